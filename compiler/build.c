@@ -256,11 +256,11 @@ final_norm(Build *b, int x, const char *name)
 	return y;
 }
 
-/* All rows, for a head that guesses, which knows them as they stand in front of the model's own head */
+/* All rows, for a head that guesses, which knows them as they stand in front of the model's own head, or of the norm there */
 static void
 hand_out(Build *b, int x)
 {
-	b->g->rows = final_norm(b, x, "rows");
+	b->g->rows = b->s->mtp.normed ? final_norm(b, x, "rows") : x;
 	b->g->hands_rows = true;
 }
 
@@ -289,7 +289,10 @@ head(Build *b, int x, int table)
 	build_at(b, "head.tied");
 	if (spec_narrow(s))
 		last = build_matmul(b, last, "embed_out", false, s->embed.width, s->hidden, "last_narrow");
-	int w = s->head.tied && !s->head.row_norm ? table : build_matrix(b, "head", s->vocab_size, s->embed.width);
+	const bool own = s->mtp.part == MTP_HEAD && s->mtp.output;
+	b->layer = own ? 0 : -1;
+	int w = !own && s->head.tied && !s->head.row_norm ? table : build_matrix(b, own ? "mtp_output" : "head", s->vocab_size, s->embed.width);
+	b->layer = -1;
 	int wb = build_bias(b, s->head.bias, "head", s->vocab_size), y = build_value(b, capped ? "logits_raw" : "logits");
 	o = OP(b, matmul, .x = last, .w = w, .b = wb, .y = y);
 	op_set_int(b->g, o, "rows", s->vocab_size);

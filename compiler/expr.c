@@ -245,14 +245,24 @@ places(Parse *s, ExprVal list, const char *words)
 	return (ExprVal){ .kind = EXPR_LIST, .n = found, .item = item };
 }
 
+/* A number as it stands, or, behind $, a key of ours */
+static bool
+place(Parse *s, const char *text, double *to)
+{
+	text += strspn(text, " ");
+	if (number_parse(text, to))
+		return true;
+	ExprVal v = *text == '$' && s->env->resolved ? s->env->resolved(s->env->user, text + 1) : null_val;
+	*to = v.num;
+	return v.kind == EXPR_NUM;
+}
+
 static ExprVal
-element(ExprVal list, const char *text)
+element(Parse *s, ExprVal list, const char *text)
 {
 	double i;
 
-	while (*text == ' ')
-		text++;
-	if (list.kind != EXPR_LIST || !number_parse(text, &i))
+	if (list.kind != EXPR_LIST || !place(s, text, &i))
 		return null_val;
 	i += i < 0 ? (double)list.n : 0;
 	return i >= 0 && i < (double)list.n ? list.item[(size_t)i] : null_val;
@@ -282,18 +292,13 @@ shares(Parse *s, ExprVal list)
 	return (ExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
-/* The first n elements of a list, n a number or, behind $, a key of ours; null: 0 */
+/* The first n elements of a list; null: 0 */
 static ExprVal
 first(Parse *s, ExprVal list, const char *text)
 {
 	double n;
 
-	text += strspn(text, " ");
-	if (!number_parse(text, &n)) {
-		ExprVal v = *text == '$' && s->env->resolved ? s->env->resolved(s->env->user, text + 1) : null_val;
-		n = v.kind == EXPR_NUM ? v.num : -1;
-	}
-	if (list.kind != EXPR_LIST || !(n >= 0))
+	if (list.kind != EXPR_LIST || !place(s, text, &n) || !(n >= 0))
 		return null_val;
 	size_t   count = n < (double)list.n ? (size_t)n : list.n;
 	ExprVal *item = NEW(s->a, ExprVal, count + 1);
@@ -421,7 +426,7 @@ primary(Parse *s)
 			ExprVal list = s->env->key ? s->env->key(s->env->user, arg) : null_val;
 			if (front || picked)
 				return front ? first(s, list, more) : pick(s, list, more);
-			return where ? places(s, list, more) : length ? count(list) : flags ? truths(s, list, more) : element(list, more);
+			return where ? places(s, list, more) : length ? count(list) : flags ? truths(s, list, more) : element(s, list, more);
 		}
 		if (layers)
 			return layers_with(s, arg);

@@ -20,7 +20,7 @@ static const char *const roles[] = {
 	"q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b", "index_q", "index_k", "index_k_norm", "index_w",
 	"ffn_norm", "gate", "up", "down", "act_p", "act_n", "ffn_out_norm", "dense_out_norm", "moe_norm", "moe_out_norm", "moe_in", "moe_out", "layer_gain",
 	"ple_embed", "ple_proj", "ple_norm", "ple_gate", "ple_out", "ple_out_norm",
-	"mtp_enorm", "mtp_hnorm", "mtp_proj", "mtp_norm",
+	"mtp_enorm", "mtp_hnorm", "mtp_proj", "mtp_norm", "mtp_output",
 	"e_stream_in", "e_stream_out", "stream_norm", "stream_router", "stream_predict", "stream_correct", "stream_gain", "laurel_a", "laurel_b", "laurel_norm",
 	"router", "router_bias", "router_norm", "expert_gain", "e_gate", "e_up", "e_down", "e_gate_b", "e_up_b", "e_down_b", "s_gate", "s_up", "s_down", "s_mix",
 	"rope_factors", "rope_factors_long", "rope_factors_short", "drop",

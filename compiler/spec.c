@@ -353,6 +353,10 @@ head_alone(const SpecTable *t, Spec *s)
 			*limits[i] += like;
 	if (BOOL(mtp_dense))
 		s->moe.layer_in = none;
+	if (s->ffn.limits) {
+		s->ffn.limits = NULL;
+		s->ffn.limit = NUM(mtp_limit);
+	}
 	StorageRule *storage = NEW(t->a, StorageRule, s->n_storage + 1);
 	for (int i = 0; i < s->n_storage; i++) {
 		storage[i] = s->storage[i];
@@ -455,6 +459,8 @@ fill_rest(const SpecTable *t, Spec *s)
 		s->eos[i] = (int32_t)t->val[K_eos].list[i];
 	s->prompt_prefix = STR(prompt);
 	s->mtp.norm = BOOL(mtp_norm);
+	s->mtp.normed = BOOL(mtp_normed);
+	s->mtp.output = BOOL(mtp_output);
 	s->mtp.part = IS(mtp_part, "rows") ? MTP_ROWS : IS(mtp_part, "head") ? MTP_HEAD : MTP_NONE;
 	if (s->mtp.part == MTP_HEAD) {
 		s->lora.path = NULL;   /* what an adapter changes reaches it by the rows */

@@ -201,7 +201,7 @@ typedef struct Spec {
 	struct { bool tied; bool row_norm; double scale, cap; bool bias; llmc_output kind; int64_t labels; } head;
 	struct { llmc_pool kind; bool normalize; } pool;
 
-	struct { MtpPart part; int layer; bool norm; } mtp; /* layer: number of the head's one layer in the checkpoint, which is layer 0 of its plan */
+	struct { MtpPart part; int layer; bool norm, normed, output; } mtp; /* layer: number of the head's one layer in the checkpoint, which is layer 0 of its plan */
 
 	Dtype   dtype;                 /* of activations, as the description says; CPU computes in f32 */
 	struct { KvType k, v; bool rotate; int window, sinks; int64_t host; } kv; /* of cached rows; latents: k and v are the same */

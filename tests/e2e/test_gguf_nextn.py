@@ -1,5 +1,6 @@
 """GGUF files that hold layers which predict further tokens: they count as blocks, lists with a number a layer go on for them, and their tensors stand behind those of
 the model. What is read of such a file is what is read of it without them."""
+import json
 import os
 import subprocess
 
@@ -7,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
+import llmc
 from golden_run import LLMC, TOLERANCE
 from test_gguf_families import FOLDER
 
@@ -15,8 +17,8 @@ CASES = {"mimo_v2": 1, "exaone_moe": 3, "hy_v3": 1, "qwen3_5": 2, "qwen3_5_moe":
          "ernie4_5_moe": 1}
 
 
-def with_one_more(source, path, like):
-    """A copy with one block more, like block `like`, and what a layer that predicts has beside"""
+def with_one_more(source, path, like, output=False):
+    """A copy with one block more, like block `like`, and what a layer that predicts has beside; output: a matrix for its logits as well"""
     r = gguf.GGUFReader(source)
     arch = r.fields["general.architecture"].contents()
     n, width = int(r.fields[f"{arch}.block_count"].contents()), int(r.fields[f"{arch}.embedding_length"].contents())
@@ -39,6 +41,8 @@ def with_one_more(source, path, like):
     for part in "enorm", "hnorm", "shared_head_norm":
         w.add_tensor(f"blk.{n}.nextn.{part}.weight", ones)
     w.add_tensor(f"blk.{n}.nextn.eh_proj.weight", np.ones((width, 2 * width), np.float32))
+    if output:
+        w.add_tensor(f"blk.{n}.nextn.shared_head_head.weight", np.ones((next(t.shape[1] for t in r.tensors if t.name == "token_embd.weight"), width), np.float32))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -56,3 +60,19 @@ def test_the_model_is_the_same(name, like, tmp_path):
     assert p.returncode == 0 and "of layers beyond the" in p.stderr, p.stderr
     got, want = np.load(out), g["logits"]
     assert got.shape == want.shape and np.abs(got - want).max() <= TOLERANCE * np.ptp(want)
+
+
+@pytest.mark.parametrize("output", [True, False])
+def test_a_head_with_an_output_of_its_own(output, tmp_path):
+    """Step 3.5's: the head's layer is the one behind the last, dense and with a window, and a text with it is the text without."""
+    path, said = str(tmp_path / "m.gguf"), []
+    with_one_more(os.path.join(FOLDER, "step3p5.gguf"), path, 1, output)
+    with llmc.Model(path, set=["mtp.part=head"], device="ref") as m:
+        names = {s["name"] for t in m.plan["tensor"] for s in t["src"]}
+    assert {"blk.4.nextn.eh_proj.weight", "blk.4.ffn_gate.weight", "blk.4.attn_gate.weight", "token_embd.weight"} <= names and not any(n.startswith("blk.") and not n.startswith("blk.4.") for n in names)
+    assert ("blk.4.nextn.shared_head_head.weight" in names, "output.weight" in names) == (output, not output)
+    for extra in [], ["--draft", "mtp"]:
+        p = subprocess.run([LLMC, "run", path, "--device", "ref", "--tokens", "3,7,11,5,3,7", "--json", "--ignore-eos", "-n", "12", *extra], capture_output=True, text=True)
+        assert p.returncode == 0, p.stderr
+        said.append(json.loads(p.stdout)["tokens"])
+    assert said[0] == said[1]

@@ -20,7 +20,7 @@ with open(os.path.join(weights.HERE, "mtp", "heads.json")) as f:
     HEADS = {h["model"]: h for h in json.load(f)}
 EVERY = "LLMC_CHECK_ALL" in os.environ
 ARCH = [a for a in ("v3", "v4", "amx") if RUNS.get(a)]
-ON = [(m, "ref", None) for m in HEADS] + [(m, "cpu", a) for m in ("glm4_moe-qk-norm", "deepseek_v3-yarn") for a in ARCH
+ON = [(m, "ref", None) for m in HEADS] + [(m, "cpu", a) for m in ("glm4_moe-qk-norm", "deepseek_v3-yarn", "step3p5-plain") for a in ARCH
                                          if EVERY or (m, a) == ("glm4_moe-qk-norm", ARCH[-1])]
 SET = ["kv.dtype=f32"]
 
@@ -80,9 +80,26 @@ def test_a_head_guesses_as_torch_does(folders, name, device, arch):
                 s.forward([(beside, [1], 1)])
 
 
-def test_a_head_is_left_out_unless_it_is_asked_for(folders, tmp_path):
+def test_a_head_that_differs_from_its_model(folders):
+    """Step 3.5's reads rows in front of norms, sees a window, has a limit and a matrix for its logits: each of them said otherwise is another head."""
+    want, path = HEADS["step3p5-plain"], folders("step3p5-plain")
+
+    def said(*change):
+        kw = dict(device="ref")
+        with llmc.Model(path, set=[*SET, *change, "mtp.part=rows"], **kw) as m, llmc.Model(path, set=[*SET, *change, "mtp.part=head"], **kw) as head:
+            _, rows = rows_of(m, want["text"][:-1])
+            with head.session(context=64, chunk=64, n_out=8) as s:
+                return np.array(s.forward_rows([(s.seq(), want["text"][1:], 3)], rows)[0])
+    near(said(), want["logits"])
+    for wrong in "mtp.limit=0", "mtp.normed=true", "mtp.output=false":
+        assert np.abs(said(wrong) - want["logits"]).max() > 1e-2 * np.abs(want["logits"]).max(), wrong
+    with pytest.raises(llmc.Error, match=r"q_proj.weight.: plan wants shape \[72, 60\], file holds \[108, 60\]"):
+        said("mtp.window=false")  # layers that see all have fewer heads
+
+
+@pytest.mark.parametrize("name", ["glm4_moe-qk-norm", "step3p5-plain"])
+def test_a_head_is_left_out_unless_it_is_asked_for(folders, name, tmp_path):
     """Without the option the plan is that of a checkpoint without such a layer; with it the model's logits have the same bits."""
-    name = "glm4_moe-qk-norm"
     path, want = folders(name), HEADS[name]
     bare = str(weights.Golden(name).build(tmp_path / "bare"))
     ids = want["text"][:-1]
@@ -99,7 +116,7 @@ def test_a_head_is_left_out_unless_it_is_asked_for(folders, tmp_path):
         plan = head.plan
         assert plan["takes_rows"] and plan["n_params"] < plans[0]["n_params"]
         names = {src["name"] for t in plan["tensor"] for src in t["src"]}
-        assert "model.layers.3.eh_proj.weight" in names and not any(n.startswith("model.layers.0.") for n in names)
+        assert f"model.layers.{weights.Golden(name).config['num_hidden_layers']}.eh_proj.weight" in names and not any(n.startswith("model.layers.0.") for n in names)
 
 
 def events(request):
@@ -112,7 +129,7 @@ def events(request):
 SETTINGS = [dict(), dict(temperature=0.8, seed=1), dict(repetition_penalty=1.2, temperature=0.4, seed=2), dict(n=3, temperature=0.9, seed=3), dict(top_k=9, temperature=1.1, seed=4)]
 
 
-@pytest.mark.parametrize("name,device", [("glm4_moe-qk-norm", "cpu"), ("deepseek_v3-yarn", "ref"), ("mimo_v2-plain", "ref"), ("qwen3_5-plain", "ref")] + [("ernie4_5_moe-plain", "ref")] * EVERY)
+@pytest.mark.parametrize("name,device", [("glm4_moe-qk-norm", "cpu"), ("deepseek_v3-yarn", "ref"), ("mimo_v2-plain", "ref"), ("qwen3_5-plain", "ref"), ("step3p5-plain", "ref")] + [("ernie4_5_moe-plain", "ref")] * EVERY)
 def test_an_engine_says_the_same(folders, name, device):
     path, want = folders(name), HEADS[name]
     options = dict(context=128, seqs=6, chunk=32, threads=1)
@@ -189,9 +206,9 @@ print(json.dumps([np.array(rows)[-1].tolist(), np.array(said).tolist(), answers,
 """
 
 
-def test_on_a_gpu(folders):
+@pytest.mark.parametrize("name", ["glm4_moe-qk-norm"] + ["step3p5-plain"] * EVERY)
+def test_on_a_gpu(folders, name):
     """The emulated one: the head's rows and logits are torch's there, and an engine says what it says without it."""
-    name = "glm4_moe-qk-norm"
     want = HEADS[name]
     p = subprocess.run([sys.executable, "-c", ON_GPU, folders(name), json.dumps(want["text"])], capture_output=True, text=True, env={**os.environ, **environment("sm_75")})
     assert p.returncode == 0, p.stderr[-3000:]

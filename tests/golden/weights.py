@@ -116,13 +116,16 @@ class Golden:
         return folder
 
 
-# How a head that guesses is stored: its layer; its own names; dense: its feed-forward is that of layer 0; windowed: its attention is that of windowed layers
+# How a head that guesses is stored: its layer; its own names; dense: its feed-forward is that of layer 0; windowed: its attention is that of windowed layers; output: its
+# logits' matrix; raw: it reads what stands in front of norms; lists: keys of the config with an element for it, which is that of layer 1
 SEPARATE = dict(layer="mtp.layers.0.", enorm="mtp.pre_fc_norm_embedding", hnorm="mtp.pre_fc_norm_hidden", proj="mtp.fc", norm="mtp.norm")
 HEADS = {
     "qwen3_next": SEPARATE, "qwen3_5": SEPARATE, "qwen3_5_moe": SEPARATE, "exaone_moe": dict(SEPARATE, dense=True),
     "mimo_v2": dict(layer="model.mtp.layers.0.", enorm="model.mtp.layers.0.enorm", hnorm="model.mtp.layers.0.hnorm", proj="model.mtp.layers.0.eh_proj", norm="model.mtp.layers.0.final_layernorm",
                     dense=True, windowed=True, renamed=("post_attention_layernorm", "pre_mlp_layernorm")),
     "ernie4_5_moe": dict(layer="model.mtp_block.0.", enorm="model.mtp_emb_norm.0", hnorm="model.mtp_hidden_norm.0", proj="model.mtp_linear_proj.0", norm=None, dense=True),
+    "step3p5": dict(layer="model.layers.5.", enorm="model.layers.5.enorm", hnorm="model.layers.5.hnorm", proj="model.layers.5.eh_proj", norm="model.layers.5.transformer.shared_head.norm",
+                    output="model.layers.5.transformer.shared_head.output", dense=True, windowed=True, raw=True, lists=("layer_types", "rope_theta", "partial_rotary_factors")),
 }
 
 
@@ -138,8 +141,13 @@ class Mtp(Golden):
         self.tensors = dict(self.tensors)
         for layer, mlp in (last, False), (0 if self.how.get("dense") else last, True):
             stem = f"model.layers.{layer}."
-            self.tensors |= {self.own_name(t[len(stem):]): s for t, s in self.tensors.items() if t.startswith(stem) and t.startswith(stem + "mlp.") == mlp}
+            self.tensors |= {self.own_name(t[len(stem):]): s for t, s in self.tensors.items()
+                             if t.startswith(stem) and t.startswith(stem + "mlp.") == mlp and not (self.how.get("dense") and t.startswith((stem + "moe.", stem + "share_expert.")))}
         self.tensors |= {self.how[k] + ".weight": [hidden] for k in ("enorm", "hnorm", "norm") if self.how[k]} | {self.how["proj"] + ".weight": [hidden, 2 * hidden]}
+        if self.how.get("output"):
+            self.tensors[self.how["output"] + ".weight"] = [self.config["vocab_size"], hidden]
+        for key in self.how.get("lists", ()):
+            self.config[key] = self.config[key][:n] + [self.config[key][1]] + self.config[key][n + 1:]
         self.copies = {}
         if self.family not in HEADS:
             self.config["num_nextn_predict_layers"] = 1
