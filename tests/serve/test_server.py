@@ -6,6 +6,7 @@ import signal
 import subprocess
 
 import pytest
+import tiny_model
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -68,6 +69,21 @@ def test_metrics_count(tiny):
     assert grown("vllm:request_success_total") == 3 and grown("vllm:generation_tokens_total") >= 10
     assert grown("tgi_batch_inference_count", method="prefill") >= 2
     assert value(after, "vllm:kv_cache_usage_perc") == 0 and value(after, "tgi_queue_size") == 0
+
+
+@pytest.mark.parametrize("base", ["qwen3_5-plain", "step3p5-plain"])
+def test_a_head_guesses_and_is_counted(serve, base, tmp_path):
+    """serve --draft mtp: the texts without it, and counts that agree with each other. How much is guessed is a matter of time."""
+    folder = tiny_model.build(tmp_path / "m", base=base, golden=tiny_model.weights.Mtp)
+    asks = [{"inputs": "hello world, hello w", "parameters": {"max_new_tokens": 40, **more}} for more in ({}, {"do_sample": True, "temperature": 0.7, "seed": 3}, {"repetition_penalty": 1.2, "stop": ["zz"]})]
+    said = []
+    for extra in ["--speculate", "0"], ["--draft", "mtp"]:
+        with serve(folder, "--device", "ref", "-t", "1", "--seqs", "4", "--set", "kv.dtype=f32", *extra) as s:
+            said.append([s.post("/generate", ask).json()["generated_text"] for ask in asks])
+            m = metrics(s)
+    assert said[0] == said[1] and len(said[0][0]) > 0
+    drafts, proposed, accepted, places = (value(m, "vllm:spec_decode_num_" + n) for n in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos"))
+    assert accepted <= proposed and drafts <= proposed and places == accepted
 
 
 def test_the_openapi_document_is_valid_and_complete(tiny):

@@ -47,12 +47,13 @@ def tokenizer():
     }
 
 
-def build(folder, context=256, base="llama-smol", padding=0, template=TEMPLATE):
-    g = weights.Golden(base)
+def build(folder, context=256, base="llama-smol", padding=0, template=TEMPLATE, golden=weights.Golden):
+    """golden: weights.Mtp for a head that guesses as well"""
+    g = golden(base)
     n = len(vocabulary()) + padding  # tokens that the tokenizer does not know
     g.config.update(vocab_size=n, max_position_embeddings=context, rope_theta=10000.0)
     for name in g.tensors:
-        if "embed" in name or "lm_head" in name:
+        if "embed_tokens" in name or "lm_head" in name or "shared_head.output" in name:
             g.tensors[name] = [n, g.tensors[name][1]]
     g.build(folder)
     for name, content in (("tokenizer.json", tokenizer()),
