@@ -17,7 +17,7 @@ CASES = weights.cases()
 ONE_EACH = {}
 for case in CASES:
     ONE_EACH.setdefault(case.split("-")[0], case)
-REFUSED = re.compile(r"parallel\.tp: (plain experts|layers that share a block)|parallel\.tp = \d+: (more ranks than the \d+ kv heads must be a multiple|.* is over all heads together|\d+ ranks would share a kv head|the \d+ value heads of a delta rule are dealt by \d+)")
+REFUSED = re.compile(r"parallel\.tp: (plain experts|layers that share a block)|parallel\.tp = \d+: (more ranks than the \d+ (heads|kv heads must be a multiple)|.* is over all heads together|\d+ ranks would share a kv head|the \d+ value heads of a delta rule are dealt by \d+)")
 ALL = os.environ.get("LLMC_CHECK_ALL")
 
 
@@ -41,7 +41,7 @@ def test_reference_over_ranks(name, tmp_path):
     if not done:
         done = split(name, tmp_path, 2, "--device", "ref")
     # one kv head that two query heads read, one key head of all value heads, no heads at all, shared blocks
-    assert done or name.startswith(("falcon", "mamba", "nemotron_h", "olmo_hybrid", "qwen3_next", "zamba2"))
+    assert done or name.startswith(("falcon", "kimi_linear-modern", "mamba", "nemotron_h", "olmo_hybrid", "qwen3_next", "zamba2"))
 
 
 @pytest.mark.sample(2)
@@ -63,7 +63,7 @@ def test_experts_dealt_whole(name, tmp_path):
             return
         except Refused as e:
             assert REFUSED.search(str(e)) or "experts are fewer" in str(e), e
-    assert False, "neither 3 nor 2 ranks take it"
+    assert name.endswith("-one"), "neither 3 nor 2 ranks take it"  # one expert
 
 
 @pytest.mark.parametrize("name", ["qwen2_moe-sparse"] + ["deepseek_v3-plain", "gpt_oss-plain", "mixtral-plain"] * bool(ALL))

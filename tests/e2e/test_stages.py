@@ -54,7 +54,7 @@ def test_every_family_over_stages(name, tmp_path):
         except Refused as e:
             if re.search(r"layers read what others made .* which lies on one rank|layers that share a block", str(e)):
                 return
-            assert "more stages than the 2 layers" in str(e) and stages == 3 or "the first stage, which has the books" in str(e), e
+            assert re.search("more stages than the 2 layers|another number of stages", str(e)) and stages == 3 or "the first stage, which has the books" in str(e), e
     else:
         return
     check(g, logits, tokens)
