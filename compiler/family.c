@@ -339,7 +339,7 @@ family_rules(SpecTable *t, const Family *f, int *n)
 
 	if (replace->str) {
 		const char *gt = strchr(replace->str, '>');
-		if (!gt || gt == replace->str) {
+		if (!gt) {
 			err_at(t->d, replace->loc, "names.replace = %s: \"OLD>NEW\" is expected", replace->str);
 		} else {
 			r.from = arena_strndup(t->a, replace->str, (size_t)(gt - replace->str));

@@ -32,6 +32,21 @@ present(const Source *s, const TensorRule *r)
 	return r && source_tensor(s, r->whole ? r->name : arena_printf(s->a, "%s.weight", r->name));
 }
 
+/* Is there a tensor of that name behind something else? */
+static bool
+elsewhere(const Source *s, const char *name)
+{
+	const char  *end = arena_printf(s->a, ".%s.weight", name);
+	const size_t n = strlen(end);
+
+	for (size_t i = 0; i < s->n_tensor; i++) {
+		const size_t k = strlen(s->tensor[i].name);
+		if (k > n && strcmp(s->tensor[i].name + k - n, end) == 0)
+			return true;
+	}
+	return false;
+}
+
 /* Names begin differently when a model was saved alone, as part of a wrapper, or without its head. */
 bool
 import_names(Source *s, const Spec *spec)
@@ -40,8 +55,10 @@ import_names(Source *s, const Spec *spec)
 	const TensorRule *head = rule_for(spec->tensor_rule, spec->n_tensor_rule, "head");
 	static const struct { const char *from, *to; } ways[] = {
 		{ "", "language_model." },               /* wrappers of old */
+		{ "", "thinker." },                      /* beside one that speaks */
 		{ "model.", "model.language_model." },   /* wrappers of today */
 		{ "model.", "language_model." },
+		{ "model.", "model.text_model." },       /* of Idefics and SmolVLM */
 		{ "model.", "" },                        /* the model without its head */
 		{ "", "model." },
 	};
@@ -65,7 +82,8 @@ import_names(Source *s, const Spec *spec)
 			const char *try = arena_printf(s->a, "%s%s", ways[i].to, name + n);
 			if (!source_tensor(s, arena_printf(s->a, "%s.weight", try)))
 				continue;
-			if (n)
+			/* where names have a prefix the head may have none: it moves as well */
+			if (n || (*prefix && head && source_tensor(s, arena_printf(s->a, "%s%s.weight", ways[i].to, head->name))))
 				source_set(s, K_names_replace, spec_quote(s->a, arena_printf(s->a, "%s>%s", ways[i].from, ways[i].to)));
 			else
 				source_set(s, K_names_prefix, spec_quote(s->a, arena_printf(s->a, "%s%s", ways[i].to, prefix)));
@@ -75,7 +93,7 @@ import_names(Source *s, const Spec *spec)
 		if (changed)
 			return true; /* the head's name may have moved too: look at it in the next round */
 	}
-	if (!spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && head && !present(s, head) && present(s, embed)) {
+	if (!spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && head && !present(s, head) && !elsewhere(s, head->name) && present(s, embed)) {
 		source_set(s, K_tied, "true"); /* a head that is not stored is the embedding */
 		return true;
 	}

@@ -90,15 +90,28 @@ load_json(Source *s, const char *path, llmc_error *err)
 	return root;
 }
 
+/* Where the language model of a wrapper stands; NULL: it is no wrapper */
+static const json_t *
+text_of(const json_t *root)
+{
+	static const char *const names[] = { "text_config", "llm_config", "language_config" };
+	const json_t *thinker = json_object_get(root, "thinker_config"); /* beside one that speaks */
+	const json_t *text = NULL;
+
+	for (size_t i = 0; !text && i < sizeof names / sizeof *names; i++)
+		text = json_object_get(thinker ? thinker : root, names[i]);
+	return json_is_object(text) ? text : NULL;
+}
+
 /* The language model of a wrapper with other parts stands in text_config; what stands around it describes those parts, but for what
  * concerns the whole model: there text_config may hold no more than defaults of its class. */
 void
 source_take_config(Source *s, const json_t *root)
 {
 	static const char *const whole[] = { "tie_word_embeddings", "eos_token_id", "bos_token_id" };
-	const json_t *text = json_object_get(root, "text_config");
+	const json_t *text = text_of(root);
 
-	if (!json_is_object(text)) {
+	if (!text) {
 		flatten(s, root, "", false, 0);
 		return;
 	}
@@ -113,7 +126,7 @@ source_take_config(Source *s, const json_t *root)
 	for (size_t i = own; i < s->n_key; i++)
 		s->key[i].used = true;
 	s->wrapper = true;
-	if (json_object_get(root, "vision_config") || json_object_get(root, "audio_config"))
+	if (json_object_get(root, "vision_config") || json_object_get(root, "audio_config") || json_object_get(root, "thinker_config"))
 		warn_at(s->d, (Loc){ 0 }, "%s: only the language model is imported, not the parts that see or hear", s->file);
 }
 

@@ -101,6 +101,36 @@ def test_a_wrapper_with_the_keys_of_others(tmp_path):
     check(g, *run(tmp_path, g, "--device", "ref"))
 
 
+def to(prefix):
+    """Names of a model as the wrapper that transformers saves has them: all behind the prefix, or what stands in "model." there and the head as it is"""
+    return lambda name: prefix + name if not prefix.startswith("model.") else prefix + name[6:] if name.startswith("model.") else name
+
+
+# how transformers 5.23 saves the wrapper of a golden's text model, or files were published; {} of these keys stand around
+WRAPPERS = [
+    ("llama-modern", "llava", to("language_model."), "text_config"), ("llama-modern", "idefics3", to("model.text_model."), "text_config"),
+    ("qwen2-windows", "llava_onevision", to("model.language_model."), "text_config"), ("qwen2-tied", "internvl_chat", to("language_model."), "llm_config"),
+    ("lfm2-plain", "lfm2_vl", to("model.language_model."), "text_config"), ("nemotron_h-plain", "nemotron_h_omni", to("language_model."), "text_config"),
+    ("qwen3_moe-renorm", "qwen3_omni_moe", to("thinker."), "thinker_config"), ("granite-plain", "granite_docling", to("model.text_model."), "text_config"),
+    ("gpt2-plain", "a_wrapper", to("language_model."), "text_config"),
+]
+
+
+@pytest.mark.parametrize("name,kind,names,key", WRAPPERS, ids=[w[1] for w in WRAPPERS])
+def test_the_language_model_of_a_wrapper(name, kind, names, key, tmp_path):
+    """Whatever sees and hears is left out; the head is found where the wrapper has put it, and is not taken for the embedding."""
+    g = weights.Golden(name)
+    text = g.config["text_config"] if "text_config" in g.config else g.config
+    text = text | {"granite_docling": {"model_type": "granite_docling_text"}, "qwen3_omni_moe": {"model_type": "qwen3_omni_moe_text"}}.get(kind, {})
+    inner = {"text_config": text, "audio_config": {"model_type": "an_ear"}} if key == "thinker_config" else text
+    config = {"model_type": kind, key: inner, "vision_config": {"model_type": "an_eye", "hidden_size": 8}, "image_token_id": 5}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    t = {names(n): weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}
+    t |= {"model.vision_tower.patch.weight": np.ones((2, 2), np.float32), "multi_modal_projector.linear.bias": np.ones(2, np.float32)}
+    weights.write_safetensors(str(tmp_path / "model.safetensors"), t, "f32")
+    check(g, *run(tmp_path, g, "--device", "ref"))
+
+
 def test_experts_in_mxfp4(tmp_path):
     """Published files of gpt-oss: blocks [experts, out, groups, 16] and scales, gate and up row by row. The same values as floats, transposed, as transformers
     writes them, give the same bits on the reference; kernels meet the blocks with rounded activations."""
