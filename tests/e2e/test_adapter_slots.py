@@ -338,7 +338,7 @@ def test_shared_experts_have_slots(tmp_path):
 
 # op, what stands in its kernel, what is put in its place
 MUTATIONS = [("lora_down", r"\(int64_t\)slot \* N", "(int64_t)0 * N"), ("lora_up", r"slot \* RANK", "0 * RANK"), ("lora_up", r"\+ \d+ \* RANK, \*in", "+ 0 * RANK, *in"),
-             ("lora_up", "k < RANK", "k < 2"), ("lora_down", "lora_slot\\(s, t\\)", "lora_slot(s, 0)")]
+             ("lora_up", r"lora_add\(e, RANK", "lora_add(e, 2"), ("lora_down", "lora_slot\\(s, t\\)", "lora_slot(s, 0)")]
 
 
 @pytest.fixture(scope="module")
