@@ -1,6 +1,8 @@
 # llmc: build, test, install. `make help` lists the targets.
 CC        ?= gcc
 BUILD     ?= build
+# one name for each object, whoever calls: what is written beside it of its headers is by that name
+override BUILD := $(patsubst $(CURDIR)/%,%,$(BUILD))
 PREFIX    ?= /usr/local
 DESTDIR   ?=
 CFLAGS    ?= -O2 -g
