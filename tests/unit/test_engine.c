@@ -20,6 +20,7 @@
 
 enum { VOCAB = 300, MOST = 256, CONTEXT = 160, CROWD = 64 };
 
+static const llmc_model *crowd_of; /* who has said what the crowd says alone */
 static llmc_model *model, *guesser; /* guesser: for it, another one where it keeps states */
 
 static llmc_model *
@@ -61,6 +62,7 @@ tear_down(void **state)
 	if (guesser != model)
 		llmc_close(guesser);
 	llmc_close(model);
+	crowd_of = NULL; /* the next model may lie where this one did */
 	return 0;
 }
 
@@ -259,7 +261,6 @@ last(Box b, int64_t id, llmc_event *ev)
 }
 
 static Ask crowd[CROWD];
-static const llmc_model *crowd_of;
 
 static void
 make_crowd(void)
