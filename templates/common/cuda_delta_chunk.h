@@ -8,44 +8,23 @@
  *              Y = g Q S + P U           four warps
  *              S = g_last S + K^T (U / g_i g_last)
  *
- * Chunks begin at multiples of C positions, which a page has, wherever a step begins: rows of a chunk that are not in the step are zeros with a decay of 1. So a state at
- * a multiple of C is the same however a prompt was cut at such positions; cut elsewhere it differs by rounding. Products are of two parts each (cuda_tf32.h), d and g are
- * products of decays, never quotients, and T is made by substitution in fp32: about 2^-20 of the largest term, as row by row.
+ * Rows of a chunk that are not in the step (cuda_chunk.h) are zeros with a decay of 1. Products are of two parts each (cuda_tf32.h), d and g are products of decays, never
+ * quotients, and T is made by substitution in fp32: about 2^-20 of the largest term, as row by row.
  *
  * Operations of a token and head, n = 32 columns, K = KD: 4 K n (K S, Q S) + 2 K n (S) + 4 C n, three times, for each of VD / n blocks; 4 C K for prep. */
 #ifndef LLMC_CUDA_DELTA_CHUNK_H
 #define LLMC_CUDA_DELTA_CHUNK_H
 
+#include "common/cuda_chunk.h"
 #include "common/cuda_delta.h"
 #include "common/cuda_tf32.h"
-
-enum { DELTA_C = 32 };
 
 /* Of the rows [n_tok, VH]: those of T and P, and { 1 / |k|, scale / |q|, decay, beta } */
 struct delta_room { float *tp; float4 *unit; };
 
-/* Part of a chunk that is in the step: local rows [from, to), of which `from` is row `row` of the step; of its sequence q */
-struct delta_part { int q, row, from, to; };
-
-DEV int
-delta_count(const llmc_step &s, int q)
-{
-	const int first = s.q_start[q], pos = s.pos[first];
-	return (pos + s.q_start[q + 1] - first - 1) / DELTA_C - pos / DELTA_C + 1;
-}
-
-/* Chunk i of sequence q's in this step */
-DEV delta_part
-delta_part_of(const llmc_step &s, int q, int i)
-{
-	const int first = s.q_start[q], pos = s.pos[first], end = pos + s.q_start[q + 1] - first, at = (pos / DELTA_C + i) * DELTA_C;
-	const int begin = max(at, pos);
-	return { q, first + begin - pos, begin - at, min(end - at, (int)DELTA_C) };
-}
-
 template <class D> struct delta_tile {
 	enum {
-		KD = D::KD, VD = D::VD, KH = D::KH, VH = D::VH, C = DELTA_C, COLS = 32, SLICES = (VD + COLS - 1) / COLS,
+		KD = D::KD, VD = D::VD, KH = D::KH, VH = D::VH, C = CHUNK, COLS = 32, SLICES = (VD + COLS - 1) / COLS,
 		KP = (KD + 7) / 8 * 8, STEPS = KP / 8, STRIDE = (KD + 31) / 32 * 32 + 8, SHORT = C + 8,
 		EACH = (STEPS + 7) / 8 /* tiles of S that a warp of eight has */
 	};
@@ -65,7 +44,7 @@ template <class D> struct alignas(16) delta_prep {
 
 	/* Rows of unit length, and how long they were */
 	__device__ __forceinline__ void
-	rows(const delta_args &in, const delta_part &at, int h)
+	rows(const delta_args &in, const chunk_part &at, int h)
 	{
 		const int lane = (int)lane_id();
 
@@ -88,7 +67,7 @@ template <class D> struct alignas(16) delta_prep {
 
 	/* One warp: a lane a row for decays and beta, then a column of d */
 	__device__ __forceinline__ float
-	decays(const delta_args &in, const delta_part &at, int h)
+	decays(const delta_args &in, const chunk_part &at, int h)
 	{
 		const int i = (int)lane_id();
 		const long long t = at.row + i - at.from;
@@ -123,7 +102,7 @@ template <class D> struct alignas(16) delta_prep {
 	}
 
 	__device__ __forceinline__ void
-	run(const delta_args &in, const delta_part &at, int h, const delta_room &to)
+	run(const delta_args &in, const chunk_part &at, int h, const delta_room &to)
 	{
 		const int lane = (int)lane_id(), warp = (int)warp_id(), g = lane >> 2, c = 2 * (lane & 3);
 		float e = 1, kk[2][4] = {}, qk[2][4] = {};
@@ -171,20 +150,11 @@ template <class D> struct alignas(16) delta_prep {
 		}
 	}
 
-	/* Chunks of the sequences behind the first n_dec, and their heads, dealt to the blocks of the grid */
+	/* Chunks and heads of prompts */
 	__device__ __forceinline__ void
 	deal(const llmc_step &s, const delta_args &in, int n_dec, int n_seq, const delta_room &to)
 	{
-		int q = n_dec, before = 0, count = n_dec < n_seq ? delta_count(s, n_dec) : 0;
-
-		for (int i = blockIdx.x; q < n_seq; i += gridDim.x) {
-			while (q < n_seq && i / T::VH - before >= count) {
-				before += count;
-				count = ++q < n_seq ? delta_count(s, q) : 0;
-			}
-			if (q < n_seq)
-				run(in, delta_part_of(s, q, i / T::VH - before), i % T::VH, to);
-		}
+		chunk_deal(s, n_dec, n_seq, T::VH, [&](const chunk_part &at, int h) { run(in, at, h, to); });
 	}
 };
 
@@ -201,7 +171,7 @@ template <class D> struct alignas(16) delta_main {
 	struct Ahead { float4 k[ROWS], q[ROWS], t, p, v; float by_k[ROWS], by_q[ROWS], e, beta; };
 
 	DEV void
-	ask(Ahead &to, const delta_args &in, const delta_room &room, const delta_part &at, int h, int col)
+	ask(Ahead &to, const delta_args &in, const delta_room &room, const chunk_part &at, int h, int col)
 	{
 		const int lane = (int)lane_id(), warp = (int)warp_id(), i = (int)threadIdx.x / 8, j = 4 * ((int)threadIdx.x % 8);
 		const int step = at.row - at.from; /* from local rows to those of the step */
@@ -281,7 +251,7 @@ template <class D> struct alignas(16) delta_main {
 
 	/* y of the chunk's rows: acc has Q S of both halves of them */
 	__device__ __forceinline__ void
-	results(float (&acc)[2][4], const delta_part &at, int h, int col, int tile, float *y) const
+	results(float (&acc)[2][4], const chunk_part &at, int h, int col, int tile, float *y) const
 	{
 		const int g = (int)lane_id() >> 2, c = col + tile * 8 + 2 * ((int)lane_id() & 3);
 
@@ -349,10 +319,10 @@ template <class D> struct alignas(16) delta_main {
 	__device__ __forceinline__ void
 	run(const llmc_step &step, const delta_args &in, const delta_room &room, int seq, int h, int col)
 	{
-		const int lane = (int)lane_id(), warp = (int)warp_id(), g = lane >> 2, c = 2 * (lane & 3), half = warp / 4, tile = warp % 4, chunks = delta_count(step, seq);
+		const int lane = (int)lane_id(), warp = (int)warp_id(), g = lane >> 2, c = 2 * (lane & 3), half = warp / 4, tile = warp % 4, chunks = chunk_count(step, seq);
 		const bool begins = step.pos[step.q_start[seq]] == 0;
 		float *state = delta_state<D>(step, in, seq, h) + col, own[T::EACH][2][4];
-		delta_part at = delta_part_of(step, seq, 0);
+		chunk_part at = chunk_part_of(step, seq, 0);
 		Ahead ahead;
 
 		ask(ahead, in, room, at, h, col);
@@ -369,12 +339,12 @@ template <class D> struct alignas(16) delta_main {
 #pragma unroll 1
 		for (int n_chunk = 0; n_chunk < chunks; n_chunk++) {
 			float acc[2][4] = {}, one[4] = {};
-			const delta_part now = at;
+			const chunk_part now = at;
 
 			take(ahead);
 			__syncthreads();
 			if (n_chunk + 1 < chunks) {
-				at = delta_part_of(step, seq, n_chunk + 1);
+				at = chunk_part_of(step, seq, n_chunk + 1);
 				ask(ahead, in, room, at, h, col);
 			}
 			/* K S, or Q S, of eight columns */

@@ -81,6 +81,22 @@ def test_selective_scan(case):
     compare("selective_scan", *O.scan(case))
 
 
+SCANS = [i for i, p in enumerate(O.SCAN) if p["n_state"] % 4 == 0 and p["n_state"] <= 256 and p["dim"] % 4 == 0]
+
+
+@pytest.mark.parametrize("case", SCANS)
+def test_selective_scan_in_chunks(case):
+    for runs, same in (CUT, True), (UNEVEN, False), (PAGES, True):
+        compare("selective_scan_mixed_sm80", *O.scan(case, CHUNK_ROWS), runs=runs if EVERY else runs[:2], same=same)
+
+
+def test_which_scans_go_in_chunks():
+    params = O.scan(1)[0]
+    assert H.accepts("selective_scan_mixed_sm80", "sm_80", params)
+    for other in dict(arch="sm_75"), dict(N_STATE=260), dict(N_STATE=18), dict(DIM=33), dict(DETERMINISTIC=1):
+        assert not H.accepts("selective_scan_mixed_sm80", other.pop("arch", "sm_90a"), params | other), other
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("case", range(len(O.CHANNELS)))
 def test_channel_scan(case):
@@ -120,15 +136,15 @@ PLANTED = {
     "delta_rule: a row too few": ("delta_rule", "if (t + 2 < end)", "if (t + 3 < end)"),
     "delta_rule: a row too many": ("delta_rule", "if (t + 2 < end)", "if (t + 1 < end)"),
     "delta_rule: the row before": ("delta_rule", "if (t + 1 < end)\n\t\t\t\t\tmake", "if (t < first)\n\t\t\t\t\tmake"),
-    "selective_scan: a state of the sequence before": ("selective_scan", "(p.s.seq[n_seq] * (long long)H", "(n_seq * (long long)H"),
+    "selective_scan: a state of the sequence before": ("selective_scan", "(s.seq[q] * (long long)D::H", "(q * (long long)D::H"),
     "selective_scan: what lay there before position 0": ("selective_scan", "!begins && r * 32", "r * 32"),
-    "selective_scan: columns behind the head's last": ("selective_scan", "if (r * 32 + lane < N && col + c < D)", "if (r * 32 + lane < N)"),
+    "selective_scan: columns behind the head's last": ("selective_scan", "if (r * 32 + lane < N && col + c < DIM)", "if (r * 32 + lane < N)"),
     "selective_scan: rows behind the head's last": ("selective_scan", "v[r] = r * 32 + (int)lane_id() < N ? x[r * 32 + lane_id()] : 0;", "v[r] = x[r * 32 + lane_id()];"),
     "selective_scan: a sum of one lane": ("selective_scan", "column_sum<COLS>(y);", "y[0];"),
     "selective_scan: another column's sum": ("selective_scan", "col + column_of<COLS>(lane)", "col + (COLS - 1 - column_of<COLS>(lane))"),
-    "selective_scan: a row too few": ("selective_scan", "if (t + 1 < end)", "if (t + 2 < end)"),
+    "selective_scan: a row too few": ("selective_scan", "t + 1 < end ? t + 1 : t", "t + 2 < end ? t + 1 : t"),
     "delta_rule: another column's sum": ("delta_rule", "column_get<COLS>(seen, c)", "column_get<COLS>(seen, 0)"),
-    "selective_scan: the group of another head": ("selective_scan", "from = h / (H / G)", "from = h % G"),
+    "selective_scan: the group of another head": ("selective_scan", "return h / (D::H / D::G);", "return h % D::G;"),
     "selective_scan: the input is not scaled": ("selective_scan", "const float add = d * row.u[c]", "const float add = row.u[c]"),
     "channel_scan: a state of the sequence before": ("channel_scan", "(p.s.seq[q] * (long long)W", "(q * (long long)W"),
     "channel_scan: what lay there before position 0": ("channel_scan", "!begins && there", "there"),
@@ -142,7 +158,7 @@ PLANTED = {
     "chunks: what lay there before position 0": ("chunks", "!begins && j < T::KD", "j < T::KD"),
     "chunks: columns behind the head's last": ("chunks", "if (j < T::KD && col + at_col < T::VD)", "if (j < T::KD)"),
     "chunks: rows behind the head's last": ("chunks", "if (j < T::KD && col + at_col < T::VD)", "if (col + at_col < T::VD)"),
-    "chunks: they begin where the step does": ("pages", "at = (pos / DELTA_C + i) * DELTA_C;", "at = pos + i * DELTA_C;"),
+    "chunks: they begin where the step does": ("pages", "at = (pos / CHUNK + i) * CHUNK;", "at = pos + i * DELTA_C;"),
     "chunks: y without its own row": ("chunks", "j <= i ? keep * qk", "j < i ? keep * qk"),
     "chunks: T of the transposed": ("chunks", "fmaf(-a[i * T::SHORT + j], t[j], sum)", "fmaf(-a[j * T::SHORT + i], t[j], sum)"),
     "chunks: decays of the row before": ("chunks", "run = r == i ? 1 : run * own;", "run = r == i ? 1 : run * e;"),
@@ -159,6 +175,30 @@ PLANTED = {
     "chunks: no wait behind the chunk before": ("chunks", "qk[2][4] = {};\n\n\t\t__syncthreads();", "qk[2][4] = {};"),
     "chunks: decode rows too": ("chunks", "delta_walk<Rule>::deal(p.s, in, N_DEC(p));", "delta_walk<Rule>::deal(p.s, in, N_SEQ(p));"),
     "chunks: no decode rows": ("chunks", "delta_walk<Rule>::deal(p.s, in, N_DEC(p));", ""),
+    "scans: a state of the sequence before": ("scans", "(s.seq[q] * (long long)D::H", "(q * (long long)D::H"),
+    "scans: what lay there before position 0": ("scans", "!begins && i < D::N", "i < D::N"),
+    "scans: columns behind the head's last": ("scans", "if (i < D::N && col + j < D::DIM)", "if (i < D::N)"),
+    "scans: rows behind the head's last": ("scans", "if (i < D::N && col + j < D::DIM)", "if (col + j < D::DIM)"),
+    "scans: they begin where the step does": ("scan pages", "at = (pos / CHUNK + i) * CHUNK;", "at = pos + i * CHUNK;"),
+    "scans: y without its own row": ("scans", "ps[n] = j + n > i ?", "ps[n] = j + n >= i ?"),
+    "scans: rows see those behind them": ("scans", "ps[n] = j + n > i ? 0 :", "ps[n] ="),
+    "scans: the input is not scaled": ("scans", "ps[n] * d_j *", "ps[n] *"),
+    "scans: the input of states is not scaled": ("scans", "left = d * fades", "left = fades"),
+    "scans: the state keeps all": ("scans", "const float keep = gain[C - 1];", "const float keep = 1;"),
+    "scans: rows do not fade behind them": ("scans", "us[n] * left;", "us[n] * d;"),
+    "scans: sums of steps in one float": ("scans", "rest += a_rest + ((l - (sum - of_a)) + (a - of_a));", ";"),
+    "scans: the group of another head": ("scans", "return h / (D::H / D::G);", "return h % D::G;"),
+    "scans: the last parts are left out": ("scans", "mma_tf32_m16n8k8(d, a.lo, b.hi, d);", ""),
+    "scans: a quarter's sums are left out": ("scans", "for (int n = 0; n < 3; n++) {\n\t\t\tconst float4 more", "for (int n = 0; n < 2; n++) {\n\t\t\tconst float4 more"),
+    "scans: no wait behind a chunk": ("scans", "float mine[4];\n\n\t\t\t__syncthreads();", "float mine[4];\n"),
+    "scans: no wait behind sums": ("scans", "results(own, mine);\n\t\t\tcp_async_wait_all();\n\t\t\t__syncthreads();", "results(own, mine);\n\t\t\tcp_async_wait_all();"),
+    "scans: B is not waited for": ("scans", "results(own, mine);\n\t\t\tcp_async_wait_all();", "results(own, mine);"),
+    "scans: C is not waited for": ("scans", "(n + 1) % 2);\n\t\t\tcp_async_wait_all();", "(n + 1) % 2);"),
+    "scans: one w": ("scans", "float u[COLS * SHORT], w[2]", "float u[COLS * SHORT], w[1]"),
+    "scans: no wait behind the sequence before": ("scan turns", "Ahead ahead;\n\n\t\t__syncthreads();", "Ahead ahead;\n"),
+    "scans: no wait behind a slab": ("scans", "n += SLAB) {\n\t\t\t__syncthreads();", "n += SLAB) {"),
+    "scans: decode rows too": ("scans", "scan_walk<Scan>::deal(p.s, in, N_DEC(p));", "scan_walk<Scan>::deal(p.s, in, N_SEQ(p));"),
+    "scans: no decode rows": ("scans", "scan_walk<Scan>::deal(p.s, in, N_DEC(p));", ""),
     "norm_gate: a group too many": ("norm_gate", "g < n; g += (long long)gridDim.x", "g <= n; g += (long long)gridDim.x"),
     "norm_gate: a sum of one lane": ("norm_gate", "warp_sum(sum) / DIM", "sum / DIM"),
     "norm_gate: an element too many": ("norm_gate", "for (int i = lane_id(); i < DIM; i += 32)\n\t\t\ty[i]", "for (int i = lane_id(); i <= DIM; i += 32)\n\t\t\ty[i]"),
@@ -174,6 +214,9 @@ def test_planted(what):
     with pytest.raises((H.Finding, AssertionError)):
         if op == "norm_gate":
             norm_gate(0, runs, (right, wrong))
+        elif op in ("scans", "scan pages", "scan turns"): # turns: sequences of one chunk, two of them a block
+            runs = {"scans": UNEVEN[1:], "scan pages": PAGES, "scan turns": [("check", "sm_90a", 1, [0, 20])]}[op]
+            compare("selective_scan_mixed_sm80", *O.scan(0, [20, 20, 20] if op == "scan turns" else CHUNK_ROWS), runs=runs, changed=(right, wrong))
         elif op in ("chunks", "pages"):
             compare("delta_rule_mixed_sm80", *O.delta(4, CHUNK_ROWS), runs=PAGES if op == "pages" else UNEVEN[1:], changed=(right, wrong))
         else:
@@ -196,6 +239,10 @@ SPILLS = [ # published shapes, and the widest that a template takes
     ("selective_scan", dict(HEADS=32, DIM=128, GROUPS=2, N_STATE=256, A_LOG=1, DT_MIN=0.0, DT_MAX=0.0)),
     ("selective_scan", dict(HEADS=112, DIM=64, GROUPS=2, N_STATE=64, A_LOG=1, DT_MIN=0.001, DT_MAX=0.0)),
     ("selective_scan", dict(HEADS=32, DIM=64, GROUPS=1, N_STATE=1024, A_LOG=0, DT_MIN=0.001, DT_MAX=0.1)),
+    ("selective_scan_mixed_sm80", dict(HEADS=128, DIM=64, GROUPS=8, N_STATE=128, A_LOG=1, DT_MIN=0.001, DT_MAX=0.0)),
+    ("selective_scan_mixed_sm80", dict(HEADS=48, DIM=64, GROUPS=1, N_STATE=128, A_LOG=1, DT_MIN=0.0, DT_MAX=0.0)),
+    ("selective_scan_mixed_sm80", dict(HEADS=32, DIM=128, GROUPS=2, N_STATE=256, A_LOG=1, DT_MIN=0.0, DT_MAX=0.0)),
+    ("selective_scan_mixed_sm80", dict(HEADS=6, DIM=20, GROUPS=2, N_STATE=12, A_LOG=0, DT_MIN=0.001, DT_MAX=0.1)),
     ("channel_scan", dict(WIDTH=8192, N_STATE=16, A_LOG=1)),
     ("channel_scan", dict(WIDTH=1536, N_STATE=64, A_LOG=0)),
     ("channel_scan", dict(WIDTH=520, N_STATE=512, A_LOG=1)),

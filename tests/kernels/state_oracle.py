@@ -67,18 +67,23 @@ def delta(case, of_rows=ROWS):
 
 
 SCAN = [dict(heads=6, dim=20, groups=2, n_state=12), dict(heads=2, dim=64, groups=1, n_state=128, dt_min=0.3, dt_max=0.9), dict(heads=3, dim=33, groups=3, n_state=17, a_log=0),
-        dict(heads=5, dim=1, groups=1, n_state=40), dict(heads=1, dim=70, groups=1, n_state=300, dt_max=1.5)]
+        dict(heads=5, dim=1, groups=1, n_state=40), dict(heads=1, dim=70, groups=1, n_state=300, dt_max=1.5), dict(heads=4, dim=80, groups=2, n_state=64),
+        dict(heads=8, dim=16, groups=8, n_state=16), dict(heads=2, dim=36, groups=1, n_state=192, dt_min=0.001)]
 
 
-def scan(case):
+def scan(case, of_rows=ROWS):
     p = dict(a_log=1, dt_min=0.0, dt_max=0.0) | SCAN[case]
     heads, dim, groups, n = (p[k] for k in ("heads", "dim", "groups", "n_state"))
     rng = np.random.default_rng(case + 50)
-    x = [rng.standard_normal((k, heads * dim + 2 * groups * n)).astype(np.float32) for k in ROWS]
-    dt = [rng.standard_normal((k, heads)).astype(np.float32) for k in ROWS]
+    x = [rng.standard_normal((k, heads * dim + 2 * groups * n)).astype(np.float32) for k in of_rows]
+    dt = [rng.standard_normal((k, heads)).astype(np.float32) for k in of_rows]
     rate, bias, skip = (rng.standard_normal(heads).astype(np.float32) for _ in range(3))
     if not p["a_log"]:
         rate = -np.abs(rate)
+    if heads > 1: # decays to nothing, and rows between that keep nearly all
+        rate[0] = np.log(60) if p["a_log"] else -60
+        for d in dt:
+            d[:, 0] = np.where(np.arange(len(d)) % 4 == 3, 1, -6)
     dt[0][0] = 40 # where softplus is its argument
     dt[1][1] = -40
     want, states = [], []
