@@ -92,7 +92,8 @@ build_init(Build *b, const Plan *plan, const BuildOptions *opt, const BuildKind 
 	TRY(build_check_folders(opt->artifact, "kernels/common/", err));
 	b->unit = calloc((size_t)plan->n_kernel + n_own + 1, sizeof *b->unit);
 	b->unit_of = calloc((size_t)plan->n_kernel + 1, sizeof *b->unit_of);
-	if (!b->unit || !b->unit_of)
+	b->order = calloc((size_t)plan->n_kernel + n_own + 1, sizeof *b->order);
+	if (!b->unit || !b->unit_of || !b->order)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", plan->n_kernel);
 	for (int i = 0; i < plan->n_kernel; i++)
 		b->unit_of[i] = add_unit(b, plan->kernel[i].file);
@@ -113,6 +114,7 @@ build_release(Build *b)
 	pthread_cond_destroy(&b->news);
 	free(b->unit);
 	free(b->unit_of);
+	free(b->order);
 }
 
 bool

@@ -29,6 +29,7 @@ typedef struct BuildOptions {
 typedef struct BuildUnit {
 	const char *file;       /* relative to the artifact, as the plan says, or one of the target's own */
 	char        key[65];    /* set by the target */
+	size_t      bytes;      /* of its source, where the target says: what is longest is compiled first */
 	Strbuf      path;       /* of the built file; "": the cache has no place for it */
 	bool        ready;
 	llmc_status status;     /* of compiling it */
@@ -54,6 +55,7 @@ typedef struct Build {
 	BuildUnit       *unit;
 	int             *unit_of;    /* [n_kernel] */
 	/* crew.c */
+	int             *order;      /* [n_unit] units as they are begun */
 	atomic_int       next;
 	pthread_mutex_t  lock;
 	pthread_cond_t   news;

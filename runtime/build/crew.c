@@ -1,5 +1,5 @@
-/* Threads that compile. They leave signals to the program's own threads, and start no more once a unit has failed: what failed
- * once fails again. */
+/* Threads that compile, long sources first, so that no long one is left alone in the end. They leave signals to the program's own
+ * threads, and start no more once a unit has failed: what failed once fails again. */
 #include <signal.h>
 
 #include "base/error.h"
@@ -12,7 +12,8 @@ crew_main(void *arg)
 {
 	Build *b = arg;
 
-	for (int i; (i = atomic_fetch_add(&b->next, 1)) < b->n_unit;) {
+	for (int n; (n = atomic_fetch_add(&b->next, 1)) < b->n_unit;) {
+		const int i = b->order[n];
 		BuildUnit *u = &b->unit[i];
 		if (u->ready)
 			continue;
@@ -32,6 +33,16 @@ crew_main(void *arg)
 	return NULL;
 }
 
+static void
+sort_units(Build *b)
+{
+	for (int i = 0, at; i < b->n_unit; i++) {
+		for (at = i; at > 0 && b->unit[b->order[at - 1]].bytes < b->unit[i].bytes; at--)
+			b->order[at] = b->order[at - 1];
+		b->order[at] = i;
+	}
+}
+
 void
 build_start(Build *b, const char *name, const char *compiler)
 {
@@ -43,6 +54,7 @@ build_start(Build *b, const char *name, const char *compiler)
 		b->todo += !b->unit[i].ready;
 	if (!b->todo)
 		return;
+	sort_units(b);
 	b->jobs = n = n > b->todo ? b->todo : n > BUILD_MAX_JOBS ? BUILD_MAX_JOBS : n;
 	log_line(b->opt.log, b->opt.log_user, LLMC_LOG_INFO, "compiling %d kernel%s for %s with %s", b->todo, b->todo == 1 ? "" : "s",
 	         name, compiler);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MAX_SOURCE = 1 << 24, MAX_HEADERS = 256 };
@@ -126,6 +127,9 @@ prepare(const Plan *plan, const BuildOptions *opt, Kernels **out, llmc_error *er
 	for (int i = 0; i < b->n_unit; i++) {
 		file_join(&k->object[i].source, opt->artifact, b->unit[i].file);
 		TRY_GOTO(object_key(k, &common, i, b->unit[i].key, err));
+		struct stat st;
+		if (stat(strbuf_str(&k->object[i].source), &st) == 0)
+			b->unit[i].bytes = (size_t)st.st_size;
 	}
 	*out = k;
 	return LLMC_OK;

@@ -295,6 +295,35 @@ any_umask_will_do(void **state)
 	assert_string_equal(said, "");
 }
 
+/* A short one fits beside what is left of the others. */
+static void
+long_sources_are_compiled_first(void **state)
+{
+	BuildOptions one_at_a_time = { .artifact = artifact, .n_jobs = 1, .log = hear };
+	char text[4000], line[600];
+	Kernels *k;
+
+	(void)state;
+	fresh();
+	snprintf(text, sizeof text, "/*%3000s*/\nvoid two(const void *s, void *const *a, int part, int n);\nvoid\ntwo(const void *s, void *const *a, int part, int n)\n"
+	         "{\n\t(void)s, (void)part;\n\t*(int *)a[0] = n;\n}\n", "");
+	put("kernels/two.c", text);
+	snprintf(line, sizeof line, "#!/bin/sh\nfor x in \"$@\"; do case \"$x\" in */one.c|*/two.c) basename \"$x\" >> %s/order;; esac; done\nexec cc \"$@\"\n", artifact);
+	put("cc", line);
+	snprintf(line, sizeof line, "%s/cc", artifact);
+	chmod(line, 0755);
+	setenv("LLMC_CC", line, 1);
+	assert_int_equal(kernels_open(&plan, &one_at_a_time, &k, NULL), LLMC_OK);
+	kernels_close(k);
+	unsetenv("LLMC_CC");
+	snprintf(line, sizeof line, "%s/order", artifact);
+	FILE *f = fopen(line, "r");
+	assert_non_null(f);
+	text[fread(text, 1, sizeof text - 1, f)] = 0;
+	fclose(f);
+	assert_string_equal(text, "two.c\none.c\n");
+}
+
 /* Threads that open two models at once are one process, and containers that share a cache have the same numbers: no two compilations
  * ever write to one name. */
 static void
@@ -599,6 +628,7 @@ main(void)
 		cmocka_unit_test(what_others_may_write_is_not_run),
 		cmocka_unit_test(folders_that_others_may_write_to),
 		cmocka_unit_test(any_umask_will_do),
+		cmocka_unit_test(long_sources_are_compiled_first),
 		cmocka_unit_test(temporary_names_are_never_used_twice),
 		cmocka_unit_test(headers_are_precompiled),
 		cmocka_unit_test(sources_that_change_meanwhile),
