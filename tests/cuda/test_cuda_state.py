@@ -195,7 +195,6 @@ PLANTED = {
     "scans: B is not waited for": ("scans", "results(own, mine);\n\t\t\tcp_async_wait_all();", "results(own, mine);"),
     "scans: C is not waited for": ("scans", "(n + 1) % 2);\n\t\t\tcp_async_wait_all();", "(n + 1) % 2);"),
     "scans: one w": ("scans", "float u[COLS * SHORT], w[2]", "float u[COLS * SHORT], w[1]"),
-    "scans: no wait behind the sequence before": ("scan turns", "Ahead ahead;\n\n\t\t__syncthreads();", "Ahead ahead;\n"),
     "scans: no wait behind a slab": ("scans", "n += SLAB) {\n\t\t\t__syncthreads();", "n += SLAB) {"),
     "scans: decode rows too": ("scans", "scan_walk<Scan>::deal(p.s, in, N_DEC(p));", "scan_walk<Scan>::deal(p.s, in, N_SEQ(p));"),
     "scans: no decode rows": ("scans", "scan_walk<Scan>::deal(p.s, in, N_DEC(p));", ""),
@@ -214,9 +213,8 @@ def test_planted(what):
     with pytest.raises((H.Finding, AssertionError)):
         if op == "norm_gate":
             norm_gate(0, runs, (right, wrong))
-        elif op in ("scans", "scan pages", "scan turns"): # turns: sequences of one chunk, two of them a block
-            runs = {"scans": UNEVEN[1:], "scan pages": PAGES, "scan turns": [("check", "sm_90a", 1, [0, 20])]}[op]
-            compare("selective_scan_mixed_sm80", *O.scan(0, [20, 20, 20] if op == "scan turns" else CHUNK_ROWS), runs=runs, changed=(right, wrong))
+        elif op in ("scans", "scan pages"):
+            compare("selective_scan_mixed_sm80", *O.scan(0, CHUNK_ROWS), runs=PAGES if op == "scan pages" else UNEVEN[1:], changed=(right, wrong))
         elif op in ("chunks", "pages"):
             compare("delta_rule_mixed_sm80", *O.delta(4, CHUNK_ROWS), runs=PAGES if op == "pages" else UNEVEN[1:], changed=(right, wrong))
         else:
