@@ -32,16 +32,17 @@ present(const Source *s, const TensorRule *r)
 	return r && source_tensor(s, r->whole ? r->name : arena_printf(s->a, "%s.weight", r->name));
 }
 
-/* Is there a tensor of that name behind something else? */
+/* Is there a tensor whose name ends as that one does, behind nothing or something else? */
 static bool
 elsewhere(const Source *s, const char *name)
 {
-	const char  *end = arena_printf(s->a, ".%s.weight", name);
+	const char  *dot = strrchr(name, '.'), *end = arena_printf(s->a, ".%s.weight", dot ? dot + 1 : name);
 	const size_t n = strlen(end);
 
 	for (size_t i = 0; i < s->n_tensor; i++) {
-		const size_t k = strlen(s->tensor[i].name);
-		if (k > n && strcmp(s->tensor[i].name + k - n, end) == 0)
+		const char  *own = s->tensor[i].name;
+		const size_t k = strlen(own);
+		if (strcmp(own, end + 1) == 0 || (k > n && strcmp(own + k - n, end) == 0))
 			return true;
 	}
 	return false;

@@ -90,17 +90,27 @@ load_json(Source *s, const char *path, llmc_error *err)
 	return root;
 }
 
+/* An object that says something, NULL where there is another thing or nothing of that name */
+static const json_t *
+part_of(const json_t *object, const char *name)
+{
+	const json_t *v = json_object_get(object, name);
+
+	return json_is_object(v) && json_object_size(v) ? v : NULL;
+}
+
 /* Where the language model of a wrapper stands; NULL: it is no wrapper */
 static const json_t *
 text_of(const json_t *root)
 {
 	static const char *const names[] = { "text_config", "llm_config", "language_config" };
-	const json_t *thinker = json_object_get(root, "thinker_config"); /* beside one that speaks */
+	const json_t *in[] = { part_of(root, "thinker_config"), root }; /* the first beside one that speaks */
 	const json_t *text = NULL;
 
-	for (size_t i = 0; !text && i < sizeof names / sizeof *names; i++)
-		text = json_object_get(thinker ? thinker : root, names[i]);
-	return json_is_object(text) ? text : NULL;
+	for (size_t k = 0; k < 2; k++)
+		for (size_t i = 0; in[k] && !text && i < sizeof names / sizeof *names; i++)
+			text = part_of(in[k], names[i]);
+	return text;
 }
 
 /* The language model of a wrapper with other parts stands in text_config; what stands around it describes those parts, but for what
@@ -126,7 +136,7 @@ source_take_config(Source *s, const json_t *root)
 	for (size_t i = own; i < s->n_key; i++)
 		s->key[i].used = true;
 	s->wrapper = true;
-	if (json_object_get(root, "vision_config") || json_object_get(root, "audio_config") || json_object_get(root, "thinker_config"))
+	if (part_of(root, "vision_config") || part_of(root, "audio_config") || part_of(root, "thinker_config"))
 		warn_at(s->d, (Loc){ 0 }, "%s: only the language model is imported, not the parts that see or hear", s->file);
 }
 

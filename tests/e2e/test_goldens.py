@@ -131,6 +131,30 @@ def test_the_language_model_of_a_wrapper(name, kind, names, key, tmp_path):
     check(g, *run(tmp_path, g, "--device", "ref"))
 
 
+@pytest.mark.parametrize("around", [
+    {"thinker_config": None}, {"thinker_config": {}}, {"thinker_config": {"audio_config": {"model_type": "an_ear"}}}, {"thinker_config": "deep", "text_config": None},
+    {"text_config": [1], "key": "language_config"}, {"text_config": {}, "key": "llm_config"}])
+def test_a_wrapper_around_nothing(around, tmp_path):
+    """Keys of other wrappers that hold nothing, or no model, hide none."""
+    g = weights.Golden("llama-modern")
+    around = dict(around)
+    key = around.pop("key", "llm_config" if "text_config" in around else "text_config")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "a_wrapper", key: g.config} | around))
+    weights.write_safetensors(str(tmp_path / "model.safetensors"), {"language_model." + n: weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}, "f32")
+    check(g, *run(tmp_path, g, "--device", "ref"))
+
+
+@pytest.mark.parametrize("head", ["lm_head.weight", "talker.lm_head.weight"])
+def test_a_head_that_stands_alone(head, tmp_path):
+    """Beside a model behind a prefix it may be another's: it is not left out for the embedding."""
+    g = weights.Golden("llama-modern")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "a_wrapper", "text_config": g.config}))
+    t = {head if n == "lm_head.weight" else "language_model." + n: weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}
+    weights.write_safetensors(str(tmp_path / "model.safetensors"), t, "f32")
+    with pytest.raises(Refused, match="language_model.lm_head.weight is missing"):
+        run(tmp_path, g, "--device", "ref")
+
+
 def test_experts_in_mxfp4(tmp_path):
     """Published files of gpt-oss: blocks [experts, out, groups, 16] and scales, gate and up row by row. The same values as floats, transposed, as transformers
     writes them, give the same bits on the reference; kernels meet the blocks with rounded activations."""
