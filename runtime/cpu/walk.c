@@ -270,11 +270,22 @@ walk(void *user, int part, int n_parts)
 	}
 }
 
+/* No sequence of the step has an adapter. */
+static bool
+is_plain(const Session *s)
+{
+	bool plain = true;
+
+	for (int32_t i = 0; i < s->size->n_seq; i++)
+		plain &= s->adapter[s->step_seq[i]] < 0;
+	return plain;
+}
+
 llmc_status
 cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 {
 	CpuSession *c = s->on;
-	Walk w = { s, c, &c->phase[phase], !s->probe };
+	Walk w = { s, c, &c->phase[phase], !s->probe && is_plain(s) };
 	const PlanBuffer *b = &s->plan->buffer[s->plan->logits];
 
 	c->n_walk++;
@@ -284,8 +295,6 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 		.prefix_len = s->prefix_len, .out_row = s->out_row, .block_table = s->block_table, .block_stride = s->kv.stride,
 		.seq = s->step_seq, .adapter = s->adapter,
 	};
-	for (int32_t i = 0; i < s->size->n_seq; i++)
-		w.plain &= s->adapter[s->step_seq[i]] < 0;
 	c->window = c->step;
 	c->window.block_table += s->kv.max_page;
 	if (s->size->n_tok <= ROPE_ALONE)
@@ -329,6 +338,8 @@ walk_timed(void *user, int part, int n_parts)
 	if (part == 0)
 		then = clock_now();
 	for (int i = 0; i < t->walk.phase->n_step; i++) {
+		if (t->walk.phase->step[i].slots && t->walk.plain)
+			continue;
 		run_step(&t->walk, &t->walk.phase->step[i], part, n_parts);
 		threads_barrier(t->walk.s->threads);
 		if (part)
@@ -354,7 +365,7 @@ cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *
 {
 	CpuSession *c = s->on;
 	const PhaseRun *ph = &c->phase[phase];
-	TimedWalk t = { .walk = { .s = s, .c = c, .phase = ph } };
+	TimedWalk t = { .walk = { .s = s, .c = c, .phase = ph, .plain = is_plain(s) } };
 
 	t.seconds = calloc((size_t)ph->n_step * ROUNDS, sizeof *t.seconds);
 	if (!t.seconds)
@@ -374,10 +385,10 @@ cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *
 	for (int i = 0; i < ph->n_step; i++) {
 		const PlanStep *st = ph->step[i].step;
 		llmc_op_time told = { .op = op_info[st->op].name };
-		bool seen = false;
+		bool seen = ph->step[i].slots && t.walk.plain; /* what was passed over took nothing */
 		for (int j = 0; j < ph->n_step && !seen; j++) {
 			const PlanStep *other = ph->step[j].step;
-			if (other->op != st->op || other->kernel != st->kernel)
+			if (other->op != st->op || other->kernel != st->kernel || (ph->step[j].slots && t.walk.plain))
 				continue;
 			seen = j < i;
 			told.seconds += t.seconds[j * ROUNDS + t.round / 2];

@@ -66,15 +66,16 @@ cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error 
 
 	if (c->s->comm)
 		return error_set(err, LLMC_E_MISSING, "single ops are not measured while GPUs share a model: they wait for each other");
-	int64_t rows = c->s->size->n_tok;
+	const int64_t rows = c->s->size->n_tok;
+	const bool    adapted = cuda_has_adapter(s);
 
 	for (int i = 0; i < n_step; i++) {
 		const CudaStep *k = cuda_step_for(c, phase, i, rows);
 		llmc_op_time t = { .op = op_info[k->step->op].name, .library = phase == 1 && cuda_lt_choice(c, k, rows) };
-		bool seen = false;
+		bool seen = k->slots && !adapted; /* what was passed over took nothing */
 		for (int j = 0; j < n_step; j++) {
 			const CudaStep *other = cuda_step_for(c, phase, j, rows);
-			if (other->kernel != k->kernel)
+			if (other->kernel != k->kernel || (other->slots && !adapted))
 				continue;
 			seen = seen || j < i;
 			session_op_cost(s, other->step, &t);

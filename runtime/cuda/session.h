@@ -149,6 +149,7 @@ llmc_status cuda_graph(CudaSession *c, int bucket, bool pick, bool adapted, llmc
 llmc_status cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);
 /* For it: the step of op i as it is launched for so many rows, and the launches of one kernel of the step that ran last */
 CudaStep   *cuda_step_for(CudaSession *c, int phase, int i, int64_t rows);
+bool        cuda_has_adapter(const Session *s); /* a sequence of the step */
 llmc_status cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error *err);
 
 /* peers.c: ranks on GPUs. The window's place in the state (false: more ranks than it is made for), and its flags at zero */

@@ -329,7 +329,7 @@ launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sy
 {
 	for (int i = 0; i < c->s->plan->phase[phase].n_step; i++) {
 		CudaStep *k = cuda_step_for(c, phase, i, sym[SYM_n_tok]);
-		if (only ? k->kernel != only : k->slots && !c->adapted)
+		if ((only && k->kernel != only) || (k->slots && !c->adapted))
 			continue;
 		llmc_status status = cuda_launch_kernel(c, k, sym, phase == 0 ? NULL : cuda_lt_choice(c, k, sym[SYM_n_tok]), false, err);
 		if (status != LLMC_OK) {
@@ -345,8 +345,8 @@ launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sy
 	return LLMC_OK;
 }
 
-static bool
-has_adapter(const Session *s)
+bool
+cuda_has_adapter(const Session *s)
 {
 	bool any = false;
 
@@ -362,7 +362,7 @@ cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
 	int64_t sym[SYM_COUNT];
 
 	cuda_symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
-	c->adapted = has_adapter(c->s);
+	c->adapted = c->s->probe || cuda_has_adapter(c->s); /* a probe is told of all steps, as on processors */
 	TRY(launch_begin(c, st->n_tok, err));
 	TRY(launch_phase(c, phase, NULL, sym, c->s->probe != NULL, err));
 	return pick ? launch_sample(c, st->n_out, err) : LLMC_OK;
@@ -375,6 +375,7 @@ cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error 
 	int64_t sym[SYM_COUNT];
 
 	cuda_symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
+	c->adapted = cuda_has_adapter(c->s);
 	return launch_phase(c, phase, only, sym, false, err);
 }
 
@@ -424,7 +425,7 @@ llmc_status
 cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
-	const bool  adapted = c->skips && has_adapter(c->s);
+	const bool  adapted = c->skips && cuda_has_adapter(c->s);
 	int b = 0;
 
 	while (b + 1 < c->n_bucket && c->bucket[b] < rows)

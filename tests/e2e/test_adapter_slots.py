@@ -19,6 +19,7 @@ DENSE = ["llama-all", "llama-some", "qv-rslora", "phi3-stacks", "gpt2-stack", "d
 ON = [("ref", None)] + [("cpu", a) for a in ("v4", "generic", "amx") if RUNS.get(a)]
 SLOTS = ["adapters.slots=3", "adapters.rank=8", "kv.dtype=f32"]
 BASE = "llama-modern"
+BEST = [a for a in ("generic", "v3", "v4") if RUNS.get(a)][-1]
 
 
 def logits(session, chunks):
@@ -259,6 +260,22 @@ def test_on_a_gpu(base, tmp_path):
     got = np.load(out)
     for i, want in enumerate((peft("llama-all"), g.logits, peft("llama-some"))):
         assert np.abs(got[f"arr_{i}"] - want).max() < 5e-3 * np.abs(want).max(), (i, np.abs(got[f"arr_{i}"] - want).max())
+
+
+def shown(folder, where, command, *args):
+    p = subprocess.run([LLMC, command, str(folder), *where, *args, "--set", "adapters.slots=2", "--set", "adapters.rank=8", "--json"], capture_output=True, text=True, env={**os.environ, **environment("sm_75")})
+    assert p.returncode == 0, p.stderr
+    return json.loads(p.stdout)
+
+
+@pytest.mark.parametrize("where", [["--arch", BEST], ["--device", "cuda", "--arch", "sm_75"]], ids=["cpu", "gpu"])
+def test_what_is_passed_over_takes_no_time(base, where):
+    """Where no sequence has an adapter its ops do not run: times have none of them, while verify looks at what they would make, too."""
+    for row in shown(base[0], where, "bench", "-p", "3", "-n", "2", "-r", "1", "--ops")["results"]:
+        ops = [o["op"] for o in row["ops"]]
+        assert ops and not [o for o in ops if o.startswith("lora")], ops
+    values = {v["value"] for v in shown(base[0], where, "verify", "--tokens", "3,4,5")["rows"] if v["op"] == "lora_up"}
+    assert values, where
 
 
 LATENT_ON_GPU = """
