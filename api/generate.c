@@ -103,7 +103,8 @@ forward(Generate *g, llmc_seq q, int32_t id, int32_t room, int32_t *guesses, llm
 	*guesses = 0;
 	g->fed[g->n_again] = id;
 	if (g->draft) {
-		int32_t rows = g->s->most_rows - 1 - g->n_again;
+		const int32_t before = session_seq_len(g->s->s, q); /* draft_rows counts on no fewer of them than rows */
+		int32_t rows = (g->s->most_rows < before ? g->s->most_rows : before) - 1 - g->n_again;
 		if (g->p.speculate > 0 && g->p.speculate < rows)
 			rows = g->p.speculate;
 		draft_look_up(g->draft, of, g->text, g->n_text, rows < room ? rows : room);

@@ -306,7 +306,7 @@ drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int
 	rows = rows < room ? rows : room;
 	if (of->eager)
 		run = rows;
-	else if (texts >= 1 && texts <= DRAFT_TEXTS && of->plain[texts].s > 0)
+	else if (room > 0 && texts >= 1 && texts <= DRAFT_TEXTS && of->plain[texts].s > 0)
 		run = hand_out(of, d, n, texts, again, rows, texts / base_time(of, texts, again) * MARGIN);
 	hand_out(of, d, n, texts, again, run, 0);
 }
@@ -326,7 +326,7 @@ draft_model_most(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t
 
 	if (n >= 1 && of->eager)
 		return most < room / n ? most : room / n;
-	if (n < 1 || texts > DRAFT_TEXTS || of->plain[texts].s <= 0)
+	if (n < 1 || room < n || texts > DRAFT_TEXTS || of->plain[texts].s <= 0) /* texts that come back from host memory stand beside rows that run again */
 		return 0;
 	double expect = texts, odds[DRAFT_TEXTS], best = texts / base_time(of, texts, again) * MARGIN;
 	for (int32_t i = 0; i < n; i++)

@@ -45,7 +45,7 @@ typedef struct Draft {
 	float    odds_at[DRAFT_MOST];       /* of all up to here being right */
 } Draft;
 
-/* Rows of a step that one sequence of this model may have with guesses and keep the bits of single rows; 1: no guesses. */
+/* Rows of a step that one sequence of this model may have with guesses and keep the bits of single rows, where no fewer positions are before them; 1: no guesses. */
 int32_t draft_rows(const Plan *p);
 
 Draft  *draft_new(int32_t room); /* NULL: out of memory */

@@ -607,8 +607,10 @@ sched_guess(Sched *s, int32_t i, const int32_t *tok, int32_t n)
 
 	n = n < room ? n : room;
 	n = n < spare ? n : spare;
-	if (s->lim.guess_rows && n > s->lim.guess_rows - own)
-		n = s->lim.guess_rows - own;
+	if (s->lim.guess_rows) {
+		const int32_t most = s->lim.guess_rows < c->n_done ? s->lim.guess_rows : c->n_done;
+		n = n < most - own ? n : most - own;
+	}
 	for (; n > 0; n--) {
 		s->add[i] = own + n;
 		if (pages_left(s) >= 0)

@@ -46,7 +46,7 @@ typedef struct SchedLimits {
 	bool    no_prefix;
 	bool    borders;            /* a prefix ends where a step has ended: a piece of a prompt ends at its last border of pages, one before it at any border; less than a page left of a step is no other prompt's, unless that ends in it */
 	bool    states;             /* a sequence can be trimmed to where it was marked, and nowhere else */
-	int32_t guess_rows;         /* of a chunk with guesses; 0: no bound */
+	int32_t guess_rows;         /* of a chunk with guesses, which has no more than there are positions before it either; 0: no bound */
 } SchedLimits;
 
 typedef enum SchedState { SEQ_NEW, SEQ_RUNNING, SEQ_PREEMPTED, SEQ_DONE } SchedState;

@@ -56,6 +56,15 @@ set_up_states(void **state)
 }
 
 static int
+set_up_latents(void **state)
+{
+	(void)state;
+	model = opened("tests/unit/tiny_latents.yaml");
+	guesser = opened("configs/tiny.yaml");
+	return !model || !guesser;
+}
+
+static int
 tear_down(void **state)
 {
 	(void)state;
@@ -587,6 +596,106 @@ guesses_change_nothing(void **state)
 	close_engine(b);
 }
 
+/* Texts of which fewer tokens are there than a step may have rows: those stay in the form of single ones, also where they run again. */
+static void
+short_texts_keep_their_form(void **state)
+{
+	static Said off[CHOICES], on[CHOICES];
+	llmc_engine_options none = LLMC_INIT(llmc_engine_options);
+	Teller t = { .said = off, .random = 77 };
+
+	(void)state;
+	none.speculate = -1;
+	Box a = open_engine(4, 40, 0, &none), b = open_engine(4, 40, 0, NULL);
+	engine_set_guess(b.e, tell, &t);
+	for (int32_t n = 1; n <= 24; n++) {
+		Ask k = greedy_ask(88172645463325252u + (uint64_t)n, 1 + n % 6, 24, true);
+		llmc_request q = request(&k);
+		q.logprobs = true;
+		t.n_prompt = k.n_prompt;
+		gather(a, &q, off);
+		gather(b, &q, on);
+		assert_int_equal(on[0].n, off[0].n);
+		assert_memory_equal(on[0].tok, off[0].tok, (size_t)on[0].n * sizeof *on[0].tok);
+		assert_memory_equal(on[0].logprob, off[0].logprob, (size_t)on[0].n * sizeof *on[0].logprob);
+	}
+	assert_true(counts(b).accepted > 100);
+	close_engine(a);
+	close_engine(b);
+}
+
+/* What the texts of the crowd that begin so say next, with errors; wrong of five */
+typedef struct Rumour { uint64_t random; uint32_t wrong; } Rumour;
+
+static int32_t
+rumour(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
+{
+	Rumour *t = user;
+
+	for (int k = 0; k < CROWD; k++) {
+		const Ask *a = &crowd[k];
+		const int32_t at = n - a->n_prompt;
+		if (at < 0 || at > a->n_want || memcmp(a->prompt, tok, (size_t)a->n_prompt * sizeof *tok) || memcmp(a->want, tok + a->n_prompt, (size_t)at * sizeof *tok))
+			continue;
+		most = (int32_t)roll(&t->random, (uint32_t)most + 1);
+		for (int32_t i = 0; i < most; i++)
+			out[i] = roll(&t->random, 5) >= t->wrong && at + i < a->n_want ? a->want[at + i] : (int32_t)roll(&t->random, VOCAB);
+		return most;
+	}
+	return 0;
+}
+
+/* Guesses, right and wrong, in steps of many texts: fewer marks than texts, little room, chunks of fewer tokens than run again, cancelled and preempted ones. */
+static void
+a_crowd_guesses(void **state)
+{
+	static const struct { int32_t seqs, chunk, n_out, marks; int64_t kv, swap; uint32_t wrong; bool no_prefix; } with[] = {
+		{ 8, 40, 0, 0, 3 * CONTEXT, 0, 1, false }, { 8, 24, 0, 2, 192, 1 << 20, 1, false }, { 6, 10, 9, 3, 256, 1 << 20, 2, false }, { 3, 40, 0, 0, 224, 0, 1, true },
+		{ 1, 40, 3, 0, CONTEXT, 0, 2, false },
+	};
+
+	(void)state;
+	make_crowd();
+	for (size_t w = 0; w < sizeof with / sizeof *with; w++) {
+		llmc_engine_options o = LLMC_INIT(llmc_engine_options);
+		llmc_limits l = LLMC_INIT(llmc_limits);
+		Rumour t = { .random = 991 + w, .wrong = with[w].wrong };
+		llmc_error err;
+		int64_t id[CROWD];
+		char why[256];
+		Box b;
+		o.limits = &l;
+		o.swap_bytes = with[w].swap;
+		o.no_prefix_cache = with[w].no_prefix;
+		l.context = CONTEXT;
+		l.seqs = with[w].seqs;
+		l.chunk = with[w].chunk;
+		l.n_out = with[w].n_out;
+		l.marks = with[w].marks;
+		l.kv_tokens = with[w].kv;
+		l.n_threads = 2;
+		llmc_limits lim = engine_limits(model->plan, &o);
+		if (llmc_session_open(model, &lim, &b.s, &err) != LLMC_OK || engine_open(b.s->s, NULL, &o, &b.e, &err) != LLMC_OK)
+			fail_msg("%s", err.text);
+		engine_set_check(b.e);
+		engine_set_guess(b.e, rumour, &t);
+		engine_pause(b.e, true);
+		for (int i = 0; i < CROWD; i++) {
+			llmc_request r = request(&crowd[i]);
+			id[i] = submit(b, &r);
+		}
+		engine_pause(b.e, false);
+		for (int i = 0; i < CROWD; i++)
+			if (!follow(b, id[i], &crowd[i], i % 5 == 3 ? i % 17 : -1, why, sizeof why))
+				fail_msg("engine %zu: %s", w, why);
+		llmc_counts n = counts(b);
+		print_message("%llu steps, %llu preemptions, %llu swaps, %llu of %llu guesses right, %llu of %llu prompt tokens cached\n", (unsigned long long)n.steps, (unsigned long long)n.preemptions,
+		              (unsigned long long)n.swaps_in, (unsigned long long)n.accepted, (unsigned long long)n.drafted, (unsigned long long)n.prefix_hits, (unsigned long long)n.prefix_queries);
+		assert_true(n.accepted > 20 && n.drafted > n.accepted);
+		close_engine(b);
+	}
+}
+
 /* The model, or another one, guesses for it, from a session with room for two texts of eight: whoever finds room or not, is cancelled or preempted, all say what they say alone. */
 static void
 a_second_model_changes_nothing(void **state)
@@ -671,6 +780,29 @@ what_came_before_is_guessed_again(void **state)
 	draft_look_up(d, &of, tok, N, DRAFT_MOST);
 	assert_true(d->odds_at[0] < 0.3f);
 	draft_free(d);
+}
+
+/* A step may hold more rows that run again than are measured, where texts have come back beside them: none is put behind those. */
+static void
+full_steps_have_no_guesses(void **state)
+{
+	Draft *d[DRAFT_TEXTS];
+	Drafter of = { .states = true, .model_idle = 99 };
+
+	(void)state;
+	for (int i = 0; i < DRAFT_TEXTS; i++) {
+		assert_non_null(d[i] = draft_new(64));
+		draft_from_model(d[i], &of, 4);
+	}
+	for (int32_t rows = 1; rows <= DRAFT_ROWS; rows++)
+		drafter_measured(&of, rows, false, 1);
+	assert_int_equal(draft_model_most(&of, d, DRAFT_TEXTS, DRAFT_TEXTS, 30, 4), 0);
+	assert_int_equal(of.model_idle, 99);
+	drafter_choose(&of, d, DRAFT_TEXTS, DRAFT_TEXTS, 30, 4);
+	for (int i = 0; i < DRAFT_TEXTS; i++) {
+		assert_int_equal(d[i]->run, 0);
+		draft_free(d[i]);
+	}
 }
 
 /* Rows of latent attention must stay in the form of single rows. */
@@ -1173,8 +1305,10 @@ main(void)
 		cmocka_unit_test(masks_ahead_change_nothing),
 		cmocka_unit_test(choices_draw_with_their_own_seeds),
 		cmocka_unit_test(guesses_change_nothing),
+		cmocka_unit_test(a_crowd_guesses),
 		cmocka_unit_test(a_second_model_changes_nothing),
 		cmocka_unit_test(what_came_before_is_guessed_again),
+		cmocka_unit_test(full_steps_have_no_guesses),
 		cmocka_unit_test(some_models_guess_less),
 		cmocka_unit_test(logprobs_are_those_of_the_logits),
 		cmocka_unit_test(the_queue_and_the_cache_have_bounds),
@@ -1191,10 +1325,18 @@ main(void)
 	const struct CMUnitTest with_states[] = {
 		cmocka_unit_test(a_crowd_answers_as_each_alone),
 		cmocka_unit_test(guesses_change_nothing),
+		cmocka_unit_test(a_crowd_guesses),
 		cmocka_unit_test(a_second_model_changes_nothing),
 		cmocka_unit_test(a_sequence_moves_to_another_session),
 	};
 
-	const int failed = cmocka_run_group_tests(tests, set_up, tear_down);
-	return failed ? failed : cmocka_run_group_tests(with_states, set_up_states, tear_down);
+	/* rows of a prompt may take another form of attention than single ones, so that texts are not those of other chunks */
+	const struct CMUnitTest with_latents[] = {
+		cmocka_unit_test(guesses_change_nothing),
+		cmocka_unit_test(short_texts_keep_their_form),
+	};
+
+	int failed = cmocka_run_group_tests(tests, set_up, tear_down);
+	failed = failed ? failed : cmocka_run_group_tests(with_states, set_up_states, tear_down);
+	return failed ? failed : cmocka_run_group_tests(with_latents, set_up_latents, tear_down);
 }

@@ -250,6 +250,8 @@ guesses_are_the_heads(void **state)
 			bool    wrong = false;
 			if (most > draft_rows(model->plan) - again - 1)
 				most = draft_rows(model->plan) - again - 1;
+			if (most > k - 1 - again - (again + 1)) /* no more rows than positions before them */
+				most = k - 1 - again - (again + 1);
 			for (int32_t g = 0; g < most; g++) {
 				const int32_t from = g ? k - 1 + g : read, count = g ? 1 : k - 1 - read;
 				llmc_chunk c = { .seq = h, .tok = g ? &id : text + from + 1, .n_tok = count, .n_out = 1 };

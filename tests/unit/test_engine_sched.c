@@ -99,6 +99,14 @@ fake_trim(void *user, llmc_seq q, int32_t len)
 	kv_seq_trim(&((Fake *)user)->kv, q, len);
 }
 
+static bool
+fake_mark(void *user, llmc_seq q, bool on)
+{
+	if (!on)
+		kv_seq_unmark(&((Fake *)user)->kv, q);
+	return on && kv_seq_mark(&((Fake *)user)->kv, q);
+}
+
 static int64_t
 fake_need(void *user, const llmc_seq *q, const int32_t *add, size_t n)
 {
@@ -280,7 +288,7 @@ typedef struct Sim {
 	uint64_t  step, n_done, n_cancelled, slowest, n_guessed, n_right;
 } Sim;
 
-static const SchedOps ops = { .seq_new = fake_new, .seq_fork = fake_fork, .seq_free = fake_free, .seq_trim = fake_trim, .pages_need = fake_need,
+static const SchedOps ops = { .seq_new = fake_new, .seq_fork = fake_fork, .seq_free = fake_free, .seq_trim = fake_trim, .seq_mark = fake_mark, .pages_need = fake_need,
 	.pages_free = fake_pages, .prefix_find = fake_find, .prefix_keep = fake_keep, .here = fake_here, .save = fake_save, .load = fake_load,
 	.drop = fake_drop };
 
@@ -380,7 +388,7 @@ step(Sim *m)
 {
 	uint32_t state[16][1 + GUESSES];
 	SchedSeq *who[16], *ran[16];
-	bool guesses = roll(&m->f, 2) && !m->s->lim.borders;
+	bool guesses = roll(&m->f, 2) && (!m->s->lim.borders || m->s->lim.states);
 	int32_t n = sched_plan(m->s), n_tok = 0, n_out = 0;
 
 	/* a step without work while there is some would be for ever */
@@ -441,6 +449,7 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 	m->f.late.group = m->f.kv.host.n_moved = m->f.kv.host.waited = (uint32_t)-1000; /* numbers come round */
 	if (!lim.no_prefix)
 		assert_int_equal(kv_prefix_open(&m->f.kv, NULL), LLMC_OK);
+	assert_int_equal(kv_marks_open(&m->f.kv, lim.states ? (lim.seqs + 1) / 2 : 0, NULL), LLMC_OK); /* fewer than would guess */
 	assert_int_equal(sched_open(&lim, &o, &m->s, NULL), LLMC_OK);
 	for (int i = 0; i < steps; i++) {
 		while (m->n_live < busy && roll(&m->f, 4) == 0)
@@ -492,6 +501,12 @@ random_requests_answer_as_alone(void **state)
 		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 44 }, 2, 10, 0, 2, 60 },
 		{ { .seqs = 8, .chunk = 40, .n_out = 6, .prefill = 33, .pages = 40, .borders = true }, 3, 12, 3, 0, 0 },
 		{ { .seqs = 8, .chunk = 24, .n_out = 4, .prefill = 20, .pages = 40, .borders = true }, 3, 12, 3, 0, 0 },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .borders = true, .states = true, .guess_rows = 16 }, 3, 16, 3, 0, 0 },
+		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .borders = true, .states = true, .guess_rows = 9 }, 2, 12, 4, 0, 0 },
+		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 36, .borders = true, .states = true, .guess_rows = 16 }, 2, 12, 3, 1, 0 },
+		{ { .seqs = 4, .chunk = 13, .n_out = 7, .prefill = 11, .pages = 40, .borders = true, .states = true, .guess_rows = 16 }, 3, 12, 3, 0, 0 },
+		{ { .seqs = 8, .chunk = 12, .n_out = 9, .prefill = 3, .pages = 16, .borders = true, .states = true, .guess_rows = 16 }, 2, 12, 4, 0, 0 },
+		{ { .seqs = 6, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 12, .borders = true, .states = true, .guess_rows = 16, .no_prefix = true }, 3, 14, 3, 0, 0 },
 	};
 	static Sim m;
 	uint64_t preempted = 0, saved = 0, hits = 0, guessed = 0, right = 0, out = 0, in = 0, waited = 0;
@@ -509,11 +524,13 @@ random_requests_answer_as_alone(void **state)
 		out += m.f.kv.host.n_out;
 		in += m.f.kv.host.n_in;
 		waited += (uint64_t)m.f.late.n_waited;
-		print_message("%zu: %llu answered, %llu cancelled, %llu preempted, %llu loaded, %llu cached, at most %llu steps\n", i,
+		print_message("%zu: %llu answered, %llu cancelled, %llu preempted, %llu loaded, %llu cached, %llu of %llu guesses right, at most %llu steps\n", i,
 		              (unsigned long long)m.n_done, (unsigned long long)m.n_cancelled, (unsigned long long)m.s->n_preempted,
-		              (unsigned long long)m.s->n_loaded, (unsigned long long)m.s->prefix_hits, (unsigned long long)m.slowest);
+		              (unsigned long long)m.s->n_loaded, (unsigned long long)m.s->prefix_hits, (unsigned long long)m.n_right, (unsigned long long)m.n_guessed,
+		              (unsigned long long)m.slowest);
 		assert_true(m.n_done > 100);
-		assert_true((!with[i].lim.borders && !with[i].windows) || m.s->prefix_hits > 500);
+		assert_true((!with[i].lim.borders && !with[i].windows) || with[i].lim.no_prefix || m.s->prefix_hits > 500);
+		assert_true(!with[i].lim.states || (m.n_right > 200 && m.n_guessed > m.n_right + 200));
 		assert_true(!with[i].windows || m.f.n_dropped > 200);
 		sched_close(m.s);
 		kv_release(&m.f.kv);
