@@ -24,12 +24,6 @@ typedef struct Build {
 	int         n_arranged;
 } Build;
 
-static inline bool
-same_word(const char *a, const char *b)
-{
-	return a == b || (a && b && strcmp(a, b) == 0);
-}
-
 /* build_ops.c */
 int build_value(Build *b, const char *name);
 int build_matrix(Build *b, const char *role, int64_t rows, int64_t cols);

@@ -86,6 +86,27 @@ build_dense(Build *b, int h)
 	return build_scaled(b, y, s->ffn.out_scale, s->hidden, "ffn_out_scaled");
 }
 
+/* x for experts whose columns lie in an order of each one's own: a row for each choice; *spread: rows of a token */
+static int
+arrange_experts(Build *b, int x, int id, int64_t width, int64_t *spread)
+{
+	const Spec *s = b->s;
+	const StorageRule up = spec_storage(s, "e_up", b->layer), gate = s->moe.plain ? up : spec_storage(s, "e_gate", b->layer);
+
+	*spread = 1;
+	if (!same_word(gate.order, up.order))
+		err_at(b->g->diag, b->loc, "storage.rules: e_gate and e_up of layer %d read one x, so they have one order or none", b->layer);
+	if (!up.order)
+		return x;
+	int order = build_expert_orders(b->g, up.order, b->layer, s->moe.n_experts, width, b->loc), y = build_value(b, "expert_x");
+	Op *o = OP(b, arrange_experts, .x = x, .id = id, .order = order, .y = y);
+	op_set_int(b->g, o, "n_experts", s->moe.n_experts);
+	op_set_int(b->g, o, "top_k", s->moe.top_k);
+	op_set_int(b->g, o, "width", width);
+	*spread = s->moe.top_k;
+	return y;
+}
+
 int
 build_moe(Build *b, int h, int x)
 {
@@ -136,6 +157,8 @@ build_moe(Build *b, int h, int x)
 		weights = one;
 		build_at(b, "moe.n_experts");
 	}
+	int64_t spread;
+	in = arrange_experts(b, in, id, row, &spread);
 	/* relu2(u) = relu(u) u: where there is no gate, up is it, and kernels find each row of it twice in their nearest cache */
 	int gate = s->moe.plain ? -1 : build_experts(b->g, "e_gate", b->layer, n, width, row, b->loc);
 	int up = build_experts(b->g, "e_up", b->layer, n, width, row, b->loc);
@@ -153,6 +176,7 @@ build_moe(Build *b, int h, int x)
 	op_set_int(b->g, o, "n_experts", n);
 	op_set_int(b->g, o, "elsewhere", 0);
 	op_set_int(b->g, o, "top_k", s->moe.top_k);
+	op_set_int(b->g, o, "spread", spread);
 	op_set_int(b->g, o, "hidden", row);
 	op_set_int(b->g, o, "width", width);
 	op_set_word(b->g, o, "act", s->moe.plain ? "relu" : build_act_word(s->moe.act));

@@ -3,6 +3,7 @@
 #include "compiler/family.h"
 #include "compiler/graph.h"
 #include "formats/peft.h"
+#include "formats/scheme.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -481,9 +482,38 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 	StorageRule as = memory_storage(g, src, n_src, file_storage(g, role, layer, src->cols, loc), loc);
 	if (cols && !adapt_experts(g, rule, role, layer, src, n_src, n_experts, rows, &as))
 		return -1;
-	if (as.order || as.factor)
-		err_at(g->diag, loc, "storage.rules: order and factor are for matrices that each row of x meets, which %s of layer %d are not", role, layer);
+	const bool plain = !rule->stacked && !rule->transpose && !rule->interleaved;
+	if (as.factor || (as.order && !plain))
+		err_at(g->diag, loc, "storage.rules: %s of layer %d: factors of columns are for matrices that each row of x meets, an order for those of experts that are tensors of their own", role, layer);
+	if (as.order && g->peft)
+		err_at(g->diag, spec_loc(g->spec, "lora.path"), "lora.path: the columns of %s in layer %d lie in an order of each expert's own: merge the adapter into the checkpoint it was trained on", role, layer);
+	for (int e = 0; e < n_src && as.order; e++)
+		src[e].arranged = true;
+	/* what gate and up make comes in the order of down's columns */
+	if (strcmp(role, "e_down") != 0 && strcmp(role, "e_down_b") != 0 && spec_storage(g->spec, "e_down", layer).order) {
+		const TensorRule *down = rule_or_error(g, "e_down", &part, loc);
+		if (!down)
+			return -1;
+		if (!plain || before || total != rows || g->peft)
+			err_at(g->diag, loc, "storage.rules: order of e_down in layer %d: rows of %s take it, which are tensors of their own, without an adapter", layer, role);
+		for (int e = 0; e < n_src; e++)
+			src[e].rows_in = rule_name_in(g->arena, g->spec, down, layer, e, "." SCHEME_ORDER);
+	}
 	return tensor_add(g, tensor_id(g->arena, role, layer, ""), as, n_experts * rows, cols, src, n_src, loc);
+}
+
+int
+build_expert_orders(Graph *g, const char *role, int layer, int n_experts, int64_t cols, Loc loc)
+{
+	int part;
+	const TensorRule *rule = rule_or_error(g, role, &part, loc);
+
+	if (!rule)
+		return -1;
+	PlanSource *src = NEW(g->arena, PlanSource, n_experts);
+	for (int e = 0; e < n_experts; e++)
+		src[e] = (PlanSource){ .name = rule_name_in(g->arena, g->spec, rule, layer, e, "." SCHEME_ORDER), .rows = cols, .block = cols, .stride = cols, .n_block = 1 };
+	return tensor_add(g, arena_printf(g->arena, "%s.%s", tensor_id(g->arena, role, layer, ""), SCHEME_ORDER), (StorageRule){ .dtype = DT_F32 }, n_experts * cols, 0, src, n_experts, loc);
 }
 
 int
@@ -534,7 +564,7 @@ source_continues(const PlanSource *a, const PlanSource *b)
 
 	return alike && strcmp(a->name, b->name) == 0 && a->n_block == 1 && b->n_block == 1 && b->first == a->first + a->block &&
 	       a->rows == b->rows && a->cols == b->cols && a->rope_pairs == b->rope_pairs && a->transpose == b->transpose &&
-	       a->unit_rows == b->unit_rows && a->arranged == b->arranged && a->stored == b->stored && a->col_first == b->col_first && a->col_total == b->col_total;
+	       a->unit_rows == b->unit_rows && a->arranged == b->arranged && same_word(a->rows_in, b->rows_in) && a->stored == b->stored && a->col_first == b->col_first && a->col_total == b->col_total;
 }
 
 int

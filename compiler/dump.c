@@ -80,6 +80,8 @@ dump_tensor(const PlanTensor *t, Strbuf *out)
 			strbuf_puts(out, " unit rows");
 		if (s->arranged)
 			strbuf_puts(out, " arranged");
+		if (s->rows_in)
+			strbuf_printf(out, " rows in %s", s->rows_in);
 		if (s->stored)
 			strbuf_printf(out, " from %s", s->stored);
 	}

@@ -77,6 +77,28 @@ put_weights(const Plan *p, Strbuf *out)
 	strbuf_puts(out, ")\n");
 }
 
+/* What columns of experts in orders of their own cost: the orders, and a row of x for each choice where it had one */
+static void
+put_orders(const Plan *p, Strbuf *out)
+{
+	int64_t bytes = 0, row = 0;
+
+	for (int i = 0; i < p->phase[0].n_step; i++) {
+		const PlanStep *s = &p->phase[0].step[i];
+		if (s->op != OP_arrange_experts)
+			continue;
+		bytes += s->weight_bytes;
+		row = step_int(s, "top_k") * step_int(s, "width") * 4;
+	}
+	if (!row)
+		return;
+	strbuf_puts(out, "  orders     ");
+	put_bytes(out, bytes);
+	strbuf_puts(out, " of the weights: columns of experts lie in orders of their own; a layer writes and reads ");
+	put_bytes(out, row);
+	strbuf_puts(out, " a row, x once for each expert chosen\n");
+}
+
 static void
 put_pools(const Plan *p, Strbuf *out)
 {
@@ -318,6 +340,7 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 	put_count(out, p->n_params, count_unit);
 	strbuf_puts(out, " parameters\n\nmemory\n");
 	put_weights(p, out);
+	put_orders(p, out);
 	put_pools(p, out);
 	put_host(p, out);
 	put_slots(sel, p, out);

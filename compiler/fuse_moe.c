@@ -5,7 +5,7 @@
 
 /* What a mixture's feed-forward is made of: its ops; the shared expert's, where it fits in; who adds the result to what. */
 typedef struct Mixture {
-	Op *logits, *route, *gain, *weigh, *own, *ffn;  /* gain: NULL, or what multiplies the weights by numbers of the experts; weigh: NULL, or what multiplies the experts' input by them; own: of a rank with some of the experts, else NULL */
+	Op *logits, *route, *gain, *weigh, *arrange, *own, *ffn;  /* arrange: NULL, or what brings x into the experts' orders; gain: NULL, or what multiplies the weights by numbers of the experts; weigh: NULL, or what multiplies the experts' input by them; own: of a rank with some of the experts, else NULL */
 	Op *gate, *up, *glu, *down, *mix, *gated, *sum; /* shared expert: NULL without; mix, gated: without a gate */
 	Op *add;                                        /* NULL: the result goes elsewhere */
 	int r, y;                                       /* what the result is added to, or -1; what comes out */
@@ -67,7 +67,8 @@ match_mixture(const Fuse *f, Op *ffn, bool with_shared, Mixture *m)
 		weight = m->gain->arg[ARG(expert_gain, weight)];
 	if ((m->weigh = fuse_only_def(f, weight, OP_expert_input)))
 		weight = m->weigh->arg[ARG(expert_input, weight)];
-	if (!m->route || m->route->kind != OP_moe_route || fuse_uses(f, id) != (m->gain ? 2 : 1) || fuse_uses(f, weight) != 1 || m->route->arg[ARG(moe_route, weight)] != weight ||
+	m->arrange = fuse_only_def(f, ffn->arg[ARG(moe_ffn, x)], OP_arrange_experts);
+	if (!m->route || m->route->kind != OP_moe_route || fuse_uses(f, id) != 1 + !!m->gain + !!m->arrange || fuse_uses(f, weight) != 1 || m->route->arg[ARG(moe_route, weight)] != weight ||
 	    !(m->logits = fuse_only_def(f, m->route->arg[ARG(moe_route, logits)], OP_matmul)) ||
 	    (with_shared && !match_shared(f, m)) || (m->mix && (m->gain || m->weigh || m->logits->arg[ARG(matmul, b)] >= 0)))
 		return false;
@@ -137,6 +138,8 @@ make_mixture(Fuse *f, const Mixture *m, const Front *seen, const Front *front, i
 		if (i > 0)
 			op_set_int(g, &op[i], "elsewhere", op_int(ffn, "elsewhere"));
 		op_set_int(g, &op[i], "top_k", top_k);
+		if (i == 1)
+			op_set_int(g, &op[i], "spread", op_int(ffn, "spread"));
 		op_set_int(g, &op[i], "hidden", i ? op_int(ffn, "hidden") : op_int(m->logits, "cols"));
 		if (i > 0) {
 			op_set_int(g, &op[i], "width", width);
@@ -212,12 +215,16 @@ fuse_mixture(Fuse *f)
 				for (size_t d = 0; d < sizeof gone / sizeof *gone; d++)
 					if (gone[d] && gone[d] != last)
 						fuse_drop(f, gone[d]);
-				/* what stands between the choice and the experts stays between them */
-				Op *between = m.own ? m.own : m.weigh, mine = between ? *between : (Op){ 0 };
+				/* what stands between the choice and the experts moves up by one place each, in its order */
+				Op *between[] = { m.weigh, m.arrange, m.own }, *at = m.route;
 				fuse_place(f, m.logits, &op[0]);
-				fuse_place(f, m.route, between ? &mine : &op[1]);
-				if (between)
-					fuse_place(f, between, &op[1]);
+				for (size_t b = 0; b < sizeof between / sizeof *between; b++)
+					if (between[b]) {
+						Op mine = *between[b];
+						fuse_place(f, at, &mine);
+						at = between[b];
+					}
+				fuse_place(f, at, &op[1]);
 				fuse_place(f, last, &op[2]);
 				done = true;
 				n++;

@@ -99,6 +99,8 @@ int    graph_stack_factors(Graph *g, const char *name, const int *val, int n);
 int    build_beside(Graph *g, const char *role, int layer, const char *what, int64_t cols, Loc loc);
 /* Stacked experts: rows E * width */
 int    build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows, int64_t cols, Loc loc);
+/* The order of columns of each expert of a role: a vector [n_experts * cols] */
+int    build_expert_orders(Graph *g, const char *role, int layer, int n_experts, int64_t cols, Loc loc);
 /* Matrix i of n that are alike, which the role's rule names as those of experts */
 int    build_one_of(Graph *g, const char *role, int layer, int i, int n, int64_t rows, int64_t cols, Loc loc);
 /* A table outside the layers with `rows` rows in the checkpoint and `all` in memory: the others are its first */

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "formats/diag.h"
 #include "formats/dtype.h"
@@ -64,6 +65,13 @@ typedef struct StorageRule {
 	const char    *order;     /* role whose columns' order in the checkpoint the matrix has too; NULL: columns are in order */
 	const char    *factor;    /* role whose columns' factors x is multiplied by; NULL: 1 */
 } StorageRule;
+
+/* of rules: order, factor; NULL: none */
+static inline bool
+same_word(const char *a, const char *b)
+{
+	return a == b || (a && b && strcmp(a, b) == 0);
+}
 
 /* Heads of a layer's attention */
 typedef struct HeadShape { int n_heads, n_kv_heads, head_dim, v_dim; } HeadShape;

@@ -504,6 +504,33 @@ made_beside(Safetensors *s, Made *made, const char *name, const char *suffix, co
 		made_add(s, made, (StTensor){ .name = arena_printf(&s->arena, "%.*s%s", (int)(strlen(name) - strlen("weight")), name, suffix), .dtype = DT_F32, .dtype_name = "F32", .n_dims = 1, .dim = { n }, .data = data, .bytes = 4 * n, .file = file, .copied = true });
 }
 
+/* Orders of matrices that were said to have one and have none, where others do */
+static void
+made_plain_orders(Safetensors *s, Made *made)
+{
+	const size_t n = made->n;
+	float *plain = NULL;
+	int64_t most = 0;
+	bool any = false;
+
+	for (size_t i = 0; i < n; i++) {
+		const SchemeMatrix *m = made->t[i].made;
+		any |= m && m->order;
+		if (m && m->indexed && m->cols <= 1 << 24 && m->cols > most)
+			most = m->cols;
+	}
+	if (!any)
+		return;
+	plain = NEW(&s->arena, float, most);
+	for (int64_t j = 0; j < most; j++)
+		plain[j] = (float)j;
+	for (size_t i = 0; i < n; i++) {
+		const StTensor t = made->t[i];
+		if (t.made && t.made->indexed && !t.made->order && t.made->cols <= most)
+			made_beside(s, made, t.name, SCHEME_ORDER, plain, t.made->cols, t.file);
+	}
+}
+
 /* Matrices in several tensors take the place of these; names are sorted, and stay so. */
 static llmc_status
 make_matrices(Safetensors *s, const char *folder, llmc_error *err)
@@ -539,6 +566,7 @@ make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 	}
 	if (made.n == 0)
 		return LLMC_OK;
+	made_plain_orders(s, &made);
 	for (size_t i = 0; i < s->n; i++)
 		if (!gone[i])
 			s->tensor[kept++] = s->tensor[i];

@@ -389,6 +389,7 @@ order(const Fit *f, SchemeMatrix *m)
 			return error_set(f->err, LLMC_E_INPUT, "%s[%lld] = %d: there are %lld groups", t.name, (long long)k, g, (long long)ceil_div(m->cols, m->block_cols));
 		neighbours &= g == k / m->block_cols;
 	}
+	m->indexed = true;
 	m->column_group = neighbours ? NULL : t.data;
 	return LLMC_OK;
 }

@@ -41,6 +41,7 @@ typedef struct SchemeMatrix {
 	float       whole;                  /* and multiplied by it, which holds for all of the tensor */
 	const uint8_t *column_group;        /* I32: the group of each column; NULL: neighbours */
 	const float   *column_scale;        /* [cols] what x is multiplied by before it meets the columns; NULL: 1 */
+	bool           indexed;             /* the file says the group of each column, be they neighbours or not */
 	const float   *order;               /* [cols] rows of blocks hold column order[j] of the matrix in place j; NULL: column j */
 	const float   *factor;              /* [cols] and lack a factor of column j of the blocks; NULL: they do not */
 	int         flip;                   /* codes are xor'ed with it: two's complement to offset binary */
@@ -66,7 +67,8 @@ typedef bool scheme_find_fn(const void *user, const char *name, SchemeTensor *ou
 
 typedef struct Schemes Schemes;
 
-/* Beside "x.weight" a checkpoint then has "x.column_order" and "x.column_factor", F32 [cols]. */
+/* Beside "x.weight" a checkpoint then has "x.column_order" and "x.column_factor", F32 [cols]; where some matrices have an order, those that are
+ * indexed have one too (0, 1, 2, ...), since matrices of experts have orders or none together. */
 #define SCHEME_ORDER "column_order"
 #define SCHEME_FACTOR "column_factor"
 

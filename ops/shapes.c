@@ -137,7 +137,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 {
 #define GET(key) key = attr_int(a, n, #key)
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
-	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(elsewhere), GET(top_k), GET(groups);
+	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(elsewhere), GET(top_k), GET(spread), GET(groups);
 	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit), GET(each), GET(chunk);
 	const int64_t GET(rank), GET(slots), GET(apart), GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state), GET(chosen);
 	const int64_t GET(alibi_first), GET(alibi_heads);
@@ -242,9 +242,13 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_moe_ffn:
 		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
 		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
-		SET(moe_ffn, .x = act(hidden), .id = ids(top_k), .weight = act(top_k), .gate = stack(n_experts, elsewhere, top_k, width, hidden),
+		MUST(spread == 1 || spread == top_k, "spread is 1 or top_k");
+		SET(moe_ffn, .x = act(mul(spread, hidden)), .id = ids(top_k), .weight = act(top_k), .gate = stack(n_experts, elsewhere, top_k, width, hidden),
 		    .up = stack(n_experts, elsewhere, top_k, width, hidden), .down = stack(n_experts, elsewhere, top_k, hidden, width), .gate_b = vec(mul(n_experts, width)),
 		    .up_b = vec(mul(n_experts, width)), .down_b = vec(mul(n_experts, hidden)), .y = act(hidden));
+		break;
+	case OP_arrange_experts:
+		SET(arrange_experts, .x = act(width), .id = ids(top_k), .order = vec(mul(n_experts, width)), .y = act(mul(top_k, width)));
 		break;
 	case OP_gate_mul:
 		MUST(groups >= 1 && width % groups == 0, "width is a multiple of groups");
@@ -389,7 +393,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_norm_moe_glu:
 		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
 		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
-		SET(norm_moe_glu, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .id = ids(top_k),
+		MUST(spread == 1 || spread == top_k, "spread is 1 or top_k");
+		MUST(spread == 1 || (shared == 0 && strcmp(attr_word(a, n, "norm"), "none") == 0), "rows of each expert have no norm and no shared expert");
+		SET(norm_moe_glu, .x = act(mul(spread, hidden)), .nw = vec(hidden), .nb = vec(hidden), .id = ids(top_k),
 		    .gate = stack(n_experts, elsewhere, top_k, width, hidden), .up = stack(n_experts, elsewhere, top_k, width, hidden), .gate_b = vec(mul(n_experts, width)), .up_b = vec(mul(n_experts, width)), .s_gate = mat(shared, hidden),
 		    .s_up = mat(shared, hidden), .h = act(plus(mul(top_k, width), shared)));
 		break;

@@ -41,6 +41,8 @@ typedef struct PlanExtent { PlanSym sym; int64_t mul, div; } PlanExtent;
  *   stack after transposition: GPT-2's c_attn is [H, 3H], transpose = 3H, its k is first = H, block = H.
  * unit_rows: each row is divided by its L2 norm (NormHead).
  * arranged: columns lie as the checkpoint's blocks have them, and lack the factors of theirs (formats/scheme.h): x goes through an op `arrange` before.
+ * rows_in: a tensor of the checkpoint, F32 [rows]: file row r, as above, is its row rows_in[r] instead (rows of gate and up in the order of the columns
+ *   of down); NULL: row r.
  * col_total > 0: only columns [col_first, col_first + the tensor's cols) of rows of so many are taken; those of the view, where it is
  *   transposed. Quantised rows are cut between blocks; what shares a scale is quantised whole, then cut.
  * stored: the text of the file's dtype where it is not the tensor's, NULL where it is: packing expands its elements and rounds each once
@@ -52,7 +54,7 @@ typedef struct PlanSource {
 	int64_t rope_pairs, transpose;
 	bool    unit_rows, arranged;
 	int64_t col_first, col_total;
-	const char *stored;
+	const char *stored, *rows_in;
 	const char *lora;      /* module of the adapter that is added while the rows are read; NULL: none */
 	int64_t lora_first, lora_block, lora_stride; /* its row for row i that is taken: first + i / block * stride + i % block */
 } PlanSource;

@@ -71,6 +71,8 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 		           s->name, dtype_text(t->dtype));
 	if (s->arranged && (!t->cols || s->transpose))
 		return BAD("tensor %s: source %s: only columns of a matrix that stays as it is are arranged", t->id, s->name);
+	if (s->rows_in && (s->transpose || s->rope_pairs || s->lora || (!t->cols && width > 1)))
+		return BAD("tensor %s: source %s: only rows that are taken as they are lie in an order", t->id, s->name);
 	if (!t->cols && __builtin_mul_overflow(n, width, &n))
 		return BAD("tensor %s: source %s is too large", t->id, s->name);
 	if (__builtin_add_overflow(*rows, n, rows) || *rows > MAX_ELEMS)
@@ -89,7 +91,7 @@ check_factor(const PlanTensor *t, llmc_error *err)
 	for (int k = 0; k < t->n_src; k++) {
 		const PlanSource *s = &t->src[k];
 		int64_t n, last;
-		if (!s->lora || !*s->name || s->stored || s->transpose || s->rope_pairs || s->unit_rows || s->arranged ||
+		if (!s->lora || !*s->name || s->stored || s->transpose || s->rope_pairs || s->unit_rows || s->arranged || s->rows_in ||
 		    (s->col_total && (t->factor != FACTOR_A || s->col_total > MAX_ELEMS || s->cols > s->col_total || s->col_first > s->col_total - s->cols)))
 			return BAD("tensor %s: source %d of a factor says of which module it is, and which columns of a right one, and nothing else", t->id, k);
 		if (__builtin_mul_overflow(s->n_block, s->block, &n) || n > MAX_ELEMS || s->lora_block < 1 || __builtin_mul_overflow((n - 1) / s->lora_block, s->lora_stride, &last) ||

@@ -142,13 +142,13 @@ is_chosen(const int32_t *id, int64_t n, int64_t e)
 	return false;
 }
 
-/* h[i][o] = glu of row o of e's gate, x, and the same of up, for the choices i of e among n x top_k; h rows lie top_k to a `stride`.
+/* h[i][o] = glu of row o of e's gate, x, and the same of up, for the choices i of e among n x top_k; h rows lie top_k to a `stride`, of x there are `spread` for each n.
  * Experts outside, so that each row is dequantised once. scratch: a row [hidden], biases of gate and of up where there are some */
 static void
 experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const RefArg *gate_b, const RefArg *up_b, const float *x,
             const int32_t *id, int64_t n, float *h, int64_t stride, float *scratch)
 {
-	int64_t      top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width");
+	int64_t      top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width"), share = top_k / step_int(step, "spread");
 	float       *row = scratch;
 	const float *gb = ref_vector(gate_b, row + hidden), *ub = ref_vector(up_b, row + hidden + step_int(step, "n_experts") * width);
 
@@ -159,12 +159,12 @@ experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const Re
 			plan_tensor_row(gate->tensor, gate->data, e * width + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e)
-					h[i / top_k * stride + i % top_k * width + o] = (float)(ref_dot(x + i / top_k * hidden, row, hidden) + (gb ? gb[e * width + o] : 0.0f));
+					h[i / top_k * stride + i % top_k * width + o] = (float)(ref_dot(x + i / share * hidden, row, hidden) + (gb ? gb[e * width + o] : 0.0f));
 			plan_tensor_row(up->tensor, up->data, e * width + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e) {
 					float *to = &h[i / top_k * stride + i % top_k * width + o];
-					*to = (float)ref_glu_one(step, *to, ref_dot(x + i / top_k * hidden, row, hidden) + (ub ? ub[e * width + o] : 0.0f));
+					*to = (float)ref_glu_one(step, *to, ref_dot(x + i / share * hidden, row, hidden) + (ub ? ub[e * width + o] : 0.0f));
 				}
 		}
 	}
@@ -208,16 +208,16 @@ ref_moe_ffn(const RefCall *c)
 	experts_down(c->step, &c->arg[ARG(moe_ffn, down)], &c->arg[ARG(moe_ffn, down_b)], h, top_k * width, id, ref_f32(c, ARG(moe_ffn, weight)), top_k, n, y, row);
 }
 
-/* scratch: normed rows, the shared expert's up, two vectors of the norm or what the experts take */
+/* scratch: normed rows (one for each of x), the shared expert's up, two vectors of the norm or what the experts take */
 void
 ref_norm_moe_glu(const RefCall *c)
 {
 	int64_t     top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"), width = step_int(c->step, "width");
-	int64_t     shared = step_int(c->step, "shared"), stride = top_k * width + shared, n = ref_rows(c, ARG(norm_moe_glu, h));
-	float      *xn = c->scratch, *up = xn + n * hidden, *rest = up + n * shared, *h = ref_f32(c, ARG(norm_moe_glu, h));
+	int64_t     shared = step_int(c->step, "shared"), stride = top_k * width + shared, n = ref_rows(c, ARG(norm_moe_glu, h)), n_x = n * step_int(c->step, "spread");
+	float      *xn = c->scratch, *up = xn + n_x * hidden, *rest = up + n * shared, *h = ref_f32(c, ARG(norm_moe_glu, h));
 	float      *hs = h + top_k * width;
 
-	ref_norm_rows(c->step, &c->arg[ARG(norm_moe_glu, nw)], &c->arg[ARG(norm_moe_glu, nb)], hidden, ref_f32(c, ARG(norm_moe_glu, x)), n, xn, rest);
+	ref_norm_rows(c->step, &c->arg[ARG(norm_moe_glu, nw)], &c->arg[ARG(norm_moe_glu, nb)], hidden, ref_f32(c, ARG(norm_moe_glu, x)), n_x, xn, rest);
 	experts_glu(c->step, &c->arg[ARG(norm_moe_glu, gate)], &c->arg[ARG(norm_moe_glu, up)], &c->arg[ARG(norm_moe_glu, gate_b)],
 	            &c->arg[ARG(norm_moe_glu, up_b)], xn, c->arg[ARG(norm_moe_glu, id)].data, n, h, stride, rest);
 	if (!ref_has(c, ARG(norm_moe_glu, s_gate)) || !ref_has(c, ARG(norm_moe_glu, s_up)))
@@ -284,4 +284,21 @@ ref_expert_input(const RefCall *c)
 			y[t * hidden + i] = x[t * hidden + i] * weight[t];
 		one[t] = 1;
 	}
+}
+
+/* scratch: the order of all experts */
+void
+ref_arrange_experts(const RefCall *c)
+{
+	int64_t        width = step_int(c->step, "width"), top_k = step_int(c->step, "top_k");
+	const int32_t *id = c->arg[ARG(arrange_experts, id)].data;
+	const float   *x = ref_f32(c, ARG(arrange_experts, x)), *order = ref_vector(&c->arg[ARG(arrange_experts, order)], c->scratch);
+	float         *y = ref_f32(c, ARG(arrange_experts, y));
+
+	for (int64_t i = 0; i < ref_rows(c, ARG(arrange_experts, y)) * top_k; i++)
+		for (int64_t j = 0; j < width; j++) {
+			const float at = order[id[i] * width + j];
+			const int64_t k = !(at > 0) ? 0 : at < (float)width ? (int64_t)at : width - 1;
+			y[i * width + j] = x[i / top_k * width + k];
+		}
 }

@@ -108,6 +108,9 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 		return 1;
 	case OP_expert_gain:
 		return experts;
+	case OP_arrange_experts:
+		ok = add_product(&n, experts, width, 1);
+		break;
 	case OP_moe_route:
 		ok = add_product(&n, 3, experts, 1) && add_product(&n, step_int(step, "groups"), 1, 1);
 		break;
@@ -121,7 +124,7 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 		     add_norm_linear(&n, n_tok, rows, hidden) && add_product(&n, 3, experts, 1) && add_product(&n, step_int(step, "groups"), 1, 1);
 		break;
 	case OP_norm_moe_glu:
-		ok = add_product(&n, n_tok, hidden, 1) && add_product(&n, 2, hidden, 1) && add_product(&n, n_tok, step_int(step, "shared"), 1) &&
+		ok = add_product(&n, n_tok, hidden, step_int(step, "spread")) && add_product(&n, 2, hidden, 1) && add_product(&n, n_tok, step_int(step, "shared"), 1) &&
 		     add_biases(&n, step, ARG(norm_moe_glu, gate_b), experts, 2 * width);
 		break;
 	case OP_moe_down_add:

@@ -16,6 +16,8 @@ typedef struct Check {
 	/* one entry for each role: how it is stored by layer, [n_layers + 1], the last outside the layers */
 	size_t      n_role, cap_role;
 	struct Stored { const char *role; struct How *how; bool vector; int64_t elems; } *role;
+	/* how columns of a layer's experts lie, [n_layers], of gate and up, of down */
+	enum ExpertColumns { EXPERTS_UNSEEN, EXPERTS_PLAIN, EXPERTS_ORDERED, EXPERTS_MIXED } *columns[2];
 } Check;
 
 typedef struct How {
@@ -118,6 +120,49 @@ alike(const Check *c, const struct Stored *own, int place, const SourceTensor *t
 	return own->role;
 }
 
+/* The rule of a role of experts that are tensors of their own, as they are; NULL: they are not */
+static const TensorRule *
+expert_rule(const Check *c, const char *role)
+{
+	const TensorRule *r = rule_for(c->spec->tensor_rule, c->spec->n_tensor_rule, role);
+
+	return r && !r->stacked && !r->transpose && !r->interleaved && !strchr(r->role, '+') ? r : NULL;
+}
+
+/* Columns of experts keep their blocks when each is a tensor of its own and gate and up, which read one x, have one order; rows of gate and up take down's. */
+static enum ExpertColumns
+expert_columns(Check *c, const char *role, int layer)
+{
+	const Spec *s = c->spec;
+	const bool down = strcmp(role, "e_down") == 0;
+	enum ExpertColumns **of = &c->columns[down], *is;
+
+	if (strcmp(role, "e_gate") != 0 && strcmp(role, "e_up") != 0 && !down)
+		return EXPERTS_PLAIN;
+	if (!*of)
+		*of = NEW(c->s->a, enum ExpertColumns, s->n_layers + 1);
+	is = &(*of)[layer];
+	if (*is != EXPERTS_UNSEEN)
+		return *is;
+	const TensorRule *up = expert_rule(c, "e_up"), *gate = s->moe.plain ? up : expert_rule(c, "e_gate"), *rule[2] = { gate, up };
+	if (down)
+		rule[0] = rule[1] = expert_rule(c, "e_down");
+	bool any = false, good = gate && up && rule[0];
+	for (int e = 0; e < s->moe.n_experts && rule[0] && rule[1]; e++) {
+		const SourceTensor *t[2];
+		for (int i = 0; i < 2; i++) {
+			t[i] = source_tensor(c->s, rule_name_in(c->s->a, s, rule[i], layer, e, ".weight"));
+			if (!t[i])
+				return EXPERTS_PLAIN; /* it is missing, which others say */
+			any |= t[i]->order || t[i]->factor;
+			good = good && !t[i]->factor && t[i]->dtype != DT_F32;
+		}
+		good = good && (!t[0]->order) == (!t[1]->order) && t[0]->dim[t[0]->n_dims - 1] == t[1]->dim[t[1]->n_dims - 1] &&
+		       (!t[0]->order || memcmp(t[0]->order, t[1]->order, (size_t)t[0]->dim[t[0]->n_dims - 1] * sizeof(float)) == 0);
+	}
+	return *is = !any ? EXPERTS_PLAIN : good ? EXPERTS_ORDERED : EXPERTS_MIXED;
+}
+
 /* The vectors that came of the matrix are nobody else's */
 static void
 beside_used(Check *c, const SourceTensor *t)
@@ -125,7 +170,7 @@ beside_used(Check *c, const SourceTensor *t)
 	static const char *const what[] = { SCHEME_ORDER, SCHEME_FACTOR };
 	const int n = (int)strlen(t->name) - (int)strlen("weight");
 
-	for (int i = 0; (t->order || t->factor) && i < 2; i++) {
+	for (int i = 0; n > 0 && strcmp(t->name + n, "weight") == 0 && i < 2; i++) {
 		SourceTensor *v = source_tensor(c->s, arena_printf(c->s->a, "%.*s%s", n, t->name, what[i]));
 		if (v)
 			v->used = true;
@@ -149,7 +194,9 @@ stored(Check *c, const char *role, int layer, const SourceTensor *t, bool vector
 			r->how[l].dtype = DT_NONE;
 	}
 	How *h = &r->how[layer < 0 ? n : layer];
-	const Dtype d = (t->order || t->factor) && !role_arranges(role) ? DT_F32 : t->dtype;
+	const enum ExpertColumns experts = expert_columns(c, role, layer);
+	const bool plain = experts == EXPERTS_MIXED || (experts == EXPERTS_PLAIN && (t->order || t->factor) && !role_arranges(role));
+	const Dtype d = plain ? DT_F32 : t->dtype;
 	if (h->dtype != DT_NONE && h->dtype != d)
 		err_at(c->s->d, (Loc){ 0 }, "%s: %s is stored as %s, other parts of %s in the same layer as %s: llmc wants one type for them",
 		       c->s->path, t->name, dtype_text(d), role, dtype_text(h->dtype));
@@ -159,6 +206,8 @@ stored(Check *c, const char *role, int layer, const SourceTensor *t, bool vector
 		h->order = t->order ? alike(c, r, layer < 0 ? n : layer, t, true) : NULL;
 		h->factor = t->factor ? alike(c, r, layer < 0 ? n : layer, t, false) : NULL;
 	}
+	if (experts == EXPERTS_ORDERED)
+		h->order = strcmp(role, "e_down") == 0 ? "e_down" : c->spec->moe.plain ? "e_up" : "e_gate";
 	beside_used(c, t);
 	int64_t elems = 1;
 	for (int i = 0; i < t->n_dims; i++)
@@ -661,12 +710,6 @@ leftovers(Check *c)
 }
 
 /* ------------------------------------------------------------------------------------------ storage rules */
-
-static bool
-same_word(const char *a, const char *b)
-{
-	return a == b || (a && b && strcmp(a, b) == 0);
-}
 
 static bool
 same_how(const How *a, const How *b)

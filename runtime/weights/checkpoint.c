@@ -224,6 +224,23 @@ has_quantiser(Dtype d)
 	return quant_row(d, zero, block, dtype_info(d)->block_elems);
 }
 
+/* The order that the source's rows lie in: each number a row of it */
+static llmc_status
+rows_in(const Checkpoint *c, const PlanSource *s, CheckpointTensor *out, llmc_error *err)
+{
+	CheckpointTensor order;
+
+	if (!s->rows_in)
+		return LLMC_OK;
+	if (!checkpoint_find(c, s->rows_in, &order) || order.dtype != DT_F32 || !order.data || order.bytes != 4 * s->rows)
+		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\": its rows are expected in the order of %s, %lld numbers of F32; import the file again", out->file, s->name, s->rows_in, (long long)s->rows);
+	out->rows_in = order.data;
+	for (int64_t i = 0; i < s->rows; i++)
+		if (!(out->rows_in[i] >= 0 && out->rows_in[i] < (float)s->rows))
+			return error_set(err, LLMC_E_INPUT, "%s: %s[%lld] = %g is no row of \"%s\"", order.file, s->rows_in, (long long)i, out->rows_in[i], s->name);
+	return LLMC_OK;
+}
+
 llmc_status
 checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s, CheckpointTensor *out, llmc_error *err)
 {
@@ -245,9 +262,9 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		                 s->name, t->cols ? "one to be changed" : "a vector");
 	if (adapted && out->made && !s->arranged)
 		out->dtype = plan_source_dtype(t, s);
-	else if (out->made && (out->made->order || out->made->factor) && !s->arranged && t->dtype == DT_F32)
+	else if (out->made && (out->made->order || out->made->factor || out->made->indexed) && !s->arranged && t->dtype == DT_F32)
 		out->dtype = DT_F32; /* made by scheme_row_f32 */
-	else if ((out->made && (out->made->order || out->made->factor)) != s->arranged)
+	else if ((out->made && (out->made->order || out->made->factor)) != s->arranged && !(s->arranged && out->made && out->made->indexed))
 		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\": columns %s; import the file again", out->file, s->name,
 		                 s->arranged ? "are expected in an order of their own or with factors, and are plain" : "lie in an order of their own or have factors, which the plan does not expect");
 	if (out->dtype == DT_I32 || out->dtype == DT_I64)
@@ -272,7 +289,7 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\": plan wants shape %s, file holds [%s]", out->file,
 		                 s->name, want, have);
 	}
-	return LLMC_OK;
+	return rows_in(c, s, out, err);
 }
 
 llmc_status

@@ -19,6 +19,7 @@ typedef struct CheckpointTensor {
 	int64_t     bytes;
 	bool        copied;     /* data is in memory, not in the mapping */
 	const SchemeMatrix *made; /* by scheme_row; NULL: they are the file's */
+	const float *rows_in;   /* [rows]: row r is row rows_in[r] of it; NULL: row r */
 	const struct PeftDelta *delta; /* added to its rows while they are read; NULL: nothing */
 } CheckpointTensor;
 

@@ -42,7 +42,7 @@ pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **dat
 	const PlanSource *s = &t->src[0];
 	uintptr_t align = t->dtype == DT_F32 ? 4 : 2;
 
-	if (src->delta || s->col_total || src->made || src->dtype != t->dtype || strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows || s->stored ||
+	if (src->delta || src->rows_in || s->col_total || src->made || src->dtype != t->dtype || strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows || s->stored ||
 	    (s->n_block > 1 && s->stride != s->block))
 		return false;
 	const char *at = (const char *)src->data;
@@ -255,6 +255,8 @@ file_row(Job *j, int64_t i, char *tmp, Room *room)
 		random_row(j, s, row, tmp);
 		return tmp;
 	}
+	if (j->src[k].rows_in)
+		row = (int64_t)j->src[k].rows_in[row];
 	if (j->src[k].delta) {
 		adapted_row(j, k, i, row, tmp, room);
 		return tmp;
@@ -360,8 +362,12 @@ pack_vector(const PlanTensor *t, const CheckpointTensor *src, void *dst, llmc_er
 			dequant_row(src[k].dtype, src[k].data, file, n);
 		for (int64_t i = 0; !src && i < n; i++) /* norms are about 1, biases about 0 */
 			file[i] = (norm ? 1.0f : 0.0f) + 0.02f * noise_at(mix(name_hash(s->name)) + (uint64_t)i);
-		for (int64_t i = 0; i < s->n_block * s->block; i++, at += width)
-			memcpy(out + at, file + plan_source_row(s, i) * width, (size_t)width * sizeof *out);
+		for (int64_t i = 0; i < s->n_block * s->block; i++, at += width) {
+			int64_t row = plan_source_row(s, i);
+			if (src && src[k].rows_in)
+				row = (int64_t)src[k].rows_in[row];
+			memcpy(out + at, file + row * width, (size_t)width * sizeof *out);
+		}
 	}
 	if (!strcmp(t->layout, "f32"))
 		memcpy(dst, out, (size_t)t->rows * sizeof *out);

@@ -84,6 +84,8 @@ pack_cache_key(const Plan *p, const PackMap *map, const Checkpoint *c, char hex[
 			int64_t of[] = { o->rows, o->cols, o->first, o->block, o->stride, o->n_block, o->rope_pairs, o->transpose,
 				o->unit_rows, o->arranged, plan_source_dtype(t, o), o->col_first, o->col_total };
 			sha256_add(&s, of, sizeof of);
+			if (o->rows_in)
+				add_text(&s, o->rows_in);
 		}
 		unsigned slot = (unsigned char)t->layout[0] * 7u + (unsigned)layout_find(t->layout)->group;
 		if (t->cols && !tried[slot % 64][t->dtype]) {

@@ -1,7 +1,7 @@
 /* Pairs of a row and one of its experts, brought together by expert, and the way over all experts' tiles.
  *
  * moe_sort makes, by counting: range [2, E], of each expert the place of its first pair and their number; list [2, pairs], for each place the
- * row and the pair (row * K + choice). Pairs of an expert stay in order, so the same choices always give the same list. Experts of other ranks, -1,
+ * row of x, of which K pairs have one each, and the pair (token * its choices + choice). Pairs of an expert stay in order, so the same choices always give the same list. Experts of other ranks, -1,
  * have no places. */
 #ifndef LLMC_CUDA_MOE_SORT_H
 #define LLMC_CUDA_MOE_SORT_H

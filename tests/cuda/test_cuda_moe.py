@@ -60,25 +60,26 @@ ACTS = {"silu": lambda x: x / (1 + np.exp(-x)),
 class Ffn:
     """Experts of one layer, rows that chose among them, and what comes out in float64."""
 
-    def __init__(self, n, top_k, hidden, width, rows, dtypes=("f32", "f32", "f32"), act="silu", seed=0, used=None, elsewhere=0):
+    def __init__(self, n, top_k, hidden, width, rows, dtypes=("f32", "f32", "f32"), act="silu", seed=0, used=None, elsewhere=0, spread=1):
         rng = np.random.default_rng(seed)
         self.shape = rows, hidden
         self.gate = CW.Weights(dtypes[0], n * width, hidden, seed + 1, hidden ** -0.5)
         self.up = CW.Weights(dtypes[1], n * width, hidden, seed + 2, hidden ** -0.5)
         self.down = CW.Weights(dtypes[2], n * hidden, width, seed + 3, width ** -0.5)
-        self.x = rng.standard_normal((rows, hidden)).astype(np.float32)
+        self.x = rng.standard_normal((rows, spread * hidden)).astype(np.float32)
         self.id = np.array([rng.permutation(used or n + elsewhere)[:top_k] for _ in range(rows)], np.int32)
         if elsewhere:
             self.id[self.id >= n] = -1
             self.id[rows // 2] = -1
         self.weight = rng.random((rows, top_k)).astype(np.float32)
-        self.params = dict(N_EXPERTS=n, ELSEWHERE=elsewhere, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1],
+        self.params = dict(N_EXPERTS=n, ELSEWHERE=elsewhere, TOP_K=top_k, SPREAD=spread, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1],
                            DOWN_DTYPE=dtypes[2])
         g, u, d = (w.value.astype(np.float64).reshape(n, -1, w.cols) for w in (self.gate, self.up, self.down))
         self.want = np.zeros(self.shape)
         for t in range(rows):
-            for e, w in zip(self.id[t], self.weight[t]):
-                self.want[t] += 0 if e < 0 else w * (d[e] @ (ACTS[act](g[e] @ self.x[t]) * (u[e] @ self.x[t])))
+            for k, (e, w) in enumerate(zip(self.id[t], self.weight[t])):
+                x = self.x[t].reshape(spread, hidden)[k if spread > 1 else 0]
+                self.want[t] += 0 if e < 0 else w * (d[e] @ (ACTS[act](g[e] @ x) * (u[e] @ x)))
         # experts that nobody chose must not be read
         for e in set(range(n)) - set(self.id.reshape(-1).tolist()):
             for m in (self.gate, self.up, self.down):
@@ -97,6 +98,7 @@ FFNS = {
     "f16":    dict(n=4, top_k=1, hidden=40, width=24, rows=20, dtypes=("f16",) * 3, used=2),
     "q4_0":   dict(n=6, top_k=3, hidden=96, width=64, rows=5, dtypes=("q4_0",) * 3),
     "mixed":  dict(n=8, top_k=2, hidden=256, width=256, rows=2, dtypes=("q4_k", "q5_k", "q6_k")),
+    "spread": dict(n=6, top_k=3, hidden=96, width=64, rows=5, dtypes=("u4_32",) * 3, spread=3),
     "codes":  dict(n=5, top_k=2, hidden=256, width=256, rows=3, dtypes=("iq3_xxs", "iq2_xs", "iq4_nl")),
     "q8_0":   dict(n=128, top_k=8, hidden=64, width=32, rows=1, dtypes=("q8_0", "q8_0", "q5_1")),
 }
@@ -162,7 +164,7 @@ def test_own_experts(first, count):
 
 @pytest.mark.parametrize("dtype", ["bf16", "q4_k"])
 def test_nvrtc(dtype):
-    p = dict(N_EXPERTS=128, ELSEWHERE=0, TOP_K=8, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
+    p = dict(N_EXPERTS=128, ELSEWHERE=0, TOP_K=8, SPREAD=1, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
     for template in ("moe_ffn", "moe_ffn_decode"):
         if H.nvrtc(template, p, ["sm_75", "sm_120a"] if dtype == "bf16" else ["sm_90a"]) is None:
             pytest.skip("no libnvrtc")

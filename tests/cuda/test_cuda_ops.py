@@ -32,9 +32,10 @@ def on_processors(op, params, step, args, check):
                 if x is None or isinstance(x, H.alias):
                     a.append(None if x is None else a[x.index])
                     continue
-                a.append(CPU.aligned(x.shape if isinstance(x, H.out) else (x.array if isinstance(x, H.inout) else x).shape))
-                if not isinstance(x, H.out):
-                    a[-1][...] = x.array if isinstance(x, H.inout) else x
+                given = None if isinstance(x, H.out) else x.array if isinstance(x, H.inout) else x
+                a.append(CPU.aligned(x.shape) if given is None else CPU.aligned(given.shape, np.int32 if given.dtype == np.int32 else np.float32))
+                if given is not None:
+                    a[-1][...] = given
             kernel.call(CPU.make_step(**step), a, parts)
             got = [y for y, x in zip(a, args) if isinstance(x, (H.out, H.inout))]
             check(got)
@@ -310,6 +311,21 @@ def test_clip(x):
     want = np.clip(x, -np.float32(0.7), np.float32(0.7))
     everywhere("clip", dict(WIDTH=70, LIMIT=0.7), ROWS, [x, H.out((N, 70))], want, exact=True, bucket=9)
     everywhere("clip", dict(WIDTH=70, LIMIT=0.7), ROWS, [H.inout(x), H.alias(0)], want, exact=True)
+
+
+def test_arrange_experts(x):
+    rng = np.random.default_rng(8)
+    id = np.array([rng.permutation(5)[:3] for _ in range(N)], np.int32)
+    order = np.stack([rng.permutation(70) for _ in range(5)]).astype(np.float32)
+    order[4, :3] = -1, 70, np.nan  # no column of this row: the first, the last, the first
+    at = np.nan_to_num(order, nan=0).clip(0, 69).astype(int)
+    want = np.stack([np.concatenate([x[t][at[e]] for e in id[t]]) for t in range(N)])
+    def check(got):
+        np.testing.assert_array_equal(got[0], want)
+    params = dict(N_EXPERTS=5, TOP_K=3, WIDTH=70)
+    each("arrange_experts", params, STEP, [x, id, order, H.out((N, 210))], check, bucket=9)
+    if not H.REAL:
+        on_processors("arrange_experts", params, ROWS, [x, id, order, H.out((N, 210))], check)
 
 
 def test_expert_input(x):

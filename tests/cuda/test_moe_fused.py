@@ -72,8 +72,8 @@ def test_norm_route(template, arch, name, hidden, dtype, mix, runs):
 class Experts:
     """Experts and a shared one of one layer. dtypes: of gate and up, of down, of the shared expert's gate and up, of its down."""
 
-    def __init__(self, n, top_k, hidden, width, shared, dtypes, mix=0, act="silu", kind="rms", limit=0.0, biased=False, seed=0, elsewhere=0):
-        self.elsewhere = elsewhere
+    def __init__(self, n, top_k, hidden, width, shared, dtypes, mix=0, act="silu", kind="rms", limit=0.0, biased=False, seed=0, elsewhere=0, spread=1):
+        self.elsewhere, self.spread = elsewhere, spread
         self.n, self.top_k, self.hidden, self.width, self.shared, self.dtypes, self.mix, self.act, self.kind = n, top_k, hidden, width, shared, dtypes, mix, act, kind
         r = self.r = np.random.default_rng(seed)
         a, b, c, d = dtypes
@@ -86,7 +86,7 @@ class Experts:
         self.nb = r.standard_normal(hidden).astype(np.float32) if kind == "layer" else None
         size = dict(N_EXPERTS=n, ELSEWHERE=elsewhere, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, SHARED=shared)
         has = lambda name, dt: {f"HAS_{name}": int(shared > 0), **({f"{name}_DTYPE": dt} if shared else {})}
-        self.glu_params = dict(size, ACT=act, LIMIT=limit, HAS_GATE_B=int(biased), HAS_UP_B=int(biased), NORM=kind, EPS=EPS, PLUS_ONE=0, GATE_DTYPE=a, UP_DTYPE=a, HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"),
+        self.glu_params = dict(size, SPREAD=spread, ACT=act, LIMIT=limit, HAS_GATE_B=int(biased), HAS_UP_B=int(biased), NORM=kind, EPS=EPS, PLUS_ONE=0, GATE_DTYPE=a, UP_DTYPE=a, HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"),
                                **has("S_GATE", c), **has("S_UP", c))
         self.down_params = dict(size, HAS_DOWN_B=int(biased), MIX=mix, SCALE=0.5, DOWN_DTYPE=b, **has("S_DOWN", d))
 
@@ -105,18 +105,19 @@ class Experts:
         return p
 
     def glu(self, k, rows, mixed, **kw):
-        x = self.r.standard_normal((rows, self.hidden)).astype(np.float32)
+        x = self.r.standard_normal((rows * self.spread, self.hidden)).astype(np.float32)
         xn = norm(x, self.kind, self.nw, self.nb)
+        at = lambda t, k: t * self.spread + (k if self.spread > 1 else 0)
         f = lambda g, u: gated(self.act, g, u, self.limit)
         gb, ub = (np.zeros((self.n, 1)) if b is None else b for b in self.biases[:2])
         g, u = (self.value(m, mixed).reshape(self.n, self.width, -1) for m in (self.gate, self.up))
         r = rounded(xn, self.dtypes[0]) if mixed else xn
-        want = np.concatenate([np.stack([f(g[e] @ r[t] + gb[e], u[e] @ r[t] + ub[e]) for e in self.id[t]]).reshape(1, -1) for t in range(rows)])
+        want = np.concatenate([np.stack([f(g[e] @ r[at(t, k)] + gb[e], u[e] @ r[at(t, k)] + ub[e]) for k, e in enumerate(self.id[t])]).reshape(1, -1) for t in range(rows)])
         if self.shared:
             r = rounded(xn, self.dtypes[2]) if mixed else xn
             sg, su = (self.value(m, mixed) for m in self.s[:2])
             want = np.concatenate([want, f(r @ sg.T, r @ su.T)], 1)
-        got, = k.run(step(rows), [x, self.nw, self.nb, self.id, self.nan(self.gate), self.nan(self.up), *self.biases[:2], *(m and m.packed for m in self.s[:2]), H.inout(np.full(want.shape, 7, np.float32)) if self.elsewhere else H.out(want.shape)], **kw)
+        got, = k.run(step(rows), [x.reshape(rows, -1), self.nw, self.nb, self.id, self.nan(self.gate), self.nan(self.up), *self.biases[:2], *(m and m.packed for m in self.s[:2]), H.inout(np.full(want.shape, 7, np.float32)) if self.elsewhere else H.out(want.shape)], **kw)
         if self.elsewhere:
             others = np.repeat(self.id < 0, self.width, 1)
             assert (got[:, :others.shape[1]][others] == 7).all(), "wrote for experts of other ranks"
@@ -163,6 +164,7 @@ B, F, Q = ("bf16",) * 4, ("f32",) * 4, ("q8_0",) * 4
 OAI = (0, "swiglu_oai", "rms", 1.0, True)
 DECODE = {
     "biased":       ("sm_90a", (5, 2, 64, 40, 0, ("mxfp4", "bf16", "bf16", "bf16"), *OAI), [(1, None, "fast", 0), (3, 3, "check", 2)]),
+    "spread":       ("sm_90a", (5, 3, 64, 32, 0, ("u4_32",) * 4, 0, "silu", "none", 0.0, False, 0, 0, 3), [(1, None, "fast", 0), (13, None, "check", 2)]),
     "all of 7":     ("sm_90a", (7, 7, 64, 24, 40, B, 1), [(1, None, "fast", 0), (3, None, "check", 2), (40, None, "fast", 1)]),
     "limited":      ("sm_90a", (5, 2, 64, 40, 24, B, 0, "silu_limit", "rms", 0.5), [(3, 3, "fast", 2)]),
     "f32":          ("sm_75", (5, 2, 36, 20, 0, F), [(1, None, "fast", 0), (9, 2, "check", 2)]),
@@ -172,6 +174,7 @@ DECODE = {
 MIXED = {
     "biased":       ("sm_80", (5, 2, 64, 64, 0, ("mxfp4", "mxfp4", "bf16", "bf16"), *OAI), [(20, 3, "check", 2)]),
     "biased wgmma": ("sm_90a", (5, 2, 64, 64, 0, B, *OAI), [(40, None, "fast", 0)]),
+    "spread":       ("sm_90a", (5, 3, 64, 64, 0, ("u4_32",) * 4, 0, "silu", "none", 0.0, False, 0, 0, 3), [(10, None, "fast", 0), (60, 2 + 2, "check", 2)]),
     "wgmma":        ("sm_90a", (5, 2, 64, 64, 128, B, 1), [(20, 3, "check", 2), (300, 4, "fast", 1)]),
     "wgmma blocks": ("sm_90a", (3, 2, 64, 64, 64, ("q8_0",) * 4, 0), [(10, None, "fast", 0), (40, 2, "fast", 1)]), # the way of few rows, and the other
     "5 experts":    ("sm_80", (5, 2, 64, 40, 24, B, 1), [(1, None, "fast", 0), (20, 3, "check", 2)]),
@@ -187,7 +190,7 @@ if EVERY:
             MIXED[f"{arch} {dt}"] = (arch, (5, 3, w, w, w, (dt,) * 4, 1), [(n, None, "fast", n % 2) for n in (1, 9, 64, 130, 400)] + [(40, 3, "check", 2)])
 
 
-@pytest.mark.parametrize("name", sample(DECODE, 3))
+@pytest.mark.parametrize("name", sample(DECODE, 4))
 def test_decode(name):
     arch, shape, runs = DECODE[name]
     c = Experts(*shape)
@@ -198,7 +201,7 @@ def test_decode(name):
         c.down_add(down, rows, False, mode=mode, seed=seed, bucket=rows + seed)
 
 
-@pytest.mark.parametrize("name", sample(MIXED, 4))
+@pytest.mark.parametrize("name", sample(MIXED, 5))
 def test_mixed(name):
     arch, shape, runs = MIXED[name]
     c = Experts(*shape)
@@ -283,7 +286,7 @@ def test_planted_bugs_are_found(bug):
 @pytest.mark.parametrize("dtype, arch", [("bf16", "sm_90a")] + [(d, a) for d in H.DTYPES[1:] for a in ("sm_80", "sm_90a", "sm_120a")] * EVERY)
 def test_nvrtc(dtype, arch):
     """The real compiler: no spill, no warning. Without LLMC_CHECK_ALL those that registers are short for."""
-    c = dict(N_EXPERTS=64, ELSEWHERE=0, TOP_K=6, HIDDEN=2048, WIDTH=1536, SHARED=3072, MIX=0, SCALE=1.0, ACT="silu", NORM="rms", EPS=EPS, PLUS_ONE=0, HAS_R=1)
+    c = dict(N_EXPERTS=64, ELSEWHERE=0, TOP_K=6, SPREAD=1, HIDDEN=2048, WIDTH=1536, SHARED=3072, MIX=0, SCALE=1.0, ACT="silu", NORM="rms", EPS=EPS, PLUS_ONE=0, HAS_R=1)
     for m in "GATE", "UP", "DOWN", "S_GATE", "S_UP", "S_DOWN":
         c |= {f"HAS_{m}": 1, f"{m}_DTYPE": "q6_k" if dtype == "q4_k" and "DOWN" in m else dtype}
     for template in ("norm_moe_glu_decode", "moe_down_add_decode") + ("norm_moe_glu_mixed", "moe_down_add_mixed") * EVERY:

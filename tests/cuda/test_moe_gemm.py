@@ -27,12 +27,12 @@ def rounded_h(h, x, gate, down):
 class Mixture:
     """Experts of one layer; make(rows) chooses for that many rows and says what comes out in float64."""
 
-    def __init__(self, n, top_k, hidden, width, dtypes, act="silu", seed=0, elsewhere=0):
-        self.elsewhere = elsewhere
+    def __init__(self, n, top_k, hidden, width, dtypes, act="silu", seed=0, elsewhere=0, spread=1):
+        self.elsewhere, self.spread = elsewhere, spread
         self.n, self.top_k, self.hidden, self.width, self.dtypes, self.act = n, top_k, hidden, width, dtypes, act
         self.gate, self.up, self.down = (CW.Weights(d, n * r, c, seed + i + 1, c ** -0.5)
                                          for i, (d, r, c) in enumerate(zip(dtypes, (width, width, hidden), (hidden, hidden, width))))
-        self.params = dict(N_EXPERTS=n, ELSEWHERE=elsewhere, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1], DOWN_DTYPE=dtypes[2])
+        self.params = dict(N_EXPERTS=n, ELSEWHERE=elsewhere, TOP_K=top_k, SPREAD=spread, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1], DOWN_DTYPE=dtypes[2])
 
     def values(self):
         for m, d in zip((self.gate, self.up, self.down), self.dtypes):
@@ -41,7 +41,7 @@ class Mixture:
 
     def make(self, rows, used=None, one=None, seed=0, scale=1.0):
         r = np.random.default_rng(seed)
-        self.x = (r.standard_normal((rows, self.hidden)) * np.broadcast_to(scale, (rows,))[:, None]).astype(np.float32)
+        self.x = (r.standard_normal((rows, self.spread * self.hidden)) * np.broadcast_to(scale, (rows,))[:, None]).astype(np.float32)
         self.id = np.array([r.permutation(used or self.n + self.elsewhere)[:self.top_k] for _ in range(rows)], np.int32)
         self.id[self.id >= self.n] = -1
         if one is not None:  # everybody's first choice
@@ -49,12 +49,14 @@ class Mixture:
             self.id[:, 1:] = np.array([[e for e in range(self.n) if e != one][:self.top_k - 1]] * rows)
         self.weight = r.random((rows, self.top_k)).astype(np.float32)
         g, u, d = self.values()
-        x = rounded(self.x, self.dtypes[0])
+        own = self.x.reshape(rows, self.spread, self.hidden)
+        x = rounded(self.x.reshape(-1, self.hidden), self.dtypes[0]).reshape(own.shape)
         want = np.zeros((rows, self.hidden))
         for e in range(self.n):
             t, k = np.nonzero(self.id == e)
             if len(t):
-                h = rounded_h(ACTS[self.act](x[t] @ g[e].T) * (x[t] @ u[e].T), self.x[t], self.dtypes[0], self.dtypes[2])
+                s = k * (self.spread > 1)
+                h = rounded_h(ACTS[self.act](x[t, s] @ g[e].T) * (x[t, s] @ u[e].T), own[t, s], self.dtypes[0], self.dtypes[2])
                 np.add.at(want, t, self.weight[t, k][:, None] * (h @ d[e].T))
         return want
 
@@ -85,6 +87,7 @@ def build(m, arch, **more):
 # n experts, top_k, hidden, width, types; then steps of (rows, experts that are chosen among, everybody's first choice), mode and seed
 CASES = {
     "sm_80 5 experts":    ("sm_80", (5, 2, 64, 40, ("bf16",) * 3), [(1, None, None, "fast", 0), (20, 3, None, "check", 2), (300, None, None, "fast", 1)]),
+    "sm_80 spread":       ("sm_80", (5, 3, 64, 64, ("u4_32",) * 3, "silu", 0, 0, 3), [(1, None, None, "fast", 0), (40, None, None, "check", 2)]),
     "sm_80 all of 7":     ("sm_80", (7, 7, 96, 72, ("f16",) * 3), [(9, None, None, "check", 1), (70, None, None, "fast", 0)]),
     "sm_80 hidden 576":   ("sm_80", (3, 1, 576, 96, ("q4_0",) * 3), [(17, None, None, "fast", 0), (140, 2, 1, "fast", 1)]),
     "sm_120a all to one": ("sm_120a", (40, 1, 64, 24, ("bf16",) * 3), [(150, None, 37, "check", 2), (33, 2, None, "fast", 0)]),
@@ -99,7 +102,7 @@ if EVERY:
             CASES[f"{a} {d}"] = (a, (5, 3, wide, wide, (d,) * 3), [(n, None, None, "fast", n % 2) for n in (1, 9, 64, 130)] + [(40, 3, 1, "check", 2)])
 
 
-@pytest.mark.parametrize("name", CASES if EVERY else list(CASES)[:3])
+@pytest.mark.parametrize("name", CASES if EVERY else list(CASES)[:4])
 def test_ffn(name):
     arch, shape, steps = CASES[name]
     m = Mixture(*shape)
@@ -169,7 +172,7 @@ def test_planted_bugs_are_found(bug):
 @pytest.mark.parametrize("dtype, arch", [("bf16", "sm_80")] * (not EVERY) + [(d, a) for d in H.DTYPES[1:] for a in ("sm_80", "sm_90a", "sm_120a")] * EVERY)
 def test_nvrtc(dtype, arch):
     """The real compiler: no spill, no warning."""
-    p = dict(N_EXPERTS=128, ELSEWHERE=0, TOP_K=8, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
+    p = dict(N_EXPERTS=128, ELSEWHERE=0, TOP_K=8, SPREAD=1, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
     if H.nvrtc("moe_ffn_mixed", p, [arch]) is None:
         pytest.skip("no libnvrtc")
 

@@ -217,6 +217,75 @@ def test_columns_in_any_order(name, index, tmp_path):
     assert "{tensor: down, type: f32}" in description, description
 
 
+def gptq_v2(q, scale, zero, groups):
+    """Four bits [out, in], scale and zero [out, groups], the group of each column, as GPTQ stores them"""
+    words = lambda a: (a.reshape(a.shape[0], -1, 8).astype(np.uint32) << np.arange(0, 32, 4, dtype=np.uint32)).sum(-1, dtype=np.uint32).view(np.int32)  # noqa: E731
+    return {"qweight": ("I32", np.ascontiguousarray(words(q).T)), "scales": ("F16", np.ascontiguousarray(scale.T)), "qzeros": ("I32", words(zero.T)), "g_idx": ("I32", groups.astype(np.int32))}
+
+
+def desc_act_experts(name, widths, tmp, alike=True):
+    """A golden mixture whose experts GPTQ made with desc_act, in groups of 32 columns that lie in an order of each expert's own (gate and up have one, unless they are not alike; one expert's columns
+    lie as they are): a folder, and the same model with its values written out"""
+    g = weights.Golden(name)
+    g.config.update({k: widths.get(v, v) for k, v in g.config.items() if isinstance(v, int) and not isinstance(v, bool)})
+    rng, packed, plain, orders = np.random.default_rng(5), {}, {}, {}
+    for key, shape in g.tensors.items():
+        x = weights.tensor(g.seed, key, [widths.get(s, s) for s in shape])
+        if "expert" not in key or x.ndim != 2 or key.endswith("gate.weight"):
+            plain[key] = packed[key] = ("F32", x)
+            continue
+        rows, cols = x.shape
+        base, own = key[:-len("weight")], key.replace("up_proj", "gate_proj").replace("w3", "w1") if alike else key
+        groups = orders.setdefault(own, (np.arange(cols) if ".1." in key.split("experts")[-1] else rng.permutation(cols)) // 32)
+        lo, hi = (np.stack([f(x[:, groups == i], 1) for i in range(cols // 32)], 1) for f in (np.min, np.max))
+        scale = ((hi - lo) / 15).astype(np.float16)
+        zero = np.clip(np.round(-lo / scale.astype(np.float32)), 0, 15)
+        s, z = scale.astype(np.float32)[:, groups], zero[:, groups]
+        q = np.clip(np.round(x / s) + z, 0, 15)
+        plain[key] = ("F32", ((q - z) * s).astype(np.float32))
+        packed.update({base + k: v for k, v in gptq_v2(q, scale, zero, groups).items()})
+    quant = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False, "checkpoint_format": "gptq_v2"}
+    for kind, tensors, more in ("packed", packed, {"quantization_config": quant}), ("plain", plain, {}):
+        (tmp / kind).mkdir()
+        (tmp / kind / "config.json").write_text(json.dumps(g.config | more))
+        S.write(str(tmp / kind / "model.safetensors"), tensors)
+    values = S.dense(str(tmp / "packed"))
+    assert all(np.array_equal(values[k], v) for k, (_, v) in plain.items()), "not what GPTQ's formula says"
+    return tmp / "packed", tmp / "plain", g.prompt
+
+
+MIXTURES = {"mixtral-plain": {44: 64, 36: 96}, "deepseek_v2-lite": {55: 64, 20: 96, 40: 192}}
+
+
+@pytest.mark.parametrize("name", sorted(MIXTURES))
+def test_columns_of_experts_in_orders_of_their_own(name, tmp_path):
+    """desc_act of experts: their codes stay 4 bits; x is brought into each chosen expert's order, rows of gate and up lie in the order of down's columns. The oracle is the model with its values
+    written out; a shared expert is a matrix like any other."""
+    packed, plain, prompt = desc_act_experts(name, MIXTURES[name], tmp_path)
+    want, err = run(plain, plain, prompt, "--device", "ref")
+    assert want is not None, err
+    for args, within in (["--device", "ref"], REFERENCE), (["--device", "ref", "--tp", "2"], REFERENCE), ([], KERNELS), (["--threads", "1", "--set", "parallel.experts=whole", "--tp", "2"], KERNELS):
+        got, err = run(packed, packed, prompt, *args)
+        assert got is not None and "warning" not in err, err
+        assert error(got, want) <= within, args
+    description = subprocess.run([LLMC, "import", str(packed)], capture_output=True, text=True).stdout
+    for role, order in {"e_gate": "e_gate", "e_up": "e_gate", "e_down": "e_down"}.items():
+        assert re.search(r"tensor: %s(, layers: [^{}]*)?, type: u4_32, order: %s}" % (role, order), description), description
+    plan = subprocess.run([LLMC, "plan", str(packed)], capture_output=True, text=True).stdout
+    assert "arrange_experts" in plan and "norm_moe_glu" in plan and "moe_ffn" not in plan, plan
+    layers, experts, chosen = (3, 4, 2) if name == "mixtral-plain" else (2, 8, 3)  # of 64 columns
+    assert f"orders     {layers * experts * 64 * 4 / 1024:.1f} KiB of the weights" in plan and f"{chosen * 64 * 4} bytes a row" in plan, plan
+
+
+def test_experts_whose_gate_and_up_have_two_orders_are_f32(tmp_path):
+    packed, plain, prompt = desc_act_experts("mixtral-plain", MIXTURES["mixtral-plain"], tmp_path, alike=False)
+    want, err = run(plain, plain, prompt, "--device", "ref")
+    got, err = run(packed, packed, prompt, "--device", "ref")
+    assert got is not None and error(got, want) <= REFERENCE, err
+    description = subprocess.run([LLMC, "import", str(packed)], capture_output=True, text=True).stdout
+    assert re.search(r"tensor: e_down, type: u4_32, order: e_down}", description) and "order: e_gate" not in description, description
+
+
 def test_factors_of_columns_stay_out_of_blocks(tmp_path):
     """pre_quant_scale: x is multiplied, weights stay 4 bits"""
     g = np.load(os.path.join(FOLDER, "modelopt-int4-awq", "logits.npz"))

@@ -309,7 +309,7 @@ for name, act, limit, elsewhere, ids, (gb, ub, db) in (("silu", "silu", 0.0, 0, 
                                                        ("elsewhere", "silu", 0.0, 3, torch.tensor([[-1, 2], [-1, -1], [0, 3]]), zero)):
     y = torch.stack([sum((wt[t, k] * (d[e] @ glu(g[e] @ x[t] + gb[e], u[e] @ x[t] + ub[e], act, limit) + db[e]) for k, e in enumerate(ids[t]) if e >= 0), start=0 * x[t])
                      for t in range(3)])
-    case = Case("moe_ffn", name, n_experts=4, elsewhere=elsewhere, top_k=2, hidden=5, width=6, act=act, limit=limit).step([0, 1, 2]).f32(x).i32(ids).f32(
+    case = Case("moe_ffn", name, n_experts=4, elsewhere=elsewhere, top_k=2, spread=1, hidden=5, width=6, act=act, limit=limit).step([0, 1, 2]).f32(x).i32(ids).f32(
         wt).weight(g.view(24, 5)).weight(u.view(24, 5)).weight(d.view(20, 6))
     case = case.none().none().none() if name != "biases" else case.vector(gb.view(-1)).vector(ub.view(-1)).vector(db.view(-1))
     case.room(15).out(y).end()
@@ -386,7 +386,7 @@ for name, shared, mix, scale, act, limit in (("routed", 0, 0, 1.0, "gelu", 0.0),
     if shared:
         h = torch.cat([h, glu(F.linear(n, sg), F.linear(n, su), act, limit)], 1)
     sizes = dict(n_experts=4, elsewhere=0, top_k=2, hidden=5, width=6, shared=shared)
-    case = Case("norm_moe_glu", name, **sizes, act=act, limit=limit, norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(
+    case = Case("norm_moe_glu", name, n_experts=4, elsewhere=0, top_k=2, spread=1, hidden=5, width=6, shared=shared, act=act, limit=limit, norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(
         nw).none().i32(ids).weight(g.view(24, 5)).weight(u.view(24, 5))
     case = case.vector(gb.view(-1)).vector(ub.view(-1)) if "biased" in name else case.none().none()
     case = case.weight(sg).weight(su) if shared else case.none().none()
@@ -648,6 +648,19 @@ x, m, a, z, c = rnd(2, 3, 5), rnd(2, 3, 3), rnd(2, 5), rnd(2, 5), rnd(2, 3)
 Case("stream_mix", "three", width=5, groups=3).step([0, 1]).f32(x).f32(m).room(30).out(x + torch.einsum("tij,tjw->tiw", m, x)).end()
 Case("stream_correct", "second", width=5, groups=3, first=1).step([0, 1]).f32(x).f32(a).f32(c).room(30).out(x + (1 + c)[..., None] * (a - x[:, 1])[:, None]).end()
 Case("stream_add", "but_first", width=5, groups=3, first=1).step([0, 1]).f32(x).f32(z).room(30).out(x + z[:, None] * torch.tensor([0.0, 1, 1])[:, None]).end()
+
+# rows for experts whose columns lie in an order of their own, and experts that take such
+x, order, ids = rnd(3, 5), torch.stack([torch.randperm(5) for _ in range(4)]), torch.tensor([[2, 0], [3, 2], [0, 3]])
+rows = torch.stack([torch.stack([x[t][order[e]] for e in ids[t]]) for t in range(3)])
+Case("arrange_experts", "plain", n_experts=4, top_k=2, width=5).step([0, 1, 2]).f32(x).i32(ids).vector(order.double().view(-1)).room(30).out(rows).end()
+wt, g, u, d = rnd(3, 2), rnd(4, 6, 5), rnd(4, 6, 5), rnd(4, 5, 6)
+h = torch.stack([torch.stack([glu(g[e] @ rows[t, k], u[e] @ rows[t, k], "silu", 0.0) for k, e in enumerate(ids[t])]) for t in range(3)])
+y = torch.stack([sum(wt[t, k] * (d[e] @ h[t, k]) for k, e in enumerate(ids[t])) for t in range(3)])
+sizes = dict(n_experts=4, elsewhere=0, top_k=2, spread=2, hidden=5, width=6)
+Case("moe_ffn", "spread", **sizes, act="silu", limit=0.0).step([0, 1, 2]).f32(rows.view(3, 10)).i32(ids).f32(wt).weight(g.view(24, 5)).weight(u.view(24, 5)).weight(
+    d.view(20, 6)).none().none().none().room(15).out(y).end()
+Case("norm_moe_glu", "spread", **sizes, shared=0, act="silu", limit=0.0, norm="none", eps=0.0, plus_one=0).step([0, 1, 2]).f32(rows.view(3, 10)).none().none().i32(ids).weight(
+    g.view(24, 5)).weight(u.view(24, 5)).none().none().none().none().room(h.numel()).out(h.view(3, 12)).end()
 
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")

@@ -102,11 +102,12 @@ class Mixture:
     """One layer's experts, rows that chose among them, and what must come out of both kernels in float64."""
 
     def __init__(self, lib, target, n, top_k, hidden, width, types, shared=0, s_types=(), mix=0, kind="rms", act="silu", bits=16,
-                 rows=120, to=None, limit=0.0, biased=False):
+                 rows=120, to=None, limit=0.0, biased=False, spread=1):
         rng = np.random.default_rng(5)
         self.n, self.top_k, self.hidden, self.width, self.shared, self.mix, self.bits = n, top_k, hidden, width, shared, mix, bits
         self.kind, self.act, self.types, self.s_types, self.target, self.rows = kind, act, types, s_types, target, rows
-        self.x = rng.standard_normal((rows, hidden)).astype(np.float32)
+        self.spread = spread                                # rows of x for each token
+        self.x = rng.standard_normal((rows, spread * hidden)).astype(np.float32)
         chosen = to or list(range(n - (n > top_k)))         # the last is nobody's
         self.id = np.array([rng.permutation(chosen)[:top_k] for _ in range(rows)], np.int32)
         self.weight = rng.random((rows, top_k + mix)).astype(np.float32)
@@ -129,7 +130,7 @@ class Mixture:
     def glu_kernel(self):
         names = dict(zip(("GATE_DTYPE", "UP_DTYPE"), self.types)) | dict(zip(("S_GATE_DTYPE", "S_UP_DTYPE"), self.s_types))
         return H.build("norm_moe_glu", self.target, self.sizes() | names | dict(
-            ACT=self.act, LIMIT=self.limit, NORM=self.kind, EPS=1e-5, PLUS_ONE=0, HAS_GATE_B=int(self.biases[0] is not None), HAS_UP_B=int(self.biases[0] is not None), HAS_S_GATE=int(self.shared > 0), HAS_S_UP=int(self.shared > 0)), FAST)
+            SPREAD=self.spread, ACT=self.act, LIMIT=self.limit, NORM=self.kind, EPS=1e-5, PLUS_ONE=0, HAS_GATE_B=int(self.biases[0] is not None), HAS_UP_B=int(self.biases[0] is not None), HAS_S_GATE=int(self.shared > 0), HAS_S_UP=int(self.shared > 0)), FAST)
 
     def glu(self, k, rows, parts, order=None):
         cols = self.top_k * self.width + self.shared
@@ -142,14 +143,15 @@ class Mixture:
     def glu_want(self):
         """(values, a bound of their errors to be multiplied by the share that is allowed)"""
         xn = norm(self.x, self.kind, self.nw, self.nb)
+        own = lambda t, k: xn[t].reshape(self.spread, -1)[k if self.spread > 1 else 0]  # noqa: E731
         g, u = (w.value.astype(np.float64).reshape(self.n, self.width, -1) for w in self.w[:2])
         out, size = np.zeros((self.rows, self.top_k * self.width + self.shared)), None
         size = np.zeros_like(out)
         for t in range(self.rows):
             pairs = [(g[e], u[e], *(0 if b is None else b[e] for b in self.biases[:2])) for e in self.id[t]]
             pairs += [(*(w.value.astype(np.float64) for w in self.s[:2]), 0, 0)] * (self.shared > 0)
-            out[t] = np.concatenate([gated(self.act, a @ xn[t] + ab, b @ xn[t] + bb, self.limit) for a, b, ab, bb in pairs])
-            size[t] = np.concatenate([(4 * np.abs(a) @ np.abs(xn[t]) + 1) * (4 * np.abs(b) @ np.abs(xn[t]) + 1) for a, b, _, _ in pairs])
+            out[t] = np.concatenate([gated(self.act, a @ own(t, k) + ab, b @ own(t, k) + bb, self.limit) for k, (a, b, ab, bb) in enumerate(pairs)])
+            size[t] = np.concatenate([(4 * np.abs(a) @ np.abs(own(t, k)) + 1) * (4 * np.abs(b) @ np.abs(own(t, k)) + 1) for k, (a, b, _, _) in enumerate(pairs)])
         return out, size
 
     def down_kernel(self, has_r=True):
@@ -190,6 +192,7 @@ MIXTURES = {
     "to-one":  dict(n=5, top_k=1, hidden=64, width=96, types=("q8_0", "q5_1", "q4_1"), to=[3], kind="layer", rows=203),
     "biased":  dict(n=5, top_k=2, hidden=96, width=43, types=("mxfp4", "mxfp4", "bf16"), act="swiglu_oai", limit=1.0, biased=True, rows=60),
     "limited": dict(n=3, top_k=2, hidden=64, width=43, types=F16, shared=28, s_types=("f16", "bf16", "f32"), act="silu_limit", limit=0.5, rows=30),
+    "spread":  dict(n=5, top_k=3, hidden=96, width=64, types=("u4_32",) * 3, kind="none", rows=110, spread=3),
     "i8":      dict(n=3, top_k=2, hidden=64, width=64, types=Q4, shared=64, s_types=Q4, bits=8),
 }
 # compiling is what takes time: all on the last target, on the others what differs by the width of vectors

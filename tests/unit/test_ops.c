@@ -32,7 +32,7 @@ attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 			a[n].i = 0;
 		if (!strcmp(key, "rope_dims"))
 			a[n].i = i / 2;
-		if (!strcmp(key, "groups") || !strcmp(key, "mix") || !strcmp(key, "each") || !strcmp(key, "chunk"))
+		if (!strcmp(key, "groups") || !strcmp(key, "mix") || !strcmp(key, "each") || !strcmp(key, "chunk") || !strcmp(key, "spread"))
 			a[n].i = 1;
 	}
 	return n;
