@@ -399,13 +399,13 @@ template <class D> struct alignas(16) delta_main {
 				}
 	}
 
-	/* Columns of heads of the sequences behind the first n_dec, dealt to the blocks of the grid */
+	/* Columns of heads of the sequences behind the first n_dec, one of them for a block */
 	__device__ __forceinline__ void
 	deal(const llmc_step &step, const delta_args &in, const delta_room &room, int n_dec, int n_seq)
 	{
-		const int n = (n_seq - n_dec) * T::VH * T::SLICES;
+		const int i = (int)blockIdx.x;
 
-		for (int i = blockIdx.x; i < n; i += gridDim.x)
+		if (i < (n_seq - n_dec) * T::VH * T::SLICES)
 			run(step, in, room, n_dec + i / T::SLICES / T::VH, i / T::SLICES % T::VH, i % T::SLICES * T::COLS);
 	}
 };

@@ -281,7 +281,6 @@ template <class D> struct alignas(16) scan_main {
 		chunk_part at = chunk_part_of(s, q, 0);
 		Ahead ahead;
 
-		__syncthreads();
 		fetch(c, C_ROW, in, at, c_from);
 		ask(ahead, in, room, at, h, col);
 #pragma unroll
@@ -325,13 +324,13 @@ template <class D> struct alignas(16) scan_main {
 			}
 	}
 
-	/* Columns of heads of the sequences behind the first n_dec, dealt to the blocks of the grid */
+	/* Columns of heads of the sequences behind the first n_dec: one of them for a block, so nothing waits for what was in shared memory before */
 	__device__ __forceinline__ void
 	deal(const llmc_step &s, const scan_args &in, const scan_room &room, int n_dec, int n_seq)
 	{
-		const int n = (n_seq - n_dec) * D::H * SLICES;
+		const int i = (int)blockIdx.x;
 
-		for (int i = blockIdx.x; i < n; i += gridDim.x)
+		if (i < (n_seq - n_dec) * D::H * SLICES)
 			run(s, in, room, n_dec + i / SLICES / D::H, i / SLICES % D::H, i % SLICES * COLS);
 	}
 };
