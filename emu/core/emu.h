@@ -40,7 +40,7 @@ typedef struct CpQueue { CpCopy *copy; uint32_t *group; CpArrival *arr; uint32_t
 typedef struct StoreQueue { struct Store *s; int n, cap; } StoreQueue;
 
 /* What a thread has issued of warpgroup matrix instructions; the numbers count since the start of the kernel. */
-typedef struct Held { const char *lo, *hi; bool whole; } Held;  /* registers in flight: whole, or for reading only */
+typedef struct Held { const char *lo, *hi; bool whole; uint32_t upto; } Held;  /* registers in flight: whole, or for reading only until that many instructions are done */
 typedef struct WgThread { uint32_t next, end[16]; int n_group; bool fenced; Held busy[24]; int n_busy; } WgThread;
 
 /* The first fields are read by the device header through inline assembly. A line of 64 bytes for what every collective touches, one for what

@@ -149,14 +149,16 @@ hold(Thread *t, const void *p, size_t n, bool whole, Site at)
 	WgThread *w = mine(t);
 
 	for (int i = 0; i < w->n_busy; i++)
-		if (w->busy[i].lo == p && w->busy[i].hi == (const char *)p + n)
+		if (w->busy[i].lo == p && w->busy[i].hi == (const char *)p + n) {
+			w->busy[i].upto = w->next;
 			return;
+		}
 	if (w->n_busy == (int)(sizeof w->busy / sizeof *w->busy)) {
 		if (!whole)
 			return;
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "more accumulators in flight than the emulator keeps apart");
 	}
-	w->busy[w->n_busy++] = (Held){ p, (const char *)p + n, whole };
+	w->busy[w->n_busy++] = (Held){ p, (const char *)p + n, whole, w->next };
 }
 
 static int
@@ -345,8 +347,8 @@ retire(Block *b, Wg *g, int first, uint32_t upto)
 	for (int u = 0; u < 128; u++) {
 		Thread *t = &b->t[first + u];
 		int k = 0;
-		for (int x = 0; x < t->wg->n_busy; x++) /* A's registers are given free by the first wait behind them */
-			if (t->wg->busy[x].whole)
+		for (int x = 0; x < t->wg->n_busy; x++)
+			if (t->wg->busy[x].whole || (int32_t)(t->wg->busy[x].upto - upto) > 0)
 				t->wg->busy[k++] = t->wg->busy[x];
 		t->wg->n_busy = k;
 		if (emu_check)

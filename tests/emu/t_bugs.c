@@ -247,6 +247,7 @@ static const Case cases[] = {
 	{ S, "wgmma_no_proxy_fence", one, 1, 128, 16384 },
 	{ S, "wgmma_reuse", one, 1, 128, 16384 },
 	{ S, "wgmma_registers", one, 1, 128, 16384 },
+	{ S, "wgmma_registers_in_turns", one, 1, 128, 16384 },
 	{ S, "wgmma_three_warps", one, 1, 128, 16384 },
 	{ S, "wgmma_disagree", one, 1, 128, 16384 },
 	{ S, "wgmma_swizzle", one, 1, 128, 16384 },

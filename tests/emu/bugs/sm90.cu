@@ -123,6 +123,24 @@ wgmma_registers(Args p)
 }
 
 extern "C" __global__ void
+wgmma_registers_in_turns(Args p)
+{
+	SHARED_ARENA(Tiles, s);
+	float d[32];
+	unsigned a[2][4] = { { 1, 2, 3, 4 }, { 5, 6, 7, 8 } };
+	fill(s, true);
+	for (int k = 0; k < 2; k++) {
+		wgmma_fence();
+		wgmma_bf16_m64n64k16_ra(d, a[k], desc(s.b), k);
+		wgmma_commit();
+	}
+	wgmma_wait<1>();
+	a[BUG][threadIdx.x & 3] = 7; // wgmma_registers_in_turns
+	wgmma_wait<0>();
+	p.c[threadIdx.x] = d[0] + a[1][0];
+}
+
+extern "C" __global__ void
 wgmma_three_warps(Args p)
 {
 	SHARED_ARENA(Tiles, s);
