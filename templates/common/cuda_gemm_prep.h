@@ -33,9 +33,9 @@ prep_read(const value_bf16 *x, float (&v)[4])
 }
 
 /* The block's row: x [W::COLS] to act [W::COLS]; scale: what results are multiplied by (half floats only). act is a pointer, or
- * something else whose act + k is the place of value k (in steps of 4). */
+ * something else whose act + k is the place of value k (in steps of 4). upto: zeros are written from COLS to there. */
 template <class W, class NORM, class X, class A> DEV void
-prep_row(const X *x, const norm_vectors &norm, A act, float *scale)
+prep_row(const X *x, const norm_vectors &norm, A act, float *scale, int upto = W::COLS)
 {
 	SHARED(prep_shared, s);
 	constexpr int COLS = W::COLS, N = (COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS);
@@ -95,7 +95,7 @@ prep_row(const X *x, const norm_vectors &norm, A act, float *scale)
 #pragma unroll
 	for (int i = 0; i < N; i++) {
 		const int k = ((int)threadIdx.x + i * GEMM_THREADS) * 4;
-		if (k < COLS)
+		if (k < upto)
 			st_v2(act + k, make_uint2(w_pack<W>(v[i][0] * up, v[i][1] * up), w_pack<W>(v[i][2] * up, v[i][3] * up)));
 	}
 }

@@ -6,8 +6,10 @@
  *     weights   memory --cp.async--> stage --ld.shared--> fragment --scales, chunk--> A of the mma       each warp its own 32 rows and unit
  *     a         memory --cp.async--> stage --ld.shared.v4--> B of the mma                                 all threads copy, all warps of a unit read
  *     ring      STAGES steps; weights of the first ones are asked for before the PDL wait, a after it
- *     step      wait for its copies, barrier, ask for step + STAGES - 1, multiply
+ *     step      wait for its copies, barrier, ask for step + AHEAD, multiply
  *   after the last step of a tile: sums of the KW warps meet in the stage that was read last, in their order; epilogue
+ *
+ * On sm_90a weights that are taken apart are multiplied by wgmma (cuda_swap_sm90.h), which reads a where it lies in the stage, for 64 rows of W at once.
  *
  * Columns of a lie in the order in which a stage wants them (swap_act): of 16-bit weights, and where a lane has eight neighbours, that is the order of
  * the row itself.
@@ -31,12 +33,16 @@
 
 enum { SWAP_WARPS = 8, SWAP_THREADS = SWAP_WARPS * 32, SWAP_ROWS = 64 };
 
-/* ROWS: columns of y; SHARE 2: each of rows of both halves of W. SHARED: bytes of dynamic shared memory, which the @launch line says too. */
-template <class W_, int ROWS_, int SHARE_, int SHARED_> struct swap_config {
+/* ROWS: columns of y; SHARE 2: each of rows of both halves of W. SHARED: bytes of dynamic shared memory, which the @launch line says too. WGMMA: products are of
+ * warpgroups (cuda_swap_sm90.h). */
+template <class W_, int ROWS_, int SHARE_, int SHARED_, int WGMMA_ = 0> struct swap_config {
 	typedef W_                 W;
 	typedef typename W::stream S;
-	enum { ROWS = ROWS_, SHARE = SHARE_, COLS = W::COLS, UNITS = (COLS + S::UNIT - 1) / S::UNIT, SHARED = SHARED_ };
+	enum { ROWS = ROWS_, SHARE = SHARE_, COLS = W::COLS, UNITS = (COLS + S::UNIT - 1) / S::UNIT, SHARED = SHARED_, WGMMA = WGMMA_ };
 };
+
+/* Has the launch the tile of 16 rows? */
+DEV bool swap_tiny(int rows) { return rows > 0 && rows <= 16; }
 
 /* What a warp has of a stage: eight rows, four times */
 template <class S> struct swap_weights { typename S::stage group[4]; };
@@ -46,9 +52,10 @@ template <class G, int NT_> struct swap_tile {
 	typedef typename G::S S;
 	enum {
 		NT = NT_,
+		WGMMA = G::WGMMA && NT > 2, /* of 16 rows wgmma would take more instructions */
 		W_BYTES = SWAP_WARPS * (int)sizeof(swap_weights<S>),
 		UNIT_BYTES = S::CHUNKS * NT * 512, /* of a, for a unit */
-		KW = 8 * UNIT_BYTES <= W_BYTES ? 4 : 4 * UNIT_BYTES <= W_BYTES ? 2 : 1,
+		KW = 8 * UNIT_BYTES <= W_BYTES && !WGMMA ? 4 : 4 * UNIT_BYTES <= W_BYTES ? 2 : 1,
 		MW = SWAP_WARPS / KW,
 		OUT = MW * 32 / G::SHARE,          /* columns of y */
 		TILES = (G::ROWS + OUT - 1) / OUT,
@@ -56,9 +63,10 @@ template <class G, int NT_> struct swap_tile {
 		PIECES = KW * S::CHUNKS * NT / 8,  /* 16 bytes of a, for each thread and step */
 		STAGE_BYTES = W_BYTES + KW * UNIT_BYTES,
 		STAGES = G::SHARED / STAGE_BYTES < 8 ? G::SHARED / STAGE_BYTES : 8,
+		AHEAD = STAGES - 1 - WGMMA,        /* stages on their way: not the one that is read, nor by wgmma the one before it */
 		SUMS = MW * 32 * NT * 8            /* of a tile */
 	};
-	static_assert(STAGES >= 2 && PIECES >= 1, "shared memory for two stages");
+	static_assert(AHEAD >= 1 && PIECES >= 1, "shared memory for two stages, or three");
 	static_assert((KW - 1) * MW * NT * 512 <= STAGE_BYTES, "half of the warps' sums in one stage");
 	static_assert(SWAP_THREADS % 128 == 0 && NT <= SWAP_WARPS, "a thread's pieces are of one lane");
 };
@@ -77,6 +85,22 @@ DEV void st_v2(const swap_four_nibbles &to, uint2 v) { st_v2(to.at, make_uint2(_
 template <bool NIBBLES> struct swap_four_of { typedef swap_four type; };
 template <> struct swap_four_of<true> { typedef swap_four_nibbles type; };
 
+/* Which of W::stream's pieces column k is in: the bits of a column in its unit */
+template <class W> struct swap_place {
+	typedef typename W::stream S;
+	int half, chunk, lane;
+
+	__device__ __forceinline__ explicit
+	swap_place(int k)
+	{
+		const int HALF = S::col2(0, 0, 0), CHUNK = S::CHUNKS > 1 ? S::col(0, 1 % S::CHUNKS, 0) : 1, f = k % S::UNIT;
+
+		half = f / HALF & 1;
+		chunk = f / CHUNK & (S::CHUNKS - 1);
+		lane = (f / S::col(0, 0, 1) & 1) + (f / S::col(0, 0, 2) & 1) * 2;
+	}
+};
+
 template <class W> struct swap_act {
 	typedef typename W::stream S;
 	typedef typename swap_four_of<S::NIBBLES != 0>::type four;
@@ -89,11 +113,9 @@ template <class W> struct swap_act {
 	__device__ __forceinline__ four
 	operator+(int k) const
 	{
-		/* the bits of a column in its unit: which half of a piece, which chunk, which lane */
-		const int HALF = S::col2(0, 0, 0), CHUNK = S::CHUNKS > 1 ? S::col(0, 1 % S::CHUNKS, 0) : 1;
-		const int f = k % S::UNIT, half = f / HALF & 1, c = f / CHUNK & (S::CHUNKS - 1), t = (f / S::col(0, 0, 1) & 1) + (f / S::col(0, 0, 2) & 1) * 2;
+		const swap_place<W> p(k);
 
-		return { row + ((k / S::UNIT * S::CHUNKS + c) * 4 + t) * 16 + half * 8 };
+		return { row + ((k / S::UNIT * S::CHUNKS + p.chunk) * 4 + p.lane) * 16 + p.half * 8 };
 	}
 };
 
@@ -179,31 +201,31 @@ struct swap_line {
 /* Scratch: part [blocks, 2, SUMS] sums of tiles that several blocks have; count [TILES] of zeros. */
 struct swap_scratch { float *part; int *count; };
 
-template <class G, class T> DEV void
-swap_multiply(const unsigned char *stage, int wm, int wk, int unit, float (&acc)[2][T::NT][4])
-{
+/* A lane's part of a unit of a warp's 32 rows */
+template <class G> struct swap_unit {
 	typedef typename G::S S;
-	const int lane = (int)lane_id(), t = lane & 3;
-	const swap_weights<S> &from = ((const swap_weights<S> *)stage)[wk * T::MW + wm];
-	const unsigned char *x = stage + T::W_BYTES + wk * T::UNIT_BYTES + lane * 16;
 	typename S::fragment u[4];
-	swap_chunk<S> chunk[4];
+	swap_chunk<S>        chunk[4];
+	int                  unit;
 
-	if (G::UNITS % T::KW && unit >= G::UNITS)
-		return;
+	__device__ __forceinline__
+	swap_unit(const swap_weights<S> &from, int unit) : unit(unit)
+	{
 #pragma unroll
-	for (int i = 0; i < 4; i++) {
-		S::load(u[i], from.group[i], unit, lane);
-		chunk[i].set(u[i], unit, t);
+		for (int i = 0; i < 4; i++) {
+			S::load(u[i], from.group[i], unit, (int)lane_id());
+			chunk[i].set(u[i], unit, (int)lane_id() & 3);
+		}
 	}
-#pragma unroll
-	for (int c = 0; c < S::CHUNKS; c++) {
-		unsigned a[2][2][4]; /* of both mma, the chunk's two steps of 16 columns */
+	/* A of both mma, the chunk's two steps of 16 columns */
+	__device__ __forceinline__ void
+	get(unsigned (&a)[2][2][4], int c) const
+	{
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
 			unsigned w[4], v[4];
-			chunk[2 * i].get(w, u[2 * i], unit, c, t);
-			chunk[2 * i + 1].get(v, u[2 * i + 1], unit, c, t);
+			chunk[2 * i].get(w, u[2 * i], unit, c, (int)lane_id() & 3);
+			chunk[2 * i + 1].get(v, u[2 * i + 1], unit, c, (int)lane_id() & 3);
 #pragma unroll
 			for (int k = 0; k < 2; k++) {
 				a[i][k][0] = w[2 * k];
@@ -212,18 +234,59 @@ swap_multiply(const unsigned char *stage, int wm, int wk, int unit, float (&acc)
 				a[i][k][3] = v[2 * k + 1];
 			}
 		}
+	}
+};
+
+/* How a step is multiplied, and in which order its part of a lies in its stage */
+template <class G, class T, bool WGMMA = T::WGMMA> struct swap_product {
+	typedef typename G::S S;
+	const unsigned char *act; /* this thread's pieces: of row tid / 4 % 8 of eight rows each, what lane tid % 4 has */
+	int                  n;
+
+	__device__ __forceinline__ swap_product(const void *act, int, int n)
+		: act((const unsigned char *)act + (long long)((int)lane_id() >> 2) * swap_act<typename G::W>::ROW + ((int)lane_id() & 3) * 16), n(n) {}
+	/* asks for a's part of step `at` */
+	__device__ __forceinline__ void
+	ask(unsigned char *stage, int at) const
+	{
+		const int lane = (int)lane_id();
+
 #pragma unroll
-		for (int j = 0; j < T::NT; j++) {
-			const uint4 q = ld_v4(x + (c * T::NT + j) * 512);
-			const unsigned b0[2] = { q.x, q.y }, b1[2] = { q.z, q.w };
+		for (int i = 0; i < T::PIECES; i++) {
+			const int p = i * SWAP_WARPS + (int)warp_id(), j = p % T::NT, k = p / T::NT, unit = at * T::KW + k / S::CHUNKS;
+			const bool is = j * 8 + (lane >> 2) < n && (G::COLS % (S::UNIT * T::KW) == 0 || S::col(unit, k % S::CHUNKS, lane & 3) < G::COLS);
+			cp_async_16_fill(stage + T::W_BYTES + (p * 32 + lane) * 16, act + (is ? (long long)j * 8 * swap_act<typename G::W>::ROW + (at * T::KW * S::CHUNKS + k) * 64 : 0), is ? 16 : 0);
+		}
+	}
+	/* what came of a stage is there for all, behind a barrier */
+	__device__ __forceinline__ void share() const {}
+	__device__ __forceinline__ void
+	multiply(const unsigned char *stage, int wm, int wk, int unit, float (&acc)[2][T::NT][4])
+	{
+		const unsigned char *x = stage + T::W_BYTES + wk * T::UNIT_BYTES + (int)lane_id() * 16;
+
+		if (G::UNITS % T::KW && unit >= G::UNITS)
+			return;
+		const swap_unit<G> w(((const swap_weights<S> *)stage)[wk * T::MW + wm], unit);
 #pragma unroll
-			for (int i = 0; i < 2; i++) {
-				w_mma<typename G::W>(acc[i][j], a[i][0], b0);
-				w_mma<typename G::W>(acc[i][j], a[i][1], b1);
+		for (int c = 0; c < S::CHUNKS; c++) {
+			unsigned a[2][2][4];
+			w.get(a, c);
+#pragma unroll
+			for (int j = 0; j < T::NT; j++) {
+				const uint4 q = ld_v4(x + (c * T::NT + j) * 512);
+				const unsigned b0[2] = { q.x, q.y }, b1[2] = { q.z, q.w };
+#pragma unroll
+				for (int i = 0; i < 2; i++) {
+					w_mma<typename G::W>(acc[i][j], a[i][0], b0);
+					w_mma<typename G::W>(acc[i][j], a[i][1], b1);
+				}
 			}
 		}
 	}
-}
+	/* all sums are there */
+	__device__ __forceinline__ void finish(float (&)[2][T::NT][4]) const {}
+};
 
 template <class T> DEV void
 swap_clear(float (&acc)[2][T::NT][4])
@@ -326,7 +389,7 @@ swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &
 
 	rows.aim(in.w, (tile * T::MW + wm) * (32 / G::SHARE));
 #pragma unroll 1
-	for (int s = 0; s < T::STAGES - 1 && begin + s < stop; s++) {
+	for (int s = 0; s < T::AHEAD && begin + s < stop; s++) {
 		ask_weights(smem + s * T::STAGE_BYTES);
 		advance();
 	}
@@ -334,22 +397,13 @@ swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &
 	PDL_WAIT();
 	const int n = min(*count, NT * 8);
 
-	/* this thread's pieces: of row tid / 4 % 8 of eight rows each, what lane tid % 4 has */
-	const unsigned char *const act = (const unsigned char *)in.act + (long long)(lane >> 2) * swap_act<typename G::W>::ROW + (lane & 3) * 16;
-	auto ask_rows = [&](unsigned char *stage, int at) {
-#pragma unroll
-		for (int i = 0; i < T::PIECES; i++) {
-			const int p = i * SWAP_WARPS + warp, j = p % NT, k = p / NT, unit = at * T::KW + k / S::CHUNKS;
-			const bool is = j * 8 + (lane >> 2) < n && (G::COLS % (S::UNIT * T::KW) == 0 || S::col(unit, k % S::CHUNKS, lane & 3) < G::COLS);
-			cp_async_16_fill(stage + T::W_BYTES + (p * 32 + lane) * 16, act + (is ? (long long)j * 8 * swap_act<typename G::W>::ROW + (at * T::KW * S::CHUNKS + k) * 64 : 0), is ? 16 : 0);
-		}
-	};
+	swap_product<G, T> product(in.act, *count, n);
 	{
 		int at = step;
 #pragma unroll 1
-		for (int s = 0; s < T::STAGES - 1; s++) {
+		for (int s = 0; s < T::AHEAD; s++) {
 			if (begin + s < stop)
-				ask_rows(smem + s * T::STAGE_BYTES, at);
+				product.ask(smem + s * T::STAGE_BYTES, at);
 			cp_async_commit();
 			at = at + 1 == T::STEPS ? 0 : at + 1;
 		}
@@ -360,18 +414,20 @@ swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &
 	swap_clear<T>(acc);
 #pragma unroll 1
 	for (int u = begin; u < stop; u++) {
-		cp_async_wait<T::STAGES - 2>();
+		cp_async_wait<T::AHEAD - 1>();
+		product.share();
 		__syncthreads();
-		if (u + T::STAGES - 1 < stop) {
-			unsigned char *into = smem + (at == 0 ? T::STAGES - 1 : at - 1) * T::STAGE_BYTES;
+		if (u + T::AHEAD < stop) {
+			unsigned char *into = smem + (at + T::AHEAD < T::STAGES ? at + T::AHEAD : at + T::AHEAD - T::STAGES) * T::STAGE_BYTES;
 			ask_weights(into);
-			ask_rows(into, next_step);
+			product.ask(into, next_step);
 			advance();
 		}
 		cp_async_commit();
-		swap_multiply<G, T>(smem + at * T::STAGE_BYTES, wm, wk, step * T::KW + wk, acc);
+		product.multiply(smem + at * T::STAGE_BYTES, wm, wk, step * T::KW + wk, acc);
 
 		if (++step == T::STEPS || u + 1 == stop) {
+			product.finish(acc);
 			if (T::KW > 1)
 				swap_join<T>(smem + at * T::STAGE_BYTES, wm, wk, acc);
 			/* the blocks that have parts of this tile, and where their sums are */
@@ -414,7 +470,7 @@ swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &
 template <class G, class E> DEV void
 swap_run(int rows, const gemm_operands<typename G::W> &in, const int *count, const E &e, const swap_scratch &to)
 {
-	if (rows > 0 && rows <= 16)
+	if (swap_tiny(rows))
 		swap_rows_of<G, 2>(in, count, e, to);
 	else if (rows > 0 && rows <= 32)
 		swap_rows_of<G, 4>(in, count, e, to);

@@ -72,6 +72,29 @@ class Sass(list):
                  and not any(a <= c and d <= b and (a, b) != (c, d) and all(any(c <= k < d for k in self.where(o)) for o in ops) for c, d in last.items())]
         return found
 
+    def ways(self, *ops):
+        """Of each loop with an instruction of the first of ops: how many instructions the shortest way round has that passes most of ops, the first one's before the next one's.
+        What is behind a branch on the way (the end of a tile) is not in it."""
+        heads = {}
+        for i in self.where("BRA"):
+            m = re.search(r"(\.L\w+)", self[i])
+            if m and self.label.get(m[1], i + 1) <= i:
+                heads[self.label[m[1]]] = i
+        marks, found = [set(self.where(o)) for o in ops], []
+        for head, tail in sorted(heads.items()):
+            best = {}  # from an instruction to the branch back: of each of ops, then minus the length
+            for i in range(tail, head - 1, -1):
+                m = re.match(r"(@!?\S+\s+)?(\S+)\s*(.*)", self[i])
+                to = self.label.get((re.search(r"\.L\w+", self[i]) or [""])[0]) if m[2].split(".")[0] == "BRA" else None
+                after = [best[i + 1]] if i + 1 in best and (to is None or m[1] or re.match(r"!?U?P\d", m[3])) and not (m[2] == "EXIT" and not m[1]) else []
+                after += [(0,) * (len(ops) + 1)] if to == head else [best[to]] if to in best else []
+                if after:
+                    *n, length = max(after)
+                    best[i] = (*[x + (i in mark) for x, mark in zip(n, marks)], length - 1)
+            if head in best and best[head][0]:
+                found.append(-best[head][-1])
+        return found
+
 
 def functions(cubin):
     """{name: Sass} of a cubin's bytes; None without a disassembler."""
