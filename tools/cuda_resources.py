@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def trouble(rows):
 
 
 def markdown(rows, version_note):
-    out = ["# What CUDA kernels take", "", f"Made by `make nvrtc` ({version_note}): threads of a block, registers of a thread, shared memory of a block (static and dynamic),",
+    out = ["# What CUDA kernels take", "", f"Made by `make nvrtc` on {time.strftime('%Y-%m-%d')} ({version_note}), of the kernels of that day: threads of a block, registers of a thread, shared memory of a block (static and dynamic),",
            f"blocks that fit one multiprocessor. {trouble(rows)}. Functions of the same name are kernels of different shapes.", ""]
     for config in dict.fromkeys(r["config"] for r in rows):
         mine = [r for r in rows if r["config"] == config]
