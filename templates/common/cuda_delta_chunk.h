@@ -113,7 +113,7 @@ template <class D> struct alignas(16) delta_prep {
 			e = decays(in, at, h);
 		__syncthreads();
 		/* eight columns a warp; rows 0 to 15 see the first sixteen alone */
-#pragma unroll 2
+#pragma unroll 1 /* by 2, registers are spilled on sm_100a */
 		for (int s = 0; s < T::STEPS; s++) {
 			tf32_b b;
 			tf32_get(b, k + warp * 8 * T::STRIDE + s * 8, T::STRIDE);
