@@ -107,12 +107,146 @@ arrange_experts(Build *b, int x, int id, int64_t width, int64_t *spread)
 	return y;
 }
 
+/* How experts are chosen: attributes of moe_route, those in front of them being set */
+static void
+choice(Build *b, Op *o)
+{
+	const Spec *s = b->s;
+
+	op_set_word(b->g, o, "score", s->moe.score);
+	op_set_int(b->g, o, "renorm", s->moe.renorm);
+	op_set_num(b->g, o, "sum_eps", s->moe.renorm_eps);
+	op_set_num(b->g, o, "scale", s->moe.scale);
+	op_set_num(b->g, o, "jitter", s->moe.jitter);
+	op_set_int(b->g, o, "groups", s->moe.groups > 0 ? s->moe.groups : 1);
+	op_set_int(b->g, o, "keep_groups", s->moe.groups > 0 ? s->moe.keep_groups : 1);
+	op_set_word(b->g, o, "group_score", s->moe.group_top2 ? "top2" : "max");
+}
+
+/* No norm is in front of the op. */
+static void
+no_norm(Build *b, Op *o)
+{
+	op_set_word(b->g, o, "norm", "none");
+	op_set_num(b->g, o, "eps", 0);
+	op_set_int(b->g, o, "plus_one", 0);
+}
+
+/* Numbers and weights of the experts that a row goes to; at once: in the op that fusion makes of both */
+static void
+route(Build *b, int seen, bool at_once, int *id, int *weights)
+{
+	const Spec *s = b->s;
+	const int   n = s->moe.n_experts;
+	Op         *o;
+
+	if (at_once) {
+		const int w = build_matrix(b, "router", n, s->hidden), logit_b = build_bias(b, s->moe.router_bias, "router", n), bias = s->moe.choice_bias ? build_bias(b, true, "router_bias", n) : -1;
+		const int in = build_arrange(b, seen, "router", s->hidden);
+		*id = build_value(b, "expert_id");
+		*weights = build_value(b, "expert_weight");
+		o = OP(b, norm_route, .x = in, .nw = -1, .nb = -1, .w = w, .logit_b = logit_b, .bias = bias, .id = *id, .weight = *weights);
+		op_set_int(b->g, o, "n_experts", n);
+		op_set_int(b->g, o, "top_k", s->moe.top_k);
+		op_set_int(b->g, o, "hidden", s->hidden);
+		op_set_int(b->g, o, "mix", 0);
+		choice(b, o);
+		no_norm(b, o);
+		return;
+	}
+	const int logits = build_matmul(b, seen, "router", s->moe.router_bias, n, s->hidden, "router"), bias = s->moe.choice_bias ? build_bias(b, true, "router_bias", n) : -1;
+	*id = build_value(b, "expert_id");
+	*weights = build_value(b, "expert_weight");
+	o = OP(b, moe_route, .logits = logits, .bias = bias, .id = *id, .weight = *weights);
+	op_set_int(b->g, o, "n_experts", n);
+	op_set_int(b->g, o, "top_k", s->moe.top_k);
+	choice(b, o);
+}
+
+/* Experts of the rows `in`: what they are chosen by, their matrices, and biases or -1; gate is up where there is none */
+typedef struct Experts { int in, id, weights, gate, up, down, gate_b, up_b, down_b; int64_t row; const char *name; } Experts;
+
+/* Attributes of both halves, those that come first; spread 0: of the last one, which has none */
+static void
+expert_sizes(Build *b, Op *o, int64_t spread, int64_t row)
+{
+	op_set_int(b->g, o, "n_experts", b->s->moe.n_experts);
+	op_set_int(b->g, o, "elsewhere", 0);
+	op_set_int(b->g, o, "top_k", b->s->moe.top_k);
+	if (spread)
+		op_set_int(b->g, o, "spread", spread);
+	op_set_int(b->g, o, "hidden", row);
+	op_set_int(b->g, o, "width", b->s->moe.width);
+}
+
+static void
+expert_act(Build *b, Op *o)
+{
+	op_set_word(b->g, o, "act", b->s->moe.plain ? "relu" : build_act_word(b->s->moe.act));
+	op_set_num(b->g, o, "limit", spec_moe_limit(b->s, b->layer));
+}
+
+static void
+lora_sizes(Build *b, Op *o, int count)
+{
+	op_set_int(b->g, o, "n_experts", b->s->moe.n_experts);
+	op_set_int(b->g, o, "elsewhere", 0);
+	op_set_int(b->g, o, "top_k", b->s->moe.top_k);
+	op_set_int(b->g, o, "rank", b->s->adapters.expert_rank);
+	if (count)
+		op_set_int(b->g, o, "count", count);
+	op_set_int(b->g, o, "slots", b->s->adapters.slots);
+}
+
+/* Right factors of `count` matrices of the experts that a row chose */
+static int
+experts_low(Build *b, int x, int id, int a, int64_t cols, bool each, int count, const char *name)
+{
+	const int low = build_value(b, name);
+	Op *o = OP(b, lora_experts_down, .x = x, .id = id, .a = a, .t = low);
+
+	op_set_int(b->g, o, "cols", cols);
+	op_set_int(b->g, o, "each", each);
+	lora_sizes(b, o, count);
+	return low;
+}
+
+/* Experts that adapters change, in the halves that fusion makes of moe_ffn elsewhere: what is added goes in front of the activation, and behind the sum. */
+static int
+adapted_experts(Build *b, const Experts *e, const int first[2], const int last[2])
+{
+	const int64_t width = b->s->moe.width;
+	const int low = experts_low(b, e->in, e->id, first[0], e->row, false, 2, "expert_low"), add = build_value(b, "expert_add");
+	Op *o = OP(b, lora_experts_up, .t = low, .id = e->id, .b = first[1], .y = add);
+
+	op_set_int(b->g, o, "rows", width);
+	lora_sizes(b, o, 2);
+	const int h = build_value(b, "experts_act");
+	o = OP(b, norm_moe_glu, .x = e->in, .nw = -1, .nb = -1, .id = e->id, .gate = e->gate, .up = e->up, .gate_b = e->gate_b, .up_b = e->up_b, .s_gate = -1, .s_up = -1, .add = add, .h = h);
+	expert_sizes(b, o, 1, e->row);
+	op_set_int(b->g, o, "shared", 0);
+	expert_act(b, o);
+	no_norm(b, o);
+	const int base = build_value(b, arena_printf(b->g->arena, "%s_base", e->name));
+	o = OP(b, moe_down_add, .h = h, .id = e->id, .weight = e->weights, .down = e->down, .down_b = e->down_b, .s_down = -1, .r = -1, .y = base);
+	expert_sizes(b, o, 0, e->row);
+	op_set_int(b->g, o, "shared", 0);
+	op_set_int(b->g, o, "mix", 0);
+	op_set_num(b->g, o, "scale", 1);
+	const int down = experts_low(b, h, e->id, last[0], width, true, 1, "expert_down_low"), y = build_value(b, e->name);
+	o = OP(b, lora_experts_add, .x = base, .t = down, .id = e->id, .weight = e->weights, .b = last[1], .y = y);
+	op_set_int(b->g, o, "rows", e->row);
+	lora_sizes(b, o, 0);
+	return y;
+}
+
 int
 build_moe(Build *b, int h, int x)
 {
 	const Spec *s = b->s;
-	int         n = s->moe.n_experts, shared_bias = -1, seen = h;
+	int         n = s->moe.n_experts, seen = h, id, weights, first[2], last[2];
 	int64_t     hidden = s->hidden, width = s->moe.width, shared = s->moe.shared_width;
+	Op         *o;
 
 	build_at(b, "moe.n_experts");
 	/* in front of the choice, since the experts' first step takes its place when they are fused */
@@ -123,21 +257,9 @@ build_moe(Build *b, int h, int x)
 		seen = build_rmsnorm(b, x, "router_norm", hidden, 1, s->norm.eps, false, "router_normed");
 		seen = build_gain(b, seen, NULL, pow((double)hidden, -0.5), hidden, "router_in");
 	}
-	int logits = build_matmul(b, seen, "router", s->moe.router_bias, n, hidden, "router");
-	if (s->moe.choice_bias)
-		shared_bias = build_bias(b, true, "router_bias", n);
-	int id = build_value(b, "expert_id"), weights = build_value(b, "expert_weight");
-	Op *o = OP(b, moe_route, .logits = logits, .bias = shared_bias, .id = id, .weight = weights);
-	op_set_int(b->g, o, "n_experts", n);
-	op_set_int(b->g, o, "top_k", s->moe.top_k);
-	op_set_word(b->g, o, "score", s->moe.score);
-	op_set_int(b->g, o, "renorm", s->moe.renorm);
-	op_set_num(b->g, o, "sum_eps", s->moe.renorm_eps);
-	op_set_num(b->g, o, "scale", s->moe.scale);
-	op_set_num(b->g, o, "jitter", s->moe.jitter);
-	op_set_int(b->g, o, "groups", s->moe.groups > 0 ? s->moe.groups : 1);
-	op_set_int(b->g, o, "keep_groups", s->moe.groups > 0 ? s->moe.keep_groups : 1);
-	op_set_word(b->g, o, "group_score", s->moe.group_top2 ? "top2" : "max");
+	const bool slots = build_expert_factors(b->g, (const char *const[]){ s->moe.plain ? "e_up" : "e_gate", "e_up" }, 2, b->layer, n, width, row, b->loc, first) &&
+	                   build_expert_factors(b->g, (const char *const[]){ "e_down" }, 1, b->layer, n, row, width, b->loc, last);
+	route(b, seen, slots, &id, &weights);
 
 	if (s->moe.expert_gain) {
 		build_at(b, "moe.expert_gain");
@@ -171,16 +293,16 @@ build_moe(Build *b, int h, int x)
 		down_b = build_experts(b->g, "e_down_b", b->layer, n, hidden, 0, b->loc);
 		build_at(b, "moe.n_experts");
 	}
-	int y = build_value(b, s->moe.latent ? "expert_out" : shared > 0 || s->moe.beside ? "routed" : "ffn_out");
-	o = OP(b, moe_ffn, .x = in, .id = id, .weight = weights, .gate = s->moe.plain ? up : gate, .up = up, .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
-	op_set_int(b->g, o, "n_experts", n);
-	op_set_int(b->g, o, "elsewhere", 0);
-	op_set_int(b->g, o, "top_k", s->moe.top_k);
-	op_set_int(b->g, o, "spread", spread);
-	op_set_int(b->g, o, "hidden", row);
-	op_set_int(b->g, o, "width", width);
-	op_set_word(b->g, o, "act", s->moe.plain ? "relu" : build_act_word(s->moe.act));
-	op_set_num(b->g, o, "limit", spec_moe_limit(s, b->layer));
+	const Experts e = { in, id, weights, s->moe.plain ? up : gate, up, down, gate_b, up_b, down_b, row, s->moe.latent ? "expert_out" : shared > 0 || s->moe.beside ? "routed" : "ffn_out" };
+	int y;
+	if (slots) {
+		y = adapted_experts(b, &e, first, last);
+	} else {
+		y = build_value(b, e.name);
+		o = OP(b, moe_ffn, .x = in, .id = id, .weight = weights, .gate = e.gate, .up = up, .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
+		expert_sizes(b, o, spread, row);
+		expert_act(b, o);
+	}
 	if (s->moe.latent)
 		y = build_matmul(b, y, "moe_out", s->ffn.bias, hidden, row, shared > 0 || s->moe.beside ? "routed" : "ffn_out");
 	if (shared <= 0)

@@ -283,16 +283,18 @@ add_adapter(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src
 	return true;
 }
 
+/* n_experts: 0: of matrices that are none */
 static int
-factor_add(Graph *g, PlanFactor factor, const char *id, int64_t each, const PlanSource *src, int n_src, Loc loc)
+factor_add(Graph *g, PlanFactor factor, const char *id, int n_experts, int64_t each, const PlanSource *src, int n_src, Loc loc)
 {
-	const int slots = g->spec->adapters.slots, rank = g->spec->adapters.rank;
-	int v = tensor_add(g, id, (StorageRule){ .dtype = DT_F32 }, slots * (int64_t)rank * each * (factor == FACTOR_A ? n_src : 1), 0, src, n_src, loc);
+	const int slots = g->spec->adapters.slots, rank = n_experts ? g->spec->adapters.expert_rank : g->spec->adapters.rank;
+	int v = tensor_add(g, id, (StorageRule){ .dtype = DT_F32 }, (int64_t)slots * rank * (n_experts ? n_experts : 1) * each * (factor == FACTOR_A || n_experts ? n_src : 1), 0, src, n_src, loc);
 
 	PlanTensor *t = &g->tensor[g->val[v].tensor];
 	t->factor = factor;
 	t->slots = slots;
 	t->rank = rank;
+	t->experts = t->all_experts = n_experts;
 	return v;
 }
 
@@ -315,8 +317,8 @@ build_factors(Graph *g, const char *role, int layer, int64_t rows, int64_t cols,
 		return false;
 	*src = (PlanSource){ .name = name, .rows = theirs.rows, .cols = cols, .block = rows, .stride = rows, .n_block = 1,
 		             .lora = name, .lora_first = theirs.first, .lora_block = theirs.block, .lora_stride = theirs.stride };
-	factor[0] = factor_add(g, FACTOR_A, arena_printf(g->arena, "L%d.%s.lora_a", layer, role), cols, src, 1, loc);
-	factor[1] = factor_add(g, FACTOR_B, arena_printf(g->arena, "L%d.%s.lora_b", layer, role), rows, src, 1, loc);
+	factor[0] = factor_add(g, FACTOR_A, arena_printf(g->arena, "L%d.%s.lora_a", layer, role), 0, cols, src, 1, loc);
+	factor[1] = factor_add(g, FACTOR_B, arena_printf(g->arena, "L%d.%s.lora_b", layer, role), 0, rows, src, 1, loc);
 	return true;
 }
 
@@ -327,7 +329,63 @@ graph_stack_factors(Graph *g, const char *name, const int *val, int n)
 
 	for (int i = 0; i < n; i++)
 		src[i] = g->tensor[g->val[val[i]].tensor].src[0];
-	return factor_add(g, FACTOR_A, name, src[0].cols, src, n, g->val[val[0]].loc);
+	return factor_add(g, FACTOR_A, name, 0, src[0].cols, src, n, g->val[val[0]].loc);
+}
+
+/* What transformers calls the stacked matrices of all experts */
+static const char UP_PARAMETER[] = "gate_up_proj", DOWN_PARAMETER[] = "down_proj";
+
+/* "model.layers.0.mlp.experts.0.up_proj" -> "model.layers.0"; NULL: no such name */
+static const char *
+experts_stem(Arena *a, const TensorRule *theirs, int layer)
+{
+	const char *first = rule_name(a, theirs, layer, 0, ""), *at = strstr(first, ".experts");
+
+	while (at && at > first && at[-1] != '.')
+		at--;
+	return at && at > first ? arena_strndup(a, first, (size_t)(at - 1 - first)) : NULL;
+}
+
+/* A source of a factor for a role of experts, of matrices [rows, cols] each; false: adapters of it are not read */
+static bool
+expert_source(Graph *g, const char *role, int layer, int64_t rows, int64_t cols, PlanSource *src)
+{
+	const bool down = strcmp(role, "e_down") == 0, plain = g->spec->moe.plain; /* plain: up alone, in the place of both */
+	int  part;
+	const TensorRule *theirs = rule_in(g->spec->lora.rule, g->spec->lora.n_rule, role, &part);
+	const char *stem = theirs && !theirs->interleaved && !theirs->transpose ? experts_stem(g->arena, theirs, layer) : NULL;
+
+	if (!stem)
+		return false;
+	TensorRule each = *theirs; /* its number stays open */
+	const char *hole = strstr(theirs->name, "{e}"), *name = arena_printf(g->arena, "%s#%s", stem, down ? DOWN_PARAMETER : plain ? "up_proj" : UP_PARAMETER);
+	if (hole)
+		each.name = arena_printf(g->arena, "%.*s{x}%s", (int)(hole - theirs->name), theirs->name, hole + 3);
+	char *module = hole ? arena_strdup(g->arena, rule_name(g->arena, &each, layer, 0, "")) : NULL, *at = module ? strstr(module, "{x}") : NULL;
+	if (at)
+		at[1] = 'e';
+	*src = (PlanSource){ .name = name, .lora = at ? module : name, .rows = rows, .cols = cols, .first = strcmp(role, "e_up") == 0 && !plain ? rows : 0, .stride = down || plain ? rows : 2 * rows,
+		             .block = rows, .n_block = 1, .lora_block = rows, .lora_stride = rows };
+	return true;
+}
+
+bool
+build_expert_factors(Graph *g, const char *const *role, int n_role, int layer, int n_experts, int64_t rows, int64_t cols, Loc loc, int factor[2])
+{
+	PlanSource *src = NEW(g->arena, PlanSource, n_role);
+
+	if (g->spec->adapters.slots < 1 || g->spec->adapters.expert_rank < 1)
+		return false;
+	/* columns in an order of their own (desc_act) have rows of gate and up in that of down's: an adapter's would have to be as well */
+	for (int i = 0; i < 3; i++)
+		if (spec_storage(g->spec, (const char *const[]){ "e_gate", "e_up", "e_down" }[i], layer).order)
+			return false;
+	for (int i = 0; i < n_role; i++)
+		if (!expert_source(g, role[i], layer, rows, cols, &src[i]))
+			return false;
+	factor[0] = factor_add(g, FACTOR_A, arena_printf(g->arena, "L%d.%s.lora_a", layer, role[0]), n_experts, cols, src, n_role, loc);
+	factor[1] = factor_add(g, FACTOR_B, arena_printf(g->arena, "L%d.%s.lora_b", layer, role[0]), n_experts, rows, src, n_role, loc);
+	return true;
 }
 
 /* A weight outside of the layers may be read twice. A head that guesses has few. */
@@ -410,11 +468,8 @@ adapt_experts(Graph *g, const TensorRule *rule, const char *role, int layer, Pla
 	if (!g->peft)
 		return true;
 	const TensorRule *theirs = rule_in(g->spec->lora.rule, g->spec->lora.n_rule, role, &part);
-	const char *first = theirs ? rule_name(g->arena, theirs, layer, 0, "") : "", *at = strstr(first, ".experts");
-	for (; at && at > first && at[-1] != '.'; at--) /* "model.layers.0.mlp.experts.0" -> "model.layers.0" */
-		;
-	const char *stem = at > first ? arena_strndup(g->arena, first, (size_t)(at - 1 - first)) : NULL;
-	bool stacked = stem && peft_experts(g->peft, stem, down ? "down_proj" : "gate_up_proj", out, cols, name, sizeof name), any = stacked;
+	const char *stem = theirs ? experts_stem(g->arena, theirs, layer) : NULL;
+	bool stacked = stem && peft_experts(g->peft, stem, down ? DOWN_PARAMETER : UP_PARAMETER, out, cols, name, sizeof name), any = stacked;
 	if (stacked && (rule->interleaved || rule->transpose)) {
 		err_at(g->diag, spec_loc(g->spec, "lora.path"), "lora.path: the adapter changes experts of layer %d, which this family stores turned or interleaved: merge it into the checkpoint", layer);
 		return false;

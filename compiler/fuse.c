@@ -372,6 +372,7 @@ graph_fuse(Graph *g, const Templates *ts, Strbuf *log)
 {
 	static const struct { const char *name; int (*run)(Fuse *); } pass[] = {
 		{ "lora_down", fuse_lora_down },     { "lora_add", fuse_lora_add },
+		{ "lora_experts", fuse_lora_experts },
 		{ "mixture", fuse_mixture },         { "norm_qkv", fuse_norm_qkv },
 		{ "mla", fuse_mla },                 { "norm_glu", fuse_norm_glu },
 		{ "norm_act", pass_norm_act },       { "head", fuse_head },

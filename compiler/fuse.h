@@ -48,5 +48,6 @@ int fuse_mla(Fuse *f);
 int fuse_mixture(Fuse *f);
 int fuse_lora_down(Fuse *f);
 int fuse_lora_add(Fuse *f);
+int fuse_lora_experts(Fuse *f);
 
 #endif

@@ -74,6 +74,44 @@ fuse_lora_down(Fuse *f)
 	return n;
 }
 
+/* y = add(r, lora_experts_add(moe_down_add(h)))  ->  y = lora_experts_add(moe_down_add(h, r))
+ *
+ * requires: nothing else reads what lies between them; r is made before
+ * keeps:    y, to rounding
+ * effect:   experts go onto the stream, or onto the shared expert's part, at once. */
+int
+fuse_lora_experts(Fuse *f)
+{
+	enum { X = ARG(add, x), R = ARG(add, r) };
+	Graph *g = f->g;
+	int    n = 0;
+
+	for (size_t i = 0; i < g->n_op; i++) {
+		Op *add = &g->op[i];
+		for (int side = X; add->kind == OP_add && side <= R; side++) {
+			const int other = add->arg[side == X ? R : X];
+			Op *up = fuse_only_def(f, add->arg[side], OP_lora_experts_add), *down = up ? fuse_only_def(f, up->arg[ARG(lora_experts_add, x)], OP_moe_down_add) : NULL;
+			if (!down || down->arg[ARG(moe_down_add, r)] >= 0 || (side == X && op_num(add, "scale") != 1) || (fuse_def(f, other) && fuse_def(f, other) >= down))
+				continue;
+			const int y = add->arg[ARG(add, y)], sum = value_like(f, y, arena_printf(g->arena, "%s_base", fuse_name(f, y)), g->val[y].dim[1], (int)(down - g->op));
+			down->arg[ARG(moe_down_add, r)] = other;
+			down->arg[ARG(moe_down_add, y)] = up->arg[ARG(lora_experts_add, x)] = sum;
+			for (int k = 0; k < down->n_attr; k++)
+				if (strcmp(down->attr[k].key, "scale") == 0)
+					down->attr[k].f = op_num(add, "scale");
+			Op last = *up;
+			last.arg[ARG(lora_experts_add, y)] = y;
+			op_makes(&last, fuse_name(f, y));
+			up->kind = OP_nop;
+			*add = last; /* in its place: a stage's last op makes what it hands on */
+			g->val[y].def = (int)i;
+			fuse_recount(f);
+			n++;
+		}
+	}
+	return n;
+}
+
 /* y = add(r, lora_up(matmul(x, w)))  ->  y = lora_up(add(r, matmul(x, w)))
  *
  * requires: nothing else reads the product, nor its sum with what an adapter adds; r is made before that sum

@@ -93,6 +93,8 @@ void   graph_sweep(Graph *g);                             /* nops and values and
 int    build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t rows, int64_t cols, Loc loc);
 /* Slots of adapters for a role's matrix (adapters.slots): values of its factors a and b. False: it has none. */
 bool   build_factors(Graph *g, const char *role, int layer, int64_t rows, int64_t cols, Loc loc, int factor[2]);
+/* The same of routed experts (adapters.expert_rank): of n_role matrices [rows, cols] that a row goes through in each, side by side */
+bool   build_expert_factors(Graph *g, const char *const *role, int n_role, int layer, int n_experts, int64_t rows, int64_t cols, Loc loc, int factor[2]);
 /* Right factors of n matrices that x goes through, each of one, as one */
 int    graph_stack_factors(Graph *g, const char *name, const int *val, int n);
 /* What the checkpoint has beside the matrix of a role for each of its columns (SCHEME_ORDER, SCHEME_FACTOR): a vector */

@@ -175,6 +175,38 @@ own_first(const Pass *p, ShareKind by, int64_t n)
 	return n / p->s->total[by] * p->s->share[by][p->rank].first;
 }
 
+/* Of experts: whole ones, or of each some rows of the left factors or some columns of the right one */
+static int
+cut_expert_factor(Pass *p, int v, bool whole)
+{
+	Graph      *g = p->g;
+	PlanTensor  t = g->tensor[g->val[v].tensor];
+	PlanSource *src = NEW(g->arena, PlanSource, t.n_src);
+	const Share mine = p->s->share[SHARE_EXPERT][p->rank];
+
+	memcpy(src, t.src, (size_t)t.n_src * sizeof *src);
+	if (whole) {
+		t.rows = t.rows / t.experts * mine.count;
+		t.experts = (int)mine.count;
+		t.first_expert = (int)mine.first;
+	}
+	for (int k = 0; k < t.n_src && !whole; k++) {
+		const int64_t n = t.factor == FACTOR_A ? src[k].cols : src[k].block, first = own_first(p, SHARE_EXPERT, n), count = own(p, SHARE_EXPERT, n);
+		t.rows = k ? t.rows : t.rows / n * count;
+		if (t.factor == FACTOR_A) {
+			src[k].col_first = first;
+			src[k].col_total = n;
+			src[k].cols = count;
+		} else {
+			src[k].first += first;
+			src[k].lora_first += first;
+			src[k].block = src[k].lora_block = src[k].lora_stride = count;
+		}
+	}
+	t.src = src;
+	return add_part(g, v, t);
+}
+
 /* What is dealt in a layer in the place of `by`: layers of another kind have shares of their own. */
 static ShareKind
 kind_in(const Pass *p, ShareKind by, int layer)
@@ -482,50 +514,100 @@ shard_add(Pass *p, Op *op)
 	keep(p, op);
 }
 
-/* The experts of this rank, whole: the choice is the same on all ranks, and each goes on with what is its own of it. */
-static void
-shard_moe_whole(Pass *p, Op *op)
+/* Numbers of experts as this rank has them, for the numbers of all */
+static int
+own_id(Pass *p, const Op *op, int id)
 {
-	enum { GATE = ARG(moe_ffn, gate), DOWN_B = ARG(moe_ffn, down_b), ID = ARG(moe_ffn, id) };
 	Graph        *g = p->g;
-	const int64_t n = op_int(op, "n_experts");
+	const int64_t n = g->spec->moe.n_experts;
 
-	whole_inputs(p, op);
-	for (int k = GATE; k <= DOWN_B; k++)
-		cut_arg(p, op, k, CUT_ROWS, SHARE_EXPERT, 1, NULL);
-	int mine = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.own", g->val[op->arg[ID]].name), op->loc);
+	for (size_t i = g->n_op; i-- > 0 && g->op[i].layer == op->layer;)
+		if (g->op[i].kind == OP_own_experts && g->op[i].arg[ARG(own_experts, id)] == id)
+			return g->op[i].arg[ARG(own_experts, own)];
+	int mine = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.own", g->val[id].name), op->loc);
 	Op *o = graph_op(g, OP_own_experts, op->layer, op->loc);
-	op_args(o, OP_ARGS(own_experts, .id = op->arg[ID], .own = mine));
+	op_args(o, OP_ARGS(own_experts, .id = id, .own = mine));
 	op_set_int(g, o, "n_experts", n);
 	op_set_int(g, o, "top_k", op_int(op, "top_k"));
 	op_set_int(g, o, "first", p->s->share[SHARE_EXPERT][p->rank].first);
 	op_set_int(g, o, "count", p->s->share[SHARE_EXPERT][p->rank].count);
-	op->arg[ID] = mine;
-	set_int(op, "n_experts", p->s->share[SHARE_EXPERT][p->rank].count);
-	set_int(op, "elsewhere", n - p->s->share[SHARE_EXPERT][p->rank].count);
-	make_partial(p, op, ARG(moe_ffn, y), -1);
-	keep(p, op);
+	return mine;
+}
+
+/* An op over experts that ranks have whole: the choice is the same on all ranks, and each goes on with what is its own of it. */
+static void
+own_experts(Pass *p, Op *op, int ID)
+{
+	const int64_t n = op_int(op, "n_experts"), mine = p->s->share[SHARE_EXPERT][p->rank].count;
+
+	op->arg[ID] = own_id(p, op, op->arg[ID]);
+	set_int(op, "n_experts", mine);
+	set_int(op, "elsewhere", n - mine);
+}
+
+/* The first products of experts, of matrices `width` times `n_experts` rows: arguments from FIRST to LAST, some of which may lack */
+static void
+cut_first(Pass *p, Op *op, int FIRST, int LAST, bool whole)
+{
+	const int n = (int)op_int(op, "n_experts");
+
+	for (int k = FIRST; k <= LAST; k++)
+		cut_arg(p, op, k, CUT_ROWS, SHARE_EXPERT, whole ? 1 : n, NULL);
+}
+
+/* The last one: rank 0 alone adds biases of experts that ranks share, since they are weighted by the router */
+static void
+cut_last(Pass *p, Op *op, int DOWN, int DOWN_B, bool whole)
+{
+	if (!whole && p->rank > 0)
+		op->arg[DOWN_B] = -1;
+	cut_arg(p, op, DOWN, whole ? CUT_ROWS : CUT_COLS, SHARE_EXPERT, 1, NULL);
+	if (whole)
+		cut_arg(p, op, DOWN_B, CUT_ROWS, SHARE_EXPERT, 1, NULL);
+	else
+		set_int(op, "width", own(p, SHARE_EXPERT, op_int(op, "width")));
 }
 
 static void
 shard_moe(Pass *p, Op *op)
 {
-	int n = (int)op_int(op, "n_experts");
+	const bool whole = p->g->spec->experts_whole;
 
-	if (p->g->spec->experts_whole) {
-		shard_moe_whole(p, op);
-		return;
-	}
-	if (p->rank > 0) /* weighted by the router, they are part of rank 0's term alone */
-		op->arg[ARG(moe_ffn, down_b)] = -1;
 	whole_inputs(p, op);
-	cut_arg(p, op, ARG(moe_ffn, gate_b), CUT_ROWS, SHARE_EXPERT, n, NULL);
-	cut_arg(p, op, ARG(moe_ffn, up_b), CUT_ROWS, SHARE_EXPERT, n, NULL);
-	cut_arg(p, op, ARG(moe_ffn, gate), CUT_ROWS, SHARE_EXPERT, n, NULL);
-	cut_arg(p, op, ARG(moe_ffn, up), CUT_ROWS, SHARE_EXPERT, n, NULL);
-	cut_arg(p, op, ARG(moe_ffn, down), CUT_COLS, SHARE_EXPERT, 1, NULL);
-	set_int(op, "width", own(p, SHARE_EXPERT, op_int(op, "width")));
+	cut_first(p, op, ARG(moe_ffn, gate), ARG(moe_ffn, up), whole);
+	cut_first(p, op, ARG(moe_ffn, gate_b), ARG(moe_ffn, up_b), whole);
+	cut_last(p, op, ARG(moe_ffn, down), ARG(moe_ffn, down_b), whole);
+	if (whole)
+		own_experts(p, op, ARG(moe_ffn, id));
 	make_partial(p, op, ARG(moe_ffn, y), -1);
+	keep(p, op);
+}
+
+/* The halves of a mixture that adapters change; what is between them is this rank's alone, and nobody else reads it. */
+static void
+shard_moe_glu(Pass *p, Op *op)
+{
+	const bool whole = p->g->spec->experts_whole;
+
+	whole_inputs(p, op);
+	cut_first(p, op, ARG(norm_moe_glu, gate), ARG(norm_moe_glu, up_b), whole);
+	if (whole)
+		own_experts(p, op, ARG(norm_moe_glu, id));
+	else
+		set_int(op, "width", own(p, SHARE_EXPERT, op_int(op, "width")));
+	keep(p, op);
+}
+
+static void
+shard_moe_down(Pass *p, Op *op)
+{
+	const bool whole = p->g->spec->experts_whole;
+
+	whole_inputs(p, op);
+	cut_last(p, op, ARG(moe_down_add, down), ARG(moe_down_add, down_b), whole);
+	if (whole)
+		own_experts(p, op, ARG(moe_down_add, id));
+	make_partial(p, op, ARG(moe_down_add, y), -1);
 	keep(p, op);
 }
 
@@ -615,6 +697,37 @@ shard_lora_up(Pass *p, Op *op)
 	keep(p, op);
 }
 
+/* What adapters add to experts: to those of this rank, or to its rows of gate and up and with its columns of down */
+static void
+shard_lora_experts(Pass *p, Op *op, int ID, int FACTOR, const char *cut)
+{
+	const bool whole = p->g->spec->experts_whole;
+
+	if (whole || cut)
+		op->arg[FACTOR] = cut_expert_factor(p, op->arg[FACTOR], whole);
+	if (whole)
+		own_experts(p, op, ID);
+	else if (cut)
+		set_int(op, cut, own(p, SHARE_EXPERT, op_int(op, cut)));
+}
+
+static void
+shard_lora_experts_add(Pass *p, Op *op)
+{
+	enum { X = ARG(lora_experts_add, x), Y = ARG(lora_experts_add, y) };
+	const int   y = op->arg[Y], sum = op->arg[X];
+	const State x = p->state[sum];
+
+	whole(p, op->arg[ARG(lora_experts_add, weight)]);
+	op->arg[X] = x.raw;
+	shard_lora_experts(p, op, ARG(lora_experts_add, id), ARG(lora_experts_add, b), NULL);
+	make_partial(p, op, Y, x.bias[0]);
+	const int raw = p->state[y].raw;
+	p->state[y] = x;
+	p->state[y].raw = raw;
+	keep(p, op);
+}
+
 static void
 shard_op(Pass *p, Op *op)
 {
@@ -624,6 +737,25 @@ shard_op(Pass *p, Op *op)
 		return;
 	case OP_lora_up:
 		shard_lora_up(p, op);
+		return;
+	case OP_lora_experts_down:
+		whole_inputs(p, op);
+		shard_lora_experts(p, op, ARG(lora_experts_down, id), ARG(lora_experts_down, a), op_int(op, "each") ? "cols" : NULL);
+		keep(p, op);
+		return;
+	case OP_lora_experts_up:
+		whole_inputs(p, op);
+		shard_lora_experts(p, op, ARG(lora_experts_up, id), ARG(lora_experts_up, b), "rows");
+		keep(p, op);
+		return;
+	case OP_lora_experts_add:
+		shard_lora_experts_add(p, op);
+		return;
+	case OP_norm_moe_glu:
+		shard_moe_glu(p, op);
+		return;
+	case OP_moe_down_add:
+		shard_moe_down(p, op);
 		return;
 	case OP_lora_heads_down:
 	case OP_lora_heads_up: {

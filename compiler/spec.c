@@ -450,6 +450,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->pp = (int)INT(pp);
 	s->adapters.slots = (int)INT(adapter_slots);
 	s->adapters.rank = (int)INT(adapter_rank);
+	s->adapters.expert_rank = (int)INT(adapter_expert_rank);
 	s->experts_whole = IS(experts, "whole");
 	s->weights = STR(weights);
 	s->checkpoint = STR(checkpoint);

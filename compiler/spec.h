@@ -224,7 +224,7 @@ typedef struct Spec {
 
 	const char *weights;           /* path as written, or NULL */
 	struct { const char *path; double scale; const TensorRule *rule; int n_rule; } lora; /* path NULL: none; rule: names as Hugging Face has them */
-	struct { int slots, rank; } adapters; /* slots 0: none; names as lora.rule has them */
+	struct { int slots, rank, expert_rank; } adapters; /* slots 0: none; names as lora.rule has them; expert_rank 0: routed experts have none */
 	const char *checkpoint;        /* "hf" or "gguf": whose names below */
 	int         n_tensor_rule;
 	const TensorRule *tensor_rule; /* a later rule of the same role has been merged already */

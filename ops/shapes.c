@@ -348,6 +348,21 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		SET(lora_heads_up, .x = act(mul(heads, width)), .t = act(mul(heads, rank)), .b = stack(slots, 0, 1, mul(rank, plus(cols, mul(heads - 1, apart))), 0),
 		    .y = act(mul(heads, width)));
 		break;
+	case OP_lora_experts_down:
+		MUST(top_k <= plus(n_experts, elsewhere), "top_k <= n_experts + elsewhere");
+		SET(lora_experts_down, .x = act(attr_int(a, n, "each") ? mul(top_k, cols) : cols), .id = ids(top_k), .a = stack(mul(slots, n_experts), mul(slots, elsewhere), top_k, mul(mul(count, rank), cols), 0),
+		    .t = act(mul(top_k, mul(count, rank))));
+		break;
+	case OP_lora_experts_up:
+		MUST(top_k <= plus(n_experts, elsewhere), "top_k <= n_experts + elsewhere");
+		SET(lora_experts_up, .t = act(mul(top_k, mul(count, rank))), .id = ids(top_k), .b = stack(mul(slots, n_experts), mul(slots, elsewhere), top_k, mul(mul(count, rank), rows), 0),
+		    .y = act(mul(top_k, mul(count, rows))));
+		break;
+	case OP_lora_experts_add:
+		MUST(top_k <= plus(n_experts, elsewhere), "top_k <= n_experts + elsewhere");
+		SET(lora_experts_add, .x = act(rows), .t = act(mul(top_k, rank)), .id = ids(top_k), .weight = act(top_k), .b = stack(mul(slots, n_experts), mul(slots, elsewhere), top_k, mul(rank, rows), 0),
+		    .y = act(rows));
+		break;
 	case OP_pick:
 		SET(pick, .x = act(width), .y = act(width));
 		break;
@@ -397,7 +412,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		MUST(spread == 1 || (shared == 0 && strcmp(attr_word(a, n, "norm"), "none") == 0), "rows of each expert have no norm and no shared expert");
 		SET(norm_moe_glu, .x = act(mul(spread, hidden)), .nw = vec(hidden), .nb = vec(hidden), .id = ids(top_k),
 		    .gate = stack(n_experts, elsewhere, top_k, width, hidden), .up = stack(n_experts, elsewhere, top_k, width, hidden), .gate_b = vec(mul(n_experts, width)), .up_b = vec(mul(n_experts, width)), .s_gate = mat(shared, hidden),
-		    .s_up = mat(shared, hidden), .h = act(plus(mul(top_k, width), shared)));
+		    .s_up = mat(shared, hidden), .add = act(mul(top_k, 2 * width)), .h = act(plus(mul(top_k, width), shared)));
 		break;
 	case OP_moe_down_add:
 		MUST(mix <= 1, "mix <= 1");

@@ -65,7 +65,9 @@ typedef struct PlanSource {
 /* Memory of slots for adapters (lora_down, lora_up, and those of heads): zero until one is loaded. A vector of f32 whose sources say what an adapter's factors are found by: `name` is its
  * module, `lora_*` which of its `rows` are the matrix', `cols` the columns that the right factor has, or, of `col_total`, those from `col_first` on that a rank has.
  *   FACTOR_A   [slots, n_src, rank, cols]: right factors of n_src matrices
- *   FACTOR_B   [slots, rank, n_block * block]: left factor of one, turned, with the adapter's scale in it */
+ *   FACTOR_B   [slots, rank, n_block * block]: left factor of one, turned, with the adapter's scale in it
+ * Of experts: [slots, experts, n_src, rank, ...] either way. An expert's module is `lora` with its number for {e}; where an adapter has those of all experts in one factor, `name` is
+ * STEM#PARAMETER of them, of `stride` rows an expert, and the module's row i is row first + i of its expert there. */
 typedef enum PlanFactor { FACTOR_NONE, FACTOR_A, FACTOR_B } PlanFactor;
 
 typedef struct PlanTensor {
@@ -77,6 +79,7 @@ typedef struct PlanTensor {
 	bool        symmetric;   /* and codes are about the middle of their range: no zero point is searched */
 	PlanFactor  factor;      /* FACTOR_NONE: weights of the checkpoint */
 	int         slots, rank; /* of a factor */
+	int         experts, first_expert, all_experts; /* of a factor of experts: so many from that one on, of all; else 0 */
 	int         n_src;
 	const PlanSource *src;
 } PlanTensor;

@@ -84,8 +84,11 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 static llmc_status
 check_factor(const PlanTensor *t, llmc_error *err)
 {
+	const int64_t matrices = t->experts ? (int64_t)t->experts * t->n_src : t->factor == FACTOR_A ? t->n_src : 1;
 	int64_t each = 0;
 
+	if (t->experts > t->all_experts || t->first_expert > t->all_experts - t->experts)
+		return BAD("tensor %s: experts from %d on, %d of %d", t->id, t->first_expert, t->experts, t->all_experts);
 	if (t->cols || t->dtype != DT_F32 || strcmp(t->layout, "f32") || t->scale_cols || t->symmetric)
 		return BAD("tensor %s: factors of adapters are a vector of f32", t->id);
 	for (int k = 0; k < t->n_src; k++) {
@@ -97,13 +100,15 @@ check_factor(const PlanTensor *t, llmc_error *err)
 		if (__builtin_mul_overflow(s->n_block, s->block, &n) || n > MAX_ELEMS || s->lora_block < 1 || __builtin_mul_overflow((n - 1) / s->lora_block, s->lora_stride, &last) ||
 		    last > MAX_ELEMS || s->lora_first > MAX_ELEMS || s->cols < 1 || s->cols > MAX_ELEMS || (n > s->lora_block && s->lora_stride < s->lora_block))
 			return BAD("tensor %s: source %s is too large, or its pieces lie over each other", t->id, s->name);
-		if (t->factor == FACTOR_B && t->n_src != 1)
-			return BAD("tensor %s: left factors of several matrices", t->id);
+		if (t->factor == FACTOR_B && (t->experts ? n != t->src[0].n_block * t->src[0].block : t->n_src != 1))
+			return BAD("tensor %s: left factors of several matrices, %s", t->id, t->experts ? "not alike" : "which are no experts");
+		if (t->experts && (!strchr(s->name, '#') || s->first > MAX_ELEMS || n > MAX_ELEMS - s->first || s->stride < s->first + n || s->stride > MAX_ELEMS / t->all_experts))
+			return BAD("tensor %s: source %s does not say where rows of an expert are among those of all", t->id, s->name);
 		if (t->factor == FACTOR_A && s->cols != t->src[0].cols)
 			return BAD("tensor %s: source %s has %lld columns, the first one %lld", t->id, s->name, (long long)s->cols, (long long)t->src[0].cols);
 		each = t->factor == FACTOR_A ? s->cols : n;
 	}
-	if (__builtin_mul_overflow(each, (int64_t)t->slots * t->rank, &each) || __builtin_mul_overflow(each, (int64_t)(t->factor == FACTOR_A ? t->n_src : 1), &each) || each != t->rows)
+	if (__builtin_mul_overflow(each, (int64_t)t->slots * t->rank, &each) || __builtin_mul_overflow(each, matrices, &each) || each != t->rows)
 		return BAD("tensor %s has %lld elements, its slots %lld", t->id, (long long)t->rows, (long long)each);
 	return LLMC_OK;
 }

@@ -61,9 +61,11 @@ check_weight(const Check *k, const char *name, const PlanRef *a, const ArgShape 
 	if (!(k->op->flags & OPF_SLOT))
 		return LLMC_OK;
 	/* a slot's number is one of the tensor's slots, and its place goes by the op's rank; of one matrix both factors lie alike */
-	const bool down = k->step->op == OP_lora_down, heads = !down && k->step->op != OP_lora_up;
+	const OpKind op = k->step->op;
+	const bool experts = op == OP_lora_experts_down || op == OP_lora_experts_up || op == OP_lora_experts_add;
+	const bool down = op == OP_lora_down || op == OP_lora_experts_down, heads = op == OP_lora_heads_down || op == OP_lora_heads_up;
 	if ((heads ? t->factor == FACTOR_NONE : t->factor != (down ? FACTOR_A : FACTOR_B)) || t->slots != step_int(k->step, "slots") || t->rank != step_int(k->step, "rank") ||
-	    t->n_src != (down ? step_int(k->step, "count") : 1))
+	    t->n_src != (down || op == OP_lora_experts_up ? step_int(k->step, "count") : 1) || t->experts != (experts ? step_int(k->step, "n_experts") : 0))
 		return BAD(k, "%s: tensor %s is no such factor of so many slots, of this rank", k->op->name, t->id);
 	return LLMC_OK;
 }

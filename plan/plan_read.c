@@ -16,10 +16,10 @@ read_tensor(Reader *r, json_t *j, PlanTensor *t)
 {
 	json_t *a;
 
-	bool factor = json_object_get(j, "factor") != NULL;
+	bool factor = json_object_get(j, "factor") != NULL, experts = factor && json_object_get(j, "experts");
 	const char *which = factor ? rd_get_str(r, j, "factor") : "";
 
-	rd_keys(r, j, factor ? "id dtype rows cols layout scale_cols symmetric factor slots rank src" : "id dtype rows cols layout scale_cols symmetric src");
+	rd_keys(r, j, arena_printf(r->arena, "id dtype rows cols layout scale_cols symmetric %s%ssrc", factor ? "factor slots rank " : "", experts ? "experts first_expert all_experts " : ""));
 	if (factor && strcmp(which, "a") != 0 && strcmp(which, "b") != 0)
 		rd_bad(r, "factor", "\"%s\" is no factor of an adapter: a and b are", name_text(which, strlen(which)).s);
 	*t = (PlanTensor){
@@ -28,6 +28,8 @@ read_tensor(Reader *r, json_t *j, PlanTensor *t)
 		.layout = rd_get_str(r, j, "layout"), .scale_cols = rd_get_int(r, j, "scale_cols", 0, RD_MAX_SIZE),
 		.symmetric = rd_get_bool(r, j, "symmetric"), .factor = !factor ? FACTOR_NONE : *which == 'a' ? FACTOR_A : FACTOR_B,
 		.slots = factor ? (int)rd_get_int(r, j, "slots", 1, PLAN_MAX_ADAPTERS) : 0, .rank = factor ? (int)rd_get_int(r, j, "rank", 1, PLAN_MAX_RANK) : 0,
+		.experts = experts ? (int)rd_get_int(r, j, "experts", 1, RD_MAX_COUNT) : 0, .first_expert = experts ? (int)rd_get_int(r, j, "first_expert", 0, RD_MAX_COUNT) : 0,
+		.all_experts = experts ? (int)rd_get_int(r, j, "all_experts", 1, RD_MAX_COUNT) : 0,
 	};
 	a = rd_get_array(r, j, "src", 1, RD_MAX_COUNT, &t->n_src);
 	PlanSource *src = NEW(r->arena, PlanSource, t->n_src);

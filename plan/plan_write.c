@@ -91,6 +91,11 @@ put_tensor(Strbuf *out, const PlanTensor *t)
 		key_str(out, "factor", t->factor == FACTOR_A ? "a" : "b");
 		key_int(out, "slots", t->slots);
 		key_int(out, "rank", t->rank);
+		if (t->experts) {
+			key_int(out, "experts", t->experts);
+			key_int(out, "first_expert", t->first_expert);
+			key_int(out, "all_experts", t->all_experts);
+		}
 	}
 	strbuf_puts(out, "\"src\":[");
 	for (int i = 0; i < t->n_src; i++) {

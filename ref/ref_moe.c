@@ -143,13 +143,15 @@ is_chosen(const int32_t *id, int64_t n, int64_t e)
 }
 
 /* h[i][o] = glu of row o of e's gate, x, and the same of up, for the choices i of e among n x top_k; h rows lie top_k to a `stride`, of x there are `spread` for each n.
+ * add [n * top_k][2][width]: what rows of sequences with an adapter get beside, or NULL.
  * Experts outside, so that each row is dequantised once. scratch: a row [hidden], biases of gate and of up where there are some */
 static void
 experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const RefArg *gate_b, const RefArg *up_b, const float *x,
-            const int32_t *id, int64_t n, float *h, int64_t stride, float *scratch)
+            const int32_t *id, int64_t n, const float *add, const llmc_step *s, float *h, int64_t stride, float *scratch)
 {
 	int64_t      top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width"), share = top_k / step_int(step, "spread");
 	float       *row = scratch;
+#define ADDED(i, half) (add && s->adapter[s->seq[s->seq_of[(i) / top_k]]] >= 0 ? add[(2 * (i) + (half)) * width + o] : 0.0f)
 	const float *gb = ref_vector(gate_b, row + hidden), *ub = ref_vector(up_b, row + hidden + step_int(step, "n_experts") * width);
 
 	for (int64_t e = 0; e < step_int(step, "n_experts"); e++) {
@@ -159,15 +161,16 @@ experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const Re
 			plan_tensor_row(gate->tensor, gate->data, e * width + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e)
-					h[i / top_k * stride + i % top_k * width + o] = (float)(ref_dot(x + i / share * hidden, row, hidden) + (gb ? gb[e * width + o] : 0.0f));
+					h[i / top_k * stride + i % top_k * width + o] = (float)(ref_dot(x + i / share * hidden, row, hidden) + (gb ? gb[e * width + o] : 0.0f) + ADDED(i, 0));
 			plan_tensor_row(up->tensor, up->data, e * width + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e) {
 					float *to = &h[i / top_k * stride + i % top_k * width + o];
-					*to = (float)ref_glu_one(step, *to, ref_dot(x + i / share * hidden, row, hidden) + (ub ? ub[e * width + o] : 0.0f));
+					*to = (float)ref_glu_one(step, *to, ref_dot(x + i / share * hidden, row, hidden) + (ub ? ub[e * width + o] : 0.0f) + ADDED(i, 1));
 				}
 		}
 	}
+#undef ADDED
 }
 
 /* y[t] += weight * (down_e h + down_b), in the order of expert numbers. scratch: a row [width], biases where there are some */
@@ -204,7 +207,7 @@ ref_moe_ffn(const RefCall *c)
 
 	memset(y, 0, (size_t)(n * hidden) * sizeof *y);
 	experts_glu(c->step, &c->arg[ARG(moe_ffn, gate)], &c->arg[ARG(moe_ffn, up)], &c->arg[ARG(moe_ffn, gate_b)], &c->arg[ARG(moe_ffn, up_b)],
-	            ref_f32(c, ARG(moe_ffn, x)), id, n, h, top_k * width, row);
+	            ref_f32(c, ARG(moe_ffn, x)), id, n, NULL, c->s, h, top_k * width, row);
 	experts_down(c->step, &c->arg[ARG(moe_ffn, down)], &c->arg[ARG(moe_ffn, down_b)], h, top_k * width, id, ref_f32(c, ARG(moe_ffn, weight)), top_k, n, y, row);
 }
 
@@ -219,7 +222,7 @@ ref_norm_moe_glu(const RefCall *c)
 
 	ref_norm_rows(c->step, &c->arg[ARG(norm_moe_glu, nw)], &c->arg[ARG(norm_moe_glu, nb)], hidden, ref_f32(c, ARG(norm_moe_glu, x)), n_x, xn, rest);
 	experts_glu(c->step, &c->arg[ARG(norm_moe_glu, gate)], &c->arg[ARG(norm_moe_glu, up)], &c->arg[ARG(norm_moe_glu, gate_b)],
-	            &c->arg[ARG(norm_moe_glu, up_b)], xn, c->arg[ARG(norm_moe_glu, id)].data, n, h, stride, rest);
+	            &c->arg[ARG(norm_moe_glu, up_b)], xn, c->arg[ARG(norm_moe_glu, id)].data, n, ref_f32(c, ARG(norm_moe_glu, add)), c->s, h, stride, rest);
 	if (!ref_has(c, ARG(norm_moe_glu, s_gate)) || !ref_has(c, ARG(norm_moe_glu, s_up)))
 		return;
 	ref_matmul_rows(&c->arg[ARG(norm_moe_glu, s_gate)], 0, shared, hidden, xn, hidden, n, hs, stride, rest);

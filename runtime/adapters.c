@@ -43,9 +43,8 @@ adapters_open(Runtime *rt, llmc_error *err)
 	if (rt->world)
 		return error_set(err, LLMC_E_INPUT, "adapters.slots: ranks that a launcher has started, a process each, have no slots for adapters; ranks of one process have");
 	for (int i = 0; i < rt->plan->n_tensor; i++)
-		if (rt->plan->tensor[i].factor && (rt->plan->tensor[i].slots != t->slots || rt->plan->tensor[i].rank != t->rank))
-			return error_set(err, LLMC_E_INPUT, "tensor %s: %d slots of rank %d, those of %s are %d of rank %d", rt->plan->tensor[i].id, rt->plan->tensor[i].slots,
-			                 rt->plan->tensor[i].rank, t->id, t->slots, t->rank);
+		if (rt->plan->tensor[i].factor && rt->plan->tensor[i].slots != t->slots)
+			return error_set(err, LLMC_E_INPUT, "tensor %s: %d slots, those of %s are %d", rt->plan->tensor[i].id, rt->plan->tensor[i].slots, t->id, t->slots);
 	Adapters *a = rt->adapters = calloc(1, sizeof *a + (size_t)t->slots * sizeof *a->slot);
 	if (!a)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for slots of adapters");
@@ -65,87 +64,144 @@ adapters_close(Runtime *rt)
 
 /* --- elements ---------------------------------------------------------------------------------------------------- */
 
-/* Is the adapter's factor one for this source? Rows that are asked for are within it. */
+/* An adapter's factors for a matrix: its row for row i that is taken stands at first + i / block * stride + i % block of the left one; right [rank, cols] */
+typedef struct Found { const PeftDelta *d; const float *right; int64_t first; } Found;
+
 static llmc_status
-find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta **out, llmc_error *err)
+fits_rank(const PlanTensor *t, const char *module, const PeftDelta *d, llmc_error *err)
+{
+	if (d->rank <= t->rank)
+		return LLMC_OK;
+	return error_set(err, LLMC_E_INPUT, "%s: the adapter has rank %lld, a slot takes %d: open the model with adapters.%s=%lld", module, (long long)d->rank, t->rank,
+	                 t->experts ? "expert_rank" : "rank", (long long)d->rank);
+}
+
+/* Those of a source, which are within the adapter's; d NULL: it has none */
+static llmc_status
+find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, Found *out, llmc_error *err)
 {
 	const int64_t n = s->n_block * s->block;
 
-	TRY(peft_delta(peft, s->lora, s->rows, s->col_total ? s->col_total : s->cols, out, err));
-	if (!*out)
+	*out = (Found){ .first = s->lora_first };
+	TRY(peft_delta(peft, s->lora, s->rows, s->col_total ? s->col_total : s->cols, &out->d, err));
+	if (!out->d)
 		return LLMC_OK;
 	if (s->lora_first + (n - 1) / s->lora_block * s->lora_stride + (n - 1) % s->lora_block >= s->rows)
 		return error_set(err, LLMC_E_INPUT, "tensor %s: rows of the adapter's %s that are not there are asked for", t->id, s->lora);
-	if ((*out)->rank > t->rank)
-		return error_set(err, LLMC_E_INPUT, "%s: the adapter has rank %lld, a slot takes %d: open the model with adapters.rank=%lld", s->lora, (long long)(*out)->rank, t->rank,
-		                 (long long)(*out)->rank);
-	return LLMC_OK;
+	out->right = out->d->right;
+	return fits_rank(t, s->lora, out->d, err);
 }
 
-/* [rank, cols] */
-static void
-fill_a(const PlanTensor *t, const PlanSource *s, const PeftDelta *d, float *to)
+/* The same of expert e of all, where the adapter has those of all in one factor; d NULL: it has not */
+static llmc_status
+find_stacked(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, Found *out, llmc_error *err)
 {
-	memset(to, 0, (size_t)(t->rank * s->cols) * sizeof *to);
-	for (int64_t k = 0; d && k < d->rank; k++)
-		memcpy(to + k * s->cols, d->right + k * d->cols + s->col_first, (size_t)s->cols * sizeof *to);
+	const char *param = strchr(s->name, '#');
+	const int64_t cols = s->col_total ? s->col_total : s->cols;
+	char stem[1024], name[1024];
+
+	*out = (Found){ .first = e * s->stride + s->first };
+	if (!param || snprintf(stem, sizeof stem, "%.*s", (int)(param - s->name), s->name) >= (int)sizeof stem || !peft_experts(peft, stem, param + 1, s->stride, cols, name, sizeof name))
+		return LLMC_OK;
+	TRY(peft_delta(peft, name, t->all_experts * s->stride, cols, &out->d, err));
+	if (!out->d || !out->d->each)
+		return LLMC_OK;
+	out->right = out->d->right + e * out->d->rank * cols;
+	return fits_rank(t, name, out->d, err);
 }
 
-/* [rank, rows] */
-static void
-fill_b(const PlanTensor *t, const PlanSource *s, const PeftDelta *d, float *to)
+/* The same of a module of its own */
+static llmc_status
+find_expert(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, Found *out, llmc_error *err)
 {
-	const int64_t n = s->n_block * s->block;
+	const char *hole = strstr(s->lora, "{e}");
+	char name[1024];
 
-	memset(to, 0, (size_t)(t->rank * n) * sizeof *to);
-	for (int64_t i = 0; d && i < n; i++) {
-		const int64_t row = s->lora_first + i / s->lora_block * s->lora_stride + i % s->lora_block;
-		for (int64_t k = 0; k < d->rank; k++)
-			to[k * n + i] = d->left[row * d->rank + k];
+	*out = (Found){ 0 };
+	if (!hole || snprintf(name, sizeof name, "%.*s%d%s", (int)(hole - s->lora), s->lora, e, hole + 3) >= (int)sizeof name)
+		return LLMC_OK;
+	PlanSource own = *s;
+	own.lora = name;
+	return find_delta(peft, t, &own, out, err);
+}
+
+/* Of expert e of the tensor, or of its matrix, which is none */
+static llmc_status
+find_source(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, Found *out, llmc_error *err)
+{
+	if (!t->experts)
+		return find_delta(peft, t, s, out, err);
+	TRY(find_stacked(peft, t, s, t->first_expert + e, out, err));
+	return out->d ? LLMC_OK : find_expert(peft, t, s, t->first_expert + e, out, err);
+}
+
+/* [rank, cols], or [rank, rows]: where the adapter has a lower rank, or nothing, the rest is zero */
+static void
+fill(const PlanTensor *t, const PlanSource *s, const Found *f, float *to)
+{
+	const int64_t rank = f->d ? f->d->rank : 0, n = s->n_block * s->block;
+
+	memset(to, 0, (size_t)(t->rank * (t->factor == FACTOR_A ? s->cols : n)) * sizeof *to);
+	for (int64_t k = 0; t->factor == FACTOR_A && k < rank; k++)
+		memcpy(to + k * s->cols, f->right + k * f->d->cols + s->col_first, (size_t)s->cols * sizeof *to);
+	for (int64_t i = 0; t->factor == FACTOR_B && i < n; i++) {
+		const int64_t row = f->first + i / s->lora_block * s->lora_stride + i % s->lora_block;
+		for (int64_t k = 0; k < rank; k++)
+			to[k * n + i] = f->d->left[row * rank + k];
 	}
 }
 
-/* Elements of a source in a slot */
+/* Elements of a slot: [experts][sources][rank][...] */
 static int64_t
-slot_elems(const PlanTensor *t, const PlanSource *s)
+slot_elems(const PlanTensor *t)
 {
-	return t->rank * (t->factor == FACTOR_A ? s->cols : s->n_block * s->block);
+	return t->rows / t->slots;
 }
 
-/* Does the adapter fit the plan of a rank? *any: it changes something; *most: elements of the largest source */
+/* A slot of a tensor into `to`, or with NULL a look whether the adapter fits. *any: it changes something */
 static llmc_status
-fits(const Plan *p, Peft *peft, bool *any, int64_t *most, llmc_error *err)
+make_slot(const PlanTensor *t, Peft *peft, float *to, bool *any, llmc_error *err)
 {
-	const PeftDelta *d;
+	const int     n = t->experts ? t->experts : 1;
+	const int64_t each = slot_elems(t) / n / t->n_src;
 
-	for (int i = 0; i < p->n_tensor; i++)
-		for (int k = 0; p->tensor[i].factor && k < p->tensor[i].n_src; k++) {
-			const PlanTensor *t = &p->tensor[i];
-			const int64_t n = slot_elems(t, &t->src[k]);
-			TRY(find_delta(peft, t, &t->src[k], &d, err));
-			*any |= d != NULL;
-			*most = n > *most ? n : *most;
+	for (int e = 0; e < n; e++)
+		for (int k = 0; k < t->n_src; k++) {
+			Found f;
+			TRY(find_source(peft, t, &t->src[k], e, &f, err));
+			*any |= f.d != NULL;
+			if (to)
+				fill(t, &t->src[k], &f, to + (e * (int64_t)t->n_src + k) * each);
 		}
 	return LLMC_OK;
 }
 
-/* Into the slot of a rank; room: elements of its largest source */
+/* Does the adapter fit the plan of a rank? *most: elements of the largest slot */
+static llmc_status
+fits(const Plan *p, Peft *peft, bool *any, int64_t *most, llmc_error *err)
+{
+	for (int i = 0; i < p->n_tensor; i++)
+		if (p->tensor[i].factor) {
+			TRY(make_slot(&p->tensor[i], peft, NULL, any, err));
+			*most = slot_elems(&p->tensor[i]) > *most ? slot_elems(&p->tensor[i]) : *most;
+		}
+	return LLMC_OK;
+}
+
+/* Into the slot of a rank; room: elements of its largest one */
 static llmc_status
 write_rank(Runtime *rt, Peft *peft, int slot, float *room, llmc_error *err)
 {
-	const Plan *p = rt->plan;
-	const PeftDelta *d;
+	bool any;
 
-	for (int i = 0; i < p->n_tensor; i++)
-		for (int k = 0; p->tensor[i].factor && k < p->tensor[i].n_src; k++) {
-			const PlanTensor *t = &p->tensor[i];
-			const PlanSource *s = &t->src[k];
-			const int64_t each = slot_elems(t, s);
-			TRY(find_delta(peft, t, s, &d, err));
-			(t->factor == FACTOR_A ? fill_a : fill_b)(t, s, d, room);
-			TRY(rt->device->put(rt->model, i, ((int64_t)slot * (t->factor == FACTOR_A ? t->n_src : 1) + k) * each * (int64_t)sizeof *room, room,
-			                    (size_t)each * sizeof *room, err));
-		}
+	for (int i = 0; i < rt->plan->n_tensor; i++) {
+		const PlanTensor *t = &rt->plan->tensor[i];
+		if (!t->factor)
+			continue;
+		const size_t bytes = (size_t)slot_elems(t) * sizeof *room;
+		TRY(make_slot(t, peft, room, &any, err));
+		TRY(rt->device->put(rt->model, i, (int64_t)bytes * slot, room, bytes, err));
+	}
 	return LLMC_OK;
 }
 
@@ -160,8 +216,8 @@ write_slot(Runtime *rt, Peft *peft, const char *folder, int slot, llmc_error *er
 	for (int r = 0; r < n; r++)
 		TRY(fits(rt->n_rank ? rt->rank[r]->plan : rt->plan, peft, &any, &most, err));
 	if (peft_unused(peft))
-		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes %s, for which this model has no slot: slots are for projections of attention, of dense feed-forwards and of shared experts; added to the weights "
-		                 "(lora.path, --lora DIR) it may run", folder, peft_unused(peft));
+		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes %s, for which this model has no slot: slots are for projections of attention, of dense feed-forwards and of shared experts, with "
+		                 "adapters.expert_rank of routed ones; added to the weights (lora.path, --lora DIR) it may run", folder, peft_unused(peft));
 	if (!any)
 		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes nothing", folder);
 	float *room = malloc((size_t)most * sizeof *room);

@@ -47,16 +47,32 @@ lora_rows(const int T, const int cols, const float *x, const float *a, const int
 		lora_dots(T, 1, cols, x, a + (int64_t)k * wide, wide, y + k, ld);
 }
 
-/* y[i] = x[i] + low b, columns e; b: `rank` rows, `wide` apart */
+/* n elements of low b from i on; b: `rank` rows, `wide` apart */
+LLMC_INLINE vf
+lora_sum(int64_t i, int64_t n, const int rank, const float *low, const float *b, const int wide)
+{
+	vf sum = { 0 };
+
+	for (int k = 0; k < rank; k++)
+		sum = vf_fma(vf_set1(low[k]), share_get(b + (int64_t)k * wide + i, n), sum);
+	return sum;
+}
+
+/* y[i] = x[i] + low b, columns e */
 LLMC_INLINE void
 lora_add(Share e, const int rank, const float *low, const float *b, const int wide, const float *x, float *y)
 {
-	SHARE_EACH(e, i, n) {
-		vf sum = { 0 };
-		for (int k = 0; k < rank; k++)
-			sum = vf_fma(vf_set1(low[k]), share_get(b + (int64_t)k * wide + i, n), sum);
-		share_put(y + i, share_get(x + i, n) + sum, n);
-	}
+	SHARE_EACH(e, i, n)
+		share_put(y + i, share_get(x + i, n) + lora_sum(i, n, rank, low, b, wide), n);
+}
+
+/* Place of the factors of choice i, of all rows' choices, among those of all slots and experts; below 0: its row has no adapter, or its expert is elsewhere */
+LLMC_INLINE int64_t
+lora_expert(const llmc_step *s, const int32_t *id, int64_t i, const int top_k, const int n_experts)
+{
+	const int32_t slot = lora_slot(s, i / top_k);
+
+	return slot < 0 || id[i] < 0 ? -1 : (int64_t)slot * n_experts + id[i];
 }
 
 #endif

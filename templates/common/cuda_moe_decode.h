@@ -15,16 +15,18 @@
 #ifndef LLMC_CUDA_MOE_DECODE_H
 #define LLMC_CUDA_MOE_DECODE_H
 
+#include "common/cuda_lora.h"
 #include "common/cuda_moe.h"
 #include "common/cuda_norm.h"
 
 /* The first half: E experts of width F, K chosen of them, and a shared one of width S (0: none); ROOM bytes for rows of x */
-template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E_, int K_, int F_, int S_, int ROWS_, float (*GLU_)(float, float)> struct moe_up_config {
+template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E_, int K_, int F_, int S_, int ROWS_, float (*GLU_)(float, float), class ADD_ = moe_added_none> struct moe_up_config {
 	typedef GATE_   GATE;
 	typedef UP_     UP;
 	typedef S_GATE_ S_GATE;
 	typedef S_UP_   S_UP;
 	typedef NORM_   NORM;
+	typedef ADD_    ADD; /* what adapters add to pairs; then S is 0 */
 	enum {
 		E = E_,
 		K = K_,
@@ -52,6 +54,7 @@ template <class C> struct moe_up_operands {
 	w_matrix<typename C::S_UP>    s_up;
 	float                        *h;
 	const float                  *gate_b, *up_b;
+	typename C::ADD               add;
 };
 
 template <class C> struct alignas(16) moe_up_arena {
@@ -59,10 +62,10 @@ template <class C> struct alignas(16) moe_up_arena {
 	int   count[C::E], used[C::E], n_used;
 };
 
-/* One row of gate and up, of biases gb and ub, for T rows of x: lane at + t says where in x (mine) and, of h, the element (to). Those of [at, stop) are written. */
+/* One row of gate and up, of biases gb and ub, for T rows of x: lane at + t says where in x (mine), which pair, and, of h, the element (to). Those of [at, stop) are written. */
 template <class C, int T, class G, class U> DEV void
-moe_up_row(const unsigned char *gate, const unsigned char *up, const float *x, float *h, int mine, int to, int at, int stop, float g_scale, float u_scale,
-           float gb, float ub)
+moe_up_row(const unsigned char *gate, const unsigned char *up, const float *x, float *h, int mine, int pair, int to, int at, int stop, float g_scale, float u_scale,
+           float gb, float ub, const typename C::ADD &add, int r)
 {
 	const float *xs[T];
 	float sum[2][T] = {};
@@ -86,23 +89,25 @@ moe_up_row(const unsigned char *gate, const unsigned char *up, const float *x, f
 	}
 #pragma unroll
 	for (int t = 0; t < T; t++) {
-		const float g = warp_sum(sum[0][t]) * g_scale, u = warp_sum(sum[1][t]) * u_scale;
-		if ((int)lane_id() == at + t && at + t < stop)
-			h[to] = C::glu(g + gb, u + ub);
+		float g = warp_sum(sum[0][t]) * g_scale + gb, u = warp_sum(sum[1][t]) * u_scale + ub;
+		if ((int)lane_id() == at + t && at + t < stop) {
+			add.to(pair, r, g, u);
+			h[to] = C::glu(g, u);
+		}
 	}
 }
 
 template <class C, class G, class U> DEV void
-moe_up_pairs(const w_matrix<G> &gate, const w_matrix<U> &up, long long row, const float *x, float *h, int mine, int to, int n,
-             const float *gate_b, const float *up_b)
+moe_up_pairs(const w_matrix<G> &gate, const w_matrix<U> &up, long long row, const float *x, float *h, int mine, int pair, int to, int n,
+             const float *gate_b, const float *up_b, const typename C::ADD &add, int r)
 {
 	const float gb = gate_b ? gate_b[row] : 0, ub = up_b ? up_b[row] : 0;
 
 	for (int at = 0; at < n; at += C::PAIRS)
 		if (n - at == 1)
-			moe_up_row<C, 1, G, U>(gate.row(row), up.row(row), x, h, mine, to, at, n, gate.scale, up.scale, gb, ub);
+			moe_up_row<C, 1, G, U>(gate.row(row), up.row(row), x, h, mine, pair, to, at, n, gate.scale, up.scale, gb, ub, add, r);
 		else
-			moe_up_row<C, C::PAIRS, G, U>(gate.row(row), up.row(row), x, h, mine, to, at, min(n, at + (int)C::PAIRS), gate.scale, up.scale, gb, ub);
+			moe_up_row<C, C::PAIRS, G, U>(gate.row(row), up.row(row), x, h, mine, pair, to, at, min(n, at + (int)C::PAIRS), gate.scale, up.scale, gb, ub, add, r);
 }
 
 /* The i-th bit that is set, from 0 */
@@ -175,7 +180,7 @@ moe_norm(moe_up_arena<C> &s, const moe_up_operands<C> &in, const float *x, int n
 
 /* Rows of gate and up of the experts that n rows of x chose; h of the first of them */
 template <class C> DEV void
-moe_up_chosen(moe_up_arena<C> &s, const moe_up_operands<C> &in, const int *id, float *h, int n)
+moe_up_chosen(moe_up_arena<C> &s, const moe_up_operands<C> &in, const int *id, float *h, const typename C::ADD &add, int n)
 {
 	enum { XS = sizeof s.x[0] / 4 };
 	const int lane = lane_id(), pairs = n * C::K;
@@ -214,8 +219,8 @@ moe_up_chosen(moe_up_arena<C> &s, const moe_up_operands<C> &in, const int *id, f
 		}
 		for (;;) {
 			const int t = mine / C::K;
-			moe_up_pairs<C>(in.gate, in.up, (long long)e * C::F + r, s.x[0], h, t * XS, t * C::APART + (mine - t * C::K) * C::F + r, have,
-			                in.gate_b, in.up_b);
+			moe_up_pairs<C>(in.gate, in.up, (long long)e * C::F + r, s.x[0], h, t * XS, mine, t * C::APART + (mine - t * C::K) * C::F + r, have,
+			                in.gate_b, in.up_b, add, r);
 			if (from >= pairs)
 				break;
 			have = moe_gather(id, pairs, e, from, mine);
@@ -236,11 +241,11 @@ moe_up(const moe_up_operands<C> &in)
 		const int n = min((int)C::ROWS, in.n - t0);
 		float *h = in.h + (long long)t0 * C::APART;
 		moe_norm<C>(s, in, in.x + (long long)t0 * C::H, n);
-		moe_up_chosen<C>(s, in, in.id + t0 * C::K, h, n);
+		moe_up_chosen<C>(s, in, in.id + t0 * C::K, h, in.add.from(t0), n);
 		if constexpr (C::S > 0) {
 			const int t = min((int)lane_id(), n - 1);
 			for (int r = (int)(C::S * warp / warps); r < (int)(C::S * (warp + 1) / warps); r++)
-				moe_up_pairs<C>(in.s_gate, in.s_up, r, s.x[0], h, t * XS, t * C::APART + C::K * C::F + r, n, 0, 0);
+				moe_up_pairs<C>(in.s_gate, in.s_up, r, s.x[0], h, t * XS, 0, t * C::APART + C::K * C::F + r, n, 0, 0, moe_added_none{}, r);
 		}
 		__syncthreads(); /* s.x and s.used have been read */
 	}

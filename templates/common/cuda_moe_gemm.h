@@ -19,6 +19,7 @@
 #define LLMC_CUDA_MOE_GEMM_H
 
 #include "common/cuda_gemm.h"
+#include "common/cuda_lora.h"
 #include "common/cuda_gemm_prep.h"
 #include "common/cuda_moe.h"
 #include "common/cuda_moe_sort.h"
@@ -105,11 +106,13 @@ template <int WIDTH> struct moe_spread {
 	}
 };
 
-/* h = F(v + vb, u + ub) as steps hold it (Y), of row t and its choice k at h[t * APART + k * WIDTH]; pair [n] of one expert, or NULL: the shared one, behind the K choices; vb, ub: biases, or NULL */
-template <int WIDTH, int K, int APART, int WIDE, float (*F)(float, float), class Y> struct moe_glu_rows {
+/* h = F(v + vb, u + ub) as steps hold it (Y), of row t and its choice k at h[t * APART + k * WIDTH]; pair [n] of one expert, or NULL: the shared one, behind the K choices; vb, ub: biases, or NULL;
+ * add: what adapters add to pairs */
+template <int WIDTH, int K, int APART, int WIDE, float (*F)(float, float), class Y, class ADD = moe_added_none> struct moe_glu_rows {
 	Y           *h;
 	const int   *pair;
 	const float *vb, *ub;
+	ADD          add;
 	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
 	template <int N, int C> __device__ __forceinline__ void
 	take(int m, int col, float (&v)[N][C], float (&u)[N][C]) const
@@ -119,6 +122,11 @@ template <int WIDTH, int K, int APART, int WIDE, float (*F)(float, float), class
 
 		gemm_bias<WIDE>(vb, col, v);
 		gemm_bias<WIDE>(ub, col, u);
+		if constexpr (!same_type<ADD, moe_added_none>::value) {
+			const float *const a = add.of(pair[m]);
+			gemm_bias<WIDE>(a, col, v);
+			gemm_bias<WIDE>(a ? a + WIDTH : 0, col, u);
+		}
 #pragma unroll
 		for (int j = 0; j < N; j++) {
 #pragma unroll
@@ -168,12 +176,13 @@ template <class W, class DOWN, int E, int F, float (*ACT)(float, float), class P
 	}
 };
 
-template <class W, int E, int K, int F, int APART, float (*ACT)(float, float), class Y> struct moe_product_glu : moe_factors<W, E, F, 1> {
-	typedef moe_glu_rows<F, K, APART, F, ACT, Y> epilogue;
+template <class W, int E, int K, int F, int APART, float (*ACT)(float, float), class Y, class ADD> struct moe_product_glu : moe_factors<W, E, F, 1> {
+	typedef moe_glu_rows<F, K, APART, F, ACT, Y, ADD> epilogue;
 	Y           *h;
 	const int   *pair;
 	const float *gate_b, *up_b;
-	__device__ __forceinline__ epilogue take(int e) const { return { h, pair + this->range[e], moe_bias<F>(gate_b, e), moe_bias<F>(up_b, e) }; }
+	ADD          add;
+	__device__ __forceinline__ epilogue take(int e) const { return { h, pair + this->range[e], moe_bias<F>(gate_b, e), moe_bias<F>(up_b, e), add }; }
 };
 
 template <class W, int E, int H> struct moe_product_down : moe_factors<W, E, H, 0> {

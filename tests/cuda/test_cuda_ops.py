@@ -157,6 +157,81 @@ def test_adapters_of_heads(heads, width, cols, apart, rank):
     everywhere("lora_heads_up", p, step, [H.inout(x), low, a, H.alias(0)], want)
 
 
+def chosen(rng, n_experts, top_k, elsewhere):
+    """Experts of each row; those of other ranks are -1. As floats, which the harness passes on bit by bit."""
+    ids = np.array([rng.permutation(n_experts + elsewhere)[:top_k] for _ in range(N)], np.int32)
+    ids[ids >= n_experts] = -1
+    return ids, ids.view(np.float32)
+
+
+def experts_adapted(rng, cols, rows, n_experts, top_k, rank, count, each, slots, elsewhere, step):
+    """Arguments and results of the three ops of experts: whatever lies in other slots and experts is not read."""
+    ids, as_floats = chosen(rng, n_experts, top_k, elsewhere)
+    a, b, last = (rng.standard_normal((slots, n_experts, *s)).astype(np.float32) for s in ((count, rank, cols), (count, rank, rows), (rank, rows)))
+    read = {(s, e) for t, s in enumerate(step["adapter"]) for e in ids[t] if s >= 0 and e >= 0}
+    for s in range(slots):
+        for e in range(n_experts):
+            if (s, e) not in read:
+                a[s, e] = b[s, e] = last[s, e] = np.nan
+    x = rng.standard_normal((N, top_k, cols) if each else (N, cols)).astype(np.float32) / 8  # so that sums round by less than what is always let through
+    y, weight = rng.standard_normal((N, rows)).astype(np.float32), rng.random((N, top_k)).astype(np.float32)
+    low, up, out = np.zeros((N, top_k, count, rank)), np.zeros((N, top_k, count, rows)), y.astype(np.float64)
+    for t, s in enumerate(step["adapter"]):
+        for k, e in enumerate(ids[t]):
+            if s >= 0 and e >= 0:
+                low[t, k] = a[s, e].astype(np.float64) @ (x[t, k] if each else x[t])
+    low32 = low.astype(np.float32)
+    for t, s in enumerate(step["adapter"]):
+        for k, e in enumerate(ids[t]):
+            if s >= 0 and e >= 0:
+                up[t, k] = np.einsum("cr,cri->ci", low32[t, k].astype(np.float64), b[s, e].astype(np.float64))
+                out[t] += weight[t, k].astype(np.float64) * (low32[t, k, 0].astype(np.float64) @ last[s, e])
+    p = dict(N_EXPERTS=n_experts, ELSEWHERE=elsewhere, TOP_K=top_k, RANK=rank, SLOTS=slots)
+    return [
+        ("lora_experts_down", dict(p, COLS=cols, EACH=int(each), COUNT=count), [x, as_floats, a], low.reshape(N, -1)),
+        ("lora_experts_up", dict(p, ROWS=rows, COUNT=count), [low32.reshape(N, -1), as_floats, b], up.reshape(N, -1)),
+        ("lora_experts_add", dict(p, ROWS=rows), [y, np.ascontiguousarray(low32[:, :, 0]).reshape(N, -1), as_floats, weight, last], out),
+    ]
+
+
+@pytest.mark.parametrize("cols,rows,n_experts,top_k,rank,count,each,elsewhere", [(70, 37, 5, 2, 3, 2, False, 0), (37, 70, 5, 2, 3, 1, True, 0), (64, 5, 3, 3, 4, 2, False, 4), (5, 64, 7, 1, 16, 1, True, 1)])
+def test_adapters_of_experts(cols, rows, n_experts, top_k, rank, count, each, elsewhere):
+    """Rows of sequences with an adapter each and with none, of experts here and on other ranks; the last op on its own memory, too."""
+    step = dict(ROWS, adapter=[1, 1, 1, 1, -1, 2, 1])
+    for op, p, args, want in experts_adapted(np.random.default_rng(12), cols, rows, n_experts, top_k, rank, count, each, 3, elsewhere, step):
+        everywhere(op, p, step, args + [H.out(want.shape)], want, bucket=20)
+        if op == "lora_experts_add":
+            everywhere(op, p, step, [H.inout(args[0]), *args[1:], H.alias(0)], want)
+
+
+EXPERTS_PLANTED = {
+    "another slot's experts": ("down", "(long long)slot * n_experts + id[i]", "(long long)(slot > 0) * n_experts + id[i]"),
+    "the first choice's expert": ("down", "n_experts + id[i];", "n_experts + id[i - i % top_k];"),
+    "the row of another choice": ("down", "(1 ? i : i / TOP_K) * COLS", "(1 ? i / TOP_K * TOP_K : i / TOP_K) * COLS"),
+    "an expert of another rank": ("up", "slot < 0 || id[i] < 0 ?", "slot < 0 ?"),
+    "up has gate's factor": ("up", "(place * COUNT + m % COUNT)", "(place * COUNT)"),
+    "a rank too many": ("up", "k < RANK", "k <= RANK"),
+    "a weight of another choice": ("add", "ARG_weight[k]", "ARG_weight[t * TOP_K]"),
+    "slot 0 is none": ("add", "lora_slot(p.s, t) < 0", "lora_slot(p.s, t) < 1"),
+    "a choice too few": ("add", "k < (t + 1) * TOP_K", "k < (t + 1) * TOP_K - 1"),
+}
+
+
+@pytest.mark.findings
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("what", EXPERTS_PLANTED)
+def test_adapters_of_experts_planted(what):
+    op, right, wrong = EXPERTS_PLANTED[what]
+    step = dict(ROWS, adapter=[2, 1, 0, 1, -1, 2, 1])
+    op, p, args, want = {o[0][13:]: o for o in experts_adapted(np.random.default_rng(13), 40, 37, 4, 3, 3, 2 - (op == "down"), op == "down", 3, 2 * (op == "up"), step)}[op]
+    k, args = H.build(op, ARCHS["check"], p), args + [H.out(want.shape)]
+    close(k.run(H.make_step(**step), args, mode="check", seed=1)[0], want, rel=1e-5)
+    assert right in k.text
+    k.text = k.text.replace(right, wrong)
+    with pytest.raises((H.Finding, AssertionError)):
+        close(k.run(H.make_step(**step), args, mode="check", seed=1)[0], want, rel=1e-5)
+
+
 @pytest.mark.parametrize("op", ["gaussian_topk", "match_rms", "stream_mix", "stream_correct", "stream_add"])
 def test_streams(op):
     W, G = 70, 3

@@ -72,8 +72,8 @@ def test_norm_route(template, arch, name, hidden, dtype, mix, runs):
 class Experts:
     """Experts and a shared one of one layer. dtypes: of gate and up, of down, of the shared expert's gate and up, of its down."""
 
-    def __init__(self, n, top_k, hidden, width, shared, dtypes, mix=0, act="silu", kind="rms", limit=0.0, biased=False, seed=0, elsewhere=0, spread=1):
-        self.elsewhere, self.spread = elsewhere, spread
+    def __init__(self, n, top_k, hidden, width, shared, dtypes, mix=0, act="silu", kind="rms", limit=0.0, biased=False, seed=0, elsewhere=0, spread=1, adapted=False):
+        self.elsewhere, self.spread, self.adapted = elsewhere, spread, adapted
         self.n, self.top_k, self.hidden, self.width, self.shared, self.dtypes, self.mix, self.act, self.kind = n, top_k, hidden, width, shared, dtypes, mix, act, kind
         r = self.r = np.random.default_rng(seed)
         a, b, c, d = dtypes
@@ -86,7 +86,7 @@ class Experts:
         self.nb = r.standard_normal(hidden).astype(np.float32) if kind == "layer" else None
         size = dict(N_EXPERTS=n, ELSEWHERE=elsewhere, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, SHARED=shared)
         has = lambda name, dt: {f"HAS_{name}": int(shared > 0), **({f"{name}_DTYPE": dt} if shared else {})}
-        self.glu_params = dict(size, SPREAD=spread, ACT=act, LIMIT=limit, HAS_GATE_B=int(biased), HAS_UP_B=int(biased), NORM=kind, EPS=EPS, PLUS_ONE=0, GATE_DTYPE=a, UP_DTYPE=a, HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"),
+        self.glu_params = dict(size, SPREAD=spread, ACT=act, LIMIT=limit, HAS_GATE_B=int(biased), HAS_UP_B=int(biased), NORM=kind, EPS=EPS, PLUS_ONE=0, GATE_DTYPE=a, UP_DTYPE=a, HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"), HAS_ADD=int(adapted),
                                **has("S_GATE", c), **has("S_UP", c))
         self.down_params = dict(size, HAS_DOWN_B=int(biased), MIX=mix, SCALE=0.5, DOWN_DTYPE=b, **has("S_DOWN", d))
 
@@ -112,12 +112,18 @@ class Experts:
         gb, ub = (np.zeros((self.n, 1)) if b is None else b for b in self.biases[:2])
         g, u = (self.value(m, mixed).reshape(self.n, self.width, -1) for m in (self.gate, self.up))
         r = rounded(xn, self.dtypes[0]) if mixed else xn
-        want = np.concatenate([np.stack([f(g[e] @ r[at(t, k)] + gb[e], u[e] @ r[at(t, k)] + ub[e]) for k, e in enumerate(self.id[t])]).reshape(1, -1) for t in range(rows)])
+        add, adapter = np.zeros((rows, self.top_k, 2, self.width), np.float32), np.full(rows, -1)
+        if self.adapted:  # every third row has none, and what lies there is not looked at
+            adapter = np.arange(rows) % 3 - 1
+            add = self.r.standard_normal(add.shape).astype(np.float32)
+        d = np.where(adapter[:, None, None, None] < 0, 0, add).astype(np.float64)
+        add[adapter < 0] = np.nan
+        want = np.concatenate([np.stack([f(g[e] @ r[at(t, i)] + gb[e] + d[t, i, 0], u[e] @ r[at(t, i)] + ub[e] + d[t, i, 1]) for i, e in enumerate(self.id[t])]).reshape(1, -1) for t in range(rows)])
         if self.shared:
             r = rounded(xn, self.dtypes[2]) if mixed else xn
             sg, su = (self.value(m, mixed) for m in self.s[:2])
             want = np.concatenate([want, f(r @ sg.T, r @ su.T)], 1)
-        got, = k.run(step(rows), [x.reshape(rows, -1), self.nw, self.nb, self.id, self.nan(self.gate), self.nan(self.up), *self.biases[:2], *(m and m.packed for m in self.s[:2]), H.inout(np.full(want.shape, 7, np.float32)) if self.elsewhere else H.out(want.shape)], **kw)
+        got, = k.run(H.make_step([5] * rows, [1] * rows, adapter=adapter), [x.reshape(rows, -1), self.nw, self.nb, self.id, self.nan(self.gate), self.nan(self.up), *self.biases[:2], *(m and m.packed for m in self.s[:2]), add if self.adapted else None, H.inout(np.full(want.shape, 7, np.float32)) if self.elsewhere else H.out(want.shape)], **kw)
         if self.elsewhere:
             others = np.repeat(self.id < 0, self.width, 1)
             assert (got[:, :others.shape[1]][others] == 7).all(), "wrote for experts of other ranks"
@@ -229,6 +235,24 @@ def test_experts_elsewhere(phase, arch, shape):
         c.down_add(down, rows, phase == "mixed", mode=mode, seed=seed, bucket=rows + seed)
 
 
+ADAPTED = [("_decode", "sm_75", (5, 2, 36, 20, 0, F, 0, "silu", "none"), {}), ("_decode", "sm_90a", (5, 2, 64, 40, 0, ("mxfp4", "bf16", "bf16", "bf16"), 0, "swiglu_oai", "none", 1.0, True), {}),
+           ("", "sm_75", (5, 2, 37, 19, 0, F, 0, "gelu_tanh", "none"), {}), ("_mixed", "sm_80", (5, 2, 64, 40, 0, B, 0, "silu", "none"), {}),
+           ("_mixed", "sm_90a", (5, 2, 64, 64, 0, B, 0, "silu", "none"), {}), ("_mixed", "sm_90a", (3, 4, 64, 64, 0, Q, 0, "silu", "none"), dict(elsewhere=5)),
+           ("", "sm_90a", (3, 4, 64, 40, 0, ("q8_0", "bf16", "bf16", "bf16"), 0, "gelu_tanh", "none"), dict(elsewhere=5))]
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("phase, arch, shape, more", ADAPTED)
+def test_what_adapters_add(phase, arch, shape, more):
+    """To what the activation sees, of rows of sequences that have one; of any shape on any GPU, and the sum behind it"""
+    c = Experts(*shape, adapted=True, **more)
+    glu, down = H.build("norm_moe_glu" + phase, arch, c.glu_params), H.build("moe_down_add" + phase, arch, dict(c.down_params, HAS_R=1))
+    for rows, mode, seed in [(1, "fast", 0), (3, "check", 2), (20, "fast", 1)] if phase == "_decode" else [(20, "check", 2), (100, "fast", 1)]:
+        c.choose(rows)
+        c.glu(glu, rows, phase == "_mixed", mode=mode, seed=seed, bucket=rows + seed)
+        c.down_add(down, rows, phase == "_mixed", mode=mode, seed=seed, bucket=rows + seed)
+
+
 def test_launches_are_chosen_by_rows():
     """Of blocks on sm_90a: at most 24 rows an expert have launches of their own, and nothing is launched that returns at once."""
     c = Experts(7, 3, 64, 64, 64, Q)
@@ -255,6 +279,8 @@ PLANTED = {
     "a tail of wgmma's rows is taken for none": ("norm_moe_glu_mixed", "if (m0 + group * MT * 64 >= walk.rows()) {", "if (m0 + group * MT * 64 + 32 >= walk.rows()) {"),
     "few rows stand where wgmma wants them": ("norm_moe_glu_mixed", "_plain(const llmc_call p)\n{\n\tprep<moe_plain<H>, moe_plain<H>>(p);",
                                               "_plain(const llmc_call p)\n{\n\tprep<gemm90_act<Up90>, moe_plain<H>>(p);"),
+    "rows without an adapter get one": ("norm_moe_glu_decode", "adapter[seq[seq_of[pair / K]]] < 0 ?", "adapter[seq[seq_of[pair / K]]] < -1 ?"),
+    "up gets what gate gets": ("norm_moe_glu_mixed", "gemm_bias<WIDE>(a ? a + WIDTH : 0, col, u);", "gemm_bias<WIDE>(a, col, u);"),
     "another rank's expert is summed": ("moe_down_add_decode", "lane < K && e >= 0)) * W::UNITS", "lane < K)) * W::UNITS"),
     "the shared expert overtakes": ("moe_down_add_mixed", "(long long)n * K + t) * H", "(long long)n * K) * H"),
 }
@@ -264,7 +290,7 @@ PLANTED = {
 @pytest.mark.parametrize("bug", sample(PLANTED, 2))
 def test_planted_bugs_are_found(bug):
     template, before, after = PLANTED[bug]
-    c = Experts(5, 2, 64, 64, 64, Q) if "few rows" in bug else Experts(7, 7, 64, 24, 40, B, 1, elsewhere=5 * ("another rank" in bug))
+    c = Experts(5, 2, 64, 64, 64, Q) if "few rows" in bug else Experts(5, 2, 64, 40, 0, B, 0, "silu", "none", adapted=True) if "get" in bug else Experts(7, 7, 64, 24, 40, B, 1, elsewhere=5 * ("another rank" in bug))
     c.choose(5)
     if "route" in template:
         k = H.build(template, "sm_90a", router("qwen3", 576, "bf16", 1)[4])

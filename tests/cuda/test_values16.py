@@ -101,7 +101,7 @@ def test_experts(arch, shared):
     x, res, weight = e.r.standard_normal((rows, 128)).astype(np.float32), e.r.standard_normal((rows, 128)).astype(np.float32), e.r.random((rows, 3)).astype(np.float32)
     h = []
     for k, dtype in zip(both("norm_moe_glu_mixed", arch, "H", dict(e.glu_params, DETERMINISTIC=0)), (np.float32, np.uint16)):
-        h += k.run(rows_step(rows), [x, e.nw, e.nb, e.id, e.gate.packed, e.up.packed, None, None, *(m.packed for m in e.s[:2]), H.out((rows, 2 * width + shared), dtype)],
+        h += k.run(rows_step(rows), [x, e.nw, e.nb, e.id, e.gate.packed, e.up.packed, None, None, *(m.packed for m in e.s[:2]), None, H.out((rows, 2 * width + shared), dtype)],
                    mode="check", seed=1)
     assert np.array_equal(h[1], to_bf16(h[0]))
     y = []

@@ -13,12 +13,14 @@ import llmc
 from cuda_emu import environment
 from golden_run import LLMC
 from processor import RUNS
-from test_adapters import LORA, config, weights
+from test_adapters import LORA, config, read_safetensors, weights
 
 DENSE = ["llama-all", "llama-some", "qv-rslora", "phi3-stacks", "gpt2-stack", "deepseek-lite", "deepseek-latents"]
 ON = [("ref", None)] + [("cpu", a) for a in ("v4", "generic", "amx") if RUNS.get(a)]
 SLOTS = ["adapters.slots=3", "adapters.rank=8", "kv.dtype=f32"]
 BASE = "llama-modern"
+EXPERTS = ["phimoe-experts", "qwen2-moe-experts", "mixtral-experts", "qwen3-moe-experts"]  # 5 of which 2, 6 of which 2 and a shared one, 5 of which 1, 8 of which 3
+OF_EXPERTS = [*SLOTS, "adapters.expert_rank=5"]
 BEST = [a for a in ("generic", "v3", "v4") if RUNS.get(a)][-1]
 
 
@@ -40,6 +42,14 @@ def model(folder, *, device="cpu", arch=None, extra=()):
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     g = weights.Golden(BASE)
+    g.build(folder)
+    return folder, g
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experts")
+    g = weights.Golden("qwen2_moe-plain")
     g.build(folder)
     return folder, g
 
@@ -69,13 +79,125 @@ def agrees_with_peft(case, tmp_path, **kw):
     assert np.abs(none - g.logits).max() < near and np.array_equal(got, again)
 
 
+@pytest.mark.parametrize("case,device,arch", [(c, "ref", None) for c in EXPERTS] + [("qwen2-moe-experts", "cpu", BEST), ("phimoe-experts", "cpu", "generic")])
+def test_logits_of_experts_are_pefts(case, device, arch, tmp_path):
+    agrees_with_peft(case, tmp_path, device=device, arch=arch, extra=["adapters.expert_rank=5"])
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("case,parallel", [("phimoe-experts", ["tp=2"]), ("qwen2-moe-experts", ["tp=3", "experts=whole"]), ("qwen2-moe-experts", ["tp=3"]), ("qwen3-moe-experts", ["pp=2"]),
+                                           ("phimoe-experts", ["tp=4", "experts=whole"])])
+def test_ranks_have_parts_of_experts_adapters(case, parallel, tmp_path):
+    """Rows and columns of each expert, or whole ones: 5 of them on 4 ranks"""
+    agrees_with_peft(case, tmp_path, device="ref", extra=["adapters.expert_rank=5", *(f"parallel.{p}" for p in parallel)])
+
+
+def split_experts(case, folder):
+    """An adapter of stacked experts as pairs of modules, one for each: what PEFT writes where experts are modules"""
+    made, of = {}, config(case)
+    tensors = read_safetensors(os.path.join(LORA, case, "adapter_model.safetensors"))
+    for name, a in tensors.items():
+        if not name.endswith("lora_A.weight"):
+            continue
+        b, stem = tensors[name.replace("lora_A", "lora_B")], name.removesuffix(".lora_A.weight")
+        if ".experts" not in stem:
+            made |= {name: a, stem + ".lora_B.weight": b}
+            continue
+        stem, n = stem.removesuffix(".base_layer"), a.shape[0] // of["r"]
+        for e in range(n):
+            right, left = a[e * of["r"]:(e + 1) * of["r"]], b.reshape(b.shape[0], of["r"], n)[:, :, e]
+            halves = dict(down_proj=left) if a.shape[1] == 28 else dict(gate_proj=left[:28], up_proj=left[28:])
+            for part, rows in halves.items():
+                made |= {f"{stem}.{e}.{part}.lora_A.weight": right, f"{stem}.{e}.{part}.lora_B.weight": np.ascontiguousarray(rows)}
+    folder.mkdir()
+    weights.write_safetensors(folder / "adapter_model.safetensors", made, "f32")
+    (folder / "adapter_config.json").write_text(json.dumps({k: v for k, v in of.items() if k != "target_parameters"}))
+
+
+def test_experts_may_be_modules(experts, tmp_path):
+    folder, g = experts
+    split_experts("qwen2-moe-experts", tmp_path / "pairs")
+    m = llmc.Model(folder, device="ref", set=OF_EXPERTS)
+    with m.session(context=64, chunk=64, n_out=64, seqs=2) as s:
+        pairs, stacked = (logits(s, [(s.seq(adapter=m.load_adapter(a)), g.prompt)])[0] for a in (tmp_path / "pairs", f"{LORA}/qwen2-moe-experts"))
+    assert np.array_equal(pairs, stacked) and np.abs(pairs - peft("qwen2-moe-experts")).max() < 3e-3 * np.abs(pairs).max()
+
+
+def test_experts_without_gates(tmp_path):
+    """7 of which 3, and what PEFT calls model is backbone in the checkpoint"""
+    g = weights.Golden(config("nemotron-experts")["base_model_name_or_path"])
+    g.build(tmp_path / "model")
+    (tmp_path / "a").mkdir()
+    shutil.copy(os.path.join(LORA, "nemotron-experts", "adapter_config.json"), tmp_path / "a")
+    tensors = read_safetensors(os.path.join(LORA, "nemotron-experts", "adapter_model.safetensors"))
+    weights.write_safetensors(tmp_path / "a" / "adapter_model.safetensors", {n.replace("model.model.layers", "model.backbone.layers"): x for n, x in tensors.items()}, "f32")
+    m = llmc.Model(tmp_path / "model", device="ref", set=OF_EXPERTS)
+    with m.session(context=64, chunk=128, n_out=128, seqs=2) as s:
+        got, none = logits(s, [(s.seq(adapter=m.load_adapter(tmp_path / "a")), g.prompt), (s.seq(), g.prompt)])
+    want = peft("nemotron-experts")
+    assert np.abs(want - g.logits).max() > 1 and max(np.abs(got - want).max(), np.abs(none - g.logits).max()) < 3e-3 * np.abs(want).max()
+
+
+def test_what_experts_take(experts):
+    """Bytes of a slot: rank x (both edges of gate, up and down) of each expert, beside those of the other projections"""
+    folder, _ = experts
+    sizes = []
+    for settings in (SLOTS, OF_EXPERTS):
+        plan = llmc.Model(folder, device="ref", no_weights=True, set=settings).plan
+        sizes.append(sum(t["rows"] for t in plan["tensor"] if "factor" in t))
+    layers, hidden, width, n, slots, rank = 3, 56, 28, 6, 3, 5
+    assert sizes[1] - sizes[0] == layers * slots * n * rank * 3 * (hidden + width)
+
+
+def test_adapters_of_experts_are_refused(experts, tmp_path):
+    folder, g = experts
+    m = llmc.Model(folder, device="ref", set=SLOTS)
+    with pytest.raises(llmc.Error, match="model.layers.*experts.*adapters.expert_rank"):
+        m.load_adapter(f"{LORA}/qwen2-moe-experts")
+    m = llmc.Model(folder, device="ref", set=[*SLOTS, "adapters.expert_rank=2"])
+    with pytest.raises(llmc.Error, match="experts.*rank 3.*adapters.expert_rank=3"):
+        m.load_adapter(f"{LORA}/qwen2-moe-experts")
+    with pytest.raises(llmc.Error, match="another model|has no slot"):
+        m.load_adapter(f"{LORA}/phimoe-experts")
+    assert m.load_adapter(f"{LORA}/qwen2-moe-down")  # the slot has stayed free
+
+
+@pytest.mark.parametrize("device,arch", [("ref", None), ("cpu", BEST)])
+def test_an_engine_serves_adapters_of_experts(experts, device, arch):
+    """Tokens are those of a request alone, whoever else is there; prompts find pages of their own adapter; adapters come and go."""
+    folder, g = experts
+    m = llmc.Model(folder, device=device, arch=arch, set=["adapters.slots=2", "adapters.rank=8", "adapters.expert_rank=3", "kv.dtype=f16"])
+    number = [0, m.load_adapter(f"{LORA}/qwen2-moe-experts"), m.load_adapter(f"{LORA}/qwen2-moe-down")]
+    prompt = (g.prompt * 8)[:40]
+    with m.engine(context=128, seqs=4, speculate=-1, no_prefix_cache=True) as e:
+        alone = [e.submit(prompt, adapter=a, max_tokens=20, ignore_eos=True).wait()["tokens"] for a in number]
+    assert len({tuple(t) for t in alone}) == 3
+    with m.engine(context=128, seqs=6, kv_tokens=512) as e:
+        found = [e.submit(prompt, adapter=a, max_tokens=1, ignore_eos=True).wait()["n_cached"] for a in number + number[::-1]]
+        assert found == [0, 0, 0, 32, 32, 32]
+        together = [e.submit(prompt, adapter=number[i % 3], max_tokens=20, ignore_eos=True) for i in range(9)]
+        m.unload_adapter(number[1])
+        assert [r.wait()["tokens"] for r in together] == [alone[i % 3] for i in range(9)]
+        again = m.load_adapter(f"{LORA}/qwen2-moe-experts")
+        assert e.submit(prompt, adapter=again, max_tokens=20, ignore_eos=True).wait()["tokens"] == alone[1]
+
+
+@pytest.mark.parametrize("device,arch", ON[:2])
+def test_bits_of_experts_are_those_of_a_sequence_alone(experts, device, arch):
+    folder, g = experts
+    alone_and_beside(llmc.Model(folder, device=device, arch=arch, set=OF_EXPERTS), g, "qwen2-moe-experts", "qwen2-moe-down")
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("device,arch", ON)
 def test_bits_are_those_of_a_sequence_alone(base, device, arch):
-    """Prompts of several adapters and of none in one step, then decode rows of all of them, forks and what was saved."""
     folder, g = base
-    m = model(folder, device=device, arch=arch)
-    number = [0, m.load_adapter(f"{LORA}/llama-all"), m.load_adapter(f"{LORA}/llama-some"), m.load_adapter(f"{LORA}/llama-all", 0.5)]
+    alone_and_beside(model(folder, device=device, arch=arch), g, "llama-all", "llama-some")
+
+
+def alone_and_beside(m, g, first, second):
+    """Prompts of several adapters and of none in one step, then decode rows of all of them, forks and what was saved."""
+    number = [0, m.load_adapter(f"{LORA}/{first}"), m.load_adapter(f"{LORA}/{second}"), m.load_adapter(f"{LORA}/{first}", 0.5)]
     which, ids = [1, 2, 0, 1, 3, 2], g.prompt
     cut = [len(ids) - 1 - 2 * i for i in range(len(which))]
     alone = []
@@ -262,6 +384,46 @@ def test_on_a_gpu(base, tmp_path):
         assert np.abs(got[f"arr_{i}"] - want).max() < 5e-3 * np.abs(want).max(), (i, np.abs(got[f"arr_{i}"] - want).max())
 
 
+EXPERTS_ON_GPU = """
+import json, sys, llmc
+import numpy as np
+folder, out, arch, first, second, ids = *sys.argv[1:6], json.loads(sys.argv[6])
+with llmc.open(folder, device="cuda", arch=arch, set={"deterministic": "true", "adapters.slots": 2, "adapters.rank": 8, "adapters.expert_rank": 3, "kv.dtype": "f32"}) as m:
+    number = [m.load_adapter(first), 0, m.load_adapter(second)]
+    def step(s, chunks):
+        made = np.array(s.forward([(q, t, len(t)) for q, t in chunks]))
+        return np.split(made, np.cumsum([len(t) for _, t in chunks])[:-1])
+    with m.session(context=64, chunk=128, n_out=128, seqs=4) as s:
+        seqs = [s.seq(adapter=a) for a in number]
+        np.savez(out, *step(s, [(q, ids) for q in seqs]))
+        last = step(s, [(q, [5]) for q in seqs])[2]
+        q = s.seq(adapter=number[2])
+        step(s, [(q, ids)])
+        assert np.array_equal(step(s, [(q, [5])])[0], last)
+    with m.engine(context=64, seqs=3, chunk=64) as e:
+        alone = [e.submit(ids, adapter=a, max_tokens=3, ignore_eos=True).wait()["tokens"] for a in number]
+        crowd = [e.submit(ids, adapter=a, max_tokens=3, ignore_eos=True) for a in number]
+        assert [r.wait()["tokens"] for r in crowd] == alone and len({str(t) for t in alone}) > 1, alone
+        m.unload_adapter(number[0])
+        again = m.load_adapter(second)
+        assert e.submit(ids, adapter=again, max_tokens=3, ignore_eos=True).wait()["tokens"] == alone[2]
+"""
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
+def test_experts_on_a_gpu(experts, arch, tmp_path):
+    """The emulated one: kernels for any shape, and those that a generation has of its own"""
+    folder, g = experts
+    out = tmp_path / "logits.npz"
+    p = subprocess.run([sys.executable, "-c", EXPERTS_ON_GPU, str(folder), str(out), arch, f"{LORA}/qwen2-moe-experts", f"{LORA}/qwen2-moe-down", json.dumps(g.prompt)], capture_output=True, text=True,
+                       env={**os.environ, **environment(arch)})
+    assert p.returncode == 0, p.stderr[-3000:]
+    got = np.load(out)
+    for i, want in enumerate((peft("qwen2-moe-experts"), g.logits, peft("qwen2-moe-down"))):
+        assert np.abs(got[f"arr_{i}"] - want).max() < 5e-3 * np.abs(want).max(), (i, np.abs(got[f"arr_{i}"] - want).max())
+
+
 def shown(folder, where, command, *args):
     p = subprocess.run([LLMC, command, str(folder), *where, *args, "--set", "adapters.slots=2", "--set", "adapters.rank=8", "--json"], capture_output=True, text=True, env={**os.environ, **environment("sm_75")})
     assert p.returncode == 0, p.stderr
@@ -358,11 +520,24 @@ MUTATIONS = [("lora_down", r"\(int64_t\)slot \* N", "(int64_t)0 * N"), ("lora_up
              ("lora_up", r"lora_add\(e, RANK", "lora_add(e, 2"), ("lora_down", "lora_slot\\(s, t\\)", "lora_slot(s, 0)")]
 
 
+EXPERT_MUTATIONS = [("lora_experts_down", r"\d \? i : i / TOP_K", "i / TOP_K"), ("lora_experts_up", r"\+ m % COUNT\)", ")"), ("lora_experts_add", r"ARG_weight\[k\]", "1"),
+                    ("cpu_lora", r"slot \* n_experts", "0 * n_experts"), ("cpu_lora", r"n_experts \+ id\[i\]", "n_experts + id[i - i % top_k]"),
+                    ("norm_moe_glu", r"share_get\(add\[t\] \+ width \+ row", "share_get(add[t] + row"), ("norm_moe_glu", r"seq_of\[tok\]\]\] >= 0", "seq_of[0]]] >= 0")]
+
+
+def compiled(folder, out, settings):
+    subprocess.run([LLMC, "compile", str(folder), "-o", str(out), "--arch", "generic", "-q", *(a for s in settings for a in ("--set", s))], check=True)
+    return out
+
+
 @pytest.fixture(scope="module")
 def artifact(base, tmp_path_factory):
-    out = tmp_path_factory.mktemp("slots") / "artifact"
-    subprocess.run([LLMC, "compile", str(base[0]), "-o", str(out), "--arch", "generic", "-q", *(a for s in SLOTS for a in ("--set", s))], check=True)
-    return out
+    return compiled(base[0], tmp_path_factory.mktemp("slots") / "artifact", SLOTS)
+
+
+@pytest.fixture(scope="module")
+def expert_artifact(experts, tmp_path_factory):
+    return compiled(experts[0], tmp_path_factory.mktemp("slots") / "artifact", OF_EXPERTS)
 
 
 def test_a_plan_whose_slots_differ_is_refused(base, artifact, tmp_path):
@@ -383,14 +558,23 @@ def test_a_plan_whose_slots_differ_is_refused(base, artifact, tmp_path):
 @pytest.mark.parametrize("name,was,bug", MUTATIONS)
 def test_a_mistake_in_a_kernel_shows(name, was, bug, base, artifact, tmp_path):
     """Another slot, another matrix' part, a part of the rank, the adapter of the step's first row."""
-    folder, g = base
+    shows(*base, artifact, tmp_path, name, was, bug, "llama-some", "llama-all")
 
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name,was,bug", EXPERT_MUTATIONS)
+def test_a_mistake_in_a_kernel_of_experts_shows(name, was, bug, experts, expert_artifact, tmp_path):
+    """Another choice' row, gate's factor for up, no weights, another slot, the first choice' expert, gate's addition for up, the adapter of the step's first row."""
+    shows(*experts, expert_artifact, tmp_path, name, was, bug, "qwen2-moe-down", "qwen2-moe-experts")
+
+
+def shows(folder, g, artifact, tmp_path, name, was, bug, other, case):
     def wrong(artifact):
         m = llmc.Model(artifact, weights=folder, arch="generic")
-        m.load_adapter(f"{LORA}/llama-some", 0.5)
-        a, n = m.load_adapter(f"{LORA}/llama-all"), len(g.prompt)
+        m.load_adapter(f"{LORA}/{other}", 0.5)
+        a, n = m.load_adapter(f"{LORA}/{case}"), len(g.prompt)
         with m.session(context=n, chunk=2 * n, n_out=2 * n, seqs=2) as s:
-            want, none = peft("llama-all"), s.seq()
+            want, none = peft(case), s.seq()
             return np.abs(logits(s, [(none, g.prompt), (s.seq(adapter=a), g.prompt)])[1] - want).max() > 3e-3 * np.abs(want).max()
     assert not wrong(artifact)
     copy, changed = tmp_path / "artifact", 0

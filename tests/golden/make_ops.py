@@ -390,7 +390,7 @@ for name, shared, mix, scale, act, limit in (("routed", 0, 0, 1.0, "gelu", 0.0),
         nw).none().i32(ids).weight(g.view(24, 5)).weight(u.view(24, 5))
     case = case.vector(gb.view(-1)).vector(ub.view(-1)) if "biased" in name else case.none().none()
     case = case.weight(sg).weight(su) if shared else case.none().none()
-    case.room(h.numel()).out(h).end()
+    case.none().room(h.numel()).out(h).end()
     h = rnd(*h.shape)
     y = torch.stack([sum(wt[t, k] * (d[e] @ h[t, 6 * k:6 * k + 6] + db[e]) for k, e in enumerate(ids[t])) for t in range(3)])
     if shared:
@@ -660,7 +660,7 @@ sizes = dict(n_experts=4, elsewhere=0, top_k=2, spread=2, hidden=5, width=6)
 Case("moe_ffn", "spread", **sizes, act="silu", limit=0.0).step([0, 1, 2]).f32(rows.view(3, 10)).i32(ids).f32(wt).weight(g.view(24, 5)).weight(u.view(24, 5)).weight(
     d.view(20, 6)).none().none().none().room(15).out(y).end()
 Case("norm_moe_glu", "spread", **sizes, shared=0, act="silu", limit=0.0, norm="none", eps=0.0, plus_one=0).step([0, 1, 2]).f32(rows.view(3, 10)).none().none().i32(ids).weight(
-    g.view(24, 5)).weight(u.view(24, 5)).none().none().none().none().room(h.numel()).out(h.view(3, 12)).end()
+    g.view(24, 5)).weight(u.view(24, 5)).none().none().none().none().none().room(h.numel()).out(h.view(3, 12)).end()
 
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")

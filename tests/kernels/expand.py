@@ -28,7 +28,7 @@ def tool(name="expand"):
 
 
 # What most ops lack: left out unless a test says otherwise
-LACKS = {"sink", "p", "gate_b", "up_b", "down_b", "logit_b"}
+LACKS = {"sink", "p", "add", "gate_b", "up_b", "down_b", "logit_b"}
 USUAL = {f"HAS_{n.upper()}": 0 for n in LACKS} | {"LIMIT": 0, "PLUS_ONE": 0, "JITTER": 0, "EACH": 0, "CHUNK": 0, "ALIBI_FIRST": 0, "ALIBI_HEADS": 0}
 
 

@@ -102,7 +102,7 @@ class Mixture:
     """One layer's experts, rows that chose among them, and what must come out of both kernels in float64."""
 
     def __init__(self, lib, target, n, top_k, hidden, width, types, shared=0, s_types=(), mix=0, kind="rms", act="silu", bits=16,
-                 rows=120, to=None, limit=0.0, biased=False, spread=1):
+                 rows=120, to=None, limit=0.0, biased=False, spread=1, adapted=False):
         rng = np.random.default_rng(5)
         self.n, self.top_k, self.hidden, self.width, self.shared, self.mix, self.bits = n, top_k, hidden, width, shared, mix, bits
         self.kind, self.act, self.types, self.s_types, self.target, self.rows = kind, act, types, s_types, target, rows
@@ -113,6 +113,10 @@ class Mixture:
         self.weight = rng.random((rows, top_k + mix)).astype(np.float32)
         self.r = rng.standard_normal((rows, hidden)).astype(np.float32)
         self.nw, self.nb = vectors(hidden)
+        self.adapter = np.arange(rows) % 3 - 1 if adapted else None   # every third row has none, and what lies there is not looked at
+        self.add = rng.standard_normal((rows, top_k, 2, width)).astype(np.float32) if adapted else None
+        if adapted:
+            self.add[self.adapter < 0] = np.nan
         self.limit, self.biases = limit, [rng.standard_normal((n, m)).astype(np.float32) for m in (width, width, hidden)] if biased else [None] * 3
         shapes = [(width, hidden)] * 2 + [(hidden, width)]
         self.w = [Weights(lib, t, n * s[0], s[1], 10 + i) for i, (t, s) in enumerate(zip(types, shapes))]
@@ -130,13 +134,14 @@ class Mixture:
     def glu_kernel(self):
         names = dict(zip(("GATE_DTYPE", "UP_DTYPE"), self.types)) | dict(zip(("S_GATE_DTYPE", "S_UP_DTYPE"), self.s_types))
         return H.build("norm_moe_glu", self.target, self.sizes() | names | dict(
-            SPREAD=self.spread, ACT=self.act, LIMIT=self.limit, NORM=self.kind, EPS=1e-5, PLUS_ONE=0, HAS_GATE_B=int(self.biases[0] is not None), HAS_UP_B=int(self.biases[0] is not None), HAS_S_GATE=int(self.shared > 0), HAS_S_UP=int(self.shared > 0)), FAST)
+            SPREAD=self.spread, ACT=self.act, LIMIT=self.limit, NORM=self.kind, EPS=1e-5, PLUS_ONE=0, HAS_GATE_B=int(self.biases[0] is not None), HAS_UP_B=int(self.biases[0] is not None), HAS_S_GATE=int(self.shared > 0), HAS_S_UP=int(self.shared > 0), HAS_ADD=int(self.add is not None)), FAST)
 
     def glu(self, k, rows, parts, order=None):
         cols = self.top_k * self.width + self.shared
         h = H.aligned((len(rows) + 1, cols))
-        k.call(H.make_step([0] * len(rows)), [np.ascontiguousarray(self.x[rows]), self.nw, self.nb, np.ascontiguousarray(self.id[rows]),
-                                              *self.packed[:2], *self.biases[:2], *self.s_packed[:2], h], parts, order=order)
+        with_adapters = self.add is not None
+        k.call(H.make_step([0] * len(rows), adapter=self.adapter[rows] if with_adapters else None), [np.ascontiguousarray(self.x[rows]), self.nw, self.nb, np.ascontiguousarray(self.id[rows]),
+                                              *self.packed[:2], *self.biases[:2], *self.s_packed[:2], np.ascontiguousarray(self.add[rows]) if with_adapters else None, h], parts, order=order)
         assert np.isnan(h[-1]).all(), "wrote outside of its rows"
         return h[:-1]
 
@@ -148,7 +153,8 @@ class Mixture:
         out, size = np.zeros((self.rows, self.top_k * self.width + self.shared)), None
         size = np.zeros_like(out)
         for t in range(self.rows):
-            pairs = [(g[e], u[e], *(0 if b is None else b[e] for b in self.biases[:2])) for e in self.id[t]]
+            d = np.zeros((self.top_k, 2, self.width)) if self.add is None or self.adapter[t] < 0 else self.add[t].astype(np.float64)
+            pairs = [(g[e], u[e], *((0 if b is None else b[e]) + d[k, i] for i, b in enumerate(self.biases[:2]))) for k, e in enumerate(self.id[t])]
             pairs += [(*(w.value.astype(np.float64) for w in self.s[:2]), 0, 0)] * (self.shared > 0)
             out[t] = np.concatenate([gated(self.act, a @ own(t, k) + ab, b @ own(t, k) + bb, self.limit) for k, (a, b, ab, bb) in enumerate(pairs)])
             size[t] = np.concatenate([(4 * np.abs(a) @ np.abs(own(t, k)) + 1) * (4 * np.abs(b) @ np.abs(own(t, k)) + 1) for k, (a, b, _, _) in enumerate(pairs)])
@@ -191,12 +197,13 @@ MIXTURES = {
                     kind="none", rows=30),
     "to-one":  dict(n=5, top_k=1, hidden=64, width=96, types=("q8_0", "q5_1", "q4_1"), to=[3], kind="layer", rows=203),
     "biased":  dict(n=5, top_k=2, hidden=96, width=43, types=("mxfp4", "mxfp4", "bf16"), act="swiglu_oai", limit=1.0, biased=True, rows=60),
+    "adapted": dict(n=5, top_k=2, hidden=53, width=43, types=("bf16", "bf16", "f16"), kind="none", adapted=True, rows=60),
     "limited": dict(n=3, top_k=2, hidden=64, width=43, types=F16, shared=28, s_types=("f16", "bf16", "f32"), act="silu_limit", limit=0.5, rows=30),
     "spread":  dict(n=5, top_k=3, hidden=96, width=64, types=("u4_32",) * 3, kind="none", rows=110, spread=3),
     "i8":      dict(n=3, top_k=2, hidden=64, width=64, types=Q4, shared=64, s_types=Q4, bits=8),
 }
 # compiling is what takes time: all on the last target, on the others what differs by the width of vectors
-RUNS = [(t, m) for t in TARGETS for m in MIXTURES if EVERY or t == TARGETS[-1] or m == "no-group" or (m == "k" and t == "v4")] + \
+RUNS = [(t, m) for t in TARGETS for m in MIXTURES if EVERY or t == TARGETS[-1] or m in ("no-group", "adapted") or (m == "k" and t == "v4")] + \
     [("amx", "odd") for t in H.MORE if t == "amx"] + [(TARGETS[-1], d) for d in DTYPES if EVERY]
 
 
@@ -227,7 +234,7 @@ def test_parts_in_threads(lib):
     m = Mixture(lib, TARGETS[-1], **MIXTURES["odd"])
     k = m.glu_kernel()
     h = H.aligned((m.rows, m.top_k * m.width))
-    k.call(H.make_step([0] * m.rows), [m.x, m.nw, m.nb, m.id, *m.packed[:2], None, None, None, None, h], 4, threads=True)
+    k.call(H.make_step([0] * m.rows), [m.x, m.nw, m.nb, m.id, *m.packed[:2], None, None, None, None, None, h], 4, threads=True)
     same(h, m.glu(k, list(range(m.rows)), 1))
 
 
