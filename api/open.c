@@ -162,35 +162,78 @@ compiled_file(const Compiled *c, const char *path)
 	return NULL;
 }
 
+/* *said: what the compiler has warned of */
+static llmc_status
+compile_one(llmc_model *m, const char *target, int rank, const Compiled **out, const char **said, llmc_error *err)
+{
+	Diag *const d = NEW(&m->arena, Diag, 1);
+	Compiled *volatile c = NULL;
+
+	diag_init(d, &m->arena);
+	if (!setjmp(d->bug))
+		c = compile_rank(m->spec, target, rank, !m->unfused, d, &m->arena);
+	if (!c)
+		return diag_error(d, err);
+	*out = c;
+	*said = strbuf_str(&d->text);
+	return LLMC_OK;
+}
+
+static llmc_status
+read_compiled(llmc_model *m, const char *target, int rank, const Compiled *c, llmc_error *err)
+{
+	const char *name = plan_file(m, target, rank, "json");
+	const ArtifactFile *json = compiled_file(c, name);
+
+	if (!json)
+		return error_set(err, LLMC_E_BUG, "the compiler made no %s", name);
+	m->plan_json = rank == m->first ? json->text : m->plan_json;
+	return read_plan(m, rank, json->text, json->size, name, err);
+}
+
 static llmc_status
 compile_model(llmc_model *m, const char *target, bool write, const llmc_options *opt, llmc_error *err)
 {
 	const Compiled **made = NEW(&m->arena, const Compiled *, m->n_own);
+	const char *said;
 
 	for (int k = 0; k < m->n_own; k++) {
-		Diag *const d = NEW(&m->arena, Diag, 1);
-		Compiled *volatile c = NULL;
-		diag_init(d, &m->arena);
-		if (!setjmp(d->bug))
-			c = compile_rank(m->spec, target, m->first + k, !m->unfused, d, &m->arena);
-		if (!c)
-			return diag_error(d, err);
+		TRY(compile_one(m, target, m->first + k, &made[k], &said, err));
 		if (m->first + k == 0)
-			log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
-		made[k] = c;
+			log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, said);
 	}
 	if (write)
 		TRY(write_generated(m, made, opt, err));
 	m->plan_text = made[0]->plan_text;
-	for (int k = 0; k < m->n_own; k++) {
-		const char *name = plan_file(m, target, m->first + k, "json");
-		const ArtifactFile *json = compiled_file(made[k], name);
-		if (!json)
-			return error_set(err, LLMC_E_BUG, "the compiler made no %s", name);
-		m->plan_json = k ? m->plan_json : json->text;
-		TRY(read_plan(m, m->first + k, json->text, json->size, name, err));
-	}
+	for (int k = 0; k < m->n_own; k++)
+		TRY(read_compiled(m, target, m->first + k, made[k], err));
 	return LLMC_OK;
+}
+
+/* Rank 0 of several processes loads adapters for all: how slots lie on the others, whose plans are made from the same description. */
+static llmc_status
+others_slots(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
+{
+	ro->all = NULL;
+	ro->n_all = 0;
+	if (!m->world || m->first > 0 || m->spec->adapters.slots < 1)
+		return LLMC_OK;
+	for (int k = 1; k < spec_ranks(m->spec); k++) {
+		const Compiled *c;
+		const char     *said; /* of rank 0 as well */
+		TRY(compile_one(m, m->plan->target, k, &c, &said, err));
+		TRY(read_compiled(m, m->plan->target, k, c, err));
+	}
+	ro->all = m->rank;
+	ro->n_all = spec_ranks(m->spec);
+	return LLMC_OK;
+}
+
+static llmc_status
+open_runtime(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
+{
+	TRY(others_slots(m, ro, err));
+	return runtime_open_ranks(m->rank + m->first, m->n_own, ro, &m->rt, err);
 }
 
 /* The plan that a generated folder has for a rank; *fits: it is there, this llmc reads it, and it was made from this description. */
@@ -400,12 +443,12 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed, .cache_told = m->temporary != NULL,
 		              .log = opt->log, .log_user = opt->log_user };
 	llmc_error why = { 0 };
-	llmc_status status = runtime_open_ranks(m->rank + m->first, m->n_own, &ro, &m->rt, &why);
+	llmc_status status = open_runtime(m, &ro, &why);
 	/* nothing to compile with, or it does not compile: better what was shipped for less than nothing, and why */
 	if (status == LLMC_E_MISSING && kind == SOURCE_ARTIFACT && !opt->out_dir && strcmp(m->plan->target, target) == 0 &&
 	    open_shipped(m, target, opt, &fits, NULL) == LLMC_OK && fits) {
 		log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, why.text);
-		status = runtime_open_ranks(m->rank + m->first, m->n_own, &ro, &m->rt, &why);
+		status = open_runtime(m, &ro, &why);
 	}
 	/* the compiler is older than the processor: the best that both know */
 	if (status == LLMC_E_MISSING && !opt->arch && target_find(target)->kind == TARGET_CPU && strcmp(m->plan->target, target) == 0) {
@@ -414,7 +457,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		if (next && strcmp(next, target) != 0) {
 			log_line(opt->log, opt->log_user, LLMC_LOG_WARNING, "%s; using %s, which is slower: install a newer compiler, or name one in LLMC_CC", refused, next);
 			TRY(compile_model(m, next, true, opt, err));
-			status = runtime_open(m->plan, &ro, &m->rt, &why);
+			status = open_runtime(m, &ro, &why);
 		}
 	}
 	if (status != LLMC_OK) {

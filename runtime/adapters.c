@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/sum64.h"
 #include "formats/peft.h"
+#include "runtime/comm/comm.h"
 #include "runtime/state/state.h"
 
 typedef struct Slot {
@@ -15,6 +16,8 @@ typedef struct Slot {
 	int32_t  holders;
 	bool     dropped;  /* free when nobody holds it */
 	uint64_t key;
+	Peft    *peft;     /* where ranks are processes: what the others are told when they first need it, and `told` */
+	bool     told;
 } Slot;
 
 typedef struct Adapters {
@@ -40,8 +43,6 @@ adapters_open(Runtime *rt, llmc_error *err)
 
 	if (!t)
 		return LLMC_OK;
-	if (rt->world)
-		return error_set(err, LLMC_E_INPUT, "adapters.slots: ranks that a launcher has started, a process each, have no slots for adapters; ranks of one process have");
 	for (int i = 0; i < rt->plan->n_tensor; i++)
 		if (rt->plan->tensor[i].factor && rt->plan->tensor[i].slots != t->slots)
 			return error_set(err, LLMC_E_INPUT, "tensor %s: %d slots, those of %s are %d", rt->plan->tensor[i].id, rt->plan->tensor[i].slots, t->id, t->slots);
@@ -56,6 +57,8 @@ adapters_open(Runtime *rt, llmc_error *err)
 void
 adapters_close(Runtime *rt)
 {
+	for (int i = 0; rt->adapters && i < rt->adapters->n; i++)
+		peft_close(rt->adapters->slot[i].peft);
 	if (rt->adapters)
 		pthread_mutex_destroy(&rt->adapters->lock);
 	free(rt->adapters);
@@ -205,7 +208,7 @@ write_rank(Runtime *rt, Peft *peft, int slot, float *room, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* On all ranks of this process */
+/* On all ranks of this process; it fits those of others as well */
 static llmc_status
 write_slot(Runtime *rt, Peft *peft, const char *folder, int slot, llmc_error *err)
 {
@@ -215,6 +218,8 @@ write_slot(Runtime *rt, Peft *peft, const char *folder, int slot, llmc_error *er
 
 	for (int r = 0; r < n; r++)
 		TRY(fits(rt->n_rank ? rt->rank[r]->plan : rt->plan, peft, &any, &most, err));
+	for (int r = 1; r < rt->n_all; r++)
+		TRY(fits(rt->all[r], peft, &any, &most, err));
 	if (peft_unused(peft))
 		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes %s, for which this model has no slot: slots are for projections of attention, of dense feed-forwards and of shared experts, with "
 		                 "adapters.expert_rank of routed ones; added to the weights (lora.path, --lora DIR) it may run", folder, peft_unused(peft));
@@ -225,6 +230,86 @@ write_slot(Runtime *rt, Peft *peft, const char *folder, int slot, llmc_error *er
 	for (int r = 0; r < n && status == LLMC_OK; r++)
 		status = write_rank(rt->n_rank ? rt->rank[r] : rt, peft, slot, room, err);
 	free(room);
+	return status;
+}
+
+/* ---- ranks that are processes: rank 0 has read the adapter, and says what the others' slots hold before their first step with it ---- */
+
+/* In front of the bytes of a tensor's slot: whose it is. rank below 0: that was all. sum: of the factors of the rank's plan */
+typedef struct Told { int32_t rank, tensor; int64_t bytes; uint64_t sum; } Told;
+
+static uint64_t
+factors_sum(const Plan *p)
+{
+	uint64_t sum = 11;
+
+	for (int i = 0; i < p->n_tensor; i++) {
+		const PlanTensor *t = &p->tensor[i];
+		const int64_t fact[] = { i, t->factor, t->rows, t->slots, t->rank, t->experts, t->first_expert, t->n_src };
+		if (!t->factor)
+			continue;
+		sum = sum64(fact, sizeof fact, sum);
+		sum = sum64(t->id, strlen(t->id), sum);
+	}
+	return sum;
+}
+
+static bool
+tell_rank(const Plan *p, int rank, Peft *peft, Comm *comm)
+{
+	const uint64_t sum = factors_sum(p);
+	bool ok = true, any;
+
+	for (int i = 0; i < p->n_tensor && ok; i++) {
+		const PlanTensor *t = &p->tensor[i];
+		if (!t->factor)
+			continue;
+		const Told head = { rank, i, slot_elems(t) * (int64_t)sizeof(float), sum };
+		float *room = malloc((size_t)head.bytes);
+		ok = room && make_slot(t, peft, room, &any, NULL) == LLMC_OK && comm_send(comm, &head, sizeof head) && comm_send(comm, room, (size_t)head.bytes);
+		free(room);
+	}
+	return ok;
+}
+
+bool
+adapters_known(const Runtime *rt, int slot)
+{
+	return !rt->world || slot < 0 || rt->adapters->slot[slot].told;
+}
+
+void
+adapters_tell(Runtime *rt, int slot, Comm *comm)
+{
+	Slot *s = &rt->adapters->slot[slot]; /* the caller's sequence holds it: nobody else writes to it */
+	bool  ok = true;
+
+	for (int r = 1; r < rt->n_all && ok; r++)
+		ok = tell_rank(rt->all[r], r, s->peft, comm);
+	s->told = ok && comm_send(comm, &(Told){ .rank = -1 }, sizeof(Told));
+	if (!s->told)
+		comm_end(comm); /* the others wait for the rest */
+}
+
+llmc_status
+adapters_take(Runtime *rt, int slot, Comm *comm, llmc_error *err)
+{
+	const Plan *p = rt->plan;
+	llmc_status status = LLMC_OK;
+	Told        head;
+
+	while (status == LLMC_OK && comm_receive(comm, &head, sizeof head) && head.rank >= 0) {
+		char *bytes = malloc((size_t)head.bytes);
+		if (!bytes)
+			return error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
+		const PlanTensor *t = head.rank == comm_rank(comm) && head.tensor < p->n_tensor ? &p->tensor[head.tensor] : NULL;
+		bool came = comm_receive(comm, bytes, (size_t)head.bytes);
+		if (came && head.rank == comm_rank(comm) && (head.sum != factors_sum(p) || !t || head.bytes != slot_elems(t) * (int64_t)sizeof(float)))
+			status = error_set(err, LLMC_E_INPUT, "rank 0 has another plan for this rank's slots of adapters than the rank itself: compile the artifact again, for all ranks");
+		else if (came && t)
+			status = rt->device->put(rt->model, head.tensor, head.bytes * slot, bytes, (size_t)head.bytes, err);
+		free(bytes);
+	}
 	return status;
 }
 
@@ -265,8 +350,10 @@ find(Adapters *a, int32_t number)
 static void
 settle(Slot *s)
 {
-	if (s->dropped && s->holders == 0)
-		*s = (Slot){ 0 };
+	if (!s->dropped || s->holders)
+		return;
+	peft_close(s->peft);
+	*s = (Slot){ 0 };
 }
 
 llmc_status
@@ -280,6 +367,8 @@ runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *ada
 	*adapter = 0;
 	if (!a)
 		return error_set(err, LLMC_E_INPUT, "this model has no slots for adapters: open it with adapters.slots=4, say");
+	if (rt->world && !rt->n_all)
+		return error_set(err, LLMC_E_RANGE, "this is not rank 0, which loads adapters and tells the others");
 	TRY(files_key(folder, scale, &key, err));
 	TRY(peft_open(folder, scale, &peft, err));
 	llmc_status status = files_key(folder, scale, &now, err);
@@ -300,6 +389,10 @@ runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *ada
 	status = write_slot(rt, peft, folder, at, err);
 	pthread_mutex_lock(&a->lock);
 	a->slot[at] = (Slot){ .number = status == LLMC_OK ? *adapter = ++a->last : 0, .key = key };
+	if (rt->world && status == LLMC_OK) {
+		a->slot[at].peft = peft;
+		peft = NULL;
+	}
 	pthread_mutex_unlock(&a->lock);
 fail:
 	peft_close(peft);

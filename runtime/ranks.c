@@ -15,8 +15,8 @@
 
 enum { SAY_S = 2 }; /* how long rank 0 waits to hear why the group has ended */
 
-typedef enum RecordKind { RECORD_STEP, RECORD_AGAIN, RECORD_SEQUENCE, RECORD_KV, RECORD_SIZES, RECORD_READ, RECORD_WRITE, RECORD_CLOSE, RECORD_OPEN, RECORD_END } RecordKind;
-/* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number, b the length it is bound by, `more` the slot of its adapter. KV: the
+typedef enum RecordKind { RECORD_STEP, RECORD_AGAIN, RECORD_SEQUENCE, RECORD_ADAPTER, RECORD_KV, RECORD_SIZES, RECORD_READ, RECORD_WRITE, RECORD_CLOSE, RECORD_OPEN, RECORD_END } RecordKind;
+/* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number, b the length it is bound by, `more` the slot of its adapter. ADAPTER: to processes, what slot a holds from here on follows (adapters.c). KV: the
  * deed `more` with a and b (kv.h), and the window pages of both. SIZES: each tells the bytes of what it keeps. READ, WRITE: of a pages and of the states of sequence b, or -1: floats a rank of
  * either, the numbers of the pages and of their window pages follow, then what travels; the first `more` pages go without window pages.
  * Between sessions: OPEN: limits follow, a session is opened; END: there are no more. */
@@ -96,6 +96,8 @@ ranks_step(Session *s, int phase)
 void
 ranks_sequence(Session *s, llmc_seq q, int32_t length_bound)
 {
+	if (leads(s) && !adapters_known(s->rt, s->adapter[q]) && tell(s, (Record){ .kind = RECORD_ADAPTER, .a = s->adapter[q] }))
+		adapters_tell(s->rt, s->adapter[q], s->comm);
 	if (leads(s))
 		tell(s, (Record){ .kind = RECORD_SEQUENCE, .a = q, .b = length_bound, .more = s->adapter[q] });
 }
@@ -347,6 +349,9 @@ follow(Session *s, llmc_error *err)
 			session_turn(s, r.a, r.b);
 			s->seq[r.a].fresh = true;
 			s->adapter[r.a] = r.more;
+			break;
+		case RECORD_ADAPTER:
+			TRY(adapters_take(s->rt, r.a, s->comm, err));
 			break;
 		case RECORD_KV:
 			if (is_page((KvDeed)r.more, 0))

@@ -84,6 +84,8 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	rt->plan = plan;
 	rt->device = device;
 	rt->world = o.world;
+	rt->all = o.all;
+	rt->n_all = o.n_all;
 	rt->n_threads = o.n_threads = o.n_threads > 0 ? o.n_threads : topology_threads();
 	TRY_GOTO(open_weights(rt, &o, err));
 	TRY_GOTO(device->model_open(plan, &o, rt->weights, &rt->model, &rt->times, err));

@@ -23,6 +23,8 @@ typedef struct RuntimeOptions {
 	bool        cache_told;    /* that the cache takes no files has been said already */
 	size_t      stage_bytes;   /* as in WeightsOptions */
 	World      *world;         /* the plan is for this process' rank of them; NULL: there are none. It outlives the runtime */
+	const Plan *const *all;    /* [n_all] of rank 0 of a world whose plans have slots for adapters: the plans of all ranks; they outlive the runtime */
+	int         n_all;
 	llmc_log_fn log;
 	void       *log_user;
 } RuntimeOptions;

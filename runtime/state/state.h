@@ -20,6 +20,8 @@ struct Runtime {
 	Runtime     **rank;
 	bool          led;        /* the ranks of the world are those of an open model, and wait for rank 0 */
 	World        *world;      /* ranks are processes: the others' end; NULL */
+	const Plan *const *all;   /* [n_all] on rank 0 of them, where there are slots for adapters: the plans of all */
+	int           n_all;
 };
 
 typedef struct SeqState {
@@ -122,6 +124,10 @@ uint64_t    adapter_key(const Runtime *rt, int32_t adapter);          /* 0: none
 /* The adapter of this key, held; 0: it is not loaded */
 int32_t     adapter_of_key(Runtime *rt, uint64_t key);
 llmc_status adapters_open(Runtime *rt, llmc_error *err);
+/* Do all processes have what this slot holds (below 0: none)? Else rank 0 tells them, and each takes what is its own. A group that has ended says so later. */
+bool        adapters_known(const Runtime *rt, int slot);
+void        adapters_tell(Runtime *rt, int slot, Comm *comm);
+llmc_status adapters_take(Runtime *rt, int slot, Comm *comm, llmc_error *err);
 void        adapters_close(Runtime *rt);
 /* forward.c: what the steps of rank 0 take over stages */
 llmc_status forward_open(Session *s, llmc_error *err);

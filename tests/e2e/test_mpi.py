@@ -9,13 +9,16 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 
+import numpy as np
 import pytest
 
 from cuda_emu import environment
+from test_adapters import LORA, config, weights
 from test_ranks import ALL, MODELS
 
 LLMC = os.environ.get("LLMC", "build/llmc")
@@ -285,3 +288,52 @@ def test_a_server_over_ranks_ends_in_order(mpi, model):
         assert p.returncode == 0
     finally:
         end(p)
+
+
+ADAPTERS = """
+import json, sys, llmc
+import numpy as np
+folder, out, first, second, ids, settings = *sys.argv[1:5], json.loads(sys.argv[5]), json.loads(sys.argv[6])
+with llmc.Model(folder, device="ref", set=["adapters.slots=2", "adapters.rank=8", "adapters.expert_rank=3", "kv.dtype=f32", *settings]) as m:
+    if m.info["rank"]:
+        m.follow()
+        sys.exit()
+    made = []
+    for again in range(2):  # what slots hold outlives a session
+        a, b = (m.load_adapter(x) for x in (first, second)) if not again else (a, b)
+        with m.session(context=64, chunk=128, n_out=128, seqs=4) as s:
+            seqs = [s.seq(adapter=x) for x in (a, 0, b)]
+            made += [s.forward([(q, ids[:-1], len(ids) - 1) for q in seqs]), s.forward([(q, ids[-1:], 1) for q in seqs])]
+            if again:  # another adapter in the first one's slot, while the other sequences stay
+                s.free(seqs[0])
+                m.unload_adapter(a)
+                try:
+                    m.load_adapter(sys.argv[7])
+                except llmc.Error as e:
+                    assert "another model" in str(e) or "has no slot" in str(e), e
+                made.append(s.forward([(s.seq(adapter=m.load_adapter(second)), ids, len(ids)), (seqs[2], ids[:1], 1)]))
+    np.savez(out, *map(np.array, made))
+"""
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("case,other,settings", [("qwen2-moe-experts", "qwen2-moe-down", ["parallel.tp=3"]), ("llama-all", "llama-some", ["parallel.pp=2"]),
+                                                 ("qwen2-moe-experts", "qwen2-moe-down", ["parallel.tp=4", "parallel.experts=whole"]), ("llama-all", "llama-some", ["parallel.tp=2", "parallel.pp=2"])])
+def test_adapters_in_slots(mpi, case, other, settings, tmp_path):
+    """Bits are those of ranks that are threads, and PEFT's logits; rank 0 alone sees the adapters' files."""
+    g = weights.Golden(config(case)["base_model_name_or_path"])
+    g.build(tmp_path / "model")
+    ranks = int(np.prod([int(s.split("=")[1]) for s in settings if s[-1].isdigit()]))
+    made = []
+    for launcher in ([], [mpi.run, *mpi.options, "-n", str(ranks)]):
+        out = tmp_path / f"{len(made)}.npz"
+        p = subprocess.run([*launcher, sys.executable, "-c", ADAPTERS, str(tmp_path / "model"), str(out), f"{LORA}/{case}", f"{LORA}/{other}", json.dumps(g.prompt), json.dumps(settings), f"{LORA}/phi3-stacks"],
+                           env=mpi.env if launcher else os.environ, capture_output=True, text=True, timeout=600)
+        assert p.returncode == 0, p.stderr[-3000:]
+        made.append(list(np.load(out).values()))
+    assert len(made[0]) == 5
+    for x, y in zip(*made):
+        assert np.array_equal(x, y)
+    prompt, last = made[1][0].reshape(3, len(g.prompt) - 1, -1), made[1][1]
+    for k, want in enumerate((np.load(f"{LORA}/{case}/logits.npy"), g.logits, np.load(f"{LORA}/{other}/logits.npy"))):
+        assert np.abs(np.concatenate([prompt[k], last[k:k + 1]]) - want).max() < 3e-3 * np.abs(want).max()
