@@ -61,7 +61,8 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, Work *w)
 	file_add(c, &cap, a, arena_printf(a, "plan-%s%s.json", c->plan->target, of), json, size);
 	for (int i = 0; i < sel->n_kernel; i++) {
 		const Kernel *k = sel->kernel[i];
-		emit_comment(g, sel, c->plan, i, w->text);
+		if (k->row.n_arg) /* the file of a type's products is the same in all artifacts */
+			emit_comment(g, sel, c->plan, i, w->text);
 		strbuf_puts(w->text, k->text);
 		const char *text = take_text(a, w->text, &size);
 		file_add(c, &cap, a, k->row.file, text, size);

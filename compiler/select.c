@@ -84,9 +84,12 @@ kernel_index(Select *s, const Kernel *k, int op)
 			return i;
 	sel->kernel = arena_grow(a, sel->kernel, &s->cap_kernel, (size_t)sel->n_kernel + 1, sizeof *sel->kernel);
 	sel->kernel_op = arena_grow(a, sel->kernel_op, &s->cap_op, (size_t)sel->n_kernel + 1, sizeof *sel->kernel_op);
-	sel->kernel[sel->n_kernel] = k;
-	sel->kernel_op[sel->n_kernel] = op;
-	return sel->n_kernel++;
+	const int at = sel->n_kernel++;
+	sel->kernel[at] = k;
+	sel->kernel_op[at] = op;
+	for (int i = 0; i < k->n_product; i++)
+		kernel_index(s, k->product[i], op);
+	return at;
 }
 
 static int

@@ -11,7 +11,10 @@ extern const char *const phase_name[PHASES];
 
 typedef struct Template Template;
 
-/* What a template becomes for one op: the file's text and the kernel's row of the plan. */
+enum { MAX_PRODUCTS = 4 };
+
+/* What a template becomes for one op: the file's text and the kernel's row of the plan. Or what kernels with products call, one for each type of weights: a row
+ * without arguments. */
 typedef struct Kernel {
 	const char *key;          /* 16 hex digits of the hash of text and headers */
 	const char *text;         /* expanded, without the comment on top */
@@ -20,6 +23,8 @@ typedef struct Kernel {
 	PlanKernel  row;
 	int         n_scratch;    /* its last arguments */
 	Dtype       scratch_dtype[PLAN_MAX_SCRATCH]; /* DT_NONE: bytes */
+	int         n_product;
+	const struct Kernel *product[MAX_PRODUCTS];  /* whose functions it calls */
 } Kernel;
 
 /* The templates of a target: every embedded templates/cpu/<op>[_decode|_mixed].c.in, or for a GPU

@@ -28,7 +28,7 @@ typedef struct Lines { Line *line; size_t n, cap; } Lines;
 /* Holds where its expression does (negate: does not), and the one that expr stands under. */
 typedef struct Condition { Line expr; bool negate; } Condition;
 
-typedef enum Directive { D_REQUIRE, D_LET, D_ARG, D_SCRATCH, D_LAUNCH, D_MAP, DIRECTIVES } Directive;
+typedef enum Directive { D_REQUIRE, D_LET, D_ARG, D_SCRATCH, D_PRODUCT, D_LAUNCH, D_MAP, DIRECTIVES } Directive;
 
 struct Template {
 	const char *path;

@@ -80,8 +80,9 @@ expand_line(Bind *b, const Line *l, Text *out)
 
 /* A kernel while it is made. */
 typedef struct Making {
-	Bind    b;
-	Kernel *k;
+	Bind        b;
+	Kernel     *k;
+	const char *product[MAX_PRODUCTS]; /* as the head calls them */
 } Making;
 
 /* ARG_<name>: the pointer of an argument or of scratch, of its type. */
@@ -109,7 +110,14 @@ put_text(Text *out, const char *s)
 	text_add(out, s, strlen(s));
 }
 
-/* LLMC_WEIGHTS of templates/common/cpu_weights.h: the families of the matrices */
+/* of LLMC_WEIGHTS of templates/common/cpu_weights.h */
+static int
+family_of(Dtype d)
+{
+	return dtype_kind(d) ? 4 : dtype_is_float(d) || dtype_group(d).values != VALUES_INT ? 2 : 1;
+}
+
+/* LLMC_WEIGHTS: the families of the matrices */
 static void
 put_weights(const Making *m, Text *out)
 {
@@ -120,8 +128,7 @@ put_weights(const Making *m, Text *out)
 		const Value *v = at < 0 ? NULL : &m->b.g->val[at];
 		if (!v || v->kind != VAL_WEIGHT || strcmp(m->k->row.arg[i].type, "packed") != 0)
 			continue;
-		const Dtype d = m->b.g->tensor[v->tensor].dtype;
-		families |= dtype_kind(d) ? 4 : dtype_is_float(d) || dtype_group(d).values != VALUES_INT ? 2 : 1;
+		families |= family_of(m->b.g->tensor[v->tensor].dtype);
 	}
 	if (families)
 		put_text(out, arena_printf(m->b.ts->arena, "#define LLMC_WEIGHTS %d\n", families));
@@ -144,6 +151,8 @@ expand_text(Making *m, Text *out)
 			put_arg(b, &m->k->row.arg[i], i, out);
 	if (!cuda)
 		put_weights(m, out);
+	for (int i = 0; i < m->k->n_product; i++)
+		put_text(out, arena_printf(b->ts->arena, "#define %s_functions %s\n", m->product[i], m->k->product[i]->row.symbol));
 	for (size_t i = 0; i < b->t->body.n; i++) {
 		const Line *l = &b->t->body.line[i];
 		if (!template_taken(b, l, &take) || (take && !expand_line(b, l, out)))
@@ -313,6 +322,71 @@ kernel_key(const Templates *ts, const Kernel *k, const char *text)
 	return arena_strndup(ts->arena, hex, 12);
 }
 
+static bool
+set_headers(const Bind *b, Kernel *k, const char *text)
+{
+	Headers      h = { .n = 0 };
+	const char **names;
+
+	if (!headers_of(b, text, &h))
+		return false;
+	sort_names(&h);
+	names = NEW(b->ts->arena, const char *, h.n + 1);
+	memcpy(names, h.name, (size_t)h.n * sizeof *names);
+	k->header = names;
+	k->n_header = h.n;
+	return true;
+}
+
+/* The file of a type's products (templates/common/cpu_product.h): whatever kernel asks for it, the same. */
+static const Kernel *
+product_of(const Bind *b, const char *dtype, bool ragged)
+{
+	const Templates *ts = b->ts;
+	Arena           *a = ts->arena;
+	Kernel          *k = NEW(a, Kernel, 1);
+	const char      *head = arena_printf(a, "#define LLMC_WEIGHTS %d\n#define LLMC_TARGET_%s 1\n#define LLMC_ACT_BF16 %d\n#include \"common/cpu_product.h\"\n\n",
+	                                     family_of(dtype_from_text(dtype)), ts->target->isa, ts->act_bf16);
+	const char      *tail = arena_printf(a, "W_%s, %d, %d", dtype, ts->act_bits, ragged);
+
+	if (!set_headers(b, k, head))
+		return NULL;
+	k->key = kernel_key(ts, k, arena_printf(a, "%s%s", head, tail));
+	k->row.symbol = arena_printf(a, "products_%s_%s", dtype, k->key);
+	k->row.id = arena_printf(a, "products_%s.%s", dtype, k->key);
+	k->row.file = arena_printf(a, "kernels/%s.c", k->row.id);
+	k->text = arena_printf(a, "%sPRODUCTS(%s, %s)\n", head, k->row.symbol, tail);
+	return k;
+}
+
+/* @product NAME DTYPE COLS, the last two names of the head */
+static bool
+products(Making *m)
+{
+	const Lines *head = &m->b.t->head[D_PRODUCT];
+
+	for (size_t i = 0; i < head->n; i++) {
+		const Line *l = &head->line[i];
+		const char *p = l->text, *end = p + l->size;
+		char        name[32], dtype[32], cols[32];
+		HeadValue   d, c;
+		bool        take;
+		if (!template_taken(&m->b, l, &take))
+			return false;
+		if (!take)
+			continue;
+		if (!template_word(&p, end, name, sizeof name) || !template_word(&p, end, dtype, sizeof dtype) || !template_word(&p, end, cols, sizeof cols) || p < end ||
+		    !template_name(&m->b, dtype, &d) || d.kind != HEAD_WORD || dtype_from_text(d.s) == DT_NONE || !template_name(&m->b, cols, &c) || c.kind != HEAD_INT)
+			return template_error(&m->b, l, "expected @product NAME DTYPE COLS: a type of weights and their columns, by their names");
+		if (m->k->n_product == MAX_PRODUCTS)
+			return template_error(&m->b, l, "more than 4 @product lines");
+		m->product[m->k->n_product] = arena_strdup(m->b.ts->arena, name);
+		if (!(m->k->product[m->k->n_product++] = product_of(&m->b, d.s, c.i % 32 != 0)))
+			return false;
+	}
+	return true;
+}
+
 const Kernel *
 template_expand(const Templates *ts, const Template *t, const Graph *g, const Op *op, int phase)
 {
@@ -322,20 +396,14 @@ template_expand(const Templates *ts, const Template *t, const Graph *g, const Op
 	Making      m = { .b = { .ts = ts, .t = t, .g = g, .op = op, .phase = phase, .symbol = stem }, .k = k };
 	Text        text = { .arena = a };
 	ArgDecl     arg[PLAN_MAX_ARGS];
-	Headers     h = { .n = 0 };
 	bool        fits;
 
 	if (!template_args(&m.b, arg, &fits))
 		return NULL;
 	for (int i = 0; i < op_info[op->kind].n_arg; i++)
 		k->row.arg[k->row.n_arg++] = (PlanKernelArg){ arena_strdup(a, arg[i].name), arg[i].dir, arg[i].type, arg[i].extent };
-	if (!scratch_args(&m) || !launches(&m) || !expand_text(&m, &text) || !headers_of(&m.b, text.data, &h))
+	if (!scratch_args(&m) || !launches(&m) || !products(&m) || !expand_text(&m, &text) || !set_headers(&m.b, k, text.data))
 		return NULL;
-	sort_names(&h);
-	const char **names = NEW(a, const char *, h.n + 1);
-	memcpy(names, h.name, (size_t)h.n * sizeof *names);
-	k->header = names;
-	k->n_header = h.n;
 	k->key = kernel_key(ts, k, text.data);
 	k->row.symbol = m.b.symbol = arena_printf(a, "%s_%s", stem, k->key);
 	k->row.id = arena_printf(a, "%s.%s", stem, k->key);

@@ -160,7 +160,7 @@ typedef struct PlanKernel {
 	PlanMap     map[PLAN_MAX_MAP];
 	int         n_launch;     /* 0: a CPU kernel */
 	PlanLaunch  launch[PLAN_MAX_LAUNCH];
-	int         n_arg;
+	int         n_arg;        /* 0: no kernel, but what kernels of the plan call by this symbol */
 	PlanKernelArg arg[PLAN_MAX_ARGS];
 } PlanKernel;
 

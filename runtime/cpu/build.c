@@ -131,6 +131,9 @@ prepare(const Plan *plan, const BuildOptions *opt, Kernels **out, llmc_error *er
 		if (stat(strbuf_str(&k->object[i].source), &st) == 0)
 			b->unit[i].bytes = (size_t)st.st_size;
 	}
+	for (int i = 0; i < plan->n_kernel; i++) /* all of it is in headers, and long */
+		if (plan->kernel[i].n_arg == 0)
+			b->unit[b->unit_of[i]].bytes = MAX_SOURCE;
 	*out = k;
 	return LLMC_OK;
 fail:
@@ -153,11 +156,17 @@ load(Kernels *k, llmc_error *err)
 {
 	const Build *b = &k->build;
 
-	for (int i = 0; i < b->n_unit; i++) {
-		k->object[i].handle = dlopen(strbuf_str(&b->unit[i].path), RTLD_NOW | RTLD_LOCAL);
-		if (!k->object[i].handle)
-			return error_set(err, LLMC_E_MISSING, "cannot load the kernel %s: %s", b->unit[i].file, dlerror());
-	}
+	for (int pass = 0; pass < 2; pass++) /* what kernels call is there before them */
+		for (int i = 0; i < b->plan->n_kernel; i++) {
+			const bool called = b->plan->kernel[i].n_arg == 0;
+			const int u = b->unit_of[i];
+			if (called != (pass == 0) || k->object[u].handle)
+				continue;
+			/* a name that others see has the hash of all that is behind it */
+			k->object[u].handle = dlopen(strbuf_str(&b->unit[u].path), RTLD_NOW | (called ? RTLD_GLOBAL : RTLD_LOCAL));
+			if (!k->object[u].handle)
+				return error_set(err, LLMC_E_MISSING, "cannot load the kernel %s: %s", b->unit[u].file, dlerror());
+		}
 	for (int i = 0; i < b->plan->n_kernel; i++) {
 		const PlanKernel *p = &b->plan->kernel[i];
 		void *at = dlsym(k->object[b->unit_of[i]].handle, p->symbol);

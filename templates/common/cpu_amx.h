@@ -356,7 +356,7 @@ amx_few_rows(const Product p, const int T, const uint8_t *w, int groups, const a
 	amx_end();
 }
 
-/* A function of its own for each number of tokens of a tile (AMX_EACH, cpu_matmul.h) */
+/* A function of its own for each number of tokens of a tile (AMX_EACH, cpu_product.h) */
 typedef void amx_fn(const tile_weights *w, int groups, int first, int n, const act_rows *a, int tiles, tile_sums *sum, tile_ahead *ahead);
 
 /* --- all of it ------------------------------------------------------------------------------------------------------------ */

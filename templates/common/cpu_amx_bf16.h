@@ -64,7 +64,7 @@ enum { AMX_SLICES = 8 };                /* of an item: four columns each */
 typedef struct amx_work {
 	const uint8_t *w;
 	vi            *to;
-	int            groups, block, g, left;
+	int            cols, groups, block, g, left;
 } amx_work;
 
 typedef struct amx_item {
@@ -278,7 +278,7 @@ amx_few(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups, co
 	const int all = p_blocks(p), wide = groups > 1, vectors = amx_block_vectors(p);
 	const size_t block = (size_t)(a->tile * act_block_bytes(p));
 	const uint8_t *x0 = a->q, *x1 = x0 + (size_t)a->tile * (size_t)act_row_bytes(p);
-	amx_work k = { .w = w, .groups = groups };
+	amx_work k = { .w = w, .cols = p.cols, .groups = groups };
 
 	AMX_ZERO(0);
 	AMX_ZERO(1);
@@ -309,7 +309,7 @@ amx_rows_bf16(const Product p, amx_expand_fn *expand, const uint8_t *w, int grou
 	_Alignas(64) vi panel[2][AMX_PANEL];
 	_Alignas(64) float edge[AMX_T][TILE_H * VL];    /* of a tile with rows that do not exist */
 	int n = all < AMX_START ? all : AMX_START, now = 0;
-	amx_work k = { .w = w, .to = panel[0], .groups = groups, .left = n * groups };
+	amx_work k = { .w = w, .cols = p.cols, .to = panel[0], .groups = groups, .left = n * groups };
 
 	amx_begin(T, 64);
 	if (tiles <= 2)

@@ -11,7 +11,8 @@
  * changes a result.
  *
  * PRODUCT(name, format, columns, bits of activations) makes the functions of one kind of matrix, any number of them in a file; which
- * matrix of that kind is meant (a layer's, an expert's) is a pointer:
+ * matrix of that kind is meant (a layer's, an expert's) is a pointer. They call what the file of the format's products has (cpu_product.h), by the name that the
+ * head's `@product name` gives:
  *
  *	PRODUCT(down, W_q4_k, 1536, 16)
  *	...
@@ -24,15 +25,13 @@
  *
  * Rows that lie anywhere are taken one by one: m = mm_place(down(), part, scratch); m.n = their number; down_token(&m, t, row, norm).
  *
- * PRODUCT_WHOLE is the same for calls with whole tiles of tokens only (a multiple of MM_WHOLE): C compilers see a third of the functions.
- *
  * Scratch: mm_scratch bytes a column and thread, which the heads say as SCRATCH. Bytes of a call: w once, or once a thread when tokens are split. */
 #ifndef LLMC_CPU_MATMUL_H
 #define LLMC_CPU_MATMUL_H
 
 #include "common/cpu_math_share.h"
 #include "common/cpu_norm.h"
-#include "common/cpu_amx_bf16.h"
+#include "common/cpu_quant.h"
 
 enum {
 	MM_TOKENS = TILE_TOKENS,         /* prepared at a time, at most */
@@ -93,6 +92,7 @@ mm_place(const Product p, int part, void *scratch)
 	uint8_t *at = (uint8_t *)scratch + (size_t)part * (size_t)p.cols * (size_t)mm_scratch(p);
 	mm_work m = { 0 };
 
+	m.act.cols = p.cols;
 	m.row = (float *)(void *)at;
 	at += (size_t)p.cols * sizeof(float);
 	if (!w_is_float(p.w) && !act_is_bf16(p)) {
@@ -136,47 +136,14 @@ mm_warm(const Product p, const mm_work *m, const uint8_t *w, int64_t row)
 			__builtin_prefetch(w + row / VL * w_group_bytes(p.w, p.cols) + i);
 }
 
-/* a GEMV? */
-LLMC_INLINE int
-mm_streams(const Product p, const mm_work *m)
-{
-	return !p.whole && m->n <= STREAM_TOKENS;
-}
-
-/* the activations of the m->n rows in hand */
-LLMC_INLINE act_rows
-mm_act(const Product p, const mm_work *m)
-{
-	act_rows a = m->act;
-
-	a.tile = act_tile_rows(p, m->n, mm_streams(p, m));
-	return a;
-}
-
-/* Take the row `in`, normed, as row t of the m->n in hand */
-LLMC_INLINE void
-mm_token(const Product p, const mm_work *m, int t, const float *in, const Norm norm)
-{
-	const act_rows a = mm_act(p, m);
-
-#if defined(LLMC_TILES)
-	if (act_is_bf16(p)) {
-		act_split(p, &a, t, norm_row(norm, in, p.cols, m->row));
-		return;
-	}
-#endif
-	if (w_is_float(p.w)) {
-		float *to = (float *)(void *)(m->act.q + (size_t)t * (size_t)act_row_bytes(p));
-		const float *normed = norm_row(norm, in, p.cols, to);
-		if (normed != to)
-			memcpy(to, normed, (size_t)p.cols * sizeof *to);
-	} else {
-		act_quantise(p, &a, t, norm_row(norm, in, p.cols, m->row), mm_streams(p, m));
-	}
-}
-
 typedef void mm_token_fn(const mm_work *m, int t, const float *in, Norm norm);
 typedef void mm_rows_fn(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out, int ld);
+
+/* The file of a type's products has one of these. */
+typedef struct mm_functions {
+	void (*take)(const mm_work *m, int t, const float *row);   /* as row t of the m->n in hand */
+	mm_rows_fn *rows;
+} mm_functions;
 
 /* Take rows from t0 on, normed; index: of which rows of x (NULL: themselves) */
 LLMC_INLINE void
@@ -187,132 +154,25 @@ mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *
 		token(m, t, x + (int64_t)(index ? index[t0 + t] : t0 + t) * p.cols, norm);
 }
 
-/* functions of cpu_amx.h by tokens of a tile, and of cpu_amx_bf16.h; nothing where there are no tile registers */
-typedef struct mm_amx {
-#if defined(LLMC_TILES)
-	amx_fn *const *dot;
-	amx_few_fn *const *few;
-	amx_expand_fn *expand;
-#else
-	int none;
-#endif
-} mm_amx;
-
-LLMC_INLINE void
-mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m, const uint8_t *data, int64_t row, int rows, float *out, int ld)
-{
-	const int64_t group = w_group_bytes(p.w, p.cols);
-	const uint8_t *w = data + row / VL * group;
-	int groups = (rows + VL - 1) / VL;
-
-	const act_rows a = mm_act(p, m);
-#if defined(LLMC_TILES)
-	if (act_is_bf16(p)) {
-		for (int g = 0; g < groups; g += TILE_H)
-			amx_rows_bf16(p, amx.expand, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, out + g * VL, ld);
-		return;
+/* One kind of matrix: `name`_functions is what the unit of its type has */
+#define PRODUCT(name, weight, columns, bits)                                                                                                       \
+	extern const mm_functions name##_functions;                                                                                                \
+	LLMC_INLINE Product name(void)                                                                                                             \
+	{                                                                                                                                          \
+		return (Product){ .w = weight, .cols = (columns), .ragged = (columns) % 32 != 0, .act_bits = (bits), .act_plain = LLMC_ACT_BF16 }; \
+	}                                                                                                                                          \
+	static __attribute__((noinline)) void name##_token(const mm_work *m, int t, const float *in, Norm norm)                                    \
+	{                                                                                                                                          \
+		name##_functions.take(m, t, norm_row(norm, in, (columns), m->row));                                                                \
+	}                                                                                                                                          \
+	LLMC_INLINE void name##_tokens(mm_work *m, int t0, const float *x, const int32_t *index, Norm norm)                                        \
+	{                                                                                                                                          \
+		mm_tokens(name(), name##_token, m, t0, x, index, norm);                                                                            \
+	}                                                                                                                                          \
+	LLMC_INLINE void name##_rows(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out, int ld)                                \
+	{                                                                                                                                          \
+		name##_functions.rows(m, w, row, rows, out, ld);                                                                                   \
 	}
-	if (!w_is_float(p.w) && !p.whole && m->n > STREAM_TOKENS && m->n <= AMX_FEW) {
-		amx.few[a.tile](w, groups, &a, m->n, out, ld);
-		return;
-	}
-	if (!w_is_float(p.w) && !mm_streams(p, m)) {
-		tile_sums sum;
-		for (int g = 0; g < groups; g += TILE_H)
-			amx_rows(p, amx.dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
-		return;
-	}
-#endif
-	(void)amx;
-	if (mm_streams(p, m)) {
-		stream_rows(p, w, groups, &a, m->n, out, ld);
-	} else {
-		tile_sums sum;
-		for (int g = 0; g < groups; g += TILE_H)
-			tile_rows(p, dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
-	}
-}
-
-/* X(name, tokens) for the sizes that tile_rows cuts more than STREAM_TOKENS into */
-#if VL == 16
-#define TILE_EACH(X, name) X(name, 4) X(name, 5) X(name, 6) X(name, 7) X(name, 8)
-#define TILE_WHOLE(X, name) X(name, 8)
-#elif VL == 8
-#define TILE_EACH(X, name) X(name, 3) X(name, 4) X(name, 5) X(name, 6)
-#define TILE_WHOLE(X, name) X(name, 6)
-#else
-#define TILE_EACH(X, name) X(name, 2) X(name, 3) X(name, 4)
-#define TILE_WHOLE(X, name) X(name, 4)
-#endif
-#define TILE_DEFINE(name, T)                                                                                                    \
-	static __attribute__((noinline)) void name##_tile_##T(const tile_weights *w, int first, int n, const act_rows *a, int t0,   \
-	                                                      tile_sums *sum, tile_ahead *ahead)                                    \
-	{                                                                                                                           \
-		tile_dot(name(), T, w, first, n, a, t0, sum, ahead);                                                                \
-	}
-#define TILE_ENTRY(name, T) [T] = name##_tile_##T,
-
-/* AMX_EACH(X, name): tokens of a tile of blocks, more than AMX_FEW; AMX_EACH_FEW: at most so many, more than STREAM_TOKENS */
-#if defined(LLMC_TILES)
-#define AMX_EACH(X, name)                                                                                                       \
-	X(name, 12) X(name, 16)
-#define AMX_EACH_FEW(X, name) X(name, 6) X(name, 8)
-#define AMX_WHOLE(X, name) X(name, 16)
-#define AMX_NONE(X, name)
-#define AMX_DEFINE(name, T)                                                                                                     \
-	static __attribute__((noinline)) void name##_amx_##T(const tile_weights *w, int groups, int first, int n,                   \
-	                                                     const act_rows *a, int tiles, tile_sums *sum, tile_ahead *ahead)       \
-	{                                                                                                                           \
-		if (!w_is_float(name().w) && !act_is_bf16(name()))                                                                  \
-			amx_blocks(name(), T, w, groups, first, n, a, tiles, sum, ahead);                                           \
-	}
-#define AMX_DEFINE_FEW(name, T)                                                                                                 \
-	static __attribute__((noinline)) void name##_few_##T(const uint8_t *w, int groups, const act_rows *a, int tokens,           \
-	                                                     float *out, int ld)                                                    \
-	{                                                                                                                           \
-		if (!w_is_float(name().w) && !act_is_bf16(name()))                                                                  \
-			amx_few_rows(name(), T, w, groups, a, tokens, out, ld);                                                     \
-	}
-#define AMX_ENTRY_FEW(name, T) [T] = name##_few_##T,
-#define AMX_ENTRY(name, T) [T] = name##_amx_##T,
-#define AMX_TABLE(name, each, each_few)                                                                                         \
-	each(AMX_DEFINE, name)                                                                                                      \
-	each_few(AMX_DEFINE_FEW, name)                                                                                              \
-	static __attribute__((noinline)) void name##_expand(amx_work *k)                                                            \
-	{                                                                                                                           \
-		if (act_is_bf16(name()))                                                                                            \
-			amx_expand(name(), k);                                                                                      \
-	}                                                                                                                           \
-	static amx_fn *const name##_dot[17] = { each(AMX_ENTRY, name) };                                                            \
-	static amx_few_fn *const name##_few[AMX_FEW + 1] = { NULL, each_few(AMX_ENTRY_FEW, name) };                                 \
-	static const mm_amx  name##_amx = { name##_dot, name##_few, name##_expand };
-#else
-#define AMX_TABLE(name, each, each_few) static const mm_amx name##_amx = { 0 };
-#endif
-
-#define PRODUCT_OF(name, weight, columns, bits, only_whole, each, each_amx, each_few)                                           \
-	LLMC_INLINE Product name(void)                                                                                              \
-	{                                                                                                                           \
-		return (Product){ .w = weight, .cols = (columns), .act_bits = (bits), .act_plain = LLMC_ACT_BF16, .whole = (only_whole) }; \
-	}                                                                                                                           \
-	each(TILE_DEFINE, name)                                                                                                     \
-	AMX_TABLE(name, each_amx, each_few)                                                                                         \
-	static __attribute__((noinline)) void name##_token(const mm_work *m, int t, const float *in, Norm norm)                     \
-	{                                                                                                                           \
-		mm_token(name(), m, t, in, norm);                                                                                   \
-	}                                                                                                                           \
-	LLMC_INLINE void name##_tokens(mm_work *m, int t0, const float *x, const int32_t *index, Norm norm)                         \
-	{                                                                                                                           \
-		mm_tokens(name(), name##_token, m, t0, x, index, norm);                                                             \
-	}                                                                                                                           \
-	static __attribute__((noinline)) void name##_rows(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out,    \
-	                                                  int ld)                                                                   \
-	{                                                                                                                           \
-		static tile_fn *const dot[TILE_T + 1] = { each(TILE_ENTRY, name) };                                                     \
-		mm_rows(name(), dot, name##_amx, m, w, row, rows, out, ld);                                                                 \
-	}
-#define PRODUCT(name, weight, columns, bits) PRODUCT_OF(name, weight, columns, bits, 0, TILE_EACH, AMX_EACH, AMX_EACH_FEW)
-#define PRODUCT_WHOLE(name, weight, columns, bits) PRODUCT_OF(name, weight, columns, bits, 1, TILE_WHOLE, AMX_WHOLE, AMX_NONE)
 
 /* v + bias of n rows from `row` on; bias may be NULL */
 LLMC_INLINE vf

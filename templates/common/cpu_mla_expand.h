@@ -1,4 +1,4 @@
-/* The expanded form of cpu_mla.h. The products are functions of their own, as PRODUCT_WHOLE of cpu_matmul.h makes them. */
+/* The expanded form of cpu_mla.h. The products are those of cpu_matmul.h. */
 #ifndef LLMC_CPU_MLA_EXPAND_H
 #define LLMC_CPU_MLA_EXPAND_H
 

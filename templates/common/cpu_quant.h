@@ -9,8 +9,8 @@
  *   bytes  32 s8 hi, 32 s8 lo; for 8 bits 32 s8
  * Where tiles of bf16 multiply (cpu_amx_bf16.h) a block is 32 bf16 of hi and 32 of lo, x = hi + lo, or of hi alone (act_plain).
  *
- * Order of blocks: rows side by side in tiles of act_rows.tile, within a tile block by block, so that a block of all its rows is one
- * piece of memory. One row a tile is the order row by row. */
+ * Order of blocks, or of columns beside float weights: rows side by side in tiles, within a tile block by block, so that a block of all its rows is
+ * one piece of memory and they lie a constant apart. One row a tile is the order row by row. */
 #ifndef LLMC_CPU_QUANT_H
 #define LLMC_CPU_QUANT_H
 
@@ -20,13 +20,25 @@
 #define LLMC_ACT_BF16 0   /* a kernel defines it before: activations: bf16 */
 #endif
 
-/* Constant wherever functions are inlined, like the format in it. The matrix itself is a pointer to its first group. */
+enum {
+	STREAM_AHEAD  = 2048,               /* bytes of weights asked for ahead; 1 to 4 KiB measure alike, none costs a quarter */
+	STREAM_TOKENS = VL == 16 ? 4 : 2,   /* as many sums as registers hold: up to so many are a GEMV, cpu_stream.h */
+	TILE_T = VL == 16 ? 8 : VL == 8 ? 6 : 4,   /* rows of a tile at most, cpu_tile.h */
+#if defined(LLMC_TILES)
+	TILE_TOKENS = 256,                  /* of a call, at most */
+#else
+	TILE_TOKENS = 96,
+#endif
+};
+
+/* Constant wherever functions are inlined, like the format in it, but for cols, which a kernel knows and the functions of a type (cpu_product.h) are told. The
+ * matrix itself is a pointer to its first group. */
 typedef struct Product {
 	Weight w;
 	int    cols;
+	int    ragged;     /* 1: these are no whole blocks of 32 */
 	int    act_bits;   /* of activations beside integer weights: 8 or 16 */
 	int    act_plain;  /* 1: on tiles activations are of one part, rounded to bf16, and so are scaled weights */
-	int    whole;      /* 1: tokens are whole tiles of them, whatever the call */
 } Product;
 
 LLMC_INLINE int
@@ -51,14 +63,17 @@ act_tile_bytes(const Product p)
 
 /* Products by tiles of bf16, whatever the number of tokens: of 16-bit weights, and beside plain activations of all but fp32 */
 #if defined(LLMC_TILES)
-#define act_is_bf16(p) (((LLMC_WEIGHTS & 2) || LLMC_ACT_BF16) && (p).w.bits < 32 && (p).cols % 32 == 0 && ((p).act_plain || (p).w.bits == 16))
+#define act_is_bf16(p) (((LLMC_WEIGHTS & 2) || LLMC_ACT_BF16) && (p).w.bits < 32 && !(p).ragged && ((p).act_plain || (p).w.bits == 16))
 #else
-#define act_is_bf16(p) (0 && (p).cols)
+#define act_is_bf16(p) (0 && (p).ragged)
 #endif
 
+/* of a block, or of a column */
 LLMC_INLINE int
 act_block_bytes(const Product p)
 {
+	if (w_is_float(p.w) && !act_is_bf16(p))
+		return 4;
 	return act_is_bf16(p) ? p.act_plain ? 64 : 128 : act_tile_bytes(p) ? 32 : 64;
 }
 
@@ -77,7 +92,8 @@ typedef struct act_rows {
 	float   *d;      /* [row][blocks]: scale */
 	float   *s;      /* [row][blocks][halves]: scale times the sum of the integers, where there are minima */
 	int32_t *z;      /* the same: w_offset times that sum */
-	int      tile;   /* rows of a tile of q, d, s, z; 1: they are as above */
+	int      cols;   /* of a row */
+	int      tile, longer; /* rows of a tile of q, d, s, z, and how many tiles, the first ones, have one more; 1, 0: they are as above */
 } act_rows;
 
 typedef int8_t act_byte __attribute__((vector_size(VL), may_alias));
@@ -187,34 +203,62 @@ act_put_words(uint8_t *o, const vi *q)
 #endif
 }
 
-/* rows of a tile when there are `tokens` */
-LLMC_INLINE int
-act_tile_rows(const Product p, int tokens, int for_stream)
+/* Tiles of `tokens` rows */
+LLMC_INLINE void
+act_cut(const Product p, act_rows *a, int tokens, int for_stream)
 {
+	int tiles = (tokens + TILE_T - 1) / TILE_T;
+
+	a->tile = for_stream ? 1 : tokens / tiles;
+	a->longer = for_stream ? 0 : tokens % tiles;
 #if defined(LLMC_TILES)
-	int tiles = (tokens + 15) / 16;
-	if (act_is_bf16(p))
-		return (tokens + tiles - 1) / tiles;
-	if (!w_is_float(p.w) && !for_stream) { /* a kernel for each: 6, 8, 12, 16 */
-		const int rows = (tokens + tiles - 1) / tiles, to = rows <= 8 ? 2 : 4;
-		return (rows + to - 1) / to * to;
+	tiles = (tokens + 15) / 16;
+	const int rows = (tokens + tiles - 1) / tiles, to = rows <= 8 ? 2 : 4;
+	if (act_is_bf16(p)) {
+		a->tile = rows;
+		a->longer = 0;
+	} else if (!w_is_float(p.w) && !for_stream) { /* a kernel for each: 6, 8, 12, 16 */
+		a->tile = (rows + to - 1) / to * to;
+		a->longer = 0;
 	}
 #endif
-	(void)p, (void)tokens, (void)for_stream;
-	return 1;
+	(void)p;
 }
 
-/* where block 0 of row t is, in blocks; the next is `tile` after it */
-LLMC_INLINE size_t
-act_at(const act_rows *a, int t, int blocks)
+/* The tile that row t is in: its first row and its rows */
+typedef struct act_tile {
+	int first, rows;
+} act_tile;
+
+LLMC_INLINE act_tile
+act_tile_of(const act_rows *a, int t)
 {
-	return (size_t)(t / a->tile * a->tile) * (size_t)blocks + (size_t)(t % a->tile);
+	const int rows = a->tile + 1, edge = a->longer * rows;
+
+	if (t < edge)
+		return (act_tile){ t / rows * rows, rows };
+	return (act_tile){ edge + (t - edge) / a->tile * a->tile, a->tile };
 }
 
+/* where block 0 of row t of a tile is; the next is t.rows blocks after it */
 LLMC_INLINE uint8_t *
-act_block(const Product p, const act_rows *a, int t)
+act_block(const Product p, const act_rows *a, act_tile in, int t)
 {
-	return a->q + (size_t)(t / a->tile * a->tile) * (size_t)act_row_bytes(p) + (size_t)(t % a->tile) * (size_t)act_block_bytes(p);
+	return a->q + (size_t)in.first * (size_t)act_row_bytes(p) + (size_t)(t - in.first) * (size_t)act_block_bytes(p);
+}
+
+/* One row of fp32 to row t */
+LLMC_INLINE void
+act_copy(const Product p, const act_rows *a, int t, const float *x)
+{
+	const act_tile in = act_tile_of(a, t);
+	float *o = (float *)(void *)act_block(p, a, in, t);
+
+	if (in.rows == 1)
+		memcpy(o, x, (size_t)p.cols * sizeof *o);
+	else
+		for (int k = 0; k < p.cols; k++)
+			o[k * in.rows] = x[k];
 }
 
 #if defined(LLMC_TILES)
@@ -222,9 +266,10 @@ act_block(const Product p, const act_rows *a, int t)
 LLMC_INLINE void
 act_split(const Product p, const act_rows *a, int t, const float *x)
 {
-	uint8_t *o = act_block(p, a, t);
+	const act_tile in = act_tile_of(a, t);
+	uint8_t *o = act_block(p, a, in, t);
 
-	for (int b = 0; b < p_blocks(p); b++, x += 32, o += a->tile * act_block_bytes(p)) {
+	for (int b = 0; b < p_blocks(p); b++, x += 32, o += in.rows * act_block_bytes(p)) {
 		LLMC_UNROLL
 		for (int i = 0; i < 2; i++) {
 			vf v = vf_load(x + i * VL);
@@ -244,8 +289,9 @@ LLMC_INLINE void
 act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_stream)
 {
 	enum { N = 32 / VL };
-	uint8_t *o = act_block(p, a, t);
-	size_t at = act_at(a, t, p_blocks(p));
+	const act_tile in = act_tile_of(a, t);
+	uint8_t *o = act_block(p, a, in, t);
+	size_t at = (size_t)in.first * (size_t)p_blocks(p) + (size_t)(t - in.first);
 #if defined(LLMC_TILES)
 	const int blocks = p_blocks(p), bytes = 1, sums = for_stream || p.w.min; /* tiles have signed weights */
 #else
@@ -255,7 +301,7 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 	/* 1.5 * 2^23: its sum with a small number has that number, rounded to nearest even, in the low bits */
 	const vf magic = vf_set1(12582912.0f);
 
-	for (int b = 0; b < blocks; b++, x += 32, o += a->tile * act_block_bytes(p), at += (size_t)a->tile) {
+	for (int b = 0; b < blocks; b++, x += 32, o += in.rows * act_block_bytes(p), at += (size_t)in.rows) {
 		vi top = vi_all(0), q[N], sum[2] = { { 0 } };
 		float d = 0, inverse = 0, peak;
 		LLMC_UNROLL

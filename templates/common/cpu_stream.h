@@ -18,11 +18,6 @@
 
 #include "common/cpu_quant.h"
 
-enum {
-	STREAM_AHEAD  = 2048,               /* bytes; 1 to 4 KiB measure alike, none costs a quarter */
-	STREAM_TOKENS = VL == 16 ? 4 : 2,   /* as many sums as registers hold */
-};
-
 LLMC_INLINE void
 stream_prefetch(const uint8_t *w, int bytes)
 {

@@ -7,7 +7,7 @@
  *                                                                                  |   broadcasts of up to TILE_T tokens
  *   sums of all tokens, waiting in memory between chunks  <--fp32, per block-- exact integers in registers
  *
- * Bytes of a tile: TILE_H groups of weights once for all tokens of a call; activations once for each TILE_H groups, from cache.
+ * Bytes of a tile: TILE_H groups of weights once for all tokens of a call; activations once for each TILE_H groups, from cache, in the order of cpu_quant.h.
  * Instructions a block and token: 8 (bytes) or 16 (words) broadcasts, TILE_H dots each, then 4 in fp32 for each of TILE_H.
  * Order of summation: cpu_stream.h. */
 #ifndef LLMC_CPU_TILE_H
@@ -17,12 +17,6 @@
 
 enum {
 	TILE_H = 2,
-	TILE_T = VL == 16 ? 8 : VL == 8 ? 6 : 4,
-#if defined(LLMC_TILES)
-	TILE_TOKENS = 256,                      /* of a call, at most */
-#else
-	TILE_TOKENS = 96,
-#endif
 	TILE_VECTORS = 18 * 1024 / (4 * VL),    /* of weights in a chunk; activations need the cache beside them */
 	TILE_SCALES = TILE_VECTORS / 8 * 2,     /* blocks have at least 8 vectors, at most two scales */
 };
@@ -191,13 +185,13 @@ tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, 
 {
 	vf d[TILE_T][TILE_H];
 	tile_sum *const sums = sum->d + t0;
-	const uint8_t *x = a->q + (size_t)t0 * (size_t)act_row_bytes(p) + (size_t)first * 4;
+	const float *x = (const float *)(const void *)(a->q + (size_t)t0 * (size_t)act_row_bytes(p)) + first * T;
 
 	LLMC_EACH(t, T, TILE_T)
 		LLMC_UNROLL
 		for (int h = 0; h < TILE_H; h++)
 			d[t][h] = sums[t].v[h];
-	for (int k = 0; k < n; k++, x += 4) {
+	for (int k = 0; k < n; k++, x += T) {
 		vf v[TILE_H];
 		if (k % 8 == 0)
 			tile_fetch(p, ahead);
@@ -205,7 +199,7 @@ tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, 
 		for (int h = 0; h < TILE_H; h++)
 			v[h] = (vf)w->q[k * TILE_H + h];
 		LLMC_EACH(t, T, TILE_T) {
-			vf xv = vf_set1(*(const float *)(const void *)(x + t * act_row_bytes(p)));
+			vf xv = vf_set1(x[t]);
 			LLMC_UNROLL
 			for (int h = 0; h < TILE_H; h++)
 				d[t][h] = vf_fma(v[h], xv, d[t][h]);
@@ -220,15 +214,16 @@ tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, 
 LLMC_INLINE void
 tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
 {
-	const int blocks = p_blocks(p), steps = tile_steps(p), halves = p.w.halves, bytes = act_tile_bytes(p), widens = tile_widens(p);
+	const int steps = tile_steps(p), halves = p.w.halves, bytes = act_tile_bytes(p), widens = tile_widens(p);
 	const int parts = widens ? 2 : halves, N = steps / parts;
-	const uint8_t *x = a->q + (size_t)t0 * (size_t)act_row_bytes(p) + (size_t)first * (size_t)act_block_bytes(p);
-	const size_t at = (size_t)t0 * (size_t)blocks + (size_t)first;
+	const int block = act_block_bytes(p);
+	const uint8_t *x = a->q + (size_t)t0 * (size_t)act_row_bytes(p) + (size_t)(first * T * block);
+	const size_t at = (size_t)t0 * (size_t)p_blocks(p) + (size_t)(first * T);
 	const float *const scales = a->d + at, *const totals = a->s + at * (size_t)halves;
 	const int32_t *const offsets = a->z + at * (size_t)halves;
 	tile_sum *const d = sum->d + t0, *const mins = sum->m + t0;
 
-	for (int b = 0; b < n; b++, x += act_block_bytes(p)) {
+	for (int b = 0; b < n; b++, x += T * block) {
 		vi first_half[TILE_T][TILE_H];
 		tile_fetch(p, ahead);
 		LLMC_EACH(part, parts, 2) {
@@ -240,7 +235,7 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 				for (int h = 0; h < TILE_H; h++)
 					v[h] = tile_load(&w->q[(b * steps + i) * TILE_H + h]);
 				LLMC_EACH(t, T, TILE_T)
-					tile_step(bytes, acc[t], v, x + t * act_row_bytes(p) + 4 * i, step == 0);
+					tile_step(bytes, acc[t], v, x + t * block + 4 * i, step == 0);
 			}
 			if (bytes)
 				LLMC_EACH(t, T, TILE_T)
@@ -260,12 +255,12 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 			}
 			const int half = halves == 2 ? part : 0;
 			LLMC_EACH(t, T, TILE_T) {
-				vf scale = vf_set1(scales[t * blocks + b]);
+				vf scale = vf_set1(scales[b * T + t]);
 				LLMC_UNROLL
 				for (int h = 0; h < TILE_H; h++) {
 					vi dot = acc[t][h];
 					if (bytes && w_offset(p.w))
-						dot -= vi_all(offsets[(t * blocks + b) * halves + half]);
+						dot -= vi_all(offsets[(b * T + t) * halves + half]);
 					d[t].v[h] = vf_fma(vf_of_vi(dot) * w->scale[(b * halves + half) * TILE_H + h], scale, d[t].v[h]);
 				}
 			}
@@ -278,18 +273,19 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 		LLMC_UNROLL
 		for (int h = 0; h < TILE_H; h++)
 			m[t][h] = mins[t].v[h];
-	for (int b = 0; b < n * halves; b++)
-		LLMC_EACH(t, T, TILE_T)
-			LLMC_UNROLL
-			for (int h = 0; h < TILE_H; h++)
-				m[t][h] = vf_fma(w->min[b * TILE_H + h], vf_set1(totals[t * blocks * halves + b]), m[t][h]);
+	for (int b = 0; b < n; b++)
+		LLMC_EACH(half, halves, 2)
+			LLMC_EACH(t, T, TILE_T)
+				LLMC_UNROLL
+				for (int h = 0; h < TILE_H; h++)
+					m[t][h] = vf_fma(w->min[(b * halves + half) * TILE_H + h], vf_set1(totals[(b * T + t) * halves + half]), m[t][h]);
 	LLMC_EACH(t, T, TILE_T)
 		LLMC_UNROLL
 		for (int h = 0; h < TILE_H; h++)
 			mins[t].v[h] = m[t][h];
 }
 
-/* A function of its own for each number of tokens (TILE_EACH, cpu_matmul.h): registers are counted one by one. */
+/* A function of its own for each number of tokens (TILE_EACH, cpu_product.h): registers are counted one by one. */
 typedef void tile_fn(const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead);
 
 LLMC_INLINE void
@@ -311,7 +307,7 @@ tile_rows(const Product p, tile_fn *const *dot, const uint8_t *w, int groups, co
 {
 	const int all = tile_pieces(p), chunk = tile_chunk(p), piece = w_piece_bytes(p.w);
 	tile_weights unpacked;
-	int tiles = (tokens + TILE_T - 1) / TILE_T;
+	const int tiles = (tokens + TILE_T - 1) / TILE_T;
 
 	memset(sum->d, 0, (size_t)tokens * sizeof *sum->d);
 	if (p.w.min)
@@ -326,7 +322,7 @@ tile_rows(const Product p, tile_fn *const *dot, const uint8_t *w, int groups, co
 		ahead.step = (ahead.end / (tiles * (w_is_float(p.w) ? (n + 7) / 8 : n)) + 63) / 64 * 64;
 		tile_unpack(p, w, groups, first, n, &unpacked);
 		for (int i = 0, t = 0, size; i < tiles; i++, t += size) {
-			size = tokens / tiles + (i < tokens % tiles);
+			size = a->tile + (i < a->longer);
 			dot[size](&unpacked, first, n, a, t, sum, &ahead);
 		}
 	}

@@ -35,9 +35,11 @@ def build(target, dtype, bits, rows, cols, cc, flags):
     """The library of a kernel and its function's name."""
     made = H.expand("matmul", target, dict(W_DTYPE=dtype, ACT_BITS=8 if bits == "8" else 16, ACT_BF16=int(bits == "bf16"), ROWS=rows, COLS=cols))
     stem = OUT / f"matmul-{target}-{dtype}-{bits}-{rows}-{cols}"
-    stem.with_suffix(".c").write_text(made["text"])
+    files = [f"{stem}{i}.c" for i in range(1 + len(made["products"]))]
+    for file, part in zip(files, [made, *made["products"]]):
+        Path(file).write_text(part["text"])
     subprocess.run([cc, "-std=gnu11", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", *H.ARCH[target], *flags.split(),
-                    f"-I{ROOT}/templates", str(stem) + ".c", "-o", str(stem) + ".so"], check=True)
+                    f"-I{ROOT}/templates", *files, "-o", str(stem) + ".so"], check=True)
     return str(stem) + ".so", made["symbol"]
 
 

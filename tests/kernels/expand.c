@@ -6,8 +6,8 @@
  * the compiler takes from the model: HAS_X=0 leaves an optional one out, W_DTYPE, W_ROWS and W_LAYOUT describe a matrix, X_DTYPE the type of an activation in memory, KV_DTYPE (or KV_K, KV_V and KV_ROTATE) and KV_PAGE_BYTES the
  * pool, ROWS_OF says whether activations have n_tok or n_out rows (without: as the template takes them); DETERMINISTIC, ACT_BITS, ACT_BF16. More than the op asks for may be given.
  *
- * Written: the number of bytes of the text and a newline, the text, then a plan with the kernel's row. Status 3: the template does not
- * take this op. */
+ * Written: the number of bytes of the text and a newline, the text, the same of each file of products that it calls, 0 and a newline, then a plan with the rows of
+ * all. Status 3: the template does not take this op. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -213,11 +213,16 @@ run(const char *target, const char *path, Arena *a, Diag *d)
 	if (!k)
 		return 1;
 	PlanBuffer buffer = { .id = "logits", .extent = { SYM_one, 1, 1 } };
-	PlanKernel row = k->row;
-	Plan       plan = { .buffer = &buffer, .n_buffer = 1, .kernel = &row, .n_kernel = 1, .target = target };
+	PlanKernel row[1 + MAX_PRODUCTS] = { k->row };
+	Plan       plan = { .buffer = &buffer, .n_buffer = 1, .kernel = row, .n_kernel = 1 + k->n_product, .target = target };
 	Strbuf     out = { 0 };
+	printf("%zu\n%s", strlen(k->text), k->text);
+	for (int i = 0; i < k->n_product; i++) {
+		row[1 + i] = k->product[i]->row;
+		printf("%zu\n%s", strlen(k->product[i]->text), k->product[i]->text);
+	}
 	plan_write(&plan, &out);
-	printf("%zu\n%s%s", strlen(k->text), k->text, strbuf_str(&out));
+	printf("0\n%s", strbuf_str(&out));
 	strbuf_release(&out);
 	return 0;
 }

@@ -2,6 +2,7 @@
 
     k = expand("cuda-sm_90a", "templates/cuda/matmul.cu.in", dict(ROWS=8, COLS=64, W_DTYPE="q8_0", HAS_B=0))
     k["text"], k["symbol"], k["arg"], k["launch"], k["map"]     # the kernel's row of a plan (docs/plan-format.md)
+    k["products"]                                               # the same of what it calls
 
 None: the template does not take this op. An extent (elems) is a number or {symbol: factor} or {symbol: [factor, divisor]}."""
 import fcntl
@@ -44,9 +45,15 @@ def _expand(target, path, values):
     if r.returncode == 3:
         return None
     assert r.returncode == 0, r.stderr.decode()
-    size, rest = r.stdout.split(b"\n", 1)
-    kernel, = json.loads(rest[int(size):])["kernel"]
-    return dict(kernel, text=rest[:int(size)].decode())
+    texts, rest = [], r.stdout
+    while True:
+        size, rest = rest.split(b"\n", 1)
+        if not int(size):
+            break
+        texts.append(rest[:int(size)].decode())
+        rest = rest[int(size):]
+    kernel, *products = [dict(k, text=t) for k, t in zip(json.loads(rest)["kernel"], texts, strict=True)]
+    return dict(kernel, products=products)
 
 
 def complete(args, declared):

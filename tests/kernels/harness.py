@@ -85,10 +85,25 @@ _headers = None
 
 def build(template, target, params, extra=()):
     made = expand(template, target, params)
-    return Kernel(compiled(template, target, made["text"], extra), made)
+    return Kernel(compiled(template, target, called(made["text"], made["products"], target, extra), extra), made)
 
 
-def compiled(name, target, text, extra=()):
+@functools.cache
+def product(target, symbol, text, extra):
+    """What kernels with products call, loaded as the runtime does it. By a name of its own, which is returned: v4p has the text of v4."""
+    name = f"{symbol}_{target}_{hashlib.sha256(' '.join(extra).encode()).hexdigest()[:8]}"
+    compiled("products", target, text.replace(symbol, name), extra, C.RTLD_GLOBAL)
+    return name
+
+
+def called(text, products, target, extra):
+    """The kernel's text, with the names of products that are loaded now."""
+    for p in products:
+        text = text.replace(p["symbol"] + "\n", product(target, p["symbol"], p["text"], tuple(extra)) + "\n")
+    return text
+
+
+def compiled(name, target, text, extra=(), mode=C.DEFAULT_MODE):
     """The library of a kernel's text, compiled once: keyed by text, headers and flags."""
     global _headers
     if _headers is None:
@@ -105,7 +120,7 @@ def compiled(name, target, text, extra=()):
         assert r.returncode == 0, f"{' '.join(cmd)} {src}\n{r.stderr}"
         os.replace(tmp, so)
         src.unlink()
-    return C.CDLL(str(so))
+    return C.CDLL(str(so), mode)
 
 
 class Kernel:

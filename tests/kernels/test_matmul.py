@@ -340,6 +340,9 @@ def test_plain_bf16_activations(lib, dtype):
 def test_products_of_two_formats_and_widths_in_one_kernel(lib, target):
     text = (H.ROOT / "tests/kernels/two_products.c").read_text()
     isa = target.replace("v4p", "v4")
+    for name, dtype, cols, bits in (("wide", "q4_k", 512, 16), ("narrow", "q6_k", 256, 8)):
+        p = H.expand("matmul", target, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits))["products"]
+        text = H.called(f"#define {name}_functions {p[0]['symbol']}\n{text}", p, target, FAST)
     both = H.Kernel(H.compiled("two_products", target, text, (*FAST, f"-DLLMC_TARGET_{isa}")), dict(symbol="two_products", arg=[]))
     w = [Weights(lib, "q4_k", ROWS, 512, 1), Weights(lib, "q6_k", ROWS, 256, 2), Weights(lib, "q6_k", ROWS, 256, 3)]
     bits = [16, 8, 8]
@@ -589,7 +592,7 @@ def test_the_compiled_kernel_has_the_instructions_it_is_for(target, wanted, tmp_
         pytest.skip(f"{H.CC} does not know {flags}")
     for dtype, bits, pattern in wanted:
         k = H.expand("matmul", target, dict(ROWS=64, COLS=64, W_DTYPE=dtype, ACT_BITS=bits))
-        (tmp_path / "k.c").write_text(k["text"])
+        (tmp_path / "k.c").write_text(k["products"][0]["text"])
         subprocess.run([H.CC, "-std=gnu11", "-O1", "-S", "-ffp-contract=off", *H.ARCH[target], f"-I{H.TEMPLATES}",
                         str(tmp_path / "k.c"), "-o", str(tmp_path / "k.s")], check=True)
         assert re.search(pattern, (tmp_path / "k.s").read_text())

@@ -22,9 +22,9 @@ static int     n_compiled;
 static char    artifact[400];
 
 static PlanKernel kernels[] = {
-	{ .id = "one", .file = "kernels/one.c", .symbol = "one" },
-	{ .id = "two", .file = "kernels/two.c", .symbol = "two" },
-	{ .id = "again", .file = "kernels/one.c", .symbol = "one" }, /* a file may hold several */
+	{ .id = "one", .file = "kernels/one.c", .symbol = "one", .n_arg = 1 },
+	{ .id = "two", .file = "kernels/two.c", .symbol = "two", .n_arg = 1 },
+	{ .id = "again", .file = "kernels/one.c", .symbol = "one", .n_arg = 1 }, /* a file may hold several */
 };
 static const Plan plan = { .target = "cpu-generic", .n_kernel = 3, .kernel = kernels };
 
@@ -300,7 +300,7 @@ static void
 long_sources_are_compiled_first(void **state)
 {
 	BuildOptions one_at_a_time = { .artifact = artifact, .n_jobs = 1, .log = hear };
-	char text[4000], line[600];
+	char text[4000], line[600], name[600];
 	Kernels *k;
 
 	(void)state;
@@ -312,16 +312,23 @@ long_sources_are_compiled_first(void **state)
 	put("cc", line);
 	snprintf(line, sizeof line, "%s/cc", artifact);
 	chmod(line, 0755);
-	setenv("LLMC_CC", line, 1);
-	assert_int_equal(kernels_open(&plan, &one_at_a_time, &k, NULL), LLMC_OK);
-	kernels_close(k);
-	unsetenv("LLMC_CC");
-	snprintf(line, sizeof line, "%s/order", artifact);
-	FILE *f = fopen(line, "r");
-	assert_non_null(f);
-	text[fread(text, 1, sizeof text - 1, f)] = 0;
-	fclose(f);
-	assert_string_equal(text, "two.c\none.c\n");
+	for (int called = 0; called < 2; called++) { /* a source that others call includes what is long */
+		PlanKernel row[] = { kernels[0], kernels[1] };
+		const Plan p = { .target = "cpu-generic", .n_kernel = 2, .kernel = row };
+		row[0].n_arg = !called;
+		setenv("LLMC_CC", line, 1);
+		setenv("LLMC_CACHE", tempdir_file(&dir, called ? "cache2" : "cache"), 1);
+		assert_int_equal(kernels_open(&p, &one_at_a_time, &k, NULL), LLMC_OK);
+		kernels_close(k);
+		unsetenv("LLMC_CC");
+		snprintf(name, sizeof name, "%s/order", artifact);
+		FILE *f = fopen(name, "r");
+		assert_non_null(f);
+		text[fread(text, 1, sizeof text - 1, f)] = 0;
+		fclose(f);
+		unlink(name);
+		assert_string_equal(text, called ? "one.c\ntwo.c\n" : "two.c\none.c\n");
+	}
 }
 
 /* Threads that open two models at once are one process, and containers that share a cache have the same numbers: no two compilations
@@ -541,6 +548,50 @@ a_cache_that_takes_no_files(void **state)
 	unsetenv("TMPDIR");
 }
 
+/* What kernels call is loaded before them and found by its name, which two models may have in files of their own: whoever goes first takes nothing away. */
+static void
+what_kernels_call_outlives_its_model(void **state)
+{
+	PlanKernel both[] = {
+		{ .id = "calls", .file = "kernels/calls.c", .symbol = "calls", .n_arg = 1 },
+		{ .id = "called", .file = "kernels/called.c", .symbol = "called_by_all" },
+	};
+	const Plan p = { .target = "cpu-generic", .n_kernel = 2, .kernel = both };
+	const BuildOptions o = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	Kernels *k[2];
+	llmc_error err;
+	int got = 0;
+	void *args[] = { &got };
+
+	(void)state;
+	for (int first = 0; first < 2; first++) {
+		fresh();
+		put("kernels/called.c", "typedef struct calls { int (*answer)(void); } calls;\nstatic int\nanswer(void)\n{\n\treturn 42;\n}\n"
+		                        "extern const calls called_by_all;\nconst calls called_by_all = { answer };\n");
+		put("kernels/calls.c", "typedef struct table { int (*answer)(void); } table;\nextern const table called_by_all;\n"
+		                       "void calls(const void *s, void *const *a, int part, int n);\nvoid\ncalls(const void *s, void *const *a, int part, int n)\n"
+		                       "{\n\t(void)s, (void)part, (void)n;\n\t*(int *)a[0] = called_by_all.answer();\n}\n");
+		for (int i = 0; i < 2; i++) {
+			setenv("LLMC_CACHE", tempdir_file(&dir, i ? "cache2" : "cache"), 1);
+			n_compiled = 0;
+			if (kernels_open(&p, &o, &k[i], &err) != LLMC_OK)
+				fail_msg("%s", err.text);
+			assert_int_equal(n_compiled, 2);
+		}
+		kernels_close(k[first]);
+		kernels_find(k[!first], 0)(NULL, args, 0, 1);
+		assert_int_equal(got, 42);
+		kernels_close(k[!first]);
+		got = 0;
+	}
+	/* without it a kernel is not loaded */
+	both[1].n_arg = 1;
+	both[1].file = "kernels/two.c";
+	assert_int_equal(kernels_open(&p, &o, &k[0], &err), LLMC_E_MISSING);
+	assert_non_null(strstr(err.text, "cannot load the kernel kernels/calls.c: "));
+	assert_non_null(strstr(err.text, "called_by_all"));
+}
+
 static void
 shipped_kernels_are_used_when_they_fit(void **state)
 {
@@ -635,6 +686,7 @@ main(void)
 		cmocka_unit_test(what_dead_processes_leave),
 		cmocka_unit_test(failures_are_sentences),
 		cmocka_unit_test(a_cache_that_takes_no_files),
+		cmocka_unit_test(what_kernels_call_outlives_its_model),
 		cmocka_unit_test(shipped_kernels_are_used_when_they_fit),
 		cmocka_unit_test(processes_may_build_the_same),
 	};

@@ -174,6 +174,42 @@ BENCH_TEST(scratch_follows_the_arguments)
 	assert_null(strstr(k->row.symbol, "mixed"));
 }
 
+/* What products by weights of a type are made of is one file, whatever kernel calls it. */
+BENCH_TEST(products_of_a_type_have_a_file)
+{
+	static const char head[] = "//@op matmul\n" ARGS "//@let COLUMNS = COLS\n//@product first W_DTYPE COLUMNS\n//@if HAS_B\n//@product second W_DTYPE COLS\n//@end\nx\n";
+	const Kernel *k = expand(b, head, 2), *other = expand(b, head, 3), *tiles = expand_for(b, "cpu-amx", head, 2), *p;
+
+	assert_non_null(k);
+	assert_int_equal(k->n_product, 1);
+	p = k->product[0];
+	assert_string_equal(k->text, arena_printf(&b->arena, NAMES("a") WEIGHTS "#define first_functions %s\nx\n", p->row.symbol));
+	assert_string_equal(p->row.symbol, arena_printf(&b->arena, "products_bf16_%s", p->key));
+	assert_string_equal(p->row.file, arena_printf(&b->arena, "kernels/products_bf16.%s.c", p->key));
+	assert_int_equal(p->row.n_arg, 0);
+	assert_string_equal(p->text, arena_printf(&b->arena, WEIGHTS "#define LLMC_TARGET_v3 1\n#define LLMC_ACT_BF16 0\n#include \"common/cpu_product.h\"\n\n"
+	                                          "PRODUCTS(%s, W_bf16, 16, 0)\n", p->row.symbol));
+	assert_true(p->n_header > 4);
+	assert_string_not_equal(k->key, other->key);
+	assert_string_equal(p->key, other->product[0]->key);
+	assert_string_not_equal(p->key, tiles->product[0]->key);
+}
+
+BENCH_TEST(faults_of_products)
+{
+	static const char *const wrong[] = { "", "p", "p W_DTYPE", "p COLS W_DTYPE", "p W_DTYPE COLS 3", "p W_LAYOUT COLS", "p NO_NAME COLS" };
+	const char *five = "//@op matmul\n" ARGS "//@product a W_DTYPE COLS\n//@product b W_DTYPE COLS\n//@product c W_DTYPE COLS\n//@product d W_DTYPE COLS\n"
+			   "//@product e W_DTYPE COLS\nx\n";
+
+	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+		assert_null(expand(b, arena_printf(&b->arena, "//@op matmul\n" ARGS "//@product %s\nx\n", wrong[i]), 2));
+		assert_non_null(strstr(strbuf_str(&b->diag.text), "t.c.in:6:1: error: expected @product NAME DTYPE COLS"));
+		strbuf_clear(&b->diag.text);
+	}
+	assert_null(expand(b, five, 2));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "t.c.in:10:1: error: more than 4 @product lines"));
+}
+
 BENCH_TEST(headers_are_followed)
 {
 	const Kernel *k = expand(b, "//@op matmul\n" ARGS "#include \"common/llmc_step.h\"\nint x;\n", 2);
@@ -586,6 +622,7 @@ main(void)
 		cmocka_unit_test(expressions_have_values),     cmocka_unit_test(expressions_that_make_no_sense),
 		cmocka_unit_test(names_become_values),         cmocka_unit_test(numbers_become_float_constants),
 		cmocka_unit_test(scratch_follows_the_arguments), cmocka_unit_test(headers_are_followed),
+		cmocka_unit_test(products_of_a_type_have_a_file), cmocka_unit_test(faults_of_products),
 		cmocka_unit_test(keys_tell_kernels_apart),     cmocka_unit_test(faults_name_template_and_line),
 		cmocka_unit_test(every_template_fits_every_model), cmocka_unit_test(launches_have_grids),
 		cmocka_unit_test(conditions_are_decided),      cmocka_unit_test(lets_are_names),
