@@ -117,7 +117,7 @@ l % 2 == 1), `{not_every: 6, at: 5}` (all but those with l % 6 == 5), each with 
 matches decides, then `storage.default`. `q.bias` is the bias of q and follows the rules of q where it has none. Import writes these
 from the checkpoint's header. Types of groups (`u4_128`) may have `group: 64` or `group: row`, the columns that share a scale, and `symmetric: true`.
 Where a checkpoint has columns in an order of their own (GPTQ's `desc_act`, `actorder`) `order: q` names the role whose order it is, and `factor: o` the
-role whose columns' factors x is multiplied by (`pre_quant_scale`): a step `arrange` makes such an x, one for all matrices that share it.
+role whose columns' factors x is multiplied by (`pre_quant_scale`): a step `arrange` makes such an x, one for all matrices that share it. `order: e_gate` on `e_gate` and `e_up`, `order: e_down` on `e_down`: each expert has an order of its own.
 A checkpoint that has f32, f16 or bf16 where a rule says something else is quantised while it is read, to the nearest, by all threads; the cache keeps the
 result. `quant: {scheme: awq, bits: 4, group: 128}` stands for the rules of a scheme; files of that scheme are read with the same description.
 
