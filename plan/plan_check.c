@@ -102,7 +102,7 @@ check_factor(const PlanTensor *t, llmc_error *err)
 			return BAD("tensor %s: source %s is too large, or its pieces lie over each other", t->id, s->name);
 		if (t->factor == FACTOR_B && (t->experts ? n != t->src[0].n_block * t->src[0].block : t->n_src != 1))
 			return BAD("tensor %s: left factors of several matrices, %s", t->id, t->experts ? "not alike" : "which are no experts");
-		if (t->experts && (!strchr(s->name, '#') || s->first > MAX_ELEMS || n > MAX_ELEMS - s->first || s->stride < s->first + n || s->stride > MAX_ELEMS / t->all_experts))
+		if (t->experts && (!strchr(s->name, '#') || n > s->lora_block || s->first > MAX_ELEMS || n > MAX_ELEMS - s->first || s->stride < s->first + n || s->stride > MAX_ELEMS / t->all_experts))
 			return BAD("tensor %s: source %s does not say where rows of an expert are among those of all", t->id, s->name);
 		if (t->factor == FACTOR_A && s->cols != t->src[0].cols)
 			return BAD("tensor %s: source %s has %lld columns, the first one %lld", t->id, s->name, (long long)s->cols, (long long)t->src[0].cols);

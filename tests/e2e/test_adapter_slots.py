@@ -554,6 +554,23 @@ def test_a_plan_whose_slots_differ_is_refused(base, artifact, tmp_path):
         assert any(op in line and "is no such factor" in line for line in told), told
 
 
+def test_a_plan_whose_experts_lie_beyond_their_own_is_refused(experts, expert_artifact, tmp_path):
+    """Rows in pieces far apart: in a stacked factor the last expert's would lie behind it."""
+    copy = tmp_path / "artifact"
+    shutil.copytree(expert_artifact, copy)
+    path = copy / "plan-cpu-generic.json"
+    plan, changed = json.loads(path.read_text()), 0
+    for t in plan["tensor"]:
+        for source in t["src"] if "experts" in t else []:
+            source |= dict(lora_block=1, lora_stride=1 << 24)
+            changed += 1
+    assert changed
+    path.write_text(json.dumps(plan, separators=(",", ":")))
+    told = []
+    llmc.Model(copy, weights=experts[0], arch="generic", log=lambda level, line: told.append(line))
+    assert any("does not say where rows of an expert are" in line for line in told), told
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name,was,bug", MUTATIONS)
 def test_a_mistake_in_a_kernel_shows(name, was, bug, base, artifact, tmp_path):
