@@ -467,13 +467,18 @@ check_size(const Graph *g, Diag *d)
 static void
 check_slots(const Graph *g, Diag *d)
 {
-	bool any = g->spec->adapters.slots < 1;
+	bool any = g->spec->adapters.slots < 1, experts = any || g->spec->adapters.expert_rank < 1;
 
-	for (size_t i = 0; i < g->n_tensor && !any; i++)
-		any = g->tensor[i].factor != FACTOR_NONE;
+	for (size_t i = 0; i < g->n_tensor && !(any && experts); i++) {
+		any |= g->tensor[i].factor != FACTOR_NONE;
+		experts |= g->tensor[i].experts > 0;
+	}
 	if (!any)
 		err_at(d, spec_loc(g->spec, "adapters.slots"), "adapters.slots: this model has no matrix that an adapter in a slot may change: slots are for projections of attention and of feed-forwards; one "
 		       "adapter for all is added to the weights (lora.path)");
+	if (!experts)
+		err_at(d, spec_loc(g->spec, "adapters.expert_rank"), "adapters.expert_rank: this model has no experts that an adapter in a slot may change: there are none, their family stores them turned or interleaved, "
+		       "or their columns lie in an order of their own (desc_act)");
 }
 
 static void

@@ -14,6 +14,7 @@ from cuda_emu import environment
 from golden_run import LLMC
 from processor import RUNS
 from test_adapters import LORA, config, read_safetensors, weights
+from test_schemes import MIXTURES, desc_act_experts
 
 DENSE = ["llama-all", "llama-some", "qv-rslora", "phi3-stacks", "gpt2-stack", "deepseek-lite", "deepseek-latents"]
 ON = [("ref", None)] + [("cpu", a) for a in ("v4", "generic", "amx") if RUNS.get(a)]
@@ -160,6 +161,20 @@ def test_adapters_of_experts_are_refused(experts, tmp_path):
     with pytest.raises(llmc.Error, match="another model|has no slot"):
         m.load_adapter(f"{LORA}/phimoe-experts")
     assert m.load_adapter(f"{LORA}/qwen2-moe-down")  # the slot has stayed free
+
+
+@pytest.mark.parametrize("name", ["llama-smol", "gpt_oss-plain"])
+def test_a_rank_for_experts_that_have_no_slots_is_refused(name, tmp_path):
+    """None, and interleaved ones"""
+    weights.Golden(name).build(tmp_path)
+    with pytest.raises(llmc.Error, match="adapters.expert_rank: this model has no experts"):
+        llmc.Model(tmp_path, device="ref", no_weights=True, set=OF_EXPERTS)
+
+
+def test_a_rank_for_experts_in_orders_of_their_own_is_refused(tmp_path):
+    packed, _, _ = desc_act_experts("mixtral-plain", MIXTURES["mixtral-plain"], tmp_path)
+    with pytest.raises(llmc.Error, match="adapters.expert_rank: .*desc_act"):
+        llmc.Model(packed, device="ref", no_weights=True, set=OF_EXPERTS)
 
 
 @pytest.mark.parametrize("device,arch", [("ref", None), ("cpu", BEST)])
