@@ -3,6 +3,7 @@ import collections
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,10 +32,19 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "sample(n): make check runs n of the cases, make check-all every one")
 
 
+# families of types: plain, blocks of 32, of 256, codes, fp4 of files, groups of integers, of floats, of which some are exact
+FAMILIES = ["f32|f16|bf16", r"q\d_[01]", r"q\d_k", r"[it]q.*", "(mx|nv)fp4", r"u\d_.*", r"(f8|nf4|fp4)_.*", r"m\d_.*"]
+
+
+def shows(name, value):
+    """What a parameter of a case shows: its value, and the family of a type."""
+    return {f"{name}={value!r}"} | {f"{name} of {f}" for f in FAMILIES if isinstance(value, str) and re.fullmatch(f, value)}
+
+
 def sampled(items, n):
     """What `make check` runs of a sweep; `make check-all` adds its other cases: types that share the traits of those that are here, instruction sets and
-    GPUs whose kernels differ in width, families that combine the same ops. n of a test's cases, always the same ones: first those that show most values of parameters that no chosen one has."""
-    left = {i: {f"{k}={v!r}" for k, v in i.callspec.params.items()} for i in sorted(items, key=lambda i: hashlib.sha256(i.name.encode()).digest())}
+    GPUs whose kernels differ in width, families that combine the same ops. n of a test's cases, always the same ones: first those that show most of what no chosen one shows."""
+    left = {i: set().union(*(shows(k, v) for k, v in i.callspec.params.items())) for i in sorted(items, key=lambda i: hashlib.sha256(i.name.encode()).digest())}
     seen, chosen = set(), []
     while left and len(chosen) < n:
         best = max(left, key=lambda i: len(left[i] - seen))

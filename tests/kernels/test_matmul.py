@@ -193,7 +193,7 @@ if not EVERY:  # a type on every other instruction set, in turn: traits are shar
     VARIANTS = [v for v in VARIANTS if v[0] not in WIDE or (NUMBER[v[1]] + WIDE.index(v[0]) + v[2] // 8) % 2 == 0]
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("target,dtype,bits", VARIANTS)
 def test_a_row_is_right_and_the_same_in_any_company(lib, target, dtype, bits):
     cols = 608 if target == "amx" and dtype in ("f16", "bf16") else columns(dtype)
@@ -222,7 +222,7 @@ def test_a_row_is_right_and_the_same_in_any_company(lib, target, dtype, bits):
         same(run_rows(k, x[t:t + 2], packed, ROWS, 2), all_rows[t:t + 2])
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("target,dtype,bits", [v for v in VARIANTS if v[1] in SMALL])
 def test_sums_hold_the_most_extreme_elements(lib, target, dtype, bits):
     cols = columns(dtype)
@@ -336,6 +336,7 @@ def test_plain_bf16_activations(lib, dtype):
     assert not np.isfinite(bad[[1, 20]]).any()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_products_of_two_formats_and_widths_in_one_kernel(lib, target):
     text = (H.ROOT / "tests/kernels/two_products.c").read_text()
@@ -387,7 +388,7 @@ FUSED = [(t, d, n, p, a) for t in TARGETS for d, n, p, a in
          if t != "generic" or d == "q4_1"]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("target,dtype,kind,plus,act", FUSED)
 @pytest.mark.parametrize("rows", [64, 43])
 def test_norm_glu(lib, target, dtype, kind, plus, act, rows):
@@ -416,6 +417,7 @@ def test_norm_glu(lib, target, dtype, kind, plus, act, rows):
         same(run(n, parts), got[:n])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("target,dtype,kind,plus,act", FUSED)
 def test_norm_matmul_and_norm_act(lib, target, dtype, kind, plus, act):
     rows, cols = 43, 96
@@ -507,7 +509,7 @@ QKV = [(t, *v) for t in TARGETS for v in (
     ("q6_k", 2, 1, 32, "rms", False, 0, "half", "f32", False)) if t != "generic" or v[0] in ("q8_0", "bf16")]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("target,dtype,heads,kv_heads,dim,kind,qk,rope_dims,style,kv,has_bias", QKV)
 def test_norm_qkv(lib, target, dtype, heads, kv_heads, dim, kind, qk, rope_dims, style, kv, has_bias):
     hidden = 256 if dtype == "q6_k" else 96
