@@ -10,12 +10,13 @@
 # Prints a line for each step with its time, the output of what failed, and exits 1 when any step did.
 set -u
 cd "$(dirname "$0")/.."
-steps=${*:-"deps build+env clang unit pytest cuda serve+emu san+tsan+fuzz"}
+# a+b: beside each other; a,b: one behind the other, beside what stands behind a +. Steps of one process go beside those that build.
+steps=${*:-"deps build+env clang unit pytest cuda serve,fuzz+emu,tsan,san"}
 jobs=$(nproc)
 export LLMC_CACHE=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}
 log=build/check
 mkdir -p "$log"
-failed=""
+: >"$log/failed"
 
 step_deps() {
 	tools/deps.sh
@@ -81,7 +82,7 @@ step_cuda() {
 # Everything of the library, the emitted kernels too, under AddressSanitizer and UndefinedBehaviorSanitizer.
 step_san() {
 	local san="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
-	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" all || return 1
+	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" build/san/llmc || return 1
 	export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" unit || return 1
 	tests/e2e/sanitized.sh build/san/llmc "$san"
@@ -108,25 +109,29 @@ run_step() {
 		printf '%-8s passed  %4d s  %s\n' "$1" $((SECONDS - start)) "$(tail -n 1 "$log/$1.log" | cut -c1-120)"
 	else
 		printf '%-8s FAILED  %4d s\n%s\n' "$1" $((SECONDS - start)) "$(tail -n 150 "$log/$1.log")"
-		return 1
+		echo "$1" >>"$log/failed"
 	fi
+}
+
+run_lane() {
+	local step
+	for step; do
+		run_step "$step"
+	done
 }
 
 # steps in the background do not hear Ctrl-C
 trap 'trap - INT TERM; kill 0; exit 130' INT TERM
 for side in $steps; do
-	names=() pids=()
-	for step in ${side//+/ }; do
-		run_step "$step" &
-		names+=("$step") pids+=($!)
+	for lane in ${side//+/ }; do
+		# shellcheck disable=SC2086
+		run_lane ${lane//,/ } &
 	done
-	for i in "${!pids[@]}"; do
-		wait "${pids[$i]}" || failed="$failed ${names[$i]}"
-	done
-	case $failed in *build*) break ;; esac
+	wait
+	! grep -qx build "$log/failed" || break
 done
-if [ -n "$failed" ]; then
-	echo "check: failed:$failed"
+if [ -s "$log/failed" ]; then
+	echo "check: failed: $(paste -sd' ' "$log/failed")"
 	exit 1
 fi
 echo "check: all steps passed in $SECONDS s"
