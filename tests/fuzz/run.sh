@@ -4,7 +4,7 @@
 #   tests/fuzz/run.sh [name...]     all fuzzers, or those named: gguf yaml ...
 #   tests/fuzz/run.sh --library     the library alone, as they need it; prints its folder
 #   FUZZ_SECONDS=30                 so long per fuzzer, with new inputs each time; without: short, and the same inputs in every run
-#   FUZZ_RUNS=5000                  so many inputs per fuzzer when FUZZ_SECONDS is not set; without: some five seconds' worth
+#   FUZZ_RUNS=5000                  so many inputs per fuzzer when FUZZ_SECONDS is not set; without: some seconds' worth, twice as many with LLMC_CHECK_ALL=1
 #   FUZZ_CC=gcc                     do without libFuzzer, with tests/fuzz/driver.c in its place
 #   BUILD=build                     results go to $BUILD/fuzz; an input that failed is kept there
 set -eu
@@ -70,16 +70,17 @@ for name; do
 	rm -rf "$new"
 	mkdir -p "$new" "tests/fuzz/corpus/$name"
 	case $name in
-	config) runs=300 ;;
-	import) runs=150 ;;
-	plan | spec) runs=500 ;;
-	scheme) runs=1000 ;;
-	yaml) runs=2500 ;;
-	kernel | template | tokenizer | grammar) runs=6000 ;;
-	calls) runs=800 ;;
-	http) runs=20000 ;;
-	*) runs=50000 ;;
+	config) runs=150 ;;
+	import) runs=75 ;;
+	plan | spec) runs=250 ;;
+	scheme) runs=500 ;;
+	yaml) runs=1250 ;;
+	kernel | template | tokenizer | grammar) runs=3000 ;;
+	calls) runs=400 ;;
+	http) runs=10000 ;;
+	*) runs=25000 ;;
 	esac
+	[ -z "${LLMC_CHECK_ALL:-}" ] || runs=$((2 * runs))
 	set -- "$new" "tests/fuzz/corpus/$name"
 	limit="-seed=1 -runs=${FUZZ_RUNS:-$runs}"
 	if [ -n "${FUZZ_SECONDS:-}" ]; then
