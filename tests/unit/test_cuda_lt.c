@@ -201,7 +201,7 @@ settle(int32_t chunk, float out[VOCAB])
 	long asked = 0, now = 1;
 
 	for (int i = 0; now && i < 2 * PRODUCTS + 1; i++) {
-		OK("auto", "bf16", NULL, "sm_80", MANY, chunk, out);
+		OK("auto", "bf16", "n_layers=1", "sm_80", MANY, chunk, out);
 		now = calls("MatmulAlgoGetHeuristic");
 		asked += now;
 	}
@@ -219,7 +219,7 @@ choices_are_kept(void **state)
 	(void)state;
 	assert_int_equal(settle(MANY, first), PRODUCTS);
 	assert_int_equal(files(path), PRODUCTS);
-	OK("auto", "bf16", NULL, "sm_80", MANY, MANY, again);
+	OK("auto", "bf16", "n_layers=1", "sm_80", MANY, MANY, again);
 	assert_int_equal(calls("MatmulAlgoGetHeuristic"), 0);
 	assert_int_equal(emu_count("cuEventElapsedTime"), 0);
 	assert_memory_equal(again, first, sizeof first); /* the same way again */
@@ -227,9 +227,9 @@ choices_are_kept(void **state)
 	for (int how = 0; how < 3; how++) {
 		assert_int_equal(files(path), PRODUCTS);
 		damage(path, how);
-		OK("auto", "bf16", NULL, "sm_80", MANY, MANY, again);
+		OK("auto", "bf16", "n_layers=1", "sm_80", MANY, MANY, again);
 		assert_int_equal(calls("MatmulAlgoGetHeuristic"), 1);
-		OK("auto", "bf16", NULL, "sm_80", FEW, MANY, again);
+		OK("auto", "bf16", "n_layers=1", "sm_80", FEW, MANY, again);
 		assert_int_equal(calls("MatmulAlgoGetHeuristic"), 0);
 		assert_int_equal(calls("Matmul"), 0); /* few rows */
 	}
@@ -250,11 +250,11 @@ refusals_before_a_step(void **state)
 	float own[VOCAB], got[VOCAB];
 
 	(void)state;
-	OK("never", "bf16", NULL, "sm_80", FEW, 16, own);
+	OK("never", "bf16", "n_layers=1", "sm_80", FEW, 16, own);
 	for (size_t i = 0; i < sizeof calls_that_fail / sizeof *calls_that_fail; i++)
 		for (long n = 1; n <= 3; n += 2) {
 			emu_fail(calls_that_fail[i], n, 801);
-			OK("always", "bf16", NULL, "sm_80", FEW, 16, got);
+			OK("always", "bf16", "n_layers=1", "sm_80", FEW, 16, got);
 			emu_fail(NULL, 0, 0);
 			close_to(got, own, 1e-2f);
 			assert_int_equal(calls("Create") - (i == 0 && n == 1), calls("Destroy"));
@@ -264,7 +264,7 @@ refusals_before_a_step(void **state)
 			if (n == 1)
 				assert_memory_equal(got, own, sizeof own);
 		}
-	OK("always", "bf16", NULL, "sm_80", FEW, 16, got);
+	OK("always", "bf16", "n_layers=1", "sm_80", FEW, 16, got);
 	assert_int_equal(calls("MatmulDescCreate"), calls("MatmulDescDestroy"));
 	assert_int_equal(calls("MatrixLayoutCreate"), calls("MatrixLayoutDestroy"));
 	assert_int_equal(calls("MatmulPreferenceCreate"), calls("MatmulPreferenceDestroy"));
