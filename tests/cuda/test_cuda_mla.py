@@ -74,7 +74,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n in ("small", "odd", "deepseek")])
 def test_portable(name, mode, seed):
     c = Case(**CASES[name])
@@ -234,7 +234,7 @@ def attend_tests():
                 yield "sm_90a" if name in ("lite", "f16", "one", "int4") else "sm_86", name, mode, seed
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("arch,name,mode,seed", list(attend_tests()))
 def test_decode_attends(arch, name, mode, seed):
     c = Steps(**STEPS[name])
@@ -263,7 +263,7 @@ def rounded_queries(c):
     return c
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in WGMMA for r in H.RUNS if r[1] == 0 or n in ("lite", "pages")])
 def test_wgmma(name, mode, seed):
     kw, tol = WGMMA[name]
@@ -287,7 +287,7 @@ PLANTED = {  # a barrier, a wait, a fence, a release too few; the step's own pag
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.findings
 @pytest.mark.parametrize("what", PLANTED)
 def test_wgmma_planted(what):
@@ -357,7 +357,7 @@ def rounds(c, k, rows, places=128):
     return -(-sum(-(-(before + r) // 128) * 128 for before, r in begun if c.expand and r > 1 and r * (2 * before + r) > 2 * c.expand * before) // places)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name,arch,mode,seed", [(n, a, *r) for n in MIXED for a in ("sm_86", "sm_90a") for r in H.RUNS
                                                  if r[1] == (a == "sm_90a") or r[1] == 2 and (n, a) in (("v_dim", "sm_86"), ("later", "sm_90a"))])
 def test_mixed_attends(name, arch, mode, seed):
@@ -395,7 +395,7 @@ def query_tests():
                     yield "mla_query_decode", "sm_90a", name, mode, seed
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("template,arch,name,mode,seed", list(query_tests()))
 def test_queries(template, arch, name, mode, seed):
     c = Steps(**QUERY[name])
@@ -405,7 +405,7 @@ def test_queries(template, arch, name, mode, seed):
     c.query(H.build(template, arch, c.params), rows, 1e-2 if "mixed" in template and c.q_rank else 5e-4 if "decode" in template and c.q_rank else 2e-5, mode=mode, seed=seed)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name,arch,mode,seed", [(n, a, *r) for n, a in (("plain", "sm_75"), ("latent", "sm_90a"), ("odd", "sm_75"), ("unturned", "sm_86"), ("split", "sm_90a"))
                                                  for r in H.RUNS])
 def test_values(name, arch, mode, seed):
@@ -422,7 +422,7 @@ MADE_PLANTED = {  # what rounds leave each other, and latents before they are th
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.findings
 @pytest.mark.parametrize("what", MADE_PLANTED)
 def test_made_planted(what):
@@ -473,5 +473,7 @@ def test_nvrtc(dtype):
     if H.nvrtc("mla_attend_mixed_sm80", own, ["sm_86", "sm_90a"] if dtype == "bf16" else ["sm_120a"]) is None:
         pytest.skip("no libnvrtc")
     for template in "mla_attention", "mla_query", "mla_query_decode", "mla_query_mixed", "mla_attend", "mla_attend_decode_sm80", "mla_attend_decode_sm90", "mla_value":
-        archs = ["sm_75", "sm_86", "sm_90a", "sm_120a"] if dtype == "bf16" else ["sm_90a"]
-        H.nvrtc(template, p, [a for a in archs if H.accepts(template, a, p)])
+        if dtype != "bf16" and "attend" in template and not H.EVERY: # reads no weights
+            continue
+        archs = [a for a in (["sm_75", "sm_86", "sm_90a", "sm_120a"] if dtype == "bf16" else ["sm_90a"]) if H.accepts(template, a, p)]
+        H.nvrtc(template, p, archs if H.EVERY else archs[:1] + archs[1:][-1:])

@@ -22,7 +22,7 @@ ROUTES = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mode,seed", H.RUNS)
 @pytest.mark.parametrize("name", ROUTES)
 def test_route(name, mode, seed):
@@ -104,7 +104,7 @@ FFNS = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in FFNS for r in H.RUNS if r[1] == 0 or n in ("f32", "bf16") or r[1] == 1 and n == "f16"])
 def test_ffn(name, mode, seed):
     c = Ffn(**FFNS[name])
@@ -124,7 +124,7 @@ def decode_tests():
                 yield "moe_ffn_decode", "sm_90a" if name == "bf16" else "sm_75", name, mode, seed
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("template,arch,name,mode,seed", list(decode_tests()))
 def test_ffn_decode(template, arch, name, mode, seed):
     c = Ffn(**FFNS[name])

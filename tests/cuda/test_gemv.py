@@ -45,7 +45,7 @@ def columns(dtype):
 
 
 # every type, each number of rows that is a case of its own: 1, 3 of 4, 8 (in slices where x is too much), 9 (two turns)
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_types(dtype):
     cols, n_rows = columns(dtype), 43
@@ -61,7 +61,7 @@ def test_types(dtype):
 
 
 # less than a unit, one, and a few: warps without columns, with one row of weights, and more than go in pairs
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype,cols,n_rows", [("bf16", 72, 1), ("f16", 8, 40), ("q8_0", 32, 9), ("q8_0", 96, 17), ("q4_0", 160, 33), ("q5_1", 32, 43)])
 def test_few_columns(dtype, cols, n_rows):
     w, x, want, size = product(5, n_rows, cols, dtype, raw=True)
@@ -108,7 +108,7 @@ def test_slices_of_one_row():
 
 
 # 96, 160 and 192 columns: 3, 5 and 6 units of a type without blocks, fewer than warps
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind,plus,dtype,cols", [("rms", 0, "bf16", 96), ("rms", 0, "q8_0", 96), ("rms", 1, "bf16", 160), ("rms", 0, "q4_0", 160), ("rms", 0, "f16", 192),
                                                   ("rms", 0, "q5_1", 192), ("rms", 0, "bf16", 584), ("rms", 1, "q8_0", 1568), ("layer", 0, "f16", 712), ("none", 0, "q4_k", 1024)])
 def test_ops(kind, plus, dtype, cols):
@@ -175,7 +175,7 @@ QKV = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", QKV)
 def test_qkv(name):
     c = Case(**QKV[name])
@@ -192,7 +192,7 @@ SASS = [("norm_qkv", "bf16", "sm_90a", {}), ("norm_qkv", "bf16", "sm_90a", dict(
         ("norm_qkv", "q5_k", "sm_86", dict(HAS_QN=1, HAS_KN=1))]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.skipif(sass.disassembler() is None, reason="no nvdisasm")
 @pytest.mark.parametrize("op,dtype,arch,more", SASS)
 def test_sass(op, dtype, arch, more):
@@ -209,6 +209,7 @@ def test_sass(op, dtype, arch, more):
 
 # bytes of a stage, 16 rows of a unit; of the four-bit to six-bit formats those that a multiprocessor can issue while it reads (docs/cuda-decode.md)
 @pytest.mark.skipif(sass.disassembler() is None, reason="no nvdisasm")
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype,stage,most", [("q4_0", 1152, 120), ("q4_k", 1152, 140), ("q5_k", 1408, 140), ("q6_k", 1680, 140),
                                               ("mxfp4", 1088, 140.5), ("nvfp4", 1152, 140), ("u4_128", 1072, 140)])
 def test_instructions_for_a_kilobyte(dtype, stage, most):
