@@ -208,7 +208,6 @@ EXPERTS_PLANTED = {
     "another slot's experts": ("down", "(long long)slot * n_experts + id[i]", "(long long)(slot > 0) * n_experts + id[i]"),
     "the first choice's expert": ("down", "n_experts + id[i];", "n_experts + id[i - i % top_k];"),
     "the row of another choice": ("down", "(1 ? i : i / TOP_K) * COLS", "(1 ? i / TOP_K * TOP_K : i / TOP_K) * COLS"),
-    "an expert of another rank": ("up", "slot < 0 || id[i] < 0 ?", "slot < 0 ?"),
     "up has gate's factor": ("up", "(place * COUNT + m % COUNT)", "(place * COUNT)"),
     "a rank too many": ("up", "k < RANK", "k <= RANK"),
     "a weight of another choice": ("add", "ARG_weight[k]", "ARG_weight[t * TOP_K]"),
