@@ -32,12 +32,29 @@ stream_floats(const Product p, const uint8_t *w, const act_rows *a, const int to
 	const int64_t group = w_group_bytes(p.w, p.cols);
 	const int column = w_piece_bytes(p.w);
 	vf sum[STREAM_TOKENS][4] = { { { 0 } } };
+	const w_planes planes = w_planes_of(p.w);
 
 	for (int i = 0; p.w.group && i < p.cols / p.w.group; i++) {
 		w_span s[4];
 		LLMC_EACH(g, groups, 4)
 			s[g] = w_span_at(p.w, w + g * group, i);
-		for (int k = 0; k < p.w.group; k += 2) {
+		for (int k = 0; w_is_tabled(p.w) && k < p.w.group; k += 8) {
+			vf v[4][8];
+			LLMC_EACH(g, groups, 4) {
+				if (k % (64 / column) == 0)
+					__builtin_prefetch(s[g].codes + k * column + STREAM_AHEAD / 2);
+				w_eight(&planes, s[g], k, v[g]);
+				LLMC_EACH(j, 8, 8)
+					v[g][j] *= s[g].d;
+			}
+			LLMC_EACH(t, tokens, STREAM_TOKENS)
+				LLMC_EACH(j, 8, 8) {
+					vf x = vf_set1(((const float *)(const void *)(a->q + (size_t)t * (size_t)act_row_bytes(p)))[i * p.w.group + k + j]);
+					LLMC_EACH(g, groups, 4)
+						sum[t][g] = vf_fma(v[g][j], x, sum[t][g]);
+				}
+		}
+		for (int k = 0; !w_is_tabled(p.w) && k < p.w.group; k += 2) {
 			vf v[4][2];
 			if (k % (64 / column) == 0)
 				LLMC_EACH(g, groups, 4)

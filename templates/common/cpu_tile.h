@@ -90,6 +90,18 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 	const int64_t group = w_group_bytes(p.w, p.cols);
 	const int steps = tile_steps(p);
 
+	if (w_is_tabled(p.w)) {
+		const w_planes planes = w_planes_of(p.w);
+		for (int h = 0; h < TILE_H; h++)
+			for (int k = 0; k < n; k += 8) {
+				vf v[8];
+				const w_span s = w_span_at(p.w, w + (h < groups ? h : 0) * group, (first + k) / p.w.group);
+				w_eight(&planes, s, (first + k) % p.w.group, v);
+				LLMC_EACH(j, 8, 8)
+					o->q[(k + j) * TILE_H + h] = (vi)(v[j] * s.d);
+			}
+		return;
+	}
 	if (w_is_float(p.w)) {
 		for (int h = 0; h < TILE_H; h++)
 			for (int k = 0; k < n; k++)

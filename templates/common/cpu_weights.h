@@ -302,6 +302,55 @@ w_span_column(const Weight w, const w_span s, int pair, int odd)
 	return w_looked_up(w, vi_of_u8(s.codes + pair * VL) >> 4 * odd) * s.d;
 }
 
+/* Tables of numbers whose bytes are looked up apart, for 32 codes at a time: of AVX2's instructions the ones that permute numbers are slow. The same bits. */
+#if VL == 8 && defined(VF_HAVE_256)
+#define w_is_tabled(w) (w_is_float(w) && ((w).code == W_NF4 || (w).code == W_FP4))
+#else
+#define w_is_tabled(w) 0
+#endif
+
+/* byte i of all 16 numbers, in both halves */
+typedef struct w_planes { uint8_t of[4][32]; } w_planes;
+
+LLMC_INLINE w_planes
+w_planes_of(const Weight w)
+{
+	w_planes p;
+
+	for (int i = 0; i < 16; i++) {
+		uint8_t b[4];
+		memcpy(b, &w_table[w.code == W_FP4][i], 4);
+		for (int k = 0; k < 4; k++)
+			p.of[k][i] = p.of[k][16 + i] = b[k];
+	}
+	return p;
+}
+
+/* columns col .. col + 7 of a span, col a multiple of 8; their scale is not in them */
+LLMC_INLINE void
+w_eight(const w_planes *p, const w_span s, int col, vf v[8])
+{
+#if VL == 8 && defined(VF_HAVE_256)
+	/* rows 0 to 3 of four pairs of columns, then rows 4 to 7 */
+	const __m256i c = _mm256_permutevar8x32_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(s.codes + col / 2 * VL)), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+	LLMC_UNROLL
+	for (int odd = 0; odd < 2; odd++) {
+		const __m256i n = _mm256_and_si256(odd ? _mm256_srli_epi16(c, 4) : c, _mm256_set1_epi8(15));
+		__m256i b[4];
+		LLMC_UNROLL
+		for (int k = 0; k < 4; k++)
+			b[k] = _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)(const void *)p->of[k]), n);
+		const __m256i low = _mm256_unpacklo_epi8(b[0], b[1]), high = _mm256_unpacklo_epi8(b[2], b[3]), low2 = _mm256_unpackhi_epi8(b[0], b[1]), high2 = _mm256_unpackhi_epi8(b[2], b[3]);
+		v[odd] = (vf)_mm256_unpacklo_epi16(low, high);
+		v[2 + odd] = (vf)_mm256_unpackhi_epi16(low, high);
+		v[4 + odd] = (vf)_mm256_unpacklo_epi16(low2, high2);
+		v[6 + odd] = (vf)_mm256_unpackhi_epi16(low2, high2);
+	}
+#else
+	(void)p, (void)s, (void)col, (void)v;
+#endif
+}
+
 /* a column of a float format */
 LLMC_INLINE vf
 w_column(const Weight w, const uint8_t *group, int64_t col)
