@@ -89,12 +89,17 @@ schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *
 	read_config(s, config, n);
 	diag_init(d, a);
 	const Node *index = scheme_yaml(s->a, d, "_index"), *list = index ? node_get(index, "schemes") : NULL;
+	const char *method = schemes_method(s), *why = method ? scheme_text(index ? node_get(index, "refused") : NULL, method) : NULL;
 	s->known = "";
 	for (size_t i = 0; list && i < list->n; i++) {
 		forms_of(s, d, list->item[i]->text);
 		s->known = arena_printf(a, "%s%s%s", s->known, i ? ", " : "", list->item[i]->text);
 	}
-	return d->n_error || !s->n_form ? diag_error(d, err) : LLMC_OK;
+	if (d->n_error || !s->n_form)
+		return diag_error(d, err);
+	if (why)
+		return error_set(err, LLMC_E_INPUT, "these weights are quantised by %s, which llmc does not read: %s. Take the unquantised checkpoint, a GGUF file of it, or one of these: %s", method, why, s->known);
+	return LLMC_OK;
 }
 
 const char *
@@ -157,6 +162,13 @@ scheme_part(const Fit *f, const char *suffix, SchemeTensor *out)
 	return true;
 }
 
+/* Bytes that are powers of two have a type of their own, which is younger than most writers of them. */
+static bool
+type_fits(const char *want, const char *have)
+{
+	return strcmp(want, have) == 0 || (strcmp(want, "U8") == 0 && strcmp(have, "F8_E8M0") == 0);
+}
+
 /* The module's name, when `name` ends in the form's codes and their scales are there. */
 static const char *
 module_of(const Schemes *s, const Node *form, const char *name, scheme_find_fn *find, const void *user)
@@ -172,7 +184,7 @@ module_of(const Schemes *s, const Node *form, const char *name, scheme_find_fn *
 	const char *module = arena_strndup(s->a, name, n - m);
 	if (type && (!find(user, name, &t) || strcmp(t.type, type) != 0))
 		return NULL;
-	if (scale && (!find(user, arena_printf(s->a, "%s%s", module, scale), &t) || (scale_type && strcmp(t.type, scale_type) != 0)))
+	if (scale && (!find(user, arena_printf(s->a, "%s%s", module, scale), &t) || (scale_type && !type_fits(scale_type, t.type))))
 		return NULL;
 	return module;
 }
@@ -223,7 +235,7 @@ plane(const Fit *f, const char *which, SchemePlane *out)
 			return LLMC_OK;
 		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, suffix, f->module);
 	}
-	if (type ? strcmp(t.type, type) != 0 : strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32"))
+	if (type ? !type_fits(type, t.type) : strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32"))
 		return error_set(f->err, LLMC_E_INPUT, "%s is stored as %s; %s is expected", t.name, t.type, type ? type : "F16, BF16 or F32");
 	int64_t add = 0, place, lead = 1;
 	if (node_get(f->form, "lead"))
@@ -307,6 +319,12 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 	m->cols = m->code.dim[in];
 	m->rows = m->code.dim[!in];
 	*bits = m->code.element;
+	if (m->quarters) {
+		if (__builtin_mul_overflow(m->code.dim[0], (int64_t)4, &m->rows))
+			return shape_bad(f, &m->code, "that is too much");
+		*bits = 2;
+		return LLMC_OK;
+	}
 	if (!along)
 		return LLMC_OK;
 	if (shape && !scheme_part(f, shape, &t))
@@ -367,6 +385,7 @@ scales(const Fit *f, SchemeMatrix *m)
 		                                            (long long)m->block_cols, (long long)m->rows, (long long)m->cols));
 	if (node_get(rule, "over") && node_int(node_get(rule, "over"), &over))
 		m->over = (float)over;
+	m->divides = flag_of(rule, "divides");
 	return LLMC_OK;
 }
 
@@ -560,13 +579,17 @@ fit(const Fit *f, SchemeMatrix *m)
 	TRY(plane(f, "least", &m->least));
 	if (m->least.data && (m->least.dim[0] != m->scale.dim[0] || m->least.dim[1] != m->scale.dim[1]))
 		return shape_bad(f, &m->least, arena_printf(f->s->a, "[%lld, %lld] are expected, as of scales", (long long)m->scale.dim[0], (long long)m->scale.dim[1]));
+	const char *how = scheme_text(code, "order");
+	m->eetq = how && strcmp(how, "eetq") == 0;
+	m->quarters = how && strcmp(how, "quarters") == 0;
 	TRY(sizes(f, m, &bits, &packed));
 	TRY(scales(f, m));
 	if (m->codes == SCHEME_E2M1 && m->block_cols != (strcmp(m->scale.type, "F8_E4M3") ? 32 : 16))
 		return shape_bad(f, &m->scale, strcmp(m->scale.type, "F8_E4M3") ? "MXFP4 has a scale for each 32 columns" : "NVFP4 has a scale for each 16 columns");
 	TRY(order(f, m));
 	const int in = axis_is(code, 0, "in") ? 0 : 1;
-	TRY(fields(f, &m->code, m->code_along_out ? !in : in, bits, m->code_along_out ? m->rows : m->cols, m->code_along_out ? m->cols : m->rows));
+	if (!m->quarters)
+		TRY(fields(f, &m->code, m->code_along_out ? !in : in, bits, m->code_along_out ? m->rows : m->cols, m->code_along_out ? m->cols : m->rows));
 	const int64_t groups = ceil_div(m->cols, m->block_cols);
 	if (m->zero.data) {
 		const char *along = scheme_text(zero, "packed");
@@ -578,8 +601,10 @@ fit(const Fit *f, SchemeMatrix *m)
 	/* int8 is signed, and so are its zero points; packed codes without zero points are offset by half of their range */
 	m->offset = packed || strcmp(m->code.type, "I8") ? 0 : 128;
 	m->flip = m->offset ? 0x80 : flag_of(code, "signed") ? 1 << (bits - 1) : 0;
-	const char *how = scheme_text(code, "order");
-	m->eetq = how && strcmp(how, "eetq") == 0;
+	m->middle = m->offset ? 128 : 1 << (bits - 1);
+	int64_t middle;
+	if (node_get(code, "middle") && node_int(node_get(code, "middle"), &middle))
+		m->middle = (int)middle;
 	if (m->eetq && (m->cols % 64 || m->rows % 2))
 		return shape_bad(f, &m->code, "whole tiles of 64 inputs and 2 outputs are expected");
 	int64_t most;

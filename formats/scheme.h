@@ -35,16 +35,18 @@ typedef struct SchemeMatrix {
 	SchemeCodes codes;                  /* what they stand for */
 	int64_t     block_rows, block_cols; /* rows and columns of one scale */
 	bool        code_along_out, zero_along_out, scale_by_out; /* axis of fields; scales: [out, group], else [group, out] */
-	bool        eetq;
+	bool        eetq, quarters;
 	int         offset;                 /* what codes as stored are above the ones that zero points are for */
 	float       over;                   /* scales are divided by it; 0: they are not */
+	bool        divides;                /* values are divided by scales */
 	float       whole;                  /* and multiplied by it, which holds for all of the tensor */
 	const uint8_t *column_group;        /* I32: the group of each column; NULL: neighbours */
 	const float   *column_scale;        /* [cols] what x is multiplied by before it meets the columns; NULL: 1 */
 	bool           indexed;             /* the file says the group of each column, be they neighbours or not */
 	const float   *order;               /* [cols] rows of blocks hold column order[j] of the matrix in place j; NULL: column j */
 	const float   *factor;              /* [cols] and lack a factor of column j of the blocks; NULL: they do not */
-	int         flip;                   /* codes are xor'ed with it: two's complement to offset binary */
+	int         flip;                   /* codes, and zero points of packed ones, are xor'ed with it: two's complement to offset binary */
+	int         middle;                 /* the code that stands for 0 where there are no zero points */
 	const uint8_t *range;               /* F32 [row, group, 2]: the least and the largest value, which give scale and zero point; NULL: planes do (FastLLM) */
 	const SchemeFlat *flat;             /* codes without rows; NULL: planes */
 	const SchemeHqq *hqq;               /* groups without rows */

@@ -67,7 +67,7 @@ scale_at(const SchemeMatrix *m, int64_t row, int64_t group)
 	if (m->scale.element == 8)
 		return strcmp(m->scale.type, "F8_E4M3") == 0 ? e4m3_to_f32(m->scale.data[i]) : e8m0_to_f32(m->scale.data[i]);
 	const float f = scheme_number(m->scale.type, m->scale.data, i);
-	return m->over > 0 ? f / m->over : f;
+	return m->divides ? 1 / f : m->over > 0 ? f / m->over : f;
 }
 
 /* Place of (row, column k) in CUTLASS's interleaved order: two outputs interleaved by tiles of 64 inputs, inputs of each 16 in the order
@@ -87,6 +87,10 @@ code_at(const SchemeMatrix *m, int64_t row, int64_t k)
 {
 	if (m->eetq)
 		return eetq_code(m, row, k);
+	if (m->quarters) { /* a quarter of the rows apart */
+		const int64_t each = m->code.dim[0];
+		return m->code.data[row % each * m->cols + k] >> 2 * (row / each) & 3;
+	}
 	if (m->range) { /* rows run on; of two codes the first is in the high bits */
 		const int64_t i = row * m->cols + k;
 		return m->code.bits == 8 ? m->code.data[i] : m->code.data[i / 2] >> (i % 2 ? 0 : 4) & 15;
@@ -104,9 +108,9 @@ zero_at(const SchemeMatrix *m, int64_t row, int64_t group)
 		return zero;
 	}
 	if (!m->zero.data)
-		return m->offset ? 128 : 1 << (m->code.bits - 1);
+		return m->middle;
 	const int v = (int)(m->zero_along_out ? field(&m->zero, row, group) : field(&m->zero, group, row));
-	return m->offset ? (int8_t)v + 128 : v;
+	return m->offset ? (int8_t)v + 128 : v ^ m->flip;
 }
 
 static int64_t

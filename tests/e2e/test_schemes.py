@@ -18,7 +18,7 @@ import weights  # noqa: E402
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "schemes")
 CASES = sorted(os.listdir(FOLDER))
-TUNED = ["gptq-4", "fp8-blocks", "ct-w8a16", "ct-w4a16-asym", "ct-mxfp4", "modelopt-nvfp4", "bnb-nf4", "gptq-3", "mlx-4"]  # on kernels: a type each; compiling is what takes time
+TUNED = ["gptq-4", "fp8-blocks", "ct-w8a16", "ct-w4a16-asym", "ct-mxfp4", "modelopt-nvfp4", "bnb-nf4", "gptq-3", "mlx-4", "quark-uint4", "bitnet"]  # on kernels: a type each; compiling is what takes time
 # Of the range of the logits: exact values; int16 activations beside integers
 REFERENCE, KERNELS = 1e-5, 1e-3
 
@@ -286,6 +286,49 @@ def test_experts_whose_gate_and_up_have_two_orders_are_f32(tmp_path):
     assert re.search(r"tensor: e_down, type: u4_32, order: e_down}", description) and "order: e_gate" not in description, description
 
 
+@pytest.mark.parametrize("name,packing", [("awq-gemm", "auto_round:auto_awq"), ("gptq-4", "auto_round:auto_gptq"), ("gptq-4-asym-v2", "auto_round"), ("gptq-4-asym-v2", "auto_round:gptqmodel")])
+def test_packings_of_auto_round(name, packing, tmp_path):
+    """auto-round stores as others do, and says as whom"""
+    g = np.load(os.path.join(FOLDER, name, "logits.npz"))
+    with open(os.path.join(FOLDER, name, "config.json")) as f:
+        config = json.load(f)
+    config["quantization_config"] = {"quant_method": "auto-round", "packing_format": packing, "bits": 4, "group_size": config["quantization_config"]["group_size"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(os.path.join(FOLDER, name, "model.safetensors"), tmp_path)
+    got, err = run(tmp_path, tmp_path, g["prompt"], "--device", "ref")
+    assert got is not None and error(got, g["logits"]) <= REFERENCE, err
+
+
+@pytest.mark.parametrize("block", [None, 32])
+def test_experts_in_one_tensor_of_e4m3(block, tmp_path):
+    """`gate_up_proj` and `down_proj` of all experts with `_scale_inv` beside them, one for each expert (Mistral Small 4) or a block; the oracle is the same model with its values written out"""
+    g, widths = weights.Golden("mistral4-plain"), {55: 64, 20: 32, 40: 64}
+    g.config.update(hidden_size=64, moe_intermediate_size=32)
+    rng, plain, packed = np.random.default_rng(6), {}, {}
+    for key, shape in g.tensors.items():
+        x = weights.tensor(g.seed, key, [widths.get(s, s) if "experts" in key or s == 55 else s for s in shape])
+        plain[key] = packed[key] = ("F32", x)
+        if ".experts." in key:
+            q = (rng.integers(0x28, 0x50, x.shape) | rng.integers(0, 2, x.shape) << 7).astype(np.uint8)
+            s = rng.uniform(0.02, 0.05, (len(x), *(n // block if block else 1 for n in x.shape[1:]))).astype(np.float32)
+            each = np.repeat(np.repeat(s, x.shape[1] // s.shape[1], 1), x.shape[2] // s.shape[2], 2)
+            plain[key], packed[key], packed[key + "_scale_inv"] = ("F32", S.floats("F8_E4M3", q) * each), ("F8_E4M3", q), ("F32", s)
+            if not block:
+                packed[key + "_activation_scale"] = ("F32", np.ones(len(x), np.float32))
+    got = []
+    for kind, tensors in ("plain", plain), ("packed", packed):
+        (tmp_path / kind).mkdir()
+        quant = {"quantization_config": {"quant_method": "fp8", "weight_block_size": block and [block, block]}} if kind == "packed" else {}
+        (tmp_path / kind / "config.json").write_text(json.dumps(g.config | quant))
+        S.write(str(tmp_path / kind / "model.safetensors"), tensors)
+        logits, err = run(tmp_path / kind, tmp_path / kind, g.prompt, "--device", "ref")
+        assert logits is not None and "warning" not in err, err
+        got.append(logits)
+    assert error(got[1], got[0]) <= REFERENCE
+    description = subprocess.run([LLMC, "import", str(tmp_path / "packed")], capture_output=True, text=True).stdout
+    assert re.search(r"f8_32", description), description
+
+
 def test_factors_of_columns_stay_out_of_blocks(tmp_path):
     """pre_quant_scale: x is multiplied, weights stay 4 bits"""
     g = np.load(os.path.join(FOLDER, "modelopt-int4-awq", "logits.npz"))
@@ -392,6 +435,19 @@ def unknown(t, config):
     config["quantization_config"] = {"quant_method": "aqlm"}
     for k in [k for k in t if k.endswith("qweight")]:
         t[k.replace("qweight", "codes")] = t.pop(k)
+
+
+@pytest.mark.parametrize("method", ["aqlm", "vptq", "spqr", "higgs", "fp_quant", "sinq", "fouroversix", "nvfp4", "gemma", "exl9"])
+def test_methods_that_are_refused(method, tmp_path):
+    """What transformers knows and llmc does not read, by its reason; what nobody knows, by the list of those that are read"""
+    t = {k.replace("qweight", "codes"): v for k, v in S.read(os.path.join(FOLDER, "gptq-4", "model.safetensors")).items()}
+    with open(os.path.join(FOLDER, "gptq-4", "config.json")) as f:
+        config = json.load(f)
+    config["quantization_config"] = {"quant_method": method}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    S.write(str(tmp_path / "model.safetensors"), t)
+    got, err = run(tmp_path, tmp_path, [3, 4, 5], "--device", "ref")
+    assert got is None and f"quantised by {method}, which llmc does not read" in err and "one of these: gptq, awq, quark, bitnet" in err, err
 
 
 def setting(**more):

@@ -12,9 +12,9 @@ static const char *const names[] = { "m.qweight", "m.scales", "m.qzeros", "m.g_i
 	"m.weight_zero_point", "m.weight_shape", "m.weight_g_idx", "m.weight_scale_inv", "m.SCB", "m.weight_scales", "m.input_scale", "m.bias",
 	"m.weight_global_scale", "m.weight_scale_2", "me_blocks", "me_scales", "m.pre_quant_scale", "m._weight_qdata", "m._weight_scale", "m._weight_zero_point",
 	"m.weight.absmax", "m.weight.quant_map", "m.weight.quant_state.bitsandbytes__nf4", "m.weight.nested_absmax", "m.weight.nested_quant_map",
-	"m.W_q", "m.scale", "m.zero", "m.shape", "m.nbits", "m.group_size", "m.axis", "m.biases" };
+	"m.W_q", "m.scale", "m.zero", "m.shape", "m.nbits", "m.group_size", "m.axis", "m.biases", "m.qbiases", "m.gate_up_proj", "m.gate_up_proj_scale_inv", "m.qscale_weight" };
 static const struct { const char *name; int bytes; } types[] = { { "I32", 4 }, { "F16", 2 }, { "BF16", 2 }, { "F32", 4 }, { "I8", 1 },
-	{ "F8_E4M3", 1 }, { "I64", 8 }, { "U8", 1 }, { "U32", 4 } };
+	{ "F8_E4M3", 1 }, { "I64", 8 }, { "U8", 1 }, { "U32", 4 }, { "F8_E8M0", 1 } };
 static const char *const configs[] = { NULL, "{", "{\"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 3}}",
 	"{\"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 4, \"checkpoint_format\": \"gptq_v2\"}}",
 	"{\"quantization_config\": {\"quant_method\": \"awq\", \"version\": \"gemm\"}}",
@@ -24,7 +24,11 @@ static const char *const configs[] = { NULL, "{", "{\"quantization_config\": {\"
 	"{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [-1, 9223372036854775807]}}",
 	"{\"quantization_config\": {\"quant_method\": \"gptq\", \"checkpoint_format\": \"marlin\"}}",
 	"{\"quantization\": {\"bits\": 4, \"group_size\": 32, \"m\": {\"bits\": 3}}}", "{\"quantization_config\": {\"bits\": 4, \"group_size\": 32, \"mode\": \"mxfp4\"}}",
-	"{\"quantization_config\": {\"bits\": 4, \"group_size\": 16, \"mode\": \"nvfp4\"}}", "{\"quantization_config\": {\"bits\": 8, \"group_size\": 32, \"mode\": \"mxfp8\"}}" };
+	"{\"quantization_config\": {\"bits\": 4, \"group_size\": 16, \"mode\": \"nvfp4\"}}", "{\"quantization_config\": {\"bits\": 8, \"group_size\": 32, \"mode\": \"mxfp8\"}}",
+	"{\"quantization_config\": {\"quant_method\": \"quark\", \"global_quant_config\": {\"weight\": {\"dtype\": \"int4\", \"group_size\": 32}}, \"export\": {\"pack_method\": \"reorder\"}}}",
+	"{\"quantization_config\": {\"quant_method\": \"quark\", \"global_quant_config\": {\"weight\": {\"dtype\": \"uint4\"}}}}", "{\"quantization_config\": {\"quant_method\": \"bitnet\"}}",
+	"{\"quantization_config\": {\"quant_method\": \"metal\", \"bits\": 4, \"group_size\": 32}}",
+	"{\"quantization_config\": {\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:auto_awq\", \"bits\": 4, \"group_size\": 32}}" };
 
 static const char *const states[] = { "{\"blocksize\": 64, \"shape\": [8, 96]}", "{\"blocksize\": 32, \"shape\": [16, 32], \"nested_blocksize\": 256, \"nested_offset\": 0.5}",
 	"{\"blocksize\": 64, \"shape\": [2147483648, 2147483648]}", "{\"blocksize\": 7, \"shape\": [3, 5]}" };

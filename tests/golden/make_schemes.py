@@ -3,7 +3,7 @@
     make_schemes.py [case ...]
 
 Needs torch, transformers 5.23 and, for the cases named after them, compressed-tensors 0.20, gptqmodel 7.7, autoawq 0.2.9, bitsandbytes 0.50,
-nvidia-modelopt 0.47, torchao 0.18, hqq 0.2.8, optimum-quanto 0.2.7, mlx 0.32.4 with mlx-lm 0.32.2. The logits
+nvidia-modelopt 0.47, amd-quark 0.13, torchao 0.18, hqq 0.2.8, optimum-quanto 0.2.7, mlx 0.32.4 with mlx-lm 0.32.2. The logits
 are those of transformers in fp32 on the values that scheme_values.py reads; before that these are held to what the package itself loads.
 """
 import copy
@@ -252,6 +252,74 @@ def quanto(kind):
     return make
 
 
+def quark(spec, **kw):
+    """AMD's: exported, and held to what its own import makes of the folder"""
+    def make(src, folder):
+        from quark.torch import ModelQuantizer, export_safetensors
+        from quark.torch.quantization import config as Q
+        m = AutoModelForCausalLM.from_pretrained(src, dtype=torch.float32)
+        c = Q.config.QConfig(global_quant_config=Q.config.QLayerConfig(weight=getattr(Q.config, spec)(**kw).to_quantization_spec()), exclude=["lm_head"])
+        q = ModelQuantizer(c)
+        m = q.freeze(q.quantize_model(m, [ids(48, i) for i in range(4)]))
+        with torch.no_grad():
+            got = m(PROMPT).logits
+        export_safetensors(m, folder)
+        return (lambda _: SimpleNamespace(logits=got)), 1e-5
+    return make
+
+
+def fp8_powers(src, folder):
+    """scale_fmt ue8m0: factors of blocks are powers of two"""
+    from transformers.integrations.finegrained_fp8 import Fp8Quantize
+    op = Fp8Quantize(SimpleNamespace(quantization_config=SimpleNamespace(weight_block_size=(32, 32), scale_fmt="ue8m0")))
+    out = {}
+    for k, v in load_file(os.path.join(src, "model.safetensors")).items():
+        out.update(op._quantize_one(k, v) if "_proj" in k else {k: v})
+    save_as(folder, out, src, {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [32, 32], "scale_fmt": "ue8m0"})
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).float(), 2e-2
+
+
+def metal(src, folder):
+    """transformers' own affine form; its kernels need a Mac, its dequantiser is torch"""
+    from transformers.integrations import metal_quantization as M
+    out = {}
+    for k, v in load_file(os.path.join(src, "model.safetensors")).items():
+        if "_proj" not in k:
+            out[k] = v
+            continue
+        packed = M._affine_quantize_tensor(v, 32, 4)
+        for s, x in zip(("weight", "scales", "qbiases"), packed):
+            out[k.removesuffix("weight") + s] = x
+    save_as(folder, out, src, {"quant_method": "metal", "bits": 4, "group_size": 32})
+    ours = S.dense(folder)
+    for k in [k for k in out if k.endswith(".scales")]:
+        m = k.removesuffix(".scales")
+        theirs = M._affine_dequantize_tensor(*(out[f"{m}.{s}"] for s in ("weight", "scales", "qbiases")), 32, 4)
+        assert np.allclose(theirs.float().numpy(), ours[m + ".weight"], rtol=1e-6, atol=1e-6), m
+    return None, 0
+
+
+def bitnet(src, folder):
+    """transformers' packing; its layer rounds activations as well"""
+    from transformers.integrations.bitnet import pack_weights, unpack_weights
+    out = {}
+    for k, v in load_file(os.path.join(src, "model.safetensors")).items():
+        if "_proj" not in k:
+            out[k] = v
+            continue
+        scale = 1 / v.float().abs().mean().clamp(min=1e-5)
+        q = (v.float() * scale).round().clamp(-1, 1).to(torch.int8)
+        out[k] = pack_weights(q.clone())
+        out[k + "_scale"] = scale.to(torch.bfloat16).view(1)
+        assert torch.equal(unpack_weights(out[k], torch.float32), q.float())
+    save_as(folder, out, src, {"quant_method": "bitnet", "linear_class": "bitlinear", "quantization_mode": "offline"})
+    ours = S.dense(folder)
+    for k in [k for k in out if k.endswith(".weight_scale")]:
+        m = k.removesuffix("_scale")
+        assert (ours[m] == (unpack_weights(out[m], torch.float32) / out[k].float()).numpy()).all(), m
+    return None, 0
+
+
 def int8(src, folder):
     from transformers import BitsAndBytesConfig
     m = AutoModelForCausalLM.from_pretrained(src, quantization_config=BitsAndBytesConfig(load_in_8bit=True), dtype=torch.float32, device_map="cpu")
@@ -269,6 +337,9 @@ CASES = {
     "hqq-4": hqq(4), "hqq-3": hqq(3), "mlx-4": mlx(q_bits=4, q_group_size=64), "mlx-mixed": mlx(q_bits=3, q_group_size=32, quant_predicate=three_and_six),
     "mlx-mxfp4": mlx(q_mode="mxfp4"), "mlx-nvfp4": mlx(q_mode="nvfp4"), "mlx-mxfp8": mlx(q_mode="mxfp8"),
     "quanto-int4": quanto("qint4"), "quanto-int2": quanto("qint2"), "quanto-int8": quanto("qint8"),
+    "quark-int4": quark("Int4PerGroupSpec", ch_axis=1, group_size=32), "quark-uint4": quark("Uint4PerGroupSpec", ch_axis=1, group_size=32), "quark-fp8": quark("FP8E4M3PerTensorSpec", observer_method="min_max", is_dynamic=False),
+    "quark-int8": quark("Int8PerChannelSpec", ch_axis=0, is_dynamic=False), "quark-mxfp4": quark("OCP_MXFP4Spec", ch_axis=-1, is_dynamic=False),
+    "fp8-powers": fp8_powers, "metal-4": metal, "bitnet": bitnet,
     "bnb-nf4": four_bits("nf4", True), "bnb-fp4": four_bits("fp4", False),
 }
 

@@ -88,7 +88,7 @@ def module(t, name, config):
     """The matrix [out, in] of a module, fp32; None where its tensors are no scheme's."""
     has = {k[len(name) + 1:]: v for k, v in t.items() if k.startswith(name + ".")}
     get = lambda k: floats(*has[k])  # noqa: E731
-    if "qweight" in has and config["quant_method"] == "awq":
+    if "qweight" in has and (config["quant_method"] == "awq" or config.get("packing_format") == "auto_round:auto_awq"):
         order = [0, 4, 1, 5, 2, 6, 3, 7]
         if config.get("version", "gemm") == "gemv":
             q, z, s = bits_along(has["qweight"][1], 4, 1), bits_along(has["qzeros"][1], 4, 1), get("scales")
@@ -100,9 +100,9 @@ def module(t, name, config):
     if "qweight" in has:
         bits = config["bits"]
         q, z = bits_along(has["qweight"][1], bits, 0), bits_along(has["qzeros"][1], bits, 1)[:, :has["scales"][1].shape[1]]
-        if config.get("checkpoint_format", "gptq") == "gptq":
+        if config.get("packing_format", "auto_round:auto_gptq") == "auto_round:auto_gptq" and config.get("checkpoint_format", "gptq") == "gptq":
             z = z + 1 & (1 << bits) - 1
-        g = has["g_idx"][1]
+        g = has["g_idx"][1] if "g_idx" in has else np.arange(len(q)) // config["group_size"]
         return ((q - z[g]) * get("scales")[g]).T
     if "scales" in has and config.get("mode") == "nvfp4":  # MLX
         return E2M1[bits_along(has["weight"][1], 4, 1)] * np.repeat(floats("F8_E4M3", has["scales"][1]), 16, 1)
@@ -111,8 +111,8 @@ def module(t, name, config):
     if "scales" in has and has["scales"][0] == "U8":  # MLX's mxfp4
         q = E2M1[bits_along(has["weight"][1], 4, 1)]
         return q * np.repeat(powers(*has["scales"]), 32, 1)
-    if "scales" in has and "biases" in has:  # MLX
-        q, s, b = has["weight"][1], get("scales"), get("biases")
+    if "scales" in has and ("biases" in has or "qbiases" in has):  # MLX, transformers' metal
+        q, s, b = has["weight"][1], get("scales"), get("biases" if "biases" in has else "qbiases")
         own = config.get(name, {})
         group = own.get("group_size") or config["group_size"]
         q = bits_along(q, q.shape[1] * 32 // (s.shape[1] * group), 1)
@@ -134,6 +134,16 @@ def module(t, name, config):
     if "_weight_qdata" in has:
         q = get("_weight_qdata")
         return (q - spread(get("_weight_zero_point"), *q.shape)) * spread(get("_weight_scale"), *q.shape)
+    if config.get("quant_method") == "bitnet" and "weight_scale" in has:
+        b = has["weight"][1]
+        return (np.concatenate([b >> 2 * i & 3 for i in range(4)]).astype(np.float32) - 1) / get("weight_scale")
+    if config.get("quant_method") == "quark" and has.get("weight", ["", 0])[0] == "I32":
+        order = [0, 4, 1, 5, 2, 6, 3, 7] if config["export"]["pack_method"] == "reorder" else range(8)
+        q, z = (bits_along(has[k][1], 4, 1).reshape(len(has[k][1]), -1, 8)[..., order].reshape(len(has[k][1]), -1) for k in ("weight", "weight_zero_point"))
+        if config["global_quant_config"]["weight"]["dtype"] == "int4":
+            q, z = (q ^ 8) - 8, (z ^ 8) - 8
+        g = np.arange(len(q)) // (len(q) // len(z))
+        return ((q - z[g]) * get("weight_scale")[g]).T
     if "weight" in has and "weight_scale" in has and (has["weight"][0], has["weight_scale"][0]) == ("U8", "F32"):
         b = has["weight"][1]
         q = ((np.stack([b & 15, b >> 4], 1).reshape(-1, b.shape[1]).astype(np.int32) ^ 8) - 8).astype(np.float32)
