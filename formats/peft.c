@@ -31,7 +31,8 @@ struct Peft {
 	json_t      *config;
 	Safetensors *st;
 	size_t       n;
-	Pair        *pair;
+	Pair        *pair;   /* in the order of the file */
+	Pair       **by_end; /* [n] by names read from their ends, where checkpoints agree: a mixture has a pair for each expert */
 };
 
 /* Fields that change what an adapter is; any other value than these is refused. */
@@ -73,14 +74,47 @@ cut_tail(const char *name, const char *tail, size_t *n)
 	return len > m && !strcmp(name + len - m, tail);
 }
 
+/* below, 0, above: which stands first, read from the ends */
+static int
+end_order(const char *a, size_t n, const char *b, size_t m)
+{
+	for (; n && m; n--, m--)
+		if (a[n - 1] != b[m - 1])
+			return (unsigned char)a[n - 1] - (unsigned char)b[m - 1];
+	return (n > 0) - (m > 0);
+}
+
+/* The place in by_end of the first module that does not stand before this one; *is: it is this one */
+static size_t
+place_of(const Peft *p, const char *module, size_t n, bool *is)
+{
+	size_t from = 0, to = p->n;
+
+	while (from < to) {
+		const size_t mid = from + (to - from) / 2;
+		if (end_order(p->by_end[mid]->module, strlen(p->by_end[mid]->module), module, n) < 0)
+			from = mid + 1;
+		else
+			to = mid;
+	}
+	*is = from < p->n && strlen(p->by_end[from]->module) == n && !memcmp(p->by_end[from]->module, module, n);
+	return from;
+}
+
 static Pair *
 pair_of(Peft *p, const char *module, size_t n)
 {
-	for (size_t i = 0; i < p->n; i++)
-		if (strlen(p->pair[i].module) == n && !memcmp(p->pair[i].module, module, n))
-			return &p->pair[i];
-	p->pair[p->n] = (Pair){ .module = strndup(module, n) };
-	return p->pair[p->n].module ? &p->pair[p->n++] : NULL;
+	bool         is;
+	const size_t at = place_of(p, module, n, &is);
+	Pair        *pair = &p->pair[p->n];
+
+	if (is)
+		return p->by_end[at];
+	*pair = (Pair){ .module = strndup(module, n) };
+	if (!pair->module)
+		return NULL;
+	memmove(p->by_end + at + 1, p->by_end + at, (p->n++ - at) * sizeof *p->by_end);
+	return p->by_end[at] = pair;
 }
 
 static llmc_status
@@ -167,7 +201,8 @@ peft_open(const char *folder, double scale, Peft **out, llmc_error *err)
 	file_join(&path, folder, "adapter_model.safetensors");
 	TRY_GOTO(safetensors_open(strbuf_str(&path), &p->st, err));
 	p->pair = calloc(safetensors_n(p->st) + 1, sizeof *p->pair);
-	if (!p->pair)
+	p->by_end = calloc(safetensors_n(p->st) + 1, sizeof *p->by_end);
+	if (!p->pair || !p->by_end)
 		TRY_GOTO(error_set(err, LLMC_E_MEMORY, "out of memory for an adapter"));
 	for (size_t i = 0; i < safetensors_n(p->st); i++)
 		TRY_GOTO(take_tensor(p, safetensors_at(p->st, i), err));
@@ -193,36 +228,43 @@ peft_close(Peft *p)
 		free(p->pair[i].memory);
 	}
 	free(p->pair);
+	free(p->by_end);
 	safetensors_close(p->st);
 	json_decref(p->config);
 	free(p->folder);
 	free(p);
 }
 
-/* "h.0.attn" is the end of "transformer.h.0.attn" */
-static bool
-ends_in(const char *whole, const char *part)
-{
-	size_t n = strlen(whole), m = strlen(part);
-
-	return n > m && whole[n - m - 1] == '.' && !strcmp(whole + n - m, part);
-}
-
-/* By its name, or by the end of it: checkpoints leave out the first part here and there. */
+/* By its name, or by the end of it: checkpoints leave out the first part here and there. Of several such ends none. */
 static Pair *
 find(const Peft *p, const char *module)
 {
+	const size_t n = strlen(module);
 	Pair *near = NULL;
+	bool  is;
+	size_t at = place_of(p, module, n, &is);
 
-	for (size_t i = 0; i < p->n; i++)
-		if (!strcmp(p->pair[i].module, module))
-			return &p->pair[i];
-	for (size_t i = 0; i < p->n; i++)
-		if (ends_in(p->pair[i].module, module) || ends_in(module, p->pair[i].module)) {
-			if (near)
-				return NULL;
-			near = &p->pair[i];
-		}
+	if (is)
+		return p->by_end[at];
+	for (; at < p->n; at++) { /* longer names stand behind it */
+		const char  *whole = p->by_end[at]->module;
+		const size_t m = strlen(whole);
+		if (m <= n || memcmp(whole + m - n, module, n) != 0)
+			break;
+		if (whole[m - n - 1] != '.')
+			continue;
+		if (near)
+			return NULL;
+		near = p->by_end[at];
+	}
+	for (const char *end = strchr(module, '.'); end; end = strchr(end + 1, '.')) {
+		at = place_of(p, end + 1, strlen(end + 1), &is);
+		if (!is)
+			continue;
+		if (near)
+			return NULL;
+		near = p->by_end[at];
+	}
 	return near;
 }
 
