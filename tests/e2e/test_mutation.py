@@ -160,6 +160,11 @@ MUTATIONS = {
                    "norm.qk_eps=0.02"],
     "flint-plain": ["attention.sinks=false", "rope.layers=all", "attention.window=7", "moe.score=softmax", "moe.renorm=false", "moe.shared.width=0", "norm.qk_eps=0.02"],
     "exaone-plain": COMMON[:-1] + ROPE, "minicpm-plain": ["norm.eps=0.05", "embed.scale=*1.01", "head.scale=0.34", "rope.theta=110", "rope.style=*", "ffn.act=*"],
+    "bailing_moe2-plain": ROPE + ["rope.dims=4", "moe.renorm=false", "moe.top_k=2", "moe.scale=2.4", "moe.score=softmax", "moe.choice_bias=false", "moe.keep_groups=3", "moe.group_score=max", "moe.shared.width=0",
+                                  "norm.qk_eps=0.02"],
+    "aria-plain": ROPE + ["moe.renorm=false", "moe.top_k=2", "moe.score=sigmoid", "moe.shared.width=0"],
+    "minimax_m3-plain": ROPE + ["rope.dims=12", "norm.plus_one=false", "moe.renorm=false", "moe.score=softmax", "moe.choice_bias=false", "moe.scale=1.6", "moe.limit=0.8", "moe.act=silu", "ffn.limit=0.8", "ffn.act=silu",
+                                "norm.qk_eps=0.02", "moe.shared.width=0"],
     "deepseek_v3-axk1": ["norm.ffn_out=false", "norm.out_layers=[2, 3]"],
 }
 OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu", "relu": "silu", "relu2": "relu"}

@@ -134,11 +134,13 @@ CASES = {
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", M.QWEN2, dict(TINY, rope_scaling=dict(type="mrope", mrope_section=[2, 1, 1]))),
     "exaone": ("ExaoneForCausalLM", M.EXAONE, dict({k: v for k, v in TINY.items() if k != "num_hidden_layers"}, num_layers=2)),
     "minicpm": ("MiniCPMForCausalLM", M.MINICPM, dict(TINY, dim_model_base=16)),
+    "bailing_moe2": ("BailingMoeV2ForCausalLM", M.LING, dict(TINY, head_dim=8, partial_rotary_factor=0.5, moe_intermediate_size=20, moe_shared_expert_intermediate_size=20)),
+    "sarvam_moe": ("SarvamMoEForCausalLM", M.LING, dict(TINY, head_dim=8, partial_rotary_factor=..., n_group=1, topk_group=1, moe_intermediate_size=20, num_experts=5)),
 }
 MODEL_TYPE = {"seed_oss": "seed_oss", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "hunyuan_v1": "hunyuan_v1_dense", "cohere_norms": "cohere", "llama4": "llama4_text", "dbrx_router": "dbrx", "granitemoe_shared": "granitemoeshared", "olmo_clipped": "olmo", "stablelm_norms": "stablelm", "granite4": "granitemoehybrid",
               "granite4_dense": "granitemoehybrid", "nemotron_h_moe": "nemotron_h", "falcon_h1_norm": "falcon_h1", "gemma4": "gemma4_text", "gemma4_small": "gemma4_text",
               "gemma4_experts": "gemma4_text", "laguna_element": "laguna", "gemma3n": "gemma3n_text", "mimo_v2": "mimo_v2_flash", "mistral3": "ministral3",
-              "glm_dsa": "glm_moe_dsa", "granite_swa_moe": "granitemoe_swa", "qwen3_vl": "qwen3_vl_text", "qwen2_vl": "qwen2_vl_text"}
+              "glm_dsa": "glm_moe_dsa", "granite_swa_moe": "granitemoe_swa", "qwen3_vl": "qwen3_vl_text", "qwen2_vl": "qwen2_vl_text", "bailing_moe2": "sarvam_moe"}
 VISION = {"step3p5": "step3p7", "qwen3_vl": "qwen3_vl", "qwen2_vl": "qwen2_vl"}    # wrappers that the class is in
 
 

@@ -767,6 +767,28 @@ case("minicpm-tied", "minicpm", MINICPM, other="MiniCPM", tie_word_embeddings=Tr
 case("minicpm-bf16", "minicpm", MINICPM, other="MiniCPM", dtype="bf16", num_key_value_heads=1, num_hidden_layers=4, scale_emb=3)
 case("llama-iquest", "iquestcoder", LLAMA, head_dim=12)
 
+# --- relatives of 2026: Sarvam, Ling 2, Aria, MiniMax M3
+LING = dict(vocab_size=157, hidden_size=56, intermediate_size=72, moe_intermediate_size=20, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=10, num_experts=8,
+            num_experts_per_tok=3, num_shared_experts=1, moe_shared_expert_intermediate_size=20, routed_scaling_factor=2.5, n_group=4, topk_group=2, norm_topk_prob=True, first_k_dense_replace=1,
+            use_qk_norm=True, use_qkv_bias=False, score_function="sigmoid", moe_router_enable_expert_bias=True, partial_rotary_factor=0.6, hidden_act="silu", max_position_embeddings=128,
+            rms_norm_eps=1e-2, rope_theta=100.0, tie_word_embeddings=False, torch_dtype="float32", **EOS)
+case("bailing_moe2-plain", "sarvam_moe", LING)
+case("bailing_moe2-whole", "sarvam_moe", LING, partial_rotary_factor=..., n_group=1, topk_group=1, num_shared_experts=2, moe_shared_expert_intermediate_size=..., num_key_value_heads=6, num_experts=7, use_qkv_bias=False,
+     tie_word_embeddings=True, norm_topk_prob=False)
+case("bailing_moe2-modern-bf16", "sarvam_moe", LING, modern=True, dtype="bf16", first_k_dense_replace=0, num_key_value_heads=1, num_experts_per_tok=4)
+ARIA = dict({k: v for k, v in LLAMA.items() if k != "head_dim"}, moe_num_experts=7, moe_topk=3, moe_num_shared_experts=2, intermediate_size=28)
+case("aria-plain", "aria_text", ARIA)
+case("aria-all", "aria_text", ARIA, moe_num_experts=5, moe_topk=5, moe_num_shared_experts=1, num_key_value_heads=1, attention_bias=True, tie_word_embeddings=True)
+case("aria-modern-bf16", "aria_text", ARIA, modern=True, dtype="bf16", moe_topk=1, num_key_value_heads=9)
+MINIMAX3 = dict(LLAMA, head_dim=12, rotary_dim=6, intermediate_size=28, dense_intermediate_size=52, shared_intermediate_size=28, num_local_experts=8, num_experts_per_tok=3, routed_scaling_factor=1.7,
+                swiglu_limit=0.9, hidden_act="swigluoai", moe_layer_freq=[0, 1, 1], rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5),
+                sparse_attention_config=dict(use_sparse_attention=True, sparse_index_dim=12, sparse_num_index_heads=3, sparse_topk_blocks=16, sparse_block_size=8, sparse_score_type="max", sparse_init_block=0,
+                                             sparse_local_block=1, sparse_attention_freq=[0, 1, 1], sparse_disable_index_value=[0, 1, 1]))
+MINIMAX3 = {k: v for k, v in MINIMAX3.items() if k != "rope_theta"}
+case("minimax_m3-plain", "minimax_m3_vl_text", MINIMAX3, plus_one=True)
+case("minimax_m3-all", "minimax_m3_vl_text", MINIMAX3, plus_one=True, vision="minimax_m3_vl", num_local_experts=5, num_experts_per_tok=5, num_key_value_heads=1, moe_layer_freq=[1, 0, 1], tie_word_embeddings=True, swiglu_limit=7.0)
+case("minimax_m3-modern-bf16", "minimax_m3_vl_text", MINIMAX3, plus_one=True, modern=True, dtype="bf16", num_local_experts=7, num_key_value_heads=9, moe_layer_freq=[0, 0, 1])
+
 
 def header(path):
     with open(path, "rb") as f:
@@ -819,7 +841,7 @@ def transformers_model(c, seed):
         with open(d + "/m/config.json") as f:
             config = json.load(f)
         shapes = as_published(c, header(d + "/m/model.safetensors"))
-        seen = {n: s for n, s in shapes.items() if not re.match(r"(model\.)?(.*\.visual\.|vision_model\.|vit_)", n)}
+        seen = {n: s for n, s in shapes.items() if not re.match(r"(model\.)?(.*\.visual\.|vision_model\.|vision_tower\.|multi_modal_projector\.|patch_merge_mlp\.|vit_)", n)}
         if c["strip"]:
             shapes = {n.removeprefix(c["strip"]): s for n, s in shapes.items()}
         W.write_safetensors(d + "/m/model.safetensors", {n: torch_first(w) for n, w in rounded_weights(
