@@ -8,9 +8,9 @@
 
 /* a GEMV? */
 LLMC_INLINE int
-mm_streams(const mm_work *m)
+mm_streams(const Product p, const mm_work *m)
 {
-	return m->n <= STREAM_TOKENS;
+	return !act_is_bf16(p) && m->n <= STREAM_TOKENS;
 }
 
 /* the activations of the m->n rows in hand */
@@ -19,7 +19,10 @@ mm_act(const Product p, const mm_work *m)
 {
 	act_rows a = m->act;
 
-	act_cut(p, &a, m->n, mm_streams(m));
+	if (mm_streams(p, m))
+		a.tile = 1;
+	else
+		act_cut(p, &a, m->n);
 	return a;
 }
 
@@ -38,7 +41,7 @@ mm_take(const Product p, const mm_work *m, int t, const float *x)
 	if (w_is_float(p.w))
 		act_copy(p, &a, t, x);
 	else
-		act_quantise(p, &a, t, x, mm_streams(m));
+		act_quantise(p, &a, t, x, mm_streams(p, m));
 }
 
 /* functions of cpu_amx.h by tokens of a tile, and of cpu_amx_bf16.h; nothing where there are no tile registers */
@@ -59,6 +62,10 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	const uint8_t *w = data + row / VL * group;
 	int groups = (rows + VL - 1) / VL;
 
+	if (mm_streams(p, m)) {
+		stream_rows(p, w, groups, &m->act, m->n, out, ld);
+		return;
+	}
 	const act_rows a = mm_act(p, m);
 #if defined(LLMC_TILES)
 	if (act_is_bf16(p)) {
@@ -66,11 +73,11 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 			amx_rows_bf16(p, amx.expand, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, out + g * VL, ld);
 		return;
 	}
-	if (!w_is_float(p.w) && m->n > STREAM_TOKENS && m->n <= AMX_FEW) {
+	if (!w_is_float(p.w) && m->n <= AMX_FEW) {
 		amx.few[a.tile](w, groups, &a, m->n, out, ld);
 		return;
 	}
-	if (!w_is_float(p.w) && !mm_streams(m)) {
+	if (!w_is_float(p.w)) {
 		tile_sums sum;
 		for (int g = 0; g < groups; g += TILE_H)
 			amx_rows(p, amx.dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
@@ -78,13 +85,9 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	}
 #endif
 	(void)amx;
-	if (mm_streams(m)) {
-		stream_rows(p, w, groups, &a, m->n, out, ld);
-	} else {
-		tile_sums sum;
-		for (int g = 0; g < groups; g += TILE_H)
-			tile_rows(p, dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
-	}
+	tile_sums sum;
+	for (int g = 0; g < groups; g += TILE_H)
+		tile_rows(p, dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
 }
 
 /* X(name, tokens) for the sizes that tile_rows cuts more than STREAM_TOKENS into */

@@ -203,21 +203,21 @@ act_put_words(uint8_t *o, const vi *q)
 #endif
 }
 
-/* Tiles of `tokens` rows */
+/* Tiles of `tokens` rows, for products that take tiles */
 LLMC_INLINE void
-act_cut(const Product p, act_rows *a, int tokens, int for_stream)
+act_cut(const Product p, act_rows *a, int tokens)
 {
 	int tiles = (tokens + TILE_T - 1) / TILE_T;
 
-	a->tile = for_stream ? 1 : tokens / tiles;
-	a->longer = for_stream ? 0 : tokens % tiles;
+	a->tile = tokens / tiles;
+	a->longer = tokens % tiles;
 #if defined(LLMC_TILES)
 	tiles = (tokens + 15) / 16;
 	const int rows = (tokens + tiles - 1) / tiles, to = rows <= 8 ? 2 : 4;
 	if (act_is_bf16(p)) {
 		a->tile = rows;
 		a->longer = 0;
-	} else if (!w_is_float(p.w) && !for_stream) { /* a kernel for each: 6, 8, 12, 16 */
+	} else if (!w_is_float(p.w)) { /* a kernel for each: 6, 8, 12, 16 */
 		a->tile = (rows + to - 1) / to * to;
 		a->longer = 0;
 	}
