@@ -355,7 +355,9 @@ product_of(const Bind *b, const char *dtype, bool ragged)
 	k->row.symbol = arena_printf(a, "products_%s_%s", dtype, k->key);
 	k->row.id = arena_printf(a, "products_%s.%s", dtype, k->key);
 	k->row.file = arena_printf(a, "kernels/%s.c", k->row.id);
-	k->text = arena_printf(a, "%sPRODUCTS(%s, %s)\n", head, k->row.symbol, tail);
+	k->text = arena_printf(a, "/* generated, the same for all descriptions: do not edit\n *\n * Products of rows of activations (blocks: of %d bits) and rows of %s weights, of any number of columns%s;\n"
+	                          " * kernels with such weights call them. */\n%sPRODUCTS(%s, %s)\n",
+	                       ts->act_bits, dtype, ragged ? "" : ", whole blocks of 32", head, k->row.symbol, tail);
 	return k;
 }
 

@@ -187,7 +187,10 @@ BENCH_TEST(products_of_a_type_have_a_file)
 	assert_string_equal(p->row.symbol, arena_printf(&b->arena, "products_bf16_%s", p->key));
 	assert_string_equal(p->row.file, arena_printf(&b->arena, "kernels/products_bf16.%s.c", p->key));
 	assert_int_equal(p->row.n_arg, 0);
-	assert_string_equal(p->text, arena_printf(&b->arena, WEIGHTS "#define LLMC_TARGET_v3 1\n#define LLMC_ACT_BF16 0\n#include \"common/cpu_product.h\"\n\n"
+	const char *code = strstr(p->text, "*/\n");
+	assert_non_null(code);
+	assert_non_null(strstr(p->text, "do not edit"));
+	assert_string_equal(code + 3, arena_printf(&b->arena, WEIGHTS "#define LLMC_TARGET_v3 1\n#define LLMC_ACT_BF16 0\n#include \"common/cpu_product.h\"\n\n"
 	                                          "PRODUCTS(%s, W_bf16, 16, 0)\n", p->row.symbol));
 	assert_true(p->n_header > 4);
 	assert_string_not_equal(k->key, other->key);
