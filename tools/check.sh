@@ -83,7 +83,7 @@ step_cuda() {
 step_san() {
 	local san="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" build/san/llmc || return 1
-	# two models may load the same products (cpu_product.h) from two files: one table serves both
+	# Kernels see tables of products (cpu_product.h) by name; where a file with one has been unloaded, this check of ASan reads what is gone.
 	export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1
 	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" unit || return 1
 	tests/e2e/sanitized.sh build/san/llmc "$san"
