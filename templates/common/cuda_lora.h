@@ -1,4 +1,4 @@
-/* Factors of adapters for experts: where those of a choice are, and a left one's sum. */
+/* Adapters in slots: whose a row is, where the factors of a choice of experts are, and a left one's sum. */
 #ifndef LLMC_CUDA_LORA_H
 #define LLMC_CUDA_LORA_H
 

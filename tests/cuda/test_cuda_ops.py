@@ -259,7 +259,7 @@ PLANTED = {
     "a row too many": ("lora_down", "i < n; i += warps", "i <= n; i += warps"),
     "rows without an adapter": ("lora_down", "if (slot >= 0) {", "if (slot >= -1) {"),
     "a sum of one lane": ("lora_down", "warp_sum(sum)", "sum"),
-    "a step's place for a sequence's number": ("lora_up", "p.s.adapter[p.s.seq[p.s.seq_of[t]]]", "p.s.adapter[p.s.seq_of[t]]"),
+    "a step's place for a sequence's number": ("lora_up", "s.adapter[s.seq[s.seq_of[t]]]", "s.adapter[s.seq_of[t]]"),
     "a rank too many": ("lora_up", "k < RANK", "k <= RANK"),
     "the first matrix' part": ("lora_up", "+ 1 * RANK, *b", "+ 0 * RANK, *b"),
 }
