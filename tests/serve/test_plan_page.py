@@ -24,7 +24,10 @@ def page(tmp_path_factory):
 def test_everything_is_in_it(page):
     text = page.read_text()
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
-    assert {k["file"] for k in data["plan"]["kernel"]} == set(data["source"]) and all("llmc_step" in t for t in data["source"].values())
+    assert {k["file"] for k in data["plan"]["kernel"]} == set(data["source"])
+    steps = {s["kernel"] for p in data["plan"]["phase"] for s in p["step"]}
+    assert all("llmc_step" in data["source"][k["file"]] for k in data["plan"]["kernel"] if k["id"] in steps)
+    assert [data["source"][k["file"]].count("PRODUCTS(") for k in data["plan"]["kernel"] if k["id"] not in steps] == [1], "the file of products that kernels call"
     assert data["plan"]["prompt_prefix"] == "</script><b>{text}" and data["memory"]["weights"] > 0 and data["gpu"] is None
     lines = data["yaml"].split("\n")
     assert all(1 <= s["yaml_line"] <= len(lines) for p in data["plan"]["phase"] for s in p["step"])
