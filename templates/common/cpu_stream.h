@@ -130,7 +130,12 @@ stream_blocks(const Product p, const uint8_t *w, const act_rows *a, const int to
 
 	for (int first = 0; first < blocks; first += together) {
 		w_at k = w_shared(p.w, w, first);
+		w_indices found[8];
+		w_at next = k;
+		for (int b = 0; w_is_found(p.w) && b < together; b++, next = w_next(p.w, next))
+			w_find(p.w, next, &found[b]);
 		for (int b = first; b < first + together; b++, k = w_next(p.w, k)) {
+			k.found = w_is_found(p.w) ? &found[b - first] : NULL;
 			stream_prefetch(w + (int64_t)b * piece, piece);
 			LLMC_EACH(h, p.w.halves, 2) {
 				vf scale = w_scale(p.w, k, h);

@@ -18,7 +18,8 @@
 enum {
 	TILE_H = 2,
 	TILE_VECTORS = 18 * 1024 / (4 * VL),    /* of weights in a chunk; activations need the cache beside them */
-	TILE_SCALES = TILE_VECTORS / 8 * 2,     /* blocks have at least 8 vectors, at most two scales */
+	TILE_BLOCKS = TILE_VECTORS / TILE_H / 8, /* blocks have at least 8 vectors, at most two scales */
+	TILE_SCALES = TILE_BLOCKS * TILE_H * 2,
 };
 
 typedef struct tile_weights {
@@ -108,17 +109,28 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 				o->q[k * TILE_H + h] = h < groups ? (vi)w_column(p.w, w + h * group, first + k) : vi_all(0);
 		return;
 	}
-	for (int b = 0; b < n; b++)
-		LLMC_UNROLL
-		for (int h = 0; h < TILE_H; h++) {
-			w_at k = w_block(p.w, w + (h < groups ? h : 0) * group, first + b);
-			LLMC_EACH(i, steps, 16)
-				o->q[(b * steps + i) * TILE_H + h] = act_tile_bytes(p) ? w_bytes(p.w, k, i) : w_words(p.w, k, i);
+	for (int h = 0; h < TILE_H; h++) {
+		const uint8_t *const rows = w + (h < groups ? h : 0) * group;
+		w_indices found[TILE_BLOCKS];
+		for (int b = 0; w_is_found(p.w) && b < n; b++)
+			w_find(p.w, w_block(p.w, rows, first + b), &found[b]);
+		for (int b = 0; b < n; b++) {
+			w_at k = w_block(p.w, rows, first + b);
+			k.found = w_is_found(p.w) ? &found[b] : NULL;
+			/* what four steps share is loaded before the first is stored */
+			LLMC_EACH(i, steps / 4, 4) {
+				vi v[4];
+				LLMC_EACH(j, 4, 4)
+					v[j] = act_tile_bytes(p) ? w_bytes(p.w, k, 4 * i + j) : w_words(p.w, k, 4 * i + j);
+				LLMC_EACH(j, 4, 4)
+					o->q[(b * steps + 4 * i + j) * TILE_H + h] = v[j];
+			}
 			LLMC_EACH(s, p.w.halves, 2)
 				o->scale[(b * p.w.halves + s) * TILE_H + h] = w_scale(p.w, k, s);
 			LLMC_EACH(s, p.w.min ? p.w.halves : 0, 2)
 				o->min[(b * p.w.halves + s) * TILE_H + h] = w_min(p.w, k, s);
 		}
+	}
 }
 
 LLMC_INLINE vi

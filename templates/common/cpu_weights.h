@@ -369,6 +369,7 @@ w_column(const Weight w, const uint8_t *group, int64_t col)
 typedef struct w_at {
 	const uint8_t *head, *quant;
 	int            sub;      /* which of the super-block */
+	const struct w_indices *found; /* NULL: w_bytes does what w_find does */
 	vf             d, m;     /* of the super-block, or the block */
 } w_at;
 
@@ -427,27 +428,7 @@ w_block(const Weight w, const uint8_t *group, int b)
 }
 
 /* --- codes ------------------------------------------------------------------------------------------------------------- */
-/* entry x[lane] of a table */
-LLMC_INLINE vi
-w_look(const unsigned *table, vi x)
-{
-#if defined(VF_NATIVE_512)
-	return (vi)_mm512_i32gather_epi32((__m512i)x, (const int *)table, 4);
-#elif VL == 8 && defined(VF_HAVE_256)
-	/* eight loads: less than what a gather takes */
-	const __m128i low = _mm256_castsi256_si128((__m256i)x), high = _mm256_extracti128_si256((__m256i)x, 1);
-	const uint64_t a = (uint64_t)_mm_cvtsi128_si64(low), b = (uint64_t)_mm_extract_epi64(low, 1), c = (uint64_t)_mm_cvtsi128_si64(high), d = (uint64_t)_mm_extract_epi64(high, 1);
-	return (vi)_mm256_setr_epi32((int)table[(uint32_t)a], (int)table[a >> 32], (int)table[(uint32_t)b], (int)table[b >> 32], (int)table[(uint32_t)c], (int)table[c >> 32],
-	                             (int)table[(uint32_t)d], (int)table[d >> 32]);
-#else
-	vi v;
-	for (int i = 0; i < VL; i++)
-		v[i] = (int32_t)table[x[i]];
-	return v;
-#endif
-}
-
-/* each byte of x, 0 to 15, as its entry in a table of 16 bytes */
+/* each byte of x, of which the upper half does not matter where its bit 7 is clear, as its entry in a table of 16 bytes */
 LLMC_INLINE vi
 w_sixteen(const uint8_t *table, vi x)
 {
@@ -458,7 +439,7 @@ w_sixteen(const uint8_t *table, vi x)
 #else
 	for (int i = 0; i < VL; i++) {
 		uint32_t v = (uint32_t)x[i];
-		x[i] = (int32_t)(table[v & 15] | (uint32_t)table[v >> 8 & 15] << 8 | (uint32_t)table[v >> 16 & 15] << 16 | (uint32_t)table[v >> 24] << 24);
+		x[i] = (int32_t)(table[v & 15] | (uint32_t)table[v >> 8 & 15] << 8 | (uint32_t)table[v >> 16 & 15] << 16 | (uint32_t)table[v >> 24 & 15] << 24);
 	}
 	return x;
 #endif
@@ -483,49 +464,120 @@ w_side(const Weight w, w_at k, int high)
 	return high ? p + (8 * s.scales + k.sub * s.high) * VL : p + k.sub * s.scales * VL;
 }
 
-/* w_bytes of columns 4 i .. 4 i + 3: common/llmc_codes.h, on VL rows */
-LLMC_INLINE vi
-w_codes_bytes(const Weight w, w_at k, int i)
+/* bits of a grid's indices that are not in their bytes */
+LLMC_INLINE int
+w_high_bits(const Weight w)
 {
-	static const uint8_t iq4[16] = LLMC_IQ4, iq3_xxs[16] = LLMC_IQ3_XXS, iq3_s[16] = LLMC_IQ3_S, iq2[16] = LLMC_IQ2;
+	return w.kind == CODES_iq3_s ? 1 : w.kind == CODES_iq2_s || w.kind == CODES_iq2_xs ? 2 : w.kind == CODES_iq1_s || w.kind == CODES_iq1_m ? 3 : 0;
+}
+
+LLMC_INLINE vi
+w_high(const Weight w, w_at k)
+{
+	return llmc_codes_of((llmc_codes_kind)w.kind).high == 2 ? vi_of_u16(w_side(w, k, 1)) : vi_of_u8(w_side(w, k, 1));
+}
+
+/* AVX2's gathers take longer than single loads, whose addresses come from memory: bytes as they lie there, wider indices after w_find has put them together.
+ * Callers do that for some blocks at once, since what was just stored as a vector cannot be read as numbers at once.
+ * [word][rows 0, 1, 4, 5 or 2, 3, 6, 7][row][number in the word] */
+typedef struct w_indices { _Alignas(32) uint16_t of[2][2][4][4]; } w_indices;
+
+#if VL == 8 && defined(VF_HAVE_256)
+#define w_is_found(w) (w_is_coded(w) && w_high_bits(w))
+#else
+#define w_is_found(w) 0
+#endif
+
+LLMC_INLINE void
+w_find(const Weight w, w_at k, w_indices *o)
+{
+#if VL == 8 && defined(VF_HAVE_256)
+	const int bits = w_high_bits(w), two = (1 << 2 * bits) - 1;
+
+	LLMC_EACH(j, w.kind == CODES_iq3_s ? 2 : 1, 2) {
+		/* those of number n to byte n: of two to each half, then of one to each byte */
+		vi h = w_high(w, k) >> 4 * bits * j;
+		h = (h & vi_all(two)) | (h & vi_all(two << 2 * bits)) << (16 - 2 * bits);
+		h = (h | h << (8 - bits)) & vi_all(0x01010101 * ((1 << bits) - 1));
+		const __m256i low = (__m256i)vi_load(k.quant + 4 * VL * j);
+		_mm256_store_si256((__m256i *)(void *)o->of[j][0], _mm256_unpacklo_epi8(low, (__m256i)h));
+		_mm256_store_si256((__m256i *)(void *)o->of[j][1], _mm256_unpackhi_epi8(low, (__m256i)h));
+	}
+	__asm__("" : "+m"(*o)); /* compilers would take them out of the vectors */
+#else
+	(void)w, (void)k, (void)o;
+#endif
+}
+
+/* the n-th entry of a grid in a block */
+LLMC_INLINE vi
+w_entry(const Weight w, w_at k, int n)
+{
+	const unsigned *const grid = llmc_codes_grid((llmc_codes_kind)w.kind);
+	const uint8_t *const word = k.quant + 4 * VL * (n / 4);
+	const int bits = w_high_bits(w);
+
+#if VL == 8 && defined(VF_HAVE_256)
+	if (!bits || k.found) {
+#define W_OF(row) (int)grid[bits ? k.found->of[n / 4][row / 2 % 2][row / 4 * 2 + row % 2][n % 4] : word[4 * row + n % 4]]
+		return (vi)_mm256_setr_epi32(W_OF(0), W_OF(1), W_OF(2), W_OF(3), W_OF(4), W_OF(5), W_OF(6), W_OF(7));
+#undef W_OF
+	}
+#endif
+	vi x = vi_load(word) >> 8 * (n % 4) & vi_all(255);
+	if (bits)
+		x |= (w_high(w, k) >> bits * n & vi_all((1 << bits) - 1)) << 8;
+#if defined(VF_NATIVE_512)
+	return (vi)_mm512_i32gather_epi32((__m512i)x, (const int *)(const void *)grid, 4);
+#else
+	for (int i = 0; i < VL; i++)
+		x[i] = (int32_t)grid[x[i]];
+	return x;
+#endif
+}
+
+/* x, bit n of each byte moved to bit `to`, alone; places are constants */
+LLMC_INLINE vi
+w_bit(vi x, int n, int to)
+{
+	return (n > to ? x >> (n - to) : x << (to - n)) & vi_all(0x01010101 << to);
+}
+
+/* w_bytes of columns 4 i .. 4 i + 3: common/llmc_codes.h, on VL rows. plain: of kinds with tables, without the zero that w_bytes adds */
+LLMC_INLINE vi
+w_codes_bytes(const Weight w, w_at k, int i, const int plain)
+{
+	static const uint8_t iq4[2][16] = { LLMC_IQ4(0), LLMC_IQ4(128) }, iq3_xxs[2][16] = { LLMC_IQ3_XXS(0), LLMC_IQ3_XXS(64) },
+	                     iq3_s[2][16] = { LLMC_IQ3_S(0), LLMC_IQ3_S(16) }, iq2[2][16] = { LLMC_IQ2(0), LLMC_IQ2(64) };
 	const llmc_codes_kind kind = (llmc_codes_kind)w.kind;
-	const unsigned *const grid = llmc_codes_grid(kind);
-	const vi one = vi_all(0x01010101), byte = vi_all(255);
 	vi v, x;
 
 	switch (kind) {
 	case CODES_iq4_nl:
 	case CODES_iq4_xs:
 		v = vi_load(k.quant + 4 * VL * (i & 3));
-		return w_sixteen(iq4, (i < 4 ? v : v >> 4) & vi_all(0x0f0f0f0f));
+		return w_sixteen(iq4[plain], (i < 4 ? v : v >> 4) & vi_all(0x0f0f0f0f));
 	case CODES_iq3_s:
 	case CODES_iq3_xxs:
-		x = vi_load(k.quant + 4 * VL * (i / 4)) >> 8 * (i & 3) & byte;
-		if (kind == CODES_iq3_s)
-			x |= (vi_of_u8(w_side(w, k, 1)) >> i & vi_all(1)) << 8;
-		v = w_look(grid, x) | (vi_load(k.quant + 8 * VL) >> i & one) << 3;
-		return w_sixteen(kind == CODES_iq3_s ? iq3_s : iq3_xxs, v);
+		v = w_entry(w, k, i) | w_bit(vi_load(k.quant + 8 * VL), i, 3);
+		return w_sixteen((kind == CODES_iq3_s ? iq3_s : iq3_xxs)[plain], v);
 	case CODES_iq2_s:
 	case CODES_iq2_xs:
 	case CODES_iq2_xxs:
-		x = vi_load(k.quant) >> 8 * (i / 2) & byte;
-		if (kind != CODES_iq2_xxs)
-			x |= (vi_of_u8(w_side(w, k, 1)) >> 2 * (i / 2) & vi_all(3)) << 8;
-		v = w_look(grid, x) >> 4 * (i & 1) & vi_all(0x03030303);
-		return w_sixteen(iq2, v | (vi_load(k.quant + 4 * VL) >> i & one) << 2);
+		/* codes are below 3, so what is left of columns' others is in bits 4 and 5 */
+		v = w_entry(w, k, i / 2) >> 4 * (i & 1);
+		return w_sixteen(iq2[plain], v | w_bit(vi_load(k.quant + 4 * VL), i, 2));
 	case CODES_iq1_s:
-	case CODES_iq1_m: {
-		const vi high = vi_of_u16(w_side(w, k, 1));
-		x = (vi_load(k.quant) >> 8 * (i / 2) & byte) | (high >> 3 * (i / 2) & vi_all(7)) << 8;
-		v = (w_look(grid, x) >> 4 * (i & 1) & vi_all(0x03030303)) << 3;
-		x = high >> (kind == CODES_iq1_s ? 15 : 12 + i / 2) & vi_all(1);
+	case CODES_iq1_m:
+		v = w_entry(w, k, i / 2);
+		v = (i & 1 ? v >> 1 : v << 3) & vi_all(0x18181818);
+		x = w_high(w, k) >> (kind == CODES_iq1_s ? 15 : 12 + i / 2) & vi_all(1);
 		x |= x << 8;
 		return v + vi_all(0x09090909) - ((x | x << 16) << 1);
-	}
 	default:
 		v = vi_load(k.quant + 4 * VL * (i / 4)) >> 2 * (i & 3) & vi_all(0x03030303);
 		if (kind == CODES_q3_k)
-			v |= (vi_load(k.quant + 8 * VL) >> i & one) << 2;
+			v |= w_bit(vi_load(k.quant + 8 * VL), i, 2);
 		return v;
 	}
 }
@@ -554,13 +606,13 @@ LLMC_INLINE vi
 w_bytes(const Weight w, w_at k, int i)
 {
 	if (w_is_coded(w))
-		return w_codes_bytes(w, k, i);
+		return w_codes_bytes(w, k, i, 0);
 	if (w.bits == 8)
 		return vi_load(k.quant + 4 * VL * i) ^ vi_all((int32_t)0x80808080);
 	if (w.bits <= 3) { /* two words of pairs, then third bits */
 		vi v = vi_load(k.quant + 4 * VL * (i / 4)) >> 2 * (i & 3) & vi_all(0x03030303);
 		if (w.bits == 3)
-			v |= (vi_load(k.quant + 8 * VL) >> i & vi_all(0x01010101)) << 2;
+			v |= w_bit(vi_load(k.quant + 8 * VL), i, 2);
 		return v;
 	}
 	/* nibbles, behind the fifth bits or before the upper pairs */
@@ -579,11 +631,18 @@ w_bytes(const Weight w, w_at k, int i)
 	return v;
 }
 
+/* elements as signed bytes are at hand: as they lie, or from a table of sixteen */
+LLMC_INLINE int
+w_is_signed(const Weight w)
+{
+	return w_is_coded(w) ? w.kind >= CODES_iq4_nl && w.kind <= CODES_iq2_xxs : w.bits == 8;
+}
+
 LLMC_INLINE vi
 w_words(const Weight w, w_at k, int i)
 {
-	if (w.bits == 8 && !w_is_coded(w)) {
-		vw v = (vw)vi_load(k.quant + 4 * VL * (i / 2));
+	if (w_is_signed(w)) {
+		vw v = (vw)(w_is_coded(w) ? w_codes_bytes(w, k, i / 2, 1) : vi_load(k.quant + 4 * VL * (i / 2)));
 		return (vi)(i & 1 ? v >> 8 : v << 8 >> 8);
 	}
 	vi v = w_bytes(w, k, i / 2);

@@ -64,12 +64,16 @@ llmc_codes_of(llmc_codes_kind kind)
 	return (llmc_codes_shape){ 0 };
 }
 
+/* Tables of sixteen bytes; z: what is taken from each, 0 or the type's zero, which leaves signed numbers */
+#define LLMC_CODES_16(z, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)                                                        \
+	{ (a - z) & 255, (b - z) & 255, (c - z) & 255, (d - z) & 255, (e - z) & 255, (f - z) & 255, (g - z) & 255, (h - z) & 255,   \
+	  (i - z) & 255, (j - z) & 255, (k - z) & 255, (l - z) & 255, (m - z) & 255, (n - z) & 255, (o - z) & 255, (p - z) & 255 }
 /* What nibbles of iq4_nl and iq4_xs mean, + 128 */
-#define LLMC_IQ4 { 1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241 }
-/* Magnitudes of grids, the negative ones behind (at 8: of iq2, at 4), + the type's zero */
-#define LLMC_IQ3_XXS { 68, 76, 84, 92, 100, 108, 116, 126, 60, 52, 44, 36, 28, 20, 12, 2 }
-#define LLMC_IQ3_S { 17, 19, 21, 23, 25, 27, 29, 31, 15, 13, 11, 9, 7, 5, 3, 1 }
-#define LLMC_IQ2 { 72, 89, 107, 64, 56, 39, 21, 64, 72, 89, 107, 64, 56, 39, 21, 64 }
+#define LLMC_IQ4(z) LLMC_CODES_16(z, 1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241)
+/* Magnitudes of grids, the negative ones behind (at 8: of iq2, at 4, and all once more), + the type's zero */
+#define LLMC_IQ3_XXS(z) LLMC_CODES_16(z, 68, 76, 84, 92, 100, 108, 116, 126, 60, 52, 44, 36, 28, 20, 12, 2)
+#define LLMC_IQ3_S(z)   LLMC_CODES_16(z, 17, 19, 21, 23, 25, 27, 29, 31, 15, 13, 11, 9, 7, 5, 3, 1)
+#define LLMC_IQ2(z)     LLMC_CODES_16(z, 72, 89, 107, 64, 56, 39, 21, 64, 72, 89, 107, 64, 56, 39, 21, 64)
 
 LLMC_CODES_FN const unsigned *
 llmc_codes_grid(llmc_codes_kind kind)
@@ -274,7 +278,7 @@ llmc_codes_read(llmc_codes_kind kind, const uint8_t *b, llmc_codes *o)
 LLMC_CODES_FN int
 llmc_codes_byte(llmc_codes_kind kind, const llmc_codes *o, int i, int e)
 {
-	static const uint8_t iq4[16] = LLMC_IQ4, iq3_xxs[16] = LLMC_IQ3_XXS, iq3_s[16] = LLMC_IQ3_S, iq2[16] = LLMC_IQ2;
+	static const uint8_t iq4[16] = LLMC_IQ4(0), iq3_xxs[16] = LLMC_IQ3_XXS(0), iq3_s[16] = LLMC_IQ3_S(0), iq2[16] = LLMC_IQ2(0);
 	const uint32_t *w = o->word[i];
 	const int at = 8 * (e % 4), bit = at + e / 4, pair = (int)(w[e / 16] >> (at + e % 16 / 4 * 2) & 3), four = e / 4, eight = e / 8;
 	unsigned index;
