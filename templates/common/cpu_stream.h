@@ -60,8 +60,7 @@ stream_floats(const Product p, const uint8_t *w, const act_rows *a, const int to
 				LLMC_EACH(g, groups, 4)
 					__builtin_prefetch(s[g].codes + k * column + STREAM_AHEAD / 2);
 			LLMC_EACH(g, groups, 4)
-				LLMC_EACH(j, 2, 2)
-					v[g][j] = w_span_column(p.w, s[g], k / 2, j);
+				w_span_pair(p.w, s[g], k / 2, v[g]);
 			LLMC_EACH(t, tokens, STREAM_TOKENS)
 				LLMC_EACH(j, 2, 2) {
 					vf x = vf_set1(((const float *)(const void *)(a->q + (size_t)t * (size_t)act_row_bytes(p)))[i * p.w.group + k + j]);

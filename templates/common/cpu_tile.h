@@ -103,6 +103,17 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 			}
 		return;
 	}
+	if (w_is_float(p.w) && p.w.group) {
+		for (int h = 0; h < TILE_H; h++)
+			for (int k = 0; k < n; k += 2) {
+				vf v[2];
+				const w_span s = w_span_at(p.w, w + (h < groups ? h : 0) * group, (first + k) / p.w.group);
+				w_span_pair(p.w, s, (first + k) % p.w.group / 2, v);
+				LLMC_EACH(j, 2, 2)
+					o->q[(k + j) * TILE_H + h] = (vi)v[j];
+			}
+		return;
+	}
 	if (w_is_float(p.w)) {
 		for (int h = 0; h < TILE_H; h++)
 			for (int k = 0; k < n; k++)

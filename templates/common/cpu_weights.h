@@ -302,6 +302,23 @@ w_span_column(const Weight w, const w_span s, int pair, int odd)
 	return w_looked_up(w, vi_of_u8(s.codes + pair * VL) >> 4 * odd) * s.d;
 }
 
+/* columns 2 pair and 2 pair + 1 */
+LLMC_INLINE void
+w_span_pair(const Weight w, const w_span s, int pair, vf v[2])
+{
+#if VL == 8 && defined(VF_HAVE_256)
+	if (w.code == W_E4M3) { /* w_e4m3_over_256 of both at once */
+		const __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(s.codes + 2 * pair * VL)));
+		const __m256i h = _mm256_and_si256(_mm256_slli_epi16(b, 7), _mm256_set1_epi16((short)0xbf80));
+		v[0] = (vf)_mm256_cvtph_ps(_mm256_castsi256_si128(h)) * s.d;
+		v[1] = (vf)_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)) * s.d;
+		return;
+	}
+#endif
+	v[0] = w_span_column(w, s, pair, 0);
+	v[1] = w_span_column(w, s, pair, 1);
+}
+
 /* Tables of numbers whose bytes are looked up apart, for 32 codes at a time: of AVX2's instructions the ones that permute numbers are slow. The same bits. */
 #if VL == 8 && defined(VF_HAVE_256)
 #define w_is_tabled(w) (w_is_float(w) && ((w).code == W_NF4 || (w).code == W_FP4))
