@@ -7,5 +7,7 @@
 /* Content of an embedded file by its path from the repository root, followed by a NUL that *size (may be NULL)
  * does not count. NULL: no such file. */
 const char *embed_find(const char *path, size_t *size);
+/* The content's SHA-256, 64 digits, which is known since the library was built. NULL: no such file */
+const char *embed_sum(const char *path);
 
 #endif

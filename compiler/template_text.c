@@ -290,10 +290,9 @@ kernel_key(const Templates *ts, const Kernel *k, const char *text)
 	sha256_init(&sum);
 	sha256_add(&sum, text, strlen(text) + 1);
 	for (int i = 0; i < k->n_header; i++) {
-		size_t      size;
-		const char *body = embed_find(arena_printf(ts->arena, "templates/%s", k->header[i]), &size);
+		const char *body = embed_sum(arena_printf(ts->arena, "templates/%s", k->header[i]));
 		sha256_add(&sum, k->header[i], strlen(k->header[i]) + 1);
-		sha256_add(&sum, body, size);
+		sha256_add(&sum, body, strlen(body));
 	}
 	for (int i = 0; i < k->row.n_arg; i++) {
 		const PlanKernelArg *a = &k->row.arg[i];

@@ -2,6 +2,7 @@
 """Write a C file that holds configs/, templates/ and pages as byte arrays (base/embed.h).
 
 Usage: embed.py OUT.c"""
+import hashlib
 import os
 import sys
 
@@ -21,27 +22,52 @@ def files():
 
 
 def main():
-    paths = sorted(files())
+    paths, sums = sorted(files()), []
     out = ['/* made by tools/embed.py */', '#include "base/embed.h"', '#include <string.h>', '']
     for i, path in enumerate(paths):
         with open(path, "rb") as f:
             data = f.read() + b"\0"
+        sums.append(hashlib.sha256(data[:-1]).hexdigest())
         out.append(f"static const unsigned char f{i}[] = {{ /* {path} */")
         out += ["\t" + "".join(f"{b}," for b in data[k:k + 32]) for k in range(0, len(data), 32)]
         out.append("};")
-    out.append("static const struct { const char *path; const unsigned char *data; size_t size; } file[] = {")
-    out += [f'\t{{ "{path}", f{i}, sizeof f{i} - 1 }},' for i, path in enumerate(paths)]
+    out.append("static const struct { const char *path; const unsigned char *data; size_t size; const char *sum; } file[] = { /* by path */")
+    out += [f'\t{{ "{path}", f{i}, sizeof f{i} - 1, "{sums[i]}" }},' for i, path in enumerate(paths)]
     out.append("};\n")
-    out.append("""const char *
+    out.append("""/* -1: none */
+static int
+find(const char *path)
+{
+	int low = 0, high = sizeof file / sizeof *file - 1;
+
+	while (low <= high) {
+		int at = (low + high) / 2, order = strcmp(path, file[at].path);
+		if (order == 0)
+			return at;
+		if (order < 0)
+			high = at - 1;
+		else
+			low = at + 1;
+	}
+	return -1;
+}
+
+const char *
 embed_find(const char *path, size_t *size)
 {
-	for (size_t i = 0; i < sizeof file / sizeof *file; i++)
-		if (strcmp(file[i].path, path) == 0) {
-			if (size)
-				*size = file[i].size;
-			return (const char *)file[i].data;
-		}
-	return NULL;
+	int at = find(path);
+
+	if (at >= 0 && size)
+		*size = file[at].size;
+	return at < 0 ? NULL : (const char *)file[at].data;
+}
+
+const char *
+embed_sum(const char *path)
+{
+	int at = find(path);
+
+	return at < 0 ? NULL : file[at].sum;
 }""")
     text = "\n".join(out) + "\n"
     target = sys.argv[1]
