@@ -12,7 +12,7 @@
  *
  * A row's sum, here and in cpu_tile.h, bit for bit:
  *   integers  over blocks b in order (halves in order), D = fma(float(dot) * w.d, act.d, D), M = fma(w.min, act.s, M); D + M
- *   floats    over columns k in order, D = fma(w, x, D) */
+ *   floats    over columns k in order, D = fma(w, x, D); with scales over groups in order, from S = 0 S = fma(code, x, S), then D = fma(S, scale, D) */
 #ifndef LLMC_CPU_STREAM_H
 #define LLMC_CPU_STREAM_H
 
@@ -30,44 +30,35 @@ LLMC_INLINE void
 stream_floats(const Product p, const uint8_t *w, const act_rows *a, const int tokens, const int groups, float *out, int ld)
 {
 	const int64_t group = w_group_bytes(p.w, p.cols);
-	const int column = w_piece_bytes(p.w);
+	const int column = w_piece_bytes(p.w), COLUMNS = w_is_tabled(p.w) ? 8 : 2;
 	vf sum[STREAM_TOKENS][4] = { { { 0 } } };
 	const w_planes planes = w_planes_of(p.w);
 
 	for (int i = 0; p.w.group && i < p.cols / p.w.group; i++) {
 		w_span s[4];
+		vf part[STREAM_TOKENS][4] = { { { 0 } } };
 		LLMC_EACH(g, groups, 4)
 			s[g] = w_span_at(p.w, w + g * group, i);
-		for (int k = 0; w_is_tabled(p.w) && k < p.w.group; k += 8) {
+		for (int k = 0; k < p.w.group; k += COLUMNS) {
 			vf v[4][8];
 			LLMC_EACH(g, groups, 4) {
 				if (k % (64 / column) == 0)
 					__builtin_prefetch(s[g].codes + k * column + STREAM_AHEAD / 2);
-				w_eight(&planes, s[g], k, v[g]);
-				LLMC_EACH(j, 8, 8)
-					v[g][j] *= s[g].d;
+				if (w_is_tabled(p.w))
+					w_eight(&planes, s[g], k, v[g]);
+				else
+					w_span_pair(p.w, s[g], k / 2, v[g]);
 			}
 			LLMC_EACH(t, tokens, STREAM_TOKENS)
-				LLMC_EACH(j, 8, 8) {
+				LLMC_EACH(j, COLUMNS, 8) {
 					vf x = vf_set1(((const float *)(const void *)(a->q + (size_t)t * (size_t)act_row_bytes(p)))[i * p.w.group + k + j]);
 					LLMC_EACH(g, groups, 4)
-						sum[t][g] = vf_fma(v[g][j], x, sum[t][g]);
+						part[t][g] = vf_fma(v[g][j], x, part[t][g]);
 				}
 		}
-		for (int k = 0; !w_is_tabled(p.w) && k < p.w.group; k += 2) {
-			vf v[4][2];
-			if (k % (64 / column) == 0)
-				LLMC_EACH(g, groups, 4)
-					__builtin_prefetch(s[g].codes + k * column + STREAM_AHEAD / 2);
+		LLMC_EACH(t, tokens, STREAM_TOKENS)
 			LLMC_EACH(g, groups, 4)
-				w_span_pair(p.w, s[g], k / 2, v[g]);
-			LLMC_EACH(t, tokens, STREAM_TOKENS)
-				LLMC_EACH(j, 2, 2) {
-					vf x = vf_set1(((const float *)(const void *)(a->q + (size_t)t * (size_t)act_row_bytes(p)))[i * p.w.group + k + j]);
-					LLMC_EACH(g, groups, 4)
-						sum[t][g] = vf_fma(v[g][j], x, sum[t][g]);
-				}
-		}
+				sum[t][g] = vf_fma(part[t][g], s[g].d, sum[t][g]);
 	}
 	for (int k = 0; !p.w.group && k < p.cols; k++) {
 		vf v[4];

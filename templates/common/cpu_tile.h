@@ -24,7 +24,7 @@ enum {
 
 typedef struct tile_weights {
 	_Alignas(64) vi q[TILE_VECTORS];        /* [block][step][TILE_H]; floats: [column][TILE_H] */
-	vf scale[TILE_SCALES];                  /* [block][half][TILE_H] */
+	vf scale[TILE_SCALES];                  /* [block][half][TILE_H]; floats: [group][TILE_H] */
 	vf min[TILE_SCALES];                    /* the same */
 } tile_weights;
 
@@ -91,26 +91,23 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 	const int64_t group = w_group_bytes(p.w, p.cols);
 	const int steps = tile_steps(p);
 
-	if (w_is_tabled(p.w)) {
+	if (w_is_float(p.w) && p.w.group) {
 		const w_planes planes = w_planes_of(p.w);
 		for (int h = 0; h < TILE_H; h++)
-			for (int k = 0; k < n; k += 8) {
-				vf v[8];
-				const w_span s = w_span_at(p.w, w + (h < groups ? h : 0) * group, (first + k) / p.w.group);
-				w_eight(&planes, s, (first + k) % p.w.group, v);
-				LLMC_EACH(j, 8, 8)
-					o->q[(k + j) * TILE_H + h] = (vi)(v[j] * s.d);
-			}
-		return;
-	}
-	if (w_is_float(p.w) && p.w.group) {
-		for (int h = 0; h < TILE_H; h++)
-			for (int k = 0; k < n; k += 2) {
-				vf v[2];
-				const w_span s = w_span_at(p.w, w + (h < groups ? h : 0) * group, (first + k) / p.w.group);
-				w_span_pair(p.w, s, (first + k) % p.w.group / 2, v);
-				LLMC_EACH(j, 2, 2)
-					o->q[(k + j) * TILE_H + h] = (vi)v[j];
+			for (int at = 0; at < n; at += p.w.group) {
+				const w_span s = w_span_at(p.w, w + (h < groups ? h : 0) * group, (first + at) / p.w.group);
+				vi *const q = &o->q[at * TILE_H + h];
+				o->scale[at / p.w.group * TILE_H + h] = s.d;
+				for (int k = 0; k < p.w.group; k += 8) {
+					vf v[8];
+					if (w_is_tabled(p.w))
+						w_eight(&planes, s, k, v);
+					else
+						LLMC_EACH(pair, 4, 4)
+							w_span_pair(p.w, s, k / 2 + pair, v + 2 * pair);
+					LLMC_EACH(j, 8, 8)
+						q[(k + j) * TILE_H] = (vi)v[j];
+				}
 			}
 		return;
 	}
@@ -222,28 +219,30 @@ tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, 
 	tile_sum *const sums = sum->d + t0;
 	const float *x = (const float *)(const void *)(a->q + (size_t)t0 * (size_t)act_row_bytes(p)) + first * T;
 
-	LLMC_EACH(t, T, TILE_T)
-		LLMC_UNROLL
-		for (int h = 0; h < TILE_H; h++)
-			d[t][h] = sums[t].v[h];
-	for (int k = 0; k < n; k++, x += T) {
-		vf v[TILE_H];
-		if (k % 8 == 0)
-			tile_fetch(p, ahead);
-		LLMC_UNROLL
-		for (int h = 0; h < TILE_H; h++)
-			v[h] = (vf)w->q[k * TILE_H + h];
-		LLMC_EACH(t, T, TILE_T) {
-			vf xv = vf_set1(x[t]);
+	for (int at = 0, span = p.w.group ? p.w.group : n; at < n; at += span) {
+		LLMC_EACH(t, T, TILE_T)
 			LLMC_UNROLL
 			for (int h = 0; h < TILE_H; h++)
-				d[t][h] = vf_fma(v[h], xv, d[t][h]);
+				d[t][h] = p.w.group ? vf_set1(0) : sums[t].v[h];
+		for (int k = at; k < at + span; k++, x += T) {
+			vf v[TILE_H];
+			if (k % 8 == 0)
+				tile_fetch(p, ahead);
+			LLMC_UNROLL
+			for (int h = 0; h < TILE_H; h++)
+				v[h] = (vf)w->q[k * TILE_H + h];
+			LLMC_EACH(t, T, TILE_T) {
+				vf xv = vf_set1(x[t]);
+				LLMC_UNROLL
+				for (int h = 0; h < TILE_H; h++)
+					d[t][h] = vf_fma(v[h], xv, d[t][h]);
+			}
 		}
+		LLMC_EACH(t, T, TILE_T)
+			LLMC_UNROLL
+			for (int h = 0; h < TILE_H; h++)
+				sums[t].v[h] = p.w.group ? vf_fma(d[t][h], w->scale[at / span * TILE_H + h], sums[t].v[h]) : d[t][h];
 	}
-	LLMC_EACH(t, T, TILE_T)
-		LLMC_UNROLL
-		for (int h = 0; h < TILE_H; h++)
-			sums[t].v[h] = d[t][h];
 }
 
 LLMC_INLINE void

@@ -293,13 +293,13 @@ w_span_at(const Weight w, const uint8_t *group, int64_t i)
 	return (w_span){ vf_load((const float *)(const void *)head) * vf_set1(w.code == W_E4M3 ? 256.0f : 1.0f), head + w_head_bytes(w) };
 }
 
-/* column 2 pair + odd of it */
+/* column 2 pair + odd of it, without the scale */
 LLMC_INLINE vf
 w_span_column(const Weight w, const w_span s, int pair, int odd)
 {
 	if (w.code == W_E4M3)
-		return w_e4m3_over_256(s.codes + (2 * pair + odd) * VL) * s.d;
-	return w_looked_up(w, vi_of_u8(s.codes + pair * VL) >> 4 * odd) * s.d;
+		return w_e4m3_over_256(s.codes + (2 * pair + odd) * VL);
+	return w_looked_up(w, vi_of_u8(s.codes + pair * VL) >> 4 * odd);
 }
 
 /* columns 2 pair and 2 pair + 1 */
@@ -310,8 +310,8 @@ w_span_pair(const Weight w, const w_span s, int pair, vf v[2])
 	if (w.code == W_E4M3) { /* w_e4m3_over_256 of both at once */
 		const __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(s.codes + 2 * pair * VL)));
 		const __m256i h = _mm256_and_si256(_mm256_slli_epi16(b, 7), _mm256_set1_epi16((short)0xbf80));
-		v[0] = (vf)_mm256_cvtph_ps(_mm256_castsi256_si128(h)) * s.d;
-		v[1] = (vf)_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)) * s.d;
+		v[0] = (vf)_mm256_cvtph_ps(_mm256_castsi256_si128(h));
+		v[1] = (vf)_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1));
 		return;
 	}
 #endif
@@ -376,7 +376,8 @@ w_column(const Weight w, const uint8_t *group, int64_t col)
 
 	if (w.group) {
 		const int at = (int)(col % w.group);
-		return w_span_column(w, w_span_at(w, group, col / w.group), at / 2, at % 2);
+		const w_span s = w_span_at(w, group, col / w.group);
+		return w_span_column(w, s, at / 2, at % 2) * s.d;
 	}
 	if (w.bits == 32)
 		return vf_load((const float *)p);
