@@ -117,6 +117,7 @@ def test_elementwise(x, op, params, args, want):
         everywhere(op, p, ROWS, [x, H.inout(other), H.alias(1)], w)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("cols,rank,count", [(70, 3, 1), (64, 4, 3), (5, 16, 2)])
 def test_adapters(cols, rank, count):
     """Rows of sequences with an adapter each, four of one slot in turn among them, and with none; whatever lies in other slots is not read."""
@@ -135,6 +136,7 @@ def test_adapters(cols, rank, count):
     everywhere("lora_up", p, step, [H.inout(y), low, b, H.alias(0)], want)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("heads,width,cols,apart,rank", [(3, 20, 12, 12, 4), (2, 37, 33, 0, 3), (1, 5, 5, 7, 16)])
 def test_adapters_of_heads(heads, width, cols, apart, rank):
     """Factors of heads, of their own or of all; what lies behind a head's columns stays as it is."""
@@ -370,6 +372,7 @@ def test_layernorm(bias):
     each("layernorm", dict(DIM=70, GROUPS=1, EPS=1e-5, ROWS_OF="n_out"), STEP, [x[:3], w, b, H.out((3, 70))], lambda got: close(got[0], want[:3], rel=2e-5))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("own,bias,dim,groups", [(0, 1, 14, 5), (1, 0, 14, 5), (1, 1, 45, 3), (0, 0, 33, 2)])
 def test_layernorm_of_groups(own, bias, dim, groups):
     """Heads, with weights of all of them or of each"""
@@ -411,6 +414,7 @@ def test_expert_input(x):
         on_processors("expert_input", dict(HIDDEN=70), ROWS, [x, w, H.out((N, 70)), H.out((N, 1))], check)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k"])
 def test_embed(dtype):
     cols = 256 if dtype in H.BLOCK else 75

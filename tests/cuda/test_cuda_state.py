@@ -46,11 +46,13 @@ def compare(op, params, inputs, fixed, shape, out_shape, want, want_state, runs=
         first = first or got
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", range(len(O.CONV)))
 def test_conv1d(case):
     compare("conv1d", *O.conv(*O.CONV[case]))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", range(len(O.DELTA)))
 def test_delta_rule(case):
     compare("delta_rule", *O.delta(case))
@@ -118,6 +120,7 @@ def norm_gate(case, runs=RUNS, changed=None):
         np.testing.assert_allclose(y, want, rtol=0, atol=3e-6 * np.abs(want).max())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", range(len(O.GATES)))
 def test_norm_gate(case):
     norm_gate(case)
@@ -253,7 +256,7 @@ SPILLS = [ # published shapes, and the widest that a template takes
     ("norm_gate", dict(DIM=8192, GROUPS=1, EPS=1e-5, ORDER="gate_first", GATE="silu"))]
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("op,params", SPILLS)
 def test_compiles_without_spills(op, params):
     if H.nvrtc(op, params, None if EVERY else ["sm_75", "sm_90a", "sm_100a", "sm_120a"]) is None:

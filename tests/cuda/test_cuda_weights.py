@@ -8,7 +8,7 @@ from cuda_weights import Weights
 READER = H.ROOT / "tests" / "cuda" / "read_weights.cu.in"
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", H.DTYPES)
 def test_units_are_the_columns_they_say(dtype):
     sizes = [768] if H.super_block(dtype) else [384] if "_128" in dtype else [64, 448] if "_64" in dtype or dtype == "nvfp4" else [32, 608] if dtype in H.PACKED else [64, 203]

@@ -61,7 +61,7 @@ def check(c, rows, arch="sm_80", **kw):
 BOTH = [("sm_80", n) for n in CASES] + [("sm_90a", n) for n in SM90]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("arch,name", BOTH)
 def test_whole_prompts(arch, name):
     c = case(**(SM90 if arch == "sm_90a" else CASES)[name])
@@ -75,7 +75,7 @@ def test_a_large_pool(arch):
     check(case(lens=[40, 70], heads=4, kv_heads=2, dim=64), [(0, list(range(40))), (1, [68, 69])], arch, beyond=FAR)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("arch,name", [x for x in BOTH if x[1] in ("gqa", "d80", "d256", "mqa", "prefix", "alone", "window")])
 def test_pieces_checked(arch, name):
     """Decode rows, then pieces of prompts, in the checking mode."""
@@ -99,6 +99,7 @@ def test_pages_out_of_sight(arch):
     check(c, rows, arch)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("arch,more", [("sm_80", {}), ("sm_90a", dict(DETERMINISTIC=0)), ("sm_90a", dict(DETERMINISTIC=1))])
 def test_segments(arch, more):
     """Beyond a segment (512 positions; 1024): pieces go through y, single rows are cut over blocks."""
@@ -156,6 +157,7 @@ def test_rows_do_not_depend_on_company(kw, arch):
         assert np.array_equal(bits(both[:-1]), bits(alone))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_many_sequences(arch):
     """More than 32, so that looking for work takes several rounds, and more parts than there is memory for."""

@@ -98,12 +98,13 @@ def test_matmul(arch, rows, cols, ns, dtype):
     matmul(arch, [(n, "fast", i) for i, n in enumerate(ns)], rows, cols, dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("arch, dtype", [("sm_86", "bf16"), ("sm_100a", "f16"), ("sm_120a", "bf16")])
 def test_matmul_checked(arch, dtype):
     matmul(arch, [(n, "check", 2) for n in (3, 33, 130)], 520, 72, dtype, False)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("dtype", [*H.BLOCK, *H.FP4, *(H.CODE if H.EVERY else ("q2_k", "iq4_nl", "iq3_s")), "u4_32_f32", "u4_128", "u8_128_f32", "f8_32", "nf4_64", "fp4_32", "u2_32", "u3_128", "m4_64"])
 def test_matmul_of_blocks(dtype):
     cols = 512 if H.super_block(dtype) else 256 if "_128" in dtype else 192 if "_64" in dtype or dtype == "nvfp4" else 224
@@ -115,6 +116,7 @@ def test_blocks_checked():
     matmul("sm_89", [(5, "check", 1), (129, "check", 1)], 1030, 256, "q6_k")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype, arch", [("bf16", "sm_80"), ("q8_0", "sm_80"), ("f16", "sm_120a")])
 def test_add_in_place(dtype, arch):
     n, rows, cols = 19, 70, 96

@@ -72,6 +72,7 @@ def test_few_columns(dtype, cols, n_rows):
 
 
 # the columns of 8 rows in 8 slices, whose sums the last block adds; 5 rows of a bucket of 8; fewer blocks than slices; idle blocks
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype,cols,n,sms,seeds", [("bf16", 4096, 8, 17, (1, 2)), ("q4_1", 4128, 5, 5, (3,)), ("f16", 8192, 8, 2, (4,))])
 def test_slices(dtype, cols, n, sms, seeds):
     n_rows = 61
@@ -108,7 +109,7 @@ def test_slices_of_one_row():
 
 
 # 96, 160 and 192 columns: 3, 5 and 6 units of a type without blocks, fewer than warps
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind,plus,dtype,cols", [("rms", 0, "bf16", 96), ("rms", 0, "q8_0", 96), ("rms", 1, "bf16", 160), ("rms", 0, "q4_0", 160), ("rms", 0, "f16", 192),
                                                   ("rms", 0, "q5_1", 192), ("rms", 0, "bf16", 584), ("rms", 1, "q8_0", 1568), ("layer", 0, "f16", 712), ("none", 0, "q4_k", 1024)])
 def test_ops(kind, plus, dtype, cols):
@@ -192,7 +193,7 @@ SASS = [("norm_qkv", "bf16", "sm_90a", {}), ("norm_qkv", "bf16", "sm_90a", dict(
         ("norm_qkv", "q5_k", "sm_86", dict(HAS_QN=1, HAS_KN=1))]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.skipif(sass.disassembler() is None, reason="no nvdisasm")
 @pytest.mark.parametrize("op,dtype,arch,more", SASS)
 def test_sass(op, dtype, arch, more):
@@ -209,7 +210,7 @@ def test_sass(op, dtype, arch, more):
 
 # bytes of a stage, 16 rows of a unit; of the four-bit to six-bit formats those that a multiprocessor can issue while it reads (docs/cuda-decode.md)
 @pytest.mark.skipif(sass.disassembler() is None, reason="no nvdisasm")
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype,stage,most", [("q4_0", 1152, 120), ("q4_k", 1152, 140), ("q5_k", 1408, 140), ("q6_k", 1680, 140),
                                               ("mxfp4", 1088, 140.5), ("nvfp4", 1152, 140), ("u4_128", 1072, 140)])
 def test_instructions_for_a_kilobyte(dtype, stage, most):

@@ -28,7 +28,7 @@ def test_tiny(dtype, arch):
     check(["tiny.yaml"], [arch], [f"storage.default={dtype}"])
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", ["sm_90a"] + ["sm_80"] * EVERY)
 def test_8b(arch):
     check(["llama3-8b.yaml"], [arch])
 

@@ -25,7 +25,7 @@ def matmul(n, rows, cols, dtype, mode="fast", seed=0, deterministic=1, bias=True
 
 # All tiles, parts of tiles, more pairs than clusters, odd numbers of tiles (a block with no rows, or no columns, of its own), fewer stages than the
 # ring has and more, and few rows.
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("n, rows, cols, dtype", [(70, 200, 64, "bf16"), (300, 72, 192, "f16"), (513, 520, 128, "bf16"), (700, 144, 704, "f16"),
                                                   (65, 1, 64, "bf16"), (1, 130, 128, "f16"), (64, 100, 640, "bf16"), (17, 130, 128, "f16")])
 def test_matmul(n, rows, cols, dtype):
@@ -40,6 +40,7 @@ def test_matmul_checked(n, rows, cols, dtype):
     matmul(n, rows, cols, dtype, mode="check", seed=2, bias=False)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_k", "iq4_xs"])  # others: test_gemm.py, the same unpacking
 def test_matmul_of_blocks(dtype):
     matmul(150, 200, 512 if H.super_block(dtype) else 320, dtype, seed=1)
@@ -71,6 +72,7 @@ def test_add_in_place(bucket):
         close(y, 0.5 * r.astype(np.float64) + rounded(c.x, "f16") @ w.T)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype, n, rows", [("bf16", 130, 136), ("bf16", 67, 60), ("q6_k", 130, 136)])
 def test_glu(dtype, n, rows):
     c = Case(n, n, rows, 256, dtype)

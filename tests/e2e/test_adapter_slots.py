@@ -60,7 +60,7 @@ def test_logits_are_pefts(case, device, arch, tmp_path):
     agrees_with_peft(case, tmp_path, device=device, arch=arch)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case,parallel", [("llama-all", "tp=3"), ("gpt2-stack", "tp=3"), ("phi3-stacks", "tp=2"), ("deepseek-latents", "tp=2"), ("deepseek-lite", "pp=2"), ("llama-some", "pp=3")])
 def test_ranks_have_parts_of_adapters(case, parallel, tmp_path):
     """Shares are uneven: 7 heads, 3 ranks."""
@@ -80,7 +80,8 @@ def agrees_with_peft(case, tmp_path, **kw):
     assert np.abs(none - g.logits).max() < near and np.array_equal(got, again)
 
 
-@pytest.mark.parametrize("case,device,arch", [(c, "ref", None) for c in EXPERTS] + [("qwen2-moe-experts", "cpu", BEST), ("phimoe-experts", "cpu", "generic")])
+@pytest.mark.parametrize("case,device,arch", [(c, "ref", None) for c in EXPERTS] + [("qwen2-moe-experts", "cpu", BEST)] +
+                         [("phimoe-experts", "cpu", "generic")] * ("LLMC_CHECK_ALL" in os.environ))
 def test_logits_of_experts_are_pefts(case, device, arch, tmp_path):
     agrees_with_peft(case, tmp_path, device=device, arch=arch, extra=["adapters.expert_rank=5"])
 

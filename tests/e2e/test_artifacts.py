@@ -30,7 +30,7 @@ def home(tmp_path_factory):
     """Own cache, and kernels built as fast as can be: how well they run is not the question here."""
     old = {k: os.environ.get(k) for k in ("LLMC_KERNEL_CFLAGS", "LLMC_CACHE")}
     d = tmp_path_factory.mktemp("home")
-    os.environ.update(LLMC_KERNEL_CFLAGS="-O0", LLMC_CACHE=str(d / "cache"))
+    os.environ.update(LLMC_KERNEL_CFLAGS="-O1", LLMC_CACHE=str(d / "cache"))
     yield d
     for k, v in old.items():
         os.environ.pop(k) if v is None else os.environ.__setitem__(k, v)
@@ -196,7 +196,7 @@ def test_a_damaged_cache_heals(llmc, model, home, tokens, tmp_path, kind):
     assert llmc.json("run", model, *RUN, env=env)["tokens"] == tokens
     assert "compiling 1 kernel " in llmc.err
     assert len(notices(llmc.err)) == (kind != "missing"), llmc.err
-    assert llmc.json("run", model, *RUN, env=dict(env, LLMC_KERNEL_CFLAGS="-O0"))["tokens"] == tokens
+    assert llmc.json("run", model, *RUN, env=dict(env, LLMC_KERNEL_CFLAGS="-O1"))["tokens"] == tokens
     assert "compiling" not in llmc.err and notices(llmc.err) == []
 
 

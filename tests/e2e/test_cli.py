@@ -154,13 +154,13 @@ dtype: f32
 
 def test_bench_counts_the_experts_that_are_read(llmc, tmp_path):
     (tmp_path / "m.yaml").write_text(MIXTURE)
-    run = ["bench", tmp_path / "m.yaml", "--random-weights", "--arch", "generic", "-p", "0", "-n", "1", "-r", "1"]
+    run = ["bench", tmp_path / "m.yaml", "--random-weights", "--device", "ref", "-p", "0", "-n", "1", "-r", "1"]
     one, two = [x["bytes"] for x in llmc.json(*run, "-b", "1,2")["results"]]
     everything = llmc.json(*run, "--set", "moe.top_k=8")["results"][0]["bytes"]
     expert = 2 * 3 * 32 * 64 * 4 # in both layers: gate, up and down in f32
     assert everything - one == 6 * expert
     assert two - one == (8 * (1 - 0.75**2) - 2) * expert # two rows that choose by chance
-    assert llmc.json("plan", tmp_path / "m.yaml", "--arch", "generic")["token_bytes"] == one
+    assert llmc.json("plan", tmp_path / "m.yaml", "--device", "ref")["token_bytes"] == one
     # a shared expert is read whole, however few of the others are
     (tmp_path / "m.yaml").write_text(MIXTURE.replace("qwen3_moe", "qwen2_moe"))
     small, large = [llmc.json(*run, "--ops", "--set", f"moe.shared.width={n}")["results"][0] for n in (32, 64)]

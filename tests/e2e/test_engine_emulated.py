@@ -131,7 +131,7 @@ print(json.dumps([alone, together, whole, steps, sorted(k for k, text in kernels
 """
 
 
-@pytest.mark.parametrize("model, storage", [("llama-bias-linear-bf16", ""), ("configs/tiny.yaml", "bf16"), ("configs/tiny.yaml", "q4_0")])
+@pytest.mark.parametrize("model, storage", [("configs/tiny.yaml", "bf16"), ("configs/tiny.yaml", "q4_0")] + [("llama-bias-linear-bf16", "")] * ("LLMC_CHECK_ALL" in os.environ))
 def test_batches_on_tensor_cores_answer_as_each_alone(model, storage, tmp_path):
     if not storage:
         model = weights.Golden(model).build(str(tmp_path / "model"))

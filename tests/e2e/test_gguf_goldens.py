@@ -25,7 +25,7 @@ PLAIN, I16, I8, GPU_ROWS = 1e-5, 5e-4, 6e-2, 5e-3
 ARCHS = ("generic", "v3", "v4")
 CPU = [("llama-q4_k_m", a) for a in ARCHS] + [
     ("llama-q4_1-mixed", "generic"), ("qwen2-q4_k_m-fallback", "v3"), ("qwen3-q4_k_m", "v3"), ("llama-q5_k_m", "v4"), ("llama-codes", "v4")]
-CPU_I8 = [("qwen2-q4_k_m", "generic"), ("llama-q4_1", "v3")]
+CPU_I8 = [("llama-q4_1", "generic")]
 if os.environ.get("LLMC_CHECK_ALL"):     # every file on every instruction set: ten minutes
     CPU = [(c, a) for c in CASES for a in ARCHS]
     CPU_I8 = [(c, a) for c, a in CPU if not c.endswith(("f32", "f16"))]
@@ -58,7 +58,7 @@ def test_reference(name, tmp_path):
     assert got == want
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name,arch", CPU)
 def test_cpu(name, arch, tmp_path):
     if not RUNS[arch]:

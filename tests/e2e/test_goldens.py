@@ -206,7 +206,7 @@ def test_kv_in_half_precision(name, tmp_path):
     assert 1e-6 < error(g, logits) < 5e-3
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("name,arch", [(n, a) for n, archs in CPU.items() for a in archs.split()])
 def test_cpu(name, arch, tmp_path):
     if not RUNS[arch]:

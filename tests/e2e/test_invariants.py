@@ -143,7 +143,7 @@ def models(tmp_path_factory):
         m.close()
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name,arch", RUNS)
 def test_a_result_depends_on_the_request_alone(models, name, arch):
     m = models(name, arch)
@@ -176,7 +176,7 @@ def test_a_result_depends_on_the_request_alone(models, name, arch):
                 assert np.array_equal(rows(s, [(q, TOK[i:i + 1], 1)])[0], want[i]), f"decode with {threads} threads"
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name,arch", RUNS)
 def test_company_changes_nothing(models, name, arch):
     """Four sequences that start at different times, decode rows and chunks in one step, against each alone."""

@@ -97,22 +97,22 @@ def test_a_head_that_differs_from_its_model(folders):
         said("mtp.window=false")  # layers that see all have fewer heads
 
 
-@pytest.mark.parametrize("name", ["glm4_moe-qk-norm", "step3p5-plain"])
-def test_a_head_is_left_out_unless_it_is_asked_for(folders, name, tmp_path):
+@pytest.mark.parametrize("name,device", [("glm4_moe-qk-norm", "cpu"), ("step3p5-plain", "ref")] + [("step3p5-plain", "cpu")] * EVERY)
+def test_a_head_is_left_out_unless_it_is_asked_for(folders, name, device, tmp_path):
     """Without the option the plan is that of a checkpoint without such a layer; with it the model's logits have the same bits."""
     path, want = folders(name), HEADS[name]
     bare = str(weights.Golden(name).build(tmp_path / "bare"))
     ids = want["text"][:-1]
     logits, plans = [], []
     for folder, part in ((bare, None), (path, None), (path, "rows")):
-        with llmc.Model(folder, set=SET + ([f"mtp.part={part}"] if part else [])) as m, m.session(context=64, chunk=64) as s:
+        with llmc.Model(folder, device=device, set=SET + ([f"mtp.part={part}"] if part else [])) as m, m.session(context=64, chunk=64) as s:
             logits.append(bytes(s.forward([(s.seq(), ids, 1)])))
             plan = m.plan
             plans.append(plan)
             assert ("rows" in plan) == (part == "rows")
     assert logits[0] == logits[1] == logits[2]
     assert plans[0]["tensor"] == plans[1]["tensor"] == plans[2]["tensor"]
-    with llmc.Model(path, set=SET + ["mtp.part=head"]) as head:
+    with llmc.Model(path, device=device, set=SET + ["mtp.part=head"]) as head:
         plan = head.plan
         assert plan["takes_rows"] and plan["n_params"] < plans[0]["n_params"]
         names = {src["name"] for t in plan["tensor"] for src in t["src"]}

@@ -158,7 +158,7 @@ def variants():
                 yield name, target
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name,target", list(variants()))
 def test_attention(name, target):
     c = Case(**CASES[name])

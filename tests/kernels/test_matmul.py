@@ -193,7 +193,7 @@ if not EVERY:  # a type on every other instruction set, in turn: traits are shar
     VARIANTS = [v for v in VARIANTS if v[0] not in WIDE or (NUMBER[v[1]] + WIDE.index(v[0]) + v[2] // 8) % 2 == 0]
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("target,dtype,bits", VARIANTS)
 def test_a_row_is_right_and_the_same_in_any_company(lib, target, dtype, bits):
     cols = 608 if target == "amx" and dtype in ("f16", "bf16") else columns(dtype)
@@ -222,7 +222,7 @@ def test_a_row_is_right_and_the_same_in_any_company(lib, target, dtype, bits):
         same(run_rows(k, x[t:t + 2], packed, ROWS, 2), all_rows[t:t + 2])
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("target,dtype,bits", [v for v in VARIANTS if v[1] in SMALL])
 def test_sums_hold_the_most_extreme_elements(lib, target, dtype, bits):
     cols = columns(dtype)
@@ -242,7 +242,7 @@ def test_sums_hold_the_most_extreme_elements(lib, target, dtype, bits):
         close(run_rows(k, x[:m], packed, ROWS), want[:m], mags[:m], 3e-6)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("target,dtype", [(t, d) for t in TARGETS for d in ("q4_1", "q8_0", "q6_k", "f16")] + [(t, "f16") for t in H.MORE if t == "amx"])
 def test_infinity_and_nan_stay_in_their_row(lib, target, dtype):
     cols = columns(dtype)
