@@ -11,7 +11,7 @@
 set -u
 cd "$(dirname "$0")/.."
 # a+b: beside each other; a,b: one behind the other, beside what stands behind a +. Steps of one process go beside those that build.
-steps=${*:-"deps build+env clang unit pytest cuda serve,fuzz+emu,tsan,san"}
+steps=${*:-"deps build+env clang unit pytest cuda san+tsan,fuzz,emu+serve"}
 jobs=$(nproc)
 export LLMC_CACHE=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}
 log=build/check
@@ -79,13 +79,16 @@ step_cuda() {
 	run_pytest -n "$jobs" tests/cuda tests/e2e/test_cuda.py
 }
 
-# Everything of the library, the emitted kernels too, under AddressSanitizer and UndefinedBehaviorSanitizer.
+# Everything of the library, the emitted kernels too, under AddressSanitizer and UndefinedBehaviorSanitizer. Programs of the emulated GPU have no emulator
+# here, and would do nothing; test_engine runs in sanitized.sh, on kernels that are sanitized as well, and in make check-all without those, too.
 step_san() {
-	local san="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
-	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" build/san/llmc || return 1
+	local unit gpu="test_cuda(|_lt|_machines|_session)\.c" apart="test_engine\.c" san="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" build/san/llmc build/san/unit/test_engine || return 1
+	[ -z "${LLMC_CHECK_ALL:-}" ] || apart=$gpu
+	unit=$(printf '%s\n' tests/unit/test_*.c | grep -Ev -e "$gpu" -e "$apart" | sed -e 's|^tests/|build/san/|' -e 's/\.c$//' | paste -sd' ')
 	# Kernels see tables of products (cpu_product.h) by name; where a file with one has been unloaded, this check of ASan reads what is gone.
 	export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1
-	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" unit || return 1
+	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" unit UNIT="$unit" || return 1
 	tests/e2e/sanitized.sh build/san/llmc "$san"
 }
 

@@ -18,8 +18,8 @@ grep -q avx512_vnni /proc/cpuinfo && archs="$archs v4"
 for arch in $archs; do
 	run run configs/tiny.yaml --random-weights --arch "$arch" --tokens $tokens -n 4 --ignore-eos --json --threads 2
 done
-storages="q5_1 q8_0 bf16 f32"
-[ -z "${LLMC_CHECK_ALL:-}" ] || storages="$storages q4_1 q4_0 q5_0 f16"
+storages="q5_1 bf16"
+[ -z "${LLMC_CHECK_ALL:-}" ] || storages="$storages q8_0 f32 q4_1 q4_0 q5_0 f16"
 for storage in $storages; do
 	run run configs/tiny.yaml --random-weights --arch "${archs##* }" --set "storage.default=$storage" --tokens $tokens -n 2 --ignore-eos --json
 done

@@ -22,7 +22,7 @@ enum { VOCAB = 300, MOST = 256, CONTEXT = 160, CROWD = 64 };
 
 static const llmc_model *crowd_of; /* who has said what the crowd says alone */
 static llmc_model *model, *guesser; /* guesser: for it, another one where it keeps states */
-static bool quick;            /* LLMC_TEST_QUICK, under sanitizers: only what threads do, of each the least that shows it */
+static bool quick, few;       /* LLMC_TEST_QUICK, under sanitizers: only what threads do; few: of each the least that shows it, without LLMC_CHECK_ALL */
 static int n_crowd = CROWD;
 
 static llmc_model *
@@ -549,7 +549,7 @@ guesses_change_nothing(void **state)
 	const llmc_sequence bad[] = { { (const int32_t[]){ 20, 21 }, 2 }, { (const int32_t[]){ 30 }, 1 } };
 	const llmc_bias bias[] = { { 40, 3 }, { 41, -5 } };
 	Teller t = { .said = off, .random = 12345 };
-	int rounds = quick ? 6 : getenv("LLMC_CHECK_ALL") ? 400 : 24;
+	int rounds = few ? 6 : getenv("LLMC_CHECK_ALL") ? 400 : 24;
 	uint64_t r = 4242;
 
 	(void)state;
@@ -609,7 +609,7 @@ short_texts_keep_their_form(void **state)
 	none.speculate = -1;
 	Box a = open_engine(4, 40, 0, &none), b = open_engine(4, 40, 0, NULL);
 	engine_set_guess(b.e, tell, &t);
-	for (int32_t n = 1; n <= (quick ? 8 : 24); n++) {
+	for (int32_t n = 1; n <= (few ? 8 : 24); n++) {
 		Ask k = greedy_ask(88172645463325252u + (uint64_t)n, 1 + n % 6, 24, true);
 		llmc_request q = request(&k);
 		q.logprobs = true;
@@ -660,7 +660,7 @@ a_crowd_guesses(void **state)
 	for (size_t w = 0; w < sizeof with / sizeof *with; w++) {
 		llmc_engine_options o = LLMC_INIT(llmc_engine_options);
 		llmc_limits l = LLMC_INIT(llmc_limits);
-		if (quick && w != 1)
+		if (few && w != 1)
 			continue;
 		Rumour t = { .random = 991 + w, .wrong = with[w].wrong };
 		llmc_error err;
@@ -711,7 +711,7 @@ a_second_model_changes_nothing(void **state)
 
 	(void)state;
 	make_crowd();
-	for (int lone = 0; lone < (quick ? 1 : 2); lone++) {
+	for (int lone = 0; lone < (few ? 1 : 2); lone++) {
 		Box b = open_engine(lone ? 1 : 4, 40, 192, NULL);
 		l.context = 128; /* less than the texts have */
 		l.seqs = 4;
@@ -721,7 +721,7 @@ a_second_model_changes_nothing(void **state)
 		l.n_threads = 1;
 		if (llmc_session_open(guesser, &l, &second, &err) != LLMC_OK || engine_set_second(b.e, second->s, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
-		int n = getenv("LLMC_CHECK_ALL") ? CROWD : quick ? 6 : 16;
+		int n = getenv("LLMC_CHECK_ALL") ? CROWD : few ? 6 : 16;
 		for (int i = 0; i < n; i++) {
 			llmc_request r = request(&crowd[i]);
 			id[i] = submit(b, &r);
@@ -1340,7 +1340,8 @@ main(void)
 	};
 
 	quick = getenv("LLMC_TEST_QUICK") != NULL;
-	n_crowd = quick ? 20 : CROWD;
+	few = quick && !getenv("LLMC_CHECK_ALL");
+	n_crowd = few ? 20 : CROWD;
 	int failed = cmocka_run_group_tests(tests, set_up, tear_down);
 	failed = failed ? failed : cmocka_run_group_tests(with_states, set_up_states, tear_down);
 	return failed ? failed : cmocka_run_group_tests(with_latents, set_up_latents, tear_down);

@@ -336,7 +336,7 @@ answer(llmc_model *m, int32_t tok[NEW])
 	int32_t prompt[PROMPT], n = 0;
 	llmc_engine *e;
 	llmc_error err;
-	int64_t id;
+	int64_t id = 0;
 
 	o.limits = &l;
 	o.prefix_dir = dir;
