@@ -444,6 +444,7 @@ def main():
     ap.add_argument("--recent", action="store_true", help="files of the widths of Qwen3.5, gpt-oss and Gemma 4")
     ap.add_argument("--tiny", action="store_true", help="with --widths, --codes or --recent: small files of the same kinds, to try this out")
     ap.add_argument("--only", metavar="REGEX", help="with --widths, --codes or --recent: of these names and formats, as 'qwen3.* Q4_0'")
+    ap.add_argument("--tests", metavar="REGEX", default="", help="of these tests, as 'tg'")
     ap.add_argument("--prepare", action="store_true", help="build, write and compile all that is missing, measure nothing")
     ap.add_argument("--check", action="store_true", help="compare logits, measure nothing")
     ap.add_argument("--peer-version", help="of llama-cpp-python [the newest]")
@@ -458,6 +459,8 @@ def main():
     if a.build_only:
         return
     todo = cases(a, peers[-1][1])
+    for c in todo:
+        c.tests = [t for t in c.tests if re.search(a.tests, t.name)]
     if a.check:
         sys.exit(0 if all([check(c, os.path.dirname(peers[-1][1]), a) for c in todo]) else 1)
     if a.prepare:
