@@ -15,7 +15,7 @@ LATENT, MIXED, CHOOSES = "deepseek_v2-groups", "qwen2_moe-plain", "deepseek_v3-v
 # op, golden, file, what stands there, what is put in its place; the first of each op by default
 MUTATIONS = [
     ("norm_route", MIXED, "norm_route", r"logits \+ t \* LOGITS, bias", "logits + t * LOGITS + 1, bias"),                           # experts one off
-    ("norm_route", LATENT, "norm_route", r"(const Route r = \{.*), ([^,]+) \};", r"\1, 1.05f * (\2) };"),                           # another scale
+    ("norm_route", LATENT, "norm_route", r"(const Route r = \{.*), ([^,]+), ([^,]+) \};", r"\1, 1.05f * (\2), \3 };"),              # another scale
     ("norm_route", MIXED, "common/cpu_route.h", r"choice\[e\] > choice\[best\]", "choice[e] < choice[best]"),                       # the worst
     ("norm_moe_glu", MIXED, "norm_moe_glu", r"ARG_gate, \(int64_t\)e \* WIDTH", "ARG_gate, (int64_t)(E - 1 - e) * WIDTH"),          # another expert
     ("norm_moe_glu", LATENT, "norm_moe_glu", r": mm_units\(shared\)\)", ": 0)"),                                                    # no shared one
