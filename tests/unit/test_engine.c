@@ -1,5 +1,6 @@
 /* The engine on a compiled tiny model: what requests say in a crowd, with cancels, preemption, prefix hits, choices and
- * seeds, is what each says alone; what is refused, cancelled, late or broken harms nobody and leaves nothing behind. */
+ * seeds, is what each says alone; what is refused, cancelled, late or broken harms nobody and leaves nothing behind.
+ * One file: all of it follows the same crowd, whose answers alone take longest and are made once for each of three models. */
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
