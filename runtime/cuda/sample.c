@@ -115,14 +115,13 @@ write_note(CudaSession *c, llmc_error *err)
 {
 	const Session *s = c->s;
 	int32_t n = s->size->n_seq;
-	llmc_note *note = (llmc_note *)(void *)(c->note + (size_t)(c->number % LLMC_RING) * (size_t)c->st.note_stride);
-	llmc_note_row *row = (llmc_note_row *)(void *)(note + 1);
+	llmc_note_row *row = cuda_note(c);
 
-	*note = (llmc_note){ .n_row = n, .n_out = s->size->n_out };
+	cuda_note_rows(c, n, s->size->n_out);
 	for (int32_t i = 0, out = 0; i < n; i++) {
 		int32_t q = s->step_seq[i], first;
 		llmc_note_row *w = &row[i];
-		*w = (llmc_note_row){ .slot = q, .tok = s->tok[i] < 0 ? -1 : s->tok[i], .pos = s->pos[i], .rope_pos = s->rope_pos[i],
+		*w = (llmc_note_row){ .n = n, .n_out = s->size->n_out, .slot = q, .tok = s->tok[i] < 0 ? -1 : s->tok[i], .pos = s->pos[i], .rope_pos = s->rope_pos[i],
 			.pos2 = s->pos2[i], .prefix_len = s->prefix_len[i], .out_at = -1 };
 		if (out < s->size->n_out && s->out_row[out] == i)
 			w->out_at = out++;

@@ -49,7 +49,7 @@ lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 	c->n_freq = 0;
 	c->max_out = (int32_t)(s->sym[SYM_n_out] < s->sym[SYM_n_seq] ? s->sym[SYM_n_out] : s->sym[SYM_n_seq]);
 	*st = (llmc_state){ .n_rope = p->n_rope, .block_stride = (int)stride, .window_at = stride > max_page ? (int)max_page : 0, .vocab = (int)p->vocab, .max_out = c->max_out };
-	st->note_stride = (int)((sizeof(llmc_note) + (size_t)s->sym[SYM_n_seq] * sizeof(llmc_note_row) + 63) & ~(size_t)63);
+	st->note_stride = (int)((size_t)s->sym[SYM_n_seq] * sizeof(llmc_note_row));
 	c->block_to = address(bump(&b, s->block_bytes, 1));
 	for (int i = 0; i < p->n_rope && i < LLMC_MAX_ROPE; i++) {
 		st->rope[i] = (llmc_rope_table){ .dims = p->rope[i].dims, .axis = p->rope[i].axis, .freq_at = c->n_freq };
@@ -222,7 +222,7 @@ take_pinned(CudaSession *c, llmc_error *err)
 	c->came = c->logits + logits / sizeof *c->logits;
 	c->goes = c->came + stream / sizeof *c->came;
 	c->s->rows = s->plan->hands_rows ? c->goes : NULL;
-	c->st.note = (const llmc_note *)(uintptr_t)(at + block);
+	c->st.note = (const llmc_note_row *)(uintptr_t)(at + block);
 	c->st.picked = (llmc_picked *)(uintptr_t)(at + block + note);
 	for (int i = 0; i < LLMC_RING; i++)
 		CUDA_TRY(d, d->api.event_create(&c->event[i], CU_EVENT_NO_TIMING), "making an event");

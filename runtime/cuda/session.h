@@ -138,6 +138,9 @@ llmc_status cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SY
 llmc_status cuda_bind(CudaSession *c, llmc_error *err);
 /* Sequences of the step that have new rotary frequencies */
 llmc_status cuda_upload_freq(CudaSession *c, llmc_error *err);
+/* The note of the next step, a row for each of its sequences; what all of its rows say of the step */
+llmc_note_row *cuda_note(CudaSession *c);
+void cuda_note_rows(CudaSession *c, int32_t n, int32_t n_out);
 /* The step's arrays, whole; a note that says so. */
 llmc_status cuda_upload_step(CudaSession *c, llmc_error *err);
 llmc_status cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err);

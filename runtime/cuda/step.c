@@ -116,6 +116,23 @@ cuda_upload_freq(CudaSession *c, llmc_error *err)
 	return LLMC_OK;
 }
 
+llmc_note_row *
+cuda_note(CudaSession *c)
+{
+	return (llmc_note_row *)(void *)(c->note + (size_t)(c->number % LLMC_RING) * (size_t)c->st.note_stride);
+}
+
+void
+cuda_note_rows(CudaSession *c, int32_t n, int32_t n_out)
+{
+	llmc_note_row *row = cuda_note(c);
+
+	for (int64_t i = 0; i < c->s->sym[SYM_n_seq]; i++) {
+		row[i].n = n;
+		row[i].n_out = n_out;
+	}
+}
+
 llmc_status
 cuda_upload_step(CudaSession *c, llmc_error *err)
 {
@@ -123,12 +140,11 @@ cuda_upload_step(CudaSession *c, llmc_error *err)
 	Session *s = c->s;
 	int e = (int)(c->number % LLMC_RING);
 	char *block = c->block + (size_t)e * (size_t)s->block_bytes;
-	llmc_note *note = (llmc_note *)(void *)(c->note + (size_t)e * (size_t)c->st.note_stride);
 	const char *end = (const char *)(s->block_table + (size_t)s->size->n_seq * (size_t)s->kv.stride);
 	size_t bytes = (size_t)(end - s->block);
 
 	memcpy(block, s->block, bytes);
-	*note = (llmc_note){ .mixed = 1, .n_row = s->size->n_tok, .n_out = s->size->n_out };
+	cuda_note_rows(c, -1, 0);
 	CUDA_TRY(d, d->api.copy_up(c->block_to, block, bytes, c->stream), "copying a step to the GPU");
 	/* rows of the table have been written over */
 	for (int32_t i = 0; i < s->size->n_seq; i++)
@@ -172,9 +188,13 @@ cuda_launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3
 }
 
 static llmc_status
-launch_begin(CudaSession *c, int64_t rows, llmc_error *err)
+launch_begin(CudaSession *c, int64_t rows, bool noted, llmc_error *err)
 {
-	return cuda_launch(c, c->m->begin, "llmc_begin", (int64_t[3]){ rows, 1, 1 }, 128, 1, 0, PLAIN, &c->st, NULL, err);
+	llmc_state st = c->st;
+
+	if (!noted)
+		st.note = NULL;
+	return cuda_launch(c, c->m->begin, "llmc_begin", (int64_t[3]){ rows, 1, 1 }, 128, 1, 0, PLAIN, &st, NULL, err);
 }
 
 static llmc_status
@@ -363,7 +383,7 @@ cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
 
 	cuda_symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
 	c->adapted = c->s->probe || cuda_has_adapter(c->s); /* a probe is told of all steps, as on processors */
-	TRY(launch_begin(c, st->n_tok, err));
+	TRY(launch_begin(c, st->n_tok, false, err));
 	TRY(launch_phase(c, phase, NULL, sym, c->s->probe != NULL, err));
 	return pick ? launch_sample(c, st->n_out, err) : LLMC_OK;
 }
@@ -387,7 +407,7 @@ capture(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
 	int64_t sym[SYM_COUNT], n_out = rows < c->s->sym[SYM_n_out] ? rows : c->s->sym[SYM_n_out];
 
 	cuda_symbols(c, sym, rows, rows, rows, n_out);
-	TRY(launch_begin(c, rows, err));
+	TRY(launch_begin(c, rows, true, err));
 	TRY(launch_phase(c, 0, NULL, sym, false, err));
 	return pick ? launch_sample(c, n_out, err) : LLMC_OK;
 }

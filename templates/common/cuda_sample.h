@@ -15,7 +15,7 @@ struct pick_shared {
 	u64    sum[PICK_STEPS];
 	float  top[PICK_THREADS], best[PICK_WARPS];
 	int    id[PICK_WARPS], bad[PICK_WARPS];
-	double add[PICK_WARPS];
+	double add[PICK_WARPS], found[LLMC_PICK_PARTS * 8];
 	int    last, few[PICK_FEW];
 };
 

@@ -10,22 +10,22 @@
  * Notes and picks lie in pinned host memory that the device reads and writes as it stands (never through a cached or nc
  * load). There are LLMC_RING of each; the host has at most two steps under way. The step's number comes from *p.count, the
  * number of steps that have ended: its note is at (const char *)p.note + (number % LLMC_RING) * p.note_stride, its picks at
- * p.picked + (number % LLMC_RING) * p.max_out.
+ * p.picked + (number % LLMC_RING) * p.max_out. A note has a row for each row of the graph that is launched. Pinned memory is slow, and reads of
+ * one place by many blocks wait for each other (an H100 took 0.9 us for each): a block reads its own row alone, in one go.
  *
- * llmc_begin: 128 threads, one block a row of the largest step that the graph is for; blocks stride over the rows
- * (for (r = blockIdx.x; r < n; r += gridDim.x)), n is note->n_row (decode) or p.s_n[0] (mixed).
- *   Every block reads number = *p.count; block 0 stores it to *p.now, where llmc_sample finds it.
- *   note->mixed == 0: row r of the note becomes row r and sequence r of the step. With w = the note's row r:
+ * llmc_begin: 128 threads, one block a row of the largest step that the graph is for. Block 0 stores number = *p.count to *p.now, where
+ * llmc_sample finds it.
+ *   note != 0 and w.n >= 0, with w = the note's row r: row r < w.n of the note becomes row r and sequence r of the step.
  *     s_tok[r]     w.tok, or slot[w.slot].last where w.tok < 0
  *     s_pos[r] s_pos2[r]                             w.pos, w.pos2
- *     s_seq_of[r] = r, s_q_start[r] = r              and s_q_start[n_row] = n_row
+ *     s_seq_of[r] = r, s_q_start[r] = r              and s_q_start[w.n] = w.n
  *     s_kv_len[r] = w.pos + 1, s_prefix_len[r] = w.prefix_len, slot_of[r] = w.slot
  *     s_out_row[w.out_at] = r                        where w.out_at >= 0
  *     s_block_table[r * block_stride + j] = tables[w.slot * block_stride + j]  for w.table_from <= j <= w.pos / 32, but for
  *       j == w.page_at (when >= 0) the new page w.page, which is stored to tables[...] as well; where window_at > 0 the same for the
  *       window pages, at window_at + j, the new one w.window
- *     s_n[0..3] = n_row, n_row, n_row, note->n_out   by block 0
- *   note->mixed == 1: the host has copied all the step's arrays (and slot_of, rope_pos) to the device. Only
+ *     s_n[0..3] = w.n, w.n, w.n, w.n_out             by block 0
+ *   note == 0, or w.n < 0: the host has copied all the step's arrays (and slot_of, rope_pos) to the device. Only
  *     s_tok[r] < 0 becomes slot[-1 - s_tok[r]].last
  *   Both: angles of row r, for every rope table i < n_rope with d = rope[i].dims and f = rope[i].freq_at:
  *     pos = rope[i].axis ? pos2 : rope_pos (of the note's row, or rope_pos[r]; slot = w.slot or slot_of[s_seq_of[r]])
@@ -52,7 +52,7 @@
 #ifndef LLMC_CUDA_STATE_H
 #define LLMC_CUDA_STATE_H
 
-enum { LLMC_RING = 4, LLMC_MAX_ROPE = 8, LLMC_PICK_PARTS = 16 };
+enum { LLMC_RING = 4, LLMC_MAX_ROPE = 8, LLMC_PICK_PARTS = 32 };
 enum { LLMC_SEEN = 1 << 30, LLMC_COUNT = LLMC_SEEN - 1 }; /* of a count: bit 30: in the prompt; below: times in the output */
 
 typedef struct llmc_slot {   /* a sequence of the session */
@@ -63,14 +63,11 @@ typedef struct llmc_slot {   /* a sequence of the session */
 	unsigned long long seed, n_pick;
 } llmc_slot;
 
-typedef struct llmc_note_row {
+typedef struct llmc_note_row { /* a whole number of sectors */
+	int n, n_out;            /* of the step, in every row of the note; n < 0: the step's arrays are there */
 	int slot, tok, pos, rope_pos, pos2, prefix_len, out_at, table_from, page_at, page, window;
+	int pad[3];
 } llmc_note_row;
-
-typedef struct llmc_note {
-	int mixed, n_row, n_out, pad;
-	/* llmc_note_row row[n_row] follow; none when mixed */
-} llmc_note;
 
 typedef struct llmc_picked { int id; float logprob; int status, pad; } llmc_picked;
 
@@ -98,7 +95,7 @@ typedef struct llmc_state {
 	unsigned    *row_done;       /* [max_out] zero between steps */
 	unsigned    *all_done;       /* zero between steps */
 	/* the host's */
-	const llmc_note *note;
+	const llmc_note_row *note;   /* [LLMC_RING] of note_stride bytes; NULL: the step's arrays are there */
 	llmc_picked *picked;
 	unsigned *count, *now;
 	llmc_rope_table rope[LLMC_MAX_ROPE];

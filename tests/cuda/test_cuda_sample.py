@@ -8,7 +8,7 @@ import cuda_harness as H
 
 RUNTIME = H.TEMPLATES / "cuda" / "runtime"
 SOURCES = ["runtime/sample/sample.c", "runtime/sample/draw.c", "runtime/sample/math.c", "runtime/sample/watermark.c", "base/error.c", "tests/cuda/no_grammar.c"]
-RING, PARTS, SEEN = 4, 16, 1 << 30
+RING, PARTS, SEEN = 4, 32, 1 << 30
 SLOT = np.dtype([("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("repetition", "f4"), ("presence", "f4"), ("frequency", "f4"),
                  ("top_k", "i4"), ("penalties", "i4"), ("last", "i4"), ("pad", "i4"), ("seed", "u8"), ("n_pick", "u8")])
 PICKED = np.dtype([("id", "i4"), ("logprob", "f4"), ("status", "i4"), ("pad", "i4")])
@@ -25,7 +25,7 @@ def job(arrays, ropes, sizes, launches, fetch):
     """llmc_state of templates/common/cuda_state.h"""
     a = {k: np.zeros(1, np.int32) for k in POINTERS}
     a.update(arrays)
-    fields = [0 if k.startswith("mask") and k not in arrays else k for k in POINTERS]
+    fields = [0 if k in ("mask", "mask_at", "note") and k not in arrays else k for k in POINTERS]
     for i in range(8):
         fields += [*ropes[i], 0] if i < len(ropes) else [0] * 5
     return dict(arrays=a, pack="@" + "Q" * len(POINTERS) + "Qiiii" * 8 + "7i", fields=fields + list(sizes) + [0] * (7 - len(sizes)), launches=launches, fetch=fetch)
@@ -43,9 +43,9 @@ def test_begin_makes_a_decode_step(mode, seed, window):
         [0, -1, 131071 % 160, 131071, 0, 9, -1, 3, -1, 0, 0],
         [3, -1, 31, 31, 1, 0, 1, 0, 0, 55, 77],
     ]
-    note = np.zeros((RING, 4 + 11 * cap), np.int32)
-    note[5 % RING, :4] = 0, n, 2, 0
-    note[5 % RING, 4:4 + 11 * n] = np.ravel(rows)
+    note = np.zeros((RING, cap, 16), np.int32)
+    note[5 % RING, :, :2] = n, 2
+    note[5 % RING, :n, 2:13] = rows
     slots = np.zeros(4, SLOT)
     slots["last"] = [100, 101, 102, 103]
     tables = rng.integers(1, 90, (4, stride)).astype(np.int32)
@@ -58,7 +58,7 @@ def test_begin_makes_a_decode_step(mode, seed, window):
     fetch = [*STEP, "slot_of", "tables", "now", "rope_a", "rope_b", "slot"]
     ropes = [("rope_a", 8, 0, 0), ("rope_b", 6, 1, 4)]
     got, = H.submit("sm_90a", mode, seed, 4, job(arrays, ropes, (2, 7, stride, 1, 1, note.strides[0], window),
-                                                 [(text("begin"), "begin.cu", "llmc_begin", (2,), 128, 0, {})], fetch))
+                                                 [(text("begin"), "begin.cu", "llmc_begin", (5,), 128, 0, {})], fetch))
     assert got["s_n"].tolist() == [3, 3, 3, 2] and got["now"][0] == 5
     assert got["s_tok"][:3].tolist() == [7, 100, 103]
     assert got["s_pos"][:3].tolist() == [70, 31, 31] and got["s_pos2"][:3].tolist() == [3, 0, 1]
@@ -86,15 +86,16 @@ def test_begin_makes_a_decode_step(mode, seed, window):
 
 
 @pytest.mark.parametrize("mode,seed", [H.RUNS[0], H.RUNS[2]])
-def test_begin_of_a_mixed_step(mode, seed):
+@pytest.mark.parametrize("noted", [True, False])  # a decode graph that the host feeds, a mixed step
+def test_begin_of_a_mixed_step(mode, seed, noted):
     n, slots = 5, np.zeros(3, SLOT)
     slots["last"] = [50, 51, 52]
-    note = np.zeros((RING, 4), np.int32)
-    note[1, 0] = 1
+    note = np.zeros((RING, 8, 16), np.int32)
+    note[1, :, 0] = -1
     i32 = lambda *v: np.array(v, np.int32)
     arrays = dict(s_n=i32(n, 1, 2, 2), s_tok=i32(-3, 8, 9, 10, -1), s_pos=i32(3, 0, 1, 2, 3), s_pos2=i32(0, 0, 1, 1, 2), s_seq_of=i32(0, 1, 1, 1, 1),
                   rope_pos=i32(3, 5, 6, 7, 8), slot_of=i32(2, 0), slot=slots, freq=np.array([[.5, .25], [9, 9], [1, 2]], np.float32),
-                  factor=np.array([[2.0], [9], [1]]), note=note, count=np.array([9], np.uint32), rope=np.zeros((n, 4), np.float32))
+                  factor=np.array([[2.0], [9], [1]]), **(dict(note=note) if noted else {}), count=np.array([9], np.uint32), rope=np.zeros((n, 4), np.float32))
     got, = H.submit("sm_75", mode, seed, 4, job(arrays, [("rope", 4, 0, 0)], (1, 2, 1, 1, 1, note.strides[0]),
                                                 [(text("begin"), "begin.cu", "llmc_begin", (8,), 128, 0, {})], ["s_tok", "rope", "now", "s_n"]))
     assert got["s_tok"].tolist() == [52, 8, 9, 10, 50] and got["now"][0] == 9 and got["s_n"].tolist() == [n, 1, 2, 2]

@@ -5,7 +5,7 @@
 
 enum { WORDS = sizeof(llmc_note_row) / sizeof(int), PAGE = 32 };
 
-struct begin_row { int number, mixed, n_row, n_out, word[WORDS]; };
+struct begin_row { int number, word[WORDS]; };
 
 /* Angles of a row, in double throughout: position 131071 keeps its digits. */
 static __device__ void
@@ -66,47 +66,39 @@ extern "C" __global__ void __launch_bounds__(128, 1)
 llmc_begin(const llmc_state p)
 {
 	SHARED(begin_row, s);
+	const int r = blockIdx.x;
 
 	PDL_LAUNCH();
 	PDL_WAIT();
-	if (threadIdx.x == 0)
+	if ((p.note || r == 0) && threadIdx.x == 0)
 		s.number = (int)ld_acquire_sys(p.count);
 	__syncthreads();
-	const char *note = (const char *)p.note + (unsigned)s.number % LLMC_RING * (long long)p.note_stride;
-	if (threadIdx.x < 3) { /* pinned memory of the host: read as it stands */
-		const int v = ld_relaxed_sys((const int *)note + threadIdx.x);
-		if (threadIdx.x == 0)
-			s.mixed = v;
-		else if (threadIdx.x == 1)
-			s.n_row = v;
-		else
-			s.n_out = v;
-	}
-	__syncthreads();
-	const int n = s.mixed ? p.s_n[0] : s.n_row;
-	if (blockIdx.x == 0 && threadIdx.x == 0) {
+	if (r == 0 && threadIdx.x == 0)
 		*p.now = (unsigned)s.number;
-		if (!s.mixed) {
-			p.s_n[0] = p.s_n[1] = p.s_n[2] = n;
-			p.s_n[3] = s.n_out;
-			if (n == 0)
-				p.s_q_start[0] = 0;
+	if (p.note) { /* pinned memory of the host: read as it stands */
+		const int *from = (const int *)((const char *)p.note + (unsigned)s.number % LLMC_RING * (long long)p.note_stride) + (long long)r * WORDS;
+		if (threadIdx.x < WORDS)
+			s.word[threadIdx.x] = ld_relaxed_sys(from + threadIdx.x);
+		__syncthreads();
+		if (s.word[0] >= 0) {
+			const int n = s.word[0];
+			const llmc_note_row w = { n, s.word[1], s.word[2], s.word[3], s.word[4], s.word[5], s.word[6], s.word[7], s.word[8], s.word[9], s.word[10], s.word[11], s.word[12] };
+			if (r == 0 && threadIdx.x == 0) {
+				p.s_n[0] = p.s_n[1] = p.s_n[2] = n;
+				p.s_n[3] = w.n_out;
+				if (n == 0)
+					p.s_q_start[0] = 0;
+			}
+			if (r < n) {
+				decode_row(p, w, r, n);
+				angles(p, r, w.slot, w.rope_pos, w.pos2);
+			}
+			return;
 		}
 	}
-	for (int r = blockIdx.x; r < n; r += gridDim.x) {
-		if (!s.mixed) {
-			const int *from = (const int *)(note + sizeof(llmc_note)) + (long long)r * WORDS;
-			__syncthreads(); /* the row before has been read */
-			if (threadIdx.x < WORDS)
-				s.word[threadIdx.x] = ld_relaxed_sys(from + threadIdx.x);
-			__syncthreads();
-			const llmc_note_row w = { s.word[0], s.word[1], s.word[2], s.word[3], s.word[4], s.word[5], s.word[6], s.word[7], s.word[8], s.word[9], s.word[10] };
-			decode_row(p, w, r, n);
-			angles(p, r, w.slot, w.rope_pos, w.pos2);
-		} else {
-			if (threadIdx.x == 0 && p.s_tok[r] < 0)
-				p.s_tok[r] = p.slot[-1 - p.s_tok[r]].last;
-			angles(p, r, p.slot_of[p.s_seq_of[r]], p.rope_pos[r], p.s_pos2[r]);
-		}
+	if (r < p.s_n[0]) {
+		if (threadIdx.x == 0 && p.s_tok[r] < 0)
+			p.s_tok[r] = p.slot[-1 - p.s_tok[r]].last;
+		angles(p, r, p.slot_of[p.s_seq_of[r]], p.rope_pos[r], p.s_pos2[r]);
 	}
 }

@@ -72,7 +72,7 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned 
 	const int wanted = pick_wants(slot, p.vocab);
 	double sum = 0;
 
-#pragma unroll 4
+#pragma unroll 8
 	for (int i = lo + threadIdx.x; i < hi; i += PICK_THREADS) {
 		const float raw = v[i];
 		float x = raw;
@@ -93,7 +93,7 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned 
 	const float mine = best;
 	best_of(s, most, best, best_id, bad);
 	if (most > PICK_NONE) /* else none of them weighs anything */
-#pragma unroll 4
+#pragma unroll 8
 		for (int i = lo + threadIdx.x; i < hi; i += PICK_THREADS)
 			sum += (double)pick_exp(__fadd_rn(v[i], -most));
 	if (wanted && !bad) /* this block's part of w is behind best_of's barrier */
@@ -145,11 +145,15 @@ gather(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const double 
 DEV void
 settle(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o, unsigned number)
 {
-	const double *part = p.part + (long long)o * LLMC_PICK_PARTS * PART_WORDS;
 	const float *v = p.logits + (long long)o * p.vocab;
 	float *w = (float *)(p.work + (long long)o * p.vocab), most = PICK_NONE, best = PICK_NONE;
 	int id = 0x7fffffff, bad = 0;
 
+	for (int i = threadIdx.x; i < LLMC_PICK_PARTS * PART_WORDS; i += PICK_THREADS)
+		if (i % PART_WORDS <= PART_LEAST)
+			s.found[i] = p.part[(long long)o * LLMC_PICK_PARTS * PART_WORDS + i];
+	__syncthreads();
+	const double *part = s.found;
 #pragma unroll 1
 	for (int k = 0; k < LLMC_PICK_PARTS; k++, part += PART_WORDS) {
 		most = fmaxf(most, (float)part[PART_MAX]);
@@ -163,17 +167,22 @@ settle(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 	if (status == 0 && slot.temperature > 0) {
 		int *ids = (int *)w + p.vocab;
 		unsigned whole = 0;
-		const pick_list few = gather(s, p, slot, part - LLMC_PICK_PARTS * PART_WORDS, ids, &whole);
+		const pick_list few = gather(s, p, slot, s.found, ids, &whole);
 		id = pick_draw(s, slot, mask || slot.penalties ? w : v, p.vocab, best, id, few, whole, w, ids);
 	}
+	if (threadIdx.x < LLMC_PICK_PARTS) {
+		double *mine = s.found + threadIdx.x * PART_WORDS;
+		if (mine[PART_SUM] > 0)
+			mine[PART_SUM] *= exp(mine[PART_MAX] - (double)most);
+	}
+	__syncthreads();
 	if (threadIdx.x)
 		return;
 	double all = 0;
-	part -= LLMC_PICK_PARTS * PART_WORDS;
 #pragma unroll 1
-	for (int k = 0; k < LLMC_PICK_PARTS; k++, part += PART_WORDS)
-		if (part[PART_SUM] > 0)
-			all += part[PART_SUM] * exp(part[PART_MAX] - (double)most);
+	for (int k = 0; k < LLMC_PICK_PARTS; k++)
+		if (s.found[k * PART_WORDS + PART_SUM] > 0)
+			all += s.found[k * PART_WORDS + PART_SUM];
 	llmc_picked *to = p.picked + (unsigned)number % LLMC_RING * (long long)p.max_out + o;
 	float logprob = 0;
 	if (status == 0 && most == -PICK_NONE) /* one token takes all */
