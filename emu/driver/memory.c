@@ -389,6 +389,18 @@ API(cuMemsetD8Async, (CUdeviceptr d, unsigned char v, size_t n, CUstream s))
 	return fill(s, d, v, 1, n, "cuMemsetD8Async");
 }
 
+API(cuMemsetD2D8Async, (CUdeviceptr d, size_t pitch, unsigned char v, size_t width, size_t height, CUstream s))
+{
+	CUresult r = CUDA_SUCCESS;
+
+	ENTER(cuMemsetD2D8Async, NEEDS_CONTEXT);
+	if (width > pitch || pitch > INT32_MAX)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < height && !r; i++)
+		r = fill(s, d + (CUdeviceptr)(i * pitch), v, 1, width, "cuMemsetD2D8Async");
+	return r;
+}
+
 API(cuMemsetD16Async, (CUdeviceptr d, unsigned short v, size_t n, CUstream s))
 {
 	ENTER(cuMemsetD16Async, NEEDS_CONTEXT);

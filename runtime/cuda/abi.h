@@ -81,6 +81,7 @@ _Static_assert(sizeof(CudaLaunchAttr) == 72 && sizeof(CudaLaunchConfig) == 56, "
 	X(copy_down, cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t bytes, CUstream)) \
 	X(copy_on, cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream)) \
 	X(set8, cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t n, CUstream)) \
+	X(set8_rows, cuMemsetD2D8Async, (CUdeviceptr, size_t pitch, unsigned char, size_t width, size_t height, CUstream)) \
 	X(module_load, cuModuleLoadData, (CUmodule *, const void *image)) \
 	X(module_unload, cuModuleUnload, (CUmodule)) \
 	X(module_function, cuModuleGetFunction, (CUfunction *, CUmodule, const char *name)) \

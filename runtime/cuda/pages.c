@@ -27,15 +27,23 @@ enter_quietly(CudaSession *c)
 	return r == CU_OK;
 }
 
+/* One call for all layers of a page, where it can be: each takes microseconds, here and on the device, and a prompt takes many pages. */
 static void
-page_clear(void *user, void *at, size_t bytes)
+page_clear(void *user, void *at, size_t bytes, size_t apart, int n)
 {
 	CudaSession *c = user;
+	CudaApi *api = &c->m->dev.api;
+	CUresult r = CU_OK;
 
-	if (enter_quietly(c)) {
-		note_failure(c, c->m->dev.api.set8(address(at), 0, bytes, c->stream), "clearing KV pages");
-		cuda_leave(&c->m->dev);
-	}
+	if (!enter_quietly(c))
+		return;
+	if (n > 1 && apart <= INT32_MAX) /* the widest pitch that a GPU takes */
+		r = api->set8_rows(address(at), apart, 0, bytes, (size_t)n, c->stream);
+	else
+		for (int i = 0; i < n && r == CU_OK; i++)
+			r = api->set8(address(at) + (CUdeviceptr)i * apart, 0, bytes, c->stream);
+	note_failure(c, r, "clearing KV pages");
+	cuda_leave(&c->m->dev);
 }
 
 static llmc_status
@@ -57,7 +65,7 @@ page_alloc(void *user, size_t bytes, void **out, llmc_error *err)
 			*err = c->why;
 		return c->failed;
 	}
-	page_clear(c, (void *)(uintptr_t)p, bytes);
+	page_clear(c, (void *)(uintptr_t)p, bytes, 0, 1);
 	*out = (void *)(uintptr_t)p;
 	return LLMC_OK;
 }

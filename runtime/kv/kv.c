@@ -80,10 +80,11 @@ here_copy(void *user, void *to, const void *from, size_t bytes)
 }
 
 static void
-here_clear(void *user, void *at, size_t bytes)
+here_clear(void *user, void *at, size_t bytes, size_t apart, int n)
 {
 	(void)user;
-	memset(at, 0, bytes);
+	for (int i = 0; i < n; i++)
+		memset((char *)at + (size_t)i * apart, 0, bytes);
 }
 
 static void
@@ -197,13 +198,12 @@ page_clear(Kv *kv, int32_t a)
 		const PlanPool *p = &kv->plan->pool[i];
 		size_t  bytes = (size_t)plan_layer_page_bytes(p);
 		int32_t at = window_place(kv, i, a);
-		for (int l = 0; bytes && l < p->n_layers; l++) {
-			char *layer = kv_layer(kv, i, l), *exact = window_exact(kv, i, layer, a);
-			if (at >= 0)
-				kv->mem.clear(kv->mem.user, layer + (size_t)at * bytes, bytes);
-			if (exact)
-				kv->mem.clear(kv->mem.user, exact, (size_t)plan_layer_exact_bytes(p));
-		}
+		char   *layer = bytes ? kv_layer(kv, i, 0) : NULL, *exact = layer ? window_exact(kv, i, layer, a) : NULL;
+		size_t  apart = layer ? (size_t)((char *)kv_layer(kv, i, 1) - layer) : 0;
+		if (layer && at >= 0)
+			kv->mem.clear(kv->mem.user, layer + (size_t)at * bytes, bytes, apart, p->n_layers);
+		if (exact)
+			kv->mem.clear(kv->mem.user, exact, (size_t)plan_layer_exact_bytes(p), apart, p->n_layers);
 	}
 }
 

@@ -30,7 +30,7 @@ typedef struct KvMem {
 	llmc_status (*alloc)(void *user, size_t bytes, void **out, llmc_error *err); /* zeroed */
 	void (*free)(void *user, void *mem, size_t bytes);
 	void (*copy)(void *user, void *to, const void *from, size_t bytes);
-	void (*clear)(void *user, void *at, size_t bytes);
+	void (*clear)(void *user, void *at, size_t bytes, size_t apart, int n); /* n pieces of so many bytes, from start to start `apart` bytes */
 	void (*read)(void *user, void *host, const void *at, size_t bytes);  /* returns when host is filled */
 	void (*write)(void *user, void *at, const void *host, size_t bytes); /* host may be reused on return */
 	/* Copies beside steps, from and to host memory that stays where it is. They run in order, in numbered groups: begin, copies, end. A group comes behind all

@@ -69,10 +69,11 @@ late_now(void *user, void *to, const void *from, size_t bytes)
 }
 
 static inline void
-late_clear(void *user, void *at, size_t bytes)
+late_clear(void *user, void *at, size_t bytes, size_t apart, int n)
 {
 	(void)user;
-	memset(at, 0, bytes);
+	for (int i = 0; i < n; i++)
+		memset((char *)at + (size_t)i * apart, 0, bytes);
 }
 
 static inline void
