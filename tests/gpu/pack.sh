@@ -21,7 +21,7 @@ cp "$build/emu/t_sm90" "$out/"
 cp "$build/gpu-expand" "$out/lib/expand"
 strip "$out/lib/expand"
 cp --parents tests/gpu/*.py tests/gpu/*.sh tests/gpu/*.yaml tests/cuda/*.py tests/cuda/*.cu tests/cuda/*.cu.in tests/emu/t_sm90.cu \
-	tests/kernels/expand.py tests/golden/weights.py tools/nvrtc.py configs/*.yaml configs/families/*.yaml templates/common/cuda_*.h "$out"
+	tests/kernels/*.py tests/kv_types.py tests/route_oracle.py tests/golden/weights.py tools/nvrtc.py configs/*.yaml configs/families/*.yaml templates/common/*.h "$out"
 cp --parents -r templates/cuda "$out"
 for name in $("$python" tests/gpu/gpu_check.py --list-golden); do
 	cp --parents -r "tests/golden/models/$name" "$out"
@@ -57,6 +57,8 @@ prompt="The capital of France is"
 	"$python" -c 'import json, sys; print(json.dumps(dict(prompt=sys.argv[1], tokens=json.load(sys.stdin)["tokens"])))' "$prompt" >"$out/smollm2/want.json"
 "$python" -m pip install --quiet --disable-pip-version-check --no-compile --target "$out/site" pytest==8.3.4 pytest-xdist==3.6.1
 rm -rf "$out/site/bin"
+# nothing that the tests need was left behind
+"$python" "$out/tests/gpu/gpu_check.py" --collect >"$build/gpu-collect.log" || { cat "$build/gpu-collect.log" >&2; exit 1; }
 find "$out" -name __pycache__ -prune -exec rm -rf {} +
 needs=$(objdump -T "$out/llmc" "$out/lib/expand" "$out/t_sm90" "$out"/lib/*.so | sed -n 's/.*(GLIBC_\([0-9.]*\)).*/\1/p' | sort -V | tail -1)
 size=$(du -sm --apparent-size "$out" | cut -f1)
