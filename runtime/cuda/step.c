@@ -197,11 +197,15 @@ launch_begin(CudaSession *c, int64_t rows, bool noted, llmc_error *err)
 	return cuda_launch(c, c->m->begin, "llmc_begin", (int64_t[3]){ rows, 1, 1 }, 128, 1, 0, PLAIN, &st, NULL, err);
 }
 
+/* Blocks that share a row, which all rows have at once: a multiprocessor takes one. */
 static llmc_status
-launch_sample(CudaSession *c, int64_t n_out, llmc_error *err)
+launch_sample(CudaSession *c, int64_t n_out, Edge edge, llmc_state *st, llmc_error *err)
 {
-	return cuda_launch(c, c->m->sample, "llmc_sample", (int64_t[3]){ LLMC_PICK_PARTS, n_out > 0 ? n_out : 1, 1 }, 512, 1, 0,
-	              PROGRAMMATIC, &c->st, NULL, err);
+	int64_t rows = n_out > 0 ? n_out : 1, parts = LLMC_PICK_PARTS;
+
+	while (parts > 1 && parts * rows > c->m->dev.n_sm)
+		parts /= 2;
+	return cuda_launch(c, c->m->sample, "llmc_sample", (int64_t[3]){ parts, rows, 1 }, 512, 1, 0, edge, st, NULL, err);
 }
 
 llmc_status
@@ -211,7 +215,7 @@ cuda_launch_pick(CudaSession *c, int64_t n_out, bool masked, llmc_error *err)
 
 	st.mask_at = masked ? c->mask_at : NULL;
 	st.mask = c->mask;
-	return cuda_launch(c, c->m->sample, "llmc_sample", (int64_t[3]){ LLMC_PICK_PARTS, n_out > 0 ? n_out : 1, 1 }, 512, 1, 0, PLAIN, &st, NULL, err);
+	return launch_sample(c, n_out, PLAIN, &st, err);
 }
 
 /* Rounds of so many positions of which latent attention makes keys and values in this step. */
@@ -385,7 +389,7 @@ cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
 	c->adapted = c->s->probe || cuda_has_adapter(c->s); /* a probe is told of all steps, as on processors */
 	TRY(launch_begin(c, st->n_tok, false, err));
 	TRY(launch_phase(c, phase, NULL, sym, c->s->probe != NULL, err));
-	return pick ? launch_sample(c, st->n_out, err) : LLMC_OK;
+	return pick ? launch_sample(c, st->n_out, PROGRAMMATIC, &c->st, err) : LLMC_OK;
 }
 
 llmc_status
@@ -409,7 +413,7 @@ capture(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
 	cuda_symbols(c, sym, rows, rows, rows, n_out);
 	TRY(launch_begin(c, rows, true, err));
 	TRY(launch_phase(c, 0, NULL, sym, false, err));
-	return pick ? launch_sample(c, n_out, err) : LLMC_OK;
+	return pick ? launch_sample(c, n_out, PROGRAMMATIC, &c->st, err) : LLMC_OK;
 }
 
 llmc_status

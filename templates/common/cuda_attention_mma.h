@@ -323,7 +323,6 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 	SHARED_ARENA(arena, s);
 	static_assert(sizeof(arena) <= 9216 * S::KC + 16384 * S::V_SHARED * S::VCN + 36864 * (S::V > 128) * (S::D <= 128) + 32 * S::D * S::KP::TURNS + 256, "the @launch lines say so");
 
-	PDL_LAUNCH();
 	AttList list = att_list<S>(step);
 	if (list.at >= list.end) {
 		PDL_WAIT();
@@ -336,6 +335,7 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 	if (early)
 		att_begin<S>(step, a, g, s, from);
 	PDL_WAIT();
+	PDL_LAUNCH();
 	if (!early)
 		att_begin<S>(step, a, g, s, from);
 	for (;;) {

@@ -370,8 +370,8 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 		for (int i = tid * 32; i < COLS; i += GEMV_THREADS * 32)
 			prefetch_l2(norm.w + i);
 	in.begin(sm.warp[warp], one, g0, g1);
-	PDL_LAUNCH();
 	PDL_WAIT();
+	PDL_LAUNCH();
 	const int n = e.count();
 	/* a launch for one row does not look at n before it reads x */
 	const bool blind = one && !E::FIRST;

@@ -218,7 +218,6 @@ mla_attend(const llmc_step &step, const mla_args &a)
 	SHARED_ARENA(arena, s);
 	static_assert(sizeof(arena) <= 128 * (S::WIDTH + 8) + 21376, "the @launch lines say so");
 
-	PDL_LAUNCH();
 	const int lane = lane_id(), warp = warp_id();
 	AttList list = att_list<S>(step);
 	bool first = true; /* of this block's segments: its first page is older than the step unless it has the row's own position */
@@ -230,8 +229,10 @@ mla_attend(const llmc_step &step, const mla_args &a)
 
 		if (early)
 			mla_fetch<S>(step, a.kv, a.sel, g, g.tile, s.page[0]);
-		if (first)
+		if (first) {
 			PDL_WAIT();
+			PDL_LAUNCH();
+		}
 		first = false;
 		__syncthreads(); /* the segment before is done with s */
 		if (threadIdx.x == 0)

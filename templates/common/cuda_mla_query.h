@@ -21,7 +21,7 @@ struct mla_query_args {
 	float       *out;
 };
 
-enum { MLA_SUB = 8, MLA_ROWS = 64 }; /* of a block: units of columns; rows at a time */
+enum { MLA_SUB = 8, MLA_ROWS = 16 }; /* of a block: units of columns; rows at a time */
 
 template <class W> struct mla_query_shared { float part[MLA_WARPS][4][MLA_SUB * W::UNIT]; };
 
@@ -46,14 +46,15 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 	for (int i = 0; i < DEEP; i++)
 		if (mine && row + 32 * i < NOPE)
 			raw[i] = W::load(k_b.row((long long)h * NOPE + row + 32 * i), u);
-	PDL_LAUNCH();
 	PDL_WAIT();
+	PDL_LAUNCH();
 	if (h >= HEADS) /* the grid is made for the smallest units */
 		return;
 	const int n = step.n[0];
 	for (int t0 = blockIdx.y * MLA_ROWS; t0 < n; t0 += gridDim.y * MLA_ROWS) {
 		const int end = min(t0 + (int)MLA_ROWS, n);
-		for (int t = t0; t < end; t++) {
+		const bool absorbed = EXPAND == 0 || __any_sync(~0u, t0 + lane < end && !mla_row_expanded<EXPAND>(step, t0 + lane));
+		for (int t = absorbed ? t0 : end; t < end; t++) {
 			const float *q = a.q + t * a.q_apart + h * Q;
 			float sum[W::UNIT] = {};
 			if (mine && !mla_row_expanded<EXPAND>(step, t)) {

@@ -172,6 +172,7 @@ mla90_multiply(mla90_arena<S> &s, const llmc_step &step, const mla_args &a)
 	int     turn = 0;
 
 	PDL_WAIT();
+	PDL_LAUNCH();
 	AttList list = att_list<S>(step);
 	while (list.at < list.end) {
 		const AttSegment g = att_segment<S>(step, list);
@@ -317,7 +318,6 @@ mla90_run(const llmc_step &step, const mla_args &a, const tensor_map *map)
 		mbar_init(&s.empty[threadIdx.x], 8);
 	}
 	__syncthreads();
-	PDL_LAUNCH();
 	if (threadIdx.x < 128) {
 		reg_dec<40>();
 		if (threadIdx.x < 32)

@@ -12,11 +12,18 @@ mla_value(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *
 {
 	enum { RANK = W::COLS, T = W::UNIT > 8 ? 2 : 4 /* what registers hold */ };
 
-	PDL_LAUNCH();
 	PDL_WAIT();
+	PDL_LAUNCH();
 	const int n = step.n[0], lane = lane_id();
+	bool absorbed = EXPAND == 0 || n <= 32;
 
-	for (int r = (int)blockIdx.x * MLA_WARPS + warp_id(); r < HEADS * V; r += (int)gridDim.x * MLA_WARPS) {
+	/* a long prompt has mostly none: each warp would go through all rows to see that, one read behind the other */
+	if (!absorbed) {
+		for (int t = threadIdx.x; t < n; t += blockDim.x)
+			absorbed |= !mla_row_expanded<EXPAND>(step, t);
+		absorbed = __syncthreads_or(absorbed);
+	}
+	for (int r = absorbed ? (int)blockIdx.x * MLA_WARPS + warp_id() : HEADS * V; r < HEADS * V; r += (int)gridDim.x * MLA_WARPS) {
 		const unsigned char *const w[1] = { v_b.row(r) };
 		const float *from = o + r / V * RANK;
 

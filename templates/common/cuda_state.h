@@ -33,8 +33,8 @@
  *     rope[i].dst[r * d + k] = (float)(cos(angle) * factor[slot * n_rope + i]), [... + d / 2 + k] the same with sin.
  *     In double throughout: position 131071 keeps its digits, and the host's angles are the same.
  *
- * llmc_sample: 512 threads, grid (LLMC_PICK_PARTS, rows). Blocks of y stride over the rows o < s_n[3] of logits. The
- * sequence of row o is slot_of[s_seq_of[s_out_row[o]]]. The parts of a row share its work; the last to finish (row_done[o],
+ * llmc_sample: 512 threads, grid (at most LLMC_PICK_PARTS, rows). Blocks of y stride over the rows o < s_n[3] of logits, those of x over its parts. The
+ * sequence of row o is slot_of[s_seq_of[s_out_row[o]]]. The blocks of a row share its work; the last to finish (row_done[o],
  * with release and acquire; left zero) does what remains. It picks as runtime/sample/sample.c does, from logits[o * vocab ...]:
  *   mask_at is not 0 and m = mask_at[o] >= 0: a token without its bit in mask[m * ((vocab + 31) / 32) ...] counts as -inf; NaN counts before that
  *   NaN: status 1. All -inf: status 2. Otherwise status 0.

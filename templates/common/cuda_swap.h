@@ -393,8 +393,8 @@ swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &
 		ask_weights(smem + s * T::STAGE_BYTES);
 		advance();
 	}
-	PDL_LAUNCH();
 	PDL_WAIT();
+	PDL_LAUNCH();
 	const int n = min(*count, NT * 8);
 
 	swap_product<G, T> product(in.act, *count, n);

@@ -144,7 +144,7 @@ def sample(logits, slots, counts, mode, seed, steps=1, arch="sm_90a", grid=None,
     ids = np.arange(rows, dtype=np.int32)
     launches = []
     for i in range(steps):
-        launches.append((text("sample"), "sample.cu", "llmc_sample", (PARTS, grid or rows), 512, 0,
+        launches.append((text("sample"), "sample.cu", "llmc_sample", (5 if grid else PARTS, grid or rows), 512, 0,
                          dict(logits=np.ascontiguousarray(logits[i]), now=np.array([count + i], np.uint32))))
     arrays = dict(s_n=np.array([rows] * 4, np.int32), s_seq_of=ids, s_out_row=ids, slot_of=ids, slot=slots, counts=counts,
                   logits=np.ascontiguousarray(logits[0]), work=np.zeros((rows, vocab, 2), np.float32), part=np.zeros((rows, PARTS, 8)),

@@ -147,7 +147,7 @@ def test_large_and_small_rows():
 
 
 PLANTED = {
-    "up does not wait for prep": ("_up(const llmc_call p)\n{\n\tPDL_LAUNCH();\n\tPDL_WAIT();", "_up(const llmc_call p)\n{\n\tPDL_LAUNCH();"),
+    "up does not wait for prep": ("_up(const llmc_call p)\n{\n\tPDL_WAIT();\n\tPDL_LAUNCH();", "_up(const llmc_call p)\n{\n\tPDL_LAUNCH();"),
     "a tile begins while the last one is read": ("__syncthreads(); /* the last tile has been read */", ""),
     "pairs of the warps before are forgotten": ("at += w < warp ? s.here[w] : 0;", ""),
     "other ranks' experts are summed": ("if (at < 0)\n\t\t\tcontinue;", ""),

@@ -138,7 +138,7 @@ def test_deterministic_models_have_no_such_kernel():
 
 
 PLANTED = {
-    "activations are asked for before the wait": ("\tPDL_LAUNCH();\n\tPDL_WAIT();\n\tconst int n = min(*count", "\tconst int n = min(*count"),
+    "activations are asked for before the wait": ("\tPDL_WAIT();\n\tPDL_LAUNCH();\n\tconst int n = min(*count", "\tconst int n = min(*count"),
     "a stage is filled while it is read": ("cp_async_wait<T::STAGES - 2>();\n\t\t__syncthreads();\n", "cp_async_wait<T::STAGES - 2>();\n"),
     "a stage is read before it has come": ("cp_async_wait<T::STAGES - 2>();\n\t\t__syncthreads();\n", "cp_async_wait<T::STAGES - 1>();\n\t\t__syncthreads();\n"),
     "sums are written over what warps still read": ("for (int i = 0; i < 2; i++) {\n\t\t__syncthreads();\n\t\tif (wk > 0)", "for (int i = 0; i < 2; i++) {\n\t\tif (wk > 0)"),

@@ -70,7 +70,7 @@ def test_planted(what):
     packed, w = c.weights()
     k = H.build("matmul_mixed", "sm_90a", c.params(DETERMINISTIC=0, X_DTYPE="bf16"))
     right, wrong = {"bytes": ("return (rows + 63) / 64 * 8192;", "return rows * 128;"), "rows": ("m(m0 + first * 64)", "m(m0)"),
-                    "wait": ("	PDL_WAIT();\n	const int n = min(*count, NT * 8);", "	const int n = min(*count, NT * 8);")}[what]
+                    "wait": ("	PDL_WAIT();\n	PDL_LAUNCH();\n	const int n = min(*count, NT * 8);", "	const int n = min(*count, NT * 8);")}[what]
     assert right in k.text
     k.text = k.text.replace(right, wrong)
     with pytest.raises(AssertionError):

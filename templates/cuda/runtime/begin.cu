@@ -68,8 +68,8 @@ llmc_begin(const llmc_state p)
 	SHARED(begin_row, s);
 	const int r = blockIdx.x;
 
-	PDL_LAUNCH();
 	PDL_WAIT();
+	PDL_LAUNCH();
 	if ((p.note || r == 0) && threadIdx.x == 0)
 		s.number = (int)ld_acquire_sys(p.count);
 	__syncthreads();

@@ -1,5 +1,5 @@
 /* Last kernel of a step: the next token of every row of logits, its logprob, and the state of its sequence. templates/common/cuda_state.h
- * says what is picked. LLMC_PICK_PARTS blocks share a row: each looks through its part, the last one to finish does what remains. */
+ * says what is picked. A row has LLMC_PICK_PARTS parts, however many blocks share it: each looks through its parts, the last one to finish does what remains. */
 #include "common/cuda_sample.h"
 
 /* What a part of a row found; in `part`, as doubles */
@@ -60,9 +60,9 @@ best_of(pick_shared &s, float &most, float &v, int &id, int &bad)
 
 /* One part of row o into p.part */
 DEV void
-look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o)
+look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o, int part)
 {
-	const int piece = (p.vocab + LLMC_PICK_PARTS - 1) / LLMC_PICK_PARTS, part = blockIdx.x;
+	const int piece = (p.vocab + LLMC_PICK_PARTS - 1) / LLMC_PICK_PARTS;
 	const int lo = min(part * piece, p.vocab), hi = min(lo + piece, p.vocab);
 	const float *v = p.logits + (long long)o * p.vocab;
 	const int *count = p.counts + (long long)slot_at * p.vocab;
@@ -218,11 +218,14 @@ llmc_sample(const llmc_state p)
 		const int slot_at = p.slot_of[p.s_seq_of[p.s_out_row[o]]];
 		const llmc_slot slot = p.slot[slot_at];
 		const unsigned *mask = mask_of(p, o);
-		__syncthreads(); /* the row before is done with s; its slot has been read by all */
-		look(s, p, slot, mask, slot_at, o);
+#pragma unroll 1
+		for (int part = blockIdx.x; part < LLMC_PICK_PARTS; part += gridDim.x) {
+			__syncthreads(); /* the part before is done with s; the slot of the row before has been read by all */
+			look(s, p, slot, mask, slot_at, o, part);
+		}
 		__syncthreads();
 		if (threadIdx.x == 0)
-			s.last = atom_add_acq_rel_gpu(p.row_done + o, 1u) == LLMC_PICK_PARTS - 1;
+			s.last = atom_add_acq_rel_gpu(p.row_done + o, 1u) == gridDim.x - 1;
 		__syncthreads();
 		if (!s.last)
 			continue;
