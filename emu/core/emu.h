@@ -346,6 +346,7 @@ void mbar_late_arrive(Thread *t, void *bar, Site at); /* of a thread whose copie
 typedef struct TensorMap TensorMap;
 const TensorMap *tensor_map_at(const void *p, int rank, Site at);
 size_t tensor_box_bytes(const TensorMap *m);
+void tensor_place(const TensorMap *m, const int *c, bool store, Site at); /* ends the kernel where a GPU does, or writes beyond its tensor */
 void tensor_touch(const TensorMap *m, const int *c, bool write, Site at);
 uint64_t tensor_sum(const TensorMap *m, const int *c);    /* of what a load would bring */
 void tensor_get(const TensorMap *m, const int *c, char *shared, const char *arena);

@@ -392,6 +392,7 @@ tensor_load(void *dst, const void *map, int rank, const int *c, int rows, void *
 
 	if ((uintptr_t)dst & 127)
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor copy: the place in shared memory must be a multiple of 128");
+	tensor_place(t, c, false, at);
 	if (emu_check && rows > 0) {
 		TensorMap first = *t;
 		if (rank > 1 && first.box[1] > (unsigned)rows)

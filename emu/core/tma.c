@@ -29,6 +29,19 @@ tensor_map_at(const void *p, int rank, Site at)
 	return m;
 }
 
+/* As seen on an H100; the manual says nothing of it. */
+void
+tensor_place(const TensorMap *m, const int *c, bool store, Site at)
+{
+	if ((int64_t)c[0] * m->elem % 16)
+		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "tensor copy at %d innermost: that must be a multiple of 16 bytes", c[0]);
+	for (int i = 0; store && i < m->rank; i++)
+		if (c[i] < 0)
+			emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "tensor store at coordinate %d: none may be negative", c[i]);
+	if (store && (int64_t)m->dim[0] * m->elem % 16 && c[0] + (int64_t)m->box[0] > (int64_t)m->dim[0])
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "tensor store at the end of rows of %lld bytes, no multiple of 16: it writes beyond them", (long long)m->dim[0] * m->elem);
+}
+
 size_t
 tensor_box_bytes(const TensorMap *m)
 {
@@ -212,6 +225,7 @@ emu_tensor_store(const void *map, int rank, const int *c, const void *src, const
 
 	if ((uintptr_t)src & 127)
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor copy: the place in shared memory must be a multiple of 128");
+	tensor_place(m, c, true, at);
 	memcpy(s.c, c, sizeof *c * (size_t)rank);
 	if (emu_check)
 		tensor_touch(m, c, true, at);
