@@ -45,7 +45,7 @@ typedef struct CudaDevice {
 	CUdevice    dev;
 	CUcontext   ctx;
 	char        name[128];
-	int         cc, n_sm, max_shared;
+	int         cc, n_sm, max_shared, sm_shared; /* shared memory: of a block at most, of a multiprocessor */
 	size_t      total_bytes;
 	atomic_bool lost;               /* a call has said that nothing works until all is closed */
 } CudaDevice;

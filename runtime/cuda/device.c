@@ -102,6 +102,7 @@ open_number(CudaDevice *d, llmc_error *err)
 	CUDA_TRY(d, a->device_attr(&d->n_sm, CU_ATTR_SM_COUNT, d->dev), "asking GPU %d for its multiprocessors", d->number);
 	d->n_sm = d->n_sm < PLAN_MAX_SM ? d->n_sm : PLAN_MAX_SM;
 	CUDA_TRY(d, a->device_attr(&d->max_shared, CU_ATTR_SHARED_OPTIN, d->dev), "asking GPU %d for its shared memory", d->number);
+	CUDA_TRY(d, a->device_attr(&d->sm_shared, CU_ATTR_SM_SHARED, d->dev), "asking GPU %d for its shared memory", d->number);
 	CUDA_TRY(d, a->device_total(&d->total_bytes, d->dev), "asking GPU %d for its memory", d->number);
 	d->cc = major * 10 + minor;
 	return LLMC_OK;

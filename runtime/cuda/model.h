@@ -26,6 +26,9 @@ llmc_status cuda_model_open(const Plan *plan, const RuntimeOptions *opt, Weights
                             llmc_error *err);
 void        cuda_model_close(void *model);
 
+/* Shared memory of a launch: what its kernel needs, and more where it is to have multiprocessors for itself */
+int64_t     cuda_shared_of(const CudaModel *m, const PlanLaunch *p);
+
 /* processes.c: as the member of Device */
 llmc_status cuda_meet(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);
 

@@ -259,7 +259,7 @@ cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], Lt
 			grid[i] = plan_extent_elems(&p->grid[i], sym);
 		if (!grid[0] || !grid[1] || !grid[2])
 			continue; /* nothing of its kind in this step */
-		TRY(cuda_launch(c, k->fn[l], p->fn, grid, p->block, p->cluster, p->shared, p->pdl ? PROGRAMMATIC : PLAIN, &k->call, k->maps, err));
+		TRY(cuda_launch(c, k->fn[l], p->fn, grid, p->block, p->cluster, cuda_shared_of(c->m, p), p->pdl ? PROGRAMMATIC : PLAIN, &k->call, k->maps, err));
 		if (p->rounds && (l + 1 == k->kernel->n_launch || !p[1].rounds) && ++k->call.s.round < rounds_of(c, k->step, p->rounds))
 			l = first - 1;
 	}
