@@ -122,17 +122,18 @@ all_shared(CudaModel *m, CUfunction f, const char *name, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* A kernel with one block a multiprocessor is to have one on each. Where two of its blocks fit, blocks of a programmatic launch come while those of the
- * kernel in front still go, two where two have gone and none elsewhere, and all that follow inherit it: on an H100 products of q8_0 took 1.6 times as
- * long, those of bf16 1.1. So a block takes more than half of the shared memory: the next kernel's come one by one as these go, and fill their rings while
+/* A kernel of k blocks a multiprocessor is to have k on each. Where more fit, blocks of a programmatic launch come while those of the kernel in front still
+ * go, two where two have gone and none elsewhere, and all that follow inherit it: on an H100 (k = 1) products of q8_0 took 1.6 times as long, those of
+ * bf16 1.1. So a block takes as much shared memory as leaves no room for one more: the next kernel's come one by one as these go, and fill their rings while
  * the last ones run. */
 int64_t
 cuda_shared_of(const CudaModel *m, const PlanLaunch *p)
 {
 	const PlanExtent *g = p->grid;
-	const bool each = g[0].sym == SYM_n_sm && g[0].mul == g[0].div && g[1].sym == SYM_one && g[1].mul == g[1].div && p->cluster <= 1;
+	const int64_t k = g[0].sym == SYM_n_sm && g[0].mul % g[0].div == 0 && g[1].sym == SYM_one && g[1].mul == g[1].div && p->cluster <= 1 ? g[0].mul / g[0].div : 0;
+	const int64_t least = k > 0 ? m->dev.sm_shared / (k + 1) : 0;
 
-	return m->pdl && p->pdl && each && p->shared < m->dev.sm_shared / 2 ? m->dev.sm_shared / 2 : p->shared;
+	return m->pdl && p->pdl && p->shared < least ? least : p->shared;
 }
 
 static llmc_status

@@ -2,6 +2,7 @@
  * says what is picked. A row has LLMC_PICK_PARTS parts, however many blocks share it: each looks through its parts, the last one to finish does what remains. */
 #include "common/cuda_sample.h"
 
+enum { AT_ONCE = 8 }; /* logits of a thread that are on their way */
 /* What a part of a row found; in `part`, as doubles */
 enum { PART_MAX, PART_SUM, PART_BEST, PART_ID, PART_BAD, PART_FEW, PART_LEAST, PART_WORDS = 8 };
 
@@ -72,22 +73,31 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned 
 	const int wanted = pick_wants(slot, p.vocab);
 	double sum = 0;
 
-#pragma unroll 8
-	for (int i = lo + threadIdx.x; i < hi; i += PICK_THREADS) {
-		const float raw = v[i];
-		float x = raw;
-		if (mask && !(mask[i >> 5] >> (i & 31) & 1))
-			x = PICK_NONE;
-		if (slot.penalties)
-			x = penalised(slot, x, count[i]);
-		if (mask || slot.penalties)
-			w[i] = x;
-		bad |= raw != raw || x != x;
-		if (raw > most)
-			most = raw;
-		if (pick_before(x, i, best, best_id)) {
-			best = x;
-			best_id = i;
+	/* logits are asked for together: w might be v, for all that the compiler knows, and each would wait for what is stored before it */
+	for (int first = lo + threadIdx.x; first < hi; first += AT_ONCE * PICK_THREADS) {
+		float raw[AT_ONCE];
+#pragma unroll
+		for (int k = 0; k < AT_ONCE; k++)
+			raw[k] = first + k * PICK_THREADS < hi ? v[first + k * PICK_THREADS] : 0;
+#pragma unroll
+		for (int k = 0; k < AT_ONCE; k++) {
+			const int i = first + k * PICK_THREADS;
+			float x = raw[k];
+			if (i >= hi)
+				break;
+			if (mask && !(mask[i >> 5] >> (i & 31) & 1))
+				x = PICK_NONE;
+			if (slot.penalties)
+				x = penalised(slot, x, count[i]);
+			if (mask || slot.penalties)
+				w[i] = x;
+			bad |= raw[k] != raw[k] || x != x;
+			if (raw[k] > most)
+				most = raw[k];
+			if (pick_before(x, i, best, best_id)) {
+				best = x;
+				best_id = i;
+			}
 		}
 	}
 	const float mine = best;
