@@ -54,13 +54,15 @@ page_alloc(void *user, size_t bytes, void **out, llmc_error *err)
 	CUdeviceptr p = 0;
 
 	*out = NULL;
-	CUresult r = enter_quietly(c) ? CU_OK : CU_DEINITIALIZED;
-	if (r == CU_OK) {
+	const bool entered = enter_quietly(c); /* which says why not */
+	CUresult   r = CU_OK;
+	if (entered) {
 		r = d->api.mem_alloc(&p, bytes);
 		cuda_leave(d);
 	}
-	if (r != CU_OK) {
-		c->failed = cuda_error(d, r, &c->why, "allocating %zu MB for the KV cache", bytes >> 20);
+	if (!entered || r != CU_OK) {
+		if (entered)
+			c->failed = cuda_error(d, r, &c->why, "allocating %zu MB for the KV cache", bytes >> 20);
 		if (err)
 			*err = c->why;
 		return c->failed;

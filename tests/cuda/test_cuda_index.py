@@ -72,6 +72,7 @@ def test_choice(name, mode, seed):
 @pytest.mark.findings
 def test_a_mistake_is_found():
     """A barrier less, between candidates that are written and those that are counted, is a race that the emulator reports."""
+    H.only_emulated()
     c = Indexer(**CASES["few"])
     k = H.build("index_select", "sm_90a", c.params)
     right = "	__syncthreads();\n	if (threadIdx.x == 0)\n		s.n = n + all;"
