@@ -3,6 +3,10 @@ import glob
 import os
 import re
 import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
 
 FAMILY = re.compile(r"llama|qwen|mistral|gemma|deepseek|glm|bloom|baichuan", re.I)
 # values of file formats: the rope type of config.json and GGUF, tokenizer model names of GGUF, the class of tokenizer_config.json, model_type of an .flm; a dialect of the server
@@ -86,3 +90,20 @@ def test_every_op_has_its_reference_and_its_line():
     for f in sorted(glob.glob("templates/cpu/*.c.in")):
         name = re.sub(r"(_decode|_mixed)?\.c\.in$", "", os.path.basename(f))
         assert name in ops, f"{f} is no op's template"
+
+
+def test_kernels_let_the_next_one_come_when_they_have_waited():
+    """PDL_LAUNCH stands right behind PDL_WAIT (templates/common/cuda_ptx.h says why)."""
+    for path in sorted((ROOT / "templates").rglob("*")):
+        if path.suffix in (".h", ".in", ".cu", ".head"):
+            lines = path.read_text().splitlines()
+            for before, line in zip(lines, lines[1:]):
+                if line.strip() == "PDL_LAUNCH();":
+                    assert before.strip() == "PDL_WAIT();", path
+
+
+def test_the_check_of_a_gpu_runs_tests_that_exist():
+    sys.path.append(str(ROOT / "tests" / "gpu"))
+    import gpu_check
+    assert [n for n in (*gpu_check.KERNELS, "test_conformance.py") if not (ROOT / "tests" / "cuda" / n).is_file()] == []
+    assert [n for n in gpu_check.GOLDEN if not (ROOT / "tests" / "golden" / "models" / n).is_dir()] == []
