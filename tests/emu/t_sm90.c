@@ -77,8 +77,8 @@ products(CUmodule m, Args *p)
 static void
 boxes(CUmodule m, Args *p)
 {
-	uint64_t dim[] = { 6, 5, 3 }, stride[] = { 32, 160 };
-	unsigned box[] = { 4, 4, 2 }, odd[] = { 3, 4, 2 }, wide[] = { 64, 4, 2 };
+	uint64_t dim[] = { 8, 5, 3 }, stride[] = { 32, 160 };
+	unsigned box[] = { 8, 4, 2 }, odd[] = { 3, 4, 2 }, wide[] = { 64, 4, 2 };
 	float in[120], out[120], zero[120] = { 0 };
 
 	for (int i = 0; i < 120; i++)
@@ -90,14 +90,14 @@ boxes(CUmodule m, Args *p)
 	CHECK(encode(p->map[0], 7, 3, p->c + 4, dim, stride, box, 0) == CUDA_ERROR_INVALID_VALUE);
 	CHECK(encode(p->map[0], 7, 3, p->c, dim, stride, odd, 0) == CUDA_ERROR_INVALID_VALUE);
 	CHECK(encode(p->map[0], 7, 3, p->c, dim, stride, wide, 3) == CUDA_ERROR_INVALID_VALUE);
-	OK(launch(function(m, "boxes"), 1, 32, 128, NULL, 0, p));
+	OK(launch(function(m, "boxes"), 1, 32, 256, NULL, 0, p));
 	OK(down(out, p->c, sizeof out));
 	for (int z = 0; z < 3; z++)
 		for (int y = 0; y < 5; y++)
 			for (int x = 0; x < 8; x++) {
 				float want = 0;
-				if (z >= 1 && x < 4 && y < 4 && x >= 1 && y < 3)
-					want = in[(z - 1) * 40 + (y + 2) * 8 + x - 1];
+				if (z >= 1 && x < 4 && y < 3)
+					want = in[(z - 1) * 40 + (y + 2) * 8 + x + 4];
 				CHECK(out[z * 40 + y * 8 + x] == want);
 			}
 }

@@ -134,14 +134,14 @@ roles(const __grid_constant__ Args p)
 extern "C" __global__ void __launch_bounds__(32)
 boxes(const __grid_constant__ Args p)
 {
-	struct alignas(128) S_ { float x[4 * 4 * 2]; };
+	struct alignas(128) S_ { float x[8 * 4 * 2]; };
 	SHARED_ARENA(S_, s);
 	struct Bars { mbar_t full; };
 	SHARED(Bars, bar);
 	if (threadIdx.x == 0) {
 		mbar_init(&bar.full, 1);
 		mbar_arrive_expect(&bar.full, sizeof s);
-		tensor_load_3d(s.x, &p.m[2], -1, 2, 0, &bar.full);
+		tensor_load_3d(s.x, &p.m[2], 4, 2, 0, &bar.full);
 		mbar_wait(&bar.full, 0);
 		tensor_store_3d(&p.m[3], 0, 0, 1, s.x);
 		bulk_commit();
