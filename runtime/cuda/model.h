@@ -26,7 +26,7 @@ llmc_status cuda_model_open(const Plan *plan, const RuntimeOptions *opt, Weights
                             llmc_error *err);
 void        cuda_model_close(void *model);
 
-/* Shared memory of a launch: what its kernel needs, and more where it is to have multiprocessors for itself */
+/* Shared memory of a launch: what its kernel needs, or as much as leaves no room for a block more than is meant on a multiprocessor */
 int64_t     cuda_shared_of(const CudaModel *m, const PlanLaunch *p);
 
 /* processes.c: as the member of Device */

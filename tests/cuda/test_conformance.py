@@ -354,6 +354,18 @@ def test_boxes_of_tensors(n):
     assert (y == want).all()
 
 
+@pytest.mark.findings
+@pytest.mark.parametrize("width,at,put,says", [(8, (2, 0), (0, 0), "multiple of 16 bytes"), (8, (-1, 0), (0, 0), "multiple of 16 bytes"), (8, (0, 0), (3, 0), "multiple of 16 bytes"),
+                                               (8, (0, 0), (0, -1), "none may be negative"), (6, (0, 0), (4, 0), "writes beyond")])
+def test_boxes_that_no_gpu_takes(width, at, put, says):
+    """Each ended a kernel of an H100, or wrote beyond its tensor; the emulator says so."""
+    H.only_emulated()
+    arrays = dict(x=np.zeros(60, np.uint32), y=np.zeros(60, np.uint32))
+    maps = [(k, 7, (width, 5), [48, 0], BOX[:2], None) for k in "xy"]
+    with pytest.raises(H.Finding, match=says):
+        with_maps("box_2d", arrays, maps, at, put, shared=256)
+
+
 def test_map_in_memory_and_bulk_stores():
     data = RNG.integers(0, 1 << 31, 64).astype(np.uint32)
     arrays = dict(x=np.zeros(64, np.uint32), y=np.zeros(32, np.uint32), data=data)
