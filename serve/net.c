@@ -124,6 +124,7 @@ conn_close(Net *n, Conn *c)
 	if (c->req)
 		req_over(c->req, false);
 	c->req = NULL;
+	epoll_ctl(n->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL); /* a compiler that is being started has a copy of the descriptor until it runs: events would go on */
 	close(c->fd);
 	c->fd = -1;
 	c->next = n->dead;

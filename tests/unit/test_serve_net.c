@@ -64,10 +64,35 @@ an_answer_without_memory_is_not_sent(void **state)
 	close(n.epoll_fd);
 }
 
+/* A process that starts has copies of all descriptors until it runs another program: what is closed meanwhile tells nothing of itself. */
+static void
+a_closed_connection_has_no_events(void **state)
+{
+	static Net n;
+	Server s = { .listen_fd = -1 };
+	struct sockaddr_storage addr = { .ss_family = AF_INET };
+	struct epoll_event e;
+	int fd[2];
+
+	(void)state;
+	n = (Net){ .s = &s, .epoll_fd = epoll_create1(EPOLL_CLOEXEC), .wake_fd = -1, .listening = true };
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
+	int copy = dup(fd[0]);
+	conn_open(&n, fd[0], &addr);
+	close(fd[1]);
+	assert_int_equal(epoll_wait(n.epoll_fd, &e, 1, 0), 1);
+	conn_close(&n, n.idle.first);
+	bury(&n);
+	assert_int_equal(epoll_wait(n.epoll_fd, &e, 1, 0), 0);
+	close(copy);
+	close(n.epoll_fd);
+}
+
 int
 main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(a_request_is_woken_once), cmocka_unit_test(an_answer_without_memory_is_not_sent) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(a_request_is_woken_once), cmocka_unit_test(an_answer_without_memory_is_not_sent),
+		cmocka_unit_test(a_closed_connection_has_no_events) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
