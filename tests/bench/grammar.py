@@ -7,6 +7,7 @@ With --suite FOLDER (drafts of the JSON Schema test suite): all of its schemas t
 First run of a text: no mask is known. Second run: what a server sees when a schema comes again. llguidance computes every mask anew. Times are of one call from Python,
 whose own cost both have."""
 import argparse
+import csv
 import ctypes
 import json
 import os
@@ -166,7 +167,8 @@ def main():
                 min(compiles), min(judged), statistics.mean(f), statistics.mean(a), statistics.mean(j), p99(f), p99(j)))))
             print(*rows[-1], sep=", ", flush=True)
     if args.out:
-        pathlib.Path(args.out).write_text("".join(",".join(map(str, r)) + "\n" for r in rows))
+        with open(args.out, "w", newline="") as f:
+            csv.writer(f, lineterminator="\n").writerows(rows)
 
 
 if __name__ == "__main__":

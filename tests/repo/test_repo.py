@@ -1,4 +1,5 @@
 """Promises about the repository itself."""
+import csv
 import glob
 import os
 import re
@@ -73,6 +74,12 @@ def test_links_in_documents_lead_somewhere():
         if path.endswith(".md"):
             for link in re.findall(r"\]\(([^)#:\s]+)\)", open(path).read()):
                 assert os.path.exists(os.path.join(os.path.dirname(path), link)), (path, link)
+
+
+def test_tables_of_results_have_as_many_fields_in_each_row():
+    for path in files("tests/bench/results/*.csv"):
+        with open(path, newline="") as f:
+            assert len({len(row) for row in csv.reader(f)}) == 1, path
 
 
 def test_every_op_has_its_reference_and_its_line():
