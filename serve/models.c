@@ -228,6 +228,9 @@ add_counts(llmc_counts *to, const llmc_counts *c)
 	to->prefix_queries += c->prefix_queries;
 	to->prefix_hits += c->prefix_hits;
 	to->preemptions += c->preemptions;
+	to->drafts += c->drafts;
+	to->drafted += c->drafted;
+	to->accepted += c->accepted;
 	add_histogram(&to->queue_s, &c->queue_s);
 	add_histogram(&to->first_token_s, &c->first_token_s);
 	add_histogram(&to->inter_token_s, &c->inter_token_s);

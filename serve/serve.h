@@ -89,7 +89,8 @@ typedef struct Past { /* the server as it was */
 	double   at;               /* clock_now() */
 	int32_t  running, waiting; /* preempted ones as well */
 	int64_t  pages;            /* in use */
-	uint64_t prompt, fresh, queries, hits; /* since the start: tokens of prompts, new ones, looked up and found in the prefix cache */
+	/* since the start: tokens of prompts, new ones, looked up and found in the prefix cache, guessed ahead and of them those that came true */
+	uint64_t prompt, fresh, queries, hits, drafted, accepted;
 } Past;
 
 

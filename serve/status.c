@@ -25,8 +25,20 @@ status_tick(Server *s, double now)
 	s->speed[s->speed_at].prompt = c.prompt_tokens;
 	s->speed[s->speed_at].fresh = c.new_tokens;
 	if (!s->n_past || now - s->past[(s->n_past - 1) % N_PAST].at >= PAST_SECONDS)
-		s->past[s->n_past++ % N_PAST] = (Past){ now, c.running, c.waiting + c.preempted, c.kv_pages_used, c.prompt_tokens, c.new_tokens, c.prefix_queries, c.prefix_hits };
+		s->past[s->n_past++ % N_PAST] = (Past){
+			.at = now, .running = c.running, .waiting = c.waiting + c.preempted, .pages = c.kv_pages_used, .prompt = c.prompt_tokens, .fresh = c.new_tokens,
+			.queries = c.prefix_queries, .hits = c.prefix_hits, .drafted = c.drafted, .accepted = c.accepted,
+		};
 	pthread_mutex_unlock(&s->lock);
+}
+
+static void
+put_share(Strbuf *b, uint64_t some, uint64_t all)
+{
+	if (all)
+		json_printf(b, "%g", (double)some / (double)all);
+	else
+		strbuf_puts(b, "null");
 }
 
 /* The last hour, oldest first: what was so at the time, and rates since the sample before. */
@@ -54,14 +66,13 @@ info_history(Req *r)
 	for (int i = 0; i < n; i++) {
 		const Past *p = &past[i], *q = i ? p - 1 : p;
 		double dt = p->at - q->at;
-		uint64_t looked = p->queries - q->queries;
 		json_printf(&b, i ? ",{\"ago\":%g,\"running\":%d,\"waiting\":%d,\"pages\":%lld," : "{\"ago\":%g,\"running\":%d,\"waiting\":%d,\"pages\":%lld,", now - p->at, p->running, p->waiting,
 		            (long long)p->pages);
 		json_printf(&b, "\"prompt_per_s\":%g,\"new_per_s\":%g,\"prefix_hits\":", dt > 0 ? (double)(p->prompt - q->prompt) / dt : 0, dt > 0 ? (double)(p->fresh - q->fresh) / dt : 0);
-		if (looked)
-			json_printf(&b, "%g}", (double)(p->hits - q->hits) / (double)looked);
-		else
-			strbuf_puts(&b, "null}");
+		put_share(&b, p->hits - q->hits, p->queries - q->queries);
+		json_printf(&b, ",\"drafted\":%lld,\"accepted\":%lld,\"guesses_true\":", (long long)(p->drafted - q->drafted), (long long)(p->accepted - q->accepted));
+		put_share(&b, p->accepted - q->accepted, p->drafted - q->drafted);
+		strbuf_putc(&b, '}');
 	}
 	strbuf_puts(&b, "]}");
 	req_head(r, "Cache-Control", "no-store");
@@ -122,6 +133,7 @@ info_status(Req *r)
 	            dt > 0 ? (double)(c.new_tokens - from_new) / dt : 0);
 	json_printf(&b, ",\"prefix_cache\":{\"queries\":%lld,\"hits\":%lld},\"preemptions\":%lld,\"steps\":%lld", (long long)c.prefix_queries,
 	            (long long)c.prefix_hits, (long long)c.preemptions, (long long)c.steps);
+	json_printf(&b, ",\"speculation\":{\"drafts\":%lld,\"drafted\":%lld,\"accepted\":%lld}", (long long)c.drafts, (long long)c.drafted, (long long)c.accepted);
 	json_printf(&b, ",\"latency\":{\"first_token_mean_s\":%g,\"inter_token_mean_s\":%g,\"queue_mean_s\":%g}}",
 	            c.first_token_s.n ? c.first_token_s.sum / (double)c.first_token_s.n : 0,
 	            c.inter_token_s.n ? c.inter_token_s.sum / (double)c.inter_token_s.n : 0,

@@ -2,7 +2,7 @@
 import { headers } from "./api.js";
 import { loadSettings } from "./store.js";
 
-const KEEP = 120, W = 240, H = 60;
+const KEEP = 120, RECENT = 5, W = 240, H = 60;
 const count = (v) => Math.round(v).toLocaleString("en");
 const plots = [
   { title: "New tokens a second", of: (s) => s.tokens.new_per_s, text: (v) => v.toFixed(1) },
@@ -11,6 +11,7 @@ const plots = [
   { title: "Waiting requests", of: (s) => s.queue.waiting + s.queue.preempted, text: count },
   { title: "KV pages in use", of: (s) => s.kv.pages_used, text: count, most: (s) => s.kv.pages_total },
   { title: "Step, ms", of: (s) => s.batch.last_step_ms, text: (v) => v.toFixed(1) },
+  { title: "Guesses that came true, %", of: guessed, text: (v) => v.toFixed(0), most: () => 100 },
 ];
 const facts = [
   ["Target", (s) => s.target],
@@ -23,11 +24,18 @@ const facts = [
   ["New tokens", (s) => count(s.tokens.new)],
   ["KV pages kept for reuse", (s) => count(s.kv.pages_cached)],
   ["Prefix hits of look-ups, tokens", (s) => `${count(s.prefix_cache.hits)} of ${count(s.prefix_cache.queries)}`],
+  ["Guesses that came true, tokens", (s) => `${count(s.speculation.accepted)} of ${count(s.speculation.drafted)}`],
   ["Preemptions", (s) => count(s.preemptions)],
   ["First token, mean", (s) => s.latency.first_token_mean_s.toFixed(3) + " s"],
   ["Between tokens, mean", (s) => (s.latency.inter_token_mean_s * 1e3).toFixed(1) + " ms"],
 ];
 const history = [];
+
+// Of the tokens that were guessed ahead in the last seconds; null: none were.
+function guessed(s, before) {
+  const of = s.speculation.drafted - before.speculation.drafted;
+  return of > 0 ? 100 * (s.speculation.accepted - before.speculation.accepted) / of : null;
+}
 
 function duration(s) {
   const d = Math.floor(s / 86400), h = Math.floor(s / 3600) % 24, m = Math.floor(s / 60) % 60;
@@ -63,15 +71,21 @@ const hour = [
   { title: "Waiting requests", of: (s) => s.waiting },
   { title: "KV pages in use", of: (s) => s.pages, most: (h) => h.pages_total },
   { title: "Prefix hits, %", of: (s) => (s.prefix_hits === null ? null : 100 * s.prefix_hits), most: () => 100 },
+  { title: "Guesses that came true, %", of: (s) => (s.guesses_true === null ? null : 100 * s.guesses_true), most: () => 100 },
 ];
 for (const p of hour) plotIn(p, "hour");
 
+// Points are [x, y], x from 0 to 1; a figure that was not there at the time has none.
+function drawLine(p, points, most) {
+  const at = points.map(([x, y]) => `${(W * x).toFixed(1)},${(H - 1 - (H - 2) * Math.min(1, y / most)).toFixed(1)}`);
+  p.line.setAttribute("d", at.length ? "M" + at.join("L") : "");
+  p.area.setAttribute("d", at.length ? "M" + at.join("L") + `L${at.at(-1).split(",")[0]},${H}L${at[0].split(",")[0]},${H}Z` : "");
+}
+
 function drawHour(h) {
   for (const p of hour) {
-    const some = h.samples.filter((s) => p.of(s) !== null && s.ago <= 3600), top = Math.max(0, ...some.map(p.of)), most = p.most?.(h) || Math.max(1, top) * 1.1;
-    const at = some.map((s) => `${(W * (1 - s.ago / 3600)).toFixed(1)},${(H - 1 - (H - 2) * Math.min(1, p.of(s) / most)).toFixed(1)}`);
-    p.line.setAttribute("d", at.length ? "M" + at.join("L") : "");
-    p.area.setAttribute("d", at.length ? "M" + at.join("L") + `L${at.at(-1).split(",")[0]},${H}L${at[0].split(",")[0]},${H}Z` : "");
+    const some = h.samples.filter((s) => p.of(s) !== null && s.ago <= 3600), top = Math.max(0, ...some.map(p.of));
+    drawLine(p, some.map((s) => [1 - s.ago / 3600, p.of(s)]), p.most?.(h) || Math.max(1, top) * 1.1);
     p.now.textContent = some.length ? "most " + (top < 10 ? Number(top.toFixed(1)) : count(top)) : "none yet";
   }
 }
@@ -88,11 +102,10 @@ function draw(s) {
   history.push(s);
   if (history.length > KEEP) history.shift();
   for (const p of plots) {
-    const v = history.map(p.of), most = p.most?.(s) || Math.max(1, ...v) * 1.1;
-    const at = v.map((y, i) => `${(W - (v.length - 1 - i) * (W / (KEEP - 1))).toFixed(1)},${(H - 1 - (H - 2) * Math.min(1, y / most)).toFixed(1)}`);
-    p.line.setAttribute("d", "M" + at.join("L"));
-    p.area.setAttribute("d", "M" + at.join("L") + `L${W},${H}L${at[0].split(",")[0]},${H}Z`);
-    p.now.textContent = p.text(v.at(-1)) + (p.most ? " of " + count(p.most(s)) : "");
+    const v = history.map((x, i) => p.of(x, history[Math.max(0, i - RECENT)]));
+    const points = v.map((y, i) => [1 - (v.length - 1 - i) / (KEEP - 1), y]).filter(([, y]) => y !== null);
+    drawLine(p, points, p.most?.(s) || Math.max(1, ...v) * 1.1);
+    p.now.textContent = v.at(-1) === null ? "none now" : p.text(v.at(-1)) + (p.most ? " of " + count(p.most(s)) : "");
   }
   document.querySelector("#facts tbody").replaceChildren(...facts.map(([name, of]) => {
     const tr = document.createElement("tr"), a = document.createElement("td"), b = document.createElement("td");

@@ -437,6 +437,30 @@ def test_status_page(browser, smol):
     wait(browser, lambda b: b.find_element(By.ID, "state").text == "running")
     wait(browser, lambda b: all(p.get_attribute("d") for p in b.find_elements(By.CSS_SELECTOR, "#plots path")))
     wait(browser, lambda b: all(e.text for e in b.find_elements(By.CSS_SELECTOR, "#hour .now")))
-    assert len(browser.find_elements(By.CSS_SELECTOR, "#plots .plot")) == len(browser.find_elements(By.CSS_SELECTOR, "#hour .plot")) == 6
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#plots .plot")) == len(browser.find_elements(By.CSS_SELECTOR, "#hour .plot")) == 7
     shot(browser, "status")
     no_errors(browser)
+
+
+def test_status_page_draws_what_came_of_guesses(browser, fake):
+    """The false engine's guesses come true one time in four."""
+    with fake(step_ms=20) as s:
+        browser.set_window_size(1100, 1200)
+        browser.get(s.url + "/status")
+        plot = lambda b, where: b.find_element(By.CSS_SELECTOR, f"#{where} .plot:nth-child(7)")
+        wait(browser, lambda b: "none now" in plot(b, "plots").text and "none yet" in plot(b, "hour").text)
+        assert s.post("/v1/completions", {"prompt": "a b c d", "max_tokens": 200}, timeout=120).status == 200
+        wait(browser, lambda b: "25 of 100" in plot(b, "plots").text and plot(b, "plots").find_element(By.CSS_SELECTOR, "path").get_attribute("d"))
+        wait(browser, lambda b: "most 25" in plot(b, "hour").text)  # with the next sample
+        assert "Guesses that came true, tokens 200 of 800" in browser.find_element(By.ID, "facts").text
+        try:
+            for scheme in ("light", "dark"):
+                browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+                for width in (390, 1100):
+                    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 1400, "deviceScaleFactor": 1, "mobile": width < 500})
+                    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+                    shot(browser, f"status-{width}-{scheme}")
+        finally:
+            browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        no_errors(browser)

@@ -134,9 +134,9 @@ def test_pages_are_served_under_a_strict_policy(tiny):
     for path in ("/page/", "/page/../serve.h", "/page/..%2fserve.h", "/page/nothing.js", "/page/chat.html/x"):
         assert tiny.get(path).status == 404, path
     h = tiny.get("/status/history.json").json()
-    assert h["seconds"] == 10 and all({"ago", "running", "waiting", "pages", "new_per_s", "prefix_hits"} <= set(x) for x in h["samples"])
+    assert h["seconds"] == 10 and all({"ago", "running", "waiting", "pages", "new_per_s", "prefix_hits", "drafted", "accepted", "guesses_true"} <= set(x) for x in h["samples"])
     s = tiny.get("/status.json").json()
-    assert {"queue", "batch", "kv", "tokens"} <= set(s) and s["kv"]["pages_total"] > 0
+    assert {"queue", "batch", "kv", "tokens", "speculation"} <= set(s) and s["speculation"]["drafted"] >= s["speculation"]["accepted"] and s["kv"]["pages_total"] > 0
 
 
 def test_unknown_paths_and_methods(tiny):
