@@ -162,5 +162,7 @@ import_yaml(const char *src, bool allow_unknown_keys, Diag *d, Arena *perm, llmc
 		error_set(err, LLMC_E_INPUT, "%s: holds no config.json: a Hugging Face folder or a GGUF file is expected", src);
 		return NULL;
 	}
-	return (folder ? source_read_hf : flm_name(src) ? source_read_flm : source_read_gguf)(s, err) ? import_source(s) : NULL;
+	char *text = (folder ? source_read_hf : flm_name(src) ? source_read_flm : source_read_gguf)(s, err) ? import_source(s) : NULL;
+	source_close_weights(s);
+	return text;
 }

@@ -24,6 +24,8 @@ typedef struct SourceTensor {
 	bool        used;
 	bool        zeros;      /* a bias beside quantised matrices, all of it 0 */
 	const float *order, *factor; /* of a matrix's columns (formats/scheme.h); NULL: none */
+	const void  *data;      /* of folders, until weights are closed; NULL: not at hand */
+	int64_t      bytes;
 } SourceTensor;
 
 typedef struct Source {
@@ -40,6 +42,7 @@ typedef struct Source {
 	bool          wrapper;  /* the language model of something that has other parts, whose tensors are not ours */
 	size_t        n_tensor;
 	SourceTensor *tensor;   /* sorted by name */
+	void         *weights;  /* what holds their data, closed with the arena or by source_close_weights */
 	Family        family;
 	const char   *value[K_COUNT]; /* YAML text of each key that import gives; NULL: none */
 } Source;
@@ -51,6 +54,7 @@ bool source_read_flm(Source *s, llmc_error *err);
 /* For those above: a config.json's keys; the tensors of s->path, which is a checkpoint. */
 void source_take_config(Source *s, const json_t *root);
 bool source_take_weights(Source *s, llmc_error *err);
+void source_close_weights(Source *s);
 /* What crosses families: rope, dtype, eos. Before import_map, so that `$key` and virtual keys are there. */
 void source_convert_hf(Source *s);
 void source_convert_gguf(Source *s);

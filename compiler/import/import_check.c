@@ -28,10 +28,16 @@ typedef struct How {
 
 /* ------------------------------------------------------------------------------------------ names and head */
 
+static const SourceTensor *
+tensor_of(const Source *s, const TensorRule *r)
+{
+	return r ? source_tensor(s, r->whole ? r->name : arena_printf(s->a, "%s.weight", r->name)) : NULL;
+}
+
 static bool
 present(const Source *s, const TensorRule *r)
 {
-	return r && source_tensor(s, r->whole ? r->name : arena_printf(s->a, "%s.weight", r->name));
+	return tensor_of(s, r) != NULL;
 }
 
 /* Is there a tensor whose name ends as that one does, behind nothing or something else? */
@@ -48,6 +54,17 @@ elsewhere(const Source *s, const char *name)
 			return true;
 	}
 	return false;
+}
+
+/* A head that is stored beside the embedding of a model that is said to be tied, and is another one: trained apart after all. transformers takes it. */
+static bool
+own_head(const Source *s, const TensorRule *embed, const TensorRule *head)
+{
+	const SourceTensor *e = tensor_of(s, embed), *h = tensor_of(s, head);
+
+	if (!e || !h || !e->data || !h->data || h->n_dims != e->n_dims || memcmp(h->dim, e->dim, sizeof h->dim[0] * (size_t)h->n_dims) != 0)
+		return false;
+	return h->dtype != e->dtype || h->bytes != e->bytes || memcmp(h->data, e->data, (size_t)h->bytes) != 0;
 }
 
 /* Names begin differently when a model was saved alone, as part of a wrapper, or without its head. */
@@ -98,6 +115,11 @@ import_names(Source *s, const Spec *spec)
 	}
 	if (!spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && head && !present(s, head) && !elsewhere(s, head->name) && present(s, embed)) {
 		source_set(s, K_tied, "true"); /* a head that is not stored is the embedding */
+		return true;
+	}
+	if (spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && own_head(s, embed, head)) {
+		warn_at(s->d, (Loc){ 0 }, "%s: the head is said to be the embedding (tie_word_embeddings), but %s is stored and differs from it: it is taken", s->file, tensor_of(s, head)->name);
+		source_set(s, K_tied, "false");
 		return true;
 	}
 	return false;

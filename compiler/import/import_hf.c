@@ -190,7 +190,8 @@ take_tensors(Source *s, const Safetensors *st)
 	s->tensor = NEW(s->a, SourceTensor, s->n_tensor + 1);
 	for (size_t i = 0; i < s->n_tensor; i++) {
 		const StTensor *t = safetensors_at(st, i);
-		s->tensor[i] = (SourceTensor){ .name = arena_strdup(s->a, t->name), .dtype = t->dtype, .dtype_name = arena_strdup(s->a, t->dtype_name ? t->dtype_name : "?"), .n_dims = t->n_dims };
+		s->tensor[i] = (SourceTensor){ .name = arena_strdup(s->a, t->name), .dtype = t->dtype, .dtype_name = arena_strdup(s->a, t->dtype_name ? t->dtype_name : "?"), .n_dims = t->n_dims,
+			.data = t->data, .bytes = t->bytes };
 		memcpy(s->tensor[i].dim, t->dim, sizeof t->dim);
 		s->tensor[i].zeros = made && zeros(t);
 		if (t->made) {
@@ -210,8 +211,18 @@ source_take_weights(Source *s, llmc_error *err)
 		return false;
 	arena_defer(s->a, close_safetensors, weights);
 	take_tensors(s, weights);
-	arena_done(s->a, weights);
+	s->weights = weights;
 	return true;
+}
+
+void
+source_close_weights(Source *s)
+{
+	for (size_t i = 0; i < s->n_tensor; i++)
+		s->tensor[i].data = NULL;
+	if (s->weights)
+		arena_done(s->a, s->weights);
+	s->weights = NULL;
 }
 
 /* ------------------------------------------------------------------------------------------- vectors of texts */
@@ -350,10 +361,10 @@ source_read_hf(Source *s, llmc_error *err)
 		take_generation(s, generation);
 	if (weights)
 		take_tensors(s, weights);
+	s->weights = weights;
 	if (!take_modules(s, err))
 		return false;
 	take_labels(s);
-	arena_done(s->a, weights);
 	arena_done(s->a, generation);
 	arena_done(s->a, config);
 	return true;

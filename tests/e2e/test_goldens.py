@@ -156,6 +156,16 @@ def test_a_head_that_stands_alone(head, tmp_path):
         run(tmp_path, g, "--device", "ref")
 
 
+@pytest.mark.parametrize("name", ["qwen3-plain", "gpt_oss-plain", "qwen3_5-plain"])
+def test_a_head_that_was_trained_apart(name, tmp_path):
+    """tie_word_embeddings beside a head that is stored and is another matrix: transformers 5 takes the head (its logits do not move)."""
+    g = weights.Golden(name)
+    assert not g.config.get("tie_word_embeddings") and "lm_head.weight" in g.tensors
+    g.build(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(g.config | {"tie_word_embeddings": True}))
+    check(g, *run(tmp_path, g, "--device", "ref"))
+
+
 def test_experts_in_mxfp4(tmp_path):
     """Published files of gpt-oss: blocks [experts, out, groups, 16] and scales, gate and up row by row. The same values as floats, transposed, as transformers
     writes them, give the same bits on the reference; kernels meet the blocks with rounded activations."""

@@ -147,6 +147,20 @@ def test_a_wrapper_speaks_for_the_whole_model(llmc, tmp_path):
     assert d["head"]["tied"] is True and d["text"]["eos"] == [1]
 
 
+def test_a_head_that_is_the_embedding_again(llmc, tmp_path):
+    """A tied head that is stored all the same is the embedding as long as it has its bytes."""
+    path = folder(tmp_path / "m", LLAMA | {"tie_word_embeddings": True}, llama_tensors())
+    assert described(llmc, path)["head"]["tied"] is True and "warning" not in llmc.err
+    file = path / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    n = 8 + struct.unpack("<Q", data[:8])[0]
+    data[n + json.loads(data[8:n])["lm_head.weight"]["data_offsets"][1] - 1] = 1
+    file.write_bytes(data)
+    assert described(llmc, path).get("head", {}).get("tied", False) is False
+    assert "lm_head.weight is stored and differs from it" in llmc.err
+    assert described(llmc, folder(tmp_path / "n", LLAMA | {"tie_word_embeddings": True}, llama_tensors(), {"lm_head.weight": "BF16"})).get("head", {}).get("tied", False) is False
+
+
 def test_a_head_that_is_not_stored_is_the_embedding(llmc, tmp_path):
     assert described(llmc, folder(tmp_path / "m", LLAMA, llama_tensors(head=None)))["head"]["tied"] is True
 
