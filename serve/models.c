@@ -117,6 +117,15 @@ models_unknown(Server *s, const char *name, Problem *p)
 	strbuf_release(&b);
 }
 
+/* The name that a body asks for; the second place is TGI's for an adapter. */
+static const char *
+named(const json_t *o)
+{
+	const json_t *model = json_object_get(o, "model");
+
+	return json_string_value(json_is_string(model) ? model : json_object_get(json_object_get(o, "parameters"), "adapter_id"));
+}
+
 bool
 models_take(Server *s, Req *r, Problem *p)
 {
@@ -127,14 +136,14 @@ models_take(Server *s, Req *r, Problem *p)
 	pthread_mutex_unlock(&s->lock);
 	if (several) { /* else nothing is to be chosen, and the handler reads the body */
 		Problem q = { 0 };
-		json_t *o = body_object(&r->body, &q), *v = json_object_get(o, "model");
-		Slot *named = json_is_string(v) ? models_find(s, json_string_value(v)) : t;
-		if (!named)
-			models_unknown(s, json_string_value(v), p);
+		json_t *o = body_object(&r->body, &q);
+		const char *name = named(o);
+		t = name ? models_find(s, name) : t;
+		if (!t)
+			models_unknown(s, name, p);
 		json_decref(o);
-		if (!named)
+		if (!t)
 			return false;
-		t = named;
 	}
 	pthread_mutex_lock(&s->lock);
 	r->slot = t;

@@ -85,6 +85,15 @@ check_unsupported(const json_t *o, Problem *p)
 	return true;
 }
 
+/* llama.cpp mixes adapters by scales, from request to request. */
+static bool
+check_lora(const json_t *o, Problem *p)
+{
+	if (json_array_size(json_object_get(o, "lora")) == 0)
+		return true;
+	return problem(p, 400, "lora", "'lora' is not supported: an adapter is a model of its own here, at its own scale. Name it in 'model'; GET /v1/models lists them.");
+}
+
 static bool
 read_stop(Gen *g, const json_t *o, Problem *p)
 {
@@ -175,7 +184,7 @@ openai_read(Gen *g, const json_t *o, Problem *p)
 	bool has_seed, ignore_eos = false, skip_special = true, usage = false;
 	const json_t *so = json_object_get(o, "stream_options");
 
-	if (!openai_model(g->req, o, p) || !check_unsupported(o, p) || !field_num(o, "temperature", 0, 2, &temperature, NULL, p) || !field_num(o, "top_p", 0, 1, &top_p, NULL, p) ||
+	if (!openai_model(g->req, o, p) || !check_unsupported(o, p) || !check_lora(o, p) || !field_num(o, "temperature", 0, 2, &temperature, NULL, p) || !field_num(o, "top_p", 0, 1, &top_p, NULL, p) ||
 	    !field_num(o, "min_p", 0, 1, &min_p, NULL, p) || !field_num(o, "presence_penalty", -2, 2, &presence, NULL, p) ||
 	    !field_num(o, "frequency_penalty", -2, 2, &frequency, NULL, p) ||
 	    !field_num(o, "repetition_penalty", 0, 100, &repetition, NULL, p) || !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||

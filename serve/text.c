@@ -1,4 +1,4 @@
-/* Tokens and text, without a generation: vLLM's and TGI's forms. */
+/* Tokens and text, without a generation: vLLM's, TGI's and llama.cpp's forms. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -93,7 +93,7 @@ text_tokenize(Req *r)
 	end(r, OF_LIST, o, &b, &p);
 }
 
-/* {"tokens": [ids]} -> {"prompt": text} */
+/* {"tokens": [ids]} -> the text, "prompt" as vLLM and "content" as llama.cpp calls it */
 void
 text_detokenize(Req *r)
 {
@@ -131,6 +131,8 @@ text_detokenize(Req *r)
 		goto out;
 	strbuf_puts(&b, "{\"prompt\":");
 	json_str(&b, text, need);
+	strbuf_puts(&b, ",\"content\":");
+	json_str(&b, text, need);
 	strbuf_putc(&b, '}');
 	req_answer(r, 200, type_json, &b);
 out:
@@ -167,7 +169,48 @@ tgi_list(const Model *m, const char *text, size_t n_text, const int32_t *tok, si
 	strbuf_release(&piece);
 }
 
-/* Body of a generation: {"inputs": text}; vLLM's clients send {"prompt"} or {"messages"} to the same path. */
+/* llama.cpp: {"content": text} -> {"tokens": [ids]}, with_pieces: [{"id", "piece": text, or bytes that are none}] */
+static void
+tokenize_content(Req *r, json_t *o, Strbuf *b, Problem *p)
+{
+	const json_t *content = json_object_get(o, "content");
+	bool special = false, parse = true, pieces = false;
+	int32_t *tok = NULL;
+	size_t n_tok = 0;
+	Strbuf piece = { 0 };
+
+	if (!field_bool(o, "add_special", &special, p) || !field_bool(o, "parse_special", &parse, p) || !field_bool(o, "with_pieces", &pieces, p))
+		return;
+	if (!json_is_string(content)) {
+		problem(p, 400, "content", "Invalid type for 'content': expected a string, but got %s instead.", json_type_name(content));
+		return;
+	}
+	if (!tokenize_prompt(r->model, json_string_value(content), json_string_length(content), (parse ? LLMC_PARSE_SPECIAL : 0) | (special ? LLMC_ADD_SPECIAL : 0), SIZE_MAX, &tok,
+	                     &n_tok, p))
+		return;
+	strbuf_puts(b, "{\"tokens\":[");
+	for (size_t i = 0; i < n_tok; i++) {
+		strbuf_puts(b, i ? "," : "");
+		if (!pieces) {
+			strbuf_printf(b, "%d", tok[i]);
+			continue;
+		}
+		strbuf_clear(&piece);
+		token_bytes(r->model->back.tok, tok[i], &piece);
+		const char *at = strbuf_str(&piece);
+		strbuf_printf(b, "{\"id\":%d,\"piece\":", tok[i]);
+		if (utf8_valid(at, piece.len))
+			json_str(b, at, piece.len);
+		for (size_t k = 0; k < piece.len && !utf8_valid(at, piece.len); k++)
+			strbuf_printf(b, k ? ",%d" : "[%d", (unsigned char)at[k]);
+		strbuf_puts(b, utf8_valid(at, piece.len) ? "}" : "]}");
+	}
+	strbuf_puts(b, "]}");
+	free(tok);
+	strbuf_release(&piece);
+}
+
+/* Body of a generation: {"inputs": text}; vLLM's clients send {"prompt"} or {"messages"} to the same path, llama.cpp's {"content"}. */
 void
 text_tgi_tokenize(Req *r)
 {
@@ -179,6 +222,8 @@ text_tgi_tokenize(Req *r)
 
 	if (o && !inputs && (json_object_get(o, "prompt") || json_object_get(o, "messages"))) {
 		tokenize_object(r, o, &b, &p);
+	} else if (o && !inputs && json_object_get(o, "content")) {
+		tokenize_content(r, o, &b, &p);
 	} else if (o && !json_is_string(inputs)) {
 		problem(&p, 422, NULL, inputs ? "Failed to deserialize the JSON body into the target type: inputs: invalid type: %s, expected a string" : "Failed to deserialize the JSON body into the target type: missing field `inputs`, got %s",
 		        json_type_name(inputs));

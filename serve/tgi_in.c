@@ -35,7 +35,7 @@ wrong_type(Problem *p, const char *key, const char *want, const json_t *v)
 }
 
 typedef struct Fields { /* of a request, as they came */
-	json_t  *inputs, *stop, *grammar;
+	json_t  *inputs, *stop, *grammar, *adapter;
 	bool     has_best, has_temperature, has_repetition, has_frequency, has_top_k, has_top_p, has_typical, has_truncate, has_seed, has_top_n, has_max_new, has_full;
 	double   temperature, repetition, frequency, top_p, typical;
 	int64_t  best_of, top_k, truncate, top_n, max_new;
@@ -128,7 +128,20 @@ read_fields(const json_t *o, const Strbuf *body, Fields *f, Problem *p)
 		if (!json_is_string(v))
 			return wrong_type(p, "stop", "a string", v);
 	f->grammar = json_object_get(q, "grammar");
+	f->adapter = json_object_get(q, "adapter_id");
+	if (f->adapter && !json_is_null(f->adapter) && !json_is_string(f->adapter))
+		return wrong_type(p, "adapter_id", "a string", f->adapter);
 	return true;
+}
+
+/* models_take looks for it where there are several models. */
+static bool
+known_adapter(Req *r, const json_t *id, Problem *p)
+{
+	if (!json_is_string(id) || models_find(r->srv, json_string_value(id)) == r->slot)
+		return true;
+	models_unknown(r->srv, json_string_value(id), p);
+	return false;
 }
 
 /* In TGI's order: the first fault is the one told. */
@@ -221,7 +234,7 @@ read_request(Gen *g, Fields *f, Problem *p)
 	Model *m = g->model;
 	Sub *sub;
 
-	if (!validate(g, f, p) || !read_stop(g, f->stop, p))
+	if (!known_adapter(g->req, f->adapter, p) || !validate(g, f, p) || !read_stop(g, f->stop, p))
 		return false;
 	if (f->grammar && !json_is_null(f->grammar) && !grammar_read_typed(g, f->grammar, "grammar", p)) {
 		char why[sizeof p->text];

@@ -291,6 +291,7 @@ def test_adapters_by_name(serve, tmp_path):
         for model, want in (("base", g.logits), ("all", logits["llama-all"]), ("head", logits["embed-head"])):
             assert agrees(s, model, g.prompt, want) < 6e-3 * scale, model
         assert agrees(s, "all", g.prompt, g.logits) > 0.1
+        assert s.post("/generate", {"inputs": "a", "parameters": {"adapter_id": "none"}}).status == 404  # found as "model" is
         told = [line for line in metrics(s) if line.startswith("vllm:lora_requests_info{")]
         assert len(told) == 1 and 'model_name="base",max_lora="2",running_lora_adapters="",waiting_lora_adapters=""' in told[0]  # of the base alone
         # mistakes

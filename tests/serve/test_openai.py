@@ -356,11 +356,22 @@ def test_async_client(tiny):
 def test_tokens_and_text(tiny):
     r = tiny.post("/v1/tokenize", {"model": "tiny", "prompt": "hello world é", "return_token_strs": True}).json()
     assert r["count"] == len(r["tokens"]) == 5 and r["max_model_len"] == 256 and r["token_strs"][:2] == ["hello", " world"]
-    assert tiny.post("/v1/detokenize", {"tokens": r["tokens"]}).json() == {"prompt": "hello world é"}
-    assert tiny.post("/detokenize", {"tokens": [264]}).json() == {"prompt": "hello"}
+    assert tiny.post("/v1/detokenize", {"tokens": r["tokens"]}).json() == {"prompt": "hello world é", "content": "hello world é"}
+    assert tiny.post("/detokenize", {"tokens": [264]}).json() == {"prompt": "hello", "content": "hello"}
     chat = tiny.post("/v1/tokenize", {"messages": CHAT}).json()
     assert chat["tokens"][0] == 3
+    assert tiny.post("/tokenize", {"content": "hello world é"}).json() == {"tokens": r["tokens"][-5:]}  # llama.cpp's
+    pieces = tiny.post("/tokenize", {"content": "é", "with_pieces": True, "add_special": False}).json()["tokens"]
+    assert b"".join(p["piece"].encode() if isinstance(p["piece"], str) else bytes(p["piece"]) for p in pieces) == "é".encode()
+    assert tiny.post("/tokenize", {"content": 3}).status == 400 and tiny.post("/tokenize", {"content": "a", "with_pieces": 3}).status == 400
     for body in ({}, {"prompt": 5}, []):
         assert tiny.post("/v1/tokenize", body).status == 400
     for body in ({}, {"tokens": [9999]}, {"tokens": ["a"]}):
         assert tiny.post("/v1/detokenize", body).status == 400
+
+
+def test_adapters_by_scale_are_refused(tiny):
+    """llama.cpp's way; an answer of the base model would be a wrong one."""
+    r = tiny.post("/v1/completions", {"prompt": "a", "max_tokens": 1, "lora": [{"id": 0, "scale": 0.5}]})
+    assert r.status == 400 and "'model'" in r.json()["error"]["message"]
+    assert tiny.post("/v1/completions", {"prompt": "a", "max_tokens": 1, "lora": []}).status == 200

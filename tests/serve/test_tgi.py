@@ -243,3 +243,13 @@ def test_tokenize(tiny):
     r = tiny.post("/tokenize", {"inputs": "hello world é"}).json()
     assert r[0] == {"id": 264, "text": "hello", "start": 0, "stop": 5} and r[1] == {"id": 269, "text": " world", "start": 5, "stop": 11}
     assert r[-1]["stop"] == len("hello world é".encode())
+
+
+def test_adapter_id_is_a_model(tiny):
+    def ask(adapter, path="/generate"):
+        return tiny.post(path, {"inputs": "a b", "parameters": {"adapter_id": adapter, "max_new_tokens": 1}})
+    for name in ("tiny", None):
+        assert ask(name).status == 200
+    r = ask("poems")
+    assert r.status == 404 and "'poems' does not exist" in r.json()["error"] and r.json()["error_type"] == "validation"
+    assert ask(3).status == 422 and "'poems'" in ask("poems", "/generate_stream").text
