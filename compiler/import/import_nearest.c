@@ -91,10 +91,21 @@ counts(const char *tensor)
 	return strstr(tensor, ".0.") || !strpbrk(tensor, "0123456789");
 }
 
+static bool
+ignores(const Node *list, const char *key)
+{
+	for (size_t i = 0; list && list->kind == NODE_LIST && i < list->n; i++)
+		if (list->item[i]->kind == NODE_SCALAR && glob_match(list->item[i]->text, key))
+			return true;
+	return false;
+}
+
 /* Is the key a word of the family's file, or of what all families share? */
 static bool
 knows_key(const Family *f, const char *key)
 {
+	if (ignores(node_get(f->base, "ignore"), key) || (f->format && ignores(node_get(f->format, "ignore"), key)))
+		return true;
 	return strstr(f->root->loc.src->text, key) || strstr(f->base->loc.src->text, key) || strncmp(key, "rope_", 5) == 0 || strchr(key, '.');
 }
 
