@@ -155,7 +155,7 @@ read_tools(const json_t *in, json_t *out, Problem *p)
 			json_t *schema = json_object_get(tool, "input_schema"), *about = json_object_get(tool, "description"), *strict = json_object_get(tool, "strict");
 			if (json_object_get(tool, "type") && !is_block(tool, "custom"))
 				continue;
-			if (!json_is_string(json_object_get(tool, "name")) || !json_is_object(schema)) {
+			if (!json_string_length(json_object_get(tool, "name")) || !json_is_object(schema)) {
 				json_decref(tools);
 				return problem(p, 400, "tools", "tools.%zu: expected an object with a 'name' and an 'input_schema'.", i);
 			}
@@ -183,6 +183,10 @@ read_tools(const json_t *in, json_t *out, Problem *p)
 	return true;
 }
 
+static const FieldName names[] = {
+	{ "stop_sequences", "stop" }, { "output_config.format", "response_format" }, { NULL, NULL },
+};
+
 /* The same request as OpenAI's chat has it; NULL with a Problem. counting: only the prompt matters. */
 static json_t *
 translate(const json_t *in, bool counting, Problem *p)
@@ -191,7 +195,7 @@ translate(const json_t *in, bool counting, Problem *p)
 		{ "model", "model" }, { "temperature", "temperature" }, { "top_p", "top_p" }, { "top_k", "top_k" }, { "stream", "stream" },
 		{ "stop_sequences", "stop" }, { "max_tokens", "max_tokens" },
 	};
-	const json_t *thinking = json_object_get(in, "thinking");
+	const json_t *thinking = json_object_get(in, "thinking"), *stop = json_object_get(in, "stop_sequences");
 	json_t *out = json_object(), *messages = json_array();
 
 	if (!out || !messages || json_object_set_new(out, "messages", messages) != 0) {
@@ -201,6 +205,10 @@ translate(const json_t *in, bool counting, Problem *p)
 	}
 	if (!counting && !json_is_integer(json_object_get(in, "max_tokens"))) {
 		problem(p, 400, "max_tokens", "max_tokens: a whole number is required.");
+		goto fail;
+	}
+	if (stop && !json_is_null(stop) && !json_is_array(stop)) {
+		problem(p, 400, "stop_sequences", "stop_sequences: expected an array of strings, but got %s.", json_type_name(stop));
 		goto fail;
 	}
 	if (!read_messages(in, messages, p) || !read_tools(in, out, p))
@@ -221,6 +229,10 @@ translate(const json_t *in, bool counting, Problem *p)
 		json_object_set_new(out, "response_format", json_pack("{s:s,s:{s:s,s:O}}", "type", "json_schema", "json_schema", "name", "output", "schema", schema));
 	}
 	const char *kind = json_string_value(json_object_get(thinking, "type"));
+	if (thinking && !json_is_null(thinking) && (!kind || (strcmp(kind, "enabled") != 0 && strcmp(kind, "adaptive") != 0 && strcmp(kind, "disabled") != 0))) {
+		problem(p, 400, "thinking", "thinking: expected an object of type 'enabled', 'adaptive' or 'disabled'.");
+		goto fail;
+	}
 	if (kind)
 		json_object_set_new(out, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", strcmp(kind, "disabled") != 0));
 	return out;
@@ -490,7 +502,9 @@ static const Dialect dialect = {
 void
 anthropic_messages(Req *r)
 {
-	openai_handle(r, &dialect, "msg_", NULL, NULL, to_chat, openai_read_chat);
+	static const OpenAiRoute route = { .id_prefix = "msg_", .max_stop = OTHERS_MAX_STOP, .translate = to_chat, .names = names, .read = openai_read_chat };
+
+	openai_handle(r, &dialect, &route);
 }
 
 void
@@ -504,6 +518,8 @@ anthropic_count(Req *r)
 	Strbuf b = { 0 };
 
 	bool ok = o && chat_prompt(r->model, o, &prompt, &n, &p) && tokenize_prompt(r->model, prompt, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p);
+	if (o && !ok)
+		openai_rename(names, &p);
 	free(prompt);
 	free(tok);
 	json_decref(o);

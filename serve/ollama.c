@@ -157,6 +157,12 @@ fail:
 	return NULL;
 }
 
+static const FieldName names[] = {
+	{ "options.temperature", "temperature" }, { "options.top_k", "top_k" }, { "options.top_p", "top_p" }, { "options.min_p", "min_p" },
+	{ "options.repeat_penalty", "repetition_penalty" }, { "options.presence_penalty", "presence_penalty" }, { "options.frequency_penalty", "frequency_penalty" },
+	{ "options.seed", "seed" }, { "options.stop", "stop" }, { "options.num_predict", "max_tokens" }, { "format", "response_format" }, { NULL, NULL },
+};
+
 static bool
 read_chat(Gen *g, const json_t *o, Problem *p)
 {
@@ -329,13 +335,17 @@ static const Dialect dialect = {
 void
 ollama_chat(Req *r)
 {
-	openai_handle(r, &dialect, "", NULL, NULL, chat_body, read_chat);
+	static const OpenAiRoute route = { .id_prefix = "", .max_stop = OTHERS_MAX_STOP, .translate = chat_body, .names = names, .read = read_chat };
+
+	openai_handle(r, &dialect, &route);
 }
 
 void
 ollama_generate(Req *r)
 {
-	openai_handle(r, &dialect, "", NULL, NULL, generate_body, read_generate);
+	static const OpenAiRoute route = { .id_prefix = "", .max_stop = OTHERS_MAX_STOP, .translate = generate_body, .names = names, .read = read_generate };
+
+	openai_handle(r, &dialect, &route);
 }
 
 /* ---- the model ---- */

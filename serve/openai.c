@@ -7,7 +7,7 @@
 #include "serve/grammar.h"
 #include "serve/openai.h"
 
-enum { MAX_STOP = 4, MAX_BIAS = 1024, MAX_STOP_TOKENS = 128 };
+enum { MAX_BIAS = 1024, MAX_STOP_TOKENS = 128 };
 
 /* ---- errors ---- */
 
@@ -95,7 +95,7 @@ check_lora(const json_t *o, Problem *p)
 }
 
 static bool
-read_stop(Gen *g, const json_t *o, Problem *p)
+read_stop(Gen *g, const json_t *o, size_t most, Problem *p)
 {
 	const json_t *v = json_object_get(o, "stop");
 	size_t n = json_is_array(v) ? json_array_size(v) : 1;
@@ -104,8 +104,8 @@ read_stop(Gen *g, const json_t *o, Problem *p)
 		return true;
 	if (!json_is_array(v) && !json_is_string(v))
 		return problem(p, 400, "stop", "Invalid type for 'stop': expected a string or an array of strings, but got %s instead.", json_type_name(v));
-	if (n > MAX_STOP)
-		return problem(p, 400, "stop", "Invalid 'stop': array too long. Expected an array with maximum length %d, but got an array with length %zu instead.", MAX_STOP, n);
+	if (n > most)
+		return problem(p, 400, "stop", "Invalid 'stop': array too long. Expected an array with maximum length %zu, but got an array with length %zu instead.", most, n);
 	g->stop = calloc(n + 1, sizeof *g->stop);
 	for (size_t i = 0; g->stop && i < n; i++) {
 		const json_t *one = json_is_array(v) ? json_array_get(v, i) : v;
@@ -175,8 +175,9 @@ read_bias(Gen *g, const json_t *o, Problem *p)
 	return true;
 }
 
-bool
-openai_read(Gen *g, const json_t *o, Problem *p)
+/* The fields that all routes have. */
+static bool
+read_shared(Gen *g, const json_t *o, const OpenAiRoute *route, Problem *p)
 {
 	double temperature = 1, top_p = 1, min_p = 0, presence = 0, frequency = 0, repetition = 1;
 	int64_t n = 1, top_k = 0, min_tokens = 0, seed = 0;
@@ -192,7 +193,7 @@ openai_read(Gen *g, const json_t *o, Problem *p)
 	    !field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, &has_seed, p) || !field_bool(o, "ignore_eos", &ignore_eos, p) ||
 	    !field_int(o, "speculate", 0, LLMC_MAX_SPECULATE, &speculate, NULL, p) ||
 	    !field_int(o, "priority", -PRIORITY_MOST, PRIORITY_MOST, &priority, NULL, p) || !field_bool(o, "skip_special_tokens", &skip_special, p) || !field_bool(o, "stream", &g->stream, p) ||
-	    !read_stop(g, o, p) || !read_stop_tokens(g, o, p) || !read_bias(g, o, p))
+	    !read_stop(g, o, route->max_stop, p) || !read_stop_tokens(g, o, p) || !read_bias(g, o, p))
 		return false;
 	if (!(repetition > 0))
 		return problem(p, 400, "repetition_penalty", "Invalid 'repetition_penalty': it must be greater than 0.");
@@ -251,16 +252,47 @@ openai_fits(const Gen *g, size_t n_tok, const char *what, Problem *p)
 	return true;
 }
 
-typedef struct How { /* of openai_handle */
-	const char *id_prefix, *object, *chunk;
-	json_t *(*translate)(const json_t *in, Problem *p);
-	bool (*read)(Gen *g, const json_t *o, Problem *p);
-} How;
+/* The row of the name that s begins with, as a whole: behind it the name ends, or a place within the field is told. */
+static const FieldName *
+name_at(const FieldName *names, const char *s, const char *ends)
+{
+	for (; names->ours; names++) {
+		size_t n = strlen(names->ours);
+		if (!strncmp(s, names->ours, n) && strchr(ends, s[n])) /* also at the end of s */
+			return names;
+	}
+	return NULL;
+}
+
+/* What a chat's reader said is told with the names of the body: in quotes, as all of its texts have them, and as the param. */
+void
+openai_rename(const FieldName *names, Problem *p)
+{
+	const FieldName *f = name_at(names, p->param, ".[");
+	Strbuf b = { 0 };
+
+	if (f) {
+		strbuf_puts(&b, f->theirs);
+		strbuf_puts(&b, p->param + strlen(f->ours));
+		snprintf(p->param, sizeof p->param, "%s", strbuf_str(&b));
+		strbuf_clear(&b);
+	}
+	for (const char *s = p->text; *s;) {
+		strbuf_putc(&b, *s++);
+		if (s[-1] == '\'' && (f = name_at(names, s, ".['")) != NULL) {
+			strbuf_puts(&b, f->theirs);
+			s += strlen(f->ours);
+		}
+	}
+	if (!b.failed)
+		snprintf(p->text, sizeof p->text, "%.*s", (int)utf8_whole(strbuf_str(&b), b.len < sizeof p->text ? b.len : sizeof p->text - 1), strbuf_str(&b));
+	strbuf_release(&b);
+}
 
 static bool
 read_route(Gen *g, const json_t *in, const void *how, Problem *p)
 {
-	const How *route = how;
+	const OpenAiRoute *route = how;
 	OpenAi *own = openai_own(g);
 	json_t *made = route->translate ? route->translate(in, p) : NULL;
 	const json_t *o = route->translate ? made : in;
@@ -269,16 +301,17 @@ read_route(Gen *g, const json_t *in, const void *how, Problem *p)
 	own->chunk = route->chunk;
 	own->created = time(NULL);
 	snprintf(own->id, sizeof own->id, "%s%016llx%08x", route->id_prefix, (unsigned long long)random_seed(), (unsigned)random_seed());
-	bool ok = o && openai_read(g, o, p) && route->read(g, o, p);
+	bool ok = o && read_shared(g, o, route, p) && route->read(g, o, p);
+	if (o && !ok && route->names)
+		openai_rename(route->names, p);
 	json_decref(made);
 	return ok;
 }
 
 void
-openai_handle(Req *r, const Dialect *d, const char *id_prefix, const char *object, const char *chunk,
-              json_t *(*translate)(const json_t *in, Problem *p), bool (*read)(Gen *g, const json_t *o, Problem *p))
+openai_handle(Req *r, const Dialect *d, const OpenAiRoute *route)
 {
-	gen_handle(r, d, read_route, &(How){ id_prefix, object, chunk, translate, read });
+	gen_handle(r, d, read_route, route);
 }
 
 /* ---- answers ---- */

@@ -21,16 +21,26 @@ openai_own(const Gen *g)
 	return gen_own(g);
 }
 
-/* A request from body to engine. translate: the body as OpenAI's chat would have it, a new object or NULL with a Problem; NULL: it is one.
- * read: the route's own fields and its prompts, after openai_read. */
-void openai_handle(Req *r, const Dialect *d, const char *id_prefix, const char *object, const char *chunk,
-                   json_t *(*translate)(const json_t *in, Problem *p), bool (*read)(Gen *g, const json_t *o, Problem *p));
+enum { OPENAI_MAX_STOP = 4, OTHERS_MAX_STOP = 64 };
+typedef struct FieldName { const char *theirs, *ours; } FieldName; /* of a dialect that becomes a chat, and the chat's */
+
+typedef struct OpenAiRoute {
+	const char *id_prefix, *object, *chunk;
+	size_t max_stop; /* stop strings of a request */
+	/* The body as OpenAI's chat would have it, a new object or NULL with a Problem; NULL: it is one. names: what a Problem of the chat calls otherwise,
+	 * longer ones before those they begin with, and an empty row; NULL: nothing. */
+	json_t *(*translate)(const json_t *in, Problem *p);
+	const FieldName *names;
+	bool (*read)(Gen *g, const json_t *o, Problem *p); /* its own fields and its prompts, after those that all have */
+} OpenAiRoute;
+
+/* A request from body to engine. */
+void openai_handle(Req *r, const Dialect *d, const OpenAiRoute *route);
+void openai_rename(const FieldName *names, Problem *p);
 bool openai_read_chat(Gen *g, const json_t *o, Problem *p);
 /* "model" is one of ours, or not said. */
 bool openai_model(Req *r, const json_t *o, Problem *p);
 bool openai_missing(Problem *p, const char *key);
-/* The fields that both routes have. */
-bool openai_read(Gen *g, const json_t *o, Problem *p);
 /* Prompt and new tokens against the limits; max_new -1: what is left. what: the field that holds the prompt. */
 bool openai_fits(const Gen *g, size_t n_tok, const char *what, Problem *p);
 

@@ -290,5 +290,9 @@ static const Dialect dialect = {
 void
 openai_chat(Req *r)
 {
-	openai_handle(r, &dialect, "chatcmpl-", "chat.completion", "chat.completion.chunk", NULL, openai_read_chat);
+	static const OpenAiRoute route = {
+		.id_prefix = "chatcmpl-", .object = "chat.completion", .chunk = "chat.completion.chunk", .max_stop = OPENAI_MAX_STOP, .read = openai_read_chat,
+	};
+
+	openai_handle(r, &dialect, &route);
 }

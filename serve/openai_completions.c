@@ -302,5 +302,7 @@ static const Dialect dialect = {
 void
 openai_completions(Req *r)
 {
-	openai_handle(r, &dialect, "cmpl-", "text_completion", "text_completion", NULL, read_completion);
+	static const OpenAiRoute route = { .id_prefix = "cmpl-", .object = "text_completion", .chunk = "text_completion", .max_stop = OPENAI_MAX_STOP, .read = read_completion };
+
+	openai_handle(r, &dialect, &route);
 }

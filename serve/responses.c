@@ -88,6 +88,8 @@ add_item(json_t *messages, const json_t *item, size_t i, Problem *p)
 		return problem(p, 400, where, "Invalid '%s': an item of type '%.40s' is not supported by this server.", where, type);
 	if (!role)
 		return problem(p, 400, where, "Invalid '%s': expected an item with a 'type', or a message with a 'role'.", where);
+	if (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 && strcmp(role, "system") != 0 && strcmp(role, "developer") != 0)
+		return problem(p, 400, where, "Invalid '%s': the role '%.40s' is none of 'user', 'assistant', 'system' and 'developer'.", where, role);
 	snprintf(where, sizeof where, "input[%zu].content", i);
 	text = part_text(json_object_get(item, "content"), where, p);
 	return text && (json_array_append_new(messages, json_pack("{s:s,s:o}", "role", role, "content", text)) == 0 || problem_memory(p));
@@ -146,7 +148,7 @@ read_format(const json_t *in, json_t *out, Problem *p)
 	if (!strcmp(type, "json_schema") && !json_object_get(format, "schema"))
 		return problem(p, 400, "text.format", "Invalid 'text.format': a json_schema has a 'schema'.");
 	if (!strcmp(type, "json_schema"))
-		json_object_set_new(out, "response_format", json_pack("{s:s,s:{s:O?,s:O?}}", "type", type, "json_schema", "name", json_object_get(format, "name"), "schema",
+		json_object_set_new(out, "response_format", json_pack("{s:s,s:{s:O?,s:O?}}", "type", type, "json_schema", "strict", json_object_get(format, "strict"), "schema",
 		                                                      json_object_get(format, "schema")));
 	else
 		json_object_set(out, "response_format", (json_t *)(uintptr_t)format);
@@ -192,6 +194,10 @@ repeated(const json_t *in)
 	return out;
 }
 
+static const FieldName names[] = {
+	{ "max_output_tokens", "max_completion_tokens" }, { "text.format", "response_format" }, { "input", "messages" }, { NULL, NULL },
+};
+
 static json_t *
 to_chat(const json_t *in, Problem *p)
 {
@@ -201,6 +207,7 @@ to_chat(const json_t *in, Problem *p)
 		{ "min_p", "min_p" }, { "priority", "priority" }, { "speculate", "speculate" }, { "structured_outputs", "structured_outputs" }, { "guided_json", "guided_json" },
 		{ "guided_regex", "guided_regex" }, { "guided_choice", "guided_choice" }, { "guided_grammar", "guided_grammar" },
 	};
+	static const char *const objects[] = { "reasoning", "text", "metadata" };
 	static const char *const never[] = { "previous_response_id", "conversation", "background", "prompt" };
 	const json_t *input = json_object_get(in, "input"), *about = json_object_get(in, "instructions");
 	const char *effort = json_string_value(json_object_get(json_object_get(in, "reasoning"), "effort"));
@@ -216,6 +223,19 @@ to_chat(const json_t *in, Problem *p)
 			p->code = "unsupported_parameter";
 			goto fail;
 		}
+	for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
+		if ((v = json_object_get(in, objects[i])) != NULL && !json_is_null(v) && !json_is_object(v)) {
+			problem(p, 400, objects[i], "Invalid type for '%s': expected an object, but got %s instead.", objects[i], json_type_name(v));
+			goto fail;
+		}
+	if (about && !json_is_null(about) && !json_is_string(about)) {
+		problem(p, 400, "instructions", "Invalid type for 'instructions': expected a string, but got %s instead.", json_type_name(about));
+		goto fail;
+	}
+	if ((v = json_object_get(json_object_get(in, "reasoning"), "effort")) != NULL && !json_is_null(v) && !effort) {
+		problem(p, 400, "reasoning.effort", "Invalid type for 'reasoning.effort': expected a string, but got %s instead.", json_type_name(v));
+		goto fail;
+	}
 	if (json_is_string(about) && json_string_length(about))
 		json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "system", "content", about));
 	if (json_is_string(input)) {
@@ -510,5 +530,7 @@ static const Dialect dialect = {
 void
 openai_responses(Req *r)
 {
-	openai_handle(r, &dialect, "resp_", NULL, NULL, to_chat, read_chat);
+	static const OpenAiRoute route = { .id_prefix = "resp_", .max_stop = OPENAI_MAX_STOP, .translate = to_chat, .names = names, .read = read_chat };
+
+	openai_handle(r, &dialect, &route);
 }

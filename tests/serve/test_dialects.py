@@ -85,6 +85,12 @@ def test_anthropic_key(serve, tiny_folder):
     ({"max_tokens": 3, "messages": MESSAGES, "model": "claude"}, 404, "claude"),
     ({"max_tokens": 3, "messages": MESSAGES, "temperature": 7}, 400, "temperature"),
     ({"max_tokens": 0, "messages": MESSAGES}, 400, "max_tokens"),
+    ({"max_tokens": 3, "messages": MESSAGES, "stop_sequences": "a"}, 400, "stop_sequences: expected an array"),
+    ({"max_tokens": 3, "messages": MESSAGES, "stop_sequences": ["a"] * 65}, 400, "'stop_sequences': array too long"),
+    ({"max_tokens": 3, "messages": MESSAGES, "stop_sequences": ["a", ""]}, 400, "'stop_sequences[1]'"),
+    ({"max_tokens": 3, "messages": MESSAGES, "thinking": {"type": "bogus"}}, 400, "thinking"),
+    ({"max_tokens": 3, "messages": MESSAGES, "thinking": "on"}, 400, "thinking"),
+    ({"max_tokens": 3, "messages": MESSAGES, "output_config": {"format": {"type": "json_schema", "schema": {"type": "wrong"}}}}, 400, "'output_config.format'"),
     ([], 400, "object"),
 ])
 def test_anthropic_refuses(tiny, body, status, said):
@@ -92,6 +98,16 @@ def test_anthropic_refuses(tiny, body, status, said):
     e = r.json()
     assert r.status == status and e["type"] == "error" and said in e["error"]["message"]
     assert e["error"]["type"] == {400: "invalid_request_error", 404: "not_found_error"}[status]
+
+
+@pytest.mark.parametrize("path,body", [
+    ("/v1/messages", {"max_tokens": 2, "stop_sequences": [f"never{i}" for i in range(64)]}),
+    ("/api/chat", {"stream": False, "options": {"num_predict": 2, "stop": [f"never{i}" for i in range(64)]}}),
+])
+def test_more_stop_strings_than_openai_takes(tiny, path, body):
+    assert tiny.post(path, {"messages": MESSAGES, **body}).status == 200
+    r = tiny.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2, "stop": ["a"] * 5})
+    assert r.status == 400 and "maximum length 4" in r.json()["error"]["message"]
 
 
 def test_ollama_chat(smol, ollama):
@@ -185,6 +201,9 @@ def test_answers_of_a_schema(smol, claude, ollama):
     ("/api/chat", {"messages": MESSAGES, "model": "llama3"}, 404, "llama3"),
     ("/api/chat", {"messages": 3}, 400, "messages"),
     ("/api/chat", {}, 400, "messages"),
+    ("/api/chat", {"messages": MESSAGES, "options": {"stop": ["a"] * 65}}, 400, "'options.stop': array too long"),
+    ("/api/chat", {"messages": MESSAGES, "options": {"repeat_penalty": -1}}, 400, "'options.repeat_penalty'"),
+    ("/api/chat", {"messages": MESSAGES, "format": {"type": "wrong"}}, 400, "'format'"),
     ("/api/generate", {}, 400, "prompt"),
     ("/api/generate", {"prompt": "x", "format": "xml"}, 400, "format"),
     ("/api/generate", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
@@ -261,8 +280,13 @@ def test_response_of_a_schema(responses):
     ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"), ({"input": "x", "background": True}, "background"),
     ({"input": "x", "tools": 3}, "tools"), ({"input": "x", "tools": [3]}, "tools[0]"), ({"input": "x", "tools": [{"type": "function"}]}, "tools"),
     ({"input": "x", "text": {"format": {}}}, "text.format"), ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a"}}}, "schema"),
-    ({"input": "x", "temperature": 9}, "temperature"), ({"input": []}, "messages"),
+    ({"input": "x", "temperature": 9}, "temperature"), ({"input": []}, "'input'"), ({"input": [{"role": "tool", "content": "x"}]}, "input[0]"),
+    ({"input": "x", "max_output_tokens": 0}, "'max_output_tokens'"), ({"input": "x", "text": {"format": {"type": "xml"}}}, "'text.format'"),
+    ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a", "strict": True, "schema": {"type": "array", "uniqueItems": True}}}}, "'text.format'"),
+    ({"input": "x", "instructions": 5}, "instructions"), ({"input": "x", "reasoning": "high"}, "reasoning"), ({"input": "x", "reasoning": {"effort": 5}}, "reasoning.effort"),
+    ({"input": "x", "text": 5}, "'text'"), ({"input": "x", "metadata": 5}, "metadata"),
 ])
 def test_response_refuses(tiny, body, said):
     r = tiny.post("/v1/responses", body)
-    assert r.status == 400 and said in r.json()["error"]["message"]
+    e = r.json()["error"]
+    assert r.status == 400 and said in e["message"] and (said[0] != "'" or e["param"] == said.strip("'")), e
