@@ -95,6 +95,7 @@ Ex *gbnf_read(Build *b, const char *s, size_t n);                          /* th
 Ex *schema_read(Build *b, const char *s, size_t n);
 Ex *schema_of(Build *b, const json_t *schema, const json_t *root, const char *path);
 Ex *choice_read(Build *b, const char *s, size_t n);
+Ex *kind_read(Build *b, llmc_grammar_kind kind, const char *s, size_t n); /* open.c: by the reader of its kind */
 Ex *parts_read(Build *b, const char *s, size_t n);
 /* json.c: JSON's own parts */
 Ex *json_ws(Build *b);

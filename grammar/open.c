@@ -28,8 +28,8 @@ choice_read(Build *b, const char *s, size_t n)
 	return ex_list(b, EX_ALT, &words);
 }
 
-static Ex *
-read_kind(Build *b, llmc_grammar_kind kind, const char *text, size_t n)
+Ex *
+kind_read(Build *b, llmc_grammar_kind kind, const char *text, size_t n)
 {
 	switch (kind) {
 	case LLMC_GRAMMAR_JSON:
@@ -67,7 +67,7 @@ compile(Grammar *g, Arena *a, llmc_grammar_kind kind, const char *text, size_t n
 	else if (setjmp(b->fault))
 		status = err->code;
 	else
-		status = automaton_make(b, read_kind(b, kind, text, n), &g->m, err);
+		status = automaton_make(b, kind_read(b, kind, text, n), &g->m, err);
 	free(b);
 	return status;
 }

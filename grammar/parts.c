@@ -3,7 +3,8 @@
  *   schema    JSON of this schema          regex     a whole expression
  *   until     any text, up to and with the first of this one
  *   seq, alt  lists of parts: all of them, one of them
- *   many      [part, separator]: once or more often, `max` times at most when given */
+ *   many      [part, separator]: once or more often, `max` times at most when given
+ *   grammar   a text of another kind, `kind`: json, json_schema, regex, gbnf or choice; `strict`: as the option, for this part */
 #include <string.h>
 
 #include "base/json.h"
@@ -111,6 +112,27 @@ list(Build *b, ExKind kind, const json_t *v, int depth)
 }
 
 static Ex *
+grammar(Build *b, const json_t *v, const json_t *own)
+{
+	static const char *const names[] = {
+		[LLMC_GRAMMAR_JSON] = "json", [LLMC_GRAMMAR_JSON_SCHEMA] = "json_schema", [LLMC_GRAMMAR_REGEX] = "regex", [LLMC_GRAMMAR_GBNF] = "gbnf",
+		[LLMC_GRAMMAR_CHOICE] = "choice",
+	};
+	const char *name = json_string_value(json_object_get(v, "kind"));
+	bool strict = b->opt.strict;
+
+	for (size_t i = 0; name && i < sizeof names / sizeof *names; i++) {
+		if (strcmp(name, names[i]) != 0)
+			continue;
+		b->opt.strict = json_is_true(json_object_get(v, "strict"));
+		Ex *x = kind_read(b, (llmc_grammar_kind)i, json_string_value(own), json_string_length(own));
+		b->opt.strict = strict;
+		return x;
+	}
+	build_fail(b, "parts: 'kind' of a grammar is json, json_schema, regex, gbnf or choice");
+}
+
+static Ex *
 part(Build *b, const json_t *v, int depth)
 {
 	const json_t *x;
@@ -136,7 +158,9 @@ part(Build *b, const json_t *v, int depth)
 		Ex *one = part(b, json_array_get(x, 0), depth + 1), *between = part(b, json_array_get(x, 1), depth + 1);
 		return ex_seq(b, 2, one, ex_rep(b, ex_seq(b, 2, between, one), 0, max > 0 && max < 100000 ? (int32_t)max - 1 : -1));
 	}
-	build_fail(b, "parts: expected an object with text, schema, regex, until, seq, alt or many");
+	if (json_is_string(x = json_object_get(v, "grammar")))
+		return grammar(b, v, x);
+	build_fail(b, "parts: expected an object with text, schema, regex, until, seq, alt, many or grammar");
 }
 
 Ex *

@@ -66,6 +66,7 @@ gen_free(Gen *g)
 	free(g->stop_tokens);
 	free(g->bias);
 	llmc_grammar_close(g->grammar);
+	strbuf_release(&g->form);
 	free(g->after[0]);
 	free(g->after[1]);
 	strbuf_release(&g->asked);

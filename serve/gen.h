@@ -62,6 +62,8 @@ struct Gen {
 	llmc_bias *bias;
 	char    **stop;          /* NULL-terminated, owned */
 	llmc_grammar *grammar;   /* owned; NULL: none */
+	Strbuf    form;          /* the request's own constraint as a part of another grammar; empty: none */
+	bool      compact;       /* option of that constraint */
 	char     *after[3];      /* owned: what it waits for; NULL-terminated */
 	int32_t   n;             /* choices of a prompt */
 	int32_t   best_of;

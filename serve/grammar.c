@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "serve/grammar.h"
 
 enum { MAX_KEPT = 64 };
@@ -108,17 +109,36 @@ grammar_of(Model *m, llmc_grammar_kind kind, const char *text, size_t n, const l
 	return true;
 }
 
-bool
-grammar_of_schema(Model *m, const json_t *schema, const llmc_grammar_options *opt, const char *param, llmc_grammar **out, Problem *p)
+/* The answer is held to this, alone, or beside calls of tools as the part that g->form becomes. */
+static bool
+hold(Gen *g, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt, const char *param, Problem *p)
+{
+	static const char *const names[] = {
+		[LLMC_GRAMMAR_JSON] = "json", [LLMC_GRAMMAR_JSON_SCHEMA] = "json_schema", [LLMC_GRAMMAR_REGEX] = "regex", [LLMC_GRAMMAR_GBNF] = "gbnf",
+		[LLMC_GRAMMAR_CHOICE] = "choice",
+	};
+
+	if (!grammar_of(g->model, kind, text, n, opt, param, &g->grammar, p))
+		return false;
+	json_printf(&g->form, "{\"kind\":%s,\"grammar\":", names[kind]);
+	json_str(&g->form, text, n);
+	strbuf_puts(&g->form, opt->strict ? ",\"strict\":true}" : "}");
+	g->compact = opt->compact;
+	return !g->form.failed || problem_memory(p);
+}
+
+/* A schema: an object, true or false, or its text */
+static bool
+of_schema(Gen *g, const json_t *schema, const llmc_grammar_options *opt, const char *param, Problem *p)
 {
 	if (json_is_string(schema))
-		return grammar_of(m, LLMC_GRAMMAR_JSON_SCHEMA, json_string_value(schema), json_string_length(schema), opt, param, out, p);
+		return hold(g, LLMC_GRAMMAR_JSON_SCHEMA, json_string_value(schema), json_string_length(schema), opt, param, p);
 	if (!json_is_object(schema) && !json_is_boolean(schema))
 		return problem(p, 400, param, "Invalid '%s': expected a JSON schema, but got %s instead.", param, json_type_name(schema));
 	char *text = json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY);
 	if (!text)
 		return problem_memory(p);
-	bool ok = grammar_of(m, LLMC_GRAMMAR_JSON_SCHEMA, text, strlen(text), opt, param, out, p);
+	bool ok = hold(g, LLMC_GRAMMAR_JSON_SCHEMA, text, strlen(text), opt, param, p);
 	free(text);
 	return ok;
 }
@@ -130,7 +150,7 @@ of_string(Gen *g, llmc_grammar_kind kind, const json_t *v, const char *param, Pr
 
 	if (!json_is_string(v))
 		return problem(p, 400, param, "Invalid type for '%s': expected a string, but got %s instead.", param, json_type_name(v));
-	return grammar_of(g->model, kind, json_string_value(v), json_string_length(v), &opt, param, &g->grammar, p);
+	return hold(g, kind, json_string_value(v), json_string_length(v), &opt, param, p);
 }
 
 static bool
@@ -141,7 +161,7 @@ of_choice(Gen *g, const json_t *v, const char *param, Problem *p)
 	if (!json_is_array(v))
 		return problem(p, 400, param, "Invalid type for '%s': expected an array of strings, but got %s instead.", param, json_type_name(v));
 	char *text = json_dumps(v, JSON_COMPACT);
-	bool ok = text ? grammar_of(g->model, LLMC_GRAMMAR_CHOICE, text, strlen(text), &opt, param, &g->grammar, p) : problem_memory(p);
+	bool ok = text ? hold(g, LLMC_GRAMMAR_CHOICE, text, strlen(text), &opt, param, p) : problem_memory(p);
 	free(text);
 	return ok;
 }
@@ -149,7 +169,7 @@ of_choice(Gen *g, const json_t *v, const char *param, Problem *p)
 static bool
 of_any_json(Gen *g, const llmc_grammar_options *opt, const char *param, Problem *p)
 {
-	return grammar_of(g->model, LLMC_GRAMMAR_JSON, "", 0, opt, param, &g->grammar, p);
+	return hold(g, LLMC_GRAMMAR_JSON, "", 0, opt, param, p);
 }
 
 bool
@@ -168,7 +188,7 @@ grammar_read_typed(Gen *g, const json_t *v, const char *param, Problem *p)
 	if (!strcmp(type, "json_schema") && json_object_get(value, "schema"))
 		value = json_object_get(value, "schema");
 	if (!strcmp(type, "json") || !strcmp(type, "json_schema"))
-		return grammar_of_schema(g->model, value, &opt, param, &g->grammar, p);
+		return of_schema(g, value, &opt, param, p);
 	return problem(p, 400, param, "Invalid '%s': type '%.40s' is none of 'json', 'json_schema', 'regex' and 'grammar'.", param, type);
 }
 
@@ -184,7 +204,7 @@ read_format(Gen *g, const json_t *v, Problem *p)
 	if (!strcmp(type, "text"))
 		return true;
 	if (!strcmp(type, "json_object"))
-		return schema ? grammar_of_schema(g->model, schema, &opt, "response_format", &g->grammar, p) : of_any_json(g, &opt, "response_format", p);
+		return schema ? of_schema(g, schema, &opt, "response_format", p) : of_any_json(g, &opt, "response_format", p);
 	if (!strcmp(type, "json_schema")) {
 		if (json_is_object(inner)) {
 			schema = json_object_get(inner, "schema");
@@ -195,7 +215,7 @@ read_format(Gen *g, const json_t *v, Problem *p)
 		}
 		if (!schema)
 			return problem(p, 400, "response_format", "Invalid 'response_format': expected a 'json_schema' with a 'schema'.");
-		return grammar_of_schema(g->model, schema, &opt, "response_format", &g->grammar, p);
+		return of_schema(g, schema, &opt, "response_format", p);
 	}
 	if (json_object_get(v, "value"))
 		return grammar_read_typed(g, v, "response_format", p);
@@ -227,7 +247,7 @@ read_structured(Gen *g, const json_t *v, Problem *p)
 	if (!field_bool(v, "disable_any_whitespace", &opt.compact, p))
 		return false;
 	if (asks(json_object_get(v, "json")))
-		return grammar_of_schema(g->model, json_object_get(v, "json"), &opt, param, &g->grammar, p);
+		return of_schema(g, json_object_get(v, "json"), &opt, param, p);
 	if (asks(json_object_get(v, "regex")))
 		return of_string(g, LLMC_GRAMMAR_REGEX, json_object_get(v, "regex"), param, p);
 	if (asks(json_object_get(v, "choice")))
@@ -262,7 +282,7 @@ grammar_read(Gen *g, const json_t *o, Problem *p)
 	if (!strcmp(which, "structured_outputs"))
 		return read_structured(g, v, p);
 	if (!strcmp(which, "guided_json") || !strcmp(which, "json_schema"))
-		return grammar_of_schema(g->model, v, &opt, which, &g->grammar, p);
+		return of_schema(g, v, &opt, which, p);
 	if (!strcmp(which, "guided_choice"))
 		return of_choice(g, v, which, p);
 	if (!strcmp(which, "grammar") && json_is_object(v))

@@ -11,9 +11,7 @@ void      grammars_close(Grammars *c);
 
 /* The grammar of a text, kept or compiled; it is the caller's to close. param: the field it stands in, for the Problem. */
 bool grammar_of(Model *m, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt, const char *param, llmc_grammar **out, Problem *p);
-/* The same of a schema: an object, true or false, or its text. */
-bool grammar_of_schema(Model *m, const json_t *schema, const llmc_grammar_options *opt, const char *param, llmc_grammar **out, Problem *p);
-/* What a body asks for, into g->grammar: at most one constraint. */
+/* What a body asks for, into g->grammar and g->form: at most one constraint. */
 bool grammar_read(Gen *g, const json_t *body, Problem *p);
 /* TGI's: {"type": "json" | "json_schema" | "regex" | "grammar", "value": ...} */
 bool grammar_read_typed(Gen *g, const json_t *v, const char *param, Problem *p);

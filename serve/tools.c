@@ -1,4 +1,4 @@
-/* Tools of a chat. What forces their calls is a grammar: from the first token where a call must come, else from the mark of a call on. */
+/* Tools of a chat. What holds an answer to calls is a grammar: from the first token where a call must come, from the mark of a call on, or beside the answer's own grammar. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -203,23 +203,61 @@ rules(const llmc_calls *c, const char *only, int flags)
 	}
 }
 
+/* The grammar waits for these; NULL: for nothing */
+static bool
+wait_for(Gen *g, const char *first, const char *second, Problem *p)
+{
+	const char *text[] = { first, second };
+	int n = 0;
+
+	for (int i = 0; i < 2; i++)
+		if (text[i] && !(g->after[n++] = strdup(text[i])))
+			return problem_memory(p);
+	g->ep.grammar_after = n ? (const char *const *)g->after : NULL;
+	return true;
+}
+
+/* The calls' rules; beside the request's own constraint the answer is of one or the other. NULL: there are none. */
+static char *
+forced_text(const Gen *g, const ToolUse *use, const llmc_calls *c, int flags, Problem *p)
+{
+	char *text = rules(c, use->only, flags);
+
+	if (!text || use->forced || !g->grammar)
+		return text;
+	Strbuf both = { 0 };
+	strbuf_printf(&both, "{\"alt\":[%s,%s]}", strbuf_str(&g->form), text);
+	free(text);
+	if (both.failed) {
+		strbuf_release(&both);
+		problem_memory(p);
+		return NULL;
+	}
+	return both.data;
+}
+
 /* A grammar of the calls; where a schema cannot be compiled, arguments are any object, unless the tools are strict. */
 static bool
 force(Gen *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 {
 	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
 	const char *mark = llmc_calls_mark(c, LLMC_MARK_CALL), *end = llmc_calls_mark(c, LLMC_MARK_REASONING_END);
-	int flags = (use->one ? LLMC_CALLS_ONE : 0) | (use->forced ? 0 : LLMC_CALLS_BEGUN), n = 0;
-	const char *after[3] = { NULL };
+	bool free_text = !use->forced && !g->grammar;
+	int flags = (use->one ? LLMC_CALLS_ONE : 0) | (free_text ? LLMC_CALLS_BEGUN : 0);
 
-	if (!use->forced && (!mark || g->grammar))
-		return true; /* nothing tells where a call begins, or the text is held to something else */
+	if (free_text && !mark)
+		return true; /* nothing tells where a call begins */
 	opt.strict = use->strict;
+	opt.compact = !use->forced && g->compact;
 	for (int turn = 0; turn < 2; turn++) {
-		char *text = rules(c, use->only, flags | (turn ? LLMC_CALLS_FREE : 0));
+		char *text = forced_text(g, use, c, flags | (turn ? LLMC_CALLS_FREE : 0), p);
 		llmc_grammar *made = NULL;
-		if (!text)
-			return use->forced ? problem(p, 400, "tool_choice", "This model's format of calls is not known: they cannot be forced.") : true;
+		if (!text && p->status)
+			return false;
+		if (!text && use->forced)
+			return problem(p, 400, "tool_choice", "This model's format of calls is not known: they cannot be forced.");
+		if (!text) /* it makes no calls: its answer is text, of the constraint where there is one */
+			return g->grammar ? wait_for(g, end, NULL, p) : true;
 		bool ok = grammar_of(g->model, LLMC_GRAMMAR_PARTS, text, strlen(text), &opt, "tools", &made, p);
 		free(text);
 		if (ok) {
@@ -231,14 +269,7 @@ force(Gen *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 			return false;
 		*p = (Problem){ 0 };
 	}
-	if (end)
-		after[n++] = end;
-	if (!use->forced)
-		after[n++] = mark;
-	for (int i = 0; i < n; i++)
-		g->after[i] = strdup(after[i]);
-	g->ep.grammar_after = n ? (const char *const *)g->after : NULL;
-	return (n < 1 || g->after[0]) && (n < 2 || g->after[1]) ? true : problem_memory(p);
+	return wait_for(g, end, free_text ? mark : NULL, p);
 }
 
 bool
@@ -273,10 +304,5 @@ tools_begin(Gen *g, const ToolUse *use, const char *prompt, size_t n, Problem *p
 		return true;
 	}
 	g->er.show_special = true;
-	if (g->grammar && llmc_calls_mark(first, LLMC_MARK_REASONING_END)) {
-		g->after[0] = strdup(llmc_calls_mark(first, LLMC_MARK_REASONING_END));
-		g->ep.grammar_after = (const char *const *)g->after;
-		return g->after[0] || problem_memory(p);
-	}
-	return true;
+	return g->grammar ? wait_for(g, llmc_calls_mark(first, LLMC_MARK_REASONING_END), NULL, p) : true;
 }

@@ -96,3 +96,68 @@ def test_reasoning_and_calls_of_a_template_that_has_both(serve, tmp_path):
             streamed = "".join(getattr(x.choices[0].delta, "reasoning_content", None) or "" for x in c.chat.completions.create(
                 model="tiny", messages=ASK, max_tokens=30, temperature=0, stream=True, extra_body={"guided_choice": ["yes"]}) if x.choices)
             assert streamed == m.reasoning_content
+
+
+# a model whose words a logit bias chooses: each of these is one token
+MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+ANSWER = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"], "additionalProperties": False}
+FORMATS = {"json_schema": {"type": "json_schema", "json_schema": {"name": "n", "schema": ANSWER, "strict": True}}, "json_object": {"type": "json_object"}}
+WHERE = [{"type": "function", "function": {"name": "where", "parameters": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": False}}}]
+TALKS = THINKS.replace("<think>\n{%", "{%")
+
+
+@pytest.fixture(scope="module", params=["thinks", "talks"])
+def marked(serve, tmp_path_factory, request):
+    folder = tiny_model.build(tmp_path_factory.mktemp("marked") / "tiny", template={"thinks": THINKS, "talks": TALKS}[request.param], marks=MARKS)
+    with serve(folder, "--arch", "generic", "-t", "1", "--seqs", "2", "--model-name", "tiny", "--context", "1024") as s:
+        s.thinks = request.param == "thinks"
+        yield s
+
+
+def token(text):
+    return tiny_model.vocabulary(MARKS).index(text)
+
+
+def bias(*texts):
+    """More likely than all else, the first most; the end of a reasoning before them."""
+    return {str(token(t)): 100 - 20 * i for i, t in enumerate(["</think>", *texts])}
+
+
+def said(server, **fields):
+    a = server.post("/v1/chat/completions", {"model": "tiny", "messages": ASK, "max_tokens": 150, "temperature": 0, "tools": WHERE, "parallel_tool_calls": False, **fields})
+    assert a.status == 200, a.text
+    return a.json()["choices"][0]
+
+
+@pytest.mark.parametrize("format", [{"response_format": f} for f in FORMATS.values()] + [{"guided_regex": '[{]"n": [1-9][}]'}, {"guided_choice": ['{"n": 3}']}, {"guided_grammar": 'root ::= "{" "\\"n\\": 7}"'}])
+def test_a_constrained_answer_or_a_call(marked, format):
+    """With both in a request the model chooses: a call of a tool, or an answer of the constraint."""
+    c = said(marked, logit_bias=bias("<tool_call>"), **format)
+    assert c["finish_reason"] == "tool_calls" and c["message"]["content"] is None, c
+    assert c["message"]["tool_calls"][0]["function"]["name"] == "where" and json.loads(c["message"]["tool_calls"][0]["function"]["arguments"]).keys() == {"x"}
+    c = said(marked, logit_bias={**bias("{", "}"), str(token("<tool_call>")): -100}, **format)
+    assert c["finish_reason"] == "stop" and "tool_calls" not in c["message"], c
+    said_ = json.loads(c["message"]["content"])
+    assert said_ == {} if format.get("response_format") == FORMATS["json_object"] else 1 <= said_["n"] <= 9
+    c = said(marked, tool_choice="required", logit_bias=bias("{"), **format)  # no choice: a call
+    assert c["finish_reason"] == "tool_calls" and c["message"]["content"] is None, c
+
+
+def test_an_answer_without_calls_is_held_to_its_schema(marked):
+    c = said(marked, tool_choice="none", response_format=FORMATS["json_schema"], logit_bias=bias("<tool_call>"))
+    assert 1 <= json.loads(c["message"]["content"])["n"] <= 9, c
+
+
+def test_a_constraint_begins_behind_the_reasoning(marked):
+    """A tool that may be called changes nothing about that, in no dialect."""
+    if not marked.thinks:
+        pytest.skip("it does not think")
+    messages = marked.post("/v1/messages", {"model": "tiny", "max_tokens": 30, "temperature": 0, "messages": ASK, "tools": [{"name": "where", "input_schema": WHERE[0]["function"]["parameters"]}],
+                                            "output_config": {"format": {"type": "json_schema", "schema": ANSWER}}}).json()
+    responses = marked.post("/v1/responses", {"model": "tiny", "max_output_tokens": 30, "temperature": 0, "input": "Where?", "tools": [{"type": "function", **WHERE[0]["function"]}],
+                                              "text": {"format": {"type": "json_schema", "name": "n", "schema": ANSWER}}}).json()
+    chat = said(marked, max_tokens=30, response_format=FORMATS["json_schema"])
+    blocks = {b["type"]: b.get("thinking") or b["text"] for b in messages["content"]}
+    assert messages["stop_reason"] == "max_tokens" and blocks["thinking"][0] != "{" and not blocks.get("text"), messages
+    assert responses["status"] == "incomplete" and responses["output"][0]["type"] == "reasoning" and responses["output"][0]["content"][0]["text"][0] != "{", responses
+    assert chat["finish_reason"] == "length" and chat["message"]["content"] == "" and chat["message"]["reasoning"][0] != "{", chat

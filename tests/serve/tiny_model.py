@@ -29,34 +29,35 @@ def byte_chars():
     return [chr(c) for _, c in sorted([(b, b) for b in plain] + [(b, 256 + i) for i, b in enumerate(rest)])]
 
 
-def vocabulary():
-    return [*SPECIAL, *byte_chars(), *("".join(m.split()) for m in MERGES)]
+def vocabulary(marks=()):
+    return [*SPECIAL, *byte_chars(), *("".join(m.split()) for m in MERGES), *marks]
 
 
-def tokenizer():
+def tokenizer(marks=()):
+    vocab = {t: i for i, t in enumerate(vocabulary(marks))}
     return {
         "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [{"id": i, "content": t, "special": True, "lstrip": False, "rstrip": False, "normalized": False,
-                          "single_word": False} for i, t in enumerate(SPECIAL)],
+        "added_tokens": [{"id": vocab[t], "content": t, "special": True, "lstrip": False, "rstrip": False, "normalized": False,
+                          "single_word": False} for t in (*SPECIAL, *marks)],
         "normalizer": None,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
-                  "fuse_unk": False, "byte_fallback": False, "vocab": {t: i for i, t in enumerate(vocabulary())}, "merges": MERGES},
+                  "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": MERGES},
     }
 
 
-def build(folder, context=256, base="llama-smol", padding=0, template=TEMPLATE, golden=None):
-    """golden: weights.Mtp for a head that guesses as well"""
+def build(folder, context=256, base="llama-smol", padding=0, template=TEMPLATE, golden=None, marks=()):
+    """golden: weights.Mtp for a head that guesses as well; marks: special tokens more, behind all others"""
     g = (golden or weights.Golden)(base)
-    n = len(vocabulary()) + padding  # tokens that the tokenizer does not know
+    n = len(vocabulary(marks)) + padding  # tokens that the tokenizer does not know
     g.config.update(vocab_size=n, max_position_embeddings=context, rope_theta=10000.0)
     for name in g.tensors:
         if "embed_tokens" in name or "lm_head" in name or "shared_head.output" in name:
             g.tensors[name] = [n, g.tensors[name][1]]
     g.build(folder)
-    for name, content in (("tokenizer.json", tokenizer()),
+    for name, content in (("tokenizer.json", tokenizer(marks)),
                           ("tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>", **({"chat_template": template} if template else {})})):
         with open(os.path.join(folder, name), "w") as f:
             json.dump(content, f)
