@@ -89,6 +89,17 @@ json_printf(Strbuf *b, const char *fmt, ...)
 	va_end(ap);
 }
 
+void
+json_time(Strbuf *b, time_t t)
+{
+	char text[32];
+	struct tm tm;
+
+	gmtime_r(&t, &tm);
+	strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &tm);
+	json_str(b, text, strlen(text));
+}
+
 json_t *
 json_parse(const char *text, size_t n, size_t flags, json_error_t *why, bool *no_memory)
 {

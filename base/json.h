@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "base/arena.h"
 
@@ -14,6 +15,7 @@ void json_num(Strbuf *b, double v, int digits);      /* as number_text; null whe
 /* JSON by a format: %s a quoted string (NULL: null), %d, %lld, and %g a number of at most nine digits; the rest stands
  * for itself. */
 void json_printf(Strbuf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void json_time(Strbuf *b, time_t t);                 /* "2026-05-04T03:02:01Z" */
 /* How a character is written within a string: its escape, or "" when it stands for itself. ascii: all but ASCII is escaped. */
 void json_escape(char out[16], int32_t cp, bool ascii);
 

@@ -85,7 +85,7 @@ req_new(Server *s, Conn *conn, const char *client)
 	r->t_start = clock_now();
 	snprintf(r->client, sizeof r->client, "%s", client);
 	r->awake = true;
-	for (r->route = s->routes; r->route->path; r->route++)
+	for (r->route = s->routes; r->route->path || r->route->below; r->route++)
 		; /* what cannot be read has the last row's form */
 	pthread_mutex_lock(&s->lock);
 	s->next_id++;
@@ -198,6 +198,8 @@ route_find(const Route *table, const char *method, const char *path, bool html, 
 			break;
 		*wrong_method |= strcmp(method, t->method) != 0;
 	}
+	while (t->below && strncmp(path, t->below, strlen(t->below)) != 0)
+		t++;
 	return t;
 }
 

@@ -12,34 +12,62 @@ answer(Req *r, Strbuf *b)
 	req_answer(r, 200, type_json, b);
 }
 
+/* Anthropic's clients ask for models at the same paths as OpenAI's. */
+static bool
+is_anthropic(Req *r)
+{
+	return req_header(r, "anthropic-version") != NULL;
+}
+
+void
+info_problem(Req *r, const Problem *p)
+{
+	(is_anthropic(r) ? anthropic_problem : openai_problem)(r, p);
+}
+
+/* OpenAI's form; max_model_len is vLLM's, meta llama.cpp's. */
 static void
 one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 {
-	json_printf(b, "{\"id\":%s,\"object\":\"model\",\"created\":%lld,\"owned_by\":\"llmc\",\"root\":%s,\"parent\":", t->name, (long long)s->started,
-	            t->about.info.name);
-	if (t->parent)
-		json_str(b, t->parent, strlen(t->parent));
-	else
-		strbuf_puts(b, "null");
-	json_printf(b, ",\"max_model_len\":%d,\"status\":{\"value\":%s}}", t->max_total, slot_state(t));
+	const llmc_model_info *i = &t->about.info;
+
+	json_printf(b, "{\"id\":%s,\"object\":\"model\",\"created\":%lld,\"owned_by\":\"llmc\",\"root\":%s,\"parent\":%s,\"max_model_len\":%d,\"status\":{\"value\":%s},", t->name,
+	            (long long)s->started, i->name, t->parent, t->max_total, slot_state(t));
+	json_printf(b, "\"meta\":{\"n_vocab\":%d,\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%lld,\"size\":%lld}}", i->vocab, i->max_positions, i->hidden, (long long)i->n_params,
+	            (long long)i->weight_bytes);
+}
+
+static void
+one_anthropic(const Server *s, const Slot *t, Strbuf *b) /* lock held */
+{
+	json_printf(b, "{\"type\":\"model\",\"id\":%s,\"display_name\":%s,\"created_at\":", t->name, t->name);
+	json_time(b, s->started);
+	json_printf(b, ",\"lifecycle\":\"active\",\"max_input_tokens\":%d,\"max_tokens\":%d}", t->max_input, t->max_total);
 }
 
 void
 info_models(Req *r)
 {
 	Server *s = r->srv;
+	const Slot *first = NULL, *last = NULL;
+	bool anthropic = is_anthropic(r);
 	Strbuf b = { 0 };
-	int n = 0;
 
-	strbuf_puts(&b, "{\"object\":\"list\",\"data\":[");
+	strbuf_puts(&b, anthropic ? "{\"data\":[" : "{\"object\":\"list\",\"data\":[");
 	pthread_mutex_lock(&s->lock);
-	for (int i = 0; i < s->n_slots; i++)
-		if (!s->slot[i]->removed) {
-			strbuf_puts(&b, n++ ? "," : "");
-			one_model(s, s->slot[i], &b);
-		}
+	for (int i = 0; i < s->n_slots; i++) {
+		if (s->slot[i]->removed)
+			continue;
+		strbuf_puts(&b, last ? "," : "");
+		last = s->slot[i];
+		first = first ? first : last;
+		(anthropic ? one_anthropic : one_model)(s, last, &b);
+	}
+	strbuf_putc(&b, ']');
+	if (anthropic) /* all are on the first page */
+		json_printf(&b, ",\"has_more\":false,\"first_id\":%s,\"last_id\":%s", first ? first->name : NULL, last ? last->name : NULL);
 	pthread_mutex_unlock(&s->lock);
-	strbuf_puts(&b, "]}");
+	strbuf_putc(&b, '}');
 	answer(r, &b);
 }
 
@@ -56,7 +84,7 @@ info_model(Req *r)
 		return;
 	}
 	pthread_mutex_lock(&r->srv->lock);
-	one_model(r->srv, t, &b);
+	(is_anthropic(r) ? one_anthropic : one_model)(r->srv, t, &b);
 	pthread_mutex_unlock(&r->srv->lock);
 	answer(r, &b);
 }

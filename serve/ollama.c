@@ -186,17 +186,6 @@ read_generate(Gen *g, const json_t *o, Problem *p)
 
 /* ---- answers ---- */
 
-static void
-now(Strbuf *b, time_t t)
-{
-	char text[32];
-	struct tm tm;
-
-	gmtime_r(&t, &tm);
-	strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &tm);
-	json_str(b, text, strlen(text));
-}
-
 /* {"model":..., and what was said: text, reasoning, calls as JSON without brackets; each may be empty */
 static void
 line_open(const Gen *g, Strbuf *b, const char *text, size_t n, const Strbuf *thinking, const Strbuf *calls)
@@ -204,7 +193,7 @@ line_open(const Gen *g, Strbuf *b, const char *text, size_t n, const Strbuf *thi
 	bool chat = ((const Ollama *)gen_own(g))->chat;
 
 	json_printf(b, "{\"model\":%s,\"created_at\":", g->model->name);
-	now(b, time(NULL));
+	json_time(b, time(NULL));
 	strbuf_puts(b, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
 	json_str(b, text, n);
 	if (thinking && thinking->len) {
@@ -365,7 +354,7 @@ static void
 one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 {
 	json_printf(b, "{\"name\":%s,\"model\":%s,\"modified_at\":", t->name, t->name);
-	now(b, s->started);
+	json_time(b, s->started);
 	json_printf(b, ",\"size\":%lld,\"digest\":\"\",", (long long)t->about.info.weight_bytes);
 	details(t, b);
 	strbuf_putc(b, '}');

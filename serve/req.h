@@ -22,7 +22,8 @@ enum { /* flags of a Route */
 };
 
 typedef struct Route { /* a row of serve/routes.def */
-	const char *method, *path; /* path NULL: the last row, of what has no other */
+	const char *method, *path; /* path NULL: of what has no other row; the last rows */
+	const char *below;     /* of those: for paths that begin so; NULL: for all, the last row */
 	void      (*handle)(Req *r);
 	void      (*problem)(Req *r, const Problem *p); /* answers with an error, in the dialect's form */
 	int         flags;
@@ -81,7 +82,7 @@ struct Req {
 };
 
 /* http.c */
-/* The row that fits; *tail: of the path, below a prefix. The last row: there is none, maybe because of the method. */
+/* The row that fits; *tail: of the path, below a prefix. One without a path: there is none, maybe because of the method. */
 const Route *route_find(const Route *table, const char *method, const char *path, bool html, const char **tail, bool *wrong_method);
 extern const Route serve_routes[]; /* route.c */
 

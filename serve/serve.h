@@ -114,7 +114,7 @@ struct llmc_server {
 	struct Keys *keys;         /* of several clients; NULL */
 	struct Trace *trace;       /* spans go there; NULL: nowhere */
 	struct Store *store;       /* files and batches; NULL: none are kept */
-	const Route *routes;       /* ends with the row of what is not there */
+	const Route *routes;       /* ends with the rows of what is not there */
 	struct Net *net;
 	int      listen_fd;
 	bool     loopback;         /* only this machine can reach it */

@@ -68,6 +68,35 @@ def test_anthropic_key(serve, tiny_folder):
             anthropic.Anthropic(base_url=s.url, api_key="wrong", max_retries=0).messages.create(model=name, max_tokens=2, messages=MESSAGES)
 
 
+def test_anthropic_models(tiny):
+    """By its own client; the same paths are OpenAI's without its header, and llama.cpp's with `meta`."""
+    anthropic = pytest.importorskip("anthropic")
+    client = anthropic.Anthropic(base_url=tiny.url, api_key="none", max_retries=0, timeout=300)
+    page = client.models.list()
+    assert [m.id for m in page] == ["tiny"] and page.has_more is False and page.first_id == page.last_id == "tiny"
+    m = client.models.retrieve("tiny")
+    assert (m.type, m.display_name, m.max_input_tokens) == ("model", "tiny", 255) and m.created_at.year > 2000
+    with pytest.raises(anthropic.NotFoundError) as e:
+        client.models.retrieve("claude")
+    assert e.value.body["error"]["type"] == "not_found_error" and "claude" in e.value.body["error"]["message"]
+    plain = tiny.get("/v1/models").json()
+    assert plain["object"] == "list" and plain["data"] == [tiny.get("/v1/models/tiny").json()]
+    meta = plain["data"][0]["meta"]
+    assert meta["n_vocab"] > 0 and meta["n_params"] > 0 and meta["size"] > 0 and meta["n_ctx_train"] >= 256
+    assert tiny.get("/v1/models/claude").json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("method,path,status", [("POST", "/v1/messages/batches", 404), ("GET", "/v1/messages/count_tokens", 405), ("POST", "/api/pull", 404), ("GET", "/api/chat", 405)])
+def test_what_is_not_there_is_said_in_the_form_of_the_path(tiny, method, path, status):
+    r = tiny.request(method, path)
+    e = r.json()["error"]
+    assert r.status == status
+    if path.startswith("/api/"):
+        assert path in e
+    else:
+        assert r.json()["type"] == "error" and path in e["message"] and (status != 404 or e["type"] == "not_found_error")
+
+
 @pytest.mark.parametrize("body,status,said", [
     ({"messages": MESSAGES}, 400, "max_tokens"),
     ({"max_tokens": 3}, 400, "messages"),
