@@ -431,6 +431,8 @@ convert_rope(Source *s, const char *object, SpecKey base)
 		return;
 	if (strcmp(type, "su") == 0 || (strcmp(type, "yarn") == 0 && shorts.kind == EXPR_LIST))
 		type = "longrope"; /* earlier names of it */
+	if (strcmp(type, "deepseek_yarn") == 0)
+		type = "yarn"; /* with its two mscales, which are read anyway */
 	static const char *const known[] = { "linear", "dynamic", "yarn", "llama3", "longrope", "proportional" };
 	bool found = false;
 	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
