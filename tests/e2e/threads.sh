@@ -16,7 +16,9 @@ done
 LLMC_TEST_QUICK=1 LLMC_TEST_ARCH=generic "$(dirname "$llmc")/unit/test_engine" >"$tmp/out" 2>&1 || { tail -n 60 "$tmp/out"; exit 1; }
 # names and engines of a server, that come and go
 "$(dirname "$llmc")/unit/test_serve_models" >"$tmp/out" 2>&1 || { tail -n 60 "$tmp/out"; exit 1; }
-if [ -n "${LLMC_CHECK_ALL:-}" ]; then # a server with adapters in slots, of which a file is read while others run
-	LLMC_TEST_BUILD=$(dirname "$llmc") "$(tools/venv.sh)/bin/python" tests/serve/soak.py 60 6
+if [ -n "${LLMC_CHECK_ALL:-}" ]; then # a server with everything on: every kind of client, then 64 at once that are answered as alone
+	export LLMC_TEST_BUILD=$(dirname "$llmc") PYTHONPATH=bindings/python
+	"$(tools/venv.sh)/bin/python" tests/serve/soak.py 60 6
+	"$(tools/venv.sh)/bin/python" -m pytest -q -p no:cacheprovider tests/serve/test_mixed.py
 fi
 echo "threads: clean"

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import struct
 import sys
 import tempfile
 import threading
@@ -18,18 +17,12 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import tiny_model  # noqa: E402
 from conftest import BUILD, Server  # noqa: E402
-
-
-NAMES = ["tiny", "low", "mid", "high"]  # a model and its adapters
+from tiny_model import NAMES, SCHEMA, TOOLS  # noqa: E402
 
 
 def rss(pid):
     with open(f"/proc/{pid}/statm") as f:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 6}, "b": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["a", "b"], "additionalProperties": False}
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}, {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}]
 
 
 def fits(text):
@@ -60,26 +53,6 @@ def held(server, r, prompt):
     else:
         a = server.post("/api/chat", {"model": model, "messages": messages, "format": SCHEMA, "stream": common["stream"], "options": {"num_predict": 40}})
     return a.status
-
-
-def adapter(folder, model, seed):
-    """A small adapter of the first layers' projections, as PEFT writes it"""
-    os.makedirs(folder)
-    with open(os.path.join(model, "config.json")) as f:
-        hidden = json.load(f)["hidden_size"]
-    data, head, at = b"", {}, 0
-    r = random.Random(seed)
-    for name, shape in (("A", [4, hidden]), ("B", [hidden, 4])):
-        raw = struct.pack(f"<{shape[0] * shape[1]}f", *(r.uniform(-0.05, 0.05) for _ in range(shape[0] * shape[1])))
-        head[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{name}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + len(raw)]}
-        data += raw
-        at += len(raw)
-    text = json.dumps(head).encode()
-    with open(os.path.join(folder, "adapter_model.safetensors"), "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + data)
-    with open(os.path.join(folder, "adapter_config.json"), "w") as f:
-        json.dump({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}, f)
-    return folder
 
 
 def client(server, seed, stop, counts):
@@ -171,11 +144,8 @@ def main():
     n = int(sys.argv[2]) if len(sys.argv) > 2 else 12
     with tempfile.TemporaryDirectory() as tmp:
         folder = tiny_model.build(os.path.join(tmp, "tiny"), context=1024)
-        home = os.path.join(tmp, "adapters")
-        loras = [a for i, name in enumerate(NAMES[1:]) for a in ("--lora", f"{name}=" + adapter(os.path.join(home, name), folder, i))]
         with Server([os.path.join(BUILD, "llmc"), "serve", folder, "--port", "0", "--arch", "generic", "-t", "1", "--seqs", "8", "--kv-tokens", "1536",
-                     "--body-timeout", "2", "--quiet", "--model-name", "tiny", "--lora-slots", "2", "--lora-dir", home, *loras,
-                     "--batch-dir", os.path.join(tmp, "batches")], log=os.path.join(tmp, "log")) as s:
+                     "--body-timeout", "2", "--quiet", *tiny_model.everything(tmp, folder)], log=os.path.join(tmp, "log")) as s:
             stop, counts = threading.Event(), {"lock": threading.Lock()}
             threads = [threading.Thread(target=client, args=(s, i, stop, counts)) for i in range(n)] + [threading.Thread(target=t, args=(s, stop, counts)) for t in (batches, changes)]
             start = time.monotonic()

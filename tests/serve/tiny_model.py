@@ -5,6 +5,8 @@ broken UTF-8.
 """
 import json
 import os
+import random
+import struct
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -21,6 +23,10 @@ TEMPLATE = (
     "{% if m.tool_calls %}{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments.x }}]{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if mood %}({{ mood }}){% endif %}{% endif %}"
 )
+
+NAMES = ["tiny", "low", "mid", "high"]  # a model and its adapters
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 6}, "b": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["a", "b"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}, {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}]
 
 
 def byte_chars():
@@ -62,6 +68,33 @@ def build(folder, context=256, base="llama-smol", padding=0, template=TEMPLATE, 
         with open(os.path.join(folder, name), "w") as f:
             json.dump(content, f)
     return str(folder)
+
+
+def adapter(folder, model, seed):
+    """A small adapter of the first layers' projections, as PEFT writes it"""
+    os.makedirs(folder)
+    with open(os.path.join(model, "config.json")) as f:
+        hidden = json.load(f)["hidden_size"]
+    data, head, at = b"", {}, 0
+    r = random.Random(seed)
+    for name, shape in (("A", [4, hidden]), ("B", [hidden, 4])):
+        raw = struct.pack(f"<{shape[0] * shape[1]}f", *(r.uniform(-0.05, 0.05) for _ in range(shape[0] * shape[1])))
+        head[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{name}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + len(raw)]}
+        data += raw
+        at += len(raw)
+    text = json.dumps(head).encode()
+    with open(os.path.join(folder, "adapter_model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+    with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+        json.dump({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}, f)
+    return folder
+
+
+def everything(folder, model):
+    """Options of a server that has all on: NAMES, three of them adapters in two slots, which others may be read into, guesses ahead, prompts and batches that are kept below the folder"""
+    home = os.path.join(folder, "adapters")
+    loras = [a for i, name in enumerate(NAMES[1:]) for a in ("--lora", f"{name}=" + adapter(os.path.join(home, name), model, i))]
+    return ["--model-name", NAMES[0], "--lora-slots", "2", "--lora-dir", home, *loras, "--speculate", "15", "--prefix-dir", os.path.join(folder, "prefix"), "--batch-dir", os.path.join(folder, "batches")]
 
 
 if __name__ == "__main__":
