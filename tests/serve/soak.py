@@ -1,10 +1,12 @@
 """Ten minutes (or so many seconds as the first argument says) of every kind of client against one server on a tiny
-model, three adapters in two slots, which are read again and come and go meanwhile, guesses ahead and batches of requests behind all others: whole answers, streams, n, TGI, the other dialects, constraints,
+model, three adapters in two slots, which are read again and come and go meanwhile, guesses ahead, prompts kept as files, reasoning, and batches of requests behind all others: whole answers, streams, n, TGI, the other dialects, constraints,
 calls of tools, clients that leave, nonsense. At the end nothing may be left in the engine and memory must be where it was
 after the first tenth (not under TSan, which remembers); what a constraint holds must fit it.
 
-    venv/bin/python tests/serve/soak.py [SECONDS] [CLIENTS]
+    venv/bin/python tests/serve/soak.py [SECONDS] [CLIENTS] [--write]
 """
+import argparse
+import http.client
 import json
 import os
 import random
@@ -14,10 +16,15 @@ import tempfile
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "bench")]
 import tiny_model  # noqa: E402
 from conftest import BUILD, Server  # noqa: E402
+from machine import machine, result_file  # noqa: E402
 from tiny_model import NAMES, SCHEMA, TOOLS  # noqa: E402
+
+
+THINKS = tiny_model.TEMPLATE.replace("{% if mood %}", "{% if enable_thinking %}<think>\n{% endif %}{% if mood %}") + "{# </think> #}"
 
 
 def rss(pid):
@@ -73,7 +80,8 @@ def client(server, seed, stop, counts):
             elif kind < 0.75:
                 a = server.post(r.choice(["/generate", "/generate_stream"]), {"inputs": prompt, "parameters": {"max_new_tokens": 20, "details": True}})
             elif kind < 0.8:
-                a = server.post("/v1/chat/completions", {"model": r.choice(NAMES), "messages": [{"role": "user", "content": prompt}], "max_tokens": 10})
+                a = server.post("/v1/chat/completions", {"model": r.choice(NAMES), "messages": [{"role": "user", "content": prompt}], "max_tokens": 10,
+                                                             "chat_template_kwargs": {"enable_thinking": r.random() < 0.5}})
             elif kind < 0.85:
                 a = server.get(r.choice(["/metrics", "/status.json", "/health", "/chat"]))
             elif kind < 0.9:
@@ -92,7 +100,7 @@ def client(server, seed, stop, counts):
                 status = "left"
                 a = None
             status = status or (a.status if a else "left")
-        except OSError as e:
+        except (OSError, http.client.HTTPException) as e:
             status = type(e).__name__
         with counts["lock"]:
             counts[status] = counts.get(status, 0) + 1
@@ -139,33 +147,60 @@ def batches(server, stop, counts):
                 counts[status] = counts.get(status, 0) + 1
 
 
-def main():
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 600
-    n = int(sys.argv[2]) if len(sys.argv) > 2 else 12
-    with tempfile.TemporaryDirectory() as tmp:
-        folder = tiny_model.build(os.path.join(tmp, "tiny"), context=1024)
-        with Server([os.path.join(BUILD, "llmc"), "serve", folder, "--port", "0", "--arch", "generic", "-t", "1", "--seqs", "8", "--kv-tokens", "1536",
-                     "--body-timeout", "2", "--quiet", *tiny_model.everything(tmp, folder)], log=os.path.join(tmp, "log")) as s:
-            stop, counts = threading.Event(), {"lock": threading.Lock()}
-            threads = [threading.Thread(target=client, args=(s, i, stop, counts)) for i in range(n)] + [threading.Thread(target=t, args=(s, stop, counts)) for t in (batches, changes)]
-            start = time.monotonic()
-            for t in threads:
-                t.start()
-            time.sleep(seconds / 10)
-            early = rss(s.process.pid)
-            stop.wait(max(0, start + seconds - time.monotonic()))
-            stop.set()
-            for t in threads:
-                t.join()
+def whole(does, server, stop, counts, *seed):
+    """What ends a thread before its time counts as an answer that must not be."""
+    try:
+        does(server, *seed, stop, counts)
+    except Exception as e:
+        with counts["lock"]:
+            counts[f"{does.__name__}: {e!r}"] = 1
+
+
+def soak(folder, seconds, n):
+    """(counts by status, memory after a tenth and at the end, exit code)"""
+    model = tiny_model.build(os.path.join(folder, "tiny"), context=1024, template=THINKS)
+    with Server([os.path.join(BUILD, "llmc"), "serve", model, "--port", "0", "--arch", "generic", "-t", "1", "--seqs", "8", "--kv-tokens", "1536",
+                 "--body-timeout", "2", "--quiet", *tiny_model.everything(folder, model)], log=os.path.join(folder, "log")) as s:
+        stop, counts = threading.Event(), {"lock": threading.Lock()}
+        threads = [threading.Thread(target=whole, args=(client, s, stop, counts, i)) for i in range(n)] + [threading.Thread(target=whole, args=(t, s, stop, counts)) for t in (batches, changes)]
+        start, early, late = time.monotonic(), 0, 0
+        for t in threads:
+            t.start()
+        while s.process.poll() is None and time.monotonic() < start + seconds:
+            time.sleep(min(1, seconds / 10))
+            if not early and time.monotonic() >= start + seconds / 10:
+                early = rss(s.process.pid)
+        stop.set()
+        for t in threads:
+            t.join()
+        if s.process.poll() is None:
             late = rss(s.process.pid)
             s.idle()
-            code, _ = s.stop(signal.SIGTERM)
+        code, _ = s.stop(signal.SIGTERM)
     counts.pop("lock")
-    print(f"{sum(counts.values())} requests: {counts}; memory {early / 2**20:.1f} MiB after a tenth, {late / 2**20:.1f} MiB at the end")
-    bad = [k for k in counts if k not in (200, 400, 422, 429, "left")]
-    if bad or code != 0 or counts.get(200, 0) == 0 or (late > early * 1.1 + (4 << 20) and "tsan" not in BUILD):
-        print(f"soak: FAILED: exit {code}, unexpected {bad}")
-        return 1
+    return counts, early, late, code
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("seconds", type=float, nargs="?", default=600)
+    p.add_argument("clients", type=int, nargs="?", default=12)
+    p.add_argument("--write", action="store_true", help="figures into tests/bench/results/soak-<cpu>.json")
+    args = p.parse_args()
+    with tempfile.TemporaryDirectory() as tmp:
+        try:
+            counts, early, late, code = soak(tmp, args.seconds, args.clients)
+            print(f"{sum(counts.values())} requests: {counts}; memory {early / 2**20:.1f} MiB after a tenth, {late / 2**20:.1f} MiB at the end")
+            bad = [k for k in counts if k not in (200, 400, 422, 429, "left")]
+            assert not bad and code == 0 and counts.get(200, 0) and (late <= early * 1.1 + (4 << 20) or "tsan" in BUILD), f"exit {code}, unexpected {bad}"
+        except BaseException as e:
+            with open(os.path.join(tmp, "log"), errors="replace") as f:
+                print(f"soak: FAILED: {e!r}; the server's last words:\n" + "".join(f.readlines()[-60:]))
+            return 1
+    if args.write:
+        told = {"machine": machine(), "seconds": args.seconds, "clients": args.clients, "requests": {str(k): v for k, v in sorted(counts.items(), key=str)},
+                "memory_mib": {"after a tenth": round(early / 2**20, 1), "at the end": round(late / 2**20, 1)}}
+        result_file("soak").write_text(json.dumps(told, indent=1) + "\n")
     return 0
 
 
