@@ -46,11 +46,17 @@ anthropic_problem(Req *r, const Problem *p)
 
 /* ---- requests ---- */
 
-/* where a block's text is; thinking is of earlier turns, templates leave it out */
+/* where a block's text is; thinking is taken for itself */
 static const char *
 block_field(const char *type)
 {
 	return !type ? NULL : !strcmp(type, "text") ? "text" : !strcmp(type, "thinking") || !strcmp(type, "redacted_thinking") ? "" : NULL;
+}
+
+static const char *
+thinking_field(const char *type)
+{
+	return type && !strcmp(type, "thinking") ? "thinking" : "";
 }
 
 static void
@@ -61,7 +67,7 @@ block_fault(Problem *p, const char *where, PartFault fault, size_t at, const cha
 	else if (fault == PART_TYPE)
 		problem(p, 400, where, "%s.%zu: content of type '%.40s' is not supported: this server reads text only.", where, at, got);
 	else
-		problem(p, 400, where, "%s.%zu.text: expected a string, but got %s.", where, at, got);
+		problem(p, 400, where, "%s.%zu: expected a text that is a string, but got %s.", where, at, got);
 }
 
 static bool
@@ -101,13 +107,17 @@ add_message(json_t *messages, const char *role, const json_t *content, const cha
 	json_t *calls = json_array(), *rest = json_is_array(content) ? split(content, messages, calls) : json_incref((json_t *)(uintptr_t)content);
 	bool ok = true, said = !json_is_array(content) || json_array_size(rest) || !json_array_size(content);
 	json_t *text = said || json_array_size(calls) ? parts_text(rest, where, block_field, block_fault, p) : NULL;
+	json_t *thought = text && json_is_array(rest) && !strcmp(role, "assistant") ? parts_text(rest, where, thinking_field, block_fault, p) : NULL;
 
 	if (text) {
 		json_t *m = json_pack("{s:s,s:o}", "role", role, "content", text);
+		if (json_string_length(thought)) /* templates decide what they show of it */
+			json_object_set(m, "reasoning_content", thought);
 		if (json_array_size(calls))
 			json_object_set(m, "tool_calls", calls);
 		ok = json_array_append_new(messages, m) == 0 || problem_memory(p);
 	}
+	json_decref(thought);
 	json_decref(calls);
 	json_decref(rest);
 	return ok && !p->status;

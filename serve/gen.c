@@ -42,6 +42,8 @@ gen_free(Gen *g)
 {
 	if (!g)
 		return;
+	if (g->dialect->release)
+		g->dialect->release(g);
 	for (int32_t i = 0; i < g->n_sub; i++) {
 		free(g->sub[i].tok);
 		free(g->sub[i].echo);

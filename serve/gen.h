@@ -18,6 +18,7 @@ typedef struct Dialect {
 	void (*finish)(Gen *g, Sub *sub, Choice *c, const llmc_event *ev); /* the last of a choice, with what text is left */
 	void (*done)(Gen *g);                                              /* of all: the answer, or the end of the stream */
 	void (*problem)(Gen *g, const Problem *p);                         /* in its place when the generation failed */
+	void (*release)(Gen *g);                                           /* what its own holds */
 } Dialect;
 
 struct Choice {

@@ -400,3 +400,34 @@ openai_logprob(Strbuf *b, float x)
 	/* JSON has no infinity; this is what the API says of impossible tokens */
 	json_num(b, isinf(x) ? -9999.0 : (double)x, 9);
 }
+
+static void
+place_token(const Gen *g, Strbuf *b, int32_t id, float lp)
+{
+	Strbuf raw = { 0 };
+
+	token_bytes(g->model->back.tok, id, &raw);
+	strbuf_puts(b, "\"token\":");
+	json_str(b, strbuf_str(&raw), raw.len);
+	strbuf_puts(b, ",\"logprob\":");
+	openai_logprob(b, lp);
+	strbuf_puts(b, ",\"bytes\":[");
+	for (size_t i = 0; i < raw.len; i++)
+		strbuf_printf(b, "%s%d", i ? "," : "", (unsigned char)raw.data[i]);
+	strbuf_putc(b, ']');
+	strbuf_release(&raw);
+}
+
+void
+openai_place(const Gen *g, Strbuf *b, const llmc_event *ev)
+{
+	strbuf_puts(b, b->len ? ",{" : "{");
+	place_token(g, b, ev->token, ev->logprob);
+	strbuf_puts(b, ",\"top_logprobs\":[");
+	for (int32_t i = 0; i < ev->n_top; i++) {
+		strbuf_puts(b, i ? ",{" : "{");
+		place_token(g, b, ev->top[i].id, ev->top[i].logprob);
+		strbuf_putc(b, '}');
+	}
+	strbuf_puts(b, "]}");
+}

@@ -53,5 +53,6 @@ void openai_stream_end(Gen *g);                                   /* usage when 
 void openai_failed(Gen *g, const Problem *p);                     /* Dialect.problem */
 const char *openai_finish(const Choice *c);
 void openai_logprob(Strbuf *b, float x);
+void openai_place(const Gen *g, Strbuf *b, const llmc_event *ev); /* a token with its log probability and the likeliest, as the chat has them; behind others in b */
 
 #endif

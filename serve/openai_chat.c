@@ -44,37 +44,6 @@ openai_read_chat(Gen *g, const json_t *o, Problem *p)
 /* ---- log probabilities ---- */
 
 static void
-chat_token(const Gen *g, Strbuf *b, int32_t id, float lp)
-{
-	Strbuf raw = { 0 };
-
-	token_bytes(g->model->back.tok, id, &raw);
-	strbuf_puts(b, "\"token\":");
-	json_str(b, strbuf_str(&raw), raw.len);
-	strbuf_puts(b, ",\"logprob\":");
-	openai_logprob(b, lp);
-	strbuf_puts(b, ",\"bytes\":[");
-	for (size_t i = 0; i < raw.len; i++)
-		strbuf_printf(b, "%s%d", i ? "," : "", (unsigned char)raw.data[i]);
-	strbuf_putc(b, ']');
-	strbuf_release(&raw);
-}
-
-static void
-chat_place(const Gen *g, Strbuf *b, const llmc_event *ev)
-{
-	strbuf_puts(b, b->len ? ",{" : "{");
-	chat_token(g, b, ev->token, ev->logprob);
-	strbuf_puts(b, ",\"top_logprobs\":[");
-	for (int32_t i = 0; i < ev->n_top; i++) {
-		strbuf_puts(b, i ? ",{" : "{");
-		chat_token(g, b, ev->top[i].id, ev->top[i].logprob);
-		strbuf_putc(b, '}');
-	}
-	strbuf_puts(b, "]}");
-}
-
-static void
 logprobs_object(const Gen *g, Strbuf *b, const Strbuf *places)
 {
 	if (!g->er.logprobs) {
@@ -233,7 +202,7 @@ on_token(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 	if (g->stream && !c->calls)
 		strbuf_clear(&c->col[0]);
 	if (g->er.logprobs)
-		chat_place(g, &c->col[0], ev);
+		openai_place(g, &c->col[0], ev);
 	take(g, c, ev->text ? ev->text : "", ev->n_bytes, false);
 }
 

@@ -1,271 +1,49 @@
 /* OpenAI's responses: POST /v1/responses, whole or as its events. Nothing is kept: the whole conversation comes in `input`. A body is turned into one of
- * the chat, whose reader then checks it. An answer is a list of items (reasoning, message, calls), each told as it begins, grows and ends; ids and
+ * the chat (responses_in.c). An answer is a list of items (reasoning, message, calls), each told as it begins, grows and ends; ids and
  * numbers of an item are the same in all events and in the last one, which has everything. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "serve/openai.h"
+#include "serve/responses.h"
 
-typedef enum ItemKind { ITEM_NONE, ITEM_MESSAGE, ITEM_REASONING, ITEM_CALL } ItemKind;
+typedef enum ItemKind { ITEM_NONE, ITEM_MESSAGE, ITEM_REASONING, ITEM_CALL, ITEM_CUSTOM } ItemKind;
+
+static const struct { const char *type, *prefix, *event, *key; } kinds[] = { /* event: of its growth and end; key: where its end has all */
+	[ITEM_MESSAGE] = { "message", "msg", "output_text", "text" },
+	[ITEM_REASONING] = { "reasoning", "rs", "reasoning_text", "text" },
+	[ITEM_CALL] = { "function_call", "fc", "function_call_arguments", "arguments" },
+	[ITEM_CUSTOM] = { "custom_tool_call", "ctc", "custom_tool_call_input", "input" },
+};
+
+enum { COL_NEW, COL_ITEM }; /* Choice.col: log probabilities of tokens whose text is not told yet; of the open item */
 
 typedef struct Responses {
 	OpenAi   base;       /* what openai_read fills in */
 	int      n_events, n_items;
 	bool     started;
 	ItemKind open;       /* its text grows in Choice.text, items that are over lie in Choice.call */
-	char     id[40], call_id[40], name[80];
+	char     id[40], call_id[40];
+	Strbuf   name;       /* of the tool that the open call is for */
+	json_t  *custom;     /* names of custom tools, the reader's own copies */
+	size_t   n_read;     /* of a custom call, whose arguments lie in Choice.held: where its input goes on; 0: it has not begun */
+	bool     input_over;
 } Responses;
-
-/* ---- requests ---- */
-
-static const char *
-part_field(const char *type)
-{
-	static const char *const texts[] = { "input_text", "output_text", "text" };
-
-	for (size_t i = 0; type && i < sizeof texts / sizeof *texts; i++)
-		if (!strcmp(type, texts[i]))
-			return "text";
-	return type && !strcmp(type, "refusal") ? "refusal" : NULL;
-}
-
-static void
-part_fault(Problem *p, const char *where, PartFault fault, size_t at, const char *got)
-{
-	if (fault == PART_LIST)
-		problem(p, 400, where, "Invalid '%s': expected a string or an array of parts, but got %s instead.", where, got);
-	else if (fault == PART_TYPE)
-		problem(p, 400, where, "Invalid '%s[%zu]': content of type '%.40s' is not supported, this model reads text only.", where, at, got);
-	else
-		problem(p, 400, where, "Invalid '%s[%zu].text': expected a string, but got %s instead.", where, at, got);
-}
-
-static json_t *
-part_text(const json_t *content, const char *where, Problem *p)
-{
-	return parts_text(content, where, part_field, part_fault, p);
-}
-
-/* Calls of one turn stand in the message before them, when the assistant said it, else in a message of their own. */
-static bool
-add_call(json_t *messages, const json_t *item, const char *where, Problem *p)
-{
-	json_t *last = json_array_get(messages, json_array_size(messages) - 1), *name = json_object_get(item, "name");
-	const char *role = json_string_value(json_object_get(last, "role"));
-
-	if (!json_is_string(name) || !json_is_string(json_object_get(item, "call_id")))
-		return problem(p, 400, where, "Invalid '%s': a call has a 'name' and a 'call_id'.", where);
-	if (!role || strcmp(role, "assistant") != 0) {
-		last = json_pack("{s:s,s:n}", "role", "assistant", "content");
-		json_array_append_new(messages, last);
-	}
-	json_t *calls = json_object_get(last, "tool_calls");
-	if (!calls)
-		json_object_set_new(last, "tool_calls", calls = json_array());
-	return json_array_append_new(calls, json_pack("{s:O,s:s,s:{s:O,s:O?}}", "id", json_object_get(item, "call_id"), "type", "function", "function", "name", name,
-	                                              "arguments", json_object_get(item, "arguments"))) == 0 || problem_memory(p);
-}
-
-static bool
-add_item(json_t *messages, const json_t *item, size_t i, Problem *p)
-{
-	const char *type = json_string_value(json_object_get(item, "type")), *role = json_string_value(json_object_get(item, "role"));
-	json_t *text;
-	char where[48];
-
-	snprintf(where, sizeof where, "input[%zu]", i);
-	if (type && !strcmp(type, "reasoning"))
-		return true; /* of earlier turns: templates leave it out */
-	if (type && !strcmp(type, "function_call"))
-		return add_call(messages, item, where, p);
-	if (type && !strcmp(type, "function_call_output")) {
-		snprintf(where, sizeof where, "input[%zu].output", i);
-		text = part_text(json_object_get(item, "output"), where, p);
-		return text && (json_array_append_new(messages, json_pack("{s:s,s:O?,s:o}", "role", "tool", "tool_call_id", json_object_get(item, "call_id"), "content", text)) == 0 ||
-		                problem_memory(p));
-	}
-	if (type && strcmp(type, "message") != 0)
-		return problem(p, 400, where, "Invalid '%s': an item of type '%.40s' is not supported by this server.", where, type);
-	if (!role)
-		return problem(p, 400, where, "Invalid '%s': expected an item with a 'type', or a message with a 'role'.", where);
-	if (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 && strcmp(role, "system") != 0 && strcmp(role, "developer") != 0)
-		return problem(p, 400, where, "Invalid '%s': the role '%.40s' is none of 'user', 'assistant', 'system' and 'developer'.", where, role);
-	snprintf(where, sizeof where, "input[%zu].content", i);
-	text = part_text(json_object_get(item, "content"), where, p);
-	return text && (json_array_append_new(messages, json_pack("{s:s,s:o}", "role", role, "content", text)) == 0 || problem_memory(p));
-}
-
-/* {"type": "function", "name", ...} -> {"type": "function", "function": {"name", ...}}; tools that a provider runs itself are left out */
-static bool
-read_tools(const json_t *in, json_t *out, Problem *p)
-{
-	static const char *const keys[] = { "name", "description", "parameters", "strict" };
-	const json_t *list = json_object_get(in, "tools"), *choice = json_object_get(in, "tool_choice");
-	const char *kind = json_string_value(json_object_get(choice, "type"));
-	json_t *tools, *tool, *v;
-	size_t i;
-
-	if (list && !json_is_null(list)) {
-		if (!json_is_array(list))
-			return problem(p, 400, "tools", "Invalid type for 'tools': expected an array, but got %s instead.", json_type_name(list));
-		json_object_set_new(out, "tools", tools = json_array());
-		json_array_foreach((json_t *)(uintptr_t)list, i, tool) {
-			const char *type = json_string_value(json_object_get(tool, "type"));
-			if (!type || !json_is_object(tool))
-				return problem(p, 400, "tools", "Invalid 'tools[%zu]': expected an object with a 'type'.", i);
-			if (strcmp(type, "function") != 0)
-				continue;
-			json_t *f = json_object();
-			for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
-				if ((v = json_object_get(tool, keys[k])) != NULL && !json_is_null(v))
-					json_object_set(f, keys[k], v);
-			json_array_append_new(tools, json_pack("{s:s,s:o}", "type", "function", "function", f));
-		}
-	}
-	if (kind && !strcmp(kind, "function")) {
-		json_object_set_new(out, "tool_choice", json_pack("{s:s,s:{s:O?}}", "type", "function", "function", "name", json_object_get(choice, "name")));
-	} else if (kind && !strcmp(kind, "allowed_tools")) {
-		json_t *some = json_array();
-		json_array_foreach(json_object_get(choice, "tools"), i, tool)
-			json_array_append_new(some, json_pack("{s:s,s:{s:O?}}", "type", "function", "function", "name", json_object_get(tool, "name")));
-		json_object_set_new(out, "tool_choice", json_pack("{s:s,s:{s:O?,s:o}}", "type", "allowed_tools", "allowed_tools", "mode", json_object_get(choice, "mode"), "tools", some));
-	} else if (choice && !json_is_null(choice)) {
-		json_object_set(out, "tool_choice", (json_t *)(uintptr_t)choice);
-	}
-	return true;
-}
-
-static bool
-read_format(const json_t *in, json_t *out, Problem *p)
-{
-	const json_t *format = json_object_get(json_object_get(in, "text"), "format");
-	const char *type = json_string_value(json_object_get(format, "type"));
-
-	if (!format || json_is_null(format))
-		return true;
-	if (!type)
-		return problem(p, 400, "text.format", "Invalid 'text.format': expected an object with a 'type'.");
-	if (!strcmp(type, "json_schema") && !json_object_get(format, "schema"))
-		return problem(p, 400, "text.format", "Invalid 'text.format': a json_schema has a 'schema'.");
-	if (!strcmp(type, "json_schema"))
-		json_object_set_new(out, "response_format", json_pack("{s:s,s:{s:O?,s:O?}}", "type", type, "json_schema", "strict", json_object_get(format, "strict"), "schema",
-		                                                      json_object_get(format, "schema")));
-	else
-		json_object_set(out, "response_format", (json_t *)(uintptr_t)format);
-	return true;
-}
-
-static const char KEPT[] = "response"; /* in the chat's body: what the answer repeats of the request */
-
-static json_t *
-or_else(const json_t *in, const char *key, json_t *preset)
-{
-	json_t *v = json_object_get(in, key);
-
-	if (!v || json_is_null(v))
-		return preset;
-	json_decref(preset);
-	return json_incref(v);
-}
-
-/* Fields of the request that its answer has as well, with their defaults. Tools as they were sent: also those that the model is not told of. */
-static json_t *
-repeated(const json_t *in)
-{
-	static const char *const may[] = { "parameters", "strict" };
-	json_t *out = json_object(), *tools = or_else(in, "tools", json_array()), *format = json_object_get(json_object_get(in, "text"), "format");
-	json_t *effort = json_object_get(json_object_get(in, "reasoning"), "effort"), *tool;
-	json_t *mine = json_deep_copy(tools);
-	size_t i;
-
-	json_decref(tools);
-	json_array_foreach(mine, i, tool)
-		for (size_t k = 0; k < sizeof may / sizeof *may; k++)
-			if (json_is_string(json_object_get(tool, "name")) && !json_object_get(tool, may[k])) /* clients want them, if only as null */
-				json_object_set_new(tool, may[k], json_null());
-	json_object_set_new(out, "tools", mine);
-	json_object_set_new(out, "tool_choice", or_else(in, "tool_choice", json_string("auto")));
-	json_object_set_new(out, "parallel_tool_calls", or_else(in, "parallel_tool_calls", json_true()));
-	json_object_set_new(out, "instructions", or_else(in, "instructions", json_null()));
-	json_object_set_new(out, "metadata", or_else(in, "metadata", json_object()));
-	json_object_set_new(out, "max_output_tokens", or_else(in, "max_output_tokens", json_null()));
-	json_object_set_new(out, "text", json_pack("{s:o}", "format", format && !json_is_null(format) ? json_incref(format) : json_pack("{s:s}", "type", "text")));
-	json_object_set_new(out, "reasoning", json_pack("{s:o,s:n}", "effort", effort ? json_incref(effort) : json_null(), "summary"));
-	return out;
-}
-
-static const FieldName names[] = {
-	{ "max_output_tokens", "max_completion_tokens" }, { "text.format", "response_format" }, { "input", "messages" }, { NULL, NULL },
-};
-
-static json_t *
-to_chat(const json_t *in, Problem *p)
-{
-	static const struct { const char *theirs, *ours; } same[] = {
-		{ "model", "model" }, { "temperature", "temperature" }, { "top_p", "top_p" }, { "stream", "stream" }, { "max_output_tokens", "max_completion_tokens" },
-		{ "parallel_tool_calls", "parallel_tool_calls" }, { "seed", "seed" }, { "top_k", "top_k" },
-		{ "min_p", "min_p" }, { "priority", "priority" }, { "speculate", "speculate" }, { "structured_outputs", "structured_outputs" }, { "guided_json", "guided_json" },
-		{ "guided_regex", "guided_regex" }, { "guided_choice", "guided_choice" }, { "guided_grammar", "guided_grammar" },
-	};
-	static const char *const objects[] = { "reasoning", "text", "metadata" };
-	static const char *const never[] = { "previous_response_id", "conversation", "background", "prompt" };
-	const json_t *input = json_object_get(in, "input"), *about = json_object_get(in, "instructions");
-	const char *effort = json_string_value(json_object_get(json_object_get(in, "reasoning"), "effort"));
-	json_t *out = json_object(), *messages = json_array(), *v;
-
-	if (!out || !messages || json_object_set_new(out, "messages", messages) != 0) {
-		problem_memory(p);
-		goto fail;
-	}
-	for (size_t i = 0; i < sizeof never / sizeof *never; i++)
-		if ((v = json_object_get(in, never[i])) != NULL && !json_is_null(v) && !json_is_false(v)) {
-			problem(p, 400, never[i], "The '%s' parameter is not supported: this server keeps no responses, send the whole conversation as 'input'.", never[i]);
-			p->code = "unsupported_parameter";
-			goto fail;
-		}
-	for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
-		if ((v = json_object_get(in, objects[i])) != NULL && !json_is_null(v) && !json_is_object(v)) {
-			problem(p, 400, objects[i], "Invalid type for '%s': expected an object, but got %s instead.", objects[i], json_type_name(v));
-			goto fail;
-		}
-	if (about && !json_is_null(about) && !json_is_string(about)) {
-		problem(p, 400, "instructions", "Invalid type for 'instructions': expected a string, but got %s instead.", json_type_name(about));
-		goto fail;
-	}
-	if ((v = json_object_get(json_object_get(in, "reasoning"), "effort")) != NULL && !json_is_null(v) && !effort) {
-		problem(p, 400, "reasoning.effort", "Invalid type for 'reasoning.effort': expected a string, but got %s instead.", json_type_name(v));
-		goto fail;
-	}
-	if (json_is_string(about) && json_string_length(about))
-		json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "system", "content", about));
-	if (json_is_string(input)) {
-		json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "user", "content", input));
-	} else if (json_is_array(input)) {
-		for (size_t i = 0; i < json_array_size(input); i++)
-			if (!add_item(messages, json_array_get(input, i), i, p))
-				goto fail;
-	} else {
-		problem(p, 400, "input", input ? "Invalid type for 'input': expected a string or an array of items." : "Missing required parameter: 'input'.");
-		goto fail;
-	}
-	for (size_t i = 0; i < sizeof same / sizeof *same; i++)
-		if ((v = json_object_get(in, same[i].theirs)) != NULL && !json_is_null(v))
-			json_object_set(out, same[i].ours, v);
-	if (effort)
-		json_object_set_new(out, "chat_template_kwargs", json_pack("{s:s,s:b}", "reasoning_effort", effort, "enable_thinking", strcmp(effort, "none") != 0));
-	if (read_tools(in, out, p) && read_format(in, out, p) && (json_object_set_new(out, KEPT, repeated(in)) == 0 || problem_memory(p)))
-		return out;
-fail:
-	json_decref(out);
-	return NULL;
-}
 
 static bool
 read_chat(Gen *g, const json_t *o, Problem *p)
 {
 	if (!openai_read_chat(g, o, p))
 		return false;
-	char *text = json_dumps(json_object_get(o, KEPT), JSON_COMPACT);
+	const json_t *kept = responses_kept(o);
+	Responses *own = gen_own(g);
+	json_t *tool;
+	size_t i;
+
+	own->custom = json_array();
+	json_array_foreach(json_object_get(kept, "tools"), i, tool)
+		if (!strcmp(json_string_value(json_object_get(tool, "type")), "custom"))
+			json_array_append_new(own->custom, json_string(json_string_value(json_object_get(tool, "name"))));
+	char *text = json_dumps(kept, JSON_COMPACT);
 	size_t n = text ? strlen(text) : 0;
 	if (n > 2) /* without its braces, behind other fields */
 		strbuf_add(&g->asked, text + 1, n - 2);
@@ -346,24 +124,53 @@ begin(Gen *g)
 	told(g, "response.in_progress", "in_progress", NULL, NULL);
 }
 
-/* The item as it stands: over or not. */
+static bool
+is_call(ItemKind kind)
+{
+	return kind == ITEM_CALL || kind == ITEM_CUSTOM;
+}
+
 static void
-item(const Gen *g, const Choice *c, Strbuf *b, bool over)
+logprobs(Strbuf *b, const Strbuf *places)
+{
+	strbuf_puts(b, "\"logprobs\":[");
+	strbuf_add(b, strbuf_str(places), places->len);
+	strbuf_putc(b, ']');
+}
+
+/* the text of a message, as a part */
+static void
+part(const Choice *c, Strbuf *b)
+{
+	strbuf_puts(b, "{\"type\":\"output_text\",\"annotations\":[],");
+	logprobs(b, &c->col[COL_ITEM]);
+	strbuf_puts(b, ",\"text\":");
+	json_str(b, strbuf_str(&c->text), c->text.len);
+	strbuf_putc(b, '}');
+}
+
+/* The open item as it stands; while it grows it has no text yet. */
+static void
+item(const Gen *g, const Choice *c, Strbuf *b, const char *status)
 {
 	const Responses *own = gen_own(g);
-	const char *status = over ? "completed" : "in_progress";
+	size_t n = strcmp(status, "in_progress") != 0 ? c->text.len : 0;
 
-	if (own->open == ITEM_CALL) {
-		json_printf(b, "{\"id\":%s,\"type\":\"function_call\",\"status\":%s,\"call_id\":%s,\"name\":%s,\"arguments\":", own->id, status, own->call_id, own->name);
-		json_str(b, strbuf_str(&c->text), over ? c->text.len : 0);
+	json_printf(b, "{\"id\":%s,\"type\":%s,\"status\":%s,", own->id, kinds[own->open].type, status);
+	if (is_call(own->open)) {
+		json_printf(b, "\"call_id\":%s,\"name\":", own->call_id);
+		json_str(b, strbuf_str(&own->name), own->name.len);
+		json_printf(b, ",%s:", kinds[own->open].key);
+		json_str(b, strbuf_str(&c->text), n);
 		strbuf_putc(b, '}');
 		return;
 	}
-	json_printf(b, own->open == ITEM_MESSAGE ? "{\"id\":%s,\"type\":\"message\",\"status\":%s,\"role\":\"assistant\",\"content\":["
-	                                         : "{\"id\":%s,\"type\":\"reasoning\",\"status\":%s,\"summary\":[],\"content\":[", own->id, status);
-	if (over) {
-		strbuf_puts(b, own->open == ITEM_MESSAGE ? "{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],\"text\":" : "{\"type\":\"reasoning_text\",\"text\":");
-		json_str(b, strbuf_str(&c->text), c->text.len);
+	strbuf_puts(b, own->open == ITEM_MESSAGE ? "\"role\":\"assistant\",\"content\":[" : "\"summary\":[],\"content\":[");
+	if (n && own->open == ITEM_MESSAGE) {
+		part(c, b);
+	} else if (n) {
+		strbuf_puts(b, "{\"type\":\"reasoning_text\",\"text\":");
+		json_str(b, strbuf_str(&c->text), n);
 		strbuf_putc(b, '}');
 	}
 	strbuf_puts(b, "]}");
@@ -376,106 +183,228 @@ place(const Gen *g, Strbuf *b)
 	const Responses *own = gen_own(g);
 
 	json_printf(b, ",\"item_id\":%s,\"output_index\":%d", own->id, own->n_items);
-	if (own->open != ITEM_CALL)
+	if (!is_call(own->open))
 		strbuf_puts(b, ",\"content_index\":0");
 }
 
+/* An event of the open item with a part (of a message) or with the item itself. */
 static void
-item_begin(Gen *g, Choice *c, ItemKind kind, const char *name, size_t n_name)
+event_part(const Gen *g, const Choice *c, const char *type)
 {
-	static const char *const prefix[] = { "", "msg", "rs", "fc" };
-	Responses *own = gen_own(g);
 	Strbuf b = { 0 };
 
+	place(g, &b);
+	strbuf_puts(&b, ",\"part\":");
+	part(c, &b);
+	event(g, type, &b);
+}
+
+static void
+event_item(const Gen *g, const Choice *c, const char *type, const char *status)
+{
+	Strbuf b = { 0 };
+
+	json_printf(&b, ",\"output_index\":%d,\"item\":", ((const Responses *)gen_own(g))->n_items);
+	item(g, c, &b, status);
+	event(g, type, &b);
+}
+
+static void
+event_kind(const Gen *g, const char *what, Strbuf *fields)
+{
+	char type[64];
+
+	snprintf(type, sizeof type, "response.%s.%s", kinds[((const Responses *)gen_own(g))->open].event, what);
+	event(g, type, fields);
+}
+
+static void
+item_begin(Gen *g, Choice *c, ItemKind kind)
+{
+	Responses *own = gen_own(g);
+
 	own->open = kind;
-	snprintf(own->id, sizeof own->id, "%s_%016llx%08x", prefix[kind], (unsigned long long)random_seed(), (unsigned)random_seed());
-	if (kind == ITEM_CALL) {
-		snprintf(own->call_id, sizeof own->call_id, "call_%016llx%08x", (unsigned long long)random_seed(), (unsigned)random_seed());
-		snprintf(own->name, sizeof own->name, "%.*s", (int)n_name, name);
-	}
+	snprintf(own->id, sizeof own->id, "%s_%016llx%08x", kinds[kind].prefix, (unsigned long long)random_seed(), (unsigned)random_seed());
+	snprintf(own->call_id, sizeof own->call_id, "call_%016llx%08x", (unsigned long long)random_seed(), (unsigned)random_seed());
 	strbuf_clear(&c->text);
-	json_printf(&b, ",\"output_index\":%d,\"item\":", own->n_items);
-	item(g, c, &b, false);
-	event(g, "response.output_item.added", &b);
-	if (kind == ITEM_MESSAGE) {
-		place(g, &b);
-		strbuf_puts(&b, ",\"part\":{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],\"text\":\"\"}");
-		event(g, "response.content_part.added", &b);
-	}
+	strbuf_clear(&c->held);
+	strbuf_clear(&c->col[COL_ITEM]);
+	own->n_read = 0;
+	own->input_over = false;
+	event_item(g, c, "response.output_item.added", "in_progress");
+	if (kind == ITEM_MESSAGE)
+		event_part(g, c, "response.content_part.added");
 }
 
 static void
 item_grow(Gen *g, Choice *c, const char *text, size_t n)
 {
-	static const char *const type[] = { "", "response.output_text.delta", "response.reasoning_text.delta", "response.function_call_arguments.delta" };
 	const Responses *own = gen_own(g);
-	Strbuf b = { 0 };
+	Strbuf b = { 0 }, *fresh = &c->col[COL_NEW], *all = &c->col[COL_ITEM];
 
 	if (!n)
 		return;
 	strbuf_add(&c->text, text, n);
 	place(g, &b);
-	strbuf_puts(&b, own->open == ITEM_MESSAGE ? ",\"logprobs\":[],\"delta\":" : ",\"delta\":");
+	if (own->open == ITEM_MESSAGE) {
+		strbuf_putc(&b, ',');
+		logprobs(&b, fresh);
+		strbuf_puts(all, all->len && fresh->len ? "," : "");
+		strbuf_add(all, strbuf_str(fresh), fresh->len);
+		strbuf_clear(fresh);
+	}
+	strbuf_puts(&b, ",\"delta\":");
 	json_str(&b, text, n);
-	event(g, type[own->open], &b);
+	event_kind(g, "delta", &b);
+}
+
+/* Where the text of {"input": "..." begins in arguments; 0: not there. */
+static size_t
+input_at(const char *s)
+{
+	static const char *const parts[] = { "{", "\"" CUSTOM_INPUT "\"", ":", "\"" };
+	const char *at = s;
+
+	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+		at += strspn(at, " \t\r\n");
+		if (strncmp(at, parts[i], strlen(parts[i])) != 0)
+			return 0;
+		at += strlen(parts[i]);
+	}
+	return (size_t)(at - s);
+}
+
+/* Bytes at s that are whole characters and escapes of a JSON string, up to its end; *over: that is there. */
+static size_t
+string_whole(const char *s, size_t n, bool *over)
+{
+	size_t i = 0;
+
+	n = utf8_whole(s, n);
+	while (i < n && s[i] != '"') {
+		bool pair = s[i] == '\\' && i + 3 < n && s[i + 1] == 'u' && (s[i + 2] == 'd' || s[i + 2] == 'D') && strchr("89abAB", s[i + 3]);
+		size_t len = s[i] != '\\' ? 1 : pair ? 12 : i + 1 < n && s[i + 1] == 'u' ? 6 : 2;
+		if (i + len > n)
+			return i;
+		i += len;
+	}
+	*over = i < n;
+	return i;
+}
+
+/* More arguments of a custom call: what its one text has got is told without its escapes. last: whole arguments of another form are the text as they are. */
+static void
+custom_grow(Gen *g, Choice *c, const char *text, size_t n, bool last)
+{
+	Responses *own = gen_own(g);
+	Strbuf quoted = { 0 };
+
+	strbuf_add(&c->held, text, n);
+	if (!own->n_read)
+		own->n_read = input_at(strbuf_str(&c->held));
+	if (!own->n_read && last)
+		item_grow(g, c, strbuf_str(&c->held), c->held.len);
+	if (!own->n_read || own->input_over)
+		return;
+	const char *s = strbuf_str(&c->held) + own->n_read;
+	size_t more = string_whole(s, c->held.len - own->n_read, &own->input_over);
+	strbuf_putc(&quoted, '"');
+	strbuf_add(&quoted, s, more);
+	strbuf_putc(&quoted, '"');
+	json_t *said = json_loadb(strbuf_str(&quoted), quoted.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+	item_grow(g, c, said ? json_string_value(said) : s, said ? json_string_length(said) : more); /* a text that is no JSON: as it is */
+	own->n_read += more;
+	json_decref(said);
+	strbuf_release(&quoted);
 }
 
 static void
-item_end(Gen *g, Choice *c)
+item_end(Gen *g, Choice *c, const char *status)
 {
-	static const char *const type[] = { "", "response.output_text.done", "response.reasoning_text.done", "response.function_call_arguments.done" };
 	Responses *own = gen_own(g);
 	Strbuf b = { 0 };
 
 	if (own->open == ITEM_NONE)
 		return;
+	if (own->open == ITEM_CUSTOM && !strcmp(status, "completed"))
+		custom_grow(g, c, "", 0, true);
 	place(g, &b);
-	if (own->open == ITEM_CALL)
-		json_printf(&b, ",\"name\":%s", own->name);
-	strbuf_puts(&b, own->open == ITEM_MESSAGE ? ",\"logprobs\":[],\"text\":" : own->open == ITEM_CALL ? ",\"arguments\":" : ",\"text\":");
-	json_str(&b, strbuf_str(&c->text), c->text.len);
-	event(g, type[own->open], &b);
-	if (own->open == ITEM_MESSAGE) {
-		place(g, &b);
-		strbuf_puts(&b, ",\"part\":{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],\"text\":");
-		json_str(&b, strbuf_str(&c->text), c->text.len);
-		strbuf_putc(&b, '}');
-		event(g, "response.content_part.done", &b);
+	strbuf_putc(&b, ',');
+	if (own->open == ITEM_CALL) {
+		strbuf_puts(&b, "\"name\":");
+		json_str(&b, strbuf_str(&own->name), own->name.len);
+		strbuf_putc(&b, ',');
+	} else if (own->open == ITEM_MESSAGE) {
+		logprobs(&b, &c->col[COL_ITEM]);
+		strbuf_putc(&b, ',');
 	}
-	json_printf(&b, ",\"output_index\":%d,\"item\":", own->n_items);
-	item(g, c, &b, true);
-	event(g, "response.output_item.done", &b);
+	json_printf(&b, "%s:", kinds[own->open].key);
+	json_str(&b, strbuf_str(&c->text), c->text.len);
+	event_kind(g, "done", &b);
+	if (own->open == ITEM_MESSAGE)
+		event_part(g, c, "response.content_part.done");
+	event_item(g, c, "response.output_item.done", status);
 	strbuf_puts(&c->call, own->n_items ? "," : "");
-	item(g, c, &c->call, true);
+	item(g, c, &c->call, status);
 	own->n_items++;
 	own->open = ITEM_NONE;
+}
+
+/* How a call ends: one that was cut off is no object. */
+static const char *
+call_status(const Gen *g, const Choice *c)
+{
+	const Strbuf *said = ((const Responses *)gen_own(g))->open == ITEM_CUSTOM ? &c->held : &c->text;
+	json_t *o = json_loadb(strbuf_str(said), said->len, JSON_ALLOW_NUL, NULL);
+	bool cut = c->done && c->finish == LLMC_FINISH_LENGTH && !o;
+
+	json_decref(o);
+	return cut ? "incomplete" : "completed";
+}
+
+static ItemKind
+call_kind(const Responses *own)
+{
+	json_t *name;
+	size_t i;
+
+	json_array_foreach(own->custom, i, name)
+		if (!strcmp(json_string_value(name), strbuf_str(&own->name)))
+			return ITEM_CUSTOM;
+	return ITEM_CALL;
 }
 
 static void
 on_piece(Gen *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
 {
-	const Responses *own = gen_own(g);
+	Responses *own = gen_own(g);
 	ItemKind want = kind == LLMC_PIECE_REASONING ? ITEM_REASONING : ITEM_MESSAGE;
 
 	switch (kind) {
 	case LLMC_PIECE_TEXT:
 	case LLMC_PIECE_REASONING:
 		if (n && own->open != want) {
-			item_end(g, c);
-			item_begin(g, c, want, NULL, 0);
+			item_end(g, c, "completed");
+			item_begin(g, c, want);
 		}
 		item_grow(g, c, text, n);
 		break;
 	case LLMC_PIECE_CALL:
 		c->n_calls = call + 1;
-		item_end(g, c);
-		item_begin(g, c, ITEM_CALL, text, n);
+		item_end(g, c, "completed");
+		strbuf_clear(&own->name);
+		strbuf_add(&own->name, text, n);
+		c->call.failed |= own->name.failed;
+		item_begin(g, c, call_kind(own));
 		break;
 	case LLMC_PIECE_ARGUMENTS:
-		item_grow(g, c, text, n);
+		if (own->open == ITEM_CUSTOM)
+			custom_grow(g, c, text, n, false);
+		else
+			item_grow(g, c, text, n);
 		break;
 	case LLMC_PIECE_DONE:
-		item_end(g, c);
+		item_end(g, c, call_status(g, c));
 		break;
 	}
 }
@@ -483,9 +412,15 @@ on_piece(Gen *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text
 static void
 on_token(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
+	const Responses *own = gen_own(g);
+
 	(void)sub;
 	begin(g);
+	if (g->er.logprobs)
+		openai_place(g, &c->col[COL_NEW], ev);
 	gen_pieces(g, c, ev, false, on_piece);
+	if (own->open != ITEM_MESSAGE && (own->open != ITEM_NONE || own->n_items)) /* log probabilities of marks and of what is no text go with them */
+		strbuf_clear(&c->col[COL_NEW]);
 }
 
 static void
@@ -494,7 +429,7 @@ on_finish(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 	(void)sub;
 	begin(g);
 	gen_pieces(g, c, ev, true, on_piece);
-	item_end(g, c);
+	item_end(g, c, c->finish == LLMC_FINISH_LENGTH ? "incomplete" : "completed");
 }
 
 static void
@@ -523,14 +458,23 @@ failed(Gen *g, const Problem *p)
 	}
 }
 
+static void
+release(Gen *g)
+{
+	Responses *own = gen_own(g);
+
+	strbuf_release(&own->name);
+	json_decref(own->custom);
+}
+
 static const Dialect dialect = {
-	.pieces = true, .own_bytes = sizeof(Responses), .token = on_token, .finish = on_finish, .done = on_done, .problem = failed,
+	.pieces = true, .own_bytes = sizeof(Responses), .token = on_token, .finish = on_finish, .done = on_done, .problem = failed, .release = release,
 };
 
 void
 openai_responses(Req *r)
 {
-	static const OpenAiRoute route = { .id_prefix = "resp_", .max_stop = OPENAI_MAX_STOP, .translate = to_chat, .names = names, .read = read_chat };
+	static const OpenAiRoute route = { .id_prefix = "resp_", .max_stop = OPENAI_MAX_STOP, .translate = responses_chat, .names = responses_names, .read = read_chat };
 
 	openai_handle(r, &dialect, &route);
 }

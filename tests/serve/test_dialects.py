@@ -2,6 +2,7 @@
 import json
 
 import pytest
+import tiny_model
 
 MESSAGES = [{"role": "user", "content": "Say one word."}]
 
@@ -296,6 +297,124 @@ def test_response_tools(smol, responses):
     assert responses.create(model="smollm2", input=back, tools=[tool], tool_choice="none", max_output_tokens=4).usage.output_tokens <= 4
 
 
+PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}}
+
+
+def test_custom_tools(smol, responses):
+    """A call with one text: the same whole, as events and in the item; both kinds of items come back."""
+    ask = {"model": "smollm2", "input": "Edit the file.", "temperature": 0, "max_output_tokens": 200, "tools": [PATCH], "tool_choice": {"type": "custom", "name": "apply_patch"}}
+    r = responses.create(**ask)
+    call = r.output[0]
+    assert [i.type for i in r.output] == ["custom_tool_call"] and call.name == "apply_patch" and call.id.startswith("ctc_") and call.input, r
+    assert r.tools[0].model_dump(exclude_none=True) == PATCH and r.tool_choice.name == "apply_patch"
+    events = list(responses.create(stream=True, **ask))
+    kinds = [e.type for e in events]
+    assert [k for k in kinds if not k.endswith(".delta")] == ["response.created", "response.in_progress", "response.output_item.added", "response.custom_tool_call_input.done",
+                                                              "response.output_item.done", "response." + r.status]
+    assert kinds.count("response.custom_tool_call_input.delta") > 1
+    assert "".join(e.delta for e in events if e.type.endswith(".delta")) == next(e.input for e in events if e.type.endswith("input.done")) == events[-1].response.output[0].input == call.input
+    back = [{"role": "user", "content": "Edit the file."}, {"type": "custom_tool_call", "call_id": call.call_id, "name": call.name, "input": call.input},
+            {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Done."}]
+    r = responses.create(model="smollm2", input=back, tools=[PATCH], tool_choice="none", max_output_tokens=4)
+    assert r.output[0].type == "message"
+
+
+@pytest.fixture(scope="module")
+def roomy(serve, tmp_path_factory):
+    """A tiny model with a context that holds the descriptions of tools."""
+    with serve(tiny_model.build(tmp_path_factory.mktemp("roomy"), context=1024), "--arch", "generic", "-t", "1", "--model-name", "tiny") as s:
+        yield s
+
+
+def said(server, text, tools, **fields):
+    """Events and the whole answer of a model that says just this."""
+    ask = {"input": "x", "tools": tools, "guided_choice": [text], "temperature": 0, "max_output_tokens": 400, "stream": True, **fields}
+    events = [json.loads(f) for f in server.post("/v1/responses", ask).frames()]
+    whole = server.post("/v1/responses", {**ask, "stream": False}).json()
+    bare = [{k: v for k, v in i.items() if k not in ("id", "call_id")} for i in whole["output"]]
+    assert bare == [{k: v for k, v in i.items() if k not in ("id", "call_id")} for i in events[-1]["response"]["output"]]
+    return events, whole
+
+
+@pytest.mark.parametrize("arguments,want", [
+    ('{"input": "a\\n\\"b\\" \\u00e9\\ud83d\\ude00\\\\ end"}', 'a\n"b" \u00e9\U0001f600\\ end'),
+    ('{ "input" :"\u00fc", "more": "x"}', "\u00fc"),
+    ('{"input": ""}', ""),
+    ('{"text": "a"}', '{"text": "a"}'),
+])
+def test_the_input_of_a_custom_call_has_no_escapes(roomy, arguments, want):
+    text = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>' % arguments
+    events, whole = said(roomy, text, [{"type": "custom", "name": "f"}])
+    assert [(i["type"], i["input"], i["status"]) for i in whole["output"]] == [("custom_tool_call", want, "completed")]
+    assert "".join(e["delta"] for e in events if e["type"].endswith("delta")) == want
+    for most in range(40, 80, 7):  # cut anywhere, what there is of it is a beginning
+        events, whole = said(roomy, text, [{"type": "custom", "name": "f"}], max_output_tokens=most)
+        for i in whole["output"]:
+            assert want.startswith(i.get("input", "")) and i["status"] == ("incomplete" if i.get("input") != want else i["status"]) and whole["status"] in ("incomplete", "completed")
+
+
+def test_items_before_the_cut_are_completed(roomy):
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    events, whole = said(roomy, "hm " + call + "\n" + call, tools)
+    assert [i["status"] for i in whole["output"]] == ["completed"] * 3 and whole["status"] == "completed"
+    events, whole = said(roomy, "hm " + call + "\n" + call, tools, max_output_tokens=len("hm " + call + call) - 20)
+    assert [i["status"] for i in whole["output"]] == ["completed", "completed", "incomplete"] and whole["status"] == "incomplete"
+    assert [i["type"] for i in whole["output"]] == ["message", "function_call", "function_call"]
+
+
+def test_names_of_tools_are_kept_whole(roomy):
+    name = "n" * 200
+    r = roomy.post("/v1/responses", {"input": "x", "max_output_tokens": 300, "tools": [{"type": "function", "name": name, "parameters": {"type": "object"}}],
+                                    "tool_choice": "required", "temperature": 0}).json()
+    assert r["output"][0]["name"] == name, r
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tools", [[], [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}],
+                                   [{"type": "custom", "name": "f"}]])
+def test_what_is_cut_is_incomplete(roomy, tools, stream):
+    r = roomy.post("/v1/responses", {"input": "Say one word.", "max_output_tokens": 40, "temperature": 0, "stream": stream, **({"tools": tools, "tool_choice": "required"} if tools else {})})
+    events = [json.loads(f) for f in r.frames()] if stream else []
+    whole = events[-1]["response"] if stream else r.json()
+    assert whole["status"] == "incomplete" and [i["status"] for i in whole["output"]] == ["incomplete"], whole
+    assert not stream or (events[-1]["type"] == "response.incomplete" and [e["item"] for e in events if e["type"] == "response.output_item.done"] == whole["output"])
+
+
+def test_response_logprobs(smol, responses):
+    chat = smol.post("/v1/chat/completions", {"messages": MESSAGES, "temperature": 0, "max_tokens": 8, "logprobs": True, "top_logprobs": 2}).json()["choices"][0]
+    ask = {"model": "smollm2", "input": "Say one word.", "temperature": 0, "max_output_tokens": 8, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    part = responses.create(**ask).output[0].content[0]
+    assert part.text == chat["message"]["content"] and [p.model_dump() for p in part.logprobs] == chat["logprobs"]["content"]
+    events = list(responses.create(stream=True, **ask))
+    told = [p for e in events if e.type == "response.output_text.delta" for p in e.logprobs]
+    assert [p.token for p in told] == [p.token for p in part.logprobs] and [t.token for t in told[0].top_logprobs] == [t.token for t in part.logprobs[0].top_logprobs]
+    assert len(next(e.logprobs for e in events if e.type == "response.output_text.done")) == len(told) and events[-1].response.output[0].content[0].logprobs == part.logprobs
+
+
+THINKS = "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}\n{% endfor %}"
+
+
+def test_reasoning_comes_back_to_the_template(serve, tmp_path):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    user, result = {"role": "user", "content": "hi"}, {"role": "tool", "tool_call_id": "c", "content": "ok"}
+    as_chat = [user, {"role": "assistant", "content": None, "reasoning_content": "why\nnot", "tool_calls": [call]}, result, {"role": "assistant", "content": "a", "reasoning_content": "so"}, user]
+    items = [user, {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "why"}]}, {"type": "reasoning", "summary": [{"type": "summary_text", "text": "not"}]},
+             {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id": "c", "output": "ok"},
+             {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]}, {"role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "of nothing that was said"}]}, user]
+    blocks = [user, {"role": "assistant", "content": [{"type": "thinking", "thinking": "why", "signature": ""}, {"type": "redacted_thinking", "data": "x"}, {"type": "thinking", "thinking": "not", "signature": ""},
+                                                      {"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+              {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "ok"}]},
+              {"role": "assistant", "content": [{"type": "thinking", "thinking": "so", "signature": ""}, {"type": "text", "text": "a"}]}, user]
+    with serve(tiny_model.build(tmp_path, template=THINKS), "--arch", "generic", "-t", "1", "--model-name", "tiny", "--context", "512") as s:
+        want = s.post("/v1/tokenize", {"messages": as_chat}).json()["count"]
+        without = s.post("/v1/tokenize", {"messages": [{k: v for k, v in m.items() if k != "reasoning_content"} for m in as_chat]}).json()["count"]
+        r = s.post("/v1/responses", {"input": items, "max_output_tokens": 1}).json()
+        assert r["usage"]["input_tokens"] == want > without + 20, r
+        assert s.post("/v1/messages/count_tokens", {"messages": blocks}).json()["input_tokens"] == want
+
+
 def test_response_of_a_schema(responses):
     r = responses.create(model="smollm2", input="Give JSON.", temperature=0, max_output_tokens=60,
                          text={"format": {"type": "json_schema", "name": "word", "schema": SCHEMA, "strict": True}})
@@ -313,7 +432,9 @@ def test_response_of_a_schema(responses):
     ({"input": "x", "max_output_tokens": 0}, "'max_output_tokens'"), ({"input": "x", "text": {"format": {"type": "xml"}}}, "'text.format'"),
     ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a", "strict": True, "schema": {"type": "array", "uniqueItems": True}}}}, "'text.format'"),
     ({"input": "x", "instructions": 5}, "instructions"), ({"input": "x", "reasoning": "high"}, "reasoning"), ({"input": "x", "reasoning": {"effort": 5}}, "reasoning.effort"),
-    ({"input": "x", "text": 5}, "'text'"), ({"input": "x", "metadata": 5}, "metadata"),
+    ({"input": "x", "text": 5}, "'text'"), ({"input": "x", "metadata": 5}, "metadata"), ({"input": "x", "include": "all"}, "include"), ({"input": "x", "top_logprobs": 99}, "top_logprobs"),
+    ({"input": [{"type": "custom_tool_call", "call_id": "a", "name": "f", "input": {}}]}, "'input[0]'"), ({"input": "x", "tools": [{"type": "web_search"}, {"type": "custom"}]}, "tools[1]"),
+    ({"input": [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": 3}]}]}, "input[0]"),
 ])
 def test_response_refuses(tiny, body, said):
     r = tiny.post("/v1/responses", body)
