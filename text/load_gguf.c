@@ -1,5 +1,5 @@
 /* The vocabulary of a GGUF: tokenizer.ggml.*. Models "gpt2" (byte-level BPE; tokenizer.ggml.pre names the split
- * expression), "gemma4" (BPE by merges over characters, blanks as sentencepiece marks them), "llama" (sentencepiece BPE by scores) and "t5" (unigram). */
+ * expression), "gemma4" (BPE by merges over characters, blanks as sentencepiece marks them; some names in tokenizer.ggml.pre say so of "gpt2"), "llama" (sentencepiece BPE by scores) and "t5" (unigram). */
 #include "text/text.h"
 
 #include <string.h>
@@ -119,16 +119,14 @@ read_merges(Load *l)
 }
 
 static llmc_status
-load_bytelevel(Load *l)
+load_bytelevel(Load *l, GgufStr pre)
 {
 	llmc_tokenizer *t = l->t;
-	GgufStr pre = { "default", 7 };
 
 	t->model = MODEL_BPE;
 	TRY(read_tokens(l, false));
 	TRY(read_merges(l));
 	TRY(read_added(l));
-	gguf_str(l->g, KEY "pre", &pre);
 	TRY(pretokenizer_load(t, (Span){ pre.s, pre.n }, &l->add_bos, l->err));
 	pre_add(t, PRE_BYTES);
 	dec_add(t, DEC_BYTELEVEL);
@@ -136,7 +134,7 @@ load_bytelevel(Load *l)
 }
 
 static llmc_status
-load_characters(Load *l)
+load_characters(Load *l, bool add_bos)
 {
 	llmc_tokenizer *t = l->t;
 
@@ -150,7 +148,7 @@ load_characters(Load *l)
 	const int32_t unk = t->unk_id = get_id(l, KEY "unknown_token_id");
 	t->fuse_unk = true;
 	*dec_add(t, DEC_SPM) = (Dec){ .kind = DEC_SPM, .strip_first = prefix, .unk_surface = unk >= 0 ? (Span){ t->tok[unk].s, t->tok[unk].n } : (Span){ 0 } };
-	l->add_bos = true;
+	l->add_bos = add_bos;
 	return LLMC_OK;
 }
 
@@ -209,14 +207,15 @@ static llmc_status
 load(Load *l)
 {
 	llmc_tokenizer *t = l->t;
-	GgufStr model;
+	GgufStr model, pre = { "default", 7 };
 
+	gguf_str(l->g, KEY "pre", &pre);
 	if (!gguf_str(l->g, KEY "model", &model))
 		return error_set(l->err, LLMC_E_INPUT, "no key " KEY "model: the file has no tokenizer");
 	if (model.n == 4 && memcmp(model.s, "gpt2", 4) == 0)
-		TRY(load_bytelevel(l));
+		TRY(pretokenizer_characters((Span){ pre.s, pre.n }) ? load_characters(l, false) : load_bytelevel(l, pre));
 	else if (model.n == 6 && memcmp(model.s, "gemma4", 6) == 0)
-		TRY(load_characters(l));
+		TRY(load_characters(l, true));
 	else if (model.n == 5 && memcmp(model.s, "llama", 5) == 0)
 		TRY(load_pieces(l, false));
 	else if (model.n == 2 && memcmp(model.s, "t5", 2) == 0)

@@ -126,6 +126,18 @@ pretokenizer_load(llmc_tokenizer *t, Span name, bool *add_bos, llmc_error *err)
 	return LLMC_OK;
 }
 
+bool
+pretokenizer_characters(Span name)
+{
+	yaml_document_t d;
+
+	if (!open_doc(&d))
+		return false;
+	const bool found = lists(&d, value(&d, yaml_document_get_root_node(&d), "characters"), name);
+	yaml_document_delete(&d);
+	return found;
+}
+
 static bool
 has_exprs(yaml_document_t *d, const yaml_node_t *split, const char *exprs, size_t n)
 {

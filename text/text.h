@@ -247,6 +247,8 @@ llmc_status regex_compile(llmc_tokenizer *t, const char *what, Span pattern, pcr
 llmc_status charsmap_read(Arena *a, Span blob, Charsmap *out, llmc_error *err);
 /* The entry of configs/pretokenizers.yaml with this name becomes pre-tokenizers. */
 llmc_status pretokenizer_load(llmc_tokenizer *t, Span name, bool *add_bos, llmc_error *err);
+/* Whether the same file lists this name among those whose merges are of characters. */
+bool     pretokenizer_characters(Span name);
 /* The first name of the entry with these expressions (each ended by a NUL, n bytes together) and this way with pieces that are in the vocabulary: copied to `name`. false: none has them */
 bool     pretokenizer_name(const char *exprs, size_t n, bool ignore_merges, char name[64]);
 /* What stands behind the ranks of a tokenizer.model: the entry of the same file for so many, or for a model of n_ids (0: not known). named [n_named]: to it, each ended by a NUL */

@@ -1,4 +1,4 @@
-"""GGUF vocabularies of the model "gemma4": BPE by merges over characters, blanks written as U+2581 and bytes as <0xXX>, against the `tokenizers` library with the
+"""GGUF vocabularies of the model "gemma4", and of "gpt2" where tokenizer.ggml.pre says the same: BPE by merges over characters, blanks written as U+2581 and bytes as <0xXX>, against the `tokenizers` library with the
 normalizer, model and decoder that Gemma 4's tokenizer.json has."""
 
 import json
@@ -31,10 +31,11 @@ def library(known=BYTES):
     return tok
 
 
-@pytest.fixture(scope="module", params=[BYTES, BYTES[:0xC0] + BYTES[0xE5:]], ids=["bytes", "some bytes"])
+@pytest.fixture(scope="module", params=[(BYTES, "gemma4"), (BYTES[:0xC0] + BYTES[0xE5:], "gemma4"), (BYTES, "gpt2")], ids=["bytes", "some bytes", "by name"])
 def pair(request, tmp_path_factory):
     """With some bytes alone, letters whose bytes are no tokens are the unknown one, several in a row one of them."""
-    want = library(request.param)
+    known, model = request.param
+    want = library(known)
     merges = [m if isinstance(m, str) else " ".join(m) for m in json.loads(want.to_str())["model"]["merges"]]
     assert len(merges) > 300
     tokens = [want.id_to_token(i) for i in range(want.get_vocab_size())]
@@ -42,7 +43,8 @@ def pair(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("characters") / "v.gguf"
     gguf.write(path, {
         "general.architecture": (gguf.STR, "gemma4"),
-        "tokenizer.ggml.model": (gguf.STR, "gemma4"),
+        "tokenizer.ggml.model": (gguf.STR, model),
+        "tokenizer.ggml.pre": (gguf.STR, "gemma4" if model == "gemma4" else "sarvam-moe"),
         "tokenizer.ggml.tokens": (gguf.ARR, gguf.STR, tokens),
         "tokenizer.ggml.token_type": (gguf.ARR, gguf.I32, kinds),
         "tokenizer.ggml.merges": (gguf.ARR, gguf.STR, merges),
@@ -50,11 +52,11 @@ def pair(request, tmp_path_factory):
         "tokenizer.ggml.bos_token_id": (gguf.U32, 2),
     })
     with lib.Tokenizer(path) as got:
-        yield want, got
+        yield want, got, model
 
 
 def test_cuts_and_joins_as_tokenizers_does(pair):
-    want, got = pair
+    want, got, _ = pair
     assert got.size() == want.get_vocab_size()
     for text in PROSE + list(texts.texts("characters", 300)):
         ids = want.encode(text, add_special_tokens=False).ids
@@ -66,5 +68,6 @@ def test_cuts_and_joins_as_tokenizers_does(pair):
 
 
 def test_begins_with_its_token(pair):
-    want, got = pair
-    assert got.encode("hi", lib.ADD_SPECIAL)[0] == 2 and want.id_to_token(2) == "<bos>"
+    """The model gemma4 has one although the file does not say so."""
+    want, got, model = pair
+    assert (got.encode("hi", lib.ADD_SPECIAL)[0] == 2) == (model == "gemma4") and want.id_to_token(2) == "<bos>"

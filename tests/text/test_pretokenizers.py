@@ -16,15 +16,17 @@ ENTRIES = yaml.safe_load((pathlib.Path(__file__).parents[2] / "configs/pretokeni
 EXTRA = ["ἀβώ Ὗώ ᾼιῂ ῐΐῖΊ ῠῬ Ω K Å ℂℊ", "\u1f7d\u1fbe\u1fd3\u1fdb\u2126\u212a\u212b", "Ωmega Kelvin Ångström", "１２３ ４５６７ ٣٤٥", "IMGIMGABCZ <sentinel:12>",
          "don't WE'LL o'clock", "a\r\nb \n\n c   ", "x==y!=z", "中文，标点。　空格", "한국어 ไทย हिन्दी।"]
 
-# As the models' tokenizer.json has them, quadratic in a number's digits, where the file says the same in linear time
-PUBLISHED = {"cohere2moe": r"\d{1,3}(?=(?:\d{3})*\b)", "afmoe": r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"}
+# As the models' tokenizer.json has them, quadratic in a number's digits, where the file says the same in linear time: the expression at this place
+PUBLISHED = {"cohere2moe": (0, r"\d{1,3}(?=(?:\d{3})*\b)"), "afmoe": (0, r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"), "superbpe": (1, r"(?=(\d{3})+(?!\d))")}
 NUMBERS = [a + "9876543210123"[:n] + z for n in range(1, 13) for a in ("", "a", " ", "_", "²", "x1 ") for z in ("", "b", ".", "_", "ⅷ", "٣", " 12345")]
 
 
 def trained(entry):
     tok = Tokenizer(models.BPE(ignore_merges=entry.get("ignore_merges", False)))
-    first = PUBLISHED.get(entry["names"][0], entry["split"][0])
-    tok.pre_tokenizer = pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(p), "isolated") for p in (first, *entry["split"][1:])),
+    split = list(entry["split"])
+    if entry["names"][0] in PUBLISHED:
+        at, split[at] = PUBLISHED[entry["names"][0]]
+    tok.pre_tokenizer = pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(p), "isolated") for p in split),
                                                  pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tok.train_from_iterator(texts.CORPUS + EXTRA + NUMBERS, trainers.BpeTrainer(vocab_size=900, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
     return tok
