@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 FAMILY = re.compile(r"llama|qwen|mistral|gemma|deepseek|glm|bloom|baichuan", re.I)
 # values of file formats: the rope type of config.json and GGUF, tokenizer model names of GGUF, the class of tokenizer_config.json, model_type of an .flm; a dialect of the server
-ALLOWED = re.compile(r'[oO]llama|"llama3"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp|llama-gguf-split|gpt2, gemma4, llama and t5|"gemma4"|"ChatGLMTokenizer"|"chatglm"')
+ALLOWED = re.compile(r'[oO]llama|"llama3"|"deepseek_yarn"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp|llama-gguf-split|gpt2, gemma4, llama and t5|"gemma4"|"ChatGLMTokenizer"|"chatglm"')
 
 
 def files(*patterns):
