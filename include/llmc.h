@@ -311,6 +311,7 @@ LLMC_API llmc_status llmc_token_bytes(const llmc_tokenizer *t, int32_t id, char 
 LLMC_API bool        llmc_token_is_special(const llmc_tokenizer *t, int32_t id); /* what skip_special leaves out */
 
 LLMC_API bool llmc_has_chat_template(const llmc_tokenizer *t);
+LLMC_API const char *llmc_chat_template(const llmc_tokenizer *t); /* its text; NULL: none */
 /* Apply the chat template. messages_json: [{"role":"user","content":"..."}, ...]; options_json (may be NULL):
  * {"add_generation_prompt":true,"tools":[...], ...} become variables of the template. E_INPUT carries the template's
  * raise_exception text. */

@@ -41,6 +41,8 @@ describe(Backend *b, const llmc_model *m, const llmc_limits *lim, const llmc_eng
 	llmc_info(m, &b->info);
 	llmc_get(m, "dtype", dtype, sizeof dtype, &need, NULL);
 	snprintf(b->dtype, sizeof b->dtype, "%s", !strcmp(dtype, "f32") ? "float32" : !strcmp(dtype, "f16") ? "float16" : !strcmp(dtype, "bf16") ? "bfloat16" : dtype);
+	if (llmc_get(m, "quant.scheme", b->scheme, sizeof b->scheme, &need, NULL) != LLMC_OK || !b->scheme[0] || !strcmp(b->scheme, "null"))
+		llmc_get(m, "storage.default", b->scheme, sizeof b->scheme, &need, NULL);
 	b->max_concurrent = eo && eo->max_concurrent_requests ? eo->max_concurrent_requests : LLMC_DEFAULT_CONCURRENT_REQUESTS;
 	b->max_waiting_tokens = eo && eo->max_waiting_tokens ? eo->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS;
 	b->waiting_served_ratio = eo ? eo->waiting_served_ratio : 0;

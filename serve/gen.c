@@ -194,7 +194,7 @@ done(Gen *g)
 			hist_add(&m->generated, n_new);
 		}
 	}
-	if (!gone && !told && (!g->failed || g->fail_status != LLMC_E_CANCELLED))
+	if (!gone && !told && g->n_sub && (!g->failed || g->fail_status != LLMC_E_CANCELLED))
 		g->model->healthy = !g->failed;
 	pthread_mutex_unlock(&s->lock);
 	if (!gone && !told && g->failed) {

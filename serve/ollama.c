@@ -1,8 +1,10 @@
 /* Ollama's dialect: POST /api/chat and /api/generate, and what its clients ask beside them. Streams are lines of JSON, and on unless the body says
  * otherwise. A body is turned into one of OpenAI's chat, whose reader then checks it. Images are refused by name. */
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sha256.h"
 #include "serve/openai.h"
 
 typedef struct Ollama {
@@ -25,12 +27,26 @@ ollama_problem(Req *r, const Problem *p)
 
 /* ---- requests ---- */
 
+/* Ways to draw a token that are not ours; nothing, 0 and what off names ask for nothing. */
+static bool
+refuse_options(const json_t *o, Problem *p)
+{
+	static const struct { const char *key; double off; } never[] = { { "mirostat", 0 }, { "tfs_z", 1 } };
+
+	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
+		const json_t *v = json_object_get(o, never[i].key);
+		if (v && !json_is_null(v) && !(json_is_number(v) && (json_number_value(v) == 0 || json_number_value(v) == never[i].off)))
+			return problem(p, 400, never[i].key, "options.%s is not supported by this server", never[i].key);
+	}
+	return true;
+}
+
 /* Fields of "options"; those that shape the runner, such as num_ctx or num_gpu, are the server's own settings here. */
 static bool
 read_options(const json_t *in, json_t *out, Problem *p)
 {
 	static const struct { const char *theirs, *ours; double preset; } same[] = {
-		{ "temperature", "temperature", 0.8 }, { "top_k", "top_k", 40 }, { "top_p", "top_p", 0.9 }, { "min_p", "min_p", 0 },
+		{ "temperature", "temperature", 0.8 }, { "top_k", "top_k", 40 }, { "top_p", "top_p", 0.9 }, { "min_p", "min_p", 0 }, { "typical_p", "typical_p", 0 },
 		{ "repeat_penalty", "repetition_penalty", 1 }, { "presence_penalty", "presence_penalty", 0 }, { "frequency_penalty", "frequency_penalty", 0 },
 		{ "seed", "seed", 0 }, { "stop", "stop", 0 },
 	};
@@ -38,6 +54,8 @@ read_options(const json_t *in, json_t *out, Problem *p)
 
 	if (o && !json_is_null(o) && !json_is_object(o))
 		return problem(p, 400, "options", "options: expected an object, but got %s", json_type_name(o));
+	if (!refuse_options(o, p))
+		return false;
 	for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
 		json_t *v = json_object_get(o, same[i].theirs);
 		if (v && !json_is_null(v))
@@ -68,17 +86,31 @@ refuse(const json_t *in, Problem *p)
 	return true;
 }
 
+static bool
+read_think(const json_t *think, json_t *out, Problem *p)
+{
+	const char *effort = json_string_value(think);
+
+	if (!think || json_is_null(think))
+		return true;
+	if (json_is_boolean(think))
+		return json_object_set_new(out, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", json_is_true(think))) == 0 || problem_memory(p);
+	if (!effort || (strcmp(effort, "high") != 0 && strcmp(effort, "medium") != 0 && strcmp(effort, "low") != 0))
+		return problem(p, 400, "think", "think: expected true, false, \"high\", \"medium\" or \"low\"");
+	return json_object_set_new(out, "chat_template_kwargs", json_pack("{s:s,s:b}", "reasoning_effort", effort, "enable_thinking", 1)) == 0 || problem_memory(p);
+}
+
 /* The part that chat and generate share. */
 static json_t *
 translate(const json_t *in, Problem *p)
 {
 	json_t *format = json_object_get(in, "format");
-	const json_t *name = json_object_get(in, "model"), *stream = json_object_get(in, "stream"), *think = json_object_get(in, "think");
+	const json_t *name = json_object_get(in, "model"), *stream = json_object_get(in, "stream"), *logprobs = json_object_get(in, "logprobs");
 	json_t *out = json_object();
 
 	if (!out)
 		problem_memory(p);
-	if (!out || !refuse(in, p) || !read_options(in, out, p))
+	if (!out || !refuse(in, p) || !read_options(in, out, p) || !read_think(json_object_get(in, "think"), out, p))
 		goto fail;
 	if (stream && !json_is_null(stream) && !json_is_boolean(stream)) {
 		problem(p, 400, "stream", "stream: expected true or false, but got %s", json_type_name(stream));
@@ -99,8 +131,10 @@ translate(const json_t *in, Problem *p)
 		problem(p, 400, "format", "format: expected \"json\" or a JSON schema");
 		goto fail;
 	}
-	if (json_is_boolean(think))
-		json_object_set_new(out, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", json_is_true(think)));
+	if (logprobs)
+		json_object_set(out, "logprobs", (json_t *)(uintptr_t)logprobs);
+	if (json_is_true(logprobs) && json_object_get(in, "top_logprobs"))
+		json_object_set(out, "top_logprobs", json_object_get(in, "top_logprobs"));
 	return out;
 fail:
 	json_decref(out);
@@ -121,7 +155,7 @@ chat_body(const json_t *in, Problem *p)
 			return NULL;
 		}
 	}
-	if (out && messages)
+	if (out && messages && !json_is_null(messages) && !(json_is_array(messages) && !json_array_size(messages)))
 		json_object_set_new(out, "messages", json_deep_copy(messages));
 	if (out && json_object_get(in, "tools"))
 		json_object_set(out, "tools", json_object_get(in, "tools"));
@@ -138,6 +172,8 @@ generate_body(const json_t *in, Problem *p)
 		return NULL;
 	if (!field_bool(in, "raw", &raw, p))
 		goto fail;
+	if (!prompt || json_is_null(prompt) || (json_is_string(prompt) && !json_string_length(prompt)))
+		return out;
 	if (!json_is_string(prompt)) {
 		problem(p, 400, "prompt", "prompt: expected a string");
 		goto fail;
@@ -159,36 +195,38 @@ fail:
 
 static const FieldName names[] = {
 	{ "options.temperature", "temperature" }, { "options.top_k", "top_k" }, { "options.top_p", "top_p" }, { "options.min_p", "min_p" },
+	{ "options.typical_p", "typical_p" },
 	{ "options.repeat_penalty", "repetition_penalty" }, { "options.presence_penalty", "presence_penalty" }, { "options.frequency_penalty", "frequency_penalty" },
 	{ "options.seed", "seed" }, { "options.stop", "stop" }, { "options.num_predict", "max_tokens" }, { "format", "response_format" }, { NULL, NULL },
 };
 
-static bool
-read_chat(Gen *g, const json_t *o, Problem *p)
-{
-	((Ollama *)gen_own(g))->chat = true;
-	return openai_read_chat(g, o, p);
-}
-
+/* Nothing to answer asks for the model to be there, as it is by now: a generation without a prompt. */
 static bool
 read_generate(Gen *g, const json_t *o, Problem *p)
 {
 	const json_t *prompt = json_object_get(o, "prompt"), *most = json_object_get(o, "max_tokens");
 
 	if (!prompt)
-		return openai_read_chat(g, o, p);
+		return !json_object_get(o, "messages") || openai_read_chat(g, o, p);
 	g->max_new = most ? (int32_t)json_integer_value(most) : -1;
-	return gen_prompts(g, 1, p) &&
+	return openai_read_logprobs(g, o, p) && gen_prompts(g, 1, p) &&
 	       tokenize_prompt(g->model, json_string_value(prompt), json_string_length(prompt), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL,
 	                       (size_t)g->model->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p) &&
 	       openai_fits(g, g->sub[0].n_tok, "prompt", p);
 }
 
+static bool
+read_chat(Gen *g, const json_t *o, Problem *p)
+{
+	((Ollama *)gen_own(g))->chat = true;
+	return read_generate(g, o, p);
+}
+
 /* ---- answers ---- */
 
-/* {"model":..., and what was said: text, reasoning, calls as JSON without brackets; each may be empty */
+/* {"model":..., and what was said: text, reasoning, calls and tokens' log probabilities as JSON without brackets; each may be empty */
 static void
-line_open(const Gen *g, Strbuf *b, const char *text, size_t n, const Strbuf *thinking, const Strbuf *calls)
+line_open(const Gen *g, Strbuf *b, const char *text, size_t n, const Strbuf *thinking, const Strbuf *calls, Strbuf *places)
 {
 	bool chat = ((const Ollama *)gen_own(g))->chat;
 
@@ -206,6 +244,12 @@ line_open(const Gen *g, Strbuf *b, const char *text, size_t n, const Strbuf *thi
 		strbuf_putc(b, ']');
 	}
 	strbuf_puts(b, chat ? "}," : ",");
+	if (places && places->len) {
+		strbuf_puts(b, "\"logprobs\":[");
+		strbuf_add(b, strbuf_str(places), places->len);
+		strbuf_puts(b, "],");
+		strbuf_clear(places);
+	}
 }
 
 static void
@@ -218,11 +262,11 @@ push(Gen *g, Strbuf *b)
 }
 
 static void
-line(Gen *g, const char *text, size_t n, const Strbuf *thinking, const Strbuf *calls)
+line(Gen *g, Choice *c, const char *text, size_t n, const Strbuf *thinking, const Strbuf *calls)
 {
 	Strbuf b = { 0 };
 
-	line_open(g, &b, text, n, thinking, calls);
+	line_open(g, &b, text, n, thinking, calls, &c->col[0]);
 	strbuf_puts(&b, "\"done\":false}");
 	push(g, &b);
 }
@@ -233,14 +277,14 @@ on_piece(Gen *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text
 	switch (kind) {
 	case LLMC_PIECE_TEXT:
 		if (g->stream && n)
-			line(g, text, n, NULL, NULL);
+			line(g, c, text, n, NULL, NULL);
 		else
 			strbuf_add(&c->text, text, n);
 		break;
 	case LLMC_PIECE_REASONING:
 		strbuf_add(&c->reasoning, text, n);
 		if (g->stream && n) {
-			line(g, "", 0, &c->reasoning, NULL);
+			line(g, c, "", 0, &c->reasoning, NULL);
 			strbuf_clear(&c->reasoning);
 		}
 		break;
@@ -263,7 +307,7 @@ on_piece(Gen *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text
 		json_decref(o);
 		strbuf_puts(&c->call, "}}");
 		if (g->stream) {
-			line(g, "", 0, NULL, &c->call);
+			line(g, c, "", 0, NULL, &c->call);
 			strbuf_clear(&c->call);
 		}
 		break;
@@ -275,6 +319,8 @@ static void
 on_token(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
+	if (g->er.logprobs)
+		openai_place(g, &c->col[0], ev);
 	gen_pieces(g, c, ev, false, on_piece);
 }
 
@@ -288,15 +334,15 @@ on_finish(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 static void
 on_done(Gen *g)
 {
-	const Choice *c = &g->choice[0];
+	Choice none = { 0 }, *c = g->n_sub ? &g->choice[0] : &none;
 	int32_t n_prompt, n_new, n_cached;
 	Strbuf b = { 0 };
 
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
-	line_open(g, &b, strbuf_str(&c->text), c->text.len, &c->reasoning, &c->call); /* nothing, in a stream */
+	line_open(g, &b, strbuf_str(&c->text), c->text.len, &c->reasoning, &c->call, &c->col[0]); /* nothing, in a stream */
 	strbuf_puts(&b, "\"done\":true,");
 	json_printf(&b, "\"done_reason\":%s,\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%d,\"prompt_eval_duration\":%lld,\"eval_count\":%d,\"eval_duration\":%lld}",
-	            c->finish == LLMC_FINISH_LENGTH ? "length" : "stop", (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt,
+	            !g->n_sub ? "load" : c->finish == LLMC_FINISH_LENGTH ? "length" : "stop", (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt,
 	            (long long)(1e9 * g->prefill_s), n_new, (long long)(1e9 * g->decode_s));
 	if (g->stream)
 		push(g, &b);
@@ -343,21 +389,39 @@ static void
 details(const Slot *t, Strbuf *b) /* lock held */
 {
 	const llmc_model_info *i = &t->about.info;
-	char size[32];
+	char size[32], level[sizeof t->about.scheme];
 
 	snprintf(size, sizeof size, i->n_params >= 1000000000 ? "%.1fB" : "%.0fM", (double)i->n_params / (i->n_params >= 1000000000 ? 1e9 : 1e6));
-	json_printf(b, "\"details\":{\"parent_model\":\"\",\"format\":\"llmc\",\"family\":%s,\"families\":[%s],\"parameter_size\":%s,\"quantization_level\":\"\"}", i->family,
-	            i->family, size);
+	for (size_t k = 0; k < sizeof level; k++)
+		level[k] = (char)toupper((unsigned char)t->about.scheme[k]);
+	json_printf(b, "\"details\":{\"parent_model\":%s,\"format\":\"llmc\",\"family\":%s,\"families\":[%s],\"parameter_size\":%s,\"quantization_level\":%s}", t->parent ? t->parent : "",
+	            i->family, i->family, size, level);
 }
 
+/* Of what we know of the model: the same for the same one, also in another server; clients compare it and show its first digits. */
 static void
-one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
+digest(const Slot *t, char hex[65])
 {
-	json_printf(b, "{\"name\":%s,\"model\":%s,\"modified_at\":", t->name, t->name);
-	json_time(b, s->started);
-	json_printf(b, ",\"size\":%lld,\"digest\":\"\",", (long long)t->about.info.weight_bytes);
+	const llmc_model_info *i = &t->about.info;
+	Sha256 sum;
+	Strbuf b = { 0 };
+
+	json_printf(&b, "[%s,%s,%s,%s,%lld,%lld]", t->name, i->name, i->family, t->about.scheme, (long long)i->n_params, (long long)i->weight_bytes);
+	sha256_init(&sum);
+	sha256_add(&sum, strbuf_str(&b), b.len);
+	sha256_hex(&sum, hex);
+	strbuf_release(&b);
+}
+
+/* Without its closing brace. */
+static void
+one_model(const Slot *t, int64_t bytes, Strbuf *b) /* lock held */
+{
+	char hex[65];
+
+	digest(t, hex);
+	json_printf(b, "{\"name\":%s,\"model\":%s,\"size\":%lld,\"digest\":%s,", t->name, t->name, (long long)bytes, hex);
 	details(t, b);
-	strbuf_putc(b, '}');
 }
 
 void
@@ -372,8 +436,38 @@ ollama_tags(Req *r)
 	for (int i = 0; i < s->n_slots; i++)
 		if (!s->slot[i]->removed) {
 			strbuf_puts(&b, n++ ? "," : "");
-			one_model(s, s->slot[i], &b);
+			one_model(s->slot[i], s->slot[i]->about.info.weight_bytes, &b);
+			strbuf_puts(&b, ",\"modified_at\":");
+			json_time(&b, s->started);
+			strbuf_putc(&b, '}');
 		}
+	pthread_mutex_unlock(&s->lock);
+	strbuf_puts(&b, "]}");
+	req_answer(r, 200, type_json, &b);
+}
+
+/* Models that are there, with what their engines take, and until when. */
+void
+ollama_ps(Req *r)
+{
+	enum { NEVER = 100 * 365 * 86400LL };
+	Server *s = r->srv;
+	Strbuf b = { 0 };
+	int n = 0;
+
+	strbuf_puts(&b, "{\"models\":[");
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++) {
+		const Slot *t = s->slot[i];
+		if (t->removed || !t->model)
+			continue;
+		double left = s->opt.sleep_after_s > 0 && t->src.open ? t->used_at + s->opt.sleep_after_s - clock_now() : (double)NEVER;
+		strbuf_puts(&b, n++ ? "," : "");
+		one_model(t, t->bytes, &b);
+		json_printf(&b, ",\"size_vram\":%lld,\"context_length\":%d,\"expires_at\":", strncmp(t->about.info.target, "cuda", 4) ? 0LL : (long long)t->bytes, t->max_total);
+		json_time(&b, time(NULL) + (time_t)(left > 0 ? left : 0));
+		strbuf_putc(&b, '}');
+	}
 	pthread_mutex_unlock(&s->lock);
 	strbuf_puts(&b, "]}");
 	req_answer(r, 200, type_json, &b);
@@ -399,7 +493,10 @@ ollama_show(Req *r)
 	const Slot *t = r->slot;
 	pthread_mutex_lock(&r->srv->lock);
 	const llmc_model_info *i = &t->about.info;
-	strbuf_puts(&b, "{\"modelfile\":\"\",\"parameters\":\"\",\"template\":\"\",");
+	const char *template = t->model ? llmc_chat_template(t->model->back.tok) : NULL; /* of one that sleeps it is not read */
+	json_printf(&b, "{\"modelfile\":\"\",\"parameters\":\"\",\"template\":%s,\"modified_at\":", template ? template : "");
+	json_time(&b, r->srv->started);
+	strbuf_putc(&b, ',');
 	details(t, &b);
 	json_printf(&b, ",\"model_info\":{\"general.architecture\":%s,\"general.parameter_count\":%lld,", i->family, (long long)i->n_params);
 	strbuf_printf(&b, "\"%s.context_length\":%d,\"%s.embedding_length\":%d,\"%s.block_count\":%d},\"capabilities\":[\"completion\",\"tools\"]}", i->family, t->max_total,

@@ -179,14 +179,14 @@ read_bias(Gen *g, const json_t *o, Problem *p)
 static bool
 read_shared(Gen *g, const json_t *o, const OpenAiRoute *route, Problem *p)
 {
-	double temperature = 1, top_p = 1, min_p = 0, presence = 0, frequency = 0, repetition = 1;
+	double temperature = 1, top_p = 1, min_p = 0, typical_p = 0, presence = 0, frequency = 0, repetition = 1;
 	int64_t n = 1, top_k = 0, min_tokens = 0, seed = 0;
 	int64_t speculate = -1, priority = 0;
 	bool has_seed, ignore_eos = false, skip_special = true, usage = false;
 	const json_t *so = json_object_get(o, "stream_options");
 
 	if (!openai_model(g->req, o, p) || !check_unsupported(o, p) || !check_lora(o, p) || !field_num(o, "temperature", 0, 2, &temperature, NULL, p) || !field_num(o, "top_p", 0, 1, &top_p, NULL, p) ||
-	    !field_num(o, "min_p", 0, 1, &min_p, NULL, p) || !field_num(o, "presence_penalty", -2, 2, &presence, NULL, p) ||
+	    !field_num(o, "min_p", 0, 1, &min_p, NULL, p) || !field_num(o, "typical_p", 0, 1, &typical_p, NULL, p) || !field_num(o, "presence_penalty", -2, 2, &presence, NULL, p) ||
 	    !field_num(o, "frequency_penalty", -2, 2, &frequency, NULL, p) ||
 	    !field_num(o, "repetition_penalty", 0, 100, &repetition, NULL, p) || !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
 	    !field_int(o, "top_k", -1, INT32_MAX, &top_k, NULL, p) || !field_int(o, "min_tokens", 0, INT32_MAX, &min_tokens, NULL, p) ||
@@ -216,6 +216,7 @@ read_shared(Gen *g, const json_t *o, const OpenAiRoute *route, Problem *p)
 	else
 		g->ep.top_k = top_k > 0 ? (int32_t)top_k : 0;
 	g->ep.min_p = (float)min_p;
+	g->ep.typical_p = (float)typical_p;
 	g->ep.presence_penalty = (float)presence;
 	g->ep.frequency_penalty = (float)frequency;
 	g->ep.repetition_penalty = (float)repetition;

@@ -38,6 +38,7 @@ typedef struct OpenAiRoute {
 void openai_handle(Req *r, const Dialect *d, const OpenAiRoute *route);
 void openai_rename(const FieldName *names, Problem *p);
 bool openai_read_chat(Gen *g, const json_t *o, Problem *p);
+bool openai_read_logprobs(Gen *g, const json_t *o, Problem *p); /* a chat's: logprobs, top_logprobs */
 /* "model" is one of ours, or not said. */
 bool openai_model(Req *r, const json_t *o, Problem *p);
 bool openai_missing(Problem *p, const char *key);

@@ -13,23 +13,33 @@ new_tokens(const json_t *o, const char *key, int64_t *out, bool *set, Problem *p
 }
 
 bool
+openai_read_logprobs(Gen *g, const json_t *o, Problem *p)
+{
+	int64_t top = 0;
+	bool has_top;
+
+	if (!field_bool(o, "logprobs", &g->er.logprobs, p) || !field_int(o, "top_logprobs", 0, LLMC_MAX_TOP, &top, &has_top, p))
+		return false;
+	if (has_top && !g->er.logprobs)
+		return problem(p, 400, "top_logprobs", "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.");
+	g->er.n_top = (int32_t)top;
+	return true;
+}
+
+bool
 openai_read_chat(Gen *g, const json_t *o, Problem *p)
 {
-	int64_t max_tokens = -1, older = -1, top = 0;
-	bool has_max, has_older, has_top, special = false;
+	int64_t max_tokens = -1, older = -1;
+	bool has_max, has_older, special = false;
 	char *text = NULL;
 	size_t n;
 
 	if (!new_tokens(o, "max_completion_tokens", &max_tokens, &has_max, p) || !new_tokens(o, "max_tokens", &older, &has_older, p) ||
-	    !field_bool(o, "logprobs", &g->er.logprobs, p) ||
-	    !field_int(o, "top_logprobs", 0, LLMC_MAX_TOP, &top, &has_top, p) || !field_bool(o, "add_special_tokens", &special, p))
+	    !openai_read_logprobs(g, o, p) || !field_bool(o, "add_special_tokens", &special, p))
 		return false;
-	if (has_top && !g->er.logprobs)
-		return problem(p, 400, "top_logprobs", "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.");
 	g->max_new = has_max ? (int32_t)max_tokens : has_older ? (int32_t)older : -1;
 	if (g->max_new > 0 && g->ep.min_tokens > g->max_new)
 		return problem(p, 400, "min_tokens", "Invalid 'min_tokens': %d is more than the new tokens allowed, %d.", g->ep.min_tokens, g->max_new);
-	g->er.n_top = (int32_t)top;
 	ToolUse use = { 0 };
 	if (!tools_read(o, &use, p))
 		return false;

@@ -52,6 +52,7 @@ typedef struct Backend {
 	llmc_limits     limits;
 	llmc_model_info info;
 	char            dtype[16]; /* of activations: "float32" */
+	char            scheme[24]; /* of weights: "q4_k", "gptq", "bf16" */
 	/* the engine's knobs in force, for /info and the metrics */
 	int32_t max_concurrent, max_waiting_tokens;
 	float   waiting_served_ratio;

@@ -67,6 +67,12 @@ llmc_has_chat_template(const llmc_tokenizer *t)
 	return t && t->chat;
 }
 
+const char *
+llmc_chat_template(const llmc_tokenizer *t)
+{
+	return t ? t->chat : NULL;
+}
+
 llmc_status
 llmc_chat(const llmc_tokenizer *t, const char *messages_json, const char *options_json, char *buf, size_t cap,
           size_t *need, llmc_error *err)

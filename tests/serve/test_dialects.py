@@ -1,4 +1,5 @@
 """Anthropic's and Ollama's dialects and OpenAI's responses, by their own clients, against the chat of the same server."""
+import datetime
 import json
 
 import pytest
@@ -164,6 +165,43 @@ def test_ollama_streams_unless_told(tiny):
     assert lines[-1]["done"] and lines[-1]["eval_count"] <= 3
 
 
+@pytest.fixture(scope="module")
+def small(tiny):
+    return pytest.importorskip("ollama").Client(host=tiny.url)
+
+
+def test_ollama_loads_without_a_prompt(tiny, small):
+    """As its command line does it before the first question."""
+    for r in (small.generate(model="tiny"), small.generate(model="tiny", prompt="", system="x"), small.chat(model="tiny", messages=[]), small.chat(model="tiny")):
+        assert r.done and r.done_reason == "load" and not r.eval_count
+    lines = tiny.post("/api/chat", {"model": "tiny"}).text.splitlines()
+    assert len(lines) == 1 and json.loads(lines[0])["message"] == {"role": "assistant", "content": ""}
+
+
+def test_ollama_logprobs(tiny, small):
+    ask = {"model": "tiny", "prompt": "a b", "raw": True, "options": {"num_predict": 4, "temperature": 0, "seed": 1}, "logprobs": True, "top_logprobs": 2}
+    r = small.generate(**ask)
+    assert len(r.logprobs) == r.eval_count and all(x.logprob == x.top_logprobs[0].logprob and len(x.top_logprobs) == 2 for x in r.logprobs)
+    parts = list(small.generate(**ask, stream=True))
+    assert [x.token for p in parts for x in p.logprobs or []] == [x.token for x in r.logprobs]
+    assert small.generate(**{**ask, "logprobs": False}).logprobs is None
+    said = small.chat(model="tiny", messages=MESSAGES, options={"num_predict": 3, "typical_p": 0.9}, think="low", logprobs=True)
+    assert len(said.logprobs) == said.eval_count
+
+
+def test_ollama_tells_what_is_there(serve, tiny_folder):
+    ollama = pytest.importorskip("ollama")
+    with serve(tiny_folder, "--arch", "generic", "--model-name", "tiny", "--sleep-after", "600") as s:
+        client = ollama.Client(host=s.url)
+        listed, (runs,), shown = client.list().models[0], client.ps().models, client.show("tiny")
+        assert runs.model == "tiny" and runs.size > 0 and runs.context_length > 0 and runs.size_vram == 0
+        assert 0 < (runs.expires_at - datetime.datetime.now(datetime.timezone.utc)).total_seconds() < 601
+        assert len(listed.digest) == 64 and listed.digest == runs.digest and listed.details.quantization_level == shown.details.quantization_level == "F32"
+        assert "messages" in shown.template and shown.modified_at
+        s.post("/sleep", {})
+        assert client.ps().models == []
+
+
 def test_ollama_models(ollama):
     names = [m.model for m in ollama.list().models]
     assert names == ["smollm2"]
@@ -230,11 +268,18 @@ def test_answers_of_a_schema(smol, claude, ollama):
     ("/api/chat", {"messages": MESSAGES, "stream": 1}, 400, "stream"),
     ("/api/chat", {"messages": MESSAGES, "model": "llama3"}, 404, "llama3"),
     ("/api/chat", {"messages": 3}, 400, "messages"),
-    ("/api/chat", {}, 400, "messages"),
+    ("/api/chat", {"messages": MESSAGES, "think": "hard"}, 400, "think"),
+    ("/api/chat", {"messages": MESSAGES, "think": 1}, 400, "think"),
+    ("/api/chat", {"messages": MESSAGES, "logprobs": 1}, 400, "logprobs"),
+    ("/api/chat", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 99}, 400, "top_logprobs"),
+    ("/api/chat", {"messages": MESSAGES, "options": {"mirostat": 2}}, 400, "options.mirostat"),
+    ("/api/chat", {"messages": MESSAGES, "options": {"tfs_z": 0.5}}, 400, "options.tfs_z"),
+    ("/api/chat", {"messages": MESSAGES, "options": {"typical_p": 3}}, 400, "options.typical_p"),
+    ("/api/chat", {"messages": [], "model": "llama3"}, 404, "llama3"),
+    ("/api/generate", {"prompt": 5}, 400, "prompt"),
     ("/api/chat", {"messages": MESSAGES, "options": {"stop": ["a"] * 65}}, 400, "'options.stop': array too long"),
     ("/api/chat", {"messages": MESSAGES, "options": {"repeat_penalty": -1}}, 400, "'options.repeat_penalty'"),
     ("/api/chat", {"messages": MESSAGES, "format": {"type": "wrong"}}, 400, "'format'"),
-    ("/api/generate", {}, 400, "prompt"),
     ("/api/generate", {"prompt": "x", "format": "xml"}, 400, "format"),
     ("/api/generate", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
     ("/api/show", {"model": "other"}, 404, "other"),

@@ -191,6 +191,7 @@ _SIGNATURES = {
     "llmc_matcher_ended": (C.c_bool, [C.c_void_p]),
     "llmc_matcher_reset": (None, [C.c_void_p]),
     "llmc_has_chat_template": (C.c_bool, [C.c_void_p]),
+    "llmc_chat_template": (C.c_char_p, [C.c_void_p]),
     "llmc_finish_name": (C.c_char_p, [C.c_int]),
     "llmc_chat": (C.c_int, [C.c_void_p, C.c_char_p, C.c_char_p, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
     "llmc_seq_new": (C.c_int, [C.c_void_p, C.c_int32, P(C.c_int32), _E]),
