@@ -40,6 +40,7 @@ class Answer:
 
 class Server:
     """A process that prints its URL."""
+    everything = False  # adapters, guesses, files of prompts: see tiny_model.everything
 
     def __init__(self, command, env=None, log=None, limit=None):
         self.log = log
@@ -178,3 +179,24 @@ def fake(fake_binary, tiny_folder, tmp_path_factory):
         with Server([fake_binary, *(f"{k}={v}" for k, v in options.items())], log=log, limit=limit) as s:
             yield s
     return start
+
+
+@pytest.fixture(scope="session")
+def everything(serve, tmp_path_factory):
+    """everything(header_timeout_s=2, ...): the real engine with all on that a server may have, by the options of `fake` and the same name."""
+    model = tiny_model.build(tmp_path_factory.mktemp("everything") / "tiny", context=1 << 15)
+    theirs = {"max_live": "max-concurrent-requests", "drain_ms": "drain-timeout"}
+
+    @contextlib.contextmanager
+    def start(limit=None, **options):
+        said = [a for k, v in {"context": 1024, **options}.items() if k != "step_ms"
+                for a in ("--" + theirs.get(k, k.removesuffix("_s").replace("_", "-")), v / 1000 if k == "drain_ms" else v)]
+        with serve(model, "--arch", "generic", "-t", "1", "--seqs", "8", *tiny_model.everything(tmp_path_factory.mktemp("below"), model, "fake"), *said, limit=limit) as s:
+            s.everything = True
+            yield s
+    return start
+
+
+@pytest.fixture(scope="module", params=["fake", "everything"])
+def engine(request):
+    return request.getfixturevalue(request.param)

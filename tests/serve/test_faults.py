@@ -1,5 +1,6 @@
 """Clients and machines at their worst: each request gets the right status, the server stays well, nothing is left in
-the engine. Mostly over the false engine, whose speed is a parameter."""
+the engine. Mostly over the false engine, whose speed is a parameter, and over the real one with adapters, guesses and
+requests that grammars hold (`engine` is the one, then the other)."""
 import http.client
 import json
 import os
@@ -12,9 +13,11 @@ import threading
 
 import pytest
 
+import tiny_model
 from conftest import HANG
 
 COMPLETION = {"model": "fake", "prompt": "hello world", "max_tokens": 4}
+LONG = {"type": "string", "minLength": 30000}  # longer than any answer here
 
 
 def raw(server, data):
@@ -36,9 +39,23 @@ def head(path, n, extra=""):
     return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n{extra}\r\n".encode()
 
 
+def held(server, body):
+    """The request; on a server with everything on it is an adapter's, a grammar holds its answer, and guesses run ahead."""
+    if not server.everything:
+        return body
+    if "inputs" in body:
+        return {"inputs": body["inputs"], "parameters": {**body.get("parameters", {}), "grammar": {"type": "json", "value": LONG}}}
+    return {**body, "model": "low", "guided_json": LONG, "speculate": 15, "ignore_eos": True}
+
+
 def well(server, model="fake"):
-    r = server.post("/v1/completions", {**COMPLETION, "model": model, "ignore_eos": True})
-    assert r.status == 200 and r.json()["usage"]["completion_tokens"] == 4
+    for body in [{**COMPLETION, "model": model}, held(server, COMPLETION)][:1 + server.everything]:
+        r = server.post("/v1/completions", {**body, "ignore_eos": True})
+        assert r.status == 200 and r.json()["usage"]["completion_tokens"] == 4, r.text
+    if server.everything:
+        ask = {"model": "mid", "messages": [{"role": "user", "content": "a"}], "tools": tiny_model.TOOLS, "tool_choice": "required", "max_tokens": 100}
+        r = server.post("/v1/chat/completions", ask)
+        assert r.status == 200 and r.json()["choices"][0]["finish_reason"] in ("tool_calls", "length"), r.text
     assert server.get("/health").status == 200
 
 
@@ -53,13 +70,18 @@ def well_soon(server):
     server.until(try_it)
 
 
+def ends(server):
+    """It ends on SIGTERM, and nothing is left in the engine: the false one says so, the real one's sanitizers do."""
+    code, rest = server.stop()
+    return code == 0 and (server.everything or "left 0" in rest)
+
+
 @pytest.fixture(scope="module")
-def quick(fake):
-    with fake(step_ms=0) as s:
+def quick(engine):
+    with engine(step_ms=0) as s:
         yield s
         s.idle()
-        code, rest = s.stop()
-        assert code == 0 and "left 0" in rest
+        assert ends(s)
 
 
 def leave(connection, reset=False):
@@ -71,14 +93,14 @@ def leave(connection, reset=False):
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
-def test_clients_that_leave_are_cancelled(fake, path, stream, reset):
+def test_clients_that_leave_are_cancelled(engine, path, stream, reset):
     """At one token in 20 ms the answers would take minutes."""
-    with fake(step_ms=20, context=20000) as s:
+    with engine(step_ms=20, context=20000) as s:
         if path == "/generate":
             path, body = ("/generate_stream" if stream else path), {"inputs": "hello", "parameters": {"max_new_tokens": 19000}}
         else:
             body = {"model": "fake", "prompt": ["hello", "a"], "max_tokens": 19000, "stream": stream}
-        data = json.dumps(body).encode()
+        data = json.dumps(held(s, body)).encode()
         connections = []
         for _ in range(3):
             c = s.connect()
@@ -91,8 +113,7 @@ def test_clients_that_leave_are_cancelled(fake, path, stream, reset):
             leave(c, reset)
         s.idle()
         well(s)
-        code, rest = s.stop()
-        assert code == 0 and "left 0" in rest and open(s.log).read().count("client-gone") == 3
+        assert ends(s) and open(s.log).read().count("client-gone") == 3
 
 
 def test_leaving_while_waiting_in_the_queue(fake):
@@ -107,7 +128,7 @@ def test_leaving_while_waiting_in_the_queue(fake):
 
 def test_reading_a_byte_at_a_time(quick):
     """The answer waits in memory; the engine and other clients do not."""
-    data = json.dumps({**COMPLETION, "max_tokens": 200, "stream": True}).encode()
+    data = json.dumps(held(quick, {**COMPLETION, "max_tokens": 200, "stream": True})).encode()
     c = socket.socket()
     c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     c.settimeout(HANG)
@@ -115,7 +136,7 @@ def test_reading_a_byte_at_a_time(quick):
     with c:
         c.sendall(head("/v1/completions", len(data), "Connection: close\r\n") + data)
         out = c.recv(1)
-        for _ in range(50):
+        for _ in range(10 if quick.everything else 50):
             well(quick)
             out += c.recv(1)
         assert quick.status()["batch"]["running"] == 0
@@ -127,9 +148,9 @@ def test_reading_a_byte_at_a_time(quick):
     assert out.startswith(b"HTTP/1.1 200 OK") and b"data: [DONE]" in out
 
 
-def test_heads_that_never_end(fake):
+def test_heads_that_never_end(engine):
     """Bytes keep coming, so that no timeout of idleness would help."""
-    with fake(header_timeout_s=0.3, body_timeout_s=0.3, idle_timeout_s=1) as s:
+    with engine(header_timeout_s=0.3, body_timeout_s=0.3, idle_timeout_s=1) as s:
         def drip(first, more):
             with s.connect() as c:
                 c.sendall(first)
@@ -157,9 +178,9 @@ def test_heads_that_never_end(fake):
         s.idle()
 
 
-def test_as_many_connections_as_there_may_be(fake):
+def test_as_many_connections_as_there_may_be(engine):
     """Idle ones hold no thread; when the limit is reached the next waits until one goes."""
-    with fake(max_connections=30, header_timeout_s=0.2) as s:
+    with engine(max_connections=30, header_timeout_s=0.2) as s:
         idle = [s.connect() for _ in range(60)]
         well_soon(s)
         for c in idle:
@@ -168,10 +189,10 @@ def test_as_many_connections_as_there_may_be(fake):
         assert s.stop()[0] == 0
 
 
-def test_out_of_descriptors(fake):
+def test_out_of_descriptors(engine):
     def limit():
         resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
-    with fake(limit=limit, header_timeout_s=0.2) as s:
+    with engine(limit=limit, header_timeout_s=0.2) as s:
         idle = [s.connect() for _ in range(100)]
         well_soon(s)
         for c in idle:
@@ -214,6 +235,7 @@ BAD_BODIES = [
 ]
 
 
+@pytest.mark.sample(len(BAD_BODIES) * 3 // 2)
 @pytest.mark.parametrize("i", range(len(BAD_BODIES)))
 def test_bad_bodies(quick, i):
     body = BAD_BODIES[i]
@@ -227,11 +249,11 @@ def test_bad_bodies(quick, i):
 
 def test_nul_in_a_prompt_is_a_character(quick):
     r = quick.post("/v1/completions", b'{"model": "fake", "prompt": "a\\u0000b", "max_tokens": 3, "echo": true}')
-    assert r.json()["choices"][0]["text"] == "a\0ba\0b"
+    assert r.json()["choices"][0]["text"] .startswith("a\0b" if quick.everything else "a\0ba\0b")
 
 
-def test_bad_requests_of_http(fake):
-    with fake(header_timeout_s=0.2, body_timeout_s=0.2) as s:
+def test_bad_requests_of_http(engine):
+    with engine(header_timeout_s=0.2, body_timeout_s=0.2) as s:
         nonsense(s)
 
 
@@ -358,18 +380,18 @@ def reachable(server):
         return False
 
 
-def test_what_is_not_done_in_time_is_cut_short(fake):
-    with fake(step_ms=20, drain_ms=200, context=20000) as s:
+def test_what_is_not_done_in_time_is_cut_short(engine):
+    with engine(step_ms=20, drain_ms=200, context=20000) as s:
         answers = []
         body = {**COMPLETION, "max_tokens": 10000}
-        threads = [threading.Thread(target=lambda x=x: answers.append(s.post("/v1/completions", {**body, "stream": x}))) for x in (True, False)]
+        threads = [threading.Thread(target=lambda x=x: answers.append(s.post("/v1/completions", held(s, {**body, "stream": x})))) for x in (True, False)]
         for t in threads:
             t.start()
         s.until(lambda: s.status()["batch"]["running"] == 2)
-        code, rest = s.stop()
+        ended = ends(s)
         for t in threads:
             t.join()
-        assert code == 0 and "left 0" in rest
+        assert ended
         whole = [a for a in answers if a.status == 503]
         streamed = [a for a in answers if a.status == 200]
         assert len(whole) == 1 and "shutting down" in whole[0].text
@@ -381,7 +403,7 @@ def test_many_at_once(quick):
 
     def client(i):
         for k in range(5):
-            r = quick.post("/v1/completions", {**COMPLETION, "prompt": f"{i} {k}", "max_tokens": 9, "stream": bool(i % 2), "n": 1 + k % 3})
+            r = quick.post("/v1/completions", held(quick, {**COMPLETION, "prompt": f"{i} {k}", "max_tokens": 9, "stream": bool(i % 2), "n": 1 + k % 3}))
             with lock:
                 answers.append(r.status)
     threads = [threading.Thread(target=client, args=(i,)) for i in range(16)]

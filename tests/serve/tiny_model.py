@@ -90,11 +90,11 @@ def adapter(folder, model, seed):
     return folder
 
 
-def everything(folder, model):
+def everything(folder, model, name=NAMES[0]):
     """Options of a server that has all on: NAMES, three of them adapters in two slots, which others may be read into, guesses ahead, prompts and batches that are kept below the folder"""
     home = os.path.join(folder, "adapters")
     loras = [a for i, name in enumerate(NAMES[1:]) for a in ("--lora", f"{name}=" + adapter(os.path.join(home, name), model, i))]
-    return ["--model-name", NAMES[0], "--lora-slots", "2", "--lora-dir", home, *loras, "--speculate", "15", "--prefix-dir", os.path.join(folder, "prefix"), "--batch-dir", os.path.join(folder, "batches")]
+    return ["--model-name", name, "--lora-slots", "2", "--lora-dir", home, *loras, "--speculate", "15", "--prefix-dir", os.path.join(folder, "prefix"), "--batch-dir", os.path.join(folder, "batches")]
 
 
 if __name__ == "__main__":
