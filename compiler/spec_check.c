@@ -405,11 +405,13 @@ check_ssm(SpecTable *t)
 		err_at(t->d, LOC(ssm_heads), "ssm.heads = %lld: with ssm.dt_rank there is one, of ssm.dim channels", (long long)heads);
 		note(t, K_ssm_dt_rank);
 	}
-	for (size_t i = 0; i < sizeof heads_only / sizeof *heads_only; i++)
-		if (INT(ssm_dt_rank) > 0 && t->val[heads_only[i]].given) {
-			err_at(t->d, t->val[heads_only[i]].loc, "%s belongs to scans with a rate a head, not to those with ssm.dt_rank", spec_key[heads_only[i]].path);
+	for (size_t i = 0; INT(ssm_dt_rank) > 0 && i < sizeof heads_only / sizeof *heads_only; i++) {
+		const SpecVal *v = &t->val[heads_only[i]];
+		if (v->given && (v->n || v->num != strtod(spec_key[heads_only[i]].def, NULL))) { /* a resolved description gives defaults too */
+			err_at(t->d, v->loc, "%s belongs to scans with a rate a head, not to those with ssm.dt_rank", spec_key[heads_only[i]].path);
 			note(t, K_ssm_dt_rank);
 		}
+	}
 	if (INT(ssm_dt_rank) == 0 && !IS(ssm_low_norm, "none"))
 		err_at(t->d, LOC(ssm_low_norm), "ssm.low_norm belongs to scans with ssm.dt_rank");
 	if (t->val[K_ssm_gains].n && t->val[K_ssm_gains].n != 5)

@@ -312,6 +312,25 @@ def test_drops_of_conditions_add_up(tmp_path):
     assert len(drop) == 6 and ".post_mlp_layernorm.weight" in drop and ".self_attn.indexer.wk.weight" in drop
 
 
+ONE_EACH = {c.split("-")[0]: c for c in reversed(weights.cases())}
+
+
+@pytest.mark.sample(30)
+@pytest.mark.parametrize("name", sorted(ONE_EACH.values()))
+def test_what_is_resolved_reads_back_as_itself(name, tmp_path):
+    """The model.yaml of an artifact is what it is opened by."""
+    g = weights.Golden(name)
+    g.build(tmp_path)
+
+    def spec(model, *args):
+        r = subprocess.run(["build/llmc", "compile", str(model), *args, "--dump", "spec"], capture_output=True, text=True)
+        assert r.returncode == 0, r.stderr
+        return r.stdout
+    text = spec(tmp_path, *(a for k, v in g.set.items() for a in ("--set", f"{k}={v}")))
+    (tmp_path / "model.yaml").write_text(text)
+    assert spec(tmp_path / "model.yaml") == text
+
+
 def test_the_page_of_keys_is_current():
     subprocess.run([sys.executable, "tools/yaml_doc.py", "--check"], check=True)
 
