@@ -1,4 +1,4 @@
-"""Would a mistake in a kernel of a mixture or of latent attention show? Its text in an artifact is changed in one place, and `llmc verify`
+"""Would a mistake in a kernel of a mixture, of latent attention, of a state, of streams side by side or of a factor show? Its text in an artifact is changed in one place, and `llmc verify`
 must no longer agree. What it does not see would be a hole in the net."""
 import os
 import re
@@ -11,6 +11,7 @@ from golden_run import LLMC, weights
 
 EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
 LATENT, MIXED, CHOOSES = "deepseek_v2-groups", "qwen2_moe-plain", "deepseek_v3-v32-chooses"
+DELTA, SCAN, CHANNELS, STREAMS, INPUTS, GAINS = "qwen3_next-plain", "nemotron_h-plain", "jamba-plain", "gemma3n-plain", "llama4-plain", "gemma4-experts"
 
 # op, golden, file, what stands there, what is put in its place; the first of each op by default
 MUTATIONS = [
@@ -35,6 +36,31 @@ MUTATIONS = [
     ("index_select", CHOOSES, "common/cpu_index.h", r"c->score\[i\] < c->bar \|\|", "c->score[i] > c->bar ||"),                      # the worst
     ("index_select", CHOOSES, "index_select", r"indexer\(\), d->q \+ \(int64_t\)row", "indexer(), d->q + (int64_t)(row / 2)"),      # another row's query
     ("mla_value", LATENT, "mla_value", r"ARG_v_b, \(int64_t\)u \* V - skip, V", "ARG_v_b, 0, V"),                                   # always the first head
+    ("conv1d", DELTA, "conv1d", r"tap\[j\], seen\[j\]", "tap[j], seen[TAPS - 1 - j]"),                                               # the other way round
+    ("conv1d", DELTA, "conv1d", r"seen\[j\] = seen\[j \+ 1\]", "seen[j] = seen[TAPS - 1]"),                                          # forgets all but the last
+    ("conv1d", SCAN, "conv1d", r"b \? share_get\(b \+ at, n\)", "0 ? share_get(b + at, n)"),                                         # no bias
+    ("delta_rule", DELTA, "common/cpu_delta.h", r" - seen\[c\]\);", ");"),                                                           # adds, where it should correct
+    ("delta_rule", DELTA, "common/cpu_delta.h", r"h / \(d\.v_heads / d\.k_heads\)", "h % d.k_heads"),                                # another key head
+    ("delta_rule", DELTA, "common/cpu_delta.h", r"d\.a_log \? -vf_exp", "d.a_log ? vf_exp"),                                          # grows
+    ("delta_rule", "kimi_linear-plain", "common/cpu_delta.h", r"e\[d\.g_dim > 1 \? j : 0\]", "e[0]"),                                # one decay for all channels
+    ("selective_scan", SCAN, "common/cpu_scan.h", r"vf_fma\(vf_set1\(skip\), own\[i\], sum\[i\]\)", "sum[i]"),                       # without the skip
+    ("selective_scan", SCAN, "common/cpu_scan.h", r"out = in \+ parts", "out = in"),                                                 # B for C
+    ("selective_scan", SCAN, "common/cpu_scan.h", r"add\[i\] = vf_set1\(d\) \* own", "add[i] = own"),                                # any step as large
+    ("channel_scan", CHANNELS, "channel_scan", r"add = d \* u", "add = u"),                                                          # the same
+    ("channel_scan", CHANNELS, "channel_scan", r"vf_softplus\(", "(vf)("),                                                           # steps as they come
+    ("channel_scan", CHANNELS, "channel_scan", r"vf_set1\(c\[j\]\)", "vf_set1(b[j])"),                                              # B for C
+    ("norm_gate", DELTA, "norm_gate", r"share_get\(z \+ j, n\)", "share_get(y + j, n)"),                                             # its own gate
+    ("norm_gate", SCAN, "norm_gate", r"w \+ i % \d+ \* \d+", "w"),                                                                  # the first group's weights
+    ("gate_mul", DELTA, "gate_mul", r"share_get\(gate \+ i, n\)", "share_get(x + i, n)"),                                            # its own gate
+    ("stream_add", STREAMS, "stream_add", r"i % GROUPS >= \d+", "i % GROUPS >= 0"),                                                  # to the first as well
+    ("stream_correct", STREAMS, "stream_correct", r"1 \+ m\[i\]", "m[i]"),                                                           # without the one
+    ("stream_mix", STREAMS, "stream_mix", r"m\[i \* GROUPS \+ j\]", "m[j * GROUPS + i]"),                                           # transposed
+    ("gaussian_topk", STREAMS, "gaussian_topk", r"norm_squares\(x, WIDTH, mean\)", "norm_squares(x, WIDTH, 0)"),                    # deviation from 0
+    ("match_rms", STREAMS, "match_rms", r"f32_sqrt\(target\)", "target"),                                                           # the square
+    ("pos_scale", INPUTS, "pos_scale", r"s->pos\[t\]", "s->pos[t] / 2"),                                                            # grows half as fast
+    ("expert_input", INPUTS, "expert_input", r"x\[i\] \* weight\[t\]", "x[i]"),                                                    # the weight left out
+    ("expert_input", INPUTS, "expert_input", r"one\[t\] = 1", "one[t] = weight[t]"),                                                # and twice
+    ("expert_gain", GAINS, "expert_gain", r"w\[id\[i\]\]", "w[0]"),                                                                 # another expert's
 ]
 CASES = [m for i, m in enumerate(MUTATIONS) if EVERY or m[0] not in [x[0] for x in MUTATIONS[:i]]]
 
