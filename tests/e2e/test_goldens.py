@@ -37,14 +37,14 @@ CPU = {  # case: instruction sets
     "gemma4-small": "v4", "gemma4-experts": "v3", "mistral-temperature": "v3", "mistral4-temperature": "v4", "mimo_v2-plain": "v3",
     "lfm2_moe-plain": "v3", "olmo_hybrid-rope": "v4", "kimi_linear-groups": "v4", "kimi_linear-plain": "generic",
     "llama4-plain": "v4", "step3p5-plain": "v4", "laguna-element": "v3", "gemma3n-plain": "v4",
-    "bailing_moe2-plain": "v3", "minimax_m3-plain": "v3"}
+    "bailing_moe2-plain": "v3", "minimax_m3-plain": "v3", "deepseek-plain": "v3", "orion-plain": "v4"}
 if os.environ.get("LLMC_CHECK_ALL"):
     CPU = {c: "v4" for c in CASES} | CPU | {c: " ".join(RUNS) for c in CASES if c.split("-")[0] in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")}
 
 
 def test_every_family_has_three():
     families = [c.split("-")[0] for c in CASES]
-    assert len(set(families)) == 101
+    assert len(set(families)) == 104
     assert all(families.count(f) >= 3 for f in families)
 
 

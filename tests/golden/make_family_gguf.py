@@ -134,13 +134,18 @@ CASES = {
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", M.QWEN2, dict(TINY, rope_scaling=dict(type="mrope", mrope_section=[2, 1, 1]))),
     "exaone": ("ExaoneForCausalLM", M.EXAONE, dict({k: v for k, v in TINY.items() if k != "num_hidden_layers"}, num_layers=2)),
     "minicpm": ("MiniCPMForCausalLM", M.MINICPM, dict(TINY, dim_model_base=16)),
+    "xverse": ("XverseForCausalLM", M.LLAMA, dict(TINY, num_key_value_heads=4)),
+    "pangu": ("PanguEmbeddedForCausalLM", M.LLAMA, dict(TINY, bias=True)),
+    "orion": ("OrionForCausalLM", M.ORION, dict(TINY, rope_theta=10000.0)),
+    "qwen": ("QWenLMHeadModel", M.QWEN1, dict(TINY, num_key_value_heads=..., kv_channels=8, intermediate_size=72, rotary_emb_base=100.0)),
+    "deepseek": ("DeepseekForCausalLM", M.DSV1, dict(TINY, n_routed_experts=5)),
     "bailing_moe2": ("BailingMoeV2ForCausalLM", M.LING, dict(TINY, head_dim=8, partial_rotary_factor=0.5, moe_intermediate_size=20, moe_shared_expert_intermediate_size=20)),
     "sarvam_moe": ("SarvamMoEForCausalLM", M.LING, dict(TINY, head_dim=8, partial_rotary_factor=..., n_group=1, topk_group=1, moe_intermediate_size=20, num_experts=5)),
 }
 MODEL_TYPE = {"seed_oss": "seed_oss", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "hunyuan_v1": "hunyuan_v1_dense", "cohere_norms": "cohere", "llama4": "llama4_text", "dbrx_router": "dbrx", "granitemoe_shared": "granitemoeshared", "olmo_clipped": "olmo", "stablelm_norms": "stablelm", "granite4": "granitemoehybrid",
               "granite4_dense": "granitemoehybrid", "nemotron_h_moe": "nemotron_h", "falcon_h1_norm": "falcon_h1", "gemma4": "gemma4_text", "gemma4_small": "gemma4_text",
               "gemma4_experts": "gemma4_text", "laguna_element": "laguna", "gemma3n": "gemma3n_text", "mimo_v2": "mimo_v2_flash", "mistral3": "ministral3",
-              "glm_dsa": "glm_moe_dsa", "granite_swa_moe": "granitemoe_swa", "qwen3_vl": "qwen3_vl_text", "qwen2_vl": "qwen2_vl_text", "bailing_moe2": "sarvam_moe"}
+              "glm_dsa": "glm_moe_dsa", "granite_swa_moe": "granitemoe_swa", "qwen3_vl": "qwen3_vl_text", "qwen2_vl": "qwen2_vl_text", "bailing_moe2": "sarvam_moe", "pangu": "PanguEmbedded"}
 VISION = {"step3p5": "step3p7", "qwen3_vl": "qwen3_vl", "qwen2_vl": "qwen2_vl"}    # wrappers that the class is in
 
 
@@ -173,7 +178,7 @@ def attempt(name, seed, conv, folder):
     config = {k: v for k, v in config.items() if v is not ...} | dict(architectures=[cls_name])
     c = dict(config=config, dtype="bf16", plus_one="gemma" in name and "gemma4" not in name and "gemma3n" not in name or name in ("nemotron", "step3p5") or "qwen3_" in name and name != "qwen3_moe", modern=False, strip="", emb_bf16=False,
              vision=VISION.get(name), flat=name == "step3p5",
-             other={"internlm2": "InternLM2", "exaone": "Exaone", "minicpm": "MiniCPM"}.get(name), set={})
+             other={"internlm2": "InternLM2", "exaone": "Exaone", "minicpm": "MiniCPM", "xverse": "LlamaLike", "pangu": "Pangu", "orion": "Orion", "qwen": "Qwen", "deepseek": "DeepSeek"}.get(name), set={})
     shapes, config, run, run64 = (M.other_model if c["other"] else M.transformers_model)(c, seed)
     hf = os.path.join(folder, name)
     os.makedirs(hf)

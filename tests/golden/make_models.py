@@ -792,6 +792,27 @@ case("minimax_m3-plain", "minimax_m3_vl_text", MINIMAX3, plus_one=True)
 case("minimax_m3-all", "minimax_m3_vl_text", MINIMAX3, plus_one=True, vision="minimax_m3_vl", num_local_experts=5, num_experts_per_tok=5, num_key_value_heads=1, moe_layer_freq=[1, 0, 1], tie_word_embeddings=True, swiglu_limit=7.0)
 case("minimax_m3-modern-bf16", "minimax_m3_vl_text", MINIMAX3, plus_one=True, modern=True, dtype="bf16", num_local_experts=7, num_key_value_heads=9, moe_layer_freq=[0, 0, 1])
 
+# --- what transformers lacks: relatives of llama by other names
+case("llama-xverse", "xverse", LLAMA, other="LlamaLike", num_key_value_heads=..., max_tokenizer_truncation=96)
+case("llama-aquila", "aquila", LLAMA, other="LlamaLike")
+case("llama-pangu", "PanguEmbedded", LLAMA, other="Pangu", bias=True, num_key_value_heads=1)
+case("qwen2-mimo", "mimo", LLAMA, other="MiMo", attention_bias=True, num_nextn_predict_layers=1)
+ORION = dict(LLAMA, attention_bias=False, max_sequence_length=128)
+case("orion-plain", "orion", ORION, other="Orion")
+case("orion-tied", "orion", ORION, other="Orion", tie_word_embeddings=True, num_attention_heads=6, num_key_value_heads=1, num_hidden_layers=4, rms_norm_eps=1e-5)
+case("orion-bf16", "orion", ORION, other="Orion", dtype="bf16", num_key_value_heads=9, rope_theta=1e4)
+QWEN1 = dict(vocab_size=131, hidden_size=72, intermediate_size=200, num_hidden_layers=3, num_attention_heads=9, kv_channels=8, layer_norm_epsilon=1e-2, max_position_embeddings=256, seq_length=128,
+             rotary_emb_base=100.0, rotary_pct=1.0, use_dynamic_ntk=True, use_logn_attn=True, no_bias=True, scale_attn_weights=True, tie_word_embeddings=False, onnx_safe=None, use_flash_attn="auto", fp32=False,
+             bf16=True, fp16=False, softmax_in_fp32=False, use_cache_quantization=False, use_cache_kernel=False, emb_dropout_prob=0.0, attn_dropout_prob=0.0, torch_dtype="float32")
+case("qwen-plain", "qwen", QWEN1, other="Qwen")
+case("qwen-heads", "qwen", QWEN1, other="Qwen", num_attention_heads=5, kv_channels=12, hidden_size=60, num_hidden_layers=4, intermediate_size=108, rotary_emb_base=1e4)
+case("qwen-bf16", "qwen", QWEN1, other="Qwen", dtype="bf16", num_attention_heads=3, kv_channels=24, use_logn_attn=False, use_dynamic_ntk=False)
+DSV1 = dict(LLAMA, moe_intermediate_size=20, n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=3, moe_layer_freq=1, first_k_dense_replace=1, norm_topk_prob=False, scoring_func="softmax",
+            aux_loss_alpha=0.001, seq_aux=True, attention_bias=False)
+case("deepseek-plain", "deepseek", DSV1, other="DeepSeek")
+case("deepseek-renorm", "deepseek", DSV1, other="DeepSeek", norm_topk_prob=True, n_shared_experts=None, num_hidden_layers=5, moe_layer_freq=2, n_routed_experts=5, num_key_value_heads=9)
+case("deepseek-bf16", "deepseek", DSV1, other="DeepSeek", dtype="bf16", first_k_dense_replace=0, num_experts_per_tok=8, n_shared_experts=1, num_key_value_heads=1)
+
 
 def header(path):
     with open(path, "rb") as f:

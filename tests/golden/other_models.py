@@ -1,4 +1,4 @@
-"""ChatGLM-6B, ChatGLM2/3 (and GLM-4 with remote code), Baichuan and InternLM2 in plain torch, written from the description of
+"""ChatGLM-6B, ChatGLM2/3 (and GLM-4 with remote code), Baichuan, InternLM2 and relatives of Llama in plain torch, written from the description of
 these architectures, because transformers does not have them. Only the forward pass over a whole sequence."""
 import math
 
@@ -228,44 +228,62 @@ class InternLM2:
 
 
 class LlamaLike:
-    """What Exaone and MiniCPM have in common with Llama; names and factors are theirs."""
+    """What these models have in common with Llama; names and factors are theirs. biased: parts that have a bias."""
     base, layer, final, head = "model.embed_tokens", "model.layers.{}.", "model.norm", "lm_head"
     parts = dict(n1="input_layernorm", q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj", o="self_attn.o_proj", n2="post_attention_layernorm",
                  gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj")
+    biased = ()
 
     def __init__(self, c):
-        self.c, self.heads, self.groups = c, c["num_attention_heads"], c["num_key_value_heads"]
+        self.c, self.heads = c, c["num_attention_heads"]
+        self.groups = c.get("num_key_value_heads") or self.heads
         self.layers = c.get("num_hidden_layers") or c["num_layers"]
         self.dim, self.eps = c["hidden_size"] // self.heads, c.get("rms_norm_eps") or c["layer_norm_epsilon"]
+        self.theta, self.width = c.get("rope_theta", 10000.0), c["intermediate_size"]
+
+    def rows(self, i):
+        """shapes of a layer's parts"""
+        h, f, d = self.c["hidden_size"], self.width, self.dim
+        return dict(n1=[h], q=[self.heads * d, h], k=[self.groups * d, h], v=[self.groups * d, h], o=[h, self.heads * d], n2=[h], gate=[f, h], up=[f, h], down=[h, f])
 
     def shapes(self):
-        c, h, f, d = self.c, self.c["hidden_size"], self.c["intermediate_size"], self.dim
-        rows = dict(q=[self.heads * d, h], k=[self.groups * d, h], v=[self.groups * d, h], o=[h, self.heads * d], gate=[f, h], up=[f, h], down=[h, f], n1=[h], n2=[h])
-        s = {self.base + ".weight": [c["vocab_size"], h], self.final + ".weight": [h]}
-        s |= {self.layer.format(i) + name + ".weight": rows[part] for i in range(self.layers) for part, name in self.parts.items()}
-        return s | ({} if c["tie_word_embeddings"] else {self.head + ".weight": [c["vocab_size"], h]})
+        s = {self.base + ".weight": [self.c["vocab_size"], self.c["hidden_size"]]}
+        named = {self.final: ("final", [self.c["hidden_size"]])}
+        for i in range(self.layers):
+            named |= {self.layer.format(i) + self.parts.get(part, part): (part, shape) for part, shape in self.rows(i).items()}
+        for name, (part, shape) in named.items():
+            s |= {name + ".weight": shape} | ({name + ".bias": shape[:1]} if part in self.biased else {})
+        return s | ({} if self.c["tie_word_embeddings"] else {self.head + ".weight": [self.c["vocab_size"], self.c["hidden_size"]]})
 
     def factors(self):
         """of the embedding, of what a block adds, of the logits"""
         return 1.0, 1.0, 1.0
+
+    def norm(self, x, w, b):
+        return rms(x, w, self.eps)
+
+    def qkv(self, lin, y):
+        return (lin(part, y) for part in "qkv")
+
+    def ffn(self, i, lin, y):
+        return lin("down", F.silu(lin("gate", y)) * lin("up", y))
 
     def logits(self, w, ids):
         n, pos = len(ids), torch.arange(len(ids))
         embed, block, out = self.factors()
         x = w[self.base + ".weight"][ids] * embed
         for i in range(self.layers):
-            def lin(part, y):
-                return F.linear(y, w[self.layer.format(i) + self.parts[part] + ".weight"])
+            def pair(part):
+                name = self.layer.format(i) + self.parts.get(part, part)
+                return w[name + ".weight"], w.get(name + ".bias")
 
-            def norm(part, y):
-                return rms(y, w[self.layer.format(i) + self.parts[part] + ".weight"], self.eps)
-            y = norm("n1", x)
-            q, k, v = (lin(part, y).view(n, -1, self.dim) for part in "qkv")
-            q, k = (half_rope(t, pos, self.c["rope_theta"]) for t in (q, k))
-            x = x + block * lin("o", softmax_attention(q, *(t.repeat_interleave(self.heads // self.groups, 1) for t in (k, v)), pos[None] <= pos[:, None]))
-            y = norm("n2", x)
-            x = x + block * lin("down", F.silu(lin("gate", y)) * lin("up", y))
-        return out * F.linear(rms(x, w[self.final + ".weight"], self.eps), w.get(self.head + ".weight", w[self.base + ".weight"]))
+            def lin(part, y):
+                return F.linear(y, *pair(part))
+            q, k, v = (t.view(n, -1, self.dim) for t in self.qkv(lin, self.norm(x, *pair("n1"))))
+            q, k = (half_rope(t, pos, self.theta) for t in (q, k))
+            x = x + block * lin("o", softmax_attention(q, k, v, pos[None] <= pos[:, None]))
+            x = x + block * self.ffn(i, lin, self.norm(x, *pair("n2")))
+        return out * F.linear(self.norm(x, w[self.final + ".weight"], w.get(self.final + ".bias")), w.get(self.head + ".weight", w[self.base + ".weight"]))
 
 
 class Exaone(LlamaLike):
@@ -278,3 +296,81 @@ class MiniCPM(LlamaLike):
     def factors(self):
         c = self.c
         return c["scale_emb"], c["scale_depth"] / c["num_hidden_layers"] ** 0.5, c["dim_model_base"] / c["hidden_size"]
+
+
+class Pangu(LlamaLike):
+    """`bias`: of q, k, v and o"""
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.biased = tuple("qkvo") if c.get("bias") else ()
+
+
+class MiMo(LlamaLike):
+    """Qwen2 behind which a layer that guesses stands"""
+    biased = tuple("qkv")
+
+    def shapes(self):
+        own = super().shapes()
+        return own | {n.replace("model.layers.0.", "model.mtp_layers.0."): s for n, s in own.items() if "layers.0." in n}
+
+
+class Orion(LlamaLike):
+    """Llama with layer norms; its configuration speaks of rms."""
+    biased = "n1", "n2", "final"
+
+    def norm(self, x, w, b):
+        return F.layer_norm(x, x.shape[-1:], w, b, self.eps)
+
+
+class Qwen(LlamaLike):
+    """q, k and v in one with a bias; w2 is the gate, and intermediate_size counts both."""
+    base, layer, final = "transformer.wte", "transformer.h.{}.", "transformer.ln_f"
+    parts = dict(n1="ln_1", qkv="attn.c_attn", o="attn.c_proj", n2="ln_2", gate="mlp.w2", up="mlp.w1", down="mlp.c_proj")
+    biased = "qkv",
+
+    def __init__(self, c):
+        super().__init__(c)
+        self.theta, self.width, self.dim = c["rotary_emb_base"], c["intermediate_size"] // 2, c["kv_channels"]
+
+    def rows(self, i):
+        own = super().rows(i)
+        return {k: v for k, v in own.items() if k not in "qkv"} | dict(qkv=[3 * self.heads * self.dim, self.c["hidden_size"]])
+
+    def qkv(self, lin, y):
+        return lin("qkv", y).chunk(3, -1)
+
+
+class DeepSeek(LlamaLike):
+    """DeepSeekMoE: softmax over all experts, the best of them with or without renormalisation, beside experts that all rows share; the first layers are dense."""
+
+    def sparse(self, i):
+        return i >= self.c["first_k_dense_replace"] and i % self.c["moe_layer_freq"] == 0
+
+    def mlp(self, prefix, f):
+        h = self.c["hidden_size"]
+        return {prefix + "gate_proj": [f, h], prefix + "up_proj": [f, h], prefix + "down_proj": [h, f]}
+
+    def rows(self, i):
+        own, c = super().rows(i), self.c
+        if not self.sparse(i):
+            return own
+        own = {k: v for k, v in own.items() if k not in ("gate", "up", "down")} | {"mlp.gate": [c["n_routed_experts"], c["hidden_size"]]}
+        for e in range(c["n_routed_experts"]):
+            own |= self.mlp(f"mlp.experts.{e}.", c["moe_intermediate_size"])
+        return own | (self.mlp("mlp.shared_experts.", c["n_shared_experts"] * c["moe_intermediate_size"]) if c["n_shared_experts"] else {})
+
+    def ffn(self, i, lin, y):
+        if not self.sparse(i):
+            return super().ffn(i, lin, y)
+
+        def one(prefix, x):
+            return lin(prefix + "down_proj", F.silu(lin(prefix + "gate_proj", x)) * lin(prefix + "up_proj", x))
+        weight, chosen = lin("mlp.gate", y).softmax(-1).topk(self.c["num_experts_per_tok"], -1)
+        if self.c["norm_topk_prob"]:
+            weight = weight / weight.sum(-1, keepdim=True)
+        out = one("mlp.shared_experts.", y) if self.c["n_shared_experts"] else torch.zeros_like(y)
+        for t in range(len(y)):
+            for f, e in zip(weight[t], chosen[t].tolist()):
+                out[t] = out[t] + f * one(f"mlp.experts.{e}.", y[t])
+        return out
