@@ -107,9 +107,28 @@ memory_table(const llmc_model *m, const llmc_limits *lim, const llmc_memory *mem
 	fflush(stdout);
 }
 
+/* SIGHUP: files that may have changed are opened again, the keys' said in a line of the log. */
+static void
+reread(Log *l, llmc_server *s, const char *keys)
+{
+	llmc_error err;
+	char line[1100];
+
+	log_reopen(l);
+	if (!keys)
+		return;
+	if (llmc_serve_reread(s, &err) == LLMC_OK) {
+		snprintf(line, sizeof line, "%s: the keys are read again", keys);
+		on_log(l, LLMC_LOG_INFO, line);
+	} else {
+		snprintf(line, sizeof line, "warning: %.1000s; the keys of before hold on", err.text);
+		on_log(l, LLMC_LOG_WARNING, line);
+	}
+}
+
 /* Wait for a signal to stop, at most so long; true: one came. */
 static bool
-stopped(const Log *l, int timeout_ms)
+stopped(Log *l, llmc_server *s, const char *keys, int timeout_ms)
 {
 	struct pollfd p = { .fd = stop_fd, .events = POLLIN };
 	uint64_t n;
@@ -117,17 +136,17 @@ stopped(const Log *l, int timeout_ms)
 	if (poll(&p, 1, timeout_ms) <= 0 || read(stop_fd, &n, sizeof n) != (ssize_t)sizeof n)
 		return false;
 	if (n >= HANGUP)
-		log_reopen(l);
+		reread(l, s, keys);
 	return n % HANGUP != 0;
 }
 
 /* Until a signal to stop. False: ranks of the model are lost, which /health has said for a while; who has started them starts them again. */
 static bool
-serve_on(const Log *l, llmc_server *s, bool ranks)
+serve_on(Log *l, llmc_server *s, const char *keys, bool ranks)
 {
 	enum { LOOK_MS = 100, TOLD_MS = 1000 };
 
-	for (int told_ms = 0; !stopped(l, ranks ? LOOK_MS : -1);) {
+	for (int told_ms = 0; !stopped(l, s, keys, ranks ? LOOK_MS : -1);) {
 		told_ms += ranks && llmc_serve_failed(s) ? LOOK_MS : 0;
 		if (told_ms > TOLD_MS)
 			return false;
@@ -170,7 +189,7 @@ serve(int argc, char **argv)
 		{ OPT_INT, 'p', "port", "N", &so.port, "0: the kernel chooses [8000]" },
 		{ OPT_TEXT, 0, "api-key", "KEY", &so.api_key, "clients must send it as 'Authorization: Bearer KEY' [none]" },
 		{ OPT_TEXT, 0, "api-key-file", "FILE", &key_file, "the same, read from the first line of a file" },
-		{ OPT_TEXT, 0, "keys", "FILE", &so.keys, "a key a line with limits: NAME KEY [requests=N] [tokens=N] [priority=N] [none]" },
+		{ OPT_TEXT, 0, "keys", "FILE", &so.keys, "a key a line with limits: NAME KEY [requests=N] [tokens=N] [priority=N]; SIGHUP reads it again [none]" },
 		{ OPT_FLAG, 0, "open-probes", NULL, &so.open_probes, "/metrics, /v1/models, /get_load and /model_info need no key: for routers and scrapers" },
 		{ OPT_FLAG, 0, "allow-remote", NULL, &so.allow_remote, "listen beyond loopback without a key" },
 		{ OPT_TEXT, 0, "allow-origin", "ORIGIN", &so.allow_origin, "let web pages of this origin call, * for all [none]" },
@@ -370,7 +389,7 @@ serve(int argc, char **argv)
 	llmc_close(m);
 	m = NULL;
 
-	if (!serve_on(&log, s, info.ranks > 1)) {
+	if (!serve_on(&log, s, so.keys, info.ranks > 1)) {
 		code = EXIT_MACHINE;
 		goto out;
 	}
@@ -378,14 +397,14 @@ serve(int argc, char **argv)
 		if (!c.quiet)
 			fprintf(stderr, "llmc: leaving: /health says 503, requests are taken for %.0f s more; again to go on\n", (double)leave_s);
 		llmc_serve_leave(s);
-		for (double left = (double)leave_s; left > 0 && !stopped(&log, 50); left -= 0.05)
+		for (double left = (double)leave_s; left > 0 && !stopped(&log, s, so.keys, 50); left -= 0.05)
 			;
 	}
 	if (!c.quiet)
 		fprintf(stderr, "llmc: stopping: requests in work have %.0f s; again to stop at once\n", (double)drain_s);
 	llmc_serve_stop(s);
 	for (double left = drain_s; left > 0 && !llmc_serve_wait(s, 50); left -= 0.05)
-		if (stopped(&log, 0)) {
+		if (stopped(&log, s, so.keys, 0)) {
 			code = EXIT_INTERRUPTED;
 			break;
 		}

@@ -754,6 +754,8 @@ LLMC_API const char *llmc_serve_url(const llmc_server *s); /* "http://127.0.0.1:
 LLMC_API void        llmc_serve_leave(llmc_server *s);
 LLMC_API void        llmc_serve_stop(llmc_server *s);
 LLMC_API bool        llmc_serve_wait(llmc_server *s, int timeout_ms); /* true: nothing is in work any more */
+/* The file of llmc_serve_options.keys again: who has no line any more gets 401 from here on, what runs goes on. An error leaves all as it was. Any thread. */
+LLMC_API llmc_status llmc_serve_reread(llmc_server *s, llmc_error *err);
 /* An engine of it has failed for good: its device, or a rank, is lost. /health says 503, and its requests fail, until the server is closed. Any thread. */
 LLMC_API bool        llmc_serve_failed(llmc_server *s);
 LLMC_API void        llmc_serve_close(llmc_server *s); /* ends what is in work; NULL is fine */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/sized.h"
+#include "serve/keys.h"
 #include "serve/model.h"
 
 static llmc_status
@@ -397,6 +398,12 @@ bool
 llmc_serve_wait(llmc_server *s, int timeout_ms)
 {
 	return server_wait(s, timeout_ms);
+}
+
+llmc_status
+llmc_serve_reread(llmc_server *s, llmc_error *err)
+{
+	return s->keys ? keys_reread(s->keys, &s->lock, err) : LLMC_OK;
 }
 
 bool

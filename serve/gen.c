@@ -255,11 +255,11 @@ gen_start(Gen *g, Problem *p)
 	g->t_valid = clock_now();
 	for (int32_t i = 0; i < g->n_sub; i++)
 		g->key_tokens += (int64_t)g->sub[i].n_tok + (int64_t)max_tokens(g, &g->sub[i]) * (g->best_of > g->n ? g->best_of : g->n);
+	pthread_mutex_lock(&s->lock);
 	if (r->key && g->er.priority < r->key->priority)
 		g->er.priority = r->key->priority;
 	if (r->answered)
 		g->er.priority = PRIORITY_MOST + 1; /* behind all clients */
-	pthread_mutex_lock(&s->lock);
 	if (r->key)
 		g->failed = !(ok = g->key_taken = key_take(r->key, g->key_tokens, p));
 	g->submitting = true;

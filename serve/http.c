@@ -67,7 +67,9 @@ key_ok(Req *r)
 		given = req_header(r, "x-api-key"); /* Anthropic's clients */
 	if (!given)
 		return false;
+	pthread_mutex_lock(&r->srv->lock);
 	r->key = keys_find(r->srv->keys, given);
+	pthread_mutex_unlock(&r->srv->lock);
 	return r->key || (key && *key && keys_same(given, key));
 }
 

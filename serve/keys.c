@@ -43,20 +43,22 @@ read_line(Keys *k, char *line, const char *path, int number, llmc_error *err)
 			return error_set(err, LLMC_E_INPUT, "%s:%d: %s: expected requests=N, tokens=N (both at least 1) or priority=N (-%d .. %d)", path, number, word,
 			                 PRIORITY_MOST, PRIORITY_MOST);
 	}
-	for (int i = 0; i < k->n; i++)
-		if (!strcmp(k->key[i].name, name) || !strcmp(k->key[i].text, text))
+	for (const Key *at = k->first; at; at = at->next)
+		if (!strcmp(at->name, name) || !strcmp(at->text, text))
 			return error_set(err, LLMC_E_INPUT, "%s:%d: %s has a name or a key that an earlier line has", path, number, name);
-	Key *more = realloc(k->key, ((size_t)k->n + 1) * sizeof *more);
-	if (more)
-		k->key = more;
+	Key *more = malloc(sizeof *more);
 	key.name = strdup(name);
 	key.text = strdup(text);
 	if (!more || !key.name || !key.text) {
+		free(more);
 		free(key.name);
 		free(key.text);
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	}
-	k->key[k->n++] = key;
+	key.next = k->first;
+	*more = key;
+	k->first = more;
+	k->n++;
 	return LLMC_OK;
 }
 
@@ -69,7 +71,9 @@ keys_open(const char *path, Keys **out, llmc_error *err)
 	*out = NULL;
 	TRY(file_read(path, 1 << 20, &text, err));
 	Keys *k = calloc(1, sizeof *k);
-	llmc_status status = k ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
+	if (k)
+		k->path = strdup(path);
+	llmc_status status = k && k->path ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
 	if (status == LLMC_OK && text.data && strlen(text.data) != text.len) /* keys behind it would be lost */
 		status = error_set(err, LLMC_E_INPUT, "%s: no text: byte %zu is 0", path, strlen(text.data));
 	for (char *at = text.data; at && *at && status == LLMC_OK; number++) {
@@ -79,7 +83,7 @@ keys_open(const char *path, Keys **out, llmc_error *err)
 		at = next;
 	}
 	strbuf_release(&text);
-	if (status == LLMC_OK && !k->n)
+	if (status == LLMC_OK && !k->first)
 		status = error_set(err, LLMC_E_INPUT, "%s: holds no key; a line is NAME KEY [requests=N] [tokens=N] [priority=N]", path);
 	if (status != LLMC_OK) {
 		keys_close(k);
@@ -92,13 +96,55 @@ keys_open(const char *path, Keys **out, llmc_error *err)
 void
 keys_close(Keys *k)
 {
-	for (int i = 0; k && i < k->n; i++) {
-		free(k->key[i].name);
-		free(k->key[i].text);
+	for (Key *at = k ? k->first : NULL, *next; at; at = next) {
+		next = at->next;
+		free(at->name);
+		free(at->text);
+		free(at);
 	}
 	if (k)
-		free(k->key);
+		free(k->path);
 	free(k);
+}
+
+static Key *
+named(const Keys *k, const char *name)
+{
+	for (Key *at = k->first; at; at = at->next)
+		if (!strcmp(at->name, name))
+			return at;
+	return NULL;
+}
+
+llmc_status
+keys_reread(Keys *k, pthread_mutex_t *lock, llmc_error *err)
+{
+	Keys *fresh, gone = { 0 };
+
+	TRY(keys_open(k->path, &fresh, err));
+	pthread_mutex_lock(lock);
+	k->n = fresh->n;
+	for (Key *at = k->first; at; at = at->next) {
+		free(at->text);
+		at->text = NULL;
+	}
+	for (Key *at; (at = fresh->first) != NULL;) {
+		Key *old = named(k, at->name), **to = old ? &gone.first : &k->first;
+		if (old) {
+			old->text = at->text;
+			old->max_requests = at->max_requests;
+			old->max_tokens = at->max_tokens;
+			old->priority = at->priority;
+			at->text = NULL;
+		}
+		fresh->first = at->next;
+		at->next = *to;
+		*to = at;
+	}
+	fresh->first = gone.first;
+	pthread_mutex_unlock(lock);
+	keys_close(fresh);
+	return LLMC_OK;
 }
 
 bool
@@ -117,9 +163,9 @@ keys_find(const Keys *k, const char *given)
 {
 	Key *found = NULL;
 
-	for (int i = 0; k && i < k->n; i++) /* all of them, whichever it is */
-		if (keys_same(given, k->key[i].text))
-			found = &k->key[i];
+	for (Key *at = k ? k->first : NULL; at; at = at->next) /* all of them, whichever it is */
+		if (at->text && keys_same(given, at->text))
+			found = at;
 	return found;
 }
 

@@ -1,5 +1,6 @@
 """Keys with limits: who may ask, for how much at once, what the log says of it; and files of keys that are wrong."""
 import json
+import signal
 import subprocess
 import time
 
@@ -67,6 +68,28 @@ def test_the_log_names_who_asked(server):
             return
         time.sleep(0.1)
     pytest.fail(f"the log names {keys}")
+
+
+def test_sighup_reads_the_file_again(serve, tiny_folder, tmp_path):
+    keys, log = tmp_path / "keys", tmp_path / "log"
+    keys.write_text("alice sk-alice\nbob sk-bob requests=1\n")
+    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "2", "--model-name", "tiny", "--keys", keys, "--log-file", log) as s:
+        def again(text, said):
+            n = log.read_text().count(said)
+            keys.write_text(text)
+            s.process.send_signal(signal.SIGHUP)
+            s.until(lambda: log.read_text().count(said) > n)
+
+        def statuses():
+            return [ask(s, key).status for key in ("sk-alice", "sk-bob", "sk-bobby", "sk-carl")]
+        assert statuses() == [200, 200, 401, 401]
+        again("bob sk-bobby requests=2 tokens=9\ncarl sk-carl\n", "the keys are read again")
+        assert statuses() == [401, 401, 429, 200] and ask(s, "sk-bobby", 1).status == 200  # bob has a new key, and its limit
+        again("bob\n", "expected NAME KEY and limits, found bob alone; the keys of before hold on")
+        assert statuses() == [401, 401, 429, 200]
+        again("alice sk-alice\nbob sk-bob\n", "the keys are read again")
+        assert statuses() == [200, 200, 401, 401]
+        assert s.stop()[0] == 0
 
 
 @pytest.mark.parametrize("text,why", [
