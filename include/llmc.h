@@ -348,6 +348,7 @@ LLMC_API llmc_status llmc_calls_open(const llmc_tokenizer *t, const char *prompt
                                      llmc_error *err);
 LLMC_API llmc_status llmc_calls_feed(llmc_calls *c, const char *text, size_t n_bytes, bool last, llmc_piece_fn fn, void *user, llmc_error *err);
 LLMC_API void        llmc_calls_close(llmc_calls *c);
+LLMC_API size_t      llmc_calls_at(const llmc_calls *c); /* within fn: at which byte of the answer the LLMC_PIECE_TEXT begins */
 typedef enum llmc_mark {
 	LLMC_MARK_ROW,           /* name of the format */
 	LLMC_MARK_REASONING,     /* what opens a reasoning */

@@ -371,6 +371,8 @@ on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_
 {
 	Listener *l = user;
 
+	if (kind == LLMC_PIECE_TEXT && l->g->calls_only)
+		return;
 	l->reasoned |= kind == LLMC_PIECE_REASONING;
 	l->fn(l->g, l->c, kind, call, text, n);
 }

@@ -25,6 +25,7 @@ struct Choice {
 	Strbuf  text;      /* whole text so far */
 	Strbuf  col[4];    /* columns of log probabilities, as JSON without brackets */
 	int64_t n_chars;   /* of text */
+	size_t  n_bytes;   /* of the answer, marks and all, that its reader has had */
 	int32_t n_new, last_id;
 	double  sum_logprob;
 	bool    started, done;
@@ -66,6 +67,7 @@ struct Gen {
 	Strbuf    form;          /* the request's own constraint as a part of another grammar; empty: none */
 	bool      compact;       /* option of that constraint */
 	char     *after[3];      /* owned: what it waits for; NULL-terminated */
+	bool      calls_only;    /* the answer is held to calls: what else is read of it are marks that broke off */
 	int32_t   n;             /* choices of a prompt */
 	int32_t   best_of;
 	int32_t   max_new;       /* as asked: 0 runs one token and hides it, -1: what is left of the context */

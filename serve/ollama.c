@@ -266,7 +266,7 @@ line(Gen *g, Choice *c, const char *text, size_t n, const Strbuf *thinking, cons
 {
 	Strbuf b = { 0 };
 
-	line_open(g, &b, text, n, thinking, calls, &c->col[0]);
+	line_open(g, &b, text, n, thinking, calls, &c->col[2]);
 	strbuf_puts(&b, "\"done\":false}");
 	push(g, &b);
 }
@@ -276,6 +276,7 @@ on_piece(Gen *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text
 {
 	switch (kind) {
 	case LLMC_PIECE_TEXT:
+		openai_places_of(c, n, &c->col[2]);
 		if (g->stream && n)
 			line(g, c, text, n, NULL, NULL);
 		else
@@ -319,8 +320,7 @@ static void
 on_token(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
-	if (g->er.logprobs)
-		openai_place(g, &c->col[0], ev);
+	openai_place(g, c, ev);
 	gen_pieces(g, c, ev, false, on_piece);
 }
 
@@ -339,7 +339,7 @@ on_done(Gen *g)
 	Strbuf b = { 0 };
 
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
-	line_open(g, &b, strbuf_str(&c->text), c->text.len, &c->reasoning, &c->call, &c->col[0]); /* nothing, in a stream */
+	line_open(g, &b, strbuf_str(&c->text), c->text.len, &c->reasoning, &c->call, &c->col[2]); /* nothing, in a stream */
 	strbuf_puts(&b, "\"done\":true,");
 	json_printf(&b, "\"done_reason\":%s,\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%d,\"prompt_eval_duration\":%lld,\"eval_count\":%d,\"eval_duration\":%lld}",
 	            !g->n_sub ? "load" : c->finish == LLMC_FINISH_LENGTH ? "length" : "stop", (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt,

@@ -419,10 +419,19 @@ place_token(const Gen *g, Strbuf *b, int32_t id, float lp)
 	strbuf_release(&raw);
 }
 
+/* A token whose text may be held back: where that stands in the answer, and how long its log probability is. Choice.col[0] has the log probabilities, col[1] these. */
+typedef struct Place { size_t from, to, n_json; } Place;
+
 void
-openai_place(const Gen *g, Strbuf *b, const llmc_event *ev)
+openai_place(const Gen *g, Choice *c, const llmc_event *ev)
 {
-	strbuf_puts(b, b->len ? ",{" : "{");
+	Strbuf *b = &c->col[0];
+	Place at = { c->n_bytes, c->n_bytes + ev->n_bytes, b->len };
+
+	c->n_bytes = at.to;
+	if (!g->er.logprobs)
+		return;
+	strbuf_putc(b, '{');
 	place_token(g, b, ev->token, ev->logprob);
 	strbuf_puts(b, ",\"top_logprobs\":[");
 	for (int32_t i = 0; i < ev->n_top; i++) {
@@ -431,4 +440,35 @@ openai_place(const Gen *g, Strbuf *b, const llmc_event *ev)
 		strbuf_putc(b, '}');
 	}
 	strbuf_puts(b, "]}");
+	at.n_json = b->len - at.n_json;
+	strbuf_add(&c->col[1], &at, sizeof at);
+}
+
+static void
+drop(Strbuf *b, size_t n)
+{
+	memmove(b->data, b->data + n, b->len - n);
+	b->len -= n;
+}
+
+/* Of those before the text nothing is told: they are marks, reasoning or calls. A token without text belongs to what stands behind it. */
+void
+openai_places_of(Choice *c, size_t n, Strbuf *out)
+{
+	size_t from = c->calls ? llmc_calls_at(c->calls) : 0, to = c->calls ? from + n : SIZE_MAX, k = 0, n_json = 0;
+	Place at;
+
+	for (; (k + 1) * sizeof at <= c->col[1].len; k++, n_json += at.n_json) {
+		memcpy(&at, c->col[1].data + k * sizeof at, sizeof at);
+		if (at.from >= to)
+			break;
+		if (c->calls && at.to <= from && !(at.from == at.to && at.to == from))
+			continue;
+		strbuf_puts(out, out->len ? "," : "");
+		strbuf_add(out, c->col[0].data + n_json, at.n_json);
+	}
+	if (k) {
+		drop(&c->col[0], n_json);
+		drop(&c->col[1], k * sizeof at);
+	}
 }

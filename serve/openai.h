@@ -54,6 +54,8 @@ void openai_stream_end(Gen *g);                                   /* usage when 
 void openai_failed(Gen *g, const Problem *p);                     /* Dialect.problem */
 const char *openai_finish(const Choice *c);
 void openai_logprob(Strbuf *b, float x);
-void openai_place(const Gen *g, Strbuf *b, const llmc_event *ev); /* a token with its log probability and the likeliest, as the chat has them; behind others in b */
+/* A token with its log probability and the likeliest, as the chat has them, waits in the choice's first two columns; before its text goes to the reader. */
+void openai_place(const Gen *g, Choice *c, const llmc_event *ev);
+void openai_places_of(Choice *c, size_t n, Strbuf *out); /* those of the n bytes of text that are told now, behind others in out; what stands before them is gone */
 
 #endif

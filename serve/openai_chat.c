@@ -40,6 +40,9 @@ openai_read_chat(Gen *g, const json_t *o, Problem *p)
 	g->max_new = has_max ? (int32_t)max_tokens : has_older ? (int32_t)older : -1;
 	if (g->max_new > 0 && g->ep.min_tokens > g->max_new)
 		return problem(p, 400, "min_tokens", "Invalid 'min_tokens': %d is more than the new tokens allowed, %d.", g->ep.min_tokens, g->max_new);
+	const json_t *effort = json_object_get(o, "reasoning_effort");
+	if (effort && !json_is_null(effort) && !json_is_string(effort))
+		return problem(p, 400, "reasoning_effort", "Invalid type for 'reasoning_effort': expected a string, but got %s instead.", json_type_name(effort));
 	ToolUse use = { 0 };
 	if (!tools_read(o, &use, p))
 		return false;
@@ -107,21 +110,21 @@ begin(const Gen *g, Choice *c)
 }
 
 static void
-say(const Gen *g, Choice *c, const char *text, size_t n, bool places)
+say(const Gen *g, Choice *c, const char *text, size_t n)
 {
-	Strbuf delta = { 0 };
+	Strbuf delta = { 0 }, places = { 0 }, *told = g->stream ? &places : &c->col[2];
 
+	openai_places_of(c, n, told);
 	if (!g->stream) {
 		strbuf_add(&c->text, text, n);
-		return;
+	} else if (n || places.len) {
+		strbuf_puts(&delta, "\"content\":");
+		json_str(&delta, text, n);
+		delta.failed |= places.failed;
+		frame_of(g, c, &delta, places.len ? &places : NULL);
 	}
-	strbuf_puts(&delta, "\"content\":");
-	json_str(&delta, text, n);
-	frame_of(g, c, &delta, places ? &c->col[0] : NULL);
-	strbuf_clear(&c->col[0]);
+	strbuf_release(&places);
 }
-
-typedef struct Speaker { Gen *g; Choice *c; bool said, reasoned; } Speaker;
 
 static void
 call_id(char out[32])
@@ -130,21 +133,16 @@ call_id(char out[32])
 }
 
 static void
-on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
+on_piece(Gen *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
 {
-	Speaker *s = user;
-	Gen *g = s->g;
-	Choice *c = s->c;
 	Strbuf delta = { 0 }, *to = g->stream ? &delta : &c->call;
 	char id[32];
 
 	switch (kind) {
 	case LLMC_PIECE_TEXT:
-		say(g, c, text, n, true);
-		s->said = true;
+		say(g, c, text, n);
 		return;
 	case LLMC_PIECE_REASONING:
-		s->reasoned = true;
 		if (!g->stream) {
 			strbuf_add(&c->reasoning, text, n);
 			return;
@@ -186,34 +184,13 @@ on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_
 		frame_of(g, c, &delta, NULL);
 }
 
-/* Text as it comes, or what the reader makes of it. */
-static void
-take(Gen *g, Choice *c, const char *text, size_t n, bool last)
-{
-	Speaker s = { g, c, false, false };
-
-	if (!c->calls) {
-		if (n || (g->er.logprobs && !last))
-			say(g, c, text, n, !last);
-		return;
-	}
-	if (llmc_calls_feed(c->calls, text, n, last, on_piece, &s, NULL) != LLMC_OK)
-		c->text.failed = true;
-	c->n_reasoning += s.reasoned && !last;
-	if (g->stream && !s.said && (s.reasoned || c->n_calls)) /* log probabilities of marks go with them */
-		strbuf_clear(&c->col[0]);
-}
-
 static void
 on_token(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
 	begin(g, c);
-	if (g->stream && !c->calls)
-		strbuf_clear(&c->col[0]);
-	if (g->er.logprobs)
-		openai_place(g, &c->col[0], ev);
-	take(g, c, ev->text ? ev->text : "", ev->n_bytes, false);
+	openai_place(g, c, ev);
+	gen_pieces(g, c, ev, false, on_piece);
 }
 
 static void
@@ -221,7 +198,7 @@ on_finish(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
 	begin(g, c);
-	take(g, c, ev->text ? ev->text : "", ev->n_bytes, true);
+	gen_pieces(g, c, ev, true, on_piece);
 	if (g->stream)
 		frame(g, c, NULL, NULL, openai_finish(c));
 }
@@ -253,7 +230,7 @@ on_done(Gen *g)
 			strbuf_putc(&b, ']');
 		}
 		strbuf_puts(&b, ",\"refusal\":null},\"logprobs\":");
-		logprobs_object(g, &b, &c->col[0]);
+		logprobs_object(g, &b, &c->col[2]);
 		json_printf(&b, ",\"finish_reason\":%s}", openai_finish(c));
 	}
 	strbuf_puts(&b, "],");

@@ -15,7 +15,7 @@ static const struct { const char *type, *prefix, *event, *key; } kinds[] = { /* 
 	[ITEM_CUSTOM] = { "custom_tool_call", "ctc", "custom_tool_call_input", "input" },
 };
 
-enum { COL_NEW, COL_ITEM }; /* Choice.col: log probabilities of tokens whose text is not told yet; of the open item */
+enum { COL_ITEM = 2 }; /* Choice.col: log probabilities of the open item, behind the columns of openai_place() */
 
 typedef struct Responses {
 	OpenAi   base;       /* what openai_read fills in */
@@ -240,7 +240,7 @@ static void
 item_grow(Gen *g, Choice *c, const char *text, size_t n)
 {
 	const Responses *own = gen_own(g);
-	Strbuf b = { 0 }, *fresh = &c->col[COL_NEW], *all = &c->col[COL_ITEM];
+	Strbuf b = { 0 }, fresh = { 0 }, *all = &c->col[COL_ITEM];
 
 	if (!n)
 		return;
@@ -248,10 +248,11 @@ item_grow(Gen *g, Choice *c, const char *text, size_t n)
 	place(g, &b);
 	if (own->open == ITEM_MESSAGE) {
 		strbuf_putc(&b, ',');
-		logprobs(&b, fresh);
-		strbuf_puts(all, all->len && fresh->len ? "," : "");
-		strbuf_add(all, strbuf_str(fresh), fresh->len);
-		strbuf_clear(fresh);
+		openai_places_of(c, n, &fresh);
+		logprobs(&b, &fresh);
+		strbuf_puts(all, all->len && fresh.len ? "," : "");
+		strbuf_add(all, strbuf_str(&fresh), fresh.len);
+		strbuf_release(&fresh);
 	}
 	strbuf_puts(&b, ",\"delta\":");
 	json_str(&b, text, n);
@@ -412,15 +413,10 @@ on_piece(Gen *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text
 static void
 on_token(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
-	const Responses *own = gen_own(g);
-
 	(void)sub;
 	begin(g);
-	if (g->er.logprobs)
-		openai_place(g, &c->col[COL_NEW], ev);
+	openai_place(g, c, ev);
 	gen_pieces(g, c, ev, false, on_piece);
-	if (own->open != ITEM_MESSAGE && (own->open != ITEM_NONE || own->n_items)) /* log probabilities of marks and of what is no text go with them */
-		strbuf_clear(&c->col[COL_NEW]);
 }
 
 static void

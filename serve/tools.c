@@ -269,6 +269,7 @@ force(Gen *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 			return false;
 		*p = (Problem){ 0 };
 	}
+	g->calls_only = use->forced;
 	return wait_for(g, end, free_text ? mark : NULL, p);
 }
 

@@ -33,13 +33,17 @@ tell(llmc_calls *c, llmc_piece_kind kind, const char *s, size_t n)
 		c->fn(c->user, kind, kind < LLMC_PIECE_CALL ? -1 : c->call, s, n);
 }
 
+/* The first bytes of what is held are used up. */
 static void
-drop(Strbuf *b, size_t n)
+drop(llmc_calls *c, size_t n)
 {
+	Strbuf *b = &c->hold;
+
 	memmove(b->data, b->data + n, b->len - n);
 	b->len -= n;
 	if (b->cap)
 		b->data[b->len] = 0;
+	c->gone += n;
 }
 
 void
@@ -49,13 +53,15 @@ call_tell_out(llmc_calls *c)
 	strbuf_clear(&c->out);
 }
 
+/* at: where it stands in the answer */
 static void
-say(llmc_calls *c, const char *s, size_t n)
+say(llmc_calls *c, size_t at, const char *s, size_t n)
 {
 	while (c->trim && n && is_blank(*s))
-		s++, n--;
+		at++, s++, n--;
 	if (!n)
 		return;
+	c->at = at;
 	c->trim = false;
 	c->said = true;
 	tell(c, LLMC_PIECE_TEXT, s, n);
@@ -68,6 +74,7 @@ begin_call(llmc_calls *c, const char *mark, size_t n)
 {
 	strbuf_clear(&c->raw);
 	strbuf_add(&c->raw, mark, n);
+	c->raw_at = c->gone;
 	strbuf_clear(&c->early);
 	strbuf_clear(&c->word);
 	c->named = c->any = c->in_list = false;
@@ -108,7 +115,7 @@ call_fail(llmc_calls *c)
 		return;
 	}
 	c->trim = false;
-	say(c, strbuf_str(&c->raw), c->raw.len);
+	say(c, c->raw_at, strbuf_str(&c->raw), c->raw.len);
 	strbuf_clear(&c->raw);
 }
 
@@ -168,7 +175,7 @@ skip_blanks(llmc_calls *c)
 	while (n < c->hold.len && is_blank(c->hold.data[n]))
 		n++;
 	if (n)
-		drop(&c->hold, n);
+		drop(c, n);
 }
 
 /* Text or reasoning up to the first of the marks; *at: which, -1 none. False: nothing can be said before more comes. */
@@ -208,7 +215,7 @@ text_step(llmc_calls *c, bool last)
 		Span also = core(r->bare);
 		size_t k = begins(also, &c->hold);
 		if (k && k == also.n) {
-			drop(&c->hold, k);
+			drop(c, k);
 			return true;
 		}
 		if (k && !last)
@@ -219,7 +226,7 @@ text_step(llmc_calls *c, bool last)
 		}
 		if (c->hold.len && c->hold.data[0] == '[' && c->tools && r->body == BODY_LITERALS) {
 			begin_call(c, "[", 1);
-			drop(&c->hold, 1);
+			drop(c, 1);
 			return true;
 		}
 	}
@@ -236,17 +243,17 @@ text_step(llmc_calls *c, bool last)
 		end--;
 	if (at < 0 && end == 0 && len)
 		return false;
-	say(c, strbuf_str(&c->hold), at >= 0 ? end : end ? end : len);
-	drop(&c->hold, at >= 0 ? len : end ? end : len);
+	say(c, c->gone, strbuf_str(&c->hold), at >= 0 ? end : end ? end : len);
+	drop(c, at >= 0 ? len : end ? end : len);
 	if (at < 0)
 		return true;
-	drop(&c->hold, mark[at].n);
 	if (at == 0)
 		c->state = AT_REASONING;
 	else if (at == 1)
 		c->state = AT_BETWEEN;
 	else if (at == 2)
 		begin_call(c, mark[at].s, mark[at].n);
+	drop(c, mark[at].n);
 	return true;
 }
 
@@ -260,9 +267,9 @@ reasoning_step(llmc_calls *c, bool last)
 	if (!up_to(c, &mark, 1, last, &len, &at))
 		return false;
 	tell(c, LLMC_PIECE_REASONING, strbuf_str(&c->hold), len);
-	drop(&c->hold, len);
+	drop(c, len);
 	if (at == 0) {
-		drop(&c->hold, mark.n);
+		drop(c, mark.n);
 		c->state = AT_TEXT;
 		c->trim = true;
 	}
@@ -276,7 +283,7 @@ between_step(llmc_calls *c, bool last)
 
 	skip_blanks(c);
 	while (c->hold.len && c->hold.data[0] == ';' && c->row.bare) {
-		drop(&c->hold, 1);
+		drop(c, 1);
 		skip_blanks(c);
 	}
 	if (!c->hold.len)
@@ -286,19 +293,21 @@ between_step(llmc_calls *c, bool last)
 		return true;
 	}
 	if (c->row.body == BODY_LITERALS && c->hold.data[0] == ',') { /* between two of a list */
-		drop(&c->hold, 1);
+		drop(c, 1);
 		return true;
 	}
 	size_t k = begins(open, &c->hold), m = begins(end, &c->hold);
 	if ((k && k == open.n) || (!open.n && c->row.body == BODY_LITERALS && is_name(c->hold.data[0]))) {
-		drop(&c->hold, k);
 		begin_call(c, open.n ? open.s : "", open.n);
+		drop(c, k);
 	} else if (m && m == end.n) {
-		drop(&c->hold, m);
+		drop(c, m);
 		c->state = AT_TEXT;
 		c->trim = true;
-	} else if ((k == c->hold.len || m == c->hold.len) && !last) {
-		return false;
+	} else if (k == c->hold.len || m == c->hold.len) {
+		if (!last)
+			return false;
+		drop(c, c->hold.len); /* a mark that broke off */
 	} else {
 		c->state = AT_TEXT;
 		c->trim = true;
@@ -355,7 +364,7 @@ name_step(llmc_calls *c, bool last)
 	strbuf_clear(&c->word);
 	strbuf_add(&c->word, h + from, to - from);
 	call_name(c, h + from, to - from);
-	drop(&c->hold, n + (end.n ? end.n : 1));
+	drop(c, n + (end.n ? end.n : 1));
 	call_value_begin(c);
 	c->scan = (LiteralScan){ 0 };
 	c->state = c->row.body == BODY_PAIRS ? AT_PAIR : c->row.body == BODY_LITERALS ? AT_LITERAL : AT_ARGUMENTS;
@@ -376,7 +385,7 @@ arguments_step(llmc_calls *c)
 			break;
 	}
 	call_tell_out(c);
-	drop(&c->hold, i);
+	drop(c, i);
 	if (end) {
 		call_end(c);
 		c->state = AT_CLOSE;
@@ -406,7 +415,7 @@ pair_step(llmc_calls *c, bool last)
 				key++;
 			pair(c, (Span){ key, (size_t)(p - key) }, (Span){ value, n });
 			call_tell_out(c);
-			drop(&c->hold, (size_t)(stop - h) + end.n);
+			drop(c, (size_t)(stop - h) + end.n);
 			return true;
 		}
 		if (!last)
@@ -464,7 +473,7 @@ literal_step(llmc_calls *c)
 	if (!more && c->any)
 		strbuf_putc(&c->out, '}');
 	call_tell_out(c);
-	drop(&c->hold, n + 1);
+	drop(c, n + 1);
 	c->scan = (LiteralScan){ 0 };
 	if (!more) {
 		call_end(c);
@@ -485,7 +494,7 @@ close_step(llmc_calls *c, bool last)
 	const char *h = strbuf_str(&c->hold), *p = c->row.to_close && close.n ? memmem(h, c->hold.len, close.s, close.n) : NULL;
 	if (c->row.to_close && !p && !last)
 		return false;
-	drop(&c->hold, p ? (size_t)(p - h) + close.n : k == close.n ? k : 0);
+	drop(c, p ? (size_t)(p - h) + close.n : k == close.n || k == c->hold.len ? k : 0);
 	c->state = AT_BETWEEN;
 	return true;
 }
@@ -518,7 +527,7 @@ step(llmc_calls *c, bool last)
 		i += call_json_byte(c, c->hold.data[i]);
 	if (c->named)
 		call_tell_out(c);
-	drop(&c->hold, i);
+	drop(c, i);
 	return i > 0;
 }
 
@@ -531,15 +540,13 @@ llmc_calls_feed(llmc_calls *c, const char *text, size_t n, bool last, llmc_piece
 	while (c->hold.len && step(c, last))
 		;
 	if (last && c->state != AT_TEXT && c->state != AT_REASONING && c->state != AT_BETWEEN && c->state != AT_CLOSE) {
-		/* it broke off: what has a name stays a call with what there is of its arguments */
+		/* it broke off: what has a name stays a call with what there is of its arguments; what has none is text, but behind other calls the beginning of one */
 		if (c->named) {
-			call_tell_out(c);
-			tell(c, LLMC_PIECE_DONE, "", 0);
-		} else {
-			say(c, strbuf_str(&c->raw), c->raw.len);
+			call_end(c);
+		} else if (c->call < 0) {
+			say(c, c->raw_at, strbuf_str(&c->raw), c->raw.len);
+			say(c, c->gone, strbuf_str(&c->hold), c->hold.len);
 		}
-		say(c, strbuf_str(&c->hold), c->named ? 0 : c->hold.len);
-		c->named = false;
 		c->state = AT_TEXT;
 	}
 	if (c->hold.failed || c->raw.failed || c->word.failed || c->early.failed || c->out.failed)
@@ -625,4 +632,10 @@ llmc_calls_mark(const llmc_calls *c, llmc_mark which)
 		return c->row.system;
 	}
 	return NULL;
+}
+
+size_t
+llmc_calls_at(const llmc_calls *c)
+{
+	return c->at;
 }

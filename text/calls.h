@@ -36,6 +36,7 @@ struct llmc_calls {
 	bool      in_prompt;   /* the prompt has opened the reasoning */
 	CallState state;
 	Strbuf    hold;        /* text that is not decided on */
+	size_t    gone, raw_at, at; /* bytes of the answer before `hold`; where `raw` begins, and the text told last */
 	Strbuf    raw;         /* of a call without a name so far: text again when it is none */
 	Strbuf    word, early; /* a key or a name; arguments that came before the name */
 	Strbuf    out;         /* arguments to tell */

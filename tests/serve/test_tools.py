@@ -67,6 +67,31 @@ def test_results_of_tools_come_back(client):
     assert r.choices[0].message.content and not r.choices[0].message.tool_calls
 
 
+@pytest.mark.parametrize("fields,param,word", [
+    ({"tools": "f"}, "tools", "array"), ({"tools": [3]}, "tools", "tools[0]"), ({"tools": TOOLS + TOOLS[:1]}, "tools", "tools[2].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": 'x y"z'}}]}, "tools", 'x y"z'), ({"tools": [{"type": "function", "function": {"name": "a/b"}}]}, "tools", "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "n" * 129}}]}, "tools", "128"), ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "128"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools", "tools[0].function.strict"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "description": 5}}]}, "tools", "tools[0].function.description"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools", "tools[0].function.parameters"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "list"), ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, "tool_choice", "list"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "sometimes", "tools": [{"type": "function", "function": {"name": "now"}}]}}}, "tool_choice", "mode"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "other"}}]}}}, "tool_choice", "allowed_tools"),
+    ({"reasoning_effort": 5}, "reasoning_effort", "string"),
+])
+def test_fields_of_tools_are_checked(tiny, fields, param, word):
+    a = tiny.post("/v1/chat/completions", {"messages": ASK, "max_tokens": 1, **fields})
+    assert a.status == 400 and a.json()["error"]["param"] == param and word in a.json()["error"]["message"], a.text
+
+
+@pytest.mark.parametrize("fields", [
+    {"tools": [{"type": "function", "function": {"name": "a.b-C_" + "9" * 122, "strict": None, "description": None, "parameters": None}}]}, {"reasoning_effort": None}, {"reasoning_effort": "low"},
+    {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}}},
+])
+def test_what_tools_may_have(marked, fields):
+    assert marked.post("/v1/chat/completions", {"messages": ASK, "max_tokens": 1, **fields}).status == 200
+
+
 def test_what_is_wrong_with_tools_is_told(smol):
     for extra, param in (({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"), ({"tool_choice": "required"}, "tool_choice"),
                          ({"tools": [{"type": "custom"}]}, "tools"), ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
@@ -161,3 +186,47 @@ def test_a_constraint_begins_behind_the_reasoning(marked):
     assert messages["stop_reason"] == "max_tokens" and blocks["thinking"][0] != "{" and not blocks.get("text"), messages
     assert responses["status"] == "incomplete" and responses["output"][0]["type"] == "reasoning" and responses["output"][0]["content"][0]["text"][0] != "{", responses
     assert chat["finish_reason"] == "length" and chat["message"]["content"] == "" and chat["message"]["reasoning"][0] != "{", chat
+
+
+def pieces_of(server, dialect, n, **fields):
+    """What an answer of n tokens says in a dialect, streamed: its text, and its calls as name and arguments."""
+    if dialect == "chat":
+        a = server.post("/v1/chat/completions", {"model": "tiny", "messages": ASK, "max_tokens": n, "temperature": 0, "tools": WHERE, "tool_choice": "required", "stream": True, **fields})
+        deltas = [c["delta"] for f in a.frames() if f != "[DONE]" for c in json.loads(f)["choices"]]
+        calls = [t for d in deltas for t in d.get("tool_calls", [])]
+        return "".join(d.get("content") or "" for d in deltas), [
+            (t["function"]["name"], "".join(x["function"]["arguments"] for x in calls if x["index"] == t["index"])) for t in calls if t.get("id")]
+    a = server.post("/v1/messages", {"model": "tiny", "messages": ASK, "max_tokens": n, "temperature": 0, "stream": True, "tool_choice": {"type": "any"},
+                                     "tools": [{"name": "where", "input_schema": WHERE[0]["function"]["parameters"]}]})
+    events = [json.loads(f) for f in a.frames()]
+    calls = [(e["index"], e["content_block"]["name"]) for e in events if e["type"] == "content_block_start" and e["content_block"]["type"] == "tool_use"]
+    return "".join(e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta"), [
+        (name, "".join(e["delta"].get("partial_json", "") for e in events if e["type"] == "content_block_delta" and e["index"] == i)) for i, name in calls]
+
+
+def test_what_is_left_of_a_call_that_is_cut_is_no_text(serve, tmp_path):
+    """Marks of several tokens, cut at each of them."""
+    folder = tiny_model.build(tmp_path, template=TALKS)
+    with serve(folder, "--arch", "generic", "-t", "1", "--seqs", "2", "--model-name", "tiny", "--context", "1024") as s:
+        for dialect in ("chat", "messages"):
+            for n in range(1, 140, 1 if dialect == "chat" else 6):
+                text, calls = pieces_of(s, dialect, n)
+                assert text == "" and (calls or n < 40), (n, text, calls)
+                assert all(name == "where" and any(whole.startswith("".join(a.split())) for whole in ('{"x":true}', '{"x":false}', '{}')) for name, a in calls), (n, calls)
+        # a stop string before the arguments
+        text, calls = pieces_of(s, "chat", 100, stop=["arguments"])
+        assert (text, calls) == ("", [("where", "{}")])
+
+
+@pytest.mark.parametrize("tools", [{"tools": WHERE}, {"tools": WHERE, "tool_choice": "none"}, {"tools": WHERE, "tool_choice": "required"}])
+def test_log_probabilities_are_of_the_content(marked, tools):
+    """Marks, reasoning and calls have none, streamed or not; together the tokens are the content."""
+    words = bias("{", "}", "<tool_call>") if "tool_choice" in tools else {**bias("{", "}"), str(token("<tool_call>")): -100}
+    fields = {"model": "tiny", "messages": ASK, "max_tokens": 60, "temperature": 0.7, "seed": 3, "logprobs": True, "top_logprobs": 1, "guided_regex": '[{]"n": [1-9][}]', "logit_bias": words, **tools}
+    c = marked.post("/v1/chat/completions", fields).json()["choices"][0]
+    places = c["logprobs"]["content"]
+    assert bytes(b for p in places for b in p["bytes"]).decode() == (c["message"]["content"] or ""), c
+    assert bool(places) == (tools.get("tool_choice") != "required") and all(len(p["top_logprobs"]) == 1 for p in places)
+    frames = [json.loads(f)["choices"][0] for f in marked.post("/v1/chat/completions", {**fields, "stream": True}).frames() if f != "[DONE]"]
+    assert [p for f in frames for p in (f["logprobs"] or {"content": []})["content"]] == places
+    assert all(f["delta"].get("content") for f in frames if f["logprobs"]), frames
