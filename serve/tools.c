@@ -5,17 +5,16 @@
 #include "serve/grammar.h"
 #include "serve/tools.h"
 
-static bool
-check_tool(const json_t *tool, size_t i, Problem *p)
-{
-	const char *type = json_string_value(json_object_get(tool, "type"));
-	const json_t *f = json_object_get(tool, "function"), *parameters = json_object_get(f, "parameters");
+enum { MAX_NAME = 256 };
 
-	if (!type || strcmp(type, "function") != 0 || !json_is_string(json_object_get(f, "name")) || !json_string_length(json_object_get(f, "name")))
-		return problem(p, 400, "tools", "Invalid 'tools[%zu]': expected an object of type 'function' with a 'function' that has a 'name'.", i);
-	if (parameters && !json_is_null(parameters) && !json_is_object(parameters))
-		return problem(p, 400, "tools", "Invalid 'tools[%zu].function.parameters': expected a JSON schema, but got %s instead.", i, json_type_name(parameters));
-	return true;
+/* What each format of calls writes and reads as it is */
+static bool
+is_name(const json_t *v)
+{
+	static const char chars[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
+	size_t n = json_string_length(v);
+
+	return n && n <= MAX_NAME && strspn(json_string_value(v), chars) == n;
 }
 
 static const json_t *
@@ -30,6 +29,57 @@ tool_named(const json_t *tools, const char *name)
 	return NULL;
 }
 
+/* names: of the tools before it, and then its own */
+static bool
+check_tool(const json_t *tool, json_t *names, size_t i, Problem *p)
+{
+	const char *type = json_string_value(json_object_get(tool, "type"));
+	const json_t *f = json_object_get(tool, "function"), *name = json_object_get(f, "name"), *parameters = json_object_get(f, "parameters");
+	const json_t *strict = json_object_get(f, "strict"), *about = json_object_get(f, "description");
+
+	if (!type || strcmp(type, "function") != 0 || !json_is_string(name))
+		return problem(p, 400, "tools", "Invalid 'tools[%zu]': expected an object of type 'function' with a 'function' that has a 'name'.", i);
+	if (!is_name(name))
+		return problem(p, 400, "tools", "Invalid 'tools[%zu].function.name': expected 1 to %d letters, digits, underscores, dashes and dots, but got '%.150s'.", i, MAX_NAME, json_string_value(name));
+	if (json_object_get(names, json_string_value(name)))
+		return problem(p, 400, "tools", "Invalid 'tools[%zu].function.name': there is a tool '%s' already.", i, json_string_value(name));
+	if (about && !json_is_null(about) && !json_is_string(about))
+		return problem(p, 400, "tools", "Invalid type for 'tools[%zu].function.description': expected a string, but got %s instead.", i, json_type_name(about));
+	if (strict && !json_is_null(strict) && !json_is_boolean(strict))
+		return problem(p, 400, "tools", "Invalid type for 'tools[%zu].function.strict': expected a boolean, but got %s instead.", i, json_type_name(strict));
+	if (parameters && !json_is_null(parameters) && !json_is_object(parameters))
+		return problem(p, 400, "tools", "Invalid 'tools[%zu].function.parameters': expected a JSON schema, but got %s instead.", i, json_type_name(parameters));
+	return json_object_set_new(names, json_string_value(name), json_true()) == 0 || problem_memory(p);
+}
+
+/* {"mode": "auto" | "required", "tools": [...]}: those of the body's that may be called */
+static bool
+read_allowed(const json_t *allowed, ToolUse *use, Problem *p)
+{
+	const json_t *mode = json_object_get(allowed, "mode"), *list = json_object_get(allowed, "tools");
+	const char *word = json_string_value(mode);
+	json_t *some, *one;
+	size_t i;
+
+	if (mode && !json_is_null(mode) && !(word && (!strcmp(word, "auto") || !strcmp(word, "required"))))
+		return problem(p, 400, "tool_choice", "Invalid 'tool_choice': the mode of 'allowed_tools' is 'auto' or 'required'.");
+	if (json_array_size(list) == 0)
+		return problem(p, 400, "tool_choice", "Invalid 'tool_choice': 'allowed_tools' has a list of 'tools', at least one.");
+	some = json_array();
+	json_array_foreach((json_t *)(uintptr_t)list, i, one) {
+		const char *name = json_string_value(json_object_get(json_object_get(one, "function"), "name"));
+		const json_t *tool = name ? tool_named(use->tools, name) : NULL;
+		if (!tool || json_array_append(some, (json_t *)(uintptr_t)tool) != 0) {
+			json_decref(some);
+			return problem(p, 400, "tool_choice", "Invalid 'tool_choice': 'allowed_tools' holds what 'tools' does not.");
+		}
+	}
+	json_decref(use->tools);
+	use->tools = some;
+	use->forced = word && !strcmp(word, "required");
+	return true;
+}
+
 static bool
 read_choice(const json_t *choice, ToolUse *use, bool *none, Problem *p)
 {
@@ -41,24 +91,8 @@ read_choice(const json_t *choice, ToolUse *use, bool *none, Problem *p)
 		return *none = true;
 	if (word && (!strcmp(word, "required") || !strcmp(word, "any")))
 		return use->forced = true;
-	if (type && !strcmp(type, "allowed_tools")) {
-		const json_t *allowed = json_object_get(choice, "allowed_tools"), *one;
-		const char *mode = json_string_value(json_object_get(allowed, "mode"));
-		json_t *some = json_array();
-		size_t i;
-		json_array_foreach(json_object_get(allowed, "tools"), i, one) {
-			const char *name = json_string_value(json_object_get(json_object_get(one, "function"), "name"));
-			const json_t *tool = name ? tool_named(use->tools, name) : NULL;
-			if (!tool || json_array_append(some, (json_t *)(uintptr_t)tool) != 0) {
-				json_decref(some);
-				return problem(p, 400, "tool_choice", "Invalid 'tool_choice': 'allowed_tools' holds what 'tools' does not.");
-			}
-		}
-		json_decref(use->tools);
-		use->tools = some;
-		use->forced = mode && !strcmp(mode, "required");
-		return true;
-	}
+	if (type && !strcmp(type, "allowed_tools"))
+		return read_allowed(json_object_get(choice, "allowed_tools"), use, p);
 	const char *name = json_string_value(json_object_get(json_object_get(choice, "function"), "name"));
 	if (!name)
 		return problem(p, 400, "tool_choice", "Invalid 'tool_choice': expected 'none', 'auto', 'required' or an object with a 'function' that has a 'name'.");
@@ -81,14 +115,18 @@ tools_read(const json_t *o, ToolUse *use, Problem *p)
 		return false;
 	if (tools && !json_is_null(tools) && !json_is_array(tools))
 		return problem(p, 400, "tools", "Invalid type for 'tools': expected an array, but got %s instead.", json_type_name(tools));
+	json_t *names = json_object();
+	bool ok = names || problem_memory(p);
 	json_array_foreach(tools, i, tool) {
-		if (!check_tool(tool, i, p))
-			return false;
+		ok = ok && check_tool(tool, names, i, p);
 		use->strict |= json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
 	}
+	json_decref(names);
+	if (!ok)
+		return false;
 	use->tools = json_array_size(tools) ? json_incref(tools) : NULL;
 	use->one = !parallel;
-	bool ok = read_choice(choice, use, &none, p);
+	ok = read_choice(choice, use, &none, p);
 	if (ok && use->forced && !use->tools)
 		ok = problem(p, 400, "tool_choice", "Invalid 'tool_choice': there are no tools.");
 	if (!ok || none)

@@ -1,6 +1,7 @@
 """Anthropic's and Ollama's dialects and OpenAI's responses, by their own clients, against the chat of the same server."""
 import datetime
 import json
+import string
 
 import pytest
 import tiny_model
@@ -372,8 +373,8 @@ def roomy(serve, tmp_path_factory):
 
 
 def said(server, text, tools, **fields):
-    """Events and the whole answer of a model that says just this."""
-    ask = {"input": "x", "tools": tools, "guided_choice": [text], "temperature": 0, "max_output_tokens": 400, "stream": True, **fields}
+    """Events and the whole answer of a model that says just this, behind a letter: a call of its own, which it could write instead, has none before it."""
+    ask = {"input": "x", "tools": tools, "guided_choice": [letter + text for letter in string.ascii_letters], "temperature": 0, "max_output_tokens": 400, "stream": True, **fields}
     events = [json.loads(f) for f in server.post("/v1/responses", ask).frames()]
     whole = server.post("/v1/responses", {**ask, "stream": False}).json()
     bare = [{k: v for k, v in i.items() if k not in ("id", "call_id")} for i in whole["output"]]
@@ -390,11 +391,11 @@ def said(server, text, tools, **fields):
 def test_the_input_of_a_custom_call_has_no_escapes(roomy, arguments, want):
     text = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>' % arguments
     events, whole = said(roomy, text, [{"type": "custom", "name": "f"}])
-    assert [(i["type"], i["input"], i["status"]) for i in whole["output"]] == [("custom_tool_call", want, "completed")]
-    assert "".join(e["delta"] for e in events if e["type"].endswith("delta")) == want
+    assert [(i["type"], i["input"], i["status"]) for i in whole["output"][1:]] == [("custom_tool_call", want, "completed")]
+    assert "".join(e["delta"] for e in events if e["type"].endswith("input.delta")) == want
     for most in range(40, 80, 7):  # cut anywhere, what there is of it is a beginning
         events, whole = said(roomy, text, [{"type": "custom", "name": "f"}], max_output_tokens=most)
-        for i in whole["output"]:
+        for i in whole["output"][1:]:
             assert want.startswith(i.get("input", "")) and i["status"] == ("incomplete" if i.get("input") != want else i["status"]) and whole["status"] in ("incomplete", "completed")
 
 

@@ -70,7 +70,7 @@ def test_results_of_tools_come_back(client):
 @pytest.mark.parametrize("fields,param,word", [
     ({"tools": "f"}, "tools", "array"), ({"tools": [3]}, "tools", "tools[0]"), ({"tools": TOOLS + TOOLS[:1]}, "tools", "tools[2].function.name"),
     ({"tools": [{"type": "function", "function": {"name": 'x y"z'}}]}, "tools", 'x y"z'), ({"tools": [{"type": "function", "function": {"name": "a/b"}}]}, "tools", "tools[0].function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "n" * 129}}]}, "tools", "128"), ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "128"),
+    ({"tools": [{"type": "function", "function": {"name": "n" * 257}}]}, "tools", "256"), ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "256"),
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "tools", "tools[0].function.strict"),
     ({"tools": [{"type": "function", "function": {"name": "f", "description": 5}}]}, "tools", "tools[0].function.description"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools", "tools[0].function.parameters"),
@@ -85,7 +85,7 @@ def test_fields_of_tools_are_checked(tiny, fields, param, word):
 
 
 @pytest.mark.parametrize("fields", [
-    {"tools": [{"type": "function", "function": {"name": "a.b-C_" + "9" * 122, "strict": None, "description": None, "parameters": None}}]}, {"reasoning_effort": None}, {"reasoning_effort": "low"},
+    {"tools": [{"type": "function", "function": {"name": "a.b-C_" + "9" * 250, "strict": None, "description": None, "parameters": None}}]}, {"reasoning_effort": None}, {"reasoning_effort": "low"},
     {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}}},
 ])
 def test_what_tools_may_have(marked, fields):
