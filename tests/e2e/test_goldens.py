@@ -44,7 +44,7 @@ if os.environ.get("LLMC_CHECK_ALL"):
 
 def test_every_family_has_three():
     families = [c.split("-")[0] for c in CASES]
-    assert len(set(families)) == 104
+    assert len(set(families)) == 105
     assert all(families.count(f) >= 3 for f in families)
 
 

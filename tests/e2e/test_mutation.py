@@ -166,6 +166,7 @@ MUTATIONS = {
     "minimax_m3-plain": ROPE + ["rope.dims=12", "norm.plus_one=false", "moe.renorm=false", "moe.score=softmax", "moe.choice_bias=false", "moe.scale=1.6", "moe.limit=0.8", "moe.act=silu", "ffn.limit=0.8", "ffn.act=silu",
                                 "norm.qk_eps=0.02", "moe.shared.width=0"],
     "llama-pangu": COMMON + ROPE, "qwen2-mimo": COMMON + ROPE, "orion-plain": COMMON + ROPE, "qwen-plain": COMMON + ROPE,
+    "bailing_moe-plain": ROPE + ["moe.renorm=false", "moe.top_k=2", "moe.score=sigmoid", "moe.shared.width=0"],
     "deepseek-plain": ROPE + ["moe.renorm=true", "moe.top_k=2", "moe.score=sigmoid", "moe.shared.width=0", "norm.eps=0.05"],
     "deepseek_v3-axk1": ["norm.ffn_out=false", "norm.out_layers=[2, 3]"],
     "deepseek_v3-sarvam": ["rope.scaling.factor=7", "rope.scaling.mscale_all_dim=0.5", "moe.top_k=2", "moe.shared.width=0", "moe.choice_bias=false"],

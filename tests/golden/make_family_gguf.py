@@ -139,6 +139,7 @@ CASES = {
     "orion": ("OrionForCausalLM", M.ORION, dict(TINY, rope_theta=10000.0)),
     "qwen": ("QWenLMHeadModel", M.QWEN1, dict(TINY, num_key_value_heads=..., kv_channels=8, intermediate_size=72, rotary_emb_base=100.0)),
     "deepseek": ("DeepseekForCausalLM", M.DSV1, dict(TINY, n_routed_experts=5)),
+    "bailing_moe": ("BailingMoeForCausalLM", M.LING1, dict(TINY, num_experts=5, first_k_dense_replace=0)),
     "bailing_moe2": ("BailingMoeV2ForCausalLM", M.LING, dict(TINY, head_dim=8, partial_rotary_factor=0.5, moe_intermediate_size=20, moe_shared_expert_intermediate_size=20)),
     "sarvam_moe": ("SarvamMoEForCausalLM", M.LING, dict(TINY, head_dim=8, partial_rotary_factor=..., n_group=1, topk_group=1, moe_intermediate_size=20, num_experts=5)),
 }
@@ -178,7 +179,7 @@ def attempt(name, seed, conv, folder):
     config = {k: v for k, v in config.items() if v is not ...} | dict(architectures=[cls_name])
     c = dict(config=config, dtype="bf16", plus_one="gemma" in name and "gemma4" not in name and "gemma3n" not in name or name in ("nemotron", "step3p5") or "qwen3_" in name and name != "qwen3_moe", modern=False, strip="", emb_bf16=False,
              vision=VISION.get(name), flat=name == "step3p5",
-             other={"internlm2": "InternLM2", "exaone": "Exaone", "minicpm": "MiniCPM", "xverse": "LlamaLike", "pangu": "Pangu", "orion": "Orion", "qwen": "Qwen", "deepseek": "DeepSeek"}.get(name), set={})
+             other={"internlm2": "InternLM2", "exaone": "Exaone", "minicpm": "MiniCPM", "xverse": "LlamaLike", "pangu": "Pangu", "orion": "Orion", "qwen": "Qwen", "deepseek": "DeepSeek", "bailing_moe": "Ling"}.get(name), set={})
     shapes, config, run, run64 = (M.other_model if c["other"] else M.transformers_model)(c, seed)
     hf = os.path.join(folder, name)
     os.makedirs(hf)

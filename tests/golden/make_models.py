@@ -813,6 +813,12 @@ case("deepseek-plain", "deepseek", DSV1, other="DeepSeek")
 case("deepseek-renorm", "deepseek", DSV1, other="DeepSeek", norm_topk_prob=True, n_shared_experts=None, num_hidden_layers=5, moe_layer_freq=2, n_routed_experts=5, num_key_value_heads=9)
 case("deepseek-bf16", "deepseek", DSV1, other="DeepSeek", dtype="bf16", first_k_dense_replace=0, num_experts_per_tok=8, n_shared_experts=1, num_key_value_heads=1)
 
+LING1 = dict({k: v for k, v in DSV1.items() if not re.match("n_|moe_layer|scoring|aux|seq|attention", k)}, num_experts=8, num_shared_experts=2, norm_topk_prob=True, use_bias=False, use_qkv_bias=False,
+             norm_head=False, norm_softmax=False, embedding_dropout=0.0, output_dropout=0.0, output_router_logits=False, rope_scaling=None)
+case("bailing_moe-plain", "bailing_moe", LING1, other="Ling")
+case("bailing_moe-all", "bailing_moe", LING1, other="Ling", norm_topk_prob=False, first_k_dense_replace=0, num_experts=5, num_experts_per_tok=5, num_key_value_heads=1, tie_word_embeddings=True)
+case("bailing_moe-bf16", "bailing_moe", LING1, other="Ling", dtype="bf16", num_hidden_layers=4, first_k_dense_replace=2, num_shared_experts=1, num_experts_per_tok=2, num_key_value_heads=9)
+
 
 def header(path):
     with open(path, "rb") as f:

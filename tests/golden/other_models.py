@@ -344,8 +344,12 @@ class Qwen(LlamaLike):
 class DeepSeek(LlamaLike):
     """DeepSeekMoE: softmax over all experts, the best of them with or without renormalisation, beside experts that all rows share; the first layers are dense."""
 
+    def __init__(self, c):
+        super().__init__(c)
+        self.experts, self.shared = c.get("n_routed_experts") or c["num_experts"], c.get("n_shared_experts", c.get("num_shared_experts"))
+
     def sparse(self, i):
-        return i >= self.c["first_k_dense_replace"] and i % self.c["moe_layer_freq"] == 0
+        return i >= self.c["first_k_dense_replace"] and i % self.c.get("moe_layer_freq", 1) == 0
 
     def mlp(self, prefix, f):
         h = self.c["hidden_size"]
@@ -355,10 +359,10 @@ class DeepSeek(LlamaLike):
         own, c = super().rows(i), self.c
         if not self.sparse(i):
             return own
-        own = {k: v for k, v in own.items() if k not in ("gate", "up", "down")} | {"mlp.gate": [c["n_routed_experts"], c["hidden_size"]]}
-        for e in range(c["n_routed_experts"]):
+        own = {k: v for k, v in own.items() if k not in ("gate", "up", "down")} | {"mlp.gate": [self.experts, c["hidden_size"]]}
+        for e in range(self.experts):
             own |= self.mlp(f"mlp.experts.{e}.", c["moe_intermediate_size"])
-        return own | (self.mlp("mlp.shared_experts.", c["n_shared_experts"] * c["moe_intermediate_size"]) if c["n_shared_experts"] else {})
+        return own | (self.mlp("mlp.shared_experts.", self.shared * c["moe_intermediate_size"]) if self.shared else {})
 
     def ffn(self, i, lin, y):
         if not self.sparse(i):
@@ -369,8 +373,21 @@ class DeepSeek(LlamaLike):
         weight, chosen = lin("mlp.gate", y).softmax(-1).topk(self.c["num_experts_per_tok"], -1)
         if self.c["norm_topk_prob"]:
             weight = weight / weight.sum(-1, keepdim=True)
-        out = one("mlp.shared_experts.", y) if self.c["n_shared_experts"] else torch.zeros_like(y)
+        out = one("mlp.shared_experts.", y) if self.shared else torch.zeros_like(y)
         for t in range(len(y)):
             for f, e in zip(weight[t], chosen[t].tolist()):
                 out[t] = out[t] + f * one(f"mlp.experts.{e}.", y[t])
         return out
+
+
+class Ling(DeepSeek):
+    """DeepSeekMoE with q, k and v in one tensor"""
+    base = "model.word_embeddings"
+    parts = DeepSeek.parts | dict(qkv="attention.query_key_value", o="attention.dense")
+
+    def rows(self, i):
+        own = super().rows(i)
+        return {k: v for k, v in own.items() if k not in "qkv"} | dict(qkv=[sum(own[k][0] for k in "qkv"), self.c["hidden_size"]])
+
+    def qkv(self, lin, y):
+        return lin("qkv", y).split([self.heads * self.dim, self.groups * self.dim, self.groups * self.dim], -1)
