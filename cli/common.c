@@ -89,7 +89,8 @@ fail_with(const llmc_error *err)
 {
 	size_t n = strlen(err->text);
 
-	complain("%.*s", (int)(n && err->text[n - 1] == '\n' ? n - 1 : n), err->text);
+	if (n) /* else it has been complained of */
+		complain("%.*s", (int)(err->text[n - 1] == '\n' ? n - 1 : n), err->text);
 	return exit_code(err->code);
 }
 

@@ -128,8 +128,9 @@ grammar_file(const llmc_model *m, llmc_grammar_kind kind, const char *path, llmc
 	size_t n;
 	char *text = t ? read_all(path, &n) : NULL;
 
-	if (!text) {
-		snprintf(err->text, sizeof err->text, t ? "%s: cannot read" : "%s: the model has no tokenizer, so its texts cannot be constrained", path);
+	if (!text) { /* a file that cannot be read has been complained of */
+		if (!t)
+			snprintf(err->text, sizeof err->text, "%s: the model has no tokenizer, so its texts cannot be constrained", path);
 		return err->code = LLMC_E_INPUT;
 	}
 	llmc_status status = llmc_grammar_open(t, kind, text, n, NULL, out, err);
