@@ -46,7 +46,7 @@ function parsed(text, what) {
   }
 }
 
-// Pieces of an answer: {text}, {reasoning}, {call: {index, name, arguments}} and {tokens} as they come, {usage} and {finish} when known.
+// Pieces of an answer: {text}, {reasoning}, {call: {index, id, name, arguments}} and {tokens} as they come, {usage} and {finish} when known.
 export async function* complete({ model, messages, settings, plain, signal }) {
   const body = { model, stream: true, stream_options: { include_usage: true } };
   if (settings.temperature !== "") body.temperature = Number(settings.temperature);
@@ -57,7 +57,7 @@ export async function* complete({ model, messages, settings, plain, signal }) {
   if (settings.schema.trim()) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: parsed(settings.schema, "The JSON schema") } };
   if (settings.tools.trim() && !plain) body.tools = parsed(settings.tools, "The list of tools");
   if (plain) {
-    body.prompt = messages.map((m) => m.content).join("\n\n");
+    body.prompt = messages.map((m) => m.content).filter(Boolean).join("\n\n");
   } else {
     body.messages = messages;
   }
@@ -71,7 +71,7 @@ export async function* complete({ model, messages, settings, plain, signal }) {
     if (!c) continue;
     const text = plain ? c.text : c.delta?.content;
     if (c.delta?.reasoning_content) yield { reasoning: c.delta.reasoning_content };
-    for (const k of c.delta?.tool_calls || []) yield { call: { index: k.index, name: k.function?.name || "", arguments: k.function?.arguments || "" } };
+    for (const k of c.delta?.tool_calls || []) yield { call: { index: k.index, id: k.id || "", name: k.function?.name || "", arguments: k.function?.arguments || "" } };
     const tokens = plain ? [] : c.logprobs?.content || [];
     if (text || tokens.length)
       yield { text: text || "", tokens: tokens.map((t) => ({ text: t.token, p: Math.exp(t.logprob), top: (t.top_logprobs || []).map((o) => [o.token, Math.exp(o.logprob)]) })) };

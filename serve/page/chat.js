@@ -1,7 +1,7 @@
 // The chat page: conversations on the left, one of them on the right.
 import { complete, headers } from "./api.js";
 import { copyButton } from "./copy.js";
-import { asMarkdown, turnBody } from "./turn.js";
+import { asMarkdown, turnBody, wholeCalls, who } from "./turn.js";
 import { drop, dropAll, keep, loadAll, loadSettings, onChange, saveSettings } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
@@ -84,6 +84,7 @@ function fill(node, turn) {
       const again = button("Regenerate", regenerate);
       again.className = "again";
       tools.append(again);
+      if (!settings.plain && wholeCalls(turn).length) body.append(resultForm(turn));
     }
   }
   if (turn.note) {
@@ -94,15 +95,38 @@ function fill(node, turn) {
   }
 }
 
+// Boxes for what the tools gave: they are run by the reader, and the answer goes on from there.
+function resultForm(turn) {
+  const form = document.createElement("form"), calls = wholeCalls(turn);
+  const areas = calls.map((call) => {
+    const label = document.createElement("label"), area = document.createElement("textarea");
+    label.append("Result of " + call.name, area);
+    form.append(label);
+    return area;
+  });
+  const done = document.createElement("button");
+  done.textContent = calls.length > 1 ? "Send results" : "Send result";
+  form.className = "results";
+  form.append(done);
+  form.addEventListener("submit", (e) => {
+    e.preventDefault();
+    if (running) return;
+    now.turns.push(...calls.map((call, i) => ({ role: "tool", content: areas[i].value, id: call.id, name: call.name })));
+    save(now);
+    answer();
+  });
+  return form;
+}
+
 function turnNode(turn) {
-  const node = document.createElement("article"), who = document.createElement("div");
-  node.className = "turn " + (turn.role === "user" ? "user" : "assistant");
-  who.className = "who";
-  who.textContent = turn.role === "user" ? "You" : "Model";
+  const node = document.createElement("article"), head = document.createElement("div");
+  node.className = "turn " + (["user", "tool"].includes(turn.role) ? turn.role : "assistant");
+  head.className = "who";
+  head.textContent = who(turn);
   const body = document.createElement("div"), tools = document.createElement("div");
   body.className = "body";
   tools.className = "tools";
-  node.append(who, body, tools);
+  node.append(head, body, tools);
   fill(node, turn);
   return node;
 }
@@ -216,10 +240,16 @@ function remove(c) {
   drawList();
 }
 
+function message(turn) {
+  const m = { role: turn.role, content: turn.content }, calls = wholeCalls(turn);
+  if (turn.role === "tool") Object.assign(m, { tool_call_id: turn.id, name: turn.name });
+  if (calls.length) m.tool_calls = calls.map((c) => ({ id: c.id, type: "function", function: { name: c.name, arguments: c.arguments } }));
+  return m;
+}
+
 // The turns that are sent: those that fit, without answers that failed.
 function messagesOf(c) {
-  const list = c.turns.slice(c.skip || 0).filter((t) => t.content && !(t.role === "assistant" && t.error && !t.content))
-    .map((t) => ({ role: t.role, content: t.content }));
+  const list = c.turns.slice(c.skip || 0).map(message).filter((m) => m.content || m.tool_calls || m.role === "tool");
   return settings.system.trim() && !settings.plain ? [{ role: "system", content: settings.system }, ...list] : list;
 }
 
@@ -263,7 +293,8 @@ async function answer() {
       if (p.reasoning) turn.reasoning = (turn.reasoning || "") + p.reasoning;
       if (p.tokens?.length) (turn.tokens ||= []).push(...p.tokens);
       if (p.call) {
-        const call = ((turn.calls ||= [])[p.call.index] ||= { name: "", arguments: "" });
+        const call = ((turn.calls ||= [])[p.call.index] ||= { id: "", name: "", arguments: "" });
+        call.id += p.call.id;
         call.name += p.call.name;
         call.arguments += p.call.arguments;
       }

@@ -1,5 +1,5 @@
 // Conversations and settings, kept in the browser. A conversation: {id, title, turns: [{role, content, note?,
-// reasoning?, calls?, tokens?}], skip?}.
+// reasoning?, calls?, tokens?}], skip?}; a turn of the role "tool" has the id and name of its call.
 // Several tabs share them: each change reads what the others have written and touches one conversation only.
 
 const KEY = "llmc.chat.v1";

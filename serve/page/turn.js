@@ -49,9 +49,24 @@ function tokens(turn) {
   return [text, below];
 }
 
+// The calls that came to their end; one that was cut short is no JSON.
+export function wholeCalls(turn) {
+  return (turn.calls || []).filter((c) => {
+    try {
+      return JSON.parse(c.arguments) instanceof Object;
+    } catch {
+      return false;
+    }
+  });
+}
+
+export function who(turn) {
+  return { user: "You", tool: "Result of " + turn.name }[turn.role] || "Model";
+}
+
 // Nodes of a turn's body. writing: it is being made now.
 export function turnBody(turn, writing) {
-  if (turn.role === "user") return [turn.content];
+  if (turn.role === "user" || turn.role === "tool") return [turn.content];
   const out = [];
   if (turn.reasoning) out.push(folded("reasoning", "Reasoning", false, el("div", "", ...markdown(turn.reasoning))));
   out.push(...(turn.asTokens && turn.tokens?.length ? tokens(turn) : markdown(turn.content)));
@@ -64,7 +79,7 @@ export function turnBody(turn, writing) {
 export function asMarkdown(c) {
   const parts = [`# ${c.title}`];
   for (const t of c.turns) {
-    parts.push(`## ${t.role === "user" ? "You" : "Model"}`);
+    parts.push("## " + who(t));
     if (t.reasoning) parts.push("> " + t.reasoning.trim().replace(/\n/g, "\n> "));
     if (t.content) parts.push(t.content);
     for (const call of t.calls || []) parts.push("```json\n" + JSON.stringify({ name: call.name, arguments: call.arguments }) + "\n```");

@@ -374,6 +374,76 @@ def test_reasoning_calls_and_probabilities_are_drawn(chat):
     no_errors(chat)
 
 
+@pytest.fixture
+def page(browser, tiny):
+    """The chat page of the tiny server, empty."""
+    browser.set_window_size(1100, 800)
+    browser.get(tiny.url + "/chat")
+    browser.execute_script("localStorage.clear(); localStorage.setItem('llmc.settings.v1', JSON.stringify({temperature: '0', max_tokens: '8'}))")
+    reopen(browser)
+    return browser
+
+
+def reopen(b):
+    b.refresh()
+    wait(b, lambda b: b.find_element(By.ID, "models").get_property("value"))
+
+
+def listen(b, *given):
+    """What the page asks for is kept as window.sent; the first questions get these deltas, each list an answer, the others the server's."""
+    b.execute_script("""
+        const given = arguments[0], fetch = window.fetch;
+        window.sent = [];
+        window.fetch = (url, o) => {
+          if (o?.method === "POST") window.sent.push(JSON.parse(o.body));
+          if (o?.method !== "POST" || !given.length) return fetch(url, o);
+          const frames = given.shift().map((delta) => "data: " + JSON.stringify({ choices: [{ index: 0, delta }] }) + "\\n\\n");
+          return Promise.resolve(new Response(frames.join("") + "data: [DONE]\\n\\n"));
+        };""", list(given))
+
+
+def sent(b):
+    return b.execute_script("return window.sent")
+
+
+def test_calls_are_sent_again_with_their_results(page, tiny):
+    def call(index, name, *arguments):
+        return [{"tool_calls": [{"index": index, "id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": ""}}]},
+                *({"tool_calls": [{"index": index, "function": {"arguments": a}}]} for a in arguments)]
+    listen(page, [*call(0, "f", '{"x": ', '"a"}'), *call(1, "g", "{}"), *call(2, "h", '{"cut')], [{"content": "Both."}])
+    say(page, "Call them.")
+    wait(page, idle)
+    boxes = page.find_elements(By.CSS_SELECTOR, ".results textarea")
+    assert [e.text for e in page.find_elements(By.CSS_SELECTOR, ".results label")] == ["Result of f", "Result of g"], "a call that was cut short has none"
+    boxes[0].send_keys("<b>12</b> degrees")
+    shot(page, "chat-results")
+    css(page, ".results button").click()
+    wait(page, lambda b: answers(b)[-1] == "Both." and idle(b))
+    calls = [{"id": "call_0", "type": "function", "function": {"name": "f", "arguments": '{"x": "a"}'}}, {"id": "call_1", "type": "function", "function": {"name": "g", "arguments": "{}"}}]
+    talk = [{"role": "user", "content": "Call them."}, {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "content": "<b>12</b> degrees", "tool_call_id": "call_0", "name": "f"}, {"role": "tool", "content": "", "tool_call_id": "call_1", "name": "g"}]
+    assert sent(page)[-1]["messages"] == talk and tiny.post("/v1/chat/completions", sent(page)[-1]).status == 200
+    assert not page.find_elements(By.CSS_SELECTOR, ".results"), "they have their results"
+    reopen(page)
+    assert [e.text for e in page.find_elements(By.CSS_SELECTOR, ".turn .who")] == ["You", "Model", "Result of f", "Result of g", "Model"]
+    assert css(page, ".turn.tool .body").text == "<b>12</b> degrees" and css(page, "details.call pre").is_displayed()
+    listen(page)
+    say(page, "And now?")
+    wait(page, lambda b: len(answers(b)) == 3 and idle(b))
+    assert sent(page)[-1]["messages"] == [*talk, {"role": "assistant", "content": "Both."}, {"role": "user", "content": "And now?"}]
+    assert not page.find_elements(By.CSS_SELECTOR, ".error")
+    no_errors(page)
+
+
+def test_a_call_without_a_result_is_not_forgotten(page):
+    keep(page, [{"id": "x", "title": "t", "turns": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "calls": [{"id": "i", "name": "f", "arguments": '{"x":1}'}]}]}])
+    reopen(page)
+    listen(page)
+    say(page, "Never mind.")
+    wait(page, lambda b: len(answers(b)) == 2 and idle(b))
+    assert [m["role"] for m in sent(page)[0]["messages"]] == ["user", "assistant", "user"] and sent(page)[0]["messages"][1]["tool_calls"][0]["id"] == "i"
+
+
 def test_a_schema_and_probabilities_of_an_answer(chat):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     chat.execute_script("localStorage.setItem('llmc.settings.v1', arguments[0])", json.dumps({"temperature": "0", "max_tokens": "24", "schema": json.dumps(schema), "probs": True}))
