@@ -65,10 +65,10 @@ by_name(const void *a, const void *b)
 }
 
 static void
-report(Compare *c, const PlanStep *step, const char *value, double worst, double range, double tolerance)
+report(Compare *c, const PlanStep *step, const char *value, double worst, double range, double tolerance, const float *want, int64_t rows, int64_t width)
 {
 	llmc_verify_row row = { .layer = step->layer, .value = value, .op = op_info[step->op].name, .max_err = worst, .range = range,
-		                .tolerance = tolerance, .ok = worst <= tolerance * (range > 0 ? range : 1) };
+		                .tolerance = tolerance, .ok = worst <= tolerance * (range > 0 ? range : 1), .want = want, .rows = rows, .width = width };
 
 	c->n_row++;
 	if (!row.ok && c->n_bad++ == 0)
@@ -109,7 +109,7 @@ compare_choice(Compare *c, const PlanStep *step, const char *value, const Kept *
 		if (c->other[t])
 			memcpy(id, want, (size_t)width * sizeof *id);
 	}
-	report(c, step, value, (double)others, (double)rows, rows > 8 ? 1.0 / 8 : 1.0 / (double)rows);
+	report(c, step, value, (double)others, (double)rows, rows > 8 ? 1.0 / 8 : 1.0 / (double)rows, NULL, rows, width);
 	return others > 0;
 }
 
@@ -126,7 +126,7 @@ compare_positions(Compare *c, const PlanStep *step, const char *value, const Kep
 				i++;
 			others += have[at] == -1 ? want[at] != -1 : i == width || want[i] != have[at];
 		}
-	report(c, step, value, (double)others, (double)(rows * width), 1.0 / 8);
+	report(c, step, value, (double)others, (double)(rows * width), 1.0 / 8, NULL, rows, width);
 	if (others)
 		memcpy(sel, all, (size_t)(rows * width) * sizeof *sel);
 	return others > 0;
@@ -171,7 +171,7 @@ compare(void *user, const PlanStep *step, const char *value, Dtype dtype, void *
 			range = fabsf(k->data[i]);
 	}
 	/* errors of all layers before add up like independent ones */
-	report(c, step, value, worst, range, c->tolerance * sqrt(2.0 + (step->layer < 0 ? 0 : step->layer)));
+	report(c, step, value, worst, range, c->tolerance * sqrt(2.0 + (step->layer < 0 ? 0 : step->layer)), k->data, rows, width);
 	return changed;
 }
 

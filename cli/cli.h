@@ -140,6 +140,7 @@ void        speaker_close(Speaker *s);
 
 /* "1,2,3" -> ids; false on anything else. *ids is malloc'd. */
 bool  parse_ids(const char *text, int32_t **ids, size_t *n);
+bool  write_npy(const char *path, const float *x, size_t rows, size_t cols); /* NumPy's .npy, format 1.0 */
 bool  parse_sizes(const char *text, int32_t *v, size_t cap, size_t *n);
 /* file's content, "-": stdin; NULL with a complaint */
 char *read_all(const char *path, size_t *n);

@@ -432,3 +432,20 @@ now(void)
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+
+bool
+write_npy(const char *path, const float *x, size_t rows, size_t cols)
+{
+	char head[128], dict[118];
+	FILE *f = fopen(path, "wb");
+	int n = snprintf(dict, sizeof dict, "{'descr': '<f4', 'fortran_order': False, 'shape': (%zu, %zu), }", rows, cols);
+
+	if (!f || n < 0)
+		return false;
+	memset(head, ' ', sizeof head);
+	memcpy(head, "\x93NUMPY\x01\x00\x76\x00", 10);
+	memcpy(head + 10, dict, (size_t)n);
+	head[127] = '\n';
+	bool ok = fwrite(head, 1, sizeof head, f) == sizeof head && fwrite(x, sizeof *x, rows * cols, f) == rows * cols;
+	return fclose(f) == 0 && ok;
+}

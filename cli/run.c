@@ -51,24 +51,6 @@ on_token(void *user, int32_t id, const char *text, size_t n)
 	return true;
 }
 
-/* fp32 array as NumPy's .npy, format 1.0 */
-static bool
-write_npy(const char *path, const float *x, size_t rows, size_t cols)
-{
-	char head[128], dict[118];
-	FILE *f = fopen(path, "wb");
-	int n = snprintf(dict, sizeof dict, "{'descr': '<f4', 'fortran_order': False, 'shape': (%zu, %zu), }", rows, cols);
-
-	if (!f || n < 0)
-		return false;
-	memset(head, ' ', sizeof head);
-	memcpy(head, "\x93NUMPY\x01\x00\x76\x00", 10);
-	memcpy(head + 10, dict, (size_t)n);
-	head[127] = '\n';
-	bool ok = fwrite(head, 1, sizeof head, f) == sizeof head && fwrite(x, sizeof *x, rows * cols, f) == rows * cols;
-	return fclose(f) == 0 && ok;
-}
-
 /* Logits of every prompt position, in chunks of the session's limit. */
 static llmc_status
 prompt_logits(llmc_session *s, const llmc_model_info *info, const int32_t *tok, size_t n_tok, int32_t chunk,

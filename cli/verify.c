@@ -1,4 +1,5 @@
 /* llmc verify: the plan against the fp32 reference, value by value. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,6 +7,8 @@
 
 typedef struct Out {
 	const Common *c;
+	const char   *values;  /* folder, or NULL */
+	bool          failed;  /* to write there */
 	int           n;
 } Out;
 
@@ -13,7 +16,12 @@ static void
 on_row(void *user, const llmc_verify_row *r)
 {
 	Out *o = user;
+	char path[PATH_MAX];
 
+	if (o->values && r->want && !o->failed) {
+		int n = snprintf(path, sizeof path, "%s/%s.npy", o->values, r->value);
+		o->failed = n >= (int)sizeof path || !write_npy(path, r->want, (size_t)r->rows, (size_t)r->width);
+	}
 	if (o->c->json) {
 		printf("%s{\"layer\":%d,\"op\":\"%s\",\"value\":", o->n++ ? "," : "", r->layer, r->op);
 		json_text(stdout, r->value, strlen(r->value));
@@ -29,11 +37,12 @@ static int
 verify(int argc, char **argv)
 {
 	Common c = { 0 };
-	const char *tokens = NULL, *prompt = NULL, *args[1] = { NULL };
+	const char *tokens = NULL, *prompt = NULL, *values = NULL, *args[1] = { NULL };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Verify", NULL, NULL, NULL },
 		{ OPT_TEXT, 'p', "prompt", "TEXT", &prompt, "text to run [a short sentence]" },
 		{ OPT_TEXT, 0, "tokens", "1,2,3", &tokens, "ids instead of text" },
+		{ OPT_TEXT, 0, "values", "DIR", &values, "write what the reference makes to this folder: VALUE.npy [rows, width], fp32; x1, x2, ..: behind each layer" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -61,11 +70,15 @@ verify(int argc, char **argv)
 		for (size_t i = 0; tok && i < n; i++)
 			tok[i] = (int32_t)((int64_t)(i * 7919 + 13) % info.vocab);
 	}
-	Out o = { .c = &c };
+	Out o = { .c = &c, .values = values };
 	if (c.json)
 		printf("{\"rows\":[");
 	if (s == LLMC_OK)
 		s = llmc_verify(m, tok, n, on_row, &o, &err);
+	if (s == LLMC_OK && o.failed) {
+		s = err.code = LLMC_E_IO;
+		snprintf(err.text, sizeof err.text, "%s: values cannot be written there", values);
+	}
 	if (c.json) {
 		printf("],\"ok\":%s", s == LLMC_OK ? "true" : "false");
 		if (s != LLMC_OK) {

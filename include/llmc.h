@@ -788,6 +788,8 @@ typedef struct llmc_verify_row {
 	const char *op;         /* the step that made it */
 	double      max_err, range, tolerance; /* max |a - b|, max |b|, allowed max_err / range; experts: rows that chose others, rows */
 	bool        ok;
+	const float *want;      /* [rows, width], what the reference made, during the call; NULL: numbers of experts or of positions */
+	int64_t     rows, width;
 } llmc_verify_row;
 typedef void (*llmc_verify_fn)(void *user, const llmc_verify_row *row);
 /* Run the plan and the fp32 reference on the same tokens, compare every value that the plan's steps name. Where a row chose other experts, whose

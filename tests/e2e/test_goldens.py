@@ -5,13 +5,14 @@ each new model costs the compilation of its kernels.
 """
 import json
 import os
+import subprocess
 
 import numpy as np
 import pytest
 
 from processor import RUNS
 
-from golden_run import Refused, check, error, run, weights
+from golden_run import LLMC, TOLERANCE, Refused, check, error, run, weights
 
 import scheme_values  # beside weights: golden_run says where
 
@@ -143,6 +144,20 @@ def test_a_wrapper_around_nothing(around, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "a_wrapper", key: g.config} | around))
     weights.write_safetensors(str(tmp_path / "model.safetensors"), {"language_model." + n: weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}, "f32")
     check(g, *run(tmp_path, g, "--device", "ref"))
+
+
+@pytest.mark.parametrize("name", [c for c in CASES if os.path.exists(os.path.join(weights.MODELS, c, "hidden.npy"))])
+def test_the_stream_behind_each_layer(name, tmp_path):
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    want = np.load(os.path.join(g.dir, "hidden.npy")) / g.config.get("residual_multiplier", 1)  # folded away: the stream is kept divided by it
+    (tmp_path / "values").mkdir()
+    subprocess.run([LLMC, "verify", str(tmp_path), "--device", "ref", "-q", "--tokens", ",".join(map(str, g.prompt)), "--values", str(tmp_path / "values"),
+                    "--set", "kv.dtype=f32", *(a for k, v in g.set.items() for a in ("--set", f"{k}={v}"))], check=True, stdout=subprocess.DEVNULL)
+    for n, layer in enumerate(want, 1):
+        got = np.load(tmp_path / "values" / f"x{n}.npy")
+        assert got.shape == layer.shape
+        assert np.abs(got - layer).max() <= TOLERANCE * np.ptp(layer), f"behind layer {n}: off by {np.abs(got - layer).max() / np.ptp(layer):.2e} of the range"
 
 
 @pytest.mark.parametrize("head", ["lm_head.weight", "talker.lm_head.weight"])

@@ -21,6 +21,9 @@ import weights as W
 
 torch.set_num_threads(1)
 N_PROMPT, N_GREEDY = 37, 8      # together past one KV page
+# cases whose streams behind each layer are kept as well
+HIDDEN = ("llama-smol", "gpt_oss-plain", "qwen3_5-plain", "qwen3_next-plain", "gemma4-plain", "nemotron_h-plain", "deepseek_v3-plain", "kimi_linear-plain", "llama4-plain",
+          "granitemoehybrid-plain", "lfm2-plain", "cohere2-pattern", "mamba-plain")
 CASES = {}
 
 
@@ -901,6 +904,17 @@ def transformers_model(c, seed):
 
     def run64(ids):
         return run(ids, model.double())
+
+    def hidden(ids):
+        """The stream behind each layer [layers, len(ids), hidden]"""
+        layers = next(m for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList) and n.rsplit(".")[-1] == "layers")
+        rows = []
+        hooks = [m.register_forward_hook(lambda m, args, out: rows.append((out[0] if isinstance(out, tuple) else out).reshape(len(ids), -1).numpy().copy())) for m in layers]
+        run(ids)
+        for h in hooks:
+            h.remove()
+        return np.stack(rows)
+    run.hidden = hidden
     if c["modern"]:
         config["dtype"] = "bfloat16" if c["emb_bf16"] else "float32"
     return seen if c["vision"] else shapes, config, run, run64
@@ -939,6 +953,7 @@ def make(name, c):
         shapes, config, run, run64 = (other_model if c["other"] else transformers_model)(c, seed)
         ids = prompt(c, seed)
         logits = run(ids)
+        hidden = run.hidden(ids) if name in HIDDEN else None
         spread = float(logits.max() - logits.min())
         greedy, gaps, row = [], [], logits[-1]
         for _ in range(c["n_greedy"]):
@@ -966,6 +981,8 @@ def make(name, c):
         json.loads(text)
         f.write(text)
     np.save(os.path.join(d, "logits.npy"), logits.astype(np.float32))
+    if hidden is not None:
+        np.save(os.path.join(d, "hidden.npy"), hidden.astype(np.float32))
     print(f"{name:34} seed {seed} range {spread:6.2f} wobble {wobble:.1e} gap {min(gaps, default=1):.1e} {greedy}", flush=True)
 
 
