@@ -84,11 +84,8 @@ def test_more_labels_are_no_score(serve, tmp_path):
 
 def test_yes_or_no(serve, tmp_path):
     """The prompt is that of Qwen3-Reranker's page, and the score softmax over the logits of no and yes behind it, here by log probabilities of texts that end in either."""
-    folder = pathlib.Path(tiny_model.build(tmp_path / "asked", context=1024, padding=2, template=TEMPLATE))
-    t = json.loads((folder / "tokenizer.json").read_text())
+    folder = tiny_model.build(tmp_path / "asked", context=1024, template=TEMPLATE, words=("yes", "no"))
     n = len(tiny_model.vocabulary())
-    t["added_tokens"] += [{"id": n + i, "content": w, "special": False, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False} for i, w in enumerate(("yes", "no"))]
-    (folder / "tokenizer.json").write_text(json.dumps(t))
     prefix = ('<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
               "<|im_start|>user\n")
     suffix = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"

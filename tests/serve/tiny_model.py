@@ -39,12 +39,12 @@ def vocabulary(marks=()):
     return [*SPECIAL, *byte_chars(), *("".join(m.split()) for m in MERGES), *marks]
 
 
-def tokenizer(marks=()):
-    vocab = {t: i for i, t in enumerate(vocabulary(marks))}
+def tokenizer(marks=(), words=()):
+    vocab = {t: i for i, t in enumerate(vocabulary((*marks, *words)))}
     return {
         "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [{"id": vocab[t], "content": t, "special": True, "lstrip": False, "rstrip": False, "normalized": False,
-                          "single_word": False} for t in (*SPECIAL, *marks)],
+        "added_tokens": [{"id": vocab[t], "content": t, "special": t not in words, "lstrip": False, "rstrip": False, "normalized": False,
+                          "single_word": False} for t in (*SPECIAL, *marks, *words)],
         "normalizer": None,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         "post_processor": None,
@@ -54,16 +54,16 @@ def tokenizer(marks=()):
     }
 
 
-def build(folder, context=256, base="llama-smol", padding=0, template=TEMPLATE, golden=None, marks=()):
-    """golden: weights.Mtp for a head that guesses as well; marks: special tokens more, behind all others"""
+def build(folder, context=256, base="llama-smol", padding=0, template=TEMPLATE, golden=None, marks=(), words=()):
+    """golden: weights.Mtp for a head that guesses as well; marks: special tokens more, behind all others; words: tokens more that are text, behind those"""
     g = (golden or weights.Golden)(base)
-    n = len(vocabulary(marks)) + padding  # tokens that the tokenizer does not know
+    n = len(vocabulary((*marks, *words))) + padding  # tokens that the tokenizer does not know
     g.config.update(vocab_size=n, max_position_embeddings=context, rope_theta=10000.0)
     for name in g.tensors:
         if "embed_tokens" in name or "lm_head" in name or "shared_head.output" in name:
             g.tensors[name] = [n, g.tensors[name][1]]
     g.build(folder)
-    for name, content in (("tokenizer.json", tokenizer(marks)),
+    for name, content in (("tokenizer.json", tokenizer(marks, words)),
                           ("tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>", **({"chat_template": template} if template else {})})):
         with open(os.path.join(folder, name), "w") as f:
             json.dump(content, f)
