@@ -136,6 +136,7 @@ function draw() {
   $("title").textContent = now.title;
   document.title = now.turns.length ? now.title + " - llmc" : "llmc chat";
   $("log").scrollTop = $("log").scrollHeight;
+  meter();
   drawList();
 }
 
@@ -212,21 +213,21 @@ function withFiles(text) {
   const parts = files.map((f) => `${f.name}:\n${fence(f.text)}\n${f.text.replace(/\n$/, "")}\n${fence(f.text)}`);
   files = [];
   drawFiles();
-  return [text, ...parts].join("\n\n");
+  return [text, ...parts].filter((p) => p.trim()).join("\n\n");
 }
 
-function meter(usage) {
-  const m = $("context");
-  m.hidden = !usage || !context;
+// What the last answer said of the context.
+function meter() {
+  const m = $("context"), used = now.turns.findLast((t) => t.used)?.used;
+  m.hidden = !used || !context;
   if (m.hidden) return;
-  m.value = usage.total_tokens / context;
-  m.title = `${usage.total_tokens} of ${context} tokens of context`;
+  m.value = used / context;
+  m.title = `${used} of ${context} tokens of context`;
 }
 
 function open(c) {
   running?.abort();
   now = c;
-  meter(null);
   $("side").classList.remove("open");
   draw();
   $("prompt").focus();
@@ -305,7 +306,7 @@ async function answer() {
       }
     }
     turn.note = speed();
-    meter(usage);
+    turn.used = usage?.total_tokens;
   } catch (e) {
     if (e.name === "AbortError") {
       turn.note = [speed(), "stopped"].filter(Boolean).join(", ");
@@ -334,6 +335,7 @@ async function answer() {
   save(c);
   if (now === c && c.skip) note(`The conversation is longer than the model's context: its first ${c.skip} messages are no longer sent.`);
   if (now === c) {
+    meter();
     const bottom = log.scrollHeight - log.scrollTop - log.clientHeight < 90;
     [...log.children].forEach((n, i) => fill(n, c.turns[i])); /* what may not be done while it writes, may be now */
     if (bottom) log.scrollTop = log.scrollHeight;
@@ -341,12 +343,12 @@ async function answer() {
 }
 
 function send() {
-  const text = $("prompt").value;
-  if (!text.trim() || running) return;
+  const text = $("prompt").value, title = text.trim() || files.map((f) => f.name).join(", ");
+  if (!title || running) return;
   $("prompt").value = "";
   grow();
   now.turns.push({ role: "user", content: withFiles(text) });
-  if (now.turns.length === 1) now.title = text.trim().replace(/\s+/g, " ").slice(0, 60);
+  if (now.turns.length === 1) now.title = title.replace(/\s+/g, " ").slice(0, 60);
   save(now);
   answer();
 }
@@ -389,8 +391,10 @@ async function hello() {
       return;
     }
     const known = (await models.json()).data;
-    model = known.find((m) => m.id === model)?.id || known[0].id;
-    context = known.find((m) => m.id === model).max_model_len || 0;
+    const chosen = known.find((m) => m.id === settings.model) || known[0];
+    model = chosen.id;
+    context = chosen.max_model_len || 0;
+    meter();
     $("model").textContent = model;
     $("model").hidden = known.length > 1;
     $("models").hidden = known.length < 2;
@@ -407,7 +411,7 @@ async function hello() {
 
 $("form").addEventListener("submit", (e) => { e.preventDefault(); send(); });
 $("stop").addEventListener("click", () => running?.abort());
-$("models").addEventListener("change", () => { model = $("models").value; hello(); });
+$("models").addEventListener("change", () => { settings.model = $("models").value; saveSettings(settings); hello(); });
 $("search").addEventListener("input", drawList);
 $("rename").addEventListener("click", rename);
 $("export").addEventListener("click", download);

@@ -1,10 +1,10 @@
 // Conversations and settings, kept in the browser. A conversation: {id, title, turns: [{role, content, note?,
-// reasoning?, calls?, tokens?}], skip?}; a turn of the role "tool" has the id and name of its call.
+// reasoning?, calls?, tokens?, used?}], skip?}; a turn of the role "tool" has the id and name of its call.
 // Several tabs share them: each change reads what the others have written and touches one conversation only.
 
 const KEY = "llmc.chat.v1";
 const SETTINGS = "llmc.settings.v1";
-export const defaults = { system: "", temperature: "0.7", top_p: "", max_tokens: "", seed: "", key: "", plain: false, schema: "", tools: "", probs: false };
+export const defaults = { model: "", system: "", temperature: "0.7", top_p: "", max_tokens: "", seed: "", key: "", plain: false, schema: "", tools: "", probs: false };
 
 function read(key, otherwise) {
   try {

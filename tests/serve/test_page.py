@@ -487,6 +487,55 @@ def test_edit_branches_rename_search_export(chat, tmp_path):
     chat.get_log("browser")
 
 
+def test_a_file_alone_is_sent(page, tmp_path):
+    (tmp_path / "a.txt").write_text("b\n")
+    listen(page)
+    say(page, " ")
+    assert sent(page) == [] and not answers(page)
+    css(page, "#file").send_keys(str(tmp_path / "a.txt"))
+    wait(page, lambda b: b.find_element(By.ID, "files").is_displayed())
+    css(page, "#send").click()
+    wait(page, idle)
+    assert sent(page)[0]["messages"] == [{"role": "user", "content": "a.txt:\n```\nb\n```"}] and titles(page) == ["a.txt"]
+
+
+def test_the_context_in_use_is_shown_again(page):
+    meter = lambda: css(page, "#context")
+    say(page, "hello")
+    wait(page, idle)
+    used = meter().get_attribute("title")
+    assert meter().is_displayed() and used.endswith("of 256 tokens of context")
+    reopen(page)
+    assert meter().is_displayed() and meter().get_attribute("title") == used
+    css(page, "#new").click()
+    assert not meter().is_displayed()
+    css(page, "#list .pick").click()
+    assert meter().is_displayed() and meter().get_attribute("title") == used
+
+
+def test_the_model_that_is_chosen(browser, serve, tiny_folder):
+    with serve(f"--model=first={tiny_folder}", "--model", f"second={tiny_folder}", "--arch", "generic", "-t", "1", "--seqs", "4") as s:
+        browser.set_window_size(1100, 800)
+        browser.get(s.url + "/chat")
+        browser.execute_script("localStorage.setItem('llmc.settings.v1', JSON.stringify({max_tokens: '4'}))")
+        reopen(browser)
+        models = lambda: css(browser, "#models")
+        assert models().is_displayed() and not css(browser, "#model").is_displayed()
+        assert [e.text for e in models().find_elements(By.TAG_NAME, "option")] == ["first", "second"] and models().get_property("value") == "first"
+        models().send_keys(Keys.ARROW_DOWN)
+        shot(browser, "chat-models")
+        reopen(browser)
+        assert models().get_property("value") == "second"
+        listen(browser)
+        say(browser, "hello")
+        wait(browser, idle)
+        assert sent(browser)[0]["model"] == "second" and not browser.find_elements(By.CSS_SELECTOR, ".error")
+        browser.execute_script("localStorage.setItem('llmc.settings.v1', JSON.stringify({model: 'gone'}))")
+        reopen(browser)
+        assert models().get_property("value") == "first", "a model that is no longer there"
+        no_errors(browser)
+
+
 def test_attached_files_go_with_the_message(chat, tmp_path):
     (tmp_path / "notes.txt").write_text("```\nthe word is lighthouse\n")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
