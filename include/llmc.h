@@ -590,6 +590,7 @@ typedef struct llmc_request {
 	int32_t        adapter;      /* that it runs with, as llmc_adapter_load gave it [none] */
 	const int32_t *pool_tok;     /* [n_pool_tok] tokens: with `pool` a model that makes text gives their logits, of the row that pool says (the last or the first), as the vector */
 	int32_t        n_pool_tok;
+	uint64_t       prefix_salt;  /* pages of its prompt are found again by requests of the same number alone [0] */
 } llmc_request;
 
 /* Copies all that the request points to. *id > 0 is never used twice by an engine.

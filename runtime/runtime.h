@@ -75,6 +75,8 @@ llmc_status session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llm
 /* A sequence without positions runs with this adapter from here on; 0: with none. It holds it until it is freed; a fork, and a sequence loaded from the bytes of
  * one that was saved, have it as well. E_RANGE: no such sequence or adapter, or it has positions already */
 llmc_status session_seq_adapt(Session *s, llmc_seq q, int32_t adapter, llmc_error *err);
+/* Pages that a new sequence, its forks and what is loaded of it saved keep in the prefix cache are found by sequences of the same salt alone; 0: none. */
+void        session_seq_salt(Session *s, llmc_seq q, uint64_t salt);
 llmc_status session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err);
 llmc_status session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err);
 llmc_status session_seq_mark(Session *s, llmc_seq q, llmc_error *err);

@@ -239,6 +239,7 @@ session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err
 	st->length_bound = length_bound ? length_bound : s->lim.context;
 	st->prefix_len = st->mark = 0;
 	st->adapter = 0;
+	st->salt = 0;
 	s->adapter[q] = -1;
 	session_turn(s, q, st->length_bound);
 	ranks_sequence(s, q, st->length_bound);
@@ -262,6 +263,12 @@ session_seq_adapt(Session *s, llmc_seq q, int32_t adapter, llmc_error *err)
 	return LLMC_OK;
 }
 
+void
+session_seq_salt(Session *s, llmc_seq q, uint64_t salt)
+{
+	s->seq[q].salt = salt;
+}
+
 llmc_status
 session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err)
 {
@@ -278,6 +285,7 @@ session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err)
 	to->mark = st->mark;
 	runtime_adapter_hold(s->rt, st->adapter, true, NULL);
 	to->adapter = st->adapter;
+	to->salt = st->salt;
 	s->adapter[q] = s->adapter[from];
 	for (int i = 0; i < s->plan->n_rope; i++)
 		freqs += s->plan->rope[i].dims / 2;

@@ -18,10 +18,11 @@ typedef struct SavedHead {
 	int32_t len, length_bound, prefix_len, mark;
 	int32_t behind, unused; /* its first pages, which are there without their window pages */
 	uint64_t adapter;       /* key of the adapter that it ran with; 0: none */
+	uint64_t salt;          /* of its pages in the prefix cache */
 	uint64_t sum;           /* of them */
 } SavedHead;
 
-static const char magic[8] = "llmckv4";
+static const char magic[8] = "llmckv5";
 
 static void
 head_for(const Session *s, SavedHead *h)
@@ -61,6 +62,7 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 	h.mark = s->seq[q].mark;
 	h.behind = s->kv.seq[q].n_behind;
 	h.adapter = adapter_key(s->rt, s->seq[q].adapter);
+	h.salt = s->seq[q].salt;
 	h.bytes = ranks_kept_bytes(s, kv_seq_pages(h.len), h.behind, true);
 	*need = sizeof h + (size_t)h.bytes;
 	if (cap < *need)
@@ -111,11 +113,12 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		return comm_error(s->comm, err);
 	s->seq[*out].prefix_len = h.prefix_len;
 	s->seq[*out].mark = h.mark;
+	s->seq[*out].salt = h.salt;
 	return LLMC_OK;
 }
 
 /* Tables that depend on the length give other values for the same tokens, and so do adapters: the root is a hash of what the sequence
- * rotates by and of its adapter. */
+ * rotates by and of its adapter, and of the salt of who wants its pages for itself. */
 static int64_t
 root_of(const Session *s, llmc_seq q)
 {
@@ -128,6 +131,8 @@ root_of(const Session *s, llmc_seq q)
 	const uint64_t key = adapter_key(s->rt, s->seq[q].adapter);
 	if (key)
 		h = sum64(&key, sizeof key, h);
+	if (s->seq[q].salt)
+		h = sum64(&s->seq[q].salt, sizeof s->seq[q].salt, h + 1);
 	return -(int64_t)(h >> 1) - 1;
 }
 

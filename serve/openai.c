@@ -3,8 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "serve/keys.h"
+#include "base/sha256.h"
 #include "serve/grammar.h"
+#include "serve/keys.h"
 #include "serve/openai.h"
 
 enum { MAX_BIAS = 1024, MAX_STOP_TOKENS = 128 };
@@ -175,6 +176,26 @@ read_bias(Gen *g, const json_t *o, Problem *p)
 	return true;
 }
 
+/* vLLM's cache_salt: who does not know it finds no pages of the prompt, and so cannot tell by time what was asked. */
+static bool
+read_salt(Gen *g, const json_t *o, Problem *p)
+{
+	const json_t *v = json_object_get(o, "cache_salt");
+	Sha256 sum;
+	char hex[65];
+
+	if (!v || json_is_null(v))
+		return true;
+	if (!json_is_string(v) || !json_string_length(v))
+		return problem(p, 400, "cache_salt", "Invalid 'cache_salt': expected a string that is not empty.");
+	sha256_init(&sum);
+	sha256_add(&sum, json_string_value(v), json_string_length(v));
+	sha256_hex(&sum, hex);
+	hex[16] = 0;
+	g->er.prefix_salt = strtoull(hex, NULL, 16) | 1;
+	return true;
+}
+
 /* The fields that all routes have. */
 static bool
 read_shared(Gen *g, const json_t *o, const OpenAiRoute *route, Problem *p)
@@ -193,7 +214,7 @@ read_shared(Gen *g, const json_t *o, const OpenAiRoute *route, Problem *p)
 	    !field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, &has_seed, p) || !field_bool(o, "ignore_eos", &ignore_eos, p) ||
 	    !field_int(o, "speculate", 0, LLMC_MAX_SPECULATE, &speculate, NULL, p) ||
 	    !field_int(o, "priority", -PRIORITY_MOST, PRIORITY_MOST, &priority, NULL, p) || !field_bool(o, "skip_special_tokens", &skip_special, p) || !field_bool(o, "stream", &g->stream, p) ||
-	    !read_stop(g, o, route->max_stop, p) || !read_stop_tokens(g, o, p) || !read_bias(g, o, p))
+	    !read_stop(g, o, route->max_stop, p) || !read_stop_tokens(g, o, p) || !read_bias(g, o, p) || !read_salt(g, o, p))
 		return false;
 	if (!(repetition > 0))
 		return problem(p, 400, "repetition_penalty", "Invalid 'repetition_penalty': it must be greater than 0.");

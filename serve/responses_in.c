@@ -291,7 +291,7 @@ responses_chat(const json_t *in, Problem *p)
 	static const struct { const char *theirs, *ours; } same[] = {
 		{ "model", "model" }, { "temperature", "temperature" }, { "top_p", "top_p" }, { "stream", "stream" }, { "max_output_tokens", "max_completion_tokens" },
 		{ "parallel_tool_calls", "parallel_tool_calls" }, { "seed", "seed" }, { "top_k", "top_k" },
-		{ "min_p", "min_p" }, { "priority", "priority" }, { "speculate", "speculate" }, { "structured_outputs", "structured_outputs" }, { "guided_json", "guided_json" },
+		{ "min_p", "min_p" }, { "priority", "priority" }, { "cache_salt", "cache_salt" }, { "speculate", "speculate" }, { "structured_outputs", "structured_outputs" }, { "guided_json", "guided_json" },
 		{ "guided_regex", "guided_regex" }, { "guided_choice", "guided_choice" }, { "guided_grammar", "guided_grammar" },
 	};
 	static const char *const objects[] = { "reasoning", "text", "metadata" };

@@ -27,6 +27,7 @@ begin(Engine *e, JobChoice *c, const SchedSeq *q)
 		c->second = -1;
 		return false;
 	}
+	session_seq_salt(e->second, c->second, q->req->salt);
 	c->head.at = session_prefix_find(e->second, c->second, q->tok + 1, q->n_tok - 1); /* what position i of a head has been fed */
 	c->head.n = 0;
 	c->head.holes = false;

@@ -126,6 +126,7 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 	TRY_GOTO(runtime_adapter_hold(e->session->rt, r.adapter, false, err));
 	j->held = e->session->rt;
 	j->req->adapter = r.adapter;
+	j->req->salt = r.prefix_salt;
 	j->req->prompt_rows = r.prompt_logprobs || j->pool > LLMC_POOL_LAST;
 	const char *why = sched_refuses(&e->sched_lim, j->req);
 	if (why) {

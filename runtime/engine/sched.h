@@ -71,6 +71,7 @@ typedef struct SchedSeq {
 struct SchedReq {
 	uint64_t   order;
 	int32_t    adapter;         /* that its sequences run with */
+	uint64_t   salt;            /* of its prompt's pages in the prefix cache */
 	int32_t    priority;        /* the lower, the sooner */
 	int32_t    n_prompt, max_new, n_seq;
 	int32_t    bound;           /* positions of a sequence at most */

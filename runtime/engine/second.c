@@ -28,6 +28,7 @@ caught_up(Engine *e, JobChoice *c, const SchedSeq *q)
 			c->second = -1;
 			return false;
 		}
+		session_seq_salt(e->second, c->second, q->req->salt);
 		session_prefix_find(e->second, c->second, q->tok, q->n_tok);
 	}
 	int32_t len = session_seq_len(e->second, c->second), left = q->n_tok - len;

@@ -29,6 +29,7 @@ typedef struct SeqState {
 	int32_t prefix_len;      /* positions that every row sees; 0: none */
 	int32_t mark;            /* position that rows after the prefix turn by, when rotation has two axes */
 	int32_t adapter;         /* its number; 0: none */
+	uint64_t salt;           /* its pages are found by sequences of the same one; 0: none */
 	bool    in_step;         /* of the forward that is being checked */
 	bool    fresh;           /* the device has not taken its rotary frequencies yet */
 	double *freq;            /* [sum of dims / 2 over the tables] */

@@ -316,3 +316,30 @@ def test_curl(tiny):
     assert stream.endswith("data: [DONE]\n\n")
     chunked = curl(tiny.url + "/v1/completions", "-H", "Content-Type: application/json", "-H", "Transfer-Encoding: chunked", "-d", body)
     assert json.loads(chunked)["choices"] == one["choices"]
+
+
+def test_prompts_of_different_salts_share_no_pages(serve, tiny_folder, tmp_path):
+    """cache_salt as vLLM has it: in memory, and in files behind a restart."""
+    prompt = "a beginning that is long enough for several pages of positions, word by word, " * 2
+
+    def cached(server, salt, text=prompt, **more):
+        r = server.post("/v1/completions", {"model": "tiny", "prompt": text, "max_tokens": 3, **({"cache_salt": salt} if salt else {}), **more})
+        assert r.status == 200, r.text
+        return r.json()["usage"]["prompt_tokens_details"]["cached_tokens"], r.json()["choices"][0]["text"]
+
+    options = ["--arch", "generic", "-t", "1", "--seqs", "4", "--model-name", "tiny", "--kv-tokens", "2048", "--prefix-dir", tmp_path / "pages"]
+    with serve(tiny_folder, *options) as s:
+        none, text = cached(s, None, temperature=0)
+        assert none == 0 and cached(s, None, temperature=0)[0] > 64
+        for salt in "a", "b":
+            assert cached(s, salt, temperature=0) == (0, text)
+            assert cached(s, salt, temperature=0)[0] > 64
+        r = s.post("/v1/responses", {"model": "tiny", "input": prompt, "cache_salt": "c", "max_output_tokens": 2})
+        assert r.status == 200 and r.json()["usage"]["input_tokens_details"]["cached_tokens"] == 0
+        for bad in "", 5, ["a"]:
+            r = s.post("/v1/completions", {"model": "tiny", "prompt": "a", "cache_salt": bad})
+            assert r.status == 400 and "cache_salt" in r.json()["error"]["message"]
+        s.idle()
+        assert s.stop()[0] == 0
+    with serve(tiny_folder, *options) as s:
+        assert cached(s, "d")[0] == 0 and cached(s, "a")[0] > 64 and cached(s, None)[0] > 64
