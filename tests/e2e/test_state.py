@@ -375,7 +375,7 @@ REFUSED = (  # what is set, and words of the answer
     (["ssm.norm=norm_first", "ssm.norm_groups=2"], "norm_first: such a norm is of the whole row"), (["attention.layers=[2]"], "layer 0 is in linear.layers and not in attention.layers"),
     (["ffn.layers=[0, 1]", "attention.layers=[0, 1, 3]"], "layer 2 is neither in"), (["residual.form=parallel", "ffn.layers=[0, 1]"], "in parallel form layers have two"),
     (["shared.layers=[2]"], "layer 2 is in shared.layers: such a block stands in front of a selective scan"), (["shared.layers=[1]", "shared.blocks=2"], "more than the 1 layers of shared.layers"),
-    (["ssm.dt_rank=4"], "ssm.heads = 6: with ssm.dt_rank there is one"), (["ssm.dt_rank=4", "ssm.heads=1", "ssm.groups=1"], "ssm.groups belongs to scans with a rate a head"),
+    (["ssm.dt_rank=4"], "ssm.heads = 6: with ssm.dt_rank there is one"), (["ssm.dt_rank=4", "ssm.heads=1", "ssm.groups=2"], "ssm.groups belongs to scans with a rate a head"),
     (["linear.layers=none", "ssm.layers=none", "shared.layers=[1]"], "layer 1 is in shared.layers: such a block stands in front of a selective scan"),
     (["ssm.low_norm=unit"], "belongs to scans with ssm.dt_rank"), (["linear.layers=[0]", "shared.layers=[1]", "attention.qk_norm=head"], "have plain attention and a plain gated feed-forward"),
     (["attention.kv_shared=2", "linear.layers=[0]", "ssm.layers=[1]", "attention.layers=[0, 1, 3]"], "no layer before them is one of attention"))
