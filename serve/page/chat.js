@@ -79,7 +79,11 @@ function fill(node, turn) {
       b.className = "probs";
       tools.append(b);
     }
-    if (!last) tools.append(button("Branch", () => branch(turn, turn), "Go on from here in a conversation of its own"));
+    if (!last) {
+      const b = button("Branch", () => branch(turn, turn), "Go on from here in a conversation of its own");
+      b.className = "branch";
+      tools.append(b);
+    }
     if (last) {
       const again = button("Regenerate", regenerate);
       again.className = "again";
@@ -131,8 +135,15 @@ function turnNode(turn) {
   return node;
 }
 
+// Keys that were used on what goes away by this change go to the message box after it.
+function keepingFocus(change) {
+  const at = document.querySelector(":focus-visible");
+  change();
+  if (at && !at.getClientRects().length) $("prompt").focus();
+}
+
 function draw() {
-  $("log").replaceChildren(...now.turns.map(turnNode));
+  keepingFocus(() => $("log").replaceChildren(...now.turns.map(turnNode)));
   $("title").textContent = now.title;
   document.title = now.turns.length ? now.title + " - llmc" : "llmc chat";
   $("log").scrollTop = $("log").scrollHeight;
@@ -141,8 +152,10 @@ function draw() {
 }
 
 function busy(is) {
-  $("send").hidden = is;
-  $("stop").hidden = !is;
+  keepingFocus(() => {
+    $("send").hidden = is;
+    $("stop").hidden = !is;
+  });
 }
 
 // ---- doing ----
@@ -167,7 +180,7 @@ function editTurn(node, turn) {
     answer();
   });
   done.className = "edited";
-  tools.replaceChildren(done, button("Cancel", () => fill(node, turn)));
+  tools.replaceChildren(done, button("Cancel", () => keepingFocus(() => fill(node, turn))));
   area.focus();
 }
 
@@ -337,7 +350,7 @@ async function answer() {
   if (now === c) {
     meter();
     const bottom = log.scrollHeight - log.scrollTop - log.clientHeight < 90;
-    [...log.children].forEach((n, i) => fill(n, c.turns[i])); /* what may not be done while it writes, may be now */
+    keepingFocus(() => [...log.children].forEach((n, i) => fill(n, c.turns[i]))); /* what may not be done while it writes, may be now */
     if (bottom) log.scrollTop = log.scrollHeight;
   }
 }

@@ -536,6 +536,77 @@ def test_the_model_that_is_chosen(browser, serve, tiny_folder):
         no_errors(browser)
 
 
+def test_a_branch_goes_on_from_an_earlier_answer(page):
+    for n in (1, 2):
+        say(page, f"hello {n}")
+        wait(page, lambda b: len(answers(b)) == n and idle(b))
+    first = answers(page)[0]
+    buttons = [[e.text for e in t.find_elements(By.TAG_NAME, "button")] for t in page.find_elements(By.CSS_SELECTOR, ".turn.assistant .tools")]
+    assert ["Branch" in b for b in buttons] == [True, False] and "Regenerate" in buttons[1]
+    css(page, ".branch").click()
+    assert answers(page) == [first] and titles(page) == ["hello 1", "hello 1"]
+    say(page, "hello 3")
+    wait(page, lambda b: len(answers(b)) == 2 and idle(b))
+    page.find_elements(By.CSS_SELECTOR, "#list .pick")[1].click()
+    said = lambda: [e.text for e in page.find_elements(By.CSS_SELECTOR, ".turn.user .body")]
+    assert said() == ["hello 1", "hello 2"] and answers(page)[0] == first, "the old one stays"
+    page.find_elements(By.CSS_SELECTOR, "#list .pick")[0].click()
+    assert said() == ["hello 1", "hello 3"]
+    no_errors(page)
+
+
+def test_everything_by_the_keyboard(browser, fake):
+    """Sending, stopping and editing: Tab goes everywhere, and nothing is clicked. The false engine answers with the prompt, slowly."""
+    keys = lambda *k: browser.switch_to.active_element.send_keys(*k)
+
+    def tab_to(what, back=False):
+        for _ in range(40):
+            if browser.execute_script("return document.activeElement.matches(arguments[0])", what):
+                return
+            keys(Keys.SHIFT + Keys.TAB if back else Keys.TAB)
+        raise AssertionError(f"Tab does not come to {what}")
+
+    with fake(step_ms=30, context=2048) as s:
+        browser.set_window_size(1100, 800)
+        browser.get(s.url + "/chat")
+        browser.execute_script("localStorage.setItem('llmc.settings.v1', JSON.stringify({max_tokens: '200'}))")
+        reopen(browser)
+        assert browser.execute_script("return document.activeElement.id") == "prompt"
+        keys("one", Keys.SHIFT + Keys.ENTER + Keys.NULL, "two")
+        assert not answers(browser)
+        keys(Keys.ENTER)
+        wait(browser, lambda b: answers(b) and answers(b)[-1])
+        keys(Keys.ESCAPE)
+        wait(browser, idle)
+        assert "stopped" in css(browser, ".turn.assistant .tools").text and css(browser, ".turn.user .body").text == "one\ntwo"
+        s.idle()
+        keys("again", Keys.ENTER)
+        wait(browser, lambda b: len(answers(b)) == 2 and answers(b)[-1])
+        tab_to("#stop")
+        keys(Keys.ENTER)
+        wait(browser, lambda b: len(answers(b)) == 2 and idle(b))
+        assert browser.find_elements(By.CSS_SELECTOR, ".turn.assistant .tools")[1].text.endswith("stopped")
+        s.idle()
+        browser.find_element(By.ID, "prompt").send_keys("")
+        tab_to(".edit", back=True)
+        keys(Keys.ENTER)
+        assert browser.execute_script("return document.activeElement.getAttribute('aria-label')") == "Edit the message"
+        keys(Keys.CONTROL + "a")
+        keys("other")
+        tab_to(".edited")
+        keys(Keys.ENTER)
+        wait(browser, lambda b: len(titles(b)) == 2 and answers(b)[-1])
+        assert [e.text for e in browser.find_elements(By.CSS_SELECTOR, ".turn.user .body")][-1] == "other"
+        keys(Keys.ESCAPE)
+        wait(browser, idle)
+        keys("more", Keys.ENTER)
+        wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, ".turn.user .body")[-1].text == "more")
+        keys(Keys.ESCAPE)
+        wait(browser, idle)
+        s.idle()
+        no_errors(browser)
+
+
 def test_attached_files_go_with_the_message(chat, tmp_path):
     (tmp_path / "notes.txt").write_text("```\nthe word is lighthouse\n")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
@@ -572,13 +643,19 @@ def test_status_page_draws_what_came_of_guesses(browser, fake):
         wait(browser, lambda b: "25 of 100" in plot(b, "plots").text and plot(b, "plots").find_element(By.CSS_SELECTOR, "path").get_attribute("d"))
         wait(browser, lambda b: "most 25" in plot(b, "hour").text)  # with the next sample
         assert "Guesses that came true, tokens 200 of 800" in browser.find_element(By.ID, "facts").text
+        paper = set()
         try:
             for scheme in ("light", "dark"):
                 browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
-                for width in (390, 1100):
+                paper.add(browser.execute_script("return [document.body, document.querySelector('#plots path')].map((e) => getComputedStyle(e)).map((c) => [c.backgroundColor, c.color, c.stroke]).join()"))
+                for width in (375, 1100):
                     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 1400, "deviceScaleFactor": 1, "mobile": width < 500})
-                    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+                    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+                    places = browser.execute_script("return [...document.querySelectorAll('.plot, #facts')].map((e) => e.getBoundingClientRect()).map((r) => [r.left, r.right, r.width])")
+                    assert len(places) == 15 and all(0 <= left and right <= width and w > 200 for left, right, w in places)
+                    assert len({left for left, _, _ in places[:7]}) == (1 if width == 375 else 3), "columns"
                     shot(browser, f"status-{width}-{scheme}")
+            assert len(paper) == 2, "light and dark"
         finally:
             browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
             browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
