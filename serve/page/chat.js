@@ -2,7 +2,7 @@
 import { complete, headers } from "./api.js";
 import { copyButton } from "./copy.js";
 import { asMarkdown, turnBody, wholeCalls, who } from "./turn.js";
-import { drop, dropAll, keep, loadAll, loadSettings, onChange, saveSettings } from "./store.js";
+import { add, drop, dropAll, keep, loadAll, loadSettings, onChange, saveSettings } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
 let all = loadAll(), settings = loadSettings(), model = "", running = null;
@@ -193,12 +193,24 @@ function rename() {
   drawList();
 }
 
-function download() {
-  const a = document.createElement("a"), url = URL.createObjectURL(new Blob([asMarkdown(now)], { type: "text/markdown" }));
+function download(name, ending, type, text) {
+  const a = document.createElement("a"), url = URL.createObjectURL(new Blob([text], { type }));
   a.href = url;
-  a.download = (now.title.replace(/[^\p{L}\p{N} _-]+/gu, "").trim() || "conversation") + ".md";
+  a.download = (name.replace(/[^\p{L}\p{N} _-]+/gu, "").trim() || "conversation") + ending;
   a.click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+// Conversations of a file that "Export all" wrote.
+async function take(file) {
+  try {
+    const n = add(JSON.parse(await file.text()));
+    note(`${n} conversations of ${file.name} are new.`);
+  } catch {
+    note(`${file.name} holds no conversations.`);
+  }
+  reload();
+  drawList();
 }
 
 // Text files go with the next message, each behind its name.
@@ -427,7 +439,10 @@ $("stop").addEventListener("click", () => running?.abort());
 $("models").addEventListener("change", () => { settings.model = $("models").value; saveSettings(settings); hello(); });
 $("search").addEventListener("input", drawList);
 $("rename").addEventListener("click", rename);
-$("export").addEventListener("click", download);
+$("export").addEventListener("click", () => download(now.title, ".md", "text/markdown", asMarkdown(now)));
+$("export-all").addEventListener("click", () => download("conversations", ".json", "application/json", JSON.stringify(loadAll())));
+$("import").addEventListener("click", () => $("import-file").click());
+$("import-file").addEventListener("change", () => { $("settings").close(); take($("import-file").files[0]); $("import-file").value = ""; });
 $("attach").addEventListener("click", () => $("file").click());
 $("file").addEventListener("change", () => { attach([...$("file").files]); $("file").value = ""; });
 $("new").addEventListener("click", () => open(fresh()));

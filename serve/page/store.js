@@ -17,7 +17,7 @@ function read(key, otherwise) {
 
 function valid(c) {
   return c && typeof c.id === "string" && typeof c.title === "string" && Array.isArray(c.turns) &&
-    c.turns.every((t) => typeof t.role === "string" && typeof t.content === "string");
+    c.turns.every((t) => t && typeof t.role === "string" && typeof t.content === "string" && [t.calls, t.tokens].every((l) => l === undefined || Array.isArray(l)));
 }
 
 export function loadAll() {
@@ -42,6 +42,13 @@ export function keep(c) {
   if (at < 0) all.unshift(c);
   else all[at] = c;
   return write(all);
+}
+
+// Adds those that are not there, of a list as loadAll gives it; those that are stay as they are. Gives how many were kept.
+export function add(list) {
+  const all = loadAll(), news = list.filter((c) => valid(c) && !all.some((x) => x.id === c.id));
+  write([...all, ...news]);
+  return loadAll().length - all.length;
 }
 
 export function drop(c) {

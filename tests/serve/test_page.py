@@ -607,6 +607,31 @@ def test_everything_by_the_keyboard(browser, fake):
         no_errors(browser)
 
 
+def test_all_conversations_are_exported_and_imported(page, tmp_path):
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "calls": [{"id": "i", "name": "f", "arguments": "{}"}]}]
+    mine = [{"id": i, "title": f"{i} \u00e9", "turns": turns} for i in "ab"]
+    keep(page, mine)
+    reopen(page)
+    page.execute_script("HTMLAnchorElement.prototype.click = function () { window.saved = this.download; }; URL.createObjectURL = (b) => { b.text().then((t) => { window.text = t; }); return '#'; }")
+    css(page, "#settings-open").click()
+    shot(page, "chat-settings")
+    css(page, "#export-all").click()
+    text = wait(page, lambda b: b.execute_script("return window.text"))
+    assert page.execute_script("return window.saved") == "conversations.json" and json.loads(text) == mine
+    bad = [{"id": "c", "title": "c", "turns": [{"role": "user", "content": 1}]}, {"id": "d", "title": "d", "turns": [{"role": "assistant", "content": "", "calls": 7}]}, None, 3]
+    for name, content in (("all.json", json.dumps(json.loads(text) + bad)), ("none.json", "{"), ("other.json", "{}")):
+        (tmp_path / name).write_text(content)
+    keep(page, [{**mine[1], "title": "mine"}])
+    reopen(page)
+    for name, told in (("all.json", "1 conversations of all.json are new."), ("none.json", "none.json holds no conversations."), ("other.json", "other.json holds no conversations.")):
+        css(page, "#import-file").send_keys(str(tmp_path / name))
+        wait(page, lambda b: b.find_element(By.ID, "note").text == told)
+        assert titles(page) == ["mine", "a \u00e9"]
+    page.find_elements(By.CSS_SELECTOR, "#list .pick")[1].click()
+    assert answers(page)[0].startswith("a") and css(page, "details.call summary").text == "Calls f"
+    no_errors(page)
+
+
 def test_attached_files_go_with_the_message(chat, tmp_path):
     (tmp_path / "notes.txt").write_text("```\nthe word is lighthouse\n")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
