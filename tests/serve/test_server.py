@@ -122,6 +122,54 @@ def test_answers_have_the_form_of_the_document(tiny):
     check("TokenizeResponse", tiny.post("/v1/tokenize", {"prompt": "a"}).json())
 
 
+TALK = [{"role": "user", "content": "hi"}]
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+TOOL = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+
+
+@pytest.mark.parametrize("method, path, body, headers", [
+    ("GET", "/api/ps", None, {}), ("GET", "/api/tags", None, {}), ("POST", "/api/show", {"model": "tiny"}, {}),
+    ("POST", "/api/chat", {"model": "tiny"}, {}),
+    ("POST", "/api/chat", {"messages": TALK, "think": "low", "logprobs": True, "top_logprobs": 1, "stream": False, "options": {"num_predict": 2, "stop": ["x"], "typical_p": 0.5}}, {}),
+    ("POST", "/api/generate", {"prompt": "hi", "format": "json", "logprobs": True, "stream": False, "options": {"num_predict": 2}}, {}),
+    ("GET", "/v1/models", None, {}), ("GET", "/v1/models", None, ANTHROPIC), ("GET", "/v1/models/tiny", None, ANTHROPIC),
+    ("POST", "/v1/messages", {"messages": TALK, "max_tokens": 2, "stop_sequences": ["x"]}, {}),
+    ("POST", "/v1/responses", {"input": "hi", "max_output_tokens": 2, "include": ["message.output_text.logprobs"], "tools": [{"type": "custom", "name": "c"}], "seed": 1, "top_k": 3,
+                               "min_p": 0.1, "priority": 1, "speculate": 0, "metadata": {"a": "b"}, "guided_choice": ["a"]}, {}),
+    ("POST", "/v1/chat/completions", {"messages": [*TALK, {"role": "assistant", "content": "x", "reasoning_content": "y"}], "max_tokens": 2, "typical_p": 0.5, "reasoning_effort": "low",
+                                      "add_special_tokens": False, "tools": [{"type": "function", "function": TOOL}], "guided_choice": ["a"]}, {}),
+    ("POST", "/generate", {"inputs": "a", "parameters": {"max_new_tokens": 2, "adapter_id": "tiny"}}, {}),
+    ("POST", "/tokenize", {"content": "a", "add_special": False, "parse_special": True, "with_pieces": True}, {}), ("POST", "/detokenize", {"tokens": [50]}, {}),
+    ("GET", "/status/history.json", None, {}),
+])
+def test_the_document_tells_the_fields(tiny, method, path, body, headers):
+    """No key of a request or of its answer is missing there, where the document tells keys at all."""
+    doc = tiny.get("/openapi.json").json()
+
+    def missing(value, schemas, where=""):
+        all_of = []
+        while schemas:
+            s = schemas.pop()
+            if "$ref" in s:
+                schemas.append(doc["components"]["schemas"][s["$ref"].split("/")[-1]])
+            all_of.append(s)
+            schemas += s.get("anyOf", []) + s.get("oneOf", [])
+        if isinstance(value, list):
+            items = [s["items"] for s in all_of if "items" in s]
+            return [m for v in value for m in missing(v, list(items), where + "[]")] if items else []
+        tells = [s["properties"] for s in all_of if "properties" in s]
+        if not isinstance(value, dict) or not tells:
+            return []
+        here = {k: [t[k] for t in tells if k in t] for k in value}
+        return [f"{where}.{k}" for k in value if not here[k]] + [m for k in value for m in missing(value[k], here[k], f"{where}.{k}")]
+    of = doc["paths"][path.replace("/tiny", "/{model}")][method.lower()]
+    assert body is None or missing(body, [of["requestBody"]["content"]["application/json"]["schema"]]) == []
+    r = tiny.request(method, path, body, headers=headers)
+    assert r.status == 200, r.text
+    answer = json.loads(r.text.splitlines()[0])
+    assert missing(answer, [of["responses"]["200"]["content"]["application/json"]["schema"]]) == []
+
+
 def test_pages_are_served_under_a_strict_policy(tiny):
     for path in ("/chat", "/status", "/"):
         r = tiny.get(path, headers={"Accept": "text/html,*/*"})
