@@ -338,7 +338,7 @@ serve(int argc, char **argv)
 	struct sigaction sa = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGTERM, &sa, NULL);
-	if (log_file)
+	if (log_file || so.keys)
 		sigaction(SIGHUP, &sa, NULL);
 	eo.limits = &lim;
 	eo.log = on_log;

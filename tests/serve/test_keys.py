@@ -1,5 +1,6 @@
 """Keys with limits: who may ask, for how much at once, what the log says of it; and files of keys that are wrong."""
 import json
+import pathlib
 import signal
 import subprocess
 import time
@@ -70,10 +71,13 @@ def test_the_log_names_who_asked(server):
     pytest.fail(f"the log names {keys}")
 
 
-def test_sighup_reads_the_file_again(serve, tiny_folder, tmp_path):
+@pytest.mark.parametrize("file", [True, False])
+def test_sighup_reads_the_file_again(serve, tiny_folder, tmp_path, file):
     keys, log = tmp_path / "keys", tmp_path / "log"
     keys.write_text("alice sk-alice\nbob sk-bob requests=1\n")
-    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "2", "--model-name", "tiny", "--keys", keys, "--log-file", log) as s:
+    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "2", "--model-name", "tiny", "--keys", keys, *(("--log-file", log) if file else ())) as s:
+        log = log if file else pathlib.Path(s.log)
+
         def again(text, said):
             n = log.read_text().count(said)
             keys.write_text(text)

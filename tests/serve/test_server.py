@@ -135,7 +135,7 @@ TOOL = {"name": "f", "parameters": {"type": "object", "properties": {}}}
     ("GET", "/v1/models", None, {}), ("GET", "/v1/models", None, ANTHROPIC), ("GET", "/v1/models/tiny", None, ANTHROPIC),
     ("POST", "/v1/messages", {"messages": TALK, "max_tokens": 2, "stop_sequences": ["x"]}, {}),
     ("POST", "/v1/responses", {"input": "hi", "max_output_tokens": 2, "include": ["message.output_text.logprobs"], "tools": [{"type": "custom", "name": "c"}], "seed": 1, "top_k": 3,
-                               "min_p": 0.1, "priority": 1, "speculate": 0, "metadata": {"a": "b"}, "guided_choice": ["a"]}, {}),
+                               "min_p": 0.1, "priority": 1, "cache_salt": "a", "speculate": 0, "metadata": {"a": "b"}, "guided_choice": ["a"]}, {}),
     ("POST", "/v1/chat/completions", {"messages": [*TALK, {"role": "assistant", "content": "x", "reasoning_content": "y"}], "max_tokens": 2, "typical_p": 0.5, "reasoning_effort": "low",
                                       "add_special_tokens": False, "tools": [{"type": "function", "function": TOOL}], "guided_choice": ["a"]}, {}),
     ("POST", "/generate", {"inputs": "a", "parameters": {"max_new_tokens": 2, "adapter_id": "tiny"}}, {}),
