@@ -61,6 +61,7 @@ typedef struct Build {  /* a grammar on its way from text to automaton */
 	const Lexicon *lexicon;
 	llmc_grammar_options opt;
 	const char *place;    /* in front of what build_fail says; NULL: nothing */
+	const char *nothing;  /* a place of the schema that no value fits; NULL: none was seen */
 	/* shared rules of JSON, -1: not made yet */
 	int32_t     json_string, json_value, json_object, json_array, json_number;
 } Build;

@@ -1,4 +1,5 @@
 /* A grammar from its text: the front end of its kind, the automaton, and what is kept beside it. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +8,7 @@
 #include "base/utf8.h"
 #include "grammar/inside.h"
 
-enum { MAX_TEXT = 16 << 20 };
+enum { MAX_TEXT = 16 << 20, MAX_PLACE = 300 };
 
 /* ["one", "two"] or a line each */
 Ex *
@@ -48,9 +49,9 @@ kind_read(Build *b, llmc_grammar_kind kind, const char *text, size_t n)
 	build_fail(b, "no such kind of grammar: %d", (int)kind);
 }
 
-/* All that jumps is below this call, so that its caller's variables are safe. */
+/* All that jumps is below this call, so that its caller's variables are safe. nothing: what is said where nothing matches. */
 static llmc_status
-compile(Grammar *g, Arena *a, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt, llmc_error *err)
+compile(Grammar *g, Arena *a, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt, char nothing[MAX_PLACE], llmc_error *err)
 {
 	Build *b = calloc(1, sizeof *b);
 	llmc_status status;
@@ -68,6 +69,8 @@ compile(Grammar *g, Arena *a, llmc_grammar_kind kind, const char *text, size_t n
 		status = err->code;
 	else
 		status = automaton_make(b, kind_read(b, kind, text, n), &g->m, err);
+	if (b->nothing)
+		snprintf(nothing, MAX_PLACE, ": no value fits %s", b->nothing);
 	free(b);
 	return status;
 }
@@ -79,6 +82,7 @@ grammar_open(Lexicon *l, llmc_grammar_kind kind, const char *text, size_t n, con
 	llmc_grammar_options own = LLMC_INIT(llmc_grammar_options);
 	llmc_error why = { 0 };
 	llmc_status status = LLMC_OK;
+	char nothing[MAX_PLACE] = "";
 	Arena a;
 
 	*out = NULL;
@@ -106,7 +110,7 @@ grammar_open(Lexicon *l, llmc_grammar_kind kind, const char *text, size_t n, con
 			memcpy(g->eos, eos, (size_t)n_eos * sizeof *eos);
 		g->n_eos = n_eos;
 		arena_init(&a);
-		status = compile(g, &a, kind, text, n, &own, &why);
+		status = compile(g, &a, kind, text, n, &own, nothing, &why);
 		arena_release(&a);
 	}
 	if (status == LLMC_OK) { /* the first set, now: a grammar that nothing matches is told here */
@@ -115,7 +119,7 @@ grammar_open(Lexicon *l, llmc_grammar_kind kind, const char *text, size_t n, con
 		if (setjmp(g->fault))
 			status = why.code;
 		else if (set_start(g) == 0)
-			status = error_set(&why, LLMC_E_INPUT, "nothing matches the grammar");
+			status = error_set(&why, LLMC_E_INPUT, "nothing matches the grammar%s", nothing);
 		pthread_mutex_unlock(&g->lock);
 	}
 	if (status != LLMC_OK) {

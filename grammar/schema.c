@@ -190,8 +190,49 @@ of_types(Schema *s, const json_t *o, const Path *p)
 	return ex_list(b, EX_ALT, &parts);
 }
 
+/* Does x match nothing, as far as it is soon told? */
+static bool
+is_nothing(const Ex *x, int depth)
+{
+	bool all = x->kind == EX_ALT;
+
+	if (depth > 6 || (x->kind != EX_ALT && x->kind != EX_SEQ))
+		return false;
+	for (int32_t i = 0; i < x->n; i++) {
+		const bool one = is_nothing(x->part[i], depth + 1);
+		if (x->kind == EX_ALT ? !one : one)
+			return x->kind == EX_SEQ;
+	}
+	return all;
+}
+
+/* Where no value fits: told when nothing fits the whole. The keyword is the likeliest one. */
+static void
+note_nothing(Schema *s, const json_t *v, const Path *p)
+{
+	static const char *const keys[] = { "const", "enum", "minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties", "allOf", "oneOf", "required", NULL };
+	const char *const *k = keys;
+
+	while (*k && !json_object_get(v, *k))
+		k++;
+	s->b->nothing = arena_printf(s->b->a, "schema, %s%s%s", schema_path(s, p), *k ? "/" : "", *k ? *k : "");
+}
+
+static Ex *value_of(Schema *s, const json_t *v, const Path *p);
+
 Ex *
 schema_value(Schema *s, const json_t *v, const Path *p)
+{
+	const char *before = s->b->nothing;
+	Ex *x = value_of(s, v, p);
+
+	if (s->b->nothing == before && !s->asked && is_nothing(x, 0)) /* else a part of it has said so */
+		note_nothing(s, v, p);
+	return x;
+}
+
+static Ex *
+value_of(Schema *s, const json_t *v, const Path *p)
 {
 	static const char *const never[] = { "not", "if", "then", "else", "$dynamicRef", "$recursiveRef", NULL };
 	static const char *const beside[] = { "$ref", "allOf", "anyOf", "oneOf", "contains", NULL };
