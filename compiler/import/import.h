@@ -79,6 +79,7 @@ bool import_family(Source *s);     /* match */
 bool import_eval(Source *s, const Node *n, ExprVal *out); /* an expression over the source's keys */
 void import_nearest(Source *s, const Family *family, size_t n); /* a note: which of these is nearest, and how it differs */
 void import_map(Source *s);        /* keys, values, when, expect, unknown keys */
+bool import_expected(const Node *want, ExprVal v); /* is v one of the values that a family's `expect` has for a key? */
 bool import_names(Source *s, const Spec *spec);  /* true: values changed, make the Spec again */
 void import_check(Source *s, const Spec *spec);  /* every tensor named is there and right, every other one is reported */
 

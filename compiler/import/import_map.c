@@ -415,6 +415,16 @@ expected(const Node *want, ExprVal v)
 	return v.kind == EXPR_STR && strcmp(v.str, want->text) == 0;
 }
 
+bool
+import_expected(const Node *want, ExprVal v)
+{
+	bool ok = false;
+
+	for (size_t i = 0; i < (want->kind == NODE_LIST ? want->n : 1); i++)
+		ok |= expected(want->kind == NODE_LIST ? want->item[i] : want, v);
+	return ok;
+}
+
 /* own: what the family says of the same keys, which then decides */
 static void
 check_expect(Source *s, const Node *expect, const Node *own)
@@ -424,14 +434,12 @@ check_expect(Source *s, const Node *expect, const Node *own)
 		if (own && node_get(own, expect->key[i]->text))
 			continue;
 		ExprVal v = source_val(s, expect->key[i]->text);
-		bool ok = false;
 		const char *list = "";
 		for (size_t j = 0; j < (want->kind == NODE_LIST ? want->n : 1); j++) {
 			const Node *w = want->kind == NODE_LIST ? want->item[j] : want;
-			ok |= expected(w, v);
 			list = arena_printf(s->a, "%s%s%s", list, j ? " or " : "", w->kind == NODE_SCALAR ? (*w->text ? w->text : "null") : "?");
 		}
-		if (!ok)
+		if (!import_expected(want, v))
 			err_at(s->d, (Loc){ 0 }, "%s: %s = %s: family %s of llmc supports %s only", s->file, expect->key[i]->text, show(s, v), s->family.name, list);
 	}
 }

@@ -100,10 +100,15 @@ ignores(const Node *list, const char *key)
 	return false;
 }
 
-/* Is the key a word of the family's file, or of what all families share? */
+/* Is the key a word of the family's file, or of what all families share? One of another value than those that the file expects is none. */
 static bool
-knows_key(const Family *f, const char *key)
+knows_key(const Family *f, const SourceKey *k)
 {
+	const char *key = k->name;
+	const Node *expect = f->format ? node_get(f->format, "expect") : NULL, *want = expect ? node_get(expect, key) : NULL;
+
+	if (want && !import_expected(want, k->val))
+		return false;
 	if (ignores(node_get(f->base, "ignore"), key) || (f->format && ignores(node_get(f->format, "ignore"), key)))
 		return true;
 	return strstr(f->root->loc.src->text, key) || strstr(f->base->loc.src->text, key) || strncmp(key, "rope_", 5) == 0 || strchr(key, '.');
@@ -134,7 +139,7 @@ import_nearest(Source *s, const Family *family, size_t n)
 			}
 		for (size_t k = 0; k < s->n_key; k++) {
 			keys++;
-			known += knows_key(&family[i], s->key[k].name);
+			known += knows_key(&family[i], &s->key[k]);
 		}
 		double score = (tensors ? 2.0 * hit / tensors : 0) + (keys ? (double)known / keys : 0);
 		if (score > most) {
@@ -151,7 +156,7 @@ import_nearest(Source *s, const Family *family, size_t n)
 		if (counts(s->tensor[t].name) && !has_name(s->a, &names, s->tensor[t].name))
 			show(tensors, s->tensor[t].name, n_tensor++);
 	for (size_t k = 0; k < s->n_key; k++)
-		if (s->key[k].val.kind != EXPR_NULL && !knows_key(best, s->key[k].name))
+		if (s->key[k].val.kind != EXPR_NULL && !knows_key(best, &s->key[k]))
 			show(keys, s->key[k].name, n_key++);
 	note_at(s->d, (Loc){ 0 }, "nearest is the family %s%s%s%s%s", best->name, n_tensor ? "; it has no role for the tensors " : s->n_tensor ? "; it has a role for every tensor" : "",
 	        n_tensor ? strbuf_str(tensors) : "", n_key ? "; it does not know the keys " : "", n_key ? strbuf_str(keys) : "");
