@@ -70,6 +70,12 @@ def test_the_generator_and_its_early_end(engine, alone):
     assert engine.submit(p, max_tokens=24).wait()["n_cached"] == 0  # five tokens: less than a page
 
 
+def test_prompts_of_different_salts_share_no_pages(engine):
+    prompt = engine.model.tokenizer.encode("one page of tokens and a few more, " * 12)
+    found = [engine.submit(prompt, max_tokens=1, ignore_eos=True, prefix_salt=salt).wait()["n_cached"] for salt in (7, 2**64 - 1, 7, 0, 2**64 - 1)]
+    assert found[:2] == [0, 0] and found[2] >= 64 and found[3] == 0 and found[4] == found[2]
+
+
 def test_stop_strings_are_held_back_or_kept(engine, alone):
     p, word = CASES[0]
     want = alone[p]["text"]

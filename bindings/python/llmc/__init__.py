@@ -557,14 +557,15 @@ class Engine(_Handle):
         return lib.llmc_engine_drain(self._h, -1 if seconds is None else int(seconds * 1000), None) == 0
 
     def submit(self, prompt, *, n=0, best_of=0, logprobs=False, prompt_logprobs=False, n_top=0, keep_stop=False,
-               show_special=False, deadline=0, priority=0, adapter=0, **params):
-        """Put a request in; a Request. prompt: text or ids. adapter: a number of Model.load_adapter. llmc.Error with name LLMC_E_BUSY when the queue is full."""
+               show_special=False, deadline=0, priority=0, adapter=0, prefix_salt=0, **params):
+        """Put a request in; a Request. prompt: text or ids. adapter: a number of Model.load_adapter. prefix_salt: its
+        prompt is found again by requests of the same number alone. llmc.Error with name LLMC_E_BUSY when the queue is full."""
         tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         p, keep = _params(**params)
         ids = _ids(tokens)
         r = _ffi.Request(tok=C.cast(ids, C.POINTER(C.c_int32)), n_tok=len(tokens), params=C.pointer(p), n=n, best_of=best_of,
                          logprobs=logprobs, prompt_logprobs=prompt_logprobs, n_top=n_top, keep_stop=keep_stop,
-                         show_special=show_special, deadline_s=deadline, priority=priority, adapter=adapter)
+                         show_special=show_special, deadline_s=deadline, priority=priority, adapter=adapter, prefix_salt=prefix_salt)
         id = C.c_int64()
         _call(lib.llmc_submit, self._h, C.byref(r), C.byref(id))
         return Request(self, id.value)

@@ -116,7 +116,7 @@ class Request(Sized):
                 ("n_top", C.c_int32), ("keep_stop", C.c_bool), ("show_special", C.c_bool), ("deadline_s", C.c_double),
                 ("user", C.c_void_p), ("pool", C.c_int), ("normalize", C.c_bool), ("priority", C.c_int32),
                 ("adapter", C.c_int32),
-                ("pool_tok", C.POINTER(C.c_int32)), ("n_pool_tok", C.c_int32)]
+                ("pool_tok", C.POINTER(C.c_int32)), ("n_pool_tok", C.c_int32), ("prefix_salt", C.c_uint64)]
 
 
 class Logprob(C.Structure):
