@@ -58,7 +58,7 @@ act_stream_bytes(const Product p)
 LLMC_INLINE int
 act_tile_bytes(const Product p)
 {
-	return act_stream_bytes(p) && p.act_bits == 8 && (w_width(p.w) < 6 || DOT_BYTES_WIDE);
+	return act_stream_bytes(p) && p.act_bits == 8;
 }
 
 /* Products by tiles of bf16, whatever the number of tokens: of 16-bit weights, and beside plain activations of all but fp32 */

@@ -76,11 +76,15 @@ tile_chunk(const Product p)
 	return !w_is_float(p.w) ? (all + chunks - 1) / chunks : all < most ? all : most;
 }
 
-/* 16-bit sums of bytes that must be widened half way through a block */
+/* Steps of a part of a block: half of it where it has two scales, and no more than 16-bit sums of bytes have room for */
 LLMC_INLINE int
-tile_widens(const Product p)
+tile_part(const Product p)
 {
-	return act_tile_bytes(p) && (DOT_BYTES_ROOM >> w_width(p.w)) < 8 / p.w.halves;
+	int n = tile_steps(p) / p.w.halves;
+
+	while (act_tile_bytes(p) && n > DOT_BYTES_ROOM >> w_width(p.w))
+		n /= 2;
+	return n;
 }
 
 /* --- a chunk -------------------------------------------------------------------------------------------------------- */
@@ -248,8 +252,8 @@ tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, 
 LLMC_INLINE void
 tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
 {
-	const int steps = tile_steps(p), halves = p.w.halves, bytes = act_tile_bytes(p), widens = tile_widens(p);
-	const int parts = widens ? 2 : halves, N = steps / parts;
+	const int steps = tile_steps(p), halves = p.w.halves, bytes = act_tile_bytes(p);
+	const int N = tile_part(p), parts = steps / N, each = parts / halves; /* parts under a scale */
 	const int block = act_block_bytes(p);
 	const uint8_t *x = a->q + (size_t)t0 * (size_t)act_row_bytes(p) + (size_t)(first * T * block);
 	const size_t at = (size_t)t0 * (size_t)p_blocks(p) + (size_t)(first * T);
@@ -258,9 +262,9 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 	tile_sum *const d = sum->d + t0, *const mins = sum->m + t0;
 
 	for (int b = 0; b < n; b++, x += T * block) {
-		vi first_half[TILE_T][TILE_H];
+		vi wide[TILE_T][TILE_H];
 		tile_fetch(p, ahead);
-		LLMC_EACH(part, parts, 2) {
+		LLMC_EACH(part, parts, 4) {
 			vi acc[TILE_T][TILE_H];
 			LLMC_EACH(step, N, 16) {
 				const int i = part * N + step;
@@ -276,18 +280,18 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 					LLMC_UNROLL
 					for (int h = 0; h < TILE_H; h++)
 						acc[t][h] = dot_bytes_sum(acc[t][h], 1);
-			if (widens) {
+			if (each > 1) {
 				LLMC_EACH(t, T, TILE_T)
 					LLMC_UNROLL
 					for (int h = 0; h < TILE_H; h++) {
-						if (part == 1)
-							acc[t][h] += first_half[t][h];
-						first_half[t][h] = acc[t][h];
+						if (part % each)
+							acc[t][h] += wide[t][h];
+						wide[t][h] = acc[t][h];
 					}
-				if (part == 0)
+				if (part % each != each - 1)
 					continue;
 			}
-			const int half = halves == 2 ? part : 0;
+			const int half = part / each;
 			LLMC_EACH(t, T, TILE_T) {
 				vf scale = vf_set1(scales[b * T + t]);
 				LLMC_UNROLL
