@@ -254,6 +254,16 @@ add(Rules *r, const Node *key, const Node *value, const char *name)
 			break;
 		const char *w = arena_strndup(r->t->a, p, k);
 		p += k;
+		if (drop && strncmp(w, "all=", 4) == 0) {
+			char *stop;
+			rule.same = true;
+			rule.value = strtod(w + 4, &stop);
+			if (!w[4] || *stop) {
+				err_at(r->t->d, value->loc, "tensors: drop: %.40s has no number", w);
+				return;
+			}
+			continue;
+		}
 		bool *to = strcmp(w, "per_head") == 0 ? &rule.per_head : strcmp(w, "quarters") == 0 ? &rule.quarters : strcmp(w, "transpose") == 0 ? &rule.transpose :
 		           strcmp(w, "stacked") == 0 ? &rule.stacked : strcmp(w, "interleaved") == 0 ? &rule.interleaved : strcmp(w, "rope_pairs") == 0 ? &rule.rope_pairs :
 		           strcmp(w, "whole") == 0 ? &rule.whole : NULL;

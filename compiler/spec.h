@@ -54,6 +54,8 @@ typedef struct TensorRule {
 	bool        rope_pairs; /* rows of each head stored for interleaved pairs: how GGUF holds q and k of its first architecture */
 	Loc         loc;
 	bool        whole;    /* name is complete: neither .weight nor .bias is added */
+	bool        same;     /* of "drop": passed over where each element is `value` (in the file's type), which kernels have as a constant; else refused */
+	double      value;
 } TensorRule;
 
 typedef struct StorageRule {

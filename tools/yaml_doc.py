@@ -125,7 +125,8 @@ result. `quant: {scheme: awq, bits: 4, group: 128}` stands for the rules of a sc
 the layer, which the role `layer` gives with `{l}` for its number; `{e}` is the number of an expert; `/` in front keeps
 `names.prefix` away. `.weight` and `.bias` are added. Roles joined by `+` are stacked on rows in one tensor. Behind a `|` stand
 `per_head` (stacked head by head), `quarters` (in four parts, each with a quarter of every role), `transpose` (stored columns first), `stacked` (all experts in one tensor), `rope_pairs`
-(rows of each head in the order of interleaved pairs) and `whole` (the name is complete). `drop` names tensors to pass over.
+(rows of each head in the order of interleaved pairs) and `whole` (the name is complete). `drop` names tensors to pass over, `drop: .act_fn.beta | all=0.5` such as hold nothing but that
+number (a checkpoint with another one is refused).
 
 `resolved: true` marks a description in which everything is written out, as `model.yaml` of a compiled model: no family file is read, so
 it means the same wherever it is taken.

@@ -2,11 +2,13 @@
  * needs is there with the right shape, which tensors nobody asked for, and which types are stored where. */
 #include "compiler/import/import.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "compiler/selector.h"
+#include "formats/dequant.h"
 #include "formats/scheme.h"
 
 typedef struct Check {
@@ -680,6 +682,33 @@ kept_by_others(Check *c, const char *name)
 	return false;
 }
 
+/* Is each element the number that the rule has, as far as the tensor's type can hold it? */
+static bool
+is_constant(const SourceTensor *t, double value)
+{
+	const int64_t size = dtype_info(t->dtype)->block_bytes;
+
+	for (int64_t i = 0; i < t->bytes / size; i++) {
+		float x;
+		dequant_row(t->dtype, (const char *)t->data + i * size, &x, 1);
+		if (!(fabs((double)x - value) <= fabs(value) / 128))
+			return false;
+	}
+	return true;
+}
+
+/* The rule that passes over a tensor of that name; NULL: none does */
+static const TensorRule *
+drop_rule(const Spec *s, const char *name)
+{
+	for (int k = 0; k < s->n_tensor_rule; k++) {
+		const TensorRule *r = &s->tensor_rule[k];
+		if (strcmp(r->role, "drop") == 0 && (layer_of(r->name, name, false) >= 0 || glob_match(r->name, name)))
+			return r;
+	}
+	return NULL;
+}
+
 static void
 leftovers(Check *c)
 {
@@ -696,11 +725,12 @@ leftovers(Check *c)
 	}
 	for (size_t i = 0; i < c->s->n_tensor; i++) {
 		SourceTensor *t = &c->s->tensor[i];
-		bool dropped = t->used;
-		for (int k = 0; k < s->n_tensor_rule && !dropped; k++)
-			if (strcmp(s->tensor_rule[k].role, "drop") == 0)
-				dropped = layer_of(s->tensor_rule[k].name, t->name, false) >= 0 || glob_match(s->tensor_rule[k].name, t->name);
-		dropped |= kept_by_others(c, t->name);
+		const TensorRule *drop = t->used ? NULL : drop_rule(s, t->name);
+		if (drop && drop->same && t->data && dtype_is_float(t->dtype) && !is_constant(t, drop->value)) {
+			err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s holds another number than %g, which the family %s has everywhere", c->s->path, t->name, drop->value, s->family);
+			return;
+		}
+		bool dropped = t->used || drop || kept_by_others(c, t->name);
 		if (dropped || ((s->head.tied || s->head.kind != LLMC_OUTPUT_LOGITS) && head && layer_of(head->name, t->name, true) >= 0))
 			continue;
 		long layer = stem ? layer_of(stem, t->name, true) : -1;

@@ -354,3 +354,29 @@ def test_architectures_that_are_not_read_are_no_family_s():
     for f in os.listdir("configs/families"):
         match = yaml.safe_load(open(f"configs/families/{f}")).get("match", {})
         assert not set(refused) & set(re.findall(r"arch == ([\w-]+)", match.get("gguf", ""))), f
+
+
+def test_a_tensor_of_a_number_that_kernels_have_as_a_constant(llmc, tmp_path):
+    """Apertus' xIELU has 1/2 and -1e-6 in every checkpoint (in bf16 as near as that comes); with another number it would be another function."""
+    golden = os.path.join(os.path.dirname(__file__), "..", "golden", "models", "apertus-plain")
+    with open(os.path.join(golden, "config.json")) as f:
+        config = json.load(f)
+    with open(os.path.join(golden, "case.json")) as f:
+        shapes = json.load(f)["tensors"]
+    number = {"beta": 0.5, "eps": -1e-6}
+    for dtype, cut in ("F32", 0), ("BF16", 2):
+        path = folder(tmp_path / dtype, config, shapes, {x: dtype for x in shapes if x.endswith(("beta", "eps"))})
+        file = path / "model.safetensors"
+        data = bytearray(file.read_bytes())
+        n = 8 + struct.unpack("<Q", data[:8])[0]
+        at = {x: n + t["data_offsets"][0] for x, t in json.loads(data[8:n]).items()}
+        for x in at:
+            if x.endswith(("beta", "eps")):
+                data[at[x]:at[x] + 4 - cut] = struct.pack("<f", number[x.rsplit(".", 1)[1]])[cut:]
+        file.write_bytes(data)
+        assert described(llmc, path)["family"] == "apertus"
+        for x in "model.layers.1.mlp.act_fn.beta", "model.layers.2.mlp.act_fn.eps":
+            wrong = data[:]
+            wrong[at[x]:at[x] + 4 - cut] = struct.pack("<f", 0.75)[cut:]
+            file.write_bytes(wrong)
+            refused(llmc, path, f"tensor {x} holds another number than {number[x.rsplit('.', 1)[1]]:g}")
