@@ -185,6 +185,8 @@ take_tensors(Source *s, const Safetensors *st)
 	if (method && !made)
 		err_at(s->d, (Loc){ 0 }, "%s: these weights are quantised by %.60s, which llmc does not read yet: take the unquantised checkpoint, a GGUF file of it, or one of these: %s",
 		       s->file, *method ? method : "a method that quantization_config does not name", safetensors_schemes_known(st));
+	else if (!made && source_val(s, "quantization_config").kind != EXPR_NULL)
+		warn_at(s->d, (Loc){ 0 }, "%s: quantization_config speaks of quantised weights, but these are not: they are taken as they are stored", s->file);
 	s->have_tensors = true;
 	s->n_tensor = safetensors_n(st);
 	s->tensor = NEW(s->a, SourceTensor, s->n_tensor + 1);

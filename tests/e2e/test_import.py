@@ -161,6 +161,12 @@ def test_a_head_that_is_the_embedding_again(llmc, tmp_path):
     assert described(llmc, folder(tmp_path / "n", LLAMA | {"tie_word_embeddings": True}, llama_tensors(), {"lm_head.weight": "BF16"})).get("head", {}).get("tied", False) is False
 
 
+@pytest.mark.parametrize("method", ["gptq", "bitsandbytes", "no such method"])
+def test_plain_weights_that_are_said_to_be_quantised(llmc, tmp_path, method):
+    described(llmc, folder(tmp_path / "m", LLAMA | {"quantization_config": {"quant_method": method, "bits": 4}}, llama_tensors()))
+    assert "but these are not: they are taken as they are stored" in llmc.err
+
+
 def test_a_head_that_is_not_stored_is_the_embedding(llmc, tmp_path):
     assert described(llmc, folder(tmp_path / "m", LLAMA, llama_tensors(head=None)))["head"]["tied"] is True
 
