@@ -56,6 +56,9 @@ template <int COLS> struct moe_plain {
 	__device__ __forceinline__ unsigned short *operator+(int k) const { return at + k; }
 };
 
+/* Of a bias of ROWS elements an expert, or NULL, expert e's */
+template <int ROWS> DEV const float *moe_bias(const float *b, int e) { return b ? b + (long long)e * ROWS : 0; }
+
 /* h = F(v + vb, u + ub): v gate, u up, of one expert, whose biases are vb and ub, or NULL. rows: h of its first row; n rows; PLACE: where values stand; scale [n] */
 template <class W, int WIDTH, float (*F)(float, float), class PLACE> struct moe_glu {
 	void        *rows;
@@ -106,24 +109,25 @@ template <int WIDTH> struct moe_spread {
 	}
 };
 
-/* h = F(v + vb, u + ub) as steps hold it (Y), of row t and its choice k at h[t * APART + k * WIDTH]; pair [n] of one expert, or NULL: the shared one, behind the K choices; vb, ub: biases, or NULL;
- * add: what adapters add to pairs */
+/* h = F(v + vb, u + ub) as steps hold it (Y), of row t and its choice k at h[t * APART + k * WIDTH], of expert e; its pairs from pair[first] on, or pair NULL: the shared one, behind the K
+ * choices; vb, ub: biases of all experts, or NULL; add: what adapters add to pairs. What is e's own is found here, behind the products, which leave no registers for it */
 template <int WIDTH, int K, int APART, int WIDE, float (*F)(float, float), class Y, class ADD = moe_added_none> struct moe_glu_rows {
 	Y           *h;
 	const int   *pair;
+	int          first, e;
 	const float *vb, *ub;
 	ADD          add;
 	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
 	template <int N, int C> __device__ __forceinline__ void
 	take(int m, int col, float (&v)[N][C], float (&u)[N][C]) const
 	{
-		const int t = pair ? pair[m] / K : m, k = pair ? pair[m] % K : K;
+		const int own = pair ? pair[first + m] : 0, t = pair ? own / K : m, k = pair ? own % K : K;
 		Y *to = h + (long long)t * APART + k * WIDTH;
 
-		gemm_bias<WIDE>(vb, col, v);
-		gemm_bias<WIDE>(ub, col, u);
+		gemm_bias<WIDE>(moe_bias<WIDTH>(vb, e), col, v);
+		gemm_bias<WIDE>(moe_bias<WIDTH>(ub, e), col, u);
 		if constexpr (!same_type<ADD, moe_added_none>::value) {
-			const float *const a = add.of(pair[m]);
+			const float *const a = add.of(own);
 			gemm_bias<WIDE>(a, col, v);
 			gemm_bias<WIDE>(a ? a + WIDTH : 0, col, u);
 		}
@@ -160,9 +164,6 @@ template <class W_, int E_, int ROWS_, int PAIR> struct moe_factors {
 	}
 };
 
-/* Of a bias of ROWS elements an expert, or NULL, expert e's */
-template <int ROWS> DEV const float *moe_bias(const float *b, int e) { return b ? b + (long long)e * ROWS : 0; }
-
 /* What becomes of an expert's results: h in 16 bits by its places, PLACE; h by rows, as Y; z by pairs */
 template <class W, class DOWN, int E, int F, float (*ACT)(float, float), class PLACE> struct moe_product_up : moe_factors<W, E, F, 1> {
 	typedef moe_glu<DOWN, F, ACT, PLACE> epilogue;
@@ -182,7 +183,7 @@ template <class W, int E, int K, int F, int APART, float (*ACT)(float, float), c
 	const int   *pair;
 	const float *gate_b, *up_b;
 	ADD          add;
-	__device__ __forceinline__ epilogue take(int e) const { return { h, pair + this->range[e], moe_bias<F>(gate_b, e), moe_bias<F>(up_b, e), add }; }
+	__device__ __forceinline__ epilogue take(int e) const { return { h, pair, this->range[e], e, gate_b, up_b, add }; }
 };
 
 template <class W, int E, int H> struct moe_product_down : moe_factors<W, E, H, 0> {
