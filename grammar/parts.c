@@ -40,7 +40,7 @@ text(Build *b, const char *s, size_t n)
 
 	for (size_t i = 0; i < n;) {
 		/* names of special tokens begin with a mark; what does not is not looked up */
-		int32_t id = strchr("<[|", s[i]) ? special_at(b->lexicon, s + i, n - i, &len) : -1;
+		int32_t id = strchr("<[|\xEF", s[i]) ? special_at(b->lexicon, s + i, n - i, &len) : -1;
 		if (id < 0) {
 			i++;
 			continue;
@@ -58,19 +58,22 @@ text(Build *b, const char *s, size_t n)
 
 /* Any text without `end` in it, and then `end`: a rule for each beginning of it that the text may end in, as Knuth, Morris and Pratt have it. */
 static Ex *
-until(Build *b, const char *end)
+until(Build *b, const char *text_end)
 {
-	size_t n = strlen(end), len;
+	size_t n_bytes = strlen(text_end), n = 0, len;
 	int32_t rule[MAX_UNTIL + 1];
+	uint32_t end[MAX_UNTIL + 1];
 
-	int32_t id = n && strchr("<[|", end[0]) ? special_at(b->lexicon, end, n, &len) : -1;
+	int32_t id = n_bytes && strchr("<[|", text_end[0]) ? special_at(b->lexicon, text_end, n_bytes, &len) : -1;
 	if (id >= 0) { /* a token of its own: no character of the text can begin it */
 		Range all[2];
 		size_t n_all = ranges_invert(NULL, 0, all);
-		return ex_seq(b, 3, ex_rep(b, ex_chars(b, all, n_all), 0, -1), ex_token(b, id), text(b, end + len, n - len));
+		return ex_seq(b, 3, ex_rep(b, ex_chars(b, all, n_all), 0, -1), ex_token(b, id), text(b, text_end + len, n_bytes - len));
 	}
-	if (!n || n > MAX_UNTIL || end[0] & 0x80)
-		build_fail(b, "parts: 'until' wants a text of 1 to %d characters of ASCII", MAX_UNTIL);
+	for (size_t at = 0; at < n_bytes && n <= MAX_UNTIL; at += len)
+		end[n++] = (uint32_t)utf8_next(text_end + at, n_bytes - at, &len);
+	if (!n || n > MAX_UNTIL)
+		build_fail(b, "parts: 'until' wants a text of 1 to %d characters", MAX_UNTIL);
 	for (size_t i = 0; i < n; i++)
 		rule[i] = rule_new(b);
 	for (size_t i = 0; i < n; i++) {
@@ -78,14 +81,17 @@ until(Build *b, const char *end)
 		Range taken[MAX_UNTIL + 1], rest[MAX_UNTIL + 3];
 		size_t n_taken = 0;
 		for (size_t k = 0; k < n; k++) { /* each character of the end, once */
-			if (memchr(end, end[k], k))
+			size_t before = 0;
+			while (before < k && end[before] != end[k])
+				before++;
+			if (before < k)
 				continue;
 			size_t to = end[k] == end[i] ? i + 1 : 0;
 			for (size_t m = i; !to && m > 0; m--) /* the longest beginning that ends with this character */
-				if (end[m - 1] == end[k] && memcmp(end, end + i - (m - 1), m - 1) == 0)
+				if (end[m - 1] == end[k] && memcmp(end, end + i - (m - 1), (m - 1) * sizeof *end) == 0)
 					to = m;
-			taken[n_taken++] = (Range){ (uint8_t)end[k], (uint8_t)end[k] };
-			Ex *c = ex_bytes(b, &end[k], 1);
+			taken[n_taken++] = (Range){ end[k], end[k] };
+			Ex *c = ex_char(b, end[k], end[k]);
 			ex_push(b, &parts, to == n ? c : ex_seq(b, 2, c, ex_rule(b, rule[to])));
 		}
 		n_taken = ranges_join(taken, n_taken);

@@ -134,22 +134,26 @@ parameter(const llmc_calls *c, const char *tool, const char *key)
 	return NULL;
 }
 
-/* The value of a pair as JSON: what the schema has as a text is one, the rest stands as it is when it is JSON. */
+/* The value of a pair as JSON: what the schema or the mark in front of it has as a text is one, the rest stands as it is when it is JSON. Some models write other
+ * values as Python does. */
 static void
-pair(llmc_calls *c, Span key, Span value)
+pair(llmc_calls *c, Span key, Span value, bool text)
 {
 	char *name = strndup(key.s, key.n);
 	const json_t *schema = name ? parameter(c, strbuf_str(&c->word), name) : NULL;
 	const json_t *type = json_object_get(schema, "type");
 	json_t *v = NULL;
 
-	if (!(json_is_string(type) && !strcmp(json_string_value(type), "string")))
+	text = text || (json_is_string(type) && !strcmp(json_string_value(type), "string"));
+	if (!text)
 		v = json_loadb(value.s, value.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
 	strbuf_puts(&c->out, c->any ? ", " : "{");
 	json_str(&c->out, key.s, key.n);
 	strbuf_puts(&c->out, ": ");
 	if (v)
 		strbuf_add(&c->out, value.s, value.n);
+	else if (!text && json_is_string(type))
+		literal_put(&c->out, value, NULL);
 	else
 		json_str(&c->out, value.s, value.n);
 	json_decref(v);
@@ -165,6 +169,41 @@ begins(Span mark, const Strbuf *h)
 	size_t n = h->len < mark.n ? h->len : mark.n;
 
 	return mark.n && memcmp(strbuf_str(h), mark.s, n) == 0 ? n : 0;
+}
+
+/* A mark at the beginning of a text, whose blanks may be any number of them; *len: its bytes. 2: all of it, 1: as far as the text goes, 0: something else. */
+static int
+mark_at(const char *h, size_t n, Span mark, size_t *len)
+{
+	size_t x = 0;
+
+	for (size_t i = 0; i < mark.n;) {
+		if (is_blank(mark.s[i])) {
+			while (i < mark.n && is_blank(mark.s[i]))
+				i++;
+			while (x < n && is_blank(h[x]))
+				x++;
+			continue;
+		}
+		if (x == n)
+			return 1;
+		if (h[x++] != mark.s[i++])
+			return 0;
+	}
+	*len = x;
+	return mark.n ? 2 : 0;
+}
+
+/* The first of these; NULL: it is not there. */
+static const char *
+find_mark(const char *h, size_t n, Span mark, size_t *len)
+{
+	const char *end = h + n;
+
+	for (const char *p = h; mark.n && (p = memchr(p, mark.s[0], (size_t)(end - p))); p++)
+		if (mark_at(p, (size_t)(end - p), mark, len) == 2)
+			return p;
+	return NULL;
 }
 
 static void
@@ -206,7 +245,7 @@ static bool
 text_step(llmc_calls *c, bool last)
 {
 	const CallRow *r = &c->row;
-	Span mark[4 + MAX_DROP];
+	Span mark[4 + MAX_ALSO + MAX_DROP];
 	size_t len;
 	int at, n = 0;
 
@@ -233,6 +272,8 @@ text_step(llmc_calls *c, bool last)
 	mark[n++] = core(r->think[0]);
 	mark[n++] = c->tools && !r->bare ? core(r->section[0]) : (Span){ 0 };
 	mark[n++] = c->tools ? core(r->open) : (Span){ 0 };
+	for (int i = 0; i < r->n_also; i++)
+		mark[n++] = c->tools ? core(r->also[i]) : (Span){ 0 };
 	for (int i = 0; i < r->n_drop; i++)
 		mark[n++] = core(r->drop[i]);
 	if (!up_to(c, mark, n, last, &len, &at))
@@ -251,7 +292,7 @@ text_step(llmc_calls *c, bool last)
 		c->state = AT_REASONING;
 	else if (at == 1)
 		c->state = AT_BETWEEN;
-	else if (at == 2)
+	else if (at < 3 + r->n_also)
 		begin_call(c, mark[at].s, mark[at].n);
 	drop(c, mark[at].n);
 	return true;
@@ -288,7 +329,7 @@ between_step(llmc_calls *c, bool last)
 	}
 	if (!c->hold.len)
 		return false;
-	if (c->row.bare && c->row.body == BODY_JSON && c->hold.data[0] == '{') {
+	if ((c->row.bare || !open.n) && c->row.body == BODY_JSON && c->hold.data[0] == '{') {
 		begin_call(c, "", 0);
 		return true;
 	}
@@ -332,14 +373,23 @@ has_tool(const llmc_calls *c, const char *name, size_t n)
 static bool
 name_step(llmc_calls *c, bool last)
 {
-	Span end = core(c->row.name_end);
-	const char *h = strbuf_str(&c->hold);
-	const char *p = end.n ? memmem(h, c->hold.len, end.s, end.n) : memchr(h, '\n', c->hold.len);
+	Span end = core(c->row.name_until ? c->row.name_until : c->row.name_end);
 
+	if (!end.n) { /* it ends with what no name has: the next mark, or a blank */
+		skip_blanks(c);
+		if (!c->hold.len)
+			return false;
+	}
+	const char *h = strbuf_str(&c->hold);
 	size_t names = 0; /* characters that a name may have */
+	const char *p;
 
 	while (names < c->hold.len && is_name(h[names]))
 		names++;
+	if (end.n)
+		p = memmem(h, c->hold.len, end.s, end.n);
+	else
+		p = names < c->hold.len ? h + names : NULL;
 	if (!p) {
 		if (!last && c->hold.len < 2 * MAX_NAME && (c->row.body != BODY_LITERALS || names == c->hold.len))
 			return false;
@@ -355,7 +405,7 @@ name_step(llmc_calls *c, bool last)
 	while (from < n && is_blank(h[from]))
 		from++;
 	size_t to = from;
-	while (to < n && !is_blank(h[to]) && h[to] != '<' && !(c->row.number && h[to] == c->row.number[0]))
+	while (to < n && is_name(h[to]))
 		to++;
 	if (to == from || to - from > MAX_NAME) {
 		call_fail(c);
@@ -364,7 +414,7 @@ name_step(llmc_calls *c, bool last)
 	strbuf_clear(&c->word);
 	strbuf_add(&c->word, h + from, to - from);
 	call_name(c, h + from, to - from);
-	drop(c, n + (end.n ? end.n : 1));
+	drop(c, n + end.n);
 	call_value_begin(c);
 	c->scan = (LiteralScan){ 0 };
 	c->state = c->row.body == BODY_PAIRS ? AT_PAIR : c->row.body == BODY_LITERALS ? AT_LITERAL : AT_ARGUMENTS;
@@ -403,17 +453,23 @@ pair_step(llmc_calls *c, bool last)
 	const char *h = strbuf_str(&c->hold);
 	size_t k = begins(open, &c->hold);
 	if (k && k == open.n) {
-		const char *key = h + k, *p = memmem(key, c->hold.len - k, mid.s, mid.n);
-		const char *value = p ? p + mid.n : NULL, *stop = p ? memmem(value, c->hold.len - (size_t)(value - h), end.s, end.n) : NULL;
+		size_t len = 0, len_json = 0;
+		const char *key = h + k, *p = find_mark(key, c->hold.len - k, mid, &len), *json = find_mark(key, c->hold.len - k, core(r->pair[3]), &len_json);
+		bool text = r->pair[3] && !(json && (!p || json < p)), exact = r->pair[3];
+		if (json && !text) {
+			p = json;
+			len = len_json;
+		}
+		const char *value = p ? p + len : NULL, *stop = p ? memmem(value, c->hold.len - (size_t)(value - h), end.s, end.n) : NULL;
 		if (stop) {
 			size_t n = (size_t)(stop - value);
-			if (n && *value == '\n')
+			if (n && *value == '\n' && !exact)
 				value++, n--;
-			if (n && value[n - 1] == '\n')
+			if (n && value[n - 1] == '\n' && !exact)
 				n--;
 			while (key < p && is_blank(*key))
 				key++;
-			pair(c, (Span){ key, (size_t)(p - key) }, (Span){ value, n });
+			pair(c, (Span){ key, (size_t)(p - key) }, (Span){ value, n }, text);
 			call_tell_out(c);
 			drop(c, (size_t)(stop - h) + end.n);
 			return true;
@@ -488,13 +544,15 @@ close_step(llmc_calls *c, bool last)
 	Span close = core(c->row.close);
 
 	skip_blanks(c);
-	size_t k = begins(close, &c->hold);
-	if (close.n && k < close.n && k == c->hold.len && !last)
+	const char *h = strbuf_str(&c->hold);
+	size_t k = 0;
+	int is = mark_at(h, c->hold.len, close, &k);
+	if (is == 1 && !last)
 		return false;
-	const char *h = strbuf_str(&c->hold), *p = c->row.to_close && close.n ? memmem(h, c->hold.len, close.s, close.n) : NULL;
+	const char *p = c->row.to_close && close.n ? memmem(h, c->hold.len, close.s, close.n) : NULL;
 	if (c->row.to_close && !p && !last)
 		return false;
-	drop(c, p ? (size_t)(p - h) + close.n : k == close.n || k == c->hold.len ? k : 0);
+	drop(c, p ? (size_t)(p - h) + close.n : is == 1 ? c->hold.len : k);
 	c->state = AT_BETWEEN;
 	return true;
 }
@@ -595,6 +653,11 @@ llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt, co
 		json_decref(c->tools);
 		c->tools = NULL;
 	}
+	Span begun = core(c->row.think[2]); /* what may stand behind the beginning */
+	while (n_prompt && is_blank(prompt[n_prompt - 1]))
+		n_prompt--;
+	if (ends_with(prompt, n_prompt, begun))
+		n_prompt -= begun.n;
 	c->in_prompt = ends_with(prompt, n_prompt, core(c->row.think[0]));
 	c->state = c->in_prompt ? AT_REASONING : AT_TEXT;
 	*out = c;

@@ -52,6 +52,42 @@ body_of(const char *word)
 	return BODY_NONE;
 }
 
+/* What stands in a token of the checkpoint between these two texts; "": there is no such token, or nothing between them */
+static const char *
+suffix_of(const llmc_tokenizer *t, Arena *a, const Node *row)
+{
+	const char *around[2] = { "", "" };
+
+	texts_of(row, "suffix", around, 2);
+	size_t head = strlen(around[0]), tail = strlen(around[1]);
+	for (size_t i = 0; head && i < t->n_added; i++) {
+		Span s = t->added[i].text;
+		if (s.n >= head + tail && !memcmp(s.s, around[0], head) && !memcmp(s.s + s.n - tail, around[1], tail))
+			return arena_strndup(a, s.s + head, s.n - head - tail);
+	}
+	return "";
+}
+
+/* Marks with "{}" in them: the suffix stands there. */
+static void
+put_suffix(Arena *a, const char **mark, size_t n, const char *suffix)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (!mark[i] || !strstr(mark[i], "{}"))
+			continue;
+		Strbuf *b = arena_strbuf(a);
+		const char *s = mark[i];
+		for (const char *p; (p = strstr(s, "{}")); s = p + 2) {
+			strbuf_add(b, s, (size_t)(p - s));
+			strbuf_puts(b, suffix);
+		}
+		strbuf_puts(b, s);
+		if (b->failed)
+			arena_out(a);
+		mark[i] = arena_strndup(a, strbuf_str(b), b->len);
+	}
+}
+
 llmc_status
 call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err)
 {
@@ -74,16 +110,26 @@ call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err)
 		out->close = text_of(row, "close");
 		out->between = text_of(row, "between");
 		out->name_end = text_of(row, "name_end");
+		out->name_until = text_of(row, "name_until");
 		out->number = text_of(row, "number");
 		out->bare = text_of(row, "bare");
 		out->quote = text_of(row, "quote");
 		out->system = text_of(row, "system");
 		out->body = body_of(text_of(row, "body"));
-		texts_of(row, "think", out->think, 2);
+		texts_of(row, "think", out->think, 3);
 		texts_of(row, "section", out->section, 2);
 		texts_of(row, "keys", out->key, 2);
-		texts_of(row, "pair", out->pair, 3);
+		texts_of(row, "pair", out->pair, 4);
+		out->n_also = texts_of(row, "also", out->also, MAX_ALSO);
 		out->n_drop = texts_of(row, "drop", out->drop, MAX_DROP);
+		if (node_get(row, "suffix")) {
+			const char *suffix = suffix_of(t, a, row), **const marks[] = { &out->open, &out->close, &out->between, &out->name_end };
+			for (size_t k = 0; k < sizeof marks / sizeof *marks; k++)
+				put_suffix(a, marks[k], 1, suffix);
+			put_suffix(a, out->think, 3, suffix);
+			put_suffix(a, out->section, 2, suffix);
+			put_suffix(a, out->pair, 4, suffix);
+		}
 		if (t->response)
 			call_row_own(t->response, a, out);
 		return LLMC_OK;
@@ -150,6 +196,54 @@ json_text(Strbuf *b, const json_t *v)
 	free(text);
 }
 
+/* Texts that a value may be, and nothing else: those of enum or const; NULL: other values too */
+static json_t *
+known_texts(const json_t *schema)
+{
+	const json_t *values = json_object_get(schema, "enum"), *one = json_object_get(schema, "const");
+	json_t *v;
+	size_t i;
+
+	if (json_is_string(one))
+		return json_pack("[O]", one);
+	json_array_foreach((json_t *)(uintptr_t)values, i, v)
+		if (!json_is_string(v))
+			return NULL;
+	return json_array_size(values) ? json_incref((json_t *)(uintptr_t)values) : NULL;
+}
+
+/* What stands between a key and the next one: texts as they are, the rest as JSON, each behind its own mark where the format has two. */
+static void
+put_value(const CallRow *r, Strbuf *b, const char *key, const json_t *schema)
+{
+	json_t *texts = known_texts(schema), *v;
+	size_t i;
+
+	if (texts) {
+		put_text(b, r->pair[0], key, r->pair[1], NULL);
+		strbuf_puts(b, ",{\"alt\":[");
+		json_array_foreach(texts, i, v) {
+			if (i)
+				strbuf_putc(b, ',');
+			put_text(b, json_string_value(v), NULL, NULL, NULL);
+		}
+		strbuf_puts(b, "]},");
+		put_text(b, r->pair[2], NULL, NULL, NULL);
+		json_decref(texts);
+	} else if (takes_text(schema)) {
+		put_text(b, r->pair[0], key, r->pair[1], NULL);
+		strbuf_puts(b, ",{\"until\":");
+		json_str(b, r->pair[2], strlen(r->pair[2]));
+		strbuf_putc(b, '}');
+	} else {
+		put_text(b, r->pair[0], key, r->pair[3] ? r->pair[3] : r->pair[1], NULL);
+		strbuf_putc(b, ',');
+		put_schema(b, schema, key, false);
+		strbuf_putc(b, ',');
+		put_text(b, r->pair[2], NULL, NULL, NULL);
+	}
+}
+
 /* Properties one behind the other; those that are not required may be left out. */
 static void
 put_pairs(const CallRow *r, Strbuf *b, const json_t *parameters)
@@ -160,17 +254,7 @@ put_pairs(const CallRow *r, Strbuf *b, const json_t *parameters)
 	json_object_foreach((json_t *)(uintptr_t)properties, key, v) {
 		bool must = is_required(parameters, key);
 		strbuf_puts(b, must ? ",{\"seq\":[" : ",{\"alt\":[{\"seq\":[]},{\"seq\":[");
-		put_text(b, r->pair[0], key, r->pair[1], NULL);
-		strbuf_putc(b, ',');
-		if (takes_text(v)) {
-			strbuf_puts(b, "{\"until\":");
-			json_str(b, r->pair[2], strlen(r->pair[2]));
-			strbuf_putc(b, '}');
-		} else {
-			put_schema(b, v, key, false);
-			strbuf_putc(b, ',');
-			put_text(b, r->pair[2], NULL, NULL, NULL);
-		}
+		put_value(r, b, key, v);
 		strbuf_puts(b, must ? "]}" : "]}]}");
 	}
 }

@@ -9,10 +9,11 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char *const templates[] = {
-	"<|channel|> to=functions.", "<|tool_call_begin|> <|tool_call_argument_begin|>", "<｜tool▁calls▁begin｜> ```json", "<｜tool▁calls▁begin｜>",
+	"<|channel|> <|message|> functions.", "<|tool_call_begin|> <|tool_call_argument_begin|>", "<｜tool▁calls▁begin｜> ```json", "<｜tool▁calls▁begin｜>",
 	"<minimax:tool_call> <parameter name=", "<|tool_call> call:", "<start_function_call> <escape>", "<|tool_call_start|>", "<function_calls>", "<function= <parameter=",
 	"<arg_key> <arg_value>", "<tool_call> arguments", "[TOOL_CALLS] [ARGS]", "[TOOL_CALLS]", "<|START_ACTION|>", "<|tool_call|>", "functools", "func_name1(",
-	"\"parameters\" <|eot_id|>", "</think>", "nothing",
+	"\"parameters\" <|eot_id|>", "</think>", "nothing", "｜DSML｜ function_calls>", "<seed:tool_call> <parameter=", "<tool_sep <arg_key <arg_value", "<tool_calls <arg_key <arg_value",
+	"<tool_calls></tool_calls> <end_of_sentence>", "</arg_key><arg_value>",
 };
 enum { N_TEMPLATES = sizeof templates / sizeof *templates };
 static const char tokens[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[]}";

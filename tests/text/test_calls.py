@@ -2,6 +2,8 @@
 
 import ctypes as C
 import json
+import os
+import pathlib
 
 import pytest
 
@@ -45,8 +47,8 @@ CASES = [
     ("glm", "<arg_key> <arg_value>", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich \"x\" }</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>", ("", "", WANT)),
     ("kimi", "<|tool_call_begin|> <|tool_call_argument_begin|>", "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>" + ARGS
      + "<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>", ("", "", BOTH)),
-    ("harmony", "<|channel|> to=functions.", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + ARGS + "<|call|>", ("", "hm", WANT)),
-    ("harmony", "<|channel|> to=functions.", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hello", ("Hello", "hm", [])),
+    ("harmony", "<|channel|> <|message|> functions.", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + ARGS + "<|call|>", ("", "hm", WANT)),
+    ("harmony", "<|channel|> <|message|> functions.", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hello", ("Hello", "hm", [])),
     ("minimax-m2", "<minimax:tool_call> <parameter name=", '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Zürich "x" }</parameter>\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>', ("", "", WANT)),
     ("granite", "<|tool_call|>", '<|tool_call|>[{"name": "weather", "arguments": ' + ARGS + "}]", ("", "", WANT)),
     ("command", "<|START_ACTION|>", '<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[{"tool_call_id": "0", "tool_name": "weather", "parameters": ' + ARGS + "}]<|END_ACTION|>", ("", "a", WANT)),
@@ -63,6 +65,36 @@ CASES = [
     ("llama-pythonic", "[func_name1(", '<|python_start|>[weather(city="Zürich \\"x\\" }", days=3)]<|python_end|>', ("", "", WANT)),
     ("llama-pythonic", "[func_name1(", "[1, 2] is a list, [now()] too", ("[1, 2] is a list, [now()] too", "", [])),
     ("llama-pythonic", "[func_name1(", "[other()] is not ours", ("[other()] is not ours", "", [])),
+    ("harmony", "<|channel|> <|message|> functions.", " to=functions.weather<|channel|>commentary json<|message|>" + ARGS + "<|call|>", ("", "", WANT)),
+    ("harmony", "<|channel|> <|message|> functions.", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather<|message|>" + ARGS, ("", "hm", WANT)),
+    ("deepseek-v3.2", "｜DSML｜ function_calls>", 'so</think>Ok.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Zürich "x" }</｜DSML｜parameter>\n'
+     '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="now">\n\n</｜DSML｜invoke>\n</｜DSML｜function_calls>', ("so</think>Ok.", "", BOTH)),
+    ("deepseek-v3.2", "｜DSML｜ function_calls>", '<｜DSML｜function_calls><｜DSML｜invoke name="now"><｜DSML｜parameter name="a" string="true">3</｜DSML｜parameter><｜DSML｜parameter name="b" string="false">[1, {"c": null}]'
+     '</｜DSML｜parameter><｜DSML｜parameter name="d" string="true">\nx\n</｜DSML｜parameter><｜DSML｜parameter name="e" string="false">no JSON</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>',
+     ("", "", [("now", {"a": "3", "b": [1, {"c": None}], "d": "\nx\n", "e": "no JSON"})])),
+    ("deepseek-v4", "｜DSML｜ tool_calls>", '<think>so</think><｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Zürich "x" }</｜DSML｜parameter>\n'
+     '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>', ("", "so", WANT)),
+    ("deepseek-v4", "｜DSML｜ tool_calls>", "5 <｜DSML｜ 7", ("5 <｜DSML｜ 7", "", [])),
+    ("seed-oss", "<seed:tool_call> <parameter=", '<seed:think>so</seed:think>\nOk.\n\n<seed:tool_call>\n<function=weather>\n<parameter=city>Zürich "x" }</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>\n'
+     "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>", ("Ok.", "so", BOTH)),
+    ("hunyuan-3", "<tool_sep <arg_key <arg_value", '<think></think><tool_calls>\n<tool_call>weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Zürich "x" }</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n'
+     "<tool_call>now<tool_sep>\n</tool_call>\n</tool_calls>", ("", "", BOTH)),
+    ("hunyuan-3", "<tool_sep <arg_key <arg_value", '<tool_calls><tool_call>weather<tool_sep><arg_key>city</arg_key><arg_value>Zürich "x" }</arg_value><arg_key>days</arg_key> <arg_value>3</arg_value></tool_call></tool_calls>', ("", "", WANT)),
+    ("hunyuan-4", "<tool_calls <arg_key <arg_value", '<tool_calls><tool_call>weather<arg_key>city</arg_key><arg_value>Zürich "x" }</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>now</tool_call></tool_calls>', ("", "", BOTH)),
+    ("hunyuan-a13b", "<tool_calls>[{", '<think>\nso\n</think>\n<tool_calls>[{"name": "weather", "arguments": ' + ARGS + '}, {"name": "now", "arguments": {}}]</tool_calls>', ("", "\nso\n", BOTH)),
+    ("hunyuan-a13b", "<tool_calls>[{", "<think>\nso\n</think>\n<answer>\nIt is 5.\n</answer>", ("It is 5.", "\nso\n", [])),
+    ("think-answer", "</think> <answer> </answer>", "<think>\nso\n</think>\n<answer>\nIt is <b\n</answer>", ("It is <b", "\nso\n", [])),
+    ("glm-4.7", "</arg_key><arg_value>", '<tool_call>weather<arg_key>city</arg_key><arg_value>Zürich "x" }</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>now</tool_call>', ("", "", BOTH)),
+    ("glm", "<arg_key> <arg_value>", '<tool_call>now</tool_call>', ("", "", [("now", {})])),
+    ("mistral-named", "[TOOL_CALLS] [ARGS]", "[TOOL_CALLS]weather[CALL_ID]abcdef123[ARGS]" + ARGS, ("", "", WANT)),
+    ("minimax-m1", "<tool_calls></tool_calls> <end_of_sentence>", '<think>so</think><tool_calls>\n{"name": "weather", "arguments": ' + ARGS + '}\n{"name": "now", "arguments": {}}\n</tool_calls>', ("", "so", BOTH)),
+    ("nemotron-v2", "<TOOLCALL>[", '<think>so</think><TOOLCALL>[{"name": "weather", "arguments": ' + ARGS + '}, {"name": "now", "arguments": {}}]</TOOLCALL>', ("", "so", BOTH)),
+    ("gigachat-3.1", "<|function_call|> <|message_sep|>", 'Ok.<|function_call|>{"name": "weather", "arguments": ' + ARGS + "}", ("Ok.", "", WANT)),
+    ("gigachat-3", "function call <|role_sep|>", '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "weather", "arguments": ' + ARGS + "}<|message_sep|>\n\n", ("", "", WANT)),
+    ("minicpm5", "<function name= <param name=", '<think>\nso\n</think>\n\n<function name="weather"><param name="city">Zürich "x" }</param><param name="days">3</param></function>\n<function name="now"></function>', ("", "\nso\n", BOTH)),
+    ("functionary-3.1", "<function= </function>", "<function=weather>" + ARGS + "</function><function=now>{}</function>", ("", "", BOTH)),
+    ("apriel", "[BEGIN FINAL RESPONSE] <tool_calls>[", 'Here are my reasoning steps:\nso\n[BEGIN FINAL RESPONSE]\nOk.\n<tool_calls>[{"name": "weather", "arguments": ' + ARGS + "}]</tool_calls>\n[END FINAL RESPONSE]", ("Ok.", "\nso\n", WANT)),
+    ("lfm2-list", "<|tool_list_start|>", '<|tool_call_start|>[weather(city="Zürich \\"x\\" }", days=3), now()]<|tool_call_end|>', ("", "", BOTH)),
     ("generic", "nothing", '<tool_call>\n{"name": "weather", "arguments": ' + ARGS + "}\n</tool_call>", ("", "", WANT)),
 ]
 
@@ -83,6 +115,97 @@ def tokenizer(tmp_path_factory):
     yield get
     for t in opened.values():
         t.close()
+
+
+PEER = sorted(pathlib.Path(os.environ.get("LLMC_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc"),
+                           "peer").glob("llama_cpp_python-*/vendor/llama.cpp/models/templates/*.jinja"))
+REAL = sorted(pathlib.Path(os.environ["LLMC_TEST_DATA"], "chat-templates").glob("*.jinja")) if os.environ.get("LLMC_TEST_DATA") else []
+# what cannot be written out with both calls: templates that refuse them, know no calls, or want other fields; those whose format no row has
+NO_CALLS = {"CohereForAI-c4ai-command-r-plus-tool_use", "HuggingFaceTB-SmolLM3-3B", "Kimi-K2-Instruct", "Kimi-K2-Thinking", "LFM2-8B-A1B", "LFM2.5-Instruct", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+            "fireworks-ai-llama-3-firefunction-v2", "google-gemma-2-2b-it", "ibm-granite-granite-3.3-2B-Instruct", "llama-cpp-rwkv-world", "meetkai-functionary-medium-v3.2", "microsoft-Phi-3.5-mini-instruct",
+            "Apertus-8B-Instruct", "Kimi-K3", "MiniMax-M3", "muse-glimmer", "upstage-Solar-Open-100B"}
+ONE_CALL = {"GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B", "openai-gpt-oss-120b", "meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct"}
+
+
+@pytest.mark.parametrize("path", [p for p in REAL + PEER if p.stem not in NO_CALLS], ids=lambda p: getattr(p, "stem", "none"))
+def test_calls_as_real_templates_write_them_are_read(tmp_path, path):
+    """What a template puts behind the prompt for an answer with calls is an answer with these calls."""
+    source, arguments = path.read_text(), {"city": "Zürich", "days": 3, "deep": {"a": [1, True, None]}, "flag": True}
+    small = json.loads(json.dumps(SMALL))
+    if ":opensource" in source:
+        small["added_tokens"].append({**small["added_tokens"][0], "id": 4, "content": "<tool_calls:opensource>"})
+        small["model"]["vocab"]["<tool_calls:opensource>"] = 4
+    (tmp_path / "tokenizer.json").write_text(json.dumps(small))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "chat_template": source}))
+    types = {"city": "string", "days": "integer", "deep": "object", "flag": "boolean"}
+    about = {"type": "object", "properties": {k: {"type": v, "description": "d"} for k, v in types.items()}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "weather", "description": "d", "parameters": about}},
+             {"type": "function", "function": {"name": "now", "description": "d", "parameters": {"type": "object", "properties": {}}}}]
+    want = [("weather", arguments), ("now", {})][:1 if path.stem in ONE_CALL else 2]
+    user = {"role": "user", "content": "hi"}
+    answer = {"role": "assistant", "content": "", "reasoning_content": "so",
+              "tool_calls": [{"id": f"abcdef12{i}", "type": "function", "function": {"name": n, "arguments": a}} for i, (n, a) in enumerate(want)]}
+    t = text_lib.Tokenizer(tmp_path)
+    for thinks in (True, False):
+        whole = t.chat([user, answer], tools=tools, enable_thinking=thinks)
+        prompt = next(p for p in (t.chat([user], tools=tools, enable_thinking=thinks, add_generation_prompt=begun) for begun in (True, False)) if whole.startswith(p) or len(p) < 40 or not thinks)
+        said = whole[len(prompt):] if whole.startswith(prompt) else whole[len(os.path.commonprefix([whole, prompt])):]
+        got = Reader(t, prompt, tools).read([said.encode()])
+        assert got[2] == want, (said, got)
+        for at in range(1, len(said), 7):
+            assert Reader(t, prompt, tools).read([said[:at].encode(), said[at:].encode()]) == got
+    t.close()
+
+
+@pytest.mark.parametrize("suffix", [":opensource", ":6124c78e", ""])
+def test_marks_have_the_suffix_of_the_tokenizer(tmp_path, suffix):
+    """Hunyuan's checkpoints write their marks with a suffix each: the tokens say which."""
+    small = json.loads(json.dumps(SMALL))
+    small["added_tokens"].append({**small["added_tokens"][0], "id": 4, "content": f"<tool_calls{suffix}>"})
+    small["model"]["vocab"][f"<tool_calls{suffix}>"] = 4
+    (tmp_path / "tokenizer.json").write_text(json.dumps(small))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "chat_template": "{# <tool_sep{}> <arg_key{}> <arg_value{}> #}"}))
+    t = text_lib.Tokenizer(tmp_path)
+    said = "so</think{}>Ok.<tool_calls{}>\n<tool_call{}>weather<tool_sep{}>\n<arg_key{}>city</arg_key{}>\n<arg_value{}>Rome</arg_value{}>\n</tool_call{}>\n</tool_calls{}>".replace("{}", suffix)
+    for at in range(1, len(said)):
+        assert Reader(t, f"<think{suffix}>").read([said[:at].encode(), said[at:].encode()]) == ("Ok.", "so", [("weather", {"city": "Rome"})])
+    buf, need, err = C.create_string_buffer(1 << 16), C.c_size_t(), text_lib.Error()
+    assert LIB.llmc_calls_rules(Reader(t).h, b"weather", 1, buf, len(buf), C.byref(need), C.byref(err)) == 0
+    assert f"<tool_call{suffix}>weather<tool_sep{suffix}>" in buf.value.decode()
+    t.close()
+
+
+def test_a_prompt_may_say_more_behind_the_beginning_of_a_reasoning(tokenizer):
+    t = tokenizer("{# <seed:tool_call> <parameter= #}")
+    said = b"I will answer at once.</seed:cot_budget_reflect></seed:think>Yes."
+    assert Reader(t, "<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>").read([said]) == ("Yes.", "I will answer at once.</seed:cot_budget_reflect>", [])
+
+
+def test_values_as_python_writes_them_are_what_the_schema_has(tokenizer):
+    """Templates that write values by str() teach their models Python's words."""
+    types = {"a": "boolean", "b": "object", "c": "string", "d": "array", "e": "integer"}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {k: {"type": v} for k, v in types.items()}}}}]
+    said = "<seed:tool_call><function=f>" + "".join(f"<parameter={k}>{v}</parameter>" for k, v in {"a": "True", "b": "{'x': [None, 'y']}", "c": "True", "d": "what?", "e": "3"}.items()) + "</function></seed:tool_call>"
+    t = tokenizer("{# <seed:tool_call> <parameter= #}")
+    said = said.replace("><function", ">\n<function")
+    assert Reader(t, "", tools).read([said.encode()]) == ("", "", [("f", {"a": True, "b": {"x": [None, "y"]}, "c": "True", "d": "what?", "e": 3})])
+
+
+def test_a_text_of_an_enum_is_forced_as_it_stands(tokenizer, smollm2):
+    import llmc
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string", "enum": ["red", "r e\"d"]}}, "required": ["a"]}}}]
+    for template, said in [("<function= <parameter=", '<tool_call>\n<function=f>\n<parameter=a>\nr e"d\n</parameter>\n</function>\n</tool_call>'),
+                           ("｜DSML｜ tool_calls>", '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="true">r e"d</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>')]:
+        r = Reader(tokenizer("{# " + template + " #}"), "", tools)
+        buf, need, err = C.create_string_buffer(1 << 16), C.c_size_t(), text_lib.Error()
+        assert LIB.llmc_calls_rules(r.h, None, 1, buf, len(buf), C.byref(need), C.byref(err)) == 0, err.text
+        tok = llmc.Tokenizer(smollm2)
+        with llmc.Grammar(tok, "parts", buf.value.decode()) as g, g.matcher() as m:
+            for token in tok.encode(said, special=0):
+                assert m.allows(token), said
+                m.accept(token)
+            assert m.may_end
+        assert r.read([said.encode()])[2] == [("f", {"a": 'r e"d'})]
 
 
 class Reader:
@@ -153,7 +276,7 @@ def test_a_call_that_breaks_off_stays_one(tokenizer):
     assert got[0] == (CALL, b"weather") and b"".join(s for k, s in got if k == ARGUMENTS) == b'{"city": "Zur' and got[-1][0] == DONE
 
 
-@pytest.mark.parametrize("row,template", sorted({(c[0], c[1]) for c in CASES}))
+@pytest.mark.parametrize("row,template", sorted({(c[0], c[1]) for c in CASES if c[0] != "think-answer"}))
 @pytest.mark.parametrize("only", [None, "weather"])
 def test_what_forces_calls_is_what_the_reading_takes(tokenizer, smollm2, row, template, only):
     """A walk through the grammar of calls, shortest token first: the text is read as calls."""
