@@ -53,7 +53,7 @@ moe_unit(const float (&v)[W::UNIT], const float *const (&x)[T], int u, float (&s
 /* units of a row that a lane holds at a time: about 128 bytes */
 template <class W> struct moe_depth { enum { value = sizeof(typename W::raw) <= 16 ? 8 : sizeof(typename W::raw) <= 32 ? 4 : 2 }; };
 
-/* One warp: sum[r][t] += this lane's part of row w[r] of W times x[t] */
+/* One warp, all of its lanes: sum[r][t] += this lane's part of row w[r] of W times x[t] */
 template <class W, int R, int T> DEV void
 moe_rows(const unsigned char *const (&w)[R], const float *const (&x)[T], float (&sum)[R][T])
 {
@@ -75,6 +75,8 @@ moe_rows(const unsigned char *const (&w)[R], const float *const (&x)[T], float (
 					float v[W::UNIT];
 					W::decode(raw[n][r], u0 + 32 * n, v);
 					moe_unit<W, T>(v, x, u0 + 32 * n, sum[r]);
+					if (R > 1 && W::UNIT > 8 && W::UNITS % STEP == 0) /* which ptxas keeps: else it decodes both rows at once, and spills from sm_100a on */
+						__syncwarp();
 				}
 	}
 }
