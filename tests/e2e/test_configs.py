@@ -20,13 +20,15 @@ CLASSES = json.load(open(os.path.join(ROOT, "tests", "golden", "config-classes.j
 MODELS = {
     "deepseek-v2-lite": "deepseek-v2-lite", "deepseek-v2": "deepseek-v2", "deepseek-v3": "deepseek-v3-bf16", "mixtral-8x7b": "mixtral-8x7b",
     "qwen3-30b-a3b": "qwen3-30b-a3b", "gemma2-9b": "gemma-2-9b", "phi3-mini": "phi-3-mini-4k", "glm4-9b": "glm-4-9b-0414",
-    "chatglm3-6b": "chatglm3-6b", "baichuan2-13b": "baichuan2-13b", "bloom-7b1": "bloom-7b1", "llama2-7b": "llama-2-7b", "llama2-70b": "llama-2-70b",
+    "chatglm3-6b": "chatglm3-6b", "baichuan2-13b": "baichuan2-13b", "bloom-7b1": "bloom-7b1",
+    "gpt-oss-20b": "gpt-oss-20b", "qwen3.5-9b": "qwen3.5-9b", "qwen3.5-35b-a3b": "qwen3.5-35b-a3b", "gemma4-26b-a4b": "gemma4-26b-a4b", "llama2-7b": "llama-2-7b", "llama2-70b": "llama-2-70b",
     "llama3.2-1b": "llama-3.2-1b", "mistral-7b": "mistral-7b-v0.1", "qwen2.5-7b": "qwen2.5-7b-instruct", "qwen3-8b": "qwen3-8b",
     "smollm2-135m": "smollm2-135m-instruct",
 }
 # The class, and what the published model has otherwise than its defaults.
 YARN = {"rope_theta": 10000.0, "rope_type": "yarn", "type": "yarn", "factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "original_max_position_embeddings": 4096}
+QWEN35_ROPE = {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"}
 DIFFERENT = {
     "deepseek-v3-bf16": ("DeepseekV3Config", {"max_position_embeddings": 163840, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}),
     "mixtral-8x7b": ("MixtralConfig", {"max_position_embeddings": 32768, "router_aux_loss_coef": 0.02}),
@@ -36,6 +38,13 @@ DIFFERENT = {
     "glm-4-9b-0414": ("Glm4Config", {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5}),
     "qwen3-30b-a3b": ("Qwen3MoeConfig", {"num_hidden_layers": 48, "max_position_embeddings": 40960, "head_dim": 128, "norm_topk_prob": True,
                                          "max_window_layers": 48, "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}}),
+    "gpt-oss-20b": ("GptOssConfig", {"num_hidden_layers": 24, "num_local_experts": 32, "router_aux_loss_coef": 0.9}),
+    "qwen3.5-9b": ("Qwen3_5TextConfig", {"max_position_embeddings": 262144, "rope_parameters": QWEN35_ROPE}),
+    "qwen3.5-35b-a3b": ("Qwen3_5MoeTextConfig", {"max_position_embeddings": 262144, "rope_parameters": QWEN35_ROPE}),
+    "gemma4-26b-a4b": ("Gemma4TextConfig", {"hidden_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 2112,
+                                            "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8,
+                                            "moe_intermediate_size": 704, "sliding_window": 1024, "max_position_embeddings": 262144, "final_logit_softcapping": 30.0,
+                                            "per_layer_config": {f"{i:02}": {"head_dim": 512, "num_key_value_heads": 2} for i in range(5, 30, 6)}}),
 }
 # What says nothing about the model: of the library, or of training and of tokens for other tasks
 SILENT = {"dtype", "torch_dtype", "pad_token_id", "bos_token_id", "eos_token_id", "layer_types", "use_cache", "initializer_range", "_attn_implementation",
@@ -104,7 +113,7 @@ def test_all_descriptions_are_here():
         assert "# Numbers: config.json of " in open(os.path.join(ROOT, "configs", model + ".yaml")).read(), model
 
 
-NEW = list(MODELS)[:11]
+NEW = list(MODELS)[:15]
 
 
 @pytest.mark.parametrize("model", NEW)
@@ -126,5 +135,6 @@ def test_memory_of_the_whole_model(model):
     assert p.returncode == 0, p.stderr
     # billions of parameters, as published
     billions = {"deepseek-v2-lite": 15.7, "deepseek-v2": 236, "deepseek-v3": 671, "mixtral-8x7b": 46.7, "qwen3-30b-a3b": 30.5, "gemma2-9b": 9.24,
-                "phi3-mini": 3.82, "glm4-9b": 9.4, "chatglm3-6b": 6.24, "baichuan2-13b": 13.9, "bloom-7b1": 7.07}[model]
+                "phi3-mini": 3.82, "glm4-9b": 9.4, "chatglm3-6b": 6.24, "baichuan2-13b": 13.9, "bloom-7b1": 7.07, "gpt-oss-20b": 20.9, "qwen3.5-9b": 8.95,
+                "qwen3.5-35b-a3b": 34.7, "gemma4-26b-a4b": 25.2}[model]
     assert json.loads(p.stdout)["params"] / 1e9 == pytest.approx(billions, rel=0.006)

@@ -237,7 +237,8 @@ BENCH_TEST(resolved_text_is_a_fixpoint)
 	static const char *const name[] = { "smollm2-135m", "llama2-7b", "llama2-70b", "llama3-8b", "llama3-70b", "llama3.2-1b",
 		                            "mistral-7b", "qwen2.5-7b", "qwen3-8b", "tiny",
 		                            "deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "mixtral-8x7b", "qwen3-30b-a3b", "gemma2-9b",
-		                            "phi3-mini", "glm4-9b", "chatglm3-6b", "baichuan2-13b", "bloom-7b1" };
+		                            "phi3-mini", "glm4-9b", "chatglm3-6b", "baichuan2-13b", "bloom-7b1",
+		                            "gpt-oss-20b", "qwen3.5-9b", "qwen3.5-35b-a3b", "gemma4-26b-a4b" };
 
 	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
 		fixpoint(b, arena_printf(&b->arena, "configs/%s.yaml", name[i]));
