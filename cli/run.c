@@ -140,7 +140,7 @@ run(int argc, char **argv)
 		OPT_SAMPLING(smp),
 		OPT_DRAFT(draft),
 		{ OPT_TEXT, 0, "schema", "FILE", &schema, "the answer is JSON of this schema (- is standard input); docs/constrained.md" },
-		{ OPT_TEXT, 0, "grammar", "FILE", &gbnf, "the answer is a text of this grammar, in GBNF" },
+		{ OPT_TEXT, 0, "grammar", "FILE", &gbnf, "the answer is a text of this grammar, in GBNF, or in Lark where the name ends in .lark" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -240,7 +240,9 @@ run(int argc, char **argv)
 		goto out;
 	llmc_params p = params_of(&smp);
 	if (schema || gbnf) {
-		status = grammar_file(m, schema ? LLMC_GRAMMAR_JSON_SCHEMA : LLMC_GRAMMAR_GBNF, schema ? schema : gbnf, &grammar, &err);
+		const char *end = gbnf ? strrchr(gbnf, '.') : NULL;
+		llmc_grammar_kind kind = schema ? LLMC_GRAMMAR_JSON_SCHEMA : end && !strcmp(end, ".lark") ? LLMC_GRAMMAR_LARK : LLMC_GRAMMAR_GBNF;
+		status = grammar_file(m, kind, schema ? schema : gbnf, &grammar, &err);
 		if (status != LLMC_OK)
 			goto out;
 		p.grammar = grammar;

@@ -240,10 +240,13 @@ schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p)
 
 	if (n > MAX_ONE_OF)
 		schema_fail(s, p, "oneOf", "of more than %d options it is not enforced that one alone fits, and the schema is strict", MAX_ONE_OF);
+	if (++s->ones > MAX_ONES)
+		schema_fail(s, p, "oneOf", "options of one value are nested too deeply, or in a ring");
 	for (size_t i = 0; i < n; i++)
 		option[i] = schema_merge(s, base, json_array_get(list, i), p, 1);
 	for (size_t i = 0; i < n; i++)
 		for (size_t k = 0; k < i; k++)
 			if (!schema_apart(s, option[k], option[i], p, 0))
 				schema_fail(s, p, "oneOf", "a value may fit options %zu and %zu; that one alone fits is enforced where required properties, types or bounds tell them apart, and the schema is strict", k, i);
+	s->ones--;
 }

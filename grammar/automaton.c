@@ -347,8 +347,11 @@ static void left_of(Left *l, const Ex *x);
 static void
 left_rule(Left *l, int32_t rule)
 {
+	const Build *b = l->m->b;
+	const char *name = (size_t)rule < b->cap_name ? b->name[rule] : NULL;
+
 	if (l->mark[rule] == 1)
-		build_fail(l->m->b, "a rule of the grammar begins with itself: left recursion cannot be matched");
+		build_fail(l->m->b, "%s: it begins with itself, and left recursion cannot be matched", name ? name : "a rule of the grammar");
 	if (l->mark[rule] == 2)
 		return;
 	l->mark[rule] = 1;

@@ -174,6 +174,17 @@ rule_new(Build *b)
 	return (int32_t)b->n_rule++;
 }
 
+void
+ex_rule_name(Build *b, int32_t rule, const char *name)
+{
+	size_t had = b->cap_name;
+
+	b->name = arena_grow(b->a, b->name, &b->cap_name, (size_t)rule + 1, sizeof *b->name);
+	for (size_t i = had; i < b->cap_name; i++)
+		b->name[i] = NULL;
+	b->name[rule] = name;
+}
+
 static int
 by_start(const void *a, const void *b)
 {

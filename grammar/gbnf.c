@@ -95,6 +95,7 @@ name_of(Gbnf *g, size_t n)
 			return &g->name[i];
 	g->name = arena_grow(g->b->a, g->name, &g->cap_name, g->n_name + 1, sizeof *g->name);
 	g->name[g->n_name] = (Name){ g->s + g->at, n, rule_new(g->b), *bucket - 1 };
+	ex_rule_name(g->b, g->name[g->n_name].rule, arena_printf(g->b->a, "grammar, line %d: '%.*s'", line_of(g, g->at), (int)(n < 100 ? n : 100), g->s + g->at));
 	*bucket = (int32_t)g->n_name + 1;
 	return &g->name[g->n_name++];
 }

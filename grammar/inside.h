@@ -57,7 +57,8 @@ typedef struct Build {  /* a grammar on its way from text to automaton */
 	jmp_buf     fault;    /* where build_fail goes, with *err set */
 	size_t      n_ex;
 	Ex        **rule;     /* bodies; number 0 is the root */
-	size_t      n_rule, cap_rule;
+	size_t      n_rule, cap_rule, cap_name;
+	const char **name;    /* of rules, for errors; NULL: it has none */
 	const Lexicon *lexicon;
 	llmc_grammar_options opt;
 	const char *place;    /* in front of what build_fail says; NULL: nothing */
@@ -80,6 +81,7 @@ Ex   *ex_rule(Build *b, int32_t rule);
 Ex   *ex_token(Build *b, int32_t id);
 void  ex_push(Build *b, ExList *l, Ex *x);
 int32_t rule_new(Build *b); /* its body is set later: b->rule[] */
+void  ex_rule_name(Build *b, int32_t rule, const char *name); /* what errors call it: its place and its name */
 Ex   *ex_none(Build *b);    /* matches nothing */
 Ex   *ex_empty(Build *b);
 
@@ -89,9 +91,12 @@ size_t ranges_invert(const Range *r, size_t n, Range *out); /* out has n + 2 pla
 
 /* ---- front ends ---- */
 
-/* regex.c: what of an expression is anchored where; json: characters become those of a JSON string's inside */
-typedef struct RegexFlags { bool json, search; } RegexFlags;
+/* regex.c: search: what is not anchored may have any text around it; json: characters become those of a JSON string's inside; fold: letters of ASCII in both cases;
+ * dot_all: . takes line ends too; no_lazy: repetitions that take as little as they can are refused */
+typedef struct RegexFlags { bool json, search, fold, dot_all, no_lazy; } RegexFlags;
 Ex *regex_read(Build *b, const char *s, size_t n, RegexFlags flags);
+Ex *regex_chars(Build *b, const Range *r, size_t n, RegexFlags flags);     /* one character */
+Ex *lark_read(Build *b, const char *s, size_t n, RegexFlags flags);        /* of flags, json */
 Ex *gbnf_read(Build *b, const char *s, size_t n);                          /* the rules, and root's */
 Ex *schema_read(Build *b, const char *s, size_t n);
 Ex *schema_of(Build *b, const json_t *schema, const json_t *root, const char *path);

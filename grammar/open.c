@@ -45,6 +45,8 @@ kind_read(Build *b, llmc_grammar_kind kind, const char *text, size_t n)
 		return choice_read(b, text, n);
 	case LLMC_GRAMMAR_PARTS:
 		return parts_read(b, text, n);
+	case LLMC_GRAMMAR_LARK:
+		return lark_read(b, text, n, (RegexFlags){ 0 });
 	}
 	build_fail(b, "no such kind of grammar: %d", (int)kind);
 }

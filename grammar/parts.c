@@ -4,7 +4,8 @@
  *   until     any text, up to and with the first of this one
  *   seq, alt  lists of parts: all of them, one of them
  *   many      [part, separator]: once or more often, `max` times at most when given
- *   grammar   a text of another kind, `kind`: json, json_schema, regex, gbnf or choice; `strict`: as the option, for this part */
+ *   grammar   a text of another kind, `kind`: json, json_schema, regex, gbnf, choice or lark; `strict`: as the option, for this part; `json`: of a regex or lark, as
+ *             the inside of a JSON string has it, with escapes */
 #include <string.h>
 
 #include "base/json.h"
@@ -122,20 +123,27 @@ grammar(Build *b, const json_t *v, const json_t *own)
 {
 	static const char *const names[] = {
 		[LLMC_GRAMMAR_JSON] = "json", [LLMC_GRAMMAR_JSON_SCHEMA] = "json_schema", [LLMC_GRAMMAR_REGEX] = "regex", [LLMC_GRAMMAR_GBNF] = "gbnf",
-		[LLMC_GRAMMAR_CHOICE] = "choice",
+		[LLMC_GRAMMAR_CHOICE] = "choice", [LLMC_GRAMMAR_LARK] = "lark",
 	};
 	const char *name = json_string_value(json_object_get(v, "kind"));
+	RegexFlags flags = { .json = json_is_true(json_object_get(v, "json")) };
 	bool strict = b->opt.strict;
 
 	for (size_t i = 0; name && i < sizeof names / sizeof *names; i++) {
-		if (strcmp(name, names[i]) != 0)
+		if (!names[i] || strcmp(name, names[i]) != 0)
 			continue;
+		if (i == LLMC_GRAMMAR_LARK)
+			return lark_read(b, json_string_value(own), json_string_length(own), flags);
+		if (i == LLMC_GRAMMAR_REGEX)
+			return regex_read(b, json_string_value(own), json_string_length(own), flags);
+		if (flags.json)
+			build_fail(b, "parts: within a JSON string a grammar is regex or lark");
 		b->opt.strict = json_is_true(json_object_get(v, "strict"));
 		Ex *x = kind_read(b, (llmc_grammar_kind)i, json_string_value(own), json_string_length(own));
 		b->opt.strict = strict;
 		return x;
 	}
-	build_fail(b, "parts: 'kind' of a grammar is json, json_schema, regex, gbnf or choice");
+	build_fail(b, "parts: 'kind' of a grammar is json, json_schema, regex, gbnf, choice or lark");
 }
 
 static Ex *

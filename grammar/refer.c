@@ -104,6 +104,7 @@ schema_referred(Schema *s, const json_t *target, const Path *p)
 	Ref *r = NEW(s->b->a, Ref, 1);
 	*r = (Ref){ target, rule_new(s->b), s->ref[k] };
 	s->ref[k] = r;
+	ex_rule_name(s->b, r->rule, arena_printf(s->b->a, "schema, %s", schema_path(s, p)));
 	Ex *body = schema_value(s, target, p);
 	s->b->rule[r->rule] = body;
 	return ex_rule(s->b, r->rule);

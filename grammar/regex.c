@@ -57,13 +57,30 @@ take_char(Reader *r)
 	return (uint32_t)c;
 }
 
+/* The other case of what letters of ASCII are in r; out has 2 n places. */
+static size_t
+folded(const Range *r, size_t n, Range *out)
+{
+	size_t k = 0;
+
+	for (size_t i = 0; i < n; i++)
+		for (uint32_t a = 'A'; a <= 'a'; a += 'a' - 'A') {
+			uint32_t lo = r[i].lo > a ? r[i].lo : a, hi = r[i].hi < a + 25 ? r[i].hi : a + 25;
+			if (lo <= hi)
+				out[k++] = (Range){ lo ^ 0x20, hi ^ 0x20 };
+		}
+	return k;
+}
+
 static void
 class_add(Reader *r, Class *c, uint32_t lo, uint32_t hi)
 {
 	if (c->n >= MAX_RANGES)
 		wrong(r, "a class has more than %d ranges", MAX_RANGES);
-	c->r = arena_grow(r->b->a, c->r, &c->cap, c->n + 1, sizeof *c->r);
+	c->r = arena_grow(r->b->a, c->r, &c->cap, c->n + 3, sizeof *c->r);
 	c->r[c->n++] = (Range){ lo, hi };
+	if (r->flags.fold)
+		c->n += folded(&c->r[c->n - 1], 1, &c->r[c->n]);
 }
 
 /* The class turned round */
@@ -77,28 +94,33 @@ inverted(Reader *r, Class c)
 }
 
 /* Of characters, as they stand or as the inside of a JSON string has them. */
-static Ex *
-characters(Reader *r, const Class *c)
+Ex *
+regex_chars(Build *b, const Range *r, size_t n, RegexFlags flags)
 {
 	static const char letters[] = "\"\"\\\\\bb\ff\nn\rr\tt";
 	static const Range plain[] = { { 0x20, 0x21 }, { 0x23, 0x5B }, { 0x5D, 0x7E }, { 0x80, 0x10FFFF } };
-	Build *b = r->b;
 	ExList parts = { 0 };
-	Class direct = { 0 };
-	size_t n = ranges_join(c->r, c->n);
+	Range *own = NEW(b->a, Range, 3 * n + 1), *direct;
+	size_t n_direct = 0;
 
-	if (!r->flags.json)
-		return ex_chars(b, c->r, n);
+	if (n)
+		memcpy(own, r, n * sizeof *own);
+	if (flags.fold)
+		n += folded(r, n, own + n);
+	n = ranges_join(own, n);
+	if (!flags.json)
+		return ex_chars(b, own, n);
+	direct = NEW(b->a, Range, 4 * n + 1);
 	for (size_t i = 0; i < n; i++)
 		for (size_t k = 0; k < 4; k++) {
-			uint32_t lo = c->r[i].lo > plain[k].lo ? c->r[i].lo : plain[k].lo, hi = c->r[i].hi < plain[k].hi ? c->r[i].hi : plain[k].hi;
+			uint32_t lo = own[i].lo > plain[k].lo ? own[i].lo : plain[k].lo, hi = own[i].hi < plain[k].hi ? own[i].hi : plain[k].hi;
 			if (lo <= hi)
-				class_add(r, &direct, lo, hi);
+				direct[n_direct++] = (Range){ lo, hi };
 		}
-	if (direct.n)
-		ex_push(b, &parts, ex_chars(b, direct.r, direct.n));
+	if (n_direct)
+		ex_push(b, &parts, ex_chars(b, direct, n_direct));
 	for (size_t i = 0; i < n; i++)
-		for (uint32_t x = c->r[i].lo; x <= c->r[i].hi && x < 0x80; x++) {
+		for (uint32_t x = own[i].lo; x <= own[i].hi && x < 0x80; x++) {
 			if (x >= 0x20 && x != '"' && x != '\\' && x != 0x7F)
 				continue;
 			const char *l = letters;
@@ -114,6 +136,12 @@ characters(Reader *r, const Class *c)
 			}
 		}
 	return ex_list(b, EX_ALT, &parts);
+}
+
+static Ex *
+characters(Reader *r, const Class *c)
+{
+	return regex_chars(r->b, c->r, c->n, r->flags);
 }
 
 static Ex *
@@ -335,8 +363,9 @@ atom(Reader *r)
 	if (take(r, "["))
 		return bracket(r);
 	if (take(r, ".")) {
-		class_add(r, &c, 0, '\n' - 1);
-		class_add(r, &c, '\n' + 1, 0x10FFFF);
+		class_add(r, &c, 0, r->flags.dot_all ? 0x10FFFF : '\n' - 1);
+		if (!r->flags.dot_all)
+			class_add(r, &c, '\n' + 1, 0x10FFFF);
 		return characters(r, &c);
 	}
 	if (take(r, "\\")) {
@@ -368,6 +397,8 @@ repeated(Reader *r)
 			x = ex_rep(r->b, x, min, max);
 		else
 			return x;
+		if (r->flags.no_lazy && is_next(r, "?"))
+			wrong(r, "lazy repetitions are not supported");
 		take(r, "?"); /* which of the matches is found first does not matter */
 	}
 }

@@ -18,10 +18,11 @@ typedef struct Schema {
 	size_t        n_values, n_merged, n_asked, n_fits; /* work done, which is bounded */
 	int32_t       string_tail;  /* rule: the rest of a string; -1: not made */
 	int           asked;        /* > 0: a schema is only asked about, not made */
+	int           ones;         /* lists of oneOf within which another is looked at */
 } Schema;
 
 enum { T_NULL = 1, T_BOOLEAN = 2, T_INTEGER = 4, T_NUMBER = 8, T_STRING = 16, T_ARRAY = 32, T_OBJECT = 64, T_ALL = 127 };
-enum { MAX_ONE_OF = 128 };
+enum { MAX_ONE_OF = 128, MAX_ONES = 16 };
 /* What unevaluatedProperties says of a schema whose options are not merged yet. */
 #define LATE_PROPERTIES "\x7Funevaluated"
 

@@ -343,7 +343,8 @@ typedef enum llmc_piece_kind {
 	LLMC_PIECE_DONE,      /* the call is over */
 } llmc_piece_kind;
 typedef void (*llmc_piece_fn)(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_t n_bytes); /* call: its number, from 0; else -1 */
-/* tools_json NULL: reasoning alone. The tokenizer need not outlive it. */
+/* tools_json NULL: reasoning alone. The tokenizer need not outlive it. A tool whose one parameter is a text may have a grammar of it beside its `function`:
+ * "format": {"type": "grammar", "syntax": "lark" or "regex", "definition"}; llmc_calls_rules holds it to that. */
 LLMC_API llmc_status llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt, const char *tools_json, llmc_calls **out,
                                      llmc_error *err);
 LLMC_API llmc_status llmc_calls_feed(llmc_calls *c, const char *text, size_t n_bytes, bool last, llmc_piece_fn fn, void *user, llmc_error *err);
@@ -383,6 +384,7 @@ typedef enum llmc_grammar_kind {
 	LLMC_GRAMMAR_GBNF,        /* llama.cpp's form: rules, of which `root` is the text */
 	LLMC_GRAMMAR_CHOICE,      /* one of a JSON array of strings */
 	LLMC_GRAMMAR_PARTS,       /* JSON: fixed texts around schemas and expressions; docs/constrained.md */
+	LLMC_GRAMMAR_LARK,        /* Lark's form, without what needs a lexer: rules, of which `start` is the text; docs/constrained.md */
 } llmc_grammar_kind;
 
 typedef struct llmc_grammar_options {

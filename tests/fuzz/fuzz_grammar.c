@@ -84,7 +84,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (size < 1)
 		return 0;
 	llmc_grammar_options opt = { .size = sizeof opt, .compact = data[0] & 8, .standard = data[0] & 16, .strict = data[0] & 32 };
-	llmc_status status = grammar_open(l, (llmc_grammar_kind)(data[0] % 6), (const char *)data + 1, size - 1, &opt, &eos, 1, &g, &err);
+	llmc_status status = grammar_open(l, (llmc_grammar_kind)(data[0] % 7), (const char *)data + 1, size - 1, &opt, &eos, 1, &g, &err);
 	check((status == LLMC_OK) == (g != NULL), "a grammar and a failure");
 	check(status == LLMC_OK || (err.text[0] && status != LLMC_E_BUG), "a refusal without a sentence");
 	if (g)

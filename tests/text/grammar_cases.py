@@ -53,3 +53,49 @@ for low, high in [(0, 9), (1, 100), (-5, 5), (10, 12345), (None, 7), (3, None), 
     CASES.append((f"integer {low}..{high}", {"type": "integer", **bounds}, [str(x) for x in inside]))
 for bounds in ({"minimum": 0, "maximum": 1}, {"minimum": -1.5, "maximum": 2.25}, {"exclusiveMinimum": 0}, {"minimum": 0.5}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}):
     CASES.append((f"number {bounds}", {"type": "number", **bounds}, ["0.75"]))
+
+# The grammar that Codex sends for its patches, and others in Lark's form: name, grammar, texts
+APPLY_PATCH = """start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
+PATCH = """*** Begin Patch
+*** Add File: src/a.c
++int
++
++main(void) { return 0; }
+*** Delete File: old name.txt
+*** Update File: b.py
+*** Move to: c/b.py
+@@ def f(x):
+-    return "é"
++    return 'x'
+ # kept
+@@
++end
+*** End of File
+*** End Patch
+"""
+LARK = [
+    ("apply_patch", APPLY_PATCH, [PATCH, PATCH.rstrip()]),
+    ("math", "start: expr\nexpr: term (SP ADD SP term)* -> add\n| term\nterm: factor (SP MUL SP factor)* -> mul\n| factor\nfactor: INT\nSP: \" \"\nADD: \"+\"\nMUL: \"*\"\n%import common.INT", ["4 + 4 * 123", "7"]),
+    ("left recursion", 'start: list\nlist: list "," item | item\nitem: /[a-c]{2}/ | "(" list ")"', ["ab,(ca,bb),aa"]),
+    ("repetition", 'start: X~2..3 "-" [Y] ("q"i)~2\nX: "ab" | "cd"\nY: /[0-9]/~4', ["abcd-qQ", "ababcd-1234QQ"]),
+    ("imports", 'start: CNAME "=" (NUMBER | WORD) (";" CNAME "=" SIGNED_INT)*\n%import common (CNAME, WORD)\n%import common.SIGNED_INT\n%import common.NUMBER', ['a_b=4.5e3;c=-12', "x=ab"]),
+]

@@ -16,7 +16,7 @@ from llguidance.numpy import fill_next_token_bitmask
 
 import llmc
 import text_lib
-from grammar_cases import CASES
+from grammar_cases import APPLY_PATCH, CASES, LARK, PATCH
 
 DATA = os.environ.get("LLMC_TEST_DATA")
 FILES = [pathlib.Path(DATA, "tokenizers", f"ggml-vocab-{n}.gguf") for n in ("gpt-2", "llama-bpe", "qwen2")] if DATA else []
@@ -110,6 +110,47 @@ def test_masks_are_those_of_llguidance(vocabulary):
     assert n > 400
 
 
+@pytest.mark.parametrize("name,text,texts", LARK, ids=[c[0] for c in LARK])
+def test_masks_of_lark_are_those_of_llguidance(vocabulary, name, text, texts):
+    rules = LLMatcher.grammar_from_lark(text)
+    assert not LLMatcher.validate_grammar(rules, vocabulary.judge)
+    with llmc.Grammar(vocabulary.tokenizer, "lark", text) as grammar:
+        assert sum(walk(vocabulary, name, grammar, rules, t) for t in texts) > 2 * len(texts)
+
+
+def test_a_patch_within_json_is_a_patch(smollm2):
+    """Random texts of Codex' grammar as the inside of a JSON string: what JSON makes of them is of the grammar as it stands."""
+    tok, rng = llmc.Tokenizer(smollm2), random.Random(2)
+    tokens = token_bytes(tok)
+    usable = numpy.array([t[:1] != b"\xff" and 0 < len(t) < 4 for t in tokens])
+    parts = {"seq": [{"text": '"'}, {"grammar": APPLY_PATCH, "kind": "lark", "json": True}, {"text": '"'}]}
+    with llmc.Grammar(tok, "parts", parts if isinstance(parts, str) else json.dumps(parts)) as inside, llmc.Grammar(tok, "lark", APPLY_PATCH) as plain:
+        with inside.matcher() as m:
+            for t in tok.encode(json.dumps(PATCH, ensure_ascii=False), special=0):
+                assert m.allows(t)
+                m.accept(t)
+            assert m.may_end
+        for _ in range(20):
+            out = b""
+            with inside.matcher() as m:
+                for step in range(300):
+                    if m.may_end:
+                        break
+                    allowed = numpy.unpackbits(numpy.frombuffer(m.mask(), dtype=numpy.uint8), bitorder="little")[:len(tokens)].astype(bool)
+                    some = numpy.nonzero(allowed & usable)[0]
+                    ends = [i for i in some if tokens[i] in (b"\\n", b"\\", b"n", b'"')] if step % 3 else []
+                    pick = int(rng.choice(ends if ends else some))
+                    m.accept(pick)
+                    out += tokens[pick]
+                done = m.may_end
+            text = json.loads(out.decode("utf-8", "ignore") + ("" if done else '"'), strict=True) if done else None
+            if text is not None:
+                with plain.matcher() as m:
+                    for t in tok.encode(text, special=0):
+                        m.accept(t)
+                    assert m.may_end
+
+
 def test_random_texts_of_schemas_are_json_that_fits(smollm2):
     tok = llmc.Tokenizer(smollm2)
     tokens = token_bytes(tok)
@@ -160,6 +201,9 @@ def test_the_command_line(smollm2, tmp_path):
     run = [str(text_lib.ROOT / "build" / "llmc"), "run", str(smollm2), "--prompt", "A number: ", "-n", "20", "--quiet"]
     p = subprocess.run([*run, "--schema", str(schema)], capture_output=True, text=True)
     assert p.returncode == 0 and 1 <= json.loads(p.stdout)["n"] <= 9, p.stderr
+    (tmp_path / "two.lark").write_text('start: WORD " " WORD\nWORD: /[a-c]{3}/')
+    p = subprocess.run([*run, "--grammar", str(tmp_path / "two.lark")], capture_output=True, text=True)
+    assert p.returncode == 0 and len(p.stdout.strip()) == 7 and set(p.stdout.strip()) <= set("abc "), p.stderr
     (tmp_path / "bad").write_text("root ::= x")
     p = subprocess.run([*run, "--grammar", str(tmp_path / "bad")], capture_output=True, text=True)
     assert p.returncode == 1 and "no rule 'x'" in p.stderr

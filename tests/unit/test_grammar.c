@@ -78,6 +78,12 @@ accepts(Grammar *g, const char *text)
 	return ok;
 }
 
+/* The grammar that Codex sends for its patches */
+#define APPLY_PATCH "start: begin_patch hunk+ end_patch\nbegin_patch: \"*** Begin Patch\" LF\nend_patch: \"*** End Patch\" LF?\n\nhunk: add_hunk | delete_hunk | update_hunk\n" \
+	"add_hunk: \"*** Add File: \" filename LF add_line+\ndelete_hunk: \"*** Delete File: \" filename LF\nupdate_hunk: \"*** Update File: \" filename LF change_move? change?\n\n" \
+	"filename: /(.+)/\nadd_line: \"+\" /(.*)/ LF -> line\n\nchange_move: \"*** Move to: \" filename LF\nchange: (change_context | change_line)+ eof_line?\n" \
+	"change_context: (\"@@\" | \"@@ \" /(.+)/) LF\nchange_line: (\"+\" | \"-\" | \" \") /(.*)/ LF\neof_line: \"*** End of File\" LF\n\n%import common.LF\n"
+
 typedef struct Case { llmc_grammar_kind kind; const char *text; const char *yes[8], *no[8]; } Case;
 
 static void
@@ -108,6 +114,15 @@ what_each_kind_allows(void **state)
 		{ LLMC_GRAMMAR_CHOICE, "[\"yes\", \"yes!\", \"no\"]", { "yes", "yes!", "no" }, { "y", "yesno", "" } },
 		{ LLMC_GRAMMAR_GBNF, "root ::= item (\",\" item)*\n# a comment\nitem ::= \"a\" | [0-9]{2,3} |\n  \"(\" root \")\"", { "a", "a,12,(a,(123))" }, { "1", "a,", "(a", "1234" } },
 		{ LLMC_GRAMMAR_GBNF, "root ::= \"a\" root | \"b\"", { "b", "aaaaaaaaaaaaaaaaaaab" }, { "a", "ba" } },
+		{ LLMC_GRAMMAR_LARK, "// two\n?start: item (\",\" item)* -> list\n  | \"-\"  # or none\n\n!item: \"a\" | NUMBER~2..3\n  | \"(\" start \")\"\nNUMBER: /[0-9]/\n", { "a", "a,12,(a,(123))", "-", "(-)" }, { "1", "a,", "(a", "1234", "--" } },
+		{ LLMC_GRAMMAR_LARK, "start: expr\nexpr: expr \"+\" term | expr \"-\" term | term\nterm: term \"*\" INT -> mul\n | INT\n%import common.INT", { "1", "1+22*3-4" }, { "", "1+", "*1", "1**2" } },
+		{ LLMC_GRAMMAR_LARK, "start: [SIGN] \"x\"i \"y\"..\"z\" /[^a]b/i _END?\nSIGN: \"+\" | \"-\"\n_END: \"\\x21\" /./s", { "xybb", "+XzcB", "-xyxB!\n" }, { "xyab", "xyAb", "xxbb", "+-xybb", "xybb!" } },
+		{ LLMC_GRAMMAR_LARK, "%import common (CNAME, ESCAPED_STRING)\n%import common.NUMBER -> N\nstart: CNAME \"=\" (ESCAPED_STRING | N) NL{1,2}\nNL: /\\n/", { "a_1=\"x \\\" y\"\n", "b=1.5e3\n\n", "_=.5\n" }, { "1=2\n", "a=\"x\n", "a=1", "a=1\n\n\n" } },
+		{ LLMC_GRAMMAR_LARK, APPLY_PATCH, { "*** Begin Patch\n*** Add File: a/b.c\n+int\n+\n*** End Patch", "*** Begin Patch\n*** Delete File: x\n*** Update File: y\n*** Move to: z\n@@ f()\n-a\n+b\n c\n@@\n+d\n*** End of File\n*** End Patch\n" },
+		  { "*** Begin Patch\n*** End Patch", "*** Begin Patch\n*** Add File: a\n*** End Patch", "*** Begin Patch\n*** Add File: \n+x\n*** End Patch", "*** Begin Patch\n*** Update File: a\n?x\n*** End Patch" } },
+		{ LLMC_GRAMMAR_PARTS, "{\"seq\":[{\"text\":\"\\\"\"},{\"grammar\":\"start: \\\"\\\\n\\\\\\\"\\\" /[^a]+/\",\"kind\":\"lark\",\"json\":true},{\"text\":\"\\\"\"}]}", { "\"\\n\\\"x\"", "\"\\n\\\"\\u0001\\\\\"" }, { "\"\n\\\"x\"", "\"\\n\"x\"", "\"\\n\\\"a\"" } },
+		{ LLMC_GRAMMAR_PARTS, "{\"grammar\":\"a\\n.\",\"kind\":\"regex\",\"json\":true}", { "a\\nb", "a\\n\\t" }, { "a\nb", "a\\n\\n" } },
+		{ LLMC_GRAMMAR_PARTS, "{\"until\":\"</\\u00e9\\u00e9>\"}", { "</\xc3\xa9\xc3\xa9>", "\xc3\xa9</\xc3\xa9<</\xc3\xa9\xc3\xa9>" }, { "</\xc3\xa9>", "</\xc3\xa9\xc3\xa9>x" } },
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}", { "\"ab\"", "\"\xc3\xa9\\n\xc3\xa9\"" }, { "\"a\"", "\"abcd\"" } },
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"number\",\"minimum\":-1.5,\"exclusiveMaximum\":20}", { "-1.5", "-1.50", "0", "19.999", "-0.1" }, { "-1.51", "-2", "20", "20.0", "1e1" } },
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"integer\",\"multipleOf\":6}", { "0", "12", "-6" }, { "7", "03", "13" } },
@@ -138,7 +153,11 @@ mistakes_name_their_place(void **state)
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"items\":{\"pattern\":\"a(?=b)\"}}", "look-around" },
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"http://x/y\"}", "$ref" },
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"#/nowhere\"}", "nothing at" },
-		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"#\"}", "left recursion" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"#\"}", "schema, #/$ref: it begins with itself" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"$ref\":\"#/$defs/b\"}},\"$defs\":{\"b\":{\"$ref\":\"#/$defs/c\"},\"c\":{\"anyOf\":[{\"$ref\":\"#/$defs/b\"},{\"type\":\"null\"}]}}}", "schema, #/properties/a/$ref: it begins with itself" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"allOf\":[{\"$ref\":\"#\"}]}", "schema, #/allOf" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"items\":{\"$ref\":\"#/items\",\"type\":\"string\"}}", "schema, #/items/allOf" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"oneOf\":[{\"$ref\":\"#\"},{\"type\":\"null\"}]}", "schema, #/oneOf: options of one value are nested too deeply, or in a ring" },
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"not\":{}}}}", "#/properties/a/not" },
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":", "not JSON" },
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"integer\",\"minimum\":3,\"maximum\":2}", "nothing matches the grammar: no value fits schema, #/minimum" },
@@ -148,7 +167,29 @@ mistakes_name_their_place(void **state)
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":false},\"required\":[\"a\"],\"type\":\"object\"}", "#/properties/a" },
 		{ LLMC_GRAMMAR_REGEX, "a(b", "no end" },
 		{ LLMC_GRAMMAR_REGEX, "\\1", "back-references" },
-		{ LLMC_GRAMMAR_GBNF, "root ::= root \"a\"", "left recursion" },
+		{ LLMC_GRAMMAR_GBNF, "x ::= \"b\"\nroot ::= root \"a\"", "line 2: 'root': it begins with itself, and left recursion" },
+		{ LLMC_GRAMMAR_LARK, "start: a\na: b \"x\"\nb: a | \"y\"", "lark, line 1: 'a': it begins with itself" },
+		{ LLMC_GRAMMAR_LARK, "start: X\n%ignore \" \"\nX: \"x\"", "lark, line 2, at '%ignore \" \"': %ignore is not supported" },
+		{ LLMC_GRAMMAR_LARK, "start: pair{\"a\", \"b\"}", "line 1, at 'pair{\"a\", \"b\"}': templates" },
+		{ LLMC_GRAMMAR_LARK, "start: x\nx{a}: a", "line 2, at 'x{a}: a': templates" },
+		{ LLMC_GRAMMAR_LARK, "start: X\nX.2: \"x\"", "line 2, at 'X.2: \"x\"': priorities" },
+		{ LLMC_GRAMMAR_LARK, "start: <|end|>", "tokens by name" },
+		{ LLMC_GRAMMAR_LARK, "start: %json {}", "other kinds" },
+		{ LLMC_GRAMMAR_LARK, "start[max_tokens=3]: \"a\"", "attributes" },
+		{ LLMC_GRAMMAR_LARK, "start: /a.*?b/", "lark, line 1: regular expression a.*?b at byte 3: lazy" },
+		{ LLMC_GRAMMAR_LARK, "\n\nstart: /a(?=b)/", "lark, line 3: regular expression a(?=b)" },
+		{ LLMC_GRAMMAR_LARK, "start: /a/x", "flag 'x'" },
+		{ LLMC_GRAMMAR_LARK, "start: a\nX: a\na: \"b\"", "line 2, at 'a': a terminal holds" },
+		{ LLMC_GRAMMAR_LARK, "start: a", "line 1, at 'a': this name is not defined" },
+		{ LLMC_GRAMMAR_LARK, "a: \"b\"", "no rule 'start'" },
+		{ LLMC_GRAMMAR_LARK, "start: \"a\"\nstart: \"b\"", "line 2, at 'start: \"b\"': this name has been defined" },
+		{ LLMC_GRAMMAR_LARK, "start: \"a", "line 1, at '\"a': a text has no end" },
+		{ LLMC_GRAMMAR_LARK, "start: (\"a\"", "a group has no ')'" },
+		{ LLMC_GRAMMAR_LARK, "start: \"a\" )", "line 1, at ')': not understood" },
+		{ LLMC_GRAMMAR_LARK, "start: \"a\"~3..2", "expected ~n or ~n..m" },
+		{ LLMC_GRAMMAR_LARK, "%import python.NAME\nstart: NAME", "common alone" },
+		{ LLMC_GRAMMAR_LARK, "%import common.NAME\nstart: NAME", "no 'NAME' to import" },
+		{ LLMC_GRAMMAR_LARK, "start \"a\"", "expected a rule" },
 		{ LLMC_GRAMMAR_GBNF, "root ::= \"a\"\nx ::= y", "line 2: there is no rule 'y'" },
 		{ LLMC_GRAMMAR_GBNF, "a ::= \"x\"", "root" },
 		{ LLMC_GRAMMAR_CHOICE, "[]", "choice" },

@@ -161,9 +161,9 @@ class Tokenizer(_Handle):
 
 
 class Grammar(_Handle):
-    """What a text may be: Grammar(tokenizer, "json_schema", schema), or of kind "json", "regex", "gbnf", "choice", "parts". Schemas and choices may be Python objects."""
+    """What a text may be: Grammar(tokenizer, "json_schema", schema), or of kind "json", "regex", "gbnf", "choice", "parts", "lark". Schemas and choices may be Python objects."""
     _close = lib.llmc_grammar_close
-    KINDS = ("json", "json_schema", "regex", "gbnf", "choice", "parts")
+    KINDS = ("json", "json_schema", "regex", "gbnf", "choice", "parts", "lark")
 
     def __init__(self, tokenizer, kind, text="", *, compact=False, standard=False, strict=False):
         self._h = None
