@@ -130,7 +130,27 @@ add_item(Talk *t, const json_t *item, size_t i, Problem *p)
 	return text && (say(t, json_pack("{s:s,s:o}", "role", role, "content", text)) || problem_memory(p));
 }
 
-/* A custom tool as a function of one text. What its text must look like is told to the model, not enforced. */
+/* What the text of a custom tool must look like: a grammar, or nothing; NULL in *out. */
+static bool
+custom_format(const json_t *tool, size_t i, json_t **out, Problem *p)
+{
+	json_t *format = json_object_get(tool, "format");
+	const char *type = json_string_value(json_object_get(format, "type")), *syntax = json_string_value(json_object_get(format, "syntax"));
+
+	*out = NULL;
+	if (!format || json_is_null(format) || (type && !strcmp(type, "text")))
+		return true;
+	if (!type || strcmp(type, "grammar") != 0)
+		return problem(p, 400, "tools", "Invalid 'tools[%zu].format': expected an object of type 'text' or 'grammar'.", i);
+	if (!syntax || (strcmp(syntax, "lark") != 0 && strcmp(syntax, "regex") != 0))
+		return problem(p, 400, "tools", "Invalid 'tools[%zu].format.syntax': expected 'lark' or 'regex'.", i);
+	if (!json_string_length(json_object_get(format, "definition")))
+		return problem(p, 400, "tools", "Invalid 'tools[%zu].format.definition': expected the text of a grammar.", i);
+	*out = format;
+	return true;
+}
+
+/* A custom tool as a function of one text. What its text must look like is told to the model. */
 static json_t *
 custom_function(const json_t *tool)
 {
@@ -173,11 +193,14 @@ read_tools(const json_t *in, json_t *out, Problem *p)
 			v = json_object_get(tool, "parameters");
 			if (!custom && v && !json_is_null(v) && !json_is_object(v))
 				return problem(p, 400, "tools", "Invalid 'tools[%zu].parameters': expected a JSON schema, but got %s instead.", i, json_type_name(v));
+			json_t *format = NULL;
+			if (custom && !custom_format(tool, i, &format, p))
+				return false;
 			json_t *f = custom ? custom_function(tool) : json_object();
 			for (size_t k = 0; !custom && k < sizeof keys / sizeof *keys; k++)
 				if ((v = json_object_get(tool, keys[k])) != NULL && !json_is_null(v))
 					json_object_set(f, keys[k], v);
-			json_array_append_new(tools, json_pack("{s:s,s:o}", "type", "function", "function", f));
+			json_array_append_new(tools, json_pack("{s:s,s:o,s:O*}", "type", "function", "function", f, "format", format));
 		}
 	}
 	if (kind && (!strcmp(kind, "function") || !strcmp(kind, "custom"))) {

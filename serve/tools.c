@@ -1,4 +1,5 @@
 /* Tools of a chat. What holds an answer to calls is a grammar: from the first token where a call must come, from the mark of a call on, or beside the answer's own grammar. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -103,6 +104,28 @@ read_choice(const json_t *choice, ToolUse *use, bool *none, Problem *p)
 	return use->forced = true;
 }
 
+/* Grammars of texts are no part of what the model is told: {"format": {...}} beside a function goes from *tools to use->formats. */
+static bool
+take_formats(json_t **tools, ToolUse *use, Problem *p)
+{
+	json_t *out = json_array(), *tool;
+	bool ok = out;
+	size_t i;
+
+	json_array_foreach(*tools, i, tool) {
+		json_t *own = json_object_get(tool, "format"), *format = json_object_get(own, "definition") ? own : NULL, *bare = format ? json_copy(tool) : json_incref(tool);
+		if (format && bare) {
+			json_object_del(bare, "format");
+			use->formats = use->formats ? use->formats : json_object();
+			ok = ok && json_object_set(use->formats, json_string_value(json_object_get(json_object_get(tool, "function"), "name")), format) == 0;
+		}
+		ok = ok && json_array_append_new(out, bare) == 0;
+	}
+	json_decref(*tools);
+	*tools = out;
+	return ok || problem_memory(p);
+}
+
 bool
 tools_read(const json_t *o, ToolUse *use, Problem *p)
 {
@@ -126,7 +149,7 @@ tools_read(const json_t *o, ToolUse *use, Problem *p)
 		return false;
 	use->tools = json_array_size(tools) ? json_incref(tools) : NULL;
 	use->one = !parallel;
-	ok = read_choice(choice, use, &none, p);
+	ok = (!use->tools || take_formats(&use->tools, use, p)) && read_choice(choice, use, &none, p);
 	if (ok && use->forced && !use->tools)
 		ok = problem(p, 400, "tool_choice", "Invalid 'tool_choice': there are no tools.");
 	if (!ok || none)
@@ -138,7 +161,8 @@ void
 tools_release(ToolUse *use)
 {
 	json_decref(use->tools);
-	use->tools = NULL;
+	json_decref(use->formats);
+	use->tools = use->formats = NULL;
 }
 
 /* ---- a template without a place for tools ---- */
@@ -311,16 +335,49 @@ force(Gen *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 	return wait_for(g, end, free_text ? mark : NULL, p);
 }
 
+/* The tools as a reader of calls has them, with their grammars; NULL: see *p. */
+static char *
+tools_text(Gen *g, const ToolUse *use, Problem *p)
+{
+	json_t *all = json_array(), *tool;
+	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+	bool ok = all;
+	size_t i;
+
+	json_array_foreach(use->tools, i, tool) {
+		const char *name = json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+		json_t *format = json_object_get(use->formats, name), *with = format ? json_copy(tool) : json_incref(tool);
+		const json_t *text = json_object_get(format, "definition");
+		const char *syntax = json_string_value(json_object_get(format, "syntax"));
+		if (text && syntax && ok) { /* a mistake in it is told as its own */
+			llmc_grammar *made = NULL;
+			char param[400];
+			snprintf(param, sizeof param, "%s.format.definition", name);
+			ok = grammar_of(g->model, !strcmp(syntax, "lark") ? LLMC_GRAMMAR_LARK : LLMC_GRAMMAR_REGEX, json_string_value(text), json_string_length(text), &opt, param, &made, p);
+			llmc_grammar_close(made);
+			if (!ok)
+				snprintf(p->param, sizeof p->param, "tools");
+		}
+		ok = ok && with && (!format || json_object_set(with, "format", format) == 0) && json_array_append(all, with) == 0;
+		json_decref(with);
+	}
+	char *out = ok ? json_dumps(all, JSON_COMPACT) : NULL;
+	json_decref(all);
+	if (!out && !p->status)
+		problem_memory(p);
+	return out;
+}
+
 bool
 tools_begin(Gen *g, const ToolUse *use, const char *prompt, size_t n, Problem *p)
 {
 	if (!use->tools && (!g->dialect->pieces || atomic_load(&g->model->plain_chat)))
 		return true; /* this model's answers are text alone */
-	char *tools = use->tools ? json_dumps(use->tools, JSON_COMPACT) : NULL;
+	char *tools = use->tools ? tools_text(g, use, p) : NULL;
 	llmc_error err = { 0 };
 
 	if (use->tools && !tools)
-		return problem_memory(p);
+		return false;
 	for (int32_t i = 0; i < g->n; i++) {
 		llmc_status status = llmc_calls_open(g->model->back.tok, prompt, n, tools, &g->choice[i].calls, &err);
 		if (status != LLMC_OK) {

@@ -7,6 +7,7 @@
 
 typedef struct ToolUse {
 	json_t     *tools;    /* owned; NULL: none */
+	json_t     *formats;  /* owned: of tools by name, the grammar of their one text; NULL: none */
 	const char *only;     /* the one that must be called; into the body */
 	bool        forced;   /* some call must come */
 	bool        strict;   /* a schema that cannot be compiled is an error */

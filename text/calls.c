@@ -120,18 +120,23 @@ call_fail(llmc_calls *c)
 }
 
 static const json_t *
-parameter(const llmc_calls *c, const char *tool, const char *key)
+tool_named(const llmc_calls *c, const char *tool)
 {
 	json_t *v;
 	size_t i;
 
 	json_array_foreach(c->tools, i, v) {
-		const json_t *f = json_object_get(v, "function");
-		const char *name = json_string_value(json_object_get(f, "name"));
+		const char *name = json_string_value(json_object_get(json_object_get(v, "function"), "name"));
 		if (name && !strcmp(name, tool))
-			return json_object_get(json_object_get(json_object_get(f, "parameters"), "properties"), key);
+			return v;
 	}
 	return NULL;
+}
+
+static const json_t *
+parameter(const llmc_calls *c, const char *tool, const char *key)
+{
+	return json_object_get(json_object_get(json_object_get(json_object_get(tool_named(c, tool), "function"), "parameters"), "properties"), key);
 }
 
 /* The value of a pair as JSON: what the schema or the mark in front of it has as a text is one, the rest stands as it is when it is JSON. Some models write other
@@ -455,7 +460,10 @@ pair_step(llmc_calls *c, bool last)
 	if (k && k == open.n) {
 		size_t len = 0, len_json = 0;
 		const char *key = h + k, *p = find_mark(key, c->hold.len - k, mid, &len), *json = find_mark(key, c->hold.len - k, core(r->pair[3]), &len_json);
-		bool text = r->pair[3] && !(json && (!p || json < p)), exact = r->pair[3];
+		bool text = r->pair[3] && !(json && (!p || json < p));
+		/* a line end around a value is the format's; where values are exact, only if its marks have one */
+		bool exact = r->pair[3] || json_object_get(tool_named(c, strbuf_str(&c->word)), "format");
+		bool before = !exact || (r->pair[1] && *r->pair[1] && r->pair[1][strlen(r->pair[1]) - 1] == '\n'), behind = !exact || (r->pair[2] && *r->pair[2] == '\n');
 		if (json && !text) {
 			p = json;
 			len = len_json;
@@ -463,9 +471,9 @@ pair_step(llmc_calls *c, bool last)
 		const char *value = p ? p + len : NULL, *stop = p ? memmem(value, c->hold.len - (size_t)(value - h), end.s, end.n) : NULL;
 		if (stop) {
 			size_t n = (size_t)(stop - value);
-			if (n && *value == '\n' && !exact)
+			if (n && *value == '\n' && before)
 				value++, n--;
-			if (n && value[n - 1] == '\n' && !exact)
+			if (n && value[n - 1] == '\n' && behind)
 				n--;
 			while (key < p && is_blank(*key))
 				key++;

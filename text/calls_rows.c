@@ -196,6 +196,41 @@ json_text(Strbuf *b, const json_t *v)
 	free(text);
 }
 
+/* A grammar that the one text of a tool is held to: {"type": "grammar", "syntax": "regex" | "lark", "definition"} beside its function; NULL: it has none */
+static const json_t *
+format_of(const json_t *tool)
+{
+	const json_t *format = json_object_get(tool, "format");
+	const char *type = json_string_value(json_object_get(format, "type"));
+
+	return type && !strcmp(type, "grammar") && json_is_string(json_object_get(format, "definition")) && json_is_string(json_object_get(format, "syntax")) ? format : NULL;
+}
+
+/* A text of that grammar; json: as the inside of a JSON string */
+static void
+put_format(Strbuf *b, const json_t *format, bool json)
+{
+	json_printf(b, "{\"kind\":%s,\"grammar\":", json_string_value(json_object_get(format, "syntax")));
+	json_str(b, json_string_value(json_object_get(format, "definition")), json_string_length(json_object_get(format, "definition")));
+	strbuf_puts(b, json ? ",\"json\":true}" : "}");
+}
+
+/* Arguments that are one text of a grammar, as JSON */
+static void
+put_format_object(Strbuf *b, const json_t *format, const char *key)
+{
+	Strbuf head = { 0 };
+
+	json_printf(&head, "{%s: \"", key);
+	strbuf_puts(b, "{\"seq\":[");
+	put_text(b, strbuf_str(&head), NULL, NULL, NULL);
+	strbuf_putc(b, ',');
+	put_format(b, format, true);
+	strbuf_puts(b, ",{\"text\":\"\\\"}\"}]}");
+	b->failed |= head.failed;
+	strbuf_release(&head);
+}
+
 /* Texts that a value may be, and nothing else: those of enum or const; NULL: other values too */
 static json_t *
 known_texts(const json_t *schema)
@@ -425,10 +460,22 @@ put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, b
 	const CallRow *r = &c->row;
 	const json_t *f = json_object_get(tool, "function"), *parameters = json_object_get(f, "parameters");
 	const char *name = json_string_value(json_object_get(f, "name"));
+	const json_t *format = format_of(tool);
+	const char *key = json_object_iter_key(json_object_iter(json_object_get(parameters, "properties")));
 	Strbuf head = { 0 };
 
+	if (!key)
+		format = NULL;
 	strbuf_puts(b, "{\"seq\":[");
-	if (r->body == BODY_LITERALS) {
+	if (r->body == BODY_LITERALS && format) {
+		put_text(b, open, name, r->name_end, NULL);
+		strbuf_putc(b, ',');
+		put_text(b, key, r->pair[1], r->quote ? r->quote : "\"", NULL);
+		strbuf_putc(b, ',');
+		put_format(b, format, !r->quote);
+		strbuf_putc(b, ',');
+		put_text(b, r->quote ? r->quote : "\"", r->name_end && strchr(r->name_end, '{') ? "}" : ")", r->close, NULL);
+	} else if (r->body == BODY_LITERALS) {
 		bool brace = r->name_end && strchr(r->name_end, '{');
 		put_text(b, open, name, r->name_end, NULL);
 		strbuf_putc(b, ',');
@@ -440,8 +487,18 @@ put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, b
 		if (r->number)
 			strbuf_printf(&head, "%s0", r->number);
 		put_text(b, open, strbuf_str(&head), r->name_end, NULL);
-		if (r->body == BODY_PAIRS && !free_) {
+		if (r->body == BODY_PAIRS && format) {
+			strbuf_putc(b, ',');
+			put_text(b, r->pair[0], key, r->pair[1], NULL);
+			strbuf_putc(b, ',');
+			put_format(b, format, false);
+			strbuf_putc(b, ',');
+			put_text(b, r->pair[2], NULL, NULL, NULL);
+		} else if (r->body == BODY_PAIRS && !free_) {
 			put_pairs(r, b, parameters);
+		} else if (format) {
+			strbuf_putc(b, ',');
+			put_format_object(b, format, key);
 		} else {
 			strbuf_putc(b, ',');
 			put_schema(b, parameters, name, free_);
@@ -452,7 +509,10 @@ put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, b
 		json_printf(&head, "{%s: %s, %s: ", r->key[0], name, r->key[1]);
 		put_text(b, r->body == BODY_ARRAY ? NULL : open, strbuf_str(&head), NULL, NULL);
 		strbuf_putc(b, ',');
-		put_schema(b, parameters, name, free_);
+		if (format)
+			put_format_object(b, format, key);
+		else
+			put_schema(b, parameters, name, free_);
 		strbuf_putc(b, ',');
 		put_text(b, "}", r->body == BODY_ARRAY ? NULL : r->close, NULL, NULL);
 	}

@@ -1,6 +1,7 @@
 """Anthropic's and Ollama's dialects and OpenAI's responses, by their own clients, against the chat of the same server."""
 import datetime
 import json
+import re
 import string
 
 import pytest
@@ -363,6 +364,36 @@ def test_custom_tools(smol, responses):
             {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Done."}]
     r = responses.create(model="smollm2", input=back, tools=[PATCH], tool_choice="none", max_output_tokens=4)
     assert r.output[0].type == "message"
+
+
+LINES = {"type": "custom", "name": "lines", "description": "Takes lines.", "format": {"type": "grammar", "syntax": "lark", "definition": 'start: (KEY "=" /"[^"]*"/ NL)~2\nKEY: /[a-c]/\nNL: "\\n"\n'}}
+CODE = {"type": "custom", "name": "code", "format": {"type": "grammar", "syntax": "regex", "definition": '[A-C]{3}-"[0-9]{2}"\\n'}}
+
+
+def test_the_text_of_a_custom_tool_is_of_its_grammar(smol, responses):
+    for tool, fits in ((LINES, '([a-c]="[^"]*"\n){2}'), (CODE, '[A-C]{3}-"[0-9]{2}"\n')):
+        for choice in ("required", {"type": "custom", "name": tool["name"]}):
+            r = responses.create(model="smollm2", input="Go.", temperature=0.7, extra_body={"seed": 3}, max_output_tokens=400, tools=[{"type": "web_search"}, tool], tool_choice=choice)
+            assert r.output and all(i.type == "custom_tool_call" for i in r.output)
+            for call in r.output:
+                assert re.fullmatch(fits, call.input) if call.status == "completed" else r.status == "incomplete", call
+    assert any(re.fullmatch('[A-C]{3}-"[0-9]{2}"\n', i.input) for i in responses.create(model="smollm2", input="Go.", temperature=0, tools=[CODE], tool_choice={"type": "custom", "name": "code"}).output)
+
+
+@pytest.mark.parametrize("format,words", [
+    ({"type": "grammar", "syntax": "lark", "definition": "start: A\n%ignore / /\nA: /a/"}, ["custom-a.format.definition", "lark, line 2", "%ignore"]),
+    ({"type": "grammar", "syntax": "lark", "definition": "start: a{b}"}, ["lark, line 1", "templates"]),
+    ({"type": "grammar", "syntax": "lark", "definition": "start: /a(?=b)/"}, ["lark, line 1", "look-around"]),
+    ({"type": "grammar", "syntax": "regex", "definition": "(a"}, ["byte 2"]),
+    ({"type": "grammar", "syntax": "gbnf", "definition": "x"}, ["tools[1].format.syntax"]),
+    ({"type": "grammar", "syntax": "lark"}, ["tools[1].format.definition"]),
+    ({"type": "json"}, ["tools[1].format"]), ("lark", ["tools[1].format"]),
+])
+def test_a_grammar_that_cannot_be_kept_is_an_error(roomy, format, words):
+    r = roomy.post("/v1/responses", {"input": "x", "max_output_tokens": 4, "tools": [{"type": "web_search"}, {"type": "custom", "name": "custom-a", "format": format}]})
+    assert r.status == 400 and r.json()["error"]["param"] == "tools" and all(w in r.json()["error"]["message"] for w in words), r.json()
+    for format in ({"type": "text"}, None):
+        assert roomy.post("/v1/responses", {"input": "x", "max_output_tokens": 4, "tools": [{"type": "custom", "name": "a", "format": format}]}).status == 200
 
 
 @pytest.fixture(scope="module")

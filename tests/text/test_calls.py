@@ -313,6 +313,37 @@ def test_what_forces_calls_is_what_the_reading_takes(tokenizer, smollm2, row, te
     assert calls and calls[0][0] in ("weather", "now") and (not only or calls[0][0] == only), out
 
 
+PATCH = '*** Begin\n+a "b" \\\\ <c>\n'
+
+
+@pytest.mark.parametrize("row,template", sorted({(c[0], c[1]) for c in CASES if c[0] != "think-answer"}))
+@pytest.mark.parametrize("flags", [1, 3])
+def test_the_one_text_of_a_tool_may_have_a_grammar(tokenizer, smollm2, row, template, flags):
+    """Of each format: what a grammar of one text forces is read as a call with this text."""
+    import llmc
+    parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    format = {"type": "grammar", "syntax": "lark", "definition": "start: " + "".join(json.dumps(line) + " " for line in PATCH.splitlines(True))}
+    tools = [{"type": "function", "function": {"name": "patch", "parameters": parameters}, "format": format}]
+    r = Reader(tokenizer("{# " + template + " #}"), "", tools)
+    mark = LIB.llmc_calls_mark(r.h, 3)
+    if flags & 2 and not mark:
+        return
+    buf, need, err = C.create_string_buffer(1 << 16), C.c_size_t(), text_lib.Error()
+    assert LIB.llmc_calls_rules(r.h, None, flags, buf, len(buf), C.byref(need), C.byref(err)) == 0, err.text
+    tok, out = llmc.Tokenizer(smollm2), b""
+    letters = [(tok.encode(c, special=0), c.encode()) for c in [chr(c) for c in range(32, 127)] + ["\n", "｜", "▁"]]
+    with llmc.Grammar(tok, "parts", buf.value.decode()) as g, g.matcher() as m:
+        while not m.ended:
+            ids, b = next((ids, b) for ids, b in letters if m.allows(ids[0]))
+            for t in ids:
+                m.accept(t)
+            out += b
+    if flags & 2:
+        out = mark + out
+    got = r.read([out])
+    assert got == ("", "", [("patch", {"input": PATCH})]), out
+
+
 def region(open_, close, **more):
     return {**({"open_pattern": open_[1:]} if open_[0] == "~" else {"open": open_}), "close": close, **more}
 
