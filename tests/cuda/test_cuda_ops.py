@@ -196,6 +196,7 @@ def experts_adapted(rng, cols, rows, n_experts, top_k, rank, count, each, slots,
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("cols,rows,n_experts,top_k,rank,count,each,elsewhere", [(70, 37, 5, 2, 3, 2, False, 0), (37, 70, 5, 2, 3, 1, True, 0), (64, 5, 3, 3, 4, 2, False, 4), (5, 64, 7, 1, 16, 1, True, 1)])
 def test_adapters_of_experts(cols, rows, n_experts, top_k, rank, count, each, elsewhere):
     """Rows of sequences with an adapter each and with none, of experts here and on other ranks; the last op on its own memory, too."""

@@ -85,7 +85,7 @@ def test_begin_makes_a_decode_step(mode, seed, window):
         assert (got[name][3:] == 0).all()
 
 
-@pytest.mark.parametrize("mode,seed", [H.RUNS[0], H.RUNS[2]])
+@pytest.mark.parametrize("mode,seed", [H.RUNS[0], H.RUNS[-1]])
 @pytest.mark.parametrize("noted", [True, False])  # a decode graph that the host feeds, a mixed step
 def test_begin_of_a_mixed_step(mode, seed, noted):
     n, slots = 5, np.zeros(3, SLOT)
@@ -229,7 +229,7 @@ def test_masks_leave_what_is_allowed(cpu):
             held[~bits[at[o]]] = -np.inf
         want.append(sampler.pick(held)[:2])
         cpu.llmc_sampler_close(sampler.h)
-    for mode, seed in H.RUNS[:2]:
+    for mode, seed in H.FAST:
         got, = sample(logits, slots, counts, mode, seed, grid=3, masks=(at, bits))
         picked = got["picked"][6 % RING]
         for o in range(rows):
@@ -242,7 +242,7 @@ def test_masks_leave_what_is_allowed(cpu):
     assert got["picked"][6 % RING]["status"].tolist() == [0, 1, 0, 2]
 
 
-@pytest.mark.parametrize("mode,seed", [H.RUNS[0], H.RUNS[2]])
+@pytest.mark.parametrize("mode,seed", [H.RUNS[0], H.RUNS[-1]])
 def test_what_cannot_be_picked_is_reported(mode, seed):
     vocab, rows = 700, 6
     logits = np.random.default_rng(1).standard_normal((1, rows, vocab)).astype(np.float32)

@@ -124,7 +124,7 @@ def test_add_in_place(dtype, arch):
     packed, w = c.weights()
     r = c.f(n, rows)
     k = H.build("matmul_add_mixed", arch, c.params(SCALE=0.5))
-    for mode, seed in H.RUNS if dtype == "bf16" else H.RUNS[:2]:
+    for mode, seed in H.RUNS if dtype == "bf16" else H.FAST:
         y, = k.run(c.step, [c.x, packed, None, H.inout(r), H.alias(3)], mode=mode, seed=seed)
         close(y, 0.5 * r.astype(np.float64) + rounded(c.x, dtype) @ w.T)
 
@@ -135,7 +135,7 @@ def test_norm_matmul(kind, plus_one, dtype, arch):
     packed, w = c.weights()
     nw, nb, b = (c.f(96) if kind != "none" else None), (c.f(96) if kind == "layer" else None), c.f(50)
     k = H.build("norm_matmul_mixed", arch, c.params(NORM=kind, EPS=EPS, PLUS_ONE=plus_one))
-    for mode, seed in H.RUNS if kind == "layer" else H.RUNS[:2]:
+    for mode, seed in H.RUNS if kind == "layer" else H.FAST:
         y, = k.run(c.step, [c.x, nw, nb, packed, b, H.out((7, 50))], mode=mode, seed=seed)
         close(y, rounded(norm(c.x, kind, nw, nb, plus_one), dtype) @ w.T + b, 2e-3)
 
@@ -177,7 +177,7 @@ def test_head(n_out, cap, arch):
     out_row = np.sort(np.random.default_rng(n_out).permutation(n)[:n_out])
     step = H.make_step(pos=list(range(n)), rows=[n], out_row=out_row)
     k = H.build("head_mixed", arch, c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, SCALE=1.25, CAP=cap))
-    for mode, seed in H.RUNS if n_out == 3 else H.RUNS[:2]:
+    for mode, seed in H.RUNS if n_out == 3 else H.FAST:
         y, = k.run(step, [c.x, nw, None, packed, H.out((n_out, rows))], mode=mode, seed=seed)
         if n_out:
             want = rounded(norm(c.x, "rms", nw, None), "bf16")[out_row] @ w.T
@@ -256,7 +256,7 @@ def test_large_activations_do_not_overflow():
 def test_nvrtc():
     """The real compiler on formats that no committed description has: no spill, no warning (the tool says so)."""
     p = dict(ROWS=14336, COLS=4096, NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu")
-    for dtype, arch in ("bf16", "sm_86"), ("q6_k", "sm_80"), ("q5_1", "sm_120a"), ("q4_k", "sm_100a"), ("bf16", "sm_100a"), ("f16", "sm_120a"):
+    for dtype, arch in [("bf16", "sm_86"), ("q4_k", "sm_100a"), ("f16", "sm_120a")] + [("q6_k", "sm_80"), ("q5_1", "sm_120a"), ("bf16", "sm_100a")] * H.EVERY:
         done = H.nvrtc("norm_glu_mixed", dict(p, W_DTYPE=dtype), [arch])
         if done is None:
             pytest.skip("no NVRTC here")

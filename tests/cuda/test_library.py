@@ -35,7 +35,7 @@ def test_matmul(gen, dtype, bias, n, rows, cols):
         close(y, rounded(c.x, dtype) @ w.T + (b if bias else 0))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("gen", ARCH)
 @pytest.mark.parametrize("dtype, bias", [("bf16", 0), ("f16", 1)])
 def test_add(gen, dtype, bias):
@@ -85,7 +85,7 @@ def test_act(gen):
         close(y, gelu_tanh(z), 1e-2)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("gen", ARCH)
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_qkv(gen, dtype):

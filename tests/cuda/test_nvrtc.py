@@ -33,7 +33,7 @@ def test_8b(arch):
     check(["llama3-8b.yaml"], [arch])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.skipif(not EVERY, reason="LLMC_CHECK_ALL is not set")
 @pytest.mark.parametrize("dtype", ["q4_0", "q5_1", "q4_k", "q6_k"])
 def test_8b_quantised(dtype):
     check(["llama3-8b.yaml"], ["sm_90a"], [f"storage.default={dtype}"])

@@ -565,7 +565,7 @@ def test_a_mistake_in_a_kernel_shows(name, was, bug, base, artifact, tmp_path):
     shows(*base, artifact, tmp_path, name, was, bug, "llama-some", "llama-all")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name,was,bug", EXPERT_MUTATIONS)
 def test_a_mistake_in_a_kernel_of_experts_shows(name, was, bug, experts, expert_artifact, tmp_path):
     """Another choice' row, gate's factor for up, no weights, another slot, the first choice' expert, gate's addition for up, the adapter of the step's first row."""

@@ -62,7 +62,9 @@ MUTATIONS = [
     ("expert_input", INPUTS, "expert_input", r"one\[t\] = 1", "one[t] = weight[t]"),                                                # and twice
     ("expert_gain", GAINS, "expert_gain", r"w\[id\[i\]\]", "w[0]"),                                                                 # another expert's
 ]
-CASES = [m for i, m in enumerate(MUTATIONS) if EVERY or m[0] not in [x[0] for x in MUTATIONS[:i]]]
+# ops of make check, each golden among them; ops whose net is another's golden's too are left to make check-all
+SAMPLE = ("norm_route", "norm_moe_glu", "mla_query", "mla_attend", "index_select", "delta_rule", "selective_scan", "channel_scan", "stream_mix", "expert_input", "expert_gain")
+CASES = [m for i, m in enumerate(MUTATIONS) if EVERY or m[0] in SAMPLE and m[0] not in [x[0] for x in MUTATIONS[:i]]]
 
 
 @pytest.fixture(scope="session")

@@ -78,8 +78,8 @@ def run(script, *args, **env):
                           env={**os.environ, **environment(**env)})
 
 
-@pytest.mark.parametrize("name, ranks, device, seed", [("llama", 3, "cuda:2,0,1", 1), ("wide", 4, "cuda", 2), ("experts", 4, "cuda", 1)] + (
-    [("experts", 2, "cuda", 3)] + [("moe", 3, "cuda", seed) for seed in range(4)] + [("wide", n, "cuda", n) for n in (2, 8)] if ALL else []))
+@pytest.mark.parametrize("name, ranks, device, seed", [("llama", 3, "cuda:2,0,1", 1), ("experts", 4, "cuda", 1)] + (
+    [("wide", 4, "cuda", 2), ("experts", 2, "cuda", 3)] + [("moe", 3, "cuda", seed) for seed in range(4)] + [("wide", n, "cuda", n) for n in (2, 8)] if ALL else []))
 def test_ranks_on_gpus(name, ranks, device, seed, tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(MODELS[name])

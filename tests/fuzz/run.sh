@@ -4,7 +4,7 @@
 #   tests/fuzz/run.sh [name...]     all fuzzers, or those named: gguf yaml ...
 #   tests/fuzz/run.sh --library     the library alone, as they need it; prints its folder
 #   FUZZ_SECONDS=30                 so long per fuzzer, with new inputs each time; without: short, and the same inputs in every run
-#   FUZZ_RUNS=5000                  so many inputs per fuzzer when FUZZ_SECONDS is not set; without: some seconds' worth, twice as many with LLMC_CHECK_ALL=1
+#   FUZZ_RUNS=5000                  so many inputs per fuzzer when FUZZ_SECONDS is not set; without: some seconds' worth, four times as many with LLMC_CHECK_ALL=1
 #   FUZZ_CC=gcc                     do without libFuzzer, with tests/fuzz/driver.c in its place
 #   BUILD=build                     results go to $BUILD/fuzz; an input that failed is kept there
 set -eu
@@ -80,7 +80,7 @@ for name; do
 	http) runs=10000 ;;
 	*) runs=25000 ;;
 	esac
-	[ -z "${LLMC_CHECK_ALL:-}" ] || runs=$((2 * runs))
+	if [ -n "${LLMC_CHECK_ALL:-}" ]; then runs=$((2 * runs)); else runs=$((runs / 2)); fi
 	set -- "$new" "tests/fuzz/corpus/$name"
 	limit="-seed=1 -runs=${FUZZ_RUNS:-$runs}"
 	if [ -n "${FUZZ_SECONDS:-}" ]; then
