@@ -161,7 +161,7 @@ slot_elems(const PlanTensor *t)
 	return t->rows / t->slots;
 }
 
-/* A slot of a tensor into `to`, or with NULL a look whether the adapter fits. *any: it changes something */
+/* A slot of a tensor into `to`, or with NULL a look whether the adapter fits. *any becomes true where it changes something; NULL: nobody asks */
 static llmc_status
 make_slot(const PlanTensor *t, Peft *peft, float *to, bool *any, llmc_error *err)
 {
@@ -172,7 +172,8 @@ make_slot(const PlanTensor *t, Peft *peft, float *to, bool *any, llmc_error *err
 		for (int k = 0; k < t->n_src; k++) {
 			Found f;
 			TRY(find_source(peft, t, &t->src[k], e, &f, err));
-			*any |= f.d != NULL;
+			if (any && f.d)
+				*any = true;
 			if (to)
 				fill(t, &t->src[k], &f, to + (e * (int64_t)t->n_src + k) * each);
 		}
@@ -195,14 +196,12 @@ fits(const Plan *p, Peft *peft, bool *any, int64_t *most, llmc_error *err)
 static llmc_status
 write_rank(Runtime *rt, Peft *peft, int slot, float *room, llmc_error *err)
 {
-	bool any;
-
 	for (int i = 0; i < rt->plan->n_tensor; i++) {
 		const PlanTensor *t = &rt->plan->tensor[i];
 		if (!t->factor)
 			continue;
 		const size_t bytes = (size_t)slot_elems(t) * sizeof *room;
-		TRY(make_slot(t, peft, room, &any, err));
+		TRY(make_slot(t, peft, room, NULL, err));
 		TRY(rt->device->put(rt->model, i, (int64_t)bytes * slot, room, bytes, err));
 	}
 	return LLMC_OK;
@@ -258,7 +257,7 @@ static bool
 tell_rank(const Plan *p, int rank, Peft *peft, Comm *comm)
 {
 	const uint64_t sum = factors_sum(p);
-	bool ok = true, any;
+	bool ok = true;
 
 	for (int i = 0; i < p->n_tensor && ok; i++) {
 		const PlanTensor *t = &p->tensor[i];
@@ -266,7 +265,7 @@ tell_rank(const Plan *p, int rank, Peft *peft, Comm *comm)
 			continue;
 		const Told head = { rank, i, slot_elems(t) * (int64_t)sizeof(float), sum };
 		float *room = malloc((size_t)head.bytes);
-		ok = room && make_slot(t, peft, room, &any, NULL) == LLMC_OK && comm_send(comm, &head, sizeof head) && comm_send(comm, room, (size_t)head.bytes);
+		ok = room && make_slot(t, peft, room, NULL, NULL) == LLMC_OK && comm_send(comm, &head, sizeof head) && comm_send(comm, room, (size_t)head.bytes);
 		free(room);
 	}
 	return ok;
