@@ -26,7 +26,8 @@ done
 run run configs/tiny.yaml --random-weights --device ref --tokens $tokens -n 2 --ignore-eos --json
 run verify configs/tiny.yaml --random-weights --arch generic
 LLMC_TEST_QUICK=1 LLMC_TEST_ARCH=generic "$(dirname "$llmc")/unit/test_engine" >"$tmp/out" 2>&1 || { tail -n 60 "$tmp/out"; exit 1; }
-if [ -n "${LLMC_CHECK_ALL:-}" ]; then # a server with everything on, 64 requests at once
+if [ -n "${LLMC_CHECK_ALL:-}" ]; then # a server with everything on: every kind of client, whose memory is freed for good soon; then 64 requests at once
+	ASAN_OPTIONS=${ASAN_OPTIONS:-}:quarantine_size_mb=8 LLMC_TEST_BUILD=$(dirname "$llmc") PYTHONPATH=bindings/python "$(tools/venv.sh)/bin/python" tests/serve/soak.py 60 6
 	LLMC_TEST_BUILD=$(dirname "$llmc") PYTHONPATH=bindings/python "$(tools/venv.sh)/bin/python" -m pytest -q -p no:cacheprovider tests/serve/test_mixed.py
 fi
 run compile configs/llama2-70b.yaml -o "$tmp/70b"
