@@ -59,7 +59,8 @@ moe_rows(const unsigned char *const (&w)[R], const float *const (&x)[T], float (
 {
 	enum { DEEP = moe_depth<W>::value / R / (T > 1 ? 2 : 1), N = DEEP > 0 ? DEEP : 1, STEP = 32 * N };
 
-	for (int u0 = lane_id(); u0 < W::UNITS; u0 += STEP) {
+	for (int first = 0; first < W::UNITS; first += STEP) {
+		const int u0 = first + lane_id();
 		typename W::raw raw[N][R];
 #pragma unroll
 		for (int n = 0; n < N; n++)
@@ -69,15 +70,16 @@ moe_rows(const unsigned char *const (&w)[R], const float *const (&x)[T], float (
 					raw[n][r] = W::load(w[r], u0 + 32 * n);
 #pragma unroll
 		for (int n = 0; n < N; n++)
-			if (W::UNITS % STEP == 0 || u0 + 32 * n < W::UNITS)
 #pragma unroll
-				for (int r = 0; r < R; r++) {
+			for (int r = 0; r < R; r++) {
+				if (W::UNITS % STEP == 0 || u0 + 32 * n < W::UNITS) {
 					float v[W::UNIT];
 					W::decode(raw[n][r], u0 + 32 * n, v);
 					moe_unit<W, T>(v, x, u0 + 32 * n, sum[r]);
-					if (R > 1 && W::UNIT > 8 && W::UNITS % STEP == 0) /* which ptxas keeps: else it decodes both rows at once, and spills from sm_100a on */
-						__syncwarp();
 				}
+				if (R > 1 && W::UNIT > 8) /* which ptxas keeps: else it decodes both rows at once, and spills */
+					__syncwarp();
+			}
 	}
 }
 

@@ -309,17 +309,18 @@ def test_planted_bugs_are_found(bug):
             c.down_add(k, 5, "mixed" in template, mode="check", seed=2)
 
 
-DEEPSEEK = dict(N_EXPERTS=64, TOP_K=6, WIDTH=1536, SHARED=3072)
-QWEN = dict(N_EXPERTS=256, TOP_K=8, WIDTH=512, SHARED=512)
+DEEPSEEK = dict(HIDDEN=2048, N_EXPERTS=64, TOP_K=6, WIDTH=1536, SHARED=3072)
+QWEN = dict(HIDDEN=2048, N_EXPERTS=256, TOP_K=8, WIDTH=512, SHARED=512)
+GEMMA = dict(HIDDEN=2816, N_EXPERTS=128, TOP_K=8, WIDTH=704, SHARED=0)
 
 
-@pytest.mark.parametrize("dtype, arch, shape", [("bf16", "sm_90a", DEEPSEEK), ("q4_k", "sm_120a", QWEN)] +
+@pytest.mark.parametrize("dtype, arch, shape", [("bf16", "sm_90a", DEEPSEEK), ("q4_k", "sm_120a", QWEN), ("q4_k", "sm_90a", GEMMA)] +
                          [(d, a, DEEPSEEK) for d in H.DTYPES[1:] for a in ("sm_80", "sm_90a", "sm_120a")] * EVERY)
 def test_nvrtc(dtype, arch, shape):
     """The real compiler: no spill, no warning. Without LLMC_CHECK_ALL those that registers are short for."""
-    c = dict(shape, ELSEWHERE=0, SPREAD=1, HIDDEN=2048, MIX=0, SCALE=1.0, ACT="silu", NORM="rms", EPS=EPS, PLUS_ONE=0, HAS_R=1)
+    c = dict(shape, ELSEWHERE=0, SPREAD=1, MIX=0, SCALE=1.0, ACT="silu", NORM="rms", EPS=EPS, PLUS_ONE=0, HAS_R=1)
     for m in "GATE", "UP", "DOWN", "S_GATE", "S_UP", "S_DOWN":
-        c |= {f"HAS_{m}": 1, f"{m}_DTYPE": "q6_k" if dtype == "q4_k" and "DOWN" in m else dtype}
+        c |= {f"HAS_{m}": int(c["SHARED"] > 0 or "S_" not in m), f"{m}_DTYPE": ("q8_0" if c["WIDTH"] % 256 else "q6_k") if dtype == "q4_k" and "DOWN" in m else dtype}
     for template in ("norm_moe_glu_decode", "moe_down_add_decode") + ("norm_moe_glu_mixed", "moe_down_add_mixed") * EVERY:
         if H.nvrtc(template, c, [arch]) is None:
             pytest.skip("no libnvrtc")
