@@ -385,18 +385,28 @@ name_step(llmc_calls *c, bool last)
 		if (!c->hold.len)
 			return false;
 	}
-	const char *h = strbuf_str(&c->hold);
-	size_t names = 0; /* characters that a name may have */
-	const char *p;
+	const char *h = strbuf_str(&c->hold), *p = NULL;
+	size_t names = 0, len = c->hold.len, skip = 0; /* characters that a name may have; what stands before it */
+	Span before = core(c->row.name_from);
 
-	while (names < c->hold.len && is_name(h[names]))
+	if (before.n) { /* a number of the call's own */
+		p = memmem(h, len, before.s, before.n);
+		if (!p && !last && len < 2 * MAX_NAME)
+			return false;
+		skip = p ? (size_t)(p - h) + before.n : 0;
+		h += skip;
+		len -= skip;
+	}
+	while (names < len && is_name(h[names]))
 		names++;
 	if (end.n)
-		p = memmem(h, c->hold.len, end.s, end.n);
+		p = memmem(h, len, end.s, end.n);
 	else
-		p = names < c->hold.len ? h + names : NULL;
+		p = names < len ? h + names : NULL;
+	if (before.n && !skip)
+		p = NULL;
 	if (!p) {
-		if (!last && c->hold.len < 2 * MAX_NAME && (c->row.body != BODY_LITERALS || names == c->hold.len))
+		if (!last && len < 2 * MAX_NAME && (c->row.body != BODY_LITERALS || names == len))
 			return false;
 		call_fail(c);
 		return true;
@@ -419,7 +429,7 @@ name_step(llmc_calls *c, bool last)
 	strbuf_clear(&c->word);
 	strbuf_add(&c->word, h + from, to - from);
 	call_name(c, h + from, to - from);
-	drop(c, n + end.n);
+	drop(c, skip + n + end.n);
 	call_value_begin(c);
 	c->scan = (LiteralScan){ 0 };
 	c->state = c->row.body == BODY_PAIRS ? AT_PAIR : c->row.body == BODY_LITERALS ? AT_LITERAL : AT_ARGUMENTS;

@@ -7,7 +7,7 @@
 typedef enum CallBody { BODY_NONE, BODY_JSON, BODY_ARRAY, BODY_NAMED, BODY_PAIRS, BODY_LITERALS } CallBody;
 enum { MAX_DROP = 8, MAX_ALSO = 2, MAX_NAME = 256 };
 typedef struct CallRow { /* texts as they are written; NULL: none */
-	const char *name, *open, *close, *between, *name_end, *name_until, *number, *bare, *quote, *system;
+	const char *name, *open, *close, *between, *name_from, *name_end, *name_until, *number, *bare, *quote, *system;
 	const char *think[3], *section[2], *key[2], *pair[4], *also[MAX_ALSO], *drop[MAX_DROP];
 	int         n_also, n_drop;
 	CallBody    body;

@@ -141,6 +141,14 @@ call_json_byte(llmc_calls *c, char x)
 	case J_VALUE:
 		if (is_blank(x))
 			return true;
+		if (!c->row.key[0] && !c->named) { /* the key is the name */
+			char name[MAX_NAME + 1];
+			size_t n = c->word.len;
+			memcpy(name, strbuf_str(&c->word), n);
+			c->state = J_ARGUMENTS;
+			call_name(c, name, n);
+			break;
+		}
 		if (!c->named && is_key(c, 0) && x == '"') {
 			c->state = J_NAME;
 			strbuf_clear(&c->word);

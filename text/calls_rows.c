@@ -110,6 +110,7 @@ call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err)
 		out->close = text_of(row, "close");
 		out->between = text_of(row, "between");
 		out->name_end = text_of(row, "name_end");
+		out->name_from = text_of(row, "name_from");
 		out->name_until = text_of(row, "name_until");
 		out->number = text_of(row, "number");
 		out->bare = text_of(row, "bare");
@@ -483,6 +484,8 @@ put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, b
 		strbuf_putc(b, ',');
 		put_text(b, brace ? "}" : ")", r->close, NULL, NULL);
 	} else if (r->body == BODY_NAMED || r->body == BODY_PAIRS) {
+		if (r->name_from)
+			strbuf_printf(&head, "call000000%s", r->name_from);
 		strbuf_puts(&head, name);
 		if (r->number)
 			strbuf_printf(&head, "%s0", r->number);
@@ -506,7 +509,10 @@ put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, b
 		strbuf_putc(b, ',');
 		put_text(b, r->close, NULL, NULL, NULL);
 	} else {
-		json_printf(&head, "{%s: %s, %s: ", r->key[0], name, r->key[1]);
+		if (r->key[0])
+			json_printf(&head, "{%s: %s, %s: ", r->key[0], name, r->key[1]);
+		else
+			json_printf(&head, "{%s: ", name);
 		put_text(b, r->body == BODY_ARRAY ? NULL : open, strbuf_str(&head), NULL, NULL);
 		strbuf_putc(b, ',');
 		if (format)

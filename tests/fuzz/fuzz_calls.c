@@ -13,7 +13,7 @@ static const char *const templates[] = {
 	"<minimax:tool_call> <parameter name=", "<|tool_call> call:", "<start_function_call> <escape>", "<|tool_call_start|>", "<function_calls>", "<function= <parameter=",
 	"<arg_key> <arg_value>", "<tool_call> arguments", "[TOOL_CALLS] [ARGS]", "[TOOL_CALLS]", "<|START_ACTION|>", "<|tool_call|>", "functools", "func_name1(",
 	"\"parameters\" <|eot_id|>", "</think>", "nothing", "｜DSML｜ function_calls>", "<seed:tool_call> <parameter=", "<tool_sep <arg_key <arg_value", "<tool_calls <arg_key <arg_value",
-	"<tool_calls></tool_calls> <end_of_sentence>", "</arg_key><arg_value>",
+	"<tool_calls></tool_calls> <end_of_sentence>", "</arg_key><arg_value>", "<|tools_prefix|>", "<|tool_calls|> <|tool_call:name|>",
 };
 enum { N_TEMPLATES = sizeof templates / sizeof *templates };
 static const char tokens[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[]}";

@@ -366,6 +366,26 @@ def test_custom_tools(smol, responses):
     assert r.output[0].type == "message"
 
 
+APPLY_PATCH = r"""start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
 LINES = {"type": "custom", "name": "lines", "description": "Takes lines.", "format": {"type": "grammar", "syntax": "lark", "definition": 'start: (KEY "=" /"[^"]*"/ NL)~2\nKEY: /[a-c]/\nNL: "\\n"\n'}}
 CODE = {"type": "custom", "name": "code", "format": {"type": "grammar", "syntax": "regex", "definition": '[A-C]{3}-"[0-9]{2}"\\n'}}
 
@@ -378,6 +398,17 @@ def test_the_text_of_a_custom_tool_is_of_its_grammar(smol, responses):
             for call in r.output:
                 assert re.fullmatch(fits, call.input) if call.status == "completed" else r.status == "incomplete", call
     assert any(re.fullmatch('[A-C]{3}-"[0-9]{2}"\n', i.input) for i in responses.create(model="smollm2", input="Go.", temperature=0, tools=[CODE], tool_choice={"type": "custom", "name": "code"}).output)
+
+
+def test_patches_of_codex_are_patches(smol, responses):
+    """The grammar that Codex sends: what a small model writes is the beginning of a patch, at least."""
+    tool = {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": {"type": "grammar", "syntax": "lark", "definition": APPLY_PATCH}}
+    for seed in range(3):
+        r = responses.create(model="smollm2", input="Delete the file a.txt and add b.txt.", temperature=1, extra_body={"seed": seed}, max_output_tokens=120, tools=[tool], tool_choice={"type": "custom", "name": "apply_patch"})
+        lines = r.output[0].input.split("\n")
+        assert lines[0] == "*** Begin Patch" and r.output[0].name == "apply_patch", r
+        for line in lines[1:-1]:
+            assert re.match(r"[-+ ]|@@($| .)|\*\*\* ((Add|Delete|Update) File: .|Move to: .|End of File$|End Patch$)", line), lines
 
 
 @pytest.mark.parametrize("format,words", [

@@ -87,6 +87,12 @@ CASES = [
     ("glm-4.7", "</arg_key><arg_value>", '<tool_call>weather<arg_key>city</arg_key><arg_value>Zürich "x" }</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>now</tool_call>', ("", "", BOTH)),
     ("glm", "<arg_key> <arg_value>", '<tool_call>now</tool_call>', ("", "", [("now", {})])),
     ("mistral-named", "[TOOL_CALLS] [ARGS]", "[TOOL_CALLS]weather[CALL_ID]abcdef123[ARGS]" + ARGS, ("", "", WANT)),
+    ("apertus", "<|tools_prefix|>", '<|inner_prefix|>so<|inner_suffix|>Ok.<|tools_prefix|>[{"weather": ' + ARGS + '}, {"now": {}}]<|tools_suffix|>', ("Ok.", "so", BOTH)),
+    ("apertus", "<|tools_prefix|>", "<|tools_prefix|>no list", ("<|tools_prefix|>no list", "", [])),
+    ("solar", "<|tool_calls|> <|tool_call:name|>", "<|think|>so<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2<|tool_call:name|>weather<|tool_call:args|>" + ARGS
+     + "<|tool_call:end|><|tool_call:begin|>c3<|tool_call:name|>now<|tool_call:args|>{}<|tool_call:end|><|calls|>", ("", "so", BOTH)),
+    ("solar", "<|tool_calls|> <|tool_call:name|>", "<|think|>so<|end|><|begin|>assistant<|content|>Yes.<|end|>", ("Yes.", "so", [])),
+    ("lfm2.5", "List of tools: [", "<think>so</think>Ok.<|tool_call_start|>[weather(city='Zürich \"x\" }', days=3)]<|tool_call_end|>", ("Ok.", "so", WANT)),
     ("minimax-m1", "<tool_calls></tool_calls> <end_of_sentence>", '<think>so</think><tool_calls>\n{"name": "weather", "arguments": ' + ARGS + '}\n{"name": "now", "arguments": {}}\n</tool_calls>', ("", "so", BOTH)),
     ("nemotron-v2", "<TOOLCALL>[", '<think>so</think><TOOLCALL>[{"name": "weather", "arguments": ' + ARGS + '}, {"name": "now", "arguments": {}}]</TOOLCALL>', ("", "so", BOTH)),
     ("gigachat-3.1", "<|function_call|> <|message_sep|>", 'Ok.<|function_call|>{"name": "weather", "arguments": ' + ARGS + "}", ("Ok.", "", WANT)),
@@ -123,7 +129,7 @@ REAL = sorted(pathlib.Path(os.environ["LLMC_TEST_DATA"], "chat-templates").glob(
 # what cannot be written out with both calls: templates that refuse them, know no calls, or want other fields; those whose format no row has
 NO_CALLS = {"CohereForAI-c4ai-command-r-plus-tool_use", "HuggingFaceTB-SmolLM3-3B", "Kimi-K2-Instruct", "Kimi-K2-Thinking", "LFM2-8B-A1B", "LFM2.5-Instruct", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
             "fireworks-ai-llama-3-firefunction-v2", "google-gemma-2-2b-it", "ibm-granite-granite-3.3-2B-Instruct", "llama-cpp-rwkv-world", "meetkai-functionary-medium-v3.2", "microsoft-Phi-3.5-mini-instruct",
-            "Apertus-8B-Instruct", "Kimi-K3", "MiniMax-M3", "muse-glimmer", "upstage-Solar-Open-100B"}
+            "Kimi-K3", "MiniMax-M3", "muse-glimmer"}
 ONE_CALL = {"GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B", "openai-gpt-oss-120b", "meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct"}
 
 
