@@ -19,6 +19,8 @@ os.chdir(ROOT)
 sys.path.insert(0, os.path.join(ROOT, "bindings", "python"))
 os.environ["LLMC_CACHE"] = os.path.join(ROOT, "build", "test-cache")
 os.environ.setdefault("LLMC_KERNEL_CFLAGS", quick_cc.kernel_cflags())
+if "LLMC_CHECK_ALL" not in os.environ:  # emulated kernels take longer to compile than to run
+    os.environ.setdefault("LLMC_EMU_LEVEL", "-O0")
 
 
 # what the emulated GPU of any process finds wrong comes here, and fails the test that ran it

@@ -280,9 +280,13 @@ arguments(const Source *s, bool check, bool wgmma, const char **a, int *n, const
 	static const char *const locals[] = { "-Xclang", "-fsanitize-coverage-type=1", "-Xclang", "-fsanitize-coverage-trace-loads", "-Xclang",
 		"-fsanitize-coverage-trace-stores" };
 
+	const char *level = getenv("LLMC_EMU_LEVEL");
+
 	a[(*n)++] = cxx;
 	for (size_t i = 0; i < sizeof common / sizeof *common; i++)
 		a[(*n)++] = common[i];
+	if (level && *level && !check) /* what the checking mode watches is the same whatever this says */
+		a[(*n)++] = level;
 	for (size_t i = 0; check && i < sizeof checking / sizeof *checking; i++)
 		a[(*n)++] = checking[i];
 	for (size_t i = 0; check && wgmma && i < sizeof locals / sizeof *locals; i++)

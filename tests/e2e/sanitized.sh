@@ -5,7 +5,7 @@ set -eu
 llmc=$1
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-export LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g $2"
+export LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g1 $2"
 n=0
 run() {
 	"$llmc" "$@" >"$tmp/out" 2>"$tmp/err" || { echo "failed ($?): llmc $*"; tail -n 60 "$tmp/err"; exit 1; }

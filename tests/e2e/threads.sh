@@ -4,7 +4,7 @@ set -eu
 llmc=$1
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-export LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g -fsanitize=thread"
+export LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g1 -fsanitize=thread"
 for arch in generic; do
 	for threads in 2 4; do
 		"$llmc" run configs/tiny.yaml --random-weights --arch $arch --threads $threads \
