@@ -171,18 +171,18 @@ rule_start(Make *m, int32_t rule)
 
 static void make(Make *m, const Ex *x, int32_t from, int32_t to);
 
-/* A word along the tree of words below `from`, whose links are marked by arg. */
+/* A word along the tree of words below `from`, which has no other links. */
 static void
-word(Make *m, int32_t from, int32_t to, const char *s, int32_t n, int32_t mark)
+word(Make *m, int32_t from, int32_t to, const char *s, int32_t n)
 {
 	for (int32_t i = 0; i < n; i++) {
 		uint8_t c = (uint8_t)s[i];
 		int32_t k = m->head[from];
-		while (k >= 0 && !(m->link[k].e.kind == EDGE_BYTE && m->link[k].e.arg == mark && m->link[k].e.lo == c))
+		while (k >= 0 && !(m->link[k].e.kind == EDGE_BYTE && m->link[k].e.lo == c))
 			k = m->link[k].next;
 		if (k < 0) {
 			int32_t next = state(m);
-			edge(m, from, (Edge){ .kind = EDGE_BYTE, .lo = c, .hi = c, .to = next, .arg = mark });
+			byte(m, from, next, c, c);
 			k = (int32_t)m->n_link - 1;
 		}
 		from = m->link[k].e.to;
@@ -205,7 +205,7 @@ alternatives(Make *m, const Ex *x, int32_t from, int32_t to)
 			root = state(m);
 			eps(m, from, root);
 		}
-		word(m, root, to, p->bytes, p->n, 1);
+		word(m, root, to, p->bytes, p->n);
 	}
 }
 
@@ -300,7 +300,13 @@ make(Make *m, const Ex *x, int32_t from, int32_t to)
 		build_fail(m->b, "the grammar is nested too deeply");
 	switch (x->kind) {
 	case EX_BYTES:
-		word(m, from, to, x->bytes, x->n, -1 - (int32_t)m->n_link); /* a mark that no other word has */
+		for (int32_t i = 0; i < x->n; i++) {
+			int32_t next = i == x->n - 1 ? to : state(m);
+			byte(m, from, next, (uint8_t)x->bytes[i], (uint8_t)x->bytes[i]);
+			from = next;
+		}
+		if (!x->n)
+			eps(m, from, to);
 		break;
 	case EX_CHARS:
 		for (int32_t i = 0; i < x->n; i++)

@@ -5,7 +5,7 @@
 #include "base/utf8.h"
 #include "grammar/inside.h"
 
-enum { MAX_NEST = 200, MAX_COUNT = 1000000, N_BUCKET = 4096 };
+enum { MAX_NEST = 200, MAX_COUNT = 1000000, MAX_NAMES = 1 << 15, N_BUCKET = 4096 };
 
 typedef struct Name { const char *s; size_t n; int32_t rule, next; } Name; /* next: of its bucket */
 typedef struct Gbnf {
@@ -15,17 +15,21 @@ typedef struct Gbnf {
 	Name       *name;
 	size_t      n_name, cap_name;
 	int32_t     bucket[N_BUCKET]; /* + 1 */
-	int         depth;
+	size_t      counted;          /* bytes whose lines are counted in line */
+	int         line, depth;
 } Gbnf;
 
+/* Places are asked for in their order, but for those of mistakes. */
 static int
-line_of(const Gbnf *g, size_t at)
+line_of(Gbnf *g, size_t at)
 {
-	int line = 1;
-
-	for (size_t i = 0; i < at && i < g->n; i++)
-		line += g->s[i] == '\n';
-	return line;
+	if (at < g->counted) {
+		g->counted = 0;
+		g->line = 1;
+	}
+	for (; g->counted < at; g->counted++)
+		g->line += g->s[g->counted] == '\n';
+	return g->line;
 }
 
 static void __attribute__((noreturn))
@@ -35,7 +39,7 @@ wrong(Gbnf *g, const char *why)
 
 	while (show < left && show < 20 && g->s[g->at + show] != '\n')
 		show++;
-	build_fail(g->b, "grammar, line %d, at '%.*s': %s", line_of(g, g->at), (int)show, g->s + g->at, why);
+	build_fail(g->b, "grammar, line %d, at '%.*s': %s", line_of(g, g->at), (int)utf8_whole(g->s + g->at, show), g->s + g->at, why);
 }
 
 static char
@@ -93,6 +97,8 @@ name_of(Gbnf *g, size_t n)
 	for (int32_t i = *bucket - 1; i >= 0; i = g->name[i].next)
 		if (g->name[i].n == n && memcmp(g->name[i].s, g->s + g->at, n) == 0)
 			return &g->name[i];
+	if (g->n_name >= MAX_NAMES)
+		wrong(g, arena_printf(g->b->a, "there are more than %d rules", MAX_NAMES));
 	g->name = arena_grow(g->b->a, g->name, &g->cap_name, g->n_name + 1, sizeof *g->name);
 	g->name[g->n_name] = (Name){ g->s + g->at, n, rule_new(g->b), *bucket - 1 };
 	ex_rule_name(g->b, g->name[g->n_name].rule, arena_printf(g->b->a, "grammar, line %d: '%.*s'", line_of(g, g->at), (int)(n < 100 ? n : 100), g->s + g->at));
@@ -308,7 +314,7 @@ gbnf_read(Build *b, const char *s, size_t n)
 	Gbnf *read = NEW(b->a, Gbnf, 1);
 	int32_t root = -1;
 
-	*read = (Gbnf){ .b = b, .s = s, .n = n };
+	*read = (Gbnf){ .b = b, .s = s, .n = n, .line = 1 };
 
 	for (blanks(read, true); read->at < read->n; blanks(read, true)) {
 		size_t len = word(read);

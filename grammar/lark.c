@@ -7,7 +7,7 @@
 #include "base/utf8.h"
 #include "grammar/inside.h"
 
-enum { MAX_NEST = 200, MAX_COUNT = 1000000, N_BUCKET = 1024, MAX_SHOWN = 24 };
+enum { MAX_NEST = 200, MAX_COUNT = 1000000, MAX_NAMES = 1 << 15, N_BUCKET = 4096, MAX_SHOWN = 24 };
 
 typedef struct Name { const char *s; size_t n, at; int32_t rule, next; } Name; /* at: where it came first; next: of its bucket */
 typedef struct Lark {
@@ -18,7 +18,8 @@ typedef struct Lark {
 	Name       *name;
 	size_t      n_name, cap_name;
 	int32_t     bucket[N_BUCKET]; /* + 1 */
-	int         depth;
+	size_t      counted;          /* bytes whose lines are counted in line */
+	int         line, depth;
 	bool        in_terminal;
 } Lark;
 
@@ -34,14 +35,17 @@ static const struct { const char *name, *regex; } common[] = {
 	{ "SH_COMMENT", "#[^\\n]*" }, { "CPP_COMMENT", "//[^\\n]*" }, { "C_COMMENT", "/\\*([^*]|\\*+[^*/])*\\*+/" }, { "SQL_COMMENT", "--[^\\n]*" },
 };
 
+/* Places are asked for in their order, but for those of mistakes. */
 static int
-line_of(const Lark *g, size_t at)
+line_of(Lark *g, size_t at)
 {
-	int line = 1;
-
-	for (size_t i = 0; i < at && i < g->n; i++)
-		line += g->s[i] == '\n';
-	return line;
+	if (at < g->counted) {
+		g->counted = 0;
+		g->line = 1;
+	}
+	for (; g->counted < at; g->counted++)
+		g->line += g->s[g->counted] == '\n';
+	return g->line;
 }
 
 static void __attribute__((noreturn, format(printf, 3, 4)))
@@ -132,6 +136,8 @@ name_of(Lark *g, const char *s, size_t n)
 	for (int32_t i = *bucket - 1; i >= 0; i = g->name[i].next)
 		if (g->name[i].n == n && memcmp(g->name[i].s, s, n) == 0)
 			return &g->name[i];
+	if (g->n_name >= MAX_NAMES)
+		wrong(g, (size_t)(s - g->s), "there are more than %d names", MAX_NAMES);
 	g->name = arena_grow(g->b->a, g->name, &g->cap_name, g->n_name + 1, sizeof *g->name);
 	g->name[g->n_name] = (Name){ s, n, (size_t)(s - g->s), rule_new(g->b), *bucket - 1 };
 	ex_rule_name(g->b, g->name[g->n_name].rule, arena_printf(g->b->a, "lark, line %d: '%.*s'", line_of(g, (size_t)(s - g->s)), (int)(n < 100 ? n : 100), s));
@@ -245,8 +251,7 @@ expression(Lark *g)
 		g->at++;
 	}
 	size_t n = g->at++ - begin;
-	for (; word(g); g->at++) {
-		char c = peek(g);
+	for (char c; (c = peek(g)) >= 'a' && c <= 'z'; g->at++) {
 		if (c == 'i')
 			flags.fold = true;
 		else if (c == 's')
@@ -454,8 +459,9 @@ definition(Lark *g)
 {
 	size_t from = g->at;
 
-	take(g, '!'); /* marks of how a tree is made */
+	take(g, '!'); /* marks of how a tree is made, in either order */
 	take(g, '?');
+	take(g, '!');
 	size_t at = g->at, n = word(g);
 	if (!n)
 		wrong(g, from, "expected a rule, name: ..., or a statement");
@@ -546,7 +552,7 @@ lark_read(Build *b, const char *s, size_t n, RegexFlags flags)
 	Lark *g = NEW(b->a, Lark, 1);
 	int32_t start = -1;
 
-	*g = (Lark){ .b = b, .s = s, .n = n, .flags = flags };
+	*g = (Lark){ .b = b, .s = s, .n = n, .flags = flags, .line = 1 };
 	for (blanks(g, true); g->at < g->n; blanks(g, true)) {
 		if (peek(g) == '%')
 			statement(g);

@@ -5,7 +5,7 @@
 #include "base/utf8.h"
 #include "grammar/inside.h"
 
-enum { MAX_NEST = 200, MAX_COUNT = 1000000, MAX_RANGES = 4096 };
+enum { MAX_NEST = 200, MAX_COUNT = 1000000, MAX_RANGES = 4096, MAX_SHOWN = 200 };
 
 typedef struct Reader {
 	Build      *b;
@@ -25,7 +25,8 @@ wrong(Reader *r, const char *fmt, ...)
 	va_start(ap, fmt);
 	const char *why = arena_vprintf(r->b->a, fmt, ap);
 	va_end(ap);
-	build_fail(r->b, "regular expression %.200s%s at byte %zu: %s", r->text, strlen(r->text) > 200 ? "..." : "", r->at, why);
+	size_t show = utf8_whole(r->text, r->n < MAX_SHOWN ? r->n : MAX_SHOWN);
+	build_fail(r->b, "regular expression %.*s%s at byte %zu: %s", (int)show, r->text, r->n > MAX_SHOWN ? "..." : "", r->at, why);
 }
 
 static bool

@@ -84,6 +84,8 @@ accepts(Grammar *g, const char *text)
 	"filename: /(.+)/\nadd_line: \"+\" /(.*)/ LF -> line\n\nchange_move: \"*** Move to: \" filename LF\nchange: (change_context | change_line)+ eof_line?\n" \
 	"change_context: (\"@@\" | \"@@ \" /(.+)/) LF\nchange_line: (\"+\" | \"-\" | \" \") /(.*)/ LF\neof_line: \"*** End of File\" LF\n\n%import common.LF\n"
 
+#define TEN_E "\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9"
+
 typedef struct Case { llmc_grammar_kind kind; const char *text; const char *yes[8], *no[8]; } Case;
 
 static void
@@ -115,6 +117,7 @@ what_each_kind_allows(void **state)
 		{ LLMC_GRAMMAR_GBNF, "root ::= item (\",\" item)*\n# a comment\nitem ::= \"a\" | [0-9]{2,3} |\n  \"(\" root \")\"", { "a", "a,12,(a,(123))" }, { "1", "a,", "(a", "1234" } },
 		{ LLMC_GRAMMAR_GBNF, "root ::= \"a\" root | \"b\"", { "b", "aaaaaaaaaaaaaaaaaaab" }, { "a", "ba" } },
 		{ LLMC_GRAMMAR_LARK, "// two\n?start: item (\",\" item)* -> list\n  | \"-\"  # or none\n\n!item: \"a\" | NUMBER~2..3\n  | \"(\" start \")\"\nNUMBER: /[0-9]/\n", { "a", "a,12,(a,(123))", "-", "(-)" }, { "1", "a,", "(a", "1234", "--" } },
+		{ LLMC_GRAMMAR_LARK, "?!start: a\n!?a: \"b\"", { "b" }, { "", "a" } },
 		{ LLMC_GRAMMAR_LARK, "start: expr\nexpr: expr \"+\" term | expr \"-\" term | term\nterm: term \"*\" INT -> mul\n | INT\n%import common.INT", { "1", "1+22*3-4" }, { "", "1+", "*1", "1**2" } },
 		{ LLMC_GRAMMAR_LARK, "start: [SIGN] \"x\"i \"y\"..\"z\" /[^a]b/i _END?\nSIGN: \"+\" | \"-\"\n_END: \"\\x21\" /./s", { "xybb", "+XzcB", "-xyxB!\n" }, { "xyab", "xyAb", "xxbb", "+-xybb", "xybb!" } },
 		{ LLMC_GRAMMAR_LARK, "%import common (CNAME, ESCAPED_STRING)\n%import common.NUMBER -> N\nstart: CNAME \"=\" (ESCAPED_STRING | N) NL{1,2}\nNL: /\\n/", { "a_1=\"x \\\" y\"\n", "b=1.5e3\n\n", "_=.5\n" }, { "1=2\n", "a=\"x\n", "a=1", "a=1\n\n\n" } },
@@ -167,6 +170,7 @@ mistakes_name_their_place(void **state)
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":false},\"required\":[\"a\"],\"type\":\"object\"}", "#/properties/a" },
 		{ LLMC_GRAMMAR_REGEX, "a(b", "no end" },
 		{ LLMC_GRAMMAR_REGEX, "\\1", "back-references" },
+		{ LLMC_GRAMMAR_REGEX, "(" TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E, "\xc3\xa9... at byte 201" }, /* no half of a character */
 		{ LLMC_GRAMMAR_GBNF, "x ::= \"b\"\nroot ::= root \"a\"", "line 2: 'root': it begins with itself, and left recursion" },
 		{ LLMC_GRAMMAR_LARK, "start: a\na: b \"x\"\nb: a | \"y\"", "lark, line 1: 'a': it begins with itself" },
 		{ LLMC_GRAMMAR_LARK, "start: X\n%ignore \" \"\nX: \"x\"", "lark, line 2, at '%ignore \" \"': %ignore is not supported" },
@@ -203,6 +207,34 @@ mistakes_name_their_place(void **state)
 		assert_int_equal(err.code, LLMC_E_INPUT);
 		if (!strstr(err.text, cases[i].want))
 			fail_msg("%s: %s", cases[i].text, err.text);
+	}
+}
+
+/* What each name or expression costs does not grow with the text before it. */
+static void
+long_texts_take_their_length(void **state)
+{
+	static const struct { llmc_grammar_kind kind; const char *head, *rule; int n; const char *want; } cases[] = {
+		{ LLMC_GRAMMAR_LARK, "start: \"x\"", "\na%d: /b/", 30000, NULL },
+		{ LLMC_GRAMMAR_LARK, "start: \"x\"", "\na%d: /b/", 1 << 15, "line 32769, at 'a32767: /b/': there are more than 32768 names" },
+		{ LLMC_GRAMMAR_LARK, "start: /x/i", "i", 1000000, NULL },
+		{ LLMC_GRAMMAR_GBNF, "root ::= \"x\"", "\na%d ::= [b]", 30000, NULL },
+		{ LLMC_GRAMMAR_GBNF, "root ::= \"x\"", "\na%d ::= [b]", 1 << 15, "line 32769, at 'a32767 ::= [b]': there are more than 32768 rules" },
+		{ LLMC_GRAMMAR_GBNF, "root ::= \"x\"", " | \"b\" [c]", 60000, NULL },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		Strbuf text = { 0 };
+		llmc_error err = { 0 };
+		strbuf_puts(&text, cases[i].head);
+		for (int k = 0; k < cases[i].n; k++)
+			strbuf_printf(&text, cases[i].rule, k);
+		Grammar *g = grammar(cases[i].kind, strbuf_str(&text), (llmc_grammar_options){ 0 }, &err);
+		if (g ? cases[i].want || !accepts(g, "x") : !cases[i].want || !strstr(err.text, cases[i].want))
+			fail_msg("%s ...%s: %s", cases[i].head, cases[i].rule, err.text);
+		grammar_close(g);
+		strbuf_release(&text);
 	}
 }
 
@@ -319,6 +351,7 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(what_each_kind_allows),
 		cmocka_unit_test(mistakes_name_their_place),
+		cmocka_unit_test(long_texts_take_their_length),
 		cmocka_unit_test(hostile_texts_are_bounded),
 		cmocka_unit_test(tokens_of_many_bytes_are_as_their_bytes),
 		cmocka_unit_test(a_grammar_can_wait),
