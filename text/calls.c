@@ -390,8 +390,8 @@ name_step(llmc_calls *c, bool last)
 	Span before = core(c->row.name_from);
 
 	if (before.n) { /* a number of the call's own */
-		p = memmem(h, len, before.s, before.n);
-		if (!p && !last && len < 2 * MAX_NAME)
+		p = memmem(h, len < MAX_HEAD ? len : MAX_HEAD, before.s, before.n);
+		if (!p && !last && len < MAX_HEAD)
 			return false;
 		skip = p ? (size_t)(p - h) + before.n : 0;
 		h += skip;
@@ -400,13 +400,13 @@ name_step(llmc_calls *c, bool last)
 	while (names < len && is_name(h[names]))
 		names++;
 	if (end.n)
-		p = memmem(h, len, end.s, end.n);
+		p = memmem(h, len < MAX_HEAD ? len : MAX_HEAD, end.s, end.n);
 	else
 		p = names < len ? h + names : NULL;
 	if (before.n && !skip)
 		p = NULL;
 	if (!p) {
-		if (!last && len < 2 * MAX_NAME && (c->row.body != BODY_LITERALS || names == len))
+		if (!last && len < MAX_HEAD && (c->row.body != BODY_LITERALS || names == len))
 			return false;
 		call_fail(c);
 		return true;

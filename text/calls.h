@@ -5,7 +5,7 @@
 #include "text/text.h"
 
 typedef enum CallBody { BODY_NONE, BODY_JSON, BODY_ARRAY, BODY_NAMED, BODY_PAIRS, BODY_LITERALS } CallBody;
-enum { MAX_DROP = 8, MAX_ALSO = 2, MAX_NAME = 256 };
+enum { MAX_DROP = 8, MAX_ALSO = 2, MAX_NAME = 256, MAX_HEAD = 512 }; /* bytes of a name, and up to the end of the mark behind it */
 typedef struct CallRow { /* texts as they are written; NULL: none */
 	const char *name, *open, *close, *between, *name_from, *name_end, *name_until, *number, *bare, *quote, *system;
 	const char *think[3], *section[2], *key[2], *pair[4], *also[MAX_ALSO], *drop[MAX_DROP];

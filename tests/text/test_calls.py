@@ -88,9 +88,13 @@ CASES = [
     ("glm", "<arg_key> <arg_value>", '<tool_call>now</tool_call>', ("", "", [("now", {})])),
     ("mistral-named", "[TOOL_CALLS] [ARGS]", "[TOOL_CALLS]weather[CALL_ID]abcdef123[ARGS]" + ARGS, ("", "", WANT)),
     ("apertus", "<|tools_prefix|>", '<|inner_prefix|>so<|inner_suffix|>Ok.<|tools_prefix|>[{"weather": ' + ARGS + '}, {"now": {}}]<|tools_suffix|>', ("Ok.", "so", BOTH)),
+    ("apertus", "<|tools_prefix|>", '<|tools_prefix|>[{"name": "weather", "arguments": ' + ARGS + '}, {"now": {}}]<|tools_suffix|>', ("", "", BOTH)),
+    ("apertus", "<|tools_prefix|>", '<|tools_prefix|>[{"": {}}, {"now": "x"}]<|tools_suffix|>', ('<|tools_prefix|>[{"": {}}, {"now": "x"}]<|tools_suffix|>', "", [])),
     ("apertus", "<|tools_prefix|>", "<|tools_prefix|>no list", ("<|tools_prefix|>no list", "", [])),
     ("solar", "<|tool_calls|> <|tool_call:name|>", "<|think|>so<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2<|tool_call:name|>weather<|tool_call:args|>" + ARGS
      + "<|tool_call:end|><|tool_call:begin|>c3<|tool_call:name|>now<|tool_call:args|>{}<|tool_call:end|><|calls|>", ("", "so", BOTH)),
+    ("solar", "<|tool_calls|> <|tool_call:name|>", "<|tool_calls|><|tool_call:begin|>" + "x" * 600 + "<|tool_call:name|>now<|tool_call:args|>{}", ("<|tool_call:begin|>" + "x" * 600 + "<|tool_call:name|>now<|tool_call:args|>{}", "", [])),
+    ("harmony", "<|channel|> <|message|> functions.", "<|channel|>commentary to=functions.now" + " " * 600 + "<|message|>{}", ("<|channel|>commentary to=functions.now" + " " * 600 + "<|message|>{}", "", [])),
     ("solar", "<|tool_calls|> <|tool_call:name|>", "<|think|>so<|end|><|begin|>assistant<|content|>Yes.<|end|>", ("Yes.", "so", [])),
     ("lfm2.5", "List of tools: [", "<think>so</think>Ok.<|tool_call_start|>[weather(city='Zürich \"x\" }', days=3)]<|tool_call_end|>", ("Ok.", "so", WANT)),
     ("minimax-m1", "<tool_calls></tool_calls> <end_of_sentence>", '<think>so</think><tool_calls>\n{"name": "weather", "arguments": ' + ARGS + '}\n{"name": "now", "arguments": {}}\n</tool_calls>', ("", "so", BOTH)),
