@@ -193,6 +193,9 @@ read_tools(const json_t *in, json_t *out, Problem *p)
 			v = json_object_get(tool, "parameters");
 			if (!custom && v && !json_is_null(v) && !json_is_object(v))
 				return problem(p, 400, "tools", "Invalid 'tools[%zu].parameters': expected a JSON schema, but got %s instead.", i, json_type_name(v));
+			v = json_object_get(tool, "description");
+			if (custom && v && !json_is_null(v) && !json_is_string(v))
+				return problem(p, 400, "tools", "Invalid type for 'tools[%zu].description': expected a string, but got %s instead.", i, json_type_name(v));
 			json_t *format = NULL;
 			if (custom && !custom_format(tool, i, &format, p))
 				return false;

@@ -104,7 +104,15 @@ read_choice(const json_t *choice, ToolUse *use, bool *none, Problem *p)
 	return use->forced = true;
 }
 
-/* Grammars of texts are no part of what the model is told: {"format": {...}} beside a function goes from *tools to use->formats. */
+static bool
+is_grammar(const json_t *format)
+{
+	const char *type = json_string_value(json_object_get(format, "type")), *syntax = json_string_value(json_object_get(format, "syntax"));
+
+	return type && !strcmp(type, "grammar") && syntax && (!strcmp(syntax, "lark") || !strcmp(syntax, "regex")) && json_is_string(json_object_get(format, "definition"));
+}
+
+/* Grammars of texts are no part of what the model is told: {"format": {"type": "grammar", ...}} beside a function goes from *tools to use->formats. */
 static bool
 take_formats(json_t **tools, ToolUse *use, Problem *p)
 {
@@ -113,7 +121,7 @@ take_formats(json_t **tools, ToolUse *use, Problem *p)
 	size_t i;
 
 	json_array_foreach(*tools, i, tool) {
-		json_t *own = json_object_get(tool, "format"), *format = json_object_get(own, "definition") ? own : NULL, *bare = format ? json_copy(tool) : json_incref(tool);
+		json_t *own = json_object_get(tool, "format"), *format = is_grammar(own) ? own : NULL, *bare = format ? json_copy(tool) : json_incref(tool);
 		if (format && bare) {
 			json_object_del(bare, "format");
 			use->formats = use->formats ? use->formats : json_object();
@@ -349,7 +357,7 @@ tools_text(Gen *g, const ToolUse *use, Problem *p)
 		json_t *format = json_object_get(use->formats, name), *with = format ? json_copy(tool) : json_incref(tool);
 		const json_t *text = json_object_get(format, "definition");
 		const char *syntax = json_string_value(json_object_get(format, "syntax"));
-		if (text && syntax && ok) { /* a mistake in it is told as its own */
+		if (format && ok) { /* a mistake in it is told as its own */
 			llmc_grammar *made = NULL;
 			char param[400];
 			snprintf(param, sizeof param, "%s.format.definition", name);

@@ -472,7 +472,7 @@ pair_step(llmc_calls *c, bool last)
 		const char *key = h + k, *p = find_mark(key, c->hold.len - k, mid, &len), *json = find_mark(key, c->hold.len - k, core(r->pair[3]), &len_json);
 		bool text = r->pair[3] && !(json && (!p || json < p));
 		/* a line end around a value is the format's; where values are exact, only if its marks have one */
-		bool exact = r->pair[3] || json_object_get(tool_named(c, strbuf_str(&c->word)), "format");
+		bool exact = r->pair[3] || call_format(tool_named(c, strbuf_str(&c->word)));
 		bool before = !exact || (r->pair[1] && *r->pair[1] && r->pair[1][strlen(r->pair[1]) - 1] == '\n'), behind = !exact || (r->pair[2] && *r->pair[2] == '\n');
 		if (json && !text) {
 			p = json;
@@ -666,7 +666,7 @@ llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt, co
 		llmc_calls_close(c);
 		return status;
 	}
-	c->tools = tools_json ? json_loads(tools_json, 0, NULL) : NULL;
+	c->tools = tools_json ? json_loads(tools_json, JSON_ALLOW_NUL, NULL) : NULL;
 	if (!json_array_size(c->tools)) {
 		json_decref(c->tools);
 		c->tools = NULL;

@@ -50,6 +50,7 @@ struct llmc_calls {
 };
 
 llmc_status call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err); /* calls_rows.c; may jump to the arena's oom */
+const json_t *call_format(const json_t *tool); /* of a tool whose one parameter is a text: the grammar of that; NULL: it has none */
 void call_row_own(const char *response_template, Arena *a, CallRow *row); /* calls_own.c: what it says takes the place of the row's; the same jump */
 
 static inline bool

@@ -197,14 +197,17 @@ json_text(Strbuf *b, const json_t *v)
 	free(text);
 }
 
-/* A grammar that the one text of a tool is held to: {"type": "grammar", "syntax": "regex" | "lark", "definition"} beside its function; NULL: it has none */
-static const json_t *
-format_of(const json_t *tool)
+/* {"type": "grammar", "syntax": "regex" | "lark", "definition"} beside the function */
+const json_t *
+call_format(const json_t *tool)
 {
 	const json_t *format = json_object_get(tool, "format");
-	const char *type = json_string_value(json_object_get(format, "type"));
+	json_t *properties = json_object_get(json_object_get(json_object_get(tool, "function"), "parameters"), "properties");
+	const char *type = json_string_value(json_object_get(format, "type")), *syntax = json_string_value(json_object_get(format, "syntax"));
 
-	return type && !strcmp(type, "grammar") && json_is_string(json_object_get(format, "definition")) && json_is_string(json_object_get(format, "syntax")) ? format : NULL;
+	if (!type || strcmp(type, "grammar") != 0 || !syntax || (strcmp(syntax, "lark") != 0 && strcmp(syntax, "regex") != 0) || !json_is_string(json_object_get(format, "definition")))
+		return NULL;
+	return json_object_size(properties) == 1 && takes_text(json_object_iter_value(json_object_iter(properties))) ? format : NULL;
 }
 
 /* A text of that grammar; json: as the inside of a JSON string */
@@ -461,12 +464,10 @@ put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, b
 	const CallRow *r = &c->row;
 	const json_t *f = json_object_get(tool, "function"), *parameters = json_object_get(f, "parameters");
 	const char *name = json_string_value(json_object_get(f, "name"));
-	const json_t *format = format_of(tool);
+	const json_t *format = call_format(tool);
 	const char *key = json_object_iter_key(json_object_iter(json_object_get(parameters, "properties")));
 	Strbuf head = { 0 };
 
-	if (!key)
-		format = NULL;
 	strbuf_puts(b, "{\"seq\":[");
 	if (r->body == BODY_LITERALS && format) {
 		put_text(b, open, name, r->name_end, NULL);

@@ -427,6 +427,30 @@ def test_a_grammar_that_cannot_be_kept_is_an_error(roomy, format, words):
         assert roomy.post("/v1/responses", {"input": "x", "max_output_tokens": 4, "tools": [{"type": "custom", "name": "a", "format": format}]}).status == 200
 
 
+def test_what_is_no_grammar_beside_a_function_is_none(roomy):
+    """A chat's tools may have a `format` of anybody's: one that is not of this form is passed over, and so is one where there are other parameters than a text."""
+    text, number = {"type": "string"}, {"type": "integer"}
+    for properties in ({"a": text}, {"a": text, "b": text}, {"a": number}):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties, "required": list(properties)}}}
+        for format in (5, "x", [], {"definition": 5, "syntax": "lark"}, {"type": "grammar", "definition": 5, "syntax": "lark"}, {"type": "grammar", "definition": "a", "syntax": "gbnf"},
+                       {"type": "text", "definition": "start: (", "syntax": "lark"}, {"type": "grammar", "definition": 'start: "x"', "syntax": "lark"}):
+            r = roomy.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 60, "tools": [{**tool, "format": format}], "tool_choice": "required"})
+            assert r.status == 200, (format, r.json())
+            for call in r.json()["choices"][0]["message"].get("tool_calls", []):
+                held = isinstance(format, dict) and format.get("definition") == 'start: "x"' and properties == {"a": text}
+                said = call["function"]["arguments"]
+                assert not held or '{"a": "x"}'.startswith(said) or said == "{}", said
+
+
+def test_custom_tools_with_a_nul_and_without_a_text(roomy):
+    tool = {"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "lark", "definition": 'start: /a\0/ | "b"'}}
+    ask = {"input": "x", "max_output_tokens": 4, "tool_choice": "required"}
+    assert roomy.post("/v1/responses", {**ask, "tools": [tool]}).status == 200
+    assert roomy.post("/v1/responses", {**ask, "tools": [{"type": "function", "name": "a", "description": "a\0b", "parameters": {"type": "object"}}]}).status == 200
+    r = roomy.post("/v1/responses", {**ask, "tools": [{**tool, "description": 5}]})
+    assert r.status == 400 and "tools[0].description" in r.json()["error"]["message"], r.json()
+
+
 @pytest.fixture(scope="module")
 def roomy(serve, tmp_path_factory):
     """A tiny model with a context that holds the descriptions of tools."""
