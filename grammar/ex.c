@@ -8,7 +8,7 @@
 void
 build_fail(Build *b, const char *fmt, ...)
 {
-	char text[1024];
+	char text[sizeof b->err->text];
 	va_list ap;
 
 	va_start(ap, fmt);

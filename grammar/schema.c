@@ -6,9 +6,10 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "grammar/schema.h"
 
-enum { MAX_VALUES = 400000, MAX_COUNT = 1000000 };
+enum { MAX_VALUES = 400000, MAX_COUNT = 1000000, PATH_END = 8, MAX_KEY = 80 };
 
 const char *
 schema_path(Schema *s, const Path *p)
@@ -20,8 +21,15 @@ schema_path(Schema *s, const Path *p)
 	for (; p && n < MAX_SCHEMA_NEST + 2; p = p->up)
 		up[n++] = p;
 	strbuf_putc(out, '#');
-	while (n--)
-		strbuf_printf(out, "/%.80s", up[n]->key);
+	for (int i = n - 1; i >= 0; i--) {
+		if (n > 2 * PATH_END && i == n - 1 - PATH_END) { /* of a long one the middle is left out */
+			strbuf_puts(out, "/...");
+			i = PATH_END - 1;
+		}
+		size_t len = strlen(up[i]->key);
+		strbuf_putc(out, '/');
+		strbuf_add(out, up[i]->key, utf8_whole(up[i]->key, len < MAX_KEY ? len : MAX_KEY));
+	}
 	if (out->failed)
 		arena_out(s->b->a);
 	return strbuf_str(out);

@@ -253,12 +253,16 @@ hostile_texts_are_bounded(void **state)
 			accepts(g, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa");
 		grammar_close(g);
 	}
-	for (int i = 0; i < 3000; i++)
-		strbuf_puts(&deep, "{\"items\":");
-	strbuf_puts(&deep, "true");
-	for (int i = 0; i < 3000; i++)
-		strbuf_putc(&deep, '}');
-	assert_null(grammar(LLMC_GRAMMAR_JSON_SCHEMA, strbuf_str(&deep), (llmc_grammar_options){ 0 }, &err));
+	for (int n = 300; n <= 3000; n *= 10) {
+		strbuf_clear(&deep);
+		for (int i = 0; i < n; i++)
+			strbuf_puts(&deep, "{\"items\":");
+		strbuf_puts(&deep, "true");
+		for (int i = 0; i < n; i++)
+			strbuf_putc(&deep, '}');
+		assert_null(grammar(LLMC_GRAMMAR_JSON_SCHEMA, strbuf_str(&deep), (llmc_grammar_options){ 0 }, &err));
+		assert_true(strstr(err.text, n > 300 ? "depth" : "/items/.../items/items/items/items/items/items/items/items: nested") && strlen(err.text) < 300);
+	}
 	strbuf_release(&deep);
 	/* nesting of a text ends before the stack does: what may not follow is not allowed, rather than a dead end */
 	Grammar *g = grammar(LLMC_GRAMMAR_JSON_SCHEMA, "true", (llmc_grammar_options){ 0 }, &err);
