@@ -15,6 +15,7 @@ typedef struct Lark {
 	const char *s;
 	size_t      n, at;
 	RegexFlags  flags;
+	Strbuf     *run;              /* characters of a text that have one spelling: as words they share trees of prefixes */
 	Name       *name;
 	size_t      n_name, cap_name;
 	int32_t     bucket[N_BUCKET]; /* + 1 */
@@ -211,6 +212,16 @@ quoted(Lark *g, size_t *n)
 	return r;
 }
 
+static void
+add_run(Lark *g, ExList *parts)
+{
+	if (g->run->failed)
+		arena_out(g->b->a);
+	if (g->run->len)
+		ex_push(g->b, parts, ex_bytes(g->b, strbuf_str(g->run), g->run->len));
+	strbuf_clear(g->run);
+}
+
 static Ex *
 text(Lark *g)
 {
@@ -218,6 +229,7 @@ text(Lark *g)
 	Range *r = quoted(g, &n), *last;
 	ExList parts = { 0 };
 	RegexFlags flags = g->flags;
+	char bytes[4];
 
 	if (is_next(g, "..")) {
 		from = g->at;
@@ -233,8 +245,17 @@ text(Lark *g)
 		g->at++;
 		flags.fold = true;
 	}
-	for (size_t i = 0; i < n; i++)
+	for (size_t i = 0; i < n; i++) {
+		uint32_t c = r[i].lo;
+		bool letter = (c | 32) >= 'a' && (c | 32) <= 'z', escaped = c < 0x20 || c == '"' || c == '\\' || c == 0x7F;
+		if (!(flags.fold && letter) && !(flags.json && escaped)) {
+			strbuf_add(g->run, bytes, utf8_put(bytes, c));
+			continue;
+		}
+		add_run(g, &parts);
 		ex_push(g->b, &parts, regex_chars(g->b, &r[i], 1, flags));
+	}
+	add_run(g, &parts);
 	return ex_list(g->b, EX_SEQ, &parts);
 }
 
@@ -552,7 +573,7 @@ lark_read(Build *b, const char *s, size_t n, RegexFlags flags)
 	Lark *g = NEW(b->a, Lark, 1);
 	int32_t start = -1;
 
-	*g = (Lark){ .b = b, .s = s, .n = n, .flags = flags, .line = 1 };
+	*g = (Lark){ .b = b, .s = s, .n = n, .flags = flags, .run = arena_strbuf(b->a), .line = 1 };
 	for (blanks(g, true); g->at < g->n; blanks(g, true)) {
 		if (peek(g) == '%')
 			statement(g);

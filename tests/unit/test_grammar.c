@@ -117,6 +117,8 @@ what_each_kind_allows(void **state)
 		{ LLMC_GRAMMAR_GBNF, "root ::= item (\",\" item)*\n# a comment\nitem ::= \"a\" | [0-9]{2,3} |\n  \"(\" root \")\"", { "a", "a,12,(a,(123))" }, { "1", "a,", "(a", "1234" } },
 		{ LLMC_GRAMMAR_GBNF, "root ::= \"a\" root | \"b\"", { "b", "aaaaaaaaaaaaaaaaaaab" }, { "a", "ba" } },
 		{ LLMC_GRAMMAR_LARK, "// two\n?start: item (\",\" item)* -> list\n  | \"-\"  # or none\n\n!item: \"a\" | NUMBER~2..3\n  | \"(\" start \")\"\nNUMBER: /[0-9]/\n", { "a", "a,12,(a,(123))", "-", "(-)" }, { "1", "a,", "(a", "1234", "--" } },
+		{ LLMC_GRAMMAR_LARK, "start: \"ab1\\t\xc3\xa9z\"i | \"abc\" | \"ab\" | \"\" \"x\"", { "Ab1\t\xc3\xa9Z", "abc", "ab", "x" }, { "aBc", "a", "", "ab1\t\xc3\x89z" } },
+		{ LLMC_GRAMMAR_PARTS, "{\"grammar\":\"start: \\\"aB\\\\t\\\\\\\"\\u00e9\\\"i\",\"kind\":\"lark\",\"json\":true}", { "Ab\\t\\\"\xc3\xa9" }, { "ab\t\\\"\xc3\xa9", "ab\\t\"\xc3\xa9" } },
 		{ LLMC_GRAMMAR_LARK, "?!start: a\n!?a: \"b\"", { "b" }, { "", "a" } },
 		{ LLMC_GRAMMAR_LARK, "start: expr\nexpr: expr \"+\" term | expr \"-\" term | term\nterm: term \"*\" INT -> mul\n | INT\n%import common.INT", { "1", "1+22*3-4" }, { "", "1+", "*1", "1**2" } },
 		{ LLMC_GRAMMAR_LARK, "start: [SIGN] \"x\"i \"y\"..\"z\" /[^a]b/i _END?\nSIGN: \"+\" | \"-\"\n_END: \"\\x21\" /./s", { "xybb", "+XzcB", "-xyxB!\n" }, { "xyab", "xyAb", "xxbb", "+-xybb", "xybb!" } },
