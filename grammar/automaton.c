@@ -350,11 +350,16 @@ typedef struct Left { Make *m; uint8_t *mark; int depth; } Left; /* mark of a ru
 
 static void left_of(Left *l, const Ex *x);
 
+static const char *
+name_of(const Build *b, int32_t rule)
+{
+	return (size_t)rule < b->cap_name ? b->name[rule] : NULL;
+}
+
 static void
 left_rule(Left *l, int32_t rule)
 {
-	const Build *b = l->m->b;
-	const char *name = (size_t)rule < b->cap_name ? b->name[rule] : NULL;
+	const char *name = name_of(l->m->b, rule);
 
 	if (l->mark[rule] == 1)
 		build_fail(l->m->b, "%s: it begins with itself, and left recursion cannot be matched", name ? name : "a rule of the grammar");
@@ -607,8 +612,10 @@ automaton_make(Build *b, Ex *root, Automaton *out, llmc_error *err)
 	for (size_t i = 0; i < m.n_todo; i++) {
 		end = state(&m);
 		m.flags[end] |= STATE_END;
+		b->place = name_of(b, m.todo[i]);
 		make(&m, b->rule[m.todo[i]], m.rule_start[m.todo[i]], end);
 	}
+	b->place = NULL;
 	int32_t *to = NEW(b->a, int32_t, m.n_state), *place = NEW(b->a, int32_t, m.n_state), *order = NEW(b->a, int32_t, m.n_state);
 	prune(&m);
 	skip_empty(&m, to);

@@ -101,7 +101,6 @@ name_of(Gbnf *g, size_t n)
 		wrong(g, arena_printf(g->b->a, "there are more than %d rules", MAX_NAMES));
 	g->name = arena_grow(g->b->a, g->name, &g->cap_name, g->n_name + 1, sizeof *g->name);
 	g->name[g->n_name] = (Name){ g->s + g->at, n, rule_new(g->b), *bucket - 1 };
-	ex_rule_name(g->b, g->name[g->n_name].rule, arena_printf(g->b->a, "grammar, line %d: '%.*s'", line_of(g, g->at), (int)(n < 100 ? n : 100), g->s + g->at));
 	*bucket = (int32_t)g->n_name + 1;
 	return &g->name[g->n_name++];
 }
@@ -323,6 +322,7 @@ gbnf_read(Build *b, const char *s, size_t n)
 		int32_t rule = name_of(read, len)->rule;
 		if (b->rule[rule])
 			wrong(read, "this rule is there already");
+		ex_rule_name(b, rule, arena_printf(b->a, "grammar, line %d: '%.*s'", line_of(read, read->at), (int)(len < 100 ? len : 100), read->s + read->at));
 		if (len == 4 && memcmp(read->s + read->at, "root", 4) == 0)
 			root = rule;
 		read->at += len;

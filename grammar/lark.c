@@ -141,7 +141,6 @@ name_of(Lark *g, const char *s, size_t n)
 		wrong(g, (size_t)(s - g->s), "there are more than %d names", MAX_NAMES);
 	g->name = arena_grow(g->b->a, g->name, &g->cap_name, g->n_name + 1, sizeof *g->name);
 	g->name[g->n_name] = (Name){ s, n, (size_t)(s - g->s), rule_new(g->b), *bucket - 1 };
-	ex_rule_name(g->b, g->name[g->n_name].rule, arena_printf(g->b->a, "lark, line %d: '%.*s'", line_of(g, (size_t)(s - g->s)), (int)(n < 100 ? n : 100), s));
 	*bucket = (int32_t)g->n_name + 1;
 	return &g->name[g->n_name++];
 }
@@ -487,6 +486,7 @@ definition(Lark *g)
 	if (!n)
 		wrong(g, from, "expected a rule, name: ..., or a statement");
 	int32_t rule = name_of(g, g->s + at, n)->rule;
+	ex_rule_name(g->b, rule, arena_printf(g->b->a, "lark, line %d: '%.*s'", line_of(g, at), (int)(n < 100 ? n : 100), g->s + at));
 	bool terminal = is_terminal(g->s + at, n);
 	ExList list = { 0 };
 	g->at += n;

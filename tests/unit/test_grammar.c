@@ -174,7 +174,7 @@ mistakes_name_their_place(void **state)
 		{ LLMC_GRAMMAR_REGEX, "\\1", "back-references" },
 		{ LLMC_GRAMMAR_REGEX, "(" TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E, "\xc3\xa9... at byte 201" }, /* no half of a character */
 		{ LLMC_GRAMMAR_GBNF, "x ::= \"b\"\nroot ::= root \"a\"", "line 2: 'root': it begins with itself, and left recursion" },
-		{ LLMC_GRAMMAR_LARK, "start: a\na: b \"x\"\nb: a | \"y\"", "lark, line 1: 'a': it begins with itself" },
+		{ LLMC_GRAMMAR_LARK, "start: a\na: b \"x\"\nb: a | \"y\"", "lark, line 2: 'a': it begins with itself" },
 		{ LLMC_GRAMMAR_LARK, "start: X\n%ignore \" \"\nX: \"x\"", "lark, line 2, at '%ignore \" \"': %ignore is not supported" },
 		{ LLMC_GRAMMAR_LARK, "start: pair{\"a\", \"b\"}", "line 1, at 'pair{\"a\", \"b\"}': templates" },
 		{ LLMC_GRAMMAR_LARK, "start: x\nx{a}: a", "line 2, at 'x{a}: a': templates" },
@@ -192,6 +192,8 @@ mistakes_name_their_place(void **state)
 		{ LLMC_GRAMMAR_LARK, "start: \"a", "line 1, at '\"a': a text has no end" },
 		{ LLMC_GRAMMAR_LARK, "start: (\"a\"", "a group has no ')'" },
 		{ LLMC_GRAMMAR_LARK, "start: \"a\" )", "line 1, at ')': not understood" },
+		{ LLMC_GRAMMAR_LARK, "start: x\nx: (\"a\"?)~100", "lark, line 2: 'x': what may be empty cannot be repeated" },
+		{ LLMC_GRAMMAR_GBNF, "root ::= \"x\" y\ny ::= (\"a\"?){100}", "grammar, line 2: 'y': what may be empty cannot be repeated" },
 		{ LLMC_GRAMMAR_LARK, "start: \"a\"~3..2", "expected ~n or ~n..m" },
 		{ LLMC_GRAMMAR_LARK, "%import python.NAME\nstart: NAME", "common alone" },
 		{ LLMC_GRAMMAR_LARK, "%import common.NAME\nstart: NAME", "no 'NAME' to import" },
