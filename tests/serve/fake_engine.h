@@ -1,5 +1,6 @@
 /* An engine that is none, for tests of what lies around it: each choice repeats its prompt, a token a step. It has no
- * thread: the caller of next() makes the steps. `hold` keeps everything waiting while it is set; `fail_at` makes the n-th step fail. From when `gone` is set its device is lost. */
+ * thread: the caller of next() makes the steps. `hold` keeps everything waiting while it is set; `fail_at` makes the n-th step fail. From when `gone` is set its device is lost, and so are
+ * the requests that it has. */
 #ifndef LLMC_TESTS_FAKE_ENGINE_H
 #define LLMC_TESTS_FAKE_ENGINE_H
 
@@ -125,7 +126,7 @@ fake_step(Fake *f)
 		FakeLive *l = f->live[k];
 		if (!l)
 			continue;
-		bool fail = f->fail_at && f->steps >= f->fail_at, over = l->cancelled || fail;
+		bool fail = f->gone || (f->fail_at && f->steps >= f->fail_at), over = l->cancelled || fail;
 		for (int i = 0; l->want_prompt && !l->prompt_told && i < l->n_tok; i++)
 			fake_event(f, l, LLMC_EVENT_PROMPT, 0, l->tok[i])->ev.logprob = i ? -1.25f : NAN;
 		l->prompt_told = true;
@@ -145,9 +146,9 @@ fake_step(Fake *f)
 		}
 		if (fail) {
 			FakeEvent *e = fake_event(f, l, LLMC_EVENT_ERROR, 0, -1);
-			e->ev.status = LLMC_E_CHECK;
+			e->ev.status = f->gone ? LLMC_E_DEVICE : LLMC_E_CHECK;
 			e->ev.last = true;
-			snprintf(e->text, sizeof e->text, "the model gave NaN");
+			snprintf(e->text, sizeof e->text, f->gone ? "rank 1 of 2 is lost" : "the model gave NaN");
 		}
 		if (over || l->made == l->max_tokens) {
 			for (int i = 0; i < l->n; i++)
@@ -167,11 +168,15 @@ fake_next(void *self, int timeout_ms, llmc_event *ev, llmc_error *err)
 {
 	Fake *f = self;
 
-	if (f->gone)
-		return error_set(err, LLMC_E_DEVICE, "rank 1 of 2 is lost");
 	pthread_mutex_lock(&f->lock);
 	free(f->held);
 	f->held = NULL;
+	if (f->gone && !f->first && f->n_live)
+		fake_step(f);
+	if (f->gone && !f->first) {
+		pthread_mutex_unlock(&f->lock);
+		return error_set(err, LLMC_E_DEVICE, "rank 1 of 2 is lost");
+	}
 	bool stuck = f->hold;
 	for (int k = 0; k < FAKE_LIVE && f->hold; k++)
 		stuck &= !(f->live[k] && f->live[k]->cancelled);
