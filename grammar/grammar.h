@@ -4,7 +4,7 @@
  *   Grammar   a schema, an expression, a grammar, compiled to an automaton over bytes whose sets of states are made as texts reach them
  *   Matcher   a place in one text; several share a grammar, its sets and its masks
  *
- *   front ends   schema.c (refer.c, scalar.c, members.c, merge.c, apart.c, number.c, format.c), regex.c, gbnf.c, lark.c, parts.c, open.c (choices): text -> expressions (ex.c)
+ *   front ends   schema.c (refer.c, scalar.c, members.c, merge.c, apart.c, number.c, format.c), regex.c, gbnf.c and lark.c (rules.c), parts.c, open.c (choices): text -> expressions (ex.c)
  *   automaton.c  expressions -> states and edges
  *   sets.c       sets of (state, stack), made lazily; stacks are hash-consed, repetitions are counters on them, never copies
  *   mask.c       a set beside the tries -> a mask;  match.c  what callers see

@@ -5,23 +5,13 @@
 #include <string.h>
 
 #include "base/utf8.h"
-#include "grammar/inside.h"
+#include "grammar/rules.h"
 
-enum { MAX_NEST = 200, MAX_COUNT = 1000000, MAX_NAMES = 1 << 15, N_BUCKET = 4096, MAX_SHOWN = 24 };
-
-typedef struct Name { const char *s; size_t n, at; int32_t rule, next; } Name; /* at: where it came first; next: of its bucket */
 typedef struct Lark {
-	Build      *b;
-	const char *s;
-	size_t      n, at;
-	RegexFlags  flags;
-	Strbuf     *run;              /* characters of a text that have one spelling: as words they share trees of prefixes */
-	Name       *name;
-	size_t      n_name, cap_name;
-	int32_t     bucket[N_BUCKET]; /* + 1 */
-	size_t      counted;          /* bytes whose lines are counted in line */
-	int         line, depth;
-	bool        in_terminal;
+	Rules      r;
+	RegexFlags flags;
+	Strbuf    *run;       /* characters of a text that have one spelling: as words they share trees of prefixes */
+	bool       in_terminal;
 } Lark;
 
 /* What %import common.NAME brings */
@@ -36,64 +26,22 @@ static const struct { const char *name, *regex; } common[] = {
 	{ "SH_COMMENT", "#[^\\n]*" }, { "CPP_COMMENT", "//[^\\n]*" }, { "C_COMMENT", "/\\*([^*]|\\*+[^*/])*\\*+/" }, { "SQL_COMMENT", "--[^\\n]*" },
 };
 
-/* Places are asked for in their order, but for those of mistakes. */
-static int
-line_of(Lark *g, size_t at)
-{
-	if (at < g->counted) {
-		g->counted = 0;
-		g->line = 1;
-	}
-	for (; g->counted < at; g->counted++)
-		g->line += g->s[g->counted] == '\n';
-	return g->line;
-}
-
-static void __attribute__((noreturn, format(printf, 3, 4)))
-wrong(Lark *g, size_t at, const char *fmt, ...)
-{
-	size_t left = g->n - at, show = 0;
-	va_list ap;
-
-	va_start(ap, fmt);
-	const char *why = arena_vprintf(g->b->a, fmt, ap);
-	va_end(ap);
-	while (show < left && show < MAX_SHOWN && g->s[at + show] != '\n')
-		show++;
-	build_fail(g->b, "lark, line %d, at '%.*s': %s", line_of(g, at), (int)utf8_whole(g->s + at, show), g->s + at, why);
-}
-
-static char
-peek(const Lark *g)
-{
-	return g->at < g->n ? g->s[g->at] : 0;
-}
-
-static bool
-take(Lark *g, char c)
-{
-	bool yes = g->at < g->n && g->s[g->at] == c;
-
-	g->at += yes;
-	return yes;
-}
-
 static bool
 is_next(const Lark *g, const char *s)
 {
 	size_t n = strlen(s);
 
-	return n <= g->n - g->at && memcmp(g->s + g->at, s, n) == 0;
+	return n <= g->r.n - g->r.at && memcmp(g->r.s + g->r.at, s, n) == 0;
 }
 
 static void
 blanks(Lark *g, bool lines)
 {
-	for (; g->at < g->n; g->at++) {
-		char c = g->s[g->at];
+	for (; g->r.at < g->r.n; g->r.at++) {
+		char c = g->r.s[g->r.at];
 		if (c == '#' || is_next(g, "//"))
-			while (g->at + 1 < g->n && g->s[g->at + 1] != '\n')
-				g->at++;
+			while (g->r.at + 1 < g->r.n && g->r.s[g->r.at + 1] != '\n')
+				g->r.at++;
 		else if (c != ' ' && c != '\t' && c != '\r' && c != '\f' && !(lines && c == '\n'))
 			return;
 	}
@@ -110,9 +58,9 @@ word(const Lark *g)
 {
 	size_t n = 0;
 
-	while (g->at + n < g->n && is_word(g->s[g->at + n]))
+	while (g->r.at + n < g->r.n && is_word(g->r.s[g->r.at + n]))
 		n++;
-	return n && (g->s[g->at] < '0' || g->s[g->at] > '9') ? n : 0;
+	return n && (g->r.s[g->r.at] < '0' || g->r.s[g->r.at] > '9') ? n : 0;
 }
 
 /* Names of terminals are in capitals */
@@ -126,68 +74,33 @@ is_terminal(const char *s, size_t n)
 	return i < n && s[i] >= 'A' && s[i] <= 'Z';
 }
 
-static Name *
-name_of(Lark *g, const char *s, size_t n)
-{
-	uint32_t key = 0;
-
-	for (size_t i = 0; i < n; i++)
-		key = key * 31 + (uint8_t)s[i];
-	int32_t *bucket = &g->bucket[key % N_BUCKET];
-	for (int32_t i = *bucket - 1; i >= 0; i = g->name[i].next)
-		if (g->name[i].n == n && memcmp(g->name[i].s, s, n) == 0)
-			return &g->name[i];
-	if (g->n_name >= MAX_NAMES)
-		wrong(g, (size_t)(s - g->s), "there are more than %d names", MAX_NAMES);
-	g->name = arena_grow(g->b->a, g->name, &g->cap_name, g->n_name + 1, sizeof *g->name);
-	g->name[g->n_name] = (Name){ s, n, (size_t)(s - g->s), rule_new(g->b), *bucket - 1 };
-	*bucket = (int32_t)g->n_name + 1;
-	return &g->name[g->n_name++];
-}
-
 /* ---- texts and expressions ---- */
-
-static uint32_t
-hex(Lark *g, int digits)
-{
-	uint32_t v = 0;
-
-	while (digits--) {
-		char c = peek(g);
-		int d = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
-		if (d < 0)
-			wrong(g, g->at, "expected hexadecimal digits");
-		v = v << 4 | (uint32_t)d;
-		g->at++;
-	}
-	return v;
-}
 
 static uint32_t
 character(Lark *g)
 {
-	size_t len, from = g->at;
+	size_t len, from = g->r.at;
 
-	if (!take(g, '\\')) {
-		int32_t c = utf8_next(g->s + g->at, g->n - g->at, &len);
-		g->at += len;
+	if (!rules_take(&g->r, '\\')) {
+		int32_t c = utf8_next(g->r.s + g->r.at, g->r.n - g->r.at, &len);
+		g->r.at += len;
 		return (uint32_t)c;
 	}
-	char c = peek(g);
-	g->at += g->at < g->n;
+	char c = rules_peek(&g->r);
+	g->r.at += g->r.at < g->r.n;
 	switch (c) {
 	case 'n': return '\n';
 	case 'r': return '\r';
 	case 't': return '\t';
 	case 'f': return '\f';
 	case 'v': return '\v';
-	case 'x': return hex(g, 2);
-	case 'u': return hex(g, 4);
-	case 'U': return hex(g, 8);
+	case 'x': return rules_hex(&g->r, 2);
+	case 'u': return rules_hex(&g->r, 4);
+	case 'U': return rules_hex(&g->r, 8);
 	case '"': case '\\': case '\'': case '/':
 		return (uint32_t)c;
 	default:
-		wrong(g, from, "no such escape");
+		rules_wrong(&g->r, from, "no such escape");
 	}
 }
 
@@ -195,17 +108,17 @@ character(Lark *g)
 static Range *
 quoted(Lark *g, size_t *n)
 {
-	size_t from = g->at - 1, cap = 0;
-	Range *r = NEW(g->b->a, Range, 1);
+	size_t from = g->r.at - 1, cap = 0;
+	Range *r = NEW(g->r.b->a, Range, 1);
 
-	for (*n = 0; !take(g, '"'); ++*n) {
-		if (g->at >= g->n || peek(g) == '\n')
-			wrong(g, from, "a text has no end");
-		size_t at = g->at;
+	for (*n = 0; !rules_take(&g->r, '"'); ++*n) {
+		if (g->r.at >= g->r.n || rules_peek(&g->r) == '\n')
+			rules_wrong(&g->r, from, "a text has no end");
+		size_t at = g->r.at;
 		uint32_t c = character(g);
 		if (c > 0x10FFFF || (c >= 0xD800 && c < 0xE000))
-			wrong(g, at, "there is no such character");
-		r = arena_grow(g->b->a, *n ? r : NULL, &cap, *n + 1, sizeof *r);
+			rules_wrong(&g->r, at, "there is no such character");
+		r = arena_grow(g->r.b->a, *n ? r : NULL, &cap, *n + 1, sizeof *r);
 		r[*n] = (Range){ c, c };
 	}
 	return r;
@@ -215,9 +128,9 @@ static void
 add_run(Lark *g, ExList *parts)
 {
 	if (g->run->failed)
-		arena_out(g->b->a);
+		arena_out(g->r.b->a);
 	if (g->run->len)
-		ex_push(g->b, parts, ex_bytes(g->b, strbuf_str(g->run), g->run->len));
+		ex_push(g->r.b, parts, ex_bytes(g->r.b, strbuf_str(g->run), g->run->len));
 	strbuf_clear(g->run);
 }
 
@@ -231,17 +144,17 @@ text(Lark *g)
 	char bytes[4];
 
 	if (is_next(g, "..")) {
-		from = g->at;
-		g->at += 2;
-		if (!take(g, '"'))
-			wrong(g, from, "a range goes from one text to another");
+		from = g->r.at;
+		g->r.at += 2;
+		if (!rules_take(&g->r, '"'))
+			rules_wrong(&g->r, from, "a range goes from one text to another");
 		last = quoted(g, &n_last);
 		if (n != 1 || n_last != 1 || last->lo < r->lo)
-			wrong(g, from, "a range goes from one character to one behind it");
-		return regex_chars(g->b, &(Range){ r->lo, last->lo }, 1, flags);
+			rules_wrong(&g->r, from, "a range goes from one character to one behind it");
+		return regex_chars(g->r.b, &(Range){ r->lo, last->lo }, 1, flags);
 	}
-	if (peek(g) == 'i' && !(g->at + 1 < g->n && is_word(g->s[g->at + 1]))) {
-		g->at++;
+	if (rules_peek(&g->r) == 'i' && !(g->r.at + 1 < g->r.n && is_word(g->r.s[g->r.at + 1]))) {
+		g->r.at++;
 		flags.fold = true;
 	}
 	for (size_t i = 0; i < n; i++) {
@@ -252,38 +165,38 @@ text(Lark *g)
 			continue;
 		}
 		add_run(g, &parts);
-		ex_push(g->b, &parts, regex_chars(g->b, &r[i], 1, flags));
+		ex_push(g->r.b, &parts, regex_chars(g->r.b, &r[i], 1, flags));
 	}
 	add_run(g, &parts);
-	return ex_list(g->b, EX_SEQ, &parts);
+	return ex_list(g->r.b, EX_SEQ, &parts);
 }
 
 static Ex *
 expression(Lark *g)
 {
-	size_t from = g->at - 1, begin = g->at;
+	size_t from = g->r.at - 1, begin = g->r.at;
 	RegexFlags flags = g->flags;
 
-	while (peek(g) != '/') {
-		g->at += peek(g) == '\\';
-		if (g->at >= g->n || peek(g) == '\n')
-			wrong(g, from, "an expression has no end");
-		g->at++;
+	while (rules_peek(&g->r) != '/') {
+		g->r.at += rules_peek(&g->r) == '\\';
+		if (g->r.at >= g->r.n || rules_peek(&g->r) == '\n')
+			rules_wrong(&g->r, from, "an expression has no end");
+		g->r.at++;
 	}
-	size_t n = g->at++ - begin;
-	for (char c; (c = peek(g)) >= 'a' && c <= 'z'; g->at++) {
+	size_t n = g->r.at++ - begin;
+	for (char c; (c = rules_peek(&g->r)) >= 'a' && c <= 'z'; g->r.at++) {
 		if (c == 'i')
 			flags.fold = true;
 		else if (c == 's')
 			flags.dot_all = true;
 		else if (c != 'u')
-			wrong(g, from, "the flag '%c' of an expression is not supported: i, s and u are", c);
+			rules_wrong(&g->r, from, "the flag '%c' of an expression is not supported: i, s and u are", c);
 	}
 	flags.no_lazy = true;
-	const char *outer = g->b->place;
-	g->b->place = arena_printf(g->b->a, "lark, line %d", line_of(g, from));
-	Ex *x = regex_read(g->b, g->s + begin, n, flags);
-	g->b->place = outer;
+	const char *outer = g->r.b->place;
+	g->r.b->place = arena_printf(g->r.b->a, "lark, line %d", rules_line(&g->r, from));
+	Ex *x = regex_read(g->r.b, g->r.s + begin, n, flags);
+	g->r.b->place = outer;
 	return x;
 }
 
@@ -295,50 +208,50 @@ static Ex *alternatives(Lark *g, bool nested, ExList *list);
 static Ex *
 group(Lark *g, char close)
 {
-	size_t from = g->at - 1;
+	size_t from = g->r.at - 1;
 	Ex *x = alternatives(g, true, NULL);
 
 	blanks(g, true);
-	if (!take(g, close))
-		wrong(g, from, "a group has no '%c'", close);
-	return close == ']' ? ex_rep(g->b, x, 0, 1) : x;
+	if (!rules_take(&g->r, close))
+		rules_wrong(&g->r, from, "a group has no '%c'", close);
+	return close == ']' ? ex_rep(g->r.b, x, 0, 1) : x;
 }
 
 /* NULL: no item begins here */
 static Ex *
 item(Lark *g)
 {
-	size_t from = g->at, n = word(g);
+	size_t from = g->r.at, n = word(g);
 
 	if (n) {
-		Name *name = name_of(g, g->s + g->at, n);
+		RuleName *name = rules_name(&g->r, g->r.s + g->r.at, n);
 		int32_t rule = name->rule;
-		g->at += n;
-		if (peek(g) == '{' && g->at + 1 < g->n && !strchr("0123456789,", g->s[g->at + 1]))
-			wrong(g, from, "templates are not supported");
-		if (g->in_terminal && !is_terminal(g->s + from, n))
-			wrong(g, from, "a terminal holds texts, expressions and terminals, no rules");
-		return ex_rule(g->b, rule);
+		g->r.at += n;
+		if (rules_peek(&g->r) == '{' && g->r.at + 1 < g->r.n && !strchr("0123456789,", g->r.s[g->r.at + 1]))
+			rules_wrong(&g->r, from, "templates are not supported");
+		if (g->in_terminal && !is_terminal(g->r.s + from, n))
+			rules_wrong(&g->r, from, "a terminal holds texts, expressions and terminals, no rules");
+		return ex_rule(g->r.b, rule);
 	}
-	switch (peek(g)) {
+	switch (rules_peek(&g->r)) {
 	case '"':
-		g->at++;
+		g->r.at++;
 		return text(g);
 	case '/':
-		g->at++;
+		g->r.at++;
 		return expression(g);
 	case '(':
-		g->at++;
+		g->r.at++;
 		return group(g, ')');
 	case '[':
-		g->at++;
+		g->r.at++;
 		return group(g, ']');
 	case '<':
-		wrong(g, from, "tokens by name are not supported");
+		rules_wrong(&g->r, from, "tokens by name are not supported");
 	case '@':
-		wrong(g, from, "other grammars are not supported");
+		rules_wrong(&g->r, from, "other grammars are not supported");
 	case '%':
-		wrong(g, from, "grammars of other kinds within a rule are not supported");
+		rules_wrong(&g->r, from, "grammars of other kinds within a rule are not supported");
 	default:
 		return NULL;
 	}
@@ -347,37 +260,37 @@ item(Lark *g)
 static int32_t
 number(Lark *g)
 {
-	size_t from = g->at;
+	size_t from = g->r.at;
 	int32_t v = 0;
 
-	for (; peek(g) >= '0' && peek(g) <= '9'; g->at++) {
-		v = v * 10 + (peek(g) - '0');
+	for (; rules_peek(&g->r) >= '0' && rules_peek(&g->r) <= '9'; g->r.at++) {
+		v = v * 10 + (rules_peek(&g->r) - '0');
 		if (v > MAX_COUNT)
-			wrong(g, from, "a repetition may be up to %d times", MAX_COUNT);
+			rules_wrong(&g->r, from, "a repetition may be up to %d times", MAX_COUNT);
 	}
-	return g->at > from ? v : -1;
+	return g->r.at > from ? v : -1;
 }
 
 static Ex *
 repeated(Lark *g, Ex *x, bool nested)
 {
 	for (;;) {
-		size_t from = g->at;
+		size_t from = g->r.at;
 		blanks(g, nested);
-		if (take(g, '*')) {
-			x = ex_rep(g->b, x, 0, -1);
-		} else if (take(g, '+')) {
-			x = ex_rep(g->b, x, 1, -1);
-		} else if (take(g, '?')) {
-			x = ex_rep(g->b, x, 0, 1);
-		} else if (peek(g) == '~' || peek(g) == '{') { /* {m,n} as llguidance has it */
-			size_t at = g->at;
-			bool brace = g->s[g->at++] == '{';
+		if (rules_take(&g->r, '*')) {
+			x = ex_rep(g->r.b, x, 0, -1);
+		} else if (rules_take(&g->r, '+')) {
+			x = ex_rep(g->r.b, x, 1, -1);
+		} else if (rules_take(&g->r, '?')) {
+			x = ex_rep(g->r.b, x, 0, 1);
+		} else if (rules_peek(&g->r) == '~' || rules_peek(&g->r) == '{') { /* {m,n} as llguidance has it */
+			size_t at = g->r.at;
+			bool brace = g->r.s[g->r.at++] == '{';
 			blanks(g, false);
 			int32_t min = number(g), max = min;
 			blanks(g, false);
-			if (brace ? take(g, ',') : is_next(g, "..")) {
-				g->at += brace ? 0 : 2;
+			if (brace ? rules_take(&g->r, ',') : is_next(g, "..")) {
+				g->r.at += brace ? 0 : 2;
 				blanks(g, false);
 				max = number(g);
 				min = brace && min < 0 ? 0 : min;
@@ -385,11 +298,11 @@ repeated(Lark *g, Ex *x, bool nested)
 					min = -1;
 			}
 			blanks(g, false);
-			if (min < 0 || (max >= 0 && max < min) || (brace && !take(g, '}')))
-				wrong(g, at, brace ? "expected {m}, {m,} or {m,n}" : "expected ~n or ~n..m");
-			x = ex_rep(g->b, x, min, max);
+			if (min < 0 || (max >= 0 && max < min) || (brace && !rules_take(&g->r, '}')))
+				rules_wrong(&g->r, at, brace ? "expected {m}, {m,} or {m,n}" : "expected ~n or ~n..m");
+			x = ex_rep(g->r.b, x, min, max);
 		} else {
-			g->at = from;
+			g->r.at = from;
 			return x;
 		}
 	}
@@ -402,18 +315,18 @@ sequence(Lark *g, bool nested)
 	Ex *x;
 
 	for (blanks(g, nested); (x = item(g)); blanks(g, nested))
-		ex_push(g->b, &parts, repeated(g, x, nested));
+		ex_push(g->r.b, &parts, repeated(g, x, nested));
 	if (is_next(g, "->")) { /* what a tree calls it */
-		size_t from = g->at;
-		g->at += 2;
+		size_t from = g->r.at;
+		g->r.at += 2;
 		blanks(g, false);
 		size_t n = word(g);
 		if (!n)
-			wrong(g, from, "an alias has no name");
-		g->at += n;
+			rules_wrong(&g->r, from, "an alias has no name");
+		g->r.at += n;
 		blanks(g, nested);
 	}
-	return ex_list(g->b, EX_SEQ, &parts);
+	return ex_list(g->r.b, EX_SEQ, &parts);
 }
 
 /* list: those of a rule, one by one, in place of what is returned. */
@@ -422,19 +335,19 @@ alternatives(Lark *g, bool nested, ExList *list)
 {
 	ExList own = { 0 }, *parts = list ? list : &own;
 
-	if (++g->depth > MAX_NEST)
-		wrong(g, g->at, "groups are nested more than %d deep", MAX_NEST);
+	if (++g->r.depth > MAX_NEST)
+		rules_wrong(&g->r, g->r.at, "groups are nested more than %d deep", MAX_NEST);
 	for (;;) {
-		ex_push(g->b, parts, sequence(g, nested));
-		size_t at = g->at;
+		ex_push(g->r.b, parts, sequence(g, nested));
+		size_t at = g->r.at;
 		blanks(g, true); /* a line may begin with the next one */
-		if (!take(g, '|')) {
-			g->at = nested ? g->at : at;
+		if (!rules_take(&g->r, '|')) {
+			g->r.at = nested ? g->r.at : at;
 			break;
 		}
 	}
-	g->depth--;
-	return list ? NULL : ex_list(g->b, EX_ALT, parts);
+	g->r.depth--;
+	return list ? NULL : ex_list(g->r.b, EX_ALT, parts);
 }
 
 static bool
@@ -469,39 +382,39 @@ without_left_recursion(Build *b, int32_t rule, const ExList *l)
 static void
 set_body(Lark *g, size_t at, int32_t rule, Ex *body)
 {
-	if (g->b->rule[rule])
-		wrong(g, at, "this name has been defined already");
-	g->b->rule[rule] = body;
+	if (g->r.b->rule[rule])
+		rules_wrong(&g->r, at, "this name has been defined already");
+	g->r.b->rule[rule] = body;
 }
 
 static void
 definition(Lark *g)
 {
-	size_t from = g->at;
+	size_t from = g->r.at;
 
-	take(g, '!'); /* marks of how a tree is made, in either order */
-	take(g, '?');
-	take(g, '!');
-	size_t at = g->at, n = word(g);
+	rules_take(&g->r, '!'); /* marks of how a tree is made, in either order */
+	rules_take(&g->r, '?');
+	rules_take(&g->r, '!');
+	size_t at = g->r.at, n = word(g);
 	if (!n)
-		wrong(g, from, "expected a rule, name: ..., or a statement");
-	int32_t rule = name_of(g, g->s + at, n)->rule;
-	ex_rule_name(g->b, rule, arena_printf(g->b->a, "lark, line %d: '%.*s'", line_of(g, at), (int)(n < 100 ? n : 100), g->s + at));
-	bool terminal = is_terminal(g->s + at, n);
+		rules_wrong(&g->r, from, "expected a rule, name: ..., or a statement");
+	int32_t rule = rules_name(&g->r, g->r.s + at, n)->rule;
+	ex_rule_name(g->r.b, rule, arena_printf(g->r.b->a, "lark, line %d: '%.*s'", rules_line(&g->r, at), (int)(n < 100 ? n : 100), g->r.s + at));
+	bool terminal = is_terminal(g->r.s + at, n);
 	ExList list = { 0 };
-	g->at += n;
-	if (peek(g) == '{')
-		wrong(g, from, "templates are not supported");
-	if (peek(g) == '[')
-		wrong(g, from, "attributes of rules are not supported");
-	if (peek(g) == '.')
-		wrong(g, from, "priorities are not supported");
+	g->r.at += n;
+	if (rules_peek(&g->r) == '{')
+		rules_wrong(&g->r, from, "templates are not supported");
+	if (rules_peek(&g->r) == '[')
+		rules_wrong(&g->r, from, "attributes of rules are not supported");
+	if (rules_peek(&g->r) == '.')
+		rules_wrong(&g->r, from, "priorities are not supported");
 	blanks(g, false);
-	if (!take(g, ':'))
-		wrong(g, from, "expected a rule, name: ..., or a statement");
+	if (!rules_take(&g->r, ':'))
+		rules_wrong(&g->r, from, "expected a rule, name: ..., or a statement");
 	g->in_terminal = terminal;
 	alternatives(g, false, &list);
-	set_body(g, at, rule, without_left_recursion(g->b, rule, &list));
+	set_body(g, at, rule, without_left_recursion(g->r.b, rule, &list));
 }
 
 static void
@@ -509,11 +422,11 @@ import_name(Lark *g, size_t statement, const char *s, size_t n, const char *as, 
 {
 	for (size_t i = 0; i < sizeof common / sizeof *common; i++)
 		if (strlen(common[i].name) == n && memcmp(common[i].name, s, n) == 0) {
-			int32_t rule = name_of(g, as, n_as)->rule;
-			set_body(g, statement, rule, regex_read(g->b, common[i].regex, strlen(common[i].regex), g->flags));
+			int32_t rule = rules_name(&g->r, as, n_as)->rule;
+			set_body(g, statement, rule, regex_read(g->r.b, common[i].regex, strlen(common[i].regex), g->flags));
 			return;
 		}
-	wrong(g, statement, "there is no '%.*s' to import from common", (int)(n < 100 ? n : 100), s);
+	rules_wrong(&g->r, statement, "there is no '%.*s' to import from common", (int)(n < 100 ? n : 100), s);
 }
 
 /* %import common.NAME, maybe -> ALIAS, or %import common (NAME, NAME) */
@@ -524,47 +437,47 @@ import(Lark *g, size_t statement)
 
 	blanks(g, false);
 	size_t n = word(g);
-	if (n != strlen(from) || memcmp(g->s + g->at, from, n) != 0)
-		wrong(g, statement, "imports are supported from common alone");
-	g->at += n;
+	if (n != strlen(from) || memcmp(g->r.s + g->r.at, from, n) != 0)
+		rules_wrong(&g->r, statement, "imports are supported from common alone");
+	g->r.at += n;
 	blanks(g, false);
-	bool list = take(g, '(');
-	if (!list && !take(g, '.'))
-		wrong(g, statement, "expected %%import common.NAME");
+	bool list = rules_take(&g->r, '(');
+	if (!list && !rules_take(&g->r, '.'))
+		rules_wrong(&g->r, statement, "expected %%import common.NAME");
 	do {
 		blanks(g, list);
-		const char *s = g->s + g->at;
+		const char *s = g->r.s + g->r.at;
 		if (!(n = word(g)))
-			wrong(g, statement, "expected the name of a terminal");
-		g->at += n;
+			rules_wrong(&g->r, statement, "expected the name of a terminal");
+		g->r.at += n;
 		const char *as = s;
 		size_t n_as = n;
 		blanks(g, list);
 		if (!list && is_next(g, "->")) {
-			g->at += 2;
+			g->r.at += 2;
 			blanks(g, false);
-			as = g->s + g->at;
+			as = g->r.s + g->r.at;
 			if (!(n_as = word(g)))
-				wrong(g, statement, "an alias has no name");
-			g->at += n_as;
+				rules_wrong(&g->r, statement, "an alias has no name");
+			g->r.at += n_as;
 		}
 		import_name(g, statement, s, n, as, n_as);
-	} while (list && take(g, ','));
-	if (list && !take(g, ')'))
-		wrong(g, statement, "the names to import have no ')'");
+	} while (list && rules_take(&g->r, ','));
+	if (list && !rules_take(&g->r, ')'))
+		rules_wrong(&g->r, statement, "the names to import have no ')'");
 }
 
 static void
 statement(Lark *g)
 {
-	size_t from = g->at++, n = word(g);
+	size_t from = g->r.at++, n = word(g);
 
-	if (n == 6 && memcmp(g->s + g->at, "import", n) == 0) {
-		g->at += n;
+	if (n == 6 && memcmp(g->r.s + g->r.at, "import", n) == 0) {
+		g->r.at += n;
 		import(g, from);
 		return;
 	}
-	wrong(g, from, "%%%.*s is not supported", (int)(n < 40 ? n : 40), g->s + g->at);
+	rules_wrong(&g->r, from, "%%%.*s is not supported", (int)(n < 40 ? n : 40), g->r.s + g->r.at);
 }
 
 Ex *
@@ -573,21 +486,21 @@ lark_read(Build *b, const char *s, size_t n, RegexFlags flags)
 	Lark *g = NEW(b->a, Lark, 1);
 	int32_t start = -1;
 
-	*g = (Lark){ .b = b, .s = s, .n = n, .flags = flags, .run = arena_strbuf(b->a), .line = 1 };
-	for (blanks(g, true); g->at < g->n; blanks(g, true)) {
-		if (peek(g) == '%')
+	*g = (Lark){ .r = { .b = b, .s = s, .n = n, .what = "lark", .names = "names", .shown = 24, .line = 1 }, .flags = flags, .run = arena_strbuf(b->a) };
+	for (blanks(g, true); g->r.at < g->r.n; blanks(g, true)) {
+		if (rules_peek(&g->r) == '%')
 			statement(g);
 		else
 			definition(g);
 		blanks(g, false);
-		if (g->at < g->n && peek(g) != '\n')
-			wrong(g, g->at, "not understood");
+		if (g->r.at < g->r.n && rules_peek(&g->r) != '\n')
+			rules_wrong(&g->r, g->r.at, "not understood");
 	}
-	for (size_t i = 0; i < g->n_name; i++) {
-		if (!b->rule[g->name[i].rule])
-			wrong(g, g->name[i].at, "this name is not defined");
-		if (g->name[i].n == 5 && memcmp(g->name[i].s, "start", 5) == 0)
-			start = g->name[i].rule;
+	for (size_t i = 0; i < g->r.n_name; i++) {
+		if (!b->rule[g->r.name[i].rule])
+			rules_wrong(&g->r, (size_t)(g->r.name[i].s - s), "this name is not defined");
+		if (g->r.name[i].n == 5 && memcmp(g->r.name[i].s, "start", 5) == 0)
+			start = g->r.name[i].rule;
 	}
 	if (start < 0)
 		build_fail(b, "lark: the grammar has no rule 'start'");

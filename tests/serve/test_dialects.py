@@ -1,11 +1,16 @@
 """Anthropic's and Ollama's dialects and OpenAI's responses, by their own clients, against the chat of the same server."""
 import datetime
 import json
+import pathlib
 import re
 import string
+import sys
 
 import pytest
 import tiny_model
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "text"))
+from grammar_cases import APPLY_PATCH  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "Say one word."}]
 
@@ -366,26 +371,6 @@ def test_custom_tools(smol, responses):
     assert r.output[0].type == "message"
 
 
-APPLY_PATCH = r"""start: begin_patch hunk+ end_patch
-begin_patch: "*** Begin Patch" LF
-end_patch: "*** End Patch" LF?
-
-hunk: add_hunk | delete_hunk | update_hunk
-add_hunk: "*** Add File: " filename LF add_line+
-delete_hunk: "*** Delete File: " filename LF
-update_hunk: "*** Update File: " filename LF change_move? change?
-
-filename: /(.+)/
-add_line: "+" /(.*)/ LF -> line
-
-change_move: "*** Move to: " filename LF
-change: (change_context | change_line)+ eof_line?
-change_context: ("@@" | "@@ " /(.+)/) LF
-change_line: ("+" | "-" | " ") /(.*)/ LF
-eof_line: "*** End of File" LF
-
-%import common.LF
-"""
 LINES = {"type": "custom", "name": "lines", "description": "Takes lines.", "format": {"type": "grammar", "syntax": "lark", "definition": 'start: (KEY "=" /"[^"]*"/ NL)~2\nKEY: /[a-c]/\nNL: "\\n"\n'}}
 CODE = {"type": "custom", "name": "code", "format": {"type": "grammar", "syntax": "regex", "definition": '[A-C]{3}-"[0-9]{2}"\\n'}}
 
