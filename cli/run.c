@@ -125,7 +125,7 @@ run(int argc, char **argv)
 {
 	Common c = { 0 };
 	Sampling smp = { .speculate = LLMC_MAX_SPECULATE };
-	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL, *schema = NULL, *gbnf = NULL, *draft = NULL, *args[1] = { NULL };
+	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL, *schema = NULL, *rules = NULL, *draft = NULL, *args[1] = { NULL };
 	bool chat = false, show_tokens = false, no_special = false;
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Prompt", NULL, NULL, NULL },
@@ -140,7 +140,7 @@ run(int argc, char **argv)
 		OPT_SAMPLING(smp),
 		OPT_DRAFT(draft),
 		{ OPT_TEXT, 0, "schema", "FILE", &schema, "the answer is JSON of this schema (- is standard input); docs/constrained.md" },
-		{ OPT_TEXT, 0, "grammar", "FILE", &gbnf, "the answer is a text of this grammar, in GBNF, or in Lark where the name ends in .lark" },
+		{ OPT_TEXT, 0, "grammar", "FILE", &rules, "the answer is a text of this grammar, in GBNF, or in Lark where the name ends in .lark" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -160,7 +160,7 @@ run(int argc, char **argv)
 		return opt_usage_error(&cmd_run, "--prompt, --file and --tokens exclude each other");
 	if (tokens && !parse_ids(tokens, &tok, &n_tok))
 		return opt_usage_error(&cmd_run, "--tokens %s: expected ids such as 1,2,3", tokens);
-	if (schema && gbnf)
+	if (schema && rules)
 		return opt_usage_error(&cmd_run, "--schema and --grammar exclude each other");
 	if (logits && draft)
 		return opt_usage_error(&cmd_run, "--logits and --draft exclude each other");
@@ -239,10 +239,10 @@ run(int argc, char **argv)
 	if (logits && (status = prompt_logits(s.s, &info, tok, n_tok, chunk, logits, &err)) != LLMC_OK)
 		goto out;
 	llmc_params p = params_of(&smp);
-	if (schema || gbnf) {
-		const char *end = gbnf ? strrchr(gbnf, '.') : NULL;
+	if (schema || rules) {
+		const char *end = rules ? strrchr(rules, '.') : NULL;
 		llmc_grammar_kind kind = schema ? LLMC_GRAMMAR_JSON_SCHEMA : end && !strcmp(end, ".lark") ? LLMC_GRAMMAR_LARK : LLMC_GRAMMAR_GBNF;
-		status = grammar_file(m, kind, schema ? schema : gbnf, &grammar, &err);
+		status = grammar_file(m, kind, schema ? schema : rules, &grammar, &err);
 		if (status != LLMC_OK)
 			goto out;
 		p.grammar = grammar;

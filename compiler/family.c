@@ -7,6 +7,7 @@
 
 #include "base/embed.h"
 #include "base/file.h"
+#include "base/number.h"
 
 /* All roles of tensors. Norms and projections of a layer, of each of several alike, experts above all (e_), of the shared expert (s_). */
 static const char *const roles[] = {
@@ -255,10 +256,8 @@ add(Rules *r, const Node *key, const Node *value, const char *name)
 		const char *w = arena_strndup(r->t->a, p, k);
 		p += k;
 		if (drop && strncmp(w, "all=", 4) == 0) {
-			char *stop;
 			rule.same = true;
-			rule.value = strtod(w + 4, &stop);
-			if (!w[4] || *stop) {
+			if (!number_parse(w + 4, &rule.value)) {
 				err_at(r->t->d, value->loc, "tensors: drop: %.40s has no number", w);
 				return;
 			}

@@ -40,12 +40,14 @@ spec_resolved_text(SpecTable *t, const TensorRule *rule, int n_rule)
 	const char **role = NEW(t->a, const char *, n_rule + 1), **name = NEW(t->a, const char *, n_rule + 1);
 	for (int i = 0; i < n_rule; i++) {
 		const TensorRule *r = &rule[i];
+		char value[NUMBER_SIZE];
+		yaml_number(value, r->value);
 		bool any = r->per_head || r->quarters || r->transpose || r->stacked || r->rope_pairs || r->whole || r->same;
 		role[i] = r->role;
 		name[i] = spec_quote(t->a, arena_printf(t->a, "%s%s%s%s%s%s%s%s%s", r->name, any ? " |" : "", r->per_head ? " per_head" : "", r->quarters ? " quarters" : "",
 		                                        r->transpose ? " transpose" : "", r->stacked ? " stacked" : "",
 		                                        r->rope_pairs ? " rope_pairs" : "", r->whole ? " whole" : "",
-		                                        r->same ? arena_printf(t->a, " all=%.17g", r->value) : ""));
+		                                        r->same ? arena_printf(t->a, " all=%s", value) : ""));
 	}
 	strbuf_puts(out, "# resolved by llmc: every key with its value, defaults and family included\n");
 	for (int k = 0; k < K_COUNT; k++) {

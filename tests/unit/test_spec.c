@@ -257,14 +257,16 @@ BENCH_TEST(resolved_text_keeps_its_format)
 /* Numbers are written and read with a point wherever the program runs. */
 BENCH_TEST(numbers_do_not_follow_the_locale)
 {
-	Spec *plain = TEXT(b, GOOD "rope: {theta: 12345.5}\nnorm: {eps: 1.5e-6}\n", NULL);
+	static const char text[] = GOOD "rope: {theta: 12345.5}\nnorm: {eps: 1.5e-6}\ntensors: {drop: x | all=0.5}\n";
+	Spec *plain = TEXT(b, text, NULL);
 
 	locale_comma();
-	Spec *there = TEXT(b, GOOD "rope: {theta: 12345.5}\nnorm: {eps: 1.5e-6}\n", NULL);
+	Spec *there = TEXT(b, text, NULL);
 	setlocale(LC_ALL, "C");
 	assert_string_equal(plain->yaml, there->yaml);
 	assert_non_null(strstr(plain->yaml, "theta: 12345.5\n"));
 	assert_non_null(strstr(plain->yaml, "eps: 1.5e-06\n"));
+	assert_non_null(strstr(plain->yaml, "all=0.5"));
 }
 
 BENCH_TEST(text_survives_quoting)
