@@ -45,6 +45,7 @@ static const emu_triple<36> gridDim = {};
 enum { warpSize = 32 };
 EMU_FN unsigned lane_id() { return emu_field<48>(); }
 EMU_FN unsigned warp_id() { return emu_field<56>(); }
+EMU_FN int here(int x) { return x; }
 
 /* ---- vector types ---- */
 struct alignas(2) uchar2 { unsigned char x, y; };

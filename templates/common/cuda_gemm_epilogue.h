@@ -1,5 +1,6 @@
 /* What becomes of the results of a matrix product: C neighbouring columns at a time (2, or 4 where threads have exchanged theirs), by the
- * thread that holds them. take(m, n, v, u): v[j] are the columns of row m from n + 4 C j on.
+ * thread that holds them. take(m, n, v, u): v[j] are the columns of row m from n + 4 C j on. It reads what it needs of them before; who has
+ * several rows at once says read(m, n, before) of all of them first, and take(m, n, v, u, before) then, so that one's loads do not wait for another's stores.
  * prefetch<OUT>(m, n): OUT columns of row m will end in a while. */
 #ifndef LLMC_CUDA_GEMM_EPILOGUE_H
 #define LLMC_CUDA_GEMM_EPILOGUE_H
@@ -88,13 +89,18 @@ gemm_bias(const float *b, int n, float (&v)[N][C])
 			v[j][c] += t[j][c];
 }
 
+/* What an epilogue reads of its row before: nothing */
+struct gemm_nothing {};
+
 /* y = F(v + b) */
 template <int WIDTH, float (*F)(float), class Y = value_f32> struct gemm_store {
 	Y           *y;
 	const float *b;
+	template <int N, int C> using before = gemm_nothing;
+	__device__ __forceinline__ void read(int, int, gemm_nothing &) const {}
 	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
 	template <int N, int C> __device__ __forceinline__ void
-	take(int m, int n, float (&v)[N][C], float (&)[N][C]) const
+	take(int m, int n, float (&v)[N][C], float (&)[N][C], gemm_nothing = {}) const
 	{
 		gemm_bias<WIDTH>(b, n, v);
 #pragma unroll
@@ -121,21 +127,39 @@ template <int WIDTH> struct gemm_add {
 			bulk_prefetch_l2(r + (long long)m * WIDTH + n, (unsigned)min(OUT, WIDTH - n) * 4);
 #endif
 	}
+	template <int N, int C> struct before { float r[N][C]; };
 	template <int N, int C> __device__ __forceinline__ void
-	take(int m, int n, float (&v)[N][C], float (&)[N][C]) const
+	read(int m, int n, before<N, C> &t) const
 	{
-		float t[N][C] = {};
-		gemm_bias<WIDTH>(b, n, v);
+		t = {};
 #pragma unroll
 		for (int j = 0; j < N; j++)
-			gemm_read<WIDTH>(r + (long long)m * WIDTH, n + 4 * C * j, t[j]);
+			gemm_read<WIDTH>(r + (long long)m * WIDTH, n + 4 * C * j, t.r[j]);
+	}
+	template <int N, int C> __device__ __forceinline__ void
+	write(int m, int n, float (&v)[N][C], const before<N, C> &t) const
+	{
 #pragma unroll
 		for (int j = 0; j < N; j++) {
 #pragma unroll
 			for (int c = 0; c < C; c++)
-				v[j][c] += scale * t[j][c];
+				v[j][c] += scale * t.r[j][c];
 			gemm_write<WIDTH>(y + (long long)m * WIDTH, n + 4 * C * j, v[j]);
 		}
+	}
+	template <int N, int C> __device__ __forceinline__ void
+	take(int m, int n, float (&v)[N][C], float (&)[N][C]) const
+	{
+		before<N, C> t;
+		gemm_bias<WIDTH>(b, n, v);
+		read(m, n, t);
+		write(m, n, v, t);
+	}
+	template <int N, int C> __device__ __forceinline__ void
+	take(int m, int n, float (&v)[N][C], float (&)[N][C], const before<N, C> &t) const
+	{
+		gemm_bias<WIDTH>(b, n, v);
+		write(m, n, v, t);
 	}
 };
 
@@ -143,9 +167,11 @@ template <int WIDTH> struct gemm_add {
 template <int WIDTH, float (*F)(float, float), class Y = value_f32> struct gemm_glu {
 	Y           *y;
 	const float *b;
+	template <int N, int C> using before = gemm_nothing;
+	__device__ __forceinline__ void read(int, int, gemm_nothing &) const {}
 	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
 	template <int N, int C> __device__ __forceinline__ void
-	take(int m, int n, float (&v)[N][C], float (&u)[N][C]) const
+	take(int m, int n, float (&v)[N][C], float (&u)[N][C], gemm_nothing = {}) const
 	{
 		gemm_bias<WIDTH>(b, n, v);
 		gemm_bias<WIDTH>(b ? b + WIDTH : b, n, u);

@@ -7,7 +7,7 @@
  *     a         memory --cp.async--> stage --ld.shared.v4--> B of the mma                                 all threads copy, all warps of a unit read
  *     ring      STAGES steps; weights of the first ones are asked for before the PDL wait, a after it
  *     step      wait for its copies, barrier, ask for step + AHEAD, multiply
- *   after the last step of a tile: sums of the KW warps meet in the stage that was read last, in their order; epilogue
+ *   after the last step of a tile: sums of the KW warps meet in the stage that was read last, in their order, a part of a's rows in each warp; epilogue
  *
  * On sm_90a weights that are taken apart are multiplied by wgmma (cuda_swap_sm90.h), which reads a where it lies in the stage, for 64 rows of W at once.
  *
@@ -57,6 +57,8 @@ template <class G, int NT_> struct swap_tile {
 		UNIT_BYTES = S::CHUNKS * NT * 512, /* of a, for a unit */
 		KW = 8 * UNIT_BYTES <= W_BYTES && !WGMMA ? 4 : 4 * UNIT_BYTES <= W_BYTES ? 2 : 1,
 		MW = SWAP_WARPS / KW,
+		KEEP = KW < NT ? KW : NT,          /* warps with the same rows of W that have results: NT / KEEP times 8 rows of a each */
+		OWN = NT / KEEP,
 		OUT = MW * 32 / G::SHARE,          /* columns of y */
 		TILES = (G::ROWS + OUT - 1) / OUT,
 		STEPS = (G::UNITS + KW - 1) / KW,
@@ -68,6 +70,7 @@ template <class G, int NT_> struct swap_tile {
 	};
 	static_assert(AHEAD >= 1 && PIECES >= 1, "shared memory for two stages, or three");
 	static_assert((KW - 1) * MW * NT * 512 <= STAGE_BYTES, "half of the warps' sums in one stage");
+	static_assert(NT % KEEP == 0, "the same number of results for each warp that has some");
 	static_assert(SWAP_THREADS % 128 == 0 && NT <= SWAP_WARPS, "a thread's pieces are of one lane");
 };
 
@@ -288,13 +291,13 @@ template <class G, class T, bool WGMMA = T::WGMMA> struct swap_product {
 	__device__ __forceinline__ void finish(float (&)[2][T::NT][4]) const {}
 };
 
-template <class T> DEV void
-swap_clear(float (&acc)[2][T::NT][4])
+template <int N> DEV void
+swap_clear(float (&acc)[2][N][4])
 {
 #pragma unroll
 	for (int i = 0; i < 2; i++)
 #pragma unroll
-		for (int j = 0; j < T::NT; j++)
+		for (int j = 0; j < N; j++)
 #pragma unroll
 			for (int c = 0; c < 4; c++)
 				acc[i][j][c] = 0;
@@ -313,7 +316,7 @@ swap_add(float (&to)[4], uint4 v)
 
 /* The sums of warps that had other columns of the same rows join those of the first ones, through `room`, which everybody has read */
 template <class T> DEV void
-swap_join(unsigned char *room, int wm, int wk, float (&acc)[2][T::NT][4])
+swap_join(unsigned char *room, int lane, int wm, int wk, float (&acc)[2][T::NT][4])
 {
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
@@ -321,24 +324,39 @@ swap_join(unsigned char *room, int wm, int wk, float (&acc)[2][T::NT][4])
 		if (wk > 0)
 #pragma unroll
 			for (int j = 0; j < T::NT; j++)
-				st_v4(room + ((((wk - 1) * T::MW + wm) * T::NT + j) * 32 + (int)lane_id()) * 16, swap_bits(acc[i][j]));
+				st_v4(room + ((((wk - 1) * T::MW + wm) * T::NT + j) * 32 + lane) * 16, swap_bits(acc[i][j]));
 		__syncthreads();
 		if (wk == 0)
 #pragma unroll
 			for (int k = 0; k < T::KW - 1; k++)
 #pragma unroll
 				for (int j = 0; j < T::NT; j++)
-					swap_add(acc[i][j], ld_v4(room + (((k * T::MW + wm) * T::NT + j) * 32 + (int)lane_id()) * 16));
+					swap_add(acc[i][j], ld_v4(room + (((k * T::MW + wm) * T::NT + j) * 32 + lane) * 16));
 	}
 }
 
-/* A warp's results go to the epilogue. n0: the first column of its 32 rows */
-template <class G, class T, class E> DEV void
-swap_results(const float (&acc)[2][T::NT][4], const gemm_operands<typename G::W> &in, int n, int n0, const E &e)
+/* Of what blocks from .. upto have written of a tile, in their order: rows of a from 8 j0 on */
+template <class T, class P> DEV void
+swap_gather(unsigned from, unsigned upto, const P &sums, int j0, float (&own)[2][T::OWN][4])
+{
+	swap_clear(own);
+#pragma unroll 1
+	for (unsigned b = from; b <= upto; b++) {
+		const float *const at = sums(b) + j0 * 128;
+#pragma unroll
+		for (int i = 0; i < 2 * T::OWN; i++)
+			swap_add(own[i / T::OWN][i % T::OWN], ld_v4(at + (i / T::OWN * T::NT + i % T::OWN) * 128));
+	}
+}
+
+/* A warp's results go to the epilogue, whose own reads are all on their way first. n0: the first column of its 32 rows; m0: its first row of a */
+template <class G, int OWN, class E> DEV void
+swap_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W> &in, int lane, int n, int n0, int m0, const E &e)
 {
 	constexpr int C = G::SHARE == 2 ? 2 : 4;
 	typedef w_row_factor<typename G::W> F;
-	const int g = (int)lane_id() >> 2, t = (int)lane_id() & 3;
+	const int g = lane >> 2, t = lane & 3;
+	constexpr int NEAR = OWN == 1 ? 1 : G::WGMMA && OWN == 8 ? 4 : OWN < 8 ? 2 : 1; /* times two rows, whose reads are on their way together: as many as there are registers */
 	float f[2][C];
 
 #pragma unroll
@@ -348,21 +366,30 @@ swap_results(const float (&acc)[2][T::NT][4], const gemm_operands<typename G::W>
 		f[1][k] = F::HAS && G::SHARE == 2 ? F::of(row + in.w.half) : f[0][k];
 	}
 #pragma unroll
-	for (int j = 0; j < T::NT; j++)
+	for (int j0 = 0; j0 < OWN; j0 += NEAR) {
+		float scale[2 * NEAR];
+		typename E::template before<1, C> before[2 * NEAR] = {};
 #pragma unroll
-		for (int c = 0; c < 2; c++) {
-			const int m = j * 8 + 2 * t + c;
+		for (int i = 0; i < 2 * NEAR; i++) {
+			const int m = m0 + (j0 + i / 2) * 8 + 2 * t + i % 2;
+			scale[i] = in.factor(min(m, n - 1)) * (1.0f / swap_chunk<typename G::S>::GAIN);
+			if (m < n)
+				e.read(m, n0 + C * g, before[i]);
+		}
+#pragma unroll
+		for (int i = 0; i < 2 * NEAR; i++) {
+			const int j = j0 + i / 2, c = i % 2, m = m0 + j * 8 + 2 * t + c;
 			if (m >= n)
 				continue;
-			const float s = in.factor(m) * (1.0f / swap_chunk<typename G::S>::GAIN);
 			float v[1][C], u[1][C];
 #pragma unroll
 			for (int k = 0; k < C; k++) {
-				v[0][k] = acc[k / 2][j][k % 2 * 2 + c] * s * f[0][k];
-				u[0][k] = acc[1][j][k % 2 * 2 + c] * s * f[1][k];
+				v[0][k] = own[k / 2][j][k % 2 * 2 + c] * scale[i] * f[0][k];
+				u[0][k] = own[1][j][k % 2 * 2 + c] * scale[i] * f[1][k];
 			}
-			e.take(m, n0 + C * g, v, u);
+			e.take(m, n0 + C * g, v, u, before[i]);
 		}
+	}
 }
 
 template <class G, int NT, class E> DEV void
@@ -411,7 +438,7 @@ swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &
 
 	float acc[2][NT][4];
 	int   at = 0;
-	swap_clear<T>(acc);
+	swap_clear(acc);
 #pragma unroll 1
 	for (int u = begin; u < stop; u++) {
 		cp_async_wait<T::AHEAD - 1>();
@@ -428,12 +455,16 @@ swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &
 
 		if (++step == T::STEPS || u + 1 == stop) {
 			product.finish(acc);
+			const int warp = here(tid / 32), lane = here(tid % 32), wm = warp % T::MW, wk = warp / T::MW;
 			if (T::KW > 1)
-				swap_join<T>(smem + at * T::STAGE_BYTES, wm, wk, acc);
+				swap_join<T>(smem + at * T::STAGE_BYTES, lane, wm, wk, acc);
 			/* the blocks that have parts of this tile, and where their sums are */
 			const unsigned from = line.owner(tile * T::STEPS), upto = line.owner(tile * T::STEPS + T::STEPS - 1);
-			bool mine = true;
-			if (from != upto) {
+			const int n0 = (tile * T::MW + wm) * (32 / G::SHARE);
+			if (from == upto) {
+				if (wk == 0)
+					swap_results<G>(acc, in, lane, n, n0, 0, e);
+			} else {
 				auto sums = [&](unsigned b) { return to.part + (long long)(2 * b + (line.first(b) < (unsigned)(tile * T::STEPS))) * T::SUMS + (wm * 2 * NT * 32 + lane) * 4; };
 				if (wk == 0)
 #pragma unroll
@@ -446,19 +477,13 @@ swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &
 						st_relaxed_gpu(to.count + tile, 0);
 				}
 				__syncthreads();
-				mine = last;
-				if (mine && wk == 0) {
-					swap_clear<T>(acc);
-#pragma unroll 1
-					for (unsigned b = from; b <= upto; b++)
-#pragma unroll
-						for (int i = 0; i < 2 * NT; i++)
-							swap_add(acc[i / NT][i % NT], ld_v4(sums(b) + i * 128));
+				if (last && wk < T::KEEP) {
+					float own[2][T::OWN][4];
+					swap_gather<T>(from, upto, sums, wk * T::OWN, own);
+					swap_results<G>(own, in, lane, n, n0, wk * T::OWN * 8, e);
 				}
 			}
-			if (mine && wk == 0)
-				swap_results<G, T>(acc, in, n, (tile * T::MW + wm) * (32 / G::SHARE), e);
-			swap_clear<T>(acc);
+			swap_clear(acc);
 			step = 0;
 			tile++;
 		}
