@@ -32,6 +32,16 @@ prep_read(const value_bf16 *x, float (&v)[4])
 	v[3] = bf16_hi(q.y);
 }
 
+/* To which power of two a row of half floats is scaled: the exponent of the largest value becomes 13; zero rows, infinities and the very small stay as
+ * they are. */
+DEV int
+prep_shift(float top)
+{
+	const int e = (int)(__float_as_uint(top) >> 23) - 127;
+
+	return e == 128 || e < -112 ? 0 : 13 - e;
+}
+
 /* The block's row: x [W::COLS] to act [W::COLS]; scale: what results are multiplied by (half floats only). act is a pointer, or
  * something else whose act + k is the place of value k (in steps of 4). upto: zeros are written from COLS to there. */
 template <class W, class NORM, class X, class A> DEV void
@@ -85,9 +95,7 @@ prep_row(const X *x, const norm_vectors &norm, A act, float *scale, int upto = W
 #pragma unroll
 			for (int c = 0; c < 4; c++)
 				top = fmaxf(top, fabsf(v[i][c]));
-		/* the exponent of the largest value becomes 13; zero rows, infinities and the very small stay as they are */
-		const int e = (int)(__float_as_uint(block_max(top, s.top)) >> 23) - 127;
-		const int shift = e == 128 || e < -112 ? 0 : 13 - e;
+		const int shift = prep_shift(block_max(top, s.top));
 		up = __uint_as_float((unsigned)(127 + shift) << 23);
 		if (threadIdx.x == 0)
 			*scale = __uint_as_float((unsigned)(127 - shift) << 23);

@@ -170,13 +170,12 @@ route_rows(route_room<R> *room, const float *logits, const float *bias, float sc
 		route_row<R>(room[warp_id()], logits + (long long)t * (R::E + R::MIX), bias, scale, id + (long long)t * R::K, weight + (long long)t * (R::K + R::MIX));
 }
 
-/* Is this block the last of its grid to come here? What all others wrote before they came is then seen. count: 0, and 0 again */
+/* Is this block the last of `all` to come here? What the others wrote before they came is then seen. count: 0, and 0 again */
 DEV bool
-route_last(int *count)
+route_last(int *count, int all)
 {
 	struct Shared { int last; };
 	SHARED(Shared, s);
-	const int all = (int)(gridDim.x * gridDim.y);
 
 	__syncthreads();
 	if (threadIdx.x == 0) {
@@ -196,7 +195,7 @@ route_by_last(int *count, const float *logits, const float *bias, float scale, i
 {
 	typedef route_rooms<R> rooms;
 
-	if (!route_last(count))
+	if (!route_last(count, (int)(gridDim.x * gridDim.y)))
 		return;
 	SHARED_ARENA(rooms, s);
 	route_rows<R, true>(s.of, logits, bias, scale, id, weight, n);
