@@ -15,7 +15,7 @@
  * the row itself.
  *
  * Split-K: tiles times steps are one line, of which each block has an equal share, wherever tiles end: no block waits for another, and no multiprocessor
- * is without work but for one step. Of a tile that several blocks have parts of, each writes its sums to scratch and counts itself; who
+ * is without work but for one step; of few tiles, 12 blocks each have a part and no more. Of a tile that several blocks have parts of, each writes its sums to scratch and counts itself; who
  * counts last adds them all, in the order of the blocks, and has the epilogue. So results depend on the number of multiprocessors and
  * the tile (rows that the launch was made for: 16, 32, 64), not on the order in which blocks end.
  *
@@ -66,7 +66,8 @@ template <class G, int NT_> struct swap_tile {
 		STAGE_BYTES = W_BYTES + KW * UNIT_BYTES,
 		STAGES = G::SHARED / STAGE_BYTES < 8 ? G::SHARED / STAGE_BYTES : 8,
 		AHEAD = STAGES - 1 - WGMMA,        /* stages on their way: not the one that is read, nor by wgmma the one before it */
-		SUMS = MW * 32 * NT * 8            /* of a tile */
+		SUMS = MW * 32 * NT * 8,           /* of a tile */
+		BLOCKS = TILES * (STEPS < 12 ? STEPS : 12) /* that have work: who adds a tile's sums reads one block's after the other */
 	};
 	static_assert(AHEAD >= 1 && PIECES >= 1, "shared memory for two stages, or three");
 	static_assert((KW - 1) * MW * NT * 512 <= STAGE_BYTES, "half of the warps' sums in one stage");
@@ -400,7 +401,7 @@ swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &
 	SHARED_BYTES(smem);
 	SHARED(int, last);
 	const int tid = (int)threadIdx.x, warp = (int)warp_id(), lane = (int)lane_id(), wm = warp % T::MW, wk = warp / T::MW;
-	const swap_line line = { (unsigned)T::TILES * T::STEPS, min(gridDim.x, (unsigned)T::TILES * T::STEPS) };
+	const swap_line line = { (unsigned)T::TILES * T::STEPS, min(gridDim.x, (unsigned)T::BLOCKS) };
 	const int stop = (int)line.first(blockIdx.x + 1), begin = (int)line.first(blockIdx.x);
 
 	/* where the next stage to be filled is on the line */
