@@ -24,6 +24,7 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	typedef typename E_::elem elem;
 	typedef typename EV_::elem v_elem;
 	enum { HEADS = HEADS_, KV_HEADS = KV_HEADS_, G = HEADS / KV_HEADS, D = D_, V = V_, WINDOW = SCORES::WINDOW };
+	enum { TURN = TURN_ };
 	enum { CHOSEN = 0 };               /* of the positions that a row sees it attends to so many, which it chooses: cuda_mla.h; 0: to all */
 	enum { Q_APART = D, Y_APART = V }; /* elements from head to head of the queries, and of y */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;

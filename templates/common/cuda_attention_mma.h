@@ -7,6 +7,8 @@
  *   O = V^T P^T m16n8k16: rows are dimensions of V, columns heads. Lane (g, t) holds dimensions 64c + 8g .. + 7 of positions 2t, 2t+1,
  *               2t+8, 2t+9; a byte permutation pairs positions. P comes as S leaves it, rounded and rest, in two products.
  *
+ * A unit (a row, a kv head and 8 of its query heads) is whole in a block, or in a team of its warps, where lengths are alike (att_deal).
+ *
  *   K, V of this warp's first tile --cp.async--> shared, where they are older than the step; PDL wait; q --split--> shared
  *   main loop: wait K, S, prefetch K of the next tile, softmax, wait V, O, prefetch V
  *
@@ -27,26 +29,42 @@ template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
 	enum {
 		KC = (A::D + 31) / 32, VCN = (A::V + 63) / 64,
 		V_SHARED = A::V <= 128,
+		TEAMS = A::TURN ? 1 : A::D <= 128 ? 4 : 2, /* of warps, at most: as shared memory has room for queries; turning is the block's work */
+		WHOLE = 24,                                /* tiles of a unit that one block takes although others idle: three turns of 8 warps, of which two cost less than parts */
 		/* a multiprocessor: a block leaves room for the next kernel; where 128 registers do not do, it has more */
 		MMA_BLOCKS = !V_SHARED || (ARCH >= 100 && A::D + A::V > 128) || !A::KP::PLAIN || !A::VP::PLAIN ? 1 : 2
 	};
 };
 
-template <class S> struct alignas(16) att_mma_arena {
-	uint4      q[S::KC][2][32]; /* fragments by lane */
-	AttSegment at;               /* for what comes after the tiles: registers are few */
-	alignas(16) float turned[S::KP::TURNS ? 8 : 1][S::KP::TURNS ? S::D : 4];
-	union {
-		struct {
-			uint4 k[S::WARPS][2][S::KC][32];
-			uint4 v[S::WARPS][S::V_SHARED ? S::VCN : 1][S::V_SHARED ? 4 : 1][S::V_SHARED ? 32 : 1];
-		};
-		att_shared<S> s;    /* after the last tile of a segment */
+/* Who works on a unit: warps of a block, four teams of 2, two of 4, or all 8 */
+typedef struct AttTeam {
+	int warps, team, member; /* member: this warp in its team */
+
+	__device__ __forceinline__ int thread() const { return member * 32 + (int)lane_id(); }
+	__device__ __forceinline__ int threads() const { return warps * 32; }
+	__device__ __forceinline__ void sync() const { bar_sync(1 + team, warps * 32); }
+} AttTeam;
+
+/* A warp's own: pieces on their way, then what its tiles of a segment come to */
+template <class S> union att_own {
+	struct {
+		uint4 k[2][S::KC][32];
+		uint4 v[S::V_SHARED ? S::VCN : 1][S::V_SHARED ? 4 : 1][S::V_SHARED ? 32 : 1];
 	};
+	struct { float o[S::HB][S::VS], m[S::HB], l[S::HB]; };
+};
+
+template <class S> struct alignas(16) att_mma_arena {
+	uint4      q[S::TEAMS][S::KC][2][32]; /* fragments by lane */
+	AttSegment at[S::TEAMS];              /* for what comes after the tiles: registers are few */
+	float      top[S::HB], sum[S::HB];    /* of a unit that lies in several blocks, as is last */
+	int        last;
+	alignas(16) float turned[S::KP::TURNS ? 8 : 1][S::KP::TURNS ? S::D : 4];
+	att_own<S> warp[S::WARPS];
 };
 
 template <class S> DEV void
-att_load_q(const float *from, const AttSegment &g, att_mma_arena<S> &s)
+att_load_q(const float *from, const AttSegment &g, att_mma_arena<S> &s, const AttTeam &team)
 {
 	constexpr float Q_FACTOR = kv_mma<typename S::E>::Q_FACTOR;
 	const float *rows = from + ((long long)g.row * S::HEADS + g.head) * S::D;
@@ -59,7 +77,8 @@ att_load_q(const float *from, const AttSegment &g, att_mma_arena<S> &s)
 		__syncthreads();
 		rows = s.turned[0];
 	}
-	for (int i = threadIdx.x; i < S::KC * 64; i += blockDim.x) {
+#pragma unroll 4
+	for (int i = team.thread(); i < S::KC * 64; i += team.threads()) {
 		const int lane = i % 32, part = i / 32 % 2, c = i / 64, head = lane / 4, d = 32 * c + 8 * (lane % 4) + 4 * part;
 		uint4 f = {};
 		if (head < g.n_head && d < S::D) {
@@ -67,7 +86,7 @@ att_load_q(const float *from, const AttSegment &g, att_mma_arena<S> &s)
 			kv_pair_split<typename S::E>(__uint_as_float(x.x) * Q_FACTOR, __uint_as_float(x.y) * Q_FACTOR, &f.x, &f.y);
 			kv_pair_split<typename S::E>(__uint_as_float(x.z) * Q_FACTOR, __uint_as_float(x.w) * Q_FACTOR, &f.z, &f.w);
 		}
-		st_v4(&s.q[c][part][lane], f);
+		st_v4(&s.q[team.team][c][part][lane], f);
 	}
 }
 
@@ -192,58 +211,160 @@ template <class S> struct att_pages {
 	typename S::elem *next;  /* the page of the tile on its way */
 };
 
-/* This warp's first tile of a segment on its way */
+/* A tile as far as L2; of one that has the step's own position, what is older. Positions of a page lie side by side */
 template <class S> DEV void
-att_begin(const llmc_step &step, const att_args &args, const AttSegment &g, att_mma_arena<S> &s, att_pages<S> &from)
+att_near(const AttSegment &g, int tile, const typename S::elem *page)
 {
-	const int tile = g.tile + (int)warp_id();
+	const int at = tile * S::TILE % KV_PAGE, n = min(g.pos - tile * S::TILE, (int)S::TILE);
+
+	if constexpr (S::KP::PLAIN)
+		for (int i = lane_id() * 64; i < n * S::D; i += 32 * 64) /* 128 bytes each */
+			prefetch_l2(S::k(page, g.kv_head) + at * S::D + i);
+	if constexpr (S::VP::PLAIN)
+		for (int i = lane_id() * 64; i < n * S::V; i += 32 * 64)
+			prefetch_l2(S::v(page, g.kv_head) + at * S::V + i);
+}
+
+/* The page of this warp's first tile of a segment, if it has one; near: that tile is not asked for yet. The second one waits for the first one's places, so it
+ * comes closer as well: its 0.8 us become 0.4. */
+template <class S> DEV void
+att_look_up(const llmc_step &step, const att_args &args, const AttSegment &g, const AttTeam &team, bool near, att_pages<S> &from)
+{
+	const int tile = g.tile + team.member;
 
 	from.pages = 0;
 	from.next = 0;
 	if (tile >= g.end)
 		return;
-	if (tile + (int)lane_id() * S::WARPS < g.end)
-		from.pages = step.block_table[(long long)g.seq * step.block_stride + (tile + (int)lane_id() * S::WARPS) * S::TILE / KV_PAGE];
+	if (tile + (int)lane_id() * team.warps < g.end)
+		from.pages = step.block_table[(long long)g.seq * step.block_stride + (tile + (int)lane_id() * team.warps) * S::TILE / KV_PAGE];
 	from.next = S::page_at(args.kv, __shfl_sync(~0u, from.pages, 0));
-	att_fetch_k<S>(S::k(from.next, g.kv_head), tile, g.range, s.k[warp_id()]);
+	if (near)
+		att_near<S>(g, tile, from.next);
+	if (tile + team.warps < g.end)
+		att_near<S>(g, tile + team.warps, S::page_at(args.kv, __shfl_sync(~0u, from.pages, 1)));
+}
+
+/* That tile on its way */
+template <class S> DEV void
+att_begin(const AttSegment &g, const AttTeam &team, att_mma_arena<S> &s, const att_pages<S> &from)
+{
+	const int tile = g.tile + team.member;
+
+	if (tile >= g.end)
+		return;
+	att_fetch_k<S>(S::k(from.next, g.kv_head), tile, g.range, s.warp[warp_id()].k);
 	cp_async_commit();
-	att_fetch_v<S>(S::v(from.next, g.kv_head), tile, g.range, s.v[warp_id()]);
+	att_fetch_v<S>(S::v(from.next, g.kv_head), tile, g.range, s.warp[warp_id()].v);
 	cp_async_commit();
+}
+
+/* 8 dimensions of a head's sum, of which fragments have every second one and its neighbour */
+template <class S> DEV void
+att_put(float *to, const float (&o)[4][4], int e)
+{
+#pragma unroll
+	for (int j = 0; j < 4; j += 2)
+		st_v4(to + 2 * j, make_uint4(__float_as_uint(o[j][e]), __float_as_uint(o[j][e + 2]), __float_as_uint(o[j + 1][e]), __float_as_uint(o[j + 1][e + 2])));
+}
+
+/* What the warps of a team leave of a segment goes to y, or to scratch and, from the last part, to y. A thread has four dimensions of a head, and
+ * weighs the warps' maxima itself: one barrier, where finding the head's first would take three. */
+template <class S> DEV void
+att_merge(const att_args &a, att_mma_arena<S> &s, const AttTeam &team, const float (&o)[S::VCN][4][4], float m, float l)
+{
+	const AttSegment &g = s.at[team.team];
+	const AttOut out = { a.y + ((long long)g.row * S::HEADS + g.head) * S::V, S::V, a.part_o, a.part_ml, a.ticket + g.unit, a.sink ? a.sink + g.head : 0 };
+	const bool whole = g.first_block == g.last_block;
+	const int n = min(team.warps, g.end - g.tile), n_head = g.n_head, lane = lane_id(), head = lane / 4, quad = lane % 4; /* n: warps that had a tile */
+	float *part = out.part_o + (2 * (long long)blockIdx.x + g.begins) * S::HB * S::V;
+	att_own<S> &mine = s.warp[warp_id()], *first = &s.warp[team.team * team.warps];
+
+	if (team.member < n && quad == 0) {
+		mine.m[head] = m;
+		mine.l[head] = l;
+	}
+#pragma unroll 1
+	for (int v0 = 0; v0 < S::V; v0 += S::VC) {
+		if (v0)
+			team.sync();
+		if (team.member < n)
+#pragma unroll
+			for (int c = 0; c < S::VCN; c++) {
+				const int v = 64 * c + 8 * head - v0;
+#pragma unroll
+				for (int e = 0; e < 2; e++)
+					if (v >= 0 && v < S::VC && 2 * quad + e < n_head)
+						att_put<S>(&mine.o[2 * quad + e][v], o[c], e);
+			}
+		team.sync();
+		for (int i = team.thread(); i < n_head * (S::VC / 4); i += team.threads()) {
+			const int h = i / (S::VC / 4), v = i % (S::VC / 4) * 4;
+			float top = ATT_NONE, sum = 0, x[4] = {};
+			if (v0 + v >= S::V)
+				continue;
+			for (int w = 0; w < n; w++)
+				top = fmaxf(top, first[w].m[h]);
+			for (int w = 0; w < n; w++) {
+				const float f = exp2f(first[w].m[h] - top);
+				float y[4];
+				att_sums(&first[w].o[h][v], y);
+				sum = fmaf(first[w].l[h], f, sum);
+#pragma unroll
+				for (int c = 0; c < 4; c++)
+					x[c] = fmaf(y[c], f, x[c]);
+			}
+			const float all = whole ? sum + att_sink(out.sink ? out.sink + h : 0, top) : 1;
+			st_v4((whole ? out.y : part) + h * S::V + v0 + v, make_uint4(__float_as_uint(x[0] / all), __float_as_uint(x[1] / all),
+			                                                            __float_as_uint(x[2] / all), __float_as_uint(x[3] / all)));
+			if (!whole && v0 + v == 0) {
+				s.top[h] = top;
+				s.sum[h] = sum;
+			}
+		}
+	}
+	if (whole) {
+		att_turn_back<S>(g, out);
+		return;
+	}
+	team.sync(); /* maxima and sums of all heads are there */
+	att_combine<S>(g, out, s.top, s.sum, &s.last, (float *)s.warp);
 }
 
 /* from: of its first tile, which is on its way */
 template <class S> DEV void
-att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment &g, att_mma_arena<S> &s, att_pages<S> &from)
+att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment &g, att_mma_arena<S> &s, const AttTeam &team, att_pages<S> &from)
 {
-	const int lane = lane_id(), warp = warp_id(), head = lane / 4, quad = lane % 4;
+	const int lane = lane_id(), head = lane / 4, quad = lane % 4;
 	constexpr float Q_FACTOR = kv_mma<typename S::E>::Q_FACTOR;
 	const float slope = att_slope<S>(g.head + min(head, g.n_head - 1));
 	float o[S::VCN][4][4] = {}, m = ATT_NONE, l = 0;
 	typename S::elem *page = 0;
+	att_own<S> &mine = s.warp[warp_id()];
 
-	/* this warp's tiles are tile, tile + 8, ...; lane i holds the page of the i-th of 32 */
-	for (int tile = g.tile + warp, n = 0; tile < g.end; tile += S::WARPS, n++) {
-		const int after = tile + S::WARPS;
+	/* this warp's tiles are tile, tile + team.warps, ...; lane i holds the page of the i-th of 32 */
+	for (int tile = g.tile + team.member, n = 0; tile < g.end; tile += team.warps, n++) {
+		const int after = tile + team.warps;
 		page = from.next;
 		cp_async_wait<1>(); /* K: a lane waits for its own pieces, and reads no others */
 		float x[2][4] = {};
 #pragma unroll
 		for (int c = 0; c < S::KC; c++) {
-			uint4 a = ld_v4(&s.q[c][0][lane]), b = ld_v4(&s.q[c][1][lane]);
+			uint4 a = ld_v4(&s.q[team.team][c][0][lane]), b = ld_v4(&s.q[team.team][c][1][lane]);
 			const unsigned qa[4] = { a.x, a.y, a.z, a.w }, qb[4] = { b.x, b.y, b.z, b.w };
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				const uint4 k = ld_v4(&s.k[warp][i][c][lane]);
+				const uint4 k = ld_v4(&mine.k[i][c][lane]);
 				const unsigned ka[2] = { k.x, k.y }, kb[2] = { k.z, k.w };
 				kv_mma<typename S::E>::product(x[i], qa, ka);
 				kv_mma<typename S::E>::product(x[i], qb, kb);
 			}
 		}
 		if (after < g.end) { /* all lanes take the same way */
-			if ((n + 1) % 32 == 0 && after + lane * S::WARPS < g.end)
-				from.pages = step.block_table[(long long)g.seq * step.block_stride + (after + lane * S::WARPS) * S::TILE / KV_PAGE];
+			if ((n + 1) % 32 == 0 && after + lane * team.warps < g.end)
+				from.pages = step.block_table[(long long)g.seq * step.block_stride + (after + lane * team.warps) * S::TILE / KV_PAGE];
 			from.next = S::page_at(args.kv, __shfl_sync(~0u, from.pages, (n + 1) % 32));
-			att_fetch_k<S>(S::k(from.next, g.kv_head), after, g.range, s.k[warp]);
+			att_fetch_k<S>(S::k(from.next, g.kv_head), after, g.range, mine.k);
 		}
 		cp_async_commit();
 		/* weights of the positions 2t, 2t+1, 8+2t, 9+2t of head g */
@@ -274,7 +395,7 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 #pragma unroll
 		for (int c = 0; c < S::VCN; c++) {
 			uint4 v[4];
-			att_load_v<S>(S::v(page, g.kv_head), tile, g.range, c, s.v[warp], v);
+			att_load_v<S>(S::v(page, g.kv_head), tile, g.range, c, mine.v, v);
 #pragma unroll
 			for (int j = 0; j < 4; j++) {
 				o[c][j][0] *= keep0;
@@ -285,35 +406,90 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 			att_weigh<S>(v, whole, rest, o[c]);
 		}
 		if (after < g.end)
-			att_fetch_v<S>(S::v(from.next, g.kv_head), after, g.range, s.v[warp]);
+			att_fetch_v<S>(S::v(from.next, g.kv_head), after, g.range, mine.v);
 		cp_async_commit();
 	}
 	cp_async_wait_all();
-	__syncthreads(); /* the pieces make room for the sums */
 	l += __shfl_xor_sync(~0u, l, 1);
 	l += __shfl_xor_sync(~0u, l, 2);
-	if (quad == 0) {
-		s.s.m[warp][head] = m;
-		s.s.l[warp][head] = l;
-	}
-	att_finish<S>(args, s.at, s.s, [&](int v0) {
-#pragma unroll
-		for (int c = 0; c < S::VCN; c++) {
-			int v = 64 * c + 8 * head - v0;
-			if (v < 0 || v >= S::VC)
-				continue;
-#pragma unroll
-			for (int e = 0; e < 2; e++) {
-				int h = 2 * quad + e;
-				float f = exp2f(s.s.m[warp][h] - s.s.top[h]), *to = &s.s.o[warp][h][v];
-#pragma unroll
-				for (int j = 0; j < 4; j++) {
-					to[2 * j] = o[c][j][e] * f;
-					to[2 * j + 1] = o[c][j][e + 2] * f;
-				}
-			}
+	__syncwarp(); /* the pieces make room for the sums */
+	att_merge<S>(args, s, team, o, m, l);
+}
+
+/* What a block does. parts > 0: units as they are, each in up to so many blocks, or one to a team of warps and in one block; 0: its run of the
+ * list. The first costs a chain of page, K, V and sums once, the second as often as a run has units, and what it shares with other blocks is put
+ * together once more. */
+typedef struct AttDeal { AttList list; int parts, warps, units; } AttDeal;
+
+/* The first is as long as the longest unit, so lengths that are much unlike take runs. Counted in turns of a warp (16 positions, about 0.8 us): a unit's
+ * page, K, V and sums until something is under way are two, parts of a unit put together two, of which a run has two ends. */
+template <class S> DEV AttDeal
+att_deal(const llmc_step &s)
+{
+	const bool one = s.rows == 1;
+	const AttRange only = att_range<S>(s, 0, one ? s.pos[0] : 0);
+	const int blocks = min((int)gridDim.x, (int)S::BLOCKS), n = s.n[0];
+	int total = 0, most = 0;
+	AttDeal d = {};
+
+	d.list.only = only;
+	if (one) {
+		total = most = n > 0 ? att_tiles<S>(only) : 0;
+	} else {
+		/* 64 rows at a time: nobody waits for 32 positions before it asks for others */
+#pragma unroll 1
+		for (int row = lane_id(); row < n; row += 64) {
+			const int x = att_row_tiles<S>(s, row), last = att_row_tiles<S>(s, min(row + 32, n - 1)), y = row + 32 < n ? last : 0;
+			total += x + y;
+			most = max(most, max(x, y));
 		}
-	});
+#pragma unroll
+		for (int i = 16; i; i /= 2) {
+			total += __shfl_xor_sync(~0u, total, i);
+			most = max(most, __shfl_xor_sync(~0u, most, i));
+		}
+	}
+	d.units = n * S::UNITS;
+	d.warps = S::WARPS;
+	if (S::TEAMS >= 2 && d.units > blocks)
+		d.warps = S::TEAMS >= 4 && d.units > 2 * blocks ? 2 : 4;
+	d.parts = 1;
+	if (d.units <= blocks && most > S::WHOLE)
+		d.parts = min(blocks / max(d.units, 1), (most + S::WARPS - 1) / S::WARPS);
+	const unsigned teams = blocks * (S::WARPS / d.warps), tiles = (most + d.parts - 1) / d.parts;
+	const int dealt = (int)((d.units + teams - 1) / teams * ((tiles + d.warps - 1) / d.warps + 2)) + 2 * (d.parts > 1);
+	const int even = (int)((unsigned)(total * S::UNITS) / (unsigned)(S::WARPS * blocks)), segments = (int)((unsigned)d.units / (unsigned)blocks) + 1;
+	if (dealt > even + even / 8 + 2 * segments + 4) {
+		d.parts = 0;
+		d.warps = S::WARPS;
+		d.list = att_cut<S>(total * S::UNITS, only);
+	}
+	return d;
+}
+
+/* The part of a unit that is dealt to this block; none of it, tile == end, where its row is not cut so often */
+template <class S> DEV AttSegment
+att_dealt(const llmc_step &s, const AttRange &only, int unit, int part, int parts)
+{
+	const int u = unit % S::UNITS;
+	AttSegment g;
+
+	g.row = unit / S::UNITS;
+	g.seq = S::seq_of(s, g.row);
+	g.pos = s.pos[g.row];
+	g.range = s.rows == 1 ? only : att_range<S>(s, g.seq, g.pos);
+	const int tiles = att_tiles<S>(g.range), first = g.range.lo / S::TILE;
+	const int n = tiles <= S::WHOLE ? 1 : min(parts, (tiles + S::WARPS - 1) / S::WARPS);
+	g.unit = unit;
+	g.kv_head = u / S::NHB;
+	g.head = g.kv_head * S::G + u % S::NHB * S::HB;
+	g.n_head = min((int)S::HB, (g.kv_head + 1) * S::G - g.head);
+	g.begins = part == 0;
+	g.tile = first + (int)((unsigned)(tiles * min(part, n)) / (unsigned)n);
+	g.end = first + (int)((unsigned)(tiles * min(part + 1, n)) / (unsigned)n);
+	g.first_block = (int)blockIdx.x - part;
+	g.last_block = g.first_block + n - 1;
+	return g;
 }
 
 template <class S> DEV void
@@ -321,34 +497,46 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 {
 	typedef att_mma_arena<S> arena;
 	SHARED_ARENA(arena, s);
-	static_assert(sizeof(arena) <= 9216 * S::KC + 16384 * S::V_SHARED * S::VCN + 36864 * (S::V > 128) * (S::D <= 128) + 32 * S::D * S::KP::TURNS + 256, "the @launch lines say so");
+	static_assert(sizeof(arena) <= (8192 + 1024 * S::TEAMS) * S::KC + 16384 * S::V_SHARED * S::VCN + 36864 * (S::V > 128) * (S::D <= 128) + 32 * S::D * S::KP::TURNS + 768, "the @launch lines say so");
 
-	AttList list = att_list<S>(step);
-	if (list.at >= list.end) {
+	AttDeal d = att_deal<S>(step);
+	const AttTeam team = { d.warps, (int)warp_id() / d.warps, (int)warp_id() % d.warps };
+	const int teams = S::WARPS / d.warps, blocks = min((int)gridDim.x, (int)S::BLOCKS);
+	int  unit = d.parts > 1 ? (int)((unsigned)blockIdx.x / (unsigned)d.parts) : (int)blockIdx.x + team.team * blocks;
+	bool more = d.parts ? unit < d.units && (int)blockIdx.x < blocks : d.list.at < d.list.end;
+	AttSegment g;
+
+	if (more) {
+		g = d.parts ? att_dealt<S>(step, d.list.only, unit, d.parts > 1 ? (int)((unsigned)blockIdx.x % (unsigned)d.parts) : 0, d.parts) : att_segment<S>(step, d.list);
+		more = g.tile < g.end;
+	}
+	if (!more) {
 		PDL_WAIT();
 		return;
 	}
 	/* K and V are older than this step, but for the row's own position: a warp whose first tile lies before it does not wait with it */
-	AttSegment   g = att_segment<S>(step, list);
 	att_pages<S> from;
-	const bool   early = (g.tile + (int)warp_id() + 1) * S::TILE <= g.pos;
+	const bool   early = (g.tile + team.member + 1) * S::TILE <= g.pos;
+	att_look_up<S>(step, a, g, team, !early, from);
 	if (early)
-		att_begin<S>(step, a, g, s, from);
+		att_begin<S>(g, team, s, from);
 	PDL_WAIT();
 	PDL_LAUNCH();
 	if (!early)
-		att_begin<S>(step, a, g, s, from);
+		att_begin<S>(g, team, s, from);
 	for (;;) {
-		att_load_q<S>(a.q, g, s);
-		if (threadIdx.x == 0)
-			s.at = g;
-		__syncthreads();
-		att_decode_segment<S>(step, a, g, s, from);
-		if (list.at >= list.end)
+		att_load_q<S>(a.q, g, s, team);
+		if (team.thread() == 0)
+			s.at[team.team] = g;
+		team.sync(); /* queries are there */
+		att_decode_segment<S>(step, a, g, s, team, from);
+		unit += teams * blocks;
+		if (d.parts ? d.parts > 1 || unit >= d.units : d.list.at >= d.list.end)
 			return;
-		g = att_segment<S>(step, list);
-		__syncthreads(); /* the segment before is done with s */
-		att_begin<S>(step, a, g, s, from);
+		g = d.parts ? att_dealt<S>(step, d.list.only, unit, 0, 1) : att_segment<S>(step, d.list);
+		att_look_up<S>(step, a, g, team, false, from);
+		team.sync(); /* the segment before is done with s */
+		att_begin<S>(g, team, s, from);
 	}
 }
 

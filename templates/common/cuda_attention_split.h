@@ -73,25 +73,13 @@ warp_sum_int(int v)
  * is sequence i (S::seq_of). */
 typedef struct AttList { int at, end, blocks, each, longer; AttRange only; } AttList;
 
-/* Every warp finds out by itself. A launch for one row does not wait for n before it reads the position. */
+/* A list of `total` tiles, cut */
 template <class S> DEV AttList
-att_list(const llmc_step &s)
+att_cut(int total, const AttRange &only)
 {
-	const bool one = s.rows == 1;
 	AttList list;
-	int total = 0;
 
-	list.only = att_range<S>(s, 0, one ? s.pos[0] : 0);
-	const int n = s.n[0];
-	if (one) {
-		total = n > 0 ? att_tiles<S>(list.only) : 0;
-	} else {
-#pragma unroll 1
-		for (int row = lane_id(); row < n; row += 32)
-			total += att_row_tiles<S>(s, row);
-		total = warp_sum_int(total);
-	}
-	total *= S::UNITS;
+	list.only = only;
 	list.blocks = max(1, min(min((int)gridDim.x, (int)S::BLOCKS), (total + S::MIN_TILES - 1) / S::MIN_TILES));
 	list.each = (unsigned)total / (unsigned)list.blocks;
 	list.longer = total - list.each * list.blocks;
@@ -101,6 +89,26 @@ att_list(const llmc_step &s)
 		list.end = list.at + list.each + ((int)blockIdx.x < list.longer);
 	}
 	return list;
+}
+
+/* Every warp finds out by itself. A launch for one row does not wait for n before it reads the position. */
+template <class S> DEV AttList
+att_list(const llmc_step &s)
+{
+	const bool one = s.rows == 1;
+	const AttRange only = att_range<S>(s, 0, one ? s.pos[0] : 0);
+	const int n = s.n[0];
+	int total = 0;
+
+	if (one) {
+		total = n > 0 ? att_tiles<S>(only) : 0;
+	} else {
+#pragma unroll 1
+		for (int row = lane_id(); row < n; row += 32)
+			total += att_row_tiles<S>(s, row);
+		total = warp_sum_int(total);
+	}
+	return att_cut<S>(total * S::UNITS, only);
 }
 
 /* block of a tile of the list */
@@ -181,11 +189,26 @@ att_turn_back(const AttSegment &g, const AttOut &out)
 	}
 }
 
+template <int W> DEV void
+att_sums(const float *from, float (&x)[W])
+{
+	if constexpr (W == 4) {
+		const uint4 v = ld_v4(from);
+		x[0] = __uint_as_float(v.x);
+		x[1] = __uint_as_float(v.y);
+		x[2] = __uint_as_float(v.z);
+		x[3] = __uint_as_float(v.w);
+	} else {
+		x[0] = *from;
+	}
+}
+
 /* part_o of this block is written; top and sum (shared) are its heads' maxima and sums. The block whose part is the last makes y.
  * last: shared; factor: shared, [S::BLOCKS][S::HB], free from the next barrier on */
 template <class S, class TEAM = att_block> DEV void
 att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum, int *last, float *factor)
 {
+	enum { W = S::V % 4 ? 1 : 4 }; /* sums a load: with four of 512 (4 heads of 128) 128 threads have all of a part in one */
 	const int thread = TEAM::thread(), mine = 2 * (int)blockIdx.x + g.begins, n = g.last_block - g.first_block + 1;
 
 	if (thread < g.n_head) {
@@ -218,14 +241,21 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 			sum[h] = all + att_sink(out.sink ? out.sink + h : 0, most);
 	}
 	TEAM::sync();
-	for (int i = thread; i < g.n_head * S::V; i += TEAM::threads()) {
+	for (int i = W * thread; i < g.n_head * S::V; i += W * TEAM::threads()) {
 		const int h = i / S::V;
 		const float *from = out.part_o + (long long)2 * g.first_block * S::HB * S::V + i;
-		float o = from[(long long)S::HB * S::V] * factor[h];
+		float o[W] = {};
 #pragma unroll 8
-		for (int k = 1; k < n; k++)
-			o = fmaf(from[(long long)2 * k * S::HB * S::V], factor[k * S::HB + h], o);
-		out.y[h * out.y_step + i % S::V] = o / sum[h];
+		for (int k = 0; k < n; k++) {
+			float x[W];
+			att_sums(from + (long long)(k == 0 ? 1 : 2 * k) * S::HB * S::V, x);
+#pragma unroll
+			for (int c = 0; c < W; c++)
+				o[c] = fmaf(x[c], factor[k * S::HB + h], o[c]);
+		}
+#pragma unroll
+		for (int c = 0; c < W; c++)
+			out.y[h * out.y_step + i % S::V + c] = o[c] / sum[h];
 	}
 	att_turn_back<S, TEAM>(g, out);
 }

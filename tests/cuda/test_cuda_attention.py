@@ -134,7 +134,66 @@ def test_decode_large(template, arch):
     close(c.run(k, c.last()), np.concatenate([c.want(i, ps) for i, ps in c.last()]), 1e-4)
 
 
-EARLY = "(g.tile + (int)warp_id() + 1) * S::TILE <= g.pos"
+def dealt(c, sms):
+    """What a block of attention_decode_sm80 does (att_deal): blocks of a unit (0: runs of the list), warps of a team."""
+    lo = [max(n - c.window, 0) if c.window else 0 for n in c.lens]
+    tiles = [(n - 1) // 16 - a // 16 + 1 for n, a in zip(c.lens, lo)]
+    each = c.kv_heads * -(-(c.heads // c.kv_heads) // 8)
+    units, most, most_teams = len(tiles) * each, max(tiles), 1 if c.rotate else 4 if c.dim <= 128 else 2
+    warps = 8 if units <= sms or most_teams == 1 else 4 if units <= 2 * sms or most_teams == 2 else 2
+    parts = min(sms // units, -(-most // 8)) if units <= sms and most > 24 else 1
+    turns = -(-units // (sms * (8 // warps))) * (-(-(-(-most // parts)) // warps) + 2) + 2 * (parts > 1)
+    even = sum(tiles) * each // (8 * sms)
+    return (0, 8) if turns > even + even // 8 + 2 * (units // sms + 1) + 4 else (parts, warps)
+
+
+DEALT = {
+    "one":     (4,  (1, 8), dict(lens=[40])),
+    "two":     (4,  (1, 4), dict(lens=[33, 7], dim=128)),
+    "nine":    (9,  (1, 2), dict(lens=[(11 * i) % 50 + 1 for i in range(9)], dim=80)),
+    "wide":    (23, (1, 4), dict(lens=[(7 * i) % 60 + 1 for i in range(33)], heads=2, kv_heads=1, dim=256, kv="bf16")),
+    "turns":   (23, (1, 2), dict(lens=[(5 * i) % 50 + 1 for i in range(64)], window=40, sinks=True)),
+    "turn":    (19, (1, 8), dict(lens=[300, 20, 370], heads=18, kv_heads=2, v_dim=192)),
+    "parts":   (8,  (4, 8), dict(lens=[700], heads=16, kv_heads=2, kv="bf16")),
+    "unlike":  (26, (4, 8), dict(lens=[700, 100, 450], heads=9, kv_heads=1, dim=32, cap=30.0)),  # 9 heads are two units
+    "runs":    (3,  (0, 8), dict(lens=[700, 1, 20, 33, 60, 17], heads=4, kv_heads=2, dim=32)),
+}
+
+
+@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in DEALT for r in H.RUNS])
+def test_decode_dealt(name, mode, seed):
+    """Units side by side in a block, in turns, alone in one, in parts over several, or runs of the list."""
+    sms, how, case = DEALT[name]
+    c = Case(**case)
+    assert dealt(c, sms) == how
+    k = H.build("attention_decode_sm80", "sm_90a", c.params)
+    rows = c.last()
+    want = np.concatenate([c.want(i, ps) for i, ps in rows])
+    got = c.run(k, rows, mode=mode, seed=seed, sms=sms)
+    close(got, want)
+    if mode == "fast": # the same to the bit with idle blocks' worth of rows
+        assert np.array_equal(got, c.run(k, rows, seed=seed + 2, sms=sms, bucket=len(rows) + 2))
+
+
+@pytest.mark.findings
+@pytest.mark.parametrize("name,text", [
+    ("turns", "team.sync(); /* the segment before is done with s */"),
+    ("nine", "__syncwarp(); /* the pieces make room for the sums */"),
+    ("parts", "team.sync(); /* maxima and sums of all heads are there */"),
+    ("two", "team.sync(); /* queries are there */")])
+def test_decode_barriers(name, text):
+    """Each is needed."""
+    H.only_emulated()
+    sms, _, case = DEALT[name]
+    c = Case(**case)
+    k = H.build("attention_decode_sm80", "sm_90a", c.params)
+    assert k.text.count(text) == 1
+    k.text = k.text.replace(text, "")
+    with pytest.raises(H.Finding, match="not ordered|race|nothing wrote"):
+        c.run(k, c.last(), mode="check", seed=2, sms=sms)
+
+
+EARLY = "(g.tile + team.member + 1) * S::TILE <= g.pos"
 
 
 @pytest.mark.parametrize("planted", [False, pytest.param(True, marks=pytest.mark.findings)])
