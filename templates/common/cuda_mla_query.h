@@ -1,4 +1,5 @@
-/* The first step of latent attention, behind the query's product: queries go into the space of latents, latents to the pool.
+/* The first step of latent attention, behind the query's product: queries go into the space of latents, latents to the pool. For decode steps, whose rows are
+ * all absorbed; cuda_mla_rows.h has the others.
  *
  *   k_b --ld.global--> registers, PDL wait, q --ld.global--> sums --shuffle, shared--> out, 4 rows a barrier
  *   q_rope --turned--> out;  latent, key --normed, turned--> the row's page
@@ -27,7 +28,7 @@ template <class W> struct mla_query_shared { float part[MLA_WARPS][4][MLA_SUB * 
 
 /* blockIdx.x is a head and MLA_SUB units of the latent's columns, blockIdx.y where it begins to take MLA_ROWS rows at a time: a warp 4 rows of k_b at a time, a lane a unit of one of them. The rows are on
  * their way before the launch before has ended. */
-template <class A, class ROPE, int EXPAND, class W> DEV void
+template <class A, class ROPE, class W> DEV void
 mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b)
 {
 	enum {
@@ -53,11 +54,10 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 	const int n = step.n[0];
 	for (int t0 = blockIdx.y * MLA_ROWS; t0 < n; t0 += gridDim.y * MLA_ROWS) {
 		const int end = min(t0 + (int)MLA_ROWS, n);
-		const bool absorbed = EXPAND == 0 || __any_sync(~0u, t0 + lane < end && !mla_row_expanded<EXPAND>(step, t0 + lane));
-		for (int t = absorbed ? t0 : end; t < end; t++) {
+		for (int t = t0; t < end; t++) {
 			const float *q = a.q + t * a.q_apart + h * Q;
 			float sum[W::UNIT] = {};
-			if (mine && !mla_row_expanded<EXPAND>(step, t)) {
+			if (mine) {
 #pragma unroll
 				for (int i = 0; i < DEEP; i++)
 					if (row + 32 * i < NOPE) {
@@ -83,7 +83,7 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 			__syncthreads();
 			for (int i = threadIdx.x; i < (t % 4 + 1) * MLA_SUB * W::UNIT; i += blockDim.x) {
 				const int to = t - t % 4 + i / (MLA_SUB * W::UNIT), at = i % (MLA_SUB * W::UNIT), unit = chunk * MLA_SUB + at / W::UNIT;
-				if (unit >= W::UNITS || at % W::UNIT >= W::width(unit) || mla_row_expanded<EXPAND>(step, to))
+				if (unit >= W::UNITS || at % W::UNIT >= W::width(unit))
 					continue;
 				float v = 0;
 #pragma unroll
@@ -93,22 +93,17 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 			}
 			__syncthreads();
 		}
-		/* what has positions, of this head; of expanded rows the rest, too */
+		/* what has positions, of this head */
 		for (int i = chunk * (int)blockDim.x + threadIdx.x; i < (end - t0) * (R / 2); i += CHUNKS * blockDim.x) {
 			const int t = t0 + i / (R / 2), k = i % (R / 2);
 			const int first = a.rope ? ROPE::first(k, R) : 2 * k, second = a.rope ? ROPE::second(k, R) : 2 * k + 1;
 			const float *q = a.q + t * a.q_apart + h * Q + NOPE;
-			float *out = a.out + ((long long)t * HEADS + h) * WIDTH + (mla_row_expanded<EXPAND>(step, t) ? (int)NOPE : (int)A::RANK);
+			float *out = a.out + ((long long)t * HEADS + h) * WIDTH + A::RANK;
 			float x = q[first], y = q[second];
 			if (a.rope)
 				rope_turn(&x, &y, a.rope + (long long)t * R, k, R);
 			out[first] = x;
 			out[second] = y;
-		}
-		for (int i = chunk * (int)blockDim.x + threadIdx.x; EXPAND > 0 && i < (end - t0) * NOPE; i += CHUNKS * blockDim.x) {
-			const int t = t0 + i / NOPE, k = i % NOPE;
-			if (mla_row_expanded<EXPAND>(step, t))
-				a.out[((long long)t * HEADS + h) * WIDTH + k] = a.q[t * a.q_apart + h * Q + k];
 		}
 		/* rows of the cache go round heads, chunks and warps */
 		for (int t = t0 + h + (chunk * MLA_WARPS + warp) * HEADS; t < end; t += CHUNKS * MLA_WARPS * HEADS)

@@ -150,8 +150,10 @@ class Steps(Case):
             q[..., self.nope:], key = rotate(q[..., self.nope:], table, p["STYLE"]), rotate(key, table, p["STYLE"])
         want = self.form(q)
         x = np.concatenate([a, c], 1) if self.stacked else a
+        unused = np.isnan(want).any() and kw.get("mode") == "check" # what nobody is to write has been written
+        out = H.inout(np.zeros(want.shape, np.float32)) if unused else H.out(want.shape, alloc=want.size)
         pages, got = kernel.run(step, [x, None if self.stacked else c, self.qn, self.q_b.packed if self.q_b else None, self.kvn, self.k_b.packed, table,
-                                       H.inout(self.pool.pages), H.out(want.shape, alloc=want.size), None], seed=seed, **kw)
+                                       H.inout(self.pool.pages), out, None], seed=seed, **kw)
         used = ~np.isnan(want)
         assert np.abs(got - want)[used].max() < tol * np.abs(want[used]).max()
         kind = type(self.pool)
@@ -401,9 +403,10 @@ def query_tests():
 def test_queries(template, arch, name, mode, seed):
     c = Steps(**QUERY[name])
     rows = [1] * len(c.lens) if "decode" in template else [min(n, r) for n, r in zip(c.lens, [70, 2, 1, 5, 1, 3])]
+    early = dict(early=[(7, 0, 0)]) if "mixed" in template else {} # looks at the step before its wait
     if mode == "check":
         rows[0] = min(rows[0], 5)
-    c.query(H.build(template, arch, c.params), rows, 1e-2 if "mixed" in template and c.q_rank else 5e-4 if "decode" in template and c.q_rank else 2e-5, mode=mode, seed=seed)
+    c.query(H.build(template, arch, c.params), rows, 1e-2 if "mixed" in template and c.q_rank else 5e-4 if "decode" in template and c.q_rank else 2e-5, mode=mode, seed=seed, **early)
 
 
 @pytest.mark.sample(4)
@@ -411,7 +414,44 @@ def test_queries(template, arch, name, mode, seed):
                                                  for r in H.RUNS])
 def test_values(name, arch, mode, seed):
     c = Steps(**QUERY[name])
-    c.values(H.build("mla_value", arch, c.params), [min(n, r) for n, r in zip(c.lens, [6, 1, 1, 3, 1, 2])], 1e-5, mode=mode, seed=seed)
+    rows = [min(n, r) for n, r in zip(c.lens, [6, 1, 1, 3, 1, 2])]
+    c.values(H.build("mla_value", arch, c.params), rows, 1e-5, mode=mode, seed=seed)
+    if arch != "sm_75":
+        c.values(H.build("mla_value_mixed", arch, c.params), rows, 1e-5, mode=mode, seed=seed, early=[])
+
+
+# tiles of 64 and 32 rows, and a row less or more; odd shapes
+TILES = {
+    "bf16":     dict(heads=2, rank=128, nope=32, rope=16, v_dim=40, kv="bf16", dtypes=("bf16", "bf16")),
+    "f32":      dict(heads=3, rank=40, nope=24, rope=16, v_dim=12, dtypes=("f32", "f32"), expand=20),
+    "f16":      dict(heads=2, rank=40, nope=7, rope=6, v_dim=9, kv="f32", dtypes=("f16", "f16")),
+    "q4":       dict(heads=1, rank=96, nope=40, rope=16, v_dim=33, dtypes=("q8_0", "q4_0"), expand=20),
+    "k":        dict(heads=1, rank=256, nope=200, rope=16, v_dim=64, dtypes=("q4_k", "q6_k")),
+    "deepseek": dict(heads=1, rank=512, nope=128, rope=64, v_dim=128, kv="bf16", dtypes=("bf16", "bf16"), expand=20),
+}
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name,n", [(name, n) for name in TILES for n in ((9, 16, 33, 64, 65) if name in ("bf16", "f32") else (33, 65))])
+def test_tiles_of_rows(name, n):
+    """Of n rows two thirds are one sequence's, expanded where that is asked for and whole; the others are decode rows, with the bits that they have alone."""
+    rows = [n * 2 // 3] + [1] * (n - n * 2 // 3)
+    c = Steps(lens=[max(rows[0] + 3, 40)] + [1 + 7 * i for i in range(1, len(rows))], **TILES[name])
+    query, value = H.build("mla_query_mixed", "sm_90a", c.params), H.build("mla_value_mixed", "sm_86", c.params)
+    for sms in (2, 70):
+        c.query(query, rows, 2e-5, sms=sms, seed=n, early=[(7, 0, 0)])
+        c.values(value, rows, 1e-5, sms=sms, seed=n, early=[])
+
+
+def test_a_row_beside_others():
+    """Bits of a row in tiles are those that it has alone."""
+    c = Steps(lens=[5] * 40, **dict(TILES["bf16"]))
+    k = H.build("mla_value_mixed", "sm_90a", c.params)
+    o = np.random.default_rng(3).standard_normal((40, c.heads, c.rank)).astype(np.float32)
+    run = lambda at: k.run(H.make_step([4] * len(at), None, None, None, c.pool.table[at]), [o[at], c.v_b.packed, H.out((len(at), c.heads, c.v_dim))])[0]
+    whole = run(np.arange(40))
+    for at in ([0], [39, 3], list(range(20, 37))):
+        assert np.array_equal(run(np.array(at)), whole[at])
 
 
 MADE_PLANTED = {  # what rounds leave each other, and latents before they are there
@@ -455,6 +495,37 @@ def test_planted(template, right):
             c.attend(k, [70, 1], 3e-2, mode="check", seed=2)
 
 
+ROWS_PLANTED = {
+    "halves of a sum": ("mla_query_mixed", "		__syncthreads();\n		if (half == 0)", "		if (half == 0)"),
+    "halves before": ("mla_query_mixed", "		__syncthreads(); /* the unit before is done */", ""),
+    "rows' forms": ("mla_query_mixed", "		__syncthreads(); /* the rows before have been looked at */", ""),
+    "parts of a sum": ("mla_value_mixed", "		__syncthreads();\n		const int row =", "		const int row ="),
+    "parts before": ("mla_value_mixed", "		__syncthreads(); /* the unit before has been read */", ""),
+    "queries too early": ("mla_query_mixed", "(step, t0 + 8 * r);\n		if (first) {\n			PDL_WAIT();", "(step, t0 + 8 * r);\n		if (first) {"),
+    "sums too early": ("mla_value_mixed", "U::OF_PART);\n		if (first) {\n			PDL_WAIT();", "U::OF_PART);\n		if (first) {"),
+    "expanded rows": ("mla_value_mixed", "t0 + lane < n && !mla_row_expanded<EXPAND>(step, t0 + lane)", "t0 + lane < n"),
+    "parts of weights": ("mla_query_mixed", "b.lo[0]);\n		tf32_split(b1", "b.lo[1]);\n		tf32_split(b1"),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.findings
+@pytest.mark.parametrize("what", ROWS_PLANTED)
+def test_rows_planted(what):
+    template, right, wrong = ROWS_PLANTED[what]
+    c = Steps(lens=[110, 40], **dict(TILES["f32"], heads=2))
+    k = H.build(template, "sm_90a", c.params)
+    assert k.text.count(right) == 1
+    for planted in False, True:
+        k.text = k.text.replace(right, wrong) if planted else k.text
+        run = lambda: c.query(k, [66, 1], 2e-5, mode="check", seed=2, sms=1, early=[(7, 0, 0)]) if "query" in template else c.values(k, [66, 1], 1e-5, mode="check", seed=2, sms=1, early=[])
+        if planted:
+            with pytest.raises((H.Finding, AssertionError)):
+                run()
+        else:
+            run()
+
+
 @pytest.mark.parametrize("model,most", [("deepseek-v2-lite", 8), ("deepseek-v3", 9)])
 def test_launches_of_a_layer(model, most, tmp_path):
     """A decode step's layer, experts included."""
@@ -475,7 +546,7 @@ def test_nvrtc(dtype):
     own = dict(p, EXPAND=OWN, HAS_K_B=1, HAS_V_B=1)
     if H.nvrtc("mla_attend_mixed_sm80", own, ["sm_86", "sm_90a"] if dtype == "bf16" else ["sm_120a"]) is None:
         pytest.skip("no libnvrtc")
-    for template in "mla_attention", "mla_query", "mla_query_decode", "mla_query_mixed", "mla_attend", "mla_attend_decode_sm80", "mla_attend_decode_sm90", "mla_value":
+    for template in "mla_attention", "mla_query", "mla_query_decode", "mla_query_mixed", "mla_attend", "mla_attend_decode_sm80", "mla_attend_decode_sm90", "mla_value", "mla_value_mixed":
         if dtype != "bf16" and "attend" in template and not H.EVERY: # reads no weights
             continue
         archs = [a for a in (["sm_75", "sm_86", "sm_90a", "sm_120a"] if dtype == "bf16" else ["sm_90a"]) if H.accepts(template, a, p)]
