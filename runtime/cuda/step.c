@@ -329,8 +329,13 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Kernels of decode steps stream weights past at most this many rows at a time: with more, the mixed step's read them once. */
-enum { DECODE_ROWS = 8 };
+/* Decode steps of more rows than this take the mixed step's kernels, which were faster on an H100 (docs/cuda-decode.md): a decode kernel keeps more
+ * bits of a row of x and pays for each row. One of experts reads weights once for each row that chose them. */
+static int64_t
+decode_rows(OpKind op)
+{
+	return op == OP_norm_route || op == OP_norm_moe_glu || op == OP_moe_down_add || op == OP_moe_ffn ? 1 : 4;
+}
 
 /* A step of a phase. Values lie in the same places in both phases, and scratch lives within a step: they may be mixed. What mixed steps hold in
  * another type is made and read by such as stand in together (compiler/narrow.c). */
@@ -339,7 +344,7 @@ cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 {
 	const PlanStep *p = c->step[phase][i].step;
 
-	if (phase != 0 || rows <= DECODE_ROWS || !plan_mixed_serves(p) || i >= c->s->plan->phase[1].n_step)
+	if (phase != 0 || rows <= decode_rows(p->op) || !plan_mixed_serves(p) || i >= c->s->plan->phase[1].n_step)
 		return &c->step[phase][i];
 	/* a plan is a file: only the same op of the same layer stands in */
 	const PlanStep *mixed = c->step[1][i].step;

@@ -90,7 +90,9 @@ gemv_splits(int rows, int groups)
 	for (int s = 1; s <= G::MAX_SPLITS; s++) {
 		const int ranges = G::SMS / s, more = groups % ranges * 100 / ranges; /* percent */
 		const int percent = groups / ranges * 100 + (groups % ranges == 0 ? 0 : more > alone ? more : alone);
-		const long long cost = (long long)percent * 8 * G::W::ROW / 100 / s + (s > 1 ? joined : 0);
+		const int each = (G::UNITS + s - 1) / s, ways = (each + GEMV_WARPS - 1) / GEMV_WARPS * GEMV_WARPS; /* units of a split, and as the warps share them */
+		const long long x = (long long)G::COLS / s * (G::W::PACKED ? 10 : 4);
+		const long long cost = (long long)percent * 8 * G::W::ROW / 100 / s * ways / each + x + (s > 1 ? joined : 0);
 		if (gemv_rows_at_once<G>(s) >= rows && (least == 0 || cost < least)) {
 			best = s;
 			least = cost;
