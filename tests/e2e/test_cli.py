@@ -114,8 +114,11 @@ dtype: f32
 
 def test_bench_of_the_attention_module(llmc, tmp_path):
     (tmp_path / "m.yaml").write_text(LATENT)
-    llmc("bench", "mla", tmp_path / "m.yaml", "--random-weights", "--device", "ref", "-d", "40", code=2)
-    assert "no kernels of the expanded form" in llmc.err
+    alone = ["bench", "mla", tmp_path / "m.yaml", "--random-weights", "--device", "ref", "-b", "1", "-d", "40"]
+    x, = llmc.json(*alone)["results"]
+    assert x["absorbed_s"] > 0 and x["expanded_s"] is None and x["speedup"] is None
+    llmc(*alone)
+    assert re.search(r"^ +1 +40 +[0-9.]+ us +- +-$", llmc.out, re.M) and "kernels of the absorbed form alone" in llmc.out
     run = ["bench", "mla", tmp_path / "m.yaml", "--random-weights", "--arch", "generic", "-t", "1", "-b", "1,2", "-d", "5,40"]
     r = llmc.json(*run)
     assert [(x["sequences"], x["depth"]) for x in r["results"]] == [(1, 5), (1, 40), (2, 5), (2, 40)]
