@@ -330,10 +330,13 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 }
 
 /* Decode steps of more rows than this take the mixed step's kernels, which were faster on an H100 (docs/cuda-decode.md): a decode kernel keeps more
- * bits of a row of x and pays for each row. One of experts reads weights once for each row that chose them. */
+ * bits of a row of x and pays for each row. One of experts reads weights once for each row that chose them. Without tensor cores of 16 bits a
+ * mixed kernel multiplies by FMA. */
 static int64_t
-decode_rows(OpKind op)
+decode_rows(const Plan *p, OpKind op)
 {
+	if (strcmp(p->target, "cuda-sm_75") == 0)
+		return 8;
 	return op == OP_norm_route || op == OP_norm_moe_glu || op == OP_moe_down_add || op == OP_moe_ffn ? 1 : 4;
 }
 
@@ -344,7 +347,7 @@ cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 {
 	const PlanStep *p = c->step[phase][i].step;
 
-	if (phase != 0 || rows <= decode_rows(p->op) || !plan_mixed_serves(p) || i >= c->s->plan->phase[1].n_step)
+	if (phase != 0 || rows <= decode_rows(c->s->plan, p->op) || !plan_mixed_serves(p) || i >= c->s->plan->phase[1].n_step)
 		return &c->step[phase][i];
 	/* a plan is a file: only the same op of the same layer stands in */
 	const PlanStep *mixed = c->step[1][i].step;

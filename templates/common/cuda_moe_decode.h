@@ -37,7 +37,7 @@ template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E
 		APART = K * F + S,       /* of h, from row to row */
 		WIDE = (int)GATE::UNIT > 8 || (int)UP::UNIT > 8 || (S > 0 && ((int)S_GATE::UNIT > 8 || (int)S_UP::UNIT > 8)), /* registers are few */
 		THREADS = 512,
-		PAIRS = WIDE ? 2 : 4     /* that moe_up takes at once */
+		PAIRS = ROWS == 1 ? 1 : WIDE ? 2 : 4 /* that moe_up takes at once */
 	};
 	DEV float glu(float g, float u) { return GLU_(g, u); }
 };
@@ -185,7 +185,7 @@ moe_up_chosen(moe_up_arena<C> &s, const moe_up_operands<C> &in, const int *id, f
 	enum { XS = sizeof s.x[0] / 4 };
 	const int lane = lane_id(), pairs = n * C::K;
 	const long long warp = (long long)blockIdx.x * (C::THREADS / 32) + warp_id(), warps = (long long)gridDim.x * (C::THREADS / 32);
-	const bool few = pairs <= 32; /* then the lanes are the pairs, and the first of those that share an expert stands for it */
+	const bool few = C::ROWS * C::K <= 32 || pairs <= 32; /* then the lanes are the pairs, and the first of those that share an expert stands for it */
 	int own = -1 - lane, used = 0;
 	unsigned same = 0, first = 0;
 
