@@ -138,13 +138,14 @@ class Sampler:
         return status, id_.value, logprob.value
 
 
-def sample(logits, slots, counts, mode, seed, steps=1, arch="sm_90a", grid=None, count=6, masks=None):
-    """logits [steps, rows, vocab]: the state after each of the steps. Row o belongs to slot o. masks: (of which mask each row has, bits [masks, vocab])"""
+def sample(logits, slots, counts, mode, seed, steps=1, arch="sm_90a", grid=None, count=6, masks=None, share=None):
+    """logits [steps, rows, vocab]: the state after each of the steps. Row o belongs to slot o. masks: (of which mask each row has, bits [masks, vocab]);
+    share: so many blocks have a row"""
     _, rows, vocab = logits.shape
     ids = np.arange(rows, dtype=np.int32)
     launches = []
     for i in range(steps):
-        launches.append((text("sample"), "sample.cu", "llmc_sample", (5 if grid else PARTS, grid or rows), 512, 0,
+        launches.append((text("sample"), "sample.cu", "llmc_sample", (share or (5 if grid else PARTS), grid or rows), 512, 0,
                          dict(logits=np.ascontiguousarray(logits[i]), now=np.array([count + i], np.uint32))))
     arrays = dict(s_n=np.array([rows] * 4, np.int32), s_seq_of=ids, s_out_row=ids, slot_of=ids, slot=slots, counts=counts,
                   logits=np.ascontiguousarray(logits[0]), work=np.zeros((rows, vocab, 2), np.float32), part=np.zeros((rows, PARTS, 8)),
@@ -240,6 +241,40 @@ def test_masks_leave_what_is_allowed(cpu):
     logits[0, 1, ~bits[0]] = np.nan  # what is broken is found, allowed or not
     got, = sample(logits[:, :4], slots[:4], counts[:4], *H.RUNS[0], masks=([-1, 0, -1, 0], np.zeros((1, vocab), bool)))
     assert got["picked"][6 % RING]["status"].tolist() == [0, 1, 0, 2]
+
+
+# parts of two rounds of loads, of a few logits each, and some of none
+@pytest.mark.parametrize("rows,vocab", [(1, 131101), (9, 20011), (64, 509)])
+def test_greedy_rows_are_the_same_however_they_are_shared(rows, vocab):
+    rng, piece = np.random.default_rng(vocab), -(-vocab // PARTS)
+    logits = (rng.standard_normal((1, rows, vocab)) * 4 + rng.integers(-400, 400, rows)[:, None]).astype(np.float32)
+    for o in range(rows):  # equals: of one thread, neighbours, of two warps, the ends, of two parts
+        first = int(rng.integers(vocab)) if o % 3 else 0
+        second = min(first + [512, 1, 32, vocab, piece, 4096][o % 6], vocab - 1)
+        logits[0, o, [first, second]] = logits[0, o].max() + rng.integers(0, 2) * 3
+    slots = np.zeros(rows, SLOT)
+    slots["repetition"] = 1
+    v = logits[0].astype(np.float64)
+    top = v.max(axis=1)
+    want = -np.log(np.exp(v - top[:, None]).sum(axis=1))
+    said = []
+    for share, run in [(PARTS, H.RUNS[0]), (5, H.FAST[-1]), (2, H.FAST[0])] + [(1, r) for r in H.RUNS[1:] if vocab < 1000]:
+        got, = sample(logits, slots, np.zeros((rows, vocab), np.int32), *run, share=share)
+        picked = got["picked"][6 % RING]
+        assert (picked["id"] == v.argmax(axis=1)).all() and not picked["status"].any()
+        assert np.abs(picked["logprob"] - want).max() < 2e-6
+        assert got["count"][0] == 7 and not got["row_done"].any() and not got["all_done"].any()
+        said.append(picked["logprob"].tobytes())
+    assert len(set(said)) == 1
+
+
+def test_what_is_no_number_is_found_wherever_it_lies():
+    vocab, at = 70001, [0, 31, 512, 1100, 1536, 2187, 2188, 33333, 69999, 70000]
+    logits = np.random.default_rng(5).standard_normal((1, len(at) + 1, vocab)).astype(np.float32)
+    for o, i in enumerate(at):
+        logits[0, o, i] = np.nan
+    got, = sample(logits, np.zeros(len(at) + 1, SLOT), np.zeros((len(at) + 1, vocab), np.int32), *H.RUNS[0], share=2)
+    assert got["picked"][6 % RING]["status"].tolist() == [1] * len(at) + [0]
 
 
 @pytest.mark.parametrize("mode,seed", [H.RUNS[0], H.RUNS[-1]])

@@ -26,12 +26,12 @@ mask_of(const llmc_state &p, int o)
 	return at < 0 ? 0 : p.mask + (long long)at * ((p.vocab + 31) / 32);
 }
 
-/* The largest, the best (of equals the lower id) and whether any was bad, over the block; all threads get them. */
-DEV void
-best_of(pick_shared &s, float &most, float &v, int &id, int &bad)
+/* The best of N lanes, of equals the lower id, and whether any was bad: to all of them. */
+template <int N> DEV void
+warp_best(float &v, int &id, int &bad)
 {
 #pragma unroll
-	for (int d = 16; d; d >>= 1) {
+	for (int d = N / 2; d; d >>= 1) {
 		const float ov = __shfl_xor_sync(0xffffffffu, v, d);
 		const int oid = __shfl_xor_sync(0xffffffffu, id, d);
 		bad |= __shfl_xor_sync(0xffffffffu, bad, d);
@@ -40,40 +40,151 @@ best_of(pick_shared &s, float &most, float &v, int &id, int &bad)
 			id = oid;
 		}
 	}
-	most = warp_max(most);
+}
+
+/* The same over the block */
+DEV void
+best_of(pick_shared &s, float &v, int &id, int &bad)
+{
+	warp_best<32>(v, id, bad);
 	if (lane_id() == 0) {
-		s.top[warp_id()] = most;
 		s.best[warp_id()] = v;
 		s.id[warp_id()] = id;
 		s.bad[warp_id()] = bad;
 	}
 	__syncthreads();
+	v = s.best[lane_id() % PICK_WARPS];
+	id = s.id[lane_id() % PICK_WARPS];
+	bad = s.bad[lane_id() % PICK_WARPS];
+	warp_best<PICK_WARPS>(v, id, bad);
+}
+
+/* Elements [first, hi) of a row, the rest of a part: the block's threads have AT_ONCE of them each. */
+struct rest { int part, first, hi; };
+
+DEV rest
+part_of(int vocab, int part)
+{
+	const int piece = (vocab + LLMC_PICK_PARTS - 1) / LLMC_PICK_PARTS, lo = min(part * piece, vocab);
+	return rest{ part, lo, min(lo + piece, vocab) };
+}
+
+DEV void
+ask(float (&raw)[AT_ONCE], const float *v, const rest &at)
+{
+	v += at.first + threadIdx.x;
+#pragma unroll
+	for (int k = 0; k < AT_ONCE; k++)
+		raw[k] = (int)threadIdx.x < at.hi - at.first - k * PICK_THREADS ? v[k * PICK_THREADS] : PICK_NONE;
+}
+
+/* What a thread has found in the logits of a part */
+struct seen { float most, sum; int id; };
+
+DEV void
+see(seen &a, bool &bad, const float (&raw)[AT_ONCE], int first)
+{
+	float most = raw[0], sum = 0;
+	int at = 0;
+
+#pragma unroll
+	for (int k = 0; k < AT_ONCE; k++) {
+		bad |= raw[k] != raw[k];
+		const bool more = raw[k] > most; /* ids rise: the first of equals stays */
+		most = more ? raw[k] : most;
+		at = more ? k : at;
+	}
+	if (most > a.most) {
+		a.sum *= pick_about_exp(a.most - most);
+		a.most = most;
+		a.id = first + (int)threadIdx.x + at * PICK_THREADS;
+	}
+	const float base = a.most == PICK_NONE ? 0 : a.most;
+#pragma unroll
+	for (int k = 0; k < AT_ONCE; k++)
+		sum += pick_about_exp(raw[k] - base);
+	a.sum += sum;
+}
+
+/* The block's parts of row o as they are, without mask or penalties, into p.part. Their sums have the same bits however many blocks share the row: of
+ * threads and warps in single precision, of more in double. `raw` is the first of it, which has been asked for.
+ *
+ * 64 rows of 128256 are 33 MB, 16 parts a block: at 3 TB/s 11 us. A warp has its 8 loads of the next part on their way while it looks at the
+ * last 8, and no barrier makes it wait for the others before the end. It takes 12 instructions a logit and 100 a part to put 32 lanes
+ * together: 200 x 16 parts x 4 warps of a scheduler are 7 us, behind the memory's. */
+DEV void
+weigh(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
+{
+	const float *v = p.logits + (long long)o * p.vocab;
+	seen a = { PICK_NONE, 0, 0x7fffffff };
+	bool bad = false; /* in this part or one before: the row's it is */
+	int n = 0; /* parts that are done */
+
 #pragma unroll 1
-	for (int w = 0; w < PICK_WARPS; w++) {
-		most = fmaxf(most, s.top[w]);
-		bad |= s.bad[w];
-		if (pick_before(s.best[w], s.id[w], v, id)) {
-			v = s.best[w];
-			id = s.id[w];
+	while (at.part < LLMC_PICK_PARTS) {
+		float later[AT_ONCE];
+		rest next = { at.part, at.first + AT_ONCE * PICK_THREADS, at.hi };
+		if (next.first >= next.hi)
+			next = part_of(p.vocab, at.part + (int)gridDim.x);
+		if (next.part < LLMC_PICK_PARTS)
+			ask(later, v, next);
+		see(a, bad, raw, at.first);
+		if (next.part != at.part) {
+			const float most = warp_max(a.most), base = most == PICK_NONE ? 0 : most;
+			const float sum = warp_sum(a.sum * pick_about_exp(a.most - base));
+			int id = a.most == most ? a.id : 0x7fffffff;
+#pragma unroll
+			for (int d = 16; d; d >>= 1)
+				id = min(id, __shfl_xor_sync(0xffffffffu, id, d));
+			bad = __any_sync(0xffffffffu, bad);
+			if (lane_id() == 0) {
+				s.seen_max[n * PICK_WARPS + warp_id()] = most;
+				s.seen_sum[n * PICK_WARPS + warp_id()] = sum;
+				s.seen_id[n * PICK_WARPS + warp_id()] = bad ? -1 : id;
+			}
+			a = seen{ PICK_NONE, 0, 0x7fffffff };
+			n++;
 		}
+#pragma unroll
+		for (int k = 0; k < AT_ONCE; k++)
+			raw[k] = later[k];
+		at = next;
+	}
+	__syncthreads();
+	/* 16 lanes a part */
+	const int of = threadIdx.x / PICK_WARPS;
+	float most = of < n ? s.seen_max[threadIdx.x] : PICK_NONE;
+	int id = of < n ? s.seen_id[threadIdx.x] : 0, broken = id < 0;
+	const float mine = most;
+	warp_best<PICK_WARPS>(most, id, broken);
+	double sum = of < n && mine > PICK_NONE ? (double)s.seen_sum[threadIdx.x] * pick_about_exp(mine - most) : 0;
+#pragma unroll
+	for (int d = PICK_WARPS / 2; d; d >>= 1)
+		sum += __shfl_xor_sync(0xffffffffu, sum, d);
+	if (of < n && threadIdx.x % PICK_WARPS == 0) {
+		double *to = p.part + ((long long)o * LLMC_PICK_PARTS + blockIdx.x + of * gridDim.x) * PART_WORDS;
+		to[PART_MAX] = to[PART_BEST] = most;
+		to[PART_SUM] = sum;
+		to[PART_ID] = id;
+		to[PART_BAD] = broken;
 	}
 }
 
-/* One part of row o into p.part */
+/* What mask, penalties and short lists make of one part of row o, over what `weigh` said of it. */
 DEV void
 look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o, int part)
 {
-	const int piece = (p.vocab + LLMC_PICK_PARTS - 1) / LLMC_PICK_PARTS;
-	const int lo = min(part * piece, p.vocab), hi = min(lo + piece, p.vocab);
+	const rest l = part_of(p.vocab, part);
+	const int lo = l.first, hi = l.hi;
 	const float *v = p.logits + (long long)o * p.vocab;
 	const int *count = p.counts + (long long)slot_at * p.vocab;
-	float *w = (float *)(p.work + (long long)o * p.vocab), most = PICK_NONE, best = PICK_NONE;
+	float *w = (float *)(p.work + (long long)o * p.vocab), best = PICK_NONE;
 	int *ids = (int *)w + p.vocab, best_id = 0x7fffffff, bad = 0, few = 0;
 	unsigned least = 0;
 	const int wanted = pick_wants(slot, p.vocab);
-	double sum = 0;
 
 	/* logits are asked for together: w might be v, for all that the compiler knows, and each would wait for what is stored before it */
+#pragma unroll 1
 	for (int first = lo + threadIdx.x; first < hi; first += AT_ONCE * PICK_THREADS) {
 		float raw[AT_ONCE];
 #pragma unroll
@@ -92,8 +203,6 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned 
 			if (mask || slot.penalties)
 				w[i] = x;
 			bad |= raw[k] != raw[k] || x != x;
-			if (raw[k] > most)
-				most = raw[k];
 			if (pick_before(x, i, best, best_id)) {
 				best = x;
 				best_id = i;
@@ -101,26 +210,11 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned 
 		}
 	}
 	const float mine = best;
-	best_of(s, most, best, best_id, bad);
-	if (most > PICK_NONE) /* else none of them weighs anything */
-#pragma unroll 8
-		for (int i = lo + threadIdx.x; i < hi; i += PICK_THREADS)
-			sum += (double)pick_exp(__fadd_rn(v[i], -most));
+	best_of(s, best, best_id, bad);
 	if (wanted && !bad) /* this block's part of w is behind best_of's barrier */
 		few = pick_shortlist(s, mask || slot.penalties ? w : v, mine, pick_list{ 0, hi - lo, lo }, wanted, ids + lo, &least);
-	for (int d = 16; d; d >>= 1)
-		sum += __shfl_xor_sync(0xffffffffu, sum, d);
-	if (lane_id() == 0)
-		s.add[warp_id()] = sum;
-	__syncthreads();
 	if (threadIdx.x == 0) {
 		double *to = p.part + ((long long)o * LLMC_PICK_PARTS + part) * PART_WORDS;
-		sum = 0;
-#pragma unroll 1
-		for (int k = 0; k < PICK_WARPS; k++)
-			sum += s.add[k];
-		to[PART_MAX] = most;
-		to[PART_SUM] = sum;
 		to[PART_BEST] = best;
 		to[PART_ID] = best_id;
 		to[PART_BAD] = bad;
@@ -129,20 +223,21 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned 
 	}
 }
 
-/* The lists of a row's parts in one, in shared memory; none where they are too long or were not made. *whole: the highest of the keys that
- * the parts listed down to. */
+/* The lists that the parts of a row made, in one, in shared memory; none where it is too long. `part` is the lane's. *whole: the highest of the
+ * keys that the parts listed down to. */
 DEV pick_list
-gather(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const double *part, const int *ids, unsigned *whole)
+gather(pick_shared &s, const llmc_state &p, const double *part, const int *ids, unsigned *whole)
 {
-	const int piece = (p.vocab + LLMC_PICK_PARTS - 1) / LLMC_PICK_PARTS;
+	const int piece = (p.vocab + LLMC_PICK_PARTS - 1) / LLMC_PICK_PARTS, few = (int)part[PART_FEW];
 	int n = 0;
 
-	if (!pick_wants(slot, p.vocab))
-		return pick_list{ 0, 0, 0 };
+	*whole = (unsigned)part[PART_LEAST];
+#pragma unroll
+	for (int d = 16; d; d >>= 1)
+		*whole = max(*whole, __shfl_xor_sync(0xffffffffu, *whole, d));
 #pragma unroll 1
-	for (int k = 0; k < LLMC_PICK_PARTS; k++, part += PART_WORDS) {
-		const int more = (int)part[PART_FEW];
-		*whole = max(*whole, (unsigned)part[PART_LEAST]);
+	for (int k = 0; k < LLMC_PICK_PARTS; k++) {
+		const int more = __shfl_sync(0xffffffffu, few, k);
 		for (int i = threadIdx.x; i < more && n + i < PICK_FEW; i += PICK_THREADS)
 			s.few[n + i] = ids[k * piece + i];
 		n += more;
@@ -151,54 +246,45 @@ gather(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const double 
 	return n <= PICK_FEW ? pick_list{ s.few, n, 0 } : pick_list{ 0, 0, 0 };
 }
 
-/* All parts of row o are there: pick, and note it. */
+/* All parts of row o are there, one a lane of every warp: pick, and note it. */
 DEV void
 settle(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o, unsigned number)
 {
+	static_assert(LLMC_PICK_PARTS == 32, "parts of a row are lanes");
 	const float *v = p.logits + (long long)o * p.vocab;
-	float *w = (float *)(p.work + (long long)o * p.vocab), most = PICK_NONE, best = PICK_NONE;
-	int id = 0x7fffffff, bad = 0;
+	float *w = (float *)(p.work + (long long)o * p.vocab);
+	const double *part = p.part + ((long long)o * LLMC_PICK_PARTS + lane_id()) * PART_WORDS;
+	const float top = (float)part[PART_MAX], most = warp_max(top);
+	float best = (float)part[PART_BEST];
+	int best_id = (int)part[PART_ID], bad = part[PART_BAD] != 0;
+	double all = part[PART_SUM];
 
-	for (int i = threadIdx.x; i < LLMC_PICK_PARTS * PART_WORDS; i += PICK_THREADS)
-		if (i % PART_WORDS <= PART_LEAST)
-			s.found[i] = p.part[(long long)o * LLMC_PICK_PARTS * PART_WORDS + i];
-	__syncthreads();
-	const double *part = s.found;
-#pragma unroll 1
-	for (int k = 0; k < LLMC_PICK_PARTS; k++, part += PART_WORDS) {
-		most = fmaxf(most, (float)part[PART_MAX]);
-		bad |= part[PART_BAD] != 0;
-		if (pick_before((float)part[PART_BEST], (int)part[PART_ID], best, id)) {
-			best = (float)part[PART_BEST];
-			id = (int)part[PART_ID];
-		}
-	}
+	warp_best<32>(best, best_id, bad);
 	const int status = bad ? 1 : most == PICK_NONE || best == PICK_NONE ? 2 : 0;
+	int id = best_id;
 	if (status == 0 && slot.temperature > 0) {
 		int *ids = (int *)w + p.vocab;
 		unsigned whole = 0;
-		const pick_list few = gather(s, p, slot, s.found, ids, &whole);
+		pick_list few = { 0, 0, 0 };
+		if (pick_wants(slot, p.vocab))
+			few = gather(s, p, part, ids, &whole);
 		id = pick_draw(s, slot, mask || slot.penalties ? w : v, p.vocab, best, id, few, whole, w, ids);
 	}
-	if (threadIdx.x < LLMC_PICK_PARTS) {
-		double *mine = s.found + threadIdx.x * PART_WORDS;
-		if (mine[PART_SUM] > 0)
-			mine[PART_SUM] *= exp(mine[PART_MAX] - (double)most);
-	}
-	__syncthreads();
+	if (warp_id())
+		return;
+	all = all > 0 ? all * exp((double)top - (double)most) : 0;
+#pragma unroll
+	for (int d = 16; d; d >>= 1)
+		all += __shfl_xor_sync(0xffffffffu, all, d);
 	if (threadIdx.x)
 		return;
-	double all = 0;
-#pragma unroll 1
-	for (int k = 0; k < LLMC_PICK_PARTS; k++)
-		if (s.found[k * PART_WORDS + PART_SUM] > 0)
-			all += s.found[k * PART_WORDS + PART_SUM];
 	llmc_picked *to = p.picked + (unsigned)number % LLMC_RING * (long long)p.max_out + o;
+	const float x = id == best_id && !slot.penalties ? best : v[id]; /* most often there is no need to ask */
 	float logprob = 0;
 	if (status == 0 && most == -PICK_NONE) /* one token takes all */
-		logprob = v[id] == -PICK_NONE ? 0 : PICK_NONE;
+		logprob = x == -PICK_NONE ? 0 : PICK_NONE;
 	else if (status == 0)
-		logprob = (float)((double)v[id] - ((double)most + log(all)));
+		logprob = (float)((double)x - ((double)most + log(all)));
 	to->id = status ? 0 : id;
 	to->logprob = logprob;
 	to->status = status;
@@ -225,14 +311,20 @@ llmc_sample(const llmc_state p)
 	if (n == 0 && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
 		st_release_sys(p.count, number + 1);
 	for (int o = blockIdx.y; o < n; o += gridDim.y) {
+		const rest first = part_of(p.vocab, blockIdx.x);
+		float raw[AT_ONCE];
+		ask(raw, p.logits + (long long)o * p.vocab, first);
+		__syncwarp(); /* asked for before the slot is looked up, by four loads, each of which needs the last */
 		const int slot_at = p.slot_of[p.s_seq_of[p.s_out_row[o]]];
 		const llmc_slot slot = p.slot[slot_at];
 		const unsigned *mask = mask_of(p, o);
+		weigh(s, p, o, raw, first);
+		if (mask || slot.penalties || pick_wants(slot, p.vocab))
 #pragma unroll 1
-		for (int part = blockIdx.x; part < LLMC_PICK_PARTS; part += gridDim.x) {
-			__syncthreads(); /* the part before is done with s; the slot of the row before has been read by all */
-			look(s, p, slot, mask, slot_at, o, part);
-		}
+			for (int part = blockIdx.x; part < LLMC_PICK_PARTS; part += gridDim.x) {
+				__syncthreads(); /* the part before is done with s, and p.part is as weigh left it */
+				look(s, p, slot, mask, slot_at, o, part);
+			}
 		__syncthreads();
 		if (threadIdx.x == 0)
 			s.last = atom_add_acq_rel_gpu(p.row_done + o, 1u) == gridDim.x - 1;
