@@ -7,7 +7,7 @@
 #include "common/cuda_ptx.h"
 #include "common/cuda_state.h"
 
-enum { PICK_THREADS = 512, PICK_WARPS = 16, PICK_STEPS = 7, PICK_FEW = 8192, PICK_MOST_K = 256, PICK_NUCLEUS = 128 };
+enum { PICK_THREADS = 512, PICK_WARPS = 16, PICK_STEPS = 7, PICK_FEW = 8192, PICK_MOST_K = 256, PICK_NUCLEUS = 128, PICK_AT_ONCE = 8 };
 typedef unsigned long long u64;
 
 struct pick_shared {
@@ -324,13 +324,25 @@ pick_draw(pick_shared &s, const llmc_slot &slot, const float *v, int vocab, floa
 		const pick_list &from = few.id ? few : l;
 		l = pick_keep(s, v, from, pick_search(s, f, from, slot.top_k - 1, &above), ids); /* ties of the last stay */
 	}
-#pragma unroll 8
-	for (int i = threadIdx.x; i < l.n; i += PICK_THREADS) {
-		const int id = pick_at(l, i);
-		float e = pick_exp(__fadd_rn(v[id] / temperature, -max_v));
-		e = !nucleus && e < slot.min_p ? 0.0f : e;
-		all += pick_mass(e);
-		w[id] = e;
+	/* w might be v for the compiler too, as it is below penalties: loads come before what is stored */
+#pragma unroll 1
+	for (int first = threadIdx.x; first < l.n; first += PICK_AT_ONCE * PICK_THREADS) {
+		int id[PICK_AT_ONCE];
+		float e[PICK_AT_ONCE];
+#pragma unroll
+		for (int k = 0; k < PICK_AT_ONCE; k++) {
+			const int i = first + k * PICK_THREADS;
+			id[k] = i < l.n ? pick_at(l, i) : -1;
+			e[k] = id[k] < 0 ? PICK_NONE : v[id[k]];
+		}
+#pragma unroll
+		for (int k = 0; k < PICK_AT_ONCE; k++) {
+			e[k] = pick_exp(__fadd_rn(e[k] / temperature, -max_v));
+			e[k] = !nucleus && e[k] < slot.min_p ? 0.0f : e[k];
+			all += pick_mass(e[k]);
+			if (id[k] >= 0)
+				w[id[k]] = e[k];
+		}
 	}
 	all = pick_sum(s, all);
 	const pick_masses f = { w };
