@@ -42,10 +42,32 @@ prep_shift(float top)
 	return e == 128 || e < -112 ? 0 : 13 - e;
 }
 
+/* A thread's part of a norm's weights, in registers where they fit. They are the model's and in nobody's cache: asked for before the wait, memory brings them while the kernels before end. */
+template <class W, class NORM> struct prep_gain {
+	enum { N = (W::COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS), EARLY = NORM::NORMED && N <= 16, HELD = EARLY ? N : 1 };
+	float w[HELD][4];
+
+	__device__ __forceinline__ explicit
+	prep_gain(const norm_vectors &norm)
+	{
+#pragma unroll
+		for (int i = 0; i < HELD; i++) {
+			const int k = ((int)threadIdx.x + i * GEMM_THREADS) * 4;
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				w[i][c] = 1;
+			if (EARLY && norm.w && k < W::COLS)
+				prep_read(norm.w + k, w[i]);
+		}
+	}
+	/* of value k + c, the thread's i-th four */
+	__device__ __forceinline__ float of(const norm_vectors &norm, int i, int k, int c) const { return EARLY ? w[EARLY ? i : 0][c] : norm.w ? norm.w[k + c] : 1.0f; }
+};
+
 /* The block's row: x [W::COLS] to act [W::COLS]; scale: what results are multiplied by (half floats only). act is a pointer, or
  * something else whose act + k is the place of value k (in steps of 4). upto: zeros are written from COLS to there. */
 template <class W, class NORM, class X, class A> DEV void
-prep_row(const X *x, const norm_vectors &norm, A act, float *scale, int upto = W::COLS)
+prep_row(const X *x, const norm_vectors &norm, const prep_gain<W, NORM> &gain, A act, float *scale, int upto = W::COLS)
 {
 	SHARED(prep_shared, s);
 	constexpr int COLS = W::COLS, N = (COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS);
@@ -84,7 +106,7 @@ prep_row(const X *x, const norm_vectors &norm, A act, float *scale, int upto = W
 #pragma unroll
 			for (int c = 0; c < 4; c++)
 				if (k < COLS)
-					v[i][c] = v[i][c] * r * ((norm.w ? norm.w[k + c] : 1.0f) + norm.plus_one) + (norm.b ? norm.b[k + c] : 0.0f);
+					v[i][c] = v[i][c] * r * (gain.of(norm, i, k, c) + norm.plus_one) + (norm.b ? norm.b[k + c] : 0.0f);
 		}
 	}
 	float up = 1;
@@ -106,6 +128,12 @@ prep_row(const X *x, const norm_vectors &norm, A act, float *scale, int upto = W
 		if (k < upto)
 			st_v2(act + k, make_uint2(w_pack<W>(v[i][0] * up, v[i][1] * up), w_pack<W>(v[i][2] * up, v[i][3] * up)));
 	}
+}
+
+template <class W, class NORM, class X, class A> DEV void
+prep_row(const X *x, const norm_vectors &norm, A act, float *scale, int upto = W::COLS)
+{
+	prep_row<W, NORM>(x, norm, prep_gain<W, NORM>(norm), act, scale, upto);
 }
 
 #endif
