@@ -16,7 +16,7 @@
  *
  * Split-K: tiles times steps are one line, of which each block has an equal share, wherever tiles end: no block waits for another, and no multiprocessor
  * is without work but for one step; of few tiles, 12 blocks each have a part and no more. Of a tile that several blocks have parts of, each writes its sums to scratch and counts itself; who
- * counts last adds them all, in the order of the blocks, and has the epilogue. So results depend on the number of multiprocessors and
+ * counts last adds them all, in the order of the blocks, and has the epilogue: a block, or where warps share no rows of W (KW 1) each warp for itself. So results depend on the number of multiprocessors and
  * the tile (rows that the launch was made for: 16, 32, 64), not on the order in which blocks end.
  *
  * swap_run<G>(rows, in, count, e, to): rows that the launch was made for, which decide the tile before anything else is known; in.n is not looked at,
@@ -202,7 +202,7 @@ struct swap_line {
 	__device__ __forceinline__ unsigned owner(unsigned u) const { return ((u + 1) * blocks - 1) / total; }
 };
 
-/* Scratch: part [blocks, 2, SUMS] sums of tiles that several blocks have; count [TILES] of zeros. */
+/* Scratch: part [blocks, 2, SUMS] sums of tiles that several blocks have; count [TILES, MW] of zeros. */
 struct swap_scratch { float *part; int *count; };
 
 /* A lane's part of a unit of a warp's 32 rows */
@@ -336,7 +336,8 @@ swap_join(unsigned char *room, int lane, int wm, int wk, float (&acc)[2][T::NT][
 	}
 }
 
-/* Of what blocks from .. upto have written of a tile, in their order: rows of a from 8 j0 on */
+/* Of what blocks from .. upto have written of a tile, in their order: rows of a from 8 j0 on. A block's loads are all on their way together, and no warp waits for another: 32 or 64 KB at once.
+ * (Loads of the next block as each register is added need no more registers, but ptxas puts them behind the additions.) */
 template <class T, class P> DEV void
 swap_gather(unsigned from, unsigned upto, const P &sums, int j0, float (&own)[2][T::OWN][4])
 {
@@ -357,7 +358,7 @@ swap_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W> &
 	constexpr int C = G::SHARE == 2 ? 2 : 4;
 	typedef w_row_factor<typename G::W> F;
 	const int g = lane >> 2, t = lane & 3;
-	constexpr int NEAR = OWN == 1 ? 1 : G::WGMMA && OWN == 8 ? 4 : OWN < 8 ? 2 : 1; /* times two rows, whose reads are on their way together: as many as there are registers */
+	constexpr int NEAR = OWN <= 4 ? OWN : G::WGMMA ? 4 : 1; /* times two rows, whose reads are on their way together: as many as there are registers */
 	float f[2][C];
 
 #pragma unroll
@@ -393,6 +394,17 @@ swap_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W> &
 	}
 }
 
+/* One more has left its sums, whose threads have met; is it the last of `others` and itself? The count is 0 again then. */
+DEV bool
+swap_last(int *count, int others)
+{
+	const bool last = atom_add_acq_rel_gpu(count, 1) == others;
+
+	if (last)
+		st_relaxed_gpu(count, 0);
+	return last;
+}
+
 template <class G, int NT, class E> DEV void
 swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &e, const swap_scratch &to)
 {
@@ -400,7 +412,7 @@ swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &
 	typedef typename G::S S;
 	SHARED_BYTES(smem);
 	SHARED(int, last);
-	const int tid = (int)threadIdx.x, warp = (int)warp_id(), lane = (int)lane_id(), wm = warp % T::MW, wk = warp / T::MW;
+	const int tid = (int)threadIdx.x, warp = (int)warp_id(), lane = (int)lane_id(), wm = T::KW > 1 ? warp % T::MW : warp, wk = T::KW > 1 ? warp / T::MW : 0;
 	const swap_line line = { (unsigned)T::TILES * T::STEPS, min(gridDim.x, (unsigned)T::BLOCKS) };
 	const int stop = (int)line.first(blockIdx.x + 1), begin = (int)line.first(blockIdx.x);
 
@@ -456,7 +468,7 @@ swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &
 
 		if (++step == T::STEPS || u + 1 == stop) {
 			product.finish(acc);
-			const int warp = here(tid / 32), lane = here(tid % 32), wm = warp % T::MW, wk = warp / T::MW;
+			const int warp = here(tid / 32), lane = here(tid % 32), wm = T::KW > 1 ? warp % T::MW : warp, wk = T::KW > 1 ? warp / T::MW : 0;
 			if (T::KW > 1)
 				swap_join<T>(smem + at * T::STAGE_BYTES, lane, wm, wk, acc);
 			/* the blocks that have parts of this tile, and where their sums are */
@@ -471,14 +483,20 @@ swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &
 #pragma unroll
 					for (int i = 0; i < 2 * NT; i++)
 						st_v4(sums(blockIdx.x) + i * 128, swap_bits(acc[i / NT][i % NT]));
-				__syncthreads();
-				if (tid == 0) {
-					last = atom_add_acq_rel_gpu(to.count + tile, 1) == (int)(upto - from);
-					if (last)
-						st_relaxed_gpu(to.count + tile, 0);
+				bool is_last;
+				if constexpr (T::KW > 1) {
+					__syncthreads();
+					if (tid == 0)
+						last = swap_last(to.count + tile * T::MW, (int)(upto - from));
+					__syncthreads();
+					is_last = last && wk < T::KEEP;
+				} else {
+					/* a warp has what it left: no other is waited for, and warps of blocks that end together may each be the last of theirs */
+					__syncwarp();
+					is_last = __shfl_sync(0xffffffffu, lane == 0 && swap_last(to.count + tile * T::MW + wm, (int)(upto - from)), 0);
+					__syncwarp();
 				}
-				__syncthreads();
-				if (last && wk < T::KEEP) {
+				if (is_last) {
 					float own[2][T::OWN][4];
 					swap_gather<T>(from, upto, sums, wk * T::OWN, own);
 					swap_results<G>(own, in, lane, n, n0, wk * T::OWN * 8, e);

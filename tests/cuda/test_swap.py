@@ -145,11 +145,11 @@ def test_deterministic_models_have_no_such_kernel():
 
 PLANTED = {
     "activations are asked for before the wait": ("\tPDL_WAIT();\n\tPDL_LAUNCH();\n\tconst int n = min(*count", "\tconst int n = min(*count"),
-    "a stage is filled while it is read": ("cp_async_wait<T::STAGES - 2>();\n\t\t__syncthreads();\n", "cp_async_wait<T::STAGES - 2>();\n"),
-    "a stage is read before it has come": ("cp_async_wait<T::STAGES - 2>();\n\t\t__syncthreads();\n", "cp_async_wait<T::STAGES - 1>();\n\t\t__syncthreads();\n"),
+    "a stage is filled while it is read": ("product.share();\n\t\t__syncthreads();\n", "product.share();\n"),
+    "a stage is read before it has come": ("cp_async_wait<T::AHEAD - 1>();", "cp_async_wait<T::AHEAD>();"),
     "sums are written over what warps still read": ("for (int i = 0; i < 2; i++) {\n\t\t__syncthreads();\n\t\tif (wk > 0)", "for (int i = 0; i < 2; i++) {\n\t\tif (wk > 0)"),
-    "a block counts itself before its sums are there": ("atom_add_acq_rel_gpu(to.count", "atom_add_relaxed_gpu(to.count"),
-    "the count stays": ("st_relaxed_gpu(to.count + tile, 0);", ";"),
+    "a block counts itself before its sums are there": ("atom_add_acq_rel_gpu(count, 1) == others", "atom_add_relaxed_gpu(count, 1) == others"),
+    "the count stays": ("st_relaxed_gpu(count, 0);\n\treturn last", "return last"),
 }
 
 
@@ -170,11 +170,11 @@ def test_planted_bugs_are_found(bug):
 
 
 PLANTED_WGMMA = {
-    "one set of A": ("= a[c % 2];", "= a[0];"),
+    "one set of A": ("= a[c % SETS];", "= a[0];"),
     "a stage is filled while the tensor cores read it": ("AHEAD = STAGES - 1 - WGMMA, ", "AHEAD = STAGES - 1, "),
-    "what copies brought is not shown to the tensor cores": ("share() const { fence_proxy_async(); }", "share() const {}"),
+    "what copies brought is not shown to the tensor cores": ("#ifdef LLMC_EMU\n\t\tfence_proxy_async();", "#ifdef LLMC_EMU"),
     "sums are taken before they are there": ("finish(float (&acc)[2][T::NT][4]) const\n\t{\n\t\twgmma_wait<0>();", "finish(float (&acc)[2][T::NT][4]) const\n\t{"),
-    "A is written while it is read": ("* ROWS));\n\t\t\twgmma_commit();\n\t\t\twgmma_wait<1>();", "* ROWS));\n\t\t\twgmma_commit();\n\t\t\twgmma_wait<2>();"),
+    "A is written while it is read": ("* ROWS));\n\t\t\twgmma_commit();\n\t\t\twgmma_wait<LEFT>();", "* ROWS));\n\t\t\twgmma_commit();\n\t\t\twgmma_wait<SETS>();"),
     "no zeros behind a row's last column": (", swap90_act<W>::COLS);", ");"),
     "activations of another tile's order": ("swap90_act<W>(ARG_act, (int)t, N_ROW(p), p.s.rows)", "swap90_act<W>(ARG_act, (int)t, N_ROW(p), 16)"),
     "eights in the other order": ("(chunk * 4 + p.half * 2) * apart", "(chunk * 4 + p.half) * apart"),
