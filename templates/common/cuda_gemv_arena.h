@@ -77,7 +77,9 @@ gemv_rows_at_once(int splits)
 }
 
 /* For so many rows of x and groups of W: the number of splits with which all is soonest read. Ranges with a group more are alone at the end, and then
- * each reads at twice its share of the bandwidth (block formats, which cost instructions, hardly faster than before). More than one split costs
+ * each reads at twice its share of the bandwidth (block formats, which cost instructions, hardly faster than before). Units of a split that are no multiple
+ * of the warps leave some waiting. A column of x costs what a multiprocessor reads meanwhile: 10 bytes for one row on an H100 (with 4, as before, down of
+ * Llama 8B took 49.5 us and not 44.2, gate and up 91.3 and not 84.2), 4 of it beside more, whose launches have less to gain. More than one split costs
  * what a multiprocessor reads in the 1.5 us that sums take through memory. 1 where rows do not fit whatever is done: they go in turns. */
 template <class G> static __device__ constexpr int
 gemv_splits(int rows, int groups)
@@ -91,7 +93,7 @@ gemv_splits(int rows, int groups)
 		const int ranges = G::SMS / s, more = groups % ranges * 100 / ranges; /* percent */
 		const int percent = groups / ranges * 100 + (groups % ranges == 0 ? 0 : more > alone ? more : alone);
 		const int each = (G::UNITS + s - 1) / s, ways = (each + GEMV_WARPS - 1) / GEMV_WARPS * GEMV_WARPS; /* units of a split, and as the warps share them */
-		const long long x = (long long)G::COLS / s * (G::W::PACKED ? 10 : 4);
+		const long long x = (long long)G::COLS / s * (rows == 1 ? 10 : 4);
 		const long long cost = (long long)percent * 8 * G::W::ROW / 100 / s * ways / each + x + (s > 1 ? joined : 0);
 		if (gemv_rows_at_once<G>(s) >= rows && (least == 0 || cost < least)) {
 			best = s;
