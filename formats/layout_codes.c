@@ -29,18 +29,46 @@ move(uint8_t **p, void *field, int n, int R, int r, bool to)
 	*p += n * R;
 }
 
-/* d, m, scales of all 32 columns, then what indices have above 8 bits, then words */
+/* What stands beside indices of 256 columns, and its words in a packed row: those of index 4 j + c in byte c, as many blocks one above the other as there is room
+ * for. Both ways. */
 static void
-packed(llmc_codes_shape s, uint8_t *p, llmc_codes *c, int R, int r, bool to)
+beside(llmc_codes_kind kind, llmc_codes *c, uint32_t word[4], bool to)
 {
+	const int bits = llmc_codes_beside(kind), indices = kind == CODES_iq3_s ? 8 : 4, blocks = 8 / bits, own = bits == 4 ? 3 : bits;
+
+	for (int i = 0; i < 8; i++)
+		for (int n = 0; n < indices; n++) {
+			uint32_t *w = &word[n / 4 * bits + i / blocks];
+			const int shift = 8 * (n % 4) + bits * (i % blocks);
+			if (to) {
+				*w |= (uint32_t)(c->high[i] >> own * n & ((1 << own) - 1)) << shift;
+				*w |= own < bits ? (uint32_t)(c->high[i] >> (12 + n) & 1) << (shift + own) : 0;
+			} else {
+				c->high[i] = (uint16_t)(c->high[i] | (*w >> shift & ((1u << own) - 1)) << own * n);
+				c->high[i] = (uint16_t)(c->high[i] | (own < bits ? *w >> (shift + own) & 1 : 0) << (12 + n));
+			}
+		}
+}
+
+/* d, m, scales of all 32 columns, then what stands beside indices, then words */
+static void
+packed(llmc_codes_kind kind, uint8_t *p, llmc_codes *c, int R, int r, bool to)
+{
+	const llmc_codes_shape s = llmc_codes_of(kind);
+	uint32_t word[4] = { 0 };
+
 	move(&p, &c->d, 2, R, r, to);
 	if (s.min)
 		move(&p, &c->m, 2, R, r, to);
 	for (int i = 0; i < s.columns / 32; i++)
 		for (int k = 0; k < s.scales; k++)
 			move(&p, &c->scale[i][k], 1, R, r, to);
-	for (int i = 0; s.high && i < s.columns / 32; i++)
-		move(&p, &c->high[i], s.high, R, r, to);
+	if (s.high && to)
+		beside(kind, c, word, true);
+	for (int i = 0; i < 2 * s.high; i++)
+		move(&p, &word[i], 4, R, r, to);
+	if (s.high && !to)
+		beside(kind, c, word, false);
 	for (int i = 0; i < s.columns / 32; i++)
 		for (int k = 0; k < s.words; k++)
 			move(&p, &c->word[i][k], 4, R, r, to);
@@ -49,12 +77,10 @@ packed(llmc_codes_shape s, uint8_t *p, llmc_codes *c, int R, int r, bool to)
 void
 codes_pack(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 {
-	const llmc_codes_shape s = llmc_codes_of(kind_of(d));
-
 	for (int r = 0; r < R; r++) {
 		llmc_codes c;
 		llmc_codes_read(kind_of(d), src + r * row_bytes, &c);
-		packed(s, dst, &c, R, r, true);
+		packed(kind_of(d), dst, &c, R, r, true);
 	}
 }
 
@@ -69,7 +95,7 @@ codes_read(Dtype d, const uint8_t *p, int R, int r, float *y)
 {
 	llmc_codes c = { 0 };
 
-	packed(llmc_codes_of(kind_of(d)), (uint8_t *)(uintptr_t)p, &c, R, r, false);
+	packed(kind_of(d), (uint8_t *)(uintptr_t)p, &c, R, r, false);
 	values(d, &c, y);
 }
 

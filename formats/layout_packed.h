@@ -13,12 +13,14 @@
  *   Q4_K          256         R f16 d, R f16 dmin, 8 x (R u8 scale, R u8 minimum), 8 x Q4 block without d, m
  *   Q5_K          256         the same with 8 x Q5 blocks
  *   Q6_K          256         R f16 d, 16 x R s8 scale, 8 x (4 dwords of nibbles, 2 dwords of upper pairs)
- *   codes         block       R f16 d, R f16 m where there are minima, bytes of scales of all its 32 columns, upper bits of indices, dwords: the
+ *   codes         block       R f16 d, R f16 m where there are minima, bytes of scales of all its 32 columns, what stands beside indices, dwords: the
  *                             types of CODE_DTYPES, whose words are those of templates/common/llmc_codes.h
  *
  *   MXFP4         32          R u8 e, 4 dwords of nibbles
  *   NVFP4         64          R f32 d in front of the first block; R u8 s for each 16 columns, 2 x 4 dwords of nibbles
  *
+ * Beside indices (upper bits, and of iq1 the bits 12 .. 15 of `high`): dwords for all 32 columns, byte c that of index 4j + c, of 8, 4 or 2 times 32 columns in the
+ * lowest bits, the next ones, ... (iq3_s: j = 0, then j = 1).
  * Fifth bits: byte c of a row's dword has bit j for column 4j + c and bit 4 + j for column 16 + 4j + c.
  * Upper pairs: byte c of dword 0 has bits 2j, 2j+1 for column 4j + c; dword 1 the same for column 16 + 4j + c.
  * Q4_K and Q5_K keep scales of 8 bits instead of 6: 2.8 and 2.3 % more than the file. Types that are codes keep scales of 8 bits and all eight signs:

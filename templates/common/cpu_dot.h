@@ -129,6 +129,17 @@ dot_words(vi acc, vi w, vi x)
 #endif
 }
 
+/* the first of a sum */
+LLMC_INLINE vi
+dot_words_first(vi w, vi x)
+{
+#if VL == 8 && defined(VF_HAVE_256) && !defined(LLMC_VNNI_256)
+	return (vi)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+#else
+	return dot_words(vi_all(0), w, x);
+#endif
+}
+
 #if VL == 16 || defined(LLMC_VNNI_256)
 #define DOT_BYTES_WIDE 1
 #else
@@ -155,6 +166,16 @@ dot_bytes(vi acc, vi w, vi x)
 	vi byte = vi_all(255);
 	return acc + (w & byte) * (x << 24 >> 24) + (w >> 8 & byte) * (x << 16 >> 24) +
 	       (w >> 16 & byte) * (x << 8 >> 24) + (w >> 24 & byte) * (x >> 24);
+#endif
+}
+
+LLMC_INLINE vi
+dot_bytes_first(vi w, vi x)
+{
+#if VL == 8 && defined(VF_HAVE_256) && !DOT_BYTES_WIDE
+	return (vi)_mm256_maddubs_epi16((__m256i)w, (__m256i)x);
+#else
+	return dot_bytes(vi_all(0), w, x);
 #endif
 }
 

@@ -5,7 +5,7 @@
  * with an infinity or NaN becomes d = NaN, q = 0, which makes the results of this row NaN and touches no other.
  *
  * Orders of the integers of a block:
- *   words  32 s16, in each four columns k, k+2, k+1, k+3 (w_words)
+ *   words  32 s16, in each four columns k, k+2, k+1, k+3 (w_words); beside eights that stream (cpu_grids.h) in each eight the even ones, then the odd ones
  *   bytes  32 s8 hi, 32 s8 lo; for 8 bits 32 s8
  * Where tiles of bf16 multiply (cpu_amx_bf16.h) a block is 32 bf16 of hi and 32 of lo, x = hi + lo, or of hi alone (act_plain).
  *
@@ -14,7 +14,7 @@
 #ifndef LLMC_CPU_QUANT_H
 #define LLMC_CPU_QUANT_H
 
-#include "common/cpu_weights.h"
+#include "common/cpu_grids.h"
 
 #ifndef LLMC_ACT_BF16
 #define LLMC_ACT_BF16 0   /* a kernel defines it before: activations: bf16 */
@@ -48,17 +48,24 @@ p_blocks(const Product p)
 }
 
 /* Small weights meet bytes, where an instruction does twice the columns. 16-bit activations are two such passes, which
- * serves while weights stream; in a tile, whose weights are unpacked once for many tokens, words come out ahead. */
+ * serves while weights stream; in a tile, whose weights are unpacked once for many tokens, words come out ahead. Eights (cpu_grids.h) have magnitudes as bytes,
+ * whose signs activations of 8 bits can take. */
 LLMC_INLINE int
-act_stream_bytes(const Product p)
+act_are_bytes(const Product p)
 {
 	return VL > 4 && (w_width(p.w) <= 6 || DOT_BYTES_WIDE);
 }
 
 LLMC_INLINE int
+act_stream_bytes(const Product p)
+{
+	return w_is_eights(p.w) ? w_is_iq1(p.w) || p.act_bits == 8 : act_are_bytes(p);
+}
+
+LLMC_INLINE int
 act_tile_bytes(const Product p)
 {
-	return act_stream_bytes(p) && p.act_bits == 8;
+	return act_are_bytes(p) && p.act_bits == 8;
 }
 
 /* Products by tiles of bf16, whatever the number of tokens: of 16-bit weights, and beside plain activations of all but fp32 */
@@ -168,11 +175,12 @@ act_put_bytes(uint8_t *o, const vi *q)
 
 /* and as words in theirs */
 LLMC_INLINE void
-act_put_words(uint8_t *o, const vi *q)
+act_put_words(uint8_t *o, const vi *q, const int eights)
 {
+	(void)eights;
 #if VL == 8 && defined(VF_HAVE_256)
-	const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11,
-	                                       14, 15);
+	const __m128i fours = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15), eight = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+	const __m256i order = _mm256_broadcastsi128_si256(eights ? eight : fours);
 	LLMC_UNROLL
 	for (int i = 0; i < 4; i += 2) {
 		__m256i v = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)q[i], (__m256i)q[i + 1]), 0xd8);
@@ -355,7 +363,7 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 		} else if (bytes) {
 			act_put_bytes(o, q);
 		} else {
-			act_put_words(o, q);
+			act_put_words(o, q, for_stream && w_is_eights(p.w));
 		}
 	}
 }

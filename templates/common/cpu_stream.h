@@ -8,7 +8,7 @@
  *
  * Bytes: a block of VL rows once (w_piece_bytes), 32 or 64 bytes of activations a token from the nearest cache.
  * Instructions a block: 8 loads and masks for 4 to 6 bits, and a token 8 dot_bytes for 8 bits, 16 of them for 16 bits or
- * dot_words instead, 4 in fp32.
+ * dot_words instead, 4 in fp32. Grids on AVX2 come as eights of columns of four rows instead (cpu_grids.h), 8 bytes of activations a broadcast.
  *
  * A row's sum, here and in cpu_tile.h, bit for bit:
  *   integers  over blocks b in order (halves in order), D = fma(float(dot) * w.d, act.d, D), M = fma(w.min, act.s, M); D + M
@@ -78,12 +78,55 @@ stream_floats(const Product p, const uint8_t *w, const act_rows *a, const int to
 			vf_store(out + t * ld + g * VL, sum[t][g]);
 }
 
+/* stream_dot of eights */
+LLMC_INLINE vf
+stream_eights(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
+{
+	vi rows = vi_all(0);
+#ifdef LLMC_EIGHTS
+	/* of bytes as many steps as have room in 16 bits: 4 of 25 x 128 x 2 (iq1) or 15 x 127 x 2 (iq3_s), 2 of 62 x 127 x 2 */
+	const int N = 4 / p.w.halves, bytes = act_stream_bytes(p), PASSES = p.act_bits / 8, STEPS = w_is_iq1(p.w) || p.w.kind == CODES_iq3_s ? N : 2;
+	vi sum[2][2], total[2] = { { 0 } };
+
+	/* two eights of four rows, then of the other four: their x stays in registers, as do indices */
+	LLMC_EACH(at, 2 * N, 8) {
+		const int u = at / 2 % 2, i = at / 4 * 2 + at % 2, n = N * half + i;
+		vi v = grid_eight(p.w, k, n, u);
+		if (!w_is_iq1(p.w) && !bytes)
+			v = grid_signed(v, grid_signs(p.w, k, n, u));
+		LLMC_EACH(pass, bytes ? PASSES : 2, 2) {
+			if (bytes) {
+				vi q = vi_bcast8(x + 32 * pass + 8 * n);
+				if (!w_is_iq1(p.w))
+					q = grid_signed(q, grid_signs(p.w, k, n, u));
+				sum[u][pass] = i % STEPS ? dot_bytes(sum[u][pass], v, q) : dot_bytes_first(v, q);
+				if (i % STEPS == STEPS - 1)
+					total[u] += dot_bytes_sum(sum[u][pass], PASSES == 2 && pass == 0 ? 256 : 1);
+			} else {
+				const vi words = pass ? w_odd_words(v) : w_even_words(v), q = vi_bcast8(x + 16 * n + 8 * pass);
+				sum[u][pass] = i ? dot_words(sum[u][pass], words, q) : dot_words_first(words, q);
+				if (i == N - 1)
+					total[u] += sum[u][pass];
+			}
+		}
+	}
+	rows = grid_rows(total[0], total[1]);
+	if (w_is_iq1(p.w))
+		rows -= vi_all(z);
+#else
+	(void)p, (void)k, (void)x, (void)half, (void)z;
+#endif
+	return vf_of_vi(rows);
+}
+
 /* float(dot) of half h (or of the whole block) with row x of integers; z: w_offset times their sum */
 LLMC_INLINE vf
 stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 {
 	const int N = 8 / p.w.halves;
 
+	if (w_is_eights(p.w))
+		return stream_eights(p, k, x, half, z);
 	if (act_stream_bytes(p)) {
 		const int PASSES = p.act_bits / 8, ROOM = DOT_BYTES_ROOM >> w_width(p.w);
 		vi sum[2] = { { 0 } }, total = vi_all(0);
@@ -122,8 +165,10 @@ stream_blocks(const Product p, const uint8_t *w, const act_rows *a, const int to
 		w_at k = w_shared(p.w, w, first);
 		w_indices found[8];
 		w_at next = k;
-		for (int b = 0; w_is_found(p.w) && b < together; b++, next = w_next(p.w, next))
+		LLMC_EACH(b, w_is_found(p.w) ? together : 0, 8) {
 			w_find(p.w, next, &found[b]);
+			next = w_next(p.w, next);
+		}
 		for (int b = first; b < first + together; b++, k = w_next(p.w, k)) {
 			k.found = w_is_found(p.w) ? &found[b - first] : NULL;
 			stream_prefetch(w + (int64_t)b * piece, piece);

@@ -472,27 +472,32 @@ w_doubled(vi v)
 	return w_sixteen(table, v);
 }
 
-/* the bytes of scales or of indices' upper bits of the 32 columns at hand */
+/* the bytes of scales of the 32 columns at hand */
 LLMC_INLINE const uint8_t *
-w_side(const Weight w, w_at k, int high)
+w_side(const Weight w, w_at k)
 {
 	const llmc_codes_shape s = llmc_codes_of((llmc_codes_kind)w.kind);
-	const uint8_t *p = k.head + (2 + 2 * s.min) * VL;
 
-	return high ? p + (8 * s.scales + k.sub * s.high) * VL : p + k.sub * s.scales * VL;
+	return k.head + (2 + 2 * s.min + k.sub * s.scales) * VL;
 }
+
+#define w_is_iq1(w) ((w).kind == CODES_iq1_s || (w).kind == CODES_iq1_m)
 
 /* bits of a grid's indices that are not in their bytes */
 LLMC_INLINE int
 w_high_bits(const Weight w)
 {
-	return w.kind == CODES_iq3_s ? 1 : w.kind == CODES_iq2_s || w.kind == CODES_iq2_xs ? 2 : w.kind == CODES_iq1_s || w.kind == CODES_iq1_m ? 3 : 0;
+	return w_is_iq1(w) ? 3 : llmc_codes_beside((llmc_codes_kind)w.kind);
 }
 
+/* what stands beside an index, of number 4 j + c in the lowest bits of byte c: its upper bits; iq1: then a flag */
 LLMC_INLINE vi
-w_high(const Weight w, w_at k)
+w_high(const Weight w, w_at k, int j)
 {
-	return llmc_codes_of((llmc_codes_kind)w.kind).high == 2 ? vi_of_u16(w_side(w, k, 1)) : vi_of_u8(w_side(w, k, 1));
+	const llmc_codes_shape s = llmc_codes_of((llmc_codes_kind)w.kind);
+	const int bits = llmc_codes_beside((llmc_codes_kind)w.kind), blocks = 8 / bits; /* that share bytes */
+
+	return vi_load(k.head + (2 + 2 * s.min + 8 * s.scales + 4 * (bits * j + k.sub / blocks)) * VL) >> bits * (k.sub % blocks);
 }
 
 /* AVX2's gathers take longer than single loads, whose addresses come from memory: bytes as they lie there, wider indices after w_find has put them together.
@@ -510,16 +515,10 @@ LLMC_INLINE void
 w_find(const Weight w, w_at k, w_indices *o)
 {
 #if VL == 8 && defined(VF_HAVE_256)
-	const int bits = w_high_bits(w), two = (1 << 2 * bits) - 1;
-
 	LLMC_EACH(j, w.kind == CODES_iq3_s ? 2 : 1, 2) {
-		/* those of number n to byte n: of two to each half, then of one to each byte */
-		vi h = w_high(w, k) >> 4 * bits * j;
-		h = (h & vi_all(two)) | (h & vi_all(two << 2 * bits)) << (16 - 2 * bits);
-		h = (h | h << (8 - bits)) & vi_all(0x01010101 * ((1 << bits) - 1));
-		const __m256i low = (__m256i)vi_load(k.quant + 4 * VL * j);
-		_mm256_store_si256((__m256i *)(void *)o->of[j][0], _mm256_unpacklo_epi8(low, (__m256i)h));
-		_mm256_store_si256((__m256i *)(void *)o->of[j][1], _mm256_unpackhi_epi8(low, (__m256i)h));
+		const __m256i low = (__m256i)vi_load(k.quant + 4 * VL * j), high = (__m256i)(w_high(w, k, j) & vi_all(0x01010101 * ((1 << w_high_bits(w)) - 1)));
+		_mm256_store_si256((__m256i *)(void *)o->of[j][0], _mm256_unpacklo_epi8(low, high));
+		_mm256_store_si256((__m256i *)(void *)o->of[j][1], _mm256_unpackhi_epi8(low, high));
 	}
 	__asm__("" : "+m"(*o)); /* compilers would take them out of the vectors */
 #else
@@ -527,30 +526,72 @@ w_find(const Weight w, w_at k, w_indices *o)
 #endif
 }
 
+#if VL == 8 && defined(VF_HAVE_256) && (LLMC_WEIGHTS & 4)
+#define LLMC_EIGHTS 1 /* cpu_grids.h */
+/* the index of entry n of a row in a block, found before where it has more than 8 bits */
+LLMC_INLINE uint64_t
+w_index(const Weight w, w_at k, int row, int n)
+{
+	const uint16_t *const found = w_high_bits(w) ? k.found->of[n / 4][row / 2 % 2][row / 4 * 2 + row % 2] : NULL;
+	const uint8_t *const word = k.quant + 4 * VL * (n / 4) + 4 * row;
+
+	if (w.kind == CODES_iq3_s || w.kind == CODES_iq3_xxs) {
+		/* loads are what entries of four columns have too many of: one brings four indices to a register, whence compilers would rather load each apart */
+		typedef uint64_t eight_bytes __attribute__((may_alias, aligned(1)));
+		typedef uint32_t four_bytes __attribute__((may_alias, aligned(1)));
+		const int bits = found ? 16 : 8, at = n % 4 * bits;
+		uint64_t four;
+		if (found)
+			__asm__("mov %1, %0" : "=r"(four) : "m"(*(const eight_bytes *)(const void *)found));
+		else
+			__asm__("mov %1, %k0" : "=r"(four) : "m"(*(const four_bytes *)(const void *)word));
+		return n % 4 == 0 ? four & ((1u << bits) - 1) : n % 4 == 3 ? four >> at : __builtin_ia32_bextr_u64(four, (unsigned long long)(at | bits << 8));
+	}
+	return found ? found[n % 4] : word[n % 4];
+}
+#endif
+
 /* the n-th entry of a grid in a block */
 LLMC_INLINE vi
 w_entry(const Weight w, w_at k, int n)
 {
 	const unsigned *const grid = llmc_codes_grid((llmc_codes_kind)w.kind);
-	const uint8_t *const word = k.quant + 4 * VL * (n / 4);
 	const int bits = w_high_bits(w);
 
-#if VL == 8 && defined(VF_HAVE_256)
+#ifdef LLMC_EIGHTS
 	if (!bits || k.found) {
-#define W_OF(row) (int)grid[bits ? k.found->of[n / 4][row / 2 % 2][row / 4 * 2 + row % 2][n % 4] : word[4 * row + n % 4]]
+#define W_OF(row) (int)grid[w_index(w, k, row, n)]
 		return (vi)_mm256_setr_epi32(W_OF(0), W_OF(1), W_OF(2), W_OF(3), W_OF(4), W_OF(5), W_OF(6), W_OF(7));
 #undef W_OF
 	}
 #endif
-	vi x = vi_load(word) >> 8 * (n % 4) & vi_all(255);
+	vi x = vi_load(k.quant + 4 * VL * (n / 4)) >> 8 * (n % 4) & vi_all(255);
 	if (bits)
-		x |= (w_high(w, k) >> bits * n & vi_all((1 << bits) - 1)) << 8;
+		x |= (w_high(w, k, n / 4) >> 8 * (n % 4) & vi_all((1 << bits) - 1)) << 8;
 #if defined(VF_NATIVE_512)
 	return (vi)_mm512_i32gather_epi32((__m512i)x, (const int *)(const void *)grid, 4);
 #else
 	for (int i = 0; i < VL; i++)
 		x[i] = (int32_t)grid[x[i]];
 	return x;
+#endif
+}
+
+/* byte n of a lane in all of its bytes */
+LLMC_INLINE vi
+w_spread(vi x, int n)
+{
+#if defined(VF_NATIVE_512) || (VL == 8 && defined(VF_HAVE_256))
+	const __m128i at = _mm_add_epi8(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c), _mm_set1_epi8((char)n));
+#if defined(VF_NATIVE_512)
+	return (vi)_mm512_shuffle_epi8((__m512i)x, _mm512_broadcast_i32x4(at));
+#else
+	return (vi)_mm256_shuffle_epi8((__m256i)x, _mm256_broadcastsi128_si256(at));
+#endif
+#else
+	x = x >> 8 * n & vi_all(255);
+	x |= x << 8;
+	return x | x << 16;
 #endif
 }
 
@@ -561,6 +602,13 @@ w_bit(vi x, int n, int to)
 	return (n > to ? x >> (n - to) : x << (to - n)) & vi_all(0x01010101 << to);
 }
 
+/* iq1: what eights are moved by, + 8 (of iq1_s in the last byte) */
+LLMC_INLINE vi
+w_moved(const Weight w, w_at k)
+{
+	return vi_all(0x09090909) - (w_high(w, k, 0) >> 2 & vi_all(0x02020202));
+}
+
 /* w_bytes of columns 4 i .. 4 i + 3: common/llmc_codes.h, on VL rows. plain: of kinds with tables, without the zero that w_bytes adds */
 LLMC_INLINE vi
 w_codes_bytes(const Weight w, w_at k, int i, const int plain)
@@ -568,7 +616,7 @@ w_codes_bytes(const Weight w, w_at k, int i, const int plain)
 	static const uint8_t iq4[2][16] = { LLMC_IQ4(0), LLMC_IQ4(128) }, iq3_xxs[2][16] = { LLMC_IQ3_XXS(0), LLMC_IQ3_XXS(64) },
 	                     iq3_s[2][16] = { LLMC_IQ3_S(0), LLMC_IQ3_S(16) }, iq2[2][16] = { LLMC_IQ2(0), LLMC_IQ2(64) };
 	const llmc_codes_kind kind = (llmc_codes_kind)w.kind;
-	vi v, x;
+	vi v;
 
 	switch (kind) {
 	case CODES_iq4_nl:
@@ -589,9 +637,7 @@ w_codes_bytes(const Weight w, w_at k, int i, const int plain)
 	case CODES_iq1_m:
 		v = w_entry(w, k, i / 2);
 		v = (i & 1 ? v >> 1 : v << 3) & vi_all(0x18181818);
-		x = w_high(w, k) >> (kind == CODES_iq1_s ? 15 : 12 + i / 2) & vi_all(1);
-		x |= x << 8;
-		return v + vi_all(0x09090909) - ((x | x << 16) << 1);
+		return v + w_spread(w_moved(w, k), kind == CODES_iq1_s ? 3 : i / 2);
 	default:
 		v = vi_load(k.quant + 4 * VL * (i / 4)) >> 2 * (i & 3) & vi_all(0x03030303);
 		if (kind == CODES_q3_k)
@@ -603,7 +649,8 @@ w_codes_bytes(const Weight w, w_at k, int i, const int plain)
 LLMC_INLINE vf
 w_codes_scale(const Weight w, w_at k, int half)
 {
-	const uint8_t *p = w_side(w, k, 0);
+	const uint8_t *p = w_side(w, k);
+	vi v;
 
 	switch ((llmc_codes_kind)w.kind) {
 	case CODES_q2_k: return k.d * vf_of_vi(vi_of_u8(p + half * VL) & vi_all(15));
@@ -615,7 +662,9 @@ w_codes_scale(const Weight w, w_at k, int half)
 	case CODES_iq2_s:
 	case CODES_iq2_xs:
 	case CODES_iq1_m: return k.d * vf_of_vi((vi_of_u8(p) >> 4 * half & vi_all(15)) * 2 + vi_all(1));
-	case CODES_iq1_s: return k.d * vf_of_vi((vi_of_u16(w_side(w, k, 1)) >> 12 & vi_all(7)) * 2 + vi_all(1));
+	case CODES_iq1_s:
+		v = w_high(w, k, 0) >> 3 & vi_all(0x00010101);
+		return k.d * vf_of_vi(((v | v >> 7 | v >> 14) & vi_all(7)) * 2 + vi_all(1));
 	default: return k.d;
 	}
 }
@@ -656,12 +705,29 @@ w_is_signed(const Weight w)
 	return w_is_coded(w) ? w.kind >= CODES_iq4_nl && w.kind <= CODES_iq2_xxs : w.bits == 8;
 }
 
+/* signed bytes 0, 2, .. or 1, 3, .. as words */
+LLMC_INLINE vi
+w_even_words(vi v)
+{
+#if VL == 8 && defined(VF_HAVE_256)
+	return (vi)_mm256_maddubs_epi16(_mm256_set1_epi16(1), (__m256i)v); /* shifts are what there is least of */
+#else
+	return (vi)((vw)v << 8 >> 8);
+#endif
+}
+
+LLMC_INLINE vi
+w_odd_words(vi v)
+{
+	return (vi)((vw)v >> 8);
+}
+
 LLMC_INLINE vi
 w_words(const Weight w, w_at k, int i)
 {
 	if (w_is_signed(w)) {
-		vw v = (vw)(w_is_coded(w) ? w_codes_bytes(w, k, i / 2, 1) : vi_load(k.quant + 4 * VL * (i / 2)));
-		return (vi)(i & 1 ? v >> 8 : v << 8 >> 8);
+		const vi v = w_is_coded(w) ? w_codes_bytes(w, k, i / 2, 1) : vi_load(k.quant + 4 * VL * (i / 2));
+		return i & 1 ? w_odd_words(v) : w_even_words(v);
 	}
 	vi v = w_bytes(w, k, i / 2);
 	v = (i & 1 ? v >> 8 : v) & vi_all(0x00ff00ff);
@@ -686,7 +752,7 @@ LLMC_INLINE vf
 w_min(const Weight w, w_at k, int half)
 {
 	if (w_is_coded(w))
-		return k.m * vf_of_vi(vi_of_u8(w_side(w, k, 0) + half * VL) >> 4);
+		return k.m * vf_of_vi(vi_of_u8(w_side(w, k) + half * VL) >> 4);
 	if (w.super)
 		k.m *= vf_of_vi(vi_of_u8(k.head + (4 + 2 * k.sub + 1) * VL));
 	return k.m;

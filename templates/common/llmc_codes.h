@@ -64,6 +64,13 @@ llmc_codes_of(llmc_codes_kind kind)
 	return (llmc_codes_shape){ 0 };
 }
 
+/* bits that stand beside an index of a grid: the upper ones of the index; iq1: and one of bits 12 .. 15 of `high` */
+LLMC_CODES_FN int
+llmc_codes_beside(llmc_codes_kind kind)
+{
+	return kind == CODES_iq3_s ? 1 : kind == CODES_iq2_s || kind == CODES_iq2_xs ? 2 : kind == CODES_iq1_s || kind == CODES_iq1_m ? 4 : 0;
+}
+
 /* Tables of sixteen bytes; z: what is taken from each, 0 or the type's zero, which leaves signed numbers */
 #define LLMC_CODES_16(z, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)                                                        \
 	{ (a - z) & 255, (b - z) & 255, (c - z) & 255, (d - z) & 255, (e - z) & 255, (f - z) & 255, (g - z) & 255, (h - z) & 255,   \
