@@ -13,10 +13,12 @@
 #include "common/cuda_attention.h"
 
 /* An attention A in tiles of TILE_ positions and blocks of HB_ query heads; a block of threads has at least MIN_TILES_ of them, and BLOCKS_ blocks
- * of threads do something; more of them idle. */
-template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512> struct att_split : A {
+ * of threads do something; more of them idle. PART_: what putting a part of a unit to the others costs, in hundredths of a tile: blocks have as many tiles
+ * that a unit's tiles one behind the other and its parts one behind the other take least (n tiles in k parts: n / k + k PART_ / 100). */
+template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512, int PART_ = 0> struct att_split : A {
 	enum {
-		TILE = TILE_, HB = HB_, MIN_TILES = MIN_TILES_, BLOCKS = BLOCKS_,
+		TILE = TILE_, HB = HB_, MIN_TILES = MIN_TILES_, BLOCKS = BLOCKS_, PART = PART_,
+		AT_ONCE = PART > 0 ? 16 : 8,                /* parts that are read together */
 		WARPS = 8,
 		NHB = (A::G + HB - 1) / HB,                 /* blocks of heads in a group */
 		UNITS = A::KV_HEADS * NHB,                  /* of a row */
@@ -73,14 +75,15 @@ warp_sum_int(int v)
  * is sequence i (S::seq_of). */
 typedef struct AttList { int at, end, blocks, each, longer; AttRange only; } AttList;
 
-/* A list of `total` tiles, cut */
+/* A list of `total` tiles, of units of about `unit` each, cut */
 template <class S> DEV AttList
-att_cut(int total, const AttRange &only)
+att_cut(int total, const AttRange &only, int unit = 0)
 {
 	AttList list;
+	const int least = S::PART > 0 ? max((int)S::MIN_TILES, (int)sqrtf((float)unit * (S::PART * 0.01f) + 0.5f)) : (int)S::MIN_TILES;
 
 	list.only = only;
-	list.blocks = max(1, min(min((int)gridDim.x, (int)S::BLOCKS), (total + S::MIN_TILES - 1) / S::MIN_TILES));
+	list.blocks = max(1, min(min((int)gridDim.x, (int)S::BLOCKS), (total + least - 1) / least));
 	list.each = (unsigned)total / (unsigned)list.blocks;
 	list.longer = total - list.each * list.blocks;
 	list.at = list.end = 0;
@@ -108,7 +111,7 @@ att_list(const llmc_step &s)
 			total += att_row_tiles<S>(s, row);
 		total = warp_sum_int(total);
 	}
-	return att_cut<S>(total * S::UNITS, only);
+	return att_cut<S>(total * S::UNITS, only, one ? total : (int)((unsigned)total / (unsigned)max(n, 1)));
 }
 
 /* block of a tile of the list */
@@ -245,7 +248,7 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 		const int h = i / S::V;
 		const float *from = out.part_o + (long long)2 * g.first_block * S::HB * S::V + i;
 		float o[W] = {};
-#pragma unroll 8
+#pragma unroll S::AT_ONCE
 		for (int k = 0; k < n; k++) {
 			float x[W];
 			att_sums(from + (long long)(k == 0 ? 1 : 2 * k) * S::HB * S::V, x);

@@ -25,7 +25,7 @@
 /* Blocks that fit the queries' memory with a factor for each of HB heads */
 template <class A> DEV constexpr int mla90_blocks(int hb) { return (A::RANK + 64) * 32 / hb < 256 ? (A::RANK + 64) * 32 / hb : 256; }
 
-template <class A, int HB> struct mla90_config : att_split<A, 64, HB, 1, mla90_blocks<A>(HB)> {
+template <class A, int HB> struct mla90_config : att_split<A, 64, HB, 1, mla90_blocks<A>(HB), 30 * (HB * A::RANK / 1024) / 8> {
 	enum {
 		THREADS = 384,
 		STAGES = 2,
