@@ -128,31 +128,32 @@ stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 	if (w_is_eights(p.w))
 		return stream_eights(p, k, x, half, z);
 	if (act_stream_bytes(p)) {
-		const int PASSES = p.act_bits / 8, ROOM = DOT_BYTES_ROOM >> w_width(p.w);
-		vi sum[2] = { { 0 } }, total = vi_all(0);
+		const int PASSES = p.act_bits / 8, STEPS = DOT_BYTES_ROOM >> w_width(p.w) < N ? N / 2 : N;
+		vi sum[2], total = vi_all(0);
 		LLMC_EACH(n, N, 8) {
 			/* low and high nibbles of one load */
 			int i = p.w.halves == 2 ? 4 * half + n : n / 2 + n % 2 * 4;
 			vi v = w_bytes(p.w, k, i);
-			LLMC_EACH(pass, PASSES, 2)
-				sum[pass] = dot_bytes(sum[pass], v, vi_bcast4(x + 32 * pass + 4 * i));
-			if (n == N - 1 || (ROOM < N && n == N / 2 - 1))
-				LLMC_EACH(pass, PASSES, 2) {
+			LLMC_EACH(pass, PASSES, 2) {
+				const vi q = vi_bcast4(x + 32 * pass + 4 * i);
+				sum[pass] = n % STEPS ? dot_bytes(sum[pass], v, q) : dot_bytes_first(v, q);
+				if (n % STEPS == STEPS - 1)
 					total += dot_bytes_sum(sum[pass], PASSES == 2 && pass == 0 ? 256 : 1);
-					sum[pass] = vi_all(0);
-				}
+			}
 		}
 		if (w_offset(p.w))
 			total -= vi_all(z);
 		return vf_of_vi(total);
 	}
-	vi even = vi_all(0), odd = vi_all(0);
+	vi sum[2];
 	LLMC_EACH(n, N, 8) {
 		int i = p.w.halves == 2 ? 4 * half + n : n / 2 + n % 2 * 4;
-		even = dot_words(even, w_words(p.w, k, 2 * i), vi_bcast4(x + 8 * i));
-		odd = dot_words(odd, w_words(p.w, k, 2 * i + 1), vi_bcast4(x + 8 * i + 4));
+		LLMC_EACH(odd, 2, 2) {
+			const vi v = w_words(p.w, k, 2 * i + odd), q = vi_bcast4(x + 8 * i + 4 * odd);
+			sum[odd] = n ? dot_words(sum[odd], v, q) : dot_words_first(v, q);
+		}
 	}
-	return vf_of_vi(even + odd);
+	return vf_of_vi(sum[0] + sum[1]);
 }
 
 LLMC_INLINE void
