@@ -113,8 +113,8 @@ template <int WIDTH, float (*F)(float), class Y = value_f32> struct gemm_store {
 	}
 };
 
-/* y = scale * r + v + b; y may be r: each thread reads its places before it writes them. */
-template <int WIDTH> struct gemm_add {
+/* y = scale * r + v + b; y may be r: each thread reads its places before it writes them. TIGHT: two of them at a time, for kernels that have few registers. */
+template <int WIDTH, bool TIGHT = false> struct gemm_add {
 	float       *y;
 	const float *b, *r;
 	float        scale;
@@ -150,10 +150,15 @@ template <int WIDTH> struct gemm_add {
 	template <int N, int C> __device__ __forceinline__ void
 	take(int m, int n, float (&v)[N][C], float (&)[N][C]) const
 	{
-		before<N, C> t;
+		enum { AT_ONCE = TIGHT && N % 2 == 0 ? 2 : N };
 		gemm_bias<WIDTH>(b, n, v);
-		read(m, n, t);
-		write(m, n, v, t);
+#pragma unroll
+		for (int j = 0; j < N; j += AT_ONCE) {
+			float (&some)[AT_ONCE][C] = (float (&)[AT_ONCE][C])v[j];
+			before<AT_ONCE, C> t;
+			read(m, n + 4 * C * j, t);
+			write(m, n + 4 * C * j, some, t);
+		}
 	}
 	template <int N, int C> __device__ __forceinline__ void
 	take(int m, int n, float (&v)[N][C], float (&)[N][C], const before<N, C> &t) const

@@ -117,7 +117,7 @@ def test_real_compiler():
     """No spill and no warning, so no word of serialised products; the copies are those of the arithmetic in cuda_gemm_sm90.h; nothing but the wait for
     the stage before stands between two stages' products, no fence of the whole GPU in particular; results leave 16 bytes at a time."""
     for op, dtype, more in [("matmul", "bf16", {}), ("norm_glu", "q6_k", dict(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu")),
-                            *[("matmul_add", "q5_k", dict(SCALE=1.0))] * H.EVERY]:
+                            *[("matmul_add", t, dict(SCALE=1.0)) for t in ("q5_k", "q6_k")] * H.EVERY]:
         done = H.nvrtc(f"{op}_mixed", dict(ROWS=4096, COLS=4096, W_DTYPE=dtype, DETERMINISTIC=0, **more), [ARCH])
         if done is None:
             pytest.skip("no NVRTC")
