@@ -1,4 +1,4 @@
-/* y = a w^T for 9 to 64 rows of a: the products of a batch's decode step and of small mixed steps, bound by the bytes of W as those of cuda_gemv.h are.
+/* y = a w^T for up to 64 rows of a: the products of a decode step of 5 rows and more and of small mixed steps, bound by the bytes of W as those of cuda_gemv.h are.
  * Operands are swapped: weights are the rows of the mma, rows of a its columns, so that what is streamed goes from its ring to registers in the
  * order of W::stream, past no tile in shared memory and no ldmatrix, and 9 rows cost little more than 8.
  *
