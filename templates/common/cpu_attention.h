@@ -10,6 +10,7 @@
  *   span     2^k whole chunks, at multiples of their size; chunks are merged in order. k is the smallest with at most
  *            64 spans in [lo, hi), so it depends on the row alone; partial results fit fixed memory at any length
  *   row      spans are merged in order; y = o / l, with a sink o / (l + exp(sink - m))
+ * Rows of integer codes are multiplied in whole numbers on v3 (cpu_attention_words.h), in decode and in tiles alike.
  * On tile registers (cpu_attention_amx.h) a score and the sum of a chunk are added up as there, in decode as well; all else is the same.
  * Terms outside [lo, hi) may be added as exact zeros, as long as what they multiply is finite. That is all a tile of many rows does
  * differently from a single row.
@@ -39,7 +40,7 @@ enum {
 	ATT_SPANS = 64,
 	ATT_PAGES = ATT_CHUNK / KV_PAGE,                      /* of a chunk */
 	ATT_MOST_HB = 8,
-	ATT_AHEAD = 2,                                        /* planes that are asked for before they are read, of quantised types */
+	ATT_AHEAD = VL == 8 ? 4 : 2,                          /* planes that are asked for before they are read, of quantised types */
 	ATT_NK    = KV_PAGE / VL,                             /* vectors of keys in a page */
 	ATT_ACC   = VL == 16 ? 24 : 12,                       /* accumulators: half of 16 or three quarters of 32 registers */
 };
@@ -296,13 +297,41 @@ att_tiled(const Att a)
 #include "common/cpu_attention_amx.h"
 #endif
 
+#include "common/cpu_attention_words.h"
+
 /* --- one row: units, chunks, spans --------------------------------------------------------------------------------- */
+/* Element d of nk vectors of keys, from j on, times those of gb queries, stride apart; acc, and of both the one of which there is less, stay in registers */
+LLMC_INLINE void
+att_scores_of(const int type, const int gb, const int nk, const char *k, const float *q, const int stride, int d, int j, vf acc[8][8])
+{
+	vf x[8], y[8];
+
+	if (gb <= nk) {
+		LLMC_EACH(g, gb, 8)
+			y[g] = vf_set1(q[g * stride]);
+		LLMC_EACH(i, nk, 8) {
+			const vf key = kv_key(type, k, d, j + i * VL);
+			LLMC_EACH(g, gb, 8)
+				acc[g][i] = vf_fma(key, y[g], acc[g][i]);
+		}
+		return;
+	}
+	LLMC_EACH(i, nk, 8)
+		x[i] = kv_key(type, k, d, j + i * VL);
+	LLMC_EACH(g, gb, 8) {
+		const vf query = vf_set1(q[g * stride]);
+		LLMC_EACH(i, nk, 8)
+			acc[g][i] = vf_fma(x[i], query, acc[g][i]);
+	}
+}
+
 /* Scores of a page's 32 keys for gb heads; next: a page to be read soon. sums: kv_query_sums of each query */
 LLMC_INLINE void
 att_scores(const Att a, const int gb, const char *k, const float *q, const float *sums, float *s, const char *next)
 {
 	const int group = kv_group(a.kv.k, a.dim), groups = kv_groups(a.kv.k, a.dim);
 	const int nk = gb * ATT_NK <= ATT_ACC ? ATT_NK : gb * (ATT_NK / 2) <= ATT_ACC ? ATT_NK / 2 : ATT_NK > 4 ? ATT_NK / 4 : 1;
+	const int apart = VL < 16 && (kv_plain(a.kv.k) || kv_wide(a.kv.k));
 
 	_Alignas(64) float channels[2 * KV_MOST_DIM];
 
@@ -324,7 +353,10 @@ att_scores(const Att a, const int gb, const char *k, const float *q, const float
 				LLMC_EACH(e, 4, 4)
 					if (j0 == 0 && (a.dim % 4 == 0 || d + e < end))
 						att_prefetch_piece(next, d + e, (int)kv_plane(a.kv.k, a.dim) / a.dim);
-				LLMC_EACH(j, nk, 8) {
+				LLMC_EACH(e, 4, 4)
+					if (apart && (a.dim % 4 == 0 || d + e < end))
+						att_scores_of(a.kv.k, gb, nk, k, q + d + e, a.dim, d + e, j0 * VL, acc);
+				LLMC_EACH(j, apart ? 0 : nk, 8) {
 					vf x[4];
 					kv_keys(a.kv.k, a.dim, k, d / 4, (j0 + j) * VL, channels, x);
 					LLMC_EACH(e, 4, 4)
@@ -407,6 +439,9 @@ typedef struct AttUnit {
 	const float *sink;                     /* [heads], or NULL */
 	float   *q;                            /* [att_hb][dim], scaled */
 	float   *sums;                         /* [att_hb][kv_groups] of it: kv_query_sums */
+	int32_t *q_words;                      /* [att_hb][dim / 2], [att_hb][kv_groups] of it: kv_query_words */
+	KvWords *words;
+	AttWords w;                            /* weights of a chunk */
 	float   *scores;                       /* [att_hb][ATT_CHUNK] */
 	AttPart  chunk, span, sum;             /* of a chunk, a span, the row */
 	uint8_t *queries, *weights, *ring; /* on tile registers, in parts: of the row, a chunk, keys or values in hand */
@@ -445,7 +480,7 @@ att_amx_unit(const Att a, AttUnit *u, float *work)
 LLMC_INLINE void
 att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, const float *q, const float *sink, float *work, int row, int unit)
 {
-	const int hb = att_hb(a), part = hb * att_vs(a);
+	const int hb = att_hb(a), part = hb * att_vs(a), n_weights = hb * kv_groups(a.kv.v, a.v_dim);
 
 	u->s = s;
 	u->pool = pool;
@@ -473,12 +508,20 @@ att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, con
 	u->sum.o = u->span.o + part;
 	u->q = u->sum.o + part;
 	u->sums = u->q + hb * a.dim;
+	u->words = (KvWords *)(void *)(u->sums + hb * kv_groups(a.kv.k, a.dim));
+	u->q_words = (int32_t *)(void *)(u->words + hb * kv_groups(a.kv.k, a.dim));
+	u->w.zeros = (float *)(void *)(u->q_words + hb * a.dim / 2);
+	u->w.p = (int16_t (*)[KV_PAGE])(void *)(u->w.zeros + n_weights * VL);
 	for (int g = 0; g < hb; g++) {
 		/* a block that is not full repeats its last head */
 		int h = u->head + (g < u->n_head ? g : u->n_head - 1);
 		const float *from = q + ((size_t)row * (size_t)a.heads + (size_t)h) * (size_t)a.dim;
 		att_query(a, u->q + g * a.dim, from);
 		kv_query_sums(a.kv.k, a.dim, u->q + g * a.dim, u->sums + g * kv_groups(a.kv.k, a.dim), 1);
+#if KV_HAS_WORDS
+		if (kv_in_words(a.kv.k, a.dim))
+			kv_query_words(a.kv.k, a.dim, u->q + g * a.dim, u->q_words + g * (a.dim / 2), u->words + g * kv_groups(a.kv.k, a.dim), 1);
+#endif
 #if defined(LLMC_TILES)
 		if (att_tiled(a)) {
 			memcpy(padded, u->q + g * a.dim, (size_t)a.dim * sizeof *padded);
@@ -514,11 +557,26 @@ att_ahead(const Att a, const AttUnit *u, const char *const *k, const char *const
 	return page * KV_PAGE < end ? att_page_k(a, u, page) : v[n - 1];
 }
 
+/* Scores of a page for gb heads from g on, to s of the first head */
+LLMC_INLINE void
+att_scores_some(const Att a, const AttUnit *u, const int gb, const char *k, int g, float *s, const char *next)
+{
+	const int groups = kv_groups(a.kv.k, a.dim);
+
+#if KV_HAS_WORDS
+	if (kv_in_words(a.kv.k, a.dim)) {
+		att_word_scores(a, gb, k, u->q_words + g * (a.dim / 2), u->words + g * groups, u->sums + g * groups, s + g * ATT_CHUNK, next);
+		return;
+	}
+#endif
+	att_scores(a, gb, k, u->q + g * a.dim, u->sums + g * groups, s + g * ATT_CHUNK, next);
+}
+
 /* One chunk, as far as it lies in `see`: K of its pages, softmax, V of its pages */
 LLMC_INLINE void
-att_chunk(const Att a, const AttUnit *u, SplitRange see, int chunk, AttPart *out)
+att_chunk(const Att a, AttUnit *u, SplitRange see, int chunk, AttPart *out)
 {
-	const int hb = att_hb(a), gb = att_gb(a), tail = hb % gb, groups = kv_groups(a.kv.k, a.dim);
+	const int hb = att_hb(a), gb = att_gb(a), tail = hb % gb;
 	const char *k[ATT_PAGES], *v[ATT_PAGES], *ahead[ATT_PAGES];
 	float *s = u->scores;
 	int pos0 = chunk * ATT_CHUNK;
@@ -547,15 +605,24 @@ att_chunk(const Att a, const AttUnit *u, SplitRange see, int chunk, AttPart *out
 	for (int p = 0; p < n; p++) {
 		const char *next = att_ahead(a, u, k, v + p0, n, p, base, see.hi);
 		float *to = s + (p0 + p) * KV_PAGE;
-		int g = 0;
-		for (; g + gb <= hb; g += gb)
-			att_scores(a, gb, k[p], u->q + g * a.dim, u->sums + g * groups, to + g * ATT_CHUNK, next);
+		for (int g = 0; g + gb <= hb; g += gb)
+			att_scores_some(a, u, gb, k[p], g, to, next);
 		if (tail)
-			att_scores(a, tail, k[p], u->q + g * a.dim, u->sums + g * groups, to + g * ATT_CHUNK, next);
+			att_scores_some(a, u, tail, k[p], hb - tail, to, next);
 		ahead[p0 + p] = att_ahead(a, u, k, v + p0, n, n + p, base, see.hi);
 	}
 	for (int g = 0; g < hb; g++)
 		att_softmax(a, ATT_CHUNK, s + g * ATT_CHUNK, pos0, lo, hi, u->pos, u->slope[g], &out->m[g], &out->l[g]);
+#if KV_HAS_WORDS
+	if (kv_in_words(a.kv.v, a.v_dim)) {
+		att_word_weights(a, hb, v, p0, n, hi, s, &u->w);
+		for (int g = 0; g + gb <= hb; g += gb)
+			att_word_values(a, hb, gb, g, v, ahead, p0, n, &u->w, out->o);
+		if (tail)
+			att_word_values(a, hb, tail, hb - tail, v, ahead, p0, n, &u->w, out->o);
+		return;
+	}
+#endif
 	for (int p = p0; kv_folded(a.kv.v) && p < p0 + n; p++)
 		for (int g = 0; g < hb; g++)
 			kv_fold_v(a.kv.v, a.v_dim, v[p], s + g * ATT_CHUNK + p * KV_PAGE);

@@ -37,6 +37,10 @@ att_tile_nv(const Att a)
 }
 
 typedef struct AttTile {
+	int32_t *q_words;            /* [block][dim / 2][ATT_TILE_MR]: of queries, */
+	KvWords *words;              /* [block][group][ATT_TILE_MR], */
+	int16_t *p;                  /* [row][group][32]: and of a page's weights: cpu_attention_words.h */
+	float *zeros;                /* [row][group][VL] */
 	float *q;                    /* [block][dim][ATT_TILE_MR], scaled */
 	float *sums;                 /* [block][group][ATT_TILE_MR] of them: kv_query_sums */
 	float *x;                    /* a page's K [dim][32], codes where it is quantised, or V [32][att_tile_xs], as fp32 */
@@ -127,6 +131,135 @@ att_tile_values(const Att a, const AttTile *t, const int xs, int n_block, int at
 	}
 }
 
+#if KV_HAS_WORDS
+/* A page's keys as pairs of words: [dim / 2][32] */
+LLMC_INLINE void
+att_tile_word_keys(const Att a, const char *k, int32_t *to)
+{
+	_Alignas(32) uint8_t room[KV_PAGE * KV_MOST_DIM];
+	const uint8_t *codes = kv_word_plane(a.kv.k, 1, a.dim, k, room);
+
+	for (int i = 0; i < a.dim / 4; i++)
+		for (int j = 0; j < KV_PAGE; j += 16) {
+			vi x[2][2];
+			kv_pairs_k(a.kv.k, codes, i, j, x);
+			LLMC_EACH(e, 2, 2) {
+				kv_pairs_sort(x[e]);
+				vi_store(to + (2 * i + e) * KV_PAGE + j, x[e][0]);
+				vi_store(to + (2 * i + e) * KV_PAGE + j + VL, x[e][1]);
+			}
+		}
+}
+
+/* As att_tile_group, in words */
+LLMC_INLINE void
+att_tile_word_group(const Att a, const AttTile *t, const char *k, int n_block, int at, int group)
+{
+	const int first = group * kv_group(a.kv.k, a.dim) / 2, groups = kv_groups(a.kv.k, a.dim);
+	const int end = group + 1 < groups ? first + kv_group(a.kv.k, a.dim) / 2 : a.dim / 2;
+	const int32_t *x = (const int32_t *)(const void *)t->x;
+
+	for (int b = 0; b < n_block; b++)
+		for (int j = 0; j < KV_PAGE; j += 2 * VL) {
+			const KvWords *words = t->words + (b * groups + group) * ATT_TILE_MR;
+			vi acc[ATT_TILE_MR][2];
+
+			LLMC_UNROLL
+			for (int r = 0; r < ATT_TILE_MR; r++)
+				acc[r][0] = acc[r][1] = vi_all(words[r].start);
+			for (int i = first; i < end; i++) {
+				const vi x0 = vi_load(x + i * KV_PAGE + j), x1 = vi_load(x + i * KV_PAGE + j + VL);
+				LLMC_UNROLL
+				for (int r = 0; r < ATT_TILE_MR; r++) {
+					const vi q = vi_bcast4(t->q_words + (b * (a.dim / 2) + i) * ATT_TILE_MR + r);
+					acc[r][0] = dot_words(acc[r][0], x0, q);
+					acc[r][1] = dot_words(acc[r][1], x1, q);
+				}
+			}
+			LLMC_EACH(i, 2, 2) {
+				const KvScale scale = kv_word_scale_k(a.kv.k, a.dim, k, group, j + i * VL);
+				LLMC_UNROLL
+				for (int r = 0; r < ATT_TILE_MR; r++)
+					kv_word_score(a.kv.k, group, acc[r][i], words[r].step, scale, a.kv.k == KV_int4 ? t->sums[(b * groups + group) * ATT_TILE_MR + r] : 0,
+					              t->s + (b * ATT_TILE_MR + r) * ATT_CHUNK + at + j + i * VL);
+			}
+		}
+}
+
+/* 16 elements of oc from d on, plus what a page adds to them; x: its values in pairs of words */
+LLMC_INLINE void
+att_tile_word_slice(const Att a, const AttTile *t, const int32_t *x, const int xs, int n_block, int d, int first, const float *step)
+{
+	const int groups = kv_groups(a.kv.v, a.v_dim), vs = att_vs(a);
+
+	for (int b = 0; b < n_block; b++) {
+		const int16_t *p = t->p + (b * ATT_TILE_MR * groups + d / kv_group(a.kv.v, a.v_dim)) * KV_PAGE;
+		vi acc[ATT_TILE_MR][2];
+
+		LLMC_UNROLL
+		for (int r = 0; r < ATT_TILE_MR; r++)
+			acc[r][0] = acc[r][1] = vi_all(0);
+		for (int j = 0; j < KV_PAGE; j += 2) {
+			const vi x0 = vi_load(x + j / 2 * xs + d), x1 = vi_load(x + j / 2 * xs + d + VL);
+			const int at = kv_word_at(j);
+			LLMC_UNROLL
+			for (int r = 0; r < ATT_TILE_MR; r++) {
+				const vi y = vi_bcast4(p + r * groups * KV_PAGE + at);
+				acc[r][0] = dot_words(acc[r][0], x0, y);
+				acc[r][1] = dot_words(acc[r][1], x1, y);
+			}
+		}
+		LLMC_UNROLL
+		for (int r = 0; r < ATT_TILE_MR; r++)
+			LLMC_EACH(i, 2, 2)
+				if (d + i * VL < vs)
+					att_word_add(first, acc[r][i], step[b * ATT_TILE_MR + r], t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL);
+	}
+}
+
+/* oc plus what a page adds, of whose positions those below `end` hold something, and whose first is `at` of the chunk */
+LLMC_INLINE void
+att_tile_word_values(const Att a, const AttTile *t, const char *v, int n_block, int at, int end, int first)
+{
+	const int groups = kv_groups(a.kv.v, a.v_dim), n_row = n_block * ATT_TILE_MR, xs = (a.v_dim + 15) / 16 * 16 + VL;
+	_Alignas(32) uint8_t room[KV_PAGE * KV_MOST_DIM];
+	_Alignas(32) float scales[KV_ROOM], tops[KV_PAGE], most[ATT_TILE_R * VL], step[ATT_TILE_R], inverse[ATT_TILE_R];
+	const uint8_t *codes = kv_word_plane(a.kv.v, 0, a.v_dim, v, room);
+	int32_t *x = (int32_t *)(void *)t->x;
+
+	kv_word_scales(a.kv.v, a.v_dim, v, end, scales, tops);
+	for (int r = 0; r < n_row; r++)
+		kv_weight_most(t->s + r * ATT_CHUNK + at, tops, most + r * VL);
+	for (int r = 0; r < n_row; r += VL)
+		kv_weight_steps(most + r * VL, step + r, inverse + r);
+	if (first)
+		memset(t->zeros, 0, (size_t)(n_row * groups * VL) * sizeof *t->zeros);
+	for (int r = 0; r < n_row; r++)
+		kv_weight_words(a.kv.v, a.v_dim, t->s + r * ATT_CHUNK + at, scales, step[r], inverse[r], t->p + r * groups * KV_PAGE, t->zeros + r * groups * VL);
+	for (int j = 0; j < KV_PAGE; j += 2)
+		for (int d = 0; d < a.v_dim; d += 16) {
+			vi pair[2];
+			kv_pairs_v(a.kv.v, a.v_dim, codes, j, d, d / 16 % 2, pair);
+			kv_pairs_sort(pair);
+			vi_store(x + j / 2 * xs + d, pair[0]);
+			vi_store(x + j / 2 * xs + d + VL, pair[1]);
+		}
+	for (int d = 0; d < a.v_dim; d += 16)
+		att_tile_word_slice(a, t, x, xs, n_block, d, first, step);
+}
+
+/* After the last page: what zeros add */
+LLMC_INLINE void
+att_tile_word_close(const Att a, const AttTile *t, int n_row)
+{
+	const int groups = kv_groups(a.kv.v, a.v_dim), vs = att_vs(a);
+
+	for (int r = 0; a.kv.v == KV_int4 && r < n_row; r++)
+		for (int d = 0; d < vs; d += VL)
+			vf_store(t->oc + r * vs + d, vf_load(t->oc + r * vs + d) + vf_set1(vf_hsum(vf_load(t->zeros + (r * groups + d / KV_GROUP) * VL))));
+}
+#endif
+
 /* What the rows of a tile have in common */
 typedef struct AttRows {
 	const llmc_step *s;
@@ -158,6 +291,14 @@ att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, 
 	for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
 		const char *k = kv_k(a.kv, kv_page_at(a.kv, in->s, in->pool, in->seq, chunk * ATT_PAGES + p), in->kv_head);
 		_Alignas(64) float channels[2 * KV_MOST_DIM];
+#if KV_HAS_WORDS
+		if (kv_in_words(a.kv.k, a.dim)) {
+			att_tile_word_keys(a, k, (int32_t *)(void *)t->x);
+			for (int group = 0; group < kv_groups(a.kv.k, a.dim); group++)
+				att_tile_word_group(a, t, k, in->n_block, p * KV_PAGE, group);
+			continue;
+		}
+#endif
 		kv_channels(a.kv.k, a.dim, k, channels);
 		for (int j = 0; j < KV_PAGE; j += VL)
 			for (int d = 0; d < a.dim; d += 4) {
@@ -183,6 +324,14 @@ att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, 
 		int at = p * KV_PAGE, from = j0 > at ? j0 : at, to = j1 < at + KV_PAGE ? j1 : at + KV_PAGE, d = 0;
 		const char *v = kv_v(a.kv, kv_page_at(a.kv, in->s, in->pool, in->seq, chunk * ATT_PAGES + p), in->kv_head);
 		_Alignas(64) float scale[KV_ROOM];
+#if KV_HAS_WORDS
+		if (kv_in_words(a.kv.v, a.v_dim)) {
+			att_tile_word_values(a, t, v, in->n_block, at, to - at, first);
+			if (to == j1)
+				att_tile_word_close(a, t, n_row);
+			continue;
+		}
+#endif
 		if (kv_grouped(a.kv.v))
 			kv_scales_v(a.kv.v, a.v_dim, v, scale);
 		for (int r = 0; kv_folded(a.kv.v) && r < n_row; r++)
@@ -208,7 +357,7 @@ att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, 
 LLMC_INLINE void
 att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, const float *sink, float *y, int seq, int row0, int n, int unit)
 {
-	const int hb = att_hb(a), vs = att_vs(a), group = att_group(a);
+	const int hb = att_hb(a), vs = att_vs(a), group = att_group(a), k_groups = kv_groups(a.kv.k, a.dim);
 	AttTile tile, *const t = &tile;
 	int kv_head = unit / att_blocks(a), head = kv_head * group + unit % att_blocks(a) * hb;
 	int nh = (kv_head + 1) * group - head < hb ? (kv_head + 1) * group - head : hb;
@@ -223,6 +372,10 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 	t->x = t->o + ATT_TILE_R * vs;
 	t->q = t->x + KV_PAGE * (a.dim > att_tile_xs(a) ? a.dim : att_tile_xs(a));
 	t->sums = t->q + ATT_TILE_R * a.dim;
+	t->words = (KvWords *)(void *)(t->sums + ATT_TILE_R * k_groups);
+	t->q_words = (int32_t *)(void *)(t->words + ATT_TILE_R * k_groups);
+	t->zeros = (float *)(void *)(t->q_words + ATT_TILE_R * a.dim / 2);
+	t->p = (int16_t *)(void *)(t->zeros + ATT_TILE_R * kv_groups(a.kv.v, a.v_dim) * VL);
 	for (int i = 0; i < n; i++) {
 		t->pos[i] = s->pos[row0 + i];
 		t->range[i] = att_range(a, s, seq, t->pos[i]);
@@ -234,7 +387,12 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		const float *from = q + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.dim;
 		if (r < n_row)
 			att_query(a, t->x, from);
-		kv_query_sums(a.kv.k, a.dim, t->x, t->sums + r / ATT_TILE_MR * kv_groups(a.kv.k, a.dim) * ATT_TILE_MR + r % ATT_TILE_MR, ATT_TILE_MR);
+		kv_query_sums(a.kv.k, a.dim, t->x, t->sums + r / ATT_TILE_MR * k_groups * ATT_TILE_MR + r % ATT_TILE_MR, ATT_TILE_MR);
+#if KV_HAS_WORDS
+		if (kv_in_words(a.kv.k, a.dim))
+			kv_query_words(a.kv.k, a.dim, t->x, t->q_words + r / ATT_TILE_MR * (a.dim / 2) * ATT_TILE_MR + r % ATT_TILE_MR,
+			               t->words + r / ATT_TILE_MR * k_groups * ATT_TILE_MR + r % ATT_TILE_MR, ATT_TILE_MR);
+#endif
 		for (int d = 0; d < a.dim; d++)
 			t->q[((size_t)(r / ATT_TILE_MR) * (size_t)a.dim + (size_t)d) * ATT_TILE_MR + (size_t)(r % ATT_TILE_MR)] = r < n_row ? t->x[d] : 0;
 		t->l[r] = t->ls[r] = 0;

@@ -316,6 +316,15 @@ kv_keys(const int type, const int dim, const char *plane, int i, int j, const fl
 	}
 }
 
+/* Element d of VL positions from j on, of a type that has each element in a place of its own; as kv_keys */
+LLMC_INLINE vf
+kv_key(const int type, const char *plane, int d, int j)
+{
+	const int at = d * KV_PAGE + j;
+
+	return kv_plain(type) ? kv_load(type, plane, at) : kv_bytes_at(type, (const uint8_t *)plane + at);
+}
+
 /* --- reading values: elements d .. d + VL of position j; d is a multiple of VL ---------------------------------------- */
 /* Numbers that kv_scales_v makes of a plane: room for KV_ROOM */
 enum { KV_ROOM = KV_PAGE * 2 * (KV_MOST_DIM / KV_GROUP) };

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "templates/common/llmc_step.h"
@@ -32,10 +33,12 @@ now(void)
 static void *
 room(size_t bytes)
 {
-	void *p = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+	const size_t huge = 2 << 20;
+	void *p = aligned_alloc(huge, (bytes + huge - 1) / huge * huge);
 
 	if (!p)
 		exit(2);
+	madvise(p, bytes, MADV_HUGEPAGE); /* as the runtime asks for the cache */
 	return p;
 }
 

@@ -47,6 +47,7 @@ def kernel(target, names, depth, rounds, heads=9, kv_heads=3, dim=64, layers=30)
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "kernels")]
     import harness
     import kv_types
+    harness.FLAGS[harness.FLAGS.index(harness.LEVEL)] = "-O3" # as the runtime compiles them
     args = []
     names = [n for n in names if not TYPES[n].keys() & {"window", "sinks"}] # which have pages of two kinds
     for n in names:
