@@ -25,11 +25,12 @@ uses(const Op *op, int v)
 	return false;
 }
 
-/* Does every op that makes or reads the value have a kernel for it as it is held, and does somebody read it? */
+/* Does every op that makes or reads the value have a kernel for it as it is held, and does somebody read it? Experts' kernels change with other
+ * numbers of rows than others' (runtime/cuda/step.c), so all are of them or none. */
 static bool
 all_take(const Graph *g, const Templates *ts, int v)
 {
-	int n = 0;
+	int n = 0, experts = 0;
 
 	for (size_t i = 0; i < g->n_op; i++) {
 		if (!uses(&g->op[i], v))
@@ -37,8 +38,9 @@ all_take(const Graph *g, const Templates *ts, int v)
 		if (!stands_in(g, &g->op[i]) || !templates_find(ts, g, &g->op[i], PHASE_MIXED))
 			return false;
 		n++;
+		experts += (op_info[g->op[i].kind].flags & OPF_EXPERTS) != 0;
 	}
-	return n > 1;
+	return n > 1 && (experts == 0 || experts == n);
 }
 
 /* requires: nothing fuses any more, layouts; keeps: all but the type of values in memory

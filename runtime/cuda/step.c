@@ -337,7 +337,7 @@ decode_rows(const Plan *p, OpKind op)
 {
 	if (strcmp(p->target, "cuda-sm_75") == 0)
 		return 8;
-	return op == OP_norm_route || op == OP_norm_moe_glu || op == OP_moe_down_add || op == OP_moe_ffn ? 1 : 4;
+	return op_info[op].flags & OPF_EXPERTS ? 1 : 4;
 }
 
 /* A step of a phase. Values lie in the same places in both phases, and scratch lives within a step: they may be mixed. What mixed steps hold in
