@@ -15,7 +15,8 @@ struct pick_shared {
 	u64    sum[PICK_STEPS];
 	float  top[PICK_THREADS], best[PICK_WARPS];
 	int    id[PICK_WARPS], bad[PICK_WARPS];
-	float  seen_max[LLMC_PICK_PARTS * PICK_WARPS], seen_sum[LLMC_PICK_PARTS * PICK_WARPS]; /* of each warp, of each of the block's parts */
+	double seen_sum[LLMC_PICK_PARTS * PICK_WARPS]; /* of each warp, of each of the block's parts */
+	float  seen_max[LLMC_PICK_PARTS * PICK_WARPS], most[LLMC_PICK_PARTS];
 	int    seen_id[LLMC_PICK_PARTS * PICK_WARPS]; /* -1: not all were numbers */
 	int    last, few[PICK_FEW];
 };
@@ -47,20 +48,6 @@ pick_exp(float x)
 	y = __fadd_rn(__fmul_rn(y, x), 5.0000001201e-1f);
 	y = __fadd_rn(__fadd_rn(__fmul_rn(y, __fmul_rn(x, x)), x), 1.0f);
 	return live ? __uint_as_float(__float_as_uint(y) + ((e - 0x4b400000u) << 23)) : 0.0f;
-}
-
-/* e^x for x <= 0, one instruction after the product: only for log probabilities, never for what is picked */
-DEV float
-pick_about_exp(float x)
-{
-	x *= 1.44269504f;
-#ifdef LLMC_EMU
-	return exp2f(x);
-#else
-	float y;
-	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-	return y;
-#endif
 }
 
 /* A weight of at most 1 in units of 2^-44; 2^18 of them fit a word with room */

@@ -79,12 +79,12 @@ ask(float (&raw)[AT_ONCE], const float *v, const rest &at)
 }
 
 /* What a thread has found in the logits of a part */
-struct seen { float most, sum; int id; };
+struct seen { float most; int id; };
 
 DEV void
 see(seen &a, bool &bad, const float (&raw)[AT_ONCE], int first)
 {
-	float most = raw[0], sum = 0;
+	float most = raw[0];
 	int at = 0;
 
 #pragma unroll
@@ -95,28 +95,19 @@ see(seen &a, bool &bad, const float (&raw)[AT_ONCE], int first)
 		at = more ? k : at;
 	}
 	if (most > a.most) {
-		a.sum *= pick_about_exp(a.most - most);
 		a.most = most;
 		a.id = first + (int)threadIdx.x + at * PICK_THREADS;
 	}
-	const float base = a.most == PICK_NONE ? 0 : a.most;
-#pragma unroll
-	for (int k = 0; k < AT_ONCE; k++)
-		sum += pick_about_exp(raw[k] - base);
-	a.sum += sum;
 }
 
-/* The block's parts of row o as they are, without mask or penalties, into p.part. Their sums have the same bits however many blocks share the row: of
- * threads and warps in single precision, of more in double. `raw` is the first of it, which has been asked for.
- *
- * 64 rows of 128256 are 33 MB, 16 parts a block: at 3 TB/s 11 us. A warp has its 8 loads of the next part on their way while it looks at the
- * last 8, and no barrier makes it wait for the others before the end. It takes 12 instructions a logit and 100 a part to put 32 lanes
- * together: 200 x 16 parts x 4 warps of a scheduler are 7 us, behind the memory's. */
-DEV void
-weigh(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
+/* The largest of the block's parts of row o as they are, without mask or penalties, into s.most and p.part; their number. `raw` is the first of it,
+ * which has been asked for. A warp has its 8 loads of the next part on their way while it looks at the last 8, and no barrier makes it wait for the
+ * others before the end. */
+DEV int
+largest(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
 {
 	const float *v = p.logits + (long long)o * p.vocab;
-	seen a = { PICK_NONE, 0, 0x7fffffff };
+	seen a = { PICK_NONE, 0x7fffffff };
 	bool bad = false; /* in this part or one before: the row's it is */
 	int n = 0; /* parts that are done */
 
@@ -130,8 +121,7 @@ weigh(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at
 			ask(later, v, next);
 		see(a, bad, raw, at.first);
 		if (next.part != at.part) {
-			const float most = warp_max(a.most), base = most == PICK_NONE ? 0 : most;
-			const float sum = warp_sum(a.sum * pick_about_exp(a.most - base));
+			const float most = warp_max(a.most);
 			int id = a.most == most ? a.id : 0x7fffffff;
 #pragma unroll
 			for (int d = 16; d; d >>= 1)
@@ -139,10 +129,9 @@ weigh(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at
 			bad = __any_sync(0xffffffffu, bad);
 			if (lane_id() == 0) {
 				s.seen_max[n * PICK_WARPS + warp_id()] = most;
-				s.seen_sum[n * PICK_WARPS + warp_id()] = sum;
 				s.seen_id[n * PICK_WARPS + warp_id()] = bad ? -1 : id;
 			}
-			a = seen{ PICK_NONE, 0, 0x7fffffff };
+			a = seen{ PICK_NONE, 0x7fffffff };
 			n++;
 		}
 #pragma unroll
@@ -155,19 +144,53 @@ weigh(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at
 	const int of = threadIdx.x / PICK_WARPS;
 	float most = of < n ? s.seen_max[threadIdx.x] : PICK_NONE;
 	int id = of < n ? s.seen_id[threadIdx.x] : 0, broken = id < 0;
-	const float mine = most;
 	warp_best<PICK_WARPS>(most, id, broken);
-	double sum = of < n && mine > PICK_NONE ? (double)s.seen_sum[threadIdx.x] * pick_about_exp(mine - most) : 0;
-#pragma unroll
-	for (int d = PICK_WARPS / 2; d; d >>= 1)
-		sum += __shfl_xor_sync(0xffffffffu, sum, d);
 	if (of < n && threadIdx.x % PICK_WARPS == 0) {
 		double *to = p.part + ((long long)o * LLMC_PICK_PARTS + blockIdx.x + of * gridDim.x) * PART_WORDS;
-		to[PART_MAX] = to[PART_BEST] = most;
-		to[PART_SUM] = sum;
+		to[PART_MAX] = to[PART_BEST] = s.most[of] = most;
 		to[PART_ID] = id;
 		to[PART_BAD] = broken;
 	}
+	return n;
+}
+
+/* The block's parts of row o: what is the largest, and what all weigh beside it, by the exp of runtime/sample/math.c and added in double, so that log
+ * probabilities are the host's and the same however many blocks share the row.
+ *
+ * 64 rows of 128256 are 33 MB, 16 parts a block: at 3 TB/s 11 us, behind which 200 instructions a part and warp hide. A second time they come out of L2, 6 us,
+ * with some 27 instructions a logit: 230 x 16 parts x 4 warps of a scheduler, 9 us, and for each part the way to L2, 16 x 0.5 us. */
+DEV void
+weigh(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
+{
+	const float *v = p.logits + (long long)o * p.vocab;
+	const int n = largest(s, p, o, raw, at), of = threadIdx.x / PICK_WARPS;
+
+	__syncthreads();
+#pragma unroll 1
+	for (int i = 0; i < n; i++) {
+		const float most = s.most[i];
+		double sum = 0;
+		rest l = part_of(p.vocab, (int)blockIdx.x + i * (int)gridDim.x);
+#pragma unroll 1
+		for (; l.first < l.hi && most > PICK_NONE; l.first += AT_ONCE * PICK_THREADS) { /* else none of them weighs anything */
+			ask(raw, v, l);
+#pragma unroll
+			for (int k = 0; k < AT_ONCE; k++)
+				sum += (double)pick_exp(__fadd_rn(raw[k], -most));
+		}
+#pragma unroll
+		for (int d = 16; d; d >>= 1)
+			sum += __shfl_xor_sync(0xffffffffu, sum, d);
+		if (lane_id() == 0)
+			s.seen_sum[i * PICK_WARPS + warp_id()] = sum;
+	}
+	__syncthreads();
+	double sum = of < n ? s.seen_sum[threadIdx.x] : 0;
+#pragma unroll
+	for (int d = PICK_WARPS / 2; d; d >>= 1)
+		sum += __shfl_xor_sync(0xffffffffu, sum, d);
+	if (of < n && threadIdx.x % PICK_WARPS == 0)
+		p.part[((long long)o * LLMC_PICK_PARTS + blockIdx.x + of * gridDim.x) * PART_WORDS + PART_SUM] = sum;
 }
 
 /* What mask, penalties and short lists make of one part of row o, over what `weigh` said of it. */
