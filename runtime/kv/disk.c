@@ -149,9 +149,15 @@ kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void 
 	Head h;
 
 	path_of(d, key->hex, path, sizeof path);
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	const int how = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+	int fd = open(path, how);
+	if (fd < 0) {
+		if (take_waiting(d, key, bytes))
+			return true;
+		fd = open(path, how); /* a page waits until it is there: it may have come between the two looks */
+	}
 	if (fd < 0)
-		return take_waiting(d, key, bytes);
+		return false;
 	bool ok = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() && st.st_size == (off_t)(sizeof h + d->page_bytes) &&
 	          read_whole(fd, &h, sizeof h) && memcmp(h.magic, magic, sizeof magic) == 0 && h.head_sum == head_sum(&h) &&
 	          memcmp(h.key, key->hex, 64) == 0 && memcmp(h.tok, tok, sizeof h.tok) == 0 && h.bytes == d->page_bytes &&
