@@ -7,7 +7,7 @@
  *     a         memory --cp.async--> stage --ld.shared.v4--> B of the mma                                 all threads copy, all warps of a unit read
  *     ring      STAGES steps; weights of the first ones are asked for before the PDL wait, a after it
  *     step      wait for its copies, barrier, ask for step + AHEAD, multiply
- *   after the last step of a tile: sums of the KW warps meet in the stage that was read last, in their order, a part of a's rows in each warp; epilogue
+ *   after the last step of a tile: sums of the KW warps meet in the stage that was read last, in their order; epilogue
  *
  * On sm_90a weights that are taken apart are multiplied by wgmma (cuda_swap_sm90.h), which reads a where it lies in the stage, for 64 rows of W at once.
  *

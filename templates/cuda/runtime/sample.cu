@@ -42,7 +42,17 @@ warp_best(float &v, int &id, int &bad)
 	}
 }
 
-/* The same over the block */
+/* The sum of N lanes, to all of them */
+template <int N> DEV double
+lanes_sum(double v)
+{
+#pragma unroll
+	for (int d = N / 2; d; d >>= 1)
+		v += __shfl_xor_sync(0xffffffffu, v, d);
+	return v;
+}
+
+/* The best over the block */
 DEV void
 best_of(pick_shared &s, float &v, int &id, int &bad)
 {
@@ -178,17 +188,12 @@ weigh(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at
 			for (int k = 0; k < AT_ONCE; k++)
 				sum += (double)pick_exp(__fadd_rn(raw[k], -most));
 		}
-#pragma unroll
-		for (int d = 16; d; d >>= 1)
-			sum += __shfl_xor_sync(0xffffffffu, sum, d);
+		sum = lanes_sum<32>(sum);
 		if (lane_id() == 0)
 			s.seen_sum[i * PICK_WARPS + warp_id()] = sum;
 	}
 	__syncthreads();
-	double sum = of < n ? s.seen_sum[threadIdx.x] : 0;
-#pragma unroll
-	for (int d = PICK_WARPS / 2; d; d >>= 1)
-		sum += __shfl_xor_sync(0xffffffffu, sum, d);
+	const double sum = lanes_sum<PICK_WARPS>(of < n ? s.seen_sum[threadIdx.x] : 0);
 	if (of < n && threadIdx.x % PICK_WARPS == 0)
 		p.part[((long long)o * LLMC_PICK_PARTS + blockIdx.x + of * gridDim.x) * PART_WORDS + PART_SUM] = sum;
 }
@@ -295,10 +300,7 @@ settle(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 	}
 	if (warp_id())
 		return;
-	all = all > 0 ? all * exp((double)top - (double)most) : 0;
-#pragma unroll
-	for (int d = 16; d; d >>= 1)
-		all += __shfl_xor_sync(0xffffffffu, all, d);
+	all = lanes_sum<32>(all > 0 ? all * exp((double)top - (double)most) : 0);
 	if (threadIdx.x)
 		return;
 	llmc_picked *to = p.picked + (unsigned)number % LLMC_RING * (long long)p.max_out + o;
