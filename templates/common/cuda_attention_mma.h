@@ -471,7 +471,6 @@ att_deal(const llmc_step &s)
 template <class S> DEV AttSegment
 att_dealt(const llmc_step &s, const AttRange &only, int unit, int part, int parts)
 {
-	const int u = unit % S::UNITS;
 	AttSegment g;
 
 	g.row = unit / S::UNITS;
@@ -480,10 +479,7 @@ att_dealt(const llmc_step &s, const AttRange &only, int unit, int part, int part
 	g.range = s.rows == 1 ? only : att_range<S>(s, g.seq, g.pos);
 	const int tiles = att_tiles<S>(g.range), first = g.range.lo / S::TILE;
 	const int n = tiles <= S::WHOLE ? 1 : min(parts, (tiles + S::WARPS - 1) / S::WARPS);
-	g.unit = unit;
-	g.kv_head = u / S::NHB;
-	g.head = g.kv_head * S::G + u % S::NHB * S::HB;
-	g.n_head = min((int)S::HB, (g.kv_head + 1) * S::G - g.head);
+	att_unit<S>(g, unit % S::UNITS);
 	g.begins = part == 0;
 	g.tile = first + (int)((unsigned)(tiles * min(part, n)) / (unsigned)n);
 	g.end = first + (int)((unsigned)(tiles * min(part + 1, n)) / (unsigned)n);

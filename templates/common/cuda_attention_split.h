@@ -123,6 +123,16 @@ att_block_of(const AttList &list, int tile)
 	return rest < 0 ? (int)((unsigned)tile / (unsigned)(list.each + 1)) : list.longer + (int)((unsigned)rest / (unsigned)list.each);
 }
 
+/* Unit u of a segment's row, and its heads */
+template <class S> DEV void
+att_unit(AttSegment &g, int u)
+{
+	g.unit = g.row * S::UNITS + u;
+	g.kv_head = u / S::NHB;
+	g.head = g.kv_head * S::G + u % S::NHB * S::HB;
+	g.n_head = min((int)S::HB, (g.kv_head + 1) * S::G - g.head);
+}
+
 /* The segment at list.at, which moves behind it */
 template <class S> DEV AttSegment
 att_segment(const llmc_step &s, AttList &list)
@@ -159,10 +169,7 @@ att_segment(const llmc_step &s, AttList &list)
 	g.pos = s.pos[g.row];
 	const int tiles = att_tiles<S>(g.range), first = g.range.lo / S::TILE;
 	const int u = (int)((unsigned)(list.at - base) / (unsigned)tiles), from = base + u * tiles, in = list.at - from;
-	g.unit = g.row * S::UNITS + u;
-	g.kv_head = u / S::NHB;
-	g.head = g.kv_head * S::G + u % S::NHB * S::HB;
-	g.n_head = min((int)S::HB, (g.kv_head + 1) * S::G - g.head);
+	att_unit<S>(g, u);
 	g.begins = in == 0;
 	g.tile = first + in;
 	g.end = first + min(list.end - from, tiles);
