@@ -42,9 +42,7 @@ struct llmc_model {
 struct llmc_session {
 	llmc_model *model;
 	Session    *s;
-	float      *logits;          /* [most_rows, vocab] of the last rows, for generate */
-	int32_t     most_rows;       /* of a step of generate: 1, or room for guesses */
-	Drafter     drafter;
+	struct Engine *generate;     /* the inline engine of llmc_generate; NULL until its first call */
 };
 
 /* Has a row the same bits whatever rows run beside it? What guesses need. */

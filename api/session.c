@@ -4,6 +4,7 @@
 
 #include "api/api.h"
 #include "base/sized.h"
+#include "runtime/engine/engine.h"
 
 _Static_assert((int)LLMC_KV_PAGE == (int)PLAN_KV_PAGE, "the public size of a page is the plan's");
 
@@ -28,18 +29,7 @@ llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llm
 	if (!s)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
 	llmc_status status = session_open(m->rt, &l, &s->s, err);
-	if (status == LLMC_OK) {
-		const llmc_limits *have = session_limits_of(s->s);
-		int32_t rows = have->n_out, most = model_rows_alike(m) && (have->marks || !plan_has_state(m->plan)) ? draft_rows(m->plan) : 1;
-		s->most_rows = rows < most ? rows : most;
-		s->drafter.states = plan_has_state(m->plan);
-		s->logits = calloc((size_t)s->most_rows * (size_t)plan_out_width(m->plan), sizeof *s->logits);
-		if (!s->logits)
-			status = error_set(err, LLMC_E_MEMORY, "out of memory for a session");
-	}
 	if (status != LLMC_OK) {
-		if (s->s)
-			session_close(s->s);
 		free(s);
 		return status;
 	}
@@ -70,9 +60,9 @@ llmc_session_close(llmc_session *s)
 {
 	if (!s)
 		return;
+	engine_close(s->generate, 0);
 	session_close(s->s);
 	llmc_close(s->model);
-	free(s->logits);
 	free(s);
 }
 

@@ -43,8 +43,8 @@ wait_for_work(Engine *e)
 	}
 }
 
-static void
-end_job(Engine *e, Job *j, llmc_finish finish)
+void
+engine_end_job(Engine *e, Job *j, llmc_finish finish)
 {
 	if (j->over)
 		return;
@@ -87,9 +87,9 @@ take_in(Engine *e)
 	for (Job *j = e->work; j; j = j->next) {
 		if (j->over) {
 			j->over = false;
-			end_job(e, j, LLMC_FINISH_CANCEL);
+			engine_end_job(e, j, LLMC_FINISH_CANCEL);
 		} else if (j->deadline > 0 && now >= j->deadline) {
-			end_job(e, j, LLMC_FINISH_DEADLINE);
+			engine_end_job(e, j, LLMC_FINISH_DEADLINE);
 		}
 	}
 	return true;
@@ -197,6 +197,24 @@ queue_masked(Engine *e, int32_t n, llmc_error *err)
 	return session_queue_pick(e->session, e->mask, err) == LLMC_OK ? LLMC_OK : LLMC_E_DEVICE;
 }
 
+/* Inline only: queue the step that follows this one before the host reads the token that this one samples, so that the
+ * device does not wait for the host. The device feeds itself the sampled token. The queued row is dropped if the request
+ * ends with this token. Requires an engine without a prefix cache: the KV holds a position whose token is not known yet.
+ * E_DEVICE: the device has failed. Any other refusal leaves the next step to be queued in its turn. */
+static llmc_status
+queue_ahead(Engine *e, int32_t n, llmc_error *err)
+{
+	const SchedSeq *q = e->sched->chunk_seq[0];
+	const Job *j = q->req->user;
+	const llmc_chunk next = { .seq = q->q, .n_tok = 1, .n_out = 1 };
+
+	if (!e->is_inline || n != 1 || !e->sched->chunk[0].n_out || j->choice[q->index].n_new + 1 >= j->req->max_new)
+		return LLMC_OK;
+	llmc_status status = session_queue_step(e->session, &next, 1, err);
+	e->is_ahead = status == LLMC_OK;
+	return status == LLMC_E_DEVICE ? status : LLMC_OK;
+}
+
 /* The step with its samples, in one. E_RANGE: nothing ran, it can run the other way. */
 static llmc_status
 step_on_device(Engine *e, int32_t n, llmc_error *err)
@@ -206,7 +224,13 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 
 	for (int32_t i = 0; i < n; i++)
 		masked |= held_to_grammar(e, i) != NULL;
-	TRY(masked ? queue_masked(e, n, err) : session_queue_step(e->session, e->sched->chunk, (size_t)n, err));
+	if (masked)
+		TRY(queue_masked(e, n, err));
+	else if (!e->is_ahead)
+		TRY(session_queue_step(e->session, e->sched->chunk, (size_t)n, err));
+	e->is_ahead = false;
+	if (!masked)
+		TRY(queue_ahead(e, n, err));
 	llmc_status status = session_take_sampled(e->session, e->ids, e->logprobs, err);
 	if (status != LLMC_OK && status != LLMC_E_CHECK)
 		return LLMC_E_DEVICE;
@@ -508,21 +532,23 @@ engine_note(Engine *e)
 		c->batch_size = 0;
 }
 
-static void
-step(Engine *e)
+bool
+engine_step(Engine *e)
 {
 	double start = clock_now();
 	llmc_error err = { 0 };
 
 	if (e->dead.code != LLMC_OK) { /* only this thread writes it */
 		fail_all(e, e->dead.code, e->dead.text);
-		return;
+		return true;
 	}
 	int32_t n = sched_plan(e->sched);
 	note_starts(e);
 	if (n == 0)
-		return;
-	guess(e, n);
+		return false;
+	e->guesses = false;
+	if (!e->is_ahead)
+		guess(e, n);
 	note_step(e, n);
 	double guessed = clock_now();
 	begin_masks(e, n);
@@ -534,7 +560,7 @@ step(Engine *e)
 	masks_end(e->masks, false);
 	if (status != LLMC_OK) {
 		die(e, &err);
-		return;
+		return true;
 	}
 	double now = clock_now();
 	note_time(e, now - start, now - guessed);
@@ -545,6 +571,7 @@ step(Engine *e)
 	}
 	say_all(e, sampled);
 	settle(e, n);
+	return true;
 }
 
 static void
@@ -577,7 +604,7 @@ engine_run(void *user)
 	Engine *e = user;
 
 	while (take_in(e)) {
-		step(e);
+		engine_step(e);
 		if (e->second)
 			second_forget(e);
 		if (e->check)

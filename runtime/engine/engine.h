@@ -9,6 +9,7 @@
  *   masks.c    what grammars let come next, made while a step runs
  *   head.c     rows of the model for the head of its own that guesses
  *   engine.c   the thread: inbox, step, sampling, cancellation, deadlines
+ *   inline.c   one request on the caller's thread, for llmc_generate
  *   open.c     opening and closing; the scheduler's hold on the session
  *   counts.c   counters and histograms */
 #ifndef LLMC_RUNTIME_ENGINE_H
@@ -23,6 +24,14 @@ llmc_limits engine_limits(const Plan *plan, const llmc_engine_options *opt);
 /* session (opened with these limits) and tokenizer (may be NULL) must outlive the engine. */
 llmc_status engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt, Engine **out,
                         llmc_error *err);
+/* An engine without a thread, inbox or event queue, for engine_run_request. It leaves the prefix cache alone. */
+llmc_status engine_open_inline(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt, Engine **out,
+                               llmc_error *err);
+/* Receives one event of a request; it is valid during the call. Returns false to cancel the request. */
+typedef bool (*engine_event_fn)(void *user, const llmc_event *ev);
+/* Run one request to its end on the caller's thread and pass each event to fn as its step makes it. Other sequences of the
+ * session keep their pages: E_FULL if they leave too few. E_DEVICE: the session refuses all further requests. */
+llmc_status engine_run_request(Engine *e, const llmc_request *r, engine_event_fn fn, void *user, llmc_error *err);
 void        engine_close(Engine *e, int drain_ms);
 llmc_status engine_drain(Engine *e, int drain_ms, llmc_error *err);
 llmc_status engine_submit(Engine *e, const llmc_request *r, int64_t *id, llmc_error *err);

@@ -140,6 +140,8 @@ struct Engine {
 	bool        is_prefill;
 	int32_t    *n_tok_was;   /* [seqs] known tokens of each chunk's choice before it */
 	bool        check;
+	bool        is_inline;   /* runs on the thread of the caller of engine_run_request */
+	bool        is_ahead;    /* inline, on a device that samples: the next step of the only sequence is queued */
 	llmc_counts now;
 	/* lock */
 	pthread_mutex_t lock;
@@ -163,6 +165,8 @@ struct Engine {
 /* engine.c */
 void  *engine_run(void *e);      /* the thread */
 void   engine_note(Engine *e);   /* gauges and the scheduler's counts */
+bool   engine_step(Engine *e);   /* plan and run one step; false: nothing can run */
+void   engine_end_job(Engine *e, Job *j, llmc_finish finish); /* finish the choices that are still open */
 
 /* open.c */
 llmc_status thread_start(void *(*fn)(void *user), void *user, pthread_t *out, llmc_error *err); /* without signals, which are the program's */

@@ -185,7 +185,7 @@ open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 	int n = e->session->threads ? threads_count(e->session->threads) : 1;
 
 	TRY(sched_open(&e->sched_lim, &ops, &e->sched, err));
-	if (e->plan->kv_host && e->sched_lim.no_prefix)
+	if (e->plan->kv_host && e->sched_lim.no_prefix && !e->is_inline)
 		return error_set(err, LLMC_E_INPUT, "kv.host and no_prefix_cache exclude each other: the prefix cache finds pages in host memory again");
 	if (e->session->kv.host.n && opt->swap_bytes)
 		return error_set(err, LLMC_E_INPUT, "kv.host and swap_bytes exclude each other: pages of preempted requests go to host memory as all others do");
@@ -208,6 +208,8 @@ open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine of %d sequences", e->lim.seqs);
 	for (; e->n_scratch < n; e->n_scratch++)
 		TRY(sample_scratch_open((int32_t)e->plan->vocab, &e->scratch[e->n_scratch], err));
+	if (e->is_inline)
+		return LLMC_OK;
 	e->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (e->fd < 0)
 		return error_set(err, LLMC_E_IO, "no descriptor for events: %s", strerror(errno));
@@ -236,8 +238,8 @@ has_spare_core(const Engine *e)
 	return topology_threads() > own * e->plan->ranks * e->plan->stages;
 }
 
-llmc_status
-engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt, Engine **out, llmc_error *err)
+static llmc_status
+open_engine(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt, bool is_inline, Engine **out, llmc_error *err)
 {
 	llmc_status status;
 
@@ -253,6 +255,7 @@ engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_optio
 	pthread_cond_init(&e->any, &e->monotonic);
 	pthread_cond_init(&e->idle, &e->monotonic);
 	e->session = session;
+	e->is_inline = is_inline;
 	e->ranks = session->comm != NULL;
 	e->plan = session->plan;
 	e->tok = tok;
@@ -271,24 +274,37 @@ engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_optio
 	e->sched_lim = (SchedLimits){ .seqs = e->lim.seqs, .chunk = e->lim.chunk, .n_out = e->lim.n_out, .prefill = e->lim.chunk,
 		.pages = session->kv.n_page, .total_tokens = opt->max_batch_total_tokens, .waiting_ratio = opt->waiting_served_ratio,
 		.max_waiting_steps = opt->max_waiting_tokens ? opt->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS, .prompt_whole = e->plan->prompt_whole,
-		.no_prefix = opt->no_prefix_cache || e->plan->prompt_whole, .borders = plan_has_state(e->plan), .states = plan_has_state(e->plan), .guess_rows = draft_rows(e->plan) };
+		.no_prefix = opt->no_prefix_cache || e->plan->prompt_whole || is_inline, .borders = plan_has_state(e->plan), .states = plan_has_state(e->plan), .guess_rows = draft_rows(e->plan) };
 	if (opt->max_batch_prefill_tokens && opt->max_batch_prefill_tokens < e->lim.chunk)
 		e->sched_lim.prefill = opt->max_batch_prefill_tokens;
 #ifdef LLMC_ENGINE_CHECK
 	e->check = true;
 #endif
 	TRY_GOTO(open_memory(e, opt, err));
-	if (has_spare_core(e))
+	if (!is_inline && has_spare_core(e))
 		TRY_GOTO(masks_open(e->lim.seqs, &e->masks, err));
 	engine_note(e);
 	e->counts = e->now;
-	TRY_GOTO(thread_start(engine_run, e, &e->thread, err));
-	e->has_thread = true;
+	if (!is_inline)
+		TRY_GOTO(thread_start(engine_run, e, &e->thread, err));
+	e->has_thread = !is_inline;
 	*out = e;
 	return LLMC_OK;
 fail:
 	engine_close(e, 0);
 	return status;
+}
+
+llmc_status
+engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt, Engine **out, llmc_error *err)
+{
+	return open_engine(session, tok, opt, false, out, err);
+}
+
+llmc_status
+engine_open_inline(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt, Engine **out, llmc_error *err)
+{
+	return open_engine(session, tok, opt, true, out, err);
 }
 
 void

@@ -17,6 +17,7 @@
 #include "api/api.h"
 #include "runtime/draft/draft.h"
 #include "runtime/engine/engine.h"
+#include "tests/unit/alone.h"
 #include "tests/unit/tiny_grammar.h"
 
 enum { VOCAB = 300, MOST = 256, CONTEXT = 160, CROWD = 64 };
@@ -160,36 +161,16 @@ roll(uint64_t *r, uint32_t n)
 	return (uint32_t)(*r >> 20) % n;
 }
 
-typedef struct Heard { int32_t *out; int32_t n; } Heard;
-
-static bool
-hear(void *user, int32_t id, const char *text, size_t n)
-{
-	Heard *h = user;
-
-	(void)text;
-	(void)n;
-	if (id >= 0)
-		h->out[h->n++] = id;
-	return true;
-}
-
 static void
 ask_alone(Ask *a)
 {
 	llmc_limits l = LLMC_INIT(llmc_limits);
-	llmc_result res = LLMC_INIT(llmc_result);
-	Heard h = { a->want, 0 };
 	llmc_session *s;
-	llmc_error err;
 
 	l.context = CONTEXT;
 	l.n_threads = 1;
 	assert_int_equal(llmc_session_open(model, &l, &s, NULL), LLMC_OK);
-	if (llmc_generate(s, a->prompt, (size_t)a->n_prompt, &a->p, hear, &h, &res, &err) != LLMC_OK)
-		fail_msg("%s", err.text);
-	a->n_want = h.n;
-	a->finish = res.finish;
+	a->n_want = alone_generate(s, a->prompt, a->n_prompt, &a->p, a->want, &a->finish);
 	llmc_session_close(s);
 }
 
