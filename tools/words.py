@@ -108,7 +108,7 @@ C_TOKEN = re.compile(
     r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\[^'\n]+|[^'\\\n])'", re.S
 )
 STAR = re.compile(r"^[ \t]*\*+ ?")
-C_TEST = re.compile(r"^(\w+)\(void \*\*\w+\)|^TEST\((\w+)\)", re.M)
+C_TEST = re.compile(r"^(\w+)\(void \*\*\w+\)|^(?:BENCH_)?TEST\((\w+)\)", re.M)
 
 
 def line_starts(text):

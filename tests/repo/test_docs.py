@@ -1,0 +1,46 @@
+"""Pages keep their form, and what they name exists."""
+
+import glob
+import os
+import re
+
+import pytest
+
+INTERNALS = sorted(glob.glob("docs/internals/*.md"))
+
+
+@pytest.mark.parametrize("page", INTERNALS)
+def test_a_contract_begins_with_its_invariant_and_ends_with_its_test(page):
+    lines = open(page).read().rstrip("\n").split("\n")
+    assert len(lines) <= 60
+    assert re.match(r"# \S", lines[0]) and lines[1] == "" and lines[2].startswith("**Invariant.** ")
+    last = re.match(r"\*\*Test\.\*\* (.+)\.$", lines[-1])
+    assert last, "the last line names the test"
+    files = re.findall(r"`(tests/[\w./]+)`", last[1])
+    assert files
+    source = "".join(open(f).read() for f in files)
+    for name in re.findall(r"`(\w+)`", last[1]):
+        assert re.search(rf"^(?:def {name}\(|{name}\(void|(?:BENCH_)?TEST\({name}\))", source, re.M), name
+
+
+def test_every_contract_is_listed():
+    text = open("docs/design.md").read()
+    assert [p for p in INTERNALS if f"({p[5:]})" not in text] == []
+    assert len(text.split("\n")) <= 150
+
+
+def test_only_the_list_of_devices_names_a_device():
+    """runtime/ knows a device by its table; the list of tables is one line of one file."""
+    found = []
+    for folder, _, names in os.walk("runtime"):
+        if folder.startswith(("runtime/cpu", "runtime/cuda")):
+            continue
+        for name in sorted(names):
+            if name.endswith((".c", ".h")):
+                text = re.sub(r"/\*.*?\*/|//[^\n]*", "", open(f"{folder}/{name}").read(), flags=re.S)
+                found += [
+                    f"{folder}/{name}: {line.strip()}"
+                    for line in text.split("\n")
+                    if re.search(r"runtime/(?:cpu|cuda)/|\b(?:cpu|cuda)_device\b", line)
+                ]
+    assert len(found) == 2 and all(f.startswith("runtime/runtime.c: ") for f in found), "\n".join(found)
