@@ -193,6 +193,11 @@ clock_stop(Thread *t)
 	known_drop(t->kn);
 	known_drop(t->fence);
 	known_drop(t->pending);
+	for (int i = 0; t->proxy && i < 2; i++) {
+		vc_drop(t->proxy->vc[i]);
+		known_drop(t->proxy->kn[i]);
+	}
+	free(t->proxy);
 }
 
 Known *
@@ -382,10 +387,34 @@ clock_learn(Thread *t, int slot, uint32_t clk)
 	t->vc->c[slot] = clk;
 }
 
-/* What the thread wrote so far may be read by asynchronous copies and matrix instructions once they are ordered after it. */
+/* Asynchronous copies and matrix instructions that are ordered after the fence may read what the thread wrote so far, and write
+ * where it has read or written. */
 void
-clock_proxy_fence(Thread *t)
+clock_proxy_fence(Thread *t, bool global)
 {
-	t->proxy_clk = t->clk;
+	if (!t->proxy)
+		t->proxy = emu_alloc(sizeof *t->proxy);
+	t->proxy->clk[global] = t->clk;
+	vc_drop(t->proxy->vc[global]);
+	t->proxy->vc[global] = vc_ref(t->vc);
+	known_drop(t->proxy->kn[global]);
+	t->proxy->kn[global] = known_ref(t->kn);
 	tick(t);
+}
+
+bool
+clock_proxy_fenced(const Thread *t, const Thread *by, uint32_t clk, bool global)
+{
+	const ProxyFences *f = t->proxy;
+
+	if (!f || !f->vc[global])
+		return false;
+	if (by == t)
+		return f->clk[global] >= clk;
+	if (by->blk == t->blk)
+		return f->vc[global]->c[by->lin] >= clk;
+	for (int i = 0; f->kn[global] && i < f->kn[global]->n; i++)
+		if (f->kn[global]->e[i].buid == by->blk->buid)
+			return f->kn[global]->e[i].vc->c[by->lin] >= clk;
+	return false;
 }

@@ -43,6 +43,9 @@ typedef struct StoreQueue { struct Store *s; int n, cap; } StoreQueue;
 typedef struct Held { const char *lo, *hi; bool whole; uint32_t upto; } Held;  /* registers in flight: whole, or for reading only until that many instructions are done */
 typedef struct WgThread { uint32_t next, end[16]; int n_group; bool fenced; Held busy[24]; int n_busy; } WgThread;
 
+/* A thread's last fences against the asynchronous proxy, for shared and for global memory: its own clock, and what it knew of its block and of others */
+typedef struct ProxyFences { uint32_t clk[2]; VC *vc[2]; Known *kn[2]; } ProxyFences;
+
 /* The first fields are read by the device header through inline assembly. A line of 64 bytes for what every collective touches, one for what
  * the checking mode does, one for what few kernels use. */
 struct Thread {
@@ -60,7 +63,7 @@ struct Thread {
 	Known *kn, *fence, *pending;
 	WgThread *wg;       /* NULL until it issues one */
 	uint64_t arg;
-	uint32_t proxy_clk; /* writes up to it are visible to asynchronous readers */
+	ProxyFences *proxy; /* NULL: no fence yet */
 	int nreg;
 	bool gdc_waited, in_cluster, fence_cta;
 	/* what is behind here outlives the block */
@@ -282,7 +285,7 @@ uint32_t launches_with(uint32_t set, uint64_t seq);      /* sets of launches: 0 
 uint64_t launches_next(uint32_t *set);                   /* one of a set, which becomes the rest; 0: forgotten */
 
 /* shadow.c */
-enum { ACCESS_PLAIN, ACCESS_DEVICE, ACCESS_CLUSTER, ACCESS_BLOCK, ACCESS_COPY, ACCESS_SYSTEM }; /* atomics by scope; by a copy engine */
+enum { ACCESS_PLAIN, ACCESS_DEVICE, ACCESS_CLUSTER, ACCESS_BLOCK, ACCESS_COPY, ACCESS_SYSTEM }; /* atomics by scope; COPY: by a bulk or tensor copy */
 void shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, Site at);
 void shadow_read(const void *p, size_t n, const void *pc, Site at);  /* the same, soon done with what is in order */
 void shadow_write(const void *p, size_t n, const void *pc, Site at);
@@ -331,7 +334,8 @@ Known *known_keep(Known *k, bool (*keep)(uint32_t buid, const void *user), const
 void clock_stop(Thread *t);
 Known *clock_async(Block *b);                        /* what the block's asynchronous copies have done so far */
 void clock_learn(Thread *t, int slot, uint32_t clk); /* an asynchronous reader is known to be done */
-void clock_proxy_fence(Thread *t);
+void clock_proxy_fence(Thread *t, bool global);
+bool clock_proxy_fenced(const Thread *t, const Thread *by, uint32_t clk, bool global); /* a fence of t follows what another thread of the cluster did then */
 
 /* sync.c, mbar.c */
 void sync_renumber(uint64_t seq);                     /* as op_forget, of all that was released */

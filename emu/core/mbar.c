@@ -363,7 +363,7 @@ bulk_load(void *dst, const void *src, unsigned n, void *bar, int mask, Site at)
 	if (((uintptr_t)dst | (uintptr_t)src | n) & 15)
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned bulk copy: addresses and size must be multiples of 16");
 	if (emu_check)
-		shadow_access(src, n, false, false, NULL, at);
+		shadow_access(src, n, false, ACCESS_COPY, NULL, at);
 	issue_all(bar, (Bulk){ .dst = dst, .src = src, .n = n, .at = at, .sum = emu_check ? emu_sum(0, src, n) : 0 }, mask, at);
 }
 

@@ -2,7 +2,8 @@
  * another thread, or a write not ordered after all reads, is a race, whatever the order in which the fibers happened to run.
  *
  * A word of a cell: block instance (32 bits) | thread (10) | clock (17) | 5 flag bits.
- *   w flags: 1, 2 bytes written; 4 by an atomic; 8 by an asynchronous copy; 16 by an atomic of less than the device's scope
+ *   w flags: 1, 2 bytes written; 4 by an atomic; 8 by an asynchronous copy that has landed; 16 by an atomic of less than the device's
+ *   scope, or, without 4, by a bulk or tensor copy of that thread
  *   r flags: 1, 2 bytes read; 4, 8 bytes ever written; 16 the thread and clock fields are the number of a set of readers
  * Sets of readers have numbers (readers.c), since many cells have the same. Set 0 stands for readers in several blocks of one launch. */
 #include "emu.h"
@@ -16,7 +17,7 @@
 #define THREAD(x) ((unsigned)((x) >> 22) & 1023)
 #define CLK(x) ((uint32_t)((x) >> 5) & 0x1ffff)
 #define SET(x) ((uint32_t)((x) >> 5) & 0x7ffffff)
-enum { W_ATOMIC = 4, W_ASYNC = 8, W_NARROW = 16, R_SET = 16, R_INIT = 12 };
+enum { W_ATOMIC = 4, W_ASYNC = 8, W_NARROW = 16, W_COPY = 16, R_SET = 16, R_INIT = 12 };
 
 /* ---- pages of large regions that have no cells yet ---- */
 static void
@@ -232,6 +233,59 @@ shadow_far(Thread *t, const Region *r, const void *p, size_t n, bool narrow, con
 		text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "an atomic without the system's scope on memory of another device", 0, 0);
 }
 
+/* The thread of this block or its cluster that the entry of a cell names; NULL: another block's, or a copy's or matrix instruction's. */
+static const Thread *
+thread_of(const Block *b, uint64_t word)
+{
+	for (int i = 0; i < b->cluster->n; i++) {
+		const Block *o = b->cluster->b[i];
+		if (o->buid == BUID(word))
+			return THREAD(word) < (unsigned)o->nt ? &o->t[THREAD(word)] : NULL;
+	}
+	return NULL;
+}
+
+static COLD void
+no_proxy_fence(const Region *g, const Cell *c, bool write, bool wrote, uint64_t other, uint32_t place, Site at)
+{
+	char *what = emu_format("asynchronous %s of what a thread %s without fence_proxy_async%s behind it", write ? "write" : "read", wrote ? "wrote" : "read",
+	                        g->kind == R_SHARED ? "" : "_global");
+
+	text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, g->lo + (c - g->cell) * 2, 2, what, other, place);
+}
+
+/* Whether a proxy fence of the reading thread, or of the issuing one once that is ordered after the read, follows the read. */
+static bool
+read_fenced(const Thread *t, uint64_t r, bool global)
+{
+	const Thread *by = thread_of(t->blk, r);
+
+	return !by || clock_proxy_fenced(by, by, CLK(r), global) || clock_proxy_fenced(t, by, CLK(r), global);
+}
+
+/* One cell of a bulk or tensor copy, which accesses memory through the asynchronous proxy: what threads wrote there, or read of what the copy
+ * is to write, needs a proxy fence behind it. Threads of other clusters are not looked at. */
+static void
+copy_fenced(const Thread *t, const Region *g, const Cell *c, const Lines *place, unsigned mask, bool write, Site at)
+{
+	const bool global = g->kind != R_SHARED;
+	const uint64_t w = c->w, r = c->r;
+	const Thread *by = (w & mask) && !(w & W_ASYNC) && (w & (W_ATOMIC | W_COPY)) != W_COPY ? thread_of(t->blk, w) : NULL;
+
+	if (by && !clock_proxy_fenced(by, by, CLK(w), global))
+		no_proxy_fence(g, c, write, true, w, place->w, at);
+	if (!write || !(r & mask) || !(r >> 5))
+		return;
+	for (const Run *x = r & R_SET && BUID(r) ? readers_run(BUID(r), SET(r)) : NULL; x; x = readers_run(BUID(r), x->parent))
+		for (uint32_t m = x->lanes; m; m &= m - 1) {
+			uint64_t one = WORD(BUID(r), (x->at >> 17) * 32 + (uint32_t)__builtin_ctz(m), x->at & 0x1ffff);
+			if (!read_fenced(t, one, global))
+				no_proxy_fence(g, c, true, false, one, place->r, at);
+		}
+	if (!(r & R_SET) && !read_fenced(t, r, global))
+		no_proxy_fence(g, c, true, false, r & ~31ull, place->r, at);
+}
+
 /* What shadow_read and shadow_write, below, know of the running thread from the slow way through shadow_access. */
 typedef struct { uint64_t me, before, after; } Step; /* how a read changes a cell's readers */
 static struct {
@@ -322,6 +376,8 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 			             atomic && (w & W_ATOMIC) ? "race: an atomic and another one, of which one has a scope without the other's thread"
 			             : write ? "race: write with nothing that orders it after another write" : "race: read with nothing that orders it after the write", w, here->w);
 		known = mask == 3 ? w : 0;
+		if (unlikely(by_copy) && !write)
+			copy_fenced(t, r, c, here, mask, false, at);
 		if (!write) {
 			if (atomic)
 				continue;
@@ -348,8 +404,10 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 				text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "race: write with nothing that orders it after the read",
 				             rd & R_SET && !SET(rd) ? culprit | W_ASYNC : culprit, here->r);
 		}
+		if (unlikely(by_copy))
+			copy_fenced(t, r, c, here, mask, true, at);
 		here->w = place;
-		c->w = me | mask | (atomic ? atomic > 1 ? W_ATOMIC | W_NARROW : W_ATOMIC : 0);
+		c->w = me | mask | (atomic ? atomic > 1 ? W_ATOMIC | W_NARROW : W_ATOMIC : by_copy ? W_COPY : 0);
 		c->r = (rd & 3 & ~mask ? rd & ~(uint64_t)mask : rd & R_INIT) | (uint64_t)mask << 2;
 	}
 }
@@ -629,7 +687,7 @@ shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 		if ((w & 3) && ((w & W_ASYNC) || BUID(w) != b->buid || THREAD(w) != t->lin)
 		    && !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(b) : THREAD(w), CLK(w)))
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n, "race: asynchronous read with nothing that orders it after the write", w, here->w);
-		if ((w & 3) && !(w & W_ASYNC) && BUID(w) == b->buid && CLK(w) > b->t[THREAD(w)].proxy_clk)
+		if ((w & 3) && !(w & W_ASYNC) && BUID(w) == b->buid && !clock_proxy_fenced(&b->t[THREAD(w)], &b->t[THREAD(w)], CLK(w), false))
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
 			             "asynchronous read of what a thread wrote without fence_proxy_async behind it", w, here->w);
 		here->r = place_of(NULL, at);

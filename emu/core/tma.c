@@ -101,10 +101,10 @@ touch_row(const TensorMap *m, char *g, size_t k, size_t lo, size_t hi, void *arg
 	if (!g)
 		return;
 	if (m->step[0] == 1)
-		shadow_access(g + lo * m->elem, (hi - lo) * m->elem, t->write, false, NULL, t->at);
+		shadow_access(g + lo * m->elem, (hi - lo) * m->elem, t->write, ACCESS_COPY, NULL, t->at);
 	else
 		for (size_t i = lo; i < hi; i++)
-			shadow_access(g + i * m->step[0] * m->elem, m->elem, t->write, false, NULL, t->at);
+			shadow_access(g + i * m->step[0] * m->elem, m->elem, t->write, ACCESS_COPY, NULL, t->at);
 }
 
 void
@@ -210,7 +210,7 @@ emu_bulk_store(void *dst, const void *src, unsigned n, const char *file, int lin
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "bulk store of %u bytes: the target is no memory of the device", n);
 	add((Store){ .dst = dst, .src = src, .n = n, .at = at });
 	if (emu_check)
-		shadow_access(dst, n, true, false, NULL, at);
+		shadow_access(dst, n, true, ACCESS_COPY, NULL, at);
 	memset(dst, 0xff, n);
 	if (emu_check)
 		shadow_inflight(dst, n);
@@ -269,7 +269,7 @@ put(Thread *t, Store *s)
 		free(image);
 	} else {
 		if (emu_check)
-			shadow_access(s->dst, s->n, true, false, NULL, s->at);
+			shadow_access(s->dst, s->n, true, ACCESS_COPY, NULL, s->at);
 		memcpy(s->dst, s->taken, s->n);
 	}
 	free(s->taken);
@@ -324,8 +324,8 @@ store_forget(Thread *t)
 }
 
 void
-emu_proxy_fence(void)
+emu_proxy_fence(int global)
 {
 	if (emu_check)
-		clock_proxy_fence(emu_cur);
+		clock_proxy_fence(emu_cur, global);
 }

@@ -64,7 +64,7 @@ void emu_tensor_store(const void *map, int rank, const int *c, const void *src, 
 void emu_bulk_store(void *dst, const void *src, unsigned n, const char *file, int line);
 void emu_bulk_commit(void);
 void emu_bulk_wait(int left, int read_only);
-void emu_proxy_fence(void);
+void emu_proxy_fence(int global);
 void emu_setmaxnreg(int n, int up, const char *file, int line);
 /* flags: EMU_WG_* of warp_ops.h; a: four registers, or NULL for the descriptor da */
 void emu_wgmma(int flags, int n, float *d, const unsigned *a, emu_u64 da, emu_u64 db, int accumulate, const char *file, int line);

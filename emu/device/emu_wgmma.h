@@ -9,7 +9,8 @@ EMU_FN void cp_async_arrive(mbar_t *b, EMU_AT) { emu_cp_arrive(b, EMU_HERE); }
 
 #if __CUDA_ARCH__ >= 900
 struct alignas(128) tensor_map { unsigned long long opaque[16]; };
-EMU_FN void fence_proxy_async() { emu_proxy_fence(); }
+EMU_FN void fence_proxy_async() { emu_proxy_fence(0); }
+EMU_FN void fence_proxy_async_global() { emu_proxy_fence(1); }
 EMU_FN void fence_mbar_init() {}
 EMU_FN void tensor_prefetch(const tensor_map *) {}
 EMU_FN void fence_tensor_map(const tensor_map *) {}

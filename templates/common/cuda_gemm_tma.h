@@ -61,6 +61,7 @@ template <class G, class T> struct gemm_stages<G, T, true> {
 		unsigned char *stage = smem + s * T::STAGE_BYTES;
 
 		mbar_wait(empty(s), phase ^ over ^ 1);
+		fence_proxy_async(); /* warps have read the stage that the copy unit overwrites */
 		mbar_arrive_expect(full(s), T::STAGE_BYTES);
 #pragma unroll
 		for (int r = 0; r < T::BM; r += A_BOX)

@@ -28,8 +28,10 @@ cp_async_arrive(mbar_t *b)
 #if __CUDA_ARCH__ >= 900
 struct __align__(128) tensor_map { unsigned long long opaque[16]; };
 
-/* What this thread wrote to shared memory may be read by the copy unit and by wgmma after the next barrier. */
+/* Accesses of this thread to shared memory, and those it is ordered after, come before what the copy unit and wgmma do there after the next barrier. */
 DEV void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+/* The same for global memory: bulk copies from or to what this launch has written or read. */
+DEV void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" : : : "memory"); }
 DEV void fence_mbar_init() { asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
 
 DEV void tensor_prefetch(const tensor_map *m) { asm volatile("prefetch.tensormap [%0];" : : "l"(m) : "memory"); }

@@ -53,7 +53,9 @@ bulk_out(const args p)
 	bulk_prefetch_l2(p.x, 128);
 	s.x[threadIdx.x] = p.x[threadIdx.x] + 1;
 	s.x[32 + threadIdx.x] = p.x[threadIdx.x] + 2;
+	p.y[threadIdx.x] = p.y[32 + threadIdx.x] = 0; /* the stores come after these */
 	fence_proxy_async();
+	fence_proxy_async_global();
 	__syncthreads();
 	if (threadIdx.x == 0) {
 		bulk_store(p.y, s.x, 128);

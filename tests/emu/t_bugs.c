@@ -88,6 +88,21 @@ streams(const Case *c, CUmodule m, Args *a, bool bug)
 	return r ? r : finish(a);
 }
 
+/* A tensor map of c, 1024 floats in boxes of 128, lies in u. */
+static CUresult
+mapped(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	_Alignas(128) unsigned char map[128];
+	const uint64_t dim[] = { 1024 };
+	const unsigned box[] = { 128 }, step[] = { 1 };
+	CUresult r = CU(cuTensorMapEncodeTiled, void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const unsigned *, const unsigned *, int, int, int, int)(
+	        map, 7, 1, (void *)(uintptr_t)a->c, dim, dim, box, step, 0, 0, 0, 0);
+
+	if (!r)
+		r = up(a->u, map, sizeof map);
+	return r ? r : one(c, m, a, bug);
+}
+
 /* Two users of one scratch buffer, in one stream or in two. */
 static CUresult
 shared_scratch(const Case *c, CUmodule m, Args *a, bool bug)
@@ -226,6 +241,7 @@ uninitialised(const Case *c, CUmodule m, Args *a, bool bug)
 #define T "threads.cu"
 #define P "stages.cu"
 #define K "blocks.cu"
+#define X "proxies.cu"
 #define R "right.cu"
 static const Case cases[] = {
 	{ B, "missing_barrier", one }, { B, "divergent_barrier", one }, { B, "divergent_places", one }, { B, "reuse_barrier", one },
@@ -360,6 +376,17 @@ static const Case cases[] = {
 	{ K, "depend_copy", pair },
 	{ K, "depend_branch", pair },
 	{ K, "depend_store", pair },
+	{ X, "load_over_writes", one },
+	{ X, "load_over_one", one },
+	{ X, "load_over_reads", one },
+	{ X, "fence_early", one, 1, 160 },
+	{ X, "fence_elsewhere", one },
+	{ X, "multicast_over_reads", one, 2, 128, 1024, CLUSTER2 },
+	{ X, "store_over_writes", one },
+	{ X, "store_over_reads", one },
+	{ X, "load_of_writes", one },
+	{ X, "box_over_reads", mapped },
+	{ X, "box_over_writes", mapped },
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 
@@ -457,7 +484,7 @@ child(const Case *c, bool bug, bool check, int seed)
 	if (bug && !check)
 		return r ? 10 : 0; /* found without shadow memory, too? */
 	if (bug) {
-		bool kernel = c->run == one || c->run == pair || c->run == triple || c->run == streams || c->run == shared_scratch || c->run == freed;
+		bool kernel = c->run == one || c->run == pair || c->run == triple || c->run == streams || c->run == shared_scratch || c->run == freed || c->run == mapped;
 		if (!r || failures || (!*report() && c->run != synchronise && c->run != uninitialised) || (kernel && !names_all(c, report(), source))) {
 			fprintf(stderr, "%s: planted bug not found as it should be with seed %d: %d, \"%s\"\n", c->name, seed, r, report());
 			return 1;

@@ -22,6 +22,7 @@ ring(Args p)
 		for (int k = 0; k < STEPS; k++) {
 			const int at = k % 2;
 			mbar_wait(&s.empty[at], (k / 2 & 1) ^ 1); // cluster_leave cluster_mask cluster_late
+			fence_proxy_async();
 			mbar_arrive_expect(&s.full[at], WRONG == BYTES ? 256 : 512);
 			bulk_load_multicast(s.x[at] + 64 * rank, p.a + 128 * k + 64 * rank, 256, &s.full[at], WRONG == MASK ? 1 << rank : WRONG == BEYOND ? 7 : 3); // cluster_init cluster_own cluster_beyond cluster_bytes
 		}

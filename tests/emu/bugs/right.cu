@@ -192,6 +192,7 @@ ring(Args a)
 		if (lane_id() == 0)
 			for (int i = 0; i < 9; i++) {
 				mbar_wait(&s.empty[i & 1], (i / 2 & 1) ^ 1);
+				fence_proxy_async();
 				mbar_arrive_expect(&s.full[i & 1], sizeof(Tile));
 				bulk_load(&s.stage[i & 1], a.a + 128 * i, 256, &s.full[i & 1]);
 				bulk_load(s.stage[i & 1].x + 64, a.a + 128 * i + 64, 256, &s.full[i & 1]);

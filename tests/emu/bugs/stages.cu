@@ -129,6 +129,7 @@ ring_parity(Args a)
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_parity
+			fence_proxy_async();
 			mbar_arrive_expect(&r.full[s], 512); // ring_parity
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_parity
 		}
@@ -159,6 +160,7 @@ ring_empty_parity(Args a)
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (BUG ? i / 2 & 1 : (i / 2 & 1) ^ 1)); // ring_empty_parity
+			fence_proxy_async();
 			mbar_arrive_expect(&r.full[s], 512); // ring_empty_parity
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_empty_parity
 		}
@@ -189,6 +191,7 @@ ring_full_count(Args a)
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_full_count
+			fence_proxy_async();
 			mbar_arrive_expect(&r.full[s], 512); // ring_full_count
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_full_count
 		}
@@ -219,6 +222,7 @@ ring_empty_count(Args a)
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_empty_count
+			fence_proxy_async();
 			mbar_arrive_expect(&r.full[s], 512); // ring_empty_count
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_empty_count
 		}
@@ -249,6 +253,7 @@ ring_few_release(Args a)
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_few_release
+			fence_proxy_async();
 			mbar_arrive_expect(&r.full[s], 512); // ring_few_release
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_few_release
 		}
@@ -280,6 +285,7 @@ ring_elected(Args a)
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_elected
+			fence_proxy_async();
 			mbar_arrive_expect(&r.full[s], 512); // ring_elected
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_elected
 		}
@@ -313,6 +319,7 @@ ring_bytes_few(Args a)
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_bytes_few
+			fence_proxy_async();
 			mbar_arrive_expect(&r.full[s], (BUG ? 256 : 512)); // ring_bytes_few
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_bytes_few
 		}
@@ -343,6 +350,7 @@ ring_bytes_many(Args a)
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_bytes_many
+			fence_proxy_async();
 			mbar_arrive_expect(&r.full[s], (BUG ? 1024 : 512)); // ring_bytes_many
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_bytes_many
 		}
@@ -374,6 +382,7 @@ ring_no_empty(Args a)
 			int s = i & 1;
 			if (!BUG)
 				mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_no_empty
+			fence_proxy_async();
 			mbar_arrive_expect(&r.full[s], 512); // ring_no_empty
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_no_empty
 		}
@@ -404,6 +413,7 @@ ring_early(Args a)
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_early
+			fence_proxy_async();
 			mbar_arrive_expect(&r.full[s], 512); // ring_early
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_early
 		}
@@ -437,6 +447,7 @@ ring_one_lane(Args a)
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_one_lane
+			fence_proxy_async();
 			mbar_arrive_expect(&r.full[s], 512); // ring_one_lane
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_one_lane
 		}
@@ -468,6 +479,7 @@ ring_ignored(Args a)
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_ignored
+			fence_proxy_async();
 			mbar_arrive_expect(&r.full[s], 512); // ring_ignored
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_ignored
 		}
@@ -704,6 +716,7 @@ ring_again(Args a)
 	__syncthreads();
 	for (int row = 0; row < 2; row++) {
 		if (threadIdx.x == 0) {
+			fence_proxy_async();
 			mbar_arrive_expect(&s.full, sizeof s.x);
 			bulk_load(&s.x, a.a + 128 * row, sizeof s.x, &s.full); // ring_again
 		}
