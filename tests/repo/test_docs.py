@@ -3,6 +3,8 @@
 import glob
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -44,3 +46,9 @@ def test_only_the_list_of_devices_names_a_device():
                     if re.search(r"runtime/(?:cpu|cuda)/|\b(?:cpu|cuda)_device\b", line)
                 ]
     assert len(found) == 2 and all(f.startswith("runtime/runtime.c: ") for f in found), "\n".join(found)
+
+
+def test_the_readme_is_short_and_its_figures_are_those_of_the_result_files():
+    assert open("README.md").read().count("\n") <= 120
+    p = subprocess.run([sys.executable, "tools/speed_doc.py", "--check"], capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
