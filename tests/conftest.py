@@ -31,7 +31,9 @@ os.environ["LLMC_EMU_REPORT"] = FINDINGS
 def pytest_configure(config):
     config.failed_path = os.environ.pop("LLMC_FAILED", None)
     config.addinivalue_line("markers", "findings: the emulator is expected to find something")
-    config.addinivalue_line("markers", "sample(n): make check runs n of the cases, make check-all every one")
+    config.addinivalue_line("markers", "sample(n): make check runs n of the cases and those marked always or covers, make check-all every one")
+    config.addinivalue_line("markers", "always: the only case of its purpose, which make check must not drop")
+    config.addinivalue_line("markers", "covers(dtype, purpose): always, and tests/repo/test_sample.py counts it")
 
 
 # families of types: plain, blocks of 32, of 256, codes, fp4 of files, groups of integers, of floats, of which some are exact
@@ -55,6 +57,11 @@ def sampled(items, n):
     return chosen
 
 
+def kept(item):
+    """Returns whether a case is chosen for its purpose, whatever the sample is."""
+    return any(item.get_closest_marker(m) for m in ("always", "covers"))
+
+
 def pytest_collection_modifyitems(config, items):
     cases = collections.defaultdict(list)
     for i in items:
@@ -64,7 +71,7 @@ def pytest_collection_modifyitems(config, items):
     asked = any("[" in a for a in config.args)  # a case by its name
     if "LLMC_CHECK_ALL" in os.environ or asked:
         return
-    dropped = {i for (*_, n), group in cases.items() for i in set(group) - set(sampled(group, n))}
+    dropped = {i for (*_, n), group in cases.items() for i in set(group) - set(sampled(group, n)) if not kept(i)}
     config.hook.pytest_deselected(items=[i for i in items if i in dropped])
     items[:] = [i for i in items if i not in dropped]
 

@@ -520,6 +520,12 @@ def only_emulated():
         pytest.skip("not on a GPU")
 
 
+def always(cases, *names):
+    """Marks the cases that contain one of these names and run in the fast mode: make check never drops them."""
+    import pytest
+    return [pytest.param(*c, marks=pytest.mark.always) if set(names) & set(c) and "check" not in c else c for c in cases]
+
+
 def submit(arch, mode, seed, sms, job, timeout=600):
     if REAL:
         timeout = min(timeout, 30)  # most of it is compiling

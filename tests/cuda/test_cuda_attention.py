@@ -56,7 +56,7 @@ CASES = {
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n in ("gqa", "odd", "prefix", "bf16")])
+@pytest.mark.parametrize("name,mode,seed", H.always([(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n in ("gqa", "odd", "prefix", "bf16")], "low"))
 def test_portable(name, mode, seed):
     """Rows of every kind in one step: decode rows, and pieces of prompts."""
     c = Case(**CASES[name])
@@ -103,7 +103,7 @@ def decode_tests():
 
 
 @pytest.mark.sample(8)
-@pytest.mark.parametrize("template,arch,name,mode,seed", list(decode_tests()))
+@pytest.mark.parametrize("template,arch,name,mode,seed", H.always(decode_tests(), "low", "many"))
 def test_decode(template, arch, name, mode, seed):
     """One row a sequence, on grids that cut them differently."""
     c = Case(**DECODE[name])

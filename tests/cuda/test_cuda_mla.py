@@ -75,7 +75,7 @@ CASES = {
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n in ("small", "odd", "deepseek")])
+@pytest.mark.parametrize("name,mode,seed", H.always([(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n in ("small", "odd", "deepseek")], "low"))
 def test_portable(name, mode, seed):
     c = Case(**CASES[name])
     k = H.build("mla_attention", ARCH[seed], c.params)
@@ -237,7 +237,7 @@ def attend_tests():
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("arch,name,mode,seed", list(attend_tests()))
+@pytest.mark.parametrize("arch,name,mode,seed", H.always(attend_tests(), "low"))
 def test_decode_attends(arch, name, mode, seed):
     c = Steps(**STEPS[name])
     k = H.build(ATTEND[arch], arch, c.params)
@@ -266,7 +266,7 @@ def rounded_queries(c):
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in WGMMA for r in H.RUNS if r[1] == 0 or n in ("lite", "pages")])
+@pytest.mark.parametrize("name,mode,seed", H.always([(n, *r) for n in WGMMA for r in H.RUNS if r[1] == 0 or n in ("lite", "pages")], "low", "pages"))
 def test_wgmma(name, mode, seed):
     kw, tol = WGMMA[name]
     c = rounded_queries(Steps(**kw))
@@ -361,8 +361,8 @@ def rounds(c, k, rows, places=128):
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("name,arch,mode,seed", [(n, a, *r) for n in MIXED for a in ("sm_86", "sm_90a") for r in H.RUNS
-                                                 if r[1] == (a == "sm_90a") or r[1] == 2 and (n, a) in (("v_dim", "sm_86"), ("later", "sm_90a"))])
+@pytest.mark.parametrize("name,arch,mode,seed", H.always([(n, a, *r) for n in MIXED for a in ("sm_86", "sm_90a") for r in H.RUNS
+                                                          if r[1] == (H.EVERY and a == "sm_90a") or r[1] == 2 and (n, a) in (("v_dim", "sm_86"), ("later", "sm_90a"))], "low"))
 def test_mixed_attends(name, arch, mode, seed):
     """Prompts expanded, short pieces behind many positions and decode rows absorbed, in one step."""
     kw, rows = MIXED[name]

@@ -62,7 +62,7 @@ BOTH = [("sm_80", n) for n in CASES] + [("sm_90a", n) for n in SM90]
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("arch,name", BOTH)
+@pytest.mark.parametrize("arch,name", H.always(BOTH, "low"))
 def test_whole_prompts(arch, name):
     c = case(**(SM90 if arch == "sm_90a" else CASES)[name])
     rows = [(i, list(range(n))) for i, n in enumerate(c.lens)]
@@ -157,7 +157,6 @@ def test_rows_do_not_depend_on_company(kw, arch):
         assert np.array_equal(bits(both[:-1]), bits(alone))
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_many_sequences(arch):
     """More than 32, so that looking for work takes several rounds, and more parts than there is memory for."""

@@ -29,7 +29,8 @@ CPU_I8 = [("llama-q4_1", "generic")]
 if os.environ.get("LLMC_CHECK_ALL"):     # every file on every instruction set: ten minutes
     CPU = [(c, a) for c in CASES for a in ARCHS]
     CPU_I8 = [(c, a) for c, a in CPU if not c.endswith(("f32", "f16"))]
-CUDA = [c for c in CASES if c.startswith(("llama-q", "llama-codes"))] if os.environ.get("LLMC_CHECK_ALL") else []  # the emulated GPU's kernels are a minute's build
+# llama-q5_k_m: q5_k and q6_k in one layer
+CUDA = [c for c in CASES if c.startswith(("llama-q", "llama-codes"))] if os.environ.get("LLMC_CHECK_ALL") else ["llama-q5_k_m"]
 
 
 def run(name, folder, *args):
