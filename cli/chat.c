@@ -35,12 +35,12 @@ static int
 chat(int argc, char **argv)
 {
 	Common c = { 0 };
-	Sampling smp = { .temperature = 0.7f, .top_p = 0.95f, .speculate = LLMC_MAX_SPECULATE };
+	Sampling smp = { .p = { .temperature = 0.7f, .top_p = 0.95f, .speculate = LLMC_MAX_SPECULATE } };
 	const char *system = NULL, *draft = NULL, *args[1] = { NULL };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Chat", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "system", "TEXT", &system, "system message" },
-		OPT_SAMPLING(smp),
+		OPT_SAMPLING,
 		OPT_DRAFT(draft),
 		OPT_COMMON(c),
 	};
@@ -54,7 +54,7 @@ chat(int argc, char **argv)
 
 	if (OPT_PARSE(&cmd_chat, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_chat, "name a model");
-	if (draft && smp.speculate < 1)
+	if (draft && smp.p.speculate < 1)
 		return opt_usage_error(&cmd_chat, "--draft and --speculate 0 exclude each other");
 	draft_prepare(&c, draft);
 	llmc_status status = open_model(&c, args[0], false, &m, &err);
@@ -64,8 +64,8 @@ chat(int argc, char **argv)
 		snprintf(err.text, sizeof err.text, "%s: has no tokenizer: chat needs one", args[0]);
 	}
 	llmc_limits lim = limits_of(&c);
-	if (smp.speculate > 0)
-		lim.n_out = 1 + smp.speculate, lim.marks = 1; /* a step's guesses and the token before them */
+	if (smp.p.speculate > 0)
+		lim.n_out = 1 + smp.p.speculate, lim.marks = 1; /* a step's guesses and the token before them */
 	if (status == LLMC_OK)
 		status = speaker_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
 	if (status != LLMC_OK) {

@@ -72,26 +72,23 @@ typedef struct Common {
 	{ OPT_FLAG, 'v', "verbose", NULL, &(c).verbose, "say more" }
 
 typedef struct Sampling {
-	float    temperature, top_p, min_p, repetition, presence, frequency;
-	int32_t  top_k, max_tokens, speculate;
-	uint64_t seed;
-	bool     ignore_eos;
-	List     stop;
+	llmc_params p; /* speculate 0: never, unlike in llmc.h */
+	List        stop;
 } Sampling;
-#define OPT_SAMPLING(s)                                                                            \
+#define OPT_KIND_FLOAT OPT_FLOAT, "X"
+#define OPT_KIND_INT   OPT_INT, "N"
+#define OPT_KIND_BOOL  OPT_FLAG, NULL
+#define OPT_ROW(kind, arg, field, text) { kind, 0, #field, arg, &smp.p.field, text },
+#define OPT_ROW_OF(...) OPT_ROW(__VA_ARGS__)
+#define OPT_SAMPLING_ROW(kind, field, least, most, http_least, http_most, http_default, alias, text) OPT_ROW_OF(OPT_KIND_##kind, field, text)
+/* Needs a Sampling smp. Rows of LLMC_SAMPLING_OPTIONS are options of the same name, written with dashes. */
+#define OPT_SAMPLING                                                                               \
 	{ OPT_GROUP, 0, "Sampling", NULL, NULL, NULL },                                            \
-	{ OPT_INT, 'n', "max-tokens", "N", &(s).max_tokens, "new tokens at most; -1: until the context is full [256]" }, \
-	{ OPT_FLOAT, 0, "temperature", "X", &(s).temperature, "0 is greedy [0]" },                 \
-	{ OPT_INT, 0, "top-k", "N", &(s).top_k, "keep the N likeliest [off]" },                    \
-	{ OPT_FLOAT, 0, "top-p", "X", &(s).top_p, "keep the likeliest that reach this probability [off]" }, \
-	{ OPT_FLOAT, 0, "min-p", "X", &(s).min_p, "keep those above this share of the likeliest [off]" }, \
-	{ OPT_FLOAT, 0, "repetition-penalty", "X", &(s).repetition, "as transformers [off]" },     \
-	{ OPT_FLOAT, 0, "presence-penalty", "X", &(s).presence, "as OpenAI [off]" },               \
-	{ OPT_FLOAT, 0, "frequency-penalty", "X", &(s).frequency, "as OpenAI [off]" },             \
-	{ OPT_U64, 0, "seed", "N", &(s).seed, "same seed, same tokens [0]" },                      \
-	{ OPT_LIST, 0, "stop", "TEXT", &(s).stop, "end at this text; may be repeated" },           \
-	{ OPT_FLAG, 0, "ignore-eos", NULL, &(s).ignore_eos, "go on after the end token" },       \
-	{ OPT_INT, 0, "speculate", "N", &(s).speculate, "guess up to N tokens ahead, by what followed before, where that is faster; same text; 0: never [15]" }
+	{ OPT_INT, 'n', "max-tokens", "N", &smp.p.max_tokens, "largest number of new tokens; -1: until the context is full [256]" }, \
+	LLMC_SAMPLING_OPTIONS(OPT_SAMPLING_ROW)                                                    \
+	{ OPT_U64, 0, "seed", "N", &smp.p.seed, "same seed, same tokens [0]" },                    \
+	{ OPT_LIST, 0, "stop", "TEXT", &smp.stop, "stop at this string; may be repeated" },        \
+	{ OPT_INT, 0, "speculate", "N", &smp.p.speculate, "draft up to N tokens per step by n-gram lookup where that is faster; the output is the same; 0: never [15]" }
 #define OPT_DRAFT(to) { OPT_TEXT, 0, "draft", "MODEL", &(to), "a smaller model of the same tokenizer that guesses as well; mtp: the head for that in the model's own checkpoint [none]" }
 
 /* Parse argv; positional arguments go to args (at most max_args). Prints and exits on --help and on mistakes. */

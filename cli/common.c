@@ -232,19 +232,10 @@ check_memory(const llmc_model *m, const Common *c, const llmc_limits *lim, llmc_
 llmc_params
 params_of(const Sampling *s)
 {
-	llmc_params p = LLMC_INIT(llmc_params);
+	llmc_params p = s->p;
 
-	p.temperature = s->temperature;
-	p.top_k = s->top_k;
-	p.top_p = s->top_p;
-	p.min_p = s->min_p;
-	p.repetition_penalty = s->repetition;
-	p.presence_penalty = s->presence;
-	p.frequency_penalty = s->frequency;
-	p.seed = s->seed;
-	p.max_tokens = s->max_tokens;
-	p.ignore_eos = s->ignore_eos;
-	p.speculate = s->speculate > 0 ? s->speculate : -1;
+	p.size = sizeof p;
+	p.speculate = s->p.speculate > 0 ? s->p.speculate : -1;
 	p.stop = s->stop.v;
 	return p;
 }

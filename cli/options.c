@@ -20,19 +20,29 @@ list_add(List *l, const char *value)
 	return true;
 }
 
+/* The name of an option as it is typed: rows of LLMC_SAMPLING_OPTIONS have the names of C fields. */
+static const char *
+dashed(const char *name, char buf[64])
+{
+	snprintf(buf, 64, "%s", name);
+	for (char *c = buf; *c; c++)
+		*c = *c == '_' ? '-' : *c;
+	return buf;
+}
+
 static void
 print_help(const Command *cmd, const Opt *opt, size_t n_opt)
 {
 	printf("%s\n\nusage: llmc %s %s\n", cmd->summary, cmd->name, cmd->usage);
 	for (size_t i = 0; i < n_opt; i++) {
-		char left[64], letter[8] = "    ";
+		char left[96], name[64], letter[8] = "    ";
 		if (opt[i].kind == OPT_GROUP) {
 			printf("\n%s:\n", opt[i].name);
 			continue;
 		}
 		if (opt[i].letter)
 			snprintf(letter, sizeof letter, "-%c, ", opt[i].letter);
-		snprintf(left, sizeof left, "%s--%s%s%s", letter, opt[i].name, opt[i].arg ? " " : "", opt[i].arg ? opt[i].arg : "");
+		snprintf(left, sizeof left, "%s--%s%s%s", letter, dashed(opt[i].name, name), opt[i].arg ? " " : "", opt[i].arg ? opt[i].arg : "");
 		printf("  %-28s %s\n", left, opt[i].help);
 	}
 	printf("\nexamples:\n%s", cmd->examples);
@@ -54,7 +64,9 @@ opt_usage_error(const Command *cmd, const char *fmt, ...)
 static void
 wrong(const Command *cmd, const Opt *o, const char *value, const char *want)
 {
-	exit(opt_usage_error(cmd, "--%s %s: expected %s", o->name, value, want));
+	char name[64];
+
+	exit(opt_usage_error(cmd, "--%s %s: expected %s", dashed(o->name, name), value, want));
 }
 
 static int64_t
@@ -127,10 +139,12 @@ store(const Command *cmd, const Opt *o, const char *value)
 static const Opt *
 find(const Opt *opt, size_t n_opt, const char *name, size_t len, char letter)
 {
+	char own[64];
+
 	for (size_t i = 0; i < n_opt; i++) {
 		if (opt[i].kind == OPT_GROUP)
 			continue;
-		if (letter ? opt[i].letter == letter : strlen(opt[i].name) == len && strncmp(opt[i].name, name, len) == 0)
+		if (letter ? opt[i].letter == letter : strlen(opt[i].name) == len && strncmp(dashed(opt[i].name, own), name, len) == 0)
 			return &opt[i];
 	}
 	return NULL;

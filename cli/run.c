@@ -124,7 +124,7 @@ static int
 run(int argc, char **argv)
 {
 	Common c = { 0 };
-	Sampling smp = { .speculate = LLMC_MAX_SPECULATE };
+	Sampling smp = { .p.speculate = LLMC_MAX_SPECULATE };
 	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL, *schema = NULL, *rules = NULL, *draft = NULL, *args[1] = { NULL };
 	bool chat = false, show_tokens = false, no_special = false;
 	const Opt opt[] = {
@@ -137,7 +137,7 @@ run(int argc, char **argv)
 		{ OPT_FLAG, 0, "no-special", NULL, &no_special, "add and recognise no special tokens" },
 		{ OPT_TEXT, 0, "logits", "FILE.npy", &logits, "write the prompt's logits [n_prompt, vocab], fp32" },
 		{ OPT_FLAG, 0, "show-tokens", NULL, &show_tokens, "print ids, not text" },
-		OPT_SAMPLING(smp),
+		OPT_SAMPLING,
 		OPT_DRAFT(draft),
 		{ OPT_TEXT, 0, "schema", "FILE", &schema, "the answer is JSON of this schema (- is standard input); docs/constrained.md" },
 		{ OPT_TEXT, 0, "grammar", "FILE", &rules, "the answer is a text of this grammar, in GBNF, or in Lark where the name ends in .lark" },
@@ -164,7 +164,7 @@ run(int argc, char **argv)
 		return opt_usage_error(&cmd_run, "--schema and --grammar exclude each other");
 	if (logits && draft)
 		return opt_usage_error(&cmd_run, "--logits and --draft exclude each other");
-	if (draft && smp.speculate < 1)
+	if (draft && smp.p.speculate < 1)
 		return opt_usage_error(&cmd_run, "--draft and --speculate 0 exclude each other");
 	if (system && !chat)
 		return opt_usage_error(&cmd_run, "--system needs --chat");
@@ -225,8 +225,8 @@ run(int argc, char **argv)
 	int32_t chunk = lim.chunk ? lim.chunk : 512;
 	if (lim.context == 0 && n_tok + 256 > LLMC_DEFAULT_CONTEXT && (int64_t)n_tok + 256 <= info.max_positions)
 		lim.context = (int32_t)n_tok + 256; /* a long prompt asks for its room */
-	if (smp.speculate > 0)
-		lim.n_out = 1 + smp.speculate, lim.marks = 1; /* a step's guesses and the token before them */
+	if (smp.p.speculate > 0)
+		lim.n_out = 1 + smp.p.speculate, lim.marks = 1; /* a step's guesses and the token before them */
 	if (logits) {
 		if (lim.context && chunk > lim.context)
 			chunk = lim.context;

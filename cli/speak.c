@@ -51,7 +51,7 @@ speaker_open(Common *c, llmc_model *m, const char *path, const char *draft, cons
 	if (status == LLMC_OK)
 		status = check_memory(m, c, lim, err);
 	o.limits = lim;
-	o.speculate = smp->speculate;
+	o.speculate = smp->p.speculate;
 	o.draft = out->draft;
 	return status == LLMC_OK ? llmc_engine_open(m, &o, &out->e, err) : status;
 }

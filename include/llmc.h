@@ -169,30 +169,59 @@ typedef enum llmc_pool { LLMC_POOL_NONE, LLMC_POOL_LAST, LLMC_POOL_MEAN, LLMC_PO
 typedef struct llmc_bias { int32_t id; float value; } llmc_bias;
 typedef struct llmc_sequence { const int32_t *tok; size_t n; } llmc_sequence;
 
+/* Sampling options. The fields of llmc_params, range checks, command line, HTTP fields, help texts and the Python binding
+ * are made from these rows.
+ *
+ *   X(kind, name, least, most, http_least, http_most, http_default, alias, text)
+ *
+ *   kind          FLOAT, INT (int32_t) or BOOL
+ *   least, most   valid values of the field
+ *   http_*        range and default of the field in the OpenAI dialect, whose other dialects map theirs to it
+ *   alias         name in other engines' APIs, or NULL
+ *   text          one line of help */
+#define LLMC_SAMPLING_OPTIONS(X) \
+	X(FLOAT, temperature, 0, 1e6, 0, 2, 1, NULL, "divide the logits by this; 0: greedy") \
+	X(INT, top_k, 0, INT32_MAX, -1, INT32_MAX, 0, NULL, "sample from the N most likely tokens; 0: off") \
+	X(FLOAT, top_p, 0, 1, 0, 1, 1, NULL, "sample from the most likely tokens that reach this probability; 0 or 1: off") \
+	X(FLOAT, min_p, 0, 1, 0, 1, 0, NULL, "drop tokens below this share of the most likely one's probability; 0: off") \
+	X(FLOAT, typical_p, 0, 1, 0, 1, 0, NULL, "locally typical sampling (arXiv:2202.00666) with this mass; 0 or 1: off") \
+	X(FLOAT, repetition_penalty, 0, 1e6, 0, 100, 1, "repeat_penalty", "divide logits of tokens of prompt and output (arXiv:1909.05858); 0 or 1: off") \
+	X(FLOAT, presence_penalty, -1e6, 1e6, -2, 2, 0, NULL, "subtract from the logits of tokens of the output; 0: off") \
+	X(FLOAT, frequency_penalty, -1e6, 1e6, -2, 2, 0, NULL, "subtract per occurrence in the output; 0: off") \
+	X(INT, min_tokens, 0, INT32_MAX, 0, INT32_MAX, 0, NULL, "no end of sequence and no stop token before this many new tokens; 0: off") \
+	X(BOOL, ignore_eos, 0, 1, 0, 1, 0, NULL, "continue after the end of sequence") \
+	X(BOOL, watermark, 0, 1, 1, 0, 0, NULL, "add 2 to the logits of half of the tokens, selected by the last one (arXiv:2301.10226)")
+#define LLMC_OPTION_TYPE_FLOAT float
+#define LLMC_OPTION_TYPE_INT   int32_t
+#define LLMC_OPTION_TYPE_BOOL  bool
+#define LLMC_OPTION_FIELD(kind, name, ...) LLMC_OPTION_TYPE_##kind name;
+
 typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new tokens */
 	size_t   size;
-	float    temperature;       /* 0: greedy */
-	int32_t  top_k;             /* 0: off */
-	float    top_p;             /* 0 or 1: off */
-	float    min_p;             /* 0: off */
-	float    repetition_penalty; /* 0 or 1: off; as transformers: over prompt and output */
-	float    presence_penalty, frequency_penalty; /* 0: off; as OpenAI: over the output */
+	LLMC_SAMPLING_OPTIONS(LLMC_OPTION_FIELD)
 	uint64_t seed;
 	int32_t  max_tokens;        /* new tokens; 0: 256; -1: as many as the context holds */
-	bool     ignore_eos;
 	const char *const *stop;    /* stop strings, NULL-terminated, or NULL; cut from the text */
-	float    typical_p;         /* 0 or 1: off */
-	int32_t  min_tokens;        /* no eos, no stop token before as many new tokens */
 	int32_t  n_stop_tokens, n_logit_bias, n_bad_words;
 	const int32_t       *stop_tokens; /* ids that end the text; not part of it */
 	const llmc_bias     *logit_bias;  /* added to the logits; -INFINITY forbids */
 	const llmc_sequence *bad_words;   /* sequences of tokens that never appear */
-	bool     watermark;         /* as TGI and transformers: half of the tokens, chosen by the last one, gain 2 */
 	llmc_grammar *grammar;      /* the text is of this grammar, and ends where nothing can follow; NULL: any. Kept by who copies the params */
 	const char *const *grammar_after; /* texts that must have come, one behind the other, before the grammar begins (the end of a reasoning, the mark of a
 	                             * call); NULL-terminated, or NULL: it begins at once */
 	int32_t  speculate;         /* guessed tokens that run in one step at most, 1 .. LLMC_MAX_SPECULATE; 0: the engine's; -1: none. The text is the same */
 } llmc_params;
+
+/* The rows of LLMC_SAMPLING_OPTIONS at run time, for programs that read options by name. */
+typedef enum llmc_option_kind { LLMC_OPTION_FLOAT, LLMC_OPTION_INT, LLMC_OPTION_BOOL } llmc_option_kind;
+typedef struct llmc_option {
+	llmc_option_kind kind;
+	const char      *name, *alias, *text;
+	size_t           offset;              /* of the field in llmc_params, bytes */
+	double           least, most;
+	double           http_least, http_most, http_default; /* http_least > http_most: no field of its own there */
+} llmc_option;
+LLMC_API const llmc_option *llmc_sampling_options(size_t *n); /* static memory */
 
 typedef enum llmc_finish {
 	LLMC_FINISH_LENGTH,   /* max_tokens, or the context is full */

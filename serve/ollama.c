@@ -41,28 +41,35 @@ refuse_options(const json_t *o, Problem *p)
 	return true;
 }
 
+static void
+copy_option(const json_t *from, const char *theirs, json_t *to, const char *ours)
+{
+	json_t *v = json_object_get(from, theirs);
+
+	if (v && !json_is_null(v))
+		json_object_set(to, ours, v);
+}
+
 /* Fields of "options"; those that shape the runner, such as num_ctx or num_gpu, are the server's own settings here. */
 static bool
 read_options(const json_t *in, json_t *out, Problem *p)
 {
-	static const struct { const char *theirs, *ours; double preset; } same[] = {
-		{ "temperature", "temperature", 0.8 }, { "top_k", "top_k", 40 }, { "top_p", "top_p", 0.9 }, { "min_p", "min_p", 0 }, { "typical_p", "typical_p", 0 },
-		{ "repeat_penalty", "repetition_penalty", 1 }, { "presence_penalty", "presence_penalty", 0 }, { "frequency_penalty", "frequency_penalty", 0 },
-		{ "seed", "seed", 0 }, { "stop", "stop", 0 },
-	};
+	static const char *const same[] = { "seed", "stop" };
 	const json_t *o = json_object_get(in, "options"), *most = json_object_get(o, "num_predict");
+	size_t n_option;
+	const llmc_option *option = llmc_sampling_options(&n_option);
 
 	if (o && !json_is_null(o) && !json_is_object(o))
 		return problem(p, 400, "options", "options: expected an object, but got %s", json_type_name(o));
 	if (!refuse_options(o, p))
 		return false;
-	for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
-		json_t *v = json_object_get(o, same[i].theirs);
-		if (v && !json_is_null(v))
-			json_object_set(out, same[i].ours, v);
-		else if (same[i].preset > 0)
-			json_object_set_new(out, same[i].ours, i == 1 ? json_integer(40) : json_real(same[i].preset));
-	}
+	json_object_set_new(out, "temperature", json_real(0.8)); /* Ollama's defaults */
+	json_object_set_new(out, "top_k", json_integer(40));
+	json_object_set_new(out, "top_p", json_real(0.9));
+	for (const llmc_option *k = option; k < option + n_option; k++)
+		copy_option(o, k->alias && json_object_get(o, k->alias) ? k->alias : k->name, out, k->name);
+	for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+		copy_option(o, same[i], out, same[i]);
 	if (most && !json_is_null(most)) {
 		if (!json_is_integer(most) || json_integer_value(most) == 0)
 			return problem(p, 400, "num_predict", "options.num_predict: expected a whole number that is not 0");
@@ -193,10 +200,10 @@ fail:
 	return NULL;
 }
 
+#define OPTION_NAME(kind, name, ...) { "options." #name, #name },
 static const FieldName names[] = {
-	{ "options.temperature", "temperature" }, { "options.top_k", "top_k" }, { "options.top_p", "top_p" }, { "options.min_p", "min_p" },
-	{ "options.typical_p", "typical_p" },
-	{ "options.repeat_penalty", "repetition_penalty" }, { "options.presence_penalty", "presence_penalty" }, { "options.frequency_penalty", "frequency_penalty" },
+	{ "options.repeat_penalty", "repetition_penalty" },
+	LLMC_SAMPLING_OPTIONS(OPTION_NAME)
 	{ "options.seed", "seed" }, { "options.stop", "stop" }, { "options.num_predict", "max_tokens" }, { "format", "response_format" }, { NULL, NULL },
 };
 

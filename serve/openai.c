@@ -196,28 +196,50 @@ read_salt(Gen *g, const json_t *o, Problem *p)
 	return true;
 }
 
+/* Fields of LLMC_SAMPLING_OPTIONS. In HTTP top_k -1 is off, top_p 0 selects the most likely token, and repetition_penalty 0 is
+ * an error. */
+static bool
+read_sampling(Gen *g, const json_t *o, Problem *p)
+{
+	size_t n_option;
+	const llmc_option *option = llmc_sampling_options(&n_option);
+
+	for (const llmc_option *k = option; k < option + n_option; k++) {
+		void *field = (char *)&g->ep + k->offset;
+		double x = k->http_default;
+		int64_t n = (int64_t)k->http_default;
+		if (k->http_least > k->http_most)
+			continue;
+		if (k->kind == LLMC_OPTION_BOOL ? !field_bool(o, k->name, field, p) :
+		    k->kind == LLMC_OPTION_INT ? !field_int(o, k->name, (int64_t)k->http_least, (int64_t)k->http_most, &n, NULL, p) :
+		                                 !field_num(o, k->name, k->http_least, k->http_most, &x, NULL, p))
+			return false;
+		if (k->kind == LLMC_OPTION_INT)
+			*(int32_t *)field = n > 0 ? (int32_t)n : 0;
+		else if (k->kind == LLMC_OPTION_FLOAT)
+			*(float *)field = (float)x;
+	}
+	if (!(g->ep.repetition_penalty > 0))
+		return problem(p, 400, "repetition_penalty", "Invalid 'repetition_penalty': it must be greater than 0.");
+	if (g->ep.top_p == 0)
+		g->ep.top_k = 1, g->ep.top_p = 1;
+	return true;
+}
+
 /* The fields that all routes have. */
 static bool
 read_shared(Gen *g, const json_t *o, const OpenAiRoute *route, Problem *p)
 {
-	double temperature = 1, top_p = 1, min_p = 0, typical_p = 0, presence = 0, frequency = 0, repetition = 1;
-	int64_t n = 1, top_k = 0, min_tokens = 0, seed = 0;
-	int64_t speculate = -1, priority = 0;
-	bool has_seed, ignore_eos = false, skip_special = true, usage = false;
+	int64_t n = 1, seed = 0, speculate = -1, priority = 0;
+	bool has_seed, skip_special = true, usage = false;
 	const json_t *so = json_object_get(o, "stream_options");
 
-	if (!openai_model(g->req, o, p) || !check_unsupported(o, p) || !check_lora(o, p) || !field_num(o, "temperature", 0, 2, &temperature, NULL, p) || !field_num(o, "top_p", 0, 1, &top_p, NULL, p) ||
-	    !field_num(o, "min_p", 0, 1, &min_p, NULL, p) || !field_num(o, "typical_p", 0, 1, &typical_p, NULL, p) || !field_num(o, "presence_penalty", -2, 2, &presence, NULL, p) ||
-	    !field_num(o, "frequency_penalty", -2, 2, &frequency, NULL, p) ||
-	    !field_num(o, "repetition_penalty", 0, 100, &repetition, NULL, p) || !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
-	    !field_int(o, "top_k", -1, INT32_MAX, &top_k, NULL, p) || !field_int(o, "min_tokens", 0, INT32_MAX, &min_tokens, NULL, p) ||
-	    !field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, &has_seed, p) || !field_bool(o, "ignore_eos", &ignore_eos, p) ||
+	if (!openai_model(g->req, o, p) || !check_unsupported(o, p) || !check_lora(o, p) || !read_sampling(g, o, p) || !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
+	    !field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, &has_seed, p) ||
 	    !field_int(o, "speculate", 0, LLMC_MAX_SPECULATE, &speculate, NULL, p) ||
 	    !field_int(o, "priority", -PRIORITY_MOST, PRIORITY_MOST, &priority, NULL, p) || !field_bool(o, "skip_special_tokens", &skip_special, p) || !field_bool(o, "stream", &g->stream, p) ||
 	    !read_stop(g, o, route->max_stop, p) || !read_stop_tokens(g, o, p) || !read_bias(g, o, p) || !read_salt(g, o, p))
 		return false;
-	if (!(repetition > 0))
-		return problem(p, 400, "repetition_penalty", "Invalid 'repetition_penalty': it must be greater than 0.");
 	if (so && !json_is_null(so)) {
 		if (!json_is_object(so))
 			return problem(p, 400, "stream_options", "Invalid type for 'stream_options': expected an object, but got %s instead.", json_type_name(so));
@@ -230,19 +252,6 @@ read_shared(Gen *g, const json_t *o, const OpenAiRoute *route, Problem *p)
 		return false;
 	openai_own(g)->include_usage = usage;
 	g->n = (int32_t)n;
-	g->ep.temperature = (float)temperature;
-	g->ep.top_p = (float)top_p; /* 0 would mean off: the likeliest token alone is what it asks for */
-	if (top_p == 0)
-		g->ep.top_k = 1, g->ep.top_p = 1;
-	else
-		g->ep.top_k = top_k > 0 ? (int32_t)top_k : 0;
-	g->ep.min_p = (float)min_p;
-	g->ep.typical_p = (float)typical_p;
-	g->ep.presence_penalty = (float)presence;
-	g->ep.frequency_penalty = (float)frequency;
-	g->ep.repetition_penalty = (float)repetition;
-	g->ep.min_tokens = (int32_t)min_tokens;
-	g->ep.ignore_eos = ignore_eos;
 	g->er.priority = (int32_t)priority;
 	g->ep.speculate = speculate == 0 ? -1 : speculate < 0 ? 0 : (int32_t)speculate;
 	g->ep.seed = has_seed ? (uint64_t)seed : random_seed();

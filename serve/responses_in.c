@@ -315,9 +315,9 @@ json_t *
 responses_chat(const json_t *in, Problem *p)
 {
 	static const struct { const char *theirs, *ours; } same[] = {
-		{ "model", "model" }, { "temperature", "temperature" }, { "top_p", "top_p" }, { "stream", "stream" }, { "max_output_tokens", "max_completion_tokens" },
-		{ "parallel_tool_calls", "parallel_tool_calls" }, { "seed", "seed" }, { "top_k", "top_k" },
-		{ "min_p", "min_p" }, { "priority", "priority" }, { "cache_salt", "cache_salt" }, { "speculate", "speculate" }, { "structured_outputs", "structured_outputs" }, { "guided_json", "guided_json" },
+		{ "model", "model" }, { "stream", "stream" }, { "max_output_tokens", "max_completion_tokens" },
+		{ "parallel_tool_calls", "parallel_tool_calls" }, { "seed", "seed" },
+		{ "priority", "priority" }, { "cache_salt", "cache_salt" }, { "speculate", "speculate" }, { "structured_outputs", "structured_outputs" }, { "guided_json", "guided_json" },
 		{ "guided_regex", "guided_regex" }, { "guided_choice", "guided_choice" }, { "guided_grammar", "guided_grammar" },
 	};
 	static const char *const objects[] = { "reasoning", "text", "metadata" };
@@ -326,6 +326,8 @@ responses_chat(const json_t *in, Problem *p)
 	const char *effort = json_string_value(json_object_get(json_object_get(in, "reasoning"), "effort"));
 	json_t *out = json_object(), *messages = json_array(), *v;
 	Talk talk = { .messages = messages };
+	size_t n_option;
+	const llmc_option *option = llmc_sampling_options(&n_option);
 
 	if (!out || !messages || json_object_set_new(out, "messages", messages) != 0) {
 		problem_memory(p);
@@ -365,6 +367,9 @@ responses_chat(const json_t *in, Problem *p)
 	for (size_t i = 0; i < sizeof same / sizeof *same; i++)
 		if ((v = json_object_get(in, same[i].theirs)) != NULL && !json_is_null(v))
 			json_object_set(out, same[i].ours, v);
+	for (size_t i = 0; i < n_option; i++)
+		if ((v = json_object_get(in, option[i].name)) != NULL && !json_is_null(v))
+			json_object_set(out, option[i].name, v);
 	if (effort)
 		json_object_set_new(out, "chat_template_kwargs", json_pack("{s:s,s:b}", "reasoning_effort", effort, "enable_thinking", strcmp(effort, "none") != 0));
 	json_decref(talk.thought);

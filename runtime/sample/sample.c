@@ -27,12 +27,6 @@ struct llmc_sampler {
 	bool        masked, all;  /* ... once it has been made; everything may come */
 };
 
-static bool
-within(float v, float min, float max)
-{
-	return v >= min && v <= max; /* false for NaN */
-}
-
 static llmc_status
 check_id(const char *what, int32_t id, int32_t vocab, llmc_error *err)
 {
@@ -66,22 +60,7 @@ check_lists(const llmc_params *p, int32_t vocab, llmc_error *err)
 llmc_status
 sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err)
 {
-	if (!within(p->temperature, 0, 1e6f))
-		return error_set(err, LLMC_E_RANGE, "temperature is %g, it must be 0 (greedy) or above", (double)p->temperature);
-	if (p->top_k < 0)
-		return error_set(err, LLMC_E_RANGE, "top_k is %d, it must be 0 (off) or above", p->top_k);
-	if (!within(p->top_p, 0, 1))
-		return error_set(err, LLMC_E_RANGE, "top_p is %g, it must be within 0 .. 1", (double)p->top_p);
-	if (!within(p->min_p, 0, 1))
-		return error_set(err, LLMC_E_RANGE, "min_p is %g, it must be within 0 .. 1", (double)p->min_p);
-	if (!within(p->typical_p, 0, 1))
-		return error_set(err, LLMC_E_RANGE, "typical_p is %g, it must be within 0 .. 1", (double)p->typical_p);
-	if (!within(p->repetition_penalty, 0, 1e6f))
-		return error_set(err, LLMC_E_RANGE, "repetition_penalty is %g, it must be above 0", (double)p->repetition_penalty);
-	if (!within(p->presence_penalty, -1e6f, 1e6f) || !within(p->frequency_penalty, -1e6f, 1e6f))
-		return error_set(err, LLMC_E_RANGE, "presence_penalty and frequency_penalty must be finite numbers");
-	if (p->min_tokens < 0)
-		return error_set(err, LLMC_E_RANGE, "min_tokens is %d, it must be 0 or above", p->min_tokens);
+	TRY(sampler_check_options(p, err));
 	if (p->speculate < -1 || p->speculate > LLMC_MAX_SPECULATE)
 		return error_set(err, LLMC_E_RANGE, "speculate is %d, possible are -1 (off), 0 (default) and 1 .. %d", p->speculate, LLMC_MAX_SPECULATE);
 	return check_lists(p, vocab, err);

@@ -23,6 +23,7 @@ llmc_status sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos
                          llmc_error *err);
 llmc_status sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int32_t *id, llmc_error *err);
 /* Ranges and, with a vocabulary, ids. */
+llmc_status sampler_check_options(const llmc_params *p, llmc_error *err); /* options.c: numbers in range */
 llmc_status sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err);
 /* The caller's struct, of whatever size, in ours. */
 llmc_params sampler_params(const llmc_params *p);

@@ -113,7 +113,7 @@ def test_settings_reach_the_sampler(engine, alone):
     assert r["finish"] == "token" and r["n_new"] <= 2
     with pytest.raises(llmc.Error) as e:
         engine.submit(p, typical_p=2.0)
-    assert str(e.value) == "typical_p is 2, it must be within 0 .. 1"
+    assert str(e.value) == "typical_p is 2, valid values are 0 to 1"
 
 
 def test_many_streams_in_an_event_loop(model, alone):

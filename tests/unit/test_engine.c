@@ -973,7 +973,7 @@ what_cannot_run_is_refused(void **state)
 	no(b, &q, LLMC_E_RANGE, "token 7 of the prompt is 300, ids are 0 .. 299");
 	a.prompt[7] = 5;
 	a.p.temperature = -1;
-	no(b, &q, LLMC_E_RANGE, "temperature is -1, it must be 0 (greedy) or above");
+	no(b, &q, LLMC_E_RANGE, "temperature is -1, it must be a finite number of at least 0");
 	a.p.temperature = 0;
 	q.deadline_s = NAN;
 	no(b, &q, LLMC_E_RANGE, "deadline_s is nan, it must be 0 (none) or above");

@@ -370,18 +370,18 @@ static void
 settings_out_of_range_are_refused(void **state)
 {
 	static const struct { size_t at; float f; int32_t i; const char *text; } bad[] = {
-		{ offsetof(llmc_params, temperature), -1, 0, "temperature is -1, it must be 0 (greedy) or above" },
+		{ offsetof(llmc_params, temperature), -1, 0, "temperature is -1, it must be a finite number of at least 0" },
 		{ offsetof(llmc_params, temperature), NAN, 0, NULL },
-		{ offsetof(llmc_params, top_k), 0, -3, "top_k is -3, it must be 0 (off) or above" },
-		{ offsetof(llmc_params, top_p), 1.5f, 0, "top_p is 1.5, it must be within 0 .. 1" },
-		{ offsetof(llmc_params, min_p), -0.5f, 0, "min_p is -0.5, it must be within 0 .. 1" },
-		{ offsetof(llmc_params, repetition_penalty), -2, 0, "repetition_penalty is -2, it must be above 0" },
-		{ offsetof(llmc_params, typical_p), 1.5f, 0, "typical_p is 1.5, it must be within 0 .. 1" },
-		{ offsetof(llmc_params, min_tokens), 0, -1, "min_tokens is -1, it must be 0 or above" },
+		{ offsetof(llmc_params, top_k), 0, -3, "top_k is -3, it must be a finite number of at least 0" },
+		{ offsetof(llmc_params, top_p), 1.5f, 0, "top_p is 1.5, valid values are 0 to 1" },
+		{ offsetof(llmc_params, min_p), -0.5f, 0, "min_p is -0.5, valid values are 0 to 1" },
+		{ offsetof(llmc_params, repetition_penalty), -2, 0, "repetition_penalty is -2, it must be a finite number of at least 0" },
+		{ offsetof(llmc_params, typical_p), 1.5f, 0, "typical_p is 1.5, valid values are 0 to 1" },
+		{ offsetof(llmc_params, min_tokens), 0, -1, "min_tokens is -1, it must be a finite number of at least 0" },
 		{ offsetof(llmc_params, n_bad_words), 0, 1,
 		  "stop_tokens, logit_bias or bad_words has a count without a list" },
 		{ offsetof(llmc_params, presence_penalty), INFINITY, 0,
-		  "presence_penalty and frequency_penalty must be finite numbers" },
+		  "presence_penalty is inf, valid values are -1e+06 to 1e+06" },
 	};
 	llmc_error err;
 	llmc_sampler *s;

@@ -56,14 +56,27 @@ class Sequence(C.Structure):
     _fields_ = [("tok", C.POINTER(C.c_int32)), ("n", C.c_size_t)]
 
 
+class SamplingOption(C.Structure):
+    _fields_ = [("kind", C.c_int), ("name", C.c_char_p), ("alias", C.c_char_p), ("text", C.c_char_p),
+                ("offset", C.c_size_t), ("least", C.c_double), ("most", C.c_double), ("http_least", C.c_double),
+                ("http_most", C.c_double), ("http_default", C.c_double)]
+
+
+def _sampling_options():
+    """The rows of LLMC_SAMPLING_OPTIONS, which are the first fields of llmc_params."""
+    n = C.c_size_t()
+    lib.llmc_sampling_options.restype = C.POINTER(SamplingOption)
+    rows = lib.llmc_sampling_options(C.byref(n))
+    return [rows[i] for i in range(n.value)]
+
+
 class Params(Sized):
-    _fields_ = [("size", C.c_size_t), ("temperature", C.c_float), ("top_k", C.c_int32), ("top_p", C.c_float),
-                ("min_p", C.c_float), ("repetition_penalty", C.c_float), ("presence_penalty", C.c_float),
-                ("frequency_penalty", C.c_float), ("seed", C.c_uint64), ("max_tokens", C.c_int32),
-                ("ignore_eos", C.c_bool), ("stop", C.POINTER(C.c_char_p)), ("typical_p", C.c_float),
-                ("min_tokens", C.c_int32), ("n_stop_tokens", C.c_int32), ("n_logit_bias", C.c_int32),
-                ("n_bad_words", C.c_int32), ("stop_tokens", C.POINTER(C.c_int32)), ("logit_bias", C.POINTER(Bias)),
-                ("bad_words", C.POINTER(Sequence)), ("watermark", C.c_bool), ("grammar", C.c_void_p),
+    _fields_ = [("size", C.c_size_t),
+                *((o.name.decode(), (C.c_float, C.c_int32, C.c_bool)[o.kind]) for o in _sampling_options()),
+                ("seed", C.c_uint64), ("max_tokens", C.c_int32), ("stop", C.POINTER(C.c_char_p)),
+                ("n_stop_tokens", C.c_int32), ("n_logit_bias", C.c_int32), ("n_bad_words", C.c_int32),
+                ("stop_tokens", C.POINTER(C.c_int32)), ("logit_bias", C.POINTER(Bias)),
+                ("bad_words", C.POINTER(Sequence)), ("grammar", C.c_void_p),
                 ("grammar_after", C.POINTER(C.c_char_p)), ("speculate", C.c_int32)]
 
 
