@@ -69,11 +69,20 @@ def test_the_library_never_prints_or_exits():
     assert not bad, "\n".join(bad)
 
 
+def anchors(path):
+    """Anchors of a page's headings, as GitHub names them."""
+    text = re.sub(r"^```.*?^```", "", open(path).read(), flags=re.S | re.M)
+    names = (re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in re.findall(r"^#+ (.*)", text, re.M))
+    return set(names)
+
+
 def test_links_in_documents_lead_somewhere():
     for path in files("*.md", "docs/*.md"):
         if path.endswith(".md"):
-            for link in re.findall(r"\]\(([^)#:\s]+)\)", open(path).read()):
-                assert os.path.exists(os.path.join(os.path.dirname(path), link)), (path, link)
+            for link, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", open(path).read()):
+                to = os.path.join(os.path.dirname(path), link) if link else path
+                assert os.path.exists(to), (path, link)
+                assert not anchor or anchor in anchors(to), (path, link, anchor)
 
 
 def test_tables_of_results_have_as_many_fields_in_each_row():

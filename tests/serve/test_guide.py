@@ -15,8 +15,9 @@ def page(name):
         return f.read()
 
 
-GUIDE = page("serving")
-PAGES = {name: page(name) for name in ("serving", "tools", "constrained")}
+SERVING = ("serving", "serving-dialects", "serving-models", "serving-batches", "serving-speculation", "serving-operations")
+PAGES = {name: page(name) for name in (*SERVING, "tools", "constrained")}
+GUIDE = "".join(PAGES[name] for name in SERVING)
 BLOCKS = [(name, kind, text) for name, p in PAGES.items() for kind, text in re.findall(r"^```(\w*)\n(.*?)^```$", p, re.S | re.M)]
 QUIET = ["--arch", "generic", "-t", "1", "--port", "0"]
 
@@ -125,10 +126,15 @@ def test_block(text, way, server, serve, home, llmc_binary, tmp_path):
 
 def test_every_option_and_route_is_told(llmc_binary):
     text = subprocess.run([llmc_binary, "serve", "--help"], capture_output=True, text=True).stdout
-    options = re.findall(r"--([a-z-]+)", text.split("examples:")[0])
-    assert len(options) > 40 and [o for o in options if f"`--{o}" not in GUIDE] == []
+    options = [*re.findall(r"--([a-z-]+)", text.split("examples:")[0]), "help"]
+    assert len(options) > 40 and [o for o in options[:-1] if f"`--{o}" not in GUIDE] == []
     told = set(re.findall(r"--([a-z][a-z-]+)", GUIDE))
     assert sorted(told - set(options)) == []
     with open(os.path.join(ROOT, "serve", "routes.def")) as f:
         routes = re.findall(r'ROUTE\("(GET|POST|DELETE)", +"([^"]+)"', f.read())
     assert [p for _, p in routes if p != "/page/" and p.rstrip("/") not in GUIDE] == []
+
+
+def test_tables_of_the_guide_are_current(llmc_binary):
+    p = subprocess.run([sys.executable, os.path.join(ROOT, "tools", "serving_doc.py"), "--check"], env={**os.environ, "LLMC": str(llmc_binary)}, capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
