@@ -213,22 +213,46 @@ file_is_dir(const char *path)
 }
 
 llmc_status
+file_check_stat(const char *path, const struct stat *st, llmc_error *err)
+{
+	if (st->st_uid != geteuid() && st->st_uid != 0)
+		return error_set(err, LLMC_E_IO,
+		                 "%s: belongs to user %u, not to you: llmc does not run code from it",
+		                 path, (unsigned)st->st_uid);
+	if (st->st_mode & 022 && !(S_ISDIR(st->st_mode) && (st->st_mode & S_ISVTX)))
+		return error_set(err, LLMC_E_IO,
+		                 "%s: others may write to it (mode %03o): llmc does not run code from it; "
+		                 "chmod go-w it",
+		                 path, (unsigned)(st->st_mode & 0777));
+	return LLMC_OK;
+}
+
+llmc_status
 file_check_trusted(const char *path, llmc_error *err)
 {
 	struct stat st;
 
 	if (stat(path, &st) < 0)
 		return io_error(err, "cannot stat", path);
-	if (st.st_uid != geteuid() && st.st_uid != 0)
-		return error_set(err, LLMC_E_IO,
-		                 "%s: belongs to user %u, not to you: llmc does not run code from it",
-		                 path, (unsigned)st.st_uid);
-	if (st.st_mode & 022 && !(S_ISDIR(st.st_mode) && (st.st_mode & S_ISVTX)))
-		return error_set(err, LLMC_E_IO,
-		                 "%s: others may write to it (mode %03o): llmc does not run code from it; "
-		                 "chmod go-w it",
-		                 path, (unsigned)(st.st_mode & 0777));
-	return LLMC_OK;
+	return file_check_stat(path, &st, err);
+}
+
+bool
+file_find_program(const char *name, char *path, size_t cap)
+{
+	const char *dirs = getenv("PATH");
+	struct stat st;
+
+	if (strchr(name, '/'))
+		return (size_t)snprintf(path, cap, "%s", name) < cap && access(path, X_OK) == 0;
+	for (dirs = dirs ? dirs : "/usr/bin:/bin"; *dirs;) {
+		size_t n = strcspn(dirs, ":");
+		if (n && (size_t)snprintf(path, cap, "%.*s/%s", (int)n, dirs, name) < cap && access(path, X_OK) == 0 &&
+		    stat(path, &st) == 0 && S_ISREG(st.st_mode))
+			return true;
+		dirs += n + (dirs[n] == ':');
+	}
+	return false;
 }
 
 llmc_status

@@ -109,7 +109,8 @@ build_release(Build *b)
 {
 	build_stop(b);
 	for (int i = 0; i < b->n_unit; i++)
-		strbuf_release(&b->unit[i].path);
+		cache_entry_release(&b->unit[i].entry);
+	cache_close(&b->cache);
 	pthread_mutex_destroy(&b->lock);
 	pthread_cond_destroy(&b->news);
 	free(b->unit);
@@ -127,12 +128,17 @@ build_all_ready(const Build *b)
 }
 
 llmc_status
-build_keep(Build *b, int unit, const char mark[8], const void *data, size_t n, bool *kept, llmc_error *err)
+build_keep(Build *b, int unit, const void *data, size_t n, bool *kept, llmc_error *err)
 {
-	const BuildUnit *u = &b->unit[unit];
+	BuildUnit *u = &b->unit[unit];
 	llmc_error why = { 0 };
+	llmc_status status = LLMC_E_IO;
 
-	*kept = u->path.len && sealed_write(strbuf_str(&u->path), mark, u->key, data, n, &why) == LLMC_OK;
+	if (b->shipping)
+		status = sealed_write(strbuf_str(&u->entry.path), b->kind->mark, u->key, data, n, &why);
+	else if (cache_keeps(&b->cache))
+		status = cache_put(&b->cache, b->kind->suffix, u->cached, data, n, b->kind->contents(b->target, unit) ? NULL : &u->entry, &why);
+	*kept = status == LLMC_OK;
 	if (*kept)
 		return LLMC_OK;
 	if (b->shipping) {
@@ -140,6 +146,7 @@ build_keep(Build *b, int unit, const char mark[8], const void *data, size_t n, b
 			*err = why;
 		return why.code;
 	}
+	strbuf_clear(&u->entry.path);
 	pthread_mutex_lock(&b->lock);
 	if (b->unkept.code == LLMC_OK)
 		b->unkept = why;
@@ -147,57 +154,56 @@ build_keep(Build *b, int unit, const char mark[8], const void *data, size_t n, b
 	return LLMC_OK;
 }
 
+void
+build_unlock(Build *b)
+{
+	for (int i = 0; i < b->n_unit; i++)
+		cache_unlock(&b->unit[i].entry);
+	if (b->todo)
+		cache_trim(&b->cache);
+}
+
+static llmc_status
+find_unit(Build *b, int unit, const void *compiler, size_t n, int *damaged, llmc_error *err)
+{
+	BuildUnit *u = &b->unit[unit];
+	Sha256 sum;
+	llmc_error why;
+
+	sha256_init(&sum);
+	sha256_add(&sum, u->key, 64);
+	sha256_add(&sum, compiler, n);
+	sha256_hex(&sum, u->cached);
+	Strbuf *contents = b->kind->contents(b->target, unit);
+	switch (cache_find(&b->cache, b->kind->suffix, u->cached, &u->entry, contents, &why)) {
+	case LLMC_OK:
+		u->ready = true;
+		if (contents)
+			cache_unlock(&u->entry);
+		break;
+	case LLMC_E_CHECK:
+		if ((*damaged)++ == 0)
+			log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING, "%s: it is built again", why.text);
+		break;
+	case LLMC_E_INPUT: /* a file of another user */
+		return error_set(err, LLMC_E_IO, "%s", why.text);
+	default:
+		break;
+	}
+	if (!u->ready) /* also a shipped file that does not fit */
+		strbuf_clear(&u->entry.path);
+	return LLMC_OK;
+}
+
 llmc_status
 build_cached(Build *b, const void *compiler, size_t n, llmc_error *err)
 {
-	Strbuf dir = { 0 };
-	llmc_status status = LLMC_OK;
-	llmc_error why;
-	char key[65], name[80];
 	int damaged = 0;
 
-	for (int i = 0; i < b->n_unit; i++) /* of files that were shipped, and do not fit */
+	if (!cache_keeps(&b->cache) && cache_open(&b->cache, NULL, &b->unkept) == LLMC_E_INPUT)
+		return error_set(err, LLMC_E_IO, "%s", b->unkept.text);
+	for (int i = 0; i < b->n_unit; i++)
 		if (!b->unit[i].ready)
-			strbuf_clear(&b->unit[i].path);
-	if (file_cache_dir(&dir, &b->unkept) != LLMC_OK)
-		return LLMC_OK;
-	strbuf_puts(&dir, "/kernels");
-	if (dir.failed) {
-		status = error_set(err, LLMC_E_MEMORY, "out of memory");
-		goto fail;
-	}
-	if (file_mkdirs_private(strbuf_str(&dir), &b->unkept) != LLMC_OK)
-		goto fail; /* nothing to find, and nothing will be kept */
-	TRY_GOTO(file_check_trusted(strbuf_str(&dir), err));
-	if (!build_all_ready(b))
-		build_sweep(strbuf_str(&dir));
-	for (int i = 0; i < b->n_unit; i++) {
-		BuildUnit *u = &b->unit[i];
-		Sha256 sum;
-		if (u->ready)
-			continue;
-		sha256_init(&sum);
-		sha256_add(&sum, u->key, 64);
-		sha256_add(&sum, compiler, n);
-		sha256_hex(&sum, key);
-		snprintf(name, sizeof name, "%s%s", key, b->kind->suffix);
-		file_join(&u->path, strbuf_str(&dir), name);
-		switch (b->kind->take(b->target, i, &why)) {
-		case LLMC_OK:
-			u->ready = true;
-			break;
-		case LLMC_E_CHECK:
-			if (damaged++ == 0)
-				log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING, "%s: it is built again", why.text);
-			break;
-		case LLMC_E_INPUT: /* somebody else's file */
-			status = error_set(err, LLMC_E_IO, "%s", why.text);
-			goto fail;
-		default:
-			break;
-		}
-	}
-fail:
-	strbuf_release(&dir);
-	return status;
+			TRY(find_unit(b, i, compiler, n, &damaged, err));
+	return LLMC_OK;
 }

@@ -2,8 +2,8 @@
  * artifact, in the cache, or yet to be compiled), compiling several at once, and shipping them. What is a target's own (its
  * compiler, what a built file is, how it is loaded) comes in as a BuildKind.
  *
- *   build.c    units and the cache       shipped.c  artifact/aot/<name>/ and its manifest
- *   crew.c     threads that compile      seal.c     files that end with the key of their source and a checksum
+ *   build.c    units and the cache (base/cache.h)    shipped.c  artifact/aot/<name>/ and its manifest
+ *   crew.c     threads that compile
  *
  * A built file is known by its key: a hash of its source and of all that it is compiled with, the compiler apart. Opening an
  * artifact runs its code, so sources and built files must be ours or root's, and nobody else's to write. */
@@ -13,6 +13,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/cache.h"
+#include "base/seal.h"
 #include "base/strbuf.h"
 #include "plan/plan.h"
 
@@ -30,25 +32,27 @@ typedef struct BuildUnit {
 	const char *file;       /* relative to the artifact, as the plan says, or one of the target's own */
 	char        key[65];    /* set by the target */
 	size_t      bytes;      /* of its source, where the target says: what is longest is compiled first */
-	Strbuf      path;       /* of the built file; "": the cache has no place for it */
+	char        cached[65]; /* key of its entry in the cache: `key` and the compiler; "": not looked up yet */
+	CacheEntry  entry;      /* path of the built file, shipped or cached; "": the cache does not keep it */
 	bool        ready;
 	llmc_status status;     /* of compiling it */
 	llmc_error  error;
 } BuildUnit;
 
 typedef struct BuildKind {
-	const char *suffix;     /* of built files: ".so" */
+	const char *suffix;     /* of built files, and their kind in the cache: "so" */
 	const char *with;       /* what a source is built with: "flags" */
-	/* Take the file at a unit's path. E_IO: there is none; E_CHECK: damaged, or built from another source; E_INPUT: others may
-	 * have written it */
-	llmc_status (*take)(void *target, int unit, llmc_error *err);
-	/* Compile a unit into its path. Called by several threads at once. */
+	const char *mark;       /* [8] of the seal of shipped files */
+	/* Buffer for a unit's contents; NULL: the loader takes the file by its path */
+	Strbuf     *(*contents)(void *target, int unit);
+	/* Compile a unit, and keep it by build_keep. Called by several threads at once. */
 	llmc_status (*compile)(void *target, int unit, llmc_error *err);
 } BuildKind;
 
 typedef struct Build {
 	const Plan      *plan;
 	BuildOptions     opt;
+	Cache            cache;
 	const BuildKind *kind;
 	void            *target;
 	int              n_unit;
@@ -73,12 +77,13 @@ llmc_status build_init(Build *b, const Plan *plan, const BuildOptions *opt, cons
                        const char *const *own, llmc_error *err);
 void        build_release(Build *b);           /* stops and waits when threads still compile */
 bool        build_all_ready(const Build *b);
-/* Paths in the cache for units that are not ready; those that are there already are taken. compiler: bytes that tell compilers
- * and their versions apart. A cache that takes no files is no failure: units are built for this process alone, and build_wait
- * says so. */
+/* Look up units that are not ready. compiler: bytes that identify the compiler and its version. A cache that takes no files is no
+ * failure: units are built for this process alone, and build_wait reports it. */
 llmc_status build_cached(Build *b, const void *compiler, size_t n, llmc_error *err);
-/* Seal what was compiled at the unit's path; *kept false: the cache does not take it, and the target has to hold it in memory. */
-llmc_status build_keep(Build *b, int unit, const char mark[8], const void *data, size_t n, bool *kept, llmc_error *err);
+/* Keep what was compiled, in the cache or in the artifact; *kept false: the cache does not take it, and the target has to hold it in memory. */
+llmc_status build_keep(Build *b, int unit, const void *data, size_t n, bool *kept, llmc_error *err);
+/* Units are loaded: their entries may be evicted from the cache. */
+void        build_unlock(Build *b);
 /* Temporary files of processes that died while they wrote into a folder of built files go. */
 void        build_sweep(const char *dir);
 /* Nobody else may rename anything in a folder of the artifact that a file lies in. */
@@ -101,10 +106,5 @@ void        build_start(Build *b, const char *name, const char *compiler);
 void        build_poll(Build *b);
 llmc_status build_wait(Build *b, llmc_error *err); /* the error of the first unit that failed */
 void        build_stop(Build *b);                  /* without waiting for units that nobody has begun */
-
-/* --- seal.c: contents, then 64 bytes of key, 64 of a checksum of both, and 8 of a mark: the format ---------------- */
-/* E_IO, E_CHECK, E_INPUT as BuildKind.take. out: the contents; NULL: only checked */
-llmc_status sealed_read(const char *path, const char mark[8], const char *key, Strbuf *out, llmc_error *err);
-llmc_status sealed_write(const char *path, const char mark[8], const char *key, const void *data, size_t n, llmc_error *err);
 
 #endif

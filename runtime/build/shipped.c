@@ -25,12 +25,12 @@ set_path(Build *b, int unit, const char *dir)
 {
 	const char *file = b->unit[unit].file, *base = strncmp(file, "kernels/", 8) ? file : file + 8, *dot = strrchr(base, '.');
 	char name[300];
-	int n = snprintf(name, sizeof name, "%.*s%s", (int)(dot && dot > base ? dot - base : (long)strlen(base)), base, b->kind->suffix);
+	int n = snprintf(name, sizeof name, "%.*s.%s", (int)(dot && dot > base ? dot - base : (long)strlen(base)), base, b->kind->suffix);
 
 	for (int i = 0; i < n && i < (int)sizeof name; i++)
 		if (name[i] == '/')
 			name[i] = '-';
-	file_join(&b->unit[unit].path, dir, name);
+	file_join(&b->unit[unit].entry.path, dir, name);
 }
 
 static llmc_status
@@ -92,13 +92,13 @@ build_shipped(Build *b, const char *name, const char *unfit)
 		BuildUnit *u = &b->unit[i];
 		const char *source = json_string_value(json_object_get(json_object_get(m, "source"), u->file));
 		set_path(b, i, strbuf_str(&dir));
-		if (u->path.failed)
+		if (u->entry.path.failed)
 			error_set(&why, LLMC_E_MEMORY, "out of memory");
 		else if (!source || strcmp(source, u->key))
-			error_set(&why, LLMC_E_CHECK, "%s was built from another source or with other %s", strrchr(strbuf_str(&u->path), '/') + 1,
+			error_set(&why, LLMC_E_CHECK, "%s was built from another source or with other %s", strrchr(strbuf_str(&u->entry.path), '/') + 1,
 			          b->kind->with);
 		else
-			u->ready = b->kind->take(b->target, i, &why) == LLMC_OK;
+			u->ready = sealed_read(strbuf_str(&u->entry.path), b->kind->mark, u->key, b->kind->contents(b->target, i), &why) == LLMC_OK;
 		fit += u->ready;
 	}
 	if (fit < b->n_unit)

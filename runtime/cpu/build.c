@@ -93,15 +93,15 @@ object_key(const Kernels *k, const Sha256 *common, int unit, char hex[65], llmc_
 	return LLMC_OK;
 }
 
-static llmc_status
-take(void *kernels, int unit, llmc_error *err)
+/* The loader takes objects by their paths. */
+static Strbuf *
+contents(void *kernels, int unit)
 {
-	const BuildUnit *u = &((Kernels *)kernels)->build.unit[unit];
-
-	return sealed_read(strbuf_str(&u->path), object_mark, u->key, NULL, err);
+	(void)kernels, (void)unit;
+	return NULL;
 }
 
-static const BuildKind kind = { .suffix = ".so", .with = "flags", .take = take, .compile = object_compile };
+static const BuildKind kind = { .suffix = "so", .with = "flags", .mark = object_mark, .contents = contents, .compile = object_compile };
 
 static llmc_status
 prepare(const Plan *plan, const BuildOptions *opt, Kernels **out, llmc_error *err)
@@ -163,7 +163,7 @@ load(Kernels *k, llmc_error *err)
 			if (called != (pass == 0) || k->object[u].handle)
 				continue;
 			/* a name that others see has the hash of all that is behind it */
-			k->object[u].handle = dlopen(strbuf_str(&b->unit[u].path), RTLD_NOW | (called ? RTLD_GLOBAL : RTLD_LOCAL));
+			k->object[u].handle = dlopen(strbuf_str(&b->unit[u].entry.path), RTLD_NOW | (called ? RTLD_GLOBAL : RTLD_LOCAL));
 			if (!k->object[u].handle)
 				return error_set(err, LLMC_E_MISSING, "cannot load the kernel %s: %s", b->unit[u].file, dlerror());
 		}
@@ -195,6 +195,7 @@ kernels_open(const Plan *plan, const BuildOptions *opt, Kernels **out, llmc_erro
 		tell_warnings(k);
 	}
 	TRY_GOTO(load(k, err));
+	build_unlock(&k->build);
 	*out = k;
 	return LLMC_OK;
 fail:

@@ -25,7 +25,7 @@ struct Kernels {
 	Object       *object;    /* [n_unit] */
 	llmc_kernel **fn;        /* [n_kernel] */
 	atomic_int    header;    /* header.c */
-	char          header_path[2048];
+	Strbuf        header_dir, header_path;
 };
 
 /* --- cc.c --- */
@@ -42,7 +42,7 @@ llmc_status object_key(const Kernels *k, const Sha256 *common, int unit, char he
 /* --- header.c --- */
 /* The header of intrinsics, precompiled for the units that begin from now on, where it is worth it: made once, by the first thread that asks. The path for
  * -include; NULL: there is none (yet), and units read the header itself. The object is the same. */
-const char *header_precompiled(Kernels *k, const char *beside);
+const char *header_precompiled(Kernels *k);
 void        header_remove(Kernels *k);  /* when nobody compiles any more */
 
 /* --- compile.c: BuildKind.compile --- */

@@ -81,23 +81,37 @@ cc_run(char *const argv[], size_t cap, Strbuf *out, int *code, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Path of an executable: as it is when it holds a slash, else along $PATH. */
+/* Run the compiler argv[0] with arguments (NULL-terminated), or take its answer from the cache while its file stays the same. false: it does not run, or
+ * fails. *out holds its output either way. */
 static bool
-which(const char *name, char *path, size_t cap)
+ask(char *const argv[], Strbuf *out)
 {
-	const char *dirs = getenv("PATH");
-	struct stat st;
+	Strbuf question = { 0 }, answer = { 0 };
+	Cache cache = { 0 };
+	CacheEntry entry = { 0 };
+	char key[65];
+	int code = 1;
 
-	if (strchr(name, '/'))
-		return (size_t)snprintf(path, cap, "%s", name) < cap && access(path, X_OK) == 0;
-	for (dirs = dirs ? dirs : "/usr/bin:/bin"; *dirs;) {
-		size_t n = strcspn(dirs, ":");
-		if (n && (size_t)snprintf(path, cap, "%.*s/%s", (int)n, dirs, name) < cap && access(path, X_OK) == 0 &&
-		    stat(path, &st) == 0 && S_ISREG(st.st_mode))
-			return true;
-		dirs += n + (dirs[n] == ':');
+	for (int i = 1; argv[i]; i++)
+		strbuf_printf(&question, "%s ", argv[i]);
+	bool known = !question.failed && cache_program_key(argv[0], strbuf_str(&question), key);
+	if (known && cache_open(&cache, NULL, NULL) == LLMC_OK && cache_find(&cache, CACHE_ANSWERS, key, &entry, &answer, NULL) == LLMC_OK && answer.len) {
+		code = answer.data[0] != '0';
+		strbuf_clear(out);
+		strbuf_add(out, answer.data + 1, answer.len - 1);
+	} else if (cc_run(argv, 1024, out, &code, NULL) != LLMC_OK) {
+		code = 1;
+	} else if (known && code < 128) {
+		strbuf_clear(&answer);
+		strbuf_printf(&answer, "%d%s", code != 0, strbuf_str(out));
+		if (!answer.failed)
+			(void)cache_put(&cache, CACHE_ANSWERS, key, answer.data, answer.len, NULL, NULL);
 	}
-	return false;
+	strbuf_release(&question);
+	strbuf_release(&answer);
+	cache_entry_release(&entry);
+	cache_close(&cache);
+	return code == 0 && !out->failed;
 }
 
 llmc_status
@@ -109,12 +123,10 @@ cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_err
 
 	for (size_t i = 0; i < n; i++) {
 		Strbuf text = { 0 };
-		int code = 1;
-		if (!which(name[i], path, path_cap))
+		if (!file_find_program(name[i], path, path_cap))
 			continue;
 		char *argv[] = { path, (char *)"--version", NULL };
-		llmc_status status = cc_run(argv, 1024, &text, &code, NULL);
-		bool ok = status == LLMC_OK && code == 0 && text.len && !text.failed;
+		bool ok = ask(argv, &text) && text.len;
 		if (ok)
 			snprintf(version, version_cap, "%.*s", (int)strcspn(strbuf_str(&text), "\n"), strbuf_str(&text));
 		strbuf_release(&text);
@@ -138,7 +150,7 @@ static bool
 takes(const char *cc, const Target *t, Strbuf *said)
 {
 	char flags[512], *argv[64], *save = NULL;
-	int  n = 0, code = 1;
+	int  n = 0;
 
 	if (snprintf(flags, sizeof flags, "%s", t->cflags) >= (int)sizeof flags)
 		return false;
@@ -151,7 +163,7 @@ takes(const char *cc, const Target *t, Strbuf *said)
 	argv[n++] = (char *)"c";
 	argv[n++] = (char *)"/dev/null";
 	argv[n] = NULL;
-	return cc_run(argv, 1024, said, &code, NULL) == LLMC_OK && code == 0;
+	return ask(argv, said);
 }
 
 const char *

@@ -1,4 +1,4 @@
-/* A shared object from a kernel's source, by the system's compiler: made under a temporary name, sealed, renamed; where the
+/* A shared object from a kernel's source, by the system's compiler: made in a temporary folder, then kept; where the
  * cache takes no files, held in memory. */
 #include <errno.h>
 #include <fcntl.h>
@@ -60,7 +60,7 @@ static llmc_status
 hold(Kernels *k, int unit, const Strbuf *made, llmc_error *err)
 {
 	Object *o = &k->object[unit];
-	Strbuf *path = &k->build.unit[unit].path;
+	Strbuf *path = &k->build.unit[unit].entry.path;
 	ssize_t n;
 
 	o->fd = memfd_create("llmc-kernel", MFD_CLOEXEC);
@@ -75,43 +75,23 @@ hold(Kernels *k, int unit, const Strbuf *made, llmc_error *err)
 	return path->failed ? error_set(err, LLMC_E_MEMORY, "out of memory") : LLMC_OK;
 }
 
-/* A file for the compiler to write: beside the unit's own, else in a folder of nobody else's. name: its path, of a name of its own,
- * since other threads and containers have the same numbers of processes and of units. */
-static llmc_status
-temporary(const char *path, char name[2048], bool *folder, llmc_error *err)
-{
-	const char *slash = strrchr(path, '/'), *tmp = getenv("TMPDIR");
-	int fd = -1, n;
-
-	*folder = false;
-	if (slash && snprintf(name, 2048, "%.*s/tmp.XXXXXX.so", (int)(slash - path), path) < 2048 && (fd = mkostemps(name, 3, O_CLOEXEC)) >= 0) {
-		close(fd);
-		return LLMC_OK;
-	}
-	n = snprintf(name, 2000, "%s/llmc.XXXXXX", tmp && *tmp ? tmp : "/tmp");
-	if (n >= 2000 || !mkdtemp(name))
-		return error_set(err, LLMC_E_IO, "%s: cannot create: %s", name, n >= 2000 ? "name too long" : strerror(errno));
-	memcpy(name + n, "/kernel.so", sizeof "/kernel.so");
-	*folder = true;
-	return LLMC_OK;
-}
-
 llmc_status
 object_compile(void *kernels, int unit, llmc_error *err)
 {
 	Kernels *k = kernels;
 	const BuildUnit *u = &k->build.unit[unit];
 	Object *o = &k->object[unit];
-	char tmp[2048];
-	Strbuf text = { 0 }, again = { 0 }, made = { 0 };
+	Strbuf dir = { 0 }, object = { 0 }, text = { 0 }, again = { 0 }, made = { 0 };
 	llmc_status status;
 	struct stat st;
-	bool folder, kept;
+	bool kept;
 	int code = 0;
 
-	const char *header = header_precompiled(k, strbuf_str(&u->path));
+	const char *header = header_precompiled(k);
 
-	TRY(temporary(strbuf_str(&u->path), tmp, &folder, err));
+	TRY(cache_temporary(&k->build.cache, &dir, err));
+	file_join(&object, strbuf_str(&dir), "kernel.so");
+	const char *tmp = strbuf_str(&object);
 	TRY_GOTO(run_compiler(k, o, header, tmp, false, &text, &code, err));
 	if (header && code != 0 && code < 128) { /* it may be the precompiled header */
 		strbuf_clear(&text);
@@ -131,15 +111,13 @@ object_compile(void *kernels, int unit, llmc_error *err)
 	}
 	TRY_GOTO(check_unchanged(k, unit, err));
 	TRY_GOTO(file_read(tmp, MAX_OBJECT, &made, err));
-	TRY_GOTO(build_keep(&k->build, unit, object_mark, made.data, made.len, &kept, err));
+	TRY_GOTO(build_keep(&k->build, unit, made.data, made.len, &kept, err));
 	if (!kept)
 		TRY_GOTO(hold(k, unit, &made, err));
 fail:
-	unlink(tmp);
-	if (folder) {
-		*strrchr(tmp, '/') = 0;
-		rmdir(tmp);
-	}
+	cache_temporary_remove(strbuf_str(&dir));
+	strbuf_release(&dir);
+	strbuf_release(&object);
 	strbuf_release(&text);
 	strbuf_release(&again);
 	strbuf_release(&made);

@@ -1,10 +1,8 @@
 /* <immintrin.h> of gcc 12 has 74000 lines, a fifth to a third of what a kernel takes to compile. Compilers keep what they made of a header that comes first
  * (gcc, clang: -include FILE takes FILE.gch; where that does not fit the flags, gcc reads FILE, clang stops and compile.c goes on without it). */
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "runtime/cpu/build.h"
 
@@ -31,7 +29,7 @@ static bool
 make(const Kernels *k, const char *path)
 {
 	static const char text[] = "#include <immintrin.h>\n";
-	char *argv[MAX_FLAGS + 8], out[2060];
+	char *argv[MAX_FLAGS + 8], out[4096];
 	Strbuf said = { 0 };
 	int n = 0, code = 1;
 
@@ -51,39 +49,28 @@ make(const Kernels *k, const char *path)
 	return ok;
 }
 
-/* beside: a file of the folder that it goes to, which is nobody else's to write */
 const char *
-header_precompiled(Kernels *k, const char *beside)
+header_precompiled(Kernels *k)
 {
-	const char *slash = strrchr(beside, '/');
-	int none = HEADER_NONE, fd;
+	int none = HEADER_NONE;
 
 	if (atomic_load(&k->header) == HEADER_THERE)
-		return k->header_path;
-	if (!slash || !pays(k) || !atomic_compare_exchange_strong(&k->header, &none, HEADER_BEGUN))
+		return strbuf_str(&k->header_path);
+	if (!pays(k) || !atomic_compare_exchange_strong(&k->header, &none, HEADER_BEGUN) || cache_temporary(&k->build.cache, &k->header_dir, NULL) != LLMC_OK)
 		return NULL;
-	if (snprintf(k->header_path, sizeof k->header_path, "%.*s/tmp.XXXXXX.h", (int)(slash - beside), beside) >= (int)sizeof k->header_path ||
-	    (fd = mkostemps(k->header_path, 2, O_CLOEXEC)) < 0) {
-		k->header_path[0] = 0;
-		return NULL;
-	}
-	close(fd);
-	if (!make(k, k->header_path))
+	file_join(&k->header_path, strbuf_str(&k->header_dir), "vectors.h");
+	if (k->header_path.failed || !make(k, strbuf_str(&k->header_path)))
 		return NULL;
 	atomic_store(&k->header, HEADER_THERE);
-	return k->header_path;
+	return strbuf_str(&k->header_path);
 }
 
 void
 header_remove(Kernels *k)
 {
-	char made[2060];
-
-	if (!k->header_path[0])
-		return;
-	snprintf(made, sizeof made, "%s.gch", k->header_path);
-	unlink(made);
-	unlink(k->header_path);
-	k->header_path[0] = 0;
+	if (k->header_dir.len)
+		cache_temporary_remove(strbuf_str(&k->header_dir));
+	strbuf_release(&k->header_dir);
+	strbuf_release(&k->header_path);
 	atomic_store(&k->header, HEADER_NONE);
 }

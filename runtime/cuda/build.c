@@ -44,13 +44,10 @@ n_own(const Plan *p)
 	return n;
 }
 
-static llmc_status
-take(void *cuda_build, int unit, llmc_error *err)
+static Strbuf *
+contents(void *cuda_build, int unit)
 {
-	CudaBuild *b = cuda_build;
-	const BuildUnit *u = &b->build.unit[unit];
-
-	return sealed_read(strbuf_str(&u->path), mark, u->key, &b->image[unit].image, err);
+	return &((CudaBuild *)cuda_build)->image[unit].image;
 }
 
 /* NVRTC's log with the op that the kernel is for and the line of the description that made it. */
@@ -89,10 +86,10 @@ compile(void *cuda_build, int unit, llmc_error *err)
 		*err = why;
 	strbuf_release(&log);
 	bool kept; /* it is in memory in any case */
-	return status == LLMC_OK ? build_keep(&b->build, unit, mark, m->image.data, m->image.len, &kept, err) : status;
+	return status == LLMC_OK ? build_keep(&b->build, unit, m->image.data, m->image.len, &kept, err) : status;
 }
 
-static const BuildKind kind = { .suffix = ".cubin", .with = "options", .take = take, .compile = compile };
+static const BuildKind kind = { .suffix = "cubin", .with = "options", .mark = mark, .contents = contents, .compile = compile };
 
 /* Keys of what is not ready, for the architecture. */
 static void

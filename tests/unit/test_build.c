@@ -447,7 +447,7 @@ sources_that_change_meanwhile(void **state)
 static void
 what_dead_processes_leave(void **state)
 {
-	static const char *const left[] = { "tmp.1.0.so", "tmp.abcdef.so", "0123.so.tmp.1.0", "0123.cubin.tmp.99.7" };
+	static const char *const left[] = { "put.abcdef", "put.ghijkl", "tmp.abcdef", "tmp.ghijkl" };
 	const struct timespec old[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
 	char path[900];
 	llmc_error err;
@@ -466,16 +466,19 @@ what_dead_processes_leave(void **state)
 	put("kernels/one.c", "/* new */\n#include \"one2.h\"\n");
 	put("kernels/one2.h", good);
 	for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
-		snprintf(path, sizeof path, "../cache/kernels/%s", left[i]);
+		snprintf(path, sizeof path, "%s/../cache/kernels/.tmp/%s", artifact, left[i]);
+		if (i >= 2)
+			mkdir(path, 0700);
+		snprintf(path, sizeof path, "../cache/kernels/.tmp/%s%s", left[i], i >= 2 ? "/kernel.so" : "");
 		put(path, "left");
-		snprintf(path, sizeof path, "%s/../cache/kernels/%s", artifact, left[i]);
-		if (i != 1) /* this one is new: somebody may be writing it */
+		snprintf(path, sizeof path, "%s/../cache/kernels/.tmp/%s", artifact, left[i]);
+		if (i % 2 == 0) /* the others are new: another process may be writing them */
 			assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
 	}
 	assert_int_equal(works(42), 1);
 	for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
-		snprintf(path, sizeof path, "%s/../cache/kernels/%s", artifact, left[i]);
-		assert_int_equal(file_exists(path), i == 1);
+		snprintf(path, sizeof path, "%s/../cache/kernels/.tmp/%s", artifact, left[i]);
+		assert_int_equal(file_exists(path), i % 2);
 	}
 }
 

@@ -1,0 +1,224 @@
+"""The cache of built code for Python: the files of base/cache.h (docs/internals/built-code.md).
+
+    key = build_cache.key(text, flags, compiler)             # SHA-256 of all that the contents depend on
+    data = build_cache.get("nvrtc", key)                     # bytes, or None
+    build_cache.put("nvrtc", key, data)
+    lib = build_cache.library("test", key, make)             # a ctypes library; make(path) compiles it where the cache has none
+
+A damaged entry is a miss, and a cache that takes no files is off; each is reported once per process, on stderr."""
+import contextlib
+import ctypes
+import fcntl
+import functools
+import hashlib
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+MARK, SEAL = b"llmc ca1", 136
+USAGE, USAGE_MARK = struct.Struct("<8sqq"), b"llmc us1"
+COUNT_AGAIN_S = 86400
+
+
+class Untrusted(Exception):
+    """Other users may have written code of the cache."""
+
+
+def root():
+    """$LLMC_CACHE, else $XDG_CACHE_HOME/llmc, else ~/.cache/llmc."""
+    own, xdg = os.environ.get("LLMC_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
+    return Path(own or (f"{xdg}/llmc" if xdg.startswith("/") else Path.home() / ".cache" / "llmc"))
+
+
+def limit():
+    """LLMC_CACHE_SIZE in bytes."""
+    text = os.environ.get("LLMC_CACHE_SIZE") or "2G"
+    number = text.rstrip("iB").upper()
+    unit = "KMGT".find(number[-1:]) + 1 if number else 0
+    try:
+        size = int(float(number[:-1] if unit else number) * 1024 ** unit)
+    except ValueError:
+        raise SystemExit(f'LLMC_CACHE_SIZE is "{text}": expected a size, as 2G or 500M, or 0 for no cache of built code') from None
+    return size
+
+
+def check_owner(path, st):
+    if st.st_uid not in (os.geteuid(), 0):
+        raise Untrusted(f"{path}: belongs to user {st.st_uid}, not to you: code of it is not loaded")
+    if st.st_mode & 0o22 and not st.st_mode & 0o1000:
+        raise Untrusted(f"{path}: others may write to it (mode {st.st_mode & 0o777:03o}): code of it is not loaded; chmod go-w it")
+
+
+_warned = set()
+
+
+def warn_once(kind, text):
+    if kind not in _warned:
+        _warned.add(kind)
+        print(f"llmc: {text}", file=sys.stderr)
+
+
+@functools.cache
+def _folder(at):
+    try:
+        os.makedirs(f"{at}/kernels/.tmp", mode=0o700, exist_ok=True)
+        check_owner(f"{at}/kernels", os.stat(f"{at}/kernels"))
+    except OSError as e:
+        warn_once("folder", f"built code is not kept for the next time: {e} (LLMC_CACHE names another folder)")
+        return None
+    return Path(at) / "kernels"
+
+
+def folder():
+    """Folder of the entries; None: they are not kept."""
+    return _folder(str(root())) if limit() else None
+
+
+def key(*parts):
+    """Digest of strings, bytes, numbers, and lists of them, with the bounds of each."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _count(event, kind):
+    path = os.environ.get("LLMC_CACHE_STATS")
+    if path:
+        with contextlib.suppress(OSError), open(path, "ab", buffering=0) as f:
+            f.write(f"{event} {kind}\n".encode())
+
+
+def _intact(data, key):
+    seal = data[-SEAL:]
+    sum_ = hashlib.sha256(memoryview(data)[:-SEAL])
+    sum_.update(seal[:64])
+    return len(data) > SEAL and seal[128:] == MARK and seal[:64] == key.encode() and seal[64:128] == sum_.hexdigest().encode()
+
+
+@contextlib.contextmanager
+def _held(kind, key):
+    """(path, its bytes with the seal) of an entry that stays as long as this lasts; (None, None): there is none."""
+    at = folder()
+    try:
+        fd = os.open(at / f"{key}.{kind}", os.O_RDONLY | os.O_CLOEXEC) if at else -1
+    except OSError:
+        fd = -1
+    if fd < 0:
+        _count("miss", kind)
+        yield None, None
+        return
+    try:
+        path = at / f"{key}.{kind}"
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        st = os.fstat(fd)
+        check_owner(path, st)
+        data = mmap.mmap(fd, 0, prot=mmap.PROT_READ) if st.st_size and st.st_nlink else b""
+        if st.st_nlink and not _intact(data, key):
+            warn_once("damaged", f"{path}: damaged or cut off: it is built again")
+            _count("damaged", kind)
+            path = data = None
+        elif not st.st_nlink:
+            path = data = None
+        else:
+            with contextlib.suppress(OSError):
+                os.utime(fd)
+        _count("hit" if path else "miss", kind)
+        yield path, data
+    finally:
+        os.close(fd)
+
+
+def get(kind, key):
+    with _held(kind, key) as (path, data):
+        return data[:-SEAL] if path else None
+
+
+def put(kind, key, data):
+    """Keep an entry; a disk that takes no more is reported once."""
+    at = folder()
+    if at is None or not data:
+        return
+    tmp = None
+    try:
+        fd, tmp = tempfile.mkstemp(prefix="put.", dir=at / ".tmp")
+        sum_ = hashlib.sha256(data)
+        sum_.update(key.encode())
+        with open(fd, "wb") as f:
+            f.write(data)
+            f.write(key.encode() + sum_.hexdigest().encode() + MARK)
+        with open(os.open(at / ".usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0) as usage:
+            fcntl.flock(usage, fcntl.LOCK_EX)
+            os.rename(tmp, at / f"{key}.{kind}")
+            _add_usage(at, usage, len(data) + SEAL)
+    except OSError as e:
+        if tmp:
+            with contextlib.suppress(OSError):
+                os.unlink(tmp)
+        warn_once("full", f"built code is not kept for the next time: {e} (LLMC_CACHE names another folder)")
+
+
+def _add_usage(at, usage, n):
+    now, text = int(time.time()), usage.read(USAGE.size)
+    mark, total, counted = USAGE.unpack(text) if len(text) == USAGE.size else (b"", 0, 0)
+    total += n
+    if mark != USAGE_MARK or total > limit() or not counted <= now <= counted + COUNT_AGAIN_S:
+        total, counted = _count_again(at), now
+    usage.seek(0)
+    with contextlib.suppress(OSError):
+        usage.write(USAGE.pack(USAGE_MARK, total, counted))
+
+
+def _count_again(at):
+    """Bytes of all entries; those used longest ago are removed where they exceed the limit, down to 90 % of it."""
+    entries = []
+    for e in os.scandir(at):
+        if not e.name.startswith(".") and e.is_file(follow_symlinks=False):
+            st = e.stat(follow_symlinks=False)
+            entries.append((st.st_mtime_ns, e.name, st.st_size))
+    total = sum(n for *_, n in entries)
+    if total > limit():
+        for _, name, n in sorted(entries):
+            if total <= limit() - limit() // 10:
+                break
+            total -= n * _evict(at / name)
+    return total
+
+
+def _evict(path):
+    """Whether it is gone: entries that a reader holds stay."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def library(kind, key, make, mode=ctypes.DEFAULT_MODE):
+    with _held(kind, key) as (path, _):
+        if path:
+            return ctypes.CDLL(str(path), mode)
+    with tempfile.TemporaryDirectory(prefix="llmc-") as d:
+        so = os.path.join(d, f"{key[:16]}.so")
+        make(so)
+        put(kind, key, Path(so).read_bytes())
+        return ctypes.CDLL(so, mode)  # mapped, it needs no name
+
+
+@functools.cache
+def version(compiler):
+    """First line of a compiler's version text; "": there is no such compiler."""
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.partition("\n")[0]
+    except OSError:
+        return ""
