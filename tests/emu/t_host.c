@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include "tests/unit/waiting.h"
+
 typedef struct { CUdeviceptr a, b, c; int n; CUdeviceptr u; } Args;
 enum { N = 4096, BYTES = N * 4 };
 static CUmodule mod;
@@ -708,7 +710,7 @@ spawn(int i, bool bug, bool check, int seed)
 	fflush(NULL);
 	pid_t pid = fork();
 	if (pid == 0) {
-		alarm(20);
+		alarm((unsigned)wait_scaled(WAIT_HANG_S));
 		int rc = child(i, bug, check, seed);
 		fflush(NULL);
 		_exit(rc);

@@ -93,7 +93,7 @@ for name; do
 	fi
 	[ ! -e "tests/fuzz/$name.dict" ] || set -- "-dict=tests/fuzz/$name.dict" "$@"
 	# shellcheck disable=SC2086
-	if ${fixed[@]+"${fixed[@]}"} "$bin" $limit -max_len=4096 -timeout=20 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
+	if ${fixed[@]+"${fixed[@]}"} "$bin" $limit -max_len=4096 -timeout="$(awk "BEGIN { print int(120 * ${LLMC_TEST_SLOW:-1}) }")" -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
 		"-artifact_prefix=$build/$name-" "$@" > "$build/$name.log" 2>&1; then
 		echo "fuzz $name: ok ($(sed -n -e 's/^stat::number_of_executed_units: *\(.*\)/\1 inputs/p' \
 			-e 's/^driver: //p' "$build/$name.log"))"

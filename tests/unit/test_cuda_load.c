@@ -5,8 +5,9 @@
 
 #include "runtime/runtime.h"
 #include "tests/unit/tempdir.h"
+#include "tests/unit/waiting.h"
 
-enum { PATIENCE_MS = 60000, MOST = 32 };
+enum { MOST = 32 };
 
 typedef struct Heard {
 	const char *kernels;      /* the folder that compiled kernels appear in */
@@ -40,10 +41,8 @@ hear(void *user, int level, const char *line)
 		h->done[h->n++] = a;
 		h->total = b;
 		/* the loading thread stands here, and kernels get ready all the same */
-		for (int i = 0; h->n == 1 && i < PATIENCE_MS && !files_in(h->kernels); i++)
-			usleep(1000);
 		if (h->n == 1)
-			h->side_by_side = files_in(h->kernels) > 0;
+			WAIT_FOR(h->side_by_side = files_in(h->kernels) > 0);
 		return;
 	}
 	h->lines_before_weights += h->n == 0;

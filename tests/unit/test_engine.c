@@ -19,6 +19,7 @@
 #include "runtime/engine/engine.h"
 #include "tests/unit/alone.h"
 #include "tests/unit/tiny_grammar.h"
+#include "tests/unit/waiting.h"
 
 enum { VOCAB = 300, MOST = 256, CONTEXT = 160, CROWD = 64 };
 
@@ -1091,7 +1092,7 @@ the_descriptor_tells_of_mail(void **state)
 	for (int i = 0; i < left; i++)
 		submit(b, &q);
 	while (left) {
-		assert_int_equal(poll(&p, 1, 60000), 1);
+		assert_int_equal(poll(&p, 1, (int)(1000 * wait_scaled(WAIT_HANG_S))), 1);
 		assert_int_equal(engine_next(b.e, LLMC_ANY, 0, &ev, NULL), LLMC_OK);
 		assert_int_not_equal(ev.kind, LLMC_EVENT_NONE);
 		left -= ev.last;

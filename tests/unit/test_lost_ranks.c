@@ -18,25 +18,28 @@
 
 #include "ops/ops.h"
 #include "runtime/comm/inside.h"
+#include "tests/unit/waiting.h"
 
-enum { RANKS = 4, TIMEOUT_S = 3, WIDTH = 5, LAST_STEP = 2 };
+enum { RANKS = 4, WIDTH = 5, LAST_STEP = 2 };
+
+static int timeout_s; /* without an answer for so long, a rank is lost */
 
 static const CommShape shape = { .ranks = RANKS, .team = 2, .parts = 1, .onward = 64, .back = 64 };
 
 typedef enum When { IN_SUM, IN_TAKE, IDLE, LEAVES, NEVER } When; /* LEAVES: it closes its end, and is gone; NEVER: all are stopped for a while */
 
-/* How each group is to end. sig: what the rank does to itself */
-static const struct { When when; int rank, sig; const char *how, *where; } cases[] = {
-	{ IN_SUM, 3, SIGSTOP, "no answer for 3 s", "in step 2, layer 3, all_reduce" },
-	{ IN_SUM, 3, SIGKILL, "its process has ended", "in step 2, layer 3, all_reduce" },
-	{ IN_SUM, 0, SIGSTOP, "no answer for 3 s", "in step 2, layer 3, all_reduce" },
-	{ IN_TAKE, 2, SIGSTOP, "no answer for 3 s", "in step 2, stage_in" },
-	{ IN_TAKE, 2, SIGKILL, "its process has ended", "in step 2, stage_in" },
-	{ IDLE, 3, SIGSTOP, "no answer for 3 s", "behind step 2" },
-	{ IDLE, 1, SIGKILL, "its process has ended", "behind step 2" },
-	{ IDLE, 0, SIGKILL, "its process has ended", "behind step 2" },
-	{ LEAVES, 3, 0, NULL, NULL },
-	{ NEVER, -1, 0, NULL, NULL },
+/* How each group is to end. sig: what the rank does to itself; where: NULL, nobody is lost */
+static const struct { When when; int rank, sig; const char *where; } cases[] = {
+	{ IN_SUM, 3, SIGSTOP, "in step 2, layer 3, all_reduce" },
+	{ IN_SUM, 3, SIGKILL, "in step 2, layer 3, all_reduce" },
+	{ IN_SUM, 0, SIGSTOP, "in step 2, layer 3, all_reduce" },
+	{ IN_TAKE, 2, SIGSTOP, "in step 2, stage_in" },
+	{ IN_TAKE, 2, SIGKILL, "in step 2, stage_in" },
+	{ IDLE, 3, SIGSTOP, "behind step 2" },
+	{ IDLE, 1, SIGKILL, "behind step 2" },
+	{ IDLE, 0, SIGKILL, "behind step 2" },
+	{ LEAVES, 3, 0, NULL },
+	{ NEVER, -1, 0, NULL },
 };
 enum { GROUPS = sizeof cases / sizeof *cases };
 
@@ -102,7 +105,7 @@ run_rank(Wall *w, char *memory, int group, int rank)
 	char       record;
 	bool       ok = true;
 
-	if (comm_shared(memory, rank, shape, TIMEOUT_S, release, NULL, &c, &told->err) != LLMC_OK)
+	if (comm_shared(memory, rank, shape, timeout_s, release, NULL, &c, &told->err) != LLMC_OK)
 		_exit(1);
 	for (int64_t step = 1; step <= LAST_STEP && ok; step++)
 		ok = run_step(c, step, when, cases[group].sig);
@@ -139,22 +142,15 @@ begin(Group *g, int group)
 	}
 }
 
-static void
-await(const atomic_int *flag)
-{
-	while (!atomic_load(flag))
-		rest(10);
-}
-
 /* For longer than a rank may be still: nobody is missed, since nobody could look. */
 static void
 stop_all(const Group *g)
 {
 	for (int k = 0; k < RANKS; k++)
-		await(&g->w->rank[k].idle);
+		WAIT_FOR(atomic_load(&g->w->rank[k].idle));
 	for (int k = 0; k < RANKS; k++)
 		kill(g->pid[k], SIGSTOP);
-	rest((TIMEOUT_S + 1) * 1000);
+	rest((timeout_s + 1) * 1000);
 	for (int k = 0; k < RANKS; k++)
 		kill(g->pid[k], SIGCONT);
 	rest(500);
@@ -164,23 +160,25 @@ static void
 finish(const Group *g, int group)
 {
 	Wall *w = g->w;
-	char  host[60] = "", want[200];
+	char  host[60] = "", how[40], want[200];
 
 	gethostname(host, sizeof host - 1);
-	snprintf(want, sizeof want, "rank %d of 4 (host %s) is lost: %s %s", cases[group].rank, host, cases[group].how, cases[group].where);
-	if (!cases[group].how) {
+	if (cases[group].where) {
+		snprintf(how, sizeof how, cases[group].sig == SIGSTOP ? "no answer for %d s" : "its process has ended", timeout_s);
+		snprintf(want, sizeof want, "rank %d of 4 (host %s) is lost: %s %s", cases[group].rank, host, how, cases[group].where);
+	} else {
 		snprintf(want, sizeof want, "a rank of this model has ended");
 		if (cases[group].when == LEAVES)
-			await(&w->rank[cases[group].rank].over);
+			WAIT_FOR(atomic_load(&w->rank[cases[group].rank].over));
 		atomic_store(&w->end, true);
 	}
 	for (int k = 0; k < RANKS; k++) {
 		if (k == cases[group].rank)
 			continue;
-		await(&w->rank[k].over);
+		WAIT_FOR(atomic_load(&w->rank[k].over));
 		assert_string_equal(w->rank[k].err.text, want);
 		assert_int_equal(w->rank[k].err.code, LLMC_E_DEVICE);
-		assert_int_equal(w->rank[k].ended, cases[group].how || k > 0);
+		assert_int_equal(w->rank[k].ended, cases[group].where || k > 0);
 	}
 	if (cases[group].sig == SIGSTOP)
 		kill(g->pid[cases[group].rank], SIGKILL);
@@ -196,7 +194,7 @@ all_that_are_left_know_who_is_lost(void **state)
 	(void)state;
 	assert_ptr_not_equal(wall, MAP_FAILED);
 	signal(SIGCHLD, SIG_IGN); /* who is killed is gone, as launchers see to */
-	alarm(300);
+	alarm((unsigned)wait_scaled(WAIT_HANG_S));
 	for (int g = 0; g < GROUPS; g++) {
 		group[g] = (Group){ .w = &wall[g] };
 		begin(&group[g], g);
@@ -239,6 +237,7 @@ a_place_is_told_as_it_is(void **state)
 int
 main(void)
 {
+	timeout_s = (int)wait_scaled(3);
 	const struct CMUnitTest tests[] = { cmocka_unit_test(a_place_is_told_as_it_is), cmocka_unit_test(all_that_are_left_know_who_is_lost) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

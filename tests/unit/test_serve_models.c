@@ -14,6 +14,7 @@
 #include "tempdir.h"
 #include "tests/serve/fake_engine.h"
 #include "text/text.h"
+#include "waiting.h"
 
 enum { BUDGET = 60, N_MODELS = 4, N_CLIENTS = 5, N_ASKED = 40, PLACES = 1 };
 
@@ -56,12 +57,9 @@ static llmc_status
 open_engine(void *self, Backend *out, llmc_error *err)
 {
 	const Origin *o = self;
-	struct timespec rest = { 0, 1000000 };
 
 	atomic_fetch_add(&world.opening, 1);
-	do
-		nanosleep(&rest, NULL);
-	while (atomic_load(&world.gate));
+	WAIT_FOR(!atomic_load(&world.gate));
 	atomic_fetch_sub(&world.opening, 1);
 	int n = atomic_fetch_add(&world.n_opened, 1);
 	int every = atomic_load(&world.fail_every);
@@ -331,10 +329,7 @@ more_adapters_than_places(void **state)
 static void
 until(bool (*is_so)(Server *), Server *s)
 {
-	struct timespec rest = { 0, 1000000 };
-
-	while (!is_so(s))
-		nanosleep(&rest, NULL);
+	WAIT_FOR(is_so(s));
 }
 
 static bool
@@ -609,6 +604,6 @@ main(void)
 		cmocka_unit_test(names_of_adapters),
 	};
 
-	alarm(300); /* nothing here may hang */
+	alarm((unsigned)wait_scaled(WAIT_HANG_S)); /* nothing here may hang */
 	return cmocka_run_group_tests(tests, setup, teardown);
 }
