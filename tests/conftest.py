@@ -12,7 +12,8 @@ import tempfile
 import pytest
 
 import quick_cc
-from processor import RUNS
+from processor import cpu_archs
+from waiting import HANG
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 os.chdir(ROOT)
@@ -99,18 +100,13 @@ def no_findings(request):
         assert not found, found
 
 
-def cpu_archs():
-    """Instruction sets whose kernels this processor runs, and whose kernels differ in more than products of matrices."""
-    return [a for a in ("generic", "v3", "v4") if RUNS[a]]
-
-
 class Llmc:
     """Run build/llmc; keeps the last process' output."""
 
     def __init__(self, path):
         self.path = path
 
-    def __call__(self, *args, code=0, env=None, stdin=None, cwd=None, timeout=300):
+    def __call__(self, *args, code=0, env=None, stdin=None, cwd=None, timeout=HANG):
         p = subprocess.run([self.path, *map(str, args)], capture_output=True, text=True, input=stdin, cwd=cwd,
                            env=dict(os.environ, **(env or {})), timeout=timeout, errors="replace")
         assert p.returncode == code, f"llmc {' '.join(map(str, args))}: exit {p.returncode}, expected {code}\n{p.stdout}\n{p.stderr}"

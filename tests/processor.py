@@ -23,3 +23,8 @@ V3 = {"avx2", "fma", "f16c", "bmi2"} <= CPU
 V4 = V3 and {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni"} <= CPU
 RUNS = {"generic": True, "v3": V3, "vnni": V3 and "avx_vnni" in CPU, "v4": V4,
         "amx": V4 and {"amx_tile", "amx_int8", "amx_bf16", "avx512_bf16"} <= CPU and _tiles()}
+
+
+def cpu_archs():
+    """Instruction sets whose kernels this processor runs, and whose kernels differ in more than products of matrices."""
+    return [a for a in ("generic", "v3", "v4") if RUNS[a]]

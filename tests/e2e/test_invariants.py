@@ -8,11 +8,12 @@ import subprocess
 import numpy as np
 import pytest
 
-import conftest
 import llmc
 from bits import rows, whole
+from golden_run import ROOT
+from processor import cpu_archs
 
-ARCHS = conftest.cpu_archs()
+ARCHS = cpu_archs()
 BEST = ARCHS[-1]
 COMMON = "vocab_size: 320\nmax_positions: 1024\ntext: {bos: 1, eos: [2]}\n"
 MODELS = {
@@ -341,9 +342,9 @@ def test_running_allocates_nothing(models, name, tmp_path):
     models(name, BEST) # compiled before
     (tmp_path / "m.yaml").write_text("llmc: 1\n" + MODELS[name])
     (tmp_path / "count.c").write_text(COUNTER)
-    build = os.path.join(conftest.ROOT, "build")
+    build = os.path.join(ROOT, "build")
     os.symlink(f"{build}/libllmc.so", tmp_path / "libllmc.so.0")
-    subprocess.run(["gcc", "-O1", f"-I{conftest.ROOT}/include", "count.c", "-o", "count", f"-L{build}", "-lllmc", "-lpthread"],
+    subprocess.run(["gcc", "-O1", f"-I{ROOT}/include", "count.c", "-o", "count", f"-L{build}", "-lllmc", "-lpthread"],
                    cwd=tmp_path, check=True)
     env = dict(os.environ, LD_LIBRARY_PATH=str(tmp_path))
     p = subprocess.run([tmp_path / "count", tmp_path / "m.yaml", BEST], capture_output=True, text=True, env=env)

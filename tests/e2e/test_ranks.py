@@ -7,12 +7,12 @@ import re
 import numpy as np
 import pytest
 
-import conftest
 import llmc
 from bits import rows, whole
 from golden_run import Refused, check, run, weights
+from processor import cpu_archs
 
-BEST = conftest.cpu_archs()[-1]
+BEST = cpu_archs()[-1]
 CASES = weights.cases()
 ONE_EACH = {}
 for case in CASES:

@@ -7,13 +7,13 @@ import re
 import numpy as np
 import pytest
 
-import conftest
 import llmc
 from bits import rows, whole
 from golden_run import Refused, check, run, weights
+from processor import cpu_archs
 from test_mpi import mpi  # noqa: F401 (a fixture)
 
-BEST = conftest.cpu_archs()[-1]
+BEST = cpu_archs()[-1]
 ALL = os.environ.get("LLMC_CHECK_ALL")
 CASES = weights.cases()
 ONE_EACH = {}

@@ -9,13 +9,13 @@ import sys
 import numpy as np
 import pytest
 
-import conftest
 import llmc
 from bits import rows, whole
 from cuda_emu import environment
-from golden_run import LLMC
+from golden_run import LLMC, ROOT
+from processor import cpu_archs
 
-BEST = conftest.cpu_archs()[-1]
+BEST = cpu_archs()[-1]
 COMMON = """llmc: 1
 name: states
 vocab_size: 320
@@ -208,7 +208,7 @@ def test_memory_counts_states(model, path, kind):
 def test_layers_that_share_a_block_share_what_is_made_of_it(name, tmp_path):
     """Stacks of q, k, v and of gate and up too: no two tensors of a plan are the same rows in the same order."""
     out = tmp_path / "artifact"
-    subprocess.run([LLMC, "compile", os.path.join(conftest.ROOT, "tests/golden/models", name), "--arch", BEST, "-o", out], check=True, capture_output=True)
+    subprocess.run([LLMC, "compile", os.path.join(ROOT, "tests/golden/models", name), "--arch", BEST, "-o", out], check=True, capture_output=True)
     plan = json.loads(next(out.glob("plan-*.json")).read_text())
     made = [json.dumps([t["layout"], t["rows"], t["cols"], t["src"]], sort_keys=True) for t in plan["tensor"]]
     assert len(made) == len(set(made)) and any("shared" in t["id"] for t in plan["tensor"])

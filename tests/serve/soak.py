@@ -19,7 +19,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "bench")]
 import tiny_model  # noqa: E402
-from conftest import BUILD, Server  # noqa: E402
+from server_process import BUILD, Server  # noqa: E402
 from machine import machine, result_file  # noqa: E402
 from tiny_model import NAMES, SCHEMA, TOOLS  # noqa: E402
 

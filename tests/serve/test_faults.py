@@ -14,7 +14,7 @@ import threading
 import pytest
 
 import tiny_model
-from conftest import HANG
+from waiting import HANG
 
 COMPLETION = {"model": "fake", "prompt": "hello world", "max_tokens": 4}
 LONG = {"type": "string", "minLength": 30000}  # longer than any answer here
@@ -374,7 +374,7 @@ def test_sigterm_lets_requests_finish(fake):
 
 def reachable(server):
     try:
-        server.connect(1).close()
+        server.connect().close()
         return True
     except OSError:
         return False

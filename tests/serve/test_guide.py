@@ -7,7 +7,8 @@ import sys
 
 import pytest
 import tiny_model
-from conftest import ROOT, Server
+from server_process import ROOT, Server
+from waiting import HANG
 
 
 def page(name):
@@ -45,14 +46,14 @@ def fitted(text, server):
 
 
 def curl(text, server, **_):
-    p = subprocess.run(["sh", "-ec", fitted(text, server).replace("curl ", "curl -sS -f -m 60 ")], capture_output=True, text=True)
+    p = subprocess.run(["sh", "-ec", fitted(text, server).replace("curl ", f"curl -sS -f -m {HANG} ")], capture_output=True, text=True)
     assert p.returncode == 0 and p.stdout, p.stderr
     assert '"error' not in p.stdout
 
 
 def python(text, server, home, tmp_path, **_):
     os.symlink(home / "model-folder", tmp_path / "model.gguf")
-    p = subprocess.run([sys.executable, "-c", fitted(text, server)], capture_output=True, timeout=300, cwd=tmp_path,
+    p = subprocess.run([sys.executable, "-c", fitted(text, server)], capture_output=True, timeout=HANG, cwd=tmp_path,
                        env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "bindings", "python"), "PYTHONIOENCODING": "utf-8"})
     assert p.returncode == 0 and p.stdout.strip(), p.stderr
 

@@ -3,11 +3,11 @@ import json
 import pathlib
 import signal
 import subprocess
-import time
 
 import pytest
 
-from conftest import BUILD
+from server_process import BUILD
+from waiting import HANG
 
 KEYS = """# name key limits
 alice  sk-alice   requests=1 tokens=60
@@ -63,12 +63,9 @@ def test_priorities(server):
 def test_the_log_names_who_asked(server):
     ask(server, "sk-bob", 3)
     ask(server, "sk-all", 3)
-    for _ in range(1200):  # a line may come after its answer
-        keys = {x.get("key") for x in map(json.loads, filter(lambda x: x.endswith("}"), server.lines.read_text().splitlines()))}
-        if keys >= {"bob", None}:
-            return
-        time.sleep(0.1)
-    pytest.fail(f"the log names {keys}")
+    def keys():
+        return {x.get("key") for x in map(json.loads, filter(lambda x: x.endswith("}"), server.lines.read_text().splitlines()))}
+    server.until(lambda: keys() >= {"bob", None})  # a line may come after its answer
 
 
 @pytest.mark.parametrize("file", [True, False])
@@ -103,5 +100,5 @@ def test_sighup_reads_the_file_again(serve, tiny_folder, tmp_path, file):
 ])
 def test_wrong_files(tmp_path, tiny_folder, text, why):
     (tmp_path / "keys").write_text(text)
-    p = subprocess.run([BUILD + "/llmc", "serve", tiny_folder, "--arch", "generic", "-p", "0", "--keys", tmp_path / "keys"], capture_output=True, text=True, timeout=300)
+    p = subprocess.run([BUILD + "/llmc", "serve", tiny_folder, "--arch", "generic", "-p", "0", "--keys", tmp_path / "keys"], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 1 and why in p.stderr

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from conftest import BUILD, ROOT
+from server_process import BUILD, ROOT
 
 SCREENS = os.path.join(ROOT, "build", "screens")
 
