@@ -5,10 +5,11 @@ import subprocess
 import threading
 
 import pytest
+from waiting import HANG, reserved_port
 
 
 def bench(llmc_binary, url, *args, code=0):
-    p = subprocess.run([llmc_binary, "bench", "serve", "--url", url, "--json", "-q", *args], capture_output=True, text=True, timeout=300)
+    p = subprocess.run([llmc_binary, "bench", "serve", "--url", url, "--json", "-q", *args], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == code, p.stderr
     return json.loads(p.stdout) if p.stdout else None, p.stderr
 
@@ -30,13 +31,13 @@ def test_open_loop_and_prefix(llmc_binary, tiny):
 
 def test_text_report(llmc_binary, tiny):
     p = subprocess.run([llmc_binary, "bench", "serve", "--url", tiny.url, "-n", "6", "-c", "2", "-i", "3", "-o", "4"], capture_output=True,
-                       text=True, timeout=300)
+                       text=True, timeout=HANG)
     assert p.returncode == 0 and "6 of 6 requests answered" in p.stdout and "p99" in p.stdout and "###" in p.stdout
 
 
 @pytest.mark.parametrize("args", [("--url", "ftp://x"), ("-i", "0"), ("-o", "5..2"), ("-n", "0"), ("--url", "http://"), ("-m", 'a"b'), ("extra",)])
 def test_bad_arguments(llmc_binary, args):
-    p = subprocess.run([llmc_binary, "bench", "serve", *args], capture_output=True, text=True, timeout=300)
+    p = subprocess.run([llmc_binary, "bench", "serve", *args], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 1 and p.stderr
 
 
@@ -124,7 +125,6 @@ def test_guesses_are_counted_from_before_to_behind(llmc_binary, fixed, told, dra
 
 
 def test_nobody_listens(llmc_binary):
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        port = s.getsockname()[1]
-    _, err = bench(llmc_binary, f"http://127.0.0.1:{port}", code=2)
+    with reserved_port() as port:
+        _, err = bench(llmc_binary, f"http://127.0.0.1:{port}", code=2)
     assert "refused" in err

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from conftest import BUILD
+from server_process import BUILD
+from waiting import HANG, reserved_port
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -52,7 +53,7 @@ def test_spans(serve, tiny_folder, collector):
         assert ask(s, traceparent=f"00-{'1' * 32}-{PARENT}-00") == 200  # not sampled
         assert ask(s, traceparent=f"00-{'0' * 32}-{PARENT}-01") == 200  # no trace: a new one
         assert s.get("/v1/nothing").status == 404 and s.get("/version").status == 200  # nothing is worked on
-        s.stop(timeout=300)  # what is left goes out
+        s.stop()  # what is left goes out
     assert {path for path, _ in collector.got} == {"/v1/traces"}
     all = spans(collector)
     ours = [s for s in all if s["traceId"] == TRACE]
@@ -76,14 +77,15 @@ def all_hex(spans):
 
 def test_no_collector(serve, tiny_folder, collector):
     collector.status = 500
-    for port in (collector.server_port, 1):
-        with serve(tiny_folder, "--arch", "generic", "-t", "1", "--model-name", "tiny", "--otlp", f"http://127.0.0.1:{port}/some/path") as s:
-            assert ask(s) == 200
-            assert s.stop(timeout=300)[0] == 0
+    with reserved_port() as nobody:
+        for port in (collector.server_port, nobody):
+            with serve(tiny_folder, "--arch", "generic", "-t", "1", "--model-name", "tiny", "--otlp", f"http://127.0.0.1:{port}/some/path") as s:
+                assert ask(s) == 200
+                assert s.stop()[0] == 0
     assert {path for path, _ in collector.got} == {"/some/path"}
 
 
 @pytest.mark.parametrize("url", ["https://a", "127.0.0.1:4318", "http://", "http://a:b", "http://a:123456", "http://a/b c"])
 def test_urls(tiny_folder, url):
-    p = subprocess.run([BUILD + "/llmc", "serve", tiny_folder, "--arch", "generic", "-p", "0", "--otlp", url], capture_output=True, text=True, timeout=300)
+    p = subprocess.run([BUILD + "/llmc", "serve", tiny_folder, "--arch", "generic", "-p", "0", "--otlp", url], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 1 and "http://127.0.0.1:4318, found" in p.stderr
