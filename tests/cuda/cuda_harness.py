@@ -34,9 +34,10 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "tests" / "kernels"))
+sys.path += [str(ROOT / "tests" / "kernels"), str(ROOT / "tests")]
 import expand as E  # noqa: E402
 from code_blocks import CODES  # noqa: E402
+from waiting import HANG, SLOW  # noqa: E402
 
 TEMPLATES = ROOT / "templates"
 BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
@@ -526,9 +527,9 @@ def always(cases, *names):
     return [pytest.param(*c, marks=pytest.mark.always) if set(names) & set(c) and "check" not in c else c for c in cases]
 
 
-def submit(arch, mode, seed, sms, job, timeout=600):
+def submit(arch, mode, seed, sms, job, timeout=HANG):
     if REAL:
-        timeout = min(timeout, 30)  # most of it is compiling
+        timeout = min(timeout, 120 * SLOW)  # most of it is compiling
         not_here(arch)
     key = ("gpu", "fast", 0, 0) if REAL else (arch, mode, seed, sms)
     if key not in _workers:
@@ -599,7 +600,7 @@ class Kernel:
         self.maps = [(m["arg"], m["cols"], tuple(m["box"]), m["swizzle"]) for m in k["map"]]
         self.args, self.scratch = ([a for a in k["arg"] if (a["dir"] == "scratch") == want] for want in (False, True))
 
-    def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=600, path="own", early=None, rounds=1):
+    def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=HANG, path="own", early=None, rounds=1):
         args, place = E.complete(args, self.args)
         syms = {k: max(v, bucket) for k, v in step.n.items()}
         syms.update(n_pre=syms["n_tok"], n_sm=sms, n_part=1)

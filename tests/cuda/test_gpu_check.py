@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import cuda_harness as H
+from waiting import HANG
 
 MIXTURE = "norm_route {0}, norm_moe_glu {0}, moe_down_add {0}, head 1"
 OPS = {  # of a decode step, in the order of the plan
@@ -29,7 +30,7 @@ def check():
     H._emulator()
     H.subprocess.run(["make", "--no-print-directory", "-s", "-f", "emu/emu.mk", f"BUILD={H.BUILD}", f"{H.BUILD}/emu/t_sm90"], cwd=H.ROOT, check=True)
 
-    def run(out, *args, code=0, timeout=1800):
+    def run(out, *args, code=0, timeout=3 * HANG):
         p = subprocess.run([sys.executable, str(H.ROOT / "tests/gpu/gpu_check.py"), "--rehearse", "--out", str(out), *map(str, args)], capture_output=True, text=True,
                            timeout=timeout, env={**os.environ, "BUILD": str(H.BUILD), "LLMC_CUDA_LIBDIR": str(H.BUILD / "emu"), "LLMC_EMU_CACHE": str(H.BUILD / "emu/cache")})
         assert p.returncode == code, p.stdout + p.stderr

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from waiting import HANG
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
@@ -22,7 +23,7 @@ def start(args, lib=BUILD / "emu", **env):
 
 def run(args, code=0, **kw):
     p = start(args, **kw)
-    out, err = p.communicate(timeout=200)
+    out, err = p.communicate(timeout=HANG)
     assert p.returncode == code, f"{args}: exit {p.returncode}\n{out}\n{err}"
     return out, err
 
@@ -209,7 +210,7 @@ def test_kernel_that_does_not_compile(shipped, cache, tmp_path):
 def test_two_processes(shipped, want, cache):
     both = [start(["run", shipped, *RUN], LLMC_CACHE=cache) for _ in range(2)]
     for p in both:
-        out, err = p.communicate(timeout=200)
+        out, err = p.communicate(timeout=HANG)
         assert p.returncode == 0, err
         assert tokens(out) == want
 

@@ -8,8 +8,9 @@ import tempfile
 import numpy as np
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
+sys.path[:0] = [os.path.join(ROOT, "tests", "golden"), os.path.join(ROOT, "tests")]
 import weights  # noqa: E402
+from waiting import HANG  # noqa: E402
 
 LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
 TOLERANCE = 1e-5    # of the range of the logits
@@ -19,7 +20,7 @@ class Refused(Exception):
     pass
 
 
-def run(folder, golden, *args, set=None, n=None, timeout=600):
+def run(folder, golden, *args, set=None, n=None, timeout=HANG):
     """(logits [n_prompt, vocab], new tokens). Refused when the command ends with an error.
     The artifact stays in the folder; built kernels go to the cache that all tests share."""
     out = os.path.join(str(folder), "out.npy")

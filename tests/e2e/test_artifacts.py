@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from waiting import HANG
 
 MODEL = """llmc: 1
 name: artifact-test
@@ -215,7 +216,7 @@ def test_two_processes_may_build_the_same_kernels(llmc, model, tokens, tmp_path)
     env = dict(os.environ, LLMC_CACHE=str(tmp_path / "cache"))
     cmd = [llmc.path, "run", str(model), *RUN, "--show-tokens"]
     both = [subprocess.Popen(cmd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    outs = [p.communicate(timeout=300) for p in both]
+    outs = [p.communicate(timeout=HANG) for p in both]
     assert [p.returncode for p in both] == [0, 0], outs
     assert outs[0][0] == outs[1][0] and outs[0][0].split()
     left = [p.name for p in (tmp_path / "cache").rglob("*") if p.is_file() and "tmp" in p.name]
@@ -245,13 +246,13 @@ def test_killed_while_writing(llmc, model, tokens, tmp_path):
     cc.chmod(0o755)
     env = {"LLMC_CACHE": str(tmp_path / "cache"), "LLMC_CC": str(cc)}
     p = subprocess.run([llmc.path, "run", str(model), *RUN], env=dict(os.environ, KILL="1", **env),
-                       capture_output=True, text=True, timeout=600)
+                       capture_output=True, text=True, timeout=HANG)
     assert p.returncode == -9
     assert llmc.json("run", model, *RUN, env=env)["tokens"] == tokens
     # killed while the artifact's folder is made, at whatever moment: what is there afterwards is complete
     half = tmp_path / "half"
     p = subprocess.run([llmc.path, "compile", str(model), "-o", str(half), "--arch", "generic", "--aot"],
-                       env=dict(os.environ, KILL="1", **env), capture_output=True, text=True, timeout=600)
+                       env=dict(os.environ, KILL="1", **env), capture_output=True, text=True, timeout=HANG)
     assert p.returncode == -9
     llmc("compile", model, "-o", half, "--arch", "generic", "--aot", env=env)
     assert llmc.json("run", half, *RUN, env=NO_COMPILER)["tokens"] == tokens

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from golden_run import LLMC, ROOT
+from waiting import HANG
 
 FIXTURES = os.path.join(ROOT, "tests", "golden", "config-fixtures")
 CLASSES = json.load(open(os.path.join(ROOT, "tests", "golden", "config-classes.json")))
@@ -54,7 +55,7 @@ TARGETS = {kind.lower(): [isa for k, isa in ROWS if k == kind] for kind in ("REF
 
 
 def described(source, *args):
-    p = subprocess.run([LLMC, "compile", source, "--dump", "spec", "-q", *args], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    p = subprocess.run([LLMC, "compile", source, "--dump", "spec", "-q", *args], capture_output=True, text=True, timeout=HANG, cwd=ROOT)
     assert p.returncode == 0, p.stderr
     spec = yaml.safe_load(p.stdout)
     for key in ("name", "weights", "storage", "dtype"):
@@ -63,7 +64,7 @@ def described(source, *args):
 
 
 def imported(folder, tmp_path):
-    p = subprocess.run([LLMC, "import", folder, "-o", str(tmp_path / "m.yaml")], capture_output=True, text=True, timeout=600)
+    p = subprocess.run([LLMC, "import", folder, "-o", str(tmp_path / "m.yaml")], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 0, p.stderr
     return described(str(tmp_path / "m.yaml"))
 
@@ -102,7 +103,7 @@ def test_the_fixtures_are_current():
     python = os.environ.get("LLMC_ORACLE")
     if not python:
         pytest.skip("LLMC_ORACLE names no Python with transformers")
-    p = subprocess.run([python, os.path.join(ROOT, "tests", "golden", "make_configs.py"), "--check"], capture_output=True, text=True, timeout=300)
+    p = subprocess.run([python, os.path.join(ROOT, "tests", "golden", "make_configs.py"), "--check"], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 0, p.stdout + p.stderr
 
 
@@ -122,7 +123,7 @@ def test_compiles_for_every_target(model, tmp_path):
     path = os.path.join(ROOT, "configs", model + ".yaml")
     for target, archs in TARGETS.items():
         p = subprocess.run([LLMC, "compile", path, "-o", str(tmp_path / target), "-q", "--target", target, "--set", "n_layers=4"] +
-                           (["--arch", ",".join(archs)] if target != "ref" else []), capture_output=True, text=True, timeout=300)
+                           (["--arch", ",".join(archs)] if target != "ref" else []), capture_output=True, text=True, timeout=HANG)
         assert p.returncode == 0, p.stderr
         plans = [f for f in os.listdir(tmp_path / target) if f.startswith("plan-") and f.endswith(".json")]
         assert len(plans) == len(archs) > 0
@@ -131,7 +132,7 @@ def test_compiles_for_every_target(model, tmp_path):
 @pytest.mark.parametrize("model", NEW)
 def test_memory_of_the_whole_model(model):
     p = subprocess.run([LLMC, "plan", os.path.join(ROOT, "configs", model + ".yaml"), "--json", "--length", "4096"], capture_output=True, text=True,
-                       timeout=600)
+                       timeout=HANG)
     assert p.returncode == 0, p.stderr
     # billions of parameters, as published
     billions = {"deepseek-v2-lite": 15.7, "deepseek-v2": 236, "deepseek-v3": 671, "mixtral-8x7b": 46.7, "qwen3-30b-a3b": 30.5, "gemma2-9b": 9.24,

@@ -9,6 +9,7 @@ import pytest
 from cuda_emu import environment
 from golden_run import LLMC, error, run, weights
 from test_goldens import CASES
+from waiting import HANG
 
 EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
 EXACT = 1e-5      # fp32 weights meet fp32 activations
@@ -79,7 +80,7 @@ def test_checked_long(gpu, tmp_path):
                "--ignore-eos", "--logits", out, "--json", "--artifact", tmp_path / device]
         for s in ("hidden=640", "n_layers=1", "attention.n_heads=10", "attention.n_kv_heads=2", "attention.head_dim=64", "ffn.width=704", "dtype=bf16", "kv.dtype=f32"):
             cmd += ["--set", s]
-        p = subprocess.run(cmd, capture_output=True, text=True, timeout=600)
+        p = subprocess.run(cmd, capture_output=True, text=True, timeout=HANG)
         assert p.returncode == 0, p.stderr
         got.append((np.load(out), json.loads(p.stdout)["tokens"]))
     assert np.abs(got[0][0] - got[1][0]).max() <= ROUNDED * np.ptp(got[0][0])
@@ -93,7 +94,7 @@ def test_later_chunks_of_latent_attention(gpu, tmp_path):
     for device in "ref", "cuda":
         out = tmp_path / f"{device}.npy"
         p = subprocess.run([LLMC, "run", "tests/gpu/rehearsal-mla.yaml", "--random-weights", "--device", device, "--tokens", ",".join(str(37 * i % 499) for i in range(200)),
-                            "--chunk", "80", "-n", "1", "--ignore-eos", "--logits", out, "-q", "--artifact", tmp_path / device], capture_output=True, text=True, timeout=600)
+                            "--chunk", "80", "-n", "1", "--ignore-eos", "--logits", out, "-q", "--artifact", tmp_path / device], capture_output=True, text=True, timeout=HANG)
         assert p.returncode == 0, p.stderr
         got.append(np.load(out))
     text = (tmp_path / "cuda" / "plan-cuda-sm_90a.txt").read_text()
@@ -129,7 +130,7 @@ def test_verify(gpu, tmp_path):
     g = weights.Golden("qwen3-plain")
     g.build(tmp_path)
     p = subprocess.run([LLMC, "verify", str(tmp_path), "--device", "cuda", "--tokens", ",".join(map(str, g.prompt)), "--set", "kv.dtype=f32"],
-                       capture_output=True, text=True, env=os.environ, timeout=600)
+                       capture_output=True, text=True, env=os.environ, timeout=HANG)
     assert p.returncode == 0, p.stderr + p.stdout
 
 
@@ -139,7 +140,7 @@ def test_quantised_embedding_of_its_own(storage, gpu):
     gpu("sm_90a")
     tiny = os.path.join(os.path.dirname(__file__), "..", "..", "configs", "tiny.yaml")
     p = subprocess.run([LLMC, "verify", tiny, "--random-weights", "--device", "cuda", "--tokens", "1,200,3", "--set", f"storage.default={storage}"],
-                       capture_output=True, text=True, env=os.environ, timeout=600)
+                       capture_output=True, text=True, env=os.environ, timeout=HANG)
     assert p.returncode == 0, p.stderr + p.stdout
 
 
@@ -153,7 +154,7 @@ def test_smollm2(gpu):
     gpu("sm_90a")
     case = next(c for c in GOLDEN["cases"] if c["name"] == "fact")
     p = subprocess.run([LLMC, "run", path, "--device", "cuda", "--tokens", ",".join(map(str, case["prompt"])), "-n", "4", "-c", "256", "--ignore-eos", "--json"],
-                       capture_output=True, text=True, timeout=600)
+                       capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 0, p.stderr
     tokens = json.loads(p.stdout)["tokens"]
     assert len(tokens) == 4

@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "serve"))
 import tiny_model  # noqa: E402
+from waiting import HANG  # noqa: E402
 
 TEXT = "It was a bright cold day in April, and the clocks were striking. " * 6
 ARGS = ["--arch", "generic", "-t", "2"]
@@ -132,5 +133,5 @@ def test_an_interrupt_ends_it(llmc, models):
         if line.startswith("window"):
             break
     p.send_signal(signal.SIGINT)
-    out, err = p.communicate(timeout=600)
+    out, err = p.communicate(timeout=HANG)
     assert p.returncode == 130 and "stopped after" in err and not out

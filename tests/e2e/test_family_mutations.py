@@ -9,12 +9,13 @@ import yaml
 
 from golden_run import LLMC, ROOT, weights
 from test_goldens import ONE_EACH
+from waiting import HANG
 
 FAMILIES = os.path.join(ROOT, "configs", "families")
 
 
 def imported(folder, *args):
-    return subprocess.run([LLMC, "import", str(folder), *args], capture_output=True, text=True, timeout=600)
+    return subprocess.run([LLMC, "import", str(folder), *args], capture_output=True, text=True, timeout=HANG)
 
 
 @pytest.fixture(scope="module")

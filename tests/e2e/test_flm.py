@@ -12,6 +12,7 @@ from golden_run import LLMC, ROOT
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
 import flm_file as F  # noqa: E402
+from waiting import HANG  # noqa: E402
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "flm")
 KEYS = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 16,
@@ -20,7 +21,7 @@ KEYS = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_a
 
 
 def command(*args):
-    p = subprocess.run([LLMC, *map(str, args)], capture_output=True, text=True, timeout=600)
+    p = subprocess.run([LLMC, *map(str, args)], capture_output=True, text=True, timeout=HANG)
     return p.returncode, p.stdout, p.stderr
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from golden_run import LLMC, ROOT
+from waiting import HANG
 
 SOURCE = os.path.join(ROOT, "tests", "golden", "gguf", "llama-q4_k.gguf")  # rows of 256
 LEVELS = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -108,7 +109,7 @@ def model(change=lambda name, raw: raw, factor=lambda name, f: f):
 def run(path, tmp, *args):
     out = str(tmp / "out.npy")
     p = subprocess.run([LLMC, "run", str(path), "--tokens", "5,9,31,7,200,3", "--logits", out, "--json", "--ignore-eos", "-n", "2", "--threads", "2",
-                        "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=600)
+                        "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=HANG)
     return (np.load(out) if p.returncode == 0 else None), p.stderr
 
 

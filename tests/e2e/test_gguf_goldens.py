@@ -16,6 +16,7 @@ import pytest
 from cuda_emu import environment
 from golden_run import LLMC, ROOT
 from test_goldens import RUNS
+from waiting import HANG
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "gguf")
 CASES = sorted(os.path.basename(p)[:-5] for p in glob.glob(os.path.join(FOLDER, "*.gguf")))
@@ -39,7 +40,7 @@ def run(name, folder, *args):
     out = os.path.join(str(folder), "out.npy")
     p = subprocess.run([LLMC, "run", os.path.join(FOLDER, name + ".gguf"), "--tokens", ",".join(map(str, g["prompt"])),
                         "--logits", out, "--json", "--ignore-eos", "-n", str(len(g["greedy"])), "--threads", "2",
-                        "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=600)
+                        "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 0, p.stderr
     got, want = np.load(out), g["logits"]
     assert got.shape == want.shape and np.isfinite(got).all()

@@ -7,6 +7,7 @@ import gguf
 import pytest
 
 from golden_run import LLMC, ROOT
+from waiting import HANG
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "gguf-families")
 SWA = "attention.sliding_window_pattern"
@@ -38,7 +39,7 @@ def changed(name, keys, path):
 
 
 def described(path):
-    p = subprocess.run([LLMC, "import", str(path)], capture_output=True, text=True, timeout=60)
+    p = subprocess.run([LLMC, "import", str(path)], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 0, p.stderr
     return re.sub(r"\S+\.gguf|^name: .*", "", p.stdout, flags=re.M)
 
@@ -73,7 +74,7 @@ def test_all_alike(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["cohere2_moe", "mellum", "gemma3n", "mimo_v2"])
 def test_one_number_is_refused(name, tmp_path):
-    p = subprocess.run([LLMC, "import", str(changed(name, {SWA: 4}, tmp_path / "s.gguf"))], capture_output=True, text=True, timeout=60)
+    p = subprocess.run([LLMC, "import", str(changed(name, {SWA: 4}, tmp_path / "s.gguf"))], capture_output=True, text=True, timeout=HANG)
     assert p.returncode and "4: one number does not say which layers" in p.stderr, p.stderr
 
 

@@ -19,6 +19,7 @@ from test_goldens import RUNS
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
 import mixture_gguf as M  # noqa: E402
+from waiting import HANG  # noqa: E402
 
 # Largest difference as a share of the range of the logits. Measured on the reference: 2e-6, 5e-4 where k_b is rounded; on kernels 2e-4 to 7e-4.
 # Products of prompts on GPUs have inputs of 16 bits: 2.4e-3.
@@ -42,7 +43,7 @@ def files(tmp_path_factory):
 def run(path, g, folder, *args):
     out = os.path.join(str(folder), "out.npy")
     p = subprocess.run([LLMC, "run", path, "--tokens", ",".join(map(str, g["prompt"])), "--logits", out, "--json", "--ignore-eos", "-n",
-                        str(len(g["greedy"])), "--threads", "2", "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=600)
+                        str(len(g["greedy"])), "--threads", "2", "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 0, p.stderr
     return np.load(out), json.loads(p.stdout)["tokens"], p.stderr
 
@@ -130,7 +131,7 @@ def test_experts_one_by_one(files, tmp_path):
         raw.pop("blk.1.ffn_up.4.weight")
         raw["blk.0.ffn_up.5.weight"] = raw["blk.0.ffn_up.4.weight"]
     M.write(path, c, int(g["seed"]), one_missing)
-    p = subprocess.run([LLMC, "import", path], capture_output=True, text=True, timeout=600)
+    p = subprocess.run([LLMC, "import", path], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 1 and "tensor blk.1.ffn_up.4.weight is missing (role e_up)" in p.stderr
 
 
@@ -201,7 +202,7 @@ LIES = [
 def test_lies(name, change, words, tmp_path):
     path = str(tmp_path / "lie.gguf")
     M.write(path, M.CASES[name], 1, change)
-    p = subprocess.run([LLMC, "import", path], capture_output=True, text=True, timeout=600)
+    p = subprocess.run([LLMC, "import", path], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 1 and words in p.stderr and not p.stdout, p.stderr
 
 
@@ -213,5 +214,5 @@ def test_a_file_changed_behind_its_description(files, tmp_path):
     (tmp_path / "m.yaml").write_text(text.replace(files(name), path))
     for change, words in ((turn("blk.1.attn_k_b.weight", 3, 32, 64), "plan wants shape [192, 32], file holds [3, 32, 64]"), (drop("blk.2.attn_v_b.weight"), "has no tensor")):
         M.write(path, M.CASES[name], 1, change)
-        p = subprocess.run([LLMC, "run", str(tmp_path / "m.yaml"), "--tokens", "3", "-n", "1", "--device", "ref"], capture_output=True, text=True, timeout=600)
+        p = subprocess.run([LLMC, "run", str(tmp_path / "m.yaml"), "--tokens", "3", "-n", "1", "--device", "ref"], capture_output=True, text=True, timeout=HANG)
         assert p.returncode and words in p.stderr, p.stderr

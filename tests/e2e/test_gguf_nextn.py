@@ -11,6 +11,7 @@ import pytest
 import llmc
 from golden_run import LLMC, TOLERANCE
 from test_gguf_families import FOLDER
+from waiting import HANG
 
 # files whose layers tell attention, experts and windows apart, and the layer that the added one is like
 CASES = {"mimo_v2": 1, "exaone_moe": 3, "hy_v3": 1, "qwen3_5": 2, "qwen3_5_moe": 2, "qwen3_next": 2, "glm_dsa": 3, "deepseek_v32": 1, "cohere2_moe": 3, "glm4_moe": 1, "step3p5": 3,
@@ -56,7 +57,7 @@ def test_the_model_is_the_same(name, like, tmp_path):
     path, out = str(tmp_path / "m.gguf"), str(tmp_path / "out.npy")
     with_one_more(os.path.join(FOLDER, name + ".gguf"), path, like)
     p = subprocess.run([LLMC, "run", path, "--device", "ref", "--tokens", ",".join(map(str, g["prompt"])), "--logits", out, "--ignore-eos", "-n", "1", "--set", "kv.dtype=f32",
-                        "--artifact", str(tmp_path)], capture_output=True, text=True, timeout=600)
+                        "--artifact", str(tmp_path)], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 0 and "of layers beyond the" in p.stderr, p.stderr
     got, want = np.load(out), g["logits"]
     assert got.shape == want.shape and np.abs(got - want).max() <= TOLERANCE * np.ptp(want)

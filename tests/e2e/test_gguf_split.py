@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from test_gguf_goldens import FOLDER, LLMC
+from waiting import HANG
 
 WHOLE = f"{FOLDER}/llama-q4_0.gguf"
 
@@ -38,7 +39,7 @@ def parts(tmp_path):
 
 def run(path, out, *more):
     return subprocess.run([LLMC, "run", str(path), "--tokens", "5,6,7,8", "-n", "1", "--device", "ref", "--logits", str(out), *more],
-                          capture_output=True, text=True, timeout=600)
+                          capture_output=True, text=True, timeout=HANG)
 
 
 def test_parts_are_the_whole_file(parts):

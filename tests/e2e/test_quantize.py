@@ -13,6 +13,7 @@ from gguf import GGUFReader, GGUFWriter, dequantize, quantize
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "serve"))
 import tiny_model  # noqa: E402
+from waiting import HANG  # noqa: E402
 
 HIDDEN, FFN, LAYERS, HEADS, KV = 288, 512, 2, 9, 3   # 288: no whole superblock
 TYPES = {"q4_0": Q.Q4_0, "q4_1": Q.Q4_1, "q5_0": Q.Q5_0, "q5_1": Q.Q5_1, "q8_0": Q.Q8_0}
@@ -139,7 +140,7 @@ def test_what_was_stopped_goes_on_to_the_same_bytes(llmc, model, tmp_path):
         if "%" in line:
             break
     p.send_signal(signal.SIGINT)
-    err = p.communicate(timeout=600)[1]
+    err = p.communicate(timeout=HANG)[1]
     assert p.returncode in (0, 130)
     if p.returncode == 130:  # it was fast enough otherwise
         assert "goes on" in err or "stopped" in err

@@ -15,6 +15,7 @@ import weights
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "serve"))
 import tiny_model  # noqa: E402
+from waiting import HANG  # noqa: E402
 
 THEIRS = os.path.join(golden_run.ROOT, "tests", "golden", "gguf-families")
 # families whose plain case converts; others may, or are refused by one of SENTENCES
@@ -41,7 +42,7 @@ def logits(llmc, model, g, out):
 def test_families(llmc, tmp_path, name):
     g = weights.Golden(name)
     folder, out = g.build(tmp_path / "model"), tmp_path / "out.gguf"
-    p = subprocess.run([golden_run.LLMC, "quantize", folder, str(out), "--type", g.dtype, "-q"], capture_output=True, text=True, timeout=300)
+    p = subprocess.run([golden_run.LLMC, "quantize", folder, str(out), "--type", g.dtype, "-q"], capture_output=True, text=True, timeout=HANG)
     if not out.exists():
         assert name in OTHERS or family(name) not in CONVERTS or not name.endswith(("-plain", "-smol")), p.stderr
         assert any(w in p.stderr for w in SENTENCES) and p.returncode == 1 and not list(tmp_path.glob("out*")), p.stderr

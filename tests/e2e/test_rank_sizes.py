@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from golden_run import LLMC, ROOT
+from waiting import HANG
 
 # from the models' config.json: layers, hidden, query heads, kv heads, head, ffn, vocabulary
 CARDS = {
@@ -20,7 +21,7 @@ CARDS = {
 
 
 def plan(name, *args):
-    p = subprocess.run([LLMC, "plan", f"{ROOT}/configs/{name}.yaml", "--device", "ref", "--json", "--set", "kv.dtype=f16", "-c", "4096", *args], capture_output=True, text=True, timeout=600)
+    p = subprocess.run([LLMC, "plan", f"{ROOT}/configs/{name}.yaml", "--device", "ref", "--json", "--set", "kv.dtype=f16", "-c", "4096", *args], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 0, p.stderr
     return json.loads(p.stdout)
 
@@ -103,7 +104,7 @@ def test_a_process_takes_what_its_plans_say(tmp_path):
                     "attention: {n_heads: 16, n_kv_heads: 8, head_dim: 64}\nffn: {width: 4096}\ndtype: bf16\n")
     out = subprocess.run([LLMC, "plan", str(path), "--device", "ref", "--tp", "3", "--json", "-c", "4096", "--seqs", "16"], capture_output=True, text=True, check=True).stdout
     ranks = json.loads(out)["ranks"]
-    p = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, timeout=600)
+    p = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, timeout=HANG)
     assert p.returncode == 0, p.stderr
     weights, session = map(int, p.stdout.split())
     assert weights == pytest.approx(sum(r["weights"] for r in ranks), rel=0.05)

@@ -15,6 +15,7 @@ from golden_run import LLMC, ROOT
 sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
 import scheme_values as S  # noqa: E402
 import weights  # noqa: E402
+from waiting import HANG  # noqa: E402
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "schemes")
 CASES = sorted(os.listdir(FOLDER))
@@ -26,7 +27,7 @@ REFERENCE, KERNELS = 1e-5, 1e-3
 def run(folder, tmp, prompt, *args):
     out = str(tmp / "out.npy")
     p = subprocess.run([LLMC, "run", str(folder), "--tokens", ",".join(map(str, prompt)), "--logits", out, "--json", "--ignore-eos", "-n", "2", "--threads", "2",
-                        "--artifact", str(tmp / "artifact"), "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=600)
+                        "--artifact", str(tmp / "artifact"), "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=HANG)
     return (np.load(out) if p.returncode == 0 else None), p.stderr
 
 

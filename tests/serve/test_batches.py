@@ -9,6 +9,7 @@ import threading
 
 import openai
 import pytest
+from waiting import HANG
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 BOUNDARY = "some-mark"
@@ -447,7 +448,7 @@ def test_a_full_disk(fake, tmp_path):
 def test_a_client_that_breaks_off_and_many_at_once(server):
     body, headers = form(b"x" * 5000)
     for cut in (10, 200, len(body) - 3):
-        c = http.client.HTTPConnection(server.host, server.port, timeout=60)
+        c = http.client.HTTPConnection(server.host, server.port, timeout=HANG)
         c.putrequest("POST", "/v1/files")
         for k, v in {**headers, "Content-Length": str(len(body))}.items():
             c.putheader(k, v)

@@ -11,6 +11,7 @@ import tiny_model
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "text"))
 from grammar_cases import APPLY_PATCH  # noqa: E402
+from waiting import HANG  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "Say one word."}]
 
@@ -18,7 +19,7 @@ MESSAGES = [{"role": "user", "content": "Say one word."}]
 @pytest.fixture(scope="module")
 def claude(smol):
     anthropic = pytest.importorskip("anthropic")
-    return anthropic.Anthropic(base_url=smol.url, api_key="none", max_retries=0, timeout=300)
+    return anthropic.Anthropic(base_url=smol.url, api_key="none", max_retries=0, timeout=HANG)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def ollama(smol):
 
 
 def openai_text(smol, messages, **fields):
-    r = smol.post("/v1/chat/completions", {"messages": messages, "temperature": 0, **fields}, timeout=300).json()
+    r = smol.post("/v1/chat/completions", {"messages": messages, "temperature": 0, **fields}).json()
     return r["choices"][0]["message"]["content"], r["usage"]
 
 
@@ -80,7 +81,7 @@ def test_anthropic_key(serve, tiny_folder):
 def test_anthropic_models(tiny):
     """By its own client; the same paths are OpenAI's without its header, and llama.cpp's with `meta`."""
     anthropic = pytest.importorskip("anthropic")
-    client = anthropic.Anthropic(base_url=tiny.url, api_key="none", max_retries=0, timeout=300)
+    client = anthropic.Anthropic(base_url=tiny.url, api_key="none", max_retries=0, timeout=HANG)
     page = client.models.list()
     assert [m.id for m in page] == ["tiny"] and page.has_more is False and page.first_id == page.last_id == "tiny"
     m = client.models.retrieve("tiny")
@@ -247,9 +248,9 @@ def test_ollama_tools(smol, ollama):
     """Whole answer and stream tell the same calls, if the model makes any; calls and results of earlier turns are read."""
     tool = {"type": "function", "function": {"name": TOOL["name"], "description": TOOL["description"], "parameters": TOOL["input_schema"]}}
     body = {"model": "smollm2", "messages": MESSAGES, "tools": [tool], "options": {"temperature": 0, "num_predict": 40}}
-    r = smol.post("/api/chat", {**body, "stream": False}, timeout=300).json()
+    r = smol.post("/api/chat", {**body, "stream": False}).json()
     assert r["done"] and r["message"]["role"] == "assistant"
-    parts = [json.loads(x) for x in smol.post("/api/chat", body, timeout=300).text.splitlines()]
+    parts = [json.loads(x) for x in smol.post("/api/chat", body).text.splitlines()]
     assert "".join(p["message"]["content"] for p in parts) == r["message"]["content"]
     assert [c for p in parts for c in p["message"].get("tool_calls", [])] == r["message"].get("tool_calls", [])
     told = ollama.chat(model="smollm2", messages=[*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Rome", "days": 1}}}]},
@@ -302,7 +303,7 @@ def test_ollama_refuses(tiny, path, body, status, said):
 @pytest.fixture(scope="module")
 def responses(smol):
     import openai
-    return openai.OpenAI(base_url=smol.url + "/v1", api_key="none", max_retries=0, timeout=300).responses
+    return openai.OpenAI(base_url=smol.url + "/v1", api_key="none", max_retries=0, timeout=HANG).responses
 
 
 def test_response(smol, responses):

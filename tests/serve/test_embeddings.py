@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 import tiny_model
+from waiting import HANG
 
 TEXTS = ["hello world", "hello", "An older text, of more words than a page of the cache has places for tokens, so that pieces meet."]
 
@@ -37,7 +38,7 @@ def want(vectors):
 
 def test_the_openai_client(server, want):
     import openai
-    c = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=300).embeddings
+    c = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=HANG).embeddings
     whole = c.create(model="vectors", input=TEXTS)  # asks for base64
     assert [d.index for d in whole.data] == [0, 1, 2] and whole.model == "vectors" and whole.usage.prompt_tokens == whole.usage.total_tokens > 20
     assert [d.embedding for d in whole.data] == want["mean"]

@@ -6,13 +6,14 @@ import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from text_generation import AsyncClient, Client
 from text_generation.errors import ValidationError as ClientValidationError
+from waiting import HANG
 
 PROMPT = "hello world"
 
 
 @pytest.fixture(scope="module")
 def client(tiny):
-    return Client(tiny.url, timeout=300)
+    return Client(tiny.url, timeout=HANG)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_its_client_raises(tiny, client):
 
 def test_its_async_client(tiny):
     async def main():
-        c = AsyncClient(tiny.url, timeout=300)
+        c = AsyncClient(tiny.url, timeout=HANG)
         a = await c.generate(PROMPT, max_new_tokens=4)
         b = [f.token.text async for f in c.generate_stream(PROMPT, max_new_tokens=4)]
         return a.generated_text, "".join(b)

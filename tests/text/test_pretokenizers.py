@@ -11,6 +11,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 import random_texts as texts
 import text_lib as lib
 import vocab_gguf as gguf
+from waiting import SLOW
 
 ENTRIES = yaml.safe_load((pathlib.Path(__file__).parents[2] / "configs/pretokenizers.yaml").read_text())["pretokenizers"]
 EXTRA = ["ἀβώ Ὗώ ᾼιῂ ῐΐῖΊ ῠῬ Ω K Å ℂℊ", "\u1f7d\u1fbe\u1fd3\u1fdb\u2126\u212a\u212b", "Ωmega Kelvin Ångström", "１２３ ４５６７ ٣٤٥", "IMGIMGABCZ <sentinel:12>",
@@ -66,9 +67,9 @@ def test_long_numbers(name, tmp_path):
         "tokenizer.ggml.merges": (gguf.ARR, gguf.STR, ["1 2", "12 3", "123 4"]),
     })
     with lib.Tokenizer(path) as got:
-        start = time.monotonic()
+        start = time.process_time()
         for n in (200_001, 200_002, 200_003):
             ids = got.encode("1" * (n % 3) + "123" * (n // 3))
             assert ids == [tokens.index("1")] * (n % 3) + [tokens.index("123")] * (n // 3)
         assert len(got.encode("7" * 200_000 + "a")) == 200_001
-        assert time.monotonic() - start < 5
+        assert time.process_time() - start < 5 * SLOW
