@@ -383,7 +383,7 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 		l *= keep;
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
-			w[i] = w[i] > ATT_NONE ? exp2f(w[i] - top) : 0;
+			w[i] = w[i] != ATT_NONE ? exp2f(w[i] - top) : 0; /* a score that is NaN stays NaN */
 			l += w[i];
 		}
 		unsigned whole[2], rest[2];

@@ -79,3 +79,41 @@ class Attention:
 def close(got, want, tol=2e-5):
     err = np.abs(got - want) / (1e-3 + np.abs(want).max(-1, keepdims=True))
     assert np.isfinite(got).all() and err.max() < tol, err.max()
+
+
+EXTREMES = [40, 70, 129, 33, 40, 65, 40]  # lengths of the sequences of `extreme`
+
+
+def extreme(c):
+    """Overwrites the sequences of a case of EXTREMES: low scores of two values, ties, keys of minus infinity, a query that is no number in one head of
+    the last row, a key of infinity, a key that is no number; the last sequence stays as it is. All scores are exact, so that rounding decides nothing."""
+    for i in range(6):
+        c.q[i][:], c.k[i][:] = 0, 0
+    for i in (0, 2, 4):
+        c.q[i][:, :, 0] = 256
+    c.k[0][:, :, 0] = -512          # scores of -512 * 256 * scale, and of twice that
+    c.k[0][1::3, :, 0] = -1024
+    c.k[2][1::2, :, 0] = -np.inf    # position 0 is finite: each row sees one
+    c.q[3][-1, 1] = np.nan
+    c.k[4][3, :, 0] = np.inf
+    c.k[5][3, 0] = np.nan
+    for i in range(6):
+        c.fill(i)
+    return c
+
+
+def extreme_want(c, rows):
+    """float64, as numpy defines a softmax of infinities and of NaN: a row with one of them is NaN."""
+    with np.errstate(invalid="ignore"):
+        return np.concatenate([c.want(i, ps) for i, ps in rows])
+
+
+def extreme_close(got, want, tol, rows):
+    """NaN where it belongs, in no other head or row, and finite values elsewhere. A key of minus infinity may also make its row NaN: kernels that multiply
+    by a query in two parts, of which one is 0, cannot do otherwise."""
+    assert np.isnan(want).any() and not np.isnan(want).all()
+    infinite = np.repeat([i == 2 for i, _ in rows], [len(ps) for _, ps in rows])[:, None, None]
+    want = np.where(infinite & np.isnan(got), np.nan, want)
+    wrong = np.argwhere(np.isnan(got) != np.isnan(want))
+    assert not len(wrong), f"NaN in (row, head, column) {wrong[:4].tolist()} of one side"
+    close(np.nan_to_num(got), np.nan_to_num(want), tol)

@@ -27,15 +27,15 @@ def lib():
 
 class Weights:
     """`packed`: uint8 [rows, bytes] in the layout of a GPU; `value`: the same weights as fp32. raw: any bytes in the fields (exponents
-    of block scales stay small) instead of quantised random numbers."""
+    of block scales stay small) instead of quantised random numbers. values: these [rows, cols], quantised."""
 
-    def __init__(self, dtype, rows, cols, seed=1, scale=1.0, raw=False):
+    def __init__(self, dtype, rows, cols, seed=1, scale=1.0, raw=False, values=None):
         so, d, rng = lib(), H.DTYPES.index(dtype), np.random.default_rng(seed)
         self.dtype, self.rows, self.cols = dtype, rows, cols
         n = so.dtype_row_bytes(d, cols)
         assert n > 0, f"{cols} columns do not fit {dtype}"
         file = np.zeros((rows, n), np.uint8)
-        x = (rng.standard_normal((rows, cols)) * scale).astype(np.float32)
+        x = (rng.standard_normal((rows, cols)) * scale).astype(np.float32) if values is None else np.ascontiguousarray(values, np.float32)
         if dtype in CODES:
             file = blocks(rng, dtype, (rows, cols // CODES[dtype][0]), scale * 1e-2).reshape(rows, n)
         else:
