@@ -126,8 +126,8 @@ gpu-pack: all $(BUILD)/gpu-llmc $(BUILD)/gpu-expand $(BUILD)/emu/t_sm90 ## all t
 gpu-check: all ## tests and figures on the GPU of this machine, ten minutes; result file under tests/gpu/results; GPU_ARGS="--only figures"
 	@BUILD=$(BUILD) tests/gpu/check.sh $(GPU_ARGS)
 
-nvrtc: all ## every kernel of every description through the real NVRTC, for every architecture; writes docs/cuda-resources.md
-	@LLMC="$(abspath $(BUILD))/llmc" "$$(tools/venv.sh)/bin/python" tools/cuda_resources.py --markdown docs/cuda-resources.md $(filter-out %pretokenizers.yaml,$(wildcard configs/*.yaml))
+nvrtc: all ## every kernel of every description through the real NVRTC, for every architecture; writes tests/gpu/results/cuda-resources.md
+	@LLMC="$(abspath $(BUILD))/llmc" "$$(tools/venv.sh)/bin/python" tools/cuda_resources.py --markdown tests/gpu/results/cuda-resources.md $(filter-out %pretokenizers.yaml,$(wildcard configs/*.yaml))
 
 soak: all ## ten minutes of every kind of client against a server; SOAK_SECONDS=60
 	@"$$(tools/venv.sh)/bin/python" tests/serve/soak.py $(or $(SOAK_SECONDS),600)

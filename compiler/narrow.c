@@ -1,6 +1,6 @@
 /* Values in 16 bits: on a GPU the products of mixed steps round what they multiply to the type of their weights. Where all that reads a value
  * would round it to bf16, it is held so from the start: rounded once either way, so no bit of a result changes, and 2 bytes are written and read in the
- * place of 4, 4, 2 and 2 (docs/cuda.md). The residual stream is added to, so it stays fp32. */
+ * place of 4, 4, 2 and 2 (docs/kernels/epilogue.md). The residual stream is added to, so it stays fp32. */
 #include "compiler/template.h"
 
 /* Will plan_mixed_serves hold of the op's steps? It has a matrix. emit_plan.c asks again. */

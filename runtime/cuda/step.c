@@ -329,7 +329,7 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Decode steps of more rows than this take the mixed step's kernels, which were faster on an H100 (docs/cuda-decode.md): a decode kernel keeps more
+/* Decode steps of more rows than this take the mixed step's kernels, which were faster on an H100 (docs/kernels/gemv.md): a decode kernel keeps more
  * bits of a row of x and pays for each row. One of experts reads weights once for each row that chose them. Without tensor cores of 16 bits a
  * mixed kernel multiplies by FMA. */
 static int64_t

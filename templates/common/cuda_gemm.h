@@ -24,7 +24,7 @@
  * Resources (ptxas 13.0, all of sm_80 to sm_120a, no spills): 16-bit weights and blocks of 32: 124-128 registers, two blocks (16 warps) a
  * multiprocessor, 3 or 4 stages of 32 columns (2 of 64 for blocks of 32); k formats: 162-183 registers, one block, 3 stages of 64. From sm_100a on
  * 16-bit weights and the activations beside them come by tensor maps: 119-123 registers, 6 stages of 32 columns of the large tile
- * in the 227 KB of an sm_100a, 3 in the 99 KB of an sm_120a, and no instruction for an address but the producer's. Not measured on a GPU yet.
+ * in the 227 KB of an sm_100a, 3 in the 99 KB of an sm_120a, and no instruction for an address but the producer's. Not measured on sm_100a and sm_120a.
  *
  * Shared memory: G::SHARED bytes, dynamic, and 256 for the barriers of G::TMA. */
 #ifndef LLMC_CUDA_GEMM_H

@@ -21,7 +21,7 @@
  *
  * In flight: each warp's ring of units, prefetched as stages are emptied: 40 KB a multiprocessor (sm_80, 90, 100) or 24 KB; for one row
  * (RING1) also all the room that x does not take, 88 KB at 4096 columns. The ring is first filled before PDL_WAIT, from addresses that
- * need nothing but the launch: what comes meanwhile covers most of the end of the kernel before (docs/cuda-decode.md has the sums). One block a
+ * need nothing but the launch: what comes meanwhile covers most of the end of the kernel before (docs/kernels/gemv.md has the figures). One block a
  * multiprocessor, which the runtime gives it alone (cuda_shared_of): blocks of the next kernel come as these go. Shared memory and not
  * registers: a warp has six scoreboards, so a register ring deeper than that waits for its newest load when it wants the oldest.
  *

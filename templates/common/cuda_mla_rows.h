@@ -8,7 +8,7 @@
  *
  * Bytes: weights once a tile of rows; x once for each 64 (queries) or 32 (values) columns of a head, of which all but the first come out of L2. Of 64
  * rows of 16 heads, rank 512, 128 and 128 wide, weights of 16 bits, each product is 128 units: of queries 16 KB of weights, which 4 warps read, and 32 KB of
- * x; of values 32 KB of weights and 64 KB of x; 1024 mma. Not measured (docs/cuda-mla.md). */
+ * x; of values 32 KB of weights and 64 KB of x; 1024 mma. Measured: docs/kernels/mla.md. */
 #ifndef LLMC_CUDA_MLA_ROWS_H
 #define LLMC_CUDA_MLA_ROWS_H
 

@@ -13,7 +13,7 @@
  * positions stood. A warpgroup's weights are relative to the larger of the common maximum and its own new one; behind the barrier both
  * know the new common maximum, and weights that were relative to less are multiplied by the difference.
  *
- * Arithmetic for a tile and 512 + 64 dimensions: docs/cuda-mla.md.
+ * Arithmetic for a tile and 512 + 64 dimensions: docs/kernels/mla.md.
  *
  * Queries and weights are rounded to the pool's type. */
 #ifndef LLMC_CUDA_MLA_SM90_H

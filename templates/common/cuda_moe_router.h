@@ -9,7 +9,7 @@
  *
  * The order of a row's sums depends neither on the other rows nor on how many there are.
  *
- * Bytes of a block: 32 H of x from L2, again from L1 where they fit, and 32 H of w (16 H of at most 8 experts) from L2. docs/cuda-moe.md has what that takes, and
+ * Bytes of a block: 32 H of x from L2, again from L1 where they fit, and 32 H of w (16 H of at most 8 experts) from L2. docs/kernels/moe.md has what that takes, and
  * why this is no product by cuda_swap.h. */
 #ifndef LLMC_CUDA_MOE_ROUTER_H
 #define LLMC_CUDA_MOE_ROUTER_H

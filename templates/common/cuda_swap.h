@@ -23,7 +23,7 @@
  * *count is, once the kernels before have ended. The epilogue is one of cuda_gemm_epilogue.h: neighbouring rows of W are neighbouring columns of y,
  * four of them in a lane, or two of both halves (SHARE 2).
  *
- * Arithmetic: docs/cuda-decode.md. */
+ * Arithmetic: docs/kernels/gemm.md. */
 #ifndef LLMC_CUDA_SWAP_H
 #define LLMC_CUDA_SWAP_H
 

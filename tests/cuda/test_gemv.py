@@ -208,7 +208,7 @@ def test_sass(op, dtype, arch, more):
     assert all(k["registers"] <= 128 for k in found[0]["kernels"])
 
 
-# bytes of a stage, 16 rows of a unit; of the four-bit to six-bit formats those that a multiprocessor can issue while it reads (docs/cuda-decode.md)
+# bytes of a stage, 16 rows of a unit; of the four-bit to six-bit formats those that a multiprocessor can issue while it reads (docs/kernels/gemv.md)
 @pytest.mark.skipif(sass.disassembler() is None, reason="no nvdisasm")
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype,stage,most", [("q4_0", 1152, 120), ("q4_k", 1152, 140), ("q5_k", 1408, 140), ("q6_k", 1680, 140),

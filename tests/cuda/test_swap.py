@@ -213,7 +213,7 @@ def test_nvrtc(dtype, arch):
             assert not s.count("LDSM")
             if arch == "sm_90a" and dtype not in ("bf16", "f16"): # of 16 rows by mma, of 32 and 64 by wgmma
                 assert s.count("HMMA") in (16, 32) and s.count("HGMMA") == s.count("HMMA")
-                if op == "matmul_add_mixed" and dtype == "q4_k": # docs/cuda-decode.md: a step of 2.25 KB
+                if op == "matmul_add_mixed" and dtype == "q4_k": # docs/kernels/gemm.md: a step of 2.25 KB
                     assert max(s.ways("HGMMA", "LDGSTS")) <= 530
             else: # of 64 rows and 16-bit weights: 32 mma for 8 loads of activations and 4 of weights
                 assert s.count("HMMA") >= 56

@@ -52,3 +52,20 @@ def test_the_readme_is_short_and_its_figures_are_those_of_the_result_files():
     assert open("README.md").read().count("\n") <= 120
     p = subprocess.run([sys.executable, "tools/speed_doc.py", "--check"], capture_output=True, text=True)
     assert p.returncode == 0, p.stderr
+
+
+def test_every_environment_variable_is_listed():
+    """docs/environment.md has the variables that the library and the command read, and no others."""
+    page = open("docs/environment.md").read()
+    read = set()
+    for top in ("api", "base", "cli", "compiler", "formats", "grammar", "quant", "runtime", "serve", "text"):
+        for folder, _, names in os.walk(top):
+            for name in names:
+                if name.endswith(".c"):
+                    text = open(f"{folder}/{name}").read()
+                    read |= set(re.findall(r'getenv\("(\w+)"\)', text))
+                    read |= set(re.findall(r'open_below\("(\w+)"', text))
+    listed = set(re.findall(r"`([A-Z][A-Z_]+)`", page.split("The emulator")[0]))
+    assert len(read) > 15 and sorted(read - listed) == []
+    other = {"LLMC_LIBRARY", "LLMC_SERVE_PORT", "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
+    assert sorted(listed - read - other) == []
