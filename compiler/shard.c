@@ -397,7 +397,7 @@ shard_lin_qkv(Pass *p, Op *op)
 
 /* Channels of a convolution: those of this rank's heads, or an equal share of all. */
 static void
-shard_conv(Pass *p, Op *op)
+shard_conv1d_width(Pass *p, Op *op)
 {
 	enum { W = ARG(conv1d, w), B = ARG(conv1d, b) };
 	const ShareKind by = p->state[op->arg[ARG(conv1d, x)]].by;
@@ -419,7 +419,7 @@ shard_conv(Pass *p, Op *op)
 }
 
 static void
-shard_delta(Pass *p, Op *op)
+shard_delta_rule(Pass *p, Op *op)
 {
 	cut_arg(p, op, ARG(delta_rule, rate), CUT_ROWS, SHARE_LIN, 1, NULL);
 	cut_arg(p, op, ARG(delta_rule, dt), CUT_ROWS, SHARE_LIN, 1, NULL);
@@ -569,7 +569,7 @@ cut_last(Pass *p, Op *op, int DOWN, int DOWN_B, bool whole)
 }
 
 static void
-shard_moe(Pass *p, Op *op)
+shard_moe_ffn(Pass *p, Op *op)
 {
 	const bool whole = p->g->spec->experts_whole;
 
@@ -585,7 +585,7 @@ shard_moe(Pass *p, Op *op)
 
 /* The halves of a mixture that adapters change; what is between them is this rank's alone, and nobody else reads it. */
 static void
-shard_moe_glu(Pass *p, Op *op)
+shard_norm_moe_glu(Pass *p, Op *op)
 {
 	const bool whole = p->g->spec->experts_whole;
 
@@ -599,7 +599,7 @@ shard_moe_glu(Pass *p, Op *op)
 }
 
 static void
-shard_moe_down(Pass *p, Op *op)
+shard_moe_down_add(Pass *p, Op *op)
 {
 	const bool whole = p->g->spec->experts_whole;
 
@@ -699,7 +699,7 @@ shard_lora_up(Pass *p, Op *op)
 
 /* What adapters add to experts: to those of this rank, or to its rows of gate and up and with its columns of down */
 static void
-shard_lora_experts(Pass *p, Op *op, int ID, int FACTOR, const char *cut)
+cut_lora_experts(Pass *p, Op *op, int ID, int FACTOR, const char *cut)
 {
 	const bool whole = p->g->spec->experts_whole;
 
@@ -720,7 +720,7 @@ shard_lora_experts_add(Pass *p, Op *op)
 
 	whole(p, op->arg[ARG(lora_experts_add, weight)]);
 	op->arg[X] = x.raw;
-	shard_lora_experts(p, op, ARG(lora_experts_add, id), ARG(lora_experts_add, b), NULL);
+	cut_lora_experts(p, op, ARG(lora_experts_add, id), ARG(lora_experts_add, b), NULL);
 	make_partial(p, op, Y, x.bias[0]);
 	const int raw = p->state[y].raw;
 	p->state[y] = x;
@@ -728,179 +728,233 @@ shard_lora_experts_add(Pass *p, Op *op)
 	keep(p, op);
 }
 
+/* The default: the op reads whole values, and every rank does all of it. */
 static void
-shard_op(Pass *p, Op *op)
+shard_whole(Pass *p, Op *op)
 {
-	switch (op->kind) {
-	case OP_lora_down:
-		shard_lora_down(p, op);
-		return;
-	case OP_lora_up:
-		shard_lora_up(p, op);
-		return;
-	case OP_lora_experts_down:
-		whole_inputs(p, op);
-		shard_lora_experts(p, op, ARG(lora_experts_down, id), ARG(lora_experts_down, a), op_int(op, "each") ? "cols" : NULL);
-		keep(p, op);
-		return;
-	case OP_lora_experts_up:
-		whole_inputs(p, op);
-		shard_lora_experts(p, op, ARG(lora_experts_up, id), ARG(lora_experts_up, b), "rows");
-		keep(p, op);
-		return;
-	case OP_lora_experts_add:
-		shard_lora_experts_add(p, op);
-		return;
-	case OP_norm_moe_glu:
-		shard_moe_glu(p, op);
-		return;
-	case OP_moe_down_add:
-		shard_moe_down(p, op);
-		return;
-	case OP_lora_heads_down:
-	case OP_lora_heads_up: {
-		const int     factor = op->kind == OP_lora_heads_down ? ARG(lora_heads_down, a) : ARG(lora_heads_up, b);
-		const int64_t all = op_int(op, "apart") * op_int(op, "heads");
-		if (all) /* heads have columns of their own */
-			op->arg[factor] = cut_factor(p, op->arg[factor], (Share){ own_first(p, SHARE_Q, all), own(p, SHARE_Q, all) });
-		along(p, op, "heads");
-		return;
-	}
-	case OP_mla_query:
-		cut_arg(p, op, ARG(mla_query, k_b), CUT_ROWS, SHARE_Q, 1, NULL);
-		whole(p, op->arg[ARG(mla_query, c)]);
-		along(p, op, "heads");
-		return;
-	case OP_mla_attend:
-		along(p, op, "heads");
-		return;
-	case OP_mla_value:
-		cut_arg(p, op, ARG(mla_value, v_b), CUT_ROWS, SHARE_Q, 1, NULL);
-		along(p, op, "heads");
-		return;
-	case OP_matmul:
-		shard_matmul(p, op);
-		return;
-	case OP_add:
-		shard_add(p, op);
-		return;
-	case OP_moe_ffn:
-		shard_moe(p, op);
-		return;
-	case OP_gate_mul: {
-		State *x = &p->state[op->arg[ARG(gate_mul, x)]];
-		if (x->kind == STATE_SPLIT) {
-			set_int(op, "groups", own(p, x->by, op_int(op, "groups")));
-			along(p, op, "width");
-			return;
-		}
-		if (x->kind != STATE_PARTIAL || x->bias[0] >= 0 || x->r >= 0)
-			break;
+	whole_inputs(p, op);
+	keep(p, op);
+}
+
+static void
+shard_lora_experts_down(Pass *p, Op *op)
+{
+	whole_inputs(p, op);
+	cut_lora_experts(p, op, ARG(lora_experts_down, id), ARG(lora_experts_down, a), op_int(op, "each") ? "cols" : NULL);
+	keep(p, op);
+}
+
+static void
+shard_lora_experts_up(Pass *p, Op *op)
+{
+	whole_inputs(p, op);
+	cut_lora_experts(p, op, ARG(lora_experts_up, id), ARG(lora_experts_up, b), "rows");
+	keep(p, op);
+}
+
+/* Factors of heads are cut where heads have columns of their own. */
+static void
+cut_lora_heads(Pass *p, Op *op, int FACTOR)
+{
+	const int64_t all = op_int(op, "apart") * op_int(op, "heads");
+
+	if (all)
+		op->arg[FACTOR] = cut_factor(p, op->arg[FACTOR], (Share){ own_first(p, SHARE_Q, all), own(p, SHARE_Q, all) });
+	along(p, op, "heads");
+}
+
+static void
+shard_lora_heads_down(Pass *p, Op *op)
+{
+	cut_lora_heads(p, op, ARG(lora_heads_down, a));
+}
+
+static void
+shard_lora_heads_up(Pass *p, Op *op)
+{
+	cut_lora_heads(p, op, ARG(lora_heads_up, b));
+}
+
+static void
+shard_mla_query(Pass *p, Op *op)
+{
+	cut_arg(p, op, ARG(mla_query, k_b), CUT_ROWS, SHARE_Q, 1, NULL);
+	whole(p, op->arg[ARG(mla_query, c)]);
+	along(p, op, "heads");
+}
+
+static void
+shard_mla_value(Pass *p, Op *op)
+{
+	cut_arg(p, op, ARG(mla_value, v_b), CUT_ROWS, SHARE_Q, 1, NULL);
+	along(p, op, "heads");
+}
+
+static void
+shard_mla_attention(Pass *p, Op *op)
+{
+	cut_arg(p, op, ARG(mla_attention, k_b), CUT_ROWS, SHARE_Q, 1, NULL);
+	cut_arg(p, op, ARG(mla_attention, v_b), CUT_ROWS, SHARE_Q, 1, NULL);
+	along(p, op, "heads");
+}
+
+/* A gate scales a term of a sum as it scales the sum, if nothing is to be added to the sum first. */
+static void
+shard_gate_mul(Pass *p, Op *op)
+{
+	State *x = &p->state[op->arg[ARG(gate_mul, x)]];
+
+	if (x->kind == STATE_SPLIT) {
+		set_int(op, "groups", own(p, x->by, op_int(op, "groups")));
+		along(p, op, "width");
+	} else if (x->kind != STATE_PARTIAL || x->bias[0] >= 0 || x->r >= 0) {
+		shard_whole(p, op);
+	} else {
 		whole(p, op->arg[ARG(gate_mul, s)]);
 		op->arg[ARG(gate_mul, x)] = x->raw;
 		make_partial(p, op, ARG(gate_mul, y), -1);
 		keep(p, op);
+	}
+}
+
+/* A norm of each head by itself, or of all heads together. */
+static void
+shard_rmsnorm(Pass *p, Op *op)
+{
+	if (!split(p, op->arg[0]))
+		shard_whole(p, op);
+	else if (op_int(op, "groups") % p->s->total[p->state[op->arg[0]].by])
+		of_all(p, op, ARG(rmsnorm, x), ARG(rmsnorm, y), op_int(op, "groups") * op_int(op, "dim"), "a norm");
+	else
+		along(p, op, "groups");
+}
+
+/* A norm of heads; the one of the residual stream reads whole values. */
+static void
+shard_layernorm(Pass *p, Op *op)
+{
+	const ShareKind by = p->state[op->arg[0]].by;
+
+	if (!split(p, op->arg[0])) {
+		shard_whole(p, op);
 		return;
 	}
-	case OP_rope:
-	case OP_rope_2d:
-		if (!split(p, op->arg[0]))
-			break;
-		along(p, op, "heads");
+	if (op_int(op, "each")) {
+		cut_arg(p, op, ARG(layernorm, w), CUT_ROWS, by, 1, NULL);
+		cut_arg(p, op, ARG(layernorm, b), CUT_ROWS, by, 1, NULL);
+	}
+	along(p, op, "groups");
+}
+
+/* Of split values: without a weight, and of all their elements. */
+static void
+shard_gain(Pass *p, Op *op)
+{
+	if (!split(p, op->arg[0])) {
+		shard_whole(p, op);
 		return;
-	case OP_rmsnorm: /* of each head by itself, or of all together */
-		if (!split(p, op->arg[0]))
-			break;
-		if (op_int(op, "groups") % p->s->total[p->state[op->arg[0]].by])
-			of_all(p, op, ARG(rmsnorm, x), ARG(rmsnorm, y), op_int(op, "groups") * op_int(op, "dim"), "a norm");
-		else
-			along(p, op, "groups");
+	}
+	if (op_int(op, "count") != op_int(op, "width")) {
+		err_at(p->g->diag, op->loc, "parallel.tp = %d: a factor of some columns of what ranks share runs on one rank", p->g->ranks);
 		return;
-	case OP_layernorm: /* of heads; of the stream it is whole */
-		if (!split(p, op->arg[0]))
-			break;
-		if (op_int(op, "each")) {
-			cut_arg(p, op, ARG(layernorm, w), CUT_ROWS, p->state[op->arg[0]].by, 1, NULL);
-			cut_arg(p, op, ARG(layernorm, b), CUT_ROWS, p->state[op->arg[0]].by, 1, NULL);
-		}
-		along(p, op, "groups");
-		return;
-	case OP_gain: /* of split values: without a weight, and of all their elements */
-		if (!split(p, op->arg[0]))
-			break;
-		if (op_int(op, "count") != op_int(op, "width")) {
-			err_at(p->g->diag, op->loc, "parallel.tp = %d: a factor of some columns of what ranks share runs on one rank", p->g->ranks);
-			return;
-		}
-		set_int(op, "count", own(p, p->state[op->arg[0]].by, op_int(op, "count")));
-		along(p, op, "width");
-		return;
-	case OP_pos_scale:
-	case OP_act:
-	case OP_glu:
-	case OP_cap:
-	case OP_clip:
-	case OP_mul:
-		if (!split(p, op->arg[0]))
-			break;
-		along(p, op, "width");
-		return;
-	case OP_gaussian_topk:
-		if (!split(p, op->arg[ARG(gaussian_topk, x)]))
-			break;
+	}
+	set_int(op, "count", own(p, p->state[op->arg[0]].by, op_int(op, "count")));
+	along(p, op, "width");
+}
+
+static void
+shard_gaussian_topk(Pass *p, Op *op)
+{
+	if (split(p, op->arg[ARG(gaussian_topk, x)]))
 		of_all(p, op, ARG(gaussian_topk, x), ARG(gaussian_topk, y), op_int(op, "width"), "mean and deviation of a row");
+	else
+		shard_whole(p, op);
+}
+
+static void
+shard_conv1d(Pass *p, Op *op)
+{
+	if (split(p, op->arg[ARG(conv1d, x)]))
+		shard_conv1d_width(p, op);
+	else
+		shard_whole(p, op);
+}
+
+static void
+shard_norm_gate(Pass *p, Op *op)
+{
+	enum { X = ARG(norm_gate, x), W = ARG(norm_gate, w) };
+
+	if (!split(p, op->arg[X])) {
+		shard_whole(p, op);
 		return;
-	case OP_conv1d:
-		if (!split(p, op->arg[ARG(conv1d, x)]))
-			break;
-		shard_conv(p, op);
-		return;
-	case OP_delta_rule:
-		shard_delta(p, op);
-		return;
-	case OP_norm_gate:
-		if (!split(p, op->arg[ARG(norm_gate, x)]))
-			break;
-		if (strcmp(op_word(op, "order"), "gate_first") == 0)
-			cut_arg(p, op, ARG(norm_gate, w), CUT_ROWS, p->state[op->arg[ARG(norm_gate, x)]].by, 1, NULL);
-		along(p, op, "groups");
-		return;
-	case OP_arrange:
-		if (!split(p, op->arg[ARG(arrange, x)]))
-			break;
-		if (op->arg[ARG(arrange, order)] >= 0) { /* it crosses ranks */
-			of_all(p, op, ARG(arrange, x), ARG(arrange, y), op_int(op, "width"), "the order of a matrix' columns (desc_act)");
-			return;
-		}
-		cut_arg(p, op, ARG(arrange, factor), CUT_ROWS, p->state[op->arg[ARG(arrange, x)]].by, 1, NULL);
-		along(p, op, "width");
-		return;
-	case OP_kv_append:
-		along(p, op, "kv_heads");
-		return;
-	case OP_kv_close:
-		set_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
-		keep(p, op);
-		return;
-	case OP_attention:
-		cut_arg(p, op, ARG(attention, sink), CUT_ROWS, kind_in(p, SHARE_Q, op->layer), 1, NULL);
-		set_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
-		if (op_num(op, "alibi") > 0) {
-			set_int(op, "alibi_first", own_first(p, p->state[op->arg[ARG(attention, q)]].by, op_int(op, "heads")));
-			set_int(op, "alibi_heads", op_int(op, "heads"));
-		}
-		along(p, op, "heads");
-		return;
-	case OP_mla_attention:
-		cut_arg(p, op, ARG(mla_attention, k_b), CUT_ROWS, SHARE_Q, 1, NULL);
-		cut_arg(p, op, ARG(mla_attention, v_b), CUT_ROWS, SHARE_Q, 1, NULL);
-		along(p, op, "heads");
-		return;
-	default:
-		break;
 	}
-	whole_inputs(p, op);
+	if (strcmp(op_word(op, "order"), "gate_first") == 0)
+		cut_arg(p, op, W, CUT_ROWS, p->state[op->arg[X]].by, 1, NULL);
+	along(p, op, "groups");
+}
+
+/* An order of columns crosses ranks; a factor alone does not. */
+static void
+shard_arrange(Pass *p, Op *op)
+{
+	enum { X = ARG(arrange, x), Y = ARG(arrange, y) };
+
+	if (!split(p, op->arg[X])) {
+		shard_whole(p, op);
+	} else if (op->arg[ARG(arrange, order)] >= 0) {
+		of_all(p, op, X, Y, op_int(op, "width"), "the order of a matrix' columns (desc_act)");
+	} else {
+		cut_arg(p, op, ARG(arrange, factor), CUT_ROWS, p->state[op->arg[X]].by, 1, NULL);
+		along(p, op, "width");
+	}
+}
+
+static void
+shard_kv_close(Pass *p, Op *op)
+{
+	set_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
 	keep(p, op);
+}
+
+static void
+shard_attention(Pass *p, Op *op)
+{
+	cut_arg(p, op, ARG(attention, sink), CUT_ROWS, kind_in(p, SHARE_Q, op->layer), 1, NULL);
+	set_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
+	if (op_num(op, "alibi") > 0) {
+		set_int(op, "alibi_first", own_first(p, p->state[op->arg[ARG(attention, q)]].by, op_int(op, "heads")));
+		set_int(op, "alibi_heads", op_int(op, "heads"));
+	}
+	along(p, op, "heads");
+}
+
+/* The SHARD column of ops.def. */
+typedef struct ShardRule {
+	void      (*fn)(Pass *p, Op *op); /* of OWN */
+	const char *along, *split;        /* attribute of ALONG, of SPLIT */
+} ShardRule;
+#define SHARD_WHOLE    { .fn = shard_whole }
+#define SHARD_ALONG(a) { .along = #a }
+#define SHARD_SPLIT(a) { .split = #a }
+#define SHARD_OWN(op)  { .fn = shard_##op }
+
+static const ShardRule shard_rule[OP_COUNT] = {
+#define OP(name, flags, args, attrs, shard, scratch, meaning) [OP_##name] = SHARD_##shard,
+#include "ops/ops.def"
+};
+
+static void
+shard_op(Pass *p, Op *op)
+{
+	const ShardRule *r = &shard_rule[op->kind];
+
+	if (r->fn)
+		r->fn(p, op);
+	else if (r->along || (r->split && split(p, op->arg[0])))
+		along(p, op, r->along ? r->along : r->split);
+	else
+		shard_whole(p, op);
 }
 
 /* Each rank has the logits of its rows of the vocabulary. */

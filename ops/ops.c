@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* N_IN_matmul, N_ARG_matmul */
-#define OP(name, flags, args, attrs, meaning) N_IN_##name = 0 args,
+#define OP(name, flags, args, attrs, shard, scratch, meaning) N_IN_##name = 0 args,
 #define IN(n) +1
 #define OPT(n) +1
 #define SAME(n) +1
@@ -16,7 +16,7 @@ enum {
 };
 #undef OUT
 #define OUT(n) +1
-#define OP(name, flags, args, attrs, meaning) N_ARG_##name = 0 args,
+#define OP(name, flags, args, attrs, shard, scratch, meaning) N_ARG_##name = 0 args,
 enum {
 #include "ops/ops.def"
 };
@@ -35,7 +35,7 @@ enum {
 #define OUT(n) { #n, ROLE_OUT },
 const OpInfo op_info[OP_COUNT] = {
 	[OP_nop] = { .name = "nop", .attrs = "", .meaning = "" },
-#define OP(name_, flags_, args_, attrs_, meaning_) \
+#define OP(name_, flags_, args_, attrs_, shard_, scratch_, meaning_) \
 	[OP_##name_] = { #name_, flags_, N_IN_##name_, N_ARG_##name_, { args_ }, attrs_, meaning_ },
 #include "ops/ops.def"
 };

@@ -27,7 +27,7 @@ enum { OPF_TOK = 1, OPF_PICK = 2, OPF_ATT = 4, OPF_COMM = 8, OPF_SLOT = 16, OPF_
 #define OPT_SAME(n) int n;
 #define TABLE(n) int n;
 #define OUT(n) int n;
-#define OP(name, flags, args, attrs, meaning) struct args_##name { args };
+#define OP(name, flags, args, attrs, shard, scratch, meaning) struct args_##name { args };
 #include "ops/ops.def"
 #undef IN
 #undef OPT

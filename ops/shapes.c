@@ -112,7 +112,7 @@ order(void)
 #define OPT_SAME(n) ArgShape n;
 #define TABLE(n) ArgShape n;
 #define OUT(n) ArgShape n;
-#define OP(name, flags, args, attrs, meaning) struct shape_##name { args };
+#define OP(name, flags, args, attrs, shard, scratch, meaning) struct shape_##name { args };
 #include "ops/ops.def"
 
 #define SET(op, ...) memcpy(out, &(struct shape_##op){ __VA_ARGS__ }, sizeof(struct shape_##op))
