@@ -248,7 +248,7 @@ thread_of(const Block *b, uint64_t word)
 static COLD void
 no_proxy_fence(const Region *g, const Cell *c, bool write, bool wrote, uint64_t other, uint32_t place, Site at)
 {
-	char *what = emu_format("asynchronous %s of what a thread %s without fence_proxy_async%s behind it", write ? "write" : "read", wrote ? "wrote" : "read",
+	char *what = emu_format("asynchronous %s of what a thread %s without fence_proxy_async%s after it", write ? "write" : "read", wrote ? "wrote" : "read",
 	                        g->kind == R_SHARED ? "" : "_global");
 
 	text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, g->lo + (c - g->cell) * 2, 2, what, other, place);
@@ -264,7 +264,7 @@ read_fenced(const Thread *t, uint64_t r, bool global)
 }
 
 /* One cell of a bulk or tensor copy, which accesses memory through the asynchronous proxy: what threads wrote there, or read of what the copy
- * is to write, needs a proxy fence behind it. Threads of other clusters are not looked at. */
+ * is to write, must be followed by a proxy fence. Threads of other clusters are not checked. */
 static void
 copy_fenced(const Thread *t, const Region *g, const Cell *c, const Lines *place, unsigned mask, bool write, Site at)
 {
@@ -689,7 +689,7 @@ shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n, "race: asynchronous read with nothing that orders it after the write", w, here->w);
 		if ((w & 3) && !(w & W_ASYNC) && BUID(w) == b->buid && !clock_proxy_fenced(&b->t[THREAD(w)], &b->t[THREAD(w)], CLK(w), false))
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
-			             "asynchronous read of what a thread wrote without fence_proxy_async behind it", w, here->w);
+			             "asynchronous read of what a thread wrote without fence_proxy_async after it", w, here->w);
 		here->r = place_of(NULL, at);
 		if ((x->r | 31) != (me | 31) || (x->r & 3) != 3)
 			read_cell(x, t, me, 3);

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "runtime/engine/engine.h"
+#include "runtime/state/state.h"
 #include "tests/unit/tempdir.h"
 #include "tests/unit/tiny_grammar.h"
 
@@ -456,6 +457,117 @@ grammars_are_masks(void **state)
 			grammar_close(g[i]);
 }
 
+/* Steps in flight with masks of their own: each sequence may go on with one token alone, which it then has sampled. */
+static void
+masks_in_flight(void **state)
+{
+	static uint32_t bits[2][(VOCAB + 31) / 32];
+	llmc_params greedy = LLMC_INIT(llmc_params);
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	const int32_t prompt[2][3] = { { 1, 2, 3 }, { 4, 5, 6 } };
+	llmc_chunk c[2];
+	llmc_model *m;
+	llmc_session *s;
+
+	(void)state;
+	l.context = CONTEXT;
+	l.seqs = 2;
+	OK(open_tiny("cuda", NULL, &m, err));
+	OK(llmc_session_open(m, &l, &s, err));
+	for (int i = 0; i < 2; i++) {
+		c[i] = (llmc_chunk){ .tok = prompt[i], .n_tok = 3, .n_out = 1 };
+		OK(llmc_seq_new(s, 0, &c[i].seq, err));
+		OK(session_sample_params(s->s, c[i].seq, &greedy, NULL, 0, NULL, 0, err));
+	}
+	for (int round = 0; round < 8; round++) {
+		int32_t want[2], got;
+		for (int i = 0; i < 2; i++) {
+			const uint32_t *mask = bits[i];
+			want[i] = pick(VOCAB);
+			memset(bits[i], 0, sizeof bits[i]);
+			bits[i][want[i] / 32] = 1u << want[i] % 32;
+			OK(session_queue_rows(s->s, &c[i], 1, err));
+			OK(session_queue_pick(s->s, &mask, err));
+			c[i].tok = NULL;
+			c[i].n_tok = 1;
+		}
+		for (int i = 0; i < 2; i++) {
+			OK(session_take_sampled(s->s, &got, NULL, err));
+			assert_int_equal(got, want[i]);
+		}
+	}
+	llmc_session_close(s);
+	llmc_close(m);
+}
+
+/* Prompts come and go in a session with few pages, whose prefix cache goes to host memory and comes back. Half of them are given up with their steps in flight, whose pages
+ * others then take. The token after each is the reference's. */
+static void
+pages_of_steps_in_flight(void **state)
+{
+	enum { PROMPTS = 4, LONGEST = 97 };
+	static const int32_t length[PROMPTS] = { 70, LONGEST, 40, 66 };
+	static const char *const set[] = { "kv.host=1M", "attention.window=40", "attention.window_layers=[0]", NULL };
+	static int32_t tok[PROMPTS][LONGEST];
+	static float logits[VOCAB];
+	llmc_params greedy = LLMC_INIT(llmc_params);
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	int32_t want[PROMPTS], id;
+	llmc_model *m[2];
+	llmc_session *s[2];
+	llmc_seq q;
+
+	(void)state;
+	l.context = CONTEXT;
+	l.seqs = 1;
+	l.chunk = LONGEST;
+	for (int k = 0; k < 2; k++) {
+		if (k) {
+			l.kv_tokens = 160; /* five pages, of which a prompt takes up to four */
+			l.host_tokens = 512;
+		}
+		OK(open_tiny_with(k ? "cuda" : "ref", NULL, set + !k, &m[k], err));
+		OK(llmc_session_open(m[k], &l, &s[k], err));
+	}
+	for (int p = 0; p < PROMPTS; p++) {
+		const llmc_chunk c = { .tok = tok[p], .n_tok = length[p], .n_out = 1 };
+		for (int i = 0; i < length[p]; i++)
+			tok[p][i] = (7 * i + 31 * p) % VOCAB;
+		OK(llmc_seq_new(s[0], 0, &q, err));
+		llmc_chunk whole = c;
+		whole.seq = q;
+		OK(llmc_forward(s[0], &whole, 1, logits, err));
+		want[p] = best(logits);
+		llmc_seq_free(s[0], q);
+	}
+	Kv *kv = &s[1]->s->kv;
+	OK(kv_prefix_open(kv, err));
+	for (int round = 0; round < 20; round++) {
+		const int p = pick(PROMPTS);
+		const int32_t end = round % 2 ? length[p] : pick(length[p]); /* given up there */
+		OK(llmc_seq_new(s[1], 0, &q, err));
+		OK(session_sample_params(s[1]->s, q, &greedy, NULL, 0, NULL, 0, err));
+		for (int32_t at = session_prefix_find(s[1]->s, q, tok[p], length[p]); at < end;) {
+			const int32_t left = length[p] - at, some = 1 + pick(2 * CHUNK), n = pick(3) && some < left ? some : left;
+			const llmc_chunk c = { .seq = q, .tok = tok[p] + at, .n_tok = n, .n_out = n == left };
+			OK(session_queue_step(s[1]->s, &c, 1, err));
+			session_prefix_keep(s[1]->s, q, tok[p]);
+			at += n;
+			if (at < length[p])
+				continue;
+			OK(session_take_sampled(s[1]->s, &id, NULL, err));
+			assert_int_equal(id, want[p]);
+		}
+		llmc_seq_free(s[1], q);
+	}
+	assert_true(kv->host.n_in > 6 && kv->host.n_out > 6);
+	for (int k = 0; k < 2; k++) {
+		llmc_session_close(s[k]);
+		llmc_close(m[k]);
+	}
+	assert_int_equal(emu_leaks(), 0);
+}
+
 int
 main(void)
 {
@@ -468,11 +580,13 @@ main(void)
 	}
 	if (getenv("TEST_SEED"))
 		seed = (uint32_t)atoi(getenv("TEST_SEED"));
+	if (getenv("TEST_ONLY"))
+		cmocka_set_test_filter(getenv("TEST_ONLY"));
 	if (tempdir_open(&cache) != 0)
 		return 1;
 	setenv("LLMC_CACHE", cache.path, 1);
 	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps), cmocka_unit_test(many_steps_with_windows), cmocka_unit_test(queued_again), cmocka_unit_test(closed_in_flight),
-		cmocka_unit_test(picks_in_their_order), cmocka_unit_test(grammars_are_masks) };
+		cmocka_unit_test(picks_in_their_order), cmocka_unit_test(masks_in_flight), cmocka_unit_test(pages_of_steps_in_flight), cmocka_unit_test(grammars_are_masks) };
 	int rc = no_findings(cmocka_run_group_tests(tests, NULL, NULL));
 	tempdir_close(&cache);
 	return rc;

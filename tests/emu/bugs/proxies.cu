@@ -30,7 +30,7 @@ load_over_writes(Args a)
 	a.c[threadIdx.x] = s.x.x[127 - threadIdx.x];
 }
 
-/* What one thread of many wrote, into the middle of the tile */
+/* One thread of many has written to the middle of the tile. */
 extern "C" __global__ void
 load_over_one(Args a)
 {
@@ -69,7 +69,7 @@ load_over_reads(Args a)
 	a.c[threadIdx.x] = v;
 }
 
-/* The producer fences before it knows that the stage has been read. */
+/* The producer fences before the wait for the readers of the stage. */
 extern "C" __global__ void
 fence_early(Args a)
 {
