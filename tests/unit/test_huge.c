@@ -1,4 +1,4 @@
-/* Weight files beyond 4 GiB, as sparse files: sizes, offsets and counts that 32 bits do not hold. */
+/* Files, tensors and KV pools beyond 4 GiB, as sparse files and address space without memory: sizes, offsets and counts that 32 bits do not hold. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,11 +6,16 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/strbuf.h"
 #include "formats/gguf.h"
+#include "formats/dequant.h"
+#include "formats/layout.h"
 #include "formats/safetensors.h"
+#include "runtime/kv/kv.h"
+#include "runtime/weights/inside.h"
 #include "tests/unit/tempdir.h"
 
 static const int64_t COLS = 65536, ROWS = 65537 + 32; /* more than 2^32 elements */
@@ -135,12 +140,239 @@ safetensors_beyond_4_gib(void **state)
 	strbuf_release(&b);
 }
 
+/* --- weights ----------------------------------------------------------------------------------------------------- */
+
+static void
+tensors_follow_those_beyond_2_31_elements(void **state)
+{
+	static PlanTensor tensor[] = {
+		{ .id = "a", .dtype = DT_BF16, .rows = 70000, .cols = 65536, .layout = "row" }, { .id = "b", .dtype = DT_F32, .rows = 5, .layout = "f32" },
+		{ .id = "c", .dtype = DT_Q4_0, .rows = 140000, .cols = 65536, .layout = "row" }, { .id = "d", .dtype = DT_F32, .rows = 5, .layout = "f32" },
+	};
+	const Plan plan = { .n_tensor = 4, .tensor = tensor };
+	const Weights w = { .plan = &plan };
+	const int64_t a = 70000ll * 65536 * 2, c = 140000ll * 65536 / 32 * 18;
+	int64_t offset[4], bytes;
+
+	(void)state;
+	assert_int_equal(weights_layout(&w, offset, &bytes, NULL), LLMC_OK);
+	assert_true(offset[0] == 0 && offset[1] == a && offset[2] == a + 256 && offset[3] == a + 256 + c && bytes == a + 512 + c);
+	assert_true(layout_bytes("r16", DT_BF16, 70001, 65536) == 70016ll * 65536 * 2);
+}
+
+/* Three rows of a matrix, far apart, as a rank takes its own */
+static void
+rows_beyond_2_31_elements_are_packed(void **state)
+{
+	static const char *const layouts[] = { "row", "r8" };
+	const int64_t first = 1, stride = 32783;
+	const char *path = tempdir_file(*state, "rows.safetensors");
+	Strbuf b = { 0 }, header = { 0 };
+
+	strbuf_printf(&header, "{\"big\":{\"dtype\":\"BF16\",\"shape\":[%lld,%lld],\"data_offsets\":[0,%lld]}}", (long long)ROWS, (long long)COLS, (long long)(COLS * ROWS * 2));
+	u64(&b, header.len);
+	strbuf_add(&b, header.data, header.len);
+	strbuf_release(&header);
+	const int64_t start = (int64_t)b.len;
+	Piece piece[3];
+	for (int i = 0; i < 3; i++)
+		piece[i] = (Piece){ start + ((first + i * stride) * COLS + 2 * i) * 2, i == 0 ? "one." : i == 1 ? "two." : "last" };
+	if (!make_sparse(path, &b, start + COLS * ROWS * 2, piece, 3)) {
+		strbuf_release(&b);
+		skip();
+	}
+	strbuf_release(&b);
+	for (int l = 0; l < 2; l++) {
+		const PlanSource src = { .name = "big", .rows = ROWS, .cols = COLS, .first = first, .block = 1, .stride = stride, .n_block = 3 };
+		PlanTensor t = { .id = "t", .dtype = DT_BF16, .rows = 3, .cols = COLS, .layout = layouts[l], .n_src = 1, .src = &src };
+		const Plan plan = { .n_tensor = 1, .tensor = &t };
+		WeightsOptions o = { .path = path };
+		float *row = malloc((size_t)COLS * sizeof *row);
+		Weights *w;
+		llmc_error err;
+		assert_int_equal(threads_open(1, &o.threads, NULL), LLMC_OK);
+		if (weights_load(&plan, &o, &w, &err) != LLMC_OK)
+			fail_msg("%s", err.text);
+		for (int i = 0; i < 3; i++) {
+			uint16_t pair[2];
+			memcpy(pair, piece[i].text, 4);
+			plan_tensor_row(&t, weights_data(w, 0), i, row);
+			for (int64_t c = 0; c < COLS; c++)
+				assert_true(row[c] == (c == 2 * i ? bf16_to_f32(pair[0]) : c == 2 * i + 1 ? bf16_to_f32(pair[1]) : 0));
+		}
+		weights_close(w);
+		threads_close(o.threads);
+		free(row);
+	}
+}
+
+/* --- pages ------------------------------------------------------------------------------------------------------- */
+
+/* Address space without memory, and the copies that are requested there */
+typedef struct Far { char *pages, *host; struct { const char *to, *from; } copy[8]; int n_copy; int64_t n_out, most_page, most_host; } Far;
+
+static llmc_status
+reserve(size_t bytes, char **out)
+{
+	*out = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	return *out == MAP_FAILED ? LLMC_E_MEMORY : LLMC_OK;
+}
+
+static llmc_status
+far_alloc(void *user, size_t bytes, void **out, llmc_error *err)
+{
+	Far *f = user;
+
+	(void)err;
+	llmc_status status = reserve(bytes, &f->pages);
+	*out = f->pages;
+	return status;
+}
+
+static llmc_status
+far_pin(void *user, size_t bytes, void **out, llmc_error *err)
+{
+	Far *f = user;
+
+	(void)err;
+	llmc_status status = reserve(bytes, &f->host);
+	*out = f->host;
+	return status;
+}
+
+static void
+far_free(void *user, void *mem, size_t bytes)
+{
+	(void)user;
+	munmap(mem, bytes);
+}
+
+static void
+far_copy(void *user, void *to, const void *from, size_t bytes)
+{
+	Far *f = user;
+
+	(void)bytes;
+	assert_true(f->n_copy < 8);
+	f->copy[f->n_copy].to = to;
+	f->copy[f->n_copy++].from = from;
+}
+
+static void
+far_clear(void *user, void *at, size_t bytes, size_t apart, int n)
+{
+	(void)user, (void)at, (void)bytes, (void)apart, (void)n;
+}
+
+enum { FAR_LAYERS = 2, FAR_PAGES = 4300, FAR_HOST = 2100 };
+static const int64_t FAR_BYTES = 2ll << 20; /* of a page of a layer */
+
+/* A layer's page to its place in the host's page: pages of a layer follow each other, and so do layers of a page in host memory. */
+static void
+far_out(void *user, void *host, const void *at, size_t bytes)
+{
+	Far *f = user;
+	const int64_t to = (char *)host - f->host, from = (const char *)at - f->pages;
+
+	assert_true((int64_t)bytes == FAR_BYTES && to % FAR_BYTES == 0 && from % FAR_BYTES == 0);
+	assert_true(to >= 0 && to < FAR_HOST * FAR_LAYERS * FAR_BYTES && from >= 0 && from < FAR_PAGES * FAR_LAYERS * FAR_BYTES);
+	assert_true(to / FAR_BYTES % FAR_LAYERS == from / FAR_BYTES / FAR_PAGES);
+	f->n_out++;
+	f->most_host = to > f->most_host ? to : f->most_host;
+	f->most_page = from > f->most_page ? from : f->most_page;
+}
+
+static void
+far_in(void *user, void *at, const void *host, size_t bytes)
+{
+	(void)user, (void)at, (void)host, (void)bytes;
+}
+
+static void
+far_begin(void *user)
+{
+	(void)user;
+}
+
+static void
+far_number(void *user, uint32_t number)
+{
+	(void)user, (void)number;
+}
+
+static bool
+far_over(void *user, uint32_t number)
+{
+	(void)user, (void)number;
+	return true;
+}
+
+/* Copies on write of pages at both ends of a pool of 17 GiB, and a prefix cache of 8 GiB that goes to host memory */
+static void
+pages_beyond_4_gib(void **state)
+{
+	static PlanPool pool = { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = FAR_LAYERS, .kv_heads = 64, .k_dim = 128, .v_dim = 128 };
+	static const Plan plan = { .n_pool = 1, .pool = &pool };
+	static Far f;
+	const KvMem mem = { .user = &f, .alloc = far_alloc, .free = far_free, .copy = far_copy, .clear = far_clear, .pin = far_pin, .unpin = far_free, .begin = far_begin,
+		.out = far_out, .in = far_in, .end = far_number, .wait = far_number, .over = far_over };
+	const int32_t half = FAR_PAGES / 2 * PLAN_KV_PAGE - 40;
+	int32_t *tok = calloc(2 * (size_t)half, sizeof *tok), q[2], fork;
+	int64_t most = 0;
+	Kv kv;
+
+	(void)state;
+	assert_true(plan_layer_page_bytes(&pool) == FAR_BYTES);
+	if (kv_open_on(&kv, &mem, &plan, FAR_PAGES, 0, 0, 2 * half, 3, NULL) != LLMC_OK) {
+		free(tok);
+		skip(); /* no address space */
+	}
+	if (kv_host_open(&kv, FAR_HOST, 2, NULL) != LLMC_OK) {
+		kv_release(&kv);
+		free(tok);
+		skip();
+	}
+	assert_int_equal(kv_prefix_open(&kv, NULL), LLMC_OK);
+	for (int i = 0; i < 2; i++) {
+		q[i] = kv_seq_new(&kv);
+		kv_extend(&kv, q[i], half);
+		kv_advance(&kv, q[i], half);
+		fork = kv_seq_fork(&kv, q[i]);
+		f.n_copy = 0;
+		kv_extend(&kv, fork, 1); /* its last page is the other's as well */
+		kv_advance(&kv, fork, 1);
+		assert_int_equal(f.n_copy, FAR_LAYERS);
+		const int32_t at = half / PLAN_KV_PAGE, from = kv.seq[q[i]].page[at], to = kv.seq[fork].page[at];
+		assert_true(from != to);
+		for (int l = 0; l < FAR_LAYERS; l++) {
+			const int64_t layer = (int64_t)l * FAR_PAGES * FAR_BYTES;
+			assert_true(f.copy[l].from - f.pages == layer + from * FAR_BYTES && f.copy[l].to - f.pages == layer + to * FAR_BYTES);
+			most = f.copy[l].to - f.pages > most ? f.copy[l].to - f.pages : most;
+		}
+		kv_seq_free(&kv, fork);
+	}
+	assert_true(most > 1ll << 33); /* 2^31 elements and more */
+	for (int i = 0; i < 2 * half; i++)
+		tok[i] = i;
+	kv_prefix_keep(&kv, q[0], -1, tok);
+	kv_seq_free(&kv, q[0]);
+	q[0] = kv_seq_new(&kv);
+	kv_extend(&kv, q[0], half); /* takes the pages of the one before, which go to host memory */
+	assert_null(kv_check(&kv));
+	assert_true(f.n_out > 4000 && f.most_host > 1ll << 32 && f.most_page > 1ll << 33);
+	kv_release(&kv);
+	free(tok);
+}
+
 int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(gguf_beyond_4_gib, tempdir_setup, tempdir_teardown),
 		cmocka_unit_test_setup_teardown(safetensors_beyond_4_gib, tempdir_setup, tempdir_teardown),
+		cmocka_unit_test(tensors_follow_those_beyond_2_31_elements),
+		cmocka_unit_test_setup_teardown(rows_beyond_2_31_elements_are_packed, tempdir_setup, tempdir_teardown),
+		cmocka_unit_test(pages_beyond_4_gib),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
