@@ -32,7 +32,7 @@ def test_every_contract_is_listed():
 
 
 def test_only_the_list_of_devices_names_a_device():
-    """runtime/ knows a device by its table; the list of tables is one line of one file."""
+    """runtime/ reaches a device by its table; the list of tables is one line of one file."""
     found = []
     for folder, _, names in os.walk("runtime"):
         if folder.startswith(("runtime/cpu", "runtime/cuda")):
@@ -69,3 +69,55 @@ def test_every_environment_variable_is_listed():
     assert len(read) > 15 and sorted(read - listed) == []
     other = {"LLMC_LIBRARY", "LLMC_SERVE_PORT", "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
     assert sorted(listed - read - other) == []
+
+
+ADDING = sorted(glob.glob("docs/adding-*.md"))
+
+
+def code_of(path):
+    """The text of a source file without comments."""
+    text = open(path, errors="replace").read()
+    if path.endswith((".c", ".h", ".in", ".cu", ".head", ".def")):
+        return re.sub(r"/\*.*?\*/|//(?!@)[^\n]*", " ", text, flags=re.S)
+    return re.sub(r"(?m)(?:^|\s)#.*", " ", text) if path.endswith((".py", ".yaml", ".sh")) else text
+
+
+@pytest.fixture(scope="module")
+def sources():
+    """All files that are neither tests nor documents, by path."""
+    out = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True).stdout.split("\n")
+    prose = ("tests/", "docs/")
+    return {f: code_of(f) for f in out if f and os.path.isfile(f) and not f.startswith(prose) and not f.endswith((".md", ".json", ".1"))}
+
+
+def examples():
+    """(page, marker, count, files) of each table of files that stands below a marker."""
+    for page in ADDING:
+        text = open(page).read()
+        sections = re.split(r"<!-- (example|matches): `([^`]+)`(?: also `([^`]+)`)? -->", text)
+        assert len(sections) > 1, f"{page} has no example"
+        for i in range(1, len(sections), 4):
+            kind, name, also, after = sections[i : i + 4]
+            table = re.search(r"^\| file \|[^\n]*\n\|[-|]+\n((?:\|[^\n]*\n)+)", after, re.M)
+            files = re.findall(r"^\| `([^`]+)` \|", table[1], re.M)
+            assert len(files) == table[1].count("\n"), f"{page}: a row of the table names no file"
+            count = re.findall(r"\b(\d+)\s+files\b", sections[i - 1])[-1]
+            yield pytest.param(kind, name, also, int(count), files, id=f"{page[5:-3]}-{name[:20]}")
+
+
+@pytest.mark.parametrize("kind, name, also, count, files", examples())
+def test_a_page_on_adding_lists_the_files_that_name_its_example(kind, name, also, count, files, sources):
+    """The table has every source file that names the example, and the number of the text is that of its rows."""
+    assert len(files) == count
+    for path in files:
+        assert os.path.isfile(path), path
+    if kind == "matches":
+        regex = name
+    elif re.search(rf"^OP\({name},", sources["ops/ops.def"], re.M):  # a word of many meanings, but for the op
+        regex = rf"\b(?:OP_|ref_){name}\b|//@op {name}\b|\b(?:OP|SET)\((?:b, )?{name}\b"
+    else:
+        regex = rf"(?i)(?<![A-Za-z0-9]){name}(?![A-Za-z0-9])"
+    named = {f for f, text in sources.items() if re.search(regex, text)}
+    listed = {f for f in files if not f.startswith("tests/") and f != also}
+    assert sorted(named - listed) == [], "files that the page does not list"
+    assert sorted(listed - named) == [], "files that do not name the example"
