@@ -19,8 +19,10 @@ def planted(text, right, wrong):
 
 
 # steps of a run: rows at which all sequences are cut, or each as [(sequence, first row, end)]
-def compare(op, params, inputs, fixed, shape, out_shape, want, want_state, runs=RUNS, changed=None, most=3e-6, same=True):
-    """changed: (text, other text) of the kernel. most: error, of the largest value. same: all runs have the same bits."""
+def compare(op, params, inputs, fixed, shape, out_shape, want, want_state, runs=RUNS, changed=None, most=3e-6, same=True, before=0):
+    """changed: (text, other text) of the kernel. most: error, of the largest value. same: all runs have the same bits. before: number of states in front of those
+    that are used."""
+    skip = before * 4 * int(np.prod(shape))
     first, rows = None, [len(x) for x in inputs[0]]
     for mode, arch, seed, cuts in runs:
         if not EVERY: # one GPU a mode: each kernel is compiled once for it
@@ -33,8 +35,8 @@ def compare(op, params, inputs, fixed, shape, out_shape, want, want_state, runs=
             step.sort(key=lambda x: x[2] - x[1] > 1) # decode rows first
             pos = [p for _, a, b in step for p in range(a, b)]
             args = [np.concatenate([x[i][a:b] for i, a, b in step]) for x in inputs]
-            s = H.make_step(pos, [b - a for _, a, b in step], seq=[O.AT[i] for i, _, _ in step], n_dec=sum(b - a == 1 for _, a, b in step))
-            state, out = kernel.run(s, [*args, *fixed, H.inout(state), H.out((len(pos), *out_shape))], mode=mode, seed=seed)
+            s = H.make_step(pos, [b - a for _, a, b in step], seq=[O.AT[i] + before for i, _, _ in step], n_dec=sum(b - a == 1 for _, a, b in step))
+            state, out = kernel.run(s, [*args, *fixed, H.far(state, skip) if before else H.inout(state), H.out((len(pos), *out_shape))], mode=mode, seed=seed)
             at = 0
             for i, a, b in step:
                 y[i][a:b] = out[at:at + b - a]

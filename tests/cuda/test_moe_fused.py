@@ -100,9 +100,11 @@ def test_which_routers_are_one_launch():
 # ---- norm_moe_glu, moe_down_add -------------------------------------------------------------------------------------
 
 class Experts:
-    """Experts and a shared one of one layer. dtypes: of gate and up, of down, of the shared expert's gate and up, of its down."""
+    """Experts and a shared one of one layer. dtypes: of gate and up, of down, of the shared expert's gate and up, of its down. before: number of experts in front
+    of them, which nothing reads and which take no memory."""
 
-    def __init__(self, n, top_k, hidden, width, shared, dtypes, mix=0, act="silu", kind="rms", limit=0.0, biased=False, seed=0, elsewhere=0, spread=1, adapted=False):
+    def __init__(self, n, top_k, hidden, width, shared, dtypes, mix=0, act="silu", kind="rms", limit=0.0, biased=False, seed=0, elsewhere=0, spread=1, adapted=False, before=0):
+        self.before = before
         self.elsewhere, self.spread, self.adapted = elsewhere, spread, adapted
         self.n, self.top_k, self.hidden, self.width, self.shared, self.dtypes, self.mix, self.act, self.kind = n, top_k, hidden, width, shared, dtypes, mix, act, kind
         r = self.r = np.random.default_rng(seed)
@@ -114,7 +116,7 @@ class Experts:
         self.limit, self.biases = limit, [rb.standard_normal((n, m)).astype(np.float32) for m in (width, width, hidden)] if biased else [None] * 3
         self.nw = r.uniform(0.5, 1.5, hidden).astype(np.float32) if kind != "none" else None
         self.nb = r.standard_normal(hidden).astype(np.float32) if kind == "layer" else None
-        size = dict(N_EXPERTS=n, ELSEWHERE=elsewhere, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, SHARED=shared)
+        size = dict(N_EXPERTS=before + n, ELSEWHERE=elsewhere, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, SHARED=shared)
         has = lambda name, dt: {f"HAS_{name}": int(shared > 0), **({f"{name}_DTYPE": dt} if shared else {})}
         self.glu_params = dict(size, SPREAD=spread, ACT=act, LIMIT=limit, HAS_GATE_B=int(biased), HAS_UP_B=int(biased), NORM=kind, EPS=EPS, PLUS_ONE=0, GATE_DTYPE=a, UP_DTYPE=a, HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"), HAS_ADD=int(adapted),
                                **has("S_GATE", c), **has("S_UP", c))
@@ -128,11 +130,14 @@ class Experts:
         self.id = np.array([self.r.permutation(used or self.n + self.elsewhere)[:self.top_k] for _ in range(rows)], np.int32)
         self.id[self.id >= self.n] = -1  # other ranks' experts
 
+    def ids(self):
+        return np.where(self.id < 0, self.id, self.id + self.before).astype(np.int32)
+
     def nan(self, m):
         """Experts that nobody chose must not matter."""
         p = m.packed.copy().reshape(self.n, -1)
         p[list(set(range(self.n)) - set(self.id.reshape(-1).tolist()))] = 0xff
-        return p
+        return H.far(p, self.before * p[0].nbytes) if self.before else p
 
     def glu(self, k, rows, mixed, **kw):
         x = self.r.standard_normal((rows * self.spread, self.hidden)).astype(np.float32)
@@ -153,7 +158,7 @@ class Experts:
             r = rounded(xn, self.dtypes[2]) if mixed else xn
             sg, su = (self.value(m, mixed) for m in self.s[:2])
             want = np.concatenate([want, f(r @ sg.T, r @ su.T)], 1)
-        got, = k.run(H.make_step([5] * rows, [1] * rows, adapter=adapter), [x.reshape(rows, -1), self.nw, self.nb, self.id, self.nan(self.gate), self.nan(self.up), *self.biases[:2], *(m and m.packed for m in self.s[:2]), add if self.adapted else None, H.inout(np.full(want.shape, 7, np.float32)) if self.elsewhere else H.out(want.shape)], **kw)
+        got = k.run(H.make_step([5] * rows, [1] * rows, adapter=adapter), [x.reshape(rows, -1), self.nw, self.nb, self.ids(), self.nan(self.gate), self.nan(self.up), *self.biases[:2], *(m and m.packed for m in self.s[:2]), add if self.adapted else None, H.inout(np.full(want.shape, 7, np.float32)) if self.elsewhere else H.out(want.shape)], **kw)[-1]
         if self.elsewhere:
             others = np.repeat(self.id < 0, self.width, 1)
             assert (got[:, :others.shape[1]][others] == 7).all(), "wrote for experts of other ranks"
@@ -175,10 +180,10 @@ class Experts:
         if self.shared:
             z = see(h[:, self.top_k * self.width:], self.dtypes[3]) @ self.value(self.s[2], mixed).T
             want += z * (weight[:, self.top_k:] if self.mix else 1)
-        args = [h, self.id, weight, self.nan(self.down), self.biases[2], self.s[2] and self.s[2].packed]
+        args = [h, self.ids(), weight, self.nan(self.down), self.biases[2], self.s[2] and self.s[2].packed]
         # in place where the kernel before makes r again for the second run
         place = [None, H.out(want.shape)] if not add else [H.inout(res), H.alias(6)] if any(x["pdl"] for x in k.launches) else [res, H.out(want.shape)]
-        got = k.run(step(rows), args + place, **kw)[0]
+        got = k.run(step(rows), args + place, **kw)[-1]
         close(got, want, 5e-5 if mixed else 4e-6)
 
 
