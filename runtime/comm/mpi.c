@@ -2,7 +2,6 @@
  * MPI, Cray, MVAPICH), whose handles are numbers. A handle is passed as a pointer; where it is a number, the callee reads its low half.
  * Opened and started here; steps go through it in through.c. */
 #include <dlfcn.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +19,7 @@ static World the_world = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* ---------------------------------------------------------------- waiting ---- */
 
-/* Who waits looks again at once for some time, then less and less often. */
+/* Looks again at once for some time, then sleeps between looks; a patient caller, after more time, longer and longer. */
 bool
 mpi_finish(World *w, Handle *request, bool patient)
 {
@@ -33,12 +32,14 @@ mpi_finish(World *w, Handle *request, bool patient)
 			return false;
 		if (done)
 			return true;
-		if (!patient || clock_now() - since < 0.002) {
-			sched_yield();
+		double waited = clock_now() - since;
+		if (waited < 0.0002) {
+			pause_cpu();
 			continue;
 		}
 		nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
-		pause = pause < 500000 ? 2 * pause : 1000000;
+		if (patient && waited > 0.002)
+			pause = pause < 500000 ? 2 * pause : 1000000;
 	}
 	return false;
 }

@@ -5,7 +5,7 @@
  * There are two slots for each, in turn. Whoever writes piece e + 2 has seen all flags at e + 1, and who raises a flag to e + 1 has read
  * piece e.
  *
- * Waiting goes in three stages, as in threads.c: a short spin, a few yields, then sleep on a futex. How long it takes is counted in looks, not by the clock: a job
+ * Waiting is a spin bounded by time, then sleep on a futex, as in threads.c. How long a rank may take is counted in looks, not by the clock: a job
  * that is stopped as a whole, and goes on, has lost nobody. */
 #include <errno.h>
 #include <linux/futex.h>
@@ -25,12 +25,12 @@
 typedef enum Missed { LATE_IN_STEP, STILL, GONE } Missed;
 /* COMM_STAGES_PATIENCE: stages wait for whole steps of the others, not for a moment of one that all are in; so does who sends them the next one, or asks for
  * their pages. */
-enum { HOW = 1 << 16, PIECE = 4096, RING = 1 << 18, SPINS = 2000, YIELDS = 64 };
+enum { HOW = 1 << 16, PIECE = 4096, RING = 1 << 18 };
 
 /* A number that only grows, written by one thread. Its low half is the futex. */
 typedef struct Line {
 	_Alignas(64) atomic_ullong at;
-	atomic_int sleepers;
+	atomic_int asleep; /* a thread sleeps, or is about to */
 } Line;
 
 /* The beginning of the memory. The rest: a Line a rank (bytes that it has taken out of the ring), two a rank (bytes put into its pipe to the
@@ -51,7 +51,8 @@ typedef struct Shared {
 	char    *ring, *pipe; /* pipe: of rank 0; those of the others follow */
 	float   *slot, *corner;
 	CommShape shape;
-	int      parts, spins, timeout_s, still_s; /* timeout_s: within a step; still_s: without a sign of life */
+	double   spin; /* seconds before sleep */
+	int      parts, timeout_s, still_s; /* timeout_s: within a step; still_s: without a sign of life */
 	uint64_t at;    /* bytes sent, or received */
 	uint64_t handed, took, collected;
 	Own     *part;  /* [parts] pieces that each part has sent */
@@ -83,8 +84,8 @@ static void
 line_set(Line *l, uint64_t v)
 {
 	atomic_store(&l->at, v);
-	/* sequentially consistent against line_wait: either it sees the new number or we see the sleeper */
-	if (atomic_load(&l->sleepers) > 0)
+	/* sequentially consistent against line_wait: either it sees the new number or the sleeper is seen here */
+	if (atomic_load(&l->asleep) && atomic_exchange(&l->asleep, 0))
 		futex(l, FUTEX_WAKE, INT32_MAX, NULL);
 }
 
@@ -95,21 +96,16 @@ line_wait(Shared *s, Line *l, uint64_t v, int of, int most_s)
 	const struct timespec look = { .tv_nsec = COMM_LOOK_MS * 1000000L };
 	int looks = 0;
 
-	for (int i = 0; i < s->spins + YIELDS; i++) {
-		if (atomic_load_explicit(&l->at, memory_order_acquire) >= v)
-			return !atomic_load_explicit(&s->b->ended, memory_order_relaxed);
-		if (i < s->spins)
-			pause_cpu();
-		else
-			sched_yield();
-	}
-	atomic_fetch_add(&l->sleepers, 1);
+	if (threads_spin_for(&l->at, v, s->spin, NULL))
+		return !atomic_load_explicit(&s->b->ended, memory_order_relaxed);
 	for (uint64_t now; (now = atomic_load(&l->at)) < v && !atomic_load(&s->b->ended);) {
+		atomic_store(&l->asleep, 1);
+		if (atomic_load(&l->at) != now)
+			continue;
 		looks += !futex(l, FUTEX_WAIT, (unsigned)now, &look);
 		if (most_s && looks > most_s * (1000 / COMM_LOOK_MS))
 			lose(s, of, LATE_IN_STEP);
 	}
-	atomic_fetch_sub(&l->sleepers, 1);
 	return !atomic_load(&s->b->ended);
 }
 
@@ -411,6 +407,19 @@ shared_take(Comm *c, void *data, size_t n)
 	return true;
 }
 
+/* Seconds. A launcher binds each process to its own processors, which are not those of all ranks. */
+static double
+spin_of(CommShape shape, bool processes)
+{
+	Topology top;
+
+	topology_here(&top);
+	if (processes)
+		top = (Topology){ .n_allowed = (int)sysconf(_SC_NPROCESSORS_ONLN) };
+	int64_t threads = (int64_t)shape.ranks * shape.parts;
+	return threads_spin(&top, threads < TOPOLOGY_MAX ? (int)threads : TOPOLOGY_MAX + 1);
+}
+
 llmc_status
 comm_shared(void *memory, int rank, CommShape shape, int timeout_s, void (*release)(void *user), void *user, Comm **out, llmc_error *err)
 {
@@ -430,7 +439,7 @@ comm_shared(void *memory, int rank, CommShape shape, int timeout_s, void (*relea
 	lay_out(s, memory, shape);
 	s->c = comm_of(&way, rank, shape);
 	s->parts = shape.parts;
-	s->spins = (int64_t)shape.ranks * shape.parts > (timeout_s ? sysconf(_SC_NPROCESSORS_ONLN) : topology_threads()) ? 0 : SPINS; /* a launcher binds a process to its own processors */
+	s->spin = spin_of(shape, timeout_s > 0);
 	s->timeout_s = shape.onward ? COMM_STAGES_PATIENCE * timeout_s : timeout_s;
 	s->still_s = timeout_s;
 	s->release = release;

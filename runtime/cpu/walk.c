@@ -1,5 +1,5 @@
-/* A session on the processor: its memory, and walking a phase. Every thread calls each step with its part; a barrier follows each
- * step. Steps of the reference run on the first thread alone, and a run of them needs one barrier only. */
+/* A session on the processor: its memory, and walking a phase. The parts of a step are dealt to the threads of the session (threads_deal): a thread that is
+ * late holds nothing up. Steps of the reference have one part, and a run of them is one stage. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ typedef struct StepRun {
 	llmc_kernel    *kernel;  /* NULL: the reference */
 	ref_fn         *ref;
 	bool            comm;    /* done between ranks, by all threads */
-	bool            meet;    /* a barrier follows */
+	bool            meet;    /* the last step of a stage */
 	bool            window;  /* its pages are window pages */
 	bool            slots;   /* it changes nothing where no sequence of the step has an adapter */
 	void           *a[PLAN_MAX_ARGS];
@@ -27,7 +27,8 @@ typedef struct StepRun {
 typedef struct PhaseRun {
 	int      n_step;
 	StepRun *step;
-	int64_t  n_meet, n_slots;
+	int     *stage[2];   /* first step of each stage: of all, and without those that change nothing for plain sequences */
+	int      n_stage[2];
 } PhaseRun;
 
 typedef struct CpuSession {
@@ -68,8 +69,11 @@ lay_out(CpuSession *c, const Session *s, char *base)
 			s->rope[i] = angles;
 	}
 	BUMP(&b, c->scratch, scratch_floats(s, &b));
-	for (int ph = 0; ph < 2; ph++)
+	for (int ph = 0; ph < 2; ph++) {
 		BUMP(&b, c->phase[ph].step, p->phase[ph].n_step);
+		BUMP(&b, c->phase[ph].stage[0], p->phase[ph].n_step);
+		BUMP(&b, c->phase[ph].stage[1], p->phase[ph].n_step);
+	}
 	return b.over ? -1 : b.at;
 }
 
@@ -120,8 +124,11 @@ bind(Session *s, CpuSession *c)
 			}
 			r->slots = r->kernel && op_info[st->op].flags & OPF_SLOT && (op_info[st->op].arg[0].role != ROLE_SAME || r->a[0] == r->a[op_info[st->op].n_in]);
 			r->meet = by_all(st) || i + 1 == run->n_step || by_all(&p->phase[ph].step[i + 1]);
-			run->n_meet += r->meet;
-			run->n_slots += r->slots;
+			if (i > 0 && !run->step[i - 1].meet)
+				continue;
+			run->stage[0][run->n_stage[0]++] = i;
+			if (!r->slots)
+				run->stage[1][run->n_stage[1]++] = i;
 		}
 	}
 }
@@ -170,6 +177,9 @@ typedef struct Walk {
 	const CpuSession *c;
 	const PhaseRun   *phase;
 	bool              plain; /* no sequence of the step has an adapter */
+	bool              rope;  /* the first stage makes angles */
+	const int        *stage; /* first step of each of the others */
+	int               end;   /* step to end at */
 } Walk;
 
 static void
@@ -239,35 +249,67 @@ run_step(const Walk *w, const StepRun *r, int part, int n_parts)
 		r->ref(&(RefCall){ .step = r->step, .s = s, .arg = r->arg, .scratch = w->c->scratch });
 }
 
+/* A stage of threads_deal. */
 static void
-walk(void *user, int part, int n_parts)
+walk(void *user, int stage, int part, int n_parts)
 {
 	const Walk *w = user;
 	Session *s = w->s;
-	const PhaseRun *ph = w->phase;
 	int64_t n_tok = s->size->n_tok;
 
-	if (n_tok > ROPE_ALONE && s->plan->n_rope) {
+	if (w->rope && stage == 0) {
 		fill_rope(s, n_tok * part / n_parts, n_tok * (part + 1) / n_parts);
-		threads_barrier(s->threads);
+		return;
 	}
-	const int end = s->span_to > 0 ? s->span_to : ph->n_step;
-	for (int i = s->span_to > 0 ? s->span_from : 0; i < end; i++) {
-		const StepRun *r = &ph->step[i];
-		if (r->slots && w->plain)
-			continue;
+	for (int i = w->stage[stage - w->rope]; i < w->end; i++) {
+		const StepRun *r = &w->phase->step[i];
 		if (part == 0 && s->comm)
 			comm_at(s->comm, w->c->n_walk, r->step->layer, (int)r->step->op);
 		run_step(w, r, part, n_parts);
-		if (s->probe) { /* nobody may overwrite what is looked at */
-			threads_barrier(s->threads);
-			if (part == 0)
-				probe(s, r);
-		}
-		/* the last barrier is the end of threads_run */
-		if ((r->meet || s->probe) && i + 1 < end)
-			threads_barrier(s->threads);
+		if (r->meet)
+			break;
 	}
+}
+
+/* Kind of the job for threads_deal: by phase and order of magnitude of the rows. Parts of collectives are those of the other ranks as well. */
+static int
+kind_of(const Walk *w)
+{
+	int kind = w->phase == &w->c->phase[1] ? DEAL_KINDS / 2 : 0;
+
+	for (int64_t n = w->s->size->n_tok; n > 1 && kind % (DEAL_KINDS / 2) < DEAL_KINDS / 2 - 1; n /= 2)
+		kind++;
+	return w->s->comm ? DEAL_ALL : kind;
+}
+
+/* Runs the phase, or the span of it; returns the number of stages. Where a probe looks, each step is a stage, and the job ends behind it. */
+static int
+walk_all(Walk *w)
+{
+	Session *s = w->s;
+	const PhaseRun *ph = w->phase;
+	const int from = s->span_to > 0 ? s->span_from : 0, end = s->span_to > 0 ? s->span_to : ph->n_step;
+	int first = 0, n = 0;
+
+	w->rope = s->size->n_tok > ROPE_ALONE && s->plan->n_rope;
+	for (int i = from; s->probe && i < end; i++, w->rope = false) {
+		w->stage = &i;
+		w->end = i + 1;
+		threads_deal(s->threads, DEAL_ALL, 1 + w->rope, walk, w);
+		probe(s, &ph->step[i]);
+		n += 1 + w->rope;
+	}
+	if (s->probe)
+		return n;
+	w->stage = ph->stage[w->plain];
+	w->end = end;
+	while (first < ph->n_stage[w->plain] && w->stage[first] < from)
+		first++;
+	while (first + n < ph->n_stage[w->plain] && w->stage[first + n] < end)
+		n++;
+	w->stage += first;
+	threads_deal(s->threads, kind_of(w), n + w->rope, walk, w);
+	return n + w->rope;
 }
 
 /* No sequence of the step has an adapter. */
@@ -285,7 +327,7 @@ llmc_status
 cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 {
 	CpuSession *c = s->on;
-	Walk w = { s, c, &c->phase[phase], !s->probe && is_plain(s) };
+	Walk w = { .s = s, .c = c, .phase = &c->phase[phase], .plain = !s->probe && is_plain(s) };
 	const PlanBuffer *b = &s->plan->buffer[s->plan->logits];
 
 	c->n_walk++;
@@ -299,10 +341,7 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	c->window.block_table += s->kv.max_page;
 	if (s->size->n_tok <= ROPE_ALONE)
 		fill_rope(s, 0, s->size->n_tok);
-	else
-		s->stats.barriers += s->plan->n_rope > 0;
-	threads_run(s->threads, walk, &w);
-	s->stats.barriers += w.phase->n_meet - (w.plain ? w.phase->n_slots : 0);
+	s->stats.barriers += walk_all(&w);
 	if (s->comm && comm_ended(s->comm))
 		return comm_error(s->comm, err);
 	/* all ranks of a stage have what it makes, and each hands it to its fellow of the next; of the logits there is one receiver */

@@ -97,10 +97,11 @@ take_in(Engine *e)
 
 /* Each thread of the session samples for every n-th choice. */
 static void
-sample_part(void *user, int part, int n_parts)
+sample_part(void *user, int stage, int part, int n_parts)
 {
 	Engine *e = user;
 
+	(void)stage;
 	if (part >= e->n_scratch)
 		return;
 	n_parts = n_parts < e->n_scratch ? n_parts : e->n_scratch;
@@ -120,9 +121,9 @@ static void
 sample_all(Engine *e)
 {
 	if (e->n_sampled > 1 && e->session->threads)
-		threads_run(e->session->threads, sample_part, e);
+		threads_deal(e->session->threads, DEAL_AS_BEFORE, 1, sample_part, e);
 	else
-		sample_part(e, 0, 1);
+		sample_part(e, 0, 0, 1);
 }
 
 /* Can the device sample all that this step says? What it must know of the sequences is told it on the way. */

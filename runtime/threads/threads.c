@@ -1,12 +1,16 @@
-/* A pool of threads that run one function side by side, and a barrier between its stages.
+/* A pool of threads, and two ways to run a function on it: each part on the thread of its number (threads_run, with barriers inside), or stages
+ * whose parts go to whichever thread is there (threads_deal).
  *
- * Waiting goes in three stages: a short spin (the others are nearly there), a few yields (someone else wants this
- * processor, perhaps the very thread that is waited for), then sleep on a futex. So nothing collapses when there are
- * more threads than processors, and an idle pool costs nothing.
+ * Dealing: the word `open` holds the number of the stage whose parts may be claimed. A thread claims the part of its own number first; when that
+ * is done and others are late, it claims theirs. The thread that completes the last part opens the next stage. So a thread that another process has
+ * displaced, or that has yet to wake up, holds a stage up only while it is inside a part.
+ *
+ * Waiting: a spin bounded by time, then sleep on a futex. No sched_yield: it gives the processor away for a whole time slice (4 ms at 250 Hz), also to a process of
+ * the lowest priority. With more threads than processors nothing spins. Wakers make a system call only if a thread sleeps.
  *
  * When the pool is as large as the machine each thread has its own core; a smaller pool may move between cores but
  * never shares one through hyper-threading; a larger one is left to the scheduler. The caller's thread takes part only
- * while threads_run runs, and gets its own mask back. */
+ * while threads_run or threads_deal runs, and gets its own mask back. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -18,73 +22,161 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "runtime/threads/threads.h"
 
-enum { YIELDS = 64 };
+/* A stage's word: its number, shifted, and flags. SHARED: any thread may claim any part. CLOSE: the pool ends. */
+enum { SHARED = 1, CLOSE = 2, NUMBER = 4 };
+enum {
+	SPIN_US = 200,   /* longest spin before sleep; LLMC_SPIN_US overrides it */
+	SPIN_LOOKS = 32, /* looks at the word between two looks at the clock */
+	LATE_US = 5,     /* a part that has not been claimed for so long is taken over */
+};
 
-/* One line each: the waiters of one must not slow the writers of the other. */
+/* A word that only grows; its low half is the futex. Separate lines: waiters of one gate must not slow the writers of the other. */
 typedef struct Gate {
-	_Alignas(64) atomic_uint turn;
-	_Alignas(64) atomic_int sleepers;
+	_Alignas(64) atomic_ullong turn;
+	atomic_int asleep; /* a thread sleeps, or is about to */
 } Gate;
 
+/* What each thread of the pool has for itself */
 typedef struct Worker {
+	_Alignas(64) atomic_ullong claimed; /* number of the last stage whose part of this number was claimed */
 	Threads  *pool;
 	pthread_t thread;
 	int       part;
+	bool      alone;   /* the last stage had late parts: look for them without delay */
 } Worker;
 
 struct Threads {
 	int         n, n_started;
-	int         spins;     /* pauses before yielding */
-	bool        pin;       /* masks below are in force */
-	cpu_set_t   caller;    /* mask of part 0 while it runs */
-	threads_fn *fn;        /* NULL: end */
-	void       *user;
-	Gate        start, meet;
-	_Alignas(64) atomic_int arrived;
-	Worker      worker[];  /* [n], the first unused */
+	double      spin, late; /* seconds: longest spin before sleep; delay before late parts are taken over */
+	bool        pin;        /* masks below are in force */
+	cpu_set_t   caller;     /* mask of part 0 while it runs */
+	/* The job. Written by the caller before its first stage opens; read by threads that have claimed a part of it. */
+	threads_fn      *fn;
+	threads_deal_fn *deal;
+	void            *user;
+	uint64_t         first, last; /* numbers of its stages */
+	Gate        open, over, meet;
+	/* The caller's */
+	TeamKind    kind[DEAL_KINDS];
+	bool        alone;   /* the last job was */
+	double      waited;  /* seconds of this job */
+	int64_t     n_alone, n_own; /* jobs; parts of this job that it ran */
+	_Alignas(64) atomic_int left;    /* parts of the open stage that are not done */
+	_Alignas(64) atomic_int arrived; /* at threads_barrier */
+	_Alignas(64) atomic_llong n_sleeps, n_taken;
+	Worker      worker[];   /* [n], the first is the caller's */
 };
 
+/* --- waiting ------------------------------------------------------------------------------------------------------ */
+
 static void
-gate_open(Gate *g)
+gate_set(Gate *g, uint64_t turn)
 {
-	atomic_fetch_add(&g->turn, 1);
-	/* sequentially consistent against gate_wait: either it sees the new turn or we see the sleeper */
-	if (atomic_load(&g->sleepers) > 0)
+	atomic_store(&g->turn, turn);
+	/* Sequentially consistent against gate_wait: either it sees the new turn or the sleeper is seen here. The flag is cleared so
+	 * that a thread which is awake but has no processor yet costs later stages no system call. */
+	if (atomic_load(&g->asleep) && atomic_exchange(&g->asleep, 0))
 		syscall(SYS_futex, &g->turn, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-static void
-gate_wait(Gate *g, unsigned turn, int spins)
+bool
+threads_spin_for(atomic_ullong *word, uint64_t least, double seconds, double *waited)
 {
-	for (int i = 0; i < spins; i++) {
-		if (atomic_load_explicit(&g->turn, memory_order_acquire) != turn)
-			return;
+	double since = 0, now = 0;
+
+	for (unsigned i = 1; seconds > 0; i++) {
+		if (atomic_load_explicit(word, memory_order_acquire) >= least)
+			break;
 		pause_cpu();
+		if (i % SPIN_LOOKS)
+			continue;
+		now = clock_now();
+		since = since == 0 ? now : since;
+		if (now - since > seconds)
+			break;
 	}
-	for (int i = 0; i < YIELDS; i++) {
-		if (atomic_load_explicit(&g->turn, memory_order_acquire) != turn)
-			return;
-		sched_yield();
-	}
-	atomic_fetch_add(&g->sleepers, 1);
-	while (atomic_load(&g->turn) == turn)
-		syscall(SYS_futex, &g->turn, FUTEX_WAIT_PRIVATE, turn, NULL, NULL, 0);
-	atomic_fetch_sub(&g->sleepers, 1);
+	if (waited)
+		*waited += now - since;
+	return atomic_load_explicit(word, memory_order_acquire) >= least;
 }
 
-void
-threads_barrier(Threads *t)
+/* Waits until the gate has left `turn`; returns its new one. */
+static uint64_t
+gate_wait(Threads *t, Gate *g, uint64_t turn, double *waited)
 {
-	if (t->n == 1)
+	uint64_t now;
+
+	if (threads_spin_for(&g->turn, turn + 1, t->spin, waited))
+		return atomic_load_explicit(&g->turn, memory_order_acquire);
+	double since = waited ? clock_now() : 0;
+	while ((now = atomic_load(&g->turn)) == turn) {
+		atomic_store(&g->asleep, 1);
+		if (atomic_load(&g->turn) != turn)
+			continue;
+		atomic_fetch_add_explicit(&t->n_sleeps, 1, memory_order_relaxed);
+		syscall(SYS_futex, &g->turn, FUTEX_WAIT_PRIVATE, (unsigned)turn, NULL, NULL, 0);
+	}
+	if (waited)
+		*waited += clock_now() - since;
+	return now;
+}
+
+/* --- stages and parts --------------------------------------------------------------------------------------------- */
+
+/* Each part of a stage is claimed once, so a part was last claimed in the stage before exactly if it is free in this one. A claim that
+ * succeeds keeps the stage, and with it the job, from ending until the part is done. */
+static bool
+claim(Threads *t, uint64_t turn, int part)
+{
+	unsigned long long before = turn / NUMBER - 1;
+	atomic_ullong     *claimed = &t->worker[part].claimed;
+
+	return atomic_load_explicit(claimed, memory_order_relaxed) == before && atomic_compare_exchange_strong(claimed, &before, before + 1);
+}
+
+static void
+run_part(Threads *t, uint64_t turn, int part)
+{
+	uint64_t number = turn / NUMBER;
+
+	if (turn & SHARED)
+		t->deal(t->user, (int)(number - t->first), part, t->n);
+	else
+		t->fn(t->user, part, t->n);
+	if (atomic_fetch_sub(&t->left, 1) > 1)
 		return;
-	unsigned turn = atomic_load(&t->meet.turn);
-	if (atomic_fetch_add(&t->arrived, 1) == t->n - 1) {
-		atomic_store(&t->arrived, 0);
-		gate_open(&t->meet);
+	if (number == t->last) {
+		gate_set(&t->over, number); /* the job is the caller's again */
 	} else {
-		gate_wait(&t->meet, turn, t->spins);
+		atomic_store_explicit(&t->left, t->n, memory_order_relaxed);
+		gate_set(&t->open, turn + NUMBER);
+	}
+}
+
+/* The own part, then those that no other thread has begun. */
+static void
+run_parts(Worker *w, uint64_t turn)
+{
+	Threads *t = w->pool;
+
+	if (claim(t, turn, w->part)) {
+		run_part(t, turn, w->part);
+		t->n_own += w->part == 0;
+	}
+	if (!(turn & SHARED) || (!w->alone && threads_spin_for(&t->open.turn, turn + 1, t->late, w->part ? NULL : &t->waited)))
+		return;
+	w->alone = false;
+	for (int i = 1; i < t->n && atomic_load_explicit(&t->open.turn, memory_order_relaxed) == turn; i++) {
+		int part = (w->part + i) % t->n;
+		if (!claim(t, turn, part))
+			continue;
+		w->alone = true;
+		atomic_fetch_add_explicit(&t->n_taken, 1, memory_order_relaxed);
+		t->n_own += w->part == 0;
+		run_part(t, turn, part);
 	}
 }
 
@@ -92,35 +184,95 @@ static void *
 worker_main(void *arg)
 {
 	Worker *w = arg;
-	Threads *t = w->pool;
 
-	for (unsigned turn = 0;; turn++) {
-		gate_wait(&t->start, turn, t->spins);
-		if (!t->fn)
+	for (uint64_t turn = 0;;) {
+		turn = gate_wait(w->pool, &w->pool->open, turn, NULL);
+		if (turn & CLOSE)
 			return NULL;
-		t->fn(t->user, w->part, t->n);
-		threads_barrier(t);
+		run_parts(w, turn);
 	}
+}
+
+/* Runs the job, of so many stages, and takes part in it. */
+static void
+run_job(Threads *t, int n_stages, unsigned flags)
+{
+	Worker   *w = &t->worker[0];
+	cpu_set_t own;
+	bool      moved = t->pin && pthread_getaffinity_np(pthread_self(), sizeof own, &own) == 0 &&
+	             pthread_setaffinity_np(pthread_self(), sizeof t->caller, &t->caller) == 0;
+
+	t->first = t->last + 1;
+	t->last += (uint64_t)n_stages;
+	atomic_store_explicit(&t->left, t->n, memory_order_relaxed);
+	uint64_t turn = t->first * NUMBER | flags;
+	gate_set(&t->open, turn);
+	for (run_parts(w, turn); turn / NUMBER != t->last; run_parts(w, turn))
+		turn = gate_wait(t, &t->open, turn, &t->waited);
+	gate_wait(t, &t->over, t->first - 1, &t->waited);
+	if (moved)
+		(void)pthread_setaffinity_np(pthread_self(), sizeof own, &own);
 }
 
 void
 threads_run(Threads *t, threads_fn *fn, void *user)
 {
-	cpu_set_t own;
-
 	if (t->n == 1) {
 		fn(user, 0, 1);
 		return;
 	}
-	bool moved = t->pin && pthread_getaffinity_np(pthread_self(), sizeof own, &own) == 0 &&
-	             pthread_setaffinity_np(pthread_self(), sizeof t->caller, &t->caller) == 0;
 	t->fn = fn;
 	t->user = user;
-	gate_open(&t->start);
-	fn(user, 0, t->n);
-	threads_barrier(t);
-	if (moved)
-		(void)pthread_setaffinity_np(pthread_self(), sizeof own, &own);
+	run_job(t, 1, 0);
+}
+
+/* Seconds that the caller waited in the job that it has run in so many, less those that the others' parts would have taken it. */
+static double
+held_up(const Threads *t, int n_stages, double seconds)
+{
+	double all = (double)n_stages * t->n, own = t->n_own > 0 ? (double)t->n_own : 1;
+
+	return t->waited - (seconds - t->waited) * (all - own) / own;
+}
+
+void
+threads_deal(Threads *t, int kind, int n_stages, threads_deal_fn *fn, void *user)
+{
+	if (n_stages < 1)
+		return;
+	TeamKind *k = t->n > 1 && kind >= 0 ? &t->kind[kind] : NULL;
+	double begin = k ? clock_now() : 0;
+	if (k)
+		t->alone = team_alone(k, begin);
+	if (t->n == 1 || (kind != DEAL_ALL && t->alone)) {
+		for (int i = 0; i < n_stages; i++)
+			fn(user, i, 0, 1);
+		t->n_alone++;
+	} else {
+		t->deal = fn;
+		t->user = user;
+		t->waited = 0;
+		t->n_own = 0;
+		run_job(t, n_stages, SHARED);
+	}
+	if (!k)
+		return;
+	double end = clock_now();
+	team_ran(k, end, end - begin, t->alone ? 0 : held_up(t, n_stages, end - begin));
+}
+
+void
+threads_barrier(Threads *t)
+{
+	if (t->n == 1)
+		return;
+	uint64_t turn = atomic_load(&t->meet.turn);
+	if (atomic_fetch_add(&t->arrived, 1) == t->n - 1) {
+		atomic_store(&t->arrived, 0);
+		gate_set(&t->meet, turn + 1);
+	} else {
+		gate_wait(t, &t->meet, turn, NULL);
+	}
 }
 
 /* Masks of the parts: mask[0] is the caller's. */
@@ -151,7 +303,6 @@ start_worker(Threads *t, int part, const cpu_set_t *mask)
 	sigset_t all, was;
 	Worker *w = &t->worker[part];
 
-	*w = (Worker){ .pool = t, .part = part };
 	int rc = pthread_attr_init(&attr);
 	if (rc)
 		return rc;
@@ -171,6 +322,18 @@ start_worker(Threads *t, int part, const cpu_set_t *mask)
 	return rc;
 }
 
+double
+threads_spin(const Topology *top, int n)
+{
+	const char *us = getenv("LLMC_SPIN_US");
+
+	/* with more threads than processors a spin keeps another thread of the pool from running */
+	if (n > top->n_allowed || (top->quota > 0 && n > top->quota + 0.01))
+		return 0;
+	double spin = us && *us ? strtod(us, NULL) : SPIN_US;
+	return spin > 0 && spin < 1e6 ? spin * 1e-6 : 0;
+}
+
 llmc_status
 threads_open(int n, Threads **out, llmc_error *err)
 {
@@ -188,6 +351,10 @@ threads_open(int n, Threads **out, llmc_error *err)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d threads", n);
 	Threads *t = memset(memory, 0, bytes);
 	t->n = t->n_started = 1;
+	for (int i = 0; i < n; i++) {
+		t->worker[i].pool = t;
+		t->worker[i].part = i;
+	}
 	if (n == 1) {
 		*out = t;
 		return LLMC_OK;
@@ -200,8 +367,8 @@ threads_open(int n, Threads **out, llmc_error *err)
 	}
 	t->pin = !(pin && !strcmp(pin, "0")) && place(&top, n, mask);
 	t->caller = mask[0];
-	/* about 20 us; with more threads than processors whoever waits had better make room at once */
-	t->spins = n > top.n_allowed || (top.quota > 0 && n > top.quota + 0.01) ? 0 : 1000;
+	t->spin = threads_spin(&top, n);
+	t->late = t->spin > 0 ? LATE_US * 1e-6 : 0;
 	for (; t->n_started < n; t->n_started++) {
 		int rc = start_worker(t, t->n_started, t->pin ? &mask[t->n_started] : NULL);
 		if (rc) {
@@ -223,9 +390,8 @@ threads_close(Threads *t)
 {
 	if (!t)
 		return;
-	t->fn = NULL;
 	if (t->n_started > 1)
-		gate_open(&t->start);
+		gate_set(&t->open, (t->last + 1) * NUMBER | CLOSE);
 	for (int i = 1; i < t->n_started; i++)
 		pthread_join(t->worker[i].thread, NULL);
 	free(t);
@@ -235,4 +401,10 @@ int
 threads_count(const Threads *t)
 {
 	return t->n;
+}
+
+ThreadCounts
+threads_counts(const Threads *t)
+{
+	return (ThreadCounts){ .sleeps = atomic_load(&t->n_sleeps), .taken = atomic_load(&t->n_taken), .alone = t->n_alone };
 }

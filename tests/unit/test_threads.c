@@ -1,15 +1,17 @@
-/* The pool: every part runs, barriers order memory, nothing hangs with more threads than processors, the caller keeps its
- * affinity. And which processors a pool would use, on stand-ins for /sys and /proc. */
+/* The pool: every part runs, barriers and stages order memory, nothing hangs with more threads than processors or with a thread that is displaced for long, the caller keeps its
+ * affinity. Whether a team or the caller alone runs jobs, on given times. And which processors a pool would use, on stand-ins for /sys and /proc. */
 #include <pthread.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -66,6 +68,256 @@ nothing(void *user, int part, int n)
 {
 	(void)part, (void)n;
 	atomic_fetch_add((atomic_int *)user, 1);
+}
+
+/* In each stage every part writes its own cell of one array from its neighbour's of the other. */
+typedef struct Deal {
+	int64_t    cell[2][MOST * 16]; /* plain memory: only the stages order it */
+	atomic_int runs[STAGES][MOST];
+	int        from, parts;
+} Deal;
+
+static void
+dealt(void *user, int stage, int part, int n)
+{
+	Deal *d = user;
+	int64_t *now = d->cell[stage % 2], *before = d->cell[(stage + 1) % 2];
+
+	atomic_fetch_add(&d->runs[stage][part], 1);
+	if (part == 0)
+		d->parts = n;
+	if (n > 1)
+		now[part * 16] = before[(part + 1) % n * 16] + 1;
+}
+
+static void
+check_deal(const Deal *d, int n, int stages_)
+{
+	for (int i = 0; i < STAGES; i++)
+		for (int part = 0; part < MOST; part++)
+			assert_int_equal(d->runs[i][part], i < stages_ && part < n);
+	for (int part = 0; part < n && n > 1 && stages_ > 0; part++)
+		assert_int_equal(d->cell[(stages_ - 1) % 2][part * 16], stages_);
+}
+
+static void
+every_part_of_a_stage_runs_once(void **state)
+{
+	static const int counts[] = { 0, 1, 2, 7, STAGES };
+
+	(void)state;
+	for (int n = 1; n <= MOST; n += n < 4 ? 1 : 5) {
+		Threads *t;
+		assert_int_equal(threads_open(n, &t, NULL), LLMC_OK);
+		for (size_t run = 0; run < 40; run++) {
+			Deal d = { .from = 0 };
+			int count = counts[run % (sizeof counts / sizeof *counts)];
+			Sum s = { .pool = t };
+			threads_deal(t, DEAL_ALL, count, dealt, &d);
+			check_deal(&d, n, count);
+			if (run % 8 == 0) { /* the other way of running between them */
+				threads_run(t, stages, &s);
+				assert_int_equal(s.cell[0], STAGES);
+				assert_int_equal(s.bad, 0);
+			}
+		}
+		threads_close(t);
+	}
+}
+
+/* --- a thread that has no processor for long: it is inside a signal handler ---------------------------------------- */
+
+#if !defined(__SANITIZE_THREAD__)
+
+static int        release_[2];
+static atomic_int entered;
+
+static void
+stay_away(int sig)
+{
+	char c;
+
+	(void)sig;
+	atomic_fetch_add(&entered, 1);
+	(void)!read(release_[0], &c, 1);
+}
+
+typedef struct Away {
+	pthread_t  thread[MOST];
+} Away;
+
+/* Threads of a pool have all signals blocked. */
+static void
+let_signals_in(void *user, int part, int n)
+{
+	sigset_t set;
+
+	(void)n;
+	sigemptyset(&set);
+	sigaddset(&set, SIGUSR1);
+	pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+	((Away *)user)->thread[part] = pthread_self();
+}
+
+static void
+threads_that_are_displaced_hold_nothing_up(void **state)
+{
+	struct sigaction sa = { .sa_handler = stay_away }, was;
+	enum { N = 4, GONE = 3 };
+
+	(void)state;
+	assert_int_equal(pipe(release_), 0);
+	assert_int_equal(sigaction(SIGUSR1, &sa, &was), 0);
+	for (int gone = 1; gone <= GONE; gone++) {
+		Threads *t;
+		Away     a;
+		Deal     d = { .from = 0 };
+		atomic_store(&entered, 0);
+		assert_int_equal(threads_open(N, &t, NULL), LLMC_OK);
+		threads_run(t, let_signals_in, &a);
+		for (int i = 1; i <= gone; i++)
+			assert_int_equal(pthread_kill(a.thread[i], SIGUSR1), 0);
+		while (atomic_load(&entered) < gone)
+			usleep(1000);
+		int64_t taken = threads_counts(t).taken;
+		threads_deal(t, DEAL_ALL, STAGES, dealt, &d); /* returns although they are away */
+		check_deal(&d, N, STAGES);
+		assert_int_equal(d.parts, N);
+		assert_true(threads_counts(t).taken - taken >= (int64_t)gone * STAGES);
+		for (int i = 1; i <= gone; i++)
+			assert_int_equal(write(release_[1], "x", 1), 1);
+		Sum s = { .pool = t };
+		threads_run(t, stages, &s); /* each part on its own thread again */
+		for (int i = 0; i < N; i++)
+			assert_int_equal(s.seen[i], 1);
+		assert_int_equal(s.bad, 0);
+		threads_close(t);
+	}
+	sigaction(SIGUSR1, &was, NULL);
+	close(release_[0]);
+	close(release_[1]);
+}
+
+#endif
+
+/* Waiting threads end up in the kernel: an idle pool takes no time of a processor. */
+static void
+idle_threads_sleep(void **state)
+{
+	atomic_int count = 0;
+	Threads *t;
+
+	(void)state;
+	assert_int_equal(threads_open(2, &t, NULL), LLMC_OK);
+	for (int i = 0; i < 60000 && threads_counts(t).sleeps < 1; i++)
+		usleep(1000);
+	assert_true(threads_counts(t).sleeps >= 1); /* the one worker, before any job */
+	threads_run(t, nothing, &count);
+	assert_int_equal(count, 2);
+	threads_close(t);
+}
+
+static void
+spins_are_bounded(void **state)
+{
+	Topology two = { .n_allowed = 2, .n_core = 2 }, half = { .n_allowed = 8, .n_core = 8, .quota = 2.5 };
+	atomic_ullong word = 5;
+	double waited = 0;
+
+	(void)state;
+	assert_true(threads_spin(&two, 2) > 0 && threads_spin(&two, 2) < 0.01);
+	assert_true(threads_spin(&two, 3) == 0); /* a spin would keep the third from running */
+	assert_true(threads_spin(&half, 2) > 0);
+	assert_true(threads_spin(&half, 3) == 0);
+	setenv("LLMC_SPIN_US", "50", 1);
+	assert_true(threads_spin(&two, 2) == 50 * 1e-6);
+	assert_true(threads_spin(&two, 3) == 0);
+	setenv("LLMC_SPIN_US", "0", 1);
+	assert_true(threads_spin(&two, 2) == 0);
+	setenv("LLMC_SPIN_US", "-3", 1);
+	assert_true(threads_spin(&two, 2) == 0);
+	unsetenv("LLMC_SPIN_US");
+	assert_true(threads_spin_for(&word, 5, 1, &waited));
+	assert_true(waited == 0);
+	assert_false(threads_spin_for(&word, 6, 0, NULL));
+	assert_false(threads_spin_for(&word, 6, 0.002, &waited));
+	assert_true(waited >= 0.002);
+}
+
+/* --- team or alone -------------------------------------------------------------------------------------------------- */
+
+/* Jobs for so many seconds, of so long alone and so long in a team that waits for displaced threads most of the time, or does not. Returns the share of the time
+ * that went to jobs alone. */
+static double
+simulate(TeamKind *k, double *now, double seconds, double team, double alone, bool held)
+{
+	double end = *now + seconds, by_itself = 0;
+
+	while (*now < end) {
+		bool a = team_alone(k, *now);
+		double took = a ? alone : team;
+		*now += took;
+		by_itself += a ? took : 0;
+		team_ran(k, *now, took, a ? 0 : held ? 0.3 * took : -took);
+	}
+	return by_itself / seconds;
+}
+
+static void
+the_faster_of_team_and_alone_is_chosen(void **state)
+{
+	TeamKind k = { 0 };
+	double now = 100;
+
+	(void)state;
+	/* a team that is not held up is never left, not even for a trial */
+	assert_true(simulate(&k, &now, 20, 0.005, 0.010, false) == 0);
+	/* other processes come: alone is tried, and stays but for trials of the team */
+	assert_true(simulate(&k, &now, 20, 0.030, 0.012, true) > 0.8);
+	assert_true(k.alone || k.trial);
+	/* they go: the team is back within two seconds */
+	assert_true(simulate(&k, &now, 2, 0.005, 0.010, false) < 1);
+	assert_true(simulate(&k, &now, 20, 0.005, 0.010, false) == 0);
+	/* held up, but faster than alone: few trials */
+	assert_true(simulate(&k, &now, 20, 0.009, 0.010, true) < 0.25);
+	/* after a long time without a job nothing is known */
+	simulate(&k, &now, 5, 0.030, 0.012, true);
+	now += 1000;
+	assert_false(team_alone(&k, now));
+	/* jobs of seconds: a window is three of them */
+	k = (TeamKind){ 0 };
+	assert_true(simulate(&k, &now, 300, 3, 1, true) > 0.7);
+}
+
+static void
+held_up_threads(void *user, int stage, int part, int n)
+{
+	(void)stage;
+	if (n > 1 && part > 0)
+		usleep(20000); /* as a thread that is displaced inside its part */
+	atomic_fetch_add(&((atomic_int *)user)[n > 1], 1);
+}
+
+/* The pool itself: parts of others take longer than all parts take the caller. */
+static void
+a_caller_that_is_held_up_goes_on_alone(void **state)
+{
+	atomic_int jobs[2] = { 0, 0 };
+	Threads *t;
+
+	(void)state;
+	assert_int_equal(threads_open(2, &t, NULL), LLMC_OK);
+	for (int i = 0; i < 10000 && threads_counts(t).alone == 0; i++)
+		threads_deal(t, 3, 2, held_up_threads, jobs);
+	assert_true(threads_counts(t).alone > 0);
+	int64_t alone = threads_counts(t).alone;
+	threads_deal(t, DEAL_AS_BEFORE, 1, held_up_threads, jobs);
+	assert_int_equal(threads_counts(t).alone, alone + 1);
+	int team = jobs[1];
+	threads_deal(t, DEAL_ALL, 1, held_up_threads, jobs);
+	assert_int_equal(jobs[1], team + 2);
+	assert_int_equal(threads_counts(t).alone, alone + 1);
+	threads_close(t);
 }
 
 static void
@@ -320,6 +572,14 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(barriers_order_memory),
+		cmocka_unit_test(every_part_of_a_stage_runs_once),
+#if !defined(__SANITIZE_THREAD__)
+		cmocka_unit_test(threads_that_are_displaced_hold_nothing_up),
+#endif
+		cmocka_unit_test(idle_threads_sleep),
+		cmocka_unit_test(spins_are_bounded),
+		cmocka_unit_test(the_faster_of_team_and_alone_is_chosen),
+		cmocka_unit_test(a_caller_that_is_held_up_goes_on_alone),
 		cmocka_unit_test(pools_open_and_close),
 		cmocka_unit_test(pools_run_side_by_side),
 		cmocka_unit_test(the_caller_keeps_its_affinity),
