@@ -397,13 +397,13 @@ serve(int argc, char **argv)
 		if (!c.quiet)
 			fprintf(stderr, "llmc: leaving: /health says 503, requests are taken for %.0f s more; again to go on\n", (double)leave_s);
 		llmc_serve_leave(s);
-		for (double left = (double)leave_s; left > 0 && !stopped(&log, s, so.keys, 50); left -= 0.05)
+		for (double end = now() + (double)leave_s; now() < end && !stopped(&log, s, so.keys, 50);)
 			;
 	}
 	if (!c.quiet)
 		fprintf(stderr, "llmc: stopping: requests in work have %.0f s; again to stop at once\n", (double)drain_s);
 	llmc_serve_stop(s);
-	for (double left = drain_s; left > 0 && !llmc_serve_wait(s, 50); left -= 0.05)
+	for (double end = now() + (double)drain_s; !llmc_serve_wait(s, 50) && now() < end;)
 		if (stopped(&log, s, so.keys, 0)) {
 			code = EXIT_INTERRUPTED;
 			break;

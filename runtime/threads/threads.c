@@ -164,7 +164,8 @@ run_parts(Worker *w, uint64_t turn)
 
 	if (claim(t, turn, w->part)) {
 		run_part(t, turn, w->part);
-		t->n_own += w->part == 0;
+		if (w->part == 0)
+			t->n_own++;
 	}
 	if (!(turn & SHARED) || (!w->alone && threads_spin_for(&t->open.turn, turn + 1, t->late, w->part ? NULL : &t->waited)))
 		return;
@@ -175,7 +176,8 @@ run_parts(Worker *w, uint64_t turn)
 			continue;
 		w->alone = true;
 		atomic_fetch_add_explicit(&t->n_taken, 1, memory_order_relaxed);
-		t->n_own += w->part == 0;
+		if (w->part == 0)
+			t->n_own++;
 		run_part(t, turn, part);
 	}
 }
