@@ -8,7 +8,7 @@ DESTDIR   ?=
 CFLAGS    ?= -O2 -g
 WARN      := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror
 PKGS      := yaml-0.1 jansson libpcre2-8 libutf8proc
-CPPFLAGS_ := -I. -Iinclude -D_GNU_SOURCE $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+CPPFLAGS_ := -I. -Iinclude -Itemplates -D_GNU_SOURCE $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 CFLAGS_   := -std=gnu11 -fPIC -fvisibility=hidden -ffp-contract=off $(WARN)
 LIBS      := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread -ldl
 SAN       ?=

@@ -64,9 +64,8 @@ templates_load(const char *target, const Spec *s, Diag *d, Arena *perm)
 	for (int op = 1; op < OP_COUNT; op++)
 		for (int k = 0; k < 3; k++)
 			for (int v = cuda ? 0 : 2; v < 3; v++) {
-				const char *path = arena_printf(perm, "templates/%s/%s%s%s.%s.in", cuda ? "cuda" : "cpu", op_info[op].name,
-				                                tail[k], variant[v], cuda ? "cu" : "c");
-				const char *text = embed_find(path, NULL);
+				const char *name = arena_printf(perm, "%s%s%s.%s.in", op_info[op].name, tail[k], variant[v], cuda ? "cu" : "c");
+				const char *path, *text = embed_find_below(cuda ? "templates/cuda" : "templates/cpu", name, &path);
 				if (text)
 					templates_add(ts, (OpKind)op, path, text);
 			}

@@ -122,10 +122,9 @@ static bool parse_piece(Parse *p, const Piece *piece, int depth);
 static bool
 parse_include(Parse *p, const Line *l, int depth)
 {
-	const char *slash = strrchr(p->t->path, '/');
 	Piece      *piece = NEW(p->ts->arena, Piece, 1);
 	size_t      size;
-	const char *path = arena_printf(p->ts->arena, "%.*s%.*s", (int)(slash ? slash + 1 - p->t->path : 0), p->t->path, (int)l->size, l->text);
+	const char *path = arena_printf(p->ts->arena, "templates/%.*s", (int)l->size, l->text);
 	const char *text = p->ts->included(path, &size);
 
 	if (!text)

@@ -163,15 +163,13 @@ expand_text(Making *m, Text *out)
 
 typedef struct Headers { const char *name[48]; int n; } Headers;
 
-/* All "common/x.h" that a text includes, and what these include. */
+/* All headers that a text includes, by their paths below templates/, and what these include. */
 static bool
 headers_of(const Bind *b, const char *text, Headers *h)
 {
 	for (const char *p = text; (p = strstr(p, "#include \"")); ) {
 		p += 10;
-		size_t      n = strcspn(p, "\"\n");
-		bool        with = strncmp(p, "common/", 7) == 0;
-		const char *name = arena_printf(b->ts->arena, "%s%.*s", with ? "" : "common/", (int)n, p);
+		const char *name = arena_printf(b->ts->arena, "%.*s", (int)strcspn(p, "\"\n"), p);
 		int         k = 0;
 		while (k < h->n && strcmp(h->name[k], name) != 0)
 			k++;

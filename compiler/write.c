@@ -14,6 +14,14 @@ is_plan(const char *path)
 static llmc_status
 write_one(const char *dir, const ArtifactFile *f, Strbuf *path, llmc_error *err)
 {
+	const char *slash = strrchr(f->path, '/');
+
+	if (slash) {
+		file_join(path, dir, "");
+		strbuf_add(path, f->path, (size_t)(slash - f->path));
+		if (!path->failed)
+			TRY(file_mkdirs(strbuf_str(path), err));
+	}
 	file_join(path, dir, f->path);
 	if (path->failed)
 		return error_set(err, LLMC_E_MEMORY, "out of memory while writing %s", f->path);

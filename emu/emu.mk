@@ -45,4 +45,4 @@ $(EMU)/libnvrtc.so: $(EMU)/libnvrtc.so.13
 
 $(EMU)/t_%: tests/emu/t_%.c tests/emu/host.h $(EMU_DIR)/cuda_api.h
 	@mkdir -p $(@D)
-	$(CC) -std=gnu11 -O1 -g -D_GNU_SOURCE -Wall -Wextra -Wno-missing-field-initializers -Wshadow -Werror -I. $< -o $@ -lm -ldl -lpthread
+	$(CC) -std=gnu11 -O1 -g -D_GNU_SOURCE -Wall -Wextra -Wno-missing-field-initializers -Wshadow -Werror -I. -Itemplates $< -o $@ -lm -ldl -lpthread

@@ -31,7 +31,6 @@ SM = {"sm_75": (1024, 64, 64), "sm_80": (2048, 164, 163), "sm_86": (1536, 100, 9
 
 def headers_of(text, root, seen):
     for name in re.findall(r'#include "([^"]+)"', text):
-        name = name if name.startswith("common/") else "common/" + name
         if name not in seen:
             seen[name] = (root / name).read_text()
             headers_of(seen[name], root, seen)

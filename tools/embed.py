@@ -34,6 +34,9 @@ def main():
     out.append("static const struct { const char *path; const unsigned char *data; size_t size; const char *sum; } file[] = { /* by path */")
     out += [f'\t{{ "{path}", f{i}, sizeof f{i} - 1, "{sums[i]}" }},' for i, path in enumerate(paths)]
     out.append("};\n")
+    out.append("static const short by_name[] = { /* of file, by file name */")
+    out.append("\t" + "".join(f"{i}," for i in sorted(range(len(paths)), key=lambda i: (os.path.basename(paths[i]), paths[i]))))
+    out.append("};\n")
     out.append("""/* -1: none */
 static int
 find(const char *path)
@@ -60,6 +63,38 @@ embed_find(const char *path, size_t *size)
 	if (at >= 0 && size)
 		*size = file[at].size;
 	return at < 0 ? NULL : (const char *)file[at].data;
+}
+
+static const char *
+name_of(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return slash ? slash + 1 : path;
+}
+
+const char *
+embed_find_below(const char *folder, const char *name, const char **path)
+{
+	size_t n = strlen(folder);
+	int low = 0, high = sizeof by_name / sizeof *by_name;
+
+	while (low < high) {
+		int at = (low + high) / 2;
+		if (strcmp(name_of(file[by_name[at]].path), name) < 0)
+			low = at + 1;
+		else
+			high = at;
+	}
+	for (; low < (int)(sizeof by_name / sizeof *by_name) && strcmp(name_of(file[by_name[low]].path), name) == 0; low++) {
+		const char *p = file[by_name[low]].path;
+		if (strncmp(p, folder, n) == 0 && p[n] == '/') {
+			if (path)
+				*path = p;
+			return (const char *)file[by_name[low]].data;
+		}
+	}
+	return NULL;
 }
 
 const char *

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_SOURCE = 1 << 24, MAX_HEADERS = 256 };
+enum { MAX_SOURCE = 1 << 24, MAX_HEADERS = 256, MAX_DEPTH = 4 };
 
 static llmc_status
 add_file(Sha256 *sum, const char *path, const char *name, llmc_error *err)
@@ -34,32 +34,54 @@ by_text(const void *a, const void *b)
 	return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* The headers that kernels may include: all of kernels/common, by name. */
+typedef struct Headers {
+	char *name[MAX_HEADERS]; /* paths below the folder of kernels */
+	int   n;
+} Headers;
+
+/* Adds the headers of a folder and of those below it; a folder that others may write to is refused. */
 static llmc_status
-add_headers(Sha256 *sum, const char *root, llmc_error *err)
+find_headers(Headers *h, const char *root, const char *folder, int depth, llmc_error *err)
 {
-	Strbuf dir = { 0 }, path = { 0 };
-	char *name[MAX_HEADERS];
-	int n = 0;
+	Strbuf path = { 0 };
 	llmc_status status = LLMC_OK;
 
-	file_join(&dir, root, "common");
-	DIR *d = opendir(strbuf_str(&dir));
-	for (struct dirent *e; d && n < MAX_HEADERS && (e = readdir(d)) != NULL;) {
+	file_join(&path, root, folder);
+	DIR *d = opendir(strbuf_str(&path));
+	if (d && *folder)
+		status = file_check_trusted(strbuf_str(&path), err);
+	for (struct dirent *e; status == LLMC_OK && d && h->n < MAX_HEADERS && (e = readdir(d)) != NULL;) {
 		size_t len = strlen(e->d_name);
-		if (len > 2 && !strcmp(e->d_name + len - 2, ".h") && (name[n] = strdup(e->d_name)) != NULL)
-			n++;
+		strbuf_clear(&path);
+		strbuf_printf(&path, "%s%s%s", folder, *folder ? "/" : "", e->d_name);
+		if (*folder && len > 2 && !strcmp(e->d_name + len - 2, ".h")) {
+			if ((h->name[h->n] = strdup(strbuf_str(&path))) != NULL)
+				h->n++;
+		} else if (e->d_name[0] != '.' && depth < MAX_DEPTH && !strchr(e->d_name, '.')) {
+			status = find_headers(h, root, strbuf_str(&path), depth + 1, err);
+		}
 	}
 	if (d)
 		closedir(d);
-	qsort(name, (size_t)n, sizeof *name, by_text);
-	for (int i = 0; i < n; i++) {
-		file_join(&path, strbuf_str(&dir), name[i]);
+	strbuf_release(&path);
+	return status;
+}
+
+/* The headers that kernels may include: all in folders of kernels/, by path. */
+static llmc_status
+add_headers(Sha256 *sum, const char *root, llmc_error *err)
+{
+	Strbuf path = { 0 };
+	Headers h = { .n = 0 };
+	llmc_status status = find_headers(&h, root, "", 0, err);
+
+	qsort(h.name, (size_t)h.n, sizeof *h.name, by_text);
+	for (int i = 0; i < h.n; i++) {
+		file_join(&path, root, h.name[i]);
 		if (status == LLMC_OK)
-			status = add_file(sum, strbuf_str(&path), name[i], err);
-		free(name[i]);
+			status = add_file(sum, strbuf_str(&path), h.name[i], err);
+		free(h.name[i]);
 	}
-	strbuf_release(&dir);
 	strbuf_release(&path);
 	return status;
 }

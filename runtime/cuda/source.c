@@ -28,15 +28,19 @@ read_header(const Expand *e, const char *name, Strbuf *text, llmc_error *err)
 	llmc_status status = LLMC_OK;
 
 	if (!e->artifact) {
-		strbuf_printf(&path, "templates/common/%s", name);
+		strbuf_printf(&path, "templates/%s", name);
 		const char *own = embed_find(strbuf_str(&path), NULL);
 		if (own)
 			strbuf_puts(text, own);
 		else
 			status = error_set(err, LLMC_E_BUG, "%s is not built into this llmc", strbuf_str(&path));
 	} else {
-		strbuf_printf(&path, "%s/kernels/common/%s", e->artifact, name);
-		status = file_check_trusted(strbuf_str(&path), err);
+		strbuf_printf(&path, "kernels/%s", name);
+		status = build_check_folders(e->artifact, strbuf_str(&path), err);
+		strbuf_clear(&path);
+		strbuf_printf(&path, "%s/kernels/%s", e->artifact, name);
+		if (status == LLMC_OK)
+			status = file_check_trusted(strbuf_str(&path), err);
 		if (status == LLMC_OK)
 			status = file_read(strbuf_str(&path), MAX_SOURCE, text, err);
 	}
@@ -44,11 +48,11 @@ read_header(const Expand *e, const char *name, Strbuf *text, llmc_error *err)
 	return status;
 }
 
-/* The name in `#include "common/NAME"`; false: the line is something else. */
+/* The path in `#include "PATH"`, of a header below templates/; false: the line is something else. */
 static bool
 include_of(const char *line, size_t n, char name[64])
 {
-	static const char what[] = "#include \"common/";
+	static const char what[] = "#include \"";
 	size_t k = sizeof what - 1;
 
 	while (n && (*line == ' ' || *line == '\t'))
@@ -57,30 +61,28 @@ include_of(const char *line, size_t n, char name[64])
 		return false;
 	const char *end = memchr(line + k, '"', n - k);
 	size_t len = end ? (size_t)(end - line) - k : 0;
-	if (!len || len >= 64 || memchr(line + k, '/', len))
+	if (!len || len >= 64)
 		return false;
 	memcpy(name, line + k, len);
 	name[len] = 0;
-	return true;
+	return *name != '/' && !strstr(name, "..");
 }
 
 static llmc_status
 add_header(Expand *e, const char *name, int depth, llmc_error *err)
 {
 	Strbuf text = { 0 };
-	char shown[80];
 	llmc_status status;
 
 	for (int i = 0; i < e->n_seen; i++)
 		if (!strcmp(e->seen[i], name))
 			return LLMC_OK;
 	if (e->n_seen == MAX_HEADERS || depth == MAX_DEPTH)
-		return error_set(err, LLMC_E_INPUT, "too many headers, or headers too deep, at common/%s", name);
+		return error_set(err, LLMC_E_INPUT, "too many headers, or headers too deep, at %s", name);
 	snprintf(e->seen[e->n_seen++], sizeof e->seen[0], "%s", name);
 	TRY_GOTO(read_header(e, name, &text, err));
-	snprintf(shown, sizeof shown, "common/%s", name);
-	strbuf_printf(e->out, "#line 1 \"%s\"\n", shown);
-	TRY_GOTO(expand(e, strbuf_str(&text), shown, depth + 1, err));
+	strbuf_printf(e->out, "#line 1 \"%s\"\n", name);
+	TRY_GOTO(expand(e, strbuf_str(&text), name, depth + 1, err));
 fail:
 	strbuf_release(&text);
 	return status;

@@ -25,7 +25,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "llmc_grids.h"
+#include "common/llmc_grids.h"
 
 #define LLMC_CODES_FN static inline __attribute__((always_inline, unused))
 

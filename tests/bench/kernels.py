@@ -86,7 +86,7 @@ def main():
     p.add_argument("--write", action="store_true", help="figures into tests/bench/results/kernels-<cpu>.json")
     a = p.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["gcc", "-O2", "-I.", "tests/bench/kernels.c", "-o", str(OUT / "kernels"), "-lpthread", "-ldl"], check=True, cwd=ROOT)
+    subprocess.run(["gcc", "-O2", "-I.", "-Itemplates", "tests/bench/kernels.c", "-o", str(OUT / "kernels"), "-lpthread", "-ldl"], check=True, cwd=ROOT)
     if "amx" in a.target.split(","):
         subprocess.run(["gcc", "-O2", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-pthread", "tests/bench/tiles.c", "-o", str(OUT / "tiles")], check=True, cwd=ROOT)
     load, rows_out = os.getloadavg()[0], []

@@ -59,7 +59,7 @@ def kernel(target, names, depth, rounds, heads=9, kv_heads=3, dim=64, layers=30)
         args += [harness.compiled("attention_decode", target, made["text"])._name, made["symbol"], str(page), str(1 << 20)]
     out = ROOT / "build" / "bench" / "attention"
     out.parent.mkdir(exist_ok=True)
-    subprocess.run(["gcc", "-O2", "-I.", "tests/bench/attention.c", "-o", out, "-ldl"], check=True, cwd=ROOT)
+    subprocess.run(["gcc", "-O2", "-I.", "-Itemplates", "tests/bench/attention.c", "-o", out, "-ldl"], check=True, cwd=ROOT)
     got = subprocess.run([out, str(depth), str(layers), str(rounds), str(heads), str(dim), *args], check=True, capture_output=True, text=True).stdout.split()
     return dict(zip(names, map(float, got)))
 

@@ -85,12 +85,12 @@ def inline(text, name, seen):
     """With the headers in place: what is compiled depends on those that it includes, and on no others."""
     out = []
     for i, line in enumerate(text.split("\n"), 1):
-        m = re.match(r'\s*#\s*include\s+"common/([\w.]+)"', line)
+        m = re.match(r'\s*#\s*include\s+"((?:common|cpu|cuda)/[\w./]+)"', line)
         if not m:
             out.append(line)
         elif m[1] not in seen:
             seen.add(m[1])
-            out += [f'#line 1 "{m[1]}"', inline((TEMPLATES / "common" / m[1]).read_text(), m[1], seen), f'#line {i + 1} "{name}"']
+            out += [f'#line 1 "{m[1]}"', inline((TEMPLATES / m[1]).read_text(), m[1], seen), f'#line {i + 1} "{name}"']
         else:
             out.append("")
     return "\n".join(out)
@@ -575,7 +575,7 @@ def host_library(name, sources):
 
 
 def build_host_library(path, sources):
-    subprocess.run(["gcc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-D_GNU_SOURCE", f"-I{ROOT}", f"-I{ROOT}/include",
+    subprocess.run(["gcc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-D_GNU_SOURCE", f"-I{ROOT}", f"-I{ROOT}/include", f"-I{ROOT}/templates",
                     *[str(ROOT / s) for s in sources], "-o", str(path), "-lm"], check=True)
 
 

@@ -62,7 +62,7 @@ for name; do
 	src=tests/fuzz/fuzz_$name.c
 	if [ ! -e "$bin" ] || [ "$src" -nt "$bin" ] || [ "$build/libllmc.a" -nt "$bin" ] || [ tests/fuzz/driver.c -nt "$bin" ]; then
 		# shellcheck disable=SC2086
-		$cc -I. -Iinclude -D_GNU_SOURCE -std=gnu11 -Wall -Wextra -Werror $flags $lib_san "$src" $link "$build/libllmc.a" \
+		$cc -I. -Iinclude -Itemplates -D_GNU_SOURCE -std=gnu11 -Wall -Wextra -Werror $flags $lib_san "$src" $link "$build/libllmc.a" \
 			-o "$bin" $libs -lm -lpthread -ldl
 	fi
 	# first folder: where libFuzzer puts what it finds worth keeping; empty, so that runs are alike

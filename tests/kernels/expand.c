@@ -2,7 +2,7 @@
  *
  *     expand TARGET FILE [NAME=VALUE...]
  *
- * FILE: the path of an embedded template, or of a file of the same grammar. The values are the op's attributes and, of its arguments, what
+ * FILE: an embedded template as templates/cpu/NAME or templates/cuda/NAME, in whatever folder below, or of a file of the same grammar. The values are the op's attributes and, of its arguments, what
  * the compiler takes from the model: HAS_X=0 leaves an optional one out, W_DTYPE, W_ROWS and W_LAYOUT describe a matrix, X_DTYPE the type of an activation in memory, KV_DTYPE (or KV_K, KV_V and KV_ROTATE) and KV_PAGE_BYTES the
  * pool, ROWS_OF says whether activations have n_tok or n_out rows (without: as the template takes them); DETERMINISTIC, ACT_BITS, ACT_BF16. More than the op asks for may be given.
  *
@@ -152,7 +152,9 @@ op_named_in(const char *text)
 static const char *
 template_text(const char *path, Arena *a)
 {
-	const char *text = embed_find(path, NULL);
+	const char *slash = strrchr(path, '/');
+	const char *below = strncmp(path, "templates/cuda/", 15) == 0 ? "templates/cuda" : "templates/cpu";
+	const char *text = strncmp(path, "templates/", 10) == 0 ? embed_find_below(below, slash + 1, NULL) : NULL;
 	Strbuf      b = { 0 };
 	char        piece[4096];
 	FILE       *f = text ? NULL : fopen(path, "rb");

@@ -238,7 +238,7 @@ def packer():
     so = H.CACHE / "packer.so"
     src = [str(H.ROOT / p) for p in ("formats/layout_packed.c", "formats/layout_codes.c", "formats/dequant.c", "formats/quant_row.c", "formats/dtype.c")]
     H.CACHE.mkdir(parents=True, exist_ok=True)
-    subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", f"-I{H.ROOT}", *src, "-o", str(so), "-lm"], check=True)
+    subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", f"-I{H.ROOT}", f"-I{H.ROOT}/templates", *src, "-o", str(so), "-lm"], check=True)
     return C.CDLL(str(so))
 
 

@@ -35,7 +35,7 @@ def lib():
     out = H.CACHE / f"layout.{os.getpid()}.so"  # another process may be at the same
     src = [str(p) for d in ("formats", "runtime/weights") for p in sorted((H.ROOT / d).glob("*.c"))
            if p.name in ("dtype.c", "dequant.c", "quant_row.c", "layout.c", "layout_packed.c", "layout_codes.c")]
-    subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", f"-I{H.ROOT}", f"-I{H.ROOT}/include", *src,
+    subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", f"-I{H.ROOT}", f"-I{H.ROOT}/templates", f"-I{H.ROOT}/include", *src,
                     "-o", str(out), "-lm"], check=True)
     so = C.CDLL(str(out))
     out.unlink()
