@@ -15,14 +15,16 @@ SAN       ?=
 COMMA     := ,
 VERSION   := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' include/llmc.h)
 
-ROOMS := base formats ops plan ref text text/jinja grammar compiler compiler/import runtime runtime/kv runtime/sample runtime/draft runtime/weights runtime/build runtime/threads runtime/comm runtime/state runtime/cpu runtime/cuda \
-	runtime/engine quant api serve
+ROOMS := base formats ops plan ref text text/jinja grammar \
+	compiler $(addprefix compiler/,spec build fuse template emit shard import) \
+	runtime $(addprefix runtime/,kv sample draft weights build threads comm state cpu cuda engine) \
+	quant api serve $(addprefix serve/,http dialects models batch pages)
 SRC   := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.c)))
 OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(BUILD)/embed.o
 CLI   := $(sort $(wildcard cli/*.c))
 CLIO  := $(CLI:%.c=$(BUILD)/%.o)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
-EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/page/* cli/*.html)
+EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/pages/assets/* cli/*.html)
 
 .PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all san tsan fuzz bench bench-peer bench-ranks bench-startup soak golden format install clean unit smollm2
 all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference
@@ -35,10 +37,10 @@ $(BUILD)/%.o: %.c
 	$(CC) $(CPPFLAGS_) $(CFLAGS_) $(CFLAGS) $(SAN) -MMD -MP -c $< -o $@
 
 # Sums of products that promise no last bit: multiplied and added at once.
-$(BUILD)/quant/outer.o: override CFLAGS += -O3 -ffp-contract=fast
+$(BUILD)/quant/rank_update.o: override CFLAGS += -O3 -ffp-contract=fast
 $(BUILD)/quant/gram.o: override CFLAGS += -O3
 # Searches for scales, whose loops are worth unrolling.
-$(BUILD)/formats/quantize.o: override CFLAGS += -O3
+$(BUILD)/formats/block_quantize.o: override CFLAGS += -O3
 
 $(BUILD)/embed.c: $(EMBED) tools/embed.py
 	@python3 tools/embed.py $@
@@ -115,7 +117,7 @@ bench-startup: all ## time to the first token, cold and warm, and peak memory; o
 	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py --mixtures
 
 # With everything but the C library linked in, and without the web server: for machines that have neither our libraries nor a compiler.
-$(BUILD)/gpu-llmc: $(filter-out %/serve.o,$(CLIO)) $(BUILD)/tests/gpu/no_server.o $(BUILD)/libllmc.a
+$(BUILD)/gpu-llmc: $(filter-out %/cmd_serve.o,$(CLIO)) $(BUILD)/tests/gpu/no_server.o $(BUILD)/libllmc.a
 $(BUILD)/gpu-expand: $(BUILD)/tests/kernels/expand.o $(BUILD)/libllmc.a
 $(BUILD)/gpu-llmc $(BUILD)/gpu-expand:
 	$(CC) $^ -o $@ -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc -Wl,-Bdynamic -lm -lpthread -ldl

@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "compiler/compile.h"
 #include "plan/target.h"
-#include "runtime/comm/world.h"
+#include "runtime/comm/mpi_world.h"
 #include "runtime/device.h"
 #include "runtime/draft/draft.h"
 
@@ -22,7 +22,7 @@ struct llmc_model {
 	const Plan     *plan;        /* of this process' first rank */
 	const Plan    **rank;        /* [spec->tp] of all ranks; of another process': NULL */
 	int             first, n_own; /* ranks of this process */
-	World          *world;       /* ranks that a launcher has started; NULL */
+	MpiWorld          *world;       /* ranks that a launcher has started; NULL */
 	const char     *plan_text, *plan_json;
 	char           *source;      /* the path that was opened, absolute: verify opens it again */
 	char           *artifact;    /* folder with the generated files; NULL: none have been written */

@@ -129,11 +129,11 @@ llmc_params params_of(const Sampling *s);
 void        draft_prepare(Common *c, const char *draft);
 llmc_status draft_open(const Common *c, const char *path, const char *draft, const llmc_limits *lim, int64_t *memory, llmc_model **out, llmc_error *err);
 /* Who makes the tokens of run and chat */
-typedef struct Speaker { llmc_session *s; llmc_engine *e; llmc_model *draft; } Speaker; /* a session, or, with a draft, an engine */
-llmc_status speaker_open(Common *c, llmc_model *m, const char *path, const char *draft, const Sampling *smp, llmc_limits *lim, Speaker *out, llmc_error *err);
-llmc_status speaker_say(Speaker *s, const int32_t *tok, size_t n_tok, const llmc_params *p, llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err);
-void        speaker_guesses(const Speaker *s, char *buf, size_t cap); /* a line's end: how many came true; empty without a draft */
-void        speaker_close(Speaker *s);
+typedef struct TokenSource { llmc_session *s; llmc_engine *e; llmc_model *draft; } TokenSource; /* a session, or, with a draft, an engine */
+llmc_status token_source_open(Common *c, llmc_model *m, const char *path, const char *draft, const Sampling *smp, llmc_limits *lim, TokenSource *out, llmc_error *err);
+llmc_status token_source_run(TokenSource *s, const int32_t *tok, size_t n_tok, const llmc_params *p, llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err);
+void        token_source_drafts(const TokenSource *s, char *buf, size_t cap); /* a line's end: how many came true; empty without a draft */
+void        token_source_close(TokenSource *s);
 
 /* "1,2,3" -> ids; false on anything else. *ids is malloc'd. */
 bool  parse_ids(const char *text, int32_t **ids, size_t *n);

@@ -24,7 +24,7 @@ typedef struct ServeModels {
 
 /* From a command line; 0, or the exit code of a complaint that has been made. */
 int  serve_models(const Command *cmd, const Common *c, const char *first, const List *more, const List *loras, const char *model_name, ServeModels *all);
-/* What llmc_serve_models takes, by the settings that all share; slots: the first one has slots for its adapters; false: out of memory. Stays where it is until the server is closed. */
+/* What llmc_serve_open_models takes, by the settings that all share; slots: the first one has slots for its adapters; false: out of memory. Stays where it is until the server is closed. */
 bool serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *lim, bool slots);
 void serve_models_free(ServeModels *all);
 

@@ -8,10 +8,10 @@
 
 #include "cli/cli.h"
 
-typedef struct Args { char **v; int n, cap; } Args;
+typedef struct ArgList { char **v; int n, cap; } ArgList;
 
 static void
-push(Args *a, char *text)
+push(ArgList *a, char *text)
 {
 	if (a->n + 1 >= a->cap) {
 		a->cap = a->cap ? 2 * a->cap : 64;
@@ -40,7 +40,7 @@ find(const Opt *opt, size_t n, const char *name)
 
 /* one setting; `where` is for complaints */
 static void
-setting(Args *a, const Opt *o, const char *value, const char *where)
+setting(ArgList *a, const Opt *o, const char *value, const char *where)
 {
 	char *text = NULL;
 
@@ -66,7 +66,7 @@ setting(Args *a, const Opt *o, const char *value, const char *where)
 
 /* A flat mapping: names of options to scalars, or to lists for options that may be repeated. */
 static void
-from_file(Args *a, Args *model, const char *path, const Opt *opt, size_t n_opt)
+from_file(ArgList *a, ArgList *model, const char *path, const Opt *opt, size_t n_opt)
 {
 	FILE *f = fopen(path, "rb");
 	yaml_parser_t parser;
@@ -162,7 +162,7 @@ from_file(Args *a, Args *model, const char *path, const Opt *opt, size_t n_opt)
 char **
 settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc, char **argv, int *n_out, List *models)
 {
-	Args a = { 0 }, m = { 0 };
+	ArgList a = { 0 }, m = { 0 };
 	const char *config = NULL;
 	char name[128];
 

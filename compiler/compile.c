@@ -6,11 +6,11 @@
 #include <string.h>
 
 #include "base/embed.h"
-#include "compiler/select.h"
+#include "compiler/select_kernels.h"
 
-typedef struct Work {
+typedef struct CompileWork {
 	Strbuf *log, *text;
-} Work;
+} CompileWork;
 
 static bool
 dump_is(const char *dump, const char *stage)
@@ -47,7 +47,7 @@ by_path(const void *a, const void *b)
 }
 
 static void
-add_files(Compiled *c, const Graph *g, const Selection *sel, Work *w)
+add_files(Compiled *c, const Graph *g, const Selection *sel, CompileWork *w)
 {
 	Arena *a = g->arena;
 	size_t cap = 0, size;
@@ -103,7 +103,7 @@ host_page_fits(const Spec *s, const Plan *p, Diag *d)
 }
 
 static Compiled *
-compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm, Work *w)
+compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm, CompileWork *w)
 {
 	Templates *ts = NULL;
 
@@ -183,7 +183,7 @@ compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_o
 		err_at(d, (Loc){ 0 }, "unknown target %s: expected ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_80, ...", target);
 	if (!known || !target_find(target))
 		return NULL;
-	Work w = { .log = arena_strbuf(perm), .text = arena_strbuf(perm) };
+	CompileWork w = { .log = arena_strbuf(perm), .text = arena_strbuf(perm) };
 	Compiled *c = compile(s, target, 0, true, dump, dump_out, d, perm, &w);
 	strbuf_release(w.log);
 	strbuf_release(w.text);
@@ -193,7 +193,7 @@ compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_o
 Compiled *
 compile_rank(const Spec *s, const char *target, int rank, bool fuse, Diag *d, Arena *perm)
 {
-	Work w = { .log = arena_strbuf(perm), .text = arena_strbuf(perm) };
+	CompileWork w = { .log = arena_strbuf(perm), .text = arena_strbuf(perm) };
 	Compiled *c = compile(s, target, rank, fuse, NULL, NULL, d, perm, &w);
 
 	strbuf_release(w.log);

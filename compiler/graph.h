@@ -2,14 +2,14 @@
 #ifndef LLMC_COMPILER_GRAPH_H
 #define LLMC_COMPILER_GRAPH_H
 
-#include "compiler/spec.h"
+#include "compiler/spec/spec.h"
 #include "plan/plan.h"
 
 typedef struct Value {
 	const char *name;      /* "L3.q"; weights: the role with its layer, "L3.qkv" */
 	ValueKind   kind;
 	Dtype       dtype;
-	Dtype       held[2];   /* an f32 VAL_ACT: as it lies in memory in decode and in mixed steps (narrow.c) */
+	Dtype       held[2];   /* an f32 VAL_ACT: as it lies in memory in decode and in mixed steps (narrow_bf16.c) */
 	PlanSym     rows;      /* VAL_ACT, VAL_ROPE: SYM_n_tok or SYM_n_out */
 	int64_t     dim[2];    /* act: [-, width]; weight: [rows, cols]; cols = 0 for a vector */
 	int         def;       /* op that makes it, -1: none */
@@ -42,27 +42,27 @@ typedef struct Graph {
 	int    n_pool;
 	PlanPool *pool;
 	int    rank, ranks;    /* shard.c: 0 of 1 before it */
-	int    stage, stages;  /* stage.c: 0 of 1 before it */
-	int64_t window;        /* stage.c: the most that a pool of the whole model keeps */
+	int    stage, stages;  /* pipeline_stage.c: 0 of 1 before it */
+	int64_t window;        /* pipeline_stage.c: the most that a pool of the whole model keeps */
 	bool   hands_rows;     /* val[rows] is handed out behind the step, beside the logits */
 	int    rows;
 	int64_t n_params;      /* of the whole model, where this is a part of it */
 	const struct Shard *shard; /* what it cut; NULL: nothing */
 } Graph;
 
-typedef struct Templates Templates; /* compiler/template.h */
+typedef struct Templates Templates; /* compiler/template/template.h */
 
-/* build.c, infer.c, verify.c, fuse.c, dump.c: the passes, see each */
+/* build_model.c, infer_shapes.c, verify_graph.c, fuse.c, dump_graph.c: the passes, see each */
 Graph *graph_build(const Spec *s, Diag *d, Arena *perm);  /* NULL when d has errors */
 void   graph_infer(Graph *g);
 void   graph_verify(const Graph *g, const char *after);   /* BUG()s on a broken invariant */
 /* Rewrites made; a line a pass to log (may be NULL). An op is fused only where a template of ts takes the result in both
  * phases; ts NULL: wherever it is legal. */
 int    graph_fuse(Graph *g, const Templates *ts, Strbuf *log);
-/* narrow.c: values that mixed steps of a GPU hold in the 16 bits that their products take; their number */
+/* narrow_bf16.c: values that mixed steps of a GPU hold in the 16 bits that their products take; their number */
 int    graph_narrow(Graph *g, const Templates *ts, Strbuf *log);
 void   graph_dump(const Graph *g, Strbuf *out);
-/* stage.c: the graph of one pipeline stage. False: d has errors. */
+/* pipeline_stage.c: the graph of one pipeline stage. False: d has errors. */
 bool   graph_stage(Graph *g, int stage);
 /* shard.c: the graph of one rank. False: d has errors, which are those of all ranks. */
 bool   graph_shard(Graph *g, int rank);
@@ -98,7 +98,7 @@ bool   build_expert_factors(Graph *g, const char *const *role, int n_role, int l
 /* Right factors of n matrices that x goes through, each of one, as one */
 int    graph_stack_factors(Graph *g, const char *name, const int *val, int n);
 /* What the checkpoint has beside the matrix of a role for each of its columns (SCHEME_ORDER, SCHEME_FACTOR): a vector */
-int    build_beside(Graph *g, const char *role, int layer, const char *what, int64_t cols, Loc loc);
+int    build_adapter_input(Graph *g, const char *role, int layer, const char *what, int64_t cols, Loc loc);
 /* Stacked experts: rows E * width */
 int    build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows, int64_t cols, Loc loc);
 /* The order of columns of each expert of a role: a vector [n_experts * cols] */

@@ -5,17 +5,17 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/names.h"
+#include "formats/name_table.h"
 
 enum { TYPE_F32 = 0, TYPE_BF16 = 1, TYPE_INT8 = 3, TYPE_INT4 = 4, TYPE_F16 = 7, TYPE_INT4_NOZERO = 8, TYPE_INT4_GROUP = 9 };
 
-typedef struct Reader {
+typedef struct FlmReader {
 	Arena         *a;
 	const uint8_t *data;
 	size_t         size, at;
 	const char    *file;
 	llmc_error    *err;
-} Reader;
+} FlmReader;
 
 bool
 flm_name(const char *path)
@@ -26,13 +26,13 @@ flm_name(const char *path)
 }
 
 static llmc_status
-bad(const Reader *r, const char *what)
+bad(const FlmReader *r, const char *what)
 {
 	return error_set(r->err, LLMC_E_INPUT, "%s: %s at byte %zu: it is no FastLLM model, or cut off or damaged", r->file, what, r->at);
 }
 
 static llmc_status
-take(Reader *r, uint64_t n, const uint8_t **out)
+take(FlmReader *r, uint64_t n, const uint8_t **out)
 {
 	*out = r->data + r->at;
 	if (n > r->size - r->at)
@@ -42,7 +42,7 @@ take(Reader *r, uint64_t n, const uint8_t **out)
 }
 
 static llmc_status
-i32(Reader *r, int32_t *out)
+i32(FlmReader *r, int32_t *out)
 {
 	const uint8_t *p;
 
@@ -54,7 +54,7 @@ i32(Reader *r, int32_t *out)
 
 /* How many things follow that take at least `each` bytes */
 static llmc_status
-count(Reader *r, size_t each, size_t *out)
+count(FlmReader *r, size_t each, size_t *out)
 {
 	int32_t n;
 
@@ -67,7 +67,7 @@ count(Reader *r, size_t each, size_t *out)
 }
 
 static llmc_status
-text(Reader *r, char **out)
+text(FlmReader *r, char **out)
 {
 	const uint8_t *p;
 	size_t n;
@@ -81,7 +81,7 @@ text(Reader *r, char **out)
 }
 
 static llmc_status
-pairs(Reader *r, FlmPair **out, size_t *n)
+pairs(FlmReader *r, FlmPair **out, size_t *n)
 {
 	char *key, *value;
 
@@ -114,7 +114,7 @@ flag(const Flm *f, const char *key)
 
 /* Low-rank adapters that were exported along: their settings are passed over. Import meets their tensors. */
 static llmc_status
-adapters(Reader *r, const Flm *f)
+adapters(FlmReader *r, const Flm *f)
 {
 	const char *v = flm_get(f, "peft_size");
 	FlmPair *ignored;
@@ -136,7 +136,7 @@ adapters(Reader *r, const Flm *f)
 
 /* Bytes of a piece are stored as numbers of 32 bits each. */
 static llmc_status
-vocabulary(Reader *r, Flm *f)
+vocabulary(FlmReader *r, Flm *f)
 {
 	const bool scores = flag(f, "tokenizer_use_score");
 	const uint8_t *p;
@@ -168,7 +168,7 @@ vocabulary(Reader *r, Flm *f)
 
 /* Codes with the least and the largest value of each group */
 static llmc_status
-quantised(Reader *r, FlmTensor *t, int type)
+quantised(FlmReader *r, FlmTensor *t, int type)
 {
 	const int bits = type == TYPE_INT8 ? 8 : 4;
 	int32_t axis, groups = 1, size = 0;
@@ -203,7 +203,7 @@ quantised(Reader *r, FlmTensor *t, int type)
 }
 
 static llmc_status
-tensor(Reader *r, FlmTensor *t)
+tensor(FlmReader *r, FlmTensor *t)
 {
 	uint64_t n = 1;
 	char *name;
@@ -250,7 +250,7 @@ tensor(Reader *r, FlmTensor *t)
 llmc_status
 flm_read(Arena *a, const uint8_t *data, size_t size, const char *file, Flm *f, llmc_error *err)
 {
-	Reader r = { .a = a, .data = data, .size = size, .file = file, .err = err };
+	FlmReader r = { .a = a, .data = data, .size = size, .file = file, .err = err };
 
 	*f = (Flm){ 0 };
 	TRY(i32(&r, &f->version));

@@ -231,12 +231,12 @@ overflow:
 	                 "to count in bytes", g->file, name.s, t->dim[0], t->dim[1], t->dim[2], t->dim[3]);
 }
 
-typedef struct Place { uint64_t from, to; size_t tensor; } Place;
+typedef struct GgufExtent { uint64_t from, to; size_t tensor; } GgufExtent;
 
 static int
 by_place(const void *x, const void *y)
 {
-	const Place *a = x, *b = y;
+	const GgufExtent *a = x, *b = y;
 
 	if (a->from != b->from)
 		return a->from < b->from ? -1 : 1;
@@ -253,7 +253,7 @@ read_tensors(Gguf *g, Cursor *c, llmc_error *err)
 	TRY(read_alignment(g, &align, err));
 	g->tensor = NEW(&g->arena, GgufTensor, g->n_tensor);
 	g->tensor_name = NEW(&g->arena, NameEntry, g->n_tensor);
-	Place *place = NEW(&g->arena, Place, g->n_tensor);
+	GgufExtent *place = NEW(&g->arena, GgufExtent, g->n_tensor);
 	for (size_t i = 0; i < g->n_tensor; i++) {
 		TRY(read_tensor(g, c, i, &place[i].from, err));
 		g->tensor_name[i] = (NameEntry){ g->tensor[i].name, i };

@@ -5,7 +5,7 @@
 #include "base/arena.h"
 #include "base/file.h"
 #include "formats/gguf.h"
-#include "formats/names.h"
+#include "formats/name_table.h"
 
 typedef struct Key {
 	const char          *name;

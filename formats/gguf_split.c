@@ -9,12 +9,12 @@
 
 enum { SUFFIX = 20, MAX_PARTS = 99999 }; /* "-00001-of-00003.gguf" */
 
-typedef struct Split { int64_t no, count, tensors; } Split;
+typedef struct SplitInfo { int64_t no, count, tensors; } SplitInfo;
 
 static bool
-split_of(const Gguf *g, Split *out)
+split_of(const Gguf *g, SplitInfo *out)
 {
-	*out = (Split){ 0, 1, -1 };
+	*out = (SplitInfo){ 0, 1, -1 };
 	gguf_int(g, "split.no", &out->no);
 	gguf_int(g, "split.tensors.count", &out->tensors);
 	return gguf_int(g, "split.count", &out->count) && out->count > 1;
@@ -56,7 +56,7 @@ part_path(Arena *a, const char *path, int64_t no, int64_t count)
 }
 
 static llmc_status
-check_first(const Gguf *g, const char *path, const Split *s, llmc_error *err)
+check_first(const Gguf *g, const char *path, const SplitInfo *s, llmc_error *err)
 {
 	int no, count;
 
@@ -81,10 +81,10 @@ check_first(const Gguf *g, const char *path, const Split *s, llmc_error *err)
 
 /* Part i of the file that `g` begins */
 static llmc_status
-check_part(const Gguf *g, const Gguf *part, int64_t i, const Split *first, llmc_error *err)
+check_part(const Gguf *g, const Gguf *part, int64_t i, const SplitInfo *first, llmc_error *err)
 {
 	static const char *const same[] = { "general.architecture", "general.name" };
-	Split s;
+	SplitInfo s;
 
 	if (!split_of(part, &s))
 		return error_set(err, LLMC_E_INPUT, "%s: is no part of a split GGUF (it has no split.count), though %s says that there are %" PRId64, part->file,
@@ -138,7 +138,7 @@ join(Gguf *g, int64_t tensors, llmc_error *err)
 }
 
 static llmc_status
-open_parts(Gguf *g, const char *path, const Split *s, llmc_error *err)
+open_parts(Gguf *g, const char *path, const SplitInfo *s, llmc_error *err)
 {
 	if (setjmp(g->arena.oom))
 		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header", path);
@@ -157,7 +157,7 @@ open_parts(Gguf *g, const char *path, const Split *s, llmc_error *err)
 llmc_status
 gguf_open(const char *path, Gguf **out, llmc_error *err)
 {
-	Split s;
+	SplitInfo s;
 	llmc_status status;
 
 	TRY(gguf_open_one(path, out, err));

@@ -37,7 +37,7 @@ kv_by_channel(KvType t)
 }
 
 bool
-kv_turns(KvType t)
+kv_rotates(KvType t)
 {
 	return kv_quantised(t) && !kv_by_channel(t);
 }

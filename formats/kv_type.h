@@ -59,7 +59,7 @@ const KvTypeInfo *kv_type_info(KvType t);              /* t must be valid */
 KvType            kv_type_from_text(const char *text); /* KVT_NONE: unknown */
 bool              kv_quantised(KvType t);
 bool              kv_by_channel(KvType t);
-bool              kv_turns(KvType t);                  /* is a row of it rotated, where that is asked for? */
+bool              kv_rotates(KvType t);                  /* is a row of it rotated, where that is asked for? */
 KvType            kv_exact(KvType t);                  /* of rows that are kept beside quantised ones: f16; of a plain type: itself */
 /* May a latent and its key lie in one row? One scale would not suit both. And the type that is meant by t for latents: of its codes, in groups */
 bool              kv_for_latents(KvType t);

@@ -6,7 +6,7 @@
 #include "formats/dequant.h"
 #include "formats/layout_codes.h"
 
-/* What a dtype's blocks are made of; the names are those of Weight in templates/common/cpu_weights.h. */
+/* What a dtype's blocks are made of; the names are those of Weight in templates/cpu/weights/weights.h. */
 typedef struct Geometry {
 	int k;        /* columns of a block; 0: dtype is not packed */
 	int row;      /* bytes a row takes in it */
@@ -522,12 +522,12 @@ q5_k_file(uint8_t *block)
 	}
 }
 
-static uint32_t turn(uint32_t v, int left) { return v << left | v >> (32 - left); } /* left 1 .. 31 */
+static uint32_t transpose(uint32_t v, int left) { return v << left | v >> (32 - left); } /* left 1 .. 31 */
 
 /* Four words of E2M1 nibbles as the file has them (byte i: columns i and 16 + i), and as turns of one word lay their bits where halves want them: see
  * layout_packed.h. */
 static void
-e2m1_turned(uint8_t *nibbles)
+e2m1_reordered(uint8_t *nibbles)
 {
 	for (int i = 0; i < 4; i++) {
 		uint32_t v, h[4], w;
@@ -537,10 +537,10 @@ e2m1_turned(uint8_t *nibbles)
 			h[j] = (n & 0x00070007u) << 9 | (n & 0x00080008u) << 12;
 		}
 		/* h[2] = turn 7 ^ turn 10 and h[3] = turn 7 ^ turn 12, bit by bit from those that are known */
-		w = h[0] | turn(h[1], 29);
-		w |= turn(h[2] ^ turn(w, 7), 22) & 0x00200020u;
-		w |= (turn(h[2] ^ turn(w, 10), 25) & 0x00040004u) | (turn(h[3] ^ turn(w, 7), 20) & 0x00080008u) | (turn(h[3] ^ turn(w, 12), 25) & 0x00100010u);
-		w |= (turn(h[3] ^ turn(w, 7), 20) & 0x60006000u) | (turn(h[2] ^ turn(w, 7), 22) & 0x00030003u);
+		w = h[0] | transpose(h[1], 29);
+		w |= transpose(h[2] ^ transpose(w, 7), 22) & 0x00200020u;
+		w |= (transpose(h[2] ^ transpose(w, 10), 25) & 0x00040004u) | (transpose(h[3] ^ transpose(w, 7), 20) & 0x00080008u) | (transpose(h[3] ^ transpose(w, 12), 25) & 0x00100010u);
+		w |= (transpose(h[3] ^ transpose(w, 7), 20) & 0x60006000u) | (transpose(h[2] ^ transpose(w, 7), 22) & 0x00030003u);
 		memcpy(nibbles + 4 * i, &w, 4);
 	}
 }
@@ -551,7 +551,7 @@ e2m1_file(uint8_t *nibbles)
 	for (int i = 0; i < 4; i++) {
 		uint32_t w, v = 0;
 		memcpy(&w, nibbles + 4 * i, 4);
-		const uint32_t h[4] = { w, turn(w, 3), turn(w, 7) ^ turn(w, 10), turn(w, 7) ^ turn(w, 12) };
+		const uint32_t h[4] = { w, transpose(w, 3), transpose(w, 7) ^ transpose(w, 10), transpose(w, 7) ^ transpose(w, 12) };
 		for (int j = 0; j < 4; j++)
 			v |= ((h[j] >> 9 & 0x00070007u) | (h[j] >> 12 & 0x00080008u)) << (j % 2 * 8 + j / 2 * 4);
 		memcpy(nibbles + 4 * i, &v, 4);
@@ -577,7 +577,7 @@ planes_pack(Dtype d, int64_t cols, const void *src, void *dst)
 		} else if (d == DT_MXFP4 || d == DT_NVFP4) {
 			memcpy(other, block, (size_t)block_bytes);
 			for (int at = 0; at < s.f[0].bytes; at += 16)
-				e2m1_turned(other + s.f[0].at + at);
+				e2m1_reordered(other + s.f[0].at + at);
 			block = other;
 		}
 		for (int i = 0; i < 4; i++) {

@@ -1,5 +1,5 @@
 /* Packed layouts r4, r8 and r16: R = 4, 8 or 16 rows interleaved, so that one vector register holds the same columns of R rows
- * and a dot product needs no horizontal sum. The kernels' view of the same bytes is templates/common/cpu_weights.h.
+ * and a dot product needs no horizontal sum. The kernels' view of the same bytes is templates/cpu/weights/weights.h.
  *
  * A group is a sequence of blocks along the columns. "dwords" below: for each j, R dwords, the one of row r holding the
  * bytes of columns 4j .. 4j+3 (for nibbles: low 4j + c, high 16 + 4j + c).
@@ -27,7 +27,7 @@
  * IQ4_XS 1.5 %, Q3_K, IQ3_S and IQ1_M 4 %, IQ3_XXS 8 %, IQ2_XS and IQ2_XXS 11 and 12 %; TQ1_0 is packed as TQ2_0, 22 %. All others are the file's size.
  *
  * The layout "planes" of block formats on a GPU: within a row, one field of all its blocks after the other, so that neighbouring
- * threads read neighbouring bytes in whole 16-byte accesses. The kernels' view is templates/common/cuda_weights.h.
+ * threads read neighbouring bytes in whole 16-byte accesses. The kernels' view is templates/cuda/weights/weights.h.
  *
  *   Q4_0  qs 16, d 2             Q4_1  qs 16, dm 4            Q5_0  qs 16, qh 4, d 2       Q5_1  qs 16, qh 4, dm 4
  *   Q8_0  qs 32, d 2             Q4_K  qs 128, head 16        Q5_K  qs 128, qh 32, head 16

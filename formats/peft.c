@@ -276,7 +276,7 @@ peft_has(const Peft *p, const char *module)
 
 /* [n, m] -> [m, n] */
 static void
-turn(float *x, float *tmp, int64_t n, int64_t m)
+transpose(float *x, float *tmp, int64_t n, int64_t m)
 {
 	memcpy(tmp, x, (size_t)(n * m) * sizeof *x);
 	for (int64_t i = 0; i < n; i++)
@@ -364,8 +364,8 @@ expand(const Peft *p, Pair *pair, llmc_error *err)
 	dequant_row(pair->b->dtype, pair->b->data, b, rank * out);
 	float *left = b, *right = a;
 	if (pair->embedding) { /* rows are the table's: its lookup is by A */
-		turn(a, tmp, rank, in);
-		turn(b, tmp, out, rank);
+		transpose(a, tmp, rank, in);
+		transpose(b, tmp, out, rank);
 		left = a;
 		right = b;
 	}

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/names.h"
+#include "formats/name_table.h"
 
 /* What a checkpoint may ask for by name. A name is a fact here, never a thing to import: calls are made by `call` below. */
 typedef enum NameIs { IS_DICT, IS_TUPLE, IS_TENSOR, IS_TENSOR_V2, IS_TENSOR_V3, IS_PARAMETER, IS_STORAGE, IS_BYTES, IS_DTYPE, IS_DEVICE } NameIs;

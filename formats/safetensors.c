@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "formats/flm.h"
-#include "formats/names.h"
+#include "formats/name_table.h"
 #include "formats/shards.h"
 #include "formats/torch.h"
 
@@ -129,12 +129,12 @@ bad:
 	return error_set(err, LLMC_E_INPUT, "%s: __metadata__ is no object of strings", file);
 }
 
-typedef struct Place { size_t from, to; const char *name; } Place;
+typedef struct StExtent { size_t from, to; const char *name; } StExtent;
 
 static int
 by_place(const void *x, const void *y)
 {
-	const Place *a = x, *b = y;
+	const StExtent *a = x, *b = y;
 
 	if (a->from != b->from)
 		return a->from < b->from ? -1 : 1;
@@ -145,7 +145,7 @@ by_place(const void *x, const void *y)
 
 /* Tensors must cover the data from end to end, each byte once. */
 static llmc_status
-check_coverage(const char *file, Place *place, size_t n, size_t data_bytes, llmc_error *err)
+check_coverage(const char *file, StExtent *place, size_t n, size_t data_bytes, llmc_error *err)
 {
 	size_t at = 0;
 
@@ -259,7 +259,7 @@ read_file(Safetensors *s, const unsigned char *data, size_t size, const char *pa
 	if (!head)
 		return json_failed(file, "the header", &e, err);
 	const size_t n_entry = json_object_size(head);
-	Place *place = NEW(&s->arena, Place, n_entry);
+	StExtent *place = NEW(&s->arena, StExtent, n_entry);
 	s->tensor = arena_grow(&s->arena, s->tensor, &s->cap, s->n + n_entry, sizeof *s->tensor);
 	json_object_foreach(head, key, entry) {
 		if (strcmp(key, "__metadata__") == 0) {
@@ -389,10 +389,10 @@ open_index(Safetensors *s, const char *path, llmc_error *err)
 
 /* Files of one kind in a folder whose names say nothing of their order. The order of a listing is the file system's: the smallest names are
  * kept, so that a message is the same anywhere. */
-typedef struct Found { char first[256], second[256]; } Found;
+typedef struct StFile { char first[256], second[256]; } StFile;
 
 static void
-found_add(Found *f, const char *name)
+found_add(StFile *f, const char *name)
 {
 	if (!*f->first || strcmp(name, f->first) < 0) {
 		strcpy(f->second, f->first);
@@ -404,7 +404,7 @@ found_add(Found *f, const char *name)
 
 /* The one that is there: *only NULL: none. E_INPUT: several, and no index to join them. */
 static llmc_status
-found_one(Safetensors *s, const char *folder, const Found *f, const char *kind, const char *whole, const char **only, llmc_error *err)
+found_one(Safetensors *s, const char *folder, const StFile *f, const char *kind, const char *whole, const char **only, llmc_error *err)
 {
 	*only = *f->first ? arena_printf(&s->arena, "%s/%s", folder, f->first) : NULL;
 	if (!*f->second)
@@ -448,7 +448,7 @@ static llmc_status
 open_folder(Safetensors *s, const char *path, llmc_error *err)
 {
 	static const char *const whole[] = { "model.safetensors", "pytorch_model.bin" };
-	Found found[2] = { 0 };
+	StFile found[2] = { 0 };
 
 	if (file_exists(arena_printf(&s->arena, "%s/params.json", path)) && file_exists(arena_printf(&s->arena, "%s/consolidated.00.pth", path)) &&
 	    !file_exists(arena_printf(&s->arena, "%s/config.json", path)))
@@ -484,13 +484,13 @@ find_part(const void *user, const char *name, SchemeTensor *out)
 	return t != NULL;
 }
 
-typedef struct Made {
+typedef struct StMatrix {
 	StTensor *t;
 	size_t    n, cap;
-} Made;
+} StMatrix;
 
 static void
-made_add(Safetensors *s, Made *made, StTensor t)
+made_add(Safetensors *s, StMatrix *made, StTensor t)
 {
 	made->t = arena_grow(&s->arena, made->t, &made->cap, made->n + 1, sizeof *made->t);
 	made->t[made->n++] = t;
@@ -498,7 +498,7 @@ made_add(Safetensors *s, Made *made, StTensor t)
 
 /* What x goes through in front of the matrix `name`, as a tensor beside it */
 static void
-made_beside(Safetensors *s, Made *made, const char *name, const char *suffix, const float *data, int64_t n, const char *file)
+made_beside(Safetensors *s, StMatrix *made, const char *name, const char *suffix, const float *data, int64_t n, const char *file)
 {
 	if (data)
 		made_add(s, made, (StTensor){ .name = arena_printf(&s->arena, "%.*s%s", (int)(strlen(name) - strlen("weight")), name, suffix), .dtype = DT_F32, .dtype_name = "F32", .n_dims = 1, .dim = { n }, .data = data, .bytes = 4 * n, .file = file, .copied = true });
@@ -506,7 +506,7 @@ made_beside(Safetensors *s, Made *made, const char *name, const char *suffix, co
 
 /* Orders of matrices that were said to have one and have none, where others do */
 static void
-made_plain_orders(Safetensors *s, Made *made)
+made_plain_orders(Safetensors *s, StMatrix *made)
 {
 	const size_t n = made->n;
 	float *plain = NULL;
@@ -536,7 +536,7 @@ static llmc_status
 make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 {
 	const char *parts[SCHEME_MAX_PARTS], *name;
-	Made        made = { 0 };
+	StMatrix        made = { 0 };
 	size_t      kept = 0;
 	int         n_part;
 

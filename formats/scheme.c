@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/embed.h"
-#include "formats/names.h"
+#include "formats/name_table.h"
 #include "formats/scheme_fit.h"
 
 /* --- reading ------------------------------------------------------------------------------------------------------------ */

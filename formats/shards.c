@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/names.h"
+#include "formats/name_table.h"
 
 static int
 by_name(const void *x, const void *y)

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/names.h"
+#include "formats/name_table.h"
 #include "formats/pickle.h"
 
 /* pickle.dumps(0x1950a86a20f9469cfc6c, protocol=2), which the older form begins with; the pickle of its version 1001 follows */
@@ -13,22 +13,22 @@ static const uint8_t old_start[] = { 0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 
 
 enum { MAX_ENTRIES = 1 << 20, COPY_ROOM = 16 << 20 };
 
-typedef struct Part { const uint8_t *data; uint64_t bytes; } Part;
+typedef struct ZipEntry { const uint8_t *data; uint64_t bytes; } ZipEntry;
 
-typedef struct Reader {
+typedef struct ZipReader {
 	Arena         *a;
 	const uint8_t *data;
 	size_t         size;
 	const char    *file;
 	NameEntry     *name; /* of a part: an entry of the archive, or a storage's key */
-	Part          *part;
+	ZipEntry          *part;
 	size_t         n_part;
 	const char    *prefix; /* of the storages' names: "archive/data/" */
 	TorchTensor   *tensor;
 	size_t         n_tensor, cap_tensor;
 	uint64_t       copied;
 	llmc_error    *err;
-} Reader;
+} ZipReader;
 
 bool
 torch_is(const uint8_t *data, size_t size)
@@ -37,7 +37,7 @@ torch_is(const uint8_t *data, size_t size)
 }
 
 static llmc_status
-bad(const Reader *r, const char *what)
+bad(const ZipReader *r, const char *what)
 {
 	return error_set(r->err, LLMC_E_INPUT, "%s: %s: it is cut off or damaged, fetch it again", r->file, what);
 }
@@ -52,8 +52,8 @@ number(const uint8_t *p, int bytes)
 	return v;
 }
 
-static const Part *
-part_find(const Reader *r, const char *name)
+static const ZipEntry *
+part_find(const ZipReader *r, const char *name)
 {
 	const NameEntry *e = names_find(r->name, r->n_part, name);
 
@@ -64,7 +64,7 @@ part_find(const Reader *r, const char *name)
 /* The central directory: where, and how many entries. The record of its end is the last thing of the file; where a number does not fit,
  * a longer record of 64 bits stands before it. */
 static llmc_status
-directory(const Reader *r, uint64_t *from, uint64_t *bytes, uint64_t *n)
+directory(const ZipReader *r, uint64_t *from, uint64_t *bytes, uint64_t *n)
 {
 	enum { END = 22, END_64 = 56, FINDER = 20, MAX_COMMENT = 65535 };
 	const uint8_t *at = NULL;
@@ -116,7 +116,7 @@ long_sizes(const uint8_t *extra, size_t n, uint64_t *whole, uint64_t *packed, ui
 
 /* One entry of the directory at p, of at most `room` bytes: its name and bytes; *used: its length in the directory */
 static llmc_status
-entry(Reader *r, const uint8_t *p, uint64_t room, size_t i, uint64_t *used)
+entry(ZipReader *r, const uint8_t *p, uint64_t room, size_t i, uint64_t *used)
 {
 	enum { HEAD = 46, LOCAL = 30 };
 
@@ -139,7 +139,7 @@ entry(Reader *r, const uint8_t *p, uint64_t room, size_t i, uint64_t *used)
 		return error_set(r->err, LLMC_E_INPUT, "%s: its entry %s ends behind the file: it is cut off or damaged, fetch it again", r->file,
 		                 name_text(name, strlen(name)).s);
 	r->name[i] = (NameEntry){ name, i };
-	r->part[i] = (Part){ r->data + start, whole };
+	r->part[i] = (ZipEntry){ r->data + start, whole };
 	return LLMC_OK;
 }
 
@@ -152,7 +152,7 @@ ends_with(const char *s, const char *tail)
 }
 
 static llmc_status
-open_zip(Reader *r, const PickleValue **out)
+open_zip(ZipReader *r, const PickleValue **out)
 {
 	uint64_t from = 0, bytes = 0, n = 0, used = 0;
 	const char *pickle = NULL;
@@ -161,7 +161,7 @@ open_zip(Reader *r, const PickleValue **out)
 	TRY(directory(r, &from, &bytes, &n));
 	r->n_part = (size_t)n;
 	r->name = NEW(r->a, NameEntry, r->n_part + 1);
-	r->part = NEW(r->a, Part, r->n_part + 1);
+	r->part = NEW(r->a, ZipEntry, r->n_part + 1);
 	for (size_t i = 0; i < r->n_part; i++) {
 		TRY(entry(r, r->data + from, bytes, i, &used));
 		from += used;
@@ -179,7 +179,7 @@ open_zip(Reader *r, const PickleValue **out)
 	if (!pickle)
 		return error_set(r->err, LLMC_E_INPUT, "%s: a zip archive without data.pkl, so not one of torch.save", r->file);
 	const char *folder = arena_strndup(r->a, pickle, strlen(pickle) - strlen("data.pkl"));
-	const Part *order = part_find(r, arena_printf(r->a, "%sbyteorder", folder)), *p = part_find(r, pickle);
+	const ZipEntry *order = part_find(r, arena_printf(r->a, "%sbyteorder", folder)), *p = part_find(r, pickle);
 	if (order && (order->bytes != 6 || memcmp(order->data, "little", 6) != 0))
 		return error_set(r->err, LLMC_E_INPUT, "%s: its numbers are big endian, which llmc does not read", r->file);
 	r->prefix = arena_printf(r->a, "%sdata/", folder);
@@ -189,10 +189,10 @@ open_zip(Reader *r, const PickleValue **out)
 /* --- the older form ---------------------------------------------------------------------------------------------------------- */
 /* magic, version, facts of the machine, the dict, the storages' keys; then each storage's number of elements and the elements. How large
  * they are, the dict's tensors say: their storages are gathered first. */
-typedef struct Old { NameEntry *entry; const PickleStorage **storage; size_t n, cap_entry, cap; } Old;
+typedef struct LegacyFile { NameEntry *entry; const PickleStorage **storage; size_t n, cap_entry, cap; } LegacyFile;
 
 static void
-gather(Reader *r, const PickleValue *v, Old *o, int depth)
+gather(ZipReader *r, const PickleValue *v, LegacyFile *o, int depth)
 {
 	if (v->kind == PICKLE_TENSOR) {
 		o->entry = arena_grow(r->a, o->entry, &o->cap_entry, o->n + 1, sizeof *o->entry);
@@ -206,11 +206,11 @@ gather(Reader *r, const PickleValue *v, Old *o, int depth)
 }
 
 static llmc_status
-open_old(Reader *r, const PickleValue **out)
+open_old(ZipReader *r, const PickleValue **out)
 {
 	const PickleValue *version, *facts, *keys, *little;
 	size_t at = sizeof old_start;
-	Old o = { 0 };
+	LegacyFile o = { 0 };
 
 	TRY(pickle_read(r->a, r->data, r->size, &at, r->file, &version, r->err));
 	TRY(pickle_read(r->a, r->data, r->size, &at, r->file, &facts, r->err));
@@ -225,7 +225,7 @@ open_old(Reader *r, const PickleValue **out)
 	names_sort(o.entry, o.n); /* tensors share storages */
 	r->n_part = keys->n;
 	r->name = NEW(r->a, NameEntry, r->n_part + 1);
-	r->part = NEW(r->a, Part, r->n_part + 1);
+	r->part = NEW(r->a, ZipEntry, r->n_part + 1);
 	for (size_t i = 0; i < keys->n; i++) {
 		const char *key = keys->item[i]->kind == PICKLE_STR ? keys->item[i]->str : "";
 		const NameEntry *e = names_find(o.entry, o.n, key);
@@ -239,7 +239,7 @@ open_old(Reader *r, const PickleValue **out)
 			return bad(r, "a storage is not as long as its tensors say");
 		at += 8;
 		r->name[i] = (NameEntry){ key, i };
-		r->part[i] = (Part){ r->data + at, (uint64_t)bytes };
+		r->part[i] = (ZipEntry){ r->data + at, (uint64_t)bytes };
 		at += (size_t)bytes;
 	}
 	if (names_sort(r->name, r->n_part))
@@ -264,7 +264,7 @@ in_order(const PickleTensor *t)
 
 /* A view whose elements are not in order, in memory of its own. Views that repeat elements could be larger than any file. */
 static llmc_status
-copy(Reader *r, const PickleTensor *p, const uint8_t *from, TorchTensor *t)
+copy(ZipReader *r, const PickleTensor *p, const uint8_t *from, TorchTensor *t)
 {
 	int64_t at[PICKLE_MAX_DIMS] = { 0 };
 
@@ -287,11 +287,11 @@ copy(Reader *r, const PickleTensor *p, const uint8_t *from, TorchTensor *t)
 }
 
 static llmc_status
-add_tensor(Reader *r, const char *name, const PickleTensor *p)
+add_tensor(ZipReader *r, const char *name, const PickleTensor *p)
 {
 	const NameText text = name_text(name, strlen(name));
 	const PickleStorage *s = p->storage;
-	const Part *part = part_find(r, *r->prefix ? arena_printf(r->a, "%s%s", r->prefix, s->key) : s->key);
+	const ZipEntry *part = part_find(r, *r->prefix ? arena_printf(r->a, "%s%s", r->prefix, s->key) : s->key);
 	int64_t last = p->offset, n = 1, step, bytes;
 
 	if (!part)
@@ -335,7 +335,7 @@ llmc_status
 torch_read(Arena *a, const uint8_t *data, size_t size, const char *file, TorchTensor **out, size_t *n, llmc_error *err)
 {
 	static const char *const inner[] = { "state_dict", "model" };
-	Reader r = { .a = a, .data = data, .size = size, .file = file, .err = err };
+	ZipReader r = { .a = a, .data = data, .size = size, .file = file, .err = err };
 	const PickleValue *root;
 
 	TRY(data[0] == 'P' ? open_zip(&r, &root) : open_old(&r, &root));

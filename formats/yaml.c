@@ -8,7 +8,7 @@
 
 #include "base/file.h"
 
-typedef struct Reader {
+typedef struct YamlReader {
 	yaml_parser_t     parser;
 	yaml_event_t      event;
 	bool              have_event;
@@ -16,7 +16,7 @@ typedef struct Reader {
 	Diag             *d;
 	Arena            *a;
 	size_t            n_nodes;
-} Reader;
+} YamlReader;
 
 const SourceText *
 yaml_source(Arena *a, const char *name, const char *text, size_t size)
@@ -30,19 +30,19 @@ yaml_source(Arena *a, const char *name, const char *text, size_t size)
 }
 
 static Loc
-loc_of(const Reader *r, yaml_mark_t m)
+loc_of(const YamlReader *r, yaml_mark_t m)
 {
 	return (Loc){ .src = r->src, .line = (int)m.line + 1, .col = (int)m.column + 1 };
 }
 
 static Loc
-here(const Reader *r)
+here(const YamlReader *r)
 {
 	return loc_of(r, r->event.start_mark);
 }
 
 static bool
-next(Reader *r)
+next(YamlReader *r)
 {
 	if (r->have_event)
 		yaml_event_delete(&r->event);
@@ -76,7 +76,7 @@ next(Reader *r)
 }
 
 static Node *
-node_new(Reader *r, NodeKind kind)
+node_new(YamlReader *r, NodeKind kind)
 {
 	if (++r->n_nodes > YAML_MAX_NODES) {
 		err_at(r->d, here(r), "more than %d values in one file", YAML_MAX_NODES);
@@ -89,7 +89,7 @@ node_new(Reader *r, NodeKind kind)
 }
 
 static void
-node_add(Reader *r, Node *to, Node *key, Node *value)
+node_add(YamlReader *r, Node *to, Node *key, Node *value)
 {
 	size_t cap = to->cap;
 
@@ -104,7 +104,7 @@ node_add(Reader *r, Node *to, Node *key, Node *value)
 }
 
 static bool
-plain(Reader *r, const yaml_char_t *anchor, const yaml_char_t *tag)
+plain(YamlReader *r, const yaml_char_t *anchor, const yaml_char_t *tag)
 {
 	if (anchor)
 		err_at(r->d, here(r), "anchors (&%s) are not used in descriptions: write the value where it belongs", (const char *)anchor);
@@ -114,7 +114,7 @@ plain(Reader *r, const yaml_char_t *anchor, const yaml_char_t *tag)
 }
 
 static Node *
-scalar(Reader *r)
+scalar(YamlReader *r)
 {
 	const yaml_event_t *e = &r->event;
 
@@ -132,10 +132,10 @@ scalar(Reader *r)
 	return n;
 }
 
-static Node *value(Reader *r, int depth);
+static Node *value(YamlReader *r, int depth);
 
 static Node *
-list(Reader *r, int depth)
+list(YamlReader *r, int depth)
 {
 	if (!plain(r, r->event.data.sequence_start.anchor, r->event.data.sequence_start.tag))
 		return NULL;
@@ -166,7 +166,7 @@ key_order(const void *a, const void *b)
 }
 
 static void
-check_unique(Reader *r, const Node *map)
+check_unique(YamlReader *r, const Node *map)
 {
 	Node **sorted = NEW(r->a, Node *, map->n + 1);
 
@@ -182,7 +182,7 @@ check_unique(Reader *r, const Node *map)
 }
 
 static Node *
-map(Reader *r, int depth)
+map(YamlReader *r, int depth)
 {
 	if (!plain(r, r->event.data.mapping_start.anchor, r->event.data.mapping_start.tag))
 		return NULL;
@@ -217,7 +217,7 @@ map(Reader *r, int depth)
 }
 
 static Node *
-value(Reader *r, int depth)
+value(YamlReader *r, int depth)
 {
 	if (depth > YAML_MAX_DEPTH) {
 		err_at(r->d, here(r), "nested more than %d deep", YAML_MAX_DEPTH);
@@ -240,7 +240,7 @@ value(Reader *r, int depth)
 }
 
 static Node *
-document(Reader *r)
+document(YamlReader *r)
 {
 	Node *root = NULL;
 
@@ -267,7 +267,7 @@ document(Reader *r)
 static void
 reader_release(void *p)
 {
-	Reader *r = p;
+	YamlReader *r = p;
 
 	if (r->have_event)
 		yaml_event_delete(&r->event);
@@ -277,10 +277,10 @@ reader_release(void *p)
 Node *
 yaml_parse(const SourceText *src, Diag *d, Arena *a)
 {
-	Reader *r = NEW(a, Reader, 1);
+	YamlReader *r = NEW(a, YamlReader, 1);
 	int before = d->n_error;
 
-	*r = (Reader){ .src = src, .d = d, .a = a };
+	*r = (YamlReader){ .src = src, .d = d, .a = a };
 	if (src->size > YAML_MAX_BYTES) {
 		err_at(d, (Loc){ .src = src }, "larger than %d MiB: not a description", YAML_MAX_BYTES >> 20);
 		return NULL;

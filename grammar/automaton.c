@@ -4,29 +4,29 @@
 #include <string.h>
 
 #include "base/utf8.h"
-#include "grammar/inside.h"
+#include "grammar/grammar_internal.h"
 
-typedef struct Link { /* an edge before it has its place */
+typedef struct RuleLink { /* an edge before it has its place */
 	Edge    e;
 	int32_t next;     /* of the same state */
-} Link;
+} RuleLink;
 
-typedef struct Make {
-	Build   *b;
-	Link    *link;   size_t n_link, cap_link;
+typedef struct AutomatonBuilder {
+	GrammarBuilder   *b;
+	RuleLink    *link;   size_t n_link, cap_link;
 	int32_t *head;   size_t n_state, cap_head;
 	uint8_t *flags;  size_t cap_flags;
-	Rep     *rep;    size_t n_rep, cap_rep;
+	Repeat     *rep;    size_t n_rep, cap_rep;
 	int32_t *rule_start;
 	uint8_t *rule_seen;
 	int32_t *todo;   size_t n_todo;
 	uint8_t *nullable; /* of rules: 0 not known, 1 no, 2 yes */
 	bool     has_tokens;
 	int      depth;
-} Make;
+} AutomatonBuilder;
 
 static int32_t
-state(Make *m)
+state(AutomatonBuilder *m)
 {
 	if (m->n_state >= MAX_STATES)
 		build_fail(m->b, "the grammar is too large: more than %d states", MAX_STATES);
@@ -38,31 +38,31 @@ state(Make *m)
 }
 
 static void
-edge(Make *m, int32_t from, Edge e)
+edge(AutomatonBuilder *m, int32_t from, Edge e)
 {
 	if (m->n_link >= MAX_EDGES)
 		build_fail(m->b, "the grammar is too large: more than %d edges", MAX_EDGES);
 	m->link = arena_grow(m->b->a, m->link, &m->cap_link, m->n_link + 1, sizeof *m->link);
-	m->link[m->n_link] = (Link){ e, m->head[from] };
+	m->link[m->n_link] = (RuleLink){ e, m->head[from] };
 	m->head[from] = (int32_t)m->n_link++;
 }
 
 static void
-eps(Make *m, int32_t from, int32_t to)
+eps(AutomatonBuilder *m, int32_t from, int32_t to)
 {
 	if (from != to)
 		edge(m, from, (Edge){ .kind = EDGE_EPS, .to = to });
 }
 
 static void
-byte(Make *m, int32_t from, int32_t to, uint8_t lo, uint8_t hi)
+byte(AutomatonBuilder *m, int32_t from, int32_t to, uint8_t lo, uint8_t hi)
 {
 	edge(m, from, (Edge){ .kind = EDGE_BYTE, .lo = lo, .hi = hi, .to = to });
 }
 
 /* Characters lo .. hi, of one length in UTF-8, as few paths of byte ranges as it takes. */
 static void
-chars(Make *m, int32_t from, int32_t to, uint32_t lo, uint32_t hi)
+chars(AutomatonBuilder *m, int32_t from, int32_t to, uint32_t lo, uint32_t hi)
 {
 	static const uint32_t last[] = { 0x7F, 0x7FF, 0xFFFF, 0x10FFFF };
 	char a[4], z[4];
@@ -98,7 +98,7 @@ chars(Make *m, int32_t from, int32_t to, uint32_t lo, uint32_t hi)
 }
 
 static void
-char_range(Make *m, int32_t from, int32_t to, uint32_t lo, uint32_t hi)
+char_range(AutomatonBuilder *m, int32_t from, int32_t to, uint32_t lo, uint32_t hi)
 {
 	enum { SURROGATE = 0xD800, BEHIND = 0xE000 };
 
@@ -108,45 +108,45 @@ char_range(Make *m, int32_t from, int32_t to, uint32_t lo, uint32_t hi)
 		chars(m, from, to, lo > BEHIND ? lo : BEHIND, hi);
 }
 
-static bool nullable(Make *m, const Ex *x);
+static bool nullable(AutomatonBuilder *m, const Expr *x);
 
 static bool
-all_nullable(Make *m, const Ex *x)
+all_nullable(AutomatonBuilder *m, const Expr *x)
 {
 	for (int32_t i = 0; i < x->n; i++)
-		if (x->kind == EX_SEQ || x->how[i] == ORDER_MUST)
+		if (x->kind == EXPR_SEQ || x->how[i] == ORDER_MUST)
 			if (!nullable(m, x->part[i]))
 				return false;
 	return true;
 }
 
 static bool
-nullable(Make *m, const Ex *x)
+nullable(AutomatonBuilder *m, const Expr *x)
 {
 	bool yes = false;
 
 	if (++m->depth > 4000)
 		build_fail(m->b, "the grammar is nested too deeply");
 	switch (x->kind) {
-	case EX_BYTES:
+	case EXPR_BYTES:
 		yes = x->n == 0;
 		break;
-	case EX_CHARS:
-	case EX_TOKEN:
-	case EX_MULTIPLE:
+	case EXPR_CHARS:
+	case EXPR_TOKEN:
+	case EXPR_MULTIPLE:
 		break;
-	case EX_SEQ:
-	case EX_ORDER:
+	case EXPR_SEQ:
+	case EXPR_ORDER:
 		yes = all_nullable(m, x);
 		break;
-	case EX_ALT:
+	case EXPR_ALT:
 		for (int32_t i = 0; i < x->n && !yes; i++)
 			yes = nullable(m, x->part[i]);
 		break;
-	case EX_REP:
+	case EXPR_REP:
 		yes = x->min == 0 || nullable(m, x->part[0]);
 		break;
-	case EX_RULE:
+	case EXPR_RULE:
 		if (!m->nullable[x->min]) {
 			m->nullable[x->min] = 1; /* while it is looked at: what depends on itself alone is not */
 			m->nullable[x->min] = nullable(m, m->b->rule[x->min]) ? 2 : 1;
@@ -159,7 +159,7 @@ nullable(Make *m, const Ex *x)
 }
 
 static int32_t
-rule_start(Make *m, int32_t rule)
+rule_start(AutomatonBuilder *m, int32_t rule)
 {
 	if (!m->rule_seen[rule]) {
 		m->rule_seen[rule] = 1;
@@ -169,11 +169,11 @@ rule_start(Make *m, int32_t rule)
 	return m->rule_start[rule];
 }
 
-static void make(Make *m, const Ex *x, int32_t from, int32_t to);
+static void make(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to);
 
 /* A word along the tree of words below `from`, which has no other links. */
 static void
-word(Make *m, int32_t from, int32_t to, const char *s, int32_t n)
+word(AutomatonBuilder *m, int32_t from, int32_t to, const char *s, int32_t n)
 {
 	for (int32_t i = 0; i < n; i++) {
 		uint8_t c = (uint8_t)s[i];
@@ -191,13 +191,13 @@ word(Make *m, int32_t from, int32_t to, const char *s, int32_t n)
 }
 
 static void
-alternatives(Make *m, const Ex *x, int32_t from, int32_t to)
+alternatives(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
 	int32_t root = -1;
 
 	for (int32_t i = 0; i < x->n; i++) {
-		const Ex *p = x->part[i];
-		if (p->kind != EX_BYTES) {
+		const Expr *p = x->part[i];
+		if (p->kind != EXPR_BYTES) {
 			make(m, p, from, to);
 			continue;
 		}
@@ -210,7 +210,7 @@ alternatives(Make *m, const Ex *x, int32_t from, int32_t to)
 }
 
 static void
-repeat(Make *m, const Ex *x, int32_t from, int32_t to)
+repeat(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
 	int32_t min = x->min, max = x->max, a = state(m), z = state(m);
 
@@ -242,7 +242,7 @@ repeat(Make *m, const Ex *x, int32_t from, int32_t to)
 	} else {
 		m->rep = arena_grow(m->b->a, m->rep, &m->cap_rep, m->n_rep + 1, sizeof *m->rep);
 		int32_t rep = (int32_t)m->n_rep++;
-		m->rep[rep] = (Rep){ a, min, max };
+		m->rep[rep] = (Repeat){ a, min, max };
 		m->flags[z] |= STATE_END;
 		edge(m, from, (Edge){ .kind = EDGE_REP, .to = to, .arg = rep });
 		if (!min)
@@ -253,7 +253,7 @@ repeat(Make *m, const Ex *x, int32_t from, int32_t to)
 
 /* Two states a part, one with something before it and one without: never one for each subset. */
 static void
-in_order(Make *m, const Ex *x, int32_t from, int32_t to)
+in_order(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
 	int32_t none = state(m), some = state(m);
 
@@ -278,7 +278,7 @@ in_order(Make *m, const Ex *x, int32_t from, int32_t to)
 
 /* States are remainders; 0 alone may begin with a zero. */
 static void
-multiple(Make *m, const Ex *x, int32_t from, int32_t to)
+multiple(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
 	int32_t first = (int32_t)m->n_state, n = x->min;
 
@@ -294,12 +294,12 @@ multiple(Make *m, const Ex *x, int32_t from, int32_t to)
 }
 
 static void
-make(Make *m, const Ex *x, int32_t from, int32_t to)
+make(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
 	if (++m->depth > 4000)
 		build_fail(m->b, "the grammar is nested too deeply");
 	switch (x->kind) {
-	case EX_BYTES:
+	case EXPR_BYTES:
 		for (int32_t i = 0; i < x->n; i++) {
 			int32_t next = i == x->n - 1 ? to : state(m);
 			byte(m, from, next, (uint8_t)x->bytes[i], (uint8_t)x->bytes[i]);
@@ -308,11 +308,11 @@ make(Make *m, const Ex *x, int32_t from, int32_t to)
 		if (!x->n)
 			eps(m, from, to);
 		break;
-	case EX_CHARS:
+	case EXPR_CHARS:
 		for (int32_t i = 0; i < x->n; i++)
 			char_range(m, from, to, x->range[i].lo, x->range[i].hi);
 		break;
-	case EX_SEQ:
+	case EXPR_SEQ:
 		for (int32_t i = 0; i < x->n; i++) {
 			int32_t next = i == x->n - 1 ? to : state(m);
 			make(m, x->part[i], from, next);
@@ -321,23 +321,23 @@ make(Make *m, const Ex *x, int32_t from, int32_t to)
 		if (!x->n)
 			eps(m, from, to);
 		break;
-	case EX_ALT:
+	case EXPR_ALT:
 		alternatives(m, x, from, to);
 		break;
-	case EX_REP:
+	case EXPR_REP:
 		repeat(m, x, from, to);
 		break;
-	case EX_RULE:
+	case EXPR_RULE:
 		edge(m, from, (Edge){ .kind = EDGE_CALL, .to = to, .arg = rule_start(m, x->min) });
 		break;
-	case EX_ORDER:
+	case EXPR_ORDER:
 		in_order(m, x, from, to);
 		break;
-	case EX_TOKEN:
+	case EXPR_TOKEN:
 		edge(m, from, (Edge){ .kind = EDGE_TOKEN, .to = to, .arg = x->min });
 		m->has_tokens = true;
 		break;
-	case EX_MULTIPLE:
+	case EXPR_MULTIPLE:
 		multiple(m, x, from, to);
 		break;
 	}
@@ -346,18 +346,18 @@ make(Make *m, const Ex *x, int32_t from, int32_t to)
 
 /* ---- rules that begin with themselves ---- */
 
-typedef struct Left { Make *m; uint8_t *mark; int depth; } Left; /* mark of a rule: 1 being looked at, 2 done */
+typedef struct LeftRecursion { AutomatonBuilder *m; uint8_t *mark; int depth; } LeftRecursion; /* mark of a rule: 1 being looked at, 2 done */
 
-static void left_of(Left *l, const Ex *x);
+static void left_of(LeftRecursion *l, const Expr *x);
 
 static const char *
-name_of(const Build *b, int32_t rule)
+name_of(const GrammarBuilder *b, int32_t rule)
 {
 	return (size_t)rule < b->cap_name ? b->name[rule] : NULL;
 }
 
 static void
-left_rule(Left *l, int32_t rule)
+left_rule(LeftRecursion *l, int32_t rule)
 {
 	const char *name = name_of(l->m->b, rule);
 
@@ -372,39 +372,39 @@ left_rule(Left *l, int32_t rule)
 
 /* All rules that x may begin with. */
 static void
-left_of(Left *l, const Ex *x)
+left_of(LeftRecursion *l, const Expr *x)
 {
 	if (++l->depth > 4000)
 		build_fail(l->m->b, "the grammar is nested too deeply");
 	switch (x->kind) {
-	case EX_RULE:
+	case EXPR_RULE:
 		left_rule(l, x->min);
 		break;
-	case EX_SEQ:
+	case EXPR_SEQ:
 		for (int32_t i = 0; i < x->n; i++) {
 			left_of(l, x->part[i]);
 			if (!nullable(l->m, x->part[i]))
 				break;
 		}
 		break;
-	case EX_ALT:
+	case EXPR_ALT:
 		for (int32_t i = 0; i < x->n; i++)
 			left_of(l, x->part[i]);
 		break;
-	case EX_REP:
+	case EXPR_REP:
 		left_of(l, x->part[0]);
 		break;
-	case EX_ORDER:
+	case EXPR_ORDER:
 		for (int32_t i = 0; i < x->n; i++) {
 			left_of(l, x->part[i]);
 			if (x->how[i] == ORDER_MUST && !nullable(l->m, x->part[i]))
 				break;
 		}
 		break;
-	case EX_BYTES:
-	case EX_CHARS:
-	case EX_TOKEN:
-	case EX_MULTIPLE:
+	case EXPR_BYTES:
+	case EXPR_CHARS:
+	case EXPR_TOKEN:
+	case EXPR_MULTIPLE:
 		break;
 	}
 	l->depth--;
@@ -414,7 +414,7 @@ left_of(Left *l, const Ex *x)
 
 /* A state with nothing but one empty edge is the state behind it. */
 static void
-skip_empty(Make *m, int32_t *to)
+skip_empty(AutomatonBuilder *m, int32_t *to)
 {
 	for (size_t q = 0; q < m->n_state; q++) {
 		int32_t k = m->head[q];
@@ -437,7 +437,7 @@ skip_empty(Make *m, int32_t *to)
 }
 
 static void
-make_classes(const Make *m, Automaton *out)
+make_classes(const AutomatonBuilder *m, Automaton *out)
 {
 	/* places that tell plain characters of strings and the bytes of UTF-8 apart, whatever the grammar */
 	static const uint8_t always[] = { 0, 0x20, 0x22, 0x23, 0x5C, 0x5D, 0x7F, 0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xE0, 0xE1, 0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5 };
@@ -459,7 +459,7 @@ make_classes(const Make *m, Automaton *out)
 
 /* States from which a text, or a rule's end, can be reached; edges to others are left out, so that no text begins what cannot end. */
 static uint8_t *
-find_ends(const Make *m)
+find_ends(const AutomatonBuilder *m)
 {
 	Arena *a = m->b->a;
 	uint8_t *good = NEW(a, uint8_t, m->n_state + 1);
@@ -507,7 +507,7 @@ find_ends(const Make *m)
 
 /* Drop the links that lead nowhere. */
 static void
-prune(Make *m)
+prune(AutomatonBuilder *m)
 {
 	const uint8_t *good = find_ends(m);
 
@@ -524,7 +524,7 @@ prune(Make *m)
 
 /* Reached at all, by number in `place`; the rest is left out. */
 static int32_t
-reach(const Make *m, const int32_t *to, int32_t start, int32_t *place, int32_t *todo)
+reach(const AutomatonBuilder *m, const int32_t *to, int32_t start, int32_t *place, int32_t *todo)
 {
 	int32_t n = 0, done = 0;
 
@@ -551,7 +551,7 @@ reach(const Make *m, const int32_t *to, int32_t start, int32_t *place, int32_t *
 }
 
 static bool
-copy_out(const Make *m, Automaton *out, const int32_t *to, const int32_t *place, const int32_t *order, int32_t n)
+copy_out(const AutomatonBuilder *m, Automaton *out, const int32_t *to, const int32_t *place, const int32_t *order, int32_t n)
 {
 	out->n_state = n;
 	out->n_rep = (int32_t)m->n_rep;
@@ -590,9 +590,9 @@ copy_out(const Make *m, Automaton *out, const int32_t *to, const int32_t *place,
 }
 
 llmc_status
-automaton_make(Build *b, Ex *root, Automaton *out, llmc_error *err)
+automaton_make(GrammarBuilder *b, Expr *root, Automaton *out, llmc_error *err)
 {
-	Make m = { .b = b };
+	AutomatonBuilder m = { .b = b };
 	size_t n_rule = b->n_rule;
 
 	for (size_t i = 0; i < n_rule; i++)
@@ -602,7 +602,7 @@ automaton_make(Build *b, Ex *root, Automaton *out, llmc_error *err)
 	m.rule_seen = NEW(b->a, uint8_t, n_rule + 1);
 	m.todo = NEW(b->a, int32_t, n_rule + 1);
 	m.nullable = NEW(b->a, uint8_t, n_rule + 1);
-	Left left = { .m = &m, .mark = NEW(b->a, uint8_t, n_rule + 1) };
+	LeftRecursion left = { .m = &m, .mark = NEW(b->a, uint8_t, n_rule + 1) };
 	left_of(&left, root);
 	for (size_t i = 0; i < n_rule; i++)
 		left_rule(&left, (int32_t)i);

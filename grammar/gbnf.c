@@ -6,7 +6,7 @@
 #include "grammar/rules.h"
 
 static void
-blanks(Rules *g, bool lines)
+blanks(RuleReader *g, bool lines)
 {
 	for (;; g->at++) {
 		char c = rules_peek(g);
@@ -25,7 +25,7 @@ is_word(char c)
 }
 
 static size_t
-word(const Rules *g)
+word(const RuleReader *g)
 {
 	size_t n = 0;
 
@@ -35,7 +35,7 @@ word(const Rules *g)
 }
 
 static uint32_t
-character(Rules *g)
+character(RuleReader *g)
 {
 	size_t len;
 
@@ -63,8 +63,8 @@ character(Rules *g)
 	}
 }
 
-static Ex *
-text(Rules *g)
+static Expr *
+text(RuleReader *g)
 {
 	Strbuf *out = arena_strbuf(g->b->a);
 	char bytes[4];
@@ -77,11 +77,11 @@ text(Rules *g)
 	}
 	if (out->failed)
 		arena_out(g->b->a);
-	return ex_bytes(g->b, strbuf_str(out), out->len);
+	return expr_bytes(g->b, strbuf_str(out), out->len);
 }
 
-static Ex *
-class(Rules *g)
+static Expr *
+class(RuleReader *g)
 {
 	bool invert = rules_take(g, '^');
 	Range *r = NULL, *out;
@@ -99,27 +99,27 @@ class(Rules *g)
 		r[n++] = (Range){ lo, hi };
 	}
 	if (!invert)
-		return ex_chars(g->b, r, n);
+		return expr_chars(g->b, r, n);
 	out = NEW(g->b->a, Range, n + 2);
 	n = n ? ranges_join(r, n) : 0;
 	n = ranges_invert(r, n, out);
-	return ex_chars(g->b, out, n);
+	return expr_chars(g->b, out, n);
 }
 
-static Ex *alternatives(Rules *g, bool nested);
+static Expr *alternatives(RuleReader *g, bool nested);
 
 /* NULL: no item begins here */
-static Ex *
-item(Rules *g)
+static Expr *
+item(RuleReader *g)
 {
 	if (rules_take(g, '"'))
 		return text(g);
 	if (rules_take(g, '['))
 		return class(g);
 	if (rules_take(g, '.'))
-		return ex_char(g->b, 0, 0x10FFFF);
+		return expr_char(g->b, 0, 0x10FFFF);
 	if (rules_take(g, '(')) {
-		Ex *x = alternatives(g, true);
+		Expr *x = alternatives(g, true);
 		blanks(g, true);
 		if (!rules_take(g, ')'))
 			rules_wrong(g, g->at, "expected ')'");
@@ -130,11 +130,11 @@ item(Rules *g)
 		return NULL;
 	int32_t rule = rules_name(g, g->s + g->at, n)->rule;
 	g->at += n;
-	return ex_rule(g->b, rule);
+	return expr_rule(g->b, rule);
 }
 
 static int32_t
-number(Rules *g)
+number(RuleReader *g)
 {
 	int32_t v = 0;
 	bool any = false;
@@ -147,17 +147,17 @@ number(Rules *g)
 	return any ? v : -1;
 }
 
-static Ex *
-repeated(Rules *g, Ex *x)
+static Expr *
+repeated(RuleReader *g, Expr *x)
 {
 	for (;;) {
 		blanks(g, false);
 		if (rules_take(g, '*')) {
-			x = ex_rep(g->b, x, 0, -1);
+			x = expr_rep(g->b, x, 0, -1);
 		} else if (rules_take(g, '+')) {
-			x = ex_rep(g->b, x, 1, -1);
+			x = expr_rep(g->b, x, 1, -1);
 		} else if (rules_take(g, '?')) {
-			x = ex_rep(g->b, x, 0, 1);
+			x = expr_rep(g->b, x, 0, 1);
 		} else if (rules_take(g, '{')) {
 			blanks(g, false);
 			int32_t min = number(g), max = min;
@@ -170,7 +170,7 @@ repeated(Rules *g, Ex *x)
 			blanks(g, false);
 			if (min < 0 || (max >= 0 && max < min) || !rules_take(g, '}'))
 				rules_wrong(g, g->at, "expected {m}, {m,} or {m,n}");
-			x = ex_rep(g->b, x, min, max);
+			x = expr_rep(g->b, x, min, max);
 		} else {
 			return x;
 		}
@@ -178,7 +178,7 @@ repeated(Rules *g, Ex *x)
 }
 
 static bool
-rule_begins(Rules *g)
+rule_begins(RuleReader *g)
 {
 	size_t at = g->at, n = word(g);
 
@@ -189,44 +189,44 @@ rule_begins(Rules *g)
 	return yes;
 }
 
-static Ex *
-sequence(Rules *g, bool nested)
+static Expr *
+sequence(RuleReader *g, bool nested)
 {
-	ExList parts = { 0 };
+	ExprList parts = { 0 };
 
 	for (;;) {
 		blanks(g, true); /* a line that begins no rule goes on with this one */
 		if (!nested && rule_begins(g))
 			break;
-		Ex *x = item(g);
+		Expr *x = item(g);
 		if (!x)
 			break;
-		ex_push(g->b, &parts, repeated(g, x));
+		expr_push(g->b, &parts, repeated(g, x));
 	}
-	return ex_list(g->b, EX_SEQ, &parts);
+	return expr_list(g->b, EXPR_SEQ, &parts);
 }
 
-static Ex *
-alternatives(Rules *g, bool nested)
+static Expr *
+alternatives(RuleReader *g, bool nested)
 {
-	ExList parts = { 0 };
+	ExprList parts = { 0 };
 
 	if (++g->depth > MAX_NEST)
 		rules_wrong(g, g->at, "groups are nested too deeply");
 	do
-		ex_push(g->b, &parts, sequence(g, nested));
+		expr_push(g->b, &parts, sequence(g, nested));
 	while (rules_take(g, '|'));
 	g->depth--;
-	return ex_list(g->b, EX_ALT, &parts);
+	return expr_list(g->b, EXPR_ALT, &parts);
 }
 
-Ex *
-gbnf_read(Build *b, const char *s, size_t n)
+Expr *
+gbnf_read(GrammarBuilder *b, const char *s, size_t n)
 {
-	Rules *read = NEW(b->a, Rules, 1);
+	RuleReader *read = NEW(b->a, RuleReader, 1);
 	int32_t root = -1;
 
-	*read = (Rules){ .b = b, .s = s, .n = n, .what = "grammar", .names = "rules", .shown = 20, .line = 1 };
+	*read = (RuleReader){ .b = b, .s = s, .n = n, .what = "grammar", .names = "rules", .shown = 20, .line = 1 };
 
 	for (blanks(read, true); read->at < read->n; blanks(read, true)) {
 		size_t len = word(read);
@@ -235,13 +235,13 @@ gbnf_read(Build *b, const char *s, size_t n)
 		int32_t rule = rules_name(read, read->s + read->at, len)->rule;
 		if (b->rule[rule])
 			rules_wrong(read, read->at, "this rule is there already");
-		ex_rule_name(b, rule, arena_printf(b->a, "grammar, line %d: '%.*s'", rules_line(read, read->at), (int)(len < 100 ? len : 100), read->s + read->at));
+		expr_rule_name(b, rule, arena_printf(b->a, "grammar, line %d: '%.*s'", rules_line(read, read->at), (int)(len < 100 ? len : 100), read->s + read->at));
 		if (len == 4 && memcmp(read->s + read->at, "root", 4) == 0)
 			root = rule;
 		read->at += len;
 		blanks(read, false);
 		read->at += 3;
-		Ex *body = alternatives(read, false);
+		Expr *body = alternatives(read, false);
 		b->rule[rule] = body;
 		if (read->at < read->n && !rule_begins(read))
 			rules_wrong(read, read->at, "not understood");
@@ -251,5 +251,5 @@ gbnf_read(Build *b, const char *s, size_t n)
 			build_fail(b, "grammar, line %d: there is no rule '%.*s'", rules_line(read, (size_t)(read->name[i].s - s)), (int)read->name[i].n, read->name[i].s);
 	if (root < 0)
 		build_fail(b, "the grammar has no rule 'root'");
-	return ex_rule(b, root);
+	return expr_rule(b, root);
 }

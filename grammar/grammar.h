@@ -4,11 +4,11 @@
  *   Grammar   a schema, an expression, a grammar, compiled to an automaton over bytes whose sets of states are made as texts reach them
  *   Matcher   a place in one text; several share a grammar, its sets and its masks
  *
- *   front ends   schema.c (refer.c, scalar.c, members.c, merge.c, apart.c, number.c, format.c), regex.c, gbnf.c and lark.c (rules.c), parts.c, open.c (choices): text -> expressions (ex.c)
+ *   front ends   schema.c (schema_ref.c, schema_scalar.c, schema_containers.c, schema_merge.c, schema_disjoint.c, number_range.c, string_formats.c), regex_grammar.c, gbnf.c and lark.c (rules.c), structural_tags.c, grammar_open.c (choices): text -> expressions (expression.c)
  *   automaton.c  expressions -> states and edges
- *   sets.c       sets of (state, stack), made lazily; stacks are hash-consed, repetitions are counters on them, never copies
- *   mask.c       a set beside the tries -> a mask;  match.c  what callers see
- *   lexicon.c    tries and slices
+ *   state_sets.c       sets of (state, stack), made lazily; stacks are hash-consed, repetitions are counters on them, never copies
+ *   token_mask.c       a set beside the tries -> a mask;  matcher.c  what callers see
+ *   vocabulary.c    tries and slices
  *
  * The room knows no model and no tokenizer. Grammars and lexicons may be used from any thread: a grammar's caches are behind its lock.
  * All text is untrusted: time and memory of each call are bounded. */
@@ -21,24 +21,24 @@
 
 #include "base/error.h"
 
-typedef struct Lexicon Lexicon;
+typedef struct TokenVocab TokenVocab;
 typedef struct llmc_matcher Matcher;
 typedef struct llmc_grammar Grammar;
 
-typedef struct LexiconToken { /* n 0: there is no such token */
+typedef struct VocabToken { /* n 0: there is no such token */
 	const char *bytes;
 	uint32_t    n;
 	bool        special;      /* matched by its number alone, never by its bytes */
-} LexiconToken;
+} VocabToken;
 
 /* tok [n_tok] is copied. Counted: each retain wants a close. */
-llmc_status lexicon_open(const LexiconToken *tok, int32_t n_tok, Lexicon **out, llmc_error *err);
-Lexicon    *lexicon_retain(Lexicon *l);
-void        lexicon_close(Lexicon *l);
+llmc_status token_vocab_open(const VocabToken *tok, int32_t n_tok, TokenVocab **out, llmc_error *err);
+TokenVocab    *token_vocab_retain(TokenVocab *l);
+void        token_vocab_close(TokenVocab *l);
 
 /* text [n]; opt may be NULL; eos [n_eos]: tokens that end a text, allowed where the grammar may end.
  * E_INPUT: the sentence names the place: a path and a keyword of a schema, a line or column of the others. */
-llmc_status grammar_open(Lexicon *l, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt,
+llmc_status grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt,
                          const int32_t *eos, int32_t n_eos, Grammar **out, llmc_error *err);
 Grammar    *grammar_retain(Grammar *g);
 void        grammar_close(Grammar *g);

@@ -8,7 +8,7 @@
 #include "grammar/rules.h"
 
 typedef struct Lark {
-	Rules      r;
+	RuleReader      r;
 	RegexFlags flags;
 	Strbuf    *run;       /* characters of a text that have one spelling: as words they share trees of prefixes */
 	bool       in_terminal;
@@ -125,21 +125,21 @@ quoted(Lark *g, size_t *n)
 }
 
 static void
-add_run(Lark *g, ExList *parts)
+add_run(Lark *g, ExprList *parts)
 {
 	if (g->run->failed)
 		arena_out(g->r.b->a);
 	if (g->run->len)
-		ex_push(g->r.b, parts, ex_bytes(g->r.b, strbuf_str(g->run), g->run->len));
+		expr_push(g->r.b, parts, expr_bytes(g->r.b, strbuf_str(g->run), g->run->len));
 	strbuf_clear(g->run);
 }
 
-static Ex *
+static Expr *
 text(Lark *g)
 {
 	size_t n, n_last, from;
 	Range *r = quoted(g, &n), *last;
-	ExList parts = { 0 };
+	ExprList parts = { 0 };
 	RegexFlags flags = g->flags;
 	char bytes[4];
 
@@ -165,13 +165,13 @@ text(Lark *g)
 			continue;
 		}
 		add_run(g, &parts);
-		ex_push(g->r.b, &parts, regex_chars(g->r.b, &r[i], 1, flags));
+		expr_push(g->r.b, &parts, regex_chars(g->r.b, &r[i], 1, flags));
 	}
 	add_run(g, &parts);
-	return ex_list(g->r.b, EX_SEQ, &parts);
+	return expr_list(g->r.b, EXPR_SEQ, &parts);
 }
 
-static Ex *
+static Expr *
 expression(Lark *g)
 {
 	size_t from = g->r.at - 1, begin = g->r.at;
@@ -195,30 +195,30 @@ expression(Lark *g)
 	flags.no_lazy = true;
 	const char *outer = g->r.b->place;
 	g->r.b->place = arena_printf(g->r.b->a, "lark, line %d", rules_line(&g->r, from));
-	Ex *x = regex_read(g->r.b, g->r.s + begin, n, flags);
+	Expr *x = regex_read(g->r.b, g->r.s + begin, n, flags);
 	g->r.b->place = outer;
 	return x;
 }
 
 /* ---- rules ---- */
 
-static Ex *alternatives(Lark *g, bool nested, ExList *list);
+static Expr *alternatives(Lark *g, bool nested, ExprList *list);
 
 /* A group up to its bracket */
-static Ex *
+static Expr *
 group(Lark *g, char close)
 {
 	size_t from = g->r.at - 1;
-	Ex *x = alternatives(g, true, NULL);
+	Expr *x = alternatives(g, true, NULL);
 
 	blanks(g, true);
 	if (!rules_take(&g->r, close))
 		rules_wrong(&g->r, from, "a group has no '%c'", close);
-	return close == ']' ? ex_rep(g->r.b, x, 0, 1) : x;
+	return close == ']' ? expr_rep(g->r.b, x, 0, 1) : x;
 }
 
 /* NULL: no item begins here */
-static Ex *
+static Expr *
 item(Lark *g)
 {
 	size_t from = g->r.at, n = word(g);
@@ -231,7 +231,7 @@ item(Lark *g)
 			rules_wrong(&g->r, from, "templates are not supported");
 		if (g->in_terminal && !is_terminal(g->r.s + from, n))
 			rules_wrong(&g->r, from, "a terminal holds texts, expressions and terminals, no rules");
-		return ex_rule(g->r.b, rule);
+		return expr_rule(g->r.b, rule);
 	}
 	switch (rules_peek(&g->r)) {
 	case '"':
@@ -271,18 +271,18 @@ number(Lark *g)
 	return g->r.at > from ? v : -1;
 }
 
-static Ex *
-repeated(Lark *g, Ex *x, bool nested)
+static Expr *
+repeated(Lark *g, Expr *x, bool nested)
 {
 	for (;;) {
 		size_t from = g->r.at;
 		blanks(g, nested);
 		if (rules_take(&g->r, '*')) {
-			x = ex_rep(g->r.b, x, 0, -1);
+			x = expr_rep(g->r.b, x, 0, -1);
 		} else if (rules_take(&g->r, '+')) {
-			x = ex_rep(g->r.b, x, 1, -1);
+			x = expr_rep(g->r.b, x, 1, -1);
 		} else if (rules_take(&g->r, '?')) {
-			x = ex_rep(g->r.b, x, 0, 1);
+			x = expr_rep(g->r.b, x, 0, 1);
 		} else if (rules_peek(&g->r) == '~' || rules_peek(&g->r) == '{') { /* {m,n} as llguidance has it */
 			size_t at = g->r.at;
 			bool brace = g->r.s[g->r.at++] == '{';
@@ -300,7 +300,7 @@ repeated(Lark *g, Ex *x, bool nested)
 			blanks(g, false);
 			if (min < 0 || (max >= 0 && max < min) || (brace && !rules_take(&g->r, '}')))
 				rules_wrong(&g->r, at, brace ? "expected {m}, {m,} or {m,n}" : "expected ~n or ~n..m");
-			x = ex_rep(g->r.b, x, min, max);
+			x = expr_rep(g->r.b, x, min, max);
 		} else {
 			g->r.at = from;
 			return x;
@@ -308,14 +308,14 @@ repeated(Lark *g, Ex *x, bool nested)
 	}
 }
 
-static Ex *
+static Expr *
 sequence(Lark *g, bool nested)
 {
-	ExList parts = { 0 };
-	Ex *x;
+	ExprList parts = { 0 };
+	Expr *x;
 
 	for (blanks(g, nested); (x = item(g)); blanks(g, nested))
-		ex_push(g->r.b, &parts, repeated(g, x, nested));
+		expr_push(g->r.b, &parts, repeated(g, x, nested));
 	if (is_next(g, "->")) { /* what a tree calls it */
 		size_t from = g->r.at;
 		g->r.at += 2;
@@ -326,19 +326,19 @@ sequence(Lark *g, bool nested)
 		g->r.at += n;
 		blanks(g, nested);
 	}
-	return ex_list(g->r.b, EX_SEQ, &parts);
+	return expr_list(g->r.b, EXPR_SEQ, &parts);
 }
 
 /* list: those of a rule, one by one, in place of what is returned. */
-static Ex *
-alternatives(Lark *g, bool nested, ExList *list)
+static Expr *
+alternatives(Lark *g, bool nested, ExprList *list)
 {
-	ExList own = { 0 }, *parts = list ? list : &own;
+	ExprList own = { 0 }, *parts = list ? list : &own;
 
 	if (++g->r.depth > MAX_NEST)
 		rules_wrong(&g->r, g->r.at, "groups are nested more than %d deep", MAX_NEST);
 	for (;;) {
-		ex_push(g->r.b, parts, sequence(g, nested));
+		expr_push(g->r.b, parts, sequence(g, nested));
 		size_t at = g->r.at;
 		blanks(g, true); /* a line may begin with the next one */
 		if (!rules_take(&g->r, '|')) {
@@ -347,40 +347,40 @@ alternatives(Lark *g, bool nested, ExList *list)
 		}
 	}
 	g->r.depth--;
-	return list ? NULL : ex_list(g->r.b, EX_ALT, parts);
+	return list ? NULL : expr_list(g->r.b, EXPR_ALT, parts);
 }
 
 static bool
-is_rule(const Ex *x, int32_t rule)
+is_rule(const Expr *x, int32_t rule)
 {
-	return x->kind == EX_RULE && x->min == rule;
+	return x->kind == EXPR_RULE && x->min == rule;
 }
 
 /* a: a x | a y | b  is  a: b (x | y)* */
-static Ex *
-without_left_recursion(Build *b, int32_t rule, const ExList *l)
+static Expr *
+without_left_recursion(GrammarBuilder *b, int32_t rule, const ExprList *l)
 {
-	ExList first = { 0 }, more = { 0 };
+	ExprList first = { 0 }, more = { 0 };
 
 	for (size_t i = 0; i < l->n; i++) {
-		const Ex *x = l->v[i];
+		const Expr *x = l->v[i];
 		if (is_rule(x, rule))
 			continue; /* a: a says nothing */
-		if (x->kind != EX_SEQ || !x->n || !is_rule(x->part[0], rule)) {
-			ex_push(b, &first, l->v[i]);
+		if (x->kind != EXPR_SEQ || !x->n || !is_rule(x->part[0], rule)) {
+			expr_push(b, &first, l->v[i]);
 			continue;
 		}
-		ExList rest = { 0 };
+		ExprList rest = { 0 };
 		for (int32_t k = 1; k < x->n; k++)
-			ex_push(b, &rest, x->part[k]);
-		ex_push(b, &more, ex_list(b, EX_SEQ, &rest));
+			expr_push(b, &rest, x->part[k]);
+		expr_push(b, &more, expr_list(b, EXPR_SEQ, &rest));
 	}
-	Ex *begins = ex_list(b, EX_ALT, &first);
-	return more.n ? ex_seq(b, 2, begins, ex_rep(b, ex_list(b, EX_ALT, &more), 0, -1)) : begins;
+	Expr *begins = expr_list(b, EXPR_ALT, &first);
+	return more.n ? expr_seq(b, 2, begins, expr_rep(b, expr_list(b, EXPR_ALT, &more), 0, -1)) : begins;
 }
 
 static void
-set_body(Lark *g, size_t at, int32_t rule, Ex *body)
+set_body(Lark *g, size_t at, int32_t rule, Expr *body)
 {
 	if (g->r.b->rule[rule])
 		rules_wrong(&g->r, at, "this name has been defined already");
@@ -399,9 +399,9 @@ definition(Lark *g)
 	if (!n)
 		rules_wrong(&g->r, from, "expected a rule, name: ..., or a statement");
 	int32_t rule = rules_name(&g->r, g->r.s + at, n)->rule;
-	ex_rule_name(g->r.b, rule, arena_printf(g->r.b->a, "lark, line %d: '%.*s'", rules_line(&g->r, at), (int)(n < 100 ? n : 100), g->r.s + at));
+	expr_rule_name(g->r.b, rule, arena_printf(g->r.b->a, "lark, line %d: '%.*s'", rules_line(&g->r, at), (int)(n < 100 ? n : 100), g->r.s + at));
 	bool terminal = is_terminal(g->r.s + at, n);
-	ExList list = { 0 };
+	ExprList list = { 0 };
 	g->r.at += n;
 	if (rules_peek(&g->r) == '{')
 		rules_wrong(&g->r, from, "templates are not supported");
@@ -480,8 +480,8 @@ statement(Lark *g)
 	rules_wrong(&g->r, from, "%%%.*s is not supported", (int)(n < 40 ? n : 40), g->r.s + g->r.at);
 }
 
-Ex *
-lark_read(Build *b, const char *s, size_t n, RegexFlags flags)
+Expr *
+lark_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags)
 {
 	Lark *g = NEW(b->a, Lark, 1);
 	int32_t start = -1;
@@ -504,5 +504,5 @@ lark_read(Build *b, const char *s, size_t n, RegexFlags flags)
 	}
 	if (start < 0)
 		build_fail(b, "lark: the grammar has no rule 'start'");
-	return ex_rule(b, start);
+	return expr_rule(b, start);
 }

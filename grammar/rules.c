@@ -9,7 +9,7 @@ enum { MAX_NAMES = 1 << 15 };
 
 /* Places are asked for in their order, but for those of mistakes. */
 int
-rules_line(Rules *g, size_t at)
+rules_line(RuleReader *g, size_t at)
 {
 	if (at < g->counted) {
 		g->counted = 0;
@@ -21,7 +21,7 @@ rules_line(Rules *g, size_t at)
 }
 
 void
-rules_wrong(Rules *g, size_t at, const char *fmt, ...)
+rules_wrong(RuleReader *g, size_t at, const char *fmt, ...)
 {
 	size_t left = g->n - at, show = 0;
 	va_list ap;
@@ -35,7 +35,7 @@ rules_wrong(Rules *g, size_t at, const char *fmt, ...)
 }
 
 RuleName *
-rules_name(Rules *g, const char *s, size_t n)
+rules_name(RuleReader *g, const char *s, size_t n)
 {
 	uint32_t key = 0;
 
@@ -54,7 +54,7 @@ rules_name(Rules *g, const char *s, size_t n)
 }
 
 uint32_t
-rules_hex(Rules *g, int digits)
+rules_hex(RuleReader *g, int digits)
 {
 	uint32_t v = 0;
 

@@ -2,13 +2,13 @@
 #ifndef LLMC_GRAMMAR_RULES_H
 #define LLMC_GRAMMAR_RULES_H
 
-#include "grammar/inside.h"
+#include "grammar/grammar_internal.h"
 
 enum { MAX_NEST = 200, MAX_COUNT = 1000000, N_BUCKET = 4096 };
 
 typedef struct RuleName { const char *s; size_t n; int32_t rule, next; } RuleName; /* s: where it came first; next: of its bucket */
-typedef struct Rules {
-	Build      *b;
+typedef struct RuleReader {
+	GrammarBuilder      *b;
 	const char *s;
 	size_t      n, at;
 	const char *what, *names;     /* in errors: the notation, and what has names in it */
@@ -18,21 +18,21 @@ typedef struct Rules {
 	int32_t     bucket[N_BUCKET]; /* + 1 */
 	size_t      counted;          /* bytes whose lines are counted in line */
 	int         line, depth;      /* line: 1 at first */
-} Rules;
+} RuleReader;
 
-int       rules_line(Rules *g, size_t at);
-void      rules_wrong(Rules *g, size_t at, const char *fmt, ...) __attribute__((noreturn, format(printf, 3, 4)));
-RuleName *rules_name(Rules *g, const char *s, size_t n); /* made where it is new, without a body */
-uint32_t  rules_hex(Rules *g, int digits);
+int       rules_line(RuleReader *g, size_t at);
+void      rules_wrong(RuleReader *g, size_t at, const char *fmt, ...) __attribute__((noreturn, format(printf, 3, 4)));
+RuleName *rules_name(RuleReader *g, const char *s, size_t n); /* made where it is new, without a body */
+uint32_t  rules_hex(RuleReader *g, int digits);
 
 static inline char
-rules_peek(const Rules *g)
+rules_peek(const RuleReader *g)
 {
 	return g->at < g->n ? g->s[g->at] : 0;
 }
 
 static inline bool
-rules_take(Rules *g, char c)
+rules_take(RuleReader *g, char c)
 {
 	bool yes = g->at < g->n && g->s[g->at] == c;
 

@@ -1,8 +1,8 @@
 /* JSON Schema -> expressions. Each definition that is referred to is one rule, so recursion is free; what several schemas say of one value ($ref with
- * siblings, allOf, anyOf beside others) is merged to one schema first (merge.c). What is not written is false for other properties of an object that lists some, and
+ * siblings, allOf, anyOf beside others) is merged to one schema first (schema_merge.c). What is not written is false for other properties of an object that lists some, and
  * a type is inferred from keywords, unless `standard`: models invent what is allowed. Errors name the path of the schema and the keyword.
  *
- * Here: what a schema is made to by its types and options. refer.c has what $ref points to, scalar.c strings and numbers, members.c arrays and objects. */
+ * Here: what a schema is made to by its types and options. schema_ref.c has what $ref points to, schema_scalar.c strings and numbers, schema_containers.c arrays and objects. */
 #include <string.h>
 
 #include "base/json.h"
@@ -152,64 +152,64 @@ schema_type_of(const json_t *v)
 }
 
 /* const and enum: those of the values that have a type of the schema's */
-static Ex *
+static Expr *
 fixed(Schema *s, const json_t *o, const Path *p)
 {
 	const json_t *one = json_object_get(o, "const"), *list = json_object_get(o, "enum"), *v;
 	int types = json_object_get(o, "type") ? schema_types(s, o, p) : T_ALL;
-	ExList parts = { 0 };
+	ExprList parts = { 0 };
 	size_t i;
 
 	if (one) {
 		bool in = !list;
 		json_array_foreach((json_t *)(uintptr_t)list, i, v)
 			in |= json_equal((json_t *)(uintptr_t)v, (json_t *)(uintptr_t)one);
-		return in && (schema_type_of(one) & types) ? json_literal(s->b, one) : ex_none(s->b);
+		return in && (schema_type_of(one) & types) ? json_literal(s->b, one) : expr_none(s->b);
 	}
 	if (!json_is_array(list))
 		schema_fail(s, p, "enum", "expected an array of values");
 	json_array_foreach((json_t *)(uintptr_t)list, i, v)
 		if (schema_type_of(v) & types)
-			ex_push(s->b, &parts, json_literal(s->b, v));
-	return ex_list(s->b, EX_ALT, &parts);
+			expr_push(s->b, &parts, json_literal(s->b, v));
+	return expr_list(s->b, EXPR_ALT, &parts);
 }
 
-static Ex *
+static Expr *
 of_types(Schema *s, const json_t *o, const Path *p)
 {
 	int types = schema_types(s, o, p);
-	ExList parts = { 0 };
-	Build *b = s->b;
+	ExprList parts = { 0 };
+	GrammarBuilder *b = s->b;
 
 	if (types & T_NULL)
-		ex_push(b, &parts, ex_text(b, "null"));
+		expr_push(b, &parts, expr_text(b, "null"));
 	if (types & T_BOOLEAN) {
-		ex_push(b, &parts, ex_text(b, "true"));
-		ex_push(b, &parts, ex_text(b, "false"));
+		expr_push(b, &parts, expr_text(b, "true"));
+		expr_push(b, &parts, expr_text(b, "false"));
 	}
 	if (types & (T_INTEGER | T_NUMBER))
-		ex_push(b, &parts, schema_number(s, o, !(types & T_NUMBER), p));
+		expr_push(b, &parts, schema_number(s, o, !(types & T_NUMBER), p));
 	if (types & T_STRING)
-		ex_push(b, &parts, schema_string(s, o, p));
+		expr_push(b, &parts, schema_string(s, o, p));
 	if (types & T_ARRAY)
-		ex_push(b, &parts, schema_array(s, o, p));
+		expr_push(b, &parts, schema_array(s, o, p));
 	if (types & T_OBJECT)
-		ex_push(b, &parts, schema_object(s, o, p));
-	return ex_list(b, EX_ALT, &parts);
+		expr_push(b, &parts, schema_object(s, o, p));
+	return expr_list(b, EXPR_ALT, &parts);
 }
 
 /* Does x match nothing, as far as it is soon told? */
 static bool
-is_nothing(const Ex *x, int depth)
+is_nothing(const Expr *x, int depth)
 {
-	bool all = x->kind == EX_ALT;
+	bool all = x->kind == EXPR_ALT;
 
-	if (depth > 6 || (x->kind != EX_ALT && x->kind != EX_SEQ))
+	if (depth > 6 || (x->kind != EXPR_ALT && x->kind != EXPR_SEQ))
 		return false;
 	for (int32_t i = 0; i < x->n; i++) {
 		const bool one = is_nothing(x->part[i], depth + 1);
-		if (x->kind == EX_ALT ? !one : one)
-			return x->kind == EX_SEQ;
+		if (x->kind == EXPR_ALT ? !one : one)
+			return x->kind == EXPR_SEQ;
 	}
 	return all;
 }
@@ -226,33 +226,33 @@ note_nothing(Schema *s, const json_t *v, const Path *p)
 	s->b->nothing = arena_printf(s->b->a, "schema, %s%s%s", schema_path(s, p), *k ? "/" : "", *k ? *k : "");
 }
 
-static Ex *value_of(Schema *s, const json_t *v, const Path *p);
+static Expr *value_of(Schema *s, const json_t *v, const Path *p);
 
-Ex *
+Expr *
 schema_value(Schema *s, const json_t *v, const Path *p)
 {
 	const char *before = s->b->nothing;
-	Ex *x = value_of(s, v, p);
+	Expr *x = value_of(s, v, p);
 
 	if (s->b->nothing == before && !s->asked && is_nothing(x, 0)) /* else a part of it has said so */
 		note_nothing(s, v, p);
 	return x;
 }
 
-static Ex *
+static Expr *
 value_of(Schema *s, const json_t *v, const Path *p)
 {
 	static const char *const never[] = { "not", "if", "then", "else", "$dynamicRef", "$recursiveRef", NULL };
 	static const char *const beside[] = { "$ref", "allOf", "anyOf", "oneOf", "contains", NULL };
 	const json_t *o, *option;
-	ExList parts = { 0 };
+	ExprList parts = { 0 };
 	size_t i;
-	Ex *x;
+	Expr *x;
 
 	if (json_is_true(v))
 		return json_any_value(s->b);
 	if (json_is_false(v))
-		return ex_none(s->b);
+		return expr_none(s->b);
 	if (!json_is_object(v))
 		schema_fail(s, p, NULL, "expected a schema: an object, true or false");
 	if (++s->depth > MAX_SCHEMA_NEST || ++s->n_values > MAX_VALUES)
@@ -263,25 +263,25 @@ value_of(Schema *s, const json_t *v, const Path *p)
 		if (json_object_get(v, *k))
 			schema_not_enforced(s, v, "unevaluatedItems", p);
 	const json_t *ref = json_object_get(v, "$ref");
-	if (ref && !schema_says(v, "$ref")) {
-		x = schema_referred(s, schema_target(s, ref, p), &(Path){ p, "$ref" });
+	if (ref && !schema_constrains(v, "$ref")) {
+		x = schema_resolve_ref(s, schema_target(s, ref, p), &(Path){ p, "$ref" });
 	} else {
 		o = schema_flat(s, v, p, 0);
 		for (const char *const *k = never; *k; k++) /* of those that were merged */
 			schema_not_enforced(s, o, *k, p);
 		if (json_is_boolean(o)) {
-			x = json_is_true(o) ? json_any_value(s->b) : ex_none(s->b);
+			x = json_is_true(o) ? json_any_value(s->b) : expr_none(s->b);
 		} else if (json_object_get(o, "anyOf")) {
 			const json_t *list = json_object_get(o, "anyOf");
-			bool more = schema_says(o, "anyOf");
+			bool more = schema_constrains(o, "anyOf");
 			json_array_foreach((json_t *)(uintptr_t)list, i, option) {
 				Path here = { p, arena_printf(s->b->a, "anyOf/%zu", i) };
-				ex_push(s->b, &parts, schema_value(s, more ? schema_merge(s, schema_without(s, o, "anyOf"), option, &here, 0) : option, &here));
+				expr_push(s->b, &parts, schema_value(s, more ? schema_merge(s, schema_without(s, o, "anyOf"), option, &here, 0) : option, &here));
 			}
-			x = ex_list(s->b, EX_ALT, &parts);
+			x = expr_list(s->b, EXPR_ALT, &parts);
 		} else if (json_object_get(o, "const") || json_object_get(o, "enum")) {
 			x = fixed(s, o, p);
-		} else if (!schema_says(o, NULL)) {
+		} else if (!schema_constrains(o, NULL)) {
 			x = json_any_value(s->b);
 		} else {
 			x = of_types(s, o, p);
@@ -291,8 +291,8 @@ value_of(Schema *s, const json_t *v, const Path *p)
 	return x;
 }
 
-Ex *
-schema_of(Build *b, const json_t *schema, const json_t *root, const char *path)
+Expr *
+schema_of(GrammarBuilder *b, const json_t *schema, const json_t *root, const char *path)
 {
 	Schema *s = NEW(b->a, Schema, 1);
 	Path top = { NULL, path };
@@ -303,8 +303,8 @@ schema_of(Build *b, const json_t *schema, const json_t *root, const char *path)
 	return schema_value(s, schema, path && *path ? &top : NULL);
 }
 
-Ex *
-schema_read(Build *b, const char *text, size_t n)
+Expr *
+schema_read(GrammarBuilder *b, const char *text, size_t n)
 {
 	json_error_t why;
 	json_t *root = json_read(b->a, text, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);

@@ -722,7 +722,7 @@ LLMC_API void llmc_engine_stats(llmc_engine *e, llmc_counts *out); /* out->size 
  *
  *     llmc_serve_options o = LLMC_INIT(llmc_serve_options);   o.port = 8000;
  *     llmc_serve_open(m, e, &o, &server, &err);      answers from here on, on threads of its own
- *     llmc_serve_leave(server);                      optional: /health says 503 while all requests are still taken, so that
+ *     llmc_serve_drain(server);                      optional: /health says 503 while all requests are still taken, so that
  *                                                    routers send new ones elsewhere before the port closes
  *     llmc_serve_stop(server);                       no new requests
  *     llmc_serve_wait(server, 30000);                those in work are answered
@@ -755,8 +755,8 @@ typedef struct llmc_serve_options { /* 0 or NULL takes the default in brackets; 
 	const char *keys;               /* file of keys with limits, a line each: NAME KEY [requests=N] [tokens=N] [priority=N], beside api_key [none] */
 	const char *otlp;               /* spans of requests go there, as http://127.0.0.1:4318: OpenTelemetry's OTLP over HTTP [nowhere] */
 	bool        open_probes;        /* what routers and scrapers read needs no key: /metrics, /v1/models, /get_load, /model_info */
-	int64_t     memory_bytes;       /* llmc_serve_models: that engines take together; those used longest ago are closed for others [no limit] */
-	const char *lora_dir;           /* llmc_serve_models: clients may load PEFT adapters from below this folder, by /v1/load_lora_adapter [they may not] */
+	int64_t     memory_bytes;       /* llmc_serve_open_models: that engines take together; those used longest ago are closed for others [no limit] */
+	const char *lora_dir;           /* llmc_serve_open_models: clients may load PEFT adapters from below this folder, by /v1/load_lora_adapter [they may not] */
 	double      sleep_after_s;      /* and those that nobody has asked for so long [never] */
 	const char *batch_dir;          /* folder of /v1/files and /v1/batches, this server's alone; it and its batches survive a restart [they are not there] */
 	int64_t     batch_dir_bytes;    /* of its files at most [LLMC_DEFAULT_BATCH_DIR_BYTES] */
@@ -781,14 +781,14 @@ LLMC_API llmc_status llmc_serve_open(llmc_model *m, llmc_engine *e, const llmc_s
                                      llmc_error *err);
 /* Several models behind one port, the first for requests that name none: each is compiled here, so that mistakes are told, and opened when it is asked for.
  * Also E_FULL: one does not fit into memory_bytes by itself; and what llmc_open returns. */
-LLMC_API llmc_status llmc_serve_models(const llmc_serve_model *models, int32_t n, const llmc_serve_options *opt, llmc_server **out, llmc_error *err);
+LLMC_API llmc_status llmc_serve_open_models(const llmc_serve_model *models, int32_t n, const llmc_serve_options *opt, llmc_server **out, llmc_error *err);
 LLMC_API int         llmc_serve_port(const llmc_server *s);
 LLMC_API const char *llmc_serve_url(const llmc_server *s); /* "http://127.0.0.1:8000"; lives as long as the server */
-LLMC_API void        llmc_serve_leave(llmc_server *s);
+LLMC_API void        llmc_serve_drain(llmc_server *s);
 LLMC_API void        llmc_serve_stop(llmc_server *s);
 LLMC_API bool        llmc_serve_wait(llmc_server *s, int timeout_ms); /* true: nothing is in work any more */
 /* The file of llmc_serve_options.keys again: who has no line any more gets 401 from here on, what runs goes on. An error leaves all as it was. Any thread. */
-LLMC_API llmc_status llmc_serve_reread(llmc_server *s, llmc_error *err);
+LLMC_API llmc_status llmc_serve_reload_keys(llmc_server *s, llmc_error *err);
 /* An engine of it has failed for good: its device, or a rank, is lost. /health says 503, and its requests fail, until the server is closed. Any thread. */
 LLMC_API bool        llmc_serve_failed(llmc_server *s);
 LLMC_API void        llmc_serve_close(llmc_server *s); /* ends what is in work; NULL is fine */

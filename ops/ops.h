@@ -18,7 +18,7 @@ typedef enum OpKind {
 } OpKind;
 
 enum { OP_MAX_ARGS = 12, OP_MAX_ATTRS = 16 };
-enum { OPF_TOK = 1, OPF_PICK = 2, OPF_ATT = 4, OPF_COMM = 8, OPF_SLOT = 16, OPF_EXPERTS = 32 };
+enum { OPF_PER_TOKEN = 1, OPF_GATHER = 2, OPF_READS_KV = 4, OPF_COMM = 8, OPF_LORA = 16, OPF_EXPERTS = 32 };
 
 /* The arguments of an op by name: struct args_matmul { int x, w, b, y; }. As numbers: ARG(matmul, w) is 1, a constant. */
 #define IN(n) int n;

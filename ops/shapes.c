@@ -47,11 +47,11 @@ vec(int64_t n)
 
 /* n matrices stacked on rows; of them and those elsewhere a row of the step reads `used` */
 static ArgShape
-stack(int64_t n, int64_t elsewhere, int64_t used, int64_t rows, int64_t cols)
+stack(int64_t n, int64_t n_remote_experts, int64_t used, int64_t rows, int64_t cols)
 {
 	ArgShape s = mat(mul(n, rows), cols);
 
-	s.pieces = plus(n, elsewhere);
+	s.pieces = plus(n, n_remote_experts);
 	s.used = used;
 	return s;
 }
@@ -125,8 +125,8 @@ order(void)
 void
 op_share(int64_t total, int64_t unit, int ranks, int rank, int64_t *first, int64_t *count)
 {
-	int64_t units = total / unit + (total % unit != 0), each = units / ranks, more = units % ranks;
-	int64_t from = each * rank + (rank < more ? rank : more), n = each + (rank < more);
+	int64_t units = total / unit + (total % unit != 0), per_group = units / ranks, more = units % ranks;
+	int64_t from = per_group * rank + (rank < more ? rank : more), n = per_group + (rank < more);
 
 	*first = from * unit;
 	*count = n == 0 ? 0 : from + n == units ? total - *first : n * unit;
@@ -137,9 +137,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 {
 #define GET(key) key = attr_int(a, n, #key)
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
-	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(elsewhere), GET(top_k), GET(spread), GET(groups);
-	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit), GET(each), GET(chunk);
-	const int64_t GET(rank), GET(slots), GET(apart), GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state), GET(chosen);
+	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(n_remote_experts), GET(top_k), GET(x_rows_per_token), GET(groups);
+	const int64_t GET(top_k_groups), GET(offset), GET(shared_gate), GET(shared), GET(q_rank), GET(fused), GET(expand), GET(unit), GET(per_group), GET(chunk);
+	const int64_t GET(rank), GET(slots), GET(head_stride), GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state), GET(index_top_k);
 	const int64_t GET(alibi_first), GET(alibi_heads);
 	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
@@ -154,8 +154,8 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_embed_pos:
 		SET(embed_pos, .x = act(hidden), .w = mat(m->max_positions + offset, hidden), .y = act(hidden));
 		break;
-	case OP_arrange:
-		SET(arrange, .x = act(width), .nw = vec(width), .nb = vec(width), .order = vec(width), .factor = vec(width), .y = act(width));
+	case OP_permute_cols:
+		SET(permute_cols, .x = act(width), .nw = vec(width), .nb = vec(width), .order = vec(width), .factor = vec(width), .y = act(width));
 		break;
 	case OP_rmsnorm:
 		MUST(groups >= 1, "groups >= 1");
@@ -163,12 +163,12 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_layernorm:
 		MUST(groups >= 1, "groups >= 1");
-		MUST(each <= 1, "each <= 1");
-		SET(layernorm, .x = act(mul(groups, dim)), .w = vec(each ? mul(groups, dim) : dim), .b = vec(each ? mul(groups, dim) : dim), .y = act(mul(groups, dim)));
+		MUST(per_group <= 1, "per_group <= 1");
+		SET(layernorm, .x = act(mul(groups, dim)), .w = vec(per_group ? mul(groups, dim) : dim), .b = vec(per_group ? mul(groups, dim) : dim), .y = act(mul(groups, dim)));
 		break;
-	case OP_clip:
+	case OP_clamp:
 		MUST(attr_num(a, n, "limit") > 0, "limit > 0");
-		SET(clip, .x = act(width), .y = act(width));
+		SET(clamp, .x = act(width), .y = act(width));
 		break;
 	case OP_matmul:
 		SET(matmul, .x = act(cols), .w = mat(rows, cols), .b = vec(rows), .y = act(rows));
@@ -188,8 +188,8 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_kv_append:
 		SET(kv_append, .k = act(kv_heads * dim), .v = act(kv_heads * v_dim), .kv = gqa(kv_heads, dim, v_dim), .done = order());
 		break;
-	case OP_kv_close:
-		SET(kv_close, .kv = gqa(kv_heads, dim, v_dim), .done = order(), .closed = order());
+	case OP_kv_quantize_page:
+		SET(kv_quantize_page, .kv = gqa(kv_heads, dim, v_dim), .done = order(), .closed = order());
 		break;
 	case OP_attention:
 		MUST(heads % kv_heads == 0, "heads is a multiple of kv_heads");
@@ -202,15 +202,15 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_mla_attention:
 		SET(mla_attention, .q = act(heads * (nope_dim + rope_dim)), .k_b = mat(mul(heads, nope_dim), kv_rank),
-		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .sel = ids(chosen), .y = act(heads * v_dim));
+		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .sel = ids(index_top_k), .y = act(heads * v_dim));
 		break;
 	case OP_index_append:
 		SET(index_append, .k = act(dim), .kv = latent(dim, 0), .done = order());
 		break;
 	case OP_index_select:
-		MUST(chosen >= 1, "chosen >= 1");
+		MUST(index_top_k >= 1, "index_top_k >= 1");
 		MUST(attr_num(a, n, "scale") > 0, "scale > 0");
-		SET(index_select, .q = act(mul(heads, dim)), .w = act(heads), .kv = latent(dim, 0), .done = order(), .sel = ids(chosen));
+		SET(index_select, .q = act(mul(heads, dim)), .w = act(heads), .kv = latent(dim, 0), .done = order(), .sel = ids(index_top_k));
 		break;
 	case OP_act:
 		MUST(!is_glu(a, n), "act is neither swiglu_oai nor silu_limit, which are of two rows");
@@ -228,13 +228,13 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_norm_route:
 		MUST(top_k <= n_experts, "top_k <= n_experts");
 		MUST(groups <= 1 || n_experts % groups == 0, "n_experts is a multiple of groups");
-		MUST(groups <= 1 || (keep_groups >= 1 && keep_groups <= groups), "1 <= keep_groups <= groups");
-		MUST(mix <= 1, "mix <= 1");
+		MUST(groups <= 1 || (top_k_groups >= 1 && top_k_groups <= groups), "1 <= top_k_groups <= groups");
+		MUST(shared_gate <= 1, "shared_gate <= 1");
 		MUST(attr_num(a, n, "jitter") >= 0, "jitter >= 0");
 		MUST(strcmp(attr_word(a, n, "score"), "sparsemixer") || (groups <= 1 && !attr_int(a, n, "renorm")), "sparsemixer has no groups and is not renormalised");
 		if (op == OP_norm_route) {
-			SET(norm_route, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .w = mat(n_experts + mix, hidden), .logit_b = vec(n_experts), .bias = vec(n_experts),
-			    .id = ids(top_k), .weight = act(top_k + mix));
+			SET(norm_route, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .w = mat(n_experts + shared_gate, hidden), .logit_b = vec(n_experts), .bias = vec(n_experts),
+			    .id = ids(top_k), .weight = act(top_k + shared_gate));
 			break;
 		}
 		SET(moe_route, .logits = act(n_experts), .bias = vec(n_experts), .id = ids(top_k), .weight = act(top_k));
@@ -242,21 +242,21 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_moe_ffn:
 		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
 		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
-		MUST(spread == 1 || spread == top_k, "spread is 1 or top_k");
-		SET(moe_ffn, .x = act(mul(spread, hidden)), .id = ids(top_k), .weight = act(top_k), .gate = stack(n_experts, elsewhere, top_k, width, hidden),
-		    .up = stack(n_experts, elsewhere, top_k, width, hidden), .down = stack(n_experts, elsewhere, top_k, hidden, width), .gate_b = vec(mul(n_experts, width)),
+		MUST(x_rows_per_token == 1 || x_rows_per_token == top_k, "x_rows_per_token is 1 or top_k");
+		SET(moe_ffn, .x = act(mul(x_rows_per_token, hidden)), .id = ids(top_k), .weight = act(top_k), .gate = stack(n_experts, n_remote_experts, top_k, width, hidden),
+		    .up = stack(n_experts, n_remote_experts, top_k, width, hidden), .down = stack(n_experts, n_remote_experts, top_k, hidden, width), .gate_b = vec(mul(n_experts, width)),
 		    .up_b = vec(mul(n_experts, width)), .down_b = vec(mul(n_experts, hidden)), .y = act(hidden));
 		break;
-	case OP_arrange_experts:
-		SET(arrange_experts, .x = act(width), .id = ids(top_k), .order = vec(mul(n_experts, width)), .y = act(mul(top_k, width)));
+	case OP_permute_expert_cols:
+		SET(permute_expert_cols, .x = act(width), .id = ids(top_k), .order = vec(mul(n_experts, width)), .y = act(mul(top_k, width)));
 		break;
 	case OP_gate_mul:
 		MUST(groups >= 1 && width % groups == 0, "width is a multiple of groups");
 		MUST(is_gate(a, n, "sigmoid") || is_gate(a, n, "softplus"), "gate is sigmoid or softplus");
 		SET(gate_mul, .x = act(width), .s = act(groups), .y = act(width));
 		break;
-	case OP_join:
-		SET(join, .x = act(width), .z = act(count), .y = act(plus(width, count)));
+	case OP_concat:
+		SET(concat, .x = act(width), .z = act(count), .y = act(plus(width, count)));
 		break;
 	case OP_mul:
 		SET(mul, .x = act(width), .z = act(width), .y = act(width));
@@ -314,9 +314,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		SET(norm_gate, .x = act(mul(groups, dim)), .z = act(mul(groups, dim)),
 		    .w = vec(strcmp(attr_word(a, n, "order"), "gate_first") ? dim : mul(groups, dim)), .y = act(mul(groups, dim)));
 		break;
-	case OP_gain:
+	case OP_scale_cols:
 		MUST(first + count <= width, "first + count <= width");
-		SET(gain, .x = act(width), .w = vec(1), .y = act(width));
+		SET(scale_cols, .x = act(width), .w = vec(1), .y = act(width));
 		break;
 	case OP_pos_scale:
 		SET(pos_scale, .x = act(width), .y = act(width));
@@ -328,9 +328,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_expert_input:
 		SET(expert_input, .x = act(hidden), .weight = act(1), .y = act(hidden), .one = act(1));
 		break;
-	case OP_cap:
-		MUST(attr_num(a, n, "cap") >= 0, "cap >= 0");
-		SET(cap, .x = act(width), .y = act(width));
+	case OP_softcap:
+		MUST(attr_num(a, n, "softcap") >= 0, "softcap >= 0");
+		SET(softcap, .x = act(width), .y = act(width));
 		break;
 	case OP_lora_down:
 		SET(lora_down, .x = act(cols), .a = stack(slots, 0, 1, mul(mul(count, rank), cols), 0), .t = act(mul(count, rank)));
@@ -341,30 +341,30 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_lora_heads_down:
 		MUST(cols <= width, "cols <= width");
-		SET(lora_heads_down, .x = act(mul(heads, width)), .a = stack(slots, 0, 1, mul(rank, plus(cols, mul(heads - 1, apart))), 0), .t = act(mul(heads, rank)));
+		SET(lora_heads_down, .x = act(mul(heads, width)), .a = stack(slots, 0, 1, mul(rank, plus(cols, mul(heads - 1, head_stride))), 0), .t = act(mul(heads, rank)));
 		break;
 	case OP_lora_heads_up:
 		MUST(cols <= width, "cols <= width");
-		SET(lora_heads_up, .x = act(mul(heads, width)), .t = act(mul(heads, rank)), .b = stack(slots, 0, 1, mul(rank, plus(cols, mul(heads - 1, apart))), 0),
+		SET(lora_heads_up, .x = act(mul(heads, width)), .t = act(mul(heads, rank)), .b = stack(slots, 0, 1, mul(rank, plus(cols, mul(heads - 1, head_stride))), 0),
 		    .y = act(mul(heads, width)));
 		break;
 	case OP_lora_experts_down:
-		MUST(top_k <= plus(n_experts, elsewhere), "top_k <= n_experts + elsewhere");
-		SET(lora_experts_down, .x = act(attr_int(a, n, "each") ? mul(top_k, cols) : cols), .id = ids(top_k), .a = stack(mul(slots, n_experts), mul(slots, elsewhere), top_k, mul(mul(count, rank), cols), 0),
+		MUST(top_k <= plus(n_experts, n_remote_experts), "top_k <= n_experts + n_remote_experts");
+		SET(lora_experts_down, .x = act(attr_int(a, n, "per_group") ? mul(top_k, cols) : cols), .id = ids(top_k), .a = stack(mul(slots, n_experts), mul(slots, n_remote_experts), top_k, mul(mul(count, rank), cols), 0),
 		    .t = act(mul(top_k, mul(count, rank))));
 		break;
 	case OP_lora_experts_up:
-		MUST(top_k <= plus(n_experts, elsewhere), "top_k <= n_experts + elsewhere");
-		SET(lora_experts_up, .t = act(mul(top_k, mul(count, rank))), .id = ids(top_k), .b = stack(mul(slots, n_experts), mul(slots, elsewhere), top_k, mul(mul(count, rank), rows), 0),
+		MUST(top_k <= plus(n_experts, n_remote_experts), "top_k <= n_experts + n_remote_experts");
+		SET(lora_experts_up, .t = act(mul(top_k, mul(count, rank))), .id = ids(top_k), .b = stack(mul(slots, n_experts), mul(slots, n_remote_experts), top_k, mul(mul(count, rank), rows), 0),
 		    .y = act(mul(top_k, mul(count, rows))));
 		break;
 	case OP_lora_experts_add:
-		MUST(top_k <= plus(n_experts, elsewhere), "top_k <= n_experts + elsewhere");
-		SET(lora_experts_add, .x = act(rows), .t = act(mul(top_k, rank)), .id = ids(top_k), .weight = act(top_k), .b = stack(mul(slots, n_experts), mul(slots, elsewhere), top_k, mul(rank, rows), 0),
+		MUST(top_k <= plus(n_experts, n_remote_experts), "top_k <= n_experts + n_remote_experts");
+		SET(lora_experts_add, .x = act(rows), .t = act(mul(top_k, rank)), .id = ids(top_k), .weight = act(top_k), .b = stack(mul(slots, n_experts), mul(slots, n_remote_experts), top_k, mul(rank, rows), 0),
 		    .y = act(rows));
 		break;
-	case OP_pick:
-		SET(pick, .x = act(width), .y = act(width));
+	case OP_gather_rows:
+		SET(gather_rows, .x = act(width), .y = act(width));
 		break;
 	case OP_norm_matmul:
 		SET(norm_matmul, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .b = vec(rows), .y = act(rows));
@@ -381,16 +381,16 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_mla_query: {
 		int64_t plain = mul(heads, nope_dim + rope_dim), part = q_rank ? q_rank : plain, latents = kv_rank + rope_dim;
 		MUST(expand == 0 || nope_dim <= kv_rank, "nope_dim <= kv_rank where expand > 0");
-		SET(mla_query, .a = act(part + (stacked ? latents : 0)), .c = act(latents), .qn = vec(part), .q_b = mat(plain, part),
+		SET(mla_query, .a = act(part + (fused ? latents : 0)), .c = act(latents), .qn = vec(part), .q_b = mat(plain, part),
 		    .kvn = vec(kv_rank), .k_b = mat(mul(heads, nope_dim), kv_rank), .rope = angles(rope_dim), .kv = latent(kv_rank, rope_dim),
 		    .q = act(mul(heads, latents)), .done = order());
 		break;
 	}
 	case OP_mla_attend:
 		MUST(expand == 0 || (nope_dim <= kv_rank && v_dim <= kv_rank), "nope_dim, v_dim <= kv_rank where expand > 0");
-		MUST(expand != MLA_EXPAND_ALWAYS || chosen == 0, "chosen positions are attended to absorbed: expand is not 1");
+		MUST(expand != MLA_EXPAND_ALWAYS || index_top_k == 0, "index_top_k positions are attended to absorbed: expand is not 1");
 		SET(mla_attend, .q = act(mul(heads, kv_rank + rope_dim)), .k_b = mat(mul(heads, nope_dim), kv_rank),
-		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .sel = ids(chosen), .o = act(mul(heads, kv_rank)));
+		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .sel = ids(index_top_k), .o = act(mul(heads, kv_rank)));
 		break;
 	case OP_mla_value:
 		MUST(expand == 0 || v_dim <= kv_rank, "v_dim <= kv_rank where expand > 0");
@@ -408,27 +408,27 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_norm_moe_glu:
 		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
 		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
-		MUST(spread == 1 || spread == top_k, "spread is 1 or top_k");
-		MUST(spread == 1 || (shared == 0 && strcmp(attr_word(a, n, "norm"), "none") == 0), "rows of each expert have no norm and no shared expert");
-		SET(norm_moe_glu, .x = act(mul(spread, hidden)), .nw = vec(hidden), .nb = vec(hidden), .id = ids(top_k),
-		    .gate = stack(n_experts, elsewhere, top_k, width, hidden), .up = stack(n_experts, elsewhere, top_k, width, hidden), .gate_b = vec(mul(n_experts, width)), .up_b = vec(mul(n_experts, width)), .s_gate = mat(shared, hidden),
+		MUST(x_rows_per_token == 1 || x_rows_per_token == top_k, "x_rows_per_token is 1 or top_k");
+		MUST(x_rows_per_token == 1 || (shared == 0 && strcmp(attr_word(a, n, "norm"), "none") == 0), "rows of per_group expert have no norm and no shared expert");
+		SET(norm_moe_glu, .x = act(mul(x_rows_per_token, hidden)), .nw = vec(hidden), .nb = vec(hidden), .id = ids(top_k),
+		    .gate = stack(n_experts, n_remote_experts, top_k, width, hidden), .up = stack(n_experts, n_remote_experts, top_k, width, hidden), .gate_b = vec(mul(n_experts, width)), .up_b = vec(mul(n_experts, width)), .s_gate = mat(shared, hidden),
 		    .s_up = mat(shared, hidden), .add = act(mul(top_k, 2 * width)), .h = act(plus(mul(top_k, width), shared)));
 		break;
 	case OP_moe_down_add:
-		MUST(mix <= 1, "mix <= 1");
-		SET(moe_down_add, .h = act(plus(mul(top_k, width), shared)), .id = ids(top_k), .weight = act(top_k + mix),
-		    .down = stack(n_experts, elsewhere, top_k, hidden, width), .down_b = vec(mul(n_experts, hidden)), .s_down = mat(hidden, shared), .r = act(hidden), .y = act(hidden));
+		MUST(shared_gate <= 1, "shared_gate <= 1");
+		SET(moe_down_add, .h = act(plus(mul(top_k, width), shared)), .id = ids(top_k), .weight = act(top_k + shared_gate),
+		    .down = stack(n_experts, n_remote_experts, top_k, hidden, width), .down_b = vec(mul(n_experts, hidden)), .s_down = mat(hidden, shared), .r = act(hidden), .y = act(hidden));
 		break;
-	case OP_head:
-		SET(head, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .logits = act(rows));
+	case OP_lm_head:
+		SET(lm_head, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .logits = act(rows));
 		break;
 	case OP_all_reduce:
 		SET(all_reduce, .x = act(width), .b = vec(width), .b2 = vec(width), .r = act(width), .y = act(width));
 		break;
-	case OP_own_experts:
+	case OP_local_experts:
 		MUST(first + count <= n_experts, "first + count <= n_experts");
 		MUST(top_k <= n_experts, "top_k <= n_experts");
-		SET(own_experts, .id = ids(top_k), .own = ids(top_k));
+		SET(local_experts, .id = ids(top_k), .own = ids(top_k));
 		break;
 	case OP_stage_in:
 		SET(stage_in, .y = act(hidden));

@@ -75,7 +75,7 @@ plan_layer_state_bytes(const PlanPool *p)
 bool
 plan_mixed_serves(const PlanStep *p)
 {
-	return p->flops_per_row > 0 && !(op_info[p->op].flags & OPF_ATT);
+	return p->flops_per_row > 0 && !(op_info[p->op].flags & OPF_READS_KV);
 }
 
 bool
@@ -216,7 +216,7 @@ plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows)
 bool
 plan_step_cache(const Plan *p, const PlanStep *s, int64_t *bytes, int64_t *ops)
 {
-	for (int i = 0; i < s->n_arg && op_info[s->op].flags & OPF_ATT; i++)
+	for (int i = 0; i < s->n_arg && op_info[s->op].flags & OPF_READS_KV; i++)
 		if (s->arg[i].kind == REF_POOL) {
 			const PlanPool *pool = &p->pool[s->arg[i].index];
 			*bytes = plan_layer_page_bytes(pool) / PLAN_KV_PAGE;
@@ -229,7 +229,7 @@ plan_step_cache(const Plan *p, const PlanStep *s, int64_t *bytes, int64_t *ops)
 int64_t
 plan_step_reach(const PlanStep *s)
 {
-	return s->op == OP_index_select ? 0 : step_int(s, "chosen") ? step_int(s, "chosen") : step_int(s, "window");
+	return s->op == OP_index_select ? 0 : step_int(s, "index_top_k") ? step_int(s, "index_top_k") : step_int(s, "window");
 }
 
 void

@@ -15,7 +15,7 @@
 #include "ops/ops.h"
 
 /* PLAN_STEP_ABI: of what kernels are called with; raised with every change of formats/layout_packed.c as well, since kernels built before would read other bytes. */
-enum { PLAN_FORMAT = 4, PLAN_STEP_ABI = 3, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
+enum { PLAN_FORMAT = 5, PLAN_STEP_ABI = 3, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
        PLAN_MAX_SCRATCH = 6, PLAN_MAX_MAKES = 8, PLAN_MAX_EOS = 8, PLAN_MAX_RANKS = 1024, PLAN_MAX_ADAPTERS = 1024, PLAN_MAX_RANK = 1024 };
 enum { PLAN_MAX_SM = 512 }; /* multiprocessors that scratch is laid out for: a larger GPU is used as if it had these */
 
@@ -88,7 +88,7 @@ typedef struct PlanTensor {
  * as its type has for 32 rows (formats/kv_type.h). Planes on processors:
  *   k, plain types      [D][32]: 32 positions contiguous
  *   v, plain types      [32][V]
- *   quantised           codes, then scales (and zeros); packed orders: ref/ref_kv.c; on GPUs: templates/common/cuda_kv.h
+ *   quantised           codes, then scales (and zeros); packed orders: ref/ref_kv.c; on GPUs: templates/cuda/attention/kv_cache.h
  *   mla                 one plane [32][rank + rope] of type `k`
  * A pool of states has no pages: in each layer an array [kv_heads, k_dim, v_dim] of fp32 for each sequence of the session, by its number.
  * A pool argument of a step of layer l points at that layer's first page; pages of a layer follow each other
@@ -106,7 +106,7 @@ typedef struct PlanPool {
 	int64_t     recent, sinks;    /* a row reads the last `recent` positions, its own included, and the first `sinks` from exact pages */
 } PlanPool;
 
-typedef struct PlanRope { /* copy of RopeTable: see compiler/spec.h for the meaning */
+typedef struct PlanRope { /* copy of RopeTable: see compiler/spec/spec.h for the meaning */
 	double theta;
 	int    dims;
 	const char *scaling;          /* none linear dynamic yarn llama3 longrope proportional */

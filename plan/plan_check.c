@@ -169,7 +169,7 @@ check_pool(const Plan *plan, const PlanPool *p, llmc_error *err)
 		return BAD("pool %s: a latent pool has one head and no v_dim", p->id);
 	if (p->mla && (p->k != p->v || !kv_for_latents(p->k) || p->rotate))
 		return BAD("pool %s: a latent pool has one type, plain or with groups, and is not rotated", p->id);
-	if (p->rotate && !kv_turns(p->k) && !kv_turns(p->v))
+	if (p->rotate && !kv_rotates(p->k) && !kv_rotates(p->v))
 		return BAD("pool %s: %s and %s rows are not rotated", p->id, kv_type_info(p->k)->text, kv_type_info(p->v)->text);
 	int64_t one = p->state ? plan_layer_state_bytes(p) : plan_layer_page_bytes(p);
 	if (one < 1 || exact < 0 || __builtin_add_overflow(one, exact, &one) || __builtin_mul_overflow(one, (int64_t)p->n_layers, &all) || all > MAX_ELEMS)

@@ -4,19 +4,19 @@
 
 #include <string.h>
 
-typedef struct Check {
+typedef struct OpCheck {
 	const Plan     *p;
 	const PlanStep *step;
 	llmc_error     *err;
 	const OpInfo   *op;
 	PlanSym         rows; /* symbol that the inputs' rows run over */
-} Check;
+} OpCheck;
 
 #define BAD(k, ...) error_set((k)->err, LLMC_E_INPUT, __VA_ARGS__)
 
 /* Presence and index of each argument. */
 static llmc_status
-check_args(const Check *k)
+check_args(const OpCheck *k)
 {
 	const PlanStep *s = k->step;
 	int             n = k->op->n_arg;
@@ -35,7 +35,7 @@ check_args(const Check *k)
 
 /* A buffer with at least `width` elements for each row */
 static llmc_status
-check_buffer(const Check *k, const char *name, const PlanRef *a, const ArgShape *want, PlanSym rows)
+check_buffer(const OpCheck *k, const char *name, const PlanRef *a, const ArgShape *want, PlanSym rows)
 {
 	if (a->kind != REF_BUFFER)
 		return BAD(k, "%s: argument %s is not a buffer", k->op->name, name);
@@ -50,7 +50,7 @@ check_buffer(const Check *k, const char *name, const PlanRef *a, const ArgShape 
 
 /* A matrix of at least so many rows, or a vector of exactly so many elements */
 static llmc_status
-check_weight(const Check *k, const char *name, const PlanRef *a, const ArgShape *want)
+check_weight(const OpCheck *k, const char *name, const PlanRef *a, const ArgShape *want)
 {
 	if (a->kind != REF_TENSOR)
 		return BAD(k, "%s: argument %s is not a tensor", k->op->name, name);
@@ -58,7 +58,7 @@ check_weight(const Check *k, const char *name, const PlanRef *a, const ArgShape 
 	if (t->cols != want->cols || (want->cols ? t->rows < want->rows : t->rows != want->rows))
 		return BAD(k, "%s: tensor %s is %lld x %lld, expected %lld x %lld", k->op->name, t->id, (long long)t->rows,
 		           (long long)t->cols, (long long)want->rows, (long long)want->cols);
-	if (!(k->op->flags & OPF_SLOT))
+	if (!(k->op->flags & OPF_LORA))
 		return LLMC_OK;
 	/* a slot's number is one of the tensor's slots, and its place goes by the op's rank; of one matrix both factors lie alike */
 	const OpKind op = k->step->op;
@@ -71,7 +71,7 @@ check_weight(const Check *k, const char *name, const PlanRef *a, const ArgShape 
 }
 
 static llmc_status
-check_rope(const Check *k, const char *name, const PlanRef *a, const ArgShape *want)
+check_rope(const OpCheck *k, const char *name, const PlanRef *a, const ArgShape *want)
 {
 	if (a->kind != REF_ROPE)
 		return BAD(k, "%s: argument %s is not a rotary table", k->op->name, name);
@@ -83,7 +83,7 @@ check_rope(const Check *k, const char *name, const PlanRef *a, const ArgShape *w
 }
 
 static llmc_status
-check_pool(const Check *k, const char *name, const PlanRef *a, const PoolShape *want)
+check_pool(const OpCheck *k, const char *name, const PlanRef *a, const PoolShape *want)
 {
 	if (a->kind != REF_POOL)
 		return BAD(k, "%s: argument %s is not a pool", k->op->name, name);
@@ -92,16 +92,16 @@ check_pool(const Check *k, const char *name, const PlanRef *a, const PoolShape *
 		return BAD(k, "%s: pool %s has other head counts or widths than the op", k->op->name, p->id);
 	if (a->layer_slot < 0 || a->layer_slot >= p->n_layers)
 		return BAD(k, "%s: layer %d of pool %s, which has %d", k->op->name, a->layer_slot, p->id, p->n_layers);
-	if (k->step->op == OP_kv_close && !kv_by_channel(p->k))
+	if (k->step->op == OP_kv_quantize_page && !kv_by_channel(p->k))
 		return BAD(k, "%s: keys of pool %s have no scales by channel, but %s", k->op->name, p->id, kv_type_info(p->k)->text);
 	int64_t window = step_int(k->step, "window");
-	if (p->keep && k->op->flags & OPF_ATT && (window < 1 || window > p->keep))
+	if (p->keep && k->op->flags & OPF_READS_KV && (window < 1 || window > p->keep))
 		return BAD(k, "%s: a window of %lld positions (0: all) over pool %s, which keeps %lld", k->op->name, (long long)window, p->id, (long long)p->keep);
 	return LLMC_OK;
 }
 
 static llmc_status
-check_arg(const Check *k, int i, const ArgShape *want)
+check_arg(const OpCheck *k, int i, const ArgShape *want)
 {
 	const OpArg   *arg = &k->op->arg[i];
 	const PlanRef *a = &k->step->arg[i];
@@ -110,7 +110,7 @@ check_arg(const Check *k, int i, const ArgShape *want)
 		return role_may_lack(arg->role) ? LLMC_OK : BAD(k, "%s: argument %s is missing", k->op->name, arg->name);
 	switch (want->kind) {
 	case VAL_ACT:
-		return check_buffer(k, arg->name, a, want, arg->role == ROLE_OUT && k->op->flags & OPF_PICK ? SYM_n_out : k->rows);
+		return check_buffer(k, arg->name, a, want, arg->role == ROLE_OUT && k->op->flags & OPF_GATHER ? SYM_n_out : k->rows);
 	case VAL_WEIGHT:
 		return check_weight(k, arg->name, a, want);
 	case VAL_ROPE:
@@ -125,14 +125,14 @@ check_arg(const Check *k, int i, const ArgShape *want)
 
 /* Rows that choose their positions have a buffer that names them; the others have none. */
 static llmc_status
-check_choice(const Check *k)
+check_choice(const OpCheck *k)
 {
 	const PlanStep *s = k->step;
 
 	if (s->op != OP_mla_attention && s->op != OP_mla_attend)
 		return LLMC_OK;
 	const PlanRef *sel = &s->arg[s->op == OP_mla_attend ? ARG(mla_attend, sel) : ARG(mla_attention, sel)];
-	const int64_t  chosen = step_int(s, "chosen");
+	const int64_t  chosen = step_int(s, "index_top_k");
 	if ((chosen > 0) != (sel->kind != REF_NONE))
 		return BAD(k, "%s: %lld chosen positions, and %s argument sel, which names them", k->op->name, (long long)chosen, chosen > 0 ? "no" : "an");
 	return LLMC_OK;
@@ -140,11 +140,11 @@ check_choice(const Check *k)
 
 /* Rows follow the output buffer; ops that look at the tokens of the step have n_tok of them. */
 static PlanSym
-rows_of(const Check *k)
+rows_of(const OpCheck *k)
 {
 	const PlanRef *y = &k->step->arg[k->op->n_arg - 1];
 
-	if (k->op->flags & OPF_TOK || y->kind != REF_BUFFER)
+	if (k->op->flags & OPF_PER_TOKEN || y->kind != REF_BUFFER)
 		return SYM_n_tok;
 	return k->p->buffer[y->index].extent.sym == SYM_n_out ? SYM_n_out : SYM_n_tok;
 }
@@ -152,7 +152,7 @@ rows_of(const Check *k)
 llmc_status
 plan_check_op(const Plan *p, const PlanStep *step, llmc_error *err)
 {
-	Check         k = { .p = p, .step = step, .err = err, .op = &op_info[step->op] };
+	OpCheck         k = { .p = p, .step = step, .err = err, .op = &op_info[step->op] };
 	const OpModel model = { p->vocab, p->max_positions, p->rank, p->ranks };
 	ArgShape      shape[OP_MAX_ARGS];
 	const char   *broken;

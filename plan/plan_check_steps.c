@@ -8,7 +8,7 @@
 
 #define BAD(c, ...) fault((c), __VA_ARGS__)
 
-typedef struct Check {
+typedef struct StepsCheck {
 	const Plan     *p;
 	llmc_error     *err;
 	const PlanPhase *phase;
@@ -17,12 +17,12 @@ typedef struct Check {
 	int            *writer;   /* [n_buffer] step that wrote what the buffer holds; -1: it holds nothing */
 	int            *next;     /* [n_buffer] the next buffer of the same slot */
 	int            *first;    /* [n_slot] */
-} Check;
+} StepsCheck;
 
-static llmc_status fault(const Check *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static llmc_status fault(const StepsCheck *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 static llmc_status
-fault(const Check *c, const char *fmt, ...)
+fault(const StepsCheck *c, const char *fmt, ...)
 {
 	char text[700];
 	va_list ap;
@@ -40,7 +40,7 @@ type_bytes(const char *type)
 }
 
 static llmc_status
-check_kernel_arg(const Check *c, int i)
+check_kernel_arg(const StepsCheck *c, int i)
 {
 	const PlanKernelArg *k = &c->p->kernel[c->step->kernel].arg[i];
 	const PlanRef *a = &c->step->arg[i];
@@ -80,7 +80,7 @@ check_kernel_arg(const Check *c, int i)
 
 /* What a library reads of the weights: all of y's columns by all of act's. Its other arguments have been checked as the kernel's. */
 static llmc_status
-check_product(const Check *c, const PlanKernel *k, const PlanProduct *p)
+check_product(const StepsCheck *c, const PlanKernel *k, const PlanProduct *p)
 {
 	const PlanRef *r = &c->step->arg[p->w];
 	int64_t rows = k->arg[p->y].extent.mul, cols = k->arg[p->act].extent.mul;
@@ -100,7 +100,7 @@ check_product(const Check *c, const PlanKernel *k, const PlanProduct *p)
 }
 
 static PlanDir
-direction(const Check *c, int i)
+direction(const StepsCheck *c, int i)
 {
 	if (c->step->arg[i].kind != REF_BUFFER)
 		return DIR_NONE;
@@ -110,7 +110,7 @@ direction(const Check *c, int i)
 }
 
 static llmc_status
-check_aliases(const Check *c)
+check_aliases(const StepsCheck *c)
 {
 	const OpInfo *op = &op_info[c->step->op];
 
@@ -137,7 +137,7 @@ check_aliases(const Check *c)
 
 /* What was written is there; integers are indices, so who wrote them must agree with who reads them. */
 static llmc_status
-check_reads(const Check *c)
+check_reads(const StepsCheck *c)
 {
 	for (int i = 0; i < c->step->n_arg; i++) {
 		PlanDir d = direction(c, i);
@@ -148,19 +148,19 @@ check_reads(const Check *c)
 		if (c->writer[at] < 0)
 			return BAD(c, "buffer %s is read, but no step has written it since its memory was used otherwise", b->id);
 		const PlanStep *w = &c->phase->step[c->writer[at]];
-		if (b->dtype == DT_I32 && (step_int(w, w->op == OP_own_experts ? "count" : "n_experts") != step_int(c->step, "n_experts") ||
-		                           step_int(w, "top_k") != step_int(c->step, "top_k") || step_int(w, "chosen") != step_int(c->step, "chosen")))
+		if (b->dtype == DT_I32 && (step_int(w, w->op == OP_local_experts ? "count" : "n_experts") != step_int(c->step, "n_experts") ||
+		                           step_int(w, "top_k") != step_int(c->step, "top_k") || step_int(w, "index_top_k") != step_int(c->step, "index_top_k")))
 			return BAD(c, "buffer %s holds indices that step[%d] made for other sizes", b->id, c->writer[at]);
-		const int64_t others = w->op == OP_own_experts ? step_int(w, "n_experts") - step_int(w, "count") : 0;
-		if (b->dtype == DT_I32 && others != step_int(c->step, "elsewhere"))
+		const int64_t others = w->op == OP_local_experts ? step_int(w, "n_experts") - step_int(w, "count") : 0;
+		if (b->dtype == DT_I32 && others != step_int(c->step, "n_remote_experts"))
 			return BAD(c, "buffer %s holds -1 for %lld experts of other ranks (step[%d]), and %lld are elsewhere", b->id, (long long)others, c->writer[at],
-			           (long long)step_int(c->step, "elsewhere"));
+			           (long long)step_int(c->step, "n_remote_experts"));
 	}
 	return LLMC_OK;
 }
 
 static void
-note_writes(Check *c)
+note_writes(StepsCheck *c)
 {
 	for (int i = 0; i < c->step->n_arg; i++) {
 		PlanDir d = direction(c, i);
@@ -178,7 +178,7 @@ note_writes(Check *c)
 }
 
 static llmc_status
-check_step(Check *c)
+check_step(StepsCheck *c)
 {
 	const PlanStep *s = c->step;
 
@@ -202,7 +202,7 @@ check_step(Check *c)
 llmc_status
 plan_check_steps(const Plan *p, llmc_error *err)
 {
-	Check c = { .p = p, .err = err };
+	StepsCheck c = { .p = p, .err = err };
 	llmc_status status = LLMC_OK;
 
 	c.writer = calloc((size_t)p->n_buffer + 1, sizeof *c.writer);

@@ -12,7 +12,7 @@
 #define MAX_STEP ((int64_t)1 << 42)
 
 static void
-read_tensor(Reader *r, json_t *j, PlanTensor *t)
+read_tensor(PlanReader *r, json_t *j, PlanTensor *t)
 {
 	json_t *a;
 
@@ -60,7 +60,7 @@ read_tensor(Reader *r, json_t *j, PlanTensor *t)
 }
 
 static KvType
-get_kv_type(Reader *r, json_t *j, const char *key)
+get_kv_type(PlanReader *r, json_t *j, const char *key)
 {
 	const char *s = rd_get_str(r, j, key);
 	KvType      t = kv_type_from_text(s);
@@ -71,7 +71,7 @@ get_kv_type(Reader *r, json_t *j, const char *key)
 }
 
 static void
-read_pool(Reader *r, json_t *j, PlanPool *p)
+read_pool(PlanReader *r, json_t *j, PlanPool *p)
 {
 	bool state = json_object_get(j, "state") != NULL, exact = json_object_get(j, "recent") != NULL;
 
@@ -89,7 +89,7 @@ read_pool(Reader *r, json_t *j, PlanPool *p)
 }
 
 static const double *
-get_nums(Reader *r, json_t *j, const char *key, int *n)
+get_nums(PlanReader *r, json_t *j, const char *key, int *n)
 {
 	json_t *a = rd_get_array(r, j, key, 0, 1 << 16, n);
 	double *v = NEW(r->arena, double, *n + 1);
@@ -100,7 +100,7 @@ get_nums(Reader *r, json_t *j, const char *key, int *n)
 }
 
 static void
-read_rope(Reader *r, json_t *j, PlanRope *o)
+read_rope(PlanReader *r, json_t *j, PlanRope *o)
 {
 	int n;
 
@@ -126,13 +126,13 @@ read_rope(Reader *r, json_t *j, PlanRope *o)
 }
 
 static void
-read_slot(Reader *r, json_t *j, PlanExtent *s)
+read_slot(PlanReader *r, json_t *j, PlanExtent *s)
 {
 	*s = rd_extent(r, j, "");
 }
 
 static void
-read_buffer(Reader *r, json_t *j, PlanBuffer *b)
+read_buffer(PlanReader *r, json_t *j, PlanBuffer *b)
 {
 	rd_keys(r, j, "id dtype extent slot");
 	*b = (PlanBuffer){
@@ -142,7 +142,7 @@ read_buffer(Reader *r, json_t *j, PlanBuffer *b)
 }
 
 static void
-read_product(Reader *r, json_t *j, PlanLaunch *u)
+read_product(PlanReader *r, json_t *j, PlanLaunch *u)
 {
 	json_t *v = json_object_get(j, "product");
 	PlanProduct *p = &u->product;
@@ -160,7 +160,7 @@ read_product(Reader *r, json_t *j, PlanLaunch *u)
 }
 
 static PlanPath
-get_path(Reader *r, json_t *j)
+get_path(PlanReader *r, json_t *j)
 {
 	const char *s = rd_get_str(r, j, "path");
 
@@ -171,7 +171,7 @@ get_path(Reader *r, json_t *j)
 }
 
 static PlanSym
-get_symbol(Reader *r, json_t *j, const char *key)
+get_symbol(PlanReader *r, json_t *j, const char *key)
 {
 	const char *s = rd_get_str(r, j, key);
 
@@ -182,7 +182,7 @@ get_symbol(Reader *r, json_t *j, const char *key)
 }
 
 static void
-read_launches(Reader *r, json_t *j, PlanKernel *k)
+read_launches(PlanReader *r, json_t *j, PlanKernel *k)
 {
 	json_t *a = rd_get_array(r, j, "launch", 1, PLAN_MAX_LAUNCH, &k->n_launch);
 
@@ -215,7 +215,7 @@ read_launches(Reader *r, json_t *j, PlanKernel *k)
 }
 
 static void
-read_maps(Reader *r, json_t *j, PlanKernel *k)
+read_maps(PlanReader *r, json_t *j, PlanKernel *k)
 {
 	json_t *a = rd_get_array(r, j, "map", 0, PLAN_MAX_MAP, &k->n_map);
 
@@ -236,7 +236,7 @@ read_maps(Reader *r, json_t *j, PlanKernel *k)
 }
 
 static void
-read_kernel(Reader *r, json_t *j, PlanKernel *k)
+read_kernel(PlanReader *r, json_t *j, PlanKernel *k)
 {
 	bool cuda = target_is_cuda(r->p->target);
 
@@ -282,7 +282,7 @@ index_text(const char *s, int n)
 }
 
 static PlanRef
-read_ref(Reader *r, json_t *v)
+read_ref(PlanReader *r, json_t *v)
 {
 	const Plan *p = r->p;
 
@@ -319,7 +319,7 @@ read_ref(Reader *r, json_t *v)
 }
 
 static void
-read_attr(Reader *r, json_t *v, const char *key, Attr *a)
+read_attr(PlanReader *r, json_t *v, const char *key, Attr *a)
 {
 	a->key = arena_strdup(r->arena, key);
 	if (json_is_integer(v)) {
@@ -337,7 +337,7 @@ read_attr(Reader *r, json_t *v, const char *key, Attr *a)
 }
 
 static void
-read_step(Reader *r, json_t *j, PlanStep *s)
+read_step(PlanReader *r, json_t *j, PlanStep *s)
 {
 	int n;
 	size_t was;
@@ -397,7 +397,7 @@ read_step(Reader *r, json_t *j, PlanStep *s)
 	} while (0)
 
 static void
-name_values(Reader *r)
+name_values(PlanReader *r)
 {
 	const Plan *p = r->p;
 	const NameEntry *twice;
@@ -423,7 +423,7 @@ name_values(Reader *r)
 }
 
 static void
-read_phase(Reader *r, json_t *j, PlanPhase *ph)
+read_phase(PlanReader *r, json_t *j, PlanPhase *ph)
 {
 	rd_keys(r, j, "id step");
 	ph->id = rd_get_str(r, j, "id");
@@ -442,7 +442,7 @@ read_phase(Reader *r, json_t *j, PlanPhase *ph)
 
 /* The buffer that a key names */
 static int
-read_buffer_of(Reader *r, json_t *j, const char *key)
+read_buffer_of(PlanReader *r, json_t *j, const char *key)
 {
 	const char *id = rd_get_str(r, j, key);
 	const NameEntry *e = names_find(r->value, r->n_value, id);
@@ -453,7 +453,7 @@ read_buffer_of(Reader *r, json_t *j, const char *key)
 }
 
 static void
-read_plan(Reader *r, json_t *j)
+read_plan(PlanReader *r, json_t *j)
 {
 	Plan *p = r->p;
 	int n;
@@ -534,7 +534,7 @@ plan_read(const char *text, size_t size, const char *name, Arena *arena, Plan **
 	json_t *root = json_read(arena, text, size, JSON_REJECT_DUPLICATES, &at);
 	if (!root)
 		return error_set(err, LLMC_E_INPUT, "%s:%d:%d: not valid JSON: %s", name, at.line, at.column, at.text);
-	Reader *r = NEW(arena, Reader, 1);
+	PlanReader *r = NEW(arena, PlanReader, 1);
 	r->arena = arena;
 	r->err = err;
 	r->name = name;

@@ -5,13 +5,13 @@
 
 #include <jansson.h>
 
-#include "formats/names.h"
+#include "formats/name_table.h"
 #include "plan/plan.h"
 
 enum { RD_MAX_COUNT = 1 << 20 };
 #define RD_MAX_SIZE ((int64_t)1 << 48)
 
-typedef struct Reader {
+typedef struct PlanReader {
 	Arena      *arena;
 	llmc_error *err;
 	const char *name;
@@ -23,26 +23,26 @@ typedef struct Reader {
 	size_t      n_value, n_kernel;
 	NameEntry  *value;      /* tensors (at = index), then buffers (at = n_tensor + index) */
 	NameEntry  *kernel;
-} Reader;
+} PlanReader;
 
-void rd_bad(Reader *r, const char *key, const char *fmt, ...)
+void rd_bad(PlanReader *r, const char *key, const char *fmt, ...)
     __attribute__((noreturn, format(printf, 3, 4)));
-size_t rd_enter(Reader *r, const char *key, int index);
-void rd_leave(Reader *r, size_t was);
+size_t rd_enter(PlanReader *r, const char *key, int index);
+void rd_leave(PlanReader *r, size_t was);
 const char *rd_type_name(const json_t *j);
-void rd_keys(Reader *r, json_t *j, const char *list);
-int64_t rd_int_value(Reader *r, const json_t *v, const char *key, int64_t min, int64_t max);
-int64_t rd_get_int(Reader *r, json_t *j, const char *key, int64_t min, int64_t max);
-bool rd_get_bool(Reader *r, json_t *j, const char *key);
-double rd_num_value(Reader *r, const json_t *v, const char *key);
-double rd_get_num(Reader *r, json_t *j, const char *key);
-const char *rd_str_value(Reader *r, const json_t *v, const char *key);
-const char *rd_get_str(Reader *r, json_t *j, const char *key);
-const char *rd_get_str_or_null(Reader *r, json_t *j, const char *key);
-const char *rd_get_id(Reader *r, json_t *j, const char *key);
-Dtype rd_get_dtype(Reader *r, json_t *j, const char *key);
-json_t *rd_get_array(Reader *r, json_t *j, const char *key, int min, int max, int *n);
-PlanExtent rd_extent(Reader *r, json_t *v, const char *key);
-PlanExtent rd_get_extent(Reader *r, json_t *j, const char *key);
+void rd_keys(PlanReader *r, json_t *j, const char *list);
+int64_t rd_int_value(PlanReader *r, const json_t *v, const char *key, int64_t min, int64_t max);
+int64_t rd_get_int(PlanReader *r, json_t *j, const char *key, int64_t min, int64_t max);
+bool rd_get_bool(PlanReader *r, json_t *j, const char *key);
+double rd_num_value(PlanReader *r, const json_t *v, const char *key);
+double rd_get_num(PlanReader *r, json_t *j, const char *key);
+const char *rd_str_value(PlanReader *r, const json_t *v, const char *key);
+const char *rd_get_str(PlanReader *r, json_t *j, const char *key);
+const char *rd_get_str_or_null(PlanReader *r, json_t *j, const char *key);
+const char *rd_get_id(PlanReader *r, json_t *j, const char *key);
+Dtype rd_get_dtype(PlanReader *r, json_t *j, const char *key);
+json_t *rd_get_array(PlanReader *r, json_t *j, const char *key, int min, int max, int *n);
+PlanExtent rd_extent(PlanReader *r, json_t *v, const char *key);
+PlanExtent rd_get_extent(PlanReader *r, json_t *j, const char *key);
 
 #endif

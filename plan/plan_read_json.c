@@ -5,7 +5,7 @@
 #include <string.h>
 
 void
-rd_bad(Reader *r, const char *key, const char *fmt, ...)
+rd_bad(PlanReader *r, const char *key, const char *fmt, ...)
 {
 	char text[512];
 	va_list ap;
@@ -21,7 +21,7 @@ rd_bad(Reader *r, const char *key, const char *fmt, ...)
 
 /* Go into a member or element; the returned length is what `leave` restores. */
 size_t
-rd_enter(Reader *r, const char *key, int index)
+rd_enter(PlanReader *r, const char *key, int index)
 {
 	size_t was = r->place_len, room = sizeof r->place - was;
 	int n = index < 0 ? snprintf(r->place + was, room, "%s%s", was ? "." : "", key)
@@ -32,7 +32,7 @@ rd_enter(Reader *r, const char *key, int index)
 }
 
 void
-rd_leave(Reader *r, size_t was)
+rd_leave(PlanReader *r, size_t was)
 {
 	r->place_len = was;
 	r->place[was] = 0;
@@ -56,7 +56,7 @@ rd_type_name(const json_t *j)
 
 /* j is an object with exactly the keys of the list (words parted by single blanks). */
 void
-rd_keys(Reader *r, json_t *j, const char *list)
+rd_keys(PlanReader *r, json_t *j, const char *list)
 {
 	char key[64];
 	size_t n = 0;
@@ -89,7 +89,7 @@ rd_keys(Reader *r, json_t *j, const char *list)
 }
 
 int64_t
-rd_int_value(Reader *r, const json_t *v, const char *key, int64_t min, int64_t max)
+rd_int_value(PlanReader *r, const json_t *v, const char *key, int64_t min, int64_t max)
 {
 	if (!json_is_integer(v))
 		rd_bad(r, key, "is %s, expected an integer", rd_type_name(v));
@@ -100,13 +100,13 @@ rd_int_value(Reader *r, const json_t *v, const char *key, int64_t min, int64_t m
 }
 
 int64_t
-rd_get_int(Reader *r, json_t *j, const char *key, int64_t min, int64_t max)
+rd_get_int(PlanReader *r, json_t *j, const char *key, int64_t min, int64_t max)
 {
 	return rd_int_value(r, json_object_get(j, key), key, min, max);
 }
 
 bool
-rd_get_bool(Reader *r, json_t *j, const char *key)
+rd_get_bool(PlanReader *r, json_t *j, const char *key)
 {
 	json_t *v = json_object_get(j, key);
 
@@ -116,7 +116,7 @@ rd_get_bool(Reader *r, json_t *j, const char *key)
 }
 
 double
-rd_num_value(Reader *r, const json_t *v, const char *key)
+rd_num_value(PlanReader *r, const json_t *v, const char *key)
 {
 	if (!json_is_real(v))
 		rd_bad(r, key, "is %s, expected a number with a point or an exponent", rd_type_name(v));
@@ -124,13 +124,13 @@ rd_num_value(Reader *r, const json_t *v, const char *key)
 }
 
 double
-rd_get_num(Reader *r, json_t *j, const char *key)
+rd_get_num(PlanReader *r, json_t *j, const char *key)
 {
 	return rd_num_value(r, json_object_get(j, key), key);
 }
 
 const char *
-rd_str_value(Reader *r, const json_t *v, const char *key)
+rd_str_value(PlanReader *r, const json_t *v, const char *key)
 {
 	if (!json_is_string(v))
 		rd_bad(r, key, "is %s, expected a string", rd_type_name(v));
@@ -138,13 +138,13 @@ rd_str_value(Reader *r, const json_t *v, const char *key)
 }
 
 const char *
-rd_get_str(Reader *r, json_t *j, const char *key)
+rd_get_str(PlanReader *r, json_t *j, const char *key)
 {
 	return rd_str_value(r, json_object_get(j, key), key);
 }
 
 const char *
-rd_get_str_or_null(Reader *r, json_t *j, const char *key)
+rd_get_str_or_null(PlanReader *r, json_t *j, const char *key)
 {
 	json_t *v = json_object_get(j, key);
 
@@ -153,7 +153,7 @@ rd_get_str_or_null(Reader *r, json_t *j, const char *key)
 
 /* An id: not empty, and without ':', which references use. */
 const char *
-rd_get_id(Reader *r, json_t *j, const char *key)
+rd_get_id(PlanReader *r, json_t *j, const char *key)
 {
 	const char *s = rd_get_str(r, j, key);
 
@@ -163,7 +163,7 @@ rd_get_id(Reader *r, json_t *j, const char *key)
 }
 
 Dtype
-rd_get_dtype(Reader *r, json_t *j, const char *key)
+rd_get_dtype(PlanReader *r, json_t *j, const char *key)
 {
 	const char *s = rd_get_str(r, j, key);
 	Dtype d = dtype_from_text(s);
@@ -174,7 +174,7 @@ rd_get_dtype(Reader *r, json_t *j, const char *key)
 }
 
 json_t *
-rd_get_array(Reader *r, json_t *j, const char *key, int min, int max, int *n)
+rd_get_array(PlanReader *r, json_t *j, const char *key, int min, int max, int *n)
 {
 	json_t *v = json_object_get(j, key);
 
@@ -187,7 +187,7 @@ rd_get_array(Reader *r, json_t *j, const char *key, int min, int max, int *n)
 }
 
 PlanExtent
-rd_extent(Reader *r, json_t *v, const char *key)
+rd_extent(PlanReader *r, json_t *v, const char *key)
 {
 	PlanExtent e = { .sym = SYM_one, .div = 1 };
 
@@ -216,7 +216,7 @@ rd_extent(Reader *r, json_t *v, const char *key)
 }
 
 PlanExtent
-rd_get_extent(Reader *r, json_t *j, const char *key)
+rd_get_extent(PlanReader *r, json_t *j, const char *key)
 {
 	return rd_extent(r, json_object_get(j, key), key);
 }

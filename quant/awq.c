@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "formats/dequant.h"
-#include "formats/quantize.h"
+#include "formats/block_quantize.h"
 
 enum { SHARES = 20, SAMPLE = 1 << 15 /* weights of a matrix, at least LEAST_ROWS rows */, LEAST_ROWS = 8 };
 

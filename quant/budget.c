@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "formats/dequant.h"
-#include "formats/quantize.h"
+#include "formats/block_quantize.h"
 
 enum { SAMPLE = 1 << 16 /* weights of a matrix that are measured, at least LEAST_ROWS rows */, LEAST_ROWS = 16 };
 
@@ -20,12 +20,12 @@ budget_types(int64_t cols)
 	return cols % 256 == 0 ? super : cols % 32 == 0 ? small : none;
 }
 
-typedef struct Budget {
+typedef struct BudgetState {
 	BudgetMatrix *m;
 	int           n;
 	atomic_int    next;   /* choice of a matrix, counted through */
 	atomic_bool   failed;
-} Budget;
+} BudgetState;
 
 /* --- what each type costs --------------------------------------------------------------------------------------------- */
 
@@ -55,7 +55,7 @@ error_of(const BudgetMatrix *m, Dtype to, float *x, float *y, void *blocks, doub
 static void
 measure(void *user, int part, int n_parts)
 {
-	Budget *b = user;
+	BudgetState *b = user;
 	int64_t cols = 0;
 
 	(void)part, (void)n_parts;
@@ -82,7 +82,7 @@ measure(void *user, int part, int n_parts)
 /* --- which of them ----------------------------------------------------------------------------------------------------- */
 
 static int64_t
-bytes_of(const Budget *b)
+bytes_of(const BudgetState *b)
 {
 	int64_t sum = 0;
 
@@ -92,7 +92,7 @@ bytes_of(const Budget *b)
 }
 
 static double
-sum_of(const Budget *b)
+sum_of(const BudgetState *b)
 {
 	double sum = 0;
 
@@ -104,7 +104,7 @@ sum_of(const Budget *b)
 /* Step by step the change of one matrix that saves most error a byte of those that still fit, until none does. Steps go past choices that lie above the hull:
  * the steepest of all larger ones is the hull's next corner. */
 static void
-fill(Budget *b, int64_t room)
+fill(BudgetState *b, int64_t room)
 {
 	for (int64_t used = bytes_of(b);;) {
 		double best = 0;
@@ -131,7 +131,7 @@ fill(Budget *b, int64_t room)
 
 /* From the least, and from every type for all, as far as they fit: the best of these. */
 static bool
-solve(Budget *b, int64_t room, int *best)
+solve(BudgetState *b, int64_t room, int *best)
 {
 	double least = INFINITY;
 
@@ -160,7 +160,7 @@ solve(Budget *b, int64_t room, int *best)
 llmc_status
 budget_measure(BudgetMatrix *m, int n, Threads *threads, llmc_error *err)
 {
-	Budget b = { .m = m, .n = n };
+	BudgetState b = { .m = m, .n = n };
 
 	for (int i = 0; i < n; i++) {
 		const Dtype only[2] = { m[i].only, DT_NONE }, *t = m[i].only != DT_NONE ? only : budget_types(m[i].cols);
@@ -175,7 +175,7 @@ budget_measure(BudgetMatrix *m, int n, Threads *threads, llmc_error *err)
 llmc_status
 budget_choose(BudgetMatrix *m, int n, double bits, llmc_error *err)
 {
-	Budget b = { .m = m, .n = n };
+	BudgetState b = { .m = m, .n = n };
 	int *best = calloc((size_t)n + 1, sizeof *best);
 	int64_t weights = 0, least = 0;
 	llmc_status status = LLMC_OK;

@@ -6,7 +6,7 @@
 
 #include "quant/gram.h"
 
-typedef struct Inside {
+typedef struct StageCapture {
 	CalibrationInput in;
 	const PlanStep *step; /* the first that reads it */
 	int      buffer, piece;
@@ -16,23 +16,23 @@ typedef struct Inside {
 	float   *x;           /* [rows][cols] of this forward */
 	int32_t *ids;         /* [rows][top_k] of a mixture */
 	int64_t  rows, cap;   /* cap: floats of x */
-} Inside;
+} StageCapture;
 
-typedef struct Seen { float *data; int64_t rows; } Seen;
+typedef struct WindowState { float *data; int64_t rows; } WindowState;
 
 /* Between two steps: may the text be stopped there, and which buffers' values are read across */
-typedef struct Cut { bool here; int n, *buffer; int64_t width; } Cut; /* width: floats of a token */
+typedef struct StepRange { bool here; int n, *buffer; int64_t width; } StepRange; /* width: floats of a token */
 
 struct Calibration {
 	const Plan *plan;
 	int         n;
 	size_t      cap;
-	Inside     *in;
-	Seen       *seen;     /* [n_buffer] what the probe was told last */
+	StageCapture     *in;
+	WindowState       *seen;     /* [n_buffer] what the probe was told last */
 	atomic_bool failed;   /* out of memory in the probe, or while gathering */
 	Threads    *threads;  /* of the run */
 	Gram        gram;
-	Cut        *cut;      /* [n_step + 1] before each step */
+	StepRange        *cut;      /* [n_step + 1] before each step */
 	int         at;       /* the step that the text has come to */
 	float      *kept;     /* [n][stride] what steps from `at` on read of earlier ones, of each window; NULL: nothing */
 	int64_t     stride;
@@ -70,7 +70,7 @@ name_add(Arena *a, CalibrationInput *in, const PlanTensor *t)
 }
 
 static void
-mixture_of(Inside *in, const PlanStep *s, Arena *a)
+moe_layer_of(StageCapture *in, const PlanStep *s, Arena *a)
 {
 	CalibrationInput *i = &in->in;
 
@@ -108,7 +108,7 @@ find_cuts(Calibration *c, Arena *a)
 		for (int k = 0; k < ph->step[i].n_make; k++)
 			if (ph->step[i].make[k].arg >= 0 && ph->step[i].arg[ph->step[i].make[k].arg].kind == REF_BUFFER)
 				made[ph->step[i].arg[ph->step[i].make[k].arg].index] = true;
-	c->cut = NEW(a, Cut, ph->n_step + 1);
+	c->cut = NEW(a, StepRange, ph->n_step + 1);
 	c->cut[0].here = c->cut[ph->n_step].here = true;
 	for (int i = ph->n_step; i-- > 1;) {
 		const PlanStep *s = &ph->step[i];
@@ -135,7 +135,7 @@ find_cuts(Calibration *c, Arena *a)
 			}
 		if (open || s->layer == ph->step[i - 1].layer)
 			continue;
-		Cut *cut = &c->cut[i];
+		StepRange *cut = &c->cut[i];
 		cut->here = true;
 		cut->buffer = NEW(a, int, plan->n_buffer);
 		for (int b = 0; b < plan->n_buffer; b++)
@@ -179,7 +179,7 @@ calibration_new(const Plan *plan, Arena *a)
 	int *fresh = NEW(a, int, plan->n_buffer + 1); /* number of the input that a buffer is, counted from 1; 0: made anew since */
 
 	c->plan = plan;
-	c->seen = NEW(a, Seen, plan->n_buffer + 1);
+	c->seen = NEW(a, WindowState, plan->n_buffer + 1);
 	for (int i = 0; i < ph->n_step; i++) {
 		const PlanStep *s = &ph->step[i];
 		int x, w[2], n = matrices(s, &x, w);
@@ -189,13 +189,13 @@ calibration_new(const Plan *plan, Arena *a)
 			if (!at) {
 				c->in = arena_grow(a, c->in, &c->cap, (size_t)c->n + 1, sizeof *c->in);
 				int64_t cols = plan->buffer[b].extent.mul;
-				c->in[c->n++] = (Inside){ .in = { .layer = s->layer, .cols = cols, .squares = NEW(a, double, cols), .share = NEW(a, double, cols) }, .step = s, .buffer = b, .chosen = -1 };
+				c->in[c->n++] = (StageCapture){ .in = { .layer = s->layer, .cols = cols, .squares = NEW(a, double, cols), .share = NEW(a, double, cols) }, .step = s, .buffer = b, .chosen = -1 };
 				at = c->n;
 				if (!mixture)
 					fresh[b] = at;
 			}
 			if (mixture)
-				mixture_of(&c->in[at - 1], s, a);
+				moe_layer_of(&c->in[at - 1], s, a);
 			for (int k = 0; k < n; k++)
 				name_add(a, &c->in[at - 1].in, &plan->tensor[s->arg[w[k]].index]);
 		}
@@ -231,7 +231,7 @@ calibration_find(Calibration *c, const char *tensor)
 
 /* Room for the rows of a forward in what is kept of a mixture's input */
 static bool
-rows_room(Inside *in)
+rows_room(StageCapture *in)
 {
 	CalibrationInput *i = &in->in;
 	const int64_t need = i->seen + in->rows, room = in->room * 2 > need ? in->room * 2 : need;
@@ -260,8 +260,8 @@ probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *da
 	(void)width, (void)dtype;
 	if (matrices(step, &x, w) && step->arg[x].kind == REF_BUFFER)
 		for (int i = 0; i < c->n; i++) {
-			Inside *in = &c->in[i];
-			const Seen *seen = &c->seen[in->buffer];
+			StageCapture *in = &c->in[i];
+			const WindowState *seen = &c->seen[in->buffer];
 			if (in->step != step || !seen->data || (in->squared && !in->in.hessian))
 				continue;
 			int64_t need = seen->rows * in->in.cols;
@@ -276,7 +276,7 @@ probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *da
 			}
 			memcpy(in->x, seen->data, (size_t)need * sizeof *in->x);
 			in->rows = seen->rows;
-			const Seen *id = in->chosen >= 0 ? &c->seen[in->chosen] : NULL;
+			const WindowState *id = in->chosen >= 0 ? &c->seen[in->chosen] : NULL;
 			if (id && id->rows != in->rows)
 				in->rows = 0;
 			if (id && in->rows) {
@@ -291,7 +291,7 @@ probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *da
 		}
 	for (int k = 0; k < step->n_make; k++)
 		if (strcmp(step->make[k].value, value) == 0 && step->make[k].arg >= 0)
-			c->seen[step->arg[step->make[k].arg].index] = (Seen){ data, rows };
+			c->seen[step->arg[step->make[k].arg].index] = (WindowState){ data, rows };
 	return false;
 }
 
@@ -301,7 +301,7 @@ gather(void *user, int part, int n_parts)
 	Calibration *c = user;
 
 	for (int i = 0; i < c->n; i++) {
-		Inside *in = &c->in[i];
+		StageCapture *in = &c->in[i];
 		const int64_t n = in->in.cols;
 		if (!in->rows)
 			continue;
@@ -344,7 +344,7 @@ scale(void *user, int part, int n_parts)
 
 /* What is read across a cut, of a window: from where the steps have it, or back to there */
 static void
-keep(Calibration *c, const Cut *cut, int32_t width, float *kept, bool back)
+keep(Calibration *c, const StepRange *cut, int32_t width, float *kept, bool back)
 {
 	for (int k = 0; k < cut->n; k++) {
 		const size_t n = (size_t)width * (size_t)c->plan->buffer[cut->buffer[k]].extent.mul;
@@ -356,7 +356,7 @@ keep(Calibration *c, const Cut *cut, int32_t width, float *kept, bool back)
 
 /* Steps of the next run: c->at .. what is returned */
 static int
-reach(Calibration *c)
+last_step(Calibration *c)
 {
 	const PlanPhase *ph = &c->plan->phase[1];
 	int first = ph->n_step, last = -1;
@@ -400,7 +400,7 @@ run_window(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int
 	if (c->failed)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the inputs of %d tokens", width);
 	for (int i = 0; i < c->n; i++) {
-		Inside *in = &c->in[i];
+		StageCapture *in = &c->in[i];
 		if (in->in.hessian && in->ids && in->rows) {
 			if (!rows_room(in))
 				return error_set(err, LLMC_E_MEMORY, "out of memory for the rows that experts see");
@@ -417,13 +417,13 @@ llmc_status
 calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int32_t n, int32_t width,
                 bool (*progress)(void *user, int32_t done, int32_t of), void *user, llmc_error *err)
 {
-	const int to = reach(c), n_step = c->plan->phase[1].n_step;
+	const int to = last_step(c), n_step = c->plan->phase[1].n_step;
 	const PlanStep *first = &c->plan->phase[1].step[c->at];
 	const int64_t stride = c->stride * width;
 	llmc_status status = LLMC_OK;
 
 	for (int i = 0; i < c->n; i++) {
-		Inside *in = &c->in[i];
+		StageCapture *in = &c->in[i];
 		if (in->in.hessian && !in->in.experts && !in->in.h && !(in->in.h = calloc((size_t)in->in.cols * (size_t)in->in.cols, sizeof(float))))
 			return error_set(err, LLMC_E_MEMORY, "out of memory for the Hessian of %s", in->in.name[0]);
 		if (in->in.hessian && in->squared)
@@ -436,7 +436,7 @@ calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok
 	c->threads = threads;
 	gram_open(&c->gram, threads);
 	session_set_probe(s, probe, c);
-	session_set_span(s, c->at, to);
+	session_set_step_range(s, c->at, to);
 	for (int32_t w = 0; w < n && status == LLMC_OK; w++) {
 		status = run_window(c, s, threads, tok + (int64_t)w * width, width, c->kept ? c->kept + w * stride : NULL, to, err);
 		if (status == LLMC_OK && progress && !progress(user, w + 1, n))
@@ -457,7 +457,7 @@ calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok
 		c->kept = NULL;
 	}
 	session_set_probe(s, NULL, NULL);
-	session_set_span(s, 0, 0);
+	session_set_step_range(s, 0, 0);
 	gram_release(&c->gram);
 	for (int i = 0; i < c->n; i++) {
 		free(c->in[i].x);

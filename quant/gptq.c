@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "formats/dequant.h"
-#include "formats/quantize.h"
-#include "quant/outer.h"
+#include "formats/block_quantize.h"
+#include "quant/rank_update.h"
 
 enum { PANEL = 64, TILE = 128, TOGETHER = 16 /* rows */, CHUNK = 256 /* columns, a multiple of every block */ };
 
@@ -29,7 +29,7 @@ share(int64_t n, int part, int n_parts)
 
 /* Columns first .. end of the rows s .. e of R', from the last row: divided by the pivot, then taken from the rows above in the panel */
 static void
-beside(const Factor *f, int64_t s, int64_t e, int64_t first, int64_t end)
+solve_panel(const Factor *f, int64_t s, int64_t e, int64_t first, int64_t end)
 {
 	for (int64_t k = e - 1; k >= s; k--) {
 		float *row = f->h + k * f->n, inv = 1 / row[k];
@@ -42,7 +42,7 @@ beside(const Factor *f, int64_t s, int64_t e, int64_t first, int64_t end)
 
 /* The block on the diagonal, which needs nothing but itself */
 static void
-corner(const Factor *f, int64_t s, int64_t e)
+factor_diag(const Factor *f, int64_t s, int64_t e)
 {
 	for (int64_t k = e - 1; k >= s; k--) {
 		float *row = f->h + k * f->n;
@@ -64,9 +64,9 @@ factor(void *user, int part, int n_parts)
 	for (int64_t e = n; e > 0;) {
 		int64_t s = e > PANEL ? e - PANEL : 0, tile = 0;
 		if (part == 0)
-			corner(f, s, e);
+			factor_diag(f, s, e);
 		threads_barrier(f->threads);
-		beside(f, s, e, share(s, part, n_parts), share(s, part + 1, n_parts));
+		solve_panel(f, s, e, share(s, part, n_parts), share(s, part + 1, n_parts));
 		threads_barrier(f->threads);
 		for (int64_t i = 0; i < s; i += TILE)
 			for (int64_t j = 0; j <= i; j += TILE)
@@ -114,13 +114,13 @@ gptq_factor(float *h, int64_t n, Threads *threads)
 
 /* --- rows ---------------------------------------------------------------------------------------------------------------- */
 
-typedef struct Work {
+typedef struct GptqWork {
 	const GptqRows *job;
 	atomic_llong    next;   /* rows that nobody has taken */
 	atomic_bool     failed;
-} Work;
+} GptqWork;
 
-typedef struct Room {
+typedef struct GptqScratch {
 	float *w;      /* [TOGETHER][cols] as they are */
 	float *e;      /* [cols][TOGETHER] w - v, scaled by nothing */
 	float *weight; /* [cols] R_jj^2: what the square of each rounding costs */
@@ -129,11 +129,11 @@ typedef struct Room {
 	BlockGrid *grid; /* [TOGETHER][cols / block] */
 	float  level[GRID_MAX][TOGETHER], hq[GRID_MAX][TOGETHER]; /* of a sub-block: levels, and H with them */
 	float  more[TOGETHER][CHUNK]; /* what errors so far ask of the columns of the chunk */
-} Room;
+} GptqScratch;
 
 /* A chunk of columns of one row */
 static void
-round_chunk(const GptqRows *job, Room *room, int r, int64_t s, int64_t n)
+round_chunk(const GptqRows *job, GptqScratch *room, int r, int64_t s, int64_t n)
 {
 	const int block = dtype_info(job->to)->block_elems;
 	const float *w = room->w + r * job->cols + s;
@@ -159,7 +159,7 @@ round_chunk(const GptqRows *job, Room *room, int r, int64_t s, int64_t n)
 
 /* One column of all rows: each code goes to the nearest value of what the other columns ask for. */
 static void
-again_column(const GptqRows *job, Room *room, int m, int64_t j)
+requantize_column(const GptqRows *job, GptqScratch *room, int m, int64_t j)
 {
 	const int block = dtype_info(job->to)->block_elems, i = (int)(j % block);
 	const float *h = job->full + j * job->cols;
@@ -180,7 +180,7 @@ again_column(const GptqRows *job, Room *room, int m, int64_t j)
 
 /* Scales of the sub-block that begins at column j, of all rows: those near by of least loss for the codes as they are */
 static void
-again_scales(const GptqRows *job, Room *room, int m, int64_t j, int sub)
+refit_scales(const GptqRows *job, GptqScratch *room, int m, int64_t j, int sub)
 {
 	const int block = dtype_info(job->to)->block_elems;
 	const int64_t n = job->cols;
@@ -247,11 +247,11 @@ again_scales(const GptqRows *job, Room *room, int m, int64_t j, int sub)
 static void
 rows(void *user, int part, int n_parts)
 {
-	Work *work = user;
+	GptqWork *work = user;
 	const GptqRows *job = work->job;
 	const int64_t n = job->cols, from_bytes = dtype_row_bytes(job->from, n), to_bytes = dtype_row_bytes(job->to, n);
 	const int block = dtype_info(job->to)->block_elems, block_bytes = dtype_info(job->to)->block_bytes;
-	Room *room = calloc(1, sizeof *room);
+	GptqScratch *room = calloc(1, sizeof *room);
 
 	(void)part, (void)n_parts;
 	if (room) {
@@ -289,8 +289,8 @@ rows(void *user, int part, int n_parts)
 			for (int64_t j = 0; j < n; j++) {
 				int sub = room->grid[j / block].sub;
 				if (j % sub == 0)
-					again_scales(job, room, m, j, sub);
-				again_column(job, room, m, j);
+					refit_scales(job, room, m, j, sub);
+				requantize_column(job, room, m, j);
 			}
 		}
 		for (int r = 0; r < m; r++)
@@ -312,7 +312,7 @@ out:
 bool
 gptq_rows(const GptqRows *job, Threads *threads)
 {
-	Work work = { .job = job };
+	GptqWork work = { .job = job };
 
 	threads_run(threads, rows, &work);
 	return !atomic_load(&work.failed);

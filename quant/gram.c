@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "quant/outer.h"
+#include "quant/rank_update.h"
 #include "runtime/cpu/cpu.h"
 
 enum { TILE_M = 64, TILE_N = 256, DEPTH = 64 /* rows of a tile's inputs that lie close together, in the nearest caches */ };

@@ -7,17 +7,17 @@
 /* Share of the energy that noise has: about what four bits lose, small enough for the divergence to grow with it */
 static const double NOISE = .004;
 
-typedef struct Seen { const float *data; int64_t rows; } Seen;
+typedef struct ProbeState { const float *data; int64_t rows; } ProbeState;
 
-typedef struct Work {
+typedef struct SensitivityWork {
 	const Plan     *plan;
-	Seen           *seen;   /* [n_buffer] what steps have made last */
+	ProbeState           *seen;   /* [n_buffer] what steps have made last */
 	const PlanStep *step;   /* whose values get noise; NULL: none */
 	double          energy; /* of a product's outputs, of an input of length 1; 0: noise is a share of the value itself */
 	int             x;      /* its input's argument */
 	int64_t         cols;
 	uint64_t        state;
-} Work;
+} SensitivityWork;
 
 /* Four uniform numbers: near enough to normal, variance 1 */
 static float
@@ -45,14 +45,14 @@ squares(const float *x, int64_t n)
 static bool
 probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows, int64_t width)
 {
-	Work *w = user;
+	SensitivityWork *w = user;
 	float *y = data;
 	bool made = false;
 
 	if (dtype != DT_F32)
 		return false;
 	if (step == w->step && step->n_make && strcmp(step->make[0].value, value) == 0) {
-		const Seen *in = w->energy > 0 ? &w->seen[step->arg[w->x].index] : NULL;
+		const ProbeState *in = w->energy > 0 ? &w->seen[step->arg[w->x].index] : NULL;
 		for (int64_t t = 0; t < rows; t++) {
 			double var = in && in->data && in->rows == rows ? w->energy * squares(in->data + t * w->cols, w->cols) : squares(y + t * width, width) / (double)width;
 			float size = (float)sqrt(NOISE * var);
@@ -63,7 +63,7 @@ probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *da
 	}
 	for (int k = 0; k < step->n_make; k++)
 		if (strcmp(step->make[k].value, value) == 0 && step->make[k].arg >= 0)
-			w->seen[step->arg[step->make[k].arg].index] = (Seen){ data, rows };
+			w->seen[step->arg[step->make[k].arg].index] = (ProbeState){ data, rows };
 	return made;
 }
 
@@ -130,7 +130,7 @@ sensitivity_measure(Sensitivity *m, int n, const Plan *plan, Session *s, const i
 	const PlanPhase *ph = &plan->phase[1];
 	const int32_t n_out = session_limits_of(s)->n_out < n_tok ? session_limits_of(s)->n_out : n_tok;
 	const size_t n_logits = (size_t)n_out * (size_t)plan->vocab;
-	Work w = { .plan = plan, .seen = calloc((size_t)plan->n_buffer + 1, sizeof *w.seen) };
+	SensitivityWork w = { .plan = plan, .seen = calloc((size_t)plan->n_buffer + 1, sizeof *w.seen) };
 	float *base = malloc(2 * n_logits * sizeof *base), *other = base ? base + n_logits : NULL;
 	llmc_status status = LLMC_OK;
 

@@ -1,5 +1,5 @@
 /* Rotary positions, the KV pool, and attention over it. */
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 
 void
 ref_rotate(const float *x, const float *angles, int64_t rope_dims, bool interleaved, float *y)
@@ -101,9 +101,9 @@ ref_kv_append(const RefCall *c)
 }
 
 void
-ref_kv_close(const RefCall *c)
+ref_kv_quantize_page(const RefCall *c)
 {
-	const PlanPool *p = c->arg[ARG(kv_close, kv)].pool;
+	const PlanPool *p = c->arg[ARG(kv_quantize_page, kv)].pool;
 	int64_t         kv_heads = step_int(c->step, "kv_heads"), dim = step_int(c->step, "dim");
 
 	for (int64_t t = 0; t < c->s->n_tok; t++) {
@@ -112,7 +112,7 @@ ref_kv_close(const RefCall *c)
 
 		if (pos % PLAN_KV_PAGE != PLAN_KV_PAGE - 1)
 			continue;
-		char *page = ref_page(c, ARG(kv_close, kv), seq, pos), *exact = ref_exact_page(c, ARG(kv_close, kv), seq, pos);
+		char *page = ref_page(c, ARG(kv_quantize_page, kv), seq, pos), *exact = ref_exact_page(c, ARG(kv_quantize_page, kv), seq, pos);
 		for (int64_t h = 0; h < kv_heads; h++)
 			ref_kv_close_plane(p->k, ref_plane(p, page, true, h), ref_exact_plane(p, exact, true, h), dim);
 	}
@@ -170,7 +170,7 @@ ref_attention(const RefCall *c)
 {
 	int64_t         heads = step_int(c->step, "heads"), kv_heads = step_int(c->step, "kv_heads");
 	int64_t         dim = step_int(c->step, "dim"), v_dim = step_int(c->step, "v_dim");
-	double          scale = step_num(c->step, "scale"), cap = step_num(c->step, "cap"), alibi = step_num(c->step, "alibi");
+	double          scale = step_num(c->step, "scale"), cap = step_num(c->step, "softcap"), alibi = step_num(c->step, "alibi");
 	int64_t         window = step_int(c->step, "window");
 	bool            prefix = !strcmp(step_word(c->step, "mask"), "prefix"), chunk = step_int(c->step, "chunk") != 0;
 	int64_t         alibi_first = step_int(c->step, "alibi_first"), alibi_heads = step_int(c->step, "alibi_heads");

@@ -1,5 +1,5 @@
 /* Ops between ranks: what the runtime's comm is held to. A call has the first argument of every rank. */
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 
 /* The x of rank k; a call without peers is that of a rank alone. */
 static const float *

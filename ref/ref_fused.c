@@ -1,5 +1,5 @@
 /* Fused ops: the plain ones one after the other, with the values between them in scratch. */
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 
 /* Ops that norm first take the norm and the weight as the same arguments. */
 #define ALIKE(op)                                                                                                        \
@@ -7,7 +7,7 @@
 	               ARG(op, nb) == ARG(norm_matmul, nb) && ARG(op, w) == ARG(norm_matmul, w), #op)
 ALIKE(norm_glu);
 ALIKE(norm_act);
-ALIKE(head);
+ALIKE(lm_head);
 
 /* In scratch the norm's result first, then what ref_norm_rows and ref_linear take in turn */
 static void
@@ -99,15 +99,15 @@ ref_norm_act(const RefCall *c)
 }
 
 void
-ref_head(const RefCall *c)
+ref_lm_head(const RefCall *c)
 {
 	static const RefArg none = { .kind = REF_NONE };
 	int64_t rows = step_int(c->step, "rows"), cols = step_int(c->step, "cols"), n = c->s->n_out;
-	double  cap = step_num(c->step, "cap"), scale = step_num(c->step, "scale");
-	float  *picked = c->scratch, *y = ref_f32(c, ARG(head, logits));
+	double  cap = step_num(c->step, "softcap"), scale = step_num(c->step, "scale");
+	float  *picked = c->scratch, *y = ref_f32(c, ARG(lm_head, logits));
 
 	for (int64_t o = 0; o < n; o++)
-		memcpy(picked + o * cols, ref_f32(c, ARG(head, x)) + c->s->out_row[o] * cols, (size_t)cols * sizeof *picked);
+		memcpy(picked + o * cols, ref_f32(c, ARG(lm_head, x)) + c->s->out_row[o] * cols, (size_t)cols * sizeof *picked);
 	norm_linear(c, picked, n, &none, rows, y, picked + n * cols);
 	for (int64_t i = 0; i < n * rows; i++)
 		y[i] = ref_cap_one(y[i], scale, cap);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 
 /* scratch: none */
 void
@@ -58,7 +58,7 @@ by_position(const void *a, const void *b)
 void
 ref_index_select(const RefCall *c)
 {
-	int64_t         heads = step_int(c->step, "heads"), dim = step_int(c->step, "dim"), chosen = step_int(c->step, "chosen");
+	int64_t         heads = step_int(c->step, "heads"), dim = step_int(c->step, "dim"), chosen = step_int(c->step, "index_top_k");
 	double          scale = step_num(c->step, "scale");
 	const PlanPool *pool = c->arg[ARG(index_select, kv)].pool;
 	Scored         *all = (Scored *)(void *)c->scratch;

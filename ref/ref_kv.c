@@ -19,10 +19,10 @@
 #include <math.h>
 
 #include "formats/dequant.h"
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 
 void
-ref_turn(float *row, int64_t dim)
+ref_hadamard(float *row, int64_t dim)
 {
 	const int64_t n = kv_rotation(dim);
 	const float   scale = (float)(1 / sqrt((double)n));
@@ -261,7 +261,7 @@ ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const f
 		return;
 	if (rotate) {
 		memcpy(turned, row, (size_t)dim * sizeof *row);
-		ref_turn(turned, dim);
+		ref_hadamard(turned, dim);
 		row = turned;
 	}
 	const int64_t group = kv_type_info(t)->group ? kv_type_info(t)->group : dim;
@@ -276,8 +276,8 @@ ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, f
 
 	for (int64_t i = 0; i < dim; i++)
 		row[i] = get_value(&p, at, i);
-	if (rotate && kv_turns(t))
-		ref_turn(row, dim);
+	if (rotate && kv_rotates(t))
+		ref_hadamard(row, dim);
 }
 
 void
@@ -307,9 +307,9 @@ ref_kv_close_plane(KvType t, char *plane, const char *exact, int64_t dim)
 void
 ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned)
 {
-	if (rotate && kv_turns(t)) {
+	if (rotate && kv_rotates(t)) {
 		memcpy(turned, row, (size_t)dim * sizeof *row);
-		ref_turn(turned, dim);
+		ref_hadamard(turned, dim);
 		row = turned;
 	}
 	ref_kv_put_row(kv_exact(t), false, key, plane, at, row, dim, turned);
@@ -319,6 +319,6 @@ void
 ref_exact_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim)
 {
 	ref_kv_get_row(kv_exact(t), false, key, plane, at, row, dim);
-	if (rotate && kv_turns(t))
-		ref_turn(row, dim);
+	if (rotate && kv_rotates(t))
+		ref_hadamard(row, dim);
 }

@@ -1,5 +1,5 @@
 /* What low-rank adapters add, sequence by sequence. Both factors are vectors of f32: plan.h says where a slot's elements lie. */
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 
 /* Slot of the row's adapter; below 0: none */
 static int32_t
@@ -45,13 +45,13 @@ ref_lora_up(const RefCall *c)
 static int64_t
 factor_width(const RefCall *c)
 {
-	return step_int(c->step, "cols") + (step_int(c->step, "heads") - 1) * step_int(c->step, "apart");
+	return step_int(c->step, "cols") + (step_int(c->step, "heads") - 1) * step_int(c->step, "head_stride");
 }
 
 void
 ref_lora_heads_down(const RefCall *c)
 {
-	const int64_t heads = step_int(c->step, "heads"), width = step_int(c->step, "width"), cols = step_int(c->step, "cols"), apart = step_int(c->step, "apart");
+	const int64_t heads = step_int(c->step, "heads"), width = step_int(c->step, "width"), cols = step_int(c->step, "cols"), apart = step_int(c->step, "head_stride");
 	const int64_t rank = step_int(c->step, "rank"), wide = factor_width(c);
 	const float  *x = ref_f32(c, ARG(lora_heads_down, x)), *a = c->arg[ARG(lora_heads_down, a)].data;
 	float        *y = ref_f32(c, ARG(lora_heads_down, t));
@@ -67,7 +67,7 @@ ref_lora_heads_down(const RefCall *c)
 void
 ref_lora_heads_up(const RefCall *c)
 {
-	const int64_t heads = step_int(c->step, "heads"), width = step_int(c->step, "width"), cols = step_int(c->step, "cols"), apart = step_int(c->step, "apart");
+	const int64_t heads = step_int(c->step, "heads"), width = step_int(c->step, "width"), cols = step_int(c->step, "cols"), apart = step_int(c->step, "head_stride");
 	const int64_t rank = step_int(c->step, "rank"), wide = factor_width(c);
 	const float  *x = ref_f32(c, ARG(lora_heads_up, x)), *b = c->arg[ARG(lora_heads_up, b)].data, *low = ref_f32(c, ARG(lora_heads_up, t));
 	float        *y = ref_f32(c, ARG(lora_heads_up, y));
@@ -98,7 +98,7 @@ void
 ref_lora_experts_down(const RefCall *c)
 {
 	const int64_t  cols = step_int(c->step, "cols"), top_k = step_int(c->step, "top_k"), n = step_int(c->step, "rank") * step_int(c->step, "count");
-	const bool     each = step_int(c->step, "each");
+	const bool     each = step_int(c->step, "per_group");
 	const int32_t *id = c->arg[ARG(lora_experts_down, id)].data;
 	const float   *x = ref_f32(c, ARG(lora_experts_down, x)), *a = c->arg[ARG(lora_experts_down, a)].data;
 	float         *y = ref_f32(c, ARG(lora_experts_down, t));

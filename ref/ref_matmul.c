@@ -1,5 +1,5 @@
 /* Embeddings and matrix products. Rows of the weight are the outer loop, so that each is dequantised once a call. */
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 
 double
 ref_dot(const float *a, const float *b, int64_t n)

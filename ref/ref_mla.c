@@ -1,5 +1,5 @@
 /* Latent attention as fusion leaves it: mla_query, mla_attend, mla_value. In which form a row goes: templates/common/llmc_mla.h. */
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 #include "templates/common/llmc_mla.h"
 
 static bool
@@ -7,7 +7,7 @@ expanded(const RefCall *c, int64_t t)
 {
 	int32_t seq = c->s->seq_of[t], rows = c->s->q_start[seq + 1] - c->s->q_start[seq];
 
-	return mla_expanded(rows, c->s->kv_len[seq] - rows, (int)step_int(c->step, "expand"), (int)step_int(c->step, "chosen"));
+	return mla_expanded(rows, c->s->kv_len[seq] - rows, (int)step_int(c->step, "expand"), (int)step_int(c->step, "index_top_k"));
 }
 
 /* scratch: the two norms' weights [part], [rank], a normed query latent [part], one query [heads * (nope + rope)], a weight row */
@@ -16,7 +16,7 @@ ref_mla_query(const RefCall *c)
 {
 	int64_t heads = step_int(c->step, "heads"), q_rank = step_int(c->step, "q_rank"), rank = step_int(c->step, "kv_rank");
 	int64_t nope = step_int(c->step, "nope_dim"), rope = step_int(c->step, "rope_dim"), dim = nope + rope;
-	int64_t part = q_rank ? q_rank : heads * dim, stride = rank + rope, stacked = step_int(c->step, "stacked");
+	int64_t part = q_rank ? q_rank : heads * dim, stride = rank + rope, stacked = step_int(c->step, "fused");
 	double  eps = step_num(c->step, "eps");
 	bool    interleaved = !strcmp(step_word(c->step, "style"), "interleaved");
 	float  *qn = c->scratch, *kvn = qn + part, *low = kvn + rank, *q = low + part, *row = q + heads * dim;

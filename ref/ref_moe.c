@@ -1,5 +1,5 @@
 /* Mixture of experts: choosing them, and running the chosen ones. */
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 
 /* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax over those near it. left [n_experts] */
 static void
@@ -33,7 +33,7 @@ route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t
       int64_t w_stride, float *scratch)
 {
 	int64_t      n_experts = step_int(step, "n_experts"), top_k = step_int(step, "top_k");
-	int64_t      groups = step_int(step, "groups"), keep_groups = step_int(step, "keep_groups");
+	int64_t      groups = step_int(step, "groups"), keep_groups = step_int(step, "top_k_groups");
 	bool         sigmoid = !strcmp(step_word(step, "score"), "sigmoid");
 	bool         top2 = !strcmp(step_word(step, "group_score"), "top2");
 	bool         renorm = step_int(step, "renorm") != 0;
@@ -121,7 +121,7 @@ ref_moe_route(const RefCall *c)
 void
 ref_norm_route(const RefCall *c)
 {
-	int64_t hidden = step_int(c->step, "hidden"), mix = step_int(c->step, "mix"), rows = step_int(c->step, "n_experts") + mix;
+	int64_t hidden = step_int(c->step, "hidden"), mix = step_int(c->step, "shared_gate"), rows = step_int(c->step, "n_experts") + mix;
 	int64_t top_k = step_int(c->step, "top_k"), n = ref_rows(c, ARG(norm_route, weight));
 	float  *xn = c->scratch, *logits = xn + n * hidden, *rest = logits + n * rows, *weight = ref_f32(c, ARG(norm_route, weight));
 
@@ -149,7 +149,7 @@ static void
 experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const RefArg *gate_b, const RefArg *up_b, const float *x,
             const int32_t *id, int64_t n, const float *add, const llmc_step *s, float *h, int64_t stride, float *scratch)
 {
-	int64_t      top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width"), share = top_k / step_int(step, "spread");
+	int64_t      top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width"), share = top_k / step_int(step, "x_rows_per_token");
 	float       *row = scratch;
 #define ADDED(i, half) (add && s->adapter[s->seq[s->seq_of[(i) / top_k]]] >= 0 ? add[(2 * (i) + (half)) * width + o] : 0.0f)
 	const float *gb = ref_vector(gate_b, row + hidden), *ub = ref_vector(up_b, row + hidden + step_int(step, "n_experts") * width);
@@ -216,7 +216,7 @@ void
 ref_norm_moe_glu(const RefCall *c)
 {
 	int64_t     top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"), width = step_int(c->step, "width");
-	int64_t     shared = step_int(c->step, "shared"), stride = top_k * width + shared, n = ref_rows(c, ARG(norm_moe_glu, h)), n_x = n * step_int(c->step, "spread");
+	int64_t     shared = step_int(c->step, "shared"), stride = top_k * width + shared, n = ref_rows(c, ARG(norm_moe_glu, h)), n_x = n * step_int(c->step, "x_rows_per_token");
 	float      *xn = c->scratch, *up = xn + n_x * hidden, *rest = up + n * shared, *h = ref_f32(c, ARG(norm_moe_glu, h));
 	float      *hs = h + top_k * width;
 
@@ -237,7 +237,7 @@ void
 ref_moe_down_add(const RefCall *c)
 {
 	int64_t      top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"), width = step_int(c->step, "width");
-	int64_t      shared = step_int(c->step, "shared"), mix = step_int(c->step, "mix"), stride = top_k * width + shared;
+	int64_t      shared = step_int(c->step, "shared"), mix = step_int(c->step, "shared_gate"), stride = top_k * width + shared;
 	int64_t      n = ref_rows(c, ARG(moe_down_add, y));
 	const float *h = ref_f32(c, ARG(moe_down_add, h)), *weight = ref_f32(c, ARG(moe_down_add, weight)), *r = ref_f32(c, ARG(moe_down_add, r));
 	float       *y = ref_f32(c, ARG(moe_down_add, y)), *z = c->scratch, *row = z + n * hidden, scale = (float)step_num(c->step, "scale");
@@ -265,13 +265,13 @@ ref_expert_gain(const RefCall *c)
 }
 
 void
-ref_own_experts(const RefCall *c)
+ref_local_experts(const RefCall *c)
 {
 	const int32_t first = (int32_t)step_int(c->step, "first"), count = (int32_t)step_int(c->step, "count");
-	const int32_t *id = c->arg[ARG(own_experts, id)].data;
-	int32_t       *own = c->arg[ARG(own_experts, own)].data;
+	const int32_t *id = c->arg[ARG(local_experts, id)].data;
+	int32_t       *own = c->arg[ARG(local_experts, own)].data;
 
-	for (int64_t i = 0; i < ref_rows(c, ARG(own_experts, own)) * step_int(c->step, "top_k"); i++)
+	for (int64_t i = 0; i < ref_rows(c, ARG(local_experts, own)) * step_int(c->step, "top_k"); i++)
 		own[i] = id[i] >= first && id[i] - first < count ? id[i] - first : -1;
 }
 
@@ -291,14 +291,14 @@ ref_expert_input(const RefCall *c)
 
 /* scratch: the order of all experts */
 void
-ref_arrange_experts(const RefCall *c)
+ref_permute_expert_cols(const RefCall *c)
 {
 	int64_t        width = step_int(c->step, "width"), top_k = step_int(c->step, "top_k");
-	const int32_t *id = c->arg[ARG(arrange_experts, id)].data;
-	const float   *x = ref_f32(c, ARG(arrange_experts, x)), *order = ref_vector(&c->arg[ARG(arrange_experts, order)], c->scratch);
-	float         *y = ref_f32(c, ARG(arrange_experts, y));
+	const int32_t *id = c->arg[ARG(permute_expert_cols, id)].data;
+	const float   *x = ref_f32(c, ARG(permute_expert_cols, x)), *order = ref_vector(&c->arg[ARG(permute_expert_cols, order)], c->scratch);
+	float         *y = ref_f32(c, ARG(permute_expert_cols, y));
 
-	for (int64_t i = 0; i < ref_rows(c, ARG(arrange_experts, y)) * top_k; i++)
+	for (int64_t i = 0; i < ref_rows(c, ARG(permute_expert_cols, y)) * top_k; i++)
 		for (int64_t j = 0; j < width; j++) {
 			const float at = order[id[i] * width + j];
 			const int64_t k = !(at > 0) ? 0 : at < (float)width ? (int64_t)at : width - 1;

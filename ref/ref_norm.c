@@ -1,5 +1,5 @@
 /* Norms, and the ops that work element by element or move rows. */
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 
 void
 ref_rms_row(const float *x, const float *w, int64_t dim, double eps, bool plus_one, float *y)
@@ -59,7 +59,7 @@ void
 ref_layernorm(const RefCall *c)
 {
 	int64_t      dim = step_int(c->step, "dim"), groups = step_int(c->step, "groups"), n = ref_rows(c, ARG(layernorm, y)) * groups;
-	int64_t      own = step_int(c->step, "each") ? groups : 1; /* weights: those of a group stand `at` elements on */
+	int64_t      own = step_int(c->step, "per_group") ? groups : 1; /* weights: those of a group stand `at` elements on */
 	const float *x = ref_f32(c, ARG(layernorm, x)), *w = ref_vector(&c->arg[ARG(layernorm, w)], c->scratch);
 	const float *b = ref_vector(&c->arg[ARG(layernorm, b)], c->scratch + own * dim);
 	float       *y = ref_f32(c, ARG(layernorm, y));
@@ -71,14 +71,14 @@ ref_layernorm(const RefCall *c)
 }
 
 void
-ref_arrange(const RefCall *c)
+ref_permute_cols(const RefCall *c)
 {
-	const int64_t width = step_int(c->step, "width"), n = ref_rows(c, ARG(arrange, y));
-	const float  *order = ref_vector(&c->arg[ARG(arrange, order)], c->scratch), *factor = ref_vector(&c->arg[ARG(arrange, factor)], c->scratch + width);
-	float        *row = c->scratch + 2 * width, *y = ref_f32(c, ARG(arrange, y));
+	const int64_t width = step_int(c->step, "width"), n = ref_rows(c, ARG(permute_cols, y));
+	const float  *order = ref_vector(&c->arg[ARG(permute_cols, order)], c->scratch), *factor = ref_vector(&c->arg[ARG(permute_cols, factor)], c->scratch + width);
+	float        *row = c->scratch + 2 * width, *y = ref_f32(c, ARG(permute_cols, y));
 
 	for (int64_t t = 0; t < n; t++, y += width) {
-		ref_norm_rows(c->step, &c->arg[ARG(arrange, nw)], &c->arg[ARG(arrange, nb)], width, ref_f32(c, ARG(arrange, x)) + t * width, 1, row, row + width);
+		ref_norm_rows(c->step, &c->arg[ARG(permute_cols, nw)], &c->arg[ARG(permute_cols, nb)], width, ref_f32(c, ARG(permute_cols, x)) + t * width, 1, row, row + width);
 		for (int64_t j = 0; j < width; j++) {
 			int64_t k = j;
 			if (order)
@@ -196,11 +196,11 @@ ref_gate_mul(const RefCall *c)
 }
 
 void
-ref_gain(const RefCall *c)
+ref_scale_cols(const RefCall *c)
 {
-	int64_t      width = step_int(c->step, "width"), n = ref_rows(c, ARG(gain, y)) * width, first = step_int(c->step, "first"), end = first + step_int(c->step, "count");
-	const float *x = ref_f32(c, ARG(gain, x)), *w = ref_vector(&c->arg[ARG(gain, w)], c->scratch);
-	float       *y = ref_f32(c, ARG(gain, y));
+	int64_t      width = step_int(c->step, "width"), n = ref_rows(c, ARG(scale_cols, y)) * width, first = step_int(c->step, "first"), end = first + step_int(c->step, "count");
+	const float *x = ref_f32(c, ARG(scale_cols, x)), *w = ref_vector(&c->arg[ARG(scale_cols, w)], c->scratch);
+	float       *y = ref_f32(c, ARG(scale_cols, y));
 	double       scale = step_num(c->step, "scale") * (w ? w[0] : 1);
 
 	for (int64_t i = 0; i < n; i++)
@@ -230,35 +230,35 @@ ref_cap_one(float x, double scale, double cap)
 }
 
 void
-ref_cap(const RefCall *c)
+ref_softcap(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(cap, y)) * step_int(c->step, "width");
-	double       cap = step_num(c->step, "cap"), scale = step_num(c->step, "scale");
-	const float *x = ref_f32(c, ARG(cap, x));
-	float       *y = ref_f32(c, ARG(cap, y));
+	int64_t      n = ref_rows(c, ARG(softcap, y)) * step_int(c->step, "width");
+	double       cap = step_num(c->step, "softcap"), scale = step_num(c->step, "scale");
+	const float *x = ref_f32(c, ARG(softcap, x));
+	float       *y = ref_f32(c, ARG(softcap, y));
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = ref_cap_one(x[i], scale, cap);
 }
 
 void
-ref_clip(const RefCall *c)
+ref_clamp(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(clip, y)) * step_int(c->step, "width");
+	int64_t      n = ref_rows(c, ARG(clamp, y)) * step_int(c->step, "width");
 	float        limit = (float)step_num(c->step, "limit");
-	const float *x = ref_f32(c, ARG(clip, x));
-	float       *y = ref_f32(c, ARG(clip, y));
+	const float *x = ref_f32(c, ARG(clamp, x));
+	float       *y = ref_f32(c, ARG(clamp, y));
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = fmaxf(-limit, fminf(x[i], limit));
 }
 
 void
-ref_join(const RefCall *c)
+ref_concat(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(join, y)), width = step_int(c->step, "width"), count = step_int(c->step, "count");
-	const float *x = ref_f32(c, ARG(join, x)), *z = ref_f32(c, ARG(join, z));
-	float       *y = ref_f32(c, ARG(join, y));
+	int64_t      n = ref_rows(c, ARG(concat, y)), width = step_int(c->step, "width"), count = step_int(c->step, "count");
+	const float *x = ref_f32(c, ARG(concat, x)), *z = ref_f32(c, ARG(concat, z));
+	float       *y = ref_f32(c, ARG(concat, y));
 
 	for (int64_t t = 0; t < n; t++, x += width, z += count, y += width + count) {
 		memcpy(y, x, (size_t)width * sizeof *y);
@@ -278,11 +278,11 @@ ref_slice(const RefCall *c)
 }
 
 void
-ref_pick(const RefCall *c)
+ref_gather_rows(const RefCall *c)
 {
 	int64_t      width = step_int(c->step, "width");
-	const float *x = ref_f32(c, ARG(pick, x));
-	float       *y = ref_f32(c, ARG(pick, y));
+	const float *x = ref_f32(c, ARG(gather_rows, x));
+	float       *y = ref_f32(c, ARG(gather_rows, y));
 
 	/* out_row ascends, so y may be x's memory */
 	for (int64_t o = 0; o < c->s->n_out; o++)

@@ -1,5 +1,5 @@
 /* Ops that keep a state for each sequence: a causal convolution, the gated delta rule, the selective scan, and the gated norm behind them. */
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 
 /* The state of the step's sequence i, as it was before its first row: zero in front of position 0. elems: of a layer and sequence */
 static float *

@@ -1,5 +1,5 @@
 /* Streams that go through the layers side by side, and a row's elements above its own mean. */
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 
 void
 ref_gaussian_topk(const RefCall *c)

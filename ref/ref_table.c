@@ -1,5 +1,5 @@
 /* The table of the reference: op to function, and scratch sizes. */
-#include "ref/internal.h"
+#include "ref/ref_internal.h"
 
 ref_fn *
 ref_find(OpKind op)

@@ -27,9 +27,9 @@ typedef struct DeviceSampler {
 	/* A step is about to be filled: is there room for what it samples? As enter where it succeeds; E_BUSY: too many under way. */
 	llmc_status (*begin)(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
 	/* Queue the step that the session's arrays describe; with `decode` every chunk is one row, and its block tables need not be filled. Without `pick` it samples when
-	 * that is called, with masks as of session_queue_pick. */
+	 * that is called, with masks as of session_queue_sample. */
 	llmc_status (*step)(Session *s, const llmc_chunk *chunk, size_t n, bool decode, bool pick, llmc_error *err);
-	llmc_status (*pick)(Session *s, const uint32_t *const *mask, llmc_error *err);
+	llmc_status (*sample)(Session *s, const uint32_t *const *mask, llmc_error *err);
 	llmc_status (*take)(Session *s, int32_t *ids, float *logprobs, llmc_error *err); /* as session_take_sampled */
 	void        (*drop)(Session *s);
 } DeviceSampler;

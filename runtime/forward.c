@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/sized.h"
+#include "base/sized_struct.h"
 #include "runtime/ranks.h"
-#include "runtime/sample/sample.h"
-#include "runtime/state/state.h"
+#include "runtime/sample/sampler.h"
+#include "runtime/state/session_state.h"
 
 /* fed: a chunk without tokens takes the one that its sequence has picked on the device */
 static llmc_status
@@ -81,7 +81,7 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, l
 		if (pass == 0)
 			*n_dec = (int32_t)at;
 	}
-	int64_t need = kv_need(&s->kv, s->step_seq, s->add, n);
+	int64_t need = kv_pages_needed(&s->kv, s->step_seq, s->add, n);
 	if (need > s->kv.n_free)
 		return error_set(err, LLMC_E_FULL,
 		                 "this step needs %lld KV pages of %d positions, %d of %d are free; free or trim a sequence, or "
@@ -199,15 +199,15 @@ count(Session *s, const llmc_chunk *chunk, size_t n, int phase)
 enum { LEAST_ROWS = 32, PIECES_A_STAGE = 4 };
 
 /* A part of a chunk in a piece, and where its logits go */
-typedef struct Part { int32_t piece, base, n_out; int64_t to; } Part;
-typedef struct Pieces {
+typedef struct PieceRows { int32_t piece, base, n_out; int64_t to; } PieceRows;
+typedef struct ForwardPieces {
 	float      *made;  /* [n_out, plan_out_width] of a piece */
 	int64_t     made_bytes;
 	llmc_chunk *chunk; /* [most] of the piece */
-	Part       *part;  /* [most] of all pieces */
+	PieceRows       *part;  /* [most] of all pieces */
 	int32_t     most;
 	int32_t     out[];  /* [pieces] rows of logits */
-} Pieces;
+} ForwardPieces;
 
 void
 forward_close(Session *s)
@@ -228,7 +228,7 @@ forward_open(Session *s, llmc_error *err)
 
 	if (s->plan->stages < 2 || s->plan->stage > 0 || s->plan->rank > 0)
 		return LLMC_OK;
-	Pieces *p = s->pieces = calloc(1, sizeof *p + (size_t)most * sizeof *p->out);
+	ForwardPieces *p = s->pieces = calloc(1, sizeof *p + (size_t)most * sizeof *p->out);
 	if (p) {
 		p->most = s->lim.seqs + most;
 		p->made_bytes = (int64_t)s->lim.n_out * plan_out_width(s->plan) * (int64_t)sizeof *p->made;
@@ -250,7 +250,7 @@ forward_piece(Session *s, const llmc_chunk *chunk, size_t n, const float **made,
 	fill(s, chunk, (int32_t)n, n_dec, true);
 	llmc_status status = ranks_step(s, phase) ? s->device->forward(s, phase, made, err) : comm_error(s->comm, err);
 	s->device->leave(s);
-	TRY(ranks_why(s, status, err));
+	TRY(ranks_error(s, status, err));
 	count(s, chunk, n, phase);
 	return LLMC_OK;
 }
@@ -258,7 +258,7 @@ forward_piece(Session *s, const llmc_chunk *chunk, size_t n, const float **made,
 static llmc_status
 forward_stages(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err)
 {
-	Pieces       *p = s->pieces;
+	ForwardPieces       *p = s->pieces;
 	const int     stages = s->plan->stages;
 	const int64_t width = plan_out_width(s->plan), forwards = s->stats.forwards;
 	int64_t       rows = 0, to = 0, each;
@@ -275,7 +275,7 @@ forward_stages(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llm
 			int32_t left = c->n_tok - at, take = left < each - here ? left : (int32_t)(each - here), silent = c->n_tok - c->n_out;
 			int32_t from = at > silent ? at : silent, out = at + take > from ? at + take - from : 0;
 			p->chunk[n_part - first] = (llmc_chunk){ .seq = c->seq, .tok = c->tok + at, .n_tok = take, .n_out = out };
-			p->part[n_part] = (Part){ .piece = n_piece, .n_out = out, .to = to };
+			p->part[n_part] = (PieceRows){ .piece = n_piece, .n_out = out, .to = to };
 			to += out;
 			here += take;
 			at += take;
@@ -291,8 +291,8 @@ forward_stages(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llm
 	}
 	s->stats.forwards = forwards + 1;
 	for (int32_t k = 0, piece = 0; piece < n_piece; piece++) {
-		if (!comm_take(s->comm, p->made, (size_t)(p->out[piece] * width) * sizeof *p->made))
-			return ranks_why(s, comm_error(s->comm, err), err);
+		if (!comm_pipe_receive(s->comm, p->made, (size_t)(p->out[piece] * width) * sizeof *p->made))
+			return ranks_error(s, comm_error(s->comm, err), err);
 		for (; k < n_part && p->part[k].piece == piece; k++)
 			if (logits)
 				memcpy(logits + p->part[k].to * width, p->made + p->part[k].base * width, (size_t)(p->part[k].n_out * width) * sizeof *logits);
@@ -344,7 +344,7 @@ session_rows(const Session *s, size_t chunk)
 }
 
 bool
-session_whole(const Session *s, llmc_error *err)
+session_check_ranks(const Session *s, llmc_error *err)
 {
 	if (!s->comm || !comm_ended(s->comm))
 		return true;
@@ -392,7 +392,7 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 			return error_set(err, LLMC_E_RANGE, "sequence %d is not as the last step left it: the ops of a step are measured right behind it",
 			                 s->step_seq[i]);
 	}
-	int64_t each = plan_has_state(s->plan) ? ranks_kept_bytes(s, 0, 0, true) : 0;
+	int64_t each = plan_has_state(s->plan) ? ranks_saved_bytes(s, 0, 0, true) : 0;
 	char   *states = each > 0 ? malloc((size_t)each * (size_t)s->size->n_seq) : NULL;
 	if (each > 0 && !states)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
@@ -402,14 +402,14 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 	/* measured steps change states once more */
 	bool together = true;
 	for (int32_t i = 0; states && i < s->size->n_seq && together; i++)
-		together = ranks_kept_read(s, NULL, 0, 0, s->step_seq[i], states + i * each);
+		together = ranks_save(s, NULL, 0, 0, s->step_seq[i], states + i * each);
 	if (!together) {
 		status = comm_error(s->comm, err);
 		goto over;
 	}
 	status = s->device->op_times(s, s->size->n_dec == s->size->n_seq ? 0 : 1, fn, user, err);
 	for (int32_t i = 0; states && i < s->size->n_seq && status == LLMC_OK; i++)
-		if (!ranks_kept_write(s, NULL, 0, 0, s->step_seq[i], states + i * each))
+		if (!ranks_restore(s, NULL, 0, 0, s->step_seq[i], states + i * each))
 			status = comm_error(s->comm, err);
 over:
 	s->device->leave(s);
@@ -501,12 +501,12 @@ session_queue_rows(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *er
 }
 
 llmc_status
-session_queue_pick(Session *s, const uint32_t *const *mask, llmc_error *err)
+session_queue_sample(Session *s, const uint32_t *const *mask, llmc_error *err)
 {
 	if (!s->device->sampler || s->comm)
 		return not_here(err);
 	TRY(s->device->enter(s, err));
-	llmc_status status = s->device->sampler->pick(s, mask, err);
+	llmc_status status = s->device->sampler->sample(s, mask, err);
 	s->device->leave(s);
 	return status;
 }

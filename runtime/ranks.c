@@ -11,12 +11,12 @@
 #include <string.h>
 #include <time.h>
 
-#include "runtime/state/rope.h"
+#include "runtime/state/rope_tables.h"
 
 enum { SAY_S = 2 }; /* how long rank 0 waits to hear why the group has ended */
 
 typedef enum RecordKind { RECORD_STEP, RECORD_AGAIN, RECORD_SEQUENCE, RECORD_ADAPTER, RECORD_KV, RECORD_SIZES, RECORD_READ, RECORD_WRITE, RECORD_CLOSE, RECORD_OPEN, RECORD_END } RecordKind;
-/* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number, b the length it is bound by, `more` the slot of its adapter. ADAPTER: to processes, what slot a holds from here on follows (adapters.c). KV: the
+/* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number, b the length it is bound by, `more` the slot of its adapter. ADAPTER: to processes, what slot a holds from here on follows (lora_adapters.c). KV: the
  * deed `more` with a and b (kv.h), and the window pages of both. SIZES: each tells the bytes of what it keeps. READ, WRITE: of a pages and of the states of sequence b, or -1: floats a rank of
  * either, the numbers of the pages and of their window pages follow, then what travels; the first `more` pages go without window pages.
  * Between sessions: OPEN: limits follow, a session is opened; END: there are no more. */
@@ -29,28 +29,28 @@ typedef struct Follower {
 	pthread_t  thread;
 	bool       started, over, echo; /* over: it follows no more; echo: because others have ended */
 	int        rank, ranks;
-	struct Group *group;
+	struct RankThreads *group;
 	Session  *session;  /* once it has been opened */
 	llmc_status status;
 	llmc_error err;
 } Follower;
 
-typedef struct Group {
+typedef struct RankThreads {
 	int      n;          /* followers */
 	Comm    *lead;
 	pthread_mutex_t lock;
 	pthread_cond_t  opened;
 	int      n_opened;
 	Follower follower[];
-} Group;
+} RankThreads;
 
 /* ---------------------------------------------------------------- places ---- */
 
-RankPlace
-ranks_enter(int rank, int ranks)
+RankAffinity
+ranks_pin_cpus(int rank, int ranks)
 {
 	const char *pin = getenv("LLMC_PIN");
-	RankPlace   p = { 0 };
+	RankAffinity   p = { 0 };
 	Topology   *top = ranks > 1 && !(pin && !strcmp(pin, "0")) ? calloc(1, sizeof *top) : NULL;
 	cpu_set_t   mine;
 
@@ -67,7 +67,7 @@ ranks_enter(int rank, int ranks)
 }
 
 void
-ranks_leave(const RankPlace *p)
+ranks_unpin_cpus(const RankAffinity *p)
 {
 	if (p->moved)
 		(void)pthread_setaffinity_np(pthread_self(), sizeof p->was, &p->was);
@@ -82,7 +82,7 @@ leads(const Session *s)
 }
 
 static bool
-tell(Session *s, Record r)
+broadcast_record(Session *s, Record r)
 {
 	return comm_send(s->comm, &r, sizeof r);
 }
@@ -90,77 +90,77 @@ tell(Session *s, Record r)
 bool
 ranks_step(Session *s, int phase)
 {
-	return !leads(s) || (tell(s, (Record){ .kind = RECORD_STEP, .a = phase }) && comm_send(s->comm, s->block, (size_t)s->block_bytes));
+	return !leads(s) || (broadcast_record(s, (Record){ .kind = RECORD_STEP, .a = phase }) && comm_send(s->comm, s->block, (size_t)s->block_bytes));
 }
 
 void
 ranks_sequence(Session *s, llmc_seq q, int32_t length_bound)
 {
-	if (leads(s) && !adapters_known(s->rt, s->adapter[q]) && tell(s, (Record){ .kind = RECORD_ADAPTER, .a = s->adapter[q] }))
-		adapters_tell(s->rt, s->adapter[q], s->comm);
+	if (leads(s) && !adapters_known(s->rt, s->adapter[q]) && broadcast_record(s, (Record){ .kind = RECORD_ADAPTER, .a = s->adapter[q] }))
+		adapters_send(s->rt, s->adapter[q], s->comm);
 	if (leads(s))
-		tell(s, (Record){ .kind = RECORD_SEQUENCE, .a = q, .b = length_bound, .more = s->adapter[q] });
+		broadcast_record(s, (Record){ .kind = RECORD_SEQUENCE, .a = q, .b = length_bound, .more = s->adapter[q] });
 }
 
 /* Is the first or the second number of a deed that of a page of the device? */
 static bool
-is_page(KvDeed deed, int which)
+is_page(KvOp deed, int which)
 {
-	return deed == KV_PAGE || deed == (which ? KV_OUT : KV_IN);
+	return deed == KV_PAGE || deed == (which ? KV_SWAP_OUT : KV_SWAP_IN);
 }
 
 static void
-kv_told(void *user, KvDeed deed, int32_t to, int32_t from)
+on_kv_op(void *user, KvOp deed, int32_t to, int32_t from)
 {
 	const int32_t *window = ((Session *)user)->kv.window, a = is_page(deed, 0) ? to : -1, b = is_page(deed, 1) ? from : -1;
 
-	tell(user, (Record){ .kind = RECORD_KV, .a = to, .b = from, .more = (int32_t)deed,
+	broadcast_record(user, (Record){ .kind = RECORD_KV, .a = to, .b = from, .more = (int32_t)deed,
 	                     .window = { window && a >= 0 ? window[a] : -1, window && b >= 0 ? window[b] : -1 } });
 }
 
 static bool
 step_again(Session *s, int phase)
 {
-	return tell(s, (Record){ .kind = RECORD_AGAIN, .a = phase });
+	return broadcast_record(s, (Record){ .kind = RECORD_AGAIN, .a = phase });
 }
 
 /* From here on the session of rank 0 tells the others. */
 static void
 lead(Session *s)
 {
-	s->kv.told = kv_told;
-	s->kv.told_user = s;
+	s->kv.told = on_kv_op;
+	s->kv.on_op_user = s;
 	s->again = step_again;
 }
 
 /* ---------------------------------------------------------------- pages and states out and in ---- */
 
-static Kept
-kept_here(const Plan *p)
+static RankSizes
+own_sizes(const Plan *p)
 {
-	return (Kept){ kv_bytes(p, 1), kv_state_bytes(p, 1) };
+	return (RankSizes){ kv_bytes(p, 1), kv_state_bytes(p, 1) };
 }
 
 static bool
-collect_sizes(Session *s, Kept *all)
+collect_sizes(Session *s, RankSizes *all)
 {
-	const Kept own = kept_here(s->plan);
+	const RankSizes own = own_sizes(s->plan);
 
-	return comm_collect(s->comm, &own, sizeof own, all);
+	return comm_gather_to_root(s->comm, &own, sizeof own, all);
 }
 
 static bool
-ask_sizes(Session *s, Kept *all)
+ask_sizes(Session *s, RankSizes *all)
 {
-	return tell(s, (Record){ .kind = RECORD_SIZES }) && collect_sizes(s, all);
+	return broadcast_record(s, (Record){ .kind = RECORD_SIZES }) && collect_sizes(s, all);
 }
 
 /* What each rank keeps; NULL: the group has ended */
-static const Kept *
-kept_of_all(Session *s)
+static const RankSizes *
+all_rank_sizes(Session *s)
 {
 	if (!s->kept) {
-		Kept *all = calloc((size_t)comm_ranks(s->comm), sizeof *all);
+		RankSizes *all = calloc((size_t)comm_ranks(s->comm), sizeof *all);
 		if (!all || !ask_sizes(s, all)) {
 			free(all);
 			return NULL;
@@ -171,24 +171,24 @@ kept_of_all(Session *s)
 }
 
 void
-ranks_settle(Session *s)
+ranks_exchange_sizes(Session *s)
 {
 	if (leads(s) && s->plan->stages > 1 && s->kept)
 		(void)ask_sizes(s, s->kept);
 	else if (leads(s) && s->plan->stages > 1)
-		(void)kept_of_all(s);
+		(void)all_rank_sizes(s);
 }
 
 int64_t
-ranks_kept_bytes(Session *s, int32_t n, int32_t behind, bool states)
+ranks_saved_bytes(Session *s, int32_t n, int32_t behind, bool states)
 {
-	const Kept  own = kept_here(s->plan), *all = leads(s) ? kept_of_all(s) : &own;
+	const RankSizes  own = own_sizes(s->plan), *all = leads(s) ? all_rank_sizes(s) : &own;
 	const int   ranks = leads(s) ? comm_ranks(s->comm) : 1;
 	int64_t     sum = 0;
 
 	for (int k = 0; all && k < ranks; k++)
 		sum += n * all[k].page + (states ? all[k].state : 0);
-	return !all ? -1 : leads(s) ? sum : sum - kv_behind_bytes(s->plan, behind);
+	return !all ? -1 : leads(s) ? sum : sum - kv_windowless_bytes(s->plan, behind);
 }
 
 /* Floats of a rank's part of a message: the most that one has */
@@ -218,10 +218,10 @@ saved_at(const Session *s, const void *host, int32_t n, int k, int32_t i)
 }
 
 /* How a piece of what is kept goes through memory of all ranks: page i of n, or behind the last one the states of sequence q */
-typedef struct Moved { RecordKind kind; const int32_t *page; int32_t n, behind, floats[2]; llmc_seq q; char *host; } Moved; /* host: rank 0's; NULL on the others */
+typedef struct Transfer { RecordKind kind; const int32_t *page; int32_t n, behind, floats[2]; llmc_seq q; char *host; } Transfer; /* host: rank 0's; NULL on the others */
 
 static bool
-move_piece(Session *s, const Moved *m, int32_t i, float *all)
+transfer_segment(Session *s, const Transfer *m, int32_t i, float *all)
 {
 	const bool    states = i == m->n;
 	const int     ranks = comm_ranks(s->comm);
@@ -234,8 +234,8 @@ move_piece(Session *s, const Moved *m, int32_t i, float *all)
 		if (states)
 			kv_state_read(&s->kv, m->q, own);
 		else
-			kv_page_read(&s->kv, m->page[i], kv_lacks(&s->kv, i, m->behind), own);
-		ok = comm_collect(s->comm, own, each, m->host ? all : NULL);
+			kv_page_read(&s->kv, m->page[i], kv_lacks_window(&s->kv, i, m->behind), own);
+		ok = comm_gather_to_root(s->comm, own, each, m->host ? all : NULL);
 		for (int k = 0; k < ranks && ok && m->host; k++)
 			memcpy(saved_at(s, m->host, m->n, k, i), all + k * floats, (size_t)(states ? s->kept[k].state : s->kept[k].page));
 		return ok;
@@ -246,22 +246,22 @@ move_piece(Session *s, const Moved *m, int32_t i, float *all)
 	if (ok && states)
 		kv_state_write(&s->kv, m->q, own);
 	else if (ok)
-		kv_page_write(&s->kv, m->page[i], kv_lacks(&s->kv, i, m->behind), own);
+		kv_page_write(&s->kv, m->page[i], kv_lacks_window(&s->kv, i, m->behind), own);
 	return ok;
 }
 
 /* A page at a time, then the states; of each rank as many floats as the largest has, and of a whole page, also where there is no window page. */
 static bool
-move_kept(Session *s, const Moved *m)
+transfer_pages(Session *s, const Transfer *m)
 {
 	const int32_t most = m->floats[0] > m->floats[1] ? m->floats[0] : m->floats[1];
 	float        *all = calloc((size_t)comm_ranks(s->comm) + 1, (size_t)most * sizeof *all + 1);
 	bool          ok = all != NULL;
 
 	for (int32_t i = 0; i < m->n && ok; i++)
-		ok = move_piece(s, m, i, all);
+		ok = transfer_segment(s, m, i, all);
 	if (m->q >= 0 && ok)
-		ok = move_piece(s, m, m->n, all);
+		ok = transfer_segment(s, m, m->n, all);
 	free(all);
 	if (!ok)
 		comm_end(s->comm);
@@ -269,54 +269,54 @@ move_kept(Session *s, const Moved *m)
 }
 
 static bool
-kept_lead(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, const void *host)
+lead_transfer(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, const void *host)
 {
 	int32_t *window = calloc((size_t)n + 1, sizeof *window);
 
 	for (int32_t i = 0; window && i < n; i++)
 		window[i] = s->kv.window ? s->kv.window[page[i]] : -1;
-	bool ok = window && kept_of_all(s);
-	const Moved m = { .kind = kind, .page = page, .n = n, .behind = behind, .floats = { ok ? most_floats(s, false) : 0, ok ? most_floats(s, true) : 0 },
+	bool ok = window && all_rank_sizes(s);
+	const Transfer m = { .kind = kind, .page = page, .n = n, .behind = behind, .floats = { ok ? most_floats(s, false) : 0, ok ? most_floats(s, true) : 0 },
 		.q = q, .host = (char *)(uintptr_t)host };
-	ok = ok && tell(s, (Record){ .kind = kind, .a = n, .b = q, .more = behind }) && comm_send(s->comm, m.floats, sizeof m.floats) &&
+	ok = ok && broadcast_record(s, (Record){ .kind = kind, .a = n, .b = q, .more = behind }) && comm_send(s->comm, m.floats, sizeof m.floats) &&
 	     comm_send(s->comm, page, (size_t)n * sizeof *page) && comm_send(s->comm, window, (size_t)n * sizeof *window);
 	free(window);
-	return ok && move_kept(s, &m);
+	return ok && transfer_pages(s, &m);
 }
 
 bool
-ranks_kept_read(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, void *host)
+ranks_save(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, void *host)
 {
 	if (leads(s))
-		return kept_lead(s, RECORD_READ, page, n, behind, q, host);
+		return lead_transfer(s, RECORD_READ, page, n, behind, q, host);
 	kv_pages_read(&s->kv, page, n, behind, host);
 	if (q >= 0)
-		kv_state_read(&s->kv, q, (char *)host + kv_bytes(s->plan, n) - kv_behind_bytes(s->plan, behind));
+		kv_state_read(&s->kv, q, (char *)host + kv_bytes(s->plan, n) - kv_windowless_bytes(s->plan, behind));
 	return true;
 }
 
 bool
-ranks_kept_write(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, const void *host)
+ranks_restore(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, const void *host)
 {
 	if (leads(s))
-		return kept_lead(s, RECORD_WRITE, page, n, behind, q, host);
+		return lead_transfer(s, RECORD_WRITE, page, n, behind, q, host);
 	kv_pages_write(&s->kv, page, n, behind, host);
 	if (q >= 0)
-		kv_state_write(&s->kv, q, (const char *)host + kv_bytes(s->plan, n) - kv_behind_bytes(s->plan, behind));
+		kv_state_write(&s->kv, q, (const char *)host + kv_bytes(s->plan, n) - kv_windowless_bytes(s->plan, behind));
 	return true;
 }
 
 static bool
-kept_follow(Session *s, const Record *r)
+follow_transfer(Session *s, const Record *r)
 {
 	int32_t *page = calloc((size_t)r->a + 1, sizeof *page), *window = calloc((size_t)r->a + 1, sizeof *window);
-	Moved    m = { .kind = (RecordKind)r->kind, .page = page, .n = r->a, .behind = r->more, .q = r->b };
+	Transfer    m = { .kind = (RecordKind)r->kind, .page = page, .n = r->a, .behind = r->more, .q = r->b };
 	bool     ok = page && window && comm_receive(s->comm, m.floats, sizeof m.floats) && comm_receive(s->comm, page, (size_t)r->a * sizeof *page) &&
 	          comm_receive(s->comm, window, (size_t)r->a * sizeof *window);
 
 	for (int32_t i = 0; ok && i < r->a; i++)
-		kv_window_as(&s->kv, page[i], window[i]);
-	ok = ok && move_kept(s, &m);
+		kv_set_window_page(&s->kv, page[i], window[i]);
+	ok = ok && transfer_pages(s, &m);
 	free(page);
 	free(window);
 	if (!ok)
@@ -346,19 +346,19 @@ follow(Session *s, llmc_error *err)
 			TRY(status);
 			break;
 		case RECORD_SEQUENCE:
-			session_turn(s, r.a, r.b);
+			session_set_rope(s, r.a, r.b);
 			s->seq[r.a].fresh = true;
 			s->adapter[r.a] = r.more;
 			break;
 		case RECORD_ADAPTER:
-			TRY(adapters_take(s->rt, r.a, s->comm, err));
+			TRY(adapters_receive(s->rt, r.a, s->comm, err));
 			break;
 		case RECORD_KV:
-			if (is_page((KvDeed)r.more, 0))
-				kv_window_as(&s->kv, r.a, r.window[0]);
-			if (is_page((KvDeed)r.more, 1) && r.b >= 0)
-				kv_window_as(&s->kv, r.b, r.window[1]);
-			kv_do(&s->kv, (KvDeed)r.more, r.a, r.b);
+			if (is_page((KvOp)r.more, 0))
+				kv_set_window_page(&s->kv, r.a, r.window[0]);
+			if (is_page((KvOp)r.more, 1) && r.b >= 0)
+				kv_set_window_page(&s->kv, r.b, r.window[1]);
+			kv_apply(&s->kv, (KvOp)r.more, r.a, r.b);
 			break;
 		case RECORD_SIZES:
 			if (!collect_sizes(s, NULL))
@@ -366,7 +366,7 @@ follow(Session *s, llmc_error *err)
 			break;
 		case RECORD_READ:
 		case RECORD_WRITE:
-			if (!kept_follow(s, &r))
+			if (!follow_transfer(s, &r))
 				return LLMC_OK;
 			break;
 		case RECORD_CLOSE:
@@ -382,10 +382,10 @@ static void *
 follower_main(void *arg)
 {
 	Follower *f = arg;
-	Group    *g = f->group;
+	RankThreads    *g = f->group;
 	Session  *s = NULL;
 
-	(void)ranks_enter(f->rank, f->ranks);
+	(void)ranks_pin_cpus(f->rank, f->ranks);
 	f->status = session_open_rank(f->rt, &f->lead->lim, f->comm, &s, &f->err);
 	pthread_mutex_lock(&g->lock);
 	f->session = s;
@@ -410,9 +410,9 @@ follower_main(void *arg)
 }
 
 llmc_status
-ranks_why(Session *s, llmc_status own, llmc_error *err)
+ranks_error(Session *s, llmc_status own, llmc_error *err)
 {
-	Group *g = s->group;
+	RankThreads *g = s->group;
 
 	if (own != LLMC_OK && !g && s->comm && s->rt->world)
 		comm_end(s->comm); /* the other processes wait for this rank */
@@ -447,7 +447,7 @@ ranks_why(Session *s, llmc_status own, llmc_error *err)
 }
 
 static llmc_status
-start(Group *g, Follower *f, llmc_error *err)
+start(RankThreads *g, Follower *f, llmc_error *err)
 {
 	sigset_t all, was;
 
@@ -483,10 +483,10 @@ ranks_open(Session *s, llmc_error *err)
 	int         n_started = 0;
 	Comm       *end[PLAN_MAX_RANKS];
 
-	Group *g = s->group = calloc(1, sizeof *g + (size_t)n * sizeof *g->follower);
+	RankThreads *g = s->group = calloc(1, sizeof *g + (size_t)n * sizeof *g->follower);
 	if (!g)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", n + 1);
-	TRY(comm_local(shape_of(s), end, err));
+	TRY(comm_threads(shape_of(s), end, err));
 	pthread_mutex_init(&g->lock, NULL);
 	pthread_cond_init(&g->opened, NULL);
 	g->n = n;
@@ -523,30 +523,30 @@ ranks_announce(Runtime *rt, const llmc_limits *lim, llmc_error *err)
 {
 	const Record r = { .kind = RECORD_OPEN };
 
-	if (!rt->world || world_rank(rt->world) > 0)
+	if (!rt->world || mpi_world_rank(rt->world) > 0)
 		return LLMC_OK;
-	if (world_send(rt->world, &r, sizeof r) && world_send(rt->world, lim, sizeof *lim))
+	if (mpi_world_broadcast(rt->world, &r, sizeof r) && mpi_world_broadcast(rt->world, lim, sizeof *lim))
 		return LLMC_OK;
 	return error_set(err, LLMC_E_DEVICE, "ranks of this job cannot be reached");
 }
 
 llmc_status
-ranks_meet(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
+ranks_rendezvous(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
 {
 	llmc_error  why = { 0 };
 	llmc_status status;
 
 	if (own != LLMC_OK && err)
 		why = *err;
-	TRY_GOTO(world_agree(rt->world, own, &why, err));
-	TRY_GOTO(world_comm(rt->world, shape_of(*s), &(*s)->comm, err));
+	TRY_GOTO(mpi_world_agree(rt->world, own, &why, err));
+	TRY_GOTO(mpi_world_comm(rt->world, shape_of(*s), &(*s)->comm, err));
 	if ((*s)->device->join && (*s)->plan->ranks > 1) {
 		status = (*s)->device->join(s, 1, &why);
 		if (comm_ended((*s)->comm)) { /* a rank is lost: it would be waited for */
 			status = status != LLMC_OK ? error_set(err, status, "%s", why.text) : comm_error((*s)->comm, err);
 			goto fail;
 		}
-		TRY_GOTO(world_agree(rt->world, status, &why, err));
+		TRY_GOTO(mpi_world_agree(rt->world, status, &why, err));
 	}
 	if (comm_rank((*s)->comm) == 0)
 		lead(*s);
@@ -566,14 +566,14 @@ ranks_follow(Runtime *rt, llmc_error *err)
 	Record      r;
 	llmc_limits lim;
 
-	while (world_receive(rt->world, &r, sizeof r)) {
+	while (mpi_world_receive(rt->world, &r, sizeof r)) {
 		if (r.kind == RECORD_END)
 			return LLMC_OK;
-		if (!world_receive(rt->world, &lim, sizeof lim))
+		if (!mpi_world_receive(rt->world, &lim, sizeof lim))
 			break;
 		Session    *s = NULL;
 		llmc_status status = session_open_rank(rt, &lim, NULL, &s, err);
-		if (ranks_meet(&s, rt, status, err) != LLMC_OK)
+		if (ranks_rendezvous(&s, rt, status, err) != LLMC_OK)
 			continue; /* rank 0 has been told, and says what to do */
 		status = follow(s, err);
 		if (status != LLMC_OK)
@@ -589,8 +589,8 @@ ranks_follow(Runtime *rt, llmc_error *err)
 void
 ranks_dismiss(Runtime *rt)
 {
-	if (rt->world && rt->led && world_rank(rt->world) == 0)
-		(void)world_send(rt->world, &(Record){ .kind = RECORD_END }, sizeof(Record));
+	if (rt->world && rt->led && mpi_world_rank(rt->world) == 0)
+		(void)mpi_world_broadcast(rt->world, &(Record){ .kind = RECORD_END }, sizeof(Record));
 }
 
 /* ---------------------------------------------------------------- the end ---- */
@@ -598,19 +598,19 @@ ranks_dismiss(Runtime *rt)
 void
 ranks_close(Session *s)
 {
-	Group *g = s->group;
+	RankThreads *g = s->group;
 
 	free(s->kept);
 	s->kept = NULL;
 	if (!g && s->comm && s->rt->world) {
 		if (comm_rank(s->comm) == 0)
-			(void)tell(s, (Record){ .kind = RECORD_CLOSE });
+			(void)broadcast_record(s, (Record){ .kind = RECORD_CLOSE });
 		s->kv.told = NULL;
 	}
 	if (!g)
 		return;
 	if (s->comm) {
-		if (!tell(s, (Record){ .kind = RECORD_CLOSE }))
+		if (!broadcast_record(s, (Record){ .kind = RECORD_CLOSE }))
 			comm_end(s->comm);
 		for (int k = 0; k < g->n; k++)
 			if (g->follower[k].started)

@@ -139,10 +139,10 @@ runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Ru
 		}
 	}
 	for (int k = 0; k < n; k++) {
-		RankPlace at = ranks_enter(k, n);
+		RankAffinity at = ranks_pin_cpus(k, n);
 		o.device = opt->devices ? opt->devices[k] : opt->device;
 		status = runtime_open(plan[k], &o, &rank[k], err);
-		ranks_leave(&at);
+		ranks_unpin_cpus(&at);
 		if (status != LLMC_OK)
 			goto fail;
 		if (k) {

@@ -9,7 +9,7 @@
 #include "plan/plan.h"
 
 typedef struct Runtime Runtime;
-typedef struct World World; /* comm/world.h */
+typedef struct MpiWorld MpiWorld; /* comm/world.h */
 typedef struct Session Session;
 
 typedef struct RuntimeOptions {
@@ -22,7 +22,7 @@ typedef struct RuntimeOptions {
 	bool        cache_packed;
 	bool        cache_told;    /* that the cache takes no files has been said already */
 	size_t      stage_bytes;   /* as in WeightsOptions */
-	World      *world;         /* the plan is for this process' rank of them; NULL: there are none. It outlives the runtime */
+	MpiWorld      *world;         /* the plan is for this process' rank of them; NULL: there are none. It outlives the runtime */
 	const Plan *const *all;    /* [n_all] of rank 0 of a world whose plans have slots for adapters: the plans of all ranks; they outlive the runtime */
 	int         n_all;
 	llmc_log_fn log;
@@ -49,14 +49,14 @@ bool        runtime_ships(const char *artifact, const char *target, int number);
 /* Build the kernels of an artifact into its aot/<target>/ folder with a manifest (`llmc compile --aot`). */
 llmc_status runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err);
 
-/* adapters.c: low-rank adapters in the slots of a plan that has some (PlanTensor.factor), for sequences that ask for one. An adapter's number is never used
+/* lora_adapters.c: low-rank adapters in the slots of a plan that has some (PlanTensor.factor), for sequences that ask for one. An adapter's number is never used
  * twice; 0 is none. A slot is free again when an adapter has been dropped and nobody holds it any more. Any thread.
  * E_INPUT: no slots, no such folder, an adapter of another model or of too large a rank; E_FULL: all slots are taken */
 llmc_status runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *adapter, llmc_error *err);
 llmc_status runtime_adapter_drop(Runtime *rt, int32_t adapter, llmc_error *err);   /* E_RANGE: there is none of this number */
 /* It stays until let go; E_RANGE: it is not loaded, or it has been dropped, unless somebody holds it and this is `again`. 0: nothing to do */
-llmc_status runtime_adapter_hold(Runtime *rt, int32_t adapter, bool again, llmc_error *err);
-void        runtime_adapter_let_go(Runtime *rt, int32_t adapter);
+llmc_status runtime_adapter_ref(Runtime *rt, int32_t adapter, bool again, llmc_error *err);
+void        runtime_adapter_unref(Runtime *rt, int32_t adapter);
 
 /* Defaults filled in, ranges checked against the plan. */
 llmc_status session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_error *err);
@@ -69,7 +69,7 @@ void        session_close(Session *s);
 void        session_set_probe(Session *s, session_probe_fn fn, void *user);
 /* Forwards run the steps from .. to - 1 of their phase alone; to 0: all. Memory of values stays where it is: what earlier steps have made is what the caller
  * left there, in the places that a probe was shown. Pages and state are those of the sequence of this forward. On processors; GPUs run all. */
-void        session_set_span(Session *s, int from, int to);
+void        session_set_step_range(Session *s, int from, int to);
 const llmc_limits *session_limits_of(const Session *s);
 llmc_status session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err);
 /* A sequence without positions runs with this adapter from here on; 0: with none. It holds it until it is freed; a fork, and a sequence loaded from the bytes of
@@ -103,7 +103,7 @@ llmc_status session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n, 
 /* Of a plan that hands out rows: those of this chunk of the last forward, [n_tok, hidden], until the next one. */
 const float *session_rows(const Session *s, size_t chunk);
 /* Between steps: false, and E_DEVICE with why in err: a rank is lost, no step will run any more. A session alone is whole. */
-bool        session_whole(const Session *s, llmc_error *err);
+bool        session_check_ranks(const Session *s, llmc_error *err);
 void        session_stats(const Session *s, llmc_stats *out);
 /* Do now what first steps would do later: decode graphs of every size (GPU). */
 llmc_status session_prepare(Session *s, llmc_error *err);
@@ -133,7 +133,7 @@ llmc_status session_queue_step(Session *s, const llmc_chunk *chunk, size_t n, ll
  * are sampled:
  *
  *     session_queue_rows(s, chunks);   // as session_queue_step, but for the sampling
- *     session_queue_pick(s, masks);
+ *     session_queue_sample(s, masks);
  *     session_take_sampled(s, &id, &logprob);
  *
  * Can tokens by these parameters be sampled so? session_sample_params is told the same without the grammar. */
@@ -141,7 +141,7 @@ bool        session_can_mask(const Session *s, const llmc_params *p);
 llmc_status session_queue_rows(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
 /* mask: of each chunk with n_out = 1, in their order, a bit a token in (vocab + 31) / 32 words, read during the call; NULL: anything may come. Until then no other
  * step is taken. E_RANGE: no step waits for it. */
-llmc_status session_queue_pick(Session *s, const uint32_t *const *mask, llmc_error *err);
+llmc_status session_queue_sample(Session *s, const uint32_t *const *mask, llmc_error *err);
 /* Wait for the oldest step that samples: its tokens and (when not NULL) their logprobs, a chunk with n_out = 1 each, in the
  * order of its chunks. E_RANGE: no step is under way. E_CHECK: logits were NaN or all minus infinity; ids are -1 there. */
 llmc_status session_take_sampled(Session *s, int32_t *ids, float *logprobs, llmc_error *err);

@@ -1,13 +1,13 @@
 /* Sessions: limits and sequences. All memory is taken by session_open: KV, slots, and the state of session and device. */
-#include "runtime/state/state.h"
+#include "runtime/state/session_state.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/sized.h"
-#include "runtime/kv/disk.h"
+#include "base/sized_struct.h"
+#include "runtime/kv/kv_disk.h"
 #include "runtime/ranks.h"
-#include "runtime/state/rope.h"
+#include "runtime/state/rope_tables.h"
 
 enum { MAX_CONTEXT = 1 << 28, MAX_SEQS = 1 << 16, MAX_SNAPSHOTS = 1 << 10 };
 
@@ -121,18 +121,18 @@ llmc_status
 session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err)
 {
 	llmc_limits l = LLMC_INIT(llmc_limits);
-	RankPlace   at;
+	RankAffinity   at;
 
 	*out = NULL;
 	if (rt->world) {
 		SIZED_TAKE(l, lim);
 		TRY(session_limits(rt->plan, &l, &l, err));
 		TRY(ranks_announce(rt, &l, err));
-		return ranks_meet(out, rt, session_open_rank(rt, &l, NULL, out, err), err);
+		return ranks_rendezvous(out, rt, session_open_rank(rt, &l, NULL, out, err), err);
 	}
-	at = ranks_enter(0, rt->n_rank);
+	at = ranks_pin_cpus(0, rt->n_rank);
 	llmc_status status = session_open_rank(rt, lim, NULL, out, err);
-	ranks_leave(&at);
+	ranks_unpin_cpus(&at);
 	if (status != LLMC_OK || rt->n_rank < 2)
 		return status;
 	status = ranks_open(*out, err);
@@ -145,12 +145,12 @@ session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err
 
 /* Of the adapter that a sequence has; stages may still work with it. */
 static void
-let_go(Session *s, llmc_seq q)
+release_adapter(Session *s, llmc_seq q)
 {
 	if (!s->seq[q].adapter)
 		return;
-	ranks_settle(s);
-	runtime_adapter_let_go(s->rt, s->seq[q].adapter);
+	ranks_exchange_sizes(s);
+	runtime_adapter_unref(s->rt, s->seq[q].adapter);
 	s->seq[q].adapter = 0;
 }
 
@@ -160,7 +160,7 @@ session_close(Session *s)
 	if (!s)
 		return;
 	for (int32_t q = 0; s->seq && q < s->lim.seqs; q++)
-		let_go(s, q);
+		release_adapter(s, q);
 	kv_disk_close(s->disk);
 	free(s->disk_page);
 	ranks_close(s);
@@ -180,7 +180,7 @@ session_set_probe(Session *s, session_probe_fn fn, void *user)
 }
 
 void
-session_set_span(Session *s, int from, int to)
+session_set_step_range(Session *s, int from, int to)
 {
 	s->span_from = from;
 	s->span_to = to;
@@ -212,7 +212,7 @@ all_taken(const Session *s, llmc_error *err)
 }
 
 void
-session_turn(Session *s, llmc_seq q, int32_t length_bound)
+session_set_rope(Session *s, llmc_seq q, int32_t length_bound)
 {
 	SeqState *st = &s->seq[q];
 	double   *freq = st->freq;
@@ -241,7 +241,7 @@ session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err
 	st->adapter = 0;
 	st->salt = 0;
 	s->adapter[q] = -1;
-	session_turn(s, q, st->length_bound);
+	session_set_rope(s, q, st->length_bound);
 	ranks_sequence(s, q, st->length_bound);
 	*out = q;
 	return LLMC_OK;
@@ -254,8 +254,8 @@ session_seq_adapt(Session *s, llmc_seq q, int32_t adapter, llmc_error *err)
 		return no_seq(err, q);
 	if (s->kv.seq[q].len)
 		return error_set(err, LLMC_E_RANGE, "sequence %d has %d positions already: an adapter is chosen before the first", q, s->kv.seq[q].len);
-	TRY(runtime_adapter_hold(s->rt, adapter, true, err));
-	let_go(s, q);
+	TRY(runtime_adapter_ref(s->rt, adapter, true, err));
+	release_adapter(s, q);
 	s->seq[q].adapter = adapter;
 	s->seq[q].fresh = true;
 	s->adapter[q] = adapter_slot(s->rt, adapter);
@@ -283,7 +283,7 @@ session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err)
 	to->length_bound = st->length_bound;
 	to->prefix_len = st->prefix_len;
 	to->mark = st->mark;
-	runtime_adapter_hold(s->rt, st->adapter, true, NULL);
+	runtime_adapter_ref(s->rt, st->adapter, true, NULL);
 	to->adapter = st->adapter;
 	to->salt = st->salt;
 	s->adapter[q] = s->adapter[from];
@@ -348,7 +348,7 @@ session_seq_free(Session *s, llmc_seq q)
 {
 	if (!is_seq(s, q))
 		return;
-	let_go(s, q);
+	release_adapter(s, q);
 	kv_seq_free(&s->kv, q);
 }
 

@@ -5,11 +5,11 @@
 #include <sys/stat.h>
 
 #include "base/sum64.h"
-#include "runtime/kv/disk.h"
+#include "runtime/kv/kv_disk.h"
 #include "runtime/ranks.h"
-#include "runtime/state/state.h"
+#include "runtime/state/session_state.h"
 
-/* A saved sequence: this head, then its pages and states as ranks_kept_read has them. */
+/* A saved sequence: this head, then its pages and states as ranks_save has them. */
 typedef struct SavedHead {
 	char    magic[8];
 	char    spec[72];       /* hash of the description */
@@ -38,7 +38,7 @@ head_for(const Session *s, SavedHead *h)
 int64_t
 session_seq_bytes(Session *s, int32_t len)
 {
-	return ranks_kept_bytes(s, kv_seq_pages(len), kv_behind(&s->kv, len - KV_BACK), true);
+	return ranks_saved_bytes(s, kv_seq_pages(len), kv_windowless_pages(&s->kv, len - KV_MAX_ROLLBACK), true);
 }
 
 /* Whose states go with its pages; -1: there are none */
@@ -60,15 +60,15 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 	h.length_bound = s->seq[q].length_bound;
 	h.prefix_len = s->seq[q].prefix_len;
 	h.mark = s->seq[q].mark;
-	h.behind = s->kv.seq[q].n_behind;
+	h.behind = s->kv.seq[q].n_windowless;
 	h.adapter = adapter_key(s->rt, s->seq[q].adapter);
 	h.salt = s->seq[q].salt;
-	h.bytes = ranks_kept_bytes(s, kv_seq_pages(h.len), h.behind, true);
+	h.bytes = ranks_saved_bytes(s, kv_seq_pages(h.len), h.behind, true);
 	*need = sizeof h + (size_t)h.bytes;
 	if (cap < *need)
 		return error_set(err, LLMC_E_RANGE, "the sequence needs %zu bytes, the buffer has %zu", *need, cap);
 	kv_seq_wait(&s->kv, q);
-	if (!ranks_kept_read(s, s->kv.seq[q].page, kv_seq_pages(h.len), h.behind, states_of(s, q), (char *)buf + sizeof h))
+	if (!ranks_save(s, s->kv.seq[q].page, kv_seq_pages(h.len), h.behind, states_of(s, q), (char *)buf + sizeof h))
 		return comm_error(s->comm, err);
 	h.sum = sum64((char *)buf + sizeof h, (size_t)h.bytes, 1);
 	memcpy(buf, &h, sizeof h);
@@ -90,7 +90,7 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		                 "the saved sequence belongs to another model, target or type of cached rows: they must be the same (here %s)",
 		                 s->plan->target ? s->plan->target : "ref");
 	if (h.len < 0 || h.length_bound < h.len || h.prefix_len < 0 || h.prefix_len > h.len || h.mark < 0 ||
-	    h.behind < kv_behind(&s->kv, h.len - KV_BACK) || h.behind > kv_behind(&s->kv, h.len) || h.bytes != ranks_kept_bytes(s, kv_seq_pages(h.len), h.behind, true) || (size_t)h.bytes != n - sizeof h ||
+	    h.behind < kv_windowless_pages(&s->kv, h.len - KV_MAX_ROLLBACK) || h.behind > kv_windowless_pages(&s->kv, h.len) || h.bytes != ranks_saved_bytes(s, kv_seq_pages(h.len), h.behind, true) || (size_t)h.bytes != n - sizeof h ||
 	    h.sum != sum64((const char *)buf + sizeof h, (size_t)h.bytes, 1))
 		return error_set(err, LLMC_E_INPUT, "the saved sequence is damaged or cut short");
 	const int32_t adapter = h.adapter ? adapter_of_key(s->rt, h.adapter) : 0;
@@ -99,17 +99,17 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	llmc_status status = session_seq_new(s, h.length_bound, out, err);
 	if (status == LLMC_OK)
 		status = session_seq_adapt(s, *out, adapter, err);
-	runtime_adapter_let_go(s->rt, adapter);
+	runtime_adapter_unref(s->rt, adapter);
 	TRY(status);
-	int64_t pages = kv_need(&s->kv, out, &h.len, 1);
+	int64_t pages = kv_pages_needed(&s->kv, out, &h.len, 1);
 	if (pages > s->kv.n_free) {
 		session_seq_free(s, *out);
 		*out = -1;
 		return error_set(err, LLMC_E_FULL, "the saved sequence needs %lld KV pages, %d are free", (long long)pages,
 		                 s->kv.n_free);
 	}
-	kv_seq_room(&s->kv, *out, h.len, h.behind);
-	if (!ranks_kept_write(s, s->kv.seq[*out].page, s->kv.seq[*out].n_page, h.behind, states_of(s, *out), (const char *)buf + sizeof h))
+	kv_seq_reserve(&s->kv, *out, h.len, h.behind);
+	if (!ranks_restore(s, s->kv.seq[*out].page, s->kv.seq[*out].n_page, h.behind, states_of(s, *out), (const char *)buf + sizeof h))
 		return comm_error(s->comm, err);
 	s->seq[*out].prefix_len = h.prefix_len;
 	s->seq[*out].mark = h.mark;
@@ -158,8 +158,8 @@ from_disk(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok)
 		kv_disk_next(&key, own);
 		if (!kv_disk_load(s->disk, &key, own, s->disk_page))
 			break;
-		kv_seq_room(&s->kv, q, kv->len + PLAN_KV_PAGE, 0);
-		if (!ranks_kept_write(s, &kv->page[kv->n_page - 1], 1, 0, -1, s->disk_page)) {
+		kv_seq_reserve(&s->kv, q, kv->len + PLAN_KV_PAGE, 0);
+		if (!ranks_restore(s, &kv->page[kv->n_page - 1], 1, 0, -1, s->disk_page)) {
 			kv_seq_trim(&s->kv, q, kv->len - PLAN_KV_PAGE);
 			break;
 		}
@@ -177,7 +177,7 @@ to_disk(Session *s, llmc_seq q, const int32_t *tok, int32_t from)
 		const int32_t *own = tok + (size_t)i * PLAN_KV_PAGE;
 		kv_disk_next(&key, own);
 		void *page = i >= from && kv_has_window(&s->kv, kv->page[i]) && kv_disk_wants(s->disk, &key) ? kv_disk_page(s->disk) : NULL;
-		if (page && ranks_kept_read(s, &kv->page[i], 1, 0, -1, page))
+		if (page && ranks_save(s, &kv->page[i], 1, 0, -1, page))
 			kv_disk_save(s->disk, &key, own, page);
 		else if (page)
 			kv_disk_drop(page);
@@ -230,7 +230,7 @@ adapter_sum(const Plan *p)
 llmc_status
 session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *extra, llmc_log_fn log, void *log_user, llmc_error *err)
 {
-	int64_t bytes = ranks_kept_bytes(s, 1, 0, false);
+	int64_t bytes = ranks_saved_bytes(s, 1, 0, false);
 	char root[512], checkpoint[17], plan[17], together[17];
 
 	if (!has_prefixes(s) || plan_has_state(s->plan)) /* files hold pages, and no states */

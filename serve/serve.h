@@ -1,6 +1,6 @@
 /* HTTP over an engine: OpenAI's, TGI's, Anthropic's and Ollama's routes, metrics, two pages. Over llmc.h and base/ alone.
  *
- *   server, net, head, http, work, log   the machine; it knows no route: rows of serve/routes.def come as a table
+ *   server, net, head, http, work, log   the machine; it knows no route: rows of serve/http/routes.def come as a table
  *   gen, body, json, tokens, grammar     what dialects share: a generation, bodies in, JSON out, text and ids, constraints
  *   openai_*, responses, tgi_*, anthropic, ollama   dialects
  *   files, batches, batch_run            files of requests and their answers, over a folder (batch.h)
@@ -36,7 +36,7 @@
 typedef struct llmc_server Server;
 typedef struct Req Req;
 typedef struct Route Route;
-typedef struct Model Model; /* an engine that serves a name (model.h) */
+typedef struct ServedModel ServedModel; /* an engine that serves a name (model.h) */
 typedef struct Slot Slot;   /* the name */
 
 /* What the server needs of an engine: tests put a false one here. */
@@ -63,36 +63,36 @@ typedef struct Backend {
 /* ---- counters (metrics.c) ---- */
 
 enum { HIST_MAX = 128 };
-typedef struct Hist { /* cumulative only when printed */
+typedef struct Histogram { /* cumulative only when printed */
 	int      n_bounds;
 	double   bound[HIST_MAX];
 	uint64_t count[HIST_MAX + 1];
 	double   sum;
 	uint64_t n;
-} Hist;
+} Histogram;
 enum { ERR_OVERLOADED, ERR_VALIDATION, ERR_INCOMPLETE, ERR_DROPPED, ERR_GENERATION, ERR_KINDS };
 typedef struct Metrics { /* under Server.lock */
 	uint64_t requests, success, failure[ERR_KINDS];
-	Hist     duration, validation, queue, inference, per_token, input_length, max_new, generated;
+	Histogram     duration, validation, queue, inference, per_token, input_length, max_new, generated;
 	uint64_t stop_other[2]; /* choices that ended by abort, by error */
 } Metrics;
 void metrics_init(Metrics *m, int32_t max_input, int32_t max_total);
-void hist_add(Hist *h, double x);
+void hist_add(Histogram *h, double x);
 
 /* ---- the server ---- */
 
-typedef struct Conn Conn; /* one TCP connection (net.c) */
+typedef struct Conn Conn; /* one TCP connection (connection.c) */
 
 typedef struct Queue { Req *first, **end; } Queue;
 enum { MAX_WORKERS = 16, N_SPEED = 60, N_PAST = 360, MAX_MODELS = 256, PAST_SECONDS = 10 };
 
-typedef struct Past { /* the server as it was */
+typedef struct HistorySample { /* the server as it was */
 	double   at;               /* clock_now() */
 	int32_t  running, waiting; /* preempted ones as well */
 	int64_t  pages;            /* in use */
 	/* since the start: tokens of prompts, new ones, looked up and found in the prefix cache, guessed ahead and of them those that came true */
 	uint64_t prompt, fresh, queries, hits, drafted, accepted;
-} Past;
+} HistorySample;
 
 
 struct llmc_server {
@@ -105,16 +105,16 @@ struct llmc_server {
 
 	Slot    *slot[MAX_MODELS]; /* the first is meant where a request names none */
 	int      n_slots;          /* grows under the lock */
-	Model   *retired;          /* they end when nobody uses them */
+	ServedModel   *retired;          /* they end when nobody uses them */
 	Queue    sleepers;         /* calls that are answered then */
 	struct Adding *adding;     /* adapters that the keeper shall look at */
 	uint64_t n_wanted;         /* times that a slot has begun to want an engine */
-	pthread_t keeper;
-	bool     has_keeper;
+	pthread_t model_manager;
+	bool     has_model_manager;
 	pthread_cond_t keep;       /* the keeper has something to do */
 	struct Keys *keys;         /* of several clients; NULL */
 	struct Trace *trace;       /* spans go there; NULL: nowhere */
-	struct Store *store;       /* files and batches; NULL: none are kept */
+	struct FileStore *store;       /* files and batches; NULL: none are kept */
 	const Route *routes;       /* ends with the rows of what is not there */
 	struct Net *net;
 	int      listen_fd;
@@ -140,16 +140,16 @@ struct llmc_server {
 	struct { double at; uint64_t prompt, fresh; } speed[N_SPEED]; /* a ring, one a second, for /status.json */
 	int      speed_at;
 	double   ticked;           /* when the last one was begun */
-	Past     past[N_PAST];     /* the last hour, a ring */
+	HistorySample     past[N_PAST];     /* the last hour, a ring */
 	uint64_t n_past;           /* ever taken */
 };
 
-/* net.c */
+/* connection.c */
 llmc_status net_open(Server *s, llmc_error *err);
 void        net_wake(Server *s);     /* look at the server's state */
 void        net_close(Server *s);    /* answers that are ready are sent, for two seconds; then all closes */
 void        http_wake(Req *r);       /* its answer has grown; call without the lock */
-/* work.c, log.c, status.c */
+/* worker_pool.c, access_log.c, status.c */
 llmc_status work_open(Server *s, llmc_error *err);
 void        work_push(Server *s, Req *r); /* with the lock held */
 void        work_close(Server *s);
@@ -162,7 +162,7 @@ struct SlotInit;
 llmc_status server_open(const Backend *b, const llmc_serve_options *opt, Server **out, llmc_error *err); /* one model, open for good */
 llmc_status server_open_models(const struct SlotInit *init, int n, const llmc_serve_options *opt, Server **out, llmc_error *err);
 int         server_port(const Server *s);
-void        server_leave(Server *s);                 /* unhealthy to routers, else as before */
+void        server_drain(Server *s);                 /* unhealthy to routers, else as before */
 void        server_stop(Server *s);                  /* no new requests */
 bool        server_wait(Server *s, int timeout_ms);  /* true: nothing is in work */
 void        server_close(Server *s);

@@ -11,26 +11,26 @@ typedef struct Sym {
 	bool     frozen;     /* a user-defined piece: never merged */
 } Sym;
 
-typedef struct Cand {
+typedef struct MergeCandidate {
 	double  key; /* smaller merges first */
 	int32_t left, right;
 	int32_t id;  /* of the result */
 	uint32_t n;  /* bytes of the result, to see that neither side changed since */
-} Cand;
+} MergeCandidate;
 
 typedef struct Heap {
-	Cand  *v;
+	MergeCandidate  *v;
 	size_t n, cap;
 } Heap;
 
 static bool
-before(const Cand *a, const Cand *b)
+before(const MergeCandidate *a, const MergeCandidate *b)
 {
 	return a->key < b->key || (a->key == b->key && a->left < b->left);
 }
 
 static void
-heap_push(Enc *e, Heap *h, Cand c)
+heap_push(Enc *e, Heap *h, MergeCandidate c)
 {
 	h->v = arena_grow(&e->arena, h->v, &h->cap, h->n + 1, sizeof *h->v);
 	size_t i = h->n++;
@@ -41,10 +41,10 @@ heap_push(Enc *e, Heap *h, Cand c)
 	h->v[i] = c;
 }
 
-static Cand
+static MergeCandidate
 heap_pop(Heap *h)
 {
-	Cand top = h->v[0], last = h->v[--h->n];
+	MergeCandidate top = h->v[0], last = h->v[--h->n];
 	size_t i = 0;
 
 	for (;;) {
@@ -74,14 +74,14 @@ consider(Enc *e, Heap *h, const Sym *sym, const char *text, int32_t left, int32_
 	const Sym *l = &sym[left], *r = &sym[right];
 	if (t->model == MODEL_BPE) {
 		if (l->id >= 0 && r->id >= 0 && pairmap_get(&t->merges, l->id, r->id, &rank, &id))
-			heap_push(e, h, (Cand){ rank, left, right, id, l->n + r->n });
+			heap_push(e, h, (MergeCandidate){ rank, left, right, id, l->n + r->n });
 		return;
 	}
 	if (l->frozen || r->frozen)
 		return;
 	id = strmap_get(&t->vocab, text + l->at, l->n + r->n); /* neighbours are adjacent in the text */
 	if (id >= 0)
-		heap_push(e, h, (Cand){ -(double)t->tok[id].score, left, right, id, l->n + r->n });
+		heap_push(e, h, (MergeCandidate){ -(double)t->tok[id].score, left, right, id, l->n + r->n });
 }
 
 static void
@@ -92,7 +92,7 @@ merge_all(Enc *e, Sym *sym, int32_t n, const char *text)
 	for (int32_t i = 0; i + 1 < n; i++)
 		consider(e, &heap, sym, text, i, i + 1);
 	while (heap.n) {
-		Cand c = heap_pop(&heap);
+		MergeCandidate c = heap_pop(&heap);
 		Sym *l = &sym[c.left];
 		if (!l->n || l->next < 0)
 			continue;
@@ -129,15 +129,15 @@ sym_add(Enc *e, Sym **sym, size_t *n, int32_t id, size_t at, size_t len)
 }
 
 /* A character as the vocabulary spells it within a word */
-static Span
-spelled(Enc *e, Span text, size_t i, size_t len)
+static ByteSpan
+spelled(Enc *e, ByteSpan text, size_t i, size_t len)
 {
 	const llmc_tokenizer *t = e->t;
 	bool head = t->word_prefix.n && i > 0, tail = t->word_suffix.n && i + len == text.n;
 	size_t n = 0;
 
 	if (!head && !tail)
-		return (Span){ text.s + i, len };
+		return (ByteSpan){ text.s + i, len };
 	char *p = NEW(&e->arena, char, t->word_prefix.n + len + t->word_suffix.n);
 	if (head)
 		memcpy(p, t->word_prefix.s, n = t->word_prefix.n);
@@ -147,7 +147,7 @@ spelled(Enc *e, Span text, size_t i, size_t len)
 		memcpy(p + n, t->word_suffix.s, t->word_suffix.n);
 		n += t->word_suffix.n;
 	}
-	return (Span){ p, n };
+	return (ByteSpan){ p, n };
 }
 
 static bool
@@ -160,7 +160,7 @@ bytes_known(const llmc_tokenizer *t, const char *s, size_t n)
 }
 
 llmc_status
-bpe_encode(Enc *e, Span text)
+bpe_encode(Enc *e, ByteSpan text)
 {
 	const llmc_tokenizer *t = e->t;
 	size_t n = 0, unk_n = 0, unk_at = 0;
@@ -176,7 +176,7 @@ bpe_encode(Enc *e, Span text)
 	}
 	for (size_t i = 0, len; i < text.n; i += len) {
 		utf8_next(text.s + i, text.n - i, &len);
-		Span c = spelled(e, text, i, len);
+		ByteSpan c = spelled(e, text, i, len);
 		int32_t id = strmap_get(&t->vocab, c.s, c.n);
 		if (id >= 0) {
 			if (unk)
@@ -250,7 +250,7 @@ scores_emit(Enc *e, const char *s, size_t n, bool *after_unk, int depth)
 }
 
 llmc_status
-scores_encode(Enc *e, Span text)
+scores_encode(Enc *e, ByteSpan text)
 {
 	const llmc_tokenizer *t = e->t;
 	size_t n = 0;

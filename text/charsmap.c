@@ -13,7 +13,7 @@ unit_offset(uint32_t u)
 }
 
 llmc_status
-charsmap_read(Arena *a, Span blob, Charsmap *out, llmc_error *err)
+charsmap_read(Arena *a, ByteSpan blob, Charsmap *out, llmc_error *err)
 {
 	uint32_t bytes;
 
@@ -33,12 +33,12 @@ charsmap_read(Arena *a, Span blob, Charsmap *out, llmc_error *err)
 	char *text = NEW(a, char, n + 1); /* ends with a NUL, whatever the file does */
 	if (n)
 		memcpy(text, blob.s + 4 + bytes, n);
-	out->text = (Span){ text, n };
+	out->text = (ByteSpan){ text, n };
 	return LLMC_OK;
 }
 
 size_t
-charsmap_find(const Charsmap *m, const char *s, size_t n, bool shortest, Span *out)
+charsmap_find(const Charsmap *m, const char *s, size_t n, bool shortest, ByteSpan *out)
 {
 	size_t best = 0, pos = 0;
 
@@ -61,7 +61,7 @@ charsmap_find(const Charsmap *m, const char *s, size_t n, bool shortest, Span *o
 			if (value > m->text.n)
 				break;
 			best = i + 1;
-			*out = (Span){ m->text.s + value, strlen(m->text.s + value) };
+			*out = (ByteSpan){ m->text.s + value, strlen(m->text.s + value) };
 			if (shortest)
 				break;
 		}
@@ -78,12 +78,12 @@ put(Arena *a, char **p, size_t *n, size_t *cap, const char *s, size_t len)
 	*n += len;
 }
 
-Span
-charsmap_apply(Arena *a, const Charsmap *m, Span in)
+ByteSpan
+charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in)
 {
 	char *p = NULL;
 	size_t n = 0, cap = 0;
-	Span to;
+	ByteSpan to;
 
 	for (size_t i = 0; i < in.n;) {
 		size_t end = i, len, next_len;
@@ -113,7 +113,7 @@ charsmap_apply(Arena *a, const Charsmap *m, Span in)
 
 /* What the next bytes of `in` become, and how many they are: user-defined pieces pass, then the map, then one char. */
 static size_t
-spm_next(const Normalizer *norm, Span in, Span *to)
+spm_next(const Normalizer *norm, ByteSpan in, ByteSpan *to)
 {
 	size_t len;
 
@@ -128,7 +128,7 @@ spm_next(const Normalizer *norm, Span in, Span *to)
 				best = i + 1;
 		}
 		if (best) {
-			*to = (Span){ in.s, best };
+			*to = (ByteSpan){ in.s, best };
 			return best;
 		}
 	}
@@ -136,19 +136,19 @@ spm_next(const Normalizer *norm, Span in, Span *to)
 	if (len)
 		return len;
 	utf8_next(in.s, in.n, &len);
-	*to = (Span){ in.s, len };
+	*to = (ByteSpan){ in.s, len };
 	return len;
 }
 
 llmc_status
-normalize_spm(Enc *e, const Normalizer *norm, Span in, Span *out)
+normalize_spm(Enc *e, const Normalizer *norm, ByteSpan in, ByteSpan *out)
 {
 	static const char space[] = "\xE2\x96\x81";
 	const char *mark = norm->escape ? space : " ";
 	size_t mark_n = norm->escape ? 3 : 1, n = 0, cap = 0;
 	bool after_space = norm->remove_extra;
 	char *p = NULL;
-	Span to;
+	ByteSpan to;
 
 	while (norm->remove_extra && in.n) {
 		size_t len = spm_next(norm, in, &to);
@@ -157,7 +157,7 @@ normalize_spm(Enc *e, const Normalizer *norm, Span in, Span *out)
 		in.s += len;
 		in.n -= len;
 	}
-	*out = (Span){ "", 0 };
+	*out = (ByteSpan){ "", 0 };
 	if (!in.n)
 		return LLMC_OK;
 	if (norm->dummy_prefix && !norm->suffix)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct Stage {
+typedef struct DecodeStage {
 	const Dec *dec;
 	Strbuf     held;   /* what this stage cannot hand on yet */
 	Strbuf     out;    /* scratch */
@@ -14,12 +14,12 @@ typedef struct Stage {
 	bool       fused;  /* a stage before made one text of all tokens: units are chunks of it */
 	bool       past;   /* strip, after fuse: the start is over */
 	bool       any;    /* DEC_SPM: the start is over */
-} Stage;
+} DecodeStage;
 
 struct llmc_stream {
 	const llmc_tokenizer *t;
 	pcre2_match_data     *match;
-	Stage                *stage;
+	DecodeStage                *stage;
 	size_t                n_stage;
 	Strbuf                bytes; /* decoded, not yet known to be whole characters */
 	Strbuf                text;  /* what the last feed gave */
@@ -41,7 +41,7 @@ next(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 static void
 feed_bytelevel(llmc_stream *s, size_t k, const char *p, size_t n)
 {
-	Stage *st = &s->stage[k];
+	DecodeStage *st = &s->stage[k];
 	bool all = true;
 
 	strbuf_clear(&st->out);
@@ -70,7 +70,7 @@ feed_bytelevel(llmc_stream *s, size_t k, const char *p, size_t n)
 static void
 flush_byte_run(llmc_stream *s, size_t k)
 {
-	Stage *st = &s->stage[k];
+	DecodeStage *st = &s->stage[k];
 
 	if (!st->held.len)
 		return;
@@ -105,7 +105,7 @@ byte_token(const char *p, size_t n)
 static void
 feed_metaspace(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 {
-	Stage *st = &s->stage[k];
+	DecodeStage *st = &s->stage[k];
 
 	strbuf_clear(&st->out);
 	for (size_t i = 0, len; i < n; i += len) {
@@ -120,14 +120,14 @@ feed_metaspace(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 }
 
 static void
-replace_text(llmc_stream *s, Stage *st, const char *p, size_t n)
+replace_text(llmc_stream *s, DecodeStage *st, const char *p, size_t n)
 {
-	Span what = st->dec->pattern, with = st->dec->content;
+	ByteSpan what = st->dec->pattern, with = st->dec->content;
 
 	if (st->dec->regex) {
 		RegexIter it = { 0 };
 		size_t from, to, done = 0;
-		while (regex_next(st->dec->regex, s->match, s->t->limits, (Span){ p, n }, &it, &from, &to) > 0) {
+		while (regex_next(st->dec->regex, s->match, s->t->limits, (ByteSpan){ p, n }, &it, &from, &to) > 0) {
 			strbuf_add(&st->out, p + done, from - done);
 			strbuf_add(&st->out, with.s, with.n);
 			done = to;
@@ -150,7 +150,7 @@ replace_text(llmc_stream *s, Stage *st, const char *p, size_t n)
 static void
 feed_strip(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 {
-	Stage *st = &s->stage[k];
+	DecodeStage *st = &s->stage[k];
 	char c[4];
 	size_t c_n = utf8_put(c, st->dec->cp);
 
@@ -199,7 +199,7 @@ feed_strip(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 static void
 spm_bytes(llmc_stream *s, size_t k, bool end)
 {
-	Stage *st = &s->stage[k];
+	DecodeStage *st = &s->stage[k];
 	size_t n = end ? st->held.len : utf8_whole(strbuf_str(&st->held), st->held.len);
 
 	if (!n)
@@ -223,7 +223,7 @@ static void
 feed_spm(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 {
 	static const char space[] = "\xE2\x96\x81";
-	Stage *st = &s->stage[k];
+	DecodeStage *st = &s->stage[k];
 	const Dec *d = st->dec;
 	int type = id >= 0 ? s->t->tok[id].type : TT_NORMAL;
 
@@ -270,7 +270,7 @@ feed_spm(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 static void
 feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 {
-	Stage *st = &s->stage[k];
+	DecodeStage *st = &s->stage[k];
 	int b;
 
 	switch (st->dec->kind) {
@@ -327,7 +327,7 @@ feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 static void
 flush_stage(llmc_stream *s, size_t k)
 {
-	Stage *st = &s->stage[k];
+	DecodeStage *st = &s->stage[k];
 
 	switch (st->dec->kind) {
 	case DEC_BYTELEVEL:
@@ -351,7 +351,7 @@ flush_stage(llmc_stream *s, size_t k)
 		if (st->count) {
 			Dec last = *st->dec;
 			const Dec *dec = st->dec;
-			last.content = (Span){ "", 0 };
+			last.content = (ByteSpan){ "", 0 };
 			st->dec = &last;
 			strbuf_clear(&st->out);
 			replace_text(s, st, strbuf_str(&st->held), st->held.len);

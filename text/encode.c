@@ -26,10 +26,10 @@ cp_before(const char *s, size_t at, size_t *len)
 
 /* Cut a piece at added tokens: at each place the longest counts. lstrip and rstrip take spaces with them. */
 llmc_status
-added_split(Enc *e, const Trie *trie, Piece in, Pieces *out)
+added_split(Enc *e, const Trie *trie, TokenPiece in, TokenPieces *out)
 {
 	const llmc_tokenizer *t = e->t;
-	Span text = in.text;
+	ByteSpan text = in.text;
 	size_t done = 0, i = 0, len;
 
 	while (trie->n_edges && i < text.n) {
@@ -62,17 +62,17 @@ added_split(Enc *e, const Trie *trie, Piece in, Pieces *out)
 		while (a->rstrip && end < text.n && cp_is_space((uint32_t)utf8_next(text.s + end, text.n - end, &len)))
 			end += len;
 		if (from > done)
-			piece_push(e, out, (Span){ text.s + done, from - done }, -1, in.first && done == 0);
-		piece_push(e, out, (Span){ text.s + from, end - from }, a->id, in.first && from == 0);
+			piece_push(e, out, (ByteSpan){ text.s + done, from - done }, -1, in.first && done == 0);
+		piece_push(e, out, (ByteSpan){ text.s + from, end - from }, a->id, in.first && from == 0);
 		done = end;
 	}
 	if (done < text.n)
-		piece_push(e, out, (Span){ text.s + done, text.n - done }, -1, in.first && done == 0);
+		piece_push(e, out, (ByteSpan){ text.s + done, text.n - done }, -1, in.first && done == 0);
 	return LLMC_OK;
 }
 
 llmc_status
-model_encode(Enc *e, Span text)
+model_encode(Enc *e, ByteSpan text)
 {
 	if (!text.n)
 		return LLMC_OK;
@@ -88,19 +88,19 @@ model_encode(Enc *e, Span text)
 }
 
 llmc_status
-encode(Enc *e, Span text)
+encode(Enc *e, ByteSpan text)
 {
 	const llmc_tokenizer *t = e->t;
-	Pieces raw = { 0 }, all = { 0 };
+	TokenPieces raw = { 0 }, all = { 0 };
 	const int first = e->flags & LLMC_ADD_FIRST, second = e->flags & LLMC_ADD_SECOND;
 
 	if ((first || second) && t->has_pair)
 		push_all(e, t->pair[second ? 1 : 0], t->n_pair[second ? 1 : 0]);
 	else if (first || second || e->flags & LLMC_ADD_SPECIAL)
 		push_all(e, t->prefix, t->n_prefix);
-	TRY(added_split(e, &t->added_raw, (Piece){ text, -1, true }, &raw));
+	TRY(added_split(e, &t->added_raw, (TokenPiece){ text, -1, true }, &raw));
 	for (size_t i = 0; i < raw.n; i++) {
-		Piece p = raw.v[i];
+		TokenPiece p = raw.v[i];
 		if (p.id >= 0) {
 			piece_push(e, &all, p.text, p.id, p.first);
 			continue;
@@ -108,7 +108,7 @@ encode(Enc *e, Span text)
 		TRY(normalize(e, p.text, &p.text));
 		TRY(added_split(e, &t->added_norm, p, &all));
 	}
-	e->word = NEW(&e->arena, Word, t->n_pre + 1);
+	e->word = NEW(&e->arena, PreToken, t->n_pre + 1);
 	for (size_t i = 0; i < all.n; i++)
 		TRY(encode_words(e, 0, all.v[i]));
 	if (second && t->has_pair)

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <utf8proc.h>
 
-static Span
-unicode_form(Enc *e, Span in, utf8proc_option_t options)
+static ByteSpan
+unicode_form(Enc *e, ByteSpan in, utf8proc_option_t options)
 {
 	bool ascii = true;
 	utf8proc_int32_t *buf;
@@ -23,11 +23,11 @@ unicode_form(Enc *e, Span in, utf8proc_option_t options)
 	if (n < 0)
 		return in;
 	n = utf8proc_reencode(buf, n, options);
-	return n < 0 ? in : (Span){ (const char *)buf, (size_t)n };
+	return n < 0 ? in : (ByteSpan){ (const char *)buf, (size_t)n };
 }
 
-static Span
-lower(Enc *e, Span in)
+static ByteSpan
+lower(Enc *e, ByteSpan in)
 {
 	char *out = NEW(&e->arena, char, in.n * 2 + 4);
 	size_t n = 0;
@@ -42,11 +42,11 @@ lower(Enc *e, Span in)
 			                                 : (uint32_t)utf8proc_tolower(cp));
 		}
 	}
-	return (Span){ out, n };
+	return (ByteSpan){ out, n };
 }
 
-static Span
-strip(Span in, bool left, bool right)
+static ByteSpan
+strip(ByteSpan in, bool left, bool right)
 {
 	size_t len;
 
@@ -67,8 +67,8 @@ strip(Span in, bool left, bool right)
 	return in;
 }
 
-static Span
-filter(Enc *e, Span in, NormalizerKind kind)
+static ByteSpan
+filter(Enc *e, ByteSpan in, NormalizerKind kind)
 {
 	char *out = NEW(&e->arena, char, in.n + 1);
 	size_t n = 0;
@@ -93,22 +93,22 @@ filter(Enc *e, Span in, NormalizerKind kind)
 		memcpy(out + n, in.s + i, len);
 		n += len;
 	}
-	return (Span){ out, n };
+	return (ByteSpan){ out, n };
 }
 
-static Span
-bytes_to_chars(Enc *e, Span in)
+static ByteSpan
+bytes_to_chars(Enc *e, ByteSpan in)
 {
 	char *out = NEW(&e->arena, char, in.n * 2 + 4);
 	size_t n = 0;
 
 	for (size_t i = 0; i < in.n; i++)
 		n += utf8_put(out + n, bytelevel_char((unsigned char)in.s[i]));
-	return (Span){ out, n };
+	return (ByteSpan){ out, n };
 }
 
 static llmc_status
-replace(Enc *e, const Normalizer *norm, Span in, Span *out)
+replace(Enc *e, const Normalizer *norm, ByteSpan in, ByteSpan *out)
 {
 	RegexIter it = { 0 };
 	size_t from, to, done = 0, n = 0, cap = 0;
@@ -133,12 +133,12 @@ replace(Enc *e, const Normalizer *norm, Span in, Span *out)
 	}
 	p = arena_grow(&e->arena, p, &cap, n + in.n - done + 1, 1);
 	memcpy(p + n, in.s + done, in.n - done);
-	*out = (Span){ p, n + in.n - done };
+	*out = (ByteSpan){ p, n + in.n - done };
 	return LLMC_OK;
 }
 
 llmc_status
-normalize(Enc *e, Span in, Span *out)
+normalize(Enc *e, ByteSpan in, ByteSpan *out)
 {
 	const llmc_tokenizer *t = e->t;
 
@@ -173,7 +173,7 @@ normalize(Enc *e, Span in, Span *out)
 				if (n->content.n)
 					memcpy(p, n->content.s, n->content.n);
 				memcpy(p + n->content.n, in.s, in.n);
-				in = (Span){ p, in.n + n->content.n };
+				in = (ByteSpan){ p, in.n + n->content.n };
 			}
 			break;
 		case NORMALIZE_REPLACE:

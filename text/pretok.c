@@ -30,25 +30,25 @@ bytelevel_byte(uint32_t cp)
 
 /* Matches and the gaps between them cover a text; as they come they are joined as the mode says, and each word goes on to
  * what follows at once: a text of a million words takes the memory of one. */
-typedef struct Join {
+typedef struct JoinState {
 	Enc         *e;
 	size_t       k; /* the pre-tokenizer that makes the parts */
-	const Piece *in;
+	const TokenPiece *in;
 	size_t       from, to;
 	bool         some, match; /* there is a part that has not gone on; the last one was a match */
-} Join;
+} JoinState;
 
 static llmc_status
-join_out(Join *j)
+join_out(JoinState *j)
 {
 	bool some = j->some && j->to > j->from;
 
 	j->some = false;
-	return some ? encode_words(j->e, j->k + 1, (Piece){ { j->in->text.s + j->from, j->to - j->from }, -1, j->in->first && j->from == 0 }) : LLMC_OK;
+	return some ? encode_words(j->e, j->k + 1, (TokenPiece){ { j->in->text.s + j->from, j->to - j->from }, -1, j->in->first && j->from == 0 }) : LLMC_OK;
 }
 
 static llmc_status
-join_part(Join *j, size_t from, size_t to, bool match)
+join_part(JoinState *j, size_t from, size_t to, bool match)
 {
 	const Pre *pre = &j->e->t->pre[j->k];
 	bool last = j->match, join = false;
@@ -95,11 +95,11 @@ in_class(const Pre *pre, uint32_t cp)
 }
 
 static llmc_status
-split(Enc *e, size_t k, const Piece *in)
+split(Enc *e, size_t k, const TokenPiece *in)
 {
 	const Pre *pre = &e->t->pre[k];
-	Join j = { .e = e, .k = k, .in = in };
-	Span text = in->text;
+	JoinState j = { .e = e, .k = k, .in = in };
+	ByteSpan text = in->text;
 	RegexIter it = { 0 };
 	size_t from, to, done = 0;
 	int rc = 0;
@@ -133,11 +133,11 @@ word_room(Enc *e, size_t k, size_t n)
 }
 
 /* Each space becomes the replacement, and one is put in front. */
-static Span
-metaspace(Enc *e, size_t k, const Piece *in)
+static ByteSpan
+metaspace(Enc *e, size_t k, const TokenPiece *in)
 {
 	const Pre *pre = &e->t->pre[k];
-	Span r = pre->replacement, text = in->text;
+	ByteSpan r = pre->replacement, text = in->text;
 	char *p = word_room(e, k, (text.n + 1) * (r.n ? r.n : 1));
 	size_t n = 0;
 	bool begins = text.n && (text.s[0] == ' ' || (text.n >= r.n && memcmp(text.s, r.s, r.n) == 0));
@@ -154,14 +154,14 @@ metaspace(Enc *e, size_t k, const Piece *in)
 			p[n++] = text.s[i];
 		}
 	}
-	return (Span){ p, n };
+	return (ByteSpan){ p, n };
 }
 
 llmc_status
-encode_words(Enc *e, size_t k, Piece in)
+encode_words(Enc *e, size_t k, TokenPiece in)
 {
 	const Pre *pre = k < e->t->n_pre ? &e->t->pre[k] : NULL;
-	Span text = in.text;
+	ByteSpan text = in.text;
 
 	if (in.id >= 0) {
 		enc_push(e, in.id);
@@ -181,7 +181,7 @@ encode_words(Enc *e, size_t k, Piece in)
 			char *p = word_room(e, k, text.n + 1);
 			*p = ' ';
 			memcpy(p + 1, text.s, text.n);
-			in.text = (Span){ p, text.n + 1 };
+			in.text = (ByteSpan){ p, text.n + 1 };
 		}
 		return encode_words(e, k + 1, in);
 	case PRE_BYTES: {
@@ -189,7 +189,7 @@ encode_words(Enc *e, size_t k, Piece in)
 		size_t n = 0;
 		for (size_t j = 0; j < text.n; j++)
 			n += utf8_put(p + n, bytelevel_char((unsigned char)text.s[j]));
-		in.text = (Span){ p, n };
+		in.text = (ByteSpan){ p, n };
 		return encode_words(e, k + 1, in);
 	}
 	}

@@ -39,7 +39,7 @@ value(yaml_document_t *d, const yaml_node_t *map, const char *key)
 }
 
 static bool
-lists(yaml_document_t *d, const yaml_node_t *seq, Span name)
+lists(yaml_document_t *d, const yaml_node_t *seq, ByteSpan name)
 {
 	if (!seq || seq->type != YAML_SEQUENCE_NODE)
 		return false;
@@ -67,7 +67,7 @@ open_doc(yaml_document_t *d)
 /* The expressions of an entry, end to end with their lengths, so that the document is closed before anything that
  * may jump out of an arena. */
 static llmc_status
-copy_entry(yaml_document_t *d, Span name, Strbuf *exprs, bool *add_bos, bool *ignore_merges, bool *found)
+copy_entry(yaml_document_t *d, ByteSpan name, Strbuf *exprs, bool *add_bos, bool *ignore_merges, bool *found)
 {
 	yaml_node_t *list = value(d, yaml_document_get_root_node(d), "pretokenizers");
 
@@ -97,7 +97,7 @@ copy_entry(yaml_document_t *d, Span name, Strbuf *exprs, bool *add_bos, bool *ig
 }
 
 llmc_status
-pretokenizer_load(llmc_tokenizer *t, Span name, bool *add_bos, llmc_error *err)
+pretokenizer_load(llmc_tokenizer *t, ByteSpan name, bool *add_bos, llmc_error *err)
 {
 	yaml_document_t d;
 	bool found;
@@ -118,7 +118,7 @@ pretokenizer_load(llmc_tokenizer *t, Span name, bool *add_bos, llmc_error *err)
 		pcre2_code *re;
 		memcpy(&n, t->scratch.data + at, sizeof n);
 		at += sizeof n;
-		TRY(regex_compile(t, FILE_NAME, (Span){ t->scratch.data + at, n }, &re, err));
+		TRY(regex_compile(t, FILE_NAME, (ByteSpan){ t->scratch.data + at, n }, &re, err));
 		Pre *p = pre_add(t, PRE_SPLIT);
 		p->regex = re;
 		p->mode = SPLIT_ISOLATED;
@@ -127,7 +127,7 @@ pretokenizer_load(llmc_tokenizer *t, Span name, bool *add_bos, llmc_error *err)
 }
 
 bool
-pretokenizer_characters(Span name)
+pretokenizer_characters(ByteSpan name)
 {
 	yaml_document_t d;
 
@@ -249,7 +249,7 @@ end_list_open(llmc_tokenizer *t)
 }
 
 bool
-ends_generation(const llmc_tokenizer *t, Span token)
+ends_generation(const llmc_tokenizer *t, ByteSpan token)
 {
 	const char *p = strbuf_str(&t->scratch), *end = p + t->scratch.len;
 

@@ -30,27 +30,27 @@
 #define TEXT_MAX_EOS    16
 #define TEXT_MAX_PRE    64 /* pre-tokenizers: each is a call within the other's */
 
-typedef struct Span {
+typedef struct ByteSpan {
 	const char *s;
 	size_t      n;
-} Span;
+} ByteSpan;
 
-/* ---- characters (utf8.c) ---- */
+/* ---- characters (unicode.c) ---- */
 
-Span    utf8_sanitize(Arena *a, const char *s, size_t n); /* the same bytes when valid, else a copy with U+FFFD */
+ByteSpan    utf8_sanitize(Arena *a, const char *s, size_t n); /* the same bytes when valid, else a copy with U+FFFD */
 bool    cp_is_space(uint32_t cp);    /* White_Space */
 bool    cp_is_word(uint32_t cp);     /* \w */
 bool    cp_is_punct(uint32_t cp);    /* ASCII punctuation and category P */
 bool    cp_is_numeric(uint32_t cp);  /* category N */
 
-/* ---- maps (maps.c) ---- */
+/* ---- maps (hash_map.c) ---- */
 
 typedef struct StrMap { /* text -> number >= 0; keys are not copied */
-	Span    *key;
+	ByteSpan    *key;
 	int32_t *value;
 	size_t   cap, n;
 } StrMap;
-void    strmap_put(StrMap *m, Arena *a, Span key, int32_t value); /* replaces */
+void    strmap_put(StrMap *m, Arena *a, ByteSpan key, int32_t value); /* replaces */
 int32_t strmap_get(const StrMap *m, const char *s, size_t n);     /* -1: none */
 
 typedef struct PairMap { /* (a, b) -> rank and merged id */
@@ -68,7 +68,7 @@ typedef struct Trie { /* byte trie; node 0 is the root */
 	size_t    cap, n_edges, n_nodes, cap_nodes;
 } Trie;
 void     trie_init(Trie *t, Arena *a);
-void     trie_put(Trie *t, Arena *a, Span key, int32_t value);
+void     trie_put(Trie *t, Arena *a, ByteSpan key, int32_t value);
 uint32_t trie_step(const Trie *t, uint32_t node, unsigned char byte); /* 0: no such child */
 
 /* ---- the tokenizer ---- */
@@ -86,7 +86,7 @@ typedef struct Token {
 
 typedef struct Added {
 	int32_t id;
-	Span    text;
+	ByteSpan    text;
 	bool    special, lstrip, rstrip, normalized, single_word;
 } Added;
 
@@ -98,13 +98,13 @@ typedef enum NormalizerKind {
 typedef struct Charsmap {
 	const uint32_t *unit; /* double array of darts-clone */
 	size_t          n_units;
-	Span            text; /* replacements, each ended by a NUL */
+	ByteSpan            text; /* replacements, each ended by a NUL */
 } Charsmap;
 
 typedef struct Normalizer {
 	NormalizerKind     kind;
 	bool         left, right;    /* strip */
-	Span         content;        /* prepend, replace */
+	ByteSpan         content;        /* prepend, replace */
 	pcre2_code  *regex;
 	size_t       n_literal;      /* bytes that the regex matches; 0: any number */
 	Charsmap     map;
@@ -125,7 +125,7 @@ typedef struct Pre {
 	bool        invert;
 	CharClass   cls;
 	uint32_t    cp;       /* CLASS_CHAR */
-	Span        replacement;
+	ByteSpan        replacement;
 	Prepend     prepend;
 	bool        split;    /* metaspace */
 } Pre;
@@ -138,26 +138,26 @@ typedef enum DecKind {
 typedef struct Dec {
 	DecKind     kind;
 	pcre2_code *regex;   /* replace by expression */
-	Span        pattern; /* replace by text, suffix */
-	Span        content;
+	ByteSpan        pattern; /* replace by text, suffix */
+	ByteSpan        content;
 	uint32_t    cp;      /* metaspace, strip */
 	Prepend     prepend;
 	int         start, stop;
 	bool        strip_first, strip_all; /* DEC_SPM: what becomes of the leading space */
-	Span        unk_surface;
+	ByteSpan        unk_surface;
 } Dec;
 
 typedef enum ModelKind { MODEL_BPE, MODEL_SCORES, MODEL_UNIGRAM } ModelKind;
 
-typedef struct TextKept { /* what a room above keeps with a tokenizer, made when first wanted */
+typedef struct PendingText { /* what a room above keeps with a tokenizer, made when first wanted */
 	pthread_mutex_t lock;
 	void           *p;
 	void          (*drop)(void *p); /* when the tokenizer goes */
-} TextKept;
+} PendingText;
 
 struct llmc_tokenizer {
 	Arena     arena;
-	TextKept *kept;
+	PendingText *kept;
 	ModelKind model;
 	Token    *tok;
 	int32_t   n_ids;
@@ -171,7 +171,7 @@ struct llmc_tokenizer {
 	int32_t   byte_id[256]; /* of <0xNN>; -1: none */
 	int32_t   unk_id;     /* of the model; -1: none, unknown text is dropped */
 	double    min_score, max_score;
-	Span      word_prefix, word_suffix;
+	ByteSpan      word_prefix, word_suffix;
 	size_t    longest;    /* no more bytes of a text become one id; 0: there is no bound */
 	bool      strips;     /* but for spaces, of which any number may vanish */
 	bool      solid[256]; /* and for bytes that are not of these */
@@ -237,18 +237,18 @@ llmc_status text_render_vars(const char *source, size_t n, const char *name, con
 /* ---- building (tokenizer.c, load_*.c) ---- */
 
 llmc_tokenizer *tokenizer_new(llmc_error *err); /* NULL: out of memory */
-void     tokenizer_set(llmc_tokenizer *t, int32_t id, Span text); /* id < n_ids; copies */
-Span     span_copy(Arena *a, Span s);
-Span     text_base64(Arena *a, Span in); /* what it stands for; other letters are passed over */
+void     tokenizer_set(llmc_tokenizer *t, int32_t id, ByteSpan text); /* id < n_ids; copies */
+ByteSpan     span_copy(Arena *a, ByteSpan s);
+ByteSpan     text_base64(Arena *a, ByteSpan in); /* what it stands for; other letters are passed over */
 Normalizer    *normalizer_add(llmc_tokenizer *t, NormalizerKind kind);
 Pre     *pre_add(llmc_tokenizer *t, PreKind kind);
 Dec     *dec_add(llmc_tokenizer *t, DecKind kind);
-llmc_status regex_compile(llmc_tokenizer *t, const char *what, Span pattern, pcre2_code **out, llmc_error *err);
-llmc_status charsmap_read(Arena *a, Span blob, Charsmap *out, llmc_error *err);
+llmc_status regex_compile(llmc_tokenizer *t, const char *what, ByteSpan pattern, pcre2_code **out, llmc_error *err);
+llmc_status charsmap_read(Arena *a, ByteSpan blob, Charsmap *out, llmc_error *err);
 /* The entry of configs/pretokenizers.yaml with this name becomes pre-tokenizers. */
-llmc_status pretokenizer_load(llmc_tokenizer *t, Span name, bool *add_bos, llmc_error *err);
+llmc_status pretokenizer_load(llmc_tokenizer *t, ByteSpan name, bool *add_bos, llmc_error *err);
 /* Whether the same file lists this name among those whose merges are of characters. */
-bool     pretokenizer_characters(Span name);
+bool     pretokenizer_characters(ByteSpan name);
 /* The first name of the entry with these expressions (each ended by a NUL, n bytes together) and this way with pieces that are in the vocabulary: copied to `name`. false: none has them */
 bool     pretokenizer_name(const char *exprs, size_t n, bool ignore_merges, char name[64]);
 /* What stands behind the ranks of a tokenizer.model: the entry of the same file for so many, or for a model of n_ids (0: not known). named [n_named]: to it, each ended by a NUL */
@@ -256,14 +256,14 @@ typedef struct RankTokens { char pretokenizer[64], bos[64], others[64]; int32_t 
 bool     pretokenizer_ranks(int32_t ranks, int32_t n_ids, RankTokens *out, Strbuf *named);
 /* The list end_of_generation of the same file, held in t->scratch: open it, then ask. */
 bool     end_list_open(llmc_tokenizer *t);
-bool     ends_generation(const llmc_tokenizer *t, Span token);
+bool     ends_generation(const llmc_tokenizer *t, ByteSpan token);
 void     eos_add(llmc_tokenizer *t, int32_t id);
 llmc_status added_add(llmc_tokenizer *t, Added a, llmc_error *err);
 /* Last step of every loader: finds byte ids, builds what matches added tokens, sets limits. */
 llmc_status tokenizer_finish(llmc_tokenizer *t, llmc_error *err);
-llmc_status json_load_pipeline(llmc_tokenizer *t, json_t *root, llmc_error *err); /* load_pipeline.c */
+llmc_status json_load_pipeline(llmc_tokenizer *t, json_t *root, llmc_error *err); /* vocab_pipeline.c */
 
-/* ---- icetk's additions to sentencepiece (ice.c) ---- */
+/* ---- icetk's additions to sentencepiece (icetk.c) ---- */
 
 enum { ICE_BLANKS = 80 }; /* spaces that one piece stands for, at most */
 llmc_status ice_blanks(llmc_tokenizer *t, llmc_error *err);                 /* ice_text.model; once the vocabulary is there, before other normalizers */
@@ -271,18 +271,18 @@ llmc_status ice_tokens(llmc_tokenizer *t, int32_t first, llmc_error *err);  /* t
 
 /* ---- encoding ---- */
 
-typedef struct Piece {
-	Span    text;
+typedef struct TokenPiece {
+	ByteSpan    text;
 	int32_t id;    /* an added token; -1: text */
 	bool    first; /* begins where the text begins */
-} Piece;
+} TokenPiece;
 
-typedef struct Pieces {
-	Piece *v;
+typedef struct TokenPieces {
+	TokenPiece *v;
 	size_t n, cap;
-} Pieces;
+} TokenPieces;
 
-typedef struct Word { char *s; size_t cap; } Word;
+typedef struct PreToken { char *s; size_t cap; } PreToken;
 
 typedef struct Enc { /* one call of llmc_tokenize */
 	const llmc_tokenizer *t;
@@ -291,38 +291,38 @@ typedef struct Enc { /* one call of llmc_tokenize */
 	int               flags;
 	int32_t          *ids;
 	size_t            n_ids, cap_ids;
-	Word             *word;       /* [n_pre] of pretok.c, kept from piece to piece */
+	PreToken             *word;       /* [n_pre] of pretok.c, kept from piece to piece */
 	void             *sym, *heap; /* of bpe.c, kept from word to word */
 	size_t            cap_sym, cap_heap;
 	llmc_error       *err;
 } Enc;
 
 void        enc_push(Enc *e, int32_t id);
-void        piece_push(Enc *e, Pieces *p, Span text, int32_t id, bool first);
+void        piece_push(Enc *e, TokenPieces *p, ByteSpan text, int32_t id, bool first);
 /* Next match from *at on, as find_iter of the oniguruma binding: false when there is none. rc < 0: limits */
 typedef struct RegexIter {
 	size_t at, last_end;
 	bool   has_last;
 } RegexIter;
-int         regex_next(pcre2_code *re, pcre2_match_data *md, pcre2_match_context *mc, Span text, RegexIter *it,
+int         regex_next(pcre2_code *re, pcre2_match_data *md, pcre2_match_context *mc, ByteSpan text, RegexIter *it,
                        size_t *start, size_t *end); /* 1 found, 0 none, < 0 error of PCRE2 */
 llmc_status regex_failed(llmc_error *err, int rc);
-llmc_status normalize(Enc *e, Span in, Span *out);
-Span        ice_normalize(Enc *e, Span in);
-llmc_status normalize_spm(Enc *e, const Normalizer *n, Span in, Span *out);
-Span        charsmap_apply(Arena *a, const Charsmap *m, Span in);
+llmc_status normalize(Enc *e, ByteSpan in, ByteSpan *out);
+ByteSpan        ice_normalize(Enc *e, ByteSpan in);
+llmc_status normalize_spm(Enc *e, const Normalizer *n, ByteSpan in, ByteSpan *out);
+ByteSpan        charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in);
 /* Longest key of the map that begins s: its bytes (0: none) and replacement. shortest: the first key met instead */
-size_t      charsmap_find(const Charsmap *m, const char *s, size_t n, bool shortest, Span *out);
+size_t      charsmap_find(const Charsmap *m, const char *s, size_t n, bool shortest, ByteSpan *out);
 /* A piece through the pre-tokenizers from number k on, and its words through the model. */
-llmc_status encode_words(Enc *e, size_t k, Piece in);
-llmc_status added_split(Enc *e, const Trie *trie, Piece in, Pieces *out);
-llmc_status model_encode(Enc *e, Span text);
-llmc_status bpe_encode(Enc *e, Span text);
-llmc_status scores_encode(Enc *e, Span text);
-llmc_status unigram_encode(Enc *e, Span text);
+llmc_status encode_words(Enc *e, size_t k, TokenPiece in);
+llmc_status added_split(Enc *e, const Trie *trie, TokenPiece in, TokenPieces *out);
+llmc_status model_encode(Enc *e, ByteSpan text);
+llmc_status bpe_encode(Enc *e, ByteSpan text);
+llmc_status scores_encode(Enc *e, ByteSpan text);
+llmc_status unigram_encode(Enc *e, ByteSpan text);
 /* Pieces, the range of their scores and the unknown token, from the types of all tokens as sentencepiece has them. */
 void        unigram_pieces(llmc_tokenizer *t);
-llmc_status encode(Enc *e, Span text);
+llmc_status encode(Enc *e, ByteSpan text);
 uint32_t    bytelevel_char(unsigned char byte);
 int         bytelevel_byte(uint32_t cp); /* -1: none */
 

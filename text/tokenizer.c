@@ -50,16 +50,16 @@ llmc_tokenizer_close(llmc_tokenizer *t)
 	free(t);
 }
 
-Span
-span_copy(Arena *a, Span s)
+ByteSpan
+span_copy(Arena *a, ByteSpan s)
 {
-	return (Span){ arena_strndup(a, s.s, s.n), s.n };
+	return (ByteSpan){ arena_strndup(a, s.s, s.n), s.n };
 }
 
 void
-tokenizer_set(llmc_tokenizer *t, int32_t id, Span text)
+tokenizer_set(llmc_tokenizer *t, int32_t id, ByteSpan text)
 {
-	Span s = span_copy(&t->arena, text);
+	ByteSpan s = span_copy(&t->arena, text);
 
 	t->tok[id].s = s.s;
 	t->tok[id].n = (uint32_t)s.n;
@@ -115,7 +115,7 @@ eos_add(llmc_tokenizer *t, int32_t id)
 
 /* The text of a normalized added token is looked for in normalized text, so it is normalized itself. */
 static llmc_status
-added_normal_form(llmc_tokenizer *t, Span in, Strbuf *out, llmc_error *err)
+added_normal_form(llmc_tokenizer *t, ByteSpan in, Strbuf *out, llmc_error *err)
 {
 	Enc e = { .t = t, .err = err };
 	llmc_status status;
@@ -128,7 +128,7 @@ added_normal_form(llmc_tokenizer *t, Span in, Strbuf *out, llmc_error *err)
 	if (setjmp(e.arena.oom)) {
 		status = error_set(err, LLMC_E_MEMORY, "tokenizer: out of memory");
 	} else {
-		Span got;
+		ByteSpan got;
 		status = normalize(&e, utf8_sanitize(&e.arena, in.s, in.n), &got);
 		if (status == LLMC_OK)
 			strbuf_add(out, got.s, got.n);
@@ -235,9 +235,9 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 		/* t->scratch: a jump out of the arena must not lose it */
 		TRY(added_normal_form(t, a->text, &t->scratch, err));
 		/* and it decodes to that form */
-		tokenizer_set(t, a->id, (Span){ strbuf_str(&t->scratch), t->scratch.len });
+		tokenizer_set(t, a->id, (ByteSpan){ strbuf_str(&t->scratch), t->scratch.len });
 		if (t->scratch.len)
-			trie_put(&t->added_norm, &t->arena, (Span){ t->scratch.data, t->scratch.len }, (int32_t)i);
+			trie_put(&t->added_norm, &t->arena, (ByteSpan){ t->scratch.data, t->scratch.len }, (int32_t)i);
 	}
 	strbuf_release(&t->scratch);
 	for (int32_t i = 0; i < 256; i++)

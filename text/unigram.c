@@ -4,11 +4,11 @@
 
 #include <string.h>
 
-typedef struct Node {
+typedef struct LatticeNode {
 	double  score;
 	int32_t id;
 	int64_t from; /* -1: not reached */
-} Node;
+} LatticeNode;
 
 void
 unigram_pieces(llmc_tokenizer *t)
@@ -18,7 +18,7 @@ unigram_pieces(llmc_tokenizer *t)
 	trie_init(&t->pieces, &t->arena);
 	for (int32_t i = 0; i < t->n_ids; i++) {
 		const Token *k = &t->tok[i];
-		Span s = { k->s, k->n };
+		ByteSpan s = { k->s, k->n };
 		if (k->type == TT_UNKNOWN && t->unk_id < 0)
 			t->unk_id = i;
 		if (!k->n || (k->type != TT_NORMAL && k->type != TT_USER && k->type != TT_UNUSED))
@@ -41,14 +41,14 @@ add(const llmc_tokenizer *t, double a, double b)
 }
 
 static void
-offer(Node *node, double score, int32_t id, size_t from)
+offer(LatticeNode *node, double score, int32_t id, size_t from)
 {
 	if (node->from < 0 || score > node->score)
-		*node = (Node){ score, id, (int64_t)from };
+		*node = (LatticeNode){ score, id, (int64_t)from };
 }
 
 static void
-emit(Enc *e, Span text, const Node *best)
+emit(Enc *e, ByteSpan text, const LatticeNode *best)
 {
 	const llmc_tokenizer *t = e->t;
 	size_t n = 0, cap = 0;
@@ -84,11 +84,11 @@ emit(Enc *e, Span text, const Node *best)
 }
 
 llmc_status
-unigram_encode(Enc *e, Span text)
+unigram_encode(Enc *e, ByteSpan text)
 {
 	const llmc_tokenizer *t = e->t;
 	double unk_score = add(t, t->min_score, -10);
-	Node *best = NEW(&e->arena, Node, text.n + 1);
+	LatticeNode *best = NEW(&e->arena, LatticeNode, text.n + 1);
 
 	for (size_t i = 1; i <= text.n; i++)
 		best[i].from = -1;

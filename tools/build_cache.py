@@ -1,4 +1,4 @@
-"""The cache of built code for Python: the files of base/cache.h (docs/internals/built-code.md).
+"""The cache of built code for Python: the files of base/build_cache.h (docs/internals/built-code.md).
 
     key = build_cache.key(text, flags, compiler)             # SHA-256 of all that the contents depend on
     data = build_cache.get("nvrtc", key)                     # bytes, or None

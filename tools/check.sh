@@ -86,7 +86,7 @@ step_san() {
 	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" build/san/llmc build/san/unit/test_engine || return 1
 	[ -z "${LLMC_CHECK_ALL:-}" ] || apart=$gpu
 	unit=$(printf '%s\n' tests/unit/test_*.c | grep -Ev -e "$gpu" -e "$apart" | sed -e 's|^tests/|build/san/|' -e 's/\.c$//' | paste -sd' ')
-	# Kernels see tables of products (cpu_product.h) by name; where a file with one has been unloaded, this check of ASan reads what is gone.
+	# Kernels see tables of products (cpu/gemm/matmul_kernel.h) by name; where a file with one has been unloaded, this check of ASan reads what is gone.
 	export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1
 	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" unit UNIT="$unit" || return 1
 	tests/e2e/sanitized.sh build/san/llmc "$san"

@@ -14,7 +14,7 @@ def files():
             for name in sorted(names):
                 if name.endswith((".yaml", ".c.in", ".cu.in", ".head", ".cu", ".h", ".txt")):
                     yield os.path.join(folder, name)
-    page = "serve/page"
+    page = "serve/pages/assets"
     for name in sorted(os.listdir(page)):
         if name.endswith((".html", ".js", ".css", ".svg", ".json")):
             yield os.path.join(page, name)

@@ -3,7 +3,7 @@
 
 tools/serving_doc.py [--check]      --check: exit 1 if the page differs
 
-Flags come from `llmc serve --help` (LLMC names the binary), routes from serve/routes.def, and their
+Flags come from `llmc serve --help` (LLMC names the binary), routes from serve/http/routes.def, and their
 descriptions from the OpenAPI document."""
 
 import glob

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/yaml.md from compiler/spec.def: every key with type, unit, default and range. Usage: yaml_doc.py [--check]"""
+"""docs/yaml.md from compiler/spec/spec.def: every key with type, unit, default and range. Usage: yaml_doc.py [--check]"""
 import os
 import re
 import subprocess
@@ -48,7 +48,7 @@ def value(text):
 
 def rows():
     source = subprocess.run(["gcc", "-E", "-P", "-imacros", os.path.join(ROOT, "formats/dtype.h"), "-imacros", os.path.join(ROOT, "formats/kv_type.h"), "-x", "c",
-                             os.path.join(ROOT, "compiler/spec.def")], check=True, capture_output=True, text=True).stdout
+                             os.path.join(ROOT, "compiler/spec/spec.def")], check=True, capture_output=True, text=True).stdout
     at = 0
     while (at := source.find("KEY(", at)) >= 0:
         depth, end, quoted = 0, at + 3, False
@@ -102,7 +102,7 @@ def document():
 
 INTRO = """# The description
 
-Written by `tools/yaml_doc.py` from `compiler/spec.def`; a test keeps both alike.
+Written by `tools/yaml_doc.py` from `compiler/spec/spec.def`; a test keeps both alike.
 
 A description is one YAML file. `family` names the file that gives the primitives (norms, positions, masks, routers) and the
 names of tensors; the description gives the numbers. A key may be written as a map in a map or with points in between:
@@ -139,7 +139,7 @@ def main():
     if sys.argv[1:] == ["--check"]:
         with open(DOC, encoding="utf-8") as f:
             if f.read() != text:
-                sys.exit("docs/yaml.md is not what compiler/spec.def says: run tools/yaml_doc.py")
+                sys.exit("docs/yaml.md is not what compiler/spec/spec.def says: run tools/yaml_doc.py")
         return
     with open(DOC, "w", encoding="utf-8") as f:
         f.write(text)

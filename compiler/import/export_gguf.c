@@ -1,17 +1,17 @@
-/* A folder's model as a GGUF has it (compiler/export.h).
+/* A folder's model as a GGUF has it (compiler/import/export.h).
  *
  * Keys: those that every architecture has, what the family's map names by a plain key, and what its `write` says by an expression over the folder's keys. Then import
  * reads them back; a key of ours that came out different is written too, if the map has a name for it. Tensors: the graph of the description with the names of
  * GGUF files, whose sources say where rows lie there. Last, the graph that was read back is held against the folder's. */
-#include "compiler/export.h"
+#include "compiler/import/export.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "compiler/import/import.h"
 
-typedef struct Job {
-	Source     *from;    /* the folder */
+typedef struct ExportJob {
+	ImportSource     *from;    /* the folder */
 	Family      family;  /* with its gguf part */
 	Diag       *d;
 	Arena      *a;
@@ -19,7 +19,7 @@ typedef struct Job {
 	const Spec *spec;
 	Export     *x;
 	bool        written[K_COUNT];
-} Job;
+} ExportJob;
 
 /* --- keys --------------------------------------------------------------------------------------------------------------- */
 
@@ -39,7 +39,7 @@ is_real(const char *name)
 }
 
 static void
-key_add(Job *j, const char *name, ExprVal v)
+key_add(ExportJob *j, const char *name, ExprVal v)
 {
 	Export *x = j->x;
 	const char *full = arena_printf(j->a, "%s.%s", x->arch, name);
@@ -52,13 +52,13 @@ key_add(Job *j, const char *name, ExprVal v)
 }
 
 static void
-num_add(Job *j, const char *name, double v)
+num_add(ExportJob *j, const char *name, double v)
 {
 	key_add(j, name, (ExprVal){ .kind = EXPR_NUM, .num = v });
 }
 
 static void
-str_add(Job *j, const char *name, const char *v)
+str_add(ExportJob *j, const char *name, const char *v)
 {
 	key_add(j, name, (ExprVal){ .kind = EXPR_STR, .str = v });
 }
@@ -72,7 +72,7 @@ is_plain(const char *s)
 
 /* The file's key for one of ours; NULL: it has none, or only as a part of something */
 static const char *
-plain_key(const Job *j, SpecKey k)
+plain_key(const ExportJob *j, SpecKey k)
 {
 	const Node *own = node_get(j->family.format, "keys"), *n = own ? node_get(own, spec_key[k].path) : NULL, *base = node_get(j->family.base, "keys");
 	const char *found = NULL;
@@ -93,7 +93,7 @@ plain_key(const Job *j, SpecKey k)
 }
 
 static bool
-write_key(Job *j, SpecKey k)
+write_key(ExportJob *j, SpecKey k)
 {
 	const char *name = plain_key(j, k), *text = spec_get(j->spec, j->a, spec_key[k].path);
 	double v;
@@ -111,7 +111,7 @@ write_key(Job *j, SpecKey k)
 
 /* What `write` of the family's gguf part says */
 static bool
-family_keys(Job *j)
+family_keys(ExportJob *j)
 {
 	const Node *map = node_get(j->family.format, "write");
 
@@ -126,7 +126,7 @@ family_keys(Job *j)
 }
 
 static void
-rope_keys(Job *j)
+rope_keys(ExportJob *j)
 {
 	const RopeTable *r = &j->spec->rope[0];
 
@@ -172,7 +172,7 @@ role_of(const char *id)
 }
 
 static bool
-tensor_add(Job *j, const PlanTensor *t, const PlanSource *s)
+tensor_add(ExportJob *j, const PlanTensor *t, const PlanSource *s)
 {
 	static const char *const always[] = { "router", "s_mix", "pos_embed", "lin_conv", "ssm_conv", "conv_w" };
 	const char *role = role_of(t->id);
@@ -200,7 +200,7 @@ tensor_add(Job *j, const PlanTensor *t, const PlanSource *s)
 }
 
 static void
-made_add(Job *j, const char *name, int n, const double *value)
+made_add(ExportJob *j, const char *name, int n, const double *value)
 {
 	Export *x = j->x;
 	float *f = NEW(j->a, float, n + 1);
@@ -213,7 +213,7 @@ made_add(Job *j, const char *name, int n, const double *value)
 
 /* Wavelengths that are stretched one by one: by what each frequency is divided */
 static void
-rope_tensors(Job *j)
+rope_tensors(ExportJob *j)
 {
 	const RopeTable *r = &j->spec->rope[0];
 	const int n = r->dims / 2;
@@ -238,11 +238,11 @@ rope_tensors(Job *j)
 /* --- read back ---------------------------------------------------------------------------------------------------------- */
 
 static const Spec *
-read_back(const Job *j)
+read_back(const ExportJob *j)
 {
-	Source *s = NEW(j->a, Source, 1);
+	ImportSource *s = NEW(j->a, ImportSource, 1);
 
-	*s = (Source){ .d = j->d, .a = j->a, .path = j->path, .file = j->path, .format = "gguf", .arch = j->x->arch, .have_tensors = true };
+	*s = (ImportSource){ .d = j->d, .a = j->a, .path = j->path, .file = j->path, .format = "gguf", .arch = j->x->arch, .have_tensors = true };
 	source_add(s, "general.architecture", (ExprVal){ .kind = EXPR_STR, .str = s->arch });
 	for (size_t i = 0; i < j->x->n_key; i++)
 		source_add(s, j->x->key[i].name, j->x->key[i].val);
@@ -277,7 +277,7 @@ near(double a, double b, double rel)
 }
 
 static bool
-key_differs(const Job *j, const Spec *back, SpecKey k)
+key_differs(const ExportJob *j, const Spec *back, SpecKey k)
 {
 	const char *a = spec_get(j->spec, j->a, spec_key[k].path), *b = spec_get(back, j->a, spec_key[k].path);
 	double x, y;
@@ -351,7 +351,7 @@ graphs_agree(const Graph *a, const Graph *b)
 
 /* What is to be added to a norm's weights: [tensors of the graph] */
 static float *
-norms_of(const Job *j, const Graph *a, const Graph *b)
+norms_of(const ExportJob *j, const Graph *a, const Graph *b)
 {
 	float *add = NEW(j->a, float, a->n_tensor + 1);
 
@@ -367,7 +367,7 @@ norms_of(const Job *j, const Graph *a, const Graph *b)
 /* --- all of it ------------------------------------------------------------------------------------------------------------ */
 
 static const char *
-known_families(const Job *j)
+known_families(const ExportJob *j)
 {
 	const Node *index = family_file("families/_index.yaml", NULL, j->d, j->a), *list = index ? node_get(index, "families") : NULL;
 	const char *out = "";
@@ -383,7 +383,7 @@ known_families(const Job *j)
 
 /* general.architecture: what the gguf part says, else what its condition asks for */
 static const char *
-arch_of(const Job *j)
+arch_of(const ExportJob *j)
 {
 	const Node *own = j->family.format ? node_get(j->family.format, "arch") : NULL, *match = node_get(j->family.root, "match"), *m = match ? node_get(match, "gguf") : NULL;
 	const char *at = m && m->kind == NODE_SCALAR ? strstr(m->text, "arch == ") : NULL;
@@ -394,7 +394,7 @@ arch_of(const Job *j)
 }
 
 static const Spec *
-spec_of(const Job *j, const char *what)
+spec_of(const ExportJob *j, const char *what)
 {
 	const char *yaml = import_text(j->from);
 
@@ -403,7 +403,7 @@ spec_of(const Job *j, const char *what)
 
 /* The folder's description with the names of GGUF files */
 static const Spec *
-renamed(const Job *j)
+renamed(const ExportJob *j)
 {
 	static const SpecKey folder[] = { K_tensors, K_names_prefix, K_names_replace, K_storage_rules, K_storage_default };
 
@@ -414,7 +414,7 @@ renamed(const Job *j)
 }
 
 static bool
-has_form(const Job *j)
+has_form(const ExportJob *j)
 {
 	const Spec *s = j->spec;
 	const HeadShape far = spec_heads(s, -1), near = s->attention.window > 0 ? s->attention.local : far;
@@ -430,7 +430,7 @@ has_form(const Job *j)
 /* requires: tensors and first keys
  * effect:   keys that import needs to find the same model; the Spec that it then finds; NULL: errors are in d */
 static const Spec *
-complete(Job *j, SpecKey *differs)
+complete(ExportJob *j, SpecKey *differs)
 {
 	const Spec *back = NULL;
 	bool more = true;
@@ -452,7 +452,7 @@ complete(Job *j, SpecKey *differs)
 }
 
 static void
-first_keys(Job *j)
+first_keys(ExportJob *j)
 {
 	static const SpecKey always[] = { K_vocab_size, K_max_positions, K_hidden, K_n_layers, K_ffn_width, K_n_heads, K_n_kv_heads, K_head_dim, K_norm_eps };
 	static const SpecKey moe[] = { K_n_experts, K_top_k, K_moe_width };
@@ -473,7 +473,7 @@ first_keys(Job *j)
 }
 
 static bool
-parts(Job *j, const Graph *mine, const Graph *file)
+parts(ExportJob *j, const Graph *mine, const Graph *file)
 {
 	Export *x = j->x;
 	float *add = norms_of(j, mine, file);
@@ -497,7 +497,7 @@ parts(Job *j, const Graph *mine, const Graph *file)
 }
 
 static bool
-export(Job *j)
+export(ExportJob *j)
 {
 	Diag *d = j->d;
 	const char *folder = j->from->path;
@@ -543,9 +543,9 @@ export(Job *j)
 const Export *
 export_gguf(const char *folder, const char *path, Diag *d, Arena *a, llmc_error *err)
 {
-	Job j = { .from = NEW(a, Source, 1), .d = d, .a = a, .path = path, .x = NEW(a, Export, 1) };
+	ExportJob j = { .from = NEW(a, ImportSource, 1), .d = d, .a = a, .path = path, .x = NEW(a, Export, 1) };
 
-	*j.from = (Source){ .d = d, .a = a, .path = folder };
+	*j.from = (ImportSource){ .d = d, .a = a, .path = folder };
 	if (!source_read_hf(j.from, err) || !import_source(j.from))
 		return NULL;
 	return export(&j) ? j.x : NULL;

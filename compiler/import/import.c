@@ -37,7 +37,7 @@ model_name(Arena *a, const char *path)
 
 /* Import writes what it found, not what family and defaults say anyway. */
 static bool
-goes_without_saying(const Source *s, SpecKey k)
+goes_without_saying(const ImportSource *s, SpecKey k)
 {
 	const char *text = s->value[k], *word = family_word(s, k), *def = word ? word : spec_key[k].def;
 	double x, y;
@@ -52,7 +52,7 @@ goes_without_saying(const Source *s, SpecKey k)
 }
 
 const char *
-import_text(const Source *s)
+import_text(const ImportSource *s)
 {
 	const char *out = arena_printf(s->a, "# imported by llmc from %s\n", strcmp(s->format, "gguf") == 0 ? "a GGUF file" : flm_name(s->path) ? "a FastLLM model" : "a Hugging Face folder");
 	const char *open = ""; /* the map whose keys are being written, one line each up to its last dot */
@@ -77,7 +77,7 @@ import_text(const Source *s)
 }
 
 static Spec *
-resolve(const Source *s, const char *text)
+resolve(const ImportSource *s, const char *text)
 {
 	return spec_from_text(arena_printf(s->a, "%s (imported)", s->path), text, strlen(text), NULL, s->d, s->a);
 }
@@ -92,7 +92,7 @@ real_path(Arena *a, const char *path)
 
 /* Configurations of small models keep the token ids of large ones: what is no token ends no text. */
 static void
-drop_foreign_tokens(Source *s, SpecKey k)
+drop_foreign_tokens(ImportSource *s, SpecKey k)
 {
 	const char *text = s->value[k], *out = "";
 	double vocab;
@@ -118,7 +118,7 @@ drop_foreign_tokens(Source *s, SpecKey k)
 }
 
 char *
-import_source(Source *s)
+import_source(ImportSource *s)
 {
 	if (!import_family(s))
 		return NULL;
@@ -154,10 +154,10 @@ import_source(Source *s)
 char *
 import_yaml(const char *src, bool allow_unknown_keys, Diag *d, Arena *perm, llmc_error *err)
 {
-	Source *s = NEW(perm, Source, 1);
+	ImportSource *s = NEW(perm, ImportSource, 1);
 	bool folder = file_is_dir(src);
 
-	*s = (Source){ .d = d, .a = perm, .path = src, .allow_unknown_keys = allow_unknown_keys };
+	*s = (ImportSource){ .d = d, .a = perm, .path = src, .allow_unknown_keys = allow_unknown_keys };
 	if (folder && !file_exists(arena_printf(perm, "%s/config.json", src)) && !file_exists(arena_printf(perm, "%s/params.json", src))) {
 		error_set(err, LLMC_E_INPUT, "%s: holds no config.json: a Hugging Face folder or a GGUF file is expected", src);
 		return NULL;

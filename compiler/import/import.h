@@ -7,7 +7,7 @@
 #define LLMC_COMPILER_IMPORT_H
 
 #include "base/json.h"
-#include "compiler/family.h"
+#include "compiler/spec/family.h"
 
 typedef struct SourceKey {
 	const char *name;  /* "rope_scaling.factor" */
@@ -28,7 +28,7 @@ typedef struct SourceTensor {
 	int64_t      bytes;
 } SourceTensor;
 
-typedef struct Source {
+typedef struct ImportSource {
 	Diag         *d;
 	Arena        *a;
 	const char   *path;
@@ -45,42 +45,42 @@ typedef struct Source {
 	void         *weights;  /* what holds their data, closed with the arena or by source_close_weights */
 	Family        family;
 	const char   *value[K_COUNT]; /* YAML text of each key that import gives; NULL: none */
-} Source;
+} ImportSource;
 
 /* Fill keys and tensors. false: an error is in s->d or *err. */
-bool source_read_hf(Source *s, llmc_error *err);
-bool source_read_gguf(Source *s, llmc_error *err);
-bool source_read_flm(Source *s, llmc_error *err);
+bool source_read_hf(ImportSource *s, llmc_error *err);
+bool source_read_gguf(ImportSource *s, llmc_error *err);
+bool source_read_flm(ImportSource *s, llmc_error *err);
 /* For those above: a config.json's keys; the tensors of s->path, which is a checkpoint. */
-void source_take_config(Source *s, const json_t *root);
-bool source_take_weights(Source *s, llmc_error *err);
-void source_close_weights(Source *s);
+void source_take_config(ImportSource *s, const json_t *root);
+bool source_take_weights(ImportSource *s, llmc_error *err);
+void source_close_weights(ImportSource *s);
 /* What crosses families: rope, dtype, eos. Before import_map, so that `$key` and virtual keys are there. */
-void source_convert_hf(Source *s);
-void source_convert_gguf(Source *s);
+void source_convert_hf(ImportSource *s);
+void source_convert_gguf(ImportSource *s);
 
-SourceKey    *source_key(Source *s, const char *name);    /* marks it as used; NULL: absent */
-ExprVal       source_val(Source *s, const char *name);    /* marks it as used; null: absent */
-bool          source_num(Source *s, const char *name, double *out);
-const char   *source_str(Source *s, const char *name);    /* NULL: absent, or no text */
-void          source_add(Source *s, const char *name, ExprVal v); /* hides nothing that is there */
-void          source_use(Source *s, const char *pattern); /* mark keys as used */
-SourceTensor *source_tensor(const Source *s, const char *name);
-void          source_sort(Source *s);                     /* tensors, once they are all there */
-void          source_set(Source *s, SpecKey k, const char *text);
-void          source_set_num(Source *s, SpecKey k, double v);
-bool          source_set_layers(Source *s, SpecKey k, ExprVal layer_types);
-const char   *family_word(const Source *s, SpecKey k);    /* what the family's blocks say; NULL: nothing */
+SourceKey    *source_key(ImportSource *s, const char *name);    /* marks it as used; NULL: absent */
+ExprVal       source_val(ImportSource *s, const char *name);    /* marks it as used; null: absent */
+bool          source_num(ImportSource *s, const char *name, double *out);
+const char   *source_str(ImportSource *s, const char *name);    /* NULL: absent, or no text */
+void          source_add(ImportSource *s, const char *name, ExprVal v); /* hides nothing that is there */
+void          source_use(ImportSource *s, const char *pattern); /* mark keys as used */
+SourceTensor *source_tensor(const ImportSource *s, const char *name);
+void          source_sort(ImportSource *s);                     /* tensors, once they are all there */
+void          source_set(ImportSource *s, SpecKey k, const char *text);
+void          source_set_num(ImportSource *s, SpecKey k, double v);
+bool          source_set_layers(ImportSource *s, SpecKey k, ExprVal layer_types);
+const char   *family_word(const ImportSource *s, SpecKey k);    /* what the family's blocks say; NULL: nothing */
 
 /* From keys and tensors to YAML (arena); NULL: errors are in s->d */
-char *import_source(Source *s);
-const char *import_text(const Source *s); /* what s->value says, as YAML */
-bool import_family(Source *s);     /* match */
-bool import_eval(Source *s, const Node *n, ExprVal *out); /* an expression over the source's keys */
-void import_nearest(Source *s, const Family *family, size_t n); /* a note: which of these is nearest, and how it differs */
-void import_map(Source *s);        /* keys, values, when, expect, unknown keys */
+char *import_source(ImportSource *s);
+const char *import_text(const ImportSource *s); /* what s->value says, as YAML */
+bool import_family(ImportSource *s);     /* match */
+bool import_eval(ImportSource *s, const Node *n, ExprVal *out); /* an expression over the source's keys */
+void import_nearest(ImportSource *s, const Family *family, size_t n); /* a note: which of these is nearest, and how it differs */
+void import_map(ImportSource *s);        /* keys, values, when, expect, unknown keys */
 bool import_expected(const Node *want, ExprVal v); /* is v one of the values that a family's `expect` has for a key? */
-bool import_names(Source *s, const Spec *spec);  /* true: values changed, make the Spec again */
-void import_check(Source *s, const Spec *spec);  /* every tensor named is there and right, every other one is reported */
+bool import_names(ImportSource *s, const Spec *spec);  /* true: values changed, make the Spec again */
+void import_check(ImportSource *s, const Spec *spec);  /* every tensor named is there and right, every other one is reported */
 
 #endif

@@ -7,44 +7,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compiler/selector.h"
+#include "compiler/spec/layer_list.h"
 #include "formats/dequant.h"
 #include "formats/scheme.h"
 
-typedef struct Check {
-	Source     *s;
+typedef struct ImportCheck {
+	ImportSource     *s;
 	const Spec *spec;
 	int         n_missing;
 	/* one entry for each role: how it is stored by layer, [n_layers + 1], the last outside the layers */
 	size_t      n_role, cap_role;
-	struct Stored { const char *role; struct How *how; bool vector; int64_t elems; } *role;
+	struct Stored { const char *role; struct StoredForm *how; bool vector; int64_t elems; } *role;
 	/* how columns of a layer's experts lie, [n_layers], of gate and up, of down */
 	enum ExpertColumns { EXPERTS_UNSEEN, EXPERTS_PLAIN, EXPERTS_ORDERED, EXPERTS_MIXED } *columns[2];
-} Check;
+} ImportCheck;
 
-typedef struct How {
+typedef struct StoredForm {
 	Dtype dtype;                  /* DT_NONE: no such tensor */
 	const SourceTensor *from;
 	const char *order, *factor;   /* as in a rule of storage */
-} How;
+} StoredForm;
 
 /* ------------------------------------------------------------------------------------------ names and head */
 
 static const SourceTensor *
-tensor_of(const Source *s, const TensorRule *r)
+tensor_of(const ImportSource *s, const TensorRule *r)
 {
 	return r ? source_tensor(s, r->whole ? r->name : arena_printf(s->a, "%s.weight", r->name)) : NULL;
 }
 
 static bool
-present(const Source *s, const TensorRule *r)
+present(const ImportSource *s, const TensorRule *r)
 {
 	return tensor_of(s, r) != NULL;
 }
 
 /* Is there a tensor whose name ends as that one does, behind nothing or something else? */
 static bool
-elsewhere(const Source *s, const char *name)
+elsewhere(const ImportSource *s, const char *name)
 {
 	const char  *dot = strrchr(name, '.'), *end = arena_printf(s->a, ".%s.weight", dot ? dot + 1 : name);
 	const size_t n = strlen(end);
@@ -60,7 +60,7 @@ elsewhere(const Source *s, const char *name)
 
 /* A head that is stored beside the embedding of a model that is said to be tied, and is another one: trained apart after all. transformers takes it. */
 static bool
-own_head(const Source *s, const TensorRule *embed, const TensorRule *head)
+own_head(const ImportSource *s, const TensorRule *embed, const TensorRule *head)
 {
 	const SourceTensor *e = tensor_of(s, embed), *h = tensor_of(s, head);
 
@@ -71,7 +71,7 @@ own_head(const Source *s, const TensorRule *embed, const TensorRule *head)
 
 /* Names begin differently when a model was saved alone, as part of a wrapper, or without its head. */
 bool
-import_names(Source *s, const Spec *spec)
+import_names(ImportSource *s, const Spec *spec)
 {
 	const TensorRule *embed = rule_for(spec->tensor_rule, spec->n_tensor_rule, "embed");
 	const TensorRule *head = rule_for(spec->tensor_rule, spec->n_tensor_rule, "head");
@@ -131,7 +131,7 @@ import_names(Source *s, const Spec *spec)
 
 /* The first role of the layer whose columns have the same order, or factors: all of them then read one x. */
 static const char *
-alike(const Check *c, const struct Stored *own, int place, const SourceTensor *t, bool order)
+alike(const ImportCheck *c, const struct Stored *own, int place, const SourceTensor *t, bool order)
 {
 	const size_t bytes = (size_t)t->dim[t->n_dims - 1] * sizeof(float);
 
@@ -146,7 +146,7 @@ alike(const Check *c, const struct Stored *own, int place, const SourceTensor *t
 
 /* The rule of a role of experts that are tensors of their own, as they are; NULL: they are not */
 static const TensorRule *
-expert_rule(const Check *c, const char *role)
+expert_rule(const ImportCheck *c, const char *role)
 {
 	const TensorRule *r = rule_for(c->spec->tensor_rule, c->spec->n_tensor_rule, role);
 
@@ -155,7 +155,7 @@ expert_rule(const Check *c, const char *role)
 
 /* Columns of experts keep their blocks when each is a tensor of its own and gate and up, which read one x, have one order; rows of gate and up take down's. */
 static enum ExpertColumns
-expert_columns(Check *c, const char *role, int layer)
+expert_columns(ImportCheck *c, const char *role, int layer)
 {
 	const Spec *s = c->spec;
 	const bool down = strcmp(role, "e_down") == 0;
@@ -189,7 +189,7 @@ expert_columns(Check *c, const char *role, int layer)
 
 /* The vectors that came of the matrix are nobody else's */
 static void
-beside_used(Check *c, const SourceTensor *t)
+beside_used(ImportCheck *c, const SourceTensor *t)
 {
 	static const char *const what[] = { SCHEME_ORDER, SCHEME_FACTOR };
 	const int n = (int)strlen(t->name) - (int)strlen("weight");
@@ -202,7 +202,7 @@ beside_used(Check *c, const SourceTensor *t)
 }
 
 static void
-stored(Check *c, const char *role, int layer, const SourceTensor *t, bool vector)
+stored(ImportCheck *c, const char *role, int layer, const SourceTensor *t, bool vector)
 {
 	struct Stored *r = NULL;
 	int n = c->spec->n_layers;
@@ -213,11 +213,11 @@ stored(Check *c, const char *role, int layer, const SourceTensor *t, bool vector
 	if (!r) {
 		c->role = arena_grow(c->s->a, c->role, &c->cap_role, c->n_role + 1, sizeof *c->role);
 		r = &c->role[c->n_role++];
-		*r = (struct Stored){ .role = role, .how = NEW(c->s->a, How, n + 1), .vector = vector };
+		*r = (struct Stored){ .role = role, .how = NEW(c->s->a, StoredForm, n + 1), .vector = vector };
 		for (int l = 0; l <= n; l++)
 			r->how[l].dtype = DT_NONE;
 	}
-	How *h = &r->how[layer < 0 ? n : layer];
+	StoredForm *h = &r->how[layer < 0 ? n : layer];
 	const enum ExpertColumns experts = expert_columns(c, role, layer);
 	const bool plain = experts == EXPERTS_MIXED || (experts == EXPERTS_PLAIN && (t->order || t->factor) && !role_arranges(role));
 	const Dtype d = plain ? DT_F32 : t->dtype;
@@ -254,7 +254,7 @@ shape_text(Arena *a, const int64_t *dim, int n)
 /* One tensor: rows of all the roles that it stacks; cols 0: a vector. A stack of matrices (experts, heads) has `units` of them,
  * which is its first dimension where the file keeps it apart. */
 static void
-tensor(Check *c, const TensorRule *r, const char *role, int layer, int expert, int64_t rows, int64_t cols, int64_t units, const char *suffix)
+tensor(ImportCheck *c, const TensorRule *r, const char *role, int layer, int expert, int64_t rows, int64_t cols, int64_t units, const char *suffix)
 {
 	const char *name = rule_name_in(c->s->a, c->spec, r, layer, expert, suffix);
 	SourceTensor *t = source_tensor(c->s, name);
@@ -312,7 +312,7 @@ role_named(const Role *role, int n, const char *name)
 
 /* All roles of one place (outside the layers, or a layer), each tensor once. */
 static void
-roles(Check *c, const Role *role, int n, int layer, int n_experts)
+roles(ImportCheck *c, const Role *role, int n, int layer, int n_experts)
 {
 	const Spec *s = c->spec;
 
@@ -354,7 +354,7 @@ roles(Check *c, const Role *role, int n, int layer, int n_experts)
 
 /* The bias of a vector whose length is another one */
 static void
-bias_role(Check *c, const char *role, int layer, int64_t rows)
+bias_role(ImportCheck *c, const char *role, int layer, int64_t rows)
 {
 	const TensorRule *r = rule_for(c->spec->tensor_rule, c->spec->n_tensor_rule, role);
 
@@ -365,7 +365,7 @@ bias_role(Check *c, const char *role, int layer, int64_t rows)
 #define ROLE(nm, r, c_, b) role[n++] = (Role){ nm, r, c_, b }
 
 static void
-layer_roles(Check *c, int l)
+layer_roles(ImportCheck *c, int l)
 {
 	const Spec *s = c->spec;
 	const HeadShape shape = spec_heads(s, l);
@@ -582,7 +582,7 @@ layer_roles(Check *c, int l)
 }
 
 static void
-outer_roles(Check *c)
+outer_roles(ImportCheck *c)
 {
 	const Spec *s = c->spec;
 	int64_t H = s->hidden;
@@ -653,7 +653,7 @@ layer_of(const char *pattern, const char *name, bool prefix)
 /* A GGUF counts the layers that predict further tokens among its blocks and marks them by tensors of their own; tensors of any
  * other layer behind the last say that block_count is wrong. */
 static bool
-predicts(Check *c, long layer)
+predicts(ImportCheck *c, long layer)
 {
 	const char *stem = arena_printf(c->s->a, "blk.%ld.nextn.", layer);
 	double blocks;
@@ -668,7 +668,7 @@ predicts(Check *c, long layer)
 
 /* Keys and values of a layer that reads those of another: some files hold them all the same. */
 static bool
-kept_by_others(Check *c, const char *name)
+kept_by_others(ImportCheck *c, const char *name)
 {
 	static const char *const role[] = { "k", "v", "k_norm" };
 	const Spec *s = c->spec;
@@ -710,7 +710,7 @@ drop_rule(const Spec *s, const char *name)
 }
 
 static void
-leftovers(Check *c)
+leftovers(ImportCheck *c)
 {
 	const Spec *s = c->spec;
 	const TensorRule *norm = rule_for(s->tensor_rule, s->n_tensor_rule, "q"), *head = rule_for(s->tensor_rule, s->n_tensor_rule, "head");
@@ -764,13 +764,13 @@ leftovers(Check *c)
 /* ------------------------------------------------------------------------------------------ storage rules */
 
 static bool
-same_how(const How *a, const How *b)
+same_how(const StoredForm *a, const StoredForm *b)
 {
 	return a->dtype == b->dtype && same_word(a->order, b->order) && same_word(a->factor, b->factor);
 }
 
 static const char *
-rules_of(Check *c, const struct Stored *r, Dtype usual, const char *out)
+rules_of(ImportCheck *c, const struct Stored *r, Dtype usual, const char *out)
 {
 	Arena *a = c->s->a;
 	int n = c->spec->n_layers;
@@ -778,7 +778,7 @@ rules_of(Check *c, const struct Stored *r, Dtype usual, const char *out)
 
 	for (int d = 0; d < DT_COUNT; d++)
 		for (int first = 0; first <= n; first++) { /* layers that are as this one is, and none before it */
-			const How *h = &r->how[first];
+			const StoredForm *h = &r->how[first];
 			uint8_t *in = NEW(a, uint8_t, n + 1);
 			int count = 0, all = 0, before = 0;
 			if (h->dtype != (Dtype)d)
@@ -802,7 +802,7 @@ rules_of(Check *c, const struct Stored *r, Dtype usual, const char *out)
 }
 
 static void
-storage(Check *c)
+storage(ImportCheck *c)
 {
 	int64_t elems[DT_COUNT] = { 0 };
 	Dtype usual = DT_NONE;
@@ -834,9 +834,9 @@ storage(Check *c)
 }
 
 void
-import_check(Source *s, const Spec *spec)
+import_check(ImportSource *s, const Spec *spec)
 {
-	Check c = { .s = s, .spec = spec };
+	ImportCheck c = { .s = s, .spec = spec };
 	int before = s->d->n_error;
 
 	outer_roles(&c);

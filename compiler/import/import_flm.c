@@ -12,7 +12,7 @@
 
 /* Python's text of a value as JSON's: 'a' "a", True true, None null, (1, 2) [1, 2]. What is no value stays a text. */
 static json_t *
-value_of(Source *s, const char *text)
+value_of(ImportSource *s, const char *text)
 {
 	static const struct { const char *python, *json; } word[] = { { "True", "true" }, { "False", "false" }, { "None", "null" } };
 	Strbuf *out = arena_strbuf(s->a);
@@ -41,7 +41,7 @@ value_of(Source *s, const char *text)
 }
 
 static void
-put(Source *s, json_t *root, const char *key, json_t *own)
+put(ImportSource *s, json_t *root, const char *key, json_t *own)
 {
 	if (!root || !own || json_object_set_new(root, key, own) != 0)
 		arena_out(s->a);
@@ -54,7 +54,7 @@ release(void *root)
 }
 
 bool
-source_read_flm(Source *s, llmc_error *err)
+source_read_flm(ImportSource *s, llmc_error *err)
 {
 	FileMap *m;
 	Flm f;

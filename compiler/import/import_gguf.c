@@ -26,7 +26,7 @@ tidy_f32(double v)
 }
 
 static void
-take_key(Source *s, const Gguf *g, const char *key)
+take_key(ImportSource *s, const Gguf *g, const char *key)
 {
 	GgufType type, elem;
 	size_t count;
@@ -55,7 +55,7 @@ take_key(Source *s, const Gguf *g, const char *key)
 }
 
 static void
-take_tensor(Source *s, const GgufTensor *t, SourceTensor *to)
+take_tensor(ImportSource *s, const GgufTensor *t, SourceTensor *to)
 {
 	const char *type = ggml_type_name(t->ggml_type);
 
@@ -72,7 +72,7 @@ close_gguf(void *g)
 }
 
 bool
-source_read_gguf(Source *s, llmc_error *err)
+source_read_gguf(ImportSource *s, llmc_error *err)
 {
 	Gguf *g = NULL;
 
@@ -104,7 +104,7 @@ source_read_gguf(Source *s, llmc_error *err)
 }
 
 static void
-scaling(Source *s)
+scaling(ImportSource *s)
 {
 	const char *type = source_str(s, "rope.scaling.type");
 	bool lists = source_tensor(s, "rope_factors_long.weight") && source_tensor(s, "rope_factors_short.weight");
@@ -153,7 +153,7 @@ scaling(Source *s)
 }
 
 void
-source_convert_gguf(Source *s)
+source_convert_gguf(ImportSource *s)
 {
 	static const char *const ends[] = { "tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id" };
 	const char *out = "";

@@ -14,7 +14,7 @@
 enum { MAX_JSON_BYTES = 8 << 20, MAX_JSON_DEPTH = 6, MAX_JSON_LIST = 65536 };
 
 static ExprVal
-json_val(Source *s, const json_t *j, int depth)
+json_val(ImportSource *s, const json_t *j, int depth)
 {
 	switch (json_typeof(j)) {
 	case JSON_INTEGER:
@@ -43,7 +43,7 @@ json_val(Source *s, const json_t *j, int depth)
 
 /* {"a": {"b": 1}} -> a.b = 1 */
 static void
-flatten(Source *s, const json_t *object, const char *prefix, bool used, int depth)
+flatten(ImportSource *s, const json_t *object, const char *prefix, bool used, int depth)
 {
 	const char *name;
 	json_t *v;
@@ -70,7 +70,7 @@ close_safetensors(void *st)
 
 /* The object that a file holds, the arena's; NULL: *err says why not. */
 static json_t *
-load_json(Source *s, const char *path, llmc_error *err)
+load_json(ImportSource *s, const char *path, llmc_error *err)
 {
 	Strbuf *text = arena_strbuf(s->a);
 	json_error_t je;
@@ -116,7 +116,7 @@ text_of(const json_t *root)
 /* The language model of a wrapper with other parts stands in text_config; what stands around it describes those parts, but for what
  * concerns the whole model: there text_config may hold no more than defaults of its class. */
 void
-source_take_config(Source *s, const json_t *root)
+source_take_config(ImportSource *s, const json_t *root)
 {
 	static const char *const whole[] = { "tie_word_embeddings", "eos_token_id", "bos_token_id" };
 	const json_t *text = text_of(root);
@@ -141,7 +141,7 @@ source_take_config(Source *s, const json_t *root)
 }
 
 static void
-take_generation(Source *s, const json_t *root)
+take_generation(ImportSource *s, const json_t *root)
 {
 	static const char *const keys[] = { "eos_token_id", "bos_token_id" };
 
@@ -169,13 +169,13 @@ zeros(const StTensor *t)
 }
 
 static const float *
-copied(Source *s, const float *x, int64_t n)
+copied(ImportSource *s, const float *x, int64_t n)
 {
 	return x ? memcpy(NEW(s->a, float, n), x, (size_t)n * sizeof *x) : NULL;
 }
 
 static void
-take_tensors(Source *s, const Safetensors *st)
+take_tensors(ImportSource *s, const Safetensors *st)
 {
 	const char *method = safetensors_scheme(st);
 	bool made = false;
@@ -205,7 +205,7 @@ take_tensors(Source *s, const Safetensors *st)
 }
 
 bool
-source_take_weights(Source *s, llmc_error *err)
+source_take_weights(ImportSource *s, llmc_error *err)
 {
 	Safetensors *weights;
 
@@ -218,7 +218,7 @@ source_take_weights(Source *s, llmc_error *err)
 }
 
 void
-source_close_weights(Source *s)
+source_close_weights(ImportSource *s)
 {
 	for (size_t i = 0; i < s->n_tensor; i++)
 		s->tensor[i].data = NULL;
@@ -239,7 +239,7 @@ ends_with(const char *text, const char *tail)
 
 /* How a folder of sentence-transformers pools: one flag a way, or a word. */
 static bool
-take_pooling(Source *s, const char *path, llmc_error *err)
+take_pooling(ImportSource *s, const char *path, llmc_error *err)
 {
 	static const struct { const char *flag, *word, *kind; } ways[] = {
 		{ "pooling_mode_lasttoken", "lasttoken", "last" }, { "pooling_mode_mean_tokens", "mean", "mean" }, { "pooling_mode_cls_token", "cls", "cls" },
@@ -265,7 +265,7 @@ take_pooling(Source *s, const char *path, llmc_error *err)
 
 /* The modules of sentence-transformers: a model, a pooling, maybe a norm of the vector. */
 static bool
-take_modules(Source *s, llmc_error *err)
+take_modules(ImportSource *s, llmc_error *err)
 {
 	const char *list = arena_printf(s->a, "%s/modules.json", s->path), *pooling = arena_printf(s->a, "%s/1_Pooling/config.json", s->path);
 	Strbuf *text = arena_strbuf(s->a);
@@ -304,7 +304,7 @@ take_modules(Source *s, llmc_error *err)
 
 /* A classifier's head: its scores are those of the last token. */
 static void
-take_labels(Source *s)
+take_labels(ImportSource *s)
 {
 	ExprVal v = source_val(s, "architectures");
 	const SourceTensor *head = source_tensor(s, "score.weight");
@@ -330,7 +330,7 @@ has_weights(const char *dir, Arena *a)
 }
 
 bool
-source_read_hf(Source *s, llmc_error *err)
+source_read_hf(ImportSource *s, llmc_error *err)
 {
 	json_t *generation = NULL;
 	Safetensors *weights = NULL;
@@ -383,7 +383,7 @@ dtype_word(const char *name)
 }
 
 static void
-list_numbers(Source *s, SpecKey k, ExprVal v)
+list_numbers(ImportSource *s, SpecKey k, ExprVal v)
 {
 	const char *out = "";
 	char num[NUMBER_SIZE];
@@ -409,7 +409,7 @@ at(SpecKey base, SpecKey main)
 }
 
 static void
-num_key(Source *s, SpecKey k, const char *object, const char *key)
+num_key(ImportSource *s, SpecKey k, const char *object, const char *key)
 {
 	double v;
 
@@ -419,7 +419,7 @@ num_key(Source *s, SpecKey k, const char *object, const char *key)
 
 /* One object of rope parameters; base: K_rope_scaling or K_local_scaling. */
 static void
-convert_rope(Source *s, const char *object, SpecKey base)
+convert_rope(ImportSource *s, const char *object, SpecKey base)
 {
 	const char *type = source_str(s, arena_printf(s->a, "%s.rope_type", object));
 	const char *old = source_str(s, arena_printf(s->a, "%s.type", object));
@@ -471,7 +471,7 @@ convert_rope(Source *s, const char *object, SpecKey base)
 }
 
 static bool
-copy_num(Source *s, const char *from, const char *to)
+copy_num(ImportSource *s, const char *from, const char *to)
 {
 	ExprVal v = source_val(s, from);
 
@@ -483,7 +483,7 @@ copy_num(Source *s, const char *from, const char *to)
 
 /* Makes the keys rope.theta and rope.partial_rotary_factor that family files may name, whatever the source calls them. */
 static void
-rope_keys(Source *s)
+rope_keys(ImportSource *s)
 {
 	static const char *const objects[] = { "rope_parameters", "rope_scaling" };
 	bool layered = source_val(s, "rope_parameters.full_attention").kind != EXPR_NULL ||
@@ -514,7 +514,7 @@ rope_keys(Source *s)
 
 /* per_layer_config.7.head_dim -> per_layer_config.full_attention.head_dim, by the word of layer 7: layers of one word have one shape. */
 static void
-layer_config(Source *s)
+layer_config(ImportSource *s)
 {
 	static const char stem[] = "per_layer_config.";
 	const ExprVal     types = source_val(s, "layer_types");
@@ -538,7 +538,7 @@ layer_config(Source *s)
 }
 
 static void
-ids(Source *s, SpecKey k, ExprVal v)
+ids(ImportSource *s, SpecKey k, ExprVal v)
 {
 	const char *out = "";
 	char num[NUMBER_SIZE];
@@ -559,7 +559,7 @@ ids(Source *s, SpecKey k, ExprVal v)
 }
 
 void
-source_convert_hf(Source *s)
+source_convert_hf(ImportSource *s)
 {
 	const char *method = source_str(s, "quantization_config.quant_method");
 	if (!s->have_tensors && source_val(s, "quantization_config").kind != EXPR_NULL)

@@ -9,7 +9,7 @@
 static ExprVal
 env_key(void *user, const char *name)
 {
-	Source *s = user;
+	ImportSource *s = user;
 
 	if (s->arch && strcmp(name, "arch") == 0)
 		return (ExprVal){ .kind = EXPR_STR, .str = s->arch };
@@ -20,7 +20,7 @@ env_key(void *user, const char *name)
 static ExprVal
 env_resolved(void *user, const char *name)
 {
-	Source *s = user;
+	ImportSource *s = user;
 	int k = spec_key_find(name);
 	const char *text = k < 0 ? NULL : s->value[k] ? s->value[k] : family_word(s, (SpecKey)k);
 	double v;
@@ -37,7 +37,7 @@ env_resolved(void *user, const char *name)
 static bool
 env_has(void *user, const char *pattern)
 {
-	Source *s = user;
+	ImportSource *s = user;
 
 	if (!strchr(pattern, '*'))
 		return source_val(s, pattern).kind != EXPR_NULL || source_tensor(s, pattern);
@@ -62,7 +62,7 @@ env_size(void *user, const char *tensor, bool last, double *out)
 }
 
 bool
-import_eval(Source *s, const Node *n, ExprVal *out)
+import_eval(ImportSource *s, const Node *n, ExprVal *out)
 {
 	ExprEnv env = { .user = s, .key = env_key, .resolved = env_resolved, .has = env_has, .size = env_size };
 
@@ -70,7 +70,7 @@ import_eval(Source *s, const Node *n, ExprVal *out)
 }
 
 bool
-import_family(Source *s)
+import_family(ImportSource *s)
 {
 	const Node *index = family_file("families/_index.yaml", NULL, s->d, s->a);
 	const Node *list = index ? node_get(index, "families") : NULL;
@@ -109,7 +109,7 @@ import_family(Source *s)
 
 /* [0, 1, 5], of a list of numbers */
 static const char *
-numbers_text(Source *s, ExprVal list)
+numbers_text(ImportSource *s, ExprVal list)
 {
 	char *out = NEW(s->a, char, list.n * (NUMBER_SIZE + 2) + 3), *p = out;
 
@@ -129,7 +129,7 @@ numbers_text(Source *s, ExprVal list)
 
 /* "{from: first_dense, every: step}" -> a selector with numbers in it; NULL: a key is absent */
 static const char *
-fill_template(Source *s, const Node *n)
+fill_template(ImportSource *s, const Node *n)
 {
 	Node *t = yaml_parse(yaml_source(s->a, n->loc.src->name, n->text, strlen(n->text)), s->d, s->a);
 	const char *out = "";
@@ -161,7 +161,7 @@ fill_template(Source *s, const Node *n)
 }
 
 static const Node *
-in_family(const Source *s, const char *part, const char *key)
+in_family(const ImportSource *s, const char *part, const char *key)
 {
 	const Node *own = s->family.format ? node_get(s->family.format, part) : NULL, *v = own ? node_get(own, key) : NULL;
 	const Node *base = node_get(s->family.base, part);
@@ -171,7 +171,7 @@ in_family(const Source *s, const char *part, const char *key)
 
 /* A word of the source in our words. */
 static const char *
-word_value(Source *s, SpecKey k, const char *word, const Node *expr)
+word_value(ImportSource *s, SpecKey k, const char *word, const Node *expr)
 {
 	const Node *map = in_family(s, "values", spec_key[k].path), *v = map ? node_get(map, word) : NULL;
 	const char *known = "";
@@ -187,7 +187,7 @@ word_value(Source *s, SpecKey k, const char *word, const Node *expr)
 }
 
 static const char *
-value_text(Source *s, SpecKey k, ExprVal v, const Node *expr)
+value_text(ImportSource *s, SpecKey k, ExprVal v, const Node *expr)
 {
 	char num[NUMBER_SIZE];
 
@@ -226,7 +226,7 @@ value_text(Source *s, SpecKey k, ExprVal v, const Node *expr)
 }
 
 static const char *
-one_alternative(Source *s, SpecKey k, const Node *n)
+one_alternative(ImportSource *s, SpecKey k, const Node *n)
 {
 	ExprVal v;
 
@@ -239,7 +239,7 @@ one_alternative(Source *s, SpecKey k, const Node *n)
 
 /* The first alternative whose keys exist. The others are looked at as well, so that their keys count as known. */
 static void
-map_key(Source *s, SpecKey k, const Node *n)
+map_key(ImportSource *s, SpecKey k, const Node *n)
 {
 	const char *found = NULL;
 	const int   n_error = s->d->n_error;
@@ -261,7 +261,7 @@ map_key(Source *s, SpecKey k, const Node *n)
 }
 
 static void
-map_keys(Source *s)
+map_keys(ImportSource *s)
 {
 	const Node *own = s->family.format ? node_get(s->family.format, "keys") : NULL, *base = node_get(s->family.base, "keys");
 
@@ -316,7 +316,7 @@ add_names(Arena *a, Node *to, const Node *map)
 
 /* Tensor names by role, for a checkpoint that stores them in another way than most of its family */
 static const char *
-names_text(Source *s, const Node *map)
+names_text(ImportSource *s, const Node *map)
 {
 	const char *out = "";
 
@@ -330,7 +330,7 @@ names_text(Source *s, const Node *map)
 }
 
 static void
-apply_when(Source *s)
+apply_when(ImportSource *s)
 {
 	const Node *when = s->family.format ? node_get(s->family.format, "when") : NULL;
 	Node names = { .kind = NODE_MAP };
@@ -374,7 +374,7 @@ apply_when(Source *s)
 }
 
 static const char *
-show(Source *s, ExprVal v)
+show(ImportSource *s, ExprVal v)
 {
 	char num[NUMBER_SIZE];
 
@@ -427,7 +427,7 @@ import_expected(const Node *want, ExprVal v)
 
 /* own: what the family says of the same keys, which then decides */
 static void
-check_expect(Source *s, const Node *expect, const Node *own)
+check_expect(ImportSource *s, const Node *expect, const Node *own)
 {
 	for (size_t i = 0; expect && expect->kind == NODE_MAP && i < expect->n; i++) {
 		const Node *want = expect->item[i];
@@ -445,7 +445,7 @@ check_expect(Source *s, const Node *expect, const Node *own)
 }
 
 static void
-ignore(Source *s, const Node *list)
+ignore(ImportSource *s, const Node *list)
 {
 	for (size_t i = 0; list && list->kind == NODE_LIST && i < list->n; i++)
 		if (list->item[i]->kind == NODE_SCALAR)
@@ -454,7 +454,7 @@ ignore(Source *s, const Node *list)
 
 /* A key that nobody knows may say something that changes every logit: all of them in one sentence, with the way out. */
 static void
-unknown_keys(Source *s)
+unknown_keys(ImportSource *s)
 {
 	enum { SHOWN = 12 };
 	const char *list = "";
@@ -473,7 +473,7 @@ unknown_keys(Source *s)
 }
 
 void
-import_map(Source *s)
+import_map(ImportSource *s)
 {
 	map_keys(s);
 	apply_when(s);

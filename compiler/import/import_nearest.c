@@ -39,10 +39,10 @@ pattern_of(Arena *a, const char *prefix, const char *layer, const char *name)
 	return out;
 }
 
-typedef struct Names { const char **pattern; size_t n, cap; } Names;
+typedef struct NameList { const char **pattern; size_t n, cap; } NameList;
 
 static void
-add_names(const Source *s, Names *to, const Node *map, const Node *over, const char *prefix, const char *layer)
+add_names(const ImportSource *s, NameList *to, const Node *map, const Node *over, const char *prefix, const char *layer)
 {
 	for (size_t i = 0; map && map->kind == NODE_MAP && i < map->n; i++) {
 		const Node *v = map->item[i];
@@ -59,13 +59,13 @@ add_names(const Source *s, Names *to, const Node *map, const Node *over, const c
 	}
 }
 
-static Names
-family_names(const Source *s, const Family *f)
+static NameList
+family_names(const ImportSource *s, const Family *f)
 {
 	const Node *base = node_get(f->base, "tensors"), *own = f->format ? node_get(f->format, "tensors") : NULL;
 	const Node *prefix = f->format ? node_get(f->format, "prefix") : NULL, *layer = own ? node_get(own, "layer") : NULL;
 	const char *in_front = prefix && prefix->kind == NODE_SCALAR ? prefix->text : "";
-	Names       names = { 0 };
+	NameList       names = { 0 };
 
 	if (!layer)
 		layer = base ? node_get(base, "layer") : NULL;
@@ -76,7 +76,7 @@ family_names(const Source *s, const Family *f)
 }
 
 static bool
-has_name(Arena *a, const Names *n, const char *tensor)
+has_name(Arena *a, const NameList *n, const char *tensor)
 {
 	for (size_t i = 0; i < n->n; i++)
 		if (glob_match(n->pattern[i], tensor) || glob_match(arena_printf(a, "%s.*", n->pattern[i]), tensor)) /* .weight, .bias */
@@ -124,13 +124,13 @@ show(Strbuf *out, const char *name, int n)
 }
 
 void
-import_nearest(Source *s, const Family *family, size_t n)
+import_nearest(ImportSource *s, const Family *family, size_t n)
 {
 	const Family *best = NULL;
 	double        most = 0;
 
 	for (size_t i = 0; i < n; i++) {
-		Names names = family_names(s, &family[i]);
+		NameList names = family_names(s, &family[i]);
 		int   tensors = 0, hit = 0, keys = 0, known = 0;
 		for (size_t t = 0; t < s->n_tensor; t++)
 			if (counts(s->tensor[t].name)) {
@@ -149,7 +149,7 @@ import_nearest(Source *s, const Family *family, size_t n)
 	}
 	if (!best)
 		return;
-	Names   names = family_names(s, best);
+	NameList   names = family_names(s, best);
 	Strbuf *tensors = arena_strbuf(s->a), *keys = arena_strbuf(s->a);
 	int     n_tensor = 0, n_key = 0;
 	for (size_t t = 0; t < s->n_tensor; t++)

@@ -5,7 +5,7 @@
 #include <string.h>
 
 static SourceKey *
-find(Source *s, const char *name)
+find(ImportSource *s, const char *name)
 {
 	for (size_t i = 0; i < s->n_key; i++)
 		if (strcmp(s->key[i].name, name) == 0)
@@ -14,7 +14,7 @@ find(Source *s, const char *name)
 }
 
 SourceKey *
-source_key(Source *s, const char *name)
+source_key(ImportSource *s, const char *name)
 {
 	SourceKey *k = NULL;
 
@@ -28,7 +28,7 @@ source_key(Source *s, const char *name)
 }
 
 ExprVal
-source_val(Source *s, const char *name)
+source_val(ImportSource *s, const char *name)
 {
 	SourceKey *k = source_key(s, name);
 
@@ -36,7 +36,7 @@ source_val(Source *s, const char *name)
 }
 
 bool
-source_num(Source *s, const char *name, double *out)
+source_num(ImportSource *s, const char *name, double *out)
 {
 	ExprVal v = source_val(s, name);
 
@@ -47,7 +47,7 @@ source_num(Source *s, const char *name, double *out)
 }
 
 const char *
-source_str(Source *s, const char *name)
+source_str(ImportSource *s, const char *name)
 {
 	ExprVal v = source_val(s, name);
 
@@ -55,7 +55,7 @@ source_str(Source *s, const char *name)
 }
 
 void
-source_add(Source *s, const char *name, ExprVal v)
+source_add(ImportSource *s, const char *name, ExprVal v)
 {
 	if (find(s, name))
 		return;
@@ -64,7 +64,7 @@ source_add(Source *s, const char *name, ExprVal v)
 }
 
 void
-source_use(Source *s, const char *pattern)
+source_use(ImportSource *s, const char *pattern)
 {
 	const char *own = s->arch ? arena_printf(s->a, "%s.%s", s->arch, pattern) : pattern;
 
@@ -80,14 +80,14 @@ by_name(const void *a, const void *b)
 }
 
 void
-source_sort(Source *s)
+source_sort(ImportSource *s)
 {
 	if (s->n_tensor)
 		qsort(s->tensor, s->n_tensor, sizeof *s->tensor, by_name);
 }
 
 SourceTensor *
-source_tensor(const Source *s, const char *name)
+source_tensor(const ImportSource *s, const char *name)
 {
 	SourceTensor want = { .name = name };
 
@@ -95,13 +95,13 @@ source_tensor(const Source *s, const char *name)
 }
 
 void
-source_set(Source *s, SpecKey k, const char *text)
+source_set(ImportSource *s, SpecKey k, const char *text)
 {
 	s->value[k] = text;
 }
 
 void
-source_set_num(Source *s, SpecKey k, double v)
+source_set_num(ImportSource *s, SpecKey k, double v)
 {
 	char text[NUMBER_SIZE];
 
@@ -113,7 +113,7 @@ source_set_num(Source *s, SpecKey k, double v)
  * conv where they are asked for; ["dense", "sparse", ...] -> those with
  * experts; ["full", "shared", ...] -> those with an indexer; [true, false, ...] -> those that are true; [1, 0, ...] -> those of a 1, where layers that rotate are asked for */
 bool
-source_set_layers(Source *s, SpecKey k, ExprVal types)
+source_set_layers(ImportSource *s, SpecKey k, ExprVal types)
 {
 	const bool experts = k == K_moe_layers;
 	double n;
@@ -169,7 +169,7 @@ block_value(const Node *block, const char *path)
 }
 
 const char *
-family_word(const Source *s, SpecKey k)
+family_word(const ImportSource *s, SpecKey k)
 {
 	const Node *v = s->family.format ? block_value(node_get(s->family.format, "block"), spec_key[k].path) : NULL;
 

@@ -36,7 +36,7 @@ go(Thread *n)
 
 /* Warps get a random priority, lanes run up or down: one warp runs far ahead of the others. */
 static void
-shuffle(Block *b)
+shuffle(EmuBlock *b)
 {
 	for (int i = 0; i < b->nw; i++)
 		b->warp_at[i] = (uint8_t)i;
@@ -59,7 +59,7 @@ shuffle(Block *b)
 }
 
 Thread *
-block_pick(Block *b)
+block_pick(EmuBlock *b)
 {
 	if (!b->any_ready)
 		return &emu_host;
@@ -74,7 +74,7 @@ block_pick(Block *b)
 
 /* Any ready thread but this one: spinning lanes must not keep the ones between them from running. */
 static Thread *
-pick_other(Block *b, const Thread *self)
+pick_other(EmuBlock *b, const Thread *self)
 {
 	int start = (int)emu_random_below((uint64_t)b->nw);
 
@@ -95,7 +95,7 @@ pick_other(Block *b, const Thread *self)
 }
 
 void
-block_wake(Block *b, int warp, uint32_t lanes)
+block_wake(EmuBlock *b, int warp, uint32_t lanes)
 {
 	if (!lanes)
 		return;
@@ -139,7 +139,7 @@ void
 block_yield(Site at)
 {
 	Thread *t = emu_cur;
-	Block *b = t->blk;
+	EmuBlock *b = t->blk;
 
 	if (spin_progress != emu_progress) {
 		spin_progress = emu_progress;
@@ -173,7 +173,7 @@ static void
 entry(void)
 {
 	Thread *t = emu_cur;
-	Block *b = t->blk;
+	EmuBlock *b = t->blk;
 
 	t->state = T_RUN;
 	b->op->fn->invoke(b->op->param);
@@ -250,12 +250,12 @@ threads_give(Thread *t, Dim d)
 	kept[i].d = d;
 }
 
-Block *
-block_start(Op *op, uint32_t index, Cluster *cluster, unsigned rank)
+EmuBlock *
+block_start(EmuOp *op, uint32_t index, Cluster *cluster, unsigned rank)
 {
 	Dim d = op->block, g = op->grid;
 	int nt = (int)(d.x * d.y * d.z), nw = (nt + 31) / 32;
-	Block *b = emu_alloc_lines(offsetof(Block, warp) + sizeof b->warp[0] * (size_t)nw);
+	EmuBlock *b = emu_alloc_lines(offsetof(EmuBlock, warp) + sizeof b->warp[0] * (size_t)nw);
 	const uint32_t x = index % g.x, y = index / g.x % g.y, z = index / (g.x * g.y);
 
 	b->op = op;
@@ -299,7 +299,7 @@ block_start(Op *op, uint32_t index, Cluster *cluster, unsigned rank)
 }
 
 void
-block_free(Block *b)
+block_free(EmuBlock *b)
 {
 	bool wg = b->wg != NULL;
 
@@ -326,19 +326,19 @@ block_free(Block *b)
 }
 
 bool
-block_has_ready(const Block *b)
+block_has_ready(const EmuBlock *b)
 {
 	return b->any_ready;
 }
 
 bool
-block_done(const Block *b)
+block_done(const EmuBlock *b)
 {
 	return !b->live;
 }
 
 bool
-block_slice(Block *b)
+block_slice(EmuBlock *b)
 {
 	failed = false;
 	if (emu_check)
@@ -355,7 +355,7 @@ EXPORT void
 emu_syncthreads(const char *file, int line)
 {
 	Thread *t = emu_cur;
-	Block *b = t->blk;
+	EmuBlock *b = t->blk;
 	Site at = { file, line };
 
 	if (b->live != b->nt)
@@ -402,7 +402,7 @@ emu_syncthreads(const char *file, int line)
 EXPORT unsigned
 emu_syncthreads_count(int p, const char *file, int line)
 {
-	Block *b = emu_cur->blk;
+	EmuBlock *b = emu_cur->blk;
 	unsigned n = 0;
 
 	emu_cur->arg = !!p;
@@ -417,7 +417,7 @@ static void
 named(int id, int n, bool wait, Site at)
 {
 	Thread *t = emu_cur;
-	Block *b = t->blk;
+	EmuBlock *b = t->blk;
 
 	if (id < 0 || id > 15)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier %d: there are 16", id);
@@ -433,7 +433,7 @@ named(int id, int n, bool wait, Site at)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier %d for %d threads, others wait in it for %d (line %d)", id, n, bar->want, bar->at.line);
 	bar->want = n;
 	bar->at = at;
-	Known *mine = NULL;
+	KnownClocks *mine = NULL;
 	if (emu_check) {
 		mine = clock_publish(t);
 		bar->known = known_join(bar->known, mine);
@@ -476,7 +476,7 @@ emu_named_arrive(int id, int n, const char *file, int line)
 
 /* All blocks of a set meet: cluster or grid. Arriving and waiting are separate for a cluster. */
 static void
-release_all(Block **b, int n, ThreadState why)
+release_all(EmuBlock **b, int n, ThreadState why)
 {
 	emu_progress++;
 	if (emu_check)
@@ -496,7 +496,7 @@ emu_grid_sync(const char *file, int line)
 {
 	Site at = { file, line };
 	Thread *t = emu_cur;
-	Op *op = t->blk->op;
+	EmuOp *op = t->blk->op;
 
 	if (!op->cooperative)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "grid barrier in a launch that is not cooperative");
@@ -519,7 +519,7 @@ EXPORT void
 emu_cluster_arrive(const char *file, int line)
 {
 	Thread *t = emu_cur;
-	Block *b = t->blk;
+	EmuBlock *b = t->blk;
 	Site at = { file, line };
 
 	if (t->in_cluster)
@@ -569,7 +569,7 @@ EXPORT void *
 emu_cluster_map(const void *p, unsigned rank, const char *file, int line)
 {
 	Site at = { file, line };
-	Block *b = emu_cur->blk;
+	EmuBlock *b = emu_cur->blk;
 
 	if (rank >= (unsigned)b->cluster->n)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "cluster rank %u of a cluster of %d", rank, b->cluster->n);
@@ -583,7 +583,7 @@ EXPORT void
 emu_gdc_wait(const char *file, int line)
 {
 	Thread *t = emu_cur;
-	Op *op = t->blk->op;
+	EmuOp *op = t->blk->op;
 
 	for (;;) {
 		bool all = true;
@@ -605,7 +605,7 @@ EXPORT void
 emu_gdc_launch(void)
 {
 	Thread *t = emu_cur;
-	Block *b = t->blk;
+	EmuBlock *b = t->blk;
 
 	b->op->any_trigger = true;
 	b->op->early_trigger = b->op->early_trigger || !t->gdc_waited;

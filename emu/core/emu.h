@@ -17,17 +17,17 @@
 
 typedef struct { unsigned x, y, z; } Dim;
 typedef struct Thread Thread;
-typedef struct Block Block;
-typedef struct Op Op;
+typedef struct EmuBlock EmuBlock;
+typedef struct EmuOp EmuOp;
 typedef struct Func Func;
 typedef struct Region Region;
 
 /* Where in the kernel's source a wrapper was called. */
 typedef struct { const char *file; int line; } Site;
 
-/* ---- clock.c: who knows of whose writes ---- */
+/* ---- vector_clock.c: who knows of whose writes ---- */
 typedef struct VC { int ref, n; uint32_t c[]; } VC;              /* per thread of one block: the last clock known */
-typedef struct Known { int ref, n; struct { uint32_t buid; VC *vc; } e[]; } Known; /* other blocks, sorted by buid */
+typedef struct KnownClocks { int ref, n; struct { uint32_t buid; VC *vc; } e[]; } KnownClocks; /* other blocks, sorted by buid */
 
 typedef enum { T_READY, T_RUN, T_BARRIER, T_WARP, T_NAMED, T_GRID, T_CLUSTER, T_GRIDDEP, T_WGMMA, T_YIELD, T_DONE } ThreadState;
 
@@ -37,21 +37,21 @@ typedef struct CpArrival { uint32_t upto; void *bar; } CpArrival; /* arrives onc
 typedef struct CpQueue { CpCopy *copy; uint32_t *group; CpArrival *arr; uint32_t issued, landed, cap; int n_group, n_arr; short cap_group, cap_arr; } CpQueue;
 
 /* A bulk copy from shared memory: read at its group's wait, landed at the full wait or when the thread leaves. */
-typedef struct StoreQueue { struct Store *s; int n, cap; } StoreQueue;
+typedef struct StoreQueue { struct TmaStore *s; int n, cap; } StoreQueue;
 
 /* What a thread has issued of warpgroup matrix instructions; the numbers count since the start of the kernel. */
-typedef struct Held { const char *lo, *hi; bool whole; uint32_t upto; } Held;  /* registers in flight: whole, or for reading only until that many instructions are done */
-typedef struct WgThread { uint32_t next, end[16]; int n_group; bool fenced; Held busy[24]; int n_busy; } WgThread;
+typedef struct EmuHeld { const char *lo, *hi; bool whole; uint32_t upto; } EmuHeld;  /* registers in flight: whole, or for reading only until that many instructions are done */
+typedef struct WgThread { uint32_t next, end[16]; int n_group; bool fenced; EmuHeld busy[24]; int n_busy; } WgThread;
 
 /* A thread's last fences against the asynchronous proxy, for shared and for global memory: its own clock, and what it knew of its block and of others */
-typedef struct ProxyFences { uint32_t clk[2]; VC *vc[2]; Known *kn[2]; } ProxyFences;
+typedef struct ProxyFences { uint32_t clk[2]; VC *vc[2]; KnownClocks *kn[2]; } ProxyFences;
 
 /* The first fields are read by the device header through inline assembly. A line of 64 bytes for what every collective touches, one for what
  * the checking mode does, one for what few kernels use. */
 struct Thread {
 	uint32_t tid[3], bid[3], bdim[3], gdim[3], lane, lin, warp, cluster_rank;
 	void *sp;
-	Block *blk;
+	EmuBlock *blk;
 	struct Warp *w;
 	uint64_t *io;       /* operands and results of other collectives of a warp: in the thread's stack */
 	Site at;            /* the collective it waits in */
@@ -60,7 +60,7 @@ struct Thread {
 	char *stack;
 	/* checking mode */
 	VC *vc;
-	Known *kn, *fence, *pending;
+	KnownClocks *kn, *fence, *pending;
 	WgThread *wg;       /* NULL until it issues one */
 	uint64_t arg;
 	ProxyFences *proxy; /* NULL: no fence yet */
@@ -74,18 +74,18 @@ struct Thread {
 /* What a warp's lanes bring to a matrix instruction; the result replaces c. */
 typedef struct Fragments { emu_words a[32]; emu_u64 b[32]; emu_four c[32]; } __attribute__((aligned(64))) Fragments;
 
-typedef struct { uint32_t mask, arrived; int op; Site at; } Meeting; /* lanes on their way into one warp collective */
+typedef struct { uint32_t mask, arrived; int op; Site at; } Rendezvous; /* lanes on their way into one warp collective */
 typedef struct Warp {
 	uint32_t ready, alive;
 	uint32_t rank_bit, before;  /* its place in the order of warps, as a bit of any_ready; those that go first */
 	int down, n_meet;           /* down: lanes run from the last to the first */
 	struct Fragments *frag;
-	Meeting meet[8];
+	Rendezvous meet[8];
 } __attribute__((aligned(64))) Warp;
-typedef struct { int want, arrived; uint32_t waiting[32]; Known *known; Site at; } NamedBar;
+typedef struct { int want, arrived; uint32_t waiting[32]; KnownClocks *known; Site at; } NamedBar;
 
-struct Block {
-	Op *op;
+struct EmuBlock {
+	EmuOp *op;
 	uint32_t index, buid;
 	int nt, nw, live, arrived;
 	Site bar_at, zero_at;   /* the last __syncthreads; a use of barrier 0 by a part of the block */
@@ -120,7 +120,7 @@ struct Block {
 #define CLOCK_N(b) ((b)->nt + 2 + (b)->nt / 128)
 
 
-typedef struct Cluster { int n, arrived, live_blocks; Block *b[16]; } Cluster;
+typedef struct Cluster { int n, arrived, live_blocks; EmuBlock *b[16]; } Cluster;
 
 /* One shared object of a kernel: the same place in every block, so that a cluster may map it. */
 typedef struct { const void *site; const char *name, *type; uint32_t off, n; Site at; } SharedObj;
@@ -142,14 +142,14 @@ struct Func {
 };
 
 /* ---- timeline.c: operations of all streams as one graph ---- */
-typedef enum { OP_KERNEL, OP_COPY, OP_SET, OP_HOST, OP_EMPTY } OpKind;
+typedef enum { OP_KERNEL, OP_COPY, OP_SET, OP_HOST, OP_EMPTY } EmuOpKind;
 typedef enum { OP_QUEUED, OP_RUNNING, OP_DONE } OpState;
 enum { TIMELINE = 2048 };
 typedef struct OpSet { uint64_t w[TIMELINE / 64]; } OpSet;
 
-struct Op {
+struct EmuOp {
 	uint64_t seq;
-	OpKind kind;
+	EmuOpKind kind;
 	OpState state;
 	int n_dep, n_prog;
 	uint64_t *dep, *prog;       /* sequence numbers: full and programmatic edges */
@@ -158,7 +158,7 @@ struct Op {
 	OpSet before, after;        /* checking mode: what it knows at start; what its end implies */
 	/* checking mode, several devices: what is known of blocks that may still run. Its threads start with `from`, go on with `waited` behind their wait for
 	 * programmatic predecessors, and leave `heard` to what comes after. */
-	Known *from, *waited, *heard;
+	KnownClocks *from, *waited, *heard;
 	/* kernel */
 	Func *fn;
 	Dim grid, block, cluster;
@@ -168,7 +168,7 @@ struct Op {
 	char *param_mem;
 	uint32_t *order;            /* order in which blocks (or clusters) start */
 	uint32_t next, n_done, n_unit;
-	Block **res;                /* resident blocks */
+	EmuBlock **res;                /* resident blocks */
 	int n_res, max_res;
 	uint32_t grid_arrived;
 	uint32_t grid_epoch;
@@ -186,7 +186,7 @@ struct Op {
 	char *held;
 	void (*host_fn)(void *);
 	void *host_arg;
-	struct Work *work;          /* a library's (library.h), its data behind it */
+	struct LibraryWork *work;          /* a library's (stream_library.h), its data behind it */
 	size_t work_bytes;
 	int depth;                  /* how many unfinished programmatic predecessors */
 	int device;
@@ -216,7 +216,7 @@ extern int emu_error;              /* driver code of the finding that ended the 
 NORETURN void emu_die(int code, Site at, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 NORETURN void emu_die_pc(int code, const void *pc, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 NORETURN void emu_die_at(int code, const void *pc, Site at, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
-char *emu_place_of(const Op *op, uint32_t place); /* a Lines of a cell that this kernel touched, as text to be freed */
+char *emu_place_of(const EmuOp *op, uint32_t place); /* a Lines of a cell that this kernel touched, as text to be freed */
 uint32_t emu_site(Site at);        /* of 31 bits */
 void emu_finding(Thread *t, int code, Site at, const char *text);
 void emu_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -235,16 +235,16 @@ void *fiber_prepare(char *stack, unsigned color, void (*entry)(void));
 
 /* block.c */
 extern Thread emu_host;
-Block *block_start(Op *op, uint32_t index, Cluster *cluster, unsigned rank);
-void block_free(Block *b);
-bool block_slice(Block *b);            /* run until nothing in it is ready, it yields, or it ends; false after a finding */
-bool block_has_ready(const Block *b);
-bool block_done(const Block *b);
-void block_wake(Block *b, int warp, uint32_t lanes);
+EmuBlock *block_start(EmuOp *op, uint32_t index, Cluster *cluster, unsigned rank);
+void block_free(EmuBlock *b);
+bool block_slice(EmuBlock *b);            /* run until nothing in it is ready, it yields, or it ends; false after a finding */
+bool block_has_ready(const EmuBlock *b);
+bool block_done(const EmuBlock *b);
+void block_wake(EmuBlock *b, int warp, uint32_t lanes);
 void block_wait(ThreadState why, Site at); /* current thread waits; returns when woken */
 void block_yield(Site at);
 NORETURN void block_abandon(void);     /* after a finding: back to the host */
-void grid_meet(Op *op);
+void grid_meet(EmuOp *op);
 extern uint64_t emu_progress;          /* counts all that is not a spin */
 uint64_t block_spins(void);            /* since the last progress */
 extern bool emu_give_up;               /* nobody else will bring what is waited for: the next spin is the last */
@@ -252,14 +252,14 @@ extern bool emu_give_up;               /* nobody else will bring what is waited 
 /* region.c: regions of device, pinned and shared memory */
 typedef enum { R_DEVICE, R_PINNED, R_SHARED, R_MODULE } RegionKind;
 typedef struct { uint64_t w, r; } Cell;
-typedef struct { uint32_t w, r; } Lines; /* of the source: of the last write and the last read of a cell; shadow.c says how */
+typedef struct { uint32_t w, r; } LineTable; /* of the source: of the last write and the last read of a cell; shadow.c says how */
 struct Region {
 	char *lo, *hi;
 	RegionKind kind;
-	Block *blk;             /* shared memory: whose */
+	EmuBlock *blk;             /* shared memory: whose */
 	uint32_t dyn;           /* shared memory: bytes of the dynamic part */
 	Cell *cell;             /* per two bytes, lazily backed */
-	Lines *place;           /* the same */
+	LineTable *place;           /* the same */
 	uint32_t *constant;     /* per two bytes: the last launch (its number, truncated) that read them through the read-only path; NULL: none did */
 	char *base;             /* mapping, guards included */
 	size_t map_bytes, bytes;
@@ -277,9 +277,9 @@ void region_constant(Region *r, const void *p, size_t n, uint32_t launch); /* re
 char *region_describe(const void *p);
 Region *region_damage(const char **where);                /* the first damaged one; its zones are repaired */
 
-/* readers.c: a run of lanes that read at one clock; at: warp << 17 | clock; n: runs of the set */
-typedef struct { uint32_t parent, lanes, buid, at, n; } Run;
-const Run *readers_run(uint32_t buid, uint32_t id);      /* the newest run of a set; NULL when it is forgotten, or 0 */
+/* reader_sets.c: a run of lanes that read at one clock; at: warp << 17 | clock; n: runs of the set */
+typedef struct { uint32_t parent, lanes, buid, at, n; } EmuRun;
+const EmuRun *readers_run(uint32_t buid, uint32_t id);      /* the newest run of a set; NULL when it is forgotten, or 0 */
 uint32_t readers_add(uint32_t buid, uint32_t from, bool single, uint32_t e); /* e, or a single reader: thread << 17 | clock */
 uint32_t launches_with(uint32_t set, uint64_t seq);      /* sets of launches: 0 is the empty one */
 uint64_t launches_next(uint32_t *set);                   /* one of a set, which becomes the rest; 0: forgotten */
@@ -294,56 +294,56 @@ void shadow_learnt(void);                                /* the thread is ordere
 void shadow_read_only(const void *p, size_t n, Site at); /* through the path for what the kernel never writes */
 void shadow_clear(Region *r, size_t off, size_t n);      /* as if nothing had been written */
 void shadow_inflight(void *p, size_t n);                 /* target of an asynchronous copy: nothing to read */
-void shadow_host_write(Op *op, void *p, size_t n);
-void shadow_host_read(Op *op, const void *p, size_t n);
+void shadow_host_write(EmuOp *op, void *p, size_t n);
+void shadow_host_read(EmuOp *op, const void *p, size_t n);
 bool shadow_written(const void *p, size_t n, size_t *off);
 char *shadow_neighbour(const void *p);
 void shadow_copy_written(void *dst, const void *src, size_t n);
-void shadow_async_write(Block *b, void *p, size_t n, Site at);
+void shadow_async_write(EmuBlock *b, void *p, size_t n, Site at);
 void shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at); /* by the running thread, through the asynchronous proxy */
 
-/* member.c: "byte 4 of ring.scale": what lies at an offset of a shared object of a type; to be freed; NULL: not known */
+/* type_layout.c: "byte 4 of ring.scale": what lies at an offset of a shared object of a type; to be freed; NULL: not known */
 char *member_of(const Func *f, const char *type, size_t off);
 char *func_argument(const Func *f, int param, size_t off);   /* "w (argument 3)": of the pointer there in a parameter; to be freed */
 
 /* shared.c */
 uint32_t shared_static_base(uint32_t dyn);
-void shared_start(Block *b);                    /* poison in the static objects known so far */
+void shared_start(EmuBlock *b);                    /* poison in the static objects known so far */
 bool shared_within(const Region *r, const char *p, size_t n);
-void shared_span(Block *b, const char *p);      /* span_lo and span_n become those of the object at p */
+void shared_span(EmuBlock *b, const char *p);      /* span_lo and span_n become those of the object at p */
 
-/* clock.c */
+/* vector_clock.c */
 VC *vc_new(int n);
 VC *vc_ref(VC *v);
 void vc_drop(VC *v);
-Known *known_ref(Known *k);
-void known_drop(Known *k);
-Known *known_join(Known *a, const Known *b);      /* consumes a; b may be NULL */
-Known *clock_publish(Thread *t);                  /* all t knows, t's own writes included; t's clock ticks */
-void clock_acquire(Thread *t, const Known *k);
-void clock_block_barrier(Block *b);
-void clock_warp(Block *b, int warp, uint32_t lanes);
-void clock_blocks(Block **b, int n);              /* cluster or grid barrier */
+KnownClocks *known_ref(KnownClocks *k);
+void known_drop(KnownClocks *k);
+KnownClocks *known_join(KnownClocks *a, const KnownClocks *b);      /* consumes a; b may be NULL */
+KnownClocks *clock_publish(Thread *t);                  /* all t knows, t's own writes included; t's clock ticks */
+void clock_acquire(Thread *t, const KnownClocks *k);
+void clock_block_barrier(EmuBlock *b);
+void clock_warp(EmuBlock *b, int warp, uint32_t lanes);
+void clock_blocks(EmuBlock **b, int n);              /* cluster or grid barrier */
 bool clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk);
 bool clock_met(const Thread *t, uint32_t buid);   /* anything at all that the other block did */
 void clock_start(Thread *t);
 void clock_waited(Thread *t);                        /* for what came before its kernel by programmatic edges */
-void clock_leave(Block *b);                          /* its threads are done: their kernel hands on what they heard */
+void clock_leave(EmuBlock *b);                          /* its threads are done: their kernel hands on what they heard */
 bool clock_heard(const Thread *t);                   /* anything since its kernel began */
-Known *known_keep(Known *k, bool (*keep)(uint32_t buid, const void *user), const void *user); /* consumes k */
+KnownClocks *known_keep(KnownClocks *k, bool (*keep)(uint32_t buid, const void *user), const void *user); /* consumes k */
 void clock_stop(Thread *t);
-Known *clock_async(Block *b);                        /* what the block's asynchronous copies have done so far */
+KnownClocks *clock_async(EmuBlock *b);                        /* what the block's asynchronous copies have done so far */
 void clock_learn(Thread *t, int slot, uint32_t clk); /* an asynchronous reader is known to be done */
 void clock_proxy_fence(Thread *t, bool global);
 bool clock_proxy_fenced(const Thread *t, const Thread *by, uint32_t clk, bool global); /* a fence of t follows what another thread of the cluster did then */
 
-/* sync.c, mbar.c */
+/* sync.c, mbarrier.c */
 void sync_renumber(uint64_t seq);                     /* as op_forget, of all that was released */
 void sync_reset(bool all);                            /* no kernel runs; what devices told each other stays, unless all goes */
-void mbar_forget(Block *b);
-bool mbar_inflight(const Block *b);
+void mbar_forget(EmuBlock *b);
+bool mbar_inflight(const EmuBlock *b);
 void mbar_stuck(const Thread *t, Site at);            /* ends the kernel if it is an mbarrier that the thread polls for ever */
-void mbar_leave(Block *b, Site at);                   /* its last thread is leaving */
+void mbar_leave(EmuBlock *b, Site at);                   /* its last thread is leaving */
 void mbar_late_arrive(Thread *t, void *bar, Site at); /* of a thread whose copies have landed */
 
 /* tma.c: tiles of tensor maps; p is the dense image of a box in shared memory */
@@ -360,7 +360,7 @@ void store_forget(Thread *t);
 
 /* wgmma.c */
 void wgmma_leave(Thread *t);
-void wgmma_forget(Block *b);
+void wgmma_forget(EmuBlock *b);
 
 /* mma.c */
 void mma_run(int op, Fragments *f);
@@ -372,17 +372,17 @@ int emu_report_count(void);
 
 /* pinned.c */
 bool emu_host_read(void *dst, const void *src, size_t n);
-void pinned_queued(Op *op);
-void pinned_copy(Op *op);
+void pinned_queued(EmuOp *op);
+void pinned_copy(EmuOp *op);
 void pinned_used(const void *p, size_t n, bool write);
 void pinned_host(void (*fn)(void *), void *arg);
 void pinned_settle(void);
-void pinned_drop(Op *op);
+void pinned_drop(EmuOp *op);
 
-/* copy.c */
+/* cp_async.c */
 void copy_forget(Thread *t);
 void copy_free(Thread *t);
-void copy_land(Thread *t, const void *bar);               /* the copies that some arrival of t at this barrier waits for */
+void copy_complete(Thread *t, const void *bar);               /* the copies that some arrival of t at this barrier waits for */
 
 extern __thread bool emu_in_host_fn; /* of cuLaunchHostFunc */
 void emu_breathe(void);            /* device.c: other threads may call the driver for a moment */
@@ -392,9 +392,9 @@ bool emu_peers(int from, int to);  /* may kernels of one device touch the other'
 
 /* timeline.c */
 extern uint64_t timeline_base;
-Op *op_new(OpKind kind, const char *name);
-void op_add(Op *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog);
-Op *op_at(uint64_t seq);           /* NULL: long done and known to the host */
+EmuOp *op_new(EmuOpKind kind, const char *name);
+void op_add(EmuOp *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog);
+EmuOp *op_at(uint64_t seq);           /* NULL: long done and known to the host */
 bool op_done(uint64_t seq);
 void timeline_run(const uint64_t *seq, int n);    /* until these are done */
 void timeline_run_all(void);
@@ -404,13 +404,13 @@ void timeline_known(const uint64_t *seq, int n);  /* the host has waited for the
 void timeline_known_all(int device); /* of all that is done on it; -1: on all */
 bool timeline_busy(int device);   /* it has work that has not ended */
 void timeline_drop(void);          /* after an error: everything queued is gone */
-bool op_before(uint64_t a, const Op *b, bool waited);
-void op_learns(Op *op, const OpSet *of); /* a thread of it has heard from one that was ordered after these */
-void op_told(const Op *op, bool waited, OpSet *of); /* what a thread of it may tell */
+bool op_before(uint64_t a, const EmuOp *b, bool waited);
+void op_learns(EmuOp *op, const OpSet *of); /* a thread of it has heard from one that was ordered after these */
+void op_told(const EmuOp *op, bool waited, OpSet *of); /* what a thread of it may tell */
 void op_forget(OpSet *of, uint64_t seq); /* the number is another's from now on */
-Op *op_of_buid(uint32_t buid);
+EmuOp *op_of_buid(uint32_t buid);
 bool op_known(uint64_t seq);       /* the host has waited for it; in fast mode: it is done */
-const Op *timeline_uses(bool (*uses)(const Op *op, const void *what), const void *what); /* one that is queued and that the host has not waited for */
+const EmuOp *timeline_uses(bool (*uses)(const EmuOp *op, const void *what), const void *what); /* one that is queued and that the host has not waited for */
 int func_residency(const Func *f, int threads, uint32_t dyn);
 
 #endif

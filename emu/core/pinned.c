@@ -26,10 +26,10 @@ overlap(const char *a, size_t n, const char *b, size_t m)
 
 /* Does a copy that is queued before this one still read what this one writes? */
 static bool
-still_read(const Op *by)
+still_read(const EmuOp *by)
 {
 	for (uint64_t s = timeline_base; s < by->seq; s++) {
-		const Op *op = op_at(s);
+		const EmuOp *op = op_at(s);
 		if (op && op->state != OP_DONE && op->kind == OP_COPY && !op->stage && overlap(op->src, op->bytes, by->dst, by->bytes))
 			return true;
 	}
@@ -38,10 +38,10 @@ still_read(const Op *by)
 
 /* Is a function of the host queued that is yet to run? It may read any pinned memory. */
 static bool
-host_to_run(const Op *by)
+host_to_run(const EmuOp *by)
 {
 	for (uint64_t s = timeline_base; s < by->seq; s++) {
-		const Op *op = op_at(s);
+		const EmuOp *op = op_at(s);
 		if (op && op->state != OP_DONE && op->kind == OP_HOST && !op->work)
 			return true;
 	}
@@ -49,7 +49,7 @@ host_to_run(const Op *by)
 }
 
 static void
-forget(Op *op)
+forget(EmuOp *op)
 {
 	op->watched = false;
 	n_open--;
@@ -57,7 +57,7 @@ forget(Op *op)
 
 /* Does the source still hold what it held when the copy was queued? */
 static void
-judge(Op *op)
+judge(EmuOp *op)
 {
 	forget(op);
 	if (emu_error || op->sum == emu_sum(0, op->src, op->bytes))
@@ -74,7 +74,7 @@ static void
 changes(const char *p, size_t n)
 {
 	for (uint64_t s = timeline_base; n_open && op_at(s); s++) {
-		Op *op = op_at(s);
+		EmuOp *op = op_at(s);
 		if (!op->watched || !overlap(op->src, op->bytes, p, n))
 			continue;
 		if (op->state == OP_DONE)
@@ -86,7 +86,7 @@ changes(const char *p, size_t n)
 
 /* The operation goes into the queue. */
 void
-pinned_queued(Op *op)
+pinned_queued(EmuOp *op)
 {
 	if (op->kind != OP_COPY || op->stage)
 		return;
@@ -102,7 +102,7 @@ pinned_queued(Op *op)
 }
 
 static void
-deliver(Op *op)
+deliver(EmuOp *op)
 {
 	changes(op->dst, op->bytes);
 	memcpy(op->dst, op->held, op->bytes);
@@ -116,7 +116,7 @@ void
 pinned_used(const void *p, size_t n, bool write)
 {
 	for (uint64_t s = timeline_base; n_open && op_at(s); s++) {
-		Op *op = op_at(s);
+		EmuOp *op = op_at(s);
 		if (op->held && overlap(op->dst, op->bytes, p, n))
 			deliver(op);
 	}
@@ -130,14 +130,14 @@ void
 pinned_host(void (*fn)(void *), void *arg)
 {
 	for (uint64_t s = timeline_base; n_open && op_at(s); s++) {
-		Op *op = op_at(s);
+		EmuOp *op = op_at(s);
 		if (op->held)
 			deliver(op);
 		op->intact = op->watched && op->sum == emu_sum(0, op->src, op->bytes);
 	}
 	fn(arg);
 	for (uint64_t s = timeline_base; n_open && op_at(s); s++) {
-		Op *op = op_at(s);
+		EmuOp *op = op_at(s);
 		if (op->watched && op->intact)
 			op->sum = emu_sum(0, op->src, op->bytes);
 	}
@@ -166,7 +166,7 @@ move(char *dst, const char *src, size_t n)
 }
 
 void
-pinned_copy(Op *op)
+pinned_copy(EmuOp *op)
 {
 	if (op->stage) {
 		memcpy(op->dst, op->stage, op->bytes);
@@ -191,7 +191,7 @@ pinned_copy(Op *op)
 
 /* The host knows that the operation is over. */
 static void
-settle(Op *op)
+settle(EmuOp *op)
 {
 	if (op->held)
 		deliver(op);
@@ -209,7 +209,7 @@ pinned_settle(void)
 
 /* Dropped after an error. */
 void
-pinned_drop(Op *op)
+pinned_drop(EmuOp *op)
 {
 	n_open -= (op->held != NULL) + op->watched;
 	free(op->held);

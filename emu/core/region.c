@@ -88,7 +88,7 @@ region_new(RegionKind kind, size_t bytes)
 	if (emu_check && (kind == R_DEVICE || kind == R_SHARED)) {
 		size_t cells = (want + 1) / 2 + 1, pages = want / 4096 + 2;
 		r->cell = map(cells * sizeof(Cell), PROT_READ | PROT_WRITE);
-		r->place = map(cells * sizeof(Lines), PROT_READ | PROT_WRITE);
+		r->place = map(cells * sizeof(LineTable), PROT_READ | PROT_WRITE);
 		r->lazy = want >= LAZY_BYTES;
 		if (r->lazy) {
 			r->page_w = map(pages * 8, PROT_READ | PROT_WRITE);
@@ -127,7 +127,7 @@ region_drop(Region *r)
 	size_t cells = (r->bytes + 1) / 2 + 1;
 	if (r->cell) {
 		munmap(r->cell, cells * sizeof(Cell));
-		munmap(r->place, cells * sizeof(Lines));
+		munmap(r->place, cells * sizeof(LineTable));
 	}
 	if (r->constant)
 		munmap(r->constant, cells * sizeof *r->constant);
@@ -201,7 +201,7 @@ shared_text(const Func *f, const char *name, const char *type, size_t off, uint3
 static char *
 parameter_text(const Region *r, const char *p)
 {
-	const Op *op = emu_cur && emu_cur->blk ? emu_cur->blk->op : NULL;
+	const EmuOp *op = emu_cur && emu_cur->blk ? emu_cur->blk->op : NULL;
 	const char *best = NULL;
 	char *text = NULL;
 

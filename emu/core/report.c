@@ -78,7 +78,7 @@ emu_who(const Thread *t)
 char *
 emu_who_uid(uint32_t buid, unsigned thread)
 {
-	Op *op = op_of_buid(buid);
+	EmuOp *op = op_of_buid(buid);
 
 	if (!op)
 		return emu_format("an earlier operation");
@@ -165,7 +165,7 @@ site_text(Site at)
 }
 
 char *
-emu_place_of(const Op *op, uint32_t place)
+emu_place_of(const EmuOp *op, uint32_t place)
 {
 	if (place >> 31)
 		return site_text((Site){ site_file[(place & 0x7fffffff) >> SITE_LINE_BITS], (int)(place & ((1u << SITE_LINE_BITS) - 1)) });

@@ -5,7 +5,7 @@
  *   w flags: 1, 2 bytes written; 4 by an atomic; 8 by an asynchronous copy that has landed; 16 by an atomic of less than the device's
  *   scope, or, without 4, by a bulk or tensor copy of that thread
  *   r flags: 1, 2 bytes read; 4, 8 bytes ever written; 16 the thread and clock fields are the number of a set of readers
- * Sets of readers have numbers (readers.c), since many cells have the same. Set 0 stands for readers in several blocks of one launch. */
+ * Sets of readers have numbers (reader_sets.c), since many cells have the same. Set 0 stands for readers in several blocks of one launch. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -47,7 +47,7 @@ place_of(const void *pc, Site at)
 static char *
 who_and_where(uint64_t other, uint32_t place)
 {
-	const Op *op = op_of_buid(BUID(other));
+	const EmuOp *op = op_of_buid(BUID(other));
 	unsigned nt = op && op->kind == OP_KERNEL ? op->block.x * op->block.y * op->block.z : 0;
 	char *who = emu_who_uid(BUID(other), (other & W_ASYNC) ? nt : THREAD(other));
 	char *line = op && op->kind == OP_KERNEL && place ? emu_place_of(op, place) : NULL;
@@ -70,7 +70,7 @@ text_and_die(int code, const void *pc, Site at, const void *p, size_t n, const c
 static COLD void
 written_constant(const Region *r, const void *p, size_t n, const void *pc, Site at)
 {
-	const Op *op = emu_cur->blk->op;
+	const EmuOp *op = emu_cur->blk->op;
 	size_t off = (size_t)((const char *)p - r->lo);
 
 	for (size_t c = off / 2; r->constant && c < (off + n + 1) / 2; c++)
@@ -85,7 +85,7 @@ set_known(const Thread *t, uint64_t r, uint64_t *culprit)
 	const uint32_t buid = BUID(r);
 	const uint32_t *own = buid == t->blk->buid ? t->vc->c : NULL;
 
-	for (const Run *x = readers_run(buid, SET(r)); x; x = readers_run(buid, x->parent)) {
+	for (const EmuRun *x = readers_run(buid, SET(r)); x; x = readers_run(buid, x->parent)) {
 		const uint32_t first = (x->at >> 17) * 32, clk = x->at & 0x1ffff;
 		for (uint32_t m = x->lanes; m; m &= m - 1) {
 			uint32_t thread = first + (uint32_t)__builtin_ctz(m);
@@ -102,7 +102,7 @@ set_known(const Thread *t, uint64_t r, uint64_t *culprit)
 static bool
 launch_known(const Thread *t, uint64_t r)
 {
-	const Op *op = op_of_buid(BUID(r));
+	const EmuOp *op = op_of_buid(BUID(r));
 
 	if (!op)
 		return true;
@@ -118,7 +118,7 @@ launches_add(uint64_t r, uint64_t seq)
 	uint32_t from = SET(r);
 
 	if (BUID(r)) {
-		const Op *old = op_of_buid(BUID(r));
+		const EmuOp *old = op_of_buid(BUID(r));
 		from = old ? launches_with(0, old->seq) : 0;
 	}
 	return (uint64_t)launches_with(from, seq) << 5 | R_SET;
@@ -126,10 +126,10 @@ launches_add(uint64_t r, uint64_t seq)
 
 /* Whether some of them are not over for this one; *first: one of those. */
 static bool
-launches_open(uint64_t r, const Op *op, bool waited, const Op **first)
+launches_open(uint64_t r, const EmuOp *op, bool waited, const EmuOp **first)
 {
 	for (uint32_t id = SET(r); id;) {
-		const Op *o = op_at(launches_next(&id));
+		const EmuOp *o = op_at(launches_next(&id));
 		if (o && o != op && !op_before(o->seq, op, waited)) {
 			*first = o;
 			return true;
@@ -139,7 +139,7 @@ launches_open(uint64_t r, const Op *op, bool waited, const Op **first)
 }
 
 static bool
-launches_has(uint64_t r, const Op *op)
+launches_has(uint64_t r, const EmuOp *op)
 {
 	for (uint32_t id = SET(r); id;)
 		if (launches_next(&id) == op->seq)
@@ -173,7 +173,7 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 		c->r = (uint64_t)t->blk->buid << 32 | (uint64_t)readers_add(BUID(r), SET(r), !(r & R_SET), SET(me)) << 5 | R_SET | keep | both;
 		return;
 	}
-	const Op *op = t->blk->op, *open;
+	const EmuOp *op = t->blk->op, *open;
 	if (!BUID(r)) {
 		if (!launches_has(r, op))
 			c->r = (launches_open(r, op, t->gdc_waited, &open) ? launches_add(r, op->seq) | both : me | mask) | keep;
@@ -190,7 +190,7 @@ static bool
 in_scope(const Thread *t, uint64_t w, int scope)
 {
 	const Cluster *c = t->blk->cluster;
-	const Op *by = emu_contexts() > 1 ? op_of_buid(BUID(w)) : NULL;
+	const EmuOp *by = emu_contexts() > 1 ? op_of_buid(BUID(w)) : NULL;
 
 	if (by && by->device != t->blk->op->device)
 		return scope == ACCESS_SYSTEM && !(w & W_NARROW);
@@ -206,7 +206,7 @@ in_scope(const Thread *t, uint64_t w, int scope)
 
 /* Shared memory of another block of the cluster: it must have started, and must not leave before this is over (mbar_leave asks). */
 static COLD void
-shadow_peer(Thread *t, Block *o, const void *p, size_t n, const void *pc, Site at)
+shadow_peer(Thread *t, EmuBlock *o, const void *p, size_t n, const void *pc, Site at)
 {
 	if (!clock_met(t, o->buid))
 		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
@@ -235,10 +235,10 @@ shadow_far(Thread *t, const Region *r, const void *p, size_t n, bool narrow, con
 
 /* The thread of this block or its cluster that the entry of a cell names; NULL: another block's, or a copy's or matrix instruction's. */
 static const Thread *
-thread_of(const Block *b, uint64_t word)
+thread_of(const EmuBlock *b, uint64_t word)
 {
 	for (int i = 0; i < b->cluster->n; i++) {
-		const Block *o = b->cluster->b[i];
+		const EmuBlock *o = b->cluster->b[i];
 		if (o->buid == BUID(word))
 			return THREAD(word) < (unsigned)o->nt ? &o->t[THREAD(word)] : NULL;
 	}
@@ -266,7 +266,7 @@ read_fenced(const Thread *t, uint64_t r, bool global)
 /* One cell of a bulk or tensor copy, which accesses memory through the asynchronous proxy: what threads wrote there, or read of what the copy
  * is to write, must be followed by a proxy fence. Threads of other clusters are not checked. */
 static void
-copy_fenced(const Thread *t, const Region *g, const Cell *c, const Lines *place, unsigned mask, bool write, Site at)
+copy_fenced(const Thread *t, const Region *g, const Cell *c, const LineTable *place, unsigned mask, bool write, Site at)
 {
 	const bool global = g->kind != R_SHARED;
 	const uint64_t w = c->w, r = c->r;
@@ -276,7 +276,7 @@ copy_fenced(const Thread *t, const Region *g, const Cell *c, const Lines *place,
 		no_proxy_fence(g, c, write, true, w, place->w, at);
 	if (!write || !(r & mask) || !(r >> 5))
 		return;
-	for (const Run *x = r & R_SET && BUID(r) ? readers_run(BUID(r), SET(r)) : NULL; x; x = readers_run(BUID(r), x->parent))
+	for (const EmuRun *x = r & R_SET && BUID(r) ? readers_run(BUID(r), SET(r)) : NULL; x; x = readers_run(BUID(r), x->parent))
 		for (uint32_t m = x->lanes; m; m &= m - 1) {
 			uint64_t one = WORD(BUID(r), (x->at >> 17) * 32 + (uint32_t)__builtin_ctz(m), x->at & 0x1ffff);
 			if (!read_fenced(t, one, global))
@@ -287,16 +287,16 @@ copy_fenced(const Thread *t, const Region *g, const Cell *c, const Lines *place,
 }
 
 /* What shadow_read and shadow_write, below, know of the running thread from the slow way through shadow_access. */
-typedef struct { uint64_t me, before, after; } Step; /* how a read changes a cell's readers */
+typedef struct { uint64_t me, before, after; } ShadowStep; /* how a read changes a cell's readers */
 static struct {
-	Step step[16];
-	struct { const Op *op; bool waited; uint32_t buid, n; } over[4]; /* blocks, all of whose writes those of a launch are ordered after */
+	ShadowStep step[16];
+	struct { const EmuOp *op; bool waited; uint32_t buid, n; } over[4]; /* blocks, all of whose writes those of a launch are ordered after */
 	unsigned n_over;
 	uint64_t free_me, free;  /* readers that the thread is ordered after */
 	Region *region[4];       /* the last one first */
 } seen;
 
-static inline Step *
+static inline ShadowStep *
 step_of(uint64_t r)
 {
 	return &seen.step[r * 0x9e3779b97f4a7c15ull >> 60];
@@ -323,7 +323,7 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 	if (unlikely(a + n > r->hi))
 		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
 	if (r->kind == R_SHARED) {
-		Block *o = r->blk;
+		EmuBlock *o = r->blk;
 		if (o != t->blk && (!o || o->cluster != t->blk->cluster))
 			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, "access to shared memory of a block outside of the cluster", 0, 0);
 		if (!o->live)
@@ -364,7 +364,7 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 	for (size_t b = off; b < off + n;) {
 		unsigned mask = b & 1 ? 2 : off + n - b >= 2 ? 3 : 1;
 		Cell *c = r->cell + b / 2;
-		Lines *here = r->place + b / 2;
+		LineTable *here = r->place + b / 2;
 		uint64_t w = c->w, rd = c->r, culprit;
 		b += b & 1 ? 1 : 2;
 		if (!write && ((rd >> 2) & mask) != mask)
@@ -389,13 +389,13 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 				before = mask == 3 ? rd : 1;
 				after = c->r;
 				if (mask == 3)
-					*step_of(rd) = (Step){ me, rd, after };
+					*step_of(rd) = (ShadowStep){ me, rd, after };
 			}
 			continue;
 		}
 		if ((rd & mask) && rd >> 5) {
 			culprit = rd & ~31ull;
-			const Op *open = NULL;
+			const EmuOp *open = NULL;
 			bool ok = !(rd & R_SET) ? (rd ^ me) >> 22 == 0 || clock_knows(t, BUID(rd), THREAD(rd), CLK(rd))
 			        : !SET(rd) ? launch_known(t, rd) : BUID(rd) ? set_known(t, rd, &culprit) : !launches_open(rd, t->blk->op, t->gdc_waited, &open);
 			if (open)
@@ -457,9 +457,9 @@ readers_are_known(const Thread *t, uint64_t r, uint64_t me)
 
 /* The cells of an access that lies in the object, or the region, of the one before, and their places; *lazy: a page without cells. */
 static inline Cell *
-cells_of(const Thread *t, const char *p, size_t n, Lines **place, uint64_t *lazy)
+cells_of(const Thread *t, const char *p, size_t n, LineTable **place, uint64_t *lazy)
 {
-	const Block *b = t->blk;
+	const EmuBlock *b = t->blk;
 	size_t off = (size_t)(p - b->arena->lo);
 
 	if (((uintptr_t)p | n) & 1)
@@ -496,7 +496,7 @@ static COLD void
 remember(Thread *t, const void *p, uint64_t w, uint64_t r, bool write)
 {
 	Region *g = region_of(p);
-	const Op *mine = t->blk->op;
+	const EmuOp *mine = t->blk->op;
 	uint64_t other[2] = { w & 3 ? w : 0, write && r & 3 && (!(r & R_SET) || !SET(r)) ? r & ~31ull : 0 };
 
 	if (g && g->kind == R_SHARED && g->blk == t->blk) {
@@ -513,7 +513,7 @@ remember(Thread *t, const void *p, uint64_t w, uint64_t r, bool write)
 		const uint32_t buid = BUID(other[i]);
 		if (!other[i] || buid - mine->buid0 < mine->n_block || is_over(t, buid))
 			continue;
-		const Op *o = op_of_buid(buid);
+		const EmuOp *o = op_of_buid(buid);
 		if (o && !op_before(o->seq, mine, t->gdc_waited))
 			continue;
 		unsigned k = seen.n_over++ % 4;
@@ -562,7 +562,7 @@ shadow_read(const void *p, size_t n, const void *pc, Site at)
 	}
 	const uint64_t me = WORD(t->blk->buid, t->lin, t->clk);
 	const uint32_t place = place_of(pc, at);
-	Lines *here = NULL;
+	LineTable *here = NULL;
 	Cell *c = cells_of(t, p, n, &here, &lazy);
 	if (lazy && is_over(t, BUID(lazy)))
 		return;
@@ -573,14 +573,14 @@ shadow_read(const void *p, size_t n, const void *pc, Site at)
 		if ((r & R_INIT) != R_INIT || !write_is_known(t, w, me))
 			goto slow;
 		here[i].r = place;
-		Step *s = step_of(r);
+		ShadowStep *s = step_of(r);
 		if (s->before == r && s->me == me) {
 			c[i].r = s->after;
 		} else if (!(r >> 5) || ((r ^ me) >> 5 == 0 && !(r & R_SET))) {
 			c[i].r = me | R_INIT | 3;
 		} else {
 			read_cell(&c[i], t, me, 3);
-			*s = (Step){ me, r, c[i].r };
+			*s = (ShadowStep){ me, r, c[i].r };
 		}
 	}
 	return;
@@ -599,7 +599,7 @@ shadow_write(const void *p, size_t n, const void *pc, Site at)
 		return;
 	}
 	const uint64_t me = WORD(t->blk->buid, t->lin, t->clk);
-	Lines *here = NULL;
+	LineTable *here = NULL;
 	Cell *c = cells_of(t, p, n, &here, &lazy);
 	bool ok = c && !lazy && !t->blk->op->any_constant;
 	for (size_t i = 0; ok && i < n / 2; i++)
@@ -619,7 +619,7 @@ void
 shadow_read_only(const void *p, size_t n, Site at)
 {
 	Region *r = region_of(p);
-	Op *op = emu_cur->blk->op;
+	EmuOp *op = emu_cur->blk->op;
 
 	if (!r || !r->cell || r->kind != R_DEVICE)
 		return;
@@ -651,7 +651,7 @@ shadow_inflight(void *p, size_t n)
 
 /* A bulk copy lands: written by the block's copies, whose clock the mbarrier hands on. */
 void
-shadow_async_write(Block *b, void *p, size_t n, Site at)
+shadow_async_write(EmuBlock *b, void *p, size_t n, Site at)
 {
 	Region *r = region_of(p);
 
@@ -670,7 +670,7 @@ void
 shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 {
 	Thread *t = emu_cur;
-	Block *b = t->blk;
+	EmuBlock *b = t->blk;
 	Region *r = region_of(p);
 
 	if (!r || r->kind != R_SHARED || r->blk != b || !shared_within(r, p, n))
@@ -679,7 +679,7 @@ shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 	size_t off = (size_t)((const char *)p - r->lo);
 	for (size_t c = off / 2; c < (off + n + 1) / 2; c++) {
 		Cell *x = r->cell + c;
-		Lines *here = r->place + c;
+		LineTable *here = r->place + c;
 		uint64_t w = x->w;
 		if ((x->r & R_INIT) != R_INIT)
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
@@ -699,7 +699,7 @@ shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 /* ---- copies, fills and the host ---- */
 
 static void
-host_race(Op *op, const char *p, uint64_t other, uint32_t place, const char *what)
+host_race(EmuOp *op, const char *p, uint64_t other, uint32_t place, const char *what)
 {
 	char *where = region_describe(p), *who = who_and_where(other, place);
 
@@ -710,15 +710,15 @@ host_race(Op *op, const char *p, uint64_t other, uint32_t place, const char *wha
 }
 
 static bool
-host_knows(const Op *op, uint64_t word)
+host_knows(const EmuOp *op, uint64_t word)
 {
-	const Op *w = op_of_buid(BUID(word));
+	const EmuOp *w = op_of_buid(BUID(word));
 
 	return !w || w == op || op_before(w->seq, op, true);
 }
 
 void
-shadow_host_write(Op *op, void *p, size_t n)
+shadow_host_write(EmuOp *op, void *p, size_t n)
 {
 	Region *r = region_of(p);
 	uint64_t me = WORD(op->buid0, 0, 1);
@@ -746,7 +746,7 @@ shadow_host_write(Op *op, void *p, size_t n)
 			host_race(op, r->lo + c * 2, x->w, r->place[c].w, "race: writes with nothing that orders it after another write");
 			return;
 		}
-		const Op *open = NULL;
+		const EmuOp *open = NULL;
 		if ((x->r & 3) && x->r >> 5 && (BUID(x->r) ? !host_knows(op, x->r) : launches_open(x->r, op, true, &open))) {
 			uint64_t other = open ? (uint64_t)open->buid0 << 32 | 0xffc00000u : x->r & R_SET ? x->r | 0xffc00000u : x->r;
 			host_race(op, r->lo + c * 2, other, r->place[c].r, "race: writes with nothing that orders it after the read");
@@ -759,7 +759,7 @@ shadow_host_write(Op *op, void *p, size_t n)
 }
 
 void
-shadow_host_read(Op *op, const void *p, size_t n)
+shadow_host_read(EmuOp *op, const void *p, size_t n)
 {
 	Region *r = region_of(p);
 
@@ -776,7 +776,7 @@ shadow_host_read(Op *op, const void *p, size_t n)
 		}
 		if (!r->lazy) {
 			uint64_t rd = r->cell[c].r;
-			const Op *open;
+			const EmuOp *open;
 			bool others = (rd & 3) && rd >> 5 && (BUID(rd) ? !host_knows(op, rd) : launches_open(rd, op, true, &open));
 			r->cell[c].r = (rd & R_INIT) | (others ? launches_add(rd, op->seq) : WORD(op->buid0, 0, 1)) | 3;
 		}

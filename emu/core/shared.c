@@ -10,7 +10,7 @@ enum { GAP = 64 };
 
 /* Poison in all static objects that the block does not have yet. */
 void
-shared_start(Block *b)
+shared_start(EmuBlock *b)
 {
 	const Func *f = b->op->fn;
 
@@ -26,7 +26,7 @@ shared_start(Block *b)
 EXPORT void *
 emu_shared_static(const void *site, size_t n, size_t align, const char *name, const char *type, const char *file, int line)
 {
-	Block *b = emu_cur->blk;
+	EmuBlock *b = emu_cur->blk;
 	Func *f = b->op->fn;
 	Site at = { file, line };
 	int i;
@@ -56,7 +56,7 @@ emu_shared_static(const void *site, size_t n, size_t align, const char *name, co
 EXPORT void *
 emu_shared_arena(size_t n, const char *name, const char *type, const char *file, int line)
 {
-	Block *b = emu_cur->blk;
+	EmuBlock *b = emu_cur->blk;
 
 	if (n > b->op->dyn)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, (Site){ file, line }, "the shared arena has %u bytes by the launch, the kernel needs %zu", b->op->dyn, n);
@@ -90,7 +90,7 @@ shared_within(const Region *r, const char *p, size_t n)
 }
 
 void
-shared_span(Block *b, const char *p)
+shared_span(EmuBlock *b, const char *p)
 {
 	const uint32_t off = (uint32_t)(p - b->arena->lo), base = shared_static_base(b->op->dyn);
 	const Func *f = b->op->fn;

@@ -24,7 +24,7 @@ fiber_go(Thread *from, Thread *to)
 	fiber_switch(&from->sp, to->sp);
 }
 
-Thread *block_pick(Block *b); /* the next ready thread, now running; the host's fiber when there is none */
+Thread *block_pick(EmuBlock *b); /* the next ready thread, now running; the host's fiber when there is none */
 
 static inline int
 warp_first(const Warp *w, uint32_t lanes)
@@ -36,7 +36,7 @@ warp_first(const Warp *w, uint32_t lanes)
 static inline __attribute__((always_inline)) void
 fiber_wait(Thread *t, ThreadState why)
 {
-	Block *b = t->blk;
+	EmuBlock *b = t->blk;
 	Warp *w = t->w;
 	uint32_t m = w->ready;
 	Thread *n, *lane0 = t - t->lane;

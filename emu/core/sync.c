@@ -8,18 +8,18 @@
 
 /* What was released at an address: to all devices, to one device, to one cluster (of that first block), and to one block only. Of
  * operations before those that run, `ops` says which the releasing ones were ordered after. */
-typedef struct Place {
+typedef struct AtomicCell {
 	const void *p;
-	Known *all, *gpu, *cluster, *block;
+	KnownClocks *all, *gpu, *cluster, *block;
 	uint32_t cuid, buid, from; /* from: devices that have released to all, as bits */
 	int device;                /* of gpu */
 	OpSet ops, gpu_ops;
-} Place;
+} AtomicCell;
 
-static Place *place;
+static AtomicCell *place;
 static int n_place, cap_place;
 
-static Place *
+static AtomicCell *
 place_of(const void *p, bool make)
 {
 	for (int i = 0; i < n_place; i++)
@@ -31,18 +31,18 @@ place_of(const void *p, bool make)
 		cap_place = cap_place ? 2 * cap_place : 64;
 		place = realloc(place, sizeof *place * (size_t)cap_place);
 	}
-	place[n_place] = (Place){ .p = p };
+	place[n_place] = (AtomicCell){ .p = p };
 	return &place[n_place++];
 }
 
 static void
-forget(Place *s)
+forget(AtomicCell *s)
 {
 	known_drop(s->all);
 	known_drop(s->gpu);
 	known_drop(s->cluster);
 	known_drop(s->block);
-	*s = (Place){ .p = s->p };
+	*s = (AtomicCell){ .p = s->p };
 }
 
 void
@@ -68,10 +68,10 @@ sync_renumber(uint64_t seq)
 }
 
 static void
-publish(Place *s, Thread *t, Known *k, int scope)
+publish(AtomicCell *s, Thread *t, KnownClocks *k, int scope)
 {
 	uint32_t cuid = t->blk->cluster->b[0]->buid;
-	Op *op = t->blk->op;
+	EmuOp *op = t->blk->op;
 
 	if (scope == EMU_GPU) {
 		if (s->device != op->device) {
@@ -109,7 +109,7 @@ publish(Place *s, Thread *t, Known *k, int scope)
 
 /* Of operations that the releasing one was ordered after: at once, or at the next fence. */
 static void
-hear(Thread *t, const OpSet *of, bool now)
+acquire_clock(Thread *t, const OpSet *of, bool now)
 {
 	if (emu_contexts() < 2)
 		return;
@@ -130,20 +130,20 @@ order_memory(Thread *t, const void *p, int kind, int order, int scope)
 	bool block_only = scope == EMU_CTA;
 
 	if (kind != EMU_STORE) {
-		Place *s = place_of(p, false);
+		AtomicCell *s = place_of(p, false);
 		if (s) {
 			bool now = order == EMU_ACQUIRE || order == EMU_ACQ_REL;
-			Known *got = NULL;
+			KnownClocks *got = NULL;
 			/* A reader with block scope learns only what its own block released, whatever scope that had; one with the device's
 			 * scope what its own device did. */
 			bool wide = scope == EMU_SYS || !(s->from & ~(1u << t->blk->op->device));
 			if ((!block_only && wide) || region_of(p) == t->blk->arena) {
 				got = known_join(got, s->all);
-				hear(t, &s->ops, now);
+				acquire_clock(t, &s->ops, now);
 			}
 			if ((!block_only && s->device == t->blk->op->device) || region_of(p) == t->blk->arena) {
 				got = known_join(got, s->gpu);
-				hear(t, &s->gpu_ops, now);
+				acquire_clock(t, &s->gpu_ops, now);
 			}
 			if (s->cuid == t->blk->cluster->b[0]->buid && (!block_only || region_of(p) == t->blk->arena))
 				got = known_join(got, s->cluster);
@@ -158,12 +158,12 @@ order_memory(Thread *t, const void *p, int kind, int order, int scope)
 	}
 	if (kind == EMU_LOAD)
 		return;
-	Place *s = place_of(p, true);
+	AtomicCell *s = place_of(p, true);
 	if (kind == EMU_STORE) { /* a plain store ends the release sequence */
 		forget(s);
 	}
 	if (order == EMU_RELEASE || order == EMU_ACQ_REL) {
-		Known *k = clock_publish(t);
+		KnownClocks *k = clock_publish(t);
 		publish(s, t, k, scope);
 		known_drop(k);
 	} else if (t->fence) {

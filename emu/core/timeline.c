@@ -9,7 +9,7 @@
  * operations hand it on, and so does the host once it has waited (`from`, `waited`, `heard`), less what `before` and `after` say anyway. */
 #include "emu.h"
 #include "../cuda_api.h"
-#include "library.h"
+#include "stream_library.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,9 +19,9 @@ enum { MAX_DEPTH = 3, SPIN = 4000, HELD = 300 };
 uint64_t timeline_base = 1;
 static uint64_t next_seq = 1;
 static uint32_t next_buid = 1;
-static Op *ring[TIMELINE];
+static EmuOp *ring[TIMELINE];
 static OpSet host_known;
-static Known *host_heard;          /* of blocks that may still run: what the operations that the host has waited for had heard of them */
+static KnownClocks *host_heard;          /* of blocks that may still run: what the operations that the host has waited for had heard of them */
 static uint64_t *running;          /* kernels in flight */
 static int n_running, cap_running;
 static uint64_t first_open = 1;    /* all before are done */
@@ -46,7 +46,7 @@ set_join(OpSet *a, const OpSet *b)
 		a->w[i] |= b->w[i];
 }
 
-Op *
+EmuOp *
 op_at(uint64_t seq)
 {
 	return seq >= timeline_base && seq < next_seq ? ring[seq % TIMELINE] : NULL;
@@ -55,13 +55,13 @@ op_at(uint64_t seq)
 bool
 op_done(uint64_t seq)
 {
-	Op *op = op_at(seq);
+	EmuOp *op = op_at(seq);
 	return !op || op->state == OP_DONE;
 }
 
-static Op *recent; /* the last one that op_of_buid found */
+static EmuOp *recent; /* the last one that op_of_buid found */
 
-Op *
+EmuOp *
 op_of_buid(uint32_t buid)
 {
 	if (likely(recent && buid - recent->buid0 < recent->n_block))
@@ -79,7 +79,7 @@ op_of_buid(uint32_t buid)
 }
 
 bool
-op_before(uint64_t a, const Op *b, bool waited)
+op_before(uint64_t a, const EmuOp *b, bool waited)
 {
 	return a < timeline_base || set_has(waited ? &b->after : &b->before, a);
 }
@@ -94,20 +94,20 @@ op_forget(OpSet *of, uint64_t seq)
 static bool
 is_news(uint32_t buid, const void *user)
 {
-	const Op *op = user, *of = op_of_buid(buid);
+	const EmuOp *op = user, *of = op_of_buid(buid);
 
 	return of && of != op && !(op ? op_before(of->seq, op, op->any_waited) : set_has(&host_known, of->seq));
 }
 
 /* The host has waited for it. */
 static void
-host_learns(const Op *op)
+host_learns(const EmuOp *op)
 {
 	host_heard = known_join(host_heard, op->heard);
 }
 
 void
-op_learns(Op *op, const OpSet *of)
+op_learns(EmuOp *op, const OpSet *of)
 {
 	if (emu_contexts() < 2)
 		return;
@@ -117,16 +117,16 @@ op_learns(Op *op, const OpSet *of)
 }
 
 void
-op_told(const Op *op, bool waited, OpSet *of)
+op_told(const EmuOp *op, bool waited, OpSet *of)
 {
 	if (emu_contexts() > 1)
 		set_join(of, waited ? &op->after : &op->before);
 }
 
-Op *
-op_new(OpKind kind, const char *name)
+EmuOp *
+op_new(EmuOpKind kind, const char *name)
 {
-	Op *op = emu_alloc(sizeof *op);
+	EmuOp *op = emu_alloc(sizeof *op);
 
 	op->kind = kind;
 	op->name = name;
@@ -140,8 +140,8 @@ op_known(uint64_t seq)
 	return emu_check ? set_has(&host_known, seq) : op_done(seq);
 }
 
-const Op *
-timeline_uses(bool (*uses)(const Op *op, const void *what), const void *what)
+const EmuOp *
+timeline_uses(bool (*uses)(const EmuOp *op, const void *what), const void *what)
 {
 	for (uint64_t s = timeline_base; s < next_seq; s++)
 		if (!op_known(s) && uses(ring[s % TIMELINE], what))
@@ -150,7 +150,7 @@ timeline_uses(bool (*uses)(const Op *op, const void *what), const void *what)
 }
 
 static void
-op_free(Op *op)
+op_free(EmuOp *op)
 {
 	pinned_drop(op);
 	if (recent == op)
@@ -173,7 +173,7 @@ static void
 advance_base(void)
 {
 	while (timeline_base < next_seq) {
-		Op *op = ring[timeline_base % TIMELINE];
+		EmuOp *op = ring[timeline_base % TIMELINE];
 		if (op->state != OP_DONE || (emu_check && !set_has(&host_known, timeline_base)))
 			break;
 		ring[timeline_base % TIMELINE] = NULL;
@@ -198,7 +198,7 @@ copy_seqs(const uint64_t *s, int *n)
 }
 
 void
-op_add(Op *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog)
+op_add(EmuOp *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog)
 {
 	if (next_seq - timeline_base >= TIMELINE - 1) { /* more in flight than we keep apart: as if the host waited */
 		timeline_run_all();
@@ -271,7 +271,7 @@ func_residency(const Func *f, int threads, uint32_t dyn)
 /* ---- starting and ending ---- */
 
 static bool
-startable(Op *op)
+startable(EmuOp *op)
 {
 	for (int i = 0; i < op->n_dep; i++)
 		if (!op_done(op->dep[i]))
@@ -280,7 +280,7 @@ startable(Op *op)
 		return false;
 	op->depth = 0;
 	for (int i = 0; i < op->n_prog; i++) {
-		Op *p = op_at(op->prog[i]);
+		EmuOp *p = op_at(op->prog[i]);
 		if (!p || p->state == OP_DONE)
 			continue;
 		if (p->state != OP_RUNNING || p->depth + 1 >= MAX_DEPTH)
@@ -295,19 +295,19 @@ startable(Op *op)
 
 /* Did all threads of a kernel wait before they let its dependents start? Then those know what it waited for. */
 static bool
-held(const Op *op)
+held(const EmuOp *op)
 {
 	return op->any_trigger && op->any_waited && !op->early_trigger;
 }
 
 /* At its start an operation knows what its predecessors' ends imply; of programmatic ones only what they knew at theirs, or at their wait. */
 static void
-sets_at_start(Op *op)
+sets_at_start(EmuOp *op)
 {
 	if (!emu_check)
 		return;
 	for (int i = 0; i < op->n_dep; i++) {
-		Op *d = op_at(op->dep[i]);
+		EmuOp *d = op_at(op->dep[i]);
 		if (d) {
 			set_join(&op->before, d->any_waited ? &d->after : &d->before);
 			set_put(&op->before, d->seq);
@@ -315,7 +315,7 @@ sets_at_start(Op *op)
 		}
 	}
 	for (int i = 0; i < op->n_prog; i++) {
-		Op *d = op_at(op->prog[i]);
+		EmuOp *d = op_at(op->prog[i]);
 		if (d)
 			set_join(&op->before, held(d) ? &d->after : &d->before);
 	}
@@ -324,11 +324,11 @@ sets_at_start(Op *op)
 }
 
 static void
-sets_at_wait(Op *op)
+sets_at_wait(EmuOp *op)
 {
 	op->after = op->before;
 	for (int i = 0; i < op->n_prog; i++) {
-		Op *d = op_at(op->prog[i]);
+		EmuOp *d = op_at(op->prog[i]);
 		if (d) {
 			set_join(&op->after, d->any_waited ? &d->after : &d->before);
 			set_put(&op->after, d->seq);
@@ -338,7 +338,7 @@ sets_at_wait(Op *op)
 }
 
 static void
-finish(Op *op)
+finish(EmuOp *op)
 {
 	const char *where;
 	Region *r;
@@ -361,7 +361,7 @@ finish(Op *op)
 	}
 	/* Those that wait for it by griddepcontrol go on when all of theirs are done. */
 	for (int i = 0; i < n_running; i++) {
-		Op *o = op_at(running[i]);
+		EmuOp *o = op_at(running[i]);
 		bool all = o->n_prog > 0, mine = false;
 		for (int k = 0; k < o->n_prog; k++) {
 			all = all && op_done(o->prog[k]);
@@ -385,7 +385,7 @@ finish(Op *op)
 }
 
 static void
-start_kernel(Op *op)
+start_kernel(EmuOp *op)
 {
 	unsigned per = op->cluster.x * op->cluster.y * op->cluster.z;
 	int residency = func_residency(op->fn, (int)(op->block.x * op->block.y * op->block.z), op->dyn), most;
@@ -422,9 +422,9 @@ start_kernel(Op *op)
 }
 
 static void
-library(Op *op)
+library(EmuOp *op)
 {
-	Work *w = op->work;
+	LibraryWork *w = op->work;
 
 	for (int i = 0; emu_check && i < w->n_touch && !emu_error; i++) {
 		size_t at;
@@ -446,7 +446,7 @@ library(Op *op)
 }
 
 static void
-start_other(Op *op)
+start_other(EmuOp *op)
 {
 	sets_at_start(op);
 	size_t n = op->bytes;
@@ -494,7 +494,7 @@ start_other(Op *op)
 }
 
 static void
-admit(Op *op)
+admit(EmuOp *op)
 {
 	unsigned per = op->cluster.x * op->cluster.y * op->cluster.z;
 	Dim g = op->grid, c = op->cluster;
@@ -514,10 +514,10 @@ admit(Op *op)
 }
 
 static void
-release_blocks(Op *op)
+release_blocks(EmuOp *op)
 {
 	for (int i = 0; i < op->n_res; i++) {
-		Block *b = op->res[i];
+		EmuBlock *b = op->res[i];
 		if (!block_done(b) || b->counted)
 			continue;
 		b->counted = true;
@@ -543,7 +543,7 @@ void
 timeline_drop(void)
 {
 	for (int i = 0; i < n_running; i++) {
-		Op *op = op_at(running[i]);
+		EmuOp *op = op_at(running[i]);
 		for (int k = 0; k < op->n_res; k++) {
 			Cluster *c = op->res[k]->cluster;
 			if (!--c->n)
@@ -555,7 +555,7 @@ timeline_drop(void)
 	n_running = 0;
 	sync_reset(true);
 	while (timeline_base < next_seq) {
-		Op *op = ring[timeline_base % TIMELINE];
+		EmuOp *op = ring[timeline_base % TIMELINE];
 		ring[timeline_base++ % TIMELINE] = NULL;
 		op_free(op);
 	}
@@ -576,7 +576,7 @@ deadlock(void)
 
 	for (int pass = 0; pass < 2; pass++)
 		for (int i = 0; i < n_running; i++) {
-			Op *op = op_at(running[i]);
+			EmuOp *op = op_at(running[i]);
 			for (int k = 0; k < op->n_res; k++)
 				for (int t = 0; t < op->res[k]->nt; t++) {
 					Thread *x = &op->res[k]->t[t];
@@ -597,7 +597,7 @@ static bool
 gated(void)
 {
 	for (uint64_t s = first_open; s < next_seq; s++) {
-		const Op *op = ring[s % TIMELINE];
+		const EmuOp *op = ring[s % TIMELINE];
 		if (op->state == OP_QUEUED && op->work && op->work->ready && !op->work->ready(op->work + 1))
 			return true;
 	}
@@ -668,7 +668,7 @@ held_back(void)
 static bool
 step(void)
 {
-	Op *cand[TIMELINE], *early = NULL;
+	EmuOp *cand[TIMELINE], *early = NULL;
 	int n = 0;
 
 	if (emu_error)
@@ -676,7 +676,7 @@ step(void)
 	emu_signals();
 	bool open = false;
 	for (uint64_t s = first_open; s < next_seq; s++) {
-		Op *op = ring[s % TIMELINE];
+		EmuOp *op = ring[s % TIMELINE];
 		open = open || op->state != OP_DONE;
 		if (op->state == OP_QUEUED && startable(op)) {
 			if (op->depth)
@@ -694,7 +694,7 @@ step(void)
 		return true;
 	}
 	for (int i = 0; i < n_running; i++) {
-		Op *op = op_at(running[i]);
+		EmuOp *op = op_at(running[i]);
 		admit(op);
 		bool ready = false;
 		for (int k = 0; k < op->n_res && !ready; k++)
@@ -716,11 +716,11 @@ step(void)
 	int held_device = held_back(), others = 0;
 	for (int i = 0; i < n; i++)
 		if (cand[i]->device != held_device) {
-			Op *first = cand[others];
+			EmuOp *first = cand[others];
 			cand[others++] = cand[i];
 			cand[i] = first;
 		}
-	Op *op = cand[emu_random_below((uint64_t)(others ? others : n))];
+	EmuOp *op = cand[emu_random_below((uint64_t)(others ? others : n))];
 	if (op->state == OP_QUEUED) {
 		if (op->kind == OP_KERNEL)
 			start_kernel(op);
@@ -789,7 +789,7 @@ timeline_known(const uint64_t *seq, int n)
 {
 	if (emu_check)
 		for (int i = 0; i < n; i++) {
-			Op *op = op_at(seq[i]);
+			EmuOp *op = op_at(seq[i]);
 			if (!op || op->state != OP_DONE)
 				continue;
 			set_join(&host_known, op->any_waited ? &op->after : &op->before);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* n 0: the end of a group. */
-typedef struct Store { void *dst; const char *src; unsigned n; const TensorMap *map; int c[5]; char *taken; uint32_t clk; Site at; } Store;
+typedef struct TmaStore { void *dst; const char *src; unsigned n; const TensorMap *map; int c[5]; char *taken; uint32_t clk; Site at; } TmaStore;
 
 const TensorMap *
 tensor_map_at(const void *p, int rank, Site at)
@@ -58,11 +58,11 @@ swizzled(const TensorMap *m, size_t a)
 	return !m->swizzle ? a : a ^ ((a >> 7 & (m->swizzle / 16u - 1)) << 4);
 }
 
-typedef void (*Row)(const TensorMap *m, char *global, size_t k, size_t lo, size_t hi, void *arg);
+typedef void (*TmaRow)(const TensorMap *m, char *global, size_t k, size_t lo, size_t hi, void *arg);
 
 /* Every row of the box: its address in memory, NULL outside; k its place in the box; elements [lo, hi) of it are inside. */
 static void
-rows(const TensorMap *m, const int *c, Row fn, void *arg)
+rows(const TensorMap *m, const int *c, TmaRow fn, void *arg)
 {
 	size_t n = 1, at[5] = { 0 };
 
@@ -174,7 +174,7 @@ tensor_put(const TensorMap *m, const int *c, const char *shared, const char *are
 /* ---- out of shared memory ---- */
 
 static void
-push(StoreQueue *q, Store s)
+push(StoreQueue *q, TmaStore s)
 {
 	if (q->n == q->cap) {
 		q->cap = q->cap ? 2 * q->cap : 8;
@@ -184,7 +184,7 @@ push(StoreQueue *q, Store s)
 }
 
 static void
-add(Store s)
+add(TmaStore s)
 {
 	Thread *t = emu_cur;
 	StoreQueue *q = &t->bulk;
@@ -208,7 +208,7 @@ emu_bulk_store(void *dst, const void *src, unsigned n, const char *file, int lin
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned bulk store: addresses and size must be multiples of 16");
 	if (!r || r->kind == R_SHARED || (size_t)(r->hi - (char *)dst) < n)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "bulk store of %u bytes: the target is no memory of the device", n);
-	add((Store){ .dst = dst, .src = src, .n = n, .at = at });
+	add((TmaStore){ .dst = dst, .src = src, .n = n, .at = at });
 	if (emu_check)
 		shadow_access(dst, n, true, ACCESS_COPY, NULL, at);
 	memset(dst, 0xff, n);
@@ -221,7 +221,7 @@ emu_tensor_store(const void *map, int rank, const int *c, const void *src, const
 {
 	Site at = { file, line };
 	const TensorMap *m = tensor_map_at(map, rank, at);
-	Store s = { .src = src, .n = (unsigned)tensor_box_bytes(m), .map = m, .at = at };
+	TmaStore s = { .src = src, .n = (unsigned)tensor_box_bytes(m), .map = m, .at = at };
 
 	if ((uintptr_t)src & 127)
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor copy: the place in shared memory must be a multiple of 128");
@@ -237,12 +237,12 @@ emu_bulk_commit(void)
 {
 	StoreQueue *q = &emu_cur->bulk;
 
-	push(q, (Store){ 0 }); /* the end of a group */
+	push(q, (TmaStore){ 0 }); /* the end of a group */
 }
 
 /* The source has been read. */
 static void
-take(Thread *t, Store *s)
+take(Thread *t, TmaStore *s)
 {
 	if (s->taken || !s->n)
 		return;
@@ -253,7 +253,7 @@ take(Thread *t, Store *s)
 }
 
 static void
-put(Thread *t, Store *s)
+put(Thread *t, TmaStore *s)
 {
 	take(t, s);
 	if (!s->n)

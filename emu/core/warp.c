@@ -120,7 +120,7 @@ vote(int op, Thread *t, uint32_t mask)
 }
 
 static void
-complete(int op, Block *b, int warp, uint32_t mask, uint64_t arg, Site at)
+complete(int op, EmuBlock *b, int warp, uint32_t mask, uint64_t arg, Site at)
 {
 	Thread *t = &b->t[warp * 32];
 
@@ -153,17 +153,17 @@ complete(int op, Block *b, int warp, uint32_t mask, uint64_t arg, Site at)
 }
 
 static bool
-same(const Meeting *m, int op, uint32_t mask, Site at)
+same(const Rendezvous *m, int op, uint32_t mask, Site at)
 {
 	return m->mask == mask && m->op == op && m->at.line == at.line && m->at.file == at.file;
 }
 
 /* The meeting that a lane comes to: the one with its mask, or a new one. */
-static __attribute__((noinline)) Meeting *
+static __attribute__((noinline)) Rendezvous *
 meeting(Thread *t, int op, uint32_t mask, Site at)
 {
 	Warp *w = t->w;
-	Meeting *m = NULL;
+	Rendezvous *m = NULL;
 
 	if (!(mask >> t->lane & 1))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "the calling lane %u is not in the mask 0x%08x", t->lane, mask);
@@ -180,7 +180,7 @@ meeting(Thread *t, int op, uint32_t mask, Site at)
 		if (w->n_meet == 8)
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "more than 8 groups of one warp in collectives");
 		m = &w->meet[w->n_meet++];
-		*m = (Meeting){ mask, 0, op, at };
+		*m = (Rendezvous){ mask, 0, op, at };
 	}
 	return m;
 }
@@ -192,7 +192,7 @@ meet(int op, uint32_t mask, uint64_t *io, uint64_t arg, Site at)
 	Thread *t = emu_cur;
 	Warp *w = t->w;
 	const uint32_t bit = 1u << t->lane;
-	Meeting *m = w->meet;
+	Rendezvous *m = w->meet;
 
 	t->io = io;
 	t->at = at;

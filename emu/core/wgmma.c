@@ -27,7 +27,7 @@ typedef struct Wg {
 } Wg;
 
 static Wg *
-wg_of(Block *b, const Thread *t)
+wg_of(EmuBlock *b, const Thread *t)
 {
 	if (!b->wg)
 		b->wg = emu_alloc(sizeof *b->wg * 8);
@@ -55,13 +55,13 @@ value(uint16_t h, bool f16)
 
 /* ---- descriptors ---- */
 
-typedef struct { uint32_t start, lead, stride; unsigned width; bool rows; } Layout; /* width: swizzle bytes, 0 none; rows: contiguous M or N */
+typedef struct { uint32_t start, lead, stride; unsigned width; bool rows; } WgmmaLayout; /* width: swizzle bytes, 0 none; rows: contiguous M or N */
 
-static Layout
+static WgmmaLayout
 decode(uint64_t d, bool rows, const char *which, Site at)
 {
 	static const unsigned widths[4] = { 0, 128, 64, 32 };
-	Layout l = { (uint32_t)(d & 0x3fff) * 16, (uint32_t)(d >> 16 & 0x3fff) * 16, (uint32_t)(d >> 32 & 0x3fff) * 16, widths[d >> 62], rows };
+	WgmmaLayout l = { (uint32_t)(d & 0x3fff) * 16, (uint32_t)(d >> 16 & 0x3fff) * 16, (uint32_t)(d >> 32 & 0x3fff) * 16, widths[d >> 62], rows };
 
 	if (d >> 52 & 0x3ff || d >> 14 & 3 || d >> 30 & 3 || d >> 46 & 7)
 		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "descriptor of %s: bits are set that must be zero (0x%016lx)", which, (unsigned long)d);
@@ -77,7 +77,7 @@ decode(uint64_t d, bool rows, const char *which, Site at)
 
 /* Offset in the arena of 16 bytes: eight values along K of row i, or along the rows of one k. */
 static uint32_t
-place(const Layout *l, int i, int k)
+place(const WgmmaLayout *l, int i, int k)
 {
 	uint32_t a, w = l->width;
 
@@ -95,8 +95,8 @@ static void
 check_operand(uint64_t desc, bool rows, int lo, int hi, const char *which, uint32_t clk, Site at)
 {
 	Thread *t = emu_cur;
-	Block *b = t->blk;
-	Layout l = decode(desc, rows, which, at);
+	EmuBlock *b = t->blk;
+	WgmmaLayout l = decode(desc, rows, which, at);
 	int di = rows ? 8 : 1, dk = rows ? 1 : 8;
 
 	for (int i = lo; i < hi; i += di)
@@ -111,9 +111,9 @@ check_operand(uint64_t desc, bool rows, int lo, int hi, const char *which, uint3
 
 /* out: [16][n], n rows of the operand. */
 static void
-fetch(Block *b, uint64_t desc, bool rows, bool f16, int n, float *out, Site at)
+fetch(EmuBlock *b, uint64_t desc, bool rows, bool f16, int n, float *out, Site at)
 {
-	Layout l = decode(desc, rows, "an operand", at);
+	WgmmaLayout l = decode(desc, rows, "an operand", at);
 	uint16_t v[8];
 
 	if (!rows) {
@@ -158,7 +158,7 @@ hold(Thread *t, const void *p, size_t n, bool whole, Site at)
 			return;
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "more accumulators in flight than the emulator keeps apart");
 	}
-	w->busy[w->n_busy++] = (Held){ p, (const char *)p + n, whole, w->next };
+	w->busy[w->n_busy++] = (EmuHeld){ p, (const char *)p + n, whole, w->next };
 }
 
 static int
@@ -180,7 +180,7 @@ emu_wgmma(int flags, int n, float *d, const unsigned *ra, emu_u64 da, emu_u64 db
 {
 	Site at = { file, line };
 	Thread *t = emu_cur;
-	Block *b = t->blk;
+	EmuBlock *b = t->blk;
 	unsigned u = t->lin & 127;
 
 	if (n < 8 || n > 256 || n % 8)
@@ -291,7 +291,7 @@ multiply_avx2(float *c, const float *a, const float *b, int n)
 }
 
 static void
-run(Block *b, Wg *g, Inst *in)
+run(EmuBlock *b, Wg *g, Inst *in)
 {
 	Acc *acc = &g->acc[in->acc];
 	static float a[64 * 16], at[16 * 64], bm[16 * 256]; /* stacks are small */
@@ -318,7 +318,7 @@ run(Block *b, Wg *g, Inst *in)
 }
 
 static void
-retire(Block *b, Wg *g, int first, uint32_t upto)
+retire(EmuBlock *b, Wg *g, int first, uint32_t upto)
 {
 	int n = (int)(upto - g->base);
 
@@ -361,7 +361,7 @@ emu_wgmma_wait(int left, const char *file, int line)
 {
 	Site at = { file, line };
 	Thread *t = emu_cur;
-	Block *b = t->blk;
+	EmuBlock *b = t->blk;
 	WgThread *w = mine(t);
 	int done = w->n_group - left;
 
@@ -407,7 +407,7 @@ wgmma_leave(Thread *t)
 }
 
 void
-wgmma_forget(Block *b)
+wgmma_forget(EmuBlock *b)
 {
 	for (int i = 0; i < b->nt; i++) {
 		free(b->t[i].wg);
@@ -432,7 +432,7 @@ emu_u64
 emu_smem_offset(const void *p, const char *file, int line)
 {
 	Site at = { file, line };
-	Block *b = emu_cur->blk;
+	EmuBlock *b = emu_cur->blk;
 
 	if ((const char *)p < b->arena->lo || (const char *)p >= b->arena->hi)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "descriptor of something that is not in this block's shared memory");
@@ -447,7 +447,7 @@ emu_setmaxnreg(int n, int up, const char *file, int line)
 {
 	Site at = { file, line };
 	Thread *t = emu_cur;
-	Block *b = t->blk;
+	EmuBlock *b = t->blk;
 	long sum = 0;
 
 	if (n < 24 || n > 256 || n % 8)

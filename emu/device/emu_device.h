@@ -87,7 +87,7 @@ template <class T> EMU_FN const char *emu_type() { return __PRETTY_FUNCTION__; }
 #define SHARED(T, name) \
 	static const char emu_site_##name = 0; \
 	T &name = *(T *)emu_shared_static(&emu_site_##name, sizeof(T), alignof(T), #name, emu_type<T>(), __FILE__, __LINE__)
-#define SHARED_ARENA(T, name) T &name = *(T *)emu_shared_arena(sizeof(T), #name, emu_type<T>(), __FILE__, __LINE__)
+#define SHARED_STORAGE(T, name) T &name = *(T *)emu_shared_arena(sizeof(T), #name, emu_type<T>(), __FILE__, __LINE__)
 #define SHARED_BYTES(name) unsigned char *name = (unsigned char *)emu_shared_arena(0, #name, 0, __FILE__, __LINE__)
 
 /* ---- vector accesses: one instruction each on a device ---- */

@@ -119,7 +119,7 @@ f32_to_f16(float f)
 
 EMU_FN unsigned pack_bf16(float lo, float hi) { return f32_to_bf16(lo) | (unsigned)f32_to_bf16(hi) << 16; }
 
-/* Pairs of halves (cuda_half.h). Products of halves are exact in f32, and so are the sums met there: small integers, or of a product and
+/* Pairs of halves (cuda/math/half2.h). Products of halves are exact in f32, and so are the sums met there: small integers, or of a product and
  * what is no larger. */
 #ifdef __F16C__
 typedef float emu_f4 __attribute__((vector_size(16)));

@@ -21,7 +21,7 @@ Guard driver_enter(int *counter, const char *name, int needs, CUresult *refused)
 void driver_leave(Guard *g);
 
 typedef struct { uint64_t *seq; int n, cap; } Seqs;
-typedef struct Node Node;
+typedef struct EmuNode EmuNode;
 typedef struct Capture Capture;
 
 struct CUctx_st { int device, ref; unsigned peers; /* peers: devices whose memory its kernels may touch, as bits */ };
@@ -46,7 +46,7 @@ struct CUstream_st {
 	Seqs tail;
 	uint64_t last_kernel;       /* the tail is this kernel, so that a programmatic edge may start at it */
 	Capture *cap;
-	Node **cap_tail;
+	EmuNode **cap_tail;
 	int n_cap_tail;
 };
 
@@ -57,14 +57,14 @@ struct CUevent_st {
 	double time;
 	Seqs ops;
 	Capture *cap;               /* recorded in a capturing stream */
-	Node **node;
+	EmuNode **node;
 	int n_node;
 };
 
-struct Node {
+struct EmuNode {
 	int type;
-	Op *op;                     /* a template, never queued */
-	Node **dep, **prog;
+	EmuOp *op;                     /* a template, never queued */
+	EmuNode **dep, **prog;
 	int n_dep, n_prog;
 	int index;
 	struct CUgraph_st *graph;
@@ -73,7 +73,7 @@ struct Node {
 
 struct CUgraph_st {
 	struct CUgraph_st *next;
-	Node **node;
+	EmuNode **node;
 	int n_node;
 	bool capturing;
 };
@@ -114,7 +114,7 @@ bool module_has_function(const Func *f);
 
 /* stream.c */
 CUresult stream_get(CUstream handle, CUstream *s);
-CUresult stream_add(CUstream s, Op *op, bool programmatic);    /* consumes op: queues it, or makes it a node of the capture */
+CUresult stream_add(CUstream s, EmuOp *op, bool programmatic);    /* consumes op: queues it, or makes it a node of the capture */
 CUresult stream_wait(CUstream s);
 CUresult driver_sticky(void);
 int stream_release_all(void);
@@ -125,14 +125,14 @@ void seqs_set(Seqs *s, uint64_t seq);
 /* capture and graph.c */
 CUresult capture_refuse(CUstream s, CUresult code);            /* a forbidden call: the capture is invalid from now on */
 CUresult capture_refuse_global(const char *name);
-Node *graph_node(struct CUgraph_st *g, int type, Op *op, Node **dep, int n_dep, Node **prog, int n_prog);
+EmuNode *graph_node(struct CUgraph_st *g, int type, EmuOp *op, EmuNode **dep, int n_dep, EmuNode **prog, int n_prog);
 int graph_release_all(void);
-void op_template_free(Op *op);
-Op *op_clone(const Op *op);
+void op_template_free(EmuOp *op);
+EmuOp *op_clone(const EmuOp *op);
 struct CUgraph_st *graph_new(void);
 void graph_free(struct CUgraph_st *g);
 
 /* launch.c */
-CUresult launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooperative, void **params, void **extra, Op **out);
+CUresult launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooperative, void **params, void **extra, EmuOp **out);
 
 #endif

@@ -11,7 +11,7 @@ static CUgraph graphs;
 static CUgraphExec execs;
 
 void
-op_template_free(Op *op)
+op_template_free(EmuOp *op)
 {
 	free(op->param);
 	free(op->param_mem);
@@ -20,10 +20,10 @@ op_template_free(Op *op)
 	free(op);
 }
 
-Op *
-op_clone(const Op *op)
+EmuOp *
+op_clone(const EmuOp *op)
 {
-	Op *c = op_new(op->kind, op->name);
+	EmuOp *c = op_new(op->kind, op->name);
 
 	*c = *op;
 	if (op->work) {
@@ -40,22 +40,22 @@ op_clone(const Op *op)
 	return c;
 }
 
-static Node **
-nodes_copy(Node **n, int count)
+static EmuNode **
+nodes_copy(EmuNode **n, int count)
 {
-	Node **c = emu_alloc(sizeof *c * (size_t)(count + 1));
+	EmuNode **c = emu_alloc(sizeof *c * (size_t)(count + 1));
 
 	if (count)
 		memcpy(c, n, sizeof *c * (size_t)count);
 	return c;
 }
 
-Node *
-graph_node(CUgraph g, int type, Op *op, Node **dep, int n_dep, Node **prog, int n_prog)
+EmuNode *
+graph_node(CUgraph g, int type, EmuOp *op, EmuNode **dep, int n_dep, EmuNode **prog, int n_prog)
 {
-	Node *n = emu_alloc(sizeof *n);
+	EmuNode *n = emu_alloc(sizeof *n);
 
-	*n = (Node){ .type = type, .op = op, .dep = nodes_copy(dep, n_dep), .prog = nodes_copy(prog, n_prog), .n_dep = n_dep, .n_prog = n_prog,
+	*n = (EmuNode){ .type = type, .op = op, .dep = nodes_copy(dep, n_dep), .prog = nodes_copy(prog, n_prog), .n_dep = n_dep, .n_prog = n_prog,
 	             .index = g->n_node, .graph = g };
 	for (int i = 0; i < n_dep; i++)
 		dep[i]->joined = true;
@@ -91,7 +91,7 @@ graph_clone(CUgraph g)
 	CUgraph c = graph_new();
 
 	for (int i = 0; i < g->n_node; i++) {
-		Node *n = g->node[i], *m = graph_node(c, n->type, op_clone(n->op), NULL, 0, NULL, 0);
+		EmuNode *n = g->node[i], *m = graph_node(c, n->type, op_clone(n->op), NULL, 0, NULL, 0);
 		free(m->dep);
 		free(m->prog);
 		m->dep = nodes_copy(n->dep, n->n_dep);
@@ -338,7 +338,7 @@ API(cuGraphLaunch, (CUgraphExec e, CUstream handle))
 	seqs_join(&root, &e->last); /* an executable graph never overlaps itself */
 	uint64_t *at = emu_alloc(sizeof *at * (size_t)(g->n_node + 1));
 	for (int i = 0; i < g->n_node && !emu_error; i++) {
-		Node *n = g->node[i];
+		EmuNode *n = g->node[i];
 		Seqs dep = { 0 }, prog = { 0 };
 		for (int k = 0; k < n->n_dep; k++)
 			seqs_add(&dep, at[n->dep[k]->index]);
@@ -346,7 +346,7 @@ API(cuGraphLaunch, (CUgraphExec e, CUstream handle))
 			seqs_add(&prog, at[n->prog[k]->index]);
 		if (!n->n_dep && !n->n_prog)
 			seqs_join(&dep, &root);
-		Op *op = op_clone(n->op);
+		EmuOp *op = op_clone(n->op);
 		op->device = driver_context->device;
 		op_add(op, dep.seq, dep.n, prog.seq, prog.n);
 		free(dep.seq);
@@ -381,7 +381,7 @@ API(cuGraphGetNodes, (CUgraph g, CUgraphNode *list, size_t *n))
 }
 
 static bool
-node_known(const Node *n)
+node_known(const EmuNode *n)
 {
 	for (CUgraph g = graphs; g; g = g->next)
 		for (int i = 0; i < g->n_node; i++)
@@ -393,7 +393,7 @@ node_known(const Node *n)
 API(cuGraphNodeGetType, (CUgraphNode handle, int *type))
 {
 	ENTER(cuGraphNodeGetType, NEEDS_CONTEXT);
-	Node *n = (Node *)(void *)handle;
+	EmuNode *n = (EmuNode *)(void *)handle;
 	if (!type || !node_known(n))
 		return CUDA_ERROR_INVALID_VALUE;
 	*type = n->type;
@@ -403,10 +403,10 @@ API(cuGraphNodeGetType, (CUgraphNode handle, int *type))
 API(cuGraphKernelNodeGetParams_v2, (CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS *p))
 {
 	ENTER(cuGraphKernelNodeGetParams_v2, NEEDS_CONTEXT);
-	Node *n = (Node *)(void *)handle;
+	EmuNode *n = (EmuNode *)(void *)handle;
 	if (!p || !node_known(n) || n->type != CU_GRAPH_NODE_TYPE_KERNEL)
 		return CUDA_ERROR_INVALID_VALUE;
-	Op *o = n->op;
+	EmuOp *o = n->op;
 	*p = (CUDA_KERNEL_NODE_PARAMS){ (CUfunction)(void *)o->fn, o->grid.x, o->grid.y, o->grid.z, o->block.x, o->block.y, o->block.z, o->dyn, o->param,
 	                                NULL, NULL, NULL };
 	return CUDA_SUCCESS;
@@ -415,11 +415,11 @@ API(cuGraphKernelNodeGetParams_v2, (CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS 
 API(cuGraphExecKernelNodeSetParams_v2, (CUgraphExec e, CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS *p))
 {
 	ENTER(cuGraphExecKernelNodeSetParams_v2, NEEDS_CONTEXT);
-	Node *n = (Node *)(void *)handle;
-	Op *op;
+	EmuNode *n = (EmuNode *)(void *)handle;
+	EmuOp *op;
 	if (!p || !exec_known(e) || !node_known(n) || n->graph != e->origin || n->type != CU_GRAPH_NODE_TYPE_KERNEL)
 		return CUDA_ERROR_INVALID_VALUE;
-	Node *mine = e->graph->node[n->index];
+	EmuNode *mine = e->graph->node[n->index];
 	CUresult r = launch_make((Func *)(void *)p->func, (Dim){ p->gridDimX, p->gridDimY, p->gridDimZ }, (Dim){ p->blockDimX, p->blockDimY, p->blockDimZ },
 	                         mine->op->cluster, p->sharedMemBytes, mine->op->cooperative, p->kernelParams, p->extra, &op);
 	if (r)
@@ -438,7 +438,7 @@ API(cuGraphExecUpdate_v2, (CUgraphExec e, CUgraph g, CUgraphExecUpdateResultInfo
 	CUgraph mine = e->graph;
 	int bad = mine->n_node != g->n_node ? 2 : 0;
 	for (int i = 0; !bad && i < g->n_node; i++) {
-		Node *a = mine->node[i], *b = g->node[i];
+		EmuNode *a = mine->node[i], *b = g->node[i];
 		bad = a->n_dep != b->n_dep || a->n_prog != b->n_prog ? 2 : a->type != b->type ? 3 : 0;
 		for (int k = 0; !bad && k < a->n_dep; k++)
 			bad = a->dep[k]->index != b->dep[k]->index ? 2 : 0;

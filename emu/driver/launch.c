@@ -11,7 +11,7 @@ up(size_t n, size_t align)
 }
 
 CUresult
-launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooperative, void **params, void **extra, Op **out)
+launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooperative, void **params, void **extra, EmuOp **out)
 {
 	uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z, threads = (uint64_t)block.x * block.y * block.z;
 	unsigned per = cluster.x * cluster.y * cluster.z;
@@ -42,7 +42,7 @@ launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooper
 		bytes = up(bytes, 64) + f->param_size[2 * i];
 	if (f->n_param && !params && !extra)
 		return CUDA_ERROR_INVALID_VALUE;
-	Op *op = op_new(OP_KERNEL, f->name);
+	EmuOp *op = op_new(OP_KERNEL, f->name);
 	op->fn = f;
 	op->grid = grid;
 	op->block = block;
@@ -89,7 +89,7 @@ static CUresult
 launch(CUfunction fn, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooperative, bool programmatic, CUstream handle, void **params, void **extra)
 {
 	CUstream s;
-	Op *op;
+	EmuOp *op;
 	CUresult r = stream_get(handle, &s);
 
 	if (!r)
@@ -145,7 +145,7 @@ API(cuLaunchHostFunc, (CUstream handle, CUhostFn fn, void *user))
 	CUresult r = stream_get(handle, &s);
 	if (r)
 		return r;
-	Op *op = op_new(OP_HOST, "cuLaunchHostFunc");
+	EmuOp *op = op_new(OP_HOST, "cuLaunchHostFunc");
 	op->host_fn = fn;
 	op->host_arg = user;
 	return stream_add(s, op, false);

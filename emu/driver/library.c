@@ -1,6 +1,6 @@
 /* What the other stand-ins need of this one: a place in a stream, counting and failing. */
 #include "driver.h"
-#include "../core/library.h"
+#include "../core/stream_library.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,14 +30,14 @@ emu_library_call(const char *name)
 }
 
 int
-emu_library_queue(void *stream, const Work *w, const void *blob, size_t bytes)
+emu_library_queue(void *stream, const LibraryWork *w, const void *blob, size_t bytes)
 {
 	ENTER(emu_library_queue, NEEDS_CONTEXT);
 	CUstream s;
 	CUresult r = stream_get(stream, &s);
 	if (r)
 		return r;
-	Op *op = op_new(OP_HOST, w->name);
+	EmuOp *op = op_new(OP_HOST, w->name);
 	op->work_bytes = sizeof *w + bytes;
 	op->work = emu_alloc(op->work_bytes);
 	memcpy(op->work, w, sizeof *w);
@@ -48,7 +48,7 @@ emu_library_queue(void *stream, const Work *w, const void *blob, size_t bytes)
 bool
 emu_library_came_first(uint64_t seq)
 {
-	const Op *op = op_at(seq);
+	const EmuOp *op = op_at(seq);
 
 	for (int i = 0; op && i < op->n_dep; i++)
 		if (!op_done(op->dep[i]))

@@ -7,8 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-typedef struct Block_ { struct Block_ *next; Region *r; void *host; bool registered; } Piece;
-static Piece *device_pieces, *host_pieces;
+typedef struct Block_ { struct Block_ *next; Region *r; void *host; bool registered; } FreeBlock;
+static FreeBlock *device_pieces, *host_pieces;
 static size_t used_bytes;                      /* by this process */
 
 static bool
@@ -101,8 +101,8 @@ API(cuMemAlloc_v2, (CUdeviceptr *p, size_t n))
 		give(n);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	Piece *x = emu_alloc(sizeof *x);
-	*x = (Piece){ device_pieces, r, NULL, false };
+	FreeBlock *x = emu_alloc(sizeof *x);
+	*x = (FreeBlock){ device_pieces, r, NULL, false };
 	device_pieces = x;
 	*p = (uintptr_t)r->lo;
 	return CUDA_SUCCESS;
@@ -125,9 +125,9 @@ API(cuMemFree_v2, (CUdeviceptr p))
 	ENTER(cuMemFree_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
 	if (!p)
 		return CUDA_SUCCESS;
-	for (Piece **x = &device_pieces; *x; x = &(*x)->next)
+	for (FreeBlock **x = &device_pieces; *x; x = &(*x)->next)
 		if ((uintptr_t)(*x)->r->lo == p) {
-			Piece *dead = *x;
+			FreeBlock *dead = *x;
 			timeline_run_device(); /* as CUDA does: freeing waits */
 			timeline_known_all(emu_device());
 			if (!emu_error)
@@ -159,7 +159,7 @@ host_alloc(void **p, size_t n)
 {
 	if (!p || !n)
 		return CUDA_ERROR_INVALID_VALUE;
-	Piece *x = emu_alloc(sizeof *x);
+	FreeBlock *x = emu_alloc(sizeof *x);
 	x->host = aligned_alloc(4096, (n + 4095) / 4096 * 4096);
 	if (!x->host) {
 		free(x);
@@ -186,7 +186,7 @@ API(cuMemAllocHost_v2, (void **p, size_t n))
 }
 
 static bool
-copy_uses(const Op *op, const void *region)
+copy_uses(const EmuOp *op, const void *region)
 {
 	return op->kind == OP_COPY && !op->stage && (region_of(op->src) == region || region_of(op->dst) == region);
 }
@@ -194,10 +194,10 @@ copy_uses(const Op *op, const void *region)
 static CUresult
 host_drop(void *p, bool registered)
 {
-	for (Piece **x = &host_pieces; *x; x = &(*x)->next)
+	for (FreeBlock **x = &host_pieces; *x; x = &(*x)->next)
 		if ((*x)->host == p && (*x)->registered == registered) {
-			Piece *dead = *x;
-			const Op *op = timeline_uses(copy_uses, dead->r);
+			FreeBlock *dead = *x;
+			const EmuOp *op = timeline_uses(copy_uses, dead->r);
 			if (op) { /* a device would still write there, or read */
 				emu_note("%s: nobody has waited for a %s that uses this memory", registered ? "cuMemHostUnregister" : "cuMemFreeHost", op->name);
 				emu_error = CUDA_ERROR_LAUNCH_FAILED;
@@ -228,8 +228,8 @@ API(cuMemHostRegister_v2, (void *p, size_t n, unsigned flags))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (region_of(p) || region_of((char *)p + n - 1))
 		return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-	Piece *x = emu_alloc(sizeof *x);
-	*x = (Piece){ host_pieces, region_adopt(R_PINNED, p, n), p, true };
+	FreeBlock *x = emu_alloc(sizeof *x);
+	*x = (FreeBlock){ host_pieces, region_adopt(R_PINNED, p, n), p, true };
 	host_pieces = x;
 	return CUDA_SUCCESS;
 }
@@ -255,14 +255,14 @@ memory_release_all(void)
 	int n = 0;
 
 	while (device_pieces) {
-		Piece *x = device_pieces;
+		FreeBlock *x = device_pieces;
 		device_pieces = x->next;
 		n++;
 		region_drop(x->r);
 		free(x);
 	}
 	while (host_pieces) {
-		Piece *x = host_pieces;
+		FreeBlock *x = host_pieces;
 		host_pieces = x->next;
 		n++;
 		region_drop(x->r);
@@ -297,7 +297,7 @@ copy(CUstream handle, void *dst, const void *src, size_t n, bool dst_device, boo
 		emu_note("%s: source and target overlap", name);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	Op *op = op_new(OP_COPY, name);
+	EmuOp *op = op_new(OP_COPY, name);
 	op->dst = dst;
 	op->src = (char *)(uintptr_t)src;
 	op->bytes = n;
@@ -363,7 +363,7 @@ fill(CUstream handle, CUdeviceptr d, uint64_t value, int size, size_t n, const c
 		return CUDA_SUCCESS;
 	if (n > SIZE_MAX / 4 || d % (unsigned)size || !memory_is_device(d, n * (size_t)size))
 		return CUDA_ERROR_INVALID_VALUE;
-	Op *op = op_new(OP_SET, name);
+	EmuOp *op = op_new(OP_SET, name);
 	op->dst = (char *)(uintptr_t)d;
 	op->bytes = n * (size_t)size;
 	op->value = value;

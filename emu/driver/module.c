@@ -10,12 +10,12 @@
 
 static CUmodule modules;
 
-typedef struct { const char *base; char *lo, *hi; } Span;
+typedef struct { const char *base; char *lo, *hi; } TextSpan;
 
 static int
 find_span(struct dl_phdr_info *info, size_t n, void *data)
 {
-	Span *s = data;
+	TextSpan *s = data;
 
 	(void)n;
 	if ((const char *)info->dlpi_addr != s->base)
@@ -36,7 +36,7 @@ find_span(struct dl_phdr_info *info, size_t n, void *data)
 /* What the hardware would accept: the same major and no later minor; `a` variants exactly; nothing across the border of the Tegra
  * line; PTX of any earlier device. */
 static bool
-fits(const Source *s)
+fits(const NvrtcSource *s)
 {
 	if (s->exact && s->arch != emu_arch)
 		return false;
@@ -50,7 +50,7 @@ fits(const Source *s)
 static CUresult
 load(CUmodule *out, const void *image)
 {
-	Source s;
+	NvrtcSource s;
 	char *log, *path;
 
 	if (!out || !image)
@@ -94,7 +94,7 @@ load(CUmodule *out, const void *image)
 	m->refs = 1;
 	struct link_map *map;
 	if (!dlinfo(so, RTLD_DI_LINKMAP, &map)) {
-		Span span = { (const char *)map->l_addr, NULL, NULL };
+		TextSpan span = { (const char *)map->l_addr, NULL, NULL };
 		dl_iterate_phdr(find_span, &span);
 		if (span.lo)
 			m->data = region_adopt(R_MODULE, span.lo, (size_t)(span.hi - span.lo));
@@ -145,7 +145,7 @@ module_free(CUmodule m)
 }
 
 static bool
-kernel_uses(const Op *op, const void *m)
+kernel_uses(const EmuOp *op, const void *m)
 {
 	return op->kind == OP_KERNEL && op->fn->mod == m;
 }
@@ -155,7 +155,7 @@ API(cuModuleUnload, (CUmodule m))
 	ENTER(cuModuleUnload, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
 	if (!module_known(m))
 		return CUDA_ERROR_INVALID_HANDLE;
-	const Op *op = m->refs > 1 ? NULL : timeline_uses(kernel_uses, m);
+	const EmuOp *op = m->refs > 1 ? NULL : timeline_uses(kernel_uses, m);
 	if (op) {
 		emu_note("cuModuleUnload: nobody has waited for kernel '%s' of this module", op->name);
 		emu_error = CUDA_ERROR_LAUNCH_FAILED;

@@ -63,7 +63,7 @@ stream_get(CUstream handle, CUstream *s)
 }
 
 static CUresult
-add_to_capture(CUstream s, Op *op, bool programmatic)
+add_to_capture(CUstream s, EmuOp *op, bool programmatic)
 {
 	static const int type[] = { [OP_KERNEL] = CU_GRAPH_NODE_TYPE_KERNEL, [OP_COPY] = CU_GRAPH_NODE_TYPE_MEMCPY, [OP_SET] = CU_GRAPH_NODE_TYPE_MEMSET,
 		[OP_HOST] = CU_GRAPH_NODE_TYPE_HOST, [OP_EMPTY] = CU_GRAPH_NODE_TYPE_EMPTY };
@@ -73,7 +73,7 @@ add_to_capture(CUstream s, Op *op, bool programmatic)
 		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 	}
 	bool prog = programmatic && s->n_cap_tail == 1 && s->cap_tail[0]->type == CU_GRAPH_NODE_TYPE_KERNEL;
-	Node *n = graph_node(s->cap->graph, type[op->kind], op, prog ? NULL : s->cap_tail, prog ? 0 : s->n_cap_tail, prog ? s->cap_tail : NULL,
+	EmuNode *n = graph_node(s->cap->graph, type[op->kind], op, prog ? NULL : s->cap_tail, prog ? 0 : s->n_cap_tail, prog ? s->cap_tail : NULL,
 	                     prog ? s->n_cap_tail : 0);
 	s->cap_tail = realloc(s->cap_tail, sizeof *s->cap_tail);
 	s->cap_tail[0] = n;
@@ -82,7 +82,7 @@ add_to_capture(CUstream s, Op *op, bool programmatic)
 }
 
 CUresult
-stream_add(CUstream s, Op *op, bool programmatic)
+stream_add(CUstream s, EmuOp *op, bool programmatic)
 {
 	Seqs dep = { 0 };
 	uint64_t prog = 0;

@@ -1,6 +1,6 @@
 /* Stand-in for cuBLASLt: the calls of a matrix product D = epilogue(alpha op(A) op(B) + beta C), fp32 sums, operands f32, f16 or bf16, column or
  * row order. One heuristic is known, without workspace. Products are added in the order of k. */
-#include "../core/library.h"
+#include "../core/stream_library.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -11,13 +11,13 @@ enum { OK_ = 0, NOT_INITIALIZED = 1, ALLOC_FAILED = 3, INVALID_VALUE = 7, ARCH_M
 enum { R_32F = 0, R_16F = 2, R_16BF = 14 };
 enum { EPI_RELU = 2, EPI_BIAS = 4, EPI_GELU = 32 };
 
-typedef struct { uint32_t magic; } Handle;
+typedef struct { uint32_t magic; } LtHandleState;
 typedef struct { int compute, scale, pointer_mode, transa, transb, epilogue, bias_type; const void *bias; } Desc;
-typedef struct { int type, order; uint64_t rows, cols; int64_t ld; int batch; int64_t stride; } Layout;
+typedef struct { int type, order; uint64_t rows, cols; int64_t ld; int batch; int64_t stride; } MatrixLayout;
 typedef struct { uint64_t workspace; } Preference;
 typedef struct { uint64_t data[8]; } Algo;
 typedef struct { Algo algo; size_t workspace; int state; float waves; int reserved[4]; } Heuristic;
-typedef struct { Desc op; Layout a, b, c, d; const void *pa, *pb, *pc; void *pd; float alpha, beta; } Product;
+typedef struct { Desc op; MatrixLayout a, b, c, d; const void *pa, *pb, *pc; void *pd; float alpha, beta; } MatmulDesc;
 
 API(size_t, cublasLtGetVersion, (void)) { return 130000; }
 API(size_t, cublasLtGetCudartVersion, (void)) { return 13000; }
@@ -48,7 +48,7 @@ fails(const char *name, int status)
 }
 #define FAILS(name, status) do { int r_ = fails(#name, status); if (r_) return r_; } while (0)
 
-API(int, cublasLtCreate, (Handle **h))
+API(int, cublasLtCreate, (LtHandleState **h))
 {
 	if (!h)
 		return INVALID_VALUE;
@@ -60,7 +60,7 @@ API(int, cublasLtCreate, (Handle **h))
 	return OK_;
 }
 
-API(int, cublasLtDestroy, (Handle *h))
+API(int, cublasLtDestroy, (LtHandleState *h))
 {
 	if (!h)
 		return NOT_INITIALIZED;
@@ -109,18 +109,18 @@ API(int, cublasLtMatmulDescSetAttribute, (Desc *d, int attr, const void *v, size
 	}
 }
 
-API(int, cublasLtMatrixLayoutCreate, (Layout **l, int type, uint64_t rows, uint64_t cols, int64_t ld))
+API(int, cublasLtMatrixLayoutCreate, (MatrixLayout **l, int type, uint64_t rows, uint64_t cols, int64_t ld))
 {
 	if (!l || !rows || !cols)
 		return INVALID_VALUE;
 	FAILS(cublasLtMatrixLayoutCreate, ALLOC_FAILED);
 	*l = calloc(1, sizeof **l);
-	**l = (Layout){ .type = type, .rows = rows, .cols = cols, .ld = ld, .batch = 1 };
+	**l = (MatrixLayout){ .type = type, .rows = rows, .cols = cols, .ld = ld, .batch = 1 };
 	return OK_;
 }
-API(int, cublasLtMatrixLayoutDestroy, (Layout *l)) { (void)emu_library_call("cublasLtMatrixLayoutDestroy"); free(l); return OK_; }
+API(int, cublasLtMatrixLayoutDestroy, (MatrixLayout *l)) { (void)emu_library_call("cublasLtMatrixLayoutDestroy"); free(l); return OK_; }
 
-API(int, cublasLtMatrixLayoutSetAttribute, (Layout *l, int attr, const void *v, size_t n))
+API(int, cublasLtMatrixLayoutSetAttribute, (MatrixLayout *l, int attr, const void *v, size_t n))
 {
 	if (!l)
 		return INVALID_VALUE;
@@ -162,9 +162,9 @@ elem(int type)
 
 /* What the library would refuse. */
 static int
-refuse(const Desc *op, const Layout *a, const Layout *b, const Layout *c, const Layout *d)
+refuse(const Desc *op, const MatrixLayout *a, const MatrixLayout *b, const MatrixLayout *c, const MatrixLayout *d)
 {
-	const Layout *all[] = { a, b, c, d };
+	const MatrixLayout *all[] = { a, b, c, d };
 
 	if (!op || !a || !b || !c || !d)
 		return INVALID_VALUE;
@@ -186,7 +186,7 @@ refuse(const Desc *op, const Layout *a, const Layout *b, const Layout *c, const 
 	return OK_;
 }
 
-API(int, cublasLtMatmulAlgoGetHeuristic, (Handle *h, const Desc *op, const Layout *a, const Layout *b, const Layout *c, const Layout *d,
+API(int, cublasLtMatmulAlgoGetHeuristic, (LtHandleState *h, const Desc *op, const MatrixLayout *a, const MatrixLayout *b, const MatrixLayout *c, const MatrixLayout *d,
                                           const Preference *p, int want, Heuristic *out, int *n))
 {
 	if (!h || !p || !out || !n || want < 1)
@@ -256,13 +256,13 @@ store(void *p, int type, size_t i, float v)
 }
 
 static size_t
-at(const Layout *l, uint64_t r, uint64_t c)
+at(const MatrixLayout *l, uint64_t r, uint64_t c)
 {
 	return l->order ? (size_t)(r * (uint64_t)l->ld + c) : (size_t)(c * (uint64_t)l->ld + r);
 }
 
 static size_t
-bytes(const Layout *l)
+bytes(const MatrixLayout *l)
 {
 	return (at(l, l->rows - 1, l->cols - 1) + 1) * elem(l->type);
 }
@@ -270,7 +270,7 @@ bytes(const Layout *l)
 static void
 multiply(void *blob)
 {
-	const Product *p = blob;
+	const MatmulDesc *p = blob;
 	const Desc *o = &p->op;
 	uint64_t m = p->d.rows, n = p->d.cols, k = o->transa ? p->a.rows : p->a.cols;
 	float *a = malloc(sizeof *a * m * k), *b = malloc(sizeof *b * k), *sum = malloc(sizeof *sum * m);
@@ -303,8 +303,8 @@ multiply(void *blob)
 	free(sum);
 }
 
-API(int, cublasLtMatmul, (Handle *h, const Desc *op, const float *alpha, const void *pa, const Layout *a, const void *pb, const Layout *b, const float *beta,
-                          const void *pc, const Layout *c, void *pd, const Layout *d, const Algo *algo, void *workspace, size_t workspace_bytes, void *stream))
+API(int, cublasLtMatmul, (LtHandleState *h, const Desc *op, const float *alpha, const void *pa, const MatrixLayout *a, const void *pb, const MatrixLayout *b, const float *beta,
+                          const void *pc, const MatrixLayout *c, void *pd, const MatrixLayout *d, const Algo *algo, void *workspace, size_t workspace_bytes, void *stream))
 {
 	(void)workspace, (void)workspace_bytes;
 	if (!h)
@@ -315,8 +315,8 @@ API(int, cublasLtMatmul, (Handle *h, const Desc *op, const float *alpha, const v
 		return r;
 	if (!alpha || !beta || (algo && algo->data[0] != 0x6c74) || ((op->epilogue & EPI_BIAS) && !op->bias))
 		return INVALID_VALUE;
-	Product p = { *op, *a, *b, *c, *d, pa, pb, pc, pd, *alpha, *beta };
-	Work w = { .name = "cublasLtMatmul", .run = multiply };
+	MatmulDesc p = { *op, *a, *b, *c, *d, pa, pb, pc, pd, *alpha, *beta };
+	LibraryWork w = { .name = "cublasLtMatmul", .run = multiply };
 	const void *read[] = { pa, pb, *beta != 0 ? pc : NULL, (op->epilogue & EPI_BIAS) ? op->bias : NULL };
 	size_t size[] = { bytes(a), bytes(b), bytes(c), d->rows * elem(op->bias_type < 0 ? d->type : op->bias_type) };
 	for (int i = 0; i < 4; i++) {

@@ -1,7 +1,7 @@
 /* Stand-in for NCCL: ranks are communicators of the same id, in one thread or several, or in processes of one machine. A collective has one operation in each
  * rank's stream; all start when all are there and what came before each is done. Between processes a rank leaves what it sends in memory that all see (Room) when
  * what came before its operation is done, and the operation starts when all have. */
-#include "../core/library.h"
+#include "../core/stream_library.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,27 +22,27 @@ enum { MAX_RANKS = 8, IN_FLIGHT = 64 };
 typedef struct { char internal[128]; } Id;
 typedef enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST } Kind;
 typedef struct { Kind kind; int type, op, root; size_t count; } What;
-typedef struct { What what; int n_queued, n_done; uint64_t number, seq[MAX_RANKS]; const void *send[MAX_RANKS]; char *result; } Meeting;
+typedef struct { What what; int n_queued, n_done; uint64_t number, seq[MAX_RANKS]; const void *send[MAX_RANKS]; char *result; } NcclRendezvous;
 enum { ROOM_TURNS = 4, ROOM_BYTES = 8 << 20 /* of a rank, in a collective */ };
 /* What processes of a group share, a file of the id's name: who has joined; of each rank how many collectives it has brought its part of, and how many it has
  * taken; the parts of the last ones. */
-typedef struct Room {
+typedef struct CommScratch {
 	atomic_int joined, pid[MAX_RANKS];
 	atomic_ullong brought[MAX_RANKS], taken[MAX_RANKS];
 	What what[ROOM_TURNS][MAX_RANKS];
 	char part[ROOM_TURNS][MAX_RANKS][ROOM_BYTES];
-} Room;
-typedef struct Group { struct Group *next; Room *room; bool apart; /* some ranks are other processes */ Id id; int n, n_joined, n_left; uint64_t next_of[MAX_RANKS]; Meeting meet[IN_FLIGHT]; bool bad, aborted; } Group;
-typedef struct { Group *group; int rank, device; } Comm;
-typedef struct { Comm comm; What what; const void *send; void *recv; uint64_t number; } Call;
+} CommScratch;
+typedef struct CallGroup { struct CallGroup *next; CommScratch *room; bool apart; /* some ranks are other processes */ Id id; int n, n_joined, n_left; uint64_t next_of[MAX_RANKS]; NcclRendezvous meet[IN_FLIGHT]; bool bad, aborted; } CallGroup;
+typedef struct { CallGroup *group; int rank, device; } NcclComm;
+typedef struct { NcclComm comm; What what; const void *send; void *recv; uint64_t number; } GroupCall;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static Group *groups;
+static CallGroup *groups;
 static __thread int depth;   /* of ncclGroupStart: then joining does not wait for the others */
 
 static const char *const texts[] = { "no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument", "invalid usage" };
 API(const char *, ncclGetErrorString, (int r)) { return r >= 0 && r <= 5 ? texts[r] : "unknown result code"; }
-API(const char *, ncclGetLastError, (Comm *c)) { (void)c; return ""; }
+API(const char *, ncclGetLastError, (NcclComm *c)) { (void)c; return ""; }
 API(int, ncclGetVersion, (int *v))
 {
 	if (!v)
@@ -66,7 +66,7 @@ API(int, ncclGetUniqueId, (Id *id))
 		shm_unlink(id->internal);
 		fd = shm_open(id->internal, O_CREAT | O_EXCL | O_RDWR, 0600);
 	}
-	if (fd < 0 || ftruncate(fd, sizeof(Room))) /* pages that nobody writes take no memory */
+	if (fd < 0 || ftruncate(fd, sizeof(CommScratch))) /* pages that nobody writes take no memory */
 		return SYSTEM_ERROR;
 	close(fd);
 	return OK_;
@@ -75,11 +75,11 @@ API(int, ncclGetUniqueId, (Id *id))
 API(int, ncclGroupStart, (void)) { depth++; return OK_; }
 API(int, ncclGroupEnd, (void)) { return depth-- > 0 ? OK_ : (depth = 0, INVALID_USAGE); }
 
-static Room *
+static CommScratch *
 room_of(const Id *id)
 {
 	int fd = shm_open(id->internal, O_RDWR, 0600);
-	void *p = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof(Room), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	void *p = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof(CommScratch), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
 	if (fd >= 0)
 		close(fd);
@@ -88,7 +88,7 @@ room_of(const Id *id)
 
 /* Have all ranks joined? Then it is known where they are. */
 static bool
-complete(Group *g)
+complete(CallGroup *g)
 {
 	if (atomic_load(&g->room->joined) < g->n)
 		return false;
@@ -98,9 +98,9 @@ complete(Group *g)
 }
 
 static int
-init(Comm **out, int n, Id id, int rank, bool wait)
+init(NcclComm **out, int n, Id id, int rank, bool wait)
 {
-	Group *g;
+	CallGroup *g;
 
 	if (!out || n < 1 || n > MAX_RANKS || rank < 0 || rank >= n)
 		return INVALID_ARGUMENT;
@@ -132,15 +132,15 @@ init(Comm **out, int n, Id id, int rank, bool wait)
 	}
 	pthread_mutex_unlock(&lock);
 	*out = calloc(1, sizeof **out);
-	**out = (Comm){ g, rank, emu_library_device() };
+	**out = (NcclComm){ g, rank, emu_library_device() };
 	return OK_;
 }
 
-API(int, ncclCommInitRank, (Comm **out, int n, Id id, int rank)) { return init(out, n, id, rank, true); }
+API(int, ncclCommInitRank, (NcclComm **out, int n, Id id, int rank)) { return init(out, n, id, rank, true); }
 
 /* As far as it was in 2.14: what is behind `blocking` is left as it is here. */
 typedef struct { size_t size; unsigned magic, version; int blocking; } Config;
-API(int, ncclCommInitRankConfig, (Comm **out, int n, Id id, int rank, const Config *c))
+API(int, ncclCommInitRankConfig, (NcclComm **out, int n, Id id, int rank, const Config *c))
 {
 	if (!c || c->size < sizeof *c || c->magic != 0xcafebeef || c->blocking < 0 || c->blocking > 1)
 		return INVALID_ARGUMENT;
@@ -148,14 +148,14 @@ API(int, ncclCommInitRankConfig, (Comm **out, int n, Id id, int rank, const Conf
 	return r == OK_ && !c->blocking ? IN_PROGRESS : r;
 }
 
-API(int, ncclCommDestroy, (Comm *c))
+API(int, ncclCommDestroy, (NcclComm *c))
 {
 	if (!c)
 		return INVALID_ARGUMENT;
 	pthread_mutex_lock(&lock);
 	shm_unlink(c->group->id.internal); /* should not all have come */
 	if (++c->group->n_left == c->group->n_joined)
-		for (Group **g = &groups; *g; g = &(*g)->next)
+		for (CallGroup **g = &groups; *g; g = &(*g)->next)
 			if (*g == c->group) {
 				*g = c->group->next; /* its memory stays: operations may still name it */
 				break;
@@ -165,16 +165,16 @@ API(int, ncclCommDestroy, (Comm *c))
 	return OK_;
 }
 /* What waits in streams of any rank comes to its end, and does nothing. */
-API(int, ncclCommAbort, (Comm *c))
+API(int, ncclCommAbort, (NcclComm *c))
 {
 	if (c)
 		__atomic_store_n(&c->group->aborted, true, __ATOMIC_SEQ_CST);
 	return ncclCommDestroy(c);
 }
-API(int, ncclCommCount, (const Comm *c, int *n)) { return c && n ? (*n = c->group->n, OK_) : INVALID_ARGUMENT; }
-API(int, ncclCommUserRank, (const Comm *c, int *n)) { return c && n ? (*n = c->rank, OK_) : INVALID_ARGUMENT; }
-API(int, ncclCommCuDevice, (const Comm *c, int *n)) { return c && n ? (*n = c->device, OK_) : INVALID_ARGUMENT; }
-API(int, ncclCommGetAsyncError, (Comm *c, int *r)) { return c && r ? (*r = c->group->bad ? INVALID_USAGE : !complete(c->group) ? IN_PROGRESS : OK_, OK_) : INVALID_ARGUMENT; }
+API(int, ncclCommCount, (const NcclComm *c, int *n)) { return c && n ? (*n = c->group->n, OK_) : INVALID_ARGUMENT; }
+API(int, ncclCommUserRank, (const NcclComm *c, int *n)) { return c && n ? (*n = c->rank, OK_) : INVALID_ARGUMENT; }
+API(int, ncclCommCuDevice, (const NcclComm *c, int *n)) { return c && n ? (*n = c->device, OK_) : INVALID_ARGUMENT; }
+API(int, ncclCommGetAsyncError, (NcclComm *c, int *r)) { return c && r ? (*r = c->group->bad ? INVALID_USAGE : !complete(c->group) ? IN_PROGRESS : OK_, OK_) : INVALID_ARGUMENT; }
 
 static size_t
 elem(int type)
@@ -186,14 +186,14 @@ elem(int type)
 static void
 queued(void *blob, uint64_t seq)
 {
-	Call *c = blob;
-	Group *g = c->comm.group;
+	GroupCall *c = blob;
+	CallGroup *g = c->comm.group;
 
 	c->number = g->next_of[c->comm.rank]++;
-	Meeting *m = &g->meet[c->number % IN_FLIGHT];
+	NcclRendezvous *m = &g->meet[c->number % IN_FLIGHT];
 	if (!m->n_queued || m->number != c->number) {
 		free(m->result);
-		*m = (Meeting){ .what = c->what, .number = c->number };
+		*m = (NcclRendezvous){ .what = c->what, .number = c->number };
 	}
 	if (memcmp(&m->what, &c->what, sizeof m->what))
 		g->bad = true; /* ranks disagree: it never starts, as on a GPU */
@@ -204,10 +204,10 @@ queued(void *blob, uint64_t seq)
 
 /* Between processes: this rank's part is brought when its turn has come, and there when all have brought theirs. */
 static bool
-ready_apart(const Call *c, const Meeting *m)
+ready_apart(const GroupCall *c, const NcclRendezvous *m)
 {
-	Group *g = c->comm.group;
-	Room *room = g->room;
+	CallGroup *g = c->comm.group;
+	CommScratch *room = g->room;
 	const int turn = (int)(c->number % ROOM_TURNS), rank = c->comm.rank;
 
 	if (g->bad)
@@ -231,8 +231,8 @@ ready_apart(const Call *c, const Meeting *m)
 static bool
 ready(void *blob)
 {
-	const Call *c = blob;
-	const Meeting *m = &c->comm.group->meet[c->number % IN_FLIGHT];
+	const GroupCall *c = blob;
+	const NcclRendezvous *m = &c->comm.group->meet[c->number % IN_FLIGHT];
 
 	if (__atomic_load_n(&c->comm.group->aborted, __ATOMIC_SEQ_CST))
 		return true;
@@ -302,7 +302,7 @@ put_float(void *p, int type, size_t i, float v)
 
 /* What all ranks get, one behind the other for a gather; sums in the order of the ranks, in fp32. */
 static void
-compute(Meeting *m, int n)
+compute(NcclRendezvous *m, int n)
 {
 	size_t size = elem(m->what.type), count = m->what.count;
 
@@ -330,9 +330,9 @@ compute(Meeting *m, int n)
 static void
 run(void *blob)
 {
-	Call *c = blob;
-	Group *g = c->comm.group;
-	Meeting *m = &g->meet[c->number % IN_FLIGHT];
+	GroupCall *c = blob;
+	CallGroup *g = c->comm.group;
+	NcclRendezvous *m = &g->meet[c->number % IN_FLIGHT];
 	size_t bytes = elem(m->what.type) * m->what.count;
 
 	if (g->aborted)
@@ -354,10 +354,10 @@ run(void *blob)
 }
 
 static int
-collective(const char *name, What what, const void *send, void *recv, Comm *c, void *stream)
+collective(const char *name, What what, const void *send, void *recv, NcclComm *c, void *stream)
 {
-	Call call = { .what = what, .send = send, .recv = recv };
-	Work w = { .name = name, .run = run, .queued = queued, .ready = ready, .n_touch = 2 };
+	GroupCall call = { .what = what, .send = send, .recv = recv };
+	LibraryWork w = { .name = name, .run = run, .queued = queued, .ready = ready, .n_touch = 2 };
 
 	if (!c || !elem(what.type) || what.op < 0 || what.op > AVG || !what.count || what.root < 0 || what.root >= c->group->n)
 		return INVALID_ARGUMENT;
@@ -378,22 +378,22 @@ collective(const char *name, What what, const void *send, void *recv, Comm *c, v
 	return emu_library_queue(stream, &w, &call, sizeof call) ? UNHANDLED_CUDA : OK_;
 }
 
-API(int, ncclAllReduce, (const void *send, void *recv, size_t count, int type, int op, Comm *c, void *stream))
+API(int, ncclAllReduce, (const void *send, void *recv, size_t count, int type, int op, NcclComm *c, void *stream))
 {
 	return collective("ncclAllReduce", (What){ .kind = ALL_REDUCE, .type = type, .op = op, .count = count }, send, recv, c, stream);
 }
 
-API(int, ncclAllGather, (const void *send, void *recv, size_t count, int type, Comm *c, void *stream))
+API(int, ncclAllGather, (const void *send, void *recv, size_t count, int type, NcclComm *c, void *stream))
 {
 	return collective("ncclAllGather", (What){ .kind = ALL_GATHER, .type = type, .count = count }, send, recv, c, stream);
 }
 
-API(int, ncclReduceScatter, (const void *send, void *recv, size_t count, int type, int op, Comm *c, void *stream))
+API(int, ncclReduceScatter, (const void *send, void *recv, size_t count, int type, int op, NcclComm *c, void *stream))
 {
 	return collective("ncclReduceScatter", (What){ .kind = REDUCE_SCATTER, .type = type, .op = op, .count = count }, send, recv, c, stream);
 }
 
-API(int, ncclBroadcast, (const void *send, void *recv, size_t count, int type, int root, Comm *c, void *stream))
+API(int, ncclBroadcast, (const void *send, void *recv, size_t count, int type, int root, NcclComm *c, void *stream))
 {
 	return collective("ncclBroadcast", (What){ .kind = BROADCAST, .type = type, .root = root, .count = count }, send, recv, c, stream);
 }

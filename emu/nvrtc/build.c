@@ -12,11 +12,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-typedef struct { char *p; size_t n, cap; } Text;
-typedef struct { uint64_t a, b; } Hash;
+typedef struct { char *p; size_t n, cap; } TextBuf;
+typedef struct { uint64_t a, b; } SourceHash;
 
 static void
-put(Text *t, const char *s, size_t n)
+put(TextBuf *t, const char *s, size_t n)
 {
 	if (t->n + n + 1 > t->cap) {
 		t->cap = 2 * (t->n + n) + 256;
@@ -31,13 +31,13 @@ put(Text *t, const char *s, size_t n)
 }
 
 static void
-puts_(Text *t, const char *s)
+puts_(TextBuf *t, const char *s)
 {
 	put(t, s, strlen(s));
 }
 
 static void
-hash(Hash *h, const void *p, size_t n)
+hash(SourceHash *h, const void *p, size_t n)
 {
 	const unsigned char *c = p;
 
@@ -48,7 +48,7 @@ hash(Hash *h, const void *p, size_t n)
 }
 
 static void
-hash_text(Hash *h, const char *s)
+hash_text(SourceHash *h, const char *s)
 {
 	hash(h, s, strlen(s) + 1);
 }
@@ -56,7 +56,7 @@ hash_text(Hash *h, const char *s)
 static char *
 read_file(const char *path)
 {
-	Text t = { 0 };
+	TextBuf t = { 0 };
 	char buf[65536];
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	ssize_t n;
@@ -146,7 +146,7 @@ skip_parens(const char *s, size_t i)
 
 /* One line per `__global__ ... name(`; launch bounds are repeated, to be evaluated at the end of the file. */
 static void
-exports(Text *t, const char *source)
+exports(TextBuf *t, const char *source)
 {
 	char *s = blank(source);
 
@@ -181,7 +181,7 @@ exports(Text *t, const char *source)
 				j = end;
 				continue;
 			}
-			Text b = { 0 };
+			TextBuf b = { 0 };
 			put(&b, s + bounds, bounds_end - bounds);
 			puts_(t, bounds_end ? "EMU_EXPORT_BOUNDS(" : "EMU_EXPORT(");
 			put(t, s + w, e - w);
@@ -263,7 +263,7 @@ wide_vectors(void)
 enum { MAX_ARGS = 256 };
 
 static void
-arguments(const Source *s, bool check, bool wgmma, const char **a, int *n, const char *cxx, char arch[32], char include[4200])
+arguments(const NvrtcSource *s, bool check, bool wgmma, const char **a, int *n, const char *cxx, char arch[32], char include[4200])
 {
 	static const char *const common[] = { "-x", "c++", "-std=c++17", "-fdeclspec", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti",
 		"-fno-threadsafe-statics", "-fno-stack-protector", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-everything", "-Werror=uninitialized",
@@ -306,7 +306,7 @@ arguments(const Source *s, bool check, bool wgmma, const char **a, int *n, const
 
 /* What the text includes by name from the -I folders, and what that includes; others' headers do not matter. */
 static void
-hash_included(Hash *h, const Source *s, const char *text, Text *seen)
+hash_included(SourceHash *h, const NvrtcSource *s, const char *text, TextBuf *seen)
 {
 	char name[512], mark[520], path[4700];
 
@@ -335,10 +335,10 @@ hash_included(Hash *h, const Source *s, const char *text, Text *seen)
 			hash_included(h, s, s->header[i], seen);
 }
 
-static Hash
-key_of(const Source *s, bool check, bool *wgmma)
+static SourceHash
+key_of(const NvrtcSource *s, bool check, bool *wgmma)
 {
-	Hash h = { 0xcbf29ce484222325ull, 7 };
+	SourceHash h = { 0xcbf29ce484222325ull, 7 };
 	static const char *const parts[] = { "emu_device.h", "emu_abi.h", "emu_mma.h", "emu_math.h", "emu_sync.h", "emu_wgmma.h", "warp_ops.h" };
 	char path[4400];
 
@@ -348,7 +348,7 @@ key_of(const Source *s, bool check, bool *wgmma)
 	hash(&h, &check, sizeof check);
 	for (int i = 0; i < s->n_opt; i++)
 		hash_text(&h, s->opt[i]);
-	Text seen = { 0 };
+	TextBuf seen = { 0 };
 	put(&seen, "\n", 1);
 	hash_included(&h, s, s->source, &seen);
 	*wgmma = strstr(s->source, "wgmma") || strstr(seen.p, "wgmma");
@@ -370,7 +370,7 @@ key_of(const Source *s, bool check, bool *wgmma)
 }
 
 char *
-build_object(const Source *s, bool check, char **log)
+build_object(const NvrtcSource *s, bool check, char **log)
 {
 	static int counter;
 	const char *cxx = getenv("LLMC_EMU_CXX"), *cache = getenv("LLMC_EMU_CACHE");
@@ -386,7 +386,7 @@ build_object(const Source *s, bool check, char **log)
 		snprintf(dir, sizeof dir, "%s/cache", home());
 	mkdir(dir, 0700);
 	bool wgmma;
-	Hash h = key_of(s, check, &wgmma);
+	SourceHash h = key_of(s, check, &wgmma);
 	arguments(s, check, wgmma, a, &n, cxx, arch, include);
 	for (int i = 0; i < n; i++)
 		hash_text(&h, a[i]);
@@ -404,7 +404,7 @@ build_object(const Source *s, bool check, char **log)
 	snprintf(mem, sizeof mem, "%s/kernel_mem.o", home());
 	snprintf(cuda, sizeof cuda, "%s/libcuda.so.1", home());
 	snprintf(dirs, sizeof dirs, "-I%s", tmp);
-	Text t = { 0 };
+	TextBuf t = { 0 };
 	puts_(&t, "#line 1 \"");
 	puts_(&t, s->name);
 	puts_(&t, "\"\n");
@@ -443,14 +443,14 @@ build_object(const Source *s, bool check, char **log)
 
 /* ---- images ---- */
 
-typedef struct { char magic[8]; uint32_t version, arch; uint32_t exact, ptx; uint32_t n_opt, n_header; uint64_t bytes; Hash sum; } Head;
+typedef struct { char magic[8]; uint32_t version, arch; uint32_t exact, ptx; uint32_t n_opt, n_header; uint64_t bytes; SourceHash sum; } ImageHead;
 static const char MAGIC[8] = "\177EMUIMG";
 
 char *
-image_write(const Source *s, size_t *bytes)
+image_write(const NvrtcSource *s, size_t *bytes)
 {
-	Text t = { 0 };
-	Head h = { .version = 1, .arch = (uint32_t)s->arch, .exact = s->exact, .ptx = s->ptx, .n_opt = (uint32_t)s->n_opt,
+	TextBuf t = { 0 };
+	ImageHead h = { .version = 1, .arch = (uint32_t)s->arch, .exact = s->exact, .ptx = s->ptx, .n_opt = (uint32_t)s->n_opt,
 	           .n_header = (uint32_t)s->n_header };
 
 	memcpy(h.magic, MAGIC, 8);
@@ -471,10 +471,10 @@ image_write(const Source *s, size_t *bytes)
 }
 
 int
-image_read(const void *image, Source *s)
+image_read(const void *image, NvrtcSource *s)
 {
-	Head h;
-	Hash sum = { 0, 0 };
+	ImageHead h;
+	SourceHash sum = { 0, 0 };
 	const char *p = image;
 
 	if (memcmp(p, MAGIC, 8))
@@ -485,7 +485,7 @@ image_read(const void *image, Source *s)
 	hash(&sum, p + sizeof h, h.bytes - sizeof h);
 	if (sum.a != h.sum.a || sum.b != h.sum.b)
 		return -1;
-	*s = (Source){ .arch = (int)h.arch, .exact = h.exact, .ptx = h.ptx, .n_opt = (int)h.n_opt, .n_header = (int)h.n_header };
+	*s = (NvrtcSource){ .arch = (int)h.arch, .exact = h.exact, .ptx = h.ptx, .n_opt = (int)h.n_opt, .n_header = (int)h.n_header };
 	char *copy = malloc(h.bytes);
 	const char **opt = calloc(h.n_opt + 1, sizeof *opt), **name = calloc(h.n_header + 1, sizeof *name), **text = calloc(h.n_header + 1, sizeof *text);
 	memcpy(copy, p, h.bytes);
@@ -505,9 +505,9 @@ image_read(const void *image, Source *s)
 }
 
 void
-image_close(Source *s)
+image_close(NvrtcSource *s)
 {
-	free((char *)(uintptr_t)s->name - sizeof(Head));
+	free((char *)(uintptr_t)s->name - sizeof(ImageHead));
 	free((void *)(uintptr_t)s->opt);
 	free((void *)(uintptr_t)s->header_name);
 	free((void *)(uintptr_t)s->header);

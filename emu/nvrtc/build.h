@@ -15,15 +15,15 @@ typedef struct {
 	int n_header;
 	int arch;                   /* 90 */
 	bool exact, ptx;            /* sm_90a; PTX, which any later device takes */
-} Source;
+} NvrtcSource;
 
 /* The object's path, to be freed, or NULL; *log (to be freed) is what the compiler said either way. */
-char *build_object(const Source *s, bool check, char **log);
+char *build_object(const NvrtcSource *s, bool check, char **log);
 
 /* An image in memory: everything in Source, with a checksum. */
-char *image_write(const Source *s, size_t *bytes);
+char *image_write(const NvrtcSource *s, size_t *bytes);
 /* 0, or -1 for something that is none or is damaged. The Source's pointers are to be freed with image_close. */
-int image_read(const void *image, Source *s);
-void image_close(Source *s);
+int image_read(const void *image, NvrtcSource *s);
+void image_close(NvrtcSource *s);
 
 #endif

@@ -146,7 +146,7 @@ API(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram p, int n, const char *const 
 	const char *keep[64], *rest;
 	char *made[64];
 	int n_keep = 0;
-	Source s = { .arch = 75, .ptx = true };
+	NvrtcSource s = { .arch = 75, .ptx = true };
 	nvrtcResult result;
 
 	if (!p)

@@ -1,5 +1,5 @@
 /* What all ways of talking have in common: the terms behind a sum, the places of columns; and the way to the way. */
-#include "runtime/comm/inside.h"
+#include "runtime/comm/comm_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,13 +8,13 @@
 #include "ops/ops.h"
 
 bool
-comm_sum(Comm *c, int part, const CommSum *s)
+comm_all_reduce(Comm *c, int part, const CommReduce *s)
 {
 	return c->way->sum(c, part, s);
 }
 
 bool
-comm_join(Comm *c, int part, const CommJoin *j)
+comm_all_gather(Comm *c, int part, const CommGather *j)
 {
 	return c->way->join(c, part, j);
 }
@@ -32,19 +32,19 @@ comm_receive(Comm *c, void *data, size_t n)
 }
 
 bool
-comm_collect(Comm *c, const void *data, size_t n, void *all)
+comm_gather_to_root(Comm *c, const void *data, size_t n, void *all)
 {
 	return c->way->collect(c, data, n, all);
 }
 
 bool
-comm_hand(Comm *c, const void *data, size_t n)
+comm_pipe_send(Comm *c, const void *data, size_t n)
 {
 	return c->way->hand(c, data, n);
 }
 
 bool
-comm_take(Comm *c, void *data, size_t n)
+comm_pipe_receive(Comm *c, void *data, size_t n)
 {
 	return c->way->take(c, data, n);
 }
@@ -90,14 +90,14 @@ comm_ranks(const Comm *c)
 
 /* 32 bits of the step's number, 16 of the layer's and 16 of the op's, both from 1 on */
 void
-comm_at(Comm *c, int64_t step, int layer, int op)
+comm_set_position(Comm *c, int64_t step, int layer, int op)
 {
 	if (c->where)
 		atomic_store_explicit(c->where, (uint64_t)(step & 0xffffffff) << 32 | (uint64_t)((layer + 1) & 0xffff) << 16 | (uint64_t)((op + 1) & 0xffff), memory_order_relaxed);
 }
 
 void
-comm_where(uint64_t where, char *text, size_t n)
+comm_position_text(uint64_t where, char *text, size_t n)
 {
 	const unsigned step = (unsigned)(where >> 32), layer = where >> 16 & 0xffff, op = where & 0xffff;
 
@@ -121,7 +121,7 @@ comm_error(const Comm *c, llmc_error *err)
 }
 
 void
-comm_finish_sum(const CommSum *s, int64_t at, int64_t n, float *sum)
+comm_finish_sum(const CommReduce *s, int64_t at, int64_t n, float *sum)
 {
 	const float *const bias[2] = { s->b, s->b2 };
 	const float       *r = s->r ? s->r + at : NULL;
@@ -139,7 +139,7 @@ comm_finish_sum(const CommSum *s, int64_t at, int64_t n, float *sum)
 }
 
 CommStream
-comm_stream(const CommJoin *j, int ranks, int rank, int part, int parts)
+comm_stream(const CommGather *j, int ranks, int rank, int part, int parts)
 {
 	CommStream s;
 
@@ -150,7 +150,7 @@ comm_stream(const CommJoin *j, int ranks, int rank, int part, int parts)
 }
 
 void
-comm_place(const CommJoin *j, const CommStream *s, int64_t at, int64_t end, const float *x)
+comm_place(const CommGather *j, const CommStream *s, int64_t at, int64_t end, const float *x)
 {
 	while (at < end) {
 		int64_t row = at / s->count, col = at % s->count, run = s->count - col < end - at ? s->count - col : end - at;

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "plan/target.h"
-#include "runtime/cpu/build.h"
+#include "runtime/cpu/cpu_kernels.h"
 
 extern char **environ;
 

@@ -1,12 +1,12 @@
 /* The processor as a device: kernels as shared objects, run by threads. Private to runtime/cpu/, and to who asks what the processor is.
  *
- *   table.c      the table that runtime/device.h asks for       isa.c        which plans the processor runs
- *   walk.c       a session: memory, and its steps               bandwidth.c  what it reads in a second
- *   cc.c, header.c, compile.c, build.c   kernels compiled and loaded (build.h) */
+ *   cpu_device.c      the table that runtime/device.h asks for       isa.c        which plans the processor runs
+ *   cpu_session.c       a session: memory, and its steps               cpu_bandwidth.c  what it reads in a second
+ *   cc.c, precompiled_header.c, cpu_compile.c, cpu_kernels.c   kernels compiled and loaded (cpu_kernels.h) */
 #ifndef LLMC_RUNTIME_CPU_H
 #define LLMC_RUNTIME_CPU_H
 
-#include "runtime/build/build.h"
+#include "runtime/build/kernel_build.h"
 #include "runtime/device.h"
 #include "runtime/threads/threads.h"
 #include "templates/common/llmc_step.h"
@@ -28,17 +28,17 @@ llmc_status cc_find(char *path, size_t path_cap, char *version, size_t version_c
  * the flags of `target` that it refuses; empty when it takes them */
 const char *cc_target(const char *target, char *why, size_t cap);
 
-/* --- build.c: kernels of a plan, compiled and loaded ---------------------------------------------------------- */
+/* --- cpu_kernels.c: kernels of a plan, compiled and loaded ---------------------------------------------------------- */
 
-typedef struct Kernels Kernels;
+typedef struct CpuKernels CpuKernels;
 
-llmc_status  kernels_open(const Plan *plan, const BuildOptions *opt, Kernels **out, llmc_error *err);
-void         kernels_close(Kernels *k);
-llmc_kernel *kernels_find(const Kernels *k, int kernel); /* by index in the plan */
+llmc_status  kernels_open(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out, llmc_error *err);
+void         kernels_close(CpuKernels *k);
+llmc_kernel *kernels_find(const CpuKernels *k, int kernel); /* by index in the plan */
 /* Compile all kernels of the plan into artifact/aot/<target>/ with a manifest. */
-llmc_status  kernels_ship(const Plan *plan, const BuildOptions *opt, llmc_error *err);
+llmc_status  kernels_ship(const Plan *plan, const KernelBuildOptions *opt, llmc_error *err);
 
-/* --- bandwidth.c ------------------------------------------------------------------------------------------------ */
+/* --- cpu_bandwidth.c ------------------------------------------------------------------------------------------------ */
 
 double  cpu_bandwidth(int n_threads, double seconds); /* read bytes/s */
 /* Of the memory that it reads: four times what the last-level caches hold, and no more than a quarter of what is available. */
@@ -46,14 +46,14 @@ int64_t cpu_bandwidth_bytes(int64_t cache, int64_t available);
 
 extern const Device cpu_device;
 
-/* --- table.c ---------------------------------------------------------------------------------------------------- */
+/* --- cpu_device.c ---------------------------------------------------------------------------------------------------- */
 
 typedef struct CpuModel {
-	Kernels *kernels;     /* NULL: the reference runs every step */
+	CpuKernels *kernels;     /* NULL: the reference runs every step */
 	Weights *weights;     /* the runtime's */
 } CpuModel;
 
-/* --- walk.c: as the members of Device ---------------------------------------------------------------------------- */
+/* --- cpu_session.c: as the members of Device ---------------------------------------------------------------------------- */
 
 int64_t     cpu_state_bytes(const Session *s, int64_t host_bytes);
 llmc_status cpu_session_open(Session *s, const llmc_memory *need, llmc_error *err);

@@ -1,6 +1,6 @@
 /* Steps between ranks as launches: over peers' memory (templates/cuda/runtime/collective.cu), or NCCL's gathers with a sum of ours behind them, or through the
- * host (hosted.c). */
-#include "runtime/cuda/group.h"
+ * host (host_staged_comm.c). */
+#include "runtime/cuda/rank_group.h"
 
 llmc_status
 cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_error *err)
@@ -84,9 +84,9 @@ by_peers(CudaSession *c, const CudaStep *k, bool two, llmc_error *err)
 }
 
 llmc_status
-cuda_by_way(CudaSession *c, const CudaStep *k, Way way, int64_t rows, llmc_error *err)
+cuda_collective_run(CudaSession *c, const CudaStep *k, CommAlgorithm algorithm, int64_t rows, llmc_error *err)
 {
-	return way == WAY_NCCL ? by_nccl(c, k, rows, err) : by_peers(c, k, way == WAY_TWO_SHOT, err);
+	return algorithm == ALGO_NCCL ? by_nccl(c, k, rows, err) : by_peers(c, k, algorithm == ALGO_TWO_SHOT, err);
 }
 
 /* Of a decode step: those of its graph, which another rank may launch where this one has none (a probe looks between its ops). */
@@ -107,13 +107,13 @@ cuda_collective_launch(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT]
 {
 	const CudaGroup *g = c->group;
 
-	if (k->step->op == OP_stage_in) /* it is there: stages.c */
+	if (k->step->op == OP_stage_in) /* it is there: pipeline_stages.c */
 		return LLMC_OK;
 	const int64_t rows = rows_of_graph(c, k, sym);
 	unsigned      set = g ? g->set : 0;
-	if (cuda_hosted(c) && !g)
-		return cuda_hosted_launch(c, k, rows, err);
-	if (k->step->op == OP_all_gather && set & 1u << WAY_ONE_SHOT) /* which has one step alone */
-		set &= ~(1u << WAY_TWO_SHOT);
-	return cuda_by_way(c, k, set ? ways_best(&g->ways, set, rows * k->comm.width * (int64_t)sizeof(float)) : WAY_ONE_SHOT, rows, err);
+	if (cuda_uses_host_comm(c) && !g)
+		return cuda_host_comm_launch(c, k, rows, err);
+	if (k->step->op == OP_all_gather && set & 1u << ALGO_ONE_SHOT) /* which has one step alone */
+		set &= ~(1u << ALGO_TWO_SHOT);
+	return cuda_collective_run(c, k, set ? comm_algorithm_best(&g->algorithms, set, rows * k->comm.width * (int64_t)sizeof(float)) : ALGO_ONE_SHOT, rows, err);
 }

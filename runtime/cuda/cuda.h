@@ -1,16 +1,16 @@
 /* One GPU: its driver, compiled kernels, weights and sessions. Private to runtime/. The driver and its compiler are opened
  * at run time; nothing of CUDA is needed to build llmc.
  *
- *   libs.c     finding and opening the vendor's libraries       device.c   one device and its context; errors
- *   target.c   which plans and images a device runs             nvrtc.c    source text -> image of a kernel
- *   source.c   a kernel's source as one text, and its key       build.c    the kernels of a plan as images
- *   describe.c what `llmc doctor` says                          load.c     weights through pinned buffers
- *   model.c    what sessions of a model share                   session.c  memory of a session
- *   step.c     one step: launches, graphs                       map.c      tensor maps of steps
- *   sample.c   steps that sample on the device                  lt*.c      cuBLASLt for products of mixed steps
- *   table.c    the table that runtime/device.h asks for         profile.c  what single ops take
- *   peers.c    ranks on GPUs of one process                 nccl.c     the same by NCCL; ways.c: which of both
- *   stages.c   pipeline stages on GPUs of one process
+ *   find_libraries.c     finding and opening the vendor's libraries       driver_device.c   one device and its context; errors
+ *   cuda_target.c   which plans and images a device runs             nvrtc.c    source text -> image of a kernel
+ *   kernel_source.c   a kernel's source as one text, and its key       cuda_kernels.c    the kernels of a plan as images
+ *   cuda_doctor.c what `llmc doctor` says                          upload_weights.c     weights through pinned buffers
+ *   cuda_model.c    what sessions of a model share                   cuda_session.c  memory of a session
+ *   cuda_step.c     one step: launches, graphs                       tensor_map.c      tensor maps of steps
+ *   cuda_sampler.c   steps that sample on the device                  lt*.c      cuBLASLt for products of mixed steps
+ *   cuda_device.c    the table that runtime/device.h asks for         profile.c  what single ops take
+ *   rank_group.c    ranks on GPUs of one process                 nccl.c     the same by NCCL; comm_algorithm.c: which of both
+ *   pipeline_stages.c   pipeline stages on GPUs of one process
  *
  * Every call makes the device's own context current and puts back what was: a host program that uses CUDA itself is not
  * disturbed. */
@@ -20,12 +20,12 @@
 #include <stdatomic.h>
 
 #include "base/strbuf.h"
-#include "runtime/cuda/abi.h"
+#include "runtime/cuda/driver_abi.h"
 #include "runtime/device.h"
 
-extern const Device cuda_device; /* table.c */
+extern const Device cuda_device; /* cuda_device.c */
 
-/* --- libs.c ------------------------------------------------------------------------------------------------------- */
+/* --- find_libraries.c ------------------------------------------------------------------------------------------------------- */
 
 enum { CUDA_MIN_DRIVER = 11080 }; /* 11.8: launches with attributes */
 
@@ -36,7 +36,7 @@ void *cuda_lib_open(const char *const *name, char *path, size_t cap);
 llmc_status cuda_driver_open(void **lib, CudaApi *api, char *path, size_t cap, llmc_error *err);
 extern const char *const cuda_nvrtc_names[], *const cuda_blaslt_names[], *const cuda_nccl_names[];
 
-/* --- device.c ----------------------------------------------------------------------------------------------------- */
+/* --- driver_device.c ----------------------------------------------------------------------------------------------------- */
 
 typedef struct CudaDevice {
 	CudaApi     api;
@@ -70,7 +70,7 @@ void        cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t c
 /* Cleaning up: an error is told by whoever comes next; an attempt that failed by itself is made once more. */
 #define CUDA_RELEASE(call) do { if ((call) != CU_OK) (void)!(call); } while (0)
 
-/* --- target.c ----------------------------------------------------------------------------------------------------- */
+/* --- cuda_target.c ----------------------------------------------------------------------------------------------------- */
 
 /* Plan target for a device of compute capability cc (86 for 8.6): the last of the table that it runs; NULL: too old */
 const char *cuda_best_target(int cc);
@@ -104,7 +104,7 @@ llmc_status nvrtc_compile(const Nvrtc *n, const char *source, const char *name, 
                           llmc_error *err);
 extern const char nvrtc_options[]; /* as one text, for keys */
 
-/* --- source.c ----------------------------------------------------------------------------------------------------- */
+/* --- kernel_source.c ----------------------------------------------------------------------------------------------------- */
 
 /* A kernel's file with the headers that it includes put in place (#line keeps their names): what is compiled is what is hashed. */
 llmc_status cuda_source_read(const char *artifact, const char *file, Strbuf *out, llmc_error *err);
@@ -113,7 +113,7 @@ llmc_status cuda_source_embedded(const char *file, Strbuf *out, llmc_error *err)
 /* What an image is known by: source without its opening comment, options, architecture. */
 void        cuda_source_key(const Strbuf *source, const char *arch, char hex[65]);
 
-/* --- build.c ------------------------------------------------------------------------------------------------------ */
+/* --- cuda_kernels.c ------------------------------------------------------------------------------------------------------ */
 
 typedef struct CudaBuild CudaBuild;
 
@@ -122,7 +122,7 @@ typedef struct CudaBuildOptions {
 	int         n_jobs;
 	int         cc, driver;     /* of the device; cc 0: for the plan's own architecture (ahead of time) */
 	const char *device_name;
-	bool        cache_told;     /* as in BuildOptions */
+	bool        cache_told;     /* as in KernelBuildOptions */
 	llmc_log_fn log;
 	void       *log_user;
 } CudaBuildOptions;
@@ -144,7 +144,7 @@ llmc_status cuda_build_again(CudaBuild *b, int unit, const char *why, llmc_error
 /* Compile all kernels of the plan into artifact/aot/sm_XX/ with a manifest. */
 llmc_status cuda_build_ship(const Plan *plan, const CudaBuildOptions *opt, llmc_error *err);
 
-/* --- load.c ------------------------------------------------------------------------------------------------------- */
+/* --- upload_weights.c ------------------------------------------------------------------------------------------------------- */
 
 /* The weights of a plan in one piece of device memory at `base`, offset[i] each. poll: called now and then. */
 llmc_status cuda_weights_load(CudaDevice *d, Weights *w, const WeightsOptions *opt, CUdeviceptr base, const int64_t *offset,

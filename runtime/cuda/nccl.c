@@ -1,5 +1,5 @@
 /* NCCL between GPUs, opened at run time. It carries bytes and adds nothing: an all-reduce is an all-gather of the ranks' terms, and a kernel of
- * ours that adds them in the order of ranks, so the bits are those of our own way (peers.c). Communicators do not block: a rank that never comes
+ * ours that adds them in the order of ranks, so the bits are those of our own way (rank_group.c). Communicators do not block: a rank that never comes
  * is waited for until the group ends, and then all are aborted. */
 #include "runtime/cuda/nccl.h"
 
@@ -50,7 +50,7 @@ failed(const Nccl *l, int r, const char *what, llmc_error *err)
 static llmc_status
 load(Nccl *l, llmc_error *err)
 {
-	const char *lacks = NULL;
+	const char *missing_compiler = NULL;
 
 	l->lib = cuda_lib_open(cuda_nccl_names, l->path, sizeof l->path);
 	if (!l->lib)
@@ -59,12 +59,12 @@ load(Nccl *l, llmc_error *err)
 	do {                                                     \
 		void *at_ = dlsym(l->lib, #symbol);                  \
 		memcpy(&l->member, &at_, sizeof at_);                \
-		lacks = at_ || lacks ? lacks : #symbol;              \
+		missing_compiler = at_ || missing_compiler ? missing_compiler : #symbol;              \
 	} while (0);
 	NCCL_CALLS(X)
 #undef X
-	if (lacks)
-		return error_set(err, LLMC_E_MISSING, "%s is too old: it lacks %s; pip install nvidia-nccl-cu13", l->path, lacks);
+	if (missing_compiler)
+		return error_set(err, LLMC_E_MISSING, "%s is too old: it lacks %s; pip install nvidia-nccl-cu13", l->path, missing_compiler);
 	if (l->get_version(&l->version) != NCCL_OK || l->version < NCCL_OLDEST)
 		return error_set(err, LLMC_E_MISSING, "%s is of version %d.%d, 2.14 is needed; pip install nvidia-nccl-cu13", l->path, l->version / 10000,
 		                 l->version / 100 % 100);
@@ -73,7 +73,7 @@ load(Nccl *l, llmc_error *err)
 
 /* Every call has returned at once: until all communicators are as they should be, or one is not. */
 static llmc_status
-settle(Nccl *l, double until, llmc_error *err)
+wait_for_comms(Nccl *l, double until, llmc_error *err)
 {
 	for (int i = 0; i < l->n;) {
 		int state = NCCL_OK, r = l->async_error(l->comm[i], &state);
@@ -140,7 +140,7 @@ nccl_connect(Nccl *l, CudaDevice *const *dev, int first, int n, int all, const N
 	}
 	if (r != NCCL_OK && r != NCCL_IN_PROGRESS)
 		return failed(l, r, "connecting ranks", err);
-	return settle(l, clock_now() + timeout_s, err);
+	return wait_for_comms(l, clock_now() + timeout_s, err);
 }
 
 llmc_status

@@ -2,7 +2,7 @@
 #ifndef LLMC_RUNTIME_CUDA_NCCL_H
 #define LLMC_RUNTIME_CUDA_NCCL_H
 
-#include "runtime/cuda/session.h"
+#include "runtime/cuda/cuda_session.h"
 
 /* Nccl: the library, and communicators of ranks of this process */
 typedef struct NcclId { char internal[128]; } NcclId;

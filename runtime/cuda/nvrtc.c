@@ -11,19 +11,19 @@ const char nvrtc_options[] = "--std=c++17 --fmad=true";
 static llmc_status
 bind(Nvrtc *n, llmc_error *err)
 {
-	const char *lacks = NULL;
+	const char *missing_compiler = NULL;
 
 #define X(type, member, symbol, args)                        \
 	do {                                                     \
 		void *at_ = dlsym(n->lib, #symbol);                  \
 		memcpy(&n->api.member, &at_, sizeof at_);            \
-		lacks = at_ || lacks ? lacks : #symbol;              \
+		missing_compiler = at_ || missing_compiler ? missing_compiler : #symbol;              \
 	} while (0);
 	NVRTC_CALLS(X)
 #undef X
-	if (lacks)
+	if (missing_compiler)
 		return error_set(err, LLMC_E_MISSING, "%s is too old: it lacks %s; install NVRTC 12 or newer (`pip install nvidia-cuda-nvrtc`)",
-		                 n->path, lacks);
+		                 n->path, missing_compiler);
 	if (n->api.version(&n->major, &n->minor) != NVRTC_OK)
 		return error_set(err, LLMC_E_MISSING, "%s does not tell its version", n->path);
 	if (n->api.n_archs(&n->n_arch) != NVRTC_OK || n->n_arch < 0 ||

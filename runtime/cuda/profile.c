@@ -2,7 +2,7 @@
  * reads its own layer's weights, so caches help no more than in a whole step, and nothing of the host is in between. */
 
 #include "base/clock.h"
-#include "runtime/cuda/session.h"
+#include "runtime/cuda/cuda_session.h"
 
 enum { LAUNCHES = 64, REPLAYS = 4 };
 static const double SHORT = 10e-3; /* longer ones need no repetition for the cost of a launch to vanish */

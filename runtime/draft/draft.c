@@ -186,14 +186,14 @@ draft_from_model(Draft *d, const Drafter *of, int32_t n)
 }
 
 static void
-count(DraftOdds *o, int b, bool hit, float keep)
+count(DraftStats *o, int b, bool hit, float keep)
 {
 	o->hit[b] = o->hit[b] * keep + (hit ? 1 : 0);
 	o->all[b] = o->all[b] * keep + 1;
 }
 
 void
-draft_learn(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new)
+draft_update(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new)
 {
 	int32_t right = 0;
 
@@ -237,7 +237,7 @@ follow(double *to, double x, double up)
 }
 
 void
-drafter_measured(Drafter *of, int32_t rows, bool guesses, double seconds)
+drafter_record_step(Drafter *of, int32_t rows, bool guesses, double seconds)
 {
 	if (rows < 1 || rows > DRAFT_ROWS || !(seconds > 0))
 		return;
@@ -298,7 +298,7 @@ hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t a
 
 /* What a smaller model costs is spent by then. */
 void
-drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t rows)
+drafter_choose_length(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t rows)
 {
 	const int32_t room = DRAFT_ROWS - texts - again;
 	int32_t run = 0;
@@ -306,29 +306,29 @@ drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int
 	rows = rows < room ? rows : room;
 	if (of->eager)
 		run = rows;
-	else if (room > 0 && texts >= 1 && texts <= DRAFT_TEXTS && of->plain[texts].s > 0)
+	else if (room > 0 && texts >= 1 && texts <= DRAFT_MAX_SEQS && of->plain[texts].s > 0)
 		run = hand_out(of, d, n, texts, again, rows, texts / base_time(of, texts, again) * MARGIN);
 	hand_out(of, d, n, texts, again, run, 0);
 }
 
 void
-drafter_model_measured(Drafter *of, double seconds)
+drafter_record_model_step(Drafter *of, double seconds)
 {
 	follow(&of->model.s, seconds, 0.1);
 	of->model.at = of->n_measured;
 }
 
 int32_t
-draft_model_most(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t most)
+draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t most)
 {
 	const int32_t room = DRAFT_ROWS - texts - again;
 	int32_t best_most = 0;
 
 	if (n >= 1 && of->eager)
 		return most < room / n ? most : room / n;
-	if (n < 1 || room < n || texts > DRAFT_TEXTS || of->plain[texts].s <= 0) /* texts that come back from host memory stand beside rows that run again */
+	if (n < 1 || room < n || texts > DRAFT_MAX_SEQS || of->plain[texts].s <= 0) /* texts that come back from host memory stand beside rows that run again */
 		return 0;
-	double expect = texts, odds[DRAFT_TEXTS], best = texts / base_time(of, texts, again) * MARGIN;
+	double expect = texts, odds[DRAFT_MAX_SEQS], best = texts / base_time(of, texts, again) * MARGIN;
 	for (int32_t i = 0; i < n; i++)
 		odds[i] = 1;
 	for (int32_t k = 1; k <= most && n * k <= room; k++) {

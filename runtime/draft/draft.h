@@ -12,10 +12,10 @@
 
 #include "plan/plan.h"
 
-enum { DRAFT_MOST = 15, DRAFT_ROWS = 32, DRAFT_TEXTS = 8, DRAFT_MATCHES = 8, DRAFT_BINS = 2 * DRAFT_MATCHES };
+enum { DRAFT_MOST = 15, DRAFT_ROWS = 32, DRAFT_MAX_SEQS = 8, DRAFT_MATCHES = 8, DRAFT_BINS = 2 * DRAFT_MATCHES };
 
 /* By the length of the match that a guess rests on; behind them, of a smaller model's guesses, by their place */
-typedef struct DraftOdds { float hit[DRAFT_BINS], all[DRAFT_BINS]; } DraftOdds;
+typedef struct DraftStats { float hit[DRAFT_BINS], all[DRAFT_BINS]; } DraftStats;
 
 typedef struct DraftTime { double s; uint64_t at; } DraftTime; /* s 0: never measured; `at` in measured steps */
 
@@ -25,7 +25,7 @@ typedef struct Drafter {
 	DraftTime model;      /* of a step of the smaller model */
 	int32_t   model_idle; /* times that its guesses were not worth it, in a row */
 	uint64_t  n_measured;
-	DraftOdds odds;
+	DraftStats odds;
 	bool      states;     /* where a guess is wrong, what was right beside it runs again */
 	bool      eager;      /* for tests: a smaller model alone guesses, and all that it says runs */
 } Drafter;
@@ -37,7 +37,7 @@ typedef struct Draft {
 	uint32_t mask;
 	int32_t *last[2];     /* [mask + 1] place of the latest pair, triple of a hash; -1: none */
 	int32_t *before[2];   /* [room] the one before it */
-	DraftOdds odds;
+	DraftStats odds;
 	/* of the step */
 	int32_t  tok[DRAFT_MOST], n, match; /* guesses, the length of their match (0: none) */
 	int8_t   bin[DRAFT_MOST];           /* their odds' place */
@@ -54,15 +54,15 @@ void    draft_free(Draft *d);
 void    draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_t most);
 /* As many guesses of a smaller model as are worth its steps and the rows behind them, for a step of so many texts of which n are
  * without a better guess; 0: none. again: rows of the step beside a single one of each text. */
-int32_t draft_model_most(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t most);
+int32_t draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t most);
 /* n guesses of it are in d->tok. */
 void    draft_from_model(Draft *d, const Drafter *of, int32_t n);
-void    drafter_model_measured(Drafter *of, double seconds);
+void    drafter_record_model_step(Drafter *of, double seconds);
 /* Set d[i]->run for a step of so many texts, n of which have guesses; rows guesses at most. again: as above. */
-void    drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t rows);
+void    drafter_choose_length(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t rows);
 /* The n_new tokens that came instead of d->tok. */
-void    draft_learn(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new);
+void    draft_update(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new);
 /* A step of so many rows, all of them single ones of their texts or guesses behind them, took so long. */
-void    drafter_measured(Drafter *of, int32_t rows, bool guesses, double seconds);
+void    drafter_record_step(Drafter *of, int32_t rows, bool guesses, double seconds);
 
 #endif

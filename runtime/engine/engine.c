@@ -3,19 +3,19 @@
 #include <string.h>
 #include <time.h>
 
-#include "runtime/engine/inside.h"
+#include "runtime/engine/engine_internal.h"
 
 enum { LOOK_MS = 100 };
 
 static void
 fail_all(Engine *e, llmc_status status, const char *text)
 {
-	for (Job *j = e->work; j; j = j->next)
-		job_fail(e, j, status, text);
+	for (EngineRequest *j = e->work; j; j = j->next)
+		request_fail(e, j, status, text);
 }
 
 static void
-die(Engine *e, const llmc_error *err)
+fail_device(Engine *e, const llmc_error *err)
 {
 	pthread_mutex_lock(&e->lock);
 	e->dead = *err;
@@ -36,29 +36,29 @@ wait_for_work(Engine *e)
 	clock_after(&until, LOOK_MS);
 	if (!e->ranks || e->dead.code != LLMC_OK) {
 		pthread_cond_wait(&e->wake, &e->lock);
-	} else if (pthread_cond_timedwait(&e->wake, &e->lock, &until) != 0 && !session_whole(e->session, &err)) {
+	} else if (pthread_cond_timedwait(&e->wake, &e->lock, &until) != 0 && !session_check_ranks(e->session, &err)) {
 		pthread_mutex_unlock(&e->lock);
-		die(e, &err);
+		fail_device(e, &err);
 		pthread_mutex_lock(&e->lock);
 	}
 }
 
 void
-engine_end_job(Engine *e, Job *j, llmc_finish finish)
+engine_end_job(Engine *e, EngineRequest *j, llmc_finish finish)
 {
 	if (j->over)
 		return;
 	sched_cancel(e->sched, j->req);
 	for (int32_t i = 0; i < j->best_of && !j->over; i++)
 		if (!j->choice[i].done)
-			job_finish(e, j, &j->choice[i], finish, NULL);
+			request_finish(e, j, &j->choice[i], finish, NULL);
 }
 
 /* New requests, cancelled ones. False: the engine closes. */
 static bool
-take_in(Engine *e)
+drain_inbox(Engine *e)
 {
-	Job *fresh, **end = &e->work;
+	EngineRequest *fresh, **end = &e->work;
 
 	pthread_mutex_lock(&e->lock);
 	while (e->paused || (!e->inbox && !e->work && !e->stop))
@@ -70,21 +70,21 @@ take_in(Engine *e)
 		end = &(*end)->next;
 	*end = fresh;
 	if (e->n_cancel || cut)
-		for (Job *j = e->work; j; j = j->next)
+		for (EngineRequest *j = e->work; j; j = j->next)
 			j->over = j->over || j->cancel || cut; /* for a moment: what to end outside of the lock */
 	e->n_cancel = 0;
 	pthread_mutex_unlock(&e->lock);
 	if (stop)
 		return false;
-	for (Job *j = fresh; j; j = j->next) {
+	for (EngineRequest *j = fresh; j; j = j->next) {
 		e->now.requests++;
-		count_things(&e->now.request_prompt, j->req->n_prompt);
-		count_things(&e->now.request_max_new, j->req->max_new);
-		count_things(&e->now.request_n, j->best_of);
+		histogram_count(&e->now.request_prompt, j->req->n_prompt);
+		histogram_count(&e->now.request_max_new, j->req->max_new);
+		histogram_count(&e->now.request_n, j->best_of);
 		sched_submit(e->sched, j->req);
 	}
 	double now = clock_now();
-	for (Job *j = e->work; j; j = j->next) {
+	for (EngineRequest *j = e->work; j; j = j->next) {
 		if (j->over) {
 			j->over = false;
 			engine_end_job(e, j, LLMC_FINISH_CANCEL);
@@ -106,7 +106,7 @@ sample_part(void *user, int stage, int part, int n_parts)
 		return;
 	n_parts = n_parts < e->n_scratch ? n_parts : e->n_scratch;
 	for (int32_t i = part; i < e->n_sampled; i += n_parts) {
-		Sampled *p = &e->sampled[i];
+		SampledToken *p = &e->sampled[i];
 		p->status = sampler_sample(p->c->sampler, &e->scratch[part], p->logits, &p->id, &p->err);
 		p->logprob = 0;
 		p->n_top = 0;
@@ -128,22 +128,22 @@ sample_all(Engine *e)
 
 /* Can the device sample all that this step says? What it must know of the sequences is told it on the way. */
 static bool
-samples_on_device(Engine *e, int32_t n)
+can_sample_on_device(Engine *e, int32_t n)
 {
 	bool says = false;
 
-	if (e->guesses || (e->is_head && n <= DRAFT_TEXTS)) /* it picks at one row of a sequence, and rows for a head are read behind a step */
+	if (e->has_drafts || (e->is_head && n <= DRAFT_MAX_SEQS)) /* it picks at one row of a sequence, and rows for a head are read behind a step */
 		return false;
 	for (int32_t i = 0; i < n; i++) {
-		const Job *j = e->sched->chunk_seq[i]->req->user;
+		const EngineRequest *j = e->sched->chunk_seq[i]->req->user;
 		if (e->sched->chunk[i].n_out && !j->on_device)
 			return false;
 		says |= e->sched->chunk[i].n_out > 0;
 	}
 	for (int32_t i = 0; i < n && says; i++) {
 		const SchedSeq *q = e->sched->chunk_seq[i];
-		Job *j = q->req->user;
-		JobChoice *c = &j->choice[q->index];
+		EngineRequest *j = q->req->user;
+		RequestChoice *c = &j->choice[q->index];
 		if (!e->sched->chunk[i].n_out || (c->device_n == c->n_new && c->device_stay == q->n_preempted))
 			continue;
 		if (session_sample_params(e->session, q->q, &j->p, q->tok, (size_t)q->req->n_prompt, q->tok + q->req->n_prompt,
@@ -155,10 +155,10 @@ samples_on_device(Engine *e, int32_t n)
 
 /* Whose token chunk i says, where that is under a grammar, or NULL. Of chunks that say nothing it may be one, too. */
 static llmc_sampler *
-held_to_grammar(const Engine *e, int32_t i)
+constrained_choice(const Engine *e, int32_t i)
 {
 	const SchedSeq *q = e->sched->chunk_seq[i];
-	const Job *j = q->req->user;
+	const EngineRequest *j = q->req->user;
 	llmc_sampler *s = j->choice[q->index].sampler;
 
 	return e->sched->chunk[i].n_out && !j->pool && sampler_has_grammar(s) ? s : NULL;
@@ -171,8 +171,8 @@ begin_masks(Engine *e, int32_t n)
 	if (!e->masks)
 		return;
 	for (int32_t i = 0; i < n; i++) {
-		llmc_sampler *s = held_to_grammar(e, i);
-		if (s && sampler_mask_is_work(s))
+		llmc_sampler *s = constrained_choice(e, i);
+		if (s && sampler_mask_is_slow(s))
 			masks_add(e->masks, s);
 	}
 	masks_begin(e->masks);
@@ -187,7 +187,7 @@ queue_masked(Engine *e, int32_t n, llmc_error *err)
 	TRY(session_queue_rows(e->session, e->sched->chunk, (size_t)n, err));
 	masks_end(e->masks, true);
 	for (int32_t i = 0; i < n; i++) {
-		llmc_sampler *s = held_to_grammar(e, i);
+		llmc_sampler *s = constrained_choice(e, i);
 		if (!e->sched->chunk[i].n_out)
 			continue;
 		e->mask[at] = NULL;
@@ -195,7 +195,7 @@ queue_masked(Engine *e, int32_t n, llmc_error *err)
 			(void)!sampler_mask(s, &e->mask[at], NULL);
 		at++;
 	}
-	return session_queue_pick(e->session, e->mask, err) == LLMC_OK ? LLMC_OK : LLMC_E_DEVICE;
+	return session_queue_sample(e->session, e->mask, err) == LLMC_OK ? LLMC_OK : LLMC_E_DEVICE;
 }
 
 /* Inline only: queue the step that follows this one before the host reads the token that this one samples, so that the
@@ -206,7 +206,7 @@ static llmc_status
 queue_ahead(Engine *e, int32_t n, llmc_error *err)
 {
 	const SchedSeq *q = e->sched->chunk_seq[0];
-	const Job *j = q->req->user;
+	const EngineRequest *j = q->req->user;
 	const llmc_chunk next = { .seq = q->q, .n_tok = 1, .n_out = 1 };
 
 	if (!e->is_inline || n != 1 || !e->sched->chunk[0].n_out || j->choice[q->index].n_new + 1 >= j->req->max_new)
@@ -224,7 +224,7 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 	bool masked = false;
 
 	for (int32_t i = 0; i < n; i++)
-		masked |= held_to_grammar(e, i) != NULL;
+		masked |= constrained_choice(e, i) != NULL;
 	if (masked)
 		TRY(queue_masked(e, n, err));
 	else if (!e->is_ahead)
@@ -238,19 +238,19 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 	e->n_sampled = 0;
 	for (int32_t i = 0; i < n; i++) {
 		SchedSeq *q = e->sched->chunk_seq[i];
-		Job *j = q->req->user;
-		bool says = sched_ran(e->sched, i);
+		EngineRequest *j = q->req->user;
+		bool says = sched_chunk_done(e->sched, i);
 		if (!e->sched->chunk[i].n_out)
 			continue;
-		Sampled *p = &e->sampled[e->n_sampled];
-		*p = (Sampled){ .job = j, .c = &j->choice[q->index], .id = e->ids[at], .logprob = j->logprobs ? e->logprobs[at] : 0 };
+		SampledToken *p = &e->sampled[e->n_sampled];
+		*p = (SampledToken){ .job = j, .c = &j->choice[q->index], .id = e->ids[at], .logprob = j->logprobs ? e->logprobs[at] : 0 };
 		at++;
 		if (p->id < 0)
 			p->status = error_set(&p->err, LLMC_E_CHECK, "%s",
 			                      status == LLMC_E_CHECK && err->text[0] ? err->text : "the logits hold no token that can be picked");
-		else if (held_to_grammar(e, i))
+		else if (constrained_choice(e, i))
 			p->status = sampler_mask(p->c->sampler, &(const uint32_t *){ NULL }, &p->err);
-		sampler_skip(p->c->sampler);
+		sampler_advance(p->c->sampler);
 		p->c->device_n = p->c->n_new + 1;
 		p->c->device_stay = q->n_preempted;
 		e->n_sampled += says;
@@ -260,30 +260,30 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 
 /* Guesses behind the tokens of a step that goes on with texts alone: as many as pay, by what rows have taken so far. */
 static void
-guess(Engine *e, int32_t n)
+draft_tokens(Engine *e, int32_t n)
 {
-	Draft *draft[DRAFT_TEXTS];
-	SchedSeq *seq[DRAFT_TEXTS];
-	int32_t chunk[DRAFT_TEXTS], n_draft = 0, rows = sched_spare(e->sched), again = -n;
+	Draft *draft[DRAFT_MAX_SEQS];
+	SchedSeq *seq[DRAFT_MAX_SEQS];
+	int32_t chunk[DRAFT_MAX_SEQS], n_draft = 0, rows = sched_spare_rows(e->sched), again = -n;
 
-	e->guesses = false;
-	if (n > DRAFT_TEXTS || rows < 1 || !e->speculate)
+	e->has_drafts = false;
+	if (n > DRAFT_MAX_SEQS || rows < 1 || !e->speculate)
 		return;
 	for (int32_t i = 0; i < n; i++) {
-		if (!sched_may_guess(e->sched, i))
+		if (!sched_may_draft(e->sched, i))
 			return;
 		again += e->sched->chunk[i].n_tok;
 	}
 	for (int32_t i = 0; i < n; i++) {
 		SchedSeq *q = e->sched->chunk_seq[i];
-		Job *j = q->req->user;
-		JobChoice *c = &j->choice[q->index];
+		EngineRequest *j = q->req->user;
+		RequestChoice *c = &j->choice[q->index];
 		if (!c->draft && j->speculate)
 			c->draft = draft_new(q->req->n_prompt + q->req->max_new);
 		if (!c->draft)
 			continue;
-		if (e->guess) {
-			c->draft->n = c->draft->run = e->guess(e->guess_user, q->tok, q->n_tok, c->draft->tok, j->speculate);
+		if (e->draft_fn) {
+			c->draft->n = c->draft->run = e->draft_fn(e->draft_fn_user, q->tok, q->n_tok, c->draft->tok, j->speculate);
 		} else {
 			int32_t left = q->req->bound - q->n_tok;
 			draft_look_up(c->draft, &e->drafter, q->tok, q->n_tok, left < j->speculate ? left : j->speculate);
@@ -292,14 +292,14 @@ guess(Engine *e, int32_t n)
 		seq[n_draft] = q;
 		draft[n_draft++] = c->draft;
 	}
-	if (e->second && !e->guess)
-		second_guess(e, seq, draft, n_draft, n, again);
-	if (!e->guess)
-		drafter_choose(&e->drafter, draft, n_draft, n, again, rows);
+	if (e->draft_session && !e->draft_fn)
+		draft_model_propose(e, seq, draft, n_draft, n, again);
+	if (!e->draft_fn)
+		drafter_choose_length(&e->drafter, draft, n_draft, n, again, rows);
 	for (int32_t k = 0; k < n_draft; k++) {
 		if (draft[k]->run)
-			draft[k]->run = sched_guess(e->sched, chunk[k], draft[k]->tok, draft[k]->run);
-		e->guesses |= draft[k]->run > 0;
+			draft[k]->run = sched_add_drafts(e->sched, chunk[k], draft[k]->tok, draft[k]->run);
+		e->has_drafts |= draft[k]->run > 0;
 		e->now.drafts += draft[k]->run > 0;
 		e->now.drafted += (uint64_t)draft[k]->run;
 	}
@@ -307,11 +307,11 @@ guess(Engine *e, int32_t n)
 
 /* All pushes of the step are made: what was guessed wrong is taken back, and what came is compared with what was guessed. */
 static void
-settle(Engine *e, int32_t n)
+commit_drafts(Engine *e, int32_t n)
 {
 	for (int32_t i = 0; i < n; i++) {
 		SchedSeq *q = e->sched->chunk_seq[i];
-		Job *j = q->req->user;
+		EngineRequest *j = q->req->user;
 		Draft *d = j->choice[q->index].draft;
 		int32_t from = e->n_tok_was[i], came = q->n_tok - from;
 		int32_t right = 0;
@@ -320,23 +320,23 @@ settle(Engine *e, int32_t n)
 				e->now.accepted++;
 				e->now.accepted_at[right]++;
 			}
-		if (e->second)
-			second_settle(e, &j->choice[q->index], from + right);
+		if (e->draft_session)
+			draft_model_commit(e, &j->choice[q->index], from + right);
 		if (d)
-			draft_learn(d, &e->drafter, q->tok + from, came);
-		sched_settle(e->sched, q);
-		if (e->is_head && e->rows && n <= DRAFT_TEXTS && j->speculate && q->state == SEQ_RUNNING) {
+			draft_update(d, &e->drafter, q->tok + from, came);
+		sched_commit_drafts(e->sched, q);
+		if (e->is_head && e->rows && n <= DRAFT_MAX_SEQS && j->speculate && q->state == SEQ_RUNNING) {
 			int32_t at = (int32_t)(e->sched->chunk[i].tok - q->tok);
 			int32_t certain = q->again ? q->n_tok - 1 : q->n_done; /* their rows are right, also where they run again */
-			head_take(e, &j->choice[q->index], q, at, certain - at, session_rows(e->session, (size_t)i));
+			mtp_rows_add(e, &j->choice[q->index], q, at, certain - at, session_rows(e->session, (size_t)i));
 		}
 	}
 }
 
 static void
-add_sample(Engine *e, Job *j, SchedSeq *c, const float *logits)
+add_sample(Engine *e, EngineRequest *j, SchedSeq *c, const float *logits)
 {
-	Sampled *p = &e->sampled[e->n_sampled++];
+	SampledToken *p = &e->sampled[e->n_sampled++];
 
 	p->job = j;
 	p->c = &j->choice[c->index];
@@ -345,35 +345,35 @@ add_sample(Engine *e, Job *j, SchedSeq *c, const float *logits)
 
 /* A chunk has run: its rows tell of the prompt, its last row how the choice goes on. */
 static void
-chunk_ran(Engine *e, int32_t i)
+finish_chunk(Engine *e, int32_t i)
 {
 	SchedSeq *c = e->sched->chunk_seq[i];
 	const llmc_chunk *k = &e->sched->chunk[i];
 	const float *logits = e->row[i];
-	Job *j = c->req->user;
+	EngineRequest *j = c->req->user;
 	int32_t at = c->n_done;
 	llmc_error err;
 
 	if (c->state != SEQ_RUNNING) /* its request has failed by another choice */
 		return;
-	bool says = sched_ran(e->sched, i);
+	bool says = sched_chunk_done(e->sched, i);
 	if (j->pool) {
-		job_rows(e, j, at, k->n_tok, logits, k->n_out);
+		request_rows(e, j, at, k->n_tok, logits, k->n_out);
 		if (says)
-			job_finish(e, j, &j->choice[0], LLMC_FINISH_LENGTH, NULL);
+			request_finish(e, j, &j->choice[0], LLMC_FINISH_LENGTH, NULL);
 		return;
 	}
-	if (j->prompt_logprobs && k->n_out == k->n_tok && at < c->req->n_prompt && !job_prompt(e, j, at, k->n_tok, logits))
+	if (j->prompt_logprobs && k->n_out == k->n_tok && at < c->req->n_prompt && !request_prompt(e, j, at, k->n_tok, logits))
 		return;
 	if (!says)
 		return;
 	/* the row of its last token; those of guesses behind it come in turn */
-	const float *last = logits + (size_t)(k->n_out - 1 - c->n_guess) * (size_t)plan_out_width(e->plan);
+	const float *last = logits + (size_t)(k->n_out - 1 - c->n_draft_tokens) * (size_t)plan_out_width(e->plan);
 	add_sample(e, j, c, last);
 	if (!sched_must_fork(c))
 		return;
 	if (sched_fork(e->sched, c->req, &err) != LLMC_OK) {
-		job_fail(e, j, err.code, err.text);
+		request_fail(e, j, err.code, err.text);
 		return;
 	}
 	for (int32_t n = 1; n < c->req->n_seq; n++)
@@ -382,48 +382,48 @@ chunk_ran(Engine *e, int32_t i)
 
 /* True: the token is the one that was guessed, and the next row is to be sampled. */
 static bool
-say(Engine *e, const Sampled *p)
+emit_token(Engine *e, const SampledToken *p)
 {
-	Job *j = p->job;
+	EngineRequest *j = p->job;
 	llmc_finish finish;
 	bool finished;
 
 	if (j->over)
 		return false;
 	if (p->status != LLMC_OK) {
-		job_fail(e, j, p->status, p->err.text);
+		request_fail(e, j, p->status, p->err.text);
 		return false;
 	}
 	double now = clock_now();
 	if (j->first <= 0) {
 		j->first = now;
-		count_seconds(&e->now.first_token_s, now - j->submitted);
-		count_seconds(&e->now.prefill_s, now - j->started);
+		histogram_seconds(&e->now.first_token_s, now - j->submitted);
+		histogram_seconds(&e->now.prefill_s, now - j->started);
 	} else if (p->c->n_new) {
-		count_seconds(&e->now.inter_token_s, now - p->c->latest);
+		histogram_seconds(&e->now.inter_token_s, now - p->c->latest);
 	}
 	p->c->latest = now;
-	if (!job_token(e, j, p->c, p, &finish, &finished))
+	if (!request_token(e, j, p->c, p, &finish, &finished))
 		return false;
 	if (!finished)
 		return sched_push(e->sched, p->c->seq, p->id);
-	job_finish(e, j, p->c, finish, p);
+	request_finish(e, j, p->c, finish, p);
 	return false;
 }
 
 /* Rows in turn: the next of a choice is sampled only when its guess has come true, by a sampler that has taken it in. */
 static void
-say_all(Engine *e, bool sampled)
+emit_sampled(Engine *e, bool sampled)
 {
 	for (int32_t left; e->n_sampled; e->n_sampled = left) {
 		if (!sampled)
 			sample_all(e);
 		left = 0;
 		for (int32_t i = 0; i < e->n_sampled; i++) {
-			Sampled *p = &e->sampled[i];
-			if (!say(e, p))
+			SampledToken *p = &e->sampled[i];
+			if (!emit_token(e, p))
 				continue;
-			Sampled *next = &e->sampled[left++];
+			SampledToken *next = &e->sampled[left++];
 			next->job = p->job;
 			next->c = p->c;
 			next->logits = p->logits + e->plan->vocab;
@@ -455,29 +455,29 @@ forward(Engine *e, int32_t n, llmc_error *err)
 		if (status == LLMC_E_DEVICE)
 			return status;
 		if (status != LLMC_OK)
-			job_fail(e, r->user, status, err->text);
+			request_fail(e, r->user, status, err->text);
 	}
 	return LLMC_OK;
 }
 
 static void
-note_starts(Engine *e)
+record_starts(Engine *e)
 {
 	double now = clock_now();
 
 	if (e->sched->n_started)
-		count_things(&e->now.start_size, e->sched->n_started);
-	for (Job *j = e->work; j; j = j->next)
+		histogram_count(&e->now.start_size, e->sched->n_started);
+	for (EngineRequest *j = e->work; j; j = j->next)
 		if (j->req->started && j->started <= 0 && !j->over) {
 			j->started = now;
-			count_seconds(&e->now.queue_s, now - j->submitted);
+			histogram_seconds(&e->now.queue_s, now - j->submitted);
 			e->now.prompt_tokens += (uint64_t)j->req->n_prompt;
 		}
 }
 
 /* Of the step that is about to run */
 static void
-note_step(Engine *e, int32_t n)
+record_step(Engine *e, int32_t n)
 {
 	e->step_tokens = 0;
 	e->is_prefill = false;
@@ -491,21 +491,21 @@ note_step(Engine *e, int32_t n)
 }
 
 static void
-note_time(Engine *e, double took, double forward_s)
+record_step_time(Engine *e, double took, double forward_s)
 {
 	e->now.steps++;
 	e->now.prefill_steps += e->is_prefill;
-	count_seconds(e->is_prefill ? &e->now.prefill_step_s : &e->now.decode_step_s, took);
-	count_things(&e->now.step_tokens, e->step_tokens);
+	histogram_seconds(e->is_prefill ? &e->now.prefill_step_s : &e->now.decode_step_s, took);
+	histogram_count(&e->now.step_tokens, e->step_tokens);
 	e->now.last_step_s = took;
-	if (!e->is_prefill && (e->guesses || e->step_tokens == e->now.batch_size))
-		drafter_measured(&e->drafter, e->step_tokens, e->guesses, forward_s);
+	if (!e->is_prefill && (e->has_drafts || e->step_tokens == e->now.batch_size))
+		drafter_record_step(&e->drafter, e->step_tokens, e->has_drafts, forward_s);
 	if (e->step_tokens >= 16)
 		e->token_s += 0.25 * (took / e->step_tokens - e->token_s);
 }
 
 void
-engine_note(Engine *e)
+engine_update_stats(Engine *e)
 {
 	const Sched *s = e->sched;
 	const Kv *kv = &e->session->kv;
@@ -544,34 +544,34 @@ engine_step(Engine *e)
 		return true;
 	}
 	int32_t n = sched_plan(e->sched);
-	note_starts(e);
+	record_starts(e);
 	if (n == 0)
 		return false;
-	e->guesses = false;
+	e->has_drafts = false;
 	if (!e->is_ahead)
-		guess(e, n);
-	note_step(e, n);
+		draft_tokens(e, n);
+	record_step(e, n);
 	double guessed = clock_now();
 	begin_masks(e, n);
-	llmc_status status = samples_on_device(e, n) ? step_on_device(e, n, &err) : LLMC_E_RANGE;
+	llmc_status status = can_sample_on_device(e, n) ? step_on_device(e, n, &err) : LLMC_E_RANGE;
 	bool sampled = status == LLMC_OK;
 	e->rows = false;
 	if (!sampled && status != LLMC_E_DEVICE)
 		status = forward(e, n, &err);
 	masks_end(e->masks, false);
 	if (status != LLMC_OK) {
-		die(e, &err);
+		fail_device(e, &err);
 		return true;
 	}
 	double now = clock_now();
-	note_time(e, now - start, now - guessed);
+	record_step_time(e, now - start, now - guessed);
 	if (!sampled) {
 		e->n_sampled = 0;
 		for (int32_t i = 0; i < n; i++)
-			chunk_ran(e, i);
+			finish_chunk(e, i);
 	}
-	say_all(e, sampled);
-	settle(e, n);
+	emit_sampled(e, sampled);
+	commit_drafts(e, n);
 	return true;
 }
 
@@ -587,15 +587,15 @@ check(Engine *e)
 		used += e->session->kv.seq[q].used;
 	if (!wrong && used != e->sched->running.n)
 		wrong = "a sequence has been lost";
-	if (!wrong && e->second)
-		wrong = kv_check(&e->second->kv);
-	for (const Job *j = e->work; !wrong && j; j = j->next)
+	if (!wrong && e->draft_session)
+		wrong = kv_check(&e->draft_session->kv);
+	for (const EngineRequest *j = e->work; !wrong && j; j = j->next)
 		if (j->over != (j->req->n_open == 0))
 			wrong = "a request without open choices is in work, or one with is over";
 	if (wrong) {
 		llmc_error err;
 		error_set(&err, LLMC_E_BUG, "the engine has lost its books: %s", wrong);
-		die(e, &err);
+		fail_device(e, &err);
 	}
 }
 
@@ -604,14 +604,14 @@ engine_run(void *user)
 {
 	Engine *e = user;
 
-	while (take_in(e)) {
+	while (drain_inbox(e)) {
 		engine_step(e);
-		if (e->second)
-			second_forget(e);
+		if (e->draft_session)
+			draft_model_sweep(e);
 		if (e->check)
 			check(e);
-		engine_note(e);
-		mail_flush(e);
+		engine_update_stats(e);
+		events_flush(e);
 	}
 	return NULL;
 }

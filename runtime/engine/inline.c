@@ -1,9 +1,9 @@
 /* One request at a time on the caller's thread: the engine's steps without its thread, inbox and event queue. */
-#include "runtime/engine/inside.h"
+#include "runtime/engine/engine_internal.h"
 
 /* Pass the events of the last step to fn. Events after a cancellation are dropped; *status is that of an error event. */
 static void
-deliver(Job *j, engine_event_fn fn, void *user, bool *cancelled, llmc_status *status, llmc_error *err)
+deliver(EngineRequest *j, engine_event_fn fn, void *user, bool *cancelled, llmc_status *status, llmc_error *err)
 {
 	for (const Event *v = j->out.first; v; v = v->next) {
 		if (v->ev.kind == LLMC_EVENT_ERROR)
@@ -19,16 +19,16 @@ engine_run_request(Engine *e, const llmc_request *r, engine_event_fn fn, void *u
 {
 	llmc_status status = LLMC_OK;
 	bool cancelled = false;
-	Job *j;
+	EngineRequest *j;
 
-	TRY(job_open(e, r, &j, err));
+	TRY(request_open(e, r, &j, err));
 	j->id = ++e->last_id;
 	e->work = j;
 	e->dead.code = LLMC_OK; /* the session remembers a lost device, and refuses in its own words */
 	sched_submit(e->sched, j->req);
 	while (!j->over) {
 		if (!engine_step(e))
-			job_fail(e, j, LLMC_E_FULL, "other sequences of the session leave too few pages or no sequence for this request");
+			request_fail(e, j, LLMC_E_FULL, "other sequences of the session leave too few pages or no sequence for this request");
 		deliver(j, fn, user, &cancelled, &status, err);
 		if (cancelled && !j->over) {
 			engine_end_job(e, j, LLMC_FINISH_CANCEL);
@@ -38,6 +38,6 @@ engine_run_request(Engine *e, const llmc_request *r, engine_event_fn fn, void *u
 	session_drop_sampled(e->session);
 	e->is_ahead = false;
 	e->work = NULL;
-	job_free(j);
+	request_free(j);
 	return status;
 }

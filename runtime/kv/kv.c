@@ -1,7 +1,7 @@
-/* See kv.h. Nothing here allocates after kv_open and kv_prefix_open. The prefix cache is in prefix.c. */
+/* See kv.h. Nothing here allocates after kv_open and kv_prefix_open. The prefix cache is in prefix_cache.c. */
 #include "runtime/kv/kv.h"
-#include "runtime/kv/prefix.h"
-#include "runtime/kv/window.h"
+#include "runtime/kv/prefix_cache.h"
+#include "runtime/kv/kv_window.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -114,11 +114,11 @@ static const KvMem here_memory = { .alloc = here_alloc, .free = here_free, .copy
 llmc_status
 kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err)
 {
-	return kv_open_on(kv, NULL, p, n_page, kv_keep(p) ? n_page : 0, 0, context, seqs, err);
+	return kv_open_on(kv, NULL, p, n_page, kv_window_positions(p) ? n_page : 0, 0, context, seqs, err);
 }
 
 llmc_status
-kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_window, int32_t n_snap, int32_t context, int32_t seqs,
+kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_window, int32_t n_snapshot, int32_t context, int32_t seqs,
            llmc_error *err)
 {
 	*kv = (Kv){ .plan = p, .mem = mem ? *mem : here_memory, .n_page = n_page, .n_free = n_page, .n_stack = n_page, .n_seq = seqs,
@@ -151,7 +151,7 @@ kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_wi
 		kv->base[i] = m;
 		kv->pool_bytes[i] = (size_t)bytes;
 	}
-	return n_snap && plan_has_state(p) ? snaps_open(kv, n_snap, err) : LLMC_OK;
+	return n_snapshot && plan_has_state(p) ? snapshots_open(kv, n_snapshot, err) : LLMC_OK;
 }
 
 void
@@ -225,13 +225,13 @@ page_copy(Kv *kv, int32_t to, int32_t from)
 }
 
 static void
-page_as(Kv *kv, int32_t to, int32_t from)
+page_assign(Kv *kv, int32_t to, int32_t from)
 {
-	kv_do(kv, KV_PAGE, to, from);
+	kv_apply(kv, KV_PAGE, to, from);
 }
 
 int32_t
-kv_page_take(Kv *kv)
+kv_page_alloc(Kv *kv)
 {
 	int32_t page = kv->n_stack ? kv->free_page[--kv->n_stack] : prefix_evict(kv);
 
@@ -243,9 +243,9 @@ kv_page_take(Kv *kv)
 
 /* For steps to write */
 static int32_t
-page_take(Kv *kv)
+page_alloc_step(Kv *kv)
 {
-	int32_t page = kv_page_take(kv);
+	int32_t page = kv_page_alloc(kv);
 
 	if (!kv->host.n)
 		return page;
@@ -255,7 +255,7 @@ page_take(Kv *kv)
 }
 
 void
-kv_page_drop(Kv *kv, int32_t page)
+kv_page_unref(Kv *kv, int32_t page)
 {
 	if (--kv->refs[page])
 		return;
@@ -274,7 +274,7 @@ kv_seq_new(Kv *kv)
 	for (int32_t q = 0; q < kv->n_seq; q++)
 		if (!kv->seq[q].used) {
 			kv->seq[q].used = true;
-			kv->seq[q].len = kv->seq[q].n_page = kv->seq[q].n_behind = kv->seq[q].n_kept = kv->seq[q].told_len = 0;
+			kv->seq[q].len = kv->seq[q].n_page = kv->seq[q].n_windowless = kv->seq[q].n_kept = kv->seq[q].prefix_len = 0;
 			kv->seq[q].mark = 0;
 			kv->seq[q].coming = kv->host.waited;
 			return q;
@@ -308,7 +308,7 @@ state_fork(Kv *kv, int32_t q, int32_t from)
 }
 
 void
-kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from)
+kv_apply(Kv *kv, KvOp deed, int32_t to, int32_t from)
 {
 	switch (deed) {
 	case KV_PAGE:
@@ -320,16 +320,16 @@ kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from)
 	case KV_FORK:
 		state_fork(kv, to, from);
 		break;
-	case KV_TAKE:
-		snap_copy(kv, to, from, true);
+	case KV_SNAPSHOT:
+		snapshot_copy(kv, to, from, true);
 		break;
-	case KV_GIVE:
-		snap_copy(kv, from, to, false);
+	case KV_RESTORE:
+		snapshot_copy(kv, from, to, false);
 		break;
-	case KV_OUT:
+	case KV_SWAP_OUT:
 		host_out(kv, to, from);
 		break;
-	case KV_IN:
+	case KV_SWAP_IN:
 		host_in(kv, to, from);
 		break;
 	case KV_WAIT:
@@ -337,7 +337,7 @@ kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from)
 		break;
 	}
 	if (kv->told)
-		kv->told(kv->told_user, deed, to, from);
+		kv->told(kv->on_op_user, deed, to, from);
 }
 
 int32_t
@@ -350,19 +350,19 @@ kv_seq_fork(Kv *kv, int32_t from)
 	KvSeq *to = &kv->seq[q], *s = &kv->seq[from];
 	to->len = s->len;
 	to->n_page = s->n_page;
-	to->n_behind = s->n_behind;
+	to->n_windowless = s->n_windowless;
 	to->n_kept = s->n_kept;
-	to->kept_as = s->kept_as;
-	to->told_len = s->told_len;
+	to->prefix_parent = s->prefix_parent;
+	to->prefix_len = s->prefix_len;
 	to->coming = s->coming;
 	for (int32_t i = 0; i < s->n_page; i++) {
 		to->page[i] = s->page[i];
 		kv->refs[s->page[i]]++;
 		if (window_sees(kv, to, i))
-			window_need(kv, s->page[i]);
+			window_pin(kv, s->page[i]);
 	}
 	if (plan_has_state(kv->plan))
-		kv_do(kv, KV_FORK, q, from);
+		kv_apply(kv, KV_FORK, q, from);
 	return q;
 }
 
@@ -375,16 +375,16 @@ kv_seq_trim(Kv *kv, int32_t q, int32_t len)
 	if (s->mark && len < s->mark_len)
 		kv_seq_unmark(kv, q);
 	if (s->mark && len == s->mark_len && len < s->len)
-		kv_do(kv, KV_GIVE, q, kv->n_snap + s->mark - 1);
+		kv_apply(kv, KV_RESTORE, q, kv->n_snapshot + s->mark - 1);
 	while (s->n_page > keep) {
 		int32_t page = s->page[--s->n_page];
 		if (window_sees(kv, s, s->n_page))
-			window_leave(kv, page);
-		kv_page_drop(kv, page);
+			window_unpin(kv, page);
+		kv_page_unref(kv, page);
 	}
-	s->n_behind = s->n_behind < s->n_page ? s->n_behind : s->n_page;
+	s->n_windowless = s->n_windowless < s->n_page ? s->n_windowless : s->n_page;
 	s->len = len;
-	window_cut(kv, s);
+	window_trim(kv, s);
 	if (s->n_kept > len / PLAN_KV_PAGE)
 		s->n_kept = 0; /* told again from the first page on */
 }
@@ -405,7 +405,7 @@ writes_shared(const Kv *kv, const KvSeq *s)
 }
 
 int64_t
-kv_need(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
+kv_pages_needed(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
 {
 	int64_t need = 0;
 
@@ -431,7 +431,7 @@ kv_need(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
 static bool
 give_window(Kv *kv, int32_t page)
 {
-	const bool was = window_give(kv, page);
+	const bool was = window_alloc(kv, page);
 
 	if (kv->window && kv->host.n && kv->window[page] >= 0)
 		host_wait(kv, kv->host.near[kv->window[page]]);
@@ -446,24 +446,24 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 
 	kv_seq_wait(kv, q);
 	if (writes_shared(kv, s)) {
-		int32_t *last = &s->page[s->n_page - 1], own = page_take(kv);
+		int32_t *last = &s->page[s->n_page - 1], own = page_alloc_step(kv);
 		give_window(kv, own);
-		page_as(kv, own, *last);
+		page_assign(kv, own, *last);
 		kv->stale[own] = true;
-		window_need(kv, own);
-		window_leave(kv, *last);
-		kv_page_drop(kv, *last);
+		window_pin(kv, own);
+		window_unpin(kv, *last);
+		kv_page_unref(kv, *last);
 		*last = own;
 	} else if (s->len % PLAN_KV_PAGE != 0 && kv->cached) {
 		prefix_forget(kv, s->page[s->n_page - 1]); /* trimmed to its middle: its end will be another */
 	}
 	while (s->n_page < want) {
-		int32_t page = page_take(kv);
+		int32_t page = page_alloc_step(kv);
 		/* a kernel may read beyond the last position and mask it: no NaN of a former owner there */
 		if (give_window(kv, page) || kv->stale[page])
-			page_as(kv, page, -1);
+			page_assign(kv, page, -1);
 		kv->stale[page] = true;
-		window_need(kv, page);
+		window_pin(kv, page);
 		s->page[s->n_page++] = page;
 	}
 	window_table(kv, s);
@@ -479,11 +479,11 @@ kv_advance(Kv *kv, int32_t q, int32_t add)
 }
 
 /* Run fn over the pieces of pages, as they follow each other in a saved sequence. */
-typedef void piece_fn(Kv *kv, char *at, char *host, size_t bytes);
+typedef void segment_fn(Kv *kv, char *at, char *host, size_t bytes);
 
 /* Pages [from, to) lack their window pages. */
 static void
-each_piece(Kv *kv, const int32_t *page, int32_t n_page, int32_t from, int32_t to, char *host, piece_fn *fn)
+for_each_segment(Kv *kv, const int32_t *page, int32_t n_page, int32_t from, int32_t to, char *host, segment_fn *fn)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		const PlanPool *p = &kv->plan->pool[i];
@@ -506,13 +506,13 @@ each_piece(Kv *kv, const int32_t *page, int32_t n_page, int32_t from, int32_t to
 }
 
 static void
-piece_read(Kv *kv, char *at, char *host, size_t bytes)
+segment_read(Kv *kv, char *at, char *host, size_t bytes)
 {
 	kv->mem.read(kv->mem.user, host, at, bytes);
 }
 
 static void
-piece_write(Kv *kv, char *at, char *host, size_t bytes)
+segment_write(Kv *kv, char *at, char *host, size_t bytes)
 {
 	kv->mem.write(kv->mem.user, at, host, bytes);
 }
@@ -520,40 +520,40 @@ piece_write(Kv *kv, char *at, char *host, size_t bytes)
 void
 kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t behind, void *host)
 {
-	each_piece(kv, page, n, kv->sinks, behind, host, piece_read);
+	for_each_segment(kv, page, n, kv->sinks, behind, host, segment_read);
 }
 
 void
 kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t behind, const void *host)
 {
-	each_piece(kv, page, n, kv->sinks, behind, (char *)(uintptr_t)host, piece_write); /* only read */
+	for_each_segment(kv, page, n, kv->sinks, behind, (char *)(uintptr_t)host, segment_write); /* only read */
 }
 
 void
 kv_page_read(Kv *kv, int32_t page, bool lacks, void *host)
 {
-	each_piece(kv, &page, 1, 0, lacks, host, piece_read);
+	for_each_segment(kv, &page, 1, 0, lacks, host, segment_read);
 }
 
 void
 kv_page_write(Kv *kv, int32_t page, bool lacks, const void *host)
 {
-	each_piece(kv, &page, 1, 0, lacks, (char *)(uintptr_t)host, piece_write); /* only read */
+	for_each_segment(kv, &page, 1, 0, lacks, (char *)(uintptr_t)host, segment_write); /* only read */
 }
 
 void
-kv_seq_room(Kv *kv, int32_t q, int32_t len, int32_t behind)
+kv_seq_reserve(Kv *kv, int32_t q, int32_t len, int32_t behind)
 {
 	KvSeq *s = &kv->seq[q];
 
 	while (s->n_page < kv_seq_pages(len)) {
-		int32_t page = s->page[s->n_page] = page_take(kv);
+		int32_t page = s->page[s->n_page] = page_alloc_step(kv);
 		kv->stale[page] = true;
 		if (s->n_page < behind) /* of an empty sequence */
-			s->n_behind = s->n_page + 1;
+			s->n_windowless = s->n_page + 1;
 		if (window_sees(kv, s, s->n_page++)) {
 			give_window(kv, page);
-			window_need(kv, page);
+			window_pin(kv, page);
 		}
 	}
 	s->len = len;
@@ -561,7 +561,7 @@ kv_seq_room(Kv *kv, int32_t q, int32_t len, int32_t behind)
 }
 
 static void
-each_state(Kv *kv, int32_t q, char *host, piece_fn *fn)
+for_each_state(Kv *kv, int32_t q, char *host, segment_fn *fn)
 {
 	char  *state;
 	size_t bytes;
@@ -573,11 +573,11 @@ each_state(Kv *kv, int32_t q, char *host, piece_fn *fn)
 void
 kv_state_read(Kv *kv, int32_t q, void *host)
 {
-	each_state(kv, q, host, piece_read);
+	for_each_state(kv, q, host, segment_read);
 }
 
 void
 kv_state_write(Kv *kv, int32_t q, const void *host)
 {
-	each_state(kv, q, (char *)(uintptr_t)host, piece_write); /* only read */
+	for_each_state(kv, q, (char *)(uintptr_t)host, segment_write); /* only read */
 }

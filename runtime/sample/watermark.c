@@ -2,7 +2,7 @@
  * which shuffles the vocabulary; the first half of it is favoured. A detector that knows the rule must see the same half,
  * so the generator and the shuffle are torch's on the CPU: the 32-bit Mersenne twister (Matsumoto and Nishimura 1998) and
  * its Fisher-Yates order. */
-#include "runtime/sample/sample.h"
+#include "runtime/sample/sampler.h"
 
 enum { N = 624, M = 397 };
 

@@ -16,7 +16,7 @@
 #include "base/sum64.h"
 #include "formats/dequant.h"
 #include "formats/gguf.h"
-#include "formats/names.h"
+#include "formats/name_table.h"
 #include "formats/safetensors.h"
 
 struct Checkpoint {

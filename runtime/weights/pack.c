@@ -10,7 +10,7 @@
 #include "formats/peft.h"
 #include "runtime/weights/weights.h"
 
-typedef struct Job {
+typedef struct PackJob {
 	const PlanTensor       *t;
 	const CheckpointTensor *src; /* NULL: noise */
 	const Layout           *layout;
@@ -22,19 +22,19 @@ typedef struct Job {
 	const char             *noise;
 	int64_t                 noise_blocks;
 	atomic_int              broken;  /* source with a scale that is no number, + 1; 0: none */
-} Job;
+} PackJob;
 
 enum { NOISE_ELEMS = 1 << 16, GROUPS_AT_ONCE = 16 };
 
 /* Where a thread makes rows, and what it has at hand: the columns of one block, expanded, of a matrix that is to be transposed. */
-typedef struct Room {
+typedef struct PackScratch {
 	float  *row;    /* one row in fp32 */
 	char   *file;   /* one row of the file, of which columns are taken, as the tensor's type */
 	float  *turned; /* [block_elems][cols] */
 	float  *across; /* a row of the file of which these are columns, made by a scheme */
 	int     source; /* whose block that is; -1: none yet */
 	int64_t matrix, block;
-} Room;
+} PackScratch;
 
 bool
 pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **data)
@@ -126,7 +126,7 @@ name_hash(const char *name)
 }
 
 static void
-random_row(const Job *j, const PlanSource *s, int64_t row, char *dst)
+random_row(const PackJob *j, const PlanSource *s, int64_t row, char *dst)
 {
 	const DtypeInfo *d = dtype_info(j->t->dtype);
 	int64_t left = j->row_bytes / d->block_bytes;
@@ -161,7 +161,7 @@ unit_row(Dtype d, char *row, int64_t cols, float *tmp)
 /* Row `row` of the transposed view of source k, which holds other elements than the tensor: room->row. Rows of one block follow each
  * other, so the file's blocks are expanded once for all of them. */
 static void
-turned_row(Job *j, int k, int64_t row, Room *room)
+turned_row(PackJob *j, int k, int64_t row, PackScratch *room)
 {
 	const PlanSource *s = &j->t->src[k];
 	const SchemeMatrix *made = j->src[k].made;
@@ -192,7 +192,7 @@ turned_row(Job *j, int k, int64_t row, Room *room)
 
 /* Columns of a row of the file that becomes the tensor's type whole: by a scheme, or where what shares a scale is cut. */
 static bool
-cut_row(Job *j, int k, int64_t row, char *tmp, Room *room)
+cut_row(PackJob *j, int k, int64_t row, char *tmp, PackScratch *room)
 {
 	const PlanTensor *t = j->t;
 	const CheckpointTensor *c = &j->src[k];
@@ -215,7 +215,7 @@ cut_row(Job *j, int k, int64_t row, char *tmp, Room *room)
 
 /* Row i of source k, which an adapter changes: the sum in fp32, rounded once. */
 static void
-adapted_row(Job *j, int k, int64_t i, int64_t row, char *tmp, Room *room)
+adapted_row(PackJob *j, int k, int64_t i, int64_t row, char *tmp, PackScratch *room)
 {
 	const PlanTensor *t = j->t;
 	const PlanSource *s = &t->src[k];
@@ -240,7 +240,7 @@ adapted_row(Job *j, int k, int64_t i, int64_t row, char *tmp, Room *room)
 
 /* Row i of the tensor as the tensor's type: where it lies in the file when it is whole there, else made in tmp. */
 static const char *
-file_row(Job *j, int64_t i, char *tmp, Room *room)
+file_row(PackJob *j, int64_t i, char *tmp, PackScratch *room)
 {
 	const PlanTensor *t = j->t;
 	int k = 0;
@@ -302,11 +302,11 @@ file_row(Job *j, int64_t i, char *tmp, Room *room)
 static void
 pack_groups(void *user, int part, int n_parts)
 {
-	Job *j = user;
+	PackJob *j = user;
 	const PlanTensor *t = j->t;
 	int64_t group = j->layout->group;
 	char *tmp = j->scratch + (size_t)part * j->scratch_bytes;
-	Room room = { .row = (float *)(tmp + up_64((size_t)(group * j->row_bytes))), .source = -1 };
+	PackScratch room = { .row = (float *)(tmp + up_64((size_t)(group * j->row_bytes))), .source = -1 };
 
 	(void)n_parts;
 	room.file = (char *)room.row + up_64((size_t)file_cols(t) * 4);
@@ -406,7 +406,7 @@ pack_piece_bytes(const PlanTensor *t)
 }
 
 llmc_status
-pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackRoom *room, Threads *threads, char *scratch,
+pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackBuffers *room, Threads *threads, char *scratch,
             size_t scratch_bytes, llmc_error *err)
 {
 	char *noise = NULL;
@@ -427,7 +427,7 @@ pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackRoom *ro
 		TRY(room->take(room->user, 0, (size_t)plan_tensor_bytes(t), &dst, err));
 		return pack_vector(t, src, dst, err);
 	}
-	Job j = { .t = t, .src = src, .layout = layout_find(t->layout), .row_bytes = dtype_row_bytes(t->dtype, t->cols),
+	PackJob j = { .t = t, .src = src, .layout = layout_find(t->layout), .row_bytes = dtype_row_bytes(t->dtype, t->cols),
 		.scratch = scratch, .scratch_bytes = scratch_bytes };
 	j.group_bytes = j.layout->group_bytes(t->dtype, t->cols);
 	int64_t n_group = (t->rows + j.layout->group - 1) / j.layout->group, most = (int64_t)room->cap / j.group_bytes;
@@ -463,7 +463,7 @@ llmc_status
 pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst, Threads *threads, char *scratch,
             size_t scratch_bytes, llmc_error *err)
 {
-	PackRoom whole = { .user = dst, .cap = SIZE_MAX / 2, .take = take_whole };
+	PackBuffers whole = { .user = dst, .cap = SIZE_MAX / 2, .take = take_whole };
 
 	return pack_pieces(t, src, &whole, threads, scratch, scratch_bytes, err);
 }

@@ -1,6 +1,6 @@
 /* Loading: every tensor of the plan found and checked before the first byte is packed; then each is packed once and its
  * file pages given back, so that both copies are held for one tensor at a time. Tensors kept as they are stay mapped. */
-#include "runtime/weights/inside.h"
+#include "runtime/weights/weights_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -31,17 +31,17 @@ bool              weights_from_cache(const Weights *w);
 
 /* Room for the next piece of packed bytes: at most cap of them, at `offset` of the tensor or region, in order. The piece
  * before has been filled when the next one is asked for. */
-typedef struct PackRoom {
+typedef struct PackBuffers {
 	void  *user;
 	size_t cap;
 	llmc_status (*take)(void *user, int64_t offset, size_t bytes, void **at, llmc_error *err);
-} PackRoom;
+} PackBuffers;
 
 /* For memory elsewhere, instead of weights_pack: where each tensor goes in one region, and then all bytes, piece by piece,
  * with offsets of the region. room->cap >= weights_piece_bytes. Nothing stays in host memory. */
 llmc_status weights_layout(const Weights *w, int64_t *offset, int64_t *bytes, llmc_error *err);
 size_t      weights_piece_bytes(const Weights *w);
-llmc_status weights_stage(Weights *w, const WeightsOptions *opt, const int64_t *offset, const PackRoom *room, llmc_error *err);
+llmc_status weights_stage(Weights *w, const WeightsOptions *opt, const int64_t *offset, const PackBuffers *room, llmc_error *err);
 
 /* --- for weights.c, pack.c and pack_cache.c ------------------------------------------------------------------- */
 
@@ -58,7 +58,7 @@ llmc_status pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *
                         size_t scratch_bytes, llmc_error *err);
 size_t pack_scratch_bytes(const PlanTensor *t); /* per thread */
 /* The same in pieces; the smallest possible piece */
-llmc_status pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackRoom *room, Threads *threads, char *scratch,
+llmc_status pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackBuffers *room, Threads *threads, char *scratch,
                         size_t scratch_bytes, llmc_error *err);
 size_t pack_piece_bytes(const PlanTensor *t);
 

@@ -63,7 +63,7 @@ def main():
     rows = []
     for name, (heads, kv_heads, dim) in SHAPES.items():
         page = 32 * kv_heads * 2 * dim * 2
-        fn = kernel("attention_mixed", a.target, dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=dim, SCALE=0.125, CAP=0.0, WINDOW=0, ALIBI=0.0, MASK="causal",
+        fn = kernel("attention_mixed", a.target, dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=dim, SCALE=0.125, SOFTCAP=0.0, WINDOW=0, ALIBI=0.0, MASK="causal",
                                                       KV_K="f16", KV_V="f16", KV_ROTATE=0, KV_PAGE_BYTES=page))
         for depth in map(int, a.depths.split(",")):
             pages = depth // 32

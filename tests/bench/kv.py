@@ -53,7 +53,7 @@ def kernel(target, names, depth, rounds, heads=9, kv_heads=3, dim=64, layers=30)
     for n in names:
         k, v = (TYPES[n].get(key, TYPES[n].get("dtype", "f16")) for key in "kv")
         page = 32 * kv_heads * (kv_types.row_bytes(k, dim) + kv_types.row_bytes(v, dim))
-        p = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=dim, SCALE=0.125, CAP=0.0, WINDOW=0, ALIBI=0.0, MASK="causal", KV_K=k, KV_V=v,
+        p = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=dim, SCALE=0.125, SOFTCAP=0.0, WINDOW=0, ALIBI=0.0, MASK="causal", KV_K=k, KV_V=v,
                  KV_ROTATE=int("rotate" in TYPES[n]), KV_PAGE_BYTES=page)
         made = harness.expand("attention_decode", target, p)
         args += [harness.compiled("attention_decode", target, made["text"])._name, made["symbol"], str(page), str(1 << 20)]

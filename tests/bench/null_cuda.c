@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/cuda/abi.h"
+#include "runtime/cuda/driver_abi.h"
 
 #define API(symbol, args) __attribute__((visibility("default"))) int symbol args; int symbol args
 #define NOTHING(symbol, args) API(symbol, args) { return 0; }

@@ -30,7 +30,7 @@ class Attention:
         for i in range(len(lens)):
             self.fill(i)
         self.first, self.of = part or (0, heads)
-        self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), CAP=float(cap), WINDOW=window, CHUNK=chunk,
+        self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), SOFTCAP=float(cap), WINDOW=window, CHUNK=chunk,
                            ALIBI_FIRST=self.first, ALIBI_HEADS=self.of if part else 0,
                            MASK=mask, ALIBI=float(alibi), KV_DTYPE=kv, KV_PAGE_BYTES=self.page_bytes, HAS_SINK=int(sinks))
         if (kv_v or kv) != kv or rotate:

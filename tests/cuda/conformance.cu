@@ -1,8 +1,8 @@
 /* Every wrapper as a kernel of its own whose result is known: test_conformance.py runs them on the emulator, and on a GPU where there is one,
  * so that the PTX and the emulator's definition are held to the same expectation. It cuts the kernels that an architecture lacks. */
-#include "common/cuda_half.h"
-#include "common/cuda_math.h"
-#include "common/cuda_tma.h"
+#include "cuda/math/half2.h"
+#include "cuda/math/math.h"
+#include "cuda/ptx/tma.h"
 
 struct args { unsigned *x, *y; int n; };
 struct tile { unsigned u[1024]; };
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(32)
 access(const args p)
 {
 	SHARED(tile, s);
-	SHARED_ARENA(tile, big);
+	SHARED_STORAGE(tile, big);
 	SHARED_BYTES(bytes);
 	const int t = threadIdx.x;
 	unsigned *y = p.y + 24 * t;

@@ -1,6 +1,6 @@
 /* As conformance.cu: what only sm_90 has. test_conformance.py repeats the kernels between marks, for every number of dimensions and every
  * wgmma. */
-#include "common/cuda_wgmma.h"
+#include "cuda/ptx/wgmma.h"
 
 struct args { unsigned *x, *y; int n; };
 struct alignas(128) map_args { tensor_map from, to; unsigned *x, *y; int at[5], put[5]; };
@@ -11,7 +11,7 @@ struct alignas(128) box { unsigned x[64]; };
 extern "C" __global__ void __launch_bounds__(32)
 box_Nd(const __grid_constant__ map_args p)
 {
-	SHARED_ARENA(box, s);
+	SHARED_STORAGE(box, s);
 	SHARED(bars, b);
 	if (threadIdx.x == 0) {
 		tensor_prefetch(&p.from);
@@ -31,7 +31,7 @@ box_Nd(const __grid_constant__ map_args p)
 extern "C" __global__ void __launch_bounds__(32)
 far_map(const __grid_constant__ map_args p)
 {
-	SHARED_ARENA(box, s);
+	SHARED_STORAGE(box, s);
 	SHARED(bars, b);
 	const tensor_map *m = (const tensor_map *)p.x;
 	if (threadIdx.x == 0) {
@@ -49,7 +49,7 @@ far_map(const __grid_constant__ map_args p)
 extern "C" __global__ void __launch_bounds__(32)
 bulk_out(const args p)
 {
-	SHARED_ARENA(box, s);
+	SHARED_STORAGE(box, s);
 	bulk_prefetch_l2(p.x, 128);
 	s.x[threadIdx.x] = p.x[threadIdx.x] + 1;
 	s.x[32 + threadIdx.x] = p.x[threadIdx.x] + 2;
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(32)
 multicast(const __grid_constant__ map_args p)
 {
 	struct alignas(128) tile { unsigned x[64], z[64], w[32]; };
-	SHARED_ARENA(tile, s);
+	SHARED_STORAGE(tile, s);
 	SHARED(bars, b);
 	const unsigned t = threadIdx.x, me = cluster_rank();
 	unsigned *y = p.y + 160 * blockIdx.x;
@@ -137,7 +137,7 @@ wg_fill(wg_tile &s, const args p, int n, bool bt)
 extern "C" __global__ void __launch_bounds__(128)
 k_WGMMA(const args p)
 {
-	SHARED_ARENA(wg_tile, s);
+	SHARED_STORAGE(wg_tile, s);
 	const int t = threadIdx.x, w = t / 32, g = t % 32 / 4, q = t % 4;
 	float d[NUMBER / 2];
 	unsigned ra[4];

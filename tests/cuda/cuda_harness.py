@@ -153,8 +153,8 @@ def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, po
 
 # ---- the process that runs kernels ----------------------------------------------------------------------------------
 
-FEED = """#include "common/cuda_step.h"
-#include "common/cuda_ptx.h"
+FEED = """#include "cuda/runtime/step.h"
+#include "cuda/ptx/ptx.h"
 struct feed_args { unsigned char *dst[48]; const unsigned char *src[48]; unsigned n[48]; int count; };
 extern "C" __global__ void __launch_bounds__(64) feed(const feed_args p)
 {

@@ -7,7 +7,7 @@ import numpy as np
 import cuda_harness as H
 from code_blocks import CODES, blocks
 
-SOURCES = ["formats/dtype.c", "formats/dequant.c", "formats/quant_row.c", "formats/layout_packed.c", "formats/layout_codes.c"]
+SOURCES = ["formats/dtype.c", "formats/dequant.c", "formats/quantize_row.c", "formats/layout_packed.c", "formats/layout_codes.c"]
 
 
 @functools.lru_cache

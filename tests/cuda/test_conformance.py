@@ -97,7 +97,7 @@ def test_grid_workspace():
         pytest.skip("no libnvrtc or no nvdisasm")
 
     def compiled(body):
-        text = '#include "common/cuda_ptx.h"\nextern "C" __global__ void k(unsigned *y) { %s }' % body
+        text = '#include "cuda/ptx/ptx.h"\nextern "C" __global__ void k(unsigned *y) { %s }' % body
         return sass.functions(tool[1].compile_one(tool[0], "k.cu", text, "sm_80", [str(H.TEMPLATES)])["cubin"])["k"]
 
     def constants(lines):
@@ -272,9 +272,9 @@ def test_pairs_of_halves():
 
 def approximations():
     """Those of a header that wants a template around it, by themselves."""
-    header = (H.TEMPLATES / "common" / "cuda_flash_work.h").read_text()
+    header = (H.TEMPLATES / "common" / "cuda/attention/flash_tile.h").read_text()
     fn = "".join(re.search(rf"DEV float\n{f}\(.*?\n}}\n", header, re.S)[0] for f in ("flash_exp2", "flash_reciprocal"))
-    return H.inline('#include "common/cuda_ptx.h"\n' + fn + """struct args { unsigned *x, *y; int n; };
+    return H.inline('#include "cuda/ptx/ptx.h"\n' + fn + """struct args { unsigned *x, *y; int n; };
 extern "C" __global__ void __launch_bounds__(256) approximate(const args p)
 {
 	for (int i = threadIdx.x; i < p.n; i += 256) {
@@ -430,9 +430,9 @@ def test_every_wrapper_has_a_case():
     """A function of templates/common that holds PTX is called by a kernel whose result is known: one of these, or one of tests/emu/t_sm90.cu, which the
     check of a GPU runs as well."""
     wrappers = set()
-    for path in sorted((H.TEMPLATES / "common").glob("cuda_*.h")):
+    for path in sorted((H.TEMPLATES / "cuda").rglob("*.h")):
         wrappers |= set(functions_with_ptx(path.read_text(), r"\bDEV\b")) - {"name"}  # also what the preprocessor leaves out
-        wrappers |= set(functions_with_ptx(preprocessed(f'#include "common/{path.name}"\n'), "static __device__ __forceinline__"))
+        wrappers |= set(functions_with_ptx(preprocessed(f'#include "{path.relative_to(H.TEMPLATES)}"\n'), "static __device__ __forceinline__"))
     assert len(wrappers) > 150 and {"ld_v4_stream", "h2_fma", "flash_exp2", "wgmma_f16_m64n96k16_ra_bt", "atom_add_release_cluster", "tensor_load_4d"} <= wrappers
     kernels = ""
     for text in (source("sm_90a"), source90(WGMMA), approximations(), (H.ROOT / "tests/emu/t_sm90.cu").read_text()):

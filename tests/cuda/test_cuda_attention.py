@@ -338,7 +338,7 @@ def test_nvrtc():
             ("attention_decode_sm80", 32, 8, 128, "bf16", ["sm_90a", "sm_100a"]), ("attention_decode_sm80", 32, 8, 128, "f16", ["sm_80"]),
             ("attention_decode_sm80", 8, 4, 256, "bf16", ["sm_86"]), ("attention_decode", 32, 8, 128, "bf16", ["sm_75"]),
             ("attention_decode", 8, 1, 256, "f32", ["sm_120a"]), ("attention", 32, 8, 128, "f32", ["sm_80"])):
-        p = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=dim, SCALE=0.1, CAP=50.0 * (dim == 256), WINDOW=0, MASK="causal", ALIBI=0.0,
+        p = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=dim, SCALE=0.1, SOFTCAP=50.0 * (dim == 256), WINDOW=0, MASK="causal", ALIBI=0.0,
                  KV_DTYPE=kv, KV_PAGE_BYTES=64 * dim * kv_heads * (4 if kv == "f32" else 2))
         if H.nvrtc(template, p, archs) is None:
             pytest.skip("no libnvrtc")
@@ -346,7 +346,7 @@ def test_nvrtc():
 
 def test_sass():
     """K and V of a tile are asked for before anything is multiplied, older ones before the launch before has ended."""
-    p = dict(HEADS=32, KV_HEADS=8, DIM=128, V_DIM=128, SCALE=0.1, CAP=0.0, WINDOW=0, MASK="causal", ALIBI=0.0, KV_DTYPE="bf16", KV_PAGE_BYTES=131072)
+    p = dict(HEADS=32, KV_HEADS=8, DIM=128, V_DIM=128, SCALE=0.1, SOFTCAP=0.0, WINDOW=0, MASK="causal", ALIBI=0.0, KV_DTYPE="bf16", KV_PAGE_BYTES=131072)
     made = H.nvrtc("attention_decode_sm80", p, ["sm_90a"])
     found = sass.functions(made[0]["cubin"]) if made else None
     if found is None:

@@ -162,7 +162,7 @@ def routed(name, x, run):
 def route_params(name):
     n, top_k, c = ROUTERS[name]
     return dict(N_EXPERTS=n, TOP_K=top_k, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SUM_EPS=1e-20, SCALE=float(c.get("scale", 1.0)),
-                GROUPS=c.get("groups", 1), KEEP_GROUPS=c.get("keep", 1), GROUP_SCORE=c.get("group_score", "max"), JITTER=c.get("jitter", 0), HAS_BIAS=0)
+                GROUPS=c.get("groups", 1), TOP_K_GROUPS=c.get("keep", 1), GROUP_SCORE=c.get("group_score", "max"), JITTER=c.get("jitter", 0), HAS_BIAS=0)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
@@ -184,7 +184,7 @@ def test_fused_route(template, name, dtype):
     x = np.zeros((9, hidden), np.float32)
     x[:6, :2] = [[1, 1], [1, 0], [0, 0], [0, 1], [1, 2], [-1, 1]]
     x[NAN_ROW, 0], x[INF_ROW, 0], x[8, :2] = np.nan, np.inf, [0.5, -2]
-    k = H.build(template, "sm_90a", dict(route_params(name), HIDDEN=hidden, MIX=0, NORM="none", EPS=1e-5, PLUS_ONE=0, W_DTYPE=dtype, W_ROWS=n, HAS_NW=0, HAS_NB=0, PHASE="mixed" if "mixed" in template else "decode"))
+    k = H.build(template, "sm_90a", dict(route_params(name), HIDDEN=hidden, SHARED_GATE=0, NORM="none", EPS=1e-5, PLUS_ONE=0, W_DTYPE=dtype, W_ROWS=n, HAS_NW=0, HAS_NB=0, PHASE="mixed" if "mixed" in template else "decode"))
     plain = [t for t in range(9) if t not in (NAN_ROW, INF_ROW)]
     step = H.make_step([5] * 9)
 

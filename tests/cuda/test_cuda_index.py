@@ -21,7 +21,7 @@ class Indexer:
         self.empty = self.pool.pages.copy()
         for i, k in enumerate(self.k):
             self.pool.fill(i, KV.rounded(k, kv), KV.rounded(k, kv)[:, :, :0])
-        self.params = dict(HEADS=heads, DIM=dim, CHOSEN=chosen, SCALE=0.5, KV_DTYPE=kv, KV_PAGE_BYTES=self.pool.page_bytes)
+        self.params = dict(HEADS=heads, DIM=dim, INDEX_TOP_K=chosen, SCALE=0.5, KV_DTYPE=kv, KV_PAGE_BYTES=self.pool.page_bytes)
 
     def step(self, rows):
         return H.make_step([p for _, ps in rows for p in ps], [len(ps) for _, ps in rows], None, None, self.pool.table[[i for i, _ in rows]])
@@ -115,7 +115,7 @@ def test_attention_over_chosen_positions(name, template, arch, mode, seed):
         e = np.exp(s - s.max(-1, keepdims=True))
         want.append(e / e.sum(-1, keepdims=True) @ held[:, :c.rank])
     step = H.make_step(pos, [len(ps) for _, ps in rows], None, None, c.pool.table[[i for i, _ in rows]])
-    kernel = H.build(template, arch, dict(c.params, HAS_SEL=1, CHOSEN=chosen))
+    kernel = H.build(template, arch, dict(c.params, HAS_SEL=1, INDEX_TOP_K=chosen))
     early = dict(early=[(3, 0, 0)]) if "decode" in template else {} # of what is older than the step it reads the step's sizes in front of its wait
     got = kernel.run(step, [q, None, None, c.pool.pages, None, sel, H.out(np.shape(want))], mode=mode, seed=seed, **early)[-1]
     err = np.abs(got - want) / (1e-3 + np.abs(want).max(-1, keepdims=True))
@@ -127,5 +127,5 @@ def test_nvrtc():
     p = Indexer(lens=[1], heads=64, dim=128, chosen=2048, kv="bf16").params
     if H.nvrtc("index_select", p, ["sm_90a"]) is None:
         pytest.skip("no libnvrtc")
-    p = dict(Steps(lens=[1], heads=128, rank=512, nope=128, rope=64, v_dim=128, kv="bf16", dtypes=("bf16", "bf16")).params, HAS_SEL=1, CHOSEN=2048)
+    p = dict(Steps(lens=[1], heads=128, rank=512, nope=128, rope=64, v_dim=128, kv="bf16", dtypes=("bf16", "bf16")).params, HAS_SEL=1, INDEX_TOP_K=2048)
     H.nvrtc("mla_attend_decode_sm80", p, ["sm_90a"])

@@ -85,7 +85,7 @@ def test_fused(kind, dtype, plus):
     xn = norm(x, kind, nw, nb, plus=plus)
     v = xn @ w.value.T.astype(np.float64)
     size = np.abs(xn) @ np.abs(w.value.T)
-    p = dict(ROWS=n_rows, COLS=cols, W_DTYPE=dtype, NORM=kind, EPS=1e-5, PLUS_ONE=plus, SCALE=0.5, ACT="silu", CAP=3.0)
+    p = dict(ROWS=n_rows, COLS=cols, W_DTYPE=dtype, NORM=kind, EPS=1e-5, PLUS_ONE=plus, SCALE=0.5, ACT="silu", SOFTCAP=3.0)
     half, bytes_ = n_rows, w.packed
     step = H.make_step([0] * n, out_row=[1, 4, 5, 6, 9])
     for mode, seed in H.RUNS[1:] if everything else H.RUNS[-1:]:
@@ -98,7 +98,7 @@ def test_fused(kind, dtype, plus):
         close(run("norm_matmul", [x, nw, nb, bytes_[:half], b[:half]]), v[:, :half] + b[:half], size[:, :half])
         close(run("norm_act", [x, nw, nb, bytes_[:half], b[:half]]), act(v[:, :half] + b[:half], "silu"), size[:, :half])
         close(run("norm_glu", [x, nw, nb, bytes_, None]), act(v[:, :half], "silu") * v[:, half:], (size[:, :half] + 1) * (size[:, half:] + 1))
-        close(run("head", [x, nw, nb, bytes_[:half]], 5), 3 * np.tanh(0.5 * v[[1, 4, 5, 6, 9], :half] / 3), size[[1, 4, 5, 6, 9], :half])
+        close(run("lm_head", [x, nw, nb, bytes_[:half]], 5), 3 * np.tanh(0.5 * v[[1, 4, 5, 6, 9], :half] / 3), size[[1, 4, 5, 6, 9], :half])
         add = x.astype(np.float64) @ w.value[:half].T.astype(np.float64) + 0.5 * r
         k, size_add = H.build("matmul_add", "sm_90a", p), np.abs(x) @ np.abs(w.value[:half].T) + np.abs(r)
         close(k.run(step, [x, bytes_[:half], None, r, H.out((n, n_rows))], mode=mode, seed=seed)[0], add, size_add)
@@ -117,12 +117,12 @@ def test_activations():
         close(y, act(x.astype(np.float64) @ w.value.T, name), np.abs(x) @ np.abs(w.value.T))
 
 
-SHAPES = dict(ROWS=4096, COLS=4096, NORM="rms", EPS=1e-5, PLUS_ONE=0, SCALE=1.0, ACT="silu", CAP=0.0)
+SHAPES = dict(ROWS=4096, COLS=4096, NORM="rms", EPS=1e-5, PLUS_ONE=0, SCALE=1.0, ACT="silu", SOFTCAP=0.0)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "q4_0", "q5_k"])
 def test_real_compiler(dtype):
     archs = H.ARCHS if dtype == "bf16" else ["sm_75", "sm_90a"]
-    for op in ["matmul", "norm_glu"] + (["norm_matmul", "norm_act", "matmul_add", "head"] if dtype == "bf16" else []):
+    for op in ["matmul", "norm_glu"] + (["norm_matmul", "norm_act", "matmul_add", "lm_head"] if dtype == "bf16" else []):
         if H.nvrtc(op, dict(SHAPES, W_DTYPE=dtype), archs) is None:
             pytest.skip("no libnvrtc")

@@ -33,7 +33,7 @@ class Case:
         for i, c in enumerate(self.c if K.plain(kv) else raw):
             self.pool.fill(i, c, c[:, :, :0])
         self.scale, self.rank, self.nope = (nope + rope) ** -0.5, rank, nope
-        self.params = dict(CHOSEN=0, HAS_SEL=0, HEADS=heads, KV_RANK=rank, NOPE_DIM=nope, ROPE_DIM=rope, V_DIM=v_dim, SCALE=float(self.scale), K_B_DTYPE=dtypes[0],
+        self.params = dict(INDEX_TOP_K=0, HAS_SEL=0, HEADS=heads, KV_RANK=rank, NOPE_DIM=nope, ROPE_DIM=rope, V_DIM=v_dim, SCALE=float(self.scale), K_B_DTYPE=dtypes[0],
                            V_B_DTYPE=dtypes[1], KV_DTYPE=kv, KV_PAGE_BYTES=self.pool.page_bytes)
 
     def want(self, seq, pos):
@@ -107,7 +107,7 @@ class Steps(Case):
         self.q_b = CW.Weights(q_dtype, self.heads * self.q_width, q_rank, seed + 3, q_rank ** -0.5) if q_rank else None
         vec = lambda n: (1 + 0.3 * rng.standard_normal(n)).astype(np.float32)
         self.qn, self.kvn = vec(q_rank) if q_rank else None, vec(self.rank)
-        self.params = dict(c, Q_RANK=q_rank, STACKED=stacked, EXPAND=expand, EPS=1e-5, STYLE=style, Q_B_DTYPE=q_dtype, HAS_C=int(not stacked), HAS_ROPE=int(style != "none"),
+        self.params = dict(c, Q_RANK=q_rank, FUSED=stacked, EXPAND=expand, EPS=1e-5, STYLE=style, Q_B_DTYPE=q_dtype, HAS_C=int(not stacked), HAS_ROPE=int(style != "none"),
                            HAS_QN=int(q_rank > 0), HAS_Q_B=int(q_rank > 0), HAS_K_B=int(expand > 0), HAS_V_B=int(expand > 0))
 
     def step(self, rows, table=None):

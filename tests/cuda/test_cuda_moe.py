@@ -34,7 +34,7 @@ def test_route(name, mode, seed):
     x[2] = np.round(x[2])                   # many equal
     bias = (np.round(rng.standard_normal(n) * 4) / 8).astype(np.float32) if has_bias else None
     k = H.build("moe_route", ARCH[seed], dict(N_EXPERTS=n, TOP_K=top_k, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SUM_EPS=c.get("sum_eps", 1e-20),
-                SCALE=float(c.get("scale", 1.0)), GROUPS=c.get("groups", 1), KEEP_GROUPS=c.get("keep", 1),
+                SCALE=float(c.get("scale", 1.0)), GROUPS=c.get("groups", 1), TOP_K_GROUPS=c.get("keep", 1),
                 GROUP_SCORE=c.get("group_score", "max"), JITTER=c.get("jitter", 0), HAS_BIAS=int(has_bias)))
     ids, weights = route(x, top_k, bias, **c)
     step = H.make_step(list(range(9)), [9])
@@ -47,7 +47,7 @@ def test_route_of_nothing():
     """Logits that are no numbers give experts that exist, each once."""
     x = np.full((3, 40), np.nan, np.float32)
     x[1, 7], x[2] = 3, -np.inf
-    k = H.build("moe_route", "sm_75", dict(N_EXPERTS=40, TOP_K=4, SCORE="sigmoid", RENORM=1, SUM_EPS=1e-20, SCALE=1.0, GROUPS=1, KEEP_GROUPS=1,
+    k = H.build("moe_route", "sm_75", dict(N_EXPERTS=40, TOP_K=4, SCORE="sigmoid", RENORM=1, SUM_EPS=1e-20, SCALE=1.0, GROUPS=1, TOP_K_GROUPS=1,
                 GROUP_SCORE="max", HAS_BIAS=0))
     ids, _ = k.run(H.make_step([0, 1, 2], [3]), [x, None, H.out((3, 4), np.int32), H.out((3, 4))])
     assert all(sorted(set(r)) == sorted(r) and 0 <= min(r) and max(r) < 40 for r in ids.tolist()) and 7 in ids[1]
@@ -72,7 +72,7 @@ class Ffn:
             self.id[self.id >= n] = -1
             self.id[rows // 2] = -1
         self.weight = rng.random((rows, top_k)).astype(np.float32)
-        self.params = dict(N_EXPERTS=n, ELSEWHERE=elsewhere, TOP_K=top_k, SPREAD=spread, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1],
+        self.params = dict(N_EXPERTS=n, N_REMOTE_EXPERTS=elsewhere, TOP_K=top_k, X_ROWS_PER_TOKEN=spread, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1],
                            DOWN_DTYPE=dtypes[2])
         g, u, d = (w.value.astype(np.float64).reshape(n, -1, w.cols) for w in (self.gate, self.up, self.down))
         self.want = np.zeros(self.shape)
@@ -156,7 +156,7 @@ def test_experts_elsewhere(template, n, elsewhere):
 
 @pytest.mark.parametrize("first,count", [(0, 3), (6, 1)])
 def test_own_experts(first, count):
-    k = H.build("own_experts", "sm_75", dict(N_EXPERTS=7, TOP_K=5, FIRST=first, COUNT=count))
+    k = H.build("local_experts", "sm_75", dict(N_EXPERTS=7, TOP_K=5, FIRST=first, COUNT=count))
     ids = np.array([np.random.default_rng(t).permutation(7)[:5] for t in range(9)], np.int32)
     want = np.where((ids >= first) & (ids < first + count), ids - first, -1)
     assert np.array_equal(k.run(H.make_step([5] * 9, [1] * 9), [ids, H.out((9, 5), np.int32)], mode="check", seed=1)[0], want)
@@ -164,7 +164,7 @@ def test_own_experts(first, count):
 
 @pytest.mark.parametrize("dtype", ["bf16", "q4_k"])
 def test_nvrtc(dtype):
-    p = dict(N_EXPERTS=128, ELSEWHERE=0, TOP_K=8, SPREAD=1, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
+    p = dict(N_EXPERTS=128, N_REMOTE_EXPERTS=0, TOP_K=8, X_ROWS_PER_TOKEN=1, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
     for template in ("moe_ffn", "moe_ffn_decode"):
         if H.nvrtc(template, p, ["sm_75", "sm_120a"] if dtype == "bf16" else ["sm_90a"]) is None:
             pytest.skip("no libnvrtc")

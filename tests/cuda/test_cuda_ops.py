@@ -148,7 +148,7 @@ def test_adapters_of_heads(heads, width, cols, apart, rank):
     a[0] = np.nan
     of = [[a[s][:, h * apart:h * apart + cols].astype(np.float64) if s >= 0 else np.zeros((rank, cols)) for h in range(heads)] for s in step["adapter"]]
     low = np.array([[of[t][h] @ x[t, h, :cols] for h in range(heads)] for t in range(N)])
-    p = dict(HEADS=heads, WIDTH=width, COLS=cols, APART=apart, RANK=rank, SLOTS=slots)
+    p = dict(HEADS=heads, WIDTH=width, COLS=cols, HEAD_STRIDE=apart, RANK=rank, SLOTS=slots)
     everywhere("lora_heads_down", p, step, [x, a, H.out((N, heads, rank))], low, bucket=20)
     low = low.astype(np.float32)
     want = x.astype(np.float64)
@@ -188,9 +188,9 @@ def experts_adapted(rng, cols, rows, n_experts, top_k, rank, count, each, slots,
             if s >= 0 and e >= 0:
                 up[t, k] = np.einsum("cr,cri->ci", low32[t, k].astype(np.float64), b[s, e].astype(np.float64))
                 out[t] += weight[t, k].astype(np.float64) * (low32[t, k, 0].astype(np.float64) @ last[s, e])
-    p = dict(N_EXPERTS=n_experts, ELSEWHERE=elsewhere, TOP_K=top_k, RANK=rank, SLOTS=slots)
+    p = dict(N_EXPERTS=n_experts, N_REMOTE_EXPERTS=elsewhere, TOP_K=top_k, RANK=rank, SLOTS=slots)
     return [
-        ("lora_experts_down", dict(p, COLS=cols, EACH=int(each), COUNT=count), [x, as_floats, a], low.reshape(N, -1)),
+        ("lora_experts_down", dict(p, COLS=cols, PER_GROUP=int(each), COUNT=count), [x, as_floats, a], low.reshape(N, -1)),
         ("lora_experts_up", dict(p, ROWS=rows, COUNT=count), [low32.reshape(N, -1), as_floats, b], up.reshape(N, -1)),
         ("lora_experts_add", dict(p, ROWS=rows), [y, np.ascontiguousarray(low32[:, :, 0]).reshape(N, -1), as_floats, weight, last], out),
     ]
@@ -303,10 +303,10 @@ def test_xielu(x):
 def test_gains(x):
     w, id = np.array([-1.7], np.float32), np.random.default_rng(6).integers(0, 5, (N, 3)).astype(np.int32)
     for given in [H.inout(x), H.alias(0)], [x, H.out((N, 70))]:
-        everywhere("gain", dict(WIDTH=70, SCALE=0.6, FIRST=0, COUNT=70, HAS_W=1), ROWS, [given[0], w, given[1]], 0.6 * -1.7 * x.astype(np.float64), bucket=9)
-        everywhere("gain", dict(WIDTH=70, SCALE=0.6, FIRST=0, COUNT=70, HAS_W=0), ROWS, [given[0], None, given[1]], 0.6 * x.astype(np.float64))
+        everywhere("scale_cols", dict(WIDTH=70, SCALE=0.6, FIRST=0, COUNT=70, HAS_W=1), ROWS, [given[0], w, given[1]], 0.6 * -1.7 * x.astype(np.float64), bucket=9)
+        everywhere("scale_cols", dict(WIDTH=70, SCALE=0.6, FIRST=0, COUNT=70, HAS_W=0), ROWS, [given[0], None, given[1]], 0.6 * x.astype(np.float64))
         part = (np.arange(70) >= 9) & (np.arange(70) < 46)
-        everywhere("gain", dict(WIDTH=70, SCALE=0.6, FIRST=9, COUNT=37, HAS_W=0), ROWS, [given[0], None, given[1]], np.where(part, 0.6 * x.astype(np.float64), x))
+        everywhere("scale_cols", dict(WIDTH=70, SCALE=0.6, FIRST=9, COUNT=37, HAS_W=0), ROWS, [given[0], None, given[1]], np.where(part, 0.6 * x.astype(np.float64), x))
     each_one = np.array([0.5, -2, 1, 3, 0.1], np.float32)
     weight = np.ascontiguousarray(x[:, :3])
     params, want = dict(N_EXPERTS=5, TOP_K=3), weight * each_one[id]
@@ -327,11 +327,11 @@ def test_pos_scale(x):
 
 def test_cap_slice_pick(x):
     x3, picked = x[:3], x[[1, 2, 6]]
-    everywhere("cap", dict(WIDTH=70, SCALE=0.8, CAP=2.5, ROWS_OF="n_out"), ROWS, [x3, H.out((3, 70))], 2.5 * np.tanh(0.8 * x3.astype(np.float64) / 2.5), bucket=9)
-    everywhere("join", dict(WIDTH=70, COUNT=21), ROWS, [x, np.ascontiguousarray(x[:, 9:30]), H.out((N, 91))], np.concatenate([x, x[:, 9:30]], 1), exact=True, bucket=9)
+    everywhere("softcap", dict(WIDTH=70, SCALE=0.8, SOFTCAP=2.5, ROWS_OF="n_out"), ROWS, [x3, H.out((3, 70))], 2.5 * np.tanh(0.8 * x3.astype(np.float64) / 2.5), bucket=9)
+    everywhere("concat", dict(WIDTH=70, COUNT=21), ROWS, [x, np.ascontiguousarray(x[:, 9:30]), H.out((N, 91))], np.concatenate([x, x[:, 9:30]], 1), exact=True, bucket=9)
     everywhere("slice", dict(WIDTH=70, FIRST=3, COUNT=21), ROWS, [x, H.out((N, 21))], x[:, 3:24], exact=True, bucket=9)
-    everywhere("pick", dict(WIDTH=70), ROWS, [x, H.out((3, 70))], picked, exact=True)
-    everywhere("pick", dict(WIDTH=70), ROWS, [H.inout(x), H.alias(0)], picked, exact=True)
+    everywhere("gather_rows", dict(WIDTH=70), ROWS, [x, H.out((3, 70))], picked, exact=True)
+    everywhere("gather_rows", dict(WIDTH=70), ROWS, [H.inout(x), H.alias(0)], picked, exact=True)
 
 
 @pytest.mark.parametrize("kind,order,factor", [("none", True, False), ("rms", True, True), ("layer", False, True), ("none", False, False)])
@@ -346,7 +346,7 @@ def test_arrange(kind, order, factor):
         at = np.array([0, 0, width - 1, width - 1, *o[4:].astype(int)])
     want = (norm(x, kind, nw, nb if kind == "layer" else None, eps=1e-6) if kind != "none" else x)[:, at] * (f if factor else 1)
     has = dict(HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"), HAS_ORDER=int(order), HAS_FACTOR=int(factor))
-    everywhere("arrange", dict(WIDTH=width, NORM=kind, EPS=1e-6, PLUS_ONE=0, **has), ROWS,
+    everywhere("permute_cols", dict(WIDTH=width, NORM=kind, EPS=1e-6, PLUS_ONE=0, **has), ROWS,
                [x, nw if kind != "none" else None, nb if kind == "layer" else None, o if order else None, f if factor else None, H.out((N, width))], want, bucket=9)
 
 
@@ -382,13 +382,13 @@ def test_layernorm_of_groups(own, bias, dim, groups):
     w, b = (rng.standard_normal((groups, dim) if own else dim).astype(np.float32) for _ in range(2))
     want = norm(x, "layer", w, b if bias else None)
     flat = lambda v: v.reshape(N, groups * dim)
-    everywhere("layernorm", dict(DIM=dim, GROUPS=groups, EACH=own, EPS=1e-5), ROWS, [flat(x), w.ravel(), b.ravel() if bias else None, H.out((N, groups * dim))], flat(want))
+    everywhere("layernorm", dict(DIM=dim, GROUPS=groups, PER_GROUP=own, EPS=1e-5), ROWS, [flat(x), w.ravel(), b.ravel() if bias else None, H.out((N, groups * dim))], flat(want))
 
 
 def test_clip(x):
     want = np.clip(x, -np.float32(0.7), np.float32(0.7))
-    everywhere("clip", dict(WIDTH=70, LIMIT=0.7), ROWS, [x, H.out((N, 70))], want, exact=True, bucket=9)
-    everywhere("clip", dict(WIDTH=70, LIMIT=0.7), ROWS, [H.inout(x), H.alias(0)], want, exact=True)
+    everywhere("clamp", dict(WIDTH=70, LIMIT=0.7), ROWS, [x, H.out((N, 70))], want, exact=True, bucket=9)
+    everywhere("clamp", dict(WIDTH=70, LIMIT=0.7), ROWS, [H.inout(x), H.alias(0)], want, exact=True)
 
 
 def test_arrange_experts(x):
@@ -401,9 +401,9 @@ def test_arrange_experts(x):
     def check(got):
         np.testing.assert_array_equal(got[0], want)
     params = dict(N_EXPERTS=5, TOP_K=3, WIDTH=70)
-    each("arrange_experts", params, STEP, [x, id, order, H.out((N, 210))], check, bucket=9)
+    each("permute_expert_cols", params, STEP, [x, id, order, H.out((N, 210))], check, bucket=9)
     if not H.REAL:
-        on_processors("arrange_experts", params, ROWS, [x, id, order, H.out((N, 210))], check)
+        on_processors("permute_expert_cols", params, ROWS, [x, id, order, H.out((N, 210))], check)
 
 
 def test_expert_input(x):
@@ -431,7 +431,7 @@ def test_embed(dtype):
 
 
 def test_real_compiler():
-    p = dict(WIDTH=4096, SCALE=1.0, ACT="gelu", GATE="softplus", CAP=30.0, FIRST=1, COUNT=77, DIM=4096, GROUPS=1, EPS=1e-5, PLUS_ONE=0, W_DTYPE="q5_k",
+    p = dict(WIDTH=4096, SCALE=1.0, ACT="gelu", GATE="softplus", SOFTCAP=30.0, FIRST=1, COUNT=77, DIM=4096, GROUPS=1, EPS=1e-5, PLUS_ONE=0, W_DTYPE="q5_k",
              W_ROWS=32000, HIDDEN=4096, OFFSET=0)
     for op in "add act glu gate_mul cap join slice pick rmsnorm layernorm embed embed_pos".split():
         if H.nvrtc(op, p, ["sm_75", "sm_90a"] if op != "act" else H.ARCHS) is None:

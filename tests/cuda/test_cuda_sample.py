@@ -7,7 +7,7 @@ import pytest
 import cuda_harness as H
 
 RUNTIME = H.TEMPLATES / "cuda" / "runtime"
-SOURCES = ["runtime/sample/sample.c", "runtime/sample/draw.c", "runtime/sample/math.c", "runtime/sample/watermark.c", "base/error.c", "tests/cuda/no_grammar.c"]
+SOURCES = ["runtime/sample/sampler.c", "runtime/sample/sample_token.c", "runtime/sample/softmax.c", "runtime/sample/watermark.c", "base/error.c", "tests/cuda/no_grammar.c"]
 RING, PARTS, SEEN = 4, 32, 1 << 30
 SLOT = np.dtype([("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("repetition", "f4"), ("presence", "f4"), ("frequency", "f4"),
                  ("top_k", "i4"), ("penalties", "i4"), ("last", "i4"), ("pad", "i4"), ("seed", "u8"), ("n_pick", "u8")])
@@ -22,7 +22,7 @@ def text(name):
 
 
 def job(arrays, ropes, sizes, launches, fetch):
-    """llmc_state of templates/common/cuda_state.h"""
+    """llmc_state of templates/cuda/sampling/sampler_state.h"""
     a = {k: np.zeros(1, np.int32) for k in POINTERS}
     a.update(arrays)
     fields = [0 if k in ("mask", "mask_at", "note") and k not in arrays else k for k in POINTERS]

@@ -1,4 +1,4 @@
-"""templates/common/cuda_weights.h against formats/dequant.c, every storage type, any bytes."""
+"""templates/cuda/weights/weights.h against formats/dequant.c, every storage type, any bytes."""
 import numpy as np
 import pytest
 

@@ -204,7 +204,7 @@ def test_nvrtc_wgmma(kw):
 def test_refuses():
     p = case(lens=[4]).params
     assert H.accepts("attention_mixed_sm90", "sm_90a", p) and not H.accepts("attention_mixed_sm90", "sm_100a", p)
-    for bad in dict(KV_DTYPE="f32"), dict(DIM=24), dict(V_DIM=48), dict(CAP=30.0), dict(DIM=320, V_DIM=320), dict(KV_PAGE_BYTES=p["KV_PAGE_BYTES"] + 256):
+    for bad in dict(KV_DTYPE="f32"), dict(DIM=24), dict(V_DIM=48), dict(SOFTCAP=30.0), dict(DIM=320, V_DIM=320), dict(KV_PAGE_BYTES=p["KV_PAGE_BYTES"] + 256):
         assert not H.accepts("attention_mixed_sm90", "sm_90a", dict(p, **bad))
     assert H.accepts("attention_mixed_sm80", "sm_80", p)
     for bad in dict(KV_DTYPE="f32"), dict(DIM=24), dict(V_DIM=20), dict(DIM=320):

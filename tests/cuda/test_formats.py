@@ -1,7 +1,7 @@
 """Every storage type once per purpose on the emulated GPU: a decode step, a small-M GEMM (9 to 64 rows), a prefill GEMM, a step's experts.
 
 These cases are small and always run. tests/repo/test_sample.py fails if a type of formats/dtype.h lacks one. Shapes, modes and GPUs are swept by
-test_gemv.py, test_swap.py, test_gemm.py and test_moe_fused.py."""
+test_gemv.py, test_gemm_swap_ab.py, test_gemm.py and test_moe_fused.py."""
 import cuda_harness as H
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from cuda_weights import Weights
 from test_cuda_matmul import rows as random_rows
 from test_gemm import Case, rounded
 from test_moe_fused import Experts
-from test_swap import close, few
+from test_gemm_swap_ab import close, few
 
 ARCH = "sm_90a"
 # experts of these types also run in a mixed step: the others share their decoding with one of them

@@ -74,7 +74,7 @@ class Case:
         return packed, values.astype(np.float64)
 
     def params(self, **more):
-        """Deterministic: the tiles for few rows, too, which a kernel of any number of rows has otherwise no use for (test_swap.py)."""
+        """Deterministic: the tiles for few rows, too, which a kernel of any number of rows has otherwise no use for (test_gemm_swap_ab.py)."""
         return dict(dict(ROWS=self.rows, COLS=self.cols, W_DTYPE=self.dtype, DETERMINISTIC=1), **more)
 
 
@@ -176,7 +176,7 @@ def test_head(n_out, cap, arch):
     nw = c.f(cols)
     out_row = np.sort(np.random.default_rng(n_out).permutation(n)[:n_out])
     step = H.make_step(pos=list(range(n)), rows=[n], out_row=out_row)
-    k = H.build("head_mixed", arch, c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, SCALE=1.25, CAP=cap))
+    k = H.build("lm_head_mixed", arch, c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, SCALE=1.25, SOFTCAP=cap))
     for mode, seed in H.RUNS if n_out == 3 else H.FAST:
         y, = k.run(step, [c.x, nw, None, packed, H.out((n_out, rows))], mode=mode, seed=seed)
         if n_out:

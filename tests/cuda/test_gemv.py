@@ -81,7 +81,7 @@ def test_slices(dtype, cols, n, sms, seeds):
     nw, b = (rng.standard_normal(s).astype(np.float32) for s in (cols, n_rows))
     xn = norm(x, "rms", nw)
     wide, size_n = xn @ w.value.T.astype(np.float64), np.sqrt((xn * xn) @ (w.value * w.value).T) * 4
-    p = dict(ROWS=n_rows, COLS=cols, W_DTYPE=dtype, NORM="rms", EPS=1e-5, PLUS_ONE=0, SCALE=1.0, CAP=0.0)
+    p = dict(ROWS=n_rows, COLS=cols, W_DTYPE=dtype, NORM="rms", EPS=1e-5, PLUS_ONE=0, SCALE=1.0, SOFTCAP=0.0)
     for seed in seeds:
         close(run("norm_matmul", "sm_90a", p, n, [x, nw, None, w.packed, None, H.out((n, n_rows))], 8, sms, seed=seed), wide, size_n, dtype)
     y = run("norm_matmul", "sm_90a", p, n, [x, nw, None, w.packed, None, H.out((n, n_rows))], 8, sms, mode="check")
@@ -122,7 +122,7 @@ def test_ops(kind, plus, dtype, cols):
     half = w.packed[:n_rows]
     xn = norm(x, kind, nw, nb, plus=plus)
     v, size = xn @ w.value.T.astype(np.float64), np.sqrt((xn * xn) @ (w.value * w.value).T.astype(np.float64)) * 4
-    p = dict(ROWS=n_rows, COLS=cols, W_DTYPE=dtype, NORM=kind, EPS=1e-5, PLUS_ONE=plus, SCALE=0.5, ACT="gelu_tanh", CAP=3.0)
+    p = dict(ROWS=n_rows, COLS=cols, W_DTYPE=dtype, NORM=kind, EPS=1e-5, PLUS_ONE=plus, SCALE=0.5, ACT="gelu_tanh", SOFTCAP=3.0)
     for arch, mode, seed in [("sm_90a", "check", 3)] + [("sm_90a", "fast", 1), ("sm_90a", "fast", 2)] * (dtype == "bf16"):
         def check(op, args, want, size_, m=n, **kw):
             close(run(op, arch, p, n, args + [H.out((m, n_rows))], 4, mode=mode, seed=seed, **kw), want, size_, dtype)
@@ -130,7 +130,7 @@ def test_ops(kind, plus, dtype, cols):
               (size[:, :n_rows] + 1) * (size[:, n_rows:] + 1))
         if kind != "none":
             check("norm_act", [x, nw, nb, half, b[:n_rows]], act(v[:, :n_rows] + b[:n_rows], "gelu_tanh"), size[:, :n_rows] + 1e-2)
-            check("head", [x, nw, nb, half], 3 * np.tanh(0.5 * v[[0, 2], :n_rows] / 3), size[[0, 2], :n_rows], 2, out_row=[0, 2])
+            check("lm_head", [x, nw, nb, half], 3 * np.tanh(0.5 * v[[0, 2], :n_rows] / 3), size[[0, 2], :n_rows], 2, out_row=[0, 2])
         if mode == "check":
             add = x.astype(np.float64) @ w.value[:n_rows].T.astype(np.float64) + 0.5 * r + b[:n_rows]
             size_add = np.sqrt((x * x) @ (w.value[:n_rows] * w.value[:n_rows]).T) * 4 + np.abs(r)
@@ -157,10 +157,10 @@ def test_planted_bugs(dtype, was, bug):
 def test_rows_that_are_not_there():
     """A bucket's step with fewer rows, with none, and logits nobody wants."""
     w, x, want, size = product(4, 40, 512, "bf16")
-    p = dict(ROWS=40, COLS=512, W_DTYPE="bf16", NORM="none", EPS=0.0, PLUS_ONE=0, SCALE=1.0, CAP=0.0)
+    p = dict(ROWS=40, COLS=512, W_DTYPE="bf16", NORM="none", EPS=0.0, PLUS_ONE=0, SCALE=1.0, SOFTCAP=0.0)
     y = run("matmul", "sm_90a", p, 2, [x[:2], w.packed, None, H.out((2, 40))], 8, mode="check")
     close(y, want[:2], size[:2], "bf16")
-    k = H.build("head_decode", "sm_90a", p)
+    k = H.build("lm_head_decode", "sm_90a", p)
     k.run(H.make_step([0]), [x[:1], None, None, w.packed, H.out((0, 40))], mode="check", bucket=1)
 
 
@@ -185,9 +185,9 @@ def test_qkv(name):
         c.check(H.build("norm_qkv_decode", arch, c.params), tol, mode=mode, seed=seed, sms=9 if name == "slices" else 4)
 
 
-SHAPES = dict(ROWS=4096, COLS=4096, SCALE=1.0, NORM="rms", EPS=1e-5, PLUS_ONE=0, ACT="silu", CAP=0.0, HIDDEN=4096, HEADS=32, KV_HEADS=8, DIM=128, HAS_QN=0,
+SHAPES = dict(ROWS=4096, COLS=4096, SCALE=1.0, NORM="rms", EPS=1e-5, PLUS_ONE=0, ACT="silu", SOFTCAP=0.0, HIDDEN=4096, HEADS=32, KV_HEADS=8, DIM=128, HAS_QN=0,
               HAS_KN=0, QK_EPS=1e-6, QK_PLUS_ONE=0, HAS_ROPE=1, ROPE_DIMS=128, STYLE="half", KV_DTYPE="bf16", KV_PAGE_BYTES=131072, W_ROWS=6144)
-SASS = [("norm_qkv", "bf16", "sm_90a", {}), ("norm_qkv", "bf16", "sm_90a", dict(HAS_QN=1, HAS_KN=1)), ("norm_glu", "bf16", "sm_90a", {}), ("head", "f16", "sm_80", {}),
+SASS = [("norm_qkv", "bf16", "sm_90a", {}), ("norm_qkv", "bf16", "sm_90a", dict(HAS_QN=1, HAS_KN=1)), ("norm_glu", "bf16", "sm_90a", {}), ("lm_head", "f16", "sm_80", {}),
         ("norm_glu", "f16", "sm_120a", {})] + [("matmul_add", d, "sm_90a", {}) for d in ("q8_0", "q4_1", "q4_k", "q6_k")] + \
        [("norm_glu", "q5_1", "sm_86", dict(COLS=992)), ("norm_qkv", "f16", "sm_90a", dict(HIDDEN=1000, NORM="layer", HAS_QN=1, HAS_KN=1)),
         ("norm_qkv", "q5_k", "sm_86", dict(HAS_QN=1, HAS_KN=1))]

@@ -209,9 +209,9 @@ def test_exact_pages(template, name, mode, seed):
 
 def test_exact_pages_by_nvrtc():
     """No spill, no warning, at widths that models have."""
-    p = dict(HEADS=32, KV_HEADS=8, DIM=128, V_DIM=128, SCALE=0.1, CAP=0.0, WINDOW=0, MASK="causal", ALIBI=0.0, KV_K="int4c", KV_V="int4", KV_ROTATE=1, KV_RECENT=128, KV_SINKS=32,
+    p = dict(HEADS=32, KV_HEADS=8, DIM=128, V_DIM=128, SCALE=0.1, SOFTCAP=0.0, WINDOW=0, MASK="causal", ALIBI=0.0, KV_K="int4c", KV_V="int4", KV_ROTATE=1, KV_RECENT=128, KV_SINKS=32,
              KV_WINDOWED=0, KV_PAGE_BYTES=8 * H.PAGE * 2 * K.row_bytes("int4", 128))
-    for template, arch in ("attention", "sm_80"), ("attention_decode", "sm_90a"), ("kv_append", "sm_75"), ("kv_close", "sm_120a"):
+    for template, arch in ("attention", "sm_80"), ("attention_decode", "sm_90a"), ("kv_append", "sm_75"), ("kv_quantize_page", "sm_120a"):
         if H.nvrtc(template, p, [arch]) is None:
             pytest.skip("no libnvrtc")
 
@@ -227,7 +227,7 @@ def test_append_and_close(kv, kv_v, dim, v_dim, rotate, recent, mode, seed):
     step = H.make_step([i for n in c.lens for i in range(n)], c.lens, None, None, c.table)
     pages, = H.build("kv_append", ARCH[seed], p).run(step, [np.concatenate(k), np.concatenate(v), H.inout(np.full_like(want, 0xff)), None], mode=mode, seed=seed)
     if kv == "int4c":
-        pages, = H.build("kv_close", ARCH[seed], p).run(step, [H.inout(pages), None, None], mode=mode, seed=seed)
+        pages, = H.build("kv_quantize_page", ARCH[seed], p).run(step, [H.inout(pages), None, None], mode=mode, seed=seed)
     for seq, n in enumerate(c.lens):
         for i in range(-(-n // H.PAGE)):
             full = n >= (i + 1) * H.PAGE

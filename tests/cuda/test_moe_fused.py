@@ -31,8 +31,8 @@ def step(n):
 def router(name, hidden, dtype, mix, kind="rms"):
     c = dict(ROUTES[name])
     n, top_k, has_bias = c.pop("n"), c.pop("top_k"), c.pop("bias", False)
-    params = dict(N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, MIX=mix, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SUM_EPS=c.get("sum_eps", 1e-20), SCALE=float(c.get("scale", 1.0)),
-                  GROUPS=c.get("groups", 1), KEEP_GROUPS=c.get("keep", 1), GROUP_SCORE=c.get("group_score", "max"), HAS_BIAS=int(has_bias), NORM=kind, EPS=EPS,
+    params = dict(N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, SHARED_GATE=mix, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SUM_EPS=c.get("sum_eps", 1e-20), SCALE=float(c.get("scale", 1.0)),
+                  GROUPS=c.get("groups", 1), TOP_K_GROUPS=c.get("keep", 1), GROUP_SCORE=c.get("group_score", "max"), HAS_BIAS=int(has_bias), NORM=kind, EPS=EPS,
                   JITTER=c.get("jitter", 0), PLUS_ONE=0, W_DTYPE=dtype, W_ROWS=n + mix)
     return c, n, top_k, has_bias, params
 
@@ -116,11 +116,11 @@ class Experts:
         self.limit, self.biases = limit, [rb.standard_normal((n, m)).astype(np.float32) for m in (width, width, hidden)] if biased else [None] * 3
         self.nw = r.uniform(0.5, 1.5, hidden).astype(np.float32) if kind != "none" else None
         self.nb = r.standard_normal(hidden).astype(np.float32) if kind == "layer" else None
-        size = dict(N_EXPERTS=before + n, ELSEWHERE=elsewhere, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, SHARED=shared)
+        size = dict(N_EXPERTS=before + n, N_REMOTE_EXPERTS=elsewhere, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, SHARED=shared)
         has = lambda name, dt: {f"HAS_{name}": int(shared > 0), **({f"{name}_DTYPE": dt} if shared else {})}
-        self.glu_params = dict(size, SPREAD=spread, ACT=act, LIMIT=limit, HAS_GATE_B=int(biased), HAS_UP_B=int(biased), NORM=kind, EPS=EPS, PLUS_ONE=0, GATE_DTYPE=a, UP_DTYPE=a, HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"), HAS_ADD=int(adapted),
+        self.glu_params = dict(size, X_ROWS_PER_TOKEN=spread, ACT=act, LIMIT=limit, HAS_GATE_B=int(biased), HAS_UP_B=int(biased), NORM=kind, EPS=EPS, PLUS_ONE=0, GATE_DTYPE=a, UP_DTYPE=a, HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"), HAS_ADD=int(adapted),
                                **has("S_GATE", c), **has("S_UP", c))
-        self.down_params = dict(size, HAS_DOWN_B=int(biased), MIX=mix, SCALE=0.5, DOWN_DTYPE=b, **has("S_DOWN", d))
+        self.down_params = dict(size, HAS_DOWN_B=int(biased), SHARED_GATE=mix, SCALE=0.5, DOWN_DTYPE=b, **has("S_DOWN", d))
 
     def value(self, m, mixed):
         v = m.value.astype(np.float16) if mixed and m.dtype in H.PACKED else m.value  # as the tensor cores get them
@@ -355,7 +355,7 @@ GEMMA = dict(HIDDEN=2816, N_EXPERTS=128, TOP_K=8, WIDTH=704, SHARED=0)
                          [(d, a, DEEPSEEK) for d in H.DTYPES[1:] for a in ("sm_80", "sm_90a", "sm_120a")] * EVERY)
 def test_nvrtc(dtype, arch, shape):
     """The real compiler: no spill, no warning. Without LLMC_CHECK_ALL those that registers are short for."""
-    c = dict(shape, ELSEWHERE=0, SPREAD=1, MIX=0, SCALE=1.0, ACT="silu", NORM="rms", EPS=EPS, PLUS_ONE=0, HAS_R=1)
+    c = dict(shape, N_REMOTE_EXPERTS=0, X_ROWS_PER_TOKEN=1, SHARED_GATE=0, SCALE=1.0, ACT="silu", NORM="rms", EPS=EPS, PLUS_ONE=0, HAS_R=1)
     for m in "GATE", "UP", "DOWN", "S_GATE", "S_UP", "S_DOWN":
         c |= {f"HAS_{m}": int(c["SHARED"] > 0 or "S_" not in m), f"{m}_DTYPE": ("q8_0" if c["WIDTH"] % 256 else "q6_k") if dtype == "q4_k" and "DOWN" in m else dtype}
     for template in ("norm_moe_glu_decode", "moe_down_add_decode") + ("norm_moe_glu_mixed", "moe_down_add_mixed") * EVERY:

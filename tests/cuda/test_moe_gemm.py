@@ -1,4 +1,4 @@
-"""Mixtures of experts in mixed steps, on tensor cores (templates/cuda/moe_ffn_mixed.cu.in), against numpy in double precision.
+"""Mixtures of experts in mixed steps, on tensor cores (templates/cuda/moe/moe_ffn_mixed.cu.in), against numpy in double precision.
 
 Expectations round activations to 16 bits where the kernels do, so what is left is the order of sums and, of h, values that fall to the other side of
 a rounding. LLMC_CHECK_ALL=1: all cases, and every storage type on every generation that has a way of its own."""
@@ -32,7 +32,7 @@ class Mixture:
         self.n, self.top_k, self.hidden, self.width, self.dtypes, self.act = n, top_k, hidden, width, dtypes, act
         self.gate, self.up, self.down = (CW.Weights(d, n * r, c, seed + i + 1, c ** -0.5)
                                          for i, (d, r, c) in enumerate(zip(dtypes, (width, width, hidden), (hidden, hidden, width))))
-        self.params = dict(N_EXPERTS=n, ELSEWHERE=elsewhere, TOP_K=top_k, SPREAD=spread, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1], DOWN_DTYPE=dtypes[2])
+        self.params = dict(N_EXPERTS=n, N_REMOTE_EXPERTS=elsewhere, TOP_K=top_k, X_ROWS_PER_TOKEN=spread, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1], DOWN_DTYPE=dtypes[2])
 
     def values(self):
         for m, d in zip((self.gate, self.up, self.down), self.dtypes):
@@ -172,7 +172,7 @@ def test_planted_bugs_are_found(bug):
 @pytest.mark.parametrize("dtype, arch", [("bf16", "sm_80")] * (not EVERY) + [(d, a) for d in H.DTYPES[1:] for a in ("sm_80", "sm_90a", "sm_120a")] * EVERY)
 def test_nvrtc(dtype, arch):
     """The real compiler: no spill, no warning."""
-    p = dict(N_EXPERTS=128, ELSEWHERE=0, TOP_K=8, SPREAD=1, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
+    p = dict(N_EXPERTS=128, N_REMOTE_EXPERTS=0, TOP_K=8, X_ROWS_PER_TOKEN=1, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
     if H.nvrtc("moe_ffn_mixed", p, [arch]) is None:
         pytest.skip("no libnvrtc")
 

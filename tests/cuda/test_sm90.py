@@ -103,7 +103,7 @@ def test_head():
     nw = c.f(128)
     rows = list(range(3, 88))
     step = H.make_step(pos=list(range(90)), rows=[90], out_row=rows)
-    y, = build("head", c, NORM="rms", EPS=EPS, PLUS_ONE=0, SCALE=0.9, CAP=30.0).run(step, [c.x, nw, None, packed, H.out((len(rows), 300))])
+    y, = build("lm_head", c, NORM="rms", EPS=EPS, PLUS_ONE=0, SCALE=0.9, SOFTCAP=30.0).run(step, [c.x, nw, None, packed, H.out((len(rows), 300))])
     close(y, 30 * np.tanh(0.9 * rounded(norm(c.x, "rms", nw, None), "bf16")[rows] @ w.T / 30), 5e-3)
 
 
@@ -114,7 +114,7 @@ def test_qkv(dtype, mode, seed):
 
 
 def test_real_compiler():
-    """No spill and no warning, so no word of serialised products; the copies are those of the arithmetic in cuda_gemm_sm90.h; nothing but the wait for
+    """No spill and no warning, so no word of serialised products; the copies are those of the arithmetic in cuda/gemm/gemm_sm90.h; nothing but the wait for
     the stage before stands between two stages' products, no fence of the whole GPU in particular; results leave 16 bytes at a time."""
     for op, dtype, more in [("matmul", "bf16", {}), ("norm_glu", "q6_k", dict(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu")),
                             *[("matmul_add", t, dict(SCALE=1.0)) for t in ("q5_k", "q6_k")] * H.EVERY]:

@@ -12,7 +12,7 @@ SOURCE = H.ROOT / "tests" / "cuda" / "two_products.cu"
 
 
 def run(fn, arch, arrays, n, bucket, shared, mode, seed, sms=5):
-    text = H.inline('#line 1 "two_products.cu"\n#include "common/cuda_step.h"\n' + SOURCE.read_text(), "two_products.cu", set())
+    text = H.inline('#line 1 "two_products.cu"\n#include "cuda/runtime/step.h"\n' + SOURCE.read_text(), "two_products.cu", set())
     empty = np.zeros(4, np.uint32)
     arrays = dict(dict(n=np.array([n, 0, n, n], np.int32), c=empty, scale=empty, act_a=empty, act_b=empty, x=empty, part=np.zeros(64 * 48, np.float32),
                        squares=np.zeros(8 * sms, np.float32), count=np.zeros(1024, np.int32)), **arrays)

@@ -1,4 +1,4 @@
-"""Values that steps hold in bf16 between products (compiler/narrow.c): what reads them makes the bits that it makes of fp32, which it would round
+"""Values that steps hold in bf16 between products (compiler/fuse/narrow_bf16.c): what reads them makes the bits that it makes of fp32, which it would round
 itself; what makes them rounds once, to the nearest even."""
 import cuda_harness as H
 import numpy as np
@@ -116,7 +116,7 @@ def test_refuses():
     assert H.accepts("matmul_mixed", "sm_80", dict(p, W_DTYPE="bf16"))
     assert not any(H.accepts("matmul_mixed", "sm_80", dict(p, W_DTYPE=d)) for d in ("f16", "q8_0", "q4_k"))
     assert not H.accepts("matmul_decode", "sm_80", dict(p, W_DTYPE="bf16")) and not H.accepts("matmul", "sm_75", dict(p, W_DTYPE="bf16"))
-    experts = dict(N_EXPERTS=4, TOP_K=2, HIDDEN=64, WIDTH=64, SHARED=64, MIX=0, SCALE=1.0, HAS_S_DOWN=1, DOWN_DTYPE="bf16", H_DTYPE="bf16", ELSEWHERE=0)
+    experts = dict(N_EXPERTS=4, TOP_K=2, HIDDEN=64, WIDTH=64, SHARED=64, SHARED_GATE=0, SCALE=1.0, HAS_S_DOWN=1, DOWN_DTYPE="bf16", H_DTYPE="bf16", N_REMOTE_EXPERTS=0)
     assert H.accepts("moe_down_add_mixed", "sm_80", dict(experts, S_DOWN_DTYPE="bf16")) and not H.accepts("moe_down_add_mixed", "sm_80", dict(experts, S_DOWN_DTYPE="q8_0"))
 
 

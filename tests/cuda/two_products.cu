@@ -1,6 +1,6 @@
 /* Products of several formats, widths and matrices in one kernel: what one file could not hold while they were macros. */
-#include "common/cuda_gemm.h"
-#include "common/cuda_gemv_rows.h"
+#include "cuda/gemm/gemm.h"
+#include "cuda/gemv/gemv_rows.h"
 
 enum { ROWS = 43 };
 

@@ -139,7 +139,7 @@ def test_batches_on_tensor_cores_answer_as_each_alone(model, storage, tmp_path):
                        env={**os.environ, **environment("sm_90a", seed=5)})
     assert p.returncode == 0, p.stderr
     alone, together, whole, (one_by_one, steps), wgmma, kernels = json.loads(p.stdout.splitlines()[-1])
-    mixed = {"head_mixed", "matmul_add_mixed", "norm_glu_mixed", "norm_qkv_mixed"}
+    mixed = {"lm_head_mixed", "matmul_add_mixed", "norm_glu_mixed", "norm_qkv_mixed"}
     assert mixed <= set(kernels)
     if storage:
         assert mixed | {"attention_mixed"} <= set(wgmma)

@@ -251,7 +251,7 @@ def test_cost_of_a_step(models):
     plan = {p["id"]: p for p in m.plan["phase"]}
     for phase in ("decode", "mixed"):
         ops = [s["op"] for s in plan[phase]["step"]]
-        assert ops == ["embed"] + ["norm_qkv", "attention", "matmul_add", "norm_glu", "matmul_add"] * layers + ["head"]
+        assert ops == ["embed"] + ["norm_qkv", "attention", "matmul_add", "norm_glu", "matmul_add"] * layers + ["lm_head"]
         assert all(s["kernel"] is not None for s in plan[phase]["step"]), "everything is a kernel"
     info = m.info
     assert info["token_bytes"] - bytes_ in (0, vectors), "a token streams the matrices once, as large as in the file"

@@ -17,7 +17,7 @@ DELTA, SCAN, CHANNELS, STREAMS, INPUTS, GAINS = "qwen3_next-plain", "nemotron_h-
 MUTATIONS = [
     ("norm_route", MIXED, "norm_route", r"logits \+ t \* LOGITS, bias", "logits + t * LOGITS + 1, bias"),                           # experts one off
     ("norm_route", LATENT, "norm_route", r"(const Route r = \{.*), ([^,]+), ([^,]+) \};", r"\1, 1.05f * (\2), \3 };"),              # another scale
-    ("norm_route", MIXED, "common/cpu_route.h", r"choice\[e\] > choice\[best\]", "choice[e] < choice[best]"),                       # the worst
+    ("norm_route", MIXED, "cpu/moe/route.h", r"choice\[e\] > choice\[best\]", "choice[e] < choice[best]"),                       # the worst
     ("norm_moe_glu", MIXED, "norm_moe_glu", r"ARG_gate, \(int64_t\)e \* WIDTH", "ARG_gate, (int64_t)(E - 1 - e) * WIDTH"),          # another expert
     ("norm_moe_glu", LATENT, "norm_moe_glu", r": mm_units\(shared\)\)", ": 0)"),                                                    # no shared one
     ("norm_moe_glu", LATENT, "norm_moe_glu", r"choice\[t\] % TOP_K : TOP_K", "TOP_K - 1 - choice[t] % TOP_K : TOP_K"),              # their order
@@ -29,23 +29,23 @@ MUTATIONS = [
     ("mla_query", LATENT, "mla_query", r"rope_turn\(ROPE_\w+, x \+ RANK", "rope_turn(ROPE_half, x + RANK"),                         # and of a key
     ("mla_query", LATENT, "mla_query", r"norm_rms\(c, RANK, kvn, 0", "norm_rms(c, RANK, kvn, 1"),                                   # the latent's norm
     ("mla_query", LATENT, "mla_query", r"k_b, RANK, u \* NOPE", "k_b, RANK, (HEADS - 1 - u) * NOPE"),                               # another head
-    ("mla_attend", LATENT, "common/cpu_mla.h", r"s->pos\[row\] \+ 1 \}", "s->pos[row] }"),                                          # without itself
-    ("mla_attend", CHOOSES, "common/cpu_mla.h", r"sel \? sel\[pos0 \+ j\]", "sel ? pos0 + j"),                                         # the first positions
+    ("mla_attend", LATENT, "cpu/mla/mla.h", r"s->pos\[row\] \+ 1 \}", "s->pos[row] }"),                                          # without itself
+    ("mla_attend", CHOOSES, "cpu/mla/mla.h", r"sel \? sel\[pos0 \+ j\]", "sel ? pos0 + j"),                                         # the first positions
     ("index_append", CHOOSES, "index_append", r"s->pos\[row\]", "s->pos[row] / 2"),                                                  # another position
-    ("index_select", CHOOSES, "common/cpu_index.h", r"vf_max\(vf_load\(s \+ h \* KV_PAGE \+ j\), vf_set1\(0\)\)", "vf_load(s + h * KV_PAGE + j)"), # dots below 0
-    ("index_select", CHOOSES, "common/cpu_index.h", r"c->score\[i\] < c->bar \|\|", "c->score[i] > c->bar ||"),                      # the worst
+    ("index_select", CHOOSES, "cpu/attention/indexer.h", r"vf_max\(vf_load\(s \+ h \* KV_PAGE \+ j\), vf_set1\(0\)\)", "vf_load(s + h * KV_PAGE + j)"), # dots below 0
+    ("index_select", CHOOSES, "cpu/attention/indexer.h", r"c->score\[i\] < c->bar \|\|", "c->score[i] > c->bar ||"),                      # the worst
     ("index_select", CHOOSES, "index_select", r"indexer\(\), d->q \+ \(int64_t\)row", "indexer(), d->q + (int64_t)(row / 2)"),      # another row's query
     ("mla_value", LATENT, "mla_value", r"ARG_v_b, \(int64_t\)u \* V - skip, V", "ARG_v_b, 0, V"),                                   # always the first head
     ("conv1d", DELTA, "conv1d", r"tap\[j\], seen\[j\]", "tap[j], seen[TAPS - 1 - j]"),                                               # the other way round
     ("conv1d", DELTA, "conv1d", r"seen\[j\] = seen\[j \+ 1\]", "seen[j] = seen[TAPS - 1]"),                                          # forgets all but the last
     ("conv1d", SCAN, "conv1d", r"b \? share_get\(b \+ at, n\)", "0 ? share_get(b + at, n)"),                                         # no bias
-    ("delta_rule", DELTA, "common/cpu_delta.h", r" - seen\[c\]\);", ");"),                                                           # adds, where it should correct
-    ("delta_rule", DELTA, "common/cpu_delta.h", r"h / \(d\.v_heads / d\.k_heads\)", "h % d.k_heads"),                                # another key head
-    ("delta_rule", DELTA, "common/cpu_delta.h", r"d\.a_log \? -vf_exp", "d.a_log ? vf_exp"),                                          # grows
-    ("delta_rule", "kimi_linear-plain", "common/cpu_delta.h", r"e\[d\.g_dim > 1 \? j : 0\]", "e[0]"),                                # one decay for all channels
-    ("selective_scan", SCAN, "common/cpu_scan.h", r"vf_fma\(vf_set1\(skip\), own\[i\], sum\[i\]\)", "sum[i]"),                       # without the skip
-    ("selective_scan", SCAN, "common/cpu_scan.h", r"out = in \+ parts", "out = in"),                                                 # B for C
-    ("selective_scan", SCAN, "common/cpu_scan.h", r"add\[i\] = vf_set1\(d\) \* own", "add[i] = own"),                                # any step as large
+    ("delta_rule", DELTA, "cpu/ssm/delta_rule.h", r" - seen\[c\]\);", ");"),                                                           # adds, where it should correct
+    ("delta_rule", DELTA, "cpu/ssm/delta_rule.h", r"h / \(d\.v_heads / d\.k_heads\)", "h % d.k_heads"),                                # another key head
+    ("delta_rule", DELTA, "cpu/ssm/delta_rule.h", r"d\.a_log \? -vf_exp", "d.a_log ? vf_exp"),                                          # grows
+    ("delta_rule", "kimi_linear-plain", "cpu/ssm/delta_rule.h", r"e\[d\.g_dim > 1 \? j : 0\]", "e[0]"),                                # one decay for all channels
+    ("selective_scan", SCAN, "cpu/ssm/selective_scan.h", r"vf_fma\(vf_set1\(skip\), own\[i\], sum\[i\]\)", "sum[i]"),                       # without the skip
+    ("selective_scan", SCAN, "cpu/ssm/selective_scan.h", r"out = in \+ parts", "out = in"),                                                 # B for C
+    ("selective_scan", SCAN, "cpu/ssm/selective_scan.h", r"add\[i\] = vf_set1\(d\) \* own", "add[i] = own"),                                # any step as large
     ("channel_scan", CHANNELS, "channel_scan", r"add = d \* u", "add = u"),                                                          # the same
     ("channel_scan", CHANNELS, "channel_scan", r"vf_softplus\(", "(vf)("),                                                           # steps as they come
     ("channel_scan", CHANNELS, "channel_scan", r"vf_set1\(c\[j\]\)", "vf_set1(b[j])"),                                              # B for C

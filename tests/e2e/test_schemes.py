@@ -273,7 +273,7 @@ def test_columns_of_experts_in_orders_of_their_own(name, tmp_path):
     for role, order in {"e_gate": "e_gate", "e_up": "e_gate", "e_down": "e_down"}.items():
         assert re.search(r"tensor: %s(, layers: [^{}]*)?, type: u4_32, order: %s}" % (role, order), description), description
     plan = subprocess.run([LLMC, "plan", str(packed)], capture_output=True, text=True).stdout
-    assert "arrange_experts" in plan and "norm_moe_glu" in plan and "moe_ffn" not in plan, plan
+    assert "permute_expert_cols" in plan and "norm_moe_glu" in plan and "moe_ffn" not in plan, plan
     layers, experts, chosen = (3, 4, 2) if name == "mixtral-plain" else (2, 8, 3)  # of 64 columns
     assert f"orders     {layers * experts * 64 * 4 / 1024:.1f} KiB of the weights" in plan and f"{chosen * 64 * 4} bytes a row" in plan, plan
 
@@ -337,7 +337,7 @@ def test_factors_of_columns_stay_out_of_blocks(tmp_path):
     assert got is not None and "warning" not in err, err
     assert error(got, g["logits"]) <= KERNELS
     plan = subprocess.run([LLMC, "plan", os.path.join(FOLDER, "modelopt-int4-awq")], capture_output=True, text=True).stdout
-    assert "arrange" in plan and "u4_32_f32" in plan, plan
+    assert "permute_cols" in plan and "u4_32_f32" in plan, plan
 
 
 def test_factors_of_fp4_stay_out_of_blocks(tmp_path):
@@ -411,7 +411,7 @@ def test_scaled_activation(version, tmp_path):
         assert logits is not None, err
         assert error(logits, got[0]) <= KERNELS
     plan = subprocess.run([LLMC, "plan", str(tmp_path / "packed")], capture_output=True, text=True).stdout
-    assert "arrange" in plan and "u4_32" in plan, plan
+    assert "permute_cols" in plan and "u4_32" in plan, plan
 
 
 @pytest.mark.parametrize("value", [0, 1])

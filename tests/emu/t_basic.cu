@@ -73,7 +73,7 @@ extern "C" __global__ void
 mma(Args a)
 {
 	struct alignas(16) Tile { unsigned short a[16][16], b[8][16]; };
-	SHARED_ARENA(Tile, t);
+	SHARED_STORAGE(Tile, t);
 	unsigned l = lane_id();
 	cp_async_16((char *)t.a + l * 16, (const char *)a.u + l * 16);
 	if (l < 16)

@@ -3,7 +3,7 @@
  * is a process of its own. */
 #include "host.h"
 
-#include "templates/common/cuda_comm.h"
+#include "templates/cuda/comm/comm.h"
 
 #include <pthread.h>
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
 /* Right kernels with tiles of tensor maps, warpgroup matrix instructions, bulk stores and arrivals of copies. */
-#include "common/cuda_wgmma.h"
+#include "cuda/ptx/wgmma.h"
 
 struct alignas(128) Args { tensor_map m[4]; float *c; const unsigned short *a; unsigned *u; int n; };
 
@@ -8,7 +8,7 @@ template <int S> __device__ void
 tiles(const Args &p)
 {
 	struct alignas(1024) S_ { unsigned short a[64 * 64], b[128 * 64]; };
-	SHARED_ARENA(S_, s);
+	SHARED_STORAGE(S_, s);
 	struct Bars { mbar_t full; };
 	SHARED(Bars, bar);
 	if (threadIdx.x == 0)
@@ -46,7 +46,7 @@ template <int SWIZZLE> __device__ void
 rows(const Args &p)
 {
 	struct alignas(1024) S_ { unsigned short b[32 * 64]; };
-	SHARED_ARENA(S_, s);
+	SHARED_STORAGE(S_, s);
 	int t = threadIdx.x, w = t / 32, g = t % 32 / 4, q = t % 4;
 	for (int i = t; i < 32 * 64; i += 128) {
 		int k = i / 64, n = i % 64, at;
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(256)
 roles(const __grid_constant__ Args p)
 {
 	struct alignas(1024) S_ { unsigned short a[64 * 16], b[32 * 16]; float c[64 * 32]; };
-	SHARED_ARENA(S_, s);
+	SHARED_STORAGE(S_, s);
 	struct Bars { mbar_t landed, full; };
 	SHARED(Bars, bar);
 	if (threadIdx.x == 0) {
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(32)
 boxes(const __grid_constant__ Args p)
 {
 	struct alignas(128) S_ { float x[8 * 4 * 2]; };
-	SHARED_ARENA(S_, s);
+	SHARED_STORAGE(S_, s);
 	struct Bars { mbar_t full; };
 	SHARED(Bars, bar);
 	if (threadIdx.x == 0) {

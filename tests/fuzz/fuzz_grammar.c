@@ -19,22 +19,22 @@ check(bool ok, const char *what)
 	}
 }
 
-static Lexicon *
+static TokenVocab *
 lexicon(void)
 {
 	static const char *const longer[] = { "{\"", "\":", "\", \"", "true", "]}", "123", "    ", "\n\n", "abc", "\"}", "]]", "\\u00", "00", "\xc3\xa9", "\"a\"", "-1.5" };
 	static char byte[256];
-	LexiconToken tok[N_TOK] = { 0 };
-	Lexicon *l = NULL;
+	VocabToken tok[N_TOK] = { 0 };
+	TokenVocab *l = NULL;
 
 	for (int i = 0; i < 256; i++) {
 		byte[i] = (char)i;
-		tok[i] = (LexiconToken){ &byte[i], 1, false };
+		tok[i] = (VocabToken){ &byte[i], 1, false };
 	}
 	for (int i = 0; i < 16; i++)
-		tok[256 + i] = (LexiconToken){ longer[i], (uint32_t)strlen(longer[i]), false };
-	tok[EOS] = (LexiconToken){ "</s>", 4, true };
-	check(lexicon_open(tok, N_TOK, &l, NULL) == LLMC_OK, "no lexicon");
+		tok[256 + i] = (VocabToken){ longer[i], (uint32_t)strlen(longer[i]), false };
+	tok[EOS] = (VocabToken){ "</s>", 4, true };
+	check(token_vocab_open(tok, N_TOK, &l, NULL) == LLMC_OK, "no lexicon");
 	return l;
 }
 
@@ -74,7 +74,7 @@ walk(Grammar *g, const uint8_t *data, size_t size)
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	static Lexicon *l;
+	static TokenVocab *l;
 	Grammar *g = NULL;
 	llmc_error err = { 0 };
 	int32_t eos = EOS;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "serve/head.h"
+#include "serve/http/request_head.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -17,12 +17,12 @@ wrong(const char *what)
 
 /* All of the body that is there: how many bytes frame it and how many it has; a sum over these. */
 static size_t
-read_body(const Head *h, const char *s, size_t n, size_t step, uint64_t *sum, size_t *n_body, HeadError *e)
+read_body(const HttpHead *h, const char *s, size_t n, size_t step, uint64_t *sum, size_t *n_body, HttpError *e)
 {
-	Body b;
+	HttpBody b;
 	size_t used = 0;
 
-	*e = (HeadError){ 0 };
+	*e = (HttpError){ 0 };
 	*n_body = 0;
 	*sum = 0;
 	body_begin(&b, h);
@@ -44,8 +44,8 @@ read_body(const Head *h, const char *s, size_t n, size_t step, uint64_t *sum, si
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	HeadError whole = { 0 }, pieces = { 0 }, e;
-	Head h;
+	HttpError whole = { 0 }, pieces = { 0 }, e;
+	HttpHead h;
 	size_t step = size ? data[0] % 16 + 1 : 1, n = size ? size - 1 : 0, seen = 0, n1, n2;
 	char *s = malloc(n + 1);
 	uint64_t sum1, sum2;

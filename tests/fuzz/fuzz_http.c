@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "serve/gen.h"
-#include "serve/grammar.h"
-#include "serve/model.h"
+#include "serve/dialects/generation.h"
+#include "serve/dialects/constraints.h"
+#include "serve/models/model.h"
 #include "text/text.h"
 #include "tests/serve/fake_engine.h"
 
@@ -81,7 +81,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	Fake f;
 	Server s = { 0 };
 	Slot slot = { .name = (char *)(uintptr_t)"m", .max_input = 63, .max_total = 64 };
-	Model m = { .slot = &slot, .name = "m", .srv = &s, .max_input = 63, .max_total = 64, .healthy = true };
+	ServedModel m = { .slot = &slot, .name = "m", .srv = &s, .max_input = 63, .max_total = 64, .healthy = true };
 	Problem p = { 0 };
 	const char *tail;
 	bool wrong_method;

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compiler/select.h"
-#include "compiler/template_internal.h"
+#include "compiler/select_kernels.h"
+#include "compiler/template/template_internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

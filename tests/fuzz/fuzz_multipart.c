@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/strbuf.h"
-#include "serve/multipart.h"
+#include "serve/http/multipart.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -30,7 +30,7 @@ static bool
 again(const char *type, const char *body, size_t n, Strbuf *out)
 {
 	Multipart m;
-	Part part;
+	MultipartPart part;
 	const char *at = body;
 	int more;
 

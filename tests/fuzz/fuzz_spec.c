@@ -16,7 +16,7 @@ typedef enum Kind { INT, NUM, BYTES, BOOL, WORD, STR, LAYERS, INTS, NUMS, RULES,
 typedef struct KeyRow { const char *path; Kind kind; double lo, hi; const char *unit; } KeyRow;
 static const KeyRow key[] = {
 #define KEY(id, path, type, def, lo, hi, unit, text) { path, type, lo, hi, unit },
-#include "compiler/spec.def"
+#include "compiler/spec/spec.def"
 #undef KEY
 };
 

@@ -151,10 +151,10 @@ x = rnd(2, 12, scale=3)
 Case("rmsnorm", "unit", dim=6, groups=2, eps=0.01, plus_one=0).step([0, 1]).f32(x).none().room(24).out(rms(x.view(2, 2, 6), None, 0.01)).end()
 for b in (None, rnd(9)):
     x, w = rnd(2, 9, scale=2) + 3, rnd(9)
-    Case("layernorm", "bias" if b is not None else "plain", dim=9, groups=1, each=0, eps=0.02, plus_one=0).step([0, 1]).f32(x).vector(w).vector(
+    Case("layernorm", "bias" if b is not None else "plain", dim=9, groups=1, per_group=0, eps=0.02, plus_one=0).step([0, 1]).f32(x).vector(w).vector(
         b).room(18).out(layer(x, w, b, 0.02)).end()
-Case("layernorm", "plus_one", dim=9, groups=1, each=0, eps=0.02, plus_one=1).step([0, 1]).f32(x).vector(w).none().room(18).out(layer(x, w + 1, None, 0.02)).end()
-Case("layernorm", "unit", dim=9, groups=1, each=0, eps=0.02, plus_one=0).step([0, 1]).f32(x).none().none().room(18).out(layer(x, None, None, 0.02)).end()
+Case("layernorm", "plus_one", dim=9, groups=1, per_group=0, eps=0.02, plus_one=1).step([0, 1]).f32(x).vector(w).none().room(18).out(layer(x, w + 1, None, 0.02)).end()
+Case("layernorm", "unit", dim=9, groups=1, per_group=0, eps=0.02, plus_one=0).step([0, 1]).f32(x).none().none().room(18).out(layer(x, None, None, 0.02)).end()
 for b in (None, rnd(4)):
     x, w = rnd(3, 19), rnd(4, 19)
     Case("matmul", "bias" if b is not None else "plain", rows=4, cols=19).step([0, 1, 2]).f32(x).weight(w).vector(
@@ -187,11 +187,11 @@ Case("add", "scaled", width=7, scale=2.5).step([0, 1]).f32(x).f32(r).room(14).ou
 s = rnd(2, 1)
 Case("gate_mul", "plain", width=7, groups=1, gate="sigmoid").step([0, 1]).f32(x).f32(s).room(14).out(x * torch.sigmoid(s)).end()
 x = rnd(2, 7, scale=5)
-Case("cap", "plain", width=7, scale=1.0, cap=3.0).step([0, 1]).f32(x).room(14).out(3 * torch.tanh(x / 3)).end()
-Case("cap", "scaled", width=7, scale=0.7, cap=3.0).step([0, 1]).f32(x).room(14).out(3 * torch.tanh(0.7 * x / 3)).end()
-Case("cap", "none", width=7, scale=0.7, cap=0.0).step([0, 1]).f32(x).room(14).out(0.7 * x).end()
+Case("softcap", "plain", width=7, scale=1.0, softcap=3.0).step([0, 1]).f32(x).room(14).out(3 * torch.tanh(x / 3)).end()
+Case("softcap", "scaled", width=7, scale=0.7, softcap=3.0).step([0, 1]).f32(x).room(14).out(3 * torch.tanh(0.7 * x / 3)).end()
+Case("softcap", "none", width=7, scale=0.7, softcap=0.0).step([0, 1]).f32(x).room(14).out(0.7 * x).end()
 x = rnd(4, 3)
-Case("pick", "two", width=3).step([0, 1, 2, 3], out_row=[1, 3]).f32(x).room(6).out(x[[1, 3]]).end()
+Case("gather_rows", "two", width=3).step([0, 1, 2, 3], out_row=[1, 3]).f32(x).room(6).out(x[[1, 3]]).end()
 
 
 # --- attention: torch's own, with the mask and biases as an added matrix
@@ -230,7 +230,7 @@ def half_precision(t, dtype):
 
 ATT = [  # name, heads, kv, dim, v_dim, cap, window, prefix, alibi, dtype
     ("gqa", 6, 2, 6, 6, 0.0, 0, 0, 0.0, "f32"), ("f16", 2, 2, 4, 4, 0.0, 0, 0, 0.0, "f16"),
-    ("v_dim", 3, 1, 6, 4, 0.0, 0, 0, 0.0, "f32"), ("cap", 2, 1, 4, 4, 1.5, 0, 0, 0.0, "f32"),
+    ("v_dim", 3, 1, 6, 4, 0.0, 0, 0, 0.0, "f32"), ("softcap", 2, 1, 4, 4, 1.5, 0, 0, 0.0, "f32"),
     ("window", 2, 1, 4, 4, 0.0, 9, 0, 0.0, "f32"), ("prefix", 2, 1, 4, 4, 0.0, 0, 38, 0.0, "f32"),
     ("alibi", 8, 8, 4, 4, 0.0, 0, 0, 8.0, "f32"), ("alibi_odd", 6, 6, 4, 4, 0.0, 0, 0, 8.0, "f32"),
     ("sinks", 6, 2, 6, 6, 0.0, 0, 0, 0.0, "f32"), ("sinks_window", 2, 1, 4, 4, 0.0, 3, 0, 0.0, "f32")]
@@ -243,7 +243,7 @@ for name, heads, kv, dim, v_dim, cap, window, prefix, alibi, dtype in ATT:
     args = dict(scale=0.7, cap=cap, window=window, alibi=alibi, sink=sink)
     y = torch.cat([attend(q[:4], kk[:40], vv[:40], pos[:4], prefix=prefix, **args),
                    attend(q[4:], kk[40:], vv[40:], pos[4:], prefix=0, **args)])
-    Case("attention", name, heads=heads, kv_heads=kv, dim=dim, v_dim=v_dim, scale=0.7, cap=cap, window=window, chunk=0,
+    Case("attention", name, heads=heads, kv_heads=kv, dim=dim, v_dim=v_dim, scale=0.7, softcap=cap, window=window, chunk=0,
          mask="prefix" if prefix else "causal", alibi=alibi, alibi_first=0, alibi_heads=0).step(pos, seq_of, kv_len=seqs, prefix=[prefix, 0]).f32(
         q).pool(False, kv, dim, v_dim, dtype, k, v, seqs).none().vector(sink).room(6 * heads * v_dim).out(y).end()
 
@@ -273,7 +273,7 @@ k_b, v_b = rnd(heads * nope, rank), rnd(heads * v_dim, rank)
 k = torch.cat([F.linear(c, k_b).view(40, heads, nope), r[:, None].expand(40, heads, rope)], -1)
 y = attend(q, k, F.linear(c, v_b).view(40, heads, v_dim), [3, 38, 39], 0.4)
 Case("mla_attention", "absorbed", heads=heads, kv_rank=rank, nope_dim=nope, rope_dim=rope, v_dim=v_dim,
-     chosen=0, scale=0.4).step([3, 38, 39], kv_len=[40]).f32(q).weight(k_b).weight(v_b).pool(
+     index_top_k=0, scale=0.4).step([3, 38, 39], kv_len=[40]).f32(q).weight(k_b).weight(v_b).pool(
     True, 1, rank + rope, 0, "f32", c, r, [40]).none().none().room(3 * heads * v_dim).out(y).end()
 
 
@@ -299,7 +299,7 @@ for name, bias, score, renorm, scale, groups, keep, gs in (
     x, b = rnd(6, 8, scale=2), rnd(8, scale=0.5) if bias else None
     ids, wt = route(x, b, 3, score, renorm, scale, groups, keep, gs)
     Case("moe_route", name, n_experts=8, top_k=3, score=score, renorm=renorm, sum_eps=1e-20, scale=scale, jitter=0.0, groups=groups,
-         keep_groups=keep, group_score=gs).step(list(range(6))).f32(x).vector(b).room(18, "i32").out(ids).room(
+         top_k_groups=keep, group_score=gs).step(list(range(6))).f32(x).vector(b).room(18, "i32").out(ids).room(
         18).out(wt).end()
 wt = rnd(3, 2)
 x, g, u, d = rnd(3, 5), rnd(4, 6, 5), rnd(4, 6, 5), rnd(4, 5, 6)
@@ -309,7 +309,7 @@ for name, act, limit, elsewhere, ids, (gb, ub, db) in (("silu", "silu", 0.0, 0, 
                                                        ("elsewhere", "silu", 0.0, 3, torch.tensor([[-1, 2], [-1, -1], [0, 3]]), zero)):
     y = torch.stack([sum((wt[t, k] * (d[e] @ glu(g[e] @ x[t] + gb[e], u[e] @ x[t] + ub[e], act, limit) + db[e]) for k, e in enumerate(ids[t]) if e >= 0), start=0 * x[t])
                      for t in range(3)])
-    case = Case("moe_ffn", name, n_experts=4, elsewhere=elsewhere, top_k=2, spread=1, hidden=5, width=6, act=act, limit=limit).step([0, 1, 2]).f32(x).i32(ids).f32(
+    case = Case("moe_ffn", name, n_experts=4, n_remote_experts=elsewhere, top_k=2, x_rows_per_token=1, hidden=5, width=6, act=act, limit=limit).step([0, 1, 2]).f32(x).i32(ids).f32(
         wt).weight(g.view(24, 5)).weight(u.view(24, 5)).weight(d.view(20, 6))
     case = case.none().none().none() if name != "biases" else case.vector(gb.view(-1)).vector(ub.view(-1)).vector(db.view(-1))
     case.room(15).out(y).end()
@@ -332,7 +332,7 @@ for kind, plus_one in (("rms", 1), ("layer", 0), ("none", 0), ("layer", 1)):
         w).vector(b).room(12).out(F.gelu(F.linear(n, w, b))).end()
     Case("norm_glu", kind_name, rows=2, act="silu", limit=0.0, **common).step([0, 1, 2]).f32(x).vector(nw).vector(nb).weight(
         w).none().room(6).out(F.silu(F.linear(n, w[:2])) * F.linear(n, w[2:])).end()
-    Case("head", kind_name, rows=4, scale=1.5 if kind != "none" else 1.0, cap=2.0 if plus_one else 0.0, **common).step([0, 1, 2], out_row=[0, 2]).f32(x).vector(
+    Case("lm_head", kind_name, rows=4, scale=1.5 if kind != "none" else 1.0, softcap=2.0 if plus_one else 0.0, **common).step([0, 1, 2], out_row=[0, 2]).f32(x).vector(
         nw).vector(nb).weight(w).room(8).out(
         (2 * torch.tanh(1.5 * F.linear(n, w) / 2) if plus_one else (1.5 if kind == "layer" else 1) * F.linear(n, w))[[0, 2]]).end()
 x, w, b, r = rnd(3, 9), rnd(4, 9), rnd(4), rnd(3, 4)
@@ -372,8 +372,8 @@ for name, bias, score, renorm, scale, groups, keep, gs, mix in (
     ids, wt = route(logits[:, :8], b, 3, score, renorm, scale, groups, keep, gs)
     if mix:
         wt = torch.cat([wt, logits[:, 8:].sigmoid()], 1)
-    Case("norm_route", name, n_experts=8, top_k=3, hidden=9, mix=mix, score=score, renorm=renorm, sum_eps=1e-20, scale=scale, jitter=0.0, groups=groups,
-         keep_groups=keep, group_score=gs, norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(nw).none().weight(
+    Case("norm_route", name, n_experts=8, top_k=3, hidden=9, shared_gate=mix, score=score, renorm=renorm, sum_eps=1e-20, scale=scale, jitter=0.0, groups=groups,
+         top_k_groups=keep, group_score=gs, norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(nw).none().weight(
         w).vector(lb).vector(b).room(9, "i32").out(ids).room(wt.numel()).out(wt).end()
 for name, shared, mix, scale, act, limit in (("routed", 0, 0, 1.0, "gelu", 0.0), ("shared", 7, 0, 1.5, "gelu", 0.0), ("gated", 7, 1, 1.0, "gelu", 0.0),
                                              ("biased", 0, 0, 1.0, "swiglu_oai", 0.75), ("biased_shared", 7, 0, 1.0, "silu", 0.5)):
@@ -385,8 +385,8 @@ for name, shared, mix, scale, act, limit in (("routed", 0, 0, 1.0, "gelu", 0.0),
     h = torch.stack([torch.cat([glu(g[e] @ n[t] + gb[e], u[e] @ n[t] + ub[e], act, limit) for e in ids[t]]) for t in range(3)])
     if shared:
         h = torch.cat([h, glu(F.linear(n, sg), F.linear(n, su), act, limit)], 1)
-    sizes = dict(n_experts=4, elsewhere=0, top_k=2, hidden=5, width=6, shared=shared)
-    case = Case("norm_moe_glu", name, n_experts=4, elsewhere=0, top_k=2, spread=1, hidden=5, width=6, shared=shared, act=act, limit=limit, norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(
+    sizes = dict(n_experts=4, n_remote_experts=0, top_k=2, hidden=5, width=6, shared=shared)
+    case = Case("norm_moe_glu", name, n_experts=4, n_remote_experts=0, top_k=2, x_rows_per_token=1, hidden=5, width=6, shared=shared, act=act, limit=limit, norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(
         nw).none().i32(ids).weight(g.view(24, 5)).weight(u.view(24, 5))
     case = case.vector(gb.view(-1)).vector(ub.view(-1)) if "biased" in name else case.none().none()
     case = case.weight(sg).weight(su) if shared else case.none().none()
@@ -397,7 +397,7 @@ for name, shared, mix, scale, act, limit in (("routed", 0, 0, 1.0, "gelu", 0.0),
         y = y + F.linear(h[:, 12:], sd) * (wt[:, 2:] if mix else 1)
     if not mix:
         y = y + scale * r
-    case = Case("moe_down_add", name, **sizes, mix=mix, scale=scale).step([0, 1, 2]).f32(h).i32(ids).f32(wt).weight(
+    case = Case("moe_down_add", name, **sizes, shared_gate=mix, scale=scale).step([0, 1, 2]).f32(h).i32(ids).f32(wt).weight(
         d.view(20, 6))
     case = case.vector(db.view(-1)) if "biased" in name else case.none()
     case = case.weight(sd) if shared else case.none()
@@ -418,7 +418,7 @@ for form, expand in (("absorbed", 0), ("expanded", 3)):
     wide = wide.float().double()
     v_b4 = v_b.view(heads, v_dim, rank)[:, :4]
     case = Case("mla_attend", form, heads=heads, kv_rank=rank, nope_dim=nope, rope_dim=rope, v_dim=4 if expand else v_dim, expand=expand,
-                chosen=0, scale=0.4).step([3, 38, 39], kv_len=[40]).f32(wide)
+                index_top_k=0, scale=0.4).step([3, 38, 39], kv_len=[40]).f32(wide)
     case.weight(k_b).weight(v_b4.reshape(-1, rank)) if expand else case.none().none()
     if expand:
         o = torch.zeros(3, heads, rank)
@@ -429,7 +429,7 @@ for form, expand in (("absorbed", 0), ("expanded", 3)):
     case.pool(True, 1, rank + rope, 0, "f32", c, r, [40]).none().none().room(3 * heads * rank).out(o).end()
     o, n_v = rnd(3, heads, rank), 4 if expand else v_dim
     w = rnd(heads * n_v, rank)
-    Case("mla_value", form, heads=heads, kv_rank=rank, v_dim=n_v, expand=expand, chosen=0).step([3, 38, 39], kv_len=[40]).f32(o).weight(w).room(
+    Case("mla_value", form, heads=heads, kv_rank=rank, v_dim=n_v, expand=expand, index_top_k=0).step([3, 38, 39], kv_len=[40]).f32(o).weight(w).room(
         3 * heads * n_v).out(o[..., :4] if expand else torch.einsum("thr,hvr->thv", o, w.view(heads, n_v, rank))).end()
 
     for q_rank, style, stacked in ((7, "interleaved", 1), (0, "half", 0)):
@@ -445,8 +445,8 @@ for form, expand in (("absorbed", 0), ("expanded", 3)):
             wide = torch.cat([torch.einsum("thi,hir->thr", full[..., :nope], k_b.view(heads, nope, rank)), turned], -1)
         page = torch.zeros(32, rank + rope)
         page[:3] = torch.cat([rms(both[:, :rank], kvn, 0.02), rotate(both[:, None, rank:], ang, style)[:, 0]], -1)
-        case = Case("mla_query", f"{form}_{style}", heads=heads, q_rank=q_rank, kv_rank=rank, nope_dim=nope, rope_dim=rope, stacked=stacked,
-                    expand=expand, chosen=0, eps=0.02, style=style).step(pos)
+        case = Case("mla_query", f"{form}_{style}", heads=heads, q_rank=q_rank, kv_rank=rank, nope_dim=nope, rope_dim=rope, fused=stacked,
+                    expand=expand, index_top_k=0, eps=0.02, style=style).step(pos)
         case.f32(torch.cat([low, both], -1)).none() if stacked else case.f32(low).f32(both)
         case.vector(qn)
         case.weight(q_b) if q_rank else case.none()
@@ -519,9 +519,9 @@ for order, gate in (("norm_first", "silu"), ("gate_first", "silu"), ("norm_first
         rms(x * g, w, 0.02) if order == "gate_first" else rms(x, w, 0.02) * g).end()
 
 x, w = rnd(2, 7), rnd(1)
-Case("gain", "weight", width=7, scale=0.6, first=0, count=7).step([0, 1]).f32(x).vector(w).room(14).out(0.6 * w * x).end()
-Case("gain", "plain", width=7, scale=-2.5, first=0, count=7).step([0, 1]).f32(x).none().room(14).out(-2.5 * x).end()
-Case("gain", "part", width=7, scale=-2.5, first=2, count=3).step([0, 1]).f32(x).none().room(14).out(torch.cat([x[:, :2], -2.5 * x[:, 2:5], x[:, 5:]], 1)).end()
+Case("scale_cols", "weight", width=7, scale=0.6, first=0, count=7).step([0, 1]).f32(x).vector(w).room(14).out(0.6 * w * x).end()
+Case("scale_cols", "plain", width=7, scale=-2.5, first=0, count=7).step([0, 1]).f32(x).none().room(14).out(-2.5 * x).end()
+Case("scale_cols", "part", width=7, scale=-2.5, first=2, count=3).step([0, 1]).f32(x).none().room(14).out(torch.cat([x[:, :2], -2.5 * x[:, 2:5], x[:, 5:]], 1)).end()
 x, w, chosen = rnd(3, 2), rnd(5), torch.tensor([[4, 0], [2, 2], [1, 3]])
 Case("expert_gain", "plain", n_experts=5, top_k=2).step([0, 1, 2]).i32(chosen).f32(x).vector(w).room(6).out(x * w[chosen]).end()
 
@@ -543,20 +543,20 @@ for name, width, n, a_log in (("log", 5, 3, 1), ("plain", 3, 6, 0), ("one_row", 
         1, width, n, old).room(7 * width).out(torch.stack(y)).out(torch.stack(new), 7).end()
 
 x, z = rnd(3, 5), rnd(3, 2)
-Case("join", "sides", width=5, count=2).step([0, 1, 2]).f32(x).f32(z).room(21).out(torch.cat([x, z], 1)).end()
+Case("concat", "sides", width=5, count=2).step([0, 1, 2]).f32(x).f32(z).room(21).out(torch.cat([x, z], 1)).end()
 
 x, b = rnd(4, 8, scale=2), rnd(8, scale=0.5)
 ids, wt = route(x, b, 3, "sigmoid", 1, 1.5, 1, 1, "max", 0.25)
-Case("moe_route", "sum_eps", n_experts=8, top_k=3, score="sigmoid", renorm=1, sum_eps=0.25, scale=1.5, jitter=0.0, groups=1, keep_groups=1, group_score="max").step(
+Case("moe_route", "sum_eps", n_experts=8, top_k=3, score="sigmoid", renorm=1, sum_eps=0.25, scale=1.5, jitter=0.0, groups=1, top_k_groups=1, group_score="max").step(
     list(range(4))).f32(x).vector(b).room(12, "i32").out(ids).room(12).out(wt).end()
 
 # layer norms of heads; what is kept within a limit; experts one after the other
 for name, own, bias in (("shared", 0, 1), ("each", 1, 0)):
     x, w, b = rnd(2, 3, 4, scale=2) + 3, rnd(3, 4) if own else rnd(4), rnd(4) if bias else None
     y = torch.stack([layer(x[:, h], w[h] if own else w, b, 0.02) for h in range(3)], 1)
-    Case("layernorm", name, dim=4, groups=3, each=own, eps=0.02, plus_one=0).step([0, 1]).f32(x).vector(w.reshape(-1)).vector(b).room(24).out(y).end()
+    Case("layernorm", name, dim=4, groups=3, per_group=own, eps=0.02, plus_one=0).step([0, 1]).f32(x).vector(w.reshape(-1)).vector(b).room(24).out(y).end()
 x = rnd(2, 7)
-Case("clip", "plain", width=7, limit=0.6).step([0, 1]).f32(x).room(14).out(x.clamp(-0.6, 0.6)).end()
+Case("clamp", "plain", width=7, limit=0.6).step([0, 1]).f32(x).room(14).out(x.clamp(-0.6, 0.6)).end()
 
 
 def mixer(x, top_k, jitter):
@@ -575,13 +575,13 @@ def mixer(x, top_k, jitter):
 for top_k, jitter in ((2, 0.3), (5, 0.05)):
     x = rnd(6, 5, scale=2)
     ids, wt = mixer(x, top_k, jitter)
-    Case("moe_route", f"sparsemixer_{top_k}", n_experts=5, top_k=top_k, score="sparsemixer", renorm=0, sum_eps=1e-20, scale=1.5, jitter=jitter, groups=1, keep_groups=1, group_score="max").step(
+    Case("moe_route", f"sparsemixer_{top_k}", n_experts=5, top_k=top_k, score="sparsemixer", renorm=0, sum_eps=1e-20, scale=1.5, jitter=jitter, groups=1, top_k_groups=1, group_score="max").step(
         list(range(6))).f32(x).none().room(6 * top_k, "i32").out(ids).room(6 * top_k).out(1.5 * wt).end()
 
 # pieces of the positions; the one expert of a row, whose input is weighted
 k, v, q = rnd(40, 1, 4, scale=2), rnd(40, 1, 3), rnd(4, 2, 4)
 y = attend(q, k, v, [5, 8, 9, 39], 0.7, window=9, chunk=1)
-Case("attention", "chunks", heads=2, kv_heads=1, dim=4, v_dim=3, scale=0.7, cap=0.0, window=9, chunk=1, mask="causal", alibi=0.0, alibi_first=0, alibi_heads=0).step([5, 8, 9, 39], kv_len=[40]).f32(
+Case("attention", "chunks", heads=2, kv_heads=1, dim=4, v_dim=3, scale=0.7, softcap=0.0, window=9, chunk=1, mask="causal", alibi=0.0, alibi_first=0, alibi_heads=0).step([5, 8, 9, 39], kv_len=[40]).f32(
     q).pool(False, 1, 4, 3, "f32", k, v, [40]).none().none().room(24).out(y).end()
 x, w = rnd(3, 5), rnd(3, 1)
 Case("expert_input", "plain", hidden=5).step([0, 1, 2]).f32(x).f32(w).room(15).out(x * w).room(3).out(torch.ones(3, 1)).end()
@@ -612,7 +612,7 @@ for name, scale, few in (("scores", 0.3, 0), ("ties", 1.0, 1)):
     for t, p in enumerate(pos):
         order = s[t, :p + 1].sort(descending=True, stable=True).indices[:chosen]
         want[t, :len(order)] = order.sort().values
-    Case("index_select", name, heads=heads, dim=dim, chosen=chosen, scale=scale).step(pos, kv_len=[40]).f32(q).f32(w).pool(
+    Case("index_select", name, heads=heads, dim=dim, index_top_k=chosen, scale=scale).step(pos, kv_len=[40]).f32(q).f32(w).pool(
         True, 1, dim, 0, "f32", k, rnd(40, 0), [40]).none().room(4 * chosen, "i32").out(want).end()
 
 heads, rank, nope, rope, v_dim, chosen = 3, 5, 4, 2, 6, 9
@@ -631,7 +631,7 @@ for t in range(3):
     p = (0.4 * wide[t] @ torch.cat([c[rows], r[rows]], -1).T).softmax(-1)
     o.append(p @ c[rows])
 for op, x, want, more in (("mla_attention", q, y, {}), ("mla_attend", wide, o, dict(expand=0))):
-    case = Case(op, "chosen", heads=heads, kv_rank=rank, nope_dim=nope, rope_dim=rope, v_dim=v_dim, **more, chosen=chosen, scale=0.4).step([3, 38, 39], kv_len=[40]).f32(x)
+    case = Case(op, "chosen", heads=heads, kv_rank=rank, nope_dim=nope, rope_dim=rope, v_dim=v_dim, **more, index_top_k=chosen, scale=0.4).step([3, 38, 39], kv_len=[40]).f32(x)
     case.none().none() if more else case.weight(k_b).weight(v_b)
     want = torch.stack(want)
     case.pool(True, 1, rank + rope, 0, "f32", c, r, [40]).none().i32(sel).room(want.numel()).out(want).end()
@@ -652,11 +652,11 @@ Case("stream_add", "but_first", width=5, groups=3, first=1).step([0, 1]).f32(x).
 # rows for experts whose columns lie in an order of their own, and experts that take such
 x, order, ids = rnd(3, 5), torch.stack([torch.randperm(5) for _ in range(4)]), torch.tensor([[2, 0], [3, 2], [0, 3]])
 rows = torch.stack([torch.stack([x[t][order[e]] for e in ids[t]]) for t in range(3)])
-Case("arrange_experts", "plain", n_experts=4, top_k=2, width=5).step([0, 1, 2]).f32(x).i32(ids).vector(order.double().view(-1)).room(30).out(rows).end()
+Case("permute_expert_cols", "plain", n_experts=4, top_k=2, width=5).step([0, 1, 2]).f32(x).i32(ids).vector(order.double().view(-1)).room(30).out(rows).end()
 wt, g, u, d = rnd(3, 2), rnd(4, 6, 5), rnd(4, 6, 5), rnd(4, 5, 6)
 h = torch.stack([torch.stack([glu(g[e] @ rows[t, k], u[e] @ rows[t, k], "silu", 0.0) for k, e in enumerate(ids[t])]) for t in range(3)])
 y = torch.stack([sum(wt[t, k] * (d[e] @ h[t, k]) for k, e in enumerate(ids[t])) for t in range(3)])
-sizes = dict(n_experts=4, elsewhere=0, top_k=2, spread=2, hidden=5, width=6)
+sizes = dict(n_experts=4, n_remote_experts=0, top_k=2, x_rows_per_token=2, hidden=5, width=6)
 Case("moe_ffn", "spread", **sizes, act="silu", limit=0.0).step([0, 1, 2]).f32(rows.view(3, 10)).i32(ids).f32(wt).weight(g.view(24, 5)).weight(u.view(24, 5)).weight(
     d.view(20, 6)).none().none().none().room(15).out(y).end()
 Case("norm_moe_glu", "spread", **sizes, shared=0, act="silu", limit=0.0, norm="none", eps=0.0, plus_one=0).step([0, 1, 2]).f32(rows.view(3, 10)).none().none().i32(ids).weight(

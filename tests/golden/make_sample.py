@@ -1,7 +1,7 @@
 """Goldens of sampling: what transformers' logits processors leave of a distribution, one case a line of numbers.
 
 Line of a case: temperature top_k top_p min_p typical_p repetition min_tokens watermark, then counts and items of logit_bias
-(id value) and bad_words (length ids), then the probabilities. The processors run in the order of runtime/sample/sample.h."""
+(id value) and bad_words (length ids), then the probabilities. The processors run in the order of runtime/sample/sampler.h."""
 import torch
 from transformers import (LogitsProcessorList, MinNewTokensLengthLogitsProcessor, MinPLogitsWarper,
                           NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor,

@@ -41,7 +41,7 @@ LIMIT = dict(machine=120, conform=90, models=100, figures=320, ranks=90, kernels
 LEAST = dict(machine=5, conform=15, models=15, figures=30, ranks=10, kernels=25, sanitize=20)
 GOLDEN = ("llama-smol", "llama-bias-linear-bf16", "qwen3-bias-tied", "gemma2-caps", "mixtral-bf16", "deepseek_v3-plain", "gpt2-plain")
 # the kernels that the measured models run on first
-KERNELS = tuple(f"test_{x}.py" for x in ("gemv", "swap", "sm90", "flash", "cuda_attention", "cuda_sample", "gemm", "cuda_moe", "moe_gemm", "moe_fused", "cuda_mla", "qkv", "cuda_weights",
+KERNELS = tuple(f"test_{x}.py" for x in ("gemv", "gemm_swap_ab", "sm90", "flash", "cuda_attention", "cuda_sample", "gemm", "cuda_moe", "moe_gemm", "moe_fused", "cuda_mla", "qkv", "cuda_weights",
                                          "two_products", "values16", "cuda_ops", "cuda_matmul", "cuda_state", "cuda_index", "kv_types"))
 
 
@@ -267,7 +267,7 @@ WAYS = ("one-shot", "two-shot", "nccl")
 
 
 def sums(r, n, env):
-    """Tokens of a model over n GPUs by each way, and microseconds of an all-reduce by size, as llmc has measured them (runtime/cuda/ways.h)."""
+    """Tokens of a model over n GPUs by each way, and microseconds of an all-reduce by size, as llmc has measured them (runtime/cuda/comm_algorithm.h)."""
     model = os.path.join(r.tmp, "sums.yaml")
     Path(model).write_text(SUMS)
     told, us = {}, {}

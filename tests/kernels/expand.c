@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/embed.h"
-#include "compiler/select.h"
+#include "compiler/select_kernels.h"
 
 static int    n_given;
 static char **given;

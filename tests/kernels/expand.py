@@ -1,6 +1,6 @@
 """Kernels as the compiler expands them: build/expand (expand.c) has the library take a template for an op.
 
-    k = expand("cuda-sm_90a", "templates/cuda/matmul.cu.in", dict(ROWS=8, COLS=64, W_DTYPE="q8_0", HAS_B=0))
+    k = expand("cuda-sm_90a", "templates/cuda/gemm/matmul.cu.in", dict(ROWS=8, COLS=64, W_DTYPE="q8_0", HAS_B=0))
     k["text"], k["symbol"], k["arg"], k["launch"], k["map"]     # the kernel's row of a plan (docs/plan-format.md)
     k["products"]                                               # the same of what it calls
 
@@ -30,7 +30,7 @@ def tool(name="expand"):
 
 # What most ops lack: left out unless a test says otherwise
 LACKS = {"sink", "p", "add", "gate_b", "up_b", "down_b", "logit_b"}
-USUAL = {f"HAS_{n.upper()}": 0 for n in LACKS} | {"LIMIT": 0, "PLUS_ONE": 0, "JITTER": 0, "EACH": 0, "CHUNK": 0, "ALIBI_FIRST": 0, "ALIBI_HEADS": 0}
+USUAL = {f"HAS_{n.upper()}": 0 for n in LACKS} | {"LIMIT": 0, "PLUS_ONE": 0, "JITTER": 0, "PER_GROUP": 0, "CHUNK": 0, "ALIBI_FIRST": 0, "ALIBI_HEADS": 0}
 
 
 def expand(target, path, params):

@@ -89,7 +89,7 @@ main(int argc, char **argv)
 		if (want->kind == VAL_ACT) {
 			if (k == 0 && n != s.n_tok * cols)
 				rows = SYM_n_out;
-			buffer[k] = (PlanBuffer){ .dtype = want->dtype, .extent = { k >= op->n_in && op->flags & OPF_PICK ? SYM_n_out : rows, cols, 1 } };
+			buffer[k] = (PlanBuffer){ .dtype = want->dtype, .extent = { k >= op->n_in && op->flags & OPF_GATHER ? SYM_n_out : rows, cols, 1 } };
 			arg[k].kind = REF_BUFFER;
 			arg[k].buffer = &buffer[k];
 			int64_t need = (buffer[k].extent.sym == SYM_n_out ? s.n_out : s.n_tok) * cols;

@@ -145,7 +145,7 @@ CASES |= {
     "rest4":   dict(lens=[31, 200], heads=8, kv_heads=2, dim=72, v_dim=104),
 }
 TILES = ("rest4", "gqa4", "d128", "odd", "odd5", "chunks4", "alibi4", "prefix4", "falcon", "sinks", "sink8", "capwin4")
-WORDS = {"int8", "int8_32", "int6", "int4"} # types that v3 multiplies in whole numbers: cpu_attention_words.h
+WORDS = {"int8", "int8_32", "int6", "int4"} # types that v3 multiplies in whole numbers: cpu/attention/attention_int16.h
 QUICK = ("gqa", "odd", "prefix", "int8r", "k6v4", "near4r", "chanodd")
 
 

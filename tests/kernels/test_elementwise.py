@@ -182,7 +182,7 @@ def test_kv_close(windowed, dim):
     for seq, page in ((0, 0), (0, 1), (1, 0)):
         r = K.encode("int4c", x[9 - number[seq][page]])
         want[10 * exact:].reshape(10, -1)[table[seq][page], :keys] = K.plane_by_channel(r.code, r.scale[0], r.zero[0]).reshape(-1)
-    got = H.build("kv_close", V, dict(KV_HEADS=heads, DIM=dim, V_DIM=v_dim, KV_K="int4c", KV_V="int6", KV_ROTATE=1, KV_RECENT=32, KV_WINDOWED=windowed))
+    got = H.build("kv_quantize_page", V, dict(KV_HEADS=heads, DIM=dim, V_DIM=v_dim, KV_K="int4c", KV_V="int6", KV_ROTATE=1, KV_RECENT=32, KV_WINDOWED=windowed))
     before, wide = both.copy(), -(-dim // 32) * 32
 
     def known(a):
@@ -236,7 +236,7 @@ def table_of(dtype):
 @functools.cache
 def packer():
     so = H.CACHE / "packer.so"
-    src = [str(H.ROOT / p) for p in ("formats/layout_packed.c", "formats/layout_codes.c", "formats/dequant.c", "formats/quant_row.c", "formats/dtype.c")]
+    src = [str(H.ROOT / p) for p in ("formats/layout_packed.c", "formats/layout_codes.c", "formats/dequant.c", "formats/quantize_row.c", "formats/dtype.c")]
     H.CACHE.mkdir(parents=True, exist_ok=True)
     subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", f"-I{H.ROOT}", f"-I{H.ROOT}/templates", *src, "-o", str(so), "-lm"], check=True)
     return C.CDLL(str(so))

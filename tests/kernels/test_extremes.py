@@ -119,8 +119,8 @@ def test_route(lib, target, name):  # noqa: F811
     x[:6, :2] = [[1, 1], [1, 0], [0, 0], [0, 1], [1, 2], [-1, 1]]
     x[6, 0], x[7, 0], x[8, :2] = np.nan, np.inf, [0.5, -2]
     k = H.build("norm_route", target, dict(
-        N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, MIX=0, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SUM_EPS=1e-20, SCALE=float(c.get("scale", 1.0)), GROUPS=groups,
-        KEEP_GROUPS=c.get("keep", 1), GROUP_SCORE=c.get("group_score", "max"), NORM="none", EPS=0.0, PLUS_ONE=0, HAS_BIAS=0, HAS_LOGIT_B=0, JITTER=c.get("jitter", 0), W_DTYPE="f32",
+        N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, SHARED_GATE=0, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SUM_EPS=1e-20, SCALE=float(c.get("scale", 1.0)), GROUPS=groups,
+        TOP_K_GROUPS=c.get("keep", 1), GROUP_SCORE=c.get("group_score", "max"), NORM="none", EPS=0.0, PLUS_ONE=0, HAS_BIAS=0, HAS_LOGIT_B=0, JITTER=c.get("jitter", 0), W_DTYPE="f32",
         ACT_BITS=16), FAST)
 
     def run(x):

@@ -24,7 +24,7 @@ class Indexer:
         pages = [-(-m // H.PAGE) for m in lens]
         self.table = H.page_table(rng, pages, 2)
         self.n_pages = sum(pages) + 2
-        self.params = dict(HEADS=heads, DIM=dim, CHOSEN=chosen, SCALE=0.5, KV_DTYPE=kv, KV_PAGE_BYTES=H.PAGE * K.row_bytes(kv, dim))
+        self.params = dict(HEADS=heads, DIM=dim, INDEX_TOP_K=chosen, SCALE=0.5, KV_DTYPE=kv, KV_PAGE_BYTES=H.PAGE * K.row_bytes(kv, dim))
 
     def step(self, rows):
         pos = [p for _, ps in rows for p in ps]
@@ -112,7 +112,7 @@ def test_attention_over_chosen_positions(lib, name, target): # noqa: F811
     chosen = kw.pop("chosen")
     c = Case(lib, **kw)
     rng = np.random.default_rng(3)
-    p = dict(c.params(0), HAS_K_B=0, HAS_V_B=0, HAS_SEL=1, CHOSEN=chosen)
+    p = dict(c.params(0), HAS_K_B=0, HAS_V_B=0, HAS_SEL=1, INDEX_TOP_K=chosen)
     mixed, decode = H.build("mla_attend", target, p), H.build("mla_attend_decode", target, p)
     held, pool = K.kept(c.kv, c.held), c.pages(c.held)
     picks = {}

@@ -34,7 +34,7 @@ def lib():
     H.CACHE.mkdir(parents=True, exist_ok=True)
     out = H.CACHE / f"layout.{os.getpid()}.so"  # another process may be at the same
     src = [str(p) for d in ("formats", "runtime/weights") for p in sorted((H.ROOT / d).glob("*.c"))
-           if p.name in ("dtype.c", "dequant.c", "quant_row.c", "layout.c", "layout_packed.c", "layout_codes.c")]
+           if p.name in ("dtype.c", "dequant.c", "quantize_row.c", "layout.c", "layout_packed.c", "layout_codes.c")]
     subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", f"-I{H.ROOT}", f"-I{H.ROOT}/templates", f"-I{H.ROOT}/include", *src,
                     "-o", str(out), "-lm"], check=True)
     so = C.CDLL(str(out))
@@ -114,7 +114,7 @@ class Weights:
 
 
 def quantised(x, bits):
-    """The activations that kernels see: (integers, scales), by their definition in templates/common/cpu_quant.h."""
+    """The activations that kernels see: (integers, scales), by their definition in templates/cpu/gemm/quantize_act.h."""
     top = np.float32(32512 if bits == 16 else 127)
     b = x.astype(np.float32).reshape(*x.shape[:-1], -1, 32)
     peak = np.abs(b).max(-1, keepdims=True)
@@ -471,7 +471,7 @@ def test_matmul_add(lib, target, in_place):
 @pytest.mark.parametrize("target,cap", [(t, 30.0) for t in TARGETS] + [("generic", 0.0)])
 def test_head(lib, target, cap):
     rows, cols, scale = 203, 64, 0.8
-    k = H.build("head", target, dict(ROWS=rows, COLS=cols, W_DTYPE="q8_0", ACT_BITS=16, NORM="rms", EPS=1e-5, PLUS_ONE=0, SCALE=scale, CAP=cap),
+    k = H.build("lm_head", target, dict(ROWS=rows, COLS=cols, W_DTYPE="q8_0", ACT_BITS=16, NORM="rms", EPS=1e-5, PLUS_ONE=0, SCALE=scale, SOFTCAP=cap),
                 FAST)
     w = Weights(lib, "q8_0", rows, cols)
     nw, _ = vectors(cols)

@@ -47,7 +47,7 @@ class Case:
 
     def params(self, expand):
         return dict(HEADS=self.heads, Q_RANK=self.q_rank, KV_RANK=self.rank, NOPE_DIM=self.nope, ROPE_DIM=self.rope_dim, V_DIM=self.v_dim,
-                    STACKED=self.stacked, EXPAND=expand, CHOSEN=0, HAS_SEL=0, EPS=1e-6, STYLE=self.style, SCALE=self.scale, KV_DTYPE=self.kv, ACT_BITS=self.bits,
+                    FUSED=self.stacked, EXPAND=expand, INDEX_TOP_K=0, HAS_SEL=0, EPS=1e-6, STYLE=self.style, SCALE=self.scale, KV_DTYPE=self.kv, ACT_BITS=self.bits,
                     KV_PAGE_BYTES=H.PAGE * K.row_bytes(self.kv, self.latent), K_B_DTYPE=self.dtype, V_B_DTYPE=self.dtype,
                     Q_B_DTYPE=self.q_b.dtype if self.q_b else "f32", HAS_Q_B=int(self.q_rank > 0), HAS_QN=int(self.q_rank > 0),
                     HAS_C=1 - self.stacked, HAS_K_B=1, HAS_V_B=1)

@@ -30,8 +30,8 @@ def test_route(lib, target, name):
     c = dict(kind="rms", mix=0, bias=False, logit_bias=False, renorm=0, scale=1.0, groups=1, keep=1, score="softmax", group_score="max", sum_eps=1e-20, jitter=0.0) | ROUTES[name]
     n, top_k, hidden, mix, kind = c["n"], c["top_k"], c["hidden"], c["mix"], c["kind"]
     k = H.build("norm_route", target, dict(
-        N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, MIX=mix, SCORE=c["score"], RENORM=c["renorm"], SUM_EPS=c["sum_eps"], SCALE=c["scale"], GROUPS=c["groups"],
-        KEEP_GROUPS=c["keep"], GROUP_SCORE=c["group_score"], NORM=kind, EPS=1e-5, PLUS_ONE=0, HAS_BIAS=c["bias"], HAS_LOGIT_B=c["logit_bias"], W_DTYPE=c["dtype"],
+        N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, SHARED_GATE=mix, SCORE=c["score"], RENORM=c["renorm"], SUM_EPS=c["sum_eps"], SCALE=c["scale"], GROUPS=c["groups"],
+        TOP_K_GROUPS=c["keep"], GROUP_SCORE=c["group_score"], NORM=kind, EPS=1e-5, PLUS_ONE=0, HAS_BIAS=c["bias"], HAS_LOGIT_B=c["logit_bias"], W_DTYPE=c["dtype"],
         JITTER=c["jitter"], ACT_BITS=16), FAST)
     w = Weights(lib, c["dtype"], n + mix, hidden)
     w.file[3] = w.file[2]                       # two experts that are always equal: the first is the better
@@ -70,7 +70,7 @@ def test_route_of_nothing(lib):
     """Logits that are no numbers give experts that exist, each once."""
     target = TARGETS[-1]
     k = H.build("norm_route", target, dict(
-        N_EXPERTS=40, TOP_K=4, HIDDEN=8, MIX=0, SCORE="sigmoid", RENORM=1, SUM_EPS=1e-20, SCALE=1.0, GROUPS=8, KEEP_GROUPS=1, GROUP_SCORE="top2", NORM="none",
+        N_EXPERTS=40, TOP_K=4, HIDDEN=8, SHARED_GATE=0, SCORE="sigmoid", RENORM=1, SUM_EPS=1e-20, SCALE=1.0, GROUPS=8, TOP_K_GROUPS=1, GROUP_SCORE="top2", NORM="none",
         EPS=0.0, PLUS_ONE=0, HAS_BIAS=0, W_DTYPE="f32", ACT_BITS=16), FAST)
     x = np.full((3, 8), np.nan, np.float32)
     x[1], x[2] = np.inf, -1e38
@@ -82,7 +82,7 @@ def test_route_of_nothing(lib):
 @pytest.mark.parametrize("first,count", [(0, 3), (3, 3), (6, 1)])
 def test_own_experts(first, count):
     """Experts dealt whole to ranks: those of this one under their numbers here"""
-    k = H.build("own_experts", TARGETS[-1], dict(N_EXPERTS=7, TOP_K=5, FIRST=first, COUNT=count), FAST)
+    k = H.build("local_experts", TARGETS[-1], dict(N_EXPERTS=7, TOP_K=5, FIRST=first, COUNT=count), FAST)
     ids = np.array([np.random.default_rng(t).permutation(7)[:5] for t in range(9)], np.int32)
     for parts in (1, 2, 4):
         own = H.aligned((9, 5), np.int32, 99)
@@ -129,12 +129,12 @@ class Mixture:
         self.s_packed = [w.packed(target) for w in self.s] or [None] * 3
 
     def sizes(self):
-        return dict(N_EXPERTS=self.n, ELSEWHERE=0, TOP_K=self.top_k, HIDDEN=self.hidden, WIDTH=self.width, SHARED=self.shared, ACT_BITS=self.bits)
+        return dict(N_EXPERTS=self.n, N_REMOTE_EXPERTS=0, TOP_K=self.top_k, HIDDEN=self.hidden, WIDTH=self.width, SHARED=self.shared, ACT_BITS=self.bits)
 
     def glu_kernel(self):
         names = dict(zip(("GATE_DTYPE", "UP_DTYPE"), self.types)) | dict(zip(("S_GATE_DTYPE", "S_UP_DTYPE"), self.s_types))
         return H.build("norm_moe_glu", self.target, self.sizes() | names | dict(
-            SPREAD=self.spread, ACT=self.act, LIMIT=self.limit, NORM=self.kind, EPS=1e-5, PLUS_ONE=0, HAS_GATE_B=int(self.biases[0] is not None), HAS_UP_B=int(self.biases[0] is not None), HAS_S_GATE=int(self.shared > 0), HAS_S_UP=int(self.shared > 0), HAS_ADD=int(self.add is not None)), FAST)
+            X_ROWS_PER_TOKEN=self.spread, ACT=self.act, LIMIT=self.limit, NORM=self.kind, EPS=1e-5, PLUS_ONE=0, HAS_GATE_B=int(self.biases[0] is not None), HAS_UP_B=int(self.biases[0] is not None), HAS_S_GATE=int(self.shared > 0), HAS_S_UP=int(self.shared > 0), HAS_ADD=int(self.add is not None)), FAST)
 
     def glu(self, k, rows, parts, order=None):
         cols = self.top_k * self.width + self.shared
@@ -163,7 +163,7 @@ class Mixture:
     def down_kernel(self, has_r=True):
         names = dict(DOWN_DTYPE=self.types[2]) | (dict(S_DOWN_DTYPE=self.s_types[2]) if self.shared else {})
         return H.build("moe_down_add", self.target, self.sizes() | names | dict(
-            MIX=self.mix, SCALE=0.75, HAS_S_DOWN=int(self.shared > 0), HAS_R=int(has_r), HAS_DOWN_B=int(self.biases[2] is not None)), FAST)
+            SHARED_GATE=self.mix, SCALE=0.75, HAS_S_DOWN=int(self.shared > 0), HAS_R=int(has_r), HAS_DOWN_B=int(self.biases[2] is not None)), FAST)
 
     def down(self, k, h, rows, parts, order=None, has_r=True, in_place=True):
         res, y = self.r[rows].copy(), H.aligned((len(rows), self.hidden))
@@ -240,7 +240,7 @@ def test_parts_in_threads(lib):
 
 DEAL = r"""
 #define LLMC_TARGET_generic 1
-#include "common/cpu_moe.h"
+#include "cpu/moe/moe.h"
 /* from, to [n_parts][n] of n experts that count rows chose, each of units[e]; cost [n_parts] */
 void
 deal(const int32_t *count, const int32_t *units, int n, int n_parts, int32_t *from, int32_t *to, int32_t *cost)

@@ -1,6 +1,6 @@
 /* A kernel with products of two kinds, the second with two matrices, as an expert's are: what one file could not hold while formats
  * and columns were macros. LLMC_TARGET_<target> comes from the command line, names of what the products call from the test. */
-#include "common/cpu_matmul.h"
+#include "cpu/gemm/matmul.h"
 
 enum { ROWS = 43 };
 PRODUCT(wide, W_q4_k, 512, 16)

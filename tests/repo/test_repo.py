@@ -99,17 +99,17 @@ def test_every_op_has_its_reference_and_its_line():
     for op in ops:
         assert f"\nref_{op}(const RefCall" in ref, op
         # those between ranks are plain additions and copies, which tests/unit/test_comm.c writes down; keys by channel are part of what transformers computes
-        assert f"case {op} " in golden or (op == "kv_close" and glob.glob("tests/golden/kv/*.int4c.*")) or f'("{op}"' in everywhere or f"ref_find(OP_{op})" in ranks, f"nothing of other makers says what {op} computes"
-        kernel = [t for d in ("cpu", "cuda") for t in os.listdir(f"templates/{d}") if re.sub(r"(_decode|_mixed)?(_sm90|_sm80)?\.cu?\.in$", "", t) == op]
+        assert f"case {op} " in golden or (op == "kv_quantize_page" and glob.glob("tests/golden/kv/*.int4c.*")) or f'("{op}"' in everywhere or f"ref_find(OP_{op})" in ranks, f"nothing of other makers says what {op} computes"
+        kernel = [t for d in ("cpu", "cuda") for _, _, names in os.walk(f"templates/{d}") for t in names if re.sub(r"(_decode|_mixed)?(_sm90|_sm80)?\.cu?\.in$", "", t) == op]
         tests = "".join(open(f).read() for f in files("tests/kernels", "tests/cuda") if f.endswith(".py"))
         assert not kernel or re.search(rf"[\"']{op}(_decode|_mixed)?[\"']", tests), f"no test runs the kernels of {op}"
-    for f in sorted(glob.glob("templates/cpu/*.c.in")):
+    for f in sorted(glob.glob("templates/cpu/*/*.c.in")):
         name = re.sub(r"(_decode|_mixed)?\.c\.in$", "", os.path.basename(f))
         assert name in ops, f"{f} is no op's template"
 
 
 def test_kernels_let_the_next_one_come_when_they_have_waited():
-    """PDL_LAUNCH stands right behind PDL_WAIT (templates/common/cuda_ptx.h says why)."""
+    """PDL_LAUNCH stands right behind PDL_WAIT (templates/cuda/ptx/ptx.h says why)."""
     for path in sorted((ROOT / "templates").rglob("*")):
         if path.suffix in (".h", ".in", ".cu", ".head"):
             lines = path.read_text().splitlines()

@@ -38,10 +38,10 @@ def found(path, text, allowed=None):
         ("docs/x.md", "[told](behind.md) <!-- nobody -->\n", [(1, "tell")]),
         ("docs/x.md", "word " * 35 + "end.\n", [(1, "long")]),
         ("docs/x.md", "word " * 20 + "\nend. " + "word " * 34 + "end.\n", []),
-        ("serve/page/x.html", "<p title='x'>Nobody</p>\n<script>// told\n</script>\n", [(1, "nobody")]),
-        ("serve/page/x.js", "// A page a model\n", [(1, "per")]),
+        ("serve/pages/assets/x.html", "<p title='x'>Nobody</p>\n<script>// told\n</script>\n", [(1, "nobody")]),
+        ("serve/pages/assets/x.js", "// A page a model\n", [(1, "per")]),
         ("cli/llmc.1", ".TP\n.B told\nbits a weight\n", [(2, "tell"), (3, "per")]),
-        ("serve/page/openapi.json", '{"info": {"title": "who",\n"description": "who asks"}}\n', [(2, "ask"), (2, "who")]),
+        ("serve/pages/assets/openapi.json", '{"info": {"title": "who",\n"description": "who asks"}}\n', [(2, "ask"), (2, "who")]),
         ("tests/golden/x.json", '{"description": "who asks"}\n', []),
     ],
 )

@@ -92,7 +92,7 @@ def test_the_openapi_document_is_valid_and_complete(tiny):
     doc = tiny.get("/openapi.json").json()
     validate(doc)
     assert tiny.get("/docs").json() == doc and "text/html" in tiny.get("/docs", headers={"Accept": "text/html"}).headers["content-type"]
-    source = open("serve/routes.def").read()
+    source = open("serve/http/routes.def").read()
     pages = {"/chat", "/status", "/docs", "/openapi.json", "/page/"}
     routes = {(m, p) for m, p in re.findall(r'ROUTE\("(GET|POST|DELETE)", +"([^"]+)"', source) if p not in pages}
     described = {(m.upper(), re.sub(r"{\w+}", "", p)) for p, ms in doc["paths"].items() for m in ms}

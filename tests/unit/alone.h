@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "api/api.h"
-#include "runtime/sample/sample.h"
+#include "runtime/sample/sampler.h"
 
 static inline bool
 alone_is_eos(const Plan *plan, int32_t id)

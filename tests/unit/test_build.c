@@ -79,9 +79,9 @@ fresh(void)
 }
 
 static llmc_status
-open_kernels(Kernels **k, llmc_error *err)
+open_kernels(CpuKernels **k, llmc_error *err)
 {
-	const BuildOptions o = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	const KernelBuildOptions o = { .artifact = artifact, .n_jobs = 2, .log = hear };
 
 	said[0] = 0;
 	n_compiled = 0;
@@ -92,7 +92,7 @@ open_kernels(Kernels **k, llmc_error *err)
 static int
 works(int answer)
 {
-	Kernels *k;
+	CpuKernels *k;
 	llmc_error err;
 	int got = 0;
 	void *args[] = { &got };
@@ -111,7 +111,7 @@ works(int answer)
 static void
 refused(llmc_status want, const char *text)
 {
-	Kernels *k;
+	CpuKernels *k;
 	llmc_error err = { 0 };
 
 	assert_int_equal(open_kernels(&k, &err), want);
@@ -253,7 +253,7 @@ what_others_may_write_is_not_run(void **state)
 static void
 folders_that_others_may_write_to(void **state)
 {
-	BuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	KernelBuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
 	static const char *const shipped[] = { "aot", "aot/cpu-generic" };
 	char path[600];
 
@@ -278,7 +278,7 @@ folders_that_others_may_write_to(void **state)
 static void
 any_umask_will_do(void **state)
 {
-	BuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	KernelBuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
 	mode_t was;
 
 	(void)state;
@@ -299,9 +299,9 @@ any_umask_will_do(void **state)
 static void
 long_sources_are_compiled_first(void **state)
 {
-	BuildOptions one_at_a_time = { .artifact = artifact, .n_jobs = 1, .log = hear };
+	KernelBuildOptions one_at_a_time = { .artifact = artifact, .n_jobs = 1, .log = hear };
 	char text[4000], line[600], name[600];
-	Kernels *k;
+	CpuKernels *k;
 
 	(void)state;
 	fresh();
@@ -382,7 +382,7 @@ headers_are_precompiled(void **state)
 		many[i] = (PlanKernel){ .id = name[i], .file = name[i], .symbol = "u" };
 	}
 	for (int w = 0; w < 3; w++) {
-		Kernels *k;
+		CpuKernels *k;
 		llmc_error err;
 		int made = 0, used = 0;
 		fresh();
@@ -395,7 +395,7 @@ headers_are_precompiled(void **state)
 		snprintf(path, sizeof path, "%s/cc", artifact);
 		chmod(path, 0755);
 		setenv("LLMC_CC", path, 1);
-		if (kernels_open(&p, &(BuildOptions){ .artifact = artifact, .n_jobs = 2, .log = hear }, &k, &err) != LLMC_OK)
+		if (kernels_open(&p, &(KernelBuildOptions){ .artifact = artifact, .n_jobs = 2, .log = hear }, &k, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
 		assert_string_equal(said, "");
 		kernels_close(k);
@@ -521,7 +521,7 @@ static void
 a_cache_that_takes_no_files(void **state)
 {
 	char tmp[600];
-	Kernels *k[2];
+	CpuKernels *k[2];
 	llmc_error err;
 	int got = 0;
 	void *args[] = { &got };
@@ -560,8 +560,8 @@ what_kernels_call_outlives_its_model(void **state)
 		{ .id = "called", .file = "kernels/called.c", .symbol = "called_by_all" },
 	};
 	const Plan p = { .target = "cpu-generic", .n_kernel = 2, .kernel = both };
-	const BuildOptions o = { .artifact = artifact, .n_jobs = 2, .log = hear };
-	Kernels *k[2];
+	const KernelBuildOptions o = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	CpuKernels *k[2];
 	llmc_error err;
 	int got = 0;
 	void *args[] = { &got };
@@ -598,10 +598,10 @@ what_kernels_call_outlives_its_model(void **state)
 static void
 shipped_kernels_are_used_when_they_fit(void **state)
 {
-	const BuildOptions o = { .artifact = NULL };
-	BuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	const KernelBuildOptions o = { .artifact = NULL };
+	KernelBuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
 	char path[600];
-	Kernels *k;
+	CpuKernels *k;
 	llmc_error err;
 
 	(void)state;
@@ -656,7 +656,7 @@ processes_may_build_the_same(void **state)
 		pid[i] = fork();
 		assert_true(pid[i] >= 0);
 		if (!pid[i]) {
-			Kernels *k;
+			CpuKernels *k;
 			int got = 0;
 			void *args[] = { &got };
 			if (open_kernels(&k, NULL) != LLMC_OK)

@@ -19,9 +19,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/cache.h"
+#include "base/build_cache.h"
 #include "base/file.h"
-#include "base/seal.h"
+#include "base/checksummed_file.h"
 #include "base/sha256.h"
 #include "tests/unit/tempdir.h"
 
@@ -222,7 +222,7 @@ damaged_entries_are_not_taken(void **state)
 static void
 least_recently_used_entries_go(void **state)
 {
-	const size_t size = 10000 - SEAL_BYTES;
+	const size_t size = 10000 - CHECKSUM_TRAILER_BYTES;
 	Cache c;
 	CacheEntry held = { 0 };
 	char key[65];

@@ -61,9 +61,9 @@ sum_main(void *arg)
 
 	t->ok = true;
 	for (int i = 0; i < c->rounds && t->ok; i++) {
-		CommSum s = { .x = c->x[t->rank], .b = c->b ? c->bias : NULL, .b2 = c->b2 ? c->bias2 : NULL, .r = c->r ? c->res[t->rank] : NULL,
+		CommReduce s = { .x = c->x[t->rank], .b = c->b ? c->bias : NULL, .b2 = c->b2 ? c->bias2 : NULL, .r = c->r ? c->res[t->rank] : NULL,
 			      .y = c->same ? c->res[t->rank] : c->y[t->rank], .scale = 0.75f, .rows = c->rows, .width = c->width };
-		t->ok = comm_sum(c->comm[t->rank], t->part, &s);
+		t->ok = comm_all_reduce(c->comm[t->rank], t->part, &s);
 	}
 	return NULL;
 }
@@ -112,7 +112,7 @@ sum_case(int ranks, int parts, int64_t rows, int64_t width, int terms, bool same
 	assert_memory_equal(c.y[0], want, (size_t)n * 4);
 	memset(c.y[0], 0xff, (size_t)n * 4);
 
-	assert_int_equal(comm_local((CommShape){ .ranks = ranks, .team = ranks, .parts = parts }, c.comm, &err), LLMC_OK);
+	assert_int_equal(comm_threads((CommShape){ .ranks = ranks, .team = ranks, .parts = parts }, c.comm, &err), LLMC_OK);
 	run_threads(&c, sum_main);
 	for (int k = 0; k < ranks; k++) {
 		assert_memory_equal(c.same ? c.res[k] : c.y[k], want, (size_t)n * 4);
@@ -162,7 +162,7 @@ many_rounds_keep_apart(void **state)
 		for (int k = 1; k < c.ranks; k++)
 			want[i] += c.x[k][i];
 	}
-	assert_int_equal(comm_local((CommShape){ .ranks = c.ranks, .team = c.ranks, .parts = c.parts }, c.comm, &err), LLMC_OK);
+	assert_int_equal(comm_threads((CommShape){ .ranks = c.ranks, .team = c.ranks, .parts = c.parts }, c.comm, &err), LLMC_OK);
 	run_threads(&c, sum_main);
 	for (int k = 0; k < c.ranks; k++) {
 		assert_memory_equal(c.y[k], want, sizeof want);
@@ -178,8 +178,8 @@ join_main(void *arg)
 	Thread *t = arg;
 	Case   *c = t->c;
 
-	t->ok = comm_join(c->comm[t->rank], t->part,
-	                  &(CommJoin){ .x = c->x[t->rank], .y = t->rank < 2 ? c->y[t->rank] : NULL, .rows = c->rows, .width = c->width, .unit = c->unit });
+	t->ok = comm_all_gather(c->comm[t->rank], t->part,
+	                  &(CommGather){ .x = c->x[t->rank], .y = t->rank < 2 ? c->y[t->rank] : NULL, .rows = c->rows, .width = c->width, .unit = c->unit });
 	return NULL;
 }
 
@@ -212,7 +212,7 @@ join_case(int ranks, int parts, int64_t rows, int64_t width, int64_t unit)
 	assert_memory_equal(c.y[0], want, (size_t)(rows * width) * 4);
 	memset(c.y[0], 0xff, (size_t)(rows * width) * 4);
 
-	assert_int_equal(comm_local((CommShape){ .ranks = ranks, .team = ranks, .parts = parts }, c.comm, &err), LLMC_OK);
+	assert_int_equal(comm_threads((CommShape){ .ranks = ranks, .team = ranks, .parts = parts }, c.comm, &err), LLMC_OK);
 	run_threads(&c, join_main);
 	for (int k = 0; k < ranks; k++) {
 		if (k < 2)
@@ -260,7 +260,7 @@ bytes_arrive_in_order(void **state)
 	llmc_error err;
 
 	(void)state;
-	assert_int_equal(comm_local((CommShape){ .ranks = c.ranks, .team = c.ranks, .parts = 1 }, c.comm, &err), LLMC_OK);
+	assert_int_equal(comm_threads((CommShape){ .ranks = c.ranks, .team = c.ranks, .parts = 1 }, c.comm, &err), LLMC_OK);
 	run_threads(&c, bytes_main);
 	for (int k = 0; k < c.ranks; k++)
 		comm_close(c.comm[k]);
@@ -278,7 +278,7 @@ ring_main(void *arg)
 	for (int i = 0; i < ROUNDS + AHEAD && t->ok; i++) {
 		const int in = t->rank ? i : i - AHEAD, n_in = (in * 37) % MOST + 1, n_out = (i * 37) % MOST + 1;
 		if (in >= 0 && in < ROUNDS) {
-			t->ok = comm_take(t->c->comm[t->rank], data, (size_t)n_in * sizeof *data);
+			t->ok = comm_pipe_receive(t->c->comm[t->rank], data, (size_t)n_in * sizeof *data);
 			for (int k = 0; k < n_in && t->ok; k++)
 				t->ok = data[k] == (uint32_t)(in * 1000 + k + (t->rank ? t->rank - 1 : t->c->ranks - 1));
 		}
@@ -286,7 +286,7 @@ ring_main(void *arg)
 			continue;
 		for (int k = 0; k < n_out; k++)
 			data[k] = (uint32_t)(i * 1000 + k + t->rank);
-		t->ok = t->ok && comm_hand(t->c->comm[t->rank], data, (size_t)n_out * sizeof *data);
+		t->ok = t->ok && comm_pipe_send(t->c->comm[t->rank], data, (size_t)n_out * sizeof *data);
 	}
 	return NULL;
 }
@@ -305,11 +305,11 @@ a_choice_is_of_one_rank(void **state)
 		int64_t first, count;
 		int32_t own[2 * TOP_K];
 		op_share(N, 1, RANKS_OF_EXPERTS, r, &first, &count);
-		const PlanStep step = { .op = OP_own_experts, .kernel = -1, .n_attr = 4,
+		const PlanStep step = { .op = OP_local_experts, .kernel = -1, .n_attr = 4,
 			                .attr = { { .key = "n_experts", .kind = ATTR_INT, .i = N }, { .key = "top_k", .kind = ATTR_INT, .i = TOP_K },
 			                          { .key = "first", .kind = ATTR_INT, .i = first }, { .key = "count", .kind = ATTR_INT, .i = count } } };
 		const RefArg arg[] = { { .kind = REF_BUFFER, .data = id }, { .kind = REF_BUFFER, .data = own } };
-		ref_find(OP_own_experts)(&(RefCall){ .step = &step, .s = &now, .arg = arg });
+		ref_find(OP_local_experts)(&(RefCall){ .step = &step, .s = &now, .arg = arg });
 		for (int i = 0; i < 2 * TOP_K; i++)
 			if (own[i] >= 0) {
 				assert_true(own[i] < count && own[i] + first == id[i]);
@@ -339,7 +339,7 @@ bytes_go_round(void **state)
 	for (int ranks = 2; ranks < 5; ranks++) {
 		Case c = { .ranks = ranks, .parts = 1 };
 		/* pipes that are shorter than a message, and one that holds all that is on its way */
-		assert_int_equal(comm_local((CommShape){ .ranks = c.ranks, .team = 1, .parts = 1, .onward = 1000, .back = 32000 }, c.comm, &err), LLMC_OK);
+		assert_int_equal(comm_threads((CommShape){ .ranks = c.ranks, .team = 1, .parts = 1, .onward = 1000, .back = 32000 }, c.comm, &err), LLMC_OK);
 		run_threads(&c, ring_main);
 		for (int k = 0; k < c.ranks; k++)
 			comm_close(c.comm[k]);
@@ -360,22 +360,22 @@ stages_main(void *arg)
 	t->ok = true;
 	for (int round = 0; round < 60 && t->ok; round++) {
 		if (stage)
-			t->ok = comm_take(c, &got, sizeof got) && got == (float)(round + 10 * (t->rank - 2));
+			t->ok = comm_pipe_receive(c, &got, sizeof got) && got == (float)(round + 10 * (t->rank - 2));
 		for (int i = 0; i < 5 + 3 * stage && t->ok; i++) {
 			for (int k = 0; k < 37; k++)
 				x[k] = (float)(k + t->rank + i);
-			t->ok = comm_sum(c, 0, &(CommSum){ .x = x, .y = y, .rows = 1, .width = 37 });
+			t->ok = comm_all_reduce(c, 0, &(CommReduce){ .x = x, .y = y, .rows = 1, .width = 37 });
 			for (int k = 0; k < 37; k++)
 				t->ok = t->ok && y[k] == (float)(2 * (k + i) + 4 * stage + 1);
 		}
 		got = (float)(round + 10 * t->rank);
-		t->ok = t->ok && (t->rank == 5 || comm_hand(c, &got, sizeof got));
+		t->ok = t->ok && (t->rank == 5 || comm_pipe_send(c, &got, sizeof got));
 		if (t->rank == 0)
-			t->ok = t->ok && comm_take(c, &got, sizeof got) && got == (float)(round + 40);
+			t->ok = t->ok && comm_pipe_receive(c, &got, sizeof got) && got == (float)(round + 40);
 		const int n = round % 7 ? round * 3 + 1 : 5000;
 		for (int k = 0; k < n; k++)
 			own[k] = t->rank * 100000 + round + k;
-		t->ok = t->ok && comm_collect(c, own, (size_t)n * sizeof *own, all);
+		t->ok = t->ok && comm_gather_to_root(c, own, (size_t)n * sizeof *own, all);
 		for (int k = 0; k < n * t->c->ranks && all && t->ok; k++)
 			t->ok = all[k] == k / n * 100000 + round + k % n;
 	}
@@ -390,7 +390,7 @@ stages_of_several_ranks(void **state)
 	llmc_error err;
 
 	(void)state;
-	assert_int_equal(comm_local((CommShape){ .ranks = 6, .team = 2, .parts = 1, .onward = 40, .back = 4 }, c.comm, &err), LLMC_OK);
+	assert_int_equal(comm_threads((CommShape){ .ranks = 6, .team = 2, .parts = 1, .onward = 40, .back = 4 }, c.comm, &err), LLMC_OK);
 	run_threads(&c, stages_main);
 	for (int k = 0; k < c.ranks; k++)
 		comm_close(c.comm[k]);
@@ -407,9 +407,9 @@ waiting_main(void *arg)
 		comm_end(t->c->comm[2]);
 		t->ok = comm_ended(t->c->comm[2]);
 	} else if (t->rank == 1) {
-		t->ok = !comm_receive(t->c->comm[1], &byte, 1) && !comm_take(t->c->comm[1], &byte, 1);
+		t->ok = !comm_receive(t->c->comm[1], &byte, 1) && !comm_pipe_receive(t->c->comm[1], &byte, 1);
 	} else {
-		t->ok = !comm_sum(t->c->comm[0], 0, &(CommSum){ .x = &x, .y = &y, .rows = 1, .width = 1 });
+		t->ok = !comm_all_reduce(t->c->comm[0], 0, &(CommReduce){ .x = &x, .y = &y, .rows = 1, .width = 1 });
 	}
 	return NULL;
 }
@@ -422,7 +422,7 @@ an_end_wakes_who_waits(void **state)
 		Case       c = { .ranks = 3, .parts = 1 };
 		llmc_error err;
 		char       byte = 0;
-		assert_int_equal(comm_local((CommShape){ .ranks = c.ranks, .team = c.ranks, .parts = 1 }, c.comm, &err), LLMC_OK);
+		assert_int_equal(comm_threads((CommShape){ .ranks = c.ranks, .team = c.ranks, .parts = 1 }, c.comm, &err), LLMC_OK);
 		run_threads(&c, waiting_main);
 		assert_false(comm_send(c.comm[0], &byte, 1));
 		for (int k = 0; k < c.ranks; k++)

@@ -200,7 +200,7 @@ BENCH_TEST(lines_are_those_of_the_artifacts_description)
 {
 	static const struct { const char *op, *line; } want[] = {
 		{ "embed", "vocab_size: 96" }, { "norm_qkv", "  n_heads: 4" }, { "attention", "  n_heads: 4" }, { "norm_glu", "  width: 48" },
-		{ "head", "  tied: false" },
+		{ "lm_head", "  tied: false" },
 	};
 	size_t found = 0;
 

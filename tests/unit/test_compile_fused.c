@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/file.h"
-#include "compiler/select.h"
+#include "compiler/select_kernels.h"
 #include "runtime/runtime.h"
 #include "tempdir.h"
 

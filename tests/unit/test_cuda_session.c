@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "runtime/engine/engine.h"
-#include "runtime/state/state.h"
+#include "runtime/state/session_state.h"
 #include "tests/unit/tempdir.h"
 #include "tests/unit/tiny_grammar.h"
 
@@ -98,7 +98,7 @@ step(Pair *p, bool ahead)
 			mask[i] = pick(3) ? bits[i] : NULL;
 		}
 		OK(session_queue_rows(p->s[1]->s, c[1], (size_t)n, err));
-		OK(session_queue_pick(p->s[1]->s, mask, err));
+		OK(session_queue_sample(p->s[1]->s, mask, err));
 		OK(session_take_sampled(p->s[1]->s, ids, NULL, err));
 	} else if (ahead) {
 		OK(session_queue_step(p->s[1]->s, c[1], (size_t)n, err));
@@ -360,12 +360,12 @@ picks_in_their_order(void **state)
 	OK(llmc_session_open(m, &l, &s, err));
 	OK(llmc_seq_new(s, 0, &c.seq, err));
 	OK(session_sample_params(s->s, c.seq, &greedy, NULL, 0, NULL, 0, err));
-	assert_int_equal(session_queue_pick(s->s, &mask, NULL), LLMC_E_RANGE);
+	assert_int_equal(session_queue_sample(s->s, &mask, NULL), LLMC_E_RANGE);
 	OK(session_queue_rows(s->s, &c, 1, err));
 	c.tok = NULL;
 	c.n_tok = 1;
 	assert_int_equal(session_queue_step(s->s, &c, 1, NULL), LLMC_E_BUSY);
-	OK(session_queue_pick(s->s, &mask, err)); /* nothing may come */
+	OK(session_queue_sample(s->s, &mask, err)); /* nothing may come */
 	assert_int_equal(session_take_sampled(s->s, &id, NULL, NULL), LLMC_E_CHECK);
 	assert_int_equal(id, -1);
 	llmc_session_close(s);
@@ -437,7 +437,7 @@ grammars_are_masks(void **state)
 		llmc_limits lim = engine_limits(m->plan, &o);
 		OK(llmc_session_open(m, &lim, &s, err));
 		OK(engine_open(s->s, NULL, &o, &e, err));
-		OK(engine_set_ahead(e, ahead, err));
+		OK(engine_set_mask_thread(e, ahead, err));
 		p[ahead].max_tokens = 7;
 		ask_engine(e, g, &p[ahead], N, true, want);
 		long down = emu_count("cuMemcpyDtoHAsync_v2");
@@ -487,7 +487,7 @@ masks_in_flight(void **state)
 			memset(bits[i], 0, sizeof bits[i]);
 			bits[i][want[i] / 32] = 1u << want[i] % 32;
 			OK(session_queue_rows(s->s, &c[i], 1, err));
-			OK(session_queue_pick(s->s, &mask, err));
+			OK(session_queue_sample(s->s, &mask, err));
 			c[i].tok = NULL;
 			c[i].n_tok = 1;
 		}

@@ -6,63 +6,63 @@
 /* after these */
 #include <cmocka.h>
 
-#include "runtime/cuda/ways.h"
+#include "runtime/cuda/comm_algorithm.h"
 #include "tests/unit/tempdir.h"
 
-enum { ONE = 1 << WAY_ONE_SHOT, TWO = 1 << WAY_TWO_SHOT, NCCL = 1 << WAY_NCCL };
+enum { ONE = 1 << ALGO_ONE_SHOT, TWO = 1 << ALGO_TWO_SHOT, NCCL = 1 << ALGO_NCCL };
 
 /* A machine: a latency, and bytes a microsecond */
-static const struct { double us, bytes_us; } machine[N_WAY] = { { 4, 10000 }, { 6, 30000 }, { 20, 60000 } };
+static const struct { double us, bytes_us; } machine[N_ALGO] = { { 4, 10000 }, { 6, 30000 }, { 20, 60000 } };
 
-typedef struct Runs { int n[N_WAY]; } Runs;
+typedef struct Runs { int n[N_ALGO]; } Runs;
 
 static llmc_status
-run(void *user, Way way, int64_t bytes, int times, double *seconds, llmc_error *err)
+run(void *user, CommAlgorithm algorithm, int64_t bytes, int times, double *seconds, llmc_error *err)
 {
 	(void)err;
-	((Runs *)user)->n[way]++;
-	*seconds = times * (machine[way].us + (double)bytes / machine[way].bytes_us) * 1e-6;
+	((Runs *)user)->n[algorithm]++;
+	*seconds = times * (machine[algorithm].us + (double)bytes / machine[algorithm].bytes_us) * 1e-6;
 	return LLMC_OK;
 }
 
 static void
 the_fastest_goes(void **state)
 {
-	Ways w = { 0 };
+	CommAlgorithmTimes w = { 0 };
 	Runs r = { 0 };
 
 	(void)state;
-	assert_int_equal(ways_choose(&w, "all", ONE | TWO | NCCL, 1 << 21, run, &r, NULL), LLMC_OK);
-	assert_int_equal(ways_best(&w, ONE | TWO | NCCL, 1), WAY_ONE_SHOT);
-	assert_int_equal(ways_best(&w, ONE | TWO | NCCL, 1 << 14), WAY_ONE_SHOT);
-	assert_int_equal(ways_best(&w, ONE | TWO | NCCL, 1 << 17), WAY_TWO_SHOT);
-	assert_int_equal(ways_best(&w, ONE | TWO | NCCL, 1 << 21), WAY_NCCL);
-	assert_int_equal(ways_best(&w, ONE | TWO | NCCL, 1 << 30), WAY_NCCL); /* as the largest that was measured */
-	assert_int_equal(ways_best(&w, ONE | TWO, 1 << 21), WAY_TWO_SHOT);
-	assert_int_equal(ways_best(&w, ONE | NCCL, 1 << 17), WAY_ONE_SHOT);
-	assert_int_equal(ways_best(&w, NCCL, 1), WAY_NCCL);
+	assert_int_equal(comm_algorithm_tune(&w, "all", ONE | TWO | NCCL, 1 << 21, run, &r, NULL), LLMC_OK);
+	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1), ALGO_ONE_SHOT);
+	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 14), ALGO_ONE_SHOT);
+	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 17), ALGO_TWO_SHOT);
+	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 21), ALGO_NCCL);
+	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 30), ALGO_NCCL); /* as the largest that was measured */
+	assert_int_equal(comm_algorithm_best(&w, ONE | TWO, 1 << 21), ALGO_TWO_SHOT);
+	assert_int_equal(comm_algorithm_best(&w, ONE | NCCL, 1 << 17), ALGO_ONE_SHOT);
+	assert_int_equal(comm_algorithm_best(&w, NCCL, 1), ALGO_NCCL);
 
 	/* kept; another machine, and another set, is measured by itself */
-	Ways again = { 0 };
+	CommAlgorithmTimes again = { 0 };
 	Runs none = { 0 };
-	assert_int_equal(ways_choose(&again, "all", ONE | TWO | NCCL, 1 << 21, run, &none, NULL), LLMC_OK);
-	assert_int_equal(none.n[WAY_ONE_SHOT] + none.n[WAY_TWO_SHOT] + none.n[WAY_NCCL], 0);
+	assert_int_equal(comm_algorithm_tune(&again, "all", ONE | TWO | NCCL, 1 << 21, run, &none, NULL), LLMC_OK);
+	assert_int_equal(none.n[ALGO_ONE_SHOT] + none.n[ALGO_TWO_SHOT] + none.n[ALGO_NCCL], 0);
 	assert_memory_equal(&again, &w, sizeof w);
-	assert_int_equal(ways_choose(&again, "other", TWO | NCCL, 1 << 14, run, &none, NULL), LLMC_OK);
-	assert_true(none.n[WAY_ONE_SHOT] == 0 && none.n[WAY_TWO_SHOT] > 0 && none.n[WAY_NCCL] == none.n[WAY_TWO_SHOT]);
+	assert_int_equal(comm_algorithm_tune(&again, "other", TWO | NCCL, 1 << 14, run, &none, NULL), LLMC_OK);
+	assert_true(none.n[ALGO_ONE_SHOT] == 0 && none.n[ALGO_TWO_SHOT] > 0 && none.n[ALGO_NCCL] == none.n[ALGO_TWO_SHOT]);
 }
 
 /* Nothing was measured: the first that there is. */
 static void
 one_way_needs_no_figures(void **state)
 {
-	const Ways w = { 0 };
+	const CommAlgorithmTimes w = { 0 };
 
 	(void)state;
-	assert_int_equal(ways_best(&w, ONE, 1 << 20), WAY_ONE_SHOT);
-	assert_int_equal(ways_best(&w, TWO, 1 << 20), WAY_TWO_SHOT);
-	assert_int_equal(ways_best(&w, NCCL, 1 << 20), WAY_NCCL);
-	assert_int_equal(ways_best(&w, TWO | NCCL, 1 << 20), WAY_TWO_SHOT);
+	assert_int_equal(comm_algorithm_best(&w, ONE, 1 << 20), ALGO_ONE_SHOT);
+	assert_int_equal(comm_algorithm_best(&w, TWO, 1 << 20), ALGO_TWO_SHOT);
+	assert_int_equal(comm_algorithm_best(&w, NCCL, 1 << 20), ALGO_NCCL);
+	assert_int_equal(comm_algorithm_best(&w, TWO | NCCL, 1 << 20), ALGO_TWO_SHOT);
 }
 
 static void
@@ -70,11 +70,11 @@ words_are_known(void **state)
 {
 	(void)state;
 	unsetenv("LLMC_PEER_SUMS");
-	assert_int_equal(ways_of_peers(), ONE | TWO);
+	assert_int_equal(peer_algorithms(), ONE | TWO);
 	setenv("LLMC_PEER_SUMS", "two-shot", 1);
-	assert_int_equal(ways_of_peers(), TWO);
+	assert_int_equal(peer_algorithms(), TWO);
 	setenv("LLMC_PEER_SUMS", "three-shot", 1);
-	assert_int_equal(ways_of_peers(), 0);
+	assert_int_equal(peer_algorithms(), 0);
 	unsetenv("LLMC_PEER_SUMS");
 }
 

@@ -398,7 +398,7 @@ masks_ahead_change_nothing(void **state)
 		char why[256];
 		o.swap_bytes = 1 << 20;
 		Box b = open_engine(8, 64, 4 * CONTEXT, &o);
-		assert_int_equal(engine_set_ahead(b.e, ahead, NULL), LLMC_OK);
+		assert_int_equal(engine_set_mask_thread(b.e, ahead, NULL), LLMC_OK);
 		engine_pause(b.e, true);
 		for (int i = 0; i < N; i++) {
 			llmc_request q = request(&ask[i]);
@@ -538,7 +538,7 @@ guesses_change_nothing(void **state)
 	(void)state;
 	none.speculate = -1;
 	Box a = open_engine(4, 40, 0, &none), b = open_engine(4, 40, 0, NULL);
-	engine_set_guess(b.e, tell, &t);
+	engine_set_draft_fn(b.e, tell, &t);
 	for (int i = 0; i < rounds; i++) {
 		int32_t stop;
 		Ask k;
@@ -591,7 +591,7 @@ short_texts_keep_their_form(void **state)
 	(void)state;
 	none.speculate = -1;
 	Box a = open_engine(4, 40, 0, &none), b = open_engine(4, 40, 0, NULL);
-	engine_set_guess(b.e, tell, &t);
+	engine_set_draft_fn(b.e, tell, &t);
 	for (int32_t n = 1; n <= (few ? 8 : 24); n++) {
 		Ask k = greedy_ask(88172645463325252u + (uint64_t)n, 1 + n % 6, 24, true);
 		llmc_request q = request(&k);
@@ -664,7 +664,7 @@ a_crowd_guesses(void **state)
 		if (llmc_session_open(model, &lim, &b.s, &err) != LLMC_OK || engine_open(b.s->s, NULL, &o, &b.e, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
 		engine_set_check(b.e);
-		engine_set_guess(b.e, rumour, &t);
+		engine_set_draft_fn(b.e, rumour, &t);
 		engine_pause(b.e, true);
 		for (int i = 0; i < n_crowd; i++) {
 			llmc_request r = request(&crowd[i]);
@@ -687,7 +687,7 @@ static void
 a_second_model_changes_nothing(void **state)
 {
 	llmc_limits l = LLMC_INIT(llmc_limits);
-	llmc_session *second;
+	llmc_session *draft_session;
 	llmc_error err;
 	int64_t id[CROWD];
 	char why[256];
@@ -699,10 +699,10 @@ a_second_model_changes_nothing(void **state)
 		l.context = 128; /* less than the texts have */
 		l.seqs = 4;
 		l.chunk = 24;
-		l.n_out = DRAFT_TEXTS;
+		l.n_out = DRAFT_MAX_SEQS;
 		l.kv_tokens = 160;
 		l.n_threads = 1;
-		if (llmc_session_open(guesser, &l, &second, &err) != LLMC_OK || engine_set_second(b.e, second->s, &err) != LLMC_OK)
+		if (llmc_session_open(guesser, &l, &draft_session, &err) != LLMC_OK || engine_set_draft_model(b.e, draft_session->s, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
 		int n = getenv("LLMC_CHECK_ALL") ? CROWD : few ? 6 : 16;
 		for (int i = 0; i < n; i++) {
@@ -715,9 +715,9 @@ a_second_model_changes_nothing(void **state)
 		assert_true(counts(b).drafts > 0);
 		close_engine(b);
 		llmc_stats st = LLMC_INIT(llmc_stats);
-		llmc_session_stats(second, &st);
+		llmc_session_stats(draft_session, &st);
 		assert_int_equal(st.kv_pages_used, 0);
-		llmc_session_close(second);
+		llmc_session_close(draft_session);
 	}
 }
 
@@ -734,34 +734,34 @@ what_came_before_is_guessed_again(void **state)
 	assert_non_null(d);
 	for (int32_t i = 0; i < N + 40; i++)
 		tok[i] = 100 + i % PERIOD;
-	drafter_measured(&of, 1, false, 1);
+	drafter_record_step(&of, 1, false, 1);
 	for (int32_t n = 1; n < N; n++) {
 		draft_look_up(d, &of, tok, n, DRAFT_MOST);
 		assert_true(n < PERIOD + 2 ? d->n == 0 : d->n > 0);
 		for (int32_t i = 0; i < d->n; i++)
 			assert_int_equal(d->tok[i], tok[n + i]);
-		draft_learn(d, &of, tok + n, 3);
+		draft_update(d, &of, tok + n, 3);
 	}
 	draft_look_up(d, &of, tok, N, DRAFT_MOST);
 	assert_int_equal(d->n, DRAFT_MOST);
 	assert_true(d->odds_at[0] > 0.9f);
 	/* rows that cost next to nothing are all taken; those that cost a step each are not */
 	for (int32_t rows = 2; rows <= DRAFT_ROWS; rows++)
-		drafter_measured(&of, rows, true, 1 + 0.01 * rows);
-	drafter_choose(&of, &d, 1, 1, 0, DRAFT_MOST);
+		drafter_record_step(&of, rows, true, 1 + 0.01 * rows);
+	drafter_choose_length(&of, &d, 1, 1, 0, DRAFT_MOST);
 	assert_int_equal(d->run, DRAFT_MOST);
-	drafter_choose(&of, &d, 1, 1, 0, 4);
+	drafter_choose_length(&of, &d, 1, 1, 0, 4);
 	assert_int_equal(d->run, 4);
 	for (int k = 0; k < 600; k++)
 		for (int32_t rows = 2; rows <= DRAFT_ROWS; rows++)
-			drafter_measured(&of, rows, true, rows);
-	drafter_measured(&of, 1, false, 1);
-	drafter_choose(&of, &d, 1, 1, 0, DRAFT_MOST);
+			drafter_record_step(&of, rows, true, rows);
+	drafter_record_step(&of, 1, false, 1);
+	drafter_choose_length(&of, &d, 1, 1, 0, DRAFT_MOST);
 	assert_int_equal(d->run, 0);
 	/* guesses that are wrong are believed less and less */
 	for (int k = 0; k < 60; k++) {
 		draft_look_up(d, &of, tok, N, DRAFT_MOST);
-		draft_learn(d, &of, (const int32_t[]){ 1 }, 1);
+		draft_update(d, &of, (const int32_t[]){ 1 }, 1);
 	}
 	draft_look_up(d, &of, tok, N, DRAFT_MOST);
 	assert_true(d->odds_at[0] < 0.3f);
@@ -772,20 +772,20 @@ what_came_before_is_guessed_again(void **state)
 static void
 full_steps_have_no_guesses(void **state)
 {
-	Draft *d[DRAFT_TEXTS];
+	Draft *d[DRAFT_MAX_SEQS];
 	Drafter of = { .states = true, .model_idle = 99 };
 
 	(void)state;
-	for (int i = 0; i < DRAFT_TEXTS; i++) {
+	for (int i = 0; i < DRAFT_MAX_SEQS; i++) {
 		assert_non_null(d[i] = draft_new(64));
 		draft_from_model(d[i], &of, 4);
 	}
 	for (int32_t rows = 1; rows <= DRAFT_ROWS; rows++)
-		drafter_measured(&of, rows, false, 1);
-	assert_int_equal(draft_model_most(&of, d, DRAFT_TEXTS, DRAFT_TEXTS, 30, 4), 0);
+		drafter_record_step(&of, rows, false, 1);
+	assert_int_equal(draft_model_length(&of, d, DRAFT_MAX_SEQS, DRAFT_MAX_SEQS, 30, 4), 0);
 	assert_int_equal(of.model_idle, 99);
-	drafter_choose(&of, d, DRAFT_TEXTS, DRAFT_TEXTS, 30, 4);
-	for (int i = 0; i < DRAFT_TEXTS; i++) {
+	drafter_choose_length(&of, d, DRAFT_MAX_SEQS, DRAFT_MAX_SEQS, 30, 4);
+	for (int i = 0; i < DRAFT_MAX_SEQS; i++) {
 		assert_int_equal(d[i]->run, 0);
 		draft_free(d[i]);
 	}

@@ -93,7 +93,7 @@ tear_down(void **state)
 	return 0;
 }
 
-typedef struct Box { llmc_session *s, *second; Engine *e; } Box;
+typedef struct Box { llmc_session *s, *draft_session; Engine *e; } Box;
 
 static llmc_session *
 open_session(llmc_model *m, llmc_limits l)
@@ -128,9 +128,9 @@ open_engine(bool guesses, int32_t seqs, int32_t chunk, int64_t kv_tokens)
 	engine_set_check(b.e);
 	if (!guesses)
 		return b;
-	lim.n_out = DRAFT_TEXTS;
-	b.second = open_session(head, lim);
-	if (engine_set_second(b.e, b.second->s, &err) != LLMC_OK)
+	lim.n_out = DRAFT_MAX_SEQS;
+	b.draft_session = open_session(head, lim);
+	if (engine_set_draft_model(b.e, b.draft_session->s, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
 	engine_set_eager(b.e);
 	return b;
@@ -146,7 +146,7 @@ close_engine(Box b)
 	assert_int_equal(c.running + c.waiting + c.preempted, 0);
 	engine_close(b.e, 0);
 	llmc_session_close(b.s);
-	llmc_session_close(b.second);
+	llmc_session_close(b.draft_session);
 	return c;
 }
 

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/engine/sched.h"
+#include "runtime/engine/scheduler.h"
 #include "tests/unit/late_copies.h"
 
 enum { VOCAB = 400, EOS = 0, CONTEXT = 336 };
@@ -110,7 +110,7 @@ fake_mark(void *user, llmc_seq q, bool on)
 static int64_t
 fake_need(void *user, const llmc_seq *q, const int32_t *add, size_t n)
 {
-	return kv_need(&((Fake *)user)->kv, q, add, n);
+	return kv_pages_needed(&((Fake *)user)->kv, q, add, n);
 }
 
 static int64_t
@@ -134,7 +134,7 @@ fake_keep(void *user, llmc_seq q, const int32_t *tok)
 static bool
 fake_here(void *user, llmc_seq q)
 {
-	return kv_seq_here(&((Fake *)user)->kv, q);
+	return kv_seq_ready(&((Fake *)user)->kv, q);
 }
 
 typedef struct Saved { int32_t n; uint32_t cells[]; } Saved;
@@ -152,7 +152,7 @@ fake_save(void *user, llmc_seq q, int32_t n_tok)
 	kv_seq_wait(&f->kv, q);
 	kv_state_read(&f->kv, q, (char *)s->cells + pages);
 	s->n = n_tok;
-	kv_pages_read(&f->kv, f->kv.seq[q].page, f->kv.seq[q].n_page, kv_behind(&f->kv, n_tok), s->cells);
+	kv_pages_read(&f->kv, f->kv.seq[q].page, f->kv.seq[q].n_page, kv_windowless_pages(&f->kv, n_tok), s->cells);
 	f->n_saved++;
 	return s;
 }
@@ -171,9 +171,9 @@ fake_load(void *user, void *saved, llmc_seq *out)
 	Saved *s = saved;
 
 	*out = kv_seq_new(&f->kv);
-	assert_true(*out >= 0 && kv_need(&f->kv, out, &s->n, 1) <= f->kv.n_free);
-	kv_seq_room(&f->kv, *out, s->n, kv_behind(&f->kv, s->n));
-	kv_pages_write(&f->kv, f->kv.seq[*out].page, f->kv.seq[*out].n_page, kv_behind(&f->kv, s->n), s->cells);
+	assert_true(*out >= 0 && kv_pages_needed(&f->kv, out, &s->n, 1) <= f->kv.n_free);
+	kv_seq_reserve(&f->kv, *out, s->n, kv_windowless_pages(&f->kv, s->n));
+	kv_pages_write(&f->kv, f->kv.seq[*out].page, f->kv.seq[*out].n_page, kv_windowless_pages(&f->kv, s->n), s->cells);
 	kv_state_write(&f->kv, *out, (char *)s->cells + kv_bytes(f->kv.plan, kv_seq_pages(s->n)));
 	fake_drop(f, s);
 	return true;
@@ -326,7 +326,7 @@ submit(Sim *m, int choices)
 	assert_non_null(r);
 	r->prompt_rows = roll(&m->f, 8) == 0;
 	r->priority = m->priorities ? (int32_t)roll(&m->f, (uint32_t)m->priorities) - 1 : 0;
-	if (sched_refuses(&m->s->lim, r)) {
+	if (sched_reject_reason(&m->s->lim, r)) {
 		sched_req_free(r);
 		return;
 	}
@@ -388,7 +388,7 @@ step(Sim *m)
 {
 	uint32_t state[16][1 + GUESSES];
 	SchedSeq *who[16], *ran[16];
-	bool guesses = roll(&m->f, 2) && (!m->s->lim.borders || m->s->lim.states);
+	bool guesses = roll(&m->f, 2) && (!m->s->lim.page_aligned || m->s->lim.states);
 	int32_t n = sched_plan(m->s), n_tok = 0, n_out = 0;
 
 	/* a step without work while there is some would be for ever */
@@ -396,8 +396,8 @@ step(Sim *m)
 		fail_msg("step %llu: nothing runs, %d wait", (unsigned long long)m->step, m->n_live);
 	for (int32_t i = 0; i < n && guesses; i++) { /* in any step, whatever runs beside */
 		int32_t guess[GUESSES];
-		if (sched_may_guess(m->s, i) && roll(&m->f, 3))
-			m->n_guessed += (uint64_t)sched_guess(m->s, i, guess, foretell(&m->f, m->s->chunk_seq[i], guess, (int32_t)roll(&m->f, GUESSES + 1), 6));
+		if (sched_may_draft(m->s, i) && roll(&m->f, 3))
+			m->n_guessed += (uint64_t)sched_add_drafts(m->s, i, guess, foretell(&m->f, m->s->chunk_seq[i], guess, (int32_t)roll(&m->f, GUESSES + 1), 6));
 	}
 	for (int32_t i = 0; i < n; i++) {
 		n_tok += m->s->chunk[i].n_tok;
@@ -405,12 +405,12 @@ step(Sim *m)
 		assert_true(m->s->chunk[i].n_tok > 0 && m->s->chunk[i].n_out <= m->s->chunk[i].n_tok);
 	}
 	assert_true(n_tok <= m->s->lim.chunk && n_out <= m->s->lim.n_out);
-	assert_true(n == 0 || kv_need(&m->f.kv, m->s->q, m->s->add, (size_t)n) <= m->f.kv.n_free);
+	assert_true(n == 0 || kv_pages_needed(&m->f.kv, m->s->q, m->s->add, (size_t)n) <= m->f.kv.n_free);
 	for (int32_t i = 0; i < n; i++) {
 		ran[i] = who[i] = m->s->chunk_seq[i];
-		fake_forward(&m->f, &m->s->chunk[i], 1 + who[i]->n_guess, state[i]);
-		bool says = m->s->chunk[i].n_out > 0 && who[i]->n_done + m->s->chunk[i].n_tok - who[i]->n_guess == who[i]->n_tok;
-		assert_int_equal(sched_ran(m->s, i), says);
+		fake_forward(&m->f, &m->s->chunk[i], 1 + who[i]->n_draft_tokens, state[i]);
+		bool says = m->s->chunk[i].n_out > 0 && who[i]->n_done + m->s->chunk[i].n_tok - who[i]->n_draft_tokens == who[i]->n_tok;
+		assert_int_equal(sched_chunk_done(m->s, i), says);
 		who[i] = says ? who[i] : NULL;
 	}
 	for (int32_t i = 0; i < n; i++) {
@@ -425,7 +425,7 @@ step(Sim *m)
 		answer(m, who[i], state[i]);
 	}
 	for (int32_t i = 0; i < n; i++)
-		sched_settle(m->s, ran[i]);
+		sched_commit_drafts(m->s, ran[i]);
 	m->step++;
 	finish_some(m);
 	check(m);
@@ -441,7 +441,7 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 	m->f.save = save;
 	m->slowest = 0;
 	/* less than sessions take: what all sequences see, and the rows of a step */
-	const Plan *p = m->windows == 2 ? &exact_plan : m->windows ? lim.borders ? &both_plan : &window_plan : lim.borders ? &state_plan : &plan;
+	const Plan *p = m->windows == 2 ? &exact_plan : m->windows ? lim.page_aligned ? &both_plan : &window_plan : lim.page_aligned ? &state_plan : &plan;
 	const KvMem mem = late_mem(&m->f.late);
 	assert_int_equal(kv_open_on(&m->f.kv, &mem, p, pages, m->windows ? (m->windows == 2 ? 5 : 4) * lim.seqs + lim.chunk / PLAN_KV_PAGE + 1 : 0,
 	                            lim.no_prefix ? 0 : 2 * lim.seqs, CONTEXT, lim.seqs, NULL), LLMC_OK);
@@ -487,11 +487,11 @@ random_requests_answer_as_alone(void **state)
 		{ { .seqs = 10, .chunk = 100, .n_out = 10, .prefill = 100, .pages = 12, .total_tokens = 900,
 		    .waiting_ratio = 1.2f, .max_waiting_steps = 20 }, 2, 30, 2, 0, 0 },
 		{ { .seqs = 8, .chunk = 256, .n_out = 200, .prefill = 100, .pages = 12, .prompt_whole = true, .no_prefix = true }, 2, 20, 2, 0, 0 },
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .borders = true }, 3, 16, 3, 0, 0 },
-		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .borders = true }, 2, 12, 4, 0, 0 },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .page_aligned = true }, 3, 16, 3, 0, 0 },
+		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .page_aligned = true }, 2, 12, 4, 0, 0 },
 		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 40 }, 3, 12, 3, 1, 0 },
 		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 18 }, 2, 10, 4, 1, 0 },
-		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 36, .borders = true }, 2, 12, 3, 1, 0 },
+		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 36, .page_aligned = true }, 2, 12, 3, 1, 0 },
 		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 44 }, 2, 10, 4, 2, 0 },
 		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14 }, 3, 16, 1, 0, 7 },
 		{ { .seqs = 8, .chunk = 48, .n_out = 8, .prefill = 48, .pages = 11 }, 4, 30, 0, 0, 200 },
@@ -499,14 +499,14 @@ random_requests_answer_as_alone(void **state)
 		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 }, 1, 40, 0, 0, 1 },
 		{ { .seqs = 3, .chunk = 2, .n_out = 2, .prefill = 1, .pages = 30 }, 2, 8, 0, 0, 30 },
 		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 44 }, 2, 10, 0, 2, 60 },
-		{ { .seqs = 8, .chunk = 40, .n_out = 6, .prefill = 33, .pages = 40, .borders = true }, 3, 12, 3, 0, 0 },
-		{ { .seqs = 8, .chunk = 24, .n_out = 4, .prefill = 20, .pages = 40, .borders = true }, 3, 12, 3, 0, 0 },
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .borders = true, .states = true, .guess_rows = 16 }, 3, 16, 3, 0, 0 },
-		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .borders = true, .states = true, .guess_rows = 9 }, 2, 12, 4, 0, 0 },
-		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 36, .borders = true, .states = true, .guess_rows = 16 }, 2, 12, 3, 1, 0 },
-		{ { .seqs = 4, .chunk = 13, .n_out = 7, .prefill = 11, .pages = 40, .borders = true, .states = true, .guess_rows = 16 }, 3, 12, 3, 0, 0 },
-		{ { .seqs = 8, .chunk = 12, .n_out = 9, .prefill = 3, .pages = 16, .borders = true, .states = true, .guess_rows = 16 }, 2, 12, 4, 0, 0 },
-		{ { .seqs = 6, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 12, .borders = true, .states = true, .guess_rows = 16, .no_prefix = true }, 3, 14, 3, 0, 0 },
+		{ { .seqs = 8, .chunk = 40, .n_out = 6, .prefill = 33, .pages = 40, .page_aligned = true }, 3, 12, 3, 0, 0 },
+		{ { .seqs = 8, .chunk = 24, .n_out = 4, .prefill = 20, .pages = 40, .page_aligned = true }, 3, 12, 3, 0, 0 },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .page_aligned = true, .states = true, .draft_rows_max = 16 }, 3, 16, 3, 0, 0 },
+		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .page_aligned = true, .states = true, .draft_rows_max = 9 }, 2, 12, 4, 0, 0 },
+		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 36, .page_aligned = true, .states = true, .draft_rows_max = 16 }, 2, 12, 3, 1, 0 },
+		{ { .seqs = 4, .chunk = 13, .n_out = 7, .prefill = 11, .pages = 40, .page_aligned = true, .states = true, .draft_rows_max = 16 }, 3, 12, 3, 0, 0 },
+		{ { .seqs = 8, .chunk = 12, .n_out = 9, .prefill = 3, .pages = 16, .page_aligned = true, .states = true, .draft_rows_max = 16 }, 2, 12, 4, 0, 0 },
+		{ { .seqs = 6, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 12, .page_aligned = true, .states = true, .draft_rows_max = 16, .no_prefix = true }, 3, 14, 3, 0, 0 },
 	};
 	static Sim m;
 	uint64_t preempted = 0, saved = 0, hits = 0, guessed = 0, right = 0, out = 0, in = 0, waited = 0;
@@ -529,7 +529,7 @@ random_requests_answer_as_alone(void **state)
 		              (unsigned long long)m.s->n_loaded, (unsigned long long)m.s->prefix_hits, (unsigned long long)m.n_right, (unsigned long long)m.n_guessed,
 		              (unsigned long long)m.slowest);
 		assert_true(m.n_done > 100);
-		assert_true((!with[i].lim.borders && !with[i].windows) || with[i].lim.no_prefix || m.s->prefix_hits > 500);
+		assert_true((!with[i].lim.page_aligned && !with[i].windows) || with[i].lim.no_prefix || m.s->prefix_hits > 500);
 		assert_true(!with[i].lim.states || (m.n_right > 200 && m.n_guessed > m.n_right + 200));
 		assert_true(!with[i].windows || m.f.n_dropped > 200);
 		sched_close(m.s);
@@ -566,7 +566,7 @@ put_at(Sim *m, int32_t n_prompt, int32_t max_new, int32_t n_seq, int32_t priorit
 		prompt[i] = 1 + (i + m->n_live) % 90;
 	SchedReq *r = sched_req_new(prompt, n_prompt, max_new, n_seq);
 	assert_non_null(r);
-	assert_null(sched_refuses(&m->s->lim, r));
+	assert_null(sched_reject_reason(&m->s->lim, r));
 	m->live[m->n_live++] = r;
 	r->priority = priority;
 	sched_submit(m->s, r);
@@ -591,7 +591,7 @@ quiet_step(Sim *m)
 		n_tok += m->s->chunk[i].n_tok;
 		who[i] = m->s->chunk_seq[i];
 		fake_forward(&m->f, &m->s->chunk[i], 1, state);
-		if (!sched_ran(m->s, i))
+		if (!sched_chunk_done(m->s, i))
 			who[i] = NULL;
 	}
 	for (int32_t i = 0; i < n; i++) {
@@ -634,7 +634,7 @@ the_token_budget_stops_at_the_first_that_does_not_fit(void **state)
 	assert_int_equal(m->s->total_tokens, 70);
 	/* cost of choices: the prompt once */
 	SchedReq *d = sched_req_new((const int32_t[]){ 1, 2 }, 2, 25, 4);
-	assert_string_equal(sched_refuses(&m->s->lim, d), "prompt and new tokens are more than max_batch_total_tokens");
+	assert_string_equal(sched_reject_reason(&m->s->lim, d), "prompt and new tokens are more than max_batch_total_tokens");
 	sched_req_free(d);
 	close_sim(m);
 }
@@ -714,7 +714,7 @@ who_decodes_is_not_disturbed_until_enough_wait(void **state)
 static void
 pieces_end_at_borders_whatever_runs_beside(void **state)
 {
-	Sim *m = open_sim((SchedLimits){ .seqs = 4, .chunk = 96, .n_out = 4, .prefill = 80, .pages = 40, .borders = true });
+	Sim *m = open_sim((SchedLimits){ .seqs = 4, .chunk = 96, .n_out = 4, .prefill = 80, .pages = 40, .page_aligned = true });
 
 	(void)state;
 	put(m, 5, 100, 1);

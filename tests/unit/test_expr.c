@@ -1,7 +1,7 @@
 /* The language of family files, against values worked out by hand; and what nearest-key and carets make of words. */
 #include <math.h>
 
-#include "compiler/expr.h"
+#include "compiler/spec/expr.h"
 #include "formats/yaml.h"
 #include "tests/unit/compiler_util.h"
 

@@ -1,7 +1,7 @@
 /* Fusion: what is rewritten, what must stay, and that a second run finds nothing. */
 #include "compiler_util.h"
 
-#include "compiler/template.h"
+#include "compiler/template/template.h"
 
 static Graph *
 fused(Bench *b, const char *family, const char *more)
@@ -156,7 +156,7 @@ BENCH_TEST(a_shared_expert_joins_the_mixture)
 	assert_string_equal(value_name(g, glu->arg[ARG(norm_moe_glu, s_up)]), "L1.s_up");
 	assert_int_equal(g->val[glu->arg[ARG(norm_moe_glu, h)]].dim[1], 2 * 16 + 24);
 	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, s_down)]), "L1.s_down");
-	assert_int_equal(op_int(down, "mix"), 1);
+	assert_int_equal(op_int(down, "shared_gate"), 1);
 	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, y)]), "x2");
 }
 
@@ -173,7 +173,7 @@ BENCH_TEST(a_shared_expert_may_stay_apart)
 
 	const Op *down = graph_first(g, OP_moe_down_add);
 	assert_int_equal(op_int(graph_first(g, OP_norm_moe_glu), "shared"), 0);
-	assert_int_equal(op_int(down, "mix"), 0);
+	assert_int_equal(op_int(down, "shared_gate"), 0);
 	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, r)]), "L1.shared_gated");
 	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, y)]), "L1.ffn_out");
 	assert_int_equal(graph_count(g, OP_gate_mul), 1);
@@ -220,8 +220,8 @@ BENCH_TEST(head_with_a_bias_stays)
 {
 	const Graph *g = fused(b, "llama", TINY_GQA TINY_FFN "head: {bias: true}\n");
 
-	assert_int_equal(graph_count(g, OP_head), 0);
-	assert_int_equal(graph_count(g, OP_pick), 1);
+	assert_int_equal(graph_count(g, OP_lm_head), 0);
+	assert_int_equal(graph_count(g, OP_gather_rows), 1);
 	assert_string_equal(value_name(g, g->op[g->n_op - 1].arg[op_info[g->op[g->n_op - 1].kind].n_in]), "logits");
 }
 
@@ -230,10 +230,10 @@ BENCH_TEST(head_takes_the_cap)
 	const Graph *g = fused(b, "gemma2", TINY_GQA TINY_FFN "head: {tied: true, cap: 30}\n");
 	const Op    *op = &g->op[g->n_op - 1];
 
-	assert_int_equal(op->kind, OP_head);
-	assert_true(op_num(op, "cap") == 30);
-	assert_string_equal(value_name(g, op->arg[ARG(head, w)]), "embed");
-	assert_string_equal(value_name(g, op->arg[ARG(head, logits)]), "logits");
+	assert_int_equal(op->kind, OP_lm_head);
+	assert_true(op_num(op, "softcap") == 30);
+	assert_string_equal(value_name(g, op->arg[ARG(lm_head, w)]), "embed");
+	assert_string_equal(value_name(g, op->arg[ARG(lm_head, logits)]), "logits");
 }
 
 /* No template, no fusion: the reference would only get longer steps. */
@@ -298,7 +298,7 @@ BENCH_TEST(latents_of_two_types_are_two_products)
 	assert_int_equal(graph_count(g, OP_norm_matmul), 1 + 2);
 	for (size_t i = 0; i < g->n_op; i++)
 		if (g->op[i].kind == OP_mla_query) {
-			assert_int_equal(op_int(&g->op[i], "stacked"), n == 0);
+			assert_int_equal(op_int(&g->op[i], "fused"), n == 0);
 			assert_string_equal(value_name(g, g->op[i].arg[ARG(mla_query, a)]), n == 0 ? "L0.qkv_a" : "L1.q_a");
 			assert_string_equal(value_name(g, g->op[i].arg[ARG(mla_query, c)]), n == 0 ? "-" : "L1.kv_a");
 			n++;

@@ -12,36 +12,36 @@
 /* every byte, some longer tokens, an end token, one of the same bytes as another, one that is special */
 enum { EOS = 300, SPECIAL = 301, N_TOK = 302 };
 
-static Lexicon *
+static TokenVocab *
 lexicon(void)
 {
 	static const char *const longer[] = { "{\"", "\":", "\", \"", "tru", "e}", "123", "    ", "\n\n\n", "abc", "abc", "\"}", "]]", "\\u", "00", "\xc3\xa9", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" };
 	static char byte[256];
-	LexiconToken tok[N_TOK] = { 0 };
-	Lexicon *l;
+	VocabToken tok[N_TOK] = { 0 };
+	TokenVocab *l;
 
 	for (int i = 0; i < 256; i++) {
 		byte[i] = (char)i;
-		tok[i] = (LexiconToken){ &byte[i], 1, false };
+		tok[i] = (VocabToken){ &byte[i], 1, false };
 	}
 	for (size_t i = 0; i < sizeof longer / sizeof *longer; i++)
-		tok[256 + i] = (LexiconToken){ longer[i], (uint32_t)strlen(longer[i]), false };
-	tok[EOS] = (LexiconToken){ "</s>", 4, true };
-	tok[SPECIAL] = (LexiconToken){ "abc", 3, true };
-	assert_int_equal(lexicon_open(tok, N_TOK, &l, NULL), LLMC_OK);
+		tok[256 + i] = (VocabToken){ longer[i], (uint32_t)strlen(longer[i]), false };
+	tok[EOS] = (VocabToken){ "</s>", 4, true };
+	tok[SPECIAL] = (VocabToken){ "abc", 3, true };
+	assert_int_equal(token_vocab_open(tok, N_TOK, &l, NULL), LLMC_OK);
 	return l;
 }
 
 static Grammar *
 grammar(llmc_grammar_kind kind, const char *text, llmc_grammar_options opt, llmc_error *err)
 {
-	Lexicon *l = lexicon();
+	TokenVocab *l = lexicon();
 	Grammar *g = NULL;
 	int32_t eos = EOS;
 
 	opt.size = sizeof opt;
 	grammar_open(l, kind, text, strlen(text), &opt, &eos, 1, &g, err);
-	lexicon_close(l);
+	token_vocab_close(l);
 	return g;
 }
 

@@ -49,7 +49,7 @@ BENCH_TEST(rows_change_at_pick_only)
 	const Graph *g = bench_graph(b);
 	bool         picked = false;
 	for (size_t i = 0; i < g->n_op; i++) {
-		picked |= g->op[i].kind == OP_pick;
+		picked |= g->op[i].kind == OP_gather_rows;
 		const Value *v = &g->val[g->op[i].arg[op_info[g->op[i].kind].n_in]];
 		if (v->kind == VAL_ACT)
 			assert_int_equal(v->rows, picked ? SYM_n_out : SYM_n_tok);
@@ -94,10 +94,10 @@ BENCH_TEST(columns_in_front_of_a_delta_rule_are_in_one_order)
 	bench_spec(b, "qwen3_next", TINY_LINEAR "storage: {rules: [{tensor: lin_q, type: u4_32, order: lin_q}, {tensor: lin_k, type: u4_32, order: lin_q}, "
 	           "{tensor: lin_v, type: u4_32, order: lin_q}, {tensor: lin_z, type: u4_32, order: lin_q}]}\n");
 	const Graph *g = bench_graph(b);
-	const Op    *arrange = graph_first(g, OP_arrange), *first = graph_first(g, OP_matmul);
-	assert_int_equal(graph_count(g, OP_arrange), 1);
+	const Op    *arrange = graph_first(g, OP_permute_cols), *first = graph_first(g, OP_matmul);
+	assert_int_equal(graph_count(g, OP_permute_cols), 1);
 	assert_string_equal(g->val[first->arg[ARG(matmul, y)]].name, "L0.lin_qkv");
-	assert_int_equal(first->arg[ARG(matmul, x)], arrange->arg[ARG(arrange, y)]);
+	assert_int_equal(first->arg[ARG(matmul, x)], arrange->arg[ARG(permute_cols, y)]);
 	bench_spec(b, "qwen3_next", TINY_LINEAR "storage: {rules: [{tensor: lin_q, type: u4_32, order: lin_q}, {tensor: lin_k, type: u4_32}, {tensor: lin_v, type: u4_32}]}\n");
 	assert_null(graph_build(b->spec, &b->diag, &b->arena));
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "q, k and v in front of a convolution must have their columns in one order, with one factor"));

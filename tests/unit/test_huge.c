@@ -15,7 +15,7 @@
 #include "formats/layout.h"
 #include "formats/safetensors.h"
 #include "runtime/kv/kv.h"
-#include "runtime/weights/inside.h"
+#include "runtime/weights/weights_internal.h"
 #include "tests/unit/tempdir.h"
 
 static const int64_t COLS = 65536, ROWS = 65537 + 32; /* more than 2^32 elements */

@@ -18,7 +18,7 @@ static const Plan plan = { .n_pool = 2, .pool = pools };
 static void
 append(Kv *kv, int32_t q, int32_t n)
 {
-	assert_true(kv_need(kv, &q, &n, 1) <= kv->n_free);
+	assert_true(kv_pages_needed(kv, &q, &n, 1) <= kv->n_free);
 	kv_extend(kv, q, n);
 	kv_advance(kv, q, n);
 }
@@ -63,7 +63,7 @@ pages_come_and_go(void **state)
 	append(&kv, b, 64);
 	int32_t both[] = { a, b }, one[] = { 1, 1 };
 	assert_int_equal(kv.n_free, 0);
-	assert_int_equal(kv_need(&kv, both, one, 2), 2);
+	assert_int_equal(kv_pages_needed(&kv, both, one, 2), 2);
 	kv_seq_trim(&kv, a, 33);
 	assert_int_equal(kv.n_free, 0);
 	kv_seq_trim(&kv, a, 32);
@@ -91,9 +91,9 @@ a_fork_copies_before_it_writes(void **state)
 	assert_int_equal(kv.n_free, 4);
 	/* three holders of the half-filled page: two must copy, the last may keep it */
 	int32_t all[] = { a, b, c }, one[] = { 1, 1, 1 };
-	assert_int_equal(kv_need(&kv, all, one, 3), 2);
-	assert_int_equal(kv_need(&kv, all, one, 3), 2); /* asking changes nothing */
-	assert_int_equal(kv_need(&kv, all, one, 1), 1);
+	assert_int_equal(kv_pages_needed(&kv, all, one, 3), 2);
+	assert_int_equal(kv_pages_needed(&kv, all, one, 3), 2); /* asking changes nothing */
+	assert_int_equal(kv_pages_needed(&kv, all, one, 1), 1);
 	append(&kv, b, 1);
 	*cell(&kv, b, 40, 0) = -1;
 	assert_int_equal(kv.seq[b].page[0], kv.seq[a].page[0]);
@@ -177,7 +177,7 @@ random_steps_keep_the_books(void **state)
 				kv_seq_free(&kv, q);
 			break;
 		default:
-			if (kv.seq[q].len + n > CONTEXT || kv_need(&kv, &q, &n, 1) > kv.n_free)
+			if (kv.seq[q].len + n > CONTEXT || kv_pages_needed(&kv, &q, &n, 1) > kv.n_free)
 				break;
 			int32_t was = kv.seq[q].len;
 			append(&kv, q, n);
@@ -285,7 +285,7 @@ a_sequence_is_saved_and_restored(void **state)
 		*cell(&kv, q, i, 1) = (float)tok[i];
 	kv_pages_read(&kv, kv.seq[q].page, kv.seq[q].n_page, 0, bytes);
 	int32_t r = kv_seq_new(&kv);
-	kv_seq_room(&kv, r, 70, 0);
+	kv_seq_reserve(&kv, r, 70, 0);
 	kv_pages_write(&kv, kv.seq[r].page, kv.seq[r].n_page, 0, bytes);
 	assert_int_equal(kv.seq[r].len, 70);
 	assert_int_equal(kv.n_free, 0);
@@ -295,7 +295,7 @@ a_sequence_is_saved_and_restored(void **state)
 	kv_release(&kv);
 }
 
-/* A sequence can be cut back by KV_BACK positions, whoever took pages since; what is saved of it can be cut back as far. */
+/* A sequence can be cut back by KV_MAX_ROLLBACK positions, whoever took pages since; what is saved of it can be cut back as far. */
 static void
 a_window_stays_for_a_little_back(void **state)
 {
@@ -315,23 +315,23 @@ a_window_stays_for_a_little_back(void **state)
 			for (int32_t at = 0; at < context; at += chunk) /* all that is not needed is taken */
 				append(&kv, b, chunk);
 			assert_null(kv_check(&kv));
-			for (int32_t back = 0; back <= KV_BACK && back <= len; back++)
+			for (int32_t back = 0; back <= KV_MAX_ROLLBACK && back <= len; back++)
 				assert_true(kv_can_trim(&kv, a, len - back));
-			int32_t to = len > KV_BACK ? len - len % (KV_BACK + 1) : 0, fork = kv_seq_fork(&kv, a);
+			int32_t to = len > KV_MAX_ROLLBACK ? len - len % (KV_MAX_ROLLBACK + 1) : 0, fork = kv_seq_fork(&kv, a);
 			kv_seq_trim(&kv, a, to);
 			assert_null(kv_check(&kv));
 			append(&kv, a, 1);
 			append(&kv, fork, 3);
 			assert_null(kv_check(&kv));
 			/* out and in again */
-			int32_t n = kv.seq[fork].n_page, behind = kv.seq[fork].n_behind;
+			int32_t n = kv.seq[fork].n_page, behind = kv.seq[fork].n_windowless;
 			len = kv.seq[fork].len;
 			kv_seq_free(&kv, fork);
 			kv_seq_free(&kv, a);
 			a = kv_seq_new(&kv);
-			kv_seq_room(&kv, a, len, behind);
+			kv_seq_reserve(&kv, a, len, behind);
 			assert_int_equal(kv.seq[a].n_page, n);
-			for (int32_t back = 0; back <= KV_BACK && back <= len; back++)
+			for (int32_t back = 0; back <= KV_MAX_ROLLBACK && back <= len; back++)
 				assert_true(kv_can_trim(&kv, a, len - back));
 			assert_null(kv_check(&kv));
 			len -= 3;
@@ -372,7 +372,7 @@ what_the_cache_forgets_comes_back_from_the_host(void **state)
 		for (int p = 0; p < 4; p++) {
 			int32_t q = kv_seq_new(&kv);
 			assert_int_equal(kv_prefix_find(&kv, q, -1, tok[p], LONG + 1), LONG);
-			assert_true(kv_seq_here(&kv, q));
+			assert_true(kv_seq_ready(&kv, q));
 			for (int i = 0; i < LONG; i++)
 				for (int l = 0; l < 2; l++)
 					assert_true(*cell(&kv, q, i, l) == (float)(1000 * p + 2 * i + l));

@@ -39,7 +39,7 @@ cell(Kv *kv, int pool, int32_t q, int32_t pos)
 static void
 step(Kv *kv, int32_t q, int p, int32_t n)
 {
-	assert_true(kv_need(kv, &q, &n, 1) <= kv->n_free);
+	assert_true(kv_pages_needed(kv, &q, &n, 1) <= kv->n_free);
 	kv_extend(kv, q, n);
 	for (int32_t i = kv->seq[q].len; i < kv->seq[q].len + n; i++)
 		for (int pool = 0; pool < 2; pool++)
@@ -76,7 +76,7 @@ late_copies_disturb_nobody(void **state)
 		const int32_t len = PLAN_KV_PAGE + (int32_t)late_roll(&l, LONGEST - PLAN_KV_PAGE), q = kv_seq_new(&kv);
 		tokens(p, tok);
 		found += kv_prefix_find(&kv, q, -1, tok, len);
-		waited += !kv_seq_here(&kv, q);
+		waited += !kv_seq_ready(&kv, q);
 		if (late_roll(&l, 8)) /* else it is given up, copies and all */
 			while (kv.seq[q].len < len) {
 				const int32_t left = len - kv.seq[q].len, n = 1 + (int32_t)late_roll(&l, 2 * PLAN_KV_PAGE);

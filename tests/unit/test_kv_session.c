@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "runtime/cpu/cpu.h"
-#include "runtime/state/state.h"
+#include "runtime/state/session_state.h"
 #include "tests/unit/tiny_plan.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__)

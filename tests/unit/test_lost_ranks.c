@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "ops/ops.h"
-#include "runtime/comm/inside.h"
+#include "runtime/comm/comm_internal.h"
 #include "tests/unit/waiting.h"
 
 enum { RANKS = 4, WIDTH = 5, LAST_STEP = 2 };
@@ -76,22 +76,22 @@ run_step(Comm *c, int64_t step, When when, int sig)
 	bool      ok = rank ? comm_receive(c, &record, 1) : comm_send(c, &record, 1);
 
 	if (ok && stage) {
-		comm_at(c, step, -1, OP_stage_in);
+		comm_set_position(c, step, -1, OP_stage_in);
 		if (when == IN_TAKE && step == LAST_STEP)
 			raise(sig);
-		ok = comm_take(c, x, sizeof x);
+		ok = comm_pipe_receive(c, x, sizeof x);
 	}
 	for (int layer = 2; layer < 4 && ok; layer++) {
-		comm_at(c, step, layer, OP_all_reduce);
+		comm_set_position(c, step, layer, OP_all_reduce);
 		if (when == IN_SUM && step == LAST_STEP && layer == 3)
 			raise(sig);
-		ok = comm_sum(c, 0, &(CommSum){ .x = x, .y = y, .rows = 1, .width = WIDTH });
+		ok = comm_all_reduce(c, 0, &(CommReduce){ .x = x, .y = y, .rows = 1, .width = WIDTH });
 	}
 	if (ok && rank != 3) /* of the last stage the first one alone */
-		ok = comm_hand(c, y, sizeof y);
+		ok = comm_pipe_send(c, y, sizeof y);
 	if (ok && rank == 0)
-		ok = comm_take(c, y, sizeof y);
-	comm_at(c, step, -1, -1);
+		ok = comm_pipe_receive(c, y, sizeof y);
+	comm_set_position(c, step, -1, -1);
 	return ok;
 }
 
@@ -105,7 +105,7 @@ run_rank(Wall *w, char *memory, int group, int rank)
 	char       record;
 	bool       ok = true;
 
-	if (comm_shared(memory, rank, shape, timeout_s, release, NULL, &c, &told->err) != LLMC_OK)
+	if (comm_shm(memory, rank, shape, timeout_s, release, NULL, &c, &told->err) != LLMC_OK)
 		_exit(1);
 	for (int64_t step = 1; step <= LAST_STEP && ok; step++)
 		ok = run_step(c, step, when, cases[group].sig);
@@ -129,7 +129,7 @@ run_rank(Wall *w, char *memory, int group, int rank)
 static void
 begin(Group *g, int group)
 {
-	g->comm = mmap(NULL, comm_shared_bytes(shape), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	g->comm = mmap(NULL, comm_shm_bytes(shape), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	assert_ptr_not_equal(g->comm, MAP_FAILED);
 	for (int k = 0; k < RANKS; k++) {
 		pid_t pid = fork();
@@ -182,7 +182,7 @@ finish(const Group *g, int group)
 	}
 	if (cases[group].sig == SIGSTOP)
 		kill(g->pid[cases[group].rank], SIGKILL);
-	munmap(g->comm, comm_shared_bytes(shape));
+	munmap(g->comm, comm_shm_bytes(shape));
 }
 
 static void
@@ -217,21 +217,21 @@ a_place_is_told_as_it_is(void **state)
 	char          text[100];
 
 	(void)state;
-	comm_where(0, text, sizeof text);
+	comm_position_text(0, text, sizeof text);
 	assert_string_equal(text, "before the first step");
-	comm_at(&c, 4294967295, 1023, OP_COUNT - 1);
-	comm_where(where, text, sizeof text);
+	comm_set_position(&c, 4294967295, 1023, OP_COUNT - 1);
+	comm_position_text(where, text, sizeof text);
 	assert_non_null(strstr(text, "in step 4294967295, layer 1023, "));
 	assert_non_null(strstr(text, op_info[OP_COUNT - 1].name));
-	comm_at(&c, 12, 0, 0);
-	comm_where(where, text, sizeof text);
+	comm_set_position(&c, 12, 0, 0);
+	comm_position_text(where, text, sizeof text);
 	assert_non_null(strstr(text, "in step 12, layer 0, "));
-	comm_at(&c, 12, -1, -1);
-	comm_where(where, text, sizeof text);
+	comm_set_position(&c, 12, -1, -1);
+	comm_position_text(where, text, sizeof text);
 	assert_string_equal(text, "behind step 12");
-	comm_where(UINT64_MAX, text, sizeof text); /* of an op that there is not */
+	comm_position_text(UINT64_MAX, text, sizeof text); /* of an op that there is not */
 	assert_string_equal(text, "behind step 4294967295");
-	comm_at(&(Comm){ 0 }, 1, 2, 3); /* nobody looks */
+	comm_set_position(&(Comm){ 0 }, 1, 2, 3); /* nobody looks */
 }
 
 int

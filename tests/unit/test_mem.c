@@ -1,7 +1,7 @@
 /* Memory: no two buffers that live at the same time overlap. The checker plays the steps and looks at every byte. */
 #include "compiler_util.h"
 
-#include "compiler/select.h"
+#include "compiler/select_kernels.h"
 
 static uint32_t
 next_random(uint32_t *s)

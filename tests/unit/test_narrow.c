@@ -1,7 +1,7 @@
 /* Which values mixed steps hold in bf16, in both phases of the plan that comes of it. */
 #include "compiler_util.h"
 
-#include "compiler/template.h"
+#include "compiler/template/template.h"
 
 typedef struct Case {
 	const char *target, *more;   /* lines of YAML */

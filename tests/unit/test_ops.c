@@ -32,7 +32,7 @@ attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 			a[n].i = 0;
 		if (!strcmp(key, "rope_dims"))
 			a[n].i = i / 2;
-		if (!strcmp(key, "groups") || !strcmp(key, "mix") || !strcmp(key, "each") || !strcmp(key, "chunk") || !strcmp(key, "spread"))
+		if (!strcmp(key, "groups") || !strcmp(key, "shared_gate") || !strcmp(key, "per_group") || !strcmp(key, "chunk") || !strcmp(key, "x_rows_per_token"))
 			a[n].i = 1;
 	}
 	return n;
@@ -138,21 +138,21 @@ rules_are_kept(void **state)
 		{ OP_moe_route, "top_k", 9, 0, "top_k <= n_experts" },
 		{ OP_moe_route, "groups", 3, 0, "n_experts is a multiple of groups" },
 		{ OP_norm_route, "top_k", 9, 0, "top_k <= n_experts" },
-		{ OP_norm_route, "mix", 2, 0, "mix <= 1" },
-		{ OP_own_experts, "count", 9, 0, "first + count <= n_experts" },
-		{ OP_moe_down_add, "mix", 2, 0, "mix <= 1" },
+		{ OP_norm_route, "shared_gate", 2, 0, "shared_gate <= 1" },
+		{ OP_local_experts, "count", 9, 0, "first + count <= n_experts" },
+		{ OP_moe_down_add, "shared_gate", 2, 0, "shared_gate <= 1" },
 		{ OP_rmsnorm, "groups", 0, 0, "groups >= 1" },
-		{ OP_cap, "cap", 8, -1, "cap >= 0" },
-		{ OP_clip, "limit", 8, 0, "limit > 0" },
+		{ OP_softcap, "softcap", 8, -1, "softcap >= 0" },
+		{ OP_clamp, "limit", 8, 0, "limit > 0" },
 		{ OP_layernorm, "groups", 0, 0, "groups >= 1" },
-		{ OP_layernorm, "each", 2, 0, "each <= 1" },
+		{ OP_layernorm, "per_group", 2, 0, "per_group <= 1" },
 		{ OP_moe_route, "jitter", 8, -1, "jitter >= 0" },
 		{ OP_gate_mul, "groups", 3, 0, "width is a multiple of groups" },
 		{ OP_conv1d, "taps", 1, 0, "taps >= 2" },
 		{ OP_delta_rule, "v_heads", 9, 0, "v_heads is a multiple of k_heads" },
 		{ OP_delta_rule, "g_dim", 2, 0, "g_dim is 1 or k_dim" },
 		{ OP_delta_rule, "eps", 0, 0, "eps > 0" },
-		{ OP_gain, "first", 1, 0, "first + count <= width" },
+		{ OP_scale_cols, "first", 1, 0, "first + count <= width" },
 		{ OP_selective_scan, "groups", 5, 0, "heads is a multiple of groups" },
 		{ OP_norm_gate, "groups", 0, 0, "groups >= 1" },
 	};

@@ -73,15 +73,15 @@ a_plan_comes_through_whole(void **state)
 
 static const struct { const char *from, *to, *text; } bad[] = {
 	/* the reader */
-	{ "{\"format\":4", "{\"format\":4,", "not valid JSON: " },
-	{ "\"format\":4,", "", "p.json: format: is missing: this is no plan" },
-	{ "\"format\":4", "\"format\":1",
-	  "p.json: format: is 1, this llmc reads 4: compile the model again with this llmc" },
+	{ "{\"format\":5", "{\"format\":5,", "not valid JSON: " },
+	{ "\"format\":5,", "", "p.json: format: is missing: this is no plan" },
+	{ "\"format\":5", "\"format\":1",
+	  "p.json: format: is 1, this llmc reads 5: compile the model again with this llmc" },
 	{ "\"step_abi\":3", "\"step_abi\":7",
 	  "p.json: step_abi: is 7, this llmc calls kernels with 3: compile the model again with this llmc" },
 	{ "\"vocab\":6,", "\"vocab\":6,\"vocab\":6,", "not valid JSON: duplicate object key" },
 	{ "\"vocab\":6,", "", "p.json: vocab: is missing" },
-	{ "\"vocab\":6,", "\"vocab\":6,\"colour\":6,", "p.json: unknown key \"colour\"; this llmc reads plan format 4" },
+	{ "\"vocab\":6,", "\"vocab\":6,\"colour\":6,", "p.json: unknown key \"colour\"; this llmc reads plan format 5" },
 	{ "\"vocab\":6", "\"vocab\":6.0", "p.json: vocab: is a number with a point, expected an integer" },
 	{ "\"vocab\":6", "\"vocab\":0", "p.json: vocab: is 0, expected 1 .. 2147483647" },
 	{ "\"hard_limit\":false", "\"hard_limit\":0", "p.json: hard_limit: is an integer, expected true or false" },
@@ -165,17 +165,17 @@ static const struct { const char *from, *to, *text; } bad[] = {
 	{ "\"keep\":0", "\"keep\":0,\"recent\":9", "p.json: pool[0].sinks: is missing" },
 	{ "\"keep\":0", "\"keep\":0,\"recent\":9,\"sinks\":2000000", "p.json: pool[0].sinks: is 2000000, expected 0 .. 1048576" },
 	{ "{\"op\":\"attention\"",
-	  "{\"op\":\"kv_close\",\"layer\":0,\"kernel\":null,\"arg\":[\"kv:kv:0\",null,null],\"attr\":{\"kv_heads\":1,\"dim\":2,\"v_dim\":2},\"make\":[],\"yaml_line\":0,"
+	  "{\"op\":\"kv_quantize_page\",\"layer\":0,\"kernel\":null,\"arg\":[\"kv:kv:0\",null,null],\"attr\":{\"kv_heads\":1,\"dim\":2,\"v_dim\":2},\"make\":[],\"yaml_line\":0,"
 	  "\"weight_bytes\":0,\"flops_per_row\":0},\n{\"op\":\"attention\"",
-	  "kv_close: keys of pool kv have no scales by channel, but f32" },
+	  "kv_quantize_page: keys of pool kv have no scales by channel, but f32" },
 	{ "{\"op\":\"attention\"",
 	  "{\"op\":\"mla_attention\",\"layer\":0,\"kernel\":null,\"arg\":[\"q\",\"o\",\"o\",\"kv:kv:0\",null,null,\"att\"],"
-	  "\"attr\":{\"heads\":1,\"kv_rank\":2,\"nope_dim\":2,\"rope_dim\":2,\"v_dim\":2,\"chosen\":3,\"scale\":1.0},\"make\":[],\"yaml_line\":0,"
+	  "\"attr\":{\"heads\":1,\"kv_rank\":2,\"nope_dim\":2,\"rope_dim\":2,\"v_dim\":2,\"index_top_k\":3,\"scale\":1.0},\"make\":[],\"yaml_line\":0,"
 	  "\"weight_bytes\":0,\"flops_per_row\":0},\n{\"op\":\"attention\"",
 	  "mla_attention: 3 chosen positions, and no argument sel, which names them" },
 	{ "{\"op\":\"attention\"",
 	  "{\"op\":\"mla_attend\",\"layer\":0,\"kernel\":null,\"arg\":[\"q\",null,null,\"kv:kv:0\",null,\"x\",\"att\"],"
-	  "\"attr\":{\"heads\":1,\"kv_rank\":2,\"nope_dim\":2,\"rope_dim\":2,\"v_dim\":2,\"expand\":0,\"chosen\":0,\"scale\":1.0},\"make\":[],\"yaml_line\":0,"
+	  "\"attr\":{\"heads\":1,\"kv_rank\":2,\"nope_dim\":2,\"rope_dim\":2,\"v_dim\":2,\"expand\":0,\"index_top_k\":0,\"scale\":1.0},\"make\":[],\"yaml_line\":0,"
 	  "\"weight_bytes\":0,\"flops_per_row\":0},\n{\"op\":\"attention\"",
 	  "mla_attend: 0 chosen positions, and an argument sel, which names them" },
 	{ "\"vocab\":6", "\"kv_host\":8192,\"vocab\":6", NULL },

@@ -3,7 +3,7 @@
  * not in the table is not taken for a relative. */
 #include "compiler_util.h"
 
-#include "compiler/predict.h"
+#include "compiler/cost_model.h"
 #include "plan/target.h"
 
 static void
@@ -107,7 +107,7 @@ BENCH_TEST(links_of_a_step)
 {
 	static const int tp[] = { 2, 8, 16 };
 	const Gpu       *g = gpu_find("h100");
-	const Link      *l = g->link;
+	const LinkInfo      *l = g->link;
 
 	assert_true(l->bandwidth == 450e9 && l->latency_s == 6e-6 && strlen(l->source) > 8 && gpu_network->bandwidth < l->bandwidth);
 	for (size_t i = 0; i < sizeof tp / sizeof *tp; i++) {

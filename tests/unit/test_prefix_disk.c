@@ -18,7 +18,7 @@
 
 #include "api/api.h"
 #include "runtime/engine/engine.h"
-#include "runtime/kv/disk.h"
+#include "runtime/kv/kv_disk.h"
 #include "tempdir.h"
 
 enum { BYTES = 1000 };

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "formats/dequant.h"
-#include "formats/quantize.h"
+#include "formats/block_quantize.h"
 #include "quant/gptq.h"
 #include "quant/gram.h"
 

@@ -145,7 +145,7 @@ static void
 set_buffer(Case *c, int i, int64_t n, Dtype dtype)
 {
 	/* the ops with n_out rows have 2 of them in the file, of at least 3 tokens */
-	bool    out = (!strcmp(c->op, "pick") && i == 1) || (!strcmp(c->op, "head") && i == 4);
+	bool    out = (!strcmp(c->op, "gather_rows") && i == 1) || (!strcmp(c->op, "lm_head") && i == 4);
 	int64_t rows = out ? c->s.n_out : c->s.n_tok;
 
 	c->elems[i] = n;
@@ -386,7 +386,7 @@ test_values(void **state)
 static void
 test_in_place(void **state)
 {
-	static const char *const ops[] = { "act", "glu", "add", "cap", "clip", "gain", "pos_scale", "gate_mul", "rmsnorm", "layernorm", "rope", "rope_2d",
+	static const char *const ops[] = { "act", "glu", "add", "softcap", "clamp", "scale_cols", "pos_scale", "gate_mul", "rmsnorm", "layernorm", "rope", "rope_2d",
 		                           "matmul_add" };
 	FILE *f = open_cases();
 	Case  c;

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/state/rope.h"
+#include "runtime/state/rope_tables.h"
 
 static const double shorts[] = { 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7 };
 static const double longs[] = { 2.0, 3.5, 5.0, 6.5, 8.0, 9.5, 11.0, 12.5 };

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/sample/sample.h"
+#include "runtime/sample/sampler.h"
 
 enum { V = 12, DRAWS = 20000 };
 

@@ -1,7 +1,7 @@
 /* Which template runs an op, what layout its weights have, and what is said where there is none. */
 #include "compiler_util.h"
 
-#include "compiler/select.h"
+#include "compiler/select_kernels.h"
 #include "formats/layout.h"
 #include "plan/target.h"
 

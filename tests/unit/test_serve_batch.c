@@ -1,5 +1,5 @@
 /* Which lines of a batch have been tried when its next turn begins. How long that takes is a matter of minutes, so the parts are looked at alone. */
-#include "serve/batch_run.c"
+#include "serve/batch/batch_runner.c"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@ enum { N = 200 };
 static void
 only_who_waited_has_tried(void **state)
 {
-	Line  line[N];
+	BatchLine  line[N];
 	Batch b = { .tries = MAX_TRIES };
 	Req   r = { .status = 503 };
 	Server srv = { 0 };
@@ -21,12 +21,12 @@ only_who_waited_has_tried(void **state)
 	r.srv = &srv;
 	for (b.waited = 0; b.waited <= N + 1; b.waited++)
 		for (size_t apart = 1; apart < 4; apart++) { /* some have been answered in turns before */
-			Run run = { .b = &b, .line = line, .n_line = N };
+			BatchRun run = { .b = &b, .line = line, .n_line = N };
 			int failed = 0;
 			memset(line, 0, sizeof line);
 			for (size_t i = 0; i < N; i++)
 				line[i].done = i % apart != 0;
-			take_tries(&run);
+			restore_tries(&run);
 			for (size_t i = 0; i < N; i++) {
 				const bool first = !line[i].done && (int)(i / apart) < b.waited;
 				assert_int_equal(line[i].tries, first ? MAX_TRIES : 0);

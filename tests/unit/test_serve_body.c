@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "serve/body.h"
+#include "serve/http/json_body.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

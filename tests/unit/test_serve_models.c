@@ -10,7 +10,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "serve/model.h"
+#include "serve/models/model.h"
 #include "tempdir.h"
 #include "tests/serve/fake_engine.h"
 #include "text/text.h"
@@ -27,14 +27,14 @@ static const char vocabulary[] =
 static llmc_tokenizer *tokenizer;
 static Tempdir dir;
 
-typedef struct World {
+typedef struct MpiWorld {
 	atomic_int bytes, n_engines, n_sources, n_opened; /* now, now, now, ever */
 	atomic_int opening;   /* an engine that is being opened stands at the gate */
 	atomic_bool gate;     /* closed */
 	atomic_int fail_every; /* each so many openings fail; 0: none */
 	atomic_bool shares;   /* adapters are names in one of PLACES of their model's engine */
-} World;
-static World world;
+} MpiWorld;
+static MpiWorld world;
 
 typedef struct Origin { const char *name; int bytes; } Origin; /* a Source's self */
 typedef struct Engine { Fake fake; int bytes; atomic_int taken; } Engine;
@@ -94,16 +94,16 @@ free_source(void *self)
 	free(self);
 }
 
-static llmc_status adapt(void *self, const char *path, Source *out, llmc_error *err);
+static llmc_status adapt(void *self, const char *path, ModelSource *out, llmc_error *err);
 
-static Source
+static ModelSource
 source(const char *name, int bytes)
 {
 	Origin *o = calloc(1, sizeof *o);
 
 	*o = (Origin){ name, bytes };
 	atomic_fetch_add(&world.n_sources, 1);
-	return (Source){ .self = o, .look = look, .open = open_engine, .close = close_engine, .free = free_source, .adapt = adapt };
+	return (ModelSource){ .self = o, .look = look, .open = open_engine, .close = close_engine, .free = free_source, .adapt = adapt };
 }
 
 static llmc_status
@@ -127,7 +127,7 @@ leave_engine(Backend *b)
 }
 
 static llmc_status
-adapt(void *self, const char *path, Source *out, llmc_error *err)
+adapt(void *self, const char *path, ModelSource *out, llmc_error *err)
 {
 	if (!strcmp(strrchr(path, '/') + 1, "other"))
 		return error_set(err, LLMC_E_INPUT, "an adapter of another model");
@@ -166,7 +166,7 @@ end(Server *s)
 	assert_int_equal(world.n_engines, 0);
 	assert_int_equal(world.n_sources, 0);
 	assert_int_equal(world.bytes, 0);
-	world = (World){ 0 };
+	world = (MpiWorld){ 0 };
 }
 
 /* One request on a connection of its own; its status, and the answer into `said`. leave: nobody waits for it, 0. */
@@ -443,7 +443,7 @@ static bool
 is_drowsy(Server *s)
 {
 	pthread_mutex_lock(&s->lock);
-	bool is = s->slot[0]->drowsy;
+	bool is = s->slot[0]->sleep_when_done;
 	pthread_mutex_unlock(&s->lock);
 	return is;
 }
@@ -545,7 +545,7 @@ the_end_while_an_engine_is_opened(void **state)
 	pthread_join(thread, NULL);
 	assert_int_equal(world.n_engines, 0);
 	assert_int_equal(world.n_sources, 0);
-	world = (World){ 0 };
+	world = (MpiWorld){ 0 };
 }
 
 /* Adapters that cannot be opened take no names, and what names hold goes into logs and metrics without harm. */

@@ -1,5 +1,5 @@
 /* Connections from within: wakes of an answer that grows, and memory that runs out while one is sent. */
-#include "serve/net.c"
+#include "serve/http/connection.c"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -58,7 +58,7 @@ an_answer_without_memory_is_not_sent(void **state)
 	n.idle.first->head.failed = true;
 	assert_false(send_parts(&n, n.idle.first));
 	assert_null(n.idle.first);
-	bury(&n);
+	free_closed(&n);
 	assert_int_equal(read(fd[1], said, sizeof said), 0);
 	close(fd[1]);
 	close(n.epoll_fd);
@@ -82,7 +82,7 @@ a_closed_connection_has_no_events(void **state)
 	close(fd[1]);
 	assert_int_equal(epoll_wait(n.epoll_fd, &e, 1, 0), 1);
 	conn_close(&n, n.idle.first);
-	bury(&n);
+	free_closed(&n);
 	assert_int_equal(epoll_wait(n.epoll_fd, &e, 1, 0), 0);
 	close(copy);
 	close(n.epoll_fd);

@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "compiler/shard.h"
+#include "compiler/shard/shard.h"
 #include "formats/dequant.h"
 #include "runtime/weights/weights.h"
 
@@ -346,10 +346,10 @@ static const Lie gain_lies[] = {
 	{ "{\"op\":\"moe_ffn\"", "{\"op\":\"expert_gain\",\"layer\":0,\"kernel\":null,\"arg\":[\"expert_id\",\"expert_weight\",\"L0.attn_norm\",\"expert_weight\"],"
 	  "\"attr\":{\"n_experts\":32,\"top_k\":2},\"make\":[],\"yaml_line\":0,\"weight_bytes\":0,\"flops_per_row\":0},{\"op\":\"moe_ffn\"",
 	  "holds -1 for 32 experts of other ranks" },
-	{ "\"elsewhere\":32", "\"elsewhere\":0", "holds -1 for 32 experts of other ranks" },
+	{ "\"n_remote_experts\":32", "\"n_remote_experts\":0", "holds -1 for 32 experts of other ranks" },
 	{ "\"attr\":{\"n_experts\":64,\"top_k\":2},", "\"attr\":{\"n_experts\":63,\"top_k\":2},", "expert_gain: tensor L0.expert_gain is 64 x 0, expected 63 x 0" },
 	{ "\"attr\":{\"n_experts\":64,\"top_k\":2},", "\"attr\":{\"n_experts\":64,\"top_k\":3},", "expert_gain: buffer expert_id does not hold 3 elements for each row" },
-	{ "\"first\":32,\"count\":32", "\"first\":33,\"count\":32", "own_experts: attributes break the rule first + count <= n_experts" },
+	{ "\"first\":32,\"count\":32", "\"first\":33,\"count\":32", "local_experts: attributes break the rule first + count <= n_experts" },
 	{ "\"first\":32,\"count\":32", "\"first\":30,\"count\":33", "holds indices that step" },
 };
 

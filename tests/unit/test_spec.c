@@ -3,8 +3,8 @@
 #include <math.h>
 
 #include "base/file.h"
-#include "compiler/family.h"
-#include "compiler/selector.h"
+#include "compiler/spec/family.h"
+#include "compiler/spec/layer_list.h"
 #include "tests/unit/compiler_util.h"
 #include "tests/unit/locale_comma.h"
 

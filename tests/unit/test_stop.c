@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "base/strbuf.h"
-#include "runtime/stop.h"
+#include "runtime/sample/stop_strings.h"
 
 /* Feed text in pieces of `step` bytes; what was shown, and whether a stop was found. */
 static bool

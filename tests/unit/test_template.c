@@ -1,8 +1,8 @@
 /* Templates: the expression language, heads, expansion, keys; and every template of the tree against every tiny model. */
 #include "compiler_util.h"
 
-#include "compiler/select.h"
-#include "compiler/template_internal.h"
+#include "compiler/select_kernels.h"
+#include "compiler/template/template_internal.h"
 
 /* ------------------------------------------------- expressions ---- */
 
@@ -101,8 +101,8 @@ expressions_that_make_no_sense(void **state)
 #define NAMES(of) \
 	"#define ARG_x ((const float *)" of "[0])\n#define ARG_w ((const void *)" of "[1])\n#define ARG_b ((const float *)" of "[2])\n" \
 	"#define ARG_y ((float *)" of "[3])\n"
-#define WEIGHTS "#define LLMC_WEIGHTS 2\n" /* bf16: cpu_weights.h */
-#define CUDA_NAMES "#include \"common/cuda_step.h\"\n" NAMES("p.a")
+#define WEIGHTS "#define LLMC_WEIGHTS 2\n" /* bf16: cpu/weights/weights.h */
+#define CUDA_NAMES "#include \"cuda/runtime/step.h\"\n" NAMES("p.a")
 #define ARGS "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n"
 
 static const Kernel *
@@ -190,7 +190,7 @@ BENCH_TEST(products_of_a_type_have_a_file)
 	const char *code = strstr(p->text, "*/\n");
 	assert_non_null(code);
 	assert_non_null(strstr(p->text, "do not edit"));
-	assert_string_equal(code + 3, arena_printf(&b->arena, WEIGHTS "#define LLMC_TARGET_v3 1\n#define LLMC_ACT_BF16 0\n#include \"common/cpu_product.h\"\n\n"
+	assert_string_equal(code + 3, arena_printf(&b->arena, WEIGHTS "#define LLMC_TARGET_v3 1\n#define LLMC_ACT_BF16 0\n#include \"cpu/gemm/matmul_kernel.h\"\n\n"
 	                                          "PRODUCTS(%s, W_bf16, 16, 0)\n", p->row.symbol));
 	assert_true(p->n_header > 4);
 	assert_string_not_equal(k->key, other->key);

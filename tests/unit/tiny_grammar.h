@@ -12,19 +12,19 @@ tiny_grammar(const char *regex)
 {
 	enum { N = 300 };
 	static char text[N][2];
-	LexiconToken tok[N];
+	VocabToken tok[N];
 	const int32_t eos = 2;
-	Lexicon *l = NULL;
+	TokenVocab *l = NULL;
 	Grammar *g = NULL;
 
 	for (int i = 0; i < N; i++) {
 		text[i][0] = (char)('a' + i % 26);
 		text[i][1] = (char)('0' + i / 26);
-		tok[i] = (LexiconToken){ .bytes = text[i], .n = 2, .special = i == eos };
+		tok[i] = (VocabToken){ .bytes = text[i], .n = 2, .special = i == eos };
 	}
-	if (lexicon_open(tok, N, &l, NULL) != LLMC_OK || grammar_open(l, LLMC_GRAMMAR_REGEX, regex, strlen(regex), NULL, &eos, 1, &g, NULL) != LLMC_OK)
+	if (token_vocab_open(tok, N, &l, NULL) != LLMC_OK || grammar_open(l, LLMC_GRAMMAR_REGEX, regex, strlen(regex), NULL, &eos, 1, &g, NULL) != LLMC_OK)
 		abort();
-	lexicon_close(l);
+	token_vocab_close(l);
 	return g;
 }
 

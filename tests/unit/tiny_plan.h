@@ -15,16 +15,16 @@
 	"\"make\":[{\"value\":\"L0.q\",\"arg\":9},{\"value\":\"L0.k\",\"arg\":-1}],\"yaml_line\":3,\"weight_bytes\":128,"      \
 	"\"flops_per_row\":64},\n"                                                                                            \
 	"{\"op\":\"attention\",\"layer\":0,\"kernel\":null,\"arg\":[\"q\",\"kv:kv:0\",null,null,\"att\"],\"attr\":{\"heads\":2,"    \
-	"\"kv_heads\":1,\"dim\":2,\"v_dim\":2,\"scale\":0.7071,\"cap\":0.0,\"window\":0,\"chunk\":0,\"mask\":\"causal\",\"alibi\":0.0,\"alibi_first\":0,\"alibi_heads\":0},"    \
+	"\"kv_heads\":1,\"dim\":2,\"v_dim\":2,\"scale\":0.7071,\"softcap\":0.0,\"window\":0,\"chunk\":0,\"mask\":\"causal\",\"alibi\":0.0,\"alibi_first\":0,\"alibi_heads\":0},"    \
 	"\"make\":[],\"yaml_line\":0,\"weight_bytes\":0,\"flops_per_row\":0},\n"                                               \
 	"{\"op\":\"matmul_add\",\"layer\":0,\"kernel\":null,\"arg\":[\"att\",\"o\",null,\"x\",\"x\"],\"attr\":{\"rows\":4,"    \
 	"\"cols\":4,\"scale\":1.0},\"make\":[],\"yaml_line\":0,\"weight_bytes\":64,\"flops_per_row\":32},\n"                   \
-	"{\"op\":\"head\",\"layer\":-1,\"kernel\":null,\"arg\":[\"x\",\"norm\",null,\"emb\",\"logits\"],\"attr\":{\"rows\":6," \
-	"\"cols\":4,\"norm\":\"rms\",\"eps\":1e-05,\"plus_one\":0,\"scale\":1.0,\"cap\":0.0},\"make\":[{\"value\":\"logits\",\"arg\":4}],"    \
+	"{\"op\":\"lm_head\",\"layer\":-1,\"kernel\":null,\"arg\":[\"x\",\"norm\",null,\"emb\",\"logits\"],\"attr\":{\"rows\":6," \
+	"\"cols\":4,\"norm\":\"rms\",\"eps\":1e-05,\"plus_one\":0,\"scale\":1.0,\"softcap\":0.0},\"make\":[{\"value\":\"logits\",\"arg\":4}],"    \
 	"\"yaml_line\":0,\"weight_bytes\":96,\"flops_per_row\":48}]"
 
 static const char tiny_plan[] =
-    "{\"format\":4,\"step_abi\":3,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":\"00\",\"target\":\"ref\",\n"
+    "{\"format\":5,\"step_abi\":3,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":\"00\",\"target\":\"ref\",\n"
     "\"vocab\":6,\"vocab_used\":6,\"hidden\":4,\"max_positions\":256,\"n_layers\":1,\"hard_limit\":false,"
     "\"prompt_whole\":false,\"prefix_mark\":-1,\"prefix_end\":-1,\"prompt_prefix\":null,\"checkpoint\":\"hf\","
     "\"weights\":null,\"bos\":1,\"eos\":[2,3],\"n_params\":76,\"logits\":\"logits\",\n"

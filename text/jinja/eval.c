@@ -6,7 +6,7 @@
 #include <string.h>
 
 static Val
-lookup(const Scope *s, Span name)
+lookup(const Scope *s, ByteSpan name)
 {
 	for (; s; s = s->up)
 		for (size_t i = 0; i < s->n; i++)
@@ -22,7 +22,7 @@ undefined(Jinja *j, Val v)
 }
 
 static Val
-loop_attr(Jinja *j, Loop *l, Span name)
+loop_attr(Jinja *j, Loop *l, ByteSpan name)
 {
 	int64_t at = (int64_t)l->at, n = (int64_t)l->items->n;
 	Method *m;
@@ -58,7 +58,7 @@ loop_attr(Jinja *j, Loop *l, Span name)
 }
 
 static Val
-method(Jinja *j, Val self, Span name)
+method(Jinja *j, Val self, ByteSpan name)
 {
 	Method *m;
 
@@ -103,11 +103,11 @@ item_only(Jinja *j, Val v, Val key)
 	default:
 		break;
 	}
-	return val_undef(key.type == V_STR ? key.s : (Span){ "item", 4 });
+	return val_undef(key.type == V_STR ? key.s : (ByteSpan){ "item", 4 });
 }
 
 Val
-get_attr(Jinja *j, Val v, Span name)
+get_attr(Jinja *j, Val v, ByteSpan name)
 {
 	Val out;
 
@@ -154,7 +154,7 @@ Val
 get_slice(Jinja *j, Val v, Val from, Val to, Val step)
 {
 	int64_t by = step.type == V_NONE ? 1 : arg_int(j, "slice", step), n;
-	List *l = NULL;
+	ValList *l = NULL;
 	Val out;
 
 	if (v.type == V_UNDEF)
@@ -174,7 +174,7 @@ get_slice(Jinja *j, Val v, Val from, Val to, Val step)
 		b = a;
 		for (int64_t c = i; c < k; c++, b += len)
 			utf8_next(v.s.s + b, v.s.n - b, &len);
-		return val_span((Span){ v.s.s + a, b - a });
+		return val_span((ByteSpan){ v.s.s + a, b - a });
 	}
 	l = val_iter(j, v);
 	n = (int64_t)l->n;
@@ -349,9 +349,9 @@ compare(Jinja *j, int op, Val a, Val b)
 }
 
 static void
-eval_args(Jinja *j, Scope *s, const Node *n, Args *out)
+eval_args(Jinja *j, Scope *s, const AstNode *n, CallArgs *out)
 {
-	*out = (Args){ .n_pos = n->n, .n_kw = n->n_kw, .kw_name = n->kw_name };
+	*out = (CallArgs){ .n_pos = n->n, .n_kw = n->n_kw, .kw_name = n->kw_name };
 	out->pos = jinja_alloc(j, n->n + 1, sizeof *out->pos);
 	out->kw = jinja_alloc(j, n->n_kw + 1, sizeof *out->kw);
 	for (size_t i = 0; i < n->n; i++)
@@ -361,7 +361,7 @@ eval_args(Jinja *j, Scope *s, const Node *n, Args *out)
 }
 
 static Val
-eval_compare(Jinja *j, Scope *s, const Node *n)
+eval_compare(Jinja *j, Scope *s, const AstNode *n)
 {
 	Val left = eval(j, s, n->a);
 
@@ -376,10 +376,10 @@ eval_compare(Jinja *j, Scope *s, const Node *n)
 }
 
 static Val
-eval_node(Jinja *j, Scope *s, const Node *n)
+eval_node(Jinja *j, Scope *s, const AstNode *n)
 {
 	Val v, out;
-	Args args;
+	CallArgs args;
 	Buf b = { 0 };
 
 	switch (n->kind) {
@@ -455,21 +455,21 @@ eval_node(Jinja *j, Scope *s, const Node *n)
 		return eval_compare(j, s, n);
 	case N_CONCAT:
 		for (size_t i = 0; i < n->n; i++) {
-			Span text = val_str(j, eval(j, s, n->list[i]));
+			ByteSpan text = val_str(j, eval(j, s, n->list[i]));
 			buf_add(j, &b, text.s, text.n);
 		}
 		return val_span(buf_span(&b));
 	case N_COND:
 		if (val_true(eval(j, s, n->a)))
 			return eval(j, s, n->b);
-		return n->c ? eval(j, s, n->c) : val_undef((Span){ "the inline if-expression without else", 37 });
+		return n->c ? eval(j, s, n->c) : val_undef((ByteSpan){ "the inline if-expression without else", 37 });
 	default:
 		jinja_fail(j, "a statement where an expression belongs");
 	}
 }
 
 Val
-eval(Jinja *j, Scope *s, const Node *n)
+eval(Jinja *j, Scope *s, const AstNode *n)
 {
 	jinja_step(j, 0);
 	jinja_enter(j);

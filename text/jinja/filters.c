@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-typedef Val (*FilterFn)(Jinja *j, Span name, Val v, const Args *a);
+typedef Val (*FilterFn)(Jinja *j, ByteSpan name, Val v, const CallArgs *a);
 
 /* "a.b.0" of v */
 static Val
@@ -13,21 +13,21 @@ path(Jinja *j, Val v, Val attr)
 {
 	if (attr.type != V_STR)
 		return get_item(j, v, attr);
-	Span s = attr.s;
+	ByteSpan s = attr.s;
 	for (;;) {
 		const char *dot = memchr(s.s, '.', s.n);
-		Span part = { s.s, dot ? (size_t)(dot - s.s) : s.n };
+		ByteSpan part = { s.s, dot ? (size_t)(dot - s.s) : s.n };
 		Val num;
 		bool digit = part.n > 0 && part.s[0] >= '0' && part.s[0] <= '9' && num_parse(part, false, &num);
 		v = get_item(j, v, digit ? num : val_span(part));
 		if (!dot)
 			return v;
-		s = (Span){ dot + 1, s.n - part.n - 1 };
+		s = (ByteSpan){ dot + 1, s.n - part.n - 1 };
 	}
 }
 
 static Val
-f_length(Jinja *j, Span name, Val v, const Args *a)
+f_length(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	(void)name, (void)a;
 	switch (v.type) {
@@ -47,7 +47,7 @@ f_length(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_trim(Jinja *j, Span name, Val v, const Args *a)
+f_trim(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	Val chars = arg(a, 0, "chars", val_none());
 	(void)name;
@@ -57,16 +57,16 @@ f_trim(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_join(Jinja *j, Span name, Val v, const Args *a)
+f_join(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
-	Span d = val_str(j, arg(a, 0, "d", val_text("")));
+	ByteSpan d = val_str(j, arg(a, 0, "d", val_text("")));
 	Val attr = arg(a, 1, "attribute", val_none());
-	List *l = val_iter(j, v);
+	ValList *l = val_iter(j, v);
 	Buf b = { 0 };
 
 	(void)name;
 	for (size_t i = 0; i < l->n; i++) {
-		Span s = val_str(j, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr));
+		ByteSpan s = val_str(j, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr));
 		if (i)
 			buf_add(j, &b, d.s, d.n);
 		buf_add(j, &b, s.s, s.n);
@@ -75,9 +75,9 @@ f_join(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_case(Jinja *j, Span name, Val v, const Args *a)
+f_case(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
-	Span s = val_str(j, v);
+	ByteSpan s = val_str(j, v);
 	Buf b = { 0 };
 
 	(void)a;
@@ -86,9 +86,9 @@ f_case(Jinja *j, Span name, Val v, const Args *a)
 	/* the filter's idea of a word: what spaces, dashes and opening brackets separate */
 	for (size_t i = 0; i < s.n;) {
 		size_t end = i;
-		while (end < s.n && !strchr("-([{<", s.s[end]) && str_strip((Span){ s.s + end, 1 }, NULL, true, false).n)
+		while (end < s.n && !strchr("-([{<", s.s[end]) && str_strip((ByteSpan){ s.s + end, 1 }, NULL, true, false).n)
 			end++;
-		Span word = str_case(j, (Span){ s.s + i, end - i }, 'c');
+		ByteSpan word = str_case(j, (ByteSpan){ s.s + i, end - i }, 'c');
 		buf_add(j, &b, word.s, word.n);
 		if (end < s.n)
 			buf_add(j, &b, s.s + end, 1);
@@ -98,7 +98,7 @@ f_case(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_replace(Jinja *j, Span name, Val v, const Args *a)
+f_replace(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	Val max = arg(a, 2, "count", val_none());
 	(void)name;
@@ -107,7 +107,7 @@ f_replace(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_default(Jinja *j, Span name, Val v, const Args *a)
+f_default(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	bool falsy = val_true(arg(a, 1, "boolean", val_bool(false)));
 	(void)j, (void)name;
@@ -115,9 +115,9 @@ f_default(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_edge(Jinja *j, Span name, Val v, const Args *a)
+f_edge(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
-	List *l = val_iter(j, v);
+	ValList *l = val_iter(j, v);
 	(void)a;
 	if (!l->n)
 		return val_undef(name);
@@ -125,16 +125,16 @@ f_edge(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_list(Jinja *j, Span name, Val v, const Args *a)
+f_list(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	(void)name, (void)a;
 	return (Val){ .type = V_LIST, .l = val_iter(j, v) };
 }
 
-static Args
-rest(const Args *a, size_t skip)
+static CallArgs
+rest(const CallArgs *a, size_t skip)
 {
-	Args r = *a;
+	CallArgs r = *a;
 	skip = skip < a->n_pos ? skip : a->n_pos;
 	r.pos = a->pos + skip;
 	r.n_pos -= skip;
@@ -142,18 +142,18 @@ rest(const Args *a, size_t skip)
 }
 
 /* What map and select go through: none, 0 and other values that are not true have no items. */
-static List *
+static ValList *
 items_of(Jinja *j, Val v)
 {
 	return val_true(v) ? val_iter(j, v) : val_list(j, V_LIST, 0).l;
 }
 
 static Val
-f_map(Jinja *j, Span name, Val v, const Args *a)
+f_map(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
-	List *l = items_of(j, v);
+	ValList *l = items_of(j, v);
 	Val out = val_list(j, V_LIST, l->n), attr = arg(a, (size_t)-1, "attribute", val_none());
-	Args more = rest(a, 1);
+	CallArgs more = rest(a, 1);
 
 	(void)name;
 	for (size_t i = 0; i < l->n; i++) {
@@ -173,13 +173,13 @@ f_map(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_select(Jinja *j, Span name, Val v, const Args *a)
+f_select(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	bool keep = name.s[0] == 's', by_attr = name.n > 6;
 	size_t at = by_attr ? 1 : 0;
-	List *l = items_of(j, v);
+	ValList *l = items_of(j, v);
 	Val out = val_list(j, V_LIST, 0);
-	Args more = rest(a, at + 1);
+	CallArgs more = rest(a, at + 1);
 
 	if (by_attr && !a->n_pos)
 		jinja_fail(j, "%.*s: missing parameter for attribute name", (int)name.n, name.s);
@@ -193,7 +193,7 @@ f_select(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_items(Jinja *j, Span name, Val v, const Args *a)
+f_items(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	Method m = { v, name };
 	(void)a;
@@ -201,7 +201,7 @@ f_items(Jinja *j, Span name, Val v, const Args *a)
 		return val_list(j, V_LIST, 0);
 	if (v.type != V_DICT)
 		jinja_fail(j, "Can only get item pairs from a mapping.");
-	return call_method(j, &m, &(Args){ 0 });
+	return call_method(j, &m, &(CallArgs){ 0 });
 }
 
 /* Sorts stably; key[i] orders item[i]. */
@@ -234,7 +234,7 @@ sort_key(Jinja *j, Val v, bool case_sensitive)
 }
 
 static Val
-sorted(Jinja *j, const List *l, Val *key, bool reverse)
+sorted(Jinja *j, const ValList *l, Val *key, bool reverse)
 {
 	Val out = val_list(j, V_LIST, l->n + 1);
 
@@ -245,9 +245,9 @@ sorted(Jinja *j, const List *l, Val *key, bool reverse)
 }
 
 static Val
-f_sort(Jinja *j, Span name, Val v, const Args *a)
+f_sort(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
-	List *l = val_iter(j, v);
+	ValList *l = val_iter(j, v);
 	bool reverse = val_true(arg(a, 0, "reverse", val_bool(false)));
 	bool exact = val_true(arg(a, 1, "case_sensitive", val_bool(false)));
 	Val attr = arg(a, 2, "attribute", val_none()), *key = jinja_alloc(j, l->n + 1, sizeof *key);
@@ -257,7 +257,7 @@ f_sort(Jinja *j, Span name, Val v, const Args *a)
 		if (attr.type == V_STR && memchr(attr.s.s, ',', attr.s.n)) {
 			Method m = { attr, { "split", 5 } };
 			Val comma = val_text(",");
-			List *parts = call_method(j, &m, &(Args){ .pos = &comma, .n_pos = 1 }).l;
+			ValList *parts = call_method(j, &m, &(CallArgs){ .pos = &comma, .n_pos = 1 }).l;
 			key[i] = val_list(j, V_TUPLE, parts->n);
 			for (size_t k = 0; k < parts->n; k++)
 				list_push(j, key[i].l, sort_key(j, path(j, l->v[i], parts->v[k]), exact));
@@ -269,12 +269,12 @@ f_sort(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_dictsort(Jinja *j, Span name, Val v, const Args *a)
+f_dictsort(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	bool exact = val_true(arg(a, 0, "case_sensitive", val_bool(false)));
-	Span by = val_str(j, arg(a, 1, "by", val_text("key")));
+	ByteSpan by = val_str(j, arg(a, 1, "by", val_text("key")));
 	bool reverse = val_true(arg(a, 2, "reverse", val_bool(false)));
-	List *l = f_items(j, (Span){ "items", 5 }, v, a).l;
+	ValList *l = f_items(j, (ByteSpan){ "items", 5 }, v, a).l;
 	Val *key = jinja_alloc(j, l->n + 1, sizeof *key);
 
 	(void)name;
@@ -286,9 +286,9 @@ f_dictsort(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_unique(Jinja *j, Span name, Val v, const Args *a)
+f_unique(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
-	List *l = val_iter(j, v);
+	ValList *l = val_iter(j, v);
 	bool exact = val_true(arg(a, 0, "case_sensitive", val_bool(false)));
 	Val attr = arg(a, 1, "attribute", val_none()), out = val_list(j, V_LIST, 0), seen = val_dict(j, V_DICT), unused;
 
@@ -304,7 +304,7 @@ f_unique(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_reverse(Jinja *j, Span name, Val v, const Args *a)
+f_reverse(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	(void)name, (void)a;
 	if (v.type == V_STR)
@@ -313,14 +313,14 @@ f_reverse(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_string(Jinja *j, Span name, Val v, const Args *a)
+f_string(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	(void)name, (void)a;
 	return val_span(val_str(j, v));
 }
 
 static Val
-f_int(Jinja *j, Span name, Val v, const Args *a)
+f_int(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	Val otherwise = arg(a, 0, "default", val_int(0)), out;
 	int64_t base = arg_int(j, "int", arg(a, 1, "base", val_int(10)));
@@ -345,7 +345,7 @@ f_int(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_float(Jinja *j, Span name, Val v, const Args *a)
+f_float(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	Val out;
 	(void)j, (void)name;
@@ -357,9 +357,9 @@ f_float(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_escape(Jinja *j, Span name, Val v, const Args *a)
+f_escape(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
-	Span s = val_str(j, v);
+	ByteSpan s = val_str(j, v);
 	Buf b = { 0 };
 
 	(void)name, (void)a;
@@ -375,10 +375,10 @@ f_escape(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_round(Jinja *j, Span name, Val v, const Args *a)
+f_round(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	int64_t places = arg_int(j, "round", arg(a, 0, "precision", val_int(0)));
-	Span how = val_str(j, arg(a, 1, "method", val_text("common")));
+	ByteSpan how = val_str(j, arg(a, 1, "method", val_text("common")));
 
 	(void)name;
 	if (!val_is_number(v))
@@ -399,7 +399,7 @@ f_round(Jinja *j, Span name, Val v, const Args *a)
 		for (char *c = text; *c; c++)
 			if (*c == ',')
 				*c = '.';
-		if (num_parse((Span){ text, strlen(text) }, true, &out))
+		if (num_parse((ByteSpan){ text, strlen(text) }, true, &out))
 			return out;
 	}
 	double r = nearbyint(x * scale) / scale;
@@ -407,7 +407,7 @@ f_round(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_abs(Jinja *j, Span name, Val v, const Args *a)
+f_abs(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	(void)name, (void)a;
 	if (!val_is_number(v))
@@ -419,11 +419,11 @@ f_abs(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_indent(Jinja *j, Span name, Val v, const Args *a)
+f_indent(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	Val width = arg(a, 0, "width", val_int(4));
 	bool first = val_true(arg(a, 1, "first", val_bool(false))), blank = val_true(arg(a, 2, "blank", val_bool(false)));
-	Span s = val_str(j, v), pad;
+	ByteSpan s = val_str(j, v), pad;
 	Buf b = { 0 }, spaces = { 0 };
 
 	(void)name;
@@ -452,17 +452,17 @@ f_indent(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_tojson(Jinja *j, Span name, Val v, const Args *a)
+f_tojson(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	(void)name;
 	return to_json(j, v, a);
 }
 
 static Val
-f_sum(Jinja *j, Span name, Val v, const Args *a)
+f_sum(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	Val attr = arg(a, 0, "attribute", val_none()), out = arg(a, 1, "start", val_int(0));
-	List *l = val_iter(j, v);
+	ValList *l = val_iter(j, v);
 
 	(void)name;
 	for (size_t i = 0; i < l->n; i++)
@@ -471,11 +471,11 @@ f_sum(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_extreme(Jinja *j, Span name, Val v, const Args *a)
+f_extreme(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	bool exact = val_true(arg(a, 0, "case_sensitive", val_bool(false))), max = name.s[1] == 'a';
 	Val attr = arg(a, 1, "attribute", val_none());
-	List *l = val_iter(j, v);
+	ValList *l = val_iter(j, v);
 	Val best = val_undef(name), best_key = val_none();
 
 	for (size_t i = 0; i < l->n; i++) {
@@ -490,7 +490,7 @@ f_extreme(Jinja *j, Span name, Val v, const Args *a)
 }
 
 static Val
-f_format(Jinja *j, Span name, Val v, const Args *a)
+f_format(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	Val t = val_list(j, V_TUPLE, a->n_pos);
 	(void)name;
@@ -516,7 +516,7 @@ static const struct {
 };
 
 Val
-apply_filter(Jinja *j, Span name, Val v, const Args *a)
+apply_filter(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	size_t n = sizeof filters / sizeof *filters;
 

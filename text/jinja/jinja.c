@@ -6,7 +6,7 @@
 #include <string.h>
 
 void
-scope_set(Jinja *j, Scope *s, Span name, Val v)
+scope_set(Jinja *j, Scope *s, ByteSpan name, Val v)
 {
 	for (size_t i = 0; i < s->n; i++) {
 		if (s->name[i].n == name.n && memcmp(s->name[i].s, name.s, name.n) == 0) {
@@ -16,7 +16,7 @@ scope_set(Jinja *j, Scope *s, Span name, Val v)
 	}
 	if (s->n == s->cap) {
 		size_t cap = s->cap ? s->cap * 2 : 4;
-		Span *names = jinja_alloc(j, cap, sizeof *names);
+		ByteSpan *names = jinja_alloc(j, cap, sizeof *names);
 		Val *vals = jinja_alloc(j, cap, sizeof *vals);
 		if (s->n) {
 			memcpy(names, s->name, s->n * sizeof *names);
@@ -39,18 +39,18 @@ inner(Jinja *j, Scope *up)
 }
 
 static void
-assign(Jinja *j, Scope *s, const Node *to, Val v)
+assign(Jinja *j, Scope *s, const AstNode *to, Val v)
 {
 	if (to->kind == N_NAME) {
 		scope_set(j, s, to->name, v);
 	} else if (to->kind == N_NSREF) {
-		Node name = { .kind = N_NAME, .line = to->line, .name = to->name };
+		AstNode name = { .kind = N_NAME, .line = to->line, .name = to->name };
 		Val ns = eval(j, s, &name);
 		if (ns.type != V_NS)
 			jinja_fail(j, "cannot assign attribute on non-namespace object `%.*s`", (int)to->name.n, to->name.s);
 		dict_put(j, ns.d, val_span(to->a->name), v);
 	} else {
-		List *l = val_iter(j, v);
+		ValList *l = val_iter(j, v);
 		if (l->n != to->n)
 			jinja_fail(j, "%zu values for %zu names", l->n, to->n);
 		for (size_t i = 0; i < to->n; i++)
@@ -58,10 +58,10 @@ assign(Jinja *j, Scope *s, const Node *to, Val v)
 	}
 }
 
-static void exec(Jinja *j, Scope *s, const Node *n);
+static void exec(Jinja *j, Scope *s, const AstNode *n);
 
-static Span
-capture(Jinja *j, Scope *s, const Node *body)
+static ByteSpan
+capture(Jinja *j, Scope *s, const AstNode *body)
 {
 	Buf *before = j->out, own = { 0 };
 
@@ -72,14 +72,14 @@ capture(Jinja *j, Scope *s, const Node *body)
 }
 
 static void
-exec_for(Jinja *j, Scope *s, const Node *n)
+exec_for(Jinja *j, Scope *s, const AstNode *n)
 {
-	List *items = val_iter(j, eval(j, s, n->b));
-	const Node *main = n->d->list[0], *otherwise = n->d->n > 1 ? n->d->list[1] : NULL;
+	ValList *items = val_iter(j, eval(j, s, n->b));
+	const AstNode *main = n->d->list[0], *otherwise = n->d->n > 1 ? n->d->list[1] : NULL;
 	size_t done = 0;
 
 	if (n->c) {
-		List *kept = val_list(j, V_LIST, 0).l;
+		ValList *kept = val_list(j, V_LIST, 0).l;
 		for (size_t i = 0; i < items->n; i++) {
 			Scope *test = inner(j, s);
 			assign(j, test, n->a, items->v[i]);
@@ -93,7 +93,7 @@ exec_for(Jinja *j, Scope *s, const Node *n)
 	for (size_t i = 0; i < items->n; i++) {
 		Scope *body = inner(j, s);
 		loop->at = i;
-		scope_set(j, body, (Span){ "loop", 4 }, (Val){ .type = V_LOOP, .loop = loop });
+		scope_set(j, body, (ByteSpan){ "loop", 4 }, (Val){ .type = V_LOOP, .loop = loop });
 		assign(j, body, n->a, items->v[i]);
 		exec(j, body, main);
 		done++;
@@ -108,7 +108,7 @@ exec_for(Jinja *j, Scope *s, const Node *n)
 }
 
 static Val
-macro_value(Jinja *j, Scope *s, const Node *def)
+macro_value(Jinja *j, Scope *s, const AstNode *def)
 {
 	Macro *m = jinja_alloc(j, 1, sizeof *m);
 	m->def = def;
@@ -118,16 +118,16 @@ macro_value(Jinja *j, Scope *s, const Node *def)
 
 /* A filter applied to text: the innermost node of the chain is a constant that stands for the text. */
 static Val
-filter_text(Jinja *j, Scope *s, const Node *chain, Span text)
+filter_text(Jinja *j, Scope *s, const AstNode *chain, ByteSpan text)
 {
-	Node copy = *chain;
+	AstNode copy = *chain;
 
 	if (chain->kind == N_CONST) {
 		return val_span(text);
 	}
 	jinja_enter(j);
 	Val v = filter_text(j, s, chain->a, text);
-	Node hold = { .kind = N_CONST, .line = chain->line, .val = v };
+	AstNode hold = { .kind = N_CONST, .line = chain->line, .val = v };
 	copy.a = &hold;
 	v = eval(j, s, &copy);
 	j->nest--;
@@ -135,9 +135,9 @@ filter_text(Jinja *j, Scope *s, const Node *chain, Span text)
 }
 
 static void
-exec(Jinja *j, Scope *s, const Node *n)
+exec(Jinja *j, Scope *s, const AstNode *n)
 {
-	Span text;
+	ByteSpan text;
 	Val v;
 
 	jinja_step(j, 0);
@@ -182,15 +182,15 @@ exec(Jinja *j, Scope *s, const Node *n)
 		Scope *with = inner(j, s);
 		v = macro_value(j, s, n->b);
 		/* the call is evaluated with one more argument, caller */
-		Node call = *n->a;
-		Node own = { .kind = N_CONST, .line = n->line, .val = v };
+		AstNode call = *n->a;
+		AstNode own = { .kind = N_CONST, .line = n->line, .val = v };
 		call.kw_name = jinja_alloc(j, n->a->n_kw + 1, sizeof *call.kw_name);
 		call.kw = jinja_alloc(j, n->a->n_kw + 1, sizeof *call.kw);
 		for (size_t i = 0; i < n->a->n_kw; i++) {
 			call.kw_name[i] = n->a->kw_name[i];
 			call.kw[i] = n->a->kw[i];
 		}
-		call.kw_name[call.n_kw] = (Span){ "caller", 6 };
+		call.kw_name[call.n_kw] = (ByteSpan){ "caller", 6 };
 		call.kw[call.n_kw++] = &own;
 		text = val_str(j, eval(j, with, &call));
 		buf_add(j, j->out, text.s, text.n);
@@ -221,11 +221,11 @@ exec(Jinja *j, Scope *s, const Node *n)
 }
 
 static Val
-call_macro(Jinja *j, const Macro *m, const Args *args)
+call_macro(Jinja *j, const Macro *m, const CallArgs *args)
 {
-	const Node *def = m->def;
+	const AstNode *def = m->def;
 	Scope *s = inner(j, m->scope);
-	Val extra = val_list(j, V_TUPLE, 0), caller = val_undef((Span){ "caller", 6 });
+	Val extra = val_list(j, V_TUPLE, 0), caller = val_undef((ByteSpan){ "caller", 6 });
 
 	for (size_t i = def->n_kw; i < args->n_pos; i++)
 		list_push(j, extra.l, args->pos[i]);
@@ -242,7 +242,7 @@ call_macro(Jinja *j, const Macro *m, const Args *args)
 			jinja_fail(j, "macro '%.*s' takes no keyword argument '%.*s'", (int)def->name.n, def->name.s,
 			           (int)args->kw_name[k].n, args->kw_name[k].s);
 	}
-	scope_set(j, s, (Span){ "caller", 6 }, caller);
+	scope_set(j, s, (ByteSpan){ "caller", 6 }, caller);
 	for (size_t i = 0; i < def->n_kw; i++) {
 		Val v = val_undef(def->kw_name[i]);
 		bool given = i < args->n_pos;
@@ -263,7 +263,7 @@ call_macro(Jinja *j, const Macro *m, const Args *args)
 }
 
 Val
-call_value(Jinja *j, Val f, const Args *args)
+call_value(Jinja *j, Val f, const CallArgs *args)
 {
 	Val out;
 	int line = j->line;
@@ -297,7 +297,7 @@ define_functions(Jinja *j, Scope *s)
 		[FUNC_RAISE] = "raise_exception", [FUNC_STRFTIME] = "strftime_now",
 	};
 	for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
-		scope_set(j, s, (Span){ names[i], strlen(names[i]) }, (Val){ .type = V_FUNC, .func = i });
+		scope_set(j, s, (ByteSpan){ names[i], strlen(names[i]) }, (Val){ .type = V_FUNC, .func = i });
 }
 
 static void
@@ -318,11 +318,11 @@ run(Jinja *j, const json_t *vars, Buf *out)
 			size_t n = strlen(key);
 			char *copy = jinja_alloc(j, n + 1, 1);
 			memcpy(copy, key, n);
-			scope_set(j, context, (Span){ copy, n }, val_from_json(j, v));
+			scope_set(j, context, (ByteSpan){ copy, n }, val_from_json(j, v));
 		}
 	}
 	jinja_lex(j);
-	Node *root = jinja_parse(j);
+	AstNode *root = jinja_parse(j);
 	j->out = out;
 	exec(j, inner(j, context), root);
 }
@@ -349,7 +349,7 @@ text_render_vars(const char *source, size_t n, const char *name, const json_t *v
 	if (!j)
 		return error_set(err, LLMC_E_MEMORY, "%s: out of memory", name);
 	arena_init(&j->arena);
-	j->source = (Span){ source, n };
+	j->source = (ByteSpan){ source, n };
 	llmc_status status = guarded(j, vars, out);
 	if (status != LLMC_OK)
 		error_set(err, status, "%s: %s", name, j->err.text);

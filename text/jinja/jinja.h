@@ -19,15 +19,15 @@ typedef enum ValType {
 	V_LOOP,
 } ValType;
 
-typedef struct List List;
+typedef struct ValList ValList;
 typedef struct Dict Dict;
 typedef struct Macro Macro;
 typedef struct Method Method;
 typedef struct Loop Loop;
 typedef struct Jinja Jinja;
-typedef struct Node Node;
+typedef struct AstNode AstNode;
 typedef struct Scope Scope;
-typedef struct Args Args;
+typedef struct CallArgs CallArgs;
 
 typedef struct Val {
 	ValType type;
@@ -35,8 +35,8 @@ typedef struct Val {
 		bool    b;
 		int64_t i;
 		double  f;
-		Span    s;    /* text; of V_UNDEF: what was looked for */
-		List   *l;    /* list, tuple */
+		ByteSpan    s;    /* text; of V_UNDEF: what was looked for */
+		ValList   *l;    /* list, tuple */
 		Dict   *d;    /* dict, namespace */
 		Macro  *macro;
 		Method *method;
@@ -45,7 +45,7 @@ typedef struct Val {
 	};
 } Val;
 
-struct List {
+struct ValList {
 	Val   *v;
 	size_t n, cap;
 };
@@ -58,34 +58,34 @@ struct Dict { /* keeps the order of insertion */
 };
 
 struct Macro {
-	const Node *def;
+	const AstNode *def;
 	Scope      *scope;
 	Val         caller; /* of a call block's own macro: unused */
 };
 
 struct Method {
 	Val  self;
-	Span name;
+	ByteSpan name;
 };
 
 struct Loop {
-	const List *items;
+	const ValList *items;
 	size_t      at;
 	Val         last_changed;
 	bool        has_changed;
 };
 
-struct Args { /* evaluated */
+struct CallArgs { /* evaluated */
 	Val   *pos;
 	size_t n_pos;
-	Span  *kw_name;
+	ByteSpan  *kw_name;
 	Val   *kw;
 	size_t n_kw;
 };
 
 struct Scope {
 	Scope *up;
-	Span  *name;
+	ByteSpan  *name;
 	Val   *val;
 	size_t n, cap;
 };
@@ -105,31 +105,31 @@ typedef enum TokType { T_DATA, T_VAR_BEGIN, T_VAR_END, T_BLOCK_BEGIN, T_BLOCK_EN
 typedef struct Tok {
 	TokType type;
 	int     line;
-	Span    s;   /* text; string literals: with escapes resolved */
+	ByteSpan    s;   /* text; string literals: with escapes resolved */
 	int     op;  /* T_OP: the character, or two: a << 8 | b */
 	Val     num;
 } Tok;
 
-typedef enum NodeKind {
+typedef enum AstKind {
 	/* expressions */
 	N_CONST, N_NAME, N_LIST, N_TUPLE, N_DICT, N_ATTR, N_ITEM, N_SLICE, N_CALL, N_FILTER, N_TEST, N_BINARY,
 	N_NEG, N_POS, N_NOT, N_AND, N_OR, N_COMPARE, N_CONCAT, N_COND,
 	/* statements */
 	N_BLOCK, N_TEXT, N_PRINT, N_IF, N_FOR, N_SET, N_SET_BLOCK, N_NSREF, N_MACRO, N_CALL_BLOCK, N_FILTER_BLOCK,
 	N_WITH, N_BREAK, N_CONTINUE,
-} NodeKind;
+} AstKind;
 
-struct Node {
-	NodeKind kind;
+struct AstNode {
+	AstKind kind;
 	int      line;
 	int      op;      /* binary; compare: of each operand in ops */
-	Span     name;    /* of a variable, attribute, filter, test, macro; text */
+	ByteSpan     name;    /* of a variable, attribute, filter, test, macro; text */
 	Val      val;     /* constant */
-	Node    *a, *b, *c, *d;
-	Node   **list;    /* elements, positional arguments, statements; dict: key, value, ... */
+	AstNode    *a, *b, *c, *d;
+	AstNode   **list;    /* elements, positional arguments, statements; dict: key, value, ... */
 	size_t   n;
-	Span    *kw_name; /* keyword arguments; macro: parameters */
-	Node   **kw;      /* macro: defaults, NULL without */
+	ByteSpan    *kw_name; /* keyword arguments; macro: parameters */
+	AstNode   **kw;      /* macro: defaults, NULL without */
 	size_t   n_kw;
 	int     *ops;
 };
@@ -144,39 +144,39 @@ struct Jinja {
 	int      line;   /* being run, for errors */
 	Buf     *out;
 	Scope   *global;
-	Span     source;
+	ByteSpan     source;
 	Tok     *tok;
 	size_t   n_tok, cap_tok, at;
 	int      loop_depth; /* while parsing: break and continue need a loop around them */
 	enum { FLOW_RUN, FLOW_BREAK, FLOW_CONTINUE } flow;
 };
 
-/* ---- ground (ground.c) ---- */
+/* ---- ground (core.c) ---- */
 _Noreturn void jinja_fail(Jinja *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void  jinja_step(Jinja *j, size_t bytes); /* one step, and more for work that goes with bytes */
 void *jinja_alloc(Jinja *j, size_t n, size_t elem_bytes);
 void  jinja_enter(Jinja *j);  /* recursion; pairs with j->nest-- */
 /* Argument by place or by name; otherwise the default. arg_take fails on more arguments than max. */
-Val  arg(const Args *a, size_t i, const char *name, Val otherwise);
-void args_check(Jinja *j, const char *what, const Args *a, size_t max);
+Val  arg(const CallArgs *a, size_t i, const char *name, Val otherwise);
+void args_check(Jinja *j, const char *what, const CallArgs *a, size_t max);
 int64_t arg_int(Jinja *j, const char *what, Val v);
-Span    arg_str(Jinja *j, const char *what, Val v);
+ByteSpan    arg_str(Jinja *j, const char *what, Val v);
 
 /* ---- lexing, parsing ---- */
 void  jinja_lex(Jinja *j);
-Node *jinja_parse(Jinja *j);
-Node *jinja_new(Jinja *j, NodeKind kind, int line);
-Node *jinja_expression(Jinja *j, bool with_cond);
-Node *jinja_tuple(Jinja *j, bool with_cond, const char *end_name); /* as parse_tuple: no parentheses needed */
-Node *jinja_filter_chain(Jinja *j, Node *node);
-void  jinja_call_args(Jinja *j, Node *call);
+AstNode *jinja_parse(Jinja *j);
+AstNode *jinja_new(Jinja *j, AstKind kind, int line);
+AstNode *jinja_expression(Jinja *j, bool with_cond);
+AstNode *jinja_tuple(Jinja *j, bool with_cond, const char *end_name); /* as parse_tuple: no parentheses needed */
+AstNode *jinja_filter_chain(Jinja *j, AstNode *node);
+void  jinja_call_args(Jinja *j, AstNode *call);
 bool  jinja_is_op(const Jinja *j, int op);
 bool  jinja_is_name(const Jinja *j, const char *name);
 bool  jinja_skip_op(Jinja *j, int op);
 bool  jinja_skip_name(Jinja *j, const char *name);
 void  jinja_expect_op(Jinja *j, int op);
-Span  jinja_expect_name(Jinja *j);
-void  jinja_node_push(Jinja *j, Node *n, Node *child);
+ByteSpan  jinja_expect_name(Jinja *j);
+void  jinja_node_push(Jinja *j, AstNode *n, AstNode *child);
 #define OP2(a, b) ((a) << 8 | (b))
 
 /* ---- values (value.c) ---- */
@@ -184,11 +184,11 @@ Val    val_none(void);
 Val    val_bool(bool b);
 Val    val_int(int64_t i);
 Val    val_float(double f);
-Val    val_span(Span s);
+Val    val_span(ByteSpan s);
 Val    val_text(const char *s);
-Val    val_undef(Span name);
+Val    val_undef(ByteSpan name);
 Val    val_list(Jinja *j, ValType type, size_t cap);
-void   list_push(Jinja *j, List *l, Val v);
+void   list_push(Jinja *j, ValList *l, Val v);
 Val    val_dict(Jinja *j, ValType type);
 void   dict_put(Jinja *j, Dict *d, Val key, Val v);
 bool   dict_get(Jinja *j, const Dict *d, Val key, Val *out);
@@ -196,36 +196,36 @@ bool   val_true(Val v);
 bool   val_equal(Jinja *j, Val a, Val b);
 int    val_compare(Jinja *j, Val a, Val b); /* fails when they have no order */
 bool   val_in(Jinja *j, Val needle, Val hay);
-List  *val_iter(Jinja *j, Val v); /* what a for loop runs over; fails when nothing */
-Span   val_str(Jinja *j, Val v);  /* str() */
+ValList  *val_iter(Jinja *j, Val v); /* what a for loop runs over; fails when nothing */
+ByteSpan   val_str(Jinja *j, Val v);  /* str() */
 void   val_repr(Jinja *j, Buf *b, Val v);
 const char *val_type_name(Val v); /* as Python calls it */
 bool   val_is_number(Val v);
 double val_number(Val v);
-bool   span_is(Span s, const char *text);
+bool   span_is(ByteSpan s, const char *text);
 void   buf_add(Jinja *j, Buf *b, const char *s, size_t n);
 void   buf_puts(Jinja *j, Buf *b, const char *s);
-Span   buf_span(const Buf *b);
+ByteSpan   buf_span(const Buf *b);
 void   float_repr(Jinja *j, Buf *b, double f);
 Val    val_from_json(Jinja *j, const json_t *v);
-bool   num_parse(Span s, bool floats, Val *out); /* a Python literal of a number, spaces and sign allowed */
+bool   num_parse(ByteSpan s, bool floats, Val *out); /* a Python literal of a number, spaces and sign allowed */
 
 /* ---- operations ---- */
 Val  op_binary(Jinja *j, int op, Val a, Val b);
-Val  get_attr(Jinja *j, Val v, Span name);
+Val  get_attr(Jinja *j, Val v, ByteSpan name);
 Val  get_item(Jinja *j, Val v, Val key);
 Val  get_slice(Jinja *j, Val v, Val from, Val to, Val step);
-Val  call_value(Jinja *j, Val f, const Args *args);
-Val  call_method(Jinja *j, const Method *m, const Args *args);
-bool method_exists(Val self, Span name);
-Val  apply_filter(Jinja *j, Span name, Val v, const Args *args);
-bool apply_test(Jinja *j, Span name, Val v, const Args *args);
-Val  eval(Jinja *j, Scope *s, const Node *n);
-Val  to_json(Jinja *j, Val v, const Args *args);
-Span str_strip(Span s, const Val *chars, bool left, bool right);
-Val  str_percent(Jinja *j, Span format, Val args);
-Span str_case(Jinja *j, Span s, int how); /* 'u' upper, 'l' lower, 'c' capitalize, 't' title of str.title() */
-Span str_replace(Jinja *j, Span s, Span old, Span with, int64_t max);
-void scope_set(Jinja *j, Scope *s, Span name, Val v);
+Val  call_value(Jinja *j, Val f, const CallArgs *args);
+Val  call_method(Jinja *j, const Method *m, const CallArgs *args);
+bool method_exists(Val self, ByteSpan name);
+Val  apply_filter(Jinja *j, ByteSpan name, Val v, const CallArgs *args);
+bool apply_test(Jinja *j, ByteSpan name, Val v, const CallArgs *args);
+Val  eval(Jinja *j, Scope *s, const AstNode *n);
+Val  to_json(Jinja *j, Val v, const CallArgs *args);
+ByteSpan str_strip(ByteSpan s, const Val *chars, bool left, bool right);
+Val  str_percent(Jinja *j, ByteSpan format, Val args);
+ByteSpan str_case(Jinja *j, ByteSpan s, int how); /* 'u' upper, 'l' lower, 'c' capitalize, 't' title of str.title() */
+ByteSpan str_replace(Jinja *j, ByteSpan s, ByteSpan old, ByteSpan with, int64_t max);
+void scope_set(Jinja *j, Scope *s, ByteSpan name, Val v);
 
 #endif

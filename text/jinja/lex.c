@@ -7,7 +7,7 @@
 #include <string.h>
 
 static Tok *
-push(Jinja *j, TokType type, int line, Span s)
+push(Jinja *j, TokType type, int line, ByteSpan s)
 {
 	j->tok = arena_grow(&j->arena, j->tok, &j->cap_tok, j->n_tok + 1, sizeof *j->tok);
 	j->tok[j->n_tok] = (Tok){ .type = type, .line = line, .s = s };
@@ -104,7 +104,7 @@ text_before(Jinja *j, const Lex *x, size_t from, size_t to, char sign, bool vari
 		}
 	}
 	if (end > from)
-		push(j, T_DATA, x->line, (Span){ x->s + from, end - from });
+		push(j, T_DATA, x->line, (ByteSpan){ x->s + from, end - from });
 }
 
 static char
@@ -127,8 +127,8 @@ hex_digits(const char *s, size_t n, uint32_t *out)
 	return 0;
 }
 
-static Span
-unescape(Jinja *j, Span in)
+static ByteSpan
+unescape(Jinja *j, ByteSpan in)
 {
 	static const char from[] = "nrtabfv\\'\"", to[] = "\n\r\t\a\b\f\v\\'\"";
 	char *p;
@@ -168,7 +168,7 @@ unescape(Jinja *j, Span in)
 			p[n++] = c;
 		}
 	}
-	return (Span){ p, n };
+	return (ByteSpan){ p, n };
 }
 
 static bool
@@ -216,7 +216,7 @@ lex_number(Jinja *j, Lex *x)
 			}
 		}
 	}
-	Tok *t = push(j, is_float ? T_FLOAT : T_INT, x->line, (Span){ x->s + x->at, end - x->at });
+	Tok *t = push(j, is_float ? T_FLOAT : T_INT, x->line, (ByteSpan){ x->s + x->at, end - x->at });
 	if (!num_parse(t->s, is_float, &t->num))
 		jinja_fail(j, "the number %.*s is too large", (int)(t->s.n < 40 ? t->s.n : 40), t->s.s);
 	advance(x, end);
@@ -232,7 +232,7 @@ lex_string(Jinja *j, Lex *x)
 		end += x->s[end] == '\\' && end + 1 < x->n ? 2 : 1;
 	if (end >= x->n)
 		jinja_fail(j, "a string that begins here has no end");
-	Span body = unescape(j, (Span){ x->s + x->at + 1, end - x->at - 1 });
+	ByteSpan body = unescape(j, (ByteSpan){ x->s + x->at + 1, end - x->at - 1 });
 	push(j, T_STR, x->line, body);
 	advance(x, end + 1);
 }
@@ -259,7 +259,7 @@ lex_tag(Jinja *j, Lex *x, bool variable)
 		else if (depth == 0 && variable && looking_at(x, x->at, "}}"))
 			end = x->at + 2;
 		if (end || (depth == 0 && !variable && tag_end(x, x->at, true, &end))) {
-			push(j, variable ? T_VAR_END : T_BLOCK_END, x->line, (Span){ "end of the tag", 14 });
+			push(j, variable ? T_VAR_END : T_BLOCK_END, x->line, (ByteSpan){ "end of the tag", 14 });
 			advance(x, end);
 			return;
 		}
@@ -277,14 +277,14 @@ lex_tag(Jinja *j, Lex *x, bool variable)
 			size_t to = x->at;
 			while (name_char(x, to, &len, false))
 				to += len;
-			push(j, T_NAME, x->line, (Span){ x->s + x->at, to - x->at });
+			push(j, T_NAME, x->line, (ByteSpan){ x->s + x->at, to - x->at });
 			advance(x, to);
 			continue;
 		}
 		Tok *t = NULL;
 		for (size_t i = 0; i < sizeof two / sizeof *two; i++) {
 			if (looking_at(x, x->at, two[i])) {
-				t = push(j, T_OP, x->line, (Span){ x->s + x->at, 2 });
+				t = push(j, T_OP, x->line, (ByteSpan){ x->s + x->at, 2 });
 				t->op = OP2(two[i][0], two[i][1]);
 				advance(x, x->at + 2);
 				break;
@@ -303,7 +303,7 @@ lex_tag(Jinja *j, Lex *x, bool variable)
 				jinja_fail(j, "unexpected `%c`", c);
 			depth--;
 		}
-		t = push(j, T_OP, x->line, (Span){ x->s + x->at, 1 });
+		t = push(j, T_OP, x->line, (ByteSpan){ x->s + x->at, 1 });
 		t->op = c;
 		advance(x, x->at + 1);
 	}
@@ -342,8 +342,8 @@ lex_raw(Jinja *j, Lex *x, size_t begin)
 }
 
 /* \r\n and \r become \n, and one newline at the end goes, as in Jinja. */
-static Span
-newlines(Jinja *j, Span in)
+static ByteSpan
+newlines(Jinja *j, ByteSpan in)
 {
 	char *p = jinja_alloc(j, in.n + 1, 1);
 	size_t n = 0;
@@ -359,13 +359,13 @@ newlines(Jinja *j, Span in)
 	}
 	if (n && p[n - 1] == '\n')
 		n--;
-	return (Span){ p, n };
+	return (ByteSpan){ p, n };
 }
 
 void
 jinja_lex(Jinja *j)
 {
-	Span text = newlines(j, utf8_sanitize(&j->arena, j->source.s, j->source.n));
+	ByteSpan text = newlines(j, utf8_sanitize(&j->arena, j->source.s, j->source.n));
 	Lex x = { .s = text.s, .n = text.n, .line = 1 };
 
 	while (x.at < x.n) {
@@ -378,7 +378,7 @@ jinja_lex(Jinja *j)
 			}
 		}
 		if (!kind) {
-			push(j, T_DATA, x.line, (Span){ x.s + from, x.n - from });
+			push(j, T_DATA, x.line, (ByteSpan){ x.s + from, x.n - from });
 			break;
 		}
 		char sign = sign_at(&x, to + 2);
@@ -393,10 +393,10 @@ jinja_lex(Jinja *j)
 			advance(&x, end);
 			lex_raw(j, &x, end);
 		} else {
-			push(j, kind == '%' ? T_BLOCK_BEGIN : T_VAR_BEGIN, x.line, (Span){ x.s + to, 2 });
+			push(j, kind == '%' ? T_BLOCK_BEGIN : T_VAR_BEGIN, x.line, (ByteSpan){ x.s + to, 2 });
 			advance(&x, to + 2 + (sign ? 1 : 0));
 			lex_tag(j, &x, kind == '{');
 		}
 	}
-	push(j, T_EOF, x.line, (Span){ "end of the template", 19 });
+	push(j, T_EOF, x.line, (ByteSpan){ "end of the template", 19 });
 }

@@ -17,7 +17,7 @@ static const char *const changing[] = { "append", "extend", "insert", "pop", "re
 	                                "update", "setdefault", "popitem", NULL };
 
 static bool
-listed(const char *const *names, Span name)
+listed(const char *const *names, ByteSpan name)
 {
 	for (; *names; names++)
 		if (span_is(name, *names))
@@ -26,7 +26,7 @@ listed(const char *const *names, Span name)
 }
 
 bool
-method_exists(Val self, Span name)
+method_exists(Val self, ByteSpan name)
 {
 	switch (self.type) {
 	case V_STR:
@@ -51,11 +51,11 @@ method_exists(Val self, Span name)
 static void
 push_span(Jinja *j, Val list, const char *s, size_t n)
 {
-	list_push(j, list.l, val_span((Span){ s, n }));
+	list_push(j, list.l, val_span((ByteSpan){ s, n }));
 }
 
 static Val
-split(Jinja *j, Span s, Val sep, int64_t max, bool right)
+split(Jinja *j, ByteSpan s, Val sep, int64_t max, bool right)
 {
 	Val out = val_list(j, V_LIST, 0);
 
@@ -76,7 +76,7 @@ split(Jinja *j, Span s, Val sep, int64_t max, bool right)
 				if (right)
 					for (c--; c > 0 && ((unsigned char)s.s[c] & 0xC0) == 0x80;)
 						c--;
-				Span one = { s.s + c, 0 };
+				ByteSpan one = { s.s + c, 0 };
 				utf8_next(s.s + c, s.n - c, &len);
 				one.n = len;
 				if (!str_strip(one, NULL, true, false).n)
@@ -84,10 +84,10 @@ split(Jinja *j, Span s, Val sep, int64_t max, bool right)
 				at = right ? c : at + len;
 			}
 			push_span(j, out, right ? s.s + at : s.s, right ? s.n - at : at);
-			s = right ? (Span){ s.s, at } : (Span){ s.s + at, s.n - at };
+			s = right ? (ByteSpan){ s.s, at } : (ByteSpan){ s.s + at, s.n - at };
 		}
 	} else {
-		Span by = arg_str(j, "split", sep);
+		ByteSpan by = arg_str(j, "split", sep);
 		if (!by.n)
 			jinja_fail(j, "empty separator");
 		jinja_step(j, s.n);
@@ -104,7 +104,7 @@ split(Jinja *j, Span s, Val sep, int64_t max, bool right)
 				break;
 			size_t at = (size_t)(hit - s.s);
 			push_span(j, out, right ? hit + by.n : s.s, right ? s.n - at - by.n : at);
-			s = right ? (Span){ s.s, at } : (Span){ hit + by.n, s.n - at - by.n };
+			s = right ? (ByteSpan){ s.s, at } : (ByteSpan){ hit + by.n, s.n - at - by.n };
 		}
 		push_span(j, out, s.s, s.n);
 	}
@@ -117,7 +117,7 @@ split(Jinja *j, Span s, Val sep, int64_t max, bool right)
 }
 
 static bool
-edge(Jinja *j, Span s, Val with, bool start)
+edge(Jinja *j, ByteSpan s, Val with, bool start)
 {
 	if (with.type == V_TUPLE) {
 		for (size_t i = 0; i < with.l->n; i++)
@@ -125,14 +125,14 @@ edge(Jinja *j, Span s, Val with, bool start)
 				return true;
 		return false;
 	}
-	Span w = arg_str(j, start ? "startswith" : "endswith", with);
+	ByteSpan w = arg_str(j, start ? "startswith" : "endswith", with);
 	return s.n >= w.n && memcmp(start ? s.s : s.s + s.n - w.n, w.s, w.n) == 0;
 }
 
 static Val
-find(Jinja *j, Span s, Val what, bool right, bool must)
+find(Jinja *j, ByteSpan s, Val what, bool right, bool must)
 {
-	Span w = arg_str(j, "find", what);
+	ByteSpan w = arg_str(j, "find", what);
 
 	jinja_step(j, s.n);
 	if (!right) {
@@ -150,7 +150,7 @@ find(Jinja *j, Span s, Val what, bool right, bool must)
 }
 
 static int64_t
-count(Jinja *j, Span s, Span w)
+count(Jinja *j, ByteSpan s, ByteSpan w)
 {
 	int64_t n = 0;
 
@@ -166,7 +166,7 @@ count(Jinja *j, Span s, Span w)
 }
 
 static bool
-all_are(Span s, Span name)
+all_are(ByteSpan s, ByteSpan name)
 {
 	bool any = false, has_case = false, ok = s.n > 0;
 
@@ -193,7 +193,7 @@ all_are(Span s, Span name)
 }
 
 static Val
-lines(Jinja *j, Span s, bool keep)
+lines(Jinja *j, ByteSpan s, bool keep)
 {
 	Val out = val_list(j, V_LIST, 0);
 	size_t from = 0;
@@ -214,7 +214,7 @@ lines(Jinja *j, Span s, bool keep)
 
 /* "{} {0} {name}".format(...), without format specifications */
 static Val
-format(Jinja *j, Span f, const Args *a)
+format(Jinja *j, ByteSpan f, const CallArgs *a)
 {
 	Buf b = { 0 };
 	size_t next = 0;
@@ -235,7 +235,7 @@ format(Jinja *j, Span f, const Args *a)
 		const char *end = memchr(f.s + i, '}', f.n - i);
 		if (!end)
 			jinja_fail(j, "expected '}' before end of string");
-		Span name = { f.s + i + 1, (size_t)(end - f.s) - i - 1 };
+		ByteSpan name = { f.s + i + 1, (size_t)(end - f.s) - i - 1 };
 		Val v = val_undef(name), num;
 		if (!name.n)
 			v = arg(a, next++, NULL, v);
@@ -247,7 +247,7 @@ format(Jinja *j, Span f, const Args *a)
 					v = a->kw[k];
 		if (v.type == V_UNDEF)
 			jinja_fail(j, "format: no argument for {%.*s}; format specifications are not supported", (int)(name.n < 40 ? name.n : 40), name.s);
-		Span s = val_str(j, v);
+		ByteSpan s = val_str(j, v);
 		buf_add(j, &b, s.s, s.n);
 		i = (size_t)(end - f.s);
 	}
@@ -255,7 +255,7 @@ format(Jinja *j, Span f, const Args *a)
 }
 
 static Val
-partition(Jinja *j, Span s, Val sep, bool right)
+partition(Jinja *j, ByteSpan s, Val sep, bool right)
 {
 	Val parts = split(j, s, sep, 1, right), out = val_list(j, V_TUPLE, 3);
 	bool found = parts.l->n == 2;
@@ -267,7 +267,7 @@ partition(Jinja *j, Span s, Val sep, bool right)
 }
 
 static Val
-call_str(Jinja *j, Span s, Span name, const Args *a)
+call_str(Jinja *j, ByteSpan s, ByteSpan name, const CallArgs *a)
 {
 	Val first = arg(a, 0, NULL, val_none()), second = arg(a, 1, NULL, val_none());
 
@@ -299,11 +299,11 @@ call_str(Jinja *j, Span s, Span name, const Args *a)
 		return val_int(count(j, s, arg_str(j, "count", first)));
 	if (span_is(name, "join")) {
 		Buf b = { 0 };
-		List *l = val_iter(j, first);
+		ValList *l = val_iter(j, first);
 		for (size_t i = 0; i < l->n; i++) {
 			if (i)
 				buf_add(j, &b, s.s, s.n);
-			Span item = arg_str(j, "join", l->v[i]);
+			ByteSpan item = arg_str(j, "join", l->v[i]);
 			buf_add(j, &b, item.s, item.n);
 		}
 		return val_span(buf_span(&b));
@@ -314,9 +314,9 @@ call_str(Jinja *j, Span s, Span name, const Args *a)
 		return val_bool(all_are(s, name));
 	if (span_is(name, "removeprefix") || span_is(name, "removesuffix")) {
 		bool pre = name.s[6] == 'p';
-		Span w = arg_str(j, "removeprefix", first);
+		ByteSpan w = arg_str(j, "removeprefix", first);
 		if (w.n && edge(j, s, first, pre))
-			return val_span((Span){ pre ? s.s + w.n : s.s, s.n - w.n });
+			return val_span((ByteSpan){ pre ? s.s + w.n : s.s, s.n - w.n });
 		return val_span(s);
 	}
 	return partition(j, s, val_span(arg_str(j, "partition", first)), name.s[0] == 'r');
@@ -337,7 +337,7 @@ pairs(Jinja *j, const Dict *d)
 }
 
 static Val
-call_dict(Jinja *j, Val self, Span name, const Args *a)
+call_dict(Jinja *j, Val self, ByteSpan name, const CallArgs *a)
 {
 	Val out;
 
@@ -359,7 +359,7 @@ call_dict(Jinja *j, Val self, Span name, const Args *a)
 }
 
 static Val
-call_list(Jinja *j, Val self, Span name, const Args *a)
+call_list(Jinja *j, Val self, ByteSpan name, const CallArgs *a)
 {
 	Val what = arg(a, 0, NULL, val_none());
 	int64_t n = 0;
@@ -379,7 +379,7 @@ call_list(Jinja *j, Val self, Span name, const Args *a)
 }
 
 static Val
-call_loop(Jinja *j, Loop *l, Span name, const Args *a)
+call_loop(Jinja *j, Loop *l, ByteSpan name, const CallArgs *a)
 {
 	if (span_is(name, "cycle")) {
 		if (!a->n_pos)
@@ -396,7 +396,7 @@ call_loop(Jinja *j, Loop *l, Span name, const Args *a)
 }
 
 static Val
-call_range(Jinja *j, const Args *a)
+call_range(Jinja *j, const CallArgs *a)
 {
 	int64_t from = 0, to, by = 1;
 	Val out = val_list(j, V_LIST, 0);
@@ -425,18 +425,18 @@ call_range(Jinja *j, const Args *a)
 }
 
 static Val
-call_mapping(Jinja *j, ValType type, const Args *a)
+call_mapping(Jinja *j, ValType type, const CallArgs *a)
 {
 	Val out = val_dict(j, type);
 
-	args_check(j, "dict", &(Args){ .n_pos = a->n_pos }, 1);
+	args_check(j, "dict", &(CallArgs){ .n_pos = a->n_pos }, 1);
 	if (a->n_pos && a->pos[0].type == V_DICT) {
 		for (size_t i = 0; i < a->pos[0].d->n; i++)
 			dict_put(j, out.d, a->pos[0].d->key[i], a->pos[0].d->val[i]);
 	} else if (a->n_pos) {
-		List *l = val_iter(j, a->pos[0]);
+		ValList *l = val_iter(j, a->pos[0]);
 		for (size_t i = 0; i < l->n; i++) {
-			List *pair = val_iter(j, l->v[i]);
+			ValList *pair = val_iter(j, l->v[i]);
 			if (pair->n != 2)
 				jinja_fail(j, "dict() wants pairs");
 			dict_put(j, out.d, pair->v[0], pair->v[1]);
@@ -448,10 +448,10 @@ call_mapping(Jinja *j, ValType type, const Args *a)
 }
 
 static Val
-call_strftime(Jinja *j, const Args *a)
+call_strftime(Jinja *j, const CallArgs *a)
 {
 	char text[512], fmt[256];
-	Span f = arg_str(j, "strftime_now", arg(a, 0, "format", val_none()));
+	ByteSpan f = arg_str(j, "strftime_now", arg(a, 0, "format", val_none()));
 	time_t now = time(NULL);
 	struct tm tm;
 
@@ -469,7 +469,7 @@ call_strftime(Jinja *j, const Args *a)
 }
 
 static Val
-call_func(Jinja *j, int func, const Args *a)
+call_func(Jinja *j, int func, const CallArgs *a)
 {
 	switch (func) {
 	case FUNC_RANGE:
@@ -481,7 +481,7 @@ call_func(Jinja *j, int func, const Args *a)
 	case FUNC_STRFTIME:
 		return call_strftime(j, a);
 	case FUNC_RAISE: {
-		Span s = val_str(j, arg(a, 0, "message", val_text("")));
+		ByteSpan s = val_str(j, arg(a, 0, "message", val_text("")));
 		jinja_fail(j, "%.*s", (int)(s.n < 1500 ? s.n : 1500), s.s);
 	}
 	default:
@@ -490,7 +490,7 @@ call_func(Jinja *j, int func, const Args *a)
 }
 
 Val
-call_method(Jinja *j, const Method *m, const Args *a)
+call_method(Jinja *j, const Method *m, const CallArgs *a)
 {
 	switch (m->self.type) {
 	case V_FUNC:

@@ -25,7 +25,7 @@ block_end(Jinja *j)
 	expect(j, T_BLOCK_END, "the end of the tag");
 }
 
-static Node *statement(Jinja *j);
+static AstNode *statement(Jinja *j);
 
 static bool
 stops(const Jinja *j, const char *const *names)
@@ -40,10 +40,10 @@ stops(const Jinja *j, const char *const *names)
 }
 
 /* Statements up to `{% name`, of which the brace is taken and the name is not. names NULL: to the end. */
-static Node *
+static AstNode *
 body(Jinja *j, const char *const *names, const char *of, int line)
 {
-	Node *n = jinja_new(j, N_BLOCK, cur(j)->line);
+	AstNode *n = jinja_new(j, N_BLOCK, cur(j)->line);
 
 	if (++j->depth > JINJA_MAX_DEPTH)
 		jinja_fail(j, "blocks nested deeper than %d", JINJA_MAX_DEPTH);
@@ -58,12 +58,12 @@ body(Jinja *j, const char *const *names, const char *of, int line)
 			break;
 		}
 		if (t->type == T_DATA) {
-			Node *text = jinja_new(j, N_TEXT, t->line);
+			AstNode *text = jinja_new(j, N_TEXT, t->line);
 			text->name = t->s;
 			jinja_node_push(j, n, text);
 			j->at++;
 		} else if (t->type == T_VAR_BEGIN) {
-			Node *print = jinja_new(j, N_PRINT, t->line);
+			AstNode *print = jinja_new(j, N_PRINT, t->line);
 			j->at++;
 			print->a = jinja_tuple(j, true, NULL);
 			expect(j, T_VAR_END, "`}}`");
@@ -87,11 +87,11 @@ end_tag(Jinja *j)
 	block_end(j);
 }
 
-static Node *
+static AstNode *
 parse_if(Jinja *j, int line)
 {
 	static const char *const ends[] = { "elif", "else", "endif", NULL }, *const last[] = { "endif", NULL };
-	Node *n = jinja_new(j, N_IF, line);
+	AstNode *n = jinja_new(j, N_IF, line);
 
 	for (;;) {
 		jinja_node_push(j, n, jinja_tuple(j, false, NULL));
@@ -109,15 +109,15 @@ parse_if(Jinja *j, int line)
 }
 
 /* Names to assign to: one, or several with commas, brackets allowed around them. */
-static Node *
+static AstNode *
 target(Jinja *j, bool namespace, const char *end_name)
 {
-	Node *first = NULL, *tuple = NULL;
+	AstNode *first = NULL, *tuple = NULL;
 	bool bracket = jinja_skip_op(j, '(');
 
 	for (;;) {
 		int line = cur(j)->line;
-		Node *n;
+		AstNode *n;
 		if (jinja_is_op(j, '(')) {
 			if (++j->depth > JINJA_MAX_DEPTH)
 				jinja_fail(j, "nested deeper than %d", JINJA_MAX_DEPTH);
@@ -154,11 +154,11 @@ target(Jinja *j, bool namespace, const char *end_name)
 	return tuple ? tuple : first;
 }
 
-static Node *
+static AstNode *
 parse_for(Jinja *j, int line)
 {
 	static const char *const ends[] = { "else", "endfor", NULL }, *const last[] = { "endfor", NULL };
-	Node *n = jinja_new(j, N_FOR, line), *parts;
+	AstNode *n = jinja_new(j, N_FOR, line), *parts;
 
 	n->a = target(j, false, "in");
 	if (!jinja_skip_name(j, "in"))
@@ -182,12 +182,12 @@ parse_for(Jinja *j, int line)
 	return n;
 }
 
-static Node *
+static AstNode *
 parse_set(Jinja *j, int line)
 {
 	static const char *const ends[] = { "endset", NULL };
-	Node *to = target(j, true, NULL);
-	Node *n = jinja_new(j, N_SET, line);
+	AstNode *to = target(j, true, NULL);
+	AstNode *n = jinja_new(j, N_SET, line);
 
 	n->a = to;
 	if (jinja_skip_op(j, '=')) {
@@ -206,7 +206,7 @@ parse_set(Jinja *j, int line)
 }
 
 static void
-parse_params(Jinja *j, Node *n)
+parse_params(Jinja *j, AstNode *n)
 {
 	size_t cap = 0;
 
@@ -218,8 +218,8 @@ parse_params(Jinja *j, Node *n)
 			break;
 		if (n->n_kw >= cap) {
 			cap = cap ? cap * 2 : 4;
-			Span *names = jinja_alloc(j, cap, sizeof *names);
-			Node **kw = jinja_alloc(j, cap, sizeof *kw);
+			ByteSpan *names = jinja_alloc(j, cap, sizeof *names);
+			AstNode **kw = jinja_alloc(j, cap, sizeof *kw);
 			if (n->n_kw) {
 				memcpy(names, n->kw_name, n->n_kw * sizeof *names);
 				memcpy(kw, n->kw, n->n_kw * sizeof *kw);
@@ -237,11 +237,11 @@ parse_params(Jinja *j, Node *n)
 	jinja_expect_op(j, ')');
 }
 
-static Node *
+static AstNode *
 parse_macro(Jinja *j, int line)
 {
 	static const char *const ends[] = { "endmacro", NULL };
-	Node *n = jinja_new(j, N_MACRO, line);
+	AstNode *n = jinja_new(j, N_MACRO, line);
 	int loops = j->loop_depth;
 
 	n->name = jinja_expect_name(j);
@@ -254,14 +254,14 @@ parse_macro(Jinja *j, int line)
 	return n;
 }
 
-static Node *
+static AstNode *
 parse_call(Jinja *j, int line)
 {
 	static const char *const ends[] = { "endcall", NULL };
-	Node *n = jinja_new(j, N_CALL_BLOCK, line), *own = jinja_new(j, N_MACRO, line);
+	AstNode *n = jinja_new(j, N_CALL_BLOCK, line), *own = jinja_new(j, N_MACRO, line);
 	int loops = j->loop_depth;
 
-	own->name = (Span){ "caller", 6 };
+	own->name = (ByteSpan){ "caller", 6 };
 	if (jinja_is_op(j, '('))
 		parse_params(j, own);
 	n->a = jinja_expression(j, true);
@@ -276,11 +276,11 @@ parse_call(Jinja *j, int line)
 	return n;
 }
 
-static Node *
+static AstNode *
 parse_filter(Jinja *j, int line)
 {
 	static const char *const ends[] = { "endfilter", NULL };
-	Node *n = jinja_new(j, N_FILTER_BLOCK, line), *first = jinja_new(j, N_FILTER, line);
+	AstNode *n = jinja_new(j, N_FILTER_BLOCK, line), *first = jinja_new(j, N_FILTER, line);
 
 	first->a = jinja_new(j, N_CONST, line);
 	first->name = jinja_expect_name(j);
@@ -293,11 +293,11 @@ parse_filter(Jinja *j, int line)
 	return n;
 }
 
-static Node *
+static AstNode *
 parse_with(Jinja *j, int line)
 {
 	static const char *const ends[] = { "endwith", NULL };
-	Node *n = jinja_new(j, N_WITH, line);
+	AstNode *n = jinja_new(j, N_WITH, line);
 
 	while (cur(j)->type != T_BLOCK_END) {
 		if (n->n)
@@ -312,12 +312,12 @@ parse_with(Jinja *j, int line)
 	return n;
 }
 
-static Node *
+static AstNode *
 statement(Jinja *j)
 {
 	static const char *const generation[] = { "endgeneration", NULL };
 	int line = cur(j)->line;
-	Span name = jinja_expect_name(j);
+	ByteSpan name = jinja_expect_name(j);
 
 	if (span_is(name, "if"))
 		return parse_if(j, line);
@@ -335,7 +335,7 @@ statement(Jinja *j)
 		return parse_with(j, line);
 	if (span_is(name, "generation")) {
 		/* marks what the assistant wrote: its text as it is, its assignments its own */
-		Node *n = jinja_new(j, N_WITH, line);
+		AstNode *n = jinja_new(j, N_WITH, line);
 		block_end(j);
 		n->a = body(j, generation, "generation", line);
 		end_tag(j);
@@ -344,7 +344,7 @@ statement(Jinja *j)
 	if (span_is(name, "break") || span_is(name, "continue")) {
 		if (!j->loop_depth)
 			jinja_fail(j, "`%.*s` outside a loop", (int)name.n, name.s);
-		Node *n = jinja_new(j, span_is(name, "break") ? N_BREAK : N_CONTINUE, line);
+		AstNode *n = jinja_new(j, span_is(name, "break") ? N_BREAK : N_CONTINUE, line);
 		block_end(j);
 		return n;
 	}
@@ -352,9 +352,9 @@ statement(Jinja *j)
 	jinja_fail(j, "unknown tag `%.*s`", (int)(name.n < 60 ? name.n : 60), name.s);
 }
 
-Node *
+AstNode *
 jinja_parse(Jinja *j)
 {
-	Node *n = body(j, NULL, "", 1);
+	AstNode *n = body(j, NULL, "", 1);
 	return n;
 }

@@ -16,8 +16,8 @@ in_set(int32_t cp, const Val *chars)
 	return false;
 }
 
-Span
-str_strip(Span s, const Val *chars, bool left, bool right)
+ByteSpan
+str_strip(ByteSpan s, const Val *chars, bool left, bool right)
 {
 	size_t len;
 
@@ -77,8 +77,8 @@ put_lower(Jinja *j, Buf *b, int32_t cp, bool ends_word)
 		put_cp(j, b, utf8proc_tolower(cp));
 }
 
-Span
-str_case(Jinja *j, Span s, int how)
+ByteSpan
+str_case(Jinja *j, ByteSpan s, int how)
 {
 	Buf b = { 0 };
 	bool first = true, after_cased = false;
@@ -98,8 +98,8 @@ str_case(Jinja *j, Span s, int how)
 	return buf_span(&b);
 }
 
-Span
-str_replace(Jinja *j, Span s, Span old, Span with, int64_t max)
+ByteSpan
+str_replace(Jinja *j, ByteSpan s, ByteSpan old, ByteSpan with, int64_t max)
 {
 	Buf b = { 0 };
 	size_t at = 0;
@@ -133,7 +133,7 @@ str_replace(Jinja *j, Span s, Span old, Span with, int64_t max)
 
 /* "%s and %d" % values */
 Val
-str_percent(Jinja *j, Span f, Val args)
+str_percent(Jinja *j, ByteSpan f, Val args)
 {
 	Buf b = { 0 };
 	size_t next = 0, given = args.type == V_TUPLE ? args.l->n : 1;
@@ -163,7 +163,7 @@ str_percent(Jinja *j, Span f, Val args)
 			Buf r = { 0 };
 			if (c == 'r')
 				val_repr(j, &r, v);
-			Span s = c == 'r' ? buf_span(&r) : val_str(j, v);
+			ByteSpan s = c == 'r' ? buf_span(&r) : val_str(j, v);
 			int width = 0, cut = -1;
 			spec[n] = 0;
 			const char *p = spec + 1;

@@ -56,7 +56,7 @@ same(Val a, Val b)
 }
 
 bool
-apply_test(Jinja *j, Span name, Val v, const Args *a)
+apply_test(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	Val other = arg(a, 0, NULL, val_none());
 	size_t i, n = sizeof tests / sizeof *tests;
@@ -124,10 +124,10 @@ apply_test(Jinja *j, Span name, Val v, const Args *a)
 		return v.type == V_MACRO || v.type == V_METHOD || v.type == V_FUNC;
 	case IS_LOWER:
 	case IS_UPPER: {
-		Args none = { 0 };
+		CallArgs none = { 0 };
 		Method m = { val_span(val_str(j, v)), { "isupper", 7 } };
 		if (tests[i].test == IS_LOWER)
-			m.name = (Span){ "islower", 7 };
+			m.name = (ByteSpan){ "islower", 7 };
 		return val_true(call_method(j, &m, &none));
 	}
 	}

@@ -34,7 +34,7 @@ val_float(double f)
 }
 
 Val
-val_span(Span s)
+val_span(ByteSpan s)
 {
 	return (Val){ .type = V_STR, .s = s };
 }
@@ -42,17 +42,17 @@ val_span(Span s)
 Val
 val_text(const char *s)
 {
-	return val_span((Span){ s, strlen(s) });
+	return val_span((ByteSpan){ s, strlen(s) });
 }
 
 Val
-val_undef(Span name)
+val_undef(ByteSpan name)
 {
 	return (Val){ .type = V_UNDEF, .s = name };
 }
 
 bool
-span_is(Span s, const char *text)
+span_is(ByteSpan s, const char *text)
 {
 	return s.n == strlen(text) && memcmp(s.s, text, s.n) == 0;
 }
@@ -82,16 +82,16 @@ buf_puts(Jinja *j, Buf *b, const char *s)
 	buf_add(j, b, s, strlen(s));
 }
 
-Span
+ByteSpan
 buf_span(const Buf *b)
 {
-	return (Span){ b->s ? b->s : "", b->n };
+	return (ByteSpan){ b->s ? b->s : "", b->n };
 }
 
 Val
 val_list(Jinja *j, ValType type, size_t cap)
 {
-	List *l = jinja_alloc(j, 1, sizeof *l);
+	ValList *l = jinja_alloc(j, 1, sizeof *l);
 	if (cap) {
 		l->v = jinja_alloc(j, cap, sizeof *l->v);
 		l->cap = cap;
@@ -100,7 +100,7 @@ val_list(Jinja *j, ValType type, size_t cap)
 }
 
 void
-list_push(Jinja *j, List *l, Val v)
+list_push(Jinja *j, ValList *l, Val v)
 {
 	if (l->n == l->cap) {
 		size_t cap = l->cap ? l->cap * 2 : 4;
@@ -260,7 +260,7 @@ val_true(Val v)
 }
 
 static int
-span_compare(Span a, Span b)
+span_compare(ByteSpan a, ByteSpan b)
 {
 	size_t n = a.n < b.n ? a.n : b.n;
 	int c = n ? memcmp(a.s, b.s, n) : 0;
@@ -354,7 +354,7 @@ val_compare(Jinja *j, Val a, Val b)
 		return c ? c : (a.l->n > b.l->n) - (a.l->n < b.l->n);
 	}
 	if (a.type == V_UNDEF || b.type == V_UNDEF) {
-		Span s = a.type == V_UNDEF ? a.s : b.s;
+		ByteSpan s = a.type == V_UNDEF ? a.s : b.s;
 		jinja_fail(j, "'%.*s' is undefined", (int)(s.n < 80 ? s.n : 80), s.s);
 	}
 	jinja_fail(j, "'%s' and '%s' have no order", val_type_name(a), val_type_name(b));
@@ -387,7 +387,7 @@ val_in(Jinja *j, Val needle, Val hay)
 	}
 }
 
-List *
+ValList *
 val_iter(Jinja *j, Val v)
 {
 	Val out;
@@ -407,7 +407,7 @@ val_iter(Jinja *j, Val v)
 		out = val_list(j, V_LIST, 0);
 		for (size_t i = 0, len; i < v.s.n; i += len) {
 			utf8_next(v.s.s + i, v.s.n - i, &len);
-			list_push(j, out.l, val_span((Span){ v.s.s + i, len }));
+			list_push(j, out.l, val_span((ByteSpan){ v.s.s + i, len }));
 		}
 		return out.l;
 	default:
@@ -475,7 +475,7 @@ float_parse(const char *s, double *out)
 }
 
 bool
-num_parse(Span s, bool floats, Val *out)
+num_parse(ByteSpan s, bool floats, Val *out)
 {
 	char text[400];
 	size_t n = 0;
@@ -525,7 +525,7 @@ num_parse(Span s, bool floats, Val *out)
 }
 
 static void
-str_repr(Jinja *j, Buf *b, Span s)
+str_repr(Jinja *j, Buf *b, ByteSpan s)
 {
 	char quote = memchr(s.s, '\'', s.n) && !memchr(s.s, '"', s.n) ? '"' : '\'', esc[16];
 
@@ -622,7 +622,7 @@ val_repr(Jinja *j, Buf *b, Val v)
 	j->nest--;
 }
 
-Span
+ByteSpan
 val_str(Jinja *j, Val v)
 {
 	Buf b = { 0 };
@@ -630,7 +630,7 @@ val_str(Jinja *j, Val v)
 	if (v.type == V_STR)
 		return v.s;
 	if (v.type == V_UNDEF)
-		return (Span){ "", 0 };
+		return (ByteSpan){ "", 0 };
 	val_repr(j, &b, v);
 	return buf_span(&b);
 }

@@ -1,7 +1,7 @@
 /* First kernel of a step: makes the step's arrays out of the host's note, feeds the tokens that the last step picked, and computes rotary
- * angles. templates/common/cuda_state.h says what is made of what. A block a row. */
-#include "common/cuda_ptx.h"
-#include "common/cuda_state.h"
+ * angles. templates/cuda/sampling/sampler_state.h says what is made of what. A block a row. */
+#include "cuda/ptx/ptx.h"
+#include "cuda/sampling/sampler_state.h"
 
 enum { WORDS = sizeof(llmc_note_row) / sizeof(int), PAGE = 32 };
 

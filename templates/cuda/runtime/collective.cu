@@ -1,6 +1,6 @@
-/* All-reduce and all-gather over the memory of peers; templates/common/cuda_comm.h has the protocol. A block is a lane. */
-#include "common/cuda_ptx.h"
-#include "common/cuda_comm.h"
+/* All-reduce and all-gather over the memory of peers; templates/cuda/comm/comm.h has the protocol. A block is a lane. */
+#include "cuda/ptx/ptx.h"
+#include "cuda/comm/comm.h"
 
 struct lane_state { int ended; };
 

@@ -1,5 +1,5 @@
 /* How fast the device reads: every byte once, 16 bytes a load, eight loads under way in each thread. One argument, by value. */
-#include "common/cuda_ptx.h"
+#include "cuda/ptx/ptx.h"
 
 typedef struct llmc_read { const uint4 *p; unsigned long long n; unsigned *out; } llmc_read;
 

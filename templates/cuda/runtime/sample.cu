@@ -1,12 +1,12 @@
-/* Last kernel of a step: the next token of every row of logits, its logprob, and the state of its sequence. templates/common/cuda_state.h
+/* Last kernel of a step: the next token of every row of logits, its logprob, and the state of its sequence. templates/cuda/sampling/sampler_state.h
  * says what is picked. A row has LLMC_PICK_PARTS parts, however many blocks share it: each looks through its parts, the last one to finish does what remains. */
-#include "common/cuda_sample.h"
+#include "cuda/sampling/sample.h"
 
 enum { AT_ONCE = 8 }; /* logits of a thread that are on their way */
 /* What a part of a row found; in `part`, as doubles */
 enum { PART_MAX, PART_SUM, PART_BEST, PART_ID, PART_BAD, PART_FEW, PART_LEAST, PART_WORDS = 8 };
 
-/* The logit after penalties, contracted nowhere: as runtime/sample/sample.c */
+/* The logit after penalties, contracted nowhere: as runtime/sample/sampler.c */
 DEV float
 penalised(const llmc_slot &slot, float v, int count)
 {
@@ -35,7 +35,7 @@ warp_best(float &v, int &id, int &bad)
 		const float ov = __shfl_xor_sync(0xffffffffu, v, d);
 		const int oid = __shfl_xor_sync(0xffffffffu, id, d);
 		bad |= __shfl_xor_sync(0xffffffffu, bad, d);
-		if (pick_before(ov, oid, v, id)) {
+		if (sample_before(ov, oid, v, id)) {
 			v = ov;
 			id = oid;
 		}
@@ -54,7 +54,7 @@ lanes_sum(double v)
 
 /* The best over the block */
 DEV void
-best_of(pick_shared &s, float &v, int &id, int &bad)
+best_of(sample_shared &s, float &v, int &id, int &bad)
 {
 	warp_best<32>(v, id, bad);
 	if (lane_id() == 0) {
@@ -80,7 +80,7 @@ part_of(int vocab, int part)
 }
 
 DEV void
-ask(float (&raw)[AT_ONCE], const float *v, const rest &at)
+issue_loads(float (&raw)[AT_ONCE], const float *v, const rest &at)
 {
 	v += at.first + threadIdx.x;
 #pragma unroll
@@ -114,7 +114,7 @@ see(seen &a, bool &bad, const float (&raw)[AT_ONCE], int first)
  * which has been asked for. A warp has its 8 loads of the next part on their way while it looks at the last 8, and no barrier makes it wait for the
  * others before the end. */
 DEV int
-largest(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
+largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
 {
 	const float *v = p.logits + (long long)o * p.vocab;
 	seen a = { PICK_NONE, 0x7fffffff };
@@ -128,7 +128,7 @@ largest(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest 
 		if (next.first >= next.hi)
 			next = part_of(p.vocab, at.part + (int)gridDim.x);
 		if (next.part < LLMC_PICK_PARTS)
-			ask(later, v, next);
+			issue_loads(later, v, next);
 		see(a, bad, raw, at.first);
 		if (next.part != at.part) {
 			const float most = warp_max(a.most);
@@ -164,13 +164,13 @@ largest(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest 
 	return n;
 }
 
-/* The block's parts of row o: what is the largest, and what all weigh beside it, by the exp of runtime/sample/math.c and added in double, so that log
+/* The block's parts of row o: what is the largest, and what all weigh beside it, by the exp of runtime/sample/softmax.c and added in double, so that log
  * probabilities are the host's and the same however many blocks share the row.
  *
  * 64 rows of 128256 are 33 MB, 16 parts a block: at 3 TB/s 11 us, behind which 200 instructions a part and warp hide. A second time they come out of L2, 6 us,
  * with some 27 instructions a logit: 230 x 16 parts x 4 warps of a scheduler, 9 us, and for each part the way to L2, 16 x 0.5 us. */
 DEV void
-weigh(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
+weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
 {
 	const float *v = p.logits + (long long)o * p.vocab;
 	const int n = largest(s, p, o, raw, at), of = threadIdx.x / PICK_WARPS;
@@ -183,10 +183,10 @@ weigh(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at
 		rest l = part_of(p.vocab, (int)blockIdx.x + i * (int)gridDim.x);
 #pragma unroll 1
 		for (; l.first < l.hi && most > PICK_NONE; l.first += AT_ONCE * PICK_THREADS) { /* else none of them weighs anything */
-			ask(raw, v, l);
+			issue_loads(raw, v, l);
 #pragma unroll
 			for (int k = 0; k < AT_ONCE; k++)
-				sum += (double)pick_exp(__fadd_rn(raw[k], -most));
+				sum += (double)sample_exp(__fadd_rn(raw[k], -most));
 		}
 		sum = lanes_sum<32>(sum);
 		if (lane_id() == 0)
@@ -200,7 +200,7 @@ weigh(pick_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at
 
 /* What mask, penalties and short lists make of one part of row o, over what `weigh` said of it. */
 DEV void
-look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o, int part)
+look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o, int part)
 {
 	const rest l = part_of(p.vocab, part);
 	const int lo = l.first, hi = l.hi;
@@ -209,7 +209,7 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned 
 	float *w = (float *)(p.work + (long long)o * p.vocab), best = PICK_NONE;
 	int *ids = (int *)w + p.vocab, best_id = 0x7fffffff, bad = 0, few = 0;
 	unsigned least = 0;
-	const int wanted = pick_wants(slot, p.vocab);
+	const int wanted = sample_wants(slot, p.vocab);
 
 	/* logits are asked for together: w might be v, for all that the compiler knows, and each would wait for what is stored before it */
 #pragma unroll 1
@@ -231,7 +231,7 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned 
 			if (mask || slot.penalties)
 				w[i] = x;
 			bad |= raw[k] != raw[k] || x != x;
-			if (pick_before(x, i, best, best_id)) {
+			if (sample_before(x, i, best, best_id)) {
 				best = x;
 				best_id = i;
 			}
@@ -240,7 +240,7 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned 
 	const float mine = best;
 	best_of(s, best, best_id, bad);
 	if (wanted && !bad) /* this block's part of w is behind best_of's barrier */
-		few = pick_shortlist(s, mask || slot.penalties ? w : v, mine, pick_list{ 0, hi - lo, lo }, wanted, ids + lo, &least);
+		few = sample_shortlist(s, mask || slot.penalties ? w : v, mine, sample_list{ 0, hi - lo, lo }, wanted, ids + lo, &least);
 	if (threadIdx.x == 0) {
 		double *to = p.part + ((long long)o * LLMC_PICK_PARTS + part) * PART_WORDS;
 		to[PART_BEST] = best;
@@ -253,8 +253,8 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned 
 
 /* The lists that the parts of a row made, in one, in shared memory; none where it is too long. `part` is the lane's. *whole: the highest of the
  * keys that the parts listed down to. */
-DEV pick_list
-gather(pick_shared &s, const llmc_state &p, const double *part, const int *ids, unsigned *whole)
+DEV sample_list
+gather(sample_shared &s, const llmc_state &p, const double *part, const int *ids, unsigned *whole)
 {
 	const int piece = (p.vocab + LLMC_PICK_PARTS - 1) / LLMC_PICK_PARTS, few = (int)part[PART_FEW];
 	int n = 0;
@@ -271,12 +271,12 @@ gather(pick_shared &s, const llmc_state &p, const double *part, const int *ids, 
 		n += more;
 	}
 	__syncthreads();
-	return n <= PICK_FEW ? pick_list{ s.few, n, 0 } : pick_list{ 0, 0, 0 };
+	return n <= PICK_FEW ? sample_list{ s.few, n, 0 } : sample_list{ 0, 0, 0 };
 }
 
 /* All parts of row o are there, one a lane of every warp: pick, and note it. */
 DEV void
-settle(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o, unsigned number)
+settle(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o, unsigned number)
 {
 	static_assert(LLMC_PICK_PARTS == 32, "parts of a row are lanes");
 	const float *v = p.logits + (long long)o * p.vocab;
@@ -293,17 +293,17 @@ settle(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 	if (status == 0 && slot.temperature > 0) {
 		int *ids = (int *)w + p.vocab;
 		unsigned whole = 0;
-		pick_list few = { 0, 0, 0 };
-		if (pick_wants(slot, p.vocab))
+		sample_list few = { 0, 0, 0 };
+		if (sample_wants(slot, p.vocab))
 			few = gather(s, p, part, ids, &whole);
-		id = pick_draw(s, slot, mask || slot.penalties ? w : v, p.vocab, best, id, few, whole, w, ids);
+		id = sample_draw(s, slot, mask || slot.penalties ? w : v, p.vocab, best, id, few, whole, w, ids);
 	}
 	if (warp_id())
 		return;
 	all = lanes_sum<32>(all > 0 ? all * exp((double)top - (double)most) : 0);
 	if (threadIdx.x)
 		return;
-	llmc_picked *to = p.picked + (unsigned)number % LLMC_RING * (long long)p.max_out + o;
+	llmc_sampled *to = p.picked + (unsigned)number % LLMC_RING * (long long)p.max_out + o;
 	const float x = id == best_id && !slot.penalties ? best : v[id]; /* most often there is no need to ask */
 	float logprob = 0;
 	if (status == 0 && most == -PICK_NONE) /* one token takes all */
@@ -328,7 +328,7 @@ settle(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 extern "C" __global__ void __launch_bounds__(512, 1)
 llmc_sample(const llmc_state p)
 {
-	SHARED(pick_shared, s);
+	SHARED(sample_shared, s);
 
 	PDL_WAIT();
 	const int n = p.s_n[3];
@@ -338,13 +338,13 @@ llmc_sample(const llmc_state p)
 	for (int o = blockIdx.y; o < n; o += gridDim.y) {
 		const rest first = part_of(p.vocab, blockIdx.x);
 		float raw[AT_ONCE];
-		ask(raw, p.logits + (long long)o * p.vocab, first);
+		issue_loads(raw, p.logits + (long long)o * p.vocab, first);
 		__syncwarp(); /* asked for before the slot is looked up, by four loads, each of which needs the last */
 		const int slot_at = p.slot_of[p.s_seq_of[p.s_out_row[o]]];
 		const llmc_slot slot = p.slot[slot_at];
 		const unsigned *mask = mask_of(p, o);
 		weigh(s, p, o, raw, first);
-		if (mask || slot.penalties || pick_wants(slot, p.vocab))
+		if (mask || slot.penalties || sample_wants(slot, p.vocab))
 #pragma unroll 1
 			for (int part = blockIdx.x; part < LLMC_PICK_PARTS; part += gridDim.x) {
 				__syncthreads(); /* the part before is done with s, and p.part is as weigh left it */

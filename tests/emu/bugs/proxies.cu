@@ -122,7 +122,7 @@ fence_elsewhere(Args a)
 extern "C" __global__ void
 multicast_over_reads(Args a)
 {
-	SHARED_ARENA(Stage, s);
+	SHARED_STORAGE(Stage, s);
 	const unsigned rank = cluster_rank();
 	float v = 0;
 	if (threadIdx.x == 0)

@@ -18,7 +18,7 @@ static __device__ unsigned long long desc(const unsigned short *p) { return smem
 extern "C" __global__ void
 wgmma_no_wait(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	float d[32];
 	fill(s, true);
 	wgmma_fence();
@@ -34,7 +34,7 @@ wgmma_no_wait(Args p)
 extern "C" __global__ void
 wgmma_wait_one(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	float d[32], e[32];
 	fill(s, true);
 	wgmma_fence();
@@ -51,7 +51,7 @@ wgmma_wait_one(Args p)
 extern "C" __global__ void
 wgmma_no_fence(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	float d[32];
 	fill(s, true);
 	for (int i = 0; i < 32; i++)
@@ -67,7 +67,7 @@ wgmma_no_fence(Args p)
 extern "C" __global__ void
 wgmma_no_proxy_fence(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	float d[32];
 	fill(s, !BUG);
 	wgmma_fence();
@@ -81,7 +81,7 @@ wgmma_no_proxy_fence(Args p)
 extern "C" __global__ void
 wgmma_reuse(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	float d[32];
 	fill(s, true);
 	for (int k = 0; k < 2; k++) {
@@ -104,7 +104,7 @@ wgmma_reuse(Args p)
 extern "C" __global__ void
 wgmma_registers(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	float d[32];
 	unsigned a[4] = { 1, 2, 3, 4 };
 	fill(s, true);
@@ -125,7 +125,7 @@ wgmma_registers(Args p)
 extern "C" __global__ void
 wgmma_registers_in_turns(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	float d[32];
 	unsigned a[2][4] = { { 1, 2, 3, 4 }, { 5, 6, 7, 8 } };
 	fill(s, true);
@@ -143,7 +143,7 @@ wgmma_registers_in_turns(Args p)
 extern "C" __global__ void
 wgmma_three_warps(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	float d[32] = { 0 };
 	fill(s, true);
 	if (!BUG || threadIdx.x >= 32) {
@@ -159,7 +159,7 @@ wgmma_three_warps(Args p)
 extern "C" __global__ void
 wgmma_disagree(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	float d[32];
 	fill(s, true);
 	wgmma_fence();
@@ -173,7 +173,7 @@ wgmma_disagree(Args p)
 extern "C" __global__ void
 wgmma_swizzle(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	float d[16];
 	fill(s, true);
 	wgmma_fence();
@@ -186,7 +186,7 @@ wgmma_swizzle(Args p)
 extern "C" __global__ void
 wgmma_beyond(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	float d[64];
 	fill(s, true);
 	wgmma_fence();
@@ -199,7 +199,7 @@ wgmma_beyond(Args p)
 extern "C" __global__ void
 wgmma_leave(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	float d[32];
 	fill(s, true);
 	wgmma_fence();
@@ -214,7 +214,7 @@ wgmma_leave(Args p)
 extern "C" __global__ void
 ring_refill(Args p)
 {
-	SHARED_ARENA(Tiles, s);
+	SHARED_STORAGE(Tiles, s);
 	struct Bars { mbar_t full, empty; };
 	SHARED(Bars, bar);
 	if (threadIdx.x == 0) {

@@ -386,7 +386,7 @@ extern "C" __global__ void
 arena_small(Args a)
 {
 	struct S { float x[BUG ? 160 : 128]; };
-	SHARED_ARENA(S, s); // arena_small
+	SHARED_STORAGE(S, s); // arena_small
 	s.x[threadIdx.x] = 1;
 	a.c[threadIdx.x] = s.x[threadIdx.x];
 }

@@ -1,0 +1,127 @@
+/* llmc_import and llmc_compile: the compiler without weights. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api.h"
+#include "base/sized_struct.h"
+
+llmc_status
+llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_error *err)
+{
+	Arena arena;
+	SourceKind kind;
+	llmc_error own = { 0 };
+	char *volatile yaml = NULL;
+
+	*yaml_out = NULL;
+	TRY(source_kind(src, &kind, err));
+	if (kind == SOURCE_YAML || kind == SOURCE_ARTIFACT)
+		return error_set(err, LLMC_E_INPUT, "%s: is a description already; import reads a Hugging Face folder, a GGUF file or a FastLLM model", src);
+	arena_init(&arena);
+	if (setjmp(arena.oom)) {
+		arena_release(&arena);
+		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while importing it", src);
+	}
+	Diag *const d = NEW(&arena, Diag, 1);
+	diag_init(d, &arena);
+	if (!setjmp(d->bug))
+		yaml = import_yaml(src, opt && opt->allow_unknown_keys, d, &arena, &own);
+	llmc_status s = LLMC_OK;
+	if (!yaml) {
+		s = own.code ? error_set(err, own.code, "%s", own.text) : diag_error(d, err);
+	} else {
+		if (opt)
+			log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
+		*yaml_out = strdup(yaml);
+		if (!*yaml_out)
+			s = error_set(err, LLMC_E_MEMORY, "out of memory");
+	}
+	arena_release(&arena);
+	return s;
+}
+
+enum { MAX_TARGETS = 8 };
+
+/* "v3,v4" -> target names; NULL: this processor's */
+static llmc_status
+targets(const llmc_compile_options *o, char name[MAX_TARGETS][32], size_t *n, llmc_error *err)
+{
+	const char *p = o->arch;
+
+	*n = 0;
+	if (!p)
+		return target_name(o->target, NULL, false, name[(*n)++], err);
+	while (*p) {
+		size_t len = strcspn(p, ",");
+		char word[32];
+		if (*n == MAX_TARGETS || len == 0 || len >= sizeof word)
+			return error_set(err, LLMC_E_INPUT, "--arch %s: expected a list such as v3,v4", o->arch);
+		memcpy(word, p, len);
+		word[len] = 0;
+		TRY(target_name(o->target, word, false, name[(*n)++], err));
+		p += len + (p[len] == ',');
+	}
+	return LLMC_OK;
+}
+
+static llmc_status
+compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, Arena *arena, llmc_error *err)
+{
+	char name[MAX_TARGETS][32];
+	size_t n;
+	SourceKind kind;
+	Strbuf *dump = arena_strbuf(arena);
+
+	TRY(targets(o, name, &n, err));
+	TRY(source_kind(yaml, &kind, err));
+	const Spec *spec;
+	TRY(source_spec(yaml, kind, o->set, NULL, o->allow_unknown_keys, arena, o->log, o->log_user, &spec, err));
+	const size_t ranks = (size_t)spec_ranks(spec);
+	const Compiled **done = NEW(arena, const Compiled *, n * ranks);
+	for (size_t i = 0; i < n * ranks; i++) {
+		Compiled *volatile c = NULL;
+		Diag *const d = NEW(arena, Diag, 1);
+		diag_init(d, arena);
+		if (!setjmp(d->bug))
+			c = i == 0 ? compile_spec(spec, name[0], o->dump, dump, d, arena) : compile_rank(spec, name[i / ranks], (int)(i % ranks), true, d, arena);
+		if (!c)
+			return diag_error(d, err);
+		if (i % ranks == 0)
+			log_text(o->log, o->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
+		done[i] = c;
+	}
+	if (o->dump) {
+		*o->dump_out = dump->failed ? NULL : strdup(strbuf_str(dump));
+		return *o->dump_out ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
+	}
+	TRY(artifact_write(done, n * ranks, dir, err));
+	for (size_t i = 0; o->aot && i < n * ranks; i++)
+		if (target_find(name[i / ranks])->kind != TARGET_REF)
+			TRY(runtime_build_aot(done[i]->plan, dir, o->log, o->log_user, err));
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_compile(const char *yaml_path, const char *out_dir, const llmc_compile_options *opt, llmc_error *err)
+{
+	llmc_compile_options o = LLMC_INIT(llmc_compile_options);
+	llmc_error own = { 0 };
+	Arena arena;
+	llmc_status s;
+
+	SIZED_TAKE(o, opt);
+	if (o.dump && !o.dump_out)
+		return error_set(err, LLMC_E_RANGE, "dump without dump_out");
+	if (!o.dump && (!out_dir || !*out_dir))
+		return error_set(err, LLMC_E_INPUT, "no folder given to write the artifact to");
+	arena_init(&arena);
+	if (setjmp(arena.oom))
+		s = error_set(&own, LLMC_E_MEMORY, "%s: out of memory while compiling it", yaml_path);
+	else
+		s = compile_into(yaml_path, out_dir, &o, &arena, &own);
+	if (s != LLMC_OK && err)
+		*err = own;
+	arena_release(&arena);
+	return s;
+}

@@ -1,0 +1,120 @@
+/* Grammars for a tokenizer: its vocabulary as tries, made once and kept with it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "grammar/grammar.h"
+#include "text/text.h"
+
+static void
+drop(void *p)
+{
+	token_vocab_close(p);
+}
+
+static llmc_status
+make(const llmc_tokenizer *t, TokenVocab **out, llmc_error *err)
+{
+	int32_t n = llmc_tokenizer_size(t);
+	VocabToken *tok = calloc((size_t)n + 1, sizeof *tok);
+	Strbuf all = { 0 };
+	llmc_status status = LLMC_OK;
+
+	if (!tok)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a vocabulary of %d tokens", n);
+	for (int32_t i = 0; i < n; i++) {
+		char few[1024];
+		size_t need = 0;
+		if (!llmc_token_text(t, i))
+			continue;
+		tok[i].special = llmc_token_is_special(t, i);
+		if (llmc_token_bytes(t, i, few, sizeof few, &need, NULL) == LLMC_OK) { /* longer ones are never allowed */
+			tok[i].n = (uint32_t)need;
+			strbuf_add(&all, few, need);
+		}
+	}
+	size_t at = 0;
+	for (int32_t i = 0; i < n; at += tok[i++].n)
+		tok[i].bytes = strbuf_str(&all) + at;
+	status = all.failed ? error_set(err, LLMC_E_MEMORY, "out of memory for a vocabulary of %d tokens", n) : token_vocab_open(tok, n, out, err);
+	strbuf_release(&all);
+	free(tok);
+	return status;
+}
+
+llmc_status
+llmc_grammar_open(const llmc_tokenizer *t, llmc_grammar_kind kind, const char *text, size_t n_bytes, const llmc_grammar_options *opt, llmc_grammar **out,
+                  llmc_error *err)
+{
+	llmc_status status = LLMC_OK;
+	int32_t n_eos;
+
+	*out = NULL;
+	pthread_mutex_lock(&t->kept->lock);
+	if (!t->kept->p) {
+		TokenVocab *l = NULL;
+		status = make(t, &l, err);
+		t->kept->p = l;
+		t->kept->drop = drop;
+	}
+	pthread_mutex_unlock(&t->kept->lock);
+	if (status != LLMC_OK)
+		return status;
+	const int32_t *eos = text_eos(t, &n_eos);
+	return grammar_open(t->kept->p, kind, text ? text : "", n_bytes, opt, eos, n_eos, out, err);
+}
+
+void
+llmc_grammar_retain(llmc_grammar *g)
+{
+	grammar_retain(g);
+}
+
+void
+llmc_grammar_close(llmc_grammar *g)
+{
+	grammar_close(g);
+}
+
+llmc_status
+llmc_matcher_open(llmc_grammar *g, llmc_matcher **out, llmc_error *err)
+{
+	return matcher_open(g, NULL, out, err);
+}
+
+void
+llmc_matcher_close(llmc_matcher *m)
+{
+	matcher_close(m);
+}
+
+llmc_status
+llmc_matcher_mask(llmc_matcher *m, uint32_t *bits, size_t n_words, llmc_error *err)
+{
+	bool all;
+
+	return matcher_mask(m, bits, n_words, &all, err);
+}
+
+llmc_status
+llmc_matcher_accept(llmc_matcher *m, int32_t id, llmc_error *err)
+{
+	return matcher_accept(m, id, err);
+}
+
+bool
+llmc_matcher_may_end(llmc_matcher *m)
+{
+	return matcher_may_end(m);
+}
+
+bool
+llmc_matcher_ended(llmc_matcher *m)
+{
+	return matcher_ended(m);
+}
+
+void
+llmc_matcher_reset(llmc_matcher *m)
+{
+	matcher_reset(m);
+}

@@ -1,0 +1,541 @@
+/* llmc_open: import, compile, write the artifact, map and pack the weights, load the kernels. */
+#include <errno.h>
+#include <ftw.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "api/api.h"
+#include "base/file.h"
+#include "base/sized_struct.h"
+#include "formats/layout.h"
+#include "runtime/cpu/cpu.h"
+
+static void
+model_free(llmc_model *m)
+{
+	runtime_close(m->rt);
+	mpi_world_close(m->world);
+	llmc_tokenizer_close(m->tokenizer);
+	arena_release(&m->arena);
+	free(m);
+}
+
+void
+llmc_retain(llmc_model *m)
+{
+	atomic_fetch_add(&m->refs, 1);
+}
+
+void
+llmc_close(llmc_model *m)
+{
+	if (m && atomic_fetch_sub(&m->refs, 1) == 1)
+		model_free(m);
+}
+
+/* The reference keeps its KV in fp32 unless the caller says otherwise. */
+static const char *const *
+set_for_target(const char *const *set, const char *target, int ranks, Arena *arena)
+{
+	size_t n = 0, k = 0;
+
+	for (; set && set[n]; n++)
+		if (strncmp(set[n], "parallel.pp=", 12) == 0 && atoi(set[n] + 12) > 0)
+			ranks /= atoi(set[n] + 12); /* of each stage */
+	const char **all = NEW(arena, const char *, n + 3);
+	if (target_find(target)->kind == TARGET_REF)
+		all[k++] = "kv.dtype=f32";
+	if (ranks > 1) /* a launcher's number of ranks, or of the GPUs that were named, unless the caller says otherwise, which is refused */
+		all[k++] = arena_printf(arena, "parallel.tp=%d", ranks);
+	for (size_t i = 0; i < n; i++)
+		all[k++] = arena_strdup(arena, set[i]);
+	return all;
+}
+
+static char *
+absolute(Arena *arena, const char *path)
+{
+	char real[PATH_MAX];
+
+	return arena_strdup(arena, realpath(path, real) ? real : path);
+}
+
+/* Checkpoint of the model: what the caller says, else what the description says (relative to its file), else the source itself. */
+static const char *
+weights_path(const char *source, SourceKind kind, const Spec *spec, const char *given, Arena *arena)
+{
+	if (given)
+		return absolute(arena, given);
+	if (kind != SOURCE_YAML && kind != SOURCE_ARTIFACT)
+		return absolute(arena, source);
+	if (!spec->weights)
+		return NULL;
+	if (spec->weights[0] == '/')
+		return spec->weights;
+	const char *dir = kind == SOURCE_ARTIFACT ? source : NULL, *slash = strrchr(source, '/');
+	if (!dir)
+		dir = slash ? arena_strndup(arena, source, (size_t)(slash - source)) : ".";
+	return absolute(arena, arena_printf(arena, "%s/%s", dir, spec->weights));
+}
+
+/* Into a folder of the cache that is named by the content. */
+static llmc_status
+write_to_cache(llmc_model *m, const Compiled *const *made, llmc_error *err)
+{
+	Strbuf *dir = arena_strbuf(&m->arena);
+
+	TRY(file_cache_dir(dir, err));
+	m->artifact = arena_printf(&m->arena, "%s/models/%s-%.16s", strbuf_str(dir), m->spec->name, m->spec->sha256 + (strncmp(m->spec->sha256, "sha256:", 7) ? 0 : 7));
+	TRY(file_mkdirs_private(m->artifact, err));
+	return artifact_write(made, (size_t)m->n_own, m->artifact, err);
+}
+
+static int
+remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+	(void)st, (void)type, (void)at, (void)!remove(path);
+	return 0;
+}
+
+/* The folder for generated files: the caller's, the artifact itself, one in the cache, or where that takes no files one that goes when
+ * the model is open. */
+static llmc_status
+write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *opt, llmc_error *err)
+{
+	const char *tmp = getenv("TMPDIR");
+	llmc_error why = { 0 };
+
+	if (m->artifact)
+		return artifact_write(made, (size_t)m->n_own, m->artifact, err);
+	/* the cache has the plan that everybody else runs */
+	llmc_status s = m->unfused ? LLMC_E_IO : write_to_cache(m, made, &why);
+	if (s != LLMC_E_IO) {
+		if (s != LLMC_OK && err)
+			*err = why;
+		return s;
+	}
+	char *dir = arena_printf(&m->arena, "%s/llmc.XXXXXX", tmp && *tmp ? tmp : "/tmp");
+	if (!mkdtemp(dir))
+		return error_set(err, LLMC_E_IO, "%s; and %s: cannot create: %s", why.text, dir, strerror(errno));
+	if (!m->unfused)
+		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
+		         "what is compiled is not kept for the next time: %s (LLMC_CACHE names another folder)", why.text);
+	m->artifact = m->temporary = dir;
+	return artifact_write(made, (size_t)m->n_own, dir, err);
+}
+
+/* The plan as the runtime reads it: through the strict reader, whoever wrote it. */
+static llmc_status
+read_plan(llmc_model *m, int rank, const char *json, size_t size, const char *name, llmc_error *err)
+{
+	Plan *plan;
+
+	TRY(plan_read(json, size, name, &m->arena, &plan, err));
+	if (plan->stage * plan->ranks + plan->rank != rank || plan->ranks != m->spec->tp || plan->stages != m->spec->pp)
+		return error_set(err, LLMC_E_INPUT, "%s: is for rank %d of %d in stage %d of %d, expected rank %d of %d x %d", name, plan->rank, plan->ranks, plan->stage,
+		                 plan->stages, rank, m->spec->tp, m->spec->pp);
+	m->rank[rank] = plan;
+	if (rank == m->first)
+		m->plan = plan;
+	return LLMC_OK;
+}
+
+/* "plan-cpu-v3.json", "plan-cpu-v3-r1of4.json" */
+static const char *
+plan_file(llmc_model *m, const char *target, int rank, const char *ending)
+{
+	int ranks = spec_ranks(m->spec);
+
+	return ranks > 1 ? arena_printf(&m->arena, "plan-%s-r%dof%d.%s", target, rank, ranks, ending)
+	                 : arena_printf(&m->arena, "plan-%s.%s", target, ending);
+}
+
+static const ArtifactFile *
+compiled_file(const Compiled *c, const char *path)
+{
+	for (size_t i = 0; i < c->n_file; i++)
+		if (strcmp(c->file[i].path, path) == 0)
+			return &c->file[i];
+	return NULL;
+}
+
+/* *said: what the compiler has warned of */
+static llmc_status
+compile_one(llmc_model *m, const char *target, int rank, const Compiled **out, const char **said, llmc_error *err)
+{
+	Diag *const d = NEW(&m->arena, Diag, 1);
+	Compiled *volatile c = NULL;
+
+	diag_init(d, &m->arena);
+	if (!setjmp(d->bug))
+		c = compile_rank(m->spec, target, rank, !m->unfused, d, &m->arena);
+	if (!c)
+		return diag_error(d, err);
+	*out = c;
+	*said = strbuf_str(&d->text);
+	return LLMC_OK;
+}
+
+static llmc_status
+read_compiled(llmc_model *m, const char *target, int rank, const Compiled *c, llmc_error *err)
+{
+	const char *name = plan_file(m, target, rank, "json");
+	const ArtifactFile *json = compiled_file(c, name);
+
+	if (!json)
+		return error_set(err, LLMC_E_BUG, "the compiler made no %s", name);
+	m->plan_json = rank == m->first ? json->text : m->plan_json;
+	return read_plan(m, rank, json->text, json->size, name, err);
+}
+
+static llmc_status
+compile_model(llmc_model *m, const char *target, bool write, const llmc_options *opt, llmc_error *err)
+{
+	const Compiled **made = NEW(&m->arena, const Compiled *, m->n_own);
+	const char *said;
+
+	for (int k = 0; k < m->n_own; k++) {
+		TRY(compile_one(m, target, m->first + k, &made[k], &said, err));
+		if (m->first + k == 0)
+			log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, said);
+	}
+	if (write)
+		TRY(write_generated(m, made, opt, err));
+	m->plan_text = made[0]->plan_text;
+	for (int k = 0; k < m->n_own; k++)
+		TRY(read_compiled(m, target, m->first + k, made[k], err));
+	return LLMC_OK;
+}
+
+/* Rank 0 of several processes loads adapters for all: how slots lie on the others, whose plans are made from the same description. */
+static llmc_status
+others_slots(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
+{
+	ro->all = NULL;
+	ro->n_all = 0;
+	if (!m->world || m->first > 0 || m->spec->adapters.slots < 1)
+		return LLMC_OK;
+	for (int k = 1; k < spec_ranks(m->spec); k++) {
+		const Compiled *c;
+		const char     *said; /* of rank 0 as well */
+		TRY(compile_one(m, m->plan->target, k, &c, &said, err));
+		TRY(read_compiled(m, m->plan->target, k, c, err));
+	}
+	ro->all = m->rank;
+	ro->n_all = spec_ranks(m->spec);
+	return LLMC_OK;
+}
+
+static llmc_status
+open_runtime(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
+{
+	TRY(others_slots(m, ro, err));
+	return runtime_open_ranks(m->rank + m->first, m->n_own, ro, &m->rt, err);
+}
+
+/* The plan that a generated folder has for a rank; *fits: it is there, this llmc reads it, and it was made from this description. */
+static llmc_status
+open_rank(llmc_model *m, const char *target, int rank, const llmc_options *opt, bool *fits, llmc_error *err)
+{
+	Strbuf *text = arena_strbuf(&m->arena);
+	llmc_error why = { 0 };
+	const char *name = arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, rank, "json"));
+
+	*fits = false;
+	TRY(file_check_trusted(name, err));
+	llmc_status s = file_read(name, (size_t)1 << 30, text, err);
+	if (s == LLMC_OK) {
+		if (read_plan(m, rank, strbuf_str(text), text->len, name, &why) == LLMC_OK && strcmp(m->rank[rank]->target, target) == 0 &&
+		    strcmp(m->rank[rank]->spec_sha256, m->spec->sha256) == 0) {
+			*fits = true;
+			if (rank == m->first)
+				m->plan_json = arena_strndup(&m->arena, strbuf_str(text), text->len);
+		} else {
+			log_line(opt->log, opt->log_user, LLMC_LOG_INFO, "%s: %s: compiling it again from model.yaml", name,
+			         why.code ? why.text : "made from another description or for another target");
+		}
+	}
+	strbuf_release(text);
+	return s;
+}
+
+/* The plans that a generated folder has for a target, of all ranks. */
+static llmc_status
+open_plan(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
+{
+	*fits = true;
+	for (int rank = m->first; rank < m->first + m->n_own && *fits; rank++)
+		TRY(open_rank(m, target, rank, opt, fits, err));
+	if (*fits) {
+		Strbuf *text = arena_strbuf(&m->arena);
+		bool    read = file_read(arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, m->first, "txt")), (size_t)1 << 30, text, NULL) == LLMC_OK;
+		m->plan_text = read ? arena_strndup(&m->arena, strbuf_str(text), text->len) : "";
+		strbuf_release(text);
+	}
+	return LLMC_OK;
+}
+
+static bool
+has_plan(llmc_model *m, const char *target)
+{
+	for (int rank = m->first; rank < m->first + m->n_own; rank++)
+		if (!file_exists(arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, rank, "json"))))
+			return false;
+	return true;
+}
+
+/* What kernels for `own` have over those for `other`: the packed layouts of processors hold as many rows as a vector has numbers. */
+static const char *
+wider(llmc_model *m, const Target *own, const Target *other)
+{
+	int n = layout_find(own->layout)->group, k = layout_find(other->layout)->group;
+
+	return n > k ? arena_printf(&m->arena, ", with vectors of %d numbers instead of %d,", n, k) : "";
+}
+
+/* The best of the plans for other targets that a generated folder ships with built kernels which run here: it starts at once and
+ * needs no compiler. An --arch is meant as it is said. */
+static llmc_status
+open_shipped(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
+{
+	const Target *own = target_find(target);
+	int n = 0;
+
+	*fits = false;
+	while (target_at(n))
+		n++;
+	while (!opt->arch && !*fits && n-- > 0) {
+		const Target *t = target_at(n);
+		if (t == own || t->kind != own->kind || t->kind == TARGET_REF || !has_plan(m, t->name) ||
+		    !runtime_ships(m->artifact, t->name, m->gpu))
+			continue;
+		TRY(open_plan(m, t->name, opt, fits, err));
+		if (*fits)
+			log_line(opt->log, opt->log_user, LLMC_LOG_INFO,
+			         "%s: no plan for %s%s: the kernels for %s are used as they were shipped; faster ones%s come of `llmc compile %s -o %s "
+			         "--target %s --arch %s --aot`", m->artifact, target, has_plan(m, target) ? " with built kernels" : "", t->name,
+			         wider(m, own, t), m->artifact, m->artifact, own->kind == TARGET_CUDA ? "cuda" : "cpu", own->isa);
+	}
+	return LLMC_OK;
+}
+
+/* A generated folder: its plan for this device, or what it ships. */
+static llmc_status
+open_artifact(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
+{
+	if (has_plan(m, target))
+		return open_plan(m, target, opt, fits, err);
+	TRY(open_shipped(m, target, opt, fits, err));
+	if (!*fits)
+		log_line(opt->log, opt->log_user, LLMC_LOG_INFO, "%s: no plan for %s: compiling it from model.yaml", m->artifact, target);
+	return LLMC_OK;
+}
+
+static llmc_status
+open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_options *opt, llmc_error *err)
+{
+	const char *path = m->weights ? m->weights : kind != SOURCE_YAML && kind != SOURCE_ARTIFACT ? source : NULL;
+	llmc_error why;
+
+	if (!path || !file_exists(path))
+		return LLMC_OK;
+	char *slash;
+	if (!file_is_dir(path) && strlen(path) > 12 && strcmp(path + strlen(path) - 12, ".safetensors") == 0) {
+		path = arena_strdup(&m->arena, path);
+		slash = strrchr(path, '/');
+		*slash = 0; /* absolute: there is one */
+	}
+	llmc_status s = llmc_tokenizer_open(path, &m->tokenizer, &why);
+	if (s == LLMC_E_MEMORY)
+		return error_set(err, s, "%s", why.text);
+	if (s != LLMC_OK) {
+		m->tokenizer = NULL;
+		log_line(opt->log, opt->log_user, LLMC_LOG_DEBUG, "no tokenizer: %s", why.text);
+	}
+	return LLMC_OK;
+}
+
+/* Of a process that a launcher has started: the GPU for its place on its host, among those that were named or those that are there. Where these are fewer, ranks share them. */
+static void
+gpu_of_process(llmc_model *m)
+{
+	const GpuList *g = &m->gpus;
+	const int      place = mpi_world_local_rank(m->world);
+	char           target[32];
+	int            n = g->n;
+
+	while (!g->n && n <= place && device_of(TARGET_CUDA)->best_target(n, target, NULL) == LLMC_OK)
+		n++;
+	m->gpu = n <= 0 ? 0 : g->n ? g->number[place % n] : place % n;
+}
+
+/* One GPU for each rank: those that were named, else the first ones. */
+static llmc_status
+gpus_for_ranks(llmc_model *m, const char *device, llmc_error *err)
+{
+	GpuList  *g = &m->gpus;
+	const int ranks = spec_ranks(m->spec);
+
+	if (!g->any || m->world || g->n == ranks)
+		return LLMC_OK;
+	if (g->n)
+		return error_set(err, LLMC_E_INPUT, "parallel.tp = %d and --device %s: %d rank%s and %d GPU%s: name a GPU for each, or say --device cuda",
+		                 m->spec->tp, device, ranks, ranks == 1 ? "" : "s", g->n, g->n == 1 ? "" : "s");
+	for (; g->n < ranks; g->n++)
+		g->number[g->n] = g->n;
+	return LLMC_OK;
+}
+
+static llmc_status
+open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *err)
+{
+	SourceKind kind;
+	char target[32];
+	double t0 = clock_now();
+
+	TRY(source_kind(path, &kind, err));
+	TRY(device_gpus(opt->device, &m->gpus, err));
+	m->gpu = !m->gpus.any ? -1 : m->gpus.n ? m->gpus.number[0] : 0;
+	if (m->gpus.any && m->world)
+		gpu_of_process(m);
+	TRY(target_name(opt->device, opt->arch, !opt->no_weights, target, err));
+	m->source = absolute(&m->arena, path);
+	m->set = set_for_target(opt->set, target, m->world ? mpi_world_ranks(m->world) : m->gpus.n, &m->arena);
+	m->random_weights = opt->random_weights;
+	m->n_threads = opt->n_threads;
+	if (opt->random_weights && opt->weights)
+		return error_set(err, LLMC_E_INPUT, "random weights and weights %s: choose one", opt->weights);
+	TRY(source_spec(path, kind, m->set, opt->weights, opt->allow_unknown_keys, &m->arena, opt->log, opt->log_user, &m->spec, err));
+	const int ranks = spec_ranks(m->spec);
+	if (m->world && ranks != mpi_world_ranks(m->world))
+		return m->spec->pp > 1 ? error_set(err, LLMC_E_INPUT, "the launcher started %d ranks, parallel.tp x parallel.pp is %d x %d", mpi_world_ranks(m->world),
+		                                   m->spec->tp, m->spec->pp)
+		                       : error_set(err, LLMC_E_INPUT, "the launcher started %d ranks, parallel.tp is %d", mpi_world_ranks(m->world), m->spec->tp);
+	TRY(gpus_for_ranks(m, opt->device, err));
+	m->rank = NEW(&m->arena, const Plan *, ranks);
+	m->first = m->world ? mpi_world_rank(m->world) : 0;
+	m->n_own = m->world ? 1 : ranks;
+	if (m->world && m->n_threads == 0)
+		m->n_threads = mpi_world_threads(m->world);
+	if (!opt->random_weights)
+		m->weights = (char *)weights_path(path, kind, m->spec, opt->weights, &m->arena);
+	bool fits = false;
+	if (opt->out_dir)
+		m->artifact = arena_strdup(&m->arena, opt->out_dir);
+	else if (kind == SOURCE_ARTIFACT)
+		m->artifact = absolute(&m->arena, path);
+	if (kind == SOURCE_ARTIFACT && !opt->out_dir)
+		TRY(open_artifact(m, target, opt, &fits, err));
+	if (!fits)
+		TRY(compile_model(m, target, !opt->no_weights || opt->out_dir, opt, err));
+	m->compile_s = clock_now() - t0;
+	TRY(open_tokenizer(m, kind, path, opt, err));
+	if (opt->no_weights)
+		return LLMC_OK;
+	if (!m->weights && !opt->random_weights)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: no weights: say where with --weights PATH, write `weights: PATH` into the YAML, or measure with --random-weights", path);
+	RuntimeOptions ro = { .artifact = m->artifact, .weights = m->weights, .world = m->world, .n_threads = m->n_threads, .device = m->gpu > 0 ? m->gpu : 0,
+		              .devices = m->gpus.any ? m->gpus.number : NULL,
+		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed, .cache_told = m->temporary != NULL,
+		              .log = opt->log, .log_user = opt->log_user };
+	llmc_error why = { 0 };
+	llmc_status status = open_runtime(m, &ro, &why);
+	/* nothing to compile with, or it does not compile: better what was shipped for less than nothing, and why */
+	if (status == LLMC_E_MISSING && kind == SOURCE_ARTIFACT && !opt->out_dir && strcmp(m->plan->target, target) == 0 &&
+	    open_shipped(m, target, opt, &fits, NULL) == LLMC_OK && fits) {
+		log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, why.text);
+		status = open_runtime(m, &ro, &why);
+	}
+	/* the compiler is older than the processor: the best that both know */
+	if (status == LLMC_E_MISSING && !opt->arch && target_find(target)->kind == TARGET_CPU && strcmp(m->plan->target, target) == 0) {
+		char refused[1024];
+		const char *next = cc_target(target, refused, sizeof refused);
+		if (next && strcmp(next, target) != 0) {
+			log_line(opt->log, opt->log_user, LLMC_LOG_WARNING, "%s; using %s, which is slower: install a newer compiler, or name one in LLMC_CC", refused, next);
+			TRY(compile_model(m, next, true, opt, err));
+			status = open_runtime(m, &ro, &why);
+		}
+	}
+	if (status != LLMC_OK) {
+		if (err)
+			*err = why;
+		return status;
+	}
+	m->load_s = clock_now() - t0;
+	return LLMC_OK;
+}
+
+/* Every rank of a launcher has opened its own, or none has: what they run must be the same. */
+static llmc_status
+open_together(llmc_model *m, const llmc_options *opt, llmc_status own, llmc_error *err)
+{
+	llmc_error why = *err;
+	const int  all = mpi_world_ranks(m->world);
+	char       checkpoint[17], plan[17], together[17];
+
+	TRY(mpi_world_agree(m->world, own, &why, err));
+	runtime_fingerprint(m->rt, checkpoint, plan, together);
+	TRY(mpi_world_check_same(m->world, all, "llmc", LLMC_VERSION, err));
+	TRY(mpi_world_check_same(m->world, all, "description", m->spec->sha256, err));
+	TRY(mpi_world_check_same(m->world, all, "target", m->plan->target, err));
+	TRY(mpi_world_check_same(m->world, all, "checkpoint", checkpoint, err));
+	TRY(mpi_world_check_same(m->world, all, "plan", plan, err));
+	TRY(mpi_world_check_same(m->world, m->plan->ranks, "plan", together, err)); /* stages sum and keep what is theirs */
+	return runtime_lead(m->rt, opt->log, opt->log_user, err);
+}
+
+static llmc_status
+open_as(const char *path, const llmc_options *opt, bool unfused, llmc_model **out, llmc_error *err)
+{
+	llmc_options none = LLMC_INIT(llmc_options), o = none;
+
+	*out = NULL;
+	if (err)
+		*err = (llmc_error){ 0 };
+	SIZED_TAKE(o, opt);
+	llmc_model *m = calloc(1, sizeof *m);
+	if (!m)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	llmc_status in_world = o.no_weights ? LLMC_OK : mpi_world_open(o.mpi_comm, &m->world, err);
+	if (in_world != LLMC_OK) {
+		free(m);
+		return in_world;
+	}
+	atomic_init(&m->refs, 1);
+	m->unfused = unfused;
+	arena_init(&m->arena);
+	llmc_error own = { 0 };
+	llmc_status s;
+	if (setjmp(m->arena.oom))
+		s = error_set(&own, LLMC_E_MEMORY, "%s: out of memory while opening it", path);
+	else
+		s = open_into(m, path, &o, &own);
+	if (m->world)
+		s = open_together(m, &o, s, &own);
+	if (m->temporary)
+		nftw(m->temporary, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+	if (s != LLMC_OK) {
+		if (err)
+			*err = own;
+		model_free(m);
+		return s;
+	}
+	*out = m;
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_open(const char *path, const llmc_options *opt, llmc_model **out, llmc_error *err)
+{
+	return open_as(path, opt, false, out, err);
+}
+
+llmc_status
+model_open_unfused(const char *path, const llmc_options *opt, llmc_model **out, llmc_error *err)
+{
+	return open_as(path, opt, true, out, err);
+}

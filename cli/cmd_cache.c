@@ -1,0 +1,224 @@
+/* llmc cache: what the cache holds, how it was used, and removing what is in it. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/build_cache.h"
+#include "base/file.h"
+#include "cli/cli.h"
+
+static const char *const part[] = { "models", "kernels", "weights", "cublaslt", "nccl", "downloads", NULL };
+
+typedef struct Tally { int64_t bytes; int files; } Tally;
+
+/* Kinds of built code (base/build_cache.h): the suffix of an entry's name. The last row: all others */
+typedef struct Kind {
+	const char *suffix, *what;
+	Tally       held;
+	int64_t     hits, misses;
+} Kind;
+
+typedef struct Sweep {
+	double older_than;  /* seconds; < 0: nothing is removed */
+	Kind  *kind;        /* NULL, or the table that files are counted in, too */
+	Tally  held, gone;
+} Sweep;
+
+static Kind *
+kind_of(Kind *kind, const char *suffix)
+{
+	while (kind->suffix && strcmp(kind->suffix, suffix))
+		kind++;
+	return kind;
+}
+
+/* A reader of built code holds a lock until it has loaded it. */
+static bool
+remove_unused(const char *path)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	bool gone = (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0) && unlink(path) == 0;
+
+	if (fd >= 0)
+		close(fd);
+	return gone;
+}
+
+/* Count, and remove files that have not been used for so many seconds. */
+static void
+walk(const char *dir, Sweep *s)
+{
+	DIR *d = opendir(dir);
+	struct dirent *e;
+
+	while (d && (e = readdir(d))) {
+		char path[PATH_MAX];
+		struct stat st;
+		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || (s->kind && e->d_name[0] == '.') ||
+		    snprintf(path, sizeof path, "%s/%s", dir, e->d_name) >= (int)sizeof path || lstat(path, &st) < 0)
+			continue;
+		if (S_ISDIR(st.st_mode)) {
+			walk(path, s);
+			if (s->older_than >= 0)
+				rmdir(path); /* only when empty */
+			continue;
+		}
+		time_t used = st.st_atime > st.st_mtime ? st.st_atime : st.st_mtime;
+		const bool gone = s->older_than >= 0 && difftime(time(NULL), used) >= s->older_than && remove_unused(path);
+		Tally *t = gone ? &s->gone : &s->held;
+		t->bytes += st.st_size;
+		t->files++;
+		if (!gone && s->kind) {
+			const char *dot = strrchr(e->d_name, '.');
+			t = &kind_of(s->kind, dot ? dot + 1 : "")->held;
+			t->bytes += st.st_size;
+			t->files++;
+		}
+	}
+	if (d)
+		closedir(d);
+}
+
+/* Hits and misses of the file that LLMC_CACHE_STATS names; false: it names none */
+static bool
+read_stats(Kind *kind)
+{
+	const char *path = getenv("LLMC_CACHE_STATS");
+	FILE *f = path && *path ? fopen(path, "r") : NULL;
+	char event[16], suffix[32];
+
+	while (f && fscanf(f, "%15s %31s", event, suffix) == 2) {
+		Kind *k = kind_of(kind, suffix);
+		k->hits += !strcmp(event, "hit");
+		k->misses += !strcmp(event, "miss");
+	}
+	if (f)
+		fclose(f);
+	return f != NULL;
+}
+
+static void
+print_kinds(const Kind *kind, bool json, bool counted)
+{
+	char text[32];
+
+	if (json)
+		printf("],\"kinds\":[");
+	for (const Kind *k = kind;; k++) {
+		if (json && k->suffix) {
+			printf("%s{\"name\":\"%s\",\"files\":%d,\"bytes\":%lld", k == kind ? "" : ",", k->suffix, k->held.files, (long long)k->held.bytes);
+			if (counted)
+				printf(",\"hits\":%lld,\"misses\":%lld", (long long)k->hits, (long long)k->misses);
+			printf("}");
+		} else if (!json && (k->held.files || k->hits || k->misses)) {
+			printf("    %-8s %5d files  %-10s", k->suffix ? k->suffix : "others", k->held.files, human_bytes((double)k->held.bytes, text));
+			if (counted)
+				printf("  %lld hits, %lld misses", (long long)k->hits, (long long)k->misses);
+			printf("  %s\n", k->what);
+		}
+		if (!k->suffix)
+			break;
+	}
+}
+
+typedef struct Ask { bool json, prune; double older_than; const char *only; } Ask;
+
+static int
+show(const Ask *a, const char *dir, int64_t limit)
+{
+	Kind kind[] = {
+		{ "so", "kernels for processors", { 0 }, 0, 0 }, { "cubin", "kernels for GPUs", { 0 }, 0, 0 },
+		{ "emu", "kernels for the emulated GPU", { 0 }, 0, 0 }, { "nvrtc", "reports of NVRTC", { 0 }, 0, 0 },
+		{ "sass", "disassembled kernels", { 0 }, 0, 0 }, { "test", "code of tests", { 0 }, 0, 0 },
+		{ CACHE_ANSWERS, "versions of compilers", { 0 }, 0, 0 }, { NULL, "", { 0 }, 0, 0 },
+	};
+	const bool counted = read_stats(kind);
+	char path[PATH_MAX], text[32], most[32];
+	Tally freed = { 0 };
+
+	for (int i = 0; part[i]; i++) {
+		const bool built = !strcmp(part[i], "kernels"), mine = !a->only || !strcmp(a->only, part[i]);
+		Sweep s = { .older_than = a->prune && mine ? a->older_than : -1, .kind = built ? kind : NULL };
+		snprintf(path, sizeof path, "%s/%s", dir, part[i]);
+		walk(path, &s);
+		freed.bytes += s.gone.bytes;
+		freed.files += s.gone.files;
+		if (built && s.gone.files) { /* counted again by the next writer */
+			snprintf(path, sizeof path, "%s/%s/.usage", dir, part[i]);
+			unlink(path);
+		}
+		if (a->json)
+			printf("%s{\"name\":\"%s\",\"files\":%d,\"bytes\":%lld}", i ? "," : "", part[i], s.held.files, (long long)s.held.bytes);
+		else
+			printf("  %-10s %5d files  %s%s%s\n", part[i], s.held.files, human_bytes((double)s.held.bytes, text), !built ? "" : limit ? " of " : ", switched off",
+			       built && limit ? human_bytes((double)limit, most) : "");
+		if (built && !a->json)
+			print_kinds(kind, false, counted);
+	}
+	if (a->json) {
+		print_kinds(kind, true, counted);
+		printf("],\"limit_bytes\":%lld,\"freed_bytes\":%lld}\n", (long long)limit, (long long)freed.bytes);
+	} else if (a->prune) {
+		printf("removed %d files, %s\n", freed.files, human_bytes((double)freed.bytes, text));
+	}
+	return 0;
+}
+
+static int
+cache(int argc, char **argv)
+{
+	bool all = false;
+	int32_t days = 30, at = 0;
+	Ask a = { 0 };
+	const char *args[1];
+	Strbuf dir = { 0 };
+	int64_t limit;
+	llmc_error err;
+	const Opt opt[] = {
+		{ OPT_FLAG, 0, "prune", NULL, &a.prune, "remove what was not used for --days" },
+		{ OPT_INT, 0, "days", "N", &days, "age for --prune [30]" },
+		{ OPT_FLAG, 0, "all", NULL, &all, "with --prune: whatever its age" },
+		{ OPT_TEXT, 0, "only", "PART", &a.only, "with --prune: this part alone, as kernels" },
+		{ OPT_FLAG, 0, "json", NULL, &a.json, "one JSON document" },
+	};
+
+	OPT_PARSE(&cmd_cache, opt, argc, argv, args);
+	if (days < 0)
+		return opt_usage_error(&cmd_cache, "--days %d: expected 0 or more", days);
+	while (a.only && part[at] && strcmp(part[at], a.only))
+		at++;
+	if (a.only && (!part[at] || !a.prune))
+		return opt_usage_error(&cmd_cache, part[at] ? "--only goes with --prune" : "--only %s: expected models, kernels, weights, cublaslt, nccl or downloads", a.only);
+	a.older_than = all ? 0 : 86400.0 * days;
+	if (file_cache_dir(&dir, &err) != LLMC_OK || cache_limit(&limit, &err) != LLMC_OK) {
+		complain("%s", err.text);
+		strbuf_release(&dir);
+		return EXIT_MACHINE;
+	}
+	if (a.json) {
+		printf("{\"path\":");
+		json_text(stdout, dir.data, dir.len);
+		printf(",\"parts\":[");
+	} else {
+		printf("%s\n", dir.data);
+	}
+	int rc = show(&a, dir.data, limit);
+	strbuf_release(&dir);
+	return rc;
+}
+
+const Command cmd_cache = {
+	"cache", "[--prune [--days N | --all] [--only PART]] [--json]", "what the cache holds, and pruning it",
+	"  llmc cache\n"
+	"  llmc cache --prune --days 7\n"
+	"  llmc cache --prune --all --only kernels      built code alone: it is compiled again when needed\n"
+	"  LLMC_CACHE_SIZE=500M llmc run model.gguf     bounds built code; 0 switches it off\n"
+	"  LLMC_CACHE_STATS=/tmp/stats llmc cache       with the hits and misses of programs that ran with the same variable\n",
+	cache,
+};

@@ -1,0 +1,300 @@
+/* llmc run: a prompt in, tokens out. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+
+typedef struct RunState {
+	bool     quiet_text; /* --json: gather, do not stream */
+	int32_t *id;
+	size_t   n_id, cap_id;
+	char    *text;
+	size_t   n_text, cap_text;
+	bool     failed;
+} RunState;
+
+static bool
+on_token(void *user, int32_t id, const char *text, size_t n)
+{
+	RunState *r = user;
+
+	if (interrupted())
+		return false;
+	if (id >= 0) {
+		if (r->n_id == r->cap_id) {
+			r->cap_id = r->cap_id ? 2 * r->cap_id : 256;
+			int32_t *p = realloc(r->id, r->cap_id * sizeof *p);
+			if (!p) {
+				r->failed = true;
+				return false;
+			}
+			r->id = p;
+		}
+		r->id[r->n_id++] = id;
+	}
+	if (r->n_text + n + 1 > r->cap_text) {
+		r->cap_text = 2 * (r->n_text + n) + 256;
+		char *p = realloc(r->text, r->cap_text);
+		if (!p) {
+			r->failed = true;
+			return false;
+		}
+		r->text = p;
+	}
+	memcpy(r->text + r->n_text, text, n);
+	r->n_text += n;
+	if (!r->quiet_text) {
+		fwrite(text, 1, n, stdout);
+		fflush(stdout);
+	}
+	return true;
+}
+
+/* Logits of every prompt position, in chunks of the session's limit. */
+static llmc_status
+prompt_logits(llmc_session *s, const llmc_model_info *info, const int32_t *tok, size_t n_tok, int32_t chunk,
+              const char *path, llmc_error *err)
+{
+	llmc_seq q;
+	llmc_status status = llmc_seq_new(s, (int32_t)n_tok, &q, err);
+	float *logits = malloc(n_tok * (size_t)info->vocab * sizeof *logits);
+
+	if (!logits) {
+		err->code = status = LLMC_E_MEMORY;
+		snprintf(err->text, sizeof err->text, "out of memory for %zu rows of logits", n_tok);
+	}
+	for (size_t at = 0; status == LLMC_OK && at < n_tok;) {
+		int32_t n = n_tok - at < (size_t)chunk ? (int32_t)(n_tok - at) : chunk;
+		llmc_chunk c = { .seq = q, .tok = tok + at, .n_tok = n, .n_out = n };
+		status = llmc_forward(s, &c, 1, logits + at * (size_t)info->vocab, err);
+		at += (size_t)n;
+	}
+	if (status == LLMC_OK && !write_npy(path, logits, n_tok, (size_t)info->vocab)) {
+		err->code = status = LLMC_E_IO;
+		snprintf(err->text, sizeof err->text, "%s: cannot write", path);
+	}
+	free(logits);
+	llmc_seq_free(s, q);
+	return status;
+}
+
+static void
+print_ids(const char *key, const int32_t *id, size_t n)
+{
+	printf("\"%s\":[", key);
+	for (size_t i = 0; i < n; i++)
+		printf("%s%d", i ? "," : "", id[i]);
+	printf("],");
+}
+
+static void
+print_json(const RunState *r, const int32_t *tok, size_t n_tok, const llmc_result *res, double load_s)
+{
+	int decoded = res->n_new > 1 ? res->n_new - 1 : 0; /* the first comes out of the prefill */
+
+	putchar('{');
+	print_ids("prompt_tokens", tok, n_tok);
+	print_ids("tokens", r->id, r->n_id);
+	printf("\"text\":");
+	json_text(stdout, r->text ? r->text : "", r->n_text);
+	printf(",\"finish_reason\":\"%s\",\"timing\":{\"load_s\":%.6f,\"prefill_s\":%.6f,\"decode_s\":%.6f,\"prefill_tps\":%.3f,\"decode_tps\":%.3f}}\n",
+	       llmc_finish_name(res->finish), load_s, res->prefill_s, res->decode_s,
+	       res->prefill_s > 0 ? res->n_prompt / res->prefill_s : 0, res->decode_s > 0 ? decoded / res->decode_s : 0);
+}
+
+static llmc_status
+grammar_file(const llmc_model *m, llmc_grammar_kind kind, const char *path, llmc_grammar **out, llmc_error *err)
+{
+	const llmc_tokenizer *t = llmc_model_tokenizer(m);
+	size_t n;
+	char *text = t ? read_all(path, &n) : NULL;
+
+	if (!text) { /* a file that cannot be read has been complained of */
+		if (!t)
+			snprintf(err->text, sizeof err->text, "%s: the model has no tokenizer, so its texts cannot be constrained", path);
+		return err->code = LLMC_E_INPUT;
+	}
+	llmc_status status = llmc_grammar_open(t, kind, text, n, NULL, out, err);
+	free(text);
+	return status;
+}
+
+static int
+run(int argc, char **argv)
+{
+	Common c = { 0 };
+	Sampling smp = { .p.speculate = LLMC_MAX_SPECULATE };
+	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL, *schema = NULL, *rules = NULL, *draft = NULL, *args[1] = { NULL };
+	bool chat = false, show_tokens = false, no_special = false;
+	const Opt opt[] = {
+		{ OPT_GROUP, 0, "Prompt", NULL, NULL, NULL },
+		{ OPT_TEXT, 'p', "prompt", "TEXT", &prompt, "what to continue; without any, standard input" },
+		{ OPT_TEXT, 'f', "file", "FILE", &file, "read the prompt from a file (- is standard input)" },
+		{ OPT_TEXT, 0, "tokens", "1,2,3", &tokens, "ids instead of text: needs no tokenizer" },
+		{ OPT_FLAG, 0, "chat", NULL, &chat, "the prompt is a question: apply the chat template" },
+		{ OPT_TEXT, 0, "system", "TEXT", &system, "system message, with --chat" },
+		{ OPT_FLAG, 0, "no-special", NULL, &no_special, "add and recognise no special tokens" },
+		{ OPT_TEXT, 0, "logits", "FILE.npy", &logits, "write the prompt's logits [n_prompt, vocab], fp32" },
+		{ OPT_FLAG, 0, "show-tokens", NULL, &show_tokens, "print ids, not text" },
+		OPT_SAMPLING,
+		OPT_DRAFT(draft),
+		{ OPT_TEXT, 0, "schema", "FILE", &schema, "the answer is JSON of this schema (- is standard input); docs/constrained.md" },
+		{ OPT_TEXT, 0, "grammar", "FILE", &rules, "the answer is a text of this grammar, in GBNF, or in Lark where the name ends in .lark" },
+		OPT_COMMON(c),
+	};
+	llmc_error err = { 0 };
+	llmc_model *m = NULL;
+	TokenSource s = { 0 };
+	llmc_grammar *grammar = NULL;
+	int32_t *tok = NULL;
+	size_t n_tok = 0, n_bytes = 0;
+	char *text = NULL;
+	RunState r = { 0 };
+	int code = 0;
+
+	size_t n_arg = OPT_PARSE(&cmd_run, opt, argc, argv, args);
+	if (n_arg == 0)
+		return opt_usage_error(&cmd_run, "name a model");
+	if ((prompt != NULL) + (file != NULL) + (tokens != NULL) > 1)
+		return opt_usage_error(&cmd_run, "--prompt, --file and --tokens exclude each other");
+	if (tokens && !parse_ids(tokens, &tok, &n_tok))
+		return opt_usage_error(&cmd_run, "--tokens %s: expected ids such as 1,2,3", tokens);
+	if (schema && rules)
+		return opt_usage_error(&cmd_run, "--schema and --grammar exclude each other");
+	if (logits && draft)
+		return opt_usage_error(&cmd_run, "--logits and --draft exclude each other");
+	if (draft && smp.p.speculate < 1)
+		return opt_usage_error(&cmd_run, "--draft and --speculate 0 exclude each other");
+	if (system && !chat)
+		return opt_usage_error(&cmd_run, "--system needs --chat");
+	draft_prepare(&c, draft);
+	interrupt_install();
+	llmc_status status = open_model(&c, args[0], false, &m, &err);
+	if (status != LLMC_OK)
+		goto out;
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	llmc_info(m, &info);
+	if (!tokens) {
+		const llmc_tokenizer *t = llmc_model_tokenizer(m);
+		if (!t) {
+			err.code = status = LLMC_E_INPUT;
+			snprintf(err.text, sizeof err.text, "%s: has no tokenizer; give ids with --tokens 1,2,3", args[0]);
+			goto out;
+		}
+		if (prompt) {
+			text = strdup(prompt);
+			n_bytes = strlen(prompt);
+		} else {
+			text = read_all(file ? file : "-", &n_bytes);
+		}
+		if (!text) {
+			code = EXIT_INPUT;
+			goto done;
+		}
+		if (chat) {
+			/* messages as JSON through a memory stream, so that escaping has one place */
+			char *json = NULL, *filled = NULL;
+			size_t json_n = 0;
+			FILE *f = open_memstream(&json, &json_n);
+			if (f) {
+				fputc('[', f);
+				if (system) {
+					fputs("{\"role\":\"system\",\"content\":", f);
+					json_text(f, system, strlen(system));
+					fputs("},", f);
+				}
+				fputs("{\"role\":\"user\",\"content\":", f);
+				json_text(f, text, n_bytes);
+				fputs("}]", f);
+				fclose(f);
+			}
+			status = chat_alloc(t, json ? json : "[]", "{\"add_generation_prompt\":true}", &filled, &n_bytes, &err);
+			free(json);
+			free(text);
+			text = filled;
+			if (status != LLMC_OK)
+				goto out;
+		}
+		int flags = no_special ? 0 : chat ? LLMC_PARSE_SPECIAL : LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL;
+		status = tokenize_alloc(t, text, n_bytes, flags, &tok, &n_tok, &err);
+		if (status != LLMC_OK)
+			goto out;
+	}
+	llmc_limits lim = limits_of(&c);
+	int32_t chunk = lim.chunk ? lim.chunk : 512;
+	if (lim.context == 0 && n_tok + 256 > LLMC_DEFAULT_CONTEXT && (int64_t)n_tok + 256 <= info.max_positions)
+		lim.context = (int32_t)n_tok + 256; /* a long prompt asks for its room */
+	if (smp.p.speculate > 0)
+		lim.n_out = 1 + smp.p.speculate, lim.marks = 1; /* a step's guesses and the token before them */
+	if (logits) {
+		if (lim.context && chunk > lim.context)
+			chunk = lim.context;
+		lim.chunk = chunk;
+		lim.n_out = chunk;
+	}
+	status = token_source_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
+	if (status != LLMC_OK)
+		goto out;
+	if (logits && (status = prompt_logits(s.s, &info, tok, n_tok, chunk, logits, &err)) != LLMC_OK)
+		goto out;
+	llmc_params p = params_of(&smp);
+	if (schema || rules) {
+		const char *end = rules ? strrchr(rules, '.') : NULL;
+		llmc_grammar_kind kind = schema ? LLMC_GRAMMAR_JSON_SCHEMA : end && !strcmp(end, ".lark") ? LLMC_GRAMMAR_LARK : LLMC_GRAMMAR_GBNF;
+		status = grammar_file(m, kind, schema ? schema : rules, &grammar, &err);
+		if (status != LLMC_OK)
+			goto out;
+		p.grammar = grammar;
+	}
+	llmc_result res = LLMC_INIT(llmc_result);
+	r.quiet_text = c.json || show_tokens;
+	status = token_source_run(&s, tok, n_tok, &p, on_token, &r, &res, &err);
+	if (status != LLMC_OK)
+		goto out;
+	if (r.failed) {
+		complain("out of memory");
+		code = EXIT_MACHINE;
+	} else if (c.json) {
+		print_json(&r, tok, n_tok, &res, info.load_s);
+	} else {
+		for (size_t i = 0; show_tokens && i < r.n_id; i++)
+			printf("%s%d", i ? "," : "", r.id[i]);
+		putchar('\n');
+		fflush(stdout);
+		char guesses[100];
+		token_source_drafts(&s, guesses, sizeof guesses);
+		if (!c.quiet)
+			fprintf(stderr, "llmc: loaded in %.2f s; %d prompt tokens in %.3f s (%.0f/s); %d new in %.2f s (%.1f/s)%s\n", info.load_s,
+			        res.n_prompt, res.prefill_s, res.prefill_s > 0 ? res.n_prompt / res.prefill_s : 0, res.n_new,
+			        res.decode_s, res.decode_s > 0 && res.n_new > 1 ? (res.n_new - 1) / res.decode_s : 0, guesses);
+	}
+	if (interrupted())
+		code = EXIT_INTERRUPTED;
+out:
+	if (status != LLMC_OK)
+		code = fail_with(&err);
+done:
+	token_source_close(&s);
+	llmc_grammar_close(grammar);
+	llmc_close(m);
+	free(tok);
+	free(text);
+	free(r.id);
+	free(r.text);
+	free(smp.stop.v);
+	free(c.set.v);
+	return code;
+}
+
+const Command cmd_run = {
+	"run", "MODEL [--prompt TEXT] [options]", "continue a prompt, streamed to the terminal",
+	"  llmc run model.gguf --prompt \"Once upon a time\" -n 64\n"
+	"  llmc run model.gguf --chat --prompt \"What is a GGUF file?\" --temperature 0.7 --seed 1\n"
+	"  llmc run model.gguf --chat --prompt \"Invent a person\" --schema person.json\n"
+	"  llmc run chatglm-6b.flm --prompt \"Hello\"\n"
+	"  llmc run model-folder --quantize q4_k --prompt \"Once upon a time\"\n"
+	"  llmc run model-folder --lora adapter-folder --prompt \"Once upon a time\"\n"
+	"  llmc run tiny.yaml --random-weights --tokens 1,2,3 --json\n",
+	run,
+};

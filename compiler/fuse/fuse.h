@@ -1,0 +1,53 @@
+/* Between the passes of fuse.c, fuse_mla.c, fuse_moe.c and fuse_lora.c: what is known of the graph while it is rewritten. Not for others. */
+#ifndef LLMC_COMPILER_FUSE_FUSE_H
+#define LLMC_COMPILER_FUSE_FUSE_H
+
+#include "compiler/graph.h"
+#include "compiler/template/template.h"
+
+typedef struct FuseStack { int val[3], n, stacked; } FuseStack;
+
+typedef struct Fuse {
+	Graph           *g;
+	const Templates *ts;
+	int             *uses;      /* [n_val] inputs that read it */
+	int             *mat_uses;  /* of these: x of a plain matmul */
+	size_t           cap_uses;
+	FuseStack       *stack;     /* what was stacked: layers that share the parts share the stack */
+	size_t           n_stack, cap_stack;
+} Fuse;
+
+/* --- bookkeeping --- */
+void fuse_recount(Fuse *f);
+int fuse_uses(const Fuse *f, int v);
+void fuse_drop(Fuse *f, Op *op);
+void fuse_place(Fuse *f, Op *slot, const Op *fused);
+Op *fuse_def(const Fuse *f, int v);
+Op *fuse_only_def(const Fuse *f, int v, OpKind kind);
+Op fuse_op(OpKind kind, const Op *like, const int *arg);
+const char *fuse_name(const Fuse *f, int v);
+bool fuse_accepted(const Fuse *f, const Op *op);
+int fuse_stack(Fuse *f, int layer, const char *role, const int *val, int n);
+
+/* --- the norm in front --- */
+/* What the fused op reads instead of the normed row, and the attributes of its norm */
+typedef struct NormInput { int x, nw, nb; const char *kind; double eps; int plus_one; int norm; /* value; -1: not taken in */ } NormInput;
+
+NormInput front_plain(int h);
+NormInput front_norm(const Fuse *f, int h, int others);
+void front_set(Fuse *f, Op *op, const NormInput *n);
+
+/* --- comparing, stacking --- */
+bool fuse_same_num(const Op *a, const Op *b, const char *key);
+bool fuse_same_arg(const Op *a, const Op *b, int arg);
+bool fuse_both_have(const Op *a, const Op *b, int arg);
+bool fuse_stack_matmuls(Fuse *f, int layer, const char *role, Op *const *mat, int n, int *weight, int *bias);
+
+/* --- passes: how often each rewrote --- */
+int fuse_mla(Fuse *f);
+int fuse_moe(Fuse *f);
+int fuse_lora_down(Fuse *f);
+int fuse_lora_add(Fuse *f);
+int fuse_lora_experts(Fuse *f);
+
+#endif

@@ -1,0 +1,198 @@
+/* How much of what is dealt to ranks each of them has: heads with all that is theirs, columns, channels, rows of the head. Shares are whole ones of units,
+ * which keep blocks of the types whole; what cannot be dealt so is refused with the arithmetic. */
+#include "compiler/shard/shard.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+const char *const share_text[SHARE_COUNT] = {
+#define X(name, text) text,
+	SHARE_LIST(X)
+#undef X
+};
+
+enum { EVEN = 32, EVEN_VOCAB = 64 }; /* shares in whole ones of these, where there are enough: blocks of activations, rows of layouts */
+
+static int64_t
+gcd(int64_t a, int64_t b)
+{
+	return b ? gcd(b, a % b) : a;
+}
+
+static int64_t
+lcm(int64_t a, int64_t b)
+{
+	return a / gcd(a, b) * b;
+}
+
+/* "L3.o.bias" -> "o", which is *len long */
+static const char *
+role_of(const char *id, size_t *len)
+{
+	if (id[0] == 'L' && id[1] >= '0' && id[1] <= '9' && strchr(id, '.'))
+		id = strchr(id, '.') + 1;
+	*len = strcspn(id, ".");
+	return id;
+}
+
+bool
+shard_role(const PlanTensor *t, const char *role)
+{
+	size_t      n;
+	const char *at = role_of(t->id, &n);
+
+	return strlen(role) == n && memcmp(at, role, n) == 0;
+}
+
+/* Columns between which every tensor of a role can be cut, and one of them, for the text; 0: there is none of the role. */
+static int64_t
+block_of(const Graph *g, const char *role, const PlanTensor **like)
+{
+	int64_t block = 0;
+
+	for (size_t i = 0; i < g->n_tensor; i++) {
+		const PlanTensor *t = &g->tensor[i];
+		if (!t->cols || !shard_role(t, role))
+			continue;
+		int64_t own = dtype_info(t->dtype)->block_elems;
+		if (own > block || !block)
+			*like = t;
+		block = block ? lcm(block, own) : own;
+	}
+	return block;
+}
+
+static void
+deal(Graph *g, Shard *s, ShareKind k, int64_t total, int64_t unit)
+{
+	s->total[k] = total;
+	s->unit[k] = unit;
+	s->share[k] = NEW(g->arena, ShardShare, g->ranks);
+	for (int r = 0; r < g->ranks; r++)
+		op_share(total, unit, g->ranks, r, &s->share[k][r].first, &s->share[k][r].count);
+}
+
+/* Columns of `role`, of which units keep blocks whole. */
+static void
+deal_columns(Graph *g, Shard *s, ShareKind k, const char *role, int64_t total)
+{
+	const PlanTensor *like = NULL;
+	int64_t block = block_of(g, role, &like);
+
+	if (!block || total <= 0)
+		return;
+	if (total / block < g->ranks) {
+		err_at(g->diag, spec_loc(g->spec, "parallel.tp"), "parallel.tp = %d: %s has %" PRId64 " block%s of %" PRId64 " columns (%s), fewer than %d ranks",
+		       g->ranks, role, total / block, total / block == 1 ? "" : "s", block, dtype_text(like->dtype), g->ranks);
+		return;
+	}
+	int64_t even = lcm(block, EVEN);
+	deal(g, s, k, total, total / even >= g->ranks ? even : block);
+}
+
+/* Whole heads: a kv head with the query heads that read it, or query heads alone where a kv head lies on several ranks. What they take
+ * of o's columns is whole blocks. */
+static void
+deal_heads(Graph *g, Shard *s, const HeadShape *h, ShareKind by_q, ShareKind by_kv)
+{
+	const Spec *spec = g->spec;
+	Loc         loc = spec_loc(spec, "parallel.tp");
+	bool        latent = spec->attention.kind == ATT_MLA;
+	const PlanTensor *like = NULL;
+	int64_t     n = g->ranks, q = h->n_heads, kv = latent ? q : h->n_kv_heads, group = q / kv;
+	int64_t     block = block_of(g, "o", &like), v_dim = h->v_dim;
+
+	block = block ? block : 1; /* a stage without attention */
+	if (latent && n > q) {
+		err_at(g->diag, loc, "parallel.tp = %d: more ranks than the %" PRId64 " heads", g->ranks, q);
+		return;
+	}
+	if (n > kv && n % kv) {
+		int64_t next = (n / kv + 1) * kv;
+		err_at(g->diag, loc, "parallel.tp = %d: more ranks than the %" PRId64 " kv heads must be a multiple of them: %" PRId64 ", %" PRId64 " or %" PRId64,
+		       g->ranks, kv, next, next + kv, next + 2 * kv);
+		return;
+	}
+	if (n <= kv) {
+		int64_t unit = block / gcd(block, group * v_dim), units = kv / unit + (kv % unit != 0);
+		if (units < n) {
+			err_at(g->diag, loc, "parallel.tp = %d: blocks of %" PRId64 " columns of o (%s) hold %" PRId64 " kv head%s of %" PRId64 " columns together, which leaves shares for %" PRId64 " of %d ranks",
+			       g->ranks, block, dtype_text(like->dtype), unit, unit == 1 ? "" : "s", group * v_dim, units, g->ranks);
+			return;
+		}
+		deal(g, s, by_kv, kv, unit);
+		deal(g, s, by_q, q, unit * group);
+		return;
+	}
+	const int copies = (int)(n / kv);
+	int64_t   unit = block / gcd(block, v_dim), units = group / unit + (group % unit != 0);
+	if (units < copies) {
+		err_at(g->diag, loc, "parallel.tp = %d: %d ranks would share a kv head, which %" PRId64 " query heads read in %" PRId64 " unit%s: at most %" PRId64 " ranks",
+		       g->ranks, copies, group, units, units == 1 ? "" : "s", units * kv);
+		return;
+	}
+	deal(g, s, by_kv, kv, 1);
+	deal(g, s, by_q, q, unit);
+	s->copies[by_kv] = s->copies[by_q] = copies;
+	for (int r = 0; r < g->ranks; r++) {
+		int64_t head = r / copies;
+		s->share[by_kv][r] = (ShardShare){ head, 1 };
+		op_share(group, unit, copies, r % copies, &s->share[by_q][r].first, &s->share[by_q][r].count);
+		s->share[by_q][r].first += head * group;
+	}
+}
+
+/* Value heads of delta rules with their key head, which several may have: those that follow each other, or every k_heads-th (tiled). */
+static void
+deal_states(Graph *g, Shard *s)
+{
+	const Spec       *spec = g->spec;
+	const PlanTensor *like = NULL;
+	int64_t           v = spec->linear.v_heads, k = spec->linear.k_heads, block = block_of(g, "lin_o", &like);
+
+	if (!block)
+		return;
+	int64_t unit = block / gcd(block, spec->linear.v_dim);
+	if (!spec->linear.tiled)
+		unit = lcm(unit, v / k);
+	else if (v / k % g->ranks == 0 && k % unit == 0)
+		unit = k; /* no key head is on several ranks that need not be */
+	int64_t units = v / unit + (v % unit != 0);
+	if (units < g->ranks) {
+		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: the %" PRId64 " value heads of a delta rule are dealt by %" PRId64 " (%" PRId64 " key heads; blocks of %" PRId64
+		       " columns of lin_o, %s), which leaves shares for %" PRId64 " ranks", g->ranks, v, unit, k, block, dtype_text(like->dtype), units);
+		return;
+	}
+	deal(g, s, SHARE_LIN, v, unit);
+}
+
+Shard *
+shard_deal(Graph *g)
+{
+	const Spec     *spec = g->spec;
+	Shard          *s = NEW(g->arena, Shard, 1);
+	const HeadShape a = spec_heads(spec, -1), b = spec->attention.local;
+
+	for (int i = 0; i < SHARE_COUNT; i++)
+		s->copies[i] = 1;
+	deal_heads(g, s, &a, SHARE_Q, SHARE_KV);
+	if (a.n_heads != b.n_heads || a.n_kv_heads != b.n_kv_heads || a.head_dim != b.head_dim || a.v_dim != b.v_dim)
+		deal_heads(g, s, &b, SHARE_Q_WINDOW, SHARE_KV_WINDOW);
+	deal_columns(g, s, SHARE_FFN, "down", spec->ffn.width);
+	if (spec->ffn.wide_in && memchr(spec->ffn.wide_in, 1, (size_t)spec->n_layers))
+		deal_columns(g, s, SHARE_FFN_WIDE, "down", spec->ffn.wide);
+	deal_states(g, s);
+	deal_columns(g, s, SHARE_CONV, "conv_o", spec->hidden);
+	if (!spec->experts_whole)
+		deal_columns(g, s, SHARE_EXPERT, "e_down", spec->moe.width);
+	else if (spec->moe.n_experts > 0 && spec->moe.n_experts < g->ranks)
+		err_at(g->diag, spec_loc(spec, "parallel.experts"), "parallel.experts = whole: %d ranks, and %d experts are fewer", g->ranks, spec->moe.n_experts);
+	else if (spec->moe.n_experts > 0)
+		deal(g, s, SHARE_EXPERT, spec->moe.n_experts, 1);
+	deal_columns(g, s, SHARE_SHARED, "s_down", spec->moe.shared_width);
+	if (spec->vocab_size < g->ranks)
+		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: more ranks than the %" PRId64 " rows of the head", g->ranks, spec->vocab_size);
+	else
+		deal(g, s, SHARE_VOCAB, spec->vocab_size, spec->vocab_size / EVEN_VOCAB >= g->ranks ? EVEN_VOCAB : 1);
+	return s;
+}

@@ -1,0 +1,12 @@
+/* Layer selectors: all, none, 3, "0-3,8", [0, 2, "4-7"], {from, every, at, except, not_every}. */
+#ifndef LLMC_COMPILER_SPEC_LAYER_LIST_H
+#define LLMC_COMPILER_SPEC_LAYER_LIST_H
+
+#include "formats/yaml.h"
+
+/* out [n_layers]: 1 for each selected layer. false: errors in d, with `what` as the key's name. */
+bool  selector_read(const Node *n, const char *what, int n_layers, uint8_t *out, Diag *d);
+/* "all", "none" or "0-3,8", the last quoted */
+char *selector_text(const uint8_t *layers, int n_layers, Arena *a);
+
+#endif

@@ -1,0 +1,692 @@
+/* Grids of blocks. Every type is a row of `shapes`: sub-blocks, codes, and how scales are stored. Types with one level store scale and base as f16;
+ * those with two store d and m as f16 and small multiples of them a sub-block.
+ *
+ * The search: for a sub-block, ranges a little narrower and wider than its own are tried; codes are rounded, then scale and base fitted to the codes by
+ * weighted least squares. With two levels the multiples are rounded, their neighbours tried, and d and m fitted to all sub-blocks.
+ * Sums are taken in eight lanes, in an order that does not depend on the processor. */
+#include "formats/block_quantize.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "formats/dequant.h"
+
+typedef float   Lanes __attribute__((vector_size(32)));
+typedef int32_t Masks __attribute__((vector_size(32)));
+enum { LANES = 8 };
+
+/* Everything below a grid's choice is one function, built for two widths: without contraction both give the same bits. */
+#define INSIDE static inline __attribute__((always_inline))
+
+typedef struct Shape {
+	int  sub;
+	int  low, high;        /* codes */
+	bool affine;           /* there is a base */
+	bool below;            /* the base is m times a multiple, subtracted: never above 0 */
+	int  part_low, part_high; /* of d, of m; 0, 0: one level */
+	const int8_t *level;
+	bool power;            /* the scale is half a power of two, stored as its exponent */
+	bool group;            /* one of GROUP_DTYPES: scales are positive */
+	bool brain;            /* the scale is a bf16 */
+} Shape;
+
+static const int8_t iq4[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
+static const int8_t e2m1[15] = { -12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12 }; /* doubled */
+
+static bool
+shape_of(Dtype d, Shape *s)
+{
+	switch (d) {
+	case DT_Q2_K: *s = (Shape){ 16, 0, 3, .affine = true, .below = true, .part_low = 0, .part_high = 15 }; return true;
+	case DT_Q3_K: *s = (Shape){ 16, -4, 3, .part_low = -32, .part_high = 31 }; return true;
+	case DT_IQ4_NL: *s = (Shape){ 32, 0, 15, .level = iq4 }; return true;
+	case DT_IQ4_XS: *s = (Shape){ 32, 0, 15, .level = iq4, .part_low = -32, .part_high = 31 }; return true;
+	case DT_U4_32: *s = (Shape){ 32, -8, 7, .group = true }; return true;
+	case DT_U4_128: *s = (Shape){ 128, -8, 7, .group = true }; return true;
+	case DT_U4_32_F32: *s = (Shape){ 32, -8, 7, .group = true, .brain = true }; return true;
+	case DT_U4_128_F32: *s = (Shape){ 128, -8, 7, .group = true, .brain = true }; return true;
+	case DT_MXFP4: *s = (Shape){ 32, 0, 14, .level = e2m1, .power = true }; return true;
+	case DT_Q4_0: *s = (Shape){ 32, -8, 7, .level = NULL }; return true;
+	case DT_Q5_0: *s = (Shape){ 32, -16, 15, .level = NULL }; return true;
+	case DT_Q8_0: *s = (Shape){ 32, -127, 127, .level = NULL }; return true;
+	case DT_Q4_1: *s = (Shape){ 32, 0, 15, .affine = true }; return true;
+	case DT_Q5_1: *s = (Shape){ 32, 0, 31, .affine = true }; return true;
+	case DT_Q4_K: *s = (Shape){ 32, 0, 15, .affine = true, .below = true, .part_low = 0, .part_high = 63 }; return true;
+	case DT_Q5_K: *s = (Shape){ 32, 0, 31, .affine = true, .below = true, .part_low = 0, .part_high = 63 }; return true;
+	case DT_Q6_K: *s = (Shape){ 16, -32, 31, .part_low = -128, .part_high = 127 }; return true;
+	default: return false;
+	}
+}
+
+bool
+grid_has(Dtype d)
+{
+	Shape s;
+	return shape_of(d, &s);
+}
+
+INSIDE float
+inverse(float d)
+{
+	return d != 0 ? 1 / d : 0;
+}
+
+INSIDE float
+stored(float f)
+{
+	return f16_to_f32(f32_to_f16(f));
+}
+
+INSIDE float
+lanes_sum(const Lanes *v)
+{
+	const Lanes a = *v;
+	return ((a[0] + a[4]) + (a[1] + a[5])) + ((a[2] + a[6]) + (a[3] + a[7]));
+}
+
+#define SPLAT(v) ((Lanes){ v, v, v, v, v, v, v, v })
+/* Nearest whole number of |t| < 2^22, within lo .. hi */
+#define LANES_ROUND(t, lo, hi)                                                                     \
+	do {                                                                                       \
+		const Lanes magic_ = SPLAT(12582912.0f), lo_ = SPLAT(lo), hi_ = SPLAT(hi);         \
+		(t) = ((t) + magic_) - magic_;                                                     \
+		Masks under_ = (t) < lo_, over_ = (t) > hi_;                                       \
+		(t) = (Lanes)(((Masks)(t) & ~under_ & ~over_) | ((Masks)lo_ & under_) | ((Masks)hi_ & over_)); \
+	} while (0)
+
+typedef struct Sums { float w, x, xx, q, qq, xq; } Sums; /* weighted */
+
+/* Levels of x by (x - base) * id, and their sums; level [n] may be NULL */
+INSIDE void
+levels_sum(const Shape *s, const float *x, const float *w, float id, float base, Sums *out)
+{
+	Lanes q_ = { 0 }, qq = { 0 }, xq = { 0 };
+
+	for (int i = 0; i < s->sub; i += LANES) {
+		Lanes xi, wi, t;
+		memcpy(&xi, x + i, sizeof xi);
+		memcpy(&wi, w + i, sizeof wi);
+		t = (xi - SPLAT(base)) * SPLAT(id);
+		if (s->level) {
+			Lanes v = SPLAT((float)s->level[0]);
+			for (int k = 0; k < s->high; k++) {
+				Masks over = t > SPLAT(((float)s->level[k] + (float)s->level[k + 1]) * .5f);
+				v += (Lanes)((Masks)SPLAT((float)(s->level[k + 1] - s->level[k])) & over);
+			}
+			t = v;
+		} else {
+			LANES_ROUND(t, (float)s->low, (float)s->high);
+		}
+		Lanes wq = wi * t;
+		q_ += wq;
+		qq += wq * t;
+		xq += wq * xi;
+	}
+	out->q = lanes_sum(&q_);
+	out->qq = lanes_sum(&qq);
+	out->xq = lanes_sum(&xq);
+}
+
+INSIDE void
+plain_sums(const Shape *s, const float *x, const float *w, Sums *out)
+{
+	Lanes sw = { 0 }, sx = { 0 }, xx = { 0 };
+
+	for (int i = 0; i < s->sub; i += LANES) {
+		Lanes xi, wi;
+		memcpy(&xi, x + i, sizeof xi);
+		memcpy(&wi, w + i, sizeof wi);
+		Lanes wx = wi * xi;
+		sw += wi;
+		sx += wx;
+		xx += wx * xi;
+	}
+	out->w = lanes_sum(&sw);
+	out->x = lanes_sum(&sx);
+	out->xx = lanes_sum(&xx);
+}
+
+INSIDE double
+error_of(const Sums *v, double scale, double base)
+{
+	return (double)v->xx - 2 * scale * (double)v->xq - 2 * base * (double)v->x + scale * scale * (double)v->qq + 2 * scale * base * (double)v->q +
+	       base * base * (double)v->w;
+}
+
+/* Scale and base of least error for the codes of the sums */
+INSIDE void
+fit(const Shape *s, const Sums *v, double *scale, double *base)
+{
+	double det = (double)v->w * (double)v->qq - (double)v->q * (double)v->q;
+
+	*base = 0;
+	*scale = v->qq > 0 ? (double)v->xq / (double)v->qq : 0;
+	if (!s->affine || det <= 1e-7 * (double)v->w * (double)v->qq)
+		return;
+	double b = ((double)v->qq * (double)v->x - (double)v->q * (double)v->xq) / det;
+	if (s->below && b > 0)
+		return;
+	*base = b;
+	*scale = ((double)v->w * (double)v->xq - (double)v->q * (double)v->x) / det;
+}
+
+/* Of one sub-block, not yet rounded as it is stored */
+INSIDE void
+search(const Shape *s, const float *x, const float *w, float *scale, float *base)
+{
+	float lo = x[0], hi = x[0];
+	Sums v;
+	double best = INFINITY, a, b;
+
+	*scale = *base = 0;
+	for (int i = 1; i < s->sub; i++) {
+		lo = x[i] < lo ? x[i] : lo;
+		hi = x[i] > hi ? x[i] : hi;
+	}
+	plain_sums(s, x, w, &v);
+	if (!(v.w > 0) || !(hi - lo >= 0) || (hi == 0 && lo == 0))
+		return;
+	if (s->affine) {
+		if (s->below && lo > 0)
+			lo = 0;
+		if (hi == lo) {
+			*base = lo;
+			return;
+		}
+		for (int k = -8; k <= 5; k++) {
+			levels_sum(s, x, w, ((float)s->high + .15f * (float)k) / (hi - lo), lo, &v);
+			fit(s, &v, &a, &b);
+			double e = error_of(&v, a, b);
+			if (a > 0 && e < best)
+				best = e, *scale = (float)a, *base = (float)b;
+		}
+		/* once more from the codes of what was found */
+		levels_sum(s, x, w, inverse(*scale), *base, &v);
+		fit(s, &v, &a, &b);
+		if (a > 0 && error_of(&v, a, b) < best)
+			*scale = (float)a, *base = (float)b;
+		return;
+	}
+	float peak = -lo > hi ? lo : hi;
+	float end[2] = { s->level ? s->level[0] : (float)s->low, s->level ? s->level[s->high] : (float)s->high };
+	float step = s->level ? 1.5f : s->high > 100 ? .25f : .15f;
+	for (int side = 0; side < 2; side++)
+		for (int k = -6; k <= 6 && !(s->group && (end[side] < 0) != (peak < 0)); k++) {
+			levels_sum(s, x, w, (end[side] + step * (float)k) / peak, 0, &v);
+			fit(s, &v, &a, &b);
+			double e = error_of(&v, a, 0);
+			if (e < best)
+				best = e, *scale = (float)a;
+		}
+}
+
+/* Error of a sub-block on a grid, and the sums of its levels there */
+INSIDE double
+on_grid(const Shape *s, const float *x, const float *w, float scale, float base, Sums *v)
+{
+	levels_sum(s, x, w, inverse(scale), base, v);
+	return error_of(v, (double)scale, (double)base);
+}
+
+INSIDE int
+whole(float v, int lo, int hi)
+{
+	if (!(v > (float)lo)) /* also NaN, which no int can hold */
+		return lo;
+	return v < (float)hi ? (int)lrintf(v) : hi;
+}
+
+INSIDE void
+set_scales(const Shape *s, BlockGrid *g, int n_sub, float d, float m)
+{
+	for (int j = 0; j < n_sub; j++) {
+		g->scale[j] = d * (float)g->part[j];
+		g->base[j] = s->affine ? -(m * (float)g->min_part[j]) : 0;
+	}
+}
+
+typedef struct TwoLevels { float d, m; double error; } TwoLevels;
+
+/* Multiples of d and m for each sub-block: the nearest ones, or a neighbour where that has less error */
+INSIDE double
+choose_parts(const Shape *s, const float *x, const float *w, const float *scale, const float *base, int n_sub, float d, float m, BlockGrid *g)
+{
+	double sum = 0;
+
+	for (int j = 0; j < n_sub; j++) {
+		int p = whole(scale[j] * inverse(d), s->part_low, s->part_high), q = s->affine ? whole(-base[j] * inverse(m), 0, s->part_high) : 0;
+		int p0 = p, q0 = q;
+		double best = INFINITY;
+		Sums v;
+		plain_sums(s, x + j * s->sub, w + j * s->sub, &v);
+		for (int dp = -1; dp <= 1; dp++)
+			for (int dq = s->affine ? -1 : 0; dq <= (s->affine ? 1 : 0); dq++) {
+				int a = p0 + dp, b = q0 + dq;
+				if (a < s->part_low || a > s->part_high || b < 0 || b > s->part_high)
+					continue;
+				double e = on_grid(s, x + j * s->sub, w + j * s->sub, d * (float)a, -(m * (float)b), &v);
+				if (e < best)
+					best = e, p = a, q = b;
+			}
+		g->part[j] = (int8_t)p;
+		g->min_part[j] = (int8_t)q;
+		sum += best;
+	}
+	return sum;
+}
+
+/* d and m of least error for the multiples and the codes that they give */
+INSIDE void
+fit_two(const Shape *s, const float *x, const float *w, int n_sub, const BlockGrid *g, float *d, float *m)
+{
+	double a = 0, b = 0, c = 0, xa = 0, xc = 0; /* sums over all elements of (p q)^2, p q r, r^2, x p q, x r; r: multiple of m, negative */
+
+	for (int j = 0; j < n_sub; j++) {
+		Sums v;
+		plain_sums(s, x + j * s->sub, w + j * s->sub, &v);
+		levels_sum(s, x + j * s->sub, w + j * s->sub, inverse(g->scale[j]), g->base[j], &v);
+		double p = g->part[j], r = -(double)g->min_part[j];
+		a += p * p * (double)v.qq;
+		b += p * r * (double)v.q;
+		c += r * r * (double)v.w;
+		xa += p * (double)v.xq;
+		xc += r * (double)v.x;
+	}
+	double det = a * c - b * b;
+	if (s->affine && det > 1e-9 * a * c) {
+		double nd = (xa * c - xc * b) / det, nm = (xc * a - xa * b) / det;
+		if (nd > 0 && nm >= 0) {
+			*d = (float)nd;
+			*m = (float)nm;
+		}
+	} else if (a > 0) {
+		*d = (float)((xa - (s->affine ? (double)*m * b : 0)) / a);
+	}
+}
+
+INSIDE void
+choose_two_levels(const Shape *s, const float *x, const float *w, int n_sub, BlockGrid *g)
+{
+	float scale[GRID_SUBS], base[GRID_SUBS], top = 0, deep = 0;
+
+	for (int j = 0; j < n_sub; j++) {
+		search(s, x + j * s->sub, w + j * s->sub, &scale[j], &base[j]);
+		if (fabsf(scale[j]) > fabsf(top))
+			top = scale[j];
+		deep = fmaxf(deep, -base[j]);
+	}
+	/* the largest scale takes the end with more room */
+	float d = stored(top / (float)(s->part_low < 0 ? s->part_low : s->part_high)), m = stored(deep / (float)s->part_high);
+	BlockGrid best = *g;
+	double least = INFINITY;
+	for (int round = 0; round < 2; round++) {
+		double e = choose_parts(s, x, w, scale, base, n_sub, d, m, g);
+		g->d = f32_to_f16(d);
+		g->m = f32_to_f16(m);
+		set_scales(s, g, n_sub, d, m);
+		if (!(e < least))
+			break;
+		least = e;
+		best = *g;
+		fit_two(s, x, w, n_sub, g, &d, &m);
+		d = stored(d);
+		m = stored(m);
+	}
+	*g = best;
+}
+
+/* Of the powers of two about the scale the one of least error */
+INSIDE void
+choose_power(const Shape *s, const float *x, const float *w, float scale, BlockGrid *g)
+{
+	double best = INFINITY;
+	int near = scale > 0 ? ilogbf(scale) : 0;
+	Sums v;
+
+	for (int e = near - 1; e <= near + 2; e++) {
+		int stored_e = e + 128 < 1 ? 1 : e + 128 > 254 ? 254 : e + 128; /* of twice the scale: levels are doubled */
+		float power = ldexpf(1, stored_e - 128);
+		plain_sums(s, x, w, &v);
+		double error = on_grid(s, x, w, power, 0, &v);
+		if (error < best) {
+			best = error;
+			g->d = (uint16_t)stored_e;
+			g->scale[0] = power;
+		}
+	}
+	if (!(best < INFINITY)) {
+		g->d = 127;
+		g->scale[0] = .5f;
+	}
+}
+
+/* One level: as the block stores them */
+INSIDE void
+set_one(const Shape *s, BlockGrid *g, float scale, float base)
+{
+	g->d = s->brain ? f32_to_bf16(scale) : f32_to_f16(scale);
+	g->m = f32_to_f16(base);
+	g->scale[0] = s->brain ? bf16_to_f32(g->d) : f16_to_f32(g->d);
+	g->base[0] = f16_to_f32(g->m);
+}
+
+INSIDE void
+choose(Dtype d, const float *x, const float *w, BlockGrid *g)
+{
+	Shape s;
+	float even[GRID_MAX];
+	const int n = dtype_info(d)->block_elems;
+	float sum = 0;
+
+	*g = (BlockGrid){ 0 };
+	if (!shape_of(d, &s))
+		return;
+	*g = (BlockGrid){ .sub = s.sub, .low = s.low, .high = s.high, .level = s.level };
+	for (int i = 0; i < n; i++)
+		sum += w[i];
+	if (!(sum > 0)) { /* columns without inputs: nothing counts, so everything does */
+		for (int i = 0; i < n; i++)
+			even[i] = 1;
+		w = even;
+	}
+	if (s.part_high) {
+		choose_two_levels(&s, x, w, n / s.sub, g);
+		return;
+	}
+	float scale, base;
+	search(&s, x, w, &scale, &base);
+	if (s.power) {
+		choose_power(&s, x, w, fabsf(scale), g);
+		return;
+	}
+	set_one(&s, g, scale, base);
+}
+
+static void
+choose_plain(Dtype d, const float *x, const float *w, BlockGrid *g)
+{
+	choose(d, x, w, g);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static void
+choose_avx2(Dtype d, const float *x, const float *w, BlockGrid *g)
+{
+	choose(d, x, w, g);
+}
+#endif
+
+void
+grid_choose(Dtype d, const float *x, const float *w, BlockGrid *g)
+{
+#if defined(__x86_64__)
+	if (__builtin_cpu_supports("avx2")) {
+		choose_avx2(d, x, w, g);
+		return;
+	}
+#endif
+	choose_plain(d, x, w, g);
+}
+
+int
+grid_code(const BlockGrid *g, int i, float x)
+{
+	const int j = i / g->sub;
+	float t = (x - g->base[j]) * inverse(g->scale[j]);
+
+	if (!g->level)
+		return whole(t, g->low, g->high);
+	int k = 0;
+	while (k < g->high && t > ((float)g->level[k] + (float)g->level[k + 1]) * .5f)
+		k++;
+	return k;
+}
+
+float
+grid_value(const BlockGrid *g, int i, int code)
+{
+	const int j = i / g->sub;
+	return g->scale[j] * (float)(g->level ? g->level[code] : code) + g->base[j];
+}
+
+bool
+grid_move(Dtype d, BlockGrid *g, int k, float scale, float base, int part_step, int min_step)
+{
+	Shape s;
+
+	if (!shape_of(d, &s) || s.power || (min_step && !s.affine) || (!s.part_high && (part_step || min_step)))
+		return false;
+	if (!s.part_high) {
+		set_one(&s, g, scale, s.affine ? base : 0);
+		return true;
+	}
+	const float one = f16_to_f32(g->d), min = f16_to_f32(g->m);
+	int p = whole(scale * inverse(one), s.part_low, s.part_high) + part_step, q = s.affine ? whole(-base * inverse(min), 0, s.part_high) + min_step : 0;
+	if (p < s.part_low || p > s.part_high || q < 0 || q > s.part_high)
+		return false;
+	g->part[k] = (int8_t)p;
+	g->min_part[k] = (int8_t)q;
+	g->scale[k] = one * (float)p;
+	g->base[k] = s.affine ? -(min * (float)q) : 0;
+	return true;
+}
+
+/* --- how blocks are stored: dequant.c has the layouts ------------------------------------------------------------------ */
+
+static void
+put_nibbles(uint8_t *q, const int8_t *code, int zero)
+{
+	memset(q, 0, 16);
+	for (int i = 0; i < 32; i++)
+		q[i % 16] |= (uint8_t)(((code[i] + zero) & 15) << (i / 16 * 4));
+}
+
+static void
+put_fifth(uint8_t *high, const int8_t *code, int zero)
+{
+	uint32_t bits = 0;
+
+	for (int i = 0; i < 32; i++)
+		bits |= (uint32_t)((code[i] + zero) >> 4 & 1) << i;
+	memcpy(high, &bits, sizeof bits);
+}
+
+static void
+pack_q45_k(const BlockGrid *g, const int8_t *code, uint8_t *b, bool five)
+{
+	uint8_t *fifth = b + 16, *nibbles = b + (five ? 48 : 16);
+
+	memset(b, 0, five ? 176 : 144);
+	memcpy(b, &g->d, 2);
+	memcpy(b + 2, &g->m, 2);
+	for (int j = 0; j < 8; j++) {
+		int p = g->part[j], m = g->min_part[j];
+		if (j < 4) {
+			b[4 + j] |= (uint8_t)p;
+			b[8 + j] |= (uint8_t)m;
+		} else {
+			b[8 + j] = (uint8_t)((p & 15) | m << 4);
+			b[j] |= (uint8_t)(p >> 4 << 6);
+			b[4 + j] |= (uint8_t)(m >> 4 << 6);
+		}
+		for (int i = 0; i < 32; i++) {
+			int v = code[j * 32 + i];
+			nibbles[j / 2 * 32 + i] |= (uint8_t)((v & 15) << (j % 2 * 4));
+			if (five)
+				fifth[i] |= (uint8_t)(v >> 4 << j);
+		}
+	}
+}
+
+static void
+pack_q6_k(const BlockGrid *g, const int8_t *code, uint8_t *b)
+{
+	memset(b, 0, 210);
+	memcpy(b + 208, &g->d, 2);
+	memcpy(b + 192, g->part, 16);
+	for (int e = 0; e < 256; e++) {
+		int half = e / 128, group = e / 32 % 4, i = e % 32, v = code[e] + 32;
+		b[half * 64 + group % 2 * 32 + i] |= (uint8_t)((v & 15) << (group / 2 * 4));
+		b[128 + half * 32 + i] |= (uint8_t)(v >> 4 << (group * 2));
+	}
+}
+
+static void
+put_pairs(uint8_t *q, const int8_t *code, int zero)
+{
+	memset(q, 0, 64);
+	for (int e = 0; e < 256; e++)
+		q[e / 128 * 32 + e % 32] |= (uint8_t)(((code[e] + zero) & 3) << (e % 128 / 32 * 2));
+}
+
+static void
+pack_q2_k(const BlockGrid *g, const int8_t *code, uint8_t *b)
+{
+	for (int j = 0; j < 16; j++)
+		b[j] = (uint8_t)(g->part[j] | g->min_part[j] << 4);
+	put_pairs(b + 16, code, 0);
+	memcpy(b + 80, &g->d, 2);
+	memcpy(b + 82, &g->m, 2);
+}
+
+static void
+pack_q3_k(const BlockGrid *g, const int8_t *code, uint8_t *b)
+{
+	memset(b, 0, 110);
+	for (int e = 0; e < 256; e++)
+		b[e % 32] |= (uint8_t)(((code[e] + 4) >> 2 & 1) << (e / 32));
+	put_pairs(b + 32, code, 4);
+	for (int j = 0; j < 16; j++) {
+		int p = g->part[j] + 32;
+		b[96 + j % 8] |= (uint8_t)((p & 15) << (j / 8 * 4));
+		b[104 + j % 4] |= (uint8_t)(p >> 4 << (j / 4 * 2));
+	}
+	memcpy(b + 108, &g->d, 2);
+}
+
+static void
+pack_iq4_xs(const BlockGrid *g, const int8_t *code, uint8_t *b)
+{
+	unsigned high = 0;
+
+	memset(b, 0, 8);
+	memcpy(b, &g->d, 2);
+	for (int j = 0; j < 8; j++) {
+		unsigned p = (unsigned)(g->part[j] + 32);
+		b[4 + j / 2] |= (uint8_t)((p & 15) << (j % 2 * 4));
+		high |= p >> 4 << (2 * j);
+		put_nibbles(b + 8 + 16 * j, code + 32 * j, 0);
+	}
+	b[2] = (uint8_t)high;
+	b[3] = (uint8_t)(high >> 8);
+}
+
+/* A place among the numbers in order -> the four bits of e2m1, sign first */
+static void
+pack_mxfp4(const BlockGrid *g, const int8_t *code, uint8_t *b)
+{
+	int8_t four[32];
+
+	for (int i = 0; i < 32; i++)
+		four[i] = (int8_t)(code[i] >= 7 ? code[i] - 7 : 8 + 7 - code[i]);
+	b[0] = (uint8_t)g->d;
+	put_nibbles(b + 1, four, 0);
+}
+
+/* Scale, the middle code as zero point, codes */
+static void
+pack_group(Dtype d, const BlockGrid *g, const int8_t *code, uint8_t *b)
+{
+	const DtypeGroup shape = dtype_group(d);
+	const uint32_t wide = (uint32_t)g->d << 16;
+
+	if (shape.scale_bytes == 2)
+		memcpy(b, &g->d, 2);
+	else
+		memcpy(b, &wide, 4);
+	b += shape.scale_bytes;
+	*b++ = 8;
+	for (int i = 0; i < shape.columns; i += 32)
+		put_nibbles(b + i / 2, code + i, 8);
+}
+
+void
+grid_pack(Dtype d, const BlockGrid *g, const int8_t *code, void *block)
+{
+	uint8_t *b = block;
+
+	switch (d) {
+	case DT_Q4_0:
+		memcpy(b, &g->d, 2);
+		put_nibbles(b + 2, code, 8);
+		break;
+	case DT_Q4_1:
+		memcpy(b, &g->d, 2);
+		memcpy(b + 2, &g->m, 2);
+		put_nibbles(b + 4, code, 0);
+		break;
+	case DT_Q5_0:
+		memcpy(b, &g->d, 2);
+		put_fifth(b + 2, code, 16);
+		put_nibbles(b + 6, code, 16);
+		break;
+	case DT_Q5_1:
+		memcpy(b, &g->d, 2);
+		memcpy(b + 2, &g->m, 2);
+		put_fifth(b + 4, code, 0);
+		put_nibbles(b + 8, code, 0);
+		break;
+	case DT_Q8_0:
+		memcpy(b, &g->d, 2);
+		memcpy(b + 2, code, 32);
+		break;
+	case DT_IQ4_NL:
+		memcpy(b, &g->d, 2);
+		put_nibbles(b + 2, code, 0);
+		break;
+	case DT_U4_32:
+	case DT_U4_128:
+	case DT_U4_32_F32:
+	case DT_U4_128_F32: pack_group(d, g, code, b); break;
+	case DT_MXFP4: pack_mxfp4(g, code, b); break;
+	case DT_IQ4_XS: pack_iq4_xs(g, code, b); break;
+	case DT_Q2_K: pack_q2_k(g, code, b); break;
+	case DT_Q3_K: pack_q3_k(g, code, b); break;
+	case DT_Q4_K: pack_q45_k(g, code, b, false); break;
+	case DT_Q5_K: pack_q45_k(g, code, b, true); break;
+	case DT_Q6_K: pack_q6_k(g, code, b); break;
+	default: break;
+	}
+}
+
+/* --- rows -------------------------------------------------------------------------------------------------------------- */
+
+void
+quantize_weights(const float *x, const float *importance, float *w, int n)
+{
+	float square = 0;
+
+	for (int i = 0; i < n; i++)
+		square += x[i] * x[i];
+	square /= (float)n;
+	for (int i = 0; i < n; i++)
+		w[i] = (importance ? importance[i] : 1) * sqrtf(square + x[i] * x[i]);
+}
+
+void
+quantize_row(Dtype d, const float *x, const float *importance, void *dst, int64_t n)
+{
+	const int block = dtype_info(d)->block_elems, bytes = dtype_info(d)->block_bytes;
+	uint8_t *b = dst;
+	float w[GRID_MAX];
+	int8_t code[GRID_MAX];
+	BlockGrid g;
+
+	for (int64_t i = 0; i + block <= n; i += block, b += bytes) {
+		quantize_weights(x + i, importance ? importance + i : NULL, w, block);
+		grid_choose(d, x + i, w, &g);
+		for (int k = 0; k < block; k++)
+			code[k] = (int8_t)grid_code(&g, k, x[i + k]);
+		grid_pack(d, &g, code, b);
+	}
+}

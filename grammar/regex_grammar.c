@@ -1,0 +1,458 @@
+/* Regular expressions of JSON Schema (ECMA-262) and of others as far as they agree: alternatives, groups, classes, repetitions, anchors at the ends.
+ * Look-around, back-references and word boundaries need more than an automaton and are refused. Letters are ASCII's in \d, \w and \s. */
+#include <string.h>
+
+#include "base/utf8.h"
+#include "grammar/grammar_internal.h"
+
+enum { MAX_NEST = 200, MAX_COUNT = 1000000, MAX_RANGES = 4096, MAX_SHOWN = 200 };
+
+typedef struct PlanReader {
+	GrammarBuilder      *b;
+	const char *text;
+	size_t      n, at;
+	RegexFlags  flags;
+	int         depth;
+} PlanReader;
+
+typedef struct Class { Range *r; size_t n, cap; } Class;
+
+static void __attribute__((noreturn, format(printf, 2, 3)))
+wrong(PlanReader *r, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	const char *why = arena_vprintf(r->b->a, fmt, ap);
+	va_end(ap);
+	size_t show = utf8_whole(r->text, r->n < MAX_SHOWN ? r->n : MAX_SHOWN);
+	build_fail(r->b, "regular expression %.*s%s at byte %zu: %s", (int)show, r->text, r->n > MAX_SHOWN ? "..." : "", r->at, why);
+}
+
+static bool
+is_next(const PlanReader *r, const char *s)
+{
+	size_t n = strlen(s);
+
+	return n <= r->n - r->at && memcmp(r->text + r->at, s, n) == 0;
+}
+
+static bool
+take(PlanReader *r, const char *s)
+{
+	bool yes = is_next(r, s);
+
+	r->at += yes ? strlen(s) : 0;
+	return yes;
+}
+
+static uint32_t
+take_char(PlanReader *r)
+{
+	size_t len;
+
+	if (r->at >= r->n)
+		wrong(r, "it ends too early");
+	int32_t c = utf8_next(r->text + r->at, r->n - r->at, &len);
+	r->at += len;
+	return (uint32_t)c;
+}
+
+/* The other case of what letters of ASCII are in r; out has 2 n places. */
+static size_t
+folded(const Range *r, size_t n, Range *out)
+{
+	size_t k = 0;
+
+	for (size_t i = 0; i < n; i++)
+		for (uint32_t a = 'A'; a <= 'a'; a += 'a' - 'A') {
+			uint32_t lo = r[i].lo > a ? r[i].lo : a, hi = r[i].hi < a + 25 ? r[i].hi : a + 25;
+			if (lo <= hi)
+				out[k++] = (Range){ lo ^ 0x20, hi ^ 0x20 };
+		}
+	return k;
+}
+
+static void
+class_add(PlanReader *r, Class *c, uint32_t lo, uint32_t hi)
+{
+	if (c->n >= MAX_RANGES)
+		wrong(r, "a class has more than %d ranges", MAX_RANGES);
+	c->r = arena_grow(r->b->a, c->r, &c->cap, c->n + 3, sizeof *c->r);
+	c->r[c->n++] = (Range){ lo, hi };
+	if (r->flags.fold)
+		c->n += folded(&c->r[c->n - 1], 1, &c->r[c->n]);
+}
+
+/* The class turned round */
+static Class
+inverted(PlanReader *r, Class c)
+{
+	Range *out = NEW(r->b->a, Range, c.n + 2);
+
+	c.n = ranges_join(c.r, c.n);
+	return (Class){ out, ranges_invert(c.r, c.n, out), c.n + 2 };
+}
+
+/* Of characters, as they stand or as the inside of a JSON string has them. */
+Expr *
+regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags)
+{
+	static const char letters[] = "\"\"\\\\\bb\ff\nn\rr\tt";
+	static const Range plain[] = { { 0x20, 0x21 }, { 0x23, 0x5B }, { 0x5D, 0x7E }, { 0x80, 0x10FFFF } };
+	ExprList parts = { 0 };
+	Range *own = NEW(b->a, Range, 3 * n + 1), *direct;
+	size_t n_direct = 0;
+
+	if (n)
+		memcpy(own, r, n * sizeof *own);
+	if (flags.fold)
+		n += folded(r, n, own + n);
+	n = ranges_join(own, n);
+	if (!flags.json)
+		return expr_chars(b, own, n);
+	direct = NEW(b->a, Range, 4 * n + 1);
+	for (size_t i = 0; i < n; i++)
+		for (size_t k = 0; k < 4; k++) {
+			uint32_t lo = own[i].lo > plain[k].lo ? own[i].lo : plain[k].lo, hi = own[i].hi < plain[k].hi ? own[i].hi : plain[k].hi;
+			if (lo <= hi)
+				direct[n_direct++] = (Range){ lo, hi };
+		}
+	if (n_direct)
+		expr_push(b, &parts, expr_chars(b, direct, n_direct));
+	for (size_t i = 0; i < n; i++)
+		for (uint32_t x = own[i].lo; x <= own[i].hi && x < 0x80; x++) {
+			if (x >= 0x20 && x != '"' && x != '\\' && x != 0x7F)
+				continue;
+			const char *l = letters;
+			while (*l && (uint32_t)*l != x)
+				l += 2;
+			if (x && *l) {
+				expr_push(b, &parts, expr_bytes(b, (char[]){ '\\', l[1] }, 2));
+			} else {
+				uint32_t low = x & 15;
+				Expr *last = low < 10 ? expr_char(b, '0' + low, '0' + low)
+				                    : expr_chars(b, (Range[]){ { 'a' + low - 10, 'a' + low - 10 }, { 'A' + low - 10, 'A' + low - 10 } }, 2);
+				expr_push(b, &parts, expr_seq(b, 2, expr_text(b, x < 0x10 ? "\\u000" : x < 0x20 ? "\\u001" : "\\u007"), last));
+			}
+		}
+	return expr_list(b, EXPR_ALT, &parts);
+}
+
+static Expr *
+characters(PlanReader *r, const Class *c)
+{
+	return regex_chars(r->b, c->r, c->n, r->flags);
+}
+
+static Expr *
+character(PlanReader *r, uint32_t lo, uint32_t hi)
+{
+	Class c = { 0 };
+
+	class_add(r, &c, lo, hi);
+	return characters(r, &c);
+}
+
+static uint32_t
+hex(PlanReader *r, int digits)
+{
+	uint32_t v = 0;
+
+	for (int i = 0; i < digits; i++) {
+		char c = r->at < r->n ? r->text[r->at] : 0;
+		int d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+		if (d < 0)
+			wrong(r, "expected %d hexadecimal digits", digits);
+		v = v << 4 | (uint32_t)d;
+		r->at++;
+	}
+	return v;
+}
+
+/* \d \w \s and their opposites: added, true */
+static bool
+named_class(PlanReader *r, char name, Class *out)
+{
+	Class c = { 0 };
+
+	switch (name | 0x20) {
+	case 'd':
+		class_add(r, &c, '0', '9');
+		break;
+	case 'w':
+		class_add(r, &c, '0', '9');
+		class_add(r, &c, 'A', 'Z');
+		class_add(r, &c, '_', '_');
+		class_add(r, &c, 'a', 'z');
+		break;
+	case 's':
+		class_add(r, &c, '\t', '\r');
+		class_add(r, &c, ' ', ' ');
+		break;
+	default:
+		return false;
+	}
+	if (name < 'a')
+		c = inverted(r, c);
+	for (size_t i = 0; i < c.n; i++)
+		class_add(r, out, c.r[i].lo, c.r[i].hi);
+	return true;
+}
+
+/* Behind a backslash: one character, or the classes of \d and the like into *cls (then -1). */
+static int64_t
+escape(PlanReader *r, Class *cls)
+{
+	uint32_t c = take_char(r);
+
+	if (c < 0x80 && named_class(r, (char)c, cls))
+		return -1;
+	switch (c) {
+	case 'n': return '\n';
+	case 'r': return '\r';
+	case 't': return '\t';
+	case 'f': return '\f';
+	case 'v': return '\v';
+	case 'a': return '\a';
+	case '0': return 0;
+	case 'x': return hex(r, 2);
+	case 'c': return take_char(r) & 31;
+	case 'u':
+		if (take(r, "{")) {
+			uint32_t v = 0;
+			while (!take(r, "}")) {
+				v = v << 4 | hex(r, 1);
+				if (v > 0x10FFFF)
+					wrong(r, "no character has so high a number");
+			}
+			return v;
+		} else {
+			uint32_t v = hex(r, 4);
+			if (v >= 0xD800 && v < 0xDC00 && take(r, "\\u"))
+				v = 0x10000 + ((v - 0xD800) << 10) + (hex(r, 4) - 0xDC00);
+			if (v > 0x10FFFF || (v >= 0xD800 && v < 0xE000))
+				wrong(r, "half of a surrogate pair is no character");
+			return v;
+		}
+	case 'b': case 'B': case 'A': case 'z': case 'Z': case 'G':
+		wrong(r, "\\%c is not supported", (int)c);
+	case 'p': case 'P':
+		wrong(r, "Unicode properties (\\%c) are not supported", (int)c);
+	case 'k': case '1': case '2': case '3': case '4': case '5': case '6': case '7': case '8': case '9':
+		wrong(r, "back-references are not supported");
+	default:
+		if ((c | 0x20) >= 'a' && (c | 0x20) <= 'z')
+			wrong(r, "\\%c is not known", (int)c);
+		return c;
+	}
+}
+
+static Expr *
+bracket(PlanReader *r)
+{
+	bool invert = take(r, "^"), first = true;
+	Class c = { 0 };
+
+	for (; first || !is_next(r, "]"); first = false) {
+		if (is_next(r, "[:"))
+			wrong(r, "classes by name ([:alpha:]) are not supported");
+		uint32_t lo = take_char(r), hi;
+		if (lo == ']' && first) /* empty in ECMA: nothing, or with ^ anything */
+			break;
+		if (lo == '\\') {
+			if (take(r, "b")) {
+				lo = '\b';
+			} else {
+				int64_t x = escape(r, &c);
+				if (x < 0)
+					continue;
+				lo = (uint32_t)x;
+			}
+		}
+		hi = lo;
+		if (is_next(r, "-") && r->at + 1 < r->n && r->text[r->at + 1] != ']') {
+			r->at++;
+			hi = take_char(r);
+			if (hi == '\\') {
+				int64_t x = escape(r, &c);
+				if (x < 0)
+					wrong(r, "a range ends in a class");
+				hi = (uint32_t)x;
+			}
+			if (hi < lo)
+				wrong(r, "a range is the wrong way round");
+		}
+		class_add(r, &c, lo, hi);
+	}
+	if (r->at && r->text[r->at - 1] == ']' && first && !c.n)
+		; /* [] or [^] */
+	else if (!take(r, "]"))
+		wrong(r, "a class has no end");
+	if (invert)
+		c = inverted(r, c);
+	return characters(r, &c);
+}
+
+static int32_t
+count(PlanReader *r)
+{
+	int32_t v = 0;
+
+	if (r->at >= r->n || r->text[r->at] < '0' || r->text[r->at] > '9')
+		return -1;
+	while (r->at < r->n && r->text[r->at] >= '0' && r->text[r->at] <= '9') {
+		v = v * 10 + (r->text[r->at++] - '0');
+		if (v > MAX_COUNT)
+			wrong(r, "a repetition may be up to %d times", MAX_COUNT);
+	}
+	return v;
+}
+
+/* Whether {m}, {m,}, {m,n} stands here; a brace that is none of them stands for itself. */
+static bool
+counted(PlanReader *r, int32_t *min, int32_t *max)
+{
+	size_t start = r->at;
+
+	if (!take(r, "{"))
+		return false;
+	*min = count(r);
+	*max = *min;
+	if (*min < 0 && is_next(r, ","))
+		*min = 0;
+	if (*min >= 0 && take(r, ",")) {
+		*max = count(r);
+		if (take(r, "}")) {
+			if (*max >= 0 && *max < *min)
+				wrong(r, "a repetition has more at least than at most");
+			return true;
+		}
+	} else if (*min >= 0 && take(r, "}")) {
+		return true;
+	}
+	r->at = start;
+	return false;
+}
+
+static Expr *alternatives(PlanReader *r, bool top);
+
+static Expr *
+group(PlanReader *r)
+{
+	if (take(r, "?")) {
+		if (take(r, "P<") || (is_next(r, "<") && !is_next(r, "<=") && !is_next(r, "<!"))) {
+			while (!take(r, ">"))
+				take_char(r);
+		} else if (!take(r, ":")) {
+			wrong(r, "look-around and inline flags are not supported");
+		}
+	}
+	Expr *x = alternatives(r, false);
+	if (!take(r, ")"))
+		wrong(r, "a group has no end");
+	return x;
+}
+
+static Expr *
+atom(PlanReader *r)
+{
+	Class c = { 0 };
+
+	if (take(r, "("))
+		return group(r);
+	if (take(r, "["))
+		return bracket(r);
+	if (take(r, ".")) {
+		class_add(r, &c, 0, r->flags.dot_all ? 0x10FFFF : '\n' - 1);
+		if (!r->flags.dot_all)
+			class_add(r, &c, '\n' + 1, 0x10FFFF);
+		return characters(r, &c);
+	}
+	if (take(r, "\\")) {
+		int64_t x = escape(r, &c);
+		return x < 0 ? characters(r, &c) : character(r, (uint32_t)x, (uint32_t)x);
+	}
+	if (is_next(r, "*") || is_next(r, "+") || is_next(r, "?"))
+		wrong(r, "nothing to repeat");
+	if (is_next(r, "^") || is_next(r, "$"))
+		wrong(r, "anchors are supported at the ends alone");
+	uint32_t x = take_char(r);
+	return character(r, x, x);
+}
+
+static Expr *
+repeated(PlanReader *r)
+{
+	Expr *x = atom(r);
+	int32_t min, max;
+
+	for (;;) {
+		if (take(r, "*"))
+			x = expr_rep(r->b, x, 0, -1);
+		else if (take(r, "+"))
+			x = expr_rep(r->b, x, 1, -1);
+		else if (take(r, "?"))
+			x = expr_rep(r->b, x, 0, 1);
+		else if (counted(r, &min, &max))
+			x = expr_rep(r->b, x, min, max);
+		else
+			return x;
+		if (r->flags.no_lazy && is_next(r, "?"))
+			wrong(r, "lazy repetitions are not supported");
+		take(r, "?"); /* which of the matches is found first does not matter */
+	}
+}
+
+/* Any text, where an expression is not anchored. */
+static Expr *
+anything(PlanReader *r)
+{
+	return expr_rep(r->b, character(r, 0, 0x10FFFF), 0, -1);
+}
+
+static Expr *
+sequence(PlanReader *r, bool top)
+{
+	bool start = top && take(r, "^"), end = false;
+	ExprList parts = { 0 };
+
+	if (r->flags.search && top && !start)
+		expr_push(r->b, &parts, anything(r));
+	while (r->at < r->n && !is_next(r, "|") && !is_next(r, ")")) {
+		if (top && is_next(r, "$") && (r->at + 1 == r->n || r->text[r->at + 1] == '|')) {
+			r->at++;
+			end = true;
+			break;
+		}
+		expr_push(r->b, &parts, repeated(r));
+	}
+	if (r->flags.search && top && !end)
+		expr_push(r->b, &parts, anything(r));
+	return expr_list(r->b, EXPR_SEQ, &parts);
+}
+
+static Expr *
+alternatives(PlanReader *r, bool top)
+{
+	ExprList parts = { 0 };
+
+	if (++r->depth > MAX_NEST)
+		wrong(r, "groups are nested more than %d deep", MAX_NEST);
+	do
+		expr_push(r->b, &parts, sequence(r, top));
+	while (take(r, "|"));
+	r->depth--;
+	return expr_list(r->b, EXPR_ALT, &parts);
+}
+
+Expr *
+regex_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags)
+{
+	PlanReader r = { .b = b, .text = arena_strndup(b->a, s, n), .n = n, .flags = flags };
+	Expr *x = alternatives(&r, true);
+
+	if (r.at < n)
+		wrong(&r, "a group ends that did not begin");
+	return x;
+}

@@ -1,0 +1,189 @@
+/* Texts put together from parts: what forces calls of tools, and anything else with fixed texts around schemas. A part is an object of one key:
+ *   text      these characters; the name of a token that only its number matches stands for that token
+ *   schema    JSON of this schema          regex     a whole expression
+ *   until     any text, up to and with the first of this one
+ *   seq, alt  lists of parts: all of them, one of them
+ *   many      [part, separator]: once or more often, `max` times at most when given
+ *   grammar   a text of another kind, `kind`: json, json_schema, regex, gbnf, choice or lark; `strict`: as the option, for this part; `json`: of a regex or lark, as
+ *             the inside of a JSON string has it, with escapes */
+#include <string.h>
+
+#include "base/json.h"
+#include "base/utf8.h"
+#include "grammar/grammar_internal.h"
+
+enum { MAX_NEST = 50, MAX_UNTIL = 64 };
+
+static Expr *part(GrammarBuilder *b, const json_t *v, int depth);
+
+/* The special token whose name stands at s, the longest; -1: none */
+static int32_t
+special_at(const TokenVocab *l, const char *s, size_t n, size_t *len)
+{
+	int32_t best = -1;
+
+	*len = 0;
+	for (int32_t i = 0; i < l->n_tok; i++) {
+		size_t own = l->at[i + 1] - l->at[i];
+		if (l->special[i] && own > *len && own <= n && memcmp(l->bytes + l->at[i], s, own) == 0) {
+			best = i;
+			*len = own;
+		}
+	}
+	return best;
+}
+
+static Expr *
+text(GrammarBuilder *b, const char *s, size_t n)
+{
+	ExprList parts = { 0 };
+	size_t from = 0, len;
+
+	for (size_t i = 0; i < n;) {
+		/* names of special tokens begin with a mark; what does not is not looked up */
+		int32_t id = strchr("<[|\xEF", s[i]) ? special_at(b->lexicon, s + i, n - i, &len) : -1;
+		if (id < 0) {
+			i++;
+			continue;
+		}
+		if (i > from)
+			expr_push(b, &parts, expr_bytes(b, s + from, i - from));
+		expr_push(b, &parts, expr_token(b, id));
+		i += len;
+		from = i;
+	}
+	if (n > from)
+		expr_push(b, &parts, expr_bytes(b, s + from, n - from));
+	return expr_list(b, EXPR_SEQ, &parts);
+}
+
+/* Any text without `end` in it, and then `end`: a rule for each beginning of it that the text may end in, as Knuth, Morris and Pratt have it. */
+static Expr *
+until(GrammarBuilder *b, const char *text_end)
+{
+	size_t n_bytes = strlen(text_end), n = 0, len;
+	int32_t rule[MAX_UNTIL + 1];
+	uint32_t end[MAX_UNTIL + 1];
+
+	int32_t id = n_bytes && strchr("<[|", text_end[0]) ? special_at(b->lexicon, text_end, n_bytes, &len) : -1;
+	if (id >= 0) { /* a token of its own: no character of the text can begin it */
+		Range all[2];
+		size_t n_all = ranges_invert(NULL, 0, all);
+		return expr_seq(b, 3, expr_rep(b, expr_chars(b, all, n_all), 0, -1), expr_token(b, id), text(b, text_end + len, n_bytes - len));
+	}
+	for (size_t at = 0; at < n_bytes && n <= MAX_UNTIL; at += len)
+		end[n++] = (uint32_t)utf8_next(text_end + at, n_bytes - at, &len);
+	if (!n || n > MAX_UNTIL)
+		build_fail(b, "parts: 'until' wants a text of 1 to %d characters", MAX_UNTIL);
+	for (size_t i = 0; i < n; i++)
+		rule[i] = rule_new(b);
+	for (size_t i = 0; i < n; i++) {
+		ExprList parts = { 0 };
+		Range taken[MAX_UNTIL + 1], rest[MAX_UNTIL + 3];
+		size_t n_taken = 0;
+		for (size_t k = 0; k < n; k++) { /* each character of the end, once */
+			size_t before = 0;
+			while (before < k && end[before] != end[k])
+				before++;
+			if (before < k)
+				continue;
+			size_t to = end[k] == end[i] ? i + 1 : 0;
+			for (size_t m = i; !to && m > 0; m--) /* the longest beginning that ends with this character */
+				if (end[m - 1] == end[k] && memcmp(end, end + i - (m - 1), (m - 1) * sizeof *end) == 0)
+					to = m;
+			taken[n_taken++] = (Range){ end[k], end[k] };
+			Expr *c = expr_char(b, end[k], end[k]);
+			expr_push(b, &parts, to == n ? c : expr_seq(b, 2, c, expr_rule(b, rule[to])));
+		}
+		n_taken = ranges_join(taken, n_taken);
+		size_t n_rest = ranges_invert(taken, n_taken, rest);
+		expr_push(b, &parts, expr_seq(b, 2, expr_chars(b, rest, n_rest), expr_rule(b, rule[0])));
+		Expr *body = expr_list(b, EXPR_ALT, &parts);
+		b->rule[rule[i]] = body;
+	}
+	return expr_rule(b, rule[0]);
+}
+
+static Expr *
+list(GrammarBuilder *b, ExprKind kind, const json_t *v, int depth)
+{
+	ExprList parts = { 0 };
+	json_t *one;
+	size_t i;
+
+	if (!json_is_array(v))
+		build_fail(b, "parts: expected a list");
+	json_array_foreach((json_t *)(uintptr_t)v, i, one)
+		expr_push(b, &parts, part(b, one, depth + 1));
+	return expr_list(b, kind, &parts);
+}
+
+static Expr *
+grammar(GrammarBuilder *b, const json_t *v, const json_t *own)
+{
+	static const char *const names[] = {
+		[LLMC_GRAMMAR_JSON] = "json", [LLMC_GRAMMAR_JSON_SCHEMA] = "json_schema", [LLMC_GRAMMAR_REGEX] = "regex", [LLMC_GRAMMAR_GBNF] = "gbnf",
+		[LLMC_GRAMMAR_CHOICE] = "choice", [LLMC_GRAMMAR_LARK] = "lark",
+	};
+	const char *name = json_string_value(json_object_get(v, "kind"));
+	RegexFlags flags = { .json = json_is_true(json_object_get(v, "json")) };
+	bool strict = b->opt.strict;
+
+	for (size_t i = 0; name && i < sizeof names / sizeof *names; i++) {
+		if (!names[i] || strcmp(name, names[i]) != 0)
+			continue;
+		if (i == LLMC_GRAMMAR_LARK)
+			return lark_read(b, json_string_value(own), json_string_length(own), flags);
+		if (i == LLMC_GRAMMAR_REGEX)
+			return regex_read(b, json_string_value(own), json_string_length(own), flags);
+		if (flags.json)
+			build_fail(b, "parts: within a JSON string a grammar is regex or lark");
+		b->opt.strict = json_is_true(json_object_get(v, "strict"));
+		Expr *x = kind_read(b, (llmc_grammar_kind)i, json_string_value(own), json_string_length(own));
+		b->opt.strict = strict;
+		return x;
+	}
+	build_fail(b, "parts: 'kind' of a grammar is json, json_schema, regex, gbnf, choice or lark");
+}
+
+static Expr *
+part(GrammarBuilder *b, const json_t *v, int depth)
+{
+	const json_t *x;
+
+	if (depth > MAX_NEST)
+		build_fail(b, "parts: nested too deeply");
+	if (json_is_string(x = json_object_get(v, "text")))
+		return text(b, json_string_value(x), json_string_length(x));
+	if ((x = json_object_get(v, "schema"))) {
+		const char *name = json_string_value(json_object_get(v, "name"));
+		return schema_of(b, x, x, name ? name : "");
+	}
+	if (json_is_string(x = json_object_get(v, "regex")))
+		return regex_read(b, json_string_value(x), json_string_length(x), (RegexFlags){ 0 });
+	if (json_is_string(x = json_object_get(v, "until")))
+		return until(b, json_string_value(x));
+	if ((x = json_object_get(v, "seq")))
+		return list(b, EXPR_SEQ, x, depth);
+	if ((x = json_object_get(v, "alt")))
+		return list(b, EXPR_ALT, x, depth);
+	if (json_array_size(x = json_object_get(v, "many")) == 2) {
+		json_int_t max = json_integer_value(json_object_get(v, "max"));
+		Expr *one = part(b, json_array_get(x, 0), depth + 1), *between = part(b, json_array_get(x, 1), depth + 1);
+		return expr_seq(b, 2, one, expr_rep(b, expr_seq(b, 2, between, one), 0, max > 0 && max < 100000 ? (int32_t)max - 1 : -1));
+	}
+	if (json_is_string(x = json_object_get(v, "grammar")))
+		return grammar(b, v, x);
+	build_fail(b, "parts: expected an object with text, schema, regex, until, seq, alt, many or grammar");
+}
+
+Expr *
+structural_tags_read(GrammarBuilder *b, const char *s, size_t n)
+{
+	json_error_t why;
+	json_t *v = json_read(b->a, s, n, JSON_ALLOW_NUL, &why);
+
+	if (!v)
+		build_fail(b, "parts: not JSON: %s at line %d, column %d", why.text, why.line, why.column);
+	return part(b, v, 0);
+}

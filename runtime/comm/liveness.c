@@ -1,0 +1,142 @@
+/* Signs of life: which rank of this host is stopped, or gone. What is waited is counted in looks, not by the clock: a job that is stopped as a whole, and goes on,
+ * has lost nobody. */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "runtime/comm/comm_internal.h"
+
+enum { STILL_LOOKS = 3 }; /* so many looks without a beat: is there such a process at all? */
+
+struct LivenessWatch {
+	Heartbeat     *life;
+	int       rank, ranks, patience; /* looks */
+	int      *still;                 /* [ranks] looks without a beat */
+	uint64_t *seen;                  /* [ranks] the last one */
+	void    (*exchange)(void *user);
+	void    (*missed)(void *user, int rank, bool gone);
+	void     *user;
+	bool      told, over;
+	pthread_t thread;
+	pthread_mutex_t lock;
+	pthread_cond_t  stop;
+};
+
+/* In which namespace numbers of processes are those of this one; 0: nobody knows */
+static uint64_t
+pid_namespace(void)
+{
+	struct stat st;
+
+	return stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
+
+static bool
+is_gone(const LivenessWatch *w, int k)
+{
+	const uint64_t space = atomic_load(&w->life[w->rank].space);
+
+	return space && atomic_load(&w->life[k].space) == space && kill(atomic_load(&w->life[k].pid), 0) != 0 && errno == ESRCH;
+}
+
+static void
+check_peers(LivenessWatch *w)
+{
+	for (int k = 0; k < w->ranks && !w->told; k++) {
+		const uint64_t beat = atomic_load(&w->life[k].beat);
+		if (k == w->rank || beat == 0 || beat == COMM_LEFT)
+			continue;
+		w->still[k] = beat == w->seen[k] ? w->still[k] + 1 : 0;
+		w->seen[k] = beat;
+		/* it may have left, and ended in order, meanwhile */
+		const bool gone = w->still[k] >= STILL_LOOKS && is_gone(w, k) && atomic_load(&w->life[k].beat) != COMM_LEFT;
+		w->told = gone || w->still[k] > w->patience;
+		if (w->told)
+			w->missed(w->user, k, gone);
+	}
+}
+
+static void *
+watch_main(void *arg)
+{
+	LivenessWatch *w = arg;
+
+	pthread_mutex_lock(&w->lock);
+	while (!w->over) {
+		struct timespec until;
+		clock_after(&until, COMM_POLL_MS);
+		atomic_fetch_add(&w->life[w->rank].beat, 1);
+		if (w->exchange && !w->told)
+			w->exchange(w->user);
+		if (pthread_cond_timedwait(&w->stop, &w->lock, &until) == ETIMEDOUT)
+			check_peers(w);
+	}
+	pthread_mutex_unlock(&w->lock);
+	return NULL;
+}
+
+static void
+watch_free(LivenessWatch *w)
+{
+	pthread_cond_destroy(&w->stop);
+	pthread_mutex_destroy(&w->lock);
+	free(w->still);
+	free(w->seen);
+	free(w);
+}
+
+llmc_status
+watch_open(Heartbeat *life, int rank, int ranks, int timeout_s, void (*exchange)(void *user), void (*missed)(void *user, int rank, bool gone), void *user, LivenessWatch **out, llmc_error *err)
+{
+	LivenessWatch             *w = calloc(1, sizeof *w);
+	pthread_condattr_t monotonic;
+	sigset_t           all, was;
+	int                rc = ENOMEM;
+
+	*out = NULL;
+	if (!w)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for rank %d", rank);
+	*w = (LivenessWatch){ .life = life, .rank = rank, .ranks = ranks, .patience = timeout_s * (1000 / COMM_POLL_MS), .exchange = exchange, .missed = missed, .user = user };
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&w->stop, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	pthread_mutex_init(&w->lock, NULL);
+	w->still = calloc((size_t)ranks, sizeof *w->still);
+	w->seen = calloc((size_t)ranks, sizeof *w->seen);
+	atomic_store(&life[rank].pid, getpid());
+	atomic_store(&life[rank].space, pid_namespace());
+	atomic_store(&life[rank].beat, 1); /* missed from here on, also should the thread never come to run */
+	if (w->still && w->seen) {
+		sigfillset(&all); /* the host program's signals go to its own threads */
+		pthread_sigmask(SIG_SETMASK, &all, &was);
+		rc = pthread_create(&w->thread, NULL, watch_main, w);
+		pthread_sigmask(SIG_SETMASK, &was, NULL);
+	}
+	if (rc) {
+		atomic_store(&life[rank].beat, COMM_LEFT);
+		watch_free(w);
+		return error_set(err, LLMC_E_MEMORY, "cannot start the thread that looks after the ranks beside rank %d: %s", rank, strerror(rc));
+	}
+	*out = w;
+	return LLMC_OK;
+}
+
+void
+watch_close(LivenessWatch *w)
+{
+	if (!w)
+		return;
+	pthread_mutex_lock(&w->lock);
+	w->over = true;
+	pthread_cond_signal(&w->stop);
+	pthread_mutex_unlock(&w->lock);
+	pthread_join(w->thread, NULL);
+	atomic_store(&w->life[w->rank].beat, COMM_LEFT);
+	watch_free(w);
+}

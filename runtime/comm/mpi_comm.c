@@ -1,0 +1,421 @@
+/* Steps of ranks that share no memory, through MPI: several hosts.
+ *
+ * MPI's own sums are not used: their order depends on sizes and places (Open MPI, three ranks: a row alone and the same row among others
+ * differ). Terms are gathered and added here in the order of ranks.
+ *
+ * Signs of life are messages as well: the thread of liveness.c of each rank exchanges them with that of rank 0, about ten a second, with where the rank is. Rank 0 misses any
+ * rank, the others miss rank 0; either way the group ends, and with it the job. A program whose own MPI does not take calls of several threads at once gets no such thread. */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "runtime/comm/mpi_internal.h"
+
+/* HANDED, ALIVE: tags. LATE_LOOKS: a step waits for so many looks more, since a rank that gives no sign is known by its number, and one that is late is not */
+enum { GATHER = 1 << 15, PARCEL = 1 << 24, HANDED = 7, ALIVE = 8, LEAVE_US = 200, LATE_LOOKS = 20 };
+
+/* What has been handed on and may not have left yet */
+typedef struct PendingSend { struct PendingSend *next; MpiHandle request; char data[]; } PendingSend;
+
+/* What ranks tell each other of themselves; beat COMM_LEFT: the last one */
+typedef struct HeartbeatMessage { uint64_t beat, where; } HeartbeatMessage;
+/* Signs to and from one rank. The one under way is the newest that there was when the one before had left. */
+typedef struct MpiPeer { HeartbeatMessage from, to; MpiHandle getting, putting; bool under_way, left, told; char host[60]; } MpiPeer;
+
+typedef struct MpiComm {
+	Comm   c;
+	PendingSend *out;  /* the oldest first */
+	MpiWorld *w;
+	MpiHandle team;  /* the ranks of this stage */
+	MpiHandle talk;  /* all ranks, for signs of life */
+	float *all;   /* [ranks][GATHER] */
+	float *own;   /* [GATHER] */
+	Heartbeat  *life;  /* [ranks] what this rank has heard, and its own */
+	MpiPeer  *peer;  /* [ranks] rank 0 has all others, the others rank 0 */
+	LivenessWatch *watch; /* NULL: nobody is missed */
+	bool   watched;
+	int    timeout_s, late_s; /* without a sign of life; in a step */
+	atomic_int  lost; /* 1 + the rank that is missed */
+	atomic_ullong meeting; /* own beat when this rank began to wait for its team; 0: it does not */
+	atomic_bool ended, late;
+} MpiComm;
+
+/* ---------------------------------------------------------------- signs of life ---- */
+
+static bool
+is_peer(const MpiComm *t, int k)
+{
+	return k != t->c.rank && (k == 0 || t->c.rank == 0);
+}
+
+/* What has come is taken, the next is asked for; false: rank k has left, or cannot be heard */
+static bool
+receive_heartbeat(MpiComm *t, int k)
+{
+	MpiPeer  *p = &t->peer[k];
+	MpiWorld *w = t->w;
+	char   status[256];
+
+	for (int done = 1; !p->left;) {
+		if (MPI_CALL(w, test, &p->getting, &done, status))
+			return false;
+		if (!done)
+			return true;
+		atomic_store(&t->life[k].where, p->from.where);
+		atomic_store(&t->life[k].beat, p->from.beat);
+		p->left = p->from.beat == COMM_LEFT;
+		if (!p->left && MPI_CALL(w, irecv, &p->from, sizeof p->from, w->byte, k, ALIVE, t->talk, &p->getting))
+			return false;
+	}
+	return false;
+}
+
+/* A sign for rank k, unless the one before is still under way */
+static bool
+send_heartbeat(MpiComm *t, int k, uint64_t beat)
+{
+	MpiPeer  *p = &t->peer[k];
+	MpiWorld *w = t->w;
+	char   status[256];
+	int    done = 1;
+
+	if (p->under_way && (MPI_CALL(w, test, &p->putting, &done, status) || !done))
+		return false;
+	p->to = (HeartbeatMessage){ beat, atomic_load(&t->life[t->c.rank].where) };
+	p->under_way = !MPI_CALL(w, isend, &p->to, sizeof p->to, w->byte, k, ALIVE, t->talk, &p->putting);
+	return p->under_way;
+}
+
+/* Each look of liveness.c */
+static void
+exchange(void *user)
+{
+	MpiComm       *t = user;
+	const uint64_t since = atomic_load(&t->meeting), now = atomic_load(&t->life[t->c.rank].beat);
+
+	if (since && now - since > (uint64_t)t->late_s * (1000 / COMM_POLL_MS) + LATE_LOOKS) {
+		atomic_store(&t->late, true);
+		atomic_store(&t->ended, true);
+		atomic_store(&t->w->lost, true);
+		return;
+	}
+	for (int k = 0; k < t->c.ranks; k++)
+		if (is_peer(t, k)) {
+			(void)send_heartbeat(t, k, atomic_load(&t->life[t->c.rank].beat));
+			(void)receive_heartbeat(t, k);
+		}
+}
+
+/* The last sign to all, and theirs to us: nothing is under way when the communicator goes. As long as they give signs of life, and as a rank may be still. */
+static void
+exchange_last_heartbeats(MpiComm *t)
+{
+	char    status[256];
+	int64_t looks = 0; /* not the clock: a job that is stopped as a whole, and goes on, has lost nobody */
+
+	for (bool all = false; !all;) {
+		all = true;
+		for (int k = 0; k < t->c.ranks; k++) {
+			MpiPeer          *p = &t->peer[k];
+			const uint64_t beat = atomic_load(&t->life[k].beat);
+			int            done = 0;
+			if (!is_peer(t, k))
+				continue;
+			p->told = p->told || send_heartbeat(t, k, COMM_LEFT);
+			const bool left = !receive_heartbeat(t, k);
+			all = p->told && left && MPI_CALL(t->w, test, &p->putting, &done, status) == 0 && done && all;
+			looks = atomic_load(&t->life[k].beat) == beat ? looks : 0;
+		}
+		if (all)
+			return;
+		if (atomic_load(&t->w->lost) || ++looks > (int64_t)t->timeout_s * (1000000 / LEAVE_US)) {
+			atomic_store(&t->w->lost, true);
+			return;
+		}
+		nanosleep(&(struct timespec){ .tv_nsec = LEAVE_US * 1000 }, NULL);
+	}
+}
+
+static void
+on_peer_lost(void *user, int rank, bool gone)
+{
+	MpiComm *t = user;
+
+	(void)gone; /* no process of this host */
+	atomic_store(&t->lost, 1 + rank);
+	atomic_store(&t->ended, true);
+	atomic_store(&t->w->lost, true);
+}
+
+/* ---------------------------------------------------------------- in a step ---- */
+
+/* n floats of all ranks of `of`, side by side in t->all */
+static bool
+gather(MpiComm *t, MpiHandle of, const float *x, int64_t n)
+{
+	if (atomic_load(&t->ended))
+		return false;
+	atomic_store(&t->meeting, t->watch ? atomic_load(&t->life[t->c.rank].beat) : 0);
+	const bool met = mpi_gather(t->w, of, x, (size_t)n * sizeof *x, t->all);
+	atomic_store(&t->meeting, 0);
+	if (met)
+		return true;
+	atomic_store(&t->w->lost, true);
+	atomic_store(&t->ended, true);
+	return false;
+}
+
+/* One part talks; the others meet it at the barrier behind the step. */
+static bool
+mpi_comm_sum(Comm *c, int part, const CommReduce *s)
+{
+	MpiComm      *t = (MpiComm *)c;
+	const int64_t n = s->rows * s->width;
+
+	for (int64_t at = 0; part == 0 && at < n; at += GATHER) {
+		int64_t count = n - at < GATHER ? n - at : GATHER;
+		if (!gather(t, t->team, s->x + at, count))
+			return false;
+		for (int k = 1; k < c->team; k++)
+			for (int64_t i = 0; i < count; i++)
+				t->all[i] += t->all[k * count + i];
+		comm_finish_sum(s, at, count, t->all);
+	}
+	return !atomic_load(&t->ended);
+}
+
+static bool
+mpi_comm_join(Comm *c, int part, const CommGather *j)
+{
+	MpiComm   *t = (MpiComm *)c;
+	CommStream own = comm_stream(j, c->team, c->rank - c->first, 0, 1), most = comm_stream(j, c->team, 0, 0, 1);
+
+	for (int64_t at = 0; part == 0 && at < most.end; at += GATHER) {
+		int64_t count = most.end - at < GATHER ? most.end - at : GATHER, left = own.end - at < count ? own.end - at : count;
+		if (left > 0)
+			memcpy(t->own, j->x + at, (size_t)left * sizeof *t->own);
+		if (!gather(t, t->team, t->own, count))
+			return false;
+		for (int k = 0; k < c->team && j->y; k++) {
+			CommStream of = comm_stream(j, c->team, k, 0, 1);
+			comm_place(j, &of, at, at + count < of.end ? at + count : of.end, t->all + k * count);
+		}
+	}
+	return !atomic_load(&t->ended);
+}
+
+static bool
+mpi_comm_send(Comm *c, const void *data, size_t n)
+{
+	MpiComm *t = (MpiComm *)c;
+
+	return !atomic_load(&t->ended) && mpi_world_broadcast(t->w, data, n);
+}
+
+static bool
+mpi_comm_receive(Comm *c, void *data, size_t n)
+{
+	MpiComm *t = (MpiComm *)c;
+
+	return !atomic_load(&t->ended) && mpi_world_receive(t->w, data, n);
+}
+
+static bool
+mpi_comm_collect(Comm *c, const void *data, size_t n, void *all)
+{
+	MpiComm      *t = (MpiComm *)c;
+	const int64_t floats = (int64_t)(n / sizeof(float));
+	const float  *x = data;
+
+	for (int64_t at = 0; at < floats; at += GATHER) {
+		int64_t count = floats - at < GATHER ? floats - at : GATHER;
+		if (!gather(t, t->w->world, x + at, count))
+			return false;
+		for (int k = 0; k < c->ranks && all; k++)
+			memcpy((float *)all + k * floats + at, t->all + k * count, (size_t)count * sizeof(float));
+	}
+	return !atomic_load(&t->ended);
+}
+
+/* Parcels that have left are let go; all: whichever are there. */
+static bool
+mpi_comm_clear(MpiComm *t, bool all)
+{
+	char status[256];
+	int  done = 1;
+
+	while (t->out && done) {
+		PendingSend *p = t->out;
+		if (all ? !mpi_finish(t->w, &p->request, true) : MPI_CALL(t->w, test, &p->request, &done, status))
+			return false;
+		if (!done)
+			break;
+		t->out = p->next;
+		free(p);
+	}
+	return true;
+}
+
+static bool
+mpi_comm_hand(Comm *c, const void *data, size_t n)
+{
+	MpiComm *t = (MpiComm *)c;
+	MpiWorld   *w = t->w;
+	PendingSend **end = &t->out;
+
+	if (atomic_load(&t->ended) || !mpi_comm_clear(t, false))
+		return false;
+	for (size_t at = 0; at < n; at += PARCEL) {
+		size_t  piece = n - at < PARCEL ? n - at : PARCEL;
+		PendingSend *p = malloc(sizeof *p + piece);
+		if (!p)
+			return false;
+		*p = (PendingSend){ 0 };
+		memcpy(p->data, (const char *)data + at, piece);
+		if (MPI_CALL(w, isend, p->data, (int)piece, w->byte, comm_next_stage_rank(c), HANDED, w->world, &p->request)) {
+			free(p);
+			return false;
+		}
+		while (*end)
+			end = &(*end)->next;
+		*end = p;
+	}
+	return true;
+}
+
+static bool
+mpi_comm_take(Comm *c, void *data, size_t n)
+{
+	MpiComm *t = (MpiComm *)c;
+	MpiWorld   *w = t->w;
+	MpiHandle   request = NULL;
+
+	for (size_t at = 0; at < n && !atomic_load(&t->ended); at += PARCEL) {
+		size_t piece = n - at < PARCEL ? n - at : PARCEL;
+		if (MPI_CALL(w, irecv, (char *)data + at, (int)piece, w->byte, comm_prev_stage_rank(c), HANDED, w->world, &request) ||
+		    !mpi_finish(w, &request, true))
+			return false;
+	}
+	return !atomic_load(&t->ended);
+}
+
+static void
+mpi_comm_end(Comm *c)
+{
+	MpiComm *t = (MpiComm *)c;
+
+	atomic_store(&t->ended, true);
+	atomic_store(&t->w->lost, true);
+}
+
+static bool
+mpi_comm_ended(const Comm *c)
+{
+	return atomic_load(&((const MpiComm *)c)->ended);
+}
+
+static void
+mpi_comm_why(const Comm *c, char *text, size_t n)
+{
+	const MpiComm *t = (const MpiComm *)c;
+	const int      k = atomic_load(&t->lost) - 1;
+	char           where[100];
+
+	if (!mpi_comm_ended(c))
+		return;
+	if (k < 0) {
+		if (atomic_load(&t->late))
+			snprintf(text, n, "a rank of this job is late: no answer for %d s in a step", t->late_s);
+		else
+			snprintf(text, n, "a rank of this job cannot be reached");
+		return;
+	}
+	comm_position_text(atomic_load(&t->life[k].where), where, sizeof where);
+	snprintf(text, n, "rank %d of %d (host %s) is lost: no answer for %d s %s", k, c->ranks, t->peer[k].host, t->timeout_s, where);
+}
+
+static void
+mpi_comm_free(MpiComm *t)
+{
+	free(t->all);
+	free(t->own);
+	free(t->life);
+	free(t->peer);
+	free(t);
+}
+
+static void
+mpi_comm_close(Comm *c)
+{
+	MpiComm *t = (MpiComm *)c;
+
+	watch_close(t->watch);
+	if (!mpi_comm_ended(c) && t->watched)
+		exchange_last_heartbeats(t);
+	if (mpi_comm_ended(c) || atomic_load(&t->w->lost))
+		return; /* messages are under way into its memory; the process ends soon */
+	(void)mpi_comm_clear(t, true);
+	t->w->comm_free(&t->talk);
+	t->w->comm_free(&t->team);
+	mpi_comm_free(t);
+}
+
+typedef struct RankName { char host[60]; bool own_thread; } RankName;
+
+/* Communicators of its own, and what ranks are called; the first signs are asked for. All ranks. */
+static llmc_status
+join_world(MpiComm *t, llmc_error *err)
+{
+	MpiWorld *w = t->w;
+	RankName   own = { .own_thread = w->own_thread }, *all = calloc((size_t)t->c.ranks, sizeof *all);
+
+	if (!all)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", t->c.ranks);
+	snprintf(own.host, sizeof own.host, "%s", w->name);
+	bool good = w->split(w->world, t->c.first, w->rank_, &t->team) == 0 && w->dup(w->world, &t->talk) == 0 && mpi_gather(w, w->world, &own, sizeof own, all);
+	t->watched = good;
+	for (int k = 0; good && k < t->c.ranks; k++) {
+		memcpy(t->peer[k].host, all[k].host, sizeof all[k].host - 1);
+		t->watched = t->watched && all[k].own_thread;
+	}
+	for (int k = 0; t->watched && k < t->c.ranks; k++)
+		if (is_peer(t, k))
+			good = good && MPI_CALL(w, irecv, &t->peer[k].from, sizeof(HeartbeatMessage), w->byte, k, ALIVE, t->talk, &t->peer[k].getting) == 0;
+	free(all);
+	return good ? LLMC_OK : error_set(err, LLMC_E_DEVICE, "MPI does not put ranks %d to %d together (MPI_Comm_split)", t->c.first, t->c.first + t->c.team - 1);
+}
+
+llmc_status
+comm_mpi(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
+{
+	static const CommOps way = { .sum = mpi_comm_sum, .join = mpi_comm_join, .send = mpi_comm_send, .receive = mpi_comm_receive, .collect = mpi_comm_collect, .hand = mpi_comm_hand,
+		.take = mpi_comm_take, .end = mpi_comm_end, .ended = mpi_comm_ended, .why = mpi_comm_why, .close = mpi_comm_close };
+	const size_t n = (size_t)w->ranks;
+	MpiComm     *t = calloc(1, sizeof *t);
+
+	if (!t)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
+	*t = (MpiComm){ .c = comm_of(&way, w->rank_, shape), .w = w, .timeout_s = comm_timeout(), .late_s = comm_timeout() * (shape.onward ? COMM_STAGES_PATIENCE : 1) };
+	t->all = malloc(n * GATHER * sizeof *t->all);
+	t->own = calloc(GATHER, sizeof *t->own);
+	t->life = aligned_alloc(_Alignof(Heartbeat), n * sizeof *t->life);
+	t->peer = calloc(n, sizeof *t->peer);
+	if (!t->all || !t->own || !t->life || !t->peer) {
+		mpi_comm_free(t);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
+	}
+	memset(t->life, 0, n * sizeof *t->life);
+	t->c.where = &t->life[w->rank_].where;
+	llmc_status status = join_world(t, err);
+	if (status == LLMC_OK && t->watched)
+		status = watch_open(t->life, w->rank_, w->ranks, t->timeout_s, exchange, on_peer_lost, t, &t->watch, err);
+	if (status != LLMC_OK) {
+		mpi_comm_free(t);
+		return status;
+	}
+	*out = &t->c;
+	return LLMC_OK;
+}

@@ -1,0 +1,371 @@
+/* MPI, by the two binary interfaces that libraries have today: Open MPI's, whose handles are addresses of its symbols, and MPICH's (Intel
+ * MPI, Cray, MVAPICH), whose handles are numbers. A handle is passed as a pointer; where it is a number, the callee reads its low half.
+ * Opened and started here; steps go through it in mpi_comm.c. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "runtime/comm/mpi_internal.h"
+#include "runtime/threads/threads.h"
+
+enum { SERIALIZED = 2, MULTIPLE = 3 };
+
+/* One a process, as MPI itself is. */
+static MpiWorld the_world = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+/* ---------------------------------------------------------------- waiting ---- */
+
+/* Looks again at once for some time, then sleeps between looks; a patient caller, after more time, longer and longer. */
+bool
+mpi_finish(MpiWorld *w, MpiHandle *request, bool patient)
+{
+	char   status[256];
+	double since = clock_now();
+	long   pause = 20000;
+
+	for (int done = 0; !atomic_load(&w->lost);) {
+		if (MPI_CALL(w, test, request, &done, status))
+			return false;
+		if (done)
+			return true;
+		double waited = clock_now() - since;
+		if (waited < 0.0002) {
+			pause_cpu();
+			continue;
+		}
+		nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
+		if (patient && waited > 0.002)
+			pause = pause < 500000 ? 2 * pause : 1000000;
+	}
+	return false;
+}
+
+bool
+mpi_gather(MpiWorld *w, MpiHandle of, const void *x, size_t n, void *all)
+{
+	MpiHandle request = NULL;
+
+	return MPI_CALL(w, iallgather, x, (int)n, w->byte, all, (int)n, w->byte, of, &request) == 0 && mpi_finish(w, &request, false);
+}
+
+/* ---------------------------------------------------------------- opening ---- */
+
+static int
+number_of(const char *variable)
+{
+	const char *s = getenv(variable);
+
+	return s && *s ? atoi(s) : -1;
+}
+
+typedef struct Launcher { const char *rank, *size, *title, *install; const char *name[4]; } Launcher;
+
+static const Launcher launchers[] = {
+	{ "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI", "apt-get install libopenmpi3", { "libmpi.so.40" } },
+	{ "PMI_RANK", "PMI_SIZE", "MPICH", "apt-get install libmpich12", { "libmpi.so.12", "libmpich.so.12" } },
+	/* srun --mpi=pmix, which either library takes */
+	{ "PMIX_RANK", "SLURM_NTASKS", "PMIx", "apt-get install libopenmpi3", { "libmpi.so.40", "libmpi.so.12", "libmpich.so.12" } },
+};
+
+static llmc_status
+open_library(MpiWorld *w, const Launcher *l, llmc_error *err)
+{
+	const char *own = getenv("LLMC_MPI"), *name = NULL, *lacks = NULL;
+
+	if (own && *own)
+		w->lib = dlopen(name = own, RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE);
+	for (int i = 0; !w->lib && !(own && *own) && l->name[i]; i++)
+		w->lib = dlopen(name = l->name[i], RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE); /* its plug-ins look for its symbols */
+	if (!w->lib)
+		return error_set(err, LLMC_E_MISSING, "mpirun of %s started this, but %s cannot be opened: %s, or name the library with LLMC_MPI=PATH", l->title,
+		                 name, l->install);
+#define X(member, symbol, args)                                                                    \
+	do {                                                                                       \
+		void *at_ = dlsym(w->lib, symbol);                                                 \
+		memcpy(&w->member, &at_, sizeof at_);                                              \
+		lacks = at_ || lacks ? lacks : symbol;                                             \
+	} while (0);
+	MPI_CALLS(X)
+#undef X
+	if (lacks)
+		return error_set(err, LLMC_E_MISSING, "%s has no %s: llmc needs MPI 3 or newer", name, lacks);
+	if ((w->world = dlsym(w->lib, "ompi_mpi_comm_world")) != NULL) {
+		w->byte = dlsym(w->lib, "ompi_mpi_byte");
+		w->info_null = dlsym(w->lib, "ompi_mpi_info_null");
+		w->type_shared = 0;
+	} else {
+		w->world = (MpiHandle)(uintptr_t)0x44000000;
+		w->byte = (MpiHandle)(uintptr_t)0x4c00010d;
+		w->info_null = (MpiHandle)(uintptr_t)0x1c000000;
+		w->type_shared = 1;
+	}
+	return LLMC_OK;
+}
+
+/* Together from here on: a rank that fails ends the job, since the others are in the same calls. */
+static llmc_status
+start(MpiWorld *w, const Launcher *l, const void *comm, llmc_error *err)
+{
+	int done = 0, level = 0, size = 0, want = comm ? 0 : number_of(l->size);
+
+	TRY(open_library(w, l, err));
+	if (w->initialized(&done) || (!done && !comm && w->init(NULL, NULL, SERIALIZED, &level)))
+		return error_set(err, LLMC_E_MISSING, "MPI does not start (MPI_Init_thread)");
+	if (comm && !done)
+		return error_set(err, LLMC_E_INPUT, "mpi_comm: this program has not started MPI");
+	w->ours = w->ours || !done;
+	if (done && w->thread_level(&level))
+		return error_set(err, LLMC_E_MISSING, "MPI does not say from which threads it may be called (MPI_Query_thread)");
+	if (level < SERIALIZED)
+		return error_set(err, LLMC_E_MISSING, "MPI has been started so that several threads may not call it, one after the other (MPI_THREAD_SERIALIZED)");
+	w->own_thread = w->ours || level == MULTIPLE; /* nobody else calls MPI, or all may */
+	if (comm) { /* a handle is an address, or a number */
+		MpiHandle own = NULL, given = NULL;
+		memcpy(&given, comm, dlsym(w->lib, "ompi_mpi_comm_world") ? sizeof given : sizeof(int));
+		if (w->dup(given, &own)) /* messages of the program stay its own */
+			return error_set(err, LLMC_E_INPUT, "mpi_comm: is no communicator (MPI_Comm_dup)");
+		w->world = own;
+	}
+	w->rank(w->world, &w->rank_);
+	w->size(w->world, &size);
+	if (want > 0 && size != want)
+		return error_set(err, LLMC_E_MISSING,
+		                 "the launcher says %d ranks and MPI says %d: mpirun and the MPI library are of different kinds (mpirun: %s; library: %s); "
+		                 "LLMC_MPI=PATH names another library", want, size, l->title, dlsym(w->lib, "ompi_mpi_comm_world") ? "Open MPI" : "MPICH");
+	w->ranks = size;
+	gethostname(w->name, sizeof w->name - 1);
+	if (w->split_type(w->world, w->type_shared, 0, w->info_null, &w->host) || w->size(w->host, &w->on_host) || w->rank(w->host, &w->at_host))
+		return error_set(err, LLMC_E_MISSING, "MPI does not say which ranks share a host");
+	/* all or none: hosts may have different numbers of ranks */
+	int *n = calloc((size_t)size, sizeof *n);
+	w->one_host = n && mpi_gather(w, w->world, &w->on_host, sizeof *n, n);
+	for (int k = 0; n && k < size; k++)
+		w->one_host = w->one_host && n[k] == size;
+	free(n);
+	return LLMC_OK;
+}
+
+llmc_status
+mpi_world_open(const void *comm, MpiWorld **out, llmc_error *err)
+{
+	MpiWorld          *w = &the_world;
+	const Launcher *l = NULL;
+
+	*out = NULL;
+	for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !l; i++)
+		l = number_of(launchers[i].rank) >= 0 ? &launchers[i] : NULL;
+	if (!l && comm)
+		return error_set(err, LLMC_E_MISSING, "mpi_comm: no launcher has started this program (mpirun, srun)");
+	if (!l || (!comm && number_of(l->size) == 1))
+		return LLMC_OK;
+	if (w->taken || w->over)
+		return error_set(err, LLMC_E_BUSY, "one model runs on the ranks that a launcher has started, and one %s", w->taken ? "does" : "did");
+	if (!w->ranks || comm || w->given) {
+		w->given = comm != NULL;
+		llmc_status status = start(w, l, comm, err);
+		if (status != LLMC_OK) {
+			w->ranks = 0;
+			return status;
+		}
+	}
+	if (w->ranks < 2)
+		return LLMC_OK;
+	w->taken = true;
+	*out = w;
+	return LLMC_OK;
+}
+
+void
+mpi_world_close(MpiWorld *w)
+{
+	if (!w)
+		return;
+	w->taken = false;
+	if (w->lost && w->rank_ > 0) /* rank 0 answers its requests first, and its end of the job is this process' too */
+		nanosleep(&(struct timespec){ .tv_sec = 2 }, NULL);
+	if (w->lost) /* the others would wait for ever */
+		w->end_job(w->world, 1);
+	else if (w->ours && !w->over)
+		w->finalize();
+	w->over = w->over || w->ours;
+}
+
+int
+mpi_world_rank(const MpiWorld *w)
+{
+	return w->rank_;
+}
+
+int
+mpi_world_ranks(const MpiWorld *w)
+{
+	return w->ranks;
+}
+
+int
+mpi_world_local_rank(const MpiWorld *w)
+{
+	return w->at_host;
+}
+
+int
+mpi_world_threads(const MpiWorld *w)
+{
+	int n = topology_threads();
+
+	if (n >= sysconf(_SC_NPROCESSORS_ONLN) / 2) /* bound to nothing, or to all cores but their second threads */
+		n /= w->on_host;
+	return n > 0 ? n : 1;
+}
+
+/* ---------------------------------------------------------------- agreeing ---- */
+
+typedef struct AgreeMessage { int32_t status; char host[60], text[440]; } AgreeMessage;
+
+static AgreeMessage *
+ask_all(MpiWorld *w, const AgreeMessage *own, llmc_error *err)
+{
+	AgreeMessage *all = calloc((size_t)w->ranks, sizeof *all);
+
+	if (all && mpi_gather(w, w->world, own, sizeof *own, all))
+		return all;
+	free(all);
+	error_set(err, LLMC_E_DEVICE, "ranks of this job cannot be reached");
+	return NULL;
+}
+
+llmc_status
+mpi_world_agree(MpiWorld *w, llmc_status own, const llmc_error *why, llmc_error *err)
+{
+	AgreeMessage        word = { .status = own };
+	llmc_status status = own;
+
+	snprintf(word.host, sizeof word.host, "%s", w->name);
+	if (own != LLMC_OK)
+		snprintf(word.text, sizeof word.text, "%.400s", why->text);
+	AgreeMessage *all = ask_all(w, &word, err);
+	if (!all)
+		return LLMC_E_DEVICE;
+	for (int k = 0; k < w->ranks; k++)
+		if (all[k].status != LLMC_OK) {
+			status = k == w->rank_ ? error_set(err, own, "%s", why->text)
+			                       : error_set(err, (llmc_status)all[k].status, "rank %d (host %s): %s", k, all[k].host, all[k].text);
+			break;
+		}
+	free(all);
+	return status;
+}
+
+llmc_status
+mpi_world_check_same(MpiWorld *w, int team, const char *what, const char *text, llmc_error *err)
+{
+	AgreeMessage        word = { 0 };
+	llmc_status status = LLMC_OK;
+
+	snprintf(word.host, sizeof word.host, "%s", w->name);
+	snprintf(word.text, sizeof word.text, "%.400s", text);
+	AgreeMessage *all = ask_all(w, &word, err);
+	if (!all)
+		return LLMC_E_DEVICE;
+	for (int k = 1, of; k < w->ranks && status == LLMC_OK; k++)
+		if (strcmp(all[k].text, all[of = k / team * team].text) != 0)
+			status = error_set(err, LLMC_E_INPUT, "rank %d (host %s) has another %s than rank %d (host %s): %.80s, not %.80s", k, all[k].host, what, of,
+			                   all[of].host, all[k].text, all[of].text);
+	free(all);
+	return status;
+}
+
+/* ---------------------------------------------------------------- bytes from rank 0 ---- */
+
+static bool
+broadcast(MpiWorld *w, void *data, size_t n, bool patient)
+{
+	MpiHandle request = NULL;
+
+	while (n) {
+		size_t piece = n < (1 << 20) ? n : 1 << 20;
+		if (MPI_CALL(w, ibcast, data, (int)piece, w->byte, 0, w->world, &request) || !mpi_finish(w, &request, patient))
+			return false;
+		data = (char *)data + piece;
+		n -= piece;
+	}
+	return true;
+}
+
+bool
+mpi_world_broadcast(MpiWorld *w, const void *data, size_t n)
+{
+	return !w->lost && broadcast(w, (void *)(uintptr_t)data, n, false); /* the root's is only read */
+}
+
+bool
+mpi_world_receive(MpiWorld *w, void *data, size_t n)
+{
+	return !w->lost && broadcast(w, data, n, true);
+}
+
+/* ---------------------------------------------------------------- steps through memory ---- */
+
+typedef struct MpiWindow { MpiWorld *w; MpiHandle win; Comm *of; } MpiWindow;
+
+/* Collective, unless the group has ended early: then the process ends soon, and its memory with it. */
+static void
+window_release(void *user)
+{
+	MpiWindow *win = user;
+
+	if (!comm_ended(win->of))
+		win->w->win_free(&win->win);
+	else
+		win->w->lost = true;
+	free(win);
+}
+
+static llmc_status
+open_window(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
+{
+	int         unit;
+	size_t      bytes = comm_shm_bytes(shape) + 64;
+	intptr_t    size;
+	char       *memory = NULL;
+	MpiWindow     *win = calloc(1, sizeof *win);
+
+	if (!win)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
+	win->w = w;
+	if (w->win_allocate(w->rank_ == 0 ? (intptr_t)bytes : 0, 1, w->info_null, w->host, &memory, &win->win) ||
+	    w->win_query(win->win, 0, &size, &unit, &memory)) {
+		free(win);
+		return error_set(err, LLMC_E_MEMORY, "MPI gives ranks of this host no memory of %zu bytes to share", bytes);
+	}
+	memory += -(uintptr_t)memory & 63; /* at the same place for all: windows begin at pages */
+	if (w->rank_ == 0)
+		memset(memory, 0, bytes - 64);
+	w->barrier(w->host);
+	llmc_status status = comm_shm(memory, w->rank_, shape, comm_timeout(), window_release, win, out, err);
+	if (status != LLMC_OK)
+		free(win);
+	else
+		win->of = *out;
+	return status;
+}
+
+llmc_status
+mpi_world_comm(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
+{
+	const char *way = getenv("LLMC_COMM");
+	char        n[24];
+
+	*out = NULL;
+	shape.ranks = w->ranks;
+	snprintf(n, sizeof n, "%d threads", shape.parts);
+	if (w->one_host && !(way && strcmp(way, "mpi") == 0)) {
+		TRY(mpi_world_check_same(w, w->ranks, "number of threads", n, err));
+		return open_window(w, shape, out, err);
+	}
+	return comm_mpi(w, shape, out, err);
+}

@@ -1,0 +1,501 @@
+/* Ranks that share memory: flags, slots and a ring of bytes in one block.
+ *
+ * A message goes in pieces through slots. Part p of each rank copies its piece into its slot, raises its flag to the piece's number, waits
+ * for the flags of part p of the other ranks, and reads their slots: parts of one number meet each other alone, so no barrier is needed.
+ * There are two slots for each, in turn. Whoever writes piece e + 2 has seen all flags at e + 1, and who raises a flag to e + 1 has read
+ * piece e.
+ *
+ * Waiting is a spin bounded by time, then sleep on a futex, as in threads.c. How long a rank may take is counted in looks, not by the clock: a job
+ * that is stopped as a whole, and goes on, has lost nobody. */
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "runtime/comm/comm_internal.h"
+#include "runtime/threads/threads.h"
+
+typedef enum MissedRank { LATE_IN_STEP, STILL, GONE } MissedRank;
+/* COMM_STAGES_PATIENCE: stages wait for whole steps of the others, not for a moment of one that all are in; so does who sends them the next one, or asks for
+ * their pages. */
+enum { HOW = 1 << 16, PIECE = 4096, RING = 1 << 18 };
+
+/* A number that only grows, written by one thread. Its low half is the futex. */
+typedef struct ShmLine {
+	_Alignas(64) atomic_ullong at;
+	atomic_int asleep; /* a thread sleeps, or is about to */
+} ShmLine;
+
+/* The beginning of the memory. The rest: a Line a rank (bytes that it has taken out of the ring), two a rank (bytes put into its pipe to the
+ * next stage, and taken out), one a rank (pieces for rank 0), a Line a rank and part (flags), a Life a rank, the ring, the slots [2][ranks][parts][PIECE], those of
+ * pieces for rank 0 [2][ranks][PIECE], the pipes. */
+typedef struct ShmBlock {
+	atomic_bool ended;
+	atomic_int  lost;    /* 1 + the rank that is missed, and how, times HOW; the first one that anybody missed */
+	ShmLine        written; /* bytes that rank 0 has put into the ring */
+} ShmBlock;
+
+typedef struct ShmLocal { _Alignas(64) uint64_t piece; } ShmLocal;
+
+typedef struct ShmComm {
+	Comm     c;
+	ShmBlock   *b;
+	ShmLine    *taken, *put, *got, *kept, *flag;
+	char    *ring, *pipe; /* pipe: of rank 0; those of the others follow */
+	float   *slot, *corner;
+	CommShape shape;
+	double   spin; /* seconds before sleep */
+	int      parts, timeout_s, still_s; /* timeout_s: within a step; still_s: without a sign of life */
+	uint64_t at;    /* bytes sent, or received */
+	uint64_t handed, took, collected;
+	ShmLocal     *part;  /* [parts] pieces that each part has sent */
+	Heartbeat    *life;
+	LivenessWatch   *watch; /* NULL: ranks are threads of this process */
+	void   (*release)(void *user);
+	void    *user;
+} ShmComm;
+
+/* ---------------------------------------------------------------- waiting ---- */
+
+/* False: the time is up */
+static bool
+futex(ShmLine *l, int op, unsigned value, const struct timespec *most)
+{
+	return syscall(SYS_futex, &l->at, op, value, most, NULL, 0) >= 0 || errno != ETIMEDOUT;
+}
+
+/* Rank k is missed: the group ends. Only the first one counts: others wait for it. */
+static void
+lose(ShmComm *s, int k, MissedRank how)
+{
+	if (!atomic_load(&s->b->ended)) /* else those that are left end, each by itself */
+		atomic_compare_exchange_strong(&s->b->lost, &(int){ 0 }, 1 + k + HOW * (int)how);
+	atomic_store(&s->b->ended, true);
+}
+
+static void
+line_set(ShmLine *l, uint64_t v)
+{
+	atomic_store(&l->at, v);
+	/* sequentially consistent against line_wait: either it sees the new number or the sleeper is seen here */
+	if (atomic_load(&l->asleep) && atomic_exchange(&l->asleep, 0))
+		futex(l, FUTEX_WAKE, INT32_MAX, NULL);
+}
+
+/* Until the line, which rank `of` writes, is at v or beyond; most_s: for so many seconds, 0: as long as it takes. */
+static bool
+line_wait(ShmComm *s, ShmLine *l, uint64_t v, int of, int most_s)
+{
+	const struct timespec look = { .tv_nsec = COMM_POLL_MS * 1000000L };
+	int looks = 0;
+
+	if (threads_spin_for(&l->at, v, s->spin, NULL))
+		return !atomic_load_explicit(&s->b->ended, memory_order_relaxed);
+	for (uint64_t now; (now = atomic_load(&l->at)) < v && !atomic_load(&s->b->ended);) {
+		atomic_store(&l->asleep, 1);
+		if (atomic_load(&l->at) != now)
+			continue;
+		looks += !futex(l, FUTEX_WAIT, (unsigned)now, &look);
+		if (most_s && looks > most_s * (1000 / COMM_POLL_MS))
+			lose(s, of, LATE_IN_STEP);
+	}
+	return !atomic_load(&s->b->ended);
+}
+
+/* ---------------------------------------------------------------- opening ---- */
+
+static size_t
+lines_of(size_t bytes)
+{
+	return (bytes + 63) & ~(size_t)63;
+}
+
+/* Bytes of a rank's pipe: those of the last stage lie behind the others, and its first rank's alone is used */
+static size_t
+pipe_bytes(int rank, CommShape c)
+{
+	return lines_of(rank + c.team >= c.ranks ? c.back : c.onward);
+}
+
+static size_t
+lay_out(ShmComm *s, char *base, CommShape c)
+{
+	size_t at = lines_of(sizeof(ShmBlock)), lines = at;
+	const size_t n = (size_t)c.ranks, p = (size_t)c.parts;
+
+	at += (4 * n + n * p) * sizeof(ShmLine) + n * sizeof(Heartbeat);
+	if (base) {
+		s->b = (ShmBlock *)base;
+		s->taken = (ShmLine *)(base + lines);
+		s->put = s->taken + n;
+		s->got = s->put + n;
+		s->kept = s->got + n;
+		s->flag = s->kept + n;
+		s->life = (Heartbeat *)(s->flag + n * p);
+		s->ring = base + at;
+		s->slot = (float *)(base + at + RING);
+		s->corner = s->slot + 2 * n * p * PIECE;
+		s->pipe = (char *)(s->corner + 2 * n * PIECE);
+	}
+	return at + RING + 2 * n * (p + 1) * PIECE * sizeof(float) + (n - (size_t)c.team) * lines_of(c.onward) + lines_of(c.back);
+}
+
+size_t
+comm_shm_bytes(CommShape shape)
+{
+	return lay_out(NULL, NULL, shape);
+}
+
+static void
+shm_end(Comm *c)
+{
+	ShmComm *s = (ShmComm *)c;
+
+	atomic_store(&s->b->ended, true);
+	futex(&s->b->written, FUTEX_WAKE, INT32_MAX, NULL);
+	for (int i = 0; i < c->ranks * (4 + s->parts); i++) /* taken, put, got, kept, flag */
+		futex(&s->taken[i], FUTEX_WAKE, INT32_MAX, NULL);
+}
+
+static bool
+shm_ended(const Comm *c)
+{
+	return atomic_load(&((const ShmComm *)c)->b->ended);
+}
+
+static void
+shm_why(const Comm *c, char *text, size_t n)
+{
+	const ShmComm *s = (const ShmComm *)c;
+	const int     lost = atomic_load(&s->b->lost), k = lost % HOW - 1;
+	const MissedRank  missed = (MissedRank)(lost / HOW);
+	char          where[100], host[60] = "", how[40] = "its process has ended";
+
+	if (!lost)
+		return;
+	gethostname(host, sizeof host - 1);
+	comm_position_text(atomic_load(&s->life[k].where), where, sizeof where);
+	if (missed != GONE)
+		snprintf(how, sizeof how, "no answer for %d s", missed == STILL ? s->still_s : s->timeout_s);
+	snprintf(text, n, "rank %d of %d (host %s) is lost: %s %s", k, c->ranks, host, how, where);
+}
+
+static void
+shm_close(Comm *c)
+{
+	ShmComm *s = (ShmComm *)c;
+
+	watch_close(s->watch);
+	s->release(s->user);
+	free(s->part);
+	free(s);
+}
+
+/* Another rank gives no sign of life. */
+static void
+miss(void *user, int rank, bool gone)
+{
+	ShmComm *s = user;
+
+	lose(s, rank, gone ? GONE : STILL);
+	shm_end(&s->c); /* wakes all */
+}
+
+/* ---------------------------------------------------------------- in a step ---- */
+
+static float *
+slot_of(const ShmComm *s, uint64_t piece, int rank, int part)
+{
+	return s->slot + ((((piece & 1) * (size_t)s->c.ranks + (size_t)rank) * (size_t)s->parts) + (size_t)part) * PIECE;
+}
+
+/* Put n floats into this part's slot, and wait until all ranks of the team have. */
+static bool
+exchange(ShmComm *s, int part, const float *x, int64_t n, uint64_t *piece)
+{
+	const uint64_t e = *piece = ++s->part[part].piece;
+
+	if (n > 0)
+		memcpy(slot_of(s, e, s->c.rank, part), x, (size_t)n * sizeof *x);
+	line_set(&s->flag[s->c.rank * s->parts + part], e);
+	for (int k = s->c.first; k < s->c.first + s->c.team; k++)
+		if (k != s->c.rank && !line_wait(s, &s->flag[k * s->parts + part], e, k, s->timeout_s))
+			return false;
+	return true;
+}
+
+static bool
+shm_sum(Comm *c, int part, const CommReduce *j)
+{
+	ShmComm       *s = (ShmComm *)c;
+	const int64_t n = j->rows * j->width, lines = (n + 15) / 16;
+	int64_t       at = lines * part / s->parts * 16, end = lines * (part + 1) / s->parts * 16;
+	uint64_t      e;
+
+	for (end = end < n ? end : n; at < end; at += PIECE) {
+		int64_t count = end - at < PIECE ? end - at : PIECE;
+		float   sum[PIECE];
+		if (!exchange(s, part, j->x + at, count, &e))
+			return false;
+		for (int k = 0; k < c->team; k++) {
+			const float *x = slot_of(s, e, c->first + k, part);
+			if (k == 0)
+				memcpy(sum, x, (size_t)count * sizeof *sum);
+			for (int64_t i = 0; k > 0 && i < count; i++)
+				sum[i] += x[i];
+		}
+		comm_finish_sum(j, at, count, sum);
+	}
+	return true;
+}
+
+static bool
+shm_join(Comm *c, int part, const CommGather *j)
+{
+	ShmComm  *s = (ShmComm *)c;
+	int64_t  most = 0;
+	uint64_t e;
+
+	for (int k = 0; k < c->team; k++) {
+		CommStream of = comm_stream(j, c->team, k, part, s->parts);
+		most = of.end - of.at > most ? of.end - of.at : most;
+	}
+	for (int64_t from = 0; from < most; from += PIECE) {
+		CommStream own = comm_stream(j, c->team, c->rank - c->first, part, s->parts);
+		int64_t    left = own.end - own.at - from;
+		if (!exchange(s, part, j->x + own.at + from, left < PIECE ? left : PIECE, &e))
+			return false;
+		for (int k = 0; k < c->team && j->y; k++) {
+			CommStream of = comm_stream(j, c->team, k, part, s->parts);
+			int64_t    end = of.at + from + PIECE < of.end ? of.at + from + PIECE : of.end;
+			comm_place(j, &of, of.at + from, end, slot_of(s, e, c->first + k, part));
+		}
+	}
+	return true;
+}
+
+/* ---------------------------------------------------------------- bytes from rank 0 ---- */
+
+/* Bytes that fit into the ring from here on without a break */
+static size_t
+ring_piece(const ShmComm *s, size_t n)
+{
+	size_t run = RING - s->at % RING, most = run < RING / 2 ? run : RING / 2;
+
+	return n < most ? n : most;
+}
+
+static bool
+shm_send(Comm *c, const void *data, size_t n)
+{
+	ShmComm     *s = (ShmComm *)c;
+	const char *from = data;
+
+	while (n) {
+		size_t piece = ring_piece(s, n);
+		for (int k = 1; k < c->ranks; k++)
+			if (s->at + piece > RING && !line_wait(s, &s->taken[k], s->at + piece - RING, k, s->timeout_s))
+				return false;
+		memcpy(s->ring + s->at % RING, from, piece);
+		s->at += piece;
+		line_set(&s->b->written, s->at);
+		from += piece;
+		n -= piece;
+	}
+	return !shm_ended(c);
+}
+
+static bool
+shm_receive(Comm *c, void *data, size_t n)
+{
+	ShmComm *s = (ShmComm *)c;
+	char   *to = data;
+
+	while (n) {
+		size_t piece = ring_piece(s, n);
+		if (!line_wait(s, &s->b->written, s->at + piece, 0, 0))
+			return false;
+		memcpy(to, s->ring + s->at % RING, piece);
+		s->at += piece;
+		line_set(&s->taken[c->rank], s->at);
+		to += piece;
+		n -= piece;
+	}
+	return true;
+}
+
+/* ---------------------------------------------------------------- bytes to rank 0 ---- */
+
+static bool
+shm_collect(Comm *c, const void *data, size_t n, void *all)
+{
+	ShmComm      *s = (ShmComm *)c;
+	const size_t most = PIECE * sizeof(float);
+
+	for (size_t at = 0; at < n; at += most) {
+		const size_t   count = n - at < most ? n - at : most;
+		const uint64_t e = ++s->collected;
+		float         *corner = s->corner + (size_t)(e & 1) * (size_t)c->ranks * PIECE; /* in turn, as slots are */
+		memcpy(corner + (size_t)c->rank * PIECE, (const char *)data + at, count);
+		line_set(&s->kept[c->rank], e);
+		for (int k = 0; k < c->ranks; k++)
+			if (k != c->rank && !line_wait(s, &s->kept[k], e, k, s->timeout_s))
+				return false;
+		for (int k = 0; k < c->ranks && all; k++)
+			memcpy((char *)all + (size_t)k * n + at, corner + (size_t)k * PIECE, count);
+	}
+	return !shm_ended(c);
+}
+
+/* ---------------------------------------------------------------- bytes from stage to stage ---- */
+
+static char *
+pipe_of(const ShmComm *s, int rank)
+{
+	return s->pipe + (size_t)rank * lines_of(s->shape.onward);
+}
+
+static bool
+shm_hand(Comm *c, const void *data, size_t n)
+{
+	ShmComm      *s = (ShmComm *)c;
+	const size_t room = pipe_bytes(c->rank, s->shape);
+	const char  *from = data;
+
+	while (n) {
+		if (s->handed >= room && !line_wait(s, &s->got[c->rank], s->handed - room + 1, comm_next_stage_rank(c), 0))
+			return false;
+		size_t free = room - (size_t)(s->handed - atomic_load(&s->got[c->rank].at)), run = room - s->handed % room;
+		run = run < free ? run : free;
+		run = run < n ? run : n;
+		memcpy(pipe_of(s, c->rank) + s->handed % room, from, run);
+		s->handed += run;
+		line_set(&s->put[c->rank], s->handed);
+		from += run;
+		n -= run;
+	}
+	return !shm_ended(c);
+}
+
+static bool
+shm_take(Comm *c, void *data, size_t n)
+{
+	ShmComm      *s = (ShmComm *)c;
+	const int    of = comm_prev_stage_rank(c);
+	const size_t room = pipe_bytes(of, s->shape);
+	char        *to = data;
+
+	while (n) {
+		if (!line_wait(s, &s->put[of], s->took + 1, of, c->rank ? 0 : s->timeout_s))
+			return false;
+		size_t there = (size_t)(atomic_load(&s->put[of].at) - s->took), run = room - s->took % room;
+		run = run < there ? run : there;
+		run = run < n ? run : n;
+		memcpy(to, pipe_of(s, of) + s->took % room, run);
+		s->took += run;
+		line_set(&s->got[of], s->took);
+		to += run;
+		n -= run;
+	}
+	return true;
+}
+
+/* Seconds. A launcher binds each process to its own processors, which are not those of all ranks. */
+static double
+spin_of(CommShape shape, bool processes)
+{
+	Topology top;
+
+	topology_here(&top);
+	if (processes)
+		top = (Topology){ .n_allowed = (int)sysconf(_SC_NPROCESSORS_ONLN) };
+	int64_t threads = (int64_t)shape.ranks * shape.parts;
+	return threads_spin(&top, threads < TOPOLOGY_MAX ? (int)threads : TOPOLOGY_MAX + 1);
+}
+
+llmc_status
+comm_shm(void *memory, int rank, CommShape shape, int timeout_s, void (*release)(void *user), void *user, Comm **out, llmc_error *err)
+{
+	static const CommOps way = { .sum = shm_sum, .join = shm_join, .send = shm_send, .receive = shm_receive, .collect = shm_collect, .hand = shm_hand, .take = shm_take,
+		.end = shm_end, .ended = shm_ended, .why = shm_why, .close = shm_close };
+	ShmComm *s = calloc(1, sizeof *s);
+
+	*out = NULL;
+	if (s)
+		s->part = aligned_alloc(64, (size_t)shape.parts * sizeof *s->part);
+	if (!s || !s->part) {
+		free(s);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for rank %d", rank);
+	}
+	memset(s->part, 0, (size_t)shape.parts * sizeof *s->part);
+	s->shape = shape;
+	lay_out(s, memory, shape);
+	s->c = comm_of(&way, rank, shape);
+	s->parts = shape.parts;
+	s->spin = spin_of(shape, timeout_s > 0);
+	s->timeout_s = shape.onward ? COMM_STAGES_PATIENCE * timeout_s : timeout_s;
+	s->still_s = timeout_s;
+	s->release = release;
+	s->user = user;
+	s->c.where = timeout_s ? &s->life[rank].where : NULL;
+	llmc_status status = timeout_s ? watch_open(s->life, rank, shape.ranks, timeout_s, NULL, miss, s, &s->watch, err) : LLMC_OK;
+	if (status != LLMC_OK) {
+		free(s->part);
+		free(s);
+		return status;
+	}
+	*out = &s->c;
+	return LLMC_OK;
+}
+
+/* ---------------------------------------------------------------- threads of one process ---- */
+
+typedef struct ShmMemory { atomic_int users; void *at; size_t bytes; } ShmMemory; /* zero, and taken as it is touched */
+
+static void
+memory_release(void *user)
+{
+	ShmMemory *m = user;
+
+	if (atomic_fetch_sub(&m->users, 1) > 1)
+		return;
+	munmap(m->at, m->bytes);
+	free(m);
+}
+
+llmc_status
+comm_threads(CommShape shape, Comm **out, llmc_error *err)
+{
+	const int   ranks = shape.ranks;
+	size_t      bytes = comm_shm_bytes(shape);
+	ShmMemory     *m = calloc(1, sizeof *m);
+	llmc_status status = LLMC_OK;
+
+	for (int r = 0; r < ranks; r++)
+		out[r] = NULL;
+	if (m)
+		m->at = mmap(NULL, m->bytes = bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (!m || m->at == MAP_FAILED) {
+		free(m);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", ranks);
+	}
+	atomic_store(&m->users, 1);
+	for (int r = 0; r < ranks && status == LLMC_OK; r++) {
+		status = comm_shm(m->at, r, shape, 0, memory_release, m, &out[r], err);
+		if (status == LLMC_OK)
+			atomic_fetch_add(&m->users, 1);
+	}
+	for (int r = 0; r < ranks && status != LLMC_OK; r++) {
+		comm_close(out[r]);
+		out[r] = NULL;
+	}
+	memory_release(m);
+	return status;
+}

@@ -1,0 +1,125 @@
+/* A shared object from a kernel's source, by the system's compiler: made in a temporary folder, then kept; where the
+ * cache takes no files, held in memory. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/cpu/cpu_kernels.h"
+
+enum { MAX_FLAGS = 256, MAX_OBJECT = 1 << 28 };
+const char object_mark[8] = "llmc so2";
+
+static llmc_status
+run_compiler(const CpuKernels *k, const Object *o, const char *header, const char *tmp, bool lenient, Strbuf *text, int *code, llmc_error *err)
+{
+	char *argv[MAX_FLAGS + 16], include[1024];
+	int n = 0;
+
+	argv[n++] = (char *)k->cc;
+	for (int i = 0; k->flag[i] && n < MAX_FLAGS; i++)
+		argv[n++] = k->flag[i];
+	if (lenient)
+		argv[n++] = (char *)"-Wno-error";
+	if (header) {
+		argv[n++] = (char *)"-include";
+		argv[n++] = (char *)header;
+	}
+	if (snprintf(include, sizeof include, "-I%s", strbuf_str(&k->root)) >= (int)sizeof include)
+		return error_set(err, LLMC_E_IO, "%s: name too long", strbuf_str(&k->root));
+	argv[n++] = include;
+	argv[n++] = (char *)"-pipe"; /* no files of its own to be left in /tmp */
+	argv[n++] = (char *)"-o";
+	argv[n++] = (char *)tmp;
+	argv[n++] = (char *)strbuf_str(&o->source);
+	argv[n++] = (char *)"-lm";
+	argv[n] = NULL;
+	return cc_run(argv, 1200, text, code, err);
+}
+
+/* Did the compiler see what the key was made from? Somebody may have compiled the model again meanwhile. */
+static llmc_status
+check_unchanged(const CpuKernels *k, int unit, llmc_error *err)
+{
+	const BuildUnit *u = &k->build.unit[unit];
+	Sha256 common;
+	char key[65];
+
+	TRY(objects_common(k, &common, err));
+	TRY(object_key(k, &common, unit, key, err));
+	return strcmp(key, u->key) ? error_set(err, LLMC_E_IO, "%s, or a header of it, changed while it was compiled: open the model again", u->file)
+	                           : LLMC_OK;
+}
+
+/* An object that no file holds: dlopen takes it by the name of its descriptor. */
+static llmc_status
+hold(CpuKernels *k, int unit, const Strbuf *made, llmc_error *err)
+{
+	Object *o = &k->object[unit];
+	Strbuf *path = &k->build.unit[unit].entry.path;
+	ssize_t n;
+
+	o->fd = memfd_create("llmc-kernel", MFD_CLOEXEC);
+	for (size_t done = 0; o->fd >= 0 && done < made->len; done += (size_t)n)
+		if ((n = write(o->fd, made->data + done, made->len - done)) <= 0)
+			break;
+	struct stat st;
+	if (o->fd < 0 || fstat(o->fd, &st) < 0 || (size_t)st.st_size < made->len)
+		return error_set(err, LLMC_E_IO, "%s: no memory for the compiled kernel: %s", k->build.unit[unit].file, strerror(errno));
+	strbuf_clear(path);
+	strbuf_printf(path, "/proc/self/fd/%d", o->fd);
+	return path->failed ? error_set(err, LLMC_E_MEMORY, "out of memory") : LLMC_OK;
+}
+
+llmc_status
+object_compile(void *kernels, int unit, llmc_error *err)
+{
+	CpuKernels *k = kernels;
+	const BuildUnit *u = &k->build.unit[unit];
+	Object *o = &k->object[unit];
+	Strbuf dir = { 0 }, object = { 0 }, text = { 0 }, again = { 0 }, made = { 0 };
+	llmc_status status;
+	struct stat st;
+	bool kept;
+	int code = 0;
+
+	const char *header = header_precompiled(k);
+
+	TRY(cache_temporary(&k->build.cache, &dir, err));
+	file_join(&object, strbuf_str(&dir), "kernel.so");
+	const char *tmp = strbuf_str(&object);
+	TRY_GOTO(run_compiler(k, o, header, tmp, false, &text, &code, err));
+	if (header && code != 0 && code < 128) { /* it may be the precompiled header */
+		strbuf_clear(&text);
+		TRY_GOTO(run_compiler(k, o, NULL, tmp, false, &text, &code, err));
+	}
+	if (code != 0 && code < 128) { /* a compiler may know warnings that ours do not: they are no reason to stop */
+		TRY_GOTO(run_compiler(k, o, NULL, tmp, true, &again, &code, err));
+		o->warned = code == 0;
+	}
+	if (code >= 128) {
+		status = error_set(err, LLMC_E_CANCELLED, "%s: the compiler %s was stopped by signal %d", u->file, k->cc, code - 128);
+		goto fail;
+	}
+	if (code != 0 || stat(tmp, &st) < 0 || !st.st_size) {
+		status = error_set(err, LLMC_E_MISSING, "%s: %s cannot compile it:\n%s", strbuf_str(&o->source), k->cc, strbuf_str(&text));
+		goto fail;
+	}
+	TRY_GOTO(check_unchanged(k, unit, err));
+	TRY_GOTO(file_read(tmp, MAX_OBJECT, &made, err));
+	TRY_GOTO(build_keep(&k->build, unit, made.data, made.len, &kept, err));
+	if (!kept)
+		TRY_GOTO(hold(k, unit, &made, err));
+fail:
+	cache_temporary_remove(strbuf_str(&dir));
+	strbuf_release(&dir);
+	strbuf_release(&object);
+	strbuf_release(&text);
+	strbuf_release(&again);
+	strbuf_release(&made);
+	return status;
+}

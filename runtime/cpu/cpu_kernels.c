@@ -1,0 +1,269 @@
+/* Kernels of a plan as shared objects: what each is made from (source, the headers beside it, flags, the ABI of kernels), and
+ * loading them. */
+#include "runtime/cpu/cpu_kernels.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAX_SOURCE = 1 << 24, MAX_HEADERS = 256, MAX_DEPTH = 4 };
+
+static llmc_status
+add_file(Sha256 *sum, const char *path, const char *name, llmc_error *err)
+{
+	Strbuf text = { 0 };
+	llmc_status status;
+
+	TRY_GOTO(file_check_trusted(path, err));
+	TRY_GOTO(file_read(path, MAX_SOURCE, &text, err));
+	sha256_add(sum, name, strlen(name) + 1);
+	const char *body = build_source_body(strbuf_str(&text));
+	sha256_add(sum, body, text.len - (size_t)(body - strbuf_str(&text)));
+fail:
+	strbuf_release(&text);
+	return status;
+}
+
+static int
+by_text(const void *a, const void *b)
+{
+	return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+typedef struct Headers {
+	char *name[MAX_HEADERS]; /* paths below the folder of kernels */
+	int   n;
+} Headers;
+
+/* Adds the headers of a folder and of those below it; a folder that others may write to is refused. */
+static llmc_status
+find_headers(Headers *h, const char *root, const char *folder, int depth, llmc_error *err)
+{
+	Strbuf path = { 0 };
+	llmc_status status = LLMC_OK;
+
+	file_join(&path, root, folder);
+	DIR *d = opendir(strbuf_str(&path));
+	if (d && *folder)
+		status = file_check_trusted(strbuf_str(&path), err);
+	for (struct dirent *e; status == LLMC_OK && d && h->n < MAX_HEADERS && (e = readdir(d)) != NULL;) {
+		size_t len = strlen(e->d_name);
+		strbuf_clear(&path);
+		strbuf_printf(&path, "%s%s%s", folder, *folder ? "/" : "", e->d_name);
+		if (*folder && len > 2 && !strcmp(e->d_name + len - 2, ".h")) {
+			if ((h->name[h->n] = strdup(strbuf_str(&path))) != NULL)
+				h->n++;
+		} else if (e->d_name[0] != '.' && depth < MAX_DEPTH && !strchr(e->d_name, '.')) {
+			status = find_headers(h, root, strbuf_str(&path), depth + 1, err);
+		}
+	}
+	if (d)
+		closedir(d);
+	strbuf_release(&path);
+	return status;
+}
+
+/* The headers that kernels may include: all in folders of kernels/, by path. */
+static llmc_status
+add_headers(Sha256 *sum, const char *root, llmc_error *err)
+{
+	Strbuf path = { 0 };
+	Headers h = { .n = 0 };
+	llmc_status status = find_headers(&h, root, "", 0, err);
+
+	qsort(h.name, (size_t)h.n, sizeof *h.name, by_text);
+	for (int i = 0; i < h.n; i++) {
+		file_join(&path, root, h.name[i]);
+		if (status == LLMC_OK)
+			status = add_file(sum, strbuf_str(&path), h.name[i], err);
+		free(h.name[i]);
+	}
+	strbuf_release(&path);
+	return status;
+}
+
+static void
+add_flags(Sha256 *sum, const CpuKernels *k)
+{
+	int abi = PLAN_STEP_ABI;
+
+	sha256_add(sum, &abi, sizeof abi);
+	sha256_add(sum, k->build.plan->target, strlen(k->build.plan->target) + 1);
+	for (int i = 0; k->flag[i]; i++)
+		sha256_add(sum, k->flag[i], strlen(k->flag[i]) + 1);
+}
+
+llmc_status
+objects_common(const CpuKernels *k, Sha256 *common, llmc_error *err)
+{
+	sha256_init(common);
+	add_flags(common, k);
+	return add_headers(common, strbuf_str(&k->root), err);
+}
+
+llmc_status
+object_key(const CpuKernels *k, const Sha256 *common, int unit, char hex[65], llmc_error *err)
+{
+	Sha256 sum = *common;
+
+	TRY(add_file(&sum, strbuf_str(&k->object[unit].source), k->build.unit[unit].file, err));
+	sha256_hex(&sum, hex);
+	return LLMC_OK;
+}
+
+/* The loader takes objects by their paths. */
+static Strbuf *
+contents(void *kernels, int unit)
+{
+	(void)kernels, (void)unit;
+	return NULL;
+}
+
+static const BuildKind kind = { .suffix = "so", .with = "flags", .mark = object_mark, .contents = contents, .compile = object_compile };
+
+static llmc_status
+prepare(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out, llmc_error *err)
+{
+	llmc_status status;
+	Sha256 common;
+	CpuKernels *k = calloc(1, sizeof *k);
+
+	*out = NULL;
+	if (!k)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	KernelBuild *b = &k->build;
+	TRY_GOTO(build_init(b, plan, opt, &kind, k, NULL, err));
+	k->object = calloc((size_t)b->n_unit + 1, sizeof *k->object);
+	k->fn = calloc((size_t)plan->n_kernel + 1, sizeof *k->fn);
+	if (!k->object || !k->fn) {
+		status = error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", plan->n_kernel);
+		goto fail;
+	}
+	file_join(&k->root, opt->artifact, "kernels");
+	TRY_GOTO(cc_flags(plan->target, &k->flag, &k->flag_text, err));
+	TRY_GOTO(objects_common(k, &common, err));
+	for (int i = 0; i < b->n_unit; i++) {
+		file_join(&k->object[i].source, opt->artifact, b->unit[i].file);
+		TRY_GOTO(object_key(k, &common, i, b->unit[i].key, err));
+		struct stat st;
+		if (stat(strbuf_str(&k->object[i].source), &st) == 0)
+			b->unit[i].bytes = (size_t)st.st_size;
+	}
+	for (int i = 0; i < plan->n_kernel; i++) /* all of it is in headers, and long */
+		if (plan->kernel[i].n_arg == 0)
+			b->unit[b->unit_of[i]].bytes = MAX_SOURCE;
+	*out = k;
+	return LLMC_OK;
+fail:
+	kernels_close(k);
+	return status;
+}
+
+static void
+tell_warnings(const CpuKernels *k)
+{
+	const KernelBuild *b = &k->build;
+
+	for (int i = 0; i < b->n_unit; i++)
+		if (k->object[i].warned)
+			log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING, "%s: %s warns about it", b->unit[i].file, k->cc);
+}
+
+static llmc_status
+load(CpuKernels *k, llmc_error *err)
+{
+	const KernelBuild *b = &k->build;
+
+	for (int pass = 0; pass < 2; pass++) /* what kernels call is there before them */
+		for (int i = 0; i < b->plan->n_kernel; i++) {
+			const bool called = b->plan->kernel[i].n_arg == 0;
+			const int u = b->unit_of[i];
+			if (called != (pass == 0) || k->object[u].handle)
+				continue;
+			/* a name that others see has the hash of all that is behind it */
+			k->object[u].handle = dlopen(strbuf_str(&b->unit[u].entry.path), RTLD_NOW | (called ? RTLD_GLOBAL : RTLD_LOCAL));
+			if (!k->object[u].handle)
+				return error_set(err, LLMC_E_MISSING, "cannot load the kernel %s: %s", b->unit[u].file, dlerror());
+		}
+	for (int i = 0; i < b->plan->n_kernel; i++) {
+		const PlanKernel *p = &b->plan->kernel[i];
+		void *at = dlsym(k->object[b->unit_of[i]].handle, p->symbol);
+		if (!at)
+			return error_set(err, LLMC_E_INPUT, "%s: has no function %s: compile the model again", p->file, p->symbol);
+		memcpy(&k->fn[i], &at, sizeof at);
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+kernels_open(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out, llmc_error *err)
+{
+	CpuKernels *k;
+	llmc_status status;
+
+	*out = NULL;
+	TRY(prepare(plan, opt, &k, err));
+	build_shipped(&k->build, plan->target, NULL);
+	if (!build_all_ready(&k->build)) {
+		TRY_GOTO(cc_find(k->cc, sizeof k->cc, k->cc_version, sizeof k->cc_version, err));
+		TRY_GOTO(build_cached(&k->build, k->cc_version, strlen(k->cc_version), err));
+		build_start(&k->build, plan->target, k->cc);
+		TRY_GOTO(build_wait(&k->build, err));
+		header_remove(k);
+		tell_warnings(k);
+	}
+	TRY_GOTO(load(k, err));
+	build_unlock(&k->build);
+	*out = k;
+	return LLMC_OK;
+fail:
+	kernels_close(k);
+	return status;
+}
+
+llmc_status
+kernels_ship(const Plan *plan, const KernelBuildOptions *opt, llmc_error *err)
+{
+	CpuKernels *k;
+	llmc_status status;
+
+	TRY(prepare(plan, opt, &k, err));
+	TRY_GOTO(cc_find(k->cc, sizeof k->cc, k->cc_version, sizeof k->cc_version, err));
+	TRY_GOTO(build_ship(&k->build, plan->target, k->cc_version, NULL, err));
+	tell_warnings(k);
+fail:
+	kernels_close(k);
+	return status;
+}
+
+void
+kernels_close(CpuKernels *k)
+{
+	if (!k)
+		return;
+	for (int i = 0; k->object && i < k->build.n_unit; i++) {
+		if (k->object[i].handle)
+			dlclose(k->object[i].handle);
+		if (k->object[i].fd > 0) /* until here: an object is known to the loader by its name, which no other may have */
+			close(k->object[i].fd);
+		strbuf_release(&k->object[i].source);
+	}
+	build_release(&k->build);
+	header_remove(k);
+	strbuf_release(&k->root);
+	free(k->flag);
+	free(k->flag_text);
+	free(k->object);
+	free(k->fn);
+	free(k);
+}
+
+llmc_kernel *
+kernels_find(const CpuKernels *k, int kernel)
+{
+	return k->fn[kernel];
+}

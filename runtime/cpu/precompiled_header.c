@@ -1,0 +1,76 @@
+/* <immintrin.h> of gcc 12 has 74000 lines, a fifth to a third of what a kernel takes to compile. Compilers keep what they made of a header that comes first
+ * (gcc, clang: -include FILE takes FILE.gch; where that does not fit the flags, gcc reads FILE, clang stops and cpu_compile.c goes on without it). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/cpu/cpu_kernels.h"
+
+enum { HEADER_NONE, HEADER_BEGUN, HEADER_THERE };
+enum { ROUNDS = 3, MAX_FLAGS = 256 };
+
+/* Every thread has some units to compile, for a target with vectors, and the user's flags include nothing: there is one precompiled header. */
+static bool
+is_worthwhile(const CpuKernels *k)
+{
+	bool vectors = false;
+
+	if (k->build.todo < ROUNDS * k->build.jobs)
+		return false;
+	for (int i = 0; k->flag[i]; i++) {
+		vectors |= !strcmp(k->flag[i], "-mavx2");
+		if (!strcmp(k->flag[i], "-include") || i == MAX_FLAGS)
+			return false;
+	}
+	return vectors;
+}
+
+static bool
+make(const CpuKernels *k, const char *path)
+{
+	static const char text[] = "#include <immintrin.h>\n";
+	char *argv[MAX_FLAGS + 8], out[4096];
+	Strbuf said = { 0 };
+	int n = 0, code = 1;
+
+	argv[n++] = (char *)k->cc;
+	for (int i = 0; k->flag[i]; i++)
+		if (strcmp(k->flag[i], "-shared") != 0) /* clang says that it does not apply */
+			argv[n++] = k->flag[i];
+	argv[n++] = (char *)"-x";
+	argv[n++] = (char *)"c-header";
+	argv[n++] = (char *)path;
+	argv[n++] = (char *)"-o";
+	argv[n++] = out;
+	argv[n] = NULL;
+	snprintf(out, sizeof out, "%s.gch", path);
+	bool ok = file_write(path, text, sizeof text - 1, NULL) == LLMC_OK && cc_run(argv, 0, &said, &code, NULL) == LLMC_OK && code == 0;
+	strbuf_release(&said);
+	return ok;
+}
+
+const char *
+header_precompiled(CpuKernels *k)
+{
+	int none = HEADER_NONE;
+
+	if (atomic_load(&k->header) == HEADER_THERE)
+		return strbuf_str(&k->header_path);
+	if (!is_worthwhile(k) || !atomic_compare_exchange_strong(&k->header, &none, HEADER_BEGUN) || cache_temporary(&k->build.cache, &k->header_dir, NULL) != LLMC_OK)
+		return NULL;
+	file_join(&k->header_path, strbuf_str(&k->header_dir), "vectors.h");
+	if (k->header_path.failed || !make(k, strbuf_str(&k->header_path)))
+		return NULL;
+	atomic_store(&k->header, HEADER_THERE);
+	return strbuf_str(&k->header_path);
+}
+
+void
+header_remove(CpuKernels *k)
+{
+	if (k->header_dir.len)
+		cache_temporary_remove(strbuf_str(&k->header_dir));
+	strbuf_release(&k->header_dir);
+	strbuf_release(&k->header_path);
+	atomic_store(&k->header, HEADER_NONE);
+}

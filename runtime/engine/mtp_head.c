@@ -1,0 +1,103 @@
+/* The head of a model that guesses (mtp.part): a layer that reads, for each position of a text, the model's row there and the token behind it, and says
+ * the token after that. Its session has a sequence for each text that it follows, a position of it for each row that it has read. Rows are taken from the model's
+ * steps as they come and wait until their next token is known and a step of the head is due. Where rows have been missed, since many texts ran at once or the
+ * model found pages of its prompt that the head has not, it goes on with a hole: guesses get worse by that, texts do not. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/engine/engine_internal.h"
+
+void
+mtp_rows_free(MtpRows *h)
+{
+	free(h->row);
+	*h = (MtpRows){ 0 };
+}
+
+/* The text's sequence in the head's session, with what its prefix cache holds of it */
+static bool
+begin(Engine *e, RequestChoice *c, const SchedSeq *q)
+{
+	const llmc_limits *lim = session_limits_of(e->draft_session);
+	llmc_error err;
+
+	if (c->draft_session >= 0)
+		return true;
+	if (session_seq_new(e->draft_session, q->req->bound < lim->context ? q->req->bound : lim->context, &c->draft_session, &err) != LLMC_OK) {
+		c->draft_session = -1;
+		return false;
+	}
+	session_seq_salt(e->draft_session, c->draft_session, q->req->salt);
+	c->head.at = session_prefix_find(e->draft_session, c->draft_session, q->tok + 1, q->n_tok - 1); /* what position i of a head has been fed */
+	c->head.n = 0;
+	c->head.holes = false;
+	return true;
+}
+
+static bool
+reserve_rows(MtpRows *h, int32_t n, int64_t hidden)
+{
+	if (n <= h->cap)
+		return true;
+	float *row = realloc(h->row, (size_t)n * (size_t)hidden * sizeof *row);
+	if (!row)
+		return false;
+	h->row = row;
+	h->cap = n;
+	return true;
+}
+
+void
+mtp_rows_consume(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t n)
+{
+	const int64_t hidden = e->plan->hidden;
+
+	c->head.at += n;
+	c->head.n -= n;
+	memmove(c->head.row, c->head.row + n * hidden, (size_t)(c->head.n * hidden) * sizeof *c->head.row);
+	if (!c->head.holes)
+		session_prefix_keep(e->draft_session, c->draft_session, q->tok + 1);
+}
+
+/* All rows but the last ones, which a step that guesses reads */
+static bool
+run_pending_rows(Engine *e, RequestChoice *c, const SchedSeq *q)
+{
+	const int32_t chunk = session_limits_of(e->draft_session)->chunk;
+	llmc_error err;
+
+	while (c->head.n > e->draft_chunk) {
+		int32_t n = c->head.n - 1 < chunk ? c->head.n - 1 : chunk;
+		llmc_chunk k = { .seq = c->draft_session, .tok = q->tok + c->head.at + 1, .n_tok = n };
+		if (session_forward_rows(e->draft_session, &k, 1, (const float *const[]){ c->head.row }, NULL, &err) != LLMC_OK)
+			return false;
+		mtp_rows_consume(e, c, q, n);
+	}
+	return true;
+}
+
+void
+mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t n, const float *rows)
+{
+	const int64_t hidden = e->plan->hidden;
+	MtpRows *h = &c->head;
+
+	if (n < 1 || !begin(e, c, q))
+		return;
+	int32_t known = h->at + h->n - at; /* of these rows: a text may run again */
+	if (known >= n)
+		return;
+	if (known < 0) {
+		h->holes = true;
+		h->at = at;
+		h->n = known = 0;
+	}
+	if (!reserve_rows(h, h->n + n - known, hidden)) {
+		draft_model_drop(e, c);
+		return;
+	}
+	memcpy(h->row + h->n * hidden, rows + known * hidden, (size_t)((n - known) * hidden) * sizeof *rows);
+	h->n += n - known;
+	if (!run_pending_rows(e, c, q))
+		draft_model_drop(e, c);
+}

@@ -1,0 +1,729 @@
+/* See scheduler.h. */
+#include "runtime/engine/scheduler.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan/plan.h"
+
+static int64_t
+pages_of(int64_t n_tok)
+{
+	return (n_tok + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE;
+}
+
+/* ---------------------------------------------------------------------------------------------- requests ---- */
+
+SchedReq *
+sched_req_new(const int32_t *prompt, int32_t n_prompt, int32_t max_new, int32_t n_seq)
+{
+	size_t room = (size_t)n_prompt + (size_t)max_new;
+	SchedReq *r = calloc(1, sizeof *r);
+
+	if (!r)
+		return NULL;
+	r->seq = calloc((size_t)n_seq, sizeof *r->seq);
+	int32_t *tok = calloc(room * (size_t)n_seq, sizeof *tok);
+	if (!r->seq || !tok) {
+		free(tok);
+		free(r->seq);
+		free(r);
+		return NULL;
+	}
+	r->n_prompt = n_prompt;
+	r->max_new = max_new;
+	r->n_seq = r->n_open = n_seq;
+	r->bound = n_prompt + max_new - 1; /* the last new token is never fed back */
+	for (int32_t i = 0; i < n_seq; i++) {
+		r->seq[i] = (SchedSeq){ .req = r, .index = i, .q = -1, .at = -1, .tok = tok + room * (size_t)i };
+		memcpy(r->seq[i].tok, prompt, (size_t)n_prompt * sizeof *prompt);
+		r->seq[i].n_tok = n_prompt;
+	}
+	return r;
+}
+
+void
+sched_req_free(SchedReq *r)
+{
+	if (!r)
+		return;
+	free(r->seq[0].tok);
+	free(r->seq);
+	free(r);
+}
+
+static int64_t
+cost_of(const SchedReq *r)
+{
+	return r->n_prompt + (int64_t)r->max_new * r->n_seq;
+}
+
+const char *
+sched_reject_reason(const SchedLimits *lim, const SchedReq *r)
+{
+	if (r->n_seq > lim->seqs)
+		return "it has more choices than sequences may run at once (seqs)";
+	if (pages_of(r->bound) > lim->pages)
+		return "prompt and new tokens do not fit the KV cache (kv_tokens)";
+	if (lim->total_tokens && cost_of(r) > lim->total_tokens)
+		return "prompt and new tokens are more than max_batch_total_tokens";
+	if (lim->prompt_whole && r->n_prompt > lim->chunk)
+		return "this model reads its prompt in one piece, and the prompt is longer than a step (chunk)";
+	if (lim->prompt_whole && r->prompt_rows && r->n_prompt > lim->n_out)
+		return "this model reads its prompt in one piece, and a step has fewer rows of logits (n_out)";
+	return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------ queues ---- */
+
+static bool
+comes_before(const SchedReq *a, const SchedReq *b)
+{
+	return a->priority != b->priority ? a->priority < b->priority : a->order < b->order;
+}
+
+static bool
+older(const SchedSeq *a, const SchedSeq *b)
+{
+	return a->req == b->req ? a->index < b->index : comes_before(a->req, b->req);
+}
+
+static void
+enqueue(SchedQueue *u, SchedSeq *c)
+{
+	SchedSeq *before = u->youngest;
+
+	while (before && older(c, before))
+		before = before->older;
+	c->older = before;
+	c->younger = before ? before->younger : u->oldest;
+	*(c->older ? &c->older->younger : &u->oldest) = c;
+	*(c->younger ? &c->younger->older : &u->youngest) = c;
+	u->n++;
+}
+
+static void
+dequeue(SchedQueue *u, SchedSeq *c)
+{
+	*(c->older ? &c->older->younger : &u->oldest) = c->younger;
+	*(c->younger ? &c->younger->older : &u->youngest) = c->older;
+	c->older = c->younger = NULL;
+	u->n--;
+}
+
+/* Sequences kept free for the choices of a request whose first choice runs and has not forked */
+static int32_t
+reserve_of(const SchedReq *r)
+{
+	return r->forked ? 0 : r->n_seq - 1;
+}
+
+llmc_status
+sched_open(const SchedLimits *lim, const SchedOps *ops, Sched **out, llmc_error *err)
+{
+	Sched *s = *out = calloc(1, sizeof *s);
+	size_t n = (size_t)lim->seqs + 1;
+
+	if (s) {
+		s->lim = *lim;
+		s->ops = *ops;
+		s->chunk = calloc(n, sizeof *s->chunk);
+		s->chunk_seq = calloc(n, sizeof *s->chunk_seq);
+		s->q = calloc(n, sizeof *s->q);
+		s->add = calloc(n, sizeof *s->add);
+	}
+	if (s && s->chunk && s->chunk_seq && s->q && s->add)
+		return LLMC_OK;
+	sched_close(s);
+	*out = NULL;
+	return error_set(err, LLMC_E_MEMORY, "out of memory for the scheduler");
+}
+
+void
+sched_close(Sched *s)
+{
+	if (!s)
+		return;
+	free(s->chunk);
+	free(s->chunk_seq);
+	free(s->q);
+	free(s->add);
+	free(s);
+}
+
+void
+sched_submit(Sched *s, SchedReq *r)
+{
+	SchedReq **at = &s->first;
+
+	r->order = ++s->n_order;
+	if (s->last && comes_before(s->last, r)) /* nearly always */
+		at = &s->last->next;
+	while (*at && comes_before(*at, r))
+		at = &(*at)->next;
+	r->next = *at;
+	*at = r;
+	s->last = r->next ? s->last : r;
+	s->n_waiting++;
+}
+
+static void
+remove_chunk(Sched *s, SchedSeq *c)
+{
+	if (c->at < 0)
+		return;
+	int32_t last = --s->n_chunk;
+	s->chunk[c->at] = s->chunk[last];
+	s->chunk_seq[c->at] = s->chunk_seq[last];
+	s->q[c->at] = s->q[last];
+	s->add[c->at] = s->add[last];
+	s->chunk_seq[c->at]->at = c->at;
+	c->at = -1;
+}
+
+/* Take a running choice out of its sequence. */
+static void
+stop_running(Sched *s, SchedSeq *c)
+{
+	remove_chunk(s, c);
+	dequeue(&s->running, c);
+	s->reserved -= reserve_of(c->req);
+	s->ops.seq_free(s->ops.user, c->q);
+	c->q = -1;
+	c->n_draft_tokens = 0;
+	c->marked = c->again = false;
+}
+
+static void
+preempt(Sched *s, SchedSeq *c)
+{
+	c->saved = c->n_done ? s->ops.save(s->ops.user, c->q, c->n_done) : NULL;
+	c->n_saved = c->saved ? c->n_done : 0;
+	stop_running(s, c);
+	c->n_done = 0;
+	c->n_preempted++;
+	c->state = SEQ_PREEMPTED;
+	enqueue(&s->preempted, c);
+	s->n_preempted++;
+	s->n_saved += c->saved != NULL;
+}
+
+static void
+done(Sched *s, SchedSeq *c)
+{
+	if (c->state == SEQ_RUNNING) {
+		stop_running(s, c);
+	} else if (c->state == SEQ_PREEMPTED) {
+		dequeue(&s->preempted, c);
+		if (c->saved)
+			s->ops.drop(s->ops.user, c->saved);
+		c->saved = NULL;
+	}
+	if (c->state != SEQ_DONE && --c->req->n_open == 0 && c->req->started)
+		s->total_tokens -= cost_of(c->req);
+	c->state = SEQ_DONE;
+}
+
+/* Of what a choice holds, the first tokens are certain: the rest leaves. Where there are states all of the step does, and what was certain of it runs again, in the next step,
+ * in front of what it says. */
+static void
+rollback(Sched *s, SchedSeq *c, int32_t certain)
+{
+	const int32_t held = c->n_done + c->n_draft_tokens;
+
+	if (c->state != SEQ_RUNNING)
+		return;
+	c->again = s->lim.states && certain < held && c->n_draft_tokens;
+	if (c->n_draft_tokens) {
+		c->n_done = c->again ? c->mark : certain < held ? certain : held;
+		c->n_draft_tokens = 0;
+		if (c->n_done < held)
+			s->ops.seq_trim(s->ops.user, c->q, c->n_done);
+		if (!s->lim.no_prefix)
+			s->ops.prefix_keep(s->ops.user, c->q, c->tok);
+	}
+	if (c->marked && !c->again)
+		c->marked = s->ops.seq_mark(s->ops.user, c->q, false);
+}
+
+void
+sched_finish(Sched *s, SchedSeq *c)
+{
+	rollback(s, c, c->n_tok);
+	done(s, c);
+}
+
+void
+sched_cancel(Sched *s, SchedReq *r)
+{
+	if (!r->started) {
+		SchedReq **at = &s->first, *before = NULL;
+		while (*at && *at != r) {
+			before = *at;
+			at = &before->next;
+		}
+		if (*at) {
+			*at = r->next;
+			s->last = r->next ? s->last : before;
+			s->n_waiting--;
+		}
+	}
+	for (int32_t i = 0; i < r->n_seq; i++)
+		done(s, &r->seq[i]);
+}
+
+/* -------------------------------------------------------------------------------------------- the step ---- */
+
+typedef struct StepBudget { int32_t tokens, prefill, rows; } StepBudget;
+
+static int64_t
+pages_left(Sched *s)
+{
+	return s->ops.pages_free(s->ops.user) - (s->n_chunk ? s->ops.pages_need(s->ops.user, s->q, s->add, (size_t)s->n_chunk) : 0);
+}
+
+/* Rows of logits that a chunk of n tokens needs. */
+static int32_t
+rows_of(const SchedSeq *c, int32_t n)
+{
+	int32_t end = c->n_done + n, rows = end == c->n_tok;
+
+	/* a prompt that runs for the second time has been answered already */
+	if (c->req->prompt_rows && c->n_tok == c->req->n_prompt && !c->req->forked)
+		rows = n;
+	return rows;
+}
+
+static void
+add_chunk(Sched *s, SchedSeq *c, int32_t n)
+{
+	c->at = s->n_chunk;
+	s->chunk_seq[c->at] = c;
+	s->chunk[c->at] = (llmc_chunk){ .seq = c->q, .tok = c->tok + c->n_done, .n_tok = n, .n_out = rows_of(c, n) };
+	s->q[c->at] = c->q;
+	s->add[c->at] = n;
+	s->n_chunk++;
+}
+
+static void
+consume_budget(StepBudget *b, const SchedSeq *c, int32_t n, bool prefill)
+{
+	b->tokens -= n;
+	b->rows -= rows_of(c, n);
+	b->prefill -= prefill ? n : 0;
+}
+
+static bool
+is_here(Sched *s, const SchedSeq *c)
+{
+	return s->only_waiting || s->ops.here(s->ops.user, c->q);
+}
+
+/* Choices that wait for one token's turn, or for those that run again in front of it, oldest first; younger ones make room. */
+static void
+plan_decode(Sched *s, StepBudget *b)
+{
+	for (SchedSeq *c = s->running.oldest, *next; c; c = next) {
+		const int32_t n = c->n_tok - c->n_done;
+		if ((n == 1 || c->again) && c->n_done && b->tokens >= n && b->rows > 0 && is_here(s, c)) {
+			add_chunk(s, c, n);
+			while (pages_left(s) < 0 && s->running.youngest != c)
+				preempt(s, s->running.youngest);
+			if (pages_left(s) < 0)
+				preempt(s, c); /* the youngest, and older ones have the pages */
+			else
+				consume_budget(b, c, n, false);
+		}
+		next = c->state == SEQ_RUNNING ? c->younger : NULL;
+	}
+}
+
+/* Tokens of the next piece of a prompt that the budgets and, if this is the youngest, the pages allow. */
+static int32_t
+chunk_size(Sched *s, const SchedSeq *c, const StepBudget *b)
+{
+	int32_t n = c->n_tok - c->n_done, most = b->tokens < b->prefill ? b->tokens : b->prefill;
+
+	if (s->lim.prompt_whole && c->n_done == 0) {
+		/* in one piece; a budget below it must not keep it from ever running */
+		n = c->req->n_prompt;
+		bool alone = b->prefill == s->lim.prefill;
+		return n <= b->tokens && (n <= b->prefill || alone) && rows_of(c, n) <= b->rows ? n : 0;
+	}
+	n = n < most ? n : most;
+	if (n > 0 && rows_of(c, n) > b->rows)
+		n = rows_of(c, n) == n ? b->rows : n - 1; /* rows of the whole prompt, or only of its end */
+	if (s->lim.page_aligned) {
+		int32_t border = (c->n_tok - 1) / PLAN_KV_PAGE * PLAN_KV_PAGE, cut = (c->n_done + n) / PLAN_KV_PAGE * PLAN_KV_PAGE;
+		if (!s->lim.no_prefix && c->n_done < border && c->n_done + n > border)
+			n = border - c->n_done;
+		else if (c->n_done + n < c->n_tok && c->n_done < cut)
+			n = cut - c->n_done;
+		else if (c->n_done + n < c->n_tok && b->prefill < s->lim.prefill && !s->only_waiting)
+			n = 0; /* less than a page of another prompt: in the next step */
+	}
+	return n > 0 ? n : 0;
+}
+
+/* Take the youngest out of the step and of its sequence; what it was given of the step comes back. */
+static void
+evict_youngest(Sched *s, StepBudget *b)
+{
+	SchedSeq *out = s->running.youngest;
+
+	if (out->at >= 0) {
+		b->tokens += s->add[out->at];
+		b->rows += s->chunk[out->at].n_out;
+		b->prefill += out->n_done && (out->n_tok - out->n_done == 1 || out->again) ? 0 : s->add[out->at];
+	}
+	preempt(s, out);
+}
+
+/* Give a piece of a prompt its pages: younger ones make room, then it is cut to what there is. */
+static void
+plan_chunk(Sched *s, SchedSeq *c, StepBudget *b)
+{
+	int32_t n = chunk_size(s, c, b);
+
+	if (n == 0 || !is_here(s, c))
+		return;
+	while (pages_left(s) < pages_of(c->n_done + n) - pages_of(c->n_done)) {
+		if (s->running.youngest != c) {
+			evict_youngest(s, b);
+			continue;
+		}
+		int64_t room = (pages_of(c->n_done) + pages_left(s)) * PLAN_KV_PAGE - c->n_done;
+		if (room < 1 || s->lim.prompt_whole)
+			return;
+		n = room < n ? (int32_t)room : n;
+		break;
+	}
+	/* a cut piece may end where no logits are wanted: rows_of counts again */
+	add_chunk(s, c, n);
+	consume_budget(b, c, n, true);
+}
+
+static void
+plan_prefill(Sched *s, StepBudget *b)
+{
+	for (SchedSeq *c = s->running.oldest, *next; c; c = next) {
+		if (c->at < 0 && c->n_tok > c->n_done && (c->n_tok - c->n_done > 1 || c->n_done == 0) && b->tokens > 0 && b->prefill > 0)
+			plan_chunk(s, c, b);
+		next = c->younger;
+	}
+}
+
+/* Pages that running choices still need for the tokens they have, and one for each to go on. */
+static int64_t
+pages_promised(const Sched *s)
+{
+	int64_t n = 0;
+
+	for (const SchedSeq *c = s->running.oldest; c; c = c->younger)
+		n += pages_of(c->n_tok) - pages_of(c->at >= 0 ? c->n_done + s->add[c->at] : c->n_done) + 1;
+	return n;
+}
+
+static bool
+has_place(const Sched *s, int32_t n_seq)
+{
+	return s->running.n + s->reserved + n_seq <= s->lim.seqs;
+}
+
+static void
+run(Sched *s, SchedSeq *c, llmc_seq q, int32_t n_done)
+{
+	c->q = q;
+	c->n_done = n_done;
+	c->state = SEQ_RUNNING;
+	s->reserved += reserve_of(c->req);
+	enqueue(&s->running, c);
+}
+
+/* A sequence for a choice, with what the prefix cache has of it, if all its tokens will find pages. */
+static bool
+open_sequence(Sched *s, SchedSeq *c, bool prefix)
+{
+	int64_t room = pages_left(s) - (s->running.n ? pages_promised(s) + 1 : 0);
+	int32_t found = 0;
+	llmc_seq q;
+
+	if (c->saved) {
+		if (room < pages_of(c->n_tok) || !s->ops.load(s->ops.user, c->saved, &q))
+			return false;
+		c->saved = NULL;
+		found = c->n_saved;
+		s->n_loaded++;
+	} else {
+		int64_t before = s->ops.pages_free(s->ops.user);
+		if (s->ops.seq_new(s->ops.user, c->req, &q, NULL) != LLMC_OK)
+			return false;
+		if (prefix)
+			found = s->ops.prefix_find(s->ops.user, q, c->tok, c->n_tok);
+		room -= before - s->ops.pages_free(s->ops.user); /* found pages that nobody held are held now */
+		if (room < pages_of(c->n_tok) - found / PLAN_KV_PAGE) {
+			s->ops.seq_free(s->ops.user, q);
+			return false;
+		}
+	}
+	run(s, c, q, found);
+	return true;
+}
+
+static bool
+use_prefix(const Sched *s, const SchedSeq *c)
+{
+	return !s->lim.no_prefix && !s->lim.prompt_whole && rows_of(c, 2) < 2;
+}
+
+static bool
+may_start(const Sched *s)
+{
+	if (s->running.n == 0 || s->lim.waiting_ratio <= 0)
+		return true;
+	return (double)s->n_waiting >= floor((double)s->running.n * (double)s->lim.waiting_ratio) ||
+	       s->steps_since_start >= s->lim.max_waiting_steps;
+}
+
+/* Within total_tokens of all that have started? Who was preempted counts. */
+static bool
+has_tokens(const Sched *s, const SchedReq *r)
+{
+	return !s->lim.total_tokens || s->total_tokens + cost_of(r) <= s->lim.total_tokens;
+}
+
+/* What is left of the step ends another prompt of n tokens within a page. */
+static bool
+is_partial_page(const Sched *s, const StepBudget *b, int32_t n)
+{
+	int32_t left = b->tokens < b->prefill ? b->tokens : b->prefill;
+
+	return s->lim.page_aligned && b->prefill < s->lim.prefill && left < PLAN_KV_PAGE && n > left;
+}
+
+static void
+start(Sched *s, StepBudget *b)
+{
+	while (s->first && b->tokens > 0 && b->prefill > 0) {
+		SchedReq *r = s->first;
+		SchedSeq *c = &r->seq[0];
+		if (s->preempted.n && !comes_before(r, s->preempted.oldest->req))
+			return;
+		if (!has_tokens(s, r) || is_partial_page(s, b, r->n_prompt))
+			return;
+		while (!has_place(s, r->n_seq) || !open_sequence(s, c, use_prefix(s, c))) {
+			if (!s->running.n || s->running.youngest->req->priority <= r->priority)
+				return;
+			evict_youngest(s, b);
+		}
+		s->first = r->next;
+		s->last = s->first ? s->last : NULL;
+		s->n_waiting--;
+		r->started = true;
+		r->n_cached = c->n_done;
+		s->total_tokens += cost_of(r);
+		s->prefix_queries += use_prefix(s, c) ? (uint64_t)r->n_prompt : 0;
+		s->prefix_hits += (uint64_t)c->n_done;
+		s->n_started++;
+		plan_chunk(s, c, b);
+	}
+}
+
+static void
+resume(Sched *s, StepBudget *b)
+{
+	while (s->preempted.oldest && b->tokens > 0) {
+		SchedSeq *c = s->preempted.oldest;
+		/* it would only have to give way again; but who waits for its tokens to be free cannot start before it has ended */
+		if (s->first && s->first->priority < c->req->priority && has_tokens(s, s->first))
+			return;
+		if ((b->prefill < 1 || is_partial_page(s, b, c->n_tok)) && !c->saved)
+			return;
+		if (!has_place(s, 1 + reserve_of(c->req)))
+			return;
+		dequeue(&s->preempted, c);
+		if (!open_sequence(s, c, use_prefix(s, c))) {
+			enqueue(&s->preempted, c);
+			return;
+		}
+		if (b->rows > 0 && b->prefill > 0) /* else in the next step */
+			plan_chunk(s, c, b);
+	}
+}
+
+int32_t
+sched_plan(Sched *s)
+{
+	StepBudget b = { .tokens = s->lim.chunk, .prefill = s->lim.prefill, .rows = s->lim.n_out };
+	uint64_t preempted = s->n_preempted;
+
+	s->n_chunk = s->n_started = 0;
+	plan_decode(s, &b);
+	plan_prefill(s, &b);
+	/* who had to make room in this step cannot go on in it, and nobody else can start */
+	if (s->n_preempted == preempted)
+		resume(s, &b);
+	if (may_start(s))
+		start(s, &b);
+	if (s->n_chunk == 0 && s->running.n) {
+		s->only_waiting = true;
+		plan_decode(s, &b);
+		plan_prefill(s, &b);
+		s->only_waiting = false;
+	}
+	s->steps_since_start = s->n_started ? 0 : s->steps_since_start + 1;
+	for (int32_t i = 0; i < s->n_chunk; i++) /* what is cancelled from now on leaves the step as it is */
+		s->chunk_seq[i]->at = -1;
+	return s->n_chunk;
+}
+
+bool
+sched_may_draft(const Sched *s, int32_t i)
+{
+	const SchedSeq *c = s->chunk_seq[i];
+
+	return (s->chunk[i].n_tok == 1 || c->again) && s->chunk[i].n_out == 1 && c->n_done && c->req->forked;
+}
+
+int32_t
+sched_spare_rows(const Sched *s)
+{
+	int32_t tokens = s->lim.chunk, rows = s->lim.n_out;
+
+	for (int32_t i = 0; i < s->n_chunk; i++) {
+		tokens -= s->chunk[i].n_tok;
+		rows -= s->chunk[i].n_out;
+	}
+	return tokens < rows ? tokens : rows;
+}
+
+int32_t
+sched_add_drafts(Sched *s, int32_t i, const int32_t *tok, int32_t n)
+{
+	SchedSeq *c = s->chunk_seq[i];
+	const int32_t own = s->chunk[i].n_tok;
+	int32_t room = c->req->bound - c->n_tok, spare = sched_spare_rows(s); /* the last new token is never fed back */
+
+	n = n < room ? n : room;
+	n = n < spare ? n : spare;
+	if (s->lim.draft_rows_max) {
+		const int32_t most = s->lim.draft_rows_max < c->n_done ? s->lim.draft_rows_max : c->n_done;
+		n = n < most - own ? n : most - own;
+	}
+	for (; n > 0; n--) {
+		s->add[i] = own + n;
+		if (pages_left(s) >= 0)
+			break;
+	}
+	if (n > 0 && s->lim.states && !c->marked) {
+		c->marked = s->ops.seq_mark(s->ops.user, c->q, true);
+		c->mark = c->n_done;
+	}
+	if (n <= 0 || (s->lim.states && !c->marked)) {
+		s->add[i] = own;
+		return 0;
+	}
+	memcpy(c->tok + c->n_tok, tok, (size_t)n * sizeof *tok);
+	s->chunk[i].n_tok = own + n;
+	s->chunk[i].n_out = 1 + n;
+	return c->n_draft_tokens = n;
+}
+
+bool
+sched_chunk_done(Sched *s, int32_t i)
+{
+	SchedSeq *c = s->chunk_seq[i];
+
+	c->n_done += s->chunk[i].n_tok - c->n_draft_tokens;
+	if (!s->lim.no_prefix && !c->n_draft_tokens)
+		s->ops.prefix_keep(s->ops.user, c->q, c->tok);
+	return c->n_done == c->n_tok;
+}
+
+void
+sched_commit_drafts(Sched *s, SchedSeq *c)
+{
+	rollback(s, c, c->n_tok - 1); /* the last has not been run */
+}
+
+bool
+sched_must_fork(const SchedSeq *c)
+{
+	return !c->req->forked && c->req->n_seq > 1;
+}
+
+llmc_status
+sched_fork(Sched *s, SchedReq *r, llmc_error *err)
+{
+	const SchedSeq *from = &r->seq[0];
+
+	s->reserved -= reserve_of(r);
+	r->forked = true;
+	for (int32_t i = 1; i < r->n_seq; i++) {
+		llmc_seq q;
+		TRY(s->ops.seq_fork(s->ops.user, from->q, &q, err));
+		run(s, &r->seq[i], q, from->n_done);
+	}
+	return LLMC_OK;
+}
+
+bool
+sched_push(Sched *s, SchedSeq *c, int32_t id)
+{
+	bool guessed = c->n_tok < c->n_done + c->n_draft_tokens && c->tok[c->n_tok] == id;
+
+	(void)s;
+	c->req->forked = true; /* the prompt has been answered */
+	c->tok[c->n_tok++] = id;
+	return guessed;
+}
+
+/* ------------------------------------------------------------------------------------------ invariants ---- */
+
+static const char *
+check_queue(const SchedQueue *u, SchedState state)
+{
+	int32_t n = 0;
+
+	for (const SchedSeq *c = u->oldest, *before = NULL; c; before = c, c = c->younger, n++) {
+		if (c->older != before || (before && !older(before, c)))
+			return "a queue is not in order of age";
+		if (c->state != state || (c->q >= 0) != (state == SEQ_RUNNING))
+			return "a choice is in the queue of another state";
+		if (!c->req->started || c->n_done > c->n_tok || c->n_tok > c->req->n_prompt + c->req->max_new)
+			return "a choice has impossible counts";
+		if (c->saved && state == SEQ_RUNNING)
+			return "a running choice has saved KV";
+		if (n > u->n)
+			break;
+	}
+	return n != u->n ? "a queue has lost count" : NULL;
+}
+
+const char *
+sched_check(const Sched *s)
+{
+	const char *wrong = check_queue(&s->running, SEQ_RUNNING);
+	int32_t n = 0, reserved = 0;
+
+	if (!wrong)
+		wrong = check_queue(&s->preempted, SEQ_PREEMPTED);
+	if (wrong)
+		return wrong;
+	if (s->running.n && s->preempted.n && older(s->preempted.oldest, s->running.youngest))
+		return "a younger choice runs while an older one is preempted";
+	for (const SchedReq *r = s->first, *before = NULL; r; before = r, r = r->next, n++) {
+		if (r->started || (before && !comes_before(before, r)))
+			return "the waiting requests are not in order";
+		if (n > s->n_waiting || (!r->next && r != s->last))
+			return "the waiting requests are not a list";
+	}
+	if (n != s->n_waiting || !s->first != !s->n_waiting)
+		return "the number of waiting requests is wrong";
+	for (const SchedSeq *c = s->running.oldest; c; c = c->younger)
+		reserved += reserve_of(c->req);
+	if (reserved != s->reserved || s->running.n + s->reserved > s->lim.seqs)
+		return "more sequences are promised than there are";
+	return NULL;
+}

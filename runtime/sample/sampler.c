@@ -1,0 +1,418 @@
+/* Samplers: parameters, the history that penalties look at, and a pick. See sampler.h for the order of things. */
+#include "runtime/sample/sampler.h"
+#include "base/sized_struct.h"
+#include "grammar/grammar.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct llmc_sampler {
+	int32_t     vocab;
+	llmc_params p;            /* its arrays are our own */
+	int32_t    *ids;          /* memory of stop_tokens and of the tokens of bad_words */
+	int32_t     n_eos, eos[16];
+	bool        penalties, changes; /* counts tokens; changes logits in any way */
+	int32_t    *n_output;     /* [vocab] times in the output */
+	bool       *seen;         /* [vocab] in prompt or output */
+	int32_t    *touched;      /* [vocab] ids that were seen */
+	int32_t     n_touched;
+	int32_t    *tail;         /* [n_tail] the last tokens, newest last */
+	int32_t     n_tail, tail_cap;
+	int32_t     n_new;
+	uint64_t    n_pick;
+	SampleScratch own;        /* of llmc_sampler_sample */
+	Matcher    *matcher;      /* where the text is in its grammar; NULL: none */
+	uint32_t   *mask;         /* [(vocab + 31) / 32] what it lets come next ... */
+	bool        masked, all;  /* ... once it has been made; everything may come */
+};
+
+static llmc_status
+check_id(const char *what, int32_t id, int32_t vocab, llmc_error *err)
+{
+	if (id < 0 || id >= vocab)
+		return error_set(err, LLMC_E_RANGE, "%s holds %d, tokens are 0 .. %d", what, id, vocab - 1);
+	return LLMC_OK;
+}
+
+static llmc_status
+check_lists(const llmc_params *p, int32_t vocab, llmc_error *err)
+{
+	if (p->n_stop_tokens < 0 || p->n_logit_bias < 0 || p->n_bad_words < 0 || (p->n_stop_tokens && !p->stop_tokens) ||
+	    (p->n_logit_bias && !p->logit_bias) || (p->n_bad_words && !p->bad_words))
+		return error_set(err, LLMC_E_RANGE, "stop_tokens, logit_bias or bad_words has a count without a list");
+	for (int32_t i = 0; i < p->n_stop_tokens; i++)
+		TRY(check_id("stop_tokens", p->stop_tokens[i], vocab, err));
+	for (int32_t i = 0; i < p->n_logit_bias; i++) {
+		TRY(check_id("logit_bias", p->logit_bias[i].id, vocab, err));
+		if (!(p->logit_bias[i].value < INFINITY)) /* -INFINITY is fine */
+			return error_set(err, LLMC_E_RANGE, "logit_bias of token %d is no number", p->logit_bias[i].id);
+	}
+	for (int32_t i = 0; i < p->n_bad_words; i++) {
+		if (p->bad_words[i].n < 1 || p->bad_words[i].n > 4096 || !p->bad_words[i].tok)
+			return error_set(err, LLMC_E_RANGE, "bad_words %d has %zu tokens, possible are 1 .. 4096", i, p->bad_words[i].n);
+		for (size_t k = 0; k < p->bad_words[i].n; k++)
+			TRY(check_id("bad_words", p->bad_words[i].tok[k], vocab, err));
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err)
+{
+	TRY(sampler_check_options(p, err));
+	if (p->speculate < -1 || p->speculate > LLMC_MAX_SPECULATE)
+		return error_set(err, LLMC_E_RANGE, "speculate is %d, possible are -1 (off), 0 (default) and 1 .. %d", p->speculate, LLMC_MAX_SPECULATE);
+	return check_lists(p, vocab, err);
+}
+
+llmc_params
+sampler_params(const llmc_params *p)
+{
+	llmc_params own = LLMC_INIT(llmc_params);
+
+	SIZED_TAKE(own, p);
+	return own;
+}
+
+llmc_status
+sample_scratch_open(int32_t vocab, SampleScratch *out, llmc_error *err)
+{
+	*out = (SampleScratch){ .vocab = vocab };
+	out->work = calloc((size_t)vocab, sizeof *out->work);
+	out->cand = calloc((size_t)vocab, sizeof *out->cand);
+	if (out->work && out->cand)
+		return LLMC_OK;
+	sample_scratch_release(out);
+	return error_set(err, LLMC_E_MEMORY, "out of memory for sampling from %d tokens", vocab);
+}
+
+void
+sample_scratch_release(SampleScratch *s)
+{
+	free(s->work);
+	free(s->cand);
+	*s = (SampleScratch){ 0 };
+}
+
+/* Copies of the lists; false: out of memory. */
+static bool
+copy_lists(llmc_sampler *s, const llmc_params *p)
+{
+	size_t n = (size_t)p->n_stop_tokens, at = 0, longest = 1;
+
+	for (int32_t i = 0; i < p->n_bad_words; i++) {
+		n += p->bad_words[i].n;
+		longest = p->bad_words[i].n > longest ? p->bad_words[i].n : longest;
+	}
+	llmc_sequence *bad = calloc((size_t)p->n_bad_words + 1, sizeof *bad);
+	llmc_bias *bias = calloc((size_t)p->n_logit_bias + 1, sizeof *bias);
+	s->ids = calloc(n + 1, sizeof *s->ids);
+	s->p.bad_words = bad;
+	s->p.logit_bias = bias;
+	s->p.stop_tokens = s->ids;
+	s->tail_cap = (int32_t)longest;
+	s->tail = calloc(longest, sizeof *s->tail);
+	if (!bad || !bias || !s->ids || !s->tail)
+		return false;
+	if (p->n_stop_tokens)
+		memcpy(s->ids, p->stop_tokens, (size_t)p->n_stop_tokens * sizeof *s->ids);
+	at = (size_t)p->n_stop_tokens;
+	if (p->n_logit_bias)
+		memcpy(bias, p->logit_bias, (size_t)p->n_logit_bias * sizeof *bias);
+	for (int32_t i = 0; i < p->n_bad_words; i++) {
+		memcpy(s->ids + at, p->bad_words[i].tok, p->bad_words[i].n * sizeof *s->ids);
+		bad[i] = (llmc_sequence){ s->ids + at, p->bad_words[i].n };
+		at += p->bad_words[i].n;
+	}
+	return true;
+}
+
+llmc_status
+sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_eos, llmc_sampler **out, llmc_error *err)
+{
+	llmc_params own = sampler_params(p);
+
+	*out = NULL;
+	if (vocab < 1)
+		return error_set(err, LLMC_E_RANGE, "a vocabulary of %d tokens cannot be sampled from", vocab);
+	TRY(sampler_check(&own, vocab, err));
+	llmc_sampler *s = calloc(1, sizeof *s);
+	bool ok = s != NULL;
+	if (s) {
+		s->vocab = vocab;
+		s->p = own;
+		s->p.stop = NULL; /* not ours to keep */
+		s->p.bad_words = NULL;
+		s->p.logit_bias = NULL;
+		s->n_eos = n_eos < 16 ? n_eos : 16;
+		if (s->n_eos)
+			memcpy(s->eos, eos, (size_t)s->n_eos * sizeof *eos);
+		if (s->p.repetition_penalty == 0)
+			s->p.repetition_penalty = 1;
+		s->penalties = s->p.repetition_penalty != 1 || own.presence_penalty != 0 || own.frequency_penalty != 0;
+		s->changes = s->penalties || own.n_logit_bias || own.n_bad_words || own.min_tokens || own.watermark;
+		ok = copy_lists(s, &own);
+		if (ok && s->penalties) {
+			s->n_output = calloc((size_t)vocab, sizeof *s->n_output);
+			s->seen = calloc((size_t)vocab, sizeof *s->seen);
+			s->touched = calloc((size_t)vocab, sizeof *s->touched);
+			ok = s->n_output && s->seen && s->touched;
+		}
+	}
+	if (!ok) {
+		llmc_sampler_close(s);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a sampler of %d tokens", vocab);
+	}
+	s->p.grammar = NULL;
+	s->p.grammar_after = NULL;
+	if (own.grammar) {
+		s->mask = calloc(((size_t)vocab + 31) / 32, sizeof *s->mask);
+		llmc_status status = s->mask ? matcher_open(own.grammar, own.grammar_after, &s->matcher, err)
+		                             : error_set(err, LLMC_E_MEMORY, "out of memory for a sampler of %d tokens", vocab);
+		if (status != LLMC_OK) {
+			llmc_sampler_close(s);
+			return status;
+		}
+	}
+	*out = s;
+	return LLMC_OK;
+}
+
+bool
+sampler_at_end(const llmc_sampler *s)
+{
+	return s->matcher && matcher_ended(s->matcher);
+}
+
+void
+sampler_advance(llmc_sampler *s)
+{
+	s->n_pick++;
+}
+
+bool
+sampler_stops_at(const llmc_sampler *s, int32_t id)
+{
+	for (int32_t i = 0; i < s->p.n_stop_tokens; i++)
+		if (s->p.stop_tokens[i] == id)
+			return true;
+	return false;
+}
+
+llmc_status
+llmc_sampler_open(int32_t vocab, const llmc_params *p, llmc_sampler **out, llmc_error *err)
+{
+	if (!out)
+		return error_set(err, LLMC_E_RANGE, "no place for the sampler was given");
+	TRY(sampler_open(vocab, p, NULL, 0, out, err));
+	llmc_status status = sample_scratch_open(vocab, &(*out)->own, err);
+	if (status != LLMC_OK) {
+		llmc_sampler_close(*out);
+		*out = NULL;
+	}
+	return status;
+}
+
+void
+llmc_sampler_close(llmc_sampler *s)
+{
+	if (!s)
+		return;
+	free((void *)(uintptr_t)s->p.bad_words);
+	free((void *)(uintptr_t)s->p.logit_bias);
+	free(s->ids);
+	free(s->tail);
+	free(s->n_output);
+	free(s->seen);
+	free(s->touched);
+	sample_scratch_release(&s->own);
+	matcher_close(s->matcher);
+	free(s->mask);
+	free(s);
+}
+
+void
+llmc_sampler_reset(llmc_sampler *s)
+{
+	for (int32_t i = 0; i < s->n_touched; i++) {
+		s->seen[s->touched[i]] = false;
+		s->n_output[s->touched[i]] = 0;
+	}
+	s->n_touched = s->n_tail = s->n_new = 0;
+	s->n_pick = 0;
+	s->masked = false;
+	if (s->matcher)
+		matcher_reset(s->matcher);
+}
+
+void
+llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_prompt)
+{
+	if (id < 0 || id >= s->vocab)
+		return;
+	if (s->n_tail == s->tail_cap)
+		memmove(s->tail, s->tail + 1, (size_t)--s->n_tail * sizeof *s->tail);
+	s->tail[s->n_tail++] = id;
+	s->n_new += !is_prompt;
+	if (s->matcher && !is_prompt) {
+		matcher_accept(s->matcher, id, NULL); /* what it does not allow leaves nothing to follow: the next pick says so */
+		s->masked = false;
+	}
+	if (!s->penalties)
+		return;
+	if (!s->seen[id]) {
+		s->seen[id] = true;
+		s->touched[s->n_touched++] = id;
+	}
+	s->n_output[id] += !is_prompt && s->n_output[id] < INT32_MAX;
+}
+
+static uint64_t
+mix(uint64_t x)
+{
+	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+	x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+	return x ^ (x >> 31);
+}
+
+/* splitmix64, at the n-th place of the stream that the seed chooses; in [0, 1) */
+static double
+random_at(uint64_t seed, uint64_t n)
+{
+	uint64_t start = mix(seed + 0x9e3779b97f4a7c15u);
+
+	return (double)(mix(start + (n + 1) * 0x9e3779b97f4a7c15u) >> 11) * 0x1p-53;
+}
+
+static void
+penalise(llmc_sampler *s, float *work)
+{
+	const llmc_params *p = &s->p;
+
+	for (int32_t i = 0; i < s->n_touched; i++) {
+		int32_t id = s->touched[i];
+		float *v = &work[id];
+		*v = *v < 0 ? *v * p->repetition_penalty : *v / p->repetition_penalty;
+		if (s->n_output[id])
+			*v -= p->frequency_penalty * (float)s->n_output[id] + p->presence_penalty;
+	}
+}
+
+/* The last token of a bad word is out when the others have just been said. */
+static void
+forbid(llmc_sampler *s, float *work)
+{
+	for (int32_t i = 0; i < s->p.n_bad_words; i++) {
+		const llmc_sequence *w = &s->p.bad_words[i];
+		int32_t before = (int32_t)w->n - 1;
+		if (before <= s->n_tail && memcmp(s->tail + s->n_tail - before, w->tok, (size_t)before * sizeof *w->tok) == 0)
+			work[w->tok[before]] = -INFINITY;
+	}
+	if (s->n_new >= s->p.min_tokens)
+		return;
+	for (int32_t i = 0; i < s->n_eos && !s->p.ignore_eos; i++)
+		if (s->eos[i] >= 0 && s->eos[i] < s->vocab)
+			work[s->eos[i]] = -INFINITY;
+	for (int32_t i = 0; i < s->p.n_stop_tokens; i++)
+		work[s->p.stop_tokens[i]] = -INFINITY;
+}
+
+bool
+sampler_has_grammar(const llmc_sampler *s)
+{
+	return s->matcher != NULL;
+}
+
+bool
+sampler_mask_is_slow(const llmc_sampler *s)
+{
+	return s->matcher && !s->masked && !matcher_knows(s->matcher);
+}
+
+static llmc_status
+make_mask(llmc_sampler *s, llmc_error *err)
+{
+	size_t n = ((size_t)s->vocab + 31) / 32;
+	uint32_t some = 0;
+
+	TRY(matcher_mask(s->matcher, s->mask, n, &s->all, err));
+	if (s->all)
+		return LLMC_OK;
+	if (s->n_eos && matcher_may_end(s->matcher)) /* a model may have end tokens that its tokenizer does not know of */
+		for (int32_t i = 0; i < s->n_eos; i++)
+			if (s->eos[i] >= 0 && s->eos[i] < s->vocab)
+				s->mask[s->eos[i] >> 5] |= 1u << (s->eos[i] & 31);
+	for (size_t w = 0; w < n; w++)
+		some |= s->mask[w];
+	return some ? LLMC_OK : error_set(err, LLMC_E_CHECK, "the grammar allows no token here");
+}
+
+llmc_status
+sampler_mask(llmc_sampler *s, const uint32_t **bits, llmc_error *err)
+{
+	*bits = NULL;
+	if (!s->matcher)
+		return LLMC_OK;
+	if (!s->masked)
+		TRY(make_mask(s, err)); /* what fails is tried again: it fails again, and is told */
+	s->masked = true;
+	*bits = s->all ? NULL : s->mask;
+	return LLMC_OK;
+}
+
+/* All others are out. */
+static void
+forbid_others(const uint32_t *bits, float *work, int32_t vocab)
+{
+	for (int32_t at = 0; at < vocab; at += 32) {
+		uint32_t out = ~bits[at >> 5];
+		int32_t n = vocab - at < 32 ? vocab - at : 32;
+		if (out == UINT32_MAX) {
+			for (int32_t k = 0; k < n; k++)
+				work[at + k] = -INFINITY;
+			continue;
+		}
+		for (out &= UINT32_MAX >> (32 - n); out; out &= out - 1)
+			work[at + __builtin_ctz(out)] = -INFINITY;
+	}
+}
+
+llmc_status
+sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int32_t *id, llmc_error *err)
+{
+	bool copied = s->p.temperature > 0 || s->changes;
+	const uint32_t *bits;
+	int32_t best;
+
+	TRY(sample_largest(logits, s->vocab, &best, err));
+	TRY(sampler_mask(s, &bits, err));
+	if (copied)
+		memcpy(m->work, logits, (size_t)s->vocab * sizeof *m->work);
+	if (copied && bits)
+		forbid_others(bits, m->work, s->vocab);
+	if (!s->changes && bits)
+		TRY(sample_largest_of(logits, s->vocab, bits, &best, err));
+	if (s->changes) {
+		for (int32_t i = 0; i < s->p.n_logit_bias; i++)
+			m->work[s->p.logit_bias[i].id] += s->p.logit_bias[i].value;
+		if (s->p.watermark && s->n_tail)
+			sample_watermark(m->work, s->vocab, s->tail[s->n_tail - 1], 2, (int32_t *)m->cand);
+		if (s->penalties)
+			penalise(s, m->work);
+		forbid(s, m->work);
+		TRY(sample_largest(m->work, s->vocab, &best, err));
+	}
+	*id = s->p.temperature > 0 ? sample_draw(m, &s->p, best, random_at(s->p.seed, s->n_pick)) : best;
+	s->n_pick++;
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_sampler_sample(llmc_sampler *s, const float *logits, int32_t *id, float *logprob, llmc_error *err)
+{
+	TRY(sampler_sample(s, &s->own, logits, id, err));
+	if (logprob)
+		*logprob = sample_logprobs(logits, s->vocab, *id, NULL, 0);
+	return LLMC_OK;
+}

@@ -1,0 +1,192 @@
+/* What sampling runs over the whole vocabulary, eight at a time. */
+#include <math.h>
+#include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "runtime/sample/sampler.h"
+
+typedef float   Lanes __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t Mask __attribute__((vector_size(32)));
+
+#if defined(__SSE2__)
+/* The largest of v [n], n a multiple of 8; *nan: whether one is no number, then it means nothing. */
+static float
+largest_of(const float *v, int32_t n, bool *nan)
+{
+	__m128 a = _mm_set1_ps(-INFINITY), b = a, bad = _mm_setzero_ps();
+	float lane[4];
+
+	for (int32_t i = 0; i < n; i += 8) {
+		__m128 x = _mm_loadu_ps(v + i), y = _mm_loadu_ps(v + i + 4);
+		bad = _mm_or_ps(bad, _mm_cmpunord_ps(x, y));
+		a = _mm_max_ps(a, x);
+		b = _mm_max_ps(b, y);
+	}
+	*nan = _mm_movemask_ps(bad) != 0;
+	_mm_storeu_ps(lane, _mm_max_ps(a, b));
+	a = _mm_max_ps(_mm_set1_ps(lane[0]), _mm_set1_ps(lane[1]));
+	b = _mm_max_ps(_mm_set1_ps(lane[2]), _mm_set1_ps(lane[3]));
+	return _mm_cvtss_f32(_mm_max_ps(a, b));
+}
+#else
+static float
+largest_of(const float *v, int32_t n, bool *nan)
+{
+	float most = -INFINITY;
+
+	*nan = false;
+	for (int32_t i = 0; i < n; i++) {
+		*nan |= v[i] != v[i];
+		most = v[i] > most ? v[i] : most;
+	}
+	return most;
+}
+#endif
+
+llmc_status
+sample_largest(const float *v, int32_t n, int32_t *at, llmc_error *err)
+{
+	bool bad;
+	int32_t i = n & ~7;
+	float most = largest_of(v, i, &bad);
+
+	for (; i < n; i++) {
+		bad |= v[i] != v[i];
+		most = v[i] > most ? v[i] : most;
+	}
+	if (bad) {
+		for (i = 0; v[i] == v[i]; i++)
+			;
+		return error_set(err, LLMC_E_CHECK,
+		                 "the logits hold NaN (token %d): weights or kernels are broken, try `llmc verify`", i);
+	}
+	if (most == -INFINITY)
+		return error_set(err, LLMC_E_CHECK, "all logits are minus infinity: no token can be picked");
+	for (i = 0; v[i] != most; i++)
+		;
+	*at = i;
+	return LLMC_OK;
+}
+
+llmc_status
+sample_largest_of(const float *v, int32_t n, const uint32_t *bits, int32_t *at, llmc_error *err)
+{
+	float most = -INFINITY;
+	int32_t where = -1; /* the first of the word that holds it */
+	bool bad;
+
+	for (int32_t i = 0; i < n; i += 32) {
+		uint32_t b = bits[i >> 5];
+		float x = -INFINITY;
+		if (n - i < 32)
+			b &= (1u << (n - i)) - 1;
+		if (b == UINT32_MAX)
+			x = largest_of(v + i, 32, &bad);
+		else
+			for (; b; b &= b - 1) {
+				float y = v[i + __builtin_ctz(b)];
+				x = y > x ? y : x;
+			}
+		if (x > most) {
+			most = x;
+			where = i;
+		}
+	}
+	if (where < 0)
+		return error_set(err, LLMC_E_CHECK, "all logits are minus infinity: no token can be picked");
+	for (*at = where; v[*at] != most || !(bits[*at >> 5] >> (*at & 31) & 1); ++*at)
+		;
+	return LLMC_OK;
+}
+
+/* exp for x <= 0 with a relative error below 2e-7; 0 below -87. 2^n * exp(r), |r| <= ln 2 / 2. */
+static inline __attribute__((always_inline)) void
+exp_lanes(Lanes *v)
+{
+	Lanes x = *v;
+	Mask  live = x > -87.0f;
+
+	x = (Lanes)((Mask)x & live);
+	Lanes n = x * 1.44269504f + 12582912.0f; /* the integer ends up in the low bits */
+	Mask  e = (Mask)n;
+	n -= 12582912.0f;
+	x -= n * 0.693359375f;
+	x -= n * -2.12194440e-4f;
+	Lanes y = x * 1.9875691500e-4f + 1.3981999507e-3f;
+	y = y * x + 8.3334519073e-3f;
+	y = y * x + 4.1665795894e-2f;
+	y = y * x + 1.6666665459e-1f;
+	y = y * x + 5.0000001201e-1f;
+	y = y * (x * x) + x + 1.0f;
+	*v = (Lanes)((((Mask)y + ((e - 0x4b400000) << 23))) & live);
+}
+
+double
+sample_weights(float *v, int32_t n, float temperature, float max)
+{
+	double sum[4] = { 0 };
+	int32_t i = 0;
+
+	for (; i < n; i += 8) {
+		Lanes x;
+		if (i + 8 <= n) {
+			x = *(const Lanes *)(v + i) / temperature - max;
+			exp_lanes(&x);
+			*(Lanes *)(v + i) = x;
+		} else {
+			x = (Lanes){ -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY };
+			for (int32_t k = 0; i + k < n; k++)
+				x[k] = v[i + k] / temperature - max;
+			exp_lanes(&x);
+			for (int32_t k = 0; i + k < n; k++)
+				v[i + k] = x[k];
+		}
+		for (int k = 0; k < 4; k++)
+			sum[k] += (double)x[k] + (double)x[k + 4];
+	}
+	return sum[0] + sum[1] + sum[2] + sum[3];
+}
+
+static double
+sum_exp(const float *v, int32_t n, float max)
+{
+	float piece[256];
+	double sum = 0;
+
+	for (int32_t i = 0; i < n; i += 256) {
+		int32_t k = n - i < 256 ? n - i : 256;
+		memcpy(piece, v + i, (size_t)k * sizeof *piece);
+		sum += sample_weights(piece, k, 1, max);
+	}
+	return sum;
+}
+
+float
+sample_logprobs(const float *logits, int32_t vocab, int32_t id, llmc_logprob *top, int32_t n_top)
+{
+	int32_t best, n = 0;
+
+	if (sample_largest(logits, vocab, &best, NULL) != LLMC_OK)
+		return NAN;
+	float max = logits[best];
+	/* one token takes all when it is infinite */
+	double base = max == INFINITY ? INFINITY : max + log(sum_exp(logits, vocab, max));
+	n_top = n_top < vocab ? n_top : vocab;
+	float floor = -INFINITY; /* of those in top, once it is full */
+	for (int32_t i = 0; n_top && i < vocab; i++) {
+		if (n == n_top && !(logits[i] > floor))
+			continue;
+		int32_t at = n < n_top ? n++ : n_top - 1;
+		for (; at > 0 && top[at - 1].logprob < logits[i]; at--)
+			top[at] = top[at - 1];
+		top[at] = (llmc_logprob){ i, logits[i] };
+		floor = top[n - 1].logprob;
+	}
+	for (int32_t i = 0; i < n; i++)
+		top[i].logprob = max == INFINITY ? (top[i].logprob == INFINITY ? 0 : -INFINITY) : (float)(top[i].logprob - base);
+	if (max == INFINITY)
+		return logits[id] == INFINITY ? 0 : -INFINITY;
+	return (float)(logits[id] - base);
+}

@@ -1,0 +1,124 @@
+/* The scalings, as transformers' modeling_rope_utils computes them: frequencies rounded to fp32 as there, angles then in
+ * double, so that position 131071 keeps its digits. */
+#include "runtime/state/rope_tables.h"
+
+#include <math.h>
+#include <string.h>
+
+static bool
+is(const PlanRope *r, const char *scaling)
+{
+	return !strcmp(r->scaling, scaling);
+}
+
+/* Dimension at which a full turn happens `turns` times within the original positions. */
+static double
+yarn_dim(const PlanRope *r, double turns)
+{
+	return r->dims * log(r->original_positions / (turns * 2 * M_PI)) / (2 * log(r->theta));
+}
+
+static double
+mscale(double factor, double scale)
+{
+	return factor <= 1 ? 1 : 0.1 * scale * log(factor) + 1;
+}
+
+static void
+yarn(const PlanRope *r, double *freq, double *factor)
+{
+	double low = yarn_dim(r, r->beta_fast), high = yarn_dim(r, r->beta_slow);
+	int half = r->dims / 2;
+
+	if (r->truncate) {
+		low = floor(low);
+		high = ceil(high);
+	}
+	low = low > 0 ? low : 0;
+	high = high < r->dims - 1 ? high : r->dims - 1;
+	if (low == high)
+		high += 0.001;
+	for (int i = 0; i < half; i++) {
+		double ramp = (i - low) / (high - low);
+		ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+		freq[i] = freq[i] / r->factor * ramp + freq[i] * (1 - ramp);
+	}
+	if (r->attention_factor > 0)
+		*factor = r->attention_factor;
+	else if (r->mscale != 0 && r->mscale_all_dim != 0)
+		*factor = mscale(r->factor, r->mscale) / mscale(r->factor, r->mscale_all_dim);
+	else
+		*factor = mscale(r->factor, 1);
+}
+
+static void
+llama3(const PlanRope *r, double *freq)
+{
+	double low = r->original_positions / r->low_freq_factor, high = r->original_positions / r->high_freq_factor;
+
+	for (int i = 0; i < r->dims / 2; i++) {
+		double wave = 2 * M_PI / freq[i];
+		if (wave > low) {
+			freq[i] /= r->factor;
+		} else if (wave >= high) {
+			double smooth = (r->original_positions / wave - r->low_freq_factor) /
+			                (r->high_freq_factor - r->low_freq_factor);
+			freq[i] = (1 - smooth) * freq[i] / r->factor + smooth * freq[i];
+		}
+	}
+}
+
+void
+rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2], double *freq, double *factor)
+{
+	double theta = r->theta;
+	int half = r->dims / 2;
+	bool beyond = (double)length > r->original_positions;
+
+	*factor = 1;
+	if (is(r, "dynamic") && beyond)
+		theta *= pow(r->factor * (double)length / r->original_positions - (r->factor - 1), (double)r->dims / (r->dims - 2));
+	for (int i = 0; i < half; i++)
+		freq[i] = 1 / pow(theta, 2.0 * i / r->dims);
+	if (is(r, "proportional")) {
+		int turning = (int)(r->turning * r->dims / 2);
+		for (int i = 0; i < half; i++)
+			freq[i] = i < turning ? freq[i] / r->factor : 0;
+	} else if (is(r, "linear")) {
+		for (int i = 0; i < half; i++)
+			freq[i] /= r->factor;
+	} else if (is(r, "yarn")) {
+		yarn(r, freq, factor);
+	} else if (is(r, "llama3")) {
+		llama3(r, freq);
+	} else if (is(r, "longrope")) {
+		const double *list = beyond ? r->long_factor : r->short_factor;
+		int n = beyond ? r->n_long : r->n_short;
+		for (int i = 0; i < half && i < n; i++)
+			freq[i] /= list[i];
+		if (r->attention_factor > 0)
+			*factor = r->attention_factor;
+		else if (r->factor > 1)
+			*factor = sqrt(1 + log(r->factor) / log(r->original_positions));
+	}
+	/* one tensor of factors holds for every length; a pair is chosen by length, as longrope's lists are */
+	const float *tensor = factors[1] && !beyond ? factors[1] : factors[0];
+	for (int i = 0; i < half; i++) {
+		if (tensor)
+			freq[i] /= tensor[i];
+		freq[i] = (float)freq[i];
+	}
+}
+
+void
+rope_row(const PlanRope *r, const double *freq, double factor, int64_t pos, float *dst)
+{
+	int half = r->dims / 2;
+
+	for (int i = 0; i < half; i++) {
+		double s, c;
+		sincos((double)pos * freq[i], &s, &c);
+		dst[i] = (float)(c * factor);
+		dst[half + i] = (float)(s * factor);
+	}
+}

@@ -1,0 +1,789 @@
+/* The thread that does batches, the oldest first: see batch.h.
+ *
+ * All lines are looked at before the first one runs. Some then run at a time, each a request of the server without a connection, behind all others in priority;
+ * what finds no room is tried again later. An answer is one line more of <id>.part, so that a server that stops, or falls, goes on behind the last whole line.
+ * A line that has been answered, and whose answer was lost with the machine, runs again. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/utf8.h"
+#include "serve/batch/batch.h"
+#include "serve/models/model.h"
+
+enum { MAX_ERRORS = 100, MAX_TRIES = 20, MAX_NAME = 512, LINE_BESIDE = 16 << 10, LOOK_AGAIN_MS = 1000 }; /* LINE_BESIDE: bytes of a line beside its body */
+
+typedef struct BatchLine { uint64_t at; uint32_t n; uint8_t tries; bool begun, done; } BatchLine; /* of the file: n bytes at at */
+
+typedef struct BatchRun {
+	FileStore  *st;
+	Batch  *b;
+	FileMap in;
+	BatchLine   *line;
+	size_t  n_line, next;     /* lines before next have begun */
+	json_t *names;            /* custom_id: the number of its line */
+	uint32_t again[MAX_FLIGHTS]; /* lines that found no room */
+	int     n_again, n_flights, most_flights, busy; /* busy: answers in a row that there was no room */
+	double  pause_until;
+	size_t  n_landed;         /* lines answered in this turn */
+	bool    yields;           /* another owner's turn has come: it ends when nothing flies any more */
+	size_t  n_wrong;          /* mistakes of the file; MAX_ERRORS of them in errors, at most */
+	int     part[2];          /* of answers, of errors; -1: not open */
+	json_t *errors;           /* what is wrong with the file */
+	bool    full;             /* the disk takes no more */
+} BatchRun;
+
+/* ---- what is in the file ---- */
+
+static void
+wrong(BatchRun *run, size_t line, const char *code, const char *param, const char *fmt, ...)
+{
+	char text[512];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	text[utf8_whole(text, strlen(text))] = 0;
+	if (!run->errors)
+		run->errors = json_array();
+	if (run->n_wrong++ >= MAX_ERRORS)
+		return;
+	json_t *e = json_pack("{s:s, s:s, s:s?}", "code", code, "message", text, "param", param);
+	if (e)
+		json_object_set_new(e, "line", line ? json_integer((json_int_t)line) : json_null());
+	json_array_append_new(run->errors, e);
+}
+
+/* Where the value of `key` lies within the object s [n], which is JSON: as it was written, numbers and all. False: nowhere, or some name is written with escapes,
+ * so that the parser may read another one than is written. */
+static bool
+value_span(const char *s, size_t n, const char *key, const char **at, size_t *len)
+{
+	size_t k = strlen(key), from = 0;
+	int depth = 0;
+	bool ours = false, found = false;
+
+	for (size_t i = 0; i < n; i++) {
+		if (s[i] == '"') {
+			size_t begin = ++i;
+			while (i < n && s[i] != '"')
+				i += s[i] == '\\' ? 2 : 1;
+			size_t colon = i + 1;
+			while (colon < n && strchr(" \t\r", s[colon]))
+				colon++;
+			if (depth == 1 && colon < n && s[colon] == ':' && !from) {
+				if (memchr(s + begin, '\\', i - begin))
+					return false;
+				ours = i - begin == k && memcmp(s + begin, key, k) == 0;
+				from = colon + 1;
+				i = colon;
+			}
+		} else if (s[i] == '{' || s[i] == '[') {
+			depth++;
+		} else if (s[i] == '}' || s[i] == ']' || s[i] == ',') {
+			depth -= s[i] != ',';
+			if (from && ((s[i] == ',' && depth == 1) || !depth)) {
+				if (ours) { /* the last of a name counts, as it does for the parser */
+					*at = s + from;
+					*len = i - from;
+					found = true;
+				}
+				from = 0;
+			}
+		}
+	}
+	return found;
+}
+
+/* A line of the file as an object; what it says must be right when it has been looked at. */
+static json_t *
+line_object(const BatchRun *run, size_t i, Problem *p)
+{
+	json_t *o = body_parse((const char *)run->in.data + run->line[i].at, run->line[i].n, p);
+
+	if (o && !json_is_object(o)) {
+		problem(p, 400, NULL, "the line is %s, an object is expected", json_type_name(o));
+		json_decref(o);
+		o = NULL;
+	}
+	return o;
+}
+
+static const char *
+text_of(const json_t *o, const char *key)
+{
+	return json_string_value(json_object_get(o, key));
+}
+
+static void
+check_line(BatchRun *run, size_t i)
+{
+	Problem p = { 0 };
+	const Server *srv = run->st->srv;
+	const char *text = (const char *)run->in.data + run->line[i].at;
+	size_t most = srv->max_body + LINE_BESIDE;
+
+	if (run->line[i].n > most || body_cost(text, run->line[i].n) > srv->max_held) {
+		wrong(run, i + 1, "invalid_value", NULL, "This line has more than %zu bytes, or too many values for this server.", most);
+		return;
+	}
+	json_t *o = line_object(run, i, &p);
+	const char *name = text_of(o, "custom_id"), *method = text_of(o, "method"), *url = text_of(o, "url"), *at;
+	const json_t *body = json_object_get(o, "body");
+	size_t n = json_string_length(json_object_get(o, "custom_id")), len;
+
+	if (!o)
+		wrong(run, i + 1, "invalid_json_line", NULL, "This line is not parseable as valid JSON: %s", p.text);
+	else if (!name || !n)
+		wrong(run, i + 1, "missing_required_parameter", "custom_id", "A 'custom_id' is missing: a text that no other line has.");
+	else if (n > MAX_NAME || n != strlen(name))
+		wrong(run, i + 1, "invalid_value", "custom_id", "The 'custom_id' is longer than %d bytes, or has a NUL in it.", MAX_NAME);
+	else if (json_object_get(run->names, name))
+		wrong(run, i + 1, "duplicate_custom_id", "custom_id", "The 'custom_id' '%.*s' is that of line %lld.", (int)utf8_whole(name, n < 64 ? n : 64), name, (long long)json_integer_value(json_object_get(run->names, name)) + 1);
+	else if (!method || strcmp(method, "POST") != 0)
+		wrong(run, i + 1, "invalid_method", "method", "The 'method' must be POST.");
+	else if (!url || strcmp(url, run->b->endpoint) != 0)
+		wrong(run, i + 1, "mismatched_url", "url", "The 'url' must be the batch's endpoint, %s.", run->b->endpoint);
+	else if (!json_is_object(body) || !value_span(text, run->line[i].n, "body", &at, &len))
+		wrong(run, i + 1, "invalid_type", "body", "The 'body' must be an object: the request. Names beside it are written without escapes.");
+	else if (len > srv->max_body)
+		wrong(run, i + 1, "invalid_value", "body", "The 'body' has more than %zu bytes, the server's --max-body-size.", srv->max_body);
+	else if (json_is_true(json_object_get(body, "stream")))
+		wrong(run, i + 1, "invalid_value", "body.stream", "Answers of a batch are no streams.");
+	else if (json_object_set_new(run->names, name, json_integer((json_int_t)i)) != 0)
+		wrong(run, i + 1, "server_error", NULL, "The server is out of memory.");
+	json_decref(o);
+}
+
+static bool
+halted(BatchRun *run)
+{
+	pthread_mutex_lock(&run->st->lock);
+	bool halt = run->st->stop;
+	pthread_mutex_unlock(&run->st->lock);
+	return halt;
+}
+
+/* Lines that hold anything. */
+static bool
+find_lines(BatchRun *run)
+{
+	const char *s = (const char *)run->in.data;
+	size_t cap = 0;
+
+	for (size_t i = 0, n; i < run->in.size && run->n_line <= MAX_LINES; i += n + 1) {
+		const char *end = memchr(s + i, '\n', run->in.size - i);
+		n = end ? (size_t)(end - (s + i)) : run->in.size - i;
+		if (n == 0 || (n == 1 && s[i] == '\r'))
+			continue;
+		if (n > INT32_MAX)
+			return false;
+		if (run->n_line == cap) {
+			cap = cap ? 2 * cap : 256;
+			BatchLine *more = realloc(run->line, cap * sizeof *more);
+			if (!more)
+				return false;
+			run->line = more;
+		}
+		run->line[run->n_line++] = (BatchLine){ .at = i, .n = (uint32_t)n };
+	}
+	return true;
+}
+
+/* False: it cannot run, run->errors says why, or it was halted. */
+static bool
+check_file(BatchRun *run)
+{
+	char path[PATH_MAX];
+	llmc_error err;
+
+	store_path(run->st, path, sizeof path, run->b->input, "");
+	run->names = json_object();
+	if (file_map(path, &run->in, &err) != LLMC_OK || !run->names || !find_lines(run)) {
+		wrong(run, 0, "file_unreadable", "input_file_id", "The file cannot be read.");
+		return false;
+	}
+	if (!run->n_line)
+		wrong(run, 0, "empty_file", "input_file_id", "The file is empty: a line for each request is expected.");
+	if (run->n_line > MAX_LINES)
+		wrong(run, 0, "too_many_requests", "input_file_id", "The file has more than %d lines.", MAX_LINES);
+	for (size_t i = 0; i < run->n_line && run->n_line <= MAX_LINES; i++) {
+		if (i % 256 == 0 && halted(run))
+			return false;
+		check_line(run, i);
+	}
+	json_t *latest = json_array_get(run->errors, MAX_ERRORS - 1);
+	if (run->n_wrong > MAX_ERRORS && latest) {
+		char text[128];
+		snprintf(text, sizeof text, "%zu more mistakes were found, from this line on.", run->n_wrong - MAX_ERRORS + 1);
+		json_object_set_new(latest, "code", json_string("too_many_errors"));
+		json_object_set_new(latest, "message", json_string(text));
+		json_object_set_new(latest, "param", json_null());
+	}
+	return !run->errors;
+}
+
+/* ---- files of answers ---- */
+
+static void
+count(BatchRun *run, int which)
+{
+	pthread_mutex_lock(&run->st->lock);
+	*(which ? &run->b->failed : &run->b->completed) += 1;
+	pthread_mutex_unlock(&run->st->lock);
+}
+
+/* What a run before this one has written: its lines are done, and a line without an end is cut off. */
+static bool
+open_part(BatchRun *run, int which)
+{
+	char path[PATH_MAX];
+	FileMap old = { 0 };
+	size_t whole = 0;
+	int64_t n = 0;
+
+	store_path(run->st, path, sizeof path, run->b->file[which], ".part");
+	int fd = run->part[which] = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0 || file_map(path, &old, NULL) != LLMC_OK)
+		return false;
+	const char *s = (const char *)old.data;
+	for (const char *end; whole < old.size && (end = memchr(s + whole, '\n', old.size - whole)); whole = (size_t)(end - s) + 1) {
+		Problem p;
+		json_t *o = body_parse(s + whole, (size_t)(end - (s + whole)), &p);
+		const char *name = text_of(o, "custom_id");
+		const json_t *line = name ? json_object_get(run->names, name) : NULL;
+		size_t i = line ? (size_t)json_integer_value(line) : run->n_line;
+		if (i < run->n_line && !run->line[i].done) {
+			run->line[i].done = run->line[i].begun = true;
+			n++;
+		}
+		json_decref(o);
+	}
+	size_t size = old.size;
+	file_unmap(&old);
+	if (whole < size && ftruncate(fd, (off_t)whole) != 0)
+		return false;
+	pthread_mutex_lock(&run->st->lock);
+	store_count(run->st, run->b->owner, -(int64_t)(size - whole));
+	*(which ? &run->b->failed : &run->b->completed) = n;
+	pthread_mutex_unlock(&run->st->lock);
+	return true;
+}
+
+/* A line more, or none of it. */
+static bool
+append(BatchRun *run, int which, const Strbuf *line)
+{
+	FileStore *st = run->st;
+	int fd = run->part[which];
+	size_t at = 0;
+	struct stat is;
+
+	if (line->failed || fstat(fd, &is) != 0)
+		return false;
+	pthread_mutex_lock(&st->lock);
+	bool room = store_take(st, run->b->owner, (int64_t)line->len);
+	pthread_mutex_unlock(&st->lock);
+	while (room && at < line->len) {
+		ssize_t n = write(fd, line->data + at, line->len - at);
+		if (n > 0)
+			at += (size_t)n;
+		else if (n == 0 || errno != EINTR)
+			break;
+	}
+	if (room && at == line->len)
+		return true;
+	if (at && ftruncate(fd, is.st_size) != 0)
+		serve_log(st->srv, LLMC_LOG_WARNING, "%s: half a line of answers stays in %s", st->dir, run->b->file[which]);
+	pthread_mutex_lock(&st->lock);
+	store_count(st, run->b->owner, room ? -(int64_t)line->len : 0);
+	pthread_mutex_unlock(&st->lock);
+	return false;
+}
+
+/* begin: id and custom_id of line i */
+static void
+line_begin(const BatchRun *run, size_t i, Strbuf *b)
+{
+	Problem p;
+	char id[ID_SIZE];
+	json_t *o = line_object(run, i, &p);
+	const json_t *name = json_object_get(o, "custom_id");
+
+	store_id(id, "batch_req_");
+	json_printf(b, "{\"id\":%s,\"custom_id\":", id);
+	json_str(b, json_string_value(name) ? json_string_value(name) : "", json_string_length(name));
+	json_decref(o);
+}
+
+/* A line that was never run. */
+static bool
+write_expired(BatchRun *run, size_t i)
+{
+	Strbuf b = { 0 };
+
+	line_begin(run, i, &b);
+	strbuf_puts(&b, ",\"response\":null,\"error\":{\"code\":\"batch_expired\",\"message\":\"This request could not be executed before the completion window expired.\"}}\n");
+	bool ok = append(run, 1, &b);
+	strbuf_release(&b);
+	if (ok)
+		count(run, 1);
+	return ok;
+}
+
+/* The answer of a request that is over. */
+static bool
+write_answer(BatchRun *run, size_t i, const Req *r)
+{
+	Strbuf b = { 0 };
+	const char *text = r->fixed ? r->fixed : strbuf_str(&r->out);
+	size_t n = r->fixed ? r->n_fixed : r->out.len;
+	int which = r->status >= 200 && r->status < 300 ? 0 : 1;
+
+	line_begin(run, i, &b);
+	json_printf(&b, ",\"response\":{\"status_code\":%d,\"request_id\":%s,\"body\":", r->status, r->id);
+	if (r->type == type_json && n) {
+		size_t from = b.len;
+		strbuf_add(&b, text, n);
+		for (size_t k = from; k < b.len; k++)
+			if (b.data[k] == '\n' || b.data[k] == '\r') /* between values, never in one */
+				b.data[k] = ' ';
+	} else {
+		json_str(&b, text, n);
+	}
+	strbuf_puts(&b, "},\"error\":null}\n");
+	bool ok = append(run, which, &b);
+	strbuf_release(&b);
+	if (ok)
+		count(run, which);
+	return ok;
+}
+
+/* ---- flights ---- */
+
+/* On any thread of the server: the answer of r is whole. */
+static void
+answered(Req *r)
+{
+	FileStore *st = r->srv->store;
+
+	pthread_mutex_lock(&st->flight_lock);
+	for (int i = 0; i < MAX_FLIGHTS; i++)
+		if (st->flight[i].r == r) {
+			st->flight[i].done = true;
+			pthread_cond_signal(&st->landed);
+		}
+	pthread_mutex_unlock(&st->flight_lock);
+}
+
+void
+batch_wake(FileStore *st)
+{
+	pthread_mutex_lock(&st->flight_lock);
+	st->nudged = true;
+	pthread_cond_signal(&st->landed);
+	pthread_mutex_unlock(&st->flight_lock);
+}
+
+/* Half of the places that requests of clients have, and no more than keep the batch full. */
+static int
+flights_for(Server *s)
+{
+	pthread_mutex_lock(&s->lock);
+	int seqs = s->slot[0]->about.limits.seqs, most = s->slot[0]->about.max_concurrent;
+	pthread_mutex_unlock(&s->lock);
+	int n = seqs > 0 ? 2 * seqs : 16;
+	if (most > 0 && n > most / 2)
+		n = most / 2;
+	return n < 1 ? 1 : n > MAX_FLIGHTS ? MAX_FLIGHTS : n;
+}
+
+static void
+submit_line(BatchRun *run, size_t i)
+{
+	FileStore *st = run->st;
+	const char *at = NULL;
+	size_t n = 0;
+	int place = 0;
+
+	run->line[i].begun = true;
+	value_span((const char *)run->in.data + run->line[i].at, run->line[i].n, "body", &at, &n);
+	Req *r = req_inside(st->srv, run->b->endpoint, at ? at : "", n, answered);
+	if (!r) { /* out of memory */
+		run->again[run->n_again++] = (uint32_t)i;
+		run->pause_until = clock_now() + 1;
+		return;
+	}
+	pthread_mutex_lock(&st->flight_lock);
+	while (st->flight[place].r)
+		place++;
+	st->flight[place] = (InFlightLine){ .r = r, .line = i };
+	pthread_mutex_unlock(&st->flight_lock);
+	run->n_flights++;
+	req_whole(r);
+}
+
+/* What has no place now, and may have one later; what the server cannot do for another reason is tried so many times. An engine that has failed for good says
+ * nothing about the line: it waits for the server's next start. */
+static bool
+may_wait(const Req *r, BatchLine *line)
+{
+	return r->status == 429 || (r->status >= 500 && models_failed(r->srv)) || (r->status == 503 && line->tries++ < MAX_TRIES);
+}
+
+static void
+complete_line(BatchRun *run, const InFlightLine *f)
+{
+	BatchLine *line = &run->line[f->line];
+	double later = 0.05;
+
+	run->n_flights--;
+	if (may_wait(f->r, line)) {
+		run->again[run->n_again++] = (uint32_t)f->line;
+		for (int i = 0; i < run->busy && later < 30; i++)
+			later *= 2;
+		run->busy++;
+		run->pause_until = clock_now() + later;
+	} else {
+		run->busy = 0;
+		run->n_landed++;
+		line->done = true;
+		run->full |= !write_answer(run, f->line, f->r);
+	}
+	req_over(f->r, true);
+}
+
+/* Nobody waits for them any more. */
+static void
+abort_flights(BatchRun *run)
+{
+	FileStore *st = run->st;
+
+	for (int i = 0; i < MAX_FLIGHTS; i++) {
+		pthread_mutex_lock(&st->flight_lock);
+		Req *r = st->flight[i].r;
+		st->flight[i].r = NULL;
+		pthread_mutex_unlock(&st->flight_lock);
+		if (r)
+			req_over(r, false);
+	}
+	run->n_flights = 0;
+}
+
+/* One that is over, taken out of the table. With `until`: once there is one, or something else to look at, or the time is up. */
+static bool
+pop_completed(FileStore *st, const struct timespec *until, InFlightLine *out)
+{
+	bool found = false, more = true;
+
+	pthread_mutex_lock(&st->flight_lock);
+	while (!found && more) {
+		for (int i = 0; i < MAX_FLIGHTS && !found; i++)
+			if (st->flight[i].r && st->flight[i].done) {
+				*out = st->flight[i];
+				st->flight[i].r = NULL;
+				found = true;
+			}
+		more = until && !st->nudged && !found && pthread_cond_timedwait(&st->landed, &st->flight_lock, until) == 0;
+	}
+	if (until)
+		st->nudged = false;
+	pthread_mutex_unlock(&st->flight_lock);
+	return found;
+}
+
+/* Has the thread something to do with it now? lock held */
+static bool
+ready(const Batch *b)
+{
+	return !batch_ended(b) && !b->fresh && (b->cancel || b->later <= clock_now());
+}
+
+/* Is it another one's turn: enough lines have been answered, and another owner has a batch, or these lines only wait, and another batch has something to do? lock held */
+static bool
+should_yield(const BatchRun *run)
+{
+	const bool enough = run->n_landed >= SLICE + run->n_line / 32;
+	const bool waits = !run->n_flights && run->pause_until > clock_now() + LOOK_AGAIN_MS / 1000.0;
+
+	for (const Batch *b = run->st->first; b && (enough || waits); b = b->next)
+		if (b != run->b && ready(b) && (waits || strcmp(b->owner, run->b->owner) != 0))
+			return true;
+	return false;
+}
+
+/* The next line that shall run; n_line: none, now. */
+static size_t
+next_line(BatchRun *run)
+{
+	if (run->n_flights >= run->most_flights || clock_now() < run->pause_until)
+		return run->n_line;
+	if (run->n_again) /* before new ones: so they are never more than flights */
+		return run->again[--run->n_again];
+	while (run->next < run->n_line && run->line[run->next].begun)
+		run->next++;
+	return run->next;
+}
+
+/* Lines in and answers out, until nothing is left or something ends it. */
+static void
+run_lines(BatchRun *run)
+{
+	FileStore *st = run->st;
+	InFlightLine f;
+
+	run->most_flights = flights_for(st->srv);
+	for (;;) {
+		if (pop_completed(st, NULL, &f)) {
+			complete_line(run, &f);
+			continue;
+		}
+		pthread_mutex_lock(&st->lock);
+		bool end = st->stop || run->b->cancel || run->full;
+		run->yields = run->yields || should_yield(run);
+		pthread_mutex_unlock(&st->lock);
+		if (end || time(NULL) >= run->b->expires || (run->yields && !run->n_flights))
+			break;
+		size_t i = st->srv->draining || run->yields ? run->n_line : next_line(run);
+		if (i < run->n_line) {
+			submit_line(run, i);
+			continue;
+		}
+		if (!run->n_flights && !run->n_again && run->next == run->n_line)
+			break;
+		struct timespec t;
+		double left = run->pause_until - clock_now();
+		clock_after(&t, left > 0 && left < 1 ? 1 + (int)(1000 * left) : LOOK_AGAIN_MS);
+		if (pop_completed(st, &t, &f))
+			complete_line(run, &f);
+	}
+	abort_flights(run);
+}
+
+/* ---- a batch from its beginning to its end ---- */
+
+static void
+set_status(BatchRun *run, BatchStatus status)
+{
+	Batch *b = run->b;
+	char id[ID_SIZE];
+
+	memcpy(id, b->id, sizeof id); /* one that is over may go at any time */
+	pthread_mutex_lock(&run->st->lock);
+	if (b->cancel && status < BATCH_COMPLETED)
+		status = BATCH_CANCELLING;
+	b->status = status;
+	if (!b->at[status])
+		b->at[status] = time(NULL);
+	if (run->errors && !b->errors)
+		b->errors = json_pack("{s:s, s:O}", "object", "list", "data", run->errors);
+	pthread_mutex_unlock(&run->st->lock);
+	batch_save(run->st, id);
+}
+
+/* What has been written becomes a file of the client's. */
+static void
+keep_part(BatchRun *run, int which)
+{
+	static const char *const what[2] = { "output", "error" };
+	char part[PATH_MAX], path[PATH_MAX], name[ID_SIZE + 16];
+	FileStore *st = run->st;
+	Batch *b = run->b;
+	struct stat is;
+
+	if (run->part[which] < 0)
+		return;
+	store_path(st, part, sizeof part, b->file[which], ".part");
+	store_path(st, path, sizeof path, b->file[which], "");
+	bool known = fstat(run->part[which], &is) == 0;
+	run->full |= fsync(run->part[which]) != 0 || !known; /* what there is stays, as far as the disk has it */
+	close(run->part[which]);
+	run->part[which] = -1;
+	if (!known)
+		return;
+	if (!is.st_size) {
+		unlink(part);
+		return;
+	}
+	snprintf(name, sizeof name, "%s_%s.jsonl", b->id, what[which]);
+	StoredFile f = { .name = name, .owner = b->owner, .purpose = "batch_output", .bytes = is.st_size, .created = time(NULL) };
+	memcpy(f.id, b->file[which], sizeof f.id);
+	bool there = rename(part, path) == 0;
+	pthread_mutex_lock(&st->lock);
+	b->has[which] = there && store_add(st, &f);
+	run->full |= !b->has[which];
+	pthread_mutex_unlock(&st->lock);
+}
+
+static void
+finish(BatchRun *run)
+{
+	bool late = time(NULL) >= run->b->expires, expired = false, cancelled;
+
+	pthread_mutex_lock(&run->st->lock);
+	cancelled = run->b->cancel;
+	pthread_mutex_unlock(&run->st->lock);
+	for (size_t i = 0; i < run->n_line && late && !cancelled && !run->full && run->part[1] >= 0; i++)
+		if (!run->line[i].done) {
+			expired = true;
+			run->full |= !write_expired(run, i);
+		}
+	set_status(run, BATCH_FINALIZING);
+	for (int i = 0; i < 2; i++)
+		keep_part(run, i);
+	if (run->full)
+		wrong(run, 0, "storage_full", NULL, "The server's disk takes no more answers: what there is stands in the files.");
+	set_status(run, run->full ? BATCH_FAILED : cancelled ? BATCH_CANCELLED : expired ? BATCH_EXPIRED : BATCH_COMPLETED);
+}
+
+/* The file cannot be used. Where it could at an earlier start, answers of then are the client's. */
+static void
+fail(BatchRun *run)
+{
+	char path[PATH_MAX];
+
+	for (int i = 0; i < 2; i++) {
+		store_path(run->st, path, sizeof path, run->b->file[i], ".part");
+		run->part[i] = open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+		keep_part(run, i);
+	}
+	set_status(run, BATCH_FAILED);
+}
+
+/* Of the lines that waited when the turn before this one ended: nothing was in flight, and lines begin in order, so they are the first that are not done. */
+static void
+restore_tries(BatchRun *run)
+{
+	int left = run->b->waited;
+
+	for (size_t i = 0; i < run->n_line && left > 0; i++)
+		if (!run->line[i].done) {
+			run->line[i].tries = (uint8_t)run->b->tries;
+			left--;
+		}
+}
+
+static void
+batch_run(FileStore *st, Batch *b)
+{
+	BatchRun run = { .st = st, .b = b, .part = { -1, -1 }, .busy = b->busy };
+	bool fine = check_file(&run), stop;
+
+	pthread_mutex_lock(&st->lock);
+	stop = st->stop;
+	b->total = run.errors ? 0 : (int64_t)run.n_line;
+	if (run.errors)
+		b->completed = b->failed = 0;
+	pthread_mutex_unlock(&st->lock);
+	if (fine && !stop) {
+		set_status(&run, BATCH_IN_PROGRESS);
+		if (!open_part(&run, 0) || !open_part(&run, 1)) {
+			run.full = true;
+		} else {
+			restore_tries(&run);
+			run_lines(&run);
+		}
+	}
+	bool left = false;
+	int  tries = 0;
+	for (size_t i = 0; i < run.n_line; i++) {
+		left |= !run.line[i].done;
+		tries = run.line[i].tries > tries ? run.line[i].tries : tries;
+	}
+	pthread_mutex_lock(&st->lock);
+	b->later = run.pause_until;
+	b->busy = run.busy;
+	b->tries = tries;
+	b->waited = run.n_landed ? 0 : run.n_again;
+	stop = st->stop;
+	bool turn = run.yields && left && !run.full && !b->cancel && time(NULL) < b->expires; /* it goes on in its next turn, as at a server's next start */
+	pthread_mutex_unlock(&st->lock);
+	if (run.errors && !run.full && !stop)
+		fail(&run);
+	else if (!stop && !turn)
+		finish(&run);
+	for (int i = 0; i < 2; i++)
+		if (run.part[i] >= 0)
+			close(run.part[i]);
+	file_unmap(&run.in);
+	json_decref(run.names);
+	json_decref(run.errors);
+	free(run.line);
+}
+
+/* Until there may be something to do: a batch comes, or one that waits is ready. lock held */
+static void
+wait_for_work(FileStore *st)
+{
+	bool waits = false;
+	struct timespec t;
+
+	for (const Batch *b = st->first; b && !waits; b = b->next)
+		waits = !batch_ended(b) && !b->fresh;
+	clock_after(&t, LOOK_AGAIN_MS);
+	if (waits)
+		pthread_cond_timedwait(&st->change, &st->lock, &t);
+	else
+		pthread_cond_wait(&st->change, &st->lock);
+}
+
+/* The oldest of the owner whose turn was longest ago; NULL: nothing is to be done. lock held */
+static Batch *
+next_batch(FileStore *st)
+{
+	Batch *best = NULL;
+
+	for (Batch *b = st->first; b; b = b->next)
+		if (ready(b) && (!best || store_share(st, b->owner)->served < store_share(st, best->owner)->served))
+			best = b;
+	return best;
+}
+
+static void *
+work(void *arg)
+{
+	FileStore *st = arg;
+
+	pthread_mutex_lock(&st->lock);
+	while (!st->stop) {
+		Batch *b = next_batch(st);
+		if (!b) {
+			wait_for_work(st);
+			continue;
+		}
+		store_share(st, b->owner)->served = ++st->n_served;
+		pthread_mutex_unlock(&st->lock);
+		batch_run(st, b);
+		pthread_mutex_lock(&st->lock);
+	}
+	pthread_mutex_unlock(&st->lock);
+	return NULL;
+}
+
+llmc_status
+batch_start(FileStore *st, llmc_error *err)
+{
+	st->has_thread = pthread_create(&st->thread, NULL, work, st) == 0;
+	return st->has_thread ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "the server's threads could not be started");
+}
+
+void
+batch_stop(FileStore *st)
+{
+	if (!st || !st->has_thread)
+		return;
+	pthread_mutex_lock(&st->lock);
+	st->stop = true;
+	pthread_cond_broadcast(&st->change);
+	pthread_mutex_unlock(&st->lock);
+	batch_wake(st);
+	pthread_join(st->thread, NULL);
+	st->has_thread = false;
+}

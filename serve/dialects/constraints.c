@@ -1,0 +1,291 @@
+/* Grammars of requests: compiled on the workers, kept for the next request with the same. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "serve/dialects/constraints.h"
+
+enum { MAX_KEPT = 64 };
+
+typedef struct CachedGrammar {
+	llmc_grammar *grammar;
+	llmc_grammar_kind kind;
+	llmc_grammar_options opt;
+	char   *text;
+	size_t  n;
+	uint64_t used;
+} CachedGrammar;
+
+struct Grammars {
+	pthread_mutex_t lock;
+	CachedGrammar     kept[MAX_KEPT];
+	uint64_t clock;
+};
+
+Grammars *
+grammars_open(void)
+{
+	Grammars *c = calloc(1, sizeof *c);
+
+	if (c)
+		pthread_mutex_init(&c->lock, NULL);
+	return c;
+}
+
+static void
+drop(CachedGrammar *k)
+{
+	llmc_grammar_close(k->grammar);
+	free(k->text);
+	*k = (CachedGrammar){ 0 };
+}
+
+void
+grammars_close(Grammars *c)
+{
+	for (int i = 0; c && i < MAX_KEPT; i++)
+		drop(&c->kept[i]);
+	if (c)
+		pthread_mutex_destroy(&c->lock);
+	free(c);
+}
+
+static llmc_grammar *
+find(Grammars *c, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt)
+{
+	llmc_grammar *g = NULL;
+
+	pthread_mutex_lock(&c->lock);
+	for (int i = 0; i < MAX_KEPT && !g; i++) {
+		CachedGrammar *k = &c->kept[i];
+		if (k->grammar && k->kind == kind && k->n == n && k->opt.compact == opt->compact && k->opt.standard == opt->standard && k->opt.strict == opt->strict &&
+		    memcmp(k->text, text, n) == 0) {
+			k->used = ++c->clock;
+			g = k->grammar;
+			llmc_grammar_retain(g);
+		}
+	}
+	pthread_mutex_unlock(&c->lock);
+	return g;
+}
+
+/* In the place of the one that was used longest ago. */
+static void
+keep(Grammars *c, llmc_grammar *g, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt)
+{
+	char *own = malloc(n + 1);
+
+	if (!own)
+		return;
+	memcpy(own, text, n);
+	llmc_grammar_retain(g);
+	pthread_mutex_lock(&c->lock);
+	CachedGrammar *oldest = &c->kept[0];
+	for (int i = 1; i < MAX_KEPT; i++)
+		if (c->kept[i].used < oldest->used)
+			oldest = &c->kept[i];
+	CachedGrammar old = *oldest;
+	*oldest = (CachedGrammar){ g, kind, *opt, own, n, ++c->clock };
+	pthread_mutex_unlock(&c->lock);
+	drop(&old);
+}
+
+bool
+grammar_of(ServedModel *m, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt, const char *param, llmc_grammar **out, Problem *p)
+{
+	llmc_error err = { 0 };
+
+	if (!m->back.tok)
+		return problem(p, 400, param, "This model has no tokenizer: texts cannot be constrained.");
+	*out = find(m->grammars, kind, text, n, opt);
+	if (*out)
+		return true;
+	llmc_status status = llmc_grammar_open(m->back.tok, kind, text, n, opt, out, &err);
+	if (status == LLMC_E_MEMORY)
+		return problem_memory(p);
+	if (status != LLMC_OK)
+		return problem(p, 400, param, "Invalid '%s': %s", param, err.text);
+	keep(m->grammars, *out, kind, text, n, opt);
+	return true;
+}
+
+/* The answer is held to this, alone, or beside calls of tools as the part that g->form becomes. */
+static bool
+hold(Generation *g, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt, const char *param, Problem *p)
+{
+	static const char *const names[] = {
+		[LLMC_GRAMMAR_JSON] = "json", [LLMC_GRAMMAR_JSON_SCHEMA] = "json_schema", [LLMC_GRAMMAR_REGEX] = "regex", [LLMC_GRAMMAR_GBNF] = "gbnf",
+		[LLMC_GRAMMAR_CHOICE] = "choice",
+	};
+
+	if (!grammar_of(g->model, kind, text, n, opt, param, &g->grammar, p))
+		return false;
+	json_printf(&g->form, "{\"kind\":%s,\"grammar\":", names[kind]);
+	json_str(&g->form, text, n);
+	strbuf_puts(&g->form, opt->strict ? ",\"strict\":true}" : "}");
+	g->compact = opt->compact;
+	return !g->form.failed || problem_memory(p);
+}
+
+/* A schema: an object, true or false, or its text */
+static bool
+of_schema(Generation *g, const json_t *schema, const llmc_grammar_options *opt, const char *param, Problem *p)
+{
+	if (json_is_string(schema))
+		return hold(g, LLMC_GRAMMAR_JSON_SCHEMA, json_string_value(schema), json_string_length(schema), opt, param, p);
+	if (!json_is_object(schema) && !json_is_boolean(schema))
+		return problem(p, 400, param, "Invalid '%s': expected a JSON schema, but got %s instead.", param, json_type_name(schema));
+	char *text = json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY);
+	if (!text)
+		return problem_memory(p);
+	bool ok = hold(g, LLMC_GRAMMAR_JSON_SCHEMA, text, strlen(text), opt, param, p);
+	free(text);
+	return ok;
+}
+
+static bool
+of_string(Generation *g, llmc_grammar_kind kind, const json_t *v, const char *param, Problem *p)
+{
+	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+
+	if (!json_is_string(v))
+		return problem(p, 400, param, "Invalid type for '%s': expected a string, but got %s instead.", param, json_type_name(v));
+	return hold(g, kind, json_string_value(v), json_string_length(v), &opt, param, p);
+}
+
+static bool
+of_choice(Generation *g, const json_t *v, const char *param, Problem *p)
+{
+	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+
+	if (!json_is_array(v))
+		return problem(p, 400, param, "Invalid type for '%s': expected an array of strings, but got %s instead.", param, json_type_name(v));
+	char *text = json_dumps(v, JSON_COMPACT);
+	bool ok = text ? hold(g, LLMC_GRAMMAR_CHOICE, text, strlen(text), &opt, param, p) : problem_memory(p);
+	free(text);
+	return ok;
+}
+
+static bool
+of_any_json(Generation *g, const llmc_grammar_options *opt, const char *param, Problem *p)
+{
+	return hold(g, LLMC_GRAMMAR_JSON, "", 0, opt, param, p);
+}
+
+bool
+grammar_read_typed(Generation *g, const json_t *v, const char *param, Problem *p)
+{
+	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+	const char *type = json_string_value(json_object_get(v, "type"));
+	const json_t *value = json_object_get(v, "value");
+
+	if (!type || !value)
+		return problem(p, 400, param, "Invalid '%s': expected an object with a 'type' and a 'value'.", param);
+	if (!strcmp(type, "regex"))
+		return of_string(g, LLMC_GRAMMAR_REGEX, value, param, p);
+	if (!strcmp(type, "grammar"))
+		return of_string(g, LLMC_GRAMMAR_GBNF, value, param, p);
+	if (!strcmp(type, "json_schema") && json_object_get(value, "schema"))
+		value = json_object_get(value, "schema");
+	if (!strcmp(type, "json") || !strcmp(type, "json_schema"))
+		return of_schema(g, value, &opt, param, p);
+	return problem(p, 400, param, "Invalid '%s': type '%.40s' is none of 'json', 'json_schema', 'regex' and 'grammar'.", param, type);
+}
+
+static bool
+read_format(Generation *g, const json_t *v, Problem *p)
+{
+	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+	const char *type = json_string_value(json_object_get(v, "type"));
+	const json_t *inner = json_object_get(v, "json_schema"), *schema = json_object_get(v, "schema");
+
+	if (!type)
+		return problem(p, 400, "response_format", "Invalid 'response_format': expected an object with a 'type'.");
+	if (!strcmp(type, "text"))
+		return true;
+	if (!strcmp(type, "json_object"))
+		return schema ? of_schema(g, schema, &opt, "response_format", p) : of_any_json(g, &opt, "response_format", p);
+	if (!strcmp(type, "json_schema")) {
+		if (json_is_object(inner)) {
+			schema = json_object_get(inner, "schema");
+			if (!field_bool(inner, "strict", &opt.strict, p))
+				return false;
+			if (!schema || json_is_null(schema)) /* a name alone */
+				return of_any_json(g, &opt, "response_format", p);
+		}
+		if (!schema)
+			return problem(p, 400, "response_format", "Invalid 'response_format': expected a 'json_schema' with a 'schema'.");
+		return of_schema(g, schema, &opt, "response_format", p);
+	}
+	if (json_object_get(v, "value"))
+		return grammar_read_typed(g, v, "response_format", p);
+	return problem(p, 400, "response_format", "Invalid 'response_format': type '%.60s' is none of 'text', 'json_object' and 'json_schema'.", type);
+}
+
+static bool
+asks(const json_t *v)
+{
+	return v && !json_is_null(v) && !json_is_false(v);
+}
+
+/* vLLM's object of constraints */
+static bool
+read_structured(Generation *g, const json_t *v, Problem *p)
+{
+	static const char *const param = "structured_outputs", *const kinds[] = { "json", "regex", "choice", "grammar", "json_object", "structural_tag" };
+	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+	int n = 0;
+
+	if (!json_is_object(v))
+		return problem(p, 400, param, "Invalid type for '%s': expected an object, but got %s instead.", param, json_type_name(v));
+	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+		n += asks(json_object_get(v, kinds[i]));
+	if (n != 1)
+		return problem(p, 400, param, "Invalid '%s': expected one of json, regex, choice, grammar and json_object, got %d.", param, n);
+	if (asks(json_object_get(v, "structural_tag")) || asks(json_object_get(v, "whitespace_pattern")))
+		return problem(p, 400, param, "Invalid '%s': structural_tag and whitespace_pattern are not supported by this server.", param);
+	if (!field_bool(v, "disable_any_whitespace", &opt.compact, p))
+		return false;
+	if (asks(json_object_get(v, "json")))
+		return of_schema(g, json_object_get(v, "json"), &opt, param, p);
+	if (asks(json_object_get(v, "regex")))
+		return of_string(g, LLMC_GRAMMAR_REGEX, json_object_get(v, "regex"), param, p);
+	if (asks(json_object_get(v, "choice")))
+		return of_choice(g, json_object_get(v, "choice"), param, p);
+	if (asks(json_object_get(v, "grammar")))
+		return of_string(g, LLMC_GRAMMAR_GBNF, json_object_get(v, "grammar"), param, p);
+	return of_any_json(g, &opt, param, p);
+}
+
+bool
+grammar_read(Generation *g, const json_t *o, Problem *p)
+{
+	static const char *const fields[] = { "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar", "json_schema", "regex" };
+	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+	const json_t *format = json_object_get(o, "response_format");
+	const char *which = NULL;
+
+	for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+		const json_t *v = json_object_get(o, fields[i]);
+		const char *type = json_string_value(json_object_get(format, "type"));
+		if (!asks(v) || (v == format && type && !strcmp(type, "text")) || (json_is_string(v) && !json_string_length(v)))
+			continue;
+		if (which)
+			return problem(p, 400, fields[i], "'%s' and '%s' exclude each other: a text has one constraint.", which, fields[i]);
+		which = fields[i];
+	}
+	if (!which)
+		return true;
+	const json_t *v = json_object_get(o, which);
+	if (v == format)
+		return read_format(g, v, p);
+	if (!strcmp(which, "structured_outputs"))
+		return read_structured(g, v, p);
+	if (!strcmp(which, "guided_json") || !strcmp(which, "json_schema"))
+		return of_schema(g, v, &opt, which, p);
+	if (!strcmp(which, "guided_choice"))
+		return of_choice(g, v, which, p);
+	if (!strcmp(which, "grammar") && json_is_object(v))
+		return grammar_read_typed(g, v, which, p);
+	return of_string(g, strcmp(which, "guided_regex") && strcmp(which, "regex") ? LLMC_GRAMMAR_GBNF : LLMC_GRAMMAR_REGEX, v, which, p);
+}

@@ -1,0 +1,178 @@
+/* What the server is and how it fares: models, TGI's info, health, version. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/dialects/generation.h"
+#include "base/json.h"
+#include "serve/http/route.h"
+
+static void
+answer(Req *r, Strbuf *b)
+{
+	req_answer(r, 200, type_json, b);
+}
+
+/* Anthropic's clients ask for models at the same paths as OpenAI's. */
+static bool
+is_anthropic(Req *r)
+{
+	return req_header(r, "anthropic-version") != NULL;
+}
+
+void
+info_problem(Req *r, const Problem *p)
+{
+	(is_anthropic(r) ? anthropic_problem : openai_problem)(r, p);
+}
+
+/* OpenAI's form; max_model_len is vLLM's, meta llama.cpp's. */
+static void
+one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
+{
+	const llmc_model_info *i = &t->about.info;
+
+	json_printf(b, "{\"id\":%s,\"object\":\"model\",\"created\":%lld,\"owned_by\":\"llmc\",\"root\":%s,\"parent\":%s,\"max_model_len\":%d,\"status\":{\"value\":%s},", t->name,
+	            (long long)s->started, i->name, t->parent, t->max_total, slot_state(t));
+	json_printf(b, "\"meta\":{\"n_vocab\":%d,\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%lld,\"size\":%lld}}", i->vocab, i->max_positions, i->hidden, (long long)i->n_params,
+	            (long long)i->weight_bytes);
+}
+
+static void
+one_anthropic(const Server *s, const Slot *t, Strbuf *b) /* lock held */
+{
+	json_printf(b, "{\"type\":\"model\",\"id\":%s,\"display_name\":%s,\"created_at\":", t->name, t->name);
+	json_time(b, s->started);
+	json_printf(b, ",\"lifecycle\":\"active\",\"max_input_tokens\":%d,\"max_tokens\":%d}", t->max_input, t->max_total);
+}
+
+void
+info_models(Req *r)
+{
+	Server *s = r->srv;
+	const Slot *first = NULL, *last = NULL;
+	bool anthropic = is_anthropic(r);
+	Strbuf b = { 0 };
+
+	strbuf_puts(&b, anthropic ? "{\"data\":[" : "{\"object\":\"list\",\"data\":[");
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++) {
+		if (s->slot[i]->removed)
+			continue;
+		strbuf_puts(&b, last ? "," : "");
+		last = s->slot[i];
+		first = first ? first : last;
+		(anthropic ? one_anthropic : one_model)(s, last, &b);
+	}
+	strbuf_putc(&b, ']');
+	if (anthropic) /* all are on the first page */
+		json_printf(&b, ",\"has_more\":false,\"first_id\":%s,\"last_id\":%s", first ? first->name : NULL, last ? last->name : NULL);
+	pthread_mutex_unlock(&s->lock);
+	strbuf_putc(&b, '}');
+	answer(r, &b);
+}
+
+void
+info_model(Req *r)
+{
+	Strbuf b = { 0 };
+	Problem p;
+
+	Slot *t = models_find(r->srv, r->tail);
+	if (!t) {
+		models_unknown(r->srv, r->tail, &p);
+		req_problem(r, &p);
+		return;
+	}
+	pthread_mutex_lock(&r->srv->lock);
+	(is_anthropic(r) ? one_anthropic : one_model)(r->srv, t, &b);
+	pthread_mutex_unlock(&r->srv->lock);
+	answer(r, &b);
+}
+
+void
+info_tgi(Req *r)
+{
+	Server *s = r->srv;
+	const Slot *t = s->slot[0];
+	Strbuf b = { 0 };
+
+	pthread_mutex_lock(&s->lock);
+	json_printf(&b, "{\"model_id\":%s,\"model_sha\":null,\"model_dtype\":%s,\"model_device_type\":%s,\"model_pipeline_tag\":\"text-generation\",",
+	            t->name, t->about.dtype, strncmp(t->about.info.target, "cuda", 4) ? "cpu" : "cuda");
+	json_printf(&b, "\"max_concurrent_requests\":%d,\"max_best_of\":%d,\"max_stop_sequences\":%d,\"max_input_length\":%d,\"max_total_tokens\":%d,",
+	            t->about.max_concurrent, s->opt.max_best_of, s->opt.max_stop_sequences, t->max_input, t->max_total);
+	json_printf(&b, "\"waiting_served_ratio\":%g,\"max_batch_total_tokens\":%lld,\"max_waiting_tokens\":%d,\"validation_workers\":%d,",
+	            (double)t->about.waiting_served_ratio, (long long)t->about.max_batch_total, t->about.max_waiting_tokens, s->opt.validation_workers);
+	json_printf(&b, "\"max_input_tokens\":%d,\"max_client_batch_size\":%d,\"router\":\"llmc\",\"version\":%s,\"sha\":null,\"docker_label\":null}",
+	            t->max_input, s->opt.max_best_of, llmc_version());
+	pthread_mutex_unlock(&s->lock);
+	answer(r, &b);
+}
+
+void
+info_version(Req *r)
+{
+	Strbuf b = { 0 };
+
+	json_printf(&b, "{\"version\":%s}", llmc_version());
+	answer(r, &b);
+}
+
+static void
+well(Generation *g)
+{
+	req_answer(g->req, 200, NULL, NULL);
+}
+
+static void
+unwell(Req *r)
+{
+	Problem p;
+
+	problem(&p, 503, NULL, "unhealthy");
+	p.type = "healthcheck";
+	req_problem(r, &p);
+}
+
+static void
+failed(Generation *g, const Problem *p)
+{
+	(void)p;
+	unwell(g->req);
+}
+
+static const Dialect health = { .done = well, .problem = failed };
+
+/* The first time a token is really made, by each engine; later its own word is taken. One that sleeps or is being opened is not ill. */
+void
+info_health(Req *r)
+{
+	Server *s = r->srv;
+	Problem p;
+	int32_t *tok;
+	bool ill;
+
+	r->model = models_unproven(s, &ill);
+	ill |= s->leaving || s->draining;
+	if (!r->model && !ill) {
+		req_answer(r, 200, NULL, NULL);
+		return;
+	}
+	Generation *g = ill ? NULL : gen_new(r, &health);
+	if (g && gen_prompts(g, 1, &p) && (tok = malloc(sizeof *tok)) != NULL) {
+		*tok = r->model->back.info.bos >= 0 ? r->model->back.info.bos : 0;
+		g->sub[0].tok = tok;
+		g->sub[0].n_tok = 1;
+		g->max_new = 1;
+		g->er.pool = r->model->back.info.output == LLMC_OUTPUT_LOGITS ? LLMC_POOL_NONE : LLMC_POOL_LAST;
+		if (gen_start(g, &p))
+			return;
+		if (p.status == 429) /* busy is not ill */
+			req_answer(r, 200, NULL, NULL);
+		else
+			unwell(r);
+		return;
+	}
+	gen_free(g);
+	unwell(r);
+}

@@ -1,0 +1,94 @@
+/* Adapters while the server runs, as vLLM has it: /v1/load_lora_adapter and /v1/unload_lora_adapter. Off unless a folder is named that they may come from. */
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/models/model.h"
+#include "serve/dialects/openai.h"
+#include "serve/http/route.h"
+#include "serve/models/sleep_wake.h"
+
+static bool
+text_field(const json_t *o, const char *key, const char **out, Problem *p)
+{
+	const json_t *v = json_object_get(o, key);
+
+	if (!v || json_is_null(v))
+		return openai_missing(p, key);
+	if (!json_is_string(v) || !json_string_length(v) || strlen(json_string_value(v)) != json_string_length(v))
+		return problem(p, 400, key, "Invalid '%s': expected a text that is not empty.", key);
+	*out = json_string_value(v);
+	return true;
+}
+
+/* The folder that is meant, malloc'd: of `path`, or of what lies so below the server's folder; nothing else is opened for a client. */
+static char *
+allowed(const Server *s, const char *path, Problem *p)
+{
+	char below[PATH_MAX];
+	char *home = realpath(s->opt.lora_dir, NULL), *real = NULL;
+	size_t n = home ? strlen(home) : 0;
+
+	if (home && snprintf(below, sizeof below, *path == '/' ? "%.0s%s" : "%s/%s", home, path) < (int)sizeof below)
+		real = realpath(below, NULL);
+	if (!home || !real || strncmp(real, home, n) != 0 || (home[n - 1] != '/' && real[n] != '/')) {
+		problem(p, 404, "lora_path", "There is no adapter '%.300s' below the folder of --lora-dir.", path);
+		free(real);
+		real = NULL;
+	}
+	free(home);
+	return real;
+}
+
+static json_t *
+begin(Req *r, const char **name, Problem *p)
+{
+	json_t *o = NULL;
+
+	if (!r->srv->opt.lora_dir)
+		problem(p, 403, NULL, "Adapters cannot be loaded or unloaded here: start the server with --lora-dir, the folder that they may come from.");
+	else if (sleep_allowed(r, p))
+		o = body_object(&r->body, p);
+	if (o && !text_field(o, "lora_name", name, p)) {
+		json_decref(o);
+		o = NULL;
+	}
+	return o;
+}
+
+void
+adapters_load(Req *r)
+{
+	Problem p = { 0 };
+	const char *name = NULL, *path = NULL;
+	char *dir = NULL;
+	json_t *o = begin(r, &name, &p);
+	Slot *base = r->srv->slot[0];
+	const json_t *v = json_object_get(o, "base_model_name");
+
+	if (o && json_is_string(v) && !(base = models_find(r->srv, json_string_value(v))))
+		models_unknown(r->srv, json_string_value(v), &p);
+	if (o && !p.status && (base->parent || !base->src.adapt))
+		problem(&p, 400, "base_model_name", "The model '%.200s' takes no adapters.", base->name);
+	if (o && !p.status && text_field(o, "lora_path", &path, &p))
+		dir = allowed(r->srv, path, &p);
+	if (dir)
+		models_adapt(r->srv, base, name, dir, r);
+	json_decref(o);
+	if (p.status)
+		req_problem(r, &p);
+}
+
+void
+adapters_unload(Req *r)
+{
+	Problem p = { 0 };
+	const char *name = NULL;
+	json_t *o = begin(r, &name, &p);
+
+	if (o && models_remove(r->srv, name, &p))
+		req_text(r, 200, "Success: LoRA adapter '%s' removed successfully.", name);
+	json_decref(o);
+	if (p.status)
+		req_problem(r, &p);
+}

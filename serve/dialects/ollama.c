@@ -1,0 +1,513 @@
+/* Ollama's dialect: POST /api/chat and /api/generate, and what its clients ask beside them. Streams are lines of JSON, and on unless the body says
+ * otherwise. A body is turned into one of OpenAI's chat, whose reader then checks it. Images are refused by name. */
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sha256.h"
+#include "serve/dialects/openai.h"
+
+typedef struct Ollama {
+	OpenAi base;   /* what openai_read fills in */
+	bool   chat;   /* else generate: "response" in place of "message" */
+} Ollama;
+
+static const char type_lines[] = "application/x-ndjson";
+
+/* ---- errors ---- */
+
+void
+ollama_problem(Req *r, const Problem *p)
+{
+	Strbuf b = { 0 };
+
+	json_printf(&b, "{\"error\":%s}", p->text);
+	req_answer(r, p->status, type_json, &b);
+}
+
+/* ---- requests ---- */
+
+/* Ways to draw a token that are not ours; nothing, 0 and what off names ask for nothing. */
+static bool
+refuse_options(const json_t *o, Problem *p)
+{
+	static const struct { const char *key; double off; } never[] = { { "mirostat", 0 }, { "tfs_z", 1 } };
+
+	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
+		const json_t *v = json_object_get(o, never[i].key);
+		if (v && !json_is_null(v) && !(json_is_number(v) && (json_number_value(v) == 0 || json_number_value(v) == never[i].off)))
+			return problem(p, 400, never[i].key, "options.%s is not supported by this server", never[i].key);
+	}
+	return true;
+}
+
+static void
+copy_option(const json_t *from, const char *theirs, json_t *to, const char *ours)
+{
+	json_t *v = json_object_get(from, theirs);
+
+	if (v && !json_is_null(v))
+		json_object_set(to, ours, v);
+}
+
+/* Fields of "options"; those that shape the runner, such as num_ctx or num_gpu, are the server's own settings here. */
+static bool
+read_options(const json_t *in, json_t *out, Problem *p)
+{
+	static const char *const same[] = { "seed", "stop" };
+	const json_t *o = json_object_get(in, "options"), *most = json_object_get(o, "num_predict");
+	size_t n_option;
+	const llmc_option *option = llmc_sampling_options(&n_option);
+
+	if (o && !json_is_null(o) && !json_is_object(o))
+		return problem(p, 400, "options", "options: expected an object, but got %s", json_type_name(o));
+	if (!refuse_options(o, p))
+		return false;
+	json_object_set_new(out, "temperature", json_real(0.8)); /* Ollama's defaults */
+	json_object_set_new(out, "top_k", json_integer(40));
+	json_object_set_new(out, "top_p", json_real(0.9));
+	for (const llmc_option *k = option; k < option + n_option; k++)
+		copy_option(o, k->alias && json_object_get(o, k->alias) ? k->alias : k->name, out, k->name);
+	for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+		copy_option(o, same[i], out, same[i]);
+	if (most && !json_is_null(most)) {
+		if (!json_is_integer(most) || json_integer_value(most) == 0)
+			return problem(p, 400, "num_predict", "options.num_predict: expected a whole number that is not 0");
+		json_object_set_new(out, "max_tokens", json_integer(json_integer_value(most) < 0 ? -1 : json_integer_value(most)));
+	}
+	return true;
+}
+
+static bool
+refuse(const json_t *in, Problem *p)
+{
+	static const char *const never[] = { "images", "suffix", "context", "template" };
+
+	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
+		const json_t *v = json_object_get(in, never[i]);
+		bool nothing = !v || json_is_null(v) || json_is_false(v) || (json_is_array(v) && json_array_size(v) == 0) ||
+		               (json_is_string(v) && json_string_length(v) == 0);
+		if (!nothing)
+			return problem(p, 400, never[i], "%s is not supported by this server at this path", never[i]);
+	}
+	return true;
+}
+
+static bool
+read_think(const json_t *think, json_t *out, Problem *p)
+{
+	const char *effort = json_string_value(think);
+
+	if (!think || json_is_null(think))
+		return true;
+	if (json_is_boolean(think))
+		return json_object_set_new(out, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", json_is_true(think))) == 0 || problem_memory(p);
+	if (!effort || (strcmp(effort, "high") != 0 && strcmp(effort, "medium") != 0 && strcmp(effort, "low") != 0))
+		return problem(p, 400, "think", "think: expected true, false, \"high\", \"medium\" or \"low\"");
+	return json_object_set_new(out, "chat_template_kwargs", json_pack("{s:s,s:b}", "reasoning_effort", effort, "enable_thinking", 1)) == 0 || problem_memory(p);
+}
+
+/* The part that chat and generate share. */
+static json_t *
+translate(const json_t *in, Problem *p)
+{
+	json_t *format = json_object_get(in, "format");
+	const json_t *name = json_object_get(in, "model"), *stream = json_object_get(in, "stream"), *logprobs = json_object_get(in, "logprobs");
+	json_t *out = json_object();
+
+	if (!out)
+		problem_memory(p);
+	if (!out || !refuse(in, p) || !read_options(in, out, p) || !read_think(json_object_get(in, "think"), out, p))
+		goto fail;
+	if (stream && !json_is_null(stream) && !json_is_boolean(stream)) {
+		problem(p, 400, "stream", "stream: expected true or false, but got %s", json_type_name(stream));
+		goto fail;
+	}
+	json_object_set_new(out, "stream", json_boolean(!json_is_false(stream)));
+	if (json_is_string(name)) {
+		json_object_set(out, "model", (json_t *)(uintptr_t)name);
+	} else if (name && !json_is_null(name)) {
+		problem(p, 400, "model", "model: expected a string, but got %s", json_type_name(name));
+		goto fail;
+	}
+	if (json_is_object(format)) {
+		json_object_set_new(out, "response_format", json_pack("{s:s,s:{s:s,s:O}}", "type", "json_schema", "json_schema", "name", "format", "schema", format));
+	} else if (json_is_string(format) && !strcmp(json_string_value(format), "json")) {
+		json_object_set_new(out, "response_format", json_pack("{s:s}", "type", "json_object"));
+	} else if (format && !json_is_null(format) && !(json_is_string(format) && !json_string_length(format))) {
+		problem(p, 400, "format", "format: expected \"json\" or a JSON schema");
+		goto fail;
+	}
+	if (logprobs)
+		json_object_set(out, "logprobs", (json_t *)(uintptr_t)logprobs);
+	if (json_is_true(logprobs) && json_object_get(in, "top_logprobs"))
+		json_object_set(out, "top_logprobs", json_object_get(in, "top_logprobs"));
+	return out;
+fail:
+	json_decref(out);
+	return NULL;
+}
+
+static json_t *
+chat_body(const json_t *in, Problem *p)
+{
+	const json_t *messages = json_object_get(in, "messages"), *m;
+	json_t *out = translate(in, p);
+	size_t i;
+
+	json_array_foreach((json_t *)(uintptr_t)messages, i, m) {
+		if (json_array_size(json_object_get(m, "images")) > 0) {
+			problem(p, 400, "images", "messages[%zu].images: this model reads text only", i);
+			json_decref(out);
+			return NULL;
+		}
+	}
+	if (out && messages && !json_is_null(messages) && !(json_is_array(messages) && !json_array_size(messages)))
+		json_object_set_new(out, "messages", json_deep_copy(messages));
+	if (out && json_object_get(in, "tools"))
+		json_object_set(out, "tools", json_object_get(in, "tools"));
+	return out;
+}
+
+static json_t *
+generate_body(const json_t *in, Problem *p)
+{
+	json_t *prompt = json_object_get(in, "prompt"), *system = json_object_get(in, "system"), *out = translate(in, p);
+	bool raw = false;
+
+	if (!out)
+		return NULL;
+	if (!field_bool(in, "raw", &raw, p))
+		goto fail;
+	if (!prompt || json_is_null(prompt) || (json_is_string(prompt) && !json_string_length(prompt)))
+		return out;
+	if (!json_is_string(prompt)) {
+		problem(p, 400, "prompt", "prompt: expected a string");
+		goto fail;
+	}
+	if (raw) {
+		json_object_set(out, "prompt", prompt);
+		return out;
+	}
+	json_t *messages = json_array();
+	if (json_is_string(system) && json_string_length(system))
+		json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "system", "content", system));
+	json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "user", "content", prompt));
+	json_object_set_new(out, "messages", messages);
+	return out;
+fail:
+	json_decref(out);
+	return NULL;
+}
+
+#define OPTION_NAME(kind, name, ...) { "options." #name, #name },
+static const FieldName names[] = {
+	{ "options.repeat_penalty", "repetition_penalty" },
+	LLMC_SAMPLING_OPTIONS(OPTION_NAME)
+	{ "options.seed", "seed" }, { "options.stop", "stop" }, { "options.num_predict", "max_tokens" }, { "format", "response_format" }, { NULL, NULL },
+};
+
+/* Nothing to answer asks for the model to be there, as it is by now: a generation without a prompt. */
+static bool
+read_generate(Generation *g, const json_t *o, Problem *p)
+{
+	const json_t *prompt = json_object_get(o, "prompt"), *most = json_object_get(o, "max_tokens");
+
+	if (!prompt)
+		return !json_object_get(o, "messages") || openai_read_chat(g, o, p);
+	g->max_new = most ? (int32_t)json_integer_value(most) : -1;
+	return openai_read_logprobs(g, o, p) && gen_prompts(g, 1, p) &&
+	       tokenize_prompt(g->model, json_string_value(prompt), json_string_length(prompt), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL,
+	                       (size_t)g->model->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p) &&
+	       openai_fits(g, g->sub[0].n_tok, "prompt", p);
+}
+
+static bool
+read_chat(Generation *g, const json_t *o, Problem *p)
+{
+	((Ollama *)gen_own(g))->chat = true;
+	return read_generate(g, o, p);
+}
+
+/* ---- answers ---- */
+
+/* {"model":..., and what was said: text, reasoning, calls and tokens' log probabilities as JSON without brackets; each may be empty */
+static void
+line_open(const Generation *g, Strbuf *b, const char *text, size_t n, const Strbuf *thinking, const Strbuf *calls, Strbuf *places)
+{
+	bool chat = ((const Ollama *)gen_own(g))->chat;
+
+	json_printf(b, "{\"model\":%s,\"created_at\":", g->model->name);
+	json_time(b, time(NULL));
+	strbuf_puts(b, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
+	json_str(b, text, n);
+	if (thinking && thinking->len) {
+		strbuf_puts(b, ",\"thinking\":");
+		json_str(b, strbuf_str(thinking), thinking->len);
+	}
+	if (chat && calls && calls->len) {
+		strbuf_puts(b, ",\"tool_calls\":[");
+		strbuf_add(b, strbuf_str(calls), calls->len);
+		strbuf_putc(b, ']');
+	}
+	strbuf_puts(b, chat ? "}," : ",");
+	if (places && places->len) {
+		strbuf_puts(b, "\"logprobs\":[");
+		strbuf_add(b, strbuf_str(places), places->len);
+		strbuf_puts(b, "],");
+		strbuf_clear(places);
+	}
+}
+
+static void
+push(Generation *g, Strbuf *b)
+{
+	strbuf_putc(b, '\n');
+	if (!b->failed)
+		req_push(g->req, b->data, b->len);
+	strbuf_release(b);
+}
+
+static void
+line(Generation *g, Choice *c, const char *text, size_t n, const Strbuf *thinking, const Strbuf *calls)
+{
+	Strbuf b = { 0 };
+
+	line_open(g, &b, text, n, thinking, calls, &c->col[2]);
+	strbuf_puts(&b, "\"done\":false}");
+	push(g, &b);
+}
+
+static void
+on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
+{
+	switch (kind) {
+	case LLMC_PIECE_TEXT:
+		openai_places_of(c, n, &c->col[2]);
+		if (g->stream && n)
+			line(g, c, text, n, NULL, NULL);
+		else
+			strbuf_add(&c->text, text, n);
+		break;
+	case LLMC_PIECE_REASONING:
+		strbuf_add(&c->reasoning, text, n);
+		if (g->stream && n) {
+			line(g, c, "", 0, &c->reasoning, NULL);
+			strbuf_clear(&c->reasoning);
+		}
+		break;
+	case LLMC_PIECE_CALL:
+		c->n_calls = call + 1;
+		strbuf_puts(&c->call, c->call.len ? ",{\"function\":{\"name\":" : "{\"function\":{\"name\":");
+		json_str(&c->call, text, n);
+		strbuf_puts(&c->call, ",\"arguments\":");
+		strbuf_clear(&c->held);
+		break;
+	case LLMC_PIECE_ARGUMENTS:
+		strbuf_add(&c->held, text, n);
+		break;
+	case LLMC_PIECE_DONE: { /* an object here, not text: what was cut off is none */
+		json_t *o = json_loadb(strbuf_str(&c->held), c->held.len, JSON_ALLOW_NUL, NULL);
+		if (json_is_object(o))
+			strbuf_add(&c->call, strbuf_str(&c->held), c->held.len);
+		else
+			strbuf_puts(&c->call, "{}");
+		json_decref(o);
+		strbuf_puts(&c->call, "}}");
+		if (g->stream) {
+			line(g, c, "", 0, NULL, &c->call);
+			strbuf_clear(&c->call);
+		}
+		break;
+	}
+	}
+}
+
+static void
+on_token(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
+{
+	(void)sub;
+	openai_place(g, c, ev);
+	gen_pieces(g, c, ev, false, on_piece);
+}
+
+static void
+on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
+{
+	(void)sub;
+	gen_pieces(g, c, ev, true, on_piece);
+}
+
+static void
+on_done(Generation *g)
+{
+	Choice none = { 0 }, *c = g->n_sub ? &g->choice[0] : &none;
+	int32_t n_prompt, n_new, n_cached;
+	Strbuf b = { 0 };
+
+	gen_sums(g, &n_prompt, &n_new, &n_cached);
+	line_open(g, &b, strbuf_str(&c->text), c->text.len, &c->reasoning, &c->call, &c->col[2]); /* nothing, in a stream */
+	strbuf_puts(&b, "\"done\":true,");
+	json_printf(&b, "\"done_reason\":%s,\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%d,\"prompt_eval_duration\":%lld,\"eval_count\":%d,\"eval_duration\":%lld}",
+	            !g->n_sub ? "load" : c->finish == LLMC_FINISH_LENGTH ? "length" : "stop", (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt,
+	            (long long)(1e9 * g->prefill_s), n_new, (long long)(1e9 * g->decode_s));
+	if (g->stream)
+		push(g, &b);
+	else
+		req_answer(g->req, 200, type_json, &b);
+}
+
+static void
+failed(Generation *g, const Problem *p)
+{
+	Strbuf b = { 0 };
+
+	if (!g->stream) {
+		req_problem(g->req, p);
+		return;
+	}
+	json_printf(&b, "{\"error\":%s}", p->text);
+	push(g, &b);
+}
+
+static const Dialect dialect = {
+	.own_bytes = sizeof(Ollama), .pieces = true, .stream_type = type_lines, .token = on_token, .finish = on_finish, .done = on_done, .problem = failed,
+};
+
+void
+ollama_chat(Req *r)
+{
+	static const OpenAiRoute route = { .id_prefix = "", .max_stop = OTHERS_MAX_STOP, .translate = chat_body, .names = names, .read = read_chat };
+
+	openai_handle(r, &dialect, &route);
+}
+
+void
+ollama_generate(Req *r)
+{
+	static const OpenAiRoute route = { .id_prefix = "", .max_stop = OTHERS_MAX_STOP, .translate = generate_body, .names = names, .read = read_generate };
+
+	openai_handle(r, &dialect, &route);
+}
+
+/* ---- the model ---- */
+
+static void
+details(const Slot *t, Strbuf *b) /* lock held */
+{
+	const llmc_model_info *i = &t->about.info;
+	char size[32], level[sizeof t->about.scheme];
+
+	snprintf(size, sizeof size, i->n_params >= 1000000000 ? "%.1fB" : "%.0fM", (double)i->n_params / (i->n_params >= 1000000000 ? 1e9 : 1e6));
+	for (size_t k = 0; k < sizeof level; k++)
+		level[k] = (char)toupper((unsigned char)t->about.scheme[k]);
+	json_printf(b, "\"details\":{\"parent_model\":%s,\"format\":\"llmc\",\"family\":%s,\"families\":[%s],\"parameter_size\":%s,\"quantization_level\":%s}", t->parent ? t->parent : "",
+	            i->family, i->family, size, level);
+}
+
+/* Of what we know of the model: the same for the same one, also in another server; clients compare it and show its first digits. */
+static void
+digest(const Slot *t, char hex[65])
+{
+	const llmc_model_info *i = &t->about.info;
+	Sha256 sum;
+	Strbuf b = { 0 };
+
+	json_printf(&b, "[%s,%s,%s,%s,%lld,%lld]", t->name, i->name, i->family, t->about.scheme, (long long)i->n_params, (long long)i->weight_bytes);
+	sha256_init(&sum);
+	sha256_add(&sum, strbuf_str(&b), b.len);
+	sha256_hex(&sum, hex);
+	strbuf_release(&b);
+}
+
+/* Without its closing brace. */
+static void
+one_model(const Slot *t, int64_t bytes, Strbuf *b) /* lock held */
+{
+	char hex[65];
+
+	digest(t, hex);
+	json_printf(b, "{\"name\":%s,\"model\":%s,\"size\":%lld,\"digest\":%s,", t->name, t->name, (long long)bytes, hex);
+	details(t, b);
+}
+
+void
+ollama_tags(Req *r)
+{
+	Server *s = r->srv;
+	Strbuf b = { 0 };
+	int n = 0;
+
+	strbuf_puts(&b, "{\"models\":[");
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++)
+		if (!s->slot[i]->removed) {
+			strbuf_puts(&b, n++ ? "," : "");
+			one_model(s->slot[i], s->slot[i]->about.info.weight_bytes, &b);
+			strbuf_puts(&b, ",\"modified_at\":");
+			json_time(&b, s->started);
+			strbuf_putc(&b, '}');
+		}
+	pthread_mutex_unlock(&s->lock);
+	strbuf_puts(&b, "]}");
+	req_answer(r, 200, type_json, &b);
+}
+
+/* Models that are there, with what their engines take, and until when. */
+void
+ollama_ps(Req *r)
+{
+	enum { NEVER = 100 * 365 * 86400LL };
+	Server *s = r->srv;
+	Strbuf b = { 0 };
+	int n = 0;
+
+	strbuf_puts(&b, "{\"models\":[");
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++) {
+		const Slot *t = s->slot[i];
+		if (t->removed || !t->model)
+			continue;
+		double left = s->opt.sleep_after_s > 0 && t->src.open ? t->used_at + s->opt.sleep_after_s - clock_now() : (double)NEVER;
+		strbuf_puts(&b, n++ ? "," : "");
+		one_model(t, t->bytes, &b);
+		json_printf(&b, ",\"size_vram\":%lld,\"context_length\":%d,\"expires_at\":", strncmp(t->about.info.target, "cuda", 4) ? 0LL : (long long)t->bytes, t->max_total);
+		json_time(&b, time(NULL) + (time_t)(left > 0 ? left : 0));
+		strbuf_putc(&b, '}');
+	}
+	pthread_mutex_unlock(&s->lock);
+	strbuf_puts(&b, "]}");
+	req_answer(r, 200, type_json, &b);
+}
+
+void
+ollama_show(Req *r)
+{
+	Problem p = { 0 };
+	Strbuf b = { 0 };
+	json_t *in = body_object(&r->body, &p);
+
+	if (in && !json_object_get(in, "model")) /* as older clients say it */
+		json_object_set(in, "model", json_object_get(in, "name"));
+	json_t *o = in ? translate(in, &p) : NULL;
+	bool ok = o && openai_model(r, o, &p);
+	json_decref(o);
+	json_decref(in);
+	if (!ok) {
+		req_problem(r, &p);
+		return;
+	}
+	const Slot *t = r->slot;
+	pthread_mutex_lock(&r->srv->lock);
+	const llmc_model_info *i = &t->about.info;
+	const char *template = t->model ? llmc_chat_template(t->model->back.tok) : NULL; /* of one that sleeps it is not read */
+	json_printf(&b, "{\"modelfile\":\"\",\"parameters\":\"\",\"template\":%s,\"modified_at\":", template ? template : "");
+	json_time(&b, r->srv->started);
+	strbuf_putc(&b, ',');
+	details(t, &b);
+	json_printf(&b, ",\"model_info\":{\"general.architecture\":%s,\"general.parameter_count\":%lld,", i->family, (long long)i->n_params);
+	strbuf_printf(&b, "\"%s.context_length\":%d,\"%s.embedding_length\":%d,\"%s.block_count\":%d},\"capabilities\":[\"completion\",\"tools\"]}", i->family, t->max_total,
+	              i->family, i->hidden, i->family, i->n_layers);
+	pthread_mutex_unlock(&r->srv->lock);
+	req_answer(r, 200, type_json, &b);
+}

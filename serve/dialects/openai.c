@@ -1,0 +1,504 @@
+/* What OpenAI's chat and completions share: fields with their ranges and refusals, frames, usage, errors. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sha256.h"
+#include "serve/dialects/constraints.h"
+#include "serve/http/api_keys.h"
+#include "serve/dialects/openai.h"
+
+enum { MAX_BIAS = 1024, MAX_STOP_TOKENS = 128 };
+
+/* ---- errors ---- */
+
+static const char *
+error_type(const Problem *p)
+{
+	return p->type ? p->type : p->status == 429 ? "rate_limit_error" : p->status >= 500 ? "server_error" : "invalid_request_error";
+}
+
+static void
+error_object(Strbuf *b, const Problem *p)
+{
+	json_printf(b, "{\"error\":{\"message\":%s,\"type\":%s,\"param\":%s,\"code\":%s}}", p->text, error_type(p), p->param[0] ? p->param : NULL, p->code);
+}
+
+void
+openai_problem(Req *r, const Problem *p)
+{
+	Strbuf b = { 0 };
+
+	error_object(&b, p);
+	req_answer(r, p->status, type_json, &b);
+}
+
+bool
+openai_missing(Problem *p, const char *key)
+{
+	problem(p, 400, key, "Missing required parameter: '%s'.", key);
+	p->code = "missing_required_parameter";
+	return false;
+}
+
+/* ---- requests ---- */
+
+bool
+openai_model(Req *r, const json_t *o, Problem *p)
+{
+	const json_t *v = json_object_get(o, "model");
+
+	if (!v || json_is_null(v))
+		return true; /* the first, or the only one */
+	if (!json_is_string(v))
+		return problem(p, 400, "model", "Invalid type for 'model': expected a string, but got %s instead.", json_type_name(v));
+	Slot *t = models_find(r->srv, json_string_value(v));
+	if (!t) {
+		models_unknown(r->srv, json_string_value(v), p);
+		return false;
+	}
+	r->slot = t;
+	return true;
+}
+
+/* What would change the answer and is not done is refused, not passed over. */
+static bool
+check_unsupported(const json_t *o, Problem *p)
+{
+	static const char *const never[] = {
+		"prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "bad_words", "use_beam_search", "functions", "function_call",
+		"audio", "modalities", "web_search_options",
+	};
+	/* values that ask for nothing */
+	static const struct { const char *key, *word; } harmless[] = { { "function_call", "none" }, { "modalities", "text" } };
+
+	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
+		const json_t *v = json_object_get(o, never[i]), *word = json_array_size(v) == 1 ? json_array_get(v, 0) : v;
+		bool nothing = !v || json_is_null(v) || json_is_false(v) || (json_is_array(v) && json_array_size(v) == 0);
+		for (size_t k = 0; k < sizeof harmless / sizeof *harmless; k++)
+			nothing |= !strcmp(never[i], harmless[k].key) && json_is_string(word) && !strcmp(json_string_value(word), harmless[k].word);
+		if (!nothing) {
+			problem(p, 400, never[i], "The '%s' parameter is not supported by this server.", never[i]);
+			p->code = "unsupported_parameter";
+			return false;
+		}
+	}
+	return true;
+}
+
+/* llama.cpp mixes adapters by scales, from request to request. */
+static bool
+check_lora(const json_t *o, Problem *p)
+{
+	if (json_array_size(json_object_get(o, "lora")) == 0)
+		return true;
+	return problem(p, 400, "lora", "'lora' is not supported: an adapter is a model of its own here, at its own scale. Name it in 'model'; GET /v1/models lists them.");
+}
+
+static bool
+read_stop(Generation *g, const json_t *o, size_t most, Problem *p)
+{
+	const json_t *v = json_object_get(o, "stop");
+	size_t n = json_is_array(v) ? json_array_size(v) : 1;
+
+	if (!v || json_is_null(v) || (json_is_array(v) && n == 0))
+		return true;
+	if (!json_is_array(v) && !json_is_string(v))
+		return problem(p, 400, "stop", "Invalid type for 'stop': expected a string or an array of strings, but got %s instead.", json_type_name(v));
+	if (n > most)
+		return problem(p, 400, "stop", "Invalid 'stop': array too long. Expected an array with maximum length %zu, but got an array with length %zu instead.", most, n);
+	g->stop = calloc(n + 1, sizeof *g->stop);
+	for (size_t i = 0; g->stop && i < n; i++) {
+		const json_t *one = json_is_array(v) ? json_array_get(v, i) : v;
+		if (!json_is_string(one))
+			return problem(p, 400, "stop", "Invalid type for 'stop[%zu]': expected a string, but got %s instead.", i, json_type_name(one));
+		if (json_string_length(one) == 0 || strlen(json_string_value(one)) != json_string_length(one))
+			return problem(p, 400, "stop", "Invalid 'stop[%zu]': expected text that is not empty and has no NUL in it.", i);
+		g->stop[i] = strdup(json_string_value(one));
+		if (!g->stop[i])
+			return problem_memory(p);
+	}
+	return g->stop || problem_memory(p);
+}
+
+static bool
+read_stop_tokens(Generation *g, const json_t *o, Problem *p)
+{
+	const json_t *v = json_object_get(o, "stop_token_ids");
+	size_t n = json_array_size(v);
+
+	if (!v || json_is_null(v) || (json_is_array(v) && n == 0))
+		return true;
+	if (!json_is_array(v))
+		return problem(p, 400, "stop_token_ids", "Invalid type for 'stop_token_ids': expected an array of integers, but got %s instead.", json_type_name(v));
+	if (n > MAX_STOP_TOKENS)
+		return problem(p, 400, "stop_token_ids", "Invalid 'stop_token_ids': at most %d are taken, got %zu.", MAX_STOP_TOKENS, n);
+	g->stop_tokens = calloc(n, sizeof *g->stop_tokens);
+	if (!g->stop_tokens)
+		return problem_memory(p);
+	for (size_t i = 0; i < n; i++) {
+		const json_t *one = json_array_get(v, i);
+		if (!json_is_integer(one) || json_integer_value(one) < 0 || json_integer_value(one) >= g->model->back.info.vocab)
+			return problem(p, 400, "stop_token_ids", "Invalid 'stop_token_ids[%zu]': expected an id from 0 to %d.", i, g->model->back.info.vocab - 1);
+		g->stop_tokens[i] = (int32_t)json_integer_value(one);
+	}
+	g->ep.n_stop_tokens = (int32_t)n;
+	return true;
+}
+
+static bool
+read_bias(Generation *g, const json_t *o, Problem *p)
+{
+	json_t *v = json_object_get(o, "logit_bias"), *one;
+	const char *key;
+	size_t n = json_object_size(v);
+
+	if (!v || json_is_null(v) || (json_is_object(v) && n == 0))
+		return true;
+	if (!json_is_object(v))
+		return problem(p, 400, "logit_bias", "Invalid type for 'logit_bias': expected an object, but got %s instead.", json_type_name(v));
+	if (n > MAX_BIAS)
+		return problem(p, 400, "logit_bias", "Invalid 'logit_bias': at most %d entries are taken, got %zu.", MAX_BIAS, n);
+	g->bias = calloc(n, sizeof *g->bias);
+	if (!g->bias)
+		return problem_memory(p);
+	n = 0;
+	json_object_foreach(v, key, one) {
+		char *end;
+		long id = strtol(key, &end, 10);
+		if (end == key || *end || id < 0 || id >= g->model->back.info.vocab)
+			return problem(p, 400, "logit_bias", "Invalid key in 'logit_bias': '%.40s'. Expected a token id from 0 to %d.", key, g->model->back.info.vocab - 1);
+		if (!json_is_number(one) || !(fabs(json_number_value(one)) <= 100))
+			return problem(p, 400, "logit_bias", "Invalid value in 'logit_bias' for id %ld: expected a number from -100 to 100.", id);
+		g->bias[n++] = (llmc_bias){ (int32_t)id, (float)json_number_value(one) };
+	}
+	g->ep.n_logit_bias = (int32_t)n;
+	return true;
+}
+
+/* vLLM's cache_salt: who does not know it finds no pages of the prompt, and so cannot tell by time what was asked. */
+static bool
+read_salt(Generation *g, const json_t *o, Problem *p)
+{
+	const json_t *v = json_object_get(o, "cache_salt");
+	Sha256 sum;
+	char hex[65];
+
+	if (!v || json_is_null(v))
+		return true;
+	if (!json_is_string(v) || !json_string_length(v))
+		return problem(p, 400, "cache_salt", "Invalid 'cache_salt': expected a string that is not empty.");
+	sha256_init(&sum);
+	sha256_add(&sum, json_string_value(v), json_string_length(v));
+	sha256_hex(&sum, hex);
+	hex[16] = 0;
+	g->er.prefix_salt = strtoull(hex, NULL, 16) | 1;
+	return true;
+}
+
+/* Fields of LLMC_SAMPLING_OPTIONS. In HTTP top_k -1 is off, top_p 0 selects the most likely token, and repetition_penalty 0 is
+ * an error. */
+static bool
+read_sampling(Generation *g, const json_t *o, Problem *p)
+{
+	size_t n_option;
+	const llmc_option *option = llmc_sampling_options(&n_option);
+
+	for (const llmc_option *k = option; k < option + n_option; k++) {
+		void *field = (char *)&g->ep + k->offset;
+		double x = k->http_default;
+		int64_t n = (int64_t)k->http_default;
+		if (k->http_least > k->http_most)
+			continue;
+		if (k->kind == LLMC_OPTION_BOOL ? !field_bool(o, k->name, field, p) :
+		    k->kind == LLMC_OPTION_INT ? !field_int(o, k->name, (int64_t)k->http_least, (int64_t)k->http_most, &n, NULL, p) :
+		                                 !field_num(o, k->name, k->http_least, k->http_most, &x, NULL, p))
+			return false;
+		if (k->kind == LLMC_OPTION_INT)
+			*(int32_t *)field = n > 0 ? (int32_t)n : 0;
+		else if (k->kind == LLMC_OPTION_FLOAT)
+			*(float *)field = (float)x;
+	}
+	if (!(g->ep.repetition_penalty > 0))
+		return problem(p, 400, "repetition_penalty", "Invalid 'repetition_penalty': it must be greater than 0.");
+	if (g->ep.top_p == 0)
+		g->ep.top_k = 1, g->ep.top_p = 1;
+	return true;
+}
+
+/* The fields that all routes have. */
+static bool
+read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p)
+{
+	int64_t n = 1, seed = 0, speculate = -1, priority = 0;
+	bool has_seed, skip_special = true, usage = false;
+	const json_t *so = json_object_get(o, "stream_options");
+
+	if (!openai_model(g->req, o, p) || !check_unsupported(o, p) || !check_lora(o, p) || !read_sampling(g, o, p) || !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
+	    !field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, &has_seed, p) ||
+	    !field_int(o, "speculate", 0, LLMC_MAX_SPECULATE, &speculate, NULL, p) ||
+	    !field_int(o, "priority", -PRIORITY_MOST, PRIORITY_MOST, &priority, NULL, p) || !field_bool(o, "skip_special_tokens", &skip_special, p) || !field_bool(o, "stream", &g->stream, p) ||
+	    !read_stop(g, o, route->max_stop, p) || !read_stop_tokens(g, o, p) || !read_bias(g, o, p) || !read_salt(g, o, p))
+		return false;
+	if (so && !json_is_null(so)) {
+		if (!json_is_object(so))
+			return problem(p, 400, "stream_options", "Invalid type for 'stream_options': expected an object, but got %s instead.", json_type_name(so));
+		if (!g->stream)
+			return problem(p, 400, "stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.");
+		if (!field_bool(so, "include_usage", &usage, p))
+			return false;
+	}
+	if (!grammar_read(g, o, p))
+		return false;
+	openai_own(g)->include_usage = usage;
+	g->n = (int32_t)n;
+	g->er.priority = (int32_t)priority;
+	g->ep.speculate = speculate == 0 ? -1 : speculate < 0 ? 0 : (int32_t)speculate;
+	g->ep.seed = has_seed ? (uint64_t)seed : random_seed();
+	g->er.show_special = !skip_special;
+	return true;
+}
+
+bool
+openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p)
+{
+	const ServedModel *m = g->model;
+	int64_t most = m->max_total, new_tokens = g->max_new < 0 ? 1 : g->max_new;
+
+	if (n_tok == 0)
+		return problem(p, 400, what, "The prompt is empty: at least one token is needed.");
+	if ((int64_t)n_tok + new_tokens > most || n_tok > (size_t)m->max_input) {
+		if (n_tok > (size_t)m->max_input && (int64_t)n_tok + new_tokens <= most)
+			most = m->max_input;
+		if (g->max_new < 0)
+			problem(p, 400, what, "This model's maximum context length is %lld tokens. However, your messages resulted in %zu tokens. Please reduce the length of the messages.",
+			        (long long)most, n_tok);
+		else
+			problem(p, 400, what, "This model's maximum context length is %lld tokens. However, you requested %lld tokens (%zu in the %s, %lld in the completion). Please reduce the length of the %s or completion.",
+			        (long long)most, (long long)n_tok + (long long)new_tokens, n_tok, what, (long long)new_tokens,
+			        what);
+		p->code = "context_length_exceeded";
+		return false;
+	}
+	return true;
+}
+
+/* The row of the name that s begins with, as a whole: behind it the name ends, or a place within the field is told. */
+static const FieldName *
+name_at(const FieldName *names, const char *s, const char *ends)
+{
+	for (; names->ours; names++) {
+		size_t n = strlen(names->ours);
+		if (!strncmp(s, names->ours, n) && strchr(ends, s[n])) /* also at the end of s */
+			return names;
+	}
+	return NULL;
+}
+
+/* What a chat's reader said is told with the names of the body: in quotes, as all of its texts have them, and as the param. */
+void
+openai_rename(const FieldName *names, Problem *p)
+{
+	const FieldName *f = name_at(names, p->param, ".[");
+	Strbuf b = { 0 };
+
+	if (f) {
+		strbuf_puts(&b, f->theirs);
+		strbuf_puts(&b, p->param + strlen(f->ours));
+		snprintf(p->param, sizeof p->param, "%s", strbuf_str(&b));
+		strbuf_clear(&b);
+	}
+	for (const char *s = p->text; *s;) {
+		strbuf_putc(&b, *s++);
+		if (s[-1] == '\'' && (f = name_at(names, s, ".['")) != NULL) {
+			strbuf_puts(&b, f->theirs);
+			s += strlen(f->ours);
+		}
+	}
+	if (!b.failed)
+		snprintf(p->text, sizeof p->text, "%.*s", (int)utf8_whole(strbuf_str(&b), b.len < sizeof p->text ? b.len : sizeof p->text - 1), strbuf_str(&b));
+	strbuf_release(&b);
+}
+
+static bool
+read_route(Generation *g, const json_t *in, const void *how, Problem *p)
+{
+	const OpenAiRoute *route = how;
+	OpenAi *own = openai_own(g);
+	json_t *made = route->translate ? route->translate(in, p) : NULL;
+	const json_t *o = route->translate ? made : in;
+
+	own->object = route->object;
+	own->chunk = route->chunk;
+	own->created = time(NULL);
+	snprintf(own->id, sizeof own->id, "%s%016llx%08x", route->id_prefix, (unsigned long long)random_seed(), (unsigned)random_seed());
+	bool ok = o && read_shared(g, o, route, p) && route->read(g, o, p);
+	if (o && !ok && route->names)
+		openai_rename(route->names, p);
+	json_decref(made);
+	return ok;
+}
+
+void
+openai_handle(Req *r, const Dialect *d, const OpenAiRoute *route)
+{
+	gen_handle(r, d, read_route, route);
+}
+
+/* ---- answers ---- */
+
+void
+openai_open(const Generation *g, Strbuf *b, bool chunk)
+{
+	const OpenAi *own = openai_own(g);
+
+	json_printf(b, "{\"id\":%s,\"object\":%s,\"created\":%lld,\"model\":%s,\"system_fingerprint\":\"llmc-" LLMC_VERSION "\",\"choices\":[", own->id,
+	            chunk ? own->chunk : own->object, (long long)own->created, g->model->name);
+}
+
+void
+openai_frame_open(const Generation *g, const Choice *c, Strbuf *b)
+{
+	strbuf_puts(b, "data: ");
+	openai_open(g, b, true);
+	strbuf_printf(b, "{\"index\":%d,", (int)(c - g->choice));
+}
+
+void
+openai_frame_close(const Generation *g, Strbuf *b, const char *finish)
+{
+	json_printf(b, ",\"finish_reason\":%s}]", finish);
+	strbuf_puts(b, openai_own(g)->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+	if (!b->failed)
+		req_push(g->req, b->data, b->len);
+	strbuf_release(b);
+}
+
+void
+openai_usage(const Generation *g, Strbuf *b)
+{
+	int32_t n_prompt, n_new, n_cached, n_reasoning = 0;
+
+	gen_sums(g, &n_prompt, &n_new, &n_cached);
+	for (int32_t i = 0; i < g->n_sub * g->n; i++)
+		n_reasoning += g->choice[i].n_reasoning;
+	json_printf(b, "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d},\"completion_tokens_details\":{\"reasoning_tokens\":%d}}",
+	            n_prompt, n_new, n_prompt + n_new, n_cached, n_reasoning);
+}
+
+void
+openai_stream_end(Generation *g)
+{
+	Strbuf b = { 0 };
+
+	if (openai_own(g)->include_usage) {
+		strbuf_puts(&b, "data: ");
+		openai_open(g, &b, true);
+		strbuf_puts(&b, "],");
+		openai_usage(g, &b);
+		strbuf_puts(&b, "}\n\n");
+	}
+	strbuf_puts(&b, "data: [DONE]\n\n");
+	req_push(g->req, strbuf_str(&b), b.len);
+	strbuf_release(&b);
+}
+
+void
+openai_failed(Generation *g, const Problem *p)
+{
+	Strbuf b = { 0 };
+
+	if (!g->stream) {
+		req_problem(g->req, p);
+		return;
+	}
+	strbuf_puts(&b, "data: ");
+	error_object(&b, p);
+	strbuf_puts(&b, "\n\n");
+	req_push(g->req, strbuf_str(&b), b.len);
+	strbuf_release(&b);
+}
+
+const char *
+openai_finish(const Choice *c)
+{
+	return c->finish == LLMC_FINISH_LENGTH ? "length" : c->n_calls ? "tool_calls" : "stop";
+}
+
+void
+openai_logprob(Strbuf *b, float x)
+{
+	/* JSON has no infinity; this is what the API says of impossible tokens */
+	json_num(b, isinf(x) ? -9999.0 : (double)x, 9);
+}
+
+static void
+place_token(const Generation *g, Strbuf *b, int32_t id, float lp)
+{
+	Strbuf raw = { 0 };
+
+	token_bytes(g->model->back.tok, id, &raw);
+	strbuf_puts(b, "\"token\":");
+	json_str(b, strbuf_str(&raw), raw.len);
+	strbuf_puts(b, ",\"logprob\":");
+	openai_logprob(b, lp);
+	strbuf_puts(b, ",\"bytes\":[");
+	for (size_t i = 0; i < raw.len; i++)
+		strbuf_printf(b, "%s%d", i ? "," : "", (unsigned char)raw.data[i]);
+	strbuf_putc(b, ']');
+	strbuf_release(&raw);
+}
+
+/* A token whose text may be held back: where that stands in the answer, and how long its log probability is. Choice.col[0] has the log probabilities, col[1] these. */
+typedef struct TextPosition { size_t from, to, n_json; } TextPosition;
+
+void
+openai_place(const Generation *g, Choice *c, const llmc_event *ev)
+{
+	Strbuf *b = &c->col[0];
+	TextPosition at = { c->n_bytes, c->n_bytes + ev->n_bytes, b->len };
+
+	c->n_bytes = at.to;
+	if (!g->er.logprobs)
+		return;
+	strbuf_putc(b, '{');
+	place_token(g, b, ev->token, ev->logprob);
+	strbuf_puts(b, ",\"top_logprobs\":[");
+	for (int32_t i = 0; i < ev->n_top; i++) {
+		strbuf_puts(b, i ? ",{" : "{");
+		place_token(g, b, ev->top[i].id, ev->top[i].logprob);
+		strbuf_putc(b, '}');
+	}
+	strbuf_puts(b, "]}");
+	at.n_json = b->len - at.n_json;
+	strbuf_add(&c->col[1], &at, sizeof at);
+}
+
+static void
+drop(Strbuf *b, size_t n)
+{
+	memmove(b->data, b->data + n, b->len - n);
+	b->len -= n;
+}
+
+/* Of those before the text nothing is told: they are marks, reasoning or calls. A token without text belongs to what stands behind it. */
+void
+openai_places_of(Choice *c, size_t n, Strbuf *out)
+{
+	size_t from = c->calls ? llmc_calls_at(c->calls) : 0, to = c->calls ? from + n : SIZE_MAX, k = 0, n_json = 0;
+	TextPosition at;
+
+	for (; (k + 1) * sizeof at <= c->col[1].len; k++, n_json += at.n_json) {
+		memcpy(&at, c->col[1].data + k * sizeof at, sizeof at);
+		if (at.from >= to)
+			break;
+		if (c->calls && at.to <= from && !(at.from == at.to && at.to == from))
+			continue;
+		strbuf_puts(out, out->len ? "," : "");
+		strbuf_add(out, c->col[0].data + n_json, at.n_json);
+	}
+	if (k) {
+		drop(&c->col[0], n_json);
+		drop(&c->col[1], k * sizeof at);
+	}
+}

@@ -1,0 +1,254 @@
+/* OpenAI's chat: messages through the template, answers as messages and deltas. */
+#include <stdlib.h>
+
+#include "serve/dialects/openai.h"
+#include "serve/dialects/chat_tools.h"
+
+/* -1: as many as the context holds */
+static bool
+new_tokens(const json_t *o, const char *key, int64_t *out, bool *set, Problem *p)
+{
+	return json_integer_value(json_object_get(o, key)) == -1 ? field_int(o, key, -1, -1, out, set, p)
+	                                                          : field_int(o, key, 1, INT32_MAX, out, set, p);
+}
+
+bool
+openai_read_logprobs(Generation *g, const json_t *o, Problem *p)
+{
+	int64_t top = 0;
+	bool has_top;
+
+	if (!field_bool(o, "logprobs", &g->er.logprobs, p) || !field_int(o, "top_logprobs", 0, LLMC_MAX_TOP, &top, &has_top, p))
+		return false;
+	if (has_top && !g->er.logprobs)
+		return problem(p, 400, "top_logprobs", "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.");
+	g->er.n_top = (int32_t)top;
+	return true;
+}
+
+bool
+openai_read_chat(Generation *g, const json_t *o, Problem *p)
+{
+	int64_t max_tokens = -1, older = -1;
+	bool has_max, has_older, special = false;
+	char *text = NULL;
+	size_t n;
+
+	if (!new_tokens(o, "max_completion_tokens", &max_tokens, &has_max, p) || !new_tokens(o, "max_tokens", &older, &has_older, p) ||
+	    !openai_read_logprobs(g, o, p) || !field_bool(o, "add_special_tokens", &special, p))
+		return false;
+	g->max_new = has_max ? (int32_t)max_tokens : has_older ? (int32_t)older : -1;
+	if (g->max_new > 0 && g->ep.min_tokens > g->max_new)
+		return problem(p, 400, "min_tokens", "Invalid 'min_tokens': %d is more than the new tokens allowed, %d.", g->ep.min_tokens, g->max_new);
+	const json_t *effort = json_object_get(o, "reasoning_effort");
+	if (effort && !json_is_null(effort) && !json_is_string(effort))
+		return problem(p, 400, "reasoning_effort", "Invalid type for 'reasoning_effort': expected a string, but got %s instead.", json_type_name(effort));
+	ToolUse use = { 0 };
+	if (!tools_read(o, &use, p))
+		return false;
+	bool ok = chat_render(g->model, o, use.tools, &text, &n, p) && gen_prompts(g, 1, p) && tools_begin(g, &use, text, n, p);
+	tools_release(&use);
+	ok = ok && tokenize_prompt(g->model, text, n, LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
+	                                                  (size_t)g->model->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p);
+	free(text);
+	return ok && openai_fits(g, g->sub[0].n_tok, "messages", p);
+}
+
+/* ---- log probabilities ---- */
+
+static void
+logprobs_object(const Generation *g, Strbuf *b, const Strbuf *places)
+{
+	if (!g->er.logprobs) {
+		strbuf_puts(b, "null");
+		return;
+	}
+	strbuf_puts(b, "{\"content\":[");
+	strbuf_add(b, strbuf_str(places), places->len);
+	strbuf_puts(b, "],\"refusal\":null}");
+}
+
+/* ---- answers ---- */
+
+/* delta: an object without its braces; finish NULL: not yet */
+static void
+frame(const Generation *g, const Choice *c, const Strbuf *delta, const Strbuf *places, const char *finish)
+{
+	Strbuf b = { 0 };
+
+	openai_frame_open(g, c, &b);
+	strbuf_puts(&b, "\"delta\":{");
+	if (delta)
+		strbuf_add(&b, strbuf_str(delta), delta->len);
+	b.failed |= delta && delta->failed;
+	strbuf_puts(&b, "},\"logprobs\":");
+	if (places)
+		logprobs_object(g, &b, places);
+	else
+		strbuf_puts(&b, "null");
+	openai_frame_close(g, &b, finish);
+}
+
+static void
+frame_of(const Generation *g, const Choice *c, Strbuf *delta, const Strbuf *places)
+{
+	frame(g, c, delta, places, NULL);
+	strbuf_release(delta);
+}
+
+/* What comes before the first token of a choice: the role. */
+static void
+begin(const Generation *g, Choice *c)
+{
+	Strbuf delta = { 0 };
+
+	if (!c->started && g->stream) {
+		strbuf_puts(&delta, "\"role\":\"assistant\",\"content\":\"\"");
+		frame_of(g, c, &delta, NULL);
+	}
+	c->started = true;
+}
+
+static void
+say(const Generation *g, Choice *c, const char *text, size_t n)
+{
+	Strbuf delta = { 0 }, places = { 0 }, *told = g->stream ? &places : &c->col[2];
+
+	openai_places_of(c, n, told);
+	if (!g->stream) {
+		strbuf_add(&c->text, text, n);
+	} else if (n || places.len) {
+		strbuf_puts(&delta, "\"content\":");
+		json_str(&delta, text, n);
+		delta.failed |= places.failed;
+		frame_of(g, c, &delta, places.len ? &places : NULL);
+	}
+	strbuf_release(&places);
+}
+
+static void
+call_id(char out[32])
+{
+	snprintf(out, 32, "call_%016llx%08x", (unsigned long long)random_seed(), (unsigned)random_seed());
+}
+
+static void
+on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
+{
+	Strbuf delta = { 0 }, *to = g->stream ? &delta : &c->call;
+	char id[32];
+
+	switch (kind) {
+	case LLMC_PIECE_TEXT:
+		say(g, c, text, n);
+		return;
+	case LLMC_PIECE_REASONING:
+		if (!g->stream) {
+			strbuf_add(&c->reasoning, text, n);
+			return;
+		}
+		strbuf_puts(&delta, "\"reasoning_content\":"); /* both names are in use */
+		json_str(&delta, text, n);
+		strbuf_puts(&delta, ",\"reasoning\":");
+		json_str(&delta, text, n);
+		break;
+	case LLMC_PIECE_CALL:
+		c->n_calls = call + 1;
+		call_id(id);
+		if (g->stream)
+			json_printf(to, "\"tool_calls\":[{\"index\":%d,\"id\":%s,\"type\":\"function\",\"function\":{\"name\":", call, id);
+		else
+			json_printf(to, call ? ",{\"id\":%s,\"type\":\"function\",\"function\":{\"name\":" : "{\"id\":%s,\"type\":\"function\",\"function\":{\"name\":", id);
+		json_str(to, text, n);
+		strbuf_puts(to, g->stream ? ",\"arguments\":\"\"}}]" : ",\"arguments\":");
+		strbuf_clear(&c->held);
+		break;
+	case LLMC_PIECE_ARGUMENTS:
+		if (!g->stream) {
+			strbuf_add(&c->held, text, n);
+			return;
+		}
+		json_printf(&delta, "\"tool_calls\":[{\"index\":%d,\"function\":{\"arguments\":", call);
+		json_str(&delta, text, n);
+		strbuf_puts(&delta, "}}]");
+		break;
+	case LLMC_PIECE_DONE:
+		if (g->stream)
+			return;
+		json_str(to, strbuf_str(&c->held), c->held.len);
+		strbuf_puts(to, "}}");
+		strbuf_clear(&c->held);
+		return;
+	}
+	if (g->stream)
+		frame_of(g, c, &delta, NULL);
+}
+
+static void
+on_token(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
+{
+	(void)sub;
+	begin(g, c);
+	openai_place(g, c, ev);
+	gen_pieces(g, c, ev, false, on_piece);
+}
+
+static void
+on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
+{
+	(void)sub;
+	begin(g, c);
+	gen_pieces(g, c, ev, true, on_piece);
+	if (g->stream)
+		frame(g, c, NULL, NULL, openai_finish(c));
+}
+
+static void
+on_done(Generation *g)
+{
+	Strbuf b = { 0 };
+
+	if (g->stream) {
+		openai_stream_end(g);
+		return;
+	}
+	openai_open(g, &b, false);
+	for (int32_t i = 0; i < g->n; i++) {
+		const Choice *c = &g->choice[i];
+		strbuf_printf(&b, "%s{\"index\":%d,\"message\":{\"role\":\"assistant\",\"content\":", i ? "," : "", i);
+		if (c->n_calls && !c->text.len)
+			strbuf_puts(&b, "null");
+		else
+			json_str(&b, strbuf_str(&c->text), c->text.len);
+		for (int k = 0; k < 2 && c->reasoning.len; k++) {
+			strbuf_puts(&b, k ? ",\"reasoning\":" : ",\"reasoning_content\":");
+			json_str(&b, strbuf_str(&c->reasoning), c->reasoning.len);
+		}
+		if (c->n_calls) {
+			strbuf_puts(&b, ",\"tool_calls\":[");
+			strbuf_add(&b, strbuf_str(&c->call), c->call.len);
+			strbuf_putc(&b, ']');
+		}
+		strbuf_puts(&b, ",\"refusal\":null},\"logprobs\":");
+		logprobs_object(g, &b, &c->col[2]);
+		json_printf(&b, ",\"finish_reason\":%s}", openai_finish(c));
+	}
+	strbuf_puts(&b, "],");
+	openai_usage(g, &b);
+	strbuf_putc(&b, '}');
+	req_answer(g->req, 200, type_json, &b);
+}
+
+static const Dialect dialect = {
+	.pieces = true, .own_bytes = sizeof(OpenAi), .token = on_token, .finish = on_finish, .done = on_done, .problem = openai_failed,
+};
+
+void
+openai_chat(Req *r)
+{
+	static const OpenAiRoute route = {
+		.id_prefix = "chatcmpl-", .object = "chat.completion", .chunk = "chat.completion.chunk", .max_stop = OPENAI_MAX_STOP, .read = openai_read_chat,
+	};
+
+	openai_handle(r, &dialect, &route);
+}

@@ -1,0 +1,258 @@
+/* Tokens and text, without a generation: vLLM's, TGI's and llama.cpp's forms. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "serve/models/model.h"
+#include "serve/http/route.h"
+#include "serve/dialects/tokenize.h"
+
+enum { OF_LIST = 32, OF_PLACES = 64 }; /* bytes of an answer for each byte of a body, at most: each may be a token */
+
+/* The body as an object, when the server may hold the answer. */
+static json_t *
+begin(Req *r, size_t each, Problem *p)
+{
+	if (!req_hold(r, each * r->body.len)) {
+		problem_busy(p);
+		return NULL;
+	}
+	json_t *o = body_object(&r->body, p);
+	if (!o)
+		req_let_go(r, each * r->body.len);
+	return o;
+}
+
+static void
+end(Req *r, size_t each, json_t *o, Strbuf *b, const Problem *p)
+{
+	if (o)
+		req_let_go(r, each * r->body.len); /* the answer counts for itself from here on */
+	json_decref(o);
+	if (!p->status)
+		req_answer(r, 200, type_json, b);
+	else
+		req_problem(r, p);
+	strbuf_release(b);
+}
+
+/* {"prompt": text} or {"messages": [...]} -> {"count", "max_model_len", "tokens", "token_strs"} */
+static void
+tokenize_object(Req *r, json_t *o, Strbuf *b, Problem *p)
+{
+	const json_t *prompt = json_object_get(o, "prompt");
+	bool chat = !prompt && json_object_get(o, "messages"), special = !chat, strs = false;
+	char *text = NULL;
+	size_t n = 0, n_tok = 0;
+	int32_t *tok = NULL;
+	Strbuf piece = { 0 };
+
+	if (!field_bool(o, "add_special_tokens", &special, p) || !field_bool(o, "return_token_strs", &strs, p))
+		return;
+	if (chat) {
+		if (!chat_prompt(r->model, o, &text, &n, p))
+			return;
+	} else if (!json_is_string(prompt)) {
+		problem(p, 400, "prompt", prompt ? "Invalid type for 'prompt': expected a string, but got %s instead." : "Missing required parameter: 'prompt' or 'messages'; got %s.",
+		        json_type_name(prompt));
+		return;
+	}
+	bool ok = tokenize_prompt(r->model, chat ? text : json_string_value(prompt), chat ? n : json_string_length(prompt),
+	                          LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0), SIZE_MAX, &tok, &n_tok, p);
+	free(text);
+	if (!ok)
+		return;
+	json_printf(b, "{\"count\":%lld,\"max_model_len\":%d,\"tokens\":[", (long long)n_tok, r->model->max_total);
+	for (size_t i = 0; i < n_tok; i++)
+		strbuf_printf(b, i ? ",%d" : "%d", tok[i]);
+	strbuf_puts(b, "],\"token_strs\":");
+	if (strs) {
+		for (size_t i = 0; i < n_tok; i++) {
+			strbuf_clear(&piece);
+			token_bytes(r->model->back.tok, tok[i], &piece);
+			strbuf_putc(b, i ? ',' : '[');
+			json_str(b, strbuf_str(&piece), piece.len);
+		}
+		strbuf_puts(b, n_tok ? "]}" : "[]}");
+	} else {
+		strbuf_puts(b, "null}");
+	}
+	free(tok);
+	strbuf_release(&piece);
+}
+
+void
+text_tokenize(Req *r)
+{
+	Problem p = { 0 };
+	Strbuf b = { 0 };
+	json_t *o = begin(r, OF_LIST, &p);
+
+	if (o)
+		tokenize_object(r, o, &b, &p);
+	end(r, OF_LIST, o, &b, &p);
+}
+
+/* {"tokens": [ids]} -> the text, "prompt" as vLLM and "content" as llama.cpp calls it */
+void
+text_detokenize(Req *r)
+{
+	ServedModel *m = r->model;
+	Problem p = { 0 };
+	json_t *o = body_object(&r->body, &p), *list = json_object_get(o, "tokens"), *v;
+	size_t n = json_array_size(list), i, need = 0;
+	int32_t *tok = NULL;
+	char *text = NULL;
+	Strbuf b = { 0 };
+
+	if (!o)
+		goto out;
+	if (!m->back.tok) {
+		problem(&p, 400, NULL, "This model has no tokenizer.");
+		goto out;
+	}
+	if (!json_is_array(list)) {
+		problem(&p, 400, "tokens", "Invalid type for 'tokens': expected an array of token ids, but got %s instead.", json_type_name(list));
+		goto out;
+	}
+	tok = malloc((n + 1) * sizeof *tok);
+	if (!tok) {
+		problem_memory(&p);
+		goto out;
+	}
+	json_array_foreach(list, i, v) {
+		if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= llmc_tokenizer_size(m->back.tok)) {
+			problem(&p, 400, "tokens", "Invalid 'tokens': element %zu is no token id; expected integers from 0 to %d.", i, llmc_tokenizer_size(m->back.tok) - 1);
+			goto out;
+		}
+		tok[i] = (int32_t)json_integer_value(v);
+	}
+	if (!detokenize_prompt(m, tok, n, &text, &need, &p))
+		goto out;
+	strbuf_puts(&b, "{\"prompt\":");
+	json_str(&b, text, need);
+	strbuf_puts(&b, ",\"content\":");
+	json_str(&b, text, need);
+	strbuf_putc(&b, '}');
+	req_answer(r, 200, type_json, &b);
+out:
+	json_decref(o);
+	free(tok);
+	free(text);
+	if (p.status)
+		req_problem(r, &p);
+}
+
+/* TGI: a list of tokens with the bytes' places in the text. */
+static void
+tgi_list(const ServedModel *m, const char *text, size_t n_text, const int32_t *tok, size_t n_tok, Strbuf *b)
+{
+	Strbuf piece = { 0 };
+	size_t at = 0;
+
+	strbuf_putc(b, '[');
+	for (size_t i = 0; i < n_tok; i++) {
+		strbuf_clear(&piece);
+		token_bytes(m->back.tok, tok[i], &piece);
+		const char *t = strbuf_str(&piece);
+		size_t n = piece.len, skip = 0;
+		/* what the tokenizer put in front (a prefix space, bos) has no place in the text */
+		if (!(n <= n_text - at && memcmp(text + at, t, n) == 0) && n && *t == ' ' && n - 1 <= n_text - at && memcmp(text + at, t + 1, n - 1) == 0)
+			skip = 1;
+		size_t len = n - skip <= n_text - at && memcmp(text + at, t + skip, n - skip) == 0 ? n - skip : 0;
+		json_printf(b, i ? ",{\"id\":%d,\"text\":" : "{\"id\":%d,\"text\":", tok[i]);
+		json_str(b, t, n);
+		strbuf_printf(b, ",\"start\":%zu,\"stop\":%zu}", at, at + len);
+		at += len;
+	}
+	strbuf_putc(b, ']');
+	strbuf_release(&piece);
+}
+
+/* llama.cpp: {"content": text} -> {"tokens": [ids]}, with_pieces: [{"id", "piece": text, or bytes that are none}] */
+static void
+tokenize_content(Req *r, json_t *o, Strbuf *b, Problem *p)
+{
+	const json_t *content = json_object_get(o, "content");
+	bool special = false, parse = true, pieces = false;
+	int32_t *tok = NULL;
+	size_t n_tok = 0;
+	Strbuf piece = { 0 };
+
+	if (!field_bool(o, "add_special", &special, p) || !field_bool(o, "parse_special", &parse, p) || !field_bool(o, "with_pieces", &pieces, p))
+		return;
+	if (!json_is_string(content)) {
+		problem(p, 400, "content", "Invalid type for 'content': expected a string, but got %s instead.", json_type_name(content));
+		return;
+	}
+	if (!tokenize_prompt(r->model, json_string_value(content), json_string_length(content), (parse ? LLMC_PARSE_SPECIAL : 0) | (special ? LLMC_ADD_SPECIAL : 0), SIZE_MAX, &tok,
+	                     &n_tok, p))
+		return;
+	strbuf_puts(b, "{\"tokens\":[");
+	for (size_t i = 0; i < n_tok; i++) {
+		strbuf_puts(b, i ? "," : "");
+		if (!pieces) {
+			strbuf_printf(b, "%d", tok[i]);
+			continue;
+		}
+		strbuf_clear(&piece);
+		token_bytes(r->model->back.tok, tok[i], &piece);
+		const char *at = strbuf_str(&piece);
+		strbuf_printf(b, "{\"id\":%d,\"piece\":", tok[i]);
+		if (utf8_valid(at, piece.len))
+			json_str(b, at, piece.len);
+		for (size_t k = 0; k < piece.len && !utf8_valid(at, piece.len); k++)
+			strbuf_printf(b, k ? ",%d" : "[%d", (unsigned char)at[k]);
+		strbuf_puts(b, utf8_valid(at, piece.len) ? "}" : "]}");
+	}
+	strbuf_puts(b, "]}");
+	free(tok);
+	strbuf_release(&piece);
+}
+
+/* Body of a generation: {"inputs": text}; vLLM's clients send {"prompt"} or {"messages"} to the same path, llama.cpp's {"content"}. */
+void
+text_tgi_tokenize(Req *r)
+{
+	Problem p = { 0 };
+	json_t *o = begin(r, OF_PLACES, &p), *inputs = json_object_get(o, "inputs");
+	int32_t *tok = NULL;
+	size_t n_tok;
+	Strbuf b = { 0 };
+
+	if (o && !inputs && (json_object_get(o, "prompt") || json_object_get(o, "messages"))) {
+		tokenize_object(r, o, &b, &p);
+	} else if (o && !inputs && json_object_get(o, "content")) {
+		tokenize_content(r, o, &b, &p);
+	} else if (o && !json_is_string(inputs)) {
+		problem(&p, 422, NULL, inputs ? "Failed to deserialize the JSON body into the target type: inputs: invalid type: %s, expected a string" : "Failed to deserialize the JSON body into the target type: missing field `inputs`, got %s",
+		        json_type_name(inputs));
+		p.type = "plain";
+	} else if (o && tokenize_prompt(r->model, json_string_value(inputs), json_string_length(inputs), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
+		tgi_list(r->model, json_string_value(inputs), json_string_length(inputs), tok, n_tok, &b);
+	}
+	free(tok);
+	end(r, OF_PLACES, o, &b, &p);
+}
+
+void
+text_chat_tokenize(Req *r)
+{
+	Problem p = { 0 };
+	json_t *o = begin(r, OF_PLACES, &p);
+	char *text = NULL;
+	size_t n = 0, n_tok = 0;
+	int32_t *tok = NULL;
+	Strbuf b = { 0 };
+
+	if (o && chat_prompt(r->model, o, &text, &n, &p) && tokenize_prompt(r->model, text, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
+		strbuf_puts(&b, "{\"tokenize_response\":");
+		tgi_list(r->model, text, n, tok, n_tok, &b);
+		strbuf_puts(&b, ",\"templated_text\":");
+		json_str(&b, text, n);
+		strbuf_putc(&b, '}');
+	}
+	free(text);
+	free(tok);
+	end(r, OF_PLACES, o, &b, &p);
+}

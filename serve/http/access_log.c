@@ -1,0 +1,82 @@
+/* Lines for the caller's log: one a request. */
+#include <string.h>
+
+#include "base/json.h"
+#include "serve/http/api_keys.h"
+
+void
+serve_log(Server *s, int level, const char *fmt, ...)
+{
+	char text[1024];
+	va_list ap;
+
+	if (!s->opt.log)
+		return;
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	for (char *c = text; *c; c++) /* one line, whatever a name or a path holds */
+		*c = (unsigned char)*c < ' ' || *c == 127 ? ' ' : *c;
+	pthread_mutex_lock(&s->log_lock);
+	s->opt.log(s->opt.log_user, level, text);
+	pthread_mutex_unlock(&s->log_lock);
+}
+
+/* 2026-01-31T12:00:00.123Z */
+static void
+stamp(char out[40])
+{
+	struct timespec t;
+	struct tm tm;
+
+	clock_gettime(CLOCK_REALTIME, &t);
+	gmtime_r(&t.tv_sec, &tm);
+	size_t n = strftime(out, 40, "%Y-%m-%dT%H:%M:%S", &tm);
+	snprintf(out + n, 40 - n, ".%03ldZ", t.tv_nsec / 1000000);
+}
+
+void
+log_request(Req *r)
+{
+	Server *s = r->srv;
+	char when[40];
+	Strbuf b = { 0 }, path = { 0 };
+
+	if (!s->opt.log)
+		return;
+	stamp(when);
+	pthread_mutex_lock(&s->lock);
+	bool gone = r->gone;
+	int32_t n_prompt = r->n_prompt, n_new = r->n_new;
+	int status = r->status;
+	const char *finish = r->finish;
+	pthread_mutex_unlock(&s->lock);
+	double ms = 1000 * (clock_now() - r->t_start);
+	json_str(&path, r->path, strlen(r->path)); /* no newline of a request reaches the log */
+	if (s->opt.log_json) {
+		json_printf(&b, "{\"time\":%s,\"id\":%s,\"client\":%s,\"method\":%s,\"path\":", when, r->id, r->client, r->method);
+		strbuf_puts(&b, strbuf_str(&path));
+		strbuf_printf(&b, ",\"status\":%d,\"ms\":%.1f", gone && !status ? 499 : status, ms);
+		if (n_prompt || n_new)
+			json_printf(&b, ",\"prompt_tokens\":%d,\"new_tokens\":%d,\"finish\":%s", n_prompt, n_new, finish);
+		if (r->key)
+			json_printf(&b, ",\"key\":%s", r->key->name);
+		if (r->trace[0])
+			json_printf(&b, ",\"trace\":%s", r->trace);
+		strbuf_printf(&b, ",\"gone\":%s}", gone ? "true" : "false");
+	} else {
+		strbuf_printf(&b, "%s %s %s %s ", when, r->id, r->client, r->method);
+		strbuf_add(&b, path.data + 1, path.len > 2 ? path.len - 2 : 0);
+		strbuf_printf(&b, " %d %.1f ms", gone && !status ? 499 : status, ms);
+		if (n_prompt || n_new)
+			strbuf_printf(&b, " prompt=%d new=%d finish=%s", n_prompt, n_new, finish ? finish : "-");
+		if (r->key)
+			strbuf_printf(&b, " key=%s", r->key->name);
+		if (gone)
+			strbuf_puts(&b, " client-gone");
+	}
+	if (!b.failed)
+		serve_log(s, LLMC_LOG_INFO, "%s", strbuf_str(&b));
+	strbuf_release(&b);
+	strbuf_release(&path);
+}

@@ -1,0 +1,294 @@
+/* Bodies of requests: untrusted JSON. */
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/strbuf.h"
+#include "base/utf8.h"
+#include "serve/http/json_body.h"
+
+bool
+problem(Problem *p, int status, const char *param, const char *fmt, ...)
+{
+	va_list ap;
+
+	*p = (Problem){ .status = status };
+	va_start(ap, fmt);
+	vsnprintf(p->text, sizeof p->text, fmt, ap);
+	va_end(ap);
+	/* a quoted piece of the request may have been cut within a character */
+	size_t n = utf8_whole(p->text, strlen(p->text)), len;
+	p->text[n] = 0;
+	for (size_t i = 0; i < n; i += len) /* and it may be no text at all */
+		if (utf8_next(p->text + i, n - i, &len) < 0)
+			memset(p->text + i, '?', len);
+	snprintf(p->param, sizeof p->param, "%s", param ? param : "");
+	return false;
+}
+
+bool
+problem_busy(Problem *p)
+{
+	return problem(p, 503, NULL, "The server holds as many bytes of requests and answers as it may; try again later.");
+}
+
+bool
+problem_memory(Problem *p)
+{
+	return problem(p, 503, NULL, "The server is out of memory; try again later.");
+}
+
+/* The digits at s when they are an integer that int64 does not hold; else 0, and *skip is what to go on behind. */
+static size_t
+big_integer(const char *s, size_t n, size_t *skip)
+{
+	size_t digits = *s == '-';
+	char copy[24];
+
+	while (digits < n && s[digits] >= '0' && s[digits] <= '9')
+		digits++;
+	size_t end = digits;
+	while (end < n && strchr("0123456789.eE+-", s[end]) && s[end])
+		end++;
+	*skip = end ? end : 1;
+	if (end != digits || digits < 19)
+		return 0;
+	if (digits >= sizeof copy)
+		return digits;
+	memcpy(copy, s, digits);
+	copy[digits] = 0;
+	errno = 0;
+	strtoll(copy, NULL, 10);
+	return errno == ERANGE ? digits : 0;
+}
+
+/* Where the string that begins at s, behind its quote, ends: at its other quote, or at n. */
+static size_t
+string_end(const char *s, size_t n)
+{
+	size_t i = 0;
+
+	while (i < n && s[i] != '"')
+		i += s[i] == '\\' ? 2 : 1;
+	return i < n ? i : n;
+}
+
+/* jansson holds int64: larger integers become reals. False when there are none. */
+static bool
+rewrite_numbers(const char *s, size_t n, Strbuf *out)
+{
+	size_t from = 0, skip;
+
+	for (size_t i = 0; i < n; i += skip) {
+		skip = 1;
+		if (s[i] == '"') {
+			skip += string_end(s + i + 1, n - i - 1) + 1;
+		} else if ((s[i] >= '0' && s[i] <= '9') || s[i] == '-') {
+			size_t len = big_integer(s + i, n - i, &skip);
+			if (len) {
+				strbuf_add(out, s + from, i + len - from);
+				strbuf_puts(out, ".0");
+				from = i + len;
+			}
+		}
+	}
+	if (from)
+		strbuf_add(out, s + from, n - from);
+	return from > 0;
+}
+
+size_t
+body_cost(const char *s, size_t n)
+{
+	size_t objects = 0, values = 0;
+	bool in_text = false;
+
+	for (size_t i = 0; i < n; i++)
+		if (s[i] == '\\') {
+			i++;
+		} else if (in_text) {
+			in_text = s[i] != '"';
+		} else {
+			in_text = s[i] == '"';
+			objects += s[i] == '{' || s[i] == '[';
+			values += s[i] == ',' || s[i] == ':';
+		}
+	return 4 * n + 300 * objects + 100 * values;
+}
+
+json_t *
+body_parse(const char *data, size_t n, Problem *p)
+{
+	Strbuf fixed = { 0 };
+	json_error_t je;
+	size_t depth = 0;
+
+	if (n == 0) {
+		problem(p, 400, NULL, "the body is empty: a JSON object is expected");
+		return NULL;
+	}
+	for (size_t i = 0; i < n; i++) {
+		if (data[i] == '"') {
+			i += string_end(data + i + 1, n - i - 1) + 1;
+		} else if (data[i] == '{' || data[i] == '[') {
+			if (++depth > JSON_MAX_NEST) {
+				problem(p, 400, NULL, "the body is nested deeper than %d levels", JSON_MAX_NEST);
+				return NULL;
+			}
+		} else if ((data[i] == '}' || data[i] == ']') && depth) {
+			depth--;
+		}
+	}
+	bool big = rewrite_numbers(data, n, &fixed);
+	if (fixed.failed) {
+		strbuf_release(&fixed);
+		problem_memory(p);
+		return NULL;
+	}
+	json_t *o = json_loadb(big ? fixed.data : data, big ? fixed.len : n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &je);
+	strbuf_release(&fixed);
+	/* jansson tells mistakes of syntax when memory ran out within a token: is there room for as many bytes? */
+	json_t *room = o ? NULL : json_stringn_nocheck(data, n);
+	if (!o && (!room || je.line < 0 || json_error_code(&je) == json_error_out_of_memory))
+		problem_memory(p);
+	else if (!o)
+		problem(p, 400, NULL, "the body is not valid JSON: %s at line %d, column %d", je.text, je.line, je.column);
+	json_decref(room);
+	return o;
+}
+
+json_t *
+body_object(const Strbuf *body, Problem *p)
+{
+	json_t *o = body_parse(strbuf_str(body), body->len, p);
+
+	if (o && !json_is_object(o)) {
+		problem(p, 400, NULL, "The body must be a JSON object, but is %s.", json_type_name(o));
+		json_decref(o);
+		return NULL;
+	}
+	return o;
+}
+
+/* Beyond int64 v is a rounded real: the digits are taken from the body, from behind a key of this name. */
+bool
+body_u64(const Strbuf *body, const char *key, const json_t *v, uint64_t *out)
+{
+	const char *s = strbuf_str(body);
+	size_t len = strlen(key);
+	double x = json_real_value(v);
+
+	if (json_is_integer(v)) {
+		*out = (uint64_t)json_integer_value(v);
+		return json_integer_value(v) >= 0;
+	}
+	if (!json_is_real(v) || x < 0x1p63 || x > 0x1p64)
+		return false;
+	for (size_t i = 0; i < body->len; i++) {
+		size_t n = s[i] == '"' ? string_end(s + i + 1, body->len - i - 1) : 0;
+		if (s[i] == '"' && n == len && memcmp(s + i + 1, key, len) == 0) {
+			const char *at = s + i + n + 2;
+			at += strspn(at, " \t\r\n");
+			at += *at == ':';
+			at += strspn(at, " \t\r\n");
+			errno = 0;
+			char *end;
+			*out = strtoull(at, &end, 10);
+			if (*at >= '1' && *at <= '9' && !errno && !strchr(".eE", *end) && (double)*out == x)
+				return true;
+		}
+		i += s[i] == '"' ? n + 1 : 0;
+	}
+	return false;
+}
+
+const char *
+json_type_name(const json_t *v)
+{
+	if (!v)
+		return "nothing";
+	switch (json_typeof(v)) {
+	case JSON_OBJECT:
+		return "an object";
+	case JSON_ARRAY:
+		return "an array";
+	case JSON_STRING:
+		return "a string";
+	case JSON_INTEGER:
+		return "an integer";
+	case JSON_REAL:
+		return "a number";
+	case JSON_TRUE:
+	case JSON_FALSE:
+		return "a boolean";
+	case JSON_NULL:
+		return "null";
+	}
+	return "nothing";
+}
+
+bool
+field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out, bool *set, Problem *p)
+{
+	const json_t *v = json_object_get(o, key);
+
+	if (set)
+		*set = false;
+	if (!v || json_is_null(v))
+		return true;
+	if (json_is_real(v) && json_real_value(v) == floor(json_real_value(v))) {
+		double x = json_real_value(v); /* clients of languages without integers send 16.0 */
+		*out = x >= 0x1p63 ? INT64_MAX : x < -0x1p63 ? INT64_MIN : (int64_t)x;
+		if (fabs(x) >= 0x1p63)
+			return problem(p, 400, key, "Invalid '%s': %.0f is %s than the %s of %lld.", key, x, x < 0 ? "less" : "greater",
+			               x < 0 ? "minimum" : "maximum", (long long)(x < 0 ? lo : hi));
+	} else if (!json_is_integer(v)) {
+		return problem(p, 400, key, "Invalid type for '%s': expected an integer, but got %s instead.", key, json_type_name(v));
+	} else {
+		*out = json_integer_value(v);
+	}
+	if (*out < lo)
+		return problem(p, 400, key, "Invalid '%s': %lld is less than the minimum of %lld.", key, (long long)*out, (long long)lo);
+	if (*out > hi)
+		return problem(p, 400, key, "Invalid '%s': %lld is greater than the maximum of %lld.", key, (long long)*out, (long long)hi);
+	if (set)
+		*set = true;
+	return true;
+}
+
+bool
+field_num(const json_t *o, const char *key, double lo, double hi, double *out, bool *set, Problem *p)
+{
+	const json_t *v = json_object_get(o, key);
+
+	if (set)
+		*set = false;
+	if (!v || json_is_null(v))
+		return true;
+	if (!json_is_number(v))
+		return problem(p, 400, key, "Invalid type for '%s': expected a number, but got %s instead.", key, json_type_name(v));
+	*out = json_number_value(v);
+	if (!(*out >= lo))
+		return problem(p, 400, key, "Invalid '%s': %g is less than the minimum of %g.", key, *out, lo);
+	if (!(*out <= hi))
+		return problem(p, 400, key, "Invalid '%s': %g is greater than the maximum of %g.", key, *out, hi);
+	if (set)
+		*set = true;
+	return true;
+}
+
+bool
+field_bool(const json_t *o, const char *key, bool *out, Problem *p)
+{
+	const json_t *v = json_object_get(o, key);
+
+	if (!v || json_is_null(v))
+		return true;
+	if (!json_is_boolean(v))
+		return problem(p, 400, key, "Invalid type for '%s': expected a boolean, but got %s instead.", key, json_type_name(v));
+	*out = json_is_true(v);
+	return true;
+}

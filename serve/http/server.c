@@ -1,0 +1,264 @@
+/* Opening and closing, and the public calls. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "serve/batch/batch.h"
+#include "serve/http/api_keys.h"
+#include "serve/http/trace.h"
+#include "serve/models/model.h"
+#include "base/sized_struct.h"
+
+enum { UPLOAD_HEADS = 16384 }; /* what a file's body holds beside the file */
+
+static bool
+is_loopback(const struct sockaddr *a)
+{
+	if (a->sa_family == AF_INET)
+		return (ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24) == 127;
+	return a->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
+}
+
+static llmc_status
+listen_on(Server *s, llmc_error *err)
+{
+	const char *host = s->opt.host;
+	struct addrinfo hint = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE }, *list = NULL;
+	char port[16];
+	llmc_status status = LLMC_OK;
+
+	snprintf(port, sizeof port, "%d", s->opt.port);
+	int rc = getaddrinfo(host, port, &hint, &list);
+	if (rc != 0)
+		return error_set(err, LLMC_E_INPUT, "host %s: %s; give an address of this machine, such as 127.0.0.1 or 0.0.0.0", host, gai_strerror(rc));
+	if (!is_loopback(list->ai_addr) && !(s->opt.api_key && *s->opt.api_key) && !s->keys && !s->opt.allow_remote) {
+		freeaddrinfo(list);
+		return error_set(err, LLMC_E_INPUT, "host %s is reachable from other machines: set an API key (--api-key), or allow anybody with --allow-remote", host);
+	}
+	int fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1;
+	if (fd >= 0)
+		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+	if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) != 0 || listen(fd, 511) != 0) {
+		status = error_set(err, LLMC_E_IO, "cannot listen on %s port %s: %s%s", host, port, strerror(errno),
+		                   errno == EADDRINUSE ? "; choose another with --port" : "");
+		if (fd >= 0)
+			close(fd);
+	} else {
+		struct sockaddr_storage a = { 0 };
+		socklen_t n = sizeof a;
+		s->listen_fd = fd;
+		s->loopback = is_loopback(list->ai_addr);
+		if (getsockname(fd, (struct sockaddr *)&a, &n) == 0)
+			s->port = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
+		const char *own = !strcmp(host, "0.0.0.0") ? "127.0.0.1" : !strcmp(host, "::") ? "::1" : host; /* not where to connect to */
+		snprintf(s->url, sizeof s->url, strchr(own, ':') ? "http://[%s]:%d" : "http://%s:%d", own, s->port);
+	}
+	freeaddrinfo(list);
+	return status;
+}
+
+static llmc_status
+set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
+{
+	llmc_serve_options *o = &s->opt;
+	struct rlimit files;
+
+	memset(o, 0, sizeof *o);
+	SIZED_TAKE(*o, in);
+	o->host = strdup(o->host && *o->host ? o->host : "127.0.0.1");
+	o->api_key = o->api_key && *o->api_key ? strdup(o->api_key) : NULL;
+	o->allow_host = o->allow_host && *o->allow_host ? strdup(o->allow_host) : NULL;
+	o->allow_origin = o->allow_origin && *o->allow_origin ? strdup(o->allow_origin) : NULL;
+	o->lora_dir = o->lora_dir && *o->lora_dir ? strdup(o->lora_dir) : NULL;
+	o->batch_dir = o->batch_dir && *o->batch_dir ? strdup(o->batch_dir) : NULL;
+	if (o->otlp)
+		TRY(trace_open(s, o->otlp, &s->trace, err));
+	o->otlp = NULL;
+	if (o->keys)
+		TRY(keys_open(o->keys, &s->keys, err));
+	o->keys = NULL; /* the path is read */
+	o->model_name = NULL; /* the first slot has it */
+	if (!o->host)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+#define DEFAULT(field, value)                                                                      \
+	do {                                                                                       \
+		if (o->field == 0)                                                                 \
+			o->field = value;                                                          \
+		if (o->field < 0)                                                                  \
+			return error_set(err, LLMC_E_INPUT, #field " is negative");                \
+	} while (0)
+	DEFAULT(max_total_tokens, 0); /* by the model, as the next */
+	DEFAULT(max_input_length, 0);
+	DEFAULT(max_best_of, 2);
+	DEFAULT(max_stop_sequences, 4);
+	DEFAULT(max_top_n_tokens, 5);
+	DEFAULT(validation_workers, 2);
+	DEFAULT(max_body_bytes, 2 << 20);
+	DEFAULT(batch_dir_bytes, LLMC_DEFAULT_BATCH_DIR_BYTES);
+	DEFAULT(max_connections, 1000);
+	DEFAULT(max_connections_per_client, 0);
+	DEFAULT(header_timeout_s, 10);
+	DEFAULT(body_timeout_s, 60);
+	DEFAULT(idle_timeout_s, 75);
+	DEFAULT(request_timeout_s, 0);
+#undef DEFAULT
+	if (o->port < 0 || o->port > 65535)
+		return error_set(err, LLMC_E_INPUT, "port %d: expected 0 to 65535", o->port);
+	if (o->validation_workers > MAX_WORKERS)
+		return error_set(err, LLMC_E_INPUT, "validation_workers %d: at most %d", o->validation_workers, MAX_WORKERS);
+	if (o->memory_bytes < 0 || !(o->sleep_after_s >= 0))
+		return error_set(err, LLMC_E_INPUT, "memory_bytes or sleep_after_s is negative");
+	if (o->max_top_n_tokens > LLMC_MAX_TOP)
+		return error_set(err, LLMC_E_INPUT, "max_top_n_tokens %d: at most %d", o->max_top_n_tokens, LLMC_MAX_TOP);
+	if (o->max_body_bytes > 1 << 30)
+		return error_set(err, LLMC_E_INPUT, "max_body_bytes: at most 1 GiB");
+	if (o->idle_timeout_s < 1)
+		o->idle_timeout_s = 1; /* less would close connections between two requests of one client */
+	/* descriptors that connections do not take: files of the model, of a log, of a resolver */
+	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur != RLIM_INFINITY && (rlim_t)o->max_connections + 32 > files.rlim_cur) {
+		int32_t fit = files.rlim_cur > 64 ? (int32_t)files.rlim_cur - 32 : (int32_t)files.rlim_cur / 2;
+		serve_log(s, LLMC_LOG_WARNING, "warning: the limit of %llu open files allows %d connections, not %d",
+		          (unsigned long long)files.rlim_cur, fit, o->max_connections);
+		o->max_connections = fit < 1 ? 1 : fit;
+	}
+	s->max_body = (size_t)o->max_body_bytes;
+	s->max_held = 32 * s->max_body > ((size_t)256 << 20) ? 32 * s->max_body : (size_t)256 << 20;
+	return LLMC_OK;
+}
+
+llmc_status
+server_open(const Backend *b, const llmc_serve_options *opt, Server **out, llmc_error *err)
+{
+	SlotInit one = { .name = opt ? opt->model_name : NULL, .back = b };
+
+	return server_open_models(&one, 1, opt, out, err);
+}
+
+llmc_status
+server_open_models(const SlotInit *init, int n, const llmc_serve_options *opt, Server **out, llmc_error *err)
+{
+	bool taken = false;
+	Server *s = calloc(1, sizeof *s);
+	llmc_status status;
+
+	*out = NULL;
+	if (!s) {
+		for (int i = 0; i < n; i++)
+			models_drop(&init[i]);
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	}
+	s->listen_fd = -1;
+	s->started = time(NULL);
+	s->routes = serve_routes;
+	pthread_condattr_t attr;
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_mutex_init(&s->lock, NULL);
+	pthread_mutex_init(&s->log_lock, NULL);
+	pthread_cond_init(&s->work, NULL);
+	pthread_cond_init(&s->idle, &attr);
+	pthread_cond_init(&s->keep, &attr);
+	pthread_condattr_destroy(&attr);
+	TRY_GOTO(set_options(s, opt, err));
+	TRY_GOTO(listen_on(s, err));
+	taken = true;
+	TRY_GOTO(models_open(s, init, n, err));
+	if (s->opt.batch_dir) {
+		TRY_GOTO(store_open(s, s->opt.batch_dir, s->opt.batch_dir_bytes, &s->store, err));
+		s->max_upload = (size_t)s->store->max_file + UPLOAD_HEADS;
+	}
+	TRY_GOTO(work_open(s, err));
+	TRY_GOTO(net_open(s, err));
+	if (s->store)
+		TRY_GOTO(batch_start(s->store, err));
+	*out = s;
+	return LLMC_OK;
+fail:
+	for (int i = 0; i < n && !taken; i++)
+		models_drop(&init[i]);
+	server_close(s);
+	return status;
+}
+
+int
+server_port(const Server *s)
+{
+	return s->port;
+}
+
+void
+server_drain(Server *s)
+{
+	s->leaving = true;
+}
+
+void
+server_stop(Server *s)
+{
+	pthread_mutex_lock(&s->lock);
+	bool first = !s->draining;
+	s->draining = true;
+	pthread_mutex_unlock(&s->lock);
+	if (first && s->listen_fd >= 0)
+		shutdown(s->listen_fd, SHUT_RDWR); /* clients are refused from here on */
+}
+
+bool
+server_wait(Server *s, int timeout_ms)
+{
+	struct timespec t;
+
+	clock_after(&t, timeout_ms);
+	pthread_mutex_lock(&s->lock);
+	while (s->n_active && (timeout_ms < 0 ? pthread_cond_wait(&s->idle, &s->lock) : pthread_cond_timedwait(&s->idle, &s->lock, &t)) == 0)
+		;
+	bool none = s->n_active == 0;
+	pthread_mutex_unlock(&s->lock);
+	return none;
+}
+
+void
+server_close(Server *s)
+{
+	if (!s)
+		return;
+	server_stop(s);
+	pthread_mutex_lock(&s->lock);
+	s->closing = true;
+	pthread_mutex_unlock(&s->lock);
+	net_wake(s);   /* it cancels what runs */
+	batch_stop(s->store);
+	models_stop(s);
+	work_close(s);
+	models_end(s); /* the pumps have taken the last events: no request is with an engine */
+	s->ended = true;
+	net_close(s);
+	trace_close(s->trace);
+	for (Req *list[] = { s->small.first, s->large.first }, **l = list; l < list + 2; l++) /* they came when the workers had ended */
+		for (Req *r = *l, *next; r; r = next) {
+			next = r->next;
+			req_unref(r);
+		}
+	models_close(s);
+	store_close(s->store);
+	if (s->listen_fd >= 0)
+		close(s->listen_fd);
+	pthread_cond_destroy(&s->work);
+	pthread_cond_destroy(&s->idle);
+	pthread_cond_destroy(&s->keep);
+	pthread_mutex_destroy(&s->lock);
+	pthread_mutex_destroy(&s->log_lock);
+	free((char *)(uintptr_t)s->opt.host);
+	free((char *)(uintptr_t)s->opt.api_key);
+	free((char *)(uintptr_t)s->opt.allow_origin);
+	free((char *)(uintptr_t)s->opt.allow_host);
+	free((char *)(uintptr_t)s->opt.lora_dir);
+	free((char *)(uintptr_t)s->opt.batch_dir);
+	keys_close(s->keys);
+	free(s);
+}

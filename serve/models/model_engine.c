@@ -1,0 +1,181 @@
+/* Engines behind the names: the thread that brings an engine's events to requests, how one begins and how it ends. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/dialects/generation.h"
+#include "serve/dialects/constraints.h"
+#include "serve/models/model_manager.h"
+
+void
+model_ref(ServedModel *m)
+{
+	m->n_refs++;
+	if (m->of)
+		m->of->n_refs++;
+}
+
+void
+model_unref(ServedModel *m)
+{
+	if (!m)
+		return;
+	Server *s = m->srv;
+	pthread_mutex_lock(&s->lock);
+	m->n_refs--;
+	if (m->of)
+		m->of->n_refs--;
+	if (m->n_refs == 0)
+		pthread_cond_signal(&s->keep);
+	pthread_mutex_unlock(&s->lock);
+}
+
+/* Events of an engine to requests. */
+static void *
+pump(void *arg)
+{
+	ServedModel *m = arg;
+	Server *s = m->srv;
+	llmc_event ev = LLMC_INIT(llmc_event);
+	llmc_error err = { 0 };
+	double looked = 0;
+	int dead = 0; /* calls in a row that failed */
+
+	for (;;) {
+		llmc_status status = m->back.next(m->back.self, 100, &ev, &err);
+		dead = status == LLMC_OK ? 0 : dead + 1;
+		if (status == LLMC_OK && ev.kind != LLMC_EVENT_NONE) {
+			gen_event(s, &ev);
+		} else if (status != LLMC_OK) {
+			pthread_mutex_lock(&s->lock);
+			m->failed |= status == LLMC_E_DEVICE;
+			pthread_mutex_unlock(&s->lock);
+			struct timespec rest = { 0, 50000000 }; /* an engine that cannot wait must not make us spin */
+			nanosleep(&rest, NULL);
+		}
+		double now = clock_now();
+		if (now - looked >= 0.1) {
+			looked = now;
+			status_tick(s, now);
+			pthread_mutex_lock(&s->lock);
+			bool end = m->ending && (m->n_gens == 0 || dead > 20);
+			pthread_mutex_unlock(&s->lock);
+			if (end)
+				break;
+		}
+	}
+	m->back.release(&ev);
+	return NULL;
+}
+
+/* Without the lock; nobody uses it, or the server closes: what is with the engine is awaited. */
+void
+model_stop(ServedModel *m)
+{
+	pthread_mutex_lock(&m->srv->lock);
+	m->ending = true;
+	pthread_mutex_unlock(&m->srv->lock);
+	if (m->has_pump)
+		pthread_join(m->pump, NULL);
+	m->has_pump = false;
+}
+
+void
+model_free(ServedModel *m)
+{
+	grammars_close(m->grammars);
+	if (m->close)
+		m->close(&m->back);
+	free(m);
+}
+
+/* The limits of requests to an engine, by the server's options. */
+llmc_status
+model_limits(const Server *s, const Backend *b, const char *name, int32_t *max_input, int32_t *max_total, llmc_error *err)
+{
+	const llmc_serve_options *o = &s->opt;
+	int32_t context = b->limits.context;
+	/* what a request may have even when it runs alone */
+	int64_t room = b->limits.kv_tokens;
+
+	if (b->max_batch_total > 0 && b->max_batch_total < room)
+		room = b->max_batch_total;
+	*max_total = o->max_total_tokens ? o->max_total_tokens : room < context ? (int32_t)room : context;
+	*max_input = o->max_input_length ? o->max_input_length : *max_total - 1;
+	if (*max_total > context)
+		return error_set(err, LLMC_E_INPUT, "max_total_tokens %d is more than the context of %d of %s; raise --context", *max_total, context, name);
+	if (*max_input >= *max_total)
+		return error_set(err, LLMC_E_INPUT, "max_input_length %d must be less than max_total_tokens %d", *max_input, *max_total);
+	return LLMC_OK;
+}
+
+/* An engine that is open under a name, and its pump, or of's where that is not NULL. On failure the engine is closed again, if the source does that. */
+llmc_status
+model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, ServedModel *of, ServedModel **out, llmc_error *err)
+{
+	ServedModel *m = calloc(1, sizeof *m);
+	llmc_status status = LLMC_OK;
+
+	*out = NULL;
+	if (m) {
+		*m = (ServedModel){ .slot = t, .name = t->name, .srv = s, .back = *b, .bytes = bytes, .of = of, .close = t->src.close, .grammars = grammars_open() };
+		status = model_limits(s, b, t->name, &m->max_input, &m->max_total, err);
+	}
+	if (!m || !m->grammars)
+		status = error_set(err, LLMC_E_MEMORY, "out of memory");
+	if (status == LLMC_OK) {
+		m->has_pump = !of && pthread_create(&m->pump, NULL, pump, m) == 0;
+		if (m->has_pump || of) {
+			*out = m;
+			return LLMC_OK;
+		}
+		status = error_set(err, LLMC_E_MEMORY, "the server's threads could not be started");
+	}
+	if (m)
+		grammars_close(m->grammars);
+	free(m);
+	if (t->src.close) {
+		Backend gone = *b;
+		t->src.close(&gone);
+	}
+	return status;
+}
+
+/* It is the slot's from here on; lock held. */
+void
+model_set(Slot *t, ServedModel *m)
+{
+	t->model = m;
+	t->about = m->back;
+	t->about.self = t->about.model = NULL;
+	t->about.tok = NULL;
+	t->bytes = m->bytes;
+	t->max_input = m->max_input;
+	t->max_total = m->max_total;
+	t->used_at = clock_now();
+	t->wanted = false;
+}
+
+/* No new request gets it; lock held. */
+void
+model_retire(Server *s, Slot *t)
+{
+	ServedModel *m = t->model;
+
+	m->next = s->retired;
+	s->retired = m;
+	t->model = NULL;
+	for (int i = 0; i < s->n_slots; i++) /* nor whoever shares its engine */
+		if (s->slot[i]->model && s->slot[i]->model->of == m)
+			model_retire(s, s->slot[i]);
+	pthread_cond_signal(&s->keep);
+}
+
+void
+slot_want(Server *s, Slot *t) /* lock held */
+{
+	if (!t->wanted) {
+		t->wanted = true;
+		t->wanted_at = ++s->n_wanted;
+	}
+	pthread_cond_signal(&s->keep);
+}

@@ -1,0 +1,495 @@
+/* Names: who gets which engine, and what others ask of them. The keeper (model_manager.c) does it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "serve/dialects/generation.h"
+#include "serve/models/model_manager.h"
+
+/* ---- slots ---- */
+
+/* Ollama's clients write the tag of a model that has none; Hugging Face's call the model "tgi" or "dummy" when they were given only an address. */
+bool
+slot_is_named(const char *own, const char *name)
+{
+	size_t n = strlen(own);
+
+	return strncmp(name, own, n) == 0 && (!name[n] || !strcmp(name + n, ":latest"));
+}
+
+void
+slot_free(Slot *t)
+{
+	if (!t)
+		return;
+	if (t->src.free)
+		t->src.free(t->src.self);
+	free(t->name);
+	free(t->parent);
+	free(t);
+}
+
+/* A slot that is in no list yet, and its engine where it has one. Source and engine are the caller's again on failure. */
+llmc_status
+slot_new(Server *s, const SlotInit *init, Slot **out, llmc_error *err)
+{
+	Slot *t = calloc(1, sizeof *t);
+	Backend about = { 0 };
+	int64_t bytes = init->bytes;
+	llmc_status status = LLMC_OK;
+
+	*out = t;
+	if (!t)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	if (init->back)
+		about = *init->back;
+	else
+		status = init->src.look(init->src.self, &about, &bytes, err);
+	if (status != LLMC_OK)
+		return status;
+	t->name = strdup(init->name && *init->name ? init->name : about.info.name);
+	t->parent = init->parent ? strdup(init->parent) : NULL;
+	if (!t->name || (init->parent && !t->parent))
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	if (s->opt.memory_bytes > 0 && bytes > s->opt.memory_bytes)
+		return error_set(err, LLMC_E_FULL, "%s needs %.2f GiB, --memory allows %.2f GiB; lower --context or --seqs (llmc plan shows what fits)", t->name,
+		                 (double)bytes / 1073741824.0, (double)s->opt.memory_bytes / 1073741824.0);
+	TRY(model_limits(s, &about, t->name, &t->max_input, &t->max_total, err));
+	t->src = init->src;
+	t->about = about;
+	t->about.self = t->about.model = NULL;
+	t->about.tok = NULL;
+	t->bytes = bytes;
+	metrics_init(&t->metrics, t->max_input, t->max_total);
+	return LLMC_OK;
+}
+
+/* ---- what others ask ---- */
+
+static void
+answer_closing(Req *r, bool closing)
+{
+	Problem p = { 0 };
+
+	if (!closing)
+		return;
+	problem(&p, 503, NULL, "The server is shutting down.");
+	req_problem(r, &p);
+}
+
+const char *
+slot_state(const Slot *t)
+{
+	return t->model ? "loaded" : t->loading ? "loading" : "unloaded";
+}
+
+static Slot *
+find(Server *s, const char *name) /* lock held */
+{
+	for (int i = 0; i < s->n_slots; i++)
+		if (!s->slot[i]->removed && slot_is_named(s->slot[i]->name, name))
+			return s->slot[i];
+	return !strcmp(name, "tgi") || !strcmp(name, "dummy") ? s->slot[0] : NULL;
+}
+
+Slot *
+models_find(Server *s, const char *name)
+{
+	pthread_mutex_lock(&s->lock);
+	Slot *t = find(s, name);
+	pthread_mutex_unlock(&s->lock);
+	return t;
+}
+
+void
+models_unknown(Server *s, const char *name, Problem *p)
+{
+	Strbuf b = { 0 };
+	int n = 0;
+
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++)
+		if (!s->slot[i]->removed)
+			strbuf_printf(&b, n++ ? ", '%s'" : "'%s'", s->slot[i]->name);
+	pthread_mutex_unlock(&s->lock);
+	problem(p, 404, "model", "The model '%.200s' does not exist; this server has %s.", name, strbuf_str(&b));
+	p->code = "model_not_found";
+	strbuf_release(&b);
+}
+
+/* The name that a body asks for; the second place is TGI's for an adapter. */
+static const char *
+named(const json_t *o)
+{
+	const json_t *model = json_object_get(o, "model");
+
+	return json_string_value(json_is_string(model) ? model : json_object_get(json_object_get(o, "parameters"), "adapter_id"));
+}
+
+bool
+models_take(Server *s, Req *r, Problem *p)
+{
+	Slot *t = s->slot[0];
+
+	pthread_mutex_lock(&s->lock);
+	bool several = s->n_slots > 1;
+	pthread_mutex_unlock(&s->lock);
+	if (several) { /* else nothing is to be chosen, and the handler reads the body */
+		Problem q = { 0 };
+		json_t *o = body_object(&r->body, &q);
+		const char *name = named(o);
+		t = name ? models_find(s, name) : t;
+		if (!t)
+			models_unknown(s, name, p);
+		json_decref(o);
+		if (!t)
+			return false;
+	}
+	pthread_mutex_lock(&s->lock);
+	r->slot = t;
+	t->used_at = clock_now();
+	if (t->model && t->model->of)
+		t->model->of->slot->used_at = t->used_at;
+	if (t->model && !t->wanted) {
+		r->model = t->model;
+		model_ref(r->model);
+	} else if (s->closing) {
+		problem(p, 503, NULL, "The server is shutting down.");
+	} else if (t->about.max_concurrent && t->n_waiting >= t->about.max_concurrent) {
+		problem(p, 429, NULL, "The engine is overloaded, please try again later.");
+		p->code = "overloaded";
+	} else {
+		atomic_fetch_add(&r->refs, 1);
+		queue_put(&t->waiting, r);
+		t->n_waiting++;
+		slot_want(s, t);
+	}
+	bool taken = r->model != NULL && !p->status;
+	pthread_mutex_unlock(&s->lock);
+	return taken;
+}
+
+/* lock held */
+static bool
+some_failed(const Server *s)
+{
+	bool failed = false;
+
+	for (int i = 0; i < s->n_slots; i++)
+		failed |= s->slot[i]->model && s->slot[i]->model->failed;
+	return failed;
+}
+
+bool
+models_failed(Server *s)
+{
+	pthread_mutex_lock(&s->lock);
+	bool failed = some_failed(s);
+	pthread_mutex_unlock(&s->lock);
+	return failed;
+}
+
+ServedModel *
+models_unproven(Server *s, bool *ill)
+{
+	ServedModel *m = NULL;
+
+	pthread_mutex_lock(&s->lock);
+	*ill = some_failed(s);
+	for (int i = 0; i < s->n_slots && !m; i++)
+		if (s->slot[i]->model && !s->slot[i]->model->healthy)
+			m = s->slot[i]->model;
+	if (m)
+		model_ref(m);
+	pthread_mutex_unlock(&s->lock);
+	return m;
+}
+
+static void
+add_histogram(llmc_histogram *to, const llmc_histogram *h)
+{
+	for (int i = 0; i < LLMC_BUCKETS; i++)
+		to->bucket[i] += h->bucket[i];
+	to->n += h->n;
+	to->sum += h->sum;
+}
+
+static void
+add_counts(llmc_counts *to, const llmc_counts *c)
+{
+	to->running += c->running;
+	to->waiting += c->waiting;
+	to->preempted += c->preempted;
+	to->batch_size += c->batch_size;
+	to->batch_max_tokens += c->batch_max_tokens;
+	to->kv_pages_total += c->kv_pages_total;
+	to->kv_pages_used += c->kv_pages_used;
+	to->kv_pages_cached += c->kv_pages_cached;
+	to->swap_bytes_used += c->swap_bytes_used;
+	to->host_pages_total += c->host_pages_total;
+	to->host_pages_used += c->host_pages_used;
+	to->host_out += c->host_out;
+	to->host_in += c->host_in;
+	to->last_step_s = c->last_step_s > to->last_step_s ? c->last_step_s : to->last_step_s;
+	to->steps += c->steps;
+	to->prompt_tokens += c->prompt_tokens;
+	to->new_tokens += c->new_tokens;
+	to->prefix_queries += c->prefix_queries;
+	to->prefix_hits += c->prefix_hits;
+	to->preemptions += c->preemptions;
+	to->drafts += c->drafts;
+	to->drafted += c->drafted;
+	to->accepted += c->accepted;
+	add_histogram(&to->queue_s, &c->queue_s);
+	add_histogram(&to->first_token_s, &c->first_token_s);
+	add_histogram(&to->inter_token_s, &c->inter_token_s);
+}
+
+int
+model_gens(Server *s, Slot *t)
+{
+	pthread_mutex_lock(&s->lock);
+	int n = t->model && t->model->of ? t->model->n_gens : -1;
+	pthread_mutex_unlock(&s->lock);
+	return n;
+}
+
+bool
+model_counts(Server *s, Slot *t, llmc_counts *out)
+{
+	pthread_mutex_lock(&s->lock);
+	ServedModel *m = t->model;
+	if (m)
+		m->n_readers++;
+	pthread_mutex_unlock(&s->lock);
+	if (!m)
+		return false;
+	m->back.stats(m->back.self, out);
+	pthread_mutex_lock(&s->lock);
+	m->n_readers--;
+	pthread_cond_signal(&s->keep);
+	pthread_mutex_unlock(&s->lock);
+	return true;
+}
+
+void
+models_counts(Server *s, llmc_counts *out)
+{
+	int n = models_number(s);
+
+	for (int i = 0; i < n; i++) {
+		llmc_counts c = LLMC_INIT(llmc_counts);
+		if (model_counts(s, s->slot[i], &c))
+			add_counts(out, &c);
+	}
+}
+
+int
+models_number(Server *s)
+{
+	pthread_mutex_lock(&s->lock);
+	int n = s->n_slots;
+	pthread_mutex_unlock(&s->lock);
+	return n;
+}
+
+void
+models_want(Server *s, Slot *t, Req *r)
+{
+	pthread_mutex_lock(&s->lock);
+	bool closing = s->closing;
+	if (!closing) {
+		atomic_fetch_add(&r->refs, 1);
+		queue_put(&t->wakers, r);
+		slot_want(s, t);
+		t->sleep_when_done = false;
+	}
+	pthread_mutex_unlock(&s->lock);
+	answer_closing(r, closing);
+}
+
+void
+models_reload(Server *s, Slot *t, Req *r)
+{
+	pthread_mutex_lock(&s->lock);
+	bool closing = s->closing;
+	if (!closing) {
+		atomic_fetch_add(&r->refs, 1);
+		queue_put(&t->reloads, r);
+		t->sleep_when_done = false;
+		pthread_cond_signal(&s->keep);
+	}
+	pthread_mutex_unlock(&s->lock);
+	answer_closing(r, closing);
+}
+
+void
+models_sleep(Server *s, Slot *t, Req *r)
+{
+	pthread_mutex_lock(&s->lock);
+	bool closing = s->closing;
+	for (int i = 0; i < s->n_slots && !closing; i++) {
+		Slot *at = s->slot[i];
+		if ((t && at != t) || !at->src.open)
+			continue;
+		const bool awaited = slot_is_awaited(s, at);
+		at->sleep_when_done = at->loading || at->wanted || at->reloads.first || awaited;
+		if (at->model && !awaited)
+			model_retire(s, at);
+	}
+	if (!closing) {
+		atomic_fetch_add(&r->refs, 1);
+		queue_put(&s->sleepers, r);
+		pthread_cond_signal(&s->keep);
+	}
+	pthread_mutex_unlock(&s->lock);
+	answer_closing(r, closing);
+}
+
+void
+models_adapt(Server *s, Slot *base, const char *name, char *dir, Req *r)
+{
+	Adding *a = calloc(1, sizeof *a);
+	Problem p = { 0 };
+
+	if (a)
+		*a = (Adding){ .base = base, .name = strdup(name), .dir = dir, .r = r };
+	if (!a || !a->name) {
+		free(a);
+		free(dir);
+		problem_memory(&p);
+		req_problem(r, &p);
+		return;
+	}
+	atomic_fetch_add(&r->refs, 1);
+	pthread_mutex_lock(&s->lock);
+	bool closing = s->closing;
+	if (!closing) {
+		a->next = s->adding;
+		s->adding = a;
+		pthread_cond_signal(&s->keep);
+	}
+	pthread_mutex_unlock(&s->lock);
+	answer_closing(r, closing);
+	if (closing)
+		adding_free(a);
+}
+
+bool
+models_remove(Server *s, const char *name, Problem *p)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots && !found; i++) {
+		Slot *t = s->slot[i];
+		if (t->removed || !t->parent || strcmp(t->name, name) != 0)
+			continue;
+		found = t->removed = true;
+		if (t->model)
+			model_retire(s, t);
+		pthread_cond_signal(&s->keep);
+	}
+	pthread_mutex_unlock(&s->lock);
+	return found || problem(p, 404, "lora_name", "The LoRA adapter '%.200s' cannot be found.", name);
+}
+
+void
+models_drop(const SlotInit *init)
+{
+	Backend gone;
+
+	if (init->back && init->src.close) {
+		gone = *init->back;
+		init->src.close(&gone);
+	}
+	if (init->src.free)
+		init->src.free(init->src.self);
+}
+
+llmc_status
+models_open(Server *s, const SlotInit *init, int n, llmc_error *err)
+{
+	llmc_status status = LLMC_OK;
+	int at = 0;
+
+	for (; at < n && status == LLMC_OK; at++) {
+		SlotInit one = init[at];
+		Slot *t = NULL;
+		ServedModel *m = NULL;
+		status = at < MAX_MODELS ? slot_new(s, &one, &t, err) : error_set(err, LLMC_E_INPUT, "more than %d models", MAX_MODELS);
+		for (int k = 0; k < at && status == LLMC_OK; k++)
+			if (slot_is_named(s->slot[k]->name, t->name) || slot_is_named(t->name, s->slot[k]->name))
+				status = error_set(err, LLMC_E_INPUT, "two models are named %s; give each a name of its own: --model NAME=PATH", t->name);
+		if (status == LLMC_OK && one.back) {
+			status = model_begin(s, t, one.back, one.bytes, NULL, &m, err);
+			one.back = NULL; /* closed, when it is not begun */
+		}
+		if (status == LLMC_OK) {
+			pthread_mutex_lock(&s->lock); /* pumps look at the list already */
+			if (m)
+				model_set(t, m);
+			t->was_found = true;
+			s->slot[s->n_slots++] = t;
+			pthread_mutex_unlock(&s->lock);
+		} else {
+			if (t)
+				t->src = (ModelSource){ 0 };
+			slot_free(t);
+			models_drop(&one);
+		}
+	}
+	for (; at < n; at++)
+		models_drop(&init[at]);
+	TRY(status);
+	if (pthread_create(&s->model_manager, NULL, model_manager, s) != 0)
+		return error_set(err, LLMC_E_MEMORY, "the server's threads could not be started");
+	s->has_model_manager = true;
+	return LLMC_OK;
+}
+
+void
+models_stop(Server *s)
+{
+	if (!s->has_model_manager)
+		return;
+	pthread_mutex_lock(&s->lock);
+	pthread_cond_signal(&s->keep);
+	pthread_mutex_unlock(&s->lock);
+	pthread_join(s->model_manager, NULL);
+	s->has_model_manager = false;
+}
+
+void
+models_end(Server *s)
+{
+	for (int i = 0; i < s->n_slots; i++)
+		if (s->slot[i]->model)
+			model_stop(s->slot[i]->model);
+	for (ServedModel *m = s->retired; m; m = m->next)
+		model_stop(m);
+}
+
+void
+models_close(Server *s)
+{
+	for (int shared = 1; shared >= 0; shared--) { /* who shares an engine goes before it */
+		for (ServedModel **at = &s->retired, *m; (m = *at) != NULL;) {
+			if (shared && !m->of) {
+				at = &m->next;
+				continue;
+			}
+			*at = m->next;
+			model_free(m);
+		}
+		for (int i = 0; i < s->n_slots; i++) {
+			ServedModel *m = s->slot[i]->model;
+			if (!m || (shared && !m->of))
+				continue;
+			s->slot[i]->model = NULL;
+			model_free(m);
+		}
+	}
+	for (int i = 0; i < s->n_slots; i++)
+		slot_free(s->slot[i]);
+}

@@ -1,0 +1,113 @@
+/* Calls that make engines come and go: /sleep, /wake_up and /is_sleeping as vLLM has them, /reload. `?model=NAME` says which. */
+#include <string.h>
+
+#include "base/json.h"
+#include "serve/models/model.h"
+#include "serve/http/route.h"
+#include "serve/models/sleep_wake.h"
+
+/* A client with limits is not the operator. */
+bool
+sleep_allowed(Req *r, Problem *p)
+{
+	if (r->key)
+		return problem(p, 403, NULL, "A key of --keys cannot do this: it takes the server's own, --api-key.");
+	return req_own_page(r, p);
+}
+
+/* The slot that is meant: NULL with status 0 where none is named. */
+static Slot *
+slot_of_query(Req *r, Problem *p)
+{
+	char name[512];
+	Slot *t = NULL;
+
+	if (head_query(&r->in, "model", name, sizeof name)) {
+		t = models_find(r->srv, name);
+		if (!t)
+			models_unknown(r->srv, name, p);
+		else
+			r->slot = t;
+	}
+	return t;
+}
+
+/* One that can come and go. */
+static Slot *
+one(Req *r, Problem *p)
+{
+	Slot *t = sleep_allowed(r, p) ? slot_of_query(r, p) : NULL;
+
+	if (!t && !p->status && models_number(r->srv) > 1)
+		problem(p, 400, "model", "This server has several models: say which, ?model=NAME.");
+	else if (!t && !p->status)
+		t = r->srv->slot[0];
+	if (t && !t->src.open)
+		problem(p, 400, "model", "The program that opened the model '%.200s' keeps it: it cannot be closed and opened here.", t->name);
+	return p->status ? NULL : t;
+}
+
+void
+sleep_begin(Req *r)
+{
+	Problem p = { 0 };
+	char level[16] = "1";
+
+	head_query(&r->in, "level", level, sizeof level);
+	if (strcmp(level, "1") != 0 && strcmp(level, "2") != 0)
+		problem(&p, 400, "level", "Invalid 'level': expected 1 or 2, which are the same here.");
+	Slot *t = !p.status && sleep_allowed(r, &p) ? slot_of_query(r, &p) : NULL;
+	Slot *first = t ? t : r->srv->slot[0];
+	if (!p.status && !first->src.open)
+		problem(&p, 400, "model", "The program that opened the model '%.200s' keeps it: it cannot sleep.", first->name);
+	r->all_models = !t;
+	if (p.status)
+		req_problem(r, &p);
+	else
+		models_sleep(r->srv, t, r);
+}
+
+void
+sleep_end(Req *r)
+{
+	Problem p = { 0 };
+	Slot *t = one(r, &p);
+
+	if (t)
+		models_want(r->srv, t, r);
+	else
+		req_problem(r, &p);
+}
+
+void
+sleep_reload(Req *r)
+{
+	Problem p = { 0 };
+	Slot *t = one(r, &p);
+
+	if (t)
+		models_reload(r->srv, t, r);
+	else
+		req_problem(r, &p);
+}
+
+void
+sleep_state(Req *r)
+{
+	Server *s = r->srv;
+	Problem p = { 0 };
+	Strbuf b = { 0 };
+	Slot *t = slot_of_query(r, &p);
+	bool sleeping = true;
+
+	if (p.status) {
+		req_problem(r, &p);
+		return;
+	}
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++)
+		sleeping &= (t && s->slot[i] != t) || !s->slot[i]->model;
+	pthread_mutex_unlock(&s->lock);
+	strbuf_puts(&b, sleeping ? "{\"is_sleeping\":true}" : "{\"is_sleeping\":false}");
+	req_answer(r, 200, type_json, &b);
+}

@@ -1,0 +1,10 @@
+/* Calls of the operator. */
+#ifndef LLMC_SERVE_MODELS_SLEEP_WAKE_H
+#define LLMC_SERVE_MODELS_SLEEP_WAKE_H
+
+#include "serve/http/request.h"
+
+/* Whether this request may close and open engines: no key with limits, no web page of another origin. False with a Problem. */
+bool sleep_allowed(Req *r, Problem *p);
+
+#endif

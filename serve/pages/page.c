@@ -1,0 +1,79 @@
+/* Files that are part of the library: the chat page, the status page, the description of the routes. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/embed.h"
+#include "serve/http/request.h"
+#include "serve/http/route.h"
+
+static const char policy[] = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+                             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+static void
+answer(Req *r, const char *path, const char *type)
+{
+	size_t n;
+	const char *data = embed_find(path, &n);
+
+	if (!data) {
+		Problem p;
+		problem(&p, 404, NULL, "There is no %s here.", r->path);
+		req_problem(r, &p);
+		return;
+	}
+	/* headers hold 128 bytes, the policy is longer */
+	r->policy = policy;
+	req_head(r, "X-Content-Type-Options", "nosniff");
+	req_head(r, "Referrer-Policy", "no-referrer");
+	req_head(r, "Cache-Control", "no-cache");
+	req_answer_file(r, type, data, n);
+}
+
+void
+page_chat(Req *r)
+{
+	answer(r, "serve/pages/assets/chat.html", type_html);
+}
+
+void
+page_status(Req *r)
+{
+	answer(r, "serve/pages/assets/status.html", type_html);
+}
+
+void
+page_docs(Req *r)
+{
+	if (r->wants_html)
+		answer(r, "serve/pages/assets/docs.html", type_html);
+	else
+		page_openapi(r);
+}
+
+void
+page_openapi(Req *r)
+{
+	answer(r, "serve/pages/assets/openapi.json", type_json);
+}
+
+/* /page/NAME: scripts, styles, pictures; only names that are embedded exist */
+void
+page_asset(Req *r)
+{
+	static const struct { const char *end, *type; } kind[] = {
+		{ ".js", "text/javascript; charset=utf-8" }, { ".css", "text/css; charset=utf-8" }, { ".svg", "image/svg+xml" },
+		{ ".html", type_html }, { ".json", type_json },
+	};
+	char path[320];
+	size_t n = strlen(r->tail);
+
+	snprintf(path, sizeof path, "serve/pages/assets/%s", r->tail);
+	for (size_t i = 0; i < sizeof kind / sizeof *kind; i++) {
+		size_t k = strlen(kind[i].end);
+		if (n > k && !strcmp(r->tail + n - k, kind[i].end)) {
+			answer(r, path, kind[i].type);
+			return;
+		}
+	}
+	answer(r, "", type_text);
+}

@@ -1,0 +1,419 @@
+/* The public calls: a server over a real engine. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sized_struct.h"
+#include "serve/http/api_keys.h"
+#include "serve/models/model.h"
+
+static llmc_status
+engine_submit(void *self, const llmc_request *r, int64_t *id, llmc_error *err)
+{
+	return llmc_submit(self, r, id, err);
+}
+
+static llmc_status
+engine_next(void *self, int timeout_ms, llmc_event *ev, llmc_error *err)
+{
+	return llmc_next(self, LLMC_ANY, timeout_ms, ev, err);
+}
+
+static void
+engine_cancel(void *self, int64_t id)
+{
+	llmc_cancel(self, id);
+}
+
+static void
+engine_stats(void *self, llmc_counts *out)
+{
+	llmc_engine_stats(self, out);
+}
+
+static void
+describe(Backend *b, const llmc_model *m, const llmc_limits *lim, const llmc_engine_options *eo)
+{
+	char dtype[16] = "";
+	size_t need;
+
+	b->limits = *lim;
+	b->info = LLMC_INIT(llmc_model_info);
+	llmc_info(m, &b->info);
+	llmc_get(m, "dtype", dtype, sizeof dtype, &need, NULL);
+	snprintf(b->dtype, sizeof b->dtype, "%s", !strcmp(dtype, "f32") ? "float32" : !strcmp(dtype, "f16") ? "float16" : !strcmp(dtype, "bf16") ? "bfloat16" : dtype);
+	if (llmc_get(m, "quant.scheme", b->scheme, sizeof b->scheme, &need, NULL) != LLMC_OK || !b->scheme[0] || !strcmp(b->scheme, "null"))
+		llmc_get(m, "storage.default", b->scheme, sizeof b->scheme, &need, NULL);
+	b->max_concurrent = eo && eo->max_concurrent_requests ? eo->max_concurrent_requests : LLMC_DEFAULT_CONCURRENT_REQUESTS;
+	b->max_waiting_tokens = eo && eo->max_waiting_tokens ? eo->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS;
+	b->waiting_served_ratio = eo ? eo->waiting_served_ratio : 0;
+	b->max_batch_total = eo && eo->max_batch_total_tokens ? eo->max_batch_total_tokens : lim->kv_tokens;
+	b->places = llmc_adapter_slots(m);
+}
+
+static Backend
+backend(llmc_model *m, llmc_engine *e, const llmc_engine_options *eo)
+{
+	Backend b = { .self = e, .submit = engine_submit, .next = engine_next, .release = llmc_event_release, .cancel = engine_cancel, .stats = engine_stats };
+
+	b.model = m;
+	b.tok = llmc_model_tokenizer(m);
+	describe(&b, m, llmc_engine_limits(e), eo);
+	return b;
+}
+
+llmc_status
+llmc_serve_open(llmc_model *m, llmc_engine *e, const llmc_serve_options *opt, llmc_server **out, llmc_error *err)
+{
+	Backend b = backend(m, e, opt ? opt->engine : NULL);
+
+	return server_open(&b, opt, out, err);
+}
+
+/* ---- models that come and go ---- */
+
+static void
+model_close(Backend *b)
+{
+	llmc_engine_close(b->self, 0);
+	llmc_close(b->model);
+}
+
+/* What the engine's limits will be, said before it is opened. */
+static llmc_limits
+limits_for(const llmc_serve_model *o, const llmc_model *m)
+{
+	llmc_limits lim = LLMC_INIT(llmc_limits);
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	const llmc_engine_options *eo = o->engine_options;
+
+	if (eo && eo->limits)
+		lim = *eo->limits;
+	llmc_info(m, &info);
+	if (!lim.context)
+		lim.context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions : LLMC_DEFAULT_CONTEXT;
+	if (info.hard_limit && lim.context > info.max_positions) /* models of one server share the setting */
+		lim.context = info.max_positions;
+	if (!lim.seqs)
+		lim.seqs = 16;
+	if (!lim.snapshots && !(eo && eo->no_prefix_cache))
+		lim.snapshots = LLMC_DEFAULT_SNAPSHOTS;
+	if (!lim.marks && !(eo && eo->speculate < 0))
+		lim.marks = lim.seqs < LLMC_DEFAULT_MARKS ? lim.seqs : LLMC_DEFAULT_MARKS;
+	if (!lim.kv_tokens)
+		lim.kv_tokens = eo && eo->max_batch_total_tokens ? eo->max_batch_total_tokens : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
+	return lim;
+}
+
+static llmc_status
+bytes_for(const llmc_model *m, const llmc_limits *lim, int64_t *bytes, llmc_error *err)
+{
+	llmc_memory mem = LLMC_INIT(llmc_memory);
+
+	TRY(llmc_memory_for(m, lim, &mem, err));
+	*bytes = mem.weights + mem.kv + mem.scratch + mem.state;
+	return LLMC_OK;
+}
+
+typedef struct KnownModel { /* a Source's self */
+	llmc_serve_model o;
+	llmc_options opt;      /* of an adapter: those of its base with one more setting */
+	const char **set;
+	char        *lora;
+} KnownModel;
+
+static void
+known_free(void *self)
+{
+	KnownModel *k = self;
+
+	free(k->set);
+	free(k->lora);
+	free(k);
+}
+
+static llmc_status
+model_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
+{
+	const llmc_serve_model *o = &((const KnownModel *)self)->o;
+	llmc_options opt = LLMC_INIT(llmc_options);
+	llmc_model *m;
+
+	if (o->options)
+		opt = *o->options;
+	opt.no_weights = true;
+	TRY(llmc_open(o->path, &opt, &m, err));
+	llmc_limits lim = limits_for(o, m);
+	llmc_status status = bytes_for(m, &lim, bytes, err);
+	if (status == LLMC_OK)
+		describe(about, m, &lim, o->engine_options);
+	llmc_close(m);
+	return status;
+}
+
+static llmc_status
+model_open(void *self, Backend *out, llmc_error *err)
+{
+	const llmc_serve_model *o = &((const KnownModel *)self)->o;
+	llmc_engine_options eo = LLMC_INIT(llmc_engine_options);
+	llmc_model *m;
+	llmc_engine *e;
+
+	TRY(llmc_open(o->path, o->options, &m, err));
+	if (o->engine_options)
+		eo = *o->engine_options;
+	llmc_limits lim = limits_for(o, m);
+	eo.limits = &lim;
+	llmc_status status = llmc_engine_open(m, &eo, &e, err);
+	if (status == LLMC_OK)
+		*out = backend(m, e, o->engine_options);
+	else
+		llmc_close(m);
+	return status;
+}
+
+/* ---- adapters in slots: names for the engine of the model that they change ---- */
+
+typedef struct SharedEngine { /* a Backend's self */
+	void       *engine;
+	llmc_model *model;
+	int32_t     adapter;
+} SharedEngine;
+
+static llmc_status
+view_submit(void *self, const llmc_request *r, int64_t *id, llmc_error *err)
+{
+	const SharedEngine  *v = self;
+	llmc_request own = *r;
+
+	own.adapter = v->adapter;
+	return llmc_submit(v->engine, &own, id, err);
+}
+
+static void
+view_cancel(void *self, int64_t id)
+{
+	llmc_cancel(((const SharedEngine *)self)->engine, id);
+}
+
+/* They are the engine's, and told by its own name. */
+static void
+view_stats(void *self, llmc_counts *out)
+{
+	(void)self;
+	(void)out;
+}
+
+static void
+view_close(Backend *b)
+{
+	SharedEngine *v = b->self;
+
+	llmc_adapter_unload(v->model, v->adapter, NULL);
+	free(v);
+}
+
+static llmc_status
+view_join(void *self, const Backend *of, Backend *out, llmc_error *err)
+{
+	SharedEngine *v = calloc(1, sizeof *v);
+
+	if (!v)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	*v = (SharedEngine){ .engine = of->self, .model = of->model };
+	llmc_status status = llmc_adapter_load(v->model, ((const KnownModel *)self)->o.adapter, 1, &v->adapter, err);
+	if (status != LLMC_OK) {
+		free(v);
+		return status;
+	}
+	*out = *of;
+	out->self = v;
+	out->submit = view_submit;
+	out->cancel = view_cancel;
+	out->stats = view_stats;
+	return LLMC_OK;
+}
+
+static llmc_status
+view_open(void *self, Backend *out, llmc_error *err)
+{
+	(void)self;
+	(void)out;
+	return error_set(err, LLMC_E_INPUT, "the model that the adapter changes is not there");
+}
+
+static llmc_status
+view_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
+{
+	TRY(model_look(self, about, bytes, err));
+	*bytes = 0; /* slots are the model's */
+	return LLMC_OK;
+}
+
+static llmc_status model_adapt(void *self, const char *dir, ModelSource *out, llmc_error *err);
+
+static ModelSource
+source(KnownModel *k)
+{
+	if (k->o.adapter)
+		return (ModelSource){ .self = k, .look = view_look, .open = view_open, .join = view_join, .close = view_close, .free = known_free };
+	return (ModelSource){ .self = k, .look = model_look, .open = model_open, .close = model_close, .free = known_free, .adapt = model_adapt };
+}
+
+/* Does the model's plan have slots for adapters? */
+static llmc_status
+has_slots(const KnownModel *k, bool *slots, llmc_error *err)
+{
+	llmc_options opt = LLMC_INIT(llmc_options);
+	llmc_model *m;
+
+	if (k->o.options)
+		opt = *k->o.options;
+	opt.no_weights = true;
+	TRY(llmc_open(k->o.path, &opt, &m, err));
+	*slots = llmc_adapter_slots(m) > 0;
+	llmc_close(m);
+	return LLMC_OK;
+}
+
+static llmc_status
+model_adapt(void *self, const char *dir, ModelSource *out, llmc_error *err)
+{
+	const KnownModel *base = self;
+	bool slots;
+
+	TRY(has_slots(base, &slots, err));
+	if (slots) {
+		KnownModel *k = calloc(1, sizeof *k);
+		if (k)
+			k->o = base->o;
+		if (!k || !(k->o.adapter = k->lora = strdup(dir))) {
+			free(k);
+			return error_set(err, LLMC_E_MEMORY, "out of memory");
+		}
+		k->o.model = NULL;
+		k->o.engine = NULL;
+		*out = source(k);
+		return LLMC_OK;
+	}
+	const char *const *set = base->o.options ? base->o.options->set : NULL;
+	size_t n = 0;
+
+	if (strpbrk(dir, "\"\\"))
+		return error_set(err, LLMC_E_INPUT, "%s: a path with quotes is not taken", dir);
+	for (; set && set[n]; n++)
+		if (!strncmp(set[n], "lora.path", 9))
+			return error_set(err, LLMC_E_INPUT, "the model has an adapter in its weights");
+	KnownModel *k = calloc(1, sizeof *k);
+	if (k) {
+		k->o = base->o;
+		k->o.model = NULL;
+		k->o.engine = NULL;
+		k->opt = base->o.options ? *base->o.options : LLMC_INIT(llmc_options);
+		k->o.options = &k->opt;
+		k->set = calloc(n + 2, sizeof *k->set);
+		if (asprintf(&k->lora, "lora.path=\"%s\"", dir) < 0)
+			k->lora = NULL;
+	}
+	if (!k || !k->set || !k->lora) {
+		if (k)
+			known_free(k);
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	}
+	for (size_t i = 0; i < n; i++)
+		k->set[i] = set[i];
+	k->set[n] = k->lora;
+	k->opt.set = k->set;
+	*out = source(k);
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_serve_open_models(const llmc_serve_model *models, int32_t n, const llmc_serve_options *opt, llmc_server **out, llmc_error *err)
+{
+	SlotInit *init = calloc((size_t)n + 1, sizeof *init);
+	Backend *open = calloc((size_t)n + 1, sizeof *open);
+	llmc_serve_model *own = calloc((size_t)n + 1, sizeof *own);
+	llmc_status status = LLMC_OK;
+
+	*out = NULL;
+	if (!init || !open || !own || n < 1)
+		status = error_set(err, n < 1 ? LLMC_E_INPUT : LLMC_E_MEMORY, n < 1 ? "no model to serve" : "out of memory");
+	for (int32_t i = 0; i < n && init && open && own; i++) {
+		SIZED_TAKE(own[i], &models[i]);
+		KnownModel *k = calloc(1, sizeof *k);
+		init[i] = (SlotInit){ .name = own[i].name, .parent = own[i].parent };
+		if (own[i].adapter && (!own[i].parent || own[i].engine) && status == LLMC_OK)
+			status = error_set(err, LLMC_E_INPUT, "an adapter in a slot has a parent, and no engine of its own");
+		if (k) {
+			k->o = own[i];
+			init[i].src = source(k);
+		} else {
+			init[i].src.close = model_close;
+			status = error_set(err, LLMC_E_MEMORY, "out of memory");
+		}
+		if (own[i].engine) {
+			open[i] = backend(own[i].model, own[i].engine, own[i].engine_options);
+			init[i].back = &open[i];
+			if (status == LLMC_OK)
+				status = bytes_for(own[i].model, &open[i].limits, &init[i].bytes, err);
+		}
+	}
+	if (status == LLMC_OK)
+		status = server_open_models(init, n, opt, out, err);
+	else
+		for (int32_t i = 0; i < n && init && open && own; i++)
+			models_drop(&init[i]);
+	free(init);
+	free(open);
+	free(own);
+	return status;
+}
+
+int
+llmc_serve_port(const llmc_server *s)
+{
+	return s->port;
+}
+
+const char *
+llmc_serve_url(const llmc_server *s)
+{
+	return s->url;
+}
+
+void
+llmc_serve_drain(llmc_server *s)
+{
+	server_drain(s);
+}
+
+void
+llmc_serve_stop(llmc_server *s)
+{
+	server_stop(s);
+}
+
+bool
+llmc_serve_wait(llmc_server *s, int timeout_ms)
+{
+	return server_wait(s, timeout_ms);
+}
+
+llmc_status
+llmc_serve_reload_keys(llmc_server *s, llmc_error *err)
+{
+	return s->keys ? keys_reread(s->keys, &s->lock, err) : LLMC_OK;
+}
+
+bool
+llmc_serve_failed(llmc_server *s)
+{
+	return models_failed(s);
+}
+
+void
+llmc_serve_close(llmc_server *s)
+{
+	server_close(s);
+}

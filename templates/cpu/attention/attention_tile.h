@@ -1,0 +1,639 @@
+/* Attention of a tile: several rows of one sequence and the query heads of one group, so that each page of K and V is read and
+ * converted once for all of them. Every row's sums are those of cpu/attention/attention.h, bit for bit.
+ *
+ *   for each chunk of 128 positions that a row of the tile sees (each piece of it, where there are exact pages):
+ *     K of a page --to fp32, once--> x [D][32] --blocks of ATT_TILE_MR rows--> s [rows][128]
+ *     s --cap, bias, mask, softmax of each row--> weights, m, l
+ *     V of a page --to fp32, once--> x [32][V] --blocks of ATT_TILE_MR rows--> oc [rows][V]
+ *     oc --at ends of spans--> os, o
+ *
+ * Bytes of a tile: K and V of the visible positions once, for att_tile_tokens tokens; q, s and sums stay in the second cache. */
+#ifndef LLMC_CPU_ATTENTION_ATTENTION_TILE_H
+#define LLMC_CPU_ATTENTION_ATTENTION_TILE_H
+
+#include "cpu/attention/attention.h"
+
+enum {
+	ATT_TILE_MR = VL == 16 ? 12 : VL == 8 ? 6 : 4,  /* rows of a register tile, of two vectors each */
+	ATT_TILE_R  = 48,                               /* rows of a tile, at most: a multiple of ATT_TILE_MR */
+};
+
+/* tokens of a tile */
+LLMC_INLINE int
+att_tile_tokens(const Att a)
+{
+#if defined(LLMC_TILES)
+	if (att_tiled(a))
+		return ATT_AMX_R / att_hb(a);
+#endif
+	return ATT_TILE_R / att_hb(a);
+}
+
+/* vectors of values at once */
+LLMC_INLINE int
+att_tile_nv(const Att a)
+{
+	return att_vs(a) / VL % 2 ? 1 : 2;
+}
+
+typedef struct AttTile {
+	int32_t *q_words;            /* [block][dim / 2][ATT_TILE_MR]: of queries, */
+	KvWords *words;              /* [block][group][ATT_TILE_MR], */
+	int16_t *p;                  /* [row][group][32]: and of a page's weights: cpu/attention/attention_int16.h */
+	float *zeros;                /* [row][group][VL] */
+	float *q;                    /* [block][dim][ATT_TILE_MR], scaled */
+	float *sums;                 /* [block][group][ATT_TILE_MR] of them: kv_query_sums */
+	float *x;                    /* a page's K [dim][32], codes where it is quantised, or V [32][att_tile_xs], as fp32 */
+	float *s;                    /* [row][ATT_CHUNK] */
+	float *oc, *os, *o;          /* [row][att_vs]: of a chunk, of a span, of the row */
+	float  mc[ATT_TILE_R], lc[ATT_TILE_R], ms[ATT_TILE_R], ls[ATT_TILE_R], m[ATT_TILE_R], l[ATT_TILE_R], slope[ATT_MOST_HB];
+	SplitRange range[ATT_TILE_R];
+	int    shift[ATT_TILE_R], pos[ATT_TILE_R];
+} AttTile;
+
+LLMC_INLINE void
+att_tile_group(const Att a, const AttTile *t, const char *k, int n_block, int at, int group)
+{
+	const int first = group * kv_group(a.kv.k, a.dim), groups = kv_groups(a.kv.k, a.dim);
+	const int end = group + 1 < groups ? first + kv_group(a.kv.k, a.dim) : a.dim;
+
+	for (int b = 0; b < n_block; b++)
+		for (int j = 0; j < KV_PAGE; j += 2 * VL) {
+			const KvScale s0 = kv_scale_k(a.kv.k, a.dim, k, group, j), s1 = kv_scale_k(a.kv.k, a.dim, k, group, j + VL);
+			vf acc[ATT_TILE_MR][2];
+
+			LLMC_UNROLL
+			for (int r = 0; r < ATT_TILE_MR; r++)
+				acc[r][0] = acc[r][1] = vf_set1(0);
+			for (int d = first; d < end; d++) {
+				vf x0 = vf_load(t->x + d * KV_PAGE + j), x1 = vf_load(t->x + d * KV_PAGE + j + VL);
+				LLMC_UNROLL
+				for (int r = 0; r < ATT_TILE_MR; r++) {
+					vf q = vf_set1(t->q[((size_t)b * (size_t)a.dim + (size_t)d) * ATT_TILE_MR + (size_t)r]);
+					acc[r][0] = vf_fma(x0, q, acc[r][0]);
+					acc[r][1] = vf_fma(x1, q, acc[r][1]);
+				}
+			}
+			LLMC_UNROLL
+			for (int r = 0; r < ATT_TILE_MR; r++) {
+				float *to = t->s + (b * ATT_TILE_MR + r) * ATT_CHUNK + at + j;
+				const vf sum = vf_set1(a.kv.k == KV_int4 ? t->sums[(b * groups + group) * ATT_TILE_MR + r] : 0);
+				vf_store(to, kv_score(a.kv.k, group == 0, vf_load(to), acc[r][0], s0, sum));
+				vf_store(to + VL, kv_score(a.kv.k, group == 0, vf_load(to + VL), acc[r][1], s1, sum));
+			}
+		}
+}
+
+/* Scores of the page at position `at` of the chunk, whose plane of keys is k */
+LLMC_INLINE void
+att_tile_scores(const Att a, const AttTile *t, const char *k, int n_block, int at)
+{
+	for (int group = 0; group < kv_groups(a.kv.k, a.dim); group++)
+		att_tile_group(a, t, k, n_block, at, group);
+}
+
+/* Stride of a page's values: a vector more than they are wide */
+LLMC_INLINE int
+att_tile_xs(const Att a)
+{
+	return att_vs(a) + VL;
+}
+
+/* oc += weights times values, xs apart, of keys [j0, j1) of the chunk, whose page starts at `at` */
+LLMC_INLINE void
+att_tile_values(const Att a, const AttTile *t, const int xs, int n_block, int at, int j0, int j1, int d, int first)
+{
+	const int nv = att_tile_nv(a), vs = att_vs(a);
+
+	for (int b = 0; b < n_block; b++) {
+		vf acc[ATT_TILE_MR][2];
+
+		LLMC_UNROLL
+		for (int r = 0; r < ATT_TILE_MR; r++)
+			LLMC_EACH(i, nv, 2)
+				acc[r][i] = first ? vf_set1(0) : vf_load(t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL);
+		for (int j = j0; j < j1; j++) {
+			const float *row = t->x + (j - at) * xs + d;
+			vf x[2];
+			LLMC_EACH(i, nv, 2)
+				x[i] = vf_load(row + i * VL);
+			LLMC_UNROLL
+			for (int r = 0; r < ATT_TILE_MR; r++) {
+				vf p = vf_set1(t->s[(b * ATT_TILE_MR + r) * ATT_CHUNK + j]);
+				LLMC_EACH(i, nv, 2)
+					acc[r][i] = vf_fma(x[i], p, acc[r][i]);
+			}
+		}
+		LLMC_UNROLL
+		for (int r = 0; r < ATT_TILE_MR; r++)
+			LLMC_EACH(i, nv, 2)
+				vf_store(t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL, acc[r][i]);
+	}
+}
+
+#if KV_HAS_WORDS
+/* A page's keys as pairs of words: [dim / 2][32] */
+LLMC_INLINE void
+att_tile_word_keys(const Att a, const char *k, int32_t *to)
+{
+	_Alignas(32) uint8_t room[KV_PAGE * KV_MOST_DIM];
+	const uint8_t *codes = kv_word_plane(a.kv.k, 1, a.dim, k, room);
+
+	for (int i = 0; i < a.dim / 4; i++)
+		for (int j = 0; j < KV_PAGE; j += 16) {
+			vi x[2][2];
+			kv_pairs_k(a.kv.k, codes, i, j, x);
+			LLMC_EACH(e, 2, 2) {
+				kv_pairs_sort(x[e]);
+				vi_store(to + (2 * i + e) * KV_PAGE + j, x[e][0]);
+				vi_store(to + (2 * i + e) * KV_PAGE + j + VL, x[e][1]);
+			}
+		}
+}
+
+/* As att_tile_group, in words */
+LLMC_INLINE void
+att_tile_word_group(const Att a, const AttTile *t, const char *k, int n_block, int at, int group)
+{
+	const int first = group * kv_group(a.kv.k, a.dim) / 2, groups = kv_groups(a.kv.k, a.dim);
+	const int end = group + 1 < groups ? first + kv_group(a.kv.k, a.dim) / 2 : a.dim / 2;
+	const int32_t *x = (const int32_t *)(const void *)t->x;
+
+	for (int b = 0; b < n_block; b++)
+		for (int j = 0; j < KV_PAGE; j += 2 * VL) {
+			const KvWords *words = t->words + (b * groups + group) * ATT_TILE_MR;
+			vi acc[ATT_TILE_MR][2];
+
+			LLMC_UNROLL
+			for (int r = 0; r < ATT_TILE_MR; r++)
+				acc[r][0] = acc[r][1] = vi_all(words[r].start);
+			for (int i = first; i < end; i++) {
+				const vi x0 = vi_load(x + i * KV_PAGE + j), x1 = vi_load(x + i * KV_PAGE + j + VL);
+				LLMC_UNROLL
+				for (int r = 0; r < ATT_TILE_MR; r++) {
+					const vi q = vi_bcast4(t->q_words + (b * (a.dim / 2) + i) * ATT_TILE_MR + r);
+					acc[r][0] = dot_words(acc[r][0], x0, q);
+					acc[r][1] = dot_words(acc[r][1], x1, q);
+				}
+			}
+			LLMC_EACH(i, 2, 2) {
+				const KvScale scale = kv_word_scale_k(a.kv.k, a.dim, k, group, j + i * VL);
+				LLMC_UNROLL
+				for (int r = 0; r < ATT_TILE_MR; r++)
+					kv_word_score(a.kv.k, group, acc[r][i], words[r].step, scale, a.kv.k == KV_int4 ? t->sums[(b * groups + group) * ATT_TILE_MR + r] : 0,
+					              t->s + (b * ATT_TILE_MR + r) * ATT_CHUNK + at + j + i * VL);
+			}
+		}
+}
+
+/* 16 elements of oc from d on, plus what a page adds to them; x: its values in pairs of words */
+LLMC_INLINE void
+att_tile_word_slice(const Att a, const AttTile *t, const int32_t *x, const int xs, int n_block, int d, int first, const float *step)
+{
+	const int groups = kv_groups(a.kv.v, a.v_dim), vs = att_vs(a);
+
+	for (int b = 0; b < n_block; b++) {
+		const int16_t *p = t->p + (b * ATT_TILE_MR * groups + d / kv_group(a.kv.v, a.v_dim)) * KV_PAGE;
+		vi acc[ATT_TILE_MR][2];
+
+		LLMC_UNROLL
+		for (int r = 0; r < ATT_TILE_MR; r++)
+			acc[r][0] = acc[r][1] = vi_all(0);
+		for (int j = 0; j < KV_PAGE; j += 2) {
+			const vi x0 = vi_load(x + j / 2 * xs + d), x1 = vi_load(x + j / 2 * xs + d + VL);
+			const int at = kv_word_at(j);
+			LLMC_UNROLL
+			for (int r = 0; r < ATT_TILE_MR; r++) {
+				const vi y = vi_bcast4(p + r * groups * KV_PAGE + at);
+				acc[r][0] = dot_words(acc[r][0], x0, y);
+				acc[r][1] = dot_words(acc[r][1], x1, y);
+			}
+		}
+		LLMC_UNROLL
+		for (int r = 0; r < ATT_TILE_MR; r++)
+			LLMC_EACH(i, 2, 2)
+				if (d + i * VL < vs)
+					att_word_add(first, acc[r][i], step[b * ATT_TILE_MR + r], t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL);
+	}
+}
+
+/* oc plus what a page adds, of whose positions those below `end` hold something, and whose first is `at` of the chunk */
+LLMC_INLINE void
+att_tile_word_values(const Att a, const AttTile *t, const char *v, int n_block, int at, int end, int first)
+{
+	const int groups = kv_groups(a.kv.v, a.v_dim), n_row = n_block * ATT_TILE_MR, xs = (a.v_dim + 15) / 16 * 16 + VL;
+	_Alignas(32) uint8_t room[KV_PAGE * KV_MOST_DIM];
+	_Alignas(32) float scales[KV_ROOM], tops[KV_PAGE], most[ATT_TILE_R * VL], step[ATT_TILE_R], inverse[ATT_TILE_R];
+	const uint8_t *codes = kv_word_plane(a.kv.v, 0, a.v_dim, v, room);
+	int32_t *x = (int32_t *)(void *)t->x;
+
+	kv_word_scales(a.kv.v, a.v_dim, v, end, scales, tops);
+	for (int r = 0; r < n_row; r++)
+		kv_weight_most(t->s + r * ATT_CHUNK + at, tops, most + r * VL);
+	for (int r = 0; r < n_row; r += VL)
+		kv_weight_steps(most + r * VL, step + r, inverse + r);
+	if (first)
+		memset(t->zeros, 0, (size_t)(n_row * groups * VL) * sizeof *t->zeros);
+	for (int r = 0; r < n_row; r++)
+		kv_weight_words(a.kv.v, a.v_dim, t->s + r * ATT_CHUNK + at, scales, step[r], inverse[r], t->p + r * groups * KV_PAGE, t->zeros + r * groups * VL);
+	for (int j = 0; j < KV_PAGE; j += 2)
+		for (int d = 0; d < a.v_dim; d += 16) {
+			vi pair[2];
+			kv_pairs_v(a.kv.v, a.v_dim, codes, j, d, d / 16 % 2, pair);
+			kv_pairs_sort(pair);
+			vi_store(x + j / 2 * xs + d, pair[0]);
+			vi_store(x + j / 2 * xs + d + VL, pair[1]);
+		}
+	for (int d = 0; d < a.v_dim; d += 16)
+		att_tile_word_slice(a, t, x, xs, n_block, d, first, step);
+}
+
+/* After the last page: what zeros add */
+LLMC_INLINE void
+att_tile_word_close(const Att a, const AttTile *t, int n_row)
+{
+	const int groups = kv_groups(a.kv.v, a.v_dim), vs = att_vs(a);
+
+	for (int r = 0; a.kv.v == KV_int4 && r < n_row; r++)
+		for (int d = 0; d < vs; d += VL)
+			vf_store(t->oc + r * vs + d, vf_load(t->oc + r * vs + d) + vf_set1(vf_hsum(vf_load(t->zeros + (r * groups + d / KV_GROUP) * VL))));
+}
+#endif
+
+/* What the rows of a tile have in common */
+typedef struct AttRows {
+	const llmc_step *s;
+	const void *pool;
+	int seq, kv_head;
+	int n, nh, n_row, n_block;   /* tokens, heads, rows, blocks of rows */
+} AttRows;
+
+/* A piece of a chunk of all rows that read such a one: to their spans, or where a span is a chunk that is no more than this, to the rows */
+LLMC_INLINE void
+att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, int chunk)
+{
+	const Att a = att_piece_form(whole, piece);
+	const int vs = att_vs(a), pos0 = chunk * ATT_CHUNK, nh = in->nh, n_row = in->n_row;
+	SplitRange see[ATT_TILE_R];
+	int j0 = ATT_CHUNK, j1 = 0;
+
+	if (!att_has_piece(whole, piece))
+		return;
+	for (int i = 0; i < in->n; i++) {
+		see[i] = att_piece(whole, piece, t->range[i], t->pos[i]);
+		see[i].lo = see[i].lo > pos0 ? see[i].lo - pos0 : 0;
+		see[i].hi = see[i].hi < pos0 + ATT_CHUNK ? see[i].hi - pos0 : ATT_CHUNK;
+		if (see[i].lo >= see[i].hi)
+			continue;
+		j0 = see[i].lo < j0 ? see[i].lo : j0;
+		j1 = see[i].hi > j1 ? see[i].hi : j1;
+	}
+	for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
+		const char *k = kv_k(a.kv, kv_page_at(a.kv, in->s, in->pool, in->seq, chunk * ATT_PAGES + p), in->kv_head);
+		_Alignas(64) float channels[2 * KV_MOST_DIM];
+#if KV_HAS_WORDS
+		if (kv_in_words(a.kv.k, a.dim)) {
+			att_tile_word_keys(a, k, (int32_t *)(void *)t->x);
+			for (int group = 0; group < kv_groups(a.kv.k, a.dim); group++)
+				att_tile_word_group(a, t, k, in->n_block, p * KV_PAGE, group);
+			continue;
+		}
+#endif
+		kv_channels(a.kv.k, a.dim, k, channels);
+		for (int j = 0; j < KV_PAGE; j += VL)
+			for (int d = 0; d < a.dim; d += 4) {
+				vf x[4];
+				kv_keys(a.kv.k, a.dim, k, d / 4, j, channels, x);
+				LLMC_EACH(e, 4, 4)
+					if (a.dim % 4 == 0 || d + e < a.dim)
+						vf_store(t->x + (d + e) * KV_PAGE + j, x[e]);
+			}
+		att_tile_scores(a, t, k, in->n_block, p * KV_PAGE);
+	}
+	if (j0 >= j1)
+		return;
+	for (int r = 0; r < in->n_block * ATT_TILE_MR; r++) {
+		t->lc[r] = 0;
+		const SplitRange own = see[r < n_row ? r / nh : 0];
+		if (r < n_row && own.lo < own.hi)
+			att_softmax(a, ATT_CHUNK, t->s + r * ATT_CHUNK, pos0, own.lo, own.hi, t->pos[r / nh], t->slope[r % nh], &t->mc[r], &t->lc[r]);
+		else
+			memset(t->s + r * ATT_CHUNK, 0, ATT_CHUNK * sizeof *t->s);
+	}
+	for (int p = j0 / KV_PAGE, first = 1; p * KV_PAGE < j1; p++, first = 0) {
+		int at = p * KV_PAGE, from = j0 > at ? j0 : at, to = j1 < at + KV_PAGE ? j1 : at + KV_PAGE, d = 0;
+		const char *v = kv_v(a.kv, kv_page_at(a.kv, in->s, in->pool, in->seq, chunk * ATT_PAGES + p), in->kv_head);
+		_Alignas(64) float scale[KV_ROOM];
+#if KV_HAS_WORDS
+		if (kv_in_words(a.kv.v, a.v_dim)) {
+			att_tile_word_values(a, t, v, in->n_block, at, to - at, first);
+			if (to == j1)
+				att_tile_word_close(a, t, n_row);
+			continue;
+		}
+#endif
+		if (kv_grouped(a.kv.v))
+			kv_scales_v(a.kv.v, a.v_dim, v, scale);
+		for (int r = 0; kv_folded(a.kv.v) && r < n_row; r++)
+			kv_fold_v(a.kv.v, a.v_dim, v, t->s + r * ATT_CHUNK + at);
+		for (int j = from - at; j < to - at; j++)
+			for (int i = 0; i < vs; i += VL)
+				vf_store(t->x + j * att_tile_xs(a) + i, kv_val(a.kv.v, a.v_dim, v, j, i, scale));
+		for (; d < vs; d += att_tile_nv(a) * VL)
+			att_tile_values(a, t, att_tile_xs(a), in->n_block, at, from, to, d, first);
+	}
+	for (int r = 0; r < n_row; r++) {
+		if (t->lc[r] == 0)
+			continue;
+		/* the same bits as by way of the span, one copy less */
+		if (t->shift[r / nh] == 0 && !a.kv.exact.page_bytes)
+			att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->mc[r], t->lc[r], t->oc + r * vs);
+		else
+			att_merge(a.v_dim, &t->ms[r], &t->ls[r], t->os + r * vs, t->mc[r], t->lc[r], t->oc + r * vs);
+	}
+}
+
+/* Rows [row0, row0 + n) of sequence seq, n <= att_tile_tokens, unit 0 .. att_units; sink [heads], or NULL; work: as att_unit_init's */
+LLMC_INLINE void
+att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, const float *sink, float *y, int seq, int row0, int n, int unit)
+{
+	const int hb = att_hb(a), vs = att_vs(a), group = att_group(a), k_groups = kv_groups(a.kv.k, a.dim);
+	AttTile tile, *const t = &tile;
+	int kv_head = unit / att_blocks(a), head = kv_head * group + unit % att_blocks(a) * hb;
+	int nh = (kv_head + 1) * group - head < hb ? (kv_head + 1) * group - head : hb;
+	int n_row = n * nh, n_block = (n_row + ATT_TILE_MR - 1) / ATT_TILE_MR;
+	const AttRows in = { s, pool, seq, kv_head, n, nh, n_row, n_block };
+	int lo = s->pos[row0], hi = 0;
+
+	t->s = work;
+	t->oc = t->s + ATT_TILE_R * ATT_CHUNK;
+	t->os = t->oc + ATT_TILE_R * vs;
+	t->o = t->os + ATT_TILE_R * vs;
+	t->x = t->o + ATT_TILE_R * vs;
+	t->q = t->x + KV_PAGE * (a.dim > att_tile_xs(a) ? a.dim : att_tile_xs(a));
+	t->sums = t->q + ATT_TILE_R * a.dim;
+	t->words = (KvWords *)(void *)(t->sums + ATT_TILE_R * k_groups);
+	t->q_words = (int32_t *)(void *)(t->words + ATT_TILE_R * k_groups);
+	t->zeros = (float *)(void *)(t->q_words + ATT_TILE_R * a.dim / 2);
+	t->p = (int16_t *)(void *)(t->zeros + ATT_TILE_R * kv_groups(a.kv.v, a.v_dim) * VL);
+	for (int i = 0; i < n; i++) {
+		t->pos[i] = s->pos[row0 + i];
+		t->range[i] = att_range(a, s, seq, t->pos[i]);
+		t->shift[i] = split_shift(ATT_SPLIT, t->range[i]);
+		lo = t->range[i].lo < lo ? t->range[i].lo : lo;
+		hi = t->range[i].hi > hi ? t->range[i].hi : hi;
+	}
+	for (int r = 0; r < n_block * ATT_TILE_MR; r++) {
+		const float *from = q + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.dim;
+		if (r < n_row)
+			att_query(a, t->x, from);
+		kv_query_sums(a.kv.k, a.dim, t->x, t->sums + r / ATT_TILE_MR * k_groups * ATT_TILE_MR + r % ATT_TILE_MR, ATT_TILE_MR);
+#if KV_HAS_WORDS
+		if (kv_in_words(a.kv.k, a.dim))
+			kv_query_words(a.kv.k, a.dim, t->x, t->q_words + r / ATT_TILE_MR * (a.dim / 2) * ATT_TILE_MR + r % ATT_TILE_MR,
+			               t->words + r / ATT_TILE_MR * k_groups * ATT_TILE_MR + r % ATT_TILE_MR, ATT_TILE_MR);
+#endif
+		for (int d = 0; d < a.dim; d++)
+			t->q[((size_t)(r / ATT_TILE_MR) * (size_t)a.dim + (size_t)d) * ATT_TILE_MR + (size_t)(r % ATT_TILE_MR)] = r < n_row ? t->x[d] : 0;
+		t->l[r] = t->ls[r] = 0;
+	}
+	for (int g = 0; g < nh; g++)
+		t->slope[g] = a.alibi > 0 ? att_slope(a, head + g) : 0;
+
+	for (int chunk = lo / ATT_CHUNK; chunk * ATT_CHUNK < hi; chunk++) {
+		att_tile_piece(a, ATT_FIRST, t, &in, chunk);
+		att_tile_piece(a, ATT_QUANTISED, t, &in, chunk);
+		att_tile_piece(a, ATT_RECENT, t, &in, chunk);
+		for (int r = 0; r < n_row; r++) {
+			int i = r / nh, mask = (1 << t->shift[i]) - 1;
+			if (t->ls[r] == 0 || ((chunk & mask) != mask && chunk != (t->range[i].hi - 1) / ATT_CHUNK))
+				continue;
+			att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->ms[r], t->ls[r], t->os + r * vs);
+			t->ls[r] = 0;
+		}
+	}
+	for (int r = 0; r < n_row; r++)
+		att_put(a, y + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.v_dim, t->o + r * vs,
+		        att_sink(sink ? sink + head + r % nh : NULL, t->m[r], t->l[r]));
+}
+
+#if defined(LLMC_TILES)
+/* What a tile on tile registers works in: cpu/attention/attention_amx.h. Rows are tokens by heads, row r is token r / nh */
+typedef struct AttAmx {
+	uint8_t *q, *keys, *values;
+	float   *oc, *os, *o;                    /* [32][vs], [row][vs] twice */
+	_Alignas(64) float ms[ATT_AMX_R], ls[ATT_AMX_R], m[ATT_AMX_R], l[ATT_AMX_R];
+	float slope[ATT_MOST_HB];
+	SplitRange range[ATT_AMX_R];             /* of a token */
+	int   shift[ATT_AMX_R], pos[ATT_AMX_R];
+	const char *next[2 * ATT_PAGES];         /* planes of keys, and of values, of the chunk after this one, */
+	int   n_next, asked;                     /* pages of it; lines that memory has been asked for */
+} AttAmx;
+
+/* Asks memory for n lines of the next chunk */
+LLMC_INLINE void
+att_amx_ahead(const Att a, AttAmx *t, int n)
+{
+	const int k = (int)kv_plane(a.kv.k, a.dim) / 64, v = (int)kv_plane(a.kv.v, a.v_dim) / 64;
+
+	for (; n > 0 && t->asked < t->n_next * (k + v); n--, t->asked++) {
+		const int page = t->asked / (k + v), line = t->asked % (k + v);
+		__builtin_prefetch(line < k ? t->next[2 * page] + line * 64 : t->next[2 * page + 1] + (line - k) * 64, 0, 2);
+	}
+}
+
+/* Rows [r0, r0 + 16) after a chunk, whose sums are oc, mc, lc: to their spans, and these, where they end, to the rows */
+LLMC_INLINE void
+att_amx_close(const Att a, AttAmx *t, int chunk, int n_row, int nh, int r0, const float *mc, const float *lc, const float *oc)
+{
+	const int vs = att_vs(a);
+	_Alignas(64) float alone[ATT_AMX_B], some[ATT_AMX_B], ended[ATT_AMX_B];
+	int n_alone = 0, n_some = 0, n_end = 0;
+
+	for (int r = 0; r < ATT_AMX_B; r++) {
+		const int i = (r0 + r < n_row ? r0 + r : 0) / nh, mask = (1 << t->shift[i]) - 1, add = lc[r] != 0;
+		const int end = add && mask && ((chunk & mask) == mask || chunk == (t->range[i].hi - 1) / ATT_CHUNK);
+		alone[r] = mask ? 0 : lc[r];
+		some[r] = mask ? lc[r] : 0;
+		ended[r] = end;
+		n_alone += add && !mask;
+		n_some += add && mask;
+		n_end += end;
+	}
+	if (n_alone) /* a span is a chunk */
+		att_amx_merge(vs, t->m + r0, t->l + r0, t->o + r0 * vs, mc, alone, oc);
+	if (n_some)
+		att_amx_merge(vs, t->ms + r0, t->ls + r0, t->os + r0 * vs, mc, some, oc);
+	if (!n_end)
+		return;
+	for (int r = 0; r < ATT_AMX_B; r++)
+		ended[r] = ended[r] != 0 ? t->ls[r0 + r] : 0;
+	att_amx_merge(vs, t->m + r0, t->l + r0, t->o + r0 * vs, t->ms + r0, ended, t->os + r0 * vs);
+	for (int r = 0; r < ATT_AMX_B; r++)
+		t->ls[r0 + r] = ended[r] != 0 ? 0 : t->ls[r0 + r];
+}
+
+/* One or two blocks of rows from r0 on with pages [first, last) of a chunk */
+typedef struct AttBlocks {
+	int      r0, two, first, last;
+	float   *s;                              /* [32][128] */
+	uint8_t *p;                              /* [2] weights in parts */
+	_Alignas(64) float mc[2 * ATT_AMX_B], lc[2 * ATT_AMX_B];
+} AttBlocks;
+
+/* What they see of the chunk: 0 for nothing */
+LLMC_INLINE int
+att_amx_seen(const AttAmx *t, AttBlocks *b, int chunk, int n_row, int nh)
+{
+	const int end = b->r0 + (b->two + 1) * ATT_AMX_B < n_row ? b->r0 + (b->two + 1) * ATT_AMX_B : n_row, pos0 = chunk * ATT_CHUNK;
+	const int lo = t->range[b->r0 / nh].lo - pos0, hi = t->range[(end - 1) / nh].hi - pos0;
+
+	b->first = lo > 0 ? lo / KV_PAGE : 0;
+	b->last = hi < ATT_CHUNK ? (hi + KV_PAGE - 1) / KV_PAGE : ATT_PAGES;
+	return hi > 0 && lo < ATT_CHUNK;
+}
+
+/* Row r of blocks: scores to weights */
+LLMC_INLINE void
+att_amx_weigh(const Att a, const AttAmx *t, AttBlocks *b, int chunk, int n_row, int nh, int r)
+{
+	const int row = b->r0 + r, i = row < n_row ? row / nh : 0, pos0 = chunk * ATT_CHUNK;
+	const int lo = t->range[i].lo > pos0 ? t->range[i].lo - pos0 : 0, hi = t->range[i].hi < pos0 + ATT_CHUNK ? t->range[i].hi - pos0 : ATT_CHUNK;
+	uint8_t *p = b->p + r / ATT_AMX_B * ATT_AMX_P;
+
+	b->mc[r] = b->lc[r] = 0;
+	if (row < n_row && lo < hi)
+		att_amx_softmax(a, b->s + r * ATT_CHUNK, b->first, b->last, pos0, lo, hi, t->pos[i], t->slope[row % nh], p, r % ATT_AMX_B, &b->mc[r], &b->lc[r]);
+	else
+		att_amx_unseen(b->first, b->last, p, r % ATT_AMX_B);
+}
+
+/* All rows with a chunk, whose keys and values are there; ahead: lines of the next one that a row asks for. While scores of some blocks become weights,
+ * those of the next ones are multiplied, and weights of the ones before with values: vector instructions beside tile instructions. */
+LLMC_INLINE void
+att_amx_blocks(const Att a, AttAmx *t, AttBlocks *turn, int chunk, int n_row, int nh, int ahead)
+{
+	const int vs = att_vs(a), n_block = (n_row + ATT_AMX_B - 1) / ATT_AMX_B;
+	AttBlocks *now = NULL, *before = NULL;
+
+	for (int k = 0, b = 0; ; k++) {
+		AttBlocks *next = NULL;
+		AttDots scores = { 0 }, sums = { 0 };
+		for (; b < n_block && !next; b += 2) { /* those that see something */
+			turn[k % 3].r0 = b * ATT_AMX_B;
+			turn[k % 3].two = b + 1 < n_block;
+			if (att_amx_seen(t, &turn[k % 3], chunk, n_row, nh))
+				next = &turn[k % 3];
+		}
+		if (next)
+			scores = att_amx_scores(a, next->two, t->q + next->r0 / ATT_AMX_B * att_amx_steps(a.dim) * 2 * AMX_TILE, t->keys, next->first, next->last, next->s);
+		if (before)
+			sums = att_amx_sums(a, before->two, before->p, t->values, before->first, before->last, t->oc);
+		const int rows = now ? (now->two + 1) * ATT_AMX_B : 0, steps = scores.left * scores.steps + sums.left * sums.steps;
+		for (int r = 0, done = 0; r < rows; r++) {
+			for (; done < (r + 1) * steps / rows; done++)
+				if (!att_amx_sum(a, &sums))
+					att_amx_score(a, &scores);
+			att_amx_weigh(a, t, now, chunk, n_row, nh, r);
+			att_amx_ahead(a, t, ahead);
+		}
+		while (att_amx_sum(a, &sums) || att_amx_score(a, &scores))
+			;
+		for (int i = 0; before && i <= before->two; i++)
+			att_amx_close(a, t, chunk, n_row, nh, before->r0 + i * ATT_AMX_B, before->mc + i * ATT_AMX_B, before->lc + i * ATT_AMX_B, t->oc + i * ATT_AMX_B * vs);
+		if (!next && !now)
+			return;
+		before = now;
+		now = next;
+	}
+}
+
+/* As att_tile */
+LLMC_INLINE void
+att_amx_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, const float *sink, float *y, int seq, int row0, int n, int unit)
+{
+	const int hb = att_hb(a), vs = att_vs(a), group = att_group(a), steps = att_amx_steps(a.dim);
+	const int kv_head = unit / att_blocks(a), head = kv_head * group + unit % att_blocks(a) * hb;
+	const int nh = (kv_head + 1) * group - head < hb ? (kv_head + 1) * group - head : hb;
+	const int n_row = n * nh, n_block = (n_row + ATT_AMX_B - 1) / ATT_AMX_B;
+	const int ahead = (int)(kv_plane(a.kv.k, a.dim) + kv_plane(a.kv.v, a.v_dim)) / 64 * ATT_PAGES / (n_block * ATT_AMX_B) + 1;
+	AttAmx tile, *const t = &tile;
+	AttBlocks turn[3];
+	int lo = s->pos[row0], hi = 0;
+
+	t->q = (uint8_t *)work;
+	t->keys = t->q + ATT_AMX_R / ATT_AMX_B * steps * 2 * AMX_TILE;
+	t->values = t->keys + att_amx_key_bytes(a);
+	t->oc = (float *)(void *)(t->values + vs / VL * att_amx_value_tile(a));
+	for (int i = 0; i < 3; i++) {
+		turn[i].p = (uint8_t *)t->oc;
+		turn[i].s = t->oc + 2 * ATT_AMX_P / 4;
+		t->oc = turn[i].s + 2 * ATT_AMX_B * ATT_CHUNK;
+	}
+	t->os = t->oc + 2 * ATT_AMX_B * vs;
+	t->o = t->os + ATT_AMX_R * vs;
+	float *row = t->o + ATT_AMX_R * vs;
+	memset(t->l, 0, sizeof t->l);
+	memset(t->ls, 0, sizeof t->ls);
+	memset(t->m, 0, sizeof t->m);
+	memset(t->ms, 0, sizeof t->ms);
+	for (int i = 0; i < n; i++) {
+		t->pos[i] = s->pos[row0 + i];
+		t->range[i] = att_range(a, s, seq, t->pos[i]);
+		t->shift[i] = split_shift(ATT_SPLIT, t->range[i]);
+		lo = t->range[i].lo < lo ? t->range[i].lo : lo;
+		hi = t->range[i].hi > hi ? t->range[i].hi : hi;
+	}
+	memset(row, 0, (size_t)(steps * 32) * sizeof *row);
+	for (int r = 0; r < n_block * ATT_AMX_B; r++) {
+		if (r < n_row)
+			att_query(a, row, q + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.dim);
+		att_amx_query(a, row, r % ATT_AMX_B, t->q + r / ATT_AMX_B * steps * 2 * AMX_TILE);
+	}
+	for (int g = 0; g < nh; g++)
+		t->slope[g] = a.alibi > 0 ? att_slope(a, head + g) : 0;
+
+	amx_begin(ATT_AMX_B, 64);
+	for (int chunk = lo / ATT_CHUNK; chunk * ATT_CHUNK < hi; chunk++) {
+		const int pos0 = chunk * ATT_CHUNK, j0 = lo > pos0 ? lo - pos0 : 0, j1 = hi < pos0 + ATT_CHUNK ? hi - pos0 : ATT_CHUNK;
+
+		for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
+			char *page = kv_page(s, pool, a.kv.page_bytes, seq, chunk * ATT_PAGES + p);
+			att_amx_keys(a, kv_k(a.kv, page, kv_head), t->keys + p * (att_amx_key_bytes(a) / ATT_PAGES));
+			att_amx_values(a, kv_v(a.kv, page, kv_head), j1 - p * KV_PAGE, p, t->values);
+		}
+		t->n_next = t->asked = 0;
+		for (int p = 0; p < ATT_PAGES && pos0 + ATT_CHUNK + p * KV_PAGE < hi; p++, t->n_next++) {
+			char *page = kv_page(s, pool, a.kv.page_bytes, seq, (chunk + 1) * ATT_PAGES + p);
+			t->next[2 * p] = kv_k(a.kv, page, kv_head);
+			t->next[2 * p + 1] = kv_v(a.kv, page, kv_head);
+		}
+		att_amx_blocks(a, t, turn, chunk, n_row, nh, ahead);
+	}
+	amx_end();
+	for (int r = 0; r < n_row; r++)
+		att_put(a, y + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.v_dim, t->o + r * vs,
+		        att_sink(sink ? sink + head + r % nh : NULL, t->m[r], t->l[r]));
+}
+#endif
+
+LLMC_INLINE void
+att_any_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, const float *sink, float *y, int seq, int row0, int n, int unit)
+{
+#if defined(LLMC_TILES)
+	if (att_tiled(a)) {
+		att_amx_tile(a, work, s, pool, q, sink, y, seq, row0, n, unit);
+		return;
+	}
+#endif
+	att_tile(a, work, s, pool, q, sink, y, seq, row0, n, unit);
+}
+
+#define ATTENTION_TILE(name)                                                                                                             \
+	static __attribute__((noinline, unused)) void name##_run_tile(float *work, const llmc_step *s, const void *pool, const float *q, \
+	                                                              const float *sink, float *y, int seq, int row0, int n, int unit)   \
+	{                                                                                                                                \
+		att_any_tile(name(), work, s, pool, q, sink, y, seq, row0, n, unit);                                              \
+	}
+
+#endif

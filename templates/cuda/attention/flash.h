@@ -1,0 +1,471 @@
+/* Attention of mixed steps on tensor cores: rows of many sequences, any number of rows each, over paged K and V of 16 bits.
+ *
+ *   all warps   K and V of a chunk   memory --cp.async--> stage of the ring --ldmatrix (V: .trans)--> B of the mma
+ *               queries              memory --round--> registers, or shared memory --ld.shared--> A of the mma
+ *               prefetch STAGES - 1 chunks; main loop: wait for the oldest, barrier, prefetch the next, commit,
+ *               S = Q K^T, scores --softmax--> A of the mma (registers), o = o keep + P V
+ *   segment     o, m, l --> y (what came before is read back), or a part in memory, counter; the last block puts parts together
+ *
+ * Definition of a row's result; nothing else may decide on it:
+ *
+ *     score    s_j = flash_score<F>(q . k_j), q rounded to the type of the pool, products added 16 at a time in the order of d
+ *     chunk    positions [32 c, 32 c + 32), a page: m' = max(m, max s_j), o = o 2^(m - m') + sum 2^(s_j - m') v_j, weights rounded to the
+ *              pool's type; l likewise, unrounded
+ *     segment  16 chunks, from m = none, l = 0, o = 0; a round's end (MADE) ends one, too
+ *     row      segments in order: m' = max(m, m_i), o = o 2^(m - m') + o_i 2^(m_i - m'), l likewise; y = o (1 / l)
+ *
+ * Chunks and segments in which a row sees nothing change nothing, to the bit, so rows with different ranges share a tile.
+ *
+ * Work is handed out by cuda/attention/flash_tile.h. A warp holds MT times 16 pairs. Long tiles go through their segments in order and keep what
+ * came before in y.
+ *
+ * Resources (ptxas 13.0, no spills): heads of 128 take 237-255 registers, so two blocks (8 warps) share a multiprocessor; a chunk is 128 mma, 48
+ * loads from shared memory and about 250 other instructions a warp, and 24 KB of shared memory for 32 x 32 scores. Not measured on a
+ * GPU yet.
+ *
+ * flash_run<F>, with F a flash_config. */
+#ifndef LLMC_CUDA_ATTENTION_FLASH_H
+#define LLMC_CUDA_ATTENTION_FLASH_H
+
+#include "cuda/attention/flash_tile.h"
+
+/* An attention on an architecture. Wide heads: one with more than 128 elements */
+template <class A, int ARCH> struct flash_config : flash_parts<A, A::D <= 128 && A::V <= 128 ? 128 : 64, 512> {
+	enum {
+		THREADS = 128,
+		WARPS = THREADS / 32,
+		C = KV_PAGE,                                          /* positions of a chunk */
+		/* chunks on their way, as far as two blocks fit on a multiprocessor; the template's launch knows it, too */
+		STAGES = A::D <= 64 && A::V <= 64 || (ARCH == 90 || ARCH == 100) && A::D <= 128 && A::V <= 128 ? 3 : 2,
+		MT = A::D <= 128 && A::V <= 128 ? 2 : 1,              /* times 16 pairs a warp: ROWS is WARPS * MT * 16 */
+		KK = A::D / 16, VN = A::V / 8,
+		K_ROW = (A::D / 8 / 2 * 2 + 1) * 16,                  /* bytes; an odd number of chunks of 16: ldmatrix meets no bank twice */
+		V_TURNED = A::V == 256,                               /* no room for that: chunks stand in another order instead */
+		V_ROW = V_TURNED ? A::V * 2 : (A::V / 8 / 2 * 2 + 1) * 16,
+		STAGE = C * (K_ROW + V_ROW),
+		Q_SHARED = A::D > 64 || A::V > 64,                    /* 1: no registers are left for the queries */
+		UNROLL = Q_SHARED ? (A::D % 64 ? 2 : 4) : KK,         /* else they all come early, and registers overflow */
+		Q_BYTES = Q_SHARED * WARPS * MT * 16 * A::D * 2
+	};
+	static_assert(A::D % 16 == 0 && A::V % 16 == 0, "shapes");
+};
+
+/* Where chunk c of row r of V stands. */
+template <class F> DEV int flash_place(int r, int c) { return r * F::V_ROW + (F::V_TURNED ? c ^ (r & 7) : c) * 16; }
+
+/* Elements before piece `at` of a chunk, piece c of row j, where rows are APART elements apart and have D */
+template <int STRIDE, int D> DEV long long flash_at(int at, int j, int c) { return STRIDE == D ? at * 8 : (long long)j * STRIDE + c * 8; }
+
+/* Piece c of 8 elements of row j of a plane P, `before` elements from its beginning, to shared memory: on its way, or at once where it has to be made
+ * of codes. Zeros where it is not seen. */
+template <class F, class P, class T> DEV void
+flash_piece(unsigned char *to, const T *plane, long long before, int j, int c, bool seen)
+{
+	if constexpr (P::ROW_MAJOR_ACT) {
+		cp_async_16_fill(to, plane + before, seen ? 16 : 0);
+	} else {
+		float x[8] = {};
+		if (seen)
+			P::load(plane, j, c * 8, x);
+		st_v4(to, make_uint4(flash_pack<F>(x[0], x[1]), flash_pack<F>(x[2], x[3]), flash_pack<F>(x[4], x[5]), flash_pack<F>(x[6], x[7])));
+	}
+}
+
+/* A chunk of K and V on its way to shared memory; what the tile does not see is zeros. */
+template <class F> DEV void
+flash_load(unsigned char *stage, typename F::source from, int page, const FlashWork &w, int c0)
+{
+	const auto *k = F::chunk_k(from, page, w.base, w.kv_head, c0);
+	const auto *v = F::chunk_v(from, page, w.base, w.kv_head, c0);
+	const int  lo = w.lo - c0, hi = w.hi - c0;
+
+	/* codes are unpacked one piece after the other: registers are few */
+	constexpr int K_PIECES = (F::C * F::D / 8 + F::THREADS - 1) / F::THREADS, V_PIECES = (F::C * F::V / 8 + F::THREADS - 1) / F::THREADS;
+	constexpr int K_UNROLL = F::KP::ROW_MAJOR_ACT ? K_PIECES : 1, V_UNROLL = F::VP::ROW_MAJOR_ACT ? V_PIECES : 1;
+#pragma unroll(K_UNROLL)
+	for (int i = 0; i < K_PIECES; i++) {
+		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::D / 8), c = at % (F::D / 8);
+		if (F::C * F::D / 8 % F::THREADS == 0 || at < F::C * F::D / 8)
+			flash_piece<F, typename F::KP>(stage + j * F::K_ROW + c * 16, k, flash_at<F::K_APART, F::D>(at, j, c), j, c, j >= lo && j < hi);
+	}
+	stage += F::C * F::K_ROW;
+#pragma unroll(V_UNROLL)
+	for (int i = 0; i < V_PIECES; i++) {
+		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::V / 8), c = at % (F::V / 8);
+		if (F::C * F::V / 8 % F::THREADS == 0 || at < F::C * F::V / 8)
+			flash_piece<F, typename F::VP>(stage + flash_place<F>(j, c), v, flash_at<F::V_APART, F::V>(at, j, c), j, c, j >= lo && j < hi);
+	}
+}
+
+/* A pair of the tile: what it sees, and what the segments before came to. Only threads of one warp read what that warp wrote, so these are
+ * the few values that registers are too dear for. */
+typedef struct FlashPair {
+	int   lo, hi, pos;
+	float slope, m, l;
+} FlashPair;
+
+/* What all pairs of a warp see, and what some see. */
+typedef struct FlashWarp {
+	int all_lo, all_hi, some_lo, some_hi;
+} FlashWarp;
+
+template <class F> struct flash_block {
+	FlashWork w;
+	FlashWarp warp[F::WARPS];
+	FlashPair pair[F::ROWS];
+	int       found, item, last;
+};
+
+/* A thread's share of its warp's pairs: rows g and g + 8 of each of F::MT times 16, in the fragments of mma. */
+template <class F> struct flash_rows {
+	unsigned q[F::MT][F::Q_SHARED ? 1 : F::KK][4];
+	float    o[F::MT][F::VN][4];
+	float    m[F::MT][2], l[F::MT][2];         /* of the segment; l: this thread's columns only */
+};
+
+/* Queries in shared memory: the 16 bytes of each lane, in the order of fragments. */
+template <class F> DEV unsigned char *
+flash_query(unsigned char *queries, int i, int kk)
+{
+	return queries + ((((int)warp_id() * F::MT + i) * F::KK + kk) * 32 + (int)lane_id()) * 16;
+}
+
+template <class F> DEV int flash_pair(int i, int half) { return ((int)warp_id() * F::MT + i) * 16 + half * 8 + (int)(lane_id() >> 2); }
+
+template <class F> DEV void
+flash_reset(flash_rows<F> &r)
+{
+#pragma unroll
+	for (int i = 0; i < F::MT; i++) {
+#pragma unroll
+		for (int h = 0; h < 2; h++) {
+			r.m[i][h] = ATT_NONE;
+			r.l[i][h] = 0;
+		}
+#pragma unroll
+		for (int n = 0; n < F::VN; n++)
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				r.o[i][n][c] = 0;
+	}
+}
+
+template <class F> DEV void
+flash_begin(unsigned char *queries, const llmc_step &s, const float *q, float *parts, flash_block<F> &b, flash_rows<F> &r)
+{
+	const FlashWork &w = b.w;
+	const int warp_first = (int)warp_id() * F::MT * 16;
+
+	for (int at = (int)lane_id(); at < F::MT * 16; at += 32) {
+		const int pair = w.first + warp_first + at;
+		FlashPair x = { 0, 0, 0, att_slope<F>(w.kv_head * F::G + pair % F::G), ATT_NONE, 0 };
+		if (warp_first + at < w.pairs) {
+			x.pos = s.pos[w.row0 + pair / F::G];
+			const AttRange range = att_range<F>(s, w.seq, x.pos);
+			x.lo = range.lo;
+			x.hi = range.hi;
+			if (F::MADE && w.begun) {
+				const uint2 kept = ld_v2(flash_kept<F>(parts, w, warp_first + at));
+				x.m = __uint_as_float(kept.x);
+				x.l = __uint_as_float(kept.y);
+			}
+		}
+		b.pair[warp_first + at] = x;
+	}
+#pragma unroll
+	for (int i = 0; i < F::MT; i++) {
+		const float *from[2];
+#pragma unroll
+		for (int h = 0; h < 2; h++) {
+			const int pair = w.first + min(flash_pair<F>(i, h), w.pairs - 1);
+			from[h] = q + ((long long)(w.row0 + pair / F::G) * F::HEADS + w.kv_head * F::G + pair % F::G) * F::Q_STRIDE + (lane_id() & 3) * 2;
+		}
+#pragma unroll
+		for (int k = 0; k < F::KK; k++) {
+			unsigned a[4];
+#pragma unroll
+			for (int c = 0; c < 4; c++) {
+				const uint2 v = ld_v2(from[c % 2] + k * 16 + c / 2 * 8);
+				a[c] = flash_pack<F>(__uint_as_float(v.x), __uint_as_float(v.y));
+			}
+			if (F::Q_SHARED)
+				st_v4(flash_query<F>(queries, i, k), make_uint4(a[0], a[1], a[2], a[3]));
+			else
+#pragma unroll
+				for (int c = 0; c < 4; c++)
+					r.q[i][F::Q_SHARED ? 0 : k][c] = a[c];
+		}
+	}
+	FlashWarp x = { 0, 0, 0, 0 };
+	if (warp_first < w.pairs) {
+		const int      last = min(warp_first + F::MT * 16, w.pairs) - 1;
+		const AttRange from = att_range<F>(s, w.seq, s.pos[w.row0 + (w.first + warp_first) / F::G]);
+		const AttRange to = att_range<F>(s, w.seq, s.pos[w.row0 + (w.first + last) / F::G]);
+		x = { to.lo, from.hi, from.lo, to.hi };
+	}
+	if (lane_id() == 0)
+		b.warp[warp_id()] = x;
+	__syncwarp();
+	flash_reset<F>(r); /* not before: zeros take registers, too */
+}
+
+/* The chunk at c0 for this warp's pairs. */
+template <class F> DEV void
+flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const flash_block<F> &b, flash_rows<F> &r)
+{
+	const int lane = (int)lane_id();
+	constexpr bool  ROW_MAJOR_ACT = !(F::SCORES::SOFTCAP > 0) && !(F::SCORES::ALIBI > 0); /* the score is a multiple of the product */
+	constexpr float UNIT = ROW_MAJOR_ACT ? F::SCORES::SCALE * ATT_LOG2E : 1.0f;
+	float           t[F::MT][F::C / 8][4] = {};
+	const unsigned char *k = stage + ((lane & 7) + (lane >> 4 << 3)) * F::K_ROW + (lane >> 3 & 1) * 16;
+
+	constexpr int UNROLL = F::UNROLL;
+#pragma unroll(UNROLL)
+	for (int kk = 0; kk < F::KK; kk++) {
+		unsigned a[F::MT][4];
+#pragma unroll
+		for (int i = 0; i < F::MT; i++) {
+			uint4 v = make_uint4(0, 0, 0, 0);
+			if (F::Q_SHARED)
+				v = ld_v4(flash_query<F>(queries, i, kk));
+			const unsigned *from = r.q[i][F::Q_SHARED ? 0 : kk];
+			a[i][0] = F::Q_SHARED ? v.x : from[0];
+			a[i][1] = F::Q_SHARED ? v.y : from[1];
+			a[i][2] = F::Q_SHARED ? v.z : from[2];
+			a[i][3] = F::Q_SHARED ? v.w : from[3];
+		}
+#pragma unroll
+		for (int n = 0; n < F::C / 8; n += 2) {
+			unsigned kv[4];
+			ldmatrix_x4(kv, k + n * 8 * F::K_ROW + kk * 32);
+			const unsigned b0[2] = { kv[0], kv[1] }, b1[2] = { kv[2], kv[3] };
+#pragma unroll
+			for (int i = 0; i < F::MT; i++) {
+				kv_mma<typename F::E>::product(t[i][n], a[i], b0);
+				kv_mma<typename F::E>::product(t[i][n + 1], a[i], b1);
+			}
+		}
+	}
+	if (!ROW_MAJOR_ACT) {
+#pragma unroll
+		for (int i = 0; i < F::MT; i++)
+#pragma unroll
+			for (int h = 0; h < 2; h++) {
+				const FlashPair &x = b.pair[flash_pair<F>(i, h)];
+#pragma unroll
+				for (int n = 0; n < F::C / 8; n++)
+#pragma unroll
+					for (int c = 0; c < 2; c++)
+						t[i][n][2 * h + c] = flash_score<F>(t[i][n][2 * h + c], x.slope, c0 + n * 8 + (lane & 3) * 2 + c - x.pos);
+			}
+	}
+	if (c0 < b.warp[warp_id()].all_lo || c0 + F::C > b.warp[warp_id()].all_hi) {
+#pragma unroll
+		for (int i = 0; i < F::MT; i++)
+#pragma unroll
+			for (int h = 0; h < 2; h++) {
+				const int lo = b.pair[flash_pair<F>(i, h)].lo, hi = b.pair[flash_pair<F>(i, h)].hi;
+#pragma unroll
+				for (int n = 0; n < F::C / 8; n++)
+#pragma unroll
+					for (int c = 0; c < 2; c++) {
+						const int j = c0 + n * 8 + (lane & 3) * 2 + c;
+						if (j < lo || j >= hi)
+							t[i][n][2 * h + c] = __uint_as_float(0xff800000u); /* minus infinity: its weight is 0 */
+					}
+			}
+	}
+	unsigned p[F::MT][F::C / 16][4];
+	float    keep[F::MT][2];
+	bool     same = true;
+#pragma unroll
+	for (int i = 0; i < F::MT; i++)
+#pragma unroll
+		for (int h = 0; h < 2; h++) {
+			float top = t[i][0][2 * h], sum = 0;
+#pragma unroll
+			for (int n = 0; n < F::C / 8; n++)
+				top = fmaxf(top, fmaxf(t[i][n][2 * h], t[i][n][2 * h + 1]));
+			top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+			top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+			const float m = fmaxf(r.m[i][h], __fmul_rn(top, UNIT));
+			same = same && m == r.m[i][h];
+			keep[i][h] = flash_exp2(r.m[i][h] - m);
+			r.m[i][h] = m;
+#pragma unroll
+			for (int n = 0; n < F::C / 8; n++) {
+				const float a = flash_exp2(fmaf(t[i][n][2 * h], UNIT, -m)), b = flash_exp2(fmaf(t[i][n][2 * h + 1], UNIT, -m));
+				sum += a + b;
+				p[i][n / 2][n % 2 * 2 + h] = flash_pack_weights<F>(a, b);
+			}
+			r.l[i][h] = fmaf(r.l[i][h], keep[i][h], sum);
+		}
+	if (!__all_sync(~0u, same)) { /* else all factors are 1 */
+#pragma unroll
+		for (int i = 0; i < F::MT; i++)
+#pragma unroll
+			for (int n = 0; n < F::VN; n++)
+#pragma unroll
+				for (int c = 0; c < 4; c++)
+					r.o[i][n][c] *= keep[i][c / 2];
+	}
+	const unsigned char *v = stage + F::C * F::K_ROW;
+#pragma unroll
+	for (int kk = 0; kk < F::C / 16; kk++)
+#pragma unroll
+		for (int n = 0; n < F::VN; n += 2) {
+			unsigned kv[4];
+			ldmatrix_x4_trans(kv, v + flash_place<F>(lane & 15, n + (lane >> 4)) + kk * 16 * F::V_ROW);
+			const unsigned b0[2] = { kv[0], kv[1] }, b1[2] = { kv[2], kv[3] };
+#pragma unroll
+			for (int i = 0; i < F::MT; i++) {
+				kv_mma<typename F::E>::product(r.o[i][n], p[i][kk], b0);
+				kv_mma<typename F::E>::product(r.o[i][n + 1], p[i][kk], b1);
+			}
+		}
+}
+
+/* A segment ends: into y, or to memory for the block that will put the parts together. */
+template <class F> DEV void
+flash_segment(const FlashWork &w, const float *sink, FlashPair *pairs, flash_rows<F> &r, float *y, float *parts, bool first, bool last)
+{
+	const int lane = (int)lane_id();
+
+#pragma unroll
+	for (int i = 0; i < F::MT; i++)
+#pragma unroll
+		for (int h = 0; h < 2; h++) {
+			float l = r.l[i][h], a, b;
+			l += __shfl_xor_sync(~0u, l, 1);
+			l += __shfl_xor_sync(~0u, l, 2);
+			const int pair = flash_pair<F>(i, h);
+			if (pair >= w.pairs)
+				continue;
+			if (w.parts) {
+				float *part = parts + (long long)(w.slot + w.part) * F::PART;
+				float *o = part + pair * F::V + (lane & 3) * 2;
+#pragma unroll
+				for (int n = 0; n < F::VN; n++)
+					st_v2(o + n * 8, make_uint2(__float_as_uint(r.o[i][n][2 * h]), __float_as_uint(r.o[i][n][2 * h + 1])));
+				if ((lane & 3) == 0)
+					st_v2(part + F::PART_ROWS * F::V + pair * 2, make_uint2(__float_as_uint(r.m[i][h]), __float_as_uint(l)));
+				continue;
+			}
+			const int at = w.first + pair;
+			float    *o = y + ((long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G + at % F::G) * F::Y_APART + (lane & 3) * 2;
+			float m = pairs[pair].m, sum = pairs[pair].l;
+			flash_merge(m, sum, r.m[i][h], l, a, b);
+			const float scale = last ? 1.0f / (sum + att_sink(flash_sink<F>(sink, w, at), m)) : 1.0f;
+			__syncwarp(0xfu << (lane & 28)); /* the four threads of a pair have read it */
+			if ((lane & 3) == 0) {
+				pairs[pair].m = m;
+				pairs[pair].l = sum;
+				if (F::MADE && w.open)
+					st_v2(flash_kept<F>(parts, w, pair), make_uint2(__float_as_uint(m), __float_as_uint(sum)));
+			}
+#pragma unroll
+			for (int n = 0; n < F::VN; n++) {
+				uint2 old = make_uint2(0, 0);
+				if (!first)
+					old = ld_v2(o + n * 8);
+				const float x = __fmul_rn(fmaf(__uint_as_float(old.x), a, __fmul_rn(r.o[i][n][2 * h], b)), scale);
+				const float z = __fmul_rn(fmaf(__uint_as_float(old.y), a, __fmul_rn(r.o[i][n][2 * h + 1], b)), scale);
+				st_v2(o + n * 8, make_uint2(__float_as_uint(x), __float_as_uint(z)));
+			}
+		}
+}
+
+template <class F> DEV int
+flash_page(const llmc_step &s, const FlashWork &w, int chunk)
+{
+	if (F::MADE)
+		return 0;
+	return chunk * F::C < w.hi ? s.block_table[(long long)w.seq * s.block_stride + chunk] : 0;
+}
+
+/* One piece of work. done: how many parts of each tile are there, zeros before and after */
+template <class F> DEV void
+flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const float *q, typename F::source pool, const float *sink, float *y, float *parts,
+           int *done)
+{
+	const FlashWork &w = b.w;
+	flash_rows<F>        r;
+	unsigned char   *queries = smem + F::STAGES * F::STAGE;
+	int              page = flash_page<F>(s, w, w.lo / F::C); /* of the next chunk to load */
+
+#pragma unroll
+	for (int i = 0; i < F::STAGES - 1; i++) {
+		const int c = w.lo / F::C + i;
+		if (c * F::C < w.hi)
+			flash_load<F>(smem + i * F::STAGE, pool, page, w, c * F::C);
+		cp_async_commit();
+		page = flash_page<F>(s, w, c + 1);
+	}
+	flash_begin<F>(queries, s, q, parts, b, r);
+	int at = 0;
+	/* what the loop needs seldom is read where it is needed: registers are for sums */
+#pragma unroll 1
+	for (int c = w.lo / F::C; c * F::C < w.hi; c++) {
+		cp_async_wait<F::STAGES - 2>();
+		__syncthreads();
+		const int next = c + F::STAGES - 1;
+		if (next * F::C < w.hi)
+			flash_load<F>(smem + (at == 0 ? F::STAGES - 1 : at - 1) * F::STAGE,
+			           pool, page, w, next * F::C);
+		cp_async_commit();
+		page = flash_page<F>(s, w, next + 1);
+		if (c * F::C < b.warp[warp_id()].some_hi && (c + 1) * F::C > b.warp[warp_id()].some_lo)
+			flash_chunk<F>(queries, smem + at * F::STAGE, c * F::C, b, r);
+		const bool last = (c + 1) * F::C >= w.hi;
+		if (last || (c + 1) % (F::SEGMENT / F::C) == 0) {
+			flash_segment<F>(w, sink, b.pair, r, y, parts, c * F::C / F::SEGMENT == w.lo / F::SEGMENT && !w.begun, last && !w.open);
+			flash_reset<F>(r);
+		}
+		at = at + 1 == F::STAGES ? 0 : at + 1;
+	}
+	cp_async_wait_all();
+	if (w.parts) {
+		__syncthreads();
+		if (threadIdx.x == 0) {
+			b.last = atom_add_acq_rel_gpu(done + w.slot, 1) == w.parts - 1;
+			if (b.last)
+				done[w.slot] = 0;
+		}
+		__syncthreads();
+		if (b.last)
+			flash_gather<F>(w, sink, y, parts, (int)threadIdx.x, F::THREADS);
+	}
+}
+
+/* sink: of the heads, or NULL. parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */
+template <class F> DEV void
+flash_run(const llmc_step &s, const float *q, typename F::source pool, const float *sink, float *y, float *parts, int *count)
+{
+	SHARED_BYTES(smem);
+	static_assert(sizeof(flash_block<F>) <= 1664 * F::MT, "the template's launch says so");
+	flash_block<F> &b = *(flash_block<F> *)(smem + F::STAGES * F::STAGE + F::Q_BYTES);
+
+	for (int item = (int)blockIdx.x;; item = b.item) {
+		__syncthreads();
+		if (warp_id() == 0) {
+			const bool found = flash_find<F>(s, item, b.w);
+			if (found)
+				flash_clip<F>(s, b.w);
+			if (lane_id() == 0) {
+				b.found = found;
+				b.item = (int)gridDim.x + atomicAdd(count, 1);
+			}
+		}
+		__syncthreads();
+		if (!b.found)
+			break;
+		if (!F::MADE || b.w.pairs > 0)
+			flash_tile<F>(smem, b, s, q, pool, sink, y, parts, count + 2);
+	}
+	if (threadIdx.x == 0 && atomicAdd(count + 1, 1) == (int)gridDim.x - 1) {
+		atomicExch(count, 0);
+		atomicExch(count + 1, 0);
+	}
+}
+
+#endif

@@ -1,0 +1,257 @@
+/* The indexer of sparse attention: which positions a row attends to.
+ *
+ *   8 pages of keys a round, a warp a page, a lane a position:
+ *     keys x queries --dots of 8 heads in registers--> those above 0 times the head's weight, heads in order --> scores
+ *   scores above the bar --ballots, in order of position--> candidates, in memory of the block
+ *   twice as many candidates as are chosen: radix select, 8 bits a pass --> the bar rises, what lies below it goes
+ *
+ * A row's pages are cut into equal runs for as many blocks as a step has for each row; each leaves its candidates, and the block that is done last puts them
+ * together in order. Scores are compared as integers, in their order. A score depends on its row and its key alone, and what is chosen on scores and positions
+ * alone, so nothing depends on the cut. Bytes: the keys once a row. */
+#ifndef LLMC_CUDA_ATTENTION_INDEXER_H
+#define LLMC_CUDA_ATTENTION_INDEXER_H
+
+#include "cuda/attention/kv_quantized.h"
+#include "cuda/ptx/ptx.h"
+
+enum { INDEX_WARPS = 8, INDEX_ROUND = INDEX_WARPS * KV_PAGE, INDEX_BLOCKS = 512 };
+
+/* An indexer: keys of type E, heads, their width, how many positions are chosen; bytes from page to page */
+template <class E, int HEADS_, int DIM_, int INDEX_TOP_K_, long long PAGE_BYTES_> struct index_config {
+	typedef kv_plane<E, DIM_> P;
+	enum {
+		HEADS = HEADS_, DIM = DIM_, INDEX_TOP_K = INDEX_TOP_K_,
+		ROOM = 2 * INDEX_TOP_K + INDEX_ROUND,    /* candidates of a block */
+		LEFT = 2 * INDEX_TOP_K + 1,              /* what it leaves: how many, scores, positions */
+		SOME = 8,                           /* heads at a time */
+		HELD = HEADS * DIM <= 8192          /* queries in shared memory? */
+	};
+	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
+};
+
+/* of a block; n, bar and full: as in index_list, for all threads */
+template <class C> struct index_shared {
+	float q[C::HELD ? C::HEADS * C::DIM : 1];
+	int   count[256];
+	int   warps[2][INDEX_WARPS];
+	int   n, full, last, above;
+	unsigned bar;
+};
+
+/* Candidates of a block, in ascending order of position */
+struct index_list { unsigned *score; int *pos; };
+
+DEV unsigned
+index_order(float x)
+{
+	const unsigned u = __float_as_uint(x + 0.0f); /* there is one zero */
+
+	return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+/* Where threads that have `mine` stand among them, in order of threads; all: how many there are. which: one of two rooms; a barrier is inside */
+template <class C> DEV int
+index_place(index_shared<C> &s, bool mine, int which, int &all)
+{
+	const unsigned votes = __ballot_sync(~0u, mine);
+	int before = 0;
+
+	if (lane_id() == 0)
+		s.warps[which][warp_id()] = __popc(votes);
+	__syncthreads();
+	all = 0;
+#pragma unroll
+	for (int w = 0; w < INDEX_WARPS; w++) {
+		before += w < (int)warp_id() ? s.warps[which][w] : 0;
+		all += s.warps[which][w];
+	}
+	return before + __popc(votes & ((1u << lane_id()) - 1));
+}
+
+/* More candidates than are chosen: the best stay, of equal scores those in front */
+template <class C> DEV void
+index_prune(index_shared<C> &s, index_list c)
+{
+	const int n = s.n;
+	unsigned value = 0, mask = 0;
+	int over = 0;
+
+	if (n <= C::INDEX_TOP_K)
+		return;
+	for (int shift = 24; shift >= 0; shift -= 8) {
+		__syncthreads();
+		s.count[threadIdx.x] = 0;
+		__syncthreads();
+		for (int i = threadIdx.x; i < n; i += blockDim.x)
+			if ((c.score[i] & mask) == value)
+				atomicAdd(&s.count[c.score[i] >> shift & 255], 1);
+		__syncthreads();
+		if (threadIdx.x == 0) {
+			int byte = 255;
+			for (; over + s.count[byte] < C::INDEX_TOP_K; byte--)
+				over += s.count[byte];
+			s.bar = value | (unsigned)byte << shift;
+			s.above = over;
+		}
+		__syncthreads();
+		value = s.bar;
+		over = s.above;
+		mask |= 255u << shift;
+	}
+	int kept = 0, equal = C::INDEX_TOP_K - over; /* to keep of those that equal the bar */
+	for (int base = 0; base < n; base += blockDim.x) {
+		const int i = base + (int)threadIdx.x;
+		const unsigned score = i < n ? c.score[i] : 0;
+		const int pos = i < n ? c.pos[i] : 0;
+		int here, all;
+		const bool same = i < n && score == value;
+		const int place = index_place(s, same, 0, here);
+		const bool keep = i < n && (score > value || (same && place < equal));
+		const int at = index_place(s, keep, 1, all);
+		if (keep) { /* not beyond what has been read */
+			c.score[kept + at] = score;
+			c.pos[kept + at] = pos;
+		}
+		kept += all;
+		equal -= min(here, equal);
+		__syncthreads();
+	}
+	if (threadIdx.x == 0) {
+		s.n = kept;
+		s.full = 1;
+	}
+	__syncthreads();
+}
+
+/* A candidate a thread, in order of threads */
+template <class C> DEV void
+index_add(index_shared<C> &s, index_list c, bool mine, unsigned score, int pos)
+{
+	int all;
+	const bool keep = mine && !(s.full && score <= s.bar);
+	const int n = s.n, at = index_place(s, keep, 0, all);
+
+	if (keep) {
+		c.score[n + at] = score;
+		c.pos[n + at] = pos;
+	}
+	__syncthreads();
+	if (threadIdx.x == 0)
+		s.n = n + all;
+	__syncthreads();
+	if (n + all > C::ROOM - INDEX_ROUND)
+		index_prune(s, c);
+}
+
+/* Score of a lane's position: key `at` of a page; q [HEADS][DIM], w [HEADS] */
+template <class C> DEV float
+index_score(const typename C::P::elem *page, int at, const float *q, const float *w, float scale)
+{
+	typedef typename C::P P;
+	enum { VEC = P::VEC };
+	float sum = 0;
+
+	for (int h0 = 0; h0 < C::HEADS; h0 += C::SOME) {
+		float dot[C::SOME] = {};
+		for (int i = 0; i < C::DIM; i += VEC) {
+			float e[VEC];
+			if (P::WHOLE)
+				P::load(page, at, i, e);
+#pragma unroll
+			for (int k = 0; k < VEC; k++)
+				if (P::WHOLE || i + k < C::DIM) {
+					const float x = P::WHOLE ? e[k] : P::get(page, at, i + k);
+#pragma unroll
+					for (int h = 0; h < C::SOME; h++)
+						if (h0 + h < C::HEADS)
+							dot[h] = fmaf(q[(h0 + h) * C::DIM + i + k], x, dot[h]);
+				}
+		}
+#pragma unroll
+		for (int h = 0; h < C::SOME; h++)
+			if (h0 + h < C::HEADS)
+				sum = fmaf(fmaxf(dot[h] * scale, 0.0f), w[h0 + h], sum);
+	}
+	return sum;
+}
+
+/* queries [n_tok, HEADS, DIM], weights [n_tok, HEADS], the pool, sel [n_tok, CHOSEN]; work [BLOCKS][2 * ROOM], left [BLOCKS][LEFT], ticket [n_tok]: scratch */
+struct index_args {
+	const float *q, *w;
+	float        scale;
+	const void  *kv;
+	int         *sel;
+	unsigned    *work, *left;
+	int         *ticket;
+};
+
+template <class C> DEV void
+index_select(const llmc_step &step, const index_args &a)
+{
+	SHARED(index_shared<C>, s);
+	const int rows = step.n[0], blocks = min((int)gridDim.x, (int)INDEX_BLOCKS), most = max(1, blocks / max(rows, 1));
+	const index_list c = { a.work + (long long)blockIdx.x * 2 * C::ROOM, (int *)a.work + ((long long)blockIdx.x * 2 + 1) * C::ROOM };
+
+	if ((int)blockIdx.x >= blocks)
+		return;
+	for (long long unit = blockIdx.x; unit < (long long)rows * most; unit += blocks) {
+		const int row = (int)(unit / most), part = (int)(unit % most), pos = step.pos[row], seq = step.seq_of[row];
+		int *sel = a.sel + (long long)row * C::INDEX_TOP_K;
+		if (pos < C::INDEX_TOP_K) {
+			for (int i = threadIdx.x; part == 0 && i < C::INDEX_TOP_K; i += blockDim.x)
+				sel[i] = i <= pos ? i : -1;
+			continue;
+		}
+		/* rounds of this part: a block has four at least */
+		const int all = pos / INDEX_ROUND + 1, parts = min(most, (all + 3) / 4), first = (int)((long long)all * part / parts);
+		const int end = (int)((long long)all * (part + 1) / parts);
+		if (part >= parts)
+			continue;
+		const float *q = a.q + (long long)row * C::HEADS * C::DIM, *w = a.w + (long long)row * C::HEADS;
+		__syncthreads();
+		for (int i = threadIdx.x; C::HELD && i < C::HEADS * C::DIM; i += blockDim.x)
+			s.q[i] = q[i];
+		if (threadIdx.x == 0)
+			s.n = s.full = 0;
+		__syncthreads();
+		for (int round = first; round < end; round++) {
+			const int at = round * INDEX_ROUND + (int)threadIdx.x;
+			float score = 0;
+			if (at <= pos)
+				score = index_score<C>((const typename C::P::elem *)((const char *)a.kv + kv_page_of(step, seq, at) * C::PAGE_BYTES), at % KV_PAGE, C::HELD ? s.q : q, w, a.scale);
+			index_add(s, c, at <= pos, index_order(score), at);
+		}
+		index_prune(s, c);
+		if (parts > 1) { /* a unit a block: the place of what it leaves is the block's */
+			unsigned *left = a.left + (long long)blockIdx.x * C::LEFT;
+			const unsigned *from = a.left + (long long)(blockIdx.x - part) * C::LEFT;
+			for (int i = threadIdx.x; i < s.n; i += blockDim.x) {
+				left[1 + i] = c.score[i];
+				left[1 + C::INDEX_TOP_K + i] = (unsigned)c.pos[i];
+			}
+			if (threadIdx.x == 0)
+				left[0] = (unsigned)s.n;
+			__syncthreads();
+			if (threadIdx.x == 0) {
+				s.last = atom_add_acq_rel_gpu(a.ticket + row, 1) == parts - 1;
+				if (s.last)
+					st_relaxed_gpu(a.ticket + row, 0);
+				s.n = s.full = 0;
+			}
+			__syncthreads();
+			if (!s.last)
+				continue;
+			for (int k = 0; k < parts; k++, from += C::LEFT)
+				for (int base = 0; base < (int)from[0]; base += blockDim.x) {
+					const int i = base + (int)threadIdx.x;
+					const bool mine = i < (int)from[0];
+					index_add(s, c, mine, mine ? from[1 + i] : 0, mine ? (int)from[1 + C::INDEX_TOP_K + i] : 0);
+				}
+			index_prune(s, c);
+		}
+		for (int i = threadIdx.x; i < C::INDEX_TOP_K; i += blockDim.x)
+			sel[i] = c.pos[i];
+	}
+}
+
+#endif

@@ -1,0 +1,139 @@
+/* Activations for tensor cores: a row normed, then rounded to the 16 bits that its weights ask for. Half floats are scaled by a power of
+ * two for each row, so that the largest value is in [2^13, 2^14): nothing overflows, and small values keep their digits. */
+#ifndef LLMC_CUDA_GEMM_QUANTIZE_ACT_H
+#define LLMC_CUDA_GEMM_QUANTIZE_ACT_H
+
+#include "cuda/epilogue/epilogue.h"
+#include "cuda/gemm/gemm_tile.h"
+#include "cuda/norm/norm.h"
+
+struct prep_shared {
+	float sum[8], square[8], top[8];
+};
+
+/* Four values of a row, as steps hold them (value_f32, value_bf16) */
+DEV void
+quantize_act_read(const value_f32 *x, float (&v)[4])
+{
+	const uint4 q = ld_v4(x);
+	v[0] = __uint_as_float(q.x);
+	v[1] = __uint_as_float(q.y);
+	v[2] = __uint_as_float(q.z);
+	v[3] = __uint_as_float(q.w);
+}
+
+DEV void
+quantize_act_read(const value_bf16 *x, float (&v)[4])
+{
+	const uint2 q = ld_v2(x);
+	v[0] = bf16_lo(q.x);
+	v[1] = bf16_hi(q.x);
+	v[2] = bf16_lo(q.y);
+	v[3] = bf16_hi(q.y);
+}
+
+/* To which power of two a row of half floats is scaled: the exponent of the largest value becomes 13; zero rows, infinities and the very small stay as
+ * they are. */
+DEV int
+quantize_act_bias(float top)
+{
+	const int e = (int)(__float_as_uint(top) >> 23) - 127;
+
+	return e == 128 || e < -112 ? 0 : 13 - e;
+}
+
+/* A thread's part of a norm's weights, in registers where they fit. They are the model's and in nobody's cache: asked for before the wait, memory brings them while the kernels before end. */
+template <class W, class NORM> struct quantize_act_gain {
+	enum { N = (W::COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS), EARLY = NORM::NORMED && N <= 16, HELD = EARLY ? N : 1 };
+	float w[HELD][4];
+
+	__device__ __forceinline__ explicit
+	quantize_act_gain(const norm_vectors &norm)
+	{
+#pragma unroll
+		for (int i = 0; i < HELD; i++) {
+			const int k = ((int)threadIdx.x + i * GEMM_THREADS) * 4;
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				w[i][c] = 1;
+			if (EARLY && norm.w && k < W::COLS)
+				quantize_act_read(norm.w + k, w[i]);
+		}
+	}
+	/* of value k + c, the thread's i-th four */
+	__device__ __forceinline__ float of(const norm_vectors &norm, int i, int k, int c) const { return EARLY ? w[EARLY ? i : 0][c] : norm.w ? norm.w[k + c] : 1.0f; }
+};
+
+/* The block's row: x [W::COLS] to act [W::COLS]; scale: what results are multiplied by (half floats only). act is a pointer, or
+ * something else whose act + k is the place of value k (in steps of 4). upto: zeros are written from COLS to there. */
+template <class W, class NORM, class X, class A> DEV void
+quantize_act_row(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain, A act, float *scale, int upto = W::COLS)
+{
+	SHARED(prep_shared, s);
+	constexpr int COLS = W::COLS, N = (COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS);
+	float v[N][4];
+
+#pragma unroll
+	for (int i = 0; i < N; i++) {
+		const int k = ((int)threadIdx.x + i * GEMM_THREADS) * 4;
+#pragma unroll
+		for (int c = 0; c < 4; c++)
+			v[i][c] = 0;
+		if (k < COLS)
+			quantize_act_read(x + k, v[i]);
+	}
+	if constexpr (NORM::NORMED) {
+		float mean = 0, square = 0;
+		if constexpr (NORM::MEAN) {
+			float sum = 0;
+#pragma unroll
+			for (int i = 0; i < N; i++)
+				sum += v[i][0] + v[i][1] + (v[i][2] + v[i][3]);
+			mean = block_sum(sum, s.sum) / COLS;
+		}
+#pragma unroll
+		for (int i = 0; i < N; i++)
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				if (((int)threadIdx.x + i * GEMM_THREADS) * 4 < COLS) {
+					v[i][c] -= mean;
+					square += v[i][c] * v[i][c];
+				}
+		const float r = 1.0f / sqrtf(block_sum(square, s.square) / COLS + norm.eps);
+#pragma unroll
+		for (int i = 0; i < N; i++) {
+			const int k = ((int)threadIdx.x + i * GEMM_THREADS) * 4;
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				if (k < COLS)
+					v[i][c] = v[i][c] * r * (gain.of(norm, i, k, c) + norm.plus_one) + (norm.b ? norm.b[k + c] : 0.0f);
+		}
+	}
+	float up = 1;
+	if constexpr (!W::BF16) {
+		float top = 0;
+#pragma unroll
+		for (int i = 0; i < N; i++)
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				top = fmaxf(top, fabsf(v[i][c]));
+		const int shift = quantize_act_bias(block_max(top, s.top));
+		up = __uint_as_float((unsigned)(127 + shift) << 23);
+		if (threadIdx.x == 0)
+			*scale = __uint_as_float((unsigned)(127 - shift) << 23);
+	}
+#pragma unroll
+	for (int i = 0; i < N; i++) {
+		const int k = ((int)threadIdx.x + i * GEMM_THREADS) * 4;
+		if (k < upto)
+			st_v2(act + k, make_uint2(w_pack<W>(v[i][0] * up, v[i][1] * up), w_pack<W>(v[i][2] * up, v[i][3] * up)));
+	}
+}
+
+template <class W, class NORM, class X, class A> DEV void
+quantize_act_row(const X *x, const norm_vectors &norm, A act, float *scale, int upto = W::COLS)
+{
+	quantize_act_row<W, NORM>(x, norm, quantize_act_gain<W, NORM>(norm), act, scale, upto);
+}
+
+#endif

@@ -1,0 +1,204 @@
+/* The choice of experts: of a row's logits the experts and their weights, a warp a row. A choice is the largest key: the score's order above, the
+ * expert's number below, so that of equal scores the lower number wins; 0 is an expert that is taken. */
+#ifndef LLMC_CUDA_MOE_MOE_TOPK_H
+#define LLMC_CUDA_MOE_MOE_TOPK_H
+
+#include "cuda/runtime/step.h"
+#include "cuda/math/math.h"
+
+enum { ROUTE_softmax, ROUTE_sigmoid, ROUTE_sparsemixer, ROUTE_max, ROUTE_top2 };
+
+/* E experts in GROUPS, of which KEEP stay, K chosen; MIX: behind the logits is one more, of the shared expert's gate, and behind the weights its
+ * sigmoid. R, made of it, has SUM_EPS, and NEAR: how near to the greatest logit those are that sparsemixer sums, as a share of it. */
+template <int E_, int K_, int SCORE_, int RENORM_, int GROUPS_, int KEEP_, int GROUP_, int SHARED_GATE_> struct route_config {
+	enum { E = E_, K = K_, SCORE = SCORE_, RENORM = RENORM_, GROUPS = GROUPS_, KEEP = KEEP_, GROUP = GROUP_, SHARED_GATE = SHARED_GATE_, SIZE = GROUPS > 0 ? E / GROUPS : E };
+};
+
+/* What a warp has for itself */
+template <class R> struct route_room { float score[R::E], choice[R::E], group[R::GROUPS > 0 ? (int)R::GROUPS : 1]; int id[R::K]; unsigned short taken[R::E]; };
+
+/* NaN is the lowest; a zero has one form */
+DEV unsigned
+route_order(float x)
+{
+	unsigned u = __float_as_uint(x + 0.0f);
+
+	if (x != x)
+		return 1;
+	return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+DEV unsigned long long
+route_top(unsigned long long k)
+{
+	for (int d = 16; d; d /= 2) {
+		unsigned long long o = __shfl_xor_sync(~0u, k, d);
+		k = o > k ? o : k;
+	}
+	return k;
+}
+
+/* The lane's best key among those that are left, then the warp's: an expert's number, taken from now on */
+template <class R> DEV int
+route_take(route_room<R> &s, const float *choice)
+{
+	enum { E = R::E };
+	unsigned long long best = 0;
+
+	for (int e = lane_id(); e < E; e += 32)
+		if (!s.taken[e]) {
+			const unsigned long long key = (unsigned long long)route_order(choice[e]) << 32 | (unsigned)(E - e);
+			best = key > best ? key : best;
+		}
+	return E - (int)(unsigned)route_top(best);
+}
+
+/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax over those near it. */
+template <class R> DEV void
+route_sparsemixer(route_room<R> &s, const float *x, float scale, int *id, float *weight)
+{
+	enum { E = R::E, K = R::K };
+	const int lane = lane_id();
+
+	__syncwarp();
+	for (int e = lane; e < E; e += 32)
+		s.taken[e] = 0;
+	__syncwarp();
+	for (int k = 0; k < K; k++) {
+		const int   e = route_take<R>(s, x);
+		const float top = x[e];
+		float       sum = 0;
+		for (int o = lane; o < E; o += 32)
+			if (!s.taken[o] && !((top - x[o]) / fmaxf(fabsf(x[o]), top) > R::NEAR))
+				sum += expf(x[o] - top);
+		sum = warp_sum(sum);
+		__syncwarp();
+		if (lane == 0) {
+			s.taken[e] = 1;
+			id[k] = e;
+			weight[k] = scale / sum;
+		}
+		__syncwarp();
+	}
+	if (R::SHARED_GATE && lane == 0)
+		weight[K] = act_sigmoid(x[E]);
+	__syncwarp();
+}
+
+/* x [E + MIX] logits, bias [E] or NULL; id [K], weight [K + MIX] */
+template <class R> DEV void
+route_row(route_room<R> &s, const float *x, const float *bias, float scale, int *id, float *weight)
+{
+	enum { E = R::E, K = R::K, SIZE = R::SIZE };
+	const int lane = lane_id();
+	float top = x[0], sum = 0;
+
+	if constexpr (R::SCORE == ROUTE_sparsemixer) {
+		route_sparsemixer<R>(s, x, scale, id, weight);
+		return;
+	}
+	if (R::SCORE == ROUTE_softmax) {
+		for (int e = lane; e < E; e += 32)
+			top = fmaxf(top, x[e]);
+		top = warp_max(top);
+		for (int e = lane; e < E; e += 32)
+			sum += expf(x[e] - top);
+		sum = warp_sum(sum);
+	}
+	__syncwarp();
+	for (int e = lane; e < E; e += 32) {
+		const float v = R::SCORE == ROUTE_softmax ? expf(x[e] - top) / sum : act_sigmoid(x[e]);
+		s.score[e] = v;
+		s.choice[e] = bias ? v + bias[e] : v;
+		s.taken[e] = 0;
+	}
+	__syncwarp();
+	if (R::GROUPS > 1 && (int)R::KEEP < (int)R::GROUPS) {
+		for (int g = lane; g < R::GROUPS; g += 32) {
+			float best = -__uint_as_float(0x7f800000u), second = best;
+			for (int e = g * SIZE; e < (g + 1) * SIZE; e++) {
+				const float v = s.choice[e];
+				if (v > best) {
+					second = best;
+					best = v;
+				} else if (v > second) {
+					second = v;
+				}
+			}
+			s.group[g] = R::GROUP == ROUTE_top2 && SIZE > 1 ? best + second : best;
+		}
+		__syncwarp();
+		/* a group stays when fewer than KEEP come before it */
+		for (int g = lane; g < R::GROUPS; g += 32) {
+			int before = 0;
+			for (int o = 0; o < R::GROUPS; o++)
+				before += s.group[o] > s.group[g] || (s.group[o] == s.group[g] && o < g);
+			if (before >= R::KEEP)
+				for (int e = g * SIZE; e < (g + 1) * SIZE; e++)
+					s.choice[e] = -__uint_as_float(0x7f800000u);
+		}
+		__syncwarp();
+	}
+	for (int k = 0; k < K; k++) {
+		const int e = route_take<R>(s, s.choice);
+		if (lane == e % 32)
+			s.taken[e] = 1;
+		if (lane == 0)
+			s.id[k] = e;
+	}
+	__syncwarp();
+	float total = R::SUM_EPS;
+	for (int k = 0; k < K; k++)
+		total += s.score[s.id[k]];
+	for (int k = lane; k < K; k += 32) {
+		const float v = s.score[s.id[k]];
+		id[k] = s.id[k];
+		weight[k] = (R::RENORM ? v / total : v) * scale;
+	}
+	if (R::SHARED_GATE && lane == 0)
+		weight[K] = act_sigmoid(x[E]);
+	__syncwarp();
+}
+
+/* Rows of logits [n, E + MIX], by all warps of the grid, or of this block alone. room: one for each of the block's warps */
+template <class R, bool ALONE> DEV void
+route_rows(route_room<R> *room, const float *logits, const float *bias, float scale, int *id, float *weight, int n)
+{
+	const int warps = (int)blockDim.x / 32, first = (ALONE ? 0 : (int)blockIdx.x * warps) + (int)warp_id(), step = ALONE ? warps : (int)gridDim.x * warps;
+
+	for (int t = first; t < n; t += step)
+		route_row<R>(room[warp_id()], logits + (long long)t * (R::E + R::SHARED_GATE), bias, scale, id + (long long)t * R::K, weight + (long long)t * (R::K + R::SHARED_GATE));
+}
+
+/* Is this block the last of `all` to come here? What the others wrote before they came is then seen. count: 0, and 0 again */
+DEV bool
+route_last(int *count, int all)
+{
+	struct Shared { int last; };
+	SHARED(Shared, s);
+
+	__syncthreads();
+	if (threadIdx.x == 0) {
+		s.last = atom_add_acq_rel_gpu(count, 1) == all - 1;
+		if (s.last)
+			st_relaxed_gpu(count, 0);
+	}
+	__syncthreads();
+	return s.last != 0;
+}
+
+template <class R> struct route_rooms { route_room<R> of[8]; };
+
+/* The last block of the grid to come here chooses for all rows. Its dynamic shared memory, of route_rooms<R>, is free. */
+template <class R> DEV void
+route_by_last(int *count, const float *logits, const float *bias, float scale, int *id, float *weight, int n)
+{
+	typedef route_rooms<R> rooms;
+
+	if (!route_last(count, (int)(gridDim.x * gridDim.y)))
+		return;
+	SHARED_STORAGE(rooms, s);
+	route_rows<R, true>(s.of, logits, bias, scale, id, weight, n);
+}
+
+#endif

@@ -1,0 +1,360 @@
+/* Picking from one row of logits by a block of 512 threads, as runtime/sample/sampler.c does: the same weights bit for bit, sums of them as integers, so
+ * that no order of adding matters. Everything is found by counting what lies above a value or before an id; nothing is sorted. The blocks that
+ * share a row each list a few of the largest of their part, among which top-k, and mostly top-p, find theirs. */
+#ifndef LLMC_CUDA_SAMPLING_SAMPLE_H
+#define LLMC_CUDA_SAMPLING_SAMPLE_H
+
+#include "cuda/ptx/ptx.h"
+#include "cuda/sampling/sampler_state.h"
+
+enum { PICK_THREADS = 512, PICK_WARPS = 16, PICK_STEPS = 7, PICK_FEW = 8192, PICK_MOST_K = 256, PICK_NUCLEUS = 128, PICK_AT_ONCE = 8 };
+typedef unsigned long long u64;
+
+struct sample_shared {
+	u64    part[PICK_WARPS][PICK_STEPS];
+	u64    sum[PICK_STEPS];
+	float  top[PICK_THREADS], best[PICK_WARPS];
+	int    id[PICK_WARPS], bad[PICK_WARPS];
+	double seen_sum[LLMC_PICK_PARTS * PICK_WARPS]; /* of each warp, of each of the block's parts */
+	float  seen_max[LLMC_PICK_PARTS * PICK_WARPS], most[LLMC_PICK_PARTS];
+	int    seen_id[LLMC_PICK_PARTS * PICK_WARPS]; /* -1: not all were numbers */
+	int    last, few[PICK_FEW];
+};
+
+/* Called from several places, and long: not repeated at each. */
+#define FAR static __device__ __noinline__
+#define PICK_FN __device__ __forceinline__
+#define PICK_NONE __uint_as_float(0xff800000u) /* -inf */
+
+/* v before w: the larger, of equals the lower id */
+DEV bool sample_before(float v, int id, float w, int of) { return v > w || (v == w && id < of); }
+
+/* exp for x <= 0: 0 below -87. Step by step as runtime/sample/softmax.c, without contraction. */
+DEV float
+sample_exp(float x)
+{
+	const bool live = x > -87.0f;
+	if (!live)
+		x = 0;
+	float n = __fadd_rn(__fmul_rn(x, 1.44269504f), 12582912.0f);
+	const unsigned e = __float_as_uint(n);
+	n = __fadd_rn(n, -12582912.0f);
+	x = __fadd_rn(x, -__fmul_rn(n, 0.693359375f));
+	x = __fadd_rn(x, -__fmul_rn(n, -2.12194440e-4f));
+	float y = __fadd_rn(__fmul_rn(x, 1.9875691500e-4f), 1.3981999507e-3f);
+	y = __fadd_rn(__fmul_rn(y, x), 8.3334519073e-3f);
+	y = __fadd_rn(__fmul_rn(y, x), 4.1665795894e-2f);
+	y = __fadd_rn(__fmul_rn(y, x), 1.6666665459e-1f);
+	y = __fadd_rn(__fmul_rn(y, x), 5.0000001201e-1f);
+	y = __fadd_rn(__fadd_rn(__fmul_rn(y, __fmul_rn(x, x)), x), 1.0f);
+	return live ? __uint_as_float(__float_as_uint(y) + ((e - 0x4b400000u) << 23)) : 0.0f;
+}
+
+/* A weight of at most 1 in units of 2^-44; 2^18 of them fit a word with room */
+DEV u64 sample_mass(float w) { return (u64)(w * 17592186044416.0f + 0.5f); }
+
+/* Larger keys are larger values. */
+DEV unsigned
+sample_key(float v)
+{
+	const unsigned u = __float_as_uint(v == 0 ? 0.0f : v); /* -0 is 0 */
+	return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+DEV float sample_value(unsigned key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+
+DEV u64
+sample_add(u64 v)
+{
+#pragma unroll
+	for (int d = 16; d; d >>= 1)
+		v += __shfl_xor_sync(0xffffffffu, v, d);
+	return v;
+}
+
+/* Sums over the block of each thread's counters into s.sum */
+FAR void
+sample_total(sample_shared &s, const u64 (&v)[PICK_STEPS])
+{
+#pragma unroll
+	for (int k = 0; k < PICK_STEPS; k++) {
+		const u64 all = sample_add(v[k]);
+		if (lane_id() == 0)
+			s.part[warp_id()][k] = all;
+	}
+	__syncthreads();
+	if (threadIdx.x < PICK_STEPS) {
+		u64 all = 0;
+#pragma unroll 1
+		for (int w = 0; w < PICK_WARPS; w++)
+			all += s.part[w][threadIdx.x];
+		s.sum[threadIdx.x] = all;
+	}
+	__syncthreads();
+}
+
+/* Sum of one counter: to every thread. */
+DEV u64
+sample_sum(sample_shared &s, u64 v)
+{
+	v = sample_add(v);
+	if (lane_id() == 0)
+		s.part[warp_id()][0] = v;
+	__syncthreads();
+	v = 0;
+#pragma unroll 1
+	for (int w = 0; w < PICK_WARPS; w++)
+		v += s.part[w][0];
+	__syncthreads();
+	return v;
+}
+
+/* What is counted of element i of a row, and its key: 1 each, or masses. */
+struct sample_counts {
+	const float *v;
+	PICK_FN u64 amount(int) const { return 1; }
+	PICK_FN unsigned key(int i) const { return sample_key(v[i]); }
+};
+
+struct sample_masses {
+	const float *v;
+	PICK_FN u64 amount(int i) const { return sample_mass(v[i]); }
+	PICK_FN unsigned key(int i) const { return sample_key(v[i]); }
+};
+
+/* amount 1 for elements of one key, in walks */
+struct sample_equals {
+	const float *v;
+	unsigned at;
+	PICK_FN u64 amount(int i) const { return sample_key(v[i]) == at; }
+};
+
+/* Elements [first, first + n) of a row, or those that are listed, in ascending order of id */
+struct sample_list { const int *id; int n, first; };
+
+DEV int sample_at(const sample_list &l, int i) { return l.id ? l.id[i] : l.first + i; }
+
+/* The largest key with more than `target` at or above it, which must exist; *above: what is above it. Three bits a round. */
+template <class F> FAR unsigned
+sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u64 *above)
+{
+	unsigned low = 0; /* more than target is at or above low */
+	u64 over = 0;     /* at or above the next key that was tried and had not more */
+
+#pragma unroll 1
+	for (int shift = 30; shift >= 0; shift -= 3) {
+		const int steps = shift == 30 ? 3 : PICK_STEPS; /* 32 bits: the first round has two */
+		u64 sum[PICK_STEPS] = {};
+#pragma unroll 1
+		for (int i = threadIdx.x; i < l.n; i += PICK_THREADS) {
+			const int id = sample_at(l, i);
+			const unsigned key = f.key(id);
+			if (key < low)
+				continue;
+			const u64 a = f.amount(id);
+			const unsigned digit = shift == 30 ? key >> 30 : min((key - low) >> shift, 8u);
+#pragma unroll
+			for (int k = 0; k < PICK_STEPS; k++)
+				if (digit > (unsigned)k)
+					sum[k] += a;
+		}
+		sample_total(s, sum);
+		int d = 0; /* s.sum falls */
+		while (d < steps && s.sum[d] > target)
+			d++;
+		if (d < steps)
+			over = s.sum[d];
+		low += (unsigned)d << shift;
+		__syncthreads();
+	}
+	*above = over;
+	return low;
+}
+
+/* The first place of the list where the running sum of amounts exceeds target; -1: nowhere. Each warp takes a piece, then
+ * the block the piece in which it happens. */
+template <class F> FAR int
+sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
+{
+	int first = 0, n = l.n;
+
+	for (;;) {
+		const int piece = (n + PICK_WARPS - 1) / PICK_WARPS;
+		const int lo = first + min(warp_id() * piece, (unsigned)n), hi = first + min((warp_id() + 1) * piece, (unsigned)n);
+		u64 sum = 0;
+		for (int i = lo + lane_id(); i < hi; i += 32)
+			sum += f.amount(sample_at(l, i));
+		sum = sample_add(sum);
+		if (lane_id() == 0)
+			s.part[warp_id()][0] = sum;
+		__syncthreads();
+		int w = 0;
+		while (w < PICK_WARPS && s.part[w][0] <= target) {
+			target -= s.part[w][0];
+			w++;
+		}
+		__syncthreads();
+		if (w == PICK_WARPS)
+			return -1;
+		first += w * piece;
+		n = min(piece, n - w * piece);
+		if (piece == 1)
+			return first;
+	}
+}
+
+/* Those of the row (or of the list) whose key is at least `least`, in their order, as a list in `to`, which is not l's memory. */
+FAR sample_list
+sample_keep(sample_shared &s, const float *v, const sample_list &l, unsigned least, int *to)
+{
+	const int piece = (l.n + PICK_WARPS - 1) / PICK_WARPS;
+	const int lo = min(warp_id() * piece, (unsigned)l.n), hi = min((warp_id() + 1) * piece, (unsigned)l.n);
+	u64 mine = 0;
+
+	for (int i = lo + lane_id(); i < hi; i += 32)
+		mine += sample_key(v[sample_at(l, i)]) >= least;
+	mine = sample_add(mine);
+	if (lane_id() == 0)
+		s.part[warp_id()][0] = mine;
+	__syncthreads();
+	int at = 0, n = 0;
+#pragma unroll 1
+	for (int w = 0; w < PICK_WARPS; w++) {
+		if (w == (int)warp_id())
+			at = n;
+		n += (int)s.part[w][0];
+	}
+	for (int i0 = lo; i0 < hi; i0 += 32) {
+		const int i = i0 + lane_id(), id = i < hi ? sample_at(l, i) : 0;
+		const bool in = i < hi && sample_key(v[id]) >= least;
+		const unsigned votes = __ballot_sync(0xffffffffu, in);
+		if (in)
+			to[at + __popc(votes & ((1u << lane_id()) - 1))] = id;
+		at += __popc(votes);
+	}
+	__syncthreads();
+	return sample_list{ to, n, 0 };
+}
+
+/* How many of the largest each part of a row lists at least; 0: none are listed. */
+DEV int
+sample_wants(const llmc_slot &slot, int vocab)
+{
+	if (!(slot.temperature > 0))
+		return 0;
+	if (slot.top_k > 0 && slot.top_k < vocab)
+		return slot.top_k <= PICK_MOST_K ? slot.top_k : 0;
+	return slot.top_p > 0 && slot.top_p < 1 ? PICK_NUCLEUS : 0;
+}
+
+/* Lists, in `to`, at least the k largest of part l of a row and all that equal them: what lies below the k-th largest of the
+ * threads' own largest, `mine`, falls out; that is *least. */
+DEV int
+sample_shortlist(sample_shared &s, const float *v, float mine, const sample_list &l, int k, int *to, unsigned *least)
+{
+	u64 above;
+
+	__syncthreads();
+	s.top[threadIdx.x] = mine;
+	__syncthreads();
+	const sample_counts f = { s.top };
+	*least = sample_search(s, f, sample_list{ 0, PICK_THREADS, 0 }, k - 1, &above);
+	return sample_keep(s, v, l, *least, to).n;
+}
+
+/* ---- the draw ---------------------------------------------------------------------------------------------------------- */
+DEV u64
+sample_mix(u64 x)
+{
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+	return x ^ x >> 31;
+}
+
+/* the n-th random number of a seed, in [0, 1) */
+DEV double
+sample_random(u64 seed, u64 n)
+{
+	const u64 start = sample_mix(seed + 0x9e3779b97f4a7c15u);
+	return (double)(sample_mix(start + (n + 1) * 0x9e3779b97f4a7c15u) >> 11) * (1.0 / 9007199254740992.0);
+}
+
+FAR u64
+sample_mass_of(sample_shared &s, const float *w, const sample_list &l, unsigned least)
+{
+	u64 sum = 0;
+#pragma unroll 4
+	for (int i = threadIdx.x; i < l.n; i += PICK_THREADS) {
+		const float v = w[sample_at(l, i)];
+		if (sample_key(v) >= least)
+			sum += sample_mass(v);
+	}
+	return sample_sum(s, sum);
+}
+
+/* An id by the logits `v` of a row, whose largest, `top`, belongs to `best`. few: the parts' lists, if they made any:
+ * all logits from the key `whole` up are there, and the k largest. w, ids: [vocab] of scratch; w may be v. */
+DEV int
+sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, float top, int best, const sample_list &few, unsigned whole,
+          float *w, int *ids)
+{
+	const float max_v = top / slot.temperature, temperature = slot.temperature;
+	const double at = sample_random(slot.seed, slot.n_pick);
+	const bool nucleus = slot.top_p > 0 && slot.top_p < 1;
+	sample_list l = { 0, vocab, 0 };
+	u64 above, all = 0, target;
+
+	if (top == -PICK_NONE || max_v == -PICK_NONE || max_v == PICK_NONE) /* a temperature that is all but 0 */
+		return best;
+	if (slot.top_k > 0 && slot.top_k < vocab) {
+		const sample_counts f = { v };
+		const sample_list &from = few.id ? few : l;
+		l = sample_keep(s, v, from, sample_search(s, f, from, slot.top_k - 1, &above), ids); /* ties of the last stay */
+	}
+	/* w might be v for the compiler too, as it is below penalties: loads come before what is stored */
+#pragma unroll 1
+	for (int first = threadIdx.x; first < l.n; first += PICK_AT_ONCE * PICK_THREADS) {
+		int id[PICK_AT_ONCE];
+		float e[PICK_AT_ONCE];
+#pragma unroll
+		for (int k = 0; k < PICK_AT_ONCE; k++) {
+			const int i = first + k * PICK_THREADS;
+			id[k] = i < l.n ? sample_at(l, i) : -1;
+			e[k] = id[k] < 0 ? PICK_NONE : v[id[k]];
+		}
+#pragma unroll
+		for (int k = 0; k < PICK_AT_ONCE; k++) {
+			e[k] = sample_exp(__fadd_rn(e[k] / temperature, -max_v));
+			e[k] = !nucleus && e[k] < slot.min_p ? 0.0f : e[k];
+			all += sample_mass(e[k]);
+			if (id[k] >= 0)
+				w[id[k]] = e[k];
+		}
+	}
+	all = sample_sum(s, all);
+	const sample_masses f = { w };
+	if (!nucleus) { /* by ascending id */
+		target = (u64)(at * (double)all);
+		return sample_at(l, sample_walk(s, f, l, target < all ? target : all - 1));
+	}
+	/* the largest, until their sum reaches top_p of all */
+	const double want = -floor(-((double)slot.top_p * (double)all));
+	target = want < 1 ? 1 : want > (double)all ? all : (u64)want;
+	if (!l.id && few.id) { /* the weight at `whole`, and a little for exp, which need not rise with every bit */
+		const float edge = sample_exp(__fadd_rn(sample_value(whole) / temperature, -max_v));
+		if (sample_mass_of(s, w, few, sample_key(edge) + 8) >= target)
+			l = few;
+	}
+	const unsigned cut = sample_search(s, f, l, target - 1, &above);
+	u64 one = sample_mass(sample_value(cut)), kept = above + (target - above + one - 1) / one * one;
+	if (sample_value(cut) < slot.min_p)
+		kept = sample_mass_of(s, w, l, sample_key(slot.min_p));
+	target = (u64)(at * (double)kept);
+	target = target < kept ? target : kept - 1;
+	const unsigned key = sample_search(s, f, l, target, &above);
+	one = sample_mass(sample_value(key));
+	const sample_equals same = { w, key };
+	return sample_at(l, sample_walk(s, same, l, (target - above) / one));
+}
+
+#endif

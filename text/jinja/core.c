@@ -1,0 +1,80 @@
+/* What all of a template's parts stand on: failing, limits on steps, memory and depth, arguments of calls. */
+#include "text/jinja/jinja.h"
+
+#include <stdio.h>
+
+void
+jinja_fail(Jinja *j, const char *fmt, ...)
+{
+	char text[1900];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	error_set(&j->err, LLMC_E_INPUT, "line %d: %s", j->line, text);
+	longjmp(j->fail, 1);
+}
+
+void
+jinja_step(Jinja *j, size_t bytes)
+{
+	j->steps += 1 + (int64_t)(bytes / 64);
+	if (j->steps > JINJA_MAX_STEPS)
+		jinja_fail(j, "the template takes more than %lld steps", (long long)JINJA_MAX_STEPS);
+}
+
+void *
+jinja_alloc(Jinja *j, size_t n, size_t elem_bytes)
+{
+	size_t bytes;
+
+	if (__builtin_mul_overflow(n, elem_bytes, &bytes) || bytes > JINJA_MAX_BYTES ||
+	    j->arena.total_bytes + bytes > JINJA_MAX_BYTES)
+		jinja_fail(j, "the template takes more than %zu bytes of memory", JINJA_MAX_BYTES);
+	jinja_step(j, bytes);
+	return arena_alloc(&j->arena, n, elem_bytes);
+}
+
+void
+jinja_enter(Jinja *j)
+{
+	if (++j->nest > JINJA_MAX_NEST)
+		jinja_fail(j, "nested deeper than %d: calls that call themselves, or values within values", JINJA_MAX_NEST);
+}
+
+Val
+arg(const CallArgs *a, size_t i, const char *name, Val otherwise)
+{
+	if (i < a->n_pos)
+		return a->pos[i];
+	for (size_t k = 0; name && k < a->n_kw; k++)
+		if (span_is(a->kw_name[k], name))
+			return a->kw[k];
+	return otherwise;
+}
+
+void
+args_check(Jinja *j, const char *what, const CallArgs *a, size_t max)
+{
+	if (a->n_pos > max || a->n_pos + a->n_kw > max)
+		jinja_fail(j, "%s() takes at most %zu argument(s), %zu given", what, max, a->n_pos + a->n_kw);
+}
+
+int64_t
+arg_int(Jinja *j, const char *what, Val v)
+{
+	if (v.type == V_INT)
+		return v.i;
+	if (v.type == V_BOOL)
+		return v.b;
+	jinja_fail(j, "%s: a whole number is needed, not '%s'", what, val_type_name(v));
+}
+
+ByteSpan
+arg_str(Jinja *j, const char *what, Val v)
+{
+	if (v.type != V_STR)
+		jinja_fail(j, "%s: a string is needed, not '%s'", what, val_type_name(v));
+	return v.s;
+}

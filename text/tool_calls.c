@@ -1,0 +1,722 @@
+/* An answer, read as it comes: text, reasoning, calls of tools. Arguments pass through as the model writes them. What may be a mark is held back; what turns out
+ * not to be a call is text, never an error. */
+#include "text/tool_calls.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+
+static bool
+is_name(char c)
+{
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';
+}
+
+/* A mark without the blanks around it: models are free with these. */
+static ByteSpan
+core(const char *s)
+{
+	size_t n = s ? strlen(s) : 0;
+
+	while (n && is_blank(*s))
+		s++, n--;
+	while (n && is_blank(s[n - 1]))
+		n--;
+	return (ByteSpan){ s, n };
+}
+
+static void
+emit_piece(llmc_calls *c, llmc_piece_kind kind, const char *s, size_t n)
+{
+	if (n || kind == LLMC_PIECE_CALL || kind == LLMC_PIECE_DONE)
+		c->fn(c->user, kind, kind < LLMC_PIECE_CALL ? -1 : c->call, s, n);
+}
+
+/* The first bytes of what is held are used up. */
+static void
+drop(llmc_calls *c, size_t n)
+{
+	Strbuf *b = &c->hold;
+
+	memmove(b->data, b->data + n, b->len - n);
+	b->len -= n;
+	if (b->cap)
+		b->data[b->len] = 0;
+	c->gone += n;
+}
+
+void
+call_emit_pending(llmc_calls *c)
+{
+	emit_piece(c, LLMC_PIECE_ARGUMENTS, strbuf_str(&c->out), c->out.len);
+	strbuf_clear(&c->out);
+}
+
+/* at: where it stands in the answer */
+static void
+emit_text(llmc_calls *c, size_t at, const char *s, size_t n)
+{
+	while (c->trim && n && is_blank(*s))
+		at++, s++, n--;
+	if (!n)
+		return;
+	c->at = at;
+	c->trim = false;
+	c->said = true;
+	emit_piece(c, LLMC_PIECE_TEXT, s, n);
+}
+
+/* ---- a call ---- */
+
+static void
+begin_call(llmc_calls *c, const char *mark, size_t n)
+{
+	strbuf_clear(&c->raw);
+	strbuf_add(&c->raw, mark, n);
+	c->raw_at = c->gone;
+	strbuf_clear(&c->early);
+	strbuf_clear(&c->word);
+	c->named = c->any = c->in_list = false;
+	c->state = c->row.body == BODY_JSON ? J_NEXT : c->row.body == BODY_ARRAY ? J_LIST : AT_NAME;
+}
+
+void
+call_name(llmc_calls *c, const char *s, size_t n)
+{
+	c->call++;
+	c->named = true;
+	emit_piece(c, LLMC_PIECE_CALL, s, n);
+	strbuf_clear(&c->raw);
+	if (c->early.len) {
+		c->any = true;
+		emit_piece(c, LLMC_PIECE_ARGUMENTS, strbuf_str(&c->early), c->early.len);
+	}
+	strbuf_clear(&c->early);
+}
+
+void
+call_end(llmc_calls *c)
+{
+	call_emit_pending(c);
+	if (!c->any)
+		emit_piece(c, LLMC_PIECE_ARGUMENTS, "{}", 2); /* a call always has arguments */
+	emit_piece(c, LLMC_PIECE_DONE, "", 0);
+	c->named = false;
+}
+
+/* It cannot be read as a call: what has no name yet is text. */
+void
+call_fail(llmc_calls *c)
+{
+	c->state = AT_TEXT;
+	if (c->named) {
+		call_end(c);
+		return;
+	}
+	c->trim = false;
+	emit_text(c, c->raw_at, strbuf_str(&c->raw), c->raw.len);
+	strbuf_clear(&c->raw);
+}
+
+static const json_t *
+tool_named(const llmc_calls *c, const char *tool)
+{
+	json_t *v;
+	size_t i;
+
+	json_array_foreach(c->tools, i, v) {
+		const char *name = json_string_value(json_object_get(json_object_get(v, "function"), "name"));
+		if (name && !strcmp(name, tool))
+			return v;
+	}
+	return NULL;
+}
+
+static const json_t *
+parameter(const llmc_calls *c, const char *tool, const char *key)
+{
+	return json_object_get(json_object_get(json_object_get(json_object_get(tool_named(c, tool), "function"), "parameters"), "properties"), key);
+}
+
+/* The value of a pair as JSON: what the schema or the mark in front of it has as a text is one, the rest stands as it is when it is JSON. Some models write other
+ * values as Python does. */
+static void
+pair(llmc_calls *c, ByteSpan key, ByteSpan value, bool text)
+{
+	char *name = strndup(key.s, key.n);
+	const json_t *schema = name ? parameter(c, strbuf_str(&c->word), name) : NULL;
+	const json_t *type = json_object_get(schema, "type");
+	json_t *v = NULL;
+
+	text = text || (json_is_string(type) && !strcmp(json_string_value(type), "string"));
+	if (!text)
+		v = json_loadb(value.s, value.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+	strbuf_puts(&c->out, c->any ? ", " : "{");
+	json_str(&c->out, key.s, key.n);
+	strbuf_puts(&c->out, ": ");
+	if (v)
+		strbuf_add(&c->out, value.s, value.n);
+	else if (!text && json_is_string(type))
+		literal_put(&c->out, value, NULL);
+	else
+		json_str(&c->out, value.s, value.n);
+	json_decref(v);
+	free(name);
+	c->any = true;
+}
+
+/* ---- steps: each uses up some of what is held, or says that it must wait ---- */
+
+static size_t
+begins(ByteSpan mark, const Strbuf *h)
+{
+	size_t n = h->len < mark.n ? h->len : mark.n;
+
+	return mark.n && memcmp(strbuf_str(h), mark.s, n) == 0 ? n : 0;
+}
+
+/* A mark at the beginning of a text, whose blanks may be any number of them; *len: its bytes. 2: all of it, 1: as far as the text goes, 0: something else. */
+static int
+mark_at(const char *h, size_t n, ByteSpan mark, size_t *len)
+{
+	size_t x = 0;
+
+	for (size_t i = 0; i < mark.n;) {
+		if (is_blank(mark.s[i])) {
+			while (i < mark.n && is_blank(mark.s[i]))
+				i++;
+			while (x < n && is_blank(h[x]))
+				x++;
+			continue;
+		}
+		if (x == n)
+			return 1;
+		if (h[x++] != mark.s[i++])
+			return 0;
+	}
+	*len = x;
+	return mark.n ? 2 : 0;
+}
+
+/* The first of these; NULL: it is not there. */
+static const char *
+find_mark(const char *h, size_t n, ByteSpan mark, size_t *len)
+{
+	const char *end = h + n;
+
+	for (const char *p = h; mark.n && (p = memchr(p, mark.s[0], (size_t)(end - p))); p++)
+		if (mark_at(p, (size_t)(end - p), mark, len) == 2)
+			return p;
+	return NULL;
+}
+
+static void
+skip_blanks(llmc_calls *c)
+{
+	size_t n = 0;
+
+	while (n < c->hold.len && is_blank(c->hold.data[n]))
+		n++;
+	if (n)
+		drop(c, n);
+}
+
+/* Text or reasoning up to the first of the marks; *at: which, -1 none. False: nothing can be said before more comes. */
+static bool
+up_to(llmc_calls *c, const ByteSpan *mark, int n, bool last, size_t *len, int *at)
+{
+	const char *h = strbuf_str(&c->hold);
+	size_t keep = 0;
+
+	*at = -1;
+	*len = c->hold.len;
+	for (int i = 0; i < n; i++) {
+		const char *p = mark[i].n ? memmem(h, c->hold.len, mark[i].s, mark[i].n) : NULL;
+		if (p && (size_t)(p - h) < *len) {
+			*len = (size_t)(p - h);
+			*at = i;
+		}
+		for (size_t k = 1; k < mark[i].n && k <= c->hold.len; k++) /* its beginning at the end */
+			if (memcmp(h + c->hold.len - k, mark[i].s, k) == 0 && k > keep)
+				keep = k;
+	}
+	if (*at < 0 && !last)
+		*len = c->hold.len - keep;
+	return *at >= 0 || *len > 0;
+}
+
+static bool
+text_step(llmc_calls *c, bool last)
+{
+	const CallRow *r = &c->row;
+	ByteSpan mark[4 + MAX_ALSO + MAX_DROP];
+	size_t len;
+	int at, n = 0;
+
+	if (r->bare && !c->said) { /* an answer that is nothing but an object */
+		skip_blanks(c);
+		ByteSpan also = core(r->bare);
+		size_t k = begins(also, &c->hold);
+		if (k && k == also.n) {
+			drop(c, k);
+			return true;
+		}
+		if (k && !last)
+			return false;
+		if (c->hold.len && c->hold.data[0] == '{' && c->tools && r->body == BODY_JSON) {
+			begin_call(c, "", 0);
+			return true;
+		}
+		if (c->hold.len && c->hold.data[0] == '[' && c->tools && r->body == BODY_LITERALS) {
+			begin_call(c, "[", 1);
+			drop(c, 1);
+			return true;
+		}
+	}
+	mark[n++] = core(r->think[0]);
+	mark[n++] = c->tools && !r->bare ? core(r->section[0]) : (ByteSpan){ 0 };
+	mark[n++] = c->tools ? core(r->open) : (ByteSpan){ 0 };
+	for (int i = 0; i < r->n_also; i++)
+		mark[n++] = c->tools ? core(r->also[i]) : (ByteSpan){ 0 };
+	for (int i = 0; i < r->n_drop; i++)
+		mark[n++] = core(r->drop[i]);
+	if (!up_to(c, mark, n, last, &len, &at))
+		return false;
+	/* blanks before a mark, and at the end of what is there, may stand before a call: they wait */
+	size_t end = len;
+	while ((at >= 0 || !last) && end && is_blank(c->hold.data[end - 1]))
+		end--;
+	if (at < 0 && end == 0 && len)
+		return false;
+	emit_text(c, c->gone, strbuf_str(&c->hold), at >= 0 ? end : end ? end : len);
+	drop(c, at >= 0 ? len : end ? end : len);
+	if (at < 0)
+		return true;
+	if (at == 0)
+		c->state = AT_REASONING;
+	else if (at == 1)
+		c->state = AT_BETWEEN;
+	else if (at < 3 + r->n_also)
+		begin_call(c, mark[at].s, mark[at].n);
+	drop(c, mark[at].n);
+	return true;
+}
+
+static bool
+reasoning_step(llmc_calls *c, bool last)
+{
+	ByteSpan mark = core(c->row.think[1]);
+	size_t len;
+	int at;
+
+	if (!up_to(c, &mark, 1, last, &len, &at))
+		return false;
+	emit_piece(c, LLMC_PIECE_REASONING, strbuf_str(&c->hold), len);
+	drop(c, len);
+	if (at == 0) {
+		drop(c, mark.n);
+		c->state = AT_TEXT;
+		c->trim = true;
+	}
+	return true;
+}
+
+static bool
+between_step(llmc_calls *c, bool last)
+{
+	ByteSpan open = core(c->row.open), end = core(c->row.section[1]);
+
+	skip_blanks(c);
+	while (c->hold.len && c->hold.data[0] == ';' && c->row.bare) {
+		drop(c, 1);
+		skip_blanks(c);
+	}
+	if (!c->hold.len)
+		return false;
+	if ((c->row.bare || !open.n) && c->row.body == BODY_JSON && c->hold.data[0] == '{') {
+		begin_call(c, "", 0);
+		return true;
+	}
+	if (c->row.body == BODY_LITERALS && c->hold.data[0] == ',') { /* between two of a list */
+		drop(c, 1);
+		return true;
+	}
+	size_t k = begins(open, &c->hold), m = begins(end, &c->hold);
+	if ((k && k == open.n) || (!open.n && c->row.body == BODY_LITERALS && is_name(c->hold.data[0]))) {
+		begin_call(c, open.n ? open.s : "", open.n);
+		drop(c, k);
+	} else if (m && m == end.n) {
+		drop(c, m);
+		c->state = AT_TEXT;
+		c->trim = true;
+	} else if (k == c->hold.len || m == c->hold.len) {
+		if (!last)
+			return false;
+		drop(c, c->hold.len); /* a mark that broke off */
+	} else {
+		c->state = AT_TEXT;
+		c->trim = true;
+	}
+	return true;
+}
+
+static bool
+has_tool(const llmc_calls *c, const char *name, size_t n)
+{
+	json_t *v;
+	size_t i;
+
+	json_array_foreach(c->tools, i, v) {
+		const char *s = json_string_value(json_object_get(json_object_get(v, "function"), "name"));
+		if (s && strlen(s) == n && memcmp(s, name, n) == 0)
+			return true;
+	}
+	return false;
+}
+
+static bool
+name_step(llmc_calls *c, bool last)
+{
+	ByteSpan end = core(c->row.name_until ? c->row.name_until : c->row.name_end);
+
+	if (!end.n) { /* it ends with what no name has: the next mark, or a blank */
+		skip_blanks(c);
+		if (!c->hold.len)
+			return false;
+	}
+	const char *h = strbuf_str(&c->hold), *p = NULL;
+	size_t names = 0, len = c->hold.len, skip = 0; /* characters that a name may have; what stands before it */
+	ByteSpan before = core(c->row.name_from);
+
+	if (before.n) { /* a number of the call's own */
+		p = memmem(h, len < MAX_HEAD ? len : MAX_HEAD, before.s, before.n);
+		if (!p && !last && len < MAX_HEAD)
+			return false;
+		skip = p ? (size_t)(p - h) + before.n : 0;
+		h += skip;
+		len -= skip;
+	}
+	while (names < len && is_name(h[names]))
+		names++;
+	if (end.n)
+		p = memmem(h, len < MAX_HEAD ? len : MAX_HEAD, end.s, end.n);
+	else
+		p = names < len ? h + names : NULL;
+	if (before.n && !skip)
+		p = NULL;
+	if (!p) {
+		if (!last && len < MAX_HEAD && (c->row.body != BODY_LITERALS || names == len))
+			return false;
+		call_fail(c);
+		return true;
+	}
+	size_t n = (size_t)(p - h), from = 0;
+	/* without a mark in front it is a call only where it calls one of the tools */
+	if (c->row.body == BODY_LITERALS && (names != n || (c->row.bare && !has_tool(c, h, n)))) {
+		call_fail(c);
+		return true;
+	}
+	while (from < n && is_blank(h[from]))
+		from++;
+	size_t to = from;
+	while (to < n && is_name(h[to]))
+		to++;
+	if (to == from || to - from > MAX_NAME) {
+		call_fail(c);
+		return true;
+	}
+	strbuf_clear(&c->word);
+	strbuf_add(&c->word, h + from, to - from);
+	call_name(c, h + from, to - from);
+	drop(c, skip + n + end.n);
+	call_value_begin(c);
+	c->scan = (LiteralScan){ 0 };
+	c->state = c->row.body == BODY_PAIRS ? AT_PAIR : c->row.body == BODY_LITERALS ? AT_LITERAL : AT_ARGUMENTS;
+	return true;
+}
+
+static bool
+arguments_step(llmc_calls *c)
+{
+	size_t i = 0;
+	int end = 0;
+
+	for (; i < c->hold.len && !end; i++) {
+		end = call_value_byte(c, c->hold.data[i]);
+		if (end != 2)
+			call_argument_byte(c, c->hold.data[i]);
+		else
+			break;
+	}
+	call_emit_pending(c);
+	drop(c, i);
+	if (end) {
+		call_end(c);
+		c->state = AT_CLOSE;
+	}
+	return end != 0;
+}
+
+static bool
+pair_step(llmc_calls *c, bool last)
+{
+	const CallRow *r = &c->row;
+	ByteSpan open = core(r->pair[0]), mid = core(r->pair[1]), end = core(r->pair[2]), close = core(r->close);
+
+	skip_blanks(c);
+	const char *h = strbuf_str(&c->hold);
+	size_t k = begins(open, &c->hold);
+	if (k && k == open.n) {
+		size_t len = 0, len_json = 0;
+		const char *key = h + k, *p = find_mark(key, c->hold.len - k, mid, &len), *json = find_mark(key, c->hold.len - k, core(r->pair[3]), &len_json);
+		bool text = r->pair[3] && !(json && (!p || json < p));
+		/* a line end around a value is the format's; where values are exact, only if its marks have one */
+		bool exact = r->pair[3] || call_format(tool_named(c, strbuf_str(&c->word)));
+		bool before = !exact || (r->pair[1] && *r->pair[1] && r->pair[1][strlen(r->pair[1]) - 1] == '\n'), behind = !exact || (r->pair[2] && *r->pair[2] == '\n');
+		if (json && !text) {
+			p = json;
+			len = len_json;
+		}
+		const char *value = p ? p + len : NULL, *stop = p ? memmem(value, c->hold.len - (size_t)(value - h), end.s, end.n) : NULL;
+		if (stop) {
+			size_t n = (size_t)(stop - value);
+			if (n && *value == '\n' && before)
+				value++, n--;
+			if (n && value[n - 1] == '\n' && behind)
+				n--;
+			while (key < p && is_blank(*key))
+				key++;
+			pair(c, (ByteSpan){ key, (size_t)(p - key) }, (ByteSpan){ value, n }, text);
+			call_emit_pending(c);
+			drop(c, (size_t)(stop - h) + end.n);
+			return true;
+		}
+		if (!last)
+			return false;
+	} else if (!last && (!c->hold.len || k == c->hold.len || (begins(close, &c->hold) == c->hold.len && c->hold.len < close.n))) {
+		return false;
+	}
+	if (c->any)
+		strbuf_putc(&c->out, '}');
+	call_end(c);
+	c->state = AT_CLOSE;
+	return true;
+}
+
+/* The key of an argument, without quotes; an empty one: it is none */
+static ByteSpan
+key_of(const char *s, size_t n)
+{
+	size_t names = 0;
+
+	while (n && is_blank(s[n - 1]))
+		n--;
+	if (n > 1 && (s[0] == '"' || s[0] == '\'') && s[n - 1] == s[0])
+		s++, n -= 2;
+	while (names < n && is_name(s[names]))
+		names++;
+	return (ByteSpan){ s, names == n ? n : 0 };
+}
+
+/* key=value, once its end is there. A value without a key is not told: nothing says which parameter it is. */
+static bool
+literal_step(llmc_calls *c)
+{
+	ByteSpan mid = core(c->row.pair[1]);
+
+	if (!c->scan.at) {
+		skip_blanks(c);
+		if (!c->hold.len)
+			return false;
+	}
+	const char *h = strbuf_str(&c->hold);
+	if (!literal_ends(&c->scan, h, c->hold.len, c->row.quote))
+		return false;
+	size_t n = c->scan.at;
+	const char *p = mid.n ? memmem(h, n, mid.s, mid.n) : NULL;
+	ByteSpan key = p ? key_of(h, (size_t)(p - h)) : (ByteSpan){ 0 };
+	if (key.n) {
+		strbuf_puts(&c->out, c->any ? ", " : "{");
+		json_str(&c->out, key.s, key.n);
+		strbuf_puts(&c->out, ": ");
+		literal_put(&c->out, (ByteSpan){ p + mid.n, (size_t)(h + n - p) - mid.n }, c->row.quote);
+		c->any = true;
+	}
+	bool more = h[n] == ',';
+	if (!more && c->any)
+		strbuf_putc(&c->out, '}');
+	call_emit_pending(c);
+	drop(c, n + 1);
+	c->scan = (LiteralScan){ 0 };
+	if (!more) {
+		call_end(c);
+		c->state = AT_CLOSE;
+	}
+	return true;
+}
+
+static bool
+close_step(llmc_calls *c, bool last)
+{
+	ByteSpan close = core(c->row.close);
+
+	skip_blanks(c);
+	const char *h = strbuf_str(&c->hold);
+	size_t k = 0;
+	int is = mark_at(h, c->hold.len, close, &k);
+	if (is == 1 && !last)
+		return false;
+	const char *p = c->row.to_close && close.n ? memmem(h, c->hold.len, close.s, close.n) : NULL;
+	if (c->row.to_close && !p && !last)
+		return false;
+	drop(c, p ? (size_t)(p - h) + close.n : is == 1 ? c->hold.len : k);
+	c->state = AT_BETWEEN;
+	return true;
+}
+
+static bool
+step(llmc_calls *c, bool last)
+{
+	switch (c->state) {
+	case AT_TEXT:
+		return text_step(c, last);
+	case AT_REASONING:
+		return reasoning_step(c, last);
+	case AT_BETWEEN:
+		return between_step(c, last);
+	case AT_NAME:
+		return name_step(c, last);
+	case AT_ARGUMENTS:
+		return arguments_step(c);
+	case AT_PAIR:
+		return pair_step(c, last);
+	case AT_LITERAL:
+		return literal_step(c);
+	case AT_CLOSE:
+		return close_step(c, last);
+	default:
+		break;
+	}
+	size_t i = 0;
+	while (i < c->hold.len && c->state >= J_LIST)
+		i += call_json_byte(c, c->hold.data[i]);
+	if (c->named)
+		call_emit_pending(c);
+	drop(c, i);
+	return i > 0;
+}
+
+llmc_status
+llmc_calls_feed(llmc_calls *c, const char *text, size_t n, bool last, llmc_piece_fn fn, void *user, llmc_error *err)
+{
+	c->fn = fn;
+	c->user = user;
+	strbuf_add(&c->hold, text, n);
+	while (c->hold.len && step(c, last))
+		;
+	if (last && c->state != AT_TEXT && c->state != AT_REASONING && c->state != AT_BETWEEN && c->state != AT_CLOSE) {
+		/* it broke off: what has a name stays a call with what there is of its arguments; what has none is text, but behind other calls the beginning of one */
+		if (c->named) {
+			call_end(c);
+		} else if (c->call < 0) {
+			emit_text(c, c->raw_at, strbuf_str(&c->raw), c->raw.len);
+			emit_text(c, c->gone, strbuf_str(&c->hold), c->hold.len);
+		}
+		c->state = AT_TEXT;
+	}
+	if (c->hold.failed || c->raw.failed || c->word.failed || c->early.failed || c->out.failed)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an answer");
+	return LLMC_OK;
+}
+
+/* Does the text end with the mark, but for blanks? */
+static bool
+ends_with(const char *s, size_t n, ByteSpan mark)
+{
+	while (n && is_blank(s[n - 1]))
+		n--;
+	return mark.n && n >= mark.n && memcmp(s + n - mark.n, mark.s, mark.n) == 0;
+}
+
+/* The row and what is kept of it; out of memory ends here. */
+static llmc_status
+read_row(llmc_calls *c, const llmc_tokenizer *t, llmc_error *err)
+{
+	if (setjmp(c->arena.oom))
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an answer");
+	TRY(call_row(t, &c->arena, &c->row, err));
+	ByteSpan mark = core(c->row.section[0] ? c->row.section[0] : c->row.open);
+	c->mark = mark.n && !(c->row.bare && c->row.section[0]) ? arena_strndup(&c->arena, mark.s, mark.n) : NULL;
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt, const char *tools_json, llmc_calls **out, llmc_error *err)
+{
+	llmc_calls *c = calloc(1, sizeof *c);
+
+	*out = NULL;
+	if (!c)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an answer");
+	arena_init(&c->arena);
+	c->call = -1;
+	llmc_status status = read_row(c, t, err);
+	if (status != LLMC_OK) {
+		llmc_calls_close(c);
+		return status;
+	}
+	c->tools = tools_json ? json_loads(tools_json, JSON_ALLOW_NUL, NULL) : NULL;
+	if (!json_array_size(c->tools)) {
+		json_decref(c->tools);
+		c->tools = NULL;
+	}
+	ByteSpan begun = core(c->row.think[2]); /* what may stand behind the beginning */
+	while (n_prompt && is_blank(prompt[n_prompt - 1]))
+		n_prompt--;
+	if (ends_with(prompt, n_prompt, begun))
+		n_prompt -= begun.n;
+	c->in_prompt = ends_with(prompt, n_prompt, core(c->row.think[0]));
+	c->state = c->in_prompt ? AT_REASONING : AT_TEXT;
+	*out = c;
+	return LLMC_OK;
+}
+
+void
+llmc_calls_close(llmc_calls *c)
+{
+	if (!c)
+		return;
+	json_decref(c->tools);
+	strbuf_release(&c->hold);
+	strbuf_release(&c->raw);
+	strbuf_release(&c->word);
+	strbuf_release(&c->early);
+	strbuf_release(&c->out);
+	arena_release(&c->arena);
+	free(c);
+}
+
+const char *
+llmc_calls_mark(const llmc_calls *c, llmc_mark which)
+{
+	switch (which) {
+	case LLMC_MARK_ROW:
+		return c->row.name;
+	case LLMC_MARK_REASONING:
+		return c->row.think[0];
+	case LLMC_MARK_REASONING_END:
+		return c->in_prompt ? c->row.think[1] : NULL;
+	case LLMC_MARK_CALL:
+		return c->mark;
+	case LLMC_MARK_SYSTEM:
+		return c->row.system;
+	}
+	return NULL;
+}
+
+size_t
+llmc_calls_at(const llmc_calls *c)
+{
+	return c->at;
+}
