@@ -1,5 +1,6 @@
 """The first and the last kernel of a step (templates/cuda/runtime): arrays and angles against numpy, picks against the CPU's sampler."""
 import ctypes as C
+import re
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import pytest
 import cuda_harness as H
 
 RUNTIME = H.TEMPLATES / "cuda" / "runtime"
-SOURCES = ["runtime/sample/sampler.c", "runtime/sample/sample_token.c", "runtime/sample/softmax.c", "runtime/sample/watermark.c", "base/error.c", "tests/cuda/no_grammar.c"]
+SOURCES = ["runtime/sample/sampler.c", "runtime/sample/sampler_options.c", "runtime/sample/sample_token.c", "runtime/sample/softmax.c", "runtime/sample/watermark.c", "base/error.c", "tests/cuda/no_grammar.c"]
 RING, PARTS, SEEN = 4, 32, 1 << 30
 SLOT = np.dtype([("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("repetition", "f4"), ("presence", "f4"), ("frequency", "f4"),
                  ("top_k", "i4"), ("penalties", "i4"), ("last", "i4"), ("pad", "i4"), ("seed", "u8"), ("n_pick", "u8")])
@@ -107,9 +108,10 @@ def test_begin_of_a_mixed_step(mode, seed, noted):
 # ---- sample ---------------------------------------------------------------------------------------------------------
 
 class Params(C.Structure):
-    _fields_ = [("size", C.c_size_t), ("temperature", C.c_float), ("top_k", C.c_int32), ("top_p", C.c_float), ("min_p", C.c_float),
-                ("repetition_penalty", C.c_float), ("presence_penalty", C.c_float), ("frequency_penalty", C.c_float), ("seed", C.c_uint64),
-                ("max_tokens", C.c_int32), ("ignore_eos", C.c_bool), ("stop", C.c_void_p)]
+    """llmc_params up to `stop`; its options are the rows of a table in the header."""
+    _fields_ = [("size", C.c_size_t), *((name, {"FLOAT": C.c_float, "INT": C.c_int32, "BOOL": C.c_bool}[kind])
+                                        for kind, name in re.findall(r"\tX\((FLOAT|INT|BOOL), (\w+),", (H.ROOT / "include" / "llmc.h").read_text())),
+                ("seed", C.c_uint64), ("max_tokens", C.c_int32), ("stop", C.c_void_p)]
 
 
 @pytest.fixture(scope="session")
