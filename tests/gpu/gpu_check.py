@@ -42,7 +42,7 @@ LEAST = dict(machine=5, conform=15, models=15, figures=30, ranks=10, kernels=25,
 GOLDEN = ("llama-smol", "llama-bias-linear-bf16", "qwen3-bias-tied", "gemma2-caps", "mixtral-bf16", "deepseek_v3-plain", "gpt2-plain")
 # the kernels that the measured models run on first
 KERNELS = tuple(f"test_{x}.py" for x in ("gemv", "gemm_swap_ab", "sm90", "flash", "cuda_attention", "cuda_sample", "gemm", "cuda_moe", "moe_gemm", "moe_fused", "cuda_mla", "qkv", "cuda_weights",
-                                         "two_products", "values16", "cuda_ops", "cuda_matmul", "cuda_state", "cuda_index", "kv_types"))
+                                         "two_products", "values16", "cuda_ops", "cuda_matmul", "cuda_state", "cuda_index", "kv_types", "formats", "cuda_extremes", "cuda_sizes"))
 
 
 class Failed(Exception):
