@@ -536,7 +536,7 @@ enum { LLMC_KV_PAGE = 32 }; /* positions of a page of keys and values */
 typedef struct llmc_stats {
 	size_t  size;
 	int64_t steps_run;      /* kernels and reference ops run by this session */
-	int64_t barriers;       /* thread barriers passed */
+	int64_t barriers;       /* stages run: threads wait for each other after each */
 	int64_t forwards, tokens;
 	int64_t weight_bytes;   /* weight bytes that the last forward streamed, by the plan */
 	int64_t kv_pages_used, kv_pages_total; /* of LLMC_KV_PAGE positions */

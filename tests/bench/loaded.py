@@ -5,12 +5,13 @@
     tests/bench/loaded.py --before OTHER/build/libllmc.so   next to another build, in turns
     tests/bench/loaded.py --peer                            next to llama.cpp as well (built as tests/bench/peer.py does)
 
-Busy processes compute nothing, one pinned to each core, at nice 0 or 19. Each variant (build, threads) is a process that keeps its model open and decodes a burst of
+Busy processes are endless loops, one pinned to each core, at nice 0 or 19. Each variant (build, threads) is a process that keeps its model open and decodes a burst of
 tokens when asked; the variants take turns within a round, in an order that rotates. llama.cpp is a process per burst. The result file holds the median and the
 quartiles of tokens per second; tokens per second of processor time (the process's own), which other users of the machine move less; and the number of runnable processes that were
 none of ours, because a machine with other users is not quiet at "none".
 """
 import argparse
+import ctypes
 import datetime
 import json
 import os
@@ -30,19 +31,20 @@ import os, sys, time
 import llmc
 model, threads = sys.argv[1], int(sys.argv[2])
 with llmc.Model(model, threads=threads) as m, m.session(context=512, chunk=16, threads=threads) as s:
-    def burst(n):
-        q = s.seq()
+    def burst(seconds):
+        q, n = s.seq(), 0
         s.forward([(q, [1, 2, 3, 4], 1)])
         wall, cpu = time.monotonic(), time.process_time()
-        for i in range(n):
-            s.forward([(q, [10 + i], 1)])
+        while n < 500 and (n < 4 or time.monotonic() - wall < seconds):
+            s.forward([(q, [10 + n], 1)])
+            n += 1
         wall, cpu = time.monotonic() - wall, time.process_time() - cpu
         s.free(q)
         return n / wall, n / cpu
-    burst(4)
+    burst(0.1)
     print("ready", flush=True)
     for line in sys.stdin:
-        print(*burst(int(line)), flush=True)
+        print(*burst(float(line)), flush=True)
 """
 
 
@@ -56,7 +58,7 @@ class Busy:
         for i, nice in enumerate(self.nices):
             pid = os.fork()
             if pid == 0:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: none outlives its parent
                 os.sched_setaffinity(0, [cores[-1 - i % len(cores)]])
                 os.nice(nice)
                 while True:
@@ -80,14 +82,14 @@ def runnable():
 class Variant:
     """One build at a number of threads, with its model open."""
     def __init__(self, name, library, model, threads):
-        env = dict(os.environ, LLMC_LIBRARY=library, PYTHONPATH=os.path.join(peer.ROOT, "bindings", "python"))
+        env = dict(os.environ, LLMC_LIBRARY=library, PYTHONPATH=os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(library))), "bindings", "python"))
         self.name, self.threads = name, threads
         self.p = subprocess.Popen([sys.executable, "-c", WORKER, model, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         if self.p.stdout.readline().strip() != "ready":
             sys.exit(f"loaded: {name} does not open {model}")
 
-    def burst(self, n):
-        self.p.stdin.write(f"{n}\n")
+    def burst(self, load, seconds):
+        self.p.stdin.write(f"{seconds}\n")
         self.p.stdin.flush()
         return [float(x) for x in self.p.stdout.readline().split()]
 
@@ -99,14 +101,30 @@ class Variant:
 class Peer:
     """llama.cpp's own benchmark, a process per burst."""
     def __init__(self, folder, model, threads):
-        self.name, self.threads = "llama.cpp", threads
+        self.name, self.threads, self.tps = "llama.cpp", threads, {}
         self.cmd = [os.path.join(folder, "llama-bench"), "-m", model, "-t", str(threads), "-p", "0", "-r", "1", "-ngl", "0", "-o", "json"]
 
-    def burst(self, n):
-        return [json.loads(peer.run_peer(self.cmd + ["-n", str(n)]))[0]["samples_ts"][0], 0.0]
+    def burst(self, load, seconds):
+        """As many tokens as the last burst under this load would have made in the time"""
+        n = min(256, max(4, int(self.tps.get(load, 4) * seconds)))
+        self.tps[load] = json.loads(peer.run_peer(self.cmd + ["-n", str(n)]))[0]["samples_ts"][0]
+        return [self.tps[load], 0.0]
 
     def close(self):
         pass
+
+
+def peer_folder():
+    """llama.cpp's tools, of its native build alone"""
+    top = os.path.join(peer.CACHE, "peer")
+    os.makedirs(top, exist_ok=True)
+    version, src = peer.source(top, None)
+    name, flags = peer.builds("best")[0]
+    out = os.path.join(top, f"{version}-{name}")
+    why = peer.build_one(src, out, name, flags)
+    if why:
+        sys.exit(f"loaded: llama.cpp {why}")
+    return version, os.path.join(out, "bin")
 
 
 def quartiles(x):
@@ -123,11 +141,11 @@ def rows_of(model, got):
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--before", metavar="LIBRARY", help="libllmc.so of another build")
+    ap.add_argument("--before", metavar="LIBRARY", help="build/libllmc.so of another tree")
     ap.add_argument("--peer", action="store_true")
     ap.add_argument("--peer-every", type=int, default=3, help="llama.cpp runs in each so many-th round [3]")
     ap.add_argument("--rounds", type=int, default=9)
-    ap.add_argument("--seconds", type=float, default=0.5, help="of a burst without load, about")
+    ap.add_argument("--seconds", type=float, default=1, help="of a burst, about")
     ap.add_argument("--threads", default="1,2")
     ap.add_argument("--loads", default=",".join(LOADS))
     ap.add_argument("--models", default="smollm2,qwen3-30b-a3b")
@@ -135,7 +153,9 @@ def main():
     ap.add_argument("--out")
     a = ap.parse_args()
     result = {"date": datetime.date.today().isoformat(), "machine": machine(), "load_before": os.getloadavg()[0], "rounds": a.rounds, "rows": []}
-    folder = peer.build_peers("best")[0][0][1] if a.peer else None
+    version, folder = peer_folder() if a.peer else (None, None)
+    if a.peer:
+        result["peer"] = f"llama.cpp of llama-cpp-python {version}"
     for model in a.models.split(","):
         if model == "smollm2":
             path = peer.sh(os.path.join(peer.ROOT, "tools", "smollm2.sh")).strip()
@@ -153,7 +173,6 @@ def main():
                 sides.append(Variant(f"spin {us}" if us else "llmc", library, path, t))
             if folder:
                 sides.append(Peer(folder, path, t))
-        n = max(4, int(a.seconds * statistics.median(sides[0].burst(8)[0] for _ in range(5))))
         got = {}
         for r in range(a.rounds):
             for load in a.loads.split(","):
@@ -162,7 +181,7 @@ def main():
                         if side.name == "llama.cpp" and r % a.peer_every:
                             continue
                         others = max(0, runnable() - 1 - len(LOADS[load]))
-                        got.setdefault((load, side.name, side.threads), []).append((*side.burst(n), others))
+                        got.setdefault((load, side.name, side.threads), []).append((*side.burst(load, a.seconds), others))
             print(f"{model}: round {r + 1} of {a.rounds}", file=sys.stderr, flush=True)
         for side in sides:
             side.close()
