@@ -23,7 +23,7 @@ def plan(args):
 def table(name):
     base, ways = TABLES[name]
     lines = [f"`llmc plan {base} --tp N`:" if name == "llama2-70b" else f"`llmc plan {base} --tp N --pp N`:", "",
-             "| | weights a GPU, GiB | decode, batch 1: ms = read + kernels + links | tokens/s | batch 8 | batch 64 | prefill of 4096 |", "|---|---|---|---|---|---|---|"]
+             "| | weights per GPU, GiB | decode, batch 1: ms = read + kernels + links | tokens/s | batch 8 | batch 64 | prefill of 4096 |", "|---|---|---|---|---|---|---|"]
     for way in ways:
         p = plan(f"{base} {way}")
         gpu, ranks = p["gpu"], p.get("ranks", [p["memory"]])

@@ -7,8 +7,8 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DOC = os.path.join(ROOT, "docs", "yaml.md")
-TYPES = {"INT": "whole number", "NUM": "number", "BYTES": "size", "BOOL": "true or false", "WORD": "word", "STR": "text", "LAYERS": "layers",
-         "INTS": "list of whole numbers", "NUMS": "list of numbers", "RULES": "list of rules", "TENSORS": "map"}
+TYPES = {"INT": "integer", "NUM": "number", "BYTES": "size", "BOOL": "true or false", "WORD": "word", "STR": "string", "LAYERS": "layers",
+         "INTS": "list of integers", "NUMS": "list of numbers", "RULES": "list of rules", "TENSORS": "map"}
 
 
 def split(args):
@@ -102,36 +102,52 @@ def document():
 
 INTRO = """# The description
 
-Written by `tools/yaml_doc.py` from `compiler/spec/spec.def`; a test keeps both alike.
+Written by `tools/yaml_doc.py` from `compiler/spec/spec.def`; a test compares both.
 
-A description is one YAML file. `family` names the file that gives the primitives (norms, positions, masks, routers) and the
-names of tensors; the description gives the numbers. A key may be written as a map in a map or with points in between:
-`attention: {n_heads: 8}` is `attention.n_heads: 8`. Later layers hide earlier ones: defaults, the family's `block`, its
-`block` for the checkpoint's format, the description, `--set key=value` on the command line. `null` goes back to the default.
-Anchors, aliases, tags and merge keys are refused, as are keys that llmc does not know and keys given twice.
+A description is one YAML file. `family` names the file with the primitives (norms, positions,
+masks, routers) and the names of tensors; the description has the numbers. A key may be written as
+nested maps or with dots: `attention: {n_heads: 8}` is `attention.n_heads: 8`. Later layers override
+earlier ones: defaults, the family's `block`, its `block` for the format of the checkpoint, the
+description, `--set key=value` on the command line. `null` restores the default. Anchors, aliases,
+tags and merge keys are refused, as are unknown and duplicate keys.
 
-**Layers** are `all`, `none`, a number, ranges as `"0-3,8"`, a list of those, or a map: `{from: 3}`, `{every: 2, at: 1}` (layers l with
-l % 2 == 1), `{not_every: 6, at: 5}` (all but those with l % 6 == 5), each with `except:` a selector.
+**Layers** are `all`, `none`, a number, ranges as `"0-3,8"`, a list of those, or a map. Maps are
+`{from: 3}`, `{every: 2, at: 1}` (layers l with l % 2 == 1) and `{not_every: 6, at: 5}` (all except
+those with l % 6 == 5), each optionally with `except:` and a selector.
 
-**Storage rules** are `{tensor: down, layers: "0-3", type: q6_k}`; `tensor` is a role or `*`, `layers` may be left out. The first rule that
-matches decides, then `storage.default`. `q.bias` is the bias of q and follows the rules of q where it has none. Import writes these
-from the checkpoint's header. Types of groups (`u4_128`) may have `group: 64` or `group: row`, the columns that share a scale, and `symmetric: true`.
-Where a checkpoint has columns in an order of their own (GPTQ's `desc_act`, `actorder`) `order: q` names the role whose order it is, and `factor: o` the
-role whose columns' factors x is multiplied by (`pre_quant_scale`): a step `arrange` makes such an x, one for all matrices that share it. `order: e_gate` on `e_gate` and `e_up`, `order: e_down` on `e_down`: each expert has an order of its own.
-A checkpoint that has f32, f16 or bf16 where a rule says something else is quantised while it is read, to the nearest, by all threads; the cache keeps the
-result. `quant: {scheme: awq, bits: 4, group: 128}` stands for the rules of a scheme; files of that scheme are read with the same description.
+**Storage rules** are `{tensor: down, layers: "0-3", type: q6_k}`. `tensor` is a role or `*`;
+`layers` is optional. The first matching rule decides, then `storage.default`.
 
-**Tensors** map a role to a name, on top of the family's: `q: .self_attn.q_proj`. A name that begins with `.` stands behind the name of
-the layer, which the role `layer` gives with `{l}` for its number; `{e}` is the number of an expert; `/` in front keeps
-`names.prefix` away. `.weight` and `.bias` are added. Roles joined by `+` are stacked on rows in one tensor. Behind a `|` stand
-`per_head` (stacked head by head), `quarters` (in four parts, each with a quarter of every role), `transpose` (stored columns first), `stacked` (all experts in one tensor), `rope_pairs`
-(rows of each head in the order of interleaved pairs) and `whole` (the name is complete). `drop` names tensors to pass over, `drop: .act_fn.beta | all=0.5` such as hold nothing but that
-number (a checkpoint with another one is refused).
+- `q.bias` is the bias of q and follows the rules of q if it has none. Import writes these rules
+  from the checkpoint's header.
+- Types of groups (`u4_128`) may have `group: 64` or `group: row`, the columns that share a scale,
+  and `symmetric: true`.
+- For a checkpoint with columns in an order of their own (GPTQ's `desc_act`, `actorder`), `order: q`
+  names the role with the order. `factor: o` names the role whose column factors multiply x
+  (`pre_quant_scale`). A step `arrange` makes such an x, one for all matrices that share it.
+  `order: e_gate` on `e_gate` and `e_up`, `order: e_down` on `e_down`: each expert has an order.
+- If a rule differs from an f32, f16 or bf16 checkpoint, it is rounded to the nearest while it is
+  read, by all threads. The cache keeps the result.
+- `quant: {scheme: awq, bits: 4, group: 128}` stands for the rules of a quantisation format. Files
+  of that format are read with the same description.
 
-`resolved: true` marks a description in which everything is written out, as `model.yaml` of a compiled model: no family file is read, so
-it means the same wherever it is taken.
+**Tensors** map a role to a name and override the family's: `q: .self_attn.q_proj`.
 
-`dtype` says what the model was made for (activations between steps are fp32), `kv.dtype` what keys and values are kept as (`docs/quantisation.md`)."""
+- A name that begins with `.` follows the name of the layer, which the role `layer` defines with
+  `{l}` for its number. `{e}` is the number of an expert. A leading `/` omits `names.prefix`.
+  `.weight` and `.bias` are added.
+- Roles joined by `+` are stacked on rows in one tensor.
+- Options follow a `|`. `per_head`: stacked head by head. `quarters`: in four parts, each with a
+  quarter of every role. `transpose`: stored columns first. `stacked`: all experts in one tensor.
+  `rope_pairs`: rows of each head in the order of interleaved pairs. `whole`: the name is complete.
+- `drop` names tensors to ignore. `drop: .act_fn.beta | all=0.5` ignores tensors that contain only
+  that number; a checkpoint with another one is refused.
+
+`resolved: true` marks a description in which everything is written out, such as `model.yaml` of a
+compiled model. No family file is read, so it means the same everywhere.
+
+`dtype` is the type that the model was made for (activations between steps are fp32). `kv.dtype` is
+the type of cached keys and values ([quantisation.md](quantisation.md#cache))."""
 
 
 def main():
