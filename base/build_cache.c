@@ -102,18 +102,22 @@ lock(int fd, int how)
 
 /* ---- reading ---- */
 
-/* One short append, which the kernel does not mix with others' */
+/* One append, which the kernel does not mix with those of other processes */
 static void
-count(const char *event, const char *kind)
+count(const Cache *c, const char *event, const char *kind)
 {
 	const char *path = getenv("LLMC_CACHE_STATS");
-	char line[64];
 	int fd = path && *path && strcmp(kind, CACHE_ANSWERS) ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644) : -1;
+	Strbuf line = { 0 };
 
 	if (fd < 0)
 		return;
-	int n = snprintf(line, sizeof line, "%s %s\n", event, kind);
-	(void)!write(fd, line, (size_t)n);
+	char *folder = cache_keeps(c) ? realpath(strbuf_str(&c->dir), NULL) : NULL;
+	strbuf_printf(&line, "%s %s %s\n", event, kind, folder ? folder : "-");
+	if (!line.failed)
+		(void)!write(fd, line.data, line.len);
+	strbuf_release(&line);
+	free(folder);
 	close(fd);
 }
 
@@ -166,8 +170,8 @@ cache_find(const Cache *c, const char *kind, const char *key, CacheEntry *e, Str
 		}
 	}
 	if (status == LLMC_E_CHECK)
-		count("damaged", kind);
-	count(status == LLMC_OK ? "hit" : "miss", kind);
+		count(c, "damaged", kind);
+	count(c, status == LLMC_OK ? "hit" : "miss", kind);
 	return status;
 }
 
@@ -458,33 +462,4 @@ cache_temporary(const Cache *c, Strbuf *dir, llmc_error *err)
 		return LLMC_E_IO;
 	}
 	return LLMC_OK;
-}
-
-/* ---- programs ---- */
-
-bool
-cache_program_key(const char *path, const char *question, char key[65])
-{
-	static const char *const wrapper[] = { "ccache", "distcc", "icecc", "sccache" };
-	char head[4] = "", *real = realpath(path, NULL);
-	const char *slash = real ? strrchr(real, '/') : NULL;
-	struct stat st;
-	Sha256 sum;
-	int fd = real ? open(real, O_RDONLY | O_CLOEXEC) : -1;
-	bool known = fd >= 0 && fstat(fd, &st) == 0 && read(fd, head, 4) == 4 && !memcmp(head, "\177ELF", 4);
-
-	for (size_t i = 0; known && i < sizeof wrapper / sizeof *wrapper; i++)
-		known = !slash || strcmp(slash + 1, wrapper[i]) != 0;
-	if (fd >= 0)
-		close(fd);
-	if (known) {
-		const int64_t of[] = { st.st_size, st.st_mtim.tv_sec, st.st_mtim.tv_nsec };
-		sha256_init(&sum);
-		sha256_add(&sum, real, strlen(real) + 1);
-		sha256_add(&sum, of, sizeof of);
-		sha256_add(&sum, question, strlen(question) + 1);
-		sha256_hex(&sum, key);
-	}
-	free(real);
-	return known;
 }

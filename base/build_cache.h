@@ -7,7 +7,8 @@
  *   bound     .usage holds the bytes of all entries. A writer that exceeds the limit removes the least recently used entries, those that no reader holds,
  *             down to 90 % of it. Renames and evictions happen under an exclusive flock on .usage.
  *
- * LLMC_CACHE_SIZE bounds the cache [2G]; 0 switches it off. LLMC_CACHE_STATS names a file that gets a line per lookup: "hit so", "miss emu", "damaged so". */
+ * LLMC_CACHE_SIZE bounds the cache [2G]; 0 switches it off. LLMC_CACHE_STATS names a file that gets a line per lookup: "hit so", "miss emu" or
+ * "damaged so", then the folder, "-" where there is none. */
 #ifndef LLMC_BASE_BUILD_CACHE_H
 #define LLMC_BASE_BUILD_CACHE_H
 
@@ -47,9 +48,7 @@ void        cache_entry_release(CacheEntry *e);
 llmc_status cache_temporary(const Cache *c, Strbuf *dir, llmc_error *err);
 void        cache_temporary_remove(const char *dir);  /* with its files */
 
-/* Kind of what a program reported about itself. No compilation, so lookups of it are not in LLMC_CACHE_STATS. */
+/* Kind of what a program reported about itself (base/program.h). No compilation, so lookups of it are not in LLMC_CACHE_STATS. */
 #define CACHE_ANSWERS "cc"
-/* Key for such a report, from the identity of the program's file. False: a script or a wrapper of compilers, whose answer may change while the file stays. */
-bool        cache_program_key(const char *path, const char *question, char key[65]);
 
 #endif

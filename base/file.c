@@ -237,24 +237,6 @@ file_check_trusted(const char *path, llmc_error *err)
 	return file_check_stat(path, &st, err);
 }
 
-bool
-file_find_program(const char *name, char *path, size_t cap)
-{
-	const char *dirs = getenv("PATH");
-	struct stat st;
-
-	if (strchr(name, '/'))
-		return (size_t)snprintf(path, cap, "%s", name) < cap && access(path, X_OK) == 0;
-	for (dirs = dirs ? dirs : "/usr/bin:/bin"; *dirs;) {
-		size_t n = strcspn(dirs, ":");
-		if (n && (size_t)snprintf(path, cap, "%.*s/%s", (int)n, dirs, name) < cap && access(path, X_OK) == 0 &&
-		    stat(path, &st) == 0 && S_ISREG(st.st_mode))
-			return true;
-		dirs += n + (dirs[n] == ':');
-	}
-	return false;
-}
-
 llmc_status
 file_cache_dir(Strbuf *out, llmc_error *err)
 {

@@ -29,8 +29,6 @@ bool        file_is_dir(const char *path);
 /* Refuses with a sentence when path is not owned by us (or root) or others may write to it. */
 llmc_status file_check_trusted(const char *path, llmc_error *err);
 llmc_status file_check_stat(const char *path, const struct stat *st, llmc_error *err);
-/* Path of an executable: as it is when it holds a slash, else along $PATH. */
-bool        file_find_program(const char *name, char *path, size_t cap);
 /* $LLMC_CACHE, else $XDG_CACHE_HOME/llmc, else ~/.cache/llmc: into out; E_IO when there is no home. */
 llmc_status file_cache_dir(Strbuf *out, llmc_error *err);
 /* dir + "/" + name, unless name is absolute; `out` is cleared first */

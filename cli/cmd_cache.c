@@ -85,18 +85,20 @@ walk(const char *dir, Sweep *s)
 		closedir(d);
 }
 
-/* Hits and misses of the file that LLMC_CACHE_STATS names; false: it names none */
+/* Hits and misses of this cache in the file that LLMC_CACHE_STATS names; false: it names none */
 static bool
-read_stats(Kind *kind)
+read_stats(const char *dir, Kind *kind)
 {
 	const char *path = getenv("LLMC_CACHE_STATS");
 	FILE *f = path && *path ? fopen(path, "r") : NULL;
-	char event[16], suffix[32];
+	char event[16], suffix[32], folder[PATH_MAX], kernels[PATH_MAX], real[PATH_MAX] = "-";
 
-	while (f && fscanf(f, "%15s %31s", event, suffix) == 2) {
+	snprintf(kernels, sizeof kernels, "%s/kernels", dir);
+	(void)!realpath(kernels, real);
+	while (f && fscanf(f, "%15s %31s %4095[^\n]", event, suffix, folder) == 3) {
 		Kind *k = kind_of(kind, suffix);
-		k->hits += !strcmp(event, "hit");
-		k->misses += !strcmp(event, "miss");
+		k->hits += !strcmp(folder, real) && !strcmp(event, "hit");
+		k->misses += !strcmp(folder, real) && !strcmp(event, "miss");
 	}
 	if (f)
 		fclose(f);
@@ -138,7 +140,7 @@ show(const Ask *a, const char *dir, int64_t limit)
 		{ "sass", "disassembled kernels", { 0 }, 0, 0 }, { "test", "code of tests", { 0 }, 0, 0 },
 		{ CACHE_ANSWERS, "versions of compilers", { 0 }, 0, 0 }, { NULL, "", { 0 }, 0, 0 },
 	};
-	const bool counted = read_stats(kind);
+	const bool counted = read_stats(dir, kind);
 	char path[PATH_MAX], text[32], most[32];
 	Tally freed = { 0 };
 

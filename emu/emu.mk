@@ -2,12 +2,14 @@
 BUILD   ?= build
 EMU     := $(BUILD)/emu
 EMU_DIR := emu
-EMU_CC  := $(CC) -std=gnu11 -O2 -g -fPIC -fvisibility=hidden -D_GNU_SOURCE -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
+EMU_CC  := $(CC) -std=gnu11 -O2 -g -fPIC -fvisibility=hidden -D_GNU_SOURCE -I. -Iinclude -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
 	-Wpointer-arith -Werror -fomit-frame-pointer -mno-red-zone
 EMU_SRC := $(wildcard $(EMU_DIR)/core/*.c $(EMU_DIR)/driver/*.c) $(EMU_DIR)/nvrtc/build.c
 EMU_OBJ := $(patsubst $(EMU_DIR)/%.c,$(EMU)/obj/%.o,$(filter-out %/kernel_mem.c,$(EMU_SRC)))
+# code of the library below the emulator: the cache of built code and what it needs
+EMU_BASE := $(patsubst %,$(EMU)/obj/base/%.o,arena cache error file number program seal sha256 strbuf)
 EMU_INC := $(patsubst $(EMU_DIR)/device/%,$(EMU)/include/%,$(wildcard $(EMU_DIR)/device/*.h))
-EMU_HDR := $(wildcard $(EMU_DIR)/*.h $(EMU_DIR)/*/*.h)
+EMU_HDR := $(wildcard $(EMU_DIR)/*.h $(EMU_DIR)/*/*.h base/*.h)
 EMU_LIB := $(EMU)/libcuda.so.1 $(EMU)/libnvrtc.so.13 $(EMU)/libnvrtc.so $(EMU)/libcublasLt.so.13 $(EMU)/libnccl.so.2 $(EMU)/kernel_mem.o $(EMU_INC)
 
 .PHONY: emu emu-lib
@@ -19,19 +21,26 @@ $(EMU)/obj/%.o: $(EMU_DIR)/%.c $(EMU_HDR)
 	@mkdir -p $(@D)
 	$(EMU_CC) -c $< -o $@
 
+$(EMU)/obj/base/%.o: base/%.c $(EMU_HDR)
+	@mkdir -p $(@D)
+	$(EMU_CC) -c $< -o $@
+
+# part of the keys of objects in the cache, so without the folder that it was compiled in
+$(EMU)/obj/nvrtc/build.o: EMU_CC += -g0
+
 $(EMU)/kernel_mem.o: $(EMU_DIR)/core/kernel_mem.c
 	@mkdir -p $(@D)
-	$(EMU_CC) -fno-builtin -c $< -o $@
+	$(EMU_CC) -fno-builtin -g0 -c $< -o $@
 
 $(EMU)/include/%.h: $(EMU_DIR)/device/%.h
 	@mkdir -p $(@D)
 	cp $< $@
 
-$(EMU)/libcuda.so.1: $(EMU_OBJ)
+$(EMU)/libcuda.so.1: $(EMU_OBJ) $(EMU_BASE)
 	$(CC) -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs $^ -o $@ -lm -lpthread -ldl
 
-$(EMU)/libnvrtc.so.13: $(EMU)/obj/nvrtc/nvrtc.o $(EMU)/obj/nvrtc/build.o
-	$(CC) -shared -Wl,-soname,libnvrtc.so.13 -Wl,-z,defs $^ -o $@ -ldl
+$(EMU)/libnvrtc.so.13: $(EMU)/obj/nvrtc/nvrtc.o $(EMU)/obj/nvrtc/build.o $(EMU_BASE)
+	$(CC) -shared -Wl,-soname,libnvrtc.so.13 -Wl,-z,defs $^ -o $@ -lm -lpthread -ldl
 
 # They work inside of the driver's timeline, so they find it beside themselves.
 $(EMU)/libcublasLt.so.13: $(EMU)/obj/libs/cublaslt.o $(EMU)/libcuda.so.1

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import mmap
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -85,10 +86,10 @@ def key(*parts):
 
 
 def _count(event, kind):
-    path = os.environ.get("LLMC_CACHE_STATS")
+    path, at = os.environ.get("LLMC_CACHE_STATS"), folder()
     if path:
         with contextlib.suppress(OSError), open(path, "ab", buffering=0) as f:
-            f.write(f"{event} {kind}\n".encode())
+            f.write(f"{event} {kind} {at.resolve() if at else '-'}\n".encode())
 
 
 def _intact(data, key):
@@ -217,8 +218,33 @@ def library(kind, key, make, mode=ctypes.DEFAULT_MODE):
 
 @functools.cache
 def version(compiler):
-    """First line of a compiler's version text; "": there is no such compiler."""
+    """A compiler's version text; "": there is no such compiler."""
     try:
-        return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.partition("\n")[0]
+        return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     except OSError:
         return ""
+
+
+@functools.cache
+def _read(path):
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def included(text, folders, here=None):
+    """[(name, text)] of all that a source text includes in quotes, from its own folder or one of these, in order of names. Names that lead nowhere are left out:
+    the compiler has them, or a condition excludes them."""
+    found, todo = {}, [(text, here)]
+    while todo:
+        text, here = todo.pop()
+        for name in re.findall(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', text, re.M):
+            for folder in [here, *map(Path, folders)] if here else map(Path, folders):
+                path = folder / name
+                if (more := _read(path)) is not None:
+                    if name not in found:
+                        found[name] = more
+                        todo.append((more, path.parent))
+                    break
+    return sorted(found.items())

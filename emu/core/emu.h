@@ -138,6 +138,7 @@ struct Func {
 	int n_obj;
 	uint32_t static_bytes;
 	const char *source;         /* the kernel's text, as long as its module is there */
+	const char *layouts, *layouts_end; /* clang's layouts of its records; NULL: compiled for the fast mode */
 	const char *arena, *arena_type; /* the struct that dynamic shared memory is, as the kernel says; NULL: nothing said yet */
 };
 

@@ -1,7 +1,6 @@
-/* Names for bytes of a shared struct and for pointers among a kernel's parameters: what clang wrote of its records' layouts beside the kernel's object (nvrtc/build.c). */
+/* Names for bytes of a shared struct and for pointers among a kernel's parameters: clang's layouts of its records, which are in the kernel's object (nvrtc/build.c). */
 #include "emu.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,22 +19,6 @@ type_name(const char *pretty, char out[256])
 	return true;
 }
 
-static FILE *
-layouts_of(const Func *f)
-{
-	Dl_info info;
-	char path[4400];
-
-	if (!dladdr((const void *)(uintptr_t)f->invoke, &info) || !info.dli_fname)
-		return NULL;
-	snprintf(path, sizeof path, "%s", info.dli_fname);
-	char *dot = strrchr(path, '.');
-	if (!dot || strcmp(dot, ".so"))
-		return NULL;
-	strcpy(dot, ".la");
-	return fopen(path, "r");
-}
-
 /* Lines of a record: "   128 |     float[32] part", two blanks more for each level; the first is the record itself. */
 char *
 member_of(const Func *f, const char *pretty, size_t off)
@@ -44,7 +27,7 @@ member_of(const Func *f, const char *pretty, size_t off)
 	size_t at[DEPTH] = { 0 };
 	int depth = 0;
 	bool inside = false;
-	FILE *in = type_name(pretty, type) ? layouts_of(f) : NULL;
+	FILE *in = f->layouts && type_name(pretty, type) ? fmemopen((void *)(uintptr_t)f->layouts, (size_t)(f->layouts_end - f->layouts), "r") : NULL;
 
 	while (in && fgets(line, sizeof line, in)) {
 		char *bar = strchr(line, '|'), *end, *text = bar ? bar + 1 : line;

@@ -51,7 +51,8 @@ static CUresult
 load(CUmodule *out, const void *image)
 {
 	NvrtcSource s;
-	char *log, *path;
+	Built object;
+	char *log;
 
 	if (!out || !image)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -64,18 +65,22 @@ load(CUmodule *out, const void *image)
 		image_close(&s);
 		return CUDA_ERROR_NO_BINARY_FOR_GPU;
 	}
-	path = build_object(&s, emu_check, &log);
+	bool built = build_object(&s, emu_check, &object, &log);
 	char *source = strdup(s.source);
 	image_close(&s);
-	if (!path) {
+	if (!built) {
 		emu_note("module: %s", log);
+		build_release(&object);
 		free(log);
 		free(source);
 		return CUDA_ERROR_INVALID_IMAGE;
 	}
 	free(log);
-	void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	free(path);
+	static bool warned;
+	if (object.unkept.code != LLMC_OK)
+		build_warn_once(&warned, object.unkept.text, "objects are not kept for the next time");
+	void *so = dlopen(strbuf_str(&object.entry.path), RTLD_NOW | RTLD_LOCAL);
+	build_release(&object);
 	if (!so) {
 		emu_note("module: %s", dlerror());
 		free(source);
@@ -231,6 +236,8 @@ API(cuModuleGetFunction, (CUfunction *out, CUmodule m, const char *name))
 	f->name = strdup(name);
 	f->mod = m;
 	f->source = m->source;
+	f->layouts = dlsym(m->so, "_binary_layouts_start");
+	f->layouts_end = dlsym(m->so, "_binary_layouts_end");
 	memcpy(&f->invoke, invoke, sizeof f->invoke);
 	f->n_param = (int)param[0];
 	f->param_size = param + 1;

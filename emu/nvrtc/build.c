@@ -1,16 +1,20 @@
 #include "build.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "base/file.h"
+#include "base/program.h"
+#include "base/sha256.h"
 
 typedef struct { char *p; size_t n, cap; } TextBuf;
 typedef struct { uint64_t a, b; } SourceHash;
@@ -48,9 +52,9 @@ hash(SourceHash *h, const void *p, size_t n)
 }
 
 static void
-hash_text(SourceHash *h, const char *s)
+add_text(Sha256 *sum, const char *s)
 {
-	hash(h, s, strlen(s) + 1);
+	sha256_add(sum, s, strlen(s) + 1);
 }
 
 static char *
@@ -200,7 +204,7 @@ exports(TextBuf *t, const char *source)
 /* ---- running the compiler ---- */
 
 static int
-run(char *const argv[], const char *out, const char *log)
+run(char *const argv[], const char *out, const char *log, const char *dir)
 {
 	pid_t pid = fork();
 	int status;
@@ -211,7 +215,8 @@ run(char *const argv[], const char *out, const char *log)
 		dup2(null, 0);
 		dup2(to, 1);
 		dup2(fd, 2);
-		execvp(argv[0], argv);
+		if (!dir || chdir(dir) == 0)
+			execvp(argv[0], argv);
 		dprintf(2, "%s: %s\n", argv[0], strerror(errno));
 		_exit(127);
 	}
@@ -221,24 +226,6 @@ run(char *const argv[], const char *out, const char *log)
 		if (errno != EINTR)
 			return -1;
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-static void
-remove_tree(const char *dir)
-{
-	DIR *d = opendir(dir);
-	struct dirent *e;
-	char path[4600];
-
-	while (d && (e = readdir(d))) {
-		if (e->d_name[0] == '.')
-			continue;
-		snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
-		unlink(path);
-	}
-	if (d)
-		closedir(d);
-	rmdir(dir);
 }
 
 static int
@@ -262,8 +249,19 @@ wide_vectors(void)
 
 enum { MAX_ARGS = 256 };
 
+/* Accumulators belong to the matrix instruction until it has been waited for, so locals are watched as well. */
 static void
-arguments(const NvrtcSource *s, bool check, bool wgmma, const char **a, int *n, const char *cxx, char arch[32], char include[4200])
+watch_locals(const char **a, int *n)
+{
+	static const char *const locals[] = { "-Xclang", "-fsanitize-coverage-type=1", "-Xclang", "-fsanitize-coverage-trace-loads", "-Xclang",
+		"-fsanitize-coverage-trace-stores" };
+
+	for (size_t i = 0; i < sizeof locals / sizeof *locals; i++)
+		a[(*n)++] = locals[i];
+}
+
+static void
+arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *cxx, char arch[32])
 {
 	static const char *const common[] = { "-x", "c++", "-std=c++17", "-fdeclspec", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti",
 		"-fno-threadsafe-statics", "-fno-stack-protector", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-everything", "-Werror=uninitialized",
@@ -276,37 +274,29 @@ arguments(const NvrtcSource *s, bool check, bool wgmma, const char **a, int *n, 
 		/* the hooks take most of what such a kernel takes to run, the compiler most of all */
 		"-mllvm", "-regalloc=fast", "-mllvm", "-optimize-regalloc=0" };
 
-	/* Then locals are watched too: accumulators belong to the matrix instruction until it has been waited for. */
-	static const char *const locals[] = { "-Xclang", "-fsanitize-coverage-type=1", "-Xclang", "-fsanitize-coverage-trace-loads", "-Xclang",
-		"-fsanitize-coverage-trace-stores" };
-
 	const char *level = getenv("LLMC_EMU_LEVEL");
 
 	a[(*n)++] = cxx;
 	for (size_t i = 0; i < sizeof common / sizeof *common; i++)
 		a[(*n)++] = common[i];
-	if (level && *level && !check) /* what the checking mode watches is the same whatever this says */
+	if (level && *level && !check) /* the checking mode watches the same at every level */
 		a[(*n)++] = level;
 	for (size_t i = 0; check && i < sizeof checking / sizeof *checking; i++)
 		a[(*n)++] = checking[i];
-	for (size_t i = 0; check && wgmma && i < sizeof locals / sizeof *locals; i++)
-		a[(*n)++] = locals[i];
 	if (wide_vectors()) {
 		a[(*n)++] = "-mavx2";
 		a[(*n)++] = "-mfma";
 		a[(*n)++] = "-mf16c";
 	}
 	snprintf(arch, 32, "-D__CUDA_ARCH__=%d0", s->arch);
-	snprintf(include, 4200, "-I%s/include", home());
 	a[(*n)++] = arch;
-	a[(*n)++] = include;
-	for (int i = 0; i < s->n_opt && *n < MAX_ARGS - 16; i++)
+	for (int i = 0; i < s->n_opt && *n < MAX_ARGS - 32; i++)
 		a[(*n)++] = s->opt[i];
 }
 
-/* What the text includes by name from the -I folders, and what that includes; others' headers do not matter. */
+/* Headers that the text includes by name from the -I folders, and those that they include. System headers are part of the compiler. */
 static void
-hash_included(SourceHash *h, const NvrtcSource *s, const char *text, TextBuf *seen)
+add_included(Sha256 *sum, const NvrtcSource *s, const char *text, TextBuf *seen)
 {
 	char name[512], mark[520], path[4700];
 
@@ -324,86 +314,114 @@ hash_included(SourceHash *h, const NvrtcSource *s, const char *text, TextBuf *se
 			char *found = read_file(path);
 			if (!found)
 				continue;
-			hash_text(h, name);
-			hash_text(h, found);
-			hash_included(h, s, found, seen);
+			add_text(sum, name);
+			add_text(sum, found);
+			add_included(sum, s, found, seen);
 			free(found);
 		}
 	}
 	for (int i = 0; i < s->n_header; i++) /* given by the program, they may include too */
 		if (text == s->source)
-			hash_included(h, s, s->header[i], seen);
+			add_included(sum, s, s->header[i], seen);
 }
 
-static SourceHash
-key_of(const NvrtcSource *s, bool check, bool *wgmma)
+/* Everything of the emulator that an object is made from, and the compiler: read once per process. */
+static Sha256 common;
+static char common_of[1024];
+static pthread_mutex_t common_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static Sha256
+common_sum(const Cache *cache, const char *cxx)
 {
-	SourceHash h = { 0xcbf29ce484222325ull, 7 };
-	static const char *const parts[] = { "emu_device.h", "emu_abi.h", "emu_mma.h", "emu_math.h", "emu_sync.h", "emu_wgmma.h", "warp_ops.h" };
+	static const char *const parts[] = { "include/emu_device.h", "include/emu_abi.h", "include/emu_mma.h", "include/emu_math.h", "include/emu_sync.h",
+		"include/emu_wgmma.h", "include/warp_ops.h", "kernel_mem.o", "obj/nvrtc/build.o" };
 	char path[4400];
 
-	hash_text(&h, s->source);
-	hash_text(&h, s->name);
-	hash(&h, &s->arch, sizeof s->arch);
-	hash(&h, &check, sizeof check);
-	for (int i = 0; i < s->n_opt; i++)
-		hash_text(&h, s->opt[i]);
-	TextBuf seen = { 0 };
-	put(&seen, "\n", 1);
-	hash_included(&h, s, s->source, &seen);
-	*wgmma = strstr(s->source, "wgmma") || strstr(seen.p, "wgmma");
-	free(seen.p);
-	for (int i = 0; i < s->n_header; i++) {
-		hash_text(&h, s->header_name[i]);
-		hash_text(&h, s->header[i]);
+	pthread_mutex_lock(&common_lock);
+	if (strncmp(common_of, cxx, sizeof common_of - 1)) {
+		Strbuf version = { 0 }, part = { 0 };
+		sha256_init(&common);
+		char *argv[] = { path, (char *)(uintptr_t)"--version", NULL };
+		if (program_find(cxx, path, sizeof path) && program_answer(cache, argv, &version))
+			add_text(&common, strbuf_str(&version));
+		for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+			snprintf(path, sizeof path, "%s/%s", home(), parts[i]);
+			if (file_read(path, 1 << 24, &part, NULL) == LLMC_OK)
+				sha256_add(&common, part.data, part.len);
+		}
+		strbuf_release(&version);
+		strbuf_release(&part);
+		snprintf(common_of, sizeof common_of, "%s", cxx);
 	}
-	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-		snprintf(path, sizeof path, "%s/include/%s", home(), parts[i]);
-		char *text = read_file(path);
-		if (text)
-			hash_text(&h, text);
-		free(text);
-	}
-	bool wide = wide_vectors();
-	hash(&h, &wide, sizeof wide);
-	return h;
+	Sha256 sum = common;
+	pthread_mutex_unlock(&common_lock);
+	return sum;
 }
 
-char *
-build_object(const NvrtcSource *s, bool check, char **log)
+/* The key of an object, after the last of the arguments has been added. Folders are not part of it: the contents of included files are. */
+static void
+key_of(const Cache *cache, const NvrtcSource *s, const char *cxx, bool check, const char **a, int *n, char key[65])
 {
-	static int counter;
-	const char *cxx = getenv("LLMC_EMU_CXX"), *cache = getenv("LLMC_EMU_CACHE");
-	char dir[4200], tmp[4300], path[4400], src[4400], obj[4400], out[4400], logs[4400], layouts[4400], mem[4400], cuda[4400], dirs[4310], arch[32], include[4200];
-	const char *a[MAX_ARGS];
-	char *result = NULL;
-	int n = 0, rc;
+	Sha256 sum = common_sum(cache, cxx);
+	TextBuf seen = { 0 };
+	const int of[] = { s->arch, check };
 
-	cxx = cxx && *cxx ? cxx : "clang++";
-	if (cache && *cache)
-		snprintf(dir, sizeof dir, "%s", cache);
-	else
-		snprintf(dir, sizeof dir, "%s/cache", home());
-	mkdir(dir, 0700);
-	bool wgmma;
-	SourceHash h = key_of(s, check, &wgmma);
-	arguments(s, check, wgmma, a, &n, cxx, arch, include);
-	for (int i = 0; i < n; i++)
-		hash_text(&h, a[i]);
-	snprintf(path, sizeof path, "%s/%016llx%016llx.so", dir, (unsigned long long)h.a, (unsigned long long)h.b);
-	*log = strdup("");
-	if (!access(path, R_OK))
-		return strdup(path);
-	snprintf(tmp, sizeof tmp, "%s/tmp.%d.%d", dir, (int)getpid(), __atomic_fetch_add(&counter, 1, __ATOMIC_RELAXED));
-	mkdir(tmp, 0700);
-	snprintf(src, sizeof src, "%s/kernel.cu", tmp);
-	snprintf(obj, sizeof obj, "%s/kernel.o", tmp);
-	snprintf(out, sizeof out, "%s/kernel.so", tmp);
-	snprintf(logs, sizeof logs, "%s/log", tmp);
-	snprintf(layouts, sizeof layouts, "%s/kernel.la", tmp);
+	sha256_add(&sum, of, sizeof of);
+	add_text(&sum, s->source);
+	add_text(&sum, s->name);
+	put(&seen, "\n", 1);
+	add_included(&sum, s, s->source, &seen);
+	if (check && (strstr(s->source, "wgmma") || strstr(seen.p, "wgmma")))
+		watch_locals(a, n);
+	free(seen.p);
+	for (int i = 1; i < *n; i++)
+		if (strncmp(a[i], "-I", 2))
+			add_text(&sum, a[i]);
+	for (int i = 0; i < s->n_header; i++) {
+		add_text(&sum, s->header_name[i]);
+		add_text(&sum, s->header[i]);
+	}
+	sha256_hex(&sum, key);
+}
+
+/* Keep the record layouts of the source from a dump of clang, a fortieth of the text: the others are of its intermediate form. */
+static int
+write_layouts(const char *dir, const char *dump)
+{
+	TextBuf t = { 0 };
+	bool keep = false;
+
+	put(&t, "\n", 1);
+	for (const char *line = dump, *end; *line; line = end) {
+		end = line + strcspn(line, "\n");
+		end += *end == '\n';
+		if (!strncmp(line, "*** ", 4))
+			keep = strstr(line, "AST Record Layout") != NULL && strstr(line, "AST Record Layout") < end;
+		if (keep)
+			put(&t, line, (size_t)(end - line));
+	}
+	int rc = write_file(dir, "layouts", t.p);
+	free(t.p);
+	return rc;
+}
+
+/* Compile into dir/kernel.so; 0, or not. */
+static int
+compile(const NvrtcSource *s, bool check, const char *dir, const char *cxx, const char **a, int n)
+{
+	char src[4400], obj[4400], out[4400], logs[4400], layouts[4400], mem[4400], cuda[4400], include[4400], own[4400], map[4400];
+	int rc;
+
+	snprintf(src, sizeof src, "%s/kernel.cu", dir);
+	snprintf(obj, sizeof obj, "%s/kernel.o", dir);
+	snprintf(out, sizeof out, "%s/kernel.so", dir);
+	snprintf(logs, sizeof logs, "%s/log", dir);
+	snprintf(layouts, sizeof layouts, "%s/dump", dir);
 	snprintf(mem, sizeof mem, "%s/kernel_mem.o", home());
 	snprintf(cuda, sizeof cuda, "%s/libcuda.so.1", home());
-	snprintf(dirs, sizeof dirs, "-I%s", tmp);
+	snprintf(include, sizeof include, "-I%s/include", home());
+	snprintf(map, sizeof map, "-ffile-prefix-map=%s/include=emu", home());
+	snprintf(own, sizeof own, "-I%s", dir);
 	TextBuf t = { 0 };
 	puts_(&t, "#line 1 \"");
 	puts_(&t, s->name);
@@ -411,34 +429,117 @@ build_object(const NvrtcSource *s, bool check, char **log)
 	puts_(&t, s->source);
 	puts_(&t, "\n#line 1 \"emu_exports\"\n");
 	exports(&t, s->source);
-	rc = write_file(tmp, "kernel.cu", t.p);
+	rc = write_file(dir, "kernel.cu", t.p);
 	free(t.p);
 	for (int i = 0; i < s->n_header; i++)
 		if (!strchr(s->header_name[i], '/'))
-			rc |= write_file(tmp, s->header_name[i], s->header[i]);
-	a[n++] = dirs;
-	a[n++] = "-c";
-	a[n++] = src;
-	a[n++] = "-o";
-	a[n++] = obj;
-	a[n] = NULL;
+			rc |= write_file(dir, s->header_name[i], s->header[i]);
+	const char *const more[] = { include, map, own, "-c", src, "-o", obj, NULL };
+	for (size_t i = 0; i < sizeof more / sizeof *more; i++)
+		a[n + (int)i] = more[i];
 	if (!rc)
-		rc = run((char *const *)(uintptr_t)a, check ? layouts : NULL, logs);
-	if (!rc) {
-		const char *l[] = { cxx, "-shared", "-nostdlib", "-Wl,-Bsymbolic", "-Wl,-z,defs", obj, mem, cuda, "-lm", "-lc", "-o", out, NULL };
-		rc = run((char *const *)(uintptr_t)l, NULL, logs);
+		rc = run((char *const *)(uintptr_t)a, check ? layouts : NULL, logs, NULL);
+	if (!rc && check) {
+		char *dump = read_file(layouts);
+		rc = dump ? write_layouts(dir, dump) : -1;
+		free(dump);
 	}
-	char *said = read_file(logs);
-	if (said) {
+	if (!rc) { /* layouts are data between two symbols that are named for their file, so the linker works in its folder */
+		const char *l[] = { cxx, "-shared", "-nostdlib", "-Wl,-Bsymbolic", "-Wl,-z,defs", obj, mem, cuda, "-lm", "-lc", "-o", out, "-Wl,-z,noexecstack",
+			check ? "-Wl,--format=binary,layouts,--format=default" : NULL, NULL };
+		rc = run((char *const *)(uintptr_t)l, NULL, logs, dir);
+	}
+	return rc;
+}
+
+void
+build_warn_once(bool *warned, const char *why, const char *what)
+{
+	if (!__atomic_exchange_n(warned, true, __ATOMIC_RELAXED))
+		fprintf(stderr, "emulator: %s: %s\n", why, what);
+}
+
+static bool
+take(const Cache *cache, const char *key, Built *out)
+{
+	static bool warned;
+	llmc_error err;
+
+	llmc_status status = cache_find(cache, "emu", key, &out->entry, NULL, &err);
+	if (status == LLMC_E_CHECK)
+		build_warn_once(&warned, err.text, "it is built again");
+	return status == LLMC_OK;
+}
+
+/* Into the cache; false: it takes no more */
+static bool
+keep(const Cache *cache, const char *key, const char *dir, Built *out)
+{
+	Strbuf path = { 0 }, object = { 0 };
+	bool kept = false;
+
+	file_join(&path, dir, "kernel.so");
+	if (cache_keeps(cache) && file_read(strbuf_str(&path), 1 << 28, &object, &out->unkept) == LLMC_OK)
+		kept = cache_put(cache, "emu", key, object.data, object.len, &out->entry, &out->unkept) == LLMC_OK;
+	if (!kept) {
+		strbuf_clear(&out->entry.path);
+		strbuf_puts(&out->entry.path, strbuf_str(&path));
+		strbuf_puts(&out->temporary, dir);
+	}
+	strbuf_release(&path);
+	strbuf_release(&object);
+	return kept;
+}
+
+bool
+build_object(const NvrtcSource *s, bool check, Built *out, char **log)
+{
+	const char *cxx = getenv("LLMC_EMU_CXX"), *own = getenv("LLMC_EMU_CACHE"), *a[MAX_ARGS];
+	char arch[32], key[65], logs[4400], *dir = NULL;
+	Cache cache;
+	Strbuf tmp = { 0 };
+	llmc_error err = { 0 };
+	int n = 0, rc = -1;
+
+	*out = (Built){ 0 };
+	cxx = cxx && *cxx ? cxx : "clang++";
+	*log = strdup("");
+	(void)cache_open(&cache, own && *own ? own : NULL, &out->unkept); /* without it the object is of this process alone */
+	arguments(s, check, a, &n, cxx, arch);
+	key_of(&cache, s, cxx, check, a, &n, key);
+	if (take(&cache, key, out)) {
+		cache_close(&cache);
+		return true;
+	}
+	if (cache_temporary(&cache, &tmp, &err) == LLMC_OK)
+		dir = realpath(strbuf_str(&tmp), NULL);
+	if (dir) {
+		rc = compile(s, check, dir, cxx, a, n);
+		snprintf(logs, sizeof logs, "%s/log", dir);
+		char *text = read_file(logs);
+		if (text) {
+			free(*log);
+			*log = text;
+		}
+	} else {
 		free(*log);
-		*log = said;
+		*log = strdup(err.text);
 	}
-	char beside[4400];
-	snprintf(beside, sizeof beside, "%.*sla", (int)strlen(path) - 2, path);
-	if (!rc && (!check || !rename(layouts, beside)) && !rename(out, path))
-		result = strdup(path);
-	remove_tree(tmp);
-	return result;
+	if (rc == 0 ? keep(&cache, key, dir, out) : dir != NULL)
+		cache_temporary_remove(dir);
+	free(dir);
+	strbuf_release(&tmp);
+	cache_close(&cache);
+	return rc == 0;
+}
+
+void
+build_release(Built *b)
+{
+	if (b->temporary.len)
+		cache_temporary_remove(strbuf_str(&b->temporary));
+	strbuf_release(&b->temporary);
+	cache_entry_release(&b->entry);
 }
 
 /* ---- images ---- */

@@ -212,11 +212,14 @@ API(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram p, int n, const char *const 
 	s.header = (const char *const *)p->header;
 	s.n_header = p->n_header;
 	const char *mode = getenv("LLMC_EMU_MODE");
-	char *log, *path = build_object(&s, mode && !strcmp(mode, "check"), &log);
+	Built object;
+	char *log;
+	bool built = build_object(&s, mode && !strcmp(mode, "check"), &object, &log);
+	build_release(&object);
 	free(p->log);
 	p->log = log;
-	result = path ? NVRTC_SUCCESS : NVRTC_ERROR_COMPILATION;
-	if (path) {
+	result = built ? NVRTC_SUCCESS : NVRTC_ERROR_COMPILATION;
+	if (built) {
 		bool only_ptx = s.ptx;
 		free(p->image);
 		free(p->ptx);
@@ -227,7 +230,6 @@ API(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram p, int n, const char *const 
 		p->ptx = image_write(&s, &p->ptx_bytes);
 		p->compiled = true;
 	}
-	free(path);
 	for (int i = 0; i < n_keep; i++)
 		free(made[i]);
 	return result;

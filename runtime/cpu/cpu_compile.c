@@ -38,7 +38,7 @@ run_compiler(const CpuKernels *k, const Object *o, const char *header, const cha
 	argv[n++] = (char *)strbuf_str(&o->source);
 	argv[n++] = (char *)"-lm";
 	argv[n] = NULL;
-	return cc_run(argv, 1200, text, code, err);
+	return program_run(argv, 1200, text, code, err);
 }
 
 /* Did the compiler see what the key was made from? Somebody may have compiled the model again meanwhile. */

@@ -1,10 +1,11 @@
-/* Inside of building kernels for the processor: cc.c starts the compiler, cpu_compile.c makes shared objects, cpu_kernels.c says what each
+/* Inside of building kernels for the processor: cc.c finds the compiler, cpu_compile.c makes shared objects, cpu_kernels.c says what each
  * is made from and loads them, precompiled_header.c precompiles what all of them include. */
 #ifndef LLMC_RUNTIME_CPU_CPU_KERNELS_H
 #define LLMC_RUNTIME_CPU_CPU_KERNELS_H
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/program.h"
 #include "base/sha256.h"
 #include "runtime/cpu/cpu.h"
 
@@ -29,8 +30,6 @@ struct CpuKernels {
 };
 
 /* --- cc.c --- */
-/* Run argv[0] (a path) without a shell; what it prints, at most cap bytes, goes to out. *code: exit status, 128 + signal */
-llmc_status cc_run(char *const argv[], size_t cap, Strbuf *out, int *code, llmc_error *err);
 /* Flags for a target and those of $LLMC_KERNEL_CFLAGS: NULL-terminated, over one allocation in *text */
 llmc_status cc_flags(const char *target, char ***flags, char **text, llmc_error *err);
 

@@ -44,7 +44,7 @@ make(const CpuKernels *k, const char *path)
 	argv[n++] = out;
 	argv[n] = NULL;
 	snprintf(out, sizeof out, "%s.gch", path);
-	bool ok = file_write(path, text, sizeof text - 1, NULL) == LLMC_OK && cc_run(argv, 0, &said, &code, NULL) == LLMC_OK && code == 0;
+	bool ok = file_write(path, text, sizeof text - 1, NULL) == LLMC_OK && program_run(argv, 0, &said, &code, NULL) == LLMC_OK && code == 0;
 	strbuf_release(&said);
 	return ok;
 }

@@ -203,11 +203,18 @@ def test_a_full_disk_is_one_warning(llmc, tmp_path):
     assert p.stderr.count("not kept for the next time") == 1 == len(p.stderr.splitlines()), p.stderr
 
 
-def test_counts_are_added_up(tmp_path):
-    for i, text in enumerate(["hit so\nmiss so\nhit emu\n", "miss emu\ndamaged so\nmiss so\n"]):
+def test_counts_are_added_up(llmc, tmp_path, monkeypatch):
+    here, there = (tmp_path / "my cache" / "kernels").resolve(), "/tmp/other cache/kernels"
+    monkeypatch.setenv("LLMC_CACHE", str(tmp_path / "my cache"))
+    for i, text in enumerate([f"hit so {here}\nmiss so {here}\nhit emu {here}\nmiss so -\n", f"miss emu {here}\ndamaged so {here}\nmiss so {here}\nhit so {there}\n"]):
         (tmp_path / f"{i}").write_text(text)
     cmd = [sys.executable, str(ROOT / "tools/cache_stats.py")]
     p = subprocess.run([*cmd, "--kinds", tmp_path / "0", tmp_path / "1"], capture_output=True, text=True)
-    assert p.returncode == 0 and p.stdout == "hits 2, misses 3, damaged 1\n  emu: hits 1, misses 1\n  so: hits 1, misses 2, damaged 1\n"
+    assert p.returncode == 0 and p.stdout == (
+        "hits 2, misses 3, damaged 1; in caches of tests: hits 1, misses 1\n"
+        "  emu: hits 1, misses 1\n  so: hits 1, misses 2, damaged 1\n  so in caches of tests: hits 1, misses 1\n")
+    here.mkdir(parents=True)
+    kinds = {k["name"]: k for k in llmc.json("cache", env={"LLMC_CACHE_STATS": str(tmp_path / "1")})["kinds"]}
+    assert (kinds["so"]["hits"], kinds["so"]["misses"], kinds["emu"]["misses"]) == (0, 1, 1)
     p = subprocess.run([*cmd, tmp_path / "none"], capture_output=True, text=True)
     assert p.returncode == 1 and p.stdout == ""

@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "api/api.h"
+#include "base/file.h"
 
 static long (*emu_count)(const char *name);
 static void (*emu_count_reset)(void);
@@ -50,6 +51,11 @@ emulator(char dir[4096])
 	*(void **)&emu_report_count = dlsym(lib, "emu_report_count");
 	*(void **)&emu_last_report = dlsym(lib, "emu_last_report");
 	*(void **)&emu_graph = dlsym(lib, "emu_graph");
+	/* a test that begins with an empty cache of images takes the emulator's objects from the one that it was started with */
+	Strbuf cache = { 0 };
+	if (file_cache_dir(&cache, NULL) == LLMC_OK)
+		setenv("LLMC_EMU_CACHE", strbuf_str(&cache), 0);
+	strbuf_release(&cache);
 	setenv("LLMC_CUDA_LIBDIR", dir, 1);
 	setenv("LLMC_EMU_QUIET", "1", 1);
 	return emu_count && emu_count_reset && emu_fail && emu_failed && emu_leaks && emu_graph && emu_report_count && emu_last_report;
