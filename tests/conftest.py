@@ -11,6 +11,8 @@ import tempfile
 
 import pytest
 
+sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tools"))
+import build_cache
 import quick_cc
 from processor import cpu_archs
 from waiting import HANG
@@ -18,7 +20,26 @@ from waiting import HANG
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 os.chdir(ROOT)
 sys.path.insert(0, os.path.join(ROOT, "bindings", "python"))
-os.environ["LLMC_CACHE"] = os.path.join(ROOT, "build", "test-cache")
+
+
+def share_built_code(own):
+    """Set LLMC_CACHE to a folder of the tests' own, for models and weights. Built code in it is that of this user's cache, which outlives build/; so are objects of the
+    emulated GPU in tests that begin with an empty cache."""
+    if os.environ.get("LLMC_CACHE") == own:  # by the process that started this one
+        return
+    outer, link = build_cache.root(), os.path.join(own, "kernels")
+    if build_cache.folder():
+        os.environ.setdefault("LLMC_EMU_CACHE", str(outer))
+        os.makedirs(own, exist_ok=True)
+        if os.path.isdir(link) and not os.path.islink(link):
+            shutil.rmtree(link)
+        made = tempfile.mktemp(prefix="kernels.", dir=own)
+        os.symlink(os.path.abspath(outer / "kernels"), made)
+        os.replace(made, link)
+    os.environ["LLMC_CACHE"] = own
+
+
+share_built_code(os.path.join(ROOT, "build", "test-cache"))
 os.environ.setdefault("LLMC_KERNEL_CFLAGS", quick_cc.kernel_cflags())
 if "LLMC_CHECK_ALL" not in os.environ:  # emulated kernels take longer to compile than to run
     os.environ.setdefault("LLMC_EMU_LEVEL", "-O0")

@@ -2,13 +2,16 @@
 parsed once for each instruction set, with the kernels' own flags: gcc 12 may crash where the header was made with another -O. A compiler that does not take
 what was made here reads the header, as ever."""
 import fcntl
-import hashlib
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from processor import RUNS
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
+import build_cache  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "#ifdef __AVX2__\n#include <immintrin.h>\n#endif\n"
@@ -25,14 +28,13 @@ def targets():
 def include(common, sets):
     """Flags that include the header, made for gcc with `common` and each of the sets of flags (name: flags); none where the compiler is another."""
     cc = os.environ.get("LLMC_CC") or "gcc"
-    try:
-        version = subprocess.run([cc, "--version"], capture_output=True, text=True).stdout
-    except OSError:
-        return []
+    version = build_cache.version(cc)
     if "Free Software Foundation" not in version or not sets:
         return []
-    key = hashlib.sha256(repr((version, common, sorted(sets.items()))).encode()).hexdigest()[:12]
-    d = ROOT / "build" / "test-headers" / key
+    key = build_cache.key(version, common, sorted(sets.items()))[:12]
+    at = build_cache.folder()
+    # next to built code: the path is one of the flags that such code is kept by
+    d = (at.resolve() / ".headers" if at else ROOT / "build" / "test-headers") / key
     d.mkdir(parents=True, exist_ok=True)
     with open(d / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -3,11 +3,9 @@
 
     tools/cuda_resources.py [--arch sm_80,...] [--set KEY=VALUE]... [--markdown FILE] CONFIG.yaml ...
 
-Results are cached by content (source, headers, architecture, NVRTC). Exit status 1: an error, a spill, a warning, too much shared memory;
+Results are in the cache of built code (tools/build_cache.py). Exit status 1: an error, a spill, a warning, too much shared memory;
 77: no NVRTC."""
 import argparse
-import ctypes as C
-import hashlib
 import json
 import os
 import re
@@ -23,18 +21,9 @@ import nvrtc  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 LLMC = os.environ.get("LLMC", str(ROOT / "build" / "llmc"))
-CACHE = Path(os.environ.get("LLMC_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmc") / "nvrtc-check"
 # threads, shared memory of a multiprocessor, shared memory of a block: CUDA C++ Programming Guide, table of compute capabilities
 SM = {"sm_75": (1024, 64, 64), "sm_80": (2048, 164, 163), "sm_86": (1536, 100, 99), "sm_89": (1536, 100, 99),
       "sm_90a": (2048, 228, 227), "sm_100a": (2048, 228, 227), "sm_120a": (1536, 100, 99)}
-
-
-def headers_of(text, root, seen):
-    for name in re.findall(r'#include "([^"]+)"', text):
-        if name not in seen:
-            seen[name] = (root / name).read_text()
-            headers_of(seen[name], root, seen)
-    return seen
 
 
 def occupancy(arch, block, registers, shared):
@@ -55,21 +44,8 @@ def emit(config, archs, sets, folder):
         raise RuntimeError(f"{' '.join(cmd)}\n{p.stderr}")
 
 
-def compile_cached(lib, version, path, arch):
-    root = path.parent
-    text = path.read_text()
-    body = re.sub(r"\A/\*.*?\*/\n", "", text, flags=re.S)   # the comment on top names the model
-    key = hashlib.sha256(json.dumps([body, sorted(headers_of(text, root, {}).items()), arch, version]).encode()).hexdigest()
-    hit = CACHE / f"{key}.json"
-    if hit.exists():
-        return json.loads(hit.read_text())
-    r = nvrtc.compile_one(lib, path.name, text, arch, [str(root), str(root / "common")])
-    r["sass_bytes"] = len(r.pop("cubin"))
-    CACHE.mkdir(parents=True, exist_ok=True)
-    tmp = hit.with_suffix(f".{os.getpid()}.tmp")
-    tmp.write_text(json.dumps(r))
-    tmp.rename(hit)
-    return r
+def compile_file(lib, path, arch):
+    return nvrtc.compile_one(lib, path.name, path.read_text(), arch, [str(path.parent), str(path.parent / "common")])
 
 
 def survey(configs, archs, sets=(), jobs=None):
@@ -77,16 +53,14 @@ def survey(configs, archs, sets=(), jobs=None):
     lib = nvrtc.find()
     if lib is None:
         return None
-    major, minor = C.c_int(), C.c_int()
-    lib.nvrtcVersion(C.byref(major), C.byref(minor))
-    version, rows = f"{major.value}.{minor.value}", []
+    rows = []
     with tempfile.TemporaryDirectory() as tmp, ThreadPoolExecutor(jobs or min(2, os.cpu_count() or 1)) as pool:
         for n, config in enumerate(configs):
             folder = Path(tmp) / str(n)
             emit(config, archs, sets, folder)
             for arch in archs:
                 plan = json.loads((folder / f"plan-cuda-{arch}.json").read_text())
-                done = list(pool.map(lambda k: compile_cached(lib, version, folder / k["file"], arch), plan["kernel"]))
+                done = list(pool.map(lambda k: compile_file(lib, folder / k["file"], arch), plan["kernel"]))
                 for k, r in zip(plan["kernel"], done):
                     by_name = {x["name"]: x for x in r["kernels"]}
                     for u in (u for u in k["launch"] if "fn" in u):  # a product is the library's

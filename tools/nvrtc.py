@@ -17,6 +17,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import build_cache  # noqa: E402
+
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
 
 
@@ -44,18 +47,38 @@ def find():
     return None
 
 
+def identity(lib):
+    """Version of the library and size of its file: builds of one version differ."""
+    major, minor = C.c_int(), C.c_int()
+    lib.nvrtcVersion(C.byref(major), C.byref(minor))
+    return major.value, minor.value, os.path.getsize(lib._name)
+
+
 def compile_one(lib, name, text, arch, include=(), extra=()):
-    """dict: name, arch, ok, log, kernels [{name, registers, shared, spill}], seconds, cubin"""
-    prog, n = C.c_void_p(), C.c_size_t()
+    """dict: name, arch, ok, log, kernels [{name, registers, shared, spill}], seconds, cubin; from the cache of built code where that has it"""
+    opts = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", *extra]
+    body = re.sub(r"\A/\*.*?\*/\n", "", text, flags=re.S)  # the comment at the top names the model
+    key = build_cache.key(name, body, build_cache.included(text, include), opts, identity(lib))
     start = time.time()
+    kept = build_cache.get("nvrtc", key)
+    if kept:
+        result, _, cubin = kept.partition(b"\n")
+        result = json.loads(result)
+    else:
+        result, cubin = report(*translate(lib, name, text, [*opts, *(f"-I{d}" for d in include)]))
+        build_cache.put("nvrtc", key, json.dumps(result).encode() + b"\n" + cubin)
+    return dict(name=name, arch=arch, **result, seconds=time.time() - start, cubin=cubin)
+
+
+def translate(lib, name, text, opts):
+    """Run NVRTC: (ok, log, image)"""
+    prog, n = C.c_void_p(), C.c_size_t()
     if lib.nvrtcCreateProgram(C.byref(prog), text.encode(), name.encode(), 0, None, None):
         raise RuntimeError("nvrtcCreateProgram")
-    opts = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", *(f"-I{d}" for d in include), *extra]
     rc = lib.nvrtcCompileProgram(prog, len(opts), (C.c_char_p * len(opts))(*[o.encode() for o in opts]))
     lib.nvrtcGetProgramLogSize(prog, C.byref(n))
     log = C.create_string_buffer(n.value)
     lib.nvrtcGetProgramLog(prog, log)
-    log = log.value.decode(errors="replace")
     cubin = b""
     if rc == 0:
         lib.nvrtcGetCUBINSize(prog, C.byref(n))
@@ -63,6 +86,11 @@ def compile_one(lib, name, text, arch, include=(), extra=()):
         lib.nvrtcGetCUBIN(prog, image)
         cubin = image.raw
     lib.nvrtcDestroyProgram(C.byref(prog))
+    return rc == 0, log.value.decode(errors="replace"), cubin
+
+
+def report(ok, log, cubin):
+    """Split the log of ptxas into rows per kernel and the rest"""
     kernels, rest, this = [], [], None
     for line in log.split("\n"):
         m = re.search(r"Compiling entry function '(\w+)'", line)
@@ -78,7 +106,7 @@ def compile_one(lib, name, text, arch, include=(), extra=()):
             this["shared"] = int(m[1]) if m else 0
         elif line.strip() and not re.search(r"ptxas info\s*:|Function properties for", line):
             rest.append(line)
-    return dict(name=name, arch=arch, ok=rc == 0, log="\n".join(rest), kernels=kernels, seconds=time.time() - start, cubin=cubin)
+    return dict(ok=ok, log="\n".join(rest), kernels=kernels), cubin
 
 
 def compile_all(lib, todo, include=(), jobs=None):

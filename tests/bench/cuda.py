@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "bench"), str(ROOT / "tests" / "e2e")]
+import build_cache  # noqa: E402
 import nvrtc  # noqa: E402
 from machine import machine, result_file  # noqa: E402
 
@@ -70,7 +71,7 @@ def main():
             real = {"LLMC_CUDA_LIBDIR": str(Path(lib._name).parent)}
             out["compile_8b_cold_s"] = timed(min(a.runs, 3), lambda i: llmc("compile", ROOT / "configs/llama3-8b.yaml", "--target", "cuda", "--arch", "sm_90a", "--aot", "-o",
                                                                            tmp / f"c{i}", LLMC_CACHE=str(tmp / f"cache{i}"), **real) and None)
-        emu = {"LLMC_CUDA_LIBDIR": str(EMU), "LLMC_EMU_GPU": "sm_90a", "LLMC_EMU_CACHE": str(EMU / "cache")}
+        emu = {"LLMC_CUDA_LIBDIR": str(EMU), "LLMC_EMU_GPU": "sm_90a", "LLMC_EMU_CACHE": str(build_cache.root())}
         run = ["run", smol, "--device", "cuda", "--tokens", "1,2,3", "-n", "2", "--ignore-eos", "--json", "-c", "64"]
         llmc(*run, **emu)
         out["warm_start_s"] = timed(a.runs, lambda i: json.loads(llmc(*run, **emu).stdout)["timing"]["load_s"])

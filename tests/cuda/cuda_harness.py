@@ -20,7 +20,7 @@ check of a GPU does can be tried out without one.
 `early=[(argument, first byte, bytes), ...]`: the step's arrays and pools are older than the kernel in front, which writes activations and those bytes
 of pools: so a kernel may read the others before its griddep_wait, and not these.
 
-Each (GPU, mode, seed, multiprocessors) has one process of its own, which stays; objects are cached in LLMC_EMU_BUILD/emu/cache."""
+Each (GPU, mode, seed, multiprocessors) has one process of its own, which stays; objects are in the cache of built code (tools/build_cache.py)."""
 import atexit
 import ctypes as C
 import multiprocessing as mp
@@ -34,7 +34,8 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "tests" / "kernels"), str(ROOT / "tests")]
+sys.path += [str(ROOT / "tests" / "kernels"), str(ROOT / "tests"), str(ROOT / "tools")]
+import build_cache  # noqa: E402
 import expand as E  # noqa: E402
 from code_blocks import CODES  # noqa: E402
 from waiting import HANG, SLOW  # noqa: E402
@@ -565,18 +566,16 @@ def host_library(name, sources):
     brought = ROOT / "lib" / f"{name}.so"
     if brought.exists():
         return C.CDLL(str(brought))
-    d = BUILD / "kernel-tests"
-    d.mkdir(parents=True, exist_ok=True)
-    path = d / f"{name}.{os.getpid()}.so"
-    build_host_library(path, sources)
-    lib = C.CDLL(str(path))
-    os.unlink(path)
-    return lib
+    texts = [(n, (ROOT / n).read_text()) for n in sources]
+    key = build_cache.key(HOST, [(n, t, build_cache.included(t, [ROOT, ROOT / "include", TEMPLATES], (ROOT / n).parent)) for n, t in texts], build_cache.version("gcc"))
+    return build_cache.library("test", key, lambda path: build_host_library(path, sources))
+
+
+HOST = ["gcc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-D_GNU_SOURCE"]
 
 
 def build_host_library(path, sources):
-    subprocess.run(["gcc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-D_GNU_SOURCE", f"-I{ROOT}", f"-I{ROOT}/include", f"-I{ROOT}/templates",
-                    *[str(ROOT / s) for s in sources], "-o", str(path), "-lm"], check=True)
+    subprocess.run([*HOST, f"-I{ROOT}", f"-I{ROOT}/include", f"-I{ROOT}/templates", *[str(ROOT / s) for s in sources], "-o", str(path), "-lm"], check=True)
 
 
 def stop():
@@ -663,8 +662,6 @@ RUNS = [*FAST, ("check", 2)]
 
 def nvrtc_tool():
     """(library, tools/nvrtc.py), or None where there is no real NVRTC."""
-    if str(ROOT / "tools") not in sys.path:
-        sys.path.append(str(ROOT / "tools"))
     import nvrtc as tool
     lib = tool.find()
     return (lib, tool) if lib else None

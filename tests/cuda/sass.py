@@ -11,12 +11,18 @@ spills. The disassembler is a toolkit's or the one in the triton wheel: LLMC_NVD
 one functions() is None."""
 import functools
 import glob
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
+import build_cache  # noqa: E402
 
 
 @functools.lru_cache
@@ -96,15 +102,23 @@ class Sass(list):
         return found
 
 
+def disassembled(tool, cubin):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+        f.write(cubin)
+        f.flush()
+        return subprocess.run([tool, "-c", f.name], capture_output=True, text=True, check=True).stdout
+
+
 def functions(cubin):
     """{name: Sass} of a cubin's bytes; None without a disassembler."""
     tool = disassembler()
     if tool is None:
         return None
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-        f.write(cubin)
-        f.flush()
-        text = subprocess.run([tool, "-c", f.name], capture_output=True, text=True, check=True).stdout
+    key = build_cache.key(hashlib.sha256(cubin).hexdigest(), os.path.getsize(tool), "-c")
+    kept = build_cache.get("sass", key)
+    text = zlib.decompress(kept).decode() if kept else disassembled(tool, cubin)
+    if not kept:
+        build_cache.put("sass", key, zlib.compress(text.encode(), 1))
     out, name = {}, None
     for line in text.split("\n"):
         m = re.match(r"\s*\.section\s+\.text\.(\w+)", line)

@@ -32,7 +32,7 @@ def check():
 
     def run(out, *args, code=0, timeout=3 * HANG):
         p = subprocess.run([sys.executable, str(H.ROOT / "tests/gpu/gpu_check.py"), "--rehearse", "--out", str(out), *map(str, args)], capture_output=True, text=True,
-                           timeout=timeout, env={**os.environ, "BUILD": str(H.BUILD), "LLMC_CUDA_LIBDIR": str(H.BUILD / "emu"), "LLMC_EMU_CACHE": str(H.BUILD / "emu/cache")})
+                           timeout=timeout, env={**os.environ, "BUILD": str(H.BUILD), "LLMC_CUDA_LIBDIR": str(H.BUILD / "emu")})
         assert p.returncode == code, p.stdout + p.stderr
         return p.stdout, json.loads(out.read_text())
     return run

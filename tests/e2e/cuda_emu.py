@@ -16,5 +16,5 @@ def environment(arch="sm_90a", mode="fast", seed=0, **more):
         if subprocess.run(["make", "-s", f"BUILD={BUILD}", "emu-lib"], cwd=ROOT).returncode:
             pytest.fail("the emulator does not build")
     env = {"LLMC_CUDA_LIBDIR": LIBS, "LLMC_EMU_GPU": arch, "LLMC_EMU_MODE": mode, "LLMC_EMU_SEED": str(seed),
-           "LLMC_EMU_CACHE": os.path.join(LIBS, "cache"), "LLMC_COMM_TIMEOUT": "3600", "LLMC_NCCL": "never", "LLMC_PEER_SUMS": "one-shot"}
+           "LLMC_COMM_TIMEOUT": "3600", "LLMC_NCCL": "never", "LLMC_PEER_SUMS": "one-shot"}
     return env | {k: str(v) for k, v in more.items()}

@@ -4,6 +4,9 @@ set -eu
 llmc=$1
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
+# models of its own, built code of the cache that it was started with: flags are part of its keys
+kernels=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}/kernels
+mkdir -p "$tmp/cache" && mkdir -m 700 -p "$kernels" && ln -s "$(realpath "$kernels")" "$tmp/cache/kernels"
 export LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g1 -fsanitize=thread"
 for arch in generic; do
 	for threads in 2 4; do

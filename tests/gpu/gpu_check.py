@@ -35,6 +35,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tools"), str(ROOT / "tests" / "golden")]
+import build_cache  # noqa: E402
 import figures  # noqa: E402
 
 LIMIT = dict(machine=120, conform=90, models=100, figures=320, ranks=90, kernels=120, sanitize=120)
@@ -392,7 +393,7 @@ def main():
         return 0
     if args.rehearse:
         os.environ.setdefault("LLMC_CUDA_LIBDIR", str(Path(os.environ.get("BUILD") or ROOT / "build") / "emu"))
-        os.environ.setdefault("LLMC_EMU_CACHE", os.environ["LLMC_CUDA_LIBDIR"] + "/cache")
+        os.environ.setdefault("LLMC_EMU_CACHE", str(build_cache.root()))
         os.environ.update(LLMC_EMU_QUIET="1", LLMC_EMU_GPU="sm_90a")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     r = Run(args)

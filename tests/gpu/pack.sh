@@ -21,7 +21,7 @@ cp "$build/emu/t_sm90" "$out/"
 cp "$build/gpu-expand" "$out/lib/expand"
 strip "$out/lib/expand"
 cp --parents tests/gpu/*.py tests/gpu/*.sh tests/gpu/*.yaml tests/cuda/*.py tests/cuda/*.cu tests/cuda/*.cu.in tests/emu/t_sm90.cu \
-	tests/kernels/*.py tests/kv_types.py tests/waiting.py tests/route_oracle.py tests/golden/weights.py tools/nvrtc.py include/llmc.h configs/*.yaml configs/families/*.yaml templates/common/*.h "$out"
+	tests/kernels/*.py tests/kv_types.py tests/waiting.py tests/route_oracle.py tests/golden/weights.py tools/nvrtc.py tools/build_cache.py include/llmc.h configs/*.yaml configs/families/*.yaml templates/common/*.h "$out"
 cp --parents -r templates/cuda "$out"
 for name in $("$python" tests/gpu/gpu_check.py --list-golden); do
 	cp --parents -r "tests/golden/models/$name" "$out"

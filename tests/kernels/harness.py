@@ -13,12 +13,12 @@ import numpy as np
 import expand as E
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import quick_cc  # noqa: E402
+import quick_cc  # noqa: E402, I001  (adds tools/ to the path)
+import build_cache  # noqa: E402
 from processor import RUNS  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "templates"
-CACHE = Path(os.environ.get("LLMC_KERNEL_TESTS", ROOT / "build" / "kernel-tests"))
 CC = os.environ.get("LLMC_CC", "gcc")
 WARN = "-Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith -Wvla -Werror".split()
 # -O1 takes half the time; check-all has what optimisers make of them
@@ -82,9 +82,6 @@ def vectors():
     return quick_cc.include([*FLAGS, *WARN], {t: ARCH[t] for t in [*TARGETS, *MORE] if t != "generic"})
 
 
-_headers = None
-
-
 def build(template, target, params, extra=()):
     made = expand(template, target, params)
     return Kernel(compiled(template, target, called(made["text"], made["products"], target, extra), extra), made)
@@ -106,23 +103,31 @@ def called(text, products, target, extra):
 
 
 def compiled(name, target, text, extra=(), mode=C.DEFAULT_MODE):
-    """The library of a kernel's text, compiled once: keyed by text, headers and flags."""
-    global _headers
-    if _headers is None:
-        _headers = b"".join(p.read_bytes() for p in sorted((TEMPLATES / "common").iterdir()))
-    cmd = [CC, *FLAGS, *WARN, *ARCH[target], *extra, *vectors(), *os.environ.get("LLMC_KERNEL_TEST_CFLAGS", "").split(), f"-I{TEMPLATES}"]
-    key = hashlib.sha256(text.encode() + _headers + " ".join(cmd).encode()).hexdigest()[:24]
-    CACHE.mkdir(parents=True, exist_ok=True)
-    so = CACHE / f"{name}-{target}-{key}.so"
-    if not so.exists():
-        src = CACHE / f"{name}-{target}-{key}.{os.getpid()}.c"
-        tmp = src.with_suffix(".so")
+    """The library of a kernel's text, compiled once: kept by text, headers, flags and compiler."""
+    flags = [*FLAGS, *WARN, *ARCH[target], *extra, *os.environ.get("LLMC_KERNEL_TEST_CFLAGS", "").split()]
+
+    def make(so):
+        src = Path(so).with_name(f"{name}-{target}.c")
         src.write_text(text)
-        r = subprocess.run([*cmd, str(src), "-o", str(tmp), "-lm"], capture_output=True, text=True)
-        assert r.returncode == 0, f"{' '.join(cmd)} {src}\n{r.stderr}"
-        os.replace(tmp, so)
-        src.unlink()
-    return C.CDLL(str(so), mode)
+        cmd = [CC, *flags, *vectors(), f"-I{TEMPLATES}", str(src), "-o", so, "-lm"]
+        r = subprocess.run(cmd, capture_output=True, text=True)
+        assert r.returncode == 0, f"{' '.join(cmd)}\n{r.stderr}"
+
+    key = build_cache.key(text, build_cache.included(text, [TEMPLATES]), flags, build_cache.version(CC))
+    return build_cache.library("test", key, make, mode)
+
+
+def host_library(sources, flags=(), folders=()):
+    """Code of the library that tests compare with: C files below the root, compiled once."""
+    flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", *flags]
+    paths = [ROOT / s for s in sources]
+    dirs = [ROOT, TEMPLATES, *folders]
+    texts = [(p.name, p.read_text(), build_cache.included(p.read_text(), dirs, p.parent)) for p in paths]
+
+    def make(so):
+        subprocess.run([CC, *flags, *[f"-I{d}" for d in dirs], *map(str, paths), "-o", so, "-lm"], check=True)
+
+    return build_cache.library("test", build_cache.key(texts, flags, build_cache.version(CC)), make)
 
 
 class Kernel:

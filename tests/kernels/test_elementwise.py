@@ -1,7 +1,6 @@
 """Kernels of processors that work row by row, against float64; those that work element by element are in tests/cuda/test_cuda_ops.py."""
 import ctypes as C
 import functools
-import subprocess
 
 import gguf
 import numpy as np
@@ -235,11 +234,7 @@ def table_of(dtype):
 
 @functools.cache
 def packer():
-    so = H.CACHE / "packer.so"
-    src = [str(H.ROOT / p) for p in ("formats/layout_packed.c", "formats/layout_codes.c", "formats/dequant.c", "formats/quantize_row.c", "formats/dtype.c")]
-    H.CACHE.mkdir(parents=True, exist_ok=True)
-    subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", f"-I{H.ROOT}", f"-I{H.ROOT}/templates", *src, "-o", str(so), "-lm"], check=True)
-    return C.CDLL(str(so))
+    return H.host_library(["formats/layout_packed.c", "formats/layout_codes.c", "formats/dequant.c", "formats/quantize_row.c", "formats/dtype.c"])
 
 
 def packed(dtype, raw, r):

@@ -31,14 +31,9 @@ FAST = ("-O1", "-Wno-maybe-uninitialized")
 @pytest.fixture(scope="session")
 def lib():
     """Packing and dequantisation, which tests of their own hold to other oracles."""
-    H.CACHE.mkdir(parents=True, exist_ok=True)
-    out = H.CACHE / f"layout.{os.getpid()}.so"  # another process may be at the same
     src = [str(p) for d in ("formats", "runtime/weights") for p in sorted((H.ROOT / d).glob("*.c"))
            if p.name in ("dtype.c", "dequant.c", "quantize_row.c", "layout.c", "layout_packed.c", "layout_codes.c")]
-    subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", f"-I{H.ROOT}", f"-I{H.ROOT}/templates", f"-I{H.ROOT}/include", *src,
-                    "-o", str(out), "-lm"], check=True)
-    so = C.CDLL(str(out))
-    out.unlink()
+    so = H.host_library(src, ["-ffp-contract=off"], [H.ROOT / "include"])
     so.dtype_text.restype = C.c_char_p
     so.dtype_row_bytes.restype = C.c_int64
     so.dtype_row_bytes.argtypes = [C.c_int, C.c_int64]
