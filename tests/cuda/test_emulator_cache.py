@@ -7,6 +7,7 @@ import sys
 import cuda_harness as H
 import cache_stats
 import pytest
+from small_disk import small_disk
 
 pytestmark = pytest.mark.skipif(H.REAL, reason="of the emulator")
 KERNEL = 'extern "C" __global__ void answer(int *y) { if (!threadIdx.x) y[0] = %d; }'
@@ -78,3 +79,16 @@ def test_a_cache_that_takes_no_files_is_one_warning(load, tmp_path):
     (tmp_path / "cache").write_text("a file")
     assert load(1, 2) == [1, 2]
     assert load.err.count("objects are not kept for the next time") == 1
+
+
+def test_a_full_disk_is_one_warning(load, tmp_path):
+    """One object fits; kernels run from a folder of the process's own, which is gone afterwards."""
+    for name in "cache", "tmp":
+        (tmp_path / name).mkdir()
+    disk = small_disk(tmp_path / "cache")
+    if disk is None:
+        pytest.skip("no mounts in a namespace here (unshare)")
+    assert load(*range(6), cmd=disk, TMPDIR=str(tmp_path / "tmp")) == list(range(6))
+    assert load.counted["hit"] >= 1 and load.counted["hit"] + load.counted["miss"] == 12
+    assert load.err.count("No space left on device: objects are not kept for the next time") == 1 == len(load.err.splitlines()), load.err
+    assert list((tmp_path / "tmp").iterdir()) == []

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import build_cache as B  # noqa: E402
 import cache_stats  # noqa: E402
+from small_disk import small_disk  # noqa: E402
 
 TINY = ["run", "configs/tiny.yaml", "--random-weights", "--arch", "generic", "--tokens", "1,2,3", "-n", "2", "--ignore-eos", "--json"]
 
@@ -168,18 +169,6 @@ def test_writers_that_are_killed_leave_whole_entries(cache, monkeypatch):
     B.put("test", B.key(100), b"the next one")
     assert B.get("test", B.key(100)) == b"the next one"
     assert sum(p.stat().st_size for p in entries(cache, "test")) <= 40000
-
-
-def small_disk(at):
-    """Command that runs another one with a disk of 96 KB at this folder; None where the kernel does not allow it."""
-    for unshare in (["unshare", "-m"], ["unshare", "-rm"]):
-        cmd = [*unshare, "sh", "-c", 'mount -t tmpfs -o size=96k,mode=700 none "$0" && exec "$@"', str(at)]
-        try:
-            if subprocess.run([*cmd, "true"], capture_output=True).returncode == 0:
-                return cmd
-        except OSError:
-            pass
-    return None
 
 
 def test_a_full_disk_is_one_warning(llmc, tmp_path):
