@@ -124,6 +124,7 @@ ring(Args a)
 			for (int i = 0; i < tiles; i++) {
 				int s = i & 1;
 				mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1);
+				fence_proxy_async(); /* the copy overwrites what the other warps have read */
 				mbar_arrive_expect(&r.full[s], 256);
 				bulk_load(r.stage[s], a.a + i * 64, 256, &r.full[s]);
 			}
