@@ -107,7 +107,8 @@ json_parse(const char *text, size_t n, size_t flags, json_error_t *why, bool *no
 
 	*no_memory = false;
 	if (!tree) { /* a mistake is found again, and memory, when it is out, stays so */
-		void *probe = malloc(n + 4096);
+		/* volatile: a compiler may drop an allocation that is only freed, and take its success for granted (clang does) */
+		void *volatile probe = malloc(n + 4096);
 		*no_memory = !probe;
 		free(probe);
 		if (probe)
