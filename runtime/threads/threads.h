@@ -65,7 +65,7 @@ typedef struct Topology {
 void topology_read(const char *root, const bool allowed[TOPOLOGY_MAX], Topology *out);
 void topology_here(Topology *out);
 int  topology_count(const Topology *t); /* threads worth running: cores within the quota, >= 1 */
-int  topology_threads(void);            /* the same of this machine */
+int  topology_threads(void);            /* LLMC_THREADS if it is set, else the same of this machine */
 /* Seconds that each of n waiting threads spins before it sleeps; 0 where they are more than the processors. LLMC_SPIN_US overrides its default. */
 double threads_spin(const Topology *t, int n);
 /* Spins until a word that only grows is at `least` or beyond; false: it is not after so many seconds. *waited (or NULL) += what it took, unless that was too short for the clock. */

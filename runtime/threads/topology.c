@@ -160,8 +160,11 @@ topology_count(const Topology *t)
 int
 topology_threads(void)
 {
+	const char *own = getenv("LLMC_THREADS");
 	Topology t;
 
+	if (own && atoi(own) > 0)
+		return atoi(own) < TOPOLOGY_MAX ? atoi(own) : TOPOLOGY_MAX;
 	topology_here(&t);
 	return topology_count(&t);
 }

@@ -563,6 +563,26 @@ bandwidth_is_of_memory_and_not_of_caches(void **state)
 }
 
 static void
+a_variable_sets_the_default_count(void **state)
+{
+	const char *set = getenv("LLMC_THREADS");
+	char *before = set ? strdup(set) : NULL;
+	Topology t;
+
+	(void)state;
+	topology_here(&t);
+	setenv("LLMC_THREADS", "3", 1);
+	assert_int_equal(topology_threads(), 3);
+	setenv("LLMC_THREADS", "0", 1);
+	assert_int_equal(topology_threads(), topology_count(&t));
+	unsetenv("LLMC_THREADS");
+	assert_int_equal(topology_threads(), topology_count(&t));
+	if (before)
+		setenv("LLMC_THREADS", before, 1);
+	free(before);
+}
+
+static void
 this_machine_has_something(void **state)
 {
 	char text[256];
@@ -598,6 +618,7 @@ main(void)
 		cmocka_unit_test(quotas_of_both_versions),
 		cmocka_unit_test(caches_count_once),
 		cmocka_unit_test(bandwidth_is_of_memory_and_not_of_caches),
+		cmocka_unit_test(a_variable_sets_the_default_count),
 		cmocka_unit_test(this_machine_has_something),
 	};
 
