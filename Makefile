@@ -26,7 +26,7 @@ CLIO  := $(CLI:%.c=$(BUILD)/%.o)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
 EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/pages/assets/* cli/*.html)
 
-.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all san tsan fuzz bench bench-peer bench-ranks bench-startup soak golden format install clean unit smollm2
+.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all check-build check-times check-steady coverage quick san san-build san-programs tsan tsan-build fuzz bench bench-peer bench-ranks bench-startup soak golden format install clean unit smollm2
 all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference
 
 help: ## this list
@@ -49,6 +49,9 @@ $(BUILD)/embed.c: $(EMBED) tools/embed.py
 $(BUILD)/embed.o: $(BUILD)/embed.c
 	$(CC) $(CPPFLAGS_) $(CFLAGS_) $(SAN) -c $< -o $@
 
+# Objects that only a pattern rule names would be deleted after the link.
+.SECONDARY: $(UNIT:$(BUILD)/unit/%=$(BUILD)/tests/unit/%.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c tests/kernels/*.c))
+
 # The objects as they are: tests reach the inside of the library.
 $(BUILD)/libllmc.a: $(OBJ)
 	@rm -f $@
@@ -60,9 +63,14 @@ $(BUILD)/libllmc.so: $(OBJ)
 $(BUILD)/llmc: $(CLIO) $(BUILD)/libllmc.a
 	$(CC) $(SAN) $(CLIO) $(BUILD)/libllmc.a -o $@ $(LIBS)
 
-$(BUILD)/unit/%: tests/unit/%.c $(BUILD)/libllmc.a
+$(BUILD)/unit/%: $(BUILD)/tests/unit/%.o $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS_) $(CFLAGS_) $(CFLAGS) $(SAN) $< -o $@ $(BUILD)/libllmc.a -lcmocka $(LIBS)
+	$(CC) $(SAN) $^ -o $@ -lcmocka $(LIBS)
+
+# libFuzzer brings the main function.
+$(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libllmc.a
+	@mkdir -p $(@D)
+	$(CC) $(SAN) -fsanitize=fuzzer $^ -o $@ $(LIBS)
 
 # What the tests of kernels get their kernels from.
 $(BUILD)/expand $(BUILD)/reference: $(BUILD)/%: $(BUILD)/tests/kernels/%.o $(BUILD)/libllmc.a
@@ -76,8 +84,8 @@ lib: $(BUILD)/libllmc.a
 unit-%: $(BUILD)/unit/%
 	$<
 
-unit: $(UNIT) ## build and run the C unit tests
-	@tools/unit.sh $(UNIT_CHECKED) $(UNIT)
+unit: ## build and run the C unit tests
+	@tools/check.py unit
 
 deps: ## install what building and testing needs (Debian packages, with root or sudo)
 	@tools/deps.sh
@@ -88,20 +96,44 @@ smollm2: ## fetch the demo model (92 MB) into the cache and print its path
 demo: ## install, build, fetch SmolLM2, compile it and let it answer
 	@tools/demo.sh
 
-check: ## the test suite: of wide sweeps a sample, half an hour on two cores
-	@tools/check.sh
+check: ## the test suite: of wide sweeps a sample; docs/testing.md
+	@tools/check.py
 
 check-all: ## the same with every case: memory failing at each allocation, kernels in each type, goldens on each target
-	@LLMC_CHECK_ALL=1 tools/check.sh
+	@LLMC_CHECK_ALL=1 tools/check.py
+
+quick: ## for use while working: unit and repository tests, one golden model per op and target
+	@tools/check.py --quick
+
+check-times: ## seconds of each step, item and test file in the last runs
+	@tools/check.py --times
+
+coverage: ## unit, text, kernel, end-to-end and server tests with counters: an HTML report, one line per module, functions that no test reaches; STEPS="unit pytest"
+	@tools/coverage.py $(STEPS)
+
+check-steady: ## the test steps N=5 times next to two busy processes, and once with one thread: which tests fail now and then
+	@tools/check.py --steady $(or $(N),5) $(STEPS)
 
 san: ## unit and end-to-end tests under ASan and UBSan
-	@tools/check.sh build san
+	@tools/check.py san
 
 tsan: ## threads under TSan
-	@tools/check.sh build tsan
+	@tools/check.py tsan
 
 fuzz: ## short deterministic fuzz runs over the kept corpus
-	@tools/check.sh build fuzz
+	@tools/check.py fuzz
+
+# What the steps of tools/check.py run, of each of its three builds.
+check-build: all emu-lib emu-tests $(UNIT)
+
+SAN_FLAGS := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+san-build: # clang, for unit tests, models and fuzzers
+	+@$(MAKE) --no-print-directory BUILD=$(BUILD)/san CC="$(or $(SAN_CC),$(shell tools/clang.sh))" CFLAGS="-O1 -g1 -fno-omit-frame-pointer" SAN="$(SAN_FLAGS)" san-programs
+
+san-programs: $(BUILD)/llmc $(UNIT) $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+
+tsan-build:
+	+@$(MAKE) --no-print-directory BUILD=$(BUILD)/tsan CFLAGS="-O1 -g1" SAN=-fsanitize=thread $(BUILD)/tsan/llmc $(BUILD)/tsan/unit/test_engine $(BUILD)/tsan/unit/test_serve_models
 
 bench: all ## tokens/s of the demo model on this machine
 	$(BUILD)/llmc bench "$$(tools/smollm2.sh)"
@@ -162,6 +194,6 @@ install: all $(BUILD)/install/libllmc.a ## header, libraries, pkg-config file, m
 clean: ## remove what was built
 	rm -rf $(BUILD) generated
 
--include $(OBJ:.o=.d) $(CLIO:.o=.d) $(BUILD)/tests/kernels/expand.d $(BUILD)/tests/kernels/reference.d
+-include $(OBJ:.o=.d) $(CLIO:.o=.d) $(wildcard $(BUILD)/tests/*/*.d)
 
 include emu/emu.mk

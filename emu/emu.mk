@@ -12,8 +12,9 @@ EMU_INC := $(patsubst $(EMU_DIR)/device/%,$(EMU)/include/%,$(wildcard $(EMU_DIR)
 EMU_HDR := $(wildcard $(EMU_DIR)/*.h $(EMU_DIR)/*/*.h base/*.h)
 EMU_LIB := $(EMU)/libcuda.so.1 $(EMU)/libnvrtc.so.13 $(EMU)/libnvrtc.so $(EMU)/libcublasLt.so.13 $(EMU)/libnccl.so.2 $(EMU)/kernel_mem.o $(EMU_INC)
 
-.PHONY: emu emu-lib
+.PHONY: emu emu-lib emu-tests
 emu-lib: $(EMU_LIB)
+emu-tests: $(patsubst tests/emu/%.c,$(EMU)/%,$(wildcard tests/emu/t_*.c))
 emu: ## build the emulator of a GPU and run its tests
 	@BUILD=$(BUILD) tests/emu/run.sh
 

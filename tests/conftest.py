@@ -51,7 +51,6 @@ os.environ["LLMC_EMU_REPORT"] = FINDINGS
 
 
 def pytest_configure(config):
-    config.failed_path = os.environ.pop("LLMC_FAILED", None)
     config.addinivalue_line("markers", "findings: the emulator is expected to find something")
     config.addinivalue_line("markers", "sample(n): make check runs n of the cases and those marked always or covers, make check-all every one")
     config.addinivalue_line("markers", "always: the only case of its purpose, which make check must not drop")
@@ -91,19 +90,11 @@ def pytest_collection_modifyitems(config, items):
         if mark and hasattr(i, "callspec"):
             cases[i.parent.nodeid, i.originalname, mark.args[0]].append(i)
     asked = any("[" in a for a in config.args)  # a case by its name
-    if "LLMC_CHECK_ALL" in os.environ or asked:
+    if "LLMC_CHECK_ALL" in os.environ or "LLMC_CHECK_QUICK" in os.environ or asked:
         return
     dropped = {i for (*_, n), group in cases.items() for i in set(group) - set(sampled(group, n)) if not kept(i)}
     config.hook.pytest_deselected(items=[i for i in items if i in dropped])
     items[:] = [i for i in items if i not in dropped]
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    """The names of failed tests, a line each, for a second try (tools/check.sh)"""
-    if config.failed_path:
-        failed = terminalreporter.stats.get("failed", []) + terminalreporter.stats.get("error", [])
-        with open(config.failed_path, "w") as f:
-            f.writelines(f"{name}\n" for name in sorted({r.nodeid for r in failed}))
 
 
 def pytest_unconfigure(config):
@@ -141,7 +132,7 @@ class Llmc:
 
 @pytest.fixture(scope="session")
 def llmc():
-    path = os.path.join(ROOT, "build", "llmc")
+    path = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
     assert os.path.exists(path), "make all first"
     return Llmc(path)
 

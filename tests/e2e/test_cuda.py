@@ -8,7 +8,7 @@ import pytest
 
 from cuda_emu import environment
 from golden_run import LLMC, error, run, weights
-from test_goldens import CASES
+from test_goldens import CASES, CHOICE
 from waiting import HANG
 
 EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
@@ -33,12 +33,6 @@ def matches(g, logits, tokens, one_row=False):
     # rounding by e changes no order of two logits that are more than 2 e apart; g.gap: the closest best two of all new tokens
     if g.greedy and (most < ROUNDED or most == ROUNDED and g.gap > 2 * e):
         assert tokens == g.greedy[:len(tokens)]
-
-
-# Each costs the compilation of ten kernels and more. Every op that any golden has is in one of these, and nearly every attribute of one; make check-all
-# runs every golden, and so each family and its combinations.
-CHOICE = ["mistral4-bf16", "qwen3_5-modern-bf16", "moss-whole-rotary", "minimax_m2-modern-bf16", "gpt2-gelu-bf16", "gpt_oss-all-experts", "apertus-bias",
-          "gemma4-experts", "lfm2_moe-all", "baichuan-alibi", "zamba2-adapters", "mamba-plain", "deepseek_v3-glm5-shares"]
 
 
 @pytest.mark.parametrize("name", CASES if EVERY else CHOICE)

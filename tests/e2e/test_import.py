@@ -312,7 +312,7 @@ def test_drops_of_conditions_add_up(tmp_path):
     g = weights.Golden("deepseek_v3-axk1")
     g.config |= {"index_topk": 32, "index_topk_freq": 2, "index_n_heads": 2, "index_head_dim": 16}
     g.build(tmp_path)
-    r = subprocess.run(["build/llmc", "import", str(tmp_path)], capture_output=True, text=True)
+    r = subprocess.run([LLMC, "import", str(tmp_path)], capture_output=True, text=True)
     assert r.returncode == 0, r.stderr
     drop = yaml.safe_load(r.stdout)["tensors"]["drop"]
     assert len(drop) == 6 and ".post_mlp_layernorm.weight" in drop and ".self_attn.indexer.wk.weight" in drop
@@ -329,7 +329,7 @@ def test_what_is_resolved_reads_back_as_itself(name, tmp_path):
     g.build(tmp_path)
 
     def spec(model, *args):
-        r = subprocess.run(["build/llmc", "compile", str(model), *args, "--dump", "spec"], capture_output=True, text=True)
+        r = subprocess.run([LLMC, "compile", str(model), *args, "--dump", "spec"], capture_output=True, text=True)
         assert r.returncode == 0, r.stderr
         return r.stdout
     text = spec(tmp_path, *(a for k, v in g.set.items() for a in ("--set", f"{k}={v}")))

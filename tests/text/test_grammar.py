@@ -198,7 +198,7 @@ def test_generation_follows_a_grammar(smollm2):
 def test_the_command_line(smollm2, tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 1}}, "required": ["n"]}))
-    run = [str(text_lib.ROOT / "build" / "llmc"), "run", str(smollm2), "--prompt", "A number: ", "-n", "20", "--quiet"]
+    run = [os.environ.get("LLMC", str(text_lib.ROOT / "build" / "llmc")), "run", str(smollm2), "--prompt", "A number: ", "-n", "20", "--quiet"]
     p = subprocess.run([*run, "--schema", str(schema)], capture_output=True, text=True)
     assert p.returncode == 0 and 1 <= json.loads(p.stdout)["n"] <= 9, p.stderr
     (tmp_path / "two.lark").write_text('start: WORD " " WORD\nWORD: /[a-c]{3}/')
