@@ -260,14 +260,15 @@ list(DIR *d, int *n, int64_t *bytes)
 	return all;
 }
 
-/* Count the entries one by one, and evict down to 90 % of the limit where they exceed it. */
+/* Count the entries one by one and add `more` bytes that are about to come. Above the limit, evict down to 90 % of it. */
 static void
-count_again(const Cache *c, Usage *u)
+count_again(const Cache *c, Usage *u, int64_t more)
 {
 	DIR *d = opendir(strbuf_str(&c->dir));
 	int n = 0;
 	Seen *all = d ? list(d, &n, &u->bytes) : NULL;
 
+	u->bytes += more;
 	if (all && u->bytes > c->limit) {
 		qsort(all, (size_t)n, sizeof *all, by_use);
 		for (int i = 0; i < n && u->bytes > c->limit - c->limit / 10; i++)
@@ -294,6 +295,7 @@ open_usage(const Cache *c)
 	return fd;
 }
 
+/* Called before the entry appears: a process that is killed in between leaves the count too high, never too low. */
 static void
 add_usage(const Cache *c, int fd, int64_t bytes)
 {
@@ -303,11 +305,11 @@ add_usage(const Cache *c, int fd, int64_t bytes)
 	if (fd < 0)
 		return;
 	if (pread(fd, &u, sizeof u, 0) != sizeof u || memcmp(u.mark, usage_mark, 8) || u.counted > now || now - u.counted > COUNT_AGAIN_S) {
-		count_again(c, &u);
+		count_again(c, &u, bytes);
 	} else {
 		u.bytes += bytes;
 		if (u.bytes > c->limit)
-			count_again(c, &u);
+			count_again(c, &u, bytes);
 	}
 	(void)!pwrite(fd, &u, sizeof u, 0); /* lost: counted again */
 }
@@ -376,9 +378,8 @@ cache_put(const Cache *c, const char *kind, const char *key, const void *data, s
 	bool ok = write_sealed(fd, key, data, n);
 	if (ok) {
 		int usage = open_usage(c);
+		add_usage(c, usage, (int64_t)n + CHECKSUM_TRAILER_BYTES);
 		ok = (!e || lock(fd, LOCK_SH)) && rename(tmp.data, path.data) == 0;
-		if (ok)
-			add_usage(c, usage, (int64_t)n + CHECKSUM_TRAILER_BYTES);
 		if (usage >= 0)
 			close(usage);
 	}

@@ -153,8 +153,8 @@ def put(kind, key, data):
             f.write(key.encode() + sum_.hexdigest().encode() + MARK)
         with open(os.open(at / ".usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0) as usage:
             fcntl.flock(usage, fcntl.LOCK_EX)
-            os.rename(tmp, at / f"{key}.{kind}")
             _add_usage(at, usage, len(data) + SEAL)
+            os.rename(tmp, at / f"{key}.{kind}")
     except OSError as e:
         if tmp:
             with contextlib.suppress(OSError):
@@ -163,24 +163,25 @@ def put(kind, key, data):
 
 
 def _add_usage(at, usage, n):
+    """Before the entry appears: a process that is killed in between leaves the count too high, never too low."""
     now, text = int(time.time()), usage.read(USAGE.size)
     mark, total, counted = USAGE.unpack(text) if len(text) == USAGE.size else (b"", 0, 0)
     total += n
     if mark != USAGE_MARK or total > limit() or not counted <= now <= counted + COUNT_AGAIN_S:
-        total, counted = _count_again(at), now
+        total, counted = _count_again(at, n), now
     usage.seek(0)
     with contextlib.suppress(OSError):
         usage.write(USAGE.pack(USAGE_MARK, total, counted))
 
 
-def _count_again(at):
-    """Bytes of all entries; those used longest ago are removed where they exceed the limit, down to 90 % of it."""
+def _count_again(at, more):
+    """Bytes of all entries and of `more` that are about to come; above the limit the least recently used go, down to 90 % of it."""
     entries = []
     for e in os.scandir(at):
         if not e.name.startswith(".") and e.is_file(follow_symlinks=False):
             st = e.stat(follow_symlinks=False)
             entries.append((st.st_mtime_ns, e.name, st.st_size))
-    total = sum(n for *_, n in entries)
+    total = sum(n for *_, n in entries) + more
     if total > limit():
         for _, name, n in sorted(entries):
             if total <= limit() - limit() // 10:
