@@ -136,7 +136,7 @@ def pytest_items(times, files):
 
 def sanitized_items():
     """Unit programs of the emulated GPU have no emulator here. test_engine runs on sanitized kernels, and in make check-all on plain ones, too."""
-    apart = {"test_cuda", "test_cuda_lt", "test_cuda_machines", "test_cuda_session"} | (set() if EVERY else {"test_engine"})
+    apart = {"test_cuda", "test_cublaslt", "test_cuda_machines", "test_cuda_session"} | (set() if EVERY else {"test_engine"})
     # Kernels find lookup tables (cpu/gemm/matmul_kernel.h) by name. After one of their files is unloaded, ASan's check for doubled names reads freed memory.
     env = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:detect_odr_violation=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     items = [Item("san", f"san {n}", [f"build/san/unit/{n}"], after=("clang",), env=env, counts="cmocka")
