@@ -478,6 +478,46 @@ HOW(wrong_stream)
 	CUresult r = down(x, A.b, 512);
 	return r ? r : sync_all();
 }
+/* Pages of a KV cache on a stream of copies (t), next to steps (s): to the host before the step that writes them has ended, back for a step that does not
+ * wait, and back into a page that an earlier step still reads */
+HOW(page_out)
+{
+	float *p = pinned(512);
+	EVENT(e);
+	OK(RUN("make", s));
+	if (!bug) {
+		OK(RECORD(e, s));
+		OK(WAIT(t, e));
+	}
+	CUresult r = DOWN_ASYNC(p, A.b, 512, t);
+	return r ? r : sync_all();
+}
+HOW(page_back)
+{
+	float *p = pinned(512);
+	memset(p, 0, 512);
+	EVENT(e);
+	OK(UP_ASYNC(A.b, p, 512, t));
+	if (!bug) {
+		OK(RECORD(e, t));
+		OK(WAIT(s, e));
+	}
+	CUresult r = RUN("use", s);
+	return r ? r : sync_all();
+}
+HOW(page_taken)
+{
+	float *p = pinned(512);
+	memset(p, 0, 512);
+	EVENT(e);
+	OK(RUN("use", s));
+	if (!bug) {
+		OK(RECORD(e, s));
+		OK(WAIT(t, e));
+	}
+	CUresult r = UP_ASYNC(A.b, p, 512, t);
+	return r ? r : sync_all();
+}
 /* A synchronous copy is in the null stream, which a non-blocking stream knows nothing of. */
 HOW(null_copy)
 {
@@ -665,7 +705,7 @@ static const struct { const char *name; CUresult (*run)(bool bug); CUresult code
 	X(step_state, 719, "cuMemcpyHtoDAsync: the host wrote to its source"), X(page_again, 719, "the host wrote to its source"), X(pinned_freed, 719, "cuMemFreeHost: nobody has waited for a cuMemcpyHtoDAsync"),
 	X(result_again, 1, NULL, true), X(read_early, 600, NULL), X(query_ignored, 600, NULL), X(pinned_chain, 999, NULL), X(host_relay, 719, "the host wrote to its source"), X(mapped, 700, "out-of-bounds"),
 	X(pageable_gone, 700, "is not there any more", true), X(event_never, 719, "race"), X(event_early, 719, "race"), X(readers_two, 719, "race"),
-	X(readers_copy, 719, "race"), X(wrong_stream, 719, "race"), X(null_copy, 719, "race"), X(graphs_share, 719, "race"), X(graph_twice, 719, "race"),
+	X(readers_copy, 719, "race"), X(wrong_stream, 719, "race"), X(null_copy, 719, "race"), X(page_out, 719, "race"), X(page_back, 719, "race"), X(page_taken, 719, "race"), X(graphs_share, 719, "race"), X(graph_twice, 719, "race"),
 	X(graph_and_upload, 719, "race"), X(capture_query, 907, NULL, true), X(capture_blocking, 901, NULL, true), X(capture_outside, 905, NULL, true),
 	X(capture_wait, 907, NULL, true), X(graph_update, 910, NULL, true), X(other_thread, 201, NULL, true), X(callback, 800, "host function", true),
 	X(other_device, 400, "stream of device 0", true), X(other_event, 400, NULL, true), X(map_stride, 1, NULL, true), X(map_box, 1, NULL, true), X(map_place, 1, NULL, true),

@@ -164,7 +164,7 @@ tensors_follow_those_beyond_2_31_elements(void **state)
 static void
 rows_beyond_2_31_elements_are_packed(void **state)
 {
-	static const char *const layouts[] = { "row", "r8" };
+	static const struct { const char *layout; Dtype dtype; } as[] = { { "row", DT_BF16 }, { "r8", DT_BF16 }, { "row", DT_F32 } };
 	const int64_t first = 1, stride = 32783;
 	const char *path = tempdir_file(*state, "rows.safetensors");
 	Strbuf b = { 0 }, header = { 0 };
@@ -182,9 +182,9 @@ rows_beyond_2_31_elements_are_packed(void **state)
 		skip();
 	}
 	strbuf_release(&b);
-	for (int l = 0; l < 2; l++) {
+	for (int l = 0; l < 3; l++) {
 		const PlanSource src = { .name = "big", .rows = ROWS, .cols = COLS, .first = first, .block = 1, .stride = stride, .n_block = 3 };
-		PlanTensor t = { .id = "t", .dtype = DT_BF16, .rows = 3, .cols = COLS, .layout = layouts[l], .n_src = 1, .src = &src };
+		PlanTensor t = { .id = "t", .dtype = as[l].dtype, .rows = 3, .cols = COLS, .layout = as[l].layout, .n_src = 1, .src = &src };
 		const Plan plan = { .n_tensor = 1, .tensor = &t };
 		WeightsOptions o = { .path = path };
 		float *row = malloc((size_t)COLS * sizeof *row);
