@@ -286,14 +286,25 @@ PLANTED = {  # a barrier, a wait, a fence, a release too few; the step's own pag
     "empty": ("mbar_wait(&s.empty[ring.at], ring.round ^ 1);", ""),
     "queries for wgmma": ("	fence_proxy_async();\n}\n\n/* Rounded weights", "}\n\n/* Rounded weights"),
     "own page": ("if (!waited && (tile + 1) * 64 > g.pos)", "if (!waited && tile > g.pos)"),
+    "weights for copies": ("wgmma_pin(o);\n\t\t\tfence_proxy_async();", "wgmma_pin(o);\n\t\t\t"),
 }
+
+
+def ring():
+    """One CTA goes through five tiles in a ring of two stages."""
+    return rounded_queries(Steps(lens=[300], heads=16, rank=128, nope=16, rope=16, v_dim=16, kv="bf16"))
+
+
+def test_wgmma_ring_checked():
+    c = ring()
+    c.attend(H.build("mla_attend_decode_sm90", "sm_90a", c.params), [1], 8e-3, mode="check", seed=2, sms=1)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.findings
 @pytest.mark.parametrize("what", PLANTED)
 def test_wgmma_planted(what):
-    c = rounded_queries(Steps(lens=[300], heads=16, rank=128, nope=16, rope=16, v_dim=16, kv="bf16"))
+    c = ring()
     k = H.build("mla_attend_decode_sm90", "sm_90a", c.params)
     right, wrong = PLANTED[what]
     assert k.text.count(right) == 1
