@@ -26,7 +26,7 @@ CLIO  := $(CLI:%.c=$(BUILD)/%.o)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
 EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/pages/assets/* cli/*.html)
 
-.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all check-build check-times check-steady coverage quick san san-build san-programs tsan tsan-build fuzz bench bench-peer bench-ranks bench-startup soak golden format install clean unit smollm2
+.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all mutants check-build check-times check-steady coverage quick san san-build san-programs tsan tsan-build fuzz bench bench-peer bench-ranks bench-startup soak golden format install clean unit smollm2
 all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference
 
 help: ## this list
@@ -101,6 +101,10 @@ check: ## the test suite: of wide sweeps a sample; docs/testing.md
 
 check-all: ## the same with every case: memory failing at each allocation, kernels in each type, goldens on each target
 	@LLMC_CHECK_ALL=1 tools/check.py
+	@$(MAKE) --no-print-directory mutants
+
+mutants: all emu-lib ## plant the mistakes of tests/mutants/mutants.toml one at a time, print the test that catches each; MUTANTS_ARGS="--hole 13"
+	@"$$(tools/venv.sh)/bin/python" tests/mutants/run.py $(MUTANTS_ARGS)
 
 quick: ## for use while working: unit and repository tests, one golden model per op and target
 	@tools/check.py --quick
