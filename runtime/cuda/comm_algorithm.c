@@ -11,7 +11,6 @@
 #include "base/strbuf.h"
 #include "runtime/build/kernel_build.h"
 
-#define BUDGET_S 1.0
 enum { ROUNDS = 3, TIMES = 10 };
 static const char mark[8] = "llmc nc3";
 
@@ -75,9 +74,9 @@ cache_path(const char *machine, char key[65], Strbuf *dir, Strbuf *path)
 }
 
 static llmc_status
-measure(CommAlgorithmTimes *w, unsigned set, int64_t most_bytes, comm_algorithm_run_fn run, void *user, llmc_error *err)
+measure(CommAlgorithmTimes *w, unsigned set, int64_t most_bytes, double budget_s, comm_algorithm_run_fn run, void *user, llmc_error *err)
 {
-	const double end = clock_now() + BUDGET_S;
+	const double end = clock_now() + budget_s;
 
 	for (int i = 0; i <= size_of(most_bytes) && i < N_ALGO_SIZES; i++) {
 		double best[N_ALGO] = { 0 };
@@ -98,7 +97,7 @@ measure(CommAlgorithmTimes *w, unsigned set, int64_t most_bytes, comm_algorithm_
 }
 
 llmc_status
-comm_algorithm_tune(CommAlgorithmTimes *w, const char *machine, unsigned set, int64_t most_bytes, comm_algorithm_run_fn run, void *user, llmc_error *err)
+comm_algorithm_tune(CommAlgorithmTimes *w, const char *machine, unsigned set, int64_t most_bytes, double budget_s, comm_algorithm_run_fn run, void *user, llmc_error *err)
 {
 	Strbuf      dir = { 0 }, path = { 0 }, held = { 0 };
 	llmc_status status = LLMC_OK;
@@ -108,7 +107,7 @@ comm_algorithm_tune(CommAlgorithmTimes *w, const char *machine, unsigned set, in
 	if (cache && checked_read(strbuf_str(&path), mark, key, &held, NULL) == LLMC_OK && held.len == sizeof *w) {
 		memcpy(w, held.data, sizeof *w);
 	} else {
-		status = measure(w, set, most_bytes, run, user, err);
+		status = measure(w, set, most_bytes, budget_s, run, user, err);
 		if (status == LLMC_OK && cache && file_mkdirs_private(strbuf_str(&dir), NULL) == LLMC_OK)
 			(void)!checked_write(strbuf_str(&path), mark, key, w, sizeof *w, NULL);
 	}

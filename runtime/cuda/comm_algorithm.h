@@ -23,7 +23,8 @@ CommAlgorithm comm_algorithm_best(const CommAlgorithmTimes *w, unsigned set, int
 
 /* Time `times` messages of so many bytes by one way, on all ranks at once. */
 typedef llmc_status (*comm_algorithm_run_fn)(void *user, CommAlgorithm algorithm, int64_t bytes, int times, double *seconds, llmc_error *err);
-/* What each of a set of ways takes for messages up to most_bytes: as the cache has it for `machine`, else measured and kept there. */
-llmc_status comm_algorithm_tune(CommAlgorithmTimes *w, const char *machine, unsigned set, int64_t most_bytes, comm_algorithm_run_fn run, void *user, llmc_error *err);
+/* What each of a set of ways takes for messages up to most_bytes: as the cache has it for `machine`, else measured and kept there.
+ * Once budget_s seconds are over, larger messages are left out. */
+llmc_status comm_algorithm_tune(CommAlgorithmTimes *w, const char *machine, unsigned set, int64_t most_bytes, double budget_s, comm_algorithm_run_fn run, void *user, llmc_error *err);
 
 #endif

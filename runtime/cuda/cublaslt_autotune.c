@@ -1,6 +1,7 @@
 /* Our own kernels or the library, for each product and number of rows: both are run on the session's own buffers and weights before its
  * first step, and the faster one is kept in the cache with the algorithm that the library has chosen. So neither is measured, nor the
- * library asked, a second time on this machine. One start spends BUDGET_S at most; what is left then is our own's until a later start. */
+ * library asked, a second time on this machine. One start measures for BUDGET_S and makes one choice in any case; what is left then
+ * is our own's until a later start. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -134,6 +135,7 @@ typedef struct Measure {
 	CUevent      from, to;
 	int64_t      sym[SYM_COUNT];
 	double       end;           /* of the budget */
+	int          n_measured;    /* choices; a start makes progress however slow the machine is */
 } Measure;
 
 /* Weights as activations: of 16 bits they are what products take, and read as f32 they are numbers, too. Zeros, or what lies in memory that
@@ -245,12 +247,13 @@ measure(Measure *m, llmc_error *err)
 		if (c->step[1][i].kernel == m->p->kernel)
 			m->step[m->n_step++] = &c->step[1][i];
 	while (n-- > 0) {
-		if (is_covered(m->p, rows[n]) || clock_now() > m->end)
+		if (is_covered(m->p, rows[n]) || (m->n_measured && clock_now() > m->end))
 			continue;
 		for (int i = 0; i < m->n_step && !filled; i++)
 			TRY(fill_step(m, m->step[i], err));
 		filled = true;
 		TRY(measure_rows(m, rows[n], err));
+		m->n_measured++;
 	}
 	if (filled)
 		remember(c, m->p);

@@ -14,6 +14,7 @@
 #include "runtime/cuda/rank_group.h"
 
 enum { LOOK_MS = 100, FIRST_MS = 30000 /* what ranks may take longer to meet for the first time */ };
+#define TUNE_S 1.0 /* for timing algorithms at the first start of a group on a machine */
 enum { GATHER = 1 << 20 /* floats that NCCL gathers at a time, of all ranks, if a row is not longer */ };
 
 static int64_t
@@ -344,7 +345,7 @@ choose(CudaGroup *g, llmc_error *err)
 	snprintf(machine, sizeof machine, "%s %d %d %d ranks %d nccl %d ways %u", d->name, d->cc, d->n_sm, d->driver, g->n, g->nccl ? nccl_version(g->nccl) : 0, g->set);
 	for (int k = 0; k < g->n; k++) /* links differ by pair */
 		snprintf(machine + strlen(machine), sizeof machine - strlen(machine), " %d", g->rank[k].c->m->dev.number);
-	return comm_algorithm_tune(&g->algorithms, machine, g->set, most_bytes(c), time_algorithm, g, err);
+	return comm_algorithm_tune(&g->algorithms, machine, g->set, most_bytes(c), TUNE_S, time_algorithm, g, err);
 }
 
 /* Peers' memory, NCCL or both: what there is, and what is wanted. */

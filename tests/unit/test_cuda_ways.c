@@ -1,4 +1,5 @@
 /* Which way messages between GPUs go: the fastest of those that there are, by size, measured once for a machine. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -32,7 +33,7 @@ the_fastest_goes(void **state)
 	Runs r = { 0 };
 
 	(void)state;
-	assert_int_equal(comm_algorithm_tune(&w, "all", ONE | TWO | NCCL, 1 << 21, run, &r, NULL), LLMC_OK);
+	assert_int_equal(comm_algorithm_tune(&w, "all", ONE | TWO | NCCL, 1 << 21, INFINITY, run, &r, NULL), LLMC_OK);
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1), ALGO_ONE_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 14), ALGO_ONE_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 17), ALGO_TWO_SHOT);
@@ -45,10 +46,10 @@ the_fastest_goes(void **state)
 	/* kept; another machine, and another set, is measured by itself */
 	CommAlgorithmTimes again = { 0 };
 	Runs none = { 0 };
-	assert_int_equal(comm_algorithm_tune(&again, "all", ONE | TWO | NCCL, 1 << 21, run, &none, NULL), LLMC_OK);
+	assert_int_equal(comm_algorithm_tune(&again, "all", ONE | TWO | NCCL, 1 << 21, INFINITY, run, &none, NULL), LLMC_OK);
 	assert_int_equal(none.n[ALGO_ONE_SHOT] + none.n[ALGO_TWO_SHOT] + none.n[ALGO_NCCL], 0);
 	assert_memory_equal(&again, &w, sizeof w);
-	assert_int_equal(comm_algorithm_tune(&again, "other", TWO | NCCL, 1 << 14, run, &none, NULL), LLMC_OK);
+	assert_int_equal(comm_algorithm_tune(&again, "other", TWO | NCCL, 1 << 14, INFINITY, run, &none, NULL), LLMC_OK);
 	assert_true(none.n[ALGO_ONE_SHOT] == 0 && none.n[ALGO_TWO_SHOT] > 0 && none.n[ALGO_NCCL] == none.n[ALGO_TWO_SHOT]);
 }
 
