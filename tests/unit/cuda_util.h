@@ -103,4 +103,58 @@ open_tiny(const char *device, const char *arch, llmc_model **m, llmc_error *err)
 	return open_tiny_with(device, arch, NULL, m, err);
 }
 
+/* Models that the tests of a program share: each is opened for the first test that asks for it, and closed by close_shared. A test that breaks its model's device, or that is
+ * about opening and closing, opens its own. */
+typedef struct SharedModel { char name[200]; llmc_model *m; } SharedModel;
+static SharedModel shared_model[16];
+
+static inline SharedModel *
+shared_slot(const char *device, const char *arch, const char *const *set)
+{
+	const size_t n_slot = sizeof shared_model / sizeof *shared_model;
+	char name[200];
+	size_t n = (size_t)snprintf(name, sizeof name, "%s %s", device, arch ? arch : ""), at = 0;
+
+	for (; set && *set && n < sizeof name; set++)
+		n += (size_t)snprintf(name + n, sizeof name - n, " %s", *set);
+	while (at < n_slot && shared_model[at].name[0] && strcmp(shared_model[at].name, name) != 0)
+		at++;
+	if (n >= sizeof name || at == n_slot)
+		fail_msg("no slot for another model: %s", name);
+	memcpy(shared_model[at].name, name, n + 1);
+	return &shared_model[at];
+}
+
+/* arch, set: as in open_tiny_with */
+static inline llmc_status
+shared_tiny(const char *device, const char *arch, const char *const *set, llmc_model **m, llmc_error *err)
+{
+	SharedModel *s = shared_slot(device, arch, set);
+	llmc_status status = s->m ? LLMC_OK : open_tiny_with(device, arch, set, &s->m, err);
+
+	*m = s->m;
+	return status;
+}
+
+/* Also after a failure of the device, whose context all its models share: the next test that asks for one opens it again. */
+static inline void
+close_models(void)
+{
+	for (size_t i = 0; i < sizeof shared_model / sizeof *shared_model; i++) {
+		llmc_close(shared_model[i].m);
+		shared_model[i].m = NULL;
+	}
+}
+
+/* For what the tests returned: the models are closed, and something of them that stays on the device is a failure. */
+static inline int
+close_shared(int rc)
+{
+	close_models();
+	if (emu_leaks() == 0)
+		return rc;
+	printf("%ld things of closed models stay on the device\n", emu_leaks());
+	return rc ? rc : 1;
+}
+
 #endif

@@ -17,26 +17,34 @@ keep_id(void *user, int32_t id, const char *text, size_t n)
 	return true;
 }
 
-/* Open, generate, close; the ids in out. arch: that the model is compiled for; NULL: the device's own */
+/* n_new tokens from a session of the model; the ids in out */
 static inline llmc_status
-whole(const char *device, const char *arch, int n_new, int32_t *out, llmc_error *err)
+greedy(llmc_model *m, int n_new, int32_t *out, llmc_error *err)
 {
-	llmc_model *m = NULL;
 	llmc_session *s = NULL;
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	llmc_params p = LLMC_INIT(llmc_params);
-	llmc_status status;
 
 	l.context = 128;
 	l.chunk = 16;
 	p.max_tokens = n_new;
 	p.ignore_eos = true;
-	status = open_tiny(device, arch, &m, err);
-	if (status == LLMC_OK)
-		status = llmc_session_open(m, &l, &s, err);
+	llmc_status status = llmc_session_open(m, &l, &s, err);
 	if (status == LLMC_OK)
 		status = llmc_generate(s, prompt, PROMPT, &p, keep_id, &out, NULL, err);
 	llmc_session_close(s);
+	return status;
+}
+
+/* Open, generate, close. arch: that the model is compiled for; NULL: the device's own */
+static inline llmc_status
+whole(const char *device, const char *arch, int n_new, int32_t *out, llmc_error *err)
+{
+	llmc_model *m = NULL;
+	llmc_status status = open_tiny(device, arch, &m, err);
+
+	if (status == LLMC_OK)
+		status = greedy(m, n_new, out, err);
 	llmc_close(m);
 	return status;
 }

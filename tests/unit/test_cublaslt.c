@@ -24,29 +24,25 @@ calls(const char *what)
 	return emu_count(name);
 }
 
-/* Open the tiny model with weights of 16 bits, run one chunk of n tokens, close; logits of the last. */
+/* Run one chunk of n tokens in a session of the tiny model with weights of 16 bits; logits of the last. own: of a model that is opened and closed here */
 static llmc_status
-run(const char *mode, const char *dtype, const char *more, const char *arch, int32_t n, int32_t chunk, float out[VOCAB], llmc_error *err)
+run_in(bool own, const char *mode, const char *dtype, const char *more, const char *arch, int32_t n, int32_t chunk, float out[VOCAB], llmc_error *err)
 {
 	char first[64];
 	const char *set[] = { first, more, NULL };
-	llmc_options o = LLMC_INIT(llmc_options);
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	llmc_model *m = NULL;
 	llmc_session *s = NULL;
 	llmc_seq q;
 
 	snprintf(first, sizeof first, "dtype=%s", dtype);
-	o.device = "cuda";
-	o.arch = arch;
-	o.set = set;
-	o.random_weights = true;
-	o.n_threads = 2;
 	l.context = 160;
 	l.chunk = chunk;
 	setenv("LLMC_CUBLASLT", mode, 1);
+	llmc_status status = own ? LLMC_OK : shared_tiny("cuda", arch, set, &m, err);
 	emu_count_reset();
-	llmc_status status = llmc_open("configs/tiny.yaml", &o, &m, err);
+	if (own)
+		status = open_tiny_with("cuda", arch, set, &m, err);
 	if (status == LLMC_OK)
 		status = llmc_session_open(m, &l, &s, err);
 	if (status == LLMC_OK)
@@ -56,8 +52,17 @@ run(const char *mode, const char *dtype, const char *more, const char *arch, int
 		status = llmc_forward(s, &c, 1, out, err);
 	}
 	llmc_session_close(s);
-	llmc_close(m);
+	if (own)
+		llmc_close(m);
+	else if (status != LLMC_OK)
+		close_models();
 	return status;
+}
+
+static llmc_status
+run(const char *mode, const char *dtype, const char *more, const char *arch, int32_t n, int32_t chunk, float out[VOCAB], llmc_error *err)
+{
+	return run_in(false, mode, dtype, more, arch, n, chunk, out, err);
 }
 
 #define OK(...)                                                                  \
@@ -337,7 +342,6 @@ static void
 times_of_ops(void **state)
 {
 	static const char *const set[] = { "dtype=bf16", "n_layers=1", NULL };
-	llmc_options o = LLMC_INIT(llmc_options);
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	float before[VOCAB], after[VOCAB];
 	llmc_error err = { 0 };
@@ -346,14 +350,10 @@ times_of_ops(void **state)
 	llmc_seq q;
 
 	(void)state;
-	o.device = "cuda";
-	o.arch = "sm_80";
-	o.set = set;
-	o.random_weights = true;
 	l.context = 32;
 	l.chunk = 16;
 	setenv("LLMC_CUBLASLT", "always", 1);
-	assert_int_equal(llmc_open("configs/tiny.yaml", &o, &m, &err), LLMC_OK);
+	assert_int_equal(shared_tiny("cuda", "sm_80", set, &m, &err), LLMC_OK);
 	assert_int_equal(llmc_session_open(m, &l, &s, &err), LLMC_OK);
 	Told told = { .sane = true };
 	assert_int_equal(llmc_op_times(s, tell, &told, &err), LLMC_E_RANGE);
@@ -377,7 +377,6 @@ times_of_ops(void **state)
 		llmc_seq_free(s, q);
 	}
 	llmc_session_close(s);
-	llmc_close(m);
 }
 
 /* In a step: a refusal is our own kernels' turn, anything else an error that says where. */
@@ -416,9 +415,11 @@ failures_while_measuring(void **state)
 	long total, failed = 0;
 
 	(void)state;
+	close_models();
 	for (int left = files(path); left > 0; left = files(path))
 		assert_int_equal(unlink(path), 0);
-	OK("auto", "bf16", "n_layers=1", "sm_80", FEW, MANY, x);
+	if (run_in(true, "auto", "bf16", "n_layers=1", "sm_80", FEW, MANY, x, &(llmc_error){ 0 }) != LLMC_OK)
+		fail();
 	total = emu_count(NULL);
 	assert_int_equal(emu_count("cuEventCreate"), emu_count("cuEventDestroy_v2"));
 	assert_int_equal(emu_count("cuMemAlloc_v2"), emu_count("cuMemFree_v2"));
@@ -427,7 +428,7 @@ failures_while_measuring(void **state)
 		for (int left = files(path); left > 0; left = files(path))
 			assert_int_equal(unlink(path), 0);
 		emu_fail(NULL, n, n % 2 ? 2 : 719);
-		llmc_status status = run("auto", "bf16", "n_layers=1", "sm_80", FEW, MANY, x, &err);
+		llmc_status status = run_in(true, "auto", "bf16", "n_layers=1", "sm_80", FEW, MANY, x, &err);
 		emu_fail(NULL, 0, 0);
 		failed += status != LLMC_OK;
 		if (status != LLMC_OK && (!err.text[0] || (status != LLMC_E_DEVICE && status != LLMC_E_MEMORY)))
@@ -521,7 +522,7 @@ main(void)
 		cmocka_unit_test(failures_in_a_step),
 		cmocka_unit_test(failures_while_measuring),
 	};
-	int rc = no_findings(cmocka_run_group_tests(tests, NULL, NULL));
+	int rc = no_findings(close_shared(cmocka_run_group_tests(tests, NULL, NULL)));
 	tempdir_close(&t);
 	return rc;
 }

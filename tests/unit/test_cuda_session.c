@@ -179,7 +179,7 @@ many_steps_of(const char *const *set, int steps)
 	for (int i = 0; i < SEQS; i++)
 		p.q[i][0] = p.q[i][1] = -1;
 	for (int k = 0; k < 2; k++) {
-		OK(open_tiny_with(k ? "cuda" : "ref", NULL, set, &p.m[k], err));
+		OK(shared_tiny(k ? "cuda" : "ref", NULL, set, &p.m[k], err));
 		OK(llmc_session_open(p.m[k], &l, &p.s[k], err));
 	}
 	for (int i = 0; i < steps; i++) {
@@ -220,10 +220,8 @@ many_steps_of(const char *const *set, int steps)
 		step(&p, true);
 	assert_true(made >= 4); /* of 1, 2, 4 and 8 sequences */
 	assert_int_equal(emu_count("cuGraphInstantiateWithFlags"), made);
-	for (int k = 0; k < 2; k++) {
+	for (int k = 0; k < 2; k++)
 		llmc_session_close(p.s[k]);
-		llmc_close(p.m[k]);
-	}
 }
 
 static void
@@ -262,7 +260,7 @@ queued_again(void **state)
 	l.seqs = 2;
 	l.chunk = CHUNK;
 	for (int k = 0; k < 2; k++) {
-		OK(open_tiny(k ? "cuda" : "ref", NULL, &m[k], err));
+		OK(shared_tiny(k ? "cuda" : "ref", NULL, NULL, &m[k], err));
 		OK(llmc_session_open(m[k], &l, &s[k], err));
 	}
 	for (int k = 0; k < 2; k++)
@@ -301,10 +299,8 @@ queued_again(void **state)
 		got[1][1][n] = id[1];
 	}
 	assert_memory_equal(got[0], got[1], sizeof got[0]);
-	for (int k = 0; k < 2; k++) {
+	for (int k = 0; k < 2; k++)
 		llmc_session_close(s[k]);
-		llmc_close(m[k]);
-	}
 }
 
 /* Steps whose picks nobody has taken, one of them queued behind another: closing waits for them, and nothing stays. */
@@ -322,7 +318,8 @@ closed_in_flight(void **state)
 	for (int steps = 1; steps <= 2; steps++) {
 		llmc_model *m;
 		llmc_session *s;
-		OK(open_tiny("cuda", NULL, &m, err));
+		OK(shared_tiny("cuda", NULL, NULL, &m, err));
+		const long before = emu_leaks();
 		OK(llmc_session_open(m, &l, &s, err));
 		OK(llmc_seq_new(s, 0, &c.seq, err));
 		OK(session_sample_params(s->s, c.seq, &greedy, NULL, 0, NULL, 0, err));
@@ -334,8 +331,7 @@ closed_in_flight(void **state)
 			c.n_tok = 1;
 		}
 		llmc_session_close(s);
-		llmc_close(m);
-		assert_int_equal(emu_leaks(), 0);
+		assert_int_equal(emu_leaks(), before);
 	}
 }
 
@@ -356,7 +352,7 @@ picks_in_their_order(void **state)
 	(void)state;
 	l.context = CONTEXT;
 	l.seqs = 2;
-	OK(open_tiny("cuda", NULL, &m, err));
+	OK(shared_tiny("cuda", NULL, NULL, &m, err));
 	OK(llmc_session_open(m, &l, &s, err));
 	OK(llmc_seq_new(s, 0, &c.seq, err));
 	OK(session_sample_params(s->s, c.seq, &greedy, NULL, 0, NULL, 0, err));
@@ -369,7 +365,6 @@ picks_in_their_order(void **state)
 	assert_int_equal(session_take_sampled(s->s, &id, NULL, NULL), LLMC_E_CHECK);
 	assert_int_equal(id, -1);
 	llmc_session_close(s);
-	llmc_close(m);
 }
 
 typedef struct Told { int32_t id[40], n; llmc_finish finish; } Told;
@@ -431,7 +426,7 @@ grammars_are_masks(void **state)
 	p[1].temperature = 1.2f;
 	p[1].top_p = 0.9f;
 	p[1].repetition_penalty = 1.3f;
-	OK(open_tiny("cuda", NULL, &m, err));
+	OK(shared_tiny("cuda", NULL, NULL, &m, err));
 	for (int ahead = 0; ahead < 2; ahead++) {
 		static Told want[N], got[N];
 		llmc_limits lim = engine_limits(m->plan, &o);
@@ -451,7 +446,6 @@ grammars_are_masks(void **state)
 		engine_close(e, -1);
 		llmc_session_close(s);
 	}
-	llmc_close(m);
 	for (int i = 0; i < N; i++)
 		if (g[i])
 			grammar_close(g[i]);
@@ -587,7 +581,7 @@ main(void)
 	setenv("LLMC_CACHE", cache.path, 1);
 	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps), cmocka_unit_test(many_steps_with_windows), cmocka_unit_test(queued_again), cmocka_unit_test(closed_in_flight),
 		cmocka_unit_test(picks_in_their_order), cmocka_unit_test(masks_in_flight), cmocka_unit_test(pages_of_steps_in_flight), cmocka_unit_test(grammars_are_masks) };
-	int rc = no_findings(cmocka_run_group_tests(tests, NULL, NULL));
+	int rc = no_findings(close_shared(cmocka_run_group_tests(tests, NULL, NULL)));
 	tempdir_close(&cache);
 	return rc;
 }
