@@ -13,6 +13,7 @@ from cuda_emu import environment
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "serve"))
 import tiny_model  # noqa: E402
+from waiting import HANG  # noqa: E402
 
 TINY = "configs/tiny.yaml"
 RUN = ["run", TINY, "--random-weights", "--arch", "generic", "--tokens", "1,2,3", "-n", "4", "--ignore-eos"]
@@ -368,6 +369,6 @@ def test_chat_on_a_terminal(llmc, smollm2, drafts):
     except OSError:  # the other side is closed
         pass
     os.close(at)
-    assert p.wait(60) == 0
+    assert p.wait(HANG) == 0
     text = said.decode()
     assert "Ctrl-D or /quit ends" in text and "> " in text and "Paris" in text and re.search(r"\(\d+ tokens, [\d.]+/s" + r"; \d+ of \d+ guesses came true, [\d.]+ tokens a guessing step" * drafts + r"\)", text)

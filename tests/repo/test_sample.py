@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from waiting import HANG
+
 COLLECT = """
 import pytest, sys
 class Chosen:
@@ -23,7 +25,7 @@ sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "tests/
 def chosen():
     """Lines of what make check runs of tests/cuda."""
     env = {k: v for k, v in os.environ.items() if k != "LLMC_CHECK_ALL" and not k.startswith("PYTEST_XDIST")}
-    p = subprocess.run([sys.executable, "-c", COLLECT], capture_output=True, text=True, env=env, timeout=300)
+    p = subprocess.run([sys.executable, "-c", COLLECT], capture_output=True, text=True, env=env, timeout=HANG)
     assert p.returncode == 0, p.stdout[-4000:] + p.stderr
     return p.stdout.splitlines()
 
