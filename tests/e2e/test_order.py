@@ -9,6 +9,7 @@ import pytest
 
 from cuda_emu import environment
 from golden_run import ROOT
+from waiting import HANG
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "serve"))
 import tiny_model  # noqa: E402
@@ -40,7 +41,7 @@ def model(tmp_path_factory):
 
 
 def run(model, device, env):
-    p = subprocess.run([sys.executable, "-c", SCRIPT, model[0], device, *model[1:]], capture_output=True, text=True, env={**os.environ, **env}, timeout=900)
+    p = subprocess.run([sys.executable, "-c", SCRIPT, model[0], device, *model[1:]], capture_output=True, text=True, env={**os.environ, **env}, timeout=HANG)
     assert p.returncode == 0, p.stderr
     return json.loads(p.stdout.splitlines()[-1])
 

@@ -44,6 +44,7 @@ ALLOWED = {
     ("tests/repo/test_build_cache.py", "time.sleep(0.3 + 0.3"): "writers are killed at any moment",
     ("tests/unit/test_cache.c", "usleep("): "writers are killed at any moment",
     ("tests/unit/test_lost_ranks.c", "nanosleep("): "ranks are stopped for longer than they may be still",
+    ("tests/unit/test_threads.c", "usleep(20000)"): "a part that takes long",
     ("tests/serve/fake_engine.h", "nanosleep("): "duration of a step",
     ("tests/serve/fake_engine.h", "clock_gettime("): "an engine that is called again after 10 ms without an event",
     ("tests/fuzz/driver.c", "time(NULL)"): "-max_total_time",

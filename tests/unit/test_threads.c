@@ -17,6 +17,7 @@
 
 #include "runtime/cpu/cpu.h"
 #include "tests/unit/tempdir.h"
+#include "tests/unit/waiting.h"
 
 /* TSan delivers signals when a thread calls a function that it knows, which a thread that waits does not. */
 #if defined(__SANITIZE_THREAD__)
@@ -186,8 +187,7 @@ threads_that_are_displaced_hold_nothing_up(void **state)
 		threads_run(t, let_signals_in, &a);
 		for (int i = 1; i <= gone; i++)
 			assert_int_equal(pthread_kill(a.thread[i], SIGUSR1), 0);
-		while (atomic_load(&entered) < gone)
-			usleep(1000);
+		WAIT_FOR(atomic_load(&entered) >= gone);
 		int64_t taken = threads_counts(t).taken;
 		threads_deal(t, DEAL_ALL, STAGES, dealt, &d); /* returns although they are away */
 		check_deal(&d, N, STAGES);
@@ -218,9 +218,7 @@ idle_threads_sleep(void **state)
 
 	(void)state;
 	assert_int_equal(threads_open(2, &t, NULL), LLMC_OK);
-	for (int i = 0; i < 60000 && threads_counts(t).sleeps < 1; i++)
-		usleep(1000);
-	assert_true(threads_counts(t).sleeps >= 1); /* the one worker, before any job */
+	WAIT_FOR(threads_counts(t).sleeps >= 1); /* the one worker, before any job */
 	threads_run(t, nothing, &count);
 	assert_int_equal(count, 2);
 	threads_close(t);
