@@ -28,6 +28,12 @@ PAGES = {
 }
 
 
+def below(folder, name):
+    """The one file of that name below a folder of the tree."""
+    (path,) = glob.glob(os.path.join(ROOT, folder, "**", name), recursive=True)
+    return path
+
+
 def cell(text):
     return text.replace("|", "\\|")
 
@@ -49,10 +55,9 @@ def flags():
 
 
 def routes():
-    with open(os.path.join(ROOT, "serve", "routes.def"), encoding="utf-8") as f:
+    with open(below("serve", "routes.def"), encoding="utf-8") as f:
         rows = ROUTE.findall(f.read())
-    document = next(p for p in glob.glob(os.path.join(ROOT, "serve", "**", "openapi.json"), recursive=True))
-    with open(document, encoding="utf-8") as f:
+    with open(below("serve", "openapi.json"), encoding="utf-8") as f:
         paths = json.load(f)["paths"]
     groups = {}
     for method, path, flag in rows:

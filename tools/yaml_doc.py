@@ -124,7 +124,7 @@ those with l % 6 == 5), each optionally with `except:` and a selector.
   and `symmetric: true`.
 - For a checkpoint with columns in an order of their own (GPTQ's `desc_act`, `actorder`), `order: q`
   names the role with the order. `factor: o` names the role whose column factors multiply x
-  (`pre_quant_scale`). A step `arrange` makes such an x, one for all matrices that share it.
+  (`pre_quant_scale`). A step `permute_cols` makes such an x, one for all matrices that share it.
   `order: e_gate` on `e_gate` and `e_up`, `order: e_down` on `e_down`: each expert has an order.
 - If a rule differs from an f32, f16 or bf16 checkpoint, it is rounded to the nearest while it is
   read, by all threads. The cache keeps the result.

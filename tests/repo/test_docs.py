@@ -121,3 +121,27 @@ def test_a_page_on_adding_lists_the_files_that_name_its_example(kind, name, also
     listed = {f for f in files if not f.startswith("tests/") and f != also}
     assert sorted(named - listed) == [], "files that the page does not list"
     assert sorted(listed - named) == [], "files that do not name the example"
+
+
+def test_pages_are_wrapped():
+    """At most 100 columns, except for tables, code, and lines that hold a link or one long token."""
+    bad = []
+    for page in sorted(["README.md", "CONTRIBUTING.md", "templates/README.md", *glob.glob("docs/**/*.md", recursive=True)]):
+        fence = False
+        for n, line in enumerate(open(page).read().split("\n"), 1):
+            fence ^= line.strip().startswith("```")
+            free = fence or line.strip().startswith("|") or "](" in line or line.startswith("**Test.**")
+            if len(line) > 100 and not free and len(line.split()) > 1:
+                bad.append(f"{page}:{n}")
+    assert not bad, "\n".join(bad)
+
+
+def test_paths_in_pages_exist():
+    """A path in backquotes below a folder of the tree names a file or folder."""
+    tops = {d for d in os.listdir(".") if os.path.isdir(d) and not d.startswith((".", "build", "generated"))}
+    bad = []
+    for page in ["README.md", "CONTRIBUTING.md", *glob.glob("docs/**/*.md", recursive=True)]:
+        for path in re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", open(page).read()):
+            if path.split("/")[0] in tops and not os.path.exists(path):
+                bad.append(f"{page}: {path}")
+    assert not bad, "\n".join(bad)
