@@ -131,7 +131,7 @@ def test_every_option_and_route_is_told(llmc_binary):
     assert len(options) > 40 and [o for o in options[:-1] if f"`--{o}" not in GUIDE] == []
     told = set(re.findall(r"--([a-z][a-z-]+)", GUIDE))
     assert sorted(told - set(options)) == []
-    with open(os.path.join(ROOT, "serve", "routes.def")) as f:
+    with open(os.path.join(ROOT, "serve", "http", "routes.def")) as f:
         routes = re.findall(r'ROUTE\("(GET|POST|DELETE)", +"([^"]+)"', f.read())
     assert [p for _, p in routes if p != "/page/" and p.rstrip("/") not in GUIDE] == []
 
