@@ -37,7 +37,7 @@ def matmul(arch, rows, cols, dtype, runs):
 
 
 def few(k):
-    return [x for x in k.launches if x.get("fn", "").endswith("_few")]
+    return [x for x in k.launches if x.get("fn", "").endswith("_small_m")]
 
 
 # Rows of each tile (16, 32, 64), full and not; columns of W that are no whole tile, columns of x that are no whole step; one block with all, more blocks than steps.
@@ -140,7 +140,7 @@ def test_same_bits_in_each_run():
 def test_deterministic_models_have_no_such_kernel():
     for arch in H.ARCHS[1:]:
         k = H.expand("matmul_mixed", arch, dict(ROWS=64, COLS=64, W_DTYPE="bf16", DETERMINISTIC=1))
-        assert not any(x.get("fn", "").endswith("_few") for x in k["launch"]) and "swap_ab_run" not in k["text"].split("extern", 1)[1]
+        assert not any(x.get("fn", "").endswith("_small_m") for x in k["launch"]) and "swap_ab_run" not in k["text"].split("extern", 1)[1]
 
 
 PLANTED = {
@@ -204,7 +204,7 @@ def test_nvrtc(dtype, arch):
         done = H.nvrtc(op, dict(p, W_DTYPE=dtype, DETERMINISTIC=0), [arch])
         if done is None:
             pytest.skip("no NVRTC here")
-        made, = [x for x in done[0]["kernels"] if x["name"].endswith("_few")]
+        made, = [x for x in done[0]["kernels"] if x["name"].endswith("_small_m")]
         assert made["registers"] <= (128 if dtype in ("bf16", "f16") and arch in ("sm_90a", "sm_100a") else 255)
         f = sass.functions(done[0]["cubin"])
         if f:

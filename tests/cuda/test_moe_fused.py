@@ -297,7 +297,7 @@ def test_launches_are_chosen_by_rows():
             for rows, few in (1, 1), (7 * 24 // 3, 1), (7 * 24 // 3 + 1, 0), (4096, 0):
                 fns = [re.sub(template + "_[0-9a-f]+", "", x["fn"]) for x in k["launch"] if x["rows"] == "one" or rows >= x["least"] and (x["most"] == 0 or rows <= x["most"])]
                 product = "" if "glu" in template else "_down"
-                want = ["_sort", "_plain", "_few"] if few and not more else ["_sort", "_prep", product]
+                want = ["_sort", "_quantize_act_row_major", "_small_m"] if few and not more else ["_sort", "_quantize_act", product]
                 assert fns == want + [""] * ("down" in template), (template, rows, fns)
 
 

@@ -23,7 +23,7 @@ def product(arch, n, rows, cols, mode="fast", seed=0, path="own", deterministic=
     packed, w = c.weights()
     b = c.f(rows)
     fp32, bf16 = both("matmul_mixed", arch, "X", c.params(DETERMINISTIC=deterministic))
-    assert any(x.get("fn", "").endswith("_prep") for x in fp32.launches) and not any(x.get("fn", "").endswith(("_prep", "_plain")) for x in bf16.launches)
+    assert any(x.get("fn", "").endswith("_quantize_act") for x in fp32.launches) and not any(x.get("fn", "").endswith(("_quantize_act", "_quantize_act_row_major")) for x in bf16.launches)
     want, = fp32.run(c.step, [c.x, packed, b, H.out((n, rows))], path=path)
     got, = bf16.run(c.step, [to_bf16(c.x), packed, b, H.out((n, rows))], mode=mode, seed=seed, path=path)
     same(got, want)
