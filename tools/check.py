@@ -428,10 +428,10 @@ class Run:
 
     def summary(self):
         cpu = sum(i.cpu for i in self.items)
-        print("check: where the time went: CPU seconds of each step, its longest items")
+        print("check: where the time went, in CPU seconds: each step and its largest items")
         for step, (_, seconds) in sorted(self.steps().items(), key=lambda s: -s[1][1]):
-            longest = sorted((i for i in self.items if i.step == step), key=lambda i: -i.wall)[:4]
-            print(f"  {step:8s} {seconds:6.0f} s  " + ", ".join(f"{i.name.removeprefix(step + ' ').removeprefix('pytest ')} {i.wall:.0f}" for i in longest))
+            longest = sorted((i for i in self.items if i.step == step), key=lambda i: -i.cpu)[:4]
+            print(f"  {step:8s} {seconds:6.0f} s  " + ", ".join(f"{i.name.removeprefix(step + ' ').removeprefix('pytest ')} {i.cpu:.0f}" for i in longest))
         print(f"check: {cpu:.0f} CPU seconds in {self.wall:.0f} s, {100 * cpu / (self.wall * CORES):.0f} % of {CORES} cores")
         failed = [t for i in self.items for t in i.failed]
         for t in failed:
