@@ -42,7 +42,6 @@ llmc_status grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text
                          const int32_t *eos, int32_t n_eos, Grammar **out, llmc_error *err);
 Grammar    *grammar_retain(Grammar *g);
 void        grammar_close(Grammar *g);
-int32_t     grammar_vocab(const Grammar *g); /* tokens of its lexicon */
 
 /* after: texts that must have come, one behind the other, before the grammar begins, right behind the last; NULL-terminated, or NULL: at once. */
 llmc_status matcher_open(Grammar *g, const char *const *after, Matcher **out, llmc_error *err);

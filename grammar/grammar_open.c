@@ -157,9 +157,3 @@ grammar_close(Grammar *g)
 	pthread_mutex_destroy(&g->lock);
 	free(g);
 }
-
-int32_t
-grammar_vocab(const Grammar *g)
-{
-	return g->lexicon->n_tok;
-}
