@@ -272,7 +272,7 @@ def test_pairs_of_halves():
 
 def approximations():
     """Those of a header that wants a template around it, by themselves."""
-    header = (H.TEMPLATES / "common" / "cuda/attention/flash_tile.h").read_text()
+    header = (H.TEMPLATES / "cuda/attention/flash_tile.h").read_text()
     fn = "".join(re.search(rf"DEV float\n{f}\(.*?\n}}\n", header, re.S)[0] for f in ("flash_exp2", "flash_reciprocal"))
     return H.inline('#include "cuda/ptx/ptx.h"\n' + fn + """struct args { unsigned *x, *y; int n; };
 extern "C" __global__ void __launch_bounds__(256) approximate(const args p)
@@ -427,7 +427,7 @@ def test_real_compiler():
 
 @pytest.mark.skipif(H.REAL, reason="the templates are the same on a GPU")
 def test_every_wrapper_has_a_case():
-    """A function of templates/common that holds PTX is called by a kernel whose result is known: one of these, or one of tests/emu/t_sm90.cu, which the
+    """A function of templates/cuda that holds PTX is called by a kernel whose result is known: one of these, or one of tests/emu/t_sm90.cu, which the
     check of a GPU runs as well."""
     wrappers = set()
     for path in sorted((H.TEMPLATES / "cuda").rglob("*.h")):

@@ -135,7 +135,7 @@ def test_decode_large(template, arch):
 
 
 def dealt(c, sms):
-    """What a block of attention_decode_sm80 does (att_deal): blocks of a unit (0: runs of the list), warps of a team."""
+    """What a block of attention_decode_sm80 does (att_schedule): blocks of a unit (0: runs of the list), warps of a team."""
     lo = [max(n - c.window, 0) if c.window else 0 for n in c.lens]
     tiles = [(n - 1) // 16 - a // 16 + 1 for n, a in zip(c.lens, lo)]
     each = c.kv_heads * -(-(c.heads // c.kv_heads) // 8)

@@ -470,7 +470,7 @@ MADE_PLANTED = {  # what rounds leave each other, and latents before they are th
     "begun": ("sm_86", "w.begun = w.lo < -base;", "w.begun = 0;", "fast"),
     "kept by wgmma": ("sm_90a", "if (F::MADE && w.open && q == 0)", "if (0)", "fast"),
     "open": ("sm_90a", "stop == end && !w.open", "stop == end", "fast"),
-    "latents": ("sm_86", "__syncthreads();\n			prep_row<W, norm_none>", "prep_row<W, norm_none>", "check"),
+    "latents": ("sm_86", "__syncthreads();\n			quantize_act_row<W, norm_none>", "quantize_act_row<W, norm_none>", "check"),
 }
 
 

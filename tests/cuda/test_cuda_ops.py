@@ -433,6 +433,6 @@ def test_embed(dtype):
 def test_real_compiler():
     p = dict(WIDTH=4096, SCALE=1.0, ACT="gelu", GATE="softplus", SOFTCAP=30.0, FIRST=1, COUNT=77, DIM=4096, GROUPS=1, EPS=1e-5, PLUS_ONE=0, W_DTYPE="q5_k",
              W_ROWS=32000, HIDDEN=4096, OFFSET=0)
-    for op in "add act glu gate_mul cap join slice pick rmsnorm layernorm embed embed_pos".split():
+    for op in "add act glu gate_mul softcap concat slice gather_rows rmsnorm layernorm embed embed_pos".split():
         if H.nvrtc(op, p, ["sm_75", "sm_90a"] if op != "act" else H.ARCHS) is None:
             pytest.skip("no libnvrtc")

@@ -288,10 +288,10 @@ def test_what_reads_them():
 
 
 PLANTED = {  # a barrier too few, rows turned by one warp while others read them
-    "kv_turn_rows<D>(s.q[0], HB, D, warp, S::WARPS);\n\t\t\t__syncthreads();": "kv_turn_rows<D>(s.q[0], HB, D, warp, S::WARPS);",
-    "\t\tTEAM::sync();\n\t\tkv_turn_rows": "\t\tkv_turn_rows",
+    "kv_rotate_rows<D>(s.q[0], HB, D, warp, S::WARPS);\n\t\t\t__syncthreads();": "kv_rotate_rows<D>(s.q[0], HB, D, warp, S::WARPS);",
+    "\t\tTEAM::sync();\n\t\tkv_rotate_rows": "\t\tkv_rotate_rows",
     # queries that are made into fragments before they are turned
-    "kv_turn_rows<S::D>(s.turned[0], g.n_head, S::D, warp_id(), S::WARPS);\n\t\t__syncthreads();": "kv_turn_rows<S::D>(s.turned[0], g.n_head, S::D, warp_id(), S::WARPS);",
+    "kv_rotate_rows<S::D>(s.turned[0], g.n_head, S::D, warp_id(), S::WARPS);\n\t\t__syncthreads();": "kv_rotate_rows<S::D>(s.turned[0], g.n_head, S::D, warp_id(), S::WARPS);",
 }
 
 

@@ -51,7 +51,7 @@ gemms(const args p)
 	const gemm_store<ROWS, act_none> e = { p.y[0], 0 }, f = { p.y[1], 0 }, g = { p.y[2], 0 };
 	gemm_stages<G, G::middle> stages(smem);
 
-	gemm_walk(stages, second, f, gemm_walk(stages, first, e));
+	gemm_tile_loop(stages, second, f, gemm_tile_loop(stages, first, e));
 	stages.end();
 	gemm_run<F>(third, g);
 }

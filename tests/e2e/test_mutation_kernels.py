@@ -25,8 +25,8 @@ MUTATIONS = [
     ("moe_down_add", LATENT, "moe_down_add", r"if \(!ARG_s_down\)", "if (ARG_s_down)"),                                             # no shared one
     ("moe_down_add", MIXED, "moe_down_add", r"MIX \? ARG_weight\[[^;]*;", "1;"),                                                    # its gate
     ("mla_query", LATENT, "mla_query", r"page, s->pos\[row\], LATENT", "page, s->pos[row] + 1, LATENT"),                               # position one off
-    ("mla_query", LATENT, "mla_query", r"rope_turn\(ROPE_\w+, x \+ NOPE", "rope_turn(ROPE_half, x + NOPE"),                         # halves of a query
-    ("mla_query", LATENT, "mla_query", r"rope_turn\(ROPE_\w+, x \+ RANK", "rope_turn(ROPE_half, x + RANK"),                         # and of a key
+    ("mla_query", LATENT, "mla_query", r"rope_rotate\(ROPE_\w+, x \+ NOPE", "rope_rotate(ROPE_half, x + NOPE"),                         # halves of a query
+    ("mla_query", LATENT, "mla_query", r"rope_rotate\(ROPE_\w+, x \+ RANK", "rope_rotate(ROPE_half, x + RANK"),                         # and of a key
     ("mla_query", LATENT, "mla_query", r"norm_rms\(c, RANK, kvn, 0", "norm_rms(c, RANK, kvn, 1"),                                   # the latent's norm
     ("mla_query", LATENT, "mla_query", r"k_b, RANK, u \* NOPE", "k_b, RANK, (HEADS - 1 - u) * NOPE"),                               # another head
     ("mla_attend", LATENT, "cpu/mla/mla.h", r"s->pos\[row\] \+ 1 \}", "s->pos[row] }"),                                          # without itself

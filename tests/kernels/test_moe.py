@@ -250,9 +250,9 @@ deal(const int32_t *count, const int32_t *units, int n, int n_parts, int32_t *fr
 	for (int e = 0; e < n; e++)
 		all += moe_cost(count[e], units[e]);
 	for (int p = 0; p < n_parts; p++) {
-		moe_deal d = moe_deal_begin(all, p, n_parts);
+		moe_schedule d = moe_schedule_begin(all, p, n_parts);
 		for (int e = 0; e < n; e++) {
-			Share s = moe_deal_next(&d, count[e], units[e]);
+			Share s = moe_schedule_next(&d, count[e], units[e]);
 			from[p * n + e] = (int32_t)s.from, to[p * n + e] = (int32_t)s.to;
 			cost[p] += (int32_t)moe_cost(count[e], (int)(s.to - s.from));
 		}
@@ -266,7 +266,7 @@ take(const int32_t *id, int all, int e, int n, int most, int32_t *choice)
 
 	for (int done = 0, k; done < n; done += k) {
 		k = n - done < most ? n - done : most;
-		moe_take(id, all, e, k, &at, choice + done);
+		moe_gather_row(id, all, e, k, &at, choice + done);
 	}
 	return at;
 }
@@ -275,7 +275,7 @@ take(const int32_t *id, int all, int e, int n, int most, int32_t *choice)
 
 def test_units_are_dealt_in_equal_shares():
     """Each unit of each chosen expert to one part, and no part more than a unit's cost above its share; rows in the order of the step."""
-    lib_ = H.compiled("moe_deal", "generic", DEAL, (*FAST, "-fno-ipa-cp"))
+    lib_ = H.compiled("moe_schedule", "generic", DEAL, (*FAST, "-fno-ipa-cp"))
     rng = np.random.default_rng(3)
     for n, n_parts in ((1, 1), (1, 7), (5, 2), (7, 3), (129, 2), (129, 16), (9, 64)):
         for spread in (1, 3, 200):
