@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from golden_run import weights
+from golden_run import LLMC, weights
 
 LLAMA = dict(model_type="llama", vocab_size=40, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=3,
              num_key_value_heads=1, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False, hidden_act="silu",
