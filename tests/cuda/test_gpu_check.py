@@ -9,9 +9,9 @@ import pytest
 import cuda_harness as H
 from waiting import HANG
 
-MIXTURE = "norm_route {0}, norm_moe_glu {0}, moe_down_add {0}, head 1"
+MIXTURE = "norm_route {0}, norm_moe_glu {0}, moe_down_add {0}, lm_head 1"
 OPS = {  # of a decode step, in the order of the plan
-    "rehearsal": "embed 1, norm_qkv 2, attention 2, matmul_add 4, norm_glu 2, head 1",
+    "rehearsal": "embed 1, norm_qkv 2, attention 2, matmul_add 4, norm_glu 2, lm_head 1",
     "rehearsal-moe": "embed 1, norm_qkv 2, attention 2, matmul_add 2, " + MIXTURE.format(2),
     "rehearsal-mla": "embed 1, norm_matmul 2, mla_query 2, mla_attend 2, mla_value 2, matmul_add 2, norm_glu 1, matmul_add 1, " + MIXTURE.format(1),
 }
