@@ -508,7 +508,7 @@ MUTATIONS = [("lora_down", r"\(int64_t\)slot \* N", "(int64_t)0 * N"), ("lora_up
 
 
 EXPERT_MUTATIONS = [("lora_experts_down", r"\d \? i : i / TOP_K", "i / TOP_K"), ("lora_experts_up", r"\+ m % COUNT\)", ")"), ("lora_experts_add", r"ARG_weight\[k\]", "1"),
-                    ("cpu_lora", r"slot \* n_experts", "0 * n_experts"), ("cpu_lora", r"n_experts \+ id\[i\]", "n_experts + id[i - i % top_k]"),
+                    ("cpu/lora", r"slot \* n_experts", "0 * n_experts"), ("cpu/lora", r"n_experts \+ id\[i\]", "n_experts + id[i - i % top_k]"),
                     ("norm_moe_glu", r"share_get\(add\[t\] \+ width \+ row", "share_get(add[t] + row"), ("norm_moe_glu", r"lora_slot\(s, tok\) >= 0", "lora_slot(s, 0) >= 0")]
 
 
