@@ -30,7 +30,7 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 	if (e->plan->output == LLMC_OUTPUT_LOGITS && r->pool && !r->n_pool_tok)
 		return error_set(err, LLMC_E_INPUT, "this model makes text, not vectors: open it with head.kind=hidden for its last hidden states");
 	if (e->plan->output != LLMC_OUTPUT_LOGITS && !r->pool)
-		return error_set(err, LLMC_E_INPUT, "this model makes vectors of texts (head.kind = %s), no text", plan_output_name[e->plan->output]);
+		return error_set(err, LLMC_E_INPUT, "this model returns vectors (head.kind = %s), not text", plan_output_name[e->plan->output]);
 	if (r->pool > LLMC_POOL_CLS || (r->pool && (r->n > 1 || r->best_of > 1 || r->prompt_logprobs)))
 		return error_set(err, LLMC_E_RANGE, "pool is %d, with one choice and no log probabilities: the vector of a prompt is one", (int)r->pool);
 	if (r->n < 0 || r->n > LLMC_MAX_CHOICES)

@@ -103,7 +103,7 @@ def test_text_and_vectors_are_told_apart(tmp_path):
     path = folder(tmp_path, "llama-smol")
     m = llmc.Model(path, device="ref", set=["head.kind=hidden", "kv.dtype=f32"])
     with m.session(context=32) as s:
-        with pytest.raises(llmc.Error, match="makes vectors"):
+        with pytest.raises(llmc.Error, match="returns vectors"):
             s.run([1, 2, 3])
         with pytest.raises(llmc.Error, match="pool is wanted"):
             s.embed([1, 2])
