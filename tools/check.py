@@ -405,7 +405,7 @@ class Run:
         line = f"{step:8s} {word:7s} {wall:5.0f} s {sum(i.cpu for i in items):5.0f} s CPU  {self.counts(items)}"
         found = cache_stats.total([self.lookups(step)])
         if found:
-            line += f"; cache: {cache_stats.sentence(sum(found.values(), collections.Counter()))}"
+            line += f"; cache: {cache_stats.sentence(found)}"
         if skips:
             line += f" {next((r for i in skips for r in i.reasons), '')}"
         if any(i.state == "dropped" for i in items):
