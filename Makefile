@@ -173,8 +173,8 @@ soak: all ## ten minutes of every kind of client against a server; SOAK_SECONDS=
 golden: ## make the goldens again (needs torch and transformers; see tests/golden/README.md)
 	@tests/golden/make.sh
 
-format: ## clang-format over the C sources
-	clang-format -i $$(git ls-files '*.c' '*.h' | grep -v -e '\.def$$' -e templates/)
+format: ## clang-format over C, headers and templates, ruff over Python
+	@tools/venv.sh >/dev/null && "$$(tools/venv.sh)/bin/python" tools/format.py
 
 # One object with only the public names visible, so that a program's own names never clash with ours.
 $(BUILD)/install/libllmc.a: $(OBJ)

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Format the tree: C, headers and kernel templates by clang-format, Python by ruff.
+
+    tools/format.py            rewrite what is not formatted
+    tools/format.py --check    report it and exit 1
+    tools/format.py FILE...    these files alone
+
+Templates are C with lines of //@ and names in ${}: both pass through clang-format as comments and identifiers. Tables (*.def) are laid out by hand."""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+TEMPLATE = (".c.in", ".cu.in", ".cu", ".head")
+NAME = re.compile(r"\$\{([A-Z0-9_]+)\}")
+
+
+def files():
+    out = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return sorted(f for f in out.split("\n") if f and (ROOT / f).is_file() and not (ROOT / f).is_symlink())
+
+
+def clang_format(text, name):
+    r = subprocess.run([BIN / "clang-format", f"--assume-filename={name}"], input=text, cwd=ROOT, capture_output=True, text=True)
+    if r.returncode:
+        raise SystemExit(f"{name}: {r.stderr}")
+    return r.stdout
+
+
+CONDITION = {"//@if": "#if", "//@else": "#else", "//@end": "#endif"}
+KERNEL = r'(?:extern "C" )?__global__ void'
+BOUNDS = re.compile(rf"^({KERNEL})\n(?=__launch_bounds__)", re.M)
+ENTRY = re.compile(rf"^({KERNEL}(?: __launch_bounds__\([^\n]*?\))?)\s+(?=\$?\{{?\w+\}}?\w*\(const llmc_)", re.M)
+SPLIT = re.compile(r"^[ \t]+(?=\$\{SYMBOL\}\w*\(const llmc_)", re.M)
+
+
+def formatted_template(text, name):
+    """Conditions become those of the preprocessor, other lines of //@ pragmas, ${NAME} an identifier of the same length, so that lines break where
+    they should."""
+    marks = {m[0]: f"qZ{m[1]}Z" for m in NAME.finditer(text)}
+    lines = []
+
+    def directive(m):
+        lines.append(m[0])
+        word = CONDITION.get(m[0].split(" ")[0], "#pragma")
+        return f"{word} {'// ' if word in ('#else', '#endif') else ''}qZ{len(lines) - 1}Z"
+
+    if "qZ" in text:
+        raise SystemExit(f"{name}: holds a name with qZ")
+    text = re.sub(r"^//@.*$", directive, text, flags=re.M)
+    for mark in sorted(marks, key=len, reverse=True):
+        text = text.replace(mark, marks[mark])
+    text = clang_format(text, name)
+    for mark in sorted(marks, key=lambda m: len(marks[m]), reverse=True):
+        text = text.replace(marks[mark], mark)
+    text = re.sub(r"^[ \t]*#[ \t]*(?:if|else|endif|pragma)[ \t]+(?://[ \t]*)?qZ(\d+)Z.*$", lambda m: lines[int(m[1])], text, flags=re.M)
+    if "qZ" in text:
+        raise SystemExit(f"{name}: a line of //@ stands where none can")
+    return SPLIT.sub("", ENTRY.sub(r"\1\n", BOUNDS.sub(r"\1 ", text)))
+
+
+def formatted(path):
+    """The text of a file as it should be: what the formatter leaves alone."""
+    text = (ROOT / path).read_text()
+    template = path.startswith("templates/") or path.endswith(TEMPLATE)
+    cuda = "templates/cuda/" in path or path.endswith((".cu", ".cu.in"))
+    name = os.path.join(os.path.dirname(path), "x.cu") if cuda else os.path.join(os.path.dirname(path), "x.h")
+    for _ in range(4):
+        after = formatted_template(text, name) if template else clang_format(text, path)
+        if after == text:
+            break
+        text = after
+    return text
+
+
+def is_c(path):
+    return path.endswith((".c", ".h", *TEMPLATE)) and not path.startswith("tests/fuzz/corpus/")
+
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    args.add_argument("--check", action="store_true")
+    args.add_argument("file", nargs="*")
+    a = args.parse_args()
+    todo = [os.path.relpath(os.path.abspath(f), ROOT) for f in a.file] or files()
+    bad = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        sources = [f for f in todo if is_c(f)]
+        for path, text in zip(sources, pool.map(formatted, sources)):
+            if text != (ROOT / path).read_text():
+                bad.append(path)
+                if not a.check:
+                    (ROOT / path).write_text(text)
+    python = [f for f in todo if f.endswith(".py")]
+    if python:
+        r = subprocess.run([BIN / "ruff", "format", "--quiet", *(["--check"] if a.check else []), *python], cwd=ROOT, capture_output=True, text=True)
+        if r.returncode and not a.check:
+            raise SystemExit(r.stdout + r.stderr)
+        bad += [f"{r.stdout}{r.stderr}".strip() or "Python files"] if r.returncode else []
+    if a.check and bad:
+        sys.exit("not formatted (make format):\n" + "\n".join(bad))
+
+
+if __name__ == "__main__":
+    main()
