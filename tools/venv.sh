@@ -27,7 +27,7 @@ if [ ! -f "$venv/ready" ]; then
 	python3 -m venv "$venv" >&2
 	ok=""
 	for try in 1 2 3; do
-		# shellcheck disable=SC2086
+		# shellcheck disable=SC2046,SC2086
 		"$venv/bin/pip" install --quiet --disable-pip-version-check $(printf '%s' "$need") >&2 && ok=1 && break
 		sleep $((try * 3))
 	done

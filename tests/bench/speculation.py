@@ -5,6 +5,7 @@
 A ratio is the median over the pairs of decoding time without by decoding time with; both must say the same tokens. BARS are what main promises of SmolLM2-135M Q4_1
 on two threads; below one the exit code is 1."""
 import argparse
+import functools
 import datetime
 import json
 import os
@@ -108,7 +109,9 @@ def main():
            "model": pathlib.Path(a.model).name, "load_before": os.getloadavg()[0], "texts": {}}
     below = []
     with llmc.open(a.model) as model, model.engine(context=1024, seqs=16, kv_tokens=16384, threads=a.threads) as engine:
-        runs = {name: lambda k, p=chat(model, text), n=n: alone(engine, p, n, k) for name, (text, n) in TEXTS.items()}
+        runs = {}
+        for name, (text, n) in TEXTS.items():
+            runs[name] = functools.partial(alone, engine, chat(model, text), n)
         prompts = [chat(model, CLIENTS[i % len(CLIENTS)]) for i in range(16)]
         runs["16 clients"] = lambda k: crowd(engine, prompts, 96, k)
         for name, run in runs.items():

@@ -142,7 +142,7 @@ def dealt(c, sms):
     units, most, most_teams = len(tiles) * each, max(tiles), 1 if c.rotate else 4 if c.dim <= 128 else 2
     warps = 8 if units <= sms or most_teams == 1 else 4 if units <= 2 * sms or most_teams == 2 else 2
     parts = min(sms // units, -(-most // 8)) if units <= sms and most > 24 else 1
-    turns = -(-units // (sms * (8 // warps))) * (-(-(-(-most // parts)) // warps) + 2) + 2 * (parts > 1)
+    turns = -(-units // (sms * (8 // warps))) * ((most + parts * warps - 1) // (parts * warps) + 2) + 2 * (parts > 1)
     even = sum(tiles) * each // (8 * sms)
     return (0, 8) if turns > even + even // 8 + 2 * (units // sms + 1) + 4 else (parts, warps)
 

@@ -9,7 +9,6 @@ import test_cuda_attention as A
 import test_cuda_mla as M
 from attention_oracle import close
 from cuda_weights import Weights
-from test_cuda_matmul import rows as random_rows
 from test_gemm import Case, rounded
 from test_moe_fused import Experts
 

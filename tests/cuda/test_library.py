@@ -97,7 +97,7 @@ def test_qkv(gen, dtype):
     nw, b = c.f(cols), c.f(rows)
     page = kv * H.PAGE * d * 2
     step = H.make_step(pos=list(range(n)), rows=[n], table=[[2, 0, 1]])
-    k = H.build(f"norm_qkv_mixed", ARCH[gen], dict(
+    k = H.build("norm_qkv_mixed", ARCH[gen], dict(
         HIDDEN=cols, HEADS=heads, KV_HEADS=kv, DIM=d, HAS_QN=0, HAS_KN=0, QK_EPS=1e-6, QK_PLUS_ONE=0, HAS_ROPE=0, ROPE_DIMS=0, STYLE="half",
         KV_DTYPE="f32", KV_PAGE_BYTES=4 * page, W_DTYPE=dtype, W_ROWS=rows, NORM="rms", **NORM))
     want = (rounded(norm(c.x, "rms", nw, None), dtype) @ w.T + b).reshape(n, heads + 2 * kv, d)

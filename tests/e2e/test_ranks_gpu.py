@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from cuda_emu import LIBS, environment
-from golden_run import ROOT, weights
+from golden_run import ROOT
 import test_ranks
 import test_state
 

@@ -3,7 +3,7 @@
 #   fast check         right kernels in each mode, over three seeds (eight with LLMC_CHECK_ALL=1)
 #   bugs host peers    planted bugs of kernels, mistakes of programs, mistakes between devices: every one must be found
 set -u
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit
 BUILD=${BUILD:-build}
 export EMU_DIR=$BUILD/emu
 make --no-print-directory -s -f emu/emu.mk BUILD="$BUILD" emu-lib emu-tests || exit 1

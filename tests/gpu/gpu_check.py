@@ -109,7 +109,7 @@ class Run:
             os.killpg(p.pid, signal.SIGKILL)
             out, err = p.communicate()
             self.log(cmd, f"no end after {limit:.0f} s", out, err)
-            raise Failed(f"no end after {limit:.0f} s: {' '.join(cmd)[-200:]}\n{(out[-1500:] + err[-500:]).strip()}")
+            raise Failed(f"no end after {limit:.0f} s: {' '.join(cmd)[-200:]}\n{(out[-1500:] + err[-500:]).strip()}") from None
         if p.returncode:
             self.log(cmd, f"exit status {p.returncode}", out, err)
         if check and p.returncode:
@@ -421,7 +421,8 @@ def run(r):
             print(f"{name:9} SKIPPED  no time left", flush=True)
             continue
         r.stage_end = time.time() + LIMIT[name] * r.patience
-        t, was = time.time(), r.out["stages"].pop(name, {})
+        r.out["stages"].pop(name, None)
+        t = time.time()
         try:
             result, word = STAGES[name](r), "passed"
         except Exception as e:  # the next stages still tell something

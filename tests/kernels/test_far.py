@@ -11,7 +11,7 @@ import test_index as I
 import test_mla as M
 import test_moe as E
 from attention_oracle import close as attention_close
-from state_oracle import CHANNELS, CONV, DELTA, SCAN, channels, conv, delta, scan
+from state_oracle import CONV, channels, conv, delta, scan
 from test_matmul import FAST, TARGETS, Weights, close, lib, loose, seen  # noqa: F401 (lib is a fixture)
 
 TARGET = TARGETS[-1]

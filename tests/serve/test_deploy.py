@@ -74,7 +74,7 @@ class Load:
                 if r.status != 200 or (not body.rstrip().endswith("data: [DONE]") if stream else json.loads(body)["usage"]["completion_tokens"] != 12):
                     self.lost.append((r.status, body[-200:]))
                 self.done += 1
-            except Exception as e:  # noqa: BLE001: whatever it is, a request was lost
+            except Exception as e:  # whatever it is, a request was lost
                 self.lost.append(repr(e))
             finally:
                 c.close()

@@ -3,7 +3,6 @@ the engine. Mostly over the false engine, whose speed is a parameter, and over t
 requests that grammars hold (`engine` is the one, then the other)."""
 import http.client
 import json
-import os
 import random
 import resource
 import signal
@@ -160,7 +159,7 @@ def test_heads_that_never_end(engine):
                         try:
                             if not c.recv(1000):
                                 return True
-                        except socket.timeout:
+                        except TimeoutError:
                             c.sendall(more)
                 except (ConnectionResetError, BrokenPipeError):
                     return True

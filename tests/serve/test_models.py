@@ -1,6 +1,5 @@
 """Several models in one server: chosen by name, opened when they are asked for, closed for others within a budget, put to sleep, read again."""
 import json
-import math
 import os
 import shutil
 import subprocess
