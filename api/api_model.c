@@ -1,6 +1,5 @@
 /* llmc_open: import, compile, write the artifact, map and pack the weights, load the kernels. */
 #include <errno.h>
-#include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,13 +90,6 @@ write_to_cache(llmc_model *m, const Compiled *const *made, llmc_error *err)
 	m->artifact = arena_printf(&m->arena, "%s/models/%s-%.16s", strbuf_str(dir), m->spec->name, m->spec->sha256 + (strncmp(m->spec->sha256, "sha256:", 7) ? 0 : 7));
 	TRY(file_mkdirs_private(m->artifact, err));
 	return artifact_write(made, (size_t)m->n_own, m->artifact, err);
-}
-
-static int
-remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-	(void)st, (void)type, (void)at, (void)!remove(path);
-	return 0;
 }
 
 /* The folder for generated files: the caller's, the artifact itself, one in the cache, or where that takes no files one that goes when
@@ -517,7 +509,7 @@ open_as(const char *path, const llmc_options *opt, bool unfused, llmc_model **ou
 	if (m->world)
 		s = open_together(m, &o, s, &own);
 	if (m->temporary)
-		nftw(m->temporary, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+		file_remove_tree(m->temporary);
 	if (s != LLMC_OK) {
 		if (err)
 			*err = own;

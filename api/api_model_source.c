@@ -6,6 +6,7 @@
 
 #include "api/api.h"
 #include "base/file.h"
+#include "base/text.h"
 #include "formats/flm.h"
 #include "runtime/cpu/cpu.h"
 
@@ -16,14 +17,6 @@ has_file(const char *dir, const char *name)
 	int n = snprintf(path, sizeof path, "%s/%s", dir, name);
 
 	return n > 0 && (size_t)n < sizeof path && file_exists(path);
-}
-
-static bool
-ends_with(const char *s, const char *tail)
-{
-	size_t n = strlen(s), k = strlen(tail);
-
-	return n >= k && strcmp(s + n - k, tail) == 0;
 }
 
 llmc_status

@@ -8,6 +8,7 @@
 #include "api/api_eval.h"
 #include "base/file.h"
 #include "base/sized_struct.h"
+#include "base/text.h"
 #include "quant/write_gguf.h"
 #include "quant/quantize_model.h"
 
@@ -76,14 +77,6 @@ write_imatrix(OutputFile *m, const llmc_quantize_options *o, llmc_error *err)
 }
 
 /* --- a folder as a GGUF ----------------------------------------------------------------------------------------------------- */
-
-static bool
-ends_with(const char *s, const char *end)
-{
-	size_t n = strlen(s), k = strlen(end);
-
-	return n >= k && strcmp(s + n - k, end) == 0;
-}
 
 /* Has nothing in the folder changed since the file was made? */
 static bool

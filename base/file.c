@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -261,4 +262,17 @@ file_join(Strbuf *out, const char *dir, const char *name)
 	if (name[0] != '/' && dir && *dir)
 		strbuf_printf(out, "%s/", dir);
 	strbuf_puts(out, name);
+}
+
+static int
+remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+	(void)st, (void)type, (void)at, (void)!remove(path);
+	return 0;
+}
+
+void
+file_remove_tree(const char *dir)
+{
+	nftw(dir, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }

@@ -34,4 +34,7 @@ llmc_status file_cache_dir(Strbuf *out, llmc_error *err);
 /* dir + "/" + name, unless name is absolute; `out` is cleared first */
 void        file_join(Strbuf *out, const char *dir, const char *name);
 
+/* Removes a folder and all that is in it; what cannot be removed stays. */
+void file_remove_tree(const char *dir);
+
 #endif

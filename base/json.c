@@ -163,3 +163,11 @@ json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_
 	strbuf_release(out);
 	return tree;
 }
+
+const char *
+json_text_of(const json_t *o, const char *key)
+{
+	const char *s = json_string_value(json_object_get(o, key));
+
+	return s ? s : "";
+}

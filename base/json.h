@@ -26,4 +26,6 @@ json_t *json_read_python(Arena *a, const char *text, size_t n, size_t flags, jso
 /* The same with a tree that goes with the arena (or earlier, by arena_done); memory that is out jumps. NULL: not JSON. */
 json_t *json_read(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why);
 
+const char *json_text_of(const json_t *o, const char *key); /* the string of a key; "": it has none */
+
 #endif

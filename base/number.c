@@ -114,3 +114,11 @@ bytes_parse(const char *text, int64_t *out)
 	*out = (int64_t)(x * scale);
 	return true;
 }
+
+int
+double_order(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}

@@ -16,4 +16,6 @@ bool bytes_parse(const char *text, int64_t *out);
 void number_text(char out[NUMBER_SIZE], double v, int digits);
 void number_plain(char out[NUMBER_SIZE], double v, int digits); /* the same, integers without a point */
 
+int double_order(const void *a, const void *b); /* for qsort: ascending doubles */
+
 #endif

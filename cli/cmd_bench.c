@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "cli/cli.h"
 
 enum { MAX_SIZES = 16, MAX_RUNS = 1000, MAX_OPS = 64 };
@@ -154,14 +155,6 @@ one_prefill(Bench *b, int32_t n, bool last, double *took, llmc_error *err)
 	return s;
 }
 
-static int
-by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
 typedef struct BenchRow {
 	char    test[64];
 	int32_t batch, depth, tokens, steps; /* tokens of all sequences; steps that they took */
@@ -221,7 +214,7 @@ report(const Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t
 	llmc_session_stats(b->s, &stats);
 	r->bytes += stats.weight_bytes; /* of a mixture, the experts of as many rows */
 	double gbps = (double)r->bytes * r->steps / seconds / 1e9;
-	qsort(took, (size_t)runs, sizeof *took, by_value);
+	qsort(took, (size_t)runs, sizeof *took, double_order);
 	if (json) {
 		printf("%s{\"test\":\"%s\",\"tps\":%.3f,\"tps_stddev\":%.3f,\"gbps\":%.3f,\"bw_fraction\":%.4f,\"batch\":%d,\"depth\":%d,\"tokens\":%d,"
 		       "\"steps\":%d,\"step_s\":%.9f,\"bytes\":%lld", first ? "" : ",", r->test, mean, sqrt(var), gbps,

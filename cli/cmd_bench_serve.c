@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/number.h"
 #include "cli/cli.h"
 #include "cli/load_generator.h"
 
@@ -75,13 +76,6 @@ put_words(char *text, size_t cap, size_t at, int32_t n, uint64_t state)
 }
 
 /* ---------------------------------------------------------------- figures ---- */
-
-static int
-ascending(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-	return (x > y) - (x < y);
-}
 
 typedef struct Figure { const char *name, *key; double *v; size_t n; } Figure;
 
@@ -167,9 +161,9 @@ gather(Report *rep, const LoadRequest *r, size_t n, double slo_ttft, double slo_
 		double per = q->n_token > 1 ? (q->last - q->first) / (q->n_token - 1) : 0;
 		rep->n_good += q->first - q->sent <= slo_ttft && per <= slo_itl;
 	}
-	qsort(rep->ttft.v, rep->ttft.n, sizeof(double), ascending);
-	qsort(rep->itl.v, rep->itl.n, sizeof(double), ascending);
-	qsort(rep->e2e.v, rep->e2e.n, sizeof(double), ascending);
+	qsort(rep->ttft.v, rep->ttft.n, sizeof(double), double_order);
+	qsort(rep->itl.v, rep->itl.n, sizeof(double), double_order);
+	qsort(rep->e2e.v, rep->e2e.n, sizeof(double), double_order);
 	return true;
 }
 

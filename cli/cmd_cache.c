@@ -18,20 +18,20 @@ static const char *const part[] = { "models", "kernels", "weights", "cublaslt", 
 typedef struct Tally { int64_t bytes; int files; } Tally;
 
 /* Kinds of built code (base/build_cache.h): the suffix of an entry's name. The last row: all others */
-typedef struct Kind {
+typedef struct CacheKind {
 	const char *suffix, *what;
 	Tally       held;
 	int64_t     hits, misses;
-} Kind;
+} CacheKind;
 
 typedef struct Sweep {
 	double older_than;  /* seconds; < 0: nothing is removed */
-	Kind  *kind;        /* NULL, or the table that files are counted in, too */
+	CacheKind  *kind;        /* NULL, or the table that files are counted in, too */
 	Tally  held, gone;
 } Sweep;
 
-static Kind *
-kind_of(Kind *kind, const char *suffix)
+static CacheKind *
+kind_of(CacheKind *kind, const char *suffix)
 {
 	while (kind->suffix && strcmp(kind->suffix, suffix))
 		kind++;
@@ -87,7 +87,7 @@ walk(const char *dir, Sweep *s)
 
 /* Hits and misses of this cache in the file that LLMC_CACHE_STATS names; false: it names none */
 static bool
-read_stats(const char *dir, Kind *kind)
+read_stats(const char *dir, CacheKind *kind)
 {
 	const char *path = getenv("LLMC_CACHE_STATS");
 	FILE *f = path && *path ? fopen(path, "r") : NULL;
@@ -96,7 +96,7 @@ read_stats(const char *dir, Kind *kind)
 	snprintf(kernels, sizeof kernels, "%s/kernels", dir);
 	(void)!realpath(kernels, real);
 	while (f && fscanf(f, "%15s %31s %4095[^\n]", event, suffix, folder) == 3) {
-		Kind *k = kind_of(kind, suffix);
+		CacheKind *k = kind_of(kind, suffix);
 		k->hits += !strcmp(folder, real) && !strcmp(event, "hit");
 		k->misses += !strcmp(folder, real) && !strcmp(event, "miss");
 	}
@@ -106,13 +106,13 @@ read_stats(const char *dir, Kind *kind)
 }
 
 static void
-print_kinds(const Kind *kind, bool json, bool counted)
+print_kinds(const CacheKind *kind, bool json, bool counted)
 {
 	char text[32];
 
 	if (json)
 		printf("],\"kinds\":[");
-	for (const Kind *k = kind;; k++) {
+	for (const CacheKind *k = kind;; k++) {
 		if (json && k->suffix) {
 			printf("%s{\"name\":\"%s\",\"files\":%d,\"bytes\":%lld", k == kind ? "" : ",", k->suffix, k->held.files, (long long)k->held.bytes);
 			if (counted)
@@ -134,7 +134,7 @@ typedef struct Ask { bool json, prune; double older_than; const char *only; } As
 static int
 show(const Ask *a, const char *dir, int64_t limit)
 {
-	Kind kind[] = {
+	CacheKind kind[] = {
 		{ "so", "kernels for processors", { 0 }, 0, 0 }, { "cubin", "kernels for GPUs", { 0 }, 0, 0 },
 		{ "emu", "kernels for the emulated GPU", { 0 }, 0, 0 }, { "nvrtc", "reports of NVRTC", { 0 }, 0, 0 },
 		{ "sass", "disassembled kernels", { 0 }, 0, 0 }, { "test", "code of tests", { 0 }, 0, 0 },

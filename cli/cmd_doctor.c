@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "cli/cli.h"
 
 #define NO_COMPILER "install one (apt-get install gcc), or use artifacts made with --aot"
@@ -23,14 +24,6 @@ row(bool found, bool needed, const char *name, const char *fmt, ...)
 	       (int)strcspn(text, "\n"), text);
 }
 
-static const char *
-text_of(const json_t *o, const char *key)
-{
-	const char *s = json_string_value(json_object_get(o, key));
-
-	return s ? s : "";
-}
-
 static bool
 found(const json_t *o)
 {
@@ -42,7 +35,7 @@ static void
 library(const json_t *cuda, const char *key, const char *name)
 {
 	const json_t *o = json_object_get(cuda, key);
-	const char *path = text_of(o, "path"), *text = text_of(o, "text");
+	const char *path = json_text_of(o, "path"), *text = json_text_of(o, "text");
 
 	row(found(o), false, name, found(o) && strcmp(path, text) ? "%s (%s)" : "%s", text, path);
 }
@@ -55,28 +48,28 @@ table(const json_t *all)
 	size_t i;
 	char name[32];
 
-	printf("llmc %s\n", text_of(all, "version"));
-	row(true, true, "processor", "%s: %s; kernels for %s", text_of(cpu, "name"), text_of(cpu, "topology"), text_of(cpu, "best_target"));
+	printf("llmc %s\n", json_text_of(all, "version"));
+	row(true, true, "processor", "%s: %s; kernels for %s", json_text_of(cpu, "name"), json_text_of(cpu, "topology"), json_text_of(cpu, "best_target"));
 	const json_t *amx = json_object_get(cpu, "amx");
-	row(found(amx), false, "AMX", "%s", text_of(amx, "text"));
+	row(found(amx), false, "AMX", "%s", json_text_of(amx, "text"));
 	row(true, true, "memory", "reads %.1f GB/s with all threads, %.1f GB/s with one", llmc_bandwidth(0, 0.3) / 1e9, llmc_bandwidth(1, 0.3) / 1e9);
 	if (found(cc))
-		row(true, true, "compiler", "%s: %s", text_of(cc, "path"), text_of(cc, "text"));
+		row(true, true, "compiler", "%s: %s", json_text_of(cc, "path"), json_text_of(cc, "text"));
 	else
 		row(false, true, "compiler", NO_COMPILER);
 	bool known = json_is_true(json_object_get(cache, "known"));
-	row(known, true, "cache", "%s", known ? text_of(cache, "path") : "set LLMC_CACHE or HOME: a folder for kernels and packed weights");
+	row(known, true, "cache", "%s", known ? json_text_of(cache, "path") : "set LLMC_CACHE or HOME: a folder for kernels and packed weights");
 	if (!cuda)
 		return;
-	row(found(driver), false, "GPU driver", "%s", text_of(driver, "text"));
+	row(found(driver), false, "GPU driver", "%s", json_text_of(driver, "text"));
 	json_array_foreach(json_object_get(cuda, "devices"), i, gpu) {
 		bool runs = json_is_true(json_object_get(gpu, "supported"));
 		snprintf(name, sizeof name, "GPU %zu", i);
 		if (runs)
-			row(true, false, name, "%s, %.0f GB; kernels for %s", text_of(gpu, "name"),
-			    (double)json_integer_value(json_object_get(gpu, "memory_bytes")) / 1e9, text_of(gpu, "target"));
+			row(true, false, name, "%s, %.0f GB; kernels for %s", json_text_of(gpu, "name"),
+			    (double)json_integer_value(json_object_get(gpu, "memory_bytes")) / 1e9, json_text_of(gpu, "target"));
 		else
-			row(false, false, name, "%s %s", text_of(gpu, "name"), json_object_get(gpu, "text") ? text_of(gpu, "text") : "is too old: no kernels for it");
+			row(false, false, name, "%s %s", json_text_of(gpu, "name"), json_object_get(gpu, "text") ? json_text_of(gpu, "text") : "is too old: no kernels for it");
 	}
 	library(cuda, "nvrtc", "NVRTC");
 	library(cuda, "cublaslt", "cuBLASLt");

@@ -1,6 +1,5 @@
 /* llmc plan --html: the plan as one page that needs nothing else. The page is cli/plan.html; what it draws stands in it as JSON. */
 #include <errno.h>
-#include <ftw.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,17 +10,10 @@
 #include "base/json.h"
 #include "cli/plan_html.h"
 
-static int
-remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-	(void)st, (void)type, (void)at, (void)!remove(path);
-	return 0;
-}
-
 void
 plan_html_forget(const char *folder)
 {
-	nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+	file_remove_tree(folder);
 }
 
 /* The kernels' texts by their names in the plan: {"kernels/x.c": "..."} */

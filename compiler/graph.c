@@ -57,6 +57,14 @@ op_set_int(Graph *g, Op *op, const char *key, int64_t v)
 }
 
 void
+op_change_int(Op *op, const char *key, int64_t v)
+{
+	for (int i = 0; i < op->n_attr; i++)
+		if (strcmp(op->attr[i].key, key) == 0)
+			op->attr[i].i = v;
+}
+
+void
 op_set_num(Graph *g, Op *op, const char *key, double v)
 {
 	attr_next(g, op, key, ATTR_NUM)->f = v;

@@ -84,6 +84,7 @@ Op    *graph_op(Graph *g, OpKind kind, int layer, Loc loc);
 void   op_args(Op *op, const int *arg);
 /* Attributes are given in the order of the op's row; anything else is a BUG. */
 void   op_set_int(Graph *g, Op *op, const char *key, int64_t v);
+void            op_change_int(Op *op, const char *key, int64_t v); /* of an attribute that it has */
 void   op_set_num(Graph *g, Op *op, const char *key, double v);
 void   op_set_word(Graph *g, Op *op, const char *key, const char *v);
 void   op_makes(Op *op, const char *value);               /* once; dropped when there is no more room */

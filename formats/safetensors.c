@@ -10,6 +10,7 @@
 #include "base/arena.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "formats/flm.h"
 #include "formats/name_table.h"
 #include "formats/shards.h"
@@ -40,13 +41,6 @@ element_bits(const char *name)
 		if (strcmp(element_type[i].name, name) == 0)
 			return element_type[i].bits;
 	return 0;
-}
-
-static bool
-ends_with(const char *s, const char *tail)
-{
-	size_t n = strlen(s), m = strlen(tail);
-	return n >= m && strcmp(s + n - m, tail) == 0;
 }
 
 /* By its name, weights of torch.save; other pickles lie beside them (training_args.bin, optimizer.pt, rng_state_0.pth). */

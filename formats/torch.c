@@ -1,4 +1,5 @@
 /* The two containers, and tensors from what a pickle made: every view is held against its storage, every storage against its entry. */
+#include "base/text.h"
 #include "formats/torch.h"
 
 #include <inttypes.h>
@@ -141,14 +142,6 @@ entry(ZipReader *r, const uint8_t *p, uint64_t room, size_t i, uint64_t *used)
 	r->name[i] = (NameEntry){ name, i };
 	r->part[i] = (ZipEntry){ r->data + start, whole };
 	return LLMC_OK;
-}
-
-static bool
-ends_with(const char *s, const char *tail)
-{
-	size_t n = strlen(s), m = strlen(tail);
-
-	return n >= m && strcmp(s + n - m, tail) == 0;
 }
 
 static llmc_status

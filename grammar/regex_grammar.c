@@ -7,18 +7,18 @@
 
 enum { MAX_NEST = 200, MAX_COUNT = 1000000, MAX_RANGES = 4096, MAX_SHOWN = 200 };
 
-typedef struct PlanReader {
+typedef struct RegexReader {
 	GrammarBuilder      *b;
 	const char *text;
 	size_t      n, at;
 	RegexFlags  flags;
 	int         depth;
-} PlanReader;
+} RegexReader;
 
 typedef struct Class { Range *r; size_t n, cap; } Class;
 
 static void __attribute__((noreturn, format(printf, 2, 3)))
-wrong(PlanReader *r, const char *fmt, ...)
+wrong(RegexReader *r, const char *fmt, ...)
 {
 	va_list ap;
 
@@ -30,7 +30,7 @@ wrong(PlanReader *r, const char *fmt, ...)
 }
 
 static bool
-is_next(const PlanReader *r, const char *s)
+is_next(const RegexReader *r, const char *s)
 {
 	size_t n = strlen(s);
 
@@ -38,7 +38,7 @@ is_next(const PlanReader *r, const char *s)
 }
 
 static bool
-take(PlanReader *r, const char *s)
+take(RegexReader *r, const char *s)
 {
 	bool yes = is_next(r, s);
 
@@ -47,7 +47,7 @@ take(PlanReader *r, const char *s)
 }
 
 static uint32_t
-take_char(PlanReader *r)
+take_char(RegexReader *r)
 {
 	size_t len;
 
@@ -74,7 +74,7 @@ folded(const Range *r, size_t n, Range *out)
 }
 
 static void
-class_add(PlanReader *r, Class *c, uint32_t lo, uint32_t hi)
+class_add(RegexReader *r, Class *c, uint32_t lo, uint32_t hi)
 {
 	if (c->n >= MAX_RANGES)
 		wrong(r, "a class has more than %d ranges", MAX_RANGES);
@@ -86,7 +86,7 @@ class_add(PlanReader *r, Class *c, uint32_t lo, uint32_t hi)
 
 /* The class turned round */
 static Class
-inverted(PlanReader *r, Class c)
+inverted(RegexReader *r, Class c)
 {
 	Range *out = NEW(r->b->a, Range, c.n + 2);
 
@@ -140,13 +140,13 @@ regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags)
 }
 
 static Expr *
-characters(PlanReader *r, const Class *c)
+characters(RegexReader *r, const Class *c)
 {
 	return regex_chars(r->b, c->r, c->n, r->flags);
 }
 
 static Expr *
-character(PlanReader *r, uint32_t lo, uint32_t hi)
+character(RegexReader *r, uint32_t lo, uint32_t hi)
 {
 	Class c = { 0 };
 
@@ -155,7 +155,7 @@ character(PlanReader *r, uint32_t lo, uint32_t hi)
 }
 
 static uint32_t
-hex(PlanReader *r, int digits)
+hex(RegexReader *r, int digits)
 {
 	uint32_t v = 0;
 
@@ -172,7 +172,7 @@ hex(PlanReader *r, int digits)
 
 /* \d \w \s and their opposites: added, true */
 static bool
-named_class(PlanReader *r, char name, Class *out)
+named_class(RegexReader *r, char name, Class *out)
 {
 	Class c = { 0 };
 
@@ -202,7 +202,7 @@ named_class(PlanReader *r, char name, Class *out)
 
 /* Behind a backslash: one character, or the classes of \d and the like into *cls (then -1). */
 static int64_t
-escape(PlanReader *r, Class *cls)
+escape(RegexReader *r, Class *cls)
 {
 	uint32_t c = take_char(r);
 
@@ -249,7 +249,7 @@ escape(PlanReader *r, Class *cls)
 }
 
 static Expr *
-bracket(PlanReader *r)
+bracket(RegexReader *r)
 {
 	bool invert = take(r, "^"), first = true;
 	Class c = { 0 };
@@ -295,7 +295,7 @@ bracket(PlanReader *r)
 }
 
 static int32_t
-count(PlanReader *r)
+count(RegexReader *r)
 {
 	int32_t v = 0;
 
@@ -311,7 +311,7 @@ count(PlanReader *r)
 
 /* Whether {m}, {m,}, {m,n} stands here; a brace that is none of them stands for itself. */
 static bool
-counted(PlanReader *r, int32_t *min, int32_t *max)
+counted(RegexReader *r, int32_t *min, int32_t *max)
 {
 	size_t start = r->at;
 
@@ -335,10 +335,10 @@ counted(PlanReader *r, int32_t *min, int32_t *max)
 	return false;
 }
 
-static Expr *alternatives(PlanReader *r, bool top);
+static Expr *alternatives(RegexReader *r, bool top);
 
 static Expr *
-group(PlanReader *r)
+group(RegexReader *r)
 {
 	if (take(r, "?")) {
 		if (take(r, "P<") || (is_next(r, "<") && !is_next(r, "<=") && !is_next(r, "<!"))) {
@@ -355,7 +355,7 @@ group(PlanReader *r)
 }
 
 static Expr *
-atom(PlanReader *r)
+atom(RegexReader *r)
 {
 	Class c = { 0 };
 
@@ -382,7 +382,7 @@ atom(PlanReader *r)
 }
 
 static Expr *
-repeated(PlanReader *r)
+repeated(RegexReader *r)
 {
 	Expr *x = atom(r);
 	int32_t min, max;
@@ -406,13 +406,13 @@ repeated(PlanReader *r)
 
 /* Any text, where an expression is not anchored. */
 static Expr *
-anything(PlanReader *r)
+anything(RegexReader *r)
 {
 	return expr_rep(r->b, character(r, 0, 0x10FFFF), 0, -1);
 }
 
 static Expr *
-sequence(PlanReader *r, bool top)
+sequence(RegexReader *r, bool top)
 {
 	bool start = top && take(r, "^"), end = false;
 	ExprList parts = { 0 };
@@ -433,7 +433,7 @@ sequence(PlanReader *r, bool top)
 }
 
 static Expr *
-alternatives(PlanReader *r, bool top)
+alternatives(RegexReader *r, bool top)
 {
 	ExprList parts = { 0 };
 
@@ -449,7 +449,7 @@ alternatives(PlanReader *r, bool top)
 Expr *
 regex_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags)
 {
-	PlanReader r = { .b = b, .text = arena_strndup(b->a, s, n), .n = n, .flags = flags };
+	RegexReader r = { .b = b, .text = arena_strndup(b->a, s, n), .n = n, .flags = flags };
 	Expr *x = alternatives(&r, true);
 
 	if (r.at < n)

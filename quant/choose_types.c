@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "formats/gguf_write.h"
 #include "formats/block_quantize.h"
 #include "formats/safetensors.h"
@@ -45,13 +46,6 @@ fitting(Dtype d, int64_t cols)
 	default: break;
 	}
 	return cols % dtype_info(d)->block_elems == 0 ? d : DT_F16;
-}
-
-static bool
-ends_with(const char *s, const char *end)
-{
-	size_t n = strlen(s), k = strlen(end);
-	return n >= k && strcmp(s + n - k, end) == 0;
 }
 
 /* Matrices that a text is multiplied by; routers, norms, convolutions and positions keep what they have: they are small, and errors there are not. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/text.h"
 #include "formats/gguf_write.h"
 
 enum { MOST_ENTRIES = 1 << 20, MOST_NAME = 65535 };
@@ -78,10 +79,9 @@ read_old(const char *path, const FileMap *f, Arena *a, Imatrix *out, llmc_error 
 }
 
 static bool
-ends_with(const char *s, const char *end)
+is_name_with(const char *s, const char *end)
 {
-	size_t n = strlen(s), k = strlen(end);
-	return n > k && strcmp(s + n - k, end) == 0;
+	return strlen(s) > strlen(end) && ends_with(s, end);
 }
 
 static void
@@ -101,7 +101,7 @@ read_gguf(const char *path, Arena *a, Imatrix *out, llmc_error *err)
 	arena_defer(a, close_gguf, g);
 	for (size_t i = 0; i < gguf_n_tensors(g); i++) {
 		const GgufTensor *t = gguf_tensor_at(g, i);
-		if (!ends_with(t->name, ".in_sum2"))
+		if (!is_name_with(t->name, ".in_sum2"))
 			continue;
 		char *name = arena_strndup(a, t->name, strlen(t->name) - strlen(".in_sum2"));
 		const GgufTensor *count = gguf_tensor(g, arena_printf(a, "%s.counts", name));
@@ -211,7 +211,7 @@ imatrix_write(const char *path, const Imatrix *m, const char *dataset, int chunk
 	Strbuf b = { 0 };
 	llmc_status status;
 
-	if (ends_with(path, ".dat"))
+	if (is_name_with(path, ".dat"))
 		write_old(&b, m, dataset, chunks);
 	else
 		write_gguf(&b, m, dataset, chunks, chunk_tokens);

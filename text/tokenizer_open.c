@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "formats/flm.h"
 
 typedef struct SideFiles { /* files beside the tokenizer; each may be missing */
@@ -185,13 +186,6 @@ read_side(llmc_tokenizer *t, const char *dir, bool spm, llmc_error *err)
 		arena_done(a, done[i]);
 	strbuf_release(s.jinja);
 	return LLMC_OK;
-}
-
-static bool
-ends_with(const char *s, const char *tail)
-{
-	size_t n = strlen(s), m = strlen(tail);
-	return n >= m && strcmp(s + n - m, tail) == 0;
 }
 
 /* An integer of a JSON file beside this one; 0: there is none */

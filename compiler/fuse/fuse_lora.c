@@ -5,14 +5,6 @@
 
 enum { MOST = 4 }; /* matrices that x goes through */
 
-static void
-change(Op *op, const char *key, int64_t v)
-{
-	for (int i = 0; i < op->n_attr; i++)
-		if (strcmp(op->attr[i].key, key) == 0)
-			op->attr[i].i = v;
-}
-
 /* A value like v, made by op `def` */
 static int
 value_like(Fuse *f, int v, const char *name, int64_t width, int def)
@@ -57,13 +49,13 @@ fuse_lora_down(Fuse *f)
 		Op  op = *down[0];
 		op.arg[ARG(lora_down, a)] = graph_stack_factors(g, arena_printf(g->arena, "%ss", fuse_name(f, a[0])), a, count);
 		op.arg[ARG(lora_down, t)] = t;
-		change(&op, "count", count);
+		op_change_int(&op, "count", count);
 		for (size_t j = i + 1; j < g->n_op; j++)
 			for (int k = 0; k < count; k++)
 				if (g->op[j].kind == OP_lora_up && g->op[j].arg[ARG(lora_up, t)] == down[k]->arg[ARG(lora_down, t)]) {
 					g->op[j].arg[ARG(lora_up, t)] = t;
-					change(&g->op[j], "count", count);
-					change(&g->op[j], "first", k);
+					op_change_int(&g->op[j], "count", count);
+					op_change_int(&g->op[j], "first", k);
 					break;
 				}
 		for (int k = 1; k < count; k++)

@@ -8,7 +8,7 @@
 
 typedef struct ExportKey {
 	const char *name;   /* with the architecture in front */
-	ExprVal     val;    /* NUM, BOOL, STR, or a LIST of numbers */
+	SpecExprVal     val;    /* NUM, BOOL, STR, or a LIST of numbers */
 	bool        real;   /* numbers are f32, whatever they are; else u32 */
 } ExportKey;
 

@@ -39,7 +39,7 @@ is_real(const char *name)
 }
 
 static void
-key_add(ExportJob *j, const char *name, ExprVal v)
+key_add(ExportJob *j, const char *name, SpecExprVal v)
 {
 	Export *x = j->x;
 	const char *full = arena_printf(j->a, "%s.%s", x->arch, name);
@@ -54,13 +54,13 @@ key_add(ExportJob *j, const char *name, ExprVal v)
 static void
 num_add(ExportJob *j, const char *name, double v)
 {
-	key_add(j, name, (ExprVal){ .kind = EXPR_NUM, .num = v });
+	key_add(j, name, (SpecExprVal){ .kind = EXPR_NUM, .num = v });
 }
 
 static void
 str_add(ExportJob *j, const char *name, const char *v)
 {
-	key_add(j, name, (ExprVal){ .kind = EXPR_STR, .str = v });
+	key_add(j, name, (SpecExprVal){ .kind = EXPR_STR, .str = v });
 }
 
 /* A key of the file and nothing around it */
@@ -101,7 +101,7 @@ write_key(ExportJob *j, SpecKey k)
 	if (j->written[k] || !name || !text)
 		return false;
 	if (spec_key[k].type == TYPE_BOOL)
-		key_add(j, name, (ExprVal){ .kind = EXPR_BOOL, .num = strcmp(text, "true") == 0 });
+		key_add(j, name, (SpecExprVal){ .kind = EXPR_BOOL, .num = strcmp(text, "true") == 0 });
 	else if ((spec_key[k].type == TYPE_INT || spec_key[k].type == TYPE_NUM) && number_parse(text, &v))
 		num_add(j, name, v);
 	else
@@ -116,7 +116,7 @@ family_keys(ExportJob *j)
 	const Node *map = node_get(j->family.format, "write");
 
 	for (size_t i = 0; map && map->kind == NODE_MAP && i < map->n; i++) {
-		ExprVal v;
+		SpecExprVal v;
 		if (map->item[i]->kind != NODE_SCALAR || !import_eval(j->from, map->item[i], &v))
 			return false;
 		if (v.kind != EXPR_NULL)
@@ -243,7 +243,7 @@ read_back(const ExportJob *j)
 	ImportSource *s = NEW(j->a, ImportSource, 1);
 
 	*s = (ImportSource){ .d = j->d, .a = j->a, .path = j->path, .file = j->path, .format = "gguf", .arch = j->x->arch, .have_tensors = true };
-	source_add(s, "general.architecture", (ExprVal){ .kind = EXPR_STR, .str = s->arch });
+	source_add(s, "general.architecture", (SpecExprVal){ .kind = EXPR_STR, .str = s->arch });
 	for (size_t i = 0; i < j->x->n_key; i++)
 		source_add(s, j->x->key[i].name, j->x->key[i].val);
 	s->tensor = NEW(j->a, SourceTensor, j->x->n_tensor + 1);

@@ -11,7 +11,7 @@
 
 typedef struct SourceKey {
 	const char *name;  /* "rope_scaling.factor" */
-	ExprVal     val;
+	SpecExprVal     val;
 	bool        used;
 } SourceKey;
 
@@ -60,26 +60,26 @@ void source_convert_hf(ImportSource *s);
 void source_convert_gguf(ImportSource *s);
 
 SourceKey    *source_key(ImportSource *s, const char *name);    /* marks it as used; NULL: absent */
-ExprVal       source_val(ImportSource *s, const char *name);    /* marks it as used; null: absent */
+SpecExprVal       source_val(ImportSource *s, const char *name);    /* marks it as used; null: absent */
 bool          source_num(ImportSource *s, const char *name, double *out);
 const char   *source_str(ImportSource *s, const char *name);    /* NULL: absent, or no text */
-void          source_add(ImportSource *s, const char *name, ExprVal v); /* hides nothing that is there */
+void          source_add(ImportSource *s, const char *name, SpecExprVal v); /* hides nothing that is there */
 void          source_use(ImportSource *s, const char *pattern); /* mark keys as used */
 SourceTensor *source_tensor(const ImportSource *s, const char *name);
 void          source_sort(ImportSource *s);                     /* tensors, once they are all there */
 void          source_set(ImportSource *s, SpecKey k, const char *text);
 void          source_set_num(ImportSource *s, SpecKey k, double v);
-bool          source_set_layers(ImportSource *s, SpecKey k, ExprVal layer_types);
+bool          source_set_layers(ImportSource *s, SpecKey k, SpecExprVal layer_types);
 const char   *family_word(const ImportSource *s, SpecKey k);    /* what the family's blocks say; NULL: nothing */
 
 /* From keys and tensors to YAML (arena); NULL: errors are in s->d */
 char *import_source(ImportSource *s);
 const char *import_text(const ImportSource *s); /* what s->value says, as YAML */
 bool import_family(ImportSource *s);     /* match */
-bool import_eval(ImportSource *s, const Node *n, ExprVal *out); /* an expression over the source's keys */
+bool import_eval(ImportSource *s, const Node *n, SpecExprVal *out); /* an expression over the source's keys */
 void import_nearest(ImportSource *s, const Family *family, size_t n); /* a note: which of these is nearest, and how it differs */
 void import_map(ImportSource *s);        /* keys, values, when, expect, unknown keys */
-bool import_expected(const Node *want, ExprVal v); /* is v one of the values that a family's `expect` has for a key? */
+bool import_expected(const Node *want, SpecExprVal v); /* is v one of the values that a family's `expect` has for a key? */
 bool import_names(ImportSource *s, const Spec *spec);  /* true: values changed, make the Spec again */
 void import_check(ImportSource *s, const Spec *spec);  /* every tensor named is there and right, every other one is reported */
 

@@ -38,19 +38,19 @@ take_key(ImportSource *s, const Gguf *g, const char *key)
 	if (type == GGUF_STR && gguf_str(g, key, &str)) {
 		/* templates and licences are long and describe nothing */
 		const char *text = str.n > 4096 || memchr(str.s, 0, str.n) ? "(long text)" : arena_strndup(s->a, str.s, str.n);
-		source_add(s, key, (ExprVal){ .kind = EXPR_STR, .str = text });
+		source_add(s, key, (SpecExprVal){ .kind = EXPR_STR, .str = text });
 	} else if (type == GGUF_ARR) {
-		ExprVal *item = NEW(s->a, ExprVal, MAX_LIST);
+		SpecExprVal *item = NEW(s->a, SpecExprVal, MAX_LIST);
 		size_t n = 0;
 		for (; n < count && n < MAX_LIST && elem != GGUF_STR && gguf_arr_num(g, key, n, &v); n++)
-			item[n] = (ExprVal){ .kind = elem == GGUF_BOOL ? EXPR_BOOL : EXPR_NUM, .num = elem == GGUF_F32 ? tidy_f32(v) : v };
+			item[n] = (SpecExprVal){ .kind = elem == GGUF_BOOL ? EXPR_BOOL : EXPR_NUM, .num = elem == GGUF_F32 ? tidy_f32(v) : v };
 		bool same = n == count && n > 0;
 		for (size_t i = 1; same && i < n; i++)
 			same = item[i].num == item[0].num;
 		/* one value for each layer, all alike, is one value */
-		source_add(s, key, same ? (ExprVal){ .kind = item[0].kind, .num = item[0].num, .n = n } : (ExprVal){ .kind = EXPR_LIST, .n = n, .item = item });
+		source_add(s, key, same ? (SpecExprVal){ .kind = item[0].kind, .num = item[0].num, .n = n } : (SpecExprVal){ .kind = EXPR_LIST, .n = n, .item = item });
 	} else if (gguf_num(g, key, &v)) {
-		source_add(s, key, (ExprVal){ .kind = type == GGUF_BOOL ? EXPR_BOOL : EXPR_NUM, .num = type == GGUF_F32 ? tidy_f32(v) : v });
+		source_add(s, key, (SpecExprVal){ .kind = type == GGUF_BOOL ? EXPR_BOOL : EXPR_NUM, .num = type == GGUF_F32 ? tidy_f32(v) : v });
 	}
 }
 

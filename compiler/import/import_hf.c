@@ -9,36 +9,37 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "formats/safetensors.h"
 
 enum { MAX_JSON_BYTES = 8 << 20, MAX_JSON_DEPTH = 6, MAX_JSON_LIST = 65536 };
 
-static ExprVal
+static SpecExprVal
 json_val(ImportSource *s, const json_t *j, int depth)
 {
 	switch (json_typeof(j)) {
 	case JSON_INTEGER:
 	case JSON_REAL:
-		return (ExprVal){ .kind = EXPR_NUM, .num = json_number_value(j) };
+		return (SpecExprVal){ .kind = EXPR_NUM, .num = json_number_value(j) };
 	case JSON_TRUE:
 	case JSON_FALSE:
-		return (ExprVal){ .kind = EXPR_BOOL, .num = json_is_true(j) };
+		return (SpecExprVal){ .kind = EXPR_BOOL, .num = json_is_true(j) };
 	case JSON_STRING:
-		return (ExprVal){ .kind = EXPR_STR, .str = arena_strndup(s->a, json_string_value(j), json_string_length(j)) };
+		return (SpecExprVal){ .kind = EXPR_STR, .str = arena_strndup(s->a, json_string_value(j), json_string_length(j)) };
 	case JSON_ARRAY: {
 		size_t n = json_array_size(j);
 		if (depth > MAX_JSON_DEPTH || n > MAX_JSON_LIST)
 			break;
-		ExprVal *item = NEW(s->a, ExprVal, n + 1);
+		SpecExprVal *item = NEW(s->a, SpecExprVal, n + 1);
 		for (size_t i = 0; i < n; i++)
 			item[i] = json_val(s, json_array_get(j, i), depth + 1);
-		return (ExprVal){ .kind = EXPR_LIST, .n = n, .item = item };
+		return (SpecExprVal){ .kind = EXPR_LIST, .n = n, .item = item };
 	}
 	case JSON_OBJECT:
 	case JSON_NULL:
 		break;
 	}
-	return (ExprVal){ .kind = EXPR_NULL };
+	return (SpecExprVal){ .kind = EXPR_NULL };
 }
 
 /* {"a": {"b": 1}} -> a.b = 1 */
@@ -51,7 +52,7 @@ flatten(ImportSource *s, const json_t *object, const char *prefix, bool used, in
 	json_object_foreach((json_t *)object, name, v) {
 		const char *path = arena_printf(s->a, "%s%s", prefix, name);
 		if (json_is_object(v) && depth < MAX_JSON_DEPTH) {
-			source_add(s, path, (ExprVal){ .kind = EXPR_BOOL, .num = 1 }); /* has(path) */
+			source_add(s, path, (SpecExprVal){ .kind = EXPR_BOOL, .num = 1 }); /* has(path) */
 			flatten(s, v, arena_printf(s->a, "%s.", path), used, depth + 1);
 			source_use(s, path);
 		} else {
@@ -229,14 +230,6 @@ source_close_weights(ImportSource *s)
 
 /* ------------------------------------------------------------------------------------------- vectors of texts */
 
-static bool
-ends_with(const char *text, const char *tail)
-{
-	size_t n = text ? strlen(text) : 0, m = strlen(tail);
-
-	return n >= m && !strcmp(text + n - m, tail);
-}
-
 /* How a folder of sentence-transformers pools: one flag a way, or a word. */
 static bool
 take_pooling(ImportSource *s, const char *path, llmc_error *err)
@@ -306,7 +299,7 @@ take_modules(ImportSource *s, llmc_error *err)
 static void
 take_labels(ImportSource *s)
 {
-	ExprVal v = source_val(s, "architectures");
+	SpecExprVal v = source_val(s, "architectures");
 	const SourceTensor *head = source_tensor(s, "score.weight");
 
 	if (s->value[K_head_kind] || v.kind != EXPR_LIST || v.n != 1 || v.item[0].kind != EXPR_STR || !ends_with(v.item[0].str, "ForSequenceClassification") || !head)
@@ -383,7 +376,7 @@ dtype_word(const char *name)
 }
 
 static void
-list_numbers(ImportSource *s, SpecKey k, ExprVal v)
+list_numbers(ImportSource *s, SpecKey k, SpecExprVal v)
 {
 	const char *out = "";
 	char num[NUMBER_SIZE];
@@ -423,8 +416,8 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 {
 	const char *type = source_str(s, arena_printf(s->a, "%s.rope_type", object));
 	const char *old = source_str(s, arena_printf(s->a, "%s.type", object));
-	ExprVal shorts = source_val(s, arena_printf(s->a, "%s.short_factor", object));
-	ExprVal longs = source_val(s, arena_printf(s->a, "%s.long_factor", object));
+	SpecExprVal shorts = source_val(s, arena_printf(s->a, "%s.short_factor", object));
+	SpecExprVal longs = source_val(s, arena_printf(s->a, "%s.long_factor", object));
 	double max = 0, original = 0, v;
 
 	if (!type)
@@ -454,7 +447,7 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 	num_key(s, at(base, K_rope_attention_factor), object, "attention_factor");
 	num_key(s, at(base, K_rope_mscale), object, "mscale");
 	num_key(s, at(base, K_rope_mscale_all_dim), object, "mscale_all_dim");
-	ExprVal truncate = source_val(s, arena_printf(s->a, "%s.truncate", object));
+	SpecExprVal truncate = source_val(s, arena_printf(s->a, "%s.truncate", object));
 	if (truncate.kind == EXPR_BOOL)
 		source_set_num(s, at(base, K_rope_truncate), truncate.num);
 	list_numbers(s, at(base, K_rope_short_factor), shorts);
@@ -473,7 +466,7 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 static bool
 copy_num(ImportSource *s, const char *from, const char *to)
 {
-	ExprVal v = source_val(s, from);
+	SpecExprVal v = source_val(s, from);
 
 	if (v.kind != EXPR_NUM)
 		return false;
@@ -517,7 +510,7 @@ static void
 layer_config(ImportSource *s)
 {
 	static const char stem[] = "per_layer_config.";
-	const ExprVal     types = source_val(s, "layer_types");
+	const SpecExprVal     types = source_val(s, "layer_types");
 
 	for (size_t i = 0, n = s->n_key; i < n; i++) {
 		const char *name = s->key[i].name, *at = name + sizeof stem - 1;
@@ -528,7 +521,7 @@ layer_config(ImportSource *s)
 		if (*end != '.' || types.kind != EXPR_LIST || l < 0 || (size_t)l >= types.n || types.item[l].kind != EXPR_STR)
 			continue;
 		const char *kind = arena_printf(s->a, "%s%s%s", stem, types.item[l].str, end);
-		ExprVal     before = source_val(s, kind), v = s->key[i].val;
+		SpecExprVal     before = source_val(s, kind), v = s->key[i].val;
 		if (before.kind == EXPR_NULL)
 			source_add(s, kind, v);
 		else if (before.kind != v.kind || (v.kind == EXPR_NUM && before.num != v.num))
@@ -538,14 +531,14 @@ layer_config(ImportSource *s)
 }
 
 static void
-ids(ImportSource *s, SpecKey k, ExprVal v)
+ids(ImportSource *s, SpecKey k, SpecExprVal v)
 {
 	const char *out = "";
 	char num[NUMBER_SIZE];
-	const ExprVal one = v;
+	const SpecExprVal one = v;
 
 	if (v.kind == EXPR_NUM)
-		v = (ExprVal){ .kind = EXPR_LIST, .n = 1, .item = &one };
+		v = (SpecExprVal){ .kind = EXPR_LIST, .n = 1, .item = &one };
 	for (size_t i = 0; v.kind == EXPR_LIST && i < v.n; i++) {
 		if (v.item[i].kind != EXPR_NUM || v.item[i].num < 0)
 			continue; /* -1 stands for none here and there */
@@ -573,8 +566,8 @@ source_convert_hf(ImportSource *s)
 	const char *dtype = dtype_word(plain ? plain : torch);
 	if (dtype)
 		source_set(s, K_dtype, dtype);
-	ExprVal eos = source_val(s, "generation_config.eos_token_id"), own = source_val(s, "eos_token_id");
+	SpecExprVal eos = source_val(s, "generation_config.eos_token_id"), own = source_val(s, "eos_token_id");
 	ids(s, K_eos, eos.kind != EXPR_NULL ? eos : own);
-	ExprVal bos = source_val(s, "generation_config.bos_token_id"), own_bos = source_val(s, "bos_token_id");
+	SpecExprVal bos = source_val(s, "generation_config.bos_token_id"), own_bos = source_val(s, "bos_token_id");
 	ids(s, K_bos, own_bos.kind != EXPR_NULL ? own_bos : bos);
 }

@@ -6,18 +6,18 @@
 #include <stdio.h>
 #include <string.h>
 
-static ExprVal
+static SpecExprVal
 env_key(void *user, const char *name)
 {
 	ImportSource *s = user;
 
 	if (s->arch && strcmp(name, "arch") == 0)
-		return (ExprVal){ .kind = EXPR_STR, .str = s->arch };
+		return (SpecExprVal){ .kind = EXPR_STR, .str = s->arch };
 	return source_val(s, name);
 }
 
 /* What import has found for one of our keys, or what the family says of it. */
-static ExprVal
+static SpecExprVal
 env_resolved(void *user, const char *name)
 {
 	ImportSource *s = user;
@@ -26,12 +26,12 @@ env_resolved(void *user, const char *name)
 	double v;
 
 	if (!text)
-		return (ExprVal){ .kind = EXPR_NULL };
+		return (SpecExprVal){ .kind = EXPR_NULL };
 	if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0)
-		return (ExprVal){ .kind = EXPR_BOOL, .num = *text == 't' };
+		return (SpecExprVal){ .kind = EXPR_BOOL, .num = *text == 't' };
 	if (number_parse(text, &v))
-		return (ExprVal){ .kind = EXPR_NUM, .num = v };
-	return (ExprVal){ .kind = EXPR_STR, .str = text };
+		return (SpecExprVal){ .kind = EXPR_NUM, .num = v };
+	return (SpecExprVal){ .kind = EXPR_STR, .str = text };
 }
 
 static bool
@@ -62,9 +62,9 @@ env_size(void *user, const char *tensor, bool last, double *out)
 }
 
 bool
-import_eval(ImportSource *s, const Node *n, ExprVal *out)
+import_eval(ImportSource *s, const Node *n, SpecExprVal *out)
 {
-	ExprEnv env = { .user = s, .key = env_key, .resolved = env_resolved, .has = env_has, .size = env_size };
+	SpecExprEnv env = { .user = s, .key = env_key, .resolved = env_resolved, .has = env_has, .size = env_size };
 
 	return expr_eval(n->text, n->loc, &env, s->d, s->a, out);
 }
@@ -88,7 +88,7 @@ import_family(ImportSource *s)
 		if (name->kind != NODE_SCALAR || !family_load(&f, name->text, NULL, s->format, name->loc, s->d, s->a))
 			return false;
 		const Node *match = node_get(f.root, "match"), *m = match ? node_get(match, s->format) : NULL;
-		ExprVal v;
+		SpecExprVal v;
 		if (!m || m->kind != NODE_SCALAR)
 			continue;
 		if (!import_eval(s, m, &v))
@@ -109,7 +109,7 @@ import_family(ImportSource *s)
 
 /* [0, 1, 5], of a list of numbers */
 static const char *
-numbers_text(ImportSource *s, ExprVal list)
+numbers_text(ImportSource *s, SpecExprVal list)
 {
 	char *out = NEW(s->a, char, list.n * (NUMBER_SIZE + 2) + 3), *p = out;
 
@@ -138,7 +138,7 @@ fill_template(ImportSource *s, const Node *n)
 		return NULL;
 	bool complete = true; /* every key is looked up all the same: the family knows them */
 	for (size_t i = 0; i < t->n; i++) {
-		ExprVal v;
+		SpecExprVal v;
 		char num[NUMBER_SIZE];
 		const char *text;
 		if (t->item[i]->kind != NODE_SCALAR)
@@ -187,7 +187,7 @@ word_value(ImportSource *s, SpecKey k, const char *word, const Node *expr)
 }
 
 static const char *
-value_text(ImportSource *s, SpecKey k, ExprVal v, const Node *expr)
+value_text(ImportSource *s, SpecKey k, SpecExprVal v, const Node *expr)
 {
 	char num[NUMBER_SIZE];
 
@@ -228,7 +228,7 @@ value_text(ImportSource *s, SpecKey k, ExprVal v, const Node *expr)
 static const char *
 one_alternative(ImportSource *s, SpecKey k, const Node *n)
 {
-	ExprVal v;
+	SpecExprVal v;
 
 	if (n->kind != NODE_SCALAR || node_is_null(n))
 		return NULL;
@@ -248,7 +248,7 @@ map_key(ImportSource *s, SpecKey k, const Node *n)
 		if (!found && s->d->n_error == n_error)
 			found = one_alternative(s, k, n->kind == NODE_LIST ? n->item[i] : n);
 		else {
-			ExprVal unused;
+			SpecExprVal unused;
 			const Node *x = n->item[i];
 			if (x->kind == NODE_SCALAR && *x->text == '{')
 				fill_template(s, x);
@@ -337,7 +337,7 @@ apply_when(ImportSource *s)
 
 	for (size_t i = 0; when && when->kind == NODE_LIST && i < when->n; i++) {
 		const Node *cond = node_get(when->item[i], "if"), *set = node_get(when->item[i], "set");
-		ExprVal v;
+		SpecExprVal v;
 		if (!cond || cond->kind != NODE_SCALAR || !set || set->kind != NODE_MAP) {
 			err_at(s->d, when->item[i]->loc, "when: {if: condition, set: {key: value}} is expected");
 			continue;
@@ -374,7 +374,7 @@ apply_when(ImportSource *s)
 }
 
 static const char *
-show(ImportSource *s, ExprVal v)
+show(ImportSource *s, SpecExprVal v)
 {
 	char num[NUMBER_SIZE];
 
@@ -395,7 +395,7 @@ show(ImportSource *s, ExprVal v)
 }
 
 static bool
-expected(const Node *want, ExprVal v)
+expected(const Node *want, SpecExprVal v)
 {
 	double num;
 	bool b;
@@ -416,7 +416,7 @@ expected(const Node *want, ExprVal v)
 }
 
 bool
-import_expected(const Node *want, ExprVal v)
+import_expected(const Node *want, SpecExprVal v)
 {
 	bool ok = false;
 
@@ -433,7 +433,7 @@ check_expect(ImportSource *s, const Node *expect, const Node *own)
 		const Node *want = expect->item[i];
 		if (own && node_get(own, expect->key[i]->text))
 			continue;
-		ExprVal v = source_val(s, expect->key[i]->text);
+		SpecExprVal v = source_val(s, expect->key[i]->text);
 		const char *list = "";
 		for (size_t j = 0; j < (want->kind == NODE_LIST ? want->n : 1); j++) {
 			const Node *w = want->kind == NODE_LIST ? want->item[j] : want;

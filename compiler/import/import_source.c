@@ -27,18 +27,18 @@ source_key(ImportSource *s, const char *name)
 	return k;
 }
 
-ExprVal
+SpecExprVal
 source_val(ImportSource *s, const char *name)
 {
 	SourceKey *k = source_key(s, name);
 
-	return k ? k->val : (ExprVal){ .kind = EXPR_NULL };
+	return k ? k->val : (SpecExprVal){ .kind = EXPR_NULL };
 }
 
 bool
 source_num(ImportSource *s, const char *name, double *out)
 {
-	ExprVal v = source_val(s, name);
+	SpecExprVal v = source_val(s, name);
 
 	if (v.kind != EXPR_NUM)
 		return false;
@@ -49,13 +49,13 @@ source_num(ImportSource *s, const char *name, double *out)
 const char *
 source_str(ImportSource *s, const char *name)
 {
-	ExprVal v = source_val(s, name);
+	SpecExprVal v = source_val(s, name);
 
 	return v.kind == EXPR_STR ? v.str : NULL;
 }
 
 void
-source_add(ImportSource *s, const char *name, ExprVal v)
+source_add(ImportSource *s, const char *name, SpecExprVal v)
 {
 	if (find(s, name))
 		return;
@@ -113,7 +113,7 @@ source_set_num(ImportSource *s, SpecKey k, double v)
  * conv where they are asked for; ["dense", "sparse", ...] -> those with
  * experts; ["full", "shared", ...] -> those with an indexer; [true, false, ...] -> those that are true; [1, 0, ...] -> those of a 1, where layers that rotate are asked for */
 bool
-source_set_layers(ImportSource *s, SpecKey k, ExprVal types)
+source_set_layers(ImportSource *s, SpecKey k, SpecExprVal types)
 {
 	const bool experts = k == K_moe_layers;
 	double n;

@@ -260,14 +260,6 @@ cut_arg(ShardPass *p, Op *op, int arg, RowCut cut, ShareKind by, int parts, cons
 
 /* ---------------------------------------------------------------- values ---- */
 
-static void
-set_int(Op *op, const char *key, int64_t v)
-{
-	for (int i = 0; i < op->n_attr; i++)
-		if (strcmp(op->attr[i].key, key) == 0)
-			op->attr[i].i = v;
-}
-
 /* The op that sums a partial value, if that has not been done: then it is full. */
 static void
 whole(ShardPass *p, int v)
@@ -332,7 +324,7 @@ along(ShardPass *p, Op *op, const char *key)
 	int       n_in = op_info[op->kind].n_in;
 	ShareKind by = p->state[op->arg[0]].by;
 
-	set_int(op, key, own(p, by, op_int(op, key)));
+	op_change_int(op, key, own(p, by, op_int(op, key)));
 	if (p->g->val[op->arg[n_in]].kind == VAL_ACT)
 		mark_split(p, op->arg[n_in], by);
 	keep(p, op);
@@ -390,7 +382,7 @@ shard_lin_qkv(ShardPass *p, Op *op)
 	int         n = lin_rows(p, 1, range);
 
 	op->arg[ARG(matmul, w)] = cut_rows(p, w, p->g->tensor[p->g->val[w].tensor].id, range, n);
-	set_int(op, "rows", lin_width(p));
+	op_change_int(op, "rows", lin_width(p));
 	mark_split(p, op->arg[ARG(matmul, y)], SHARE_LIN);
 	keep(p, op);
 }
@@ -408,7 +400,7 @@ shard_conv1d_width(ShardPass *p, Op *op)
 			op->arg[a] = cut_rows(p, op->arg[a], p->g->tensor[p->g->val[op->arg[a]].tensor].id, range, lin_rows(p, a == W ? op_int(op, "taps") : 1, range));
 	}
 	if (by == SHARE_LIN) {
-		set_int(op, "width", lin_width(p));
+		op_change_int(op, "width", lin_width(p));
 		mark_split(p, op->arg[ARG(conv1d, y)], by);
 		keep(p, op);
 		return;
@@ -423,7 +415,7 @@ shard_delta_rule(ShardPass *p, Op *op)
 {
 	cut_arg(p, op, ARG(delta_rule, rate), CUT_ROWS, SHARE_LIN, 1, NULL);
 	cut_arg(p, op, ARG(delta_rule, dt), CUT_ROWS, SHARE_LIN, 1, NULL);
-	set_int(op, "k_heads", key_heads(p));
+	op_change_int(op, "k_heads", key_heads(p));
 	along(p, op, "v_heads");
 }
 
@@ -460,14 +452,14 @@ shard_matmul(ShardPass *p, Op *op)
 	if (cut == CUT_ROWS) {
 		cut_arg(p, op, W, CUT_ROWS, by, 1, head ? "head" : NULL);
 		cut_arg(p, op, B, CUT_ROWS, by, 1, NULL);
-		set_int(op, "rows", own(p, by, op_int(op, "rows")));
+		op_change_int(op, "rows", own(p, by, op_int(op, "rows")));
 		mark_split(p, op->arg[Y], by);
 	} else if (cut == CUT_COLS) {
 		int bias = op->arg[B];
 		if (!split(p, op->arg[X]))
 			BUG(p->g->diag, op->loc, "shard: columns are cut of a matrix whose input is whole");
 		cut_arg(p, op, W, CUT_COLS, by, 1, NULL);
-		set_int(op, "cols", own(p, by, op_int(op, "cols")));
+		op_change_int(op, "cols", own(p, by, op_int(op, "cols")));
 		op->arg[B] = -1;
 		make_partial(p, op, Y, bias);
 	}
@@ -541,8 +533,8 @@ local_experts(ShardPass *p, Op *op, int ID)
 	const int64_t n = op_int(op, "n_experts"), mine = p->s->share[SHARE_EXPERT][p->rank].count;
 
 	op->arg[ID] = own_id(p, op, op->arg[ID]);
-	set_int(op, "n_experts", mine);
-	set_int(op, "n_remote_experts", n - mine);
+	op_change_int(op, "n_experts", mine);
+	op_change_int(op, "n_remote_experts", n - mine);
 }
 
 /* The first products of experts, of matrices `width` times `n_experts` rows: arguments from FIRST to LAST, some of which may lack */
@@ -565,7 +557,7 @@ cut_last(ShardPass *p, Op *op, int DOWN, int DOWN_B, bool whole)
 	if (whole)
 		cut_arg(p, op, DOWN_B, CUT_ROWS, SHARE_EXPERT, 1, NULL);
 	else
-		set_int(op, "width", own(p, SHARE_EXPERT, op_int(op, "width")));
+		op_change_int(op, "width", own(p, SHARE_EXPERT, op_int(op, "width")));
 }
 
 static void
@@ -594,7 +586,7 @@ shard_norm_moe_glu(ShardPass *p, Op *op)
 	if (whole)
 		local_experts(p, op, ARG(norm_moe_glu, id));
 	else
-		set_int(op, "width", own(p, SHARE_EXPERT, op_int(op, "width")));
+		op_change_int(op, "width", own(p, SHARE_EXPERT, op_int(op, "width")));
 	keep(p, op);
 }
 
@@ -667,7 +659,7 @@ shard_lora_down(ShardPass *p, Op *op)
 
 	if (split(p, op->arg[X])) {
 		op->arg[A] = cut_factor(p, op->arg[A], (ShardShare){ own_first(p, by, cols), own(p, by, cols) });
-		set_int(op, "cols", own(p, by, cols));
+		op_change_int(op, "cols", own(p, by, cols));
 	} else {
 		whole(p, op->arg[X]);
 	}
@@ -708,7 +700,7 @@ cut_lora_experts(ShardPass *p, Op *op, int ID, int FACTOR, const char *cut)
 	if (whole)
 		local_experts(p, op, ID);
 	else if (cut)
-		set_int(op, cut, own(p, SHARE_EXPERT, op_int(op, cut)));
+		op_change_int(op, cut, own(p, SHARE_EXPERT, op_int(op, cut)));
 }
 
 static void
@@ -805,7 +797,7 @@ shard_gate_mul(ShardPass *p, Op *op)
 	ValueState *x = &p->state[op->arg[ARG(gate_mul, x)]];
 
 	if (x->kind == STATE_SPLIT) {
-		set_int(op, "groups", own(p, x->by, op_int(op, "groups")));
+		op_change_int(op, "groups", own(p, x->by, op_int(op, "groups")));
 		along(p, op, "width");
 	} else if (x->kind != STATE_PARTIAL || x->bias[0] >= 0 || x->r >= 0) {
 		shard_whole(p, op);
@@ -858,7 +850,7 @@ shard_scale_cols(ShardPass *p, Op *op)
 		err_at(p->g->diag, op->loc, "parallel.tp = %d: a factor of some columns of what ranks share runs on one rank", p->g->ranks);
 		return;
 	}
-	set_int(op, "count", own(p, p->state[op->arg[0]].by, op_int(op, "count")));
+	op_change_int(op, "count", own(p, p->state[op->arg[0]].by, op_int(op, "count")));
 	along(p, op, "width");
 }
 
@@ -913,7 +905,7 @@ shard_permute_cols(ShardPass *p, Op *op)
 static void
 shard_kv_quantize_page(ShardPass *p, Op *op)
 {
-	set_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
+	op_change_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
 	keep(p, op);
 }
 
@@ -921,10 +913,10 @@ static void
 shard_attention(ShardPass *p, Op *op)
 {
 	cut_arg(p, op, ARG(attention, sink), CUT_ROWS, kind_in(p, SHARE_Q, op->layer), 1, NULL);
-	set_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
+	op_change_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
 	if (op_num(op, "alibi") > 0) {
-		set_int(op, "alibi_first", own_first(p, p->state[op->arg[ARG(attention, q)]].by, op_int(op, "heads")));
-		set_int(op, "alibi_heads", op_int(op, "heads"));
+		op_change_int(op, "alibi_first", own_first(p, p->state[op->arg[ARG(attention, q)]].by, op_int(op, "heads")));
+		op_change_int(op, "alibi_heads", op_int(op, "heads"));
 	}
 	along(p, op, "heads");
 }

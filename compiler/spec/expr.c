@@ -12,31 +12,31 @@ enum { MAX_DEPTH = 32, MAX_NAME = 128, MAX_LAYERS = 4096 };
 typedef struct ExprParser {
 	const char    *text, *p;
 	Loc            loc;
-	const ExprEnv *env;
+	const SpecExprEnv *env;
 	Diag          *d;
 	Arena         *a;
 	int            depth;
 	bool           failed;
 } ExprParser;
 
-static ExprVal expr_or(ExprParser *s);
+static SpecExprVal expr_or(ExprParser *s);
 
-static const ExprVal null_val = { .kind = EXPR_NULL };
+static const SpecExprVal null_val = { .kind = EXPR_NULL };
 
-static ExprVal
+static SpecExprVal
 num(double v)
 {
-	return isfinite(v) ? (ExprVal){ .kind = EXPR_NUM, .num = v } : null_val;
+	return isfinite(v) ? (SpecExprVal){ .kind = EXPR_NUM, .num = v } : null_val;
 }
 
-static ExprVal
+static SpecExprVal
 to_bool(bool v)
 {
-	return (ExprVal){ .kind = EXPR_BOOL, .num = v };
+	return (SpecExprVal){ .kind = EXPR_BOOL, .num = v };
 }
 
 bool
-expr_true(ExprVal v)
+expr_true(SpecExprVal v)
 {
 	switch (v.kind) {
 	case EXPR_NULL:
@@ -76,7 +76,7 @@ glob_match(const char *pattern, const char *text)
 	return !*pattern;
 }
 
-static ExprVal
+static SpecExprVal
 fail(ExprParser *s, const char *what)
 {
 	if (!s->failed) {
@@ -169,7 +169,7 @@ raw(ExprParser *s, char out[MAX_NAME])
 }
 
 static bool
-is_word(ExprVal v, const char *word)
+is_word(SpecExprVal v, const char *word)
 {
 	double n;
 
@@ -179,8 +179,8 @@ is_word(ExprVal v, const char *word)
 }
 
 /* [1, 0] -> [true, false]: of layers, which are meant, where numbers of a list would be the layers themselves. A number that was never a list stays one. */
-static ExprVal
-truths(ExprParser *s, ExprVal list, const char *text)
+static SpecExprVal
+truths(ExprParser *s, SpecExprVal list, const char *text)
 {
 	double n;
 	bool   one = number_parse(text + strspn(text, " "), &n); /* asked for */
@@ -189,15 +189,15 @@ truths(ExprParser *s, ExprVal list, const char *text)
 		return to_bool(one ? list.num == n : list.num != 0);
 	if (list.kind != EXPR_LIST)
 		return list.kind == EXPR_NUM ? list : null_val;
-	ExprVal *item = NEW(s->a, ExprVal, list.n + 1);
+	SpecExprVal *item = NEW(s->a, SpecExprVal, list.n + 1);
 	for (size_t i = 0; i < list.n; i++)
 		item[i] = to_bool(one ? list.item[i].kind == EXPR_NUM && list.item[i].num == n : expr_true(list.item[i]));
-	return (ExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
+	return (SpecExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
 /* Is the value one of the words, which commas and spaces are between? */
 static bool
-listed(const char *words, ExprVal v)
+listed(const char *words, SpecExprVal v)
 {
 	char one[MAX_NAME];
 
@@ -212,8 +212,8 @@ listed(const char *words, ExprVal v)
 	return false;
 }
 
-static ExprVal
-count(ExprVal v)
+static SpecExprVal
+count(SpecExprVal v)
 {
 	return v.kind == EXPR_STR ? num((double)strlen(v.str)) : v.kind == EXPR_LIST || v.n ? num((double)v.n) : null_val;
 }
@@ -222,13 +222,13 @@ count(ExprVal v)
 static size_t
 layers_at_most(const ExprParser *s)
 {
-	const ExprVal of = s->env->resolved ? s->env->resolved(s->env->user, "n_layers") : null_val;
+	const SpecExprVal of = s->env->resolved ? s->env->resolved(s->env->user, "n_layers") : null_val;
 
 	return of.kind == EXPR_NUM && of.num >= 0 && of.num < MAX_LAYERS ? (size_t)of.num : MAX_LAYERS;
 }
 
-static ExprVal
-places(ExprParser *s, ExprVal list, const char *words)
+static SpecExprVal
+places(ExprParser *s, SpecExprVal list, const char *words)
 {
 	const size_t most = layers_at_most(s);
 	size_t n = (size_t)count(list).num, found = 0;
@@ -236,13 +236,13 @@ places(ExprParser *s, ExprVal list, const char *words)
 	if (count(list).kind == EXPR_NULL)
 		return null_val;
 	n = n < most ? n : most;
-	ExprVal *item = NEW(s->a, ExprVal, n + 1);
+	SpecExprVal *item = NEW(s->a, SpecExprVal, n + 1);
 	for (size_t i = 0; i < n; i++) {
 		const char letter[2] = { list.kind == EXPR_STR ? list.str[i] : 0, 0 };
-		if (listed(words, list.kind == EXPR_STR ? (ExprVal){ .kind = EXPR_STR, .str = letter } : list.kind == EXPR_LIST ? list.item[i] : list))
+		if (listed(words, list.kind == EXPR_STR ? (SpecExprVal){ .kind = EXPR_STR, .str = letter } : list.kind == EXPR_LIST ? list.item[i] : list))
 			item[found++] = num((double)i);
 	}
-	return (ExprVal){ .kind = EXPR_LIST, .n = found, .item = item };
+	return (SpecExprVal){ .kind = EXPR_LIST, .n = found, .item = item };
 }
 
 /* A number as it stands, or, behind $, a key of ours */
@@ -252,13 +252,13 @@ place(ExprParser *s, const char *text, double *to)
 	text += strspn(text, " ");
 	if (number_parse(text, to))
 		return true;
-	ExprVal v = *text == '$' && s->env->resolved ? s->env->resolved(s->env->user, text + 1) : null_val;
+	SpecExprVal v = *text == '$' && s->env->resolved ? s->env->resolved(s->env->user, text + 1) : null_val;
 	*to = v.num;
 	return v.kind == EXPR_NUM;
 }
 
-static ExprVal
-element(ExprParser *s, ExprVal list, const char *text)
+static SpecExprVal
+element(ExprParser *s, SpecExprVal list, const char *text)
 {
 	double i;
 
@@ -269,10 +269,10 @@ element(ExprParser *s, ExprVal list, const char *text)
 }
 
 /* The largest number of a list, or the one there is */
-static ExprVal
-greatest(ExprVal v)
+static SpecExprVal
+greatest(SpecExprVal v)
 {
-	ExprVal most = v.kind == EXPR_LIST ? null_val : v;
+	SpecExprVal most = v.kind == EXPR_LIST ? null_val : v;
 
 	for (size_t i = 0; v.kind == EXPR_LIST && i < v.n; i++)
 		if (v.item[i].kind == EXPR_NUM && (most.kind == EXPR_NULL || v.item[i].num > most.num))
@@ -281,39 +281,39 @@ greatest(ExprVal v)
 }
 
 /* Deviations of a normal distribution -> the share that lies below each */
-static ExprVal
-shares(ExprParser *s, ExprVal list)
+static SpecExprVal
+shares(ExprParser *s, SpecExprVal list)
 {
 	if (list.kind != EXPR_LIST)
 		return null_val;
-	ExprVal *item = NEW(s->a, ExprVal, list.n + 1);
+	SpecExprVal *item = NEW(s->a, SpecExprVal, list.n + 1);
 	for (size_t i = 0; i < list.n; i++)
 		item[i] = list.item[i].kind == EXPR_NUM ? num(0.5 * erfc(-list.item[i].num * sqrt(0.5))) : num(0);
-	return (ExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
+	return (SpecExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
 /* The first n elements of a list; null: 0 */
-static ExprVal
-first(ExprParser *s, ExprVal list, const char *text)
+static SpecExprVal
+first(ExprParser *s, SpecExprVal list, const char *text)
 {
 	double n;
 
 	if (list.kind != EXPR_LIST || !place(s, text, &n) || !(n >= 0))
 		return null_val;
 	size_t   count = n < (double)list.n ? (size_t)n : list.n;
-	ExprVal *item = NEW(s->a, ExprVal, count + 1);
+	SpecExprVal *item = NEW(s->a, SpecExprVal, count + 1);
 	for (size_t i = 0; i < count; i++)
 		item[i] = list.item[i].kind == EXPR_NULL ? num(0) : list.item[i];
-	return (ExprVal){ .kind = EXPR_LIST, .n = count, .item = item };
+	return (SpecExprVal){ .kind = EXPR_LIST, .n = count, .item = item };
 }
 
 /* The number of a list where the list "types" has the word, or, without types, everywhere: one for all of them; a single number is that */
-static ExprVal
-pick(ExprParser *s, ExprVal list, const char *text)
+static SpecExprVal
+pick(ExprParser *s, SpecExprVal list, const char *text)
 {
 	char    name[MAX_NAME];
 	size_t  n = strcspn(text += strspn(text, " "), ", ");
-	ExprVal types = null_val, one = null_val;
+	SpecExprVal types = null_val, one = null_val;
 
 	if (list.kind != EXPR_LIST)
 		return list.kind == EXPR_NUM ? list : null_val;
@@ -326,7 +326,7 @@ pick(ExprParser *s, ExprVal list, const char *text)
 			return null_val;
 	}
 	for (size_t i = 0; i < list.n; i++) {
-		const ExprVal v = list.item[i];
+		const SpecExprVal v = list.item[i];
 		if (n && (i >= types.n || !is_word(types.item[i], text)))
 			continue;
 		if (v.kind != EXPR_NUM || (one.kind == EXPR_NUM && one.num != v.num))
@@ -337,11 +337,11 @@ pick(ExprParser *s, ExprVal list, const char *text)
 }
 
 /* The layers in which a tensor of the pattern is, whose first * stands for a layer's number; they end where no tensor has the number, or the model's layers do. */
-static ExprVal
+static SpecExprVal
 layers_with(ExprParser *s, const char *pattern)
 {
 	const char *star = strchr(pattern, '*');
-	ExprVal    *item = NEW(s->a, ExprVal, MAX_LAYERS);
+	SpecExprVal    *item = NEW(s->a, SpecExprVal, MAX_LAYERS);
 	size_t      found = 0;
 	const int   n_layers = (int)layers_at_most(s);
 
@@ -356,10 +356,10 @@ layers_with(ExprParser *s, const char *pattern)
 		if (s->env->has(s->env->user, own))
 			item[found++] = num(l);
 	}
-	return (ExprVal){ .kind = EXPR_LIST, .n = found, .item = item };
+	return (SpecExprVal){ .kind = EXPR_LIST, .n = found, .item = item };
 }
 
-static ExprVal
+static SpecExprVal
 primary(ExprParser *s)
 {
 	char id[MAX_NAME];
@@ -369,7 +369,7 @@ primary(ExprParser *s)
 		if (++s->depth > MAX_DEPTH)
 			return fail(s, "nested too deep");
 		s->p++;
-		ExprVal v = expr_or(s);
+		SpecExprVal v = expr_or(s);
 		s->depth--;
 		if (!sign(s, ")"))
 			return fail(s, "a ) is missing");
@@ -410,7 +410,7 @@ primary(ExprParser *s)
 			               "pick(list, types, word), shares(list) and layers(tensors)");
 		s->p++;
 		if (whole) {
-			ExprVal x = expr_or(s);
+			SpecExprVal x = expr_or(s);
 			space(s);
 			if (*s->p != ')')
 				return fail(s, "a ) is expected here");
@@ -423,7 +423,7 @@ primary(ExprParser *s)
 			char *more = arg + strcspn(arg, ",");
 			if (*more)
 				*more++ = 0;
-			ExprVal list = s->env->key ? s->env->key(s->env->user, arg) : null_val;
+			SpecExprVal list = s->env->key ? s->env->key(s->env->user, arg) : null_val;
 			if (front || picked)
 				return front ? first(s, list, more) : pick(s, list, more);
 			return where ? places(s, list, more) : length ? count(list) : flags ? truths(s, list, more) : element(s, list, more);
@@ -446,7 +446,7 @@ primary(ExprParser *s)
 }
 
 static bool
-numeric(ExprParser *s, ExprVal v)
+numeric(ExprParser *s, SpecExprVal v)
 {
 	if (v.kind == EXPR_STR)
 		fail(s, "text where a number is wanted");
@@ -455,71 +455,71 @@ numeric(ExprParser *s, ExprVal v)
 	return v.kind == EXPR_NUM || v.kind == EXPR_BOOL;
 }
 
-static ExprVal expr_unary(ExprParser *s);
+static SpecExprVal expr_unary(ExprParser *s);
 
-static ExprVal
+static SpecExprVal
 expr_power(ExprParser *s)
 {
-	ExprVal x = primary(s);
+	SpecExprVal x = primary(s);
 
 	if (!sign(s, "^"))
 		return x;
 	if (++s->depth > MAX_DEPTH)
 		return fail(s, "nested too deep");
-	ExprVal y = expr_unary(s);
+	SpecExprVal y = expr_unary(s);
 	s->depth--;
 	if (!numeric(s, x) || !numeric(s, y))
 		return null_val;
 	return num(pow(x.num, y.num));
 }
 
-static ExprVal
+static SpecExprVal
 expr_unary(ExprParser *s)
 {
 	bool minus = false;
 
 	while (sign(s, "-"))
 		minus = !minus;
-	ExprVal v = expr_power(s);
+	SpecExprVal v = expr_power(s);
 	if (!minus)
 		return v;
 	return numeric(s, v) ? num(-v.num) : null_val;
 }
 
-static ExprVal
+static SpecExprVal
 expr_product(ExprParser *s)
 {
-	ExprVal v = expr_unary(s);
+	SpecExprVal v = expr_unary(s);
 
 	for (;;) {
 		bool times = sign(s, "*");
 		if (!times && !sign(s, "/"))
 			return v;
-		ExprVal w = expr_unary(s);
+		SpecExprVal w = expr_unary(s);
 		bool ok = numeric(s, v) && numeric(s, w);
 		v = ok ? num(times ? v.num * w.num : v.num / w.num) : null_val; /* x / 0 is null as well */
 	}
 }
 
 /* Layers that are counted from 1, say: each element of a list of numbers, and what is added to it */
-static ExprVal
-shifted(ExprParser *s, ExprVal list, double by)
+static SpecExprVal
+shifted(ExprParser *s, SpecExprVal list, double by)
 {
-	ExprVal *item = NEW(s->a, ExprVal, list.n + 1);
+	SpecExprVal *item = NEW(s->a, SpecExprVal, list.n + 1);
 
 	for (size_t i = 0; i < list.n; i++) {
 		if (!numeric(s, list.item[i]))
 			return null_val;
 		item[i] = num(list.item[i].num + by);
 	}
-	return (ExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
+	return (SpecExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
 /* The elements of one list of numbers that the other has not */
-static ExprVal
-without(ExprParser *s, ExprVal list, ExprVal drop)
+static SpecExprVal
+without(ExprParser *s, SpecExprVal list, SpecExprVal drop)
 {
-	ExprVal *item = NEW(s->a, ExprVal, list.n + 1);
+	SpecExprVal *item = NEW(s->a, SpecExprVal, list.n + 1);
 	size_t   n = 0;
 
 	for (size_t i = 0; i < list.n; i++) {
@@ -529,19 +529,19 @@ without(ExprParser *s, ExprVal list, ExprVal drop)
 		if (!dropped)
 			item[n++] = list.item[i];
 	}
-	return (ExprVal){ .kind = EXPR_LIST, .n = n, .item = item };
+	return (SpecExprVal){ .kind = EXPR_LIST, .n = n, .item = item };
 }
 
-static ExprVal
+static SpecExprVal
 expr_sum(ExprParser *s)
 {
-	ExprVal v = expr_product(s);
+	SpecExprVal v = expr_product(s);
 
 	for (;;) {
 		bool plus = sign(s, "+");
 		if (!plus && !sign(s, "-"))
 			return v;
-		ExprVal w = expr_product(s);
+		SpecExprVal w = expr_product(s);
 		if (v.kind == EXPR_LIST && w.kind == EXPR_NUM) {
 			v = shifted(s, v, plus ? w.num : -w.num);
 			continue;
@@ -556,7 +556,7 @@ expr_sum(ExprParser *s)
 }
 
 static bool
-same(ExprVal x, ExprVal y)
+same(SpecExprVal x, SpecExprVal y)
 {
 	bool nx = x.kind == EXPR_NUM || x.kind == EXPR_BOOL, ny = y.kind == EXPR_NUM || y.kind == EXPR_BOOL;
 
@@ -568,7 +568,7 @@ same(ExprVal x, ExprVal y)
 }
 
 /* Right of == and !=: a bare word means itself, hyphens within it too (minimax-m2). */
-static ExprVal
+static SpecExprVal
 literal_or_sum(ExprParser *s)
 {
 	char id[MAX_NAME];
@@ -581,24 +581,24 @@ literal_or_sum(ExprParser *s)
 			for (s->p++; name_part(*s->p);)
 				s->p++;
 		if (s->p > at + strlen(id))
-			return (ExprVal){ .kind = EXPR_STR, .str = arena_strndup(s->a, at, (size_t)(s->p - at)) };
+			return (SpecExprVal){ .kind = EXPR_STR, .str = arena_strndup(s->a, at, (size_t)(s->p - at)) };
 		space(s);
 		if (*s->p != '(') {
 			if (strcmp(id, "true") == 0 || strcmp(id, "false") == 0)
 				return to_bool(*id == 't');
 			if (strcmp(id, "null") == 0)
 				return null_val;
-			return (ExprVal){ .kind = EXPR_STR, .str = arena_strdup(s->a, id) };
+			return (SpecExprVal){ .kind = EXPR_STR, .str = arena_strdup(s->a, id) };
 		}
 		s->p = at;
 	}
 	return expr_sum(s);
 }
 
-static ExprVal
+static SpecExprVal
 expr_compare(ExprParser *s)
 {
-	ExprVal x = expr_sum(s);
+	SpecExprVal x = expr_sum(s);
 
 	if (sign(s, "=="))
 		return to_bool(same(x, literal_or_sum(s)));
@@ -608,13 +608,13 @@ expr_compare(ExprParser *s)
 	     gt = !le && !ge && !lt && sign(s, ">");
 	if (!le && !ge && !lt && !gt)
 		return x;
-	ExprVal y = expr_sum(s);
+	SpecExprVal y = expr_sum(s);
 	if (!numeric(s, x) || !numeric(s, y))
 		return to_bool(false);
 	return to_bool(le ? x.num <= y.num : ge ? x.num >= y.num : lt ? x.num < y.num : x.num > y.num);
 }
 
-static ExprVal
+static SpecExprVal
 expr_not(ExprParser *s)
 {
 	bool negate = false, any = false;
@@ -623,36 +623,36 @@ expr_not(ExprParser *s)
 		negate = !negate;
 		any = true;
 	}
-	ExprVal v = expr_compare(s);
+	SpecExprVal v = expr_compare(s);
 	return any ? to_bool(expr_true(v) != negate) : v;
 }
 
-static ExprVal
+static SpecExprVal
 expr_and(ExprParser *s)
 {
-	ExprVal v = expr_not(s);
+	SpecExprVal v = expr_not(s);
 
 	while (word(s, "and")) {
-		ExprVal w = expr_not(s);
+		SpecExprVal w = expr_not(s);
 		v = to_bool(expr_true(v) && expr_true(w));
 	}
 	return v;
 }
 
-static ExprVal
+static SpecExprVal
 expr_or(ExprParser *s)
 {
-	ExprVal v = expr_and(s);
+	SpecExprVal v = expr_and(s);
 
 	while (word(s, "or")) {
-		ExprVal w = expr_and(s);
+		SpecExprVal w = expr_and(s);
 		v = to_bool(expr_true(v) || expr_true(w));
 	}
 	return v;
 }
 
 bool
-expr_eval(const char *text, Loc loc, const ExprEnv *env, Diag *d, Arena *a, ExprVal *out)
+expr_eval(const char *text, Loc loc, const SpecExprEnv *env, Diag *d, Arena *a, SpecExprVal *out)
 {
 	ExprParser s = { .text = text, .p = text, .loc = loc, .env = env, .d = d, .a = a };
 

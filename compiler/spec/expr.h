@@ -11,29 +11,29 @@
 
 #include "formats/diag.h"
 
-typedef enum ExprKind { EXPR_NULL, EXPR_NUM, EXPR_BOOL, EXPR_STR, EXPR_LIST } ExprKind;
+typedef enum SpecExprKind { EXPR_NULL, EXPR_NUM, EXPR_BOOL, EXPR_STR, EXPR_LIST } SpecExprKind;
 
-typedef struct ExprVal ExprVal;
-struct ExprVal {
-	ExprKind    kind;
+typedef struct SpecExprVal SpecExprVal;
+struct SpecExprVal {
+	SpecExprKind    kind;
 	double      num;  /* NUM; BOOL: 0 or 1 */
 	const char *str;
 	size_t      n;    /* LIST; NUM, BOOL: of how many alike a list was, 0: of none */
-	const ExprVal *item;
+	const SpecExprVal *item;
 };
 
-typedef struct ExprEnv {
+typedef struct SpecExprEnv {
 	void *user;
 	/* NULL members: there are no such things here */
-	ExprVal (*key)(void *user, const char *name);      /* EXPR_NULL: absent */
-	ExprVal (*resolved)(void *user, const char *name);
+	SpecExprVal (*key)(void *user, const char *name);      /* EXPR_NULL: absent */
+	SpecExprVal (*resolved)(void *user, const char *name);
 	bool    (*has)(void *user, const char *pattern);
 	bool    (*size)(void *user, const char *tensor, bool last, double *out); /* the tensor's first or last dimension */
-} ExprEnv;
+} SpecExprEnv;
 
 /* false: an error is in d, at its place in `text`, which begins at loc */
-bool expr_eval(const char *text, Loc loc, const ExprEnv *env, Diag *d, Arena *a, ExprVal *out);
-bool expr_true(ExprVal v); /* null, 0, "" and [] are not */
+bool expr_eval(const char *text, Loc loc, const SpecExprEnv *env, Diag *d, Arena *a, SpecExprVal *out);
+bool expr_true(SpecExprVal v); /* null, 0, "" and [] are not */
 bool glob_match(const char *pattern, const char *text); /* * stands for any text; no other sign does */
 
 #endif

@@ -8,6 +8,7 @@
 #include "base/embed.h"
 #include "base/file.h"
 #include "base/number.h"
+#include "base/text.h"
 
 /* All roles of tensors. Norms and projections of a layer, of each of several alike, experts above all (e_), of the shared expert (s_). */
 static const char *const roles[] = {
@@ -119,14 +120,6 @@ family_load(Family *f, const char *name, const char *dir, const char *format, Lo
 	if (!f->base && d->n_error == before)
 		err_at(d, at, "families/_%s.yaml is missing", format);
 	return d->n_error == before;
-}
-
-static bool
-ends_with(const char *text, const char *end)
-{
-	size_t n = strlen(text), k = strlen(end);
-
-	return n >= k && strcmp(text + n - k, end) == 0;
 }
 
 const char *

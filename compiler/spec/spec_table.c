@@ -283,15 +283,15 @@ spec_table_apply(SpecTable *t, const Node *map, SpecFrom from)
 		apply(t, map, "", from);
 }
 
-static ExprVal
+static SpecExprVal
 default_of(void *user, const char *name)
 {
 	SpecTable *t = user;
 	int k = spec_key_find(name);
 
 	if (k < 0 || !t->val[k].known)
-		return (ExprVal){ .kind = EXPR_NULL };
-	return (ExprVal){ .kind = EXPR_NUM, .num = t->val[k].num };
+		return (SpecExprVal){ .kind = EXPR_NULL };
+	return (SpecExprVal){ .kind = EXPR_NUM, .num = t->val[k].num };
 }
 
 static void
@@ -299,8 +299,8 @@ set_default(SpecTable *t, SpecKey key)
 {
 	const SpecKeyInfo *k = &spec_key[key];
 	SpecVal *v = &t->val[key];
-	ExprEnv env = { .user = t, .resolved = default_of };
-	ExprVal x;
+	SpecExprEnv env = { .user = t, .resolved = default_of };
+	SpecExprVal x;
 
 	if (!v->loc.src)
 		v->loc = (Loc){ .src = t->file.src };

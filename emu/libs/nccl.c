@@ -139,8 +139,8 @@ init(NcclComm **out, int n, Id id, int rank, bool wait)
 API(int, ncclCommInitRank, (NcclComm **out, int n, Id id, int rank)) { return init(out, n, id, rank, true); }
 
 /* As far as it was in 2.14: what is behind `blocking` is left as it is here. */
-typedef struct { size_t size; unsigned magic, version; int blocking; } Config;
-API(int, ncclCommInitRankConfig, (NcclComm **out, int n, Id id, int rank, const Config *c))
+typedef struct { size_t size; unsigned magic, version; int blocking; } NcclInitConfig;
+API(int, ncclCommInitRankConfig, (NcclComm **out, int n, Id id, int rank, const NcclInitConfig *c))
 {
 	if (!c || c->size < sizeof *c || c->magic != 0xcafebeef || c->blocking < 0 || c->blocking > 1)
 		return INVALID_ARGUMENT;

@@ -34,14 +34,14 @@ by_text(const void *a, const void *b)
 	return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-typedef struct Headers {
+typedef struct HeaderList {
 	char *name[MAX_HEADERS]; /* paths below the folder of kernels */
 	int   n;
-} Headers;
+} HeaderList;
 
 /* Adds the headers of a folder and of those below it; a folder that others may write to is refused. */
 static llmc_status
-find_headers(Headers *h, const char *root, const char *folder, int depth, llmc_error *err)
+find_headers(HeaderList *h, const char *root, const char *folder, int depth, llmc_error *err)
 {
 	Strbuf path = { 0 };
 	llmc_status status = LLMC_OK;
@@ -72,7 +72,7 @@ static llmc_status
 add_headers(Sha256 *sum, const char *root, llmc_error *err)
 {
 	Strbuf path = { 0 };
-	Headers h = { .n = 0 };
+	HeaderList h = { .n = 0 };
 	llmc_status status = find_headers(&h, root, "", 0, err);
 
 	qsort(h.name, (size_t)h.n, sizeof *h.name, by_text);

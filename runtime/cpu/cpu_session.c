@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/number.h"
 #include "ref/ref.h"
 #include "runtime/cpu/cpu.h"
 #include "runtime/state/rope_tables.h"
@@ -389,14 +390,6 @@ run_phase_timed(void *user, int part, int n_parts)
 	}
 }
 
-static int
-by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
-
 /* The step runs again as it was: it begins with the tokens, and writes the same K and V to the same places. Of each of its steps the
  * median counts, which other programs do not move as they move a sum. */
 llmc_status
@@ -420,7 +413,7 @@ cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *
 		return comm_error(s->comm, err);
 	}
 	for (int i = 0; i < ph->n_step; i++)
-		qsort(t.seconds + i * ROUNDS, (size_t)t.round, sizeof *t.seconds, by_value);
+		qsort(t.seconds + i * ROUNDS, (size_t)t.round, sizeof *t.seconds, double_order);
 	for (int i = 0; i < ph->n_step; i++) {
 		const PlanStep *st = ph->step[i].step;
 		llmc_op_time told = { .op = op_info[st->op].name };

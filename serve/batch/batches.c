@@ -138,14 +138,6 @@ batch_save(FileStore *st, const char *id)
 	return ok;
 }
 
-static const char *
-text_of(const json_t *o, const char *key)
-{
-	const char *s = json_string_value(json_object_get(o, key));
-
-	return s ? s : "";
-}
-
 /* The files of answers as they are in the folder. */
 static void
 load_files(FileStore *st, Batch *b)
@@ -186,7 +178,7 @@ batches_load(FileStore *st, const char *id, llmc_error *err)
 	int64_t bytes = (int64_t)text.len;
 	strbuf_release(&text);
 	Batch *b = calloc(1, sizeof *b);
-	const char *output = text_of(o, "output"), *error = text_of(o, "error"), *input = text_of(in, "input_file_id");
+	const char *output = json_text_of(o, "output"), *error = json_text_of(o, "error"), *input = json_text_of(in, "input_file_id");
 	bool ok = b && in && strlen(output) < ID_SIZE && strlen(error) < ID_SIZE && strlen(input) < ID_SIZE && !strncmp(output, "file-", 5) &&
 	          !strncmp(error, "file-", 5) && !strpbrk(output, "/.") && !strpbrk(error, "/.") && !strpbrk(input, "/.");
 	if (ok) {
@@ -194,8 +186,8 @@ batches_load(FileStore *st, const char *id, llmc_error *err)
 		snprintf(b->file[0], sizeof b->file[0], "%s", output);
 		snprintf(b->file[1], sizeof b->file[1], "%s", error);
 		snprintf(b->input, sizeof b->input, "%s", input);
-		b->owner = strdup(text_of(o, "owner"));
-		b->endpoint = known_endpoint(text_of(in, "endpoint"));
+		b->owner = strdup(json_text_of(o, "owner"));
+		b->endpoint = known_endpoint(json_text_of(in, "endpoint"));
 		b->status = N_BATCH_STATUS;
 		b->at[BATCH_VALIDATING] = (time_t)json_integer_value(json_object_get(in, "created_at"));
 		b->expires = (time_t)json_integer_value(json_object_get(in, "expires_at"));
@@ -204,7 +196,7 @@ batches_load(FileStore *st, const char *id, llmc_error *err)
 			snprintf(key, sizeof key, "%s_at", status_name[i]);
 			if (i != BATCH_VALIDATING)
 				b->at[i] = (time_t)json_integer_value(json_object_get(in, key));
-			if (!strcmp(text_of(in, "status"), status_name[i]))
+			if (!strcmp(json_text_of(in, "status"), status_name[i]))
 				b->status = (BatchStatus)i;
 		}
 		b->cancel = b->status == BATCH_CANCELLING;

@@ -124,14 +124,6 @@ store_add(FileStore *st, const StoredFile *f)
 	return true;
 }
 
-static const char *
-text_of(const json_t *o, const char *key)
-{
-	const char *s = json_string_value(json_object_get(o, key));
-
-	return s ? s : "";
-}
-
 static bool
 load_file(FileStore *st, const char *id, llmc_error *err)
 {
@@ -148,7 +140,7 @@ load_file(FileStore *st, const char *id, llmc_error *err)
 	if (ok && (!json_is_object(o) || lstat(path, &is) != 0 || !S_ISREG(is.st_mode)))
 		ok = error_set(err, LLMC_E_INPUT, "%s: what belongs to it cannot be read", path) == LLMC_OK;
 	if (ok) {
-		StoredFile f = { .name = (char *)(uintptr_t)text_of(o, "filename"), .owner = (char *)(uintptr_t)text_of(o, "owner"), .purpose = "batch",
+		StoredFile f = { .name = (char *)(uintptr_t)json_text_of(o, "filename"), .owner = (char *)(uintptr_t)json_text_of(o, "owner"), .purpose = "batch",
 			     .bytes = is.st_size, .created = (time_t)json_integer_value(json_object_get(o, "created_at")) };
 		snprintf(f.id, sizeof f.id, "%s", id);
 		ok = store_add(st, &f);

@@ -5,52 +5,52 @@
 #include "formats/yaml.h"
 #include "tests/unit/compiler_util.h"
 
-static ExprVal
+static SpecExprVal
 key(void *user, const char *name)
 {
 	(void)user;
-	static const ExprVal item[] = { { .kind = EXPR_NUM, .num = 7 } };
+	static const SpecExprVal item[] = { { .kind = EXPR_NUM, .num = 7 } };
 
 	if (strcmp(name, "two") == 0)
-		return (ExprVal){ .kind = EXPR_NUM, .num = 2 };
+		return (SpecExprVal){ .kind = EXPR_NUM, .num = 2 };
 	if (strcmp(name, "yes") == 0)
-		return (ExprVal){ .kind = EXPR_BOOL, .num = 1 };
+		return (SpecExprVal){ .kind = EXPR_BOOL, .num = 1 };
 	if (strcmp(name, "off") == 0)
-		return (ExprVal){ .kind = EXPR_BOOL, .num = 0 };
+		return (SpecExprVal){ .kind = EXPR_BOOL, .num = 0 };
 	if (strcmp(name, "kind") == 0)
-		return (ExprVal){ .kind = EXPR_STR, .str = "alpha" };
+		return (SpecExprVal){ .kind = EXPR_STR, .str = "alpha" };
 	if (strcmp(name, "list") == 0)
-		return (ExprVal){ .kind = EXPR_LIST, .n = 1, .item = item };
+		return (SpecExprVal){ .kind = EXPR_LIST, .n = 1, .item = item };
 	if (strcmp(name, "kinds") == 0) {
-		static const ExprVal word[] = { { .kind = EXPR_STR, .str = "conv" }, { .kind = EXPR_STR, .str = "attn" }, { .kind = EXPR_NUM, .num = 3 }, { .kind = EXPR_STR, .str = "convs" } };
-		return (ExprVal){ .kind = EXPR_LIST, .n = 4, .item = word };
+		static const SpecExprVal word[] = { { .kind = EXPR_STR, .str = "conv" }, { .kind = EXPR_STR, .str = "attn" }, { .kind = EXPR_NUM, .num = 3 }, { .kind = EXPR_STR, .str = "convs" } };
+		return (SpecExprVal){ .kind = EXPR_LIST, .n = 4, .item = word };
 	}
 	if (strcmp(name, "heads") == 0 || strcmp(name, "mixed") == 0) {
-		static const ExprVal num[] = { { .kind = EXPR_NUM, .num = 4 }, { .kind = EXPR_NUM, .num = 6 }, { .kind = EXPR_NULL }, { .kind = EXPR_NUM, .num = 6 } };
-		return (ExprVal){ .kind = EXPR_LIST, .n = *name == 'h' ? 2 : 4, .item = num };
+		static const SpecExprVal num[] = { { .kind = EXPR_NUM, .num = 4 }, { .kind = EXPR_NUM, .num = 6 }, { .kind = EXPR_NULL }, { .kind = EXPR_NUM, .num = 6 } };
+		return (SpecExprVal){ .kind = EXPR_LIST, .n = *name == 'h' ? 2 : 4, .item = num };
 	}
 	if (strcmp(name, "slides") == 0) {
-		static const ExprVal flag[] = { { .kind = EXPR_BOOL }, { .kind = EXPR_BOOL, .num = 1 }, { .kind = EXPR_BOOL }, { .kind = EXPR_BOOL, .num = 1 } };
-		return (ExprVal){ .kind = EXPR_LIST, .n = 4, .item = flag };
+		static const SpecExprVal flag[] = { { .kind = EXPR_BOOL }, { .kind = EXPR_BOOL, .num = 1 }, { .kind = EXPR_BOOL }, { .kind = EXPR_BOOL, .num = 1 } };
+		return (SpecExprVal){ .kind = EXPR_LIST, .n = 4, .item = flag };
 	}
 	if (strcmp(name, "ones") == 0) /* a list of four */
-		return (ExprVal){ .kind = EXPR_NUM, .num = 1, .n = 4 };
+		return (SpecExprVal){ .kind = EXPR_NUM, .num = 1, .n = 4 };
 	if (strcmp(name, "deviations") == 0) {
-		static const ExprVal at[] = { { .kind = EXPR_NUM }, { .kind = EXPR_NUM, .num = 1.6448536269514722 }, { .kind = EXPR_NUM, .num = -INFINITY } };
-		return (ExprVal){ .kind = EXPR_LIST, .n = 3, .item = at };
+		static const SpecExprVal at[] = { { .kind = EXPR_NUM }, { .kind = EXPR_NUM, .num = 1.6448536269514722 }, { .kind = EXPR_NUM, .num = -INFINITY } };
+		return (SpecExprVal){ .kind = EXPR_LIST, .n = 3, .item = at };
 	}
 	if (strcmp(name, "letters") == 0)
-		return (ExprVal){ .kind = EXPR_STR, .str = "M-M*E" };
+		return (SpecExprVal){ .kind = EXPR_STR, .str = "M-M*E" };
 	if (strcmp(name, "rope.base") == 0)
-		return (ExprVal){ .kind = EXPR_NUM, .num = 10000 };
-	return (ExprVal){ .kind = EXPR_NULL };
+		return (SpecExprVal){ .kind = EXPR_NUM, .num = 10000 };
+	return (SpecExprVal){ .kind = EXPR_NULL };
 }
 
-static ExprVal
+static SpecExprVal
 resolved(void *user, const char *name)
 {
 	(void)user;
-	return strcmp(name, "hidden") == 0 ? (ExprVal){ .kind = EXPR_NUM, .num = 64 } : (ExprVal){ .kind = EXPR_NULL };
+	return strcmp(name, "hidden") == 0 ? (SpecExprVal){ .kind = EXPR_NUM, .num = 64 } : (SpecExprVal){ .kind = EXPR_NULL };
 }
 
 static bool
@@ -68,12 +68,12 @@ size(void *user, const char *tensor, bool last, double *out)
 	return strcmp(tensor, "blk.0.attn_q.weight") == 0;
 }
 
-static const ExprEnv env = { .key = key, .resolved = resolved, .has = has, .size = size };
+static const SpecExprEnv env = { .key = key, .resolved = resolved, .has = has, .size = size };
 
 static void
 number(Bench *b, const char *text, double want)
 {
-	ExprVal v;
+	SpecExprVal v;
 
 	if (!expr_eval(text, (Loc){ 0 }, &env, &b->diag, &b->arena, &v))
 		fail_msg("%s: %s", text, strbuf_str(&b->diag.text));
@@ -85,7 +85,7 @@ number(Bench *b, const char *text, double want)
 static void
 places_are(Bench *b, const char *text, const char *digits)
 {
-	ExprVal v;
+	SpecExprVal v;
 
 	if (!expr_eval(text, (Loc){ 0 }, &env, &b->diag, &b->arena, &v))
 		fail_msg("%s: %s", text, strbuf_str(&b->diag.text));
@@ -98,7 +98,7 @@ places_are(Bench *b, const char *text, const char *digits)
 static void
 null(Bench *b, const char *text)
 {
-	ExprVal v;
+	SpecExprVal v;
 
 	assert_true(expr_eval(text, (Loc){ 0 }, &env, &b->diag, &b->arena, &v));
 	assert_int_equal(v.kind, EXPR_NULL);
@@ -204,7 +204,7 @@ BENCH_TEST(values)
 static void
 wrong(Bench *b, const char *text, const char *words)
 {
-	ExprVal v;
+	SpecExprVal v;
 
 	strbuf_clear(&b->diag.text);
 	assert_false(expr_eval(text, (Loc){ 0 }, &env, &b->diag, &b->arena, &v));
@@ -215,7 +215,7 @@ wrong(Bench *b, const char *text, const char *words)
 
 BENCH_TEST(lists)
 {
-	ExprVal v, list;
+	SpecExprVal v, list;
 
 	assert_true(expr_eval("list", (Loc){ 0 }, &env, &b->diag, &b->arena, &list));
 	assert_true(expr_eval("list - 1 + two", (Loc){ 0 }, &env, &b->diag, &b->arena, &v));
@@ -227,7 +227,7 @@ BENCH_TEST(lists)
 
 BENCH_TEST(shares_of_a_normal_distribution)
 {
-	ExprVal v;
+	SpecExprVal v;
 
 	assert_true(expr_eval("shares(deviations)", (Loc){ 0 }, &env, &b->diag, &b->arena, &v));
 	assert_int_equal(v.n, 3);

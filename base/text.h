@@ -1,0 +1,17 @@
+/* Small questions about strings. */
+#ifndef LLMC_BASE_TEXT_H
+#define LLMC_BASE_TEXT_H
+
+#include <stdbool.h>
+#include <string.h>
+
+/* NULL ends with nothing but "". */
+static inline bool
+ends_with(const char *s, const char *tail)
+{
+	size_t n = s ? strlen(s) : 0, k = strlen(tail);
+
+	return n >= k && (k == 0 || memcmp(s + n - k, tail, k) == 0);
+}
+
+#endif
