@@ -432,7 +432,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		                 "%s: no weights: say where with --weights PATH, write `weights: PATH` into the YAML, or measure with --random-weights", path);
 	RuntimeOptions ro = { .artifact = m->artifact, .weights = m->weights, .world = m->world, .n_threads = m->n_threads, .device = m->gpu > 0 ? m->gpu : 0,
 		              .devices = m->gpus.any ? m->gpus.number : NULL,
-		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed, .cache_told = m->temporary != NULL,
+		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed, .cache_warned = m->temporary != NULL,
 		              .log = opt->log, .log_user = opt->log_user };
 	llmc_error why = { 0 };
 	llmc_status status = open_runtime(m, &ro, &why);

@@ -106,7 +106,7 @@ add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t
 static bool
 library_only(const Plan *p, const PlanStep *s, int arg)
 {
-	const PlanProduct *m = s->kernel >= 0 ? plan_product(&p->kernel[s->kernel]) : NULL;
+	const PlanGemm *m = s->kernel >= 0 ? plan_library_gemm(&p->kernel[s->kernel]) : NULL;
 
 	return m && m->y == arg && strcmp(p->kernel[s->kernel].arg[arg].type, "f32") != 0;
 }

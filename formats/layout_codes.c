@@ -34,7 +34,7 @@ move(uint8_t **p, void *field, int n, int R, int r, bool to)
 static void
 beside(llmc_codes_kind kind, llmc_codes *c, uint32_t word[4], bool to)
 {
-	const int bits = llmc_codes_beside(kind), indices = kind == CODES_iq3_s ? 8 : 4, blocks = 8 / bits, own = bits == 4 ? 3 : bits;
+	const int bits = llmc_codes_extra_bytes(kind), indices = kind == CODES_iq3_s ? 8 : 4, blocks = 8 / bits, own = bits == 4 ? 3 : bits;
 
 	for (int i = 0; i < 8; i++)
 		for (int n = 0; n < indices; n++) {

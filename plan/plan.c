@@ -238,8 +238,8 @@ plan_tensor_row(const PlanTensor *t, const void *data, int64_t row, float *dst)
 	layout_row(t->layout, t->dtype, t->rows, t->cols, data, row, dst);
 }
 
-const PlanProduct *
-plan_product(const PlanKernel *k)
+const PlanGemm *
+plan_library_gemm(const PlanKernel *k)
 {
 	for (int i = 0; i < k->n_launch; i++)
 		if (!k->launch[i].fn)

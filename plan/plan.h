@@ -125,17 +125,17 @@ typedef enum PlanDir { DIR_IN, DIR_OUT, DIR_INOUT, DIR_POOL, DIR_ROPE, DIR_SCRAT
 typedef struct PlanKernelArg { const char *name; PlanDir dir; const char *type; PlanExtent extent; } PlanKernelArg;
 /* A matrix product that a library does: y = beta * add + act w^T. Rows are those of y's extent, widths those of y's and act's; act and w
  * are of w's 16-bit type, w in layout "row". */
-typedef struct PlanProduct {
+typedef struct PlanGemm {
 	int         act, w, y, add; /* arguments; add -1: none. add may be y's memory */
 	double      beta;
-} PlanProduct;
+} PlanGemm;
 /* A kernel with a product can be run in two ways: its own one skips launches of PATH_LIBRARY, the library's those of PATH_OWN. */
 typedef enum PlanPath { PATH_ANY, PATH_OWN, PATH_LIBRARY, PATH_COUNT } PlanPath;
 /* CUDA targets: one launch of a function of the kernel's file. A kernel is all its launches, in order, with the same arguments. */
 typedef struct PlanLaunch {
 	PlanPath    path;
 	const char *fn;           /* name of the function in the file; NULL: the product, and nothing below it */
-	PlanProduct product;
+	PlanGemm product;
 	int         block;        /* threads (x) */
 	int         cluster;      /* blocks of a cluster (x); 1: none */
 	bool        pdl;          /* may start before what was launched before it has ended */
@@ -274,7 +274,7 @@ int64_t plan_slot_bytes(const Plan *p, int slot, const int64_t sym[SYM_COUNT]); 
 /* Is this a tensor map of an argument of k that hardware has? */
 bool plan_map_fits(const PlanMap *m, const PlanKernel *k);
 /* The kernel's product; NULL: it has none. */
-const PlanProduct *plan_product(const PlanKernel *k);
+const PlanGemm *plan_library_gemm(const PlanKernel *k);
 /* Are the launches of k one way to run it, or two with one product of its arguments? Otherwise why not. */
 bool plan_paths_fit(const PlanKernel *k, const char **why);
 /* Bytes of a tensor in memory in its layout; -1: bad shape for the layout */

@@ -279,7 +279,7 @@ is_16_bit(const char *type)
 }
 
 static bool
-product_fits(const PlanProduct *p, const PlanKernel *k, const char **why)
+product_fits(const PlanGemm *p, const PlanKernel *k, const char **why)
 {
 	int n = k->n_arg;
 
@@ -300,7 +300,7 @@ product_fits(const PlanProduct *p, const PlanKernel *k, const char **why)
 bool
 plan_paths_fit(const PlanKernel *k, const char **why)
 {
-	const PlanProduct *p = plan_product(k);
+	const PlanGemm *p = plan_library_gemm(k);
 	int products = 0, own = 0, library = 0;
 
 	for (int i = 0; i < k->n_launch; i++) {

@@ -80,7 +80,7 @@ check_kernel_arg(const StepsCheck *c, int i)
 
 /* What a library reads of the weights: all of y's columns by all of act's. Its other arguments have been checked as the kernel's. */
 static llmc_status
-check_product(const StepsCheck *c, const PlanKernel *k, const PlanProduct *p)
+check_product(const StepsCheck *c, const PlanKernel *k, const PlanGemm *p)
 {
 	const PlanRef *r = &c->step->arg[p->w];
 	int64_t rows = k->arg[p->y].extent.mul, cols = k->arg[p->act].extent.mul;
@@ -190,8 +190,8 @@ check_step(StepsCheck *c)
 			return BAD(c, "%d arguments, kernel %s takes %d", s->n_arg, k->id, k->n_arg);
 		for (int i = 0; i < s->n_arg; i++)
 			TRY(check_kernel_arg(c, i));
-		if (plan_product(k))
-			TRY(check_product(c, k, plan_product(k)));
+		if (plan_library_gemm(k))
+			TRY(check_product(c, k, plan_library_gemm(k)));
 	}
 	TRY(check_reads(c));
 	TRY(check_aliases(c));

@@ -145,12 +145,12 @@ static void
 read_product(PlanReader *r, json_t *j, PlanLaunch *u)
 {
 	json_t *v = json_object_get(j, "product");
-	PlanProduct *p = &u->product;
+	PlanGemm *p = &u->product;
 
 	rd_keys(r, j, "product");
 	size_t was = rd_enter(r, "product", -1);
 	rd_keys(r, v, "act w y add beta");
-	*p = (PlanProduct){
+	*p = (PlanGemm){
 		.act = (int)rd_get_int(r, v, "act", 0, PLAN_MAX_ARGS - 1), .w = (int)rd_get_int(r, v, "w", 0, PLAN_MAX_ARGS - 1),
 		.y = (int)rd_get_int(r, v, "y", 0, PLAN_MAX_ARGS - 1), .add = (int)rd_get_int(r, v, "add", -1, PLAN_MAX_ARGS - 1),
 		.beta = rd_get_num(r, v, "beta"),

@@ -104,17 +104,17 @@ ranks_sequence(Session *s, llmc_seq q, int32_t length_bound)
 
 /* Is the first or the second number of a deed that of a page of the device? */
 static bool
-is_page(KvOp deed, int which)
+is_page(KvOp op, int which)
 {
-	return deed == KV_PAGE || deed == (which ? KV_SWAP_OUT : KV_SWAP_IN);
+	return op == KV_PAGE || op == (which ? KV_SWAP_OUT : KV_SWAP_IN);
 }
 
 static void
-on_kv_op(void *user, KvOp deed, int32_t to, int32_t from)
+on_kv_op(void *user, KvOp op, int32_t to, int32_t from)
 {
-	const int32_t *window = ((Session *)user)->kv.window, a = is_page(deed, 0) ? to : -1, b = is_page(deed, 1) ? from : -1;
+	const int32_t *window = ((Session *)user)->kv.window, a = is_page(op, 0) ? to : -1, b = is_page(op, 1) ? from : -1;
 
-	broadcast_record(user, (Record){ .kind = RECORD_KV, .a = to, .b = from, .more = (int32_t)deed,
+	broadcast_record(user, (Record){ .kind = RECORD_KV, .a = to, .b = from, .more = (int32_t)op,
 	                     .window = { window && a >= 0 ? window[a] : -1, window && b >= 0 ? window[b] : -1 } });
 }
 

@@ -100,7 +100,7 @@ fail:
 
 /* A hash, from `sum` on, of what a plan does together with other ranks of its stage: its sums and joins, and the pages that rank 0 numbers for all */
 static uint64_t
-said_together(const Plan *p, uint64_t sum)
+join_fingerprints(const Plan *p, uint64_t sum)
 {
 	for (int i = 0; i < p->n_pool; i++) {
 		const PlanPool *pool = &p->pool[i];
@@ -133,7 +133,7 @@ runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Ru
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	for (int k = 0; k < n; k++) { /* a group whose plans differ would wait for ever */
 		const int lead = k / plan[k]->ranks * plan[k]->ranks;
-		if (said_together(plan[k], 1) != said_together(plan[lead], 1) || plan[k]->ranks != plan[0]->ranks || plan[k]->stages != plan[0]->stages || plan[k]->window != plan[0]->window) {
+		if (join_fingerprints(plan[k], 1) != join_fingerprints(plan[lead], 1) || plan[k]->ranks != plan[0]->ranks || plan[k]->stages != plan[0]->stages || plan[k]->window != plan[0]->window) {
 			status = error_set(err, LLMC_E_INPUT, "rank %d of %d has another plan than rank %d: what they sum and join together differs, or which positions they keep", k, n, lead);
 			goto fail;
 		}
@@ -190,7 +190,7 @@ runtime_fingerprint(const Runtime *rt, char checkpoint[17], char plan[17], char 
 	uint64_t sum = sum64(alike, sizeof alike, 1);
 
 	snprintf(plan, 17, "%016llx", (unsigned long long)sum);
-	snprintf(together, 17, "%016llx", (unsigned long long)said_together(rt->plan, 1));
+	snprintf(together, 17, "%016llx", (unsigned long long)join_fingerprints(rt->plan, 1));
 	sum = weights_checkpoint(rt->weights) ? checkpoint_content(weights_checkpoint(rt->weights)) : 0;
 	snprintf(checkpoint, 17, "%016llx", (unsigned long long)sum);
 }

@@ -20,7 +20,7 @@ typedef struct RuntimeOptions {
 	const int  *devices;       /* [ranks] the same of each rank; NULL: device */
 	bool        random_weights;
 	bool        cache_packed;
-	bool        cache_told;    /* that the cache takes no files has been said already */
+	bool        cache_warned;    /* that the cache takes no files has been said already */
 	size_t      stage_bytes;   /* as in WeightsOptions */
 	MpiWorld      *world;         /* the plan is for this process' rank of them; NULL: there are none. It outlives the runtime */
 	const Plan *const *all;    /* [n_all] of rank 0 of a world whose plans have slots for adapters: the plans of all ranks; they outlive the runtime */

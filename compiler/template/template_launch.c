@@ -125,7 +125,7 @@ take_arg(const PlanKernel *k, const char **p, const char *end)
 
 /* gemm ACT, W, Y | add R, BETA */
 static bool
-parse_product(Bind *b, const TemplateLine *l, const char *p, const char *end, const PlanKernel *k, PlanProduct *out)
+parse_product(Bind *b, const TemplateLine *l, const char *p, const char *end, const PlanKernel *k, PlanGemm *out)
 {
 	char      word[16];
 	HeadValue v;

@@ -260,7 +260,7 @@ launches(Expansion *m)
 		if (!template_launch(&m->b, l, k, &k->launch[k->n_launch++]))
 			return false;
 	}
-	if (!plan_product(k))
+	if (!plan_library_gemm(k))
 		one_path(k);
 	if (!plan_paths_fit(k, &why))
 		return template_error(&m->b, &launch->line[0], why);

@@ -407,7 +407,7 @@ bool timeline_busy(int device);   /* it has work that has not ended */
 void timeline_drop(void);          /* after an error: everything queued is gone */
 bool op_before(uint64_t a, const EmuOp *b, bool waited);
 void op_learns(EmuOp *op, const OpSet *of); /* a thread of it has heard from one that was ordered after these */
-void op_told(const EmuOp *op, bool waited, OpSet *of); /* what a thread of it may tell */
+void op_notified(const EmuOp *op, bool waited, OpSet *of); /* what a thread of it may tell */
 void op_forget(OpSet *of, uint64_t seq); /* the number is another's from now on */
 EmuOp *op_of_buid(uint32_t buid);
 bool op_known(uint64_t seq);       /* the host has waited for it; in fast mode: it is done */

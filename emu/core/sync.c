@@ -81,7 +81,7 @@ publish(AtomicCell *s, Thread *t, KnownClocks *k, int scope)
 			s->device = op->device;
 		}
 		s->gpu = known_join(s->gpu, k);
-		op_told(op, t->gdc_waited, &s->gpu_ops);
+		op_notified(op, t->gdc_waited, &s->gpu_ops);
 		return;
 	}
 	if (scope == EMU_CLUSTER) {
@@ -96,7 +96,7 @@ publish(AtomicCell *s, Thread *t, KnownClocks *k, int scope)
 	if (scope != EMU_CTA) {
 		s->all = known_join(s->all, k);
 		s->from |= 1u << op->device;
-		op_told(op, t->gdc_waited, &s->ops);
+		op_notified(op, t->gdc_waited, &s->ops);
 		return;
 	}
 	if (s->buid != t->blk->buid) {

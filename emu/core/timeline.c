@@ -117,7 +117,7 @@ op_learns(EmuOp *op, const OpSet *of)
 }
 
 void
-op_told(const EmuOp *op, bool waited, OpSet *of)
+op_notified(const EmuOp *op, bool waited, OpSet *of)
 {
 	if (emu_contexts() > 1)
 		set_join(of, waited ? &op->after : &op->before);

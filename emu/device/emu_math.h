@@ -149,6 +149,6 @@ EMU_FN unsigned h2_mul(unsigned a, unsigned b) { return pack_f16(emu_lo(a) * emu
 EMU_FN unsigned h2_fma(unsigned a, unsigned b, unsigned c) { return pack_f16(emu_lo(a) * emu_lo(b) + emu_lo(c), emu_hi(a) * emu_hi(b) + emu_hi(c)); }
 #endif
 EMU_FN unsigned byte_choose(unsigned a, unsigned b, unsigned which) { return __byte_perm(a, b, which); }
-EMU_FN unsigned h2_pick(unsigned v, unsigned mask, unsigned bits) { return (v & mask) | bits; }
+EMU_FN unsigned h2_select(unsigned v, unsigned mask, unsigned bits) { return (v & mask) | bits; }
 
 #endif

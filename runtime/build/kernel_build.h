@@ -23,7 +23,7 @@ enum { BUILD_MAX_JOBS = 64 };
 typedef struct KernelBuildOptions {
 	const char *artifact;
 	int         n_jobs;     /* compilers at once; 0: as topology_threads */
-	bool        cache_told; /* that the cache takes no files has been said already */
+	bool        cache_warned; /* that the cache takes no files has been said already */
 	llmc_log_fn log;
 	void       *log_user;
 } KernelBuildOptions;

@@ -108,7 +108,7 @@ build_wait(KernelBuild *b, llmc_error *err)
 				*err = b->unit[i].error;
 			return b->unit[i].status;
 		}
-	if (b->unkept.code != LLMC_OK && !b->opt.cache_told)
+	if (b->unkept.code != LLMC_OK && !b->opt.cache_warned)
 		log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING,
 		         "compiled kernels are not kept for the next time: %s (LLMC_CACHE names another folder)", b->unkept.text);
 	return LLMC_OK;

@@ -10,62 +10,62 @@
 bool
 comm_all_reduce(Comm *c, int part, const CommReduce *s)
 {
-	return c->way->sum(c, part, s);
+	return c->ops->sum(c, part, s);
 }
 
 bool
 comm_all_gather(Comm *c, int part, const CommGather *j)
 {
-	return c->way->join(c, part, j);
+	return c->ops->join(c, part, j);
 }
 
 bool
 comm_send(Comm *c, const void *data, size_t n)
 {
-	return c->way->send(c, data, n);
+	return c->ops->send(c, data, n);
 }
 
 bool
 comm_receive(Comm *c, void *data, size_t n)
 {
-	return c->way->receive(c, data, n);
+	return c->ops->receive(c, data, n);
 }
 
 bool
 comm_gather_to_root(Comm *c, const void *data, size_t n, void *all)
 {
-	return c->way->collect(c, data, n, all);
+	return c->ops->collect(c, data, n, all);
 }
 
 bool
 comm_pipe_send(Comm *c, const void *data, size_t n)
 {
-	return c->way->hand(c, data, n);
+	return c->ops->hand(c, data, n);
 }
 
 bool
 comm_pipe_receive(Comm *c, void *data, size_t n)
 {
-	return c->way->take(c, data, n);
+	return c->ops->take(c, data, n);
 }
 
 void
 comm_end(Comm *c)
 {
-	c->way->end(c);
+	c->ops->end(c);
 }
 
 bool
 comm_ended(const Comm *c)
 {
-	return c->way->ended(c);
+	return c->ops->ended(c);
 }
 
 void
 comm_close(Comm *c)
 {
 	if (c)
-		c->way->close(c);
+		c->ops->close(c);
 }
 
 int
@@ -116,7 +116,7 @@ comm_error(const Comm *c, llmc_error *err)
 {
 	char why[300] = "a rank of this model has ended";
 
-	c->way->why(c, why, sizeof why);
+	c->ops->why(c, why, sizeof why);
 	return error_set(err, LLMC_E_DEVICE, "%s", why);
 }
 

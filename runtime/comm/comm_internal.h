@@ -24,7 +24,7 @@ typedef struct CommOps {
 enum { COMM_STAGES_PATIENCE = 20 };
 
 struct Comm {
-	const CommOps *way;
+	const CommOps *ops;
 	int            rank, ranks;
 	int            team, first; /* ranks first .. first + team - 1 are those of this stage */
 	atomic_ullong *where;       /* what comm_set_position said last, where others see it; NULL: nobody looks */
@@ -34,9 +34,9 @@ struct Comm {
 void comm_position_text(uint64_t where, char *text, size_t n);
 
 static inline Comm
-comm_of(const CommOps *way, int rank, CommShape shape)
+comm_of(const CommOps *ops, int rank, CommShape shape)
 {
-	return (Comm){ .way = way, .rank = rank, .ranks = shape.ranks, .team = shape.team, .first = rank / shape.team * shape.team };
+	return (Comm){ .ops = ops, .rank = rank, .ranks = shape.ranks, .team = shape.team, .first = rank / shape.team * shape.team };
 }
 
 /* Who is handed what this rank has made, and by whom it is */
@@ -70,7 +70,7 @@ enum { COMM_POLL_MS = 100 }; /* between two looks */
 #define COMM_LEFT UINT64_MAX /* the beat of a rank that has closed its watch */
 /* life [ranks], zero before the first one begins. exchange(user), or NULL: at each look, before it, where signs do not come by themselves. missed(user, k, gone) once: rank k has been still for
  * timeout_s seconds, or its process has ended. Both on a thread of their own. A rank that has not begun, or has closed its watch, is not missed. */
-llmc_status watch_open(Heartbeat *life, int rank, int ranks, int timeout_s, void (*exchange)(void *user), void (*missed)(void *user, int rank, bool gone), void *user, LivenessWatch **out, llmc_error *err);
+llmc_status watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exchange)(void *user), void (*missed)(void *user, int rank, bool gone), void *user, LivenessWatch **out, llmc_error *err);
 void        watch_close(LivenessWatch *w); /* NULL is fine */
 
 /* shm_comm.c: memory of comm_shm_bytes bytes, zero, seen by all ranks, aligned to 64; each makes its end over it. timeout_s: how long a rank, a process

@@ -14,7 +14,7 @@
 enum { STILL_LOOKS = 3 }; /* so many looks without a beat: is there such a process at all? */
 
 struct LivenessWatch {
-	Heartbeat     *life;
+	Heartbeat     *heartbeat;
 	int       rank, ranks, patience; /* looks */
 	int      *still;                 /* [ranks] looks without a beat */
 	uint64_t *seen;                  /* [ranks] the last one */
@@ -39,22 +39,22 @@ pid_namespace(void)
 static bool
 is_gone(const LivenessWatch *w, int k)
 {
-	const uint64_t space = atomic_load(&w->life[w->rank].space);
+	const uint64_t space = atomic_load(&w->heartbeat[w->rank].space);
 
-	return space && atomic_load(&w->life[k].space) == space && kill(atomic_load(&w->life[k].pid), 0) != 0 && errno == ESRCH;
+	return space && atomic_load(&w->heartbeat[k].space) == space && kill(atomic_load(&w->heartbeat[k].pid), 0) != 0 && errno == ESRCH;
 }
 
 static void
 check_peers(LivenessWatch *w)
 {
 	for (int k = 0; k < w->ranks && !w->told; k++) {
-		const uint64_t beat = atomic_load(&w->life[k].beat);
+		const uint64_t beat = atomic_load(&w->heartbeat[k].beat);
 		if (k == w->rank || beat == 0 || beat == COMM_LEFT)
 			continue;
 		w->still[k] = beat == w->seen[k] ? w->still[k] + 1 : 0;
 		w->seen[k] = beat;
 		/* it may have left, and ended in order, meanwhile */
-		const bool gone = w->still[k] >= STILL_LOOKS && is_gone(w, k) && atomic_load(&w->life[k].beat) != COMM_LEFT;
+		const bool gone = w->still[k] >= STILL_LOOKS && is_gone(w, k) && atomic_load(&w->heartbeat[k].beat) != COMM_LEFT;
 		w->told = gone || w->still[k] > w->patience;
 		if (w->told)
 			w->missed(w->user, k, gone);
@@ -70,7 +70,7 @@ watch_main(void *arg)
 	while (!w->over) {
 		struct timespec until;
 		clock_after(&until, COMM_POLL_MS);
-		atomic_fetch_add(&w->life[w->rank].beat, 1);
+		atomic_fetch_add(&w->heartbeat[w->rank].beat, 1);
 		if (w->exchange && !w->told)
 			w->exchange(w->user);
 		if (pthread_cond_timedwait(&w->stop, &w->lock, &until) == ETIMEDOUT)
@@ -91,7 +91,7 @@ watch_free(LivenessWatch *w)
 }
 
 llmc_status
-watch_open(Heartbeat *life, int rank, int ranks, int timeout_s, void (*exchange)(void *user), void (*missed)(void *user, int rank, bool gone), void *user, LivenessWatch **out, llmc_error *err)
+watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exchange)(void *user), void (*missed)(void *user, int rank, bool gone), void *user, LivenessWatch **out, llmc_error *err)
 {
 	LivenessWatch             *w = calloc(1, sizeof *w);
 	pthread_condattr_t monotonic;
@@ -101,7 +101,7 @@ watch_open(Heartbeat *life, int rank, int ranks, int timeout_s, void (*exchange)
 	*out = NULL;
 	if (!w)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for rank %d", rank);
-	*w = (LivenessWatch){ .life = life, .rank = rank, .ranks = ranks, .patience = timeout_s * (1000 / COMM_POLL_MS), .exchange = exchange, .missed = missed, .user = user };
+	*w = (LivenessWatch){ .heartbeat = heartbeat, .rank = rank, .ranks = ranks, .patience = timeout_s * (1000 / COMM_POLL_MS), .exchange = exchange, .missed = missed, .user = user };
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&w->stop, &monotonic);
@@ -109,9 +109,9 @@ watch_open(Heartbeat *life, int rank, int ranks, int timeout_s, void (*exchange)
 	pthread_mutex_init(&w->lock, NULL);
 	w->still = calloc((size_t)ranks, sizeof *w->still);
 	w->seen = calloc((size_t)ranks, sizeof *w->seen);
-	atomic_store(&life[rank].pid, getpid());
-	atomic_store(&life[rank].space, pid_namespace());
-	atomic_store(&life[rank].beat, 1); /* missed from here on, also should the thread never come to run */
+	atomic_store(&heartbeat[rank].pid, getpid());
+	atomic_store(&heartbeat[rank].space, pid_namespace());
+	atomic_store(&heartbeat[rank].beat, 1); /* missed from here on, also should the thread never come to run */
 	if (w->still && w->seen) {
 		sigfillset(&all); /* the host program's signals go to its own threads */
 		pthread_sigmask(SIG_SETMASK, &all, &was);
@@ -119,7 +119,7 @@ watch_open(Heartbeat *life, int rank, int ranks, int timeout_s, void (*exchange)
 		pthread_sigmask(SIG_SETMASK, &was, NULL);
 	}
 	if (rc) {
-		atomic_store(&life[rank].beat, COMM_LEFT);
+		atomic_store(&heartbeat[rank].beat, COMM_LEFT);
 		watch_free(w);
 		return error_set(err, LLMC_E_MEMORY, "cannot start the thread that looks after the ranks beside rank %d: %s", rank, strerror(rc));
 	}
@@ -137,6 +137,6 @@ watch_close(LivenessWatch *w)
 	pthread_cond_signal(&w->stop);
 	pthread_mutex_unlock(&w->lock);
 	pthread_join(w->thread, NULL);
-	atomic_store(&w->life[w->rank].beat, COMM_LEFT);
+	atomic_store(&w->heartbeat[w->rank].beat, COMM_LEFT);
 	watch_free(w);
 }

@@ -33,7 +33,7 @@ typedef struct MpiComm {
 	MpiHandle talk;  /* all ranks, for signs of life */
 	float *all;   /* [ranks][GATHER] */
 	float *own;   /* [GATHER] */
-	Heartbeat  *life;  /* [ranks] what this rank has heard, and its own */
+	Heartbeat  *heartbeat;  /* [ranks] what this rank has heard, and its own */
 	MpiPeer  *peer;  /* [ranks] rank 0 has all others, the others rank 0 */
 	LivenessWatch *watch; /* NULL: nobody is missed */
 	bool   watched;
@@ -64,8 +64,8 @@ receive_heartbeat(MpiComm *t, int k)
 			return false;
 		if (!done)
 			return true;
-		atomic_store(&t->life[k].where, p->from.where);
-		atomic_store(&t->life[k].beat, p->from.beat);
+		atomic_store(&t->heartbeat[k].where, p->from.where);
+		atomic_store(&t->heartbeat[k].beat, p->from.beat);
 		p->left = p->from.beat == COMM_LEFT;
 		if (!p->left && MPI_CALL(w, irecv, &p->from, sizeof p->from, w->byte, k, ALIVE, t->talk, &p->getting))
 			return false;
@@ -84,7 +84,7 @@ send_heartbeat(MpiComm *t, int k, uint64_t beat)
 
 	if (p->under_way && (MPI_CALL(w, test, &p->putting, &done, status) || !done))
 		return false;
-	p->to = (HeartbeatMessage){ beat, atomic_load(&t->life[t->c.rank].where) };
+	p->to = (HeartbeatMessage){ beat, atomic_load(&t->heartbeat[t->c.rank].where) };
 	p->under_way = !MPI_CALL(w, isend, &p->to, sizeof p->to, w->byte, k, ALIVE, t->talk, &p->putting);
 	return p->under_way;
 }
@@ -94,7 +94,7 @@ static void
 exchange(void *user)
 {
 	MpiComm       *t = user;
-	const uint64_t since = atomic_load(&t->meeting), now = atomic_load(&t->life[t->c.rank].beat);
+	const uint64_t since = atomic_load(&t->meeting), now = atomic_load(&t->heartbeat[t->c.rank].beat);
 
 	if (since && now - since > (uint64_t)t->late_s * (1000 / COMM_POLL_MS) + LATE_LOOKS) {
 		atomic_store(&t->late, true);
@@ -104,7 +104,7 @@ exchange(void *user)
 	}
 	for (int k = 0; k < t->c.ranks; k++)
 		if (is_peer(t, k)) {
-			(void)send_heartbeat(t, k, atomic_load(&t->life[t->c.rank].beat));
+			(void)send_heartbeat(t, k, atomic_load(&t->heartbeat[t->c.rank].beat));
 			(void)receive_heartbeat(t, k);
 		}
 }
@@ -120,14 +120,14 @@ exchange_last_heartbeats(MpiComm *t)
 		all = true;
 		for (int k = 0; k < t->c.ranks; k++) {
 			MpiPeer          *p = &t->peer[k];
-			const uint64_t beat = atomic_load(&t->life[k].beat);
+			const uint64_t beat = atomic_load(&t->heartbeat[k].beat);
 			int            done = 0;
 			if (!is_peer(t, k))
 				continue;
 			p->told = p->told || send_heartbeat(t, k, COMM_LEFT);
 			const bool left = !receive_heartbeat(t, k);
 			all = p->told && left && MPI_CALL(t->w, test, &p->putting, &done, status) == 0 && done && all;
-			looks = atomic_load(&t->life[k].beat) == beat ? looks : 0;
+			looks = atomic_load(&t->heartbeat[k].beat) == beat ? looks : 0;
 		}
 		if (all)
 			return;
@@ -158,7 +158,7 @@ gather(MpiComm *t, MpiHandle of, const float *x, int64_t n)
 {
 	if (atomic_load(&t->ended))
 		return false;
-	atomic_store(&t->meeting, t->watch ? atomic_load(&t->life[t->c.rank].beat) : 0);
+	atomic_store(&t->meeting, t->watch ? atomic_load(&t->heartbeat[t->c.rank].beat) : 0);
 	const bool met = mpi_gather(t->w, of, x, (size_t)n * sizeof *x, t->all);
 	atomic_store(&t->meeting, 0);
 	if (met)
@@ -333,7 +333,7 @@ mpi_comm_why(const Comm *c, char *text, size_t n)
 			snprintf(text, n, "a rank of this job cannot be reached");
 		return;
 	}
-	comm_position_text(atomic_load(&t->life[k].where), where, sizeof where);
+	comm_position_text(atomic_load(&t->heartbeat[k].where), where, sizeof where);
 	snprintf(text, n, "rank %d of %d (host %s) is lost: no answer for %d s %s", k, c->ranks, t->peer[k].host, t->timeout_s, where);
 }
 
@@ -342,7 +342,7 @@ mpi_comm_free(MpiComm *t)
 {
 	free(t->all);
 	free(t->own);
-	free(t->life);
+	free(t->heartbeat);
 	free(t->peer);
 	free(t);
 }
@@ -391,27 +391,27 @@ join_world(MpiComm *t, llmc_error *err)
 llmc_status
 comm_mpi(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
 {
-	static const CommOps way = { .sum = mpi_comm_sum, .join = mpi_comm_join, .send = mpi_comm_send, .receive = mpi_comm_receive, .collect = mpi_comm_collect, .hand = mpi_comm_hand,
+	static const CommOps ops = { .sum = mpi_comm_sum, .join = mpi_comm_join, .send = mpi_comm_send, .receive = mpi_comm_receive, .collect = mpi_comm_collect, .hand = mpi_comm_hand,
 		.take = mpi_comm_take, .end = mpi_comm_end, .ended = mpi_comm_ended, .why = mpi_comm_why, .close = mpi_comm_close };
 	const size_t n = (size_t)w->ranks;
 	MpiComm     *t = calloc(1, sizeof *t);
 
 	if (!t)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
-	*t = (MpiComm){ .c = comm_of(&way, w->rank_, shape), .w = w, .timeout_s = comm_timeout(), .late_s = comm_timeout() * (shape.onward ? COMM_STAGES_PATIENCE : 1) };
+	*t = (MpiComm){ .c = comm_of(&ops, w->rank_, shape), .w = w, .timeout_s = comm_timeout(), .late_s = comm_timeout() * (shape.onward ? COMM_STAGES_PATIENCE : 1) };
 	t->all = malloc(n * GATHER * sizeof *t->all);
 	t->own = calloc(GATHER, sizeof *t->own);
-	t->life = aligned_alloc(_Alignof(Heartbeat), n * sizeof *t->life);
+	t->heartbeat = aligned_alloc(_Alignof(Heartbeat), n * sizeof *t->heartbeat);
 	t->peer = calloc(n, sizeof *t->peer);
-	if (!t->all || !t->own || !t->life || !t->peer) {
+	if (!t->all || !t->own || !t->heartbeat || !t->peer) {
 		mpi_comm_free(t);
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
 	}
-	memset(t->life, 0, n * sizeof *t->life);
-	t->c.where = &t->life[w->rank_].where;
+	memset(t->heartbeat, 0, n * sizeof *t->heartbeat);
+	t->c.where = &t->heartbeat[w->rank_].where;
 	llmc_status status = join_world(t, err);
 	if (status == LLMC_OK && t->watched)
-		status = watch_open(t->life, w->rank_, w->ranks, t->timeout_s, exchange, on_peer_lost, t, &t->watch, err);
+		status = watch_open(t->heartbeat, w->rank_, w->ranks, t->timeout_s, exchange, on_peer_lost, t, &t->watch, err);
 	if (status != LLMC_OK) {
 		mpi_comm_free(t);
 		return status;

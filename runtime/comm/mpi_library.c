@@ -357,13 +357,13 @@ open_window(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
 llmc_status
 mpi_world_comm(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
 {
-	const char *way = getenv("LLMC_COMM");
+	const char *ops = getenv("LLMC_COMM");
 	char        n[24];
 
 	*out = NULL;
 	shape.ranks = w->ranks;
 	snprintf(n, sizeof n, "%d threads", shape.parts);
-	if (w->one_host && !(way && strcmp(way, "mpi") == 0)) {
+	if (w->one_host && !(ops && strcmp(ops, "mpi") == 0)) {
 		TRY(mpi_world_check_same(w, w->ranks, "number of threads", n, err));
 		return open_window(w, shape, out, err);
 	}

@@ -56,7 +56,7 @@ typedef struct ShmComm {
 	uint64_t at;    /* bytes sent, or received */
 	uint64_t handed, took, collected;
 	ShmLocal     *part;  /* [parts] pieces that each part has sent */
-	Heartbeat    *life;
+	Heartbeat    *heartbeat;
 	LivenessWatch   *watch; /* NULL: ranks are threads of this process */
 	void   (*release)(void *user);
 	void    *user;
@@ -138,7 +138,7 @@ lay_out(ShmComm *s, char *base, CommShape c)
 		s->got = s->put + n;
 		s->kept = s->got + n;
 		s->flag = s->kept + n;
-		s->life = (Heartbeat *)(s->flag + n * p);
+		s->heartbeat = (Heartbeat *)(s->flag + n * p);
 		s->ring = base + at;
 		s->slot = (float *)(base + at + RING);
 		s->corner = s->slot + 2 * n * p * PIECE;
@@ -181,7 +181,7 @@ shm_why(const Comm *c, char *text, size_t n)
 	if (!lost)
 		return;
 	gethostname(host, sizeof host - 1);
-	comm_position_text(atomic_load(&s->life[k].where), where, sizeof where);
+	comm_position_text(atomic_load(&s->heartbeat[k].where), where, sizeof where);
 	if (missed != GONE)
 		snprintf(how, sizeof how, "no answer for %d s", missed == STILL ? s->still_s : s->timeout_s);
 	snprintf(text, n, "rank %d of %d (host %s) is lost: %s %s", k, c->ranks, host, how, where);
@@ -423,7 +423,7 @@ spin_of(CommShape shape, bool processes)
 llmc_status
 comm_shm(void *memory, int rank, CommShape shape, int timeout_s, void (*release)(void *user), void *user, Comm **out, llmc_error *err)
 {
-	static const CommOps way = { .sum = shm_sum, .join = shm_join, .send = shm_send, .receive = shm_receive, .collect = shm_collect, .hand = shm_hand, .take = shm_take,
+	static const CommOps ops = { .sum = shm_sum, .join = shm_join, .send = shm_send, .receive = shm_receive, .collect = shm_collect, .hand = shm_hand, .take = shm_take,
 		.end = shm_end, .ended = shm_ended, .why = shm_why, .close = shm_close };
 	ShmComm *s = calloc(1, sizeof *s);
 
@@ -437,15 +437,15 @@ comm_shm(void *memory, int rank, CommShape shape, int timeout_s, void (*release)
 	memset(s->part, 0, (size_t)shape.parts * sizeof *s->part);
 	s->shape = shape;
 	lay_out(s, memory, shape);
-	s->c = comm_of(&way, rank, shape);
+	s->c = comm_of(&ops, rank, shape);
 	s->parts = shape.parts;
 	s->spin = spin_of(shape, timeout_s > 0);
 	s->timeout_s = shape.onward ? COMM_STAGES_PATIENCE * timeout_s : timeout_s;
 	s->still_s = timeout_s;
 	s->release = release;
 	s->user = user;
-	s->c.where = timeout_s ? &s->life[rank].where : NULL;
-	llmc_status status = timeout_s ? watch_open(s->life, rank, shape.ranks, timeout_s, NULL, miss, s, &s->watch, err) : LLMC_OK;
+	s->c.where = timeout_s ? &s->heartbeat[rank].where : NULL;
+	llmc_status status = timeout_s ? watch_open(s->heartbeat, rank, shape.ranks, timeout_s, NULL, miss, s, &s->watch, err) : LLMC_OK;
 	if (status != LLMC_OK) {
 		free(s->part);
 		free(s);

@@ -53,8 +53,8 @@ model_close(void *model)
 static llmc_status
 model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void **out, RuntimeTimes *times, llmc_error *err)
 {
-	KernelBuildOptions k = { .artifact = opt->artifact, .n_jobs = opt->n_threads, .cache_told = opt->cache_told, .log = opt->log, .log_user = opt->log_user };
-	WeightsOptions w = { .random_weights = opt->random_weights, .cache_packed = opt->cache_packed && !opt->cache_told, .cache_made = !opt->cache_told, .log = opt->log,
+	KernelBuildOptions k = { .artifact = opt->artifact, .n_jobs = opt->n_threads, .cache_warned = opt->cache_warned, .log = opt->log, .log_user = opt->log_user };
+	WeightsOptions w = { .random_weights = opt->random_weights, .cache_packed = opt->cache_packed && !opt->cache_warned, .cache_made = !opt->cache_warned, .log = opt->log,
 		.log_user = opt->log_user };
 	double start = clock_now(), built;
 	llmc_status status;

@@ -87,7 +87,7 @@ static bool
 has_products(const Plan *p)
 {
 	for (int i = 0; i < p->n_kernel; i++)
-		if (plan_product(&p->kernel[i]))
+		if (plan_library_gemm(&p->kernel[i]))
 			return true;
 	return false;
 }
@@ -99,7 +99,7 @@ is_wanted(const Session *s, int mode)
 }
 
 int64_t
-cuda_lt_bytes(const Session *s)
+cublaslt_bytes(const Session *s)
 {
 	const char *text;
 	const Target *t = target_find(s->plan->target);
@@ -117,7 +117,7 @@ argument(const CudaStep *k, int i)
 
 /* The library's heuristics take matrices to lie at multiples of 256 bytes. */
 static bool
-is_aligned(const CudaStep *k, const PlanProduct *p)
+is_aligned(const CudaStep *k, const PlanGemm *p)
 {
 	uintptr_t all = (uintptr_t)argument(k, p->act) | (uintptr_t)argument(k, p->w) | (uintptr_t)argument(k, p->y) | (uintptr_t)argument(k, p->add);
 
@@ -132,7 +132,7 @@ type_of(Dtype d)
 
 /* False: the library does not take it. */
 static bool
-describe(CudaLt *lt, LtProduct *p, Dtype weights)
+describe(CublasLt *lt, LtMatmul *p, Dtype weights)
 {
 	const LtApi *f = &lt->l.api;
 	int type = type_of(weights), y = type_of(dtype_from_text(p->kernel->arg[p->p->y].type)), yes = 1;
@@ -145,7 +145,7 @@ describe(CudaLt *lt, LtProduct *p, Dtype weights)
 }
 
 static void
-forget(CudaLt *lt, LtProduct *p)
+forget(CublasLt *lt, LtMatmul *p)
 {
 	const LtApi *f = &lt->l.api;
 
@@ -163,7 +163,7 @@ forget(CudaLt *lt, LtProduct *p)
 
 /* A product for each kernel of mixed steps that has one. */
 static llmc_status
-gather(CudaSession *c, CudaLt *lt, llmc_error *err)
+gather(CudaSession *c, CublasLt *lt, llmc_error *err)
 {
 	const Plan *plan = c->s->plan;
 
@@ -174,13 +174,13 @@ gather(CudaSession *c, CudaLt *lt, llmc_error *err)
 	memset(lt->of, -1, (size_t)plan->n_kernel * sizeof *lt->of);
 	for (int i = 0; i < plan->phase[1].n_step; i++) {
 		const CudaStep *k = &c->step[1][i];
-		const PlanProduct *p = plan_product(k->kernel);
+		const PlanGemm *p = plan_library_gemm(k->kernel);
 		if (!p)
 			continue;
 		int *of = &lt->of[k->step->kernel];
 		if (*of < 0) {
-			LtProduct *to = &lt->product[lt->n_product];
-			*to = (LtProduct){ .kernel = k->kernel, .p = p, .rows = k->kernel->arg[p->y].extent.mul, .cols = k->kernel->arg[p->act].extent.mul };
+			LtMatmul *to = &lt->product[lt->n_product];
+			*to = (LtMatmul){ .kernel = k->kernel, .p = p, .rows = k->kernel->arg[p->y].extent.mul, .cols = k->kernel->arg[p->act].extent.mul };
 			*of = lt->n_product++;
 			if (!describe(lt, to, plan->tensor[k->step->arg[p->w].index].dtype))
 				forget(lt, to);
@@ -202,15 +202,15 @@ lt_start(CudaSession *c, llmc_error *err)
 		return error_set(err, LLMC_E_INPUT, "LLMC_CUBLASLT is \"%s\", expected auto, always or never", text);
 	if (!is_wanted(c->s, mode))
 		return LLMC_OK;
-	CudaLt *lt = c->lt = calloc(1, sizeof *lt);
+	CublasLt *lt = c->lt = calloc(1, sizeof *lt);
 	if (!lt)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
 	lt->always = mode == LT_ALWAYS;
 	if (lt_library_open(&lt->l, c->m->dev.driver, &why) != LLMC_OK) {
-		cuda_lt_close(c);
+		cublaslt_close(c);
 		return mode == LT_ALWAYS ? error_set(err, LLMC_E_MISSING, "LLMC_CUBLASLT is \"always\", but cuBLASLt: %s", why.text) : LLMC_OK;
 	}
-	lt->workspace_bytes = cuda_lt_bytes(c->s);
+	lt->workspace_bytes = cublaslt_bytes(c->s);
 	return gather(c, lt, err);
 }
 
@@ -219,7 +219,7 @@ llmc_status
 lt_connect(CudaSession *c, bool *done, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
-	CudaLt *lt = c->lt;
+	CublasLt *lt = c->lt;
 	const LtApi *f = &lt->l.api;
 	uint64_t bytes = (uint64_t)lt->workspace_bytes;
 
@@ -238,9 +238,9 @@ lt_connect(CudaSession *c, bool *done, llmc_error *err)
 }
 
 void
-cuda_lt_close(CudaSession *c)
+cublaslt_close(CudaSession *c)
 {
-	CudaLt *lt = c->lt;
+	CublasLt *lt = c->lt;
 
 	c->lt = NULL;
 	if (!lt)
@@ -262,7 +262,7 @@ cuda_lt_close(CudaSession *c)
 /* --- a step ------------------------------------------------------------------------------------------------------ */
 
 static bool
-set_rows(const CudaLt *lt, LtProduct *p, uint64_t n)
+set_rows(const CublasLt *lt, LtMatmul *p, uint64_t n)
 {
 	const LtApi *f = &lt->l.api;
 
@@ -276,7 +276,7 @@ set_rows(const CudaLt *lt, LtProduct *p, uint64_t n)
 }
 
 bool
-lt_heuristic(const CudaLt *lt, LtProduct *p, int32_t n, LtAlgo *out)
+lt_heuristic(const CublasLt *lt, LtMatmul *p, int32_t n, LtAlgo *out)
 {
 	LtHeuristic h = { .state = LT_NOT_SUPPORTED };
 	int found = 0;
@@ -290,7 +290,7 @@ lt_heuristic(const CudaLt *lt, LtProduct *p, int32_t n, LtAlgo *out)
 }
 
 LtChoice *
-lt_find(LtProduct *p, int64_t n)
+lt_find(LtMatmul *p, int64_t n)
 {
 	/* what was measured for many more rows says nothing of these: between two choices made there is at most a factor of 4 */
 	for (int i = 0; i < p->n_choice; i++)
@@ -300,9 +300,9 @@ lt_find(LtProduct *p, int64_t n)
 }
 
 LtChoice *
-cuda_lt_choice(CudaSession *c, const CudaStep *k, int64_t n)
+cublaslt_choice(CudaSession *c, const CudaStep *k, int64_t n)
 {
-	CudaLt *lt = c->lt;
+	CublasLt *lt = c->lt;
 
 	if (!lt || k->step->kernel < 0 || lt->of[k->step->kernel] < 0 || (n < LT_MIN_ROWS && !lt->always))
 		return NULL;
@@ -318,10 +318,10 @@ is_refusal(int status)
 }
 
 llmc_status
-cuda_lt_product(CudaSession *c, const CudaStep *k, LtChoice *by, int64_t n, llmc_error *err)
+cublaslt_matmul(CudaSession *c, const CudaStep *k, LtChoice *by, int64_t n, llmc_error *err)
 {
-	CudaLt *lt = c->lt;
-	LtProduct *p = &lt->product[lt->of[k->step->kernel]];
+	CublasLt *lt = c->lt;
+	LtMatmul *p = &lt->product[lt->of[k->step->kernel]];
 	float one = 1, beta = p->p->add < 0 ? 0 : (float)p->p->beta;
 	void *y = k->call.a[p->p->y], *add = p->p->add < 0 ? y : k->call.a[p->p->add];
 	int r = LT_NOT_SUPPORTED;

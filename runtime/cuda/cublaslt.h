@@ -73,18 +73,18 @@ struct LtChoice {
 _Static_assert(sizeof(LtChoice) == 80, "as it lies in the cache");
 
 /* The product of a kernel: of all steps that run it, on their own weights. */
-typedef struct LtProduct {
+typedef struct LtMatmul {
 	const PlanKernel  *kernel;
-	const PlanProduct *p;
+	const PlanGemm *p;
 	int64_t  rows, cols;        /* of the weights */
 	LtDesc   desc;
 	LtLayout w, x, y;           /* column by column: y^T = (w^T)^T x^T */
 	uint64_t n;                 /* columns of x and y as they are set */
 	int      n_choice;
 	LtChoice choice[LT_MAX_CHOICES]; /* ascending rows */
-} LtProduct;
+} LtMatmul;
 
-struct CudaLt {
+struct CublasLt {
 	LtLibrary   l;
 	bool        always;
 	LtHandle    handle;
@@ -92,15 +92,15 @@ struct CudaLt {
 	CUdeviceptr workspace;
 	int64_t     workspace_bytes;
 	int         n_product;
-	LtProduct  *product;
+	LtMatmul  *product;
 	int        *of;             /* [n_kernel] index of its product; -1: none */
 	int64_t     n_done;         /* products by the library so far */
 };
 
 /* cublaslt.c: the library's algorithm for n rows. False: it has none. */
-bool        lt_heuristic(const CudaLt *lt, LtProduct *p, int32_t n, LtAlgo *out);
+bool        lt_heuristic(const CublasLt *lt, LtMatmul *p, int32_t n, LtAlgo *out);
 /* cublaslt.c: the choice for a step of n rows; NULL: none has been made (yet), so our own. */
-LtChoice   *lt_find(LtProduct *p, int64_t n);
+LtChoice   *lt_find(LtMatmul *p, int64_t n);
 /* cublaslt.c: c->lt with the plan's products, without choices; NULL when they are not wanted, or there is no library. */
 llmc_status lt_start(CudaSession *c, llmc_error *err);
 /* cublaslt.c: a handle and its workspace. Not done: without them; an error is one of the driver. */

@@ -17,7 +17,7 @@ enum { ROUNDS = 3, STEPS = 4 /* layers in turn, so that weights come from memory
 static const char mark[8] = "llmc lt1";
 
 static void
-keep(LtProduct *p, const LtChoice *c)
+keep(LtMatmul *p, const LtChoice *c)
 {
 	int at = p->n_choice;
 
@@ -45,7 +45,7 @@ list_rows(const CudaSession *c, int32_t first, int32_t rows[LT_MAX_CHOICES])
 
 /* What a measurement holds for: the device, its driver, the library, our kernel. */
 static llmc_status
-cache_path(const CudaSession *c, const LtProduct *p, char key[65], Strbuf *out, llmc_error *err)
+cache_path(const CudaSession *c, const LtMatmul *p, char key[65], Strbuf *out, llmc_error *err)
 {
 	const CudaDevice *d = &c->m->dev;
 	char text[1024];
@@ -63,7 +63,7 @@ cache_path(const CudaSession *c, const LtProduct *p, char key[65], Strbuf *out, 
 
 /* A file that is not there, damaged or somebody else's is no file. */
 static void
-recall(const CudaSession *c, LtProduct *p)
+recall(const CudaSession *c, LtMatmul *p)
 {
 	Strbuf path = { 0 }, held = { 0 };
 	char key[65];
@@ -82,7 +82,7 @@ recall(const CudaSession *c, LtProduct *p)
 
 /* Without a cache the next start measures again. */
 static void
-remember(const CudaSession *c, const LtProduct *p)
+remember(const CudaSession *c, const LtMatmul *p)
 {
 	Strbuf path = { 0 }, dir = { 0 };
 	char key[65];
@@ -97,7 +97,7 @@ remember(const CudaSession *c, const LtProduct *p)
 }
 
 static bool
-is_covered(const LtProduct *p, int32_t rows)
+is_covered(const LtMatmul *p, int32_t rows)
 {
 	for (int i = 0; i < p->n_choice; i++)
 		if (p->choice[i].rows >= rows && p->choice[i].rows < 2 * (int64_t)rows)
@@ -113,7 +113,7 @@ recall_all(CudaSession *c)
 	bool needed = false;
 
 	for (int i = 0, n = list_rows(c, LT_MIN_ROWS, rows); i < c->lt->n_product && !c->lt->always; i++) {
-		LtProduct *p = &c->lt->product[i];
+		LtMatmul *p = &c->lt->product[i];
 		if (!p->desc)
 			continue;
 		recall(c, p);
@@ -129,7 +129,7 @@ recall_all(CudaSession *c)
 
 typedef struct Measure {
 	CudaSession *c;
-	LtProduct   *p;
+	LtMatmul   *p;
 	int          n_step;
 	CudaStep    *step[STEPS];
 	CUevent      from, to;
@@ -301,7 +301,7 @@ choose(CudaSession *c, llmc_error *err)
 }
 
 llmc_status
-cuda_lt_open(CudaSession *c, llmc_error *err)
+cublaslt_open(CudaSession *c, llmc_error *err)
 {
 	bool done = false;
 
@@ -311,7 +311,7 @@ cuda_lt_open(CudaSession *c, llmc_error *err)
 	if (recall_all(c))
 		TRY(lt_connect(c, &done, err));
 	if (!done) {
-		cuda_lt_close(c);
+		cublaslt_close(c);
 		return LLMC_OK;
 	}
 	return choose(c, err);

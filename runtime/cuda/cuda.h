@@ -122,7 +122,7 @@ typedef struct CudaBuildOptions {
 	int         n_jobs;
 	int         cc, driver;     /* of the device; cc 0: for the plan's own architecture (ahead of time) */
 	const char *device_name;
-	bool        cache_told;     /* as in KernelBuildOptions */
+	bool        cache_warned;     /* as in KernelBuildOptions */
 	llmc_log_fn log;
 	void       *log_user;
 } CudaBuildOptions;

@@ -104,7 +104,7 @@ set_keys(CudaBuild *b)
 static llmc_status
 prepare(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out, llmc_error *err)
 {
-	const KernelBuildOptions o = { .artifact = opt->artifact, .n_jobs = opt->n_jobs, .cache_told = opt->cache_told, .log = opt->log, .log_user = opt->log_user };
+	const KernelBuildOptions o = { .artifact = opt->artifact, .n_jobs = opt->n_jobs, .cache_warned = opt->cache_warned, .log = opt->log, .log_user = opt->log_user };
 	llmc_status status;
 	CudaBuild *b = calloc(1, sizeof *b);
 

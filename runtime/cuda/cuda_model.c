@@ -213,7 +213,7 @@ static llmc_status
 fill(CudaModel *m, const RuntimeOptions *opt, Weights *weights, RuntimeTimes *times, llmc_error *err)
 {
 	CudaBuildOptions o = { .artifact = opt->artifact, .n_jobs = opt->n_threads, .cc = m->dev.cc, .driver = m->dev.driver,
-		.device_name = m->dev.name, .cache_told = opt->cache_told, .log = opt->log, .log_user = opt->log_user };
+		.device_name = m->dev.name, .cache_warned = opt->cache_warned, .log = opt->log, .log_user = opt->log_user };
 	WeightsOptions w = { .random_weights = opt->random_weights, .stage_bytes = opt->stage_bytes, .log = opt->log,
 		.log_user = opt->log_user };
 	double start = clock_now(), packed;

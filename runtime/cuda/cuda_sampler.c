@@ -50,7 +50,7 @@ set_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, 
 {
 	llmc_slot slot = { .temperature = p->temperature, .top_p = p->top_p, .min_p = p->min_p,
 		.repetition = p->repetition_penalty != 0 ? p->repetition_penalty : 1, .presence = p->presence_penalty,
-		.frequency = p->frequency_penalty, .top_k = p->top_k, .seed = p->seed, .n_pick = n_output };
+		.frequency = p->frequency_penalty, .top_k = p->top_k, .seed = p->seed, .n_sampled = n_output };
 
 	slot.penalties = slot.repetition != 1 || slot.presence != 0 || slot.frequency != 0;
 	if (n_output)

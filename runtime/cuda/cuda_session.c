@@ -64,7 +64,7 @@ lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 	BUMP(&b, st->factor, seqs * p->n_rope);
 	BUMP(&b, c->adapter, seqs);
 	BUMP(&b, st->work, (int64_t)c->max_out * p->vocab);
-	BUMP(&b, st->part, (int64_t)c->max_out * LLMC_PICK_PARTS * 8);
+	BUMP(&b, st->part, (int64_t)c->max_out * LLMC_SAMPLE_PARTS * 8);
 	BUMP(&b, c->mask_at, c->max_out);
 	BUMP(&b, c->mask, (int64_t)c->max_out * ((p->vocab + 31) / 32));
 	c->mask_bytes = ((char *)c->mask - (char *)c->mask_at) + (int64_t)c->max_out * ((p->vocab + 31) / 32) * (int64_t)sizeof *c->mask;
@@ -84,7 +84,7 @@ cuda_state_bytes(const Session *s, int64_t host_bytes)
 	(void)host_bytes; /* what counts is the device's memory */
 	int64_t bytes = lay_out_state(&c, s, 0);
 
-	return bytes < 0 ? bytes : bytes + cuda_lt_bytes(s);
+	return bytes < 0 ? bytes : bytes + cublaslt_bytes(s);
 }
 
 /* --- opening ----------------------------------------------------------------------------------------------------- */
@@ -186,7 +186,7 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	TRY(status);
 	CUresult r = d->api.mem_alloc(&c->slots, need->scratch ? (size_t)need->scratch : ALIGN);
 	if (r == CU_OK)
-		r = d->api.mem_alloc(&c->state, (size_t)(need->state - cuda_lt_bytes(s)));
+		r = d->api.mem_alloc(&c->state, (size_t)(need->state - cublaslt_bytes(s)));
 	if (r == CU_OUT_OF_MEMORY)
 		return does_not_fit(c, need, left, total, err);
 	CUDA_TRY(d, r, "allocating memory of a session");
@@ -216,14 +216,14 @@ take_pinned(CudaSession *c, llmc_error *err)
 	CUDA_TRY(d, d->api.host_device_ptr(&at, p, 0), "mapping pinned memory");
 	c->block = c->pinned;
 	c->note = c->block + block;
-	c->picked = (llmc_sampled *)(void *)(c->note + note);
+	c->sampled = (llmc_sampled *)(void *)(c->note + note);
 	c->masks = c->note + note + picks;
 	c->logits = (float *)(void *)(c->masks + masks);
 	c->came = c->logits + logits / sizeof *c->logits;
 	c->goes = c->came + stream / sizeof *c->came;
 	c->s->rows = s->plan->hands_rows ? c->goes : NULL;
 	c->st.note = (const llmc_note_row *)(uintptr_t)(at + block);
-	c->st.picked = (llmc_sampled *)(uintptr_t)(at + block + note);
+	c->st.sampled = (llmc_sampled *)(uintptr_t)(at + block + note);
 	for (int i = 0; i < LLMC_RING; i++)
 		CUDA_TRY(d, d->api.event_create(&c->event[i], CU_EVENT_NO_TIMING), "making an event");
 	return LLMC_OK;
@@ -305,7 +305,7 @@ bind(CudaSession *c, llmc_error *err)
 	TRY(clear(c, err));
 	TRY(cuda_bind(c, err));
 	TRY(cuda_host_comm_open(c, err));
-	TRY(cuda_lt_open(c, err));
+	TRY(cublaslt_open(c, err));
 	for (int pick = 0; pick < 2 && s->plan->ranks < 2 && s->plan->stages < 2; pick++) /* ranks have yet to meet; of stages nobody picks here */
 		TRY(cuda_graph(c, 0, pick, false, err));
 	CUDA_TRY(&c->m->dev, c->m->dev.api.stream_sync(c->stream), "clearing the memory of a session");
@@ -343,7 +343,7 @@ cuda_session_close(Session *s)
 	bool current = d->api.ctx_push(d->ctx) == CU_OK || d->api.ctx_push(d->ctx) == CU_OK;
 	if (current && c->stream) /* steps under way end before their memory goes */
 		CUDA_RELEASE(d->api.stream_sync(c->stream));
-	cuda_lt_close(c);
+	cublaslt_close(c);
 	cuda_group_leave(c);
 	kv_release(&s->kv); /* its pages are freed through this session */
 	cuda_pages_close(c, current);

@@ -31,7 +31,7 @@ typedef struct CudaStep {
 typedef struct CudaWindow { llmc_peers *peers; unsigned *epoch, *flag; float *slot, *gather; int64_t room; /* floats of a rank in gather */ } CudaWindow;
 typedef struct CudaGroup CudaGroup; /* rank_group.c */
 
-typedef struct CudaLt CudaLt;       /* cublaslt.h */
+typedef struct CublasLt CublasLt;       /* cublaslt.h */
 typedef struct LtChoice LtChoice;
 
 /* A step under way that picks. */
@@ -50,7 +50,7 @@ typedef struct CudaSession {
 	CUdeviceptr  slots, state;
 	CudaStep    *step[2];
 	CudaMaps    *maps;           /* of all steps that have some */
-	CudaLt      *lt;           /* NULL: all products are our own */
+	CublasLt      *lt;           /* NULL: all products are our own */
 	CudaWindow   window;       /* with other ranks */
 	CudaGroup   *group;        /* NULL: alone, or the others are not known yet */
 	llmc_state   st;           /* the argument of begin and sample */
@@ -62,7 +62,7 @@ typedef struct CudaSession {
 	char        *pinned;       /* blocks, notes, picks, logits, rows between stages */
 	char        *block;        /* the step's arrays, block_bytes each */
 	char        *note;
-	llmc_sampled *picked;
+	llmc_sampled *sampled;
 	char        *masks;        /* as they lie on the device, mask_bytes each */
 	float       *logits;       /* [n_out, vocab] */
 	float       *brought, *made; /* of ranks that are processes: what this one says in a step between ranks, and what all make of it; NULL */
@@ -109,14 +109,14 @@ void        cuda_pages_close(CudaSession *c, bool current);
 llmc_status cuda_bind_maps(CudaSession *c, llmc_error *err);
 
 /* cublaslt.c, and cublaslt_autotune.c to open: cuBLASLt for the products of mixed steps. Bytes of its workspace on the device, at most */
-int64_t     cuda_lt_bytes(const Session *s);
+int64_t     cublaslt_bytes(const Session *s);
 /* Once steps are bound, before the first one runs: choices made, by measuring where the cache has none. */
-llmc_status cuda_lt_open(CudaSession *c, llmc_error *err);
-void        cuda_lt_close(CudaSession *c);
+llmc_status cublaslt_open(CudaSession *c, llmc_error *err);
+void        cublaslt_close(CudaSession *c);
 /* How the library does the product of this step of n rows; NULL: our own kernels do it. */
-LtChoice   *cuda_lt_choice(CudaSession *c, const CudaStep *k, int64_t n);
+LtChoice   *cublaslt_choice(CudaSession *c, const CudaStep *k, int64_t n);
 /* Queue it. Refused by the library: by->library is 0 then, and nothing has been queued. */
-llmc_status cuda_lt_product(CudaSession *c, const CudaStep *k, LtChoice *by, int64_t n, llmc_error *err);
+llmc_status cublaslt_matmul(CudaSession *c, const CudaStep *k, LtChoice *by, int64_t n, llmc_error *err);
 
 /* cuda_step.c: as the members of Device, and inside */
 llmc_status cuda_forward(Session *s, int phase, const float **logits, llmc_error *err);

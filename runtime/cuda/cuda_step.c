@@ -66,7 +66,7 @@ cuda_session_check(CudaSession *c, llmc_error *err)
 void
 cuda_in_flight_save(CudaSession *c, CudaInFlight *f)
 {
-	const llmc_sampled *p = c->picked + (size_t)(f->number % LLMC_RING) * (size_t)c->max_out;
+	const llmc_sampled *p = c->sampled + (size_t)(f->number % LLMC_RING) * (size_t)c->max_out;
 
 	for (int32_t i = 0; i < f->n; i++)
 		f->pick[i] = p[f->at[i]];
@@ -201,7 +201,7 @@ launch_begin(CudaSession *c, int64_t rows, bool noted, llmc_error *err)
 static llmc_status
 launch_sampler(CudaSession *c, int64_t n_out, LaunchEdge edge, llmc_state *st, llmc_error *err)
 {
-	int64_t rows = n_out > 0 ? n_out : 1, parts = LLMC_PICK_PARTS;
+	int64_t rows = n_out > 0 ? n_out : 1, parts = LLMC_SAMPLE_PARTS;
 
 	while (parts > 1 && parts * rows > c->m->dev.n_sm)
 		parts /= 2;
@@ -250,7 +250,7 @@ cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], Lt
 		if (p->path == other || (only && p->path == PATH_ANY) || !plan_launch_runs(p, sym))
 			continue;
 		if (!p->fn) {
-			TRY(cuda_lt_product(c, k, by, sym[SYM_n_tok], err));
+			TRY(cublaslt_matmul(c, k, by, sym[SYM_n_tok], err));
 			if (!by->library) /* refused: all of it our own way */
 				return cuda_launch_kernel(c, k, sym, NULL, only, err);
 			continue;
@@ -363,7 +363,7 @@ launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sy
 		CudaStep *k = cuda_step_for(c, phase, i, sym[SYM_n_tok]);
 		if ((only && k->kernel != only) || (k->slots && !c->adapted))
 			continue;
-		llmc_status status = cuda_launch_kernel(c, k, sym, phase == 0 ? NULL : cuda_lt_choice(c, k, sym[SYM_n_tok]), false, err);
+		llmc_status status = cuda_launch_kernel(c, k, sym, phase == 0 ? NULL : cublaslt_choice(c, k, sym[SYM_n_tok]), false, err);
 		if (status != LLMC_OK) {
 			if (k->step->layer >= 0)
 				error_prefix(err, "op %s of layer %d", op_info[k->step->op].name, k->step->layer);

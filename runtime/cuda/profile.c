@@ -71,7 +71,7 @@ cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error 
 
 	for (int i = 0; i < n_step; i++) {
 		const CudaStep *k = cuda_step_for(c, phase, i, rows);
-		llmc_op_time t = { .op = op_info[k->step->op].name, .library = phase == 1 && cuda_lt_choice(c, k, rows) };
+		llmc_op_time t = { .op = op_info[k->step->op].name, .library = phase == 1 && cublaslt_choice(c, k, rows) };
 		bool seen = k->slots && !adapted; /* what was passed over took nothing */
 		for (int j = 0; j < n_step; j++) {
 			const CudaStep *other = cuda_step_for(c, phase, j, rows);

@@ -308,9 +308,9 @@ state_fork(Kv *kv, int32_t q, int32_t from)
 }
 
 void
-kv_apply(Kv *kv, KvOp deed, int32_t to, int32_t from)
+kv_apply(Kv *kv, KvOp op, int32_t to, int32_t from)
 {
-	switch (deed) {
+	switch (op) {
 	case KV_PAGE:
 		if (from < 0)
 			page_clear(kv, to);
@@ -337,7 +337,7 @@ kv_apply(Kv *kv, KvOp deed, int32_t to, int32_t from)
 		break;
 	}
 	if (kv->told)
-		kv->told(kv->on_op_user, deed, to, from);
+		kv->told(kv->on_op_user, op, to, from);
 }
 
 int32_t

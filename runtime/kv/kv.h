@@ -102,7 +102,7 @@ typedef struct KvHost {
 typedef struct Kv {
 	const Plan *plan;
 	KvMem    mem;
-	void   (*told)(void *user, KvOp deed, int32_t to, int32_t from); /* it has just been done; NULL: nobody asks */
+	void   (*told)(void *user, KvOp op, int32_t to, int32_t from); /* it has just been done; NULL: nobody asks */
 	void    *on_op_user;
 	int32_t  n_page, n_free, max_page, n_seq; /* n_free: with the cached ones; max_page: of one sequence */
 	int32_t  stride;      /* of tables: max_page, twice of it where there are windows */
@@ -184,7 +184,7 @@ int32_t     kv_host_used(const Kv *kv);
 bool        kv_seq_ready(Kv *kv, int32_t q);   /* have its pages come? A step with it waits for them on the device */
 void        kv_seq_wait(Kv *kv, int32_t q);   /* what is done from now on comes behind them */
 
-void        kv_apply(Kv *kv, KvOp deed, int32_t to, int32_t from); /* takes no memory */
+void        kv_apply(Kv *kv, KvOp op, int32_t to, int32_t from); /* takes no memory */
 void        kv_set_window_page(Kv *kv, int32_t page, int32_t window); /* elsewhere the page has this window page; -1: none */
 
 /* Room for n marks. States of a marked sequence stay as they are now beside those that go on, until it is marked anew or not any more, freed, or trimmed below:

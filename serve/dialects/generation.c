@@ -442,7 +442,7 @@ gen_event(Server *s, const llmc_event *ev)
 		break;
 	}
 	size_t after = gathered(sub, c);
-	if (!quiet && after > before && !req_hold(g->req, after - before))
+	if (!quiet && after > before && !req_charge(g->req, after - before))
 		fail(g, LLMC_E_MEMORY, "The answer has become larger than the server may hold; ask for less, or try again later.");
 	if (ev->last) {
 		pthread_mutex_lock(&s->lock);

@@ -50,7 +50,7 @@ read_chat(Generation *g, const json_t *o, Problem *p)
 	free(text);
 	if (n <= 2 || g->asked.failed)
 		return problem_memory(p);
-	return req_hold(g->req, g->asked.cap) || problem_busy(p);
+	return req_charge(g->req, g->asked.cap) || problem_busy(p);
 }
 
 /* ---- answers ---- */

@@ -13,13 +13,13 @@ enum { OF_LIST = 32, OF_PLACES = 64 }; /* bytes of an answer for each byte of a 
 static json_t *
 begin(Req *r, size_t each, Problem *p)
 {
-	if (!req_hold(r, each * r->body.len)) {
+	if (!req_charge(r, each * r->body.len)) {
 		problem_busy(p);
 		return NULL;
 	}
 	json_t *o = body_object(&r->body, p);
 	if (!o)
-		req_let_go(r, each * r->body.len);
+		req_release(r, each * r->body.len);
 	return o;
 }
 
@@ -27,7 +27,7 @@ static void
 end(Req *r, size_t each, json_t *o, Strbuf *b, const Problem *p)
 {
 	if (o)
-		req_let_go(r, each * r->body.len); /* the answer counts for itself from here on */
+		req_release(r, each * r->body.len); /* the answer counts for itself from here on */
 	json_decref(o);
 	if (!p->status)
 		req_answer(r, 200, type_json, b);

@@ -452,7 +452,7 @@ answer_begins(Req *r)
 
 /* All that can be done for a connection now, but one request at a time. */
 static void
-conn_turn(Net *n, Conn *c)
+conn_step(Net *n, Conn *c)
 {
 	bool answered = false;
 
@@ -536,7 +536,7 @@ conn_read(Net *n, Conn *c)
 	if (c->in.failed)
 		conn_close(n, c);
 	else
-		conn_turn(n, c);
+		conn_step(n, c);
 }
 
 static void
@@ -555,9 +555,9 @@ conn_event(Net *n, Conn *c, uint32_t events)
 		if (c->state == CONN_WORK || !c->last)
 			conn_close(n, c);
 		else
-			conn_turn(n, c);
+			conn_step(n, c);
 	} else {
-		conn_turn(n, c);
+		conn_step(n, c);
 	}
 }
 
@@ -608,14 +608,14 @@ check_clocks(Net *n)
 			if (t > idle_timeout(n, c, pressed)) {
 				if (c->state == CONN_BODY || (c->state == CONN_HEAD && begin_request(n, c))) {
 					answer_early(c, &late);
-					conn_turn(n, c);
+					conn_step(n, c);
 				} else {
 					conn_close(n, c);
 				}
 			} else if (c->state == CONN_SEND && !(c->events & EPOLLOUT) && t > KEEP_ALIVE_S) {
 				/* a comment keeps proxies from closing a stream that is still in the queue */
 				strbuf_puts(&c->head, c->req->in.http10 ? ":\n\n" : "3\r\n:\n\n\r\n");
-				conn_turn(n, c);
+				conn_step(n, c);
 			}
 		}
 	listen_again(n, true);
@@ -640,7 +640,7 @@ serve_woken(Net *n)
 		r->listed = false;
 		pthread_mutex_unlock(&n->s->lock);
 		if (r->conn) /* only this thread changes it */
-			conn_turn(n, r->conn);
+			conn_step(n, r->conn);
 		req_unref(r);
 	}
 }
@@ -671,7 +671,7 @@ run(void *arg)
 		for (Conn *next; again; again = next) {
 			next = again->next_again;
 			again->again = false;
-			conn_turn(n, again);
+			conn_step(n, again);
 		}
 		int k = epoll_wait(n->epoll_fd, ev, EVENTS, n->again ? 0 : 100);
 		n->now = clock_now();
@@ -705,7 +705,7 @@ run(void *arg)
 			if (c->state == CONN_HEAD || c->state == CONN_BODY)
 				conn_close(n, c);
 			else
-				conn_turn(n, c);
+				conn_step(n, c);
 		}
 		if (!n->busy.first || n->now > end)
 			break;

@@ -118,7 +118,7 @@ req_inside(Server *s, const char *path, const char *body, size_t n, void (*answe
 }
 
 static bool
-hold(Req *r, size_t n) /* lock held */
+charge_bytes(Req *r, size_t n) /* lock held */
 {
 	Server *s = r->srv;
 
@@ -132,7 +132,7 @@ hold(Req *r, size_t n) /* lock held */
 }
 
 static void
-let_go(Req *r, size_t n) /* lock held */
+release_bytes(Req *r, size_t n) /* lock held */
 {
 	r->held -= n;
 	r->srv->held -= n;
@@ -143,19 +143,19 @@ let_go(Req *r, size_t n) /* lock held */
 }
 
 bool
-req_hold(Req *r, size_t n)
+req_charge(Req *r, size_t n)
 {
 	pthread_mutex_lock(&r->srv->lock);
-	bool ok = hold(r, n);
+	bool ok = charge_bytes(r, n);
 	pthread_mutex_unlock(&r->srv->lock);
 	return ok;
 }
 
 void
-req_let_go(Req *r, size_t n)
+req_release(Req *r, size_t n)
 {
 	pthread_mutex_lock(&r->srv->lock);
-	let_go(r, n);
+	release_bytes(r, n);
 	pthread_mutex_unlock(&r->srv->lock);
 }
 
@@ -165,7 +165,7 @@ req_drop_body(Req *r)
 	size_t n = r->body.len;
 
 	strbuf_release(&r->body);
-	req_let_go(r, n);
+	req_release(r, n);
 }
 
 void
@@ -176,7 +176,7 @@ req_unref(Req *r)
 	strbuf_release(&r->body);
 	strbuf_release(&r->out);
 	file_unmap(&r->file);
-	req_let_go(r, r->held); /* when it is free: the heap may be trimmed now */
+	req_release(r, r->held); /* when it is free: the heap may be trimmed now */
 	free(r->head_bytes);
 	free(r);
 }
@@ -228,7 +228,7 @@ req_answer(Req *r, int status, const char *type, Strbuf *body)
 {
 	pthread_mutex_lock(&r->srv->lock);
 	if (!r->ready) {
-		bool fits = !body || (!body->failed && hold(r, body->len));
+		bool fits = !body || (!body->failed && charge_bytes(r, body->len));
 		r->status = fits ? status : 503;
 		r->type = fits ? type : type_json;
 		if (!fits) {
@@ -306,7 +306,7 @@ req_push(Req *r, const char *data, size_t n)
 {
 	pthread_mutex_lock(&r->srv->lock);
 	if (!r->gone) {
-		if (r->out.len + n <= MAX_UNREAD && hold(r, n))
+		if (r->out.len + n <= MAX_UNREAD && charge_bytes(r, n))
 			strbuf_add(&r->out, data, n);
 		else
 			r->out.failed = true;
@@ -333,7 +333,7 @@ req_take(Req *r, Strbuf *piece, bool *over)
 {
 	pthread_mutex_lock(&r->srv->lock);
 	bool ok = !r->gone && !r->out.failed;
-	let_go(r, piece->len);
+	release_bytes(r, piece->len);
 	strbuf_clear(piece);
 	if (ok) {
 		Strbuf empty = *piece;
@@ -530,12 +530,12 @@ req_body(Req *r, const char *data, size_t n)
 	if (r->ready || r->too_large || r->no_memory)
 		return;
 	r->too_large = n > body_limit(r) - r->body.len;
-	r->no_memory = !r->too_large && !req_hold(r, n);
+	r->no_memory = !r->too_large && !req_charge(r, n);
 	if (!r->too_large && !r->no_memory) {
 		strbuf_add(&r->body, data, n);
 		if (!r->body.failed)
 			return;
-		req_let_go(r, n);
+		req_release(r, n);
 		r->no_memory = true;
 	}
 	req_drop_body(r);

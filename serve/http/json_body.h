@@ -17,7 +17,7 @@ typedef struct Problem { /* what is wrong with a request */
 	const char *type;        /* OpenAI's error.type, TGI's error_type; NULL: by the status */
 } Problem;
 bool problem(Problem *p, int status, const char *param, const char *fmt, ...) __attribute__((format(printf, 4, 5))); /* false */
-bool problem_busy(Problem *p); /* req_hold() said no; false */
+bool problem_busy(Problem *p); /* req_charge() said no; false */
 
 bool problem_memory(Problem *p); /* false */
 

@@ -99,8 +99,8 @@ void   req_over(Req *r, bool sent);
 Req   *req_inside(Server *s, const char *path, const char *body, size_t n, void (*answered)(Req *r));
 
 /* http.c: what handlers call, from any thread */
-bool   req_hold(Req *r, size_t n);           /* count n bytes as in use until req_let_go or the end; false: too many are */
-void   req_let_go(Req *r, size_t n);
+bool   req_charge(Req *r, size_t n);           /* count n bytes as in use until req_release or the end; false: too many are */
+void   req_release(Req *r, size_t n);
 void   req_drop_body(Req *r);
 void   req_unref(Req *r);
 void   req_head(Req *r, const char *name, const char *fmt, ...) __attribute__((format(printf, 3, 4)));

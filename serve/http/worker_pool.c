@@ -40,18 +40,18 @@ handle(Server *s, Req *r)
 
 	if (cost > s->max_held)
 		problem(&p, 413, NULL, "The body has too many values for this server: reading it would take %zu bytes of memory.", cost);
-	else if (!req_hold(r, cost))
+	else if (!req_charge(r, cost))
 		problem_busy(&p);
 	else if (!(r->route->flags & RT_MODEL) || r->model || models_take(s, r, &p))
 		r->route->handle(r);
 	else if (!p.status) {
-		req_let_go(r, cost);
+		req_release(r, cost);
 		return false;
 	}
 	if (p.status)
 		req_problem(r, &p);
 	else
-		req_let_go(r, cost);
+		req_release(r, cost);
 	req_drop_body(r);
 	return true;
 }

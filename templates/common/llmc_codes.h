@@ -66,7 +66,7 @@ llmc_codes_of(llmc_codes_kind kind)
 
 /* bits that stand beside an index of a grid: the upper ones of the index; iq1: and one of bits 12 .. 15 of `high` */
 LLMC_CODES_FN int
-llmc_codes_beside(llmc_codes_kind kind)
+llmc_codes_extra_bytes(llmc_codes_kind kind)
 {
 	return kind == CODES_iq3_s ? 1 : kind == CODES_iq2_s || kind == CODES_iq2_xs ? 2 : kind == CODES_iq1_s || kind == CODES_iq1_m ? 4 : 0;
 }

@@ -150,7 +150,7 @@ halves(const args p)
 		y[0] = h2_add(a, b);
 		y[1] = h2_mul(a, b);
 		y[2] = h2_fma(a, b, c);
-		y[3] = h2_pick(a, b, c);
+		y[3] = h2_select(a, b, c);
 		y[4] = h2_twice(a);
 		y[5] = h2_twice_hi(a);
 		y[6] = byte_choose(a, b, c);

@@ -298,7 +298,7 @@ no_workspace(void **state)
 static void
 choices_reach_so_far(void **state)
 {
-	LtProduct *p = calloc(1, sizeof *p);
+	LtMatmul *p = calloc(1, sizeof *p);
 
 	(void)state;
 	assert_non_null(p);

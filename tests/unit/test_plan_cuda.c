@@ -34,7 +34,7 @@ products(const Plan *p)
 	int n = 0;
 
 	for (int i = 0; i < p->n_kernel; i++)
-		n += plan_product(&p->kernel[i]) != NULL;
+		n += plan_library_gemm(&p->kernel[i]) != NULL;
 	return n;
 }
 

@@ -435,7 +435,7 @@ BENCH_TEST(a_library_may_do_the_product)
 	assert_int_equal(k->row.launch[0].path, PATH_ANY);
 	assert_int_equal(k->row.launch[1].path, PATH_OWN);
 	assert_int_equal(k->row.launch[3].path, PATH_LIBRARY);
-	const PlanProduct *p = plan_product(&k->row);
+	const PlanGemm *p = plan_library_gemm(&k->row);
 	assert_ptr_equal(p, &k->row.launch[2].product);
 	assert_int_equal(k->row.launch[2].path, PATH_LIBRARY);
 	assert_int_equal(p->act, 4);
@@ -460,7 +460,7 @@ BENCH_TEST(no_library_where_rows_must_not_depend)
 	const Kernel *k = expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH PATHS "${LIBRARY}\n", 2);
 
 	assert_non_null(k);
-	assert_null(plan_product(&k->row));
+	assert_null(plan_library_gemm(&k->row));
 	assert_int_equal(k->row.n_launch, 2);
 	assert_string_equal(k->row.launch[1].fn, k->row.symbol);
 	assert_int_equal(k->row.launch[1].path, PATH_ANY);

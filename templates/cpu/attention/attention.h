@@ -185,7 +185,7 @@ att_softmax(const Att a, const int chunk, float *s, int pos0, int lo, int hi, in
 		if (a.alibi > 0)
 			v = vf_fma(vf_set1(slope), __builtin_convertvector(at + vi_set1(pos0 - pos), vf), v);
 		if (j < lo || j + VL > hi)
-			v = vf_pick((vi)(at >= vi_set1(lo)) & (vi)(at < vi_set1(hi)), v, none);
+			v = vf_select((vi)(at >= vi_set1(lo)) & (vi)(at < vi_set1(hi)), v, none);
 		vf_store(s + j, v);
 		top = vf_max(top, v);
 	}

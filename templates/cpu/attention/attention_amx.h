@@ -341,7 +341,7 @@ att_amx_softmax(const Att a, float *s, int first, int last, int pos0, int lo, in
 				v = vf_set1(a.cap) * vf_tanh(v * vf_set1((float)(1 / (double)a.cap)));
 			if (a.alibi > 0)
 				v = vf_fma(vf_set1(slope), __builtin_convertvector(at + vi_set1(pos0 - pos), vf), v);
-			v = vf_pick((vi)(at >= vi_set1(lo)) & (vi)(at < vi_set1(hi)), v, none);
+			v = vf_select((vi)(at >= vi_set1(lo)) & (vi)(at < vi_set1(hi)), v, none);
 			vf_store(s + j, v);
 			top = vf_max(top, v);
 		}
@@ -369,15 +369,15 @@ att_amx_unseen(int first, int last, uint8_t *p, int r)
 LLMC_INLINE void
 att_amx_merge(const int vs, float *m, float *l, float *o, const float *mc, const float *lc, const float *oc)
 {
-	const vf was = vf_load(m), is = vf_load(mc), top = vf_pick((vi)(was > is), was, is), sum = vf_load(lc), before = vf_load(l);
+	const vf was = vf_load(m), is = vf_load(mc), top = vf_select((vi)(was > is), was, is), sum = vf_load(lc), before = vf_load(l);
 	const vf a = vf_exp(was - top), b = vf_exp(is - top);
 	const vi add = (vi)(sum != vf_set1(0)), begin = (vi)(before == vf_set1(0));
 	float    by[VL], with[VL];
 
 	vf_store(by, a);
 	vf_store(with, b);
-	vf_store(m, vf_pick(add, vf_pick(begin, is, top), was));
-	vf_store(l, vf_pick(add, vf_pick(begin, sum, vf_fma(before, a, sum * b)), before));
+	vf_store(m, vf_select(add, vf_select(begin, is, top), was));
+	vf_store(l, vf_select(add, vf_select(begin, sum, vf_fma(before, a, sum * b)), before));
 	for (int r = 0; r < ATT_AMX_B; r++, o += vs, oc += vs) {
 		if (!add[r])
 			continue;

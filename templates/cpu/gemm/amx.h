@@ -18,8 +18,8 @@
  * 75 cycles with 8 bits and 120 with 16 (2048 x 2048, 256 tokens). Digits as bf16, exact in fp32 to 2^24, save the conversion and one of two stores, but A has twice
  * the bytes and half as many tokens are in hand: no gain. Two groups beside tiles of 8 tokens save loads, and lose more by stores.
  *
- * Up to AMX_FEW tokens have one tile, of which each token takes a row a digit, so that both digits are one dot and one store. Their sums stay in
- * registers along the whole row, and blocks are unpacked between the dots (amx_few_rows): 8 tokens of Q4_0 take 14 % less time with 16 bits and 3 % with 8,
+ * Up to AMX_SMALL_M tokens have one tile, of which each token takes a row a digit, so that both digits are one dot and one store. Their sums stay in
+ * registers along the whole row, and blocks are unpacked between the dots (amx_small_m_rows): 8 tokens of Q4_0 take 14 % less time with 16 bits and 3 % with 8,
  * Q8_0 13 % and 8 %, Q6_K the same.
  *
  * Order of summation: cpu/gemm/gemv.h.
@@ -34,7 +34,7 @@
 #if defined(LLMC_TILES)
 enum {
 	AMX_T = 16, AMX_B = 16,     /* tokens, and rows of B, of a tile at most */
-	AMX_FEW = 8,                /* tokens that share no unpacking with others: amx_few_rows */
+	AMX_SMALL_M = 8,                /* tokens that share no unpacking with others: amx_small_m_rows */
 	AMX_STEPS = 8,              /* vectors of integers that a block of a group becomes */
 };
 
@@ -279,20 +279,20 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int 
 		}
 }
 
-/* T <= AMX_FEW tokens with G groups, out[t][row] of them. While a block is multiplied one before it is scaled and one after it unpacked, so far apart that no
+/* T <= AMX_SMALL_M tokens with G groups, out[t][row] of them. While a block is multiplied one before it is scaled and one after it unpacked, so far apart that no
  * load waits for the store that it needs. */
 LLMC_INLINE void
-amx_few_blocks(const Product p, const int T, const int G, const uint8_t *w, const act_rows *a, int tokens, float *out, int ld)
+amx_small_m_blocks(const Product p, const int T, const int G, const uint8_t *w, const act_rows *a, int tokens, float *out, int ld)
 {
 	enum { RING = 8, AHEAD = 2, BEHIND = 2, RESULTS = 4 };
 	const int halves = p.w.halves, block = act_block_bytes(p), digits = p.act_bits / 8, all = p_blocks(p), piece = w_piece_bytes(p.w);
 	const int64_t group = w_group_bytes(p.w, p.cols);
 	const vi up = AMX_UP, whole = AMX_MAGIC, magic = digits == 2 ? up : whole;
 	_Alignas(64) vi q[RING][TILE_H][AMX_STEPS], result[RESULTS][TILE_H][2][AMX_B];
-	vf scale[RING][TILE_H][2], min[RING][TILE_H][2], sums[TILE_H][AMX_FEW], mins[TILE_H][AMX_FEW];
+	vf scale[RING][TILE_H][2], min[RING][TILE_H][2], sums[TILE_H][AMX_SMALL_M], mins[TILE_H][AMX_SMALL_M];
 
 	LLMC_EACH(g, G, TILE_H)
-		LLMC_EACH(t, T, AMX_FEW)
+		LLMC_EACH(t, T, AMX_SMALL_M)
 			sums[g][t] = mins[g][t] = vf_set1(0);
 	for (int b = -AHEAD; b < all + BEHIND; b++) {
 		if (b + AHEAD < all)
@@ -325,15 +325,15 @@ amx_few_blocks(const Product p, const int T, const int G, const uint8_t *w, cons
 				LLMC_EACH(g, G, TILE_H) {
 					const amx_scale by = amx_scale_of(scale[r][g][half]);
 					const vi *const dot = result[(b - BEHIND) % RESULTS][g][half];
-					LLMC_EACH(t, T, AMX_FEW)
+					LLMC_EACH(t, T, AMX_SMALL_M)
 						AMX_ADD(p, sums[g][t], dot[t * digits], dot[t * digits + digits - 1], d[t], by, magic);
 				}
 				LLMC_EACH(g, p.w.min ? G : 0, TILE_H)
-					LLMC_EACH(t, T, AMX_FEW)
+					LLMC_EACH(t, T, AMX_SMALL_M)
 						mins[g][t] = vf_fma(min[r][g][half], vf_set1(totals[t * halves]), mins[g][t]);
 			}
 	}
-	LLMC_EACH(t, T, AMX_FEW)
+	LLMC_EACH(t, T, AMX_SMALL_M)
 		if (t < tokens)
 			LLMC_EACH(g, G, TILE_H) {
 				if (p.w.min)
@@ -343,16 +343,16 @@ amx_few_blocks(const Product p, const int T, const int G, const uint8_t *w, cons
 }
 
 /* A function of its own for each number of tokens, as below; all rows of the groups from w on */
-typedef void amx_few_fn(const uint8_t *w, int groups, const act_rows *a, int tokens, float *out, int ld);
+typedef void amx_small_m_fn(const uint8_t *w, int groups, const act_rows *a, int tokens, float *out, int ld);
 
 LLMC_INLINE void
-amx_few_rows(const Product p, const int T, const uint8_t *w, int groups, const act_rows *a, int tokens, float *out, int ld)
+amx_small_m_rows(const Product p, const int T, const uint8_t *w, int groups, const act_rows *a, int tokens, float *out, int ld)
 {
 	amx_begin(T * p.act_bits / 8, 32 / p.w.halves);
 	for (; groups >= 2; groups -= 2, w += 2 * w_group_bytes(p.w, p.cols), out += 2 * VL)
-		amx_few_blocks(p, T, 2, w, a, tokens, out, ld);
+		amx_small_m_blocks(p, T, 2, w, a, tokens, out, ld);
 	for (; groups > 0; groups--, w += w_group_bytes(p.w, p.cols), out += VL)
-		amx_few_blocks(p, T, 1, w, a, tokens, out, ld);
+		amx_small_m_blocks(p, T, 1, w, a, tokens, out, ld);
 	amx_end();
 }
 

@@ -17,7 +17,7 @@
  *            a panel 82 % of the peak is left, with 8 75 %
  *   data     random numbers instead of zeros, of which the peak is measured, take 15 to 20 % of the time more
  *   weights  a block of a group 84 (Q4_0), once for all tokens in hand: with 256 a third of its dots' 256, hidden beside them; with 16
- *            it is what there is to wait for, and sums stay in registers to the end (amx_few)
+ *            it is what there is to wait for, and sums stay in registers to the end (amx_small_m)
  * 2048 x 2048, Q4_0, one thread, best of 5 x 9 interleaved with the kernel before, which scaled results instead of weights: 256 tokens 1.18 TFLOP/s
  * beside 0.68 (36 % of the peak of registers, 20 %), Q4_K 1.28 beside 0.51, 32 tokens 0.70 beside 0.66, one token 25 GFLOP/s beside 37.
  *
@@ -272,7 +272,7 @@ amx_floats(const Product p, const vi *q, int groups, int first, int n, const act
 /* All columns with one or two tiles of activations: sums stay in registers, and the blocks of a ring are made one after the other, AMX_AHEAD before
  * they are multiplied */
 LLMC_INLINE void
-amx_few(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups, const act_rows *a, int two, vi *ring, float *c0, int64_t c0_row,
+amx_small_m(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups, const act_rows *a, int two, vi *ring, float *c0, int64_t c0_row,
         float *c1, int64_t c1_row)
 {
 	const int all = p_blocks(p), wide = groups > 1, vectors = amx_block_vectors(p);
@@ -313,7 +313,7 @@ amx_rows_bf16(const Product p, amx_expand_fn *expand, const uint8_t *w, int grou
 
 	amx_begin(T, 64);
 	if (tiles <= 2)
-		amx_few(p, expand, w, groups, a, tiles == 2, panel[0], whole ? out : edge[0], whole ? inside : outside,
+		amx_small_m(p, expand, w, groups, a, tiles == 2, panel[0], whole ? out : edge[0], whole ? inside : outside,
 		        whole == 2 ? out + (int64_t)T * ld : edge[0], whole == 2 ? inside : outside);
 	else
 		while (k.left)

@@ -124,11 +124,11 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 	for (int h = 0; h < TILE_H; h++) {
 		const uint8_t *const rows = w + (h < groups ? h : 0) * group;
 		w_indices found[TILE_BLOCKS];
-		for (int b = 0; w_is_found(p.w) && b < n; b++)
+		for (int b = 0; w_is_indexed(p.w) && b < n; b++)
 			w_gather_indices(p.w, w_block(p.w, rows, first + b), &found[b]);
 		for (int b = 0; b < n; b++) {
 			w_at k = w_block(p.w, rows, first + b);
-			k.found = w_is_found(p.w) ? &found[b] : NULL;
+			k.found = w_is_indexed(p.w) ? &found[b] : NULL;
 			/* what four steps share is loaded before the first is stored */
 			LLMC_EACH(i, steps / 4, 4) {
 				vi v[4];

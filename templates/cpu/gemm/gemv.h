@@ -166,12 +166,12 @@ stream_blocks(const Product p, const uint8_t *w, const act_rows *a, const int to
 		w_at k = w_shared(p.w, w, first);
 		w_indices found[8];
 		w_at next = k;
-		LLMC_EACH(b, w_is_found(p.w) ? together : 0, 8) {
+		LLMC_EACH(b, w_is_indexed(p.w) ? together : 0, 8) {
 			w_gather_indices(p.w, next, &found[b]);
 			next = w_next(p.w, next);
 		}
 		for (int b = first; b < first + together; b++, k = w_next(p.w, k)) {
-			k.found = w_is_found(p.w) ? &found[b - first] : NULL;
+			k.found = w_is_indexed(p.w) ? &found[b - first] : NULL;
 			stream_prefetch(w + (int64_t)b * piece, piece);
 			LLMC_EACH(h, p.w.halves, 2) {
 				vf scale = w_scale(p.w, k, h);

@@ -48,7 +48,7 @@ mm_next(const Product p, const mm_work *m, int t, const float *x)
 typedef struct mm_amx {
 #if defined(LLMC_TILES)
 	amx_fn *const *dot;
-	amx_few_fn *const *few;
+	amx_small_m_fn *const *few;
 	amx_expand_fn *expand;
 #else
 	int none;
@@ -73,7 +73,7 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 			amx_rows_bf16(p, amx.expand, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, out + g * VL, ld);
 		return;
 	}
-	if (!w_is_float(p.w) && m->n <= AMX_FEW) {
+	if (!w_is_float(p.w) && m->n <= AMX_SMALL_M) {
 		amx.few[a.tile](w, groups, &a, m->n, out, ld);
 		return;
 	}
@@ -107,10 +107,10 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	}
 #define TILE_ENTRY(name, T) [T] = name##_tile_##T,
 
-/* AMX_EACH(X, name): tokens of a tile of blocks, more than AMX_FEW; AMX_EACH_FEW: at most so many, more than STREAM_TOKENS */
+/* AMX_EACH(X, name): tokens of a tile of blocks, more than AMX_SMALL_M; AMX_EACH_SMALL_M: at most so many, more than STREAM_TOKENS */
 #if defined(LLMC_TILES)
 #define AMX_EACH(X, name) X(name, 12) X(name, 16)
-#define AMX_EACH_FEW(X, name) X(name, 6) X(name, 8)
+#define AMX_EACH_SMALL_M(X, name) X(name, 6) X(name, 8)
 #define AMX_DEFINE(name, T)                                                                                                     \
 	static __attribute__((noinline)) void name##_amx_##T(const tile_weights *w, int groups, int first, int n,                   \
 	                                                     const act_rows *a, int tiles, tile_sums *sum, tile_ahead *ahead)       \
@@ -119,19 +119,19 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 		if (!w_is_float(p.w) && !act_is_bf16(p))                                                                            \
 			amx_blocks(p, T, w, groups, first, n, a, tiles, sum, ahead);                                                \
 	}
-#define AMX_DEFINE_FEW(name, T)                                                                                                 \
+#define AMX_DEFINE_SMALL_M(name, T)                                                                                                 \
 	static __attribute__((noinline)) void name##_few_##T(const uint8_t *w, int groups, const act_rows *a, int tokens,           \
 	                                                     float *out, int ld)                                                    \
 	{                                                                                                                           \
 		const Product p = name##_of(a->cols);                                                                               \
 		if (!w_is_float(p.w) && !act_is_bf16(p))                                                                            \
-			amx_few_rows(p, T, w, groups, a, tokens, out, ld);                                                          \
+			amx_small_m_rows(p, T, w, groups, a, tokens, out, ld);                                                          \
 	}
-#define AMX_ENTRY_FEW(name, T) [T] = name##_few_##T,
+#define AMX_ENTRY_SMALL_M(name, T) [T] = name##_few_##T,
 #define AMX_ENTRY(name, T) [T] = name##_amx_##T,
 #define AMX_TABLE(name)                                                                                                         \
 	AMX_EACH(AMX_DEFINE, name)                                                                                                  \
-	AMX_EACH_FEW(AMX_DEFINE_FEW, name)                                                                                          \
+	AMX_EACH_SMALL_M(AMX_DEFINE_SMALL_M, name)                                                                                          \
 	static __attribute__((noinline)) void name##_expand(amx_work *k)                                                            \
 	{                                                                                                                           \
 		const Product p = name##_of(k->cols);                                                                               \
@@ -139,7 +139,7 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 			amx_expand(p, k);                                                                                           \
 	}                                                                                                                           \
 	static amx_fn *const name##_dot[17] = { AMX_EACH(AMX_ENTRY, name) };                                                        \
-	static amx_few_fn *const name##_few[AMX_FEW + 1] = { NULL, AMX_EACH_FEW(AMX_ENTRY_FEW, name) };                             \
+	static amx_small_m_fn *const name##_few[AMX_SMALL_M + 1] = { NULL, AMX_EACH_SMALL_M(AMX_ENTRY_SMALL_M, name) };                             \
 	static const mm_amx  name##_amx = { name##_dot, name##_few, name##_expand };
 #else
 #define AMX_TABLE(name) static const mm_amx name##_amx = { 0 };

@@ -161,7 +161,7 @@ f32_fma(float a, float b, float c)
 
 /* a where mask is all ones, b where it is zero */
 LLMC_INLINE vf
-vf_pick(vi mask, vf a, vf b)
+vf_select(vi mask, vf a, vf b)
 {
 	return (vf)((mask & (vi)a) | (~mask & (vi)b));
 }
@@ -175,7 +175,7 @@ vf_max(vf a, vf b)
 #elif VL == 8 && defined(VF_HAVE_256)
 	return (vf)_mm256_max_ps((__m256)a, (__m256)b);
 #else
-	return vf_pick((vi)(a > b), a, b);
+	return vf_select((vi)(a > b), a, b);
 #endif
 }
 
@@ -187,7 +187,7 @@ vf_min(vf a, vf b)
 #elif VL == 8 && defined(VF_HAVE_256)
 	return (vf)_mm256_min_ps((__m256)a, (__m256)b);
 #else
-	return vf_pick((vi)(a < b), a, b);
+	return vf_select((vi)(a < b), a, b);
 #endif
 }
 
@@ -385,7 +385,7 @@ vf_tanh(vf x)
 	p = vf_fma(p * z, x, x);
 	vf e = one - vf_set1(2) / (vf_exp(a + a) + one);
 	vi sign = (vi)x & vi_set1(-0x7fffffff - 1);
-	return vf_pick((vi)(a < vf_set1(0.625f)), p, (vf)((vi)e | sign));
+	return vf_select((vi)(a < vf_set1(0.625f)), p, (vf)((vi)e | sign));
 }
 
 /* |x| < 1: x P(x^2); else 1 - e^(-x^2) t Q(t), t = 1 / (|x| + 2). Absolute error about 1e-7. */
@@ -409,8 +409,8 @@ vf_erf(vf x)
 	q = vf_fma(q, t, vf_set1(0.557835102f)) * t;
 	q = vf_set1(1) - vf_exp(-(c * c)) * q;
 	vi sign = (vi)x & vi_set1(-0x7fffffff - 1);
-	p = vf_pick((vi)(a < vf_set1(1)), p, (vf)((vi)q | sign));
-	return vf_pick((vi)(x == x), p, x);
+	p = vf_select((vi)(a < vf_set1(1)), p, (vf)((vi)q | sign));
+	return vf_select((vi)(x == x), p, x);
 }
 
 LLMC_INLINE vf
@@ -476,8 +476,8 @@ vf_xielu(vf x, const Xielu of)
 	near = vf_fma(near, x, vf_set1(1.f / 6));
 	near = vf_fma(near, x, vf_set1(0.5f)) * x * x;
 	vf far = vf_exp(vf_min(x, vf_set1(0))) - vf_set1(1) - x;
-	vf low = vf_set1(of.b) * vf_pick((vi)(x > vf_set1(-0.5f)), near, far) + half;
-	return vf_pick((vi)(x > vf_set1(0)), vf_fma(vf_set1(of.a) * x, x, half), low);
+	vf low = vf_set1(of.b) * vf_select((vi)(x > vf_set1(-0.5f)), near, far) + half;
+	return vf_select((vi)(x > vf_set1(0)), vf_fma(vf_set1(of.a) * x, x, half), low);
 }
 
 /* g and u within what a gated activation lets through; limit 0: everything */

@@ -141,7 +141,7 @@ mla_amx_softmax(float *w, const vi see, int whole, float *m, float *l, uint8_t *
 	for (int j = 0; j < MLA_CHUNK; j++) {
 		vf v = vf_load(w + j * MLA_TR);
 		if (!whole)
-			v = vf_pick((vi)(see > vi_set1(j)), v, vf_set1(-__builtin_inff()));
+			v = vf_select((vi)(see > vi_set1(j)), v, vf_set1(-__builtin_inff()));
 		top = vf_max(top, v);
 	}
 	for (int j = 0; j < MLA_CHUNK; j += j % 32 == 15 ? 17 : 1) {
@@ -149,7 +149,7 @@ mla_amx_softmax(float *w, const vi see, int whole, float *m, float *l, uint8_t *
 		for (int k = 0; k < 2; k++) {
 			e[k] = vf_exp(vf_load(w + (j + k * 16) * MLA_TR) - top);
 			if (!whole)
-				e[k] = vf_pick((vi)(see > vi_set1(j + k * 16)), e[k], vf_set1(0));
+				e[k] = vf_select((vi)(see > vi_set1(j + k * 16)), e[k], vf_set1(0));
 			sum += e[k];
 		}
 		amx_put_rounded(e[0], e[1], pairs + j / 32 * 2 * AMX_TILE + j % 32 * 64);

@@ -487,7 +487,7 @@ w_side(const Weight w, w_at k)
 LLMC_INLINE int
 w_high_bits(const Weight w)
 {
-	return w_is_iq1(w) ? 3 : llmc_codes_beside((llmc_codes_kind)w.kind);
+	return w_is_iq1(w) ? 3 : llmc_codes_extra_bytes((llmc_codes_kind)w.kind);
 }
 
 /* what stands beside an index, of number 4 j + c in the lowest bits of byte c: its upper bits; iq1: then a flag */
@@ -495,7 +495,7 @@ LLMC_INLINE vi
 w_high(const Weight w, w_at k, int j)
 {
 	const llmc_codes_shape s = llmc_codes_of((llmc_codes_kind)w.kind);
-	const int bits = llmc_codes_beside((llmc_codes_kind)w.kind), blocks = 8 / bits; /* that share bytes */
+	const int bits = llmc_codes_extra_bytes((llmc_codes_kind)w.kind), blocks = 8 / bits; /* that share bytes */
 
 	return vi_load(k.head + (2 + 2 * s.min + 8 * s.scales + 4 * (bits * j + k.sub / blocks)) * VL) >> bits * (k.sub % blocks);
 }
@@ -506,9 +506,9 @@ w_high(const Weight w, w_at k, int j)
 typedef struct w_indices { _Alignas(32) uint16_t of[2][2][4][4]; } w_indices;
 
 #if VL == 8 && defined(VF_HAVE_256)
-#define w_is_found(w) (w_is_coded(w) && w_high_bits(w))
+#define w_is_indexed(w) (w_is_coded(w) && w_high_bits(w))
 #else
-#define w_is_found(w) 0
+#define w_is_indexed(w) 0
 #endif
 
 LLMC_INLINE void

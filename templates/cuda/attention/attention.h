@@ -14,17 +14,17 @@
  *     static constexpr float SCALE, CAP, ALIBI;     CAP, ALIBI 0: none
  *     enum { ALIBI_FIRST, ALIBI_HEADS };            with ALIBI: slopes of heads from that one on, of so many; 0: of all from the first
  *     enum { WINDOW, CHUNK, PREFIX };               WINDOW 0: none; CHUNK 1: rows see from the last multiple of the window on; PREFIX 1: all rows see the sequence's first prefix_len positions */
-template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, long long PAGE_BYTES_, class EV_ = E_, bool TURN_ = false> struct att_config {
+template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, long long PAGE_BYTES_, class EV_ = E_, bool ROTATE_ = false> struct att_config {
 	typedef typename E_::math E;      /* for tensor cores */
-	typedef kv_plane<E_, D_, TURN_>  KP;
-	typedef kv_plane<EV_, V_, TURN_> VP;
+	typedef kv_plane<E_, D_, ROTATE_>  KP;
+	typedef kv_plane<EV_, V_, ROTATE_> VP;
 	typedef kv_plane<typename kv_exact<E_>::type, D_>  KX; /* exact rows */
 	typedef kv_plane<typename kv_exact<EV_>::type, V_> VX;
 	typedef SCORES_           SCORES;
 	typedef typename E_::elem elem;
 	typedef typename EV_::elem v_elem;
 	enum { HEADS = HEADS_, KV_HEADS = KV_HEADS_, G = HEADS / KV_HEADS, D = D_, V = V_, WINDOW = SCORES::WINDOW };
-	enum { TURN = TURN_ };
+	enum { ROTATE = ROTATE_ };
 	enum { INDEX_TOP_K = 0 };               /* of the positions that a row sees it attends to so many, which it chooses: cuda/mla/mla.h; 0: to all */
 	enum { Q_STRIDE = D, Y_APART = V }; /* elements from head to head of the queries, and of y */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;

@@ -29,7 +29,7 @@ template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
 	enum {
 		KC = (A::D + 31) / 32, VCN = (A::V + 63) / 64,
 		V_SHARED = A::V <= 128,
-		TEAMS = A::TURN ? 1 : A::D <= 128 ? 4 : 2, /* of warps, at most: as shared memory has room for queries; turning is the block's work */
+		TEAMS = A::ROTATE ? 1 : A::D <= 128 ? 4 : 2, /* of warps, at most: as shared memory has room for queries; turning is the block's work */
 		WHOLE = 24,                                /* tiles of a unit that one block takes although others idle: three turns of 8 warps, of which two cost less than parts */
 		/* a multiprocessor: a block leaves room for the next kernel; where 128 registers do not do, it has more */
 		MMA_BLOCKS = !V_SHARED || (ARCH >= 100 && A::D + A::V > 128) || !A::KP::ROW_MAJOR_ACT || !A::VP::ROW_MAJOR_ACT ? 1 : 2

@@ -40,8 +40,8 @@ template <class A, int ARCH> struct flash_config : flash_parts<A, A::D <= 128 &&
 		MT = A::D <= 128 && A::V <= 128 ? 2 : 1,              /* times 16 pairs a warp: ROWS is WARPS * MT * 16 */
 		KK = A::D / 16, VN = A::V / 8,
 		K_ROW = (A::D / 8 / 2 * 2 + 1) * 16,                  /* bytes; an odd number of chunks of 16: ldmatrix meets no bank twice */
-		V_TURNED = A::V == 256,                               /* no room for that: chunks stand in another order instead */
-		V_ROW = V_TURNED ? A::V * 2 : (A::V / 8 / 2 * 2 + 1) * 16,
+		V_ROTATED = A::V == 256,                               /* no room for that: chunks stand in another order instead */
+		V_ROW = V_ROTATED ? A::V * 2 : (A::V / 8 / 2 * 2 + 1) * 16,
 		STAGE = C * (K_ROW + V_ROW),
 		Q_SHARED = A::D > 64 || A::V > 64,                    /* 1: no registers are left for the queries */
 		UNROLL = Q_SHARED ? (A::D % 64 ? 2 : 4) : KK,         /* else they all come early, and registers overflow */
@@ -51,7 +51,7 @@ template <class A, int ARCH> struct flash_config : flash_parts<A, A::D <= 128 &&
 };
 
 /* Where chunk c of row r of V stands. */
-template <class F> DEV int flash_place(int r, int c) { return r * F::V_ROW + (F::V_TURNED ? c ^ (r & 7) : c) * 16; }
+template <class F> DEV int flash_place(int r, int c) { return r * F::V_ROW + (F::V_ROTATED ? c ^ (r & 7) : c) * 16; }
 
 /* Elements before piece `at` of a chunk, piece c of row j, where rows are APART elements apart and have D */
 template <int STRIDE, int D> DEV long long flash_at(int at, int j, int c) { return STRIDE == D ? at * 8 : (long long)j * STRIDE + c * 8; }

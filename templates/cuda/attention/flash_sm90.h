@@ -51,7 +51,7 @@ template <class A, bool SEGMENTED_> struct flash90_config : flash_parts<A, A::D 
 		HALF = N * 128,                                 /* of a chunk's 64 columns */
 		K_TILE = K_BOXES * HALF, V_TILE = V_BOXES * HALF, /* of a chunk */
 		STAGES = A::D <= 64 && A::V <= 64 ? 4 : A::D <= (N == 128 ? 128 : 192) && A::V <= 192 ? 3 : 2,
-		TURN = 1, OWN = TURN + GROUPS, ALL = OWN + GROUPS, /* named barriers */
+		ROTATE = 1, OWN = ROTATE + GROUPS, ALL = OWN + GROUPS, /* named barriers */
 		SEGMENTED = SEGMENTED_,
 		KEEPS = SEGMENTED_ || A::MADE                   /* y is read again */
 	};
@@ -461,12 +461,12 @@ flash90_tile(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 #pragma unroll 1
 		for (; c < stop; c++) {
 			if (turns)
-				bar_sync(F::TURN + group, 256);
+				bar_sync(F::ROTATE + group, 256);
 			flash90_scores<F>(r, qd, kd + ks.at * (F::K_TILE / 16));
 			mbar_wait(&a.v_full[vs.at], vs.round);
 			flash90_sums<F>(r, vd + vs.at * (F::V_TILE / 16));
 			if (turns)
-				bar_arrive(F::TURN + (group + 1) % F::GROUPS, 256);
+				bar_arrive(F::ROTATE + (group + 1) % F::GROUPS, 256);
 			wgmma_wait<1>();
 			wgmma_pin(r.t);
 			flash90_arrive(&a.k_empty[ks.at]);
@@ -519,7 +519,7 @@ flash90_multiply(flash90_shared_storage<F> &a, const llmc_step &s, const float *
 	flash90_stage<F>   ks, vs;
 
 	if (group == F::GROUPS - 1)
-		bar_arrive(F::TURN, 256);
+		bar_arrive(F::ROTATE, 256);
 	for (;; work.next()) {
 		const FlashWork &w = a.work[work.at];
 		mbar_wait(&a.work_full[work.at], work.round);
@@ -540,7 +540,7 @@ flash90_multiply(flash90_shared_storage<F> &a, const llmc_step &s, const float *
 		flash90_arrive(&a.work_empty[work.at]);
 	}
 	if (group == 0)
-		bar_sync(F::TURN, 256);
+		bar_sync(F::ROTATE, 256);
 }
 
 /* sink: of the heads, or NULL. parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */

@@ -133,7 +133,7 @@ kv_rotate_rows(float *rows, int n, int apart, int warp, int warps)
 }
 
 /* VEC elements are read at once where WHOLE; M: elements of a row that each lane of a warp has, lane, lane + 32, ... */
-template <class E, int D, bool TURN_ = false, bool PLAIN_ = E::ROW_MAJOR_ACT> struct kv_plane {
+template <class E, int D, bool ROTATE_ = false, bool PLAIN_ = E::ROW_MAJOR_ACT> struct kv_plane {
 	typedef typename E::elem elem;
 	enum { ROW_MAJOR_ACT = 1, TURNS = 0, VEC = E::VEC, WHOLE = D % VEC == 0, M = (D + 31) / 32, BYTES = KV_PAGE * D * (int)sizeof(elem) };
 
@@ -154,10 +154,10 @@ template <class E, int D, bool TURN_ = false, bool PLAIN_ = E::ROW_MAJOR_ACT> st
 	}
 };
 
-template <class E, int D, bool TURN_> struct kv_plane<E, D, TURN_, false> {
+template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 	typedef unsigned char elem;
 	enum {
-		ROW_MAJOR_ACT = 0, TURNS = TURN_, VEC = 8, WHOLE = D % 8 == 0, M = (D + 31) / 32,
+		ROW_MAJOR_ACT = 0, TURNS = ROTATE_, VEC = 8, WHOLE = D % 8 == 0, M = (D + 31) / 32,
 		G = E::GROUPED ? M : 1,
 		CODES = E::GROUPED ? G * 4 * E::BITS : D,  /* bytes of a row's codes */
 		NIBBLES = E::BITS < 8,                     /* two elements a byte */
@@ -275,7 +275,7 @@ template <class E, int D, bool TURN_> struct kv_plane<E, D, TURN_, false> {
 };
 
 /* Keys by channel */
-template <int D, bool TURN_> struct kv_plane<kv_int4c, D, TURN_, false> {
+template <int D, bool ROTATE_> struct kv_plane<kv_int4c, D, ROTATE_, false> {
 	typedef unsigned char elem;
 	enum { ROW_MAJOR_ACT = 0, TURNS = 0, VEC = 8, WHOLE = D % 8 == 0, M = (D + 31) / 32, G = M, CODES = 16 * G, BYTES = KV_PAGE * CODES + 4 * 32 * G };
 

@@ -26,9 +26,9 @@ rope_rotate(float *a, float *b, const float *table, int i, int rope_dims)
 }
 
 /* norm_qkv: K of type E and V of type EV (cuda/attention/kv_quantized.h; TURN: quantised rows are turned), rotated in the way of ROPE, its first R dimensions (0: not at all) */
-template <class E_, class ROPE_, int HEADS_, int KV_HEADS_, int D_, int R_, bool HAS_QN_, bool HAS_KN_, long long PAGE_BYTES_, class EV_ = E_, bool TURN_ = false> struct qkv_config {
-	typedef kv_plane<E_, D_, TURN_>  KP;
-	typedef kv_plane<EV_, D_, TURN_> VP;
+template <class E_, class ROPE_, int HEADS_, int KV_HEADS_, int D_, int R_, bool HAS_QN_, bool HAS_KN_, long long PAGE_BYTES_, class EV_ = E_, bool ROTATE_ = false> struct qkv_config {
+	typedef kv_plane<E_, D_, ROTATE_>  KP;
+	typedef kv_plane<EV_, D_, ROTATE_> VP;
 	typedef ROPE_ ROPE;
 	enum { HEADS = HEADS_, KV_HEADS = KV_HEADS_, D = D_, R = R_, HAS_QN = HAS_QN_, HAS_KN = HAS_KN_, WHOLE = HAS_QN || HAS_KN || !KP::ROW_MAJOR_ACT || !VP::ROW_MAJOR_ACT }; /* WHOLE: a head is finished as one */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;

@@ -242,12 +242,12 @@ template <class G> struct swap_ab_unit {
 };
 
 /* How a step is multiplied, and in which order its part of a lies in its stage */
-template <class G, class T, bool WGMMA = T::WGMMA> struct swap_ab_product {
+template <class G, class T, bool WGMMA = T::WGMMA> struct swap_ab_mainloop {
 	typedef typename G::S S;
 	const unsigned char *act; /* this thread's pieces: of row tid / 4 % 8 of eight rows each, what lane tid % 4 has */
 	int                  n;
 
-	__device__ __forceinline__ swap_ab_product(const void *act, int, int n)
+	__device__ __forceinline__ swap_ab_mainloop(const void *act, int, int n)
 		: act((const unsigned char *)act + (long long)((int)lane_id() >> 2) * swap_ab_act<typename G::W>::ROW + ((int)lane_id() & 3) * 16), n(n) {}
 	/* asks for a's part of step `at` */
 	__device__ __forceinline__ void
@@ -437,7 +437,7 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 	PDL_LAUNCH();
 	const int n = min(*count, NT * 8);
 
-	swap_ab_product<G, T> product(in.act, *count, n);
+	swap_ab_mainloop<G, T> product(in.act, *count, n);
 	{
 		int at = step;
 #pragma unroll 1

@@ -52,7 +52,7 @@ template <class W> struct swap_ab_ab90_act {
 DEV void swap_ab_ab90_wgmma(float (&d)[4][4], const unsigned (&a)[4], unsigned long long b) { wgmma_f16_m64n32k16_ra((float (&)[16])d, a, b, 1); }
 DEV void swap_ab_ab90_wgmma(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) { wgmma_f16_m64n64k16_ra((float (&)[32])d, a, b, 1); }
 
-template <class G, class T> struct swap_ab_product<G, T, true> {
+template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 	typedef typename G::S S;
 	enum { SETS = S::CHUNKS % 4 ? 2 : 4, LEFT = SETS == 4 ? 2 : 1 /* chunks that the tensor cores are at */, ROWS = T::NT * 8, EIGHTS = S::CHUNKS * 4, EACH = SWAP_AB_THREADS / ROWS /* eights that the block asks for together */ };
 	static_assert(S::CHUNKS % 2 == 0 && T::KW <= 2 && !G::W::BF16, "sets of A in turns; a warpgroup has one unit; halves");
@@ -61,7 +61,7 @@ template <class G, class T> struct swap_ab_product<G, T, true> {
 	bool                 is;
 	unsigned             a[SETS][2][2][4];
 
-	__device__ __forceinline__ swap_ab_product(const void *act, int count, int n)
+	__device__ __forceinline__ swap_ab_mainloop(const void *act, int count, int n)
 		: act((const unsigned char *)act + (int)threadIdx.x % ROWS * 16), apart((unsigned)count * 16), is((int)threadIdx.x % ROWS < n) {}
 
 	__device__ __forceinline__ void

@@ -30,7 +30,7 @@ h2_fma(unsigned a, unsigned b, unsigned c)
 }
 /* v & mask | bits: one instruction, where a compiler that sees both constants makes two */
 DEV unsigned
-h2_pick(unsigned v, unsigned mask, unsigned bits)
+h2_select(unsigned v, unsigned mask, unsigned bits)
 {
 	unsigned d;
 	asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(v), "r"(mask), "r"(bits));

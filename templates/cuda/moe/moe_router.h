@@ -112,7 +112,7 @@ router_row(const float *x, const norm_vectors &norm, unsigned short *to)
 
 /* acc [16, 8] += rows r0 .. r0 + 15 of w times x, this warp's columns */
 template <class G> DEV void
-router_product(const w_matrix<typename G::W> &w, const unsigned short (&x)[ROUTER_ROWS][G::STRIDE], int r0, float (&acc)[4])
+router_gemm(const w_matrix<typename G::W> &w, const unsigned short (&x)[ROUTER_ROWS][G::STRIDE], int r0, float (&acc)[4])
 {
 	const int g = (int)lane_id() >> 2, t = (int)lane_id() & 3, warp = (int)warp_id(), stop = G::UNITS * (warp + 1) / ROUTER_WARPS;
 	const unsigned char *row[2] = { w.row(min(r0 + g, G::ROWS - 1)) + t * 16, w.row(min(r0 + 8 + g, G::ROWS - 1)) + t * 16 };
@@ -166,7 +166,7 @@ router_run(const int *count, const float *x, const norm_vectors &norm, const w_m
 	__syncthreads();
 
 	float acc[4] = { 0, 0, 0, 0 };
-	router_product<G>(w, s.x, r0, acc);
+	router_gemm<G>(w, s.x, r0, acc);
 #pragma unroll
 	for (int c = 0; c < 4; c++)
 		s.part[warp][(lane >> 2) + c / 2 * 8][(lane & 3) * 2 + c % 2] = acc[c];

@@ -1,5 +1,5 @@
 /* Last kernel of a step: the next token of every row of logits, its logprob, and the state of its sequence. templates/cuda/sampling/sampler_state.h
- * says what is picked. A row has LLMC_PICK_PARTS parts, however many blocks share it: each looks through its parts, the last one to finish does what remains. */
+ * says what is picked. A row has LLMC_SAMPLE_PARTS parts, however many blocks share it: each looks through its parts, the last one to finish does what remains. */
 #include "cuda/sampling/sample.h"
 
 enum { AT_ONCE = 8 }; /* logits of a thread that are on their way */
@@ -63,10 +63,10 @@ best_of(sample_shared &s, float &v, int &id, int &bad)
 		s.bad[warp_id()] = bad;
 	}
 	__syncthreads();
-	v = s.best[lane_id() % PICK_WARPS];
-	id = s.id[lane_id() % PICK_WARPS];
-	bad = s.bad[lane_id() % PICK_WARPS];
-	warp_best<PICK_WARPS>(v, id, bad);
+	v = s.best[lane_id() % SAMPLE_WARPS];
+	id = s.id[lane_id() % SAMPLE_WARPS];
+	bad = s.bad[lane_id() % SAMPLE_WARPS];
+	warp_best<SAMPLE_WARPS>(v, id, bad);
 }
 
 /* Elements [first, hi) of a row, the rest of a part: the block's threads have AT_ONCE of them each. */
@@ -75,7 +75,7 @@ struct rest { int part, first, hi; };
 DEV rest
 part_of(int vocab, int part)
 {
-	const int piece = (vocab + LLMC_PICK_PARTS - 1) / LLMC_PICK_PARTS, lo = min(part * piece, vocab);
+	const int piece = (vocab + LLMC_SAMPLE_PARTS - 1) / LLMC_SAMPLE_PARTS, lo = min(part * piece, vocab);
 	return rest{ part, lo, min(lo + piece, vocab) };
 }
 
@@ -85,7 +85,7 @@ issue_loads(float (&raw)[AT_ONCE], const float *v, const rest &at)
 	v += at.first + threadIdx.x;
 #pragma unroll
 	for (int k = 0; k < AT_ONCE; k++)
-		raw[k] = (int)threadIdx.x < at.hi - at.first - k * PICK_THREADS ? v[k * PICK_THREADS] : PICK_NONE;
+		raw[k] = (int)threadIdx.x < at.hi - at.first - k * SAMPLE_THREADS ? v[k * SAMPLE_THREADS] : SAMPLE_NONE;
 }
 
 /* What a thread has found in the logits of a part */
@@ -106,7 +106,7 @@ see(seen &a, bool &bad, const float (&raw)[AT_ONCE], int first)
 	}
 	if (most > a.most) {
 		a.most = most;
-		a.id = first + (int)threadIdx.x + at * PICK_THREADS;
+		a.id = first + (int)threadIdx.x + at * SAMPLE_THREADS;
 	}
 }
 
@@ -117,17 +117,17 @@ DEV int
 largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
 {
 	const float *v = p.logits + (long long)o * p.vocab;
-	seen a = { PICK_NONE, 0x7fffffff };
+	seen a = { SAMPLE_NONE, 0x7fffffff };
 	bool bad = false; /* in this part or one before: the row's it is */
 	int n = 0; /* parts that are done */
 
 #pragma unroll 1
-	while (at.part < LLMC_PICK_PARTS) {
+	while (at.part < LLMC_SAMPLE_PARTS) {
 		float later[AT_ONCE];
-		rest next = { at.part, at.first + AT_ONCE * PICK_THREADS, at.hi };
+		rest next = { at.part, at.first + AT_ONCE * SAMPLE_THREADS, at.hi };
 		if (next.first >= next.hi)
 			next = part_of(p.vocab, at.part + (int)gridDim.x);
-		if (next.part < LLMC_PICK_PARTS)
+		if (next.part < LLMC_SAMPLE_PARTS)
 			issue_loads(later, v, next);
 		see(a, bad, raw, at.first);
 		if (next.part != at.part) {
@@ -138,10 +138,10 @@ largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], res
 				id = min(id, __shfl_xor_sync(0xffffffffu, id, d));
 			bad = __any_sync(0xffffffffu, bad);
 			if (lane_id() == 0) {
-				s.seen_max[n * PICK_WARPS + warp_id()] = most;
-				s.seen_id[n * PICK_WARPS + warp_id()] = bad ? -1 : id;
+				s.seen_max[n * SAMPLE_WARPS + warp_id()] = most;
+				s.seen_id[n * SAMPLE_WARPS + warp_id()] = bad ? -1 : id;
 			}
-			a = seen{ PICK_NONE, 0x7fffffff };
+			a = seen{ SAMPLE_NONE, 0x7fffffff };
 			n++;
 		}
 #pragma unroll
@@ -151,12 +151,12 @@ largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], res
 	}
 	__syncthreads();
 	/* 16 lanes a part */
-	const int of = threadIdx.x / PICK_WARPS;
-	float most = of < n ? s.seen_max[threadIdx.x] : PICK_NONE;
+	const int of = threadIdx.x / SAMPLE_WARPS;
+	float most = of < n ? s.seen_max[threadIdx.x] : SAMPLE_NONE;
 	int id = of < n ? s.seen_id[threadIdx.x] : 0, broken = id < 0;
-	warp_best<PICK_WARPS>(most, id, broken);
-	if (of < n && threadIdx.x % PICK_WARPS == 0) {
-		double *to = p.part + ((long long)o * LLMC_PICK_PARTS + blockIdx.x + of * gridDim.x) * PART_WORDS;
+	warp_best<SAMPLE_WARPS>(most, id, broken);
+	if (of < n && threadIdx.x % SAMPLE_WARPS == 0) {
+		double *to = p.part + ((long long)o * LLMC_SAMPLE_PARTS + blockIdx.x + of * gridDim.x) * PART_WORDS;
 		to[PART_MAX] = to[PART_BEST] = s.most[of] = most;
 		to[PART_ID] = id;
 		to[PART_BAD] = broken;
@@ -173,7 +173,7 @@ DEV void
 weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
 {
 	const float *v = p.logits + (long long)o * p.vocab;
-	const int n = largest(s, p, o, raw, at), of = threadIdx.x / PICK_WARPS;
+	const int n = largest(s, p, o, raw, at), of = threadIdx.x / SAMPLE_WARPS;
 
 	__syncthreads();
 #pragma unroll 1
@@ -182,7 +182,7 @@ weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest 
 		double sum = 0;
 		rest l = part_of(p.vocab, (int)blockIdx.x + i * (int)gridDim.x);
 #pragma unroll 1
-		for (; l.first < l.hi && most > PICK_NONE; l.first += AT_ONCE * PICK_THREADS) { /* else none of them weighs anything */
+		for (; l.first < l.hi && most > SAMPLE_NONE; l.first += AT_ONCE * SAMPLE_THREADS) { /* else none of them weighs anything */
 			issue_loads(raw, v, l);
 #pragma unroll
 			for (int k = 0; k < AT_ONCE; k++)
@@ -190,12 +190,12 @@ weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest 
 		}
 		sum = lanes_sum<32>(sum);
 		if (lane_id() == 0)
-			s.seen_sum[i * PICK_WARPS + warp_id()] = sum;
+			s.seen_sum[i * SAMPLE_WARPS + warp_id()] = sum;
 	}
 	__syncthreads();
-	const double sum = lanes_sum<PICK_WARPS>(of < n ? s.seen_sum[threadIdx.x] : 0);
-	if (of < n && threadIdx.x % PICK_WARPS == 0)
-		p.part[((long long)o * LLMC_PICK_PARTS + blockIdx.x + of * gridDim.x) * PART_WORDS + PART_SUM] = sum;
+	const double sum = lanes_sum<SAMPLE_WARPS>(of < n ? s.seen_sum[threadIdx.x] : 0);
+	if (of < n && threadIdx.x % SAMPLE_WARPS == 0)
+		p.part[((long long)o * LLMC_SAMPLE_PARTS + blockIdx.x + of * gridDim.x) * PART_WORDS + PART_SUM] = sum;
 }
 
 /* What mask, penalties and short lists make of one part of row o, over what `weigh` said of it. */
@@ -206,26 +206,26 @@ look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 	const int lo = l.first, hi = l.hi;
 	const float *v = p.logits + (long long)o * p.vocab;
 	const int *count = p.counts + (long long)slot_at * p.vocab;
-	float *w = (float *)(p.work + (long long)o * p.vocab), best = PICK_NONE;
+	float *w = (float *)(p.work + (long long)o * p.vocab), best = SAMPLE_NONE;
 	int *ids = (int *)w + p.vocab, best_id = 0x7fffffff, bad = 0, few = 0;
 	unsigned least = 0;
 	const int wanted = sample_wants(slot, p.vocab);
 
 	/* logits are asked for together: w might be v, for all that the compiler knows, and each would wait for what is stored before it */
 #pragma unroll 1
-	for (int first = lo + threadIdx.x; first < hi; first += AT_ONCE * PICK_THREADS) {
+	for (int first = lo + threadIdx.x; first < hi; first += AT_ONCE * SAMPLE_THREADS) {
 		float raw[AT_ONCE];
 #pragma unroll
 		for (int k = 0; k < AT_ONCE; k++)
-			raw[k] = first + k * PICK_THREADS < hi ? v[first + k * PICK_THREADS] : 0;
+			raw[k] = first + k * SAMPLE_THREADS < hi ? v[first + k * SAMPLE_THREADS] : 0;
 #pragma unroll
 		for (int k = 0; k < AT_ONCE; k++) {
-			const int i = first + k * PICK_THREADS;
+			const int i = first + k * SAMPLE_THREADS;
 			float x = raw[k];
 			if (i >= hi)
 				break;
 			if (mask && !(mask[i >> 5] >> (i & 31) & 1))
-				x = PICK_NONE;
+				x = SAMPLE_NONE;
 			if (slot.penalties)
 				x = penalised(slot, x, count[i]);
 			if (mask || slot.penalties)
@@ -242,7 +242,7 @@ look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 	if (wanted && !bad) /* this block's part of w is behind best_of's barrier */
 		few = sample_shortlist(s, mask || slot.penalties ? w : v, mine, sample_list{ 0, hi - lo, lo }, wanted, ids + lo, &least);
 	if (threadIdx.x == 0) {
-		double *to = p.part + ((long long)o * LLMC_PICK_PARTS + part) * PART_WORDS;
+		double *to = p.part + ((long long)o * LLMC_SAMPLE_PARTS + part) * PART_WORDS;
 		to[PART_BEST] = best;
 		to[PART_ID] = best_id;
 		to[PART_BAD] = bad;
@@ -256,7 +256,7 @@ look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 DEV sample_list
 gather(sample_shared &s, const llmc_state &p, const double *part, const int *ids, unsigned *whole)
 {
-	const int piece = (p.vocab + LLMC_PICK_PARTS - 1) / LLMC_PICK_PARTS, few = (int)part[PART_FEW];
+	const int piece = (p.vocab + LLMC_SAMPLE_PARTS - 1) / LLMC_SAMPLE_PARTS, few = (int)part[PART_FEW];
 	int n = 0;
 
 	*whole = (unsigned)part[PART_LEAST];
@@ -264,31 +264,31 @@ gather(sample_shared &s, const llmc_state &p, const double *part, const int *ids
 	for (int d = 16; d; d >>= 1)
 		*whole = max(*whole, __shfl_xor_sync(0xffffffffu, *whole, d));
 #pragma unroll 1
-	for (int k = 0; k < LLMC_PICK_PARTS; k++) {
+	for (int k = 0; k < LLMC_SAMPLE_PARTS; k++) {
 		const int more = __shfl_sync(0xffffffffu, few, k);
-		for (int i = threadIdx.x; i < more && n + i < PICK_FEW; i += PICK_THREADS)
+		for (int i = threadIdx.x; i < more && n + i < SAMPLE_FEW; i += SAMPLE_THREADS)
 			s.few[n + i] = ids[k * piece + i];
 		n += more;
 	}
 	__syncthreads();
-	return n <= PICK_FEW ? sample_list{ s.few, n, 0 } : sample_list{ 0, 0, 0 };
+	return n <= SAMPLE_FEW ? sample_list{ s.few, n, 0 } : sample_list{ 0, 0, 0 };
 }
 
 /* All parts of row o are there, one a lane of every warp: pick, and note it. */
 DEV void
 settle(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o, unsigned number)
 {
-	static_assert(LLMC_PICK_PARTS == 32, "parts of a row are lanes");
+	static_assert(LLMC_SAMPLE_PARTS == 32, "parts of a row are lanes");
 	const float *v = p.logits + (long long)o * p.vocab;
 	float *w = (float *)(p.work + (long long)o * p.vocab);
-	const double *part = p.part + ((long long)o * LLMC_PICK_PARTS + lane_id()) * PART_WORDS;
+	const double *part = p.part + ((long long)o * LLMC_SAMPLE_PARTS + lane_id()) * PART_WORDS;
 	const float top = (float)part[PART_MAX], most = warp_max(top);
 	float best = (float)part[PART_BEST];
 	int best_id = (int)part[PART_ID], bad = part[PART_BAD] != 0;
 	double all = part[PART_SUM];
 
 	warp_best<32>(best, best_id, bad);
-	const int status = bad ? 1 : most == PICK_NONE || best == PICK_NONE ? 2 : 0;
+	const int status = bad ? 1 : most == SAMPLE_NONE || best == SAMPLE_NONE ? 2 : 0;
 	int id = best_id;
 	if (status == 0 && slot.temperature > 0) {
 		int *ids = (int *)w + p.vocab;
@@ -303,11 +303,11 @@ settle(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsig
 	all = lanes_sum<32>(all > 0 ? all * exp((double)top - (double)most) : 0);
 	if (threadIdx.x)
 		return;
-	llmc_sampled *to = p.picked + (unsigned)number % LLMC_RING * (long long)p.max_out + o;
+	llmc_sampled *to = p.sampled + (unsigned)number % LLMC_RING * (long long)p.max_out + o;
 	const float x = id == best_id && !slot.penalties ? best : v[id]; /* most often there is no need to ask */
 	float logprob = 0;
-	if (status == 0 && most == -PICK_NONE) /* one token takes all */
-		logprob = x == -PICK_NONE ? 0 : PICK_NONE;
+	if (status == 0 && most == -SAMPLE_NONE) /* one token takes all */
+		logprob = x == -SAMPLE_NONE ? 0 : SAMPLE_NONE;
 	else if (status == 0)
 		logprob = (float)((double)x - ((double)most + log(all)));
 	to->id = status ? 0 : id;
@@ -317,7 +317,7 @@ settle(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsig
 		return;
 	llmc_slot *mine = p.slot + slot_at;
 	mine->last = id;
-	mine->n_pick = slot.n_pick + 1;
+	mine->n_sampled = slot.n_sampled + 1;
 	if (slot.penalties) {
 		int *count = p.counts + (long long)slot_at * p.vocab + id;
 		if ((*count & LLMC_COUNT) < LLMC_COUNT)
@@ -346,7 +346,7 @@ llmc_sample(const llmc_state p)
 		weigh(s, p, o, raw, first);
 		if (mask || slot.penalties || sample_wants(slot, p.vocab))
 #pragma unroll 1
-			for (int part = blockIdx.x; part < LLMC_PICK_PARTS; part += gridDim.x) {
+			for (int part = blockIdx.x; part < LLMC_SAMPLE_PARTS; part += gridDim.x) {
 				__syncthreads(); /* the part before is done with s, and p.part is as weigh left it */
 				look(s, p, slot, mask, slot_at, o, part);
 			}

@@ -7,24 +7,24 @@
 #include "cuda/ptx/ptx.h"
 #include "cuda/sampling/sampler_state.h"
 
-enum { PICK_THREADS = 512, PICK_WARPS = 16, PICK_STEPS = 7, PICK_FEW = 8192, PICK_MOST_K = 256, PICK_NUCLEUS = 128, PICK_AT_ONCE = 8 };
+enum { SAMPLE_THREADS = 512, SAMPLE_WARPS = 16, SAMPLE_STEPS = 7, SAMPLE_FEW = 8192, SAMPLE_MOST_K = 256, SAMPLE_NUCLEUS = 128, SAMPLE_AT_ONCE = 8 };
 typedef unsigned long long u64;
 
 struct sample_shared {
-	u64    part[PICK_WARPS][PICK_STEPS];
-	u64    sum[PICK_STEPS];
-	float  top[PICK_THREADS], best[PICK_WARPS];
-	int    id[PICK_WARPS], bad[PICK_WARPS];
-	double seen_sum[LLMC_PICK_PARTS * PICK_WARPS]; /* of each warp, of each of the block's parts */
-	float  seen_max[LLMC_PICK_PARTS * PICK_WARPS], most[LLMC_PICK_PARTS];
-	int    seen_id[LLMC_PICK_PARTS * PICK_WARPS]; /* -1: not all were numbers */
-	int    last, few[PICK_FEW];
+	u64    part[SAMPLE_WARPS][SAMPLE_STEPS];
+	u64    sum[SAMPLE_STEPS];
+	float  top[SAMPLE_THREADS], best[SAMPLE_WARPS];
+	int    id[SAMPLE_WARPS], bad[SAMPLE_WARPS];
+	double seen_sum[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* of each warp, of each of the block's parts */
+	float  seen_max[LLMC_SAMPLE_PARTS * SAMPLE_WARPS], most[LLMC_SAMPLE_PARTS];
+	int    seen_id[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* -1: not all were numbers */
+	int    last, few[SAMPLE_FEW];
 };
 
 /* Called from several places, and long: not repeated at each. */
 #define FAR static __device__ __noinline__
-#define PICK_FN __device__ __forceinline__
-#define PICK_NONE __uint_as_float(0xff800000u) /* -inf */
+#define SAMPLE_FN __device__ __forceinline__
+#define SAMPLE_NONE __uint_as_float(0xff800000u) /* -inf */
 
 /* v before w: the larger, of equals the lower id */
 DEV bool sample_before(float v, int id, float w, int of) { return v > w || (v == w && id < of); }
@@ -74,19 +74,19 @@ sample_add(u64 v)
 
 /* Sums over the block of each thread's counters into s.sum */
 FAR void
-sample_total(sample_shared &s, const u64 (&v)[PICK_STEPS])
+sample_total(sample_shared &s, const u64 (&v)[SAMPLE_STEPS])
 {
 #pragma unroll
-	for (int k = 0; k < PICK_STEPS; k++) {
+	for (int k = 0; k < SAMPLE_STEPS; k++) {
 		const u64 all = sample_add(v[k]);
 		if (lane_id() == 0)
 			s.part[warp_id()][k] = all;
 	}
 	__syncthreads();
-	if (threadIdx.x < PICK_STEPS) {
+	if (threadIdx.x < SAMPLE_STEPS) {
 		u64 all = 0;
 #pragma unroll 1
-		for (int w = 0; w < PICK_WARPS; w++)
+		for (int w = 0; w < SAMPLE_WARPS; w++)
 			all += s.part[w][threadIdx.x];
 		s.sum[threadIdx.x] = all;
 	}
@@ -103,7 +103,7 @@ sample_sum(sample_shared &s, u64 v)
 	__syncthreads();
 	v = 0;
 #pragma unroll 1
-	for (int w = 0; w < PICK_WARPS; w++)
+	for (int w = 0; w < SAMPLE_WARPS; w++)
 		v += s.part[w][0];
 	__syncthreads();
 	return v;
@@ -112,21 +112,21 @@ sample_sum(sample_shared &s, u64 v)
 /* What is counted of element i of a row, and its key: 1 each, or masses. */
 struct sample_counts {
 	const float *v;
-	PICK_FN u64 amount(int) const { return 1; }
-	PICK_FN unsigned key(int i) const { return sample_key(v[i]); }
+	SAMPLE_FN u64 amount(int) const { return 1; }
+	SAMPLE_FN unsigned key(int i) const { return sample_key(v[i]); }
 };
 
 struct sample_masses {
 	const float *v;
-	PICK_FN u64 amount(int i) const { return sample_mass(v[i]); }
-	PICK_FN unsigned key(int i) const { return sample_key(v[i]); }
+	SAMPLE_FN u64 amount(int i) const { return sample_mass(v[i]); }
+	SAMPLE_FN unsigned key(int i) const { return sample_key(v[i]); }
 };
 
 /* amount 1 for elements of one key, in walks */
 struct sample_equals {
 	const float *v;
 	unsigned at;
-	PICK_FN u64 amount(int i) const { return sample_key(v[i]) == at; }
+	SAMPLE_FN u64 amount(int i) const { return sample_key(v[i]) == at; }
 };
 
 /* Elements [first, first + n) of a row, or those that are listed, in ascending order of id */
@@ -143,10 +143,10 @@ sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u6
 
 #pragma unroll 1
 	for (int shift = 30; shift >= 0; shift -= 3) {
-		const int steps = shift == 30 ? 3 : PICK_STEPS; /* 32 bits: the first round has two */
-		u64 sum[PICK_STEPS] = {};
+		const int steps = shift == 30 ? 3 : SAMPLE_STEPS; /* 32 bits: the first round has two */
+		u64 sum[SAMPLE_STEPS] = {};
 #pragma unroll 1
-		for (int i = threadIdx.x; i < l.n; i += PICK_THREADS) {
+		for (int i = threadIdx.x; i < l.n; i += SAMPLE_THREADS) {
 			const int id = sample_at(l, i);
 			const unsigned key = f.key(id);
 			if (key < low)
@@ -154,7 +154,7 @@ sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u6
 			const u64 a = f.amount(id);
 			const unsigned digit = shift == 30 ? key >> 30 : min((key - low) >> shift, 8u);
 #pragma unroll
-			for (int k = 0; k < PICK_STEPS; k++)
+			for (int k = 0; k < SAMPLE_STEPS; k++)
 				if (digit > (unsigned)k)
 					sum[k] += a;
 		}
@@ -179,7 +179,7 @@ sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
 	int first = 0, n = l.n;
 
 	for (;;) {
-		const int piece = (n + PICK_WARPS - 1) / PICK_WARPS;
+		const int piece = (n + SAMPLE_WARPS - 1) / SAMPLE_WARPS;
 		const int lo = first + min(warp_id() * piece, (unsigned)n), hi = first + min((warp_id() + 1) * piece, (unsigned)n);
 		u64 sum = 0;
 		for (int i = lo + lane_id(); i < hi; i += 32)
@@ -189,12 +189,12 @@ sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
 			s.part[warp_id()][0] = sum;
 		__syncthreads();
 		int w = 0;
-		while (w < PICK_WARPS && s.part[w][0] <= target) {
+		while (w < SAMPLE_WARPS && s.part[w][0] <= target) {
 			target -= s.part[w][0];
 			w++;
 		}
 		__syncthreads();
-		if (w == PICK_WARPS)
+		if (w == SAMPLE_WARPS)
 			return -1;
 		first += w * piece;
 		n = min(piece, n - w * piece);
@@ -207,7 +207,7 @@ sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
 FAR sample_list
 sample_keep(sample_shared &s, const float *v, const sample_list &l, unsigned least, int *to)
 {
-	const int piece = (l.n + PICK_WARPS - 1) / PICK_WARPS;
+	const int piece = (l.n + SAMPLE_WARPS - 1) / SAMPLE_WARPS;
 	const int lo = min(warp_id() * piece, (unsigned)l.n), hi = min((warp_id() + 1) * piece, (unsigned)l.n);
 	u64 mine = 0;
 
@@ -219,7 +219,7 @@ sample_keep(sample_shared &s, const float *v, const sample_list &l, unsigned lea
 	__syncthreads();
 	int at = 0, n = 0;
 #pragma unroll 1
-	for (int w = 0; w < PICK_WARPS; w++) {
+	for (int w = 0; w < SAMPLE_WARPS; w++) {
 		if (w == (int)warp_id())
 			at = n;
 		n += (int)s.part[w][0];
@@ -243,8 +243,8 @@ sample_wants(const llmc_slot &slot, int vocab)
 	if (!(slot.temperature > 0))
 		return 0;
 	if (slot.top_k > 0 && slot.top_k < vocab)
-		return slot.top_k <= PICK_MOST_K ? slot.top_k : 0;
-	return slot.top_p > 0 && slot.top_p < 1 ? PICK_NUCLEUS : 0;
+		return slot.top_k <= SAMPLE_MOST_K ? slot.top_k : 0;
+	return slot.top_p > 0 && slot.top_p < 1 ? SAMPLE_NUCLEUS : 0;
 }
 
 /* Lists, in `to`, at least the k largest of part l of a row and all that equal them: what lies below the k-th largest of the
@@ -258,7 +258,7 @@ sample_shortlist(sample_shared &s, const float *v, float mine, const sample_list
 	s.top[threadIdx.x] = mine;
 	__syncthreads();
 	const sample_counts f = { s.top };
-	*least = sample_search(s, f, sample_list{ 0, PICK_THREADS, 0 }, k - 1, &above);
+	*least = sample_search(s, f, sample_list{ 0, SAMPLE_THREADS, 0 }, k - 1, &above);
 	return sample_keep(s, v, l, *least, to).n;
 }
 
@@ -284,7 +284,7 @@ sample_mass_of(sample_shared &s, const float *w, const sample_list &l, unsigned 
 {
 	u64 sum = 0;
 #pragma unroll 4
-	for (int i = threadIdx.x; i < l.n; i += PICK_THREADS) {
+	for (int i = threadIdx.x; i < l.n; i += SAMPLE_THREADS) {
 		const float v = w[sample_at(l, i)];
 		if (sample_key(v) >= least)
 			sum += sample_mass(v);
@@ -299,12 +299,12 @@ sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, 
           float *w, int *ids)
 {
 	const float max_v = top / slot.temperature, temperature = slot.temperature;
-	const double at = sample_random(slot.seed, slot.n_pick);
+	const double at = sample_random(slot.seed, slot.n_sampled);
 	const bool nucleus = slot.top_p > 0 && slot.top_p < 1;
 	sample_list l = { 0, vocab, 0 };
 	u64 above, all = 0, target;
 
-	if (top == -PICK_NONE || max_v == -PICK_NONE || max_v == PICK_NONE) /* a temperature that is all but 0 */
+	if (top == -SAMPLE_NONE || max_v == -SAMPLE_NONE || max_v == SAMPLE_NONE) /* a temperature that is all but 0 */
 		return best;
 	if (slot.top_k > 0 && slot.top_k < vocab) {
 		const sample_counts f = { v };
@@ -313,17 +313,17 @@ sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, 
 	}
 	/* w might be v for the compiler too, as it is below penalties: loads come before what is stored */
 #pragma unroll 1
-	for (int first = threadIdx.x; first < l.n; first += PICK_AT_ONCE * PICK_THREADS) {
-		int id[PICK_AT_ONCE];
-		float e[PICK_AT_ONCE];
+	for (int first = threadIdx.x; first < l.n; first += SAMPLE_AT_ONCE * SAMPLE_THREADS) {
+		int id[SAMPLE_AT_ONCE];
+		float e[SAMPLE_AT_ONCE];
 #pragma unroll
-		for (int k = 0; k < PICK_AT_ONCE; k++) {
-			const int i = first + k * PICK_THREADS;
+		for (int k = 0; k < SAMPLE_AT_ONCE; k++) {
+			const int i = first + k * SAMPLE_THREADS;
 			id[k] = i < l.n ? sample_at(l, i) : -1;
-			e[k] = id[k] < 0 ? PICK_NONE : v[id[k]];
+			e[k] = id[k] < 0 ? SAMPLE_NONE : v[id[k]];
 		}
 #pragma unroll
-		for (int k = 0; k < PICK_AT_ONCE; k++) {
+		for (int k = 0; k < SAMPLE_AT_ONCE; k++) {
 			e[k] = sample_exp(__fadd_rn(e[k] / temperature, -max_v));
 			e[k] = !nucleus && e[k] < slot.min_p ? 0.0f : e[k];
 			all += sample_mass(e[k]);

@@ -33,7 +33,7 @@
  *     rope[i].dst[r * d + k] = (float)(cos(angle) * factor[slot * n_rope + i]), [... + d / 2 + k] the same with sin.
  *     In double throughout: position 131071 keeps its digits, and the host's angles are the same.
  *
- * llmc_sample: 512 threads, grid (at most LLMC_PICK_PARTS, rows). Blocks of y stride over the rows o < s_n[3] of logits, those of x over its parts. The
+ * llmc_sample: 512 threads, grid (at most LLMC_SAMPLE_PARTS, rows). Blocks of y stride over the rows o < s_n[3] of logits, those of x over its parts. The
  * sequence of row o is slot_of[s_seq_of[s_out_row[o]]]. The blocks of a row share its work; the last to finish (row_done[o],
  * with release and acquire; left zero) does what remains. It picks as runtime/sample/sampler.c does, from logits[o * vocab ...]:
  *   mask_at is not 0 and m = mask_at[o] >= 0: a token without its bit in mask[m * ((vocab + 31) / 32) ...] counts as -inf; NaN counts before that
@@ -52,7 +52,7 @@
 #ifndef LLMC_CUDA_SAMPLING_SAMPLER_STATE_H
 #define LLMC_CUDA_SAMPLING_SAMPLER_STATE_H
 
-enum { LLMC_RING = 4, LLMC_MAX_ROPE = 8, LLMC_PICK_PARTS = 32 };
+enum { LLMC_RING = 4, LLMC_MAX_ROPE = 8, LLMC_SAMPLE_PARTS = 32 };
 enum { LLMC_SEEN = 1 << 30, LLMC_COUNT = LLMC_SEEN - 1 }; /* of a count: bit 30: in the prompt; below: times in the output */
 
 typedef struct llmc_slot {   /* a sequence of the session */
@@ -60,7 +60,7 @@ typedef struct llmc_slot {   /* a sequence of the session */
 	int   top_k, penalties;
 	int   last;              /* token that its last step picked */
 	int   pad;
-	unsigned long long seed, n_pick;
+	unsigned long long seed, n_sampled;
 } llmc_slot;
 
 typedef struct llmc_note_row { /* a whole number of sectors */
@@ -91,12 +91,12 @@ typedef struct llmc_state {
 	const int      *mask_at;     /* [max_out] which mask the row has, -1: none; NULL: no row has one */
 	const unsigned *mask;        /* [max_out, (vocab + 31) / 32] a bit a token */
 	llmc_work   *work;           /* [max_out, vocab] */
-	double      *part;           /* [max_out, LLMC_PICK_PARTS, 8] partial results of the parts of a row */
+	double      *part;           /* [max_out, LLMC_SAMPLE_PARTS, 8] partial results of the parts of a row */
 	unsigned    *row_done;       /* [max_out] zero between steps */
 	unsigned    *all_done;       /* zero between steps */
 	/* the host's */
 	const llmc_note_row *note;   /* [LLMC_RING] of note_stride bytes; NULL: the step's arrays are there */
-	llmc_sampled *picked;
+	llmc_sampled *sampled;
 	unsigned *count, *now;
 	llmc_rope_table rope[LLMC_MAX_ROPE];
 	int n_rope, n_freq, block_stride, vocab, max_out, note_stride;

@@ -20,7 +20,7 @@ template <class D> DEV int delta_from(int h) { return D::TILED ? h % D::KH : h /
 template <class D> DEV float delta_rate(const delta_args &in, int h) { return D::A_LOG ? -expf(in.rate[h]) : in.rate[h]; }
 template <class D> DEV float *delta_state(const llmc_step &s, const delta_args &in, int q, int h) { return in.state + (s.seq[q] * (long long)D::VH + h) * D::KD * D::VD; }
 
-template <class D> struct delta_walk {
+template <class D> struct delta_schedule {
 	enum {
 		KD = D::KD, VD = D::VD, GD = D::GD, KH = D::KH, VH = D::VH,
 		R = (KD + 31) / 32, COLS = R <= 4 ? 8 : R <= 8 ? 4 : R <= 16 ? 2 : 1, BLOCKS = (VD + COLS - 1) / COLS,

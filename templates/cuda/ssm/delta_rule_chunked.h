@@ -37,7 +37,7 @@ DEV float delta_square(float4 v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.
 
 /* ---- T and P of the chunks ---- */
 
-template <class D> struct alignas(16) delta_prep {
+template <class D> struct alignas(16) delta_prepare {
 	typedef delta_tile<D> T;
 	enum { WARPS = 4 };
 	float k[T::C * T::STRIDE], q[T::C * T::STRIDE], a[T::C * T::SHORT], d[T::C * T::SHORT], beta[T::C], k_unit[T::C], q_unit[T::C];

@@ -22,7 +22,7 @@ template <class D> DEV float scan_rate(const scan_args &in, int h) { return D::A
 template <class D> DEV float scan_step(float dt, float bias) { const float d = fmaxf(softplus(dt + bias), D::DT_MIN); return D::DT_MAX > 0 ? fminf(d, D::DT_MAX) : d; }
 template <class D> DEV float *scan_state(const llmc_step &s, const scan_args &in, int q, int h) { return in.state + (s.seq[q] * (long long)D::H + h) * D::N * D::DIM; }
 
-template <class D> struct scan_walk {
+template <class D> struct scan_schedule {
 	enum { N = D::N, DIM = D::DIM, H = D::H, R = (N + 31) / 32, COLS = R <= 4 ? 8 : R <= 8 ? 4 : R <= 16 ? 2 : 1, BLOCKS = (DIM + COLS - 1) / COLS };
 	/* What a row has for this lane */
 	struct Row { float dt, u[COLS], b[R], o[R]; };

@@ -27,7 +27,7 @@ struct scan_room { float *cb; float4 *way; int n; };
 
 /* ---- what chunks know of themselves ---- */
 
-template <class D> struct alignas(16) scan_prep {
+template <class D> struct alignas(16) scan_prepare {
 	enum { WARPS = 4, C = CHUNK, SLAB = 128, STRIDE = SLAB + 8 };
 	float b[C * STRIDE], c[C * STRIDE];
 

@@ -99,7 +99,7 @@ struct w_sixteen {
 	__device__ __forceinline__ w_sixteen half(int i) const { return { at >> 16 * i, which >> 16 * i }; }
 };
 
-DEV w_sixteen w_sixteen_of(unsigned v) { return { v & 0x77777777u, h2_pick(v >> 1, 0x44444444u, 0x32103210u) }; }
+DEV w_sixteen w_sixteen_of(unsigned v) { return { v & 0x77777777u, h2_select(v >> 1, 0x44444444u, 0x32103210u) }; }
 /* the table's words */
 DEV unsigned
 w_of_sixteen(const w_sixteen &n, unsigned a, unsigned b, unsigned c, unsigned d)
@@ -208,7 +208,7 @@ w_nibble_chunk(unsigned (&b)[4], unsigned word, const unsigned (&low)[2], const 
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
 		const unsigned v = word >> 8 * i;
-		const unsigned a = h2_pick(v, 0x000f000fu, low[i]), h = h2_pick(v, 0x00f000f0u, high[i]);
+		const unsigned a = h2_select(v, 0x000f000fu, low[i]), h = h2_select(v, 0x00f000f0u, high[i]);
 		if (WHOLE) {
 			b[i] = a;
 			b[2 + i] = h;

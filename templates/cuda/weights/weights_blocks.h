@@ -98,8 +98,8 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 #pragma unroll
 				for (int i = 0; i < 2; i++) {
 					const int at = 4 * c + i;
-					low[i] = h2_pick(at < 4 ? a << (4 - at) : a >> (at - 4), 0x00100010u, one);
-					high[i] = h2_pick(at < 8 ? h << (8 - at) : h >> (at - 8), 0x01000100u, one);
+					low[i] = h2_select(at < 4 ? a << (4 - at) : a >> (at - 4), 0x00100010u, one);
+					high[i] = h2_select(at < 8 ? h << (8 - at) : h >> (at - 8), 0x01000100u, one);
 				}
 			}
 			w_nibble_chunk<stream, WHOLE>(b, w_word(u.q, c), low, high, s);

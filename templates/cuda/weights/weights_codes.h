@@ -169,8 +169,8 @@ template <class G, int HALVES, int HIGH> struct w_kind_iq2 : w_codes_shape<256, 
 	mixed(unsigned (&v)[2], const raw &r, int i)
 	{
 		/* signs: bits 2 i and 2 i + 1 of byte k, of columns k and 4 + k */
-		const unsigned first = h2_pick(i ? r.w[1] >> (2 * i - 2) : r.w[1] << 2, 0x04040404u, w_eight<HIGH * 2>(G::grid(), r.w[0], B::high(r), i));
-		const unsigned at = h2_pick(i == 3 ? r.w[1] >> 1 : r.w[1] << (5 - 2 * i), 0x40404040u, first);
+		const unsigned first = h2_select(i ? r.w[1] >> (2 * i - 2) : r.w[1] << 2, 0x04040404u, w_eight<HIGH * 2>(G::grid(), r.w[0], B::high(r), i));
+		const unsigned at = h2_select(i == 3 ? r.w[1] >> 1 : r.w[1] << (5 - 2 * i), 0x40404040u, first);
 #pragma unroll
 		for (int e = 0; e < 2; e++)
 			v[e] = byte_choose(0x006b5948u, 0x00152738u, at >> 16 * e);

@@ -268,12 +268,12 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND, int ZERO = KIND =
 				if (BITS == 4) {
 					const unsigned v = w_word(u.q, c) >> 8 * i, one = WHOLE ? 0 : 0x64006400u;
 					if (WHOLE) {
-						b[i] = h2_pick(v, 0x000f000fu, one);
-						b[2 + i] = h2_pick(v, 0x00f000f0u, one);
+						b[i] = h2_select(v, 0x000f000fu, one);
+						b[2 + i] = h2_select(v, 0x00f000f0u, one);
 						continue;
 					}
-					b[i] = times(h2_add(h2_pick(v, 0x000f000fu, one), s.zero), s);
-					b[2 + i] = times(h2_fma(h2_pick(v, 0x00f000f0u, one), 0x2c002c00u, s.zero_high), s);
+					b[i] = times(h2_add(h2_select(v, 0x000f000fu, one), s.zero), s);
+					b[2 + i] = times(h2_fma(h2_select(v, 0x00f000f0u, one), 0x2c002c00u, s.zero_high), s);
 					continue;
 				}
 				const unsigned v = w_word(u.q, c * 2 + i);

@@ -82,10 +82,10 @@ w_five(const uint4 &q, unsigned more, int p)
 	if (p < 15)
 		return p % 3 == 0 ? w & 0x001f001fu : p % 3 == 1 ? w & 0x03e003e0u : w >> 10 & 0x001f001fu;
 	unsigned v = q.x & top;
-	v = h2_pick(q.y, top, v >> 1);
-	v = h2_pick(q.z, top, v >> 1);
-	v = h2_pick(q.w, top, v >> 1);
-	return h2_pick(more, top, v >> 1) >> 11;
+	v = h2_select(q.y, top, v >> 1);
+	v = h2_select(q.z, top, v >> 1);
+	v = h2_select(q.w, top, v >> 1);
+	return h2_select(more, top, v >> 1) >> 11;
 }
 
 /* Planes of q5_k: four words of each sub-block, the fifth ones, heads. Unit u: sub-block u. */
@@ -203,7 +203,7 @@ template <class F> struct w_k_stream : F::order {
 		const bool     second = unit & 1;
 		const unsigned own = second ? 0x000f000fu : 0x003f003fu, more = second ? 0x00300030u : 0, at = 0x0400 + t * 0x0101;
 		const unsigned y = __byte_perm(u[0].d.y, u[1].d.y, at), z = __byte_perm(u[0].d.z, u[1].d.z, at), w = __byte_perm(u[0].d.w, u[1].d.w, at);
-		const unsigned sc = h2_pick(second ? w : y, own, y >> 2 & more), mn = h2_pick(second ? w >> 4 : z, own, z >> 2 & more);
+		const unsigned sc = h2_select(second ? w : y, own, y >> 2 & more), mn = h2_select(second ? w >> 4 : z, own, z >> 2 & more);
 
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
@@ -379,8 +379,8 @@ template <int COLS_> struct w_q6_k : w_bytes<w_q6_k_units<COLS_>> {
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int t)
 		{
 			const unsigned one = WHOLE ? 0 : 0x64006400u, z = w_word(u.h, c) >> (t & 2);
-			const unsigned low[2] = { h2_pick(z << 4, 0x00300030u, one), h2_pick(z >> 4, 0x00300030u, one) };
-			const unsigned high[2] = { h2_pick(z << 4, 0x03000300u, one), h2_pick(z >> 4, 0x03000300u, one) };
+			const unsigned low[2] = { h2_select(z << 4, 0x00300030u, one), h2_select(z >> 4, 0x00300030u, one) };
+			const unsigned high[2] = { h2_select(z << 4, 0x03000300u, one), h2_select(z >> 4, 0x03000300u, one) };
 
 			w_nibble_chunk<stream, WHOLE>(b, w_word(u.q, c), low, high, s);
 		}
