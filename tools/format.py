@@ -26,7 +26,25 @@ def files():
     return sorted(f for f in out.split("\n") if f and (ROOT / f).is_file() and not (ROOT / f).is_symlink())
 
 
+# a list of rows behind one parameter: a table
+TABLE = re.compile(r"^#define \w+\((?:[^)\n]*[ ,])?([A-Z])(?:,[^)\n]*)?\)[^\n]*\\\n(?:[^\n]*\\\n)*[^\n]*\n", re.M)
+
+
 def clang_format(text, name):
+    """Formatted, but for tables (X macros), which are laid out by hand."""
+    tables = []
+
+    def keep(m):
+        if not re.search(rf"\b{m[1]}\(", m[0].split("\n", 1)[1]):
+            return m[0]
+        tables.append(m[0])
+        return f"#define qZT{len(tables) - 1}Z\n"
+
+    text = laid_out(TABLE.sub(keep, text), name)
+    return re.sub(r"#define qZT(\d+)Z\n", lambda m: tables[int(m[1])], text)
+
+
+def laid_out(text, name):
     r = subprocess.run([BIN / "clang-format", f"--assume-filename={name}"], input=text, cwd=ROOT, capture_output=True, text=True)
     if r.returncode:
         raise SystemExit(f"{name}: {r.stderr}")

@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from test_mpi import LLMC, STILL, Mpi, begin_request, common, end, fails_until_it_ends, model, mpi, names_the_lost, processes_of, serve  # noqa: F401
+from test_mpi import model, mpi  # noqa: F401
+from test_mpi import LLMC, STILL, Mpi, begin_request, common, end, fails_until_it_ends, names_the_lost, processes_of, serve
 from waiting import HANG, wait_for
 
 pytestmark = [pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="LLMC_CHECK_ALL is not set"),

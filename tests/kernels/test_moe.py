@@ -7,7 +7,8 @@ import pytest
 
 import harness as H
 from route_oracle import route
-from test_matmul import DTYPES, FAST, SMALL, TARGETS, Weights, activation, close, lib, loose, norm, same, seen, vectors  # noqa: F401
+from test_matmul import lib  # noqa: F401
+from test_matmul import DTYPES, FAST, SMALL, TARGETS, Weights, activation, close, loose, norm, same, seen, vectors
 
 EVERY = os.environ.get("LLMC_CHECK_ALL")  # make check-all
 
