@@ -102,7 +102,8 @@ def builds():
 
 
 def unit_items():
-    def item(name, label="", env={}):
+    def item(name, label="", env=None):
+        env = env or {}
         return Item("unit", f"unit {name}{label}", [f"build/unit/{name}"], after=("build",), env=env, counts="cmocka")
     names = sorted(p.stem for p in (ROOT / "tests/unit").glob("test_*.c"))
     checked = ["test_cuda_session", "test_cuda_load"]  # the driver and a session of an emulated GPU that looks at every access

@@ -11,7 +11,7 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 # models of its own, built code of the cache that it was started with: flags are part of its keys
 kernels=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}/kernels
-mkdir -p "$tmp/cache" && mkdir -m 700 -p "$kernels" && ln -s "$(realpath "$kernels")" "$tmp/cache/kernels"
+mkdir -p "$tmp/cache" && mkdir -p "$(dirname "$kernels")" && { [ -d "$kernels" ] || mkdir -m 700 "$kernels"; } && ln -s "$(realpath "$kernels")" "$tmp/cache/kernels"
 # Kernels by gcc, which takes 2 s where clang takes 30 with these flags; -nodefaultlibs: the sanitizers' runtime is the one in llmc, which clang has linked.
 export LLMC_CC=gcc LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -nodefaultlibs"
 case $2 in

@@ -9,10 +9,9 @@ set -eu
 build=$1
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-<<<<<<< HEAD
 # models of its own, built code of the cache that it was started with: flags are part of its keys
 kernels=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}/kernels
-mkdir -p "$tmp/cache" && mkdir -m 700 -p "$kernels" && ln -s "$(realpath "$kernels")" "$tmp/cache/kernels"
+mkdir -p "$tmp/cache" && mkdir -p "$(dirname "$kernels")" && { [ -d "$kernels" ] || mkdir -m 700 "$kernels"; } && ln -s "$(realpath "$kernels")" "$tmp/cache/kernels"
 export LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g1 -fsanitize=thread" LLMC_TEST_BUILD=$build
 tokens=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36
 case $2 in
@@ -27,22 +26,4 @@ soak) PYTHONPATH=bindings/python "$(tools/venv.sh)/bin/python" tests/serve/soak.
 mixed) tools/pytest.sh tests/serve/test_mixed.py ;;
 *) echo "threads.sh: no part \"$2\"" && exit 2 ;;
 esac
-=======
-export LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g1 -fsanitize=thread"
-for threads in 2 4; do
-	"$llmc" run configs/tiny.yaml --random-weights --arch generic --threads $threads \
-		--tokens 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36 \
-		-n 8 --ignore-eos --json >/dev/null
-done
-# many callers of one engine
-LLMC_TEST_QUICK=1 LLMC_TEST_ARCH=generic "$(dirname "$llmc")/unit/test_engine" >"$tmp/out" 2>&1 || { tail -n 60 "$tmp/out"; exit 1; }
-# names and engines of a server, that come and go
-"$(dirname "$llmc")/unit/test_serve_models" >"$tmp/out" 2>&1 || { tail -n 60 "$tmp/out"; exit 1; }
-if [ -n "${LLMC_CHECK_ALL:-}" ]; then # a server with everything on: every kind of client, then 64 at once that are answered as alone
-	LLMC_TEST_BUILD=$(dirname "$llmc")
-	export LLMC_TEST_BUILD PYTHONPATH=bindings/python
-	"$(tools/venv.sh)/bin/python" tests/serve/soak.py 60 6
-	"$(tools/venv.sh)/bin/python" -m pytest -q -p no:cacheprovider tests/serve/test_mixed.py
-fi
->>>>>>> 16beb4db (tools: ruff and shellcheck find nothing in the tree)
 echo "threads: clean"

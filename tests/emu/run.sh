@@ -10,7 +10,8 @@ make --no-print-directory -s -f emu/emu.mk BUILD="$BUILD" emu-lib emu-tests || e
 rc=0
 seeds="0 1 2"
 [ -z "${LLMC_CHECK_ALL:-}" ] || seeds="$seeds 3 4 5 6 7"
-for part in ${*:-fast check bugs host peers}; do
+[ $# -gt 0 ] || set -- fast check bugs host peers
+for part; do
 	case $part in
 	fast | check)
 		for seed in $seeds; do

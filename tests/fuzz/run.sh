@@ -60,13 +60,8 @@ for name; do
 	limit="-seed=1 -runs=${FUZZ_RUNS:-$runs}"
 	if [ -n "${FUZZ_SECONDS:-}" ]; then
 		limit="-max_total_time=$FUZZ_SECONDS -seed=$(date +%s)"
-<<<<<<< HEAD
 	else
-		LC_ALL=C ls "tests/fuzz/corpus/$name" | sed "s|^|tests/fuzz/corpus/$name/|" | paste -sd, | tr -d '\n' > "$build/$name.inputs"
-=======
-	elif [ "$link" != "${link#*fuzzer}" ]; then
 		find "tests/fuzz/corpus/$name" -mindepth 1 -maxdepth 1 | LC_ALL=C sort | paste -sd, | tr -d '\n' > "$build/$name.inputs"
->>>>>>> 16beb4db (tools: ruff and shellcheck find nothing in the tree)
 		limit="$limit -reload=0 -use_cmp=0"
 		[ ! -s "$build/$name.inputs" ] || limit="$limit -seed_inputs=@$build/$name.inputs"
 		set -- "$new"
