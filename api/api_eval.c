@@ -77,7 +77,7 @@ fail:
 	return status;
 }
 
-/* --- rows of logits -------------------------------------------------------------------------------------------------- */
+/* ---- rows of logits ---- */
 
 typedef struct EvalRow { double nll, reference_nll, kl; bool same; } EvalRow; /* of one token */
 
@@ -128,7 +128,7 @@ measure(void *user, int part, int n_parts)
 	}
 }
 
-/* --- figures --------------------------------------------------------------------------------------------------------- */
+/* ---- figures ---- */
 
 /* Mean of windows' means and where it lies with 95 %: tokens of a window hang together, windows hardly do. */
 static llmc_interval

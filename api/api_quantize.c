@@ -76,7 +76,7 @@ write_imatrix(OutputFile *m, const llmc_quantize_options *o, llmc_error *err)
 	return imatrix_write(o->imatrix_out, &found, o->text ? "text" : "llmc calibration.txt", m->windows.n, m->windows.width, err);
 }
 
-/* --- a folder as a GGUF ----------------------------------------------------------------------------------------------------- */
+/* ---- a folder as a GGUF ---- */
 
 /* Has nothing in the folder changed since the file was made? */
 static bool

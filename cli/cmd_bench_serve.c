@@ -9,7 +9,7 @@
 #include "cli/cli.h"
 #include "cli/load_generator.h"
 
-/* ---------------------------------------------------------------- random numbers, lengths, texts ---- */
+/* ---- random numbers, lengths, texts ---- */
 
 static uint64_t
 draw(uint64_t *state)
@@ -75,7 +75,7 @@ put_words(char *text, size_t cap, size_t at, int32_t n, uint64_t state)
 	return at;
 }
 
-/* ---------------------------------------------------------------- figures ---- */
+/* ---- figures ---- */
 
 typedef struct Figure { const char *name, *key; double *v; size_t n; } Figure;
 
@@ -207,7 +207,7 @@ print_text(const Report *rep, const LoadRequest *r, double slo_ttft, double slo_
 			complain("request %zu: %s", i, r[i].error);
 }
 
-/* ---------------------------------------------------------------- the command ---- */
+/* ---- the command ---- */
 
 typedef struct Args {
 	const char *url, *key, *model, *input, *output;

@@ -11,7 +11,7 @@ unit_bytes(const MemBuf *b)
 	return b->extent.mul * dtype_info(b->dtype)->block_bytes;
 }
 
-/* ---------------------------------------------------------------- liveness ---- */
+/* ---- liveness ---- */
 
 /* May the output be in the memory of this input? Not where the op reads the same value in another way as well. */
 static bool
@@ -148,7 +148,7 @@ mem_buffers(const Graph *g, Selection *sel)
 	scratch_buffers(sel);
 }
 
-/* ---------------------------------------------------------------- slots ---- */
+/* ---- slots ---- */
 
 static bool
 overlaps(const MemBuf *a, const MemBuf *b)

@@ -471,7 +471,7 @@ grid_move(Dtype d, BlockGrid *g, int k, float scale, float base, int part_step, 
 	return true;
 }
 
-/* --- how blocks are stored: dequant.c has the layouts ------------------------------------------------------------------ */
+/* ---- how blocks are stored: dequant.c has the layouts ---- */
 
 static void
 put_nibbles(uint8_t *q, const int8_t *code, int zero)
@@ -659,7 +659,7 @@ grid_pack(Dtype d, const BlockGrid *g, const int8_t *code, void *block)
 	}
 }
 
-/* --- rows -------------------------------------------------------------------------------------------------------------- */
+/* ---- rows ---- */
 
 void
 quantize_weights(const float *x, const float *importance, float *w, int n)

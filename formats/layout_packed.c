@@ -410,7 +410,7 @@ PACKED(4)
 PACKED(8)
 PACKED(16)
 
-/* --- planes: a field of all blocks of a row, then the next field ---------------------------------------------------------- */
+/* ---- planes: a field of all blocks of a row, then the next field ---- */
 enum { ALIGN = 16, MAX_BLOCK_BYTES = 210 };
 
 /* A field: where it stands in the file's block, and its bytes. No field: bytes 0. */

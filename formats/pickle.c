@@ -75,7 +75,7 @@ bad(const Machine *m, const char *what)
 	return error_set(m->err, LLMC_E_INPUT, "%s: damaged pickle: %s at byte %zu", m->file, what, m->at);
 }
 
-/* --- input ---------------------------------------------------------------------------------------------------------------- */
+/* ---- input ---- */
 static llmc_status
 take(Machine *m, size_t n, const uint8_t **out)
 {
@@ -113,7 +113,7 @@ line(Machine *m, const uint8_t **s, size_t *n)
 	return LLMC_OK;
 }
 
-/* --- stack and memo --------------------------------------------------------------------------------------------------------- */
+/* ---- stack and memo ---- */
 static PickleValue *
 value_new(Machine *m, PickleKind kind)
 {
@@ -233,7 +233,7 @@ get(Machine *m, uint64_t at)
 	return push(m, m->memo[at]);
 }
 
-/* --- names, storages, tensors ------------------------------------------------------------------------------------------------ */
+/* ---- names, storages, tensors ---- */
 static llmc_status
 push_name(Machine *m, const char *module, size_t n_module, const char *name, size_t n_name)
 {
@@ -361,7 +361,7 @@ call(Machine *m)
 	                 known[what->name].name);
 }
 
-/* --- opcodes ----------------------------------------------------------------------------------------------------------------- */
+/* ---- opcodes ---- */
 static llmc_status
 append(Machine *m, bool all)
 {

@@ -467,7 +467,7 @@ open_folder(Safetensors *s, const char *path, llmc_error *err)
 	return error_set(err, LLMC_E_INPUT, "%s: holds no weights: no .safetensors file and no pytorch_model.bin", path);
 }
 
-/* --- schemes ------------------------------------------------------------------------------------------------------------ */
+/* ---- schemes ---- */
 static bool
 find_part(const void *user, const char *name, SchemeTensor *out)
 {

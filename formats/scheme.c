@@ -8,7 +8,7 @@
 #include "formats/name_table.h"
 #include "formats/scheme_fit.h"
 
-/* --- reading ------------------------------------------------------------------------------------------------------------ */
+/* ---- reading ---- */
 static const json_t *
 config_value(const Schemes *s, const char *path)
 {
@@ -116,7 +116,7 @@ schemes_method(const Schemes *s)
 	return m ? m : s->quant ? "" : NULL;
 }
 
-/* --- which form --------------------------------------------------------------------------------------------------------- */
+/* ---- which form ---- */
 const char *
 scheme_text(const Node *map, const char *key)
 {
@@ -189,7 +189,7 @@ module_of(const Schemes *s, const Node *form, const char *name, scheme_find_fn *
 	return module;
 }
 
-/* --- fitting ------------------------------------------------------------------------------------------------------------ */
+/* ---- fitting ---- */
 int
 scheme_element_bits(const char *type)
 {

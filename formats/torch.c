@@ -61,7 +61,7 @@ part_find(const ZipReader *r, const char *name)
 	return e ? &r->part[e->at] : NULL;
 }
 
-/* --- the zip archive ------------------------------------------------------------------------------------------------------- */
+/* ---- the zip archive ---- */
 /* The central directory: where, and how many entries. The record of its end is the last thing of the file; where a number does not fit,
  * a longer record of 64 bits stands before it. */
 static llmc_status
@@ -179,7 +179,7 @@ open_zip(ZipReader *r, const PickleValue **out)
 	return pickle_read(r->a, p->data, (size_t)p->bytes, &at, r->file, out, r->err);
 }
 
-/* --- the older form ---------------------------------------------------------------------------------------------------------- */
+/* ---- the older form ---- */
 /* magic, version, facts of the machine, the dict, the storages' keys; then each storage's number of elements and the elements. How large
  * they are, the dict's tensors say: their storages are gathered first. */
 typedef struct LegacyFile { NameEntry *entry; const PickleStorage **storage; size_t n, cap_entry, cap; } LegacyFile;
@@ -241,7 +241,7 @@ open_old(ZipReader *r, const PickleValue **out)
 	return LLMC_OK;
 }
 
-/* --- tensors ------------------------------------------------------------------------------------------------------------------ */
+/* ---- tensors ---- */
 static bool
 in_order(const PickleTensor *t)
 {

@@ -94,7 +94,7 @@ LLMC_API const char *llmc_version(void);
 LLMC_API const char *llmc_status_name(llmc_status s); /* "LLMC_E_FULL" */
 LLMC_API const char *llmc_status_text(llmc_status s);
 
-/* ------------------------------------------------------------------ five calls that run a model ---- */
+/* ---- five calls that run a model ---- */
 
 /* Progress and notices ("compiling 12 of 31 kernels"), on the caller's thread, without a newline. */
 typedef void (*llmc_log_fn)(void *user, int level, const char *line);
@@ -288,7 +288,7 @@ LLMC_API llmc_status llmc_generate(llmc_session *s, const int32_t *tok, size_t n
 LLMC_API llmc_status llmc_generate_text(llmc_session *s, const char *prompt, const llmc_params *p,
                                         llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err);
 
-/* ------------------------------------------------------------------------------ query a model ---- */
+/* ---- query a model ---- */
 
 typedef struct llmc_model_info {
 	size_t  size;
@@ -355,7 +355,7 @@ LLMC_API const char *llmc_plan_text(const llmc_model *m); /* plan.txt; lives as 
 LLMC_API const char *llmc_plan_json(const llmc_model *m);
 LLMC_API const char *llmc_model_yaml(const llmc_model *m); /* the resolved description */
 
-/* ---------------------------------------------------------------------------------------- text ---- */
+/* ---- text ---- */
 
 LLMC_API const llmc_tokenizer *llmc_model_tokenizer(const llmc_model *m); /* borrowed; NULL: none */
 /* Open tokenizer.json, tokenizer.model, a folder that holds one (or ice_text.model, or vocab.json
@@ -408,7 +408,7 @@ LLMC_API llmc_status llmc_stream_feed(llmc_stream *s, int32_t id, const char **t
                                       llmc_error *err);
 LLMC_API void        llmc_stream_close(llmc_stream *s);
 
-/* -------------------------------------------------------------------------- reasoning and tools ---- */
+/* ---- reasoning and tools ---- */
 
 /* Reader of answers with reasoning and tool calls, in the format of the model's chat template
  * (configs/formats/calls.yaml). It takes the answer as it is generated, with special tokens as
@@ -456,7 +456,7 @@ enum {
 };
 LLMC_API llmc_status llmc_calls_rules(const llmc_calls *c, const char *only, int flags, char *buf, size_t cap, size_t *need, llmc_error *err);
 
-/* ------------------------------------------------------------------------------------ grammars ---- */
+/* ---- grammars ---- */
 
 /* A grammar restricts generation: at each position it allows exactly the tokens after which the
  * text can still match. Set it in llmc_params.grammar, or use it as a matcher next to your own
@@ -513,7 +513,7 @@ LLMC_API bool        llmc_matcher_may_end(llmc_matcher *m); /* the text so far i
 LLMC_API bool        llmc_matcher_ended(llmc_matcher *m);
 LLMC_API void        llmc_matcher_reset(llmc_matcher *m);   /* return to the start */
 
-/* ------------------------------------------------------------------------- sessions and sampling ---- */
+/* ---- sessions and sampling ---- */
 
 /* Create a sequence, whose KV lies in pages of the session. E_FULL: all `seqs` of the limits are in
  * use. length_bound: largest prompt + new tokens (0: the context); selects length-dependent rope
@@ -639,7 +639,7 @@ LLMC_API void        llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_pr
 LLMC_API llmc_status llmc_sampler_sample(llmc_sampler *s, const float *logits, int32_t *id, float *logprob,
                                        llmc_error *err);
 
-/* -------------------------------------------------------------------- engine: many requests ---- */
+/* ---- engine: many requests ---- */
 
 /* An engine is a session with its own thread. Callers submit requests and receive events:
  *
@@ -838,7 +838,7 @@ typedef struct llmc_counts {
 } llmc_counts;
 LLMC_API void llmc_engine_stats(llmc_engine *e, llmc_counts *out); /* the caller sets out->size */
 
-/* ------------------------------------------------------------------------------- HTTP server ---- */
+/* ---- HTTP server ---- */
 
 /* Routes of OpenAI, TGI, Anthropic and Ollama over an engine; docs/serving.md lists them.
  *
@@ -945,7 +945,7 @@ LLMC_API llmc_status llmc_serve_reload_keys(llmc_server *s, llmc_error *err);
 LLMC_API bool        llmc_serve_failed(llmc_server *s);
 LLMC_API void        llmc_serve_close(llmc_server *s); /* ends running requests; NULL is allowed */
 
-/* ------------------------------------------------------------- compiling, checking, measuring ---- */
+/* ---- compiling, checking, measuring ---- */
 
 /* Convert an HF folder, GGUF or .flm to the text of a YAML description; unknown keys are reported
  * through opt->log. */
@@ -990,7 +990,7 @@ typedef void (*llmc_verify_fn)(void *user, const llmc_verify_row *row);
 LLMC_API llmc_status llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_row, void *user,
                                  llmc_error *err);
 
-/* ------------------------------------------------------------------------------------ quality ---- */
+/* ---- quality ---- */
 
 /* Distance of a modified model (quantised, for example) from the original, over a text cut into
  * windows. */
@@ -1028,7 +1028,7 @@ LLMC_API void        llmc_eval_release(llmc_eval_result *res);
 /* Draw the distribution of KL per token as SVG text; free it with llmc_free. */
 LLMC_API llmc_status llmc_eval_plot(const llmc_eval_result *res, const char *title, char **svg, llmc_error *err);
 
-/* ------------------------------------------------------------------------------------ quantising ---- */
+/* ---- quantising ---- */
 
 typedef struct llmc_quantize_options { /* 0 or NULL selects the default in brackets */
 	size_t      size;

@@ -49,7 +49,7 @@ op_by_name(const char *name)
 	return OP_nop;
 }
 
-/* --- attributes ------------------------------------------------------------------------------------------------- */
+/* ---- attributes ---- */
 
 static const struct {
 	const char *key;

@@ -12,7 +12,7 @@ static const int64_t MAX_ELEMS = (int64_t)1 << 50;
 
 #define BAD(...) error_set(err, LLMC_E_INPUT, __VA_ARGS__)
 
-/* --- tensors ---------------------------------------------------------------------------------------------------- */
+/* ---- tensors ---- */
 
 static llmc_status
 check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llmc_error *err)
@@ -149,7 +149,7 @@ check_tensor(const PlanTensor *t, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* --- the others ------------------------------------------------------------------------------------------------- */
+/* ---- the others ---- */
 
 static llmc_status
 check_pool(const Plan *plan, const PlanPool *p, llmc_error *err)

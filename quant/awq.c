@@ -10,7 +10,7 @@
 
 enum { SHARES = 20, SAMPLE = 1 << 15 /* weights of a matrix, at least LEAST_ROWS rows */, LEAST_ROWS = 8 };
 
-/* --- where ----------------------------------------------------------------------------------------------------------------- */
+/* ---- where ---- */
 
 static bool
 is_ref(const PlanRef *r, PlanRefKind kind, int index)
@@ -62,7 +62,7 @@ awq_readers(const Plan *plan, int i, const char **weight, const char *name[AWQ_R
 	return n;
 }
 
-/* --- how much --------------------------------------------------------------------------------------------------------------- */
+/* ---- how much ---- */
 
 typedef struct Search {
 	const AwqMatrix *m;

@@ -27,7 +27,7 @@ typedef struct BudgetState {
 	atomic_bool   failed;
 } BudgetState;
 
-/* --- what each type costs --------------------------------------------------------------------------------------------- */
+/* ---- what each type costs ---- */
 
 static double
 error_of(const BudgetMatrix *m, Dtype to, float *x, float *y, void *blocks, double *energy)
@@ -79,7 +79,7 @@ measure(void *user, int part, int n_parts)
 	free(x);
 }
 
-/* --- which of them ----------------------------------------------------------------------------------------------------- */
+/* ---- which of them ---- */
 
 static int64_t
 bytes_of(const BudgetState *b)

@@ -84,7 +84,7 @@ moe_layer_of(StageCapture *in, const PlanStep *s, Arena *a)
 	i->seen_of = NEW(a, int64_t, i->n_experts);
 }
 
-/* --- where the text can be stopped --------------------------------------------------------------------------------------- */
+/* ---- where the text can be stopped ---- */
 
 /* Backwards over the steps: which values are read later than they are made, and which pages and state steps on both sides use (layers that share keys) */
 static void

@@ -247,7 +247,7 @@ run_choose_types(QuantRun *r, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* --- of a folder ----------------------------------------------------------------------------------------------------------- */
+/* ---- of a folder ---- */
 
 /* A matrix that a text is multiplied by as it lies there: rows are outputs. Embedding, output, routers and norms keep what they have. */
 static bool

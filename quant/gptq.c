@@ -11,7 +11,7 @@
 
 enum { PANEL = 64, TILE = 128, TOGETHER = 16 /* rows */, CHUNK = 256 /* columns, a multiple of every block */ };
 
-/* --- the factor -------------------------------------------------------------------------------------------------------- */
+/* ---- the factor ---- */
 
 typedef struct Factor {
 	float   *h;
@@ -112,7 +112,7 @@ gptq_factor(float *h, int64_t n, Threads *threads)
 	threads_run(threads, factor, &f);
 }
 
-/* --- rows ---------------------------------------------------------------------------------------------------------------- */
+/* ---- rows ---- */
 
 typedef struct GptqWork {
 	const GptqRows *job;
@@ -155,7 +155,7 @@ round_chunk(const GptqRows *job, GptqScratch *room, int r, int64_t s, int64_t n)
 	}
 }
 
-/* --- once more over what has been rounded ------------------------------------------------------------------------------- */
+/* ---- once more over what has been rounded ---- */
 
 /* One column of all rows: each code goes to the nearest value of what the other columns ask for. */
 static void

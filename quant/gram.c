@@ -8,7 +8,7 @@
 
 enum { TILE_M = 64, TILE_N = 256, DEPTH = 64 /* rows of a tile's inputs that lie close together, in the nearest caches */ };
 
-/* --- fp32 ---------------------------------------------------------------------------------------------------------------- */
+/* ---- fp32 ---- */
 
 static void
 together(const float *x, int64_t n, int64_t width, int64_t rows, float *out, int64_t step)
@@ -43,7 +43,7 @@ add_floats(const Gram *g, int part, const float *x, int64_t rows, int64_t n, flo
 				add_tile(x, rows, n, h, a, b, left);
 }
 
-/* --- tiles ----------------------------------------------------------------------------------------------------------------
+/* ---- tiles ----
  *
  * Columns are taken in groups of 16, an even number of them, rows in steps of 32; what is missing is 0. Each group and step is packed twice, 1 KB each:
  *
@@ -197,7 +197,7 @@ add_tiles(const Gram *g, Threads *threads, int part, const float *x, int64_t row
 	threads_barrier(threads); /* before somebody packs the next */
 }
 
-/* --- either --------------------------------------------------------------------------------------------------------------- */
+/* ---- either ---- */
 
 void
 gram_open(Gram *g, const Threads *threads)

@@ -117,7 +117,7 @@ folder_from_blocks(Dtype blocks, const void *src, int64_t rows, int64_t cols, ui
 	put_shape(scale + 2 * n, rows, cols);
 }
 
-/* --- int8 and fp8: a scale a row ---------------------------------------------------------------------------------------- */
+/* ---- int8 and fp8: a scale a row ---- */
 
 static float
 stored(Dtype scale, float f, uint8_t *to)
@@ -173,7 +173,7 @@ folder_row(FolderForm f, Dtype scale, const float *x, const float *importance, i
 		put_shape(dst + code_bytes(f, rows, cols) + 2 * rows, rows, cols);
 }
 
-/* --- the head, and what stands beside it ---------------------------------------------------------------------------------- */
+/* ---- the head, and what stands beside it ---- */
 
 void
 folder_head_add(Strbuf *head, const FolderPart *p, int64_t *at)

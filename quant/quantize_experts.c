@@ -68,7 +68,7 @@ is_wanted(const MoeLayer *m, int role, int e)
 	return t && t->made && !t->done && t->input == m->in;
 }
 
-/* --- one expert's rows ------------------------------------------------------------------------------------------------------ */
+/* ---- one expert's rows ---- */
 
 static bool
 gather_rows(MoeLayer *m, int e)
@@ -153,7 +153,7 @@ inner(void *user, int part, int n_parts)
 	free(row);
 }
 
-/* --- rounding ----------------------------------------------------------------------------------------------------------------- */
+/* ---- rounding ---- */
 
 typedef struct ExpertProduct {
 	Gram         gram;

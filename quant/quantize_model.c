@@ -18,7 +18,7 @@
 
 enum { ROWS_AT_ONCE = 8 };
 
-/* --- tensors ------------------------------------------------------------------------------------------------------------- */
+/* ---- tensors ---- */
 
 typedef struct QuantRows {
 	const QuantTensor *t;
@@ -122,7 +122,7 @@ quantise(QuantRun *r, QuantTensor *t, const float *full, llmc_error *err)
 	return s;
 }
 
-/* --- calibration --------------------------------------------------------------------------------------------------------- */
+/* ---- calibration ---- */
 
 static bool
 on_window(void *user, int32_t done, int32_t of)
@@ -228,7 +228,7 @@ quantise_group(QuantRun *r, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* --- factors of columns ----------------------------------------------------------------------------------------------------- */
+/* ---- factors of columns ---- */
 
 QuantTensor *
 run_tensor(const QuantRun *r, const char *name)

@@ -33,7 +33,7 @@ typedef struct GgufWriter {
 	llmc_error       *err;
 } GgufWriter;
 
-/* --- what it says ----------------------------------------------------------------------------------------------------------- */
+/* ---- what it says ---- */
 
 static llmc_status
 describe(GgufWriter *w)
@@ -146,7 +146,7 @@ put_keys(GgufWriter *w)
 	return LLMC_OK;
 }
 
-/* --- rows ------------------------------------------------------------------------------------------------------------------- */
+/* ---- rows ---- */
 
 static llmc_status
 find_sources(GgufWriter *w)

@@ -12,7 +12,7 @@ ref_find(OpKind op)
 	return table[op];
 }
 
-/* --- scratch ---------------------------------------------------------------------------------------------------- */
+/* ---- scratch ---- */
 
 /* Attribute of a step. A negative one makes *ok false; 128 bits hold any product of three 31-bit factors. */
 static __int128

@@ -35,7 +35,7 @@ typedef struct DeviceSampler {
 } DeviceSampler;
 
 typedef struct Device {
-	/* --- the machine. number: of a GPU, 0 elsewhere ------------------------------------------------------------------ */
+	/* ---- the machine. number: of a GPU, 0 elsewhere ---- */
 	/* The target of plans that suits it best. E_MISSING: there is no such device here; E_RANGE: not of this number */
 	llmc_status (*best_target)(int number, char out[32], llmc_error *err);
 	/* Can plans of this target run, as far as is known before anything is opened? */
@@ -46,7 +46,7 @@ typedef struct Device {
 	llmc_status (*describe)(char **json, llmc_error *err);               /* for doctor: an object (free() it); NULL: nothing to say */
 	int         max_sm;         /* largest value of the plan's n_sm */
 
-	/* --- a model: kernels and weights -------------------------------------------------------------------------------- */
+	/* ---- a model: kernels and weights ---- */
 	/* weights has been opened; it is packed from here. opt->n_threads > 0 */
 	llmc_status (*model_open)(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void **out, RuntimeTimes *times,
 	                          llmc_error *err);
@@ -59,7 +59,7 @@ typedef struct Device {
 	/* Compile the kernels ahead of time into the artifact, with a manifest. */
 	llmc_status (*build_aot)(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err);
 
-	/* --- a session --------------------------------------------------------------------------------------------------- */
+	/* ---- a session ---- */
 	/* Bytes of the device's memory beside slots and pages, from limits and symbols; host_bytes: what the session has in the host's.
 	 * -1: overflow */
 	int64_t     (*state_bytes)(const Session *s, int64_t host_bytes);

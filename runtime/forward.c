@@ -192,7 +192,7 @@ count(Session *s, const llmc_chunk *chunk, size_t n, int phase)
 	s->stats.steps_run += s->plan->phase[phase].n_step;
 }
 
-/* --- a step over pipeline stages ------------------------------------------------------------------------------------ */
+/* ---- a step over pipeline stages ---- */
 
 /* Rows of a forward go through the stages in pieces, so that a stage has something to do while the next one works on what it has left.
  * Pieces are of some rows at least: each of them reads the weights again. */
@@ -418,7 +418,7 @@ fail:
 	return status;
 }
 
-/* --- tokens sampled on the device -------------------------------------------------------------------------------- */
+/* ---- tokens sampled on the device ---- */
 
 static llmc_status
 not_here(llmc_error *err)

@@ -44,7 +44,7 @@ typedef struct RankThreads {
 	Follower follower[];
 } RankThreads;
 
-/* ---------------------------------------------------------------- places ---- */
+/* ---- places ---- */
 
 RankAffinity
 ranks_pin_cpus(int rank, int ranks)
@@ -73,7 +73,7 @@ ranks_unpin_cpus(const RankAffinity *p)
 		(void)pthread_setaffinity_np(pthread_self(), sizeof p->was, &p->was);
 }
 
-/* ---------------------------------------------------------------- leading ---- */
+/* ---- leading ---- */
 
 static bool
 leads(const Session *s)
@@ -133,7 +133,7 @@ lead(Session *s)
 	s->again = step_again;
 }
 
-/* ---------------------------------------------------------------- pages and states out and in ---- */
+/* ---- pages and states out and in ---- */
 
 static RankSizes
 own_sizes(const Plan *p)
@@ -324,7 +324,7 @@ follow_transfer(Session *s, const Record *r)
 	return ok;
 }
 
-/* ---------------------------------------------------------------- following ---- */
+/* ---- following ---- */
 
 /* Until rank 0 closes the session, or the group has ended; the failure of a step of its own. */
 static llmc_status
@@ -516,7 +516,7 @@ ranks_open(Session *s, llmc_error *err)
 	return status;
 }
 
-/* ---------------------------------------------------------------- processes ---- */
+/* ---- processes ---- */
 
 llmc_status
 ranks_announce(Runtime *rt, const llmc_limits *lim, llmc_error *err)
@@ -593,7 +593,7 @@ ranks_dismiss(Runtime *rt)
 		(void)mpi_world_broadcast(rt->world, &(Record){ .kind = RECORD_END }, sizeof(Record));
 }
 
-/* ---------------------------------------------------------------- the end ---- */
+/* ---- the end ---- */
 
 void
 ranks_close(Session *s)

@@ -23,7 +23,7 @@ typedef struct VocabExport {
 	llmc_error     *err;
 } VocabExport;
 
-/* --- how text is cut ------------------------------------------------------------------------------------------------------ */
+/* ---- how text is cut ---- */
 
 static bool
 exprs_of(const json_t *o, Strbuf *out, int depth)
@@ -83,7 +83,7 @@ pre_of(VocabExport *j, char name[64])
 	return LLMC_OK;
 }
 
-/* --- tokens --------------------------------------------------------------------------------------------------------------- */
+/* ---- tokens ---- */
 
 /* As llama.cpp's converter tells tokens that are not text */
 static bool
@@ -277,7 +277,7 @@ from_merges(VocabExport *j)
 	return LLMC_OK;
 }
 
-/* --- ids with a name ------------------------------------------------------------------------------------------------------ */
+/* ---- ids with a name ---- */
 
 static void
 put_id(VocabExport *j, const char *key, int32_t id)
@@ -307,7 +307,7 @@ put_rest(VocabExport *j)
 	}
 }
 
-/* --- the same again? -------------------------------------------------------------------------------------------------------- */
+/* ---- the same again? ---- */
 
 static llmc_status
 ids_of(VocabExport *j, const llmc_tokenizer *t, const char *text, size_t n_bytes, int32_t **ids, size_t *n)

@@ -559,7 +559,7 @@ scan(ModelBuilder *b, int h)
 	return build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner, s->ssm.beside ? "ssm_out" : "attn_out");
 }
 
-/* --- a block whose weights layers share ----------------------------------------------------------------------------- */
+/* ---- a block whose weights layers share ---- */
 
 /* A weight of the block, which its first layer has made */
 static int

@@ -6,7 +6,7 @@
 #include "compiler/select_kernels.h"
 #include "templates/common/llmc_mla.h"
 
-/* ---------------------------------------------------------------- buffers ---- */
+/* ---- buffers ---- */
 
 const char *
 without_layer(const char *id)
@@ -80,7 +80,7 @@ plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 	p->slot = sel->slot;
 }
 
-/* ---------------------------------------------------------------- steps ---- */
+/* ---- steps ---- */
 
 static PlanRef
 value_ref(const Graph *g, const Selection *sel, const int *to, int phase, int v)
@@ -162,7 +162,7 @@ plan_step(const Graph *g, const Selection *sel, const int *to, const Step *from,
 	step_makes(g, op, st);
 }
 
-/* ---------------------------------------------------------------- the rest ---- */
+/* ---- the rest ---- */
 
 static const char *
 scaling_text(RopeScaling s)

@@ -7,7 +7,7 @@
 #include "compiler/select_kernels.h"
 #include "templates/common/llmc_mla.h"
 
-/* ---------------------------------------------------------------- small text ---- */
+/* ---- small text ---- */
 
 /* 1536 -> "1.5 KiB", with integers, so that no locale has a say */
 static void
@@ -52,7 +52,7 @@ put_extent(Strbuf *out, const PlanExtent *e)
 		strbuf_printf(out, "%" PRId64 " x %s", e->mul, plan_sym_text[e->sym]);
 }
 
-/* ---------------------------------------------------------------- head ---- */
+/* ---- head ---- */
 
 static void
 put_weights(const Plan *p, Strbuf *out)
@@ -178,7 +178,7 @@ put_slots(const Selection *sel, const Plan *p, Strbuf *out)
 	}
 }
 
-/* ---------------------------------------------------------------- steps ---- */
+/* ---- steps ---- */
 
 static void
 put_arg(const Plan *p, const PlanRef *r, bool with_shape, Strbuf *out)
@@ -359,7 +359,7 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 	put_steps(g, p, out);
 }
 
-/* ---------------------------------------------------------------- kernels ---- */
+/* ---- kernels ---- */
 
 /* What a step reads of the cache, which no weights tell: K and V of a position, and the operations of a row on it. */
 static void

@@ -21,7 +21,7 @@ typedef struct ExportJob {
 	bool        written[K_COUNT];
 } ExportJob;
 
-/* --- keys --------------------------------------------------------------------------------------------------------------- */
+/* ---- keys ---- */
 
 /* Numbers of these are f32 in every file. */
 static bool
@@ -160,7 +160,7 @@ rope_keys(ExportJob *j)
 	}
 }
 
-/* --- tensors ------------------------------------------------------------------------------------------------------------ */
+/* ---- tensors ---- */
 
 /* The part of a tensor's name that says its role: "L3.q.bias" -> "q.bias" */
 static const char *
@@ -235,7 +235,7 @@ rope_tensors(ExportJob *j)
 	made_add(j, "rope_freqs.weight", n, factor);
 }
 
-/* --- read back ---------------------------------------------------------------------------------------------------------- */
+/* ---- read back ---- */
 
 static const Spec *
 read_back(const ExportJob *j)
@@ -364,7 +364,7 @@ norms_of(const ExportJob *j, const Graph *a, const Graph *b)
 	return add;
 }
 
-/* --- all of it ------------------------------------------------------------------------------------------------------------ */
+/* ---- all of it ---- */
 
 static const char *
 known_families(const ExportJob *j)

@@ -28,7 +28,7 @@ typedef struct StoredForm {
 	const char *order, *factor;   /* as in a rule of storage */
 } StoredForm;
 
-/* ------------------------------------------------------------------------------------------ names and head */
+/* ---- names and head ---- */
 
 static const SourceTensor *
 tensor_of(const ImportSource *s, const TensorRule *r)
@@ -127,7 +127,7 @@ import_names(ImportSource *s, const Spec *spec)
 	return false;
 }
 
-/* ------------------------------------------------------------------------------------------- what is stored */
+/* ---- what is stored ---- */
 
 /* The first role of the layer whose columns have the same order, or factors: all of them then read one x. */
 static const char *
@@ -625,7 +625,7 @@ outer_roles(ImportCheck *c)
 	roles(c, role, n, -1, s->streams.count - 1);
 }
 
-/* ------------------------------------------------------------------------------------------- what is left */
+/* ---- what is left ---- */
 
 /* Does the name come of this pattern for some layer? -1: no; else the layer (0 for patterns without one). */
 static long
@@ -761,7 +761,7 @@ leftovers(ImportCheck *c)
 		       s->family, other, n_other > 1 ? arena_printf(c->s->a, " and %zu others", n_other - 1) : "");
 }
 
-/* ------------------------------------------------------------------------------------------ storage rules */
+/* ---- storage rules ---- */
 
 static bool
 same_how(const StoredForm *a, const StoredForm *b)

@@ -228,7 +228,7 @@ source_close_weights(ImportSource *s)
 	s->weights = NULL;
 }
 
-/* ------------------------------------------------------------------------------------------- vectors of texts */
+/* ---- vectors of texts ---- */
 
 /* How a folder of sentence-transformers pools: one flag a way, or a word. */
 static bool
@@ -365,7 +365,7 @@ source_read_hf(ImportSource *s, llmc_error *err)
 	return true;
 }
 
-/* ------------------------------------------------------------------------------------------- conversions */
+/* ---- conversions ---- */
 
 static const char *
 dtype_word(const char *name)

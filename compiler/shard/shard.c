@@ -45,7 +45,7 @@ typedef struct ShardPass {
 	int          rank;
 } ShardPass;
 
-/* ---------------------------------------------------------------- tensors ---- */
+/* ---- tensors ---- */
 
 /* Append rows [first, first + count) of a piece; runs of equal steps become one source again. */
 static void
@@ -258,7 +258,7 @@ cut_arg(ShardPass *p, Op *op, int arg, RowCut cut, ShareKind by, int parts, cons
 	op->arg[arg] = cut == CUT_COLS ? cut_cols(p, v, name, range->first, range->count) : cut_rows(p, v, name, range, parts);
 }
 
-/* ---------------------------------------------------------------- values ---- */
+/* ---- values ---- */
 
 /* The op that sums a partial value, if that has not been done: then it is full. */
 static void
@@ -330,7 +330,7 @@ along(ShardPass *p, Op *op, const char *key)
 	keep(p, op);
 }
 
-/* ---------------------------------------------------------------- states ---- */
+/* ---- states ---- */
 
 /* Key heads of this rank, in the order of its value heads: those that belong to them. */
 static int64_t
@@ -433,7 +433,7 @@ shard_pool(const ShardPass *p, PlanPool *pool)
 		pool->kv_heads = own(p, p->s->total[SHARE_KV_WINDOW] && strcmp(pool->id, "kv_window") == 0 ? SHARE_KV_WINDOW : SHARE_KV, pool->kv_heads);
 }
 
-/* ---------------------------------------------------------------- ops ---- */
+/* ---- ops ---- */
 
 static void
 shard_matmul(ShardPass *p, Op *op)

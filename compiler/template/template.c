@@ -9,7 +9,7 @@
 
 const char *const phase_name[PHASES] = { "decode", "mixed" };
 
-/* ---------------------------------------------------------------- errors ---- */
+/* ---- errors ---- */
 
 void
 template_error_at(const Templates *ts, const TemplateLine *l, int col, const char *what)
@@ -26,7 +26,7 @@ template_error(const Bind *b, const TemplateLine *l, const char *what)
 	return false;
 }
 
-/* ---------------------------------------------------------------- loading ---- */
+/* ---- loading ---- */
 
 bool
 templates_add(Templates *ts, OpKind op, const char *path, const char *text)
@@ -72,7 +72,7 @@ templates_load(const char *target, const Spec *s, Diag *d, Arena *perm)
 	return ts;
 }
 
-/* ---------------------------------------------------------------- names ---- */
+/* ---- names ---- */
 
 static void
 set_word(HeadValue *out, const char *s)
@@ -318,7 +318,7 @@ template_taken(Bind *b, const TemplateLine *l, bool *out)
 	return true;
 }
 
-/* ---------------------------------------------------------------- arguments ---- */
+/* ---- arguments ---- */
 
 size_t
 template_word(const char **p, const char *end, char *out, size_t cap)
@@ -495,7 +495,7 @@ template_args(Bind *b, ArgDecl arg[PLAN_MAX_ARGS], bool *fits)
 	return k == n || template_error(b, &first, arena_printf(b->ts->arena, "%d @arg lines, but %s has %d arguments", k, op_info[b->op->kind].name, n));
 }
 
-/* ---------------------------------------------------------------- choice ---- */
+/* ---- choice ---- */
 
 static bool
 takes(Bind *b)

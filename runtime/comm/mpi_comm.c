@@ -43,7 +43,7 @@ typedef struct MpiComm {
 	atomic_bool ended, late;
 } MpiComm;
 
-/* ---------------------------------------------------------------- signs of life ---- */
+/* ---- signs of life ---- */
 
 static bool
 is_peer(const MpiComm *t, int k)
@@ -150,7 +150,7 @@ on_peer_lost(void *user, int rank, bool gone)
 	atomic_store(&t->w->lost, true);
 }
 
-/* ---------------------------------------------------------------- in a step ---- */
+/* ---- in a step ---- */
 
 /* n floats of all ranks of `of`, side by side in t->all */
 static bool

@@ -17,7 +17,7 @@ enum { SERIALIZED = 2, MULTIPLE = 3 };
 /* One a process, as MPI itself is. */
 static MpiWorld the_world = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* ---------------------------------------------------------------- waiting ---- */
+/* ---- waiting ---- */
 
 /* Looks again at once for some time, then sleeps between looks; a patient caller, after more time, longer and longer. */
 bool
@@ -52,7 +52,7 @@ mpi_gather(MpiWorld *w, MpiHandle of, const void *x, size_t n, void *all)
 	return MPI_CALL(w, iallgather, x, (int)n, w->byte, all, (int)n, w->byte, of, &request) == 0 && mpi_finish(w, &request, false);
 }
 
-/* ---------------------------------------------------------------- opening ---- */
+/* ---- opening ---- */
 
 static int
 number_of(const char *variable)
@@ -222,7 +222,7 @@ mpi_world_threads(const MpiWorld *w)
 	return n > 0 ? n : 1;
 }
 
-/* ---------------------------------------------------------------- agreeing ---- */
+/* ---- agreeing ---- */
 
 typedef struct AgreeMessage { int32_t status; char host[60], text[440]; } AgreeMessage;
 
@@ -279,7 +279,7 @@ mpi_world_check_same(MpiWorld *w, int team, const char *what, const char *text, 
 	return status;
 }
 
-/* ---------------------------------------------------------------- bytes from rank 0 ---- */
+/* ---- bytes from rank 0 ---- */
 
 static bool
 broadcast(MpiWorld *w, void *data, size_t n, bool patient)
@@ -308,7 +308,7 @@ mpi_world_receive(MpiWorld *w, void *data, size_t n)
 	return !w->lost && broadcast(w, data, n, true);
 }
 
-/* ---------------------------------------------------------------- steps through memory ---- */
+/* ---- steps through memory ---- */
 
 typedef struct MpiWindow { MpiWorld *w; MpiHandle win; Comm *of; } MpiWindow;
 

@@ -62,7 +62,7 @@ typedef struct ShmComm {
 	void    *user;
 } ShmComm;
 
-/* ---------------------------------------------------------------- waiting ---- */
+/* ---- waiting ---- */
 
 /* False: the time is up */
 static bool
@@ -109,7 +109,7 @@ line_wait(ShmComm *s, ShmLine *l, uint64_t v, int of, int most_s)
 	return !atomic_load(&s->b->ended);
 }
 
-/* ---------------------------------------------------------------- opening ---- */
+/* ---- opening ---- */
 
 static size_t
 lines_of(size_t bytes)
@@ -208,7 +208,7 @@ miss(void *user, int rank, bool gone)
 	shm_end(&s->c); /* wakes all */
 }
 
-/* ---------------------------------------------------------------- in a step ---- */
+/* ---- in a step ---- */
 
 static float *
 slot_of(const ShmComm *s, uint64_t piece, int rank, int part)
@@ -281,7 +281,7 @@ shm_join(Comm *c, int part, const CommGather *j)
 	return true;
 }
 
-/* ---------------------------------------------------------------- bytes from rank 0 ---- */
+/* ---- bytes from rank 0 ---- */
 
 /* Bytes that fit into the ring from here on without a break */
 static size_t
@@ -331,7 +331,7 @@ shm_receive(Comm *c, void *data, size_t n)
 	return true;
 }
 
-/* ---------------------------------------------------------------- bytes to rank 0 ---- */
+/* ---- bytes to rank 0 ---- */
 
 static bool
 shm_collect(Comm *c, const void *data, size_t n, void *all)
@@ -354,7 +354,7 @@ shm_collect(Comm *c, const void *data, size_t n, void *all)
 	return !shm_ended(c);
 }
 
-/* ---------------------------------------------------------------- bytes from stage to stage ---- */
+/* ---- bytes from stage to stage ---- */
 
 static char *
 pipe_of(const ShmComm *s, int rank)
@@ -455,7 +455,7 @@ comm_shm(void *memory, int rank, CommShape shape, int timeout_s, void (*release)
 	return LLMC_OK;
 }
 
-/* ---------------------------------------------------------------- threads of one process ---- */
+/* ---- threads of one process ---- */
 
 typedef struct ShmMemory { atomic_int users; void *at; size_t bytes; } ShmMemory; /* zero, and taken as it is touched */
 

@@ -11,7 +11,7 @@
 #include "runtime/threads/threads.h"
 #include "templates/common/llmc_step.h"
 
-/* --- isa.c ------------------------------------------------------------------------------------------------------ */
+/* ---- isa.c ---- */
 
 /* The best target of this processor: "cpu-amx", "cpu-v4", "cpu-vnni", "cpu-v3", "cpu-generic". Asking for one with tiles asks the system
  * for the process' permission to use them; it stays granted. */
@@ -20,7 +20,7 @@ bool        isa_runs(const char *target);
 /* CPU_... that the target needs and does not get; 0: it runs; -1: no target of processors. why: a sentence about it, cut at cap */
 int         isa_lacks(const char *target, char *why, size_t cap);
 
-/* --- cc.c ------------------------------------------------------------------------------------------------------- */
+/* ---- cc.c ---- */
 
 /* The C compiler that kernels are built with ($LLMC_CC, cc, gcc, clang): path and version line; E_MISSING when there is none */
 llmc_status cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_error *err);
@@ -28,7 +28,7 @@ llmc_status cc_find(char *path, size_t path_cap, char *version, size_t version_c
  * the flags of `target` that it refuses; empty when it takes them */
 const char *cc_target(const char *target, char *why, size_t cap);
 
-/* --- cpu_kernels.c: kernels of a plan, compiled and loaded ---------------------------------------------------------- */
+/* ---- cpu_kernels.c: kernels of a plan, compiled and loaded ---- */
 
 typedef struct CpuKernels CpuKernels;
 
@@ -38,7 +38,7 @@ llmc_kernel *kernels_find(const CpuKernels *k, int kernel); /* by index in the p
 /* Compile all kernels of the plan into artifact/aot/<target>/ with a manifest. */
 llmc_status  kernels_ship(const Plan *plan, const KernelBuildOptions *opt, llmc_error *err);
 
-/* --- cpu_bandwidth.c ------------------------------------------------------------------------------------------------ */
+/* ---- cpu_bandwidth.c ---- */
 
 double  cpu_bandwidth(int n_threads, double seconds); /* read bytes/s */
 /* Of the memory that it reads: four times what the last-level caches hold, and no more than a quarter of what is available. */
@@ -46,14 +46,14 @@ int64_t cpu_bandwidth_bytes(int64_t cache, int64_t available);
 
 extern const Device cpu_device;
 
-/* --- cpu_device.c ---------------------------------------------------------------------------------------------------- */
+/* ---- cpu_device.c ---- */
 
 typedef struct CpuModel {
 	CpuKernels *kernels;     /* NULL: the reference runs every step */
 	Weights *weights;     /* the runtime's */
 } CpuModel;
 
-/* --- cpu_session.c: as the members of Device ---------------------------------------------------------------------------- */
+/* ---- cpu_session.c: as the members of Device ---- */
 
 int64_t     cpu_state_bytes(const Session *s, int64_t host_bytes);
 llmc_status cpu_session_open(Session *s, const llmc_memory *need, llmc_error *err);

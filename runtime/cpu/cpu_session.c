@@ -40,7 +40,7 @@ typedef struct CpuSession {
 	int64_t   state_bytes, slots_bytes, n_walk;
 } CpuSession;
 
-/* --- opening ----------------------------------------------------------------------------------------------------- */
+/* ---- opening ---- */
 
 static int64_t
 scratch_floats(const Session *s, BumpAllocator *b)
@@ -171,7 +171,7 @@ cpu_session_close(Session *s)
 	free(c);
 }
 
-/* --- a step ------------------------------------------------------------------------------------------------------ */
+/* ---- a step ---- */
 
 typedef struct PhaseArgs {
 	Session          *s;
@@ -356,7 +356,7 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* --- what its steps take --------------------------------------------------------------------------------------------- */
+/* ---- what its steps take ---- */
 
 enum { ROUNDS = 63 };
 static const double LONG_ENOUGH = 0.1, VERY_LONG = 2; /* seconds of all rounds: of more than two, and of fewer */

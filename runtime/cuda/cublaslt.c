@@ -6,7 +6,7 @@
 #include "runtime/cuda/cublaslt.h"
 #include "plan/target.h"
 
-/* --- the library ------------------------------------------------------------------------------------------------- */
+/* ---- the library ---- */
 
 static llmc_status
 open_one(LtLibrary *l, const char *const *names, int driver, llmc_error *err)
@@ -66,7 +66,7 @@ lt_library_close(LtLibrary *l)
 	l->lib = NULL;
 }
 
-/* --- a session's products ---------------------------------------------------------------------------------------- */
+/* ---- a session's products ---- */
 
 typedef enum LtMode { LT_AUTO, LT_ALWAYS, LT_NEVER } LtMode;
 
@@ -259,7 +259,7 @@ cublaslt_close(CudaSession *c)
 	free(lt);
 }
 
-/* --- a step ------------------------------------------------------------------------------------------------------ */
+/* ---- a step ---- */
 
 static bool
 set_rows(const CublasLt *lt, LtMatmul *p, uint64_t n)

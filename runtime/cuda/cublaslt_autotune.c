@@ -41,7 +41,7 @@ list_rows(const CudaSession *c, int32_t first, int32_t rows[LT_MAX_CHOICES])
 	return n;
 }
 
-/* --- the cache --------------------------------------------------------------------------------------------------- */
+/* ---- the cache ---- */
 
 /* What a measurement holds for: the device, its driver, the library, our kernel. */
 static llmc_status
@@ -125,7 +125,7 @@ recall_all(CudaSession *c)
 	return needed || c->lt->always;
 }
 
-/* --- measuring --------------------------------------------------------------------------------------------------- */
+/* ---- measuring ---- */
 
 typedef struct Measure {
 	CudaSession *c;

@@ -25,7 +25,7 @@
 
 extern const Device cuda_device; /* cuda_device.c */
 
-/* --- find_libraries.c ------------------------------------------------------------------------------------------------------- */
+/* ---- find_libraries.c ---- */
 
 enum { CUDA_MIN_DRIVER = 11080 }; /* 11.8: launches with attributes */
 
@@ -36,7 +36,7 @@ void *cuda_lib_open(const char *const *name, char *path, size_t cap);
 llmc_status cuda_driver_open(void **lib, CudaApi *api, char *path, size_t cap, llmc_error *err);
 extern const char *const cuda_nvrtc_names[], *const cuda_blaslt_names[], *const cuda_nccl_names[];
 
-/* --- driver_device.c ----------------------------------------------------------------------------------------------------- */
+/* ---- driver_device.c ---- */
 
 typedef struct CudaDevice {
 	CudaApi     api;
@@ -70,7 +70,7 @@ void        cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t c
 /* Cleaning up: an error is told by whoever comes next; an attempt that failed by itself is made once more. */
 #define CUDA_RELEASE(call) do { if ((call) != CU_OK) (void)!(call); } while (0)
 
-/* --- cuda_target.c ----------------------------------------------------------------------------------------------------- */
+/* ---- cuda_target.c ---- */
 
 /* Plan target for a device of compute capability cc (86 for 8.6): the last of the table that it runs; NULL: too old */
 const char *cuda_best_target(int cc);
@@ -86,7 +86,7 @@ llmc_status cuda_target(int number, char out[32], llmc_error *err);
 /* Do images of a plan that were built ahead of time run on a device? */
 bool        cuda_image_fits(const char *target, int cc);
 
-/* --- nvrtc.c ------------------------------------------------------------------------------------------------------ */
+/* ---- nvrtc.c ---- */
 
 typedef struct Nvrtc {
 	NvrtcApi api;
@@ -104,7 +104,7 @@ llmc_status nvrtc_compile(const Nvrtc *n, const char *source, const char *name, 
                           llmc_error *err);
 extern const char nvrtc_options[]; /* as one text, for keys */
 
-/* --- kernel_source.c ----------------------------------------------------------------------------------------------------- */
+/* ---- kernel_source.c ---- */
 
 /* A kernel's file with the headers that it includes put in place (#line keeps their names): what is compiled is what is hashed. */
 llmc_status cuda_source_read(const char *artifact, const char *file, Strbuf *out, llmc_error *err);
@@ -113,7 +113,7 @@ llmc_status cuda_source_embedded(const char *file, Strbuf *out, llmc_error *err)
 /* What an image is known by: source without its opening comment, options, architecture. */
 void        cuda_source_key(const Strbuf *source, const char *arch, char hex[65]);
 
-/* --- cuda_kernels.c ------------------------------------------------------------------------------------------------------ */
+/* ---- cuda_kernels.c ---- */
 
 typedef struct CudaBuild CudaBuild;
 
@@ -144,13 +144,13 @@ llmc_status cuda_build_again(CudaBuild *b, int unit, const char *why, llmc_error
 /* Compile all kernels of the plan into artifact/aot/sm_XX/ with a manifest. */
 llmc_status cuda_build_ship(const Plan *plan, const CudaBuildOptions *opt, llmc_error *err);
 
-/* --- upload_weights.c ------------------------------------------------------------------------------------------------------- */
+/* ---- upload_weights.c ---- */
 
 /* The weights of a plan in one piece of device memory at `base`, offset[i] each. poll: called now and then. */
 llmc_status cuda_weights_load(CudaDevice *d, Weights *w, const WeightsOptions *opt, CUdeviceptr base, const int64_t *offset,
                               int64_t bytes, void (*poll)(void *user), void *poll_user, llmc_error *err);
 
-/* --- what a machine has ------------------------------------------------------------------------------------------- */
+/* ---- what a machine has ---- */
 
 /* What `llmc doctor` says of CUDA: a JSON object (free() it) with driver, NVRTC, devices, cuBLASLt, NCCL, each found or with
  * how to get it. */

@@ -120,7 +120,7 @@ page_write(void *user, void *at, const void *host, size_t bytes)
 	}
 }
 
-/* --- copies beside steps ----------------------------------------------------------------------------------------- */
+/* ---- copies beside steps ---- */
 
 static CUresult
 open_copies(CudaSession *c)

@@ -58,7 +58,7 @@ set_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, 
 	return set_slot(s->on, q, &slot, prompt, n_prompt, output, n_output, err);
 }
 
-/* --- notes ------------------------------------------------------------------------------------------------------- */
+/* ---- notes ---- */
 
 /* Do the device's and the host's table of a sequence name the same page, and the same window page? */
 static bool
@@ -139,7 +139,7 @@ write_note(CudaSession *c, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* --- steps ------------------------------------------------------------------------------------------------------- */
+/* ---- steps ---- */
 
 static llmc_status
 begin(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)

@@ -28,7 +28,7 @@ cuda_session_leave(Session *s)
 	cuda_leave(&((CudaSession *)s->on)->m->dev);
 }
 
-/* --- state ------------------------------------------------------------------------------------------------------- */
+/* ---- state ---- */
 
 /* The host only adds to addresses of the device. */
 static void *
@@ -87,7 +87,7 @@ cuda_state_bytes(const Session *s, int64_t host_bytes)
 	return bytes < 0 ? bytes : bytes + cublaslt_bytes(s);
 }
 
-/* --- opening ----------------------------------------------------------------------------------------------------- */
+/* ---- opening ---- */
 
 static int64_t
 need_for(const Session *s, int32_t context, int32_t seqs, int32_t chunk)

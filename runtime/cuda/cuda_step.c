@@ -61,7 +61,7 @@ cuda_session_check(CudaSession *c, llmc_error *err)
 	return c->failed;
 }
 
-/* --- arrays ------------------------------------------------------------------------------------------------------ */
+/* ---- arrays ---- */
 
 void
 cuda_in_flight_save(CudaSession *c, CudaInFlight *f)
@@ -152,7 +152,7 @@ cuda_upload_step(CudaSession *c, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* --- launches ---------------------------------------------------------------------------------------------------- */
+/* ---- launches ---- */
 
 llmc_status
 cuda_launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], int block, int cluster, int64_t shared, LaunchEdge edge,
@@ -280,7 +280,7 @@ cuda_symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_
 	sym[SYM_n_sm] = c->m->dev.n_sm;
 }
 
-/* --- verify ------------------------------------------------------------------------------------------------------ */
+/* ---- verify ---- */
 
 /* bf16 at the start of memory for n fp32, in place, from the end */
 static void
@@ -411,7 +411,7 @@ cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error 
 	return launch_phase(c, phase, only, sym, false, err);
 }
 
-/* --- graphs ------------------------------------------------------------------------------------------------------ */
+/* ---- graphs ---- */
 
 static llmc_status
 capture(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
@@ -479,7 +479,7 @@ cuda_prepare(Session *s, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* --- host-fed steps ---------------------------------------------------------------------------------------------- */
+/* ---- host-fed steps ---- */
 
 static llmc_status
 forward(CudaSession *c, int phase, const float **logits, llmc_error *err)

@@ -23,7 +23,7 @@ now_ms(void)
 	return (int64_t)(clock_now() * 1000) + 1;
 }
 
-/* ---------------------------------------------------------------- windows ---- */
+/* ---- windows ---- */
 
 /* Floats of the longest row that a rank sends */
 static int64_t
@@ -79,7 +79,7 @@ cuda_window_clear(CudaSession *c, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* ---------------------------------------------------------------- the end ---- */
+/* ---- the end ---- */
 
 void
 cuda_group_end(CudaSession *c)
@@ -172,7 +172,7 @@ watch_ranks(void *arg)
 	return NULL;
 }
 
-/* ---------------------------------------------------------------- opening ---- */
+/* ---- opening ---- */
 
 static llmc_status
 enable_peer_access(CudaDevice *a, CudaDevice *b, llmc_error *err)
@@ -229,7 +229,7 @@ start(CudaGroup *g, llmc_error *err)
 	return rc ? error_set(err, LLMC_E_MEMORY, "cannot start a thread: %s", strerror(rc)) : LLMC_OK;
 }
 
-/* ---------------------------------------------------------------- which way ---- */
+/* ---- which way ---- */
 
 typedef struct Trial { CudaGroup *g; int rank, times; int64_t rows; CommAlgorithm algorithm; double seconds; llmc_status status; llmc_error err; } Trial;
 

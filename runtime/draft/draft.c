@@ -210,7 +210,7 @@ draft_update(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new)
 	d->n = d->run = 0;
 }
 
-/* --- time -------------------------------------------------------------------------------------------------------- */
+/* ---- time ---- */
 
 static double
 assumed(const Drafter *of, int32_t texts, int32_t rows)

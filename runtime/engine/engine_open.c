@@ -10,7 +10,7 @@
 #include "base/sized_struct.h"
 #include "runtime/ranks.h"
 
-/* ------------------------------------------------------------------- the scheduler's hold on the session ---- */
+/* ---- the scheduler's hold on the session ---- */
 
 static llmc_status
 op_new(void *user, const SchedReq *req, llmc_seq *out, llmc_error *err)
@@ -131,7 +131,7 @@ op_load(void *user, void *saved, llmc_seq *out)
 	return true;
 }
 
-/* ------------------------------------------------------------------------------------- open and close ---- */
+/* ---- open and close ---- */
 
 llmc_limits
 engine_limits(const Plan *plan, const llmc_engine_options *opt)

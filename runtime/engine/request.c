@@ -9,7 +9,7 @@
 
 enum { MAX_POOL_TOK = 1024 };
 
-/* ---------------------------------------------------------------------------------------------- taking in ---- */
+/* ---- taking in ---- */
 
 static llmc_status
 check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc_error *err)
@@ -178,7 +178,7 @@ request_free(EngineRequest *j)
 	free(j);
 }
 
-/* ------------------------------------------------------------------------------------------------ telling ---- */
+/* ---- telling ---- */
 
 static Event *
 event_new(const EngineRequest *j, llmc_event_kind kind, int32_t index, const llmc_logprob *top, int32_t n_top, int32_t n_vector,

@@ -13,7 +13,7 @@ pages_of(int64_t n_tok)
 	return (n_tok + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE;
 }
 
-/* ---------------------------------------------------------------------------------------------- requests ---- */
+/* ---- requests ---- */
 
 SchedReq *
 sched_req_new(const int32_t *prompt, int32_t n_prompt, int32_t max_new, int32_t n_seq)
@@ -75,7 +75,7 @@ sched_reject_reason(const SchedLimits *lim, const SchedReq *r)
 	return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------ queues ---- */
+/* ---- queues ---- */
 
 static bool
 comes_before(const SchedReq *a, const SchedReq *b)
@@ -273,7 +273,7 @@ sched_cancel(Sched *s, SchedReq *r)
 		done(s, &r->seq[i]);
 }
 
-/* -------------------------------------------------------------------------------------------- the step ---- */
+/* ---- the step ---- */
 
 typedef struct StepBudget { int32_t tokens, prefill, rows; } StepBudget;
 
@@ -679,7 +679,7 @@ sched_push(Sched *s, SchedSeq *c, int32_t id)
 	return guessed;
 }
 
-/* ------------------------------------------------------------------------------------------ invariants ---- */
+/* ---- invariants ---- */
 
 static const char *
 check_queue(const SchedQueue *u, SchedState state)

@@ -71,7 +71,7 @@ log_failure(const KvDisk *d, const char *path, const char *what, int error)
 	d->log(d->log_user, LLMC_LOG_WARNING, line);
 }
 
-/* --- keys ------------------------------------------------------------------------------------------------------------ */
+/* ---- keys ---- */
 
 KvKey
 kv_disk_root(const KvDisk *d, int64_t turns)
@@ -109,7 +109,7 @@ head_sum(const PageFileHeader *h)
 	return sum64(h, offsetof(PageFileHeader, head_sum), 3);
 }
 
-/* --- reading --------------------------------------------------------------------------------------------------------- */
+/* ---- reading ---- */
 
 static bool
 read_whole(int fd, void *to, size_t n)
@@ -174,7 +174,7 @@ kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void 
 	return ok;
 }
 
-/* --- what is there ---------------------------------------------------------------------------------------------------- */
+/* ---- what is there ---- */
 
 typedef struct DiskFile { char name[80]; int64_t bytes; struct timespec used; } DiskFile;
 
@@ -234,7 +234,7 @@ scan_folder(KvDisk *d)
 	d->since = 0;
 }
 
-/* --- writing ---------------------------------------------------------------------------------------------------------- */
+/* ---- writing ---- */
 
 static bool
 write_whole(int fd, const void *from, size_t n)
@@ -394,7 +394,7 @@ kv_disk_counts(KvDisk *d)
 	return c;
 }
 
-/* --- open and close ---------------------------------------------------------------------------------------------------- */
+/* ---- open and close ---- */
 
 llmc_status
 kv_disk_open(const char *dir, int64_t max_bytes, const char *root, size_t page_bytes, llmc_log_fn log, void *log_user, KvDisk **out, llmc_error *err)

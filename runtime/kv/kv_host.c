@@ -59,7 +59,7 @@ kv_host_used(const Kv *kv)
 	return kv->host.n - kv->host.n_free;
 }
 
-/* --- copies ------------------------------------------------------------------------------------------------------ */
+/* ---- copies ---- */
 
 /* Is group a later than group b? They are counted round and round. */
 static bool
@@ -154,7 +154,7 @@ kv_seq_wait(Kv *kv, int32_t q)
 	host_wait(kv, kv->seq[q].coming);
 }
 
-/* --- which pages ------------------------------------------------------------------------------------------------- */
+/* ---- which pages ---- */
 
 void
 host_free(Kv *kv, int32_t host)

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- snapshots of states ----------------------------------------------------------------------------------------- */
+/* ---- snapshots of states ---- */
 
 /* Memory for n states of sequences, an array for each pool */
 static void
@@ -195,7 +195,7 @@ prefix_release(Kv *kv)
 	free(kv->bucket);
 }
 
-/* --- pages --------------------------------------------------------------------------------------------------------- */
+/* ---- pages ---- */
 
 llmc_status
 kv_prefix_open(Kv *kv, llmc_error *err)

@@ -90,7 +90,7 @@ struct Session {
 	llmc_stats    stats;
 };
 
-/* --- session_memory.c: what a session takes, and where things lie in it --------------------------------------------------- */
+/* ---- session_memory.c: what a session takes, and where things lie in it ---- */
 
 /* Hands out pieces of memory at multiples of `align`; with base NULL it only counts. */
 typedef struct BumpAllocator { char *base; int64_t at, align; bool over; } BumpAllocator;

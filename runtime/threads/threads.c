@@ -70,7 +70,7 @@ struct Threads {
 	Worker      worker[];   /* [n], the first is the caller's */
 };
 
-/* --- waiting ------------------------------------------------------------------------------------------------------ */
+/* ---- waiting ---- */
 
 static void
 gate_set(Gate *g, uint64_t turn)
@@ -124,7 +124,7 @@ gate_wait(Threads *t, Gate *g, uint64_t turn, double *waited)
 	return now;
 }
 
-/* --- stages and parts --------------------------------------------------------------------------------------------- */
+/* ---- stages and parts ---- */
 
 /* Each part of a stage is claimed once, so a part was last claimed in the stage before exactly if it is free in this one. A claim that
  * succeeds keeps the stage, and with it the job, from ending until the part is done. */

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-/* --- threads.c: n threads; the caller is part 0 ----------------------------------------------------------------- */
+/* ---- threads.c: n threads; the caller is part 0 ---- */
 
 typedef struct Threads Threads;
 typedef void threads_fn(void *user, int part, int n_parts);
@@ -35,7 +35,7 @@ void        threads_deal(Threads *t, int kind, int n_stages, threads_deal_fn *fn
 void        threads_barrier(Threads *t);
 ThreadCounts threads_counts(const Threads *t); /* since threads_open */
 
-/* --- team.c ----------------------------------------------------------------------------------------------------- */
+/* ---- team.c ---- */
 
 typedef struct TeamKind {
 	bool   alone, trial;     /* mode of this window; the other one has been better so far */
@@ -50,7 +50,7 @@ typedef struct TeamKind {
 bool team_alone(TeamKind *k, double now);
 void team_ran(TeamKind *k, double end, double seconds, double held);
 
-/* --- topology.c ------------------------------------------------------------------------------------------------ */
+/* ---- topology.c ---- */
 
 enum { TOPOLOGY_MAX = 1024 };
 

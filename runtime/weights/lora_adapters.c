@@ -65,7 +65,7 @@ adapters_close(Runtime *rt)
 	rt->adapters = NULL;
 }
 
-/* --- elements ---------------------------------------------------------------------------------------------------- */
+/* ---- elements ---- */
 
 /* An adapter's factors for a matrix: its row for row i that is taken stands at first + i / block * stride + i % block of the left one; right [rank, cols] */
 typedef struct DeltaSlice { const PeftDelta *d; const float *right; int64_t first; } DeltaSlice;
@@ -335,7 +335,7 @@ files_key(const char *folder, double scale, uint64_t *key, llmc_error *err)
 	return status;
 }
 
-/* --- slots -------------------------------------------------------------------------------------------------------- */
+/* ---- slots ---- */
 
 static AdapterSlot *
 find(Adapters *a, int32_t number)

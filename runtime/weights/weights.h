@@ -43,7 +43,7 @@ llmc_status weights_layout(const Weights *w, int64_t *offset, int64_t *bytes, ll
 size_t      weights_piece_bytes(const Weights *w);
 llmc_status weights_stage(Weights *w, const WeightsOptions *opt, const int64_t *offset, const PackBuffers *room, llmc_error *err);
 
-/* --- for weights.c, pack.c and pack_cache.c ------------------------------------------------------------------- */
+/* ---- for weights.c, pack.c and pack_cache.c ---- */
 
 /* Where the tensors that are not used in place lie: offset[i] in one region, or -1. */
 typedef struct PackMap {

@@ -30,7 +30,7 @@ struct Trace {
 	bool      stop;
 };
 
-/* --- a request's spans --------------------------------------------------------------------------------------------------- */
+/* ---- a request's spans ---- */
 
 static void
 random_hex(char *out, size_t bytes)
@@ -155,7 +155,7 @@ trace_request(Trace *t, Req *r)
 		free(s);
 }
 
-/* --- to the collector ---------------------------------------------------------------------------------------------------- */
+/* ---- to the collector ---- */
 
 static bool
 send_all(int fd, const char *at, size_t n, double until)

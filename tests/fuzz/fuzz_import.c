@@ -31,7 +31,7 @@ die(const char *what, const char *text)
 	abort();
 }
 
-/* --- sound files ------------------------------------------------------------------------------------------------ */
+/* ---- sound files ---- */
 
 /* u32 where it holds the number, else f32 */
 static uint32_t
@@ -180,7 +180,7 @@ static const char *const more_keys[] = { "expert_gating_func", "expert_weights_s
 static const double numbers[] = { 0, 1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 33, 48, 64, 80, 96, 128, 255, 256, 1024, 65536, 1 << 20, 2147483647, 4294967295.0,
 	-1, 0.5, 1e-30, 1e30, 0.1, 2.5 };
 
-/* --- edits ------------------------------------------------------------------------------------------------------ */
+/* ---- edits ---- */
 
 static void
 edit_key(File *f, unsigned which, unsigned what, unsigned with)
@@ -254,7 +254,7 @@ edit_tensor(File *f, unsigned which, unsigned what, unsigned with)
 	}
 }
 
-/* --- bytes ------------------------------------------------------------------------------------------------------ */
+/* ---- bytes ---- */
 
 static void
 put(Strbuf *out, uint64_t v, size_t n)
@@ -334,7 +334,7 @@ write_header(const File *f, Strbuf *out, uint64_t *end)
 	*end = out->len + at;
 }
 
-/* --- the road of a file ----------------------------------------------------------------------------------------- */
+/* ---- the road of a file ---- */
 
 static void
 hear(void *user, int level, const char *line)

@@ -28,7 +28,7 @@ file_of(const Compiled *c, const char *path)
 	return NULL;
 }
 
-/* ------------------------------------------------- determinism ---- */
+/* ---- determinism ---- */
 
 static void
 same_files(const Compiled *a, const Compiled *b)
@@ -66,7 +66,7 @@ BENCH_TEST(same_input_same_bytes)
 	same_files(c[0], c[1]);
 }
 
-/* ------------------------------------------------- the JSON form ---- */
+/* ---- the JSON form ---- */
 
 static void
 round_trip(Bench *b, int n)
@@ -96,7 +96,7 @@ the_reader_takes_every_plan(void **state)
 		bench_run(round_trip, i);
 }
 
-/* ------------------------------------------------- files ---- */
+/* ---- files ---- */
 
 BENCH_TEST(targets_share_an_artifact)
 {
@@ -192,7 +192,7 @@ BENCH_TEST(a_name_cannot_end_a_comment)
 			assert_null(strstr(c->file[i].text, "int y;"));
 }
 
-/* ------------------------------------------------- lines ---- */
+/* ---- lines ---- */
 
 /* Steps and kernels name lines of the resolved description, which the artifact holds, not of what it was made from: each is the
  * line of the key that the step comes from, defaults included. */
@@ -228,7 +228,7 @@ BENCH_TEST(lines_are_those_of_the_artifacts_description)
 	assert_int_equal(found, ((size_t)1 << sizeof want / sizeof *want) - 1);
 }
 
-/* ------------------------------------------------- figures ---- */
+/* ---- figures ---- */
 
 BENCH_TEST(figures_are_those_of_the_model)
 {
@@ -248,7 +248,7 @@ BENCH_TEST(figures_are_those_of_the_model)
 	assert_int_equal(plan_layer_page_bytes(&p->pool[0]), 32 * 2 * 16 * 2);
 }
 
-/* ------------------------------------------------- out of memory ---- */
+/* ---- out of memory ---- */
 
 /* The nth piece of the arena is refused: the call ends through the arena's way out, with nothing left behind (the leak
  * checker looks). false: there were fewer pieces. */

@@ -312,7 +312,7 @@ choices_reach_so_far(void **state)
 	free(p);
 }
 
-/* --- llmc_op_times ------------------------------------------------------------------------------------------------ */
+/* ---- llmc_op_times ---- */
 
 typedef struct Told { int n, library, launches; bool sane; } Told;
 

@@ -470,7 +470,7 @@ choices_draw_with_their_own_seeds(void **state)
 	close_engine(b);
 }
 
-/* --- guesses ---------------------------------------------------------------------------------------------------------- */
+/* ---- guesses ---- */
 
 enum { CHOICES = 3, TOPS = 2 };
 

@@ -542,7 +542,7 @@ random_requests_answer_as_alone(void **state)
 	assert_true(out > 1000 && in > 300 && waited > 100);
 }
 
-/* ------------------------------------------------------------------------------------------ one by one ---- */
+/* ---- one by one ---- */
 
 static Sim *
 open_sim(SchedLimits lim)

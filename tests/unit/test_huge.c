@@ -140,7 +140,7 @@ safetensors_beyond_4_gib(void **state)
 	strbuf_release(&b);
 }
 
-/* --- weights ----------------------------------------------------------------------------------------------------- */
+/* ---- weights ---- */
 
 static void
 tensors_follow_those_beyond_2_31_elements(void **state)
@@ -206,7 +206,7 @@ rows_beyond_2_31_elements_are_packed(void **state)
 	}
 }
 
-/* --- pages ------------------------------------------------------------------------------------------------------- */
+/* ---- pages ---- */
 
 /* Address space without memory, and the copies that are requested there */
 typedef struct Far { char *pages, *host; struct { const char *to, *from; } copy[8]; int n_copy; int64_t n_out, most_page, most_host; } Far;

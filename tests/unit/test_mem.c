@@ -12,7 +12,7 @@ next_random(uint32_t *s)
 	return *s;
 }
 
-/* ------------------------------------------------- random lives ---- */
+/* ---- random lives ---- */
 
 enum { N_BUF = 60, N_STEP = 40 };
 
@@ -90,7 +90,7 @@ random_buffers_do_not_overlap(void **state)
 		bench_run(random_lives, seed);
 }
 
-/* ------------------------------------------------- whole plans ---- */
+/* ---- whole plans ---- */
 
 /* Play each phase: a step's inputs must still be in memory, under any buffer that overlaps them. */
 static void

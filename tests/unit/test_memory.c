@@ -29,7 +29,7 @@ char *__wrap_strndup(const char *s, size_t n);
 void *__wrap_aligned_alloc(size_t align, size_t n);
 int   __wrap_posix_memalign(void **out, size_t align, size_t n);
 
-/* ------------------------------------------------- the allocations of one attempt ---- */
+/* ---- the allocations of one attempt ---- */
 
 enum { MAX_LIVE = 1 << 17 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -165,7 +165,7 @@ __wrap_posix_memalign(void **out, size_t align, size_t n)
 	return p ? 0 : ENOMEM;
 }
 
-/* ------------------------------------------------- what is tried ---- */
+/* ---- what is tried ---- */
 
 static char folder[512], artifact[512];
 static const char *device;
@@ -292,7 +292,7 @@ chat(llmc_error *err)
 	return s;
 }
 
-/* ------------------------------------------------- every allocation in turn ---- */
+/* ---- every allocation in turn ---- */
 
 /* The n-th fails: false when there are fewer. */
 static bool
@@ -364,7 +364,7 @@ opening_and_asking(void **state)
 	}
 }
 
-/* ------------------------------------------------- a small model with a tokenizer ---- */
+/* ---- a small model with a tokenizer ---- */
 
 static void
 put(const Tempdir *t, const char *name, const char *text, size_t n)

@@ -320,7 +320,7 @@ the_folder_is_ours_alone(void **state)
 	assert_null(d);
 }
 
-/* --- with a model ------------------------------------------------------------------------------------------------------ */
+/* ---- with a model ---- */
 
 enum { PROMPT = 100, NEW = 30 };
 

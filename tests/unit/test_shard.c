@@ -25,7 +25,7 @@ plan_of(Bench *b, const Spec *s, const char *target, int rank, bool fuse)
 	return c ? c->plan : NULL;
 }
 
-/* ---------------------------------------------------------------- who reads what ---- */
+/* ---- who reads what ---- */
 
 static const PlanTensor *
 tensor_of(const Plan *p, const char *id)
@@ -222,7 +222,7 @@ BENCH_TEST(stages_read_everything_once)
 	}
 }
 
-/* ---------------------------------------------------------------- dealing ---- */
+/* ---- dealing ---- */
 
 static void
 shares_are_even_and_whole(void **state)
@@ -289,7 +289,7 @@ BENCH_TEST(slopes_follow_their_heads)
 	}
 }
 
-/* ---------------------------------------------------------------- plans that lie ---- */
+/* ---- plans that lie ---- */
 
 typedef struct Lie { const char *from, *to, *text; } Lie;
 static const Lie rank_lies[] = {
@@ -408,7 +408,7 @@ BENCH_TEST(plans_of_experts_with_gains_that_lie_are_refused)
 	       "parallel: {tp: 2, experts: whole}\n", 1, gain_lies, sizeof gain_lies / sizeof *gain_lies);
 }
 
-/* ---------------------------------------------------------------- columns of every type ---- */
+/* ---- columns of every type ---- */
 
 static void
 columns_are_those_of_the_whole_row(void **state)
@@ -463,7 +463,7 @@ columns_are_those_of_the_whole_row(void **state)
 	free(have);
 }
 
-/* ---------------------------------------------------------------- who touches what ---- */
+/* ---- who touches what ---- */
 
 /* A file of which a rank can only read the pages that hold something of it: pack_tensor ends here by SIGSEGV where it reads more. */
 static void

@@ -4,7 +4,7 @@
 #include "compiler/select_kernels.h"
 #include "compiler/template/template_internal.h"
 
-/* ------------------------------------------------- expressions ---- */
+/* ---- expressions ---- */
 
 static bool
 test_names(void *user, const char *name, HeadValue *out)
@@ -95,7 +95,7 @@ expressions_that_make_no_sense(void **state)
 	refuses(deep, "too many brackets", 51);
 }
 
-/* ------------------------------------------------- heads ---- */
+/* ---- heads ---- */
 
 /* What stands before the text of a matmul. */
 #define NAMES(of) \
@@ -590,7 +590,7 @@ faults_name_template_and_line(void **state)
 		bench_run(check_wrong, (int)i);
 }
 
-/* ------------------------------------------------- the templates of the tree ---- */
+/* ---- the templates of the tree ---- */
 
 static void
 compile_one(Bench *b, int n)

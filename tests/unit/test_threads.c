@@ -135,7 +135,7 @@ every_part_of_a_stage_runs_once(void **state)
 	}
 }
 
-/* --- a thread that has no processor for long: it is inside a signal handler ---------------------------------------- */
+/* ---- a thread that has no processor for long: it is inside a signal handler ---- */
 
 #if !HAS_TSAN
 
@@ -251,7 +251,7 @@ spins_are_bounded(void **state)
 	assert_true(waited >= 0.002);
 }
 
-/* --- team or alone -------------------------------------------------------------------------------------------------- */
+/* ---- team or alone ---- */
 
 /* Jobs for so many seconds, of so long alone and so long in a team that waits for displaced threads most of the time, or does not. Returns the share of the time
  * that went to jobs alone. */
@@ -401,7 +401,7 @@ silly_counts_are_refused(void **state)
 	assert_int_equal(threads_open(5000, &t, &err), LLMC_E_RANGE);
 }
 
-/* --- topology on stand-ins ------------------------------------------------------------------------------------- */
+/* ---- topology on stand-ins ---- */
 
 static Tempdir dir;
 

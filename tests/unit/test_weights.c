@@ -293,7 +293,7 @@ cut_files_and_missing_shards_are_named(void **state)
 	assert_non_null(strstr(err.text, "not a file of torch.save"));
 }
 
-/* --- cache ------------------------------------------------------------------------------------------------------- */
+/* ---- cache ---- */
 
 static char cached[600]; /* the one file found in the cache */
 

@@ -299,7 +299,7 @@ att_tiled(const Att a)
 
 #include "cpu/attention/attention_int16.h"
 
-/* --- one row: units, chunks, spans --------------------------------------------------------------------------------- */
+/* ---- one row: units, chunks, spans ---- */
 /* Element d of nk vectors of keys, from j on, times those of gb queries, stride apart; acc, and of both the one of which there is less, stay in registers */
 LLMC_INLINE void
 att_scores_of(const int type, const int gb, const int nk, const char *k, const float *q, const int stride, int d, int j, vf acc[8][8])

@@ -53,7 +53,7 @@ att_amx_value_tile(const Att a)
 	return ATT_PAGES * att_amx_parts(a.kv.v) * AMX_TILE;
 }
 
-/* --- parts ------------------------------------------------------------------------------------------------------------------- */
+/* ---- parts ---- */
 /* Row r of a block's queries: x, of whole 32, zeros behind dim */
 LLMC_INLINE void
 att_amx_query(const Att a, const float *x, int r, uint8_t *block)
@@ -115,7 +115,7 @@ att_amx_values(const Att a, const char *v, int n, int page, uint8_t *to)
 			att_amx_values_row(a, 0, v, n, 0, a.v_dim, i, to, att_amx_value_tile(a));
 }
 
-/* --- products ------------------------------------------------------------------------------------------------------------------ */
+/* ---- products ---- */
 enum { ATT_AMX_P = ATT_PAGES * 2 * AMX_TILE }; /* bytes of a block's weights */
 
 /* Products of one or two blocks of rows with pairs of columns of tiles, which are done step by step, beside other work */
@@ -227,7 +227,7 @@ att_amx_sum(const Att a, AttDots *d)
 	return att_amx_some(att_amx_parts(a.kv.v), ATT_AMX_P, att_amx_value_tile(a), att_vs(a), att_vs(a), d);
 }
 
-/* --- a chunk of one row, whose heads are a block ---------------------------------------------------------------------------------- */
+/* ---- a chunk of one row, whose heads are a block ---- */
 /* Making parts takes longest. Tiles are multiplied while the next ones are made, a dot after every few rows of parts, so that none waits for the one before
  * it nor for stores. Memory is asked for the planes after next all the while. */
 enum { ATT_AMX_V = 64 };        /* values at once, whose sums stay in registers */
@@ -321,7 +321,7 @@ att_amx_row_sums(const Att a, const uint8_t *p, const char *const *v, const char
 	if (rest)
 		att_amx_row_values(a, p, v, next, first, last, n, whole * ATT_AMX_V, rest, whole, of, ring, oc);
 }
-/* --- rows ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- rows ---- */
 /* att_softmax of pages [first, last) of a chunk, lo < hi among them; weights in parts to row r of the block p */
 LLMC_INLINE void
 att_amx_softmax(const Att a, float *s, int first, int last, int pos0, int lo, int hi, int pos, float slope, uint8_t *p, int r, float *m_out, float *l_out)

@@ -322,7 +322,7 @@ kv_word_at(int j)
 	return j / 16 * 16 + j / 4 % 2 * 8 + j / 8 % 2 * 4 + j % 4;
 }
 
-/* --- one row ----------------------------------------------------------------------------------------------------------- */
+/* ---- one row ---- */
 /* Asks memory for part `i` of n of a plane: as many lines for each, and the rest for the last */
 LLMC_INLINE void
 att_prefetch_part(const char *p, int i, const int n, const size_t bytes)

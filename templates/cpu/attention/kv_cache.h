@@ -18,7 +18,7 @@ enum { KV_f32, KV_f16, KV_bf16, KV_f8, KV_int8, KV_f8_32, KV_int8_32, KV_int6, K
 /* scale and zero of a group for each lane */
 typedef struct KvScale { vf s, z; } KvScale;
 
-/* --- sizes ------------------------------------------------------------------------------------------------------- */
+/* ---- sizes ---- */
 LLMC_INLINE int
 kv_plain(const int type)
 {
@@ -104,7 +104,7 @@ kv_rotated(const int type, const int rotate, const int dim)
 	return rotate && !kv_plain(type) && !kv_by_channel(type) ? dim & -dim : 0;
 }
 
-/* --- plain elements ---------------------------------------------------------------------------------------------- */
+/* ---- plain elements ---- */
 LLMC_INLINE vf
 kv_load_bf16(const uint16_t *p)
 {
@@ -152,7 +152,7 @@ kv_put(const int type, void *p, int64_t i, float x)
 	}
 }
 
-/* --- codes ------------------------------------------------------------------------------------------------------- */
+/* ---- codes ---- */
 /* VL e4m3 as numbers / 256: a half has the bits of an e4m3 beyond its sign one place lower, and a greater bias */
 LLMC_INLINE vf
 kv_of_e4m3(const uint8_t *p)
@@ -221,7 +221,7 @@ kv_six(vi c, vi high)
 #endif
 }
 
-/* --- reading keys: positions j .. j + VL ---------------------------------------------------------------------------- */
+/* ---- reading keys: positions j .. j + VL ---- */
 LLMC_INLINE const f16 *
 kv_scales_of(const int type, const int dim, const char *plane)
 {
@@ -325,7 +325,7 @@ kv_key(const int type, const char *plane, int d, int j)
 	return kv_plain(type) ? kv_load(type, plane, at) : kv_bytes_at(type, (const uint8_t *)plane + at);
 }
 
-/* --- reading values: elements d .. d + VL of position j; d is a multiple of VL ---------------------------------------- */
+/* ---- reading values: elements d .. d + VL of position j; d is a multiple of VL ---- */
 /* Numbers that kv_scales_v makes of a plane: room for KV_ROOM */
 enum { KV_ROOM = KV_PAGE * 2 * (KV_MOST_DIM / KV_GROUP) };
 
@@ -379,7 +379,7 @@ kv_fold_v(const int type, const int dim, const char *plane, float *weights)
 			vf_store(weights + j, vf_load(weights + j) * kv_scale_at(type, kv_scales_of(type, dim, plane) + j));
 }
 
-/* --- rotation: row times the Hadamard matrices of n elements each, n a power of two; its own inverse ------------------ */
+/* ---- rotation: row times the Hadamard matrices of n elements each, n a power of two; its own inverse ---- */
 LLMC_INLINE void
 kv_rotate(const int dim, const int n, float *row)
 {
@@ -402,7 +402,7 @@ kv_rotate(const int dim, const int n, float *row)
 		row[i] *= scale;
 }
 
-/* --- writing ------------------------------------------------------------------------------------------------------- */
+/* ---- writing ---- */
 LLMC_INLINE float
 kv_limit(float x, float lo, float hi)
 {
@@ -513,7 +513,7 @@ kv_store(const int type, const int turn, const int key, char *plane, int pos, co
 	}
 }
 
-/* --- pages --------------------------------------------------------------------------------------------------------- */
+/* ---- pages ---- */
 /* Page `index` of sequence `seq` of the step. pool: the layer's first page */
 LLMC_INLINE char *
 kv_page(const llmc_step *s, const void *pool, size_t page_bytes, int seq, int index)

@@ -46,7 +46,7 @@ split_chunks(const Split p, SplitRange r, int shift, int span)
 	return c;
 }
 
-/* --- dealing ---------------------------------------------------------------------------------------------------------- */
+/* ---- dealing ---- */
 enum { SPLIT_ITEM = 2 }; /* cost of a span besides its pages, in pages */
 
 typedef struct SplitCost { int first_page, last_page, shift, n_span; } SplitCost;

@@ -31,7 +31,7 @@ gather_columns(const Table t)
 	return !w_is_float(t.w) || t.w.group ? w_columns(t.w) : t.cols % 16 ? 1 : 16;
 }
 
-/* --- one lane of a packed block ---------------------------------------------------------------------------------------- */
+/* ---- one lane of a packed block ---- */
 LLMC_INLINE void
 gather_lane(const Weight w, const w_at k, int lane, float *y)
 {

@@ -38,7 +38,7 @@ enum {
 	AMX_STEPS = 8,              /* vectors of integers that a block of a group becomes */
 };
 
-/* --- sizes ------------------------------------------------------------------------------------------------------------- */
+/* ---- sizes ---- */
 LLMC_INLINE int
 amx_chunk(const Product p)
 {
@@ -47,7 +47,7 @@ amx_chunk(const Product p)
 	return (all + chunks - 1) / chunks;
 }
 
-/* --- unpacking: tile_weights of [group][block] -------------------------------------------------------------------------- */
+/* ---- unpacking: tile_weights of [group][block] ---- */
 /* A block's AMX_STEPS vectors of integers, and its halves' scales and minima */
 LLMC_INLINE void
 amx_unpack_block(const Product p, w_at k, vi *to, vf *scale, vf *min)
@@ -74,7 +74,7 @@ amx_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile
 		}
 }
 
-/* --- blocks --------------------------------------------------------------------------------------------------------------- */
+/* ---- blocks ---- */
 /* Is a scale times 1.5 x 2^23 exact, so of at most 22 bits? Those that are halves times small numbers are. */
 LLMC_INLINE int
 amx_short_scale(const Product p)
@@ -359,7 +359,7 @@ amx_small_m_rows(const Product p, const int T, const uint8_t *w, int groups, con
 /* A function of its own for each number of tokens of a tile (AMX_EACH, cpu/gemm/matmul_kernel.h) */
 typedef void amx_fn(const tile_weights *w, int groups, int first, int n, const act_rows *a, int tiles, tile_sums *sum, tile_ahead *ahead);
 
-/* --- all of it ------------------------------------------------------------------------------------------------------------ */
+/* ---- all of it ---- */
 /* out[t][row] of at most TILE_H groups, as tile_rows; dot[T]: amx_blocks of T tokens */
 LLMC_INLINE void
 amx_rows(const Product p, amx_fn *const *dot, const uint8_t *w, int groups, const act_rows *a, int tokens, tile_sums *sum, float *out, int ld)

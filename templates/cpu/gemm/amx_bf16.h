@@ -57,7 +57,7 @@ amx_pair(vf even, vf odd)
 	return (vi)_mm512_ternarylogic_epi32((__m512i)((vi)odd + vi_all(0x7fff)), (__m512i)upper, (__m512i)low, 0xea);
 }
 
-/* --- panels ---------------------------------------------------------------------------------------------------------------- */
+/* ---- panels ---- */
 enum { AMX_SLICES = 8 };                /* of an item: four columns each */
 
 /* What is left to do of a panel: items are blocks of a group, groups in turn */
@@ -176,7 +176,7 @@ amx_expand(const Product p, amx_work *k)
 		amx_slice(p, &t, i);
 }
 
-/* --- tiles ----------------------------------------------------------------------------------------------------------------- */
+/* ---- tiles ---- */
 /* A of part `part` of the activations of tiles x0 and x1, with weights in registers 6 and 7 */
 #define AMX_FLOATS(part, between)                                \
 	do {                                                     \

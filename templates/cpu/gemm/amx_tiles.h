@@ -43,7 +43,7 @@ amx_end(void)
 	__asm__ volatile("tilerelease");
 }
 
-/* --- two columns as bf16, side by side in each lane: x below, y above ------------------------------------------------------- */
+/* ---- two columns as bf16, side by side in each lane: x below, y above ---- */
 typedef uint32_t amx_bits __attribute__((vector_size(64), may_alias));
 
 /* cut */

@@ -53,7 +53,7 @@ tile_fetch(const Product p, tile_ahead *f)
 			__builtin_prefetch(f->p + h * w_group_bytes(p.w, p.cols) + f->at);
 }
 
-/* --- sizes: pieces are blocks, or columns of floats ------------------------------------------------------------------- */
+/* ---- sizes: pieces are blocks, or columns of floats ---- */
 LLMC_INLINE int
 tile_pieces(const Product p)
 {
@@ -87,7 +87,7 @@ tile_part(const Product p)
 	return n;
 }
 
-/* --- a chunk -------------------------------------------------------------------------------------------------------- */
+/* ---- a chunk ---- */
 /* Groups that do not exist (past the last) are zeros, or the first once more: nobody reads their sums. */
 LLMC_INLINE void
 tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile_weights *o)

@@ -67,7 +67,7 @@ typedef uint16_t f16;
 #define VL_TIMES(x) { x, x, x, x }
 #endif
 
-/* --- lanes ----------------------------------------------------------------------------------------------------- */
+/* ---- lanes ---- */
 LLMC_INLINE vf
 vf_load(const float *p)
 {
@@ -258,7 +258,7 @@ vf_hsum(vf v)
 #endif
 }
 
-/* --- half precision ---------------------------------------------------------------------------------------------- */
+/* ---- half precision ---- */
 LLMC_INLINE float
 f16_get(f16 h)
 {
@@ -341,7 +341,7 @@ vf_load_f16_n(const f16 *p, int n)
 	return vf_load_f16(t);
 }
 
-/* --- functions --------------------------------------------------------------------------------------------------- */
+/* ---- functions ---- */
 /* e^x, about 1 ulp; exactly 1 at 0, exactly 0 below -87 (so also for -infinity), e^88.37 above that, NaN for NaN.
  * x = n ln 2 + r, e^r by a polynomial of degree 6 (largest relative error 3e-9 before rounding). Adding 1.5 * 2^23 + 127
  * rounds n to an integer and leaves 2^n's exponent in the low bits of the sum. */

@@ -92,7 +92,7 @@ mla_tokens(const Mla a)
 	return MLA_R / mla_hb(a);
 }
 
-/* --- absorbed ------------------------------------------------------------------------------------------------------------ */
+/* ---- absorbed ---- */
 typedef struct MlaTile {
 	const llmc_step *s;
 	const void *pool;

@@ -128,7 +128,7 @@ w_offset(const Weight w)
 	return w.min && w.bits < 8 ? 0 : 1 << (w.bits - 1);
 }
 
-/* --- sizes, in bytes of a group ------------------------------------------------------------------------------------- */
+/* ---- sizes, in bytes of a group ---- */
 LLMC_INLINE int
 w_quant_bytes(const Weight w)
 {
@@ -205,7 +205,7 @@ w_group_bytes(const Weight w, int cols)
 	return w_whole_bytes(w) + (int64_t)(cols / w_columns(w)) * w_columns_bytes(w);
 }
 
-/* --- scales and elements -------------------------------------------------------------------------------------------- */
+/* ---- scales and elements ---- */
 /* VL halves at p; where there is no instruction, without going through the lanes one by one */
 LLMC_INLINE vf
 w_halves(const uint8_t *p)
@@ -445,7 +445,7 @@ w_block(const Weight w, const uint8_t *group, int b)
 	return k;
 }
 
-/* --- codes ------------------------------------------------------------------------------------------------------------- */
+/* ---- codes ---- */
 /* each byte of x, of which the upper half does not matter where its bit 7 is clear, as its entry in a table of 16 bytes */
 LLMC_INLINE vi
 w_sixteen(const uint8_t *table, vi x)
@@ -758,7 +758,7 @@ w_min(const Weight w, w_at k, int half)
 	return k.m;
 }
 
-/* --- a block in the order of a file, as formats/dequant.c reads it ------------------------------------------------------- */
+/* ---- a block in the order of a file, as formats/dequant.c reads it ---- */
 LLMC_INLINE float
 file_f16(const uint8_t *p)
 {

@@ -262,7 +262,7 @@ sample_shortlist(sample_shared &s, const float *v, float mine, const sample_list
 	return sample_keep(s, v, l, *least, to).n;
 }
 
-/* ---- the draw ---------------------------------------------------------------------------------------------------------- */
+/* ---- the draw ---- */
 DEV u64
 sample_mix(u64 x)
 {
