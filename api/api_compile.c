@@ -17,7 +17,10 @@ llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_erro
 	*yaml_out = NULL;
 	TRY(source_kind(src, &kind, err));
 	if (kind == SOURCE_YAML || kind == SOURCE_ARTIFACT)
-		return error_set(err, LLMC_E_INPUT, "%s: is a description already; import reads a Hugging Face folder, a GGUF file or a FastLLM model", src);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: is a description already; import reads a Hugging Face "
+		                 "folder, a GGUF file or a FastLLM model",
+		                 src);
 	arena_init(&arena);
 	if (setjmp(arena.oom)) {
 		arena_release(&arena);
@@ -56,7 +59,8 @@ targets(const llmc_compile_options *o, char name[MAX_TARGETS][32], size_t *n, ll
 		size_t len = strcspn(p, ",");
 		char word[32];
 		if (*n == MAX_TARGETS || len == 0 || len >= sizeof word)
-			return error_set(err, LLMC_E_INPUT, "--arch %s: expected a list such as v3,v4", o->arch);
+			return error_set(err, LLMC_E_INPUT,
+			                 "--arch %s: expected a list such as v3,v4", o->arch);
 		memcpy(word, p, len);
 		word[len] = 0;
 		TRY(target_name(o->target, word, false, name[(*n)++], err));
@@ -66,7 +70,8 @@ targets(const llmc_compile_options *o, char name[MAX_TARGETS][32], size_t *n, ll
 }
 
 static llmc_status
-compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, Arena *arena, llmc_error *err)
+compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, Arena *arena,
+             llmc_error *err)
 {
 	char name[MAX_TARGETS][32];
 	size_t n;
@@ -76,15 +81,18 @@ compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, A
 	TRY(targets(o, name, &n, err));
 	TRY(source_kind(yaml, &kind, err));
 	const Spec *spec;
-	TRY(source_spec(yaml, kind, o->set, NULL, o->allow_unknown_keys, arena, o->log, o->log_user, &spec, err));
+	TRY(source_spec(yaml, kind, o->set, NULL, o->allow_unknown_keys, arena, o->log, o->log_user,
+	                &spec, err));
 	const size_t ranks = (size_t)spec_ranks(spec);
-	const Compiled **done = NEW(arena, const Compiled *, n * ranks);
+	const Compiled **done = NEW(arena, const Compiled *, n *ranks);
 	for (size_t i = 0; i < n * ranks; i++) {
 		Compiled *volatile c = NULL;
 		Diag *const d = NEW(arena, Diag, 1);
 		diag_init(d, arena);
 		if (!setjmp(d->bug))
-			c = i == 0 ? compile_spec(spec, name[0], o->dump, dump, d, arena) : compile_rank(spec, name[i / ranks], (int)(i % ranks), true, d, arena);
+			c = i == 0 ? compile_spec(spec, name[0], o->dump, dump, d, arena)
+			           : compile_rank(spec, name[i / ranks], (int)(i % ranks), true, d,
+			                          arena);
 		if (!c)
 			return diag_error(d, err);
 		if (i % ranks == 0)
@@ -103,7 +111,8 @@ compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, A
 }
 
 llmc_status
-llmc_compile(const char *yaml_path, const char *out_dir, const llmc_compile_options *opt, llmc_error *err)
+llmc_compile(const char *yaml_path, const char *out_dir, const llmc_compile_options *opt,
+             llmc_error *err)
 {
 	llmc_compile_options o = LLMC_INIT(llmc_compile_options);
 	llmc_error own = { 0 };
@@ -117,7 +126,8 @@ llmc_compile(const char *yaml_path, const char *out_dir, const llmc_compile_opti
 		return error_set(err, LLMC_E_INPUT, "no folder given to write the artifact to");
 	arena_init(&arena);
 	if (setjmp(arena.oom))
-		s = error_set(&own, LLMC_E_MEMORY, "%s: out of memory while compiling it", yaml_path);
+		s = error_set(&own, LLMC_E_MEMORY, "%s: out of memory while compiling it",
+		              yaml_path);
 	else
 		s = compile_into(yaml_path, out_dir, &o, &arena, &own);
 	if (s != LLMC_OK && err)

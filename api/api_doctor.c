@@ -50,7 +50,7 @@ name_gpus(json_t *cuda)
 	size_t i;
 	json_t *d;
 
-	json_array_foreach(json_object_get(cuda, "devices"), i, d) {
+	json_array_foreach (json_object_get(cuda, "devices"), i, d) {
 		const char *name = json_string_value(json_object_get(d, "name"));
 		const Gpu *g = name ? gpu_find(name) : NULL;
 		if (g)
@@ -72,17 +72,21 @@ llmc_doctor(char **json_out, llmc_error *err)
 	llmc_status have_cc = cc_find(cc, sizeof cc, cc_version, sizeof cc_version, &why);
 	bool have_dir = file_cache_dir(&dir, NULL) == LLMC_OK;
 	char *gpus = NULL;
-	json_t *cuda = device_of(TARGET_CUDA)->describe(&gpus, NULL) == LLMC_OK ? json_loads(gpus, 0, NULL) : NULL;
+	json_t *cuda = device_of(TARGET_CUDA)->describe(&gpus, NULL) == LLMC_OK
+	                   ? json_loads(gpus, 0, NULL)
+	                   : NULL;
 	free(gpus);
 	name_gpus(cuda);
-	json_t *j = json_pack("{s:s, s:{s:s, s:s, s:i, s:s, s:b, s:b, s:b, s:{s:b, s:s}}, s:{s:b, s:s, s:s}, s:{s:s, s:b}, s:o*}",
-	                      "version", LLMC_VERSION,
-	                      "processor", "name", name, "best_target", isa_best(), "threads", topology_threads(), "topology", threads,
-	                      "runs_v3", isa_runs("cpu-v3"), "runs_v4", isa_runs("cpu-v4"), "runs_vnni", isa_runs("cpu-vnni"),
-	                      "amx", "found", tiles, "text", tiles ? "tiles of int8 and bf16, granted by the system" : amx,
-	                      "compiler", "found", have_cc == LLMC_OK, "path", cc, "text", have_cc == LLMC_OK ? cc_version : why.text,
-	                      "cache", "path", strbuf_str(&dir), "known", have_dir,
-	                      "cuda", cuda);
+	json_t *j = json_pack("{s:s, s:{s:s, s:s, s:i, s:s, s:b, s:b, s:b, s:{s:b, s:s}}, s:{s:b, "
+	                      "s:s, s:s}, s:{s:s, s:b}, s:o*}",
+	                      "version", LLMC_VERSION, "processor", "name", name, "best_target",
+	                      isa_best(), "threads", topology_threads(), "topology", threads,
+	                      "runs_v3", isa_runs("cpu-v3"), "runs_v4", isa_runs("cpu-v4"),
+	                      "runs_vnni", isa_runs("cpu-vnni"), "amx", "found", tiles, "text",
+	                      tiles ? "tiles of int8 and bf16, granted by the system" : amx,
+	                      "compiler", "found", have_cc == LLMC_OK, "path", cc, "text",
+	                      have_cc == LLMC_OK ? cc_version : why.text, "cache", "path",
+	                      strbuf_str(&dir), "known", have_dir, "cuda", cuda);
 	strbuf_release(&dir);
 	if (j) {
 		*json_out = json_dumps(j, JSON_INDENT(2));

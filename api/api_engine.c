@@ -10,14 +10,19 @@
 
 struct llmc_engine {
 	llmc_session *session, *second; /* second: of the draft model, or NULL */
-	Engine       *e;
+	Engine *e;
 };
 
 /* Can rows of guesses have the bits of single ones? */
 static llmc_status
 guesses_fit(const llmc_model *m, llmc_error *err)
 {
-	return draft_rows(m->plan) > 1 ? LLMC_OK : error_set(err, LLMC_E_INPUT, "nothing can be guessed for %s: its latent attention takes another form from two rows on (attention.form)", m->plan->name);
+	return draft_rows(m->plan) > 1
+	           ? LLMC_OK
+	           : error_set(err, LLMC_E_INPUT,
+	                       "nothing can be guessed for %s: its latent attention takes another "
+	                       "form from two rows on (attention.form)",
+	                       m->plan->name);
 }
 
 /* A head guesses for its own model: the same checkpoint, opened with its rows handed out. */
@@ -25,10 +30,15 @@ static llmc_status
 is_head_of(const llmc_model *m, const llmc_model *head, llmc_error *err)
 {
 	if (!m->plan->hands_rows)
-		return error_set(err, LLMC_E_INPUT, "%s is opened without handing its rows to a head (mtp.part = rows): it cannot guess for it", m->plan->name);
-	if (m->plan->hidden != head->plan->hidden || m->plan->vocab != head->plan->vocab || !m->weights != !head->weights ||
-	    (m->weights && strcmp(m->weights, head->weights) != 0))
-		return error_set(err, LLMC_E_INPUT, "%s is the head (mtp.part) of another model than %s", head->plan->name, m->plan->name);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s is opened without handing its rows to a head (mtp.part = "
+		                 "rows): it cannot guess for it",
+		                 m->plan->name);
+	if (m->plan->hidden != head->plan->hidden || m->plan->vocab != head->plan->vocab ||
+	    !m->weights != !head->weights || (m->weights && strcmp(m->weights, head->weights) != 0))
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s is the head (mtp.part) of another model than %s",
+		                 head->plan->name, m->plan->name);
 	return guesses_fit(m, err);
 }
 
@@ -39,21 +49,36 @@ same_tokens(const llmc_model *m, const llmc_model *draft, llmc_error *err)
 	const llmc_tokenizer *a = m->tokenizer, *b = draft->tokenizer;
 
 	if (draft->plan->output != LLMC_OUTPUT_LOGITS)
-		return error_set(err, LLMC_E_INPUT, "%s makes vectors of texts (head.kind), no text: it cannot be a draft model", draft->plan->name);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "%s makes vectors of texts (head.kind), no text: it cannot be a draft model",
+		    draft->plan->name);
 	if (!a || !b)
-		return error_set(err, LLMC_E_INPUT, "a draft model must have the tokens of the model: %s has no tokenizer to compare", a ? draft->plan->name : m->plan->name);
+		return error_set(err, LLMC_E_INPUT,
+		                 "a draft model must have the tokens of the model: %s has no "
+		                 "tokenizer to compare",
+		                 a ? draft->plan->name : m->plan->name);
 	if (llmc_tokenizer_size(a) != llmc_tokenizer_size(b))
-		return error_set(err, LLMC_E_INPUT, "a draft model must have the tokens of the model: %s has %d, %s has %d", draft->plan->name, llmc_tokenizer_size(b),
-		                 m->plan->name, llmc_tokenizer_size(a));
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "a draft model must have the tokens of the model: %s has %d, %s has %d",
+		    draft->plan->name, llmc_tokenizer_size(b), m->plan->name,
+		    llmc_tokenizer_size(a));
 	for (int32_t i = 0; i < llmc_tokenizer_size(a); i++) {
 		const char *x = llmc_token_text(a, i), *y = llmc_token_text(b, i);
 		if ((x || y) && (!x || !y || strcmp(x, y) != 0))
-			return error_set(err, LLMC_E_INPUT, "a draft model must have the tokens of the model: token %d is \"%s\" in %s, \"%s\" in %s", i, y ? y : "",
-			                 draft->plan->name, x ? x : "", m->plan->name);
+			return error_set(err, LLMC_E_INPUT,
+			                 "a draft model must have the tokens of the model: token "
+			                 "%d is \"%s\" in %s, \"%s\" in %s",
+			                 i, y ? y : "", draft->plan->name, x ? x : "",
+			                 m->plan->name);
 	}
 	if (draft->plan->prompt_whole || plan_has_state(draft->plan))
-		return error_set(err, LLMC_E_INPUT, "%s %s: it cannot be a draft model", draft->plan->name,
-		                 draft->plan->prompt_whole ? "reads its prompt in one piece" : "keeps a state, which goes back to where it was marked alone");
+		return error_set(
+		    err, LLMC_E_INPUT, "%s %s: it cannot be a draft model", draft->plan->name,
+		    draft->plan->prompt_whole
+		        ? "reads its prompt in one piece"
+		        : "keeps a state, which goes back to where it was marked alone");
 	return guesses_fit(m, err);
 }
 
@@ -62,7 +87,9 @@ open_draft_model(llmc_engine *e, llmc_model *draft, llmc_error *err)
 {
 	llmc_limits lim = *session_limits_of(e->session->s);
 
-	lim.context = (int32_t)(draft->plan->max_positions < lim.context ? draft->plan->max_positions : lim.context);
+	lim.context =
+	    (int32_t)(draft->plan->max_positions < lim.context ? draft->plan->max_positions
+	                                                       : lim.context);
 	lim.n_out = DRAFT_MAX_SEQS;
 	lim.host_tokens = kv_host_pages(draft->plan) * PLAN_KV_PAGE; /* its own */
 	TRY(llmc_session_open(draft, &lim, &e->second, err));
@@ -82,14 +109,21 @@ llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **ou
 	if (!e)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine");
 	if (m->plan->takes_rows) {
-		status = error_set(err, LLMC_E_INPUT, "%s is opened as a head that guesses (mtp.part = head): it makes no text, it is a draft for its model", m->plan->name);
+		status = error_set(err, LLMC_E_INPUT,
+		                   "%s is opened as a head that guesses (mtp.part = head): it "
+		                   "makes no text, it is a draft for its model",
+		                   m->plan->name);
 		goto fail;
 	}
 	if (o.draft)
-		TRY_GOTO(o.draft->plan->takes_rows ? is_head_of(m, o.draft, err) : same_tokens(m, o.draft, err));
+		TRY_GOTO(o.draft->plan->takes_rows ? is_head_of(m, o.draft, err)
+		                                   : same_tokens(m, o.draft, err));
 	if (!model_rows_alike(m)) {
 		if (o.speculate > 0 || o.draft) {
-			status = error_set(err, LLMC_E_INPUT, "on a GPU guessed tokens (speculate, draft) change nothing only where the description says deterministic: true");
+			status =
+			    error_set(err, LLMC_E_INPUT,
+			              "on a GPU guessed tokens (speculate, draft) change nothing "
+			              "only where the description says deterministic: true");
 			goto fail;
 		}
 		o.speculate = -1;

@@ -1,5 +1,6 @@
-/* llmc_eval: probabilities of a model beside those of its reference, token by token. Rows of logits are shared out among threads; sums are
- * taken in the order of the text, so the figures do not depend on how many there are. */
+/* llmc_eval: probabilities of a model beside those of its reference, token by token. Rows of logits
+ * are shared out among threads; sums are taken in the order of the text, so the figures do not
+ * depend on how many there are. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,8 @@
 enum { WINDOW = 512, CHUNK = 128 };
 
 static llmc_status
-tokens_of(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, int32_t **ids, size_t *n, llmc_error *err)
+tokens_of(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, int32_t **ids,
+          size_t *n, llmc_error *err)
 {
 	*ids = NULL;
 	llmc_status s = llmc_tokenize(t, text, n_bytes, flags, NULL, 0, n, err);
@@ -26,7 +28,8 @@ tokens_of(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, 
 }
 
 llmc_status
-text_windows(const llmc_model *m, const char *text, size_t n_bytes, const char *name, int32_t width, int32_t most, Windows *w, llmc_error *err)
+text_windows(const llmc_model *m, const char *text, size_t n_bytes, const char *name, int32_t width,
+             int32_t most, Windows *w, llmc_error *err)
 {
 	char path[64];
 	int32_t *all = NULL, *head = NULL;
@@ -42,11 +45,13 @@ text_windows(const llmc_model *m, const char *text, size_t n_bytes, const char *
 		if (!text)
 			return error_set(err, LLMC_E_BUG, "%s is not built in", path);
 	}
-	/* what is put before any text: that of an empty one, up to what is put behind it, which is not wanted */
+	/* what is put before any text: that of an empty one, up to what is put behind it, which is
+	 * not wanted */
 	TRY_GOTO(tokens_of(m->tokenizer, "", 0, LLMC_ADD_SPECIAL, &head, &n_head, err));
 	if (n_head > 0 && n_head < (size_t)width) {
 		TRY_GOTO(tokens_of(m->tokenizer, "a", 1, LLMC_ADD_SPECIAL, &all, &n, err));
-		while (n_tail < n_head && n_tail < n && head[n_head - 1 - n_tail] == all[n - 1 - n_tail])
+		while (n_tail < n_head && n_tail < n &&
+		       head[n_head - 1 - n_tail] == all[n - 1 - n_tail])
 			n_tail++;
 		n_head -= n_tail;
 		free(all);
@@ -57,7 +62,8 @@ text_windows(const llmc_model *m, const char *text, size_t n_bytes, const char *
 	TRY_GOTO(tokens_of(m->tokenizer, text, n_bytes, 0, &all, &n, err));
 	size_t step = (size_t)width - n_head, fit = n / step;
 	if (fit < 1) {
-		status = error_set(err, LLMC_E_INPUT, "the text has %zu tokens, less than a window of %d", n, width);
+		status = error_set(err, LLMC_E_INPUT,
+		                   "the text has %zu tokens, less than a window of %d", n, width);
 		goto fail;
 	}
 	w->n = most > 0 && (size_t)most < fit ? most : fit > INT32_MAX ? INT32_MAX : (int32_t)fit;
@@ -79,14 +85,17 @@ fail:
 
 /* ---- rows of logits ---- */
 
-typedef struct EvalRow { double nll, reference_nll, kl; bool same; } EvalRow; /* of one token */
+typedef struct EvalRow {
+	double nll, reference_nll, kl;
+	bool same;
+} EvalRow; /* of one token */
 
 typedef struct EvalWork {
-	const float   *logits, *reference; /* [n][stride]; reference NULL: none */
-	const int32_t *next;               /* [n] the tokens that follow */
-	EvalRow           *row;                /* [n] */
-	int64_t        vocab, stride;
-	int            n;
+	const float *logits, *reference; /* [n][stride]; reference NULL: none */
+	const int32_t *next;             /* [n] the tokens that follow */
+	EvalRow *row;                    /* [n] */
+	int64_t vocab, stride;
+	int n;
 } EvalWork;
 
 /* ln sum exp of a row; *top: index of its largest */
@@ -130,13 +139,16 @@ measure(void *user, int part, int n_parts)
 
 /* ---- figures ---- */
 
-/* Mean of windows' means and where it lies with 95 %: tokens of a window hang together, windows hardly do. */
+/* Mean of windows' means and where it lies with 95 %: tokens of a window hang together, windows
+ * hardly do. */
 static llmc_interval
 interval(const double *mean, int32_t n)
 {
 	/* Student's t for 97.5 % by degrees of freedom 1 .. 30 */
-	static const double student[] = { 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-		                          2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042 };
+	static const double student[] = { 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
+		                          2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+		                          2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064,
+		                          2.060, 2.056, 2.052, 2.048, 2.045, 2.042 };
 	double sum = 0, square = 0;
 
 	for (int32_t i = 0; i < n; i++)
@@ -171,10 +183,15 @@ quantile(const float *sorted, int64_t n, double share)
 	return (double)sorted[i < n ? i : n - 1];
 }
 
-typedef struct EvalSide { Session *s; float *logits; llmc_seq q; } EvalSide;
+typedef struct EvalSide {
+	Session *s;
+	float *logits;
+	llmc_seq q;
+} EvalSide;
 
 static llmc_status
-side_open(llmc_model *m, int32_t window, int32_t chunk, int n_threads, EvalSide *side, llmc_error *err)
+side_open(llmc_model *m, int32_t window, int32_t chunk, int n_threads, EvalSide *side,
+          llmc_error *err)
 {
 	llmc_limits lim = LLMC_INIT(llmc_limits);
 
@@ -187,7 +204,8 @@ side_open(llmc_model *m, int32_t window, int32_t chunk, int n_threads, EvalSide 
 }
 
 static llmc_status
-side_step(EvalSide *side, const int32_t *tok, int32_t first, int32_t n, int32_t window, llmc_error *err)
+side_step(EvalSide *side, const int32_t *tok, int32_t first, int32_t n, int32_t window,
+          llmc_error *err)
 {
 	if (first == 0)
 		TRY(session_seq_new(side->s, window, &side->q, err));
@@ -202,8 +220,11 @@ static llmc_status
 rows_finite(const EvalRow *row, int n, llmc_error *err)
 {
 	for (int i = 0; i < n; i++)
-		if (!isfinite(row[i].nll) || !isfinite(row[i].reference_nll) || !isfinite(row[i].kl))
-			return error_set(err, LLMC_E_CHECK, "a logit is not a number: the %s", isfinite(row[i].reference_nll) ? "model is damaged" : "reference is damaged");
+		if (!isfinite(row[i].nll) || !isfinite(row[i].reference_nll) ||
+		    !isfinite(row[i].kl))
+			return error_set(err, LLMC_E_CHECK, "a logit is not a number: the %s",
+			                 isfinite(row[i].reference_nll) ? "model is damaged"
+			                                                : "reference is damaged");
 	return LLMC_OK;
 }
 
@@ -212,27 +233,37 @@ check(llmc_model *m, llmc_model *reference, const llmc_eval_options *o, llmc_err
 {
 	if (!m->rt || (reference && !reference->rt))
 		return error_set(err, LLMC_E_INPUT, "the model was opened without weights");
-	if (m->plan->output != LLMC_OUTPUT_LOGITS || (reference && reference->plan->output != LLMC_OUTPUT_LOGITS))
-		return error_set(err, LLMC_E_INPUT, "the model makes vectors of texts (head.kind), no logits: it has no perplexity");
+	if (m->plan->output != LLMC_OUTPUT_LOGITS ||
+	    (reference && reference->plan->output != LLMC_OUTPUT_LOGITS))
+		return error_set(err, LLMC_E_INPUT,
+		                 "the model makes vectors of texts (head.kind), no logits: it has "
+		                 "no perplexity");
 	if (reference && reference->plan->vocab != m->plan->vocab)
-		return error_set(err, LLMC_E_INPUT, "the model has %lld tokens and the reference %lld: they are no copies of one model", (long long)m->plan->vocab,
-		                 (long long)reference->plan->vocab);
+		return error_set(err, LLMC_E_INPUT,
+		                 "the model has %lld tokens and the reference %lld: they are no "
+		                 "copies of one model",
+		                 (long long)m->plan->vocab, (long long)reference->plan->vocab);
 	if (o->window < 2 || o->chunk < 1 || o->max_windows < 0)
-		return error_set(err, LLMC_E_RANGE, "window %d: expected at least 2 tokens", o->window);
+		return error_set(err, LLMC_E_RANGE, "window %d: expected at least 2 tokens",
+		                 o->window);
 	if (m->plan->hard_limit && o->window > m->plan->max_positions)
-		return error_set(err, LLMC_E_RANGE, "window %d: the model has %lld positions", o->window, (long long)m->plan->max_positions);
+		return error_set(err, LLMC_E_RANGE, "window %d: the model has %lld positions",
+		                 o->window, (long long)m->plan->max_positions);
 	return LLMC_OK;
 }
 
 llmc_status
-llmc_eval(llmc_model *m, llmc_model *reference, const llmc_eval_options *opt, llmc_eval_result *res, llmc_error *err)
+llmc_eval(llmc_model *m, llmc_model *reference, const llmc_eval_options *opt, llmc_eval_result *res,
+          llmc_error *err)
 {
 	llmc_eval_options o = LLMC_INIT(llmc_eval_options);
 	llmc_eval_result r = LLMC_INIT(llmc_eval_result);
 	EvalSide side[2] = { { 0 } };
 	Windows w = { 0 };
 	Threads *threads = NULL;
-	double *mean[5] = { NULL }; /* of each window: nll, the reference's, their difference, kl, agreement */
+	double *mean[5] = {
+		NULL
+	}; /* of each window: nll, the reference's, their difference, kl, agreement */
 	EvalRow *row = NULL;
 	llmc_status status;
 
@@ -241,7 +272,8 @@ llmc_eval(llmc_model *m, llmc_model *reference, const llmc_eval_options *opt, ll
 	o.chunk = o.chunk ? o.chunk : CHUNK;
 	o.n_threads = o.n_threads ? o.n_threads : m->n_threads ? m->n_threads : topology_threads();
 	TRY(check(m, reference, &o, err));
-	TRY_GOTO(text_windows(m, o.text, o.n_bytes, "evaluation", o.window, o.max_windows, &w, err));
+	TRY_GOTO(
+	    text_windows(m, o.text, o.n_bytes, "evaluation", o.window, o.max_windows, &w, err));
 	TRY_GOTO(threads_open(o.n_threads, &threads, err));
 	TRY_GOTO(side_open(m, o.window, o.chunk, o.n_threads, &side[0], err));
 	if (reference)
@@ -255,31 +287,41 @@ llmc_eval(llmc_model *m, llmc_model *reference, const llmc_eval_options *opt, ll
 	for (int i = 0; i < 5; i++)
 		room &= (mean[i] = calloc((size_t)w.n, sizeof **mean)) != NULL;
 	if (!room) {
-		status = error_set(err, LLMC_E_MEMORY, "out of memory for the figures of %d windows", w.n);
+		status = error_set(err, LLMC_E_MEMORY,
+		                   "out of memory for the figures of %d windows", w.n);
 		goto fail;
 	}
-	int32_t chunk = m->plan->prompt_whole || (reference && reference->plan->prompt_whole) ? o.window : o.chunk;
+	int32_t chunk = m->plan->prompt_whole || (reference && reference->plan->prompt_whole)
+	                    ? o.window
+	                    : o.chunk;
 	for (int32_t i = 0; i < w.n; i++) {
 		const int32_t *tok = w.tok + (size_t)i * (size_t)w.width;
 		for (int32_t first = 0, n; first < o.window; first += n) {
 			n = o.window - first < chunk ? o.window - first : chunk;
 			for (int k = 0; k < (reference ? 2 : 1); k++)
 				TRY_GOTO(side_step(&side[k], tok, first, n, o.window, err));
-			EvalWork work = { .logits = side[0].logits, .reference = side[1].logits, .next = tok + first + 1, .row = row + first,
-				      .vocab = m->plan->vocab_used > 0 ? m->plan->vocab_used : m->plan->vocab, .stride = m->plan->vocab,
-				      .n = first + n == o.window ? n - 1 : n };
+			EvalWork work = { .logits = side[0].logits,
+				          .reference = side[1].logits,
+				          .next = tok + first + 1,
+				          .row = row + first,
+				          .vocab = m->plan->vocab_used > 0 ? m->plan->vocab_used
+				                                           : m->plan->vocab,
+				          .stride = m->plan->vocab,
+				          .n = first + n == o.window ? n - 1 : n };
 			threads_run(threads, measure, &work);
 			TRY_GOTO(rows_finite(work.row, work.n, err));
 		}
 		for (int32_t t = 0; t + 1 < o.window; t++) {
-			double v[5] = { row[t].nll, row[t].reference_nll, row[t].nll - row[t].reference_nll, row[t].kl, row[t].same };
+			double v[5] = { row[t].nll, row[t].reference_nll,
+				        row[t].nll - row[t].reference_nll, row[t].kl, row[t].same };
 			for (int k = 0; k < 5; k++)
 				mean[k][i] += v[k] / (o.window - 1);
 			r.kl_sorted[(int64_t)i * (o.window - 1) + t] = (float)row[t].kl;
 		}
 		llmc_interval so_far = interval(mean[3], i + 1);
 		if (o.progress && !o.progress(o.user, i + 1, w.n, &so_far)) {
-			status = error_set(err, LLMC_E_CANCELLED, "stopped after %d of %d windows", i + 1, w.n);
+			status = error_set(err, LLMC_E_CANCELLED, "stopped after %d of %d windows",
+			                   i + 1, w.n);
 			goto fail;
 		}
 	}

@@ -5,13 +5,14 @@
 #include "api/api.h"
 
 typedef struct Windows {
-	int32_t *tok;    /* [n][width], malloc'ed */
-	int32_t  n, width;
+	int32_t *tok; /* [n][width], malloc'ed */
+	int32_t n, width;
 } Windows;
 
-/* text NULL: the built-in one of that name (configs/texts/<name>.txt). Each window begins with what the tokenizer puts before a text, bos say.
- * At most `most` windows (0: all whole ones). Free w->tok. */
-llmc_status text_windows(const llmc_model *m, const char *text, size_t n_bytes, const char *name, int32_t width, int32_t most, Windows *w,
-                         llmc_error *err);
+/* text NULL: the built-in one of that name (configs/texts/<name>.txt). Each window begins with what
+ * the tokenizer puts before a text, bos say. At most `most` windows (0: all whole ones). Free
+ * w->tok. */
+llmc_status text_windows(const llmc_model *m, const char *text, size_t n_bytes, const char *name,
+                         int32_t width, int32_t most, Windows *w, llmc_error *err);
 
 #endif

@@ -6,7 +6,16 @@
 #include "api/api.h"
 #include "base/strbuf.h"
 
-enum { WIDTH = 720, HEIGHT = 420, LEFT = 64, RIGHT = 20, TOP = 44, BOTTOM = 52, LEAST = -7, MOST = 2 }; /* powers of ten on x */
+enum {
+	WIDTH = 720,
+	HEIGHT = 420,
+	LEFT = 64,
+	RIGHT = 20,
+	TOP = 44,
+	BOTTOM = 52,
+	LEAST = -7,
+	MOST = 2
+}; /* powers of ten on x */
 
 static double
 x_of(double kl)
@@ -42,7 +51,10 @@ mark(Strbuf *b, double kl, int row, const char *name)
 	Strbuf label = { 0 };
 
 	strbuf_printf(&label, "%s %.2g", name, kl);
-	strbuf_printf(b, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" stroke=\"#b33\" stroke-dasharray=\"4 3\"/>\n", x_of(kl), x_of(kl), TOP, HEIGHT - BOTTOM);
+	strbuf_printf(b,
+	              "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" stroke=\"#b33\" "
+	              "stroke-dasharray=\"4 3\"/>\n",
+	              x_of(kl), x_of(kl), TOP, HEIGHT - BOTTOM);
 	text_add(b, x_of(kl) + 4, TOP + 12 + 15 * row, "start", strbuf_str(&label));
 	strbuf_release(&label);
 }
@@ -56,30 +68,40 @@ llmc_eval_plot(const llmc_eval_result *res, const char *title, char **svg, llmc_
 	*svg = NULL;
 	if (!res->kl_sorted || n < 1 || !res->reference_perplexity.mean)
 		return error_set(err, LLMC_E_INPUT, "a plot needs a reference");
-	strbuf_printf(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">\n"
-	                  "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", WIDTH, HEIGHT, WIDTH, HEIGHT);
+	strbuf_printf(&b,
+	              "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" "
+	              "font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">\n"
+	              "<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n",
+	              WIDTH, HEIGHT, WIDTH, HEIGHT);
 	text_add(&b, LEFT, 24, "start", title);
 	for (int e = LEAST; e <= MOST; e++) {
 		Strbuf label = { 0 };
 		strbuf_printf(&label, "%g", pow(10, e));
-		strbuf_printf(&b, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" stroke=\"#ddd\"/>\n", x_of(pow(10, e)), x_of(pow(10, e)), TOP, HEIGHT - BOTTOM);
+		strbuf_printf(
+		    &b, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" stroke=\"#ddd\"/>\n",
+		    x_of(pow(10, e)), x_of(pow(10, e)), TOP, HEIGHT - BOTTOM);
 		text_add(&b, x_of(pow(10, e)), HEIGHT - BOTTOM + 16, "middle", strbuf_str(&label));
 		strbuf_release(&label);
 	}
 	for (int i = 0; i <= 4; i++) {
 		Strbuf label = { 0 };
 		strbuf_printf(&label, "%d %%", 25 * i);
-		strbuf_printf(&b, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>\n", LEFT, WIDTH - RIGHT, y_of(i / 4.0), y_of(i / 4.0));
+		strbuf_printf(
+		    &b, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>\n",
+		    LEFT, WIDTH - RIGHT, y_of(i / 4.0), y_of(i / 4.0));
 		text_add(&b, LEFT - 6, y_of(i / 4.0) + 4, "end", strbuf_str(&label));
 		strbuf_release(&label);
 	}
-	text_add(&b, (LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 12, "middle", "KL divergence of a token from the reference, nats");
+	text_add(&b, (LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 12, "middle",
+	         "KL divergence of a token from the reference, nats");
 	text_add(&b, LEFT, TOP - 8, "start", "share of tokens above");
-	strbuf_puts(&b, "<polyline fill=\"none\" stroke=\"#2457c5\" stroke-width=\"1.8\" points=\"");
+	strbuf_puts(&b,
+	            "<polyline fill=\"none\" stroke=\"#2457c5\" stroke-width=\"1.8\" points=\"");
 	int64_t steps = n < 400 ? n : 400;
 	for (int64_t i = 0; i <= steps; i++) {
 		int64_t at = i * n / steps;
-		strbuf_printf(&b, "%.1f,%.1f ", x_of((double)res->kl_sorted[at < n ? at : n - 1]), y_of(1 - (double)at / (double)n));
+		strbuf_printf(&b, "%.1f,%.1f ", x_of((double)res->kl_sorted[at < n ? at : n - 1]),
+		              y_of(1 - (double)at / (double)n));
 	}
 	strbuf_puts(&b, "\"/>\n");
 	mark(&b, res->kl_median, 0, "median");

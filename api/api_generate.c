@@ -8,9 +8,9 @@
 
 typedef struct Caller {
 	llmc_token_fn on_token;
-	void         *user;
-	llmc_result  *res;
-	bool          cancelled;
+	void *user;
+	llmc_result *res;
+	bool cancelled;
 } Caller;
 
 static bool
@@ -20,7 +20,8 @@ take_event(void *user, const llmc_event *ev)
 	llmc_result *res = c->res;
 	bool last = ev->kind == LLMC_EVENT_FINISH;
 
-	/* a step may make several tokens: those after the one that the caller cancelled at do not count */
+	/* a step may make several tokens: those after the one that the caller cancelled at do not
+	 * count */
 	if (!c->cancelled && c->on_token && (!last || ev->n_bytes))
 		c->cancelled = !c->on_token(c->user, last ? -1 : ev->token, ev->text, ev->n_bytes);
 	res->n_new += !last;
@@ -46,8 +47,8 @@ open_engine(llmc_session *s, llmc_error *err)
 }
 
 llmc_status
-llmc_generate(llmc_session *s, const int32_t *tok, size_t n_tok, const llmc_params *p, llmc_token_fn on_token, void *user,
-              llmc_result *res, llmc_error *err)
+llmc_generate(llmc_session *s, const int32_t *tok, size_t n_tok, const llmc_params *p,
+              llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err)
 {
 	llmc_result out = LLMC_INIT(llmc_result);
 	llmc_request r = LLMC_INIT(llmc_request);
@@ -55,11 +56,20 @@ llmc_generate(llmc_session *s, const int32_t *tok, size_t n_tok, const llmc_para
 	const llmc_limits *lim = session_limits_of(s->s);
 
 	if (s->model->plan->output != LLMC_OUTPUT_LOGITS)
-		return error_set(err, LLMC_E_INPUT, "this model returns vectors (head.kind = %s), not text: use llmc_embed", plan_output_name[s->model->plan->output]);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "this model returns vectors (head.kind = %s), not text: use llmc_embed",
+		    plan_output_name[s->model->plan->output]);
 	if (n_tok > (size_t)lim->context)
-		return error_set(err, LLMC_E_RANGE, "the prompt has %zu tokens, the context holds %d; open the session with a larger context", n_tok, lim->context);
+		return error_set(err, LLMC_E_RANGE,
+		                 "the prompt has %zu tokens, the context holds %d; open the "
+		                 "session with a larger context",
+		                 n_tok, lim->context);
 	if (s->model->plan->prompt_whole && n_tok > (size_t)lim->chunk)
-		return error_set(err, LLMC_E_RANGE, "this model reads its prompt in one chunk: %zu tokens do not fit a chunk of %d; raise the chunk limit", n_tok, lim->chunk);
+		return error_set(err, LLMC_E_RANGE,
+		                 "this model reads its prompt in one chunk: %zu tokens do not fit "
+		                 "a chunk of %d; raise the chunk limit",
+		                 n_tok, lim->chunk);
 	TRY(open_engine(s, err));
 	r.tok = tok;
 	r.n_tok = n_tok;
@@ -71,19 +81,21 @@ llmc_generate(llmc_session *s, const int32_t *tok, size_t n_tok, const llmc_para
 }
 
 llmc_status
-llmc_generate_text(llmc_session *s, const char *prompt, const llmc_params *p, llmc_token_fn on_token, void *user,
-                   llmc_result *res, llmc_error *err)
+llmc_generate_text(llmc_session *s, const char *prompt, const llmc_params *p,
+                   llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err)
 {
 	const llmc_tokenizer *t = s->model->tokenizer;
 	size_t n_bytes = strlen(prompt), cap = n_bytes + 16, n = 0;
 
 	if (!t)
-		return error_set(err, LLMC_E_INPUT, "the model has no tokenizer: use llmc_generate with ids");
+		return error_set(err, LLMC_E_INPUT,
+		                 "the model has no tokenizer: use llmc_generate with ids");
 	for (;;) {
 		int32_t *ids = malloc(cap * sizeof *ids);
 		if (!ids)
 			return error_set(err, LLMC_E_MEMORY, "out of memory");
-		llmc_status status = llmc_tokenize(t, prompt, n_bytes, LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL, ids, cap, &n, err);
+		llmc_status status = llmc_tokenize(
+		    t, prompt, n_bytes, LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL, ids, cap, &n, err);
 		if (status == LLMC_OK)
 			status = llmc_generate(s, ids, n, p, on_token, user, res, err);
 		free(ids);

@@ -20,14 +20,16 @@ make(const llmc_tokenizer *t, TokenVocab **out, llmc_error *err)
 	llmc_status status = LLMC_OK;
 
 	if (!tok)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for a vocabulary of %d tokens", n);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a vocabulary of %d tokens",
+		                 n);
 	for (int32_t i = 0; i < n; i++) {
 		char few[1024];
 		size_t need = 0;
 		if (!llmc_token_text(t, i))
 			continue;
 		tok[i].special = llmc_token_is_special(t, i);
-		if (llmc_token_bytes(t, i, few, sizeof few, &need, NULL) == LLMC_OK) { /* longer ones are never allowed */
+		if (llmc_token_bytes(t, i, few, sizeof few, &need, NULL) ==
+		    LLMC_OK) { /* longer ones are never allowed */
 			tok[i].n = (uint32_t)need;
 			strbuf_add(&all, few, need);
 		}
@@ -35,15 +37,17 @@ make(const llmc_tokenizer *t, TokenVocab **out, llmc_error *err)
 	size_t at = 0;
 	for (int32_t i = 0; i < n; at += tok[i++].n)
 		tok[i].bytes = strbuf_str(&all) + at;
-	status = all.failed ? error_set(err, LLMC_E_MEMORY, "out of memory for a vocabulary of %d tokens", n) : token_vocab_open(tok, n, out, err);
+	status = all.failed ? error_set(err, LLMC_E_MEMORY,
+	                                "out of memory for a vocabulary of %d tokens", n)
+	                    : token_vocab_open(tok, n, out, err);
 	strbuf_release(&all);
 	free(tok);
 	return status;
 }
 
 llmc_status
-llmc_grammar_open(const llmc_tokenizer *t, llmc_grammar_kind kind, const char *text, size_t n_bytes, const llmc_grammar_options *opt, llmc_grammar **out,
-                  llmc_error *err)
+llmc_grammar_open(const llmc_tokenizer *t, llmc_grammar_kind kind, const char *text, size_t n_bytes,
+                  const llmc_grammar_options *opt, llmc_grammar **out, llmc_error *err)
 {
 	llmc_status status = LLMC_OK;
 	int32_t n_eos;

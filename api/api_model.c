@@ -47,7 +47,8 @@ set_for_target(const char *const *set, const char *target, int ranks, Arena *are
 	const char **all = NEW(arena, const char *, n + 3);
 	if (target_find(target)->kind == TARGET_REF)
 		all[k++] = "kv.dtype=f32";
-	if (ranks > 1) /* a launcher's number of ranks, or of the GPUs that were named, unless the caller says otherwise, which is refused */
+	if (ranks > 1) /* a launcher's number of ranks, or of the GPUs that were named, unless the
+	                  caller says otherwise, which is refused */
 		all[k++] = arena_printf(arena, "parallel.tp=%d", ranks);
 	for (size_t i = 0; i < n; i++)
 		all[k++] = arena_strdup(arena, set[i]);
@@ -62,7 +63,8 @@ absolute(Arena *arena, const char *path)
 	return arena_strdup(arena, realpath(path, real) ? real : path);
 }
 
-/* Checkpoint of the model: what the caller says, else what the description says (relative to its file), else the source itself. */
+/* Checkpoint of the model: what the caller says, else what the description says (relative to its
+ * file), else the source itself. */
 static const char *
 weights_path(const char *source, SourceKind kind, const Spec *spec, const char *given, Arena *arena)
 {
@@ -87,15 +89,18 @@ write_to_cache(llmc_model *m, const Compiled *const *made, llmc_error *err)
 	Strbuf *dir = arena_strbuf(&m->arena);
 
 	TRY(file_cache_dir(dir, err));
-	m->artifact = arena_printf(&m->arena, "%s/models/%s-%.16s", strbuf_str(dir), m->spec->name, m->spec->sha256 + (strncmp(m->spec->sha256, "sha256:", 7) ? 0 : 7));
+	m->artifact =
+	    arena_printf(&m->arena, "%s/models/%s-%.16s", strbuf_str(dir), m->spec->name,
+	                 m->spec->sha256 + (strncmp(m->spec->sha256, "sha256:", 7) ? 0 : 7));
 	TRY(file_mkdirs_private(m->artifact, err));
 	return artifact_write(made, (size_t)m->n_own, m->artifact, err);
 }
 
-/* The folder for generated files: the caller's, the artifact itself, one in the cache, or where that takes no files one that goes when
- * the model is open. */
+/* The folder for generated files: the caller's, the artifact itself, one in the cache, or where
+ * that takes no files one that goes when the model is open. */
 static llmc_status
-write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *opt, llmc_error *err)
+write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *opt,
+                llmc_error *err)
 {
 	const char *tmp = getenv("TMPDIR");
 	llmc_error why = { 0 };
@@ -111,10 +116,13 @@ write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *
 	}
 	char *dir = arena_printf(&m->arena, "%s/llmc.XXXXXX", tmp && *tmp ? tmp : "/tmp");
 	if (!mkdtemp(dir))
-		return error_set(err, LLMC_E_IO, "%s; and %s: cannot create: %s", why.text, dir, strerror(errno));
+		return error_set(err, LLMC_E_IO, "%s; and %s: cannot create: %s", why.text, dir,
+		                 strerror(errno));
 	if (!m->unfused)
 		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
-		         "what is compiled is not kept for the next time: %s (LLMC_CACHE names another folder)", why.text);
+		         "what is compiled is not kept for the next time: %s (LLMC_CACHE names "
+		         "another folder)",
+		         why.text);
 	m->artifact = m->temporary = dir;
 	return artifact_write(made, (size_t)m->n_own, dir, err);
 }
@@ -126,9 +134,13 @@ read_plan(llmc_model *m, int rank, const char *json, size_t size, const char *na
 	Plan *plan;
 
 	TRY(plan_read(json, size, name, &m->arena, &plan, err));
-	if (plan->stage * plan->ranks + plan->rank != rank || plan->ranks != m->spec->tp || plan->stages != m->spec->pp)
-		return error_set(err, LLMC_E_INPUT, "%s: is for rank %d of %d in stage %d of %d, expected rank %d of %d x %d", name, plan->rank, plan->ranks, plan->stage,
-		                 plan->stages, rank, m->spec->tp, m->spec->pp);
+	if (plan->stage * plan->ranks + plan->rank != rank || plan->ranks != m->spec->tp ||
+	    plan->stages != m->spec->pp)
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "%s: is for rank %d of %d in stage %d of %d, expected rank %d of %d x %d", name,
+		    plan->rank, plan->ranks, plan->stage, plan->stages, rank, m->spec->tp,
+		    m->spec->pp);
 	m->rank[rank] = plan;
 	if (rank == m->first)
 		m->plan = plan;
@@ -141,8 +153,9 @@ plan_file(llmc_model *m, const char *target, int rank, const char *ending)
 {
 	int ranks = spec_ranks(m->spec);
 
-	return ranks > 1 ? arena_printf(&m->arena, "plan-%s-r%dof%d.%s", target, rank, ranks, ending)
-	                 : arena_printf(&m->arena, "plan-%s.%s", target, ending);
+	return ranks > 1
+	           ? arena_printf(&m->arena, "plan-%s-r%dof%d.%s", target, rank, ranks, ending)
+	           : arena_printf(&m->arena, "plan-%s.%s", target, ending);
 }
 
 static const ArtifactFile *
@@ -156,7 +169,8 @@ compiled_file(const Compiled *c, const char *path)
 
 /* *said: what the compiler has warned of */
 static llmc_status
-compile_one(llmc_model *m, const char *target, int rank, const Compiled **out, const char **said, llmc_error *err)
+compile_one(llmc_model *m, const char *target, int rank, const Compiled **out, const char **said,
+            llmc_error *err)
 {
 	Diag *const d = NEW(&m->arena, Diag, 1);
 	Compiled *volatile c = NULL;
@@ -184,7 +198,8 @@ read_compiled(llmc_model *m, const char *target, int rank, const Compiled *c, ll
 }
 
 static llmc_status
-compile_model(llmc_model *m, const char *target, bool write, const llmc_options *opt, llmc_error *err)
+compile_model(llmc_model *m, const char *target, bool write, const llmc_options *opt,
+              llmc_error *err)
 {
 	const Compiled **made = NEW(&m->arena, const Compiled *, m->n_own);
 	const char *said;
@@ -202,7 +217,8 @@ compile_model(llmc_model *m, const char *target, bool write, const llmc_options 
 	return LLMC_OK;
 }
 
-/* Rank 0 of several processes loads adapters for all: how slots lie on the others, whose plans are made from the same description. */
+/* Rank 0 of several processes loads adapters for all: how slots lie on the others, whose plans are
+ * made from the same description. */
 static llmc_status
 others_slots(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
 {
@@ -212,7 +228,7 @@ others_slots(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
 		return LLMC_OK;
 	for (int k = 1; k < spec_ranks(m->spec); k++) {
 		const Compiled *c;
-		const char     *said; /* of rank 0 as well */
+		const char *said; /* of rank 0 as well */
 		TRY(compile_one(m, m->plan->target, k, &c, &said, err));
 		TRY(read_compiled(m, m->plan->target, k, c, err));
 	}
@@ -228,26 +244,33 @@ open_runtime(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
 	return runtime_open_ranks(m->rank + m->first, m->n_own, ro, &m->rt, err);
 }
 
-/* The plan that a generated folder has for a rank; *fits: it is there, this llmc reads it, and it was made from this description. */
+/* The plan that a generated folder has for a rank; *fits: it is there, this llmc reads it, and it
+ * was made from this description. */
 static llmc_status
-open_rank(llmc_model *m, const char *target, int rank, const llmc_options *opt, bool *fits, llmc_error *err)
+open_rank(llmc_model *m, const char *target, int rank, const llmc_options *opt, bool *fits,
+          llmc_error *err)
 {
 	Strbuf *text = arena_strbuf(&m->arena);
 	llmc_error why = { 0 };
-	const char *name = arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, rank, "json"));
+	const char *name =
+	    arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, rank, "json"));
 
 	*fits = false;
 	TRY(file_check_trusted(name, err));
 	llmc_status s = file_read(name, (size_t)1 << 30, text, err);
 	if (s == LLMC_OK) {
-		if (read_plan(m, rank, strbuf_str(text), text->len, name, &why) == LLMC_OK && strcmp(m->rank[rank]->target, target) == 0 &&
+		if (read_plan(m, rank, strbuf_str(text), text->len, name, &why) == LLMC_OK &&
+		    strcmp(m->rank[rank]->target, target) == 0 &&
 		    strcmp(m->rank[rank]->spec_sha256, m->spec->sha256) == 0) {
 			*fits = true;
 			if (rank == m->first)
-				m->plan_json = arena_strndup(&m->arena, strbuf_str(text), text->len);
+				m->plan_json =
+				    arena_strndup(&m->arena, strbuf_str(text), text->len);
 		} else {
-			log_line(opt->log, opt->log_user, LLMC_LOG_INFO, "%s: %s: compiling it again from model.yaml", name,
-			         why.code ? why.text : "made from another description or for another target");
+			log_line(opt->log, opt->log_user, LLMC_LOG_INFO,
+			         "%s: %s: compiling it again from model.yaml", name,
+			         why.code ? why.text
+			                  : "made from another description or for another target");
 		}
 	}
 	strbuf_release(text);
@@ -263,7 +286,9 @@ open_plan(llmc_model *m, const char *target, const llmc_options *opt, bool *fits
 		TRY(open_rank(m, target, rank, opt, fits, err));
 	if (*fits) {
 		Strbuf *text = arena_strbuf(&m->arena);
-		bool    read = file_read(arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, m->first, "txt")), (size_t)1 << 30, text, NULL) == LLMC_OK;
+		bool read = file_read(arena_printf(&m->arena, "%s/%s", m->artifact,
+		                                   plan_file(m, target, m->first, "txt")),
+		                      (size_t)1 << 30, text, NULL) == LLMC_OK;
 		m->plan_text = read ? arena_strndup(&m->arena, strbuf_str(text), text->len) : "";
 		strbuf_release(text);
 	}
@@ -274,24 +299,28 @@ static bool
 has_plan(llmc_model *m, const char *target)
 {
 	for (int rank = m->first; rank < m->first + m->n_own; rank++)
-		if (!file_exists(arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, rank, "json"))))
+		if (!file_exists(arena_printf(&m->arena, "%s/%s", m->artifact,
+		                              plan_file(m, target, rank, "json"))))
 			return false;
 	return true;
 }
 
-/* What kernels for `own` have over those for `other`: the packed layouts of processors hold as many rows as a vector has numbers. */
+/* What kernels for `own` have over those for `other`: the packed layouts of processors hold as many
+ * rows as a vector has numbers. */
 static const char *
 wider(llmc_model *m, const Target *own, const Target *other)
 {
 	int n = layout_find(own->layout)->group, k = layout_find(other->layout)->group;
 
-	return n > k ? arena_printf(&m->arena, ", with vectors of %d numbers instead of %d,", n, k) : "";
+	return n > k ? arena_printf(&m->arena, ", with vectors of %d numbers instead of %d,", n, k)
+	             : "";
 }
 
-/* The best of the plans for other targets that a generated folder ships with built kernels which run here: it starts at once and
- * needs no compiler. An --arch is meant as it is said. */
+/* The best of the plans for other targets that a generated folder ships with built kernels which
+ * run here: it starts at once and needs no compiler. An --arch is meant as it is said. */
 static llmc_status
-open_shipped(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
+open_shipped(llmc_model *m, const char *target, const llmc_options *opt, bool *fits,
+             llmc_error *err)
 {
 	const Target *own = target_find(target);
 	int n = 0;
@@ -301,41 +330,51 @@ open_shipped(llmc_model *m, const char *target, const llmc_options *opt, bool *f
 		n++;
 	while (!opt->arch && !*fits && n-- > 0) {
 		const Target *t = target_at(n);
-		if (t == own || t->kind != own->kind || t->kind == TARGET_REF || !has_plan(m, t->name) ||
-		    !runtime_ships(m->artifact, t->name, m->gpu))
+		if (t == own || t->kind != own->kind || t->kind == TARGET_REF ||
+		    !has_plan(m, t->name) || !runtime_ships(m->artifact, t->name, m->gpu))
 			continue;
 		TRY(open_plan(m, t->name, opt, fits, err));
 		if (*fits)
 			log_line(opt->log, opt->log_user, LLMC_LOG_INFO,
-			         "%s: no plan for %s%s: the kernels for %s are used as they were shipped; faster ones%s come of `llmc compile %s -o %s "
-			         "--target %s --arch %s --aot`", m->artifact, target, has_plan(m, target) ? " with built kernels" : "", t->name,
-			         wider(m, own, t), m->artifact, m->artifact, own->kind == TARGET_CUDA ? "cuda" : "cpu", own->isa);
+			         "%s: no plan for %s%s: the kernels for %s are used as they were "
+			         "shipped; faster ones%s come of `llmc compile %s -o %s "
+			         "--target %s --arch %s --aot`",
+			         m->artifact, target,
+			         has_plan(m, target) ? " with built kernels" : "", t->name,
+			         wider(m, own, t), m->artifact, m->artifact,
+			         own->kind == TARGET_CUDA ? "cuda" : "cpu", own->isa);
 	}
 	return LLMC_OK;
 }
 
 /* A generated folder: its plan for this device, or what it ships. */
 static llmc_status
-open_artifact(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
+open_artifact(llmc_model *m, const char *target, const llmc_options *opt, bool *fits,
+              llmc_error *err)
 {
 	if (has_plan(m, target))
 		return open_plan(m, target, opt, fits, err);
 	TRY(open_shipped(m, target, opt, fits, err));
 	if (!*fits)
-		log_line(opt->log, opt->log_user, LLMC_LOG_INFO, "%s: no plan for %s: compiling it from model.yaml", m->artifact, target);
+		log_line(opt->log, opt->log_user, LLMC_LOG_INFO,
+		         "%s: no plan for %s: compiling it from model.yaml", m->artifact, target);
 	return LLMC_OK;
 }
 
 static llmc_status
-open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_options *opt, llmc_error *err)
+open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_options *opt,
+               llmc_error *err)
 {
-	const char *path = m->weights ? m->weights : kind != SOURCE_YAML && kind != SOURCE_ARTIFACT ? source : NULL;
+	const char *path = m->weights                                       ? m->weights
+	                   : kind != SOURCE_YAML && kind != SOURCE_ARTIFACT ? source
+	                                                                    : NULL;
 	llmc_error why;
 
 	if (!path || !file_exists(path))
 		return LLMC_OK;
 	char *slash;
-	if (!file_is_dir(path) && strlen(path) > 12 && strcmp(path + strlen(path) - 12, ".safetensors") == 0) {
+	if (!file_is_dir(path) && strlen(path) > 12 &&
+	    strcmp(path + strlen(path) - 12, ".safetensors") == 0) {
 		path = arena_strdup(&m->arena, path);
 		slash = strrchr(path, '/');
 		*slash = 0; /* absolute: there is one */
@@ -350,16 +389,18 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 	return LLMC_OK;
 }
 
-/* Of a process that a launcher has started: the GPU for its place on its host, among those that were named or those that are there. Where these are fewer, ranks share them. */
+/* Of a process that a launcher has started: the GPU for its place on its host, among those that
+ * were named or those that are there. Where these are fewer, ranks share them. */
 static void
 gpu_of_process(llmc_model *m)
 {
 	const GpuList *g = &m->gpus;
-	const int      place = mpi_world_local_rank(m->world);
-	char           target[32];
-	int            n = g->n;
+	const int place = mpi_world_local_rank(m->world);
+	char target[32];
+	int n = g->n;
 
-	while (!g->n && n <= place && device_of(TARGET_CUDA)->best_target(n, target, NULL) == LLMC_OK)
+	while (!g->n && n <= place &&
+	       device_of(TARGET_CUDA)->best_target(n, target, NULL) == LLMC_OK)
 		n++;
 	m->gpu = n <= 0 ? 0 : g->n ? g->number[place % n] : place % n;
 }
@@ -368,14 +409,17 @@ gpu_of_process(llmc_model *m)
 static llmc_status
 gpus_for_ranks(llmc_model *m, const char *device, llmc_error *err)
 {
-	GpuList  *g = &m->gpus;
+	GpuList *g = &m->gpus;
 	const int ranks = spec_ranks(m->spec);
 
 	if (!g->any || m->world || g->n == ranks)
 		return LLMC_OK;
 	if (g->n)
-		return error_set(err, LLMC_E_INPUT, "parallel.tp = %d and --device %s: %d rank%s and %d GPU%s: name a GPU for each, or say --device cuda",
-		                 m->spec->tp, device, ranks, ranks == 1 ? "" : "s", g->n, g->n == 1 ? "" : "s");
+		return error_set(err, LLMC_E_INPUT,
+		                 "parallel.tp = %d and --device %s: %d rank%s and %d GPU%s: name a "
+		                 "GPU for each, or say --device cuda",
+		                 m->spec->tp, device, ranks, ranks == 1 ? "" : "s", g->n,
+		                 g->n == 1 ? "" : "s");
 	for (; g->n < ranks; g->n++)
 		g->number[g->n] = g->n;
 	return LLMC_OK;
@@ -395,17 +439,25 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		gpu_of_process(m);
 	TRY(target_name(opt->device, opt->arch, !opt->no_weights, target, err));
 	m->source = absolute(&m->arena, path);
-	m->set = set_for_target(opt->set, target, m->world ? mpi_world_ranks(m->world) : m->gpus.n, &m->arena);
+	m->set = set_for_target(opt->set, target, m->world ? mpi_world_ranks(m->world) : m->gpus.n,
+	                        &m->arena);
 	m->random_weights = opt->random_weights;
 	m->n_threads = opt->n_threads;
 	if (opt->random_weights && opt->weights)
-		return error_set(err, LLMC_E_INPUT, "random weights and weights %s: choose one", opt->weights);
-	TRY(source_spec(path, kind, m->set, opt->weights, opt->allow_unknown_keys, &m->arena, opt->log, opt->log_user, &m->spec, err));
+		return error_set(err, LLMC_E_INPUT, "random weights and weights %s: choose one",
+		                 opt->weights);
+	TRY(source_spec(path, kind, m->set, opt->weights, opt->allow_unknown_keys, &m->arena,
+	                opt->log, opt->log_user, &m->spec, err));
 	const int ranks = spec_ranks(m->spec);
 	if (m->world && ranks != mpi_world_ranks(m->world))
-		return m->spec->pp > 1 ? error_set(err, LLMC_E_INPUT, "the launcher started %d ranks, parallel.tp x parallel.pp is %d x %d", mpi_world_ranks(m->world),
-		                                   m->spec->tp, m->spec->pp)
-		                       : error_set(err, LLMC_E_INPUT, "the launcher started %d ranks, parallel.tp is %d", mpi_world_ranks(m->world), m->spec->tp);
+		return m->spec->pp > 1
+		           ? error_set(err, LLMC_E_INPUT,
+		                       "the launcher started %d ranks, parallel.tp x parallel.pp "
+		                       "is %d x %d",
+		                       mpi_world_ranks(m->world), m->spec->tp, m->spec->pp)
+		           : error_set(err, LLMC_E_INPUT,
+		                       "the launcher started %d ranks, parallel.tp is %d",
+		                       mpi_world_ranks(m->world), m->spec->tp);
 	TRY(gpus_for_ranks(m, opt->device, err));
 	m->rank = NEW(&m->arena, const Plan *, ranks);
 	m->first = m->world ? mpi_world_rank(m->world) : 0;
@@ -429,25 +481,40 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		return LLMC_OK;
 	if (!m->weights && !opt->random_weights)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: no weights: say where with --weights PATH, write `weights: PATH` into the YAML, or measure with --random-weights", path);
-	RuntimeOptions ro = { .artifact = m->artifact, .weights = m->weights, .world = m->world, .n_threads = m->n_threads, .device = m->gpu > 0 ? m->gpu : 0,
+		                 "%s: no weights: say where with --weights PATH, write `weights: "
+		                 "PATH` into the YAML, or measure with --random-weights",
+		                 path);
+	RuntimeOptions ro = { .artifact = m->artifact,
+		              .weights = m->weights,
+		              .world = m->world,
+		              .n_threads = m->n_threads,
+		              .device = m->gpu > 0 ? m->gpu : 0,
 		              .devices = m->gpus.any ? m->gpus.number : NULL,
-		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed, .cache_warned = m->temporary != NULL,
-		              .log = opt->log, .log_user = opt->log_user };
+		              .random_weights = opt->random_weights,
+		              .cache_packed = opt->cache_packed,
+		              .cache_warned = m->temporary != NULL,
+		              .log = opt->log,
+		              .log_user = opt->log_user };
 	llmc_error why = { 0 };
 	llmc_status status = open_runtime(m, &ro, &why);
-	/* nothing to compile with, or it does not compile: better what was shipped for less than nothing, and why */
-	if (status == LLMC_E_MISSING && kind == SOURCE_ARTIFACT && !opt->out_dir && strcmp(m->plan->target, target) == 0 &&
+	/* nothing to compile with, or it does not compile: better what was shipped for less than
+	 * nothing, and why */
+	if (status == LLMC_E_MISSING && kind == SOURCE_ARTIFACT && !opt->out_dir &&
+	    strcmp(m->plan->target, target) == 0 &&
 	    open_shipped(m, target, opt, &fits, NULL) == LLMC_OK && fits) {
 		log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, why.text);
 		status = open_runtime(m, &ro, &why);
 	}
 	/* the compiler is older than the processor: the best that both know */
-	if (status == LLMC_E_MISSING && !opt->arch && target_find(target)->kind == TARGET_CPU && strcmp(m->plan->target, target) == 0) {
+	if (status == LLMC_E_MISSING && !opt->arch && target_find(target)->kind == TARGET_CPU &&
+	    strcmp(m->plan->target, target) == 0) {
 		char refused[1024];
 		const char *next = cc_target(target, refused, sizeof refused);
 		if (next && strcmp(next, target) != 0) {
-			log_line(opt->log, opt->log_user, LLMC_LOG_WARNING, "%s; using %s, which is slower: install a newer compiler, or name one in LLMC_CC", refused, next);
+			log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
+			         "%s; using %s, which is slower: install a newer compiler, or name "
+			         "one in LLMC_CC",
+			         refused, next);
 			TRY(compile_model(m, next, true, opt, err));
 			status = open_runtime(m, &ro, &why);
 		}
@@ -466,8 +533,8 @@ static llmc_status
 open_together(llmc_model *m, const llmc_options *opt, llmc_status own, llmc_error *err)
 {
 	llmc_error why = *err;
-	const int  all = mpi_world_ranks(m->world);
-	char       checkpoint[17], plan[17], together[17];
+	const int all = mpi_world_ranks(m->world);
+	char checkpoint[17], plan[17], together[17];
 
 	TRY(mpi_world_agree(m->world, own, &why, err));
 	runtime_fingerprint(m->rt, checkpoint, plan, together);
@@ -476,7 +543,8 @@ open_together(llmc_model *m, const llmc_options *opt, llmc_status own, llmc_erro
 	TRY(mpi_world_check_same(m->world, all, "target", m->plan->target, err));
 	TRY(mpi_world_check_same(m->world, all, "checkpoint", checkpoint, err));
 	TRY(mpi_world_check_same(m->world, all, "plan", plan, err));
-	TRY(mpi_world_check_same(m->world, m->plan->ranks, "plan", together, err)); /* stages sum and keep what is theirs */
+	TRY(mpi_world_check_same(m->world, m->plan->ranks, "plan", together,
+	                         err)); /* stages sum and keep what is theirs */
 	return runtime_lead(m->rt, opt->log, opt->log_user, err);
 }
 

@@ -87,16 +87,19 @@ is_role(const PlanTensor *t, const char *role)
 }
 
 llmc_status
-llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_rank_info *out, llmc_error *err)
+llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_rank_info *out,
+              llmc_error *err)
 {
 	llmc_rank_info r = LLMC_INIT(llmc_rank_info);
-	const Plan    *p = rank >= 0 && rank < spec_ranks(m->spec) ? m->rank[rank] : NULL;
+	const Plan *p = rank >= 0 && rank < spec_ranks(m->spec) ? m->rank[rank] : NULL;
 
 	if (!p)
-		return error_set(err, LLMC_E_RANGE, "there is no rank %d here, of %d", rank, spec_ranks(m->spec));
+		return error_set(err, LLMC_E_RANGE, "there is no rank %d here, of %d", rank,
+		                 spec_ranks(m->spec));
 	r.memory.size = sizeof r.memory;
 	TRY(session_memory(p, lim, &r.memory, err));
-	r.kv_heads = p->n_pool && !p->pool[0].mla && !p->pool[0].state ? (int32_t)p->pool[0].kv_heads : 0;
+	r.kv_heads =
+	    p->n_pool && !p->pool[0].mla && !p->pool[0].state ? (int32_t)p->pool[0].kv_heads : 0;
 	for (int i = 0; i < p->n_tensor; i++) {
 		const PlanTensor *t = &p->tensor[i];
 		r.ffn = is_role(t, "down") && t->cols ? t->cols : r.ffn;
@@ -106,7 +109,7 @@ llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_ra
 	}
 	for (int i = 0; i < p->phase[0].n_step; i++) {
 		const PlanStep *s = &p->phase[0].step[i];
-		int64_t         first, count;
+		int64_t first, count;
 		if (op_info[s->op].flags & OPF_READS_KV)
 			r.heads = (int32_t)step_int(s, "heads");
 		if (s->op == OP_all_reduce) {
@@ -114,7 +117,8 @@ llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_ra
 			r.sum_bytes += 4 * step_int(s, "width");
 		} else if (s->op == OP_all_gather) {
 			r.joins++;
-			op_share(step_int(s, "width"), step_int(s, "unit"), p->ranks, p->rank, &first, &count);
+			op_share(step_int(s, "width"), step_int(s, "unit"), p->ranks, p->rank,
+			         &first, &count);
 			r.join_bytes += 4 * count;
 		}
 	}

@@ -23,16 +23,22 @@ llmc_status
 source_kind(const char *path, SourceKind *kind, llmc_error *err)
 {
 	if (!path || !*path)
-		return error_set(err, LLMC_E_INPUT, "no model given: name a YAML file, a generated folder, a Hugging Face folder, a GGUF file or a FastLLM model (.flm)");
+		return error_set(err, LLMC_E_INPUT,
+		                 "no model given: name a YAML file, a generated folder, a Hugging "
+		                 "Face folder, a GGUF file or a FastLLM model (.flm)");
 	if (!file_exists(path))
 		return error_set(err, LLMC_E_INPUT, "%s: no such file or folder", path);
 	if (file_is_dir(path)) {
-		if (has_file(path, "config.json") || (has_file(path, "params.json") && has_file(path, "consolidated.00.pth")))
+		if (has_file(path, "config.json") ||
+		    (has_file(path, "params.json") && has_file(path, "consolidated.00.pth")))
 			*kind = SOURCE_HF;
 		else if (has_file(path, "model.yaml"))
 			*kind = SOURCE_ARTIFACT;
 		else
-			return error_set(err, LLMC_E_INPUT, "%s: holds neither config.json (a Hugging Face folder) nor model.yaml (an artifact of llmc compile)", path);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: holds neither config.json (a Hugging Face folder) "
+			                 "nor model.yaml (an artifact of llmc compile)",
+			                 path);
 		return LLMC_OK;
 	}
 	if (ends_with(path, ".yaml") || ends_with(path, ".yml")) {
@@ -52,10 +58,16 @@ source_kind(const char *path, SourceKind *kind, llmc_error *err)
 		return LLMC_OK;
 	}
 	if (ends_with(path, ".safetensors"))
-		return error_set(err, LLMC_E_INPUT, "%s: weights alone say nothing of the model; name the folder that holds its config.json", path);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: weights alone say nothing of the model; name the folder that "
+		                 "holds its config.json",
+		                 path);
 	if (ends_with(path, ".gguf"))
 		return error_set(err, LLMC_E_INPUT, "%s: does not begin with the GGUF magic", path);
-	return error_set(err, LLMC_E_INPUT, "%s: neither a YAML description (.yaml) nor a GGUF file nor a FastLLM model (.flm)", path);
+	return error_set(
+	    err, LLMC_E_INPUT,
+	    "%s: neither a YAML description (.yaml) nor a GGUF file nor a FastLLM model (.flm)",
+	    path);
 }
 
 /* Overrides with checkpoint=gguf or hf in front when the weights given tell which names apply. */
@@ -70,7 +82,8 @@ set_with_checkpoint(const char *const *set, const char *weights, Arena *arena)
 	size_t k = 0;
 	if (weights) {
 		SourceKind kind;
-		bool gguf = !file_is_dir(weights) && source_kind(weights, &kind, NULL) == LLMC_OK && kind == SOURCE_GGUF;
+		bool gguf = !file_is_dir(weights) && source_kind(weights, &kind, NULL) == LLMC_OK &&
+		            kind == SOURCE_GGUF;
 		all[k++] = gguf ? "checkpoint=gguf" : "checkpoint=hf";
 		all[k++] = arena_printf(arena, "weights=%s", weights);
 	}
@@ -80,26 +93,32 @@ set_with_checkpoint(const char *const *set, const char *weights, Arena *arena)
 }
 
 static const Spec *
-read_spec(const char *path, SourceKind kind, const char *const *set, const char *weights, bool allow_unknown_keys, Diag *d, llmc_error *err)
+read_spec(const char *path, SourceKind kind, const char *const *set, const char *weights,
+          bool allow_unknown_keys, Diag *d, llmc_error *err)
 {
 	Arena *a = d->perm;
 
 	if (kind == SOURCE_YAML || kind == SOURCE_ARTIFACT) {
-		const char *file = kind == SOURCE_YAML ? path : arena_printf(a, "%s/model.yaml", path);
+		const char *file =
+		    kind == SOURCE_YAML ? path : arena_printf(a, "%s/model.yaml", path);
 		char real[PATH_MAX];
 		if (weights && !realpath(weights, real)) {
 			error_set(err, LLMC_E_INPUT, "%s: no such file or folder", weights);
 			return NULL;
 		}
-		return spec_from_file(file, set_with_checkpoint(set, weights ? real : NULL, a), d, a);
+		return spec_from_file(file, set_with_checkpoint(set, weights ? real : NULL, a), d,
+		                      a);
 	}
 	char *yaml = import_yaml(path, allow_unknown_keys, d, a, err);
-	return yaml ? spec_from_text(arena_printf(a, "%s (imported)", path), yaml, strlen(yaml), set, d, a) : NULL;
+	return yaml ? spec_from_text(arena_printf(a, "%s (imported)", path), yaml, strlen(yaml),
+	                             set, d, a)
+	            : NULL;
 }
 
 llmc_status
-source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights, bool allow_unknown_keys, Arena *arena,
-            llmc_log_fn log, void *log_user, const Spec **out, llmc_error *err)
+source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights,
+            bool allow_unknown_keys, Arena *arena, llmc_log_fn log, void *log_user,
+            const Spec **out, llmc_error *err)
 {
 	Diag *const d = NEW(arena, Diag, 1);
 	llmc_error why = { 0 };
@@ -126,7 +145,7 @@ device_gpus(const char *device, GpuList *out, llmc_error *err)
 		return LLMC_OK;
 	for (char before = ':'; *p == before && out->n < PLAN_MAX_RANKS; before = ',') {
 		const char *from = ++p;
-		int         number = 0;
+		int number = 0;
 		for (; *p >= '0' && *p <= '9' && number < 1000; p++)
 			number = number * 10 + (*p - '0');
 		if (p == from) {
@@ -135,11 +154,17 @@ device_gpus(const char *device, GpuList *out, llmc_error *err)
 		}
 		for (int i = 0; i < out->n; i++)
 			if (out->number[i] == number)
-				return error_set(err, LLMC_E_INPUT, "device %s: GPU %d is named twice: a rank has one of its own", device, number);
+				return error_set(
+				    err, LLMC_E_INPUT,
+				    "device %s: GPU %d is named twice: a rank has one of its own",
+				    device, number);
 		out->number[out->n++] = number;
 	}
 	if (*p || !out->n)
-		return error_set(err, LLMC_E_INPUT, "device %s: expected cuda, cuda:N, N counted from 0, or cuda:N,N,... with a GPU for each rank", device);
+		return error_set(err, LLMC_E_INPUT,
+		                 "device %s: expected cuda, cuda:N, N counted from 0, or "
+		                 "cuda:N,N,... with a GPU for each rank",
+		                 device);
 	return LLMC_OK;
 }
 
@@ -154,7 +179,11 @@ target_of_arch(TargetKind kind, const char *arch, llmc_error *err)
 		if (t->kind != kind)
 			continue;
 		const Target *next = target_at(i + 1);
-		snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", !*list ? "" : next && next->kind == kind ? ", " : " or ", t->isa);
+		snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s",
+		         !*list                       ? ""
+		         : next && next->kind == kind ? ", "
+		                                      : " or ",
+		         t->isa);
 		if (strcmp(t->isa, arch) == 0)
 			return t;
 	}
@@ -194,7 +223,8 @@ target_name(const char *device, const char *arch, bool must_run, char out[32], l
 		return cuda_target_name(gpus.n ? gpus.number[0] : 0, arch, must_run, out, err);
 	}
 	if (device && strcmp(device, "cpu") != 0)
-		return error_set(err, LLMC_E_INPUT, "device %s: expected cpu, cuda, cuda:0, ... or ref", device);
+		return error_set(err, LLMC_E_INPUT,
+		                 "device %s: expected cpu, cuda, cuda:0, ... or ref", device);
 	if (!arch) {
 		snprintf(out, 32, "%s", isa_best());
 		return LLMC_OK;
@@ -205,6 +235,7 @@ target_name(const char *device, const char *arch, bool must_run, char out[32], l
 	snprintf(out, 32, "%s", t->name);
 	char why[160];
 	if (must_run && isa_lacks(out, why, sizeof why))
-		return error_set(err, LLMC_E_MISSING, "arch %s: %s; the best that runs here is %s", arch, why, target_find(isa_best())->isa);
+		return error_set(err, LLMC_E_MISSING, "arch %s: %s; the best that runs here is %s",
+		                 arch, why, target_find(isa_best())->isa);
 	return LLMC_OK;
 }

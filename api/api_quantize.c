@@ -1,4 +1,5 @@
-/* llmc_quantize: the text as tokens, a model of unfused steps to see inputs in, and the job of quant/. */
+/* llmc_quantize: the text as tokens, a model of unfused steps to see inputs in, and the job of
+ * quant/. */
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +16,12 @@
 enum { WINDOW = 512, N_WINDOWS = 64, OUT_SHARE = 8 };
 
 typedef struct OutputFile {
-	Arena       arena;
-	QuantJob    job;
+	Arena arena;
+	QuantJob job;
 	llmc_model *model;
-	Windows     windows;
-	const char *whole; /* a folder as a GGUF of 16 bits, beside the result until that is there; NULL: none */
+	Windows windows;
+	const char *whole; /* a folder as a GGUF of 16 bits, beside the result until that is there;
+	                      NULL: none */
 } OutputFile;
 
 static llmc_status
@@ -32,7 +34,8 @@ method_of(const char *name, QuantMethod *out, llmc_error *err)
 			*out = (QuantMethod)i;
 			return LLMC_OK;
 		}
-	return error_set(err, LLMC_E_INPUT, "%s: no method; known: nearest weighted gptq awq", name);
+	return error_set(err, LLMC_E_INPUT, "%s: no method; known: nearest weighted gptq awq",
+	                 name);
 }
 
 /* A session that a probe watches; logits of a part of each chunk, for the head's inputs */
@@ -52,8 +55,10 @@ open_calibration(OutputFile *m, const llmc_quantize_options *o, bool looks, llmc
 	if (!looks)
 		return LLMC_OK;
 	if (m->model->plan->hard_limit && o->window > m->model->plan->max_positions)
-		return error_set(err, LLMC_E_RANGE, "window %d: the model has %lld positions", o->window, (long long)m->model->plan->max_positions);
-	TRY(text_windows(m->model, o->text, o->n_bytes, "calibration", o->window, o->n_windows, &m->windows, err));
+		return error_set(err, LLMC_E_RANGE, "window %d: the model has %lld positions",
+		                 o->window, (long long)m->model->plan->max_positions);
+	TRY(text_windows(m->model, o->text, o->n_bytes, "calibration", o->window, o->n_windows,
+	                 &m->windows, err));
 	lim.context = lim.chunk = o->window;
 	lim.n_out = o->window / OUT_SHARE > 0 ? o->window / OUT_SHARE : 1;
 	lim.n_threads = o->n_threads;
@@ -73,7 +78,8 @@ write_imatrix(OutputFile *m, const llmc_quantize_options *o, llmc_error *err)
 	if (!calibration_whole(m->job.calibration))
 		TRY(quant_calibrate(&m->job, err));
 	calibration_imatrix(m->job.calibration, &m->arena, &found);
-	return imatrix_write(o->imatrix_out, &found, o->text ? "text" : "llmc calibration.txt", m->windows.n, m->windows.width, err);
+	return imatrix_write(o->imatrix_out, &found, o->text ? "text" : "llmc calibration.txt",
+	                     m->windows.n, m->windows.width, err);
 }
 
 /* ---- a folder as a GGUF ---- */
@@ -89,8 +95,11 @@ is_fresh(OutputFile *m, const char *file, const char *folder)
 	if (!fresh || !(dir = opendir(folder)))
 		return false;
 	for (struct dirent *e; (e = readdir(dir));)
-		if (stat(arena_printf(&m->arena, "%s/%s", folder, e->d_name), &st) == 0 && S_ISREG(st.st_mode) &&
-		    (st.st_mtim.tv_sec > own.st_mtim.tv_sec || (st.st_mtim.tv_sec == own.st_mtim.tv_sec && st.st_mtim.tv_nsec > own.st_mtim.tv_nsec)))
+		if (stat(arena_printf(&m->arena, "%s/%s", folder, e->d_name), &st) == 0 &&
+		    S_ISREG(st.st_mode) &&
+		    (st.st_mtim.tv_sec > own.st_mtim.tv_sec ||
+		     (st.st_mtim.tv_sec == own.st_mtim.tv_sec &&
+		      st.st_mtim.tv_nsec > own.st_mtim.tv_nsec)))
 			fresh = false;
 	closedir(dir);
 	return fresh;
@@ -98,9 +107,16 @@ is_fresh(OutputFile *m, const char *file, const char *folder)
 
 /* The folder becomes `path`, a GGUF with matrices of a 16-bit type, or of their own */
 static llmc_status
-as_gguf(OutputFile *m, const char *folder, const char *path, Dtype type, const llmc_quantize_options *o, llmc_error *err)
+as_gguf(OutputFile *m, const char *folder, const char *path, Dtype type,
+        const llmc_quantize_options *o, llmc_error *err)
 {
-	ConvertJob c = { .folder = folder, .out = path, .type = type, .progress = o->progress, .user = o->user, .log = o->log, .log_user = o->log_user };
+	ConvertJob c = { .folder = folder,
+		         .out = path,
+		         .type = type,
+		         .progress = o->progress,
+		         .user = o->user,
+		         .log = o->log,
+		         .log_user = o->log_user };
 
 	TRY(convert_gguf(&c, err));
 	m->job.n_tensor = c.n_tensor;
@@ -120,21 +136,37 @@ run(OutputFile *m, const char *in, const char *out, const llmc_quantize_options 
 	SourceKind kind;
 	TRY(source_kind(in, &kind, err));
 	if (kind != SOURCE_GGUF && kind != SOURCE_HF)
-		return error_set(err, LLMC_E_INPUT, "%s: neither a GGUF file nor a folder of safetensors, which is what llmc quantizes", in);
-	const bool over = kind == SOURCE_HF && ends_with(out, ".gguf"); /* from the one to the other */
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: neither a GGUF file nor a folder of safetensors, which is "
+		                 "what llmc quantizes",
+		                 in);
+	const bool over =
+	    kind == SOURCE_HF && ends_with(out, ".gguf"); /* from the one to the other */
 	if (kind == SOURCE_HF && !over) {
 		job->form = folder_form(o->type ? o->type : "int4");
 		if (job->form == FOLDER_NONE)
-			return error_set(err, LLMC_E_INPUT, "%s: no type for a folder; known: " FOLDER_WORDS "; other types are those of a GGUF, whose name ends in .gguf", o->type);
-	} else if (o->type && folder_form(o->type) != FOLDER_NONE && dtype_from_text(o->type) == DT_NONE) {
-		return error_set(err, LLMC_E_INPUT, "%s: is for folders of safetensors; %s is a GGUF", o->type, over ? out : in);
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "%s: no type for a folder; known: " FOLDER_WORDS
+			    "; other types are those of a GGUF, whose name ends in .gguf",
+			    o->type);
+	} else if (o->type && folder_form(o->type) != FOLDER_NONE &&
+	           dtype_from_text(o->type) == DT_NONE) {
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: is for folders of safetensors; %s is a GGUF", o->type,
+		                 over ? out : in);
 	} else if (o->bits > 0 && o->type) {
-		return error_set(err, LLMC_E_INPUT, "bits and type: %s for all, or what %g bits allow for each", o->type, (double)o->bits);
+		return error_set(err, LLMC_E_INPUT,
+		                 "bits and type: %s for all, or what %g bits allow for each",
+		                 o->type, (double)o->bits);
 	} else if (o->bits == 0) {
 		TRY(quant_type(o->type ? o->type : "q4_k", &job->type, err));
 	}
 	if (o->bits < 0 || !(o->bits <= 16) || (o->bits > 0 && job->form != FOLDER_NONE))
-		return error_set(err, LLMC_E_INPUT, o->bits > 0 && o->bits <= 16 ? "bits %g: types are chosen for a GGUF, not for a folder" : "bits %g: above 0, and at most 16",
+		return error_set(err, LLMC_E_INPUT,
+		                 o->bits > 0 && o->bits <= 16
+		                     ? "bits %g: types are chosen for a GGUF, not for a folder"
+		                     : "bits %g: above 0, and at most 16",
 		                 (double)o->bits);
 	if (o->group != 0 && o->group != 32 && o->group != 128)
 		return error_set(err, LLMC_E_RANGE, "group %d: 32 or 128", o->group);
@@ -147,12 +179,15 @@ run(OutputFile *m, const char *in, const char *out, const llmc_quantize_options 
 	if (o->window < 2 || o->n_windows < 1 || o->damp < 0 || !(o->damp <= 1))
 		return error_set(err, LLMC_E_RANGE, "window, windows or damp out of range");
 	if (file_exists(out)) /* said before the minutes that calibration takes */
-		return error_set(err, LLMC_E_INPUT, "%s: is there already and is not overwritten", out);
+		return error_set(err, LLMC_E_INPUT, "%s: is there already and is not overwritten",
+		                 out);
 	/* a folder may be named with a slash at its end */
 	char *name = arena_strdup(&m->arena, out);
 	for (size_t n = strlen(name); n > 1 && name[n - 1] == '/'; n--)
 		name[n - 1] = 0;
-	const bool plain = over && o->bits == 0 && dtype_info(job->type)->block_elems == 1; /* f16, bf16: the file is made at once */
+	const bool plain =
+	    over && o->bits == 0 &&
+	    dtype_info(job->type)->block_elems == 1; /* f16, bf16: the file is made at once */
 	if (over) {
 		m->whole = plain ? NULL : arena_printf(&m->arena, "%s.partial.16.gguf", name);
 		if (plain)
@@ -176,7 +211,9 @@ run(OutputFile *m, const char *in, const char *out, const llmc_quantize_options 
 		job->imatrix = given;
 	}
 	TRY(threads_open(o->n_threads, &job->threads, err));
-	bool looks = job->method == QUANT_GPTQ || ((job->method == QUANT_WEIGHTED || job->method == QUANT_AWQ) && !o->imatrix) || o->imatrix_out || o->bits > 0;
+	bool looks = job->method == QUANT_GPTQ ||
+	             ((job->method == QUANT_WEIGHTED || job->method == QUANT_AWQ) && !o->imatrix) ||
+	             o->imatrix_out || o->bits > 0;
 	if (looks || job->form != FOLDER_NONE || job->method == QUANT_AWQ)
 		TRY(open_calibration(m, o, looks, err));
 	if (o->imatrix_out && job->method != QUANT_GPTQ)
@@ -190,7 +227,8 @@ run(OutputFile *m, const char *in, const char *out, const llmc_quantize_options 
 }
 
 llmc_status
-llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt, llmc_quantize_result *res, llmc_error *err)
+llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt,
+              llmc_quantize_result *res, llmc_error *err)
 {
 	llmc_quantize_options o = LLMC_INIT(llmc_quantize_options);
 	llmc_error own = { 0 };
@@ -207,7 +245,8 @@ llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt,
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	arena_init(&m->arena);
 	if (setjmp(m->arena.oom))
-		status = error_set(&own, LLMC_E_MEMORY, "%s: out of memory while quantising it", in);
+		status =
+		    error_set(&own, LLMC_E_MEMORY, "%s: out of memory while quantising it", in);
 	else
 		status = run(m, in, out, &o, &own);
 	if (status == LLMC_OK) {

@@ -82,13 +82,16 @@ llmc_seq_adapt(llmc_session *s, llmc_seq q, int32_t adapter, llmc_error *err)
 }
 
 llmc_status
-llmc_adapter_load(llmc_model *m, const char *folder, double scale, int32_t *adapter, llmc_error *err)
+llmc_adapter_load(llmc_model *m, const char *folder, double scale, int32_t *adapter,
+                  llmc_error *err)
 {
 	/* lora.scale, unless it is that of an adapter in the weights */
-	const double all = m->spec->lora.path || m->spec->adapters.slots < 1 ? 1 : m->spec->lora.scale;
+	const double all =
+	    m->spec->lora.path || m->spec->adapters.slots < 1 ? 1 : m->spec->lora.scale;
 
 	*adapter = 0;
-	return m->rt ? runtime_adapter_load(m->rt, folder, scale * all, adapter, err) : without_weights(err);
+	return m->rt ? runtime_adapter_load(m->rt, folder, scale * all, adapter, err)
+	             : without_weights(err);
 }
 
 llmc_status
@@ -158,13 +161,17 @@ llmc_forward(llmc_session *s, const llmc_chunk *chunk, size_t n, float *logits, 
 }
 
 llmc_status
-llmc_forward_rows(llmc_session *s, const llmc_chunk *chunk, size_t n, const float *came, float *logits, float *rows, llmc_error *err)
+llmc_forward_rows(llmc_session *s, const llmc_chunk *chunk, size_t n, const float *came,
+                  float *logits, float *rows, llmc_error *err)
 {
 	const Plan *p = s->model->plan;
 	const float **each = came ? calloc(n + 1, sizeof *each) : NULL;
 
 	if (!p->hands_rows)
-		return free(each), error_set(err, LLMC_E_RANGE, "this model hands out no rows: its description says mtp.part = none");
+		return free(each),
+		       error_set(
+		           err, LLMC_E_RANGE,
+		           "this model hands out no rows: its description says mtp.part = none");
 	if (came && !each)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	for (size_t i = 0; came && i < n; i++) {
@@ -215,12 +222,15 @@ llmc_can_sample(const llmc_session *s, const llmc_params *p)
 }
 
 llmc_status
-llmc_sample_params(llmc_session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt, llmc_error *err)
+llmc_sample_params(llmc_session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt,
+                   size_t n_prompt, llmc_error *err)
 {
 	llmc_params all = params_now(p);
 
 	if (!session_can_sample(s->s, &all))
-		return error_set(err, LLMC_E_RANGE, "this session cannot pick tokens by these parameters on its device: use llmc_forward and a sampler");
+		return error_set(err, LLMC_E_RANGE,
+		                 "this session cannot pick tokens by these parameters on its "
+		                 "device: use llmc_forward and a sampler");
 	return session_sample_params(s->s, q, &all, prompt, n_prompt, NULL, 0, err);
 }
 
@@ -236,28 +246,39 @@ llmc_take_sampled(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *er
 	return session_take_sampled(s->s, ids, logprobs, err);
 }
 
-/* Rows [at, at + n) of a text of n_tok add to its vector; rows: of those of the chunk that were asked for, its last ones. */
+/* Rows [at, at + n) of a text of n_tok add to its vector; rows: of those of the chunk that were
+ * asked for, its last ones. */
 static void
-pool_rows(double *sum, int64_t width, llmc_pool pool, int32_t at, int32_t n, int32_t n_tok, const float *row)
+pool_rows(double *sum, int64_t width, llmc_pool pool, int32_t at, int32_t n, int32_t n_tok,
+          const float *row)
 {
 	for (int32_t i = at; i < at + n; i++, row += width)
-		for (int64_t k = 0; k < width && (pool == LLMC_POOL_MEAN || i == (pool == LLMC_POOL_CLS ? 0 : n_tok - 1)); k++)
+		for (int64_t k = 0; k < width && (pool == LLMC_POOL_MEAN ||
+		                                  i == (pool == LLMC_POOL_CLS ? 0 : n_tok - 1));
+		     k++)
 			sum[k] += row[k];
 }
 
 static llmc_status
-embed_rows(llmc_session *s, llmc_seq q, const int32_t *tok, int32_t n_tok, llmc_pool pool, double *sum, llmc_error *err)
+embed_rows(llmc_session *s, llmc_seq q, const int32_t *tok, int32_t n_tok, llmc_pool pool,
+           double *sum, llmc_error *err)
 {
 	const llmc_limits *lim = session_limits_of(s->s);
 	const int64_t width = plan_out_width(s->model->plan);
-	int32_t most = pool == LLMC_POOL_LAST || s->model->plan->prompt_whole ? lim->chunk : lim->n_out;
+	int32_t most =
+	    pool == LLMC_POOL_LAST || s->model->plan->prompt_whole ? lim->chunk : lim->n_out;
 	float *rows = malloc((size_t)lim->n_out * (size_t)width * sizeof *rows);
-	llmc_status status = rows ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for the rows of a text");
+	llmc_status status =
+	    rows ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for the rows of a text");
 
 	for (int32_t at = 0, n; status == LLMC_OK && at < n_tok; at += n) {
 		n = n_tok - at < most ? n_tok - at : most;
-		int32_t n_out = pool == LLMC_POOL_MEAN ? n : pool == LLMC_POOL_CLS ? (at == 0 ? n : 0) : at + n == n_tok;
-		status = session_forward(s->s, &(llmc_chunk){ .seq = q, .tok = tok + at, .n_tok = n, .n_out = n_out }, 1, rows, err);
+		int32_t n_out = pool == LLMC_POOL_MEAN  ? n
+		                : pool == LLMC_POOL_CLS ? (at == 0 ? n : 0)
+		                                        : at + n == n_tok;
+		status = session_forward(
+		    s->s, &(llmc_chunk){ .seq = q, .tok = tok + at, .n_tok = n, .n_out = n_out }, 1,
+		    rows, err);
 		if (status == LLMC_OK)
 			pool_rows(sum, width, pool, at + n - n_out, n_out, n_tok, rows);
 	}
@@ -266,21 +287,29 @@ embed_rows(llmc_session *s, llmc_seq q, const int32_t *tok, int32_t n_tok, llmc_
 }
 
 llmc_status
-llmc_embed(llmc_session *s, const int32_t *tok, size_t n_tok, llmc_pool pool, bool normalize, float *out, llmc_error *err)
+llmc_embed(llmc_session *s, const int32_t *tok, size_t n_tok, llmc_pool pool, bool normalize,
+           float *out, llmc_error *err)
 {
 	const Plan *p = s->model->plan;
 	const int64_t width = plan_out_width(p);
 	llmc_seq q = -1;
 
 	if (p->output == LLMC_OUTPUT_LOGITS)
-		return error_set(err, LLMC_E_INPUT, "this model makes text, not vectors: open it with head.kind=hidden for its last hidden states");
+		return error_set(err, LLMC_E_INPUT,
+		                 "this model makes text, not vectors: open it with "
+		                 "head.kind=hidden for its last hidden states");
 	if (pool <= LLMC_POOL_NONE || pool > LLMC_POOL_CLS)
-		return error_set(err, LLMC_E_INPUT, "a pool is wanted: the last row, the mean of all, or the first (cls)");
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "a pool is wanted: the last row, the mean of all, or the first (cls)");
 	if (n_tok == 0)
-		return error_set(err, LLMC_E_INPUT, "the text is empty: a model needs at least one token");
+		return error_set(err, LLMC_E_INPUT,
+		                 "the text is empty: a model needs at least one token");
 	if (n_tok > (size_t)session_limits_of(s->s)->context)
-		return error_set(err, LLMC_E_RANGE, "the text has %zu tokens, the context holds %d; open the session with a larger context", n_tok,
-		                 session_limits_of(s->s)->context);
+		return error_set(err, LLMC_E_RANGE,
+		                 "the text has %zu tokens, the context holds %d; open the session "
+		                 "with a larger context",
+		                 n_tok, session_limits_of(s->s)->context);
 	double *sum = calloc((size_t)width, sizeof *sum);
 	if (!sum)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a vector");
@@ -290,7 +319,8 @@ llmc_embed(llmc_session *s, const int32_t *tok, size_t n_tok, llmc_pool pool, bo
 	if (q >= 0)
 		session_seq_free(s->s, q);
 	if (status == LLMC_OK)
-		pool_vector(sum, width, pool == LLMC_POOL_MEAN ? (int32_t)n_tok : 1, normalize, out);
+		pool_vector(sum, width, pool == LLMC_POOL_MEAN ? (int32_t)n_tok : 1, normalize,
+		            out);
 	free(sum);
 	return status;
 }

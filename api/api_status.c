@@ -39,7 +39,8 @@ llmc_status_text(llmc_status s)
 const char *
 llmc_finish_name(llmc_finish f)
 {
-	static const char *const name[LLMC_FINISH_COUNT] = { "length", "eos", "stop", "cancel", "token", "deadline" };
+	static const char *const name[LLMC_FINISH_COUNT] = { "length", "eos",   "stop",
+		                                             "cancel", "token", "deadline" };
 
 	return (unsigned)f < LLMC_FINISH_COUNT ? name[f] : "?";
 }
@@ -50,7 +51,8 @@ copy_out(const char *s, size_t n, char *buf, size_t cap, size_t *need, llmc_erro
 	if (need)
 		*need = n;
 	if (cap <= n)
-		return error_set(err, LLMC_E_RANGE, "buffer of %zu bytes is too small: %zu are needed", cap, n + 1);
+		return error_set(err, LLMC_E_RANGE,
+		                 "buffer of %zu bytes is too small: %zu are needed", cap, n + 1);
 	memcpy(buf, s, n);
 	buf[n] = 0;
 	return LLMC_OK;

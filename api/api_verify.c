@@ -7,28 +7,29 @@
 #include "api/api.h"
 
 typedef struct ValueCopy {
-	char   *name;
-	float  *data;      /* or as many int32_t */
+	char *name;
+	float *data; /* or as many int32_t */
 	int64_t n;
 } ValueCopy;
 
 typedef struct Compare {
-	ValueCopy  *kept;
+	ValueCopy *kept;
 	size_t n, cap;
-	bool   failed;      /* out of memory */
+	bool failed; /* out of memory */
 	/* second run */
-	double tolerance;   /* of a value right behind the embedding */
+	double tolerance; /* of a value right behind the embedding */
 	llmc_verify_fn on_row;
-	void  *user;
-	int    n_row, n_bad;
-	char   first_bad[512];
+	void *user;
+	int n_row, n_bad;
+	char first_bad[512];
 	const PlanStep *router; /* the step whose choice was looked at last, ... */
-	bool  *other;           /* [n_tok] ... and which rows chose other experts than the reference */
+	bool *other; /* [n_tok] ... and which rows chose other experts than the reference */
 } Compare;
 
 /* First run: keep what the reference makes. */
 static bool
-keep(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows, int64_t width)
+keep(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows,
+     int64_t width)
 {
 	Compare *c = user;
 	int64_t n = rows * width;
@@ -46,7 +47,9 @@ keep(void *user, const PlanStep *step, const char *value, Dtype dtype, void *dat
 		c->kept = k;
 		c->cap = cap;
 	}
-	ValueCopy k = { .name = strdup(value), .data = malloc((size_t)n * sizeof(float) + 1), .n = n };
+	ValueCopy k = { .name = strdup(value),
+		        .data = malloc((size_t)n * sizeof(float) + 1),
+		        .n = n };
 	if (!k.name || !k.data) {
 		free(k.name);
 		free(k.data);
@@ -65,15 +68,25 @@ by_name(const void *a, const void *b)
 }
 
 static void
-report(Compare *c, const PlanStep *step, const char *value, double worst, double range, double tolerance, const float *want, int64_t rows, int64_t width)
+report(Compare *c, const PlanStep *step, const char *value, double worst, double range,
+       double tolerance, const float *want, int64_t rows, int64_t width)
 {
-	llmc_verify_row row = { .layer = step->layer, .value = value, .op = op_info[step->op].name, .max_err = worst, .range = range,
-		                .tolerance = tolerance, .ok = worst <= tolerance * (range > 0 ? range : 1), .want = want, .rows = rows, .width = width };
+	llmc_verify_row row = { .layer = step->layer,
+		                .value = value,
+		                .op = op_info[step->op].name,
+		                .max_err = worst,
+		                .range = range,
+		                .tolerance = tolerance,
+		                .ok = worst <= tolerance * (range > 0 ? range : 1),
+		                .want = want,
+		                .rows = rows,
+		                .width = width };
 
 	c->n_row++;
 	if (!row.ok && c->n_bad++ == 0)
 		snprintf(c->first_bad, sizeof c->first_bad,
-		         "%s of layer %d makes %s off by %.3g, %.2g of its range; %.2g is allowed", op_info[step->op].name, step->layer, value, worst,
+		         "%s of layer %d makes %s off by %.3g, %.2g of its range; %.2g is allowed",
+		         op_info[step->op].name, step->layer, value, worst,
 		         range > 0 ? worst / range : worst, tolerance);
 	if (c->on_row)
 		c->on_row(c->user, &row);
@@ -93,11 +106,14 @@ same_experts(const int32_t *a, const int32_t *b, int64_t n)
 	return true;
 }
 
-/* The experts that rows chose. Scores of two experts may be as near as the rounding of what made them: then either choice is right, but what
- * follows has little to do with what follows from the other. So the reference's is put in its place, and the values behind it stay
- * comparable. That the scores were near is seen by the weights (below); of many rows, more than one in eight may not differ. */
+/* The experts that rows chose. Scores of two experts may be as near as the rounding of what made
+ * them: then either choice is right, but what follows has little to do with what follows from the
+ * other. So the reference's is put in its place, and the values behind it stay comparable. That the
+ * scores were near is seen by the weights (below); of many rows, more than one in eight may not
+ * differ. */
 static bool
-compare_choice(Compare *c, const PlanStep *step, const char *value, const ValueCopy *k, int32_t *id, int64_t rows, int64_t width)
+compare_choice(Compare *c, const PlanStep *step, const char *value, const ValueCopy *k, int32_t *id,
+               int64_t rows, int64_t width)
 {
 	const int32_t *want = (const int32_t *)(const void *)k->data;
 	int64_t others = 0;
@@ -109,22 +125,27 @@ compare_choice(Compare *c, const PlanStep *step, const char *value, const ValueC
 		if (c->other[t])
 			memcpy(id, want, (size_t)width * sizeof *id);
 	}
-	report(c, step, value, (double)others, (double)rows, rows > 8 ? 1.0 / 8 : 1.0 / (double)rows, NULL, rows, width);
+	report(c, step, value, (double)others, (double)rows,
+	       rows > 8 ? 1.0 / 8 : 1.0 / (double)rows, NULL, rows, width);
 	return others > 0;
 }
 
-/* Positions that an indexer chose: the same for them. Of all that rows chose, more than one in eight may not differ. */
+/* Positions that an indexer chose: the same for them. Of all that rows chose, more than one in
+ * eight may not differ. */
 static bool
-compare_positions(Compare *c, const PlanStep *step, const char *value, const ValueCopy *k, int32_t *sel, int64_t rows, int64_t width)
+compare_positions(Compare *c, const PlanStep *step, const char *value, const ValueCopy *k,
+                  int32_t *sel, int64_t rows, int64_t width)
 {
 	const int32_t *const all = (const int32_t *)(const void *)k->data, *want = all, *have = sel;
 	int64_t others = 0, i = 0;
 
-	for (int64_t t = 0; t < rows; t++, have += width, want += width) /* both in ascending order, and -1 behind that */
+	for (int64_t t = 0; t < rows;
+	     t++, have += width, want += width) /* both in ascending order, and -1 behind that */
 		for (int64_t at = i = 0; at < width; at++) {
 			while (i < width && want[i] != -1 && want[i] < have[at])
 				i++;
-			others += have[at] == -1 ? want[at] != -1 : i == width || want[i] != have[at];
+			others +=
+			    have[at] == -1 ? want[at] != -1 : i == width || want[i] != have[at];
 		}
 	report(c, step, value, (double)others, (double)(rows * width), 1.0 / 8, NULL, rows, width);
 	if (others)
@@ -142,7 +163,8 @@ choice_is_biased(const PlanStep *step)
 
 /* Second run: the plan's value against the reference's. */
 static bool
-compare(void *user, const PlanStep *step, const char *value, Dtype dtype, void *values, int64_t rows, int64_t width)
+compare(void *user, const PlanStep *step, const char *value, Dtype dtype, void *values,
+        int64_t rows, int64_t width)
 {
 	Compare *c = user;
 	ValueCopy key = { .name = (char *)value };
@@ -156,27 +178,35 @@ compare(void *user, const PlanStep *step, const char *value, Dtype dtype, void *
 	if (dtype == DT_I32 && step->op == OP_index_select)
 		return compare_positions(c, step, value, k, values, rows, width);
 	if (dtype == DT_I32)
-		return step->op == OP_norm_route || step->op == OP_moe_route ? compare_choice(c, step, value, k, values, rows, width) : false;
+		return step->op == OP_norm_route || step->op == OP_moe_route
+		           ? compare_choice(c, step, value, k, values, rows, width)
+		           : false;
 	for (int64_t i = 0; i < k->n; i++) {
 		double d = fabs((double)data[i] - k->data[i]);
-		/* the weights of another choice: as near as the scores, unless a bias or groups were in these */
+		/* the weights of another choice: as near as the scores, unless a bias or groups
+		 * were in these */
 		if (step == c->router && c->other[i / width]) {
 			data[i] = k->data[i];
 			changed = true;
 			d = choice_is_biased(step) ? 0 : d;
 		}
 		if (!(d <= worst)) /* a NaN on one side counts as the worst */
-			worst = isnan(data[i]) && isnan(k->data[i]) ? worst : isnan(d) ? INFINITY : d;
+			worst = isnan(data[i]) && isnan(k->data[i]) ? worst
+			        : isnan(d)                          ? INFINITY
+			                                            : d;
 		if (fabsf(k->data[i]) > range)
 			range = fabsf(k->data[i]);
 	}
 	/* errors of all layers before add up like independent ones */
-	report(c, step, value, worst, range, c->tolerance * sqrt(2.0 + (step->layer < 0 ? 0 : step->layer)), k->data, rows, width);
+	report(c, step, value, worst, range,
+	       c->tolerance * sqrt(2.0 + (step->layer < 0 ? 0 : step->layer)), k->data, rows,
+	       width);
 	return changed;
 }
 
 static llmc_status
-run_once(Runtime *rt, const int32_t *tok, size_t n_tok, int n_threads, session_probe_fn probe, Compare *c, llmc_error *err)
+run_once(Runtime *rt, const int32_t *tok, size_t n_tok, int n_threads, session_probe_fn probe,
+         Compare *c, llmc_error *err)
 {
 	llmc_limits lim = LLMC_INIT(llmc_limits);
 	Session *s;
@@ -203,16 +233,19 @@ plan_tolerance(const llmc_model *m)
 
 	for (int i = 0; i < m->plan->n_tensor; i++) {
 		Dtype d = m->plan->tensor[i].dtype;
-		if (dtype_info(d)->block_elems > 1 && target_find(m->plan->target)->kind != TARGET_REF)
+		if (dtype_info(d)->block_elems > 1 &&
+		    target_find(m->plan->target)->kind != TARGET_REF)
 			t = m->spec->activations_i8 ? 6e-2 : 5e-3;
-		if (m->spec->activations_bf16 && strcmp(m->plan->target, "cpu-amx") == 0 && t < 3e-2)
+		if (m->spec->activations_bf16 && strcmp(m->plan->target, "cpu-amx") == 0 &&
+		    t < 3e-2)
 			t = 3e-2;
 	}
 	for (int i = 0; i < m->plan->n_pool; i++) {
 		const PlanPool *p = &m->plan->pool[i];
 		if ((p->k != KVT_F32 || p->v != KVT_F32) && t < 5e-3)
 			t = 5e-3;
-		/* a value at the middle of two codes becomes one here and the other there: as far apart as rounding itself */
+		/* a value at the middle of two codes becomes one here and the other there: as far
+		 * apart as rounding itself */
 		if ((kv_quantised(p->k) || kv_quantised(p->v)) && t < 5e-2)
 			t = 5e-2;
 	}
@@ -220,7 +253,8 @@ plan_tolerance(const llmc_model *m)
 }
 
 llmc_status
-llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_row, void *user, llmc_error *err)
+llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_row, void *user,
+            llmc_error *err)
 {
 	Compare c = { .on_row = on_row, .user = user, .tolerance = plan_tolerance(m) };
 	llmc_model *ref = NULL;
@@ -248,9 +282,11 @@ llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_r
 	qsort(c.kept, c.n, sizeof *c.kept, by_name);
 	TRY_GOTO(run_once(m->rt, tok, n_tok, m->n_threads, compare, &c, err));
 	if (c.n_row == 0)
-		status = error_set(err, LLMC_E_BUG, "the plan names no value that the reference makes");
+		status =
+		    error_set(err, LLMC_E_BUG, "the plan names no value that the reference makes");
 	else if (c.n_bad)
-		status = error_set(err, LLMC_E_CHECK, "%s (%d of %d values beyond their tolerance)", c.first_bad, c.n_bad, c.n_row);
+		status = error_set(err, LLMC_E_CHECK, "%s (%d of %d values beyond their tolerance)",
+		                   c.first_bad, c.n_bad, c.n_row);
 fail:
 	for (size_t i = 0; i < c.n; i++) {
 		free(c.kept[i].name);

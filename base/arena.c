@@ -16,20 +16,20 @@
 #define GAP 16
 #else
 #define GAP 0
-#define ASAN_POISON_MEMORY_REGION(p, n)   ((void)(p), (void)(n))
+#define ASAN_POISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
 #define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
 #endif
 
 struct ArenaBlock {
 	ArenaBlock *next;
-	size_t      cap, used;
+	size_t cap, used;
 	_Alignas(16) unsigned char data[];
 };
 
 struct ArenaDefer {
 	ArenaDefer *next;
-	void      (*fn)(void *);
-	void       *p;
+	void (*fn)(void *);
+	void *p;
 };
 
 void
@@ -78,7 +78,8 @@ alloc(Arena *a, size_t n, size_t elem_bytes)
 			return NULL;
 		*b = (ArenaBlock){ .cap = cap };
 		ASAN_POISON_MEMORY_REGION(b->data, cap);
-		/* a piece that fills a block of its own goes behind the head, which still has room */
+		/* a piece that fills a block of its own goes behind the head, which still has room
+		 */
 		if (a->head && bytes == cap) {
 			b->next = a->head->next;
 			a->head->next = b;

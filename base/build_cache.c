@@ -18,7 +18,7 @@
 #include "base/checksummed_file.h"
 #include "base/sha256.h"
 
-static const char    mark[8] = "llmc ca1";
+static const char mark[8] = "llmc ca1";
 static const int64_t DEFAULT_LIMIT = (int64_t)2 << 30;
 enum { STALE_S = 3600, COUNT_AGAIN_S = 86400, FREE_FOR_COMPILERS = 64 << 20 };
 
@@ -39,7 +39,10 @@ cache_limit(int64_t *limit, llmc_error *err)
 	if (bytes_parse(own, limit))
 		return LLMC_OK;
 	*limit = 0;
-	return error_set(err, LLMC_E_INPUT, "LLMC_CACHE_SIZE is \"%s\": expected a size, as 2G or 500M, or 0 for no cache of built code", own);
+	return error_set(err, LLMC_E_INPUT,
+	                 "LLMC_CACHE_SIZE is \"%s\": expected a size, as 2G or 500M, or 0 for no "
+	                 "cache of built code",
+	                 own);
 }
 
 static llmc_status
@@ -57,7 +60,8 @@ open_folder(Cache *c, const char *root, llmc_error *err)
 	if (c->dir.failed || tmp.failed)
 		status = error_set(err, LLMC_E_MEMORY, "out of memory");
 	else if ((status = file_mkdirs_private(strbuf_str(&c->dir), err)) == LLMC_OK) {
-		status = file_check_trusted(strbuf_str(&c->dir), err) == LLMC_OK ? LLMC_OK : LLMC_E_INPUT;
+		status = file_check_trusted(strbuf_str(&c->dir), err) == LLMC_OK ? LLMC_OK
+		                                                                 : LLMC_E_INPUT;
 		mkdir(strbuf_str(&tmp), 0700); /* fails where the cache can only be read */
 	}
 	strbuf_release(&tmp);
@@ -107,7 +111,9 @@ static void
 count(const Cache *c, const char *event, const char *kind)
 {
 	const char *path = getenv("LLMC_CACHE_STATS");
-	int fd = path && *path && strcmp(kind, CACHE_ANSWERS) ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644) : -1;
+	int fd = path && *path && strcmp(kind, CACHE_ANSWERS)
+	             ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644)
+	             : -1;
 	Strbuf line = { 0 };
 
 	if (fd < 0)
@@ -136,7 +142,8 @@ read_entry(int fd, const char *path, const char *key, Strbuf *out, llmc_error *e
 	void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
 	if (data == MAP_FAILED)
 		return error_set(err, LLMC_E_IO, "%s: cannot map: %s", path, strerror(errno));
-	llmc_status status = checksum_trailer_check(path, mark, key, data, (size_t)st.st_size, &n, err);
+	llmc_status status =
+	    checksum_trailer_check(path, mark, key, data, (size_t)st.st_size, &n, err);
 	if (status == LLMC_OK && out) {
 		strbuf_clear(out);
 		strbuf_add(out, data, n);
@@ -148,7 +155,8 @@ read_entry(int fd, const char *path, const char *key, Strbuf *out, llmc_error *e
 }
 
 llmc_status
-cache_find(const Cache *c, const char *kind, const char *key, CacheEntry *e, Strbuf *out, llmc_error *err)
+cache_find(const Cache *c, const char *kind, const char *key, CacheEntry *e, Strbuf *out,
+           llmc_error *err)
 {
 	llmc_status status = LLMC_E_IO;
 
@@ -160,7 +168,8 @@ cache_find(const Cache *c, const char *kind, const char *key, CacheEntry *e, Str
 		if (fd < 0) {
 			error_set(err, LLMC_E_IO, "%s: %s", strbuf_str(&e->path), strerror(errno));
 		} else {
-			lock(fd, LOCK_SH); /* without locks in the file system, an entry may be evicted before it is loaded */
+			lock(fd, LOCK_SH); /* without locks in the file system, an entry may be
+			                      evicted before it is loaded */
 			e->held = fd + 1;
 			status = read_entry(fd, strbuf_str(&e->path), key, out, err);
 			if (status == LLMC_OK)
@@ -193,15 +202,15 @@ cache_entry_release(CacheEntry *e)
 /* ---- the bound ---- */
 
 typedef struct Usage {
-	char    mark[8];
-	int64_t bytes;      /* all entries */
-	int64_t counted;    /* when they were last counted one by one, seconds since 1970 */
+	char mark[8];
+	int64_t bytes;   /* all entries */
+	int64_t counted; /* when they were last counted one by one, seconds since 1970 */
 } Usage;
 
 typedef struct Seen {
-	char            name[96];
+	char name[96];
 	struct timespec used;
-	int64_t         bytes;
+	int64_t bytes;
 } Seen;
 
 static const char usage_mark[8] = "llmc us1";
@@ -241,7 +250,9 @@ list(DIR *d, int *n, int64_t *bytes)
 	*n = 0;
 	*bytes = 0;
 	for (struct dirent *e; (e = readdir(d)) != NULL;) {
-		if (e->d_name[0] == '.' || strlen(e->d_name) >= sizeof all->name || fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
+		if (e->d_name[0] == '.' || strlen(e->d_name) >= sizeof all->name ||
+		    fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+		    !S_ISREG(st.st_mode))
 			continue;
 		if (*n == cap) {
 			Seen *more = realloc(all, (size_t)(cap = 2 * cap + 256) * sizeof *all);
@@ -260,7 +271,8 @@ list(DIR *d, int *n, int64_t *bytes)
 	return all;
 }
 
-/* Count the entries one by one and add `more` bytes that are about to come. Above the limit, evict down to 90 % of it. */
+/* Count the entries one by one and add `more` bytes that are about to come. Above the limit, evict
+ * down to 90 % of it. */
 static void
 count_again(const Cache *c, Usage *u, int64_t more)
 {
@@ -295,7 +307,8 @@ open_usage(const Cache *c)
 	return fd;
 }
 
-/* Called before the entry appears: a process that is killed in between leaves the count too high, never too low. */
+/* Called before the entry appears: a process that is killed in between leaves the count too high,
+ * never too low. */
 static void
 add_usage(const Cache *c, int fd, int64_t bytes)
 {
@@ -304,7 +317,8 @@ add_usage(const Cache *c, int fd, int64_t bytes)
 
 	if (fd < 0)
 		return;
-	if (pread(fd, &u, sizeof u, 0) != sizeof u || memcmp(u.mark, usage_mark, 8) || u.counted > now || now - u.counted > COUNT_AGAIN_S) {
+	if (pread(fd, &u, sizeof u, 0) != sizeof u || memcmp(u.mark, usage_mark, 8) ||
+	    u.counted > now || now - u.counted > COUNT_AGAIN_S) {
 		count_again(c, &u, bytes);
 	} else {
 		u.bytes += bytes;
@@ -356,7 +370,8 @@ write_sealed(int fd, const char *key, const void *data, size_t n)
 }
 
 llmc_status
-cache_put(const Cache *c, const char *kind, const char *key, const void *data, size_t n, CacheEntry *e, llmc_error *err)
+cache_put(const Cache *c, const char *kind, const char *key, const void *data, size_t n,
+          CacheEntry *e, llmc_error *err)
 {
 	Strbuf tmp = { 0 }, path = { 0 };
 	llmc_status status = LLMC_OK;
@@ -372,7 +387,8 @@ cache_put(const Cache *c, const char *kind, const char *key, const void *data, s
 	}
 	fd = mkostemp(tmp.data, O_CLOEXEC);
 	if (fd < 0) {
-		status = error_set(err, LLMC_E_IO, "%s: cannot create: %s", tmp.data, strerror(errno));
+		status =
+		    error_set(err, LLMC_E_IO, "%s: cannot create: %s", tmp.data, strerror(errno));
 		goto done;
 	}
 	bool ok = write_sealed(fd, key, data, n);
@@ -384,7 +400,8 @@ cache_put(const Cache *c, const char *kind, const char *key, const void *data, s
 			close(usage);
 	}
 	if (!ok) {
-		status = error_set(err, LLMC_E_IO, "%s: cannot write: %s", path.data, strerror(errno));
+		status =
+		    error_set(err, LLMC_E_IO, "%s: cannot write: %s", path.data, strerror(errno));
 		unlink(tmp.data);
 	} else if (e) {
 		cache_unlock(e);
@@ -416,7 +433,8 @@ cache_temporary_remove(const char *dir)
 	rmdir(dir);
 }
 
-/* Remove what killed writers left. By age: in another container a process number is another process. */
+/* Remove what killed writers left. By age: in another container a process number is another
+ * process. */
 static void
 sweep(const char *tmp)
 {
@@ -425,7 +443,9 @@ sweep(const char *tmp)
 	struct stat st;
 
 	for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
-		if (e->d_name[0] == '.' || fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 || time(NULL) - st.st_mtime <= STALE_S)
+		if (e->d_name[0] == '.' ||
+		    fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+		    time(NULL) - st.st_mtime <= STALE_S)
 			continue;
 		file_join(&path, tmp, e->d_name);
 		if (S_ISDIR(st.st_mode))
@@ -448,7 +468,8 @@ cache_temporary(const Cache *c, Strbuf *dir, llmc_error *err)
 	if (cache_keeps(c)) {
 		strbuf_printf(dir, "%s/.tmp", strbuf_str(&c->dir));
 		sweep(strbuf_str(dir));
-		bool space = statvfs(strbuf_str(dir), &fs) == 0 && (uint64_t)fs.f_bavail * fs.f_frsize >= FREE_FOR_COMPILERS;
+		bool space = statvfs(strbuf_str(dir), &fs) == 0 &&
+		             (uint64_t)fs.f_bavail * fs.f_frsize >= FREE_FOR_COMPILERS;
 		strbuf_puts(dir, "/tmp.XXXXXX");
 		if (space && !dir->failed && mkdtemp(dir->data))
 			return LLMC_OK;

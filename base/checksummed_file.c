@@ -1,4 +1,5 @@
-/* A truncated shared object may kill the process that maps it, so the seal is checked before the loader or the driver sees a file. */
+/* A truncated shared object may kill the process that maps it, so the seal is checked before the
+ * loader or the driver sees a file. */
 #include "base/checksummed_file.h"
 
 #include <string.h>
@@ -21,7 +22,8 @@ checksum(const void *data, size_t n, const char *key, char hex[65])
 }
 
 void
-checksum_trailer_make(char seal[CHECKSUM_TRAILER_BYTES], const char mark[8], const char *key, const void *data, size_t n)
+checksum_trailer_make(char seal[CHECKSUM_TRAILER_BYTES], const char mark[8], const char *key,
+                      const void *data, size_t n)
 {
 	char hex[65];
 
@@ -32,7 +34,8 @@ checksum_trailer_make(char seal[CHECKSUM_TRAILER_BYTES], const char mark[8], con
 }
 
 llmc_status
-checksum_trailer_check(const char *path, const char mark[8], const char *key, const void *data, size_t size, size_t *n, llmc_error *err)
+checksum_trailer_check(const char *path, const char mark[8], const char *key, const void *data,
+                       size_t size, size_t *n, llmc_error *err)
 {
 	char hex[65];
 
@@ -73,7 +76,8 @@ checked_read(const char *path, const char mark[8], const char *key, Strbuf *out,
 }
 
 llmc_status
-checked_write(const char *path, const char mark[8], const char *key, const void *data, size_t n, llmc_error *err)
+checked_write(const char *path, const char mark[8], const char *key, const void *data, size_t n,
+              llmc_error *err)
 {
 	Strbuf all = { 0 };
 	char seal[CHECKSUM_TRAILER_BYTES];
@@ -82,7 +86,8 @@ checked_write(const char *path, const char mark[8], const char *key, const void 
 	checksum_trailer_make(seal, mark, key, data, n);
 	strbuf_add(&all, data, n);
 	strbuf_add(&all, seal, sizeof seal);
-	status = all.failed ? error_set(err, LLMC_E_MEMORY, "%s: out of memory", path) : file_write(path, all.data, all.len, err);
+	status = all.failed ? error_set(err, LLMC_E_MEMORY, "%s: out of memory", path)
+	                    : file_write(path, all.data, all.len, err);
 	strbuf_release(&all);
 	return status;
 }

@@ -4,7 +4,8 @@
 
 #include <time.h>
 
-double clock_now(void);                              /* seconds */
-void   clock_after(struct timespec *t, int ms);      /* a time so many milliseconds from now, for waits with an end */
+double clock_now(void); /* seconds */
+void clock_after(struct timespec *t,
+                 int ms); /* a time so many milliseconds from now, for waits with an end */
 
 #endif

@@ -1,10 +1,12 @@
-/* Errors as sentences, handed back through the caller's llmc_error. Nothing in the library prints. */
+/* Errors as sentences, handed back through the caller's llmc_error. Nothing in the library prints.
+ */
 #ifndef LLMC_BASE_ERROR_H
 #define LLMC_BASE_ERROR_H
 
 #include "llmc.h"
 
-/* Set *err (may be NULL) to the formatted sentence and return `code`, so that `return error_set(...)` reads well. */
+/* Set *err (may be NULL) to the formatted sentence and return `code`, so that `return
+ * error_set(...)` reads well. */
 llmc_status error_set(llmc_error *err, llmc_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -91,7 +91,8 @@ file_read(const char *path, size_t max_bytes, Strbuf *out, llmc_error *err)
 		if (n == 0)
 			break;
 		if (out->len + (size_t)n > max_bytes) {
-			status = error_set(err, LLMC_E_INPUT, "%s: larger than %zu bytes", path, max_bytes);
+			status = error_set(err, LLMC_E_INPUT, "%s: larger than %zu bytes", path,
+			                   max_bytes);
 			break;
 		}
 		strbuf_add(out, piece, (size_t)n);
@@ -125,8 +126,10 @@ file_write(const char *path, const void *data, size_t size, llmc_error *err)
 
 	if (same_content(path, data, size))
 		return LLMC_OK;
-	do { /* a name may be there already: of a process that died, or of one in another container, where numbers are given anew */
-		int len = snprintf(tmp, sizeof tmp, "%s.tmp.%ld.%u", path, (long)getpid(), atomic_fetch_add(&serial, 1));
+	do { /* a name may be there already: of a process that died, or of one in another container,
+		where numbers are given anew */
+		int len = snprintf(tmp, sizeof tmp, "%s.tmp.%ld.%u", path, (long)getpid(),
+		                   atomic_fetch_add(&serial, 1));
 		if (len < 0 || (size_t)len >= sizeof tmp)
 			return error_set(err, LLMC_E_IO, "%s: name too long", path);
 		fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
@@ -217,14 +220,16 @@ llmc_status
 file_check_stat(const char *path, const struct stat *st, llmc_error *err)
 {
 	if (st->st_uid != geteuid() && st->st_uid != 0)
-		return error_set(err, LLMC_E_IO,
-		                 "%s: belongs to user %u, not to you: llmc does not run code from it",
-		                 path, (unsigned)st->st_uid);
+		return error_set(
+		    err, LLMC_E_IO,
+		    "%s: belongs to user %u, not to you: llmc does not run code from it", path,
+		    (unsigned)st->st_uid);
 	if (st->st_mode & 022 && !(S_ISDIR(st->st_mode) && (st->st_mode & S_ISVTX)))
-		return error_set(err, LLMC_E_IO,
-		                 "%s: others may write to it (mode %03o): llmc does not run code from it; "
-		                 "chmod go-w it",
-		                 path, (unsigned)(st->st_mode & 0777));
+		return error_set(
+		    err, LLMC_E_IO,
+		    "%s: others may write to it (mode %03o): llmc does not run code from it; "
+		    "chmod go-w it",
+		    path, (unsigned)(st->st_mode & 0777));
 	return LLMC_OK;
 }
 
@@ -241,7 +246,8 @@ file_check_trusted(const char *path, llmc_error *err)
 llmc_status
 file_cache_dir(Strbuf *out, llmc_error *err)
 {
-	const char *own = getenv("LLMC_CACHE"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+	const char *own = getenv("LLMC_CACHE"), *xdg = getenv("XDG_CACHE_HOME"),
+	           *home = getenv("HOME");
 
 	strbuf_clear(out);
 	if (own && *own)

@@ -20,7 +20,8 @@ json_escape(char out[16], int32_t cp, bool ascii)
 			return;
 		}
 	if (cp > 0xffff && ascii)
-		snprintf(out, 16, "\\u%04x\\u%04x", (unsigned)(0xd800 + ((cp - 0x10000) >> 10)), (unsigned)(0xdc00 + ((cp - 0x10000) & 0x3ff)));
+		snprintf(out, 16, "\\u%04x\\u%04x", (unsigned)(0xd800 + ((cp - 0x10000) >> 10)),
+		         (unsigned)(0xdc00 + ((cp - 0x10000) & 0x3ff)));
 	else if (cp < 32 || (ascii && cp > 126))
 		snprintf(out, 16, "\\u%04x", (unsigned)cp);
 }
@@ -107,7 +108,8 @@ json_parse(const char *text, size_t n, size_t flags, json_error_t *why, bool *no
 
 	*no_memory = false;
 	if (!tree) { /* a mistake is found again, and memory, when it is out, stays so */
-		/* volatile: a compiler may drop an allocation that is only freed, and take its success for granted (clang does) */
+		/* volatile: a compiler may drop an allocation that is only freed, and take its
+		 * success for granted (clang does) */
 		void *volatile probe = malloc(n + 4096);
 		*no_memory = !probe;
 		free(probe);
@@ -141,7 +143,7 @@ json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_
 {
 	static const char *const word[] = { "-Infinity", "Infinity", "NaN" };
 	Strbuf *out = arena_strbuf(a);
-	bool    quoted = false;
+	bool quoted = false;
 
 	for (size_t i = 0; i < n; i++) {
 		size_t len = 0;
@@ -151,7 +153,8 @@ json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_
 			quoted = !quoted;
 		} else if (!quoted) {
 			for (size_t w = 0; w < sizeof word / sizeof *word && !len; w++)
-				if (n - i >= strlen(word[w]) && memcmp(text + i, word[w], strlen(word[w])) == 0)
+				if (n - i >= strlen(word[w]) &&
+				    memcmp(text + i, word[w], strlen(word[w])) == 0)
 					len = strlen(word[w]);
 		}
 		strbuf_add(out, len ? "null" : text + i, len ? 4 : 1);

@@ -4,7 +4,8 @@
 
 #include "llmc.h"
 
-void log_line(llmc_log_fn log, void *user, int level, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+void log_line(llmc_log_fn log, void *user, int level, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 /* Each line of a text by itself. */
 void log_text(llmc_log_fn log, void *user, int level, const char *text);
 

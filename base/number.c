@@ -27,7 +27,8 @@ number_parse(const char *text, double *out)
 	return true;
 }
 
-/* |v| rounded to n digits: digit[0].digit[1]... x 10^exp. True: that is v, exactly as a reader takes it. */
+/* |v| rounded to n digits: digit[0].digit[1]... x 10^exp. True: that is v, exactly as a reader
+ * takes it. */
 static bool
 round_to(double v, int n, char digit[32], int *exp)
 {
@@ -41,7 +42,8 @@ round_to(double v, int n, char digit[32], int *exp)
 		if (*p >= '0' && *p <= '9')
 			digit[k++] = *p;
 	digit[k] = 0;
-	snprintf(text, sizeof text, "%se%d", digit, *exp - k + 1); /* no point, so that no locale matters */
+	snprintf(text, sizeof text, "%se%d", digit,
+	         *exp - k + 1); /* no point, so that no locale matters */
 	return strtod(text, NULL) == fabs(v);
 }
 
@@ -55,8 +57,12 @@ number_text(char out[NUMBER_SIZE], double v, int digits)
 		strcpy(out, isnan(v) ? "nan" : v < 0 ? "-inf" : "inf");
 		return;
 	}
-	/* of a normal number 15 digits hold every shorter text that reads back, padded with zeros */
-	for (n = fabs(v) >= DBL_MIN && digits > 15 ? 15 : fabs(v) >= DBL_MIN ? digits : 1; !round_to(v, n, digit, &exp) && n < digits; n++)
+	/* of a normal number 15 digits hold every shorter text that reads back, padded with zeros
+	 */
+	for (n = fabs(v) >= DBL_MIN && digits > 15 ? 15
+	         : fabs(v) >= DBL_MIN              ? digits
+	                                           : 1;
+	     !round_to(v, n, digit, &exp) && n < digits; n++)
 		;
 	while (n > 1 && digit[n - 1] == '0')
 		n--;
@@ -94,7 +100,8 @@ bytes_parse(const char *text, int64_t *out)
 {
 	static const char unit[] = "KMGT";
 	char head[NUMBER_SIZE] = "";
-	const char *end = text + strspn(text, "0123456789.eE+-"), *u = *end ? strchr(unit, *end & ~0x20) : NULL;
+	const char *end = text + strspn(text, "0123456789.eE+-"),
+	           *u = *end ? strchr(unit, *end & ~0x20) : NULL;
 	double x = 0, scale = 1;
 
 	if ((size_t)(end - text) >= sizeof head)

@@ -23,8 +23,8 @@ program_find(const char *name, char *path, size_t cap)
 		return (size_t)snprintf(path, cap, "%s", name) < cap && access(path, X_OK) == 0;
 	for (dirs = dirs ? dirs : "/usr/bin:/bin"; *dirs;) {
 		size_t n = strcspn(dirs, ":");
-		if (n && (size_t)snprintf(path, cap, "%.*s/%s", (int)n, dirs, name) < cap && access(path, X_OK) == 0 &&
-		    stat(path, &st) == 0 && S_ISREG(st.st_mode))
+		if (n && (size_t)snprintf(path, cap, "%.*s/%s", (int)n, dirs, name) < cap &&
+		    access(path, X_OK) == 0 && stat(path, &st) == 0 && S_ISREG(st.st_mode))
 			return true;
 		dirs += n + (dirs[n] == ':');
 	}
@@ -33,8 +33,8 @@ program_find(const char *name, char *path, size_t cap)
 
 extern char **environ;
 
-/* stdin from nowhere, stdout and stderr into the pipe; signals as a fresh process has them, whatever the host program
- * ignores or blocks, so that Ctrl-C ends the compiler too. */
+/* stdin from nowhere, stdout and stderr into the pipe; signals as a fresh process has them,
+ * whatever the host program ignores or blocks, so that Ctrl-C ends the compiler too. */
 static int
 start(char *const argv[], int to, pid_t *pid)
 {
@@ -89,12 +89,14 @@ program_run(char *const argv[], size_t cap, Strbuf *out, int *code, llmc_error *
 		if (n <= 0)
 			break;
 		if (out->len < cap)
-			strbuf_add(out, piece, (size_t)n < cap - out->len ? (size_t)n : cap - out->len);
+			strbuf_add(out, piece,
+			           (size_t)n < cap - out->len ? (size_t)n : cap - out->len);
 	}
 	close(fd[0]);
 	while ((rc = waitpid(pid, &state, 0)) < 0 && errno == EINTR)
 		;
-	/* a host program that ignores SIGCHLD loses the status: the caller looks at what was made */
+	/* a host program that ignores SIGCHLD loses the status: the caller looks at what was made
+	 */
 	*code = rc < 0 ? 0 : WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
 	return LLMC_OK;
 }
@@ -108,7 +110,8 @@ program_key(const char *path, const char *question, char key[65])
 	struct stat st;
 	Sha256 sum;
 	int fd = real ? open(real, O_RDONLY | O_CLOEXEC) : -1;
-	bool known = fd >= 0 && fstat(fd, &st) == 0 && read(fd, head, 4) == 4 && !memcmp(head, "\177ELF", 4);
+	bool known =
+	    fd >= 0 && fstat(fd, &st) == 0 && read(fd, head, 4) == 4 && !memcmp(head, "\177ELF", 4);
 
 	for (size_t i = 0; known && i < sizeof wrapper / sizeof *wrapper; i++)
 		known = !slash || strcmp(slash + 1, wrapper[i]) != 0;
@@ -137,7 +140,8 @@ program_answer(const Cache *cache, char *const argv[], Strbuf *out)
 	for (int i = 1; argv[i]; i++)
 		strbuf_printf(&question, "%s ", argv[i]);
 	bool known = !question.failed && program_key(argv[0], strbuf_str(&question), key);
-	if (known && cache_find(cache, CACHE_ANSWERS, key, &entry, &answer, NULL) == LLMC_OK && answer.len) {
+	if (known && cache_find(cache, CACHE_ANSWERS, key, &entry, &answer, NULL) == LLMC_OK &&
+	    answer.len) {
 		code = answer.data[0] != '0';
 		strbuf_clear(out);
 		strbuf_add(out, answer.data + 1, answer.len - 1);
@@ -147,7 +151,8 @@ program_answer(const Cache *cache, char *const argv[], Strbuf *out)
 		strbuf_clear(&answer);
 		strbuf_printf(&answer, "%d%s", code != 0, strbuf_str(out));
 		if (!answer.failed)
-			(void)cache_put(cache, CACHE_ANSWERS, key, answer.data, answer.len, NULL, NULL);
+			(void)cache_put(cache, CACHE_ANSWERS, key, answer.data, answer.len, NULL,
+			                NULL);
 	}
 	strbuf_release(&question);
 	strbuf_release(&answer);

@@ -8,7 +8,7 @@
 typedef struct Sha256 {
 	uint32_t h[8];
 	uint64_t n_bytes;
-	uint8_t  block[64];
+	uint8_t block[64];
 } Sha256;
 
 void sha256_init(Sha256 *s);

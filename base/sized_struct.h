@@ -1,5 +1,6 @@
-/* Structs of llmc.h that begin with their size, as the program knew it when it was built: both sides read and write what
- * they share. A size of 0 stands for ours: within the library nobody sets it. */
+/* Structs of llmc.h that begin with their size, as the program knew it when it was built: both
+ * sides read and write what they share. A size of 0 stands for ours: within the library nobody sets
+ * it. */
 #ifndef LLMC_BASE_SIZED_STRUCT_H
 #define LLMC_BASE_SIZED_STRUCT_H
 

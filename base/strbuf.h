@@ -1,5 +1,6 @@
-/* A growing byte string on the heap. After an allocation fails the buffer is `failed`, later appends do
- * nothing, and the caller checks once at the end. data is NUL-terminated whenever len > 0 (NULL before). */
+/* A growing byte string on the heap. After an allocation fails the buffer is `failed`, later
+ * appends do nothing, and the caller checks once at the end. data is NUL-terminated whenever len >
+ * 0 (NULL before). */
 #ifndef LLMC_BASE_STRBUF_H
 #define LLMC_BASE_STRBUF_H
 
@@ -8,18 +9,18 @@
 #include <stddef.h>
 
 typedef struct Strbuf {
-	char  *data;
+	char *data;
 	size_t len, cap;
-	bool   failed;
+	bool failed;
 } Strbuf;
 
-void        strbuf_release(Strbuf *b);
-void        strbuf_clear(Strbuf *b);
-void        strbuf_add(Strbuf *b, const void *bytes, size_t n);
-void        strbuf_puts(Strbuf *b, const char *s);
-void        strbuf_putc(Strbuf *b, char c);
-void        strbuf_printf(Strbuf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void        strbuf_vprintf(Strbuf *b, const char *fmt, va_list ap);
+void strbuf_release(Strbuf *b);
+void strbuf_clear(Strbuf *b);
+void strbuf_add(Strbuf *b, const void *bytes, size_t n);
+void strbuf_puts(Strbuf *b, const char *s);
+void strbuf_putc(Strbuf *b, char c);
+void strbuf_printf(Strbuf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void strbuf_vprintf(Strbuf *b, const char *fmt, va_list ap);
 const char *strbuf_str(const Strbuf *b); /* never NULL: "" when empty */
 
 #endif

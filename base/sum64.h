@@ -1,4 +1,5 @@
-/* A sum of bytes that tells accidents apart (a file cut off, a bit turned), not attacks: 8 bytes at a time. */
+/* A sum of bytes that tells accidents apart (a file cut off, a bit turned), not attacks: 8 bytes at
+ * a time. */
 #ifndef LLMC_BASE_SUM64_H
 #define LLMC_BASE_SUM64_H
 

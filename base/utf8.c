@@ -1,5 +1,5 @@
-/* Replacement follows the Unicode recommendation (one U+FFFD for each maximal part of an ill-formed sequence), as Rust
- * and Python do. */
+/* Replacement follows the Unicode recommendation (one U+FFFD for each maximal part of an ill-formed
+ * sequence), as Rust and Python do. */
 #include "base/utf8.h"
 
 int32_t

@@ -10,13 +10,13 @@ enum { MAX_SIZES = 16, MAX_RUNS = 1000, MAX_OPS = 64 };
 
 typedef struct Bench {
 	llmc_session *s;
-	int32_t      *tok;
-	int32_t       chunk, vocab;
-	float        *logits;
-	llmc_seq      seq[256];
-	bool          ops;      /* what single ops take */
-	int32_t       n_op;
-	llmc_op_time  op[MAX_OPS];
+	int32_t *tok;
+	int32_t chunk, vocab;
+	float *logits;
+	llmc_seq seq[256];
+	bool ops; /* what single ops take */
+	int32_t n_op;
+	llmc_op_time op[MAX_OPS];
 } Bench;
 
 static void
@@ -45,8 +45,8 @@ prefill(Bench *b, llmc_seq q, int32_t n, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* The same where the device feeds itself: greedy, the next step queued before the last one's tokens are read. The first step
- * is not timed: it makes what the others replay. */
+/* The same where the device feeds itself: greedy, the next step queued before the last one's tokens
+ * are read. The first step is not timed: it makes what the others replay. */
 static llmc_status
 decode_ahead(Bench *b, int32_t batch, int32_t n, double *took, llmc_error *err)
 {
@@ -105,7 +105,10 @@ decode(Bench *b, int32_t batch, int32_t n, bool last, double *took, llmc_error *
 		double t0 = now();
 		for (int32_t i = 0; s == LLMC_OK && i < n; i++) {
 			for (int32_t k = 0; k < batch; k++)
-				c[k] = (llmc_chunk){ .seq = b->seq[k], .tok = &b->tok[(i + k) % b->chunk], .n_tok = 1, .n_out = 1 };
+				c[k] = (llmc_chunk){ .seq = b->seq[k],
+					             .tok = &b->tok[(i + k) % b->chunk],
+					             .n_tok = 1,
+					             .n_out = 1 };
 			s = llmc_forward(b->s, c, (size_t)batch, b->logits, err);
 			if (interrupted())
 				s = LLMC_E_CANCELLED;
@@ -115,7 +118,8 @@ decode(Bench *b, int32_t batch, int32_t n, bool last, double *took, llmc_error *
 	return s == LLMC_OK && b->ops && last ? decode_ops(b, batch, err) : s;
 }
 
-/* Sequences as long as depth, for runs of n steps: those of the run before cut back, or new ones. */
+/* Sequences as long as depth, for runs of n steps: those of the run before cut back, or new ones.
+ */
 static llmc_status
 fill_context(Bench *b, int32_t *open, int32_t batch, int32_t depth, int32_t n, llmc_error *err)
 {
@@ -128,7 +132,7 @@ fill_context(Bench *b, int32_t *open, int32_t batch, int32_t depth, int32_t n, l
 		return LLMC_OK;
 	while (*open)
 		llmc_seq_free(b->s, b->seq[--*open]);
-	for (; s == LLMC_OK && *open < batch; ) {
+	for (; s == LLMC_OK && *open < batch;) {
 		s = llmc_seq_new(b->s, depth + n + 1 + b->ops, &b->seq[*open], err);
 		if (s == LLMC_OK && depth)
 			s = prefill(b, b->seq[*open], depth, err);
@@ -156,7 +160,7 @@ one_prefill(Bench *b, int32_t n, bool last, double *took, llmc_error *err)
 }
 
 typedef struct BenchRow {
-	char    test[64];
+	char test[64];
 	int32_t batch, depth, tokens, steps; /* tokens of all sequences; steps that they took */
 	int64_t bytes;                       /* KV that a step reads, and weights in the report */
 } BenchRow;
@@ -171,7 +175,8 @@ share_text(double share, char buf[16])
 	return buf;
 }
 
-/* Of each op: runs and time in a step, its share of all ops; what it streams of weights and cache, its arithmetic. */
+/* Of each op: runs and time in a step, its share of all ops; what it streams of weights and cache,
+ * its arithmetic. */
 static void
 report_ops(const Bench *b, bool json, double bandwidth)
 {
@@ -184,23 +189,30 @@ report_ops(const Bench *b, bool json, double bandwidth)
 		int64_t bytes = t->weight_bytes + t->cache_bytes;
 		double seconds = t->seconds > 0 ? t->seconds : 1e-9, rate = (double)bytes / seconds;
 		if (json) {
-			printf("%s{\"op\":\"%s\",\"n\":%d,\"s\":%.9f,\"weight_bytes\":%lld,\"cache_bytes\":%lld,\"ops\":%lld,\"cublaslt\":%s}", i ? "," : "",
-			       t->op, t->n, t->seconds, (long long)t->weight_bytes, (long long)t->cache_bytes, (long long)t->ops, t->library ? "true" : "false");
+			printf("%s{\"op\":\"%s\",\"n\":%d,\"s\":%.9f,\"weight_bytes\":%lld,\"cache_"
+			       "bytes\":%lld,\"ops\":%lld,\"cublaslt\":%s}",
+			       i ? "," : "", t->op, t->n, t->seconds, (long long)t->weight_bytes,
+			       (long long)t->cache_bytes, (long long)t->ops,
+			       t->library ? "true" : "false");
 			continue;
 		}
 		char name[64], share[16];
 		snprintf(name, sizeof name, "%s%s", t->op, t->library ? " (cuBLASLt)" : "");
-		printf("  %-24s %5d x %9.2f us = %9.3f ms %4.0f %%", name, t->n, 1e6 * t->seconds / t->n, 1e3 * t->seconds, 100 * t->seconds / (all > 0 ? all : 1));
+		printf("  %-24s %5d x %9.2f us = %9.3f ms %4.0f %%", name, t->n,
+		       1e6 * t->seconds / t->n, 1e3 * t->seconds,
+		       100 * t->seconds / (all > 0 ? all : 1));
 		if (bytes && bandwidth > 0)
 			printf(" %8.1f GB/s %9s", rate / 1e9, share_text(rate / bandwidth, share));
 		if (t->ops)
-			printf("%*s %8.1f GOP/s", bytes ? 0 : 24, "", (double)t->ops / seconds / 1e9);
+			printf("%*s %8.1f GOP/s", bytes ? 0 : 24, "",
+			       (double)t->ops / seconds / 1e9);
 		printf("\n");
 	}
 }
 
 static void
-report(const Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t runs, double bandwidth)
+report(const Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t runs,
+       double bandwidth)
 {
 	llmc_stats stats = LLMC_INIT(llmc_stats);
 	double mean = 0, var = 0, seconds = 0;
@@ -216,9 +228,12 @@ report(const Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t
 	double gbps = (double)r->bytes * r->steps / seconds / 1e9;
 	qsort(took, (size_t)runs, sizeof *took, double_order);
 	if (json) {
-		printf("%s{\"test\":\"%s\",\"tps\":%.3f,\"tps_stddev\":%.3f,\"gbps\":%.3f,\"bw_fraction\":%.4f,\"batch\":%d,\"depth\":%d,\"tokens\":%d,"
-		       "\"steps\":%d,\"step_s\":%.9f,\"bytes\":%lld", first ? "" : ",", r->test, mean, sqrt(var), gbps,
-		       bandwidth > 0 ? gbps * 1e9 / bandwidth : 0, r->batch, r->depth, r->tokens, r->steps, took[runs / 2] / r->steps, (long long)r->bytes);
+		printf("%s{\"test\":\"%s\",\"tps\":%.3f,\"tps_stddev\":%.3f,\"gbps\":%.3f,\"bw_"
+		       "fraction\":%.4f,\"batch\":%d,\"depth\":%d,\"tokens\":%d,"
+		       "\"steps\":%d,\"step_s\":%.9f,\"bytes\":%lld",
+		       first ? "" : ",", r->test, mean, sqrt(var), gbps,
+		       bandwidth > 0 ? gbps * 1e9 / bandwidth : 0, r->batch, r->depth, r->tokens,
+		       r->steps, took[runs / 2] / r->steps, (long long)r->bytes);
 		if (b->n_op) {
 			printf(",\"ops\":[");
 			report_ops(b, true, bandwidth);
@@ -228,7 +243,8 @@ report(const Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t
 	} else {
 		progress_end();
 		char share[16];
-		printf("%-14s %10.1f ± %-8.1f %8.1f GB/s %9s\n", r->test, mean, sqrt(var), gbps, share_text(bandwidth > 0 ? gbps * 1e9 / bandwidth : 0, share));
+		printf("%-14s %10.1f ± %-8.1f %8.1f GB/s %9s\n", r->test, mean, sqrt(var), gbps,
+		       share_text(bandwidth > 0 ? gbps * 1e9 / bandwidth : 0, share));
 		report_ops(b, false, bandwidth);
 	}
 	fflush(stdout);
@@ -242,16 +258,19 @@ bench(int argc, char **argv)
 		return cmd_bench_serve.run(argc - 1, argv + 1);
 	if (argc > 1 && strcmp(argv[1], "mla") == 0)
 		return cmd_bench_mla.run(argc - 1, argv + 1);
-	const char *p_text = "512", *n_text = "128", *b_text = "1", *d_text = "0", *args[1] = { NULL };
+	const char *p_text = "512", *n_text = "128", *b_text = "1", *d_text = "0",
+	           *args[1] = { NULL };
 	int32_t runs = 5, p[MAX_SIZES], n[MAX_SIZES], bt[MAX_SIZES], d[MAX_SIZES];
 	size_t np = 0, nn = 0, nb = 0, nd = 0;
 	Bench b = { 0 };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Bench", NULL, NULL, NULL },
-		{ OPT_TEXT, 'p', "prefill", "N,..", &p_text, "prompt lengths to prefill; 0: none [512]" },
+		{ OPT_TEXT, 'p', "prefill", "N,..", &p_text,
+		  "prompt lengths to prefill; 0: none [512]" },
 		{ OPT_TEXT, 'n', "decode", "N,..", &n_text, "tokens to decode; 0: none [128]" },
 		{ OPT_TEXT, 'b', "batch", "B,..", &b_text, "sequences decoded at once [1]" },
-		{ OPT_TEXT, 'd', "depth", "N,..", &d_text, "positions in the cache before decoding [0]" },
+		{ OPT_TEXT, 'd', "depth", "N,..", &d_text,
+		  "positions in the cache before decoding [0]" },
 		{ OPT_INT, 'r', "runs", "N", &runs, "repetitions [5]" },
 		{ OPT_FLAG, 0, "ops", NULL, &b.ops, "after each row, what its ops take" },
 		OPT_COMMON(c),
@@ -263,9 +282,13 @@ bench(int argc, char **argv)
 
 	if (OPT_PARSE(&cmd_bench, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_bench, "name a model");
-	if (!parse_sizes(p_text, p, MAX_SIZES, &np) || !parse_sizes(n_text, n, MAX_SIZES, &nn) || !parse_sizes(b_text, bt, MAX_SIZES, &nb) ||
-	    !parse_sizes(d_text, d, MAX_SIZES, &nd) || runs < 1 || runs > MAX_RUNS)
-		return opt_usage_error(&cmd_bench, "-p, -n, -b, -d take lists such as 128,512; -r a number from 1 to %d", MAX_RUNS);
+	if (!parse_sizes(p_text, p, MAX_SIZES, &np) || !parse_sizes(n_text, n, MAX_SIZES, &nn) ||
+	    !parse_sizes(b_text, bt, MAX_SIZES, &nb) || !parse_sizes(d_text, d, MAX_SIZES, &nd) ||
+	    runs < 1 || runs > MAX_RUNS)
+		return opt_usage_error(
+		    &cmd_bench,
+		    "-p, -n, -b, -d take lists such as 128,512; -r a number from 1 to %d",
+		    MAX_RUNS);
 	int32_t most_p = 1, most_n = 0, most_b = 1, most_d = 0;
 	for (size_t i = 0; i < np; i++)
 		most_p = p[i] > most_p ? p[i] : most_p;
@@ -292,8 +315,10 @@ bench(int argc, char **argv)
 	lim.seqs = lim.seqs ? lim.seqs : most_b;
 	lim.chunk = lim.chunk ? lim.chunk : 512;
 	/* the KV of what is run, not of as many sequences of the longest kind */
-	int64_t page = 64, together = (int64_t)most_b * ((most_d + most_n + 2 + page) / page * page);
-	lim.kv_tokens = together > (most_p + page) / page * page ? together : (most_p + page) / page * page;
+	int64_t page = 64,
+	        together = (int64_t)most_b * ((most_d + most_n + 2 + page) / page * page);
+	lim.kv_tokens =
+	    together > (most_p + page) / page * page ? together : (most_p + page) / page * page;
 	b.chunk = lim.chunk;
 	b.vocab = info.vocab;
 	s = check_memory(m, &c, &lim, &err);
@@ -312,16 +337,23 @@ bench(int argc, char **argv)
 		b.tok[i] = (int32_t)((int64_t)(i * 7919 + 13) % info.vocab);
 	double bandwidth = s == LLMC_OK ? llmc_bandwidth_of(m, c.threads, 0.5) : 0, first = 0;
 	if (s == LLMC_OK)
-		s = one_prefill(&b, 1, false, &first, &err); /* touches everything once; open + this is the time to a first token */
+		s = one_prefill(
+		    &b, 1, false, &first,
+		    &err); /* touches everything once; open + this is the time to a first token */
 	if (c.json)
-		printf("{\"model\":\"%s\",\"target\":\"%s\",\"bandwidth_gbps\":%.3f,\"open_s\":%.4f,\"first_token_s\":%.4f,\"results\":[", info.name,
-		       info.target, bandwidth / 1e9, open_s, open_s + first);
+		printf("{\"model\":\"%s\",\"target\":\"%s\",\"bandwidth_gbps\":%.3f,\"open_s\":%."
+		       "4f,\"first_token_s\":%.4f,\"results\":[",
+		       info.name, info.target, bandwidth / 1e9, open_s, open_s + first);
 	else if (s == LLMC_OK)
-		printf("%s on %s; reads %.1f GB/s; first token after %.2f s\n%-14s %10s   %-8s %10s %11s\n", info.name, info.target,
-		       bandwidth / 1e9, open_s + first, "test", "tokens/s", "", "streamed", "of reads");
+		printf("%s on %s; reads %.1f GB/s; first token after %.2f s\n%-14s %10s   %-8s "
+		       "%10s %11s\n",
+		       info.name, info.target, bandwidth / 1e9, open_s + first, "test", "tokens/s",
+		       "", "streamed", "of reads");
 	bool first_row = true;
 	for (size_t i = 0; s == LLMC_OK && i < np; i++) {
-		BenchRow row = { .batch = 1, .tokens = p[i], .steps = (p[i] + b.chunk - 1) / b.chunk };
+		BenchRow row = { .batch = 1,
+			         .tokens = p[i],
+			         .steps = (p[i] + b.chunk - 1) / b.chunk };
 		if (p[i] == 0)
 			continue;
 		snprintf(row.test, sizeof row.test, "pp%d", p[i]);
@@ -337,22 +369,29 @@ bench(int argc, char **argv)
 	for (size_t k = 0; s == LLMC_OK && k < nd; k++)
 		for (size_t j = 0; s == LLMC_OK && j < nb; j++)
 			for (size_t i = 0; s == LLMC_OK && i < nn; i++) {
-				BenchRow row = { .batch = bt[j], .depth = d[k], .tokens = n[i] * bt[j], .steps = n[i],
-					.bytes = (int64_t)bt[j] * (d[k] + n[i] / 2) * mem.kv_per_token };
+				BenchRow row = { .batch = bt[j],
+					         .depth = d[k],
+					         .tokens = n[i] * bt[j],
+					         .steps = n[i],
+					         .bytes = (int64_t)bt[j] * (d[k] + n[i] / 2) *
+					                  mem.kv_per_token };
 				if (n[i] == 0)
 					continue;
 				int at = snprintf(row.test, sizeof row.test, "tg%d", n[i]);
 				if (bt[j] > 1)
-					at += snprintf(row.test + at, sizeof row.test - (size_t)at, " b%d", bt[j]);
+					at += snprintf(row.test + at, sizeof row.test - (size_t)at,
+					               " b%d", bt[j]);
 				if (d[k])
-					snprintf(row.test + at, sizeof row.test - (size_t)at, " @ d%d", d[k]);
+					snprintf(row.test + at, sizeof row.test - (size_t)at,
+					         " @ d%d", d[k]);
 				int32_t open = 0;
 				for (int32_t r = -1; s == LLMC_OK && r < runs; r++) {
 					if (!c.json && !c.quiet)
 						progress("%s %d/%d", row.test, r + 1, runs);
 					s = fill_context(&b, &open, bt[j], d[k], n[i], &err);
 					if (s == LLMC_OK)
-						s = decode(&b, bt[j], n[i], r == runs - 1, &took[r < 0 ? 0 : r], &err);
+						s = decode(&b, bt[j], n[i], r == runs - 1,
+						           &took[r < 0 ? 0 : r], &err);
 				}
 				while (open)
 					llmc_seq_free(b.s, b.seq[--open]);
@@ -374,7 +413,9 @@ bench(int argc, char **argv)
 }
 
 const Command cmd_bench = {
-	"bench", "MODEL [-p 512] [-n 128] [-b 1,8] [-d 2048] [-r 5] [--ops]", "measure tokens/s, bytes/s and the share of the machine's bandwidth",
+	"bench",
+	"MODEL [-p 512] [-n 128] [-b 1,8] [-d 2048] [-r 5] [--ops]",
+	"measure tokens/s, bytes/s and the share of the machine's bandwidth",
 	"  llmc bench model.gguf\n"
 	"  llmc bench model.gguf -p 0 -n 64 -b 1,4,8 --json\n"
 	"  llmc bench model.gguf --ops\n"

@@ -1,5 +1,6 @@
-/* llmc bench mla: a latent attention module by itself, absorbed against expanded. One layer of the model is compiled in each form; of a decode
- * step behind a cache of some depth it tells the time of all ops from the projections of queries and latents to the output's. */
+/* llmc bench mla: a latent attention module by itself, absorbed against expanded. One layer of the
+ * model is compiled in each form; of a decode step behind a cache of some depth it tells the time
+ * of all ops from the projections of queries and latents to the output's. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,17 +10,23 @@ enum { MAX_SIZES = 16, MAX_SEQS = 256, MAX_OPS = 32, FORMS = 2 };
 
 static const char *const form_name[FORMS] = { "absorbed", "expanded" };
 
-typedef struct Ops { int n; llmc_op_time op[MAX_OPS]; } Ops;
+typedef struct Ops {
+	int n;
+	llmc_op_time op[MAX_OPS];
+} Ops;
 
-typedef struct Sizes { int32_t v[MAX_SIZES]; size_t n; } Sizes;
+typedef struct Sizes {
+	int32_t v[MAX_SIZES];
+	size_t n;
+} Sizes;
 
 typedef struct Module {
-	Common  c;
-	Sizes   depth, batch;
+	Common c;
+	Sizes depth, batch;
 	int32_t most_depth, most_batch;
-	char    target[64], name[128];
-	bool    alone; /* the target has no expanded form */
-	double  seconds[FORMS][MAX_SIZES][MAX_SIZES]; /* [form][batch][depth] */
+	char target[64], name[128];
+	bool alone;                                  /* the target has no expanded form */
+	double seconds[FORMS][MAX_SIZES][MAX_SIZES]; /* [form][batch][depth] */
 } Module;
 
 static void
@@ -31,7 +38,8 @@ keep(void *user, const llmc_op_time *t)
 		o->op[o->n++] = *t;
 }
 
-/* The ops behind the embedding, up to the product behind the last of latent attention. An op that other parts of the layer share counts once. */
+/* The ops behind the embedding, up to the product behind the last of latent attention. An op that
+ * other parts of the layer share counts once. */
 static double
 module_seconds(const Ops *o)
 {
@@ -42,7 +50,8 @@ module_seconds(const Ops *o)
 		if (strncmp(o->op[i].op, "mla_", 4) == 0)
 			last = i;
 	for (int i = 1; i <= last + 1 && i < o->n; i++)
-		sum += o->op[i].seconds / o->op[i].n * (strncmp(o->op[i].op, "mla_", 4) && i == last + 1 ? 1 : o->op[i].n);
+		sum += o->op[i].seconds / o->op[i].n *
+		       (strncmp(o->op[i].op, "mla_", 4) && i == last + 1 ? 1 : o->op[i].n);
 	return last < 0 ? -1 : sum;
 }
 
@@ -58,7 +67,8 @@ fill(llmc_session *s, const Module *m, int32_t vocab, void **bytes, size_t *n, l
 	llmc_status st = llmc_seq_new(s, m->most_depth + 1, &q, err);
 	for (int32_t at = 0; st == LLMC_OK && at < m->most_depth; at += 512) {
 		int32_t k = m->most_depth - at < 512 ? m->most_depth - at : 512;
-		st = llmc_forward(s, &(llmc_chunk){ .seq = q, .tok = tok, .n_tok = k, .n_out = 0 }, 1, NULL, err);
+		st = llmc_forward(s, &(llmc_chunk){ .seq = q, .tok = tok, .n_tok = k, .n_out = 0 },
+		                  1, NULL, err);
 		if (st == LLMC_OK && interrupted())
 			st = LLMC_E_CANCELLED;
 	}
@@ -77,7 +87,8 @@ fill(llmc_session *s, const Module *m, int32_t vocab, void **bytes, size_t *n, l
 }
 
 static llmc_status
-measure(llmc_session *s, int32_t batch, int32_t depth, const void *bytes, size_t n, double *seconds, llmc_error *err)
+measure(llmc_session *s, int32_t batch, int32_t depth, const void *bytes, size_t n, double *seconds,
+        llmc_error *err)
 {
 	llmc_chunk c[MAX_SEQS];
 	llmc_status st = LLMC_OK;
@@ -162,8 +173,10 @@ one_form(Module *m, int form, const char *path, llmc_error *err)
 	for (size_t b = 0; st == LLMC_OK && b < m->batch.n; b++)
 		for (size_t d = 0; st == LLMC_OK && d < m->depth.n; d++) {
 			if (!c.json && !c.quiet)
-				progress("%s: %d sequences at depth %d", form_name[form], m->batch.v[b], m->depth.v[d]);
-			st = measure(s, m->batch.v[b], m->depth.v[d], bytes, n, &m->seconds[form][b][d], err);
+				progress("%s: %d sequences at depth %d", form_name[form],
+				         m->batch.v[b], m->depth.v[d]);
+			st = measure(s, m->batch.v[b], m->depth.v[d], bytes, n,
+			             &m->seconds[form][b][d], err);
 		}
 	if (s)
 		llmc_session_close(s);
@@ -180,28 +193,37 @@ report(const Module *m)
 	if (m->c.json)
 		printf("{\"model\":\"%s\",\"target\":\"%s\",\"results\":[", m->name, m->target);
 	else
-		printf("%s on %s: the attention module of one layer in a decode step\n%9s %7s %13s %13s %9s\n", m->name, m->target, "sequences", "depth",
-		       form_name[0], form_name[1], "speedup");
+		printf("%s on %s: the attention module of one layer in a decode step\n%9s %7s %13s "
+		       "%13s %9s\n",
+		       m->name, m->target, "sequences", "depth", form_name[0], form_name[1],
+		       "speedup");
 	for (size_t b = 0; b < m->batch.n; b++)
 		for (size_t d = 0; d < m->depth.n; d++) {
 			double absorbed = m->seconds[0][b][d], expanded = m->seconds[1][b][d];
 			if (m->c.json)
-				printf("%s{\"sequences\":%d,\"depth\":%d,\"absorbed_s\":%.9f", b + d ? "," : "", m->batch.v[b], m->depth.v[d], absorbed);
+				printf("%s{\"sequences\":%d,\"depth\":%d,\"absorbed_s\":%.9f",
+				       b + d ? "," : "", m->batch.v[b], m->depth.v[d], absorbed);
 			else
-				printf("%9d %7d %10.1f us", m->batch.v[b], m->depth.v[d], 1e6 * absorbed);
+				printf("%9d %7d %10.1f us", m->batch.v[b], m->depth.v[d],
+				       1e6 * absorbed);
 			if (m->alone)
-				printf("%s", m->c.json ? ",\"expanded_s\":null,\"speedup\":null}" : "             -         -\n");
+				printf("%s", m->c.json ? ",\"expanded_s\":null,\"speedup\":null}"
+				                       : "             -         -\n");
 			else if (m->c.json)
-				printf(",\"expanded_s\":%.9f,\"speedup\":%.3f}", expanded, expanded / absorbed);
+				printf(",\"expanded_s\":%.9f,\"speedup\":%.3f}", expanded,
+				       expanded / absorbed);
 			else
 				printf(" %10.1f us %7.2f x\n", 1e6 * expanded, expanded / absorbed);
 		}
 	if (m->c.json)
 		printf("]}\n");
 	else if (m->alone)
-		printf("%s has kernels of the absorbed form alone for decode steps of these widths: there is nothing to compare with\n", m->target);
+		printf("%s has kernels of the absorbed form alone for decode steps of these "
+		       "widths: there is nothing to compare with\n",
+		       m->target);
 	else
-		printf("published of the DeepSeek-V2 module's own kernels, one sequence and 32: 20.4 x and 3.63 x on an A100, 26.2 x and 3.52 x on an RTX 4080\n");
+		printf("published of the DeepSeek-V2 module's own kernels, one sequence and 32: "
+		       "20.4 x and 3.63 x on an A100, 26.2 x and 3.52 x on an RTX 4080\n");
 }
 
 static int32_t
@@ -238,14 +260,19 @@ bench_mla(int argc, char **argv)
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Bench", NULL, NULL, NULL },
 		{ OPT_TEXT, 'b', "batch", "B,..", &b_text, "sequences in the step [1,32]" },
-		{ OPT_TEXT, 'd', "depth", "N,..", &d_text, "positions in the cache of each [512,2048,8192,16384]" },
+		{ OPT_TEXT, 'd', "depth", "N,..", &d_text,
+		  "positions in the cache of each [512,2048,8192,16384]" },
 		OPT_COMMON(m->c),
 	};
 	if (OPT_PARSE(&cmd_bench_mla, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_bench_mla, "name a model");
-	if (!parse_sizes(b_text, m->batch.v, MAX_SIZES, &m->batch.n) || !parse_sizes(d_text, m->depth.v, MAX_SIZES, &m->depth.n) ||
+	if (!parse_sizes(b_text, m->batch.v, MAX_SIZES, &m->batch.n) ||
+	    !parse_sizes(d_text, m->depth.v, MAX_SIZES, &m->depth.n) ||
 	    !all_within(&m->batch, 1, MAX_SEQS - 1) || !all_within(&m->depth, 1, 1 << 20))
-		return opt_usage_error(&cmd_bench_mla, "-b takes a list of 1 to %d, -d one of 1 to %d, such as 512,2048", MAX_SEQS - 1, 1 << 20);
+		return opt_usage_error(
+		    &cmd_bench_mla,
+		    "-b takes a list of 1 to %d, -d one of 1 to %d, such as 512,2048", MAX_SEQS - 1,
+		    1 << 20);
 	m->most_batch = most_of(&m->batch);
 	m->most_depth = most_of(&m->depth);
 	interrupt_install();
@@ -260,7 +287,9 @@ bench_mla(int argc, char **argv)
 }
 
 const Command cmd_bench_mla = {
-	"bench mla", "MODEL [-b 1,32] [-d 512,2048,8192,16384]", "time a latent attention module, absorbed against expanded",
+	"bench mla",
+	"MODEL [-b 1,32] [-d 512,2048,8192,16384]",
+	"time a latent attention module, absorbed against expanded",
 	"  llmc bench mla model.gguf\n"
 	"  llmc bench mla configs/deepseek-v2-lite.yaml --random-weights\n"
 	"  llmc bench mla configs/deepseek-v2.yaml --random-weights --device cuda --json\n",

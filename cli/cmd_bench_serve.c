@@ -28,7 +28,10 @@ uniform(uint64_t *state)
 }
 
 /* "128", "64..512" (uniform), "exp:256" (exponential with that mean) */
-typedef struct Lengths { bool exponential; int32_t lo, hi; } Lengths;
+typedef struct Lengths {
+	bool exponential;
+	int32_t lo, hi;
+} Lengths;
 
 static bool
 parse_lengths(const char *s, Lengths *out)
@@ -57,12 +60,16 @@ length_of(const Lengths *l, uint64_t *state)
 
 /* Short common words: nearly every tokenizer has each, with its space, as one token. */
 static const char *const word[] = {
-	"the", "of", "and", "to", "in", "is", "was", "that", "for", "on", "with", "as", "his", "they", "at", "be", "this", "from",
-	"have", "or", "by", "one", "had", "not", "but", "what", "all", "were", "when", "we", "there", "can", "an", "your", "which",
-	"their", "said", "if", "do", "will", "each", "about", "how", "up", "out", "them", "then", "she", "many", "some", "so",
-	"these", "would", "other", "into", "has", "more", "her", "two", "like", "him", "see", "time", "could", "no", "make", "than",
-	"first", "been", "its", "who", "now", "people", "my", "made", "over", "did", "down", "only", "way", "find", "use", "may",
-	"water", "long", "little", "very", "after", "words", "called", "just", "where", "most", "know",
+	"the",   "of",    "and",    "to",    "in",    "is",     "was",  "that",  "for",   "on",
+	"with",  "as",    "his",    "they",  "at",    "be",     "this", "from",  "have",  "or",
+	"by",    "one",   "had",    "not",   "but",   "what",   "all",  "were",  "when",  "we",
+	"there", "can",   "an",     "your",  "which", "their",  "said", "if",    "do",    "will",
+	"each",  "about", "how",    "up",    "out",   "them",   "then", "she",   "many",  "some",
+	"so",    "these", "would",  "other", "into",  "has",    "more", "her",   "two",   "like",
+	"him",   "see",   "time",   "could", "no",    "make",   "than", "first", "been",  "its",
+	"who",   "now",   "people", "my",    "made",  "over",   "did",  "down",  "only",  "way",
+	"find",  "use",   "may",    "water", "long",  "little", "very", "after", "words", "called",
+	"just",  "where", "most",   "know",
 };
 enum { N_WORD = sizeof word / sizeof *word };
 
@@ -71,13 +78,18 @@ static size_t
 put_words(char *text, size_t cap, size_t at, int32_t n, uint64_t state)
 {
 	for (int32_t i = 0; i < n && at + 16 < cap; i++)
-		at += (size_t)snprintf(text + at, cap - at, "%s%s", at ? " " : "", word[draw(&state) % N_WORD]);
+		at += (size_t)snprintf(text + at, cap - at, "%s%s", at ? " " : "",
+		                       word[draw(&state) % N_WORD]);
 	return at;
 }
 
 /* ---- figures ---- */
 
-typedef struct Figure { const char *name, *key; double *v; size_t n; } Figure;
+typedef struct Figure {
+	const char *name, *key;
+	double *v;
+	size_t n;
+} Figure;
 
 static double
 percentile(const Figure *f, double p)
@@ -120,18 +132,22 @@ plot(const Figure *f)
 	}
 	printf("\n%s, ms\n", f->name);
 	for (int k = 0; k < BARS; k++) {
-		double from = by_log ? lo * pow(hi / lo, (double)k / BARS) : lo + (hi - lo) * k / BARS;
+		double from =
+		    by_log ? lo * pow(hi / lo, (double)k / BARS) : lo + (hi - lo) * k / BARS;
 		int bar = (int)((double)count[k] / (double)most * WIDE + 0.5);
-		printf("  %10.1f  %-*.*s %zu\n", from * 1e3, WIDE, bar, "##################################################", count[k]);
+		printf("  %10.1f  %-*.*s %zu\n", from * 1e3, WIDE, bar,
+		       "##################################################", count[k]);
 	}
 }
 
 typedef struct Report {
-	Figure  ttft, itl, e2e;
-	size_t  n, n_ok, n_good;
+	Figure ttft, itl, e2e;
+	size_t n, n_ok, n_good;
 	int64_t prompt, fresh;
-	double  took;
-	double  drafts, drafted, accepted; /* steps of a text with guesses, tokens guessed, of them right; drafts 0: the server does not tell, or there were none */
+	double took;
+	double drafts, drafted,
+	    accepted; /* steps of a text with guesses, tokens guessed, of them right; drafts 0: the
+	                 server does not tell, or there were none */
 } Report;
 
 static bool
@@ -172,15 +188,21 @@ print_json(const Report *rep)
 {
 	const Figure *f[] = { &rep->ttft, &rep->itl, &rep->e2e };
 
-	printf("{\"requests\":%zu,\"completed\":%zu,\"good\":%zu,\"seconds\":%.6f,\"prompt_tokens\":%lld,\"output_tokens\":%lld,"
+	printf("{\"requests\":%zu,\"completed\":%zu,\"good\":%zu,\"seconds\":%.6f,\"prompt_"
+	       "tokens\":%lld,\"output_tokens\":%lld,"
 	       "\"request_rate\":%.4f,\"goodput\":%.4f,\"output_tps\":%.3f",
-	       rep->n, rep->n_ok, rep->n_good, rep->took, (long long)rep->prompt, (long long)rep->fresh, (double)rep->n_ok / rep->took,
+	       rep->n, rep->n_ok, rep->n_good, rep->took, (long long)rep->prompt,
+	       (long long)rep->fresh, (double)rep->n_ok / rep->took,
 	       (double)rep->n_good / rep->took, (double)rep->fresh / rep->took);
 	if (rep->drafts > 0)
-		printf(",\"drafts\":%.0f,\"drafted\":%.0f,\"accepted\":%.0f,\"accepted_length\":%.3f", rep->drafts, rep->drafted, rep->accepted, 1 + rep->accepted / rep->drafts);
+		printf(
+		    ",\"drafts\":%.0f,\"drafted\":%.0f,\"accepted\":%.0f,\"accepted_length\":%.3f",
+		    rep->drafts, rep->drafted, rep->accepted, 1 + rep->accepted / rep->drafts);
 	for (int i = 0; i < 3; i++)
-		printf(",\"%s\":{\"mean\":%.6f,\"p50\":%.6f,\"p90\":%.6f,\"p99\":%.6f,\"max\":%.6f}", f[i]->key, mean(f[i]), percentile(f[i], 50),
-		       percentile(f[i], 90), percentile(f[i], 99), percentile(f[i], 100));
+		printf(
+		    ",\"%s\":{\"mean\":%.6f,\"p50\":%.6f,\"p90\":%.6f,\"p99\":%.6f,\"max\":%.6f}",
+		    f[i]->key, mean(f[i]), percentile(f[i], 50), percentile(f[i], 90),
+		    percentile(f[i], 99), percentile(f[i], 100));
 	printf("}\n");
 }
 
@@ -190,16 +212,21 @@ print_text(const Report *rep, const LoadRequest *r, double slo_ttft, double slo_
 	const Figure *f[] = { &rep->ttft, &rep->itl, &rep->e2e };
 	bool slo = slo_ttft < 1e9 || slo_itl < 1e9;
 
-	printf("%zu of %zu requests answered in %.2f s: %.2f requests/s, %.1f output tokens/s, %.1f prompt tokens/s\n", rep->n_ok, rep->n,
-	       rep->took, (double)rep->n_ok / rep->took, (double)rep->fresh / rep->took, (double)rep->prompt / rep->took);
+	printf("%zu of %zu requests answered in %.2f s: %.2f requests/s, %.1f output tokens/s, "
+	       "%.1f prompt tokens/s\n",
+	       rep->n_ok, rep->n, rep->took, (double)rep->n_ok / rep->took,
+	       (double)rep->fresh / rep->took, (double)rep->prompt / rep->took);
 	if (rep->drafts > 0)
-		printf("speculation: %.2f tokens a guessing step, %.0f of %.0f guesses came true\n", 1 + rep->accepted / rep->drafts, rep->accepted, rep->drafted);
+		printf("speculation: %.2f tokens a guessing step, %.0f of %.0f guesses came true\n",
+		       1 + rep->accepted / rep->drafts, rep->accepted, rep->drafted);
 	if (slo)
-		printf("goodput: %.2f requests/s within the objectives (%zu requests)\n", (double)rep->n_good / rep->took, rep->n_good);
+		printf("goodput: %.2f requests/s within the objectives (%zu requests)\n",
+		       (double)rep->n_good / rep->took, rep->n_good);
 	printf("\n%-22s %10s %10s %10s %10s %10s  ms\n", "", "mean", "p50", "p90", "p99", "max");
 	for (int i = 0; i < 3; i++)
-		printf("%-22s %10.1f %10.1f %10.1f %10.1f %10.1f\n", f[i]->name, 1e3 * mean(f[i]), 1e3 * percentile(f[i], 50),
-		       1e3 * percentile(f[i], 90), 1e3 * percentile(f[i], 99), 1e3 * percentile(f[i], 100));
+		printf("%-22s %10.1f %10.1f %10.1f %10.1f %10.1f\n", f[i]->name, 1e3 * mean(f[i]),
+		       1e3 * percentile(f[i], 50), 1e3 * percentile(f[i], 90),
+		       1e3 * percentile(f[i], 99), 1e3 * percentile(f[i], 100));
 	for (int i = 0; i < 3; i++)
 		plot(f[i]);
 	for (size_t i = 0, shown = 0; i < rep->n && shown < 3; i++)
@@ -212,10 +239,10 @@ print_text(const Report *rep, const LoadRequest *r, double slo_ttft, double slo_
 typedef struct Args {
 	const char *url, *key, *model, *input, *output;
 	int32_t requests, clients, prefix, prefixes;
-	float   rate, ttft, itl, timeout;
+	float rate, ttft, itl, timeout;
 	uint64_t seed;
-	bool    json, quiet, chat;
-	size_t  shown;
+	bool json, quiet, chat;
+	size_t shown;
 } Args;
 
 static void
@@ -249,11 +276,17 @@ make(const Args *a, const Lengths *in, const Lengths *out, LoadRequest *r)
 		}
 		text[0] = 0;
 		if (a->prefix)
-			n = put_words(text, cap, 0, a->prefix, 77 + draw(&state) % (uint64_t)a->prefixes);
+			n = put_words(text, cap, 0, a->prefix,
+			              77 + draw(&state) % (uint64_t)a->prefixes);
 		put_words(text, cap, n, n_in, draw(&state));
-		r[i].size = (size_t)snprintf(r[i].body, cap + 600,
-			"{\"model\":\"%s\",%s%s%s,\"max_tokens\":%d,\"ignore_eos\":true,\"temperature\":0,\"stream\":true,\"stream_options\":{\"include_usage\":true}}",
-			a->model, a->chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"" : "\"prompt\":\"", text, a->chat ? "\"}]" : "\"", n_out);
+		r[i].size = (size_t)snprintf(
+		    r[i].body, cap + 600,
+		    "{\"model\":\"%s\",%s%s%s,\"max_tokens\":%d,\"ignore_eos\":true,"
+		    "\"temperature\":0,\"stream\":true,\"stream_options\":{\"include_usage\":true}"
+		    "}",
+		    a->model,
+		    a->chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"" : "\"prompt\":\"",
+		    text, a->chat ? "\"}]" : "\"", n_out);
 		free(text);
 		r[i].at = at;
 		at += a->rate > 0 ? -log(uniform(&state)) / a->rate : 0;
@@ -271,7 +304,8 @@ first_model(const LoadTarget *t, const char *key, char why[200])
 	snprintf(path, sizeof path, "%.*s/v1/models", (int)n, t->path);
 	char *text = load_get(t, path, key, why);
 	json_t *j = text ? json_loads(text, 0, NULL) : NULL;
-	const char *id = json_string_value(json_object_get(json_array_get(json_object_get(j, "data"), 0), "id"));
+	const char *id =
+	    json_string_value(json_object_get(json_array_get(json_object_get(j, "data"), 0), "id"));
 	char *name = id ? strdup(id) : NULL;
 	if (text && !name)
 		snprintf(why, 200, "the server names no model under %.100s: use --model", path);
@@ -280,12 +314,17 @@ first_model(const LoadTarget *t, const char *key, char why[200])
 	return name;
 }
 
-/* Sums of counters of /metrics, over its models; what is not there adds nothing. False: the server did not answer. */
+/* Sums of counters of /metrics, over its models; what is not there adds nothing. False: the server
+ * did not answer. */
 static bool
 add_guesses(const LoadTarget *t, const char *key, double sign, Report *rep)
 {
-	const struct { const char *name; double *to; } counter[] = {
-		{ "\nvllm:spec_decode_num_drafts_total", &rep->drafts }, { "\nvllm:spec_decode_num_draft_tokens_total", &rep->drafted },
+	const struct {
+		const char *name;
+		double *to;
+	} counter[] = {
+		{ "\nvllm:spec_decode_num_drafts_total", &rep->drafts },
+		{ "\nvllm:spec_decode_num_draft_tokens_total", &rep->drafted },
 		{ "\nvllm:spec_decode_num_accepted_tokens_total", &rep->accepted },
 	};
 	char why[200], *text = load_get(t, "/metrics", key, why);
@@ -307,14 +346,20 @@ measure(Args *a, const Lengths *in, const Lengths *out, const LoadTarget *target
 	LoadRequest *r = calloc((size_t)a->requests, sizeof *r);
 	Report rep = { 0 };
 	char why[200] = "out of memory";
-	LoadOptions o = { .target = target, .api_key = a->key, .clients = a->rate > 0 ? 0 : a->clients, .timeout = a->timeout,
-		          .progress = show, .user = a, .stop = interrupted };
+	LoadOptions o = { .target = target,
+		          .api_key = a->key,
+		          .clients = a->rate > 0 ? 0 : a->clients,
+		          .timeout = a->timeout,
+		          .progress = show,
+		          .user = a,
+		          .stop = interrupted };
 	int code = EXIT_MACHINE;
 
 	interrupt_install();
 	const bool counted = add_guesses(target, a->key, -1, &rep);
 	if (r && make(a, in, out, r) && load_run(&o, r, (size_t)a->requests, &rep.took, why) &&
-	    gather(&rep, r, (size_t)a->requests, a->ttft > 0 ? a->ttft : 1e9, a->itl > 0 ? a->itl : 1e9)) {
+	    gather(&rep, r, (size_t)a->requests, a->ttft > 0 ? a->ttft : 1e9,
+	           a->itl > 0 ? a->itl : 1e9)) {
 		progress_end();
 		if (!add_guesses(target, a->key, 1, &rep) || !counted)
 			rep.drafts = rep.drafted = rep.accepted = 0;
@@ -344,24 +389,37 @@ measure(Args *a, const Lengths *in, const Lengths *out, const LoadTarget *target
 static int
 bench_serve(int argc, char **argv)
 {
-	Args a = { .url = "http://127.0.0.1:8000", .input = "128", .output = "64", .requests = 100, .clients = 16,
-		   .prefixes = 1, .timeout = 600 };
+	Args a = { .url = "http://127.0.0.1:8000",
+		   .input = "128",
+		   .output = "64",
+		   .requests = 100,
+		   .clients = 16,
+		   .prefixes = 1,
+		   .timeout = 600 };
 	const char *args[1] = { NULL };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Server", NULL, NULL, NULL },
 		{ OPT_TEXT, 'u', "url", "URL", &a.url, "where it listens [http://127.0.0.1:8000]" },
 		{ OPT_TEXT, 0, "api-key", "KEY", &a.key, "sent as a bearer token" },
-		{ OPT_TEXT, 'm', "model", "NAME", &a.model, "model's name in the requests [the first that the server has]" },
-		{ OPT_FLAG, 0, "chat", NULL, &a.chat, "use /v1/chat/completions instead of /v1/completions" },
-		{ OPT_FLOAT, 0, "timeout", "S", &a.timeout, "seconds until a request counts as lost [600]" },
+		{ OPT_TEXT, 'm', "model", "NAME", &a.model,
+		  "model's name in the requests [the first that the server has]" },
+		{ OPT_FLAG, 0, "chat", NULL, &a.chat,
+		  "use /v1/chat/completions instead of /v1/completions" },
+		{ OPT_FLOAT, 0, "timeout", "S", &a.timeout,
+		  "seconds until a request counts as lost [600]" },
 		{ OPT_GROUP, 0, "Load", NULL, NULL, NULL },
 		{ OPT_INT, 'n', "requests", "N", &a.requests, "how many [100]" },
-		{ OPT_FLOAT, 'r', "rate", "R", &a.rate, "requests a second, at random times (Poisson), whether or not answers come" },
-		{ OPT_INT, 'c', "clients", "N", &a.clients, "without --rate: so many at a time, each sends its next when the last is done [16]" },
-		{ OPT_TEXT, 'i', "input", "LEN", &a.input, "words of prompts: 128, 64..512, exp:256 [128]" },
+		{ OPT_FLOAT, 'r', "rate", "R", &a.rate,
+		  "requests a second, at random times (Poisson), whether or not answers come" },
+		{ OPT_INT, 'c', "clients", "N", &a.clients,
+		  "without --rate: so many at a time, each sends its next when the last is done "
+		  "[16]" },
+		{ OPT_TEXT, 'i', "input", "LEN", &a.input,
+		  "words of prompts: 128, 64..512, exp:256 [128]" },
 		{ OPT_TEXT, 'o', "output", "LEN", &a.output, "new tokens, likewise [64]" },
 		{ OPT_INT, 0, "prefix", "N", &a.prefix, "words in front that requests share [0]" },
-		{ OPT_INT, 0, "prefixes", "N", &a.prefixes, "how many such prefixes there are [1]" },
+		{ OPT_INT, 0, "prefixes", "N", &a.prefixes,
+		  "how many such prefixes there are [1]" },
 		{ OPT_U64, 0, "seed", "N", &a.seed, "same seed, same load [0]" },
 		{ OPT_GROUP, 0, "Objectives for goodput", NULL, NULL, NULL },
 		{ OPT_FLOAT, 0, "ttft", "S", &a.ttft, "seconds until the first token at most" },
@@ -374,13 +432,20 @@ bench_serve(int argc, char **argv)
 	Lengths in, out;
 
 	if (OPT_PARSE(&cmd_bench_serve, opt, argc, argv, args) > 0)
-		return opt_usage_error(&cmd_bench_serve, "%s: the server is named with --url", args[0]);
+		return opt_usage_error(&cmd_bench_serve, "%s: the server is named with --url",
+		                       args[0]);
 	if (!load_target(a.url, a.chat ? "/v1/chat/completions" : "/v1/completions", &target))
-		return opt_usage_error(&cmd_bench_serve, "--url %s: expected http://HOST:PORT", a.url);
+		return opt_usage_error(&cmd_bench_serve, "--url %s: expected http://HOST:PORT",
+		                       a.url);
 	if (!parse_lengths(a.input, &in) || !parse_lengths(a.output, &out))
-		return opt_usage_error(&cmd_bench_serve, "--input %s, --output %s: expected N, N..M or exp:N", a.input, a.output);
-	if (a.requests < 1 || a.requests > 1000000 || a.clients < 1 || a.rate < 0 || a.prefix < 0 || a.prefix > 1 << 20 || a.prefixes < 1)
-		return opt_usage_error(&cmd_bench_serve, "--requests, --clients, --prefixes must be at least 1, --rate and --prefix not negative");
+		return opt_usage_error(&cmd_bench_serve,
+		                       "--input %s, --output %s: expected N, N..M or exp:N",
+		                       a.input, a.output);
+	if (a.requests < 1 || a.requests > 1000000 || a.clients < 1 || a.rate < 0 || a.prefix < 0 ||
+	    a.prefix > 1 << 20 || a.prefixes < 1)
+		return opt_usage_error(&cmd_bench_serve,
+		                       "--requests, --clients, --prefixes must be at least 1, "
+		                       "--rate and --prefix not negative");
 	char *first = NULL;
 	if (!a.model) {
 		char why[200];
@@ -391,15 +456,19 @@ bench_serve(int argc, char **argv)
 		}
 	}
 	if (strpbrk(a.model, "\"\\\n"))
-		return opt_usage_error(&cmd_bench_serve, "--model: no quotes, backslashes or line ends in it, please");
+		return opt_usage_error(
+		    &cmd_bench_serve, "--model: no quotes, backslashes or line ends in it, please");
 	int code = measure(&a, &in, &out, &target);
 	free(first);
 	return code;
 }
 
 const Command cmd_bench_serve = {
-	"bench serve", "[--url URL] [--rate R | --clients N] [--input LEN] [--output LEN]", "load a server and measure how it answers",
+	"bench serve",
+	"[--url URL] [--rate R | --clients N] [--input LEN] [--output LEN]",
+	"load a server and measure how it answers",
 	"  llmc bench serve --clients 16 --requests 200\n"
-	"  llmc bench serve --url http://127.0.0.1:8000 --rate 4 --input exp:256 --output 32..128 --prefix 64 --ttft 0.5 --itl 0.05\n",
+	"  llmc bench serve --url http://127.0.0.1:8000 --rate 4 --input exp:256 --output 32..128 "
+	"--prefix 64 --ttft 0.5 --itl 0.05\n",
 	bench_serve,
 };

@@ -13,21 +13,26 @@
 #include "base/file.h"
 #include "cli/cli.h"
 
-static const char *const part[] = { "models", "kernels", "weights", "cublaslt", "nccl", "downloads", NULL };
+static const char *const part[] = { "models", "kernels",   "weights", "cublaslt",
+	                            "nccl",   "downloads", NULL };
 
-typedef struct Tally { int64_t bytes; int files; } Tally;
+typedef struct Tally {
+	int64_t bytes;
+	int files;
+} Tally;
 
-/* Kinds of built code (base/build_cache.h): the suffix of an entry's name. The last row: all others */
+/* Kinds of built code (base/build_cache.h): the suffix of an entry's name. The last row: all others
+ */
 typedef struct CacheKind {
 	const char *suffix, *what;
-	Tally       held;
-	int64_t     hits, misses;
+	Tally held;
+	int64_t hits, misses;
 } CacheKind;
 
 typedef struct Sweep {
-	double older_than;  /* seconds; < 0: nothing is removed */
-	CacheKind  *kind;        /* NULL, or the table that files are counted in, too */
-	Tally  held, gone;
+	double older_than; /* seconds; < 0: nothing is removed */
+	CacheKind *kind;   /* NULL, or the table that files are counted in, too */
+	Tally held, gone;
 } Sweep;
 
 static CacheKind *
@@ -60,8 +65,10 @@ walk(const char *dir, Sweep *s)
 	while (d && (e = readdir(d))) {
 		char path[PATH_MAX];
 		struct stat st;
-		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || (s->kind && e->d_name[0] == '.') ||
-		    snprintf(path, sizeof path, "%s/%s", dir, e->d_name) >= (int)sizeof path || lstat(path, &st) < 0)
+		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") ||
+		    (s->kind && e->d_name[0] == '.') ||
+		    snprintf(path, sizeof path, "%s/%s", dir, e->d_name) >= (int)sizeof path ||
+		    lstat(path, &st) < 0)
 			continue;
 		if (S_ISDIR(st.st_mode)) {
 			walk(path, s);
@@ -70,7 +77,9 @@ walk(const char *dir, Sweep *s)
 			continue;
 		}
 		time_t used = st.st_atime > st.st_mtime ? st.st_atime : st.st_mtime;
-		const bool gone = s->older_than >= 0 && difftime(time(NULL), used) >= s->older_than && remove_unused(path);
+		const bool gone = s->older_than >= 0 &&
+		                  difftime(time(NULL), used) >= s->older_than &&
+		                  remove_unused(path);
 		Tally *t = gone ? &s->gone : &s->held;
 		t->bytes += st.st_size;
 		t->files++;
@@ -114,14 +123,19 @@ print_kinds(const CacheKind *kind, bool json, bool counted)
 		printf("],\"kinds\":[");
 	for (const CacheKind *k = kind;; k++) {
 		if (json && k->suffix) {
-			printf("%s{\"name\":\"%s\",\"files\":%d,\"bytes\":%lld", k == kind ? "" : ",", k->suffix, k->held.files, (long long)k->held.bytes);
+			printf("%s{\"name\":\"%s\",\"files\":%d,\"bytes\":%lld",
+			       k == kind ? "" : ",", k->suffix, k->held.files,
+			       (long long)k->held.bytes);
 			if (counted)
-				printf(",\"hits\":%lld,\"misses\":%lld", (long long)k->hits, (long long)k->misses);
+				printf(",\"hits\":%lld,\"misses\":%lld", (long long)k->hits,
+				       (long long)k->misses);
 			printf("}");
 		} else if (!json && (k->held.files || k->hits || k->misses)) {
-			printf("    %-8s %5d files  %-10s", k->suffix ? k->suffix : "others", k->held.files, human_bytes((double)k->held.bytes, text));
+			printf("    %-8s %5d files  %-10s", k->suffix ? k->suffix : "others",
+			       k->held.files, human_bytes((double)k->held.bytes, text));
 			if (counted)
-				printf("  %lld hits, %lld misses", (long long)k->hits, (long long)k->misses);
+				printf("  %lld hits, %lld misses", (long long)k->hits,
+				       (long long)k->misses);
 			printf("  %s\n", k->what);
 		}
 		if (!k->suffix)
@@ -129,24 +143,34 @@ print_kinds(const CacheKind *kind, bool json, bool counted)
 	}
 }
 
-typedef struct Ask { bool json, prune; double older_than; const char *only; } Ask;
+typedef struct Ask {
+	bool json, prune;
+	double older_than;
+	const char *only;
+} Ask;
 
 static int
 show(const Ask *a, const char *dir, int64_t limit)
 {
 	CacheKind kind[] = {
-		{ "so", "kernels for processors", { 0 }, 0, 0 }, { "cubin", "kernels for GPUs", { 0 }, 0, 0 },
-		{ "emu", "kernels for the emulated GPU", { 0 }, 0, 0 }, { "nvrtc", "reports of NVRTC", { 0 }, 0, 0 },
-		{ "sass", "disassembled kernels", { 0 }, 0, 0 }, { "test", "code of tests", { 0 }, 0, 0 },
-		{ CACHE_ANSWERS, "versions of compilers", { 0 }, 0, 0 }, { NULL, "", { 0 }, 0, 0 },
+		{ "so", "kernels for processors", { 0 }, 0, 0 },
+		{ "cubin", "kernels for GPUs", { 0 }, 0, 0 },
+		{ "emu", "kernels for the emulated GPU", { 0 }, 0, 0 },
+		{ "nvrtc", "reports of NVRTC", { 0 }, 0, 0 },
+		{ "sass", "disassembled kernels", { 0 }, 0, 0 },
+		{ "test", "code of tests", { 0 }, 0, 0 },
+		{ CACHE_ANSWERS, "versions of compilers", { 0 }, 0, 0 },
+		{ NULL, "", { 0 }, 0, 0 },
 	};
 	const bool counted = read_stats(dir, kind);
 	char path[PATH_MAX], text[32], most[32];
 	Tally freed = { 0 };
 
 	for (int i = 0; part[i]; i++) {
-		const bool built = !strcmp(part[i], "kernels"), mine = !a->only || !strcmp(a->only, part[i]);
-		Sweep s = { .older_than = a->prune && mine ? a->older_than : -1, .kind = built ? kind : NULL };
+		const bool built = !strcmp(part[i], "kernels"),
+		           mine = !a->only || !strcmp(a->only, part[i]);
+		Sweep s = { .older_than = a->prune && mine ? a->older_than : -1,
+			    .kind = built ? kind : NULL };
 		snprintf(path, sizeof path, "%s/%s", dir, part[i]);
 		walk(path, &s);
 		freed.bytes += s.gone.bytes;
@@ -156,18 +180,25 @@ show(const Ask *a, const char *dir, int64_t limit)
 			unlink(path);
 		}
 		if (a->json)
-			printf("%s{\"name\":\"%s\",\"files\":%d,\"bytes\":%lld}", i ? "," : "", part[i], s.held.files, (long long)s.held.bytes);
+			printf("%s{\"name\":\"%s\",\"files\":%d,\"bytes\":%lld}", i ? "," : "",
+			       part[i], s.held.files, (long long)s.held.bytes);
 		else
-			printf("  %-10s %5d files  %s%s%s\n", part[i], s.held.files, human_bytes((double)s.held.bytes, text), !built ? "" : limit ? " of " : ", switched off",
+			printf("  %-10s %5d files  %s%s%s\n", part[i], s.held.files,
+			       human_bytes((double)s.held.bytes, text),
+			       !built  ? ""
+			       : limit ? " of "
+			               : ", switched off",
 			       built && limit ? human_bytes((double)limit, most) : "");
 		if (built && !a->json)
 			print_kinds(kind, false, counted);
 	}
 	if (a->json) {
 		print_kinds(kind, true, counted);
-		printf("],\"limit_bytes\":%lld,\"freed_bytes\":%lld}\n", (long long)limit, (long long)freed.bytes);
+		printf("],\"limit_bytes\":%lld,\"freed_bytes\":%lld}\n", (long long)limit,
+		       (long long)freed.bytes);
 	} else if (a->prune) {
-		printf("removed %d files, %s\n", freed.files, human_bytes((double)freed.bytes, text));
+		printf("removed %d files, %s\n", freed.files,
+		       human_bytes((double)freed.bytes, text));
 	}
 	return 0;
 }
@@ -186,7 +217,8 @@ cache(int argc, char **argv)
 		{ OPT_FLAG, 0, "prune", NULL, &a.prune, "remove what was not used for --days" },
 		{ OPT_INT, 0, "days", "N", &days, "age for --prune [30]" },
 		{ OPT_FLAG, 0, "all", NULL, &all, "with --prune: whatever its age" },
-		{ OPT_TEXT, 0, "only", "PART", &a.only, "with --prune: this part alone, as kernels" },
+		{ OPT_TEXT, 0, "only", "PART", &a.only,
+		  "with --prune: this part alone, as kernels" },
 		{ OPT_FLAG, 0, "json", NULL, &a.json, "one JSON document" },
 	};
 
@@ -196,7 +228,11 @@ cache(int argc, char **argv)
 	while (a.only && part[at] && strcmp(part[at], a.only))
 		at++;
 	if (a.only && (!part[at] || !a.prune))
-		return opt_usage_error(&cmd_cache, part[at] ? "--only goes with --prune" : "--only %s: expected models, kernels, weights, cublaslt, nccl or downloads", a.only);
+		return opt_usage_error(&cmd_cache,
+		                       part[at] ? "--only goes with --prune"
+		                                : "--only %s: expected models, kernels, weights, "
+		                                  "cublaslt, nccl or downloads",
+		                       a.only);
 	a.older_than = all ? 0 : 86400.0 * days;
 	if (file_cache_dir(&dir, &err) != LLMC_OK || cache_limit(&limit, &err) != LLMC_OK) {
 		complain("%s", err.text);
@@ -216,11 +252,15 @@ cache(int argc, char **argv)
 }
 
 const Command cmd_cache = {
-	"cache", "[--prune [--days N | --all] [--only PART]] [--json]", "what the cache holds, and pruning it",
+	"cache",
+	"[--prune [--days N | --all] [--only PART]] [--json]",
+	"what the cache holds, and pruning it",
 	"  llmc cache\n"
 	"  llmc cache --prune --days 7\n"
-	"  llmc cache --prune --all --only kernels      built code alone: it is compiled again when needed\n"
+	"  llmc cache --prune --all --only kernels      built code alone: it is compiled again "
+	"when needed\n"
 	"  LLMC_CACHE_SIZE=500M llmc run model.gguf     bounds built code; 0 switches it off\n"
-	"  LLMC_CACHE_STATS=/tmp/stats llmc cache       with the hits and misses of programs that ran with the same variable\n",
+	"  LLMC_CACHE_STATS=/tmp/stats llmc cache       with the hits and misses of programs that "
+	"ran with the same variable\n",
 	cache,
 };

@@ -35,7 +35,9 @@ static int
 chat(int argc, char **argv)
 {
 	Common c = { 0 };
-	Sampling smp = { .p = { .temperature = 0.7f, .top_p = 0.95f, .speculate = LLMC_MAX_SPECULATE } };
+	Sampling smp = {
+		.p = { .temperature = 0.7f, .top_p = 0.95f, .speculate = LLMC_MAX_SPECULATE }
+	};
 	const char *system = NULL, *draft = NULL, *args[1] = { NULL };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Chat", NULL, NULL, NULL },
@@ -61,11 +63,13 @@ chat(int argc, char **argv)
 	const llmc_tokenizer *t = m ? llmc_model_tokenizer(m) : NULL;
 	if (status == LLMC_OK && !t) {
 		err.code = status = LLMC_E_INPUT;
-		snprintf(err.text, sizeof err.text, "%s: has no tokenizer: chat needs one", args[0]);
+		snprintf(err.text, sizeof err.text, "%s: has no tokenizer: chat needs one",
+		         args[0]);
 	}
 	llmc_limits lim = limits_of(&c);
 	if (smp.p.speculate > 0)
-		lim.n_out = 1 + smp.p.speculate, lim.marks = 1; /* a step's guesses and the token before them */
+		lim.n_out = 1 + smp.p.speculate,
+		lim.marks = 1; /* a step's guesses and the token before them */
 	if (status == LLMC_OK)
 		status = token_source_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
 	if (status != LLMC_OK) {
@@ -105,9 +109,11 @@ chat(int argc, char **argv)
 		int32_t *tok = NULL;
 		if (asprintf(&messages, "%s]", history) < 0)
 			messages = NULL;
-		status = chat_alloc(t, messages ? messages : "[]", "{\"add_generation_prompt\":true}", &prompt, &n, &err);
+		status = chat_alloc(t, messages ? messages : "[]",
+		                    "{\"add_generation_prompt\":true}", &prompt, &n, &err);
 		if (status == LLMC_OK)
-			status = tokenize_alloc(t, prompt, n, LLMC_PARSE_SPECIAL, &tok, &n_tok, &err);
+			status =
+			    tokenize_alloc(t, prompt, n, LLMC_PARSE_SPECIAL, &tok, &n_tok, &err);
 		llmc_result res = LLMC_INIT(llmc_result);
 		Reply r = { .kept = open_memstream(&reply, &reply_n) };
 		interrupt_install();
@@ -118,7 +124,10 @@ chat(int argc, char **argv)
 		putchar('\n');
 		token_source_drafts(&s, guesses, sizeof guesses);
 		if (status == LLMC_OK && !c.quiet && tty)
-			fprintf(stderr, "(%d tokens, %.1f/s%s)\n", res.n_new, res.decode_s > 0 && res.n_new > 1 ? (res.n_new - 1) / res.decode_s : 0, guesses);
+			fprintf(stderr, "(%d tokens, %.1f/s%s)\n", res.n_new,
+			        res.decode_s > 0 && res.n_new > 1 ? (res.n_new - 1) / res.decode_s
+			                                          : 0,
+			        guesses);
 		if (status == LLMC_OK)
 			add_message(f, &first, "assistant", reply, reply_n);
 		free(messages);
@@ -142,7 +151,9 @@ chat(int argc, char **argv)
 }
 
 const Command cmd_chat = {
-	"chat", "MODEL [options]", "talk to a model that has a chat template",
+	"chat",
+	"MODEL [options]",
+	"talk to a model that has a chat template",
 	"  llmc chat model.gguf\n"
 	"  echo \"Who are you?\" | llmc chat model.gguf --temperature 0 --quiet\n",
 	chat,

@@ -47,13 +47,20 @@ compile(int argc, char **argv)
 	const Opt opt[] = {
 		{ OPT_TEXT, 'o', "output", "DIR", &out, "where to write [generated/<model>]" },
 		{ OPT_TEXT, 0, "target", "cpu|ref", &target, "what to compile for [cpu]" },
-		{ OPT_TEXT, 0, "arch", "A,B", &arch, "instruction sets: generic, v3, vnni, v4, amx [this processor's best]" },
-		{ OPT_FLAG, 0, "aot", NULL, &aot, "build the kernels now and ship them in the artifact" },
-		{ OPT_LIST, 0, "set", "KEY=VALUE", &set, "override a key of the description; may be repeated" },
+		{ OPT_TEXT, 0, "arch", "A,B", &arch,
+		  "instruction sets: generic, v3, vnni, v4, amx [this processor's best]" },
+		{ OPT_FLAG, 0, "aot", NULL, &aot,
+		  "build the kernels now and ship them in the artifact" },
+		{ OPT_LIST, 0, "set", "KEY=VALUE", &set,
+		  "override a key of the description; may be repeated" },
 		OPT_ALLOW_UNKNOWN_KEYS(o.allow_unknown_keys),
-		{ OPT_INT, 0, "pp", "N", &pp, "pipeline stages, of contiguous layers: a plan for each (same as --set parallel.pp=)" },
-		{ OPT_INT, 0, "tp", "N", &tp, "ranks that share each layer: a plan for each (same as --set parallel.tp=)" },
-		{ OPT_TEXT, 0, "dump", "STAGE", &dump, "print spec, graph, fuse, order or plan; write nothing" },
+		{ OPT_INT, 0, "pp", "N", &pp,
+		  "pipeline stages, of contiguous layers: a plan for each (same as --set "
+		  "parallel.pp=)" },
+		{ OPT_INT, 0, "tp", "N", &tp,
+		  "ranks that share each layer: a plan for each (same as --set parallel.tp=)" },
+		{ OPT_TEXT, 0, "dump", "STAGE", &dump,
+		  "print spec, graph, fuse, order or plan; write nothing" },
 		{ OPT_FLAG, 0, "json", NULL, &json, "{\"artifact\":\"...\",\"seconds\":...}" },
 		{ OPT_FLAG, 'q', "quiet", NULL, &quiet, "no progress" },
 	};
@@ -62,8 +69,10 @@ compile(int argc, char **argv)
 
 	if (OPT_PARSE(&cmd_compile, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_compile, "name a YAML description");
-	if (dump && strcmp(dump, "spec") && strcmp(dump, "graph") && strcmp(dump, "fuse") && strcmp(dump, "order") && strcmp(dump, "plan"))
-		return opt_usage_error(&cmd_compile, "--dump %s: expected spec, graph, fuse, order or plan", dump);
+	if (dump && strcmp(dump, "spec") && strcmp(dump, "graph") && strcmp(dump, "fuse") &&
+	    strcmp(dump, "order") && strcmp(dump, "plan"))
+		return opt_usage_error(
+		    &cmd_compile, "--dump %s: expected spec, graph, fuse, order or plan", dump);
 	default_dir(args[0], dir, sizeof dir);
 	const char **all = calloc(set.n + 3, sizeof *all); /* tp, pp, the end */
 	if (!all)
@@ -114,7 +123,9 @@ compile(int argc, char **argv)
 }
 
 const Command cmd_compile = {
-	"compile", "MODEL.yaml [-o DIR] [--arch A,B] [--aot]", "compile a description into kernels and a plan",
+	"compile",
+	"MODEL.yaml [-o DIR] [--arch A,B] [--aot]",
+	"compile a description into kernels and a plan",
 	"  llmc compile configs/llama2-70b.yaml\n"
 	"  llmc compile model.yaml -o out --arch v3,v4 --aot\n"
 	"  llmc compile configs/tiny.yaml --dump fuse\n",

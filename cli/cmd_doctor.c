@@ -20,7 +20,8 @@ row(bool found, bool needed, const char *name, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
-	printf("%s%-8s%s %-11s %.*s\n", colours ? colour[found ? 0 : 1 + needed] : "", found ? "found" : "missing", colours ? "\033[0m" : "", name,
+	printf("%s%-8s%s %-11s %.*s\n", colours ? colour[found ? 0 : 1 + needed] : "",
+	       found ? "found" : "missing", colours ? "\033[0m" : "", name,
 	       (int)strcspn(text, "\n"), text);
 }
 
@@ -43,33 +44,44 @@ library(const json_t *cuda, const char *key, const char *name)
 static void
 table(const json_t *all)
 {
-	const json_t *cpu = json_object_get(all, "processor"), *cc = json_object_get(all, "compiler"), *cache = json_object_get(all, "cache");
-	const json_t *cuda = json_object_get(all, "cuda"), *driver = json_object_get(cuda, "driver"), *gpu;
+	const json_t *cpu = json_object_get(all, "processor"),
+	             *cc = json_object_get(all, "compiler"), *cache = json_object_get(all, "cache");
+	const json_t *cuda = json_object_get(all, "cuda"),
+	             *driver = json_object_get(cuda, "driver"), *gpu;
 	size_t i;
 	char name[32];
 
 	printf("llmc %s\n", json_text_of(all, "version"));
-	row(true, true, "processor", "%s: %s; kernels for %s", json_text_of(cpu, "name"), json_text_of(cpu, "topology"), json_text_of(cpu, "best_target"));
+	row(true, true, "processor", "%s: %s; kernels for %s", json_text_of(cpu, "name"),
+	    json_text_of(cpu, "topology"), json_text_of(cpu, "best_target"));
 	const json_t *amx = json_object_get(cpu, "amx");
 	row(found(amx), false, "AMX", "%s", json_text_of(amx, "text"));
-	row(true, true, "memory", "reads %.1f GB/s with all threads, %.1f GB/s with one", llmc_bandwidth(0, 0.3) / 1e9, llmc_bandwidth(1, 0.3) / 1e9);
+	row(true, true, "memory", "reads %.1f GB/s with all threads, %.1f GB/s with one",
+	    llmc_bandwidth(0, 0.3) / 1e9, llmc_bandwidth(1, 0.3) / 1e9);
 	if (found(cc))
-		row(true, true, "compiler", "%s: %s", json_text_of(cc, "path"), json_text_of(cc, "text"));
+		row(true, true, "compiler", "%s: %s", json_text_of(cc, "path"),
+		    json_text_of(cc, "text"));
 	else
 		row(false, true, "compiler", NO_COMPILER);
 	bool known = json_is_true(json_object_get(cache, "known"));
-	row(known, true, "cache", "%s", known ? json_text_of(cache, "path") : "set LLMC_CACHE or HOME: a folder for kernels and packed weights");
+	row(known, true, "cache", "%s",
+	    known ? json_text_of(cache, "path")
+	          : "set LLMC_CACHE or HOME: a folder for kernels and packed weights");
 	if (!cuda)
 		return;
 	row(found(driver), false, "GPU driver", "%s", json_text_of(driver, "text"));
-	json_array_foreach(json_object_get(cuda, "devices"), i, gpu) {
+	json_array_foreach (json_object_get(cuda, "devices"), i, gpu) {
 		bool runs = json_is_true(json_object_get(gpu, "supported"));
 		snprintf(name, sizeof name, "GPU %zu", i);
 		if (runs)
-			row(true, false, name, "%s, %.0f GB; kernels for %s", json_text_of(gpu, "name"),
-			    (double)json_integer_value(json_object_get(gpu, "memory_bytes")) / 1e9, json_text_of(gpu, "target"));
+			row(true, false, name, "%s, %.0f GB; kernels for %s",
+			    json_text_of(gpu, "name"),
+			    (double)json_integer_value(json_object_get(gpu, "memory_bytes")) / 1e9,
+			    json_text_of(gpu, "target"));
 		else
-			row(false, false, name, "%s %s", json_text_of(gpu, "name"), json_object_get(gpu, "text") ? json_text_of(gpu, "text") : "is too old: no kernels for it");
+			row(false, false, name, "%s %s", json_text_of(gpu, "name"),
+			    json_object_get(gpu, "text") ? json_text_of(gpu, "text")
+			                                 : "is too old: no kernels for it");
 	}
 	library(cuda, "nvrtc", "NVRTC");
 	library(cuda, "cublaslt", "cuBLASLt");
@@ -81,7 +93,8 @@ doctor(int argc, char **argv)
 {
 	bool json = false;
 	const char *args[1];
-	const Opt opt[] = { { OPT_FLAG, 0, "json", NULL, &json, "all of it, as one JSON document" } };
+	const Opt opt[] = { { OPT_FLAG, 0, "json", NULL, &json,
+		              "all of it, as one JSON document" } };
 	llmc_error err = { 0 };
 	char *text;
 
@@ -102,7 +115,9 @@ doctor(int argc, char **argv)
 }
 
 const Command cmd_doctor = {
-	"doctor", "[--json]", "processor, compiler, libraries: found, missing, what to install",
+	"doctor",
+	"[--json]",
+	"processor, compiler, libraries: found, missing, what to install",
 	"  llmc doctor\n",
 	doctor,
 };

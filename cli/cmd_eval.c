@@ -11,7 +11,8 @@ on_window(void *user, int32_t done, int32_t of, const llmc_interval *kl)
 	const Common *c = user;
 
 	if (!c->quiet)
-		progress(kl->mean > 0 ? "window %d of %d, KL %.4g" : "window %d of %d", done, of, kl->mean);
+		progress(kl->mean > 0 ? "window %d of %d, KL %.4g" : "window %d of %d", done, of,
+		         kl->mean);
 	return !interrupted();
 }
 
@@ -39,26 +40,31 @@ static void
 print_result(const Common *c, const llmc_eval_result *r, bool reference)
 {
 	if (c->json) {
-		printf("{\"tokens\":%lld,\"window\":%d,\"windows\":%d", (long long)r->n_tokens, r->window, r->n_windows);
+		printf("{\"tokens\":%lld,\"window\":%d,\"windows\":%d", (long long)r->n_tokens,
+		       r->window, r->n_windows);
 		json_interval("perplexity", &r->perplexity);
 		if (reference) {
 			json_interval("reference_perplexity", &r->reference_perplexity);
 			json_interval("log_ratio", &r->log_ratio);
 			json_interval("kl", &r->kl);
-			printf(",\"kl_median\":%.8g,\"kl_90\":%.8g,\"kl_99\":%.8g,\"kl_999\":%.8g,\"kl_max\":%.8g", r->kl_median, r->kl_90, r->kl_99, r->kl_999, r->kl_max);
+			printf(",\"kl_median\":%.8g,\"kl_90\":%.8g,\"kl_99\":%.8g,\"kl_999\":%.8g,"
+			       "\"kl_max\":%.8g",
+			       r->kl_median, r->kl_90, r->kl_99, r->kl_999, r->kl_max);
 			json_interval("agreement", &r->agreement);
 		}
 		printf("}\n");
 		return;
 	}
-	printf("%lld tokens in %d windows of %d; behind each mean its 95 %% interval\n", (long long)r->n_tokens, r->n_windows, r->window);
+	printf("%lld tokens in %d windows of %d; behind each mean its 95 %% interval\n",
+	       (long long)r->n_tokens, r->n_windows, r->window);
 	text_interval("perplexity", &r->perplexity, 1, 4);
 	if (!reference)
 		return;
 	text_interval("reference's perplexity", &r->reference_perplexity, 1, 4);
 	text_interval("ln of their ratio", &r->log_ratio, 1, 5);
 	text_interval("KL divergence, nats", &r->kl, 1, 6);
-	printf("%-22s median %.6f, 90 %% %.6f, 99 %% %.6f, 99.9 %% %.6f, largest %.6f\n", "  of tokens", r->kl_median, r->kl_90, r->kl_99, r->kl_999, r->kl_max);
+	printf("%-22s median %.6f, 90 %% %.6f, 99 %% %.6f, 99.9 %% %.6f, largest %.6f\n",
+	       "  of tokens", r->kl_median, r->kl_90, r->kl_99, r->kl_999, r->kl_max);
 	text_interval("same top token, %", &r->agreement, 100, 2);
 }
 
@@ -68,7 +74,8 @@ write_plot(const char *path, const char *model, const char *reference, const llm
 	llmc_error err = { 0 };
 	char title[512], *svg = NULL;
 
-	snprintf(title, sizeof title, "%.200s beside %.200s, %lld tokens", model, reference, (long long)r->n_tokens);
+	snprintf(title, sizeof title, "%.200s beside %.200s, %lld tokens", model, reference,
+	         (long long)r->n_tokens);
 	if (llmc_eval_plot(r, title, &svg, &err) != LLMC_OK)
 		return fail_with(&err);
 	FILE *f = fopen(path, "w");
@@ -89,11 +96,15 @@ eval(int argc, char **argv)
 	llmc_eval_options o = LLMC_INIT(llmc_eval_options);
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Measuring", NULL, NULL, NULL },
-		{ OPT_TEXT, 0, "reference", "MODEL16", &reference, "what the model is a copy of: adds KL divergence and agreement" },
-		{ OPT_TEXT, 'f', "text", "FILE", &file, "text to measure on; - is standard input [one that comes with llmc]" },
+		{ OPT_TEXT, 0, "reference", "MODEL16", &reference,
+		  "what the model is a copy of: adds KL divergence and agreement" },
+		{ OPT_TEXT, 'f', "text", "FILE", &file,
+		  "text to measure on; - is standard input [one that comes with llmc]" },
 		{ OPT_INT, 0, "window", "N", &o.window, "tokens seen together [512]" },
-		{ OPT_INT, 0, "windows", "N", &o.max_windows, "measure on the first N windows only [all of the text]" },
-		{ OPT_TEXT, 0, "plot", "FILE", &plot, "draw how the KL of tokens is spread, as SVG" },
+		{ OPT_INT, 0, "windows", "N", &o.max_windows,
+		  "measure on the first N windows only [all of the text]" },
+		{ OPT_TEXT, 0, "plot", "FILE", &plot,
+		  "draw how the KL of tokens is spread, as SVG" },
 		OPT_COMMON(c),
 	};
 	llmc_eval_result r = LLMC_INIT(llmc_eval_result);
@@ -105,9 +116,11 @@ eval(int argc, char **argv)
 	if (OPT_PARSE(&cmd_eval, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_eval, "name a model");
 	if (plot && !reference)
-		return opt_usage_error(&cmd_eval, "--plot draws the KL divergence: name a --reference");
+		return opt_usage_error(&cmd_eval,
+		                       "--plot draws the KL divergence: name a --reference");
 	if (o.window < 0 || o.window == 1 || o.max_windows < 0)
-		return opt_usage_error(&cmd_eval, "--window takes at least 2 tokens, --windows at least 1");
+		return opt_usage_error(&cmd_eval,
+		                       "--window takes at least 2 tokens, --windows at least 1");
 	if (file && !(text = read_all(file, &o.n_bytes)))
 		return EXIT_INPUT;
 	o.text = text;
@@ -140,9 +153,12 @@ eval(int argc, char **argv)
 }
 
 const Command cmd_eval = {
-	"eval", "MODEL [--reference MODEL16] [--text FILE] [--plot FILE]", "measure a model: perplexity, and KL divergence from its 16-bit original",
+	"eval",
+	"MODEL [--reference MODEL16] [--text FILE] [--plot FILE]",
+	"measure a model: perplexity, and KL divergence from its 16-bit original",
 	"  llmc eval model.gguf\n"
 	"  llmc eval model-q4_k.gguf --reference model/ --plot kl.svg\n"
-	"  llmc eval model-q4_k.gguf --reference model-f16.gguf --text book.txt --windows 40 --json\n",
+	"  llmc eval model-q4_k.gguf --reference model-f16.gguf --text book.txt --windows 40 "
+	"--json\n",
 	eval,
 };

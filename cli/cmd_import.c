@@ -19,7 +19,8 @@ import(int argc, char **argv)
 	bool json = false;
 	llmc_options o = LLMC_INIT(llmc_options);
 	const Opt opt[] = {
-		{ OPT_TEXT, 'o', "output", "FILE", &out, "where to write the YAML [standard output]" },
+		{ OPT_TEXT, 'o', "output", "FILE", &out,
+		  "where to write the YAML [standard output]" },
 		OPT_ALLOW_UNKNOWN_KEYS(o.allow_unknown_keys),
 		{ OPT_FLAG, 0, "json", NULL, &json, "{\"yaml\":\"...\"}" },
 	};
@@ -28,7 +29,9 @@ import(int argc, char **argv)
 	int code = 0;
 
 	if (OPT_PARSE(&cmd_import, opt, argc, argv, args) == 0)
-		return opt_usage_error(&cmd_import, "name a Hugging Face folder, a GGUF file or a FastLLM model (.flm)");
+		return opt_usage_error(
+		    &cmd_import,
+		    "name a Hugging Face folder, a GGUF file or a FastLLM model (.flm)");
 	o.log = log_warning;
 	if (llmc_import(args[0], &o, &yaml, &err) != LLMC_OK)
 		return fail_with(&err);
@@ -52,7 +55,9 @@ import(int argc, char **argv)
 }
 
 const Command cmd_import = {
-	"import", "SRC [-o FILE]", "write the YAML description of a Hugging Face folder, a GGUF file or a FastLLM model",
+	"import",
+	"SRC [-o FILE]",
+	"write the YAML description of a Hugging Face folder, a GGUF file or a FastLLM model",
 	"  llmc import model.gguf -o model.yaml\n"
 	"  llmc import ./Qwen2.5-7B-Instruct\n"
 	"  llmc import ./brand-new-model --allow-unknown-keys -o model.yaml\n",

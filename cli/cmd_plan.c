@@ -15,10 +15,14 @@ row(const char *name, int64_t bytes)
 
 /* Predictions at the points people compare: decode at batch 1, 8 and 64, prefill of 4096. */
 static llmc_status
-predictions(const llmc_model *m, const char *gpu, int32_t context, int64_t weights, bool json, llmc_error *err)
+predictions(const llmc_model *m, const char *gpu, int32_t context, int64_t weights, bool json,
+            llmc_error *err)
 {
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
-	static const struct { bool prefill; int32_t rows; } point[] = { { false, 1 }, { false, 8 }, { false, 64 }, { true, 4096 } };
+	static const struct {
+		bool prefill;
+		int32_t rows;
+	} point[] = { { false, 1 }, { false, 8 }, { false, 64 }, { true, 4096 } };
 	llmc_gpu g = LLMC_INIT(llmc_gpu);
 	char text[32], room[32];
 
@@ -27,16 +31,23 @@ predictions(const llmc_model *m, const char *gpu, int32_t context, int64_t weigh
 		return s;
 	llmc_info(m, &info);
 	if (json)
-		printf(",\"gpu\":{\"name\":\"%s\",\"title\":\"%s\",\"bandwidth\":%.0f,\"peak\":%.0f,\"memory\":%lld,\"launch_s\":%.9f,\"link\":\"%s\",\"source\":\"%s\",\"steps\":[", g.name,
-		       g.title, g.bandwidth, g.peak, (long long)g.memory, g.launch_s, g.link, g.source);
+		printf(",\"gpu\":{\"name\":\"%s\",\"title\":\"%s\",\"bandwidth\":%.0f,\"peak\":%."
+		       "0f,\"memory\":%lld,\"launch_s\":%.9f,\"link\":\"%s\",\"source\":\"%s\","
+		       "\"steps\":[",
+		       g.name, g.title, g.bandwidth, g.peak, (long long)g.memory, g.launch_s,
+		       g.link, g.source);
 	else
-		printf("on %s (%.0f GB/s, %.0f TFLOP/s; %s), by arithmetic alone\n", g.title, g.bandwidth * 1e-9, g.peak * 1e-12, g.source);
+		printf("on %s (%.0f GB/s, %.0f TFLOP/s; %s), by arithmetic alone\n", g.title,
+		       g.bandwidth * 1e-9, g.peak * 1e-12, g.source);
 	if (!json && info.ranks > 1)
-		printf("%d of them over %s (%.0f GB/s, %.1f us a sum; %s)\n", info.ranks, g.link, g.link_bandwidth * 1e-9, g.link_latency_s * 1e6, g.link_source);
+		printf("%d of them over %s (%.0f GB/s, %.1f us a sum; %s)\n", info.ranks, g.link,
+		       g.link_bandwidth * 1e-9, g.link_latency_s * 1e6, g.link_source);
 	if (!json && weights > g.memory)
-		printf("its %s do not hold the weights, which are %s\n", human_bytes((double)g.memory, room), human_bytes((double)weights, text));
+		printf("its %s do not hold the weights, which are %s\n",
+		       human_bytes((double)g.memory, room), human_bytes((double)weights, text));
 	if (!json)
-		printf("  %-22s %10s %10s %8s %10s %10s %12s  bound\n", "step", "bytes", "GFLOP", "kernels", "links ms", "ms", "tokens/s");
+		printf("  %-22s %10s %10s %8s %10s %10s %12s  bound\n", "step", "bytes", "GFLOP",
+		       "kernels", "links ms", "ms", "tokens/s");
 	for (size_t i = 0; i < sizeof point / sizeof *point; i++) {
 		llmc_prediction p = LLMC_INIT(llmc_prediction);
 		int32_t length = point[i].prefill ? point[i].rows : context;
@@ -45,14 +56,21 @@ predictions(const llmc_model *m, const char *gpu, int32_t context, int64_t weigh
 		if (s != LLMC_OK)
 			return s;
 		if (json) {
-			printf("%s{\"test\":\"%s\",\"rows\":%d,\"context\":%d,\"bytes\":%lld,\"flops\":%lld,\"launches\":%d,\"seconds\":%.9f,"
-			       "\"tps\":%.3f,\"bound\":\"%s\",\"sums\":%d,\"sum_bytes\":%lld,\"link_s\":%.9f}", i ? "," : "", point[i].prefill ? "prefill" : "decode", point[i].rows, length,
-			       (long long)p.bytes, (long long)p.flops, p.launches, p.seconds, p.tokens_per_s, p.bound, p.sums, (long long)p.sum_bytes, p.link_s);
+			printf("%s{\"test\":\"%s\",\"rows\":%d,\"context\":%d,\"bytes\":%lld,"
+			       "\"flops\":%lld,\"launches\":%d,\"seconds\":%.9f,"
+			       "\"tps\":%.3f,\"bound\":\"%s\",\"sums\":%d,\"sum_bytes\":%lld,"
+			       "\"link_s\":%.9f}",
+			       i ? "," : "", point[i].prefill ? "prefill" : "decode", point[i].rows,
+			       length, (long long)p.bytes, (long long)p.flops, p.launches,
+			       p.seconds, p.tokens_per_s, p.bound, p.sums, (long long)p.sum_bytes,
+			       p.link_s);
 			continue;
 		}
-		snprintf(name, sizeof name, point[i].prefill ? "prefill %d" : "decode, batch %d", point[i].rows);
-		printf("  %-22s %10s %10.1f %8d %10.3f %10.3f %12.1f  %s\n", name, human_bytes((double)p.bytes, text), (double)p.flops * 1e-9,
-		       p.launches, p.link_s * 1e3, p.seconds * 1e3, p.tokens_per_s, p.bound);
+		snprintf(name, sizeof name, point[i].prefill ? "prefill %d" : "decode, batch %d",
+		         point[i].rows);
+		printf("  %-22s %10s %10.1f %8d %10.3f %10.3f %12.1f  %s\n", name,
+		       human_bytes((double)p.bytes, text), (double)p.flops * 1e-9, p.launches,
+		       p.link_s * 1e3, p.seconds * 1e3, p.tokens_per_s, p.bound);
 	}
 	if (json)
 		printf("]}");
@@ -63,10 +81,15 @@ predictions(const llmc_model *m, const char *gpu, int32_t context, int64_t weigh
 static llmc_status
 ranks(const llmc_model *m, const llmc_limits *lim, bool json, llmc_error *err)
 {
-	static const struct { const char *name, *key; size_t at; bool bytes, is32; } row_of[] = {
+	static const struct {
+		const char *name, *key;
+		size_t at;
+		bool bytes, is32;
+	} row_of[] = {
 		{ "weights", "weights", offsetof(llmc_rank_info, memory.weights), true, false },
 		{ "kv", "kv", offsetof(llmc_rank_info, memory.kv), true, false },
-		{ "kv a position", "kv_per_token", offsetof(llmc_rank_info, memory.kv_per_token), true, false },
+		{ "kv a position", "kv_per_token", offsetof(llmc_rank_info, memory.kv_per_token),
+		  true, false },
 		{ "scratch", "scratch", offsetof(llmc_rank_info, memory.scratch), true, false },
 		{ "query heads", "heads", offsetof(llmc_rank_info, heads), false, true },
 		{ "kv heads", "kv_heads", offsetof(llmc_rank_info, kv_heads), false, true },
@@ -75,8 +98,10 @@ ranks(const llmc_model *m, const llmc_limits *lim, bool json, llmc_error *err)
 		{ "of the shared one", "shared", offsetof(llmc_rank_info, shared), false, false },
 		{ "rows of the head", "vocab", offsetof(llmc_rank_info, vocab), false, false },
 		{ "all-reduces", "sums", offsetof(llmc_rank_info, sums), false, true },
-		{ "their bytes a row", "sum_bytes", offsetof(llmc_rank_info, sum_bytes), true, false },
-		{ "gathered a row", "join_bytes", offsetof(llmc_rank_info, join_bytes), true, false },
+		{ "their bytes a row", "sum_bytes", offsetof(llmc_rank_info, sum_bytes), true,
+		  false },
+		{ "gathered a row", "join_bytes", offsetof(llmc_rank_info, join_bytes), true,
+		  false },
 	};
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
 	char text[32];
@@ -100,12 +125,14 @@ ranks(const llmc_model *m, const llmc_limits *lim, bool json, llmc_error *err)
 		}
 		int64_t sum = 0;
 		for (int32_t k = 0; k < info.ranks; k++)
-			sum += row_of[i].is32 ? *(int32_t *)((char *)&r[k] + row_of[i].at) : *(int64_t *)((char *)&r[k] + row_of[i].at);
+			sum += row_of[i].is32 ? *(int32_t *)((char *)&r[k] + row_of[i].at)
+			                      : *(int64_t *)((char *)&r[k] + row_of[i].at);
 		if (!sum)
 			continue;
 		printf("  %-16s", row_of[i].name);
 		for (int32_t k = 0; k < info.ranks; k++) {
-			int64_t v = row_of[i].is32 ? *(int32_t *)((char *)&r[k] + row_of[i].at) : *(int64_t *)((char *)&r[k] + row_of[i].at);
+			int64_t v = row_of[i].is32 ? *(int32_t *)((char *)&r[k] + row_of[i].at)
+			                           : *(int64_t *)((char *)&r[k] + row_of[i].at);
 			if (row_of[i].bytes)
 				printf(" %12s", human_bytes((double)v, text));
 			else
@@ -117,7 +144,9 @@ ranks(const llmc_model *m, const llmc_limits *lim, bool json, llmc_error *err)
 		printf("%s{", k ? "," : ",\"ranks\":[");
 		for (size_t i = 0; i < sizeof row_of / sizeof *row_of; i++)
 			printf("%s\"%s\":%lld", i ? "," : "", row_of[i].key,
-			       (long long)(row_of[i].is32 ? *(int32_t *)((char *)&r[k] + row_of[i].at) : *(int64_t *)((char *)&r[k] + row_of[i].at)));
+			       (long long)(row_of[i].is32
+			                       ? *(int32_t *)((char *)&r[k] + row_of[i].at)
+			                       : *(int64_t *)((char *)&r[k] + row_of[i].at)));
 		printf("}%s", k + 1 == info.ranks ? "]" : "");
 	}
 	free(r);
@@ -135,13 +164,16 @@ plan(int argc, char **argv)
 	char gpu_text[256] = "predict speed on a GPU:";
 	llmc_gpu g = LLMC_INIT(llmc_gpu);
 	for (int i = 0; llmc_gpu_at(i, &g); i++)
-		snprintf(gpu_text + strlen(gpu_text), sizeof gpu_text - strlen(gpu_text), " %s", g.name);
+		snprintf(gpu_text + strlen(gpu_text), sizeof gpu_text - strlen(gpu_text), " %s",
+		         g.name);
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Plan", NULL, NULL, NULL },
 		{ OPT_INT, 'b', "batch", "B", &batch, "sequences (same as --seqs)" },
 		{ OPT_INT, 'l', "length", "L", &length, "positions of each (same as --context)" },
 		{ OPT_TEXT, 0, "gpu", "NAME", &gpu, gpu_text },
-		{ OPT_TEXT, 0, "html", "FILE", &html, "write one page: layers, bytes and memory as pictures, roofline, steps with their kernels and lines" },
+		{ OPT_TEXT, 0, "html", "FILE", &html,
+		  "write one page: layers, bytes and memory as pictures, roofline, steps with "
+		  "their kernels and lines" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -165,9 +197,12 @@ plan(int argc, char **argv)
 	}
 	bool own = html && !c.out_dir; /* kernels are shown in the page: they are written for it */
 	if (own) {
-		int n = snprintf(folder, sizeof folder, "%s/llmc-plan.XXXXXX", tmp && *tmp ? tmp : "/tmp");
+		int n = snprintf(folder, sizeof folder, "%s/llmc-plan.XXXXXX",
+		                 tmp && *tmp ? tmp : "/tmp");
 		if (n >= (int)sizeof folder || !mkdtemp(folder))
-			return opt_usage_error(&cmd_plan, "--html: no folder can be made for the kernels (TMPDIR); name one with --artifact");
+			return opt_usage_error(&cmd_plan,
+			                       "--html: no folder can be made for the kernels "
+			                       "(TMPDIR); name one with --artifact");
 		c.out_dir = folder;
 	}
 	if (open_model(&c, args[0], true, &m, &err) != LLMC_OK) {
@@ -198,23 +233,32 @@ plan(int argc, char **argv)
 	if (c.json) {
 		printf("{\"name\":");
 		json_text(stdout, info.name, strlen(info.name));
-		printf(",\"target\":\"%s\",\"params\":%lld,\"token_bytes\":%lld,\"memory\":{\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,"
-		       "\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld,\"kv_per_seq\":%lld,\"kv_saved\":%lld,"
+		printf(",\"target\":\"%s\",\"params\":%lld,\"token_bytes\":%lld,\"memory\":{"
+		       "\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,"
+		       "\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld,\"kv_per_seq\":%lld,"
+		       "\"kv_saved\":%lld,"
 		       "\"kv_snapshots\":%lld,\"kv_exact\":%lld,\"kv_host\":%lld}",
-		       info.target, (long long)info.n_params, (long long)info.token_bytes, (long long)mem.weights, (long long)mem.kv,
-		       (long long)mem.scratch, (long long)mem.state, (long long)sum, (long long)mem.kv_per_token, (long long)mem.kv_per_seq,
-		       (long long)mem.kv_saved, (long long)mem.kv_snapshots, (long long)mem.kv_exact, (long long)mem.kv_host);
+		       info.target, (long long)info.n_params, (long long)info.token_bytes,
+		       (long long)mem.weights, (long long)mem.kv, (long long)mem.scratch,
+		       (long long)mem.state, (long long)sum, (long long)mem.kv_per_token,
+		       (long long)mem.kv_per_seq, (long long)mem.kv_saved,
+		       (long long)mem.kv_snapshots, (long long)mem.kv_exact,
+		       (long long)mem.kv_host);
 		if (fit >= 0)
 			printf(",\"fit\":{\"memory\":%lld,\"seqs\":%d}", (long long)c.memory, fit);
 		if (info.ranks > 1)
 			s = ranks(m, &lim, true, &err);
 		if (gpu)
-			s = predictions(m, gpu, c.context ? c.context : 1024, mem.weights, true, &err);
+			s = predictions(m, gpu, c.context ? c.context : 1024, mem.weights, true,
+			                &err);
 		printf(",\"plan\":%s}\n", llmc_plan_json(m));
 	} else {
 		printf("%s\n", llmc_plan_text(m));
-		printf("memory for %d sequence%s of %d positions\n", lim.seqs ? lim.seqs : 1, lim.seqs > 1 ? "s" : "",
-		       lim.context ? lim.context : info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions : LLMC_DEFAULT_CONTEXT);
+		printf("memory for %d sequence%s of %d positions\n", lim.seqs ? lim.seqs : 1,
+		       lim.seqs > 1 ? "s" : "",
+		       lim.context                                 ? lim.context
+		       : info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions
+		                                                   : LLMC_DEFAULT_CONTEXT);
 		row("weights", mem.weights);
 		row("kv", mem.kv);
 		row("scratch", mem.scratch);
@@ -222,22 +266,33 @@ plan(int argc, char **argv)
 		row("total", sum);
 		printf("kv per position: %s\n", human_bytes((double)mem.kv_per_token, text));
 		if (mem.kv_saved)
-			printf("windows: kv takes %s less than with all positions of windowed layers\n", human_bytes((double)mem.kv_saved, text));
+			printf("windows: kv takes %s less than with all positions of windowed "
+			       "layers\n",
+			       human_bytes((double)mem.kv_saved, text));
 		if (mem.kv_exact)
-			printf("recent and first positions in 16 bit, within kv: %s\n", human_bytes((double)mem.kv_exact, text));
+			printf("recent and first positions in 16 bit, within kv: %s\n",
+			       human_bytes((double)mem.kv_exact, text));
 		if (mem.kv_per_seq)
-			printf("states of a sequence, within kv: %s\n", human_bytes((double)mem.kv_per_seq, text));
+			printf("states of a sequence, within kv: %s\n",
+			       human_bytes((double)mem.kv_per_seq, text));
 		if (mem.kv_snapshots)
-			printf("snapshots of states, within kv: %s, %d a sequence, for prompts that begin alike (none with --no-prefix-cache, run or chat), and %d for guessed tokens (none with --speculate 0)\n",
-			       human_bytes((double)mem.kv_snapshots, text), lim.snapshots, lim.marks);
+			printf("snapshots of states, within kv: %s, %d a sequence, for prompts "
+			       "that begin alike (none with --no-prefix-cache, run or chat), and "
+			       "%d for guessed tokens (none with --speculate 0)\n",
+			       human_bytes((double)mem.kv_snapshots, text), lim.snapshots,
+			       lim.marks);
 		if (mem.kv_host)
-			printf("pages in host memory, beside all that: %s, for a server's prefix cache\n", human_bytes((double)mem.kv_host, text));
+			printf("pages in host memory, beside all that: %s, for a server's prefix "
+			       "cache\n",
+			       human_bytes((double)mem.kv_host, text));
 		if (info.ranks > 1)
 			s = ranks(m, &lim, false, &err);
 		if (fit >= 0)
-			printf("in %s fit %d such sequences\n", human_bytes((double)c.memory, text), fit);
+			printf("in %s fit %d such sequences\n", human_bytes((double)c.memory, text),
+			       fit);
 		if (gpu)
-			s = predictions(m, gpu, c.context ? c.context : 1024, mem.weights, false, &err);
+			s = predictions(m, gpu, c.context ? c.context : 1024, mem.weights, false,
+			                &err);
 	}
 	llmc_close(m);
 	free(c.set.v);
@@ -245,7 +300,10 @@ plan(int argc, char **argv)
 }
 
 const Command cmd_plan = {
-	"plan", "MODEL [--memory SIZE] [--batch B --length L] [--gpu NAME] [--tp N] [--pp N] [--json] [--html FILE]", "show the steps, kernels and bytes of a model",
+	"plan",
+	"MODEL [--memory SIZE] [--batch B --length L] [--gpu NAME] [--tp N] [--pp N] [--json] "
+	"[--html FILE]",
+	"show the steps, kernels and bytes of a model",
 	"  llmc plan configs/llama2-70b.yaml --memory 160G --length 4096\n"
 	"  llmc plan model.gguf --arch v3\n"
 	"  llmc plan configs/llama3-70b.yaml --tp 8\n"

@@ -6,12 +6,12 @@
 #include "cli/cli.h"
 
 typedef struct RunState {
-	bool     quiet_text; /* --json: gather, do not stream */
+	bool quiet_text; /* --json: gather, do not stream */
 	int32_t *id;
-	size_t   n_id, cap_id;
-	char    *text;
-	size_t   n_text, cap_text;
-	bool     failed;
+	size_t n_id, cap_id;
+	char *text;
+	size_t n_text, cap_text;
+	bool failed;
 } RunState;
 
 static bool
@@ -53,8 +53,8 @@ on_token(void *user, int32_t id, const char *text, size_t n)
 
 /* Logits of every prompt position, in chunks of the session's limit. */
 static llmc_status
-prompt_logits(llmc_session *s, const llmc_model_info *info, const int32_t *tok, size_t n_tok, int32_t chunk,
-              const char *path, llmc_error *err)
+prompt_logits(llmc_session *s, const llmc_model_info *info, const int32_t *tok, size_t n_tok,
+              int32_t chunk, const char *path, llmc_error *err)
 {
 	llmc_seq q;
 	llmc_status status = llmc_seq_new(s, (int32_t)n_tok, &q, err);
@@ -62,7 +62,8 @@ prompt_logits(llmc_session *s, const llmc_model_info *info, const int32_t *tok, 
 
 	if (!logits) {
 		err->code = status = LLMC_E_MEMORY;
-		snprintf(err->text, sizeof err->text, "out of memory for %zu rows of logits", n_tok);
+		snprintf(err->text, sizeof err->text, "out of memory for %zu rows of logits",
+		         n_tok);
 	}
 	for (size_t at = 0; status == LLMC_OK && at < n_tok;) {
 		int32_t n = n_tok - at < (size_t)chunk ? (int32_t)(n_tok - at) : chunk;
@@ -89,7 +90,8 @@ print_ids(const char *key, const int32_t *id, size_t n)
 }
 
 static void
-print_json(const RunState *r, const int32_t *tok, size_t n_tok, const llmc_result *res, double load_s)
+print_json(const RunState *r, const int32_t *tok, size_t n_tok, const llmc_result *res,
+           double load_s)
 {
 	int decoded = res->n_new > 1 ? res->n_new - 1 : 0; /* the first comes out of the prefill */
 
@@ -98,13 +100,16 @@ print_json(const RunState *r, const int32_t *tok, size_t n_tok, const llmc_resul
 	print_ids("tokens", r->id, r->n_id);
 	printf("\"text\":");
 	json_text(stdout, r->text ? r->text : "", r->n_text);
-	printf(",\"finish_reason\":\"%s\",\"timing\":{\"load_s\":%.6f,\"prefill_s\":%.6f,\"decode_s\":%.6f,\"prefill_tps\":%.3f,\"decode_tps\":%.3f}}\n",
+	printf(",\"finish_reason\":\"%s\",\"timing\":{\"load_s\":%.6f,\"prefill_s\":%.6f,\"decode_"
+	       "s\":%.6f,\"prefill_tps\":%.3f,\"decode_tps\":%.3f}}\n",
 	       llmc_finish_name(res->finish), load_s, res->prefill_s, res->decode_s,
-	       res->prefill_s > 0 ? res->n_prompt / res->prefill_s : 0, res->decode_s > 0 ? decoded / res->decode_s : 0);
+	       res->prefill_s > 0 ? res->n_prompt / res->prefill_s : 0,
+	       res->decode_s > 0 ? decoded / res->decode_s : 0);
 }
 
 static llmc_status
-grammar_file(const llmc_model *m, llmc_grammar_kind kind, const char *path, llmc_grammar **out, llmc_error *err)
+grammar_file(const llmc_model *m, llmc_grammar_kind kind, const char *path, llmc_grammar **out,
+             llmc_error *err)
 {
 	const llmc_tokenizer *t = llmc_model_tokenizer(m);
 	size_t n;
@@ -112,7 +117,10 @@ grammar_file(const llmc_model *m, llmc_grammar_kind kind, const char *path, llmc
 
 	if (!text) { /* a file that cannot be read has been complained of */
 		if (!t)
-			snprintf(err->text, sizeof err->text, "%s: the model has no tokenizer, so its texts cannot be constrained", path);
+			snprintf(
+			    err->text, sizeof err->text,
+			    "%s: the model has no tokenizer, so its texts cannot be constrained",
+			    path);
 		return err->code = LLMC_E_INPUT;
 	}
 	llmc_status status = llmc_grammar_open(t, kind, text, n, NULL, out, err);
@@ -125,22 +133,32 @@ run(int argc, char **argv)
 {
 	Common c = { 0 };
 	Sampling smp = { .p.speculate = LLMC_MAX_SPECULATE };
-	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL, *schema = NULL, *rules = NULL, *draft = NULL, *args[1] = { NULL };
+	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL,
+	           *schema = NULL, *rules = NULL, *draft = NULL, *args[1] = { NULL };
 	bool chat = false, show_tokens = false, no_special = false;
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Prompt", NULL, NULL, NULL },
-		{ OPT_TEXT, 'p', "prompt", "TEXT", &prompt, "what to continue; without any, standard input" },
-		{ OPT_TEXT, 'f', "file", "FILE", &file, "read the prompt from a file (- is standard input)" },
-		{ OPT_TEXT, 0, "tokens", "1,2,3", &tokens, "ids instead of text: needs no tokenizer" },
-		{ OPT_FLAG, 0, "chat", NULL, &chat, "the prompt is a question: apply the chat template" },
+		{ OPT_TEXT, 'p', "prompt", "TEXT", &prompt,
+		  "what to continue; without any, standard input" },
+		{ OPT_TEXT, 'f', "file", "FILE", &file,
+		  "read the prompt from a file (- is standard input)" },
+		{ OPT_TEXT, 0, "tokens", "1,2,3", &tokens,
+		  "ids instead of text: needs no tokenizer" },
+		{ OPT_FLAG, 0, "chat", NULL, &chat,
+		  "the prompt is a question: apply the chat template" },
 		{ OPT_TEXT, 0, "system", "TEXT", &system, "system message, with --chat" },
-		{ OPT_FLAG, 0, "no-special", NULL, &no_special, "add and recognise no special tokens" },
-		{ OPT_TEXT, 0, "logits", "FILE.npy", &logits, "write the prompt's logits [n_prompt, vocab], fp32" },
+		{ OPT_FLAG, 0, "no-special", NULL, &no_special,
+		  "add and recognise no special tokens" },
+		{ OPT_TEXT, 0, "logits", "FILE.npy", &logits,
+		  "write the prompt's logits [n_prompt, vocab], fp32" },
 		{ OPT_FLAG, 0, "show-tokens", NULL, &show_tokens, "print ids, not text" },
 		OPT_SAMPLING,
 		OPT_DRAFT(draft),
-		{ OPT_TEXT, 0, "schema", "FILE", &schema, "the answer is JSON of this schema (- is standard input); docs/constrained.md" },
-		{ OPT_TEXT, 0, "grammar", "FILE", &rules, "the answer is a text of this grammar, in GBNF, or in Lark where the name ends in .lark" },
+		{ OPT_TEXT, 0, "schema", "FILE", &schema,
+		  "the answer is JSON of this schema (- is standard input); docs/constrained.md" },
+		{ OPT_TEXT, 0, "grammar", "FILE", &rules,
+		  "the answer is a text of this grammar, in GBNF, or in Lark where the name ends "
+		  "in .lark" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -157,7 +175,8 @@ run(int argc, char **argv)
 	if (n_arg == 0)
 		return opt_usage_error(&cmd_run, "name a model");
 	if ((prompt != NULL) + (file != NULL) + (tokens != NULL) > 1)
-		return opt_usage_error(&cmd_run, "--prompt, --file and --tokens exclude each other");
+		return opt_usage_error(&cmd_run,
+		                       "--prompt, --file and --tokens exclude each other");
 	if (tokens && !parse_ids(tokens, &tok, &n_tok))
 		return opt_usage_error(&cmd_run, "--tokens %s: expected ids such as 1,2,3", tokens);
 	if (schema && rules)
@@ -179,7 +198,8 @@ run(int argc, char **argv)
 		const llmc_tokenizer *t = llmc_model_tokenizer(m);
 		if (!t) {
 			err.code = status = LLMC_E_INPUT;
-			snprintf(err.text, sizeof err.text, "%s: has no tokenizer; give ids with --tokens 1,2,3", args[0]);
+			snprintf(err.text, sizeof err.text,
+			         "%s: has no tokenizer; give ids with --tokens 1,2,3", args[0]);
 			goto out;
 		}
 		if (prompt) {
@@ -193,7 +213,8 @@ run(int argc, char **argv)
 			goto done;
 		}
 		if (chat) {
-			/* messages as JSON through a memory stream, so that escaping has one place */
+			/* messages as JSON through a memory stream, so that escaping has one place
+			 */
 			char *json = NULL, *filled = NULL;
 			size_t json_n = 0;
 			FILE *f = open_memstream(&json, &json_n);
@@ -209,24 +230,30 @@ run(int argc, char **argv)
 				fputs("}]", f);
 				fclose(f);
 			}
-			status = chat_alloc(t, json ? json : "[]", "{\"add_generation_prompt\":true}", &filled, &n_bytes, &err);
+			status =
+			    chat_alloc(t, json ? json : "[]", "{\"add_generation_prompt\":true}",
+			               &filled, &n_bytes, &err);
 			free(json);
 			free(text);
 			text = filled;
 			if (status != LLMC_OK)
 				goto out;
 		}
-		int flags = no_special ? 0 : chat ? LLMC_PARSE_SPECIAL : LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL;
+		int flags = no_special ? 0
+		            : chat     ? LLMC_PARSE_SPECIAL
+		                       : LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL;
 		status = tokenize_alloc(t, text, n_bytes, flags, &tok, &n_tok, &err);
 		if (status != LLMC_OK)
 			goto out;
 	}
 	llmc_limits lim = limits_of(&c);
 	int32_t chunk = lim.chunk ? lim.chunk : 512;
-	if (lim.context == 0 && n_tok + 256 > LLMC_DEFAULT_CONTEXT && (int64_t)n_tok + 256 <= info.max_positions)
+	if (lim.context == 0 && n_tok + 256 > LLMC_DEFAULT_CONTEXT &&
+	    (int64_t)n_tok + 256 <= info.max_positions)
 		lim.context = (int32_t)n_tok + 256; /* a long prompt asks for its room */
 	if (smp.p.speculate > 0)
-		lim.n_out = 1 + smp.p.speculate, lim.marks = 1; /* a step's guesses and the token before them */
+		lim.n_out = 1 + smp.p.speculate,
+		lim.marks = 1; /* a step's guesses and the token before them */
 	if (logits) {
 		if (lim.context && chunk > lim.context)
 			chunk = lim.context;
@@ -236,12 +263,15 @@ run(int argc, char **argv)
 	status = token_source_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
 	if (status != LLMC_OK)
 		goto out;
-	if (logits && (status = prompt_logits(s.s, &info, tok, n_tok, chunk, logits, &err)) != LLMC_OK)
+	if (logits &&
+	    (status = prompt_logits(s.s, &info, tok, n_tok, chunk, logits, &err)) != LLMC_OK)
 		goto out;
 	llmc_params p = params_of(&smp);
 	if (schema || rules) {
 		const char *end = rules ? strrchr(rules, '.') : NULL;
-		llmc_grammar_kind kind = schema ? LLMC_GRAMMAR_JSON_SCHEMA : end && !strcmp(end, ".lark") ? LLMC_GRAMMAR_LARK : LLMC_GRAMMAR_GBNF;
+		llmc_grammar_kind kind = schema                         ? LLMC_GRAMMAR_JSON_SCHEMA
+		                         : end && !strcmp(end, ".lark") ? LLMC_GRAMMAR_LARK
+		                                                        : LLMC_GRAMMAR_GBNF;
 		status = grammar_file(m, kind, schema ? schema : rules, &grammar, &err);
 		if (status != LLMC_OK)
 			goto out;
@@ -265,9 +295,15 @@ run(int argc, char **argv)
 		char guesses[100];
 		token_source_drafts(&s, guesses, sizeof guesses);
 		if (!c.quiet)
-			fprintf(stderr, "llmc: loaded in %.2f s; %d prompt tokens in %.3f s (%.0f/s); %d new in %.2f s (%.1f/s)%s\n", info.load_s,
-			        res.n_prompt, res.prefill_s, res.prefill_s > 0 ? res.n_prompt / res.prefill_s : 0, res.n_new,
-			        res.decode_s, res.decode_s > 0 && res.n_new > 1 ? (res.n_new - 1) / res.decode_s : 0, guesses);
+			fprintf(stderr,
+			        "llmc: loaded in %.2f s; %d prompt tokens in %.3f s (%.0f/s); %d "
+			        "new in %.2f s (%.1f/s)%s\n",
+			        info.load_s, res.n_prompt, res.prefill_s,
+			        res.prefill_s > 0 ? res.n_prompt / res.prefill_s : 0, res.n_new,
+			        res.decode_s,
+			        res.decode_s > 0 && res.n_new > 1 ? (res.n_new - 1) / res.decode_s
+			                                          : 0,
+			        guesses);
 	}
 	if (interrupted())
 		code = EXIT_INTERRUPTED;
@@ -288,9 +324,12 @@ done:
 }
 
 const Command cmd_run = {
-	"run", "MODEL [--prompt TEXT] [options]", "continue a prompt, streamed to the terminal",
+	"run",
+	"MODEL [--prompt TEXT] [options]",
+	"continue a prompt, streamed to the terminal",
 	"  llmc run model.gguf --prompt \"Once upon a time\" -n 64\n"
-	"  llmc run model.gguf --chat --prompt \"What is a GGUF file?\" --temperature 0.7 --seed 1\n"
+	"  llmc run model.gguf --chat --prompt \"What is a GGUF file?\" --temperature 0.7 --seed "
+	"1\n"
 	"  llmc run model.gguf --chat --prompt \"Invent a person\" --schema person.json\n"
 	"  llmc run chatglm-6b.flm --prompt \"Hello\"\n"
 	"  llmc run model-folder --quantize q4_k --prompt \"Once upon a time\"\n"

@@ -12,7 +12,8 @@
 
 #include "cli/serve_models.h"
 
-static int stop_fd = -1; /* the signal handler's only way out: a count of signals to stop, and HANGUP for each SIGHUP */
+static int stop_fd = -1; /* the signal handler's only way out: a count of signals to stop, and
+                            HANGUP for each SIGHUP */
 #define HANGUP ((uint64_t)1 << 32)
 
 static void
@@ -28,9 +29,9 @@ on_signal(int sig)
 
 typedef struct Log {
 	const char *path; /* NULL: standard error */
-	int         fd;
-	bool        quiet;
-	long        lost; /* lines in a row that could not be written */
+	int fd;
+	bool quiet;
+	long lost; /* lines in a row that could not be written */
 } Log;
 
 static void
@@ -46,13 +47,17 @@ on_log(void *user, int level, const char *line)
 		n = (int)sizeof text - 1;
 		text[n - 1] = '\n';
 	}
-	/* a full disk must not end the service; that lines are lost is said once, and how many when it is over */
+	/* a full disk must not end the service; that lines are lost is said once, and how many when
+	 * it is over */
 	errno = ENOSPC; /* what a part of a line means */
 	if (write(l->fd, text, (size_t)n) != n) {
 		if (l->lost++ == 0)
-			fprintf(stderr, "llmc: %s: the log cannot be written: %s; the server goes on\n", l->path ? l->path : "standard error", strerror(errno));
+			fprintf(stderr,
+			        "llmc: %s: the log cannot be written: %s; the server goes on\n",
+			        l->path ? l->path : "standard error", strerror(errno));
 	} else if (l->lost) {
-		fprintf(stderr, "llmc: %s: the log is written again, %ld lines are lost\n", l->path ? l->path : "standard error", l->lost);
+		fprintf(stderr, "llmc: %s: the log is written again, %ld lines are lost\n",
+		        l->path ? l->path : "standard error", l->lost);
 		l->lost = 0;
 	}
 }
@@ -67,7 +72,8 @@ log_open(const char *path)
 	return fd;
 }
 
-/* The file may have been moved away: a new one under the same descriptor, which other threads are writing to. */
+/* The file may have been moved away: a new one under the same descriptor, which other threads are
+ * writing to. */
 static void
 log_reopen(const Log *l)
 {
@@ -80,7 +86,8 @@ log_reopen(const Log *l)
 }
 
 static void
-memory_table(const llmc_model *m, const llmc_limits *lim, const llmc_memory *mem, const char *url, bool json)
+memory_table(const llmc_model *m, const llmc_limits *lim, const llmc_memory *mem, const char *url,
+             bool json)
 {
 	char a[32], b[32], c[32], d[32], e[32], f[32], g[32], kept[64] = "";
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
@@ -90,18 +97,26 @@ memory_table(const llmc_model *m, const llmc_limits *lim, const llmc_memory *mem
 	if (json) {
 		printf("{\"url\":\"%s\",\"model\":", url);
 		json_text(stdout, info.name, strlen(info.name));
-		printf(",\"target\":\"%s\",\"memory\":{\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld,"
+		printf(",\"target\":\"%s\",\"memory\":{\"weights\":%lld,\"kv\":%lld,\"scratch\":%"
+		       "lld,\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld,"
 		       "\"kv_snapshots\":%lld},"
 		       "\"limits\":{\"context\":%d,\"seqs\":%d,\"chunk\":%d,\"kv_tokens\":%lld}}\n",
-		       info.target, (long long)mem->weights, (long long)mem->kv, (long long)mem->scratch, (long long)mem->state, (long long)total,
-		       (long long)mem->kv_per_token, (long long)mem->kv_snapshots, lim->context, lim->seqs, lim->chunk, (long long)lim->kv_tokens);
+		       info.target, (long long)mem->weights, (long long)mem->kv,
+		       (long long)mem->scratch, (long long)mem->state, (long long)total,
+		       (long long)mem->kv_per_token, (long long)mem->kv_snapshots, lim->context,
+		       lim->seqs, lim->chunk, (long long)lim->kv_tokens);
 	} else {
 		if (mem->kv_snapshots)
-			snprintf(kept, sizeof kept, "; %s of it snapshots of states", human_bytes((double)mem->kv_snapshots, g));
-		printf("%s on %s\n  weights %12s\n  KV      %12s   %d sequences, %d positions each, %lld together; %s a position%s\n"
-		       "  scratch %12s   steps of up to %d tokens\n  state   %12s\n  total   %12s\nlistening on %s\n",
-		       info.name, info.target, human_bytes((double)mem->weights, a), human_bytes((double)mem->kv, b), lim->seqs, lim->context,
-		       (long long)lim->kv_tokens, human_bytes((double)mem->kv_per_token, c), kept, human_bytes((double)mem->scratch, d), lim->chunk,
+			snprintf(kept, sizeof kept, "; %s of it snapshots of states",
+			         human_bytes((double)mem->kv_snapshots, g));
+		printf("%s on %s\n  weights %12s\n  KV      %12s   %d sequences, %d positions "
+		       "each, %lld together; %s a position%s\n"
+		       "  scratch %12s   steps of up to %d tokens\n  state   %12s\n  total   "
+		       "%12s\nlistening on %s\n",
+		       info.name, info.target, human_bytes((double)mem->weights, a),
+		       human_bytes((double)mem->kv, b), lim->seqs, lim->context,
+		       (long long)lim->kv_tokens, human_bytes((double)mem->kv_per_token, c), kept,
+		       human_bytes((double)mem->scratch, d), lim->chunk,
 		       human_bytes((double)mem->state, e), human_bytes((double)total, f), url);
 	}
 	fflush(stdout);
@@ -121,7 +136,8 @@ reread(Log *l, llmc_server *s, const char *keys)
 		snprintf(line, sizeof line, "%s: the keys are read again", keys);
 		on_log(l, LLMC_LOG_INFO, line);
 	} else {
-		snprintf(line, sizeof line, "warning: %.1000s; the keys of before hold on", err.text);
+		snprintf(line, sizeof line, "warning: %.1000s; the keys of before hold on",
+		         err.text);
 		on_log(l, LLMC_LOG_WARNING, line);
 	}
 }
@@ -140,7 +156,8 @@ stopped(Log *l, llmc_server *s, const char *keys, int timeout_ms)
 	return n % HANGUP != 0;
 }
 
-/* Until a signal to stop. False: ranks of the model are lost, which /health has said for a while; who has started them starts them again. */
+/* Until a signal to stop. False: ranks of the model are lost, which /health has said for a while;
+ * who has started them starts them again. */
 static bool
 serve_on(Log *l, llmc_server *s, const char *keys, bool ranks)
 {
@@ -176,67 +193,127 @@ serve(int argc, char **argv)
 	char slots_set[40], rank_set[40];
 	const char *draft_path = NULL;
 	llmc_model *draft = NULL;
-	const char *config = NULL, *key_file = NULL, *log_file = NULL, *model_name = NULL, *args[1] = { NULL };
+	const char *config = NULL, *key_file = NULL, *log_file = NULL, *model_name = NULL,
+	           *args[1] = { NULL };
 	List models = { 0 }, set_models = { 0 }, loras = { 0 };
 	ServeModels all = { 0 };
 	int64_t kv_tokens = 0;
-	float header_s = 0, body_s = 0, idle_s = 0, request_s = 0, drain_s = 30, leave_s = 0, sleep_s = 0;
+	float header_s = 0, body_s = 0, idle_s = 0, request_s = 0, drain_s = 30, leave_s = 0,
+	      sleep_s = 0;
 	char *key = NULL;
 	so.port = 8000;
 	Opt opt[] = {
 		{ OPT_GROUP, 0, "Address", NULL, NULL, NULL },
-		{ OPT_TEXT, 0, "host", "ADDRESS", &so.host, "listen on this address; beyond loopback a key is demanded [127.0.0.1]" },
+		{ OPT_TEXT, 0, "host", "ADDRESS", &so.host,
+		  "listen on this address; beyond loopback a key is demanded [127.0.0.1]" },
 		{ OPT_INT, 'p', "port", "N", &so.port, "0: the kernel chooses [8000]" },
-		{ OPT_TEXT, 0, "api-key", "KEY", &so.api_key, "clients must send it as 'Authorization: Bearer KEY' [none]" },
-		{ OPT_TEXT, 0, "api-key-file", "FILE", &key_file, "the same, read from the first line of a file" },
-		{ OPT_TEXT, 0, "keys", "FILE", &so.keys, "a key a line with limits: NAME KEY [requests=N] [tokens=N] [priority=N]; SIGHUP reads it again [none]" },
-		{ OPT_FLAG, 0, "open-probes", NULL, &so.open_probes, "/metrics, /v1/models, /get_load and /model_info need no key: for routers and scrapers" },
-		{ OPT_FLAG, 0, "allow-remote", NULL, &so.allow_remote, "listen beyond loopback without a key" },
-		{ OPT_TEXT, 0, "allow-origin", "ORIGIN", &so.allow_origin, "let web pages of this origin call, * for all [none]" },
-		{ OPT_TEXT, 0, "allow-host", "NAMES", &so.allow_host, "without a key, answer also to these names of this machine, a.b,c.d or * [addresses, localhost]" },
-		{ OPT_TEXT, 0, "model-name", "NAME", &model_name, "what clients call the model [its own name]" },
-		{ OPT_TEXT, 0, "config", "FILE", &config, "YAML file of these settings, as 'port: 8000'" },
+		{ OPT_TEXT, 0, "api-key", "KEY", &so.api_key,
+		  "clients must send it as 'Authorization: Bearer KEY' [none]" },
+		{ OPT_TEXT, 0, "api-key-file", "FILE", &key_file,
+		  "the same, read from the first line of a file" },
+		{ OPT_TEXT, 0, "keys", "FILE", &so.keys,
+		  "a key a line with limits: NAME KEY [requests=N] [tokens=N] [priority=N]; SIGHUP "
+		  "reads it again [none]" },
+		{ OPT_FLAG, 0, "open-probes", NULL, &so.open_probes,
+		  "/metrics, /v1/models, /get_load and /model_info need no key: for routers and "
+		  "scrapers" },
+		{ OPT_FLAG, 0, "allow-remote", NULL, &so.allow_remote,
+		  "listen beyond loopback without a key" },
+		{ OPT_TEXT, 0, "allow-origin", "ORIGIN", &so.allow_origin,
+		  "let web pages of this origin call, * for all [none]" },
+		{ OPT_TEXT, 0, "allow-host", "NAMES", &so.allow_host,
+		  "without a key, answer also to these names of this machine, a.b,c.d or * "
+		  "[addresses, localhost]" },
+		{ OPT_TEXT, 0, "model-name", "NAME", &model_name,
+		  "what clients call the model [its own name]" },
+		{ OPT_TEXT, 0, "config", "FILE", &config,
+		  "YAML file of these settings, as 'port: 8000'" },
 		{ OPT_GROUP, 0, "Models", NULL, NULL, NULL },
-		{ OPT_LIST, 0, "model", "NAME=PATH", &models, "a model by the name that requests choose it with; may be repeated: the first is opened at once, others when they are asked for" },
-		{ OPT_INT, 0, "lora-slots", "N", &slots, "adapters run in the model's own engine, N of them at once, requests of several in one batch, the least recently used make room for others; without it each has a copy of the weights [0]" },
-		{ OPT_INT, 0, "lora-rank", "N", &rank, "rank of the largest adapter that a slot takes [16]" },
-		{ OPT_TEXT, 0, "lora-dir", "DIR", &so.lora_dir, "clients may load adapters from below this folder while the server runs, by /v1/load_lora_adapter [they may not]" },
-		{ OPT_FLOAT, 0, "sleep-after", "SECONDS", &sleep_s, "close the engine of a model that nobody has asked for so long, until somebody does [never]" },
+		{ OPT_LIST, 0, "model", "NAME=PATH", &models,
+		  "a model by the name that requests choose it with; may be repeated: the first is "
+		  "opened at once, others when they are asked for" },
+		{ OPT_INT, 0, "lora-slots", "N", &slots,
+		  "adapters run in the model's own engine, N of them at once, requests of several "
+		  "in one batch, the least recently used make room for others; without it each has "
+		  "a copy of the weights [0]" },
+		{ OPT_INT, 0, "lora-rank", "N", &rank,
+		  "rank of the largest adapter that a slot takes [16]" },
+		{ OPT_TEXT, 0, "lora-dir", "DIR", &so.lora_dir,
+		  "clients may load adapters from below this folder while the server runs, by "
+		  "/v1/load_lora_adapter [they may not]" },
+		{ OPT_FLOAT, 0, "sleep-after", "SECONDS", &sleep_s,
+		  "close the engine of a model that nobody has asked for so long, until somebody "
+		  "does [never]" },
 		{ OPT_GROUP, 0, "Requests", NULL, NULL, NULL },
-		{ OPT_INT, 0, "max-input-length", "N", &so.max_input_length, "tokens of a prompt [max-total-tokens - 1]" },
-		{ OPT_INT, 0, "max-total-tokens", "N", &so.max_total_tokens, "tokens of a prompt and its answer [the context]" },
+		{ OPT_INT, 0, "max-input-length", "N", &so.max_input_length,
+		  "tokens of a prompt [max-total-tokens - 1]" },
+		{ OPT_INT, 0, "max-total-tokens", "N", &so.max_total_tokens,
+		  "tokens of a prompt and its answer [the context]" },
 		{ OPT_INT, 0, "max-best-of", "N", &so.max_best_of, "best_of of TGI's routes [2]" },
-		{ OPT_INT, 0, "max-stop-sequences", "N", &so.max_stop_sequences, "stop of TGI's routes [4]" },
-		{ OPT_INT, 0, "max-top-n-tokens", "N", &so.max_top_n_tokens, "top_n_tokens of TGI's routes [5]" },
-		{ OPT_INT, 0, "validation-workers", "N", &so.validation_workers, "threads that check and tokenize large requests, beside the one for small ones [2]" },
-		{ OPT_BYTES, 0, "max-body-size", "SIZE", &so.max_body_bytes, "bytes of a request, larger ones get 413 [2M]" },
-		{ OPT_FLOAT, 0, "request-timeout", "SECONDS", &request_s, "a generation that takes longer fails [no limit]" },
+		{ OPT_INT, 0, "max-stop-sequences", "N", &so.max_stop_sequences,
+		  "stop of TGI's routes [4]" },
+		{ OPT_INT, 0, "max-top-n-tokens", "N", &so.max_top_n_tokens,
+		  "top_n_tokens of TGI's routes [5]" },
+		{ OPT_INT, 0, "validation-workers", "N", &so.validation_workers,
+		  "threads that check and tokenize large requests, beside the one for small ones "
+		  "[2]" },
+		{ OPT_BYTES, 0, "max-body-size", "SIZE", &so.max_body_bytes,
+		  "bytes of a request, larger ones get 413 [2M]" },
+		{ OPT_FLOAT, 0, "request-timeout", "SECONDS", &request_s,
+		  "a generation that takes longer fails [no limit]" },
 		{ OPT_GROUP, 0, "Batching", NULL, NULL, NULL },
-		{ OPT_INT, 0, "max-concurrent-requests", "N", &eo.max_concurrent_requests, "waiting and running; more get 429 [128]" },
-		{ OPT_INT, 0, "max-batch-prefill-tokens", "N", &eo.max_batch_prefill_tokens, "tokens of prompts in one step [chunk]" },
-		{ OPT_INT64, 0, "max-batch-total-tokens", "N", &eo.max_batch_total_tokens, "a request starts when prompts and answers of all fit [its prompt fits]" },
-		{ OPT_FLOAT, 0, "waiting-served-ratio", "X", &eo.waiting_served_ratio, "requests join a running batch when this share of it waits [0: at once]" },
-		{ OPT_INT, 0, "max-waiting-tokens", "N", &eo.max_waiting_tokens, "or after this many steps [20]" },
-		{ OPT_INT64, 0, "kv-tokens", "N", &kv_tokens, "positions of all sequences together [max-batch-total-tokens, or context * 4]" },
-		{ OPT_FLAG, 0, "no-prefix-cache", NULL, &eo.no_prefix_cache, "do not reuse the KV of prompts that begin alike" },
-		{ OPT_INT, 0, "speculate", "N", &speculate, "guess up to N tokens ahead, by what followed before, where few requests run and it is faster; same text; 0: never [15]" },
+		{ OPT_INT, 0, "max-concurrent-requests", "N", &eo.max_concurrent_requests,
+		  "waiting and running; more get 429 [128]" },
+		{ OPT_INT, 0, "max-batch-prefill-tokens", "N", &eo.max_batch_prefill_tokens,
+		  "tokens of prompts in one step [chunk]" },
+		{ OPT_INT64, 0, "max-batch-total-tokens", "N", &eo.max_batch_total_tokens,
+		  "a request starts when prompts and answers of all fit [its prompt fits]" },
+		{ OPT_FLOAT, 0, "waiting-served-ratio", "X", &eo.waiting_served_ratio,
+		  "requests join a running batch when this share of it waits [0: at once]" },
+		{ OPT_INT, 0, "max-waiting-tokens", "N", &eo.max_waiting_tokens,
+		  "or after this many steps [20]" },
+		{ OPT_INT64, 0, "kv-tokens", "N", &kv_tokens,
+		  "positions of all sequences together [max-batch-total-tokens, or context * 4]" },
+		{ OPT_FLAG, 0, "no-prefix-cache", NULL, &eo.no_prefix_cache,
+		  "do not reuse the KV of prompts that begin alike" },
+		{ OPT_INT, 0, "speculate", "N", &speculate,
+		  "guess up to N tokens ahead, by what followed before, where few requests run and "
+		  "it is faster; same text; 0: never [15]" },
 		OPT_DRAFT(draft_path),
-		{ OPT_TEXT, 0, "prefix-dir", "DIR", &eo.prefix_dir, "keep pages of prompts as files, found again after a restart; shared by servers of the same model [none]" },
-		{ OPT_BYTES, 0, "prefix-dir-size", "SIZE", &eo.prefix_dir_bytes, "bytes of these files, the least recently used go first [8G]" },
-		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes, "host memory for KV of requests preempted [they are computed again]; not beside kv.host" },
-		{ OPT_TEXT, 0, "batch-dir", "DIR", &so.batch_dir, "take files and batches of requests, as OpenAI's /v1/files and /v1/batches, and keep them here; they run behind all others and go on after a restart [none]" },
-		{ OPT_BYTES, 0, "batch-dir-size", "SIZE", &so.batch_dir_bytes, "bytes of these files [1G]" },
+		{ OPT_TEXT, 0, "prefix-dir", "DIR", &eo.prefix_dir,
+		  "keep pages of prompts as files, found again after a restart; shared by servers "
+		  "of the same model [none]" },
+		{ OPT_BYTES, 0, "prefix-dir-size", "SIZE", &eo.prefix_dir_bytes,
+		  "bytes of these files, the least recently used go first [8G]" },
+		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes,
+		  "host memory for KV of requests preempted [they are computed again]; not beside "
+		  "kv.host" },
+		{ OPT_TEXT, 0, "batch-dir", "DIR", &so.batch_dir,
+		  "take files and batches of requests, as OpenAI's /v1/files and /v1/batches, and "
+		  "keep them here; they run behind all others and go on after a restart [none]" },
+		{ OPT_BYTES, 0, "batch-dir-size", "SIZE", &so.batch_dir_bytes,
+		  "bytes of these files [1G]" },
 		{ OPT_GROUP, 0, "Connections", NULL, NULL, NULL },
-		{ OPT_INT, 0, "max-connections", "N", &so.max_connections, "for one more the oldest idle one is closed [1000]" },
-		{ OPT_INT, 0, "max-connections-per-client", "N", &so.max_connections_per_client, "of one address [no limit]" },
-		{ OPT_FLOAT, 0, "header-timeout", "SECONDS", &header_s, "a request's head must be complete within [10]" },
+		{ OPT_INT, 0, "max-connections", "N", &so.max_connections,
+		  "for one more the oldest idle one is closed [1000]" },
+		{ OPT_INT, 0, "max-connections-per-client", "N", &so.max_connections_per_client,
+		  "of one address [no limit]" },
+		{ OPT_FLOAT, 0, "header-timeout", "SECONDS", &header_s,
+		  "a request's head must be complete within [10]" },
 		{ OPT_FLOAT, 0, "body-timeout", "SECONDS", &body_s, "and its body within [60]" },
-		{ OPT_FLOAT, 0, "idle-timeout", "SECONDS", &idle_s, "connections without traffic are closed after [75]" },
-		{ OPT_FLOAT, 0, "drain-delay", "SECONDS", &leave_s, "on SIGTERM or SIGINT, /health says 503 for so long before the port closes; requests are still taken [0]" },
-		{ OPT_FLOAT, 0, "drain-timeout", "SECONDS", &drain_s, "then running requests get this long [30]" },
+		{ OPT_FLOAT, 0, "idle-timeout", "SECONDS", &idle_s,
+		  "connections without traffic are closed after [75]" },
+		{ OPT_FLOAT, 0, "drain-delay", "SECONDS", &leave_s,
+		  "on SIGTERM or SIGINT, /health says 503 for so long before the port closes; "
+		  "requests are still taken [0]" },
+		{ OPT_FLOAT, 0, "drain-timeout", "SECONDS", &drain_s,
+		  "then running requests get this long [30]" },
 		{ OPT_GROUP, 0, "Log", NULL, NULL, NULL },
-		{ OPT_TEXT, 0, "log-file", "FILE", &log_file, "a line per request, appended; SIGHUP opens it again [standard error]" },
-		{ OPT_TEXT, 0, "otlp", "URL", &so.otlp, "send spans of requests to an OpenTelemetry collector, http://127.0.0.1:4318 [off]" },
+		{ OPT_TEXT, 0, "log-file", "FILE", &log_file,
+		  "a line per request, appended; SIGHUP opens it again [standard error]" },
+		{ OPT_TEXT, 0, "otlp", "URL", &so.otlp,
+		  "send spans of requests to an OpenTelemetry collector, http://127.0.0.1:4318 "
+		  "[off]" },
 		{ OPT_FLAG, 0, "log-json", NULL, &so.log_json, "the lines are JSON objects" },
 		OPT_COMMON(c),
 	};
@@ -254,42 +331,53 @@ serve(int argc, char **argv)
 		if (opt[i].to == &c.seqs)
 			opt[i].help = "sequences at once, the largest batch [16]";
 		if (opt[i].to == &c.memory)
-			opt[i].help = "refuse to use more than this, as 8G; of several models those used longest ago are closed for others";
+			opt[i].help = "refuse to use more than this, as 8G; of several models "
+			              "those used longest ago are closed for others";
 		if (opt[i].to == &c.lora) {
 			opt[i].kind = OPT_LIST;
 			opt[i].to = &loras;
 			opt[i].arg = "[NAME=]DIR";
-			opt[i].help = "add a low-rank adapter that PEFT has saved to the weights; with a name it is a model of its own beside the other, may be repeated";
+			opt[i].help =
+			    "add a low-rank adapter that PEFT has saved to the weights; with a "
+			    "name it is a model of its own beside the other, may be repeated";
 		}
 	}
-	argv = settings_merge("LLMC_SERVE_", opt, sizeof opt / sizeof *opt, argc, argv, &argc, &set_models);
+	argv = settings_merge("LLMC_SERVE_", opt, sizeof opt / sizeof *opt, argc, argv, &argc,
+	                      &set_models);
 	size_t n_arg = OPT_PARSE(&cmd_serve, opt, argc, argv, args);
 	if (slots < 0 || rank < 0 || (rank && !slots))
-		return opt_usage_error(&cmd_serve, "--lora-slots, --lora-rank: at least 1, and a rank goes with slots");
+		return opt_usage_error(
+		    &cmd_serve,
+		    "--lora-slots, --lora-rank: at least 1, and a rank goes with slots");
 	snprintf(slots_set, sizeof slots_set, "adapters.slots=%d", slots);
 	snprintf(rank_set, sizeof rank_set, "adapters.rank=%d", rank);
 	if ((slots && !list_add(&c.set, slots_set)) || (rank && !list_add(&c.set, rank_set)))
 		return EXIT_MACHINE;
-	code = serve_models(&cmd_serve, &c, n_arg ? args[0] : NULL, n_arg || models.n ? &models : &set_models, &loras, model_name, &all);
+	code = serve_models(&cmd_serve, &c, n_arg ? args[0] : NULL,
+	                    n_arg || models.n ? &models : &set_models, &loras, model_name, &all);
 	if (code)
 		return code;
 	if (draft_path && all.n > 1)
 		return opt_usage_error(&cmd_serve, "--draft goes with one model");
 	draft_prepare(&all.model[0]->common, draft_path);
 	if (speculate < -1 || speculate > LLMC_MAX_SPECULATE)
-		return opt_usage_error(&cmd_serve, "--speculate: 0 .. %d, got %d", LLMC_MAX_SPECULATE, speculate);
+		return opt_usage_error(&cmd_serve, "--speculate: 0 .. %d, got %d",
+		                       LLMC_MAX_SPECULATE, speculate);
 	eo.speculate = speculate == 0 ? -1 : speculate < 0 ? 0 : speculate;
 	if (c.seqs < 1)
 		return opt_usage_error(&cmd_serve, "--seqs: at least 1, got %d", c.seqs);
-	if (!(header_s >= 0 && body_s >= 0 && idle_s >= 0 && request_s >= 0 && sleep_s >= 0 && drain_s >= 0 && leave_s >= 0))
+	if (!(header_s >= 0 && body_s >= 0 && idle_s >= 0 && request_s >= 0 && sleep_s >= 0 &&
+	      drain_s >= 0 && leave_s >= 0))
 		return opt_usage_error(&cmd_serve, "a timeout is negative");
 	if (key_file) {
 		if (so.api_key)
-			return opt_usage_error(&cmd_serve, "--api-key and --api-key-file exclude each other");
+			return opt_usage_error(&cmd_serve,
+			                       "--api-key and --api-key-file exclude each other");
 		so.api_key = key = key_from_file(key_file);
 		if (!key || !*key) {
 			if (key)
-				complain("%s: its first line is empty, a key is expected", key_file);
+				complain("%s: its first line is empty, a key is expected",
+				         key_file);
 			free(key);
 			return EXIT_INPUT;
 		}
@@ -302,11 +390,13 @@ serve(int argc, char **argv)
 	}
 	log.quiet = c.quiet && !log_file;
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
-		files.rlim_cur = files.rlim_max > 65536 ? 65536 : files.rlim_max; /* a descriptor is a client */
+		files.rlim_cur =
+		    files.rlim_max > 65536 ? 65536 : files.rlim_max; /* a descriptor is a client */
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
 #ifdef M_MMAP_THRESHOLD
-	/* what a large request took goes back when it is freed: left to itself, the heap of each thread learns to keep 64 MB */
+	/* what a large request took goes back when it is freed: left to itself, the heap of each
+	 * thread learns to keep 64 MB */
 	mallopt(M_MMAP_THRESHOLD, 1 << 20);
 	mallopt(M_TRIM_THRESHOLD, 2 << 20);
 #endif
@@ -314,19 +404,26 @@ serve(int argc, char **argv)
 	llmc_status status = open_model(&all.model[0]->common, all.model[0]->path, false, &m, &err);
 	if (status != LLMC_OK)
 		goto out;
-	llmc_limits lim = limits_of(&c), shared = lim; /* shared: what is not said follows from each model */
+	llmc_limits lim = limits_of(&c),
+	            shared = lim; /* shared: what is not said follows from each model */
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
 	llmc_info(m, &info);
 	if (lim.context == 0)
-		lim.context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions : LLMC_DEFAULT_CONTEXT;
+		lim.context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions
+		                                                        : LLMC_DEFAULT_CONTEXT;
 	/* said here, so that --memory is held to what the engine will take */
 	shared.kv_tokens = kv_tokens;
-	lim.kv_tokens = kv_tokens ? kv_tokens : eo.max_batch_total_tokens ? eo.max_batch_total_tokens
-	                : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
+	lim.kv_tokens = kv_tokens ? kv_tokens
+	                : eo.max_batch_total_tokens
+	                    ? eo.max_batch_total_tokens
+	                    : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
 	lim.snapshots = eo.no_prefix_cache ? 0 : LLMC_DEFAULT_SNAPSHOTS;
-	lim.marks = eo.speculate < 0 ? 0 : lim.seqs < LLMC_DEFAULT_MARKS ? lim.seqs : LLMC_DEFAULT_MARKS;
+	lim.marks = eo.speculate < 0                ? 0
+	            : lim.seqs < LLMC_DEFAULT_MARKS ? lim.seqs
+	                                            : LLMC_DEFAULT_MARKS;
 	if (draft_path) {
-		status = draft_open(&all.model[0]->common, all.model[0]->path, draft_path, &lim, &c.memory, &draft, &err);
+		status = draft_open(&all.model[0]->common, all.model[0]->path, draft_path, &lim,
+		                    &c.memory, &draft, &err);
 		if (status != LLMC_OK)
 			goto out;
 		eo.draft = draft;
@@ -346,7 +443,8 @@ serve(int argc, char **argv)
 	status = llmc_engine_open(m, &eo, &e, &err);
 	if (status != LLMC_OK)
 		goto out;
-	for (size_t i = 1; i < all.n && llmc_adapter_slots(m); i++) { /* mistakes are told before the port is open */
+	for (size_t i = 1; i < all.n && llmc_adapter_slots(m);
+	     i++) { /* mistakes are told before the port is open */
 		int32_t adapter;
 		if (!all.model[i]->adapter)
 			continue;
@@ -376,7 +474,9 @@ serve(int argc, char **argv)
 		goto out;
 	}
 	for (size_t i = 1; i < all.n; i++)
-		all.init[i].parent = all.model[i]->adapter ? all.model[0]->name ? all.model[0]->name : info.name : NULL;
+		all.init[i].parent = all.model[i]->adapter
+		                         ? all.model[0]->name ? all.model[0]->name : info.name
+		                         : NULL;
 	all.init[0].model = m; /* both are the server's from here on */
 	all.init[0].engine = e;
 	llmc_retain(m); /* for the table */
@@ -395,13 +495,19 @@ serve(int argc, char **argv)
 	}
 	if (leave_s > 0) {
 		if (!c.quiet)
-			fprintf(stderr, "llmc: leaving: /health says 503, requests are taken for %.0f s more; again to go on\n", (double)leave_s);
+			fprintf(stderr,
+			        "llmc: leaving: /health says 503, requests are taken for %.0f s "
+			        "more; again to go on\n",
+			        (double)leave_s);
 		llmc_serve_drain(s);
-		for (double end = now() + (double)leave_s; now() < end && !stopped(&log, s, so.keys, 50);)
+		for (double end = now() + (double)leave_s;
+		     now() < end && !stopped(&log, s, so.keys, 50);)
 			;
 	}
 	if (!c.quiet)
-		fprintf(stderr, "llmc: stopping: requests in work have %.0f s; again to stop at once\n", (double)drain_s);
+		fprintf(stderr,
+		        "llmc: stopping: requests in work have %.0f s; again to stop at once\n",
+		        (double)drain_s);
 	llmc_serve_stop(s);
 	for (double end = now() + (double)drain_s; !llmc_serve_wait(s, 50) && now() < end;)
 		if (stopped(&log, s, so.keys, 0)) {
@@ -428,17 +534,25 @@ out:
 }
 
 const Command cmd_serve = {
-	"serve", "MODEL | --model NAME=PATH ... [--port N] [options]", "answer HTTP requests: the interfaces of OpenAI, TGI, Anthropic and Ollama, metrics, a chat page",
+	"serve",
+	"MODEL | --model NAME=PATH ... [--port N] [options]",
+	"answer HTTP requests: the interfaces of OpenAI, TGI, Anthropic and Ollama, metrics, a "
+	"chat page",
 	"  llmc serve model.gguf\n"
-	"  llmc serve model.gguf --port 8080 --context 8192 --seqs 32 --api-key-file key.txt --host 0.0.0.0\n"
+	"  llmc serve model.gguf --port 8080 --context 8192 --seqs 32 --api-key-file key.txt "
+	"--host 0.0.0.0\n"
 	"  llmc serve model.gguf --prefix-dir /var/lib/llmc/prefix --prefix-dir-size 20G\n"
 	"  llmc serve model.gguf --batch-dir /var/lib/llmc/batches --batch-dir-size 4G\n"
 	"  llmc serve model-8b.gguf --draft model-0.5b.gguf\n"
 	"  llmc serve ~/models/GLM-4.5-Air --draft mtp\n"
-	"  llmc serve --model small=model-1b.gguf --model large=model-8b.gguf --memory 16G   requests choose by \"model\"\n"
-	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b             an adapter is a model, too\n"
-	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b --lora-slots 2   both in one engine, in one batch\n"
-	"  llmc serve --config serve.yaml               model: model.gguf, port: 8080, ...: a setting a line\n"
+	"  llmc serve --model small=model-1b.gguf --model large=model-8b.gguf --memory 16G   "
+	"requests choose by \"model\"\n"
+	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b             an "
+	"adapter is a model, too\n"
+	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b --lora-slots 2   "
+	"both in one engine, in one batch\n"
+	"  llmc serve --config serve.yaml               model: model.gguf, port: 8080, ...: a "
+	"setting a line\n"
 	"  LLMC_SERVE_PORT=8080 llmc serve model.gguf   every option is also a variable\n"
 	"  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\\n"
 	"       -d '{\"model\": \"NAME\", \"prompt\": \"Once upon a time\"}'\n",

@@ -10,10 +10,13 @@ tokenize(int argc, char **argv)
 	const char *text = NULL, *file = NULL, *ids = NULL, *args[1] = { NULL };
 	bool json = false, no_special = false, show = false;
 	const Opt opt[] = {
-		{ OPT_TEXT, 0, "text", "TEXT", &text, "text to split; without any, standard input" },
-		{ OPT_TEXT, 'f', "file", "FILE", &file, "read the text from a file (- is standard input)" },
+		{ OPT_TEXT, 0, "text", "TEXT", &text,
+		  "text to split; without any, standard input" },
+		{ OPT_TEXT, 'f', "file", "FILE", &file,
+		  "read the text from a file (- is standard input)" },
 		{ OPT_TEXT, 0, "ids", "1,2,3", &ids, "the other way: ids to text" },
-		{ OPT_FLAG, 0, "no-special", NULL, &no_special, "add no special tokens, read them as plain text, leave them out of text" },
+		{ OPT_FLAG, 0, "no-special", NULL, &no_special,
+		  "add no special tokens, read them as plain text, leave them out of text" },
 		{ OPT_FLAG, 0, "show", NULL, &show, "one token a line: id and vocabulary entry" },
 		{ OPT_FLAG, 0, "json", NULL, &json, "{\"ids\":[...]} or {\"text\":\"...\"}" },
 	};
@@ -27,7 +30,8 @@ tokenize(int argc, char **argv)
 	if (OPT_PARSE(&cmd_tokenize, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_tokenize, "name a model or a tokenizer");
 	if ((text != NULL) + (file != NULL) + (ids != NULL) > 1)
-		return opt_usage_error(&cmd_tokenize, "--text, --file and --ids exclude each other");
+		return opt_usage_error(&cmd_tokenize,
+		                       "--text, --file and --ids exclude each other");
 	if (ids && !parse_ids(ids, &id, &n))
 		return opt_usage_error(&cmd_tokenize, "--ids %s: expected ids such as 1,2,3", ids);
 	llmc_status status = llmc_tokenizer_open(args[0], &t, &err);
@@ -37,7 +41,8 @@ tokenize(int argc, char **argv)
 		/* a YAML or an artifact names its checkpoint */
 		Common c = { .quiet = true };
 		llmc_error second = { 0 };
-		if (open_model(&c, args[0], true, &m, &second) == LLMC_OK && llmc_model_tokenizer(m)) {
+		if (open_model(&c, args[0], true, &m, &second) == LLMC_OK &&
+		    llmc_model_tokenizer(m)) {
 			tok = llmc_model_tokenizer(m);
 			status = LLMC_OK;
 		}
@@ -52,7 +57,8 @@ tokenize(int argc, char **argv)
 		if (status == LLMC_OK || status == LLMC_E_RANGE) {
 			buf = malloc(need + 1);
 			if (buf)
-				status = llmc_detokenize(tok, id, n, no_special, buf, need + 1, &need, &err);
+				status = llmc_detokenize(tok, id, n, no_special, buf, need + 1,
+				                         &need, &err);
 		}
 		if (status != LLMC_OK || !buf) {
 			code = fail_with(&err);
@@ -73,7 +79,9 @@ tokenize(int argc, char **argv)
 	}
 	if (text)
 		n_bytes = strlen(text);
-	status = tokenize_alloc(tok, buf, n_bytes, no_special ? 0 : LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL, &id, &n, &err);
+	status =
+	    tokenize_alloc(tok, buf, n_bytes,
+	                   no_special ? 0 : LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL, &id, &n, &err);
 	if (status != LLMC_OK) {
 		code = fail_with(&err);
 		goto out;
@@ -100,7 +108,9 @@ out:
 }
 
 const Command cmd_tokenize = {
-	"tokenize", "MODEL [--text T | --ids 1,2,3] [options]", "text to ids and back; a vocabulary without weights is enough",
+	"tokenize",
+	"MODEL [--text T | --ids 1,2,3] [options]",
+	"text to ids and back; a vocabulary without weights is enough",
 	"  llmc tokenize model.gguf --text \"Hello, world\"\n"
 	"  llmc tokenize tokenizer.json --ids 19556,28 --json\n",
 	tokenize,

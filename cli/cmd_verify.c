@@ -7,9 +7,9 @@
 
 typedef struct Out {
 	const Common *c;
-	const char   *values;  /* folder, or NULL */
-	bool          failed;  /* to write there */
-	int           n;
+	const char *values; /* folder, or NULL */
+	bool failed;        /* to write there */
+	int n;
 } Out;
 
 static void
@@ -20,17 +20,21 @@ on_row(void *user, const llmc_verify_row *r)
 
 	if (o->values && r->want && !o->failed) {
 		int n = snprintf(path, sizeof path, "%s/%s.npy", o->values, r->value);
-		o->failed = n >= (int)sizeof path || !write_npy(path, r->want, (size_t)r->rows, (size_t)r->width);
+		o->failed = n >= (int)sizeof path ||
+		            !write_npy(path, r->want, (size_t)r->rows, (size_t)r->width);
 	}
 	if (o->c->json) {
-		printf("%s{\"layer\":%d,\"op\":\"%s\",\"value\":", o->n++ ? "," : "", r->layer, r->op);
+		printf("%s{\"layer\":%d,\"op\":\"%s\",\"value\":", o->n++ ? "," : "", r->layer,
+		       r->op);
 		json_text(stdout, r->value, strlen(r->value));
-		printf(",\"max_err\":%.6g,\"range\":%.6g,\"tolerance\":%.6g,\"ok\":%s}", r->max_err, r->range, r->tolerance, r->ok ? "true" : "false");
+		printf(",\"max_err\":%.6g,\"range\":%.6g,\"tolerance\":%.6g,\"ok\":%s}", r->max_err,
+		       r->range, r->tolerance, r->ok ? "true" : "false");
 		return;
 	}
 	if (o->n++ == 0)
 		printf("%-16s %-14s %12s %12s %10s\n", "value", "op", "error", "range", "allowed");
-	printf("%-16s %-14s %12.3g %12.3g %10.2g%s\n", r->value, r->op, r->max_err, r->range, r->tolerance, r->ok ? "" : "  <-- beyond it");
+	printf("%-16s %-14s %12.3g %12.3g %10.2g%s\n", r->value, r->op, r->max_err, r->range,
+	       r->tolerance, r->ok ? "" : "  <-- beyond it");
 }
 
 static int
@@ -42,7 +46,9 @@ verify(int argc, char **argv)
 		{ OPT_GROUP, 0, "Verify", NULL, NULL, NULL },
 		{ OPT_TEXT, 'p', "prompt", "TEXT", &prompt, "text to run [a short sentence]" },
 		{ OPT_TEXT, 0, "tokens", "1,2,3", &tokens, "ids instead of text" },
-		{ OPT_TEXT, 0, "values", "DIR", &values, "write what the reference makes to this folder: VALUE.npy [rows, width], fp32; x1, x2, ..: behind each layer" },
+		{ OPT_TEXT, 0, "values", "DIR", &values,
+		  "write what the reference makes to this folder: VALUE.npy [rows, width], fp32; "
+		  "x1, x2, ..: behind each layer" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -53,7 +59,8 @@ verify(int argc, char **argv)
 	if (OPT_PARSE(&cmd_verify, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_verify, "name a model");
 	if (tokens && !parse_ids(tokens, &tok, &n))
-		return opt_usage_error(&cmd_verify, "--tokens %s: expected ids such as 1,2,3", tokens);
+		return opt_usage_error(&cmd_verify, "--tokens %s: expected ids such as 1,2,3",
+		                       tokens);
 	llmc_status s = open_model(&c, args[0], false, &m, &err);
 	if (s != LLMC_OK) {
 		free(tok);
@@ -63,7 +70,8 @@ verify(int argc, char **argv)
 	llmc_info(m, &info);
 	const char *text = prompt ? prompt : "The quick brown fox jumps over the lazy dog.";
 	if (!tokens && llmc_model_tokenizer(m)) {
-		s = tokenize_alloc(llmc_model_tokenizer(m), text, strlen(text), LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL, &tok, &n, &err);
+		s = tokenize_alloc(llmc_model_tokenizer(m), text, strlen(text),
+		                   LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL, &tok, &n, &err);
 	} else if (!tokens) {
 		n = 8;
 		tok = malloc(n * sizeof *tok);
@@ -96,7 +104,9 @@ verify(int argc, char **argv)
 }
 
 const Command cmd_verify = {
-	"verify", "MODEL [--prompt TEXT | --tokens 1,2,3]", "compare the compiled plan with the fp32 reference, step by step",
+	"verify",
+	"MODEL [--prompt TEXT | --tokens 1,2,3]",
+	"compare the compiled plan with the fp32 reference, step by step",
 	"  llmc verify model.gguf\n"
 	"  llmc verify configs/tiny.yaml --random-weights --arch generic\n",
 	verify,

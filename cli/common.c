@@ -112,12 +112,13 @@ log_to_stderr(void *user, int level, const char *line)
 	}
 }
 
-/* Of several processes that a launcher has started the first runs the command; the others do their part of it, and end here. */
+/* Of several processes that a launcher has started the first runs the command; the others do their
+ * part of it, and end here. */
 static void
 follow_rank_0(llmc_model *m)
 {
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
-	llmc_error      err = { 0 };
+	llmc_error err = { 0 };
 
 	llmc_info(m, &info);
 	if (info.rank == 0)
@@ -144,7 +145,8 @@ options_of(const Common *c, bool no_weights, OpenOptions *out)
 		set[n++] = out->kv;
 	}
 	if (c->lora) {
-		char *real = realpath(c->lora, NULL); /* the cache's description is read from anywhere */
+		char *real =
+		    realpath(c->lora, NULL); /* the cache's description is read from anywhere */
 		snprintf(out->lora, sizeof out->lora, "lora.path=\"%s\"", real ? real : c->lora);
 		free(real);
 		set[n++] = out->lora;
@@ -223,7 +225,9 @@ check_memory(const llmc_model *m, const Common *c, const llmc_limits *lim, llmc_
 	int64_t sum = mem.weights + mem.kv + mem.scratch + mem.state;
 	if (s == LLMC_OK && sum > c->memory) {
 		err->code = s = LLMC_E_FULL;
-		snprintf(err->text, sizeof err->text, "needs %s, --memory allows %s; lower --context or --seqs (llmc plan shows what fits)",
+		snprintf(err->text, sizeof err->text,
+		         "needs %s, --memory allows %s; lower --context or --seqs (llmc plan shows "
+		         "what fits)",
 		         human_bytes((double)sum, want), human_bytes((double)c->memory, have));
 	}
 	return s;
@@ -253,7 +257,8 @@ parse_ids(const char *text, int32_t **ids, size_t *n)
 		char *end;
 		errno = 0;
 		long x = strtol(text, &end, 10);
-		if (end == text || errno || x < 0 || x > INT32_MAX || (*end && *end != ',') || (*end == ',' && !end[1])) {
+		if (end == text || errno || x < 0 || x > INT32_MAX || (*end && *end != ',') ||
+		    (*end == ',' && !end[1])) {
 			free(*ids);
 			*ids = NULL;
 			return false;
@@ -326,7 +331,8 @@ no_memory(llmc_error *err)
 }
 
 llmc_status
-tokenize_alloc(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, int32_t **ids, size_t *n, llmc_error *err)
+tokenize_alloc(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, int32_t **ids,
+               size_t *n, llmc_error *err)
 {
 	size_t cap = n_bytes + 16;
 
@@ -346,7 +352,8 @@ tokenize_alloc(const llmc_tokenizer *t, const char *text, size_t n_bytes, int fl
 }
 
 llmc_status
-chat_alloc(const llmc_tokenizer *t, const char *messages, const char *options, char **text, size_t *n, llmc_error *err)
+chat_alloc(const llmc_tokenizer *t, const char *messages, const char *options, char **text,
+           size_t *n, llmc_error *err)
 {
 	size_t cap = 4096;
 
@@ -429,7 +436,9 @@ write_npy(const char *path, const float *x, size_t rows, size_t cols)
 {
 	char head[128], dict[118];
 	FILE *f = fopen(path, "wb");
-	int n = snprintf(dict, sizeof dict, "{'descr': '<f4', 'fortran_order': False, 'shape': (%zu, %zu), }", rows, cols);
+	int n =
+	    snprintf(dict, sizeof dict,
+	             "{'descr': '<f4', 'fortran_order': False, 'shape': (%zu, %zu), }", rows, cols);
 
 	if (!f || n < 0)
 		return false;
@@ -437,6 +446,7 @@ write_npy(const char *path, const float *x, size_t rows, size_t cols)
 	memcpy(head, "\x93NUMPY\x01\x00\x76\x00", 10);
 	memcpy(head + 10, dict, (size_t)n);
 	head[127] = '\n';
-	bool ok = fwrite(head, 1, sizeof head, f) == sizeof head && fwrite(x, sizeof *x, rows * cols, f) == rows * cols;
+	bool ok = fwrite(head, 1, sizeof head, f) == sizeof head &&
+	          fwrite(x, sizeof *x, rows * cols, f) == rows * cols;
 	return fclose(f) == 0 && ok;
 }

@@ -1,7 +1,8 @@
 /* Connections of the load generator: non-blocking sockets under epoll, an answer read as it comes.
  *
- * A connection writes its request, then reads: status line and headers, then a body that is chunked, of a given length
- * or until the end. The body of a streamed answer is lines "data: {...}", each a piece of text at the time it was read. */
+ * A connection writes its request, then reads: status line and headers, then a body that is
+ * chunked, of a given length or until the end. The body of a streamed answer is lines "data:
+ * {...}", each a piece of text at the time it was read. */
 #include "cli/load_generator.h"
 
 #include <errno.h>
@@ -22,29 +23,36 @@
 
 enum { MAX_LINE = 1 << 20 };
 
-typedef enum ReadState { READ_HEAD, READ_BODY, READ_CHUNK_SIZE, READ_CHUNK, READ_CHUNK_END, READ_DONE } ReadState;
+typedef enum ReadState {
+	READ_HEAD,
+	READ_BODY,
+	READ_CHUNK_SIZE,
+	READ_CHUNK,
+	READ_CHUNK_END,
+	READ_DONE
+} ReadState;
 
 typedef struct LoadConn {
 	LoadRequest *r;
-	int       fd;
-	char     *out;         /* head and body to send */
-	size_t    out_size, out_at;
+	int fd;
+	char *out; /* head and body to send */
+	size_t out_size, out_at;
 	ReadState state;
-	bool      stream;
-	bool      extension;   /* behind a chunk's size */
-	int64_t   left;        /* of the chunk, or of the body; -1: until the end */
-	char     *line;        /* head line, chunk size or line of the body so far */
-	size_t    line_len, line_cap;
+	bool stream;
+	bool extension; /* behind a chunk's size */
+	int64_t left;   /* of the chunk, or of the body; -1: until the end */
+	char *line;     /* head line, chunk size or line of the body so far */
+	size_t line_len, line_cap;
 	struct LoadConn *next;
 } LoadConn;
 
 typedef struct LoadRun {
 	const LoadOptions *o;
 	struct addrinfo *addr;
-	int      epoll;
-	double   t0;
-	LoadConn    *live;
-	size_t   running, done;
+	int epoll;
+	double t0;
+	LoadConn *live;
+	size_t running, done;
 } LoadRun;
 
 bool
@@ -82,7 +90,8 @@ load_target(const char *url, const char *route, LoadTarget *out)
 		n--;
 	if (n >= 3 && !strncmp(p + n - 3, "/v1", 3))
 		n -= 3;
-	return snprintf(out->path, sizeof out->path, "%.*s%s", (int)n, p, route) < (int)sizeof out->path;
+	return snprintf(out->path, sizeof out->path, "%.*s%s", (int)n, p, route) <
+	       (int)sizeof out->path;
 }
 
 static void
@@ -95,7 +104,8 @@ finish(LoadRun *l, LoadConn *c, const char *error)
 		snprintf(r->error, sizeof r->error, "%s", error);
 	r->ok = !r->error[0] && r->status == 200 && r->n_token > 0;
 	if (!r->ok && !r->error[0])
-		snprintf(r->error, sizeof r->error, r->status ? "status %d without an answer" : "no answer", r->status);
+		snprintf(r->error, sizeof r->error,
+		         r->status ? "status %d without an answer" : "no answer", r->status);
 	close(c->fd);
 	for (LoadConn **p = &l->live; *p; p = &(*p)->next)
 		if (*p == c) {
@@ -122,7 +132,8 @@ start(LoadRun *l, LoadRequest *r, char why[200])
 	c->left = -1;
 	c->fd = socket(l->addr->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (c->fd < 0) {
-		snprintf(why, 200, "no more sockets: %s; raise the limit of open files (ulimit -n)", strerror(errno));
+		snprintf(why, 200, "no more sockets: %s; raise the limit of open files (ulimit -n)",
+		         strerror(errno));
 		free(c);
 		return false;
 	}
@@ -138,9 +149,12 @@ start(LoadRun *l, LoadRequest *r, char why[200])
 		finish(l, c, "out of memory");
 		return true;
 	}
-	int n = snprintf(c->out, cap, "POST %s HTTP/1.1\r\nHost: %s:%s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n%s%s%sConnection: close\r\n\r\n",
-	                 t->path, t->host, t->port, r->size, l->o->api_key ? "Authorization: Bearer " : "",
-	                 l->o->api_key ? l->o->api_key : "", l->o->api_key ? "\r\n" : "");
+	int n = snprintf(
+	    c->out, cap,
+	    "POST %s HTTP/1.1\r\nHost: %s:%s\r\nContent-Type: application/json\r\nContent-Length: "
+	    "%zu\r\n%s%s%sConnection: close\r\n\r\n",
+	    t->path, t->host, t->port, r->size, l->o->api_key ? "Authorization: Bearer " : "",
+	    l->o->api_key ? l->o->api_key : "", l->o->api_key ? "\r\n" : "");
 	if (n < 0 || (size_t)n + r->size > cap) {
 		finish(l, c, "the key or the path is too long");
 		return true;
@@ -159,14 +173,17 @@ static void
 take_json(LoadRun *l, LoadRequest *r, const char *text, size_t n)
 {
 	json_t *j = json_loadb(text, n, 0, NULL);
-	json_t *choice = json_array_get(json_object_get(j, "choices"), 0), *usage = json_object_get(j, "usage");
+	json_t *choice = json_array_get(json_object_get(j, "choices"), 0),
+	       *usage = json_object_get(j, "usage");
 	json_t *error = json_object_get(j, "error");
 	const char *piece = json_string_value(json_object_get(choice, "text"));
 
 	if (!piece)
-		piece = json_string_value(json_object_get(json_object_get(choice, "delta"), "content"));
+		piece =
+		    json_string_value(json_object_get(json_object_get(choice, "delta"), "content"));
 	if (!piece)
-		piece = json_string_value(json_object_get(json_object_get(choice, "message"), "content"));
+		piece = json_string_value(
+		    json_object_get(json_object_get(choice, "message"), "content"));
 	if (error) {
 		const char *m = json_string_value(json_object_get(error, "message"));
 		m = m ? m : json_string_value(error);
@@ -225,7 +242,9 @@ head_line(LoadConn *c)
 		if (c->r->status == 100)
 			c->r->status = 0;
 		else
-			c->state = c->state == READ_HEAD && c->left == -2 ? READ_CHUNK_SIZE : c->left == 0 ? READ_DONE : READ_BODY;
+			c->state = c->state == READ_HEAD && c->left == -2 ? READ_CHUNK_SIZE
+			           : c->left == 0                         ? READ_DONE
+			                                                  : READ_BODY;
 	} else if (!c->r->status) {
 		if (strncmp(s, "HTTP/1.", 7) == 0 && n > 9)
 			c->r->status = atoi(s + 9);
@@ -345,8 +364,12 @@ readable(LoadRun *l, LoadConn *c)
 			continue;
 		if (c->line_len && !c->stream && c->state >= READ_BODY)
 			take_json(l, c->r, c->line, c->line_len);
-		finish(l, c, n < 0 ? strerror(errno) : !ok ? "a line of the answer is too long"
-		       : c->state == READ_DONE || (c->state == READ_BODY && c->left < 0) ? NULL : "the connection ended early");
+		finish(l, c,
+		       n < 0 ? strerror(errno)
+		       : !ok ? "a line of the answer is too long"
+		       : c->state == READ_DONE || (c->state == READ_BODY && c->left < 0)
+		           ? NULL
+		           : "the connection ended early");
 		return false;
 	}
 }
@@ -404,10 +427,13 @@ load_get(const LoadTarget *t, const char *path, const char *api_key, char why[20
 		return NULL;
 	}
 	int fd = socket(addr->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	int n = snprintf(head, sizeof head, "GET %s HTTP/1.0\r\nHost: %s:%s\r\n%s%s%s\r\n", path, t->host, t->port,
-	                 api_key ? "Authorization: Bearer " : "", api_key ? api_key : "", api_key ? "\r\n" : "");
-	bool ok = fd >= 0 && n > 0 && (size_t)n < sizeof head && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0 &&
-	          connect(fd, addr->ai_addr, addr->ai_addrlen) == 0 && send(fd, head, (size_t)n, MSG_NOSIGNAL) == n;
+	int n = snprintf(head, sizeof head, "GET %s HTTP/1.0\r\nHost: %s:%s\r\n%s%s%s\r\n", path,
+	                 t->host, t->port, api_key ? "Authorization: Bearer " : "",
+	                 api_key ? api_key : "", api_key ? "\r\n" : "");
+	bool ok = fd >= 0 && n > 0 && (size_t)n < sizeof head &&
+	          setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0 &&
+	          connect(fd, addr->ai_addr, addr->ai_addrlen) == 0 &&
+	          send(fd, head, (size_t)n, MSG_NOSIGNAL) == n;
 	while (ok && size < MAX_LINE) {
 		if (cap - size < 4096) {
 			char *grown = realloc(text, cap + 65536);
@@ -423,13 +449,15 @@ load_get(const LoadTarget *t, const char *path, const char *api_key, char why[20
 		text[size] = 0;
 	}
 	if (!size)
-		snprintf(why, 200, "%.80s:%s: %s", t->host, t->port, ok ? "no answer" : strerror(errno));
+		snprintf(why, 200, "%.80s:%s: %s", t->host, t->port,
+		         ok ? "no answer" : strerror(errno));
 	if (fd >= 0)
 		close(fd);
 	freeaddrinfo(addr);
 	char *body = size ? strstr(text, "\r\n\r\n") : NULL;
 	if (size && (!body || size < 12 || strncmp(text + 9, "200", 3) != 0)) {
-		snprintf(why, 200, "%.80s:%s answers GET %.60s with %.30s", t->host, t->port, path, text);
+		snprintf(why, 200, "%.80s:%s answers GET %.60s with %.30s", t->host, t->port, path,
+		         text);
 		body = NULL;
 	}
 	if (body)
@@ -460,7 +488,8 @@ load_run(const LoadOptions *o, LoadRequest *r, size_t n, double *took, char why[
 	l.t0 = now();
 	while (fine && l.done < n) {
 		double t = now() - l.t0;
-		while (fine && sent < n && (o->clients ? l.running < (size_t)o->clients : r[sent].at <= t))
+		while (fine && sent < n &&
+		       (o->clients ? l.running < (size_t)o->clients : r[sent].at <= t))
 			fine = start(&l, &r[sent++], why);
 		int wait = 20;
 		if (!o->clients && sent < n && (r[sent].at - t) * 1e3 < wait)

@@ -3,18 +3,23 @@
 
 #include "cli/cli.h"
 
-static const Command *const command[] = { &cmd_run, &cmd_chat, &cmd_serve, &cmd_import, &cmd_compile, &cmd_plan, &cmd_bench,
-	                                  &cmd_quantize, &cmd_verify, &cmd_eval, &cmd_tokenize, &cmd_cache, &cmd_doctor };
+static const Command *const command[] = { &cmd_run,     &cmd_chat, &cmd_serve,    &cmd_import,
+	                                  &cmd_compile, &cmd_plan, &cmd_bench,    &cmd_quantize,
+	                                  &cmd_verify,  &cmd_eval, &cmd_tokenize, &cmd_cache,
+	                                  &cmd_doctor };
 enum { N_COMMANDS = sizeof command / sizeof *command };
 
 static void
 help(FILE *f)
 {
-	fprintf(f, "llmc %s, a static compiler for language models\n\n"
-	           "usage: llmc COMMAND ...       llmc COMMAND --help tells more\n\n", llmc_version());
+	fprintf(f,
+	        "llmc %s, a static compiler for language models\n\n"
+	        "usage: llmc COMMAND ...       llmc COMMAND --help tells more\n\n",
+	        llmc_version());
 	for (int i = 0; i < N_COMMANDS; i++)
 		fprintf(f, "  %-10s %s\n", command[i]->name, command[i]->summary);
-	fprintf(f, "\nA model is a YAML description, a generated folder, a Hugging Face folder, a GGUF file or a FastLLM model (.flm).\n\n"
+	fprintf(f, "\nA model is a YAML description, a generated folder, a Hugging Face folder, a "
+	           "GGUF file or a FastLLM model (.flm).\n\n"
 	           "examples:\n"
 	           "  llmc run model.gguf --prompt \"The capital of France is\"\n"
 	           "  llmc chat model.gguf\n"

@@ -20,7 +20,8 @@ list_add(List *l, const char *value)
 	return true;
 }
 
-/* The name of an option as it is typed: rows of LLMC_SAMPLING_OPTIONS have the names of C fields. */
+/* The name of an option as it is typed: rows of LLMC_SAMPLING_OPTIONS have the names of C fields.
+ */
 static const char *
 dashed(const char *name, char buf[64])
 {
@@ -42,7 +43,8 @@ print_help(const Command *cmd, const Opt *opt, size_t n_opt)
 		}
 		if (opt[i].letter)
 			snprintf(letter, sizeof letter, "-%c, ", opt[i].letter);
-		snprintf(left, sizeof left, "%s--%s%s%s", letter, dashed(opt[i].name, name), opt[i].arg ? " " : "", opt[i].arg ? opt[i].arg : "");
+		snprintf(left, sizeof left, "%s--%s%s%s", letter, dashed(opt[i].name, name),
+		         opt[i].arg ? " " : "", opt[i].arg ? opt[i].arg : "");
 		printf("  %-28s %s\n", left, opt[i].help);
 	}
 	printf("\nexamples:\n%s", cmd->examples);
@@ -144,14 +146,17 @@ find(const Opt *opt, size_t n_opt, const char *name, size_t len, char letter)
 	for (size_t i = 0; i < n_opt; i++) {
 		if (opt[i].kind == OPT_GROUP)
 			continue;
-		if (letter ? opt[i].letter == letter : strlen(opt[i].name) == len && strncmp(dashed(opt[i].name, own), name, len) == 0)
+		if (letter ? opt[i].letter == letter
+		           : strlen(opt[i].name) == len &&
+		                 strncmp(dashed(opt[i].name, own), name, len) == 0)
 			return &opt[i];
 	}
 	return NULL;
 }
 
 size_t
-opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **argv, const char **args, size_t max_args)
+opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **argv,
+          const char **args, size_t max_args)
 {
 	size_t n = 0;
 	bool only_args = false;
@@ -186,7 +191,10 @@ opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **arg
 		if (!o)
 			exit(opt_usage_error(cmd, "%s: no such option", a));
 		if (o->kind == OPT_FLAG ? value != NULL : !value && i + 1 == argc)
-			exit(opt_usage_error(cmd, o->kind == OPT_FLAG ? "%s: takes no value" : "%s: a value must follow", a));
+			exit(opt_usage_error(cmd,
+			                     o->kind == OPT_FLAG ? "%s: takes no value"
+			                                         : "%s: a value must follow",
+			                     a));
 		if (o->kind != OPT_FLAG && !value)
 			value = argv[++i];
 		store(cmd, o, value);

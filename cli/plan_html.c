@@ -1,4 +1,5 @@
-/* llmc plan --html: the plan as one page that needs nothing else. The page is cli/plan.html; what it draws stands in it as JSON. */
+/* llmc plan --html: the plan as one page that needs nothing else. The page is cli/plan.html; what
+ * it draws stands in it as JSON. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -25,7 +26,7 @@ put_sources(FILE *f, const llmc_model *m, const char *folder)
 	size_t i;
 
 	fputc('{', f);
-	json_array_foreach(json_object_get(plan, "kernel"), i, kernel) {
+	json_array_foreach (json_object_get(plan, "kernel"), i, kernel) {
 		const char *name = json_string_value(json_object_get(kernel, "file"));
 		Strbuf path = { 0 }, text = { 0 };
 		if (!name || json_object_get(seen, name))
@@ -57,8 +58,11 @@ data_of(const llmc_model *m, const llmc_memory *mem, const llmc_gpu *gpu, const 
 
 	if (!f)
 		return NULL;
-	fprintf(f, "{\"memory\":{\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,\"state\":%lld},\"gpu\":", (long long)mem->weights, (long long)mem->kv, (long long)mem->scratch,
-	        (long long)mem->state);
+	fprintf(
+	    f,
+	    "{\"memory\":{\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,\"state\":%lld},\"gpu\":",
+	    (long long)mem->weights, (long long)mem->kv, (long long)mem->scratch,
+	    (long long)mem->state);
 	if (gpu) {
 		fputs("{\"title\":", f);
 		json_text(f, gpu->title, strlen(gpu->title));
@@ -79,7 +83,8 @@ data_of(const llmc_model *m, const llmc_memory *mem, const llmc_gpu *gpu, const 
 }
 
 llmc_status
-plan_html(const char *path, const llmc_model *m, const llmc_memory *mem, const llmc_gpu *gpu, const char *folder, llmc_error *err)
+plan_html(const char *path, const llmc_model *m, const llmc_memory *mem, const llmc_gpu *gpu,
+          const char *folder, llmc_error *err)
 {
 	static const char mark[] = "@DATA@";
 	const char *page = embed_find("cli/plan.html", NULL), *at = strstr(page, mark);
@@ -89,7 +94,9 @@ plan_html(const char *path, const llmc_model *m, const llmc_memory *mem, const l
 	err->code = LLMC_OK;
 	if (!f) {
 		err->code = data ? LLMC_E_IO : LLMC_E_MEMORY;
-		snprintf(err->text, sizeof err->text, data ? "%s: cannot write: %s" : "%s: out of memory", path, strerror(errno));
+		snprintf(err->text, sizeof err->text,
+		         data ? "%s: cannot write: %s" : "%s: out of memory", path,
+		         strerror(errno));
 		free(data);
 		return err->code;
 	}
@@ -103,7 +110,8 @@ plan_html(const char *path, const llmc_model *m, const llmc_memory *mem, const l
 	free(data);
 	if (bad) {
 		err->code = LLMC_E_IO;
-		snprintf(err->text, sizeof err->text, "%s: cannot write: %s", path, strerror(errno));
+		snprintf(err->text, sizeof err->text, "%s: cannot write: %s", path,
+		         strerror(errno));
 	}
 	return err->code;
 }

@@ -5,7 +5,8 @@
 
 #include "cli/serve_models.h"
 
-/* NAME=PATH: the name is what stands before the first '=', when no '/' is in it and no file has the whole for its name. */
+/* NAME=PATH: the name is what stands before the first '=', when no '/' is in it and no file has the
+ * whole for its name. */
 static const char *
 split(const char *text, char **name)
 {
@@ -18,7 +19,8 @@ split(const char *text, char **name)
 	return text + n + 1;
 }
 
-/* For engines that are opened while the server runs: what they say beyond warnings is no line of a log of requests. */
+/* For engines that are opened while the server runs: what they say beyond warnings is no line of a
+ * log of requests. */
 static void
 warnings(void *user, int level, const char *line)
 {
@@ -48,7 +50,8 @@ add(ServeModels *all, const Common *c, const char *text)
 }
 
 int
-serve_models(const Command *cmd, const Common *c, const char *first, const List *more, const List *loras, const char *model_name, ServeModels *all)
+serve_models(const Command *cmd, const Common *c, const char *first, const List *more,
+             const List *loras, const char *model_name, ServeModels *all)
 {
 	const char *merged = NULL;
 	size_t n_base;
@@ -62,20 +65,24 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 		return opt_usage_error(cmd, "name a model");
 	n_base = all->n;
 	if (model_name && n_base > 1)
-		return opt_usage_error(cmd, "--model-name goes with one model; of several each has its own: --model NAME=PATH");
+		return opt_usage_error(cmd, "--model-name goes with one model; of several each has "
+		                            "its own: --model NAME=PATH");
 	if (model_name) {
 		free(all->model[0]->name);
 		all->model[0]->name = strdup(model_name);
 	}
 	if (n_base > 1 && (c->weights || c->out_dir))
-		return opt_usage_error(cmd, "%s goes with one model", c->weights ? "--weights" : "--artifact");
+		return opt_usage_error(cmd, "%s goes with one model",
+		                       c->weights ? "--weights" : "--artifact");
 	for (size_t i = 0; i < loras->n; i++) {
 		char *name;
 		const char *dir = split(loras->v[i], &name);
 		ServeModel *m;
 		if (!name) {
 			if (merged)
-				return opt_usage_error(cmd, "--lora: one adapter is added to the weights, others are chosen by name: --lora NAME=DIR");
+				return opt_usage_error(
+				    cmd, "--lora: one adapter is added to the weights, others are "
+				         "chosen by name: --lora NAME=DIR");
 			merged = dir;
 			continue;
 		}
@@ -91,13 +98,15 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 		m->adapter = true;
 	}
 	if (merged && all->n > 1)
-		return opt_usage_error(cmd, "--lora DIR adds to the weights of one model; beside others it is --lora NAME=DIR");
+		return opt_usage_error(cmd, "--lora DIR adds to the weights of one model; beside "
+		                            "others it is --lora NAME=DIR");
 	all->model[0]->common.lora = merged ? merged : all->model[0]->common.lora;
 	return 0;
 }
 
 bool
-serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *lim, bool slots)
+serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *lim,
+                  bool slots)
 {
 	all->init = calloc(all->n, sizeof *all->init);
 	if (!all->init)

@@ -1,5 +1,6 @@
-/* Settings of a long-running command from three places, weakest first: a YAML file, environment variables, the command
- * line. The first two become options in front of the real ones, so that all are parsed and checked alike. */
+/* Settings of a long-running command from three places, weakest first: a YAML file, environment
+ * variables, the command line. The first two become options in front of the real ones, so that all
+ * are parsed and checked alike. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -8,7 +9,10 @@
 
 #include "cli/cli.h"
 
-typedef struct ArgList { char **v; int n, cap; } ArgList;
+typedef struct ArgList {
+	char **v;
+	int n, cap;
+} ArgList;
 
 static void
 push(ArgList *a, char *text)
@@ -45,7 +49,9 @@ setting(ArgList *a, const Opt *o, const char *value, const char *where)
 	char *text = NULL;
 
 	if (o->kind == OPT_FLAG) {
-		static const char *const yes[] = { "true", "1", "yes", "on" }, *const no[] = { "false", "0", "no", "off", "" };
+		static const char *const yes[] = { "true", "1", "yes", "on" }, *const no[] = {
+			"false", "0", "no", "off", ""
+		};
 		for (size_t i = 0; i < sizeof yes / sizeof *yes; i++)
 			if (!strcasecmp(value, yes[i])) {
 				if (asprintf(&text, "--%s", o->name) < 0)
@@ -87,14 +93,17 @@ from_file(ArgList *a, ArgList *model, const char *path, const Opt *opt, size_t n
 	yaml_parser_set_input_file(&parser, f);
 	for (bool end = false; !end;) {
 		if (!yaml_parser_parse(&parser, &ev)) {
-			complain("%s:%zu:%zu: %s", path, parser.problem_mark.line + 1, parser.problem_mark.column + 1, parser.problem);
+			complain("%s:%zu:%zu: %s", path, parser.problem_mark.line + 1,
+			         parser.problem_mark.column + 1, parser.problem);
 			exit(EXIT_INPUT);
 		}
 		snprintf(where, sizeof where, "%s:%zu", path, ev.start_mark.line + 1);
 		switch (ev.type) {
 		case YAML_MAPPING_START_EVENT:
 			if (++depth > 1 || have_key) {
-				complain("%s: expected a value, found a mapping; settings are a flat list of NAME: VALUE", where);
+				complain("%s: expected a value, found a mapping; settings are a "
+				         "flat list of NAME: VALUE",
+				         where);
 				exit(EXIT_INPUT);
 			}
 			break;
@@ -123,7 +132,9 @@ from_file(ArgList *a, ArgList *model, const char *path, const Opt *opt, size_t n
 				o = find(opt, n_opt, text);
 				model->n = is_model ? 0 : model->n;
 				if ((!o || !strcmp(text, "config")) && !is_model) {
-					complain("%s: %s: no such setting; llmc serve --help lists them", where, text);
+					complain(
+					    "%s: %s: no such setting; llmc serve --help lists them",
+					    where, text);
 					exit(EXIT_INPUT);
 				}
 				have_key = true;
@@ -160,7 +171,8 @@ from_file(ArgList *a, ArgList *model, const char *path, const Opt *opt, size_t n
 }
 
 char **
-settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc, char **argv, int *n_out, List *models)
+settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc, char **argv, int *n_out,
+               List *models)
 {
 	ArgList a = { 0 }, m = { 0 };
 	const char *config = NULL;
@@ -186,7 +198,8 @@ settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc, char 
 		for (char *c = name; *c; c++)
 			*c = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
 		const char *value = getenv(name);
-		if (value && strcmp(opt[i].name, "config") != 0 && strcmp(opt[i].name, "model") != 0)
+		if (value && strcmp(opt[i].name, "config") != 0 &&
+		    strcmp(opt[i].name, "model") != 0)
 			setting(&a, &opt[i], value, name);
 	}
 	snprintf(name, sizeof name, "%sMODEL", prefix);

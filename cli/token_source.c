@@ -12,10 +12,16 @@ draft_prepare(Common *c, const char *draft)
 }
 
 llmc_status
-draft_open(const Common *c, const char *path, const char *draft, const llmc_limits *lim, int64_t *memory, llmc_model **out, llmc_error *err)
+draft_open(const Common *c, const char *path, const char *draft, const llmc_limits *lim,
+           int64_t *memory, llmc_model **out, llmc_error *err)
 {
 	llmc_memory mem = LLMC_INIT(llmc_memory);
-	Common own = { .device = c->device, .arch = c->arch, .threads = c->threads, .quiet = c->quiet, .verbose = c->verbose, .cache_packed = c->cache_packed };
+	Common own = { .device = c->device,
+		       .arch = c->arch,
+		       .threads = c->threads,
+		       .quiet = c->quiet,
+		       .verbose = c->verbose,
+		       .cache_packed = c->cache_packed };
 
 	if (c->mtp) {
 		own = *c;
@@ -33,7 +39,8 @@ draft_open(const Common *c, const char *path, const char *draft, const llmc_limi
 }
 
 llmc_status
-token_source_open(Common *c, llmc_model *m, const char *path, const char *draft, const Sampling *smp, llmc_limits *lim, TokenSource *out, llmc_error *err)
+token_source_open(Common *c, llmc_model *m, const char *path, const char *draft,
+                  const Sampling *smp, llmc_limits *lim, TokenSource *out, llmc_error *err)
 {
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
@@ -45,7 +52,8 @@ token_source_open(Common *c, llmc_model *m, const char *path, const char *draft,
 	}
 	llmc_info(m, &info);
 	if (!lim->context)
-		lim->context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions : LLMC_DEFAULT_CONTEXT;
+		lim->context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions
+		                                                         : LLMC_DEFAULT_CONTEXT;
 	lim->seqs = lim->seqs ? lim->seqs : 1;
 	llmc_status status = draft_open(c, path, draft, lim, &c->memory, &out->draft, err);
 	if (status == LLMC_OK)
@@ -67,14 +75,16 @@ token_source_close(TokenSource *s)
 
 /* One event of a request; *over: it was the last. */
 static llmc_status
-on_event(TokenSource *s, int64_t id, const llmc_event *ev, llmc_token_fn on_token, void *user, llmc_result *res, bool *over, llmc_error *err)
+on_event(TokenSource *s, int64_t id, const llmc_event *ev, llmc_token_fn on_token, void *user,
+         llmc_result *res, bool *over, llmc_error *err)
 {
 	*over = ev->last;
 	if (ev->kind == LLMC_EVENT_ERROR) {
 		snprintf(err->text, sizeof err->text, "%s", ev->text);
 		return err->code = ev->status;
 	}
-	if (ev->kind == LLMC_EVENT_TOKEN ? !on_token(user, ev->token, ev->text, ev->n_bytes) : interrupted())
+	if (ev->kind == LLMC_EVENT_TOKEN ? !on_token(user, ev->token, ev->text, ev->n_bytes)
+	                                 : interrupted())
 		llmc_cancel(s->e, id);
 	if (ev->kind != LLMC_EVENT_FINISH)
 		return LLMC_OK;
@@ -89,7 +99,8 @@ on_event(TokenSource *s, int64_t id, const llmc_event *ev, llmc_token_fn on_toke
 }
 
 llmc_status
-token_source_run(TokenSource *s, const int32_t *tok, size_t n_tok, const llmc_params *p, llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err)
+token_source_run(TokenSource *s, const int32_t *tok, size_t n_tok, const llmc_params *p,
+                 llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err)
 {
 	enum { LOOK_MS = 100 }; /* for an interrupt */
 	llmc_request r = LLMC_INIT(llmc_request);
@@ -121,6 +132,7 @@ token_source_drafts(const TokenSource *s, char *buf, size_t cap)
 	if (!s->e)
 		return;
 	llmc_engine_stats(s->e, &c);
-	snprintf(buf, cap, "; %llu of %llu guesses came true, %.2f tokens a guessing step", (unsigned long long)c.accepted, (unsigned long long)c.drafted,
+	snprintf(buf, cap, "; %llu of %llu guesses came true, %.2f tokens a guessing step",
+	         (unsigned long long)c.accepted, (unsigned long long)c.drafted,
 	         c.drafts ? 1 + (double)c.accepted / (double)c.drafts : 1);
 }

@@ -53,9 +53,11 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, CompileWork *w)
 	size_t cap = 0, size;
 
 	file_add(c, &cap, a, "model.yaml", g->spec->yaml, strlen(g->spec->yaml));
-	const int   ranks = g->ranks * g->stages;
-	const char *of = ranks > 1 ? arena_printf(a, "-r%dof%d", g->stage * g->ranks + g->rank, ranks) : "";
-	file_add(c, &cap, a, arena_printf(a, "plan-%s%s.txt", c->plan->target, of), c->plan_text, strlen(c->plan_text));
+	const int ranks = g->ranks * g->stages;
+	const char *of =
+	    ranks > 1 ? arena_printf(a, "-r%dof%d", g->stage * g->ranks + g->rank, ranks) : "";
+	file_add(c, &cap, a, arena_printf(a, "plan-%s%s.txt", c->plan->target, of), c->plan_text,
+	         strlen(c->plan_text));
 	plan_write(c->plan, w->text);
 	const char *json = take_text(a, w->text, &size);
 	file_add(c, &cap, a, arena_printf(a, "plan-%s%s.json", c->plan->target, of), json, size);
@@ -67,8 +69,10 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, CompileWork *w)
 		const char *text = take_text(a, w->text, &size);
 		file_add(c, &cap, a, k->row.file, text, size);
 		for (int h = 0; h < k->n_header; h++) {
-			const char *body = embed_find(arena_printf(a, "templates/%s", k->header[h]), &size);
-			file_add(c, &cap, a, arena_printf(a, "kernels/%s", k->header[h]), body, size);
+			const char *body =
+			    embed_find(arena_printf(a, "templates/%s", k->header[h]), &size);
+			file_add(c, &cap, a, arena_printf(a, "kernels/%s", k->header[h]), body,
+			         size);
 		}
 	}
 	qsort(c->file, c->n_file, sizeof *c->file, by_path);
@@ -79,10 +83,15 @@ static bool
 host_pages_fit(const Graph *g, const char *target, Diag *d)
 {
 	const Spec *s = g->spec;
-	const char *why = target_find(target)->kind != TARGET_CUDA ? "pages of a processor are in host memory anyhow: limits of a session (--kv-tokens) say how many there are" : NULL;
+	const char *why = target_find(target)->kind != TARGET_CUDA
+	                      ? "pages of a processor are in host memory anyhow: limits of a "
+	                        "session (--kv-tokens) say how many there are"
+	                      : NULL;
 
 	for (int i = 0; i < g->n_pool && !why; i++)
-		why = g->pool[i].state ? "layers of this model keep a state, which is not among its pages: preempted requests are saved by --swap-memory" : NULL;
+		why = g->pool[i].state ? "layers of this model keep a state, which is not among "
+		                         "its pages: preempted requests are saved by --swap-memory"
+		                       : NULL;
 	if (!why && s->attention.mask == MASK_PREFIX)
 		why = "prompts of mask prefix run whole, and their pages are found by no other";
 	if (why)
@@ -98,12 +107,15 @@ host_page_fits(const Spec *s, const Plan *p, Diag *d)
 
 	if (s->kv.host < 1 || s->kv.host >= one)
 		return true;
-	err_at(d, spec_loc(s, "kv.host"), "kv.host = %" PRId64 ": a page of this model has %" PRId64 " bytes%s", s->kv.host, one, s->tp * s->pp > 1 ? " on this rank" : "");
+	err_at(d, spec_loc(s, "kv.host"),
+	       "kv.host = %" PRId64 ": a page of this model has %" PRId64 " bytes%s", s->kv.host,
+	       one, s->tp * s->pp > 1 ? " on this rank" : "");
 	return false;
 }
 
 static Compiled *
-compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm, CompileWork *w)
+compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump, Strbuf *dump_out,
+        Diag *d, Arena *perm, CompileWork *w)
 {
 	Templates *ts = NULL;
 
@@ -119,7 +131,8 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 		graph_dump(g, dump_out);
 	if (s->tp > 1 || s->pp > 1)
 		for (size_t i = 0; i < g->n_tensor; i++)
-			g->n_params += g->tensor[i].rows * (g->tensor[i].cols ? g->tensor[i].cols : 1);
+			g->n_params +=
+			    g->tensor[i].rows * (g->tensor[i].cols ? g->tensor[i].cols : 1);
 	if (s->pp > 1) {
 		if (!graph_stage(g, rank / s->tp))
 			return NULL;
@@ -155,7 +168,7 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 	mem_assign(perm, sel->buf, sel->n_buf, &sel->slot, &sel->n_slot);
 
 	Compiled *c = NEW(perm, Compiled, 1);
-	size_t    size;
+	size_t size;
 	c->plan = emit_plan(g, sel, target);
 	if (!host_page_fits(s, c->plan, d))
 		return NULL;
@@ -170,7 +183,8 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 }
 
 Compiled *
-compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm)
+compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, Diag *d,
+             Arena *perm)
 {
 	static const char *const stages[] = { "spec", "graph", "shard", "fuse", "order", "plan" };
 	bool known = !dump;
@@ -178,9 +192,13 @@ compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_o
 	for (size_t i = 0; dump && i < sizeof stages / sizeof *stages; i++)
 		known |= strcmp(stages[i], dump) == 0;
 	if (!known)
-		err_at(d, (Loc){ 0 }, "--dump=%s: expected spec, graph, shard, fuse, order or plan", dump);
+		err_at(d, (Loc){ 0 }, "--dump=%s: expected spec, graph, shard, fuse, order or plan",
+		       dump);
 	if (!target_find(target))
-		err_at(d, (Loc){ 0 }, "unknown target %s: expected ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_80, ...", target);
+		err_at(
+		    d, (Loc){ 0 },
+		    "unknown target %s: expected ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_80, ...",
+		    target);
 	if (!known || !target_find(target))
 		return NULL;
 	CompileWork w = { .log = arena_strbuf(perm), .text = arena_strbuf(perm) };

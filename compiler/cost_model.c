@@ -3,7 +3,8 @@
 #include <ctype.h>
 #include <string.h>
 
-/* Shares that good kernels reach: single kernels read at 90-97 % of the data sheet's bandwidth, large GEMMs run at 70-80 %. */
+/* Shares that good kernels reach: single kernels read at 90-97 % of the data sheet's bandwidth,
+ * large GEMMs run at 70-80 %. */
 static const double READ_SHARE = 0.90, MMA_SHARE = 0.75;
 
 typedef enum LinkName {
@@ -13,7 +14,8 @@ typedef enum LinkName {
 } LinkName;
 
 static const LinkInfo links[] = {
-#define LINK(name, title, bandwidth, latency, source) { #name, title, (bandwidth) * 1e9, (latency) * 1e-6, source },
+#define LINK(name, title, bandwidth, latency, source)                                              \
+	{ #name, title, (bandwidth) * 1e9, (latency) * 1e-6, source },
 #include "compiler/link.def"
 #undef LINK
 };
@@ -21,7 +23,10 @@ const LinkInfo *const gpu_network = &links[LINK_ndr];
 
 static const Gpu table[] = {
 #define GPU(name, title, target, sms, memory, bandwidth, peak, launch, link, source)               \
-	{ #name, title, target, sms, memory, (bandwidth) * 1e9, (peak) * 1e12, (launch) * 1e-6, &links[LINK_##link], source },
+	{ #name,         title,           target,                                                  \
+	  sms,           memory,          (bandwidth) * 1e9,                                       \
+	  (peak) * 1e12, (launch) * 1e-6, &links[LINK_##link],                                     \
+	  source },
 #include "compiler/gpu.def"
 #undef GPU
 };
@@ -57,13 +62,15 @@ is_one_of(const char *word, const char *const *list)
 	return *list != NULL;
 }
 
-/* Is the device that a driver calls `name` this one? "NVIDIA H100 80GB HBM3" is h100, "NVIDIA GeForce RTX 4090" is rtx4090. A word
- * that we do not know tells of another device: 4090 Laptop GPU, 3090 Ti, H100 PCIe, A100-SXM4-40GB. */
+/* Is the device that a driver calls `name` this one? "NVIDIA H100 80GB HBM3" is h100, "NVIDIA
+ * GeForce RTX 4090" is rtx4090. A word that we do not know tells of another device: 4090 Laptop
+ * GPU, 3090 Ti, H100 PCIe, A100-SXM4-40GB. */
 static bool
 is_called(const Gpu *g, const char *name)
 {
 	static const char *const maker[] = { "nvidia", "geforce", "tesla", "rtx", NULL };
-	static const char *const variant[] = { "sxm", "sxm4", "sxm5", "80gb", "141gb", "180gb", "hbm3", "hbm3e", NULL };
+	static const char *const variant[] = { "sxm",   "sxm4", "sxm5",  "80gb", "141gb",
+		                               "180gb", "hbm3", "hbm3e", NULL };
 	const char *model = strncmp(g->name, "rtx", 3) ? g->name : g->name + 3;
 	char word[16];
 	bool found = false, rtx = false;
@@ -87,9 +94,11 @@ gpu_find(const char *name)
 	return NULL;
 }
 
-/* Positions of the cache that a step reads, summed over sequences, and operations on them for all rows. */
+/* Positions of the cache that a step reads, summed over sequences, and operations on them for all
+ * rows. */
 static void
-add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t context, int64_t *bytes, int64_t *flops)
+add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t context,
+              int64_t *bytes, int64_t *flops)
 {
 	int64_t position, ops, window = plan_step_reach(s);
 
@@ -97,7 +106,9 @@ add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t
 		return;
 	int64_t seen = window > 0 && window < context ? window : context;
 	/* rows of a prompt see half of it on average */
-	int64_t pairs = phase == 0 ? rows * seen : rows * (window > 0 && window < context ? seen : context - rows / 2);
+	int64_t pairs = phase == 0
+	                    ? rows * seen
+	                    : rows * (window > 0 && window < context ? seen : context - rows / 2);
 	*bytes += position * seen * (phase == 0 ? rows : 1);
 	*flops += ops * pairs;
 }
@@ -157,8 +168,10 @@ between_bytes(const Plan *p, const PlanStep *s, int64_t rows)
 static double
 between_seconds(const Plan *p, const PlanStep *s, const Gpu *gpu, int64_t bytes)
 {
-	const double n = p->ranks, inner = n < GPU_HOST ? n : GPU_HOST, hosts = (p->ranks + GPU_HOST - 1) / GPU_HOST;
-	const double turns = s->op == OP_all_reduce ? 2 : 1, b = s->op == OP_all_gather ? (double)bytes * n : (double)bytes;
+	const double n = p->ranks, inner = n < GPU_HOST ? n : GPU_HOST,
+	             hosts = (p->ranks + GPU_HOST - 1) / GPU_HOST;
+	const double turns = s->op == OP_all_reduce ? 2 : 1,
+	             b = s->op == OP_all_gather ? (double)bytes * n : (double)bytes;
 
 	if (s->op == OP_stage_in) {
 		const LinkInfo *l = p->ranks * p->stages > GPU_HOST ? gpu_network : gpu->link;
@@ -166,14 +179,16 @@ between_seconds(const Plan *p, const PlanStep *s, const Gpu *gpu, int64_t bytes)
 	}
 	double t = gpu->link->latency_s + turns * (inner - 1) / inner * b / gpu->link->bandwidth;
 	if (hosts > 1)
-		t += gpu_network->latency_s + turns * (hosts - 1) / hosts * b / inner / gpu_network->bandwidth;
+		t += gpu_network->latency_s +
+		     turns * (hosts - 1) / hosts * b / inner / gpu_network->bandwidth;
 	return t;
 }
 
 Prediction
 predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context)
 {
-	Prediction r = { .launches = phase == 0 ? 2 : 0 }; /* the step's begin and the pick of tokens */
+	Prediction r = { .launches =
+		             phase == 0 ? 2 : 0 }; /* the step's begin and the pick of tokens */
 	const PlanPhase *ph = &p->phase[phase];
 
 	for (int i = 0; i < ph->n_step; i++) {
@@ -187,14 +202,18 @@ predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context)
 			r.link_s += between_seconds(p, s, gpu, between);
 			continue;
 		}
-		int64_t bytes = plan_step_weights(p, s, rows) + activation_bytes(p, s, rows), flops = s->flops_per_row * n;
+		int64_t bytes = plan_step_weights(p, s, rows) + activation_bytes(p, s, rows),
+		        flops = s->flops_per_row * n;
 		add_attention(p, s, phase, rows, context, &bytes, &flops);
 		double by_bytes = (double)bytes / (gpu->bandwidth * READ_SHARE);
 		double by_flops = (double)flops / (gpu->peak * MMA_SHARE);
-		*(by_bytes >= by_flops ? &r.bytes_s : &r.flops_s) += by_bytes >= by_flops ? by_bytes : by_flops;
+		*(by_bytes >= by_flops ? &r.bytes_s : &r.flops_s) +=
+		    by_bytes >= by_flops ? by_bytes : by_flops;
 		r.bytes += bytes;
 		r.flops += flops;
-		r.launches += s->kernel >= 0 ? own_launches(&p->kernel[s->kernel], rows, phase == 1 ? 1 : rows) : 1;
+		r.launches += s->kernel >= 0
+		                  ? own_launches(&p->kernel[s->kernel], rows, phase == 1 ? 1 : rows)
+		                  : 1;
 	}
 	r.launch_s = r.launches * gpu->launch_s;
 	r.seconds = r.bytes_s + r.flops_s + r.launch_s + r.link_s;

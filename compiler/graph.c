@@ -1,4 +1,5 @@
-/* The graph as a data structure: ops are appended, changed in place by passes, and swept once at the end of fusion. */
+/* The graph as a data structure: ops are appended, changed in place by passes, and swept once at
+ * the end of fusion. */
 #include "compiler/graph.h"
 
 #include <string.h>
@@ -20,7 +21,14 @@ graph_value(Graph *g, ValueKind kind, const char *name, Loc loc)
 {
 	g->val = arena_grow(g->arena, g->val, &g->cap_val, g->n_val + 1, sizeof *g->val);
 	g->val[g->n_val] = (Value){
-		.name = name, .kind = kind, .dtype = DT_F32, .held = { DT_F32, DT_F32 }, .rows = SYM_n_tok, .def = -1, .tensor = -1, .loc = loc,
+		.name = name,
+		.kind = kind,
+		.dtype = DT_F32,
+		.held = { DT_F32, DT_F32 },
+		.rows = SYM_n_tok,
+		.def = -1,
+		.tensor = -1,
+		.loc = loc,
 	};
 	return (int)g->n_val++;
 }
@@ -40,11 +48,12 @@ graph_op(Graph *g, OpKind kind, int layer, Loc loc)
 static Attr *
 attr_next(Graph *g, Op *op, const char *key, AttrKind kind)
 {
-	AttrKind    want;
+	AttrKind want;
 	const char *next = op_attr(op->kind, op->n_attr, &want);
 
 	if (!next || strcmp(next, key) != 0 || want != kind)
-		BUG(g->diag, op->loc, "%s: attribute %s is not number %d of its row", op_info[op->kind].name, key, op->n_attr);
+		BUG(g->diag, op->loc, "%s: attribute %s is not number %d of its row",
+		    op_info[op->kind].name, key, op->n_attr);
 	Attr *a = &op->attr[op->n_attr++];
 	*a = (Attr){ .key = key, .kind = kind };
 	return a;
@@ -106,11 +115,13 @@ llmc_status
 op_fits(const Graph *g, const Op *op, ArgShape out[OP_MAX_ARGS], llmc_error *err)
 {
 	const OpModel model = { g->spec->vocab_size, g->spec->max_positions, g->rank, g->ranks };
-	const char   *broken;
+	const char *broken;
 
 	TRY(attr_check(op->kind, op->attr, op->n_attr, err));
 	broken = op_shapes(op->kind, op->attr, op->n_attr, &model, out);
-	return broken ? error_set(err, LLMC_E_INPUT, "%s: attributes break the rule %s", op_info[op->kind].name, broken) : LLMC_OK;
+	return broken ? error_set(err, LLMC_E_INPUT, "%s: attributes break the rule %s",
+	                          op_info[op->kind].name, broken)
+	              : LLMC_OK;
 }
 
 void
@@ -135,7 +146,8 @@ op_makes(Op *op, const char *value)
 void
 graph_sweep(Graph *g)
 {
-	int   *val_to = NEW(g->arena, int, g->n_val + 1), *tensor_to = NEW(g->arena, int, g->n_tensor + 1);
+	int *val_to = NEW(g->arena, int, g->n_val + 1),
+	    *tensor_to = NEW(g->arena, int, g->n_tensor + 1);
 	size_t n_op = 0, n_val = 0, n_tensor = 0;
 
 	memset(val_to, -1, g->n_val * sizeof *val_to);
@@ -171,7 +183,7 @@ graph_sweep(Graph *g)
 	g->n_val = n_val;
 	g->rows = g->hands_rows ? val_to[g->rows] : 0;
 	for (size_t i = 0; i < n_op; i++) {
-		Op           *op = &g->op[i];
+		Op *op = &g->op[i];
 		const OpInfo *info = &op_info[op->kind];
 		for (int k = 0; k < info->n_arg; k++) {
 			op->arg[k] = op->arg[k] < 0 ? -1 : val_to[op->arg[k]];

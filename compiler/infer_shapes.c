@@ -10,10 +10,10 @@ void
 graph_infer(Graph *g)
 {
 	for (size_t i = 0; i < g->n_op; i++) {
-		const Op     *op = &g->op[i];
+		const Op *op = &g->op[i];
 		const OpInfo *info = &op_info[op->kind];
-		PlanSym       rows = SYM_n_tok;
-		ArgShape      shape[OP_MAX_ARGS];
+		PlanSym rows = SYM_n_tok;
+		ArgShape shape[OP_MAX_ARGS];
 
 		graph_shapes(g, op, shape);
 		for (int k = info->n_in - 1; k >= 0; k--)

@@ -1,5 +1,6 @@
-/* Memory of a step: which values may lie in the same place. A slot holds buffers of one kind of extent only (so many bytes a row,
- * a row of logits, a thread), so its size is one product for any limits, and nothing is lost to rounding. */
+/* Memory of a step: which values may lie in the same place. A slot holds buffers of one kind of
+ * extent only (so many bytes a row, a row of logits, a thread), so its size is one product for any
+ * limits, and nothing is lost to rounding. */
 #include "compiler/select_kernels.h"
 
 #include <stdlib.h>
@@ -13,7 +14,8 @@ unit_bytes(const MemBuf *b)
 
 /* ---- liveness ---- */
 
-/* May the output be in the memory of this input? Not where the op reads the same value in another way as well. */
+/* May the output be in the memory of this input? Not where the op reads the same value in another
+ * way as well. */
 static bool
 may_share(const Op *op, int arg)
 {
@@ -34,7 +36,9 @@ buffer_add(Selection *sel, const char *id, Dtype dtype, PlanExtent extent)
 		dtype = DT_F32;
 		extent.mul = extent.mul / 4 + (extent.mul % 4 != 0);
 	}
-	*b = (MemBuf){ .id = id, .dtype = dtype, .extent = extent, .kernel = -1, .same = -1, .slot = -1 };
+	*b = (MemBuf){
+		.id = id, .dtype = dtype, .extent = extent, .kernel = -1, .same = -1, .slot = -1
+	};
 	for (int ph = 0; ph < PHASES; ph++)
 		b->first[ph] = b->last[ph] = -1;
 	return sel->n_buf++;
@@ -50,14 +54,20 @@ scratch_buffers(Selection *sel)
 				continue;
 			const Kernel *k = sel->kernel[st->kernel];
 			for (st->n_scratch = 0; st->n_scratch < k->n_scratch; st->n_scratch++) {
-				int                  n = st->n_scratch, found = -1;
-				const PlanKernelArg *arg = &k->row.arg[k->row.n_arg - k->n_scratch + n];
-				bool                 keeps = k->scratch_dtype[n] == DT_I32;
-				/* counters are zero between the calls of a kernel, so all its calls share them */
+				int n = st->n_scratch, found = -1;
+				const PlanKernelArg *arg =
+				    &k->row.arg[k->row.n_arg - k->n_scratch + n];
+				bool keeps = k->scratch_dtype[n] == DT_I32;
+				/* counters are zero between the calls of a kernel, so all its calls
+				 * share them */
 				for (int b = 0; keeps && found < 0 && b < sel->n_buf; b++)
-					found = sel->buf[b].kernel == st->kernel && strcmp(sel->buf[b].id, arg->name) == 0 ? b : -1;
+					found = sel->buf[b].kernel == st->kernel &&
+					                strcmp(sel->buf[b].id, arg->name) == 0
+					            ? b
+					            : -1;
 				if (found < 0) {
-					found = buffer_add(sel, arg->name, k->scratch_dtype[n], arg->extent);
+					found = buffer_add(sel, arg->name, k->scratch_dtype[n],
+					                   arg->extent);
 					sel->buf[found].alone = keeps;
 					sel->buf[found].kernel = st->kernel;
 				}
@@ -77,16 +87,19 @@ scratch_count(const Selection *sel)
 
 	for (int ph = 0; ph < PHASES; ph++)
 		for (int i = 0; i < sel->n_step; i++)
-			n += sel->step[ph][i].kernel < 0 ? 0 : (size_t)sel->kernel[sel->step[ph][i].kernel]->n_scratch;
+			n += sel->step[ph][i].kernel < 0
+			         ? 0
+			         : (size_t)sel->kernel[sel->step[ph][i].kernel]->n_scratch;
 	return n;
 }
 
-/* The memory of a value. Where the phases hold it in two types it is the same memory still: mixed steps stand in for some of a decode step of many rows
- * (runtime/cuda/cuda_step.c), so in either phase it is the value's all the while. The wider type comes first, which decode steps have. */
+/* The memory of a value. Where the phases hold it in two types it is the same memory still: mixed
+ * steps stand in for some of a decode step of many rows (runtime/cuda/cuda_step.c), so in either
+ * phase it is the value's all the while. The wider type comes first, which decode steps have. */
 static void
 value_buffers(const Graph *g, Selection *sel, int v)
 {
-	const Value     *val = &g->val[v];
+	const Value *val = &g->val[v];
 	const PlanExtent extent = { val->rows, val->dim[1], 1 };
 
 	for (int ph = 0; ph < PHASES; ph++) {
@@ -95,15 +108,18 @@ value_buffers(const Graph *g, Selection *sel, int v)
 			sel->buf_of[ph][v] = sel->buf_of[0][v];
 			continue;
 		}
-		const char *id = d == val->dtype ? val->name : arena_printf(g->arena, "%s_%s", val->name, dtype_text(d));
+		const char *id = d == val->dtype
+		                     ? val->name
+		                     : arena_printf(g->arena, "%s_%s", val->name, dtype_text(d));
 		sel->buf_of[ph][v] = buffer_add(sel, id, d, extent);
 		if (ph > 0)
 			sel->buf[sel->buf_of[ph][v]].same = sel->buf_of[0][v];
 	}
 }
 
-/* requires: selection made; effect: one buffer a value and a scratch argument, with the steps between which it lives; an
- * output that may be written over an input that ends there becomes the same memory. */
+/* requires: selection made; effect: one buffer a value and a scratch argument, with the steps
+ * between which it lives; an output that may be written over an input that ends there becomes the
+ * same memory. */
 void
 mem_buffers(const Graph *g, Selection *sel)
 {
@@ -132,8 +148,9 @@ mem_buffers(const Graph *g, Selection *sel)
 		sel->buf[sel->buf_of[ph][g->rows]].last[ph] = sel->n_step - 1;
 	for (int i = 0; i < sel->n_step; i++) {
 		const Op *op = &g->op[i];
-		int       n_in = op_info[op->kind].n_in, out = op->arg[n_in];
-		if (out < 0 || sel->buf_of[0][out] < 0 || sel->buf_of[0][out] != sel->buf_of[1][out])
+		int n_in = op_info[op->kind].n_in, out = op->arg[n_in];
+		if (out < 0 || sel->buf_of[0][out] < 0 ||
+		    sel->buf_of[0][out] != sel->buf_of[1][out])
 			continue;
 		MemBuf *y = &sel->buf[sel->buf_of[0][out]];
 		for (int k = 0; k < n_in && y->same < 0; k++) {
@@ -141,7 +158,8 @@ mem_buffers(const Graph *g, Selection *sel)
 			if (b < 0 || b != sel->buf_of[1][op->arg[k]] || !may_share(op, k))
 				continue;
 			const MemBuf *x = &sel->buf[b];
-			if (x->last[0] == i && x->dtype == y->dtype && x->extent.sym == y->extent.sym && x->extent.mul == y->extent.mul)
+			if (x->last[0] == i && x->dtype == y->dtype &&
+			    x->extent.sym == y->extent.sym && x->extent.mul == y->extent.mul)
 				y->same = b;
 		}
 	}
@@ -156,7 +174,8 @@ overlaps(const MemBuf *a, const MemBuf *b)
 	if (a->alone || b->alone)
 		return true;
 	for (int ph = 0; ph < PHASES; ph++)
-		if (a->first[ph] >= 0 && b->first[ph] >= 0 && a->first[ph] <= b->last[ph] && b->first[ph] <= a->last[ph])
+		if (a->first[ph] >= 0 && b->first[ph] >= 0 && a->first[ph] <= b->last[ph] &&
+		    b->first[ph] <= a->last[ph])
 			return true;
 	return false;
 }
@@ -169,24 +188,30 @@ root_of(const MemBuf *buf, int i)
 	return i;
 }
 
-typedef struct BufferOrder { int64_t bytes; int at; } BufferOrder;
+typedef struct BufferOrder {
+	int64_t bytes;
+	int at;
+} BufferOrder;
 
 static int
 by_size(const void *a, const void *b)
 {
 	const BufferOrder *x = a, *y = b;
-	return x->bytes != y->bytes ? (x->bytes < y->bytes ? 1 : -1) : (x->at > y->at) - (x->at < y->at);
+	return x->bytes != y->bytes ? (x->bytes < y->bytes ? 1 : -1)
+	                            : (x->at > y->at) - (x->at < y->at);
 }
 
-/* requires: `same` points to an earlier buffer of the same extent, made before and ending where this one begins; or the same value's, of a wider type
+/* requires: `same` points to an earlier buffer of the same extent, made before and ending where
+ * this one begins; or the same value's, of a wider type
  * effect:   slots, the largest buffers first, each into the first slot of its kind where nothing lives beside it
  *           (the first is then also the tightest: slots come in falling size). */
 void
 mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanExtent **slot, int *n_slot)
 {
-	MemBuf *whole = NEW(a, MemBuf, n_buf + 1); /* roots with the lives of all that share their memory */
-	BufferOrder  *order = NEW(a, BufferOrder, n_buf + 1);
-	int    *next = NEW(a, int, n_buf + 1), *head = NEW(a, int, n_buf + 1), n = 0;
+	MemBuf *whole =
+	    NEW(a, MemBuf, n_buf + 1); /* roots with the lives of all that share their memory */
+	BufferOrder *order = NEW(a, BufferOrder, n_buf + 1);
+	int *next = NEW(a, int, n_buf + 1), *head = NEW(a, int, n_buf + 1), n = 0;
 
 	memcpy(whole, buf, (size_t)n_buf * sizeof *whole);
 	for (int i = 0; i < n_buf; i++) {
@@ -196,7 +221,8 @@ mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanExtent **slot, int *n_slot)
 			continue;
 		}
 		for (int ph = 0; ph < PHASES; ph++) {
-			if (buf[i].first[ph] >= 0 && (whole[r].first[ph] < 0 || buf[i].first[ph] < whole[r].first[ph]))
+			if (buf[i].first[ph] >= 0 &&
+			    (whole[r].first[ph] < 0 || buf[i].first[ph] < whole[r].first[ph]))
 				whole[r].first[ph] = buf[i].first[ph];
 			if (buf[i].last[ph] > whole[r].last[ph])
 				whole[r].last[ph] = buf[i].last[ph];
@@ -207,7 +233,7 @@ mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanExtent **slot, int *n_slot)
 	*n_slot = 0;
 	for (int i = 0; i < n; i++) {
 		MemBuf *b = &whole[order[i].at];
-		int     s = 0;
+		int s = 0;
 		for (; s < *n_slot; s++) {
 			const PlanExtent *e = &(*slot)[s];
 			bool free_here = e->sym == b->extent.sym && e->div == b->extent.div;
@@ -241,14 +267,17 @@ mem_peak(const Selection *sel, PlanSym sym, int64_t div, int64_t *used, int64_t 
 			int64_t live = 0;
 			for (int k = 0; k < sel->n_buf; k++) {
 				const MemBuf *b = &sel->buf[k];
-				bool here = b->alone || (b->first[ph] >= 0 && b->first[ph] <= i && i <= b->last[ph]);
+				bool here = b->alone || (b->first[ph] >= 0 && b->first[ph] <= i &&
+				                         i <= b->last[ph]);
 				if (here && b->extent.sym == sym && b->extent.div == div)
 					live += unit_bytes(b);
 			}
 			/* memory that is handed on at this step counts once */
 			for (int k = 0; k < sel->n_buf; k++) {
 				const MemBuf *b = &sel->buf[k];
-				if (b->same >= 0 && b->first[ph] == i && sel->buf[b->same].last[ph] == i && b->extent.sym == sym && b->extent.div == div)
+				if (b->same >= 0 && b->first[ph] == i &&
+				    sel->buf[b->same].last[ph] == i && b->extent.sym == sym &&
+				    b->extent.div == div)
 					live -= unit_bytes(b);
 			}
 			if (live > *bound)

@@ -1,4 +1,5 @@
-/* What runs each op: a template of the target that takes it, else the reference. Equal ops share one kernel. */
+/* What runs each op: a template of the target that takes it, else the reference. Equal ops share
+ * one kernel. */
 #include "compiler/select_kernels.h"
 
 #include <string.h>
@@ -15,10 +16,11 @@ select_layouts(Graph *g, const Templates *ts)
 
 	for (size_t i = 0; ts && i < g->n_op; i++) {
 		const Op *op = &g->op[i];
-		ArgShape  shape[OP_MAX_ARGS];
+		ArgShape shape[OP_MAX_ARGS];
 		graph_shapes(g, op, shape);
 		for (int k = 0; k < op_info[op->kind].n_in; k++)
-			if (op->arg[k] >= 0 && shape[k].kind == VAL_WEIGHT && (device || op_info[op->kind].arg[k].role != ROLE_TABLE))
+			if (op->arg[k] >= 0 && shape[k].kind == VAL_WEIGHT &&
+			    (device || op_info[op->kind].arg[k].role != ROLE_TABLE))
 				templates_layout(ts, &g->tensor[g->val[op->arg[k]].tensor]);
 	}
 }
@@ -26,11 +28,13 @@ select_layouts(Graph *g, const Templates *ts)
 static bool
 same_pool(const PlanPool *a, const PlanPool *b)
 {
-	return plan_layer_page_bytes(a) == plan_layer_page_bytes(b) && plan_layer_state_bytes(a) == plan_layer_state_bytes(b) &&
-	       a->recent == b->recent && a->sinks == b->sinks && (!(a->recent || a->sinks) || (a->keep > 0) == (b->keep > 0));
+	return plan_layer_page_bytes(a) == plan_layer_page_bytes(b) &&
+	       plan_layer_state_bytes(a) == plan_layer_state_bytes(b) && a->recent == b->recent &&
+	       a->sinks == b->sinks && (!(a->recent || a->sinks) || (a->keep > 0) == (b->keep > 0));
 }
 
-/* Two ops that a template cannot tell apart: same attributes, same weights but for their names, same rows. */
+/* Two ops that a template cannot tell apart: same attributes, same weights but for their names,
+ * same rows. */
 static bool
 same_use(const Graph *g, const Op *a, const Op *b)
 {
@@ -48,11 +52,12 @@ same_use(const Graph *g, const Op *a, const Op *b)
 		if (va < 0)
 			continue;
 		const Value *x = &g->val[va], *y = &g->val[vb];
-		if (x->kind != y->kind || x->rows != y->rows || x->dtype != y->dtype || x->dim[1] != y->dim[1] ||
-		    memcmp(x->held, y->held, sizeof x->held) != 0)
+		if (x->kind != y->kind || x->rows != y->rows || x->dtype != y->dtype ||
+		    x->dim[1] != y->dim[1] || memcmp(x->held, y->held, sizeof x->held) != 0)
 			return false;
 		if (x->kind == VAL_WEIGHT &&
-		    (x->dim[0] != y->dim[0] || strcmp(g->tensor[x->tensor].layout, g->tensor[y->tensor].layout) != 0))
+		    (x->dim[0] != y->dim[0] ||
+		     strcmp(g->tensor[x->tensor].layout, g->tensor[y->tensor].layout) != 0))
 			return false;
 		if (x->kind == VAL_POOL && !same_pool(&g->pool[x->tensor], &g->pool[y->tensor]))
 			return false;
@@ -60,30 +65,35 @@ same_use(const Graph *g, const Op *a, const Op *b)
 	return true;
 }
 
-typedef struct KernelMemo { const Op *op; int kernel; } KernelMemo;
+typedef struct KernelMemo {
+	const Op *op;
+	int kernel;
+} KernelMemo;
 
 typedef struct Select {
-	Graph           *g;
+	Graph *g;
 	const Templates *ts;
-	Diag            *d;
-	Selection       *sel;
-	KernelMemo            *memo[PHASES];
-	int              n_memo[PHASES];
-	bool             warned[OP_COUNT];
-	size_t           cap_kernel, cap_op;
+	Diag *d;
+	Selection *sel;
+	KernelMemo *memo[PHASES];
+	int n_memo[PHASES];
+	bool warned[OP_COUNT];
+	size_t cap_kernel, cap_op;
 } Select;
 
 static int
 kernel_index(Select *s, const Kernel *k, int op)
 {
 	Selection *sel = s->sel;
-	Arena     *a = s->g->arena;
+	Arena *a = s->g->arena;
 
 	for (int i = 0; i < sel->n_kernel; i++)
 		if (strcmp(sel->kernel[i]->row.id, k->row.id) == 0)
 			return i;
-	sel->kernel = arena_grow(a, sel->kernel, &s->cap_kernel, (size_t)sel->n_kernel + 1, sizeof *sel->kernel);
-	sel->kernel_op = arena_grow(a, sel->kernel_op, &s->cap_op, (size_t)sel->n_kernel + 1, sizeof *sel->kernel_op);
+	sel->kernel = arena_grow(a, sel->kernel, &s->cap_kernel, (size_t)sel->n_kernel + 1,
+	                         sizeof *sel->kernel);
+	sel->kernel_op = arena_grow(a, sel->kernel_op, &s->cap_op, (size_t)sel->n_kernel + 1,
+	                            sizeof *sel->kernel_op);
 	const int at = sel->n_kernel++;
 	sel->kernel[at] = k;
 	sel->kernel_op[at] = op;
@@ -95,7 +105,7 @@ kernel_index(Select *s, const Kernel *k, int op)
 static int
 kernel_for(Select *s, int i, int phase)
 {
-	Graph    *g = s->g;
+	Graph *g = s->g;
 	const Op *op = &g->op[i];
 
 	if (!s->ts || op_info[op->kind].flags & OPF_COMM)
@@ -103,11 +113,12 @@ kernel_for(Select *s, int i, int phase)
 	for (int m = s->n_memo[phase]; m-- > 0;)
 		if (same_use(g, s->memo[phase][m].op, op))
 			return s->memo[phase][m].kernel;
-	/* where results must not depend on the batch, decode rows run as any other rows; and decode kernels of latent attention are absorbed */
-	bool            one = templates_one_phase(s->ts) || op_int(op, "expand") == MLA_EXPAND_ALWAYS;
-	int             as = one ? PHASE_MIXED : phase;
+	/* where results must not depend on the batch, decode rows run as any other rows; and decode
+	 * kernels of latent attention are absorbed */
+	bool one = templates_one_phase(s->ts) || op_int(op, "expand") == MLA_EXPAND_ALWAYS;
+	int as = one ? PHASE_MIXED : phase;
 	const Template *t = templates_find(s->ts, g, op, as);
-	int             k = -1;
+	int k = -1;
 	if (t) {
 		const Kernel *kernel = template_expand(s->ts, t, g, op, as);
 		k = kernel ? kernel_index(s, kernel, i) : -1;
@@ -123,13 +134,16 @@ warn_slow(Select *s, const Op *op, const Target *target)
 		return;
 	s->warned[op->kind] = true;
 	if (target->kind == TARGET_CUDA) {
-		err_at(s->d, op->loc, "no kernel for %s on %s", op_info[op->kind].name, target->name);
-	}
-	else
-		warn_at(s->d, op->loc, "no tuned kernel for %s on %s: the reference runs it, slowly", op_info[op->kind].name, target->name);
+		err_at(s->d, op->loc, "no kernel for %s on %s", op_info[op->kind].name,
+		       target->name);
+	} else
+		warn_at(s->d, op->loc,
+		        "no tuned kernel for %s on %s: the reference runs it, slowly",
+		        op_info[op->kind].name, target->name);
 }
 
-/* A matrix that only the reference reads needs no packing. Embeddings keep what their kernel was made for. */
+/* A matrix that only the reference reads needs no packing. Embeddings keep what their kernel was
+ * made for. */
 static void
 unpack_unused(Graph *g, const Selection *sel)
 {
@@ -137,7 +151,8 @@ unpack_unused(Graph *g, const Selection *sel)
 
 	for (int ph = 0; ph < PHASES; ph++)
 		for (int i = 0; i < sel->n_step; i++)
-			for (int k = 0; sel->step[ph][i].kernel >= 0 && k < op_info[g->op[i].kind].n_in; k++) {
+			for (int k = 0;
+			     sel->step[ph][i].kernel >= 0 && k < op_info[g->op[i].kind].n_in; k++) {
 				int v = g->op[i].arg[k];
 				if (v >= 0 && g->val[v].kind == VAL_WEIGHT)
 					used[g->val[v].tensor] = true;
@@ -150,10 +165,10 @@ unpack_unused(Graph *g, const Selection *sel)
 Selection *
 select_steps(Graph *g, const Templates *ts, Diag *d)
 {
-	Arena     *a = g->arena;
+	Arena *a = g->arena;
 	Selection *sel = NEW(a, Selection, 1);
-	Select     s = { .g = g, .ts = ts, .d = d, .sel = sel };
-	int        errors = d->n_error;
+	Select s = { .g = g, .ts = ts, .d = d, .sel = sel };
+	int errors = d->n_error;
 
 	sel->n_step = (int)g->n_op;
 	for (int ph = 0; ph < PHASES; ph++) {

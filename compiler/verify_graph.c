@@ -1,4 +1,5 @@
-/* Invariants of the graph, checked after every pass: a broken one is a fault of llmc and names the pass and the op. */
+/* Invariants of the graph, checked after every pass: a broken one is a fault of llmc and names the
+ * pass and the op. */
 #include "compiler/graph.h"
 
 #include <inttypes.h>
@@ -8,19 +9,20 @@ static void
 verify_arg(const Graph *g, const Op *op, int arg, const ArgShape *want, const char *after)
 {
 	const char *name = op_info[op->kind].arg[arg].name;
-	int         v = op->arg[arg];
+	int v = op->arg[arg];
 
 	if (v < 0) {
 		if (!role_may_lack(op_info[op->kind].arg[arg].role))
-			BUG(g->diag, op->loc, "after %s: %s (layer %d) lacks its argument %s", after, op_info[op->kind].name,
-			    op->layer, name);
+			BUG(g->diag, op->loc, "after %s: %s (layer %d) lacks its argument %s",
+			    after, op_info[op->kind].name, op->layer, name);
 		return;
 	}
 	if ((size_t)v >= g->n_val)
-		BUG(g->diag, op->loc, "after %s: %s: argument %s is no value", after, op_info[op->kind].name, name);
+		BUG(g->diag, op->loc, "after %s: %s: argument %s is no value", after,
+		    op_info[op->kind].name, name);
 	const Value *val = &g->val[v];
-	bool         ok = val->kind == want->kind;
-	int64_t      rows = val->dim[0], cols = val->dim[1];
+	bool ok = val->kind == want->kind;
+	int64_t rows = val->dim[0], cols = val->dim[1];
 	if (val->kind == VAL_WEIGHT)
 		ok = ok && rows == want->rows && cols == want->cols;
 	else if (val->kind == VAL_ACT)
@@ -29,24 +31,27 @@ verify_arg(const Graph *g, const Op *op, int arg, const ArgShape *want, const ch
 		ok = ok && cols == want->cols;
 	if (!ok)
 		BUG(g->diag, op->loc,
-		    "after %s: %s (layer %d): argument %s is %s [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]",
-		    after, op_info[op->kind].name, op->layer, name, val->name, rows, cols, want->rows, want->cols);
+		    "after %s: %s (layer %d): argument %s is %s [%" PRId64 ", %" PRId64
+		    "], expected [%" PRId64 ", %" PRId64 "]",
+		    after, op_info[op->kind].name, op->layer, name, val->name, rows, cols,
+		    want->rows, want->cols);
 }
 
 /* requires: nothing; keeps: everything; effect: BUG on
  *   an input that is not made before it is read, a value made twice or not where it says,
- *   attributes or arguments that are not those of the op's row, shapes that do not follow from the attributes,
- *   rows that change elsewhere than at pick and head, a rope argument of no op that rotates. */
+ *   attributes or arguments that are not those of the op's row, shapes that do not follow from the
+ * attributes, rows that change elsewhere than at pick and head, a rope argument of no op that
+ * rotates. */
 void
 graph_verify(const Graph *g, const char *after)
 {
 	unsigned char *made = NEW(g->arena, unsigned char, g->n_val + 1);
 
 	for (size_t i = 0; i < g->n_op; i++) {
-		const Op     *op = &g->op[i];
+		const Op *op = &g->op[i];
 		const OpInfo *info = &op_info[op->kind];
-		ArgShape      shape[OP_MAX_ARGS];
-		PlanSym       rows = SYM_one;
+		ArgShape shape[OP_MAX_ARGS];
+		PlanSym rows = SYM_one;
 
 		if (op->kind == OP_nop)
 			continue;
@@ -58,12 +63,14 @@ graph_verify(const Graph *g, const char *after)
 			if (!v || (v->kind != VAL_ACT && v->kind != VAL_ORDER))
 				continue;
 			if (!made[op->arg[k]])
-				BUG(g->diag, op->loc, "after %s: %s (layer %d) reads %s before it is made", after, info->name,
-				    op->layer, v->name);
+				BUG(g->diag, op->loc,
+				    "after %s: %s (layer %d) reads %s before it is made", after,
+				    info->name, op->layer, v->name);
 			if (v->kind != VAL_ACT)
 				continue;
 			if (rows != SYM_one && v->rows != rows)
-				BUG(g->diag, op->loc, "after %s: %s mixes rows of two kinds", after, info->name);
+				BUG(g->diag, op->loc, "after %s: %s mixes rows of two kinds", after,
+				    info->name);
 			rows = v->rows;
 		}
 		for (int k = info->n_in; k < info->n_arg; k++) {
@@ -71,10 +78,14 @@ graph_verify(const Graph *g, const char *after)
 			if (!v)
 				continue;
 			if (made[op->arg[k]] || v->def != (int)i)
-				BUG(g->diag, op->loc, "after %s: %s is made twice or not by %s", after, v->name, info->name);
+				BUG(g->diag, op->loc, "after %s: %s is made twice or not by %s",
+				    after, v->name, info->name);
 			made[op->arg[k]] = 1;
-			if (v->kind == VAL_ACT && v->rows != (info->flags & OPF_GATHER ? SYM_n_out : rows == SYM_one ? SYM_n_tok : rows))
-				BUG(g->diag, op->loc, "after %s: %s has rows of the wrong kind", after, v->name);
+			if (v->kind == VAL_ACT && v->rows != (info->flags & OPF_GATHER ? SYM_n_out
+			                                      : rows == SYM_one        ? SYM_n_tok
+			                                                               : rows))
+				BUG(g->diag, op->loc, "after %s: %s has rows of the wrong kind",
+				    after, v->name);
 		}
 	}
 }

@@ -1,5 +1,6 @@
-/* The part of CUDA's driver and NVRTC interfaces that the emulator answers, declared by ourselves: numbers and layouts as in
- * the vendor's headers, which are not needed. The tests of this room call the functions through dlsym with these types. */
+/* The part of CUDA's driver and NVRTC interfaces that the emulator answers, declared by ourselves:
+ * numbers and layouts as in the vendor's headers, which are not needed. The tests of this room call
+ * the functions through dlsym with these types. */
 #ifndef EMU_CUDA_API_H
 #define EMU_CUDA_API_H
 
@@ -17,7 +18,9 @@ typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
-typedef struct { char bytes[16]; } CUuuid;
+typedef struct {
+	char bytes[16];
+} CUuuid;
 typedef void (*CUhostFn)(void *user);
 typedef size_t (*CUoccupancyB2DSize)(int block_size);
 
@@ -87,28 +90,54 @@ enum {
 };
 
 enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DISABLE_TIMING = 2 };
-enum { CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED };
-enum { CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_INVALIDATED };
-enum { CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_MEMSET, CU_GRAPH_NODE_TYPE_HOST,
-       CU_GRAPH_NODE_TYPE_EMPTY = 5 };
-
 enum {
-	CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1, CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES = 2,
-	CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3, CU_FUNC_ATTRIBUTE_NUM_REGS = 4, CU_FUNC_ATTRIBUTE_PTX_VERSION = 5,
-	CU_FUNC_ATTRIBUTE_BINARY_VERSION = 6, CU_FUNC_ATTRIBUTE_CACHE_MODE_CA = 7, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
-	CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
+	CU_STREAM_CAPTURE_MODE_GLOBAL,
+	CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+	CU_STREAM_CAPTURE_MODE_RELAXED
+};
+enum {
+	CU_STREAM_CAPTURE_STATUS_NONE,
+	CU_STREAM_CAPTURE_STATUS_ACTIVE,
+	CU_STREAM_CAPTURE_STATUS_INVALIDATED
+};
+enum {
+	CU_GRAPH_NODE_TYPE_KERNEL,
+	CU_GRAPH_NODE_TYPE_MEMCPY,
+	CU_GRAPH_NODE_TYPE_MEMSET,
+	CU_GRAPH_NODE_TYPE_HOST,
+	CU_GRAPH_NODE_TYPE_EMPTY = 5
 };
 
 enum {
-	CU_LAUNCH_ATTRIBUTE_IGNORE = 0, CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
-	CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY = 3, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6, CU_LAUNCH_ATTRIBUTE_PRIORITY = 8,
+	CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,
+	CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1,
+	CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES = 2,
+	CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3,
+	CU_FUNC_ATTRIBUTE_NUM_REGS = 4,
+	CU_FUNC_ATTRIBUTE_PTX_VERSION = 5,
+	CU_FUNC_ATTRIBUTE_BINARY_VERSION = 6,
+	CU_FUNC_ATTRIBUTE_CACHE_MODE_CA = 7,
+	CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
+	CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9,
+	CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
+};
+
+enum {
+	CU_LAUNCH_ATTRIBUTE_IGNORE = 0,
+	CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2,
+	CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
+	CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY = 3,
+	CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
+	CU_LAUNCH_ATTRIBUTE_PRIORITY = 8,
 	CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 14,
 };
 
 typedef union {
 	char pad[64];
 	int cooperative;
-	struct { unsigned x, y, z; } clusterDim;
+	struct {
+		unsigned x, y, z;
+	} clusterDim;
 	int programmaticStreamSerializationAllowed;
 	int priority;
 } CUlaunchAttributeValue;
@@ -136,7 +165,8 @@ typedef struct {
 } CUDA_KERNEL_NODE_PARAMS;
 
 typedef struct {
-	int result; /* 0 done, 1 error, 2 topology changed, 3 node type changed, 5 parameters changed */
+	int result; /* 0 done, 1 error, 2 topology changed, 3 node type changed, 5 parameters
+	               changed */
 	CUgraphNode errorNode, errorFromNode;
 } CUgraphExecUpdateResultInfo;
 
@@ -146,8 +176,16 @@ typedef struct {
 
 typedef int nvrtcResult;
 typedef struct nvrtc_program *nvrtcProgram;
-enum { NVRTC_SUCCESS, NVRTC_ERROR_OUT_OF_MEMORY, NVRTC_ERROR_PROGRAM_CREATION_FAILURE, NVRTC_ERROR_INVALID_INPUT,
-       NVRTC_ERROR_INVALID_PROGRAM, NVRTC_ERROR_INVALID_OPTION, NVRTC_ERROR_COMPILATION, NVRTC_ERROR_BUILTIN_OPERATION_FAILURE,
-       NVRTC_ERROR_INTERNAL_ERROR = 11 };
+enum {
+	NVRTC_SUCCESS,
+	NVRTC_ERROR_OUT_OF_MEMORY,
+	NVRTC_ERROR_PROGRAM_CREATION_FAILURE,
+	NVRTC_ERROR_INVALID_INPUT,
+	NVRTC_ERROR_INVALID_PROGRAM,
+	NVRTC_ERROR_INVALID_OPTION,
+	NVRTC_ERROR_COMPILATION,
+	NVRTC_ERROR_BUILTIN_OPERATION_FAILURE,
+	NVRTC_ERROR_INTERNAL_ERROR = 11
+};
 
 #endif

@@ -1,6 +1,7 @@
 /* The smallest host program: open a model, ask it something, print the answer as it comes.
  *
- *     cc host.c $(pkg-config --cflags --libs llmc) -o host && ./host model.gguf "Why is the sky blue?"
+ *     cc host.c $(pkg-config --cflags --libs llmc) -o host && ./host model.gguf "Why is the sky
+ * blue?"
  */
 #include <llmc.h>
 #include <stdio.h>
@@ -32,12 +33,14 @@ main(int argc, char **argv)
 	params.max_tokens = 64;
 	if (llmc_open(argv[1], NULL, &model, &err) == LLMC_OK &&
 	    llmc_session_open(model, NULL, &session, &err) == LLMC_OK &&
-	    llmc_generate_text(session, argv[2], &params, print_piece, NULL, &result, &err) == LLMC_OK)
+	    llmc_generate_text(session, argv[2], &params, print_piece, NULL, &result, &err) ==
+	        LLMC_OK)
 		failed = 0;
 	if (failed)
 		fprintf(stderr, "host: %s\n", err.text);
 	else
-		printf("\n[%d tokens, %.0f/s]\n", result.n_new, result.decode_s > 0 ? (result.n_new - 1) / result.decode_s : 0.0);
+		printf("\n[%d tokens, %.0f/s]\n", result.n_new,
+		       result.decode_s > 0 ? (result.n_new - 1) / result.decode_s : 0.0);
 	llmc_session_close(session);
 	llmc_close(model);
 	return failed;

@@ -1,4 +1,5 @@
-/* A program that has started MPI itself gives half of its processes to a model, whose ranks they become; the others go on with what they do.
+/* A program that has started MPI itself gives half of its processes to a model, whose ranks they
+ * become; the others go on with what they do.
  *
  *     mpicc mpi.c $(pkg-config --cflags --libs llmc) -o mpi
  *     mpirun -n 4 ./mpi model.gguf cpu 504 3575 282 4649 314
@@ -41,7 +42,8 @@ use(llmc_model *model, char **word, int n_word, llmc_error *err)
 	llmc_status status = llmc_session_open(model, NULL, &session, err);
 	if (status == LLMC_OK) {
 		printf("%d ranks:", info.ranks);
-		status = llmc_generate(session, prompt, (size_t)n_word, &params, show, NULL, &result, err);
+		status = llmc_generate(session, prompt, (size_t)n_word, &params, show, NULL,
+		                       &result, err);
 		printf("\n");
 	}
 	llmc_session_close(session);
@@ -58,7 +60,8 @@ main(int argc, char **argv)
 	MPI_Comm half;
 	int level, rank, size, sum;
 
-	/* llmc calls MPI from a thread of its own, never at the same time as another of its threads */
+	/* llmc calls MPI from a thread of its own, never at the same time as another of its threads
+	 */
 	MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
 	if (argc < 4 || argc > 3 + PROMPT) {
 		fprintf(stderr, "usage: mpi MODEL DEVICE TOKEN ...\n");

@@ -1,4 +1,5 @@
-/* Three questions at once: an engine answers them side by side, and each answer is printed as soon as it is complete.
+/* Three questions at once: an engine answers them side by side, and each answer is printed as soon
+ * as it is complete.
  *
  *     cc streams.c $(pkg-config --cflags --libs llmc) -o streams
  *     ./streams model.gguf "The capital of France is" "Water boils at" "The first president was"
@@ -12,8 +13,8 @@ enum { STREAMS = 3, MOST = 48 };
 
 typedef struct Stream {
 	const char *prompt;
-	char        text[MOST * 64];
-	size_t      n_bytes;
+	char text[MOST * 64];
+	size_t n_bytes;
 } Stream;
 
 /* Launch: from here on the engine works on it, whether we listen or not. */
@@ -27,7 +28,8 @@ launch(llmc_model *model, llmc_engine *engine, Stream *stream, llmc_error *err)
 	size_t n = 0;
 	int64_t id;
 
-	llmc_status status = llmc_tokenize(tok, stream->prompt, strlen(stream->prompt), LLMC_ADD_SPECIAL, ids, 4096, &n, err);
+	llmc_status status = llmc_tokenize(tok, stream->prompt, strlen(stream->prompt),
+	                                   LLMC_ADD_SPECIAL, ids, 4096, &n, err);
 	if (status != LLMC_OK)
 		return status;
 	params.max_tokens = MOST;
@@ -57,8 +59,8 @@ answer(llmc_engine *engine, int left, llmc_error *err)
 			stream->n_bytes += event.n_bytes;
 		}
 		if (event.kind == LLMC_EVENT_FINISH)
-			printf("%s%s\n[%d tokens, first after %.0f ms]\n\n", stream->prompt, stream->text, event.n_new,
-			       1000 * (event.queue_s + event.prefill_s));
+			printf("%s%s\n[%d tokens, first after %.0f ms]\n\n", stream->prompt,
+			       stream->text, event.n_new, 1000 * (event.queue_s + event.prefill_s));
 		left -= event.last;
 	}
 	llmc_event_release(&event);
@@ -78,7 +80,8 @@ main(int argc, char **argv)
 		fprintf(stderr, "usage: streams MODEL PROMPT PROMPT PROMPT\n");
 		return 1;
 	}
-	failed = llmc_open(argv[1], NULL, &model, &err) != LLMC_OK || llmc_engine_open(model, NULL, &engine, &err) != LLMC_OK;
+	failed = llmc_open(argv[1], NULL, &model, &err) != LLMC_OK ||
+	         llmc_engine_open(model, NULL, &engine, &err) != LLMC_OK;
 	for (int i = 0; i < STREAMS && !failed; i++) {
 		stream[i].prompt = argv[2 + i];
 		failed = launch(model, engine, &stream[i], &err) != LLMC_OK;

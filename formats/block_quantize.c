@@ -1,9 +1,11 @@
-/* Grids of blocks. Every type is a row of `shapes`: sub-blocks, codes, and how scales are stored. Types with one level store scale and base as f16;
- * those with two store d and m as f16 and small multiples of them a sub-block.
+/* Grids of blocks. Every type is a row of `shapes`: sub-blocks, codes, and how scales are stored.
+ * Types with one level store scale and base as f16; those with two store d and m as f16 and small
+ * multiples of them a sub-block.
  *
- * The search: for a sub-block, ranges a little narrower and wider than its own are tried; codes are rounded, then scale and base fitted to the codes by
- * weighted least squares. With two levels the multiples are rounded, their neighbours tried, and d and m fitted to all sub-blocks.
- * Sums are taken in eight lanes, in an order that does not depend on the processor. */
+ * The search: for a sub-block, ranges a little narrower and wider than its own are tried; codes are
+ * rounded, then scale and base fitted to the codes by weighted least squares. With two levels the
+ * multiples are rounded, their neighbours tried, and d and m fitted to all sub-blocks. Sums are
+ * taken in eight lanes, in an order that does not depend on the processor. */
 #include "formats/block_quantize.h"
 
 #include <math.h>
@@ -11,50 +13,95 @@
 
 #include "formats/dequant.h"
 
-typedef float   Lanes __attribute__((vector_size(32)));
+typedef float Lanes __attribute__((vector_size(32)));
 typedef int32_t Masks __attribute__((vector_size(32)));
 enum { LANES = 8 };
 
-/* Everything below a grid's choice is one function, built for two widths: without contraction both give the same bits. */
+/* Everything below a grid's choice is one function, built for two widths: without contraction both
+ * give the same bits. */
 #define INSIDE static inline __attribute__((always_inline))
 
 typedef struct Shape {
-	int  sub;
-	int  low, high;        /* codes */
-	bool affine;           /* there is a base */
-	bool below;            /* the base is m times a multiple, subtracted: never above 0 */
-	int  part_low, part_high; /* of d, of m; 0, 0: one level */
+	int sub;
+	int low, high;           /* codes */
+	bool affine;             /* there is a base */
+	bool below;              /* the base is m times a multiple, subtracted: never above 0 */
+	int part_low, part_high; /* of d, of m; 0, 0: one level */
 	const int8_t *level;
-	bool power;            /* the scale is half a power of two, stored as its exponent */
-	bool group;            /* one of GROUP_DTYPES: scales are positive */
-	bool brain;            /* the scale is a bf16 */
+	bool power; /* the scale is half a power of two, stored as its exponent */
+	bool group; /* one of GROUP_DTYPES: scales are positive */
+	bool brain; /* the scale is a bf16 */
 } Shape;
 
-static const int8_t iq4[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
-static const int8_t e2m1[15] = { -12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12 }; /* doubled */
+static const int8_t iq4[16] = { -127, -104, -83, -65, -49, -35, -22, -10,
+	                        1,    13,   25,  38,  53,  69,  89,  113 };
+static const int8_t e2m1[15] = {
+	-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12
+}; /* doubled */
 
 static bool
 shape_of(Dtype d, Shape *s)
 {
 	switch (d) {
-	case DT_Q2_K: *s = (Shape){ 16, 0, 3, .affine = true, .below = true, .part_low = 0, .part_high = 15 }; return true;
-	case DT_Q3_K: *s = (Shape){ 16, -4, 3, .part_low = -32, .part_high = 31 }; return true;
-	case DT_IQ4_NL: *s = (Shape){ 32, 0, 15, .level = iq4 }; return true;
-	case DT_IQ4_XS: *s = (Shape){ 32, 0, 15, .level = iq4, .part_low = -32, .part_high = 31 }; return true;
-	case DT_U4_32: *s = (Shape){ 32, -8, 7, .group = true }; return true;
-	case DT_U4_128: *s = (Shape){ 128, -8, 7, .group = true }; return true;
-	case DT_U4_32_F32: *s = (Shape){ 32, -8, 7, .group = true, .brain = true }; return true;
-	case DT_U4_128_F32: *s = (Shape){ 128, -8, 7, .group = true, .brain = true }; return true;
-	case DT_MXFP4: *s = (Shape){ 32, 0, 14, .level = e2m1, .power = true }; return true;
-	case DT_Q4_0: *s = (Shape){ 32, -8, 7, .level = NULL }; return true;
-	case DT_Q5_0: *s = (Shape){ 32, -16, 15, .level = NULL }; return true;
-	case DT_Q8_0: *s = (Shape){ 32, -127, 127, .level = NULL }; return true;
-	case DT_Q4_1: *s = (Shape){ 32, 0, 15, .affine = true }; return true;
-	case DT_Q5_1: *s = (Shape){ 32, 0, 31, .affine = true }; return true;
-	case DT_Q4_K: *s = (Shape){ 32, 0, 15, .affine = true, .below = true, .part_low = 0, .part_high = 63 }; return true;
-	case DT_Q5_K: *s = (Shape){ 32, 0, 31, .affine = true, .below = true, .part_low = 0, .part_high = 63 }; return true;
-	case DT_Q6_K: *s = (Shape){ 16, -32, 31, .part_low = -128, .part_high = 127 }; return true;
-	default: return false;
+	case DT_Q2_K:
+		*s = (Shape){
+			16, 0, 3, .affine = true, .below = true, .part_low = 0, .part_high = 15
+		};
+		return true;
+	case DT_Q3_K:
+		*s = (Shape){ 16, -4, 3, .part_low = -32, .part_high = 31 };
+		return true;
+	case DT_IQ4_NL:
+		*s = (Shape){ 32, 0, 15, .level = iq4 };
+		return true;
+	case DT_IQ4_XS:
+		*s = (Shape){ 32, 0, 15, .level = iq4, .part_low = -32, .part_high = 31 };
+		return true;
+	case DT_U4_32:
+		*s = (Shape){ 32, -8, 7, .group = true };
+		return true;
+	case DT_U4_128:
+		*s = (Shape){ 128, -8, 7, .group = true };
+		return true;
+	case DT_U4_32_F32:
+		*s = (Shape){ 32, -8, 7, .group = true, .brain = true };
+		return true;
+	case DT_U4_128_F32:
+		*s = (Shape){ 128, -8, 7, .group = true, .brain = true };
+		return true;
+	case DT_MXFP4:
+		*s = (Shape){ 32, 0, 14, .level = e2m1, .power = true };
+		return true;
+	case DT_Q4_0:
+		*s = (Shape){ 32, -8, 7, .level = NULL };
+		return true;
+	case DT_Q5_0:
+		*s = (Shape){ 32, -16, 15, .level = NULL };
+		return true;
+	case DT_Q8_0:
+		*s = (Shape){ 32, -127, 127, .level = NULL };
+		return true;
+	case DT_Q4_1:
+		*s = (Shape){ 32, 0, 15, .affine = true };
+		return true;
+	case DT_Q5_1:
+		*s = (Shape){ 32, 0, 31, .affine = true };
+		return true;
+	case DT_Q4_K:
+		*s = (Shape){
+			32, 0, 15, .affine = true, .below = true, .part_low = 0, .part_high = 63
+		};
+		return true;
+	case DT_Q5_K:
+		*s = (Shape){
+			32, 0, 31, .affine = true, .below = true, .part_low = 0, .part_high = 63
+		};
+		return true;
+	case DT_Q6_K:
+		*s = (Shape){ 16, -32, 31, .part_low = -128, .part_high = 127 };
+		return true;
+	default:
+		return false;
 	}
 }
 
@@ -90,11 +137,14 @@ lanes_sum(const Lanes *v)
 	do {                                                                                       \
 		const Lanes magic_ = SPLAT(12582912.0f), lo_ = SPLAT(lo), hi_ = SPLAT(hi);         \
 		(t) = ((t) + magic_) - magic_;                                                     \
-		Masks under_ = (t) < lo_, over_ = (t) > hi_;                                       \
-		(t) = (Lanes)(((Masks)(t) & ~under_ & ~over_) | ((Masks)lo_ & under_) | ((Masks)hi_ & over_)); \
+		Masks under_ = (t)<lo_, over_ = (t)> hi_;                                          \
+		(t) = (Lanes)(((Masks)(t) & ~under_ & ~over_) | ((Masks)lo_ & under_) |            \
+		              ((Masks)hi_ & over_));                                               \
 	} while (0)
 
-typedef struct Sums { float w, x, xx, q, qq, xq; } Sums; /* weighted */
+typedef struct Sums {
+	float w, x, xx, q, qq, xq;
+} Sums; /* weighted */
 
 /* Levels of x by (x - base) * id, and their sums; level [n] may be NULL */
 INSIDE void
@@ -110,8 +160,10 @@ levels_sum(const Shape *s, const float *x, const float *w, float id, float base,
 		if (s->level) {
 			Lanes v = SPLAT((float)s->level[0]);
 			for (int k = 0; k < s->high; k++) {
-				Masks over = t > SPLAT(((float)s->level[k] + (float)s->level[k + 1]) * .5f);
-				v += (Lanes)((Masks)SPLAT((float)(s->level[k + 1] - s->level[k])) & over);
+				Masks over =
+				    t > SPLAT(((float)s->level[k] + (float)s->level[k + 1]) * .5f);
+				v += (Lanes)((Masks)SPLAT((float)(s->level[k + 1] - s->level[k])) &
+				             over);
 			}
 			t = v;
 		} else {
@@ -149,7 +201,8 @@ plain_sums(const Shape *s, const float *x, const float *w, Sums *out)
 INSIDE double
 error_of(const Sums *v, double scale, double base)
 {
-	return (double)v->xx - 2 * scale * (double)v->xq - 2 * base * (double)v->x + scale * scale * (double)v->qq + 2 * scale * base * (double)v->q +
+	return (double)v->xx - 2 * scale * (double)v->xq - 2 * base * (double)v->x +
+	       scale * scale * (double)v->qq + 2 * scale * base * (double)v->q +
 	       base * base * (double)v->w;
 }
 
@@ -208,7 +261,8 @@ search(const Shape *s, const float *x, const float *w, float *scale, float *base
 		return;
 	}
 	float peak = -lo > hi ? lo : hi;
-	float end[2] = { s->level ? s->level[0] : (float)s->low, s->level ? s->level[s->high] : (float)s->high };
+	float end[2] = { s->level ? s->level[0] : (float)s->low,
+		         s->level ? s->level[s->high] : (float)s->high };
 	float step = s->level ? 1.5f : s->high > 100 ? .25f : .15f;
 	for (int side = 0; side < 2; side++)
 		for (int k = -6; k <= 6 && !(s->group && (end[side] < 0) != (peak < 0)); k++) {
@@ -245,16 +299,22 @@ set_scales(const Shape *s, BlockGrid *g, int n_sub, float d, float m)
 	}
 }
 
-typedef struct TwoLevels { float d, m; double error; } TwoLevels;
+typedef struct TwoLevels {
+	float d, m;
+	double error;
+} TwoLevels;
 
-/* Multiples of d and m for each sub-block: the nearest ones, or a neighbour where that has less error */
+/* Multiples of d and m for each sub-block: the nearest ones, or a neighbour where that has less
+ * error */
 INSIDE double
-choose_parts(const Shape *s, const float *x, const float *w, const float *scale, const float *base, int n_sub, float d, float m, BlockGrid *g)
+choose_parts(const Shape *s, const float *x, const float *w, const float *scale, const float *base,
+             int n_sub, float d, float m, BlockGrid *g)
 {
 	double sum = 0;
 
 	for (int j = 0; j < n_sub; j++) {
-		int p = whole(scale[j] * inverse(d), s->part_low, s->part_high), q = s->affine ? whole(-base[j] * inverse(m), 0, s->part_high) : 0;
+		int p = whole(scale[j] * inverse(d), s->part_low, s->part_high),
+		    q = s->affine ? whole(-base[j] * inverse(m), 0, s->part_high) : 0;
 		int p0 = p, q0 = q;
 		double best = INFINITY;
 		Sums v;
@@ -262,9 +322,11 @@ choose_parts(const Shape *s, const float *x, const float *w, const float *scale,
 		for (int dp = -1; dp <= 1; dp++)
 			for (int dq = s->affine ? -1 : 0; dq <= (s->affine ? 1 : 0); dq++) {
 				int a = p0 + dp, b = q0 + dq;
-				if (a < s->part_low || a > s->part_high || b < 0 || b > s->part_high)
+				if (a < s->part_low || a > s->part_high || b < 0 ||
+				    b > s->part_high)
 					continue;
-				double e = on_grid(s, x + j * s->sub, w + j * s->sub, d * (float)a, -(m * (float)b), &v);
+				double e = on_grid(s, x + j * s->sub, w + j * s->sub, d * (float)a,
+				                   -(m * (float)b), &v);
 				if (e < best)
 					best = e, p = a, q = b;
 			}
@@ -277,9 +339,12 @@ choose_parts(const Shape *s, const float *x, const float *w, const float *scale,
 
 /* d and m of least error for the multiples and the codes that they give */
 INSIDE void
-fit_two(const Shape *s, const float *x, const float *w, int n_sub, const BlockGrid *g, float *d, float *m)
+fit_two(const Shape *s, const float *x, const float *w, int n_sub, const BlockGrid *g, float *d,
+        float *m)
 {
-	double a = 0, b = 0, c = 0, xa = 0, xc = 0; /* sums over all elements of (p q)^2, p q r, r^2, x p q, x r; r: multiple of m, negative */
+	double a = 0, b = 0, c = 0, xa = 0,
+	       xc = 0; /* sums over all elements of (p q)^2, p q r, r^2, x p q, x r; r: multiple of
+	                  m, negative */
 
 	for (int j = 0; j < n_sub; j++) {
 		Sums v;
@@ -316,7 +381,8 @@ choose_two_levels(const Shape *s, const float *x, const float *w, int n_sub, Blo
 		deep = fmaxf(deep, -base[j]);
 	}
 	/* the largest scale takes the end with more room */
-	float d = stored(top / (float)(s->part_low < 0 ? s->part_low : s->part_high)), m = stored(deep / (float)s->part_high);
+	float d = stored(top / (float)(s->part_low < 0 ? s->part_low : s->part_high)),
+	      m = stored(deep / (float)s->part_high);
 	BlockGrid best = *g;
 	double least = INFINITY;
 	for (int round = 0; round < 2; round++) {
@@ -344,7 +410,10 @@ choose_power(const Shape *s, const float *x, const float *w, float scale, BlockG
 	Sums v;
 
 	for (int e = near - 1; e <= near + 2; e++) {
-		int stored_e = e + 128 < 1 ? 1 : e + 128 > 254 ? 254 : e + 128; /* of twice the scale: levels are doubled */
+		int stored_e = e + 128 < 1 ? 1
+		               : e + 128 > 254
+		                   ? 254
+		                   : e + 128; /* of twice the scale: levels are doubled */
 		float power = ldexpf(1, stored_e - 128);
 		plain_sums(s, x, w, &v);
 		double error = on_grid(s, x, w, power, 0, &v);
@@ -454,14 +523,16 @@ grid_move(Dtype d, BlockGrid *g, int k, float scale, float base, int part_step, 
 {
 	Shape s;
 
-	if (!shape_of(d, &s) || s.power || (min_step && !s.affine) || (!s.part_high && (part_step || min_step)))
+	if (!shape_of(d, &s) || s.power || (min_step && !s.affine) ||
+	    (!s.part_high && (part_step || min_step)))
 		return false;
 	if (!s.part_high) {
 		set_one(&s, g, scale, s.affine ? base : 0);
 		return true;
 	}
 	const float one = f16_to_f32(g->d), min = f16_to_f32(g->m);
-	int p = whole(scale * inverse(one), s.part_low, s.part_high) + part_step, q = s.affine ? whole(-base * inverse(min), 0, s.part_high) + min_step : 0;
+	int p = whole(scale * inverse(one), s.part_low, s.part_high) + part_step,
+	    q = s.affine ? whole(-base * inverse(min), 0, s.part_high) + min_step : 0;
 	if (p < s.part_low || p > s.part_high || q < 0 || q > s.part_high)
 		return false;
 	g->part[k] = (int8_t)p;
@@ -647,15 +718,32 @@ grid_pack(Dtype d, const BlockGrid *g, const int8_t *code, void *block)
 	case DT_U4_32:
 	case DT_U4_128:
 	case DT_U4_32_F32:
-	case DT_U4_128_F32: pack_group(d, g, code, b); break;
-	case DT_MXFP4: pack_mxfp4(g, code, b); break;
-	case DT_IQ4_XS: pack_iq4_xs(g, code, b); break;
-	case DT_Q2_K: pack_q2_k(g, code, b); break;
-	case DT_Q3_K: pack_q3_k(g, code, b); break;
-	case DT_Q4_K: pack_q45_k(g, code, b, false); break;
-	case DT_Q5_K: pack_q45_k(g, code, b, true); break;
-	case DT_Q6_K: pack_q6_k(g, code, b); break;
-	default: break;
+	case DT_U4_128_F32:
+		pack_group(d, g, code, b);
+		break;
+	case DT_MXFP4:
+		pack_mxfp4(g, code, b);
+		break;
+	case DT_IQ4_XS:
+		pack_iq4_xs(g, code, b);
+		break;
+	case DT_Q2_K:
+		pack_q2_k(g, code, b);
+		break;
+	case DT_Q3_K:
+		pack_q3_k(g, code, b);
+		break;
+	case DT_Q4_K:
+		pack_q45_k(g, code, b, false);
+		break;
+	case DT_Q5_K:
+		pack_q45_k(g, code, b, true);
+		break;
+	case DT_Q6_K:
+		pack_q6_k(g, code, b);
+		break;
+	default:
+		break;
 	}
 }
 

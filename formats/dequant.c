@@ -1,5 +1,6 @@
-/* Stored elements to fp32. The order of operations is ggml's (scale product first, then times q, then minus the
- * minimum), so results agree bit for bit with its reference; compiled without contraction for the same reason. */
+/* Stored elements to fp32. The order of operations is ggml's (scale product first, then times q,
+ * then minus the minimum), so results agree bit for bit with its reference; compiled without
+ * contraction for the same reason. */
 #include "formats/dequant.h"
 
 #include <math.h>
@@ -9,7 +10,8 @@
 #include "templates/common/llmc_codes.h"
 #include "templates/common/llmc_groups.h"
 
-_Static_assert(DT_TQ2_0 - DT_Q2_K == CODES_tq2_0 - CODES_q2_k, "CODE_DTYPES and llmc_codes_kind have one order");
+_Static_assert(DT_TQ2_0 - DT_Q2_K == CODES_tq2_0 - CODES_q2_k,
+               "CODE_DTYPES and llmc_codes_kind have one order");
 
 float
 f16_to_f32(uint16_t h)
@@ -132,8 +134,8 @@ block_q8_0(const uint8_t *b, float *y)
 		y[i] = (float)(int8_t)b[2 + i] * d;
 }
 
-/* Eight 6-bit scales and minimums in 12 bytes: bytes 0..3 and 4..7 hold the first four of each, their top two
- * bits belong to the last four, whose low nibbles are in bytes 8..11. */
+/* Eight 6-bit scales and minimums in 12 bytes: bytes 0..3 and 4..7 hold the first four of each,
+ * their top two bits belong to the last four, whose low nibbles are in bytes 8..11. */
 static void
 scale_min(const uint8_t *s, int j, int *scale, int *min)
 {
@@ -146,8 +148,9 @@ scale_min(const uint8_t *s, int j, int *scale, int *min)
 	}
 }
 
-/* Q4_K and Q5_K: d, dmin, 12 scale bytes, [32 bytes of fifth bits], 128 bytes of nibbles. 32 bytes of nibbles hold
- * two sub-blocks of 32: low, then high; bit j of fifth[i] belongs to element i of sub-block j. */
+/* Q4_K and Q5_K: d, dmin, 12 scale bytes, [32 bytes of fifth bits], 128 bytes of nibbles. 32 bytes
+ * of nibbles hold two sub-blocks of 32: low, then high; bit j of fifth[i] belongs to element i of
+ * sub-block j. */
 static void
 block_q45_k(const uint8_t *b, const uint8_t *fifth, const uint8_t *nibbles, float *y)
 {
@@ -168,8 +171,9 @@ block_q45_k(const uint8_t *b, const uint8_t *fifth, const uint8_t *nibbles, floa
 	}
 }
 
-/* 128 bytes of low nibbles, 64 of upper bit pairs, 16 scales, d. Each half of 128 elements: four groups of 32;
- * groups 0, 1 in the low nibbles of 64 bytes, 2, 3 in the high ones, bit pairs of 32 bytes at 2 * group. */
+/* 128 bytes of low nibbles, 64 of upper bit pairs, 16 scales, d. Each half of 128 elements: four
+ * groups of 32; groups 0, 1 in the low nibbles of 64 bytes, 2, 3 in the high ones, bit pairs of 32
+ * bytes at 2 * group. */
 static void
 block_q6_k(const uint8_t *b, float *y)
 {
@@ -185,7 +189,8 @@ block_q6_k(const uint8_t *b, float *y)
 	}
 }
 
-/* OCP e4m3 (fn): no infinity, 0x7f and 0xff are NaN. The bits of its value / 256 in fp16 are the same, moved up: exact for subnormals too. */
+/* OCP e4m3 (fn): no infinity, 0x7f and 0xff are NaN. The bits of its value / 256 in fp16 are the
+ * same, moved up: exact for subnormals too. */
 float
 e4m3_to_f32(uint8_t b)
 {
@@ -203,7 +208,8 @@ e8m0_to_f32(uint8_t e)
 float
 e2m1_to_f32(uint8_t b)
 {
-	static const float value[16] = { 0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6 };
+	static const float value[16] = { 0,     .5f,  1,  1.5f,  2,  3,  4,  6,
+		                         -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6 };
 
 	return value[b & 15];
 }
@@ -249,7 +255,11 @@ block_group(DtypeGroup g, const uint8_t *b, float *y)
 	const float *codes = dtype_codes(g.values);
 	for (int i = 0; i < g.columns; i++) {
 		const int code = llmc_group_code(b, g.columns, g.bits, i);
-		y[i] = g.zero_bytes == 4 ? d * (float)code + m : d * (codes ? codes[code] : g.values == VALUES_E4M3 ? e4m3_to_f32((uint8_t)code) : (float)(code - zero));
+		y[i] = g.zero_bytes == 4
+		           ? d * (float)code + m
+		           : d * (codes                     ? codes[code]
+		                  : g.values == VALUES_E4M3 ? e4m3_to_f32((uint8_t)code)
+		                                            : (float)(code - zero));
 	}
 }
 
@@ -278,20 +288,46 @@ dequant_row(Dtype d, const void *src, float *dst, int64_t n)
 	for (int64_t i = 0; i + block <= n; i += block, b += bytes) {
 		float *y = dst + i;
 		switch (d) {
-		case DT_F16: *y = f16_at(b); break;
-		case DT_BF16: *y = bf16_to_f32(u16_at(b)); break;
-		case DT_Q4_0: block_q4_0(b, y); break;
-		case DT_Q4_1: block_q4_1(b, y); break;
-		case DT_Q5_0: block_q5_0(b, y); break;
-		case DT_Q5_1: block_q5_1(b, y); break;
-		case DT_Q8_0: block_q8_0(b, y); break;
-		case DT_Q4_K: block_q45_k(b, NULL, b + 16, y); break;
-		case DT_Q5_K: block_q45_k(b, b + 16, b + 48, y); break;
-		case DT_Q6_K: block_q6_k(b, y); break;
-		case DT_MXFP4: piece_e2m1((float[2]){ e8m0_to_f32(b[0]), e8m0_to_f32(b[0]) }, b + 1, y); break;
-		case DT_NVFP4: block_nvfp4(b, y); break;
-		CODE_DTYPES(DTYPE_CASE) block_codes((llmc_codes_kind)dtype_kind(d), b, y); break;
-		GROUP_DTYPES(DTYPE_CASE) block_group(group, b, y); break;
+		case DT_F16:
+			*y = f16_at(b);
+			break;
+		case DT_BF16:
+			*y = bf16_to_f32(u16_at(b));
+			break;
+		case DT_Q4_0:
+			block_q4_0(b, y);
+			break;
+		case DT_Q4_1:
+			block_q4_1(b, y);
+			break;
+		case DT_Q5_0:
+			block_q5_0(b, y);
+			break;
+		case DT_Q5_1:
+			block_q5_1(b, y);
+			break;
+		case DT_Q8_0:
+			block_q8_0(b, y);
+			break;
+		case DT_Q4_K:
+			block_q45_k(b, NULL, b + 16, y);
+			break;
+		case DT_Q5_K:
+			block_q45_k(b, b + 16, b + 48, y);
+			break;
+		case DT_Q6_K:
+			block_q6_k(b, y);
+			break;
+		case DT_MXFP4:
+			piece_e2m1((float[2]){ e8m0_to_f32(b[0]), e8m0_to_f32(b[0]) }, b + 1, y);
+			break;
+		case DT_NVFP4:
+			block_nvfp4(b, y);
+			break;
+			CODE_DTYPES(DTYPE_CASE) block_codes((llmc_codes_kind)dtype_kind(d), b, y);
+			break;
+			GROUP_DTYPES(DTYPE_CASE) block_group(group, b, y);
+			break;
 		case DT_I32: {
 			int32_t v;
 			memcpy(&v, b, sizeof v);
@@ -306,7 +342,8 @@ dequant_row(Dtype d, const void *src, float *dst, int64_t n)
 		}
 		case DT_F32:
 		case DT_NONE:
-		case DT_COUNT: break;
+		case DT_COUNT:
+			break;
 		}
 	}
 }

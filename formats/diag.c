@@ -1,11 +1,13 @@
-/* Diagnostics as people read them: file:line:column, the line itself, a caret. Counting happens here as well, so that
- * a hopeless file ends after twenty errors and not after two thousand. */
+/* Diagnostics as people read them: file:line:column, the line itself, a caret. Counting happens
+ * here as well, so that a hopeless file ends after twenty errors and not after two thousand. */
 #include "formats/diag.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_LINE_BYTES = 160 }; /* of a source line that is shown: longer ones are cut around the caret */
+enum {
+	MAX_LINE_BYTES = 160
+}; /* of a source line that is shown: longer ones are cut around the caret */
 
 static void
 release(void *d)
@@ -47,7 +49,11 @@ static size_t
 character(const char *p, size_t n)
 {
 	unsigned char c = (unsigned char)*p;
-	size_t k = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
+	size_t k = c < 0x80                ? 1
+	           : c >= 0xc2 && c < 0xe0 ? 2
+	           : c >= 0xe0 && c < 0xf0 ? 3
+	           : c >= 0xf0 && c < 0xf5 ? 4
+	                                   : 0;
 
 	if (k > n)
 		return 0;
@@ -137,7 +143,8 @@ err_at(Diag *d, Loc loc, const char *fmt, ...)
 
 	if (++d->n_error > DIAG_MAX_ERRORS) {
 		if (d->n_error == DIAG_MAX_ERRORS + 1)
-			strbuf_printf(&d->text, "too many errors: only the first %d are shown\n", DIAG_MAX_ERRORS);
+			strbuf_printf(&d->text, "too many errors: only the first %d are shown\n",
+			              DIAG_MAX_ERRORS);
 		return;
 	}
 	va_start(ap, fmt);
@@ -152,7 +159,8 @@ warn_at(Diag *d, Loc loc, const char *fmt, ...)
 
 	if (++d->n_warning > DIAG_MAX_ERRORS) {
 		if (d->n_warning == DIAG_MAX_ERRORS + 1)
-			strbuf_printf(&d->text, "too many warnings: only the first %d are shown\n", DIAG_MAX_ERRORS);
+			strbuf_printf(&d->text, "too many warnings: only the first %d are shown\n",
+			              DIAG_MAX_ERRORS);
 		return;
 	}
 	va_start(ap, fmt);
@@ -198,7 +206,8 @@ edits(const char *a, size_t na, const char *b, size_t nb)
 				best = prev[j] + 1;
 			if (cur[j - 1] + 1 < best)
 				best = cur[j - 1] + 1;
-			if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && prev2[j - 2] + 1 < best)
+			if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+			    prev2[j - 2] + 1 < best)
 				best = prev2[j - 2] + 1;
 			cur[j] = best;
 		}
@@ -242,6 +251,8 @@ diag_bug(Diag *d, Loc loc, const char *file, int line, const char *fmt, ...)
 	va_start(ap, fmt);
 	say(d, loc, "fault of llmc", fmt, ap);
 	va_end(ap);
-	strbuf_printf(&d->text, "(raised at %s:%d; please report it with the description that caused it)\n", file, line);
+	strbuf_printf(&d->text,
+	              "(raised at %s:%d; please report it with the description that caused it)\n",
+	              file, line);
 	longjmp(d->bug, 1);
 }

@@ -1,4 +1,5 @@
-/* Diagnostics of the compiler: sentences with file:line:column, a caret and notes, collected up to 20. */
+/* Diagnostics of the compiler: sentences with file:line:column, a caret and notes, collected up
+ * to 20. */
 #ifndef LLMC_FORMATS_DIAG_H
 #define LLMC_FORMATS_DIAG_H
 
@@ -9,21 +10,23 @@
 typedef struct SourceText { /* one file of YAML, kept for carets */
 	const char *name;
 	const char *text;
-	size_t      size;
+	size_t size;
 } SourceText;
 
 typedef struct Loc {
-	const SourceText *src; /* NULL: a place without text (a default, an override of the command line) */
-	int               line, col; /* from 1; 0: unknown */
-	int               resolved;  /* the key's line in the resolved description, an artifact's model.yaml; 0: not of a key */
+	const SourceText
+	    *src;      /* NULL: a place without text (a default, an override of the command line) */
+	int line, col; /* from 1; 0: unknown */
+	int resolved;  /* the key's line in the resolved description, an artifact's model.yaml; 0:
+	                  not of a key */
 } Loc;
 
 typedef struct Diag {
-	Arena *perm;       /* lives as long as the compile call; its oom jump ends that call */
-	Strbuf text;       /* what is to be shown, errors and warnings alike */
-	int    n_error, n_warning;
-	bool   fault;      /* BUG() was reached */
-	jmp_buf bug;       /* BUG() jumps here; the compile call sets it */
+	Arena *perm; /* lives as long as the compile call; its oom jump ends that call */
+	Strbuf text; /* what is to be shown, errors and warnings alike */
+	int n_error, n_warning;
+	bool fault;  /* BUG() was reached */
+	jmp_buf bug; /* BUG() jumps here; the compile call sets it */
 } Diag;
 
 enum { DIAG_MAX_ERRORS = 20 };

@@ -1,5 +1,5 @@
-/* From the first byte to the last: keys, adapters' keys, vocabulary, tensors. Counts are held against the bytes that are left before anything is
- * made for them. */
+/* From the first byte to the last: keys, adapters' keys, vocabulary, tensors. Counts are held
+ * against the bytes that are left before anything is made for them. */
 #include "formats/flm.h"
 
 #include <stdio.h>
@@ -7,14 +7,22 @@
 
 #include "formats/name_table.h"
 
-enum { TYPE_F32 = 0, TYPE_BF16 = 1, TYPE_INT8 = 3, TYPE_INT4 = 4, TYPE_F16 = 7, TYPE_INT4_NOZERO = 8, TYPE_INT4_GROUP = 9 };
+enum {
+	TYPE_F32 = 0,
+	TYPE_BF16 = 1,
+	TYPE_INT8 = 3,
+	TYPE_INT4 = 4,
+	TYPE_F16 = 7,
+	TYPE_INT4_NOZERO = 8,
+	TYPE_INT4_GROUP = 9
+};
 
 typedef struct FlmReader {
-	Arena         *a;
+	Arena *a;
 	const uint8_t *data;
-	size_t         size, at;
-	const char    *file;
-	llmc_error    *err;
+	size_t size, at;
+	const char *file;
+	llmc_error *err;
 } FlmReader;
 
 bool
@@ -28,7 +36,9 @@ flm_name(const char *path)
 static llmc_status
 bad(const FlmReader *r, const char *what)
 {
-	return error_set(r->err, LLMC_E_INPUT, "%s: %s at byte %zu: it is no FastLLM model, or cut off or damaged", r->file, what, r->at);
+	return error_set(r->err, LLMC_E_INPUT,
+	                 "%s: %s at byte %zu: it is no FastLLM model, or cut off or damaged",
+	                 r->file, what, r->at);
 }
 
 static llmc_status
@@ -112,7 +122,8 @@ flag(const Flm *f, const char *key)
 	return v && strcmp(v, "1") == 0;
 }
 
-/* Low-rank adapters that were exported along: their settings are passed over. Import meets their tensors. */
+/* Low-rank adapters that were exported along: their settings are passed over. Import meets their
+ * tensors. */
 static llmc_status
 adapters(FlmReader *r, const Flm *f)
 {
@@ -123,7 +134,9 @@ adapters(FlmReader *r, const Flm *f)
 
 	for (const char *p = v ? v : ""; *p; p++)
 		if (*p < '0' || *p > '9' || p - v > 3)
-			return error_set(r->err, LLMC_E_INPUT, "%s: peft_size = %s is no number of adapters", r->file, name_text(v, strlen(v)).s);
+			return error_set(r->err, LLMC_E_INPUT,
+			                 "%s: peft_size = %s is no number of adapters", r->file,
+			                 name_text(v, strlen(v)).s);
 	int many = 0;
 	for (const char *p = v ? v : ""; *p; p++)
 		many = many * 10 + (*p - '0');
@@ -177,25 +190,44 @@ quantised(FlmReader *r, FlmTensor *t, int type)
 
 	TRY(i32(r, &axis));
 	if (t->n_dims != 2 || axis != 0 || t->dim[0] < 1 || t->dim[1] < 1)
-		return error_set(r->err, LLMC_E_INPUT, "%s: tensor %s: only matrices whose ranges are those of rows are read (%d dimensions, axis %d)", r->file,
-		                 name_text(t->name, strlen(t->name)).s, t->n_dims, axis);
+		return error_set(r->err, LLMC_E_INPUT,
+		                 "%s: tensor %s: only matrices whose ranges are those of rows are "
+		                 "read (%d dimensions, axis %d)",
+		                 r->file, name_text(t->name, strlen(t->name)).s, t->n_dims, axis);
 	size = (int32_t)t->dim[1];
 	if (type == TYPE_INT4_GROUP) {
 		TRY(i32(r, &groups));
 		TRY(i32(r, &size));
 		if (size < 1 || groups != (t->dim[1] - 1) / size + 1)
-			return error_set(r->err, LLMC_E_INPUT, "%s: tensor %s: %d groups of %d are not its %lld columns", r->file, name_text(t->name, strlen(t->name)).s, groups,
+			return error_set(r->err, LLMC_E_INPUT,
+			                 "%s: tensor %s: %d groups of %d are not its %lld columns",
+			                 r->file, name_text(t->name, strlen(t->name)).s, groups,
 			                 size, (long long)t->dim[1]);
 	}
 	TRY(take(r, 8 * (uint64_t)groups * (uint64_t)t->dim[0], &range));
 	elems = t->dim[0] * t->dim[1]; /* of 31 bits each */
 	TRY(take(r, bits == 8 ? (uint64_t)elems : ((uint64_t)elems + 1) / 2, &code));
 	SchemeMatrix *m = NEW(r->a, SchemeMatrix, 1);
-	*m = (SchemeMatrix){ .dtype = DT_F32, .rows = t->dim[0], .cols = t->dim[1], .block_rows = 1, .block_cols = size, .whole = 1, .range = range };
-	m->code = (SchemePlane){ .data = code, .name = t->name, .type = "U8", .dim = { t->dim[0], t->dim[1] }, .bits = bits, .element = 8 };
-	const int columns = m->cols % 32 ? 0 : size % 128 == 0 && m->cols % 128 == 0 ? 128 : size % 32 == 0 ? 32 : 0;
+	*m = (SchemeMatrix){ .dtype = DT_F32,
+		             .rows = t->dim[0],
+		             .cols = t->dim[1],
+		             .block_rows = 1,
+		             .block_cols = size,
+		             .whole = 1,
+		             .range = range };
+	m->code = (SchemePlane){ .data = code,
+		                 .name = t->name,
+		                 .type = "U8",
+		                 .dim = { t->dim[0], t->dim[1] },
+		                 .bits = bits,
+		                 .element = 8 };
+	const int columns = m->cols % 32                            ? 0
+	                    : size % 128 == 0 && m->cols % 128 == 0 ? 128
+	                    : size % 32 == 0                        ? 32
+	                                                            : 0;
 	if (columns)
-		m->dtype = bits == 8 ? (columns == 128 ? DT_U8_128_F32 : DT_U8_32_F32) : (columns == 128 ? DT_U4_128_F32 : DT_U4_32_F32);
+		m->dtype = bits == 8 ? (columns == 128 ? DT_U8_128_F32 : DT_U8_32_F32)
+		                     : (columns == 128 ? DT_U4_128_F32 : DT_U4_32_F32);
 	t->dtype = m->dtype;
 	t->made = m;
 	t->bytes = m->rows * dtype_row_bytes(m->dtype, m->cols);
@@ -221,7 +253,8 @@ tensor(FlmReader *r, FlmTensor *t)
 		t->dim[i] = 1;
 	for (int i = 0; i < t->n_dims; i++) {
 		TRY(i32(r, &dim));
-		if (dim < 0 || __builtin_mul_overflow(n, (uint64_t)dim, &n) || n > (uint64_t)1 << 48)
+		if (dim < 0 || __builtin_mul_overflow(n, (uint64_t)dim, &n) ||
+		    n > (uint64_t)1 << 48)
 			return bad(r, "a tensor whose shape is too large to count");
 		t->dim[i] = dim;
 	}
@@ -242,8 +275,9 @@ tensor(FlmReader *r, FlmTensor *t)
 		return LLMC_OK;
 	default:
 		return error_set(r->err, LLMC_E_INPUT,
-		                 "%s: tensor %s has the type %d; FastLLM's files hold 0 (f32), 1 (bf16), 3 (int8), 4 and 8 (int4), 7 (f16) and 9 (int4 in groups)", r->file,
-		                 name_text(name, strlen(name)).s, type);
+		                 "%s: tensor %s has the type %d; FastLLM's files hold 0 (f32), 1 "
+		                 "(bf16), 3 (int8), 4 and 8 (int4), 7 (f16) and 9 (int4 in groups)",
+		                 r->file, name_text(name, strlen(name)).s, type);
 	}
 }
 
@@ -255,7 +289,9 @@ flm_read(Arena *a, const uint8_t *data, size_t size, const char *file, Flm *f, l
 	*f = (Flm){ 0 };
 	TRY(i32(&r, &f->version));
 	if (f->version < 0 || f->version > 2)
-		return error_set(err, LLMC_E_INPUT, "%s: says that it is FastLLM's version %d; 0, 1 and 2 are read", file, f->version);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: says that it is FastLLM's version %d; 0, 1 and 2 are read",
+		                 file, f->version);
 	if (f->version >= 1)
 		TRY(pairs(&r, &f->pair, &f->n_pair));
 	TRY(adapters(&r, f));

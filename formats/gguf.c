@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is read in place, little endian");
 
 enum {
-	MAX_NAME = 65535,       /* bytes of a key, as the format sets it; we hold tensor names to the same */
+	MAX_NAME =
+	    65535, /* bytes of a key, as the format sets it; we hold tensor names to the same */
 	MIN_KEY_BYTES = 8 + 1 + 4 + 1,
 	MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8,
 };
@@ -16,13 +16,13 @@ enum {
 /* The bytes not yet read; at never passes size. */
 typedef struct Cursor {
 	const unsigned char *data;
-	size_t               size, at;
+	size_t size, at;
 } Cursor;
 
 static const uint8_t type_bytes[] = {
-	[GGUF_U8] = 1,  [GGUF_I8] = 1,  [GGUF_U16] = 2,  [GGUF_I16] = 2, [GGUF_U32] = 4, [GGUF_I32] = 4,
-	[GGUF_F32] = 4, [GGUF_BOOL] = 1, [GGUF_STR] = 0, [GGUF_ARR] = 0, [GGUF_U64] = 8, [GGUF_I64] = 8,
-	[GGUF_F64] = 8,
+	[GGUF_U8] = 1,  [GGUF_I8] = 1,  [GGUF_U16] = 2,  [GGUF_I16] = 2, [GGUF_U32] = 4,
+	[GGUF_I32] = 4, [GGUF_F32] = 4, [GGUF_BOOL] = 1, [GGUF_STR] = 0, [GGUF_ARR] = 0,
+	[GGUF_U64] = 8, [GGUF_I64] = 8, [GGUF_F64] = 8,
 };
 
 static size_t
@@ -56,9 +56,11 @@ take_str(Cursor *c, GgufStr *out)
 static llmc_status
 truncated(const Gguf *g, const Cursor *c, const char *what, size_t i, llmc_error *err)
 {
-	return error_set(err, LLMC_E_INPUT,
-	                 "%s: %s %zu reaches beyond the end of the file (%zu bytes; reading at byte %zu): the "
-	                 "file is cut off or damaged, fetch it again", g->file, what, i, c->size, c->at);
+	return error_set(
+	    err, LLMC_E_INPUT,
+	    "%s: %s %zu reaches beyond the end of the file (%zu bytes; reading at byte %zu): the "
+	    "file is cut off or damaged, fetch it again",
+	    g->file, what, i, c->size, c->at);
 }
 
 /* A key or tensor name: bounded, not empty, without NUL; copied with a NUL behind it. */
@@ -70,11 +72,13 @@ take_name(Gguf *g, Cursor *c, const char *what, size_t i, const char **out, llmc
 	if (!take_str(c, &s))
 		return truncated(g, c, what, i, err);
 	if (s.n == 0 || s.n > MAX_NAME)
-		return error_set(err, LLMC_E_INPUT, "%s: the name of %s %zu has %zu bytes; 1 to %d are allowed",
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: the name of %s %zu has %zu bytes; 1 to %d are allowed",
 		                 g->file, what, i, s.n, MAX_NAME);
 	if (memchr(s.s, 0, s.n))
-		return error_set(err, LLMC_E_INPUT, "%s: the name of %s %zu, '%s', contains a NUL byte", g->file,
-		                 what, i, name_text(s.s, s.n).s);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: the name of %s %zu, '%s', contains a NUL byte", g->file, what,
+		                 i, name_text(s.s, s.n).s);
 	*out = arena_strndup(&g->arena, s.s, s.n);
 	return LLMC_OK;
 }
@@ -84,8 +88,10 @@ check_bools(const Gguf *g, const Key *k, llmc_error *err)
 {
 	for (uint64_t i = 0; i < k->count; i++)
 		if (k->value[i] > 1)
-			return error_set(err, LLMC_E_INPUT, "%s: key %s holds the bool %d; only 0 and 1 are bools",
-			                 g->file, name_text(k->name, strlen(k->name)).s, k->value[i]);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: key %s holds the bool %d; only 0 and 1 are bools",
+			                 g->file, name_text(k->name, strlen(k->name)).s,
+			                 k->value[i]);
 	return LLMC_OK;
 }
 
@@ -99,19 +105,23 @@ read_value(Gguf *g, Cursor *c, Key *k, llmc_error *err)
 	if (!take(c, &type, sizeof type))
 		goto cut;
 	if (type > GGUF_F64)
-		return error_set(err, LLMC_E_INPUT, "%s: key %s has value type %" PRIu32 "; GGUF defines 0 to %d",
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: key %s has value type %" PRIu32 "; GGUF defines 0 to %d",
 		                 g->file, name.s, type, GGUF_F64);
 	k->type = (GgufType)type;
 	if (type == GGUF_ARR) {
 		if (!take(c, &type, sizeof type) || !take(c, &count, sizeof count))
 			goto cut;
 		if (type == GGUF_ARR)
-			return error_set(err, LLMC_E_INPUT, "%s: key %s is an array of arrays, which llmc does not read",
-			                 g->file, name.s);
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "%s: key %s is an array of arrays, which llmc does not read", g->file,
+			    name.s);
 		if (type > GGUF_F64)
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: the array %s has element type %" PRIu32 "; GGUF defines 0 to %d", g->file,
-			                 name.s, type, GGUF_F64);
+			                 "%s: the array %s has element type %" PRIu32
+			                 "; GGUF defines 0 to %d",
+			                 g->file, name.s, type, GGUF_F64);
 	}
 	k->elem = (GgufType)type;
 	k->count = count;
@@ -119,8 +129,10 @@ read_value(Gguf *g, Cursor *c, Key *k, llmc_error *err)
 	size_t least = type == GGUF_STR ? 8 : type_bytes[type];
 	if (count > left(c) / least)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: key %s claims %" PRIu64 " elements of at least %zu bytes, but %zu bytes are left "
-		                 "in the file: it is cut off or damaged", g->file, name.s, count, least, left(c));
+		                 "%s: key %s claims %" PRIu64
+		                 " elements of at least %zu bytes, but %zu bytes are left "
+		                 "in the file: it is cut off or damaged",
+		                 g->file, name.s, count, least, left(c));
 	if (type != GGUF_STR) {
 		c->at += (size_t)count * least;
 		return type == GGUF_BOOL ? check_bools(g, k, err) : LLMC_OK;
@@ -132,13 +144,16 @@ read_value(Gguf *g, Cursor *c, Key *k, llmc_error *err)
 		str_at[i] = c->at - start;
 		if (!take_str(c, &s))
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: key %s: string %" PRIu64 " of %" PRIu64 " reaches beyond the end of the "
-			                 "file: it is cut off or damaged", g->file, name.s, i, count);
+			                 "%s: key %s: string %" PRIu64 " of %" PRIu64
+			                 " reaches beyond the end of the "
+			                 "file: it is cut off or damaged",
+			                 g->file, name.s, i, count);
 	}
 	k->str_at = str_at;
 	return LLMC_OK;
 cut:
-	return error_set(err, LLMC_E_INPUT, "%s: the file ends within the value of key %s: it is cut off or damaged",
+	return error_set(err, LLMC_E_INPUT,
+	                 "%s: the file ends within the value of key %s: it is cut off or damaged",
 	                 g->file, name.s);
 }
 
@@ -169,13 +184,15 @@ read_alignment(const Gguf *g, size_t *out, llmc_error *err)
 	if (!gguf_type(g, "general.alignment", &type, NULL, NULL))
 		return LLMC_OK;
 	if (type != GGUF_U32)
-		return error_set(err, LLMC_E_INPUT, "%s: general.alignment has value type %d, expected u32 (%d)", g->file,
-		                 type, GGUF_U32);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: general.alignment has value type %d, expected u32 (%d)",
+		                 g->file, type, GGUF_U32);
 	gguf_int(g, "general.alignment", &value);
 	if (value < 8 || (value & (value - 1)))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: general.alignment is %" PRId64 ", expected a power of two of at least 8", g->file,
-		                 value);
+		                 "%s: general.alignment is %" PRId64
+		                 ", expected a power of two of at least 8",
+		                 g->file, value);
 	*out = (size_t)value;
 	return LLMC_OK;
 }
@@ -193,7 +210,8 @@ read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 	if (!take(c, &n_dims, sizeof n_dims))
 		return truncated(g, c, "the record of tensor", i, err);
 	if (n_dims > 4)
-		return error_set(err, LLMC_E_INPUT, "%s: tensor %s has %" PRIu32 " dimensions; at most 4 are allowed",
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor %s has %" PRIu32 " dimensions; at most 4 are allowed",
 		                 g->file, name.s, n_dims);
 	t->n_dims = (int)n_dims;
 	for (int d = 0; d < 4; d++) {
@@ -201,8 +219,9 @@ read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 		if (d < t->n_dims && !take(c, &size, sizeof size))
 			return truncated(g, c, "the record of tensor", i, err);
 		if (size == 0 || size > INT64_MAX)
-			return error_set(err, LLMC_E_INPUT, "%s: tensor %s: dimension %d is %" PRIu64, g->file, name.s, d,
-			                 size);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: tensor %s: dimension %d is %" PRIu64, g->file, name.s,
+			                 d, size);
 		t->dim[d] = (int64_t)size;
 	}
 	if (!take(c, &t->ggml_type, sizeof t->ggml_type) || !take(c, offset, sizeof *offset))
@@ -217,8 +236,11 @@ read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 	const int elems = other ? other->elems : dtype_info(t->dtype)->block_elems;
 	if (t->dim[0] % elems)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: tensor %s: rows of %" PRId64 " elements are no whole number of %s blocks of %d",
-		                 g->file, name.s, t->dim[0], other ? ggml_type_name(t->ggml_type) : dtype_text(t->dtype), elems);
+		                 "%s: tensor %s: rows of %" PRId64
+		                 " elements are no whole number of %s blocks of %d",
+		                 g->file, name.s, t->dim[0],
+		                 other ? ggml_type_name(t->ggml_type) : dtype_text(t->dtype),
+		                 elems);
 	t->bytes = dtype_row_bytes(t->dtype, t->dim[0]);
 	if (other && t->bytes >= 0)
 		t->bytes = t->dim[0] / other->elems * other->bytes;
@@ -227,11 +249,16 @@ read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 	return LLMC_OK;
 overflow:
 	return error_set(err, LLMC_E_INPUT,
-	                 "%s: tensor %s: its shape [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "] is too large "
-	                 "to count in bytes", g->file, name.s, t->dim[0], t->dim[1], t->dim[2], t->dim[3]);
+	                 "%s: tensor %s: its shape [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64
+	                 "] is too large "
+	                 "to count in bytes",
+	                 g->file, name.s, t->dim[0], t->dim[1], t->dim[2], t->dim[3]);
 }
 
-typedef struct GgufExtent { uint64_t from, to; size_t tensor; } GgufExtent;
+typedef struct GgufExtent {
+	uint64_t from, to;
+	size_t tensor;
+} GgufExtent;
 
 static int
 by_place(const void *x, const void *y)
@@ -264,7 +291,8 @@ read_tensors(Gguf *g, Cursor *c, llmc_error *err)
 		return error_set(err, LLMC_E_INPUT, "%s: tensor %s is there twice", g->file,
 		                 name_text(twice->name, strlen(twice->name)).s);
 
-	/* the data begins at the next multiple of align; a file without tensors may end before it */
+	/* the data begins at the next multiple of align; a file without tensors may end before it
+	 */
 	size_t pad = (align - c->at % align) % align;
 	size_t start = pad <= left(c) ? c->at + pad : c->size;
 	const uint64_t room = c->size - start;
@@ -273,13 +301,17 @@ read_tensors(Gguf *g, Cursor *c, llmc_error *err)
 		const NameText name = name_text(t->name, strlen(t->name));
 		if (place[i].from % align)
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: tensor %s starts at byte %" PRIu64 " of the data, which is no multiple of the "
-			                 "alignment %zu", g->file, name.s, place[i].from, align);
+			                 "%s: tensor %s starts at byte %" PRIu64
+			                 " of the data, which is no multiple of the "
+			                 "alignment %zu",
+			                 g->file, name.s, place[i].from, align);
 		if (place[i].from > room || (uint64_t)t->bytes > room - place[i].from)
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: tensor %s needs %" PRId64 " bytes from byte %" PRIu64 " of the data, but the "
-			                 "data has %" PRIu64 ": the file is cut off or damaged, fetch it again", g->file,
-			                 name.s, t->bytes, place[i].from, room);
+			                 "%s: tensor %s needs %" PRId64 " bytes from byte %" PRIu64
+			                 " of the data, but the "
+			                 "data has %" PRIu64
+			                 ": the file is cut off or damaged, fetch it again",
+			                 g->file, name.s, t->bytes, place[i].from, room);
 		place[i].to = place[i].from + (uint64_t)t->bytes;
 		t->file = g->file;
 		if (t->dtype != DT_NONE)
@@ -289,14 +321,17 @@ read_tensors(Gguf *g, Cursor *c, llmc_error *err)
 		qsort(place, g->n_tensor, sizeof *place, by_place);
 	for (size_t i = 1; i < g->n_tensor; i++)
 		if (place[i].from < place[i - 1].to) {
-			const char *a = g->tensor[place[i - 1].tensor].name, *b = g->tensor[place[i].tensor].name;
-			return error_set(err, LLMC_E_INPUT, "%s: the data of tensors %s and %s overlap", g->file,
+			const char *a = g->tensor[place[i - 1].tensor].name,
+			           *b = g->tensor[place[i].tensor].name;
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: the data of tensors %s and %s overlap", g->file,
 			                 name_text(a, strlen(a)).s, name_text(b, strlen(b)).s);
 		}
 	return LLMC_OK;
 }
 
-/* Matrices whose rows are made. NVFP4 X.weight takes its factor, X.scale, and leaves X.input_scale, which is of activations; both go from the list. */
+/* Matrices whose rows are made. NVFP4 X.weight takes its factor, X.scale, and leaves X.input_scale,
+ * which is of activations; both go from the list. */
 static llmc_status
 make_matrices(Gguf *g, llmc_error *err)
 {
@@ -308,16 +343,26 @@ make_matrices(Gguf *g, llmc_error *err)
 		const size_t n = strlen(t->name), tail = strlen("weight");
 		const int64_t rows = t->dim[1] * t->dim[2] * t->dim[3];
 		if (scheme_ggml(t->ggml_type) && rows > 0)
-			t->made = scheme_of_ggml(&g->arena, t->ggml_type, t->data, rows, t->dim[0], NULL, 1);
-		if (t->ggml_type != GGML_NVFP4 || n < tail || strcmp(t->name + n - tail, "weight") != 0)
+			t->made = scheme_of_ggml(&g->arena, t->ggml_type, t->data, rows, t->dim[0],
+			                         NULL, 1);
+		if (t->ggml_type != GGML_NVFP4 || n < tail ||
+		    strcmp(t->name + n - tail, "weight") != 0)
 			continue;
 		const char *base = arena_strndup(&g->arena, t->name, n - tail);
-		const GgufTensor *scale = gguf_tensor(g, arena_printf(&g->arena, "%sscale", base)), *input = gguf_tensor(g, arena_printf(&g->arena, "%sinput_scale", base));
-		const int64_t factors = scale ? scale->dim[0] * scale->dim[1] * scale->dim[2] * scale->dim[3] : 1;
-		if (scale && (scale->dtype != DT_F32 || factors < 1 || (factors != 1 && factors != t->dim[2] * t->dim[3])))
-			return error_set(err, LLMC_E_INPUT, "%s: tensor %s: one factor of F32 is expected, or one of each expert", g->file, name_text(scale->name, strlen(scale->name)).s);
+		const GgufTensor *scale = gguf_tensor(g, arena_printf(&g->arena, "%sscale", base)),
+		                 *input =
+		                     gguf_tensor(g, arena_printf(&g->arena, "%sinput_scale", base));
+		const int64_t factors =
+		    scale ? scale->dim[0] * scale->dim[1] * scale->dim[2] * scale->dim[3] : 1;
+		if (scale && (scale->dtype != DT_F32 || factors < 1 ||
+		              (factors != 1 && factors != t->dim[2] * t->dim[3])))
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "%s: tensor %s: one factor of F32 is expected, or one of each expert",
+			    g->file, name_text(scale->name, strlen(scale->name)).s);
 		if (rows > 0)
-			t->made = scheme_of_ggml(&g->arena, t->ggml_type, t->data, rows, t->dim[0], scale ? scale->data : NULL, factors);
+			t->made = scheme_of_ggml(&g->arena, t->ggml_type, t->data, rows, t->dim[0],
+			                         scale ? scale->data : NULL, factors);
 		if (scale)
 			gone[scale - g->tensor] = true;
 		if (input)
@@ -342,35 +387,45 @@ read_header(Gguf *g, Cursor *c, llmc_error *err)
 	uint64_t n_tensor, n_key;
 
 	if (c->size >= sizeof lfs - 1 && memcmp(c->data, lfs, sizeof lfs - 1) == 0)
-		return error_set(err, LLMC_E_INPUT, "%s: a Git LFS pointer, not the file itself: run git lfs pull", g->file);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: a Git LFS pointer, not the file itself: run git lfs pull",
+		                 g->file);
 	if (!take(c, magic, 4) || memcmp(magic, "GGUF", 4) != 0)
-		return error_set(err, LLMC_E_INPUT, "%s: not a GGUF file: it does not begin with the bytes GGUF", g->file);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: not a GGUF file: it does not begin with the bytes GGUF",
+		                 g->file);
 	if (!take(c, &version, sizeof version))
 		goto cut;
 	if (version != 2 && version != 3) {
 		if (__builtin_bswap32(version) == 2 || __builtin_bswap32(version) == 3)
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: a big-endian GGUF; llmc reads little-endian files: convert it with "
-			                 "gguf-convert-endian FILE little", g->file);
-		return error_set(err, LLMC_E_INPUT, "%s: GGUF version %" PRIu32 "; llmc reads versions 2 and 3", g->file,
-		                 version);
+			                 "%s: a big-endian GGUF; llmc reads little-endian files: "
+			                 "convert it with "
+			                 "gguf-convert-endian FILE little",
+			                 g->file);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: GGUF version %" PRIu32 "; llmc reads versions 2 and 3",
+		                 g->file, version);
 	}
 	if (!take(c, &n_tensor, sizeof n_tensor) || !take(c, &n_key, sizeof n_key))
 		goto cut;
 	if (n_key > left(c) / MIN_KEY_BYTES)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: the header claims %" PRIu64 " keys, more than a file of %zu bytes can hold", g->file,
-		                 n_key, c->size);
+		                 "%s: the header claims %" PRIu64
+		                 " keys, more than a file of %zu bytes can hold",
+		                 g->file, n_key, c->size);
 	/* a scalar has no dimension field */
 	if (n_tensor > left(c) / (MIN_TENSOR_BYTES - 8))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: the header claims %" PRIu64 " tensors, more than a file of %zu bytes can hold", g->file,
-		                 n_tensor, c->size);
+		                 "%s: the header claims %" PRIu64
+		                 " tensors, more than a file of %zu bytes can hold",
+		                 g->file, n_tensor, c->size);
 	g->n_key = (size_t)n_key;
 	g->n_tensor = (size_t)n_tensor;
 	return LLMC_OK;
 cut:
-	return error_set(err, LLMC_E_INPUT, "%s: the file ends within the GGUF header (%zu bytes)", g->file, c->size);
+	return error_set(err, LLMC_E_INPUT, "%s: the file ends within the GGUF header (%zu bytes)",
+	                 g->file, c->size);
 }
 
 static llmc_status
@@ -379,7 +434,8 @@ read_all(Gguf *g, const void *data, size_t size, const char *name, llmc_error *e
 	Cursor c = { .data = data, .size = size };
 
 	if (setjmp(g->arena.oom))
-		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header", name);
+		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header",
+		                 name);
 	g->file = arena_strdup(&g->arena, name);
 	TRY(read_header(g, &c, err));
 	TRY(read_keys(g, &c, err));
@@ -387,7 +443,8 @@ read_all(Gguf *g, const void *data, size_t size, const char *name, llmc_error *e
 }
 
 static llmc_status
-open_bytes(FileMap map, const void *data, size_t size, const char *name, Gguf **out, llmc_error *err)
+open_bytes(FileMap map, const void *data, size_t size, const char *name, Gguf **out,
+           llmc_error *err)
 {
 	Gguf *g = calloc(1, sizeof *g);
 
@@ -414,7 +471,8 @@ gguf_finish(Gguf **out, llmc_error *err)
 	llmc_status status;
 
 	if (setjmp(g->arena.oom))
-		status = error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header", g->file);
+		status = error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header",
+		                   g->file);
 	else
 		status = make_matrices(g, err);
 	if (status != LLMC_OK) {
@@ -526,14 +584,14 @@ element(const Key *k, uint64_t i, int64_t *whole, double *num, bool *is_int)
 		*num = (double)v;                                                                  \
 		return true;                                                                       \
 	}
-	INT_CASE(GGUF_U8, uint8_t)
-	INT_CASE(GGUF_BOOL, uint8_t)
-	INT_CASE(GGUF_I8, int8_t)
-	INT_CASE(GGUF_U16, uint16_t)
-	INT_CASE(GGUF_I16, int16_t)
-	INT_CASE(GGUF_U32, uint32_t)
-	INT_CASE(GGUF_I32, int32_t)
-	INT_CASE(GGUF_I64, int64_t)
+		INT_CASE(GGUF_U8, uint8_t)
+		INT_CASE(GGUF_BOOL, uint8_t)
+		INT_CASE(GGUF_I8, int8_t)
+		INT_CASE(GGUF_U16, uint16_t)
+		INT_CASE(GGUF_I16, int16_t)
+		INT_CASE(GGUF_U32, uint32_t)
+		INT_CASE(GGUF_I32, int32_t)
+		INT_CASE(GGUF_I64, int64_t)
 #undef INT_CASE
 	case GGUF_U64: {
 		uint64_t v;
@@ -549,9 +607,12 @@ element(const Key *k, uint64_t i, int64_t *whole, double *num, bool *is_int)
 		*num = (double)v;
 		break;
 	}
-	case GGUF_F64: memcpy(num, p, sizeof *num); break;
+	case GGUF_F64:
+		memcpy(num, p, sizeof *num);
+		break;
 	case GGUF_STR:
-	case GGUF_ARR: return false;
+	case GGUF_ARR:
+		return false;
 	}
 	*is_int = false;
 	return true;
@@ -616,7 +677,8 @@ GgufRaw
 gguf_raw_at(const Gguf *g, size_t i)
 {
 	const Key *k = &g->key[i];
-	GgufRaw r = { k->name, k->type, k->elem, k->count, k->value, (size_t)k->count * type_bytes[k->elem] };
+	GgufRaw r = { k->name,  k->type,  k->elem,
+		      k->count, k->value, (size_t)k->count * type_bytes[k->elem] };
 
 	if (k->elem == GGUF_STR && k->count) {
 		GgufStr last;

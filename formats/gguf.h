@@ -1,5 +1,6 @@
-/* GGUF v2 and v3, as ggml/docs/gguf.md defines them; little endian. The file is mapped and stays untrusted: every
- * count and offset is checked before use. Strings point into the mapping or the reader's own memory. */
+/* GGUF v2 and v3, as ggml/docs/gguf.md defines them; little endian. The file is mapped and stays
+ * untrusted: every count and offset is checked before use. Strings point into the mapping or the
+ * reader's own memory. */
 #ifndef LLMC_FORMATS_GGUF_H
 #define LLMC_FORMATS_GGUF_H
 
@@ -9,55 +10,71 @@
 typedef struct Gguf Gguf;
 
 typedef enum GgufType {
-	GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STR, GGUF_ARR,
-	GGUF_U64, GGUF_I64, GGUF_F64,
+	GGUF_U8,
+	GGUF_I8,
+	GGUF_U16,
+	GGUF_I16,
+	GGUF_U32,
+	GGUF_I32,
+	GGUF_F32,
+	GGUF_BOOL,
+	GGUF_STR,
+	GGUF_ARR,
+	GGUF_U64,
+	GGUF_I64,
+	GGUF_F64,
 } GgufType;
 
-typedef struct GgufStr { const char *s; size_t n; } GgufStr; /* not NUL-terminated */
+typedef struct GgufStr {
+	const char *s;
+	size_t n;
+} GgufStr; /* not NUL-terminated */
 
 typedef struct GgufTensor {
-	const char *name;    /* NUL-terminated */
-	const char *file;    /* that holds it: of a split file, the part */
-	Dtype       dtype;   /* DT_NONE: a type we do not read; ggml_type says which */
-	uint32_t    ggml_type;
-	int         n_dims;
-	int64_t     dim[4];  /* file order: dim[0] is contiguous; 1 beyond n_dims */
-	const void *data;    /* in the mapping; NULL when dtype is DT_NONE */
-	int64_t     bytes;   /* there */
+	const char *name; /* NUL-terminated */
+	const char *file; /* that holds it: of a split file, the part */
+	Dtype dtype;      /* DT_NONE: a type we do not read; ggml_type says which */
+	uint32_t ggml_type;
+	int n_dims;
+	int64_t dim[4];           /* file order: dim[0] is contiguous; 1 beyond n_dims */
+	const void *data;         /* in the mapping; NULL when dtype is DT_NONE */
+	int64_t bytes;            /* there */
 	const SchemeMatrix *made; /* how rows are made; NULL: they are the file's */
 } GgufTensor;
 
-/* A split file is opened by the name of its first part, NAME-00001-of-0000N.gguf: all parts are found beside it and checked, tensors are those of all,
- * keys those of the first. */
+/* A split file is opened by the name of its first part, NAME-00001-of-0000N.gguf: all parts are
+ * found beside it and checked, tensors are those of all, keys those of the first. */
 llmc_status gguf_open(const char *path, Gguf **out, llmc_error *err);
 /* from memory that outlives the reader (fuzzing) */
-llmc_status gguf_open_memory(const void *data, size_t size, const char *name, Gguf **out, llmc_error *err);
-void        gguf_close(Gguf *g);
+llmc_status gguf_open_memory(const void *data, size_t size, const char *name, Gguf **out,
+                             llmc_error *err);
+void gguf_close(Gguf *g);
 /* Files after the first: 0 unless it is split */
-size_t      gguf_n_parts(const Gguf *g);
+size_t gguf_n_parts(const Gguf *g);
 const char *gguf_part_at(const Gguf *g, size_t i);
 
-size_t            gguf_n_tensors(const Gguf *g);
+size_t gguf_n_tensors(const Gguf *g);
 const GgufTensor *gguf_tensor_at(const Gguf *g, size_t i);
 const GgufTensor *gguf_tensor(const Gguf *g, const char *name); /* NULL: none */
 
 /* What a key holds as the file has it, behind its type: to be copied */
 typedef struct GgufRaw {
 	const char *name;
-	GgufType    type, elem;
-	uint64_t    count;
-	const void *value;   /* the elements, strings with their lengths */
-	size_t      bytes;
+	GgufType type, elem;
+	uint64_t count;
+	const void *value; /* the elements, strings with their lengths */
+	size_t bytes;
 } GgufRaw;
-GgufRaw     gguf_raw_at(const Gguf *g, size_t i);
-size_t      gguf_n_keys(const Gguf *g);
+GgufRaw gguf_raw_at(const Gguf *g, size_t i);
+size_t gguf_n_keys(const Gguf *g);
 const char *gguf_key_at(const Gguf *g, size_t i);
-bool        gguf_type(const Gguf *g, const char *key, GgufType *type, GgufType *elem, size_t *count); /* count 1 unless array */
-bool        gguf_int(const Gguf *g, const char *key, int64_t *out);   /* any integer or bool type */
-bool        gguf_num(const Gguf *g, const char *key, double *out);    /* any number type or bool */
-bool        gguf_str(const Gguf *g, const char *key, GgufStr *out);
+bool gguf_type(const Gguf *g, const char *key, GgufType *type, GgufType *elem,
+               size_t *count);                               /* count 1 unless array */
+bool gguf_int(const Gguf *g, const char *key, int64_t *out); /* any integer or bool type */
+bool gguf_num(const Gguf *g, const char *key, double *out);  /* any number type or bool */
+bool gguf_str(const Gguf *g, const char *key, GgufStr *out);
 /* element i of an array; false: wrong type or out of range */
-bool        gguf_arr_str(const Gguf *g, const char *key, size_t i, GgufStr *out);
-bool        gguf_arr_num(const Gguf *g, const char *key, size_t i, double *out);
+bool gguf_arr_str(const Gguf *g, const char *key, size_t i, GgufStr *out);
+bool gguf_arr_num(const Gguf *g, const char *key, size_t i, double *out);
 
 #endif

@@ -1,6 +1,8 @@
-/* GGUF files in parts, as llama-gguf-split and converters write them: NAME-00001-of-0000N.gguf, 00002, ... Each part is a whole GGUF with keys split.no (from
- * 0), split.count and split.tensors.count (of all parts together). The first has the model's keys, the others have tensors alone. Parts say nothing of which
- * model they belong to beyond these counts, so what they do say has to fit exactly. */
+/* GGUF files in parts, as llama-gguf-split and converters write them: NAME-00001-of-0000N.gguf,
+ * 00002, ... Each part is a whole GGUF with keys split.no (from 0), split.count and
+ * split.tensors.count (of all parts together). The first has the model's keys, the others have
+ * tensors alone. Parts say nothing of which model they belong to beyond these counts, so what they
+ * do say has to fit exactly. */
 #include "formats/gguf_private.h"
 
 #include <inttypes.h>
@@ -9,7 +11,9 @@
 
 enum { SUFFIX = 20, MAX_PARTS = 99999 }; /* "-00001-of-00003.gguf" */
 
-typedef struct SplitInfo { int64_t no, count, tensors; } SplitInfo;
+typedef struct SplitInfo {
+	int64_t no, count, tensors;
+} SplitInfo;
 
 static bool
 split_of(const Gguf *g, SplitInfo *out)
@@ -52,7 +56,8 @@ numbers_of(const char *path, int *no, int *count)
 static const char *
 part_path(Arena *a, const char *path, int64_t no, int64_t count)
 {
-	return arena_printf(a, "%.*s-%05d-of-%05d.gguf", (int)(strlen(path) - SUFFIX), path, (int)no + 1, (int)count);
+	return arena_printf(a, "%.*s-%05d-of-%05d.gguf", (int)(strlen(path) - SUFFIX), path,
+	                    (int)no + 1, (int)count);
 }
 
 static llmc_status
@@ -61,21 +66,40 @@ check_first(const Gguf *g, const char *path, const SplitInfo *s, llmc_error *err
 	int no, count;
 
 	if (s->count > MAX_PARTS)
-		return error_set(err, LLMC_E_INPUT, "%s: split.count is %" PRId64 "; names of parts have five digits", path, s->count);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: split.count is %" PRId64 "; names of parts have five digits",
+		                 path, s->count);
 	if (!numbers_of(path, &no, &count))
-		return error_set(err, LLMC_E_INPUT, "%s: one of %" PRId64 " parts of a split GGUF, whose other parts are found by names that end in "
-		                 "-00001-of-%05d.gguf: give the parts their names back", path, s->count, (int)s->count);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "%s: one of %" PRId64
+		    " parts of a split GGUF, whose other parts are found by names that end in "
+		    "-00001-of-%05d.gguf: give the parts their names back",
+		    path, s->count, (int)s->count);
 	if (count != s->count)
-		return error_set(err, LLMC_E_INPUT, "%s: its name says %d parts, its key split.count %" PRId64, path, count, s->count);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: its name says %d parts, its key split.count %" PRId64, path,
+		                 count, s->count);
 	if (no != 1)
-		return error_set(err, LLMC_E_INPUT, "%s: part %d of %d of a split GGUF: name the first one, %.*s-00001-of-%05d.gguf", path, no, count,
-		                 (int)(strlen(path) - SUFFIX), path, count);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: part %d of %d of a split GGUF: name the first one, "
+		                 "%.*s-00001-of-%05d.gguf",
+		                 path, no, count, (int)(strlen(path) - SUFFIX), path, count);
 	if (s->no != 0)
-		return error_set(err, LLMC_E_INPUT, "%s: its name says part 1, its key split.no part %" PRId64 ": parts were renamed", path, s->no + 1);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: its name says part 1, its key split.no part %" PRId64
+		                 ": parts were renamed",
+		                 path, s->no + 1);
 	if (s->tensors < 0)
-		return error_set(err, LLMC_E_INPUT, "%s: one of %" PRId64 " parts without split.tensors.count, which says whether all tensors are there", path, s->count);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "%s: one of %" PRId64
+		    " parts without split.tensors.count, which says whether all tensors are there",
+		    path, s->count);
 	if (gguf_n_tensors(g) > (uint64_t)s->tensors)
-		return error_set(err, LLMC_E_INPUT, "%s: holds %zu tensors of the %" PRId64 " that all parts have", path, gguf_n_tensors(g), s->tensors);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: holds %zu tensors of the %" PRId64 " that all parts have",
+		                 path, gguf_n_tensors(g), s->tensors);
 	return LLMC_OK;
 }
 
@@ -87,22 +111,34 @@ check_part(const Gguf *g, const Gguf *part, int64_t i, const SplitInfo *first, l
 	SplitInfo s;
 
 	if (!split_of(part, &s))
-		return error_set(err, LLMC_E_INPUT, "%s: is no part of a split GGUF (it has no split.count), though %s says that there are %" PRId64, part->file,
-		                 g->file, first->count);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: is no part of a split GGUF (it has no split.count), though "
+		                 "%s says that there are %" PRId64,
+		                 part->file, g->file, first->count);
 	if (s.count != first->count)
-		return error_set(err, LLMC_E_INPUT, "%s: one of %" PRId64 " parts, %s of %" PRId64 ": they belong to different files", part->file, s.count, g->file,
-		                 first->count);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: one of %" PRId64 " parts, %s of %" PRId64
+		                 ": they belong to different files",
+		                 part->file, s.count, g->file, first->count);
 	if (s.no != i)
-		return error_set(err, LLMC_E_INPUT, "%s: its name says part %" PRId64 ", its key split.no part %" PRId64 ": parts were renamed", part->file, i + 1,
-		                 s.no + 1);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: its name says part %" PRId64
+		                 ", its key split.no part %" PRId64 ": parts were renamed",
+		                 part->file, i + 1, s.no + 1);
 	if (s.tensors != first->tensors)
-		return error_set(err, LLMC_E_INPUT, "%s: its file has %" PRId64 " tensors in all parts, that of %s has %" PRId64 ": they belong to different models",
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: its file has %" PRId64
+		                 " tensors in all parts, that of %s has %" PRId64
+		                 ": they belong to different models",
 		                 part->file, s.tensors, g->file, first->tensors);
 	for (size_t k = 0; k < sizeof same / sizeof *same; k++) {
 		GgufStr a, b;
-		if (gguf_str(part, same[k], &b) && (!gguf_str(g, same[k], &a) || a.n != b.n || memcmp(a.s, b.s, a.n)))
-			return error_set(err, LLMC_E_INPUT, "%s: its %s is '%s', not that of %s: they belong to different models", part->file, same[k],
-			                 name_text(b.s, b.n).s, g->file);
+		if (gguf_str(part, same[k], &b) &&
+		    (!gguf_str(g, same[k], &a) || a.n != b.n || memcmp(a.s, b.s, a.n)))
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "%s: its %s is '%s', not that of %s: they belong to different models",
+			    part->file, same[k], name_text(b.s, b.n).s, g->file);
 	}
 	return LLMC_OK;
 }
@@ -116,7 +152,10 @@ join(Gguf *g, int64_t tensors, llmc_error *err)
 	for (size_t i = 0; i < g->n_part; i++)
 		n += g->part[i]->n_tensor;
 	if (n != (uint64_t)tensors)
-		return error_set(err, LLMC_E_INPUT, "%s: its parts hold %zu tensors, its key split.tensors.count says %" PRId64, g->file, n, tensors);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "%s: its parts hold %zu tensors, its key split.tensors.count says %" PRId64,
+		    g->file, n, tensors);
 	GgufTensor *all = NEW(&g->arena, GgufTensor, n);
 	NameEntry *name = NEW(&g->arena, NameEntry, n);
 	size_t at = 0;
@@ -129,8 +168,9 @@ join(Gguf *g, int64_t tensors, llmc_error *err)
 		name[i] = (NameEntry){ all[i].name, i };
 	const NameEntry *twice = names_sort(name, n);
 	if (twice)
-		return error_set(err, LLMC_E_INPUT, "%s: tensor %s is there twice, the second time in %s", g->file,
-		                 name_text(twice->name, strlen(twice->name)).s, all[twice->at].file);
+		return error_set(
+		    err, LLMC_E_INPUT, "%s: tensor %s is there twice, the second time in %s",
+		    g->file, name_text(twice->name, strlen(twice->name)).s, all[twice->at].file);
 	g->tensor = all;
 	g->tensor_name = name;
 	g->n_tensor = n;
@@ -141,12 +181,16 @@ static llmc_status
 open_parts(Gguf *g, const char *path, const SplitInfo *s, llmc_error *err)
 {
 	if (setjmp(g->arena.oom))
-		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header", path);
+		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header",
+		                 path);
 	g->part = NEW(&g->arena, Gguf *, (size_t)s->count);
 	for (int64_t i = 1; i < s->count; i++) {
 		const char *name = part_path(&g->arena, path, i, s->count);
 		if (!file_exists(name))
-			return error_set(err, LLMC_E_INPUT, "%s: no such file: part %" PRId64 " of %" PRId64 " of %s is missing", name, i + 1, s->count, path);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: no such file: part %" PRId64 " of %" PRId64
+			                 " of %s is missing",
+			                 name, i + 1, s->count, path);
 		TRY(gguf_open_one(name, &g->part[i - 1], err));
 		g->n_part++;
 		TRY(check_part(g, g->part[i - 1], i, s, err));

@@ -86,7 +86,8 @@ gguf_head_u32(GgufHead *h, const char *key, uint32_t value)
 void
 gguf_head_f32(GgufHead *h, const char *key, float value)
 {
-	gguf_head_raw(h, &(GgufRaw){ .name = key, .type = GGUF_F32, .value = &value, .bytes = sizeof value });
+	gguf_head_raw(
+	    h, &(GgufRaw){ .name = key, .type = GGUF_F32, .value = &value, .bytes = sizeof value });
 }
 
 void
@@ -98,9 +99,15 @@ gguf_head_bool(GgufHead *h, const char *key, bool value)
 }
 
 void
-gguf_head_list(GgufHead *h, const char *key, GgufType elem, const void *value, size_t bytes, size_t n)
+gguf_head_list(GgufHead *h, const char *key, GgufType elem, const void *value, size_t bytes,
+               size_t n)
 {
-	gguf_head_raw(h, &(GgufRaw){ .name = key, .type = GGUF_ARR, .elem = elem, .count = n, .value = value, .bytes = bytes });
+	gguf_head_raw(h, &(GgufRaw){ .name = key,
+	                             .type = GGUF_ARR,
+	                             .elem = elem,
+	                             .count = n,
+	                             .value = value,
+	                             .bytes = bytes });
 }
 
 void
@@ -145,7 +152,8 @@ gguf_head_text(const GgufHead *h, Strbuf *out)
 	add_u64(out, h->n_key);
 	strbuf_add(out, strbuf_str(&h->keys), h->keys.len);
 	strbuf_add(out, strbuf_str(&h->tensors), h->tensors.len);
-	for (int64_t gap = aligned((int64_t)out->len, h->align) - (int64_t)out->len; gap > 0; gap -= 64)
+	for (int64_t gap = aligned((int64_t)out->len, h->align) - (int64_t)out->len; gap > 0;
+	     gap -= 64)
 		strbuf_add(out, zero, gap < 64 ? (size_t)gap : 64);
 	out->failed |= h->keys.failed || h->tensors.failed;
 }

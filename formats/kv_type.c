@@ -63,7 +63,8 @@ kv_of_latents(KvType t)
 int64_t
 kv_row_bytes(KvType t, int64_t dim)
 {
-	int64_t group = info[t].group ? info[t].group : dim, n = group ? (dim + group - 1) / group : 0;
+	int64_t group = info[t].group ? info[t].group : dim,
+	        n = group ? (dim + group - 1) / group : 0;
 
 	return n * (group * info[t].bits / 8 + info[t].scales);
 }

@@ -71,7 +71,8 @@ layout_bytes(const char *layout, Dtype d, int64_t rows, int64_t cols)
 }
 
 void
-layout_row(const char *layout, Dtype d, int64_t rows, int64_t cols, const void *data, int64_t row, float *dst)
+layout_row(const char *layout, Dtype d, int64_t rows, int64_t cols, const void *data, int64_t row,
+           float *dst)
 {
 	const Layout *l = layout_find(layout);
 	int64_t width = cols ? cols : rows, one = l->group_bytes(d, width);

@@ -1,4 +1,5 @@
-/* Packing types that are codes, and reading them back. A block taken apart (llmc_codes) is what both layouts hold, in two orders. */
+/* Packing types that are codes, and reading them back. A block taken apart (llmc_codes) is what
+ * both layouts hold, in two orders. */
 #include "formats/layout_codes.h"
 
 #include "formats/dequant.h"
@@ -18,7 +19,8 @@ codes_bytes(Dtype d)
 	return s.columns / 32 * (s.scales + s.high + 4 * s.words) + (s.columns ? 2 + 2 * s.min : 0);
 }
 
-/* A block and its bytes, both ways: `n` bytes of `field` are row r's of R rows at *p, which goes on behind them */
+/* A block and its bytes, both ways: `n` bytes of `field` are row r's of R rows at *p, which goes on
+ * behind them */
 static void
 move(uint8_t **p, void *field, int n, int R, int r, bool to)
 {
@@ -29,12 +31,13 @@ move(uint8_t **p, void *field, int n, int R, int r, bool to)
 	*p += n * R;
 }
 
-/* What stands beside indices of 256 columns, and its words in a packed row: those of index 4 j + c in byte c, as many blocks one above the other as there is room
- * for. Both ways. */
+/* What stands beside indices of 256 columns, and its words in a packed row: those of index 4 j + c
+ * in byte c, as many blocks one above the other as there is room for. Both ways. */
 static void
 beside(llmc_codes_kind kind, llmc_codes *c, uint32_t word[4], bool to)
 {
-	const int bits = llmc_codes_extra_bytes(kind), indices = kind == CODES_iq3_s ? 8 : 4, blocks = 8 / bits, own = bits == 4 ? 3 : bits;
+	const int bits = llmc_codes_extra_bytes(kind), indices = kind == CODES_iq3_s ? 8 : 4,
+	          blocks = 8 / bits, own = bits == 4 ? 3 : bits;
 
 	for (int i = 0; i < 8; i++)
 		for (int n = 0; n < indices; n++) {
@@ -42,10 +45,16 @@ beside(llmc_codes_kind kind, llmc_codes *c, uint32_t word[4], bool to)
 			const int shift = 8 * (n % 4) + bits * (i % blocks);
 			if (to) {
 				*w |= (uint32_t)(c->high[i] >> own * n & ((1 << own) - 1)) << shift;
-				*w |= own < bits ? (uint32_t)(c->high[i] >> (12 + n) & 1) << (shift + own) : 0;
+				*w |= own < bits
+				          ? (uint32_t)(c->high[i] >> (12 + n) & 1) << (shift + own)
+				          : 0;
 			} else {
-				c->high[i] = (uint16_t)(c->high[i] | (*w >> shift & ((1u << own) - 1)) << own * n);
-				c->high[i] = (uint16_t)(c->high[i] | (own < bits ? *w >> (shift + own) & 1 : 0) << (12 + n));
+				c->high[i] =
+				    (uint16_t)(c->high[i] | (*w >> shift & ((1u << own) - 1))
+				                                << own * n);
+				c->high[i] = (uint16_t)(c->high[i] |
+				                        (own < bits ? *w >> (shift + own) & 1 : 0)
+				                            << (12 + n));
 			}
 		}
 }
@@ -99,7 +108,8 @@ codes_read(Dtype d, const uint8_t *p, int R, int r, float *y)
 	values(d, &c, y);
 }
 
-/* Where there are three words the third is a plane of its own, so that accesses are of 4, 8 or 16 bytes */
+/* Where there are three words the third is a plane of its own, so that accesses are of 4, 8 or 16
+ * bytes */
 void
 codes_planes(Dtype d, int bytes[4])
 {

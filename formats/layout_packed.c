@@ -1,4 +1,5 @@
-/* Packing into r4, r8, r16 and planes, and reading a row back. See layout_packed.h for the orders. */
+/* Packing into r4, r8, r16 and planes, and reading a row back. See layout_packed.h for the orders.
+ */
 #include "formats/layout_packed.h"
 
 #include <string.h>
@@ -6,43 +7,61 @@
 #include "formats/dequant.h"
 #include "formats/layout_codes.h"
 
-/* What a dtype's blocks are made of; the names are those of Weight in templates/cpu/weights/weights.h. */
+/* What a dtype's blocks are made of; the names are those of Weight in
+ * templates/cpu/weights/weights.h. */
 typedef struct Geometry {
-	int k;        /* columns of a block; 0: dtype is not packed */
-	int row;      /* bytes a row takes in it */
-	int bits;     /* of an element */
-	int min;      /* 1: f16 d and m at the start, 0: d alone */
-	int super;    /* 1: eight blocks of 32 columns, with two bytes of scales each behind d and m */
+	int k;     /* columns of a block; 0: dtype is not packed */
+	int row;   /* bytes a row takes in it */
+	int bits;  /* of an element */
+	int min;   /* 1: f16 d and m at the start, 0: d alone */
+	int super; /* 1: eight blocks of 32 columns, with two bytes of scales each behind d and m */
 } Geometry;
 
 static Geometry
 geometry(Dtype d)
 {
 	switch (d) {
-	case DT_F32: return (Geometry){ 1, 4, 32, 0, 0 };
+	case DT_F32:
+		return (Geometry){ 1, 4, 32, 0, 0 };
 	case DT_F16:
-	case DT_BF16: return (Geometry){ 1, 2, 16, 0, 0 };
-	case DT_Q4_0: return (Geometry){ 32, 18, 4, 0, 0 };
-	case DT_Q4_1: return (Geometry){ 32, 20, 4, 1, 0 };
-	case DT_Q5_0: return (Geometry){ 32, 22, 5, 0, 0 };
-	case DT_Q5_1: return (Geometry){ 32, 24, 5, 1, 0 };
-	case DT_Q8_0: return (Geometry){ 32, 34, 8, 0, 0 };
-	case DT_Q4_K: return (Geometry){ 256, 148, 4, 1, 1 };
-	case DT_Q5_K: return (Geometry){ 256, 180, 5, 1, 1 };
-	case DT_Q6_K: return (Geometry){ 256, 210, 6, 0, 1 };
-	case DT_MXFP4: return (Geometry){ 32, 17, 4, 0, 0 };
-	case DT_NVFP4: return (Geometry){ 64, 36, 4, 0, 0 };
-	CODE_DTYPES(DTYPE_CASE) return (Geometry){ dtype_info(d)->block_elems, codes_bytes(d), 0, 0, 0 };
-	GROUP_DTYPES(DTYPE_CASE) return (Geometry){ dtype_info(d)->block_elems, dtype_info(d)->block_bytes, dtype_group(d).bits, 0, 0 };
+	case DT_BF16:
+		return (Geometry){ 1, 2, 16, 0, 0 };
+	case DT_Q4_0:
+		return (Geometry){ 32, 18, 4, 0, 0 };
+	case DT_Q4_1:
+		return (Geometry){ 32, 20, 4, 1, 0 };
+	case DT_Q5_0:
+		return (Geometry){ 32, 22, 5, 0, 0 };
+	case DT_Q5_1:
+		return (Geometry){ 32, 24, 5, 1, 0 };
+	case DT_Q8_0:
+		return (Geometry){ 32, 34, 8, 0, 0 };
+	case DT_Q4_K:
+		return (Geometry){ 256, 148, 4, 1, 1 };
+	case DT_Q5_K:
+		return (Geometry){ 256, 180, 5, 1, 1 };
+	case DT_Q6_K:
+		return (Geometry){ 256, 210, 6, 0, 1 };
+	case DT_MXFP4:
+		return (Geometry){ 32, 17, 4, 0, 0 };
+	case DT_NVFP4:
+		return (Geometry){ 64, 36, 4, 0, 0 };
+		CODE_DTYPES(DTYPE_CASE)
+		return (Geometry){ dtype_info(d)->block_elems, codes_bytes(d), 0, 0, 0 };
+		GROUP_DTYPES(DTYPE_CASE)
+		return (Geometry){ dtype_info(d)->block_elems, dtype_info(d)->block_bytes,
+			           dtype_group(d).bits, 0, 0 };
 	case DT_I32:
 	case DT_I64:
 	case DT_NONE:
-	case DT_COUNT: break;
+	case DT_COUNT:
+		break;
 	}
 	return (Geometry){ 0 };
 }
 
-/* Bytes that all blocks of a row begin with in the file: a row has them once here, packed in front of its blocks, in planes behind them */
+/* Bytes that all blocks of a row begin with in the file: a row has them once here, packed in front
+ * of its blocks, in planes behind them */
 static int
 whole_bytes(Dtype d)
 {
@@ -77,7 +96,8 @@ group_bytes(Dtype d, int64_t cols, int R)
 	Geometry g = geometry(d);
 	int64_t bytes;
 
-	if (!g.k || cols < 0 || cols % g.k || __builtin_mul_overflow(cols / g.k, (int64_t)g.row * R, &bytes) ||
+	if (!g.k || cols < 0 || cols % g.k ||
+	    __builtin_mul_overflow(cols / g.k, (int64_t)g.row * R, &bytes) ||
 	    __builtin_add_overflow(bytes, whole_bytes(d) * R, &bytes))
 		return -1;
 	return bytes;
@@ -137,14 +157,16 @@ pack_small(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 	}
 }
 
-/* The file keeps two sub-blocks in the low and high nibbles of 32 bytes; here each has its own 16. */
+/* The file keeps two sub-blocks in the low and high nibbles of 32 bytes; here each has its own 16.
+ */
 static inline __attribute__((always_inline)) void
 pack_q45_k(int bits, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 {
 	int sub_bytes = (bits == 5 ? 20 : 16) * R;
 
 	for (int r = 0; r < R; r++) {
-		const uint8_t *b = src + r * row_bytes, *fifth = b + 16, *nibbles = b + (bits == 5 ? 48 : 16);
+		const uint8_t *b = src + r * row_bytes, *fifth = b + 16,
+		              *nibbles = b + (bits == 5 ? 48 : 16);
 		uint8_t scale[8], min[8];
 		scales_of(b + 4, scale, min);
 		memcpy(dst + 2 * r, b, 2);
@@ -163,8 +185,9 @@ pack_q45_k(int bits, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 			const uint8_t *n = nibbles + s / 2 * 32;
 			int shift = s % 2 * 4;
 			for (int j = 0; j < 4; j++)
-				put_u32(o + 4 * j * R, (u32_at(n + 4 * j) >> shift & 0x0f0f0f0fu) |
-				                       (u32_at(n + 16 + 4 * j) >> shift & 0x0f0f0f0fu) << 4);
+				put_u32(o + 4 * j * R,
+				        (u32_at(n + 4 * j) >> shift & 0x0f0f0f0fu) |
+				            (u32_at(n + 16 + 4 * j) >> shift & 0x0f0f0f0fu) << 4);
 		}
 	}
 }
@@ -179,15 +202,20 @@ pack_q6_k(const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 			dst[2 * R + s * R + r] = b[192 + s];
 		for (int s = 0; s < 8; s++) {
 			/* the file: see block_q6_k of formats/dequant.c */
-			const uint8_t *low = b + s / 4 * 64 + s % 2 * 32, *high = b + 128 + s / 4 * 32;
+			const uint8_t *low = b + s / 4 * 64 + s % 2 * 32,
+			              *high = b + 128 + s / 4 * 32;
 			int low_shift = s % 4 / 2 * 4, high_shift = s % 4 * 2;
 			uint8_t *o = dst + 18 * R + s * 24 * R + 4 * r;
 			uint32_t pair[2] = { 0, 0 };
 			for (int j = 0; j < 4; j++) {
-				put_u32(o + 4 * j * R, (u32_at(low + 4 * j) >> low_shift & 0x0f0f0f0fu) |
-				                       (u32_at(low + 16 + 4 * j) >> low_shift & 0x0f0f0f0fu) << 4);
+				put_u32(o + 4 * j * R,
+				        (u32_at(low + 4 * j) >> low_shift & 0x0f0f0f0fu) |
+				            (u32_at(low + 16 + 4 * j) >> low_shift & 0x0f0f0f0fu)
+				                << 4);
 				for (int h = 0; h < 2; h++)
-					pair[h] |= (u32_at(high + 16 * h + 4 * j) >> high_shift & 0x03030303u) << 2 * j;
+					pair[h] |= (u32_at(high + 16 * h + 4 * j) >> high_shift &
+					            0x03030303u)
+					           << 2 * j;
 			}
 			put_u32(o + 16 * R, pair[0]);
 			put_u32(o + 20 * R, pair[1]);
@@ -232,14 +260,16 @@ read_fp4(Dtype d, const uint8_t *whole, const uint8_t *p, int R, int r, float *y
 	dequant_row(d, block, y, dtype_info(d)->block_elems);
 }
 
-/* Which of a block's words of codes is word j of all its pieces: three bits are two words of a piece, then one, and in the block these are behind */
+/* Which of a block's words of codes is word j of all its pieces: three bits are two words of a
+ * piece, then one, and in the block these are behind */
 static inline int
 group_word(DtypeGroup g, int j)
 {
 	return g.bits != 3 ? j : j % 3 < 2 ? j / 3 * 2 + j % 3 : g.columns / 16 + j / 3;
 }
 
-/* Scales of the rows, zero points or minima, then pieces of 32 columns; floats: column by column, of 4 bits two in a byte */
+/* Scales of the rows, zero points or minima, then pieces of 32 columns; floats: column by column,
+ * of 4 bits two in a byte */
 static inline __attribute__((always_inline)) void
 pack_group(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 {
@@ -254,12 +284,15 @@ pack_group(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 			for (int i = 0; g.bits == 8 && i < g.columns; i++)
 				q[i * R + r] = codes[i];
 			for (int i = 0; g.bits == 4 && i < g.columns; i += 2)
-				q[i / 2 * R + r] = (uint8_t)(nibble(codes, i) | nibble(codes, i + 1) << 4);
+				q[i / 2 * R + r] =
+				    (uint8_t)(nibble(codes, i) | nibble(codes, i + 1) << 4);
 			continue;
 		}
-		memcpy(dst + g.scale_bytes * R + g.zero_bytes * r, b + g.scale_bytes, (size_t)g.zero_bytes);
+		memcpy(dst + g.scale_bytes * R + g.zero_bytes * r, b + g.scale_bytes,
+		       (size_t)g.zero_bytes);
 		for (int j = 0; j < g.columns * g.bits / 32; j++)
-			put_u32(q + 4 * (j * R + r), u32_at(codes + 4 * group_word(g, j)) ^ (g.bits == 8 ? 0x80808080u : 0));
+			put_u32(q + 4 * (j * R + r), u32_at(codes + 4 * group_word(g, j)) ^
+			                                 (g.bits == 8 ? 0x80808080u : 0));
 	}
 }
 
@@ -272,15 +305,18 @@ read_group(Dtype d, const uint8_t *p, int R, int r, float *y)
 	const uint8_t *q = p + head * R;
 
 	memcpy(block, p + g.scale_bytes * r, (size_t)g.scale_bytes);
-	memcpy(block + g.scale_bytes, p + g.scale_bytes * R + g.zero_bytes * r, (size_t)g.zero_bytes);
+	memcpy(block + g.scale_bytes, p + g.scale_bytes * R + g.zero_bytes * r,
+	       (size_t)g.zero_bytes);
 	for (int i = 0; g.values != VALUES_INT && i < g.columns; i++) {
 		if (g.bits == 8)
 			codes[i] = q[i * R + r];
 		else
-			codes[i / 32 * 16 + i % 16] |= (uint8_t)((q[i / 2 * R + r] >> i % 2 * 4 & 15) << (i % 32 / 16 * 4));
+			codes[i / 32 * 16 + i % 16] |=
+			    (uint8_t)((q[i / 2 * R + r] >> i % 2 * 4 & 15) << (i % 32 / 16 * 4));
 	}
 	for (int j = 0; g.values == VALUES_INT && j < g.columns * g.bits / 32; j++)
-		put_u32(codes + 4 * group_word(g, j), u32_at(q + 4 * (j * R + r)) ^ (g.bits == 8 ? 0x80808080u : 0));
+		put_u32(codes + 4 * group_word(g, j),
+		        u32_at(q + 4 * (j * R + r)) ^ (g.bits == 8 ? 0x80808080u : 0));
 	dequant_row(d, block, y, g.columns);
 }
 
@@ -305,22 +341,43 @@ pack(Dtype d, int64_t cols, const uint8_t *src, uint8_t *dst, int R)
 			for (int r = 0; r < R; r++)
 				memcpy(dst + 2 * r, src + r * row_bytes, 2);
 			break;
-		case DT_Q4_0: pack_small(DT_Q4_0, src, row_bytes, dst, R); break;
-		case DT_Q4_1: pack_small(DT_Q4_1, src, row_bytes, dst, R); break;
-		case DT_Q5_0: pack_small(DT_Q5_0, src, row_bytes, dst, R); break;
-		case DT_Q5_1: pack_small(DT_Q5_1, src, row_bytes, dst, R); break;
-		case DT_Q8_0: pack_small(DT_Q8_0, src, row_bytes, dst, R); break;
-		case DT_Q4_K: pack_q45_k(4, src, row_bytes, dst, R); break;
-		case DT_Q5_K: pack_q45_k(5, src, row_bytes, dst, R); break;
-		case DT_Q6_K: pack_q6_k(src, row_bytes, dst, R); break;
+		case DT_Q4_0:
+			pack_small(DT_Q4_0, src, row_bytes, dst, R);
+			break;
+		case DT_Q4_1:
+			pack_small(DT_Q4_1, src, row_bytes, dst, R);
+			break;
+		case DT_Q5_0:
+			pack_small(DT_Q5_0, src, row_bytes, dst, R);
+			break;
+		case DT_Q5_1:
+			pack_small(DT_Q5_1, src, row_bytes, dst, R);
+			break;
+		case DT_Q8_0:
+			pack_small(DT_Q8_0, src, row_bytes, dst, R);
+			break;
+		case DT_Q4_K:
+			pack_q45_k(4, src, row_bytes, dst, R);
+			break;
+		case DT_Q5_K:
+			pack_q45_k(5, src, row_bytes, dst, R);
+			break;
+		case DT_Q6_K:
+			pack_q6_k(src, row_bytes, dst, R);
+			break;
 		case DT_MXFP4:
-		case DT_NVFP4: pack_fp4(d, src, row_bytes, dst, R); break;
-		CODE_DTYPES(DTYPE_CASE) codes_pack(d, src, row_bytes, dst, R); break;
-		GROUP_DTYPES(DTYPE_CASE) pack_group(d, src, row_bytes, dst, R); break;
+		case DT_NVFP4:
+			pack_fp4(d, src, row_bytes, dst, R);
+			break;
+			CODE_DTYPES(DTYPE_CASE) codes_pack(d, src, row_bytes, dst, R);
+			break;
+			GROUP_DTYPES(DTYPE_CASE) pack_group(d, src, row_bytes, dst, R);
+			break;
 		case DT_I32:
 		case DT_I64:
 		case DT_NONE:
-		case DT_COUNT: break;
+		case DT_COUNT:
+			break;
 		}
 }
 
@@ -335,7 +392,10 @@ element(Geometry g, const uint8_t *q, int R, int r, int i)
 	if (g.bits == 5)
 		v |= (int)fifth_bit(u32_at(q + 4 * r), i) << 4;
 	if (g.bits == 6)
-		v |= (int)(u32_at(q + 16 * R + 4 * (i / 16 * R + r)) >> (8 * (i % 4) + 2 * (i % 16 / 4)) & 3) << 4;
+		v |= (int)(u32_at(q + 16 * R + 4 * (i / 16 * R + r)) >>
+		               (8 * (i % 4) + 2 * (i % 16 / 4)) &
+		           3)
+		     << 4;
 	return v;
 }
 
@@ -414,43 +474,65 @@ PACKED(16)
 enum { ALIGN = 16, MAX_BLOCK_BYTES = 210 };
 
 /* A field: where it stands in the file's block, and its bytes. No field: bytes 0. */
-typedef struct Field { int at, bytes; } Field;
-typedef struct Fields { Field f[4]; } Fields;
+typedef struct Field {
+	int at, bytes;
+} Field;
+typedef struct Fields {
+	Field f[4];
+} Fields;
 
 static Fields
 fields(Dtype d)
 {
 	switch (d) {
-	case DT_Q4_0: return (Fields){ { { 2, 16 }, { 0, 2 } } };
-	case DT_Q4_1: return (Fields){ { { 4, 16 }, { 0, 4 } } };
-	case DT_Q5_0: return (Fields){ { { 6, 16 }, { 2, 4 }, { 0, 2 } } };
-	case DT_Q5_1: return (Fields){ { { 8, 16 }, { 4, 4 }, { 0, 4 } } };
-	case DT_Q8_0: return (Fields){ { { 2, 32 }, { 0, 2 } } };
-	case DT_Q4_K: return (Fields){ { { 16, 128 }, { 0, 16 } } };
-	case DT_Q5_K: return (Fields){ { { 48, 128 }, { 16, 32 }, { 0, 16 } } };
-	case DT_MXFP4: return (Fields){ { { 1, 16 }, { 0, 1 } } };
-	case DT_NVFP4: return (Fields){ { { 8, 32 }, { 4, 4 } } };
-	case DT_Q6_K: return (Fields){ { { 0, 128 }, { 128, 64 }, { 192, 16 }, { 208, 2 } } };
-	CODE_DTYPES(DTYPE_CASE) {
-		Fields o = { 0 };
-		int bytes[4], at = 0;
-		codes_planes(d, bytes);
-		for (int i = 0; i < 4; at += bytes[i++])
-			o.f[i] = (Field){ at, bytes[i] };
-		return o;
-	}
-	GROUP_DTYPES(DTYPE_CASE) {
-		const DtypeGroup g = dtype_group(d);
-		const int head = g.scale_bytes + g.zero_bytes, bits = g.bits == 3 ? 2 : g.bits, third = g.bits == 3 ? g.columns / 8 : 0;
-		return (Fields){ { { head, g.columns * bits / 8 }, { 0, g.scale_bytes }, { g.scale_bytes, g.zero_bytes }, { head + g.columns / 4, third } } };
-	}
+	case DT_Q4_0:
+		return (Fields){ { { 2, 16 }, { 0, 2 } } };
+	case DT_Q4_1:
+		return (Fields){ { { 4, 16 }, { 0, 4 } } };
+	case DT_Q5_0:
+		return (Fields){ { { 6, 16 }, { 2, 4 }, { 0, 2 } } };
+	case DT_Q5_1:
+		return (Fields){ { { 8, 16 }, { 4, 4 }, { 0, 4 } } };
+	case DT_Q8_0:
+		return (Fields){ { { 2, 32 }, { 0, 2 } } };
+	case DT_Q4_K:
+		return (Fields){ { { 16, 128 }, { 0, 16 } } };
+	case DT_Q5_K:
+		return (Fields){ { { 48, 128 }, { 16, 32 }, { 0, 16 } } };
+	case DT_MXFP4:
+		return (Fields){ { { 1, 16 }, { 0, 1 } } };
+	case DT_NVFP4:
+		return (Fields){ { { 8, 32 }, { 4, 4 } } };
+	case DT_Q6_K:
+		return (Fields){ { { 0, 128 }, { 128, 64 }, { 192, 16 }, { 208, 2 } } };
+		CODE_DTYPES(DTYPE_CASE)
+		{
+			Fields o = { 0 };
+			int bytes[4], at = 0;
+			codes_planes(d, bytes);
+			for (int i = 0; i < 4; at += bytes[i++])
+				o.f[i] = (Field){ at, bytes[i] };
+			return o;
+		}
+		GROUP_DTYPES(DTYPE_CASE)
+		{
+			const DtypeGroup g = dtype_group(d);
+			const int head = g.scale_bytes + g.zero_bytes,
+			          bits = g.bits == 3 ? 2 : g.bits,
+			          third = g.bits == 3 ? g.columns / 8 : 0;
+			return (Fields){ { { head, g.columns * bits / 8 },
+				           { 0, g.scale_bytes },
+				           { g.scale_bytes, g.zero_bytes },
+				           { head + g.columns / 4, third } } };
+		}
 	case DT_F32:
 	case DT_F16:
 	case DT_BF16:
 	case DT_I32:
 	case DT_I64:
 	case DT_NONE:
-	case DT_COUNT: break;
+	case DT_COUNT:
+		break;
 	}
 	return (Fields){ 0 };
 }
@@ -461,7 +543,11 @@ plane_bytes(Field f, int64_t blocks)
 	return (blocks * f.bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-static int64_t whole_plane_bytes(Dtype d) { return plane_bytes((Field){ 0, whole_bytes(d) }, 1); }
+static int64_t
+whole_plane_bytes(Dtype d)
+{
+	return plane_bytes((Field){ 0, whole_bytes(d) }, 1);
+}
 
 int64_t
 planes_bytes(Dtype d, int64_t cols)
@@ -470,7 +556,8 @@ planes_bytes(Dtype d, int64_t cols)
 	int64_t n = 0;
 
 	/* the file's row fits, so neither do a few bytes more overflow */
-	if (!s.f[0].bytes || cols < 0 || dtype_row_bytes(d, cols) < 0 || dtype_row_bytes(d, cols) > INT64_MAX / 4)
+	if (!s.f[0].bytes || cols < 0 || dtype_row_bytes(d, cols) < 0 ||
+	    dtype_row_bytes(d, cols) > INT64_MAX / 4)
 		return -1;
 	for (int i = 0; i < 4; i++)
 		n += plane_bytes(s.f[i], cols / dtype_info(d)->block_elems);
@@ -479,8 +566,8 @@ planes_bytes(Dtype d, int64_t cols)
 
 enum { Q5_K_BYTES = 176, Q5_K_FIFTH = 16, Q5_K_NIBBLES = 48 }; /* a block of Q5_K, its fields */
 
-/* Q5_K's block as the file has it, and as its planes are cut from it: five words for each sub-block, four in place of nibbles, the fifth in place of
- * fifth bits; see layout_packed.h. */
+/* Q5_K's block as the file has it, and as its planes are cut from it: five words for each
+ * sub-block, four in place of nibbles, the fifth in place of fifth bits; see layout_packed.h. */
 static void
 q5_k_fives(const uint8_t *block, uint8_t *to)
 {
@@ -488,11 +575,14 @@ q5_k_fives(const uint8_t *block, uint8_t *to)
 	for (int s = 0; s < 8; s++) {
 		uint32_t pair[16], w[5] = { 0 };
 		for (int p = 0; p < 16; p++) {
-			const uint8_t *n = block + Q5_K_NIBBLES + s / 2 * 32 + 2 * p, *f = block + Q5_K_FIFTH + 2 * p;
-			pair[p] = (n[0] >> s % 2 * 4 & 15u) | (f[0] >> s & 1u) << 4 | (n[1] >> s % 2 * 4 & 15u) << 16 | (f[1] >> s & 1u) << 20;
+			const uint8_t *n = block + Q5_K_NIBBLES + s / 2 * 32 + 2 * p,
+			              *f = block + Q5_K_FIFTH + 2 * p;
+			pair[p] = (n[0] >> s % 2 * 4 & 15u) | (f[0] >> s & 1u) << 4 |
+			          (n[1] >> s % 2 * 4 & 15u) << 16 | (f[1] >> s & 1u) << 20;
 		}
 		for (int i = 0; i < 5; i++)
-			w[i] = pair[3 * i] | pair[3 * i + 1] << 5 | pair[3 * i + 2] << 10 | (pair[15] >> i & 0x00010001u) << 15;
+			w[i] = pair[3 * i] | pair[3 * i + 1] << 5 | pair[3 * i + 2] << 10 |
+			       (pair[15] >> i & 0x00010001u) << 15;
 		memcpy(to + Q5_K_NIBBLES + 16 * s, w, 16);
 		memcpy(to + Q5_K_FIFTH + 4 * s, w + 4, 4);
 	}
@@ -522,10 +612,14 @@ q5_k_file(uint8_t *block)
 	}
 }
 
-static uint32_t transpose(uint32_t v, int left) { return v << left | v >> (32 - left); } /* left 1 .. 31 */
+static uint32_t
+transpose(uint32_t v, int left)
+{
+	return v << left | v >> (32 - left);
+} /* left 1 .. 31 */
 
-/* Four words of E2M1 nibbles as the file has them (byte i: columns i and 16 + i), and as turns of one word lay their bits where halves want them: see
- * layout_packed.h. */
+/* Four words of E2M1 nibbles as the file has them (byte i: columns i and 16 + i), and as turns of
+ * one word lay their bits where halves want them: see layout_packed.h. */
 static void
 e2m1_reordered(uint8_t *nibbles)
 {
@@ -536,11 +630,15 @@ e2m1_reordered(uint8_t *nibbles)
 			const uint32_t n = v >> (j % 2 * 8 + j / 2 * 4) & 0x000f000fu;
 			h[j] = (n & 0x00070007u) << 9 | (n & 0x00080008u) << 12;
 		}
-		/* h[2] = turn 7 ^ turn 10 and h[3] = turn 7 ^ turn 12, bit by bit from those that are known */
+		/* h[2] = turn 7 ^ turn 10 and h[3] = turn 7 ^ turn 12, bit by bit from those that
+		 * are known */
 		w = h[0] | transpose(h[1], 29);
 		w |= transpose(h[2] ^ transpose(w, 7), 22) & 0x00200020u;
-		w |= (transpose(h[2] ^ transpose(w, 10), 25) & 0x00040004u) | (transpose(h[3] ^ transpose(w, 7), 20) & 0x00080008u) | (transpose(h[3] ^ transpose(w, 12), 25) & 0x00100010u);
-		w |= (transpose(h[3] ^ transpose(w, 7), 20) & 0x60006000u) | (transpose(h[2] ^ transpose(w, 7), 22) & 0x00030003u);
+		w |= (transpose(h[2] ^ transpose(w, 10), 25) & 0x00040004u) |
+		     (transpose(h[3] ^ transpose(w, 7), 20) & 0x00080008u) |
+		     (transpose(h[3] ^ transpose(w, 12), 25) & 0x00100010u);
+		w |= (transpose(h[3] ^ transpose(w, 7), 20) & 0x60006000u) |
+		     (transpose(h[2] ^ transpose(w, 7), 22) & 0x00030003u);
 		memcpy(nibbles + 4 * i, &w, 4);
 	}
 }
@@ -551,9 +649,11 @@ e2m1_file(uint8_t *nibbles)
 	for (int i = 0; i < 4; i++) {
 		uint32_t w, v = 0;
 		memcpy(&w, nibbles + 4 * i, 4);
-		const uint32_t h[4] = { w, transpose(w, 3), transpose(w, 7) ^ transpose(w, 10), transpose(w, 7) ^ transpose(w, 12) };
+		const uint32_t h[4] = { w, transpose(w, 3), transpose(w, 7) ^ transpose(w, 10),
+			                transpose(w, 7) ^ transpose(w, 12) };
 		for (int j = 0; j < 4; j++)
-			v |= ((h[j] >> 9 & 0x00070007u) | (h[j] >> 12 & 0x00080008u)) << (j % 2 * 8 + j / 2 * 4);
+			v |= ((h[j] >> 9 & 0x00070007u) | (h[j] >> 12 & 0x00080008u))
+			     << (j % 2 * 8 + j / 2 * 4);
 		memcpy(nibbles + 4 * i, &v, 4);
 	}
 }
@@ -562,7 +662,8 @@ void
 planes_pack(Dtype d, int64_t cols, const void *src, void *dst)
 {
 	Fields s = fields(d);
-	const int64_t blocks = cols / dtype_info(d)->block_elems, block_bytes = dtype_info(d)->block_bytes;
+	const int64_t blocks = cols / dtype_info(d)->block_elems,
+	              block_bytes = dtype_info(d)->block_bytes;
 	uint8_t other[MAX_BLOCK_BYTES]; /* a block in another order than the file's */
 
 	for (int64_t b = 0; b < blocks; b++) {

@@ -1,5 +1,6 @@
-/* PEFT's names: "base_model.model." + the module + ".lora_A.weight" [rank, in] and ".lora_B.weight" [out, rank]; of an embedding ".lora_embedding_A"
- * [rank, rows] and ".lora_embedding_B" [cols, rank]. */
+/* PEFT's names: "base_model.model." + the module + ".lora_A.weight" [rank, in] and ".lora_B.weight"
+ * [out, rank]; of an embedding ".lora_embedding_A" [rank, rows] and ".lora_embedding_B" [cols,
+ * rank]. */
 #include "formats/peft.h"
 
 #include <jansson.h>
@@ -17,51 +18,76 @@
 static const char PREFIX[] = "base_model.model.";
 
 typedef struct Pair {
-	char           *module;
+	char *module;
 	const StTensor *a, *b;
-	bool            embedding, used;
-	PeftDelta       delta;
-	float          *memory;
+	bool embedding, used;
+	PeftDelta delta;
+	float *memory;
 } Pair;
 
 struct Peft {
-	char        *folder;
-	double       scale, alpha, rank;
-	bool         root; /* alpha / sqrt(r) */
-	json_t      *config;
+	char *folder;
+	double scale, alpha, rank;
+	bool root; /* alpha / sqrt(r) */
+	json_t *config;
 	Safetensors *st;
-	size_t       n;
-	Pair        *pair;   /* in the order of the file */
-	Pair       **by_end; /* [n] by names read from their ends, where checkpoints agree: a mixture has a pair for each expert */
+	size_t n;
+	Pair *pair;    /* in the order of the file */
+	Pair **by_end; /* [n] by names read from their ends, where checkpoints agree: a mixture has
+	                  a pair for each expert */
 };
 
 /* Fields that change what an adapter is; any other value than these is refused. */
 static llmc_status
 check_config(const Peft *p, llmc_error *err)
 {
-	static const char *const off[] = { "use_dora", "use_qalora", "lora_bias", "use_bdlora", "modules_to_save", "trainable_token_indices",
-		"alora_invocation_tokens", "layer_replication", "arrow_config", "monteclora_config", "kasa_config" };
+	static const char *const off[] = { "use_dora",
+		                           "use_qalora",
+		                           "lora_bias",
+		                           "use_bdlora",
+		                           "modules_to_save",
+		                           "trainable_token_indices",
+		                           "alora_invocation_tokens",
+		                           "layer_replication",
+		                           "arrow_config",
+		                           "monteclora_config",
+		                           "kasa_config" };
 	/* these take what the pair is at first out of the model's own matrix, which is not saved */
 	static const char *const moved[] = { "pissa", "corda", "olora", "lora_ga", "loftq" };
-	const char *type = json_string_value(json_object_get(p->config, "peft_type")), *bias = json_string_value(json_object_get(p->config, "bias"));
+	const char *type = json_string_value(json_object_get(p->config, "peft_type")),
+	           *bias = json_string_value(json_object_get(p->config, "bias"));
 	const char *init = json_string_value(json_object_get(p->config, "init_lora_weights"));
 
 	if (!type || strcmp(type, "LORA") != 0)
-		return error_set(err, LLMC_E_INPUT, "%s: an adapter of peft_type %.40s: llmc reads LORA", p->folder, type ? type : "(none)");
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: an adapter of peft_type %.40s: llmc reads LORA", p->folder,
+		                 type ? type : "(none)");
 	if (bias && strcmp(bias, "none") != 0)
-		return error_set(err, LLMC_E_INPUT, "%s: bias = %.40s: an adapter that trains biases is not read", p->folder, bias);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: bias = %.40s: an adapter that trains biases is not read",
+		                 p->folder, bias);
 	for (size_t i = 0; i < sizeof off / sizeof *off; i++) {
 		const json_t *v = json_object_get(p->config, off[i]);
-		bool nothing = !v || json_is_null(v) || json_is_false(v) || (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
+		bool nothing = !v || json_is_null(v) || json_is_false(v) ||
+		               (json_is_array(v) && !json_array_size(v)) ||
+		               (json_is_object(v) && !json_object_size(v));
 		if (!nothing)
-			return error_set(err, LLMC_E_INPUT, "%s: adapter_config.json has %s, which llmc does not read", p->folder, off[i]);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: adapter_config.json has %s, which llmc does not read",
+			                 p->folder, off[i]);
 	}
 	for (size_t i = 0; init && i < sizeof moved / sizeof *moved; i++)
 		if (strncasecmp(init, moved[i], strlen(moved[i])) == 0)
-			return error_set(err, LLMC_E_INPUT, "%s: init_lora_weights = %.40s: this adapter is for matrices that its training has changed first; save it with "
-			                 "path_initial_model_for_weight_conversion, or merge it into the checkpoint", p->folder, init);
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "%s: init_lora_weights = %.40s: this adapter is for matrices that its "
+			    "training has changed first; save it with "
+			    "path_initial_model_for_weight_conversion, or merge it into the "
+			    "checkpoint",
+			    p->folder, init);
 	if (!json_is_number(json_object_get(p->config, "lora_alpha")))
-		return error_set(err, LLMC_E_INPUT, "%s: adapter_config.json has no number lora_alpha", p->folder);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: adapter_config.json has no number lora_alpha", p->folder);
 	return LLMC_OK;
 }
 
@@ -84,7 +110,8 @@ end_order(const char *a, size_t n, const char *b, size_t m)
 	return (n > 0) - (m > 0);
 }
 
-/* The place in by_end of the first module that does not stand before this one; *is: it is this one */
+/* The place in by_end of the first module that does not stand before this one; *is: it is this one
+ */
 static size_t
 place_of(const Peft *p, const char *module, size_t n, bool *is)
 {
@@ -92,21 +119,23 @@ place_of(const Peft *p, const char *module, size_t n, bool *is)
 
 	while (from < to) {
 		const size_t mid = from + (to - from) / 2;
-		if (end_order(p->by_end[mid]->module, strlen(p->by_end[mid]->module), module, n) < 0)
+		if (end_order(p->by_end[mid]->module, strlen(p->by_end[mid]->module), module, n) <
+		    0)
 			from = mid + 1;
 		else
 			to = mid;
 	}
-	*is = from < p->n && strlen(p->by_end[from]->module) == n && !memcmp(p->by_end[from]->module, module, n);
+	*is = from < p->n && strlen(p->by_end[from]->module) == n &&
+	      !memcmp(p->by_end[from]->module, module, n);
 	return from;
 }
 
 static Pair *
 pair_of(Peft *p, const char *module, size_t n)
 {
-	bool         is;
+	bool is;
 	const size_t at = place_of(p, module, n, &is);
-	Pair        *pair = &p->pair[p->n];
+	Pair *pair = &p->pair[p->n];
 
 	if (is)
 		return p->by_end[at];
@@ -120,8 +149,14 @@ pair_of(Peft *p, const char *module, size_t n)
 static llmc_status
 take_tensor(Peft *p, const StTensor *t, llmc_error *err)
 {
-	static const struct { const char *tail; bool b, embedding; } parts[] = {
-		{ ".lora_A.weight", false, false }, { ".lora_B.weight", true, false }, { ".lora_embedding_A", false, true }, { ".lora_embedding_B", true, true },
+	static const struct {
+		const char *tail;
+		bool b, embedding;
+	} parts[] = {
+		{ ".lora_A.weight", false, false },
+		{ ".lora_B.weight", true, false },
+		{ ".lora_embedding_A", false, true },
+		{ ".lora_embedding_B", true, true },
 	};
 	const char *name = t->name;
 	size_t n;
@@ -133,43 +168,63 @@ take_tensor(Peft *p, const StTensor *t, llmc_error *err)
 		if (!cut_tail(name, parts[i].tail, &n))
 			continue;
 		if (t->n_dims != 2 || !dtype_is_float(t->dtype))
-			return error_set(err, LLMC_E_INPUT, "%s: \"%s\": a matrix of f32, f16 or bf16 is expected", p->folder, t->name);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: \"%s\": a matrix of f32, f16 or bf16 is expected",
+			                 p->folder, t->name);
 		Pair *pair = pair_of(p, name, n);
 		if (!pair)
 			return error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
 		const StTensor **side = parts[i].b ? &pair->b : &pair->a;
 		if (*side)
-			return error_set(err, LLMC_E_INPUT, "%s: \"%s\" and \"%s\" are the same factor", p->folder, (*side)->name, t->name);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: \"%s\" and \"%s\" are the same factor", p->folder,
+			                 (*side)->name, t->name);
 		pair->embedding = parts[i].embedding;
 		*side = t;
 		return LLMC_OK;
 	}
-	return error_set(err, LLMC_E_INPUT, "%s: the adapter holds \"%s\", which is no low-rank pair: whole modules, biases and magnitudes are not read", p->folder, t->name);
+	return error_set(err, LLMC_E_INPUT,
+	                 "%s: the adapter holds \"%s\", which is no low-rank pair: whole modules, "
+	                 "biases and magnitudes are not read",
+	                 p->folder, t->name);
 }
 
-/* alpha_pattern, rank_pattern: a pattern is the end of a module's name, from a dot on; PEFT's expressions beyond that are not read. */
+/* alpha_pattern, rank_pattern: a pattern is the end of a module's name, from a dot on; PEFT's
+ * expressions beyond that are not read. */
 static llmc_status
-pattern_of(const Peft *p, const char *which, const char *module, double preset, double *out, llmc_error *err)
+pattern_of(const Peft *p, const char *which, const char *module, double preset, double *out,
+           llmc_error *err)
 {
 	const char *pattern;
 	json_t *v;
 
 	*out = preset;
-	json_object_foreach(json_object_get(p->config, which), pattern, v) {
+	json_object_foreach (json_object_get(p->config, which), pattern, v) {
 		char plain[512];
 		size_t n = 0;
-		for (const char *c = !strncmp(pattern, ".*\\.", 4) ? pattern + 4 : *pattern == '^' ? pattern + 1 : pattern; *c && n + 1 < sizeof plain; c++) {
+		for (const char *c = !strncmp(pattern, ".*\\.", 4) ? pattern + 4
+		                     : *pattern == '^'             ? pattern + 1
+		                                                   : pattern;
+		     *c && n + 1 < sizeof plain; c++) {
 			if (*c == '\\' && c[1] == '.')
 				continue;
 			if (strchr("*+?()[]{}|\\^$", *c))
-				return error_set(err, LLMC_E_INPUT, "%s: %s \"%.80s\": only the end of a module's name is read, no expression", p->folder, which, pattern);
+				return error_set(err, LLMC_E_INPUT,
+				                 "%s: %s \"%.80s\": only the end of a module's "
+				                 "name is read, no expression",
+				                 p->folder, which, pattern);
 			plain[n++] = *c;
 		}
 		plain[n] = 0;
 		size_t len = strlen(module);
-		if (len >= n && !strcmp(module + len - n, plain) && (len == n || module[len - n - 1] == '.')) {
+		if (len >= n && !strcmp(module + len - n, plain) &&
+		    (len == n || module[len - n - 1] == '.')) {
 			*out = json_number_value(v);
-			return json_is_number(v) ? LLMC_OK : error_set(err, LLMC_E_INPUT, "%s: %s \"%.80s\": a number is expected", p->folder, which, pattern);
+			return json_is_number(v)
+			           ? LLMC_OK
+			           : error_set(err, LLMC_E_INPUT,
+			                       "%s: %s \"%.80s\": a number is expected", p->folder,
+			                       which, pattern);
 		}
 	}
 	return LLMC_OK;
@@ -188,11 +243,15 @@ peft_open(const char *folder, double scale, Peft **out, llmc_error *err)
 		TRY_GOTO(error_set(err, LLMC_E_MEMORY, "out of memory for an adapter"));
 	file_join(&path, folder, "adapter_config.json");
 	if (!file_exists(strbuf_str(&path)))
-		TRY_GOTO(error_set(err, LLMC_E_INPUT, "%s: holds no adapter_config.json: a folder that PEFT has saved is expected", folder));
+		TRY_GOTO(error_set(
+		    err, LLMC_E_INPUT,
+		    "%s: holds no adapter_config.json: a folder that PEFT has saved is expected",
+		    folder));
 	TRY_GOTO(file_read(strbuf_str(&path), 1 << 20, &text, err));
 	p->config = json_loadb(strbuf_str(&text), text.len, JSON_REJECT_DUPLICATES, &je);
 	if (!json_is_object(p->config))
-		TRY_GOTO(error_set(err, LLMC_E_INPUT, "%s: not a JSON object: %s", strbuf_str(&path), je.text));
+		TRY_GOTO(error_set(err, LLMC_E_INPUT, "%s: not a JSON object: %s",
+		                   strbuf_str(&path), je.text));
 	TRY_GOTO(check_config(p, err));
 	p->scale = scale;
 	p->alpha = json_number_value(json_object_get(p->config, "lora_alpha"));
@@ -207,8 +266,11 @@ peft_open(const char *folder, double scale, Peft **out, llmc_error *err)
 	for (size_t i = 0; i < safetensors_n(p->st); i++)
 		TRY_GOTO(take_tensor(p, safetensors_at(p->st, i), err));
 	for (size_t i = 0; i < p->n; i++)
-		if (!p->pair[i].a || !p->pair[i].b || p->pair[i].a->dim[0] != p->pair[i].b->dim[1] || p->pair[i].a->dim[0] < 1)
-			TRY_GOTO(error_set(err, LLMC_E_INPUT, "%s: %s: two factors of one rank are expected", folder, p->pair[i].module));
+		if (!p->pair[i].a || !p->pair[i].b ||
+		    p->pair[i].a->dim[0] != p->pair[i].b->dim[1] || p->pair[i].a->dim[0] < 1)
+			TRY_GOTO(error_set(err, LLMC_E_INPUT,
+			                   "%s: %s: two factors of one rank are expected", folder,
+			                   p->pair[i].module));
 	*out = p;
 	p = NULL;
 fail:
@@ -235,19 +297,20 @@ peft_close(Peft *p)
 	free(p);
 }
 
-/* By its name, or by the end of it: checkpoints leave out the first part here and there. Of several such ends none. */
+/* By its name, or by the end of it: checkpoints leave out the first part here and there. Of several
+ * such ends none. */
 static Pair *
 find(const Peft *p, const char *module)
 {
 	const size_t n = strlen(module);
 	Pair *near = NULL;
-	bool  is;
+	bool is;
 	size_t at = place_of(p, module, n, &is);
 
 	if (is)
 		return p->by_end[at];
 	for (; at < p->n; at++) { /* longer names stand behind it */
-		const char  *whole = p->by_end[at]->module;
+		const char *whole = p->by_end[at]->module;
 		const size_t m = strlen(whole);
 		if (m <= n || memcmp(whole + m - n, module, n) != 0)
 			break;
@@ -295,15 +358,20 @@ experts_length(const char *module)
 	return n > 8 && !strncmp(module + n - 8, ".experts", 8) ? n : 0;
 }
 
-/* alpha / r, which fp32 must hold: rows that are no numbers would say nothing of where they come from. */
+/* alpha / r, which fp32 must hold: rows that are no numbers would say nothing of where they come
+ * from. */
 static llmc_status
 scale_of(const Peft *p, const char *module, double alpha, int64_t rank, float *out, llmc_error *err)
 {
 	*out = (float)(p->scale * alpha / (p->root ? sqrt((double)rank) : (double)rank));
-	return isfinite(*out) ? LLMC_OK : error_set(err, LLMC_E_INPUT, "%s: %s: a factor of %g / %lld is no number", p->folder, module, alpha, (long long)rank);
+	return isfinite(*out)
+	           ? LLMC_OK
+	           : error_set(err, LLMC_E_INPUT, "%s: %s: a factor of %g / %lld is no number",
+	                       p->folder, module, alpha, (long long)rank);
 }
 
-/* Ranks of all experts stand in one factor: A [rank of expert 0; of expert 1; ...], B [out, rank x experts], the experts counting fastest. */
+/* Ranks of all experts stand in one factor: A [rank of expert 0; of expert 1; ...], B [out, rank x
+ * experts], the experts counting fastest. */
 static llmc_status
 expand_experts(const Peft *p, Pair *pair, const char *param, llmc_error *err)
 {
@@ -311,16 +379,22 @@ expand_experts(const Peft *p, Pair *pair, const char *param, llmc_error *err)
 	double alpha, rank;
 	char name[1024];
 
-	snprintf(name, sizeof name, "%.*s.%s", (int)experts_length(pair->module), pair->module, param);
+	snprintf(name, sizeof name, "%.*s.%s", (int)experts_length(pair->module), pair->module,
+	         param);
 	TRY(pattern_of(p, "alpha_pattern", name, p->alpha, &alpha, err));
-	TRY(pattern_of(p, "rank_pattern", name, json_number_value(json_object_get(p->config, "r")), &rank, err));
+	TRY(pattern_of(p, "rank_pattern", name, json_number_value(json_object_get(p->config, "r")),
+	               &rank, err));
 	const int64_t r = rank >= 1 && rank <= (double)total ? (int64_t)rank : 0;
 	if (r < 1 || total % r)
-		return error_set(err, LLMC_E_INPUT, "%s: %s: factors of rank %g for each expert are expected, there are %lld in all", p->folder, name, rank, (long long)total);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: %s: factors of rank %g for each expert are expected, there "
+		                 "are %lld in all",
+		                 p->folder, name, rank, (long long)total);
 	float scale;
 	TRY(scale_of(p, name, alpha, r, &scale, err));
 	const int64_t n = total / r;
-	float *a = malloc((size_t)(total * (in + 2 * out) + 16) * sizeof *a), *left = a ? a + total * in : NULL, *b = a ? left + total * out : NULL;
+	float *a = malloc((size_t)(total * (in + 2 * out) + 16) * sizeof *a),
+	      *left = a ? a + total * in : NULL, *b = a ? left + total * out : NULL;
 	if (!a)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
 	pair->memory = a;
@@ -330,18 +404,22 @@ expand_experts(const Peft *p, Pair *pair, const char *param, llmc_error *err)
 		for (int64_t o = 0; o < out; o++)
 			for (int64_t k = 0; k < r; k++)
 				left[(e * out + o) * r + k] = scale * b[o * total + k * n + e];
-	pair->delta = (PeftDelta){ .rows = n * out, .cols = in, .rank = r, .each = out, .left = left, .right = a };
+	pair->delta = (PeftDelta){
+		.rows = n * out, .cols = in, .rank = r, .each = out, .left = left, .right = a
+	};
 	return LLMC_OK;
 }
 
 bool
-peft_experts(const Peft *p, const char *stem, const char *param, int64_t out, int64_t cols, char *buf, size_t cap)
+peft_experts(const Peft *p, const char *stem, const char *param, int64_t out, int64_t cols,
+             char *buf, size_t cap)
 {
 	size_t m = strlen(stem);
 
 	for (size_t i = 0; i < p->n; i++) {
 		const Pair *pair = &p->pair[i];
-		if (experts_length(pair->module) && !strncmp(pair->module, stem, m) && pair->module[m] == '.' && pair->b->dim[0] == out && pair->a->dim[1] == cols)
+		if (experts_length(pair->module) && !strncmp(pair->module, stem, m) &&
+		    pair->module[m] == '.' && pair->b->dim[0] == out && pair->a->dim[1] == cols)
 			return snprintf(buf, cap, "%s#%s", pair->module, param) < (int)cap;
 	}
 	return false;
@@ -350,8 +428,10 @@ peft_experts(const Peft *p, const char *stem, const char *param, int64_t out, in
 static llmc_status
 expand(const Peft *p, Pair *pair, llmc_error *err)
 {
-	const int64_t rank = pair->a->dim[0], in = pair->a->dim[1], out = pair->b->dim[0], most = in > out ? in : out;
-	float *a = malloc((size_t)(rank * (in + out + most) + 16) * sizeof *a), *b = a ? a + rank * in : NULL, *tmp = a ? b + rank * out : NULL;
+	const int64_t rank = pair->a->dim[0], in = pair->a->dim[1], out = pair->b->dim[0],
+	              most = in > out ? in : out;
+	float *a = malloc((size_t)(rank * (in + out + most) + 16) * sizeof *a),
+	      *b = a ? a + rank * in : NULL, *tmp = a ? b + rank * out : NULL;
 	double alpha;
 	float scale;
 
@@ -369,20 +449,26 @@ expand(const Peft *p, Pair *pair, llmc_error *err)
 		left = a;
 		right = b;
 	}
-	pair->delta = (PeftDelta){ .rows = pair->embedding ? in : out, .cols = pair->embedding ? out : in, .rank = rank, .left = left, .right = right };
+	pair->delta = (PeftDelta){ .rows = pair->embedding ? in : out,
+		                   .cols = pair->embedding ? out : in,
+		                   .rank = rank,
+		                   .left = left,
+		                   .right = right };
 	for (int64_t i = 0; i < pair->delta.rows * rank; i++)
 		left[i] *= scale;
 	return LLMC_OK;
 }
 
 llmc_status
-peft_delta(Peft *p, const char *module, int64_t rows, int64_t cols, const PeftDelta **out, llmc_error *err)
+peft_delta(Peft *p, const char *module, int64_t rows, int64_t cols, const PeftDelta **out,
+           llmc_error *err)
 {
 	char plain[1024];
 	const char *param = strchr(module, '#');
 
 	*out = NULL;
-	snprintf(plain, sizeof plain, "%.*s", param ? (int)(param - module) : (int)strlen(module), module);
+	snprintf(plain, sizeof plain, "%.*s", param ? (int)(param - module) : (int)strlen(module),
+	         module);
 	Pair *pair = find(p, plain);
 	if (!pair)
 		return LLMC_OK;
@@ -390,8 +476,11 @@ peft_delta(Peft *p, const char *module, int64_t rows, int64_t cols, const PeftDe
 	if (!pair->memory)
 		TRY(param ? expand_experts(p, pair, param + 1, err) : expand(p, pair, err));
 	if ((rows >= 0 && pair->delta.rows != rows) || pair->delta.cols != cols)
-		return error_set(err, LLMC_E_INPUT, "%s: %s: the adapter is for a matrix [%lld, %lld], the model's is [%lld, %lld]: it was trained on another model", p->folder, module,
-		                 (long long)pair->delta.rows, (long long)pair->delta.cols, (long long)rows, (long long)cols);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: %s: the adapter is for a matrix [%lld, %lld], the model's is "
+		                 "[%lld, %lld]: it was trained on another model",
+		                 p->folder, module, (long long)pair->delta.rows,
+		                 (long long)pair->delta.cols, (long long)rows, (long long)cols);
 	*out = &pair->delta;
 	return LLMC_OK;
 }
@@ -408,7 +497,8 @@ peft_unused(const Peft *p)
 void
 peft_add(const PeftDelta *d, int64_t row, int64_t first, int64_t n, float *x)
 {
-	const float *left = d->left + row * d->rank, *matrix = d->right + (d->each ? row / d->each : 0) * d->rank * d->cols;
+	const float *left = d->left + row * d->rank,
+	            *matrix = d->right + (d->each ? row / d->each : 0) * d->rank * d->cols;
 
 	for (int64_t k = 0; k < d->rank; k++) {
 		const float *right = matrix + k * d->cols + first;

@@ -6,14 +6,26 @@
 
 #include "formats/name_table.h"
 
-/* What a checkpoint may ask for by name. A name is a fact here, never a thing to import: calls are made by `call` below. */
-typedef enum NameIs { IS_DICT, IS_TUPLE, IS_TENSOR, IS_TENSOR_V2, IS_TENSOR_V3, IS_PARAMETER, IS_STORAGE, IS_BYTES, IS_DTYPE, IS_DEVICE } NameIs;
+/* What a checkpoint may ask for by name. A name is a fact here, never a thing to import: calls are
+ * made by `call` below. */
+typedef enum NameIs {
+	IS_DICT,
+	IS_TUPLE,
+	IS_TENSOR,
+	IS_TENSOR_V2,
+	IS_TENSOR_V3,
+	IS_PARAMETER,
+	IS_STORAGE,
+	IS_BYTES,
+	IS_DTYPE,
+	IS_DEVICE
+} NameIs;
 
 static const struct Known {
 	const char *module, *name;
-	NameIs      is;
+	NameIs is;
 	const char *type; /* of a storage's elements, or the dtype, as safetensors has it */
-	int         bytes;
+	int bytes;
 } known[] = {
 	{ "collections", "OrderedDict", IS_DICT, NULL, 0 },
 	{ "torch", "Size", IS_TUPLE, NULL, 0 },
@@ -57,22 +69,24 @@ static const struct Known {
 };
 
 typedef struct Machine {
-	Arena         *a;
+	Arena *a;
 	const uint8_t *data;
-	size_t         n, at;
-	const char    *file;
-	PickleValue  **stack, **memo;
-	size_t         n_stack, cap_stack, n_memo, cap_memo;
-	size_t         n_item; /* put into tuples, lists and dicts so far */
-	llmc_error    *err;
+	size_t n, at;
+	const char *file;
+	PickleValue **stack, **memo;
+	size_t n_stack, cap_stack, n_memo, cap_memo;
+	size_t n_item; /* put into tuples, lists and dicts so far */
+	llmc_error *err;
 } Machine;
 
-static PickleValue mark, other = { .kind = PICKLE_OTHER }; /* one of each is enough; nothing changes them */
+static PickleValue mark,
+    other = { .kind = PICKLE_OTHER }; /* one of each is enough; nothing changes them */
 
 static llmc_status
 bad(const Machine *m, const char *what)
 {
-	return error_set(m->err, LLMC_E_INPUT, "%s: damaged pickle: %s at byte %zu", m->file, what, m->at);
+	return error_set(m->err, LLMC_E_INPUT, "%s: damaged pickle: %s at byte %zu", m->file, what,
+	                 m->at);
 }
 
 /* ---- input ---- */
@@ -162,7 +176,8 @@ pop(Machine *m, PickleValue **out)
 	return LLMC_OK;
 }
 
-/* The values above the last mark, which goes with them; they stay where they are until the next push. */
+/* The values above the last mark, which goes with them; they stay where they are until the next
+ * push. */
 static llmc_status
 pop_mark(Machine *m, PickleValue ***item, size_t *n)
 {
@@ -178,7 +193,8 @@ pop_mark(Machine *m, PickleValue ***item, size_t *n)
 	return LLMC_OK;
 }
 
-/* Every value on the stack took a byte of the pickle; only copies of what is in the memo could go beyond that. */
+/* Every value on the stack took a byte of the pickle; only copies of what is in the memo could go
+ * beyond that. */
 static llmc_status
 add_items(Machine *m, PickleValue *v, PickleValue **item, size_t n)
 {
@@ -238,26 +254,31 @@ static llmc_status
 push_name(Machine *m, const char *module, size_t n_module, const char *name, size_t n_name)
 {
 	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-		if (strlen(known[i].module) == n_module && !memcmp(known[i].module, module, n_module) && strlen(known[i].name) == n_name &&
+		if (strlen(known[i].module) == n_module &&
+		    !memcmp(known[i].module, module, n_module) && strlen(known[i].name) == n_name &&
 		    !memcmp(known[i].name, name, n_name)) {
 			PickleValue *v = value_new(m, PICKLE_NAME);
 			v->name = (int)i;
 			return push(m, v);
 		}
 	return error_set(m->err, LLMC_E_INPUT,
-	                 "%s: the pickle asks for %s.%s, which tensors do not need; loaded by Python it could run anything, so llmc refuses the file", m->file,
-	                 name_text(module, n_module).s, name_text(name, n_name).s);
+	                 "%s: the pickle asks for %s.%s, which tensors do not need; loaded by "
+	                 "Python it could run anything, so llmc refuses the file",
+	                 m->file, name_text(module, n_module).s, name_text(name, n_name).s);
 }
 
-/* ('storage', class, key, device, elements), and in files from before version 1.6 a view, always None since 0.4 */
+/* ('storage', class, key, device, elements), and in files from before version 1.6 a view, always
+ * None since 0.4 */
 static llmc_status
 storage(Machine *m)
 {
 	PickleValue *id, *v;
 
 	TRY(pop(m, &id));
-	if (id->kind != PICKLE_TUPLE || id->n < 5 || id->n > 6 || id->item[0]->kind != PICKLE_STR || strcmp(id->item[0]->str, "storage") ||
-	    id->item[1]->kind != PICKLE_NAME || id->item[2]->kind != PICKLE_STR || id->item[4]->kind != PICKLE_INT || id->item[4]->num < 0)
+	if (id->kind != PICKLE_TUPLE || id->n < 5 || id->n > 6 || id->item[0]->kind != PICKLE_STR ||
+	    strcmp(id->item[0]->str, "storage") || id->item[1]->kind != PICKLE_NAME ||
+	    id->item[2]->kind != PICKLE_STR || id->item[4]->kind != PICKLE_INT ||
+	    id->item[4]->num < 0)
 		return bad(m, "a reference to data that is no storage");
 	if (id->n == 6 && id->item[5]->kind != PICKLE_OTHER)
 		return bad(m, "a storage that is a part of another one");
@@ -265,7 +286,10 @@ storage(Machine *m)
 	if (k->is != IS_STORAGE && k->is != IS_BYTES)
 		return bad(m, "a storage of a class that is none");
 	PickleStorage *s = NEW(m->a, PickleStorage, 1);
-	*s = (PickleStorage){ .key = id->item[2]->str, .type = k->type, .bytes = k->bytes, .elems = id->item[4]->num };
+	*s = (PickleStorage){ .key = id->item[2]->str,
+		              .type = k->type,
+		              .bytes = k->bytes,
+		              .elems = id->item[4]->num };
 	v = value_new(m, PICKLE_STORAGE);
 	v->storage = s;
 	return push(m, v);
@@ -277,13 +301,20 @@ tensor(Machine *m, const PickleValue *arg, NameIs is)
 {
 	const size_t dtype_at = is == IS_TENSOR_V3 ? 6 : 0;
 
-	if (arg->n < (is == IS_TENSOR ? 4u : is == IS_TENSOR_V2 ? 6u : 7u) || arg->item[0]->kind != PICKLE_STORAGE || arg->item[1]->kind != PICKLE_INT ||
-	    arg->item[2]->kind != PICKLE_TUPLE || arg->item[3]->kind != PICKLE_TUPLE || arg->item[2]->n != arg->item[3]->n)
-		return bad(m, "a tensor that is not made of a storage, an offset, sizes and strides");
+	if (arg->n < (is == IS_TENSOR      ? 4u
+	              : is == IS_TENSOR_V2 ? 6u
+	                                   : 7u) ||
+	    arg->item[0]->kind != PICKLE_STORAGE || arg->item[1]->kind != PICKLE_INT ||
+	    arg->item[2]->kind != PICKLE_TUPLE || arg->item[3]->kind != PICKLE_TUPLE ||
+	    arg->item[2]->n != arg->item[3]->n)
+		return bad(m,
+		           "a tensor that is not made of a storage, an offset, sizes and strides");
 	if (arg->item[2]->n > PICKLE_MAX_DIMS)
 		return bad(m, "a tensor of more than 8 dimensions");
 	PickleTensor *t = NEW(m->a, PickleTensor, 1);
-	*t = (PickleTensor){ .storage = arg->item[0]->storage, .offset = arg->item[1]->num, .n_dims = (int)arg->item[2]->n };
+	*t = (PickleTensor){ .storage = arg->item[0]->storage,
+		             .offset = arg->item[1]->num,
+		             .n_dims = (int)arg->item[2]->n };
 	t->type = t->storage->type;
 	t->bytes = t->storage->bytes;
 	if (dtype_at) {
@@ -295,7 +326,8 @@ tensor(Machine *m, const PickleValue *arg, NameIs is)
 	}
 	for (int i = 0; i < t->n_dims; i++) {
 		const PickleValue *size = arg->item[2]->item[i], *stride = arg->item[3]->item[i];
-		if (size->kind != PICKLE_INT || stride->kind != PICKLE_INT || size->num < 0 || stride->num < 0)
+		if (size->kind != PICKLE_INT || stride->kind != PICKLE_INT || size->num < 0 ||
+		    stride->num < 0)
 			return bad(m, "a tensor with sizes or strides that are no counts");
 		t->dim[i] = size->num;
 		t->stride[i] = stride->num;
@@ -339,7 +371,8 @@ call(Machine *m)
 	case IS_DICT:
 		return dict_of(m, arg);
 	case IS_TUPLE:
-		if (arg->n != 1 || (arg->item[0]->kind != PICKLE_TUPLE && arg->item[0]->kind != PICKLE_LIST))
+		if (arg->n != 1 ||
+		    (arg->item[0]->kind != PICKLE_TUPLE && arg->item[0]->kind != PICKLE_LIST))
 			return bad(m, "a torch.Size of no numbers");
 		return push_items(m, PICKLE_TUPLE, arg->item[0]->item, arg->item[0]->n);
 	case IS_TENSOR:
@@ -357,8 +390,9 @@ call(Machine *m)
 	case IS_DTYPE:
 		break;
 	}
-	return error_set(m->err, LLMC_E_INPUT, "%s: the pickle calls %s.%s, which checkpoints of weights do not", m->file, known[what->name].module,
-	                 known[what->name].name);
+	return error_set(m->err, LLMC_E_INPUT,
+	                 "%s: the pickle calls %s.%s, which checkpoints of weights do not", m->file,
+	                 known[what->name].module, known[what->name].name);
 }
 
 /* ---- opcodes ---- */
@@ -401,7 +435,8 @@ set_items(Machine *m, bool all)
 	return push(m, dict);
 }
 
-/* Attributes: a dict of weights carries its modules' versions, a parameter may carry others. Neither says anything of weights. */
+/* Attributes: a dict of weights carries its modules' versions, a parameter may carry others.
+ * Neither says anything of weights. */
 static llmc_status
 build(Machine *m)
 {
@@ -501,7 +536,8 @@ step(Machine *m, uint8_t op, bool *done)
 		return long_number(m, (size_t)x);
 	case 'G': /* BINFLOAT */
 		return skip_bytes(m, 8);
-	case 'X': /* BINUNICODE, SHORT_BINUNICODE, BINUNICODE8; BINSTRING, SHORT_BINSTRING of Python 2 */
+	case 'X': /* BINUNICODE, SHORT_BINUNICODE, BINUNICODE8; BINSTRING, SHORT_BINSTRING of Python
+	             2 */
 	case 'T':
 		TRY(number(m, 4, &x));
 		return push_text(m, (size_t)x);
@@ -537,7 +573,11 @@ step(Machine *m, uint8_t op, bool *done)
 		TRY(pop_mark(m, &item, &n));
 		if (op == 'd' && n % 2)
 			return bad(m, "a dict with a key without a value");
-		return push_items(m, op == 't' ? PICKLE_TUPLE : op == 'l' ? PICKLE_LIST : PICKLE_DICT, item, n);
+		return push_items(m,
+		                  op == 't'   ? PICKLE_TUPLE
+		                  : op == 'l' ? PICKLE_LIST
+		                              : PICKLE_DICT,
+		                  item, n);
 	case 'a':
 	case 'e':
 		return append(m, op == 'e');
@@ -568,12 +608,16 @@ step(Machine *m, uint8_t op, bool *done)
 	case 'b':
 		return build(m);
 	default:
-		return error_set(m->err, LLMC_E_INPUT, "%s: damaged pickle: byte 0x%02x at %zu is no opcode that torch.save writes", m->file, op, m->at - 1);
+		return error_set(
+		    m->err, LLMC_E_INPUT,
+		    "%s: damaged pickle: byte 0x%02x at %zu is no opcode that torch.save writes",
+		    m->file, op, m->at - 1);
 	}
 }
 
 llmc_status
-pickle_read(Arena *a, const uint8_t *data, size_t n, size_t *at, const char *file, const PickleValue **out, llmc_error *err)
+pickle_read(Arena *a, const uint8_t *data, size_t n, size_t *at, const char *file,
+            const PickleValue **out, llmc_error *err)
 {
 	Machine m = { .a = a, .data = data, .n = n, .at = *at, .file = file, .err = err };
 	PickleValue *v;
@@ -597,7 +641,8 @@ const PickleValue *
 pickle_get(const PickleValue *dict, const char *key)
 {
 	for (size_t i = dict->kind == PICKLE_DICT ? dict->n : 0; i >= 2; i -= 2)
-		if (dict->item[i - 2]->kind == PICKLE_STR && strcmp(dict->item[i - 2]->str, key) == 0)
+		if (dict->item[i - 2]->kind == PICKLE_STR &&
+		    strcmp(dict->item[i - 2]->str, key) == 0)
 			return dict->item[i - 1];
 	return NULL;
 }

@@ -1,5 +1,7 @@
-/* fp32 to stored elements, the way back of formats/dequant.c: the nearest value on a grid chosen from each block's range. Q8_0 is ggml's reference; the
- * others differ from it only where ggml searches for better scales, which formats/block_quantize.c does. Not finite input gives unspecified elements. */
+/* fp32 to stored elements, the way back of formats/dequant.c: the nearest value on a grid chosen
+ * from each block's range. Q8_0 is ggml's reference; the others differ from it only where ggml
+ * searches for better scales, which formats/block_quantize.c does. Not finite input gives
+ * unspecified elements. */
 #include <math.h>
 #include <string.h>
 
@@ -42,7 +44,8 @@ to_q8_0(const float *x, uint8_t *b)
 		b[2 + i] = (uint8_t)(int8_t)clamp_int(roundf(x[i] * id), -127, 127);
 }
 
-/* Q4_0, Q5_0: the element of largest magnitude becomes -2^(bits-1), which has no positive counterpart */
+/* Q4_0, Q5_0: the element of largest magnitude becomes -2^(bits-1), which has no positive
+ * counterpart */
 static void
 to_symmetric(const float *x, uint8_t *b, int bits)
 {
@@ -71,13 +74,14 @@ static uint8_t
 f32_to_e4m3(float f)
 {
 	uint8_t sign = (uint8_t)(bits_of_float(f) >> 24 & 0x80);
-	float   a = fabsf(f);
+	float a = fabsf(f);
 
 	if (!(a < 448))
 		return (uint8_t)(sign | 0x7e);
 	int e = a < 0x1p-6f ? -6 : (int)(bits_of_float(a) >> 23) - 127;
 	float steps = rintf(ldexpf(a, 3 - e)); /* of 2^(e - 3): 0 .. 16 */
-	int   v = (int)steps + (e + 6) * 8;     /* the next exponent's first code follows this one's last */
+	int v =
+	    (int)steps + (e + 6) * 8; /* the next exponent's first code follows this one's last */
 	return (uint8_t)(sign | v);
 }
 
@@ -107,8 +111,9 @@ to_affine(const float *x, uint8_t *b, int bits)
 		memcpy(b + 4, &high, sizeof high);
 }
 
-/* Each sub-block of 32 spans min(0, lowest) .. highest; its scale and minimum are rounded to 6 bits of the largest
- * of the eight, and the elements are then rounded on the grid that a reader will see. */
+/* Each sub-block of 32 spans min(0, lowest) .. highest; its scale and minimum are rounded to 6 bits
+ * of the largest of the eight, and the elements are then rounded on the grid that a reader will
+ * see. */
 static void
 to_q45_k(const float *x, uint8_t *b, int bits)
 {
@@ -130,7 +135,8 @@ to_q45_k(const float *x, uint8_t *b, int bits)
 	}
 	put_f16(b, top_scale / 63);
 	put_f16(b + 2, top_min / 63);
-	float d = f16_to_f32(f32_to_f16(top_scale / 63)), dmin = f16_to_f32(f32_to_f16(top_min / 63));
+	float d = f16_to_f32(f32_to_f16(top_scale / 63)),
+	      dmin = f16_to_f32(f32_to_f16(top_min / 63));
 	for (int j = 0; j < 8; j++) {
 		int s = clamp_int(scale[j] * inverse(d) + 0.5f, 0, 63);
 		int m = clamp_int(min[j] * inverse(dmin) + 0.5f, 0, 63);
@@ -184,7 +190,8 @@ static uint8_t
 to_e2m1(float f)
 {
 	const float a = fabsf(f);
-	const uint8_t code = (uint8_t)((a > .25f) + (a >= .75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5));
+	const uint8_t code = (uint8_t)((a > .25f) + (a >= .75f) + (a > 1.25f) + (a >= 1.75f) +
+	                               (a > 2.5f) + (a >= 3.5f) + (a > 5));
 
 	return (uint8_t)(code | (f < 0 ? 8 : 0));
 }
@@ -199,7 +206,8 @@ peak_of(const float *x, int n)
 	return top;
 }
 
-/* The power of two that keeps the largest below 8, as OCP's rule has it: up to 6 it is kept, above it becomes 6 */
+/* The power of two that keeps the largest below 8, as OCP's rule has it: up to 6 it is kept, above
+ * it becomes 6 */
 static void
 to_mxfp4(const float *x, uint8_t *b)
 {
@@ -233,7 +241,8 @@ to_nvfp4(const float *x, float d, uint8_t *b)
 		const float id = inverse(d * e4m3_to_f32(b[4 + j]));
 		for (int i = 0; i < 16; i++) {
 			uint8_t *to = b + 8 + j / 2 * 16 + i;
-			*to = (uint8_t)(j % 2 ? *to | to_e2m1(at[i] * id) << 4 : to_e2m1(at[i] * id));
+			*to =
+			    (uint8_t)(j % 2 ? *to | to_e2m1(at[i] * id) << 4 : to_e2m1(at[i] * id));
 		}
 	}
 }
@@ -249,8 +258,10 @@ nearest_of(const float codes[16], float v)
 	return best;
 }
 
-/* One of GROUP_DTYPES: columns that share a scale, n of them, a whole number of blocks. Their range on the grid of the type's bits, zero point
- * rounded, or the minimum as it is; symmetric: the zero point is the middle code, the largest is as far from it as there are codes below; e4m3: the largest becomes 448; tables: 1 */
+/* One of GROUP_DTYPES: columns that share a scale, n of them, a whole number of blocks. Their range
+ * on the grid of the type's bits, zero point rounded, or the minimum as it is; symmetric: the zero
+ * point is the middle code, the largest is as far from it as there are codes below; e4m3: the
+ * largest becomes 448; tables: 1 */
 static void
 to_group(DtypeGroup g, const float *x, int64_t n, bool symmetric, uint8_t *b, int block_bytes)
 {
@@ -267,7 +278,11 @@ to_group(DtypeGroup g, const float *x, int64_t n, bool symmetric, uint8_t *b, in
 		hi = fmaxf(hi, -lo);
 		lo = -hi;
 	}
-	float d = affine ? (hi - lo) / (float)top : codes ? fmaxf(hi, -lo) : g.values == VALUES_E4M3 ? fmaxf(hi, -lo) / 448 : symmetric ? fmaxf(hi, -lo) / (float)half : (hi - lo) / (float)top;
+	float d = affine                    ? (hi - lo) / (float)top
+	          : codes                   ? fmaxf(hi, -lo)
+	          : g.values == VALUES_E4M3 ? fmaxf(hi, -lo) / 448
+	          : symmetric               ? fmaxf(hi, -lo) / (float)half
+	                                    : (hi - lo) / (float)top;
 	if (g.scale_bytes == 2)
 		d = f16_to_f32(f32_to_f16(d));
 	float id = inverse(d);
@@ -289,14 +304,18 @@ to_group(DtypeGroup g, const float *x, int64_t n, bool symmetric, uint8_t *b, in
 				q[i] = f32_to_e4m3(x[at + i] * id);
 				continue;
 			}
-			const float whole = affine ? (x[at + i] - lo) * id : x[at + i] * id + (float)zero;
-			llmc_group_put(q, g.columns, g.bits, i, codes ? nearest_of(codes, x[at + i] * id) : clamp_int(whole + 0.5f, 0, top));
+			const float whole =
+			    affine ? (x[at + i] - lo) * id : x[at + i] * id + (float)zero;
+			llmc_group_put(q, g.columns, g.bits, i,
+			               codes ? nearest_of(codes, x[at + i] * id)
+			                     : clamp_int(whole + 0.5f, 0, top));
 		}
 	}
 }
 
 bool
-quant_row_shared(Dtype d, int64_t scale_cols, bool symmetric, const float *src, void *dst, int64_t n)
+quant_row_shared(Dtype d, int64_t scale_cols, bool symmetric, const float *src, void *dst,
+                 int64_t n)
 {
 	const DtypeGroup g = dtype_group(d);
 	uint8_t *b = dst;
@@ -322,29 +341,56 @@ quant_row(Dtype d, const float *src, void *dst, int64_t n)
 	for (int64_t i = 0; i + block <= n; i += block, b += bytes) {
 		const float *x = src + i;
 		switch (d) {
-		case DT_F32: memcpy(b, x, sizeof *x); break;
-		case DT_F16: put_f16(b, *x); break;
+		case DT_F32:
+			memcpy(b, x, sizeof *x);
+			break;
+		case DT_F16:
+			put_f16(b, *x);
+			break;
 		case DT_BF16: {
 			uint16_t h = f32_to_bf16(*x);
 			memcpy(b, &h, sizeof h);
 			break;
 		}
-		case DT_Q4_0: to_symmetric(x, b, 4); break;
-		case DT_Q4_1: to_affine(x, b, 4); break;
-		case DT_Q5_0: to_symmetric(x, b, 5); break;
-		case DT_Q5_1: to_affine(x, b, 5); break;
-		case DT_Q8_0: to_q8_0(x, b); break;
-		case DT_Q4_K: to_q45_k(x, b, 4); break;
-		case DT_Q5_K: to_q45_k(x, b, 5); break;
-		case DT_Q6_K: to_q6_k(x, b); break;
-		case DT_MXFP4: to_mxfp4(x, b); break;
-		case DT_NVFP4: to_nvfp4(x, factor, b); break;
-		GROUP_DTYPES(DTYPE_CASE) to_group(dtype_group(d), x, block, false, b, bytes); break;
-		CODE_DTYPES(DTYPE_CASE)
+		case DT_Q4_0:
+			to_symmetric(x, b, 4);
+			break;
+		case DT_Q4_1:
+			to_affine(x, b, 4);
+			break;
+		case DT_Q5_0:
+			to_symmetric(x, b, 5);
+			break;
+		case DT_Q5_1:
+			to_affine(x, b, 5);
+			break;
+		case DT_Q8_0:
+			to_q8_0(x, b);
+			break;
+		case DT_Q4_K:
+			to_q45_k(x, b, 4);
+			break;
+		case DT_Q5_K:
+			to_q45_k(x, b, 5);
+			break;
+		case DT_Q6_K:
+			to_q6_k(x, b);
+			break;
+		case DT_MXFP4:
+			to_mxfp4(x, b);
+			break;
+		case DT_NVFP4:
+			to_nvfp4(x, factor, b);
+			break;
+			GROUP_DTYPES(DTYPE_CASE)
+			to_group(dtype_group(d), x, block, false, b, bytes);
+			break;
+			CODE_DTYPES(DTYPE_CASE)
 		case DT_I32:
 		case DT_I64:
 		case DT_NONE:
-		case DT_COUNT: return false;
+		case DT_COUNT:
+			return false;
 		}
 	}
 	return true;
@@ -361,14 +407,22 @@ put_factors(Dtype d, uint8_t *b, float scale)
 		put_f16(b + 80, scale);
 		put_f16(b + 82, 1.5f * scale); /* weights are about 0 in the mean */
 		break;
-	case CODES_q3_k: put_f16(b + 108, scale); break;
-	case CODES_tq1_0: put_f16(b + 52, scale); break;
-	case CODES_tq2_0: put_f16(b + 64, scale); break;
+	case CODES_q3_k:
+		put_f16(b + 108, scale);
+		break;
+	case CODES_tq1_0:
+		put_f16(b + 52, scale);
+		break;
+	case CODES_tq2_0:
+		put_f16(b + 64, scale);
+		break;
 	case CODES_iq1_m:
 		for (int i = 0; i < 4; i++)
 			b[49 + 2 * i] = (uint8_t)((b[49 + 2 * i] & 15) | (h >> 4 * i & 15) << 4);
 		break;
-	default: put_f16(b, scale); break;
+	default:
+		put_f16(b, scale);
+		break;
 	}
 }
 

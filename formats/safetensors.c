@@ -16,22 +16,31 @@
 #include "formats/shards.h"
 #include "formats/torch.h"
 
-enum { MAX_HEADER_BYTES = 100 * 1000 * 1000, /* as the format's own library sets it */ MAX_CONFIG_BYTES = 8 << 20, MAX_SHARDS = 64 };
+enum {
+	MAX_HEADER_BYTES = 100 * 1000 * 1000,
+	/* as the format's own library sets it */ MAX_CONFIG_BYTES = 8 << 20,
+	MAX_SHARDS = 64
+};
 
 struct Safetensors {
-	Arena      arena;
-	StTensor  *tensor;
+	Arena arena;
+	StTensor *tensor;
 	NameEntry *name;
-	size_t     n, cap;
-	Schemes   *schemes; /* NULL: no file, so no config.json either */
+	size_t n, cap;
+	Schemes *schemes; /* NULL: no file, so no config.json either */
 };
 
 /* Every type the format defines, with bits of one element; we read those that dtype.h names. */
-static const struct { const char *name; int bits; } element_type[] = {
-	{ "F64", 64 }, { "F32", 32 }, { "F16", 16 }, { "BF16", 16 }, { "I64", 64 }, { "I32", 32 }, { "I16", 16 },
-	{ "I8", 8 }, { "U64", 64 }, { "U32", 32 }, { "U16", 16 }, { "U8", 8 }, { "BOOL", 8 }, { "C64", 64 },
-	{ "F8_E4M3", 8 }, { "F8_E5M2", 8 }, { "F8_E8M0", 8 }, { "F8_E4M3FNUZ", 8 }, { "F8_E5M2FNUZ", 8 },
-	{ "F6_E2M3", 6 }, { "F6_E3M2", 6 }, { "F4", 4 },
+static const struct {
+	const char *name;
+	int bits;
+} element_type[] = {
+	{ "F64", 64 },    { "F32", 32 },        { "F16", 16 },        { "BF16", 16 },
+	{ "I64", 64 },    { "I32", 32 },        { "I16", 16 },        { "I8", 8 },
+	{ "U64", 64 },    { "U32", 32 },        { "U16", 16 },        { "U8", 8 },
+	{ "BOOL", 8 },    { "C64", 64 },        { "F8_E4M3", 8 },     { "F8_E5M2", 8 },
+	{ "F8_E8M0", 8 }, { "F8_E4M3FNUZ", 8 }, { "F8_E5M2FNUZ", 8 }, { "F6_E2M3", 6 },
+	{ "F6_E3M2", 6 }, { "F4", 4 },
 };
 
 static int
@@ -43,7 +52,8 @@ element_bits(const char *name)
 	return 0;
 }
 
-/* By its name, weights of torch.save; other pickles lie beside them (training_args.bin, optimizer.pt, rng_state_0.pth). */
+/* By its name, weights of torch.save; other pickles lie beside them (training_args.bin,
+ * optimizer.pt, rng_state_0.pth). */
 static bool
 is_pickled(const char *path)
 {
@@ -51,58 +61,73 @@ is_pickled(const char *path)
 
 	if (strncmp(name, "pytorch_model", 13) == 0)
 		return ends_with(name, ".bin");
-	return (strncmp(name, "consolidated", 12) == 0 || strncmp(name, "model", 5) == 0) && (ends_with(name, ".pth") || ends_with(name, ".pt"));
+	return (strncmp(name, "consolidated", 12) == 0 || strncmp(name, "model", 5) == 0) &&
+	       (ends_with(name, ".pth") || ends_with(name, ".pt"));
 }
 
 /* dtype, shape and place of one entry of the header; data_bytes: of the data behind the header */
 static llmc_status
-read_tensor(Safetensors *s, StTensor *t, const json_t *entry, size_t data_bytes, size_t *from, llmc_error *err)
+read_tensor(Safetensors *s, StTensor *t, const json_t *entry, size_t data_bytes, size_t *from,
+            llmc_error *err)
 {
 	const NameText name = name_text(t->name, strlen(t->name));
-	const json_t *shape = json_object_get(entry, "shape"), *place = json_object_get(entry, "data_offsets");
+	const json_t *shape = json_object_get(entry, "shape"),
+	             *place = json_object_get(entry, "data_offsets");
 	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
 	int64_t n = 1, bits;
 
 	if (!dtype || !json_is_array(shape) || !json_is_array(place) || json_array_size(place) != 2)
-		return error_set(err, LLMC_E_INPUT,
-		                 "%s: tensor %s: expected an object with a string dtype, an array shape and two "
-		                 "data_offsets", t->file, name.s);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "%s: tensor %s: expected an object with a string dtype, an array shape and two "
+		    "data_offsets",
+		    t->file, name.s);
 	if (!element_bits(dtype))
-		return error_set(err, LLMC_E_INPUT, "%s: tensor %s has dtype '%s', which safetensors does not define",
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor %s has dtype '%s', which safetensors does not define",
 		                 t->file, name.s, name_text(dtype, strlen(dtype)).s);
 	t->dtype = dtype_from_safetensors(dtype, strlen(dtype));
 	t->dtype_name = arena_strdup(&s->arena, dtype);
 	if (json_array_size(shape) > sizeof t->dim / sizeof *t->dim)
-		return error_set(err, LLMC_E_INPUT, "%s: tensor %s has %zu dimensions; at most 8 are read", t->file, name.s,
-		                 json_array_size(shape));
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor %s has %zu dimensions; at most 8 are read", t->file,
+		                 name.s, json_array_size(shape));
 	t->n_dims = (int)json_array_size(shape);
 	for (int d = 0; d < 8; d++)
 		t->dim[d] = 1;
 	for (int d = 0; d < t->n_dims; d++) {
 		const json_t *size = json_array_get(shape, (size_t)d);
 		if (!json_is_integer(size) || json_integer_value(size) < 0)
-			return error_set(err, LLMC_E_INPUT, "%s: tensor %s: dimension %d of the shape is no whole number",
-			                 t->file, name.s, d);
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "%s: tensor %s: dimension %d of the shape is no whole number", t->file,
+			    name.s, d);
 		t->dim[d] = json_integer_value(size);
 		if (__builtin_mul_overflow(n, t->dim[d], &n))
-			return error_set(err, LLMC_E_INPUT, "%s: tensor %s: its shape is too large to count", t->file,
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: tensor %s: its shape is too large to count", t->file,
 			                 name.s);
 	}
 	const json_t *begin = json_array_get(place, 0), *end = json_array_get(place, 1);
 	if (!json_is_integer(begin) || !json_is_integer(end) || json_integer_value(begin) < 0 ||
 	    json_integer_value(end) < json_integer_value(begin))
-		return error_set(err, LLMC_E_INPUT, "%s: tensor %s: data_offsets are no pair of rising whole numbers",
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor %s: data_offsets are no pair of rising whole numbers",
 		                 t->file, name.s);
 	if ((uint64_t)json_integer_value(end) > data_bytes)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: tensor %s ends at byte %lld of the data, but the file holds %zu: it is cut off or "
-		                 "damaged, fetch it again", t->file, name.s, (long long)json_integer_value(end),
-		                 data_bytes);
+		                 "%s: tensor %s ends at byte %lld of the data, but the file holds "
+		                 "%zu: it is cut off or "
+		                 "damaged, fetch it again",
+		                 t->file, name.s, (long long)json_integer_value(end), data_bytes);
 	t->bytes = json_integer_value(end) - json_integer_value(begin);
-	if (__builtin_mul_overflow(n, (int64_t)element_bits(dtype), &bits) || bits % 8 || bits / 8 != t->bytes)
+	if (__builtin_mul_overflow(n, (int64_t)element_bits(dtype), &bits) || bits % 8 ||
+	    bits / 8 != t->bytes)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: tensor %s: %" PRId64 " elements of %s do not fill the %" PRId64 " bytes that "
-		                 "data_offsets name", t->file, name.s, n, dtype, t->bytes);
+		                 "%s: tensor %s: %" PRId64
+		                 " elements of %s do not fill the %" PRId64 " bytes that "
+		                 "data_offsets name",
+		                 t->file, name.s, n, dtype, t->bytes);
 	*from = (size_t)json_integer_value(begin);
 	return LLMC_OK;
 }
@@ -114,7 +139,7 @@ check_metadata(const char *file, const json_t *meta, llmc_error *err)
 	json_t *value;
 
 	if (json_is_object(meta)) {
-		json_object_foreach((json_t *)meta, key, value)
+		json_object_foreach ((json_t *)meta, key, value)
 			if (!json_is_string(value))
 				goto bad;
 		return LLMC_OK;
@@ -123,7 +148,10 @@ bad:
 	return error_set(err, LLMC_E_INPUT, "%s: __metadata__ is no object of strings", file);
 }
 
-typedef struct StExtent { size_t from, to; const char *name; } StExtent;
+typedef struct StExtent {
+	size_t from, to;
+	const char *name;
+} StExtent;
 
 static int
 by_place(const void *x, const void *y)
@@ -148,16 +176,19 @@ check_coverage(const char *file, StExtent *place, size_t n, size_t data_bytes, l
 	for (size_t i = 0; i < n; i++) {
 		const NameText name = name_text(place[i].name, strlen(place[i].name));
 		if (place[i].from < at)
-			return error_set(err, LLMC_E_INPUT, "%s: the data of tensors %s and %s overlap", file,
-			                 name_text(place[i - 1].name, strlen(place[i - 1].name)).s, name.s);
+			return error_set(
+			    err, LLMC_E_INPUT, "%s: the data of tensors %s and %s overlap", file,
+			    name_text(place[i - 1].name, strlen(place[i - 1].name)).s, name.s);
 		if (place[i].from > at)
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: bytes %zu to %zu of the data, before tensor %s, belong to no tensor", file, at,
-			                 place[i].from, name.s);
+			                 "%s: bytes %zu to %zu of the data, before tensor %s, "
+			                 "belong to no tensor",
+			                 file, at, place[i].from, name.s);
 		at = place[i].to;
 	}
 	if (at != data_bytes)
-		return error_set(err, LLMC_E_INPUT, "%s: the last %zu bytes of the data belong to no tensor", file,
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: the last %zu bytes of the data belong to no tensor", file,
 		                 data_bytes - at);
 	return LLMC_OK;
 }
@@ -165,8 +196,8 @@ check_coverage(const char *file, StExtent *place, size_t n, size_t data_bytes, l
 static llmc_status
 json_failed(const char *file, const char *what, const json_error_t *e, llmc_error *err)
 {
-	return error_set(err, LLMC_E_INPUT, "%s: %s is not valid JSON (line %d, column %d: %s)", file, what, e->line,
-	                 e->column, name_text(e->text, strlen(e->text)).s);
+	return error_set(err, LLMC_E_INPUT, "%s: %s is not valid JSON (line %d, column %d: %s)",
+	                 file, what, e->line, e->column, name_text(e->text, strlen(e->text)).s);
 }
 
 static llmc_status
@@ -175,18 +206,25 @@ check_start(const char *file, const unsigned char *data, size_t size, llmc_error
 	static const char lfs[] = "version https://git-lfs";
 
 	if (size >= sizeof lfs - 1 && memcmp(data, lfs, sizeof lfs - 1) == 0)
-		return error_set(err, LLMC_E_INPUT, "%s: a Git LFS pointer, not the file itself: run git lfs pull", file);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: a Git LFS pointer, not the file itself: run git lfs pull",
+		                 file);
 	if (size >= 4 && memcmp(data, "GGUF", 4) == 0)
 		return error_set(err, LLMC_E_INPUT, "%s: a GGUF file, not safetensors", file);
 	if (is_pickled(file))
-		return error_set(err, LLMC_E_INPUT, "%s: not a file of torch.save: it begins with neither a zip archive nor its magic number", file);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: not a file of torch.save: it begins with neither a zip "
+		                 "archive nor its magic number",
+		                 file);
 	if (size < 9)
-		return error_set(err, LLMC_E_INPUT, "%s: %zu bytes are too few for a safetensors file", file, size);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: %zu bytes are too few for a safetensors file", file, size);
 	return LLMC_OK;
 }
 
 static llmc_status
-read_torch(Safetensors *s, const unsigned char *data, size_t size, const char *file, llmc_error *err)
+read_torch(Safetensors *s, const unsigned char *data, size_t size, const char *file,
+           llmc_error *err)
 {
 	TorchTensor *t;
 	size_t n;
@@ -195,8 +233,14 @@ read_torch(Safetensors *s, const unsigned char *data, size_t size, const char *f
 	s->tensor = arena_grow(&s->arena, s->tensor, &s->cap, s->n + n, sizeof *s->tensor);
 	for (size_t i = 0; i < n; i++) {
 		StTensor *to = &s->tensor[s->n++];
-		*to = (StTensor){ .name = t[i].name, .dtype = dtype_from_safetensors(t[i].type, strlen(t[i].type)), .dtype_name = t[i].type, .n_dims = t[i].n_dims,
-			.data = t[i].data, .bytes = t[i].bytes, .copied = t[i].copied, .file = file };
+		*to = (StTensor){ .name = t[i].name,
+			          .dtype = dtype_from_safetensors(t[i].type, strlen(t[i].type)),
+			          .dtype_name = t[i].type,
+			          .n_dims = t[i].n_dims,
+			          .data = t[i].data,
+			          .bytes = t[i].bytes,
+			          .copied = t[i].copied,
+			          .file = file };
 		memcpy(to->dim, t[i].dim, sizeof to->dim);
 	}
 	return LLMC_OK;
@@ -212,8 +256,14 @@ read_flm(Safetensors *s, const unsigned char *data, size_t size, const char *fil
 	for (size_t i = 0; i < f.n_tensor; i++) {
 		const FlmTensor *t = &f.tensor[i];
 		StTensor *to = &s->tensor[s->n++];
-		*to = (StTensor){ .name = t->name, .dtype = t->dtype, .dtype_name = dtype_text(t->dtype), .n_dims = t->n_dims, .data = t->data, .bytes = t->bytes,
-			.file = file, .made = t->made };
+		*to = (StTensor){ .name = t->name,
+			          .dtype = t->dtype,
+			          .dtype_name = dtype_text(t->dtype),
+			          .n_dims = t->n_dims,
+			          .data = t->data,
+			          .bytes = t->bytes,
+			          .file = file,
+			          .made = t->made };
 		memcpy(to->dim, t->dim, sizeof to->dim);
 	}
 	return LLMC_OK;
@@ -238,24 +288,30 @@ read_file(Safetensors *s, const unsigned char *data, size_t size, const char *pa
 	memcpy(&header, data, sizeof header);
 	if (header > MAX_HEADER_BYTES)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: the header claims %" PRIu64 " bytes; more than %d is not safetensors", file, header,
-		                 MAX_HEADER_BYTES);
+		                 "%s: the header claims %" PRIu64
+		                 " bytes; more than %d is not safetensors",
+		                 file, header, MAX_HEADER_BYTES);
 	if (header > size - 8)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: the header claims %" PRIu64 " bytes, but the file has %zu: it is cut off or damaged, "
-		                 "fetch it again", file, header, size);
+		                 "%s: the header claims %" PRIu64
+		                 " bytes, but the file has %zu: it is cut off or damaged, "
+		                 "fetch it again",
+		                 file, header, size);
 	if (header == 0 || data[8] != '{')
-		return error_set(err, LLMC_E_INPUT, "%s: not a safetensors file: its header does not begin with '{'", file);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: not a safetensors file: its header does not begin with '{'",
+		                 file);
 	const unsigned char *start = data + 8 + header;
 	const size_t data_bytes = size - 8 - (size_t)header;
 
-	json_t *head = json_read(&s->arena, (const char *)data + 8, (size_t)header, JSON_REJECT_DUPLICATES, &e);
+	json_t *head = json_read(&s->arena, (const char *)data + 8, (size_t)header,
+	                         JSON_REJECT_DUPLICATES, &e);
 	if (!head)
 		return json_failed(file, "the header", &e, err);
 	const size_t n_entry = json_object_size(head);
 	StExtent *place = NEW(&s->arena, StExtent, n_entry);
 	s->tensor = arena_grow(&s->arena, s->tensor, &s->cap, s->n + n_entry, sizeof *s->tensor);
-	json_object_foreach(head, key, entry) {
+	json_object_foreach (head, key, entry) {
 		if (strcmp(key, "__metadata__") == 0) {
 			TRY(check_metadata(file, entry, err));
 			continue;
@@ -278,7 +334,8 @@ map_file(Safetensors *s, const char *path, llmc_error *err)
 	llmc_error why;
 	const FileMap *m = file_hold(&s->arena, path, &why);
 
-	return m ? read_file(s, m->data, m->size, path, err) : error_set(err, why.code, "%s", why.text);
+	return m ? read_file(s, m->data, m->size, path, err)
+	         : error_set(err, why.code, "%s", why.text);
 }
 
 /* Sort the names; a name in two shards, or twice in one, is refused. */
@@ -306,20 +363,21 @@ by_text(const void *x, const void *y)
 
 /* The files that an index names, in order of their names and each once. */
 static llmc_status
-index_files(Safetensors *s, const char *path, const json_t *weight_map, const char ***out, size_t *n_out,
-            llmc_error *err)
+index_files(Safetensors *s, const char *path, const json_t *weight_map, const char ***out,
+            size_t *n_out, llmc_error *err)
 {
 	const char **file = NEW(&s->arena, const char *, json_object_size(weight_map));
 	const char *key;
 	json_t *value;
 	size_t n = 0, kept = 0;
 
-	json_object_foreach((json_t *)weight_map, key, value) {
+	json_object_foreach ((json_t *)weight_map, key, value) {
 		const char *name = json_string_value(value);
 		if (!name || !*name || strchr(name, '/') || strcmp(name, "..") == 0)
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: tensor %s is not mapped to the plain name of a file in the same folder", path,
-			                 name_text(key, strlen(key)).s);
+			                 "%s: tensor %s is not mapped to the plain name of a file "
+			                 "in the same folder",
+			                 path, name_text(key, strlen(key)).s);
 		file[n++] = name;
 	}
 	if (n > 1)
@@ -354,36 +412,43 @@ open_index(Safetensors *s, const char *path, llmc_error *err)
 	FileMap *m = file_hold(&s->arena, path, &why);
 	if (!m)
 		return error_set(err, why.code, "%s", why.text);
-	json_t *index = json_read(&s->arena, m->data ? (const char *)m->data : "", m->size, JSON_REJECT_DUPLICATES, &e);
+	json_t *index = json_read(&s->arena, m->data ? (const char *)m->data : "", m->size,
+	                          JSON_REJECT_DUPLICATES, &e);
 	arena_done(&s->arena, m);
 	if (!index)
 		return json_failed(path, "the index", &e, err);
 	const json_t *weight_map = json_object_get(index, "weight_map");
 	if (!json_is_object(weight_map))
-		return error_set(err, LLMC_E_INPUT, "%s: expected an object with an object weight_map", path);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: expected an object with an object weight_map", path);
 	TRY(index_files(s, path, weight_map, &file, &n, err));
 	for (size_t i = 0; i < n; i++) {
 		const char *full = arena_printf(&s->arena, "%s%s", folder, file[i]);
 		if (!file_exists(full))
-			return error_set(err, LLMC_E_INPUT, "%s: shard %s, which the index names, is not there: fetch it",
-			                 path, full);
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "%s: shard %s, which the index names, is not there: fetch it", path,
+			    full);
 		TRY(map_file(s, full, err));
 	}
 	TRY(index_names(s, err));
-	json_object_foreach((json_t *)weight_map, key, value) {
+	json_object_foreach ((json_t *)weight_map, key, value) {
 		const StTensor *t = safetensors_find(s, key);
 		const char *want = json_string_value(value);
 		if (!t || strcmp(t->file + strlen(folder), want) != 0)
-			return error_set(err, LLMC_E_INPUT, "%s: tensor %s is not in %s%s, where the index says it is", path,
-			                 name_text(key, strlen(key)).s, folder, want);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: tensor %s is not in %s%s, where the index says it is",
+			                 path, name_text(key, strlen(key)).s, folder, want);
 	}
 	arena_done(&s->arena, index);
 	return LLMC_OK;
 }
 
-/* Files of one kind in a folder whose names say nothing of their order. The order of a listing is the file system's: the smallest names are
- * kept, so that a message is the same anywhere. */
-typedef struct StFile { char first[256], second[256]; } StFile;
+/* Files of one kind in a folder whose names say nothing of their order. The order of a listing is
+ * the file system's: the smallest names are kept, so that a message is the same anywhere. */
+typedef struct StFile {
+	char first[256], second[256];
+} StFile;
 
 static void
 found_add(StFile *f, const char *name)
@@ -398,13 +463,16 @@ found_add(StFile *f, const char *name)
 
 /* The one that is there: *only NULL: none. E_INPUT: several, and no index to join them. */
 static llmc_status
-found_one(Safetensors *s, const char *folder, const StFile *f, const char *kind, const char *whole, const char **only, llmc_error *err)
+found_one(Safetensors *s, const char *folder, const StFile *f, const char *kind, const char *whole,
+          const char **only, llmc_error *err)
 {
 	*only = *f->first ? arena_printf(&s->arena, "%s/%s", folder, f->first) : NULL;
 	if (!*f->second)
 		return LLMC_OK;
-	return error_set(err, LLMC_E_INPUT, "%s: holds several %s files (%s, %s) but no %s and no %s.index.json that says which belong together", folder, kind,
-	                 f->first, f->second, whole, whole);
+	return error_set(err, LLMC_E_INPUT,
+	                 "%s: holds several %s files (%s, %s) but no %s and no %s.index.json that "
+	                 "says which belong together",
+	                 folder, kind, f->first, f->second, whole, whole);
 }
 
 /* The width of the model that params.json tells of */
@@ -416,7 +484,8 @@ params_width(Safetensors *s, const char *folder, int64_t *out, llmc_error *err)
 	json_error_t e;
 
 	TRY(file_read(path, MAX_CONFIG_BYTES, text, err));
-	json_t *root = json_read(&s->arena, strbuf_str(text), text->len, JSON_REJECT_DUPLICATES, &e);
+	json_t *root =
+	    json_read(&s->arena, strbuf_str(text), text->len, JSON_REJECT_DUPLICATES, &e);
 	if (!root)
 		return json_failed(path, "params.json", &e, err);
 	*out = json_integer_value(json_object_get(root, "dim"));
@@ -432,7 +501,10 @@ open_shards(Safetensors *s, const char *folder, llmc_error *err)
 	int64_t width = 0;
 	int n = 0;
 
-	for (const char *file; n < MAX_SHARDS && file_exists(file = arena_printf(&s->arena, "%s/consolidated.%02d.pth", folder, n)); n++)
+	for (const char *file;
+	     n < MAX_SHARDS &&
+	     file_exists(file = arena_printf(&s->arena, "%s/consolidated.%02d.pth", folder, n));
+	     n++)
 		TRY(map_file(s, file, err));
 	TRY(params_width(s, folder, &width, err));
 	return shards_join(&s->arena, s->tensor, &s->n, n, width, err);
@@ -444,27 +516,33 @@ open_folder(Safetensors *s, const char *path, llmc_error *err)
 	static const char *const whole[] = { "model.safetensors", "pytorch_model.bin" };
 	StFile found[2] = { 0 };
 
-	if (file_exists(arena_printf(&s->arena, "%s/params.json", path)) && file_exists(arena_printf(&s->arena, "%s/consolidated.00.pth", path)) &&
+	if (file_exists(arena_printf(&s->arena, "%s/params.json", path)) &&
+	    file_exists(arena_printf(&s->arena, "%s/consolidated.00.pth", path)) &&
 	    !file_exists(arena_printf(&s->arena, "%s/config.json", path)))
 		return open_shards(s, path, err);
 	for (int i = 0; i < 2; i++) {
-		const char *one = arena_printf(&s->arena, "%s/%s", path, whole[i]), *index = arena_printf(&s->arena, "%s.index.json", one), *only;
+		const char *one = arena_printf(&s->arena, "%s/%s", path, whole[i]),
+		           *index = arena_printf(&s->arena, "%s.index.json", one), *only;
 		if (file_exists(one))
 			return map_file(s, one, err);
 		if (file_exists(index))
 			return open_index(s, index, err);
 		DIR *dir = opendir(path);
 		if (!dir)
-			return error_set(err, LLMC_E_IO, "%s: cannot list the folder: %s", path, strerror(errno));
+			return error_set(err, LLMC_E_IO, "%s: cannot list the folder: %s", path,
+			                 strerror(errno));
 		for (struct dirent *d; (d = readdir(dir)) != NULL;)
 			if (i == 0 ? ends_with(d->d_name, ".safetensors") : is_pickled(d->d_name))
 				found_add(&found[i], d->d_name);
 		closedir(dir);
-		TRY(found_one(s, path, &found[i], i == 0 ? ".safetensors" : "pickled", whole[i], &only, err));
+		TRY(found_one(s, path, &found[i], i == 0 ? ".safetensors" : "pickled", whole[i],
+		              &only, err));
 		if (only)
 			return map_file(s, only, err);
 	}
-	return error_set(err, LLMC_E_INPUT, "%s: holds no weights: no .safetensors file and no pytorch_model.bin", path);
+	return error_set(err, LLMC_E_INPUT,
+	                 "%s: holds no weights: no .safetensors file and no pytorch_model.bin",
+	                 path);
 }
 
 /* ---- schemes ---- */
@@ -474,13 +552,17 @@ find_part(const void *user, const char *name, SchemeTensor *out)
 	const StTensor *t = safetensors_find(user, name);
 
 	if (t)
-		*out = (SchemeTensor){ .name = t->name, .type = t->dtype_name, .n_dims = t->n_dims, .dim = t->dim, .data = t->data };
+		*out = (SchemeTensor){ .name = t->name,
+			               .type = t->dtype_name,
+			               .n_dims = t->n_dims,
+			               .dim = t->dim,
+			               .data = t->data };
 	return t != NULL;
 }
 
 typedef struct StMatrix {
 	StTensor *t;
-	size_t    n, cap;
+	size_t n, cap;
 } StMatrix;
 
 static void
@@ -492,10 +574,22 @@ made_add(Safetensors *s, StMatrix *made, StTensor t)
 
 /* What x goes through in front of the matrix `name`, as a tensor beside it */
 static void
-made_beside(Safetensors *s, StMatrix *made, const char *name, const char *suffix, const float *data, int64_t n, const char *file)
+made_beside(Safetensors *s, StMatrix *made, const char *name, const char *suffix, const float *data,
+            int64_t n, const char *file)
 {
 	if (data)
-		made_add(s, made, (StTensor){ .name = arena_printf(&s->arena, "%.*s%s", (int)(strlen(name) - strlen("weight")), name, suffix), .dtype = DT_F32, .dtype_name = "F32", .n_dims = 1, .dim = { n }, .data = data, .bytes = 4 * n, .file = file, .copied = true });
+		made_add(s, made,
+		         (StTensor){ .name = arena_printf(&s->arena, "%.*s%s",
+		                                          (int)(strlen(name) - strlen("weight")),
+		                                          name, suffix),
+		                     .dtype = DT_F32,
+		                     .dtype_name = "F32",
+		                     .n_dims = 1,
+		                     .dim = { n },
+		                     .data = data,
+		                     .bytes = 4 * n,
+		                     .file = file,
+		                     .copied = true });
 }
 
 /* Orders of matrices that were said to have one and have none, where others do */
@@ -530,29 +624,40 @@ static llmc_status
 make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 {
 	const char *parts[SCHEME_MAX_PARTS], *name;
-	StMatrix        made = { 0 };
-	size_t      kept = 0;
-	int         n_part;
+	StMatrix made = { 0 };
+	size_t kept = 0;
+	int n_part;
 
 	/* nothing but floats: no scheme to look for */
 	bool plain = true;
 	for (size_t i = 0; i < s->n && plain; i++)
-		plain = s->tensor[i].dtype_name[0] == 'F' ? s->tensor[i].dtype_name[1] != '8' : s->tensor[i].dtype_name[0] == 'B';
+		plain = s->tensor[i].dtype_name[0] == 'F' ? s->tensor[i].dtype_name[1] != '8'
+		                                          : s->tensor[i].dtype_name[0] == 'B';
 	if (plain)
 		return LLMC_OK;
 	const char *path = arena_printf(&s->arena, "%sconfig.json", folder);
-	Strbuf     *config = arena_strbuf(&s->arena);
+	Strbuf *config = arena_strbuf(&s->arena);
 	if (file_exists(path))
 		TRY(file_read(path, MAX_CONFIG_BYTES, config, err));
-	TRY(schemes_open(&s->arena, config->len ? strbuf_str(config) : NULL, config->len, &s->schemes, err));
+	TRY(schemes_open(&s->arena, config->len ? strbuf_str(config) : NULL, config->len,
+	                 &s->schemes, err));
 	bool *gone = NEW(&s->arena, bool, s->n + 1);
 	for (size_t i = 0; i < s->n; i++) {
 		SchemeMatrix *m;
-		TRY(scheme_matrix(s->schemes, s->tensor[i].name, find_part, s, &m, &name, parts, &n_part, err));
+		TRY(scheme_matrix(s->schemes, s->tensor[i].name, find_part, s, &m, &name, parts,
+		                  &n_part, err));
 		if (!m)
 			continue;
-		made_add(s, &made, (StTensor){ .name = name, .dtype = m->dtype, .dtype_name = s->tensor[i].dtype_name, .n_dims = m->stack ? 3 : 2,
-			.dim = { m->stack ? m->stack : m->rows, m->stack ? m->rows / m->stack : m->cols, m->cols }, .bytes = m->rows * dtype_row_bytes(m->dtype, m->cols), .file = s->tensor[i].file, .made = m });
+		made_add(s, &made,
+		         (StTensor){ .name = name,
+		                     .dtype = m->dtype,
+		                     .dtype_name = s->tensor[i].dtype_name,
+		                     .n_dims = m->stack ? 3 : 2,
+		                     .dim = { m->stack ? m->stack : m->rows,
+		                              m->stack ? m->rows / m->stack : m->cols, m->cols },
+		                     .bytes = m->rows * dtype_row_bytes(m->dtype, m->cols),
+		                     .file = s->tensor[i].file,
+		                     .made = m });
 		made_beside(s, &made, name, SCHEME_ORDER, m->order, m->cols, s->tensor[i].file);
 		made_beside(s, &made, name, SCHEME_FACTOR, m->factor, m->cols, s->tensor[i].file);
 		for (int k = 0; k < n_part; k++)
@@ -584,14 +689,20 @@ static llmc_status
 read_any(Safetensors *s, const void *data, size_t size, const char *name, llmc_error *err)
 {
 	if (setjmp(s->arena.oom))
-		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header", name);
+		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header",
+		                 name);
 	if (data)
 		TRY(read_file(s, data, size, name, err));
 	else
 		TRY(open_path(s, name, err));
 	if (!s->name) /* an index has sorted them already */
 		TRY(index_names(s, err));
-	return data || flm_name(name) ? LLMC_OK : make_matrices(s, file_is_dir(name) ? arena_printf(&s->arena, "%s/", name) : folder_of(s, name), err);
+	return data || flm_name(name)
+	           ? LLMC_OK
+	           : make_matrices(s,
+	                           file_is_dir(name) ? arena_printf(&s->arena, "%s/", name)
+	                                             : folder_of(s, name),
+	                           err);
 }
 
 /* data NULL: name is a path */
@@ -620,7 +731,8 @@ safetensors_open(const char *path, Safetensors **out, llmc_error *err)
 }
 
 llmc_status
-safetensors_open_memory(const void *data, size_t size, const char *name, Safetensors **out, llmc_error *err)
+safetensors_open_memory(const void *data, size_t size, const char *name, Safetensors **out,
+                        llmc_error *err)
 {
 	return open_any(data ? data : "", size, name, out, err);
 }

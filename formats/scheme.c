@@ -1,5 +1,6 @@
-/* Reading configs/schemes/, fitting a file's tensors to a form, and making rows. Shapes are checked once, in fit(), so that every index of
- * scheme_row lies within its tensor: planes are [a, b] with an axis of fields, and fields and groups are counted against both. */
+/* Reading configs/schemes/, fitting a file's tensors to a form, and making rows. Shapes are checked
+ * once, in fit(), so that every index of scheme_row lies within its tensor: planes are [a, b] with
+ * an axis of fields, and fields and groups are counted against both. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -32,25 +33,30 @@ static void
 read_config(Schemes *s, const char *text, size_t n)
 {
 	json_error_t why;
-	const json_t *root = text ? json_read_python(s->a, text, n, JSON_REJECT_DUPLICATES, &why) : NULL; /* whoever reads descriptions says why not */
+	const json_t *root = text ? json_read_python(s->a, text, n, JSON_REJECT_DUPLICATES, &why)
+	                          : NULL; /* whoever reads descriptions says why not */
 
 	static const char *const width[] = { "hidden_size", "n_embd", "d_model" };
 	for (size_t i = 0; i < sizeof width / sizeof *width && s->hidden < 1; i++) {
 		s->hidden = json_integer_value(json_object_get(root, width[i]));
 		if (s->hidden < 1)
-			s->hidden = json_integer_value(json_object_get(json_object_get(root, "text_config"), width[i]));
+			s->hidden = json_integer_value(
+			    json_object_get(json_object_get(root, "text_config"), width[i]));
 	}
 	s->quant = json_object_get(root, "quantization_config");
 	if (!s->quant) /* MLX, before it wrote both */
 		s->quant = json_object_get(root, "quantization");
 	if (!s->quant)
-		s->quant = json_object_get(json_object_get(root, "text_config"), "quantization_config");
+		s->quant =
+		    json_object_get(json_object_get(root, "text_config"), "quantization_config");
 	if (!json_is_object(s->quant))
 		s->quant = NULL;
 	/* ChatGLM came before quantization_config, with a number alone */
-	const json_int_t bits = s->quant ? 0 : json_integer_value(json_object_get(root, "quantization_bit"));
+	const json_int_t bits =
+	    s->quant ? 0 : json_integer_value(json_object_get(root, "quantization_bit"));
 	if (bits == 4 || bits == 8) {
-		json_t *own = json_pack("{s:s}", "quant_method", bits == 4 ? "chatglm-int4" : "chatglm-int8");
+		json_t *own =
+		    json_pack("{s:s}", "quant_method", bits == 4 ? "chatglm-int4" : "chatglm-int8");
 		if (!own)
 			arena_out(s->a);
 		arena_defer(s->a, free_json, own);
@@ -71,7 +77,8 @@ scheme_yaml(Arena *a, Diag *d, const char *name)
 static void
 forms_of(Schemes *s, Diag *d, const char *name)
 {
-	const Node *root = scheme_yaml(s->a, d, name), *forms = root ? node_get(root, "forms") : NULL;
+	const Node *root = scheme_yaml(s->a, d, name),
+	           *forms = root ? node_get(root, "forms") : NULL;
 
 	for (size_t i = 0; forms && i < forms->n; i++) {
 		s->form = arena_grow(s->a, s->form, &s->cap, s->n_form + 1, sizeof *s->form);
@@ -88,8 +95,11 @@ schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *
 	s->a = a;
 	read_config(s, config, n);
 	diag_init(d, a);
-	const Node *index = scheme_yaml(s->a, d, "_index"), *list = index ? node_get(index, "schemes") : NULL;
-	const char *method = schemes_method(s), *why = method ? scheme_text(index ? node_get(index, "refused") : NULL, method) : NULL;
+	const Node *index = scheme_yaml(s->a, d, "_index"),
+	           *list = index ? node_get(index, "schemes") : NULL;
+	const char *method = schemes_method(s),
+	           *why = method ? scheme_text(index ? node_get(index, "refused") : NULL, method)
+	                         : NULL;
 	s->known = "";
 	for (size_t i = 0; list && i < list->n; i++) {
 		forms_of(s, d, list->item[i]->text);
@@ -98,7 +108,11 @@ schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *
 	if (d->n_error || !s->n_form)
 		return diag_error(d, err);
 	if (why)
-		return error_set(err, LLMC_E_INPUT, "these weights are quantised by %s, which llmc does not read: %s. Take the unquantised checkpoint, a GGUF file of it, or one of these: %s", method, why, s->known);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "these weights are quantised by %s, which llmc does not read: %s. Take the "
+		    "unquantised checkpoint, a GGUF file of it, or one of these: %s",
+		    method, why, s->known);
 	return LLMC_OK;
 }
 
@@ -143,7 +157,9 @@ when_holds(const Schemes *s, const Node *when)
 		const Node *list = when->item[i];
 		bool found = false;
 		for (size_t k = 0; k < list->n && !found; k++)
-			found = node_is_null(list->item[k]) ? !v : have && strcmp(have, list->item[k]->text) == 0;
+			found = node_is_null(list->item[k])
+			            ? !v
+			            : have && strcmp(have, list->item[k]->text) == 0;
 		if (!found)
 			return false;
 	}
@@ -162,7 +178,8 @@ scheme_part(const Fit *f, const char *suffix, SchemeTensor *out)
 	return true;
 }
 
-/* Bytes that are powers of two have a type of their own, which is younger than most writers of them. */
+/* Bytes that are powers of two have a type of their own, which is younger than most writers of
+ * them. */
 static bool
 type_fits(const char *want, const char *have)
 {
@@ -171,20 +188,24 @@ type_fits(const char *want, const char *have)
 
 /* The module's name, when `name` ends in the form's codes and their scales are there. */
 static const char *
-module_of(const Schemes *s, const Node *form, const char *name, scheme_find_fn *find, const void *user)
+module_of(const Schemes *s, const Node *form, const char *name, scheme_find_fn *find,
+          const void *user)
 {
 	const Node *code = node_get(form, "code");
 	const char *suffix = scheme_text(code, "tensor"), *type = scheme_text(code, "type");
-	const char *scale = scheme_text(node_get(form, "scale"), "tensor"), *scale_type = scheme_text(node_get(form, "scale"), "type");
+	const char *scale = scheme_text(node_get(form, "scale"), "tensor"),
+	           *scale_type = scheme_text(node_get(form, "scale"), "type");
 	size_t n = strlen(name), m = suffix ? strlen(suffix) : 0;
 	SchemeTensor t;
 
-	if (!m || n <= m + 1 || (suffix[0] != '_' && name[n - m - 1] != '.') || strcmp(name + n - m, suffix) != 0 || !when_holds(s, node_get(form, "when")))
+	if (!m || n <= m + 1 || (suffix[0] != '_' && name[n - m - 1] != '.') ||
+	    strcmp(name + n - m, suffix) != 0 || !when_holds(s, node_get(form, "when")))
 		return NULL;
 	const char *module = arena_strndup(s->a, name, n - m);
 	if (type && (!find(user, name, &t) || strcmp(t.type, type) != 0))
 		return NULL;
-	if (scale && (!find(user, arena_printf(s->a, "%s%s", module, scale), &t) || (scale_type && !type_fits(scale_type, t.type))))
+	if (scale && (!find(user, arena_printf(s->a, "%s%s", module, scale), &t) ||
+	              (scale_type && !type_fits(scale_type, t.type))))
 		return NULL;
 	return module;
 }
@@ -193,13 +214,16 @@ module_of(const Schemes *s, const Node *form, const char *name, scheme_find_fn *
 int
 scheme_element_bits(const char *type)
 {
-	return strcmp(type, "I32") == 0 || strcmp(type, "U32") == 0 || strcmp(type, "F32") == 0 ? 32 : strcmp(type, "F16") == 0 || strcmp(type, "BF16") == 0 ? 16 : 8;
+	return strcmp(type, "I32") == 0 || strcmp(type, "U32") == 0 || strcmp(type, "F32") == 0 ? 32
+	       : strcmp(type, "F16") == 0 || strcmp(type, "BF16") == 0                          ? 16
+	                                                                                        : 8;
 }
 
 static llmc_status
 shape_bad(const Fit *f, const SchemePlane *p, const char *want)
 {
-	return error_set(f->err, LLMC_E_INPUT, "%s has the shape [%lld, %lld]; %s", p->name, (long long)p->dim[0], (long long)p->dim[1], want);
+	return error_set(f->err, LLMC_E_INPUT, "%s has the shape [%lld, %lld]; %s", p->name,
+	                 (long long)p->dim[0], (long long)p->dim[1], want);
 }
 
 /* bytes that are powers of two */
@@ -233,19 +257,27 @@ plane(const Fit *f, const char *which, SchemePlane *out)
 	if (!scheme_part(f, suffix, &t)) {
 		if (flag_of(rule, "optional"))
 			return LLMC_OK;
-		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, suffix, f->module);
+		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it",
+		                 f->module, suffix, f->module);
 	}
-	if (type ? !type_fits(type, t.type) : strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32"))
-		return error_set(f->err, LLMC_E_INPUT, "%s is stored as %s; %s is expected", t.name, t.type, type ? type : "F16, BF16 or F32");
+	if (type ? !type_fits(type, t.type)
+	         : strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32"))
+		return error_set(f->err, LLMC_E_INPUT, "%s is stored as %s; %s is expected", t.name,
+		                 t.type, type ? type : "F16, BF16 or F32");
 	int64_t add = 0, place, lead = 1;
 	if (node_get(f->form, "lead"))
 		(void)node_int(node_get(f->form, "lead"), &lead);
 	if (flag_of(f->form, "stacked") && t.n_dims == 3) /* matrices of experts, or one */
 		lead = 2;
 	if (t.n_dims > 2 && (lead == 1 || t.n_dims <= lead))
-		return error_set(f->err, LLMC_E_INPUT, "%s has %d dimensions; two are expected", t.name, t.n_dims);
+		return error_set(f->err, LLMC_E_INPUT, "%s has %d dimensions; two are expected",
+		                 t.name, t.n_dims);
 	const Node *places = node_get(rule, "places");
-	*out = (SchemePlane){ .data = t.data, .name = t.name, .type = t.type, .element = scheme_element_bits(t.type), .bits = scheme_element_bits(t.type) };
+	*out = (SchemePlane){ .data = t.data,
+		              .name = t.name,
+		              .type = t.type,
+		              .element = scheme_element_bits(t.type),
+		              .bits = scheme_element_bits(t.type) };
 	out->dim[0] = out->dim[1] = 1;
 	for (int i = 0; i < t.n_dims; i++)
 		if (__builtin_mul_overflow(out->dim[i >= lead], t.dim[i], &out->dim[i >= lead]))
@@ -281,12 +313,19 @@ fields(const Fit *f, SchemePlane *p, int axis, int bits, int64_t n, int64_t othe
 	int64_t among = 1; /* so many fields in a row lie among each other */
 
 	for (int i = 0; i < 8; i++)
-		among = p->place[i] == i ? among : p->place[i] / 2 != i / 2 ? 8 : among > 2 ? among : 2;
+		among = p->place[i] == i           ? among
+		        : p->place[i] / 2 != i / 2 ? 8
+		        : among > 2                ? among
+		                                   : 2;
 	if (n > INT64_MAX / 64)
 		return shape_bad(f, p, "that is too much");
 	int64_t words = ceil_div((n + among - 1) / among * among * bits, p->element);
 	if (p->dim[axis] < words || p->dim[!axis] < others)
-		return shape_bad(f, p, arena_printf(f->s->a, "%lld fields of %d bits along axis %d, %lld times, are expected", (long long)n, bits, axis, (long long)others));
+		return shape_bad(
+		    f, p,
+		    arena_printf(f->s->a,
+		                 "%lld fields of %d bits along axis %d, %lld times, are expected",
+		                 (long long)n, bits, axis, (long long)others));
 	p->bits = bits;
 	p->step = axis == 0 ? p->dim[1] : 1;
 	p->other_step = axis == 0 ? 1 : p->dim[1];
@@ -298,18 +337,23 @@ static const json_t *
 told_of(const Fit *f, const char *path)
 {
 	const size_t n = strlen(f->module);
-	const json_t *own = n ? json_object_get(f->s->quant, arena_strndup(f->s->a, f->module, n - (f->module[n - 1] == '.'))) : NULL;
+	const json_t *own =
+	    n ? json_object_get(f->s->quant,
+	                        arena_strndup(f->s->a, f->module, n - (f->module[n - 1] == '.')))
+	      : NULL;
 	const json_t *v = json_object_get(own, path);
 
 	return json_is_integer(v) ? v : config_value(f->s, path);
 }
 
-/* Rows, columns and bits, from the shapes of codes and scales, and from what the form names for the rest. */
+/* Rows, columns and bits, from the shapes of codes and scales, and from what the form names for the
+ * rest. */
 static llmc_status
 sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 {
 	const Node *rule = node_get(f->form, "code");
-	const char *along = scheme_text(rule, "packed"), *shape = scheme_text(f->form, "shape"), *index = scheme_text(f->form, "column_group");
+	const char *along = scheme_text(rule, "packed"), *shape = scheme_text(f->form, "shape"),
+	           *index = scheme_text(f->form, "column_group");
 	const int in = axis_is(rule, 0, "in") ? 0 : 1; /* axis */
 	SchemeTensor t;
 	int64_t listed = 0;
@@ -328,16 +372,22 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 	if (!along)
 		return LLMC_OK;
 	if (shape && !scheme_part(f, shape, &t))
-		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, shape, f->module);
+		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it",
+		                 f->module, shape, f->module);
 	if (shape) {
 		if (strcmp(t.type, "I64") || t.n_dims != 1 || t.dim[0] != 2)
-			return error_set(f->err, LLMC_E_INPUT, "%s: two whole numbers (I64) are expected", t.name);
+			return error_set(f->err, LLMC_E_INPUT,
+			                 "%s: two whole numbers (I64) are expected", t.name);
 		int64_t is[2];
 		memcpy(is, t.data, sizeof is);
 		if (is[0] != m->rows || is[1] < 1 || is[1] > m->cols * 32)
-			return error_set(f->err, LLMC_E_INPUT, "%s says [%lld, %lld], which its codes do not hold", t.name, (long long)is[0], (long long)is[1]);
+			return error_set(f->err, LLMC_E_INPUT,
+			                 "%s says [%lld, %lld], which its codes do not hold",
+			                 t.name, (long long)is[0], (long long)is[1]);
 		listed = is[1];
-	} else if (!m->code_along_out && index && f->find(f->user, arena_printf(f->s->a, "%s%s", f->module, index), &t) && t.n_dims == 1) {
+	} else if (!m->code_along_out && index &&
+	           f->find(f->user, arena_printf(f->s->a, "%s%s", f->module, index), &t) &&
+	           t.n_dims == 1) {
 		listed = t.dim[0];
 	}
 	const int64_t words = m->code_along_out ? m->rows : m->cols;
@@ -350,9 +400,15 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 		listed = m->scale.dim[axis_is(node_get(f->form, "scale"), 0, "out") ? 0 : 1];
 	if (!listed && told > 0 && told <= 8)
 		listed = words * m->code.element / told;
-	*bits = listed > 0 && words * m->code.element / listed <= 8 ? (int)(words * m->code.element / listed) : 0;
+	*bits = listed > 0 && words * m->code.element / listed <= 8
+	            ? (int)(words * m->code.element / listed)
+	            : 0;
 	if (*bits < 2 || ceil_div(listed * *bits, m->code.element) != words)
-		return shape_bad(f, &m->code, arena_printf(f->s->a, "they are no codes of 2 to 8 bits for %lld columns or rows", (long long)listed));
+		return shape_bad(
+		    f, &m->code,
+		    arena_printf(f->s->a,
+		                 "they are no codes of 2 to 8 bits for %lld columns or rows",
+		                 (long long)listed));
 	*(m->code_along_out ? &m->rows : &m->cols) = listed;
 	return LLMC_OK;
 }
@@ -363,13 +419,17 @@ scales(const Fit *f, SchemeMatrix *m)
 {
 	const Node *rule = node_get(f->form, "scale");
 	const char *block = scheme_text(f->form, "block"), *group = scheme_text(f->form, "group");
-	const json_t *b = block ? config_value(f->s, block) : NULL, *g = group ? told_of(f, group) : NULL;
+	const json_t *b = block ? config_value(f->s, block) : NULL,
+	             *g = group ? told_of(f, group) : NULL;
 	int64_t over = 0;
 
 	m->scale_by_out = axis_is(rule, 0, "out");
-	const int64_t by_row = m->scale.dim[!m->scale_by_out], by_col = m->scale.dim[m->scale_by_out];
+	const int64_t by_row = m->scale.dim[!m->scale_by_out],
+	              by_col = m->scale.dim[m->scale_by_out];
 	if (by_row < 1 || by_col < 1 || by_row > m->rows || by_col > m->cols + 8)
-		return shape_bad(f, &m->scale, arena_printf(f->s->a, "the matrix is [%lld, %lld]", (long long)m->rows, (long long)m->cols));
+		return shape_bad(f, &m->scale,
+		                 arena_printf(f->s->a, "the matrix is [%lld, %lld]",
+		                              (long long)m->rows, (long long)m->cols));
 	m->block_rows = m->rows / by_row;
 	m->block_cols = m->cols / by_col;
 	if (json_array_size(b) == 2) {
@@ -378,11 +438,17 @@ scales(const Fit *f, SchemeMatrix *m)
 	}
 	if (json_is_integer(g) && json_integer_value(g) > 0 && by_col > 1)
 		m->block_cols = json_integer_value(g);
-	/* a last group may be shorter where its size is told; some forms have room for more groups than there are */
+	/* a last group may be shorter where its size is told; some forms have room for more groups
+	 * than there are */
 	const int64_t need = m->block_cols > 0 ? ceil_div(m->cols, m->block_cols) : 0;
-	if (m->block_rows < 1 || m->block_cols < 1 || ceil_div(m->rows, m->block_rows) != by_row || need > by_col || (need < by_col && !flag_of(rule, "padded")))
-		return shape_bad(f, &m->scale, arena_printf(f->s->a, "a scale for each %lld x %lld of [%lld, %lld] is expected", (long long)m->block_rows,
-		                                            (long long)m->block_cols, (long long)m->rows, (long long)m->cols));
+	if (m->block_rows < 1 || m->block_cols < 1 || ceil_div(m->rows, m->block_rows) != by_row ||
+	    need > by_col || (need < by_col && !flag_of(rule, "padded")))
+		return shape_bad(
+		    f, &m->scale,
+		    arena_printf(f->s->a,
+		                 "a scale for each %lld x %lld of [%lld, %lld] is expected",
+		                 (long long)m->block_rows, (long long)m->block_cols,
+		                 (long long)m->rows, (long long)m->cols));
 	if (node_get(rule, "over") && node_int(node_get(rule, "over"), &over))
 		m->over = (float)over;
 	m->divides = flag_of(rule, "divides");
@@ -401,11 +467,16 @@ order(const Fit *f, SchemeMatrix *m)
 	if (!index || !scheme_part(f, index, &t))
 		return LLMC_OK;
 	if (strcmp(t.type, "I32") || t.n_dims != 1 || t.dim[0] != m->cols)
-		return error_set(f->err, LLMC_E_INPUT, "%s: %lld whole numbers (I32) are expected, the group of each column", t.name, (long long)m->cols);
+		return error_set(
+		    f->err, LLMC_E_INPUT,
+		    "%s: %lld whole numbers (I32) are expected, the group of each column", t.name,
+		    (long long)m->cols);
 	for (int64_t k = 0; k < m->cols; k++) {
 		memcpy(&g, (const char *)t.data + 4 * k, 4);
 		if (g < 0 || g > (m->cols - 1) / m->block_cols)
-			return error_set(f->err, LLMC_E_INPUT, "%s[%lld] = %d: there are %lld groups", t.name, (long long)k, g, (long long)ceil_div(m->cols, m->block_cols));
+			return error_set(
+			    f->err, LLMC_E_INPUT, "%s[%lld] = %d: there are %lld groups", t.name,
+			    (long long)k, g, (long long)ceil_div(m->cols, m->block_cols));
 		neighbours &= g == k / m->block_cols;
 	}
 	m->indexed = true;
@@ -413,7 +484,8 @@ order(const Fit *f, SchemeMatrix *m)
 	return LLMC_OK;
 }
 
-/* Columns by group, those of one group in the order of the file. *most: how many of neighbours there share a group always */
+/* Columns by group, those of one group in the order of the file. *most: how many of neighbours
+ * there share a group always */
 static const float *
 sorted(const Fit *f, const SchemeMatrix *m, int64_t *most)
 {
@@ -439,7 +511,8 @@ sorted(const Fit *f, const SchemeMatrix *m, int64_t *most)
 	return order;
 }
 
-/* What x goes through where columns are not as groups want them, or have factors of their own. *most: columns that share a group, at least */
+/* What x goes through where columns are not as groups want them, or have factors of their own.
+ * *most: columns that share a group, at least */
 static void
 arrange(const Fit *f, SchemeMatrix *m, int64_t *most)
 {
@@ -455,7 +528,8 @@ arrange(const Fit *f, SchemeMatrix *m, int64_t *most)
 	m->factor = factor;
 }
 
-/* Any values have F32: at eight times the memory of 4 bits, which columns that are no whole groups cost. g: columns that share a group */
+/* Any values have F32: at eight times the memory of 4 bits, which columns that are no whole groups
+ * cost. g: columns that share a group */
 static Dtype
 dtype_of(const SchemeMatrix *m, int bits, int64_t g)
 {
@@ -464,13 +538,24 @@ dtype_of(const SchemeMatrix *m, int bits, int64_t g)
 	if ((m->column_group && !m->order) || (m->column_scale && !m->factor))
 		return DT_F32;
 	if (m->codes == SCHEME_E2M1) {
-		if (scheme_exponents(m->scale.type) && m->block_cols == 32 && m->cols % 32 == 0 && m->block_rows == 1)
+		if (scheme_exponents(m->scale.type) && m->block_cols == 32 && m->cols % 32 == 0 &&
+		    m->block_rows == 1)
 			return DT_MXFP4;
-		return strcmp(m->scale.type, "F8_E4M3") == 0 && m->block_cols == 16 && m->cols % 64 == 0 && m->block_rows == 1 ? DT_NVFP4 : DT_F32;
+		return strcmp(m->scale.type, "F8_E4M3") == 0 && m->block_cols == 16 &&
+		               m->cols % 64 == 0 && m->block_rows == 1
+		           ? DT_NVFP4
+		           : DT_F32;
 	}
 	const DtypeValues values = m->codes == SCHEME_E4M3 ? VALUES_E4M3 : VALUES_INT;
-	const bool whole = !m->least.data && !(wide && bits < 4); /* few bits with wide scales: a minimum each, of as many bytes as a scale */
-	DtypeGroup want = { .bits = bits > 4 ? 8 : bits, .scale_bytes = wide || values == VALUES_E4M3 ? 4 : 2, .zero_bytes = values == VALUES_INT, .values = values };
+	const bool whole =
+	    !m->least.data &&
+	    !(wide &&
+	      bits <
+	          4); /* few bits with wide scales: a minimum each, of as many bytes as a scale */
+	DtypeGroup want = { .bits = bits > 4 ? 8 : bits,
+		            .scale_bytes = wide || values == VALUES_E4M3 ? 4 : 2,
+		            .zero_bytes = values == VALUES_INT,
+		            .values = values };
 	if (values == VALUES_INT && !whole)
 		want.scale_bytes = want.zero_bytes = 4;
 	return scheme_dtype(want, g, m->cols);
@@ -484,7 +569,8 @@ scheme_dtype(DtypeGroup want, int64_t together, int64_t cols)
 			continue;
 		for (int d = 0; d < DT_COUNT; d++) {
 			const DtypeGroup have = dtype_group((Dtype)d);
-			if (have.columns == want.columns && have.values == want.values && have.bits == want.bits && have.scale_bytes == want.scale_bytes &&
+			if (have.columns == want.columns && have.values == want.values &&
+			    have.bits == want.bits && have.scale_bytes == want.scale_bytes &&
 			    have.zero_bytes == want.zero_bytes)
 				return (Dtype)d;
 		}
@@ -492,7 +578,8 @@ scheme_dtype(DtypeGroup want, int64_t together, int64_t cols)
 	return DT_F32;
 }
 
-/* The module that the rule's tensor stands in: this one, or the one around it where the rule says for which of its modules; NULL: for others */
+/* The module that the rule's tensor stands in: this one, or the one around it where the rule says
+ * for which of its modules; NULL: for others */
 static const char *
 rule_module(const Fit *f, const Node *rule)
 {
@@ -505,7 +592,8 @@ rule_module(const Fit *f, const Node *rule)
 	while (at > 0 && f->module[at - 1] != '.')
 		at--;
 	for (size_t i = 0; i < of->n; i++)
-		if (strlen(of->item[i]->text) == end - at && strncmp(of->item[i]->text, f->module + at, end - at) == 0)
+		if (strlen(of->item[i]->text) == end - at &&
+		    strncmp(of->item[i]->text, f->module + at, end - at) == 0)
 			return arena_strndup(f->s->a, f->module, at);
 	return NULL;
 }
@@ -523,14 +611,19 @@ column_scale(const Fit *f, SchemeMatrix *m)
 		of.module = rule_module(f, rule);
 		if (!of.module || !scheme_part(&of, scheme_text(rule, "tensor"), &t))
 			continue;
-		if ((strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32")) || scheme_elements(&t) != m->cols)
-			return error_set(f->err, LLMC_E_INPUT, "%s: %lld numbers of F16, BF16 or F32 are expected", t.name, (long long)m->cols);
+		if ((strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32")) ||
+		    scheme_elements(&t) != m->cols)
+			return error_set(f->err, LLMC_E_INPUT,
+			                 "%s: %lld numbers of F16, BF16 or F32 are expected",
+			                 t.name, (long long)m->cols);
 		float *scale = NEW(f->s->a, float, m->cols);
 		for (int64_t k = 0; k < m->cols; k++) {
 			const float v = scheme_number(t.type, t.data, k);
 			scale[k] = flag_of(rule, "divides") ? 1 / v : v;
 			if (!isfinite(scale[k]))
-				return error_set(f->err, LLMC_E_INPUT, "%s[%lld] = %g is no factor of a column", t.name, (long long)k, v);
+				return error_set(f->err, LLMC_E_INPUT,
+				                 "%s[%lld] = %g is no factor of a column", t.name,
+				                 (long long)k, v);
 		}
 		m->column_scale = scale;
 	}
@@ -549,7 +642,8 @@ whole(const Fit *f, SchemeMatrix *m)
 	if (!suffix)
 		return LLMC_OK;
 	if (!scheme_part(f, suffix, &t))
-		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, suffix, f->module);
+		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it",
+		                 f->module, suffix, f->module);
 	if (strcmp(t.type, "F32") || scheme_elements(&t) != 1)
 		return error_set(f->err, LLMC_E_INPUT, "%s: one number of F32 is expected", t.name);
 	memcpy(&m->whole, t.data, 4);
@@ -569,36 +663,50 @@ fit(const Fit *f, SchemeMatrix *m)
 
 	const char *values = scheme_text(code, "values");
 	TRY(plane(f, "code", &m->code));
-	m->codes = values && strcmp(values, "e2m1") == 0                                              ? SCHEME_E2M1
-	         : (values && strcmp(values, "e4m3") == 0) || strcmp(m->code.type, "F8_E4M3") == 0 ? SCHEME_E4M3
-	                                                                                           : SCHEME_INT;
+	m->codes = values && strcmp(values, "e2m1") == 0 ? SCHEME_E2M1
+	           : (values && strcmp(values, "e4m3") == 0) || strcmp(m->code.type, "F8_E4M3") == 0
+	               ? SCHEME_E4M3
+	               : SCHEME_INT;
 	m->stack = m->code.stack;
 	TRY(plane(f, "scale", &m->scale));
 	TRY(whole(f, m));
 	TRY(plane(f, "zero", &m->zero));
 	TRY(plane(f, "least", &m->least));
-	if (m->least.data && (m->least.dim[0] != m->scale.dim[0] || m->least.dim[1] != m->scale.dim[1]))
-		return shape_bad(f, &m->least, arena_printf(f->s->a, "[%lld, %lld] are expected, as of scales", (long long)m->scale.dim[0], (long long)m->scale.dim[1]));
+	if (m->least.data &&
+	    (m->least.dim[0] != m->scale.dim[0] || m->least.dim[1] != m->scale.dim[1]))
+		return shape_bad(f, &m->least,
+		                 arena_printf(f->s->a, "[%lld, %lld] are expected, as of scales",
+		                              (long long)m->scale.dim[0],
+		                              (long long)m->scale.dim[1]));
 	const char *how = scheme_text(code, "order");
 	m->eetq = how && strcmp(how, "eetq") == 0;
 	m->quarters = how && strcmp(how, "quarters") == 0;
 	TRY(sizes(f, m, &bits, &packed));
 	TRY(scales(f, m));
-	if (m->codes == SCHEME_E2M1 && m->block_cols != (strcmp(m->scale.type, "F8_E4M3") ? 32 : 16))
-		return shape_bad(f, &m->scale, strcmp(m->scale.type, "F8_E4M3") ? "MXFP4 has a scale for each 32 columns" : "NVFP4 has a scale for each 16 columns");
+	if (m->codes == SCHEME_E2M1 &&
+	    m->block_cols != (strcmp(m->scale.type, "F8_E4M3") ? 32 : 16))
+		return shape_bad(f, &m->scale,
+		                 strcmp(m->scale.type, "F8_E4M3")
+		                     ? "MXFP4 has a scale for each 32 columns"
+		                     : "NVFP4 has a scale for each 16 columns");
 	TRY(order(f, m));
 	const int in = axis_is(code, 0, "in") ? 0 : 1;
 	if (!m->quarters)
-		TRY(fields(f, &m->code, m->code_along_out ? !in : in, bits, m->code_along_out ? m->rows : m->cols, m->code_along_out ? m->cols : m->rows));
+		TRY(fields(f, &m->code, m->code_along_out ? !in : in, bits,
+		           m->code_along_out ? m->rows : m->cols,
+		           m->code_along_out ? m->cols : m->rows));
 	const int64_t groups = ceil_div(m->cols, m->block_cols);
 	if (m->zero.data) {
 		const char *along = scheme_text(zero, "packed");
 		const int out = axis_is(zero, 0, "out") ? 0 : 1;
 		m->zero_along_out = !along || strcmp(along, "out") == 0;
-		TRY(fields(f, &m->zero, m->zero_along_out ? out : !out, along ? bits : 8, m->zero_along_out ? m->rows : groups, m->zero_along_out ? groups : m->rows));
+		TRY(fields(f, &m->zero, m->zero_along_out ? out : !out, along ? bits : 8,
+		           m->zero_along_out ? m->rows : groups,
+		           m->zero_along_out ? groups : m->rows));
 	}
 	TRY(column_scale(f, m));
-	/* int8 is signed, and so are its zero points; packed codes without zero points are offset by half of their range */
+	/* int8 is signed, and so are its zero points; packed codes without zero points are offset
+	 * by half of their range */
 	m->offset = packed || strcmp(m->code.type, "I8") ? 0 : 128;
 	m->flip = m->offset ? 0x80 : flag_of(code, "signed") ? 1 << (bits - 1) : 0;
 	m->middle = m->offset ? 128 : 1 << (bits - 1);
@@ -606,7 +714,8 @@ fit(const Fit *f, SchemeMatrix *m)
 	if (node_get(code, "middle") && node_int(node_get(code, "middle"), &middle))
 		m->middle = (int)middle;
 	if (m->eetq && (m->cols % 64 || m->rows % 2))
-		return shape_bad(f, &m->code, "whole tiles of 64 inputs and 2 outputs are expected");
+		return shape_bad(f, &m->code,
+		                 "whole tiles of 64 inputs and 2 outputs are expected");
 	int64_t most;
 	arrange(f, m, &most);
 	m->dtype = dtype_of(m, bits, most);
@@ -627,20 +736,25 @@ drop(const Fit *f)
 }
 
 llmc_status
-scheme_matrix(const Schemes *s, const char *name, scheme_find_fn *find, const void *user, SchemeMatrix **out,
-              const char **made, const char *parts[SCHEME_MAX_PARTS], int *n_part, llmc_error *err)
+scheme_matrix(const Schemes *s, const char *name, scheme_find_fn *find, const void *user,
+              SchemeMatrix **out, const char **made, const char *parts[SCHEME_MAX_PARTS],
+              int *n_part, llmc_error *err)
 {
 	*out = NULL;
 	*n_part = 0;
 	for (size_t i = 0; i < s->n_form; i++) {
-		const char *found = module_of(s, s->form[i], name, find, user), *refuse = scheme_text(s->form[i], "refuse");
+		const char *found = module_of(s, s->form[i], name, find, user),
+		           *refuse = scheme_text(s->form[i], "refuse");
 		if (!found)
 			continue;
 		if (refuse)
-			return error_set(err, LLMC_E_INPUT, "%s: %s", name_text(name, strlen(name)).s, refuse);
+			return error_set(err, LLMC_E_INPUT, "%s: %s",
+			                 name_text(name, strlen(name)).s, refuse);
 		Fit f = { s, s->form[i], found, find, user, parts, n_part, err };
 		SchemeMatrix *m = NEW(s->a, SchemeMatrix, 1);
-		TRY(node_get(s->form[i], "map") ? scheme_flat(&f, m) : node_get(s->form[i], "groups") ? scheme_hqq(&f, m) : fit(&f, m));
+		TRY(node_get(s->form[i], "map")      ? scheme_flat(&f, m)
+		    : node_get(s->form[i], "groups") ? scheme_hqq(&f, m)
+		                                     : fit(&f, m));
 		drop(&f);
 		const char *makes = scheme_text(s->form[i], "makes");
 		*made = arena_printf(s->a, "%s%s", found, makes ? makes : "weight");

@@ -1,6 +1,8 @@
-/* Codes of 4 bits one after the other, the first of two in the high nibble, whatever the rows; a table of what they stand for, and the largest magnitude of
- * each `blocksize` of them. The description of a tensor is JSON in a tensor of its own. Nested: these magnitudes are bytes, numbers of a table of 256
- * times the largest of each `nested_blocksize`, plus an offset. bitsandbytes writes this; the file's tables decide. */
+/* Codes of 4 bits one after the other, the first of two in the high nibble, whatever the rows; a
+ * table of what they stand for, and the largest magnitude of each `blocksize` of them. The
+ * description of a tensor is JSON in a tensor of its own. Nested: these magnitudes are bytes,
+ * numbers of a table of 256 times the largest of each `nested_blocksize`, plus an offset.
+ * bitsandbytes writes this; the file's tables decide. */
 #include <math.h>
 #include <string.h>
 
@@ -8,12 +10,12 @@
 #include "formats/scheme_fit.h"
 
 struct SchemeFlat {
-	const uint8_t *code, *peak;  /* peak: bytes where nested, else F32 */
-	int64_t        block;        /* codes of one peak */
-	float          map[16];
-	const uint8_t *nested;       /* F32: the largest of each nested_block peaks; NULL: not nested */
-	int64_t        nested_block;
-	float          nested_map[256], offset;
+	const uint8_t *code, *peak; /* peak: bytes where nested, else F32 */
+	int64_t block;              /* codes of one peak */
+	float map[16];
+	const uint8_t *nested; /* F32: the largest of each nested_block peaks; NULL: not nested */
+	int64_t nested_block;
+	float nested_map[256], offset;
 };
 
 /* The first of the names that the form lists */
@@ -37,9 +39,11 @@ numbers(const Fit *f, const char *key, const char *type, int64_t n, const uint8_
 
 	*out = NULL;
 	if (!suffix || !scheme_part(f, suffix, &t))
-		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, suffix ? suffix : key, f->module);
+		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it",
+		                 f->module, suffix ? suffix : key, f->module);
 	if (strcmp(t.type, type) || scheme_elements(&t) != n)
-		return error_set(f->err, LLMC_E_INPUT, "%s: %lld numbers of %s are expected", t.name, (long long)n, type);
+		return error_set(f->err, LLMC_E_INPUT, "%s: %lld numbers of %s are expected",
+		                 t.name, (long long)n, type);
 	*out = t.data;
 	return LLMC_OK;
 }
@@ -87,18 +91,30 @@ scheme_flat(const Fit *f, SchemeMatrix *m)
 	scheme_part(f, scheme_text(node_get(f->form, "code"), "tensor"), &code);
 	scheme_part(f, scheme_text(node_get(f->form, "scale"), "tensor"), &peak);
 	if (!state_part(f, &state))
-		return error_set(f->err, LLMC_E_INPUT, "%s has no quant_state beside it, which says its shape: it is stored as %s", code.name, code.type);
-	const json_t *said = strcmp(state.type, "U8") ? NULL : json_read(f->s->a, state.data, (size_t)scheme_elements(&state), JSON_REJECT_DUPLICATES, &why);
+		return error_set(
+		    f->err, LLMC_E_INPUT,
+		    "%s has no quant_state beside it, which says its shape: it is stored as %s",
+		    code.name, code.type);
+	const json_t *said = strcmp(state.type, "U8")
+	                         ? NULL
+	                         : json_read(f->s->a, state.data, (size_t)scheme_elements(&state),
+	                                     JSON_REJECT_DUPLICATES, &why);
 	const json_t *shape = json_object_get(said, "shape");
 	m->rows = json_array_size(shape) == 2 ? json_integer_value(json_array_get(shape, 0)) : 0;
 	m->cols = json_array_size(shape) == 2 ? json_integer_value(json_array_get(shape, 1)) : 0;
 	w->block = whole_of(said, "blocksize", most);
 	if (m->rows < 1 || m->cols < 1 || m->rows > most || m->cols > most || !w->block)
-		return error_set(f->err, LLMC_E_INPUT, "%s: JSON with a shape of two numbers and a blocksize is expected", state.name);
-	const int64_t n = m->rows * m->cols, bytes = scheme_elements(&code) * (scheme_element_bits(code.type) / 8), peaks = (n - 1) / w->block + 1;
+		return error_set(f->err, LLMC_E_INPUT,
+		                 "%s: JSON with a shape of two numbers and a blocksize is expected",
+		                 state.name);
+	const int64_t n = m->rows * m->cols,
+	              bytes = scheme_elements(&code) * (scheme_element_bits(code.type) / 8),
+	              peaks = (n - 1) / w->block + 1;
 	if (bytes < (n + 1) / 2 || bytes >= (n + 1) / 2 + scheme_element_bits(code.type) / 8)
-		return error_set(f->err, LLMC_E_INPUT, "%s holds %lld bytes; %s says [%lld, %lld], two to a byte", code.name, (long long)bytes, state.name,
-		                 (long long)m->rows, (long long)m->cols);
+		return error_set(f->err, LLMC_E_INPUT,
+		                 "%s holds %lld bytes; %s says [%lld, %lld], two to a byte",
+		                 code.name, (long long)bytes, state.name, (long long)m->rows,
+		                 (long long)m->cols);
 	TRY(numbers(f, "map", "F32", 16, &map));
 	memcpy(w->map, map, sizeof w->map);
 	w->code = code.data;
@@ -109,7 +125,10 @@ scheme_flat(const Fit *f, SchemeMatrix *m)
 		w->nested_block = whole_of(said, "nested_blocksize", most);
 		w->offset = (float)offset;
 		if (!w->nested_block || !isfinite(w->offset))
-			return error_set(f->err, LLMC_E_INPUT, "%s: nested_blocksize and nested_offset are expected to be numbers", state.name);
+			return error_set(
+			    f->err, LLMC_E_INPUT,
+			    "%s: nested_blocksize and nested_offset are expected to be numbers",
+			    state.name);
 		TRY(numbers(f, "peak", "U8", peaks, &w->peak));
 		TRY(numbers(f, "nested_map", "F32", 256, &map));
 		memcpy(w->nested_map, map, sizeof w->nested_map);
@@ -165,7 +184,8 @@ scheme_flat_row(const SchemeMatrix *m, int64_t row, void *dst)
 		to += 4;
 		memset(to, 0, (size_t)g.columns / 2);
 		for (int i = 0; i < g.columns; i++)
-			to[i / 32 * 16 + i % 16] |= (uint8_t)(code_at(w, first + k0 + i) << (i % 32 / 16 * 4));
+			to[i / 32 * 16 + i % 16] |=
+			    (uint8_t)(code_at(w, first + k0 + i) << (i % 32 / 16 * 4));
 	}
 	return true;
 }

@@ -1,4 +1,5 @@
-/* Blocks of a GGUF that are no type of weights here: they are taken apart, and put into blocks of a type that holds their values exactly. */
+/* Blocks of a GGUF that are no type of weights here: they are taken apart, and put into blocks of a
+ * type that holds their values exactly. */
 #include <math.h>
 #include <string.h>
 
@@ -9,7 +10,9 @@
 const SchemeGgml *
 scheme_ggml(uint32_t type)
 {
-	static const SchemeGgml known[] = { { GGML_NVFP4, DT_NVFP4, 64, 36 }, { GGML_Q1_0, DT_U2_128, 128, 18 }, { GGML_Q2_0, DT_U2_32, 64, 18 } };
+	static const SchemeGgml known[] = { { GGML_NVFP4, DT_NVFP4, 64, 36 },
+		                            { GGML_Q1_0, DT_U2_128, 128, 18 },
+		                            { GGML_Q2_0, DT_U2_32, 64, 18 } };
 
 	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
 		if (known[i].type == type)
@@ -18,15 +21,23 @@ scheme_ggml(uint32_t type)
 }
 
 SchemeMatrix *
-scheme_of_ggml(Arena *a, uint32_t type, const void *data, int64_t rows, int64_t cols, const void *scale, int64_t n)
+scheme_of_ggml(Arena *a, uint32_t type, const void *data, int64_t rows, int64_t cols,
+               const void *scale, int64_t n)
 {
 	SchemeMatrix *m = NEW(a, SchemeMatrix, 1);
 
-	*m = (SchemeMatrix){ .dtype = scheme_ggml(type)->dtype, .rows = rows, .cols = cols, .ggml = data, .ggml_type = type, .ggml_scale = scale, .n_ggml_scale = n };
+	*m = (SchemeMatrix){ .dtype = scheme_ggml(type)->dtype,
+		             .rows = rows,
+		             .cols = cols,
+		             .ggml = data,
+		             .ggml_type = type,
+		             .ggml_scale = scale,
+		             .n_ggml_scale = n };
 	return m;
 }
 
-/* Four scales without a sign, of which 0x7f is 0; then 8 bytes for each, low nibbles its first 8 columns, high ones its last 8 */
+/* Four scales without a sign, of which 0x7f is 0; then 8 bytes for each, low nibbles its first 8
+ * columns, high ones its last 8 */
 static void
 nvfp4_block(const uint8_t *b, float whole, uint8_t *to)
 {
@@ -35,10 +46,12 @@ nvfp4_block(const uint8_t *b, float whole, uint8_t *to)
 		to[4 + j] = (b[j] & 0x7f) == 0x7f ? 0 : b[j] & 0x7f;
 	memset(to + 8, 0, 32);
 	for (int i = 0; i < 64; i++)
-		llmc_group_put(to + 8, 64, 4, i, b[4 + i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15);
+		llmc_group_put(to + 8, 64, 4, i,
+		               b[4 + i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15);
 }
 
-/* An f16, then codes of one bit (the sign: 0 and 2 about 1) or two, the lowest first; in groups with the zero point 1 */
+/* An f16, then codes of one bit (the sign: 0 and 2 about 1) or two, the lowest first; in groups
+ * with the zero point 1 */
 static bool
 few_block(const uint8_t *b, int bits, int elems, DtypeGroup g, uint8_t *to)
 {
@@ -53,7 +66,8 @@ few_block(const uint8_t *b, int bits, int elems, DtypeGroup g, uint8_t *to)
 			memcpy(at, b, 2);
 			at[2] = 1;
 		}
-		llmc_group_put(at + 3, g.columns, g.bits, i % g.columns, bits == 1 ? 2 * code : code);
+		llmc_group_put(at + 3, g.columns, g.bits, i % g.columns,
+		               bits == 1 ? 2 * code : code);
 	}
 	memcpy(&d, b, 2);
 	return isfinite(f16_to_f32(d));
@@ -74,7 +88,8 @@ scheme_ggml_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 		if (k->type == GGML_NVFP4)
 			nvfp4_block(b, whole, to);
 		else
-			good &= few_block(b, k->type == GGML_Q1_0 ? 1 : 2, k->elems, dtype_group(m->dtype), to);
+			good &= few_block(b, k->type == GGML_Q1_0 ? 1 : 2, k->elems,
+			                  dtype_group(m->dtype), to);
 	}
 	return good && isfinite(whole);
 }

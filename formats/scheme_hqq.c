@@ -1,9 +1,11 @@
-/* HQQ: a matrix as groups of `group_size` neighbours of a row, one group below the other; codes of `nbits` bits, 8 / nbits of them in a byte (of three bits
- * ten in 32): the first part of the groups in the highest bits, the next ones below. value = (code - zero) * scale, where zero is no whole number: groups have
- * a minimum, or are F32 where they are no whole pieces of rows.
+/* HQQ: a matrix as groups of `group_size` neighbours of a row, one group below the other; codes of
+ * `nbits` bits, 8 / nbits of them in a byte (of three bits ten in 32): the first part of the groups
+ * in the highest bits, the next ones below. value = (code - zero) * scale, where zero is no whole
+ * number: groups have a minimum, or are F32 where they are no whole pieces of rows.
  *
- * quanto: the same with the first part in the lowest bits, value = code * scale - shift, and no word of shape, bits or group: they follow from the sizes of codes and scales and
- * from the model's width. */
+ * quanto: the same with the first part in the lowest bits, value = code * scale - shift, and no
+ * word of shape, bits or group: they follow from the sizes of codes and scales and from the model's
+ * width. */
 #include <math.h>
 #include <string.h>
 
@@ -11,13 +13,13 @@
 #include "templates/common/llmc_groups.h"
 
 struct SchemeHqq {
-	const uint8_t *code;   /* [each, size] of bytes, of three bits of I32 */
-	int64_t        groups, size;
-	int64_t        each;   /* groups of a part */
-	int            bits;
-	const char    *scale_type, *zero_type;
+	const uint8_t *code; /* [each, size] of bytes, of three bits of I32 */
+	int64_t groups, size;
+	int64_t each; /* groups of a part */
+	int bits;
+	const char *scale_type, *zero_type;
 	const uint8_t *scale, *zero; /* [groups] */
-	bool           shift;        /* zero is what is taken from code * scale, and the first part is the lowest */
+	bool shift; /* zero is what is taken from code * scale, and the first part is the lowest */
 };
 
 /* A whole number that a tensor of one element is; -1: none */
@@ -40,15 +42,20 @@ number_of(const Fit *f, const Node *names, const char *key)
 
 /* A number a group */
 static llmc_status
-of_groups(const Fit *f, const Node *names, const char *key, int64_t n, const char **type, const uint8_t **data)
+of_groups(const Fit *f, const Node *names, const char *key, int64_t n, const char **type,
+          const uint8_t **data)
 {
 	const char *suffix = scheme_text(names, key);
 	SchemeTensor t;
 
 	if (!suffix || !scheme_part(f, suffix, &t))
-		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, suffix ? suffix : key, f->module);
-	if ((strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32")) || scheme_elements(&t) != n)
-		return error_set(f->err, LLMC_E_INPUT, "%s: %lld numbers of F16, BF16 or F32 are expected", t.name, (long long)n);
+		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it",
+		                 f->module, suffix ? suffix : key, f->module);
+	if ((strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32")) ||
+	    scheme_elements(&t) != n)
+		return error_set(f->err, LLMC_E_INPUT,
+		                 "%s: %lld numbers of F16, BF16 or F32 are expected", t.name,
+		                 (long long)n);
 	*type = t.type;
 	*data = t.data;
 	return LLMC_OK;
@@ -63,7 +70,8 @@ module_is(const Fit *f, const Node *list)
 	while (at > 0 && f->module[at - 1] != '.')
 		at--;
 	for (size_t i = 0; list && list->kind == NODE_LIST && i < list->n; i++)
-		if (strlen(list->item[i]->text) == end - at && memcmp(list->item[i]->text, f->module + at, end - at) == 0)
+		if (strlen(list->item[i]->text) == end - at &&
+		    memcmp(list->item[i]->text, f->module + at, end - at) == 0)
 			return true;
 	return false;
 }
@@ -76,7 +84,11 @@ take(SchemeMatrix *m, SchemeHqq *w, int64_t rows, int64_t cols)
 	m->hqq = w;
 	m->dtype = DT_F32;
 	if (m->cols % w->size == 0)
-		m->dtype = scheme_dtype((DtypeGroup){ .bits = w->bits == 1 ? 2 : w->bits, .scale_bytes = 4, .zero_bytes = 4, .values = VALUES_INT }, w->size, m->cols);
+		m->dtype = scheme_dtype((DtypeGroup){ .bits = w->bits == 1 ? 2 : w->bits,
+		                                      .scale_bytes = 4,
+		                                      .zero_bytes = 4,
+		                                      .values = VALUES_INT },
+		                        w->size, m->cols);
 }
 
 static llmc_status
@@ -90,18 +102,28 @@ quanto(const Fit *f, SchemeMatrix *m)
 
 	scheme_part(f, scheme_text(node_get(f->form, "code"), "tensor"), &code);
 	if (strcmp(code.type, "U8") || code.n_dims != 2 || code.dim[0] < 1 || code.dim[1] < 1)
-		return error_set(f->err, LLMC_E_INPUT, "%s: bytes (U8) of two dimensions are expected", code.name);
+		return error_set(f->err, LLMC_E_INPUT,
+		                 "%s: bytes (U8) of two dimensions are expected", code.name);
 	if (!suffix || !scheme_part(f, suffix, &scale))
-		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, suffix ? suffix : "scale", f->module);
+		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it",
+		                 f->module, suffix ? suffix : "scale", f->module);
 	w->each = code.dim[0];
 	w->size = code.dim[1];
 	w->groups = scheme_elements(&scale);
-	w->bits = (w->groups + 1) / 2 == w->each ? 4 : w->groups / 4 + (w->groups % 4 != 0) == w->each ? 2 : 0;
+	w->bits = (w->groups + 1) / 2 == w->each                    ? 4
+	          : w->groups / 4 + (w->groups % 4 != 0) == w->each ? 2
+	                                                            : 0;
 	if (!w->bits || w->groups < 1)
-		return error_set(f->err, LLMC_E_INPUT, "%s: groups of %lld codes, two or four to a byte, for %lld scales are expected", code.name, (long long)w->size, (long long)w->groups);
+		return error_set(
+		    f->err, LLMC_E_INPUT,
+		    "%s: groups of %lld codes, two or four to a byte, for %lld scales are expected",
+		    code.name, (long long)w->size, (long long)w->groups);
 	if (width < 1 || w->groups > INT64_MAX / 64 / w->size || w->groups * w->size % width)
-		return error_set(f->err, LLMC_E_INPUT, "%s holds %lld groups of %lld, no rows or columns of the %lld that config.json says is the model's width", code.name, (long long)w->groups,
-		                 (long long)w->size, (long long)width);
+		return error_set(f->err, LLMC_E_INPUT,
+		                 "%s holds %lld groups of %lld, no rows or columns of the %lld "
+		                 "that config.json says is the model's width",
+		                 code.name, (long long)w->groups, (long long)w->size,
+		                 (long long)width);
 	w->code = code.data;
 	w->shift = true;
 	TRY(of_groups(f, names, "scale", w->groups, &w->scale_type, &w->scale));
@@ -125,18 +147,28 @@ scheme_hqq(const Fit *f, SchemeMatrix *m)
 	if (node_get(names, "shift"))
 		return quanto(f, m);
 	scheme_part(f, scheme_text(node_get(f->form, "code"), "tensor"), &code);
-	if (shape && scheme_part(f, shape, &t) && strcmp(t.type, "I64") == 0 && scheme_elements(&t) == 2)
+	if (shape && scheme_part(f, shape, &t) && strcmp(t.type, "I64") == 0 &&
+	    scheme_elements(&t) == 2)
 		memcpy(is, t.data, sizeof is);
 	const int64_t bits = number_of(f, names, "bits"), axis = number_of(f, names, "axis");
 	w->size = number_of(f, names, "size");
-	if (is[0] < 1 || is[0] > most || is[1] < 1 || is[1] > most || (bits != 8 && bits != 4 && bits != 3 && bits != 2 && bits != 1) || axis != 1 || w->size < 1 || w->size > most)
-		return error_set(f->err, LLMC_E_INPUT, "%s: a shape of two, 1, 2, 3, 4 or 8 nbits, axis 1 and a group_size are expected beside it, as tensors of numbers", code.name);
+	if (is[0] < 1 || is[0] > most || is[1] < 1 || is[1] > most ||
+	    (bits != 8 && bits != 4 && bits != 3 && bits != 2 && bits != 1) || axis != 1 ||
+	    w->size < 1 || w->size > most)
+		return error_set(f->err, LLMC_E_INPUT,
+		                 "%s: a shape of two, 1, 2, 3, 4 or 8 nbits, axis 1 and a "
+		                 "group_size are expected beside it, as tensors of numbers",
+		                 code.name);
 	const int64_t n = is[0] * is[1], parts = bits == 3 ? 10 : 8 / bits;
 	w->groups = n / w->size;
 	w->each = (w->groups + parts - 1) / parts;
-	if (n % w->size || (bits != 3 && w->groups % parts) || scheme_elements(&code) != w->each * w->size || strcmp(code.type, bits == 3 ? "I32" : "U8"))
-		return error_set(f->err, LLMC_E_INPUT, "%s: [%lld, %lld] in groups of %lld, %lld to %s, are expected", code.name, (long long)is[0], (long long)is[1],
-		                 (long long)w->size, (long long)parts, bits == 3 ? "an I32" : "a byte");
+	if (n % w->size || (bits != 3 && w->groups % parts) ||
+	    scheme_elements(&code) != w->each * w->size ||
+	    strcmp(code.type, bits == 3 ? "I32" : "U8"))
+		return error_set(f->err, LLMC_E_INPUT,
+		                 "%s: [%lld, %lld] in groups of %lld, %lld to %s, are expected",
+		                 code.name, (long long)is[0], (long long)is[1], (long long)w->size,
+		                 (long long)parts, bits == 3 ? "an I32" : "a byte");
 	w->bits = (int)bits;
 	w->code = code.data;
 	TRY(of_groups(f, names, "scale", w->groups, &w->scale_type, &w->scale));
@@ -154,7 +186,8 @@ code_at(const SchemeHqq *w, int64_t g, int64_t i)
 	uint32_t v;
 
 	if (w->bits != 3)
-		return w->code[at] >> (w->shift ? part * w->bits : 8 - w->bits - part * w->bits) & ((1 << w->bits) - 1);
+		return w->code[at] >> (w->shift ? part * w->bits : 8 - w->bits - part * w->bits) &
+		       ((1 << w->bits) - 1);
 	memcpy(&v, w->code + 4 * at, 4);
 	return v >> (27 - 3 * part) & 7;
 }
@@ -169,7 +202,8 @@ scheme_hqq_row(const SchemeMatrix *m, int64_t row, void *dst)
 
 	for (int64_t k = 0; k < m->cols; k++) {
 		const int64_t i = row * m->cols + k, g = i / w->size;
-		const float scale = scheme_number(w->scale_type, w->scale, g), zero = scheme_number(w->zero_type, w->zero, g);
+		const float scale = scheme_number(w->scale_type, w->scale, g),
+		            zero = scheme_number(w->zero_type, w->zero, g);
 		const float least = w->shift ? -zero : -zero * scale;
 		const int code = code_at(w, g, i);
 		if (!isfinite(scale) || !isfinite(least))

@@ -1,4 +1,5 @@
-/* Rows of a matrix that scheme.c has fitted. Every index lies within its tensor, since shapes were checked there. */
+/* Rows of a matrix that scheme.c has fitted. Every index lies within its tensor, since shapes were
+ * checked there. */
 #include <math.h>
 #include <string.h>
 
@@ -10,8 +11,9 @@
 static inline uint32_t
 field(const SchemePlane *p, int64_t at, int64_t other)
 {
-	const int64_t bit = ((at & ~(int64_t)7) + p->place[at & 7]) * p->bits, word = bit / p->element;
-	const int     shift = (int)(bit % p->element), mask = (1 << p->bits) - 1;
+	const int64_t bit = ((at & ~(int64_t)7) + p->place[at & 7]) * p->bits,
+	              word = bit / p->element;
+	const int shift = (int)(bit % p->element), mask = (1 << p->bits) - 1;
 	const uint8_t *e = p->data + (word * p->step + other * p->other_step) * (p->element / 8);
 	uint32_t v, next;
 
@@ -40,7 +42,8 @@ scheme_number(const char *type, const uint8_t *data, int64_t i)
 	return type[0] == 'B' ? bf16_to_f32(h) : f16_to_f32(h);
 }
 
-/* FastLLM: a group's range, which takes in 0, in equal steps; the zero point is the step that 0 is nearest to */
+/* FastLLM: a group's range, which takes in 0, in equal steps; the zero point is the step that 0 is
+ * nearest to */
 static float
 range_at(const SchemeMatrix *m, int64_t row, int64_t group, int *zero)
 {
@@ -49,7 +52,8 @@ range_at(const SchemeMatrix *m, int64_t row, int64_t group, int *zero)
 	float pair[2];
 
 	memcpy(pair, m->range + 8 * (row * groups + group), sizeof pair);
-	const float lo = pair[0] < 0 ? pair[0] : 0, hi = pair[1] > 0 ? pair[1] : 0, scale = (hi - lo) / top, z = -lo / scale;
+	const float lo = pair[0] < 0 ? pair[0] : 0, hi = pair[1] > 0 ? pair[1] : 0,
+	            scale = (hi - lo) / top, z = -lo / scale;
 	*zero = z > 0 ? (int)floorf((z < top ? z : top) + 0.5f) : 0; /* no range at all: NaN */
 	return isnan(pair[0]) || isnan(pair[1]) ? NAN : scale;
 }
@@ -62,21 +66,25 @@ scale_at(const SchemeMatrix *m, int64_t row, int64_t group)
 
 	if (m->range)
 		return range_at(m, row, group, &zero);
-	const int64_t r = row / m->block_rows, i = m->scale_by_out ? r * m->scale.dim[1] + group : group * m->scale.dim[1] + r;
+	const int64_t r = row / m->block_rows, i = m->scale_by_out ? r * m->scale.dim[1] + group
+	                                                           : group * m->scale.dim[1] + r;
 
 	if (m->scale.element == 8)
-		return strcmp(m->scale.type, "F8_E4M3") == 0 ? e4m3_to_f32(m->scale.data[i]) : e8m0_to_f32(m->scale.data[i]);
+		return strcmp(m->scale.type, "F8_E4M3") == 0 ? e4m3_to_f32(m->scale.data[i])
+		                                             : e8m0_to_f32(m->scale.data[i]);
 	const float f = scheme_number(m->scale.type, m->scale.data, i);
 	return m->divides ? 1 / f : m->over > 0 ? f / m->over : f;
 }
 
-/* Place of (row, column k) in CUTLASS's interleaved order: two outputs interleaved by tiles of 64 inputs, inputs of each 16 in the order
- * 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, and bytes 1 and 2 of each four swapped */
+/* Place of (row, column k) in CUTLASS's interleaved order: two outputs interleaved by tiles of 64
+ * inputs, inputs of each 16 in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, and bytes 1 and 2
+ * of each four swapped */
 static uint8_t
 eetq_code(const SchemeMatrix *m, int64_t row, int64_t k)
 {
 	static const uint8_t place[16] = { 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15 };
-	int64_t i = row / 2 * 2 * m->cols + k / 64 * 128 + row % 2 * 64 + k % 64 / 16 * 16 + place[k % 16];
+	int64_t i =
+	    row / 2 * 2 * m->cols + k / 64 * 128 + row % 2 * 64 + k % 64 / 16 * 16 + place[k % 16];
 
 	i = (i & ~(int64_t)3) | (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4);
 	return m->code.data[i];
@@ -93,7 +101,8 @@ code_at(const SchemeMatrix *m, int64_t row, int64_t k)
 	}
 	if (m->range) { /* rows run on; of two codes the first is in the high bits */
 		const int64_t i = row * m->cols + k;
-		return m->code.bits == 8 ? m->code.data[i] : m->code.data[i / 2] >> (i % 2 ? 0 : 4) & 15;
+		return m->code.bits == 8 ? m->code.data[i]
+		                         : m->code.data[i / 2] >> (i % 2 ? 0 : 4) & 15;
 	}
 	const int v = (int)(m->code_along_out ? field(&m->code, row, k) : field(&m->code, k, row));
 	return v ^ m->flip;
@@ -109,7 +118,8 @@ zero_at(const SchemeMatrix *m, int64_t row, int64_t group)
 	}
 	if (!m->zero.data)
 		return m->middle;
-	const int v = (int)(m->zero_along_out ? field(&m->zero, row, group) : field(&m->zero, group, row));
+	const int v =
+	    (int)(m->zero_along_out ? field(&m->zero, row, group) : field(&m->zero, group, row));
 	return m->offset ? (int8_t)v + 128 : v ^ m->flip;
 }
 
@@ -137,7 +147,9 @@ least_at(const SchemeMatrix *m, int64_t row, int64_t group, float scale)
 	if (!m->least.data)
 		return -scale * (float)zero_at(m, row, group);
 	const int64_t r = row / m->block_rows;
-	return scheme_number(m->least.type, m->least.data, m->scale_by_out ? r * m->scale.dim[1] + group : group * m->scale.dim[1] + r);
+	return scheme_number(m->least.type, m->least.data,
+	                     m->scale_by_out ? r * m->scale.dim[1] + group
+	                                     : group * m->scale.dim[1] + r);
 }
 
 static bool
@@ -168,7 +180,8 @@ group_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 		to += g.zero_bytes;
 		memset(to, 0, (size_t)(g.columns * g.bits / 8));
 		for (int i = 0; i < g.columns; i++)
-			llmc_group_put(to, g.columns, g.bits, i, code_at(m, row, column_at(m, k0 + i)));
+			llmc_group_put(to, g.columns, g.bits, i,
+			               code_at(m, row, column_at(m, k0 + i)));
 	}
 	return true;
 }
@@ -185,7 +198,8 @@ fp4_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 			to += 4;
 		}
 		for (int64_t k = k0; k < k0 + columns; k += each) {
-			const int64_t i = m->scale_by_out ? row * m->scale.dim[1] + k / each : k / each * m->scale.dim[1] + row;
+			const int64_t i = m->scale_by_out ? row * m->scale.dim[1] + k / each
+			                                  : k / each * m->scale.dim[1] + row;
 			if (!isfinite(scale_at(m, row, k / each)))
 				return false;
 			*to++ = m->scale.data[i];
@@ -215,9 +229,10 @@ scheme_row_f32(const SchemeMatrix *m, int64_t row, float *to)
 				return false;
 			continue;
 		}
-		to[k] = scale * (m->codes == SCHEME_E2M1   ? e2m1_to_f32((uint8_t)code)
-		                 : m->codes == SCHEME_E4M3 ? e4m3_to_f32((uint8_t)code)
-		                                           : (float)(code - zero_at(m, row, group)));
+		to[k] =
+		    scale * (m->codes == SCHEME_E2M1   ? e2m1_to_f32((uint8_t)code)
+		             : m->codes == SCHEME_E4M3 ? e4m3_to_f32((uint8_t)code)
+		                                       : (float)(code - zero_at(m, row, group)));
 	}
 	return true;
 }

@@ -55,7 +55,8 @@ keys_of(Arena *a, const Node *map)
 }
 
 llmc_status
-scheme_storage(Arena *a, const char *scheme, int bits, int64_t group, SchemeStorage *out, llmc_error *err)
+scheme_storage(Arena *a, const char *scheme, int bits, int64_t group, SchemeStorage *out,
+               llmc_error *err)
 {
 	static const char *const keep_of_types[] = { "pos_embed", "router", "s_mix" };
 	const Node *s = storage_of(a, scheme);
@@ -63,26 +64,43 @@ scheme_storage(Arena *a, const char *scheme, int bits, int64_t group, SchemeStor
 
 	if (type != DT_NONE && type != DT_I32 && type != DT_I64) {
 		if (bits || group)
-			return error_set(err, LLMC_E_INPUT, "quant.scheme = %s: the type says bits and groups, quant.%s does not change them", scheme, bits ? "bits" : "group");
-		*out = (SchemeStorage){ .dtype = type, .n_keep = sizeof keep_of_types / sizeof *keep_of_types };
-		out->keep = memcpy(NEW(a, const char *, out->n_keep), keep_of_types, sizeof keep_of_types);
+			return error_set(err, LLMC_E_INPUT,
+			                 "quant.scheme = %s: the type says bits and groups, "
+			                 "quant.%s does not change them",
+			                 scheme, bits ? "bits" : "group");
+		*out = (SchemeStorage){ .dtype = type,
+			                .n_keep = sizeof keep_of_types / sizeof *keep_of_types };
+		out->keep =
+		    memcpy(NEW(a, const char *, out->n_keep), keep_of_types, sizeof keep_of_types);
 		return LLMC_OK;
 	}
 	if (!s)
-		return error_set(err, LLMC_E_INPUT, "quant.scheme = %.60s: one of these is expected: %s; or a type of storage, as q4_k", scheme, known(a));
-	const Node *types = node_get(s, "types"), *keep = node_get(s, "keep"), *symmetric = node_get(s, "symmetric");
-	const Node *list = node_get(types, arena_printf(a, "%d", bits ? bits : (int)number_of(s, "bits")));
+		return error_set(err, LLMC_E_INPUT,
+		                 "quant.scheme = %.60s: one of these is expected: %s; or a type of "
+		                 "storage, as q4_k",
+		                 scheme, known(a));
+	const Node *types = node_get(s, "types"), *keep = node_get(s, "keep"),
+	           *symmetric = node_get(s, "symmetric");
+	const Node *list =
+	    node_get(types, arena_printf(a, "%d", bits ? bits : (int)number_of(s, "bits")));
 	if (!list)
-		return error_set(err, LLMC_E_INPUT, "quant.bits = %d: %s has %s", bits, scheme, keys_of(a, types));
-	*out = (SchemeStorage){ .dtype = DT_NONE, .group = group ? group : number_of(s, "group"), .symmetric = symmetric && strcmp(symmetric->text, "true") == 0 };
-	for (size_t i = 0; i < list->n && out->dtype == DT_NONE; i++) { /* the widest groups of columns first */
+		return error_set(err, LLMC_E_INPUT, "quant.bits = %d: %s has %s", bits, scheme,
+		                 keys_of(a, types));
+	*out = (SchemeStorage){ .dtype = DT_NONE,
+		                .group = group ? group : number_of(s, "group"),
+		                .symmetric = symmetric && strcmp(symmetric->text, "true") == 0 };
+	for (size_t i = 0; i < list->n && out->dtype == DT_NONE;
+	     i++) { /* the widest groups of columns first */
 		Dtype d = dtype_from_text(list->item[i]->text);
 		if (out->group <= 0 || out->group % dtype_info(d)->block_elems == 0)
 			out->dtype = d;
 	}
 	if (out->dtype == DT_NONE)
-		return error_set(err, LLMC_E_INPUT, "quant.group = %lld: columns of %s share a scale in multiples of %d", (long long)out->group, scheme,
-		                 dtype_info(dtype_from_text(list->item[list->n - 1]->text))->block_elems);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "quant.group = %lld: columns of %s share a scale in multiples of %d",
+		    (long long)out->group, scheme,
+		    dtype_info(dtype_from_text(list->item[list->n - 1]->text))->block_elems);
 	if (out->group > 0 && out->group == dtype_info(out->dtype)->block_elems)
 		out->group = 0;
 	out->keep = NEW(a, const char *, keep->n + 1);

@@ -17,7 +17,8 @@ by_name(const void *x, const void *y)
 static bool
 alike(const StTensor *a, const StTensor *b)
 {
-	return a->n_dims == b->n_dims && strcmp(a->dtype_name, b->dtype_name) == 0 && memcmp(a->dim, b->dim, sizeof a->dim) == 0 && a->bytes == b->bytes;
+	return a->n_dims == b->n_dims && strcmp(a->dtype_name, b->dtype_name) == 0 &&
+	       memcmp(a->dim, b->dim, sizeof a->dim) == 0 && a->bytes == b->bytes;
 }
 
 static void
@@ -34,10 +35,13 @@ join(Arena *a, StTensor *t, int k, bool rows, llmc_error *err)
 	int64_t bytes;
 
 	if (__builtin_mul_overflow(part, (int64_t)k, &bytes) || bytes < 0)
-		return error_set(err, LLMC_E_INPUT, "%s: tensor %s is too large to count", t->file, name_text(t->name, strlen(t->name)).s);
+		return error_set(err, LLMC_E_INPUT, "%s: tensor %s is too large to count", t->file,
+		                 name_text(t->name, strlen(t->name)).s);
 	char *data = malloc((size_t)bytes + 1);
 	if (!data)
-		return error_set(err, LLMC_E_MEMORY, "%s: out of memory for the shards of tensor %s", t->file, name_text(t->name, strlen(t->name)).s);
+		return error_set(err, LLMC_E_MEMORY,
+		                 "%s: out of memory for the shards of tensor %s", t->file,
+		                 name_text(t->name, strlen(t->name)).s);
 	arena_defer(a, free_bytes, data);
 	for (int i = 0; i < k; i++) {
 		const char *from = t[i].data;
@@ -64,16 +68,28 @@ shards_join(Arena *a, StTensor *t, size_t *n, int n_shard, int64_t hidden, llmc_
 		const char *name = name_text(t[i].name, strlen(t[i].name)).s;
 		for (k = 1; i + k < *n && strcmp(t[i].name, t[i + k].name) == 0; k++)
 			if (!alike(&t[i], &t[i + k]))
-				return error_set(err, LLMC_E_INPUT, "tensor %s: the shards %s and %s have parts of other sizes or types", name, t[i].file, t[i + k].file);
+				return error_set(err, LLMC_E_INPUT,
+				                 "tensor %s: the shards %s and %s have parts of "
+				                 "other sizes or types",
+				                 name, t[i].file, t[i + k].file);
 		if (k != (size_t)n_shard)
-			return error_set(err, LLMC_E_INPUT, "tensor %s is in %zu of %d shards (%s): one is missing, or the folder holds files of several models", name, k, n_shard, t[i].file);
+			return error_set(err, LLMC_E_INPUT,
+			                 "tensor %s is in %zu of %d shards (%s): one is missing, "
+			                 "or the folder holds files of several models",
+			                 name, k, n_shard, t[i].file);
 		if (t[i].n_dims > 2 || !t[i].data)
-			return error_set(err, LLMC_E_INPUT, "%s: tensor %s has %d dimensions: shards of matrices and vectors are joined", t[i].file, name, t[i].n_dims);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: tensor %s has %d dimensions: shards of matrices and "
+			                 "vectors are joined",
+			                 t[i].file, name, t[i].n_dims);
 		if (t[i].n_dims == 2 && n_shard > 1)
 			TRY(join(a, &t[i], n_shard, t[i].dim[1] == hidden, err));
 		for (size_t j = 1; t[i].n_dims < 2 && j < k; j++)
 			if (memcmp(t[i].data, t[i + j].data, (size_t)t[i].bytes) != 0)
-				return error_set(err, LLMC_E_INPUT, "tensor %s: the shards %s and %s hold different values", name, t[i].file, t[i + j].file);
+				return error_set(
+				    err, LLMC_E_INPUT,
+				    "tensor %s: the shards %s and %s hold different values", name,
+				    t[i].file, t[i + j].file);
 		t[kept++] = t[i];
 	}
 	*n = kept;

@@ -1,4 +1,5 @@
-/* The two containers, and tensors from what a pickle made: every view is held against its storage, every storage against its entry. */
+/* The two containers, and tensors from what a pickle made: every view is held against its storage,
+ * every storage against its entry. */
 #include "base/text.h"
 #include "formats/torch.h"
 
@@ -9,38 +10,45 @@
 #include "formats/name_table.h"
 #include "formats/pickle.h"
 
-/* pickle.dumps(0x1950a86a20f9469cfc6c, protocol=2), which the older form begins with; the pickle of its version 1001 follows */
-static const uint8_t old_start[] = { 0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, '.' };
+/* pickle.dumps(0x1950a86a20f9469cfc6c, protocol=2), which the older form begins with; the pickle of
+ * its version 1001 follows */
+static const uint8_t old_start[] = { 0x80, 2,    0x8a, 10,   0x6c, 0xfc, 0x9c, 0x46,
+	                             0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, '.' };
 
 enum { MAX_ENTRIES = 1 << 20, COPY_ROOM = 16 << 20 };
 
-typedef struct ZipEntry { const uint8_t *data; uint64_t bytes; } ZipEntry;
+typedef struct ZipEntry {
+	const uint8_t *data;
+	uint64_t bytes;
+} ZipEntry;
 
 typedef struct ZipReader {
-	Arena         *a;
+	Arena *a;
 	const uint8_t *data;
-	size_t         size;
-	const char    *file;
-	NameEntry     *name; /* of a part: an entry of the archive, or a storage's key */
-	ZipEntry          *part;
-	size_t         n_part;
-	const char    *prefix; /* of the storages' names: "archive/data/" */
-	TorchTensor   *tensor;
-	size_t         n_tensor, cap_tensor;
-	uint64_t       copied;
-	llmc_error    *err;
+	size_t size;
+	const char *file;
+	NameEntry *name; /* of a part: an entry of the archive, or a storage's key */
+	ZipEntry *part;
+	size_t n_part;
+	const char *prefix; /* of the storages' names: "archive/data/" */
+	TorchTensor *tensor;
+	size_t n_tensor, cap_tensor;
+	uint64_t copied;
+	llmc_error *err;
 } ZipReader;
 
 bool
 torch_is(const uint8_t *data, size_t size)
 {
-	return (size >= 4 && memcmp(data, "PK\3\4", 4) == 0) || (size >= sizeof old_start && memcmp(data, old_start, sizeof old_start) == 0);
+	return (size >= 4 && memcmp(data, "PK\3\4", 4) == 0) ||
+	       (size >= sizeof old_start && memcmp(data, old_start, sizeof old_start) == 0);
 }
 
 static llmc_status
 bad(const ZipReader *r, const char *what)
 {
-	return error_set(r->err, LLMC_E_INPUT, "%s: %s: it is cut off or damaged, fetch it again", r->file, what);
+	return error_set(r->err, LLMC_E_INPUT, "%s: %s: it is cut off or damaged, fetch it again",
+	                 r->file, what);
 }
 
 static uint64_t
@@ -62,8 +70,8 @@ part_find(const ZipReader *r, const char *name)
 }
 
 /* ---- the zip archive ---- */
-/* The central directory: where, and how many entries. The record of its end is the last thing of the file; where a number does not fit,
- * a longer record of 64 bits stands before it. */
+/* The central directory: where, and how many entries. The record of its end is the last thing of
+ * the file; where a number does not fit, a longer record of 64 bits stands before it. */
 static llmc_status
 directory(const ZipReader *r, uint64_t *from, uint64_t *bytes, uint64_t *n)
 {
@@ -80,9 +88,11 @@ directory(const ZipReader *r, uint64_t *from, uint64_t *bytes, uint64_t *n)
 	*from = number(at + 16, 4);
 	if (*n == 0xffff || *bytes == 0xffffffff || *from == 0xffffffff) {
 		if (at - r->data < FINDER || memcmp(at - FINDER, "PK\6\7", 4) != 0)
-			return bad(r, "a zip archive that does not say where its long directory is");
+			return bad(r,
+			           "a zip archive that does not say where its long directory is");
 		uint64_t where = number(at - FINDER + 8, 8);
-		if (r->size < END_64 || where > r->size - END_64 || memcmp(r->data + where, "PK\6\6", 4) != 0)
+		if (r->size < END_64 || where > r->size - END_64 ||
+		    memcmp(r->data + where, "PK\6\6", 4) != 0)
 			return bad(r, "a zip archive without its long directory");
 		*n = number(r->data + where + 32, 8);
 		*bytes = number(r->data + where + 40, 8);
@@ -91,11 +101,14 @@ directory(const ZipReader *r, uint64_t *from, uint64_t *bytes, uint64_t *n)
 	if (*from > r->size || *bytes > r->size - *from || *n > *bytes / 46)
 		return bad(r, "a zip archive whose directory is not within it");
 	if (*n > MAX_ENTRIES)
-		return error_set(r->err, LLMC_E_INPUT, "%s: %" PRIu64 " entries are more than a checkpoint has", r->file, *n);
+		return error_set(r->err, LLMC_E_INPUT,
+		                 "%s: %" PRIu64 " entries are more than a checkpoint has", r->file,
+		                 *n);
 	return LLMC_OK;
 }
 
-/* Sizes and place that do not fit 32 bits stand in the extra field 1, those only and in this order. */
+/* Sizes and place that do not fit 32 bits stand in the extra field 1, those only and in this order.
+ */
 static void
 long_sizes(const uint8_t *extra, size_t n, uint64_t *whole, uint64_t *packed, uint64_t *at)
 {
@@ -115,7 +128,8 @@ long_sizes(const uint8_t *extra, size_t n, uint64_t *whole, uint64_t *packed, ui
 	}
 }
 
-/* One entry of the directory at p, of at most `room` bytes: its name and bytes; *used: its length in the directory */
+/* One entry of the directory at p, of at most `room` bytes: its name and bytes; *used: its length
+ * in the directory */
 static llmc_status
 entry(ZipReader *r, const uint8_t *p, uint64_t room, size_t i, uint64_t *used)
 {
@@ -123,7 +137,8 @@ entry(ZipReader *r, const uint8_t *p, uint64_t room, size_t i, uint64_t *used)
 
 	if (room < HEAD || memcmp(p, "PK\1\2", 4) != 0)
 		return bad(r, "a zip archive with a damaged directory");
-	const uint64_t flags = number(p + 8, 2), method = number(p + 10, 2), n_name = number(p + 28, 2), n_extra = number(p + 30, 2);
+	const uint64_t flags = number(p + 8, 2), method = number(p + 10, 2),
+	               n_name = number(p + 28, 2), n_extra = number(p + 30, 2);
 	uint64_t packed = number(p + 20, 4), whole = number(p + 24, 4), at = number(p + 42, 4);
 	*used = HEAD + n_name + n_extra + number(p + 32, 2);
 	if (*used > room || memchr(p + HEAD, 0, (size_t)n_name))
@@ -131,14 +146,19 @@ entry(ZipReader *r, const uint8_t *p, uint64_t room, size_t i, uint64_t *used)
 	const char *name = arena_strndup(r->a, (const char *)p + HEAD, (size_t)n_name);
 	long_sizes(p + HEAD + n_name, (size_t)n_extra, &whole, &packed, &at);
 	if (method != 0 || packed != whole || flags & 1)
-		return error_set(r->err, LLMC_E_INPUT, "%s: its entry %s is %s, which torch.save does not do", r->file, name_text(name, strlen(name)).s,
+		return error_set(r->err, LLMC_E_INPUT,
+		                 "%s: its entry %s is %s, which torch.save does not do", r->file,
+		                 name_text(name, strlen(name)).s,
 		                 flags & 1 ? "encrypted" : "compressed");
 	if (r->size < LOCAL || at > r->size - LOCAL || memcmp(r->data + at, "PK\3\4", 4) != 0)
 		return bad(r, "a zip archive with an entry that is not where its directory says");
-	const uint64_t start = at + LOCAL + number(r->data + at + 26, 2) + number(r->data + at + 28, 2);
+	const uint64_t start =
+	    at + LOCAL + number(r->data + at + 26, 2) + number(r->data + at + 28, 2);
 	if (start > r->size || whole > r->size - start)
-		return error_set(r->err, LLMC_E_INPUT, "%s: its entry %s ends behind the file: it is cut off or damaged, fetch it again", r->file,
-		                 name_text(name, strlen(name)).s);
+		return error_set(r->err, LLMC_E_INPUT,
+		                 "%s: its entry %s ends behind the file: it is cut off or damaged, "
+		                 "fetch it again",
+		                 r->file, name_text(name, strlen(name)).s);
 	r->name[i] = (NameEntry){ name, i };
 	r->part[i] = (ZipEntry){ r->data + start, whole };
 	return LLMC_OK;
@@ -162,27 +182,40 @@ open_zip(ZipReader *r, const PickleValue **out)
 	}
 	const NameEntry *twice = names_sort(r->name, r->n_part);
 	if (twice)
-		return error_set(r->err, LLMC_E_INPUT, "%s: has two entries %s", r->file, name_text(twice->name, strlen(twice->name)).s);
+		return error_set(r->err, LLMC_E_INPUT, "%s: has two entries %s", r->file,
+		                 name_text(twice->name, strlen(twice->name)).s);
 	for (size_t i = 0; i < r->n_part; i++) {
 		if (ends_with(r->name[i].name, "/constants.pkl"))
-			return error_set(r->err, LLMC_E_INPUT, "%s: a TorchScript program, not a checkpoint of weights", r->file);
+			return error_set(r->err, LLMC_E_INPUT,
+			                 "%s: a TorchScript program, not a checkpoint of weights",
+			                 r->file);
 		if (ends_with(r->name[i].name, "/data.pkl") && !pickle)
 			pickle = r->name[i].name;
 	}
 	if (!pickle)
-		return error_set(r->err, LLMC_E_INPUT, "%s: a zip archive without data.pkl, so not one of torch.save", r->file);
+		return error_set(r->err, LLMC_E_INPUT,
+		                 "%s: a zip archive without data.pkl, so not one of torch.save",
+		                 r->file);
 	const char *folder = arena_strndup(r->a, pickle, strlen(pickle) - strlen("data.pkl"));
-	const ZipEntry *order = part_find(r, arena_printf(r->a, "%sbyteorder", folder)), *p = part_find(r, pickle);
+	const ZipEntry *order = part_find(r, arena_printf(r->a, "%sbyteorder", folder)),
+	               *p = part_find(r, pickle);
 	if (order && (order->bytes != 6 || memcmp(order->data, "little", 6) != 0))
-		return error_set(r->err, LLMC_E_INPUT, "%s: its numbers are big endian, which llmc does not read", r->file);
+		return error_set(r->err, LLMC_E_INPUT,
+		                 "%s: its numbers are big endian, which llmc does not read",
+		                 r->file);
 	r->prefix = arena_printf(r->a, "%sdata/", folder);
 	return pickle_read(r->a, p->data, (size_t)p->bytes, &at, r->file, out, r->err);
 }
 
 /* ---- the older form ---- */
-/* magic, version, facts of the machine, the dict, the storages' keys; then each storage's number of elements and the elements. How large
- * they are, the dict's tensors say: their storages are gathered first. */
-typedef struct LegacyFile { NameEntry *entry; const PickleStorage **storage; size_t n, cap_entry, cap; } LegacyFile;
+/* magic, version, facts of the machine, the dict, the storages' keys; then each storage's number of
+ * elements and the elements. How large they are, the dict's tensors say: their storages are
+ * gathered first. */
+typedef struct LegacyFile {
+	NameEntry *entry;
+	const PickleStorage **storage;
+	size_t n, cap_entry, cap;
+} LegacyFile;
 
 static void
 gather(ZipReader *r, const PickleValue *v, LegacyFile *o, int depth)
@@ -211,9 +244,12 @@ open_old(ZipReader *r, const PickleValue **out)
 	TRY(pickle_read(r->a, r->data, r->size, &at, r->file, &keys, r->err));
 	little = pickle_get(facts, "little_endian");
 	if (little && little->kind == PICKLE_INT && !little->num)
-		return error_set(r->err, LLMC_E_INPUT, "%s: its numbers are big endian, which llmc does not read", r->file);
+		return error_set(r->err, LLMC_E_INPUT,
+		                 "%s: its numbers are big endian, which llmc does not read",
+		                 r->file);
 	if (version->kind != PICKLE_INT || version->num != 1001 || keys->kind != PICKLE_LIST)
-		return error_set(r->err, LLMC_E_INPUT, "%s: a form of torch.save that llmc does not know", r->file);
+		return error_set(r->err, LLMC_E_INPUT,
+		                 "%s: a form of torch.save that llmc does not know", r->file);
 	gather(r, *out, &o, 0);
 	names_sort(o.entry, o.n); /* tensors share storages */
 	r->n_part = keys->n;
@@ -224,11 +260,15 @@ open_old(ZipReader *r, const PickleValue **out)
 		const NameEntry *e = names_find(o.entry, o.n, key);
 		int64_t bytes;
 		if (!e)
-			return error_set(r->err, LLMC_E_INPUT, "%s: a list of storages that its tensors do not name", r->file);
+			return error_set(r->err, LLMC_E_INPUT,
+			                 "%s: a list of storages that its tensors do not name",
+			                 r->file);
 		if (r->size - at < 8)
 			return bad(r, "it ends within its elements");
 		const PickleStorage *s = o.storage[e->at];
-		if ((int64_t)number(r->data + at, 8) != s->elems || __builtin_mul_overflow(s->elems, (int64_t)s->bytes, &bytes) || (uint64_t)bytes > r->size - at - 8)
+		if ((int64_t)number(r->data + at, 8) != s->elems ||
+		    __builtin_mul_overflow(s->elems, (int64_t)s->bytes, &bytes) ||
+		    (uint64_t)bytes > r->size - at - 8)
 			return bad(r, "a storage is not as long as its tensors say");
 		at += 8;
 		r->name[i] = (NameEntry){ key, i };
@@ -255,7 +295,8 @@ in_order(const PickleTensor *t)
 	return true;
 }
 
-/* A view whose elements are not in order, in memory of its own. Views that repeat elements could be larger than any file. */
+/* A view whose elements are not in order, in memory of its own. Views that repeat elements could be
+ * larger than any file. */
 static llmc_status
 copy(ZipReader *r, const PickleTensor *p, const uint8_t *from, TorchTensor *t)
 {
@@ -263,8 +304,10 @@ copy(ZipReader *r, const PickleTensor *p, const uint8_t *from, TorchTensor *t)
 
 	r->copied += (uint64_t)t->bytes;
 	if (r->copied > r->size + COPY_ROOM)
-		return error_set(r->err, LLMC_E_INPUT, "%s: tensor %s is a view that repeats its elements; store it contiguous", r->file,
-		                 name_text(t->name, strlen(t->name)).s);
+		return error_set(
+		    r->err, LLMC_E_INPUT,
+		    "%s: tensor %s is a view that repeats its elements; store it contiguous",
+		    r->file, name_text(t->name, strlen(t->name)).s);
 	uint8_t *to = NEW(r->a, uint8_t, t->bytes);
 	t->data = to;
 	t->copied = true;
@@ -284,32 +327,43 @@ add_tensor(ZipReader *r, const char *name, const PickleTensor *p)
 {
 	const NameText text = name_text(name, strlen(name));
 	const PickleStorage *s = p->storage;
-	const ZipEntry *part = part_find(r, *r->prefix ? arena_printf(r->a, "%s%s", r->prefix, s->key) : s->key);
+	const ZipEntry *part =
+	    part_find(r, *r->prefix ? arena_printf(r->a, "%s%s", r->prefix, s->key) : s->key);
 	int64_t last = p->offset, n = 1, step, bytes;
 
 	if (!part)
-		return error_set(r->err, LLMC_E_INPUT, "%s: the data of tensor %s (%s%s) is not in it", r->file, text.s, r->prefix, name_text(s->key, strlen(s->key)).s);
-	if (__builtin_mul_overflow(s->elems, (int64_t)s->bytes, &bytes) || (uint64_t)bytes > part->bytes)
-		return error_set(r->err, LLMC_E_INPUT, "%s: the data of tensor %s holds %" PRIu64 " bytes; %lld elements of %d are expected", r->file, text.s, part->bytes,
-		                 (long long)s->elems, s->bytes);
+		return error_set(r->err, LLMC_E_INPUT,
+		                 "%s: the data of tensor %s (%s%s) is not in it", r->file, text.s,
+		                 r->prefix, name_text(s->key, strlen(s->key)).s);
+	if (__builtin_mul_overflow(s->elems, (int64_t)s->bytes, &bytes) ||
+	    (uint64_t)bytes > part->bytes)
+		return error_set(r->err, LLMC_E_INPUT,
+		                 "%s: the data of tensor %s holds %" PRIu64
+		                 " bytes; %lld elements of %d are expected",
+		                 r->file, text.s, part->bytes, (long long)s->elems, s->bytes);
 	r->tensor = arena_grow(r->a, r->tensor, &r->cap_tensor, r->n_tensor + 1, sizeof *r->tensor);
 	TorchTensor *t = &r->tensor[r->n_tensor++];
 	*t = (TorchTensor){ .name = name, .type = p->type, .n_dims = p->n_dims };
 	for (int d = 0; d < 8; d++)
 		t->dim[d] = d < p->n_dims ? p->dim[d] : 1;
 	for (int d = 0; d < p->n_dims; d++) {
-		if (__builtin_mul_overflow(n, p->dim[d], &n) || (p->dim[d] > 0 && (__builtin_mul_overflow(p->dim[d] - 1, p->stride[d], &step) ||
-		                                                                     __builtin_add_overflow(last, step, &last))))
-			return error_set(r->err, LLMC_E_INPUT, "%s: tensor %s: its shape is too large to count", r->file, text.s);
+		if (__builtin_mul_overflow(n, p->dim[d], &n) ||
+		    (p->dim[d] > 0 && (__builtin_mul_overflow(p->dim[d] - 1, p->stride[d], &step) ||
+		                       __builtin_add_overflow(last, step, &last))))
+			return error_set(r->err, LLMC_E_INPUT,
+			                 "%s: tensor %s: its shape is too large to count", r->file,
+			                 text.s);
 	}
 	if (__builtin_mul_overflow(n, (int64_t)p->bytes, &t->bytes))
-		return error_set(r->err, LLMC_E_INPUT, "%s: tensor %s: its shape is too large to count", r->file, text.s);
+		return error_set(r->err, LLMC_E_INPUT,
+		                 "%s: tensor %s: its shape is too large to count", r->file, text.s);
 	t->data = part->data;
 	if (n == 0)
 		return LLMC_OK;
 	if (last >= bytes / p->bytes)
-		return error_set(r->err, LLMC_E_INPUT, "%s: tensor %s reaches beyond its data: element %lld of %lld", r->file, text.s, (long long)last,
-		                 (long long)(bytes / p->bytes));
+		return error_set(r->err, LLMC_E_INPUT,
+		                 "%s: tensor %s reaches beyond its data: element %lld of %lld",
+		                 r->file, text.s, (long long)last, (long long)(bytes / p->bytes));
 	const uint8_t *from = part->data + p->offset * p->bytes;
 	t->data = from;
 	return in_order(p) ? LLMC_OK : copy(r, p, from, t);
@@ -325,7 +379,8 @@ has_tensors(const PickleValue *v)
 }
 
 llmc_status
-torch_read(Arena *a, const uint8_t *data, size_t size, const char *file, TorchTensor **out, size_t *n, llmc_error *err)
+torch_read(Arena *a, const uint8_t *data, size_t size, const char *file, TorchTensor **out,
+           size_t *n, llmc_error *err)
 {
 	static const char *const inner[] = { "state_dict", "model" };
 	ZipReader r = { .a = a, .data = data, .size = size, .file = file, .err = err };
@@ -338,11 +393,14 @@ torch_read(Arena *a, const uint8_t *data, size_t size, const char *file, TorchTe
 			root = v;
 	}
 	if (!has_tensors(root))
-		return error_set(err, LLMC_E_INPUT, "%s: holds no dict of tensors, so it is no checkpoint of weights", file);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: holds no dict of tensors, so it is no checkpoint of weights",
+		                 file);
 	for (size_t i = 0; i < root->n; i += 2)
 		if (root->item[i + 1]->kind == PICKLE_TENSOR) {
 			if (root->item[i]->kind != PICKLE_STR)
-				return error_set(err, LLMC_E_INPUT, "%s: holds a tensor whose name is no text", file);
+				return error_set(err, LLMC_E_INPUT,
+				                 "%s: holds a tensor whose name is no text", file);
 			TRY(add_tensor(&r, root->item[i]->str, root->item[i + 1]->tensor));
 		}
 	*out = r.tensor;

@@ -1,5 +1,6 @@
-/* libyaml's events -> Node tree. The text is untrusted: depth, nodes and bytes are bounded, aliases (which make small
- * texts huge) are refused, and so is everything whose meaning differs between YAML readers. */
+/* libyaml's events -> Node tree. The text is untrusted: depth, nodes and bytes are bounded, aliases
+ * (which make small texts huge) are refused, and so is everything whose meaning differs between
+ * YAML readers. */
 #include "formats/yaml.h"
 
 #include <stdlib.h>
@@ -9,13 +10,13 @@
 #include "base/file.h"
 
 typedef struct YamlReader {
-	yaml_parser_t     parser;
-	yaml_event_t      event;
-	bool              have_event;
+	yaml_parser_t parser;
+	yaml_event_t event;
+	bool have_event;
 	const SourceText *src;
-	Diag             *d;
-	Arena            *a;
-	size_t            n_nodes;
+	Diag *d;
+	Arena *a;
+	size_t n_nodes;
 } YamlReader;
 
 const SourceText *
@@ -55,7 +56,8 @@ next(YamlReader *r)
 	if (r->parser.error == YAML_READER_ERROR) {
 		/* the reader knows a byte offset only */
 		Loc loc = { .src = r->src, .line = 1, .col = 1 };
-		size_t at = r->parser.problem_offset < r->src->size ? r->parser.problem_offset : r->src->size;
+		size_t at = r->parser.problem_offset < r->src->size ? r->parser.problem_offset
+		                                                    : r->src->size;
 		for (size_t i = 0; i < at; i++) {
 			unsigned char c = (unsigned char)r->src->text[i];
 			if (c == '\n') {
@@ -107,9 +109,14 @@ static bool
 plain(YamlReader *r, const yaml_char_t *anchor, const yaml_char_t *tag)
 {
 	if (anchor)
-		err_at(r->d, here(r), "anchors (&%s) are not used in descriptions: write the value where it belongs", (const char *)anchor);
+		err_at(
+		    r->d, here(r),
+		    "anchors (&%s) are not used in descriptions: write the value where it belongs",
+		    (const char *)anchor);
 	else if (tag)
-		err_at(r->d, here(r), "tags (%s) are not used in descriptions: write the plain value", (const char *)tag);
+		err_at(r->d, here(r),
+		       "tags (%s) are not used in descriptions: write the plain value",
+		       (const char *)tag);
 	return !anchor && !tag;
 }
 
@@ -176,7 +183,8 @@ check_unique(YamlReader *r, const Node *map)
 	qsort(sorted, map->n, sizeof *sorted, key_order);
 	for (size_t i = 1; i < map->n; i++)
 		if (strcmp(sorted[i - 1]->text, sorted[i]->text) == 0) {
-			err_at(r->d, sorted[i]->loc, "key %s is given twice in one map", sorted[i]->text);
+			err_at(r->d, sorted[i]->loc, "key %s is given twice in one map",
+			       sorted[i]->text);
 			note_at(r->d, sorted[i - 1]->loc, "it is given here first");
 		}
 }
@@ -202,7 +210,9 @@ map(YamlReader *r, int depth)
 		if (!k)
 			return NULL;
 		if (strcmp(k->text, "<<") == 0 && !k->quoted) {
-			err_at(r->d, k->loc, "merge keys (<<) are not used in descriptions: write the values where they belong");
+			err_at(r->d, k->loc,
+			       "merge keys (<<) are not used in descriptions: write the values "
+			       "where they belong");
 			return NULL;
 		}
 		if (!next(r))
@@ -231,8 +241,10 @@ value(YamlReader *r, int depth)
 	case YAML_MAPPING_START_EVENT:
 		return map(r, depth);
 	case YAML_ALIAS_EVENT:
-		err_at(r->d, here(r), "aliases (*%s) are not used in descriptions: write the value where it belongs",
-		       (const char *)r->event.data.alias.anchor);
+		err_at(
+		    r->d, here(r),
+		    "aliases (*%s) are not used in descriptions: write the value where it belongs",
+		    (const char *)r->event.data.alias.anchor);
 		return NULL;
 	}
 	err_at(r->d, here(r), "a value is missing here");
@@ -254,7 +266,8 @@ document(YamlReader *r)
 	if (!root || !next(r) || !next(r)) /* document end, then the stream's */
 		return NULL;
 	if (r->event.type != YAML_STREAM_END_EVENT) {
-		err_at(r->d, here(r), "a second document begins here: one file describes one model");
+		err_at(r->d, here(r),
+		       "a second document begins here: one file describes one model");
 		return NULL;
 	}
 	if (node_is_null(root)) {
@@ -282,7 +295,8 @@ yaml_parse(const SourceText *src, Diag *d, Arena *a)
 
 	*r = (YamlReader){ .src = src, .d = d, .a = a };
 	if (src->size > YAML_MAX_BYTES) {
-		err_at(d, (Loc){ .src = src }, "larger than %d MiB: not a description", YAML_MAX_BYTES >> 20);
+		err_at(d, (Loc){ .src = src }, "larger than %d MiB: not a description",
+		       YAML_MAX_BYTES >> 20);
 		return NULL;
 	}
 	if (!yaml_parser_initialize(&r->parser))

@@ -1,5 +1,6 @@
-/* Expressions -> states and edges over bytes. A rule is made once and called; a counted repetition is an edge with a counter, never copies;
- * words of an alternative share a tree of prefixes, so an enumeration of thousands is one deterministic piece. */
+/* Expressions -> states and edges over bytes. A rule is made once and called; a counted repetition
+ * is an edge with a counter, never copies; words of an alternative share a tree of prefixes, so an
+ * enumeration of thousands is one deterministic piece. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,22 +8,27 @@
 #include "grammar/grammar_internal.h"
 
 typedef struct RuleLink { /* an edge before it has its place */
-	Edge    e;
-	int32_t next;     /* of the same state */
+	Edge e;
+	int32_t next; /* of the same state */
 } RuleLink;
 
 typedef struct AutomatonBuilder {
-	GrammarBuilder   *b;
-	RuleLink    *link;   size_t n_link, cap_link;
-	int32_t *head;   size_t n_state, cap_head;
-	uint8_t *flags;  size_t cap_flags;
-	Repeat     *rep;    size_t n_rep, cap_rep;
+	GrammarBuilder *b;
+	RuleLink *link;
+	size_t n_link, cap_link;
+	int32_t *head;
+	size_t n_state, cap_head;
+	uint8_t *flags;
+	size_t cap_flags;
+	Repeat *rep;
+	size_t n_rep, cap_rep;
 	int32_t *rule_start;
 	uint8_t *rule_seen;
-	int32_t *todo;   size_t n_todo;
+	int32_t *todo;
+	size_t n_todo;
 	uint8_t *nullable; /* of rules: 0 not known, 1 no, 2 yes */
-	bool     has_tokens;
-	int      depth;
+	bool has_tokens;
+	int depth;
 } AutomatonBuilder;
 
 static int32_t
@@ -148,7 +154,8 @@ nullable(AutomatonBuilder *m, const Expr *x)
 		break;
 	case EXPR_RULE:
 		if (!m->nullable[x->min]) {
-			m->nullable[x->min] = 1; /* while it is looked at: what depends on itself alone is not */
+			m->nullable[x->min] =
+			    1; /* while it is looked at: what depends on itself alone is not */
 			m->nullable[x->min] = nullable(m, m->b->rule[x->min]) ? 2 : 1;
 		}
 		yes = m->nullable[x->min] == 2;
@@ -218,8 +225,12 @@ repeat(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 		min = 0;
 		if (max > 1) {
 			if (max > 64)
-				build_fail(m->b, "what may be empty cannot be repeated up to %d times: leave the limit out, or let it not be empty", max);
-			for (int32_t i = 0; i < max; i++) { /* a counter could be passed without a byte */
+				build_fail(m->b,
+				           "what may be empty cannot be repeated up to %d times: "
+				           "leave the limit out, or let it not be empty",
+				           max);
+			for (int32_t i = 0; i < max;
+			     i++) { /* a counter could be passed without a byte */
 				int32_t next = i == max - 1 ? to : state(m);
 				make(m, x->part[0], from, next);
 				eps(m, from, next);
@@ -289,7 +300,8 @@ multiple(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 		byte(m, from, first + d % n, (uint8_t)('0' + d), (uint8_t)('0' + d));
 	for (int32_t r = 0; r < n; r++)
 		for (int d = 0; d < 10; d++)
-			byte(m, first + r, first + (r * 10 + d) % n, (uint8_t)('0' + d), (uint8_t)('0' + d));
+			byte(m, first + r, first + (r * 10 + d) % n, (uint8_t)('0' + d),
+			     (uint8_t)('0' + d));
 	eps(m, first, to);
 }
 
@@ -346,7 +358,11 @@ make(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 
 /* ---- rules that begin with themselves ---- */
 
-typedef struct LeftRecursion { AutomatonBuilder *m; uint8_t *mark; int depth; } LeftRecursion; /* mark of a rule: 1 being looked at, 2 done */
+typedef struct LeftRecursion {
+	AutomatonBuilder *m;
+	uint8_t *mark;
+	int depth;
+} LeftRecursion; /* mark of a rule: 1 being looked at, 2 done */
 
 static void left_of(LeftRecursion *l, const Expr *x);
 
@@ -362,7 +378,9 @@ left_rule(LeftRecursion *l, int32_t rule)
 	const char *name = name_of(l->m->b, rule);
 
 	if (l->mark[rule] == 1)
-		build_fail(l->m->b, "%s: it begins with itself, and left recursion cannot be matched", name ? name : "a rule of the grammar");
+		build_fail(l->m->b,
+		           "%s: it begins with itself, and left recursion cannot be matched",
+		           name ? name : "a rule of the grammar");
 	if (l->mark[rule] == 2)
 		return;
 	l->mark[rule] = 1;
@@ -418,7 +436,8 @@ skip_empty(AutomatonBuilder *m, int32_t *to)
 {
 	for (size_t q = 0; q < m->n_state; q++) {
 		int32_t k = m->head[q];
-		bool only = k >= 0 && m->link[k].next < 0 && m->link[k].e.kind == EDGE_EPS && !(m->flags[q] & STATE_END);
+		bool only = k >= 0 && m->link[k].next < 0 && m->link[k].e.kind == EDGE_EPS &&
+		            !(m->flags[q] & STATE_END);
 		to[q] = only ? m->link[k].e.to : (int32_t)q;
 	}
 	for (size_t q = 0; q < m->n_state; q++) {
@@ -439,8 +458,11 @@ skip_empty(AutomatonBuilder *m, int32_t *to)
 static void
 make_classes(const AutomatonBuilder *m, Automaton *out)
 {
-	/* places that tell plain characters of strings and the bytes of UTF-8 apart, whatever the grammar */
-	static const uint8_t always[] = { 0, 0x20, 0x22, 0x23, 0x5C, 0x5D, 0x7F, 0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xE0, 0xE1, 0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5 };
+	/* places that tell plain characters of strings and the bytes of UTF-8 apart, whatever the
+	 * grammar */
+	static const uint8_t always[] = { 0,    0x20, 0x22, 0x23, 0x5C, 0x5D, 0x7F,
+		                          0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xE0, 0xE1,
+		                          0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5 };
 	bool cut[257] = { false };
 	int n = -1;
 
@@ -457,13 +479,15 @@ make_classes(const AutomatonBuilder *m, Automaton *out)
 	out->n_class = n + 1;
 }
 
-/* States from which a text, or a rule's end, can be reached; edges to others are left out, so that no text begins what cannot end. */
+/* States from which a text, or a rule's end, can be reached; edges to others are left out, so that
+ * no text begins what cannot end. */
 static uint8_t *
 find_ends(const AutomatonBuilder *m)
 {
 	Arena *a = m->b->a;
 	uint8_t *good = NEW(a, uint8_t, m->n_state + 1);
-	int32_t *todo = NEW(a, int32_t, m->n_state + 1), *at = NEW(a, int32_t, m->n_state + 2), *of = NEW(a, int32_t, 2 * m->n_link + 1);
+	int32_t *todo = NEW(a, int32_t, m->n_state + 1), *at = NEW(a, int32_t, m->n_state + 2),
+	        *of = NEW(a, int32_t, 2 * m->n_link + 1);
 	int32_t *from = NEW(a, int32_t, m->n_link + 1);
 	size_t n = 0;
 
@@ -472,7 +496,9 @@ find_ends(const AutomatonBuilder *m)
 		for (size_t q = 0; q < m->n_state; q++)
 			for (int32_t k = m->head[q]; k >= 0; k = m->link[k].next) {
 				const Edge *e = &m->link[k].e;
-				int32_t inner = e->kind == EDGE_CALL ? e->arg : e->kind == EDGE_REP ? m->rep[e->arg].start : -1;
+				int32_t inner = e->kind == EDGE_CALL  ? e->arg
+				                : e->kind == EDGE_REP ? m->rep[e->arg].start
+				                                      : -1;
 				from[k] = (int32_t)q;
 				for (int i = 0; i < 2; i++) {
 					int32_t t = i ? inner : e->to;
@@ -495,7 +521,10 @@ find_ends(const AutomatonBuilder *m)
 		int32_t t = todo[--n];
 		for (int32_t i = t ? at[t - 1] : 0; i < at[t]; i++) { /* at[] has moved on by one */
 			const Edge *e = &m->link[of[i]].e;
-			int32_t inner = e->kind == EDGE_CALL ? e->arg : e->kind == EDGE_REP ? m->rep[e->arg].start : -1, q = from[of[i]];
+			int32_t inner = e->kind == EDGE_CALL  ? e->arg
+			                : e->kind == EDGE_REP ? m->rep[e->arg].start
+			                                      : -1,
+			        q = from[of[i]];
 			if (good[q] || !good[e->to] || (inner >= 0 && !good[inner]))
 				continue;
 			good[q] = 1;
@@ -514,7 +543,9 @@ prune(AutomatonBuilder *m)
 	for (size_t q = 0; q < m->n_state; q++)
 		for (int32_t *k = &m->head[q]; *k >= 0;) {
 			const Edge *e = &m->link[*k].e;
-			int32_t inner = e->kind == EDGE_CALL ? e->arg : e->kind == EDGE_REP ? m->rep[e->arg].start : -1;
+			int32_t inner = e->kind == EDGE_CALL  ? e->arg
+			                : e->kind == EDGE_REP ? m->rep[e->arg].start
+			                                      : -1;
 			if (good[e->to] && (inner < 0 || good[inner]))
 				k = &m->link[*k].next;
 			else
@@ -551,7 +582,8 @@ reach(const AutomatonBuilder *m, const int32_t *to, int32_t start, int32_t *plac
 }
 
 static bool
-copy_out(const AutomatonBuilder *m, Automaton *out, const int32_t *to, const int32_t *place, const int32_t *order, int32_t n)
+copy_out(const AutomatonBuilder *m, Automaton *out, const int32_t *to, const int32_t *place,
+         const int32_t *order, int32_t n)
 {
 	out->n_state = n;
 	out->n_rep = (int32_t)m->n_rep;
@@ -572,7 +604,8 @@ copy_out(const AutomatonBuilder *m, Automaton *out, const int32_t *to, const int
 		for (int32_t k = m->head[q]; k >= 0; k = m->link[k].next) {
 			Edge e = m->link[k].e;
 			int32_t behind = to[e.to];
-			e.tail = e.kind == EDGE_CALL && (m->flags[behind] & STATE_END) && m->head[behind] < 0;
+			e.tail = e.kind == EDGE_CALL && (m->flags[behind] & STATE_END) &&
+			         m->head[behind] < 0;
 			e.to = place[behind];
 			if (e.kind == EDGE_CALL)
 				e.arg = place[to[e.arg]];
@@ -616,14 +649,17 @@ automaton_make(GrammarBuilder *b, Expr *root, Automaton *out, llmc_error *err)
 		make(&m, b->rule[m.todo[i]], m.rule_start[m.todo[i]], end);
 	}
 	b->place = NULL;
-	int32_t *to = NEW(b->a, int32_t, m.n_state), *place = NEW(b->a, int32_t, m.n_state), *order = NEW(b->a, int32_t, m.n_state);
+	int32_t *to = NEW(b->a, int32_t, m.n_state), *place = NEW(b->a, int32_t, m.n_state),
+	        *order = NEW(b->a, int32_t, m.n_state);
 	prune(&m);
 	skip_empty(&m, to);
 	int32_t n = reach(&m, to, start, place, order);
 	make_classes(&m, out);
 	out->start = place[to[start]];
 	out->has_tokens = m.has_tokens;
-	return copy_out(&m, out, to, place, order, n) ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for a grammar");
+	return copy_out(&m, out, to, place, order, n)
+	           ? LLMC_OK
+	           : error_set(err, LLMC_E_MEMORY, "out of memory for a grammar");
 }
 
 void

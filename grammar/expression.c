@@ -1,4 +1,5 @@
-/* Expressions: what front ends make and the automaton is made of. Nodes are shared freely; nobody changes one that has been used. */
+/* Expressions: what front ends make and the automaton is made of. Nodes are shared freely; nobody
+ * changes one that has been used. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,8 @@ build_fail(GrammarBuilder *b, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
-	error_set(b->err, LLMC_E_INPUT, "%s%s%s", b->place ? b->place : "", b->place ? ": " : "", text);
+	error_set(b->err, LLMC_E_INPUT, "%s%s%s", b->place ? b->place : "", b->place ? ": " : "",
+	          text);
 	longjmp(b->fault, 1);
 }
 
@@ -81,7 +83,9 @@ with_parts(GrammarBuilder *b, ExprKind kind, Expr *const *part, size_t n)
 Expr *
 expr_list(GrammarBuilder *b, ExprKind kind, const ExprList *l)
 {
-	return l->n == 1 && (kind == EXPR_SEQ || kind == EXPR_ALT) ? l->v[0] : with_parts(b, kind, l->v, l->n);
+	return l->n == 1 && (kind == EXPR_SEQ || kind == EXPR_ALT)
+	           ? l->v[0]
+	           : with_parts(b, kind, l->v, l->n);
 }
 
 static Expr *

@@ -1,5 +1,6 @@
-/* GBNF, llama.cpp's grammars: rules `name ::= ...` of texts in quotes, classes, names, groups, alternatives, `*` `+` `?` `{m,n}`, `.` for any character, and `#`
- * comments. The text is `root`. */
+/* GBNF, llama.cpp's grammars: rules `name ::= ...` of texts in quotes, classes, names, groups,
+ * alternatives, `*` `+` `?` `{m,n}`, `.` for any character, and `#` comments. The text is `root`.
+ */
 #include <string.h>
 
 #include "base/utf8.h"
@@ -21,7 +22,8 @@ blanks(RuleReader *g, bool lines)
 static bool
 is_word(char c)
 {
-	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+	       c == '-' || c == '_';
 }
 
 static size_t
@@ -49,13 +51,25 @@ character(RuleReader *g)
 	char c = rules_peek(g);
 	g->at += g->at < g->n;
 	switch (c) {
-	case 'n': return '\n';
-	case 'r': return '\r';
-	case 't': return '\t';
-	case 'x': return rules_hex(g, 2);
-	case 'u': return rules_hex(g, 4);
-	case 'U': return rules_hex(g, 8);
-	case '"': case '[': case ']': case '\\': case '-': case '^': case '/':
+	case 'n':
+		return '\n';
+	case 'r':
+		return '\r';
+	case 't':
+		return '\t';
+	case 'x':
+		return rules_hex(g, 2);
+	case 'u':
+		return rules_hex(g, 4);
+	case 'U':
+		return rules_hex(g, 8);
+	case '"':
+	case '[':
+	case ']':
+	case '\\':
+	case '-':
+	case '^':
+	case '/':
 		return (uint32_t)c;
 	default:
 		g->at -= g->at > 0;
@@ -80,8 +94,7 @@ text(RuleReader *g)
 	return expr_bytes(g->b, strbuf_str(out), out->len);
 }
 
-static Expr *
-class(RuleReader *g)
+static Expr *class(RuleReader *g)
 {
 	bool invert = rules_take(g, '^');
 	Range *r = NULL, *out;
@@ -94,7 +107,8 @@ class(RuleReader *g)
 			hi = character(g);
 		}
 		if (hi < lo || hi > 0x10FFFF)
-			rules_wrong(g, g->at, "a range is the wrong way round, or of no characters");
+			rules_wrong(g, g->at,
+			            "a range is the wrong way round, or of no characters");
 		r = arena_grow(g->b->a, r, &cap, n + 1, sizeof *r);
 		r[n++] = (Range){ lo, hi };
 	}
@@ -226,7 +240,9 @@ gbnf_read(GrammarBuilder *b, const char *s, size_t n)
 	RuleReader *read = NEW(b->a, RuleReader, 1);
 	int32_t root = -1;
 
-	*read = (RuleReader){ .b = b, .s = s, .n = n, .what = "grammar", .names = "rules", .shown = 20, .line = 1 };
+	*read = (RuleReader){
+		.b = b, .s = s, .n = n, .what = "grammar", .names = "rules", .shown = 20, .line = 1
+	};
 
 	for (blanks(read, true); read->at < read->n; blanks(read, true)) {
 		size_t len = word(read);
@@ -235,7 +251,10 @@ gbnf_read(GrammarBuilder *b, const char *s, size_t n)
 		int32_t rule = rules_name(read, read->s + read->at, len)->rule;
 		if (b->rule[rule])
 			rules_wrong(read, read->at, "this rule is there already");
-		expr_rule_name(b, rule, arena_printf(b->a, "grammar, line %d: '%.*s'", rules_line(read, read->at), (int)(len < 100 ? len : 100), read->s + read->at));
+		expr_rule_name(b, rule,
+		               arena_printf(b->a, "grammar, line %d: '%.*s'",
+		                            rules_line(read, read->at),
+		                            (int)(len < 100 ? len : 100), read->s + read->at));
 		if (len == 4 && memcmp(read->s + read->at, "root", 4) == 0)
 			root = rule;
 		read->at += len;
@@ -248,7 +267,9 @@ gbnf_read(GrammarBuilder *b, const char *s, size_t n)
 	}
 	for (size_t i = 0; i < read->n_name; i++)
 		if (!b->rule[read->name[i].rule])
-			build_fail(b, "grammar, line %d: there is no rule '%.*s'", rules_line(read, (size_t)(read->name[i].s - s)), (int)read->name[i].n, read->name[i].s);
+			build_fail(b, "grammar, line %d: there is no rule '%.*s'",
+			           rules_line(read, (size_t)(read->name[i].s - s)),
+			           (int)read->name[i].n, read->name[i].s);
 	if (root < 0)
 		build_fail(b, "the grammar has no rule 'root'");
 	return expr_rule(b, root);

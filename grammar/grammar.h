@@ -10,8 +10,9 @@
  *   token_mask.c       a set beside the tries -> a mask;  matcher.c  what callers see
  *   vocabulary.c    tries and slices
  *
- * The room knows no model and no tokenizer. Grammars and lexicons may be used from any thread: a grammar's caches are behind its lock.
- * All text is untrusted: time and memory of each call are bounded. */
+ * The room knows no model and no tokenizer. Grammars and lexicons may be used from any thread: a
+ * grammar's caches are behind its lock. All text is untrusted: time and memory of each call are
+ * bounded. */
 #ifndef LLMC_GRAMMAR_H
 #define LLMC_GRAMMAR_H
 
@@ -27,36 +28,41 @@ typedef struct llmc_grammar Grammar;
 
 typedef struct VocabToken { /* n 0: there is no such token */
 	const char *bytes;
-	uint32_t    n;
-	bool        special;      /* matched by its number alone, never by its bytes */
+	uint32_t n;
+	bool special; /* matched by its number alone, never by its bytes */
 } VocabToken;
 
 /* tok [n_tok] is copied. Counted: each retain wants a close. */
-llmc_status token_vocab_open(const VocabToken *tok, int32_t n_tok, TokenVocab **out, llmc_error *err);
-TokenVocab    *token_vocab_retain(TokenVocab *l);
-void        token_vocab_close(TokenVocab *l);
+llmc_status token_vocab_open(const VocabToken *tok, int32_t n_tok, TokenVocab **out,
+                             llmc_error *err);
+TokenVocab *token_vocab_retain(TokenVocab *l);
+void token_vocab_close(TokenVocab *l);
 
-/* text [n]; opt may be NULL; eos [n_eos]: tokens that end a text, allowed where the grammar may end.
- * E_INPUT: the sentence names the place: a path and a keyword of a schema, a line or column of the others. */
-llmc_status grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt,
-                         const int32_t *eos, int32_t n_eos, Grammar **out, llmc_error *err);
-Grammar    *grammar_retain(Grammar *g);
-void        grammar_close(Grammar *g);
+/* text [n]; opt may be NULL; eos [n_eos]: tokens that end a text, allowed where the grammar may
+ * end. E_INPUT: the sentence names the place: a path and a keyword of a schema, a line or column of
+ * the others. */
+llmc_status grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text, size_t n,
+                         const llmc_grammar_options *opt, const int32_t *eos, int32_t n_eos,
+                         Grammar **out, llmc_error *err);
+Grammar *grammar_retain(Grammar *g);
+void grammar_close(Grammar *g);
 
-/* after: texts that must have come, one behind the other, before the grammar begins, right behind the last; NULL-terminated, or NULL: at once. */
+/* after: texts that must have come, one behind the other, before the grammar begins, right behind
+ * the last; NULL-terminated, or NULL: at once. */
 llmc_status matcher_open(Grammar *g, const char *const *after, Matcher **out, llmc_error *err);
-void        matcher_close(Matcher *m);
-/* A bit a token, of bits [n_words]; beyond the vocabulary 0. *all: everything may come, bits are not written.
- * E_MEMORY, E_RANGE: the grammar is too ambiguous for its bounds. */
+void matcher_close(Matcher *m);
+/* A bit a token, of bits [n_words]; beyond the vocabulary 0. *all: everything may come, bits are
+ * not written. E_MEMORY, E_RANGE: the grammar is too ambiguous for its bounds. */
 llmc_status matcher_mask(Matcher *m, uint32_t *bits, size_t n_words, bool *all, llmc_error *err);
-/* The mask of this place has been made before, for this text or another: asking for it is a copy. */
-bool        matcher_knows(Matcher *m);
+/* The mask of this place has been made before, for this text or another: asking for it is a copy.
+ */
+bool matcher_knows(Matcher *m);
 /* The next token of the text. E_INPUT: the grammar does not allow it. */
 llmc_status matcher_accept(Matcher *m, int32_t id, llmc_error *err);
 /* The text is complete, and nothing can follow. */
-bool        matcher_ended(Matcher *m);
-bool        matcher_may_end(Matcher *m); /* the text is complete as it stands */
+bool matcher_ended(Matcher *m);
+bool matcher_may_end(Matcher *m); /* the text is complete as it stands */
 /* Back to the beginning. */
-void        matcher_reset(Matcher *m);
+void matcher_reset(Matcher *m);
 
 #endif

@@ -21,7 +21,7 @@ choice_read(GrammarBuilder *b, const char *s, size_t n)
 
 	if (!json_is_array(list) || !json_array_size(list))
 		build_fail(b, "choice: expected an array with at least one string");
-	json_array_foreach(list, i, v) {
+	json_array_foreach (list, i, v) {
 		if (!json_is_string(v) || !json_string_length(v))
 			build_fail(b, "choice: element %zu is no string, or an empty one", i);
 		expr_push(b, &words, expr_bytes(b, json_string_value(v), json_string_length(v)));
@@ -51,9 +51,11 @@ kind_read(GrammarBuilder *b, llmc_grammar_kind kind, const char *text, size_t n)
 	build_fail(b, "no such kind of grammar: %d", (int)kind);
 }
 
-/* All that jumps is below this call, so that its caller's variables are safe. nothing: what is said where nothing matches. */
+/* All that jumps is below this call, so that its caller's variables are safe. nothing: what is said
+ * where nothing matches. */
 static llmc_status
-compile(Grammar *g, Arena *a, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt, char nothing[MAX_PLACE], llmc_error *err)
+compile(Grammar *g, Arena *a, llmc_grammar_kind kind, const char *text, size_t n,
+        const llmc_grammar_options *opt, char nothing[MAX_PLACE], llmc_error *err)
 {
 	GrammarBuilder *b = calloc(1, sizeof *b);
 	llmc_status status;
@@ -78,8 +80,9 @@ compile(Grammar *g, Arena *a, llmc_grammar_kind kind, const char *text, size_t n
 }
 
 llmc_status
-grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt, const int32_t *eos, int32_t n_eos,
-             Grammar **out, llmc_error *err)
+grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text, size_t n,
+             const llmc_grammar_options *opt, const int32_t *eos, int32_t n_eos, Grammar **out,
+             llmc_error *err)
 {
 	llmc_grammar_options own = LLMC_INIT(llmc_grammar_options);
 	llmc_error why = { 0 };
@@ -90,7 +93,8 @@ grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text, size_t n, 
 	*out = NULL;
 	SIZED_TAKE(own, opt);
 	if (n > MAX_TEXT)
-		return error_set(err, LLMC_E_INPUT, "the grammar has %zu bytes, at most %d are taken", n, MAX_TEXT);
+		return error_set(err, LLMC_E_INPUT,
+		                 "the grammar has %zu bytes, at most %d are taken", n, MAX_TEXT);
 	if (!utf8_valid(text, n))
 		return error_set(err, LLMC_E_INPUT, "the grammar is not UTF-8");
 	Grammar *g = calloc(1, sizeof *g);
@@ -115,13 +119,15 @@ grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text, size_t n, 
 		status = compile(g, &a, kind, text, n, &own, nothing, &why);
 		arena_release(&a);
 	}
-	if (status == LLMC_OK) { /* the first set, now: a grammar that nothing matches is told here */
+	if (status ==
+	    LLMC_OK) { /* the first set, now: a grammar that nothing matches is told here */
 		pthread_mutex_lock(&g->lock);
 		g->err = &why;
 		if (setjmp(g->fault))
 			status = why.code;
 		else if (set_start(g) == 0)
-			status = error_set(&why, LLMC_E_INPUT, "nothing matches the grammar%s", nothing);
+			status =
+			    error_set(&why, LLMC_E_INPUT, "nothing matches the grammar%s", nothing);
 		pthread_mutex_unlock(&g->lock);
 	}
 	if (status != LLMC_OK) {

@@ -1,5 +1,6 @@
-/* JSON's own parts. Between its tokens stand at most a space, or one or two line ends and twenty blanks: never a loop that a model can get lost in;
- * with `compact` nothing. `standard` has what the standards allow without a bound. Strings hold what JSON lets stand as it is, its short
+/* JSON's own parts. Between its tokens stand at most a space, or one or two line ends and twenty
+ * blanks: never a loop that a model can get lost in; with `compact` nothing. `standard` has what
+ * the standards allow without a bound. Strings hold what JSON lets stand as it is, its short
  * escapes, and control characters by number. */
 #include <string.h>
 
@@ -15,12 +16,21 @@ json_ws(GrammarBuilder *b)
 	if (b->opt.compact)
 		return expr_empty(b);
 	if (b->opt.standard)
-		return expr_rep(b, expr_chars(b, (Range[]){ { ' ', ' ' }, { '\n', '\n' }, { '\r', '\r' }, { '\t', '\t' } }, 4), 0, -1);
-	Expr *blanks = expr_rep(b, expr_chars(b, (Range[]){ { ' ', ' ' }, { '\t', '\t' } }, 2), 0, MAX_BLANKS);
-	return expr_alt(b, 3, expr_empty(b), expr_text(b, " "), expr_seq(b, 2, expr_rep(b, expr_text(b, "\n"), 1, 2), blanks));
+		return expr_rep(
+		    b,
+		    expr_chars(
+		        b,
+		        (Range[]){ { ' ', ' ' }, { '\n', '\n' }, { '\r', '\r' }, { '\t', '\t' } },
+		        4),
+		    0, -1);
+	Expr *blanks =
+	    expr_rep(b, expr_chars(b, (Range[]){ { ' ', ' ' }, { '\t', '\t' } }, 2), 0, MAX_BLANKS);
+	return expr_alt(b, 3, expr_empty(b), expr_text(b, " "),
+	                expr_seq(b, 2, expr_rep(b, expr_text(b, "\n"), 1, 2), blanks));
 }
 
-/* What stands behind a backslash: a letter of `letters`, or the number of a control character. No other numbers: a half of a surrogate pair is no text. */
+/* What stands behind a backslash: a letter of `letters`, or the number of a control character. No
+ * other numbers: a half of a surrogate pair is no text. */
 Expr *
 json_escapes(GrammarBuilder *b, const char *letters)
 {
@@ -30,15 +40,21 @@ json_escapes(GrammarBuilder *b, const char *letters)
 
 	for (; letters[n] && n < 16; n++)
 		letter[n] = (Range){ (uint8_t)letters[n], (uint8_t)letters[n] };
-	Expr *low = expr_seq(b, 2, expr_chars(b, (Range[]){ { '0', '1' } }, 1), expr_chars(b, hex, 3));
-	Expr *del = expr_seq(b, 2, expr_text(b, "7"), expr_chars(b, (Range[]){ { 'f', 'f' }, { 'F', 'F' } }, 2));
-	return expr_seq(b, 2, expr_text(b, "\\"), expr_alt(b, 2, expr_chars(b, letter, n), expr_seq(b, 2, expr_text(b, "u00"), expr_alt(b, 2, low, del))));
+	Expr *low =
+	    expr_seq(b, 2, expr_chars(b, (Range[]){ { '0', '1' } }, 1), expr_chars(b, hex, 3));
+	Expr *del = expr_seq(b, 2, expr_text(b, "7"),
+	                     expr_chars(b, (Range[]){ { 'f', 'f' }, { 'F', 'F' } }, 2));
+	return expr_seq(b, 2, expr_text(b, "\\"),
+	                expr_alt(b, 2, expr_chars(b, letter, n),
+	                         expr_seq(b, 2, expr_text(b, "u00"), expr_alt(b, 2, low, del))));
 }
 
 Expr *
 json_string_char(GrammarBuilder *b)
 {
-	static const Range plain[] = { { 0x20, 0x21 }, { 0x23, 0x5B }, { 0x5D, 0x7E }, { 0x80, 0x10FFFF } };
+	static const Range plain[] = {
+		{ 0x20, 0x21 }, { 0x23, 0x5B }, { 0x5D, 0x7E }, { 0x80, 0x10FFFF }
+	};
 
 	return expr_alt(b, 2, expr_chars(b, plain, 4), json_escapes(b, "\"\\bfnrt"));
 }
@@ -48,7 +64,9 @@ json_any_string(GrammarBuilder *b)
 {
 	if (b->json_string < 0) {
 		b->json_string = rule_new(b);
-		b->rule[b->json_string] = expr_seq(b, 3, expr_text(b, "\""), expr_rep(b, json_string_char(b), 0, -1), expr_text(b, "\""));
+		b->rule[b->json_string] =
+		    expr_seq(b, 3, expr_text(b, "\""), expr_rep(b, json_string_char(b), 0, -1),
+		             expr_text(b, "\""));
 	}
 	return expr_rule(b, b->json_string);
 }
@@ -57,16 +75,24 @@ json_any_string(GrammarBuilder *b)
 Expr *
 json_any_number(GrammarBuilder *b, bool integer)
 {
-	int32_t digits = b->opt.standard ? -1 : MAX_DIGITS, exponent = b->opt.standard ? -1 : MAX_EXPONENT;
+	int32_t digits = b->opt.standard ? -1 : MAX_DIGITS,
+	        exponent = b->opt.standard ? -1 : MAX_EXPONENT;
 	Expr *digit = expr_char(b, '0', '9');
-	Expr *whole = expr_seq(b, 2, expr_rep(b, expr_text(b, "-"), 0, 1),
-	                   expr_alt(b, 2, expr_text(b, "0"), expr_seq(b, 2, expr_char(b, '1', '9'), expr_rep(b, digit, 0, digits < 0 ? -1 : digits - 1))));
+	Expr *whole =
+	    expr_seq(b, 2, expr_rep(b, expr_text(b, "-"), 0, 1),
+	             expr_alt(b, 2, expr_text(b, "0"),
+	                      expr_seq(b, 2, expr_char(b, '1', '9'),
+	                               expr_rep(b, digit, 0, digits < 0 ? -1 : digits - 1))));
 
 	if (integer)
 		return whole;
-	Expr *e = expr_chars(b, (Range[]){ { 'e', 'e' }, { 'E', 'E' } }, 2), *sign = expr_chars(b, (Range[]){ { '+', '+' }, { '-', '-' } }, 2);
-	return expr_seq(b, 3, whole, expr_rep(b, expr_seq(b, 2, expr_text(b, "."), expr_rep(b, digit, 1, digits)), 0, 1),
-	              expr_rep(b, expr_seq(b, 3, e, expr_rep(b, sign, 0, 1), expr_rep(b, digit, 1, exponent)), 0, 1));
+	Expr *e = expr_chars(b, (Range[]){ { 'e', 'e' }, { 'E', 'E' } }, 2),
+	     *sign = expr_chars(b, (Range[]){ { '+', '+' }, { '-', '-' } }, 2);
+	return expr_seq(
+	    b, 3, whole,
+	    expr_rep(b, expr_seq(b, 2, expr_text(b, "."), expr_rep(b, digit, 1, digits)), 0, 1),
+	    expr_rep(b, expr_seq(b, 3, e, expr_rep(b, sign, 0, 1), expr_rep(b, digit, 1, exponent)),
+	             0, 1));
 }
 
 Expr *
@@ -74,8 +100,10 @@ json_any_value(GrammarBuilder *b)
 {
 	if (b->json_value < 0) {
 		b->json_value = rule_new(b);
-		b->rule[b->json_value] = expr_alt(b, 7, expr_text(b, "null"), expr_text(b, "true"), expr_text(b, "false"), json_any_number(b, false), json_any_string(b),
-		                                json_any_array(b), json_any_object(b));
+		b->rule[b->json_value] =
+		    expr_alt(b, 7, expr_text(b, "null"), expr_text(b, "true"),
+		             expr_text(b, "false"), json_any_number(b, false), json_any_string(b),
+		             json_any_array(b), json_any_object(b));
 	}
 	return expr_rule(b, b->json_value);
 }
@@ -110,11 +138,17 @@ json_some_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how
 		int32_t behind = rule_new(b);
 		b->rule[behind] = rest;
 		Expr *own = members->v[i], *after = expr_rule(b, behind);
-		expr_push(b, &starts, how[i] == ORDER_ANY ? expr_seq(b, 3, own, expr_rep(b, expr_seq(b, 2, comma, own), 0, -1), after) : expr_seq(b, 2, own, after));
-		Expr *more = expr_rep(b, expr_seq(b, 2, comma, own), 0, how[i] == ORDER_ANY ? -1 : 1);
+		expr_push(
+		    b, &starts,
+		    how[i] == ORDER_ANY
+		        ? expr_seq(b, 3, own, expr_rep(b, expr_seq(b, 2, comma, own), 0, -1), after)
+		        : expr_seq(b, 2, own, after));
+		Expr *more =
+		    expr_rep(b, expr_seq(b, 2, comma, own), 0, how[i] == ORDER_ANY ? -1 : 1);
 		rest = expr_seq(b, 2, more, after);
 	}
-	return expr_seq(b, 5, expr_text(b, "{"), json_ws(b), expr_list(b, EXPR_ALT, &starts), json_ws(b), expr_text(b, "}"));
+	return expr_seq(b, 5, expr_text(b, "{"), json_ws(b), expr_list(b, EXPR_ALT, &starts),
+	                json_ws(b), expr_text(b, "}"));
 }
 
 Expr *
@@ -123,7 +157,9 @@ json_any_object(GrammarBuilder *b)
 	if (b->json_object < 0) {
 		ExprList one = { 0 };
 		b->json_object = rule_new(b);
-		expr_push(b, &one, expr_seq(b, 4, json_any_string(b), expr_text(b, ":"), json_ws(b), json_any_value(b)));
+		expr_push(b, &one,
+		          expr_seq(b, 4, json_any_string(b), expr_text(b, ":"), json_ws(b),
+		                   json_any_value(b)));
 		Expr *body = json_members(b, &one, (uint8_t[]){ ORDER_ANY });
 		b->rule[b->json_object] = body;
 	}
@@ -146,12 +182,18 @@ json_items(GrammarBuilder *b, const ExprList *first, Expr *rest, int32_t min, in
 		else if (low <= 1 && high == 1)
 			tail = expr_rep(b, rest, low, 1);
 		else
-			tail = expr_rep(b, expr_seq(b, 2, rest, expr_rep(b, expr_seq(b, 2, comma, rest), low ? low - 1 : 0, high < 0 ? -1 : high - 1)), low ? 1 : 0, 1);
+			tail = expr_rep(
+			    b,
+			    expr_seq(b, 2, rest,
+			             expr_rep(b, expr_seq(b, 2, comma, rest), low ? low - 1 : 0,
+			                      high < 0 ? -1 : high - 1)),
+			    low ? 1 : 0, 1);
 	} else if (min > n) {
 		return expr_none(b);
 	}
 	for (int32_t i = n - 1; i >= 0; i--) {
-		Expr *item = i ? expr_seq(b, 3, comma, first->v[i], tail) : expr_seq(b, 2, first->v[i], tail);
+		Expr *item = i ? expr_seq(b, 3, comma, first->v[i], tail)
+		               : expr_seq(b, 2, first->v[i], tail);
 		tail = i < min ? item : expr_rep(b, item, 0, 1);
 	}
 	return expr_seq(b, 5, expr_text(b, "["), json_ws(b), tail, json_ws(b), expr_text(b, "]"));
@@ -197,12 +239,14 @@ json_literal(GrammarBuilder *b, const json_t *v)
 	case JSON_OBJECT: {
 		const char *key;
 		size_t n = json_object_size(v);
-		json_object_foreach((json_t *)(uintptr_t)v, key, value)
-			expr_push(b, &parts, expr_seq(b, 2, json_key(b, key, strlen(key)), json_literal(b, value)));
+		json_object_foreach ((json_t *)(uintptr_t)v, key, value)
+			expr_push(
+			    b, &parts,
+			    expr_seq(b, 2, json_key(b, key, strlen(key)), json_literal(b, value)));
 		return json_members(b, &parts, NEW(b->a, uint8_t, n + 1));
 	}
 	case JSON_ARRAY:
-		json_array_foreach(v, i, value)
+		json_array_foreach (v, i, value)
 			expr_push(b, &parts, json_literal(b, value));
 		return json_items(b, &parts, NULL, (int32_t)parts.n, (int32_t)parts.n);
 	case JSON_STRING:

@@ -1,29 +1,52 @@
-/* Lark's grammars, as far as texts can be held to them: rules and terminals `name: ...` of texts in quotes, expressions between slashes, ranges "a".."z", names, groups,
- * [optional] ones, alternatives, `*` `+` `?` `~n` `~n..m`, `-> alias`, comments, `%import common.NAME`. The text is `start`.
- * There is no lexer: a terminal is taken wherever it fits, so which of two is longer or comes first does not matter. What needs one (`%ignore`, priorities, lazy
- * repetitions) is refused by name, as are templates. A rule that begins with itself is read as the loop that it is. */
+/* Lark's grammars, as far as texts can be held to them: rules and terminals `name: ...` of texts in
+ * quotes, expressions between slashes, ranges "a".."z", names, groups, [optional] ones,
+ * alternatives, `*` `+` `?` `~n` `~n..m`, `-> alias`, comments, `%import common.NAME`. The text is
+ * `start`. There is no lexer: a terminal is taken wherever it fits, so which of two is longer or
+ * comes first does not matter. What needs one (`%ignore`, priorities, lazy repetitions) is refused
+ * by name, as are templates. A rule that begins with itself is read as the loop that it is. */
 #include <string.h>
 
 #include "base/utf8.h"
 #include "grammar/rules.h"
 
 typedef struct Lark {
-	RuleReader      r;
+	RuleReader r;
 	RegexFlags flags;
-	Strbuf    *run;       /* characters of a text that have one spelling: as words they share trees of prefixes */
-	bool       in_terminal;
+	Strbuf *run; /* characters of a text that have one spelling: as words they share trees of
+	                prefixes */
+	bool in_terminal;
 } Lark;
 
 /* What %import common.NAME brings */
-static const struct { const char *name, *regex; } common[] = {
-	{ "DIGIT", "[0-9]" }, { "HEXDIGIT", "[a-fA-F0-9]" }, { "INT", "[0-9]+" }, { "SIGNED_INT", "[+-]?[0-9]+" }, { "DECIMAL", "[0-9]+\\.[0-9]*|\\.[0-9]+" },
+static const struct {
+	const char *name, *regex;
+} common[] = {
+	{ "DIGIT", "[0-9]" },
+	{ "HEXDIGIT", "[a-fA-F0-9]" },
+	{ "INT", "[0-9]+" },
+	{ "SIGNED_INT", "[+-]?[0-9]+" },
+	{ "DECIMAL", "[0-9]+\\.[0-9]*|\\.[0-9]+" },
 	{ "FLOAT", "[0-9]+[eE][+-]?[0-9]+|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?" },
-	{ "SIGNED_FLOAT", "[+-]?([0-9]+[eE][+-]?[0-9]+|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)" },
+	{ "SIGNED_FLOAT",
+	  "[+-]?([0-9]+[eE][+-]?[0-9]+|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)" },
 	{ "NUMBER", "[0-9]+([eE][+-]?[0-9]+)?|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?" },
-	{ "SIGNED_NUMBER", "[+-]?([0-9]+([eE][+-]?[0-9]+)?|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)" },
-	{ "ESCAPED_STRING", "\"([^\"\\\\\\n]|\\\\.)*\"" }, { "LCASE_LETTER", "[a-z]" }, { "UCASE_LETTER", "[A-Z]" }, { "LETTER", "[A-Za-z]" }, { "WORD", "[A-Za-z]+" },
-	{ "CNAME", "[_A-Za-z][_A-Za-z0-9]*" }, { "WS_INLINE", "[ \\t]+" }, { "WS", "[ \\t\\f\\r\\n]+" }, { "CR", "\\r" }, { "LF", "\\n" }, { "NEWLINE", "(\\r?\\n)+" },
-	{ "SH_COMMENT", "#[^\\n]*" }, { "CPP_COMMENT", "//[^\\n]*" }, { "C_COMMENT", "/\\*([^*]|\\*+[^*/])*\\*+/" }, { "SQL_COMMENT", "--[^\\n]*" },
+	{ "SIGNED_NUMBER",
+	  "[+-]?([0-9]+([eE][+-]?[0-9]+)?|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)" },
+	{ "ESCAPED_STRING", "\"([^\"\\\\\\n]|\\\\.)*\"" },
+	{ "LCASE_LETTER", "[a-z]" },
+	{ "UCASE_LETTER", "[A-Z]" },
+	{ "LETTER", "[A-Za-z]" },
+	{ "WORD", "[A-Za-z]+" },
+	{ "CNAME", "[_A-Za-z][_A-Za-z0-9]*" },
+	{ "WS_INLINE", "[ \\t]+" },
+	{ "WS", "[ \\t\\f\\r\\n]+" },
+	{ "CR", "\\r" },
+	{ "LF", "\\n" },
+	{ "NEWLINE", "(\\r?\\n)+" },
+	{ "SH_COMMENT", "#[^\\n]*" },
+	{ "CPP_COMMENT", "//[^\\n]*" },
+	{ "C_COMMENT", "/\\*([^*]|\\*+[^*/])*\\*+/" },
+	{ "SQL_COMMENT", "--[^\\n]*" },
 };
 
 static bool
@@ -50,7 +73,8 @@ blanks(Lark *g, bool lines)
 static bool
 is_word(char c)
 {
-	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+	       c == '_';
 }
 
 static size_t
@@ -89,15 +113,26 @@ character(Lark *g)
 	char c = rules_peek(&g->r);
 	g->r.at += g->r.at < g->r.n;
 	switch (c) {
-	case 'n': return '\n';
-	case 'r': return '\r';
-	case 't': return '\t';
-	case 'f': return '\f';
-	case 'v': return '\v';
-	case 'x': return rules_hex(&g->r, 2);
-	case 'u': return rules_hex(&g->r, 4);
-	case 'U': return rules_hex(&g->r, 8);
-	case '"': case '\\': case '\'': case '/':
+	case 'n':
+		return '\n';
+	case 'r':
+		return '\r';
+	case 't':
+		return '\t';
+	case 'f':
+		return '\f';
+	case 'v':
+		return '\v';
+	case 'x':
+		return rules_hex(&g->r, 2);
+	case 'u':
+		return rules_hex(&g->r, 4);
+	case 'U':
+		return rules_hex(&g->r, 8);
+	case '"':
+	case '\\':
+	case '\'':
+	case '/':
 		return (uint32_t)c;
 	default:
 		rules_wrong(&g->r, from, "no such escape");
@@ -150,7 +185,8 @@ text(Lark *g)
 			rules_wrong(&g->r, from, "a range goes from one text to another");
 		last = quoted(g, &n_last);
 		if (n != 1 || n_last != 1 || last->lo < r->lo)
-			rules_wrong(&g->r, from, "a range goes from one character to one behind it");
+			rules_wrong(&g->r, from,
+			            "a range goes from one character to one behind it");
 		return regex_chars(g->r.b, &(Range){ r->lo, last->lo }, 1, flags);
 	}
 	if (rules_peek(&g->r) == 'i' && !(g->r.at + 1 < g->r.n && is_word(g->r.s[g->r.at + 1]))) {
@@ -159,7 +195,8 @@ text(Lark *g)
 	}
 	for (size_t i = 0; i < n; i++) {
 		uint32_t c = r[i].lo;
-		bool letter = (c | 32) >= 'a' && (c | 32) <= 'z', escaped = c < 0x20 || c == '"' || c == '\\' || c == 0x7F;
+		bool letter = (c | 32) >= 'a' && (c | 32) <= 'z',
+		     escaped = c < 0x20 || c == '"' || c == '\\' || c == 0x7F;
 		if (!(flags.fold && letter) && !(flags.json && escaped)) {
 			strbuf_add(g->run, bytes, utf8_put(bytes, c));
 			continue;
@@ -190,7 +227,9 @@ expression(Lark *g)
 		else if (c == 's')
 			flags.dot_all = true;
 		else if (c != 'u')
-			rules_wrong(&g->r, from, "the flag '%c' of an expression is not supported: i, s and u are", c);
+			rules_wrong(
+			    &g->r, from,
+			    "the flag '%c' of an expression is not supported: i, s and u are", c);
 	}
 	flags.no_lazy = true;
 	const char *outer = g->r.b->place;
@@ -227,10 +266,12 @@ item(Lark *g)
 		RuleName *name = rules_name(&g->r, g->r.s + g->r.at, n);
 		int32_t rule = name->rule;
 		g->r.at += n;
-		if (rules_peek(&g->r) == '{' && g->r.at + 1 < g->r.n && !strchr("0123456789,", g->r.s[g->r.at + 1]))
+		if (rules_peek(&g->r) == '{' && g->r.at + 1 < g->r.n &&
+		    !strchr("0123456789,", g->r.s[g->r.at + 1]))
 			rules_wrong(&g->r, from, "templates are not supported");
 		if (g->in_terminal && !is_terminal(g->r.s + from, n))
-			rules_wrong(&g->r, from, "a terminal holds texts, expressions and terminals, no rules");
+			rules_wrong(&g->r, from,
+			            "a terminal holds texts, expressions and terminals, no rules");
 		return expr_rule(g->r.b, rule);
 	}
 	switch (rules_peek(&g->r)) {
@@ -283,7 +324,8 @@ repeated(Lark *g, Expr *x, bool nested)
 			x = expr_rep(g->r.b, x, 1, -1);
 		} else if (rules_take(&g->r, '?')) {
 			x = expr_rep(g->r.b, x, 0, 1);
-		} else if (rules_peek(&g->r) == '~' || rules_peek(&g->r) == '{') { /* {m,n} as llguidance has it */
+		} else if (rules_peek(&g->r) == '~' ||
+		           rules_peek(&g->r) == '{') { /* {m,n} as llguidance has it */
 			size_t at = g->r.at;
 			bool brace = g->r.s[g->r.at++] == '{';
 			blanks(g, false);
@@ -298,8 +340,11 @@ repeated(Lark *g, Expr *x, bool nested)
 					min = -1;
 			}
 			blanks(g, false);
-			if (min < 0 || (max >= 0 && max < min) || (brace && !rules_take(&g->r, '}')))
-				rules_wrong(&g->r, at, brace ? "expected {m}, {m,} or {m,n}" : "expected ~n or ~n..m");
+			if (min < 0 || (max >= 0 && max < min) ||
+			    (brace && !rules_take(&g->r, '}')))
+				rules_wrong(&g->r, at,
+				            brace ? "expected {m}, {m,} or {m,n}"
+				                  : "expected ~n or ~n..m");
 			x = expr_rep(g->r.b, x, min, max);
 		} else {
 			g->r.at = from;
@@ -376,7 +421,8 @@ without_left_recursion(GrammarBuilder *b, int32_t rule, const ExprList *l)
 		expr_push(b, &more, expr_list(b, EXPR_SEQ, &rest));
 	}
 	Expr *begins = expr_list(b, EXPR_ALT, &first);
-	return more.n ? expr_seq(b, 2, begins, expr_rep(b, expr_list(b, EXPR_ALT, &more), 0, -1)) : begins;
+	return more.n ? expr_seq(b, 2, begins, expr_rep(b, expr_list(b, EXPR_ALT, &more), 0, -1))
+	              : begins;
 }
 
 static void
@@ -399,7 +445,9 @@ definition(Lark *g)
 	if (!n)
 		rules_wrong(&g->r, from, "expected a rule, name: ..., or a statement");
 	int32_t rule = rules_name(&g->r, g->r.s + at, n)->rule;
-	expr_rule_name(g->r.b, rule, arena_printf(g->r.b->a, "lark, line %d: '%.*s'", rules_line(&g->r, at), (int)(n < 100 ? n : 100), g->r.s + at));
+	expr_rule_name(g->r.b, rule,
+	               arena_printf(g->r.b->a, "lark, line %d: '%.*s'", rules_line(&g->r, at),
+	                            (int)(n < 100 ? n : 100), g->r.s + at));
 	bool terminal = is_terminal(g->r.s + at, n);
 	ExprList list = { 0 };
 	g->r.at += n;
@@ -423,10 +471,13 @@ import_name(Lark *g, size_t statement, const char *s, size_t n, const char *as, 
 	for (size_t i = 0; i < sizeof common / sizeof *common; i++)
 		if (strlen(common[i].name) == n && memcmp(common[i].name, s, n) == 0) {
 			int32_t rule = rules_name(&g->r, as, n_as)->rule;
-			set_body(g, statement, rule, regex_read(g->r.b, common[i].regex, strlen(common[i].regex), g->flags));
+			set_body(
+			    g, statement, rule,
+			    regex_read(g->r.b, common[i].regex, strlen(common[i].regex), g->flags));
 			return;
 		}
-	rules_wrong(&g->r, statement, "there is no '%.*s' to import from common", (int)(n < 100 ? n : 100), s);
+	rules_wrong(&g->r, statement, "there is no '%.*s' to import from common",
+	            (int)(n < 100 ? n : 100), s);
 }
 
 /* %import common.NAME, maybe -> ALIAS, or %import common (NAME, NAME) */
@@ -477,7 +528,8 @@ statement(Lark *g)
 		import(g, from);
 		return;
 	}
-	rules_wrong(&g->r, from, "%%%.*s is not supported", (int)(n < 40 ? n : 40), g->r.s + g->r.at);
+	rules_wrong(&g->r, from, "%%%.*s is not supported", (int)(n < 40 ? n : 40),
+	            g->r.s + g->r.at);
 }
 
 Expr *
@@ -486,7 +538,15 @@ lark_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags)
 	Lark *g = NEW(b->a, Lark, 1);
 	int32_t start = -1;
 
-	*g = (Lark){ .r = { .b = b, .s = s, .n = n, .what = "lark", .names = "names", .shown = 24, .line = 1 }, .flags = flags, .run = arena_strbuf(b->a) };
+	*g = (Lark){ .r = { .b = b,
+		            .s = s,
+		            .n = n,
+		            .what = "lark",
+		            .names = "names",
+		            .shown = 24,
+		            .line = 1 },
+		     .flags = flags,
+		     .run = arena_strbuf(b->a) };
 	for (blanks(g, true); g->r.at < g->r.n; blanks(g, true)) {
 		if (rules_peek(&g->r) == '%')
 			statement(g);
@@ -498,7 +558,8 @@ lark_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags)
 	}
 	for (size_t i = 0; i < g->r.n_name; i++) {
 		if (!b->rule[g->r.name[i].rule])
-			rules_wrong(&g->r, (size_t)(g->r.name[i].s - s), "this name is not defined");
+			rules_wrong(&g->r, (size_t)(g->r.name[i].s - s),
+			            "this name is not defined");
 		if (g->r.name[i].n == 5 && memcmp(g->r.name[i].s, "start", 5) == 0)
 			start = g->r.name[i].rule;
 	}

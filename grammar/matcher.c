@@ -1,4 +1,5 @@
-/* Matchers: a place in one text. What they do with their grammar is under its lock; a fault below comes back as an error. */
+/* Matchers: a place in one text. What they do with their grammar is under its lock; a fault below
+ * comes back as an error. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,10 +8,10 @@
 enum { RENEW_BYTES = 64 << 20 };
 
 typedef struct LockedCall { /* what a call below the lock takes and gives */
-	Matcher  *m;
-	int32_t   id;
+	Matcher *m;
+	int32_t id;
 	uint32_t *room;
-	bool      yes;
+	bool yes;
 } LockedCall;
 
 static llmc_status
@@ -148,8 +149,10 @@ matcher_knows(Matcher *m)
 
 	pthread_mutex_lock(&m->g->lock);
 	if (m->at_after == m->n_after && !m->ended && m->set != 0) {
-		int32_t full = m->set > 0 ? t->set[m->set].canon[0] : -1, c = full > 0 ? t->set[full].cut : -1;
-		bool exact = full > 0 && c >= 0 && full != c && t->set[full].exact, whole = c >= 0 && t->set[c].mask && !t->set[c].n_unc;
+		int32_t full = m->set > 0 ? t->set[m->set].canon[0] : -1,
+		        c = full > 0 ? t->set[full].cut : -1;
+		bool exact = full > 0 && c >= 0 && full != c && t->set[full].exact,
+		     whole = c >= 0 && t->set[c].mask && !t->set[c].n_unc;
 		knows = full == 0 || exact || whole;
 	}
 	pthread_mutex_unlock(&m->g->lock);
@@ -165,7 +168,8 @@ is_end(const Grammar *g, int32_t id)
 	return false;
 }
 
-/* Bytes before the grammar begins: how many of s are used up. A text that begins again within itself is found: the next try is the longest end that fits. */
+/* Bytes before the grammar begins: how many of s are used up. A text that begins again within
+ * itself is found: the next try is the longest end that fits. */
 static size_t
 wait_for(Matcher *m, const char *s, size_t n)
 {
@@ -209,7 +213,8 @@ advance(LockedCall *c)
 	int32_t at = m->ended ? 0 : set_of(m);
 	if (i == 0 && is_end(g, c->id)) {
 		if (!at || !g->t.set[at].accept)
-			grammar_fault(g, LLMC_E_INPUT, "the text ended where the grammar does not let it");
+			grammar_fault(g, LLMC_E_INPUT,
+			              "the text ended where the grammar does not let it");
 		m->ended = true;
 		return;
 	}
@@ -219,7 +224,8 @@ advance(LockedCall *c)
 			next = set_step(g, next, g->m.cls[(uint8_t)s[i]]);
 	m->set = next;
 	if (!next)
-		grammar_fault(g, LLMC_E_INPUT, "token %d is not what the grammar allows here", c->id);
+		grammar_fault(g, LLMC_E_INPUT, "token %d is not what the grammar allows here",
+		              c->id);
 }
 
 llmc_status

@@ -1,4 +1,5 @@
-/* Numbers within bounds, as trees of digits: what is less than 100 and at least 3.5 is told digit by digit. No exponents there. */
+/* Numbers within bounds, as trees of digits: what is less than 100 and at least 3.5 is told digit
+ * by digit. No exponents there. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,7 +20,7 @@ bound_read(Bound *out, const json_t *v, bool open)
 		snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v));
 	else if (fabs(json_real_value(v)) >= 1e30)
 		return; /* beyond all digits */
-	else { /* the fewest digits that are this number */
+	else {          /* the fewest digits that are this number */
 		for (int digits = 0; digits <= 20; digits++) {
 			snprintf(text, sizeof text, "%.*f", digits, json_real_value(v));
 			double back;
@@ -42,8 +43,15 @@ bound_read(Bound *out, const json_t *v, bool open)
 }
 
 /* Bounds of a magnitude: digits, NULL for none; open: the bound itself is out */
-typedef struct DigitRange { const char *whole, *frac; bool open; } DigitRange;
-typedef struct Numbers { GrammarBuilder *b; bool integer; int32_t most; } Numbers;
+typedef struct DigitRange {
+	const char *whole, *frac;
+	bool open;
+} DigitRange;
+typedef struct Numbers {
+	GrammarBuilder *b;
+	bool integer;
+	int32_t most;
+} Numbers;
 
 static Expr *
 digits(const Numbers *x, int32_t min, int32_t max)
@@ -51,7 +59,8 @@ digits(const Numbers *x, int32_t min, int32_t max)
 	return expr_rep(x->b, expr_char(x->b, '0', '9'), min, max);
 }
 
-/* Behind the point, from digit i on; lo and hi NULL: no bound any more. Digits beyond a bound's are zeros. */
+/* Behind the point, from digit i on; lo and hi NULL: no bound any more. Digits beyond a bound's are
+ * zeros. */
 static Expr *
 fraction(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i)
 {
@@ -62,7 +71,8 @@ fraction(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i
 	ExprList parts = { 0 };
 
 	if (left == 0)
-		return past_lo && !(lo && lo->open) && !(hi && past_hi && hi->open) ? expr_empty(b) : expr_none(b);
+		return past_lo && !(lo && lo->open) && !(hi && past_hi && hi->open) ? expr_empty(b)
+		                                                                    : expr_none(b);
 	if (!lo && !hi)
 		return digits(x, 0, left);
 	/* the text may end here when what is left of the bounds agrees with zeros */
@@ -73,30 +83,43 @@ fraction(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i
 			if (!(lo && lo->open) && !hi->open)
 				expr_push(b, &parts, expr_rep(b, expr_text(b, "0"), 1, left));
 		} else if (lo->open) { /* any digit but zeros to the end */
-			expr_push(b, &parts, expr_seq(b, 3, expr_rep(b, expr_text(b, "0"), 0, left < 0 ? -1 : left - 1), expr_char(b, '1', '9'), digits(x, 0, left < 0 ? -1 : left - 1)));
+			expr_push(
+			    b, &parts,
+			    expr_seq(
+			        b, 3, expr_rep(b, expr_text(b, "0"), 0, left < 0 ? -1 : left - 1),
+			        expr_char(b, '1', '9'), digits(x, 0, left < 0 ? -1 : left - 1)));
 		} else {
 			expr_push(b, &parts, digits(x, 1, left));
 		}
 		return expr_list(b, EXPR_ALT, &parts);
 	}
-	char low = lo && (size_t)i < nl ? lo->frac[i] : '0', high = hi ? ((size_t)i < nh ? hi->frac[i] : '0') : '9';
+	char low = lo && (size_t)i < nl ? lo->frac[i] : '0',
+	     high = hi ? ((size_t)i < nh ? hi->frac[i] : '0') : '9';
 	if (low > high)
 		return expr_list(b, EXPR_ALT, &parts);
 	if (lo && hi && low == high) {
-		expr_push(b, &parts, expr_seq(b, 2, expr_char(b, (uint8_t)low, (uint8_t)low), fraction(x, lo, hi, i + 1)));
+		expr_push(b, &parts,
+		          expr_seq(b, 2, expr_char(b, (uint8_t)low, (uint8_t)low),
+		                   fraction(x, lo, hi, i + 1)));
 		return expr_list(b, EXPR_ALT, &parts);
 	}
 	char from = low, to = high;
 	if (lo) {
-		expr_push(b, &parts, expr_seq(b, 2, expr_char(b, (uint8_t)low, (uint8_t)low), fraction(x, lo, NULL, i + 1)));
+		expr_push(b, &parts,
+		          expr_seq(b, 2, expr_char(b, (uint8_t)low, (uint8_t)low),
+		                   fraction(x, lo, NULL, i + 1)));
 		from++;
 	}
 	if (hi) {
-		expr_push(b, &parts, expr_seq(b, 2, expr_char(b, (uint8_t)high, (uint8_t)high), fraction(x, NULL, hi, i + 1)));
+		expr_push(b, &parts,
+		          expr_seq(b, 2, expr_char(b, (uint8_t)high, (uint8_t)high),
+		                   fraction(x, NULL, hi, i + 1)));
 		to--;
 	}
 	if (from <= to)
-		expr_push(b, &parts, expr_seq(b, 2, expr_char(b, (uint8_t)from, (uint8_t)to), digits(x, 0, left < 0 ? -1 : left - 1)));
+		expr_push(b, &parts,
+		          expr_seq(b, 2, expr_char(b, (uint8_t)from, (uint8_t)to),
+		                   digits(x, 0, left < 0 ? -1 : left - 1)));
 	return expr_list(b, EXPR_ALT, &parts);
 }
 
@@ -115,18 +138,24 @@ tail(const Numbers *x, const DigitRange *lo, const DigitRange *hi)
 	} else { /* at least one digit: the empty fraction is no fraction */
 		ExprList parts = { 0 };
 		for (char d = '0'; d <= '9'; d++) {
-			char low = lo && lo->frac[0] ? lo->frac[0] : '0', high = hi ? (hi->frac[0] ? hi->frac[0] : '0') : '9';
+			char low = lo && lo->frac[0] ? lo->frac[0] : '0',
+			     high = hi ? (hi->frac[0] ? hi->frac[0] : '0') : '9';
 			if (d < low || d > high)
 				continue;
-			const DigitRange *l = lo && d == low ? lo : NULL, *h = hi && d == high ? hi : NULL;
-			expr_push(b, &parts, expr_seq(b, 2, expr_char(b, (uint8_t)d, (uint8_t)d), fraction(x, l, h, 1)));
+			const DigitRange *l = lo && d == low ? lo : NULL,
+			                 *h = hi && d == high ? hi : NULL;
+			expr_push(b, &parts,
+			          expr_seq(b, 2, expr_char(b, (uint8_t)d, (uint8_t)d),
+			                   fraction(x, l, h, 1)));
 		}
 		some = expr_list(b, EXPR_ALT, &parts);
 	}
-	return expr_alt(b, 2, none ? expr_empty(b) : expr_none(b), expr_seq(b, 2, expr_text(b, "."), some));
+	return expr_alt(b, 2, none ? expr_empty(b) : expr_none(b),
+	                expr_seq(b, 2, expr_text(b, "."), some));
 }
 
-/* Digits i .. of a whole part as long as the bounds'; lo, hi: bounds that the digits so far are equal to */
+/* Digits i .. of a whole part as long as the bounds'; lo, hi: bounds that the digits so far are
+ * equal to */
 static Expr *
 whole(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i, int32_t n)
 {
@@ -141,20 +170,27 @@ whole(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i, i
 	if (low > high)
 		return expr_none(b);
 	if (lo && hi && low == high)
-		return expr_seq(b, 2, expr_char(b, (uint8_t)low, (uint8_t)low), whole(x, lo, hi, i + 1, n));
+		return expr_seq(b, 2, expr_char(b, (uint8_t)low, (uint8_t)low),
+		                whole(x, lo, hi, i + 1, n));
 	char from = low, to = high;
 	if (i == 0 && n > 1 && from == '0')
 		from = '1';
 	if (lo) {
-		expr_push(b, &parts, expr_seq(b, 2, expr_char(b, (uint8_t)low, (uint8_t)low), whole(x, lo, NULL, i + 1, n)));
+		expr_push(b, &parts,
+		          expr_seq(b, 2, expr_char(b, (uint8_t)low, (uint8_t)low),
+		                   whole(x, lo, NULL, i + 1, n)));
 		from++;
 	}
 	if (hi) {
-		expr_push(b, &parts, expr_seq(b, 2, expr_char(b, (uint8_t)high, (uint8_t)high), whole(x, NULL, hi, i + 1, n)));
+		expr_push(b, &parts,
+		          expr_seq(b, 2, expr_char(b, (uint8_t)high, (uint8_t)high),
+		                   whole(x, NULL, hi, i + 1, n)));
 		to--;
 	}
 	if (from <= to)
-		expr_push(b, &parts, expr_seq(b, 2, expr_char(b, (uint8_t)from, (uint8_t)to), whole(x, NULL, NULL, i + 1, n)));
+		expr_push(b, &parts,
+		          expr_seq(b, 2, expr_char(b, (uint8_t)from, (uint8_t)to),
+		                   whole(x, NULL, NULL, i + 1, n)));
 	return expr_list(b, EXPR_ALT, &parts);
 }
 
@@ -172,9 +208,14 @@ magnitude(const Numbers *x, const DigitRange *lo, const DigitRange *hi)
 		return whole(x, lo, hi, 0, nl);
 	expr_push(b, &parts, whole(x, lo, NULL, 0, nl));
 	/* whole parts of lengths between */
-	int32_t from = nl + 1, to = hi ? nh - 1 : x->b->opt.standard ? -1 : nl > MAX_WHOLE ? nl : MAX_WHOLE;
+	int32_t from = nl + 1, to = hi                   ? nh - 1
+	                            : x->b->opt.standard ? -1
+	                            : nl > MAX_WHOLE     ? nl
+	                                                 : MAX_WHOLE;
 	if (to < 0 || from <= to)
-		expr_push(b, &parts, expr_seq(b, 3, expr_char(b, '1', '9'), digits(x, from - 1, to < 0 ? -1 : to - 1), tail(x, NULL, NULL)));
+		expr_push(b, &parts,
+		          expr_seq(b, 3, expr_char(b, '1', '9'),
+		                   digits(x, from - 1, to < 0 ? -1 : to - 1), tail(x, NULL, NULL)));
 	if (hi)
 		expr_push(b, &parts, whole(x, NULL, hi, 0, nh));
 	return expr_list(b, EXPR_ALT, &parts);
@@ -184,19 +225,28 @@ Expr *
 number_range(GrammarBuilder *b, const Bound *lo, const Bound *hi, bool integer)
 {
 	Numbers x = { b, integer, integer ? 0 : b->opt.standard ? -1 : MAX_FRACTION };
-	static const DigitRange zero = { "0", "", false }, above = { "0", "", true }, one = { "1", "", false };
+	static const DigitRange zero = { "0", "", false }, above = { "0", "", true },
+	                        one = { "1", "", false };
 	DigitRange l = { lo->whole, lo->frac, lo->open }, h = { hi->whole, hi->frac, hi->open };
 	bool low_below = !lo->set || lo->negative, high_below = hi->set && hi->negative;
-	bool low_zero = lo->set && !strcmp(lo->whole, "0") && !lo->frac[0], high_zero = hi->set && !strcmp(hi->whole, "0") && !hi->frac[0];
+	bool low_zero = lo->set && !strcmp(lo->whole, "0") && !lo->frac[0],
+	     high_zero = hi->set && !strcmp(hi->whole, "0") && !hi->frac[0];
 	ExprList parts = { 0 };
 
 	if (!integer && x.most >= 0) { /* bounds with more digits than numbers have */
-		int32_t longest = (int32_t)(strlen(lo->frac) > strlen(hi->frac) ? strlen(lo->frac) : strlen(hi->frac));
+		int32_t longest = (int32_t)(strlen(lo->frac) > strlen(hi->frac) ? strlen(lo->frac)
+		                                                                : strlen(hi->frac));
 		x.most = x.most > longest ? x.most : longest + 1;
 	}
-	if (low_below) { /* -x with |hi| <= x <= |lo|; from above zero where hi is no bound of these */
-		const DigitRange *from = high_below ? &h : high_zero && hi->open ? &above : integer && !lo->set ? &one : &zero;
-		expr_push(b, &parts, expr_seq(b, 2, expr_text(b, "-"), magnitude(&x, from, lo->set ? &l : NULL)));
+	if (low_below) { /* -x with |hi| <= x <= |lo|; from above zero where hi is no bound of these
+		          */
+		const DigitRange *from = high_below              ? &h
+		                         : high_zero && hi->open ? &above
+		                         : integer && !lo->set   ? &one
+		                                                 : &zero;
+		expr_push(
+		    b, &parts,
+		    expr_seq(b, 2, expr_text(b, "-"), magnitude(&x, from, lo->set ? &l : NULL)));
 	}
 	if (!high_below) {
 		const DigitRange *from = low_below ? &zero : low_zero && lo->open ? &above : &l;

@@ -1,5 +1,6 @@
-/* Regular expressions of JSON Schema (ECMA-262) and of others as far as they agree: alternatives, groups, classes, repetitions, anchors at the ends.
- * Look-around, back-references and word boundaries need more than an automaton and are refused. Letters are ASCII's in \d, \w and \s. */
+/* Regular expressions of JSON Schema (ECMA-262) and of others as far as they agree: alternatives,
+ * groups, classes, repetitions, anchors at the ends. Look-around, back-references and word
+ * boundaries need more than an automaton and are refused. Letters are ASCII's in \d, \w and \s. */
 #include <string.h>
 
 #include "base/utf8.h"
@@ -8,14 +9,17 @@
 enum { MAX_NEST = 200, MAX_COUNT = 1000000, MAX_RANGES = 4096, MAX_SHOWN = 200 };
 
 typedef struct RegexReader {
-	GrammarBuilder      *b;
+	GrammarBuilder *b;
 	const char *text;
-	size_t      n, at;
-	RegexFlags  flags;
-	int         depth;
+	size_t n, at;
+	RegexFlags flags;
+	int depth;
 } RegexReader;
 
-typedef struct Class { Range *r; size_t n, cap; } Class;
+typedef struct Class {
+	Range *r;
+	size_t n, cap;
+} Class;
 
 static void __attribute__((noreturn, format(printf, 2, 3)))
 wrong(RegexReader *r, const char *fmt, ...)
@@ -26,7 +30,8 @@ wrong(RegexReader *r, const char *fmt, ...)
 	const char *why = arena_vprintf(r->b->a, fmt, ap);
 	va_end(ap);
 	size_t show = utf8_whole(r->text, r->n < MAX_SHOWN ? r->n : MAX_SHOWN);
-	build_fail(r->b, "regular expression %.*s%s at byte %zu: %s", (int)show, r->text, r->n > MAX_SHOWN ? "..." : "", r->at, why);
+	build_fail(r->b, "regular expression %.*s%s at byte %zu: %s", (int)show, r->text,
+	           r->n > MAX_SHOWN ? "..." : "", r->at, why);
 }
 
 static bool
@@ -66,7 +71,8 @@ folded(const Range *r, size_t n, Range *out)
 
 	for (size_t i = 0; i < n; i++)
 		for (uint32_t a = 'A'; a <= 'a'; a += 'a' - 'A') {
-			uint32_t lo = r[i].lo > a ? r[i].lo : a, hi = r[i].hi < a + 25 ? r[i].hi : a + 25;
+			uint32_t lo = r[i].lo > a ? r[i].lo : a,
+			         hi = r[i].hi < a + 25 ? r[i].hi : a + 25;
 			if (lo <= hi)
 				out[k++] = (Range){ lo ^ 0x20, hi ^ 0x20 };
 		}
@@ -99,7 +105,9 @@ Expr *
 regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags)
 {
 	static const char letters[] = "\"\"\\\\\bb\ff\nn\rr\tt";
-	static const Range plain[] = { { 0x20, 0x21 }, { 0x23, 0x5B }, { 0x5D, 0x7E }, { 0x80, 0x10FFFF } };
+	static const Range plain[] = {
+		{ 0x20, 0x21 }, { 0x23, 0x5B }, { 0x5D, 0x7E }, { 0x80, 0x10FFFF }
+	};
 	ExprList parts = { 0 };
 	Range *own = NEW(b->a, Range, 3 * n + 1), *direct;
 	size_t n_direct = 0;
@@ -114,7 +122,8 @@ regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags)
 	direct = NEW(b->a, Range, 4 * n + 1);
 	for (size_t i = 0; i < n; i++)
 		for (size_t k = 0; k < 4; k++) {
-			uint32_t lo = own[i].lo > plain[k].lo ? own[i].lo : plain[k].lo, hi = own[i].hi < plain[k].hi ? own[i].hi : plain[k].hi;
+			uint32_t lo = own[i].lo > plain[k].lo ? own[i].lo : plain[k].lo,
+			         hi = own[i].hi < plain[k].hi ? own[i].hi : plain[k].hi;
 			if (lo <= hi)
 				direct[n_direct++] = (Range){ lo, hi };
 		}
@@ -131,9 +140,19 @@ regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags)
 				expr_push(b, &parts, expr_bytes(b, (char[]){ '\\', l[1] }, 2));
 			} else {
 				uint32_t low = x & 15;
-				Expr *last = low < 10 ? expr_char(b, '0' + low, '0' + low)
-				                    : expr_chars(b, (Range[]){ { 'a' + low - 10, 'a' + low - 10 }, { 'A' + low - 10, 'A' + low - 10 } }, 2);
-				expr_push(b, &parts, expr_seq(b, 2, expr_text(b, x < 0x10 ? "\\u000" : x < 0x20 ? "\\u001" : "\\u007"), last));
+				Expr *last =
+				    low < 10 ? expr_char(b, '0' + low, '0' + low)
+				             : expr_chars(
+				                   b,
+				                   (Range[]){ { 'a' + low - 10, 'a' + low - 10 },
+				                              { 'A' + low - 10, 'A' + low - 10 } },
+				                   2);
+				expr_push(b, &parts,
+				          expr_seq(b, 2,
+				                   expr_text(b, x < 0x10   ? "\\u000"
+				                                : x < 0x20 ? "\\u001"
+				                                           : "\\u007"),
+				                   last));
 			}
 		}
 	return expr_list(b, EXPR_ALT, &parts);
@@ -161,7 +180,10 @@ hex(RegexReader *r, int digits)
 
 	for (int i = 0; i < digits; i++) {
 		char c = r->at < r->n ? r->text[r->at] : 0;
-		int d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+		int d = c >= '0' && c <= '9'   ? c - '0'
+		        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+		        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+		                               : -1;
 		if (d < 0)
 			wrong(r, "expected %d hexadecimal digits", digits);
 		v = v << 4 | (uint32_t)d;
@@ -209,15 +231,24 @@ escape(RegexReader *r, Class *cls)
 	if (c < 0x80 && named_class(r, (char)c, cls))
 		return -1;
 	switch (c) {
-	case 'n': return '\n';
-	case 'r': return '\r';
-	case 't': return '\t';
-	case 'f': return '\f';
-	case 'v': return '\v';
-	case 'a': return '\a';
-	case '0': return 0;
-	case 'x': return hex(r, 2);
-	case 'c': return take_char(r) & 31;
+	case 'n':
+		return '\n';
+	case 'r':
+		return '\r';
+	case 't':
+		return '\t';
+	case 'f':
+		return '\f';
+	case 'v':
+		return '\v';
+	case 'a':
+		return '\a';
+	case '0':
+		return 0;
+	case 'x':
+		return hex(r, 2);
+	case 'c':
+		return take_char(r) & 31;
 	case 'u':
 		if (take(r, "{")) {
 			uint32_t v = 0;
@@ -235,11 +266,26 @@ escape(RegexReader *r, Class *cls)
 				wrong(r, "half of a surrogate pair is no character");
 			return v;
 		}
-	case 'b': case 'B': case 'A': case 'z': case 'Z': case 'G':
+	case 'b':
+	case 'B':
+	case 'A':
+	case 'z':
+	case 'Z':
+	case 'G':
 		wrong(r, "\\%c is not supported", (int)c);
-	case 'p': case 'P':
+	case 'p':
+	case 'P':
 		wrong(r, "Unicode properties (\\%c) are not supported", (int)c);
-	case 'k': case '1': case '2': case '3': case '4': case '5': case '6': case '7': case '8': case '9':
+	case 'k':
+	case '1':
+	case '2':
+	case '3':
+	case '4':
+	case '5':
+	case '6':
+	case '7':
+	case '8':
+	case '9':
 		wrong(r, "back-references are not supported");
 	default:
 		if ((c | 0x20) >= 'a' && (c | 0x20) <= 'z')

@@ -31,7 +31,8 @@ rules_wrong(RuleReader *g, size_t at, const char *fmt, ...)
 	va_end(ap);
 	while (show < left && show < g->shown && g->s[at + show] != '\n')
 		show++;
-	build_fail(g->b, "%s, line %d, at '%.*s': %s", g->what, rules_line(g, at), (int)utf8_whole(g->s + at, show), g->s + at, why);
+	build_fail(g->b, "%s, line %d, at '%.*s': %s", g->what, rules_line(g, at),
+	           (int)utf8_whole(g->s + at, show), g->s + at, why);
 }
 
 RuleName *
@@ -46,7 +47,8 @@ rules_name(RuleReader *g, const char *s, size_t n)
 		if (g->name[i].n == n && memcmp(g->name[i].s, s, n) == 0)
 			return &g->name[i];
 	if (g->n_name >= MAX_NAMES)
-		rules_wrong(g, (size_t)(s - g->s), "there are more than %d %s", MAX_NAMES, g->names);
+		rules_wrong(g, (size_t)(s - g->s), "there are more than %d %s", MAX_NAMES,
+		            g->names);
 	g->name = arena_grow(g->b->a, g->name, &g->cap_name, g->n_name + 1, sizeof *g->name);
 	g->name[g->n_name] = (RuleName){ s, n, rule_new(g->b), *bucket - 1 };
 	*bucket = (int32_t)g->n_name + 1;
@@ -60,7 +62,9 @@ rules_hex(RuleReader *g, int digits)
 
 	while (digits--) {
 		char c = rules_peek(g);
-		int d = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+		int d = c >= '0' && c <= '9'                 ? c - '0'
+		        : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+		                                             : -1;
 		if (d < 0)
 			rules_wrong(g, g->at, "expected hexadecimal digits");
 		v = v << 4 | (uint32_t)d;

@@ -1,8 +1,11 @@
-/* JSON Schema -> expressions. Each definition that is referred to is one rule, so recursion is free; what several schemas say of one value ($ref with
- * siblings, allOf, anyOf beside others) is merged to one schema first (schema_merge.c). What is not written is false for other properties of an object that lists some, and
- * a type is inferred from keywords, unless `standard`: models invent what is allowed. Errors name the path of the schema and the keyword.
+/* JSON Schema -> expressions. Each definition that is referred to is one rule, so recursion is
+ * free; what several schemas say of one value ($ref with siblings, allOf, anyOf beside others) is
+ * merged to one schema first (schema_merge.c). What is not written is false for other properties of
+ * an object that lists some, and a type is inferred from keywords, unless `standard`: models invent
+ * what is allowed. Errors name the path of the schema and the keyword.
  *
- * Here: what a schema is made to by its types and options. schema_ref.c has what $ref points to, schema_scalar.c strings and numbers, schema_containers.c arrays and objects. */
+ * Here: what a schema is made to by its types and options. schema_ref.c has what $ref points to,
+ * schema_scalar.c strings and numbers, schema_containers.c arrays and objects. */
 #include <string.h>
 
 #include "base/json.h"
@@ -22,7 +25,8 @@ schema_path(Schema *s, const Path *p)
 		up[n++] = p;
 	strbuf_putc(out, '#');
 	for (int i = n - 1; i >= 0; i--) {
-		if (n > 2 * PATH_END && i == n - 1 - PATH_END) { /* of a long one the middle is left out */
+		if (n > 2 * PATH_END &&
+		    i == n - 1 - PATH_END) { /* of a long one the middle is left out */
 			strbuf_puts(out, "/...");
 			i = PATH_END - 1;
 		}
@@ -43,7 +47,8 @@ schema_fail(Schema *s, const Path *p, const char *keyword, const char *fmt, ...)
 	va_start(ap, fmt);
 	const char *why = arena_vprintf(s->b->a, fmt, ap);
 	va_end(ap);
-	build_fail(s->b, "schema, %s%s%s: %s", schema_path(s, p), keyword ? "/" : "", keyword ? keyword : "", why);
+	build_fail(s->b, "schema, %s%s%s: %s", schema_path(s, p), keyword ? "/" : "",
+	           keyword ? keyword : "", why);
 }
 
 const json_t *
@@ -81,7 +86,8 @@ schema_not_enforced(Schema *s, const json_t *o, const char *key, const Path *p)
 {
 	const json_t *v = json_object_get(o, key);
 
-	if (v && !(json_is_false(v) && (!strcmp(key, "uniqueItems") || !strcmp(key, "not"))) && s->b->opt.strict)
+	if (v && !(json_is_false(v) && (!strcmp(key, "uniqueItems") || !strcmp(key, "not"))) &&
+	    s->b->opt.strict)
 		schema_fail(s, p, key, "this keyword is not enforced, and the schema is strict");
 }
 
@@ -90,24 +96,46 @@ schema_not_enforced(Schema *s, const json_t *o, const char *key, const Path *p)
 static int
 type_bit(Schema *s, const json_t *v, const Path *p)
 {
-	static const char *const name[] = { "null", "boolean", "integer", "number", "string", "array", "object" };
+	static const char *const name[] = { "null",   "boolean", "integer", "number",
+		                            "string", "array",   "object" };
 
 	for (int i = 0; json_is_string(v) && i < 7; i++)
 		if (!strcmp(json_string_value(v), name[i]))
 			return 1 << i;
-	schema_fail(s, p, "type", "expected null, boolean, integer, number, string, array or object");
+	schema_fail(s, p, "type",
+	            "expected null, boolean, integer, number, string, array or object");
 }
 
 /* What a schema without a type speaks of. */
 static int
 inferred(const json_t *o)
 {
-	static const struct { const char *key; int type; } says[] = {
-		{ "properties", T_OBJECT }, { "required", T_OBJECT }, { "additionalProperties", T_OBJECT }, { "patternProperties", T_OBJECT },
-		{ "minProperties", T_OBJECT }, { "maxProperties", T_OBJECT }, { "propertyNames", T_OBJECT }, { "items", T_ARRAY }, { "prefixItems", T_ARRAY },
-		{ "minItems", T_ARRAY }, { "maxItems", T_ARRAY }, { "uniqueItems", T_ARRAY }, { "contains", T_ARRAY }, { "pattern", T_STRING }, { "format", T_STRING },
-		{ "minLength", T_STRING }, { "maxLength", T_STRING }, { "minimum", T_NUMBER }, { "maximum", T_NUMBER }, { "exclusiveMinimum", T_NUMBER },
-		{ "exclusiveMaximum", T_NUMBER }, { "multipleOf", T_NUMBER },
+	static const struct {
+		const char *key;
+		int type;
+	} says[] = {
+		{ "properties", T_OBJECT },
+		{ "required", T_OBJECT },
+		{ "additionalProperties", T_OBJECT },
+		{ "patternProperties", T_OBJECT },
+		{ "minProperties", T_OBJECT },
+		{ "maxProperties", T_OBJECT },
+		{ "propertyNames", T_OBJECT },
+		{ "items", T_ARRAY },
+		{ "prefixItems", T_ARRAY },
+		{ "minItems", T_ARRAY },
+		{ "maxItems", T_ARRAY },
+		{ "uniqueItems", T_ARRAY },
+		{ "contains", T_ARRAY },
+		{ "pattern", T_STRING },
+		{ "format", T_STRING },
+		{ "minLength", T_STRING },
+		{ "maxLength", T_STRING },
+		{ "minimum", T_NUMBER },
+		{ "maximum", T_NUMBER },
+		{ "exclusiveMinimum", T_NUMBER },
+		{ "exclusiveMaximum", T_NUMBER },
+		{ "multipleOf", T_NUMBER },
 	};
 	int types = 0;
 
@@ -128,7 +156,7 @@ schema_types(Schema *s, const json_t *o, const Path *p)
 		return s->b->opt.standard ? T_ALL : inferred(o);
 	if (!json_is_array(type))
 		types = type_bit(s, type, p);
-	json_array_foreach((json_t *)(uintptr_t)type, i, v)
+	json_array_foreach ((json_t *)(uintptr_t)type, i, v)
 		types |= type_bit(s, v, p);
 	if (json_is_true(json_object_get(o, "nullable")))
 		types |= T_NULL;
@@ -139,14 +167,23 @@ int
 schema_type_of(const json_t *v)
 {
 	switch (json_typeof(v)) {
-	case JSON_OBJECT: return T_OBJECT;
-	case JSON_ARRAY: return T_ARRAY;
-	case JSON_STRING: return T_STRING;
-	case JSON_INTEGER: return T_INTEGER | T_NUMBER;
-	case JSON_REAL: return json_real_value(v) == (double)(int64_t)json_real_value(v) ? T_INTEGER | T_NUMBER : T_NUMBER;
+	case JSON_OBJECT:
+		return T_OBJECT;
+	case JSON_ARRAY:
+		return T_ARRAY;
+	case JSON_STRING:
+		return T_STRING;
+	case JSON_INTEGER:
+		return T_INTEGER | T_NUMBER;
+	case JSON_REAL:
+		return json_real_value(v) == (double)(int64_t)json_real_value(v)
+		           ? T_INTEGER | T_NUMBER
+		           : T_NUMBER;
 	case JSON_TRUE:
-	case JSON_FALSE: return T_BOOLEAN;
-	case JSON_NULL: break;
+	case JSON_FALSE:
+		return T_BOOLEAN;
+	case JSON_NULL:
+		break;
 	}
 	return T_NULL;
 }
@@ -162,13 +199,14 @@ fixed(Schema *s, const json_t *o, const Path *p)
 
 	if (one) {
 		bool in = !list;
-		json_array_foreach((json_t *)(uintptr_t)list, i, v)
+		json_array_foreach ((json_t *)(uintptr_t)list, i, v)
 			in |= json_equal((json_t *)(uintptr_t)v, (json_t *)(uintptr_t)one);
-		return in && (schema_type_of(one) & types) ? json_literal(s->b, one) : expr_none(s->b);
+		return in && (schema_type_of(one) & types) ? json_literal(s->b, one)
+		                                           : expr_none(s->b);
 	}
 	if (!json_is_array(list))
 		schema_fail(s, p, "enum", "expected an array of values");
-	json_array_foreach((json_t *)(uintptr_t)list, i, v)
+	json_array_foreach ((json_t *)(uintptr_t)list, i, v)
 		if (schema_type_of(v) & types)
 			expr_push(s->b, &parts, json_literal(s->b, v));
 	return expr_list(s->b, EXPR_ALT, &parts);
@@ -218,12 +256,16 @@ is_nothing(const Expr *x, int depth)
 static void
 note_nothing(Schema *s, const json_t *v, const Path *p)
 {
-	static const char *const keys[] = { "const", "enum", "minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties", "allOf", "oneOf", "required", NULL };
+	static const char *const keys[] = {
+		"const",         "enum",  "minimum", "exclusiveMinimum", "minLength", "minItems",
+		"minProperties", "allOf", "oneOf",   "required",         NULL
+	};
 	const char *const *k = keys;
 
 	while (*k && !json_object_get(v, *k))
 		k++;
-	s->b->nothing = arena_printf(s->b->a, "schema, %s%s%s", schema_path(s, p), *k ? "/" : "", *k ? *k : "");
+	s->b->nothing =
+	    arena_printf(s->b->a, "schema, %s%s%s", schema_path(s, p), *k ? "/" : "", *k ? *k : "");
 }
 
 static Expr *value_of(Schema *s, const json_t *v, const Path *p);
@@ -234,7 +276,8 @@ schema_value(Schema *s, const json_t *v, const Path *p)
 	const char *before = s->b->nothing;
 	Expr *x = value_of(s, v, p);
 
-	if (s->b->nothing == before && !s->asked && is_nothing(x, 0)) /* else a part of it has said so */
+	if (s->b->nothing == before && !s->asked &&
+	    is_nothing(x, 0)) /* else a part of it has said so */
 		note_nothing(s, v, p);
 	return x;
 }
@@ -242,7 +285,8 @@ schema_value(Schema *s, const json_t *v, const Path *p)
 static Expr *
 value_of(Schema *s, const json_t *v, const Path *p)
 {
-	static const char *const never[] = { "not", "if", "then", "else", "$dynamicRef", "$recursiveRef", NULL };
+	static const char *const never[] = { "not",           "if", "then", "else", "$dynamicRef",
+		                             "$recursiveRef", NULL };
 	static const char *const beside[] = { "$ref", "allOf", "anyOf", "oneOf", "contains", NULL };
 	const json_t *o, *option;
 	ExprList parts = { 0 };
@@ -256,7 +300,9 @@ value_of(Schema *s, const json_t *v, const Path *p)
 	if (!json_is_object(v))
 		schema_fail(s, p, NULL, "expected a schema: an object, true or false");
 	if (++s->depth > MAX_SCHEMA_NEST || ++s->n_values > MAX_VALUES)
-		schema_fail(s, p, NULL, s->depth > MAX_SCHEMA_NEST ? "nested too deeply" : "the schema is too large");
+		schema_fail(s, p, NULL,
+		            s->depth > MAX_SCHEMA_NEST ? "nested too deeply"
+		                                       : "the schema is too large");
 	for (const char *const *k = never; *k; k++)
 		schema_not_enforced(s, v, *k, p);
 	for (const char *const *k = beside; *k; k++) /* alone it is `items` */
@@ -274,9 +320,15 @@ value_of(Schema *s, const json_t *v, const Path *p)
 		} else if (json_object_get(o, "anyOf")) {
 			const json_t *list = json_object_get(o, "anyOf");
 			bool more = schema_constrains(o, "anyOf");
-			json_array_foreach((json_t *)(uintptr_t)list, i, option) {
+			json_array_foreach ((json_t *)(uintptr_t)list, i, option) {
 				Path here = { p, arena_printf(s->b->a, "anyOf/%zu", i) };
-				expr_push(s->b, &parts, schema_value(s, more ? schema_merge(s, schema_without(s, o, "anyOf"), option, &here, 0) : option, &here));
+				expr_push(s->b, &parts,
+				          schema_value(
+				              s,
+				              more ? schema_merge(s, schema_without(s, o, "anyOf"),
+				                                  option, &here, 0)
+				                   : option,
+				              &here));
 			}
 			x = expr_list(s->b, EXPR_ALT, &parts);
 		} else if (json_object_get(o, "const") || json_object_get(o, "enum")) {
@@ -310,8 +362,10 @@ schema_read(GrammarBuilder *b, const char *text, size_t n)
 	json_t *root = json_read(b->a, text, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
 
 	if (!root) /* whole numbers that no integer holds */
-		root = json_read(b->a, text, n, JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &why);
+		root = json_read(b->a, text, n,
+		                 JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &why);
 	if (!root)
-		build_fail(b, "schema: not JSON: %s at line %d, column %d", why.text, why.line, why.column);
+		build_fail(b, "schema: not JSON: %s at line %d, column %d", why.text, why.line,
+		           why.column);
 	return schema_of(b, root, root, "");
 }

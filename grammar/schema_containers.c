@@ -10,7 +10,8 @@
 Expr *
 schema_array(Schema *s, const json_t *o, const Path *p)
 {
-	const json_t *items = json_object_get(o, "items"), *first = json_object_get(o, "prefixItems"), *v;
+	const json_t *items = json_object_get(o, "items"),
+	             *first = json_object_get(o, "prefixItems"), *v;
 	int32_t min = schema_count(s, o, "minItems", p), max = schema_most(s, o, "maxItems", p);
 	ExprList list = { 0 };
 	Expr *rest = NULL;
@@ -24,8 +25,10 @@ schema_array(Schema *s, const json_t *o, const Path *p)
 		schema_fail(s, p, "prefixItems", "expected an array of schemas");
 	if (max >= 0 && min > max)
 		return expr_none(s->b);
-	json_array_foreach((json_t *)(uintptr_t)first, i, v)
-		expr_push(s->b, &list, schema_value(s, v, &(Path){ p, arena_printf(s->b->a, "prefixItems/%zu", i) }));
+	json_array_foreach ((json_t *)(uintptr_t)first, i, v)
+		expr_push(
+		    s->b, &list,
+		    schema_value(s, v, &(Path){ p, arena_printf(s->b->a, "prefixItems/%zu", i) }));
 	if (items ? !json_is_false(items) : !first || s->b->opt.standard || min > (int32_t)list.n)
 		rest = items ? schema_value(s, items, &(Path){ p, "items" }) : json_any_value(s->b);
 	return json_items(s->b, &list, rest, min < 0 ? 0 : min, max);
@@ -33,7 +36,10 @@ schema_array(Schema *s, const json_t *o, const Path *p)
 
 /* ---- objects ---- */
 
-typedef struct NameSet { const char **v; size_t n, cap; } NameSet;
+typedef struct NameSet {
+	const char **v;
+	size_t n, cap;
+} NameSet;
 
 static bool
 is_among(const json_t *list, const char *name)
@@ -41,20 +47,22 @@ is_among(const json_t *list, const char *name)
 	const json_t *v;
 	size_t i;
 
-	json_array_foreach((json_t *)(uintptr_t)list, i, v)
+	json_array_foreach ((json_t *)(uintptr_t)list, i, v)
 		if (json_is_string(v) && !strcmp(json_string_value(v), name))
 			return true;
 	return false;
 }
 
-/* The inside of a string that is none of the names, which all begin alike up to byte `at`, and its closing quote. */
+/* The inside of a string that is none of the names, which all begin alike up to byte `at`, and its
+ * closing quote. */
 static Expr *
 name_except(Schema *s, const char **name, size_t n, size_t at)
 {
 	static const char letters[] = "\"\\bfnrt";
 	GrammarBuilder *b = s->b;
 	ExprList parts = { 0 };
-	Range *taken = NEW(b->a, Range, n + 1), *free_ = NEW(b->a, Range, n + 3), *plain = NEW(b->a, Range, n + 7);
+	Range *taken = NEW(b->a, Range, n + 1), *free_ = NEW(b->a, Range, n + 3),
+	      *plain = NEW(b->a, Range, n + 7);
 	size_t n_taken = 0, n_plain = 0, len;
 	char escapes[sizeof letters];
 	bool end = true;
@@ -74,9 +82,12 @@ name_except(Schema *s, const char **name, size_t n, size_t at)
 		char esc[16];
 		json_escape(esc, (int32_t)c, false);
 		if (esc[0] && strlen(esc) == 2 && strchr(escapes, esc[1]))
-			memmove(strchr(escapes, esc[1]), strchr(escapes, esc[1]) + 1, strlen(strchr(escapes, esc[1])));
+			memmove(strchr(escapes, esc[1]), strchr(escapes, esc[1]) + 1,
+			        strlen(strchr(escapes, esc[1])));
 		taken[n_taken++] = (Range){ c, c };
-		expr_push(b, &parts, expr_seq(b, 2, esc[0] ? expr_text(b, esc) : expr_char(b, c, c), name_except(s, name + i, k - i, at + len)));
+		expr_push(b, &parts,
+		          expr_seq(b, 2, esc[0] ? expr_text(b, esc) : expr_char(b, c, c),
+		                   name_except(s, name + i, k - i, at + len)));
 		i = k;
 	}
 	/* plain characters that begin no name */
@@ -84,9 +95,12 @@ name_except(Schema *s, const char **name, size_t n, size_t at)
 	n_taken = ranges_join(taken, n_taken);
 	size_t n_free = ranges_invert(taken, n_taken, free_);
 	for (size_t i = 0; i < n_free; i++) {
-		static const Range whole[] = { { 0x20, 0x21 }, { 0x23, 0x5B }, { 0x5D, 0x7E }, { 0x80, 0x10FFFF } };
+		static const Range whole[] = {
+			{ 0x20, 0x21 }, { 0x23, 0x5B }, { 0x5D, 0x7E }, { 0x80, 0x10FFFF }
+		};
 		for (int k = 0; k < 4; k++) {
-			uint32_t lo = free_[i].lo > whole[k].lo ? free_[i].lo : whole[k].lo, hi = free_[i].hi < whole[k].hi ? free_[i].hi : whole[k].hi;
+			uint32_t lo = free_[i].lo > whole[k].lo ? free_[i].lo : whole[k].lo,
+			         hi = free_[i].hi < whole[k].hi ? free_[i].hi : whole[k].hi;
 			if (lo <= hi && n_plain < n + 7)
 				plain[n_plain++] = (Range){ lo, hi };
 		}
@@ -94,7 +108,8 @@ name_except(Schema *s, const char **name, size_t n, size_t at)
 	Expr *other = expr_alt(b, 2, expr_chars(b, plain, n_plain), json_escapes(b, escapes));
 	if (s->string_tail < 0) {
 		s->string_tail = rule_new(b);
-		b->rule[s->string_tail] = expr_seq(b, 2, expr_rep(b, json_string_char(b), 0, -1), expr_text(b, "\""));
+		b->rule[s->string_tail] =
+		    expr_seq(b, 2, expr_rep(b, json_string_char(b), 0, -1), expr_text(b, "\""));
 	}
 	expr_push(b, &parts, expr_seq(b, 2, other, expr_rule(b, s->string_tail)));
 	if (end)
@@ -129,11 +144,13 @@ other_key(Schema *s, NameSet *names)
 static const json_t *
 additional_of(Schema *s, const json_t *o)
 {
-	const json_t *v = json_object_get(o, "additionalProperties"), *late = json_object_get(o, LATE_PROPERTIES);
+	const json_t *v = json_object_get(o, "additionalProperties"),
+	             *late = json_object_get(o, LATE_PROPERTIES);
 
 	v = v ? v : late;
 	if (!v) {
-		bool lists = json_object_get(o, "properties") || json_object_get(o, "patternProperties");
+		bool lists =
+		    json_object_get(o, "properties") || json_object_get(o, "patternProperties");
 		return s->b->opt.standard || !lists ? json_true() : NULL;
 	}
 	return json_is_false(v) ? NULL : v;
@@ -142,7 +159,8 @@ additional_of(Schema *s, const json_t *o)
 static void
 member(Schema *s, ExprList *members, Strbuf *how, Expr *key, Expr *value, char which)
 {
-	expr_push(s->b, members, expr_seq(s->b, 4, key, expr_text(s->b, ":"), json_ws(s->b), value));
+	expr_push(s->b, members,
+	          expr_seq(s->b, 4, key, expr_text(s->b, ":"), json_ws(s->b), value));
 	strbuf_putc(how, which);
 }
 
@@ -150,30 +168,46 @@ member(Schema *s, ExprList *members, Strbuf *how, Expr *key, Expr *value, char w
 static Expr *
 open_members(Schema *s, const json_t *o, NameSet *names, const Path *p)
 {
-	const json_t *patterns = json_object_get(o, "patternProperties"), *additional = additional_of(s, o), *v;
+	const json_t *patterns = json_object_get(o, "patternProperties"),
+	             *additional = additional_of(s, o), *v;
 	const json_t *named = json_object_get(o, "propertyNames");
 	ExprList parts = { 0 };
 	const char *key;
 	GrammarBuilder *b = s->b;
 
 	schema_patterns(s, o, p);
-	json_object_foreach((json_t *)(uintptr_t)patterns, key, v) {
+	json_object_foreach ((json_t *)(uintptr_t)patterns, key, v) {
 		if (json_is_false(v)) {
 			if (additional) /* names that are not of it */
 				schema_not_enforced(s, o, "patternProperties", p);
 			continue;
 		}
-		Expr *inside = schema_expression(s, key, strlen(key), (RegexFlags){ .json = true, .search = true }, p, "patternProperties");
-		Expr *value = schema_value(s, v, &(Path){ p, arena_printf(b->a, "patternProperties/%.60s", key) });
-		expr_push(b, &parts, expr_seq(b, 6, expr_text(b, "\""), inside, expr_text(b, "\""), expr_text(b, ":"), json_ws(b), value));
+		Expr *inside = schema_expression(s, key, strlen(key),
+		                                 (RegexFlags){ .json = true, .search = true }, p,
+		                                 "patternProperties");
+		Expr *value = schema_value(
+		    s, v, &(Path){ p, arena_printf(b->a, "patternProperties/%.60s", key) });
+		expr_push(b, &parts,
+		          expr_seq(b, 6, expr_text(b, "\""), inside, expr_text(b, "\""),
+		                   expr_text(b, ":"), json_ws(b), value));
 	}
-	if (additional && (!json_object_size(patterns) || !parts.n)) { /* beside patterns: those alone, since others must not match them */
+	if (additional &&
+	    (!json_object_size(patterns) ||
+	     !parts.n)) { /* beside patterns: those alone, since others must not match them */
 		Expr *name = other_key(s, names);
 		if (named && !names->n) /* as values that are texts */
-			name = schema_value(s, schema_merge(s, named, schema_keep(s, json_pack("{s:s}", "type", "string")), p, 0), &(Path){ p, "propertyNames" });
+			name = schema_value(
+			    s,
+			    schema_merge(s, named,
+			                 schema_keep(s, json_pack("{s:s}", "type", "string")), p,
+			                 0),
+			    &(Path){ p, "propertyNames" });
 		else
 			schema_not_enforced(s, o, "propertyNames", p);
-		Expr *value = json_is_true(additional) ? json_any_value(b) : schema_value(s, additional, &(Path){ p, "additionalProperties" });
+		Expr *value =
+		    json_is_true(additional)
+		        ? json_any_value(b)
+		        : schema_value(s, additional, &(Path){ p, "additionalProperties" });
 		expr_push(b, &parts, expr_seq(b, 4, name, expr_text(b, ":"), json_ws(b), value));
 	}
 	return parts.n ? expr_list(b, EXPR_ALT, &parts) : NULL;
@@ -182,9 +216,12 @@ open_members(Schema *s, const json_t *o, NameSet *names, const Path *p)
 Expr *
 schema_object(Schema *s, const json_t *o, const Path *p)
 {
-	static const char *const never[] = { "dependentRequired", "dependentSchemas", "dependencies", NULL };
-	const json_t *properties = json_object_get(o, "properties"), *required = json_object_get(o, "required"), *v;
-	int32_t min = schema_count(s, o, "minProperties", p), max = schema_most(s, o, "maxProperties", p);
+	static const char *const never[] = { "dependentRequired", "dependentSchemas",
+		                             "dependencies", NULL };
+	const json_t *properties = json_object_get(o, "properties"),
+	             *required = json_object_get(o, "required"), *v;
+	int32_t min = schema_count(s, o, "minProperties", p),
+	        max = schema_most(s, o, "maxProperties", p);
 	GrammarBuilder *b = s->b;
 	ExprList members = { 0 };
 	Strbuf *how = arena_strbuf(b->a);
@@ -198,16 +235,18 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 		schema_fail(s, p, "properties", "expected an object");
 	if (required && !json_is_array(required) && !json_is_boolean(required))
 		schema_fail(s, p, "required", "expected an array of names");
-	json_object_foreach((json_t *)(uintptr_t)properties, key, v) {
+	json_object_foreach ((json_t *)(uintptr_t)properties, key, v) {
 		bool must = is_among(required, key);
 		names.v = arena_grow(b->a, names.v, &names.cap, names.n + 1, sizeof *names.v);
 		names.v[names.n++] = key;
 		if (json_is_false(v) && !must)
 			continue;
-		Expr *value = schema_value(s, schema_member(s, o, key, p, 0), &(Path){ &(Path){ p, "properties" }, key });
-		member(s, &members, how, json_quoted(b, key, strlen(key)), value, must ? ORDER_MUST : ORDER_MAY);
+		Expr *value = schema_value(s, schema_member(s, o, key, p, 0),
+		                           &(Path){ &(Path){ p, "properties" }, key });
+		member(s, &members, how, json_quoted(b, key, strlen(key)), value,
+		       must ? ORDER_MUST : ORDER_MAY);
 	}
-	json_array_foreach((json_t *)(uintptr_t)required, i, v) { /* required, but not described */
+	json_array_foreach ((json_t *)(uintptr_t)required, i, v) { /* required, but not described */
 		const char *name = json_string_value(v);
 		if (!name)
 			schema_fail(s, p, "required", "expected an array of names");
@@ -219,17 +258,25 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 			return expr_none(b);
 		names.v = arena_grow(b->a, names.v, &names.cap, names.n + 1, sizeof *names.v);
 		names.v[names.n++] = name;
-		Expr *value = own ? schema_value(s, own, &(Path){ p, "additionalProperties" }) : json_any_value(b);
+		Expr *value = own ? schema_value(s, own, &(Path){ p, "additionalProperties" })
+		                  : json_any_value(b);
 		member(s, &members, how, json_quoted(b, name, strlen(name)), value, ORDER_MUST);
 	}
 	Expr *others = open_members(s, o, &names, p);
-	if (!members.n && others && (min > 0 || max >= 0)) { /* so many of them: as items of an array */
+	if (!members.n && others &&
+	    (min > 0 || max >= 0)) { /* so many of them: as items of an array */
 		if (max >= 0 && min > max)
 			return expr_none(b);
 		Expr *comma = expr_seq(b, 2, expr_text(b, ","), json_ws(b)), *more;
 		more = max == 0 ? expr_empty(b)
-		                : expr_rep(b, expr_seq(b, 2, others, expr_rep(b, expr_seq(b, 2, comma, others), min > 1 ? min - 1 : 0, max < 0 ? -1 : max - 1)), min > 0 ? 1 : 0, 1);
-		return expr_seq(b, 5, expr_text(b, "{"), json_ws(b), more, json_ws(b), expr_text(b, "}"));
+		                : expr_rep(b,
+		                           expr_seq(b, 2, others,
+		                                    expr_rep(b, expr_seq(b, 2, comma, others),
+		                                             min > 1 ? min - 1 : 0,
+		                                             max < 0 ? -1 : max - 1)),
+		                           min > 0 ? 1 : 0, 1);
+		return expr_seq(b, 5, expr_text(b, "{"), json_ws(b), more, json_ws(b),
+		                expr_text(b, "}"));
 	}
 	size_t n_must = 0;
 	for (i = 0; i < how->len; i++)
@@ -247,7 +294,9 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 			return json_some_members(b, &members, (const uint8_t *)strbuf_str(how));
 		}
 		if (s->b->opt.strict)
-			schema_fail(s, p, min > (int32_t)n_must ? "minProperties" : "maxProperties", "beside optional properties this is not enforced, and the schema is strict");
+			schema_fail(s, p, min > (int32_t)n_must ? "minProperties" : "maxProperties",
+			            "beside optional properties this is not enforced, and the "
+			            "schema is strict");
 	}
 	if (others) {
 		expr_push(b, &members, others);

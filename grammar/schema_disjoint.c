@@ -1,4 +1,5 @@
-/* Schemas that no value fits both of, as far as that can be seen: where the options of a oneOf are so, one of them is as good as any. */
+/* Schemas that no value fits both of, as far as that can be seen: where the options of a oneOf are
+ * so, one of them is as good as any. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <string.h>
@@ -15,10 +16,14 @@ schema_fits(Schema *s, const char *pattern, const char *name, const Path *p)
 
 	if (++s->n_fits > MAX_FITS) {
 		if (s->b->opt.strict)
-			schema_fail(s, p, "patternProperties", "there are too many names and expressions to compare, and the schema is strict");
+			schema_fail(s, p, "patternProperties",
+			            "there are too many names and expressions to compare, and the "
+			            "schema is strict");
 		return false;
 	}
-	pcre2_code *re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_DOLLAR_ENDONLY | PCRE2_ALT_BSUX, &code, &at, NULL);
+	pcre2_code *re =
+	    pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED,
+	                  PCRE2_UTF | PCRE2_DOLLAR_ENDONLY | PCRE2_ALT_BSUX, &code, &at, NULL);
 	pcre2_match_data *m = re ? pcre2_match_data_create(1, NULL) : NULL;
 	pcre2_match_context *limits = m ? pcre2_match_context_create(NULL) : NULL;
 
@@ -34,11 +39,14 @@ schema_fits(Schema *s, const char *pattern, const char *name, const Path *p)
 	if (re && code == PCRE2_ERROR_NOMEMORY)
 		arena_out(s->b->a);
 	if ((!re || (code < 0 && code != PCRE2_ERROR_NOMATCH)) && s->b->opt.strict)
-		schema_fail(s, p, "patternProperties", "whether the name '%.60s' fits the expression '%.100s' cannot be told", name, pattern);
+		schema_fail(s, p, "patternProperties",
+		            "whether the name '%.60s' fits the expression '%.100s' cannot be told",
+		            name, pattern);
 	return re && code >= 0;
 }
 
-/* Literal characters that all names of an expression begin with; false: it has alternatives, or is not anchored. */
+/* Literal characters that all names of an expression begin with; false: it has alternatives, or is
+ * not anchored. */
 static bool
 literal_start(const char *x, size_t *n)
 {
@@ -55,7 +63,8 @@ names_disjoint(const char *x, const char *y)
 {
 	size_t n, m;
 
-	return literal_start(x, &n) && literal_start(y, &m) && strncmp(x + 1, y + 1, n < m ? n : m) != 0;
+	return literal_start(x, &n) && literal_start(y, &m) &&
+	       strncmp(x + 1, y + 1, n < m ? n : m) != 0;
 }
 
 void
@@ -66,13 +75,20 @@ schema_patterns(Schema *s, const json_t *o, const Path *p)
 
 	if (!s->b->opt.strict)
 		return;
-	json_object_foreach(patterns, x, v) {
-		json_object_foreach(patterns, y, w)
-			if (x != y && strcmp(x, y) != 0 && !json_equal(v, w) && !names_disjoint(x, y))
-				schema_fail(s, p, "patternProperties", "a name may fit both '%.60s' and '%.60s', which is not enforced, and the schema is strict", x, y);
-		json_object_foreach(json_object_get(o, "properties"), y, w)
+	json_object_foreach (patterns, x, v) {
+		json_object_foreach (patterns, y, w)
+			if (x != y && strcmp(x, y) != 0 && !json_equal(v, w) &&
+			    !names_disjoint(x, y))
+				schema_fail(s, p, "patternProperties",
+				            "a name may fit both '%.60s' and '%.60s', which is not "
+				            "enforced, and the schema is strict",
+				            x, y);
+		json_object_foreach (json_object_get(o, "properties"), y, w)
 			if (!json_equal(v, w) && schema_fits(s, x, y, p))
-				schema_fail(s, p, "patternProperties", "the listed property '%.60s' fits '%.60s', which is not enforced, and the schema is strict", y, x);
+				schema_fail(s, p, "patternProperties",
+				            "the listed property '%.60s' fits '%.60s', which is "
+				            "not enforced, and the schema is strict",
+				            y, x);
 	}
 }
 
@@ -90,7 +106,8 @@ static bool
 may_be_equal(json_t *x, json_t *y)
 {
 	if (json_is_number(x) && json_is_number(y))
-		return !(json_number_value(x) < json_number_value(y)) && !(json_number_value(x) > json_number_value(y));
+		return !(json_number_value(x) < json_number_value(y)) &&
+		       !(json_number_value(x) > json_number_value(y));
 	if ((json_is_object(x) && json_is_object(y)) || (json_is_array(x) && json_is_array(y)))
 		return true;
 	return json_equal(x, y);
@@ -107,7 +124,7 @@ may_take(Schema *s, const json_t *o, json_t *v, const Path *p)
 
 	if (one && !may_be_equal((json_t *)(uintptr_t)one, v))
 		return false;
-	json_array_foreach((json_t *)(uintptr_t)list, i, x)
+	json_array_foreach ((json_t *)(uintptr_t)list, i, x)
 		among |= may_be_equal(x, v);
 	return among && types_of(s, o, p) & schema_type_of(v);
 }
@@ -123,7 +140,7 @@ values_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p)
 		return !may_take(s, b, one, p);
 	if (!json_is_array(list))
 		return false;
-	json_array_foreach(list, i, v)
+	json_array_foreach (list, i, v)
 		if (may_take(s, b, v, p))
 			return false;
 	return true;
@@ -135,41 +152,47 @@ least_above(const json_t *a, const char *least, const json_t *b, const char *mos
 	const json_t *x = json_object_get(a, least), *y = json_object_get(b, most);
 
 	return json_is_number(x) && json_is_number(y) &&
-	       (json_number_value(x) > json_number_value(y) || (or_equal && !(json_number_value(x) < json_number_value(y))));
+	       (json_number_value(x) > json_number_value(y) ||
+	        (or_equal && !(json_number_value(x) < json_number_value(y))));
 }
 
 static bool
 ranges_disjoint(const json_t *a, const json_t *b)
 {
-	return least_above(a, "minimum", b, "maximum", false) || least_above(a, "exclusiveMinimum", b, "maximum", true) ||
-	       least_above(a, "minimum", b, "exclusiveMaximum", true) || least_above(a, "exclusiveMinimum", b, "exclusiveMaximum", true);
+	return least_above(a, "minimum", b, "maximum", false) ||
+	       least_above(a, "exclusiveMinimum", b, "maximum", true) ||
+	       least_above(a, "minimum", b, "exclusiveMaximum", true) ||
+	       least_above(a, "exclusiveMinimum", b, "exclusiveMaximum", true);
 }
 
 static bool
-requires(const json_t *o, const char *name)
+        requires(const json_t *o, const char *name)
 {
 	const json_t *list = json_object_get(o, "required"), *v;
 	size_t i;
 
-	json_array_foreach((json_t *)(uintptr_t)list, i, v)
+	json_array_foreach ((json_t *)(uintptr_t)list, i, v)
 		if (json_is_string(v) && !strcmp(json_string_value(v), name))
 			return true;
 	return false;
 }
 
-/* A property that a requires is none that b takes, or not with such a value where b requires it too. */
+/* A property that a requires is none that b takes, or not with such a value where b requires it
+ * too. */
 static bool
 members_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 {
 	const json_t *list = json_object_get(a, "required"), *v;
 	size_t i;
 
-	json_array_foreach((json_t *)(uintptr_t)list, i, v) {
+	json_array_foreach ((json_t *)(uintptr_t)list, i, v) {
 		const char *name = json_string_value(v);
 		if (!name)
 			continue;
-		const json_t *mine = schema_member(s, a, name, p, 0), *other = schema_member(s, b, name, p, 0);
-		if (json_is_false(other) || (requires(b, name) && mine && other && schemas_disjoint(s, mine, other, p, depth + 1)))
+		const json_t *mine = schema_member(s, a, name, p, 0),
+		             *other = schema_member(s, b, name, p, 0);
+		if (json_is_false(other) || (requires(b, name) && mine && other &&
+		                             schemas_disjoint(s, mine, other, p, depth + 1)))
 			return true;
 	}
 	return false;
@@ -183,11 +206,14 @@ of_type(Schema *s, int type, const json_t *a, const json_t *b, const Path *p, in
 	case T_NUMBER:
 		return ranges_disjoint(a, b) || ranges_disjoint(b, a);
 	case T_STRING:
-		return least_above(a, "minLength", b, "maxLength", false) || least_above(b, "minLength", a, "maxLength", false);
+		return least_above(a, "minLength", b, "maxLength", false) ||
+		       least_above(b, "minLength", a, "maxLength", false);
 	case T_ARRAY:
-		return least_above(a, "minItems", b, "maxItems", false) || least_above(b, "minItems", a, "maxItems", false);
+		return least_above(a, "minItems", b, "maxItems", false) ||
+		       least_above(b, "minItems", a, "maxItems", false);
 	case T_OBJECT:
-		return members_disjoint(s, a, b, p, depth) || members_disjoint(s, b, a, p, depth) || least_above(a, "minProperties", b, "maxProperties", false) ||
+		return members_disjoint(s, a, b, p, depth) || members_disjoint(s, b, a, p, depth) ||
+		       least_above(a, "minProperties", b, "maxProperties", false) ||
 		       least_above(b, "minProperties", a, "maxProperties", false);
 	default:
 		return false;
@@ -203,7 +229,7 @@ options_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int
 
 	if (!json_is_array(list))
 		return false;
-	json_array_foreach(list, i, v)
+	json_array_foreach (list, i, v)
 		if (!schemas_disjoint(s, v, b, p, depth + 1))
 			return false;
 	return true;
@@ -212,7 +238,10 @@ options_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int
 bool
 schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 {
-	s->n_asked += json_object_get(a, "$ref") || json_object_get(b, "$ref") || json_object_get(a, "allOf") || json_object_get(b, "allOf") ? 25 : 1; /* these are copied */
+	s->n_asked += json_object_get(a, "$ref") || json_object_get(b, "$ref") ||
+	                      json_object_get(a, "allOf") || json_object_get(b, "allOf")
+	                  ? 25
+	                  : 1; /* these are copied */
 	if (depth > MAX_DEPTH_ASKED || s->n_asked > MAX_ASKED)
 		return false;
 	s->asked++; /* what is asked of options is looked at when they are made */
@@ -229,7 +258,8 @@ schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int
 	bool disjoint = true;
 	for (int type = T_NULL; type <= T_OBJECT && disjoint; type <<= 1)
 		disjoint = !(both & type) || of_type(s, type, a, b, p, depth);
-	return disjoint || options_disjoint(s, a, b, p, depth) || options_disjoint(s, b, a, p, depth);
+	return disjoint || options_disjoint(s, a, b, p, depth) ||
+	       options_disjoint(s, b, a, p, depth);
 }
 
 void
@@ -239,14 +269,22 @@ schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p)
 	const json_t **option = NEW(s->b->a, const json_t *, n + 1);
 
 	if (n > MAX_ONE_OF)
-		schema_fail(s, p, "oneOf", "of more than %d options it is not enforced that one alone fits, and the schema is strict", MAX_ONE_OF);
+		schema_fail(s, p, "oneOf",
+		            "of more than %d options it is not enforced that one alone fits, and "
+		            "the schema is strict",
+		            MAX_ONE_OF);
 	if (++s->ones > MAX_ONES)
-		schema_fail(s, p, "oneOf", "options of one value are nested too deeply, or in a ring");
+		schema_fail(s, p, "oneOf",
+		            "options of one value are nested too deeply, or in a ring");
 	for (size_t i = 0; i < n; i++)
 		option[i] = schema_merge(s, base, json_array_get(list, i), p, 1);
 	for (size_t i = 0; i < n; i++)
 		for (size_t k = 0; k < i; k++)
 			if (!schemas_disjoint(s, option[k], option[i], p, 0))
-				schema_fail(s, p, "oneOf", "a value may fit options %zu and %zu; that one alone fits is enforced where required properties, types or bounds tell them apart, and the schema is strict", k, i);
+				schema_fail(s, p, "oneOf",
+				            "a value may fit options %zu and %zu; that one alone "
+				            "fits is enforced where required properties, types or "
+				            "bounds tell them apart, and the schema is strict",
+				            k, i);
 	s->ones--;
 }

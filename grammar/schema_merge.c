@@ -10,8 +10,31 @@ static bool
 is_unconstrained(const char *key)
 {
 	static const char *const words[] = {
-		"title", "description", "default", "examples", "example", "$schema", "$id", "id", "$comment", "deprecated", "readOnly", "writeOnly", "$defs", "definitions",
-		"$anchor", "$vocabulary", "contentEncoding", "contentMediaType", "contentSchema", "discriminator", "xml", "externalDocs", "strict", "name", "$dynamicAnchor",
+		"title",
+		"description",
+		"default",
+		"examples",
+		"example",
+		"$schema",
+		"$id",
+		"id",
+		"$comment",
+		"deprecated",
+		"readOnly",
+		"writeOnly",
+		"$defs",
+		"definitions",
+		"$anchor",
+		"$vocabulary",
+		"contentEncoding",
+		"contentMediaType",
+		"contentSchema",
+		"discriminator",
+		"xml",
+		"externalDocs",
+		"strict",
+		"name",
+		"$dynamicAnchor",
 	};
 
 	for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -26,7 +49,7 @@ schema_constrains(const json_t *o, const char *but)
 	const json_t *v;
 	const char *key;
 
-	json_object_foreach((json_t *)(uintptr_t)o, key, v)
+	json_object_foreach ((json_t *)(uintptr_t)o, key, v)
 		if (!is_unconstrained(key) && (!but || strcmp(key, but) != 0))
 			return true;
 	return false;
@@ -57,13 +80,14 @@ common(Schema *s, const json_t *a, const json_t *b, bool types)
 	size_t i, k;
 
 	schema_keep(s, out);
-	json_t *la = json_is_array(a) ? (json_t *)(uintptr_t)a : json_pack("[O]", a), *lb = json_is_array(b) ? (json_t *)(uintptr_t)b : json_pack("[O]", b);
+	json_t *la = json_is_array(a) ? (json_t *)(uintptr_t)a : json_pack("[O]", a),
+	       *lb = json_is_array(b) ? (json_t *)(uintptr_t)b : json_pack("[O]", b);
 	if (!json_is_array(a))
 		schema_keep(s, la);
 	if (!json_is_array(b))
 		schema_keep(s, lb);
-	json_array_foreach(la, i, x)
-		json_array_foreach(lb, k, y) {
+	json_array_foreach (la, i, x)
+		json_array_foreach (lb, k, y) {
 			const char *p = json_string_value(x), *q = json_string_value(y);
 			json_t *both = json_equal(x, y) ? x : NULL;
 			if (types && p && q && !strcmp(p, "integer") && !strcmp(q, "number"))
@@ -85,7 +109,7 @@ joined(Schema *s, const json_t *a, const json_t *b)
 	schema_keep(s, out);
 	if (!json_is_array(out) || !json_is_array(b))
 		return json_is_array(out) ? out : b;
-	json_array_foreach((json_t *)(uintptr_t)b, i, v)
+	json_array_foreach ((json_t *)(uintptr_t)b, i, v)
 		if (json_array_append(out, v) != 0)
 			arena_out(s->b->a);
 	return out;
@@ -101,21 +125,23 @@ crossed(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 	schema_keep(s, out);
 	if (json_array_size(a) * json_array_size(b) > MAX_OPTIONS)
 		schema_fail(s, p, "anyOf", "too many combinations of options");
-	json_array_foreach((json_t *)(uintptr_t)a, i, x)
-		json_array_foreach((json_t *)(uintptr_t)b, k, y)
-			if (json_array_append(out, (json_t *)(uintptr_t)schema_merge(s, x, y, p, depth + 1)) != 0)
+	json_array_foreach ((json_t *)(uintptr_t)a, i, x)
+		json_array_foreach ((json_t *)(uintptr_t)b, k, y)
+			if (json_array_append(
+			        out, (json_t *)(uintptr_t)schema_merge(s, x, y, p, depth + 1)) != 0)
 				arena_out(s->b->a);
 	return out;
 }
 
-/* The schema that o has for a property that it does not list: those of the patterns that the name fits, or of all others; NULL: any */
+/* The schema that o has for a property that it does not list: those of the patterns that the name
+ * fits, or of all others; NULL: any */
 static const json_t *
 unlisted(Schema *s, const json_t *o, const char *name, const Path *p, int depth)
 {
 	const json_t *out = NULL, *v;
 	const char *pattern;
 
-	json_object_foreach(json_object_get(o, "patternProperties"), pattern, v)
+	json_object_foreach (json_object_get(o, "patternProperties"), pattern, v)
 		if (schema_fits(s, pattern, name, p))
 			out = out ? schema_merge(s, out, v, p, depth + 1) : v;
 	return out ? out : json_object_get(o, "additionalProperties");
@@ -129,7 +155,9 @@ schema_member(Schema *s, const json_t *o, const char *name, const Path *p, int d
 	if (!v)
 		return unlisted(s, o, name, p, depth);
 	more = json_object_get(o, "patternProperties") ? unlisted(s, o, name, p, depth) : NULL;
-	return more && more != json_object_get(o, "additionalProperties") ? schema_merge(s, v, more, p, depth + 1) : v;
+	return more && more != json_object_get(o, "additionalProperties")
+	           ? schema_merge(s, v, more, p, depth + 1)
+	           : v;
 }
 
 static const json_t *
@@ -140,12 +168,12 @@ properties(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth
 	const char *key;
 
 	schema_keep(s, out);
-	json_object_foreach((json_t *)(uintptr_t)pa, key, v) {
+	json_object_foreach ((json_t *)(uintptr_t)pa, key, v) {
 		const json_t *other = json_object_get(pb, key);
 		other = other ? other : unlisted(s, b, key, p, depth);
 		set(s, out, key, other ? schema_merge(s, v, other, p, depth + 1) : v);
 	}
-	json_object_foreach((json_t *)(uintptr_t)pb, key, v)
+	json_object_foreach ((json_t *)(uintptr_t)pb, key, v)
 		if (!json_object_get(pa, key)) {
 			const json_t *other = unlisted(s, a, key, p, depth);
 			set(s, out, key, other ? schema_merge(s, other, v, p, depth + 1) : v);
@@ -153,18 +181,26 @@ properties(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth
 	return out;
 }
 
-/* Places of two arrays: each has what both say of it, one by itself or of all that are behind its own. */
+/* Places of two arrays: each has what both say of it, one by itself or of all that are behind its
+ * own. */
 static void
 tuples(Schema *s, json_t *out, const json_t *a, const json_t *b, const Path *p, int depth)
 {
-	const json_t *la = json_object_get(a, "prefixItems"), *lb = json_object_get(b, "prefixItems"), *ra = json_object_get(a, "items"), *rb = json_object_get(b, "items");
-	size_t n = json_array_size(la) > json_array_size(lb) ? json_array_size(la) : json_array_size(lb);
+	const json_t *la = json_object_get(a, "prefixItems"),
+	             *lb = json_object_get(b, "prefixItems"), *ra = json_object_get(a, "items"),
+	             *rb = json_object_get(b, "items");
+	size_t n =
+	    json_array_size(la) > json_array_size(lb) ? json_array_size(la) : json_array_size(lb);
 	json_t *list = json_array();
 
 	schema_keep(s, list);
 	for (size_t i = 0; i < n; i++) {
-		const json_t *x = i < json_array_size(la) ? json_array_get(la, i) : ra, *y = i < json_array_size(lb) ? json_array_get(lb, i) : rb;
-		const json_t *both = x && y ? schema_merge(s, x, y, p, depth + 1) : x ? x : y ? y : json_true();
+		const json_t *x = i < json_array_size(la) ? json_array_get(la, i) : ra,
+		             *y = i < json_array_size(lb) ? json_array_get(lb, i) : rb;
+		const json_t *both = x && y ? schema_merge(s, x, y, p, depth + 1)
+		                     : x    ? x
+		                     : y    ? y
+		                            : json_true();
 		if (json_array_append(list, (json_t *)(uintptr_t)both) != 0)
 			arena_out(s->b->a);
 	}
@@ -179,7 +215,7 @@ by_key(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 	const char *key;
 
 	schema_keep(s, out);
-	json_object_foreach((json_t *)(uintptr_t)b, key, v) {
+	json_object_foreach ((json_t *)(uintptr_t)b, key, v) {
 		const json_t *own = json_object_get(a, key);
 		set(s, out, key, own ? schema_merge(s, own, v, p, depth + 1) : v);
 	}
@@ -187,10 +223,13 @@ by_key(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 }
 
 static const json_t *
-one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const json_t *x, const json_t *y, const Path *p, int depth)
+one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const json_t *x,
+            const json_t *y, const Path *p, int depth)
 {
-	static const char *const largest[] = { "minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties", NULL };
-	static const char *const smallest[] = { "maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties", NULL };
+	static const char *const largest[] = { "minimum",  "exclusiveMinimum", "minLength",
+		                               "minItems", "minProperties",    NULL };
+	static const char *const smallest[] = { "maximum",  "exclusiveMaximum", "maxLength",
+		                                "maxItems", "maxProperties",    NULL };
 
 	for (int i = 0; largest[i]; i++) {
 		if (!strcmp(key, largest[i]))
@@ -210,7 +249,8 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 		return by_key(s, x, y, p, depth);
 	if (!strcmp(key, "prefixItems"))
 		return x; /* tuples() makes them */
-	if (!strcmp(key, "additionalProperties") || !strcmp(key, LATE_PROPERTIES) || !strcmp(key, "propertyNames") ||
+	if (!strcmp(key, "additionalProperties") || !strcmp(key, LATE_PROPERTIES) ||
+	    !strcmp(key, "propertyNames") ||
 	    (!strcmp(key, "items") && !json_is_array(x) && !json_is_array(y)))
 		return schema_merge(s, x, y, p, depth + 1);
 	if (!strcmp(key, "anyOf"))
@@ -221,7 +261,8 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 		return x;
 	if (!strcmp(key, "const"))
 		return NULL; /* two different values: nothing */
-	if (!strcmp(key, "multipleOf") && json_is_integer(x) && json_is_integer(y) && json_integer_value(x) > 0 && json_integer_value(y) > 0) {
+	if (!strcmp(key, "multipleOf") && json_is_integer(x) && json_is_integer(y) &&
+	    json_integer_value(x) > 0 && json_integer_value(y) > 0) {
 		json_int_t m = json_integer_value(x), n = json_integer_value(y), g = m, r = n;
 		while (r) {
 			json_int_t t = g % r;
@@ -232,7 +273,8 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 	}
 	if (!strcmp(key, "format") && !s->b->opt.strict)
 		return x;
-	schema_fail(s, p, key, "two schemas of one value differ in this keyword, and cannot be made one");
+	schema_fail(s, p, key,
+	            "two schemas of one value differ in this keyword, and cannot be made one");
 }
 
 const json_t *
@@ -242,7 +284,8 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 	const char *key;
 
 	if (depth > MAX_NEST || ++s->n_merged > MAX_MERGED)
-		schema_fail(s, p, "allOf", "schemas of one value are nested too deeply, or in a ring");
+		schema_fail(s, p, "allOf",
+		            "schemas of one value are nested too deeply, or in a ring");
 	a = schema_flat(s, a, p, depth + 1);
 	b = schema_flat(s, b, p, depth + 1);
 	if (json_is_false(a) || json_is_true(b))
@@ -251,7 +294,7 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 		return b;
 	json_t *out = json_copy((json_t *)(uintptr_t)a);
 	schema_keep(s, out);
-	json_object_foreach((json_t *)(uintptr_t)b, key, y) {
+	json_object_foreach ((json_t *)(uintptr_t)b, key, y) {
 		const json_t *x = json_object_get(a, key);
 		if (is_unconstrained(key) || !x) {
 			if (!x && !strcmp(key, "properties"))
@@ -272,16 +315,21 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 		tuples(s, out, a, b, p, depth);
 	/* keys that one has patterns for, and the other an opinion of all others */
 	for (int i = 0; i < 2; i++)
-		if (json_object_get(i ? b : a, "patternProperties") && !json_is_true(json_object_get(i ? a : b, "additionalProperties")) && json_object_get(i ? a : b, "additionalProperties"))
+		if (json_object_get(i ? b : a, "patternProperties") &&
+		    !json_is_true(json_object_get(i ? a : b, "additionalProperties")) &&
+		    json_object_get(i ? a : b, "additionalProperties"))
 			schema_not_enforced(s, out, "patternProperties", p);
 	return out;
 }
 
-/* Unevaluated is what is additional, where nothing else speaks of the value; tuples of the older drafts become those of the newer. */
+/* Unevaluated is what is additional, where nothing else speaks of the value; tuples of the older
+ * drafts become those of the newer. */
 static const json_t *
 plain(Schema *s, const json_t *v, bool options)
 {
-	const json_t *items = json_object_get(v, "items"), *late = json_object_get(v, "unevaluatedProperties"), *rest = json_object_get(v, "unevaluatedItems");
+	const json_t *items = json_object_get(v, "items"),
+	             *late = json_object_get(v, "unevaluatedProperties"),
+	             *rest = json_object_get(v, "unevaluatedItems");
 
 	if (!late && !rest && !json_object_get(v, "additionalItems") && !json_is_array(items))
 		return v;
@@ -309,7 +357,8 @@ plain(Schema *s, const json_t *v, bool options)
 const json_t *
 schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 {
-	const json_t *ref = json_object_get(v, "$ref"), *all = json_object_get(v, "allOf"), *one = json_object_get(v, "oneOf"), *part;
+	const json_t *ref = json_object_get(v, "$ref"), *all = json_object_get(v, "allOf"),
+	             *one = json_object_get(v, "oneOf"), *part;
 	size_t i;
 
 	if (json_is_boolean(v))
@@ -317,10 +366,12 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 	if (!json_is_object(v))
 		schema_fail(s, p, NULL, "expected a schema: an object, true or false");
 	if (depth > MAX_NEST)
-		schema_fail(s, p, ref ? "$ref" : "allOf", "schemas of one value are nested too deeply, or in a ring");
+		schema_fail(s, p, ref ? "$ref" : "allOf",
+		            "schemas of one value are nested too deeply, or in a ring");
 	if (!ref && !all && !one && !json_object_get(v, "anyOf"))
 		return plain(s, v, false);
-	if (depth > 0) { /* of one that is to be merged with others it is no more known what it has evaluated */
+	if (depth > 0) { /* of one that is to be merged with others it is no more known what it has
+		            evaluated */
 		schema_not_enforced(s, v, "unevaluatedItems", p);
 		if (json_object_get(v, "anyOf") || one)
 			schema_not_enforced(s, v, "unevaluatedProperties", p);
@@ -340,7 +391,7 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 		schema_fail(s, p, "oneOf", "expected an array of schemas");
 	if (ref)
 		out = schema_merge(s, out, schema_target(s, ref, p), p, depth + 1);
-	json_array_foreach((json_t *)(uintptr_t)all, i, part)
+	json_array_foreach ((json_t *)(uintptr_t)all, i, part)
 		out = schema_merge(s, out, part, p, depth + 1);
 	if (one && s->b->opt.strict && !s->asked)
 		schema_one_of(s, out, one, p);

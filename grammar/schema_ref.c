@@ -6,7 +6,9 @@
 static bool
 hex_digit(char c, int *v)
 {
-	*v = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+	*v = c >= '0' && c <= '9'                 ? c - '0'
+	     : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+	                                          : -1;
 	return *v >= 0;
 }
 
@@ -47,11 +49,11 @@ find_anchor(const json_t *v, const char *name, int depth)
 		const char *own = json_string_value(json_object_get(v, "$anchor"));
 		if (own && !strcmp(own, name))
 			return v;
-		json_object_foreach((json_t *)(uintptr_t)v, key, x)
+		json_object_foreach ((json_t *)(uintptr_t)v, key, x)
 			if (!found)
 				found = find_anchor(x, name, depth + 1);
 	} else if (json_is_array(v)) {
-		json_array_foreach((json_t *)(uintptr_t)v, i, x)
+		json_array_foreach ((json_t *)(uintptr_t)v, i, x)
 			if (!found)
 				found = find_anchor(x, name, depth + 1);
 	}
@@ -61,7 +63,8 @@ find_anchor(const json_t *v, const char *name, int depth)
 const json_t *
 schema_target(Schema *s, const json_t *ref, const Path *p)
 {
-	const char *text = json_string_value(ref), *id = json_string_value(json_object_get(s->root, "$id"));
+	const char *text = json_string_value(ref),
+	           *id = json_string_value(json_object_get(s->root, "$id"));
 	const json_t *v = s->root;
 
 	if (!text)
@@ -70,7 +73,10 @@ schema_target(Schema *s, const json_t *ref, const Path *p)
 	if (n && !strncmp(text, id, n) && (text[n] == '#' || !text[n]))
 		text += n;
 	if (*text && *text != '#')
-		schema_fail(s, p, "$ref", "'%.100s' is not within this schema: references to others are not followed", text);
+		schema_fail(
+		    s, p, "$ref",
+		    "'%.100s' is not within this schema: references to others are not followed",
+		    text);
 	text += *text == '#';
 	if (*text && *text != '/') {
 		v = find_anchor(s->root, text, 0);

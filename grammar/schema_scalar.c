@@ -49,7 +49,8 @@ lengths(const Expr *x, int64_t *lo, int64_t *hi, int depth)
 
 /* An expression, whose mistakes are told with its place in the schema. */
 Expr *
-schema_expression(Schema *s, const char *regex, size_t n, RegexFlags flags, const Path *p, const char *keyword)
+schema_expression(Schema *s, const char *regex, size_t n, RegexFlags flags, const Path *p,
+                  const char *keyword)
 {
 	s->b->place = arena_printf(s->b->a, "schema, %s/%s", schema_path(s, p), keyword);
 	Expr *x = regex_read(s->b, regex, n, flags);
@@ -59,30 +60,43 @@ schema_expression(Schema *s, const char *regex, size_t n, RegexFlags flags, cons
 
 /* An expression within quotes, beside minLength and maxLength. */
 static Expr *
-with_lengths(Schema *s, const char *regex, size_t n, const json_t *o, const char *keyword, const Path *p)
+with_lengths(Schema *s, const char *regex, size_t n, const json_t *o, const char *keyword,
+             const Path *p)
 {
 	int32_t min = schema_count(s, o, "minLength", p), max = schema_most(s, o, "maxLength", p);
-	Expr *inside = schema_expression(s, regex, n, (RegexFlags){ .json = true, .search = true }, p, keyword);
+	Expr *inside = schema_expression(s, regex, n, (RegexFlags){ .json = true, .search = true },
+	                                 p, keyword);
 	int64_t lo, hi;
 
 	if (min > 0 || max >= 0) {
 		Expr *plain = regex_read(s->b, regex, n, (RegexFlags){ .search = true });
 		bool told = lengths(plain, &lo, &hi, 0);
-		if (plain->kind == EXPR_REP && plain->part[0]->kind == EXPR_CHARS && inside->kind == EXPR_REP) {
-			int32_t least = plain->min > min ? plain->min : min, most = plain->max < 0 || (max >= 0 && max < plain->max) ? max : plain->max;
-			inside = most >= 0 && least > most ? expr_none(s->b) : expr_rep(s->b, inside->part[0], least, most);
+		if (plain->kind == EXPR_REP && plain->part[0]->kind == EXPR_CHARS &&
+		    inside->kind == EXPR_REP) {
+			int32_t least = plain->min > min ? plain->min : min,
+			        most = plain->max < 0 || (max >= 0 && max < plain->max)
+			                   ? max
+			                   : plain->max;
+			inside = most >= 0 && least > most
+			             ? expr_none(s->b)
+			             : expr_rep(s->b, inside->part[0], least, most);
 		} else if (!told || lo < min || (max >= 0 && (hi < 0 || hi > max))) {
 			/* one of a class, more often: ^[a-z][a-z0-9]*$ and the like */
-			Expr *last = plain->kind == EXPR_SEQ && plain->n ? plain->part[plain->n - 1] : NULL;
+			Expr *last =
+			    plain->kind == EXPR_SEQ && plain->n ? plain->part[plain->n - 1] : NULL;
 			int64_t l = 0, h = 0, x, y;
-			bool fixed = last && last->kind == EXPR_REP && last->part[0]->kind == EXPR_CHARS && inside->kind == EXPR_SEQ && inside->n == plain->n;
+			bool fixed = last && last->kind == EXPR_REP &&
+			             last->part[0]->kind == EXPR_CHARS &&
+			             inside->kind == EXPR_SEQ && inside->n == plain->n;
 			for (int32_t i = 0; fixed && i < plain->n - 1; i++) {
 				fixed = lengths(plain->part[i], &x, &y, 0) && x == y;
 				l += x;
 			}
 			h = l;
 			if (!fixed)
-				schema_fail(s, p, keyword, "beside minLength or maxLength an expression must have a length of its own, or end in one repeated class");
+				schema_fail(s, p, keyword,
+				            "beside minLength or maxLength an expression must have "
+				            "a length of its own, or end in one repeated class");
 			int64_t least = last->min > min - l ? last->min : min - l, most = last->max;
 			if (max >= 0 && (most < 0 || max - h < most))
 				most = max - h;
@@ -91,7 +105,9 @@ with_lengths(Schema *s, const char *regex, size_t n, const json_t *o, const char
 			ExprList parts = { 0 };
 			for (int32_t i = 0; i < inside->n - 1; i++)
 				expr_push(s->b, &parts, inside->part[i]);
-			expr_push(s->b, &parts, expr_rep(s->b, inside->part[inside->n - 1]->part[0], (int32_t)least, (int32_t)most));
+			expr_push(s->b, &parts,
+			          expr_rep(s->b, inside->part[inside->n - 1]->part[0],
+			                   (int32_t)least, (int32_t)most));
 			inside = expr_list(s->b, EXPR_SEQ, &parts);
 		}
 	}
@@ -101,25 +117,31 @@ with_lengths(Schema *s, const char *regex, size_t n, const json_t *o, const char
 Expr *
 schema_string(Schema *s, const json_t *o, const Path *p)
 {
-	const json_t *pattern = json_object_get(o, "pattern"), *format = json_object_get(o, "format");
+	const json_t *pattern = json_object_get(o, "pattern"),
+	             *format = json_object_get(o, "format");
 	const char *known = json_is_string(format) ? format_regex(json_string_value(format)) : NULL;
 	int32_t min = schema_count(s, o, "minLength", p), max = schema_most(s, o, "maxLength", p);
 
 	if (pattern && !json_is_string(pattern))
 		schema_fail(s, p, "pattern", "expected a string");
 	if (format && !known && s->b->opt.strict)
-		schema_fail(s, p, "format", "this format is not enforced, and the schema is strict");
+		schema_fail(s, p, "format",
+		            "this format is not enforced, and the schema is strict");
 	if (pattern && known && s->b->opt.strict)
-		schema_fail(s, p, "format", "a format beside a pattern is not enforced, and the schema is strict");
+		schema_fail(s, p, "format",
+		            "a format beside a pattern is not enforced, and the schema is strict");
 	if (max >= 0 && min > max)
 		return expr_none(s->b);
 	if (pattern)
-		return with_lengths(s, json_string_value(pattern), json_string_length(pattern), o, "pattern", p);
+		return with_lengths(s, json_string_value(pattern), json_string_length(pattern), o,
+		                    "pattern", p);
 	if (known)
 		return with_lengths(s, known, strlen(known), o, "format", p);
 	if (min <= 0 && max < 0)
 		return json_any_string(s->b);
-	return expr_seq(s->b, 3, expr_text(s->b, "\""), expr_rep(s->b, json_string_char(s->b), min < 0 ? 0 : min, max), expr_text(s->b, "\""));
+	return expr_seq(s->b, 3, expr_text(s->b, "\""),
+	                expr_rep(s->b, json_string_char(s->b), min < 0 ? 0 : min, max),
+	                expr_text(s->b, "\""));
 }
 
 /* ---- numbers ---- */
@@ -149,14 +171,21 @@ multiple_of(Schema *s, const json_t *o, bool integer, const Path *p)
 	if (digits && x * ten > 0.999999 && x * ten < 1.000001) { /* 0.01: as many digits */
 		if (integer)
 			return json_any_number(s->b, true);
-		return expr_seq(s->b, 2, json_any_number(s->b, true),
-		              expr_rep(s->b, expr_seq(s->b, 2, expr_text(s->b, "."), expr_rep(s->b, expr_char(s->b, '0', '9'), 1, digits)), 0, 1));
+		return expr_seq(
+		    s->b, 2, json_any_number(s->b, true),
+		    expr_rep(s->b,
+		             expr_seq(s->b, 2, expr_text(s->b, "."),
+		                      expr_rep(s->b, expr_char(s->b, '0', '9'), 1, digits)),
+		             0, 1));
 	}
-	schema_fail(s, p, "multipleOf", "multiples are supported of whole numbers up to %d and of 0.1, 0.01, ...", MAX_MULTIPLE);
+	schema_fail(s, p, "multipleOf",
+	            "multiples are supported of whole numbers up to %d and of 0.1, 0.01, ...",
+	            MAX_MULTIPLE);
 }
 
 static void
-bound_of(Schema *s, const json_t *o, const char *key, const char *exclusive, bool low, Bound *out, const Path *p)
+bound_of(Schema *s, const json_t *o, const char *key, const char *exclusive, bool low, Bound *out,
+         const Path *p)
 {
 	const json_t *v = json_object_get(o, key), *x = json_object_get(o, exclusive);
 	bool open = json_is_true(x); /* draft 4 */
@@ -184,9 +213,12 @@ schema_number(Schema *s, const json_t *o, bool integer, const Path *p)
 	bound_of(s, o, "maximum", "exclusiveMaximum", false, &hi, p);
 	if (json_object_get(o, "multipleOf")) {
 		if ((lo.set || hi.set) && s->b->opt.strict)
-			schema_fail(s, p, "multipleOf", "multiples within a range are not enforced, and the schema is strict");
+			schema_fail(
+			    s, p, "multipleOf",
+			    "multiples within a range are not enforced, and the schema is strict");
 		if (!lo.set && !hi.set)
 			return multiple_of(s, o, integer, p);
 	}
-	return lo.set || hi.set ? number_range(s->b, &lo, &hi, integer) : json_any_number(s->b, integer);
+	return lo.set || hi.set ? number_range(s->b, &lo, &hi, integer)
+	                        : json_any_number(s->b, integer);
 }

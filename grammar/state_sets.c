@@ -1,5 +1,6 @@
-/* Sets of (state, stack), the deterministic states that texts reach. Stacks are hash-consed frames, so a set is a sorted list of pairs of numbers;
- * a repetition is one frame with a count. Two sets are taken for one where no token can tell them apart (canon), and masks are made for sets whose
+/* Sets of (state, stack), the deterministic states that texts reach. Stacks are hash-consed frames,
+ * so a set is a sorted list of pairs of numbers; a repetition is one frame with a count. Two sets
+ * are taken for one where no token can tell them apart (canon), and masks are made for sets whose
  * stacks are cut, with a mark on what looked below the cut. */
 #include <stdarg.h>
 #include <stdio.h>
@@ -34,7 +35,8 @@ grown(Grammar *g, void *p, size_t n, size_t *cap, size_t elem)
 		grammar_fault(g, LLMC_E_MEMORY, "out of memory for the states of a grammar");
 	*cap = more;
 	if (tables_bytes(g) > MAX_BYTES) {
-		/* v is the table's from here on, whatever follows: the caller has not stored it yet */
+		/* v is the table's from here on, whatever follows: the caller has not stored it yet
+		 */
 		g->work = MAX_WORK;
 	}
 	return v;
@@ -45,7 +47,8 @@ tables_bytes(const Grammar *g)
 {
 	const Tables *t = &g->t;
 
-	return t->cap_frame * sizeof *t->frame + t->cap_conf * sizeof *t->conf + t->cap_set * sizeof *t->set + t->cap_next * sizeof *t->next +
+	return t->cap_frame * sizeof *t->frame + t->cap_conf * sizeof *t->conf +
+	       t->cap_set * sizeof *t->set + t->cap_next * sizeof *t->next +
 	       (t->frames.cap + t->sets.cap) * sizeof(int32_t) + t->cap_path + t->heap;
 }
 
@@ -112,14 +115,17 @@ frame(Grammar *g, int32_t parent, int32_t edge, int32_t count)
 	Tables *t = &g->t;
 
 	hash_room(g, &t->frames, frame_key, t->n_frame);
-	size_t k = mix(mix(mix(1, (uint32_t)parent), (uint32_t)edge), (uint32_t)count) & (t->frames.cap - 1);
+	size_t k = mix(mix(mix(1, (uint32_t)parent), (uint32_t)edge), (uint32_t)count) &
+	           (t->frames.cap - 1);
 	for (; t->frames.at[k] >= 0; k = (k + 1) & (t->frames.cap - 1)) {
 		const Frame *f = &t->frame[t->frames.at[k]];
 		if (f->parent == parent && f->edge == edge && f->count == count)
 			return t->frames.at[k];
 	}
 	t->frame = grown(g, t->frame, t->n_frame, &t->cap_frame, sizeof *t->frame);
-	t->frame[t->n_frame] = (Frame){ parent, edge, count, edge < 0 ? 0 : t->frame[parent].depth + 1, { -1, -1, -1 } };
+	t->frame[t->n_frame] = (Frame){
+		parent, edge, count, edge < 0 ? 0 : t->frame[parent].depth + 1, { -1, -1, -1 }
+	};
 	t->frames.at[k] = (int32_t)t->n_frame;
 	return (int32_t)t->n_frame++;
 }
@@ -226,7 +232,8 @@ add(Grammar *g, int32_t q, int32_t f)
 			}
 			for (size_t i = 0; i < 8; i++) {
 				uint64_t y = conf_key(g->tmp[i]);
-				size_t k = mix(mix(7, (uint32_t)(y >> 32)), (uint32_t)y) & (g->cap_seen - 1);
+				size_t k = mix(mix(7, (uint32_t)(y >> 32)), (uint32_t)y) &
+				           (g->cap_seen - 1);
 				while (g->seen[k] == g->stamp)
 					k = (k + 1) & (g->cap_seen - 1);
 				g->seen[k] = g->stamp;
@@ -241,7 +248,10 @@ add(Grammar *g, int32_t q, int32_t f)
 		g->seen_key[k] = x;
 	}
 	if (g->n_tmp >= MAX_CONFS)
-		grammar_fault(g, LLMC_E_RANGE, "the grammar is too ambiguous: a text may be in more than %d of its places at once", MAX_CONFS);
+		grammar_fault(g, LLMC_E_RANGE,
+		              "the grammar is too ambiguous: a text may be in more than %d of its "
+		              "places at once",
+		              MAX_CONFS);
 	g->tmp = grown(g, g->tmp, g->n_tmp, &g->cap_tmp, sizeof *g->tmp);
 	g->tmp[g->n_tmp++] = c;
 }
@@ -279,12 +289,15 @@ close_over(Grammar *g)
 	for (size_t i = 0; i < g->n_tmp; i++) {
 		Config c = g->tmp[i];
 		if (++g->work > MAX_WORK)
-			grammar_fault(g, LLMC_E_RANGE, "the grammar is too ambiguous: a token takes more steps, or memory, than is allowed");
+			grammar_fault(g, LLMC_E_RANGE,
+			              "the grammar is too ambiguous: a token takes more steps, or "
+			              "memory, than is allowed");
 		if (g->m.flags[c.q] & STATE_END)
 			leave(g, c.f);
 		for (int32_t k = g->m.first[c.q]; k < g->m.first[c.q + 1]; k++) {
 			const Edge *e = &g->m.edge[k];
-			bool deep = g->t.frame[c.f].depth >= MAX_DEPTH; /* what nests deeper is not allowed */
+			bool deep = g->t.frame[c.f].depth >=
+			            MAX_DEPTH; /* what nests deeper is not allowed */
 			if (e->kind == EDGE_EPS)
 				add(g, e->to, c.f);
 			else if (e->kind == EDGE_CALL && (e->tail || !deep))
@@ -359,7 +372,8 @@ intern(Grammar *g)
 	k = set_hash(g->tmp, n, g->accept) & (t->sets.cap - 1);
 	for (; t->sets.at[k] >= 0; k = (k + 1) & (t->sets.cap - 1)) {
 		const Set *s = &t->set[t->sets.at[k]];
-		if (s->n == n && s->accept == g->accept && (!n || memcmp(t->conf + s->at, g->tmp, n * sizeof *g->tmp) == 0))
+		if (s->n == n && s->accept == g->accept &&
+		    (!n || memcmp(t->conf + s->at, g->tmp, n * sizeof *g->tmp) == 0))
 			return t->sets.at[k];
 	}
 	while (t->n_conf + n >= t->cap_conf)
@@ -369,11 +383,17 @@ intern(Grammar *g)
 	t->set = grown(g, t->set, t->n_set, &t->cap_set, sizeof *t->set);
 	while ((t->n_set + 1) * (size_t)g->m.n_class > t->cap_next)
 		t->next = grown(g, t->next, t->cap_next, &t->cap_next, sizeof *t->next);
-	t->set[t->n_set] = (Set){ .at = (uint32_t)t->n_conf, .n = (uint32_t)n, .accept = g->accept, .plain = -1, .canon = { -1, -1, -1 }, .cut = -1 };
+	t->set[t->n_set] = (Set){ .at = (uint32_t)t->n_conf,
+		                  .n = (uint32_t)n,
+		                  .accept = g->accept,
+		                  .plain = -1,
+		                  .canon = { -1, -1, -1 },
+		                  .cut = -1 };
 	for (size_t i = 0; g->m.has_tokens && i < n; i++)
 		for (int32_t e = g->m.first[g->tmp[i].q]; e < g->m.first[g->tmp[i].q + 1]; e++)
 			t->set[t->n_set].tokens |= g->m.edge[e].kind == EDGE_TOKEN;
-	memset(t->next + t->n_set * (size_t)g->m.n_class, -1, (size_t)g->m.n_class * sizeof *t->next);
+	memset(t->next + t->n_set * (size_t)g->m.n_class, -1,
+	       (size_t)g->m.n_class * sizeof *t->next);
 	t->n_conf += n;
 	t->sets.at[k] = (int32_t)t->n_set;
 	return (int32_t)t->n_set++;

@@ -1,4 +1,5 @@
-/* Texts put together from parts: what forces calls of tools, and anything else with fixed texts around schemas. A part is an object of one key:
+/* Texts put together from parts: what forces calls of tools, and anything else with fixed texts
+ * around schemas. A part is an object of one key:
  *   text      these characters; the name of a token that only its number matches stands for that token
  *   schema    JSON of this schema          regex     a whole expression
  *   until     any text, up to and with the first of this one
@@ -25,7 +26,8 @@ special_at(const TokenVocab *l, const char *s, size_t n, size_t *len)
 	*len = 0;
 	for (int32_t i = 0; i < l->n_tok; i++) {
 		size_t own = l->at[i + 1] - l->at[i];
-		if (l->special[i] && own > *len && own <= n && memcmp(l->bytes + l->at[i], s, own) == 0) {
+		if (l->special[i] && own > *len && own <= n &&
+		    memcmp(l->bytes + l->at[i], s, own) == 0) {
 			best = i;
 			*len = own;
 		}
@@ -41,7 +43,8 @@ text(GrammarBuilder *b, const char *s, size_t n)
 
 	for (size_t i = 0; i < n;) {
 		/* names of special tokens begin with a mark; what does not is not looked up */
-		int32_t id = strchr("<[|\xEF", s[i]) ? special_at(b->lexicon, s + i, n - i, &len) : -1;
+		int32_t id =
+		    strchr("<[|\xEF", s[i]) ? special_at(b->lexicon, s + i, n - i, &len) : -1;
 		if (id < 0) {
 			i++;
 			continue;
@@ -57,7 +60,8 @@ text(GrammarBuilder *b, const char *s, size_t n)
 	return expr_list(b, EXPR_SEQ, &parts);
 }
 
-/* Any text without `end` in it, and then `end`: a rule for each beginning of it that the text may end in, as Knuth, Morris and Pratt have it. */
+/* Any text without `end` in it, and then `end`: a rule for each beginning of it that the text may
+ * end in, as Knuth, Morris and Pratt have it. */
 static Expr *
 until(GrammarBuilder *b, const char *text_end)
 {
@@ -65,11 +69,14 @@ until(GrammarBuilder *b, const char *text_end)
 	int32_t rule[MAX_UNTIL + 1];
 	uint32_t end[MAX_UNTIL + 1];
 
-	int32_t id = n_bytes && strchr("<[|", text_end[0]) ? special_at(b->lexicon, text_end, n_bytes, &len) : -1;
+	int32_t id = n_bytes && strchr("<[|", text_end[0])
+	                 ? special_at(b->lexicon, text_end, n_bytes, &len)
+	                 : -1;
 	if (id >= 0) { /* a token of its own: no character of the text can begin it */
 		Range all[2];
 		size_t n_all = ranges_invert(NULL, 0, all);
-		return expr_seq(b, 3, expr_rep(b, expr_chars(b, all, n_all), 0, -1), expr_token(b, id), text(b, text_end + len, n_bytes - len));
+		return expr_seq(b, 3, expr_rep(b, expr_chars(b, all, n_all), 0, -1),
+		                expr_token(b, id), text(b, text_end + len, n_bytes - len));
 	}
 	for (size_t at = 0; at < n_bytes && n <= MAX_UNTIL; at += len)
 		end[n++] = (uint32_t)utf8_next(text_end + at, n_bytes - at, &len);
@@ -88,16 +95,20 @@ until(GrammarBuilder *b, const char *text_end)
 			if (before < k)
 				continue;
 			size_t to = end[k] == end[i] ? i + 1 : 0;
-			for (size_t m = i; !to && m > 0; m--) /* the longest beginning that ends with this character */
-				if (end[m - 1] == end[k] && memcmp(end, end + i - (m - 1), (m - 1) * sizeof *end) == 0)
+			for (size_t m = i; !to && m > 0;
+			     m--) /* the longest beginning that ends with this character */
+				if (end[m - 1] == end[k] &&
+				    memcmp(end, end + i - (m - 1), (m - 1) * sizeof *end) == 0)
 					to = m;
 			taken[n_taken++] = (Range){ end[k], end[k] };
 			Expr *c = expr_char(b, end[k], end[k]);
-			expr_push(b, &parts, to == n ? c : expr_seq(b, 2, c, expr_rule(b, rule[to])));
+			expr_push(b, &parts,
+			          to == n ? c : expr_seq(b, 2, c, expr_rule(b, rule[to])));
 		}
 		n_taken = ranges_join(taken, n_taken);
 		size_t n_rest = ranges_invert(taken, n_taken, rest);
-		expr_push(b, &parts, expr_seq(b, 2, expr_chars(b, rest, n_rest), expr_rule(b, rule[0])));
+		expr_push(b, &parts,
+		          expr_seq(b, 2, expr_chars(b, rest, n_rest), expr_rule(b, rule[0])));
 		Expr *body = expr_list(b, EXPR_ALT, &parts);
 		b->rule[rule[i]] = body;
 	}
@@ -113,7 +124,7 @@ list(GrammarBuilder *b, ExprKind kind, const json_t *v, int depth)
 
 	if (!json_is_array(v))
 		build_fail(b, "parts: expected a list");
-	json_array_foreach((json_t *)(uintptr_t)v, i, one)
+	json_array_foreach ((json_t *)(uintptr_t)v, i, one)
 		expr_push(b, &parts, part(b, one, depth + 1));
 	return expr_list(b, kind, &parts);
 }
@@ -122,7 +133,8 @@ static Expr *
 grammar(GrammarBuilder *b, const json_t *v, const json_t *own)
 {
 	static const char *const names[] = {
-		[LLMC_GRAMMAR_JSON] = "json", [LLMC_GRAMMAR_JSON_SCHEMA] = "json_schema", [LLMC_GRAMMAR_REGEX] = "regex", [LLMC_GRAMMAR_GBNF] = "gbnf",
+		[LLMC_GRAMMAR_JSON] = "json",     [LLMC_GRAMMAR_JSON_SCHEMA] = "json_schema",
+		[LLMC_GRAMMAR_REGEX] = "regex",   [LLMC_GRAMMAR_GBNF] = "gbnf",
 		[LLMC_GRAMMAR_CHOICE] = "choice", [LLMC_GRAMMAR_LARK] = "lark",
 	};
 	const char *name = json_string_value(json_object_get(v, "kind"));
@@ -135,15 +147,18 @@ grammar(GrammarBuilder *b, const json_t *v, const json_t *own)
 		if (i == LLMC_GRAMMAR_LARK)
 			return lark_read(b, json_string_value(own), json_string_length(own), flags);
 		if (i == LLMC_GRAMMAR_REGEX)
-			return regex_read(b, json_string_value(own), json_string_length(own), flags);
+			return regex_read(b, json_string_value(own), json_string_length(own),
+			                  flags);
 		if (flags.json)
 			build_fail(b, "parts: within a JSON string a grammar is regex or lark");
 		b->opt.strict = json_is_true(json_object_get(v, "strict"));
-		Expr *x = kind_read(b, (llmc_grammar_kind)i, json_string_value(own), json_string_length(own));
+		Expr *x = kind_read(b, (llmc_grammar_kind)i, json_string_value(own),
+		                    json_string_length(own));
 		b->opt.strict = strict;
 		return x;
 	}
-	build_fail(b, "parts: 'kind' of a grammar is json, json_schema, regex, gbnf, choice or lark");
+	build_fail(b,
+	           "parts: 'kind' of a grammar is json, json_schema, regex, gbnf, choice or lark");
 }
 
 static Expr *
@@ -160,7 +175,8 @@ part(GrammarBuilder *b, const json_t *v, int depth)
 		return schema_of(b, x, x, name ? name : "");
 	}
 	if (json_is_string(x = json_object_get(v, "regex")))
-		return regex_read(b, json_string_value(x), json_string_length(x), (RegexFlags){ 0 });
+		return regex_read(b, json_string_value(x), json_string_length(x),
+		                  (RegexFlags){ 0 });
 	if (json_is_string(x = json_object_get(v, "until")))
 		return until(b, json_string_value(x));
 	if ((x = json_object_get(v, "seq")))
@@ -169,12 +185,17 @@ part(GrammarBuilder *b, const json_t *v, int depth)
 		return list(b, EXPR_ALT, x, depth);
 	if (json_array_size(x = json_object_get(v, "many")) == 2) {
 		json_int_t max = json_integer_value(json_object_get(v, "max"));
-		Expr *one = part(b, json_array_get(x, 0), depth + 1), *between = part(b, json_array_get(x, 1), depth + 1);
-		return expr_seq(b, 2, one, expr_rep(b, expr_seq(b, 2, between, one), 0, max > 0 && max < 100000 ? (int32_t)max - 1 : -1));
+		Expr *one = part(b, json_array_get(x, 0), depth + 1),
+		     *between = part(b, json_array_get(x, 1), depth + 1);
+		return expr_seq(b, 2, one,
+		                expr_rep(b, expr_seq(b, 2, between, one), 0,
+		                         max > 0 && max < 100000 ? (int32_t)max - 1 : -1));
 	}
 	if (json_is_string(x = json_object_get(v, "grammar")))
 		return grammar(b, v, x);
-	build_fail(b, "parts: expected an object with text, schema, regex, until, seq, alt, many or grammar");
+	build_fail(
+	    b,
+	    "parts: expected an object with text, schema, regex, until, seq, alt, many or grammar");
 }
 
 Expr *
@@ -184,6 +205,7 @@ structural_tags_read(GrammarBuilder *b, const char *s, size_t n)
 	json_t *v = json_read(b->a, s, n, JSON_ALLOW_NUL, &why);
 
 	if (!v)
-		build_fail(b, "parts: not JSON: %s at line %d, column %d", why.text, why.line, why.column);
+		build_fail(b, "parts: not JSON: %s at line %d, column %d", why.text, why.line,
+		           why.column);
 	return part(b, v, 0);
 }

@@ -1,6 +1,8 @@
-/* A set beside the tries of the vocabulary -> a mask. What is walked is the set with its stacks cut, so that a nesting of any depth has few masks; tokens that
- * looked below the cut are kept as places of the tries and tried on the whole set each time. Where all plain characters are allowed, for ever or so many
- * of them, the mask of their tokens is taken as it is and only the other tokens are walked. */
+/* A set beside the tries of the vocabulary -> a mask. What is walked is the set with its stacks
+ * cut, so that a nesting of any depth has few masks; tokens that looked below the cut are kept as
+ * places of the tries and tried on the whole set each time. Where all plain characters are allowed,
+ * for ever or so many of them, the mask of their tokens is taken as it is and only the other tokens
+ * are walked. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +17,8 @@ allow(const TokenVocab *l, int32_t id, uint32_t *mask)
 		mask[id >> 5] |= 1u << (id & 31);
 }
 
-/* Continuation bytes that a character wants, and what the first of them may be; 0: not the first byte of one that is plain. */
+/* Continuation bytes that a character wants, and what the first of them may be; 0: not the first
+ * byte of one that is plain. */
 static int
 plain_lead(uint8_t c, uint8_t *lo, uint8_t *hi)
 {
@@ -27,11 +30,12 @@ plain_lead(uint8_t c, uint8_t *lo, uint8_t *hi)
 /* Sets that plain characters lead to, and whether one of them is allowed, one is not. */
 typedef struct MaskWalk {
 	int32_t set[MAX_REACH];
-	int     n, latest; /* where the last one was found: most lead to one set */
-	bool    full, lives, dies;
+	int n, latest; /* where the last one was found: most lead to one set */
+	bool full, lives, dies;
 } MaskWalk;
 
-/* Characters whose first bytes have led to `at`, to their ends; slice: counts that none of its tokens brings to their limit are one (-1: none are). */
+/* Characters whose first bytes have led to `at`, to their ends; slice: counts that none of its
+ * tokens brings to their limit are one (-1: none are). */
 static void
 reach_tail(Grammar *g, int32_t at, int left, uint8_t lo, uint8_t hi, int slice, MaskWalk *r)
 {
@@ -58,7 +62,8 @@ reach_tail(Grammar *g, int32_t at, int left, uint8_t lo, uint8_t hi, int slice, 
 	}
 }
 
-/* One more plain character from s; no further than it is known that some are allowed and some are not. */
+/* One more plain character from s; no further than it is known that some are allowed and some are
+ * not. */
 static void
 reach(Grammar *g, int32_t s, int slice, MaskWalk *r)
 {
@@ -77,7 +82,8 @@ reach(Grammar *g, int32_t s, int slice, MaskWalk *r)
 	}
 }
 
-/* May any plain characters follow each other from s, as many as a token of the slice has? All sets that they lead to are looked at. */
+/* May any plain characters follow each other from s, as many as a token of the slice has? All sets
+ * that they lead to are looked at. */
 static bool
 plain_loops(Grammar *g, int32_t s, int slice)
 {
@@ -88,7 +94,8 @@ plain_loops(Grammar *g, int32_t s, int slice)
 	return !r.dies && !r.full && !g->touched;
 }
 
-/* How many plain characters may come at most where nothing depends on which they are; -1: something does, or they are too many. */
+/* How many plain characters may come at most where nothing depends on which they are; -1: something
+ * does, or they are too many. */
 static int
 plain_most(Grammar *g, int32_t s)
 {
@@ -162,7 +169,8 @@ uncertain(Grammar *g, const TokenTrie *t, size_t node, int depth)
 	x->n_path += (size_t)depth;
 }
 
-/* All tokens of nodes from .. end; st[] of the first node's depth is where its parent leads. note: steps below the cut are put aside. */
+/* All tokens of nodes from .. end; st[] of the first node's depth is where its parent leads. note:
+ * steps below the cut are put aside. */
 static void
 walk(Grammar *g, const TokenTrie *trie, size_t from, size_t end, uint32_t *mask, bool note)
 {
@@ -194,15 +202,21 @@ make_mask(Grammar *g, int32_t c)
 {
 	const TokenVocab *l = g->lexicon;
 	int plain = plain_of(g, c);
-	const TokenTrie *trie = plain < N_SLICE ? &l->rest[plain] : plain > N_SLICE ? &l->rest[0] : &l->all;
+	const TokenTrie *trie = plain < N_SLICE   ? &l->rest[plain]
+	                        : plain > N_SLICE ? &l->rest[0]
+	                                          : &l->all;
 	size_t bytes = l->n_words * sizeof(uint32_t);
 	uint32_t *mask = calloc(l->n_words + 1, sizeof *mask);
 
 	if (!mask)
 		grammar_fault(g, LLMC_E_MEMORY, "out of memory for a mask");
-	g->t.set[c].exact = mask; /* so that it is freed whatever happens; a cut set has no other use for it */
+	g->t.set[c].exact =
+	    mask; /* so that it is freed whatever happens; a cut set has no other use for it */
 	if (plain != N_SLICE)
-		memcpy(mask, plain < N_SLICE ? l->plain[plain] : l->brief + (size_t)(plain - N_SLICE - 1) * l->n_words, bytes);
+		memcpy(mask,
+		       plain < N_SLICE ? l->plain[plain]
+		                       : l->brief + (size_t)(plain - N_SLICE - 1) * l->n_words,
+		       bytes);
 	g->n_unc = 0;
 	g->stack[0] = c;
 	walk(g, trie, 0, trie->n, mask, true);
@@ -246,7 +260,8 @@ tokens(Grammar *g, int32_t s, uint32_t *mask)
 		int32_t q = g->t.conf[x.at + i].q;
 		for (int32_t k = g->m.first[q]; k < g->m.first[q + 1]; k++) {
 			const Edge *e = &g->m.edge[k];
-			if (e->kind == EDGE_TOKEN && e->arg >= 0 && (size_t)e->arg < 32 * g->lexicon->n_words)
+			if (e->kind == EDGE_TOKEN && e->arg >= 0 &&
+			    (size_t)e->arg < 32 * g->lexicon->n_words)
 				mask[e->arg >> 5] |= 1u << (e->arg & 31);
 		}
 	}

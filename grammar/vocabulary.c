@@ -1,5 +1,6 @@
-/* A vocabulary as tries in depth-first order. Tokens that consist of characters which JSON strings hold as they are, the most of any vocabulary, are
- * apart: where a grammar stands inside of a string, their mask is taken whole and only the rest is walked. */
+/* A vocabulary as tries in depth-first order. Tokens that consist of characters which JSON strings
+ * hold as they are, the most of any vocabulary, are apart: where a grammar stands inside of a
+ * string, their mask is taken whole and only the rest is walked. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,7 +58,8 @@ trie_make(const TokenVocab *l, const int32_t *ids, size_t n, TokenTrie *t)
 				t->cap = cap;
 			}
 			path[k] = t->n;
-			t->v[t->n++] = (TrieNode){ .token = -1, .depth = (uint16_t)k, .byte = (uint8_t)s[k] };
+			t->v[t->n++] =
+			    (TrieNode){ .token = -1, .depth = (uint16_t)k, .byte = (uint8_t)s[k] };
 		}
 		if (i < n)
 			t->v[t->n - 1].token = ids[i];
@@ -71,7 +73,8 @@ static bool
 make_tries(TokenVocab *l)
 {
 	static const int32_t limits[N_SLICE] = { INT32_MAX, 32, 12 };
-	int32_t *ids = calloc((size_t)l->n_tok + 1, sizeof *ids), *some = calloc((size_t)l->n_tok + 1, sizeof *some);
+	int32_t *ids = calloc((size_t)l->n_tok + 1, sizeof *ids),
+	        *some = calloc((size_t)l->n_tok + 1, sizeof *some);
 	int32_t *chars = calloc((size_t)l->n_tok + 1, sizeof *chars);
 	size_t n = 0, k = 0;
 	bool ok = ids && some && chars;
@@ -89,7 +92,8 @@ make_tries(TokenVocab *l)
 	for (size_t i = 0; i < n; i++) { /* tokens of the same bytes hang on the first */
 		int32_t last = k ? ids[k - 1] : -1, id = ids[i];
 		uint32_t len = l->at[id + 1] - l->at[id];
-		if (last >= 0 && l->at[last + 1] - l->at[last] == len && memcmp(l->bytes + l->at[last], l->bytes + l->at[id], len) == 0) {
+		if (last >= 0 && l->at[last + 1] - l->at[last] == len &&
+		    memcmp(l->bytes + l->at[last], l->bytes + l->at[id], len) == 0) {
 			l->same[id] = l->same[last];
 			l->same[last] = id;
 		} else {
@@ -115,7 +119,8 @@ make_tries(TokenVocab *l)
 	for (size_t i = 0; ok && i < k; i++)
 		for (int most = chars[ids[i]]; most >= 0 && most <= N_BRIEF; most++)
 			for (int32_t id = ids[i]; id >= 0; id = l->same[id])
-				l->brief[(size_t)most * l->n_words + (size_t)(id >> 5)] |= 1u << (id & 31);
+				l->brief[(size_t)most * l->n_words + (size_t)(id >> 5)] |=
+				    1u << (id & 31);
 	free(ids);
 	free(some);
 	free(chars);
@@ -152,7 +157,8 @@ token_vocab_open(const VocabToken *tok, int32_t n_tok, TokenVocab **out, llmc_er
 	}
 	if (!ok || !make_tries(l)) {
 		token_vocab_close(l);
-		return error_set(err, LLMC_E_MEMORY, "out of memory for a vocabulary of %d tokens", n_tok);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a vocabulary of %d tokens",
+		                 n_tok);
 	}
 	*out = l;
 	return LLMC_OK;

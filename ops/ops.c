@@ -35,7 +35,7 @@ enum {
 #define OUT(n) { #n, ROLE_OUT },
 const OpInfo op_info[OP_COUNT] = {
 	[OP_nop] = { .name = "nop", .attrs = "", .meaning = "" },
-#define OP(name_, flags_, args_, attrs_, shard_, scratch_, meaning_) \
+#define OP(name_, flags_, args_, attrs_, shard_, scratch_, meaning_)                               \
 	[OP_##name_] = { #name_, flags_, N_IN_##name_, N_ARG_##name_, { args_ }, attrs_, meaning_ },
 #include "ops/ops.def"
 };
@@ -53,8 +53,8 @@ op_by_name(const char *name)
 
 static const struct {
 	const char *key;
-	AttrKind    kind;
-	int64_t     least;
+	AttrKind kind;
+	int64_t least;
 	const char *words;
 } rule[] = {
 #define INT(name, least) { #name, ATTR_INT, least, "" },
@@ -80,7 +80,7 @@ static bool
 has_word(const char *text, const char *word)
 {
 	const char *w;
-	size_t      len;
+	size_t len;
 
 	for (int i = 0; w = word_at(text, i, &len), len; i++)
 		if (strlen(word) == len && !memcmp(w, word, len))
@@ -92,7 +92,7 @@ has_word(const char *text, const char *word)
 static int
 rule_at(OpKind op, int i)
 {
-	size_t      len;
+	size_t len;
 	const char *w = word_at(op_info[op].attrs, i, &len);
 
 	for (int r = 0; len && r < N_RULE; r++)
@@ -157,7 +157,8 @@ check_one(const char *op, int r, const Attr *a, llmc_error *err)
 		if (a->kind != ATTR_INT)
 			return BAD("%s: attribute %s is not a whole number", op, key);
 		if (a->i < rule[r].least || a->i > INT32_MAX)
-			return BAD("%s: attribute %s = %lld is out of range", op, key, (long long)a->i);
+			return BAD("%s: attribute %s = %lld is out of range", op, key,
+			           (long long)a->i);
 		break;
 	case ATTR_NUM:
 		if (a->kind == ATTR_WORD)
@@ -179,7 +180,7 @@ llmc_status
 attr_check(OpKind op, const Attr *a, int n, llmc_error *err)
 {
 	const OpInfo *info = &op_info[op];
-	int           i = 0;
+	int i = 0;
 
 	for (int r; (r = rule_at(op, i)) >= 0; i++) {
 		const Attr *at = attr_find(a, n, rule[r].key);

@@ -1,4 +1,5 @@
-/* Sizes that a plan implies, overflow-checked: what mem, the checker and the runtime all count with. */
+/* Sizes that a plan implies, overflow-checked: what mem, the checker and the runtime all count
+ * with. */
 #include "plan/plan.h"
 
 #include <math.h>
@@ -11,23 +12,28 @@ const char *const plan_sym_text[SYM_COUNT] = {
 #undef X
 };
 
-const char *const plan_output_name[3] = { [LLMC_OUTPUT_LOGITS] = "logits", [LLMC_OUTPUT_HIDDEN] = "hidden", [LLMC_OUTPUT_LABELS] = "labels" };
+const char *const plan_output_name[3] = { [LLMC_OUTPUT_LOGITS] = "logits",
+	                                  [LLMC_OUTPUT_HIDDEN] = "hidden",
+	                                  [LLMC_OUTPUT_LABELS] = "labels" };
 
 const char *const plan_dir_text[DIR_COUNT] = {
 	[DIR_IN] = "in",     [DIR_OUT] = "out",         [DIR_INOUT] = "inout", [DIR_POOL] = "pool",
 	[DIR_ROPE] = "rope", [DIR_SCRATCH] = "scratch", [DIR_NONE] = "none",
 };
 
-const char *const plan_path_text[PATH_COUNT] = { [PATH_ANY] = "any", [PATH_OWN] = "own", [PATH_LIBRARY] = "library" };
+const char *const plan_path_text[PATH_COUNT] = {
+	[PATH_ANY] = "any", [PATH_OWN] = "own", [PATH_LIBRARY] = "library"
+};
 
 static int64_t
 page_bytes(const PlanPool *p, KvType k, KvType v)
 {
 	const int64_t most = (int64_t)1 << 40;
-	int64_t       bytes;
+	int64_t bytes;
 
 	if (p->kv_heads < 0 || p->k_dim < 0 || p->v_dim < 0 || p->k_dim > most || p->v_dim > most ||
-	    __builtin_mul_overflow(kv_row_bytes(k, p->k_dim) + kv_row_bytes(v, p->v_dim), p->kv_heads, &bytes) ||
+	    __builtin_mul_overflow(kv_row_bytes(k, p->k_dim) + kv_row_bytes(v, p->v_dim),
+	                           p->kv_heads, &bytes) ||
 	    __builtin_mul_overflow(bytes, (int64_t)PLAN_KV_PAGE, &bytes))
 		return -1;
 	return bytes;
@@ -51,8 +57,10 @@ plan_page_bytes(const Plan *p)
 	int64_t sum = 0;
 
 	for (int i = 0; i < p->n_pool; i++) {
-		int64_t one = plan_layer_page_bytes(&p->pool[i]), exact = plan_layer_exact_bytes(&p->pool[i]);
-		if (one < 0 || exact < 0 || __builtin_add_overflow(one, exact, &one) || __builtin_mul_overflow(one, (int64_t)p->pool[i].n_layers, &one) ||
+		int64_t one = plan_layer_page_bytes(&p->pool[i]),
+		        exact = plan_layer_exact_bytes(&p->pool[i]);
+		if (one < 0 || exact < 0 || __builtin_add_overflow(one, exact, &one) ||
+		    __builtin_mul_overflow(one, (int64_t)p->pool[i].n_layers, &one) ||
 		    __builtin_add_overflow(sum, one, &sum))
 			return -1;
 	}
@@ -66,8 +74,10 @@ plan_layer_state_bytes(const PlanPool *p)
 
 	if (!p->state)
 		return 0;
-	if (p->kv_heads < 1 || p->k_dim < 1 || p->v_dim < 1 || __builtin_mul_overflow(p->k_dim, p->v_dim, &bytes) ||
-	    __builtin_mul_overflow(bytes, p->kv_heads, &bytes) || __builtin_mul_overflow(bytes, (int64_t)sizeof(float), &bytes))
+	if (p->kv_heads < 1 || p->k_dim < 1 || p->v_dim < 1 ||
+	    __builtin_mul_overflow(p->k_dim, p->v_dim, &bytes) ||
+	    __builtin_mul_overflow(bytes, p->kv_heads, &bytes) ||
+	    __builtin_mul_overflow(bytes, (int64_t)sizeof(float), &bytes))
 		return -1;
 	return bytes;
 }
@@ -103,10 +113,12 @@ plan_extent_elems(const PlanExtent *e, const int64_t sym[SYM_COUNT])
 bool
 plan_launch_runs(const PlanLaunch *u, const int64_t sym[SYM_COUNT])
 {
-	return u->rows == SYM_one || (sym[u->rows] >= u->least && (u->most == 0 || sym[u->rows] <= u->most));
+	return u->rows == SYM_one ||
+	       (sym[u->rows] >= u->least && (u->most == 0 || sym[u->rows] <= u->most));
 }
 
-/* Is symbol a never larger than b? Rows of decode, rows of others, sequences, wanted rows: all at most n_tok. */
+/* Is symbol a never larger than b? Rows of decode, rows of others, sequences, wanted rows: all at
+ * most n_tok. */
 static bool
 sym_below(PlanSym a, PlanSym b)
 {
@@ -142,14 +154,16 @@ divisor(const PlanExtent *e)
 	return e->sym != SYM_one && e->div > 1 ? e->div : 1;
 }
 
-/* Bytes that one unit of b's symbol must have so that b covers a, both over the same or a larger symbol: a.mul *
- * ceil(s / a.div) <= x * ceil(s / b.div) for all s >= 0 exactly when x is a.mul * ceil(b.div / a.div). -1: overflow */
+/* Bytes that one unit of b's symbol must have so that b covers a, both over the same or a larger
+ * symbol: a.mul * ceil(s / a.div) <= x * ceil(s / b.div) for all s >= 0 exactly when x is a.mul *
+ * ceil(b.div / a.div). -1: overflow */
 static int64_t
 unit_bytes(const PlanExtent *a, int64_t a_bytes, const PlanExtent *b)
 {
 	int64_t n, da = divisor(a), db = divisor(b);
 
-	if (__builtin_mul_overflow(a->mul, a_bytes, &n) || __builtin_mul_overflow(n, db / da + (db % da != 0), &n))
+	if (__builtin_mul_overflow(a->mul, a_bytes, &n) ||
+	    __builtin_mul_overflow(n, db / da + (db % da != 0), &n))
 		return -1;
 	return n;
 }
@@ -162,7 +176,8 @@ plan_extent_within(const PlanExtent *a, int64_t a_bytes, const PlanExtent *b, in
 	if (__builtin_mul_overflow(b->mul, b_bytes, &have))
 		return false;
 	if (a->sym == SYM_one)
-		return !__builtin_mul_overflow(a->mul, a_bytes, &need) && (need == 0 || (sym_positive(b->sym) && need <= have));
+		return !__builtin_mul_overflow(a->mul, a_bytes, &need) &&
+		       (need == 0 || (sym_positive(b->sym) && need <= have));
 	need = unit_bytes(a, a_bytes, b);
 	return b->sym != SYM_one && sym_below(a->sym, b->sym) && need >= 0 && need <= have;
 }
@@ -206,9 +221,12 @@ plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows)
 
 	op_shapes(s->op, s->attr, s->n_attr, &model, shape);
 	for (int k = 0; k < op_info[s->op].n_in; k++)
-		if (s->arg[k].kind == REF_TENSOR && shape[k].kind == VAL_WEIGHT && shape[k].used < shape[k].pieces) {
+		if (s->arg[k].kind == REF_TENSOR && shape[k].kind == VAL_WEIGHT &&
+		    shape[k].used < shape[k].pieces) {
 			int64_t bytes = plan_tensor_bytes(&p->tensor[s->arg[k].index]);
-			unread += (double)(bytes > 0 ? bytes : 0) * pow(1 - (double)shape[k].used / (double)shape[k].pieces, (double)rows);
+			unread +=
+			    (double)(bytes > 0 ? bytes : 0) *
+			    pow(1 - (double)shape[k].used / (double)shape[k].pieces, (double)rows);
 		}
 	return s->weight_bytes - (int64_t)llround(unread);
 }
@@ -220,7 +238,10 @@ plan_step_cache(const Plan *p, const PlanStep *s, int64_t *bytes, int64_t *ops)
 		if (s->arg[i].kind == REF_POOL) {
 			const PlanPool *pool = &p->pool[s->arg[i].index];
 			*bytes = plan_layer_page_bytes(pool) / PLAN_KV_PAGE;
-			*ops = 2 * step_int(s, "heads") * (s->op == OP_index_select ? pool->k_dim : pool->mla ? 2 * pool->k_dim : pool->k_dim + pool->v_dim);
+			*ops = 2 * step_int(s, "heads") *
+			       (s->op == OP_index_select ? pool->k_dim
+			        : pool->mla              ? 2 * pool->k_dim
+			                                 : pool->k_dim + pool->v_dim);
 			return true;
 		}
 	return false;
@@ -229,7 +250,9 @@ plan_step_cache(const Plan *p, const PlanStep *s, int64_t *bytes, int64_t *ops)
 int64_t
 plan_step_reach(const PlanStep *s)
 {
-	return s->op == OP_index_select ? 0 : step_int(s, "index_top_k") ? step_int(s, "index_top_k") : step_int(s, "window");
+	return s->op == OP_index_select     ? 0
+	       : step_int(s, "index_top_k") ? step_int(s, "index_top_k")
+	                                    : step_int(s, "window");
 }
 
 void

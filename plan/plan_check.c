@@ -1,6 +1,6 @@
-/* The tables of a plan: tensors and their pieces, pools, rotary tables, slots, buffers, kernels. What passes may be
- * executed: pieces lie within their sources and fill the tensor, buffers lie within their slots for all values of the
- * symbols, sizes do not overflow. */
+/* The tables of a plan: tensors and their pieces, pools, rotary tables, slots, buffers, kernels.
+ * What passes may be executed: pieces lie within their sources and fill the tensor, buffers lie
+ * within their slots for all values of the symbols, sizes do not overflow. */
 #include "plan/plan_check.h"
 
 #include <math.h>
@@ -17,62 +17,85 @@ static const int64_t MAX_ELEMS = (int64_t)1 << 50;
 static llmc_status
 check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llmc_error *err)
 {
-	int64_t width = s->cols ? s->cols : 1, elems, n, last, have = s->rows, row = width, want = s->col_total ? s->col_total : t->cols;
+	int64_t width = s->cols ? s->cols : 1, elems, n, last, have = s->rows, row = width,
+	        want = s->col_total ? s->col_total : t->cols;
 
 	if (!*s->name)
 		return BAD("tensor %s: source %d has no name", t->id, k);
 	if (__builtin_mul_overflow(s->rows, width, &elems) || elems > MAX_ELEMS ||
 	    __builtin_mul_overflow(s->n_block, s->block, &n) || n > MAX_ELEMS ||
-	    __builtin_mul_overflow(s->n_block - 1, s->stride, &last) || __builtin_add_overflow(last, s->block, &last) ||
+	    __builtin_mul_overflow(s->n_block - 1, s->stride, &last) ||
+	    __builtin_add_overflow(last, s->block, &last) ||
 	    __builtin_add_overflow(last, s->first, &last))
 		return BAD("tensor %s: source %s is too large", t->id, s->name);
 	if (s->col_total && (!t->cols || s->unit_rows || s->col_total != t->src[0].col_total))
-		return BAD("tensor %s: source %s: columns are taken of a matrix whose rows stay as they are, of all its sources alike", t->id, s->name);
-	if (s->col_total && (s->col_first > s->col_total - t->cols || s->col_first % dtype_info(t->dtype)->block_elems))
-		return BAD("tensor %s: source %s: columns %lld .. %lld of %lld are not there, or begin within a block of %s", t->id, s->name,
-		           (long long)s->col_first, (long long)s->col_first + (long long)t->cols - 1, (long long)s->col_total, dtype_text(t->dtype));
+		return BAD("tensor %s: source %s: columns are taken of a matrix whose rows stay as "
+		           "they are, of all its sources alike",
+		           t->id, s->name);
+	if (s->col_total && (s->col_first > s->col_total - t->cols ||
+	                     s->col_first % dtype_info(t->dtype)->block_elems))
+		return BAD("tensor %s: source %s: columns %lld .. %lld of %lld are not there, or "
+		           "begin within a block of %s",
+		           t->id, s->name, (long long)s->col_first,
+		           (long long)s->col_first + (long long)t->cols - 1,
+		           (long long)s->col_total, dtype_text(t->dtype));
 	if (t->src[0].col_total && !s->col_total)
 		return BAD("tensor %s: source %s is whole, the first one is cut", t->id, s->name);
 	if (s->col_total && dtype_row_bytes(t->dtype, s->col_total) < 0)
-		return BAD("tensor %s: source %s: rows of %lld elements are no whole number of %s blocks", t->id, s->name, (long long)s->col_total,
-		           dtype_text(t->dtype));
+		return BAD(
+		    "tensor %s: source %s: rows of %lld elements are no whole number of %s blocks",
+		    t->id, s->name, (long long)s->col_total, dtype_text(t->dtype));
 	Dtype from = plan_source_dtype(t, s);
 	if (from == DT_NONE || from == DT_I32 || from == DT_I64)
-		return BAD("tensor %s: source %s: stored as \"%s\", which is no type of weights", t->id, s->name, s->stored);
-	if (s->lora && (!t->cols || s->lora_block < 1 || (n > s->lora_block && s->lora_stride < s->lora_block)))
-		return BAD("tensor %s: source %s: an adapter changes matrices, this is none", t->id, s->name);
+		return BAD("tensor %s: source %s: stored as \"%s\", which is no type of weights",
+		           t->id, s->name, s->stored);
+	if (s->lora && (!t->cols || s->lora_block < 1 ||
+	                (n > s->lora_block && s->lora_stride < s->lora_block)))
+		return BAD("tensor %s: source %s: an adapter changes matrices, this is none", t->id,
+		           s->name);
 	if (s->stored && (!t->cols || !dtype_is_float(t->dtype)))
-		return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 are made from another type, this is %s", t->id,
-		           s->name, dtype_text(t->dtype));
+		return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 are made from "
+		           "another type, this is %s",
+		           t->id, s->name, dtype_text(t->dtype));
 	if (s->stored && dtype_row_bytes(from, s->cols) < 0)
-		return BAD("tensor %s: source %s: rows of %lld elements are no whole number of %s blocks", t->id, s->name,
-		           (long long)s->cols, dtype_text(from));
+		return BAD(
+		    "tensor %s: source %s: rows of %lld elements are no whole number of %s blocks",
+		    t->id, s->name, (long long)s->cols, dtype_text(from));
 	if (s->transpose) {
 		if (!t->cols || !dtype_is_float(t->dtype))
-			return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 can be transposed, this is %s", t->id,
-			           s->name, dtype_text(t->dtype));
+			return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 can be "
+			           "transposed, this is %s",
+			           t->id, s->name, dtype_text(t->dtype));
 		if (s->transpose != s->cols || s->rows % want)
-			return BAD("tensor %s: source %s is [%lld, %lld], no stack of [%lld, %lld] to be transposed", t->id, s->name,
-			           (long long)s->rows, (long long)s->cols, (long long)want, (long long)s->transpose);
+			return BAD("tensor %s: source %s is [%lld, %lld], no stack of [%lld, %lld] "
+			           "to be transposed",
+			           t->id, s->name, (long long)s->rows, (long long)s->cols,
+			           (long long)want, (long long)s->transpose);
 		have = s->rows / want * s->transpose;
 		row = want;
 	}
 	if (last > have)
-		return BAD("tensor %s: source %s has %lld rows, its pieces reach row %lld", t->id, s->name, (long long)have,
-		           (long long)last);
+		return BAD("tensor %s: source %s has %lld rows, its pieces reach row %lld", t->id,
+		           s->name, (long long)have, (long long)last);
 	if (t->cols && row != want)
-		return BAD("tensor %s: source %s has rows of %lld elements, expected %lld", t->id, s->name, (long long)row,
-		           (long long)want);
+		return BAD("tensor %s: source %s has rows of %lld elements, expected %lld", t->id,
+		           s->name, (long long)row, (long long)want);
 	if (s->rope_pairs && (s->rope_pairs % 2 || n % s->rope_pairs))
-		return BAD("tensor %s: source %s: %lld rows are no whole number of rotary heads of %lld", t->id, s->name,
-		           (long long)n, (long long)s->rope_pairs);
+		return BAD(
+		    "tensor %s: source %s: %lld rows are no whole number of rotary heads of %lld",
+		    t->id, s->name, (long long)n, (long long)s->rope_pairs);
 	if (s->unit_rows && (!t->cols || !dtype_is_float(t->dtype)))
-		return BAD("tensor %s: source %s: rows can be normalised in matrices of f32, f16 or bf16, this is %s", t->id,
-		           s->name, dtype_text(t->dtype));
+		return BAD("tensor %s: source %s: rows can be normalised in matrices of f32, f16 "
+		           "or bf16, this is %s",
+		           t->id, s->name, dtype_text(t->dtype));
 	if (s->arranged && (!t->cols || s->transpose))
-		return BAD("tensor %s: source %s: only columns of a matrix that stays as it is are arranged", t->id, s->name);
+		return BAD("tensor %s: source %s: only columns of a matrix that stays as it is are "
+		           "arranged",
+		           t->id, s->name);
 	if (s->rows_in && (s->transpose || s->rope_pairs || s->lora || (!t->cols && width > 1)))
-		return BAD("tensor %s: source %s: only rows that are taken as they are lie in an order", t->id, s->name);
+		return BAD(
+		    "tensor %s: source %s: only rows that are taken as they are lie in an order",
+		    t->id, s->name);
 	if (!t->cols && __builtin_mul_overflow(n, width, &n))
 		return BAD("tensor %s: source %s is too large", t->id, s->name);
 	if (__builtin_add_overflow(*rows, n, rows) || *rows > MAX_ELEMS)
@@ -84,32 +107,56 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 static llmc_status
 check_factor(const PlanTensor *t, llmc_error *err)
 {
-	const int64_t matrices = t->experts ? (int64_t)t->experts * t->n_src : t->factor == FACTOR_A ? t->n_src : 1;
+	const int64_t matrices = t->experts              ? (int64_t)t->experts * t->n_src
+	                         : t->factor == FACTOR_A ? t->n_src
+	                                                 : 1;
 	int64_t each = 0;
 
 	if (t->experts > t->all_experts || t->first_expert > t->all_experts - t->experts)
-		return BAD("tensor %s: experts from %d on, %d of %d", t->id, t->first_expert, t->experts, t->all_experts);
-	if (t->cols || t->dtype != DT_F32 || strcmp(t->layout, "f32") || t->scale_cols || t->symmetric)
+		return BAD("tensor %s: experts from %d on, %d of %d", t->id, t->first_expert,
+		           t->experts, t->all_experts);
+	if (t->cols || t->dtype != DT_F32 || strcmp(t->layout, "f32") || t->scale_cols ||
+	    t->symmetric)
 		return BAD("tensor %s: factors of adapters are a vector of f32", t->id);
 	for (int k = 0; k < t->n_src; k++) {
 		const PlanSource *s = &t->src[k];
 		int64_t n, last;
-		if (!s->lora || !*s->name || s->stored || s->transpose || s->rope_pairs || s->unit_rows || s->arranged || s->rows_in ||
-		    (s->col_total && (t->factor != FACTOR_A || s->col_total > MAX_ELEMS || s->cols > s->col_total || s->col_first > s->col_total - s->cols)))
-			return BAD("tensor %s: source %d of a factor says of which module it is, and which columns of a right one, and nothing else", t->id, k);
-		if (__builtin_mul_overflow(s->n_block, s->block, &n) || n > MAX_ELEMS || s->lora_block < 1 || __builtin_mul_overflow((n - 1) / s->lora_block, s->lora_stride, &last) ||
-		    last > MAX_ELEMS || s->lora_first > MAX_ELEMS || s->cols < 1 || s->cols > MAX_ELEMS || (n > s->lora_block && s->lora_stride < s->lora_block))
-			return BAD("tensor %s: source %s is too large, or its pieces lie over each other", t->id, s->name);
-		if (t->factor == FACTOR_B && (t->experts ? n != t->src[0].n_block * t->src[0].block : t->n_src != 1))
-			return BAD("tensor %s: left factors of several matrices, %s", t->id, t->experts ? "not alike" : "which are no experts");
-		if (t->experts && (!strchr(s->name, '#') || n > s->lora_block || s->first > MAX_ELEMS || n > MAX_ELEMS - s->first || s->stride < s->first + n || s->stride > MAX_ELEMS / t->all_experts))
-			return BAD("tensor %s: source %s does not say where rows of an expert are among those of all", t->id, s->name);
+		if (!s->lora || !*s->name || s->stored || s->transpose || s->rope_pairs ||
+		    s->unit_rows || s->arranged || s->rows_in ||
+		    (s->col_total &&
+		     (t->factor != FACTOR_A || s->col_total > MAX_ELEMS || s->cols > s->col_total ||
+		      s->col_first > s->col_total - s->cols)))
+			return BAD("tensor %s: source %d of a factor says of which module it is, "
+			           "and which columns of a right one, and nothing else",
+			           t->id, k);
+		if (__builtin_mul_overflow(s->n_block, s->block, &n) || n > MAX_ELEMS ||
+		    s->lora_block < 1 ||
+		    __builtin_mul_overflow((n - 1) / s->lora_block, s->lora_stride, &last) ||
+		    last > MAX_ELEMS || s->lora_first > MAX_ELEMS || s->cols < 1 ||
+		    s->cols > MAX_ELEMS || (n > s->lora_block && s->lora_stride < s->lora_block))
+			return BAD(
+			    "tensor %s: source %s is too large, or its pieces lie over each other",
+			    t->id, s->name);
+		if (t->factor == FACTOR_B &&
+		    (t->experts ? n != t->src[0].n_block * t->src[0].block : t->n_src != 1))
+			return BAD("tensor %s: left factors of several matrices, %s", t->id,
+			           t->experts ? "not alike" : "which are no experts");
+		if (t->experts &&
+		    (!strchr(s->name, '#') || n > s->lora_block || s->first > MAX_ELEMS ||
+		     n > MAX_ELEMS - s->first || s->stride < s->first + n ||
+		     s->stride > MAX_ELEMS / t->all_experts))
+			return BAD("tensor %s: source %s does not say where rows of an expert are "
+			           "among those of all",
+			           t->id, s->name);
 		if (t->factor == FACTOR_A && s->cols != t->src[0].cols)
-			return BAD("tensor %s: source %s has %lld columns, the first one %lld", t->id, s->name, (long long)s->cols, (long long)t->src[0].cols);
+			return BAD("tensor %s: source %s has %lld columns, the first one %lld",
+			           t->id, s->name, (long long)s->cols, (long long)t->src[0].cols);
 		each = t->factor == FACTOR_A ? s->cols : n;
 	}
-	if (__builtin_mul_overflow(each, (int64_t)t->slots * t->rank, &each) || __builtin_mul_overflow(each, matrices, &each) || each != t->rows)
-		return BAD("tensor %s has %lld elements, its slots %lld", t->id, (long long)t->rows, (long long)each);
+	if (__builtin_mul_overflow(each, (int64_t)t->slots * t->rank, &each) ||
+	    __builtin_mul_overflow(each, matrices, &each) || each != t->rows)
+		return BAD("tensor %s has %lld elements, its slots %lld", t->id, (long long)t->rows,
+		           (long long)each);
 	return LLMC_OK;
 }
 
@@ -119,33 +166,40 @@ check_tensor(const PlanTensor *t, llmc_error *err)
 	int64_t rows = 0, elems;
 
 	if (t->dtype == DT_I32 || t->dtype == DT_I64)
-		return BAD("tensor %s: weights of type %s are not supported", t->id, dtype_text(t->dtype));
+		return BAD("tensor %s: weights of type %s are not supported", t->id,
+		           dtype_text(t->dtype));
 	if (__builtin_mul_overflow(t->rows, t->cols ? t->cols : 1, &elems) || elems > MAX_ELEMS)
-		return BAD("tensor %s: [%lld, %lld] is too large", t->id, (long long)t->rows, (long long)t->cols);
+		return BAD("tensor %s: [%lld, %lld] is too large", t->id, (long long)t->rows,
+		           (long long)t->cols);
 	const Layout *l = layout_find(t->layout);
 	if (!l)
 		return BAD("tensor %s: unknown layout \"%s\"", t->id, t->layout);
 	if (t->cols && dtype_row_bytes(t->dtype, t->cols) < 0)
-		return BAD("tensor %s: rows of %lld elements are no whole number of %s blocks", t->id, (long long)t->cols,
-		           dtype_text(t->dtype));
-	if (!t->cols && (strcmp(t->layout, "f32") || !dtype_is_float(t->dtype)) && (strcmp(t->layout, "row") || !dtype_is_float(t->dtype)))
-		return BAD("tensor %s: a vector of %s in layout \"%s\" is not supported", t->id, dtype_text(t->dtype), t->layout);
+		return BAD("tensor %s: rows of %lld elements are no whole number of %s blocks",
+		           t->id, (long long)t->cols, dtype_text(t->dtype));
+	if (!t->cols && (strcmp(t->layout, "f32") || !dtype_is_float(t->dtype)) &&
+	    (strcmp(t->layout, "row") || !dtype_is_float(t->dtype)))
+		return BAD("tensor %s: a vector of %s in layout \"%s\" is not supported", t->id,
+		           dtype_text(t->dtype), t->layout);
 	if (plan_tensor_bytes(t) < 0)
-		return BAD("tensor %s: %s [%lld, %lld] does not fit the layout \"%s\"", t->id, dtype_text(t->dtype),
-		           (long long)t->rows, (long long)t->cols, t->layout);
+		return BAD("tensor %s: %s [%lld, %lld] does not fit the layout \"%s\"", t->id,
+		           dtype_text(t->dtype), (long long)t->rows, (long long)t->cols, t->layout);
 	const int64_t group = dtype_group(t->dtype).columns;
 	if ((t->scale_cols || t->symmetric) && !group)
-		return BAD("tensor %s: %s has its own scales, none are shared", t->id, dtype_text(t->dtype));
+		return BAD("tensor %s: %s has its own scales, none are shared", t->id,
+		           dtype_text(t->dtype));
 	const int64_t wide = t->n_src && t->src[0].col_total ? t->src[0].col_total : t->cols;
 	if (t->scale_cols && (t->scale_cols % group || wide % t->scale_cols))
-		return BAD("tensor %s: %lld columns cannot share a scale: they are no whole number of groups of %s, or do not divide %lld", t->id,
-		           (long long)t->scale_cols, dtype_text(t->dtype), (long long)wide);
+		return BAD("tensor %s: %lld columns cannot share a scale: they are no whole number "
+		           "of groups of %s, or do not divide %lld",
+		           t->id, (long long)t->scale_cols, dtype_text(t->dtype), (long long)wide);
 	if (t->factor)
 		return check_factor(t, err);
 	for (int k = 0; k < t->n_src; k++)
 		TRY(check_source(t, &t->src[k], k, &rows, err));
 	if (rows != t->rows)
-		return BAD("tensor %s has %lld rows, its sources give %lld", t->id, (long long)t->rows, (long long)rows);
+		return BAD("tensor %s has %lld rows, its sources give %lld", t->id,
+		           (long long)t->rows, (long long)rows);
 	return LLMC_OK;
 }
 
@@ -159,20 +213,28 @@ check_pool(const Plan *plan, const PlanPool *p, llmc_error *err)
 	if (exact && (p->mla || p->state || (!kv_quantised(p->k) && !kv_quantised(p->v))))
 		return BAD("pool %s: exact pages go with pages of quantised keys or values", p->id);
 	if (kv_by_channel(p->v) || (kv_by_channel(p->k) && p->recent < KV_LEAST_RECENT))
-		return BAD("pool %s: only keys have scales by channel, and rows read %d positions exactly then", p->id, KV_LEAST_RECENT);
+		return BAD("pool %s: only keys have scales by channel, and rows read %d positions "
+		           "exactly then",
+		           p->id, KV_LEAST_RECENT);
 	if (exact && (plan->stages > 1 || plan->prompt_whole))
-		return BAD("pool %s: stages, and models that see their prompt whole, have no exact pages", p->id);
+		return BAD(
+		    "pool %s: stages, and models that see their prompt whole, have no exact pages",
+		    p->id);
 
 	if (p->state && (p->mla || p->k != KVT_F32 || p->v != KVT_F32 || p->rotate || p->keep))
 		return BAD("pool %s: a pool of states holds f32 and nothing else", p->id);
 	if (p->mla && (p->kv_heads != 1 || p->v_dim != 0))
 		return BAD("pool %s: a latent pool has one head and no v_dim", p->id);
 	if (p->mla && (p->k != p->v || !kv_for_latents(p->k) || p->rotate))
-		return BAD("pool %s: a latent pool has one type, plain or with groups, and is not rotated", p->id);
+		return BAD(
+		    "pool %s: a latent pool has one type, plain or with groups, and is not rotated",
+		    p->id);
 	if (p->rotate && !kv_rotates(p->k) && !kv_rotates(p->v))
-		return BAD("pool %s: %s and %s rows are not rotated", p->id, kv_type_info(p->k)->text, kv_type_info(p->v)->text);
+		return BAD("pool %s: %s and %s rows are not rotated", p->id,
+		           kv_type_info(p->k)->text, kv_type_info(p->v)->text);
 	int64_t one = p->state ? plan_layer_state_bytes(p) : plan_layer_page_bytes(p);
-	if (one < 1 || exact < 0 || __builtin_add_overflow(one, exact, &one) || __builtin_mul_overflow(one, (int64_t)p->n_layers, &all) || all > MAX_ELEMS)
+	if (one < 1 || exact < 0 || __builtin_add_overflow(one, exact, &one) ||
+	    __builtin_mul_overflow(one, (int64_t)p->n_layers, &all) || all > MAX_ELEMS)
 		return BAD("pool %s is too large", p->id);
 	return LLMC_OK;
 }
@@ -190,37 +252,48 @@ static llmc_status
 check_rope(const PlanRope *r, int i, llmc_error *err)
 {
 	const char *s = r->scaling;
-	bool dynamic = !strcmp(s, "dynamic"), yarn = !strcmp(s, "yarn"), llama3 = !strcmp(s, "llama3"),
-	     longrope = !strcmp(s, "longrope"), linear = !strcmp(s, "linear"), proportional = !strcmp(s, "proportional");
+	bool dynamic = !strcmp(s, "dynamic"), yarn = !strcmp(s, "yarn"),
+	     llama3 = !strcmp(s, "llama3"), longrope = !strcmp(s, "longrope"),
+	     linear = !strcmp(s, "linear"), proportional = !strcmp(s, "proportional");
 
-	if (!dynamic && !yarn && !llama3 && !longrope && !linear && !proportional && strcmp(s, "none"))
+	if (!dynamic && !yarn && !llama3 && !longrope && !linear && !proportional &&
+	    strcmp(s, "none"))
 		return BAD("rope[%d]: unknown scaling \"%s\"", i, s);
 	if (r->dims % 2)
 		return BAD("rope[%d]: dims is %d, it must be even", i, r->dims);
 	if (!(r->theta > 1))
 		return BAD("rope[%d]: theta is %g, it must be above 1", i, r->theta);
-	if ((dynamic || yarn || llama3 || linear || proportional) && !(r->factor > 0) && !(linear && r->factor < 0))
-		return BAD("rope[%d]: scaling %s has factor %g, it must be above 0", i, s, r->factor);
+	if ((dynamic || yarn || llama3 || linear || proportional) && !(r->factor > 0) &&
+	    !(linear && r->factor < 0))
+		return BAD("rope[%d]: scaling %s has factor %g, it must be above 0", i, s,
+		           r->factor);
 	if ((dynamic || yarn || llama3 || longrope) && !(r->original_positions > 1))
-		return BAD("rope[%d]: scaling %s has original_positions %g, it must be above 1", i, s, r->original_positions);
+		return BAD("rope[%d]: scaling %s has original_positions %g, it must be above 1", i,
+		           s, r->original_positions);
 	if (proportional && !(r->turning >= 0 && r->turning <= 1))
-		return BAD("rope[%d]: scaling proportional has turning %g, expected 0 to 1", i, r->turning);
+		return BAD("rope[%d]: scaling proportional has turning %g, expected 0 to 1", i,
+		           r->turning);
 	if (dynamic && r->dims < 4)
 		return BAD("rope[%d]: scaling dynamic needs at least 4 dims", i);
 	if (yarn && !(r->beta_fast > 0 && r->beta_slow > 0))
-		return BAD("rope[%d]: scaling yarn has beta_fast %g and beta_slow %g, they must be above 0", i, r->beta_fast,
-		           r->beta_slow);
+		return BAD("rope[%d]: scaling yarn has beta_fast %g and beta_slow %g, they must be "
+		           "above 0",
+		           i, r->beta_fast, r->beta_slow);
 	if (llama3 && !(r->low_freq_factor > 0 && r->high_freq_factor > r->low_freq_factor))
-		return BAD("rope[%d]: scaling llama3 has low_freq_factor %g and high_freq_factor %g, expected 0 < low < high", i,
-		           r->low_freq_factor, r->high_freq_factor);
+		return BAD("rope[%d]: scaling llama3 has low_freq_factor %g and high_freq_factor "
+		           "%g, expected 0 < low < high",
+		           i, r->low_freq_factor, r->high_freq_factor);
 	bool tensors = r->factors_tensor[0] && r->factors_tensor[1];
-	if (longrope && !(tensors && !r->n_short && !r->n_long) && (r->n_short != r->dims / 2 || r->n_long != r->dims / 2))
-		return BAD("rope[%d]: scaling longrope has %d short and %d long factors, expected %d of each", i, r->n_short,
-		           r->n_long, r->dims / 2);
+	if (longrope && !(tensors && !r->n_short && !r->n_long) &&
+	    (r->n_short != r->dims / 2 || r->n_long != r->dims / 2))
+		return BAD("rope[%d]: scaling longrope has %d short and %d long factors, expected "
+		           "%d of each",
+		           i, r->n_short, r->n_long, r->dims / 2);
 	if (!all_positive(r->short_factor, r->n_short) || !all_positive(r->long_factor, r->n_long))
 		return BAD("rope[%d]: a factor is not above 0", i);
 	if (r->factors_tensor[1] && (!r->factors_tensor[0] || !(r->original_positions > 1)))
-		return BAD("rope[%d]: factors by length need both tensors and original_positions", i);
+		return BAD("rope[%d]: factors by length need both tensors and original_positions",
+		           i);
 	return LLMC_OK;
 }
 
@@ -249,7 +322,8 @@ is_name(const char *name)
 {
 	const char *s = name;
 
-	while ((*s >= 'a' && *s <= 'z') || (*s >= 'A' && *s <= 'Z') || *s == '_' || (s > name && *s >= '0' && *s <= '9'))
+	while ((*s >= 'a' && *s <= 'z') || (*s >= 'A' && *s <= 'Z') || *s == '_' ||
+	       (s > name && *s >= '0' && *s <= '9'))
 		s++;
 	return !*s && s > name && s - name <= 200;
 }
@@ -259,17 +333,20 @@ plan_map_fits(const PlanMap *m, const PlanKernel *k)
 {
 	bool swizzle = m->swizzle == 0 || m->swizzle == 32 || m->swizzle == 64 || m->swizzle == 128;
 
-	if (m->arg < 0 || m->arg >= k->n_arg || k->arg[m->arg].dir == DIR_ROPE || k->arg[m->arg].dir == DIR_NONE)
+	if (m->arg < 0 || m->arg >= k->n_arg || k->arg[m->arg].dir == DIR_ROPE ||
+	    k->arg[m->arg].dir == DIR_NONE)
 		return false;
-	return swizzle && m->cols >= 8 && m->cols % 8 == 0 && m->box[0] % 8 == 0 && m->box[0] >= 8 && m->box[0] <= 256 && m->box[1] >= 1 &&
-	       m->box[1] <= 256 && (m->swizzle == 0 || m->box[0] * 2 <= m->swizzle);
+	return swizzle && m->cols >= 8 && m->cols % 8 == 0 && m->box[0] % 8 == 0 &&
+	       m->box[0] >= 8 && m->box[0] <= 256 && m->box[1] >= 1 && m->box[1] <= 256 &&
+	       (m->swizzle == 0 || m->box[0] * 2 <= m->swizzle);
 }
 
 /* Rows of the step, one after the other, of so many elements */
 static bool
 is_rows(const PlanKernelArg *a)
 {
-	return a->extent.sym == SYM_n_tok && a->extent.div <= 1 && a->extent.mul >= 1 && a->extent.mul <= INT32_MAX;
+	return a->extent.sym == SYM_n_tok && a->extent.div <= 1 && a->extent.mul >= 1 &&
+	       a->extent.mul <= INT32_MAX;
 }
 
 static bool
@@ -283,17 +360,28 @@ product_fits(const PlanGemm *p, const PlanKernel *k, const char **why)
 {
 	int n = k->n_arg;
 
-	if (p->act < 0 || p->act >= n || p->w < 0 || p->w >= n || p->y < 0 || p->y >= n || p->add < -1 || p->add >= n)
+	if (p->act < 0 || p->act >= n || p->w < 0 || p->w >= n || p->y < 0 || p->y >= n ||
+	    p->add < -1 || p->add >= n)
 		return *why = "a product is of arguments of this kernel", false;
-	const PlanKernelArg *act = &k->arg[p->act], *w = &k->arg[p->w], *y = &k->arg[p->y], *add = p->add < 0 ? NULL : &k->arg[p->add];
-	if ((act->dir != DIR_SCRATCH && act->dir != DIR_IN) || !is_16_bit(act->type) || !is_rows(act) || act->extent.mul % 8)
-		return *why = "a product takes an input or scratch: rows of f16 or bf16, in whole 16 bytes", false;
+	const PlanKernelArg *act = &k->arg[p->act], *w = &k->arg[p->w], *y = &k->arg[p->y],
+	                    *add = p->add < 0 ? NULL : &k->arg[p->add];
+	if ((act->dir != DIR_SCRATCH && act->dir != DIR_IN) || !is_16_bit(act->type) ||
+	    !is_rows(act) || act->extent.mul % 8)
+		return *why = "a product takes an input or scratch: rows of f16 or bf16, in whole "
+		              "16 bytes",
+		       false;
 	if (w->dir != DIR_IN || strcmp(w->type, "packed"))
 		return *why = "a product takes a matrix of weights", false;
-	if ((y->dir != DIR_OUT && y->dir != DIR_SCRATCH) || p->y == p->act || (strcmp(y->type, "f32") && !is_16_bit(y->type)) || !is_rows(y))
-		return *why = "a product leaves rows of f32, f16 or bf16 in an output or in scratch", false;
-	if (add && (add->dir != DIR_IN || strcmp(add->type, "f32") || strcmp(y->type, "f32") || !is_rows(add) || add->extent.mul != y->extent.mul))
-		return *why = "what a product adds to is an input of f32, as wide as what it leaves", false;
+	if ((y->dir != DIR_OUT && y->dir != DIR_SCRATCH) || p->y == p->act ||
+	    (strcmp(y->type, "f32") && !is_16_bit(y->type)) || !is_rows(y))
+		return *why =
+		           "a product leaves rows of f32, f16 or bf16 in an output or in scratch",
+		       false;
+	if (add && (add->dir != DIR_IN || strcmp(add->type, "f32") || strcmp(y->type, "f32") ||
+	            !is_rows(add) || add->extent.mul != y->extent.mul))
+		return *why =
+		           "what a product adds to is an input of f32, as wide as what it leaves",
+		       false;
 	return true;
 }
 
@@ -313,7 +401,8 @@ plan_paths_fit(const PlanKernel *k, const char **why)
 	if (products > 1)
 		return *why = "a kernel has at most one product", false;
 	if (!p)
-		return own + library == 0 || (*why = "a kernel without a product has one path", false);
+		return own + library == 0 ||
+		       (*why = "a kernel without a product has one path", false);
 	if (!own)
 		return *why = "a kernel with a product also has a way of its own", false;
 	return product_fits(p, k, why);
@@ -330,22 +419,29 @@ check_kernel(const PlanKernel *k, llmc_error *err)
 		return BAD("kernel %s: symbol \"%s\" is no name of a C function", k->id, k->symbol);
 	for (int i = 0; i < k->n_launch; i++)
 		if (k->launch[i].fn && !is_name(k->launch[i].fn))
-			return BAD("kernel %s: launch \"%s\" is no name of a C function", k->id, k->launch[i].fn);
+			return BAD("kernel %s: launch \"%s\" is no name of a C function", k->id,
+			           k->launch[i].fn);
 	if (!plan_paths_fit(k, &why))
 		return BAD("kernel %s: %s", k->id, why);
 	for (int i = 0; i < k->n_map; i++)
 		if (!plan_map_fits(&k->map[i], k))
-			return BAD("kernel %s: map[%d] is none that a GPU has: an argument in memory, columns and boxes in whole 16 bytes, a "
-			           "swizzle of 0, 32, 64 or 128 bytes with a box no wider", k->id, i);
+			return BAD("kernel %s: map[%d] is none that a GPU has: an argument in "
+			           "memory, columns and boxes in whole 16 bytes, a "
+			           "swizzle of 0, 32, 64 or 128 bytes with a box no wider",
+			           k->id, i);
 	for (int i = 0; i < k->n_arg; i++) {
 		const PlanKernelArg *a = &k->arg[i];
-		bool sized = a->dir == DIR_IN || a->dir == DIR_OUT || a->dir == DIR_INOUT || a->dir == DIR_SCRATCH;
+		bool sized = a->dir == DIR_IN || a->dir == DIR_OUT || a->dir == DIR_INOUT ||
+		             a->dir == DIR_SCRATCH;
 		if (sized && strcmp(a->type, "packed") && strcmp(a->type, "u8") &&
-		    (dtype_from_text(a->type) == DT_NONE || dtype_info(dtype_from_text(a->type))->block_elems != 1))
-			return BAD("kernel %s: argument %s has the type \"%s\", expected f32, f16, bf16, i32, i64, u8 or packed", k->id,
-			           a->name, a->type);
+		    (dtype_from_text(a->type) == DT_NONE ||
+		     dtype_info(dtype_from_text(a->type))->block_elems != 1))
+			return BAD("kernel %s: argument %s has the type \"%s\", expected f32, f16, "
+			           "bf16, i32, i64, u8 or packed",
+			           k->id, a->name, a->type);
 		if (!strcmp(a->type, "packed") && a->dir != DIR_IN && a->dir != DIR_NONE)
-			return BAD("kernel %s: argument %s: only inputs are packed", k->id, a->name);
+			return BAD("kernel %s: argument %s: only inputs are packed", k->id,
+			           a->name);
 	}
 	return LLMC_OK;
 }
@@ -364,36 +460,52 @@ plan_check(const Plan *p, llmc_error *err)
 	for (int i = 0; i < p->n_buffer; i++) {
 		const PlanBuffer *b = &p->buffer[i];
 		if (dtype_info(b->dtype)->block_elems != 1)
-			return BAD("buffer %s: activations of type %s are not supported", b->id, dtype_text(b->dtype));
-		if (!plan_extent_within(&b->extent, dtype_info(b->dtype)->block_bytes, &p->slot[b->slot], 1))
-			return BAD("buffer %s does not fit slot %d for all values of the symbols", b->id, b->slot);
+			return BAD("buffer %s: activations of type %s are not supported", b->id,
+			           dtype_text(b->dtype));
+		if (!plan_extent_within(&b->extent, dtype_info(b->dtype)->block_bytes,
+		                        &p->slot[b->slot], 1))
+			return BAD("buffer %s does not fit slot %d for all values of the symbols",
+			           b->id, b->slot);
 	}
 	for (int i = 0; i < p->n_kernel; i++)
 		TRY(check_kernel(&p->kernel[i], err));
 	for (int i = 0; i < p->n_tensor && !p->lora; i++)
 		for (int k = 0; k < p->tensor[i].n_src && !p->tensor[i].factor; k++)
 			if (p->tensor[i].src[k].lora)
-				return BAD("tensor %s: a source names %s of an adapter, and the plan has none", p->tensor[i].id, p->tensor[i].src[k].lora);
+				return BAD("tensor %s: a source names %s of an adapter, and the "
+				           "plan has none",
+				           p->tensor[i].id, p->tensor[i].src[k].lora);
 	out = &p->buffer[p->logits];
-	const bool    last = !plan_hands_on(p);
+	const bool last = !plan_hands_on(p);
 	const int64_t width = last ? plan_out_width(p) : p->hidden;
 	const PlanExtent rows = { last ? SYM_n_out : SYM_n_tok, width, 1 };
 	for (int i = 0; i < p->n_pool && p->stages > 1; i++)
 		if (p->pool[i].keep > p->window || p->pool[i].recent || p->pool[i].sinks)
-			return BAD("pool %s keeps %lld positions, stages number pages for %lld", p->pool[i].id, (long long)p->pool[i].keep, (long long)p->window);
+			return BAD("pool %s keeps %lld positions, stages number pages for %lld",
+			           p->pool[i].id, (long long)p->pool[i].keep, (long long)p->window);
 	if (p->kv_host && (p->prompt_whole || plan_has_state(p)))
-		return BAD("kv_host: pages of a model that keeps states, or whose prompts run whole, are not found again");
+		return BAD("kv_host: pages of a model that keeps states, or whose prompts run "
+		           "whole, are not found again");
 	if (p->stages > 1 && p->output == LLMC_OUTPUT_LABELS)
-		return BAD("a model of labels over stages: the first one would not know how many there are");
-	if (out->dtype != DT_F32 || !plan_extent_within(&rows, 4, &out->extent, 4) || out->extent.mul != width)
-		return BAD("buffer %s cannot hold %s%s: f32, %s rows of %lld, are expected", out->id, last ? "the " : "what the stage hands on",
-		           last ? plan_output_name[p->output] : "", plan_sym_text[rows.sym], (long long)width);
+		return BAD("a model of labels over stages: the first one would not know how many "
+		           "there are");
+	if (out->dtype != DT_F32 || !plan_extent_within(&rows, 4, &out->extent, 4) ||
+	    out->extent.mul != width)
+		return BAD("buffer %s cannot hold %s%s: f32, %s rows of %lld, are expected",
+		           out->id, last ? "the " : "what the stage hands on",
+		           last ? plan_output_name[p->output] : "", plan_sym_text[rows.sym],
+		           (long long)width);
 	const PlanBuffer *rows_out = &p->buffer[p->rows];
 	const PlanExtent all = { SYM_n_tok, p->hidden, 1 };
 	if (p->hands_rows && (p->ranks > 1 || p->stages > 1 || p->output != LLMC_OUTPUT_LOGITS))
-		return BAD("rows for a head that guesses are handed out by a whole model with logits");
-	if (p->hands_rows && (rows_out->dtype != DT_F32 || !plan_extent_within(&all, 4, &rows_out->extent, 4) || rows_out->extent.mul != p->hidden))
-		return BAD("buffer %s cannot hold the rows that are handed out: f32, n_tok rows of %lld, are expected", rows_out->id, (long long)p->hidden);
+		return BAD(
+		    "rows for a head that guesses are handed out by a whole model with logits");
+	if (p->hands_rows &&
+	    (rows_out->dtype != DT_F32 || !plan_extent_within(&all, 4, &rows_out->extent, 4) ||
+	     rows_out->extent.mul != p->hidden))
+		return BAD("buffer %s cannot hold the rows that are handed out: f32, n_tok rows of "
+		           "%lld, are expected",
+		           rows_out->id, (long long)p->hidden);
 	if (p->prompt_whole && (p->prefix_mark >= p->vocab || p->prefix_end >= p->vocab))
 		return BAD("prefix_mark or prefix_end is no token");
 	return plan_check_steps(p, err);

@@ -1,15 +1,15 @@
-/* What a step's op makes of its arguments: attributes and arguments are those of the op's row, and tensors, buffers, rotary tables and
- * pools have the shapes that follow. */
+/* What a step's op makes of its arguments: attributes and arguments are those of the op's row, and
+ * tensors, buffers, rotary tables and pools have the shapes that follow. */
 #include "plan/plan_check.h"
 
 #include <string.h>
 
 typedef struct OpCheck {
-	const Plan     *p;
+	const Plan *p;
 	const PlanStep *step;
-	llmc_error     *err;
-	const OpInfo   *op;
-	PlanSym         rows; /* symbol that the inputs' rows run over */
+	llmc_error *err;
+	const OpInfo *op;
+	PlanSym rows; /* symbol that the inputs' rows run over */
 } OpCheck;
 
 #define BAD(k, ...) error_set((k)->err, LLMC_E_INPUT, __VA_ARGS__)
@@ -19,32 +19,41 @@ static llmc_status
 check_args(const OpCheck *k)
 {
 	const PlanStep *s = k->step;
-	int             n = k->op->n_arg;
+	int n = k->op->n_arg;
 
 	if (s->n_arg < n || (s->n_arg > n && s->kernel < 0))
-		return BAD(k, "%s: %d arguments, expected %d%s", k->op->name, s->n_arg, n, s->kernel < 0 ? "" : " and more");
+		return BAD(k, "%s: %d arguments, expected %d%s", k->op->name, s->n_arg, n,
+		           s->kernel < 0 ? "" : " and more");
 	for (int i = 0; i < n; i++) {
 		const PlanRef *a = &s->arg[i];
-		const int limit[] = { [REF_NONE] = INT32_MAX, [REF_TENSOR] = k->p->n_tensor, [REF_BUFFER] = k->p->n_buffer,
-			              [REF_POOL] = k->p->n_pool, [REF_ROPE] = k->p->n_rope };
+		const int limit[] = { [REF_NONE] = INT32_MAX,
+			              [REF_TENSOR] = k->p->n_tensor,
+			              [REF_BUFFER] = k->p->n_buffer,
+			              [REF_POOL] = k->p->n_pool,
+			              [REF_ROPE] = k->p->n_rope };
 		if (a->kind != REF_NONE && (a->index < 0 || a->index >= limit[a->kind]))
-			return BAD(k, "%s: argument %s has the index %d, of %d", k->op->name, k->op->arg[i].name, a->index, limit[a->kind]);
+			return BAD(k, "%s: argument %s has the index %d, of %d", k->op->name,
+			           k->op->arg[i].name, a->index, limit[a->kind]);
 	}
 	return LLMC_OK;
 }
 
 /* A buffer with at least `width` elements for each row */
 static llmc_status
-check_buffer(const OpCheck *k, const char *name, const PlanRef *a, const ArgShape *want, PlanSym rows)
+check_buffer(const OpCheck *k, const char *name, const PlanRef *a, const ArgShape *want,
+             PlanSym rows)
 {
 	if (a->kind != REF_BUFFER)
 		return BAD(k, "%s: argument %s is not a buffer", k->op->name, name);
 	const PlanBuffer *b = &k->p->buffer[a->index];
 	/* 16 bits in the place of fp32: where the step's kernel says so too (plan_check_steps.c) */
-	if (b->dtype != want->dtype && (k->step->kernel < 0 || want->dtype != DT_F32 || b->dtype != DT_BF16))
-		return BAD(k, "%s: argument %s is %s, expected %s", k->op->name, name, dtype_text(b->dtype), dtype_text(want->dtype));
+	if (b->dtype != want->dtype &&
+	    (k->step->kernel < 0 || want->dtype != DT_F32 || b->dtype != DT_BF16))
+		return BAD(k, "%s: argument %s is %s, expected %s", k->op->name, name,
+		           dtype_text(b->dtype), dtype_text(want->dtype));
 	if (b->extent.sym != rows || b->extent.div > 1 || b->extent.mul < want->cols)
-		return BAD(k, "%s: buffer %s does not hold %lld elements for each row", k->op->name, b->id, (long long)want->cols);
+		return BAD(k, "%s: buffer %s does not hold %lld elements for each row", k->op->name,
+		           b->id, (long long)want->cols);
 	return LLMC_OK;
 }
 
@@ -56,17 +65,24 @@ check_weight(const OpCheck *k, const char *name, const PlanRef *a, const ArgShap
 		return BAD(k, "%s: argument %s is not a tensor", k->op->name, name);
 	const PlanTensor *t = &k->p->tensor[a->index];
 	if (t->cols != want->cols || (want->cols ? t->rows < want->rows : t->rows != want->rows))
-		return BAD(k, "%s: tensor %s is %lld x %lld, expected %lld x %lld", k->op->name, t->id, (long long)t->rows,
-		           (long long)t->cols, (long long)want->rows, (long long)want->cols);
+		return BAD(k, "%s: tensor %s is %lld x %lld, expected %lld x %lld", k->op->name,
+		           t->id, (long long)t->rows, (long long)t->cols, (long long)want->rows,
+		           (long long)want->cols);
 	if (!(k->op->flags & OPF_LORA))
 		return LLMC_OK;
-	/* a slot's number is one of the tensor's slots, and its place goes by the op's rank; of one matrix both factors lie alike */
+	/* a slot's number is one of the tensor's slots, and its place goes by the op's rank; of one
+	 * matrix both factors lie alike */
 	const OpKind op = k->step->op;
-	const bool experts = op == OP_lora_experts_down || op == OP_lora_experts_up || op == OP_lora_experts_add;
-	const bool down = op == OP_lora_down || op == OP_lora_experts_down, heads = op == OP_lora_heads_down || op == OP_lora_heads_up;
-	if ((heads ? t->factor == FACTOR_NONE : t->factor != (down ? FACTOR_A : FACTOR_B)) || t->slots != step_int(k->step, "slots") || t->rank != step_int(k->step, "rank") ||
-	    t->n_src != (down || op == OP_lora_experts_up ? step_int(k->step, "count") : 1) || t->experts != (experts ? step_int(k->step, "n_experts") : 0))
-		return BAD(k, "%s: tensor %s is no such factor of so many slots, of this rank", k->op->name, t->id);
+	const bool experts =
+	    op == OP_lora_experts_down || op == OP_lora_experts_up || op == OP_lora_experts_add;
+	const bool down = op == OP_lora_down || op == OP_lora_experts_down,
+	           heads = op == OP_lora_heads_down || op == OP_lora_heads_up;
+	if ((heads ? t->factor == FACTOR_NONE : t->factor != (down ? FACTOR_A : FACTOR_B)) ||
+	    t->slots != step_int(k->step, "slots") || t->rank != step_int(k->step, "rank") ||
+	    t->n_src != (down || op == OP_lora_experts_up ? step_int(k->step, "count") : 1) ||
+	    t->experts != (experts ? step_int(k->step, "n_experts") : 0))
+		return BAD(k, "%s: tensor %s is no such factor of so many slots, of this rank",
+		           k->op->name, t->id);
 	return LLMC_OK;
 }
 
@@ -77,8 +93,9 @@ check_rope(const OpCheck *k, const char *name, const PlanRef *a, const ArgShape 
 		return BAD(k, "%s: argument %s is not a rotary table", k->op->name, name);
 	int dims = k->p->rope[a->index].dims;
 	if (dims != want->cols || dims < 2 || dims % 2)
-		return BAD(k, "%s: rotary table %d has %d elements, expected %lld, and an even number", k->op->name, a->index, dims,
-		           (long long)want->cols);
+		return BAD(k,
+		           "%s: rotary table %d has %d elements, expected %lld, and an even number",
+		           k->op->name, a->index, dims, (long long)want->cols);
 	return LLMC_OK;
 }
 
@@ -88,29 +105,39 @@ check_pool(const OpCheck *k, const char *name, const PlanRef *a, const PoolShape
 	if (a->kind != REF_POOL)
 		return BAD(k, "%s: argument %s is not a pool", k->op->name, name);
 	const PlanPool *p = &k->p->pool[a->index];
-	if (p->mla != want->mla || p->state != want->state || p->kv_heads != want->kv_heads || p->k_dim != want->k_dim || p->v_dim != want->v_dim)
-		return BAD(k, "%s: pool %s has other head counts or widths than the op", k->op->name, p->id);
+	if (p->mla != want->mla || p->state != want->state || p->kv_heads != want->kv_heads ||
+	    p->k_dim != want->k_dim || p->v_dim != want->v_dim)
+		return BAD(k, "%s: pool %s has other head counts or widths than the op",
+		           k->op->name, p->id);
 	if (a->layer_slot < 0 || a->layer_slot >= p->n_layers)
-		return BAD(k, "%s: layer %d of pool %s, which has %d", k->op->name, a->layer_slot, p->id, p->n_layers);
+		return BAD(k, "%s: layer %d of pool %s, which has %d", k->op->name, a->layer_slot,
+		           p->id, p->n_layers);
 	if (k->step->op == OP_kv_quantize_page && !kv_by_channel(p->k))
-		return BAD(k, "%s: keys of pool %s have no scales by channel, but %s", k->op->name, p->id, kv_type_info(p->k)->text);
+		return BAD(k, "%s: keys of pool %s have no scales by channel, but %s", k->op->name,
+		           p->id, kv_type_info(p->k)->text);
 	int64_t window = step_int(k->step, "window");
 	if (p->keep && k->op->flags & OPF_READS_KV && (window < 1 || window > p->keep))
-		return BAD(k, "%s: a window of %lld positions (0: all) over pool %s, which keeps %lld", k->op->name, (long long)window, p->id, (long long)p->keep);
+		return BAD(k,
+		           "%s: a window of %lld positions (0: all) over pool %s, which keeps %lld",
+		           k->op->name, (long long)window, p->id, (long long)p->keep);
 	return LLMC_OK;
 }
 
 static llmc_status
 check_arg(const OpCheck *k, int i, const ArgShape *want)
 {
-	const OpArg   *arg = &k->op->arg[i];
+	const OpArg *arg = &k->op->arg[i];
 	const PlanRef *a = &k->step->arg[i];
 
 	if (a->kind == REF_NONE && want->kind != VAL_ORDER)
-		return role_may_lack(arg->role) ? LLMC_OK : BAD(k, "%s: argument %s is missing", k->op->name, arg->name);
+		return role_may_lack(arg->role)
+		           ? LLMC_OK
+		           : BAD(k, "%s: argument %s is missing", k->op->name, arg->name);
 	switch (want->kind) {
 	case VAL_ACT:
-		return check_buffer(k, arg->name, a, want, arg->role == ROLE_OUT && k->op->flags & OPF_GATHER ? SYM_n_out : k->rows);
+		return check_buffer(k, arg->name, a, want,
+		                    arg->role == ROLE_OUT && k->op->flags & OPF_GATHER ? SYM_n_out
+		                                                                       : k->rows);
 	case VAL_WEIGHT:
 		return check_weight(k, arg->name, a, want);
 	case VAL_ROPE:
@@ -131,10 +158,12 @@ check_choice(const OpCheck *k)
 
 	if (s->op != OP_mla_attention && s->op != OP_mla_attend)
 		return LLMC_OK;
-	const PlanRef *sel = &s->arg[s->op == OP_mla_attend ? ARG(mla_attend, sel) : ARG(mla_attention, sel)];
-	const int64_t  chosen = step_int(s, "index_top_k");
+	const PlanRef *sel =
+	    &s->arg[s->op == OP_mla_attend ? ARG(mla_attend, sel) : ARG(mla_attention, sel)];
+	const int64_t chosen = step_int(s, "index_top_k");
 	if ((chosen > 0) != (sel->kind != REF_NONE))
-		return BAD(k, "%s: %lld chosen positions, and %s argument sel, which names them", k->op->name, (long long)chosen, chosen > 0 ? "no" : "an");
+		return BAD(k, "%s: %lld chosen positions, and %s argument sel, which names them",
+		           k->op->name, (long long)chosen, chosen > 0 ? "no" : "an");
 	return LLMC_OK;
 }
 
@@ -152,19 +181,24 @@ rows_of(const OpCheck *k)
 llmc_status
 plan_check_op(const Plan *p, const PlanStep *step, llmc_error *err)
 {
-	OpCheck         k = { .p = p, .step = step, .err = err, .op = &op_info[step->op] };
+	OpCheck k = { .p = p, .step = step, .err = err, .op = &op_info[step->op] };
 	const OpModel model = { p->vocab, p->max_positions, p->rank, p->ranks };
-	ArgShape      shape[OP_MAX_ARGS];
-	const char   *broken;
+	ArgShape shape[OP_MAX_ARGS];
+	const char *broken;
 
 	TRY(attr_check(step->op, step->attr, step->n_attr, err));
 	TRY(check_args(&k));
 	if (step->op == OP_stage_in && p->stage == 0 && !p->takes_rows)
-		return BAD(&k, "%s: no stage is before this one, and no rows come with its tokens", k.op->name);
+		return BAD(&k, "%s: no stage is before this one, and no rows come with its tokens",
+		           k.op->name);
 	if (step->op == OP_stage_in && step_int(step, "hidden") != p->hidden)
-		return BAD(&k, "%s: rows of %lld, the stage before hands on rows of %lld", k.op->name, (long long)step_int(step, "hidden"), (long long)p->hidden);
-	if (k.op->flags & OPF_COMM && ((step->op != OP_stage_in && p->ranks < 2) || step->kernel >= 0))
-		return BAD(&k, "%s: %s", k.op->name, step->kernel < 0 ? "the plan is for one rank" : "it is done between ranks, by no kernel");
+		return BAD(&k, "%s: rows of %lld, the stage before hands on rows of %lld",
+		           k.op->name, (long long)step_int(step, "hidden"), (long long)p->hidden);
+	if (k.op->flags & OPF_COMM &&
+	    ((step->op != OP_stage_in && p->ranks < 2) || step->kernel >= 0))
+		return BAD(&k, "%s: %s", k.op->name,
+		           step->kernel < 0 ? "the plan is for one rank"
+		                            : "it is done between ranks, by no kernel");
 	if ((broken = op_shapes(step->op, step->attr, step->n_attr, &model, shape)) != NULL)
 		return BAD(&k, "%s: attributes break the rule %s", k.op->name, broken);
 	TRY(check_choice(&k));
@@ -172,8 +206,10 @@ plan_check_op(const Plan *p, const PlanStep *step, llmc_error *err)
 	for (int i = 0; i < k.op->n_arg; i++) {
 		TRY(check_arg(&k, i, &shape[i]));
 		const PlanRef *a = &step->arg[i];
-		if (k.op->flags & OPF_COMM && a->kind == REF_TENSOR && strcmp(p->tensor[a->index].layout, "f32"))
-			return BAD(&k, "%s: tensor %s is in layout %s, ranks add f32", k.op->name, p->tensor[a->index].id, p->tensor[a->index].layout);
+		if (k.op->flags & OPF_COMM && a->kind == REF_TENSOR &&
+		    strcmp(p->tensor[a->index].layout, "f32"))
+			return BAD(&k, "%s: tensor %s is in layout %s, ranks add f32", k.op->name,
+			           p->tensor[a->index].id, p->tensor[a->index].layout);
 	}
 	return LLMC_OK;
 }

@@ -1,5 +1,6 @@
-/* The steps of a plan: every argument large enough for what its kernel or the reference does with it, every value written
- * before it is read and not overwritten in between, no output that overlaps what the same step still reads. */
+/* The steps of a plan: every argument large enough for what its kernel or the reference does with
+ * it, every value written before it is read and not overwritten in between, no output that overlaps
+ * what the same step still reads. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,17 +10,18 @@
 #define BAD(c, ...) fault((c), __VA_ARGS__)
 
 typedef struct StepsCheck {
-	const Plan     *p;
-	llmc_error     *err;
+	const Plan *p;
+	llmc_error *err;
 	const PlanPhase *phase;
 	const PlanStep *step;
-	int             number;
-	int            *writer;   /* [n_buffer] step that wrote what the buffer holds; -1: it holds nothing */
-	int            *next;     /* [n_buffer] the next buffer of the same slot */
-	int            *first;    /* [n_slot] */
+	int number;
+	int *writer; /* [n_buffer] step that wrote what the buffer holds; -1: it holds nothing */
+	int *next;   /* [n_buffer] the next buffer of the same slot */
+	int *first;  /* [n_slot] */
 } StepsCheck;
 
-static llmc_status fault(const StepsCheck *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static llmc_status fault(const StepsCheck *c, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 
 static llmc_status
 fault(const StepsCheck *c, const char *fmt, ...)
@@ -30,7 +32,8 @@ fault(const StepsCheck *c, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
-	return error_set(c->err, LLMC_E_INPUT, "phase %s, step[%d] (%s): %s", c->phase->id, c->number, op_info[c->step->op].name, text);
+	return error_set(c->err, LLMC_E_INPUT, "phase %s, step[%d] (%s): %s", c->phase->id,
+	                 c->number, op_info[c->step->op].name, text);
 }
 
 static int64_t
@@ -47,38 +50,51 @@ check_kernel_arg(const StepsCheck *c, int i)
 
 	if (k->dir == DIR_NONE) {
 		if (a->kind != REF_NONE)
-			return BAD(c, "argument %s must be null: the kernel does not use it", k->name);
+			return BAD(c, "argument %s must be null: the kernel does not use it",
+			           k->name);
 		return LLMC_OK;
 	}
 	if (k->dir == DIR_POOL || k->dir == DIR_ROPE) {
 		if (a->kind != (k->dir == DIR_POOL ? REF_POOL : REF_ROPE))
-			return BAD(c, "argument %s must be a %s", k->name, k->dir == DIR_POOL ? "pool" : "rotary table");
+			return BAD(c, "argument %s must be a %s", k->name,
+			           k->dir == DIR_POOL ? "pool" : "rotary table");
 		return LLMC_OK;
 	}
 	if (a->kind == REF_TENSOR && k->dir == DIR_IN) {
 		const PlanTensor *t = &c->p->tensor[a->index];
 		if (!strcmp(k->type, "packed"))
-			return LLMC_OK; /* its shape is what the op's attributes say: plan_check_op */
+			return LLMC_OK; /* its shape is what the op's attributes say: plan_check_op
+			                 */
 		Dtype d = !strcmp(t->layout, "f32") ? DT_F32 : t->dtype;
 		const PlanExtent have = { SYM_one, t->rows * (t->cols ? t->cols : 1), 1 };
-		if ((strcmp(t->layout, "f32") && strcmp(t->layout, "row")) || strcmp(k->type, dtype_text(d)))
-			return BAD(c, "argument %s is %s in layout %s, the kernel reads %s", k->name, dtype_text(d), t->layout, k->type);
+		if ((strcmp(t->layout, "f32") && strcmp(t->layout, "row")) ||
+		    strcmp(k->type, dtype_text(d)))
+			return BAD(c, "argument %s is %s in layout %s, the kernel reads %s",
+			           k->name, dtype_text(d), t->layout, k->type);
 		if (!plan_extent_within(&k->extent, 1, &have, 1))
-			return BAD(c, "argument %s: tensor %s is smaller than what the kernel reads", k->name, t->id);
+			return BAD(c,
+			           "argument %s: tensor %s is smaller than what the kernel reads",
+			           k->name, t->id);
 		return LLMC_OK;
 	}
 	if (a->kind != REF_BUFFER || !strcmp(k->type, "packed"))
-		return BAD(c, "argument %s must be a %s", k->name, k->dir == DIR_IN ? "tensor or a buffer" : "buffer");
+		return BAD(c, "argument %s must be a %s", k->name,
+		           k->dir == DIR_IN ? "tensor or a buffer" : "buffer");
 	const PlanBuffer *b = &c->p->buffer[a->index];
 	if (strcmp(k->type, "u8") && strcmp(k->type, dtype_text(b->dtype)))
-		return BAD(c, "argument %s: buffer %s is %s, the kernel wants %s", k->name, b->id, dtype_text(b->dtype), k->type);
-	if (!plan_extent_within(&k->extent, type_bytes(k->type), &b->extent, dtype_info(b->dtype)->block_bytes))
-		return BAD(c, "argument %s: buffer %s is smaller than what the kernel uses, for some values of the symbols",
+		return BAD(c, "argument %s: buffer %s is %s, the kernel wants %s", k->name, b->id,
+		           dtype_text(b->dtype), k->type);
+	if (!plan_extent_within(&k->extent, type_bytes(k->type), &b->extent,
+	                        dtype_info(b->dtype)->block_bytes))
+		return BAD(c,
+		           "argument %s: buffer %s is smaller than what the kernel uses, for some "
+		           "values of the symbols",
 		           k->name, b->id);
 	return LLMC_OK;
 }
 
-/* What a library reads of the weights: all of y's columns by all of act's. Its other arguments have been checked as the kernel's. */
+/* What a library reads of the weights: all of y's columns by all of act's. Its other arguments have
+ * been checked as the kernel's. */
 static llmc_status
 check_product(const StepsCheck *c, const PlanKernel *k, const PlanGemm *p)
 {
@@ -86,16 +102,23 @@ check_product(const StepsCheck *c, const PlanKernel *k, const PlanGemm *p)
 	int64_t rows = k->arg[p->y].extent.mul, cols = k->arg[p->act].extent.mul;
 
 	if (r->kind != REF_TENSOR)
-		return BAD(c, "argument %s must be a tensor: a library multiplies by it", k->arg[p->w].name);
+		return BAD(c, "argument %s must be a tensor: a library multiplies by it",
+		           k->arg[p->w].name);
 	const PlanTensor *t = &c->p->tensor[r->index];
 	if ((t->dtype != DT_F16 && t->dtype != DT_BF16) || strcmp(t->layout, "row"))
-		return BAD(c, "tensor %s is %s in layout %s, a library multiplies by f16 or bf16 in layout row", t->id, dtype_text(t->dtype), t->layout);
+		return BAD(c,
+		           "tensor %s is %s in layout %s, a library multiplies by f16 or bf16 in "
+		           "layout row",
+		           t->id, dtype_text(t->dtype), t->layout);
 	if (t->rows != rows || t->cols != cols)
-		return BAD(c, "tensor %s is [%lld, %lld], the product of the library is with [%lld, %lld]", t->id, (long long)t->rows,
-		           (long long)t->cols, (long long)rows, (long long)cols);
+		return BAD(
+		    c, "tensor %s is [%lld, %lld], the product of the library is with [%lld, %lld]",
+		    t->id, (long long)t->rows, (long long)t->cols, (long long)rows,
+		    (long long)cols);
 	if (strcmp(k->arg[p->y].type, "f32") && strcmp(k->arg[p->y].type, dtype_text(t->dtype)))
-		return BAD(c, "argument %s is %s: a library leaves f32 or the type of the weights, %s", k->arg[p->y].name, k->arg[p->y].type,
-		           dtype_text(t->dtype));
+		return BAD(c,
+		           "argument %s is %s: a library leaves f32 or the type of the weights, %s",
+		           k->arg[p->y].name, k->arg[p->y].type, dtype_text(t->dtype));
 	return LLMC_OK;
 }
 
@@ -126,8 +149,10 @@ check_aliases(const StepsCheck *c)
 			const PlanBuffer *bj = &c->p->buffer[c->step->arg[j].index];
 			if (bi->slot != bj->slot)
 				continue;
-			/* in place, where the op goes element by element: the same elements at the same addresses */
-			if (dj == DIR_IN && di != DIR_SCRATCH && bi->dtype == bj->dtype && j < op->n_in && role_in_place(op->arg[j].role))
+			/* in place, where the op goes element by element: the same elements at the
+			 * same addresses */
+			if (dj == DIR_IN && di != DIR_SCRATCH && bi->dtype == bj->dtype &&
+			    j < op->n_in && role_in_place(op->arg[j].role))
 				continue;
 			return BAD(c, "buffers %s and %s share memory", bi->id, bj->id);
 		}
@@ -135,7 +160,8 @@ check_aliases(const StepsCheck *c)
 	return LLMC_OK;
 }
 
-/* What was written is there; integers are indices, so who wrote them must agree with who reads them. */
+/* What was written is there; integers are indices, so who wrote them must agree with who reads
+ * them. */
 static llmc_status
 check_reads(const StepsCheck *c)
 {
@@ -146,14 +172,25 @@ check_reads(const StepsCheck *c)
 		int at = c->step->arg[i].index;
 		const PlanBuffer *b = &c->p->buffer[at];
 		if (c->writer[at] < 0)
-			return BAD(c, "buffer %s is read, but no step has written it since its memory was used otherwise", b->id);
+			return BAD(c,
+			           "buffer %s is read, but no step has written it since its memory "
+			           "was used otherwise",
+			           b->id);
 		const PlanStep *w = &c->phase->step[c->writer[at]];
-		if (b->dtype == DT_I32 && (step_int(w, w->op == OP_local_experts ? "count" : "n_experts") != step_int(c->step, "n_experts") ||
-		                           step_int(w, "top_k") != step_int(c->step, "top_k") || step_int(w, "index_top_k") != step_int(c->step, "index_top_k")))
-			return BAD(c, "buffer %s holds indices that step[%d] made for other sizes", b->id, c->writer[at]);
-		const int64_t others = w->op == OP_local_experts ? step_int(w, "n_experts") - step_int(w, "count") : 0;
+		if (b->dtype == DT_I32 &&
+		    (step_int(w, w->op == OP_local_experts ? "count" : "n_experts") !=
+		         step_int(c->step, "n_experts") ||
+		     step_int(w, "top_k") != step_int(c->step, "top_k") ||
+		     step_int(w, "index_top_k") != step_int(c->step, "index_top_k")))
+			return BAD(c, "buffer %s holds indices that step[%d] made for other sizes",
+			           b->id, c->writer[at]);
+		const int64_t others =
+		    w->op == OP_local_experts ? step_int(w, "n_experts") - step_int(w, "count") : 0;
 		if (b->dtype == DT_I32 && others != step_int(c->step, "n_remote_experts"))
-			return BAD(c, "buffer %s holds -1 for %lld experts of other ranks (step[%d]), and %lld are elsewhere", b->id, (long long)others, c->writer[at],
+			return BAD(c,
+			           "buffer %s holds -1 for %lld experts of other ranks (step[%d]), "
+			           "and %lld are elsewhere",
+			           b->id, (long long)others, c->writer[at],
 			           (long long)step_int(c->step, "n_remote_experts"));
 	}
 	return LLMC_OK;
@@ -183,11 +220,13 @@ check_step(StepsCheck *c)
 	const PlanStep *s = c->step;
 
 	if (plan_check_op(c->p, s, c->err) != LLMC_OK)
-		return error_prefix(c->err, "phase %s, step[%d]", c->phase->id, c->number), LLMC_E_INPUT;
+		return error_prefix(c->err, "phase %s, step[%d]", c->phase->id, c->number),
+		       LLMC_E_INPUT;
 	if (s->kernel >= 0) {
 		const PlanKernel *k = &c->p->kernel[s->kernel];
 		if (s->n_arg != k->n_arg)
-			return BAD(c, "%d arguments, kernel %s takes %d", s->n_arg, k->id, k->n_arg);
+			return BAD(c, "%d arguments, kernel %s takes %d", s->n_arg, k->id,
+			           k->n_arg);
 		for (int i = 0; i < s->n_arg; i++)
 			TRY(check_kernel_arg(c, i));
 		if (plan_library_gemm(k))
@@ -229,17 +268,22 @@ plan_check_steps(const Plan *p, llmc_error *err)
 			enters += c.step->op == OP_stage_in;
 		}
 		if (enters != (p->stage > 0 || p->takes_rows)) {
-			status = error_set(err, LLMC_E_INPUT, "phase %s: stage %d of %d has %d stage_in, expected %d", c.phase->id, p->stage, p->stages, enters,
+			status = error_set(err, LLMC_E_INPUT,
+			                   "phase %s: stage %d of %d has %d stage_in, expected %d",
+			                   c.phase->id, p->stage, p->stages, enters,
 			                   p->stage > 0 || p->takes_rows);
 			goto fail;
 		}
 		if (p->hands_rows && c.writer[p->rows] < 0) {
-			status = error_set(err, LLMC_E_INPUT, "phase %s: no step leaves rows in buffer %s", c.phase->id, p->buffer[p->rows].id);
+			status = error_set(err, LLMC_E_INPUT,
+			                   "phase %s: no step leaves rows in buffer %s",
+			                   c.phase->id, p->buffer[p->rows].id);
 			goto fail;
 		}
 		if (c.writer[p->logits] < 0) {
-			status = error_set(err, LLMC_E_INPUT, "phase %s: no step leaves logits in buffer %s", c.phase->id,
-			                   p->buffer[p->logits].id);
+			status = error_set(err, LLMC_E_INPUT,
+			                   "phase %s: no step leaves logits in buffer %s",
+			                   c.phase->id, p->buffer[p->logits].id);
 			goto fail;
 		}
 	}

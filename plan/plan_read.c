@@ -1,5 +1,6 @@
-/* JSON -> Plan, from untrusted text. Strict: every key of docs/plan-format.md is there, once, with its type and within its
- * range; any other key is an error. Errors name the place ("phase[0].step[12].arg[3]").
+/* JSON -> Plan, from untrusted text. Strict: every key of docs/plan-format.md is there, once, with
+ * its type and within its range; any other key is an error. Errors name the place
+ * ("phase[0].step[12].arg[3]").
  *
  * A fault ends the read with a jump to plan_read; what was allocated stays in the arena. */
 #include "plan/target.h"
@@ -8,7 +9,8 @@
 
 #include <string.h>
 
-/* Of a step's bytes and operations: the sum over the 2^20 steps that a phase may have stays within 63 bits. */
+/* Of a step's bytes and operations: the sum over the 2^20 steps that a phase may have stays within
+ * 63 bits. */
 #define MAX_STEP ((int64_t)1 << 42)
 
 static void
@@ -16,19 +18,33 @@ read_tensor(PlanReader *r, json_t *j, PlanTensor *t)
 {
 	json_t *a;
 
-	bool factor = json_object_get(j, "factor") != NULL, experts = factor && json_object_get(j, "experts");
+	bool factor = json_object_get(j, "factor") != NULL,
+	     experts = factor && json_object_get(j, "experts");
 	const char *which = factor ? rd_get_str(r, j, "factor") : "";
 
-	rd_keys(r, j, arena_printf(r->arena, "id dtype rows cols layout scale_cols symmetric %s%ssrc", factor ? "factor slots rank " : "", experts ? "experts first_expert all_experts " : ""));
+	rd_keys(r, j,
+	        arena_printf(r->arena, "id dtype rows cols layout scale_cols symmetric %s%ssrc",
+	                     factor ? "factor slots rank " : "",
+	                     experts ? "experts first_expert all_experts " : ""));
 	if (factor && strcmp(which, "a") != 0 && strcmp(which, "b") != 0)
-		rd_bad(r, "factor", "\"%s\" is no factor of an adapter: a and b are", name_text(which, strlen(which)).s);
+		rd_bad(r, "factor", "\"%s\" is no factor of an adapter: a and b are",
+		       name_text(which, strlen(which)).s);
 	*t = (PlanTensor){
-		.id = rd_get_id(r, j, "id"), .dtype = rd_get_dtype(r, j, "dtype"),
-		.rows = rd_get_int(r, j, "rows", 1, RD_MAX_SIZE), .cols = rd_get_int(r, j, "cols", 0, RD_MAX_SIZE),
-		.layout = rd_get_str(r, j, "layout"), .scale_cols = rd_get_int(r, j, "scale_cols", 0, RD_MAX_SIZE),
-		.symmetric = rd_get_bool(r, j, "symmetric"), .factor = !factor ? FACTOR_NONE : *which == 'a' ? FACTOR_A : FACTOR_B,
-		.slots = factor ? (int)rd_get_int(r, j, "slots", 1, PLAN_MAX_ADAPTERS) : 0, .rank = factor ? (int)rd_get_int(r, j, "rank", 1, PLAN_MAX_RANK) : 0,
-		.experts = experts ? (int)rd_get_int(r, j, "experts", 1, RD_MAX_COUNT) : 0, .first_expert = experts ? (int)rd_get_int(r, j, "first_expert", 0, RD_MAX_COUNT) : 0,
+		.id = rd_get_id(r, j, "id"),
+		.dtype = rd_get_dtype(r, j, "dtype"),
+		.rows = rd_get_int(r, j, "rows", 1, RD_MAX_SIZE),
+		.cols = rd_get_int(r, j, "cols", 0, RD_MAX_SIZE),
+		.layout = rd_get_str(r, j, "layout"),
+		.scale_cols = rd_get_int(r, j, "scale_cols", 0, RD_MAX_SIZE),
+		.symmetric = rd_get_bool(r, j, "symmetric"),
+		.factor = !factor         ? FACTOR_NONE
+		          : *which == 'a' ? FACTOR_A
+		                          : FACTOR_B,
+		.slots = factor ? (int)rd_get_int(r, j, "slots", 1, PLAN_MAX_ADAPTERS) : 0,
+		.rank = factor ? (int)rd_get_int(r, j, "rank", 1, PLAN_MAX_RANK) : 0,
+		.experts = experts ? (int)rd_get_int(r, j, "experts", 1, RD_MAX_COUNT) : 0,
+		.first_expert =
+		    experts ? (int)rd_get_int(r, j, "first_expert", 0, RD_MAX_COUNT) : 0,
 		.all_experts = experts ? (int)rd_get_int(r, j, "all_experts", 1, RD_MAX_COUNT) : 0,
 	};
 	a = rd_get_array(r, j, "src", 1, RD_MAX_COUNT, &t->n_src);
@@ -39,21 +55,32 @@ read_tensor(PlanReader *r, json_t *j, PlanTensor *t)
 		size_t was = rd_enter(r, "src", i);
 		bool cut = json_object_get(s, "col_total");
 		bool lora = json_object_get(s, "lora"), turned = json_object_get(s, "rows_in");
-		rd_keys(r, s, arena_printf(r->arena, "name rows cols first block stride n_block rope_pairs transpose unit_rows arranged stored%s%s%s", cut ? " col_first col_total" : "", turned ? " rows_in" : "",
-		                           lora ? " lora lora_first lora_block lora_stride" : ""));
+		rd_keys(r, s,
+		        arena_printf(r->arena,
+		                     "name rows cols first block stride n_block rope_pairs "
+		                     "transpose unit_rows arranged stored%s%s%s",
+		                     cut ? " col_first col_total" : "", turned ? " rows_in" : "",
+		                     lora ? " lora lora_first lora_block lora_stride" : ""));
 		src[i] = (PlanSource){
 			.name = rd_get_str(r, s, "name"),
-			.rows = rd_get_int(r, s, "rows", 1, RD_MAX_SIZE), .cols = rd_get_int(r, s, "cols", 0, RD_MAX_SIZE),
-			.first = rd_get_int(r, s, "first", 0, RD_MAX_SIZE), .block = rd_get_int(r, s, "block", 1, RD_MAX_SIZE),
-			.stride = rd_get_int(r, s, "stride", 0, RD_MAX_SIZE), .n_block = rd_get_int(r, s, "n_block", 1, RD_MAX_SIZE),
+			.rows = rd_get_int(r, s, "rows", 1, RD_MAX_SIZE),
+			.cols = rd_get_int(r, s, "cols", 0, RD_MAX_SIZE),
+			.first = rd_get_int(r, s, "first", 0, RD_MAX_SIZE),
+			.block = rd_get_int(r, s, "block", 1, RD_MAX_SIZE),
+			.stride = rd_get_int(r, s, "stride", 0, RD_MAX_SIZE),
+			.n_block = rd_get_int(r, s, "n_block", 1, RD_MAX_SIZE),
 			.rope_pairs = rd_get_int(r, s, "rope_pairs", 0, 1 << 24),
-			.transpose = rd_get_int(r, s, "transpose", 0, RD_MAX_SIZE), .unit_rows = rd_get_bool(r, s, "unit_rows"),
-			.arranged = rd_get_bool(r, s, "arranged"), .stored = rd_get_str_or_null(r, s, "stored"),
+			.transpose = rd_get_int(r, s, "transpose", 0, RD_MAX_SIZE),
+			.unit_rows = rd_get_bool(r, s, "unit_rows"),
+			.arranged = rd_get_bool(r, s, "arranged"),
+			.stored = rd_get_str_or_null(r, s, "stored"),
 			.rows_in = turned ? rd_get_str(r, s, "rows_in") : NULL,
 			.col_first = cut ? rd_get_int(r, s, "col_first", 0, RD_MAX_SIZE) : 0,
 			.col_total = cut ? rd_get_int(r, s, "col_total", 1, RD_MAX_SIZE) : 0,
-			.lora = lora ? rd_get_str(r, s, "lora") : NULL, .lora_first = lora ? rd_get_int(r, s, "lora_first", 0, RD_MAX_SIZE) : 0,
-			.lora_block = lora ? rd_get_int(r, s, "lora_block", 1, RD_MAX_SIZE) : 0, .lora_stride = lora ? rd_get_int(r, s, "lora_stride", 0, RD_MAX_SIZE) : 0,
+			.lora = lora ? rd_get_str(r, s, "lora") : NULL,
+			.lora_first = lora ? rd_get_int(r, s, "lora_first", 0, RD_MAX_SIZE) : 0,
+			.lora_block = lora ? rd_get_int(r, s, "lora_block", 1, RD_MAX_SIZE) : 0,
+			.lora_stride = lora ? rd_get_int(r, s, "lora_stride", 0, RD_MAX_SIZE) : 0,
 		};
 		rd_leave(r, was);
 	}
@@ -63,28 +90,38 @@ static KvType
 get_kv_type(PlanReader *r, json_t *j, const char *key)
 {
 	const char *s = rd_get_str(r, j, key);
-	KvType      t = kv_type_from_text(s);
+	KvType t = kv_type_from_text(s);
 
 	if (t == KVT_NONE)
-		rd_bad(r, key, "\"%s\" is no type of keys and values; these are: %s", name_text(s, strlen(s)).s, KV_TYPE_WORDS);
+		rd_bad(r, key, "\"%s\" is no type of keys and values; these are: %s",
+		       name_text(s, strlen(s)).s, KV_TYPE_WORDS);
 	return t;
 }
 
 static void
 read_pool(PlanReader *r, json_t *j, PlanPool *p)
 {
-	bool state = json_object_get(j, "state") != NULL, exact = json_object_get(j, "recent") != NULL;
+	bool state = json_object_get(j, "state") != NULL,
+	     exact = json_object_get(j, "recent") != NULL;
 
-	rd_keys(r, j, state   ? "id mla state k v rotate n_layers kv_heads k_dim v_dim keep"
-	              : exact ? "id mla k v rotate n_layers kv_heads k_dim v_dim keep recent sinks"
-	                      : "id mla k v rotate n_layers kv_heads k_dim v_dim keep");
+	rd_keys(r, j,
+	        state   ? "id mla state k v rotate n_layers kv_heads k_dim v_dim keep"
+	        : exact ? "id mla k v rotate n_layers kv_heads k_dim v_dim keep recent sinks"
+	                : "id mla k v rotate n_layers kv_heads k_dim v_dim keep");
 	*p = (PlanPool){
-		.id = rd_get_id(r, j, "id"), .mla = rd_get_bool(r, j, "mla"), .state = state && rd_get_bool(r, j, "state"),
-		.k = get_kv_type(r, j, "k"), .v = get_kv_type(r, j, "v"), .rotate = rd_get_bool(r, j, "rotate"),
+		.id = rd_get_id(r, j, "id"),
+		.mla = rd_get_bool(r, j, "mla"),
+		.state = state && rd_get_bool(r, j, "state"),
+		.k = get_kv_type(r, j, "k"),
+		.v = get_kv_type(r, j, "v"),
+		.rotate = rd_get_bool(r, j, "rotate"),
 		.n_layers = (int)rd_get_int(r, j, "n_layers", 1, 1 << 16),
-		.kv_heads = rd_get_int(r, j, "kv_heads", 1, 1 << 20), .k_dim = rd_get_int(r, j, "k_dim", 1, 1 << 20),
-		.v_dim = rd_get_int(r, j, "v_dim", 0, 1 << 20), .keep = rd_get_int(r, j, "keep", 0, RD_MAX_SIZE),
-		.recent = exact ? rd_get_int(r, j, "recent", 0, KV_MOST_EXACT) : 0, .sinks = exact ? rd_get_int(r, j, "sinks", 0, KV_MOST_EXACT) : 0,
+		.kv_heads = rd_get_int(r, j, "kv_heads", 1, 1 << 20),
+		.k_dim = rd_get_int(r, j, "k_dim", 1, 1 << 20),
+		.v_dim = rd_get_int(r, j, "v_dim", 0, 1 << 20),
+		.keep = rd_get_int(r, j, "keep", 0, RD_MAX_SIZE),
+		.recent = exact ? rd_get_int(r, j, "recent", 0, KV_MOST_EXACT) : 0,
+		.sinks = exact ? rd_get_int(r, j, "sinks", 0, KV_MOST_EXACT) : 0,
 	};
 }
 
@@ -104,16 +141,26 @@ read_rope(PlanReader *r, json_t *j, PlanRope *o)
 {
 	int n;
 
-	rd_keys(r, j, "theta dims scaling factor turning original_positions low_freq_factor high_freq_factor beta_fast beta_slow "
-	           "attention_factor mscale mscale_all_dim truncate short_factor long_factor factors_tensor axis");
+	rd_keys(r, j,
+	        "theta dims scaling factor turning original_positions low_freq_factor "
+	        "high_freq_factor beta_fast beta_slow "
+	        "attention_factor mscale mscale_all_dim truncate short_factor long_factor "
+	        "factors_tensor axis");
 	*o = (PlanRope){
-		.theta = rd_get_num(r, j, "theta"), .dims = (int)rd_get_int(r, j, "dims", 2, 1 << 16),
-		.scaling = rd_get_str(r, j, "scaling"), .factor = rd_get_num(r, j, "factor"), .turning = rd_get_num(r, j, "turning"),
+		.theta = rd_get_num(r, j, "theta"),
+		.dims = (int)rd_get_int(r, j, "dims", 2, 1 << 16),
+		.scaling = rd_get_str(r, j, "scaling"),
+		.factor = rd_get_num(r, j, "factor"),
+		.turning = rd_get_num(r, j, "turning"),
 		.original_positions = rd_get_num(r, j, "original_positions"),
-		.low_freq_factor = rd_get_num(r, j, "low_freq_factor"), .high_freq_factor = rd_get_num(r, j, "high_freq_factor"),
-		.beta_fast = rd_get_num(r, j, "beta_fast"), .beta_slow = rd_get_num(r, j, "beta_slow"),
-		.attention_factor = rd_get_num(r, j, "attention_factor"), .mscale = rd_get_num(r, j, "mscale"),
-		.mscale_all_dim = rd_get_num(r, j, "mscale_all_dim"), .truncate = rd_get_bool(r, j, "truncate"),
+		.low_freq_factor = rd_get_num(r, j, "low_freq_factor"),
+		.high_freq_factor = rd_get_num(r, j, "high_freq_factor"),
+		.beta_fast = rd_get_num(r, j, "beta_fast"),
+		.beta_slow = rd_get_num(r, j, "beta_slow"),
+		.attention_factor = rd_get_num(r, j, "attention_factor"),
+		.mscale = rd_get_num(r, j, "mscale"),
+		.mscale_all_dim = rd_get_num(r, j, "mscale_all_dim"),
+		.truncate = rd_get_bool(r, j, "truncate"),
 		.axis = (int)rd_get_int(r, j, "axis", 0, 1),
 	};
 	o->short_factor = get_nums(r, j, "short_factor", &o->n_short);
@@ -121,7 +168,8 @@ read_rope(PlanReader *r, json_t *j, PlanRope *o)
 	json_t *a = rd_get_array(r, j, "factors_tensor", 2, 2, &n);
 	for (int i = 0; i < 2; i++) {
 		json_t *v = json_array_get(a, (size_t)i);
-		o->factors_tensor[i] = json_is_null(v) ? NULL : rd_str_value(r, v, "factors_tensor");
+		o->factors_tensor[i] =
+		    json_is_null(v) ? NULL : rd_str_value(r, v, "factors_tensor");
 	}
 }
 
@@ -136,7 +184,9 @@ read_buffer(PlanReader *r, json_t *j, PlanBuffer *b)
 {
 	rd_keys(r, j, "id dtype extent slot");
 	*b = (PlanBuffer){
-		.id = rd_get_id(r, j, "id"), .dtype = rd_get_dtype(r, j, "dtype"), .extent = rd_get_extent(r, j, "extent"),
+		.id = rd_get_id(r, j, "id"),
+		.dtype = rd_get_dtype(r, j, "dtype"),
+		.extent = rd_get_extent(r, j, "extent"),
 		.slot = (int)rd_get_int(r, j, "slot", 0, r->p->n_slot - 1),
 	};
 }
@@ -151,8 +201,10 @@ read_product(PlanReader *r, json_t *j, PlanLaunch *u)
 	size_t was = rd_enter(r, "product", -1);
 	rd_keys(r, v, "act w y add beta");
 	*p = (PlanGemm){
-		.act = (int)rd_get_int(r, v, "act", 0, PLAN_MAX_ARGS - 1), .w = (int)rd_get_int(r, v, "w", 0, PLAN_MAX_ARGS - 1),
-		.y = (int)rd_get_int(r, v, "y", 0, PLAN_MAX_ARGS - 1), .add = (int)rd_get_int(r, v, "add", -1, PLAN_MAX_ARGS - 1),
+		.act = (int)rd_get_int(r, v, "act", 0, PLAN_MAX_ARGS - 1),
+		.w = (int)rd_get_int(r, v, "w", 0, PLAN_MAX_ARGS - 1),
+		.y = (int)rd_get_int(r, v, "y", 0, PLAN_MAX_ARGS - 1),
+		.add = (int)rd_get_int(r, v, "add", -1, PLAN_MAX_ARGS - 1),
 		.beta = rd_get_num(r, v, "beta"),
 	};
 	u->path = PATH_LIBRARY;
@@ -197,18 +249,27 @@ read_launches(PlanReader *r, json_t *j, PlanKernel *k)
 			continue;
 		}
 		bool rounds = json_object_get(v, "rounds");
-		rd_keys(r, v, rounds ? "fn block grid shared cluster pdl rounds path rows least most" : "fn block grid shared cluster pdl path rows least most");
+		rd_keys(r, v,
+		        rounds ? "fn block grid shared cluster pdl rounds path rows least most"
+		               : "fn block grid shared cluster pdl path rows least most");
 		*u = (PlanLaunch){
-			.path = get_path(r, v), .fn = rd_get_str(r, v, "fn"), .block = (int)rd_get_int(r, v, "block", 1, 1024),
-			.shared = rd_get_int(r, v, "shared", 0, 256 << 10), .cluster = (int)rd_get_int(r, v, "cluster", 1, 16),
-			.pdl = rd_get_bool(r, v, "pdl"), .rounds = rounds ? (int)rd_get_int(r, v, "rounds", 1, 1 << 30) : 0,
-			.rows = get_symbol(r, v, "rows"), .least = rd_get_int(r, v, "least", 0, INT32_MAX), .most = rd_get_int(r, v, "most", 0, INT32_MAX),
+			.path = get_path(r, v),
+			.fn = rd_get_str(r, v, "fn"),
+			.block = (int)rd_get_int(r, v, "block", 1, 1024),
+			.shared = rd_get_int(r, v, "shared", 0, 256 << 10),
+			.cluster = (int)rd_get_int(r, v, "cluster", 1, 16),
+			.pdl = rd_get_bool(r, v, "pdl"),
+			.rounds = rounds ? (int)rd_get_int(r, v, "rounds", 1, 1 << 30) : 0,
+			.rows = get_symbol(r, v, "rows"),
+			.least = rd_get_int(r, v, "least", 0, INT32_MAX),
+			.most = rd_get_int(r, v, "most", 0, INT32_MAX),
 		};
 		json_t *g = rd_get_array(r, v, "grid", 3, 3, &n);
 		for (int d = 0; d < 3; d++) {
 			u->grid[d] = rd_extent(r, json_array_get(g, (size_t)d), "grid");
 			if (u->grid[d].mul < 1 || u->grid[d].mul > INT32_MAX)
-				rd_bad(r, "grid", "a dimension of 0 or of more than %d blocks", INT32_MAX);
+				rd_bad(r, "grid", "a dimension of 0 or of more than %d blocks",
+				       INT32_MAX);
 		}
 		rd_leave(r, was);
 	}
@@ -230,7 +291,8 @@ read_maps(PlanReader *r, json_t *j, PlanKernel *k)
 		m->swizzle = (int)rd_get_int(r, v, "swizzle", 0, 128);
 		json_t *b = rd_get_array(r, v, "box", 2, 2, &n);
 		for (int d = 0; d < 2; d++)
-			m->box[d] = (int)rd_int_value(r, json_array_get(b, (size_t)d), "box", 1, 256);
+			m->box[d] =
+			    (int)rd_int_value(r, json_array_get(b, (size_t)d), "box", 1, 256);
 		rd_leave(r, was);
 	}
 }
@@ -258,9 +320,13 @@ read_kernel(PlanReader *r, json_t *j, PlanKernel *k)
 		while (at < DIR_COUNT && strcmp(d, plan_dir_text[at]))
 			at++;
 		if (at == DIR_COUNT)
-			rd_bad(r, "dir", "\"%s\" is none of in, out, inout, pool, rope, scratch, none", name_text(d, strlen(d)).s);
-		k->arg[i] = (PlanKernelArg){ .name = rd_get_str(r, v, "name"), .dir = (PlanDir)at,
-			.type = rd_get_str(r, v, "type"), .extent = rd_get_extent(r, v, "extent") };
+			rd_bad(r, "dir",
+			       "\"%s\" is none of in, out, inout, pool, rope, scratch, none",
+			       name_text(d, strlen(d)).s);
+		k->arg[i] = (PlanKernelArg){ .name = rd_get_str(r, v, "name"),
+			                     .dir = (PlanDir)at,
+			                     .type = rd_get_str(r, v, "type"),
+			                     .extent = rd_get_extent(r, v, "extent") };
 		rd_leave(r, was);
 	}
 }
@@ -294,7 +360,8 @@ read_ref(PlanReader *r, json_t *v)
 	if (!strncmp(s, "rope:", 5)) {
 		int i = index_text(s + 5, p->n_rope);
 		if (i < 0)
-			rd_bad(r, "", "\"%s\" is no rotary table of this plan", name_text(s, strlen(s)).s);
+			rd_bad(r, "", "\"%s\" is no rotary table of this plan",
+			       name_text(s, strlen(s)).s);
 		return (PlanRef){ .kind = REF_ROPE, .index = i };
 	}
 	if (!strncmp(s, "kv:", 3)) {
@@ -308,11 +375,13 @@ read_ref(PlanReader *r, json_t *v)
 				break;
 			return (PlanRef){ .kind = REF_POOL, .index = i, .layer_slot = l };
 		}
-		rd_bad(r, "", "\"%s\" is no pool and layer of this plan", name_text(s, strlen(s)).s);
+		rd_bad(r, "", "\"%s\" is no pool and layer of this plan",
+		       name_text(s, strlen(s)).s);
 	}
 	const NameEntry *e = names_find(r->value, r->n_value, s);
 	if (!e)
-		rd_bad(r, "", "\"%s\" is no tensor and no buffer of this plan", name_text(s, strlen(s)).s);
+		rd_bad(r, "", "\"%s\" is no tensor and no buffer of this plan",
+		       name_text(s, strlen(s)).s);
 	if (e->at < (size_t)p->n_tensor)
 		return (PlanRef){ .kind = REF_TENSOR, .index = (int)e->at };
 	return (PlanRef){ .kind = REF_BUFFER, .index = (int)(e->at - (size_t)p->n_tensor) };
@@ -353,7 +422,8 @@ read_step(PlanReader *r, json_t *j, PlanStep *s)
 	if (kernel) {
 		const NameEntry *e = names_find(r->kernel, r->n_kernel, kernel);
 		if (!e)
-			rd_bad(r, "kernel", "\"%s\" is no kernel of this plan", name_text(kernel, strlen(kernel)).s);
+			rd_bad(r, "kernel", "\"%s\" is no kernel of this plan",
+			       name_text(kernel, strlen(kernel)).s);
 		s->kernel = (int)e->at;
 	}
 	json_t *a = rd_get_array(r, j, "arg", 0, PLAN_MAX_ARGS, &s->n_arg);
@@ -367,7 +437,7 @@ read_step(PlanReader *r, json_t *j, PlanStep *s)
 	if (!json_is_object(attr) || json_object_size(attr) > OP_MAX_ATTRS)
 		rd_bad(r, "attr", "is no object of at most %d attributes", OP_MAX_ATTRS);
 	was = rd_enter(r, "attr", -1);
-	json_object_foreach(attr, key, v)
+	json_object_foreach (attr, key, v)
 		read_attr(r, v, key, &s->attr[s->n_attr++]);
 	rd_leave(r, was);
 	a = rd_get_array(r, j, "make", 0, PLAN_MAX_MAKES, &n);
@@ -375,8 +445,9 @@ read_step(PlanReader *r, json_t *j, PlanStep *s)
 		was = rd_enter(r, "make", s->n_make);
 		json_t *m = json_array_get(a, (size_t)s->n_make);
 		rd_keys(r, m, "value arg");
-		s->make[s->n_make] = (PlanMake){ .value = rd_get_str(r, m, "value"),
-			.arg = (int)rd_get_int(r, m, "arg", -1, s->n_arg - 1) };
+		s->make[s->n_make] =
+		    (PlanMake){ .value = rd_get_str(r, m, "value"),
+			        .arg = (int)rd_get_int(r, m, "arg", -1, s->n_arg - 1) };
 		rd_leave(r, was);
 	}
 	s->yaml_line = (int)rd_get_int(r, j, "yaml_line", 0, INT32_MAX);
@@ -387,12 +458,12 @@ read_step(PlanReader *r, json_t *j, PlanStep *s)
 /* p->field = array of j's member `field`, each element read by fn */
 #define READ_ALL(r, j, field, Type, min, max, fn)                                                  \
 	do {                                                                                       \
-		json_t *all_ = rd_get_array((r), (j), #field, (min), (max), &(r)->p->n_##field);      \
+		json_t *all_ = rd_get_array((r), (j), #field, (min), (max), &(r)->p->n_##field);   \
 		(r)->p->field = NEW((r)->arena, Type, (r)->p->n_##field + 1);                      \
 		for (int i_ = 0; i_ < (r)->p->n_##field; i_++) {                                   \
-			size_t was_ = rd_enter((r), #field, i_);                                      \
+			size_t was_ = rd_enter((r), #field, i_);                                   \
 			fn((r), json_array_get(all_, (size_t)i_), &(r)->p->field[i_]);             \
-			rd_leave((r), was_);                                                          \
+			rd_leave((r), was_);                                                       \
 		}                                                                                  \
 	} while (0)
 
@@ -407,19 +478,23 @@ name_values(PlanReader *r)
 	for (int i = 0; i < p->n_tensor; i++)
 		r->value[i] = (NameEntry){ p->tensor[i].id, (size_t)i };
 	for (int i = 0; i < p->n_buffer; i++)
-		r->value[p->n_tensor + i] = (NameEntry){ p->buffer[i].id, (size_t)(p->n_tensor + i) };
+		r->value[p->n_tensor + i] =
+		    (NameEntry){ p->buffer[i].id, (size_t)(p->n_tensor + i) };
 	if ((twice = names_sort(r->value, r->n_value)) != NULL)
-		rd_bad(r, "", "the id \"%s\" is used twice", name_text(twice->name, strlen(twice->name)).s);
+		rd_bad(r, "", "the id \"%s\" is used twice",
+		       name_text(twice->name, strlen(twice->name)).s);
 	r->n_kernel = (size_t)p->n_kernel;
 	r->kernel = NEW(r->arena, NameEntry, r->n_kernel + 1);
 	for (int i = 0; i < p->n_kernel; i++)
 		r->kernel[i] = (NameEntry){ p->kernel[i].id, (size_t)i };
 	if ((twice = names_sort(r->kernel, r->n_kernel)) != NULL)
-		rd_bad(r, "", "the kernel id \"%s\" is used twice", name_text(twice->name, strlen(twice->name)).s);
+		rd_bad(r, "", "the kernel id \"%s\" is used twice",
+		       name_text(twice->name, strlen(twice->name)).s);
 	for (int i = 0; i < p->n_pool; i++)
 		for (int k = 0; k < i; k++)
 			if (!strcmp(p->pool[i].id, p->pool[k].id))
-				rd_bad(r, "", "the pool id \"%s\" is used twice", name_text(p->pool[i].id, strlen(p->pool[i].id)).s);
+				rd_bad(r, "", "the pool id \"%s\" is used twice",
+				       name_text(p->pool[i].id, strlen(p->pool[i].id)).s);
 }
 
 static void
@@ -437,7 +512,8 @@ read_phase(PlanReader *r, json_t *j, PlanPhase *ph)
 }
 
 #define KEYS_BELOW                                                                                 \
-	"vocab vocab_used hidden max_positions n_layers hard_limit prompt_whole prefix_mark prefix_end prompt_prefix checkpoint weights " \
+	"vocab vocab_used hidden max_positions n_layers hard_limit prompt_whole prefix_mark "      \
+	"prefix_end prompt_prefix checkpoint weights "                                             \
 	"bos eos n_params logits tensor pool rope slot buffer kernel phase"
 
 /* The buffer that a key names */
@@ -465,24 +541,36 @@ read_plan(PlanReader *r, json_t *j)
 		rd_bad(r, "format", "is missing: this is no plan");
 	p->format = (int)rd_get_int(r, j, "format", 0, INT32_MAX);
 	if (p->format != PLAN_FORMAT)
-		rd_bad(r, "format", "is %d, this llmc reads %d: compile the model again with this llmc", p->format, PLAN_FORMAT);
-	bool ranks = json_object_get(j, "ranks"), stages = json_object_get(j, "stages"), output = json_object_get(j, "output"), lora = json_object_get(j, "lora"), host = json_object_get(j, "kv_host"),
-	     rows = json_object_get(j, "rows");
-	rd_keys(r, j, arena_printf(r->arena, "format step_abi name family spec_sha256 target %s%s%s%s%s%s" KEYS_BELOW, rows ? "rows takes_rows " : "", lora ? "lora lora_scale " : "", output ? "output " : "", ranks ? "rank ranks " : "",
-	                           stages ? "stage stages window " : "", host ? "kv_host " : ""));
+		rd_bad(r, "format",
+		       "is %d, this llmc reads %d: compile the model again with this llmc",
+		       p->format, PLAN_FORMAT);
+	bool ranks = json_object_get(j, "ranks"), stages = json_object_get(j, "stages"),
+	     output = json_object_get(j, "output"), lora = json_object_get(j, "lora"),
+	     host = json_object_get(j, "kv_host"), rows = json_object_get(j, "rows");
+	rd_keys(
+	    r, j,
+	    arena_printf(r->arena,
+	                 "format step_abi name family spec_sha256 target %s%s%s%s%s%s" KEYS_BELOW,
+	                 rows ? "rows takes_rows " : "", lora ? "lora lora_scale " : "",
+	                 output ? "output " : "", ranks ? "rank ranks " : "",
+	                 stages ? "stage stages window " : "", host ? "kv_host " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
-		rd_bad(r, "step_abi", "is %d, this llmc calls kernels with %d: compile the model again with this llmc", p->step_abi,
-		    PLAN_STEP_ABI);
+		rd_bad(r, "step_abi",
+		       "is %d, this llmc calls kernels with %d: compile the model again with this "
+		       "llmc",
+		       p->step_abi, PLAN_STEP_ABI);
 	p->name = rd_get_str(r, j, "name");
 	p->family = rd_get_str(r, j, "family");
 	p->spec_sha256 = rd_get_str(r, j, "spec_sha256");
 	p->target = rd_get_str(r, j, "target");
-	const char *word = output ? rd_get_str(r, j, "output") : plan_output_name[LLMC_OUTPUT_LOGITS];
+	const char *word =
+	    output ? rd_get_str(r, j, "output") : plan_output_name[LLMC_OUTPUT_LOGITS];
 	while (p->output < LLMC_OUTPUT_LABELS && strcmp(word, plan_output_name[p->output]) != 0)
 		p->output++;
 	if (strcmp(word, plan_output_name[p->output]) != 0)
-		rd_bad(r, "output", "is \"%s\", expected logits, hidden or labels", name_text(word, strlen(word)).s);
+		rd_bad(r, "output", "is \"%s\", expected logits, hidden or labels",
+		       name_text(word, strlen(word)).s);
 	p->ranks = ranks ? (int)rd_get_int(r, j, "ranks", 2, PLAN_MAX_RANKS) : 1;
 	p->rank = ranks ? (int)rd_get_int(r, j, "rank", 0, p->ranks - 1) : 0;
 	p->stages = stages ? (int)rd_get_int(r, j, "stages", 2, PLAN_MAX_RANKS) : 1;
@@ -506,7 +594,8 @@ read_plan(PlanReader *r, json_t *j)
 	p->bos = (int32_t)rd_get_int(r, j, "bos", -1, INT32_MAX);
 	json_t *a = rd_get_array(r, j, "eos", 0, PLAN_MAX_EOS, &n);
 	for (p->n_eos = 0; p->n_eos < n; p->n_eos++)
-		p->eos[p->n_eos] = (int32_t)rd_int_value(r, json_array_get(a, (size_t)p->n_eos), "eos", 0, INT32_MAX);
+		p->eos[p->n_eos] = (int32_t)rd_int_value(r, json_array_get(a, (size_t)p->n_eos),
+		                                         "eos", 0, INT32_MAX);
 	p->n_params = rd_get_int(r, j, "n_params", 0, INT64_MAX);
 	READ_ALL(r, j, tensor, PlanTensor, 1, RD_MAX_COUNT, read_tensor);
 	READ_ALL(r, j, pool, PlanPool, 0, 64, read_pool);
@@ -522,18 +611,21 @@ read_plan(PlanReader *r, json_t *j)
 	READ_ALL(r, j, phase, PlanPhase, 2, 2, read_phase);
 	if (strcmp(p->phase[0].id, "decode") || strcmp(p->phase[1].id, "mixed"))
 		rd_bad(r, "phase", "are \"%s\" and \"%s\", expected \"decode\" and \"mixed\"",
-		    name_text(p->phase[0].id, strlen(p->phase[0].id)).s, name_text(p->phase[1].id, strlen(p->phase[1].id)).s);
+		       name_text(p->phase[0].id, strlen(p->phase[0].id)).s,
+		       name_text(p->phase[1].id, strlen(p->phase[1].id)).s);
 }
 
 llmc_status
-plan_read(const char *text, size_t size, const char *name, Arena *arena, Plan **out, llmc_error *err)
+plan_read(const char *text, size_t size, const char *name, Arena *arena, Plan **out,
+          llmc_error *err)
 {
 	json_error_t at;
 
 	*out = NULL;
 	json_t *root = json_read(arena, text, size, JSON_REJECT_DUPLICATES, &at);
 	if (!root)
-		return error_set(err, LLMC_E_INPUT, "%s:%d:%d: not valid JSON: %s", name, at.line, at.column, at.text);
+		return error_set(err, LLMC_E_INPUT, "%s:%d:%d: not valid JSON: %s", name, at.line,
+		                 at.column, at.text);
 	PlanReader *r = NEW(arena, PlanReader, 1);
 	r->arena = arena;
 	r->err = err;

@@ -1,5 +1,5 @@
-/* Reading members of a plan's JSON strictly: what plan_read.c is written in. Every rd_ function ends the read, with a
- * sentence that names the place, when the member is not what it must be. */
+/* Reading members of a plan's JSON strictly: what plan_read.c is written in. Every rd_ function
+ * ends the read, with a sentence that names the place, when the member is not what it must be. */
 #ifndef LLMC_PLAN_PLAN_READ_H
 #define LLMC_PLAN_PLAN_READ_H
 
@@ -12,17 +12,17 @@ enum { RD_MAX_COUNT = 1 << 20 };
 #define RD_MAX_SIZE ((int64_t)1 << 48)
 
 typedef struct PlanReader {
-	Arena      *arena;
+	Arena *arena;
 	llmc_error *err;
 	const char *name;
 	llmc_status status;
-	jmp_buf     out;
-	char        place[256]; /* "phase[0].step[12]" */
-	size_t      place_len;
-	Plan       *p;
-	size_t      n_value, n_kernel;
-	NameEntry  *value;      /* tensors (at = index), then buffers (at = n_tensor + index) */
-	NameEntry  *kernel;
+	jmp_buf out;
+	char place[256]; /* "phase[0].step[12]" */
+	size_t place_len;
+	Plan *p;
+	size_t n_value, n_kernel;
+	NameEntry *value; /* tensors (at = index), then buffers (at = n_tensor + index) */
+	NameEntry *kernel;
 } PlanReader;
 
 void rd_bad(PlanReader *r, const char *key, const char *fmt, ...)

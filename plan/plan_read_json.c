@@ -42,14 +42,21 @@ const char *
 rd_type_name(const json_t *j)
 {
 	switch (json_typeof(j)) {
-	case JSON_OBJECT: return "an object";
-	case JSON_ARRAY: return "an array";
-	case JSON_STRING: return "a string";
-	case JSON_INTEGER: return "an integer";
-	case JSON_REAL: return "a number with a point";
+	case JSON_OBJECT:
+		return "an object";
+	case JSON_ARRAY:
+		return "an array";
+	case JSON_STRING:
+		return "a string";
+	case JSON_INTEGER:
+		return "an integer";
+	case JSON_REAL:
+		return "a number with a point";
 	case JSON_TRUE:
-	case JSON_FALSE: return "true or false";
-	case JSON_NULL: return "null";
+	case JSON_FALSE:
+		return "true or false";
+	case JSON_NULL:
+		return "null";
 	}
 	return "something else";
 }
@@ -75,7 +82,7 @@ rd_keys(PlanReader *r, json_t *j, const char *list)
 		return;
 	const char *name;
 	json_t *v;
-	json_object_foreach(j, name, v) {
+	json_object_foreach (j, name, v) {
 		size_t len = strlen(name);
 		const char *at = list;
 		while ((at = strstr(at, name)) != NULL) {
@@ -84,7 +91,8 @@ rd_keys(PlanReader *r, json_t *j, const char *list)
 			at++;
 		}
 		if (!at || !len)
-			rd_bad(r, "", "unknown key \"%s\"; this llmc reads plan format %d", name_text(name, len).s, PLAN_FORMAT);
+			rd_bad(r, "", "unknown key \"%s\"; this llmc reads plan format %d",
+			       name_text(name, len).s, PLAN_FORMAT);
 	}
 }
 
@@ -95,7 +103,8 @@ rd_int_value(PlanReader *r, const json_t *v, const char *key, int64_t min, int64
 		rd_bad(r, key, "is %s, expected an integer", rd_type_name(v));
 	int64_t i = json_integer_value(v);
 	if (i < min || i > max)
-		rd_bad(r, key, "is %lld, expected %lld .. %lld", (long long)i, (long long)min, (long long)max);
+		rd_bad(r, key, "is %lld, expected %lld .. %lld", (long long)i, (long long)min,
+		       (long long)max);
 	return i;
 }
 
@@ -119,7 +128,8 @@ double
 rd_num_value(PlanReader *r, const json_t *v, const char *key)
 {
 	if (!json_is_real(v))
-		rd_bad(r, key, "is %s, expected a number with a point or an exponent", rd_type_name(v));
+		rd_bad(r, key, "is %s, expected a number with a point or an exponent",
+		       rd_type_name(v));
 	return json_real_value(v);
 }
 
@@ -158,7 +168,8 @@ rd_get_id(PlanReader *r, json_t *j, const char *key)
 	const char *s = rd_get_str(r, j, key);
 
 	if (!*s || strchr(s, ':'))
-		rd_bad(r, key, "\"%s\" is no id: an id is not empty and holds no ':'", name_text(s, strlen(s)).s);
+		rd_bad(r, key, "\"%s\" is no id: an id is not empty and holds no ':'",
+		       name_text(s, strlen(s)).s);
 	return s;
 }
 
@@ -196,14 +207,16 @@ rd_extent(PlanReader *r, json_t *v, const char *key)
 		return e;
 	}
 	if (!json_is_object(v) || json_object_size(v) != 1)
-		rd_bad(r, key, "is no extent: expected c, {\"n_tok\": mul} or {\"n_tok\": [mul, div]}");
+		rd_bad(r, key,
+		       "is no extent: expected c, {\"n_tok\": mul} or {\"n_tok\": [mul, div]}");
 	const char *name = json_object_iter_key(json_object_iter(v));
 	json_t *m = json_object_iter_value(json_object_iter(v));
 	for (e.sym = SYM_one + 1; e.sym < SYM_COUNT; e.sym++)
 		if (!strcmp(plan_sym_text[e.sym], name))
 			break;
 	if (e.sym == SYM_COUNT)
-		rd_bad(r, key, "unknown symbol \"%s\" in an extent", name_text(name, strlen(name)).s);
+		rd_bad(r, key, "unknown symbol \"%s\" in an extent",
+		       name_text(name, strlen(name)).s);
 	if (json_is_array(m)) {
 		if (json_array_size(m) != 2)
 			rd_bad(r, key, "an extent with a divisor is [mul, div]");

@@ -1,4 +1,5 @@
-/* Plan -> JSON. The same plan gives the same bytes in any folder and locale; docs/plan-format.md describes the keys. */
+/* Plan -> JSON. The same plan gives the same bytes in any folder and locale; docs/plan-format.md
+ * describes the keys. */
 #include "plan/plan.h"
 
 #include <inttypes.h>
@@ -73,7 +74,8 @@ put_extent(Strbuf *out, const PlanExtent *e)
 	else if (e->div <= 1)
 		strbuf_printf(out, "{\"%s\":%" PRId64 "}", plan_sym_text[e->sym], e->mul);
 	else
-		strbuf_printf(out, "{\"%s\":[%" PRId64 ",%" PRId64 "]}", plan_sym_text[e->sym], e->mul, e->div);
+		strbuf_printf(out, "{\"%s\":[%" PRId64 ",%" PRId64 "]}", plan_sym_text[e->sym],
+		              e->mul, e->div);
 }
 
 static void
@@ -210,8 +212,9 @@ put_kernel(Strbuf *out, const PlanKernel *k)
 			const PlanLaunch *u = &k->launch[i];
 			strbuf_putc(out, '{');
 			if (!u->fn) {
-				strbuf_printf(out, "\"product\":{\"act\":%d,\"w\":%d,\"y\":%d,\"add\":%d,", u->product.act, u->product.w,
-				              u->product.y, u->product.add);
+				strbuf_printf(
+				    out, "\"product\":{\"act\":%d,\"w\":%d,\"y\":%d,\"add\":%d,",
+				    u->product.act, u->product.w, u->product.y, u->product.add);
 				key_num(out, "beta", u->product.beta);
 				end(out, '}');
 				strbuf_puts(out, "},");
@@ -242,8 +245,9 @@ put_kernel(Strbuf *out, const PlanKernel *k)
 		strbuf_puts(out, ",\"map\":[");
 		for (int i = 0; i < k->n_map; i++) {
 			const PlanMap *m = &k->map[i];
-			strbuf_printf(out, "{\"arg\":%d,\"cols\":%lld,\"box\":[%d,%d],\"swizzle\":%d},", m->arg, (long long)m->cols, m->box[0],
-			              m->box[1], m->swizzle);
+			strbuf_printf(out,
+			              "{\"arg\":%d,\"cols\":%lld,\"box\":[%d,%d],\"swizzle\":%d},",
+			              m->arg, (long long)m->cols, m->box[0], m->box[1], m->swizzle);
 		}
 		end(out, ']');
 		strbuf_putc(out, ',');

@@ -5,9 +5,9 @@
 
 #include "formats/layout.h"
 
-#define AVX2   "-mavx2 -mfma -mf16c -mbmi2"
-#define VNNI   "-mavxvnni"
-#define AMX    "-mamx-tile -mamx-int8 -mamx-bf16 -mavx512bf16"
+#define AVX2 "-mavx2 -mfma -mf16c -mbmi2"
+#define VNNI "-mavxvnni"
+#define AMX "-mamx-tile -mamx-int8 -mamx-bf16 -mavx512bf16"
 #define AVX512 "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 
 /* clang-format off */
@@ -56,5 +56,7 @@ target_is_cuda(const char *name)
 const char *
 target_layout(const Target *t, Dtype d, int64_t rows, int64_t cols)
 {
-	return rows >= 1 && cols >= 1 && layout_find(t->layout)->group_bytes(d, cols) >= 0 ? t->layout : "row";
+	return rows >= 1 && cols >= 1 && layout_find(t->layout)->group_bytes(d, cols) >= 0
+	           ? t->layout
+	           : "row";
 }

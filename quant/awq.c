@@ -8,7 +8,11 @@
 #include "formats/dequant.h"
 #include "formats/block_quantize.h"
 
-enum { SHARES = 20, SAMPLE = 1 << 15 /* weights of a matrix, at least LEAST_ROWS rows */, LEAST_ROWS = 8 };
+enum {
+	SHARES = 20,
+	SAMPLE = 1 << 15 /* weights of a matrix, at least LEAST_ROWS rows */,
+	LEAST_ROWS = 8
+};
 
 /* ---- where ---- */
 
@@ -18,7 +22,8 @@ is_ref(const PlanRef *r, PlanRefKind kind, int index)
 	return r->kind == kind && r->index == index;
 }
 
-/* The one tensor of the checkpoint that an argument is as it lies there; NULL: it is made of several, or turned */
+/* The one tensor of the checkpoint that an argument is as it lies there; NULL: it is made of
+ * several, or turned */
 static const char *
 plain(const Plan *plan, const PlanRef *r)
 {
@@ -33,7 +38,8 @@ awq_readers(const Plan *plan, int i, const char **weight, const char *name[AWQ_R
 	const PlanStep *norm = &ph->step[i];
 	int n = 0;
 
-	if (norm->op != OP_rmsnorm || step_int(norm, "plus_one") || step_int(norm, "groups") > 1 || norm->arg[ARG(rmsnorm, y)].kind != REF_BUFFER ||
+	if (norm->op != OP_rmsnorm || step_int(norm, "plus_one") || step_int(norm, "groups") > 1 ||
+	    norm->arg[ARG(rmsnorm, y)].kind != REF_BUFFER ||
 	    !(*weight = plain(plan, &norm->arg[ARG(rmsnorm, w)])))
 		return 0;
 	const int buffer = norm->arg[ARG(rmsnorm, y)].index, own = norm->arg[ARG(rmsnorm, w)].index;
@@ -45,14 +51,16 @@ awq_readers(const Plan *plan, int i, const char **weight, const char *name[AWQ_R
 		const PlanStep *s = &ph->step[k];
 		bool made = false;
 		for (int m = 0; m < s->n_make; m++)
-			made |= s->make[m].arg >= 0 && is_ref(&s->arg[s->make[m].arg], REF_BUFFER, buffer);
+			made |= s->make[m].arg >= 0 &&
+			        is_ref(&s->arg[s->make[m].arg], REF_BUFFER, buffer);
 		for (int a = 0; a < s->n_arg; a++) {
 			bool out = false;
 			for (int m = 0; m < s->n_make; m++)
 				out |= s->make[m].arg == a;
 			if (out || !is_ref(&s->arg[a], REF_BUFFER, buffer))
 				continue;
-			if (s->op != OP_matmul || a != ARG(matmul, x) || n == AWQ_READERS || !(name[n] = plain(plan, &s->arg[ARG(matmul, w)])))
+			if (s->op != OP_matmul || a != ARG(matmul, x) || n == AWQ_READERS ||
+			    !(name[n] = plain(plan, &s->arg[ARG(matmul, w)])))
 				return 0;
 			n++;
 		}
@@ -66,12 +74,12 @@ awq_readers(const Plan *plan, int i, const char **weight, const char *name[AWQ_R
 
 typedef struct Search {
 	const AwqMatrix *m;
-	int          n;
-	int64_t      cols;
+	int n;
+	int64_t cols;
 	const float *importance;
-	double      *error;  /* [SHARES][n] */
-	atomic_int   next;
-	atomic_bool  failed;
+	double *error; /* [SHARES][n] */
+	atomic_int next;
+	atomic_bool failed;
 } Search;
 
 /* Around 1: the product of the largest and the smallest is 1 */
@@ -90,15 +98,20 @@ factors(const float *importance, int64_t n, double share, float *s)
 }
 
 static double
-error_of(const Search *q, const AwqMatrix *m, const float *s, float *x, float *y, float *weight, void *blocks)
+error_of(const Search *q, const AwqMatrix *m, const float *s, float *x, float *y, float *weight,
+         void *blocks)
 {
-	const int64_t cols = q->cols, want = SAMPLE / cols > LEAST_ROWS ? SAMPLE / cols : LEAST_ROWS, n = want < m->rows ? want : m->rows;
+	const int64_t cols = q->cols,
+	              want = SAMPLE / cols > LEAST_ROWS ? SAMPLE / cols : LEAST_ROWS,
+	              n = want < m->rows ? want : m->rows;
 	double lost = 0, all = 0;
 
 	for (int64_t j = 0; j < cols; j++)
 		weight[j] = q->importance[j] / (s[j] * s[j]);
 	for (int64_t i = 0; i < n; i++) {
-		dequant_row(m->from, (const char *)m->src + m->rows * i / n * dtype_row_bytes(m->from, cols), x, cols);
+		dequant_row(m->from,
+		            (const char *)m->src + m->rows * i / n * dtype_row_bytes(m->from, cols),
+		            x, cols);
 		for (int64_t j = 0; j < cols; j++) {
 			all += (double)q->importance[j] * (double)x[j] * (double)x[j];
 			x[j] *= s[j];
@@ -126,15 +139,21 @@ search(void *user, int part, int n_parts)
 	}
 	for (int k; (k = atomic_fetch_add(&q->next, 1)) < SHARES * q->n;) {
 		factors(q->importance, q->cols, (double)(k / q->n) / SHARES, s);
-		q->error[k] = error_of(q, &q->m[k % q->n], s, s + q->cols, s + 2 * q->cols, s + 3 * q->cols, s + 4 * q->cols);
+		q->error[k] = error_of(q, &q->m[k % q->n], s, s + q->cols, s + 2 * q->cols,
+		                       s + 3 * q->cols, s + 4 * q->cols);
 	}
 	free(s);
 }
 
 bool
-awq_factors(const AwqMatrix *m, int n, int64_t cols, const float *importance, Threads *threads, float *s)
+awq_factors(const AwqMatrix *m, int n, int64_t cols, const float *importance, Threads *threads,
+            float *s)
 {
-	Search q = { .m = m, .n = n, .cols = cols, .importance = importance, .error = calloc((size_t)(SHARES * n), sizeof *q.error) };
+	Search q = { .m = m,
+		     .n = n,
+		     .cols = cols,
+		     .importance = importance,
+		     .error = calloc((size_t)(SHARES * n), sizeof *q.error) };
 	double least = INFINITY;
 	int best = 0;
 

@@ -8,12 +8,16 @@
 #include "formats/dequant.h"
 #include "formats/block_quantize.h"
 
-enum { SAMPLE = 1 << 16 /* weights of a matrix that are measured, at least LEAST_ROWS rows */, LEAST_ROWS = 16 };
+enum {
+	SAMPLE = 1 << 16 /* weights of a matrix that are measured, at least LEAST_ROWS rows */,
+	LEAST_ROWS = 16
+};
 
 const Dtype *
 budget_types(int64_t cols)
 {
-	static const Dtype super[] = { DT_Q2_K, DT_Q3_K, DT_IQ4_XS, DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q8_0, DT_NONE };
+	static const Dtype super[] = { DT_Q2_K, DT_Q3_K, DT_IQ4_XS, DT_Q4_K,
+		                       DT_Q5_K, DT_Q6_K, DT_Q8_0,   DT_NONE };
 	static const Dtype small[] = { DT_IQ4_NL, DT_Q5_0, DT_Q5_1, DT_Q8_0, DT_NONE };
 	static const Dtype none[] = { DT_NONE };
 
@@ -22,9 +26,9 @@ budget_types(int64_t cols)
 
 typedef struct BudgetState {
 	BudgetMatrix *m;
-	int           n;
-	atomic_int    next;   /* choice of a matrix, counted through */
-	atomic_bool   failed;
+	int n;
+	atomic_int next; /* choice of a matrix, counted through */
+	atomic_bool failed;
 } BudgetState;
 
 /* ---- what each type costs ---- */
@@ -32,18 +36,21 @@ typedef struct BudgetState {
 static double
 error_of(const BudgetMatrix *m, Dtype to, float *x, float *y, void *blocks, double *energy)
 {
-	const int64_t want = SAMPLE / m->cols > LEAST_ROWS ? SAMPLE / m->cols : LEAST_ROWS, n = want < m->rows ? want : m->rows;
+	const int64_t want = SAMPLE / m->cols > LEAST_ROWS ? SAMPLE / m->cols : LEAST_ROWS,
+	              n = want < m->rows ? want : m->rows;
 	const int64_t from_bytes = dtype_row_bytes(m->from, m->cols), per_mat = m->rows / m->n_mat;
 	double lost = 0, all = 0;
 
 	for (int64_t i = 0; i < n; i++) {
 		const int64_t r = m->rows * i / n;
-		const float *importance = m->importance ? m->importance + r / per_mat * m->cols : NULL;
+		const float *importance =
+		    m->importance ? m->importance + r / per_mat * m->cols : NULL;
 		dequant_row(m->from, (const char *)m->src + r * from_bytes, x, m->cols);
 		quantize_row(to, x, importance, blocks, m->cols);
 		dequant_row(to, blocks, y, m->cols);
 		for (int64_t j = 0; j < m->cols; j++) {
-			double w = m->share ? m->share[j] : 1 / (double)m->cols, e = (double)y[j] - (double)x[j];
+			double w = m->share ? m->share[j] : 1 / (double)m->cols,
+			       e = (double)y[j] - (double)x[j];
 			lost += w * e * e;
 			all += w * (double)x[j] * (double)x[j];
 		}
@@ -101,8 +108,9 @@ sum_of(const BudgetState *b)
 	return sum;
 }
 
-/* Step by step the change of one matrix that saves most error a byte of those that still fit, until none does. Steps go past choices that lie above the hull:
- * the steepest of all larger ones is the hull's next corner. */
+/* Step by step the change of one matrix that saves most error a byte of those that still fit, until
+ * none does. Steps go past choices that lie above the hull: the steepest of all larger ones is the
+ * hull's next corner. */
 static void
 fill(BudgetState *b, int64_t room)
 {
@@ -163,13 +171,17 @@ budget_measure(BudgetMatrix *m, int n, Threads *threads, llmc_error *err)
 	BudgetState b = { .m = m, .n = n };
 
 	for (int i = 0; i < n; i++) {
-		const Dtype only[2] = { m[i].only, DT_NONE }, *t = m[i].only != DT_NONE ? only : budget_types(m[i].cols);
+		const Dtype only[2] = { m[i].only, DT_NONE },
+		            *t = m[i].only != DT_NONE ? only : budget_types(m[i].cols);
 		m[i].n_choice = 0;
 		for (; *t != DT_NONE && m[i].n_choice < BUDGET_TYPES; t++)
-			m[i].choice[m[i].n_choice++] = (BudgetChoice){ *t, dtype_row_bytes(*t, m[i].cols) * m[i].rows, 0 };
+			m[i].choice[m[i].n_choice++] =
+			    (BudgetChoice){ *t, dtype_row_bytes(*t, m[i].cols) * m[i].rows, 0 };
 	}
 	threads_run(threads, measure, &b);
-	return atomic_load(&b.failed) ? error_set(err, LLMC_E_MEMORY, "out of memory for rows to measure") : LLMC_OK;
+	return atomic_load(&b.failed)
+	           ? error_set(err, LLMC_E_MEMORY, "out of memory for rows to measure")
+	           : LLMC_OK;
 }
 
 llmc_status
@@ -187,7 +199,9 @@ budget_choose(BudgetMatrix *m, int n, double bits, llmc_error *err)
 		least += m[i].choice[0].bytes;
 	}
 	if (n && !solve(&b, (int64_t)(bits * (double)weights / 8), best))
-		status = error_set(err, LLMC_E_INPUT, "%g bits a weight: the least that there are types for is %.4g", bits, ceil(8e3 * (double)least / (double)weights) / 1e3);
+		status = error_set(err, LLMC_E_INPUT,
+		                   "%g bits a weight: the least that there are types for is %.4g",
+		                   bits, ceil(8e3 * (double)least / (double)weights) / 1e3);
 	for (int i = 0; i < n; i++)
 		m[i].at = best[i];
 	free(best);

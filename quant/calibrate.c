@@ -9,33 +9,41 @@
 typedef struct StageCapture {
 	CalibrationInput in;
 	const PlanStep *step; /* the first that reads it */
-	int      buffer, piece;
-	int      chosen;      /* buffer of the experts of each row; -1: none */
-	int64_t  room;        /* rows that fit in.row */
-	bool     squared;     /* squares have been gathered by an earlier run */
-	float   *x;           /* [rows][cols] of this forward */
-	int32_t *ids;         /* [rows][top_k] of a mixture */
-	int64_t  rows, cap;   /* cap: floats of x */
+	int buffer, piece;
+	int chosen;        /* buffer of the experts of each row; -1: none */
+	int64_t room;      /* rows that fit in.row */
+	bool squared;      /* squares have been gathered by an earlier run */
+	float *x;          /* [rows][cols] of this forward */
+	int32_t *ids;      /* [rows][top_k] of a mixture */
+	int64_t rows, cap; /* cap: floats of x */
 } StageCapture;
 
-typedef struct WindowState { float *data; int64_t rows; } WindowState;
+typedef struct WindowState {
+	float *data;
+	int64_t rows;
+} WindowState;
 
 /* Between two steps: may the text be stopped there, and which buffers' values are read across */
-typedef struct StepRange { bool here; int n, *buffer; int64_t width; } StepRange; /* width: floats of a token */
+typedef struct StepRange {
+	bool here;
+	int n, *buffer;
+	int64_t width;
+} StepRange; /* width: floats of a token */
 
 struct Calibration {
 	const Plan *plan;
-	int         n;
-	size_t      cap;
-	StageCapture     *in;
-	WindowState       *seen;     /* [n_buffer] what the probe was told last */
-	atomic_bool failed;   /* out of memory in the probe, or while gathering */
-	Threads    *threads;  /* of the run */
-	Gram        gram;
-	StepRange        *cut;      /* [n_step + 1] before each step */
-	int         at;       /* the step that the text has come to */
-	float      *kept;     /* [n][stride] what steps from `at` on read of earlier ones, of each window; NULL: nothing */
-	int64_t     stride;
+	int n;
+	size_t cap;
+	StageCapture *in;
+	WindowState *seen;  /* [n_buffer] what the probe was told last */
+	atomic_bool failed; /* out of memory in the probe, or while gathering */
+	Threads *threads;   /* of the run */
+	Gram gram;
+	StepRange *cut; /* [n_step + 1] before each step */
+	int at;         /* the step that the text has come to */
+	float *kept;    /* [n][stride] what steps from `at` on read of earlier ones, of each window;
+	                   NULL: nothing */
+	int64_t stride;
 };
 
 /* The input and the weights of a step that multiplies; -1, 0: it does not */
@@ -52,7 +60,8 @@ matrices(const PlanStep *s, int *x, int w[2])
 		w[0] = ARG(moe_ffn, gate);
 		w[1] = ARG(moe_ffn, up);
 		return 2;
-	default: return 0;
+	default:
+		return 0;
 	}
 }
 
@@ -86,14 +95,17 @@ moe_layer_of(StageCapture *in, const PlanStep *s, Arena *a)
 
 /* ---- where the text can be stopped ---- */
 
-/* Backwards over the steps: which values are read later than they are made, and which pages and state steps on both sides use (layers that share keys) */
+/* Backwards over the steps: which values are read later than they are made, and which pages and
+ * state steps on both sides use (layers that share keys) */
 static void
 find_cuts(Calibration *c, Arena *a)
 {
 	const Plan *plan = c->plan;
 	const PlanPhase *ph = &plan->phase[1];
 	bool *live = NEW(a, bool, plan->n_buffer + 1), *made = NEW(a, bool, plan->n_buffer + 1);
-	int **first = NEW(a, int *, plan->n_pool + 1), open = 0; /* first: by slot, the first step that uses it, counted from 1; open: slots used on both sides */
+	int **first = NEW(a, int *, plan->n_pool + 1),
+	    open = 0; /* first: by slot, the first step that uses it, counted from 1; open: slots
+	                 used on both sides */
 	bool **used = NEW(a, bool *, plan->n_pool + 1);
 
 	for (int p = 0; p < plan->n_pool; p++) {
@@ -103,10 +115,12 @@ find_cuts(Calibration *c, Arena *a)
 	for (int i = ph->n_step; i-- > 0;)
 		for (int k = 0; k < ph->step[i].n_arg; k++)
 			if (ph->step[i].arg[k].kind == REF_POOL)
-				first[ph->step[i].arg[k].index][ph->step[i].arg[k].layer_slot] = i + 1;
+				first[ph->step[i].arg[k].index][ph->step[i].arg[k].layer_slot] =
+				    i + 1;
 	for (int i = 0; i < ph->n_step; i++)
 		for (int k = 0; k < ph->step[i].n_make; k++)
-			if (ph->step[i].make[k].arg >= 0 && ph->step[i].arg[ph->step[i].make[k].arg].kind == REF_BUFFER)
+			if (ph->step[i].make[k].arg >= 0 &&
+			    ph->step[i].arg[ph->step[i].make[k].arg].kind == REF_BUFFER)
 				made[ph->step[i].arg[ph->step[i].make[k].arg].index] = true;
 	c->cut = NEW(a, StepRange, ph->n_step + 1);
 	c->cut[0].here = c->cut[ph->n_step].here = true;
@@ -121,7 +135,8 @@ find_cuts(Calibration *c, Arena *a)
 			}
 		for (int k = 0; k < s->n_arg; k++) {
 			const PlanRef *r = &s->arg[k];
-			if (r->kind == REF_BUFFER && !out[k] && made[r->index]) /* scratch is made by nobody */
+			if (r->kind == REF_BUFFER && !out[k] &&
+			    made[r->index]) /* scratch is made by nobody */
 				live[r->index] = true;
 			if (r->kind == REF_POOL) {
 				open += !used[r->index][r->layer_slot];
@@ -129,7 +144,9 @@ find_cuts(Calibration *c, Arena *a)
 			}
 		}
 		for (int k = 0; k < s->n_arg; k++)
-			if (s->arg[k].kind == REF_POOL && first[s->arg[k].index][s->arg[k].layer_slot] == i + 1 && used[s->arg[k].index][s->arg[k].layer_slot]) {
+			if (s->arg[k].kind == REF_POOL &&
+			    first[s->arg[k].index][s->arg[k].layer_slot] == i + 1 &&
+			    used[s->arg[k].index][s->arg[k].layer_slot]) {
 				open--;
 				used[s->arg[k].index][s->arg[k].layer_slot] = false;
 			}
@@ -143,7 +160,8 @@ find_cuts(Calibration *c, Arena *a)
 				const PlanBuffer *buf = &plan->buffer[b];
 				cut->buffer[cut->n++] = b;
 				cut->width += buf->extent.mul;
-				cut->here &= buf->dtype == DT_F32 && buf->extent.sym == SYM_n_tok && buf->extent.div == 1;
+				cut->here &= buf->dtype == DT_F32 && buf->extent.sym == SYM_n_tok &&
+				             buf->extent.div == 1;
 			}
 		if (cut->here && cut->width > c->stride)
 			c->stride = cut->width;
@@ -176,7 +194,10 @@ calibration_new(const Plan *plan, Arena *a)
 {
 	Calibration *c = NEW(a, Calibration, 1);
 	const PlanPhase *ph = &plan->phase[1];
-	int *fresh = NEW(a, int, plan->n_buffer + 1); /* number of the input that a buffer is, counted from 1; 0: made anew since */
+	int *fresh = NEW(
+	    a, int,
+	    plan->n_buffer +
+	        1); /* number of the input that a buffer is, counted from 1; 0: made anew since */
 
 	c->plan = plan;
 	c->seen = NEW(a, WindowState, plan->n_buffer + 1);
@@ -184,12 +205,22 @@ calibration_new(const Plan *plan, Arena *a)
 		const PlanStep *s = &ph->step[i];
 		int x, w[2], n = matrices(s, &x, w);
 		if (n && s->arg[x].kind == REF_BUFFER) {
-			const bool mixture = s->op == OP_moe_ffn; /* an input of its own, though other steps may read the same */
+			const bool mixture =
+			    s->op == OP_moe_ffn; /* an input of its own, though other steps may read
+			                            the same */
 			int b = s->arg[x].index, at = mixture ? 0 : fresh[b];
 			if (!at) {
-				c->in = arena_grow(a, c->in, &c->cap, (size_t)c->n + 1, sizeof *c->in);
+				c->in =
+				    arena_grow(a, c->in, &c->cap, (size_t)c->n + 1, sizeof *c->in);
 				int64_t cols = plan->buffer[b].extent.mul;
-				c->in[c->n++] = (StageCapture){ .in = { .layer = s->layer, .cols = cols, .squares = NEW(a, double, cols), .share = NEW(a, double, cols) }, .step = s, .buffer = b, .chosen = -1 };
+				c->in[c->n++] =
+				    (StageCapture){ .in = { .layer = s->layer,
+					                    .cols = cols,
+					                    .squares = NEW(a, double, cols),
+					                    .share = NEW(a, double, cols) },
+					            .step = s,
+					            .buffer = b,
+					            .chosen = -1 };
 				at = c->n;
 				if (!mixture)
 					fresh[b] = at;
@@ -252,7 +283,8 @@ rows_room(StageCapture *in)
 
 /* The input of a step is whole when the step has run: nobody overwrites what it still reads. */
 static bool
-probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows, int64_t width)
+probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows,
+      int64_t width)
 {
 	Calibration *c = user;
 	int x, w[2];
@@ -280,7 +312,8 @@ probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *da
 			if (id && id->rows != in->rows)
 				in->rows = 0;
 			if (id && in->rows) {
-				const size_t bytes = (size_t)(in->rows * in->in.top_k) * sizeof *in->ids;
+				const size_t bytes =
+				    (size_t)(in->rows * in->in.top_k) * sizeof *in->ids;
 				free(in->ids);
 				if (!(in->ids = malloc(bytes))) {
 					c->failed = true;
@@ -378,7 +411,8 @@ last_step(Calibration *c)
 }
 
 static llmc_status
-run_window(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int32_t width, float *kept, int to, llmc_error *err)
+run_window(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int32_t width,
+           float *kept, int to, llmc_error *err)
 {
 	const int32_t n_out = session_limits_of(s)->n_out;
 	llmc_seq q;
@@ -388,24 +422,33 @@ run_window(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int
 	TRY(session_seq_new(s, width, &q, err));
 	if (c->at > 0)
 		keep(c, &c->cut[c->at], width, kept, true);
-	llmc_status status = session_forward(s, &(llmc_chunk){ .seq = q, .tok = tok, .n_tok = width, .n_out = width < n_out ? width : n_out }, 1, NULL, err);
+	llmc_status status = session_forward(
+	    s,
+	    &(llmc_chunk){
+	        .seq = q, .tok = tok, .n_tok = width, .n_out = width < n_out ? width : n_out },
+	    1, NULL, err);
 	session_seq_free(s, q);
 	TRY(status);
 	if (to < c->plan->phase[1].n_step)
 		keep(c, &c->cut[to], width, kept, false);
 	for (int i = 0; i < c->n; i++)
-		c->failed |= c->in[i].rows && c->in[i].in.h && !gram_room(&c->gram, c->in[i].rows, c->in[i].in.cols);
+		c->failed |= c->in[i].rows && c->in[i].in.h &&
+		             !gram_room(&c->gram, c->in[i].rows, c->in[i].in.cols);
 	if (!c->failed)
 		threads_run(threads, gather, c);
 	if (c->failed)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the inputs of %d tokens", width);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the inputs of %d tokens",
+		                 width);
 	for (int i = 0; i < c->n; i++) {
 		StageCapture *in = &c->in[i];
 		if (in->in.hessian && in->ids && in->rows) {
 			if (!rows_room(in))
-				return error_set(err, LLMC_E_MEMORY, "out of memory for the rows that experts see");
-			memcpy(in->in.row + in->in.seen * in->in.cols, in->x, (size_t)(in->rows * in->in.cols) * sizeof *in->x);
-			memcpy(in->in.chosen + in->in.seen * in->in.top_k, in->ids, (size_t)(in->rows * in->in.top_k) * sizeof *in->ids);
+				return error_set(err, LLMC_E_MEMORY,
+				                 "out of memory for the rows that experts see");
+			memcpy(in->in.row + in->in.seen * in->in.cols, in->x,
+			       (size_t)(in->rows * in->in.cols) * sizeof *in->x);
+			memcpy(in->in.chosen + in->in.seen * in->in.top_k, in->ids,
+			       (size_t)(in->rows * in->in.top_k) * sizeof *in->ids);
 		}
 		if (!in->squared || in->in.hessian)
 			in->in.seen += in->rows;
@@ -414,8 +457,9 @@ run_window(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int
 }
 
 llmc_status
-calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int32_t n, int32_t width,
-                bool (*progress)(void *user, int32_t done, int32_t of), void *user, llmc_error *err)
+calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int32_t n,
+                int32_t width, bool (*progress)(void *user, int32_t done, int32_t of), void *user,
+                llmc_error *err)
 {
 	const int to = last_step(c), n_step = c->plan->phase[1].n_step;
 	const PlanStep *first = &c->plan->phase[1].step[c->at];
@@ -424,21 +468,27 @@ calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok
 
 	for (int i = 0; i < c->n; i++) {
 		StageCapture *in = &c->in[i];
-		if (in->in.hessian && !in->in.experts && !in->in.h && !(in->in.h = calloc((size_t)in->in.cols * (size_t)in->in.cols, sizeof(float))))
-			return error_set(err, LLMC_E_MEMORY, "out of memory for the Hessian of %s", in->in.name[0]);
+		if (in->in.hessian && !in->in.experts && !in->in.h &&
+		    !(in->in.h = calloc((size_t)in->in.cols * (size_t)in->in.cols, sizeof(float))))
+			return error_set(err, LLMC_E_MEMORY, "out of memory for the Hessian of %s",
+			                 in->in.name[0]);
 		if (in->in.hessian && in->squared)
 			in->in.seen = 0;
 	}
 	if (c->at == 0)
 		memset(c->seen, 0, (size_t)c->plan->n_buffer * sizeof *c->seen);
-	if (to < n_step && !c->kept && !(c->kept = malloc((size_t)(stride * n) * sizeof *c->kept + 1)))
-		return error_set(err, LLMC_E_MEMORY, "out of memory for what lies between layers, %lld bytes", (long long)(stride * n * 4));
+	if (to < n_step && !c->kept &&
+	    !(c->kept = malloc((size_t)(stride * n) * sizeof *c->kept + 1)))
+		return error_set(err, LLMC_E_MEMORY,
+		                 "out of memory for what lies between layers, %lld bytes",
+		                 (long long)(stride * n * 4));
 	c->threads = threads;
 	gram_open(&c->gram, threads);
 	session_set_probe(s, probe, c);
 	session_set_step_range(s, c->at, to);
 	for (int32_t w = 0; w < n && status == LLMC_OK; w++) {
-		status = run_window(c, s, threads, tok + (int64_t)w * width, width, c->kept ? c->kept + w * stride : NULL, to, err);
+		status = run_window(c, s, threads, tok + (int64_t)w * width, width,
+		                    c->kept ? c->kept + w * stride : NULL, to, err);
 		if (status == LLMC_OK && progress && !progress(user, w + 1, n))
 			status = error_set(err, LLMC_E_CANCELLED, "stopped while calibrating");
 	}
@@ -448,7 +498,8 @@ calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok
 			CalibrationInput *in = &c->in[i].in;
 			for (int64_t j = 0; !c->in[i].squared && in->seen && j < in->cols; j++)
 				in->share[j] /= (double)in->seen;
-			c->in[i].squared |= c->in[i].step >= first && c->in[i].step < first + (to - c->at);
+			c->in[i].squared |=
+			    c->in[i].step >= first && c->in[i].step < first + (to - c->at);
 		}
 	}
 	c->at = status == LLMC_OK ? to : 0;
@@ -501,11 +552,16 @@ experts_imatrix(const CalibrationInput *in, const float *mean, Arena *a, Imatrix
 
 	for (int e = 0; e < n; e++)
 		for (int64_t j = 0; j < in->cols; j++)
-			own[e * in->cols + j] = in->seen_of[e] ? in->squares_of[e * in->cols + j] / (float)in->seen_of[e] : mean[j];
+			own[e * in->cols + j] = in->seen_of[e] ? in->squares_of[e * in->cols + j] /
+			                                             (float)in->seen_of[e]
+			                                       : mean[j];
 	/* gate and up, each one tensor of all, or one of each expert in turn */
 	for (int k = 0; k < in->n_name; k++) {
 		const bool each = in->n_name > 2;
-		imatrix_add(out, a, &(ImatrixEntry){ in->name[k], in->cols, each ? 1 : n, own + (each ? k % n * in->cols : 0), (double)in->seen });
+		imatrix_add(out, a,
+		            &(ImatrixEntry){ in->name[k], in->cols, each ? 1 : n,
+		                             own + (each ? k % n * in->cols : 0),
+		                             (double)in->seen });
 	}
 }
 
@@ -524,6 +580,8 @@ calibration_imatrix(const Calibration *c, Arena *a, Imatrix *out)
 			continue;
 		}
 		for (int k = 0; k < in->n_name; k++)
-			imatrix_add(out, a, &(ImatrixEntry){ in->name[k], in->cols, 1, mean, (double)in->seen });
+			imatrix_add(
+			    out, a,
+			    &(ImatrixEntry){ in->name[k], in->cols, 1, mean, (double)in->seen });
 	}
 }

@@ -1,4 +1,5 @@
-/* Which tensor becomes what: of a GGUF by its type or by a budget of bits, of a folder by its layout. */
+/* Which tensor becomes what: of a GGUF by its type or by a budget of bits, of a folder by its
+ * layout. */
 #include "quant/quant_internal.h"
 
 #include <string.h>
@@ -12,7 +13,11 @@
 #include "quant/budget.h"
 #include "quant/sensitivity.h"
 
-enum { LOOK_WINDOWS = 4, LOOK_TOKENS = 128 /* for the choice of types: where importance comes from elsewhere; what errors cost */ };
+enum {
+	LOOK_WINDOWS = 4,
+	LOOK_TOKENS = 128 /* for the choice of types: where importance comes from elsewhere; what
+	                     errors cost */
+};
 
 llmc_status
 quant_type(const char *name, Dtype *out, llmc_error *err)
@@ -20,17 +25,20 @@ quant_type(const char *name, Dtype *out, llmc_error *err)
 	Strbuf known = { 0 };
 
 	*out = dtype_from_text(name);
-	if (*out != DT_NONE && ((grid_has(*out) && dtype_info(*out)->ggml_type >= 0) || *out == DT_F32 || *out == DT_F16 || *out == DT_BF16))
+	if (*out != DT_NONE && ((grid_has(*out) && dtype_info(*out)->ggml_type >= 0) ||
+	                        *out == DT_F32 || *out == DT_F16 || *out == DT_BF16))
 		return LLMC_OK;
 	for (int d = 0; d < DT_COUNT; d++)
 		if (grid_has((Dtype)d) && dtype_info((Dtype)d)->ggml_type >= 0)
 			strbuf_printf(&known, " %s", dtype_text((Dtype)d));
-	error_set(err, LLMC_E_INPUT, "%s: no type to quantise to; known:%s", name, strbuf_str(&known));
+	error_set(err, LLMC_E_INPUT, "%s: no type to quantise to; known:%s", name,
+	          strbuf_str(&known));
 	strbuf_release(&known);
 	return LLMC_E_INPUT;
 }
 
-/* Columns that are no whole superblocks take a type of 32 with at least as many bits, as llama.cpp does. */
+/* Columns that are no whole superblocks take a type of 32 with at least as many bits, as llama.cpp
+ * does. */
 static Dtype
 fitting(Dtype d, int64_t cols)
 {
@@ -39,20 +47,32 @@ fitting(Dtype d, int64_t cols)
 	switch (d) {
 	case DT_Q2_K:
 	case DT_Q3_K:
-	case DT_IQ4_XS: d = DT_IQ4_NL; break;
-	case DT_Q4_K: d = DT_Q5_0; break;
-	case DT_Q5_K: d = DT_Q5_1; break;
-	case DT_Q6_K: d = DT_Q8_0; break;
-	default: break;
+	case DT_IQ4_XS:
+		d = DT_IQ4_NL;
+		break;
+	case DT_Q4_K:
+		d = DT_Q5_0;
+		break;
+	case DT_Q5_K:
+		d = DT_Q5_1;
+		break;
+	case DT_Q6_K:
+		d = DT_Q8_0;
+		break;
+	default:
+		break;
 	}
 	return cols % dtype_info(d)->block_elems == 0 ? d : DT_F16;
 }
 
-/* Matrices that a text is multiplied by; routers, norms, convolutions and positions keep what they have: they are small, and errors there are not. */
+/* Matrices that a text is multiplied by; routers, norms, convolutions and positions keep what they
+ * have: they are small, and errors there are not. */
 static bool
 is_matrix(const GgufTensor *t)
 {
-	static const char *const kept[] = { "_norm", "ffn_gate_inp", "position_embd", "token_types", "conv", "ssm_", "time_mix", "rel_b", "rope_" };
+	static const char *const kept[] = { "_norm",       "ffn_gate_inp", "position_embd",
+		                            "token_types", "conv",         "ssm_",
+		                            "time_mix",    "rel_b",        "rope_" };
 
 	if (t->n_dims < 2 || !ends_with(t->name, ".weight"))
 		return false;
@@ -65,7 +85,8 @@ is_matrix(const GgufTensor *t)
 static bool
 is_head(const QuantRun *r, const char *name)
 {
-	return strcmp(name, "output.weight") == 0 || (strcmp(name, "token_embd.weight") == 0 && !gguf_tensor(r->g, "output.weight"));
+	return strcmp(name, "output.weight") == 0 ||
+	       (strcmp(name, "token_embd.weight") == 0 && !gguf_tensor(r->g, "output.weight"));
 }
 
 const ImatrixEntry *
@@ -83,8 +104,9 @@ run_importance(const QuantRun *r, const Imatrix *m, const GgufTensor *t)
 		*own = (ImatrixEntry){ e->name, t->dim[0], t->dim[2], e->mean, e->count };
 		return own;
 	}
-	log_line(r->job->log, r->job->log_user, LLMC_LOG_WARNING, "%s: the importance matrix has %lld columns, the tensor %lld: not used", t->name, (long long)e->cols,
-	         (long long)t->dim[0]);
+	log_line(r->job->log, r->job->log_user, LLMC_LOG_WARNING,
+	         "%s: the importance matrix has %lld columns, the tensor %lld: not used", t->name,
+	         (long long)e->cols, (long long)t->dim[0]);
 	return NULL;
 }
 
@@ -93,23 +115,40 @@ static uint32_t
 file_type(Dtype d)
 {
 	switch (d) {
-	case DT_F32: return 0;
-	case DT_F16: return 1;
-	case DT_Q4_0: return 2;
-	case DT_Q4_1: return 3;
-	case DT_Q8_0: return 7;
-	case DT_Q5_0: return 8;
-	case DT_Q5_1: return 9;
-	case DT_Q2_K: return 10;
-	case DT_Q3_K: return 11;
-	case DT_Q4_K: return 14;
-	case DT_Q5_K: return 16;
-	case DT_Q6_K: return 18;
-	case DT_IQ4_NL: return 25;
-	case DT_IQ4_XS: return 30;
-	case DT_BF16: return 32;
-	case DT_MXFP4: return 38;
-	default: return 1024; /* guessed from the tensors */
+	case DT_F32:
+		return 0;
+	case DT_F16:
+		return 1;
+	case DT_Q4_0:
+		return 2;
+	case DT_Q4_1:
+		return 3;
+	case DT_Q8_0:
+		return 7;
+	case DT_Q5_0:
+		return 8;
+	case DT_Q5_1:
+		return 9;
+	case DT_Q2_K:
+		return 10;
+	case DT_Q3_K:
+		return 11;
+	case DT_Q4_K:
+		return 14;
+	case DT_Q5_K:
+		return 16;
+	case DT_Q6_K:
+		return 18;
+	case DT_IQ4_NL:
+		return 25;
+	case DT_IQ4_XS:
+		return 30;
+	case DT_BF16:
+		return 32;
+	case DT_MXFP4:
+		return 38;
+	default:
+		return 1024; /* guessed from the tensors */
 	}
 }
 
@@ -118,7 +157,8 @@ copy_keys(QuantRun *r)
 {
 	for (size_t i = 0; i < gguf_n_keys(r->g); i++) {
 		GgufRaw raw = gguf_raw_at(r->g, i);
-		if (strcmp(raw.name, "general.file_type") && strcmp(raw.name, "general.quantization_version"))
+		if (strcmp(raw.name, "general.file_type") &&
+		    strcmp(raw.name, "general.quantization_version"))
 			gguf_head_raw(&r->head, &raw);
 	}
 	gguf_head_u32(&r->head, "general.quantization_version", 2);
@@ -132,13 +172,15 @@ on_importance_window(void *user, int32_t done, int32_t of)
 	return !job->progress || job->progress(job->user, "what errors cost", done, of);
 }
 
-/* What inputs look like, for the choice of types: all of the text, when it is the importance of columns as well */
+/* What inputs look like, for the choice of types: all of the text, when it is the importance of
+ * columns as well */
 static llmc_status
 measure_importance(QuantRun *r, llmc_error *err)
 {
 	QuantJob *job = r->job;
 	const int32_t windows = job->n_window;
-	const bool all = job->method == QUANT_GPTQ || (job->method != QUANT_NEAREST && !job->imatrix);
+	const bool all =
+	    job->method == QUANT_GPTQ || (job->method != QUANT_NEAREST && !job->imatrix);
 
 	if (!calibration_whole(job->calibration)) {
 		job->n_window = all || windows < LOOK_WINDOWS ? windows : LOOK_WINDOWS;
@@ -168,20 +210,31 @@ choose_by_error(QuantRun *r, llmc_error *err)
 		bool named = is_head(r, in->name) && job->head != DT_NONE;
 		if (!is_matrix(in) || *budget_types(in->dim[0]) == DT_NONE)
 			continue;
-		const ImatrixEntry *e = run_importance(r, job->imatrix ? job->imatrix : &r->own, in);
+		const ImatrixEntry *e =
+		    run_importance(r, job->imatrix ? job->imatrix : &r->own, in);
 		const CalibrationInput *seen = calibration_find(job->calibration, in->name);
-		m[n] = (BudgetMatrix){ .from = in->dtype, .src = in->data, .rows = rows_of(in), .cols = in->dim[0], .importance = e ? e->mean : NULL, .n_mat = e ? e->n_mat : 1,
-		                       .share = seen && seen->seen && seen->cols == in->dim[0] ? seen->share : NULL,
-		                       .only = named ? fitting(job->head, in->dim[0]) : DT_NONE };
+		m[n] = (BudgetMatrix){ .from = in->dtype,
+			               .src = in->data,
+			               .rows = rows_of(in),
+			               .cols = in->dim[0],
+			               .importance = e ? e->mean : NULL,
+			               .n_mat = e ? e->n_mat : 1,
+			               .share = seen && seen->seen && seen->cols == in->dim[0]
+			                            ? seen->share
+			                            : NULL,
+			               .only = named ? fitting(job->head, in->dim[0]) : DT_NONE };
 		of[n++] = i;
 	}
 	TRY(budget_measure(m, n, job->threads, err));
 	for (int k = 0; k < n; k++)
 		cost[k] = (Sensitivity){ .name = r->t[of[k]].in->name, .energy = m[k].energy };
-	TRY(sensitivity_measure(cost, n, job->plan, job->session, job->tok, job->width < LOOK_TOKENS ? job->width : LOOK_TOKENS, on_importance_window, job, err));
+	TRY(sensitivity_measure(cost, n, job->plan, job->session, job->tok,
+	                        job->width < LOOK_TOKENS ? job->width : LOOK_TOKENS,
+	                        on_importance_window, job, err));
 	for (int k = 0; k < n; k++)
 		n_cost += cost[k].cost > 0, sum += cost[k].cost;
-	for (int k = 0; k < n; k++) /* what nothing reads of this text, say heads that guess ahead, counts like the others */
+	for (int k = 0; k < n; k++) /* what nothing reads of this text, say heads that guess ahead,
+	                               counts like the others */
 		m[k].cost = cost[k].cost > 0 ? cost[k].cost : n_cost ? sum / n_cost : 1;
 	TRY(budget_choose(m, n, job->bits, err));
 	for (int k = 0; k < n; k++) {
@@ -190,7 +243,9 @@ choose_by_error(QuantRun *r, llmc_error *err)
 		t->to = c->type;
 		weights[t->to] += m[k].rows * m[k].cols;
 		if (job->chose)
-			job->chose(job->user, t->in->name, dtype_text(t->to), 8.0 * (double)c->bytes / (double)(m[k].rows * m[k].cols), c->error, m[k].cost * c->error);
+			job->chose(job->user, t->in->name, dtype_text(t->to),
+			           8.0 * (double)c->bytes / (double)(m[k].rows * m[k].cols),
+			           c->error, m[k].cost * c->error);
 	}
 	for (int d = 0; d < DT_COUNT; d++)
 		if (weights[d] > (job->type == DT_NONE ? 0 : weights[job->type]))
@@ -210,11 +265,16 @@ run_choose_types(QuantRun *r, llmc_error *err)
 		QuantTensor *t = &r->t[i];
 		t->in = gguf_tensor_at(r->g, (size_t)i);
 		if (t->in->dtype == DT_NONE)
-			return error_set(err, LLMC_E_INPUT, "%s: tensor %s has type %s, which llmc does not read", job->in, t->in->name,
-			                 ggml_type_name(t->in->ggml_type) ? ggml_type_name(t->in->ggml_type) : "unknown");
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: tensor %s has type %s, which llmc does not read",
+			                 job->in, t->in->name,
+			                 ggml_type_name(t->in->ggml_type)
+			                     ? ggml_type_name(t->in->ggml_type)
+			                     : "unknown");
 		t->to = t->in->dtype;
 		if (is_matrix(t->in) && job->bits == 0) {
-			t->to = fitting(is_head(r, t->in->name) ? job->head : job->type, t->in->dim[0]);
+			t->to =
+			    fitting(is_head(r, t->in->name) ? job->head : job->type, t->in->dim[0]);
 			/* what fits no block stays as it is rather than grow */
 			if (t->to == DT_F16 && dtype_info(t->in->dtype)->block_elems > 1)
 				t->to = t->in->dtype;
@@ -235,25 +295,39 @@ run_choose_types(QuantRun *r, llmc_error *err)
 		t->bytes = dtype_row_bytes(t->to, t->in->dim[0]) * rows_of(t->in);
 		if (t->made)
 			job->weight_bytes += t->bytes;
-		t->offset = gguf_head_tensor(&r->head, t->in->name, t->to, t->in->n_dims, t->in->dim);
+		t->offset =
+		    gguf_head_tensor(&r->head, t->in->name, t->to, t->in->n_dims, t->in->dim);
 		if (t->offset < 0 || t->bytes < 0)
-			return error_set(err, LLMC_E_INPUT, "%s: tensor %s has no size as %s", job->in, t->in->name, dtype_text(t->to));
+			return error_set(err, LLMC_E_INPUT, "%s: tensor %s has no size as %s",
+			                 job->in, t->in->name, dtype_text(t->to));
 	}
 	job->n_tensor = r->n;
 	r->data_bytes = r->head.data_bytes;
 	if (coarse)
-		log_line(job->log, job->log_user, LLMC_LOG_WARNING, "%s: holds blocks already: quantising them again adds to their errors, 16 bits are better to start from",
+		log_line(job->log, job->log_user, LLMC_LOG_WARNING,
+		         "%s: holds blocks already: quantising them again adds to their errors, 16 "
+		         "bits are better to start from",
 		         job->in);
 	return LLMC_OK;
 }
 
 /* ---- of a folder ---- */
 
-/* A matrix that a text is multiplied by as it lies there: rows are outputs. Embedding, output, routers and norms keep what they have. */
+/* A matrix that a text is multiplied by as it lies there: rows are outputs. Embedding, output,
+ * routers and norms keep what they have. */
 static bool
 is_linear(const QuantRun *r, const GgufTensor *t)
 {
-	static const char *const kept[] = { "embed", "lm_head", "norm", "router", "wte.", "wpe.", "mlp.gate.weight", "block_sparse_moe.gate.weight", "shared_expert_gate", "conv" };
+	static const char *const kept[] = { "embed",
+		                            "lm_head",
+		                            "norm",
+		                            "router",
+		                            "wte.",
+		                            "wpe.",
+		                            "mlp.gate.weight",
+		                            "block_sparse_moe.gate.weight",
+		                            "shared_expert_gate",
+		                            "conv" };
 
 	if (t->n_dims != 2 || !ends_with(t->name, ".weight") || !dtype_is_float(t->dtype))
 		return false;
@@ -263,7 +337,8 @@ is_linear(const QuantRun *r, const GgufTensor *t)
 	for (int i = 0; i < r->job->plan->n_tensor; i++)
 		for (int k = 0; k < r->job->plan->tensor[i].n_src; k++)
 			if (strcmp(r->job->plan->tensor[i].src[k].name, t->name) == 0)
-				return r->job->plan->tensor[i].cols > 0 && !r->job->plan->tensor[i].src[k].transpose;
+				return r->job->plan->tensor[i].cols > 0 &&
+				       !r->job->plan->tensor[i].src[k].transpose;
 	return false;
 }
 
@@ -273,7 +348,14 @@ as_gguf(Arena *a, const StTensor *s)
 {
 	GgufTensor *t = NEW(a, GgufTensor, 1);
 
-	*t = (GgufTensor){ .name = s->name, .file = s->file, .dtype = s->dtype, .n_dims = s->n_dims, .dim = { 1, 1, 1, 1 }, .data = s->data, .bytes = s->bytes, .made = s->made };
+	*t = (GgufTensor){ .name = s->name,
+		           .file = s->file,
+		           .dtype = s->dtype,
+		           .n_dims = s->n_dims,
+		           .dim = { 1, 1, 1, 1 },
+		           .data = s->data,
+		           .bytes = s->bytes,
+		           .made = s->made };
 	for (int d = 0; d < s->n_dims; d++)
 		t->dim[d < 4 ? d : 3] *= s->dim[s->n_dims - 1 - d];
 	return t;
@@ -286,11 +368,14 @@ run_choose_parts(QuantRun *r, llmc_error *err)
 
 	TRY(safetensors_open(job->in, &r->st, err));
 	if (safetensors_scheme(r->st))
-		return error_set(err, LLMC_E_INPUT, "%s: is quantised already (%s); 16 bits are what to start from", job->in, safetensors_scheme(r->st));
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: is quantised already (%s); 16 bits are what to start from",
+		                 job->in, safetensors_scheme(r->st));
 	r->n = (int)safetensors_n(r->st);
 	r->t = NEW(r->a, QuantTensor, r->n + 1);
 	r->ignored = NEW(r->a, const char *, r->n + 1);
-	r->ignored[r->n_ignored++] = "lm_head"; /* there is one, if only by the name of the embedding */
+	r->ignored[r->n_ignored++] =
+	    "lm_head"; /* there is one, if only by the name of the embedding */
 	bool wide = true;
 	for (int i = 0; i < r->n; i++) {
 		r->t[i].in = as_gguf(r->a, safetensors_at(r->st, (size_t)i));
@@ -302,19 +387,28 @@ run_choose_parts(QuantRun *r, llmc_error *err)
 		QuantTensor *t = &r->t[i];
 		const StTensor *s = safetensors_at(r->st, (size_t)i);
 		if (!s->data)
-			return error_set(err, LLMC_E_INPUT, "%s: tensor %s has no bytes of its own to copy", job->in, s->name);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: tensor %s has no bytes of its own to copy", job->in,
+			                 s->name);
 		t->made = t->made && folder_fits(job->form, t->in->dim[0], job->group);
 		t->scale = t->in->dtype == DT_F16 ? DT_F16 : DT_BF16;
 		t->to = t->made ? folder_blocks(job->form, job->group, t->scale) : t->in->dtype;
 		if (t->made) {
-			t->n_part = folder_parts(job->form, s->name, s->dim[0], s->dim[1], job->group, t->scale, r->a, t->part);
+			t->n_part = folder_parts(job->form, s->name, s->dim[0], s->dim[1],
+			                         job->group, t->scale, r->a, t->part);
 			job->n_quantised++;
 			job->weights += s->dim[0] * s->dim[1];
 		} else {
-			t->part[t->n_part++] = (FolderPart){ .name = s->name, .type = s->dtype_name, .n_dims = s->n_dims, .bytes = s->bytes };
+			t->part[t->n_part++] = (FolderPart){ .name = s->name,
+				                             .type = s->dtype_name,
+				                             .n_dims = s->n_dims,
+				                             .bytes = s->bytes };
 			memcpy(t->part[0].dim, s->dim, sizeof s->dim);
-			if (s->n_dims == 2 && ends_with(s->name, ".weight") && strcmp(s->name, "lm_head.weight"))
-				r->ignored[r->n_ignored++] = arena_printf(r->a, "%.*s", (int)(strlen(s->name) - strlen(".weight")), s->name);
+			if (s->n_dims == 2 && ends_with(s->name, ".weight") &&
+			    strcmp(s->name, "lm_head.weight"))
+				r->ignored[r->n_ignored++] = arena_printf(
+				    r->a, "%.*s", (int)(strlen(s->name) - strlen(".weight")),
+				    s->name);
 		}
 		t->offset = r->data_bytes;
 		for (int k = 0; k < t->n_part; k++)
@@ -326,6 +420,7 @@ run_choose_parts(QuantRun *r, llmc_error *err)
 	}
 	job->n_tensor = r->n;
 	if (!job->n_quantised)
-		return error_set(err, LLMC_E_INPUT, "%s: has no matrix that can become %s", job->in, folder_word(job->form));
+		return error_set(err, LLMC_E_INPUT, "%s: has no matrix that can become %s", job->in,
+		                 folder_word(job->form));
 	return LLMC_OK;
 }

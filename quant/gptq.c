@@ -9,14 +9,19 @@
 #include "formats/block_quantize.h"
 #include "quant/rank_update.h"
 
-enum { PANEL = 64, TILE = 128, TOGETHER = 16 /* rows */, CHUNK = 256 /* columns, a multiple of every block */ };
+enum {
+	PANEL = 64,
+	TILE = 128,
+	TOGETHER = 16 /* rows */,
+	CHUNK = 256 /* columns, a multiple of every block */
+};
 
 /* ---- the factor ---- */
 
 typedef struct Factor {
-	float   *h;
-	int64_t  n;
-	float    least; /* of a pivot: what rounding leaves of a column that others determine */
+	float *h;
+	int64_t n;
+	float least; /* of a pivot: what rounding leaves of a column that others determine */
 	Threads *threads;
 } Factor;
 
@@ -27,7 +32,8 @@ share(int64_t n, int part, int n_parts)
 	return part == n_parts ? n : n * part / n_parts / 16 * 16;
 }
 
-/* Columns first .. end of the rows s .. e of R', from the last row: divided by the pivot, then taken from the rows above in the panel */
+/* Columns first .. end of the rows s .. e of R', from the last row: divided by the pivot, then
+ * taken from the rows above in the panel */
 static void
 solve_panel(const Factor *f, int64_t s, int64_t e, int64_t first, int64_t end)
 {
@@ -71,7 +77,8 @@ factor(void *user, int part, int n_parts)
 		for (int64_t i = 0; i < s; i += TILE)
 			for (int64_t j = 0; j <= i; j += TILE)
 				if (tile++ % n_parts == part)
-					outer_add(h + s * n + i, n, h + s * n + j, n, e - s, h + i * n + j, n, s - i < TILE ? s - i : TILE,
+					outer_add(h + s * n + i, n, h + s * n + j, n, e - s,
+					          h + i * n + j, n, s - i < TILE ? s - i : TILE,
 					          s - j < TILE ? s - j : TILE, 1);
 		threads_barrier(f->threads);
 		e = s;
@@ -82,7 +89,8 @@ factor(void *user, int part, int n_parts)
 		for (int64_t j0 = i0; j0 < n; j0 += PANEL)
 			if (square++ % n_parts == part)
 				for (int64_t i = i0; i < n && i < i0 + PANEL; i++)
-					for (int64_t j = j0 > i ? j0 : i + 1; j < n && j < j0 + PANEL; j++)
+					for (int64_t j = j0 > i ? j0 : i + 1;
+					     j < n && j < j0 + PANEL; j++)
 						h[i * n + j] = h[j * n + i] / h[j * n + j];
 }
 
@@ -95,7 +103,9 @@ gptq_damp(float *h, int64_t n, double damp)
 		mean += (double)h[i * n + i] / (double)n;
 	mean = mean > 0 ? mean : 1;
 	for (int64_t i = 0; i < n; i++) {
-		h[i * n + i] = h[i * n + i] > 0 ? (float)((double)h[i * n + i] * (1 + damp) + .001 * damp * mean) : (float)mean;
+		h[i * n + i] = h[i * n + i] > 0
+		                   ? (float)((double)h[i * n + i] * (1 + damp) + .001 * damp * mean)
+		                   : (float)mean;
 		for (int64_t j = 0; j < i; j++)
 			h[j * n + i] = h[i * n + j];
 	}
@@ -116,19 +126,20 @@ gptq_factor(float *h, int64_t n, Threads *threads)
 
 typedef struct GptqWork {
 	const GptqRows *job;
-	atomic_llong    next;   /* rows that nobody has taken */
-	atomic_bool     failed;
+	atomic_llong next; /* rows that nobody has taken */
+	atomic_bool failed;
 } GptqWork;
 
 typedef struct GptqScratch {
-	float *w;      /* [TOGETHER][cols] as they are */
-	float *e;      /* [cols][TOGETHER] w - v, scaled by nothing */
-	float *weight; /* [cols] R_jj^2: what the square of each rounding costs */
-	float *pull;   /* [TOGETHER][cols] H e: half of the loss's slope */
-	int8_t    *code; /* [TOGETHER][cols] */
+	float *w;        /* [TOGETHER][cols] as they are */
+	float *e;        /* [cols][TOGETHER] w - v, scaled by nothing */
+	float *weight;   /* [cols] R_jj^2: what the square of each rounding costs */
+	float *pull;     /* [TOGETHER][cols] H e: half of the loss's slope */
+	int8_t *code;    /* [TOGETHER][cols] */
 	BlockGrid *grid; /* [TOGETHER][cols / block] */
-	float  level[GRID_MAX][TOGETHER], hq[GRID_MAX][TOGETHER]; /* of a sub-block: levels, and H with them */
-	float  more[TOGETHER][CHUNK]; /* what errors so far ask of the columns of the chunk */
+	float level[GRID_MAX][TOGETHER],
+	    hq[GRID_MAX][TOGETHER];  /* of a sub-block: levels, and H with them */
+	float more[TOGETHER][CHUNK]; /* what errors so far ask of the columns of the chunk */
 } GptqScratch;
 
 /* A chunk of columns of one row */
@@ -150,7 +161,8 @@ round_chunk(const GptqRows *job, GptqScratch *room, int r, int64_t s, int64_t n)
 			code[j] = (int8_t)grid_code(g, i, w[j] + more[j]);
 			float e = w[j] - grid_value(g, i, code[j]);
 			room->e[(s + j) * TOGETHER + r] = e;
-			outer_axpy(e, job->h + (s + j) * job->cols + s + j + 1, more + j + 1, n - j - 1);
+			outer_axpy(e, job->h + (s + j) * job->cols + s + j + 1, more + j + 1,
+			           n - j - 1);
 		}
 	}
 }
@@ -178,14 +190,16 @@ requantize_column(const GptqRows *job, GptqScratch *room, int m, int64_t j)
 	}
 }
 
-/* Scales of the sub-block that begins at column j, of all rows: those near by of least loss for the codes as they are */
+/* Scales of the sub-block that begins at column j, of all rows: those near by of least loss for the
+ * codes as they are */
 static void
 refit_scales(const GptqRows *job, GptqScratch *room, int m, int64_t j, int sub)
 {
 	const int block = dtype_info(job->to)->block_elems;
 	const int64_t n = job->cols;
 	float by[GRID_MAX][TOGETHER] = { { 0 } }; /* what values grow by */
-	double qq[TOGETHER] = { 0 }, q1[TOGETHER] = { 0 }, gq[TOGETHER] = { 0 }, g1[TOGETHER] = { 0 }, one = 0; /* sums of H and of the slope with levels and ones */
+	double qq[TOGETHER] = { 0 }, q1[TOGETHER] = { 0 }, gq[TOGETHER] = { 0 },
+	       g1[TOGETHER] = { 0 }, one = 0; /* sums of H and of the slope with levels and ones */
 	bool any = false;
 
 	memset(room->level, 0, (size_t)sub * sizeof *room->level);
@@ -196,7 +210,8 @@ refit_scales(const GptqRows *job, GptqScratch *room, int m, int64_t j, int sub)
 		for (int a = 0; a < sub; a++)
 			room->level[a][r] = (float)(g->level ? g->level[code[a]] : code[a]);
 	}
-	outer_add(job->full + j * n + j, n, room->level[0], TOGETHER, sub, room->hq[0], TOGETHER, sub, TOGETHER, 0);
+	outer_add(job->full + j * n + j, n, room->level[0], TOGETHER, sub, room->hq[0], TOGETHER,
+	          sub, TOGETHER, 0);
 	for (int a = 0; a < sub; a++) {
 		const float *h = job->full + (j + a) * n + j;
 		float h1 = 0;
@@ -204,7 +219,8 @@ refit_scales(const GptqRows *job, GptqScratch *room, int m, int64_t j, int sub)
 			h1 += h[b];
 		one += (double)h1;
 		for (int r = 0; r < m; r++) {
-			const double level = (double)room->level[a][r], pull = (double)room->pull[r * n + j + a];
+			const double level = (double)room->level[a][r],
+			             pull = (double)room->pull[r * n + j + a];
 			qq[r] += (double)room->hq[a][r] * level;
 			q1[r] += (double)h1 * level;
 			gq[r] += pull * level;
@@ -219,14 +235,21 @@ refit_scales(const GptqRows *job, GptqScratch *room, int m, int64_t j, int sub)
 		/* where the loss is least, with another base and with the one there is */
 		const double det = qq[r] * one - q1[r] * q1[r];
 		const bool two = det > 1e-7 * qq[r] * one;
-		const double ds = two ? (gq[r] * one - g1[r] * q1[r]) / det : 0, db = two ? (g1[r] * qq[r] - gq[r] * q1[r]) / det : 0;
+		const double ds = two ? (gq[r] * one - g1[r] * q1[r]) / det : 0,
+		             db = two ? (g1[r] * qq[r] - gq[r] * q1[r]) / det : 0;
 		for (int t = 0; t < 18; t++) {
 			BlockGrid other = *g;
-			double to_s = t < 9 ? ds : qq[r] > 0 ? gq[r] / qq[r] : 0, to_b = t < 9 ? db : 0;
-			if (!grid_move(job->to, &other, k, g->scale[k] + (float)to_s, g->base[k] + (float)to_b, t % 3 - 1, t / 3 % 3 - 1))
+			double to_s = t < 9       ? ds
+			              : qq[r] > 0 ? gq[r] / qq[r]
+			                          : 0,
+			       to_b = t < 9 ? db : 0;
+			if (!grid_move(job->to, &other, k, g->scale[k] + (float)to_s,
+			               g->base[k] + (float)to_b, t % 3 - 1, t / 3 % 3 - 1))
 				continue;
-			double s = (double)(other.scale[k] - g->scale[k]), b = (double)(other.base[k] - g->base[k]);
-			double loss = s * s * qq[r] + 2 * s * b * q1[r] + b * b * one - 2 * (s * gq[r] + b * g1[r]);
+			double s = (double)(other.scale[k] - g->scale[k]),
+			       b = (double)(other.base[k] - g->base[k]);
+			double loss = s * s * qq[r] + 2 * s * b * q1[r] + b * b * one -
+			              2 * (s * gq[r] + b * g1[r]);
 			if (loss < least)
 				least = loss, best = other;
 		}
@@ -234,7 +257,8 @@ refit_scales(const GptqRows *job, GptqScratch *room, int m, int64_t j, int sub)
 			continue;
 		any = true;
 		for (int a = 0; a < sub; a++)
-			by[a][r] = (best.scale[k] - g->scale[k]) * room->level[a][r] + (best.base[k] - g->base[k]);
+			by[a][r] = (best.scale[k] - g->scale[k]) * room->level[a][r] +
+			           (best.base[k] - g->base[k]);
 		*g = best;
 	}
 	if (!any)
@@ -249,8 +273,10 @@ rows(void *user, int part, int n_parts)
 {
 	GptqWork *work = user;
 	const GptqRows *job = work->job;
-	const int64_t n = job->cols, from_bytes = dtype_row_bytes(job->from, n), to_bytes = dtype_row_bytes(job->to, n);
-	const int block = dtype_info(job->to)->block_elems, block_bytes = dtype_info(job->to)->block_bytes;
+	const int64_t n = job->cols, from_bytes = dtype_row_bytes(job->from, n),
+	              to_bytes = dtype_row_bytes(job->to, n);
+	const int block = dtype_info(job->to)->block_elems,
+	          block_bytes = dtype_info(job->to)->block_bytes;
 	GptqScratch *room = calloc(1, sizeof *room);
 
 	(void)part, (void)n_parts;
@@ -262,7 +288,8 @@ rows(void *user, int part, int n_parts)
 		room->code = malloc((size_t)n * TOGETHER);
 		room->grid = malloc((size_t)(n / block) * TOGETHER * sizeof *room->grid);
 	}
-	if (!room || !room->w || !room->e || !room->weight || !room->pull || !room->code || !room->grid) {
+	if (!room || !room->w || !room->e || !room->weight || !room->pull || !room->code ||
+	    !room->grid) {
 		atomic_store(&work->failed, true);
 		goto out;
 	}
@@ -273,18 +300,21 @@ rows(void *user, int part, int n_parts)
 		memset(room->w, 0, (size_t)n * TOGETHER * sizeof *room->w);
 		memset(room->e, 0, (size_t)n * TOGETHER * sizeof *room->e);
 		for (int r = 0; r < m; r++)
-			dequant_row(job->from, (const char *)job->src + (first + r) * from_bytes, room->w + r * n, n);
+			dequant_row(job->from, (const char *)job->src + (first + r) * from_bytes,
+			            room->w + r * n, n);
 		for (int64_t s = 0; s < n; s += CHUNK) {
 			int64_t c = n - s < CHUNK ? n - s : CHUNK;
 			memset(room->more, 0, sizeof room->more);
-			outer_add(room->e, TOGETHER, job->h + s, n, s, room->more[0], CHUNK, TOGETHER, c, 0);
+			outer_add(room->e, TOGETHER, job->h + s, n, s, room->more[0], CHUNK,
+			          TOGETHER, c, 0);
 			for (int r = 0; r < m; r++)
 				round_chunk(job, room, r, s, c);
 		}
 		for (int pass = 0; job->full && pass < job->passes; pass++) {
 			if (pass == 0) {
 				memset(room->pull, 0, (size_t)n * TOGETHER * sizeof *room->pull);
-				outer_add(room->e, TOGETHER, job->full, n, n, room->pull, n, TOGETHER, n, 0);
+				outer_add(room->e, TOGETHER, job->full, n, n, room->pull, n,
+				          TOGETHER, n, 0);
 			}
 			for (int64_t j = 0; j < n; j++) {
 				int sub = room->grid[j / block].sub;
@@ -295,7 +325,10 @@ rows(void *user, int part, int n_parts)
 		}
 		for (int r = 0; r < m; r++)
 			for (int64_t b = 0; b < n / block; b++)
-				grid_pack(job->to, &room->grid[r * n / block + b], room->code + r * n + b * block, (uint8_t *)job->dst + (first + r) * to_bytes + b * block_bytes);
+				grid_pack(job->to, &room->grid[r * n / block + b],
+				          room->code + r * n + b * block,
+				          (uint8_t *)job->dst + (first + r) * to_bytes +
+				              b * block_bytes);
 	}
 out:
 	if (room) {

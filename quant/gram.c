@@ -6,7 +6,11 @@
 #include "quant/rank_update.h"
 #include "runtime/cpu/cpu.h"
 
-enum { TILE_M = 64, TILE_N = 256, DEPTH = 64 /* rows of a tile's inputs that lie close together, in the nearest caches */ };
+enum {
+	TILE_M = 64,
+	TILE_N = 256,
+	DEPTH = 64 /* rows of a tile's inputs that lie close together, in the nearest caches */
+};
 
 /* ---- fp32 ---- */
 
@@ -45,7 +49,8 @@ add_floats(const Gram *g, int part, const float *x, int64_t rows, int64_t n, flo
 
 /* ---- tiles ----
  *
- * Columns are taken in groups of 16, an even number of them, rows in steps of 32; what is missing is 0. Each group and step is packed twice, 1 KB each:
+ * Columns are taken in groups of 16, an even number of them, rows in steps of 32; what is missing
+ * is 0. Each group and step is packed twice, 1 KB each:
  *
  *   left    [16 columns][32 rows] bf16        right   [16 pairs of rows][16 columns][2]: as 32-bit words, left transposed
  *
@@ -75,7 +80,8 @@ to_bf16(float f)
 }
 
 static void
-pack(const float *x, int64_t rows, int64_t n, int64_t group, int64_t step, uint16_t *left, uint16_t *right)
+pack(const float *x, int64_t rows, int64_t n, int64_t group, int64_t step, uint16_t *left,
+     uint16_t *right)
 {
 	uint32_t word[GROUP][GROUP];
 	const int64_t first = group * GROUP, cols = n - first < GROUP ? n - first : GROUP;
@@ -94,13 +100,17 @@ pack(const float *x, int64_t rows, int64_t n, int64_t group, int64_t step, uint1
 
 #if defined(__x86_64__)
 typedef struct TileShape {
-	uint8_t  palette, start, none[14];
+	uint8_t palette, start, none[14];
 	uint16_t bytes[16]; /* of a row of each register */
-	uint8_t  rows[16];
+	uint8_t rows[16];
 } TileShape;
 
-#define TILE_LOAD(r, p) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)64) : "memory")
-#define TILE_STORE(r, p) __asm__ volatile("tilestored %%tmm" #r ", (%0,%1,1)" ::"r"(p), "r"((int64_t)64) : "memory")
+#define TILE_LOAD(r, p)                                                                            \
+	__asm__ volatile("tileloadd (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)64) : "memory")
+#define TILE_STORE(r, p)                                                                           \
+	__asm__ volatile("tilestored %%tmm" #r ", (%0,%1,1)" ::"r"(p), "r"((int64_t)64)            \
+	                 : "memor"                                                                 \
+	                   "y")
 #define TILE_ZERO(r) __asm__ volatile("tilezero %%tmm" #r ::)
 #define TILE_DOT(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 
@@ -124,7 +134,8 @@ tiles_end(void)
 
 /* Groups i, i + 1 by j, j + 1: out [4][16][16] */
 static void
-four_tiles(const uint16_t *left, const uint16_t *right, int64_t steps, int64_t i, int64_t j, float (*out)[GROUP * GROUP])
+four_tiles(const uint16_t *left, const uint16_t *right, int64_t steps, int64_t i, int64_t j,
+           float (*out)[GROUP * GROUP])
 {
 	const uint16_t *a = left + i * steps * PACKED, *b = right + j * steps * PACKED;
 
@@ -148,10 +159,17 @@ four_tiles(const uint16_t *left, const uint16_t *right, int64_t steps, int64_t i
 	TILE_STORE(3, out[3]);
 }
 #else
-static void tiles_begin(void) {}
-static void tiles_end(void) {}
 static void
-four_tiles(const uint16_t *left, const uint16_t *right, int64_t steps, int64_t i, int64_t j, float (*out)[GROUP * GROUP])
+tiles_begin(void)
+{
+}
+static void
+tiles_end(void)
+{
+}
+static void
+four_tiles(const uint16_t *left, const uint16_t *right, int64_t steps, int64_t i, int64_t j,
+           float (*out)[GROUP * GROUP])
 {
 	(void)left, (void)right, (void)steps, (void)i, (void)j, (void)out;
 }
@@ -160,7 +178,8 @@ four_tiles(const uint16_t *left, const uint16_t *right, int64_t steps, int64_t i
 static void
 put(const float *tile, int64_t n, float *h, int64_t row, int64_t col)
 {
-	const int64_t rows = n - row < GROUP ? n - row : GROUP, cols = n - col < GROUP ? n - col : GROUP;
+	const int64_t rows = n - row < GROUP ? n - row : GROUP,
+	              cols = n - col < GROUP ? n - col : GROUP;
 
 	for (int64_t r = 0; r < rows; r++, tile += GROUP) {
 		float *to = h + (row + r) * n + col;
@@ -174,7 +193,8 @@ put(const float *tile, int64_t n, float *h, int64_t row, int64_t col)
 }
 
 static void
-add_tiles(const Gram *g, Threads *threads, int part, const float *x, int64_t rows, int64_t n, float *h)
+add_tiles(const Gram *g, Threads *threads, int part, const float *x, int64_t rows, int64_t n,
+          float *h)
 {
 	const int64_t groups = groups_of(n), steps = steps_of(rows);
 	uint16_t *left = g->room, *right = left + groups * steps * PACKED;
@@ -216,7 +236,9 @@ gram_release(Gram *g)
 bool
 gram_room(Gram *g, int64_t rows, int64_t n)
 {
-	size_t need = g->tiles ? (size_t)(2 * groups_of(n) * steps_of(rows)) * PACKED * sizeof(uint16_t) : (size_t)g->n_part * DEPTH * (TILE_M + TILE_N) * sizeof(float);
+	size_t need = g->tiles
+	                  ? (size_t)(2 * groups_of(n) * steps_of(rows)) * PACKED * sizeof(uint16_t)
+	                  : (size_t)g->n_part * DEPTH * (TILE_M + TILE_N) * sizeof(float);
 
 	if (need > g->cap) {
 		gram_release(g);
@@ -227,7 +249,8 @@ gram_room(Gram *g, int64_t rows, int64_t n)
 }
 
 void
-gram_add(const Gram *g, Threads *threads, int part, const float *x, int64_t rows, int64_t n, float *h)
+gram_add(const Gram *g, Threads *threads, int part, const float *x, int64_t rows, int64_t n,
+         float *h)
 {
 	if (g->tiles)
 		add_tiles(g, threads, part, x, rows, n, h);

@@ -13,7 +13,10 @@
 
 enum { MAX_BESIDE_BYTES = 1 << 29 };
 
-static const char *const words[FOLDER_FORMS] = { [FOLDER_INT4] = "int4", [FOLDER_INT8] = "int8", [FOLDER_FP8] = "fp8", [FOLDER_MXFP4] = "mxfp4" };
+static const char *const words[FOLDER_FORMS] = { [FOLDER_INT4] = "int4",
+	                                         [FOLDER_INT8] = "int8",
+	                                         [FOLDER_FP8] = "fp8",
+	                                         [FOLDER_MXFP4] = "mxfp4" };
 
 FolderForm
 folder_form(const char *word)
@@ -33,7 +36,9 @@ folder_word(FolderForm f)
 bool
 folder_fits(FolderForm f, int64_t cols, int group)
 {
-	return f == FOLDER_INT4 ? cols % group == 0 : f == FOLDER_MXFP4 ? cols % 32 == 0 : f == FOLDER_FP8 || cols % 4 == 0;
+	return f == FOLDER_INT4    ? cols % group == 0
+	       : f == FOLDER_MXFP4 ? cols % 32 == 0
+	                           : f == FOLDER_FP8 || cols % 4 == 0;
 }
 
 Dtype
@@ -55,18 +60,35 @@ code_bytes(FolderForm f, int64_t rows, int64_t cols)
 }
 
 int
-folder_parts(FolderForm f, const char *name, int64_t rows, int64_t cols, int group, Dtype scale, Arena *a, FolderPart part[FOLDER_PARTS])
+folder_parts(FolderForm f, const char *name, int64_t rows, int64_t cols, int group, Dtype scale,
+             Arena *a, FolderPart part[FOLDER_PARTS])
 {
 	const int64_t groups = f == FOLDER_INT4 ? cols / group : f == FOLDER_MXFP4 ? cols / 32 : 1;
 	const bool power = f == FOLDER_MXFP4;
 	const char *packed = arena_printf(a, "%s_packed", name);
 
 	switch (f) {
-	case FOLDER_FP8: part[0] = (FolderPart){ name, "F8_E4M3", 2, { rows, cols }, code_bytes(f, rows, cols) }; break;
-	case FOLDER_MXFP4: part[0] = (FolderPart){ packed, "U8", 2, { rows, cols / 2 }, code_bytes(f, rows, cols) }; break;
-	default: part[0] = (FolderPart){ packed, "I32", 2, { rows, f == FOLDER_INT4 ? cols / 8 : cols / 4 }, code_bytes(f, rows, cols) }; break;
+	case FOLDER_FP8:
+		part[0] =
+		    (FolderPart){ name, "F8_E4M3", 2, { rows, cols }, code_bytes(f, rows, cols) };
+		break;
+	case FOLDER_MXFP4:
+		part[0] =
+		    (FolderPart){ packed, "U8", 2, { rows, cols / 2 }, code_bytes(f, rows, cols) };
+		break;
+	default:
+		part[0] = (FolderPart){ packed,
+			                "I32",
+			                2,
+			                { rows, f == FOLDER_INT4 ? cols / 8 : cols / 4 },
+			                code_bytes(f, rows, cols) };
+		break;
 	}
-	part[1] = (FolderPart){ arena_printf(a, "%s_scale", name), power ? "U8" : dtype_info(scale)->safetensors, 2, { rows, groups }, rows * groups * (power ? 1 : 2) };
+	part[1] = (FolderPart){ arena_printf(a, "%s_scale", name),
+		                power ? "U8" : dtype_info(scale)->safetensors,
+		                2,
+		                { rows, groups },
+		                rows * groups * (power ? 1 : 2) };
 	if (f == FOLDER_FP8 || f == FOLDER_MXFP4)
 		return 2;
 	part[2] = (FolderPart){ arena_printf(a, "%s_shape", name), "I64", 1, { 2 }, 16 };
@@ -81,7 +103,8 @@ put_shape(uint8_t *dst, int64_t rows, int64_t cols)
 	memcpy(dst, shape, sizeof shape);
 }
 
-/* Codes lie as columns c and c + 16 in a byte; a folder has neighbours there. Where a block has its scale first. */
+/* Codes lie as columns c and c + 16 in a byte; a folder has neighbours there. Where a block has its
+ * scale first. */
 static uint8_t *
 neighbours(const uint8_t *q, int columns, uint8_t *dst)
 {
@@ -96,7 +119,8 @@ neighbours(const uint8_t *q, int columns, uint8_t *dst)
 void
 folder_from_blocks(Dtype blocks, const void *src, int64_t rows, int64_t cols, uint8_t *dst)
 {
-	const int columns = dtype_info(blocks)->block_elems, bytes = dtype_info(blocks)->block_bytes;
+	const int columns = dtype_info(blocks)->block_elems,
+	          bytes = dtype_info(blocks)->block_bytes;
 	const int64_t n = rows * cols / columns;
 	const uint8_t *b = src;
 	uint8_t *scale = dst + rows * cols / 2;
@@ -136,7 +160,8 @@ code_of(float t)
 }
 
 void
-folder_row(FolderForm f, Dtype scale, const float *x, const float *importance, int64_t r, int64_t rows, int64_t cols, uint8_t *dst)
+folder_row(FolderForm f, Dtype scale, const float *x, const float *importance, int64_t r,
+           int64_t rows, int64_t cols, uint8_t *dst)
 {
 	uint8_t *code = dst + r * cols, *to = dst + code_bytes(f, rows, cols) + 2 * r;
 	float peak = 0, d, best_d = 0;
@@ -149,7 +174,9 @@ folder_row(FolderForm f, Dtype scale, const float *x, const float *importance, i
 		for (int64_t i = 0; i < cols; i++) {
 			float one = d > 0 ? x[i] / d : 0;
 			uint8_t block[36];
-			float piece[32] = { one, 448 }; /* with a peak of 448 the scale of a group is 1 */
+			float piece[32] = {
+				one, 448
+			}; /* with a peak of 448 the scale of a group is 1 */
 			quant_row(DT_F8_32, piece, block, 32);
 			code[i] = block[4];
 		}
@@ -183,7 +210,8 @@ folder_head_add(Strbuf *head, const FolderPart *p, int64_t *at)
 	strbuf_printf(head, ":{\"dtype\":\"%s\",\"shape\":[", p->type);
 	for (int i = 0; i < p->n_dims; i++)
 		strbuf_printf(head, "%s%lld", i ? "," : "", (long long)p->dim[i]);
-	strbuf_printf(head, "],\"data_offsets\":[%lld,%lld]}", (long long)*at, (long long)(*at + p->bytes));
+	strbuf_printf(head, "],\"data_offsets\":[%lld,%lld]}", (long long)*at,
+	              (long long)(*at + p->bytes));
 	*at += p->bytes;
 }
 
@@ -203,29 +231,41 @@ folder_head_text(const Strbuf *head, Strbuf *out)
 static json_t *
 quantization_config(FolderForm f, int group, const char *const *ignored, int n_ignored)
 {
-	static const char *const formats[FOLDER_FORMS] = { [FOLDER_INT4] = "pack-quantized", [FOLDER_INT8] = "pack-quantized", [FOLDER_FP8] = "float-quantized",
-	                                                   [FOLDER_MXFP4] = "mxfp4-pack-quantized" };
-	const bool grouped = f == FOLDER_INT4 || f == FOLDER_MXFP4, is_float = f == FOLDER_FP8 || f == FOLDER_MXFP4;
-	json_t *ignore = json_array(), *weights = json_pack("{s:i, s:s, s:b, s:s, s:b, s:s}", "num_bits", grouped ? 4 : 8, "type", is_float ? "float" : "int",
-	                                                   "symmetric", 1, "strategy", grouped ? "group" : "channel", "dynamic", 0, "observer", "minmax");
+	static const char *const formats[FOLDER_FORMS] = { [FOLDER_INT4] = "pack-quantized",
+		                                           [FOLDER_INT8] = "pack-quantized",
+		                                           [FOLDER_FP8] = "float-quantized",
+		                                           [FOLDER_MXFP4] =
+		                                               "mxfp4-pack-quantized" };
+	const bool grouped = f == FOLDER_INT4 || f == FOLDER_MXFP4,
+	           is_float = f == FOLDER_FP8 || f == FOLDER_MXFP4;
+	json_t *ignore = json_array(),
+	       *weights =
+	           json_pack("{s:i, s:s, s:b, s:s, s:b, s:s}", "num_bits", grouped ? 4 : 8, "type",
+	                     is_float ? "float" : "int", "symmetric", 1, "strategy",
+	                     grouped ? "group" : "channel", "dynamic", 0, "observer", "minmax");
 
 	for (int i = 0; i < n_ignored; i++)
 		json_array_append_new(ignore, json_string(ignored[i]));
 	if (weights && grouped)
-		json_object_set_new(weights, "group_size", json_integer(f == FOLDER_MXFP4 ? 32 : group));
-	json_t *group_0 = json_pack("{s:[s], s:o, s:n, s:n}", "targets", "Linear", "weights", weights, "input_activations", "output_activations");
+		json_object_set_new(weights, "group_size",
+		                    json_integer(f == FOLDER_MXFP4 ? 32 : group));
+	json_t *group_0 = json_pack("{s:[s], s:o, s:n, s:n}", "targets", "Linear", "weights",
+	                            weights, "input_activations", "output_activations");
 	if (group_0 && f == FOLDER_MXFP4) {
 		json_object_set_new(weights, "scale_dtype", json_string("torch.uint8"));
 		json_object_set_new(group_0, "format", json_string(formats[f]));
 	}
-	return json_pack("{s:s, s:s, s:s, s:{s:o}, s:o}", "quant_method", "compressed-tensors", "format", formats[f], "quantization_status", "compressed",
-	                 "config_groups", "group_0", group_0, "ignore", ignore);
+	return json_pack("{s:s, s:s, s:s, s:{s:o}, s:o}", "quant_method", "compressed-tensors",
+	                 "format", formats[f], "quantization_status", "compressed", "config_groups",
+	                 "group_0", group_0, "ignore", ignore);
 }
 
 static bool
 is_weights(const char *name)
 {
-	static const char *const ends[] = { ".safetensors", ".bin", ".pt", ".pth", ".index.json", ".gguf", ".h5", ".msgpack", ".onnx" };
+	static const char *const ends[] = { ".safetensors", ".bin",        ".pt",
+		                            ".pth",         ".index.json", ".gguf",
+		                            ".h5",          ".msgpack",    ".onnx" };
 	size_t n = strlen(name);
 
 	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
@@ -235,14 +275,16 @@ is_weights(const char *name)
 }
 
 llmc_status
-folder_beside(const char *in, const char *out, FolderForm f, int group, const char *const *ignored, int n_ignored, llmc_error *err)
+folder_beside(const char *in, const char *out, FolderForm f, int group, const char *const *ignored,
+              int n_ignored, llmc_error *err)
 {
 	Strbuf from = { 0 }, to = { 0 }, text = { 0 };
 	llmc_status status = LLMC_OK;
 	DIR *dir = opendir(in);
 
 	if (!dir)
-		return error_set(err, LLMC_E_IO, "%s: cannot read the folder: %s", in, strerror(errno));
+		return error_set(err, LLMC_E_IO, "%s: cannot read the folder: %s", in,
+		                 strerror(errno));
 	for (struct dirent *e; status == LLMC_OK && (e = readdir(dir));) {
 		file_join(&from, in, e->d_name);
 		file_join(&to, out, e->d_name);
@@ -252,12 +294,16 @@ folder_beside(const char *in, const char *out, FolderForm f, int group, const ch
 		status = file_read(strbuf_str(&from), MAX_BESIDE_BYTES, &text, err);
 		if (status == LLMC_OK && strcmp(e->d_name, "config.json") == 0) {
 			json_error_t why;
-			json_t *config = json_loadb(strbuf_str(&text), text.len, 0, &why), *q = quantization_config(f, group, ignored, n_ignored);
+			json_t *config = json_loadb(strbuf_str(&text), text.len, 0, &why),
+			       *q = quantization_config(f, group, ignored, n_ignored);
 			char *made = NULL;
 			if (!json_is_object(config))
-				status = error_set(err, LLMC_E_INPUT, "%s: no JSON object", strbuf_str(&from));
-			else if (!q || json_object_set(config, "quantization_config", q) != 0 || !(made = json_dumps(config, JSON_INDENT(2))))
-				status = error_set(err, LLMC_E_MEMORY, "out of memory for config.json");
+				status = error_set(err, LLMC_E_INPUT, "%s: no JSON object",
+				                   strbuf_str(&from));
+			else if (!q || json_object_set(config, "quantization_config", q) != 0 ||
+			         !(made = json_dumps(config, JSON_INDENT(2))))
+				status =
+				    error_set(err, LLMC_E_MEMORY, "out of memory for config.json");
 			strbuf_clear(&text);
 			strbuf_puts(&text, made ? made : "");
 			strbuf_putc(&text, '\n');

@@ -1,5 +1,7 @@
-/* The old form: i32 entries, each i32 length of the name, name, i32 calls, i32 values, values f32 (mean times calls); then maybe i32 last chunk, i32 length,
- * name of the text. The new one: a GGUF whose tensors NAME.in_sum2 [cols, experts] and NAME.counts [1, experts] are f32. Both untrusted. */
+/* The old form: i32 entries, each i32 length of the name, name, i32 calls, i32 values, values f32
+ * (mean times calls); then maybe i32 last chunk, i32 length, name of the text. The new one: a GGUF
+ * whose tensors NAME.in_sum2 [cols, experts] and NAME.counts [1, experts] are f32. Both untrusted.
+ */
 #include "quant/imatrix.h"
 
 #include <math.h>
@@ -34,8 +36,11 @@ check_values(const char *path, const ImatrixEntry *e, llmc_error *err)
 {
 	for (int64_t i = 0; i < e->cols * e->n_mat; i++)
 		if (!isfinite(e->mean[i]) || e->mean[i] < 0)
-			return error_set(err, LLMC_E_INPUT, "%s: the importance of column %lld of %s is %g: expected a mean of squares", path,
-			                 (long long)(i % e->cols), e->name, (double)e->mean[i]);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: the importance of column %lld of %s is %g: expected "
+			                 "a mean of squares",
+			                 path, (long long)(i % e->cols), e->name,
+			                 (double)e->mean[i]);
 	return LLMC_OK;
 }
 
@@ -48,24 +53,35 @@ read_old(const char *path, const FileMap *f, Arena *a, Imatrix *out, llmc_error 
 #define TAKE(to, bytes)                                                                            \
 	do {                                                                                       \
 		if (f->size - at < (size_t)(bytes))                                                \
-			return error_set(err, LLMC_E_INPUT, "%s: the file ends within an entry: it is cut off, or no importance matrix", path); \
+			return error_set(err, LLMC_E_INPUT,                                        \
+			                 "%s: the file ends within an entry: it is cut off, or "   \
+			                 "no importance matrix",                                   \
+			                 path);                                                    \
 		memcpy((to), f->data + at, (size_t)(bytes));                                       \
 		at += (size_t)(bytes);                                                             \
 	} while (0)
 	TAKE(&n, 4);
 	if (n < 1 || n > MOST_ENTRIES)
-		return error_set(err, LLMC_E_INPUT, "%s: %d entries: no importance matrix, neither a GGUF nor the older form", path, n);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "%s: %d entries: no importance matrix, neither a GGUF nor the older form", path,
+		    n);
 	for (int32_t i = 0; i < n; i++) {
 		int32_t len, calls, values;
 		TAKE(&len, 4);
 		if (len < 1 || len > MOST_NAME || (size_t)len > f->size - at)
-			return error_set(err, LLMC_E_INPUT, "%s: the name of entry %d has %d bytes: the file is damaged, or no importance matrix", path, i, len);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: the name of entry %d has %d bytes: the file is "
+			                 "damaged, or no importance matrix",
+			                 path, i, len);
 		char *name = arena_strndup(a, (const char *)f->data + at, (size_t)len);
 		at += (size_t)len;
 		TAKE(&calls, 4);
 		TAKE(&values, 4);
 		if (values < 1 || (size_t)values > (f->size - at) / 4)
-			return error_set(err, LLMC_E_INPUT, "%s: %s claims %d values: the file is cut off or damaged", path, name, values);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: %s claims %d values: the file is cut off or damaged",
+			                 path, name, values);
 		float *mean = NEW(a, float, values);
 		TAKE(mean, (size_t)values * 4);
 		for (int32_t k = 0; k < values && calls > 0; k++)
@@ -106,17 +122,24 @@ read_gguf(const char *path, Arena *a, Imatrix *out, llmc_error *err)
 		char *name = arena_strndup(a, t->name, strlen(t->name) - strlen(".in_sum2"));
 		const GgufTensor *count = gguf_tensor(g, arena_printf(a, "%s.counts", name));
 		int64_t cols = t->dim[0], n_mat = t->dim[1] * t->dim[2] * t->dim[3];
-		if (t->dtype != DT_F32 || !count || count->dtype != DT_F32 || count->bytes != n_mat * 4)
-			return error_set(err, LLMC_E_INPUT, "%s: %s is not f32, or has no counts beside it: no importance matrix", path, t->name);
-		float *mean = NEW(a, float, cols * n_mat), counts = 0;
+		if (t->dtype != DT_F32 || !count || count->dtype != DT_F32 ||
+		    count->bytes != n_mat * 4)
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "%s: %s is not f32, or has no counts beside it: no importance matrix",
+			    path, t->name);
+		float *mean = NEW(a, float, cols *n_mat), counts = 0;
 		for (int64_t m = 0; m < n_mat; m++) {
 			float c;
 			memcpy(&c, (const char *)count->data + m * 4, 4);
 			if (m == 0)
 				counts = c;
-			memcpy(mean + m * cols, (const char *)t->data + m * cols * 4, (size_t)cols * 4);
+			memcpy(mean + m * cols, (const char *)t->data + m * cols * 4,
+			       (size_t)cols * 4);
 			for (int64_t k = 0; k < cols; k++)
-				mean[m * cols + k] = c > 0 ? mean[m * cols + k] / c : 1; /* an expert that nothing reached: all the same */
+				mean[m * cols + k] =
+				    c > 0 ? mean[m * cols + k] / c
+				          : 1; /* an expert that nothing reached: all the same */
 		}
 		ImatrixEntry e = { name, cols, n_mat, mean, (double)counts };
 		TRY(check_values(path, &e, err));
@@ -124,7 +147,9 @@ read_gguf(const char *path, Arena *a, Imatrix *out, llmc_error *err)
 	}
 	arena_done(a, g);
 	if (out->n == 0)
-		return error_set(err, LLMC_E_INPUT, "%s: no tensor ends in .in_sum2: a GGUF, but no importance matrix", path);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: no tensor ends in .in_sum2: a GGUF, but no importance matrix",
+		                 path);
 	return LLMC_OK;
 }
 
@@ -185,7 +210,9 @@ write_gguf(Strbuf *b, const Imatrix *m, const char *dataset, int chunks, int chu
 			Strbuf name = { 0 };
 			strbuf_printf(&name, "%s.%s", m->entry[i].name, k ? "counts" : "in_sum2");
 			h.keys.failed |= name.failed;
-			gguf_head_tensor(&h, strbuf_str(&name), DT_F32, 2, (int64_t[]){ k ? 1 : m->entry[i].cols, m->entry[i].n_mat });
+			gguf_head_tensor(
+			    &h, strbuf_str(&name), DT_F32, 2,
+			    (int64_t[]){ k ? 1 : m->entry[i].cols, m->entry[i].n_mat });
 			strbuf_release(&name);
 		}
 	gguf_head_text(&h, b);
@@ -206,7 +233,8 @@ write_gguf(Strbuf *b, const Imatrix *m, const char *dataset, int chunks, int chu
 }
 
 llmc_status
-imatrix_write(const char *path, const Imatrix *m, const char *dataset, int chunks, int chunk_tokens, llmc_error *err)
+imatrix_write(const char *path, const Imatrix *m, const char *dataset, int chunks, int chunk_tokens,
+              llmc_error *err)
 {
 	Strbuf b = { 0 };
 	llmc_status status;
@@ -215,7 +243,8 @@ imatrix_write(const char *path, const Imatrix *m, const char *dataset, int chunk
 		write_old(&b, m, dataset, chunks);
 	else
 		write_gguf(&b, m, dataset, chunks, chunk_tokens);
-	status = b.failed ? error_set(err, LLMC_E_MEMORY, "out of memory for %s", path) : file_write(path, b.data, b.len, err);
+	status = b.failed ? error_set(err, LLMC_E_MEMORY, "out of memory for %s", path)
+	                  : file_write(path, b.data, b.len, err);
 	strbuf_release(&b);
 	return status;
 }

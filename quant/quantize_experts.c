@@ -1,5 +1,6 @@
-/* Matrices of experts, by the rows that the text sends to each: a Hessian of an expert's own inputs for gate and up, one of what these make of them for down. An
- * expert that saw few rows is rounded by the importance of columns; there is nothing in so few to compensate by. */
+/* Matrices of experts, by the rows that the text sends to each: a Hessian of an expert's own inputs
+ * for gate and up, one of what these make of them for down. An expert that saw few rows is rounded
+ * by the importance of columns; there is nothing in so few to compensate by. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -13,27 +14,39 @@
 #include "quant/quant_internal.h"
 #include "ref/ref.h"
 
-enum { GATE, UP, DOWN, ROLES, FEWEST = 8 /* columns for each row that is wanted at least */, TILE = 32 };
+enum {
+	GATE,
+	UP,
+	DOWN,
+	ROLES,
+	FEWEST = 8 /* columns for each row that is wanted at least */,
+	TILE = 32
+};
 
 /* One expert's matrix: rows first .. of a tensor */
-typedef struct ExpertMatrix { QuantTensor *t; int64_t first; } ExpertMatrix;
+typedef struct ExpertMatrix {
+	QuantTensor *t;
+	int64_t first;
+} ExpertMatrix;
 
 typedef struct MoeLayer {
-	QuantRun     *r;
+	QuantRun *r;
 	CalibrationInput *in;
-	int64_t  cols[ROLES], rows[ROLES]; /* of one expert */
-	ExpertMatrix  *m[ROLES];                 /* [n_experts]; NULL: not in a form that is known here */
-	bool     plain;                    /* no biases within */
-	float   *x, *turned;               /* of one expert: [n][hidden], [hidden][n] */
-	float   *y;                        /* [n][width] what down reads */
-	int64_t  n;
+	int64_t cols[ROLES], rows[ROLES]; /* of one expert */
+	ExpertMatrix *m[ROLES];           /* [n_experts]; NULL: not in a form that is known here */
+	bool plain;                       /* no biases within */
+	float *x, *turned;                /* of one expert: [n][hidden], [hidden][n] */
+	float *y;                         /* [n][width] what down reads */
+	int64_t n;
 } MoeLayer;
 
 /* Does the source hold its rows one after the other, from the first on? */
 static bool
 is_whole(const PlanSource *s)
 {
-	return s->first == 0 && s->n_block * s->block == s->rows && (s->n_block == 1 || s->stride == s->block) && !s->transpose && !s->rope_pairs && !s->col_total && !s->arranged && !s->rows_in;
+	return s->first == 0 && s->n_block * s->block == s->rows &&
+	       (s->n_block == 1 || s->stride == s->block) && !s->transpose && !s->rope_pairs &&
+	       !s->col_total && !s->arranged && !s->rows_in;
 }
 
 static void
@@ -50,14 +63,19 @@ find_matrices(MoeLayer *m)
 		m->m[k] = NEW(m->r->a, ExpertMatrix, n);
 		for (int e = 0; e < n && m->m[k]; e++) {
 			const PlanSource *src = &t->src[t->n_src == 1 ? 0 : e];
-			QuantTensor *own = (t->n_src == 1 || t->n_src == n) && is_whole(src) ? run_tensor(m->r, src->name) : NULL;
-			if (!own || own->in->dim[0] != t->cols || rows_of(own->in) != (t->n_src == 1 ? t->rows : m->rows[k]))
+			QuantTensor *own = (t->n_src == 1 || t->n_src == n) && is_whole(src)
+			                       ? run_tensor(m->r, src->name)
+			                       : NULL;
+			if (!own || own->in->dim[0] != t->cols ||
+			    rows_of(own->in) != (t->n_src == 1 ? t->rows : m->rows[k]))
 				m->m[k] = NULL;
 			else
-				m->m[k][e] = (ExpertMatrix){ own, t->n_src == 1 ? e * m->rows[k] : 0 };
+				m->m[k][e] =
+				    (ExpertMatrix){ own, t->n_src == 1 ? e * m->rows[k] : 0 };
 		}
 	}
-	m->plain = s->arg[ARG(moe_ffn, gate_b)].kind == REF_NONE && s->arg[ARG(moe_ffn, up_b)].kind == REF_NONE;
+	m->plain = s->arg[ARG(moe_ffn, gate_b)].kind == REF_NONE &&
+	           s->arg[ARG(moe_ffn, up_b)].kind == REF_NONE;
 }
 
 static bool
@@ -86,7 +104,8 @@ gather_rows(MoeLayer *m, int e)
 	int64_t at = 0;
 	for (int64_t i = 0; i < in->seen * in->top_k; i++)
 		if (in->chosen[i] == e)
-			memcpy(m->x + at++ * cols, in->row + i / in->top_k * cols, (size_t)cols * sizeof *m->x);
+			memcpy(m->x + at++ * cols, in->row + i / in->top_k * cols,
+			       (size_t)cols * sizeof *m->x);
 	for (int64_t j = 0; j < cols; j++)
 		for (int64_t i = 0; i < m->n; i++)
 			m->turned[j * m->n + i] = m->x[i * cols + j];
@@ -104,21 +123,24 @@ release_rows(MoeLayer *m)
 
 typedef struct ExpertInput {
 	const MoeLayer *m;
-	int            e;
-	atomic_llong   next;
-	atomic_bool    failed;
+	int e;
+	atomic_llong next;
+	atomic_bool failed;
 } ExpertInput;
 
 /* rows first .. of a matrix times the expert's inputs: out [n][TILE] */
 static void
-times(const MoeLayer *m, const ExpertMatrix *w, int64_t first, int64_t rows, float *row, float *turned, float *out)
+times(const MoeLayer *m, const ExpertMatrix *w, int64_t first, int64_t rows, float *row,
+      float *turned, float *out)
 {
 	const int64_t cols = m->cols[GATE], bytes = dtype_row_bytes(w->t->in->dtype, cols);
 
 	memset(turned, 0, (size_t)(cols * TILE) * sizeof *turned);
 	memset(out, 0, (size_t)(m->n * TILE) * sizeof *out);
 	for (int64_t o = 0; o < rows; o++) {
-		dequant_row(w->t->in->dtype, (const char *)w->t->in->data + (w->first + first + o) * bytes, row, cols);
+		dequant_row(w->t->in->dtype,
+		            (const char *)w->t->in->data + (w->first + first + o) * bytes, row,
+		            cols);
 		for (int64_t j = 0; j < cols; j++)
 			turned[j * TILE + o] = row[j];
 	}
@@ -133,7 +155,8 @@ inner(void *user, int part, int n_parts)
 	const PlanStep *s = m->in->experts;
 	const int64_t width = m->rows[GATE], cols = m->cols[GATE];
 	const bool silu = strcmp(step_word(s, "act"), "silu") == 0 && step_num(s, "limit") <= 0;
-	float *row = malloc((size_t)(cols + cols * TILE + 2 * m->n * TILE) * sizeof *row), *turned = row + cols, *g = turned + cols * TILE, *u = g + m->n * TILE;
+	float *row = malloc((size_t)(cols + cols * TILE + 2 * m->n * TILE) * sizeof *row),
+	      *turned = row + cols, *g = turned + cols * TILE, *u = g + m->n * TILE;
 
 	(void)part, (void)n_parts;
 	if (!row) {
@@ -147,7 +170,9 @@ inner(void *user, int part, int n_parts)
 		for (int64_t i = 0; i < m->n; i++)
 			for (int64_t o = 0; o < rows; o++) {
 				const float a = g[i * TILE + o], b = u[i * TILE + o];
-				m->y[i * width + first + o] = silu ? a / (1 + expf(-a)) * b : (float)ref_glu_one(s, (double)a, (double)b);
+				m->y[i * width + first + o] =
+				    silu ? a / (1 + expf(-a)) * b
+				         : (float)ref_glu_one(s, (double)a, (double)b);
 			}
 	}
 	free(row);
@@ -156,11 +181,11 @@ inner(void *user, int part, int n_parts)
 /* ---- rounding ---- */
 
 typedef struct ExpertProduct {
-	Gram         gram;
-	Threads     *threads;
+	Gram gram;
+	Threads *threads;
 	const float *x;
-	int64_t      rows, n;
-	float       *h;
+	int64_t rows, n;
+	float *h;
 } ExpertProduct;
 
 static void
@@ -174,10 +199,10 @@ product(void *user, int part, int n_parts)
 
 typedef struct DequantRows {
 	const ExpertMatrix *w;
-	const float  *importance;
-	int64_t       rows, cols;
-	atomic_llong  next;
-	atomic_bool   failed;
+	const float *importance;
+	int64_t rows, cols;
+	atomic_llong next;
+	atomic_bool failed;
 } DequantRows;
 
 static void
@@ -185,7 +210,8 @@ plain(void *user, int part, int n_parts)
 {
 	DequantRows *job = user;
 	const QuantTensor *t = job->w->t;
-	const int64_t from = dtype_row_bytes(t->in->dtype, job->cols), to = dtype_row_bytes(t->to, job->cols);
+	const int64_t from = dtype_row_bytes(t->in->dtype, job->cols),
+	              to = dtype_row_bytes(t->to, job->cols);
 	float *row = malloc((size_t)job->cols * sizeof *row);
 
 	(void)part, (void)n_parts;
@@ -194,8 +220,10 @@ plain(void *user, int part, int n_parts)
 		return;
 	}
 	for (int64_t i; (i = atomic_fetch_add(&job->next, 1)) < job->rows;) {
-		dequant_row(t->in->dtype, (const char *)t->in->data + (job->w->first + i) * from, row, job->cols);
-		quantize_row(t->to, row, job->importance, t->room + (job->w->first + i) * to, job->cols);
+		dequant_row(t->in->dtype, (const char *)t->in->data + (job->w->first + i) * from,
+		            row, job->cols);
+		quantize_row(t->to, row, job->importance, t->room + (job->w->first + i) * to,
+		             job->cols);
 	}
 	free(row);
 }
@@ -224,7 +252,9 @@ round_roles(MoeLayer *m, int e, int from, int to, const float *x, const float *i
 			threads_run(threads, product, &p);
 			for (int64_t i = 0; i < cols * cols; i++)
 				p.h[i] /= (float)m->n;
-			double damp = m->r->job->damp > 0 ? m->r->job->damp : fmin(fmax(6.0 * (double)cols / (double)m->n, .03), 1);
+			double damp = m->r->job->damp > 0
+			                  ? m->r->job->damp
+			                  : fmin(fmax(6.0 * (double)cols / (double)m->n, .03), 1);
 			gptq_damp(p.h, cols, damp);
 			memcpy(full, p.h, (size_t)(cols * cols) * sizeof *full);
 			gptq_factor(p.h, cols, threads);
@@ -235,13 +265,20 @@ round_roles(MoeLayer *m, int e, int from, int to, const float *x, const float *i
 		if (!is_wanted(m, k, e))
 			continue;
 		const ExpertMatrix *w = &m->m[k][e];
-		const char *src = (const char *)w->t->in->data + w->first * dtype_row_bytes(w->t->in->dtype, cols);
+		const char *src = (const char *)w->t->in->data +
+		                  w->first * dtype_row_bytes(w->t->in->dtype, cols);
 		if (few) {
-			DequantRows job = { .w = w, .importance = importance, .rows = m->rows[k], .cols = cols };
+			DequantRows job = {
+				.w = w, .importance = importance, .rows = m->rows[k], .cols = cols
+			};
 			threads_run(threads, plain, &job);
 			ok = !atomic_load(&job.failed);
 		} else {
-			ok = gptq_rows(&(GptqRows){ w->t->in->dtype, w->t->to, src, w->t->room + w->first * dtype_row_bytes(w->t->to, cols), m->rows[k], cols, p.h, full, RUN_PASSES }, threads);
+			ok = gptq_rows(
+			    &(GptqRows){ w->t->in->dtype, w->t->to, src,
+			                 w->t->room + w->first * dtype_row_bytes(w->t->to, cols),
+			                 m->rows[k], cols, p.h, full, RUN_PASSES },
+			    threads);
 		}
 	}
 	free(p.h);
@@ -254,7 +291,8 @@ round_expert(MoeLayer *m, int e, const float *mean)
 {
 	bool ok = gather_rows(m, e) && round_roles(m, e, GATE, UP, m->x, mean);
 
-	if (ok && is_wanted(m, DOWN, e) && m->plain && m->m[GATE] && m->m[UP] && m->n * FEWEST >= m->cols[DOWN]) {
+	if (ok && is_wanted(m, DOWN, e) && m->plain && m->m[GATE] && m->m[UP] &&
+	    m->n * FEWEST >= m->cols[DOWN]) {
 		ExpertInput job = { .m = m, .e = e };
 		m->y = malloc((size_t)(m->n * m->cols[DOWN]) * sizeof *m->y);
 		if ((ok = m->y != NULL)) {
@@ -297,7 +335,9 @@ run_experts(QuantRun *r, CalibrationInput *in, llmc_error *err)
 		mean[j] = in->seen ? (float)(in->squares[j] / (double)in->seen) : 1;
 	for (int i = 0; i < r->n && ok; i++)
 		if (r->t[i].input == in && r->t[i].made && !r->t[i].done)
-			ok = (r->t[i].room = malloc((size_t)(dtype_row_bytes(r->t[i].to, r->t[i].in->dim[0]) * rows_of(r->t[i].in)))) != NULL;
+			ok = (r->t[i].room =
+			          malloc((size_t)(dtype_row_bytes(r->t[i].to, r->t[i].in->dim[0]) *
+			                          rows_of(r->t[i].in)))) != NULL;
 	for (int e = 0; e < in->n_experts && ok; e++)
 		ok = round_expert(&m, e, mean);
 	for (int i = 0; i < r->n; i++) {
@@ -307,5 +347,7 @@ run_experts(QuantRun *r, CalibrationInput *in, llmc_error *err)
 		free(t->room);
 		t->room = NULL;
 	}
-	return ok ? status : error_set(err, LLMC_E_MEMORY, "out of memory for the experts of layer %d", in->layer);
+	return ok ? status
+	          : error_set(err, LLMC_E_MEMORY, "out of memory for the experts of layer %d",
+	                      in->layer);
 }

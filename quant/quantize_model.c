@@ -1,4 +1,5 @@
-/* A quantisation: which tensors (choose_types.c), their rows in parallel, the text that calibrates them layer by layer, factors of columns, the file (resume.c). */
+/* A quantisation: which tensors (choose_types.c), their rows in parallel, the text that calibrates
+ * them layer by layer, factors of columns, the file (resume.c). */
 #include "quant/quant_internal.h"
 
 #include <math.h>
@@ -22,10 +23,10 @@ enum { ROWS_AT_ONCE = 8 };
 
 typedef struct QuantRows {
 	const QuantTensor *t;
-	uint8_t      *dst;
-	FolderForm    form;
-	atomic_llong  next;
-	atomic_bool   failed;
+	uint8_t *dst;
+	FolderForm form;
+	atomic_llong next;
+	atomic_bool failed;
 } QuantRows;
 
 static void
@@ -33,8 +34,11 @@ convert(void *user, int part, int n_parts)
 {
 	QuantRows *w = user;
 	const GgufTensor *in = w->t->in;
-	const int64_t cols = in->dim[0], from = dtype_row_bytes(in->dtype, cols), to = w->t->to == DT_NONE ? 0 : dtype_row_bytes(w->t->to, cols), n = rows_of(in);
-	const int64_t per_mat = w->t->importance && w->t->importance->n_mat > 1 ? n / w->t->importance->n_mat : n;
+	const int64_t cols = in->dim[0], from = dtype_row_bytes(in->dtype, cols),
+	              to = w->t->to == DT_NONE ? 0 : dtype_row_bytes(w->t->to, cols),
+	              n = rows_of(in);
+	const int64_t per_mat =
+	    w->t->importance && w->t->importance->n_mat > 1 ? n / w->t->importance->n_mat : n;
 	const float *times = w->t->times;
 	float *row = malloc((size_t)cols * 2 * sizeof *row), *counts = row + cols;
 
@@ -45,16 +49,19 @@ convert(void *user, int part, int n_parts)
 	}
 	for (int64_t first; (first = atomic_fetch_add(&w->next, ROWS_AT_ONCE)) < n;)
 		for (int64_t i = first; i < n && i < first + ROWS_AT_ONCE; i++) {
-			const float *importance = w->t->importance ? w->t->importance->mean + i / per_mat * cols : NULL;
+			const float *importance =
+			    w->t->importance ? w->t->importance->mean + i / per_mat * cols : NULL;
 			dequant_row(in->dtype, (const char *)in->data + i * from, row, cols);
 			for (int64_t j = 0; times && j < cols; j++) {
 				row[j] *= times[j];
-				counts[j] = (importance ? importance[j] : 1) / (times[j] * times[j]);
+				counts[j] =
+				    (importance ? importance[j] : 1) / (times[j] * times[j]);
 			}
 			if (times)
 				importance = counts;
 			if (w->t->to == DT_NONE)
-				folder_row(w->form, w->t->scale, row, importance, i, n, cols, w->dst);
+				folder_row(w->form, w->t->scale, row, importance, i, n, cols,
+				           w->dst);
 			else if (grid_has(w->t->to))
 				quantize_row(w->t->to, row, importance, w->dst + i * to, cols);
 			else
@@ -106,18 +113,24 @@ quantise(QuantRun *r, QuantTensor *t, const float *full, llmc_error *err)
 	if (!t->made)
 		return run_keep(r, t, t->in->data, err);
 	const bool blocks = t->n_part && t->to != DT_NONE; /* which parts are made of */
-	const int64_t room = blocks ? dtype_row_bytes(t->to, t->in->dim[0]) * rows_of(t->in) : t->bytes;
+	const int64_t room =
+	    blocks ? dtype_row_bytes(t->to, t->in->dim[0]) * rows_of(t->in) : t->bytes;
 	uint8_t *dst = malloc((size_t)room);
 	if (!dst)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %s", t->in->name);
 	if (t->input && t->input->h && t->to != DT_NONE && grid_has(t->to)) {
-		ok = gptq_rows(&(GptqRows){ t->in->dtype, t->to, t->in->data, dst, rows_of(t->in), t->in->dim[0], t->input->h, full, RUN_PASSES }, job->threads);
+		ok = gptq_rows(&(GptqRows){ t->in->dtype, t->to, t->in->data, dst, rows_of(t->in),
+		                            t->in->dim[0], t->input->h, full, RUN_PASSES },
+		               job->threads);
 	} else {
 		QuantRows w = { .t = t, .dst = dst, .form = job->form };
 		threads_run(job->threads, convert, &w);
 		ok = !atomic_load(&w.failed);
 	}
-	llmc_status s = !ok ? error_set(err, LLMC_E_MEMORY, "out of memory for rows of %s", t->in->name) : blocks ? run_keep_blocks(r, t, dst, err) : run_keep(r, t, dst, err);
+	llmc_status s =
+	    !ok      ? error_set(err, LLMC_E_MEMORY, "out of memory for rows of %s", t->in->name)
+	    : blocks ? run_keep_blocks(r, t, dst, err)
+	             : run_keep(r, t, dst, err);
 	free(dst);
 	return s;
 }
@@ -135,7 +148,8 @@ llmc_status
 quant_calibrate(QuantJob *job, llmc_error *err)
 {
 	double t0 = clock_now();
-	llmc_status s = calibration_run(job->calibration, job->session, job->threads, job->tok, job->n_window, job->width, on_window, job, err);
+	llmc_status s = calibration_run(job->calibration, job->session, job->threads, job->tok,
+	                                job->n_window, job->width, on_window, job, err);
 
 	job->calibrate_s += clock_now() - t0;
 	return s;
@@ -165,7 +179,8 @@ bytes_of(const QuantRun *r, const CalibrationInput *in)
 	return 4 * in->cols * (in->experts ? (int64_t)r->job->n_window * r->job->width : in->cols);
 }
 
-/* Which inputs' Hessians are taken together: from the first that is wanted, as many as the budget holds, in whole pieces of the model. false: none is left. */
+/* Which inputs' Hessians are taken together: from the first that is wanted, as many as the budget
+ * holds, in whole pieces of the model. false: none is left. */
 static bool
 next_group(QuantRun *r)
 {
@@ -176,7 +191,9 @@ next_group(QuantRun *r)
 	calibration_drop(c);
 	for (int i = 0, end; i < calibration_n(c); i = end) {
 		bool wanted = false;
-		for (end = i; end < calibration_n(c) && calibration_piece(c, end) == calibration_piece(c, i); end++)
+		for (end = i;
+		     end < calibration_n(c) && calibration_piece(c, end) == calibration_piece(c, i);
+		     end++)
 			if (is_wanted(r, calibration_at(c, end))) {
 				wanted = true;
 				bytes += bytes_of(r, calibration_at(c, end));
@@ -207,11 +224,15 @@ quantise_group(QuantRun *r, llmc_error *err)
 		}
 		if (!in->h)
 			continue;
-		/* few inputs a column say little of how columns hang together: without a word from the user the damping grows with what is not known */
-		double damp = job->damp > 0 ? job->damp : fmin(fmax(6.0 * (double)in->cols / (double)in->seen, .03), 1);
+		/* few inputs a column say little of how columns hang together: without a word from
+		 * the user the damping grows with what is not known */
+		double damp = job->damp > 0
+		                  ? job->damp
+		                  : fmin(fmax(6.0 * (double)in->cols / (double)in->seen, .03), 1);
 		float *full = malloc((size_t)in->cols * (size_t)in->cols * sizeof *full);
 		if (!full)
-			return error_set(err, LLMC_E_MEMORY, "out of memory for the Hessian of %s", in->name[0]);
+			return error_set(err, LLMC_E_MEMORY, "out of memory for the Hessian of %s",
+			                 in->name[0]);
 		gptq_damp(in->h, in->cols, damp);
 		memcpy(full, in->h, (size_t)in->cols * (size_t)in->cols * sizeof *full);
 		gptq_factor(in->h, in->cols, job->threads);
@@ -239,8 +260,8 @@ run_tensor(const QuantRun *r, const char *name)
 	return NULL;
 }
 
-/* Factors for the matrices behind one norm. The norm's weights are rounded to what they are stored as, and the factors become what that leaves: the
- * product is as it was. */
+/* Factors for the matrices behind one norm. The norm's weights are rounded to what they are stored
+ * as, and the factors become what that leaves: the product is as it was. */
 static llmc_status
 scale_behind(QuantRun *r, QuantTensor *norm, QuantTensor *const *t, int n, llmc_error *err)
 {
@@ -251,14 +272,17 @@ scale_behind(QuantRun *r, QuantTensor *norm, QuantTensor *const *t, int n, llmc_
 	for (int i = 0; i < n; i++)
 		m[i] = (AwqMatrix){ t[i]->in->dtype, t[i]->to, t[i]->in->data, rows_of(t[i]->in) };
 	if (!awq_factors(m, n, cols, t[0]->importance->mean, r->job->threads, s))
-		return error_set(err, LLMC_E_MEMORY, "out of memory for factors of %s", norm->in->name);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for factors of %s",
+		                 norm->in->name);
 	dequant_row(norm->in->dtype, norm->in->data, w, cols);
 	for (int64_t j = 0; j < cols; j++)
 		w[cols + j] = w[j] / s[j];
 	quant_row(norm->in->dtype, w + cols, w + 2 * cols, cols);
 	dequant_row(norm->in->dtype, w + 2 * cols, w + cols, cols);
 	for (int64_t j = 0; j < cols; j++)
-		s[j] = w[j] != 0 && w[cols + j] != 0 && isfinite(w[j] / w[cols + j]) ? w[j] / w[cols + j] : 1;
+		s[j] = w[j] != 0 && w[cols + j] != 0 && isfinite(w[j] / w[cols + j])
+		           ? w[j] / w[cols + j]
+		           : 1;
 	norm->over = s;
 	for (int i = 0; i < n; i++)
 		t[i]->times = s;
@@ -274,11 +298,13 @@ find_factors(QuantRun *r, llmc_error *err)
 	for (int i = 0; i < plan->phase[1].n_step; i++) {
 		QuantTensor *t[AWQ_READERS], *norm;
 		int n = awq_readers(plan, i, &weight, name);
-		bool all = n > 0 && (norm = run_tensor(r, weight)) && !norm->made && !norm->over && dtype_is_float(norm->in->dtype);
+		bool all = n > 0 && (norm = run_tensor(r, weight)) && !norm->made && !norm->over &&
+		           dtype_is_float(norm->in->dtype);
 		for (int k = 0; k < n && all; k++) {
 			t[k] = run_tensor(r, name[k]);
-			all = t[k] && t[k]->made && t[k]->to != DT_NONE && grid_has(t[k]->to) && !t[k]->times && t[k]->in->dim[0] == norm->in->dim[0] && t[k]->importance &&
-			      t[k]->importance->n_mat == 1;
+			all = t[k] && t[k]->made && t[k]->to != DT_NONE && grid_has(t[k]->to) &&
+			      !t[k]->times && t[k]->in->dim[0] == norm->in->dim[0] &&
+			      t[k]->importance && t[k]->importance->n_mat == 1;
 		}
 		if (all)
 			TRY(scale_behind(r, norm, t, n, err));
@@ -296,7 +322,9 @@ quantise_all(QuantRun *r, llmc_error *err)
 		for (int i = 0; i < r->n; i++) {
 			QuantTensor *t = &r->t[i];
 			/* a tied embedding is read by rows as well */
-			if (t->input || !t->made || t->to == DT_NONE || rows_of(t->in) != t->in->dim[1] || strcmp(t->in->name, "token_embd.weight") == 0)
+			if (t->input || !t->made || t->to == DT_NONE ||
+			    rows_of(t->in) != t->in->dim[1] ||
+			    strcmp(t->in->name, "token_embd.weight") == 0)
 				continue;
 			t->input = calibration_find(job->calibration, t->in->name);
 			if (t->input && (t->input->experts || t->input->cols != t->in->dim[0]))
@@ -344,7 +372,8 @@ quant_run(QuantJob *job, Arena *a, llmc_error *err)
 	llmc_status status;
 
 	if (file_exists(job->out))
-		return error_set(err, LLMC_E_INPUT, "%s: is there already and is not overwritten", job->out);
+		return error_set(err, LLMC_E_INPUT, "%s: is there already and is not overwritten",
+		                 job->out);
 	r.partial = arena_printf(a, "%s.partial", job->out);
 	r.done_path = arena_printf(a, "%s.partial.done", job->out);
 	if (job->form != FOLDER_NONE) {

@@ -1,5 +1,6 @@
-/* One body in three widths, chosen when it is called. Built with contraction (see the Makefile): nobody promises the last bit of these sums across
- * processors, only from run to run and for any number of threads. */
+/* One body in three widths, chosen when it is called. Built with contraction (see the Makefile):
+ * nobody promises the last bit of these sums across processors, only from run to run and for any
+ * number of threads. */
 #include "quant/rank_update.h"
 
 #include <string.h>
@@ -8,7 +9,8 @@ typedef float Wide __attribute__((vector_size(64)));
 enum { WIDE = 16, TILE_N = 2 * WIDE, MOST_M = 12 };
 
 static inline __attribute__((always_inline)) void
-edge(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float *c, int64_t ldc, int64_t m, int64_t n, float sign)
+edge(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float *c, int64_t ldc,
+     int64_t m, int64_t n, float sign)
 {
 	for (int64_t i = 0; i < m; i++)
 		for (int64_t j = 0; j < n; j++) {
@@ -20,7 +22,8 @@ edge(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float 
 }
 
 static inline __attribute__((always_inline)) void
-body(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float *c, int64_t ldc, int64_t m, int64_t n, float sign, const int tile_m)
+body(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float *c, int64_t ldc,
+     int64_t m, int64_t n, float sign, const int tile_m)
 {
 	int64_t i, j;
 
@@ -81,8 +84,9 @@ axpy(float a, const float *x, float *y, int64_t n)
 }
 
 #define BODIES(name, attr, tile_m)                                                                 \
-	attr static void outer_##name(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float *c, int64_t ldc, int64_t m, int64_t n, \
-	                              float sign)                                                   \
+	attr static void outer_##name(const float *a, int64_t lda, const float *b, int64_t ldb,    \
+	                              int64_t k, float *c, int64_t ldc, int64_t m, int64_t n,      \
+	                              float sign)                                                  \
 	{                                                                                          \
 		body(a, lda, b, ldb, k, c, ldc, m, n, sign, tile_m);                               \
 	}                                                                                          \
@@ -105,7 +109,8 @@ BODIES(avx512, __attribute__((target("avx512f,avx2,fma"))), 8)
 #endif
 
 void
-outer_add(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float *c, int64_t ldc, int64_t m, int64_t n, int minus)
+outer_add(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float *c,
+          int64_t ldc, int64_t m, int64_t n, int minus)
 {
 	float sign = minus ? -1.0f : 1.0f;
 

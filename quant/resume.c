@@ -1,4 +1,5 @@
-/* The file that grows: what a run that was stopped had finished is found again by its sums, and the name is given when all is there. */
+/* The file that grows: what a run that was stopped had finished is found again by its sums, and the
+ * name is given when all is there. */
 #include "quant/quant_internal.h"
 
 #include <errno.h>
@@ -24,13 +25,16 @@ identity(QuantRun *r)
 	Strbuf *text = arena_strbuf(r->a);
 
 	stat(job->in, &st);
-	strbuf_printf(text, "llmc quantize %s\n%s %lld %lld.%09ld\n%s %s %.9g %d %.9g %d %d\n%d %d\n", LLMC_VERSION, job->in, (long long)st.st_size, (long long)st.st_mtim.tv_sec,
-	              st.st_mtim.tv_nsec, dtype_text(job->type), dtype_text(job->head), job->bits, job->method, job->damp, job->form,
-	              job->group, job->n_window, job->width);
+	strbuf_printf(text,
+	              "llmc quantize %s\n%s %lld %lld.%09ld\n%s %s %.9g %d %.9g %d %d\n%d %d\n",
+	              LLMC_VERSION, job->in, (long long)st.st_size, (long long)st.st_mtim.tv_sec,
+	              st.st_mtim.tv_nsec, dtype_text(job->type), dtype_text(job->head), job->bits,
+	              job->method, job->damp, job->form, job->group, job->n_window, job->width);
 	sha256_init(&sum);
 	sha256_add(&sum, strbuf_str(text), text->len);
 	if (job->tok)
-		sha256_add(&sum, job->tok, (size_t)job->n_window * (size_t)job->width * sizeof *job->tok);
+		sha256_add(&sum, job->tok,
+		           (size_t)job->n_window * (size_t)job->width * sizeof *job->tok);
 	for (size_t i = 0; job->imatrix && i < job->imatrix->n; i++) {
 		const ImatrixEntry *e = &job->imatrix->entry[i];
 		sha256_add(&sum, e->name, strlen(e->name) + 1);
@@ -44,7 +48,8 @@ identity(QuantRun *r)
 static llmc_status
 io_error(const QuantRun *r, const char *what, llmc_error *err)
 {
-	return error_set(err, LLMC_E_IO, "%s: cannot %s: %s%s", r->partial, what, strerror(errno), errno == ENOSPC ? " (the disk is full)" : "");
+	return error_set(err, LLMC_E_IO, "%s: cannot %s: %s%s", r->partial, what, strerror(errno),
+	                 errno == ENOSPC ? " (the disk is full)" : "");
 }
 
 static llmc_status
@@ -76,7 +81,8 @@ still_there(const QuantRun *r, const QuantTensor *t, uint64_t sum)
 	bool same = false;
 
 	while (data && at < t->bytes) {
-		ssize_t k = pread(r->fd, data + at, (size_t)(t->bytes - at), r->data_at + t->offset + at);
+		ssize_t k =
+		    pread(r->fd, data + at, (size_t)(t->bytes - at), r->data_at + t->offset + at);
 		if (k <= 0)
 			break;
 		at += k;
@@ -100,11 +106,13 @@ run_open(QuantRun *r, llmc_error *err)
 	else
 		folder_head_text(&r->names, head);
 	if (head->failed)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the head of %s", r->job->out);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the head of %s",
+		                 r->job->out);
 	r->data_at = (int64_t)head->len;
 	r->job->out_bytes = r->data_at + r->data_bytes;
 	FILE *f = fopen(r->done_path, "r");
-	bool resume = f && fgets(line, sizeof line, f) && strncmp(line, own, strlen(own)) == 0 && line[strlen(own)] == '\n';
+	bool resume = f && fgets(line, sizeof line, f) && strncmp(line, own, strlen(own)) == 0 &&
+	              line[strlen(own)] == '\n';
 	r->fd = open(r->partial, O_RDWR | O_CREAT | O_CLOEXEC | (resume ? 0 : O_TRUNC), 0666);
 	if (r->fd < 0) {
 		if (f)
@@ -113,7 +121,8 @@ run_open(QuantRun *r, llmc_error *err)
 	}
 	while (resume && fgets(line, sizeof line, f))
 		for (int i = 0; sscanf(line, "%llx %899s", &sum, name) == 2 && i < r->n; i++)
-			if (!r->t[i].done && strcmp(r->t[i].in->name, name) == 0 && still_there(r, &r->t[i], sum)) {
+			if (!r->t[i].done && strcmp(r->t[i].in->name, name) == 0 &&
+			    still_there(r, &r->t[i], sum)) {
 				r->t[i].done = true;
 				r->done_bytes += r->t[i].in->bytes;
 				r->job->n_resumed++;
@@ -132,7 +141,8 @@ run_open(QuantRun *r, llmc_error *err)
 		return io_error(r, "set the size", err);
 	r->done = fopen(r->done_path, resume ? "a" : "w");
 	if (!r->done || (!resume && fprintf(r->done, "%s\n", own) < 0) || fflush(r->done) != 0)
-		return error_set(err, LLMC_E_IO, "%s: cannot write: %s", r->done_path, strerror(errno));
+		return error_set(err, LLMC_E_IO, "%s: cannot write: %s", r->done_path,
+		                 strerror(errno));
 	return LLMC_OK;
 }
 
@@ -142,10 +152,16 @@ run_keep(QuantRun *r, QuantTensor *t, const void *data, llmc_error *err)
 	TRY(put(r, data, t->bytes, r->data_at + t->offset, err));
 	t->done = true;
 	r->done_bytes += t->in->bytes;
-	if (fprintf(r->done, "%016llx %s\n", (unsigned long long)sum64(data, (size_t)t->bytes, 0), t->in->name) < 0 || fflush(r->done) != 0)
-		return error_set(err, LLMC_E_IO, "%s: cannot write: %s", r->done_path, strerror(errno));
-	if (r->job->progress && !r->job->progress(r->job->user, t->in->name, r->done_bytes, r->job->in_bytes))
-		return error_set(err, LLMC_E_CANCELLED, "stopped; started again with the same options it goes on after %s", t->in->name);
+	if (fprintf(r->done, "%016llx %s\n", (unsigned long long)sum64(data, (size_t)t->bytes, 0),
+	            t->in->name) < 0 ||
+	    fflush(r->done) != 0)
+		return error_set(err, LLMC_E_IO, "%s: cannot write: %s", r->done_path,
+		                 strerror(errno));
+	if (r->job->progress &&
+	    !r->job->progress(r->job->user, t->in->name, r->done_bytes, r->job->in_bytes))
+		return error_set(err, LLMC_E_CANCELLED,
+		                 "stopped; started again with the same options it goes on after %s",
+		                 t->in->name);
 	return LLMC_OK;
 }
 
@@ -155,16 +171,22 @@ run_finish(QuantRun *r, llmc_error *err)
 	if (fsync(r->fd) != 0)
 		return io_error(r, "write", err);
 	if (!r->g) {
-		TRY(folder_beside(r->job->in, r->folder, r->job->form, r->job->group, r->ignored, r->n_ignored, err));
+		TRY(folder_beside(r->job->in, r->folder, r->job->form, r->job->group, r->ignored,
+		                  r->n_ignored, err));
 		if (file_exists(r->job->out) || rename(r->folder, r->job->out) != 0)
-			return error_set(err, LLMC_E_INPUT, "%s: cannot be given to the result, which is %s: %s", r->job->out, r->folder, strerror(errno ? errno : EEXIST));
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: cannot be given to the result, which is %s: %s",
+			                 r->job->out, r->folder, strerror(errno ? errno : EEXIST));
 		unlink(r->done_path);
 		return LLMC_OK;
 	}
 	/* a name that somebody has taken meanwhile is not overwritten */
 	if (link(r->partial, r->job->out) != 0) {
 		if (errno == EEXIST)
-			return error_set(err, LLMC_E_INPUT, "%s: has appeared meanwhile and is not overwritten; the result is %s", r->job->out, r->partial);
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "%s: has appeared meanwhile and is not overwritten; the result is %s",
+			    r->job->out, r->partial);
 		if (rename(r->partial, r->job->out) != 0)
 			return io_error(r, "rename", err);
 	} else {

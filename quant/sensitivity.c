@@ -4,19 +4,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Share of the energy that noise has: about what four bits lose, small enough for the divergence to grow with it */
+/* Share of the energy that noise has: about what four bits lose, small enough for the divergence to
+ * grow with it */
 static const double NOISE = .004;
 
-typedef struct ProbeState { const float *data; int64_t rows; } ProbeState;
+typedef struct ProbeState {
+	const float *data;
+	int64_t rows;
+} ProbeState;
 
 typedef struct SensitivityWork {
-	const Plan     *plan;
-	ProbeState           *seen;   /* [n_buffer] what steps have made last */
-	const PlanStep *step;   /* whose values get noise; NULL: none */
-	double          energy; /* of a product's outputs, of an input of length 1; 0: noise is a share of the value itself */
-	int             x;      /* its input's argument */
-	int64_t         cols;
-	uint64_t        state;
+	const Plan *plan;
+	ProbeState *seen;     /* [n_buffer] what steps have made last */
+	const PlanStep *step; /* whose values get noise; NULL: none */
+	double energy; /* of a product's outputs, of an input of length 1; 0: noise is a share of
+	                  the value itself */
+	int x;         /* its input's argument */
+	int64_t cols;
+	uint64_t state;
 } SensitivityWork;
 
 /* Four uniform numbers: near enough to normal, variance 1 */
@@ -43,7 +48,8 @@ squares(const float *x, int64_t n)
 }
 
 static bool
-probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows, int64_t width)
+probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows,
+      int64_t width)
 {
 	SensitivityWork *w = user;
 	float *y = data;
@@ -54,7 +60,9 @@ probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *da
 	if (step == w->step && step->n_make && strcmp(step->make[0].value, value) == 0) {
 		const ProbeState *in = w->energy > 0 ? &w->seen[step->arg[w->x].index] : NULL;
 		for (int64_t t = 0; t < rows; t++) {
-			double var = in && in->data && in->rows == rows ? w->energy * squares(in->data + t * w->cols, w->cols) : squares(y + t * width, width) / (double)width;
+			double var = in && in->data && in->rows == rows
+			                 ? w->energy * squares(in->data + t * w->cols, w->cols)
+			                 : squares(y + t * width, width) / (double)width;
 			float size = (float)sqrt(NOISE * var);
 			for (int64_t i = 0; i < width; i++)
 				y[t * width + i] += size * normal(&w->state);
@@ -73,7 +81,9 @@ run(Session *s, const int32_t *tok, int32_t n_tok, int32_t n_out, float *logits,
 	llmc_seq q;
 
 	TRY(session_seq_new(s, n_tok, &q, err));
-	llmc_status status = session_forward(s, &(llmc_chunk){ .seq = q, .tok = tok, .n_tok = n_tok, .n_out = n_out }, 1, logits, err);
+	llmc_status status = session_forward(
+	    s, &(llmc_chunk){ .seq = q, .tok = tok, .n_tok = n_tok, .n_out = n_out }, 1, logits,
+	    err);
 	session_seq_free(s, q);
 	return status;
 }
@@ -100,7 +110,8 @@ divergence(const float *a, const float *b, int64_t rows, int64_t n)
 	for (int64_t t = 0; t < rows; t++, a += n, b += n) {
 		double la = log_sum(a, n), lb = log_sum(b, n), kl = 0;
 		for (int64_t i = 0; i < n; i++)
-			kl += (double)expf((float)((double)a[i] - la)) * ((double)a[i] - la - (double)b[i] + lb);
+			kl += (double)expf((float)((double)a[i] - la)) *
+			      ((double)a[i] - la - (double)b[i] + lb);
 		sum += kl > 0 ? kl : 0;
 	}
 	return sum / (double)rows;
@@ -124,13 +135,16 @@ add_to(Sensitivity *m, int n, const Plan *plan, const PlanRef *w, double kl, dou
 }
 
 llmc_status
-sensitivity_measure(Sensitivity *m, int n, const Plan *plan, Session *s, const int32_t *tok, int32_t n_tok, bool (*progress)(void *user, int32_t done, int32_t of),
+sensitivity_measure(Sensitivity *m, int n, const Plan *plan, Session *s, const int32_t *tok,
+                    int32_t n_tok, bool (*progress)(void *user, int32_t done, int32_t of),
                     void *user, llmc_error *err)
 {
 	const PlanPhase *ph = &plan->phase[1];
-	const int32_t n_out = session_limits_of(s)->n_out < n_tok ? session_limits_of(s)->n_out : n_tok;
+	const int32_t n_out =
+	    session_limits_of(s)->n_out < n_tok ? session_limits_of(s)->n_out : n_tok;
 	const size_t n_logits = (size_t)n_out * (size_t)plan->vocab;
-	SensitivityWork w = { .plan = plan, .seen = calloc((size_t)plan->n_buffer + 1, sizeof *w.seen) };
+	SensitivityWork w = { .plan = plan,
+		              .seen = calloc((size_t)plan->n_buffer + 1, sizeof *w.seen) };
 	float *base = malloc(2 * n_logits * sizeof *base), *other = base ? base + n_logits : NULL;
 	llmc_status status = LLMC_OK;
 
@@ -148,10 +162,18 @@ sensitivity_measure(Sensitivity *m, int n, const Plan *plan, Session *s, const i
 		double energy = 0;
 		w.x = -1;
 		switch (st->op) {
-		case OP_matmul: at[n_at++] = ARG(matmul, w), w.x = ARG(matmul, x); break;
-		case OP_embed: at[n_at++] = ARG(embed, w); break;
-		case OP_moe_ffn: at[n_at++] = ARG(moe_ffn, gate), at[n_at++] = ARG(moe_ffn, up), at[n_at++] = ARG(moe_ffn, down); break;
-		default: continue;
+		case OP_matmul:
+			at[n_at++] = ARG(matmul, w), w.x = ARG(matmul, x);
+			break;
+		case OP_embed:
+			at[n_at++] = ARG(embed, w);
+			break;
+		case OP_moe_ffn:
+			at[n_at++] = ARG(moe_ffn, gate), at[n_at++] = ARG(moe_ffn, up),
+			at[n_at++] = ARG(moe_ffn, down);
+			break;
+		default:
+			continue;
 		}
 		for (int k = 0; k < n_at; k++)
 			wanted += add_to(m, n, plan, &st->arg[at[k]], 0, &energy);
@@ -166,7 +188,8 @@ sensitivity_measure(Sensitivity *m, int n, const Plan *plan, Session *s, const i
 		for (int k = 0; k < n_at; k++)
 			add_to(m, n, plan, &st->arg[at[k]], isfinite(kl) ? kl : 0, &energy);
 		if (progress && !progress(user, i + 1, ph->n_step)) {
-			status = error_set(err, LLMC_E_CANCELLED, "stopped while measuring what errors cost");
+			status = error_set(err, LLMC_E_CANCELLED,
+			                   "stopped while measuring what errors cost");
 			break;
 		}
 	}

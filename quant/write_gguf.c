@@ -1,5 +1,6 @@
-/* The file of quant/write_gguf.h: head, then tensor by tensor, row by row in the file's order; each row is found in the folder, expanded, and rounded to its type, which
- * changes nothing where the type is the folder's. */
+/* The file of quant/write_gguf.h: head, then tensor by tensor, row by row in the file's order; each
+ * row is found in the folder, expanded, and rounded to its type, which changes nothing where the
+ * type is the folder's. */
 #include "quant/write_gguf.h"
 
 #include <errno.h>
@@ -16,21 +17,24 @@
 #include "runtime/weights/checkpoint.h"
 #include "text/text.h"
 
-typedef struct RowSource { int32_t part; int64_t at; } RowSource; /* row `at` of the model's tensor of a part */
+typedef struct RowSource {
+	int32_t part;
+	int64_t at;
+} RowSource; /* row `at` of the model's tensor of a part */
 
 typedef struct GgufWriter {
-	ConvertJob       *job;
-	Arena             a;
-	const Export     *x;
-	Checkpoint       *c;
+	ConvertJob *job;
+	Arena a;
+	const Export *x;
+	Checkpoint *c;
 	CheckpointTensor **from; /* [n_part][sources of part.from] */
-	Dtype            *type;  /* [n_tensor] */
-	int64_t          *offset;
-	GgufHead          head;
-	const char       *tmp;
-	FILE             *f;
-	int64_t           data_at, at;
-	llmc_error       *err;
+	Dtype *type;             /* [n_tensor] */
+	int64_t *offset;
+	GgufHead head;
+	const char *tmp;
+	FILE *f;
+	int64_t data_at, at;
+	llmc_error *err;
 } GgufWriter;
 
 /* ---- what it says ---- */
@@ -45,7 +49,8 @@ describe(GgufWriter *w)
 	if (!setjmp(d->bug))
 		w->x = export_gguf(w->job->folder, w->job->out, d, &w->a, &why);
 	if (!w->x)
-		return why.code ? error_set(w->err, why.code, "%s", why.text) : diag_error(d, w->err);
+		return why.code ? error_set(w->err, why.code, "%s", why.text)
+		                : diag_error(d, w->err);
 	log_text(w->job->log, w->job->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
 	return LLMC_OK;
 }
@@ -55,9 +60,9 @@ put_list(GgufWriter *w, const ExportKey *k)
 {
 	const size_t n = k->val.n;
 	uint32_t *number = NEW(&w->a, uint32_t, n + 1);
-	float    *real = NEW(&w->a, float, n + 1);
-	uint8_t  *flag = NEW(&w->a, uint8_t, n + 1);
-	bool      flags = n > 0 && k->val.item[0].kind == EXPR_BOOL;
+	float *real = NEW(&w->a, float, n + 1);
+	uint8_t *flag = NEW(&w->a, uint8_t, n + 1);
+	bool flags = n > 0 && k->val.item[0].kind == EXPR_BOOL;
 
 	for (size_t i = 0; i < n; i++) {
 		number[i] = (uint32_t)(int64_t)k->val.item[i].num;
@@ -76,7 +81,8 @@ static const char *
 model_name(Arena *a, const char *folder)
 {
 	char *real = realpath(folder, NULL);
-	const char *slash = real ? strrchr(real, '/') : NULL, *name = arena_strdup(a, slash && slash[1] ? slash + 1 : "model");
+	const char *slash = real ? strrchr(real, '/') : NULL,
+	           *name = arena_strdup(a, slash && slash[1] ? slash + 1 : "model");
 
 	free(real);
 	return name;
@@ -85,7 +91,10 @@ model_name(Arena *a, const char *folder)
 static bool
 has_tokenizer(GgufWriter *w)
 {
-	static const char *const names[] = { "tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "ice_text.model" };
+	static const char *const names[] = {
+		"tokenizer.json", "tokenizer.model",         "vocab.json",
+		"spiece.model",   "sentencepiece.bpe.model", "ice_text.model"
+	};
 	bool found = false;
 
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -142,7 +151,9 @@ put_keys(GgufWriter *w)
 	gguf_head_u32(&w->head, "general.quantization_version", 2);
 	if (has_tokenizer(w))
 		return text_export_gguf(w->job->folder, (int32_t)vocab, &w->head, w->err);
-	log_line(w->job->log, w->job->log_user, LLMC_LOG_WARNING, "%s: holds no tokenizer, so the file has none: llama.cpp reads no model without", w->job->folder);
+	log_line(w->job->log, w->job->log_user, LLMC_LOG_WARNING,
+	         "%s: holds no tokenizer, so the file has none: llama.cpp reads no model without",
+	         w->job->folder);
 	return LLMC_OK;
 }
 
@@ -164,10 +175,14 @@ find_sources(GgufWriter *w)
 			CheckpointTensor *c = &w->from[i][k];
 			TRY(checkpoint_source(w->c, p->from, &p->from->src[k], c, w->err));
 			if (c->made || !dtype_is_float(c->dtype))
-				return error_set(w->err, LLMC_E_INPUT, "%s: tensor %s is quantised already; 16 bits are what to start from", w->job->folder, c->name);
+				return error_set(w->err, LLMC_E_INPUT,
+				                 "%s: tensor %s is quantised already; 16 bits are "
+				                 "what to start from",
+				                 w->job->folder, c->name);
 			w->job->in_bytes += c->bytes;
 			if (w->type[p->tensor] == DT_NONE)
-				w->type[p->tensor] = w->job->type != DT_NONE ? w->job->type : c->dtype;
+				w->type[p->tensor] =
+				    w->job->type != DT_NONE ? w->job->type : c->dtype;
 		}
 	}
 	return LLMC_OK;
@@ -187,11 +202,13 @@ row_of(const GgufWriter *w, size_t p, int64_t i, int64_t cols, float *dst)
 	}
 	const PlanSource *s = &t->src[k];
 	const CheckpointTensor *c = &w->from[p][k];
-	const int64_t row = plan_source_row(s, i), size = dtype_info(c->dtype)->block_bytes, r = s->transpose;
+	const int64_t row = plan_source_row(s, i), size = dtype_info(c->dtype)->block_bytes,
+	              r = s->transpose;
 	const char *data = c->data;
 	if (t->cols && r)
 		for (int64_t j = 0; j < cols; j++)
-			dequant_row(c->dtype, data + ((row / r * cols + j) * r + row % r) * size, dst + j, 1);
+			dequant_row(c->dtype, data + ((row / r * cols + j) * r + row % r) * size,
+			            dst + j, 1);
 	else
 		dequant_row(c->dtype, data + row * cols * size, dst, cols);
 	if (s->unit_rows && !part->as->src[part->source].unit_rows) {
@@ -210,7 +227,8 @@ put(GgufWriter *w, const void *data, size_t n)
 {
 	w->at += (int64_t)n;
 	if (fwrite(data, 1, n, w->f) != n)
-		return error_set(w->err, LLMC_E_IO, "%s: cannot write: %s%s", w->tmp, strerror(errno), errno == ENOSPC ? " (the disk is full)" : "");
+		return error_set(w->err, LLMC_E_IO, "%s: cannot write: %s%s", w->tmp,
+		                 strerror(errno), errno == ENOSPC ? " (the disk is full)" : "");
 	return LLMC_OK;
 }
 
@@ -237,13 +255,16 @@ places_of(const GgufWriter *w, int tensor, RowSource *place)
 		const PlanSource *s = &part->as->src[part->source];
 		for (int64_t i = 0; part->tensor == tensor && i < s->n_block * s->block; i++) {
 			int64_t row = plan_source_row(s, i);
-			if (row < t->rows && place[row].part < 0) /* a tied head is the embedding again */
+			if (row < t->rows &&
+			    place[row].part < 0) /* a tied head is the embedding again */
 				place[row] = (RowSource){ (int32_t)p, part->first + i };
 		}
 	}
 	for (int64_t i = 0; i < t->rows; i++)
 		if (place[i].part < 0)
-			return error_set(w->err, LLMC_E_INPUT, "%s: no tensor says what row %lld of %s is", w->job->folder, (long long)i, t->name);
+			return error_set(w->err, LLMC_E_INPUT,
+			                 "%s: no tensor says what row %lld of %s is",
+			                 w->job->folder, (long long)i, t->name);
 	return LLMC_OK;
 }
 
@@ -283,8 +304,10 @@ put_tensors(GgufWriter *w)
 	if (!place || !row)
 		status = error_set(w->err, LLMC_E_MEMORY, "out of memory for rows of %s", job->out);
 	for (size_t i = 0; i < x->n_tensor && status == LLMC_OK; i++) {
-		if (job->progress && !job->progress(job->user, x->tensor[i].name, w->at, w->data_at + w->head.data_bytes))
-			status = error_set(w->err, LLMC_E_CANCELLED, "stopped while %s was written", w->tmp);
+		if (job->progress && !job->progress(job->user, x->tensor[i].name, w->at,
+		                                    w->data_at + w->head.data_bytes))
+			status = error_set(w->err, LLMC_E_CANCELLED, "stopped while %s was written",
+			                   w->tmp);
 		else
 			status = put_rows(w, (int)i, place, row, (char *)(row + cols));
 	}
@@ -303,7 +326,8 @@ write_file(GgufWriter *w)
 	if (text->failed)
 		arena_out(&w->a);
 	if (!(w->f = fopen(w->tmp, "wb")))
-		return error_set(w->err, LLMC_E_IO, "%s: cannot create: %s", w->tmp, strerror(errno));
+		return error_set(w->err, LLMC_E_IO, "%s: cannot create: %s", w->tmp,
+		                 strerror(errno));
 	w->data_at = (int64_t)text->len;
 	TRY(put(w, strbuf_str(text), text->len));
 	TRY(put_tensors(w));
@@ -312,7 +336,8 @@ write_file(GgufWriter *w)
 	bad |= fclose(w->f) != 0;
 	w->f = NULL;
 	if (bad || rename(w->tmp, w->job->out) != 0)
-		return error_set(w->err, LLMC_E_IO, "%s: cannot write: %s", w->tmp, strerror(errno));
+		return error_set(w->err, LLMC_E_IO, "%s: cannot write: %s", w->tmp,
+		                 strerror(errno));
 	w->tmp = NULL;
 	return LLMC_OK;
 }
@@ -334,7 +359,8 @@ convert(GgufWriter *w)
 			dim[k] = t->dim[t->n_dims - 1 - k];
 		w->offset[i] = gguf_head_tensor(&w->head, t->name, w->type[i], t->n_dims, dim);
 		if (w->offset[i] < 0)
-			return error_set(w->err, LLMC_E_INPUT, "%s: tensor %s has no size as %s", job->folder, t->name, dtype_text(w->type[i]));
+			return error_set(w->err, LLMC_E_INPUT, "%s: tensor %s has no size as %s",
+			                 job->folder, t->name, dtype_text(w->type[i]));
 		if (!t->f32) {
 			job->weights += t->rows * t->cols;
 			job->weight_bytes += dtype_row_bytes(w->type[i], t->cols) * t->rows;
@@ -349,7 +375,9 @@ convert(GgufWriter *w)
 static llmc_status
 guarded(GgufWriter *w)
 {
-	return setjmp(w->a.oom) ? error_set(w->err, LLMC_E_MEMORY, "out of memory while %s is written", w->job->out) : convert(w);
+	return setjmp(w->a.oom) ? error_set(w->err, LLMC_E_MEMORY,
+	                                    "out of memory while %s is written", w->job->out)
+	                        : convert(w);
 }
 
 llmc_status

@@ -1,4 +1,5 @@
-/* Ops between ranks: what the runtime's comm is held to. A call has the first argument of every rank. */
+/* Ops between ranks: what the runtime's comm is held to. A call has the first argument of every
+ * rank. */
 #include "ref/ref_internal.h"
 
 /* The x of rank k; a call without peers is that of a rank alone. */
@@ -12,11 +13,12 @@ void
 ref_all_reduce(const RefCall *c)
 {
 	int64_t n = ref_rows(c, ARG(all_reduce, y)), width = step_int(c->step, "width");
-	int     ranks = c->n_peer ? c->n_peer : 1;
-	float   scale = (float)step_num(c->step, "scale"), *y = ref_f32(c, ARG(all_reduce, y));
-	float  *b = c->scratch, *b2 = c->scratch + width;
+	int ranks = c->n_peer ? c->n_peer : 1;
+	float scale = (float)step_num(c->step, "scale"), *y = ref_f32(c, ARG(all_reduce, y));
+	float *b = c->scratch, *b2 = c->scratch + width;
 
-	bool has_b = ref_has(c, ARG(all_reduce, b)), has_b2 = ref_has(c, ARG(all_reduce, b2)), has_r = ref_has(c, ARG(all_reduce, r));
+	bool has_b = ref_has(c, ARG(all_reduce, b)), has_b2 = ref_has(c, ARG(all_reduce, b2)),
+	     has_r = ref_has(c, ARG(all_reduce, r));
 	if (has_b)
 		ref_vector(&c->arg[ARG(all_reduce, b)], b);
 	if (has_b2)
@@ -38,14 +40,16 @@ ref_all_reduce(const RefCall *c)
 void
 ref_all_gather(const RefCall *c)
 {
-	int64_t n = ref_rows(c, ARG(all_gather, y)), width = step_int(c->step, "width"), first, count;
-	int     ranks = c->n_peer ? c->n_peer : 1;
-	float  *y = ref_f32(c, ARG(all_gather, y));
+	int64_t n = ref_rows(c, ARG(all_gather, y)), width = step_int(c->step, "width"), first,
+	        count;
+	int ranks = c->n_peer ? c->n_peer : 1;
+	float *y = ref_f32(c, ARG(all_gather, y));
 
 	for (int k = 0; k < ranks; k++) {
 		op_share(width, step_int(c->step, "unit"), ranks, k, &first, &count);
 		for (int64_t t = 0; t < n; t++)
-			memmove(y + t * width + first, term(c, k) + t * count, (size_t)count * sizeof *y);
+			memmove(y + t * width + first, term(c, k) + t * count,
+			        (size_t)count * sizeof *y);
 	}
 }
 
@@ -54,5 +58,7 @@ void
 ref_stage_in(const RefCall *c)
 {
 	if (c->n_peer)
-		memcpy(ref_f32(c, ARG(stage_in, y)), c->peer[0], (size_t)(ref_rows(c, ARG(stage_in, y)) * step_int(c->step, "hidden")) * sizeof(float));
+		memcpy(ref_f32(c, ARG(stage_in, y)), c->peer[0],
+		       (size_t)(ref_rows(c, ARG(stage_in, y)) * step_int(c->step, "hidden")) *
+		           sizeof(float));
 }

@@ -13,14 +13,18 @@ ref_index_append(const RefCall *c)
 
 	for (int64_t t = 0; t < c->s->n_tok; t++) {
 		const PlanPool *pool = c->arg[ARG(index_append, kv)].pool;
-		int64_t         pos = c->s->pos[t];
-		char           *page = ref_page(c, ARG(index_append, kv), c->s->seq_of[t], pos);
+		int64_t pos = c->s->pos[t];
+		char *page = ref_page(c, ARG(index_append, kv), c->s->seq_of[t], pos);
 
-		ref_kv_put_row(pool->k, false, false, page, pos % PLAN_KV_PAGE, ref_f32(c, ARG(index_append, k)) + t * dim, dim, NULL);
+		ref_kv_put_row(pool->k, false, false, page, pos % PLAN_KV_PAGE,
+		               ref_f32(c, ARG(index_append, k)) + t * dim, dim, NULL);
 	}
 }
 
-typedef struct Scored { float score; int32_t pos; } Scored;
+typedef struct Scored {
+	float score;
+	int32_t pos;
+} Scored;
 
 /* As the kernels compare, by integers: NaN has its place as well */
 static uint32_t
@@ -58,14 +62,16 @@ by_position(const void *a, const void *b)
 void
 ref_index_select(const RefCall *c)
 {
-	int64_t         heads = step_int(c->step, "heads"), dim = step_int(c->step, "dim"), chosen = step_int(c->step, "index_top_k");
-	double          scale = step_num(c->step, "scale");
+	int64_t heads = step_int(c->step, "heads"), dim = step_int(c->step, "dim"),
+	        chosen = step_int(c->step, "index_top_k");
+	double scale = step_num(c->step, "scale");
 	const PlanPool *pool = c->arg[ARG(index_select, kv)].pool;
-	Scored         *all = (Scored *)(void *)c->scratch;
+	Scored *all = (Scored *)(void *)c->scratch;
 
 	for (int64_t t = 0; t < c->s->n_tok; t++) {
-		int32_t  seq = c->s->seq_of[t], *sel = (int32_t *)c->arg[ARG(index_select, sel)].data + t * chosen;
-		int64_t  end = c->s->pos[t] + 1;
+		int32_t seq = c->s->seq_of[t],
+		        *sel = (int32_t *)c->arg[ARG(index_select, sel)].data + t * chosen;
+		int64_t end = c->s->pos[t] + 1;
 
 		for (int64_t i = 0; i < chosen; i++)
 			sel[i] = i < end ? (int32_t)i : -1;
@@ -73,16 +79,20 @@ ref_index_select(const RefCall *c)
 			continue;
 		for (int64_t j = 0; j < end; j++) {
 			const char *page = ref_page(c, ARG(index_select, kv), seq, j);
-			double      sum = 0;
+			double sum = 0;
 
 			for (int64_t h = 0; h < heads; h++) {
-				const float *q = ref_f32(c, ARG(index_select, q)) + (t * heads + h) * dim;
-				double       s = 0;
+				const float *q =
+				    ref_f32(c, ARG(index_select, q)) + (t * heads + h) * dim;
+				double s = 0;
 
 				for (int64_t i = 0; i < dim; i++)
-					s += (double)q[i] * (double)ref_latent_get(pool, page, j % PLAN_KV_PAGE, i);
+					s += (double)q[i] * (double)ref_latent_get(
+					                        pool, page, j % PLAN_KV_PAGE, i);
 				if (s > 0)
-					sum += (double)ref_f32(c, ARG(index_select, w))[t * heads + h] * scale * s;
+					sum += (double)ref_f32(
+					           c, ARG(index_select, w))[t * heads + h] *
+					       scale * s;
 			}
 			all[j] = (Scored){ (float)sum, (int32_t)j };
 		}

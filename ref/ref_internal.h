@@ -1,4 +1,5 @@
-/* Shared by the files of ref/: reading a call's arguments, and the few loops several ops are made of. */
+/* Shared by the files of ref/: reading a call's arguments, and the few loops several ops are made
+ * of. */
 #ifndef LLMC_REF_REF_INTERNAL_H
 #define LLMC_REF_REF_INTERNAL_H
 
@@ -37,28 +38,33 @@ ref_rows(const RefCall *c, int arg)
 double ref_dot(const float *a, const float *b, int64_t n);
 /* A vector weight as fp32: in dst [n], or NULL for an absent one. */
 const float *ref_vector(const RefArg *a, float *dst);
-/* y[t][0 .. n) = x[t] w[first .. first + n)^T for n_row rows that lie x_stride and y_stride apart; row: scratch [cols] */
-void ref_matmul_rows(const RefArg *w, int64_t first, int64_t n, int64_t cols, const float *x, int64_t x_stride,
-                     int64_t n_row, float *y, int64_t y_stride, float *row);
+/* y[t][0 .. n) = x[t] w[first .. first + n)^T for n_row rows that lie x_stride and y_stride apart;
+ * row: scratch [cols] */
+void ref_matmul_rows(const RefArg *w, int64_t first, int64_t n, int64_t cols, const float *x,
+                     int64_t x_stride, int64_t n_row, float *y, int64_t y_stride, float *row);
 /* The matmul op on plain pointers: all rows of w, then the bias. scratch: cols + rows floats */
-void ref_linear(const RefArg *w, const RefArg *b, int64_t rows, int64_t cols, const float *x, int64_t n_row, float *y,
-                float *scratch);
+void ref_linear(const RefArg *w, const RefArg *b, int64_t rows, int64_t cols, const float *x,
+                int64_t n_row, float *y, float *scratch);
 /* One row of `dim` elements; w, b may be NULL. */
 void ref_rms_row(const float *x, const float *w, int64_t dim, double eps, bool plus_one, float *y);
-void ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, double eps, bool plus_one, float *y);
-/* The norm in front of a fused op: kind none, rms or layer; x rows lie dim apart. scratch: 2 * dim floats */
-void ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t dim, const float *x, int64_t n_row,
-                   float *y, float *scratch);
+void ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, double eps,
+                   bool plus_one, float *y);
+/* The norm in front of a fused op: kind none, rms or layer; x rows lie dim apart. scratch: 2 * dim
+ * floats */
+void ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t dim,
+                   const float *x, int64_t n_row, float *y, float *scratch);
 /* cap * tanh(scale * x / cap); cap 0: scale * x */
-float  ref_cap_one(float x, double scale, double cap);
+float ref_cap_one(float x, double scale, double cap);
 double ref_activate(const char *act, double x);
-/* Rotate elements [0, rope_dims) of x into y; angles: cos, then sin, rope_dims / 2 each. y may be x. */
+/* Rotate elements [0, rope_dims) of x into y; angles: cos, then sin, rope_dims / 2 each. y may be
+ * x. */
 void ref_rotate(const float *x, const float *angles, int64_t rope_dims, bool interleaved, float *y);
 
 /* in place; n > 0. sink: one more score, whose share is left out; NULL: none */
 void ref_softmax(float *p, int64_t n, const float *sink);
 
-/* What row t of an op attends to: *n positions, sel[0 .. *n), or the first ones where NULL comes back. arg: the op's choice of positions, which may be absent */
+/* What row t of an op attends to: *n positions, sel[0 .. *n), or the first ones where NULL comes
+ * back. arg: the op's choice of positions, which may be absent */
 static inline const int32_t *
 ref_sel(const RefCall *c, int arg, int64_t t, int64_t *n)
 {
@@ -81,13 +87,15 @@ ref_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
 	return (char *)c->arg[arg].data + page * plan_layer_page_bytes(c->arg[arg].pool);
 }
 
-/* The exact page of a position; windowed pools are called with the second half of the table already */
+/* The exact page of a position; windowed pools are called with the second half of the table already
+ */
 static inline char *
 ref_exact_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
 {
 	const llmc_step *s = c->s;
-	const PlanPool  *p = c->arg[arg].pool;
-	int64_t page = s->block_table[(int64_t)seq * s->block_stride + (p->keep ? 0 : s->block_stride / 2) + pos / PLAN_KV_PAGE];
+	const PlanPool *p = c->arg[arg].pool;
+	int64_t page = s->block_table[(int64_t)seq * s->block_stride +
+	                              (p->keep ? 0 : s->block_stride / 2) + pos / PLAN_KV_PAGE];
 
 	return (char *)c->arg[arg].data - (page + 1) * plan_layer_exact_bytes(p);
 }
@@ -103,7 +111,7 @@ static inline float
 ref_kv_get(KvType d, const char *page, int64_t i)
 {
 	uint16_t h;
-	float    f;
+	float f;
 
 	if (d == KVT_F32) {
 		memcpy(&f, page + i * 4, 4);
@@ -127,13 +135,17 @@ ref_kv_put(KvType d, char *page, int64_t i, float f)
 }
 
 /* A row into a plane of keys or values, and out again (ref_kv.c). turned: dim floats */
-void ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned);
-void ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim);
+void ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row,
+                    int64_t dim, float *turned);
+void ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row,
+                    int64_t dim);
 /* A full page's plane of keys by channel, from that of its exact page */
 void ref_kv_close_plane(KvType t, char *plane, const char *exact, int64_t dim);
 /* The same with a plane of an exact page; t: the type of the quantised rows beside it */
-void ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned);
-void ref_exact_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim);
+void ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row,
+                       int64_t dim, float *turned);
+void ref_exact_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row,
+                       int64_t dim);
 
 /* Element i of the latent and key at position `at` of a page */
 float ref_latent_get(const PlanPool *p, const char *page, int64_t at, int64_t i);
@@ -145,7 +157,8 @@ void ref_hadamard(float *row, int64_t dim);
 static inline char *
 ref_plane(const PlanPool *p, char *page, bool key, int64_t head)
 {
-	int64_t k = PLAN_KV_PAGE * kv_row_bytes(p->k, p->k_dim), v = PLAN_KV_PAGE * kv_row_bytes(p->v, p->v_dim);
+	int64_t k = PLAN_KV_PAGE * kv_row_bytes(p->k, p->k_dim),
+	        v = PLAN_KV_PAGE * kv_row_bytes(p->v, p->v_dim);
 
 	return page + (key ? head * k : p->kv_heads * k + head * v);
 }
@@ -154,13 +167,18 @@ ref_plane(const PlanPool *p, char *page, bool key, int64_t head)
 static inline char *
 ref_exact_plane(const PlanPool *p, char *page, bool key, int64_t head)
 {
-	const PlanPool exact = { .k = kv_exact(p->k), .v = kv_exact(p->v), .kv_heads = p->kv_heads, .k_dim = p->k_dim, .v_dim = p->v_dim };
+	const PlanPool exact = { .k = kv_exact(p->k),
+		                 .v = kv_exact(p->v),
+		                 .kv_heads = p->kv_heads,
+		                 .k_dim = p->k_dim,
+		                 .v_dim = p->v_dim };
 
 	return ref_plane(&exact, page, key, head);
 }
 
-/* Append k [K][D] and v [K][V] of row t to the pool: the body of kv_append. turned: as many floats as the wider row */
-void ref_append_row(const RefCall *c, int kv_arg, int64_t t, const float *k, const float *v, int64_t kv_heads,
-                    int64_t dim, int64_t v_dim, float *turned);
+/* Append k [K][D] and v [K][V] of row t to the pool: the body of kv_append. turned: as many floats
+ * as the wider row */
+void ref_append_row(const RefCall *c, int kv_arg, int64_t t, const float *k, const float *v,
+                    int64_t kv_heads, int64_t dim, int64_t v_dim, float *turned);
 
 #endif

@@ -1,7 +1,8 @@
-/* Rows of keys and values as a page keeps them (formats/kv_type.h says what they are): the definition that kernels are held to, and where
- * codes lie on processors.
+/* Rows of keys and values as a page keeps them (formats/kv_type.h says what they are): the
+ * definition that kernels are held to, and where codes lie on processors.
  *
- * A plane is a page's 32 rows of one head. G is the number of groups, i an element, g its group, `at` the position in the page.
+ * A plane is a page's 32 rows of one head. G is the number of groups, i an element, g its group,
+ * `at` the position in the page.
  *
  *            of keys                                          of values (on GPUs: of both)
  *   plain    [D][32]                                          [32][D]
@@ -25,7 +26,7 @@ void
 ref_hadamard(float *row, int64_t dim)
 {
 	const int64_t n = kv_rotation(dim);
-	const float   scale = (float)(1 / sqrt((double)n));
+	const float scale = (float)(1 / sqrt((double)n));
 
 	for (float *x = row; x < row + dim; x += n) {
 		for (int64_t half = 1; half < n; half *= 2)
@@ -44,8 +45,8 @@ ref_hadamard(float *row, int64_t dim)
 static uint8_t
 e4m3_of(float x)
 {
-	float    top = fabsf(x) < 448.0f ? fabsf(x) : 448.0f;
-	uint8_t  sign = signbit(x) ? 0x80 : 0;
+	float top = fabsf(x) < 448.0f ? fabsf(x) : 448.0f;
+	uint8_t sign = signbit(x) ? 0x80 : 0;
 	uint32_t u;
 
 	if (top < 0x1p-6f)
@@ -57,7 +58,7 @@ e4m3_of(float x)
 static float
 e4m3_value(uint8_t c)
 {
-	int   e = c >> 3 & 15, m = c & 7;
+	int e = c >> 3 & 15, m = c & 7;
 	float x = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
 
 	return c & 0x80 ? -x : x;
@@ -70,16 +71,19 @@ half_of(float x)
 }
 
 typedef struct Plane {
-	KvType  type;
-	bool    key;
-	char   *at;
+	KvType type;
+	bool key;
+	char *at;
 	int64_t dim, groups;
 } Plane;
 
 static Plane
 plane_of(KvType t, bool key, char *at, int64_t dim)
 {
-	return (Plane){ t, key, at, dim, kv_type_info(t)->group ? (dim + kv_type_info(t)->group - 1) / kv_type_info(t)->group : 1 };
+	return (Plane){ t, key, at, dim,
+		        kv_type_info(t)->group
+		            ? (dim + kv_type_info(t)->group - 1) / kv_type_info(t)->group
+		            : 1 };
 }
 
 /* Bytes of codes before scales */
@@ -97,21 +101,26 @@ plane_scale(const Plane *p, int64_t at, int64_t g, int which)
 {
 	if (kv_by_channel(p->type)) /* g: the element */
 		return p->at + plane_codes(p) + (which * p->groups * 32 + g) * 2;
-	int64_t n = p->key ? (which * p->groups + g) * PLAN_KV_PAGE + at : (at * p->groups + g) * (kv_type_info(p->type)->scales / 2) + which;
+	int64_t n = p->key ? (which * p->groups + g) * PLAN_KV_PAGE + at
+	                   : (at * p->groups + g) * (kv_type_info(p->type)->scales / 2) + which;
 
 	return p->at + plane_codes(p) + n * 2;
 }
 
-/* The byte with the low bits of element i, and their place in it; of 6 bits the one with the two high bits */
+/* The byte with the low bits of element i, and their place in it; of 6 bits the one with the two
+ * high bits */
 static uint8_t *
 plane_low(const Plane *p, int64_t at, int64_t i, int *shift)
 {
 	if (kv_type_info(p->type)->bits == 8) {
 		*shift = 0;
-		return (uint8_t *)p->at + (p->key ? i * PLAN_KV_PAGE + at : at * (kv_type_info(p->type)->group ? p->groups * 32 : p->dim) + i);
+		return (uint8_t *)p->at +
+		       (p->key ? i * PLAN_KV_PAGE + at
+		               : at * (kv_type_info(p->type)->group ? p->groups * 32 : p->dim) + i);
 	}
 	*shift = 4 * (int)(p->key ? i % 2 : i % 32 / 16);
-	return (uint8_t *)p->at + (p->key ? i / 2 * PLAN_KV_PAGE + at : at * p->groups * 16 + i / 32 * 16 + i % 16);
+	return (uint8_t *)p->at +
+	       (p->key ? i / 2 * PLAN_KV_PAGE + at : at * p->groups * 16 + i / 32 * 16 + i % 16);
 }
 
 static uint8_t *
@@ -120,7 +129,8 @@ plane_high(const Plane *p, int64_t at, int64_t i, int *shift)
 	uint8_t *high = (uint8_t *)p->at + p->groups * 16 * PLAN_KV_PAGE;
 
 	*shift = 2 * (int)(p->key ? i % 4 : i % 32 / 8);
-	return high + (p->key ? i / 4 * PLAN_KV_PAGE + at : at * p->groups * 8 + i / 32 * 8 + i % 8);
+	return high +
+	       (p->key ? i / 4 * PLAN_KV_PAGE + at : at * p->groups * 8 + i / 32 * 8 + i % 8);
 }
 
 static void
@@ -133,8 +143,8 @@ static void
 put_code(const Plane *p, int64_t at, int64_t i, unsigned code)
 {
 	const int bits = kv_type_info(p->type)->bits;
-	int       shift;
-	uint8_t  *low = plane_low(p, at, i, &shift);
+	int shift;
+	uint8_t *low = plane_low(p, at, i, &shift);
 
 	put_bits(low, shift, bits == 8 ? 8 : 4, code & (bits == 8 ? 255 : 15));
 	if (bits == 6) {
@@ -147,8 +157,8 @@ static unsigned
 get_code(const Plane *p, int64_t at, int64_t i)
 {
 	const int bits = kv_type_info(p->type)->bits;
-	int       shift;
-	unsigned  low = *plane_low(p, at, i, &shift);
+	int shift;
+	unsigned low = *plane_low(p, at, i, &shift);
 
 	if (bits == 8)
 		return low;
@@ -181,7 +191,7 @@ limit(float x, float lo, float hi)
 static void
 put_group(const Plane *p, int64_t at, int64_t g, int64_t from, int64_t n, const float *x)
 {
-	float    most = 0, lo = x[0], hi = x[0], zero = 0, scale, inverse;
+	float most = 0, lo = x[0], hi = x[0], zero = 0, scale, inverse;
 	uint16_t h;
 
 	for (int64_t i = 0; i < n; i++) {
@@ -202,7 +212,7 @@ put_group(const Plane *p, int64_t at, int64_t g, int64_t from, int64_t n, const 
 	scale = f16_to_f32(h);
 	inverse = scale > 0 ? 1 / scale : 0;
 	for (int64_t i = 0; i < n; i++) {
-		float    v = (x[i] - zero) * inverse;
+		float v = (x[i] - zero) * inverse;
 		unsigned code = 0;
 		if (is_f8(p->type))
 			code = e4m3_of(v);
@@ -226,16 +236,21 @@ static float
 get_value(const Plane *p, int64_t at, int64_t i)
 {
 	const KvType t = p->type;
-	uint16_t     scale, zero = 0;
+	uint16_t scale, zero = 0;
 
 	if (!kv_quantised(t))
 		return ref_kv_get(t, p->at, plain_place(p, at, i));
-	const int64_t g = kv_by_channel(t) ? i : kv_type_info(t)->group ? i / kv_type_info(t)->group : 0;
-	unsigned      code = get_code(p, at, i);
+	const int64_t g = kv_by_channel(t)         ? i
+	                  : kv_type_info(t)->group ? i / kv_type_info(t)->group
+	                                           : 0;
+	unsigned code = get_code(p, at, i);
 	memcpy(&scale, plane_scale(p, at, g, 0), 2);
 	if (t == KVT_INT4 || t == KVT_INT4C)
 		memcpy(&zero, plane_scale(p, at, g, 1), 2);
-	double c = is_f8(t) ? e4m3_value((uint8_t)code) : is_int8(t) ? (int8_t)code : t == KVT_INT6 ? (int)code - 32 : (int)code;
+	double c = is_f8(t)        ? e4m3_value((uint8_t)code)
+	           : is_int8(t)    ? (int8_t)code
+	           : t == KVT_INT6 ? (int)code - 32
+	                           : (int)code;
 	return (float)(c * (double)f16_to_f32(scale) + (double)f16_to_f32(zero));
 }
 
@@ -248,7 +263,8 @@ ref_latent_get(const PlanPool *p, const char *page, int64_t at, int64_t i)
 }
 
 void
-ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned)
+ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row,
+               int64_t dim, float *turned)
 {
 	const Plane p = plane_of(t, key, plane, dim);
 
@@ -266,11 +282,13 @@ ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const f
 	}
 	const int64_t group = kv_type_info(t)->group ? kv_type_info(t)->group : dim;
 	for (int64_t g = 0; g < p.groups; g++)
-		put_group(&p, at, g, g * group, dim - g * group < group ? dim - g * group : group, row + g * group);
+		put_group(&p, at, g, g * group, dim - g * group < group ? dim - g * group : group,
+		          row + g * group);
 }
 
 void
-ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim)
+ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row,
+               int64_t dim)
 {
 	const Plane p = plane_of(t, key, (char *)(uintptr_t)plane, dim);
 
@@ -283,10 +301,11 @@ ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, f
 void
 ref_kv_close_plane(KvType t, char *plane, const char *exact, int64_t dim)
 {
-	const Plane to = plane_of(t, true, plane, dim), from = plane_of(kv_exact(t), true, (char *)(uintptr_t)exact, dim);
+	const Plane to = plane_of(t, true, plane, dim),
+	            from = plane_of(kv_exact(t), true, (char *)(uintptr_t)exact, dim);
 
 	for (int64_t i = 0; i < dim; i++) {
-		float    x[PLAN_KV_PAGE], lo = 0, hi = 0;
+		float x[PLAN_KV_PAGE], lo = 0, hi = 0;
 		uint16_t h;
 
 		for (int64_t at = 0; at < PLAN_KV_PAGE; at++) {
@@ -300,12 +319,14 @@ ref_kv_close_plane(KvType t, char *plane, const char *exact, int64_t dim)
 		memcpy(plane_scale(&to, 0, i, 0), &h, 2);
 		const float scale = f16_to_f32(h), inverse = scale > 0 ? 1 / scale : 0;
 		for (int64_t at = 0; at < PLAN_KV_PAGE; at++)
-			put_code(&to, at, i, (unsigned)(int)limit(rintf((x[at] - lo) * inverse), 0, 15));
+			put_code(&to, at, i,
+			         (unsigned)(int)limit(rintf((x[at] - lo) * inverse), 0, 15));
 	}
 }
 
 void
-ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned)
+ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row,
+                  int64_t dim, float *turned)
 {
 	if (rotate && kv_rotates(t)) {
 		memcpy(turned, row, (size_t)dim * sizeof *row);
@@ -316,7 +337,8 @@ ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, cons
 }
 
 void
-ref_exact_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim)
+ref_exact_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row,
+                  int64_t dim)
 {
 	ref_kv_get_row(kv_exact(t), false, key, plane, at, row, dim);
 	if (rotate && kv_rotates(t))

@@ -1,10 +1,11 @@
-/* Embeddings and matrix products. Rows of the weight are the outer loop, so that each is dequantised once a call. */
+/* Embeddings and matrix products. Rows of the weight are the outer loop, so that each is
+ * dequantised once a call. */
 #include "ref/ref_internal.h"
 
 double
 ref_dot(const float *a, const float *b, int64_t n)
 {
-	double  s[8] = { 0 };
+	double s[8] = { 0 };
 	int64_t i = 0;
 
 	for (; i + 8 <= n; i += 8)
@@ -25,8 +26,8 @@ ref_vector(const RefArg *a, float *dst)
 }
 
 void
-ref_matmul_rows(const RefArg *w, int64_t first, int64_t n, int64_t cols, const float *x, int64_t x_stride, int64_t n_row,
-                float *y, int64_t y_stride, float *row)
+ref_matmul_rows(const RefArg *w, int64_t first, int64_t n, int64_t cols, const float *x,
+                int64_t x_stride, int64_t n_row, float *y, int64_t y_stride, float *row)
 {
 	for (int64_t o = 0; o < n; o++) {
 		plan_tensor_row(w->tensor, w->data, first + o, row);
@@ -36,8 +37,8 @@ ref_matmul_rows(const RefArg *w, int64_t first, int64_t n, int64_t cols, const f
 }
 
 void
-ref_linear(const RefArg *w, const RefArg *b, int64_t rows, int64_t cols, const float *x, int64_t n_row, float *y,
-           float *scratch)
+ref_linear(const RefArg *w, const RefArg *b, int64_t rows, int64_t cols, const float *x,
+           int64_t n_row, float *y, float *scratch)
 {
 	const float *bias = ref_vector(b, scratch + cols);
 
@@ -49,7 +50,8 @@ ref_linear(const RefArg *w, const RefArg *b, int64_t rows, int64_t cols, const f
 			y[t * rows + o] += bias[o];
 }
 
-/* A row number from outside the table would be the caller's fault; it reads as zeros rather than as foreign memory. */
+/* A row number from outside the table would be the caller's fault; it reads as zeros rather than as
+ * foreign memory. */
 static void
 table_row(const RefArg *w, int64_t row, int64_t n, float *dst)
 {
@@ -63,8 +65,8 @@ void
 ref_embed(const RefCall *c)
 {
 	int64_t hidden = step_int(c->step, "hidden");
-	float   scale = (float)step_num(c->step, "scale");
-	float  *y = ref_f32(c, ARG(embed, y));
+	float scale = (float)step_num(c->step, "scale");
+	float *y = ref_f32(c, ARG(embed, y));
 
 	for (int64_t t = 0; t < c->s->n_tok; t++, y += hidden) {
 		table_row(&c->arg[ARG(embed, w)], c->s->tok[t], hidden, y);
@@ -76,9 +78,9 @@ ref_embed(const RefCall *c)
 void
 ref_embed_pos(const RefCall *c)
 {
-	int64_t      hidden = step_int(c->step, "hidden"), offset = step_int(c->step, "offset");
+	int64_t hidden = step_int(c->step, "hidden"), offset = step_int(c->step, "offset");
 	const float *x = ref_f32(c, ARG(embed_pos, x));
-	float       *y = ref_f32(c, ARG(embed_pos, y));
+	float *y = ref_f32(c, ARG(embed_pos, y));
 
 	for (int64_t t = 0; t < c->s->n_tok; t++, x += hidden, y += hidden) {
 		table_row(&c->arg[ARG(embed_pos, w)], c->s->pos[t] + offset, hidden, c->scratch);
@@ -90,6 +92,7 @@ ref_embed_pos(const RefCall *c)
 void
 ref_matmul(const RefCall *c)
 {
-	ref_linear(&c->arg[ARG(matmul, w)], &c->arg[ARG(matmul, b)], step_int(c->step, "rows"), step_int(c->step, "cols"),
-	           ref_f32(c, ARG(matmul, x)), ref_rows(c, ARG(matmul, y)), ref_f32(c, ARG(matmul, y)), c->scratch);
+	ref_linear(&c->arg[ARG(matmul, w)], &c->arg[ARG(matmul, b)], step_int(c->step, "rows"),
+	           step_int(c->step, "cols"), ref_f32(c, ARG(matmul, x)),
+	           ref_rows(c, ARG(matmul, y)), ref_f32(c, ARG(matmul, y)), c->scratch);
 }

@@ -1,15 +1,17 @@
 /* Mixture of experts: choosing them, and running the chosen ones. */
 #include "ref/ref_internal.h"
 
-/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax over those near it. left [n_experts] */
+/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax
+ * over those near it. left [n_experts] */
 static void
-sparsemixer(const float *x, int64_t n_experts, int64_t top_k, double near, double scale, int32_t *id, float *weight, float *left)
+sparsemixer(const float *x, int64_t n_experts, int64_t top_k, double near, double scale,
+            int32_t *id, float *weight, float *left)
 {
 	for (int64_t e = 0; e < n_experts; e++)
 		left[e] = 1;
 	for (int64_t k = 0; k < top_k; k++) {
 		int64_t best = -1;
-		double  sum = 0;
+		double sum = 0;
 
 		for (int64_t e = 0; e < n_experts; e++)
 			if (left[e] != 0 && (best < 0 || x[e] > x[best]))
@@ -25,28 +27,28 @@ sparsemixer(const float *x, int64_t n_experts, int64_t top_k, double near, doubl
 	}
 }
 
-
 /* The experts of n rows of logits, stride floats apart, and their weights, w_stride apart.
  * scratch: scores, choice scores, bias [E] each, group scores [groups] */
 static void
-route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t stride, int64_t n, int32_t *id, float *weight,
-      int64_t w_stride, float *scratch)
+route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t stride, int64_t n,
+      int32_t *id, float *weight, int64_t w_stride, float *scratch)
 {
-	int64_t      n_experts = step_int(step, "n_experts"), top_k = step_int(step, "top_k");
-	int64_t      groups = step_int(step, "groups"), keep_groups = step_int(step, "top_k_groups");
-	bool         sigmoid = !strcmp(step_word(step, "score"), "sigmoid");
-	bool         top2 = !strcmp(step_word(step, "group_score"), "top2");
-	bool         renorm = step_int(step, "renorm") != 0;
-	double       sum_eps = step_num(step, "sum_eps"), scale = step_num(step, "scale");
-	float       *score = scratch, *choice = score + n_experts, *group = choice + 2 * n_experts;
+	int64_t n_experts = step_int(step, "n_experts"), top_k = step_int(step, "top_k");
+	int64_t groups = step_int(step, "groups"), keep_groups = step_int(step, "top_k_groups");
+	bool sigmoid = !strcmp(step_word(step, "score"), "sigmoid");
+	bool top2 = !strcmp(step_word(step, "group_score"), "top2");
+	bool renorm = step_int(step, "renorm") != 0;
+	double sum_eps = step_num(step, "sum_eps"), scale = step_num(step, "scale");
+	float *score = scratch, *choice = score + n_experts, *group = choice + 2 * n_experts;
 	const float *bias = ref_vector(bias_arg, choice + n_experts);
 
 	for (int64_t t = 0; t < n; t++, id += top_k, weight += w_stride) {
 		const float *x = logits + t * stride;
-		double       max = x[0], sum = 0;
+		double max = x[0], sum = 0;
 
 		if (!strcmp(step_word(step, "score"), "sparsemixer")) {
-			sparsemixer(x, n_experts, top_k, 2 * step_num(step, "jitter"), scale, id, weight, choice);
+			sparsemixer(x, n_experts, top_k, 2 * step_num(step, "jitter"), scale, id,
+			            weight, choice);
 			continue;
 		}
 
@@ -56,7 +58,8 @@ route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t
 		for (int64_t e = 0; e < n_experts; e++)
 			sum += exp(x[e] - max);
 		for (int64_t e = 0; e < n_experts; e++) {
-			score[e] = (float)(sigmoid ? 1.0 / (1.0 + exp(-(double)x[e])) : exp(x[e] - max) / sum);
+			score[e] = (float)(sigmoid ? 1.0 / (1.0 + exp(-(double)x[e]))
+			                           : exp(x[e] - max) / sum);
 			choice[e] = score[e] + (bias ? bias[e] : 0.0f);
 		}
 		if (groups > 1 && keep_groups < groups) {
@@ -75,12 +78,14 @@ route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t
 				}
 				group[g] = top2 && size > 1 ? best + second : best;
 			}
-			/* a group stays when fewer than keep_groups come before it; ties: the lower index */
+			/* a group stays when fewer than keep_groups come before it; ties: the lower
+			 * index */
 			for (int64_t g = 0; g < groups; g++) {
 				int64_t before = 0;
 
 				for (int64_t o = 0; o < groups; o++)
-					before += group[o] > group[g] || (group[o] == group[g] && o < g);
+					before +=
+					    group[o] > group[g] || (group[o] == group[g] && o < g);
 				if (before < keep_groups)
 					continue;
 				for (int64_t e = g * size; e < (g + 1) * size; e++)
@@ -112,8 +117,9 @@ route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t
 void
 ref_moe_route(const RefCall *c)
 {
-	route(c->step, &c->arg[ARG(moe_route, bias)], ref_f32(c, ARG(moe_route, logits)), step_int(c->step, "n_experts"),
-	      ref_rows(c, ARG(moe_route, weight)), c->arg[ARG(moe_route, id)].data, ref_f32(c, ARG(moe_route, weight)),
+	route(c->step, &c->arg[ARG(moe_route, bias)], ref_f32(c, ARG(moe_route, logits)),
+	      step_int(c->step, "n_experts"), ref_rows(c, ARG(moe_route, weight)),
+	      c->arg[ARG(moe_route, id)].data, ref_f32(c, ARG(moe_route, weight)),
 	      step_int(c->step, "top_k"), c->scratch);
 }
 
@@ -121,15 +127,21 @@ ref_moe_route(const RefCall *c)
 void
 ref_norm_route(const RefCall *c)
 {
-	int64_t hidden = step_int(c->step, "hidden"), mix = step_int(c->step, "shared_gate"), rows = step_int(c->step, "n_experts") + mix;
+	int64_t hidden = step_int(c->step, "hidden"), mix = step_int(c->step, "shared_gate"),
+	        rows = step_int(c->step, "n_experts") + mix;
 	int64_t top_k = step_int(c->step, "top_k"), n = ref_rows(c, ARG(norm_route, weight));
-	float  *xn = c->scratch, *logits = xn + n * hidden, *rest = logits + n * rows, *weight = ref_f32(c, ARG(norm_route, weight));
+	float *xn = c->scratch, *logits = xn + n * hidden, *rest = logits + n * rows,
+	      *weight = ref_f32(c, ARG(norm_route, weight));
 
-	ref_norm_rows(c->step, &c->arg[ARG(norm_route, nw)], &c->arg[ARG(norm_route, nb)], hidden, ref_f32(c, ARG(norm_route, x)), n, xn, rest);
-	ref_linear(&c->arg[ARG(norm_route, w)], &c->arg[ARG(norm_route, logit_b)], rows, hidden, xn, n, logits, rest);
-	route(c->step, &c->arg[ARG(norm_route, bias)], logits, rows, n, c->arg[ARG(norm_route, id)].data, weight, top_k + mix, rest);
+	ref_norm_rows(c->step, &c->arg[ARG(norm_route, nw)], &c->arg[ARG(norm_route, nb)], hidden,
+	              ref_f32(c, ARG(norm_route, x)), n, xn, rest);
+	ref_linear(&c->arg[ARG(norm_route, w)], &c->arg[ARG(norm_route, logit_b)], rows, hidden, xn,
+	           n, logits, rest);
+	route(c->step, &c->arg[ARG(norm_route, bias)], logits, rows, n,
+	      c->arg[ARG(norm_route, id)].data, weight, top_k + mix, rest);
 	for (int64_t t = 0; mix && t < n; t++)
-		weight[t * (top_k + 1) + top_k] = (float)(1.0 / (1.0 + exp(-(double)logits[t * rows + rows - 1])));
+		weight[t * (top_k + 1) + top_k] =
+		    (float)(1.0 / (1.0 + exp(-(double)logits[t * rows + rows - 1])));
 }
 
 /* Do any of the n choices fall on e? */
@@ -142,17 +154,25 @@ is_chosen(const int32_t *id, int64_t n, int64_t e)
 	return false;
 }
 
-/* h[i][o] = glu of row o of e's gate, x, and the same of up, for the choices i of e among n x top_k; h rows lie top_k to a `stride`, of x there are `spread` for each n.
- * add [n * top_k][2][width]: what rows of sequences with an adapter get beside, or NULL.
- * Experts outside, so that each row is dequantised once. scratch: a row [hidden], biases of gate and of up where there are some */
+/* h[i][o] = glu of row o of e's gate, x, and the same of up, for the choices i of e among n x
+ * top_k; h rows lie top_k to a `stride`, of x there are `spread` for each n. add [n *
+ * top_k][2][width]: what rows of sequences with an adapter get beside, or NULL. Experts outside, so
+ * that each row is dequantised once. scratch: a row [hidden], biases of gate and of up where there
+ * are some */
 static void
-experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const RefArg *gate_b, const RefArg *up_b, const float *x,
-            const int32_t *id, int64_t n, const float *add, const llmc_step *s, float *h, int64_t stride, float *scratch)
+experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const RefArg *gate_b,
+            const RefArg *up_b, const float *x, const int32_t *id, int64_t n, const float *add,
+            const llmc_step *s, float *h, int64_t stride, float *scratch)
 {
-	int64_t      top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width"), share = top_k / step_int(step, "x_rows_per_token");
-	float       *row = scratch;
-#define ADDED(i, half) (add && s->adapter[s->seq[s->seq_of[(i) / top_k]]] >= 0 ? add[(2 * (i) + (half)) * width + o] : 0.0f)
-	const float *gb = ref_vector(gate_b, row + hidden), *ub = ref_vector(up_b, row + hidden + step_int(step, "n_experts") * width);
+	int64_t top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"),
+	        width = step_int(step, "width"), share = top_k / step_int(step, "x_rows_per_token");
+	float *row = scratch;
+#define ADDED(i, half)                                                                             \
+	(add && s->adapter[s->seq[s->seq_of[(i) / top_k]]] >= 0                                    \
+	     ? add[(2 * (i) + (half)) * width + o]                                                 \
+	     : 0.0f)
+	const float *gb = ref_vector(gate_b, row + hidden),
+	            *ub = ref_vector(up_b, row + hidden + step_int(step, "n_experts") * width);
 
 	for (int64_t e = 0; e < step_int(step, "n_experts"); e++) {
 		if (!is_chosen(id, n * top_k, e))
@@ -161,25 +181,33 @@ experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const Re
 			plan_tensor_row(gate->tensor, gate->data, e * width + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e)
-					h[i / top_k * stride + i % top_k * width + o] = (float)(ref_dot(x + i / share * hidden, row, hidden) + (gb ? gb[e * width + o] : 0.0f) + ADDED(i, 0));
+					h[i / top_k * stride + i % top_k * width + o] =
+					    (float)(ref_dot(x + i / share * hidden, row, hidden) +
+					            (gb ? gb[e * width + o] : 0.0f) + ADDED(i, 0));
 			plan_tensor_row(up->tensor, up->data, e * width + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e) {
 					float *to = &h[i / top_k * stride + i % top_k * width + o];
-					*to = (float)ref_glu_one(step, *to, ref_dot(x + i / share * hidden, row, hidden) + (ub ? ub[e * width + o] : 0.0f) + ADDED(i, 1));
+					*to = (float)ref_glu_one(
+					    step, *to,
+					    ref_dot(x + i / share * hidden, row, hidden) +
+					        (ub ? ub[e * width + o] : 0.0f) + ADDED(i, 1));
 				}
 		}
 	}
 #undef ADDED
 }
 
-/* y[t] += weight * (down_e h + down_b), in the order of expert numbers. scratch: a row [width], biases where there are some */
+/* y[t] += weight * (down_e h + down_b), in the order of expert numbers. scratch: a row [width],
+ * biases where there are some */
 static void
-experts_down(const PlanStep *step, const RefArg *down, const RefArg *down_b, const float *h, int64_t stride, const int32_t *id,
-             const float *weight, int64_t w_stride, int64_t n, float *y, float *scratch)
+experts_down(const PlanStep *step, const RefArg *down, const RefArg *down_b, const float *h,
+             int64_t stride, const int32_t *id, const float *weight, int64_t w_stride, int64_t n,
+             float *y, float *scratch)
 {
-	int64_t      top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width");
-	float       *row = scratch;
+	int64_t top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"),
+	        width = step_int(step, "width");
+	float *row = scratch;
 	const float *b = ref_vector(down_b, row + width);
 
 	for (int64_t e = 0; e < step_int(step, "n_experts"); e++) {
@@ -189,8 +217,12 @@ experts_down(const PlanStep *step, const RefArg *down, const RefArg *down_b, con
 			plan_tensor_row(down->tensor, down->data, e * hidden + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e)
-					y[i / top_k * hidden + o] += (float)(weight[i / top_k * w_stride + i % top_k] *
-					                                     (ref_dot(h + i / top_k * stride + i % top_k * width, row, width) + (b ? b[e * hidden + o] : 0.0f)));
+					y[i / top_k * hidden + o] +=
+					    (float)(weight[i / top_k * w_stride + i % top_k] *
+					            (ref_dot(h + i / top_k * stride +
+					                         i % top_k * width,
+					                     row, width) +
+					             (b ? b[e * hidden + o] : 0.0f)));
 		}
 	}
 }
@@ -199,55 +231,76 @@ experts_down(const PlanStep *step, const RefArg *down, const RefArg *down_b, con
 void
 ref_moe_ffn(const RefCall *c)
 {
-	int64_t        top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"), width = step_int(c->step, "width");
+	int64_t top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"),
+	        width = step_int(c->step, "width");
 	const int32_t *id = c->arg[ARG(moe_ffn, id)].data;
-	float         *y = ref_f32(c, ARG(moe_ffn, y));
-	int64_t        n = ref_rows(c, ARG(moe_ffn, y));
-	float         *h = c->scratch, *row = h + n * top_k * width;
+	float *y = ref_f32(c, ARG(moe_ffn, y));
+	int64_t n = ref_rows(c, ARG(moe_ffn, y));
+	float *h = c->scratch, *row = h + n * top_k * width;
 
 	memset(y, 0, (size_t)(n * hidden) * sizeof *y);
-	experts_glu(c->step, &c->arg[ARG(moe_ffn, gate)], &c->arg[ARG(moe_ffn, up)], &c->arg[ARG(moe_ffn, gate_b)], &c->arg[ARG(moe_ffn, up_b)],
+	experts_glu(c->step, &c->arg[ARG(moe_ffn, gate)], &c->arg[ARG(moe_ffn, up)],
+	            &c->arg[ARG(moe_ffn, gate_b)], &c->arg[ARG(moe_ffn, up_b)],
 	            ref_f32(c, ARG(moe_ffn, x)), id, n, NULL, c->s, h, top_k * width, row);
-	experts_down(c->step, &c->arg[ARG(moe_ffn, down)], &c->arg[ARG(moe_ffn, down_b)], h, top_k * width, id, ref_f32(c, ARG(moe_ffn, weight)), top_k, n, y, row);
+	experts_down(c->step, &c->arg[ARG(moe_ffn, down)], &c->arg[ARG(moe_ffn, down_b)], h,
+	             top_k * width, id, ref_f32(c, ARG(moe_ffn, weight)), top_k, n, y, row);
 }
 
-/* scratch: normed rows (one for each of x), the shared expert's up, two vectors of the norm or what the experts take */
+/* scratch: normed rows (one for each of x), the shared expert's up, two vectors of the norm or what
+ * the experts take */
 void
 ref_norm_moe_glu(const RefCall *c)
 {
-	int64_t     top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"), width = step_int(c->step, "width");
-	int64_t     shared = step_int(c->step, "shared"), stride = top_k * width + shared, n = ref_rows(c, ARG(norm_moe_glu, h)), n_x = n * step_int(c->step, "x_rows_per_token");
-	float      *xn = c->scratch, *up = xn + n_x * hidden, *rest = up + n * shared, *h = ref_f32(c, ARG(norm_moe_glu, h));
-	float      *hs = h + top_k * width;
+	int64_t top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"),
+	        width = step_int(c->step, "width");
+	int64_t shared = step_int(c->step, "shared"), stride = top_k * width + shared,
+	        n = ref_rows(c, ARG(norm_moe_glu, h)),
+	        n_x = n * step_int(c->step, "x_rows_per_token");
+	float *xn = c->scratch, *up = xn + n_x * hidden, *rest = up + n * shared,
+	      *h = ref_f32(c, ARG(norm_moe_glu, h));
+	float *hs = h + top_k * width;
 
-	ref_norm_rows(c->step, &c->arg[ARG(norm_moe_glu, nw)], &c->arg[ARG(norm_moe_glu, nb)], hidden, ref_f32(c, ARG(norm_moe_glu, x)), n_x, xn, rest);
-	experts_glu(c->step, &c->arg[ARG(norm_moe_glu, gate)], &c->arg[ARG(norm_moe_glu, up)], &c->arg[ARG(norm_moe_glu, gate_b)],
-	            &c->arg[ARG(norm_moe_glu, up_b)], xn, c->arg[ARG(norm_moe_glu, id)].data, n, ref_f32(c, ARG(norm_moe_glu, add)), c->s, h, stride, rest);
+	ref_norm_rows(c->step, &c->arg[ARG(norm_moe_glu, nw)], &c->arg[ARG(norm_moe_glu, nb)],
+	              hidden, ref_f32(c, ARG(norm_moe_glu, x)), n_x, xn, rest);
+	experts_glu(c->step, &c->arg[ARG(norm_moe_glu, gate)], &c->arg[ARG(norm_moe_glu, up)],
+	            &c->arg[ARG(norm_moe_glu, gate_b)], &c->arg[ARG(norm_moe_glu, up_b)], xn,
+	            c->arg[ARG(norm_moe_glu, id)].data, n, ref_f32(c, ARG(norm_moe_glu, add)), c->s,
+	            h, stride, rest);
 	if (!ref_has(c, ARG(norm_moe_glu, s_gate)) || !ref_has(c, ARG(norm_moe_glu, s_up)))
 		return;
-	ref_matmul_rows(&c->arg[ARG(norm_moe_glu, s_gate)], 0, shared, hidden, xn, hidden, n, hs, stride, rest);
-	ref_matmul_rows(&c->arg[ARG(norm_moe_glu, s_up)], 0, shared, hidden, xn, hidden, n, up, shared, rest);
+	ref_matmul_rows(&c->arg[ARG(norm_moe_glu, s_gate)], 0, shared, hidden, xn, hidden, n, hs,
+	                stride, rest);
+	ref_matmul_rows(&c->arg[ARG(norm_moe_glu, s_up)], 0, shared, hidden, xn, hidden, n, up,
+	                shared, rest);
 	for (int64_t t = 0; t < n; t++)
 		for (int64_t i = 0; i < shared; i++)
-			hs[t * stride + i] = (float)ref_glu_one(c->step, hs[t * stride + i], up[t * shared + i]);
+			hs[t * stride + i] =
+			    (float)ref_glu_one(c->step, hs[t * stride + i], up[t * shared + i]);
 }
 
 /* y may be r's memory. scratch: the shared expert's rows [n_tok][hidden], a weight row */
 void
 ref_moe_down_add(const RefCall *c)
 {
-	int64_t      top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"), width = step_int(c->step, "width");
-	int64_t      shared = step_int(c->step, "shared"), mix = step_int(c->step, "shared_gate"), stride = top_k * width + shared;
-	int64_t      n = ref_rows(c, ARG(moe_down_add, y));
-	const float *h = ref_f32(c, ARG(moe_down_add, h)), *weight = ref_f32(c, ARG(moe_down_add, weight)), *r = ref_f32(c, ARG(moe_down_add, r));
-	float       *y = ref_f32(c, ARG(moe_down_add, y)), *z = c->scratch, *row = z + n * hidden, scale = (float)step_num(c->step, "scale");
+	int64_t top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"),
+	        width = step_int(c->step, "width");
+	int64_t shared = step_int(c->step, "shared"), mix = step_int(c->step, "shared_gate"),
+	        stride = top_k * width + shared;
+	int64_t n = ref_rows(c, ARG(moe_down_add, y));
+	const float *h = ref_f32(c, ARG(moe_down_add, h)),
+	            *weight = ref_f32(c, ARG(moe_down_add, weight)),
+	            *r = ref_f32(c, ARG(moe_down_add, r));
+	float *y = ref_f32(c, ARG(moe_down_add, y)), *z = c->scratch, *row = z + n * hidden,
+	      scale = (float)step_num(c->step, "scale");
 
 	for (int64_t i = 0; i < n * hidden; i++)
 		y[i] = r ? scale * r[i] : 0;
-	experts_down(c->step, &c->arg[ARG(moe_down_add, down)], &c->arg[ARG(moe_down_add, down_b)], h, stride, c->arg[ARG(moe_down_add, id)].data, weight, top_k + mix, n, y, row);
+	experts_down(c->step, &c->arg[ARG(moe_down_add, down)], &c->arg[ARG(moe_down_add, down_b)],
+	             h, stride, c->arg[ARG(moe_down_add, id)].data, weight, top_k + mix, n, y, row);
 	if (!ref_has(c, ARG(moe_down_add, s_down)))
 		return;
-	ref_matmul_rows(&c->arg[ARG(moe_down_add, s_down)], 0, hidden, shared, h + top_k * width, stride, n, z, hidden, row);
+	ref_matmul_rows(&c->arg[ARG(moe_down_add, s_down)], 0, hidden, shared, h + top_k * width,
+	                stride, n, z, hidden, row);
 	for (int64_t i = 0; i < n * hidden; i++)
 		y[i] += mix ? weight[i / hidden * (top_k + 1) + top_k] * z[i] : z[i];
 }
@@ -255,10 +308,11 @@ ref_moe_down_add(const RefCall *c)
 void
 ref_expert_gain(const RefCall *c)
 {
-	const int64_t  n = ref_rows(c, ARG(expert_gain, y)) * step_int(c->step, "top_k");
+	const int64_t n = ref_rows(c, ARG(expert_gain, y)) * step_int(c->step, "top_k");
 	const int32_t *id = c->arg[ARG(expert_gain, id)].data;
-	const float   *weight = ref_f32(c, ARG(expert_gain, weight)), *w = ref_vector(&c->arg[ARG(expert_gain, w)], c->scratch);
-	float         *y = ref_f32(c, ARG(expert_gain, y));
+	const float *weight = ref_f32(c, ARG(expert_gain, weight)),
+	            *w = ref_vector(&c->arg[ARG(expert_gain, w)], c->scratch);
+	float *y = ref_f32(c, ARG(expert_gain, y));
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = weight[i] * w[id[i]];
@@ -267,20 +321,23 @@ ref_expert_gain(const RefCall *c)
 void
 ref_local_experts(const RefCall *c)
 {
-	const int32_t first = (int32_t)step_int(c->step, "first"), count = (int32_t)step_int(c->step, "count");
+	const int32_t first = (int32_t)step_int(c->step, "first"),
+	              count = (int32_t)step_int(c->step, "count");
 	const int32_t *id = c->arg[ARG(local_experts, id)].data;
-	int32_t       *own = c->arg[ARG(local_experts, own)].data;
+	int32_t *own = c->arg[ARG(local_experts, own)].data;
 
-	for (int64_t i = 0; i < ref_rows(c, ARG(local_experts, own)) * step_int(c->step, "top_k"); i++)
+	for (int64_t i = 0; i < ref_rows(c, ARG(local_experts, own)) * step_int(c->step, "top_k");
+	     i++)
 		own[i] = id[i] >= first && id[i] - first < count ? id[i] - first : -1;
 }
 
 void
 ref_expert_input(const RefCall *c)
 {
-	int64_t      hidden = step_int(c->step, "hidden"), n = ref_rows(c, ARG(expert_input, y));
-	const float *x = ref_f32(c, ARG(expert_input, x)), *weight = ref_f32(c, ARG(expert_input, weight));
-	float       *y = ref_f32(c, ARG(expert_input, y)), *one = ref_f32(c, ARG(expert_input, one));
+	int64_t hidden = step_int(c->step, "hidden"), n = ref_rows(c, ARG(expert_input, y));
+	const float *x = ref_f32(c, ARG(expert_input, x)),
+	            *weight = ref_f32(c, ARG(expert_input, weight));
+	float *y = ref_f32(c, ARG(expert_input, y)), *one = ref_f32(c, ARG(expert_input, one));
 
 	for (int64_t t = 0; t < n; t++) {
 		for (int64_t i = 0; i < hidden; i++)
@@ -293,15 +350,18 @@ ref_expert_input(const RefCall *c)
 void
 ref_permute_expert_cols(const RefCall *c)
 {
-	int64_t        width = step_int(c->step, "width"), top_k = step_int(c->step, "top_k");
+	int64_t width = step_int(c->step, "width"), top_k = step_int(c->step, "top_k");
 	const int32_t *id = c->arg[ARG(permute_expert_cols, id)].data;
-	const float   *x = ref_f32(c, ARG(permute_expert_cols, x)), *order = ref_vector(&c->arg[ARG(permute_expert_cols, order)], c->scratch);
-	float         *y = ref_f32(c, ARG(permute_expert_cols, y));
+	const float *x = ref_f32(c, ARG(permute_expert_cols, x)),
+	            *order = ref_vector(&c->arg[ARG(permute_expert_cols, order)], c->scratch);
+	float *y = ref_f32(c, ARG(permute_expert_cols, y));
 
 	for (int64_t i = 0; i < ref_rows(c, ARG(permute_expert_cols, y)) * top_k; i++)
 		for (int64_t j = 0; j < width; j++) {
 			const float at = order[id[i] * width + j];
-			const int64_t k = !(at > 0) ? 0 : at < (float)width ? (int64_t)at : width - 1;
+			const int64_t k = !(at > 0)           ? 0
+			                  : at < (float)width ? (int64_t)at
+			                                      : width - 1;
 			y[i * width + j] = x[i / top_k * width + k];
 		}
 }

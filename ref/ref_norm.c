@@ -11,7 +11,8 @@ ref_rms_row(const float *x, const float *w, int64_t dim, double eps, bool plus_o
 }
 
 void
-ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, double eps, bool plus_one, float *y)
+ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, double eps,
+              bool plus_one, float *y)
 {
 	double mean = 0, var = 0, scale;
 
@@ -22,16 +23,17 @@ ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, doubl
 		var += (x[i] - mean) * (x[i] - mean);
 	scale = 1.0 / sqrt(var / (double)dim + eps);
 	for (int64_t i = 0; i < dim; i++)
-		y[i] = (float)((x[i] - mean) * scale * (w ? (double)w[i] + plus_one : 1.0) + (b ? b[i] : 0.0f));
+		y[i] = (float)((x[i] - mean) * scale * (w ? (double)w[i] + plus_one : 1.0) +
+		               (b ? b[i] : 0.0f));
 }
 
 void
-ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t dim, const float *x, int64_t n_row, float *y,
-              float *scratch)
+ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t dim, const float *x,
+              int64_t n_row, float *y, float *scratch)
 {
-	const char  *kind = step_word(step, "norm");
-	double       eps = step_num(step, "eps");
-	bool         plus_one = step_int(step, "plus_one") != 0;
+	const char *kind = step_word(step, "norm");
+	double eps = step_num(step, "eps");
+	bool plus_one = step_int(step, "plus_one") != 0;
 	const float *wv = ref_vector(w, scratch), *bv = ref_vector(b, scratch + dim);
 
 	for (int64_t t = 0; t < n_row; t++, x += dim, y += dim) {
@@ -47,26 +49,34 @@ ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t di
 void
 ref_rmsnorm(const RefCall *c)
 {
-	int64_t      dim = step_int(c->step, "dim"), n = ref_rows(c, ARG(rmsnorm, y)) * step_int(c->step, "groups");
-	const float *x = ref_f32(c, ARG(rmsnorm, x)), *w = ref_vector(&c->arg[ARG(rmsnorm, w)], c->scratch);
-	float       *y = ref_f32(c, ARG(rmsnorm, y));
+	int64_t dim = step_int(c->step, "dim"),
+	        n = ref_rows(c, ARG(rmsnorm, y)) * step_int(c->step, "groups");
+	const float *x = ref_f32(c, ARG(rmsnorm, x)),
+	            *w = ref_vector(&c->arg[ARG(rmsnorm, w)], c->scratch);
+	float *y = ref_f32(c, ARG(rmsnorm, y));
 
 	for (int64_t i = 0; i < n; i++, x += dim, y += dim)
-		ref_rms_row(x, w, dim, step_num(c->step, "eps"), step_int(c->step, "plus_one") != 0, y);
+		ref_rms_row(x, w, dim, step_num(c->step, "eps"), step_int(c->step, "plus_one") != 0,
+		            y);
 }
 
 void
 ref_layernorm(const RefCall *c)
 {
-	int64_t      dim = step_int(c->step, "dim"), groups = step_int(c->step, "groups"), n = ref_rows(c, ARG(layernorm, y)) * groups;
-	int64_t      own = step_int(c->step, "per_group") ? groups : 1; /* weights: those of a group stand `at` elements on */
-	const float *x = ref_f32(c, ARG(layernorm, x)), *w = ref_vector(&c->arg[ARG(layernorm, w)], c->scratch);
+	int64_t dim = step_int(c->step, "dim"), groups = step_int(c->step, "groups"),
+	        n = ref_rows(c, ARG(layernorm, y)) * groups;
+	int64_t own = step_int(c->step, "per_group")
+	                  ? groups
+	                  : 1; /* weights: those of a group stand `at` elements on */
+	const float *x = ref_f32(c, ARG(layernorm, x)),
+	            *w = ref_vector(&c->arg[ARG(layernorm, w)], c->scratch);
 	const float *b = ref_vector(&c->arg[ARG(layernorm, b)], c->scratch + own * dim);
-	float       *y = ref_f32(c, ARG(layernorm, y));
+	float *y = ref_f32(c, ARG(layernorm, y));
 
 	for (int64_t i = 0; i < n; i++, x += dim, y += dim) {
 		int64_t at = i % own * dim;
-		ref_layer_row(x, w ? w + at : NULL, b ? b + at : NULL, dim, step_num(c->step, "eps"), step_int(c->step, "plus_one") != 0, y);
+		ref_layer_row(x, w ? w + at : NULL, b ? b + at : NULL, dim,
+		              step_num(c->step, "eps"), step_int(c->step, "plus_one") != 0, y);
 	}
 }
 
@@ -74,15 +84,20 @@ void
 ref_permute_cols(const RefCall *c)
 {
 	const int64_t width = step_int(c->step, "width"), n = ref_rows(c, ARG(permute_cols, y));
-	const float  *order = ref_vector(&c->arg[ARG(permute_cols, order)], c->scratch), *factor = ref_vector(&c->arg[ARG(permute_cols, factor)], c->scratch + width);
-	float        *row = c->scratch + 2 * width, *y = ref_f32(c, ARG(permute_cols, y));
+	const float *order = ref_vector(&c->arg[ARG(permute_cols, order)], c->scratch),
+	            *factor = ref_vector(&c->arg[ARG(permute_cols, factor)], c->scratch + width);
+	float *row = c->scratch + 2 * width, *y = ref_f32(c, ARG(permute_cols, y));
 
 	for (int64_t t = 0; t < n; t++, y += width) {
-		ref_norm_rows(c->step, &c->arg[ARG(permute_cols, nw)], &c->arg[ARG(permute_cols, nb)], width, ref_f32(c, ARG(permute_cols, x)) + t * width, 1, row, row + width);
+		ref_norm_rows(c->step, &c->arg[ARG(permute_cols, nw)],
+		              &c->arg[ARG(permute_cols, nb)], width,
+		              ref_f32(c, ARG(permute_cols, x)) + t * width, 1, row, row + width);
 		for (int64_t j = 0; j < width; j++) {
 			int64_t k = j;
 			if (order)
-				k = !(order[j] > 0) ? 0 : order[j] < (float)width ? (int64_t)order[j] : width - 1;
+				k = !(order[j] > 0)           ? 0
+				    : order[j] < (float)width ? (int64_t)order[j]
+				                              : width - 1;
 			y[j] = row[k] * (factor ? factor[j] : 1);
 		}
 	}
@@ -107,7 +122,7 @@ double
 ref_glu_one(const PlanStep *step, double g, double u)
 {
 	const char *act = step_word(step, "act");
-	double      limit = step_num(step, "limit");
+	double limit = step_num(step, "limit");
 
 	if (!strcmp(act, "silu_limit")) {
 		g = ref_activate("silu", g);
@@ -133,10 +148,10 @@ xielu(double x, double p, double n)
 void
 ref_act(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(act, y)) * step_int(c->step, "width");
-	const char  *act = step_word(c->step, "act");
+	int64_t n = ref_rows(c, ARG(act, y)) * step_int(c->step, "width");
+	const char *act = step_word(c->step, "act");
 	const float *x = ref_f32(c, ARG(act, x));
-	float       *y = ref_f32(c, ARG(act, y));
+	float *y = ref_f32(c, ARG(act, y));
 
 	const float *p = ref_vector(&c->arg[ARG(act, p)], c->scratch);
 
@@ -147,9 +162,9 @@ ref_act(const RefCall *c)
 void
 ref_glu(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(glu, y)) * step_int(c->step, "width");
+	int64_t n = ref_rows(c, ARG(glu, y)) * step_int(c->step, "width");
 	const float *g = ref_f32(c, ARG(glu, g)), *u = ref_f32(c, ARG(glu, u));
-	float       *y = ref_f32(c, ARG(glu, y));
+	float *y = ref_f32(c, ARG(glu, y));
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = (float)ref_glu_one(c->step, g[i], u[i]);
@@ -158,10 +173,10 @@ ref_glu(const RefCall *c)
 void
 ref_add(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(add, y)) * step_int(c->step, "width");
-	float        scale = (float)step_num(c->step, "scale");
+	int64_t n = ref_rows(c, ARG(add, y)) * step_int(c->step, "width");
+	float scale = (float)step_num(c->step, "scale");
 	const float *x = ref_f32(c, ARG(add, x)), *r = ref_f32(c, ARG(add, r));
-	float       *y = ref_f32(c, ARG(add, y));
+	float *y = ref_f32(c, ARG(add, y));
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = scale * x[i] + r[i];
@@ -170,9 +185,9 @@ ref_add(const RefCall *c)
 void
 ref_mul(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(mul, y)) * step_int(c->step, "width");
+	int64_t n = ref_rows(c, ARG(mul, y)) * step_int(c->step, "width");
 	const float *x = ref_f32(c, ARG(mul, x)), *z = ref_f32(c, ARG(mul, z));
-	float       *y = ref_f32(c, ARG(mul, y));
+	float *y = ref_f32(c, ARG(mul, y));
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = x[i] * z[i];
@@ -181,14 +196,16 @@ ref_mul(const RefCall *c)
 void
 ref_gate_mul(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(gate_mul, y)), groups = step_int(c->step, "groups"), width = step_int(c->step, "width") / groups;
+	int64_t n = ref_rows(c, ARG(gate_mul, y)), groups = step_int(c->step, "groups"),
+	        width = step_int(c->step, "width") / groups;
 	const float *x = ref_f32(c, ARG(gate_mul, x)), *s = ref_f32(c, ARG(gate_mul, s));
-	float       *y = ref_f32(c, ARG(gate_mul, y));
-	bool         softplus = !strcmp(step_word(c->step, "gate"), "softplus");
+	float *y = ref_f32(c, ARG(gate_mul, y));
+	bool softplus = !strcmp(step_word(c->step, "gate"), "softplus");
 
 	for (int64_t t = 0; t < n * groups; t++) {
 		double z = s[t];
-		float  gate = (float)(softplus ? fmax(z, 0) + log1p(exp(-fabs(z))) : 1.0 / (1.0 + exp(-z)));
+		float gate =
+		    (float)(softplus ? fmax(z, 0) + log1p(exp(-fabs(z))) : 1.0 / (1.0 + exp(-z)));
 
 		for (int64_t i = 0; i < width; i++)
 			y[t * width + i] = x[t * width + i] * gate;
@@ -198,10 +215,12 @@ ref_gate_mul(const RefCall *c)
 void
 ref_scale_cols(const RefCall *c)
 {
-	int64_t      width = step_int(c->step, "width"), n = ref_rows(c, ARG(scale_cols, y)) * width, first = step_int(c->step, "first"), end = first + step_int(c->step, "count");
-	const float *x = ref_f32(c, ARG(scale_cols, x)), *w = ref_vector(&c->arg[ARG(scale_cols, w)], c->scratch);
-	float       *y = ref_f32(c, ARG(scale_cols, y));
-	double       scale = step_num(c->step, "scale") * (w ? w[0] : 1);
+	int64_t width = step_int(c->step, "width"), n = ref_rows(c, ARG(scale_cols, y)) * width,
+	        first = step_int(c->step, "first"), end = first + step_int(c->step, "count");
+	const float *x = ref_f32(c, ARG(scale_cols, x)),
+	            *w = ref_vector(&c->arg[ARG(scale_cols, w)], c->scratch);
+	float *y = ref_f32(c, ARG(scale_cols, y));
+	double scale = step_num(c->step, "scale") * (w ? w[0] : 1);
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = i % width >= first && i % width < end ? (float)(scale * x[i]) : x[i];
@@ -210,10 +229,11 @@ ref_scale_cols(const RefCall *c)
 void
 ref_pos_scale(const RefCall *c)
 {
-	const int64_t n = ref_rows(c, ARG(pos_scale, y)), width = step_int(c->step, "width"), offset = step_int(c->step, "offset"), base = step_int(c->step, "base");
-	const double  scale = step_num(c->step, "scale");
-	const float  *x = ref_f32(c, ARG(pos_scale, x));
-	float        *y = ref_f32(c, ARG(pos_scale, y));
+	const int64_t n = ref_rows(c, ARG(pos_scale, y)), width = step_int(c->step, "width"),
+	              offset = step_int(c->step, "offset"), base = step_int(c->step, "base");
+	const double scale = step_num(c->step, "scale");
+	const float *x = ref_f32(c, ARG(pos_scale, x));
+	float *y = ref_f32(c, ARG(pos_scale, y));
 
 	for (int64_t t = 0; t < n; t++) {
 		const double m = 1 + scale * log1p((double)((c->s->pos[t] + offset) / base));
@@ -232,10 +252,10 @@ ref_cap_one(float x, double scale, double cap)
 void
 ref_softcap(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(softcap, y)) * step_int(c->step, "width");
-	double       cap = step_num(c->step, "softcap"), scale = step_num(c->step, "scale");
+	int64_t n = ref_rows(c, ARG(softcap, y)) * step_int(c->step, "width");
+	double cap = step_num(c->step, "softcap"), scale = step_num(c->step, "scale");
 	const float *x = ref_f32(c, ARG(softcap, x));
-	float       *y = ref_f32(c, ARG(softcap, y));
+	float *y = ref_f32(c, ARG(softcap, y));
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = ref_cap_one(x[i], scale, cap);
@@ -244,10 +264,10 @@ ref_softcap(const RefCall *c)
 void
 ref_clamp(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(clamp, y)) * step_int(c->step, "width");
-	float        limit = (float)step_num(c->step, "limit");
+	int64_t n = ref_rows(c, ARG(clamp, y)) * step_int(c->step, "width");
+	float limit = (float)step_num(c->step, "limit");
 	const float *x = ref_f32(c, ARG(clamp, x));
-	float       *y = ref_f32(c, ARG(clamp, y));
+	float *y = ref_f32(c, ARG(clamp, y));
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = fmaxf(-limit, fminf(x[i], limit));
@@ -256,9 +276,10 @@ ref_clamp(const RefCall *c)
 void
 ref_concat(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(concat, y)), width = step_int(c->step, "width"), count = step_int(c->step, "count");
+	int64_t n = ref_rows(c, ARG(concat, y)), width = step_int(c->step, "width"),
+	        count = step_int(c->step, "count");
 	const float *x = ref_f32(c, ARG(concat, x)), *z = ref_f32(c, ARG(concat, z));
-	float       *y = ref_f32(c, ARG(concat, y));
+	float *y = ref_f32(c, ARG(concat, y));
 
 	for (int64_t t = 0; t < n; t++, x += width, z += count, y += width + count) {
 		memcpy(y, x, (size_t)width * sizeof *y);
@@ -269,9 +290,10 @@ ref_concat(const RefCall *c)
 void
 ref_slice(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(slice, y)), width = step_int(c->step, "width"), count = step_int(c->step, "count");
+	int64_t n = ref_rows(c, ARG(slice, y)), width = step_int(c->step, "width"),
+	        count = step_int(c->step, "count");
 	const float *x = ref_f32(c, ARG(slice, x)) + step_int(c->step, "first");
-	float       *y = ref_f32(c, ARG(slice, y));
+	float *y = ref_f32(c, ARG(slice, y));
 
 	for (int64_t t = 0; t < n; t++)
 		memmove(y + t * count, x + t * width, (size_t)count * sizeof *y);
@@ -280,9 +302,9 @@ ref_slice(const RefCall *c)
 void
 ref_gather_rows(const RefCall *c)
 {
-	int64_t      width = step_int(c->step, "width");
+	int64_t width = step_int(c->step, "width");
 	const float *x = ref_f32(c, ARG(gather_rows, x));
-	float       *y = ref_f32(c, ARG(gather_rows, y));
+	float *y = ref_f32(c, ARG(gather_rows, y));
 
 	/* out_row ascends, so y may be x's memory */
 	for (int64_t o = 0; o < c->s->n_out; o++)

@@ -14,7 +14,8 @@ ref_find(OpKind op)
 
 /* ---- scratch ---- */
 
-/* Attribute of a step. A negative one makes *ok false; 128 bits hold any product of three 31-bit factors. */
+/* Attribute of a step. A negative one makes *ok false; 128 bits hold any product of three 31-bit
+ * factors. */
 static __int128
 attr(const PlanStep *step, const char *name, bool *ok)
 {
@@ -24,7 +25,7 @@ attr(const PlanStep *step, const char *name, bool *ok)
 	return v;
 }
 
-#define A(name)       attr(step, #name, &ok)
+#define A(name) attr(step, #name, &ok)
 #define HAS(op, arg_) (step->arg[ARG(op, arg_)].kind != REF_NONE)
 /* normed rows, the norm's vectors, then the matmul's row and bias */
 #define NORM_LINEAR(rows, cols) (T * (cols) + 2 * (cols) + (rows))
@@ -37,7 +38,10 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 	bool ok = n_tok >= 0 && kv_len >= 0;
 
 	switch (step->op) {
-#define OP(name, flags, args, attrs, shard, scratch, meaning) case OP_##name: n = scratch; break;
+#define OP(name, flags, args, attrs, shard, scratch, meaning)                                      \
+	case OP_##name:                                                                            \
+		n = scratch;                                                                       \
+		break;
 #include "ops/ops.def"
 	case OP_nop:
 	case OP_COUNT:

@@ -1,5 +1,6 @@
-/* One step: chunks checked, pages found, the step's arrays filled, the plan walked, logits handed back. Until the pages
- * are found nothing has changed, so a refusal leaves every sequence as it was. */
+/* One step: chunks checked, pages found, the step's arrays filled, the plan walked, logits handed
+ * back. Until the pages are found nothing has changed, so a refusal leaves every sequence as it
+ * was. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,24 +17,31 @@ check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_erro
 	const llmc_limits *l = &s->lim;
 
 	if (c->seq < 0 || c->seq >= l->seqs || !s->kv.seq[c->seq].used)
-		return error_set(err, LLMC_E_RANGE, "chunk %zu: there is no sequence %d in this session", i, c->seq);
+		return error_set(err, LLMC_E_RANGE,
+		                 "chunk %zu: there is no sequence %d in this session", i, c->seq);
 	if (s->seq[c->seq].in_step)
-		return error_set(err, LLMC_E_RANGE, "chunk %zu: sequence %d has another chunk in this call already", i, c->seq);
+		return error_set(err, LLMC_E_RANGE,
+		                 "chunk %zu: sequence %d has another chunk in this call already", i,
+		                 c->seq);
 	fed = fed && !c->tok && c->n_tok == 1 && s->kv.seq[c->seq].len > 0;
 	if (c->n_tok < 1 || (!c->tok && !fed))
-		return error_set(err, LLMC_E_RANGE, "chunk %zu: %d tokens, at least one is needed", i, c->n_tok);
+		return error_set(err, LLMC_E_RANGE, "chunk %zu: %d tokens, at least one is needed",
+		                 i, c->n_tok);
 	if (c->n_out < 0 || c->n_out > c->n_tok)
-		return error_set(err, LLMC_E_RANGE, "chunk %zu: logits of %d rows are wanted, the chunk has %d", i, c->n_out,
-		                 c->n_tok);
+		return error_set(err, LLMC_E_RANGE,
+		                 "chunk %zu: logits of %d rows are wanted, the chunk has %d", i,
+		                 c->n_out, c->n_tok);
 	int32_t len = s->kv.seq[c->seq].len;
 	if (c->n_tok > l->context - len)
 		return error_set(err, LLMC_E_RANGE,
-		                 "chunk %zu: sequence %d holds %d positions, %d more do not fit the context of %d (context)", i,
-		                 c->seq, len, c->n_tok, l->context);
+		                 "chunk %zu: sequence %d holds %d positions, %d more do not fit "
+		                 "the context of %d (context)",
+		                 i, c->seq, len, c->n_tok, l->context);
 	for (int32_t t = 0; !fed && t < c->n_tok; t++)
 		if (c->tok[t] < 0 || c->tok[t] >= s->plan->vocab)
-			return error_set(err, LLMC_E_RANGE, "chunk %zu: token %d is %d, ids are 0 .. %lld", i, t, c->tok[t],
-			                 (long long)s->plan->vocab - 1);
+			return error_set(err, LLMC_E_RANGE,
+			                 "chunk %zu: token %d is %d, ids are 0 .. %lld", i, t,
+			                 c->tok[t], (long long)s->plan->vocab - 1);
 	return LLMC_OK;
 }
 
@@ -48,7 +56,9 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, l
 	if (n < 1 || !chunk)
 		return error_set(err, LLMC_E_RANGE, "no chunk to run");
 	if (s->plan->takes_rows && !s->given)
-		return error_set(err, LLMC_E_RANGE, "this is the head that guesses of a model (mtp.part): its tokens come with rows of the model (llmc_forward_rows)");
+		return error_set(err, LLMC_E_RANGE,
+		                 "this is the head that guesses of a model (mtp.part): its tokens "
+		                 "come with rows of the model (llmc_forward_rows)");
 	for (; seen < n && status == LLMC_OK; seen++) {
 		status = check_chunk(s, &chunk[seen], seen, fed, err);
 		if (status != LLMC_OK)
@@ -63,13 +73,16 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, l
 		return status;
 	if (n_tok > s->lim.chunk && s->plan->prompt_whole)
 		return error_set(err, LLMC_E_RANGE,
-		                 "%lld tokens in one step, the session allows %d (chunk); the prompts of this model run in one piece",
+		                 "%lld tokens in one step, the session allows %d (chunk); the "
+		                 "prompts of this model run in one piece",
 		                 (long long)n_tok, s->lim.chunk);
 	if (n_tok > s->lim.chunk)
-		return error_set(err, LLMC_E_RANGE, "%lld tokens in one step, the session allows %d (chunk)", (long long)n_tok,
-		                 s->lim.chunk);
+		return error_set(err, LLMC_E_RANGE,
+		                 "%lld tokens in one step, the session allows %d (chunk)",
+		                 (long long)n_tok, s->lim.chunk);
 	if (n_out > s->lim.n_out)
-		return error_set(err, LLMC_E_RANGE, "logits of %lld rows are wanted, the session allows %d (n_out)",
+		return error_set(err, LLMC_E_RANGE,
+		                 "logits of %lld rows are wanted, the session allows %d (n_out)",
 		                 (long long)n_out, s->lim.n_out);
 	for (int pass = 0; pass < 2; pass++) {
 		for (size_t i = 0; i < n; i++)
@@ -84,7 +97,8 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, l
 	int64_t need = kv_pages_needed(&s->kv, s->step_seq, s->add, n);
 	if (need > s->kv.n_free)
 		return error_set(err, LLMC_E_FULL,
-		                 "this step needs %lld KV pages of %d positions, %d of %d are free; free or trim a sequence, or "
+		                 "this step needs %lld KV pages of %d positions, %d of %d are "
+		                 "free; free or trim a sequence, or "
 		                 "open a session with more (kv_tokens)",
 		                 (long long)need, PLAN_KV_PAGE, s->kv.n_free, s->kv.n_page);
 	return LLMC_OK;
@@ -99,7 +113,8 @@ find(const int32_t *tok, int32_t n, int32_t id)
 	return -1;
 }
 
-/* The first chunk of a sequence of a model whose prompt is seen whole: positions before prefix_end see each other. */
+/* The first chunk of a sequence of a model whose prompt is seen whole: positions before prefix_end
+ * see each other. */
 static void
 set_prefix(const Plan *p, SeqState *st, const llmc_chunk *c)
 {
@@ -131,7 +146,8 @@ fill_table(Session *s, int32_t i, const KvSeq *kv)
 
 	memcpy(to, kv->page, (size_t)kv->n_page * sizeof *to);
 	if (s->kv.window)
-		memcpy(to + s->kv.max_page, kv->page + s->kv.max_page, (size_t)kv->n_page * sizeof *to);
+		memcpy(to + s->kv.max_page, kv->page + s->kv.max_page,
+		       (size_t)kv->n_page * sizeof *to);
 }
 
 static void
@@ -165,7 +181,8 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 	*s->size = (StepSize){ .n_tok = row, .n_dec = n_dec, .n_seq = n, .n_out = out };
 }
 
-/* As many as the step before: a decode step's rows seldom change, and it is not for counting to take time. */
+/* As many as the step before: a decode step's rows seldom change, and it is not for counting to
+ * take time. */
 static int64_t
 weight_bytes(Session *s, int phase)
 {
@@ -175,7 +192,8 @@ weight_bytes(Session *s, int phase)
 		s->weighed[phase] = s->size->n_tok;
 		s->weight_bytes[phase] = 0;
 		for (int i = 0; i < p->n_step; i++)
-			s->weight_bytes[phase] += plan_step_weights(s->plan, &p->step[i], s->size->n_tok);
+			s->weight_bytes[phase] +=
+			    plan_step_weights(s->plan, &p->step[i], s->size->n_tok);
 	}
 	return s->weight_bytes[phase];
 }
@@ -194,19 +212,23 @@ count(Session *s, const llmc_chunk *chunk, size_t n, int phase)
 
 /* ---- a step over pipeline stages ---- */
 
-/* Rows of a forward go through the stages in pieces, so that a stage has something to do while the next one works on what it has left.
- * Pieces are of some rows at least: each of them reads the weights again. */
+/* Rows of a forward go through the stages in pieces, so that a stage has something to do while the
+ * next one works on what it has left. Pieces are of some rows at least: each of them reads the
+ * weights again. */
 enum { LEAST_ROWS = 32, PIECES_A_STAGE = 4 };
 
 /* A part of a chunk in a piece, and where its logits go */
-typedef struct PieceRows { int32_t piece, base, n_out; int64_t to; } PieceRows;
+typedef struct PieceRows {
+	int32_t piece, base, n_out;
+	int64_t to;
+} PieceRows;
 typedef struct ForwardPieces {
-	float      *made;  /* [n_out, plan_out_width] of a piece */
-	int64_t     made_bytes;
+	float *made; /* [n_out, plan_out_width] of a piece */
+	int64_t made_bytes;
 	llmc_chunk *chunk; /* [most] of the piece */
-	PieceRows       *part;  /* [most] of all pieces */
-	int32_t     most;
-	int32_t     out[];  /* [pieces] rows of logits */
+	PieceRows *part;   /* [most] of all pieces */
+	int32_t most;
+	int32_t out[]; /* [pieces] rows of logits */
 } ForwardPieces;
 
 void
@@ -231,12 +253,16 @@ forward_open(Session *s, llmc_error *err)
 	ForwardPieces *p = s->pieces = calloc(1, sizeof *p + (size_t)most * sizeof *p->out);
 	if (p) {
 		p->most = s->lim.seqs + most;
-		p->made_bytes = (int64_t)s->lim.n_out * plan_out_width(s->plan) * (int64_t)sizeof *p->made;
+		p->made_bytes =
+		    (int64_t)s->lim.n_out * plan_out_width(s->plan) * (int64_t)sizeof *p->made;
 		p->made = session_map(p->made_bytes);
 		p->chunk = calloc((size_t)p->most, sizeof *p->chunk);
 		p->part = calloc((size_t)p->most, sizeof *p->part);
 	}
-	return p && p->made && p->chunk && p->part ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for the logits of the last stage");
+	return p && p->made && p->chunk && p->part
+	           ? LLMC_OK
+	           : error_set(err, LLMC_E_MEMORY,
+	                       "out of memory for the logits of the last stage");
 }
 
 static llmc_status
@@ -248,7 +274,8 @@ forward_piece(Session *s, const llmc_chunk *chunk, size_t n, const float **made,
 	int phase = (size_t)n_dec == n ? 0 : 1;
 	TRY(s->device->enter(s, err));
 	fill(s, chunk, (int32_t)n, n_dec, true);
-	llmc_status status = ranks_step(s, phase) ? s->device->forward(s, phase, made, err) : comm_error(s->comm, err);
+	llmc_status status = ranks_step(s, phase) ? s->device->forward(s, phase, made, err)
+	                                          : comm_error(s->comm, err);
 	s->device->leave(s);
 	TRY(ranks_error(s, status, err));
 	count(s, chunk, n, phase);
@@ -258,11 +285,11 @@ forward_piece(Session *s, const llmc_chunk *chunk, size_t n, const float **made,
 static llmc_status
 forward_stages(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err)
 {
-	ForwardPieces       *p = s->pieces;
-	const int     stages = s->plan->stages;
+	ForwardPieces *p = s->pieces;
+	const int stages = s->plan->stages;
 	const int64_t width = plan_out_width(s->plan), forwards = s->stats.forwards;
-	int64_t       rows = 0, to = 0, each;
-	int32_t       n_part = 0, n_piece = 0, at = 0;
+	int64_t rows = 0, to = 0, each;
+	int32_t n_part = 0, n_piece = 0, at = 0;
 
 	for (size_t i = 0; i < n; i++)
 		rows += chunk[i].n_tok;
@@ -272,9 +299,14 @@ forward_stages(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llm
 		int32_t first = n_part, here = 0;
 		for (; i < n && here < each; n_part++) {
 			const llmc_chunk *c = &chunk[i];
-			int32_t left = c->n_tok - at, take = left < each - here ? left : (int32_t)(each - here), silent = c->n_tok - c->n_out;
-			int32_t from = at > silent ? at : silent, out = at + take > from ? at + take - from : 0;
-			p->chunk[n_part - first] = (llmc_chunk){ .seq = c->seq, .tok = c->tok + at, .n_tok = take, .n_out = out };
+			int32_t left = c->n_tok - at,
+			        take = left < each - here ? left : (int32_t)(each - here),
+			        silent = c->n_tok - c->n_out;
+			int32_t from = at > silent ? at : silent,
+			        out = at + take > from ? at + take - from : 0;
+			p->chunk[n_part - first] = (llmc_chunk){
+				.seq = c->seq, .tok = c->tok + at, .n_tok = take, .n_out = out
+			};
 			p->part[n_part] = (PieceRows){ .piece = n_piece, .n_out = out, .to = to };
 			to += out;
 			here += take;
@@ -291,11 +323,14 @@ forward_stages(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llm
 	}
 	s->stats.forwards = forwards + 1;
 	for (int32_t k = 0, piece = 0; piece < n_piece; piece++) {
-		if (!comm_pipe_receive(s->comm, p->made, (size_t)(p->out[piece] * width) * sizeof *p->made))
+		if (!comm_pipe_receive(s->comm, p->made,
+		                       (size_t)(p->out[piece] * width) * sizeof *p->made))
 			return ranks_error(s, comm_error(s->comm, err), err);
 		for (; k < n_part && p->part[k].piece == piece; k++)
 			if (logits)
-				memcpy(logits + p->part[k].to * width, p->made + p->part[k].base * width, (size_t)(p->part[k].n_out * width) * sizeof *logits);
+				memcpy(logits + p->part[k].to * width,
+				       p->made + p->part[k].base * width,
+				       (size_t)(p->part[k].n_out * width) * sizeof *logits);
 	}
 	return LLMC_OK;
 }
@@ -314,18 +349,23 @@ session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, ll
 	for (size_t i = 0; logits && i < n; i++)
 		if (chunk[i].n_out) {
 			size_t floats = (size_t)chunk[i].n_out * width;
-			memcpy(logits, made + (size_t)s->out_base[i] * width, floats * sizeof *logits);
+			memcpy(logits, made + (size_t)s->out_base[i] * width,
+			       floats * sizeof *logits);
 			logits += floats;
 		}
 	return LLMC_OK;
 }
 
 llmc_status
-session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n, const float *const *came, float *logits, llmc_error *err)
+session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n, const float *const *came,
+                     float *logits, llmc_error *err)
 {
 	if (!came != !s->plan->takes_rows)
-		return error_set(err, LLMC_E_RANGE, "%s", came ? "no rows come with tokens of this model: it is no head that guesses (mtp.part)"
-		                                               : "rows of the model come with the tokens of a head that guesses (mtp.part)");
+		return error_set(err, LLMC_E_RANGE, "%s",
+		                 came ? "no rows come with tokens of this model: it is no head "
+		                        "that guesses (mtp.part)"
+		                      : "rows of the model come with the tokens of a head that "
+		                        "guesses (mtp.part)");
 	s->given = came;
 	llmc_status status = session_forward(s, chunk, n, logits, err);
 	s->given = NULL;
@@ -340,7 +380,8 @@ session_rows(const Session *s, size_t chunk)
 
 	while (s->order[i] != (int32_t)chunk)
 		i++;
-	return (s->rows ? s->rows : (const float *)(const void *)s->slot[b->slot]) + s->q_start[i] * b->extent.mul;
+	return (s->rows ? s->rows : (const float *)(const void *)s->slot[b->slot]) +
+	       s->q_start[i] * b->extent.mul;
 }
 
 bool
@@ -382,18 +423,23 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 	if (!s->device->op_times)
 		return error_set(err, LLMC_E_MISSING, "single ops are not measured on this device");
 	if (s->plan->stages > 1)
-		return error_set(err, LLMC_E_MISSING, "single ops are not measured over pipeline stages: this rank has those of its own alone");
+		return error_set(err, LLMC_E_MISSING,
+		                 "single ops are not measured over pipeline stages: this rank has "
+		                 "those of its own alone");
 	if (s->size->n_seq < 1)
-		return error_set(err, LLMC_E_RANGE, "the ops of a step are measured after a step (llmc_forward)");
+		return error_set(err, LLMC_E_RANGE,
+		                 "the ops of a step are measured after a step (llmc_forward)");
 	for (int32_t i = 0; i < s->size->n_seq; i++) {
 		const KvSeq *q = &s->kv.seq[s->step_seq[i]];
 		/* they write its rows of KV again, where by now another sequence's may lie */
 		if (!q->used || q->len != s->kv_len[i])
-			return error_set(err, LLMC_E_RANGE, "sequence %d is not as the last step left it: the ops of a step are measured right behind it",
+			return error_set(err, LLMC_E_RANGE,
+			                 "sequence %d is not as the last step left it: the ops of "
+			                 "a step are measured right behind it",
 			                 s->step_seq[i]);
 	}
 	int64_t each = plan_has_state(s->plan) ? ranks_saved_bytes(s, 0, 0, true) : 0;
-	char   *states = each > 0 ? malloc((size_t)each * (size_t)s->size->n_seq) : NULL;
+	char *states = each > 0 ? malloc((size_t)each * (size_t)s->size->n_seq) : NULL;
 	if (each > 0 && !states)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	llmc_status status = s->device->enter(s, err);
@@ -440,7 +486,8 @@ session_can_sample(const Session *s, const llmc_params *p)
 {
 	llmc_params own = whole(p);
 
-	return s->device->sampler && !s->comm && s->plan->output == LLMC_OUTPUT_LOGITS && !s->probe && !own.grammar && s->device->sampler->can(s, &own);
+	return s->device->sampler && !s->comm && s->plan->output == LLMC_OUTPUT_LOGITS &&
+	       !s->probe && !own.grammar && s->device->sampler->can(s, &own);
 }
 
 bool
@@ -454,8 +501,8 @@ session_can_mask(const Session *s, const llmc_params *p)
 }
 
 llmc_status
-session_sample_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt,
-                      const int32_t *output, size_t n_output, llmc_error *err)
+session_sample_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt,
+                      size_t n_prompt, const int32_t *output, size_t n_output, llmc_error *err)
 {
 	llmc_params own = whole(p);
 
@@ -465,7 +512,8 @@ session_sample_params(Session *s, llmc_seq q, const llmc_params *p, const int32_
 		return error_set(err, LLMC_E_RANGE, "there is no sequence %d in this session", q);
 	TRY(sampler_check(&own, (int32_t)s->plan->vocab, err));
 	TRY(s->device->enter(s, err));
-	llmc_status status = s->device->sampler->params(s, q, &own, prompt, n_prompt, output, n_output, err);
+	llmc_status status =
+	    s->device->sampler->params(s, q, &own, prompt, n_prompt, output, n_output, err);
 	s->device->leave(s);
 	return status;
 }

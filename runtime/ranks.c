@@ -1,8 +1,12 @@
-/* Ranks as threads of this process, or as processes that a launcher has started. Rank 0 has the books: sequences, pages, who runs next. It tells the others what it does as records, in order: a new
- * sequence (whose rotation depends on its length), a page copied or cleared, a state copied, a step with its arrays. They do the same to their own memory;
- * numbers of pages and of window pages are the same everywhere, pages hold the heads of their rank. Within a step the ranks meet in its collectives alone.
+/* Ranks as threads of this process, or as processes that a launcher has started. Rank 0 has the
+ * books: sequences, pages, who runs next. It tells the others what it does as records, in order: a
+ * new sequence (whose rotation depends on its length), a page copied or cleared, a state copied, a
+ * step with its arrays. They do the same to their own memory; numbers of pages and of window pages
+ * are the same everywhere, pages hold the heads of their rank. Within a step the ranks meet in its
+ * collectives alone.
  *
- * A rank has its share of the processors from before its memory is touched, so that memory lies near them. */
+ * A rank has its share of the processors from before its memory is touched, so that memory lies
+ * near them. */
 #include "runtime/ranks.h"
 
 #include <pthread.h>
@@ -15,32 +19,49 @@
 
 enum { SAY_S = 2 }; /* how long rank 0 waits to hear why the group has ended */
 
-typedef enum RecordKind { RECORD_STEP, RECORD_AGAIN, RECORD_SEQUENCE, RECORD_ADAPTER, RECORD_KV, RECORD_SIZES, RECORD_READ, RECORD_WRITE, RECORD_CLOSE, RECORD_OPEN, RECORD_END } RecordKind;
-/* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number, b the length it is bound by, `more` the slot of its adapter. ADAPTER: to processes, what slot a holds from here on follows (lora_adapters.c). KV: the
- * deed `more` with a and b (kv.h), and the window pages of both. SIZES: each tells the bytes of what it keeps. READ, WRITE: of a pages and of the states of sequence b, or -1: floats a rank of
- * either, the numbers of the pages and of their window pages follow, then what travels; the first `more` pages go without window pages.
+typedef enum RecordKind {
+	RECORD_STEP,
+	RECORD_AGAIN,
+	RECORD_SEQUENCE,
+	RECORD_ADAPTER,
+	RECORD_KV,
+	RECORD_SIZES,
+	RECORD_READ,
+	RECORD_WRITE,
+	RECORD_CLOSE,
+	RECORD_OPEN,
+	RECORD_END
+} RecordKind;
+/* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number,
+ * b the length it is bound by, `more` the slot of its adapter. ADAPTER: to processes, what slot a
+ * holds from here on follows (lora_adapters.c). KV: the deed `more` with a and b (kv.h), and the
+ * window pages of both. SIZES: each tells the bytes of what it keeps. READ, WRITE: of a pages and
+ * of the states of sequence b, or -1: floats a rank of either, the numbers of the pages and of
+ * their window pages follow, then what travels; the first `more` pages go without window pages.
  * Between sessions: OPEN: limits follow, a session is opened; END: there are no more. */
-typedef struct Record { int32_t kind, a, b, more, window[2]; } Record;
+typedef struct Record {
+	int32_t kind, a, b, more, window[2];
+} Record;
 
 typedef struct Follower {
-	Session   *lead;
-	Runtime   *rt;
-	Comm      *comm;
-	pthread_t  thread;
-	bool       started, over, echo; /* over: it follows no more; echo: because others have ended */
-	int        rank, ranks;
+	Session *lead;
+	Runtime *rt;
+	Comm *comm;
+	pthread_t thread;
+	bool started, over, echo; /* over: it follows no more; echo: because others have ended */
+	int rank, ranks;
 	struct RankThreads *group;
-	Session  *session;  /* once it has been opened */
+	Session *session; /* once it has been opened */
 	llmc_status status;
 	llmc_error err;
 } Follower;
 
 typedef struct RankThreads {
-	int      n;          /* followers */
-	Comm    *lead;
+	int n; /* followers */
+	Comm *lead;
 	pthread_mutex_t lock;
-	pthread_cond_t  opened;
-	int      n_opened;
+	pthread_cond_t opened;
+	int n_opened;
 	Follower follower[];
 } RankThreads;
 
@@ -50,9 +71,9 @@ RankAffinity
 ranks_pin_cpus(int rank, int ranks)
 {
 	const char *pin = getenv("LLMC_PIN");
-	RankAffinity   p = { 0 };
-	Topology   *top = ranks > 1 && !(pin && !strcmp(pin, "0")) ? calloc(1, sizeof *top) : NULL;
-	cpu_set_t   mine;
+	RankAffinity p = { 0 };
+	Topology *top = ranks > 1 && !(pin && !strcmp(pin, "0")) ? calloc(1, sizeof *top) : NULL;
+	cpu_set_t mine;
 
 	if (!top)
 		return p;
@@ -60,7 +81,8 @@ ranks_pin_cpus(int rank, int ranks)
 	CPU_ZERO(&mine);
 	for (int i = top->n_core * rank / ranks; i < top->n_core * (rank + 1) / ranks; i++)
 		CPU_SET(top->core[i], &mine);
-	if (ranks <= top->n_core && pthread_getaffinity_np(pthread_self(), sizeof p.was, &p.was) == 0)
+	if (ranks <= top->n_core &&
+	    pthread_getaffinity_np(pthread_self(), sizeof p.was, &p.was) == 0)
 		p.moved = pthread_setaffinity_np(pthread_self(), sizeof mine, &mine) == 0;
 	free(top);
 	return p;
@@ -90,16 +112,21 @@ broadcast_record(Session *s, Record r)
 bool
 ranks_step(Session *s, int phase)
 {
-	return !leads(s) || (broadcast_record(s, (Record){ .kind = RECORD_STEP, .a = phase }) && comm_send(s->comm, s->block, (size_t)s->block_bytes));
+	return !leads(s) || (broadcast_record(s, (Record){ .kind = RECORD_STEP, .a = phase }) &&
+	                     comm_send(s->comm, s->block, (size_t)s->block_bytes));
 }
 
 void
 ranks_sequence(Session *s, llmc_seq q, int32_t length_bound)
 {
-	if (leads(s) && !adapters_known(s->rt, s->adapter[q]) && broadcast_record(s, (Record){ .kind = RECORD_ADAPTER, .a = s->adapter[q] }))
+	if (leads(s) && !adapters_known(s->rt, s->adapter[q]) &&
+	    broadcast_record(s, (Record){ .kind = RECORD_ADAPTER, .a = s->adapter[q] }))
 		adapters_send(s->rt, s->adapter[q], s->comm);
 	if (leads(s))
-		broadcast_record(s, (Record){ .kind = RECORD_SEQUENCE, .a = q, .b = length_bound, .more = s->adapter[q] });
+		broadcast_record(s, (Record){ .kind = RECORD_SEQUENCE,
+		                              .a = q,
+		                              .b = length_bound,
+		                              .more = s->adapter[q] });
 }
 
 /* Is the first or the second number of a deed that of a page of the device? */
@@ -112,10 +139,15 @@ is_page(KvOp op, int which)
 static void
 on_kv_op(void *user, KvOp op, int32_t to, int32_t from)
 {
-	const int32_t *window = ((Session *)user)->kv.window, a = is_page(op, 0) ? to : -1, b = is_page(op, 1) ? from : -1;
+	const int32_t *window = ((Session *)user)->kv.window, a = is_page(op, 0) ? to : -1,
+	              b = is_page(op, 1) ? from : -1;
 
-	broadcast_record(user, (Record){ .kind = RECORD_KV, .a = to, .b = from, .more = (int32_t)op,
-	                     .window = { window && a >= 0 ? window[a] : -1, window && b >= 0 ? window[b] : -1 } });
+	broadcast_record(user, (Record){ .kind = RECORD_KV,
+	                                 .a = to,
+	                                 .b = from,
+	                                 .more = (int32_t)op,
+	                                 .window = { window && a >= 0 ? window[a] : -1,
+	                                             window && b >= 0 ? window[b] : -1 } });
 }
 
 static bool
@@ -182,9 +214,9 @@ ranks_exchange_sizes(Session *s)
 int64_t
 ranks_saved_bytes(Session *s, int32_t n, int32_t behind, bool states)
 {
-	const RankSizes  own = own_sizes(s->plan), *all = leads(s) ? all_rank_sizes(s) : &own;
-	const int   ranks = leads(s) ? comm_ranks(s->comm) : 1;
-	int64_t     sum = 0;
+	const RankSizes own = own_sizes(s->plan), *all = leads(s) ? all_rank_sizes(s) : &own;
+	const int ranks = leads(s) ? comm_ranks(s->comm) : 1;
+	int64_t sum = 0;
 
 	for (int k = 0; all && k < ranks; k++)
 		sum += n * all[k].page + (states ? all[k].state : 0);
@@ -217,32 +249,43 @@ saved_at(const Session *s, const void *host, int32_t n, int k, int32_t i)
 	return i < n ? at + i * s->kept[k].page : at;
 }
 
-/* How a piece of what is kept goes through memory of all ranks: page i of n, or behind the last one the states of sequence q */
-typedef struct Transfer { RecordKind kind; const int32_t *page; int32_t n, behind, floats[2]; llmc_seq q; char *host; } Transfer; /* host: rank 0's; NULL on the others */
+/* How a piece of what is kept goes through memory of all ranks: page i of n, or behind the last one
+ * the states of sequence q */
+typedef struct Transfer {
+	RecordKind kind;
+	const int32_t *page;
+	int32_t n, behind, floats[2];
+	llmc_seq q;
+	char *host;
+} Transfer; /* host: rank 0's; NULL on the others */
 
 static bool
 transfer_segment(Session *s, const Transfer *m, int32_t i, float *all)
 {
-	const bool    states = i == m->n;
-	const int     ranks = comm_ranks(s->comm);
+	const bool states = i == m->n;
+	const int ranks = comm_ranks(s->comm);
 	const int64_t floats = m->floats[states];
-	const size_t  each = (size_t)floats * sizeof(float);
-	float        *own = all + (m->kind == RECORD_READ ? ranks : comm_rank(s->comm)) * floats;
-	bool          ok;
+	const size_t each = (size_t)floats * sizeof(float);
+	float *own = all + (m->kind == RECORD_READ ? ranks : comm_rank(s->comm)) * floats;
+	bool ok;
 
 	if (m->kind == RECORD_READ) {
 		if (states)
 			kv_state_read(&s->kv, m->q, own);
 		else
-			kv_page_read(&s->kv, m->page[i], kv_lacks_window(&s->kv, i, m->behind), own);
+			kv_page_read(&s->kv, m->page[i], kv_lacks_window(&s->kv, i, m->behind),
+			             own);
 		ok = comm_gather_to_root(s->comm, own, each, m->host ? all : NULL);
 		for (int k = 0; k < ranks && ok && m->host; k++)
-			memcpy(saved_at(s, m->host, m->n, k, i), all + k * floats, (size_t)(states ? s->kept[k].state : s->kept[k].page));
+			memcpy(saved_at(s, m->host, m->n, k, i), all + k * floats,
+			       (size_t)(states ? s->kept[k].state : s->kept[k].page));
 		return ok;
 	}
 	for (int k = 0; k < ranks && m->host; k++)
-		memcpy(all + k * floats, saved_at(s, m->host, m->n, k, i), (size_t)(states ? s->kept[k].state : s->kept[k].page));
-	ok = m->host ? comm_send(s->comm, all, (size_t)ranks * each) : comm_receive(s->comm, all, (size_t)ranks * each);
+		memcpy(all + k * floats, saved_at(s, m->host, m->n, k, i),
+		       (size_t)(states ? s->kept[k].state : s->kept[k].page));
+	ok = m->host ? comm_send(s->comm, all, (size_t)ranks * each)
+	             : comm_receive(s->comm, all, (size_t)ranks * each);
 	if (ok && states)
 		kv_state_write(&s->kv, m->q, own);
 	else if (ok)
@@ -250,13 +293,14 @@ transfer_segment(Session *s, const Transfer *m, int32_t i, float *all)
 	return ok;
 }
 
-/* A page at a time, then the states; of each rank as many floats as the largest has, and of a whole page, also where there is no window page. */
+/* A page at a time, then the states; of each rank as many floats as the largest has, and of a whole
+ * page, also where there is no window page. */
 static bool
 transfer_pages(Session *s, const Transfer *m)
 {
 	const int32_t most = m->floats[0] > m->floats[1] ? m->floats[0] : m->floats[1];
-	float        *all = calloc((size_t)comm_ranks(s->comm) + 1, (size_t)most * sizeof *all + 1);
-	bool          ok = all != NULL;
+	float *all = calloc((size_t)comm_ranks(s->comm) + 1, (size_t)most * sizeof *all + 1);
+	bool ok = all != NULL;
 
 	for (int32_t i = 0; i < m->n && ok; i++)
 		ok = transfer_segment(s, m, i, all);
@@ -269,17 +313,26 @@ transfer_pages(Session *s, const Transfer *m)
 }
 
 static bool
-lead_transfer(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, const void *host)
+lead_transfer(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32_t behind,
+              llmc_seq q, const void *host)
 {
 	int32_t *window = calloc((size_t)n + 1, sizeof *window);
 
 	for (int32_t i = 0; window && i < n; i++)
 		window[i] = s->kv.window ? s->kv.window[page[i]] : -1;
 	bool ok = window && all_rank_sizes(s);
-	const Transfer m = { .kind = kind, .page = page, .n = n, .behind = behind, .floats = { ok ? most_floats(s, false) : 0, ok ? most_floats(s, true) : 0 },
-		.q = q, .host = (char *)(uintptr_t)host };
-	ok = ok && broadcast_record(s, (Record){ .kind = kind, .a = n, .b = q, .more = behind }) && comm_send(s->comm, m.floats, sizeof m.floats) &&
-	     comm_send(s->comm, page, (size_t)n * sizeof *page) && comm_send(s->comm, window, (size_t)n * sizeof *window);
+	const Transfer m = { .kind = kind,
+		             .page = page,
+		             .n = n,
+		             .behind = behind,
+		             .floats = { ok ? most_floats(s, false) : 0,
+		                         ok ? most_floats(s, true) : 0 },
+		             .q = q,
+		             .host = (char *)(uintptr_t)host };
+	ok = ok && broadcast_record(s, (Record){ .kind = kind, .a = n, .b = q, .more = behind }) &&
+	     comm_send(s->comm, m.floats, sizeof m.floats) &&
+	     comm_send(s->comm, page, (size_t)n * sizeof *page) &&
+	     comm_send(s->comm, window, (size_t)n * sizeof *window);
 	free(window);
 	return ok && transfer_pages(s, &m);
 }
@@ -291,27 +344,36 @@ ranks_save(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq 
 		return lead_transfer(s, RECORD_READ, page, n, behind, q, host);
 	kv_pages_read(&s->kv, page, n, behind, host);
 	if (q >= 0)
-		kv_state_read(&s->kv, q, (char *)host + kv_bytes(s->plan, n) - kv_windowless_bytes(s->plan, behind));
+		kv_state_read(&s->kv, q,
+		              (char *)host + kv_bytes(s->plan, n) -
+		                  kv_windowless_bytes(s->plan, behind));
 	return true;
 }
 
 bool
-ranks_restore(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, const void *host)
+ranks_restore(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q,
+              const void *host)
 {
 	if (leads(s))
 		return lead_transfer(s, RECORD_WRITE, page, n, behind, q, host);
 	kv_pages_write(&s->kv, page, n, behind, host);
 	if (q >= 0)
-		kv_state_write(&s->kv, q, (const char *)host + kv_bytes(s->plan, n) - kv_windowless_bytes(s->plan, behind));
+		kv_state_write(&s->kv, q,
+		               (const char *)host + kv_bytes(s->plan, n) -
+		                   kv_windowless_bytes(s->plan, behind));
 	return true;
 }
 
 static bool
 follow_transfer(Session *s, const Record *r)
 {
-	int32_t *page = calloc((size_t)r->a + 1, sizeof *page), *window = calloc((size_t)r->a + 1, sizeof *window);
-	Transfer    m = { .kind = (RecordKind)r->kind, .page = page, .n = r->a, .behind = r->more, .q = r->b };
-	bool     ok = page && window && comm_receive(s->comm, m.floats, sizeof m.floats) && comm_receive(s->comm, page, (size_t)r->a * sizeof *page) &&
+	int32_t *page = calloc((size_t)r->a + 1, sizeof *page),
+	        *window = calloc((size_t)r->a + 1, sizeof *window);
+	Transfer m = {
+		.kind = (RecordKind)r->kind, .page = page, .n = r->a, .behind = r->more, .q = r->b
+	};
+	bool ok = page && window && comm_receive(s->comm, m.floats, sizeof m.floats) &&
+	          comm_receive(s->comm, page, (size_t)r->a * sizeof *page) &&
 	          comm_receive(s->comm, window, (size_t)r->a * sizeof *window);
 
 	for (int32_t i = 0; ok && i < r->a; i++)
@@ -382,8 +444,8 @@ static void *
 follower_main(void *arg)
 {
 	Follower *f = arg;
-	RankThreads    *g = f->group;
-	Session  *s = NULL;
+	RankThreads *g = f->group;
+	Session *s = NULL;
 
 	(void)ranks_pin_cpus(f->rank, f->ranks);
 	f->status = session_open_rank(f->rt, &f->lead->lim, f->comm, &s, &f->err);
@@ -394,9 +456,9 @@ follower_main(void *arg)
 	pthread_mutex_unlock(&g->lock);
 	if (f->status != LLMC_OK)
 		return NULL;
-	llmc_error  why = { 0 };
+	llmc_error why = { 0 };
 	llmc_status status = follow(s, &why);
-	bool        echo = comm_ended(s->comm);
+	bool echo = comm_ended(s->comm);
 	pthread_mutex_lock(&g->lock);
 	f->status = status;
 	f->err = why;
@@ -406,7 +468,8 @@ follower_main(void *arg)
 	pthread_mutex_unlock(&g->lock);
 	if (status != LLMC_OK)
 		comm_end(s->comm);
-	return NULL; /* the session stays until all ranks have stopped: they may write to its memory */
+	return NULL; /* the session stays until all ranks have stopped: they may write to its memory
+	              */
 }
 
 llmc_status
@@ -433,7 +496,8 @@ ranks_error(Session *s, llmc_status own, llmc_error *err)
 			n_over += f->over;
 			/* of those that failed by themselves, not because others have */
 			if (f->over && f->status != LLMC_OK && !f->echo) {
-				own = error_set(err, f->status, "rank %d of %d: %s", k + 1, g->n + 1, f->err.text);
+				own = error_set(err, f->status, "rank %d of %d: %s", k + 1,
+				                g->n + 1, f->err.text);
 				n_over = g->n;
 				break;
 			}
@@ -457,16 +521,22 @@ start(RankThreads *g, Follower *f, llmc_error *err)
 	int rc = pthread_create(&f->thread, NULL, follower_main, f);
 	pthread_sigmask(SIG_SETMASK, &was, NULL);
 	if (rc)
-		return error_set(err, LLMC_E_MEMORY, "cannot start rank %d of %d: %s", f->rank, g->n + 1, strerror(rc));
+		return error_set(err, LLMC_E_MEMORY, "cannot start rank %d of %d: %s", f->rank,
+		                 g->n + 1, strerror(rc));
 	f->started = true;
 	return LLMC_OK;
 }
 
-/* Between stages lie all rows of a forward and all its logits: nobody waits for a receiver that waits for somebody else. */
+/* Between stages lie all rows of a forward and all its logits: nobody waits for a receiver that
+ * waits for somebody else. */
 static CommShape
 shape_of(const Session *s)
 {
-	CommShape c = { .ranks = s->plan->ranks * s->plan->stages, .team = s->plan->ranks, .parts = s->device->join ? 1 : s->lim.n_threads }; /* of a device one function of the host talks */
+	CommShape c = {
+		.ranks = s->plan->ranks * s->plan->stages,
+		.team = s->plan->ranks,
+		.parts = s->device->join ? 1 : s->lim.n_threads
+	}; /* of a device one function of the host talks */
 
 	if (s->plan->stages > 1) {
 		c.onward = (size_t)s->lim.chunk * (size_t)s->plan->hidden * sizeof(float);
@@ -478,10 +548,10 @@ shape_of(const Session *s)
 llmc_status
 ranks_open(Session *s, llmc_error *err)
 {
-	const int   n = s->rt->n_rank - 1;
+	const int n = s->rt->n_rank - 1;
 	llmc_status status = LLMC_OK;
-	int         n_started = 0;
-	Comm       *end[PLAN_MAX_RANKS];
+	int n_started = 0;
+	Comm *end[PLAN_MAX_RANKS];
 
 	RankThreads *g = s->group = calloc(1, sizeof *g + (size_t)n * sizeof *g->follower);
 	if (!g)
@@ -492,7 +562,12 @@ ranks_open(Session *s, llmc_error *err)
 	g->n = n;
 	g->lead = s->comm = end[0];
 	for (int k = 0; k < n; k++)
-		g->follower[k] = (Follower){ .lead = s, .rt = s->rt->rank[k + 1], .comm = end[k + 1], .rank = k + 1, .ranks = n + 1, .group = g };
+		g->follower[k] = (Follower){ .lead = s,
+			                     .rt = s->rt->rank[k + 1],
+			                     .comm = end[k + 1],
+			                     .rank = k + 1,
+			                     .ranks = n + 1,
+			                     .group = g };
 	for (; n_started < n && status == LLMC_OK; n_started += status == LLMC_OK)
 		status = start(g, &g->follower[n_started], err);
 	pthread_mutex_lock(&g->lock);
@@ -505,7 +580,8 @@ ranks_open(Session *s, llmc_error *err)
 			if (err)
 				*err = g->follower[k].err;
 		}
-	if (status == LLMC_OK && s->device->join && s->plan->ranks > 1) { /* those of a stage; stages talk through this process alone */
+	if (status == LLMC_OK && s->device->join &&
+	    s->plan->ranks > 1) { /* those of a stage; stages talk through this process alone */
 		Session *rank[PLAN_MAX_RANKS] = { s };
 		for (int k = 0; k < n; k++)
 			rank[k + 1] = g->follower[k].session;
@@ -525,7 +601,8 @@ ranks_announce(Runtime *rt, const llmc_limits *lim, llmc_error *err)
 
 	if (!rt->world || mpi_world_rank(rt->world) > 0)
 		return LLMC_OK;
-	if (mpi_world_broadcast(rt->world, &r, sizeof r) && mpi_world_broadcast(rt->world, lim, sizeof *lim))
+	if (mpi_world_broadcast(rt->world, &r, sizeof r) &&
+	    mpi_world_broadcast(rt->world, lim, sizeof *lim))
 		return LLMC_OK;
 	return error_set(err, LLMC_E_DEVICE, "ranks of this job cannot be reached");
 }
@@ -533,7 +610,7 @@ ranks_announce(Runtime *rt, const llmc_limits *lim, llmc_error *err)
 llmc_status
 ranks_rendezvous(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
 {
-	llmc_error  why = { 0 };
+	llmc_error why = { 0 };
 	llmc_status status;
 
 	if (own != LLMC_OK && err)
@@ -543,7 +620,8 @@ ranks_rendezvous(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
 	if ((*s)->device->join && (*s)->plan->ranks > 1) {
 		status = (*s)->device->join(s, 1, &why);
 		if (comm_ended((*s)->comm)) { /* a rank is lost: it would be waited for */
-			status = status != LLMC_OK ? error_set(err, status, "%s", why.text) : comm_error((*s)->comm, err);
+			status = status != LLMC_OK ? error_set(err, status, "%s", why.text)
+			                           : comm_error((*s)->comm, err);
 			goto fail;
 		}
 		TRY_GOTO(mpi_world_agree(rt->world, status, &why, err));
@@ -563,7 +641,7 @@ fail:
 llmc_status
 ranks_follow(Runtime *rt, llmc_error *err)
 {
-	Record      r;
+	Record r;
 	llmc_limits lim;
 
 	while (mpi_world_receive(rt->world, &r, sizeof r)) {
@@ -571,7 +649,7 @@ ranks_follow(Runtime *rt, llmc_error *err)
 			return LLMC_OK;
 		if (!mpi_world_receive(rt->world, &lim, sizeof lim))
 			break;
-		Session    *s = NULL;
+		Session *s = NULL;
 		llmc_status status = session_open_rank(rt, &lim, NULL, &s, err);
 		if (ranks_rendezvous(&s, rt, status, err) != LLMC_OK)
 			continue; /* rank 0 has been told, and says what to do */
@@ -590,7 +668,8 @@ void
 ranks_dismiss(Runtime *rt)
 {
 	if (rt->world && rt->led && mpi_world_rank(rt->world) == 0)
-		(void)mpi_world_broadcast(rt->world, &(Record){ .kind = RECORD_END }, sizeof(Record));
+		(void)mpi_world_broadcast(rt->world, &(Record){ .kind = RECORD_END },
+		                          sizeof(Record));
 }
 
 /* ---- the end ---- */

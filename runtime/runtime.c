@@ -12,7 +12,9 @@ const Device *
 device_of(TargetKind kind)
 {
 	extern const Device cpu_device, cuda_device;
-	static const Device *const of[] = { [TARGET_REF] = &cpu_device, [TARGET_CPU] = &cpu_device, [TARGET_CUDA] = &cuda_device };
+	static const Device *const of[] = {
+		[TARGET_REF] = &cpu_device, [TARGET_CPU] = &cpu_device, [TARGET_CUDA] = &cuda_device
+	};
 
 	return of[kind];
 }
@@ -23,14 +25,21 @@ device_find(const char *target, const Device **out, llmc_error *err)
 	const Target *t = target_find(target);
 
 	*out = t ? device_of(t->kind) : NULL;
-	return t ? LLMC_OK : error_set(err, LLMC_E_INPUT, "the plan is for target \"%s\", which this llmc does not know", target);
+	return t ? LLMC_OK
+	         : error_set(err, LLMC_E_INPUT,
+	                     "the plan is for target \"%s\", which this llmc does not know",
+	                     target);
 }
 
-/* Find the weights: a checkpoint that does not fit is told before time goes into compiling for it. */
+/* Find the weights: a checkpoint that does not fit is told before time goes into compiling for it.
+ */
 static llmc_status
 open_weights(Runtime *rt, const RuntimeOptions *o, llmc_error *err)
 {
-	WeightsOptions w = { .path = o->weights, .random_weights = o->random_weights, .log = o->log, .log_user = o->log_user };
+	WeightsOptions w = { .path = o->weights,
+		             .random_weights = o->random_weights,
+		             .log = o->log,
+		             .log_user = o->log_user };
 	Strbuf path = { 0 };
 
 	if (!w.path && rt->plan->weights) {
@@ -62,7 +71,9 @@ load_factors(Runtime *rt, llmc_error *err)
 			TRY(checkpoint_vector(c, r->factors_tensor[k], f, r->dims / 2, err));
 			for (int j = 0; j < r->dims / 2; j++)
 				if (!(f[j] > 0))
-					return error_set(err, LLMC_E_INPUT, "tensor \"%s\": rotary factor %d is %g, it must be above 0",
+					return error_set(err, LLMC_E_INPUT,
+					                 "tensor \"%s\": rotary factor %d is %g, "
+					                 "it must be above 0",
 					                 r->factors_tensor[k], j, (double)f[j]);
 		}
 	return LLMC_OK;
@@ -98,19 +109,22 @@ fail:
 	return status;
 }
 
-/* A hash, from `sum` on, of what a plan does together with other ranks of its stage: its sums and joins, and the pages that rank 0 numbers for all */
+/* A hash, from `sum` on, of what a plan does together with other ranks of its stage: its sums and
+ * joins, and the pages that rank 0 numbers for all */
 static uint64_t
 join_fingerprints(const Plan *p, uint64_t sum)
 {
 	for (int i = 0; i < p->n_pool; i++) {
 		const PlanPool *pool = &p->pool[i];
-		int64_t fact[] = { pool->state, pool->n_layers, pool->keep, pool->recent, pool->sinks };
+		int64_t fact[] = { pool->state, pool->n_layers, pool->keep, pool->recent,
+			           pool->sinks };
 		sum = sum64(fact, sizeof fact, sum);
 	}
 	for (int ph = 0; ph < p->n_phase; ph++)
 		for (int i = 0; i < p->phase[ph].n_step; i++) {
 			const PlanStep *st = &p->phase[ph].step[i];
-			int64_t fact[] = { ph, st->op, step_int(st, "width"), step_int(st, "unit"), (int64_t)(step_num(st, "scale") * 1e6) };
+			int64_t fact[] = { ph, st->op, step_int(st, "width"), step_int(st, "unit"),
+				           (int64_t)(step_num(st, "scale") * 1e6) };
 			if (op_info[st->op].flags & OPF_COMM)
 				sum = sum64(fact, sizeof fact, sum);
 		}
@@ -118,10 +132,11 @@ join_fingerprints(const Plan *p, uint64_t sum)
 }
 
 llmc_status
-runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Runtime **out, llmc_error *err)
+runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Runtime **out,
+                   llmc_error *err)
 {
 	RuntimeOptions o = *opt;
-	llmc_status    status;
+	llmc_status status;
 
 	*out = NULL;
 	if (n < 2)
@@ -133,8 +148,14 @@ runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Ru
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	for (int k = 0; k < n; k++) { /* a group whose plans differ would wait for ever */
 		const int lead = k / plan[k]->ranks * plan[k]->ranks;
-		if (join_fingerprints(plan[k], 1) != join_fingerprints(plan[lead], 1) || plan[k]->ranks != plan[0]->ranks || plan[k]->stages != plan[0]->stages || plan[k]->window != plan[0]->window) {
-			status = error_set(err, LLMC_E_INPUT, "rank %d of %d has another plan than rank %d: what they sum and join together differs, or which positions they keep", k, n, lead);
+		if (join_fingerprints(plan[k], 1) != join_fingerprints(plan[lead], 1) ||
+		    plan[k]->ranks != plan[0]->ranks || plan[k]->stages != plan[0]->stages ||
+		    plan[k]->window != plan[0]->window) {
+			status =
+			    error_set(err, LLMC_E_INPUT,
+			              "rank %d of %d has another plan than rank %d: what they sum "
+			              "and join together differs, or which positions they keep",
+			              k, n, lead);
 			goto fail;
 		}
 	}
@@ -186,12 +207,14 @@ runtime_close(Runtime *rt)
 void
 runtime_fingerprint(const Runtime *rt, char checkpoint[17], char plan[17], char together[17])
 {
-	int64_t  alike[] = { rt->plan->stages, rt->plan->ranks, rt->plan->hidden, rt->plan->vocab, rt->plan->window };
+	int64_t alike[] = { rt->plan->stages, rt->plan->ranks, rt->plan->hidden, rt->plan->vocab,
+		            rt->plan->window };
 	uint64_t sum = sum64(alike, sizeof alike, 1);
 
 	snprintf(plan, 17, "%016llx", (unsigned long long)sum);
 	snprintf(together, 17, "%016llx", (unsigned long long)join_fingerprints(rt->plan, 1));
-	sum = weights_checkpoint(rt->weights) ? checkpoint_content(weights_checkpoint(rt->weights)) : 0;
+	sum = weights_checkpoint(rt->weights) ? checkpoint_content(weights_checkpoint(rt->weights))
+	                                      : 0;
 	snprintf(checkpoint, 17, "%016llx", (unsigned long long)sum);
 }
 
@@ -221,11 +244,13 @@ runtime_ships(const char *artifact, const char *target, int number)
 {
 	const Device *device;
 
-	return device_find(target, &device, NULL) == LLMC_OK && device->ships(artifact, target, number);
+	return device_find(target, &device, NULL) == LLMC_OK &&
+	       device->ships(artifact, target, number);
 }
 
 llmc_status
-runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err)
+runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user,
+                  llmc_error *err)
 {
 	const Device *device;
 

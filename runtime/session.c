@@ -1,4 +1,5 @@
-/* Sessions: limits and sequences. All memory is taken by session_open: KV, slots, and the state of session and device. */
+/* Sessions: limits and sequences. All memory is taken by session_open: KV, slots, and the state of
+ * session and device. */
 #include "runtime/state/session_state.h"
 
 #include <stdlib.h>
@@ -14,8 +15,8 @@ enum { MAX_CONTEXT = 1 << 28, MAX_SEQS = 1 << 16, MAX_SNAPSHOTS = 1 << 10 };
 static llmc_status
 range(llmc_error *err, const char *what, int64_t have, int64_t max, const char *why)
 {
-	return error_set(err, LLMC_E_RANGE, "limit %s is %lld, possible are 1 .. %lld%s", what, (long long)have,
-	                 (long long)max, why);
+	return error_set(err, LLMC_E_RANGE, "limit %s is %lld, possible are 1 .. %lld%s", what,
+	                 (long long)have, (long long)max, why);
 }
 
 llmc_status
@@ -24,11 +25,16 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 	llmc_limits l = { 0 };
 
 	SIZED_TAKE(l, lim);
-	int64_t max = plan->hard_limit && plan->max_positions < MAX_CONTEXT ? plan->max_positions : MAX_CONTEXT;
+	int64_t max = plan->hard_limit && plan->max_positions < MAX_CONTEXT ? plan->max_positions
+	                                                                    : MAX_CONTEXT;
 	if (l.context == 0)
-		l.context = (int32_t)(plan->max_positions < LLMC_DEFAULT_CONTEXT ? plan->max_positions : LLMC_DEFAULT_CONTEXT);
+		l.context =
+		    (int32_t)(plan->max_positions < LLMC_DEFAULT_CONTEXT ? plan->max_positions
+		                                                         : LLMC_DEFAULT_CONTEXT);
 	if (l.context < 1 || l.context > max)
-		return range(err, "context", l.context, max, plan->hard_limit ? ": as it is built the model has no positions beyond" : "");
+		return range(err, "context", l.context, max,
+		             plan->hard_limit ? ": as it is built the model has no positions beyond"
+		                              : "");
 	if (l.seqs == 0)
 		l.seqs = 1;
 	if (l.seqs < 1 || l.seqs > MAX_SEQS)
@@ -47,7 +53,8 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 	if (!given)
 		l.kv_tokens = (int64_t)l.context * l.seqs;
 	if (l.kv_tokens < 1 || kv_pages(l.kv_tokens, l.context, l.seqs, given) > INT32_MAX / 2)
-		return range(err, "kv_tokens", l.kv_tokens, (int64_t)INT32_MAX / 2 * PLAN_KV_PAGE, "");
+		return range(err, "kv_tokens", l.kv_tokens, (int64_t)INT32_MAX / 2 * PLAN_KV_PAGE,
+		             "");
 	if (l.n_threads == 0) {
 		l.n_threads = topology_threads() / (plan->ranks * plan->stages);
 		l.n_threads = l.n_threads > 0 ? l.n_threads : 1;
@@ -61,7 +68,8 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 	if (!plan_has_state(plan))
 		l.snapshots = l.marks = 0;
 	if (l.host_tokens < 0 || l.host_tokens / PLAN_KV_PAGE > INT32_MAX / 2)
-		return range(err, "host_tokens", l.host_tokens, (int64_t)INT32_MAX / 2 * PLAN_KV_PAGE, ", or 0: none");
+		return range(err, "host_tokens", l.host_tokens,
+		             (int64_t)INT32_MAX / 2 * PLAN_KV_PAGE, ", or 0: none");
 	*out = l;
 	return LLMC_OK;
 }
@@ -102,7 +110,9 @@ session_open_rank(Runtime *rt, const llmc_limits *lim, Comm *comm, Session **out
 	s->state_bytes = (size_t)session_lay_out(s, NULL);
 	s->state = session_map((int64_t)s->state_bytes);
 	if (!s->state) {
-		status = error_set(err, LLMC_E_MEMORY, "out of memory: these limits need %zu MB beside the KV cache", s->state_bytes >> 20);
+		status = error_set(err, LLMC_E_MEMORY,
+		                   "out of memory: these limits need %zu MB beside the KV cache",
+		                   s->state_bytes >> 20);
 		goto fail;
 	}
 	session_lay_out(s, s->state);
@@ -121,7 +131,7 @@ llmc_status
 session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err)
 {
 	llmc_limits l = LLMC_INIT(llmc_limits);
-	RankAffinity   at;
+	RankAffinity at;
 
 	*out = NULL;
 	if (rt->world) {
@@ -207,7 +217,9 @@ no_seq(llmc_error *err, llmc_seq q)
 static llmc_status
 all_taken(const Session *s, llmc_error *err)
 {
-	return error_set(err, LLMC_E_FULL, "all %d sequences of this session are taken; free one or open a session with more (seqs)",
+	return error_set(err, LLMC_E_FULL,
+	                 "all %d sequences of this session are taken; free one or open a session "
+	                 "with more (seqs)",
 	                 s->lim.seqs);
 }
 
@@ -215,7 +227,7 @@ void
 session_set_rope(Session *s, llmc_seq q, int32_t length_bound)
 {
 	SeqState *st = &s->seq[q];
-	double   *freq = st->freq;
+	double *freq = st->freq;
 
 	for (int i = 0; i < s->plan->n_rope; i++) {
 		const float *const factors[2] = { s->rt->factors[i][0], s->rt->factors[i][1] };
@@ -229,8 +241,10 @@ session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err
 {
 	*out = -1;
 	if (length_bound < 0 || length_bound > s->lim.context)
-		return error_set(err, LLMC_E_RANGE, "a sequence of %d positions does not fit the context of %d (context)",
-		                 length_bound, s->lim.context);
+		return error_set(
+		    err, LLMC_E_RANGE,
+		    "a sequence of %d positions does not fit the context of %d (context)",
+		    length_bound, s->lim.context);
 	int32_t q = kv_seq_new(&s->kv);
 	if (q < 0)
 		return all_taken(s, err);
@@ -253,7 +267,10 @@ session_seq_adapt(Session *s, llmc_seq q, int32_t adapter, llmc_error *err)
 	if (!is_seq(s, q))
 		return no_seq(err, q);
 	if (s->kv.seq[q].len)
-		return error_set(err, LLMC_E_RANGE, "sequence %d has %d positions already: an adapter is chosen before the first", q, s->kv.seq[q].len);
+		return error_set(
+		    err, LLMC_E_RANGE,
+		    "sequence %d has %d positions already: an adapter is chosen before the first",
+		    q, s->kv.seq[q].len);
 	TRY(runtime_adapter_ref(s->rt, adapter, true, err));
 	release_adapter(s, q);
 	s->seq[q].adapter = adapter;
@@ -302,18 +319,28 @@ session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err)
 	if (!is_seq(s, q))
 		return no_seq(err, q);
 	if (len < 0 || len > s->kv.seq[q].len)
-		return error_set(err, LLMC_E_RANGE, "sequence %d has %d positions, it cannot be trimmed to %d", q, s->kv.seq[q].len,
-		                 len);
+		return error_set(err, LLMC_E_RANGE,
+		                 "sequence %d has %d positions, it cannot be trimmed to %d", q,
+		                 s->kv.seq[q].len, len);
 	if (len && len < s->seq[q].prefix_len)
 		return error_set(err, LLMC_E_RANGE,
-		                 "the first %d positions of sequence %d see each other: it can be trimmed to 0 or to %d and more",
+		                 "the first %d positions of sequence %d see each other: it can be "
+		                 "trimmed to 0 or to %d and more",
 		                 s->seq[q].prefix_len, q, s->seq[q].prefix_len);
-	if (len && len < s->kv.seq[q].len && plan_has_state(s->plan) && !(s->kv.seq[q].mark && len == s->kv.seq[q].mark_len))
-		return error_set(err, LLMC_E_RANGE, "this model keeps a state, which is that of a sequence's last position: sequence %d can be trimmed to 0 alone, or to where it was marked", q);
+	if (len && len < s->kv.seq[q].len && plan_has_state(s->plan) &&
+	    !(s->kv.seq[q].mark && len == s->kv.seq[q].mark_len))
+		return error_set(
+		    err, LLMC_E_RANGE,
+		    "this model keeps a state, which is that of a sequence's last position: "
+		    "sequence %d can be trimmed to 0 alone, or to where it was marked",
+		    q);
 	if (!kv_can_trim(&s->kv, q, len))
 		return error_set(err, LLMC_E_RANGE,
-		                 "sequence %d cannot be trimmed to %d: layers of this model see the last %d positions%s, and older ones are no longer kept", q, len, s->kv.keep,
-		                 kv_exact_bytes(s->plan, 1) ? ", or read them in 16 bit (kv.window)" : "");
+		                 "sequence %d cannot be trimmed to %d: layers of this model see "
+		                 "the last %d positions%s, and older ones are no longer kept",
+		                 q, len, s->kv.keep,
+		                 kv_exact_bytes(s->plan, 1) ? ", or read them in 16 bit (kv.window)"
+		                                            : "");
 	if (!len)
 		s->seq[q].prefix_len = s->seq[q].mark = 0;
 	kv_seq_trim(&s->kv, q, len);
@@ -326,7 +353,9 @@ session_seq_mark(Session *s, llmc_seq q, llmc_error *err)
 	if (!is_seq(s, q))
 		return no_seq(err, q);
 	if (plan_has_state(s->plan) && !kv_seq_mark(&s->kv, q))
-		return error_set(err, LLMC_E_FULL, "all %d marks of this session are taken (limit marks)", s->lim.marks);
+		return error_set(err, LLMC_E_FULL,
+		                 "all %d marks of this session are taken (limit marks)",
+		                 s->lim.marks);
 	return LLMC_OK;
 }
 

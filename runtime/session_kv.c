@@ -11,10 +11,10 @@
 
 /* A saved sequence: this head, then its pages and states as ranks_save has them. */
 typedef struct SavedHead {
-	char    magic[8];
-	char    spec[72];       /* hash of the description */
-	char    target[32];
-	int64_t bytes;          /* of pages and states */
+	char magic[8];
+	char spec[72]; /* hash of the description */
+	char target[32];
+	int64_t bytes; /* of pages and states */
 	int32_t len, length_bound, prefix_len, mark;
 	int32_t behind, unused; /* its first pages, which are there without their window pages */
 	uint64_t adapter;       /* key of the adapter that it ran with; 0: none */
@@ -38,7 +38,8 @@ head_for(const Session *s, SavedHead *h)
 int64_t
 session_seq_bytes(Session *s, int32_t len)
 {
-	return ranks_saved_bytes(s, kv_seq_pages(len), kv_windowless_pages(&s->kv, len - KV_MAX_ROLLBACK), true);
+	return ranks_saved_bytes(s, kv_seq_pages(len),
+	                         kv_windowless_pages(&s->kv, len - KV_MAX_ROLLBACK), true);
 }
 
 /* Whose states go with its pages; -1: there are none */
@@ -66,9 +67,11 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 	h.bytes = ranks_saved_bytes(s, kv_seq_pages(h.len), h.behind, true);
 	*need = sizeof h + (size_t)h.bytes;
 	if (cap < *need)
-		return error_set(err, LLMC_E_RANGE, "the sequence needs %zu bytes, the buffer has %zu", *need, cap);
+		return error_set(err, LLMC_E_RANGE,
+		                 "the sequence needs %zu bytes, the buffer has %zu", *need, cap);
 	kv_seq_wait(&s->kv, q);
-	if (!ranks_save(s, s->kv.seq[q].page, kv_seq_pages(h.len), h.behind, states_of(s, q), (char *)buf + sizeof h))
+	if (!ranks_save(s, s->kv.seq[q].page, kv_seq_pages(h.len), h.behind, states_of(s, q),
+	                (char *)buf + sizeof h))
 		return comm_error(s->comm, err);
 	h.sum = sum64((char *)buf + sizeof h, (size_t)h.bytes, 1);
 	memcpy(buf, &h, sizeof h);
@@ -85,17 +88,23 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	if (n < sizeof h || memcmp(buf, magic, sizeof magic) != 0)
 		return error_set(err, LLMC_E_INPUT, "these bytes are no saved sequence");
 	memcpy(&h, buf, sizeof h);
-	if (memcmp(h.spec, own.spec, sizeof h.spec) || memcmp(h.target, own.target, sizeof h.target))
+	if (memcmp(h.spec, own.spec, sizeof h.spec) ||
+	    memcmp(h.target, own.target, sizeof h.target))
 		return error_set(err, LLMC_E_INPUT,
-		                 "the saved sequence belongs to another model, target or type of cached rows: they must be the same (here %s)",
+		                 "the saved sequence belongs to another model, target or type of "
+		                 "cached rows: they must be the same (here %s)",
 		                 s->plan->target ? s->plan->target : "ref");
-	if (h.len < 0 || h.length_bound < h.len || h.prefix_len < 0 || h.prefix_len > h.len || h.mark < 0 ||
-	    h.behind < kv_windowless_pages(&s->kv, h.len - KV_MAX_ROLLBACK) || h.behind > kv_windowless_pages(&s->kv, h.len) || h.bytes != ranks_saved_bytes(s, kv_seq_pages(h.len), h.behind, true) || (size_t)h.bytes != n - sizeof h ||
+	if (h.len < 0 || h.length_bound < h.len || h.prefix_len < 0 || h.prefix_len > h.len ||
+	    h.mark < 0 || h.behind < kv_windowless_pages(&s->kv, h.len - KV_MAX_ROLLBACK) ||
+	    h.behind > kv_windowless_pages(&s->kv, h.len) ||
+	    h.bytes != ranks_saved_bytes(s, kv_seq_pages(h.len), h.behind, true) ||
+	    (size_t)h.bytes != n - sizeof h ||
 	    h.sum != sum64((const char *)buf + sizeof h, (size_t)h.bytes, 1))
 		return error_set(err, LLMC_E_INPUT, "the saved sequence is damaged or cut short");
 	const int32_t adapter = h.adapter ? adapter_of_key(s->rt, h.adapter) : 0;
 	if (h.adapter && !adapter)
-		return error_set(err, LLMC_E_INPUT, "the saved sequence ran with an adapter that is not loaded here");
+		return error_set(err, LLMC_E_INPUT,
+		                 "the saved sequence ran with an adapter that is not loaded here");
 	llmc_status status = session_seq_new(s, h.length_bound, out, err);
 	if (status == LLMC_OK)
 		status = session_seq_adapt(s, *out, adapter, err);
@@ -105,11 +114,13 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	if (pages > s->kv.n_free) {
 		session_seq_free(s, *out);
 		*out = -1;
-		return error_set(err, LLMC_E_FULL, "the saved sequence needs %lld KV pages, %d are free", (long long)pages,
-		                 s->kv.n_free);
+		return error_set(err, LLMC_E_FULL,
+		                 "the saved sequence needs %lld KV pages, %d are free",
+		                 (long long)pages, s->kv.n_free);
 	}
 	kv_seq_reserve(&s->kv, *out, h.len, h.behind);
-	if (!ranks_restore(s, s->kv.seq[*out].page, s->kv.seq[*out].n_page, h.behind, states_of(s, *out), (const char *)buf + sizeof h))
+	if (!ranks_restore(s, s->kv.seq[*out].page, s->kv.seq[*out].n_page, h.behind,
+	                   states_of(s, *out), (const char *)buf + sizeof h))
 		return comm_error(s->comm, err);
 	s->seq[*out].prefix_len = h.prefix_len;
 	s->seq[*out].mark = h.mark;
@@ -117,8 +128,9 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	return LLMC_OK;
 }
 
-/* Tables that depend on the length give other values for the same tokens, and so do adapters: the root is a hash of what the sequence
- * rotates by and of its adapter, and of the salt of who wants its pages for itself. */
+/* Tables that depend on the length give other values for the same tokens, and so do adapters: the
+ * root is a hash of what the sequence rotates by and of its adapter, and of the salt of who wants
+ * its pages for itself. */
 static int64_t
 root_of(const Session *s, llmc_seq q)
 {
@@ -136,7 +148,8 @@ root_of(const Session *s, llmc_seq q)
 	return -(int64_t)(h >> 1) - 1;
 }
 
-/* Is a sequence's beginning worth what its pages hold? A prompt that is seen whole has other values for each of its ends. */
+/* Is a sequence's beginning worth what its pages hold? A prompt that is seen whole has other values
+ * for each of its ends. */
 static bool
 has_prefixes(const Session *s)
 {
@@ -176,7 +189,10 @@ to_disk(Session *s, llmc_seq q, const int32_t *tok, int32_t from)
 	for (int32_t i = 0; i < kv->n_kept; i++) {
 		const int32_t *own = tok + (size_t)i * PLAN_KV_PAGE;
 		kv_disk_next(&key, own);
-		void *page = i >= from && kv_has_window(&s->kv, kv->page[i]) && kv_disk_wants(s->disk, &key) ? kv_disk_page(s->disk) : NULL;
+		void *page =
+		    i >= from && kv_has_window(&s->kv, kv->page[i]) && kv_disk_wants(s->disk, &key)
+		        ? kv_disk_page(s->disk)
+		        : NULL;
 		if (page && ranks_save(s, &kv->page[i], 1, 0, -1, page))
 			kv_disk_save(s->disk, &key, own, page);
 		else if (page)
@@ -228,22 +244,28 @@ adapter_sum(const Plan *p)
 }
 
 llmc_status
-session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *extra, llmc_log_fn log, void *log_user, llmc_error *err)
+session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *extra,
+                   llmc_log_fn log, void *log_user, llmc_error *err)
 {
 	int64_t bytes = ranks_saved_bytes(s, 1, 0, false);
 	char root[512], checkpoint[17], plan[17], together[17];
 
 	if (!has_prefixes(s) || plan_has_state(s->plan)) /* files hold pages, and no states */
-		return error_set(err, LLMC_E_INPUT, "%s: prompts of this model are not reused: it %s", dir,
-		                 s->plan->prompt_whole ? "reads them in one piece" : "keeps a state");
+		return error_set(
+		    err, LLMC_E_INPUT, "%s: prompts of this model are not reused: it %s", dir,
+		    s->plan->prompt_whole ? "reads them in one piece" : "keeps a state");
 	if (bytes <= 0)
-		return error_set(err, LLMC_E_DEVICE, "the pages of all ranks could not be measured");
+		return error_set(err, LLMC_E_DEVICE,
+		                 "the pages of all ranks could not be measured");
 	s->disk_page = malloc((size_t)bytes);
 	if (!s->disk_page)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for a page of the prefix cache");
+		return error_set(err, LLMC_E_MEMORY,
+		                 "out of memory for a page of the prefix cache");
 	runtime_fingerprint(s->rt, checkpoint, plan, together);
-	snprintf(root, sizeof root, "llmc " LLMC_VERSION " %s %s %s %d %s %s %lld %016llx %s", checkpoint, s->plan->spec_sha256 ? s->plan->spec_sha256 : "",
-	         s->plan->target ? s->plan->target : "", s->plan->ranks, plan, together, (long long)bytes, (unsigned long long)adapter_sum(s->plan), extra);
+	snprintf(root, sizeof root, "llmc " LLMC_VERSION " %s %s %s %d %s %s %lld %016llx %s",
+	         checkpoint, s->plan->spec_sha256 ? s->plan->spec_sha256 : "",
+	         s->plan->target ? s->plan->target : "", s->plan->ranks, plan, together,
+	         (long long)bytes, (unsigned long long)adapter_sum(s->plan), extra);
 	return kv_disk_open(dir, max_bytes, root, (size_t)bytes, log, log_user, &s->disk, err);
 }
 

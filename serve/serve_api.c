@@ -41,20 +41,33 @@ describe(Backend *b, const llmc_model *m, const llmc_limits *lim, const llmc_eng
 	b->info = LLMC_INIT(llmc_model_info);
 	llmc_info(m, &b->info);
 	llmc_get(m, "dtype", dtype, sizeof dtype, &need, NULL);
-	snprintf(b->dtype, sizeof b->dtype, "%s", !strcmp(dtype, "f32") ? "float32" : !strcmp(dtype, "f16") ? "float16" : !strcmp(dtype, "bf16") ? "bfloat16" : dtype);
-	if (llmc_get(m, "quant.scheme", b->scheme, sizeof b->scheme, &need, NULL) != LLMC_OK || !b->scheme[0] || !strcmp(b->scheme, "null"))
+	snprintf(b->dtype, sizeof b->dtype, "%s",
+	         !strcmp(dtype, "f32")    ? "float32"
+	         : !strcmp(dtype, "f16")  ? "float16"
+	         : !strcmp(dtype, "bf16") ? "bfloat16"
+	                                  : dtype);
+	if (llmc_get(m, "quant.scheme", b->scheme, sizeof b->scheme, &need, NULL) != LLMC_OK ||
+	    !b->scheme[0] || !strcmp(b->scheme, "null"))
 		llmc_get(m, "storage.default", b->scheme, sizeof b->scheme, &need, NULL);
-	b->max_concurrent = eo && eo->max_concurrent_requests ? eo->max_concurrent_requests : LLMC_DEFAULT_CONCURRENT_REQUESTS;
-	b->max_waiting_tokens = eo && eo->max_waiting_tokens ? eo->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS;
+	b->max_concurrent = eo && eo->max_concurrent_requests ? eo->max_concurrent_requests
+	                                                      : LLMC_DEFAULT_CONCURRENT_REQUESTS;
+	b->max_waiting_tokens =
+	    eo && eo->max_waiting_tokens ? eo->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS;
 	b->waiting_served_ratio = eo ? eo->waiting_served_ratio : 0;
-	b->max_batch_total = eo && eo->max_batch_total_tokens ? eo->max_batch_total_tokens : lim->kv_tokens;
+	b->max_batch_total =
+	    eo && eo->max_batch_total_tokens ? eo->max_batch_total_tokens : lim->kv_tokens;
 	b->places = llmc_adapter_slots(m);
 }
 
 static Backend
 backend(llmc_model *m, llmc_engine *e, const llmc_engine_options *eo)
 {
-	Backend b = { .self = e, .submit = engine_submit, .next = engine_next, .release = llmc_event_release, .cancel = engine_cancel, .stats = engine_stats };
+	Backend b = { .self = e,
+		      .submit = engine_submit,
+		      .next = engine_next,
+		      .release = llmc_event_release,
+		      .cancel = engine_cancel,
+		      .stats = engine_stats };
 
 	b.model = m;
 	b.tok = llmc_model_tokenizer(m);
@@ -63,7 +76,8 @@ backend(llmc_model *m, llmc_engine *e, const llmc_engine_options *eo)
 }
 
 llmc_status
-llmc_serve_open(llmc_model *m, llmc_engine *e, const llmc_serve_options *opt, llmc_server **out, llmc_error *err)
+llmc_serve_open(llmc_model *m, llmc_engine *e, const llmc_serve_options *opt, llmc_server **out,
+                llmc_error *err)
 {
 	Backend b = backend(m, e, opt ? opt->engine : NULL);
 
@@ -91,8 +105,10 @@ limits_for(const llmc_serve_model *o, const llmc_model *m)
 		lim = *eo->limits;
 	llmc_info(m, &info);
 	if (!lim.context)
-		lim.context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions : LLMC_DEFAULT_CONTEXT;
-	if (info.hard_limit && lim.context > info.max_positions) /* models of one server share the setting */
+		lim.context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions
+		                                                        : LLMC_DEFAULT_CONTEXT;
+	if (info.hard_limit &&
+	    lim.context > info.max_positions) /* models of one server share the setting */
 		lim.context = info.max_positions;
 	if (!lim.seqs)
 		lim.seqs = 16;
@@ -101,7 +117,9 @@ limits_for(const llmc_serve_model *o, const llmc_model *m)
 	if (!lim.marks && !(eo && eo->speculate < 0))
 		lim.marks = lim.seqs < LLMC_DEFAULT_MARKS ? lim.seqs : LLMC_DEFAULT_MARKS;
 	if (!lim.kv_tokens)
-		lim.kv_tokens = eo && eo->max_batch_total_tokens ? eo->max_batch_total_tokens : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
+		lim.kv_tokens = eo && eo->max_batch_total_tokens
+		                    ? eo->max_batch_total_tokens
+		                    : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
 	return lim;
 }
 
@@ -117,9 +135,9 @@ bytes_for(const llmc_model *m, const llmc_limits *lim, int64_t *bytes, llmc_erro
 
 typedef struct KnownModel { /* a Source's self */
 	llmc_serve_model o;
-	llmc_options opt;      /* of an adapter: those of its base with one more setting */
+	llmc_options opt; /* of an adapter: those of its base with one more setting */
 	const char **set;
-	char        *lora;
+	char *lora;
 } KnownModel;
 
 static void
@@ -175,15 +193,15 @@ model_open(void *self, Backend *out, llmc_error *err)
 /* ---- adapters in slots: names for the engine of the model that they change ---- */
 
 typedef struct SharedEngine { /* a Backend's self */
-	void       *engine;
+	void *engine;
 	llmc_model *model;
-	int32_t     adapter;
+	int32_t adapter;
 } SharedEngine;
 
 static llmc_status
 view_submit(void *self, const llmc_request *r, int64_t *id, llmc_error *err)
 {
-	const SharedEngine  *v = self;
+	const SharedEngine *v = self;
 	llmc_request own = *r;
 
 	own.adapter = v->adapter;
@@ -221,7 +239,8 @@ view_join(void *self, const Backend *of, Backend *out, llmc_error *err)
 	if (!v)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	*v = (SharedEngine){ .engine = of->self, .model = of->model };
-	llmc_status status = llmc_adapter_load(v->model, ((const KnownModel *)self)->o.adapter, 1, &v->adapter, err);
+	llmc_status status =
+	    llmc_adapter_load(v->model, ((const KnownModel *)self)->o.adapter, 1, &v->adapter, err);
 	if (status != LLMC_OK) {
 		free(v);
 		return status;
@@ -256,8 +275,18 @@ static ModelSource
 source(KnownModel *k)
 {
 	if (k->o.adapter)
-		return (ModelSource){ .self = k, .look = view_look, .open = view_open, .join = view_join, .close = view_close, .free = known_free };
-	return (ModelSource){ .self = k, .look = model_look, .open = model_open, .close = model_close, .free = known_free, .adapt = model_adapt };
+		return (ModelSource){ .self = k,
+			              .look = view_look,
+			              .open = view_open,
+			              .join = view_join,
+			              .close = view_close,
+			              .free = known_free };
+	return (ModelSource){ .self = k,
+		              .look = model_look,
+		              .open = model_open,
+		              .close = model_close,
+		              .free = known_free,
+		              .adapt = model_adapt };
 }
 
 /* Does the model's plan have slots for adapters? */
@@ -303,7 +332,8 @@ model_adapt(void *self, const char *dir, ModelSource *out, llmc_error *err)
 		return error_set(err, LLMC_E_INPUT, "%s: a path with quotes is not taken", dir);
 	for (; set && set[n]; n++)
 		if (!strncmp(set[n], "lora.path", 9))
-			return error_set(err, LLMC_E_INPUT, "the model has an adapter in its weights");
+			return error_set(err, LLMC_E_INPUT,
+			                 "the model has an adapter in its weights");
 	KnownModel *k = calloc(1, sizeof *k);
 	if (k) {
 		k->o = base->o;
@@ -329,7 +359,8 @@ model_adapt(void *self, const char *dir, ModelSource *out, llmc_error *err)
 }
 
 llmc_status
-llmc_serve_open_models(const llmc_serve_model *models, int32_t n, const llmc_serve_options *opt, llmc_server **out, llmc_error *err)
+llmc_serve_open_models(const llmc_serve_model *models, int32_t n, const llmc_serve_options *opt,
+                       llmc_server **out, llmc_error *err)
 {
 	SlotInit *init = calloc((size_t)n + 1, sizeof *init);
 	Backend *open = calloc((size_t)n + 1, sizeof *open);
@@ -338,13 +369,16 @@ llmc_serve_open_models(const llmc_serve_model *models, int32_t n, const llmc_ser
 
 	*out = NULL;
 	if (!init || !open || !own || n < 1)
-		status = error_set(err, n < 1 ? LLMC_E_INPUT : LLMC_E_MEMORY, n < 1 ? "no model to serve" : "out of memory");
+		status = error_set(err, n < 1 ? LLMC_E_INPUT : LLMC_E_MEMORY,
+		                   n < 1 ? "no model to serve" : "out of memory");
 	for (int32_t i = 0; i < n && init && open && own; i++) {
 		SIZED_TAKE(own[i], &models[i]);
 		KnownModel *k = calloc(1, sizeof *k);
 		init[i] = (SlotInit){ .name = own[i].name, .parent = own[i].parent };
 		if (own[i].adapter && (!own[i].parent || own[i].engine) && status == LLMC_OK)
-			status = error_set(err, LLMC_E_INPUT, "an adapter in a slot has a parent, and no engine of its own");
+			status = error_set(
+			    err, LLMC_E_INPUT,
+			    "an adapter in a slot has a parent, and no engine of its own");
 		if (k) {
 			k->o = own[i];
 			init[i].src = source(k);
@@ -356,7 +390,8 @@ llmc_serve_open_models(const llmc_serve_model *models, int32_t n, const llmc_ser
 			open[i] = backend(own[i].model, own[i].engine, own[i].engine_options);
 			init[i].back = &open[i];
 			if (status == LLMC_OK)
-				status = bytes_for(own[i].model, &open[i].limits, &init[i].bytes, err);
+				status =
+				    bytes_for(own[i].model, &open[i].limits, &init[i].bytes, err);
 		}
 	}
 	if (status == LLMC_OK)

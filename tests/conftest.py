@@ -1,4 +1,5 @@
 """What all Python tests share: the built command, one cache for the run, the demo model."""
+
 import collections
 import hashlib
 import json
@@ -52,24 +53,45 @@ os.environ["LLMC_EMU_REPORT"] = FINDINGS
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "findings: the emulator is expected to find something")
-    config.addinivalue_line("markers", "sample(n): make check runs n of the cases and those marked always or covers, make check-all every one")
-    config.addinivalue_line("markers", "always: the only case of its purpose, which make check must not drop")
-    config.addinivalue_line("markers", "covers(dtype, purpose): always, and tests/repo/test_sample.py counts it")
+    config.addinivalue_line(
+        "markers",
+        "sample(n): make check runs n of the cases and those marked always or covers, make check-all every one",
+    )
+    config.addinivalue_line(
+        "markers", "always: the only case of its purpose, which make check must not drop"
+    )
+    config.addinivalue_line(
+        "markers", "covers(dtype, purpose): always, and tests/repo/test_sample.py counts it"
+    )
 
 
 # families of types: plain, blocks of 32, of 256, codes, fp4 of files, groups of integers, of floats, of which some are exact
-FAMILIES = ["f32|f16|bf16", r"q\d_[01]", r"q\d_k", r"[it]q.*", "(mx|nv)fp4", r"u\d_.*", r"(f8|nf4|fp4)_.*", r"m\d_.*"]
+FAMILIES = [
+    "f32|f16|bf16",
+    r"q\d_[01]",
+    r"q\d_k",
+    r"[it]q.*",
+    "(mx|nv)fp4",
+    r"u\d_.*",
+    r"(f8|nf4|fp4)_.*",
+    r"m\d_.*",
+]
 
 
 def shows(name, value):
     """What a parameter of a case shows: its value, and the family of a type."""
-    return {f"{name}={value!r}"} | {f"{name} of {f}" for f in FAMILIES if isinstance(value, str) and re.fullmatch(f, value)}
+    return {f"{name}={value!r}"} | {
+        f"{name} of {f}" for f in FAMILIES if isinstance(value, str) and re.fullmatch(f, value)
+    }
 
 
 def sampled(items, n):
     """What `make check` runs of a sweep; `make check-all` adds its other cases: types that share the traits of those that are here, instruction sets and
     GPUs whose kernels differ in width, families that combine the same ops. n of a test's cases, always the same ones: first those that show most of what no chosen one shows."""
-    left = {i: set().union(*(shows(k, v) for k, v in i.callspec.params.items())) for i in sorted(items, key=lambda i: hashlib.sha256(i.name.encode()).digest())}
+    left = {
+        i: set().union(*(shows(k, v) for k, v in i.callspec.params.items()))
+        for i in sorted(items, key=lambda i: hashlib.sha256(i.name.encode()).digest())
+    }
     seen, chosen = set(), []
     while left and len(chosen) < n:
         best = max(left, key=lambda i: len(left[i] - seen))
@@ -92,7 +114,12 @@ def pytest_collection_modifyitems(config, items):
     asked = any("[" in a for a in config.args)  # a case by its name
     if "LLMC_CHECK_ALL" in os.environ or "LLMC_CHECK_QUICK" in os.environ or asked:
         return
-    dropped = {i for (*_, n), group in cases.items() for i in set(group) - set(sampled(group, n)) if not kept(i)}
+    dropped = {
+        i
+        for (*_, n), group in cases.items()
+        for i in set(group) - set(sampled(group, n))
+        if not kept(i)
+    }
     config.hook.pytest_deselected(items=[i for i in items if i in dropped])
     items[:] = [i for i in items if i not in dropped]
 
@@ -119,9 +146,19 @@ class Llmc:
         self.path = path
 
     def __call__(self, *args, code=0, env=None, stdin=None, cwd=None, timeout=HANG):
-        p = subprocess.run([self.path, *map(str, args)], capture_output=True, text=True, input=stdin, cwd=cwd,
-                           env=dict(os.environ, **(env or {})), timeout=timeout, errors="replace")
-        assert p.returncode == code, f"llmc {' '.join(map(str, args))}: exit {p.returncode}, expected {code}\n{p.stdout}\n{p.stderr}"
+        p = subprocess.run(
+            [self.path, *map(str, args)],
+            capture_output=True,
+            text=True,
+            input=stdin,
+            cwd=cwd,
+            env=dict(os.environ, **(env or {})),
+            timeout=timeout,
+            errors="replace",
+        )
+        assert p.returncode == code, (
+            f"llmc {' '.join(map(str, args))}: exit {p.returncode}, expected {code}\n{p.stdout}\n{p.stderr}"
+        )
         self.out, self.err = p.stdout, p.stderr
         return p
 

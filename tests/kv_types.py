@@ -1,8 +1,9 @@
 """Rows of cached keys and values in numpy: what kernels of both targets must write, and the numbers that they must read (formats/kv_type.h).
 
-    r = encode("int4", x)          # x [..., dim] -> Rows: codes [..., groups * 32], scale and zero [..., groups]
-    decode("int4", r, dim)         # float64 [..., dim]
-    plane("int4", r, dim, True)    # bytes of planes [heads, bytes] of rows [32, heads]: keys on processors; False: values, and both on GPUs"""
+r = encode("int4", x)          # x [..., dim] -> Rows: codes [..., groups * 32], scale and zero [..., groups]
+decode("int4", r, dim)         # float64 [..., dim]
+plane("int4", r, dim, True)    # bytes of planes [heads, bytes] of rows [32, heads]: keys on processors; False: values, and both on GPUs"""
+
 import math
 from typing import NamedTuple
 
@@ -54,12 +55,20 @@ def turn(x):
     half = 1
     while half < n:
         z = y.reshape(*y.shape[:-1], n // (2 * half), 2, half)
-        y = np.stack([z[..., 0, :] + z[..., 1, :], z[..., 0, :] - z[..., 1, :]], -2).reshape(y.shape)
+        y = np.stack([z[..., 0, :] + z[..., 1, :], z[..., 0, :] - z[..., 1, :]], -2).reshape(
+            y.shape
+        )
         half *= 2
     return (y * np.float32(1 / math.sqrt(n))).reshape(x.shape)
 
 
-E4M3 = np.array([(-1) ** (c >> 7) * ((8 + c % 8) * 2.0 ** ((c >> 3 & 15) - 10) if c >> 3 & 15 else c % 8 * 2.0 ** -9) for c in range(256)])
+E4M3 = np.array(
+    [
+        (-1) ** (c >> 7)
+        * ((8 + c % 8) * 2.0 ** ((c >> 3 & 15) - 10) if c >> 3 & 15 else c % 8 * 2.0**-9)
+        for c in range(256)
+    ]
+)
 FINITE = np.array([c for c in range(128) if c != 127])
 
 
@@ -78,7 +87,7 @@ def half(x):
 
 def bf16(x):
     u = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((u + 0x7fff + (u >> 16 & 1)) >> 16).astype(np.uint16)
+    return ((u + 0x7FFF + (u >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def encode(kv, x):
@@ -119,7 +128,9 @@ def encode_pages(x):
     """x [n, ..., dim]: code of its shape, scale and zero [pages, ..., dim]; the scales of a page that is not full are NaN"""
     x = half(x).astype(np.float32)
     code = np.full(x.shape, 15, np.uint8)
-    scale, zero = (np.full((-(-len(x) // PAGE), *x.shape[1:]), np.nan, np.float16) for _ in range(2))
+    scale, zero = (
+        np.full((-(-len(x) // PAGE), *x.shape[1:]), np.nan, np.float16) for _ in range(2)
+    )
     for p in range(len(x) // PAGE):
         part = slice(p * PAGE, (p + 1) * PAGE)
         zero[p] = x[part].min(0)
@@ -136,10 +147,22 @@ def decode(kv, r, dim):
         page = np.arange(len(r.code)) // PAGE
         return r.code * r.scale.astype(float)[page] + r.zero.astype(float)[page]
     if plain(kv):
-        return ((r.code.astype(np.uint32) << 16).view(np.float32) if kv == "bf16" else r.code).astype(np.float64)
+        return (
+            (r.code.astype(np.uint32) << 16).view(np.float32) if kv == "bf16" else r.code
+        ).astype(np.float64)
     size = group(kv, dim)
-    c = E4M3[r.code] if kv.startswith("f8") else r.code.view(np.int8).astype(float) if kv.startswith("int8") else r.code - 32.0 if kv == "int6" else r.code.astype(float)
-    v = c.reshape(*c.shape[:-1], -1, size) * r.scale[..., None].astype(float) + (0 if r.zero is None else r.zero[..., None].astype(float))
+    c = (
+        E4M3[r.code]
+        if kv.startswith("f8")
+        else r.code.view(np.int8).astype(float)
+        if kv.startswith("int8")
+        else r.code - 32.0
+        if kv == "int6"
+        else r.code.astype(float)
+    )
+    v = c.reshape(*c.shape[:-1], -1, size) * r.scale[..., None].astype(float) + (
+        0 if r.zero is None else r.zero[..., None].astype(float)
+    )
     return v.reshape(c.shape)[..., :dim]
 
 
@@ -191,18 +214,32 @@ def plane_by_channel(code, scale, zero, gpu=False):
         low = low.reshape(heads, PAGE, wide // 32, 2, 16)
         scales = np.zeros((heads, wide, 2), np.float16)
         scales[:, :dim, 0], scales[:, :dim, 1] = scale, zero
-        return np.concatenate([(low[..., 0, :] | low[..., 1, :] << 4).reshape(heads, -1), scales.reshape(heads, -1).view(np.uint8)], 1)
+        return np.concatenate(
+            [
+                (low[..., 0, :] | low[..., 1, :] << 4).reshape(heads, -1),
+                scales.reshape(heads, -1).view(np.uint8),
+            ],
+            1,
+        )
     low = np.zeros((heads, wide, PAGE), np.uint8)
     low[:, :dim] = np.moveaxis(code, 0, -1)
     scales = np.zeros((heads, 2, wide), np.float16)
     scales[:, 0, :dim], scales[:, 1, :dim] = scale, zero
-    return np.concatenate([(low[:, ::2] | low[:, 1::2] << 4).reshape(heads, -1), scales.reshape(heads, -1).view(np.uint8)], 1)
+    return np.concatenate(
+        [
+            (low[:, ::2] | low[:, 1::2] << 4).reshape(heads, -1),
+            scales.reshape(heads, -1).view(np.uint8),
+        ],
+        1,
+    )
 
 
 def plane(kv, r, dim, key):
     """r: of rows [32, heads, dim]; bytes [heads, 32 * row_bytes]"""
     heads = r.code.shape[1]
-    code = np.moveaxis(r.code, 0, -1) if key else np.moveaxis(r.code, 0, 1) # [heads, dim, 32] or [heads, 32, dim]
+    code = (
+        np.moveaxis(r.code, 0, -1) if key else np.moveaxis(r.code, 0, 1)
+    )  # [heads, dim, 32] or [heads, 32, dim]
     at = 1 if key else 2
 
     def flat(a):

@@ -1,4 +1,5 @@
 """What this processor runs, as the tests see it: RUNS[arch] for each word of --arch of processors."""
+
 import ctypes
 import re
 from pathlib import Path
@@ -21,8 +22,13 @@ def _tiles():
 CPU = _flags()
 V3 = {"avx2", "fma", "f16c", "bmi2"} <= CPU
 V4 = V3 and {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni"} <= CPU
-RUNS = {"generic": True, "v3": V3, "vnni": V3 and "avx_vnni" in CPU, "v4": V4,
-        "amx": V4 and {"amx_tile", "amx_int8", "amx_bf16", "avx512_bf16"} <= CPU and _tiles()}
+RUNS = {
+    "generic": True,
+    "v3": V3,
+    "vnni": V3 and "avx_vnni" in CPU,
+    "v4": V4,
+    "amx": V4 and {"amx_tile", "amx_int8", "amx_bf16", "avx512_bf16"} <= CPU and _tiles(),
+}
 
 
 def cpu_archs():

@@ -1,6 +1,7 @@
 """What makes compiling the tests' kernels quicker and changes no byte of them: <immintrin.h> is a fifth of what a small kernel takes, so it is
 parsed once for each instruction set, with the kernels' own flags: gcc 12 may crash where the header was made with another -O. A compiler that does not take
 what was made here reads the header, as ever."""
+
 import fcntl
 import os
 import re
@@ -22,7 +23,11 @@ def targets():
     text = (ROOT / "plan/target.c").read_text()
     named = dict(re.findall(r'^#define (\w+) +"([^"]*)"', text, re.M))
     rows = re.findall(r'\{ "cpu-(\w+)",.*?"(-O3[^}]*) \}', text)
-    return {a: " ".join(named.get(w, w.strip('"')) for w in f.split()).split() for a, f in rows if RUNS.get(a) and a != "generic"}
+    return {
+        a: " ".join(named.get(w, w.strip('"')) for w in f.split()).split()
+        for a, f in rows
+        if RUNS.get(a) and a != "generic"
+    }
 
 
 def include(common, sets):
@@ -42,12 +47,26 @@ def include(common, sets):
             (d / "vectors.h").write_text(HEADER)
             (d / "vectors.h.gch").mkdir(exist_ok=True)
             for name, flags in sets.items():
-                subprocess.run([cc, *common, *flags, "-x", "c-header", str(d / "vectors.h"), "-o", str(d / "vectors.h.gch" / name)], stderr=subprocess.DEVNULL)
+                subprocess.run(
+                    [
+                        cc,
+                        *common,
+                        *flags,
+                        "-x",
+                        "c-header",
+                        str(d / "vectors.h"),
+                        "-o",
+                        str(d / "vectors.h.gch" / name),
+                    ],
+                    stderr=subprocess.DEVNULL,
+                )
             (d / "done").touch()
     return ["-include", str(d / "vectors.h")]
 
 
 def kernel_cflags():
     """LLMC_KERNEL_CFLAGS of the tests: emitted kernels are tested for what they compute, and -O1 builds them in half the time."""
-    common = "-std=gnu11 -fPIC -shared -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror".split()
+    common = (
+        "-std=gnu11 -fPIC -shared -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror".split()
+    )
     return " ".join(["-O1", *include(common, {a: [*f, "-O1"] for a, f in targets().items()})])

@@ -1,4 +1,5 @@
 """How experts are chosen, in numpy: the oracle of the kernels of both targets."""
+
 import numpy as np
 
 
@@ -9,7 +10,7 @@ def sparsemixer(logits, top_k, jitter, scale):
         s, left, e, w = row.copy(), np.ones(len(row), bool), [], []
         for _ in range(top_k):
             best = int(np.where(left, s, -np.inf).argmax())
-            with np.errstate(invalid="ignore", divide="ignore"):      # 0 / 0 is near
+            with np.errstate(invalid="ignore", divide="ignore"):  # 0 / 0 is near
                 near = left & ~((s[best] - s) / np.maximum(np.abs(s), s[best]) > 2 * jitter)
             w.append(scale / np.exp(s[near] - s[best]).sum())
             e.append(best)
@@ -19,13 +20,29 @@ def sparsemixer(logits, top_k, jitter, scale):
     return np.array(ids), np.array(weights)
 
 
-def route(x, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max", sum_eps=1e-20, jitter=0.0):
+def route(
+    x,
+    top_k,
+    bias=None,
+    score="softmax",
+    renorm=0,
+    scale=1.0,
+    groups=1,
+    keep=1,
+    group_score="max",
+    sum_eps=1e-20,
+    jitter=0.0,
+):
     """As ops.def says, row by row; float32 scores so that ties are ties."""
     if score == "sparsemixer":
         return sparsemixer(x, top_k, jitter, scale)
     ids, weights = [], []
     for row in x.astype(np.float64):
-        s = 1 / (1 + np.exp(-row)) if score == "sigmoid" else np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        s = (
+            1 / (1 + np.exp(-row))
+            if score == "sigmoid"
+            else np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        )
         s = s.astype(np.float32)
         c = s + bias if bias is not None else s.copy()
         if groups > 1 and keep < groups:

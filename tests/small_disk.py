@@ -1,11 +1,18 @@
 """A disk that is soon full."""
+
 import subprocess
 
 
 def small_disk(at, kib=96):
     """Command that runs another one with a disk of so many KiB mounted at this folder; None where the kernel does not allow it."""
     for unshare in (["unshare", "-m"], ["unshare", "-rm"]):
-        cmd = [*unshare, "sh", "-c", f'mount -t tmpfs -o size={kib}k,mode=700 none "$0" && exec "$@"', str(at)]
+        cmd = [
+            *unshare,
+            "sh",
+            "-c",
+            f'mount -t tmpfs -o size={kib}k,mode=700 none "$0" && exec "$@"',
+            str(at),
+        ]
         try:
             if subprocess.run([*cmd, "true"], capture_output=True).returncode == 0:
                 return cmd

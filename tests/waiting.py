@@ -1,5 +1,6 @@
 """Waits of the tests. Every deadline is a multiple of LLMC_TEST_SLOW (default 1), so that a slow machine sets one variable. A deadline is there to end a hang and never decides
 about speed; tests/repo/test_steady.py keeps other waits out of the tests."""
+
 import contextlib
 import os
 import resource
@@ -32,7 +33,9 @@ def reserved_port():
 
 def cpu_limit(seconds):
     """preexec_fn for a process that may use this much processor time, scaled: a bound on work that other processes on the machine do not change."""
+
     def limit():
         n = max(1, round(seconds * SLOW))
         resource.setrlimit(resource.RLIMIT_CPU, (n, n + 1))
+
     return limit

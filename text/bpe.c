@@ -1,25 +1,26 @@
-/* Byte pair encoding in two dialects: by merge ranks (tokenizer.json, byte-level GGUF) and by piece scores
- * (sentencepiece). Both keep the symbols in a linked list and the possible merges in a heap: O(n log n). */
+/* Byte pair encoding in two dialects: by merge ranks (tokenizer.json, byte-level GGUF) and by piece
+ * scores (sentencepiece). Both keep the symbols in a linked list and the possible merges in a heap:
+ * O(n log n). */
 #include "text/text.h"
 
 #include <string.h>
 
 typedef struct Sym {
-	int32_t  id;
-	int32_t  prev, next; /* -1: none */
-	uint32_t at, n;      /* bytes of the text; n 0: merged away */
-	bool     frozen;     /* a user-defined piece: never merged */
+	int32_t id;
+	int32_t prev, next; /* -1: none */
+	uint32_t at, n;     /* bytes of the text; n 0: merged away */
+	bool frozen;        /* a user-defined piece: never merged */
 } Sym;
 
 typedef struct MergeCandidate {
-	double  key; /* smaller merges first */
+	double key; /* smaller merges first */
 	int32_t left, right;
-	int32_t id;  /* of the result */
-	uint32_t n;  /* bytes of the result, to see that neither side changed since */
+	int32_t id; /* of the result */
+	uint32_t n; /* bytes of the result, to see that neither side changed since */
 } MergeCandidate;
 
 typedef struct Heap {
-	MergeCandidate  *v;
+	MergeCandidate *v;
 	size_t n, cap;
 } Heap;
 
@@ -79,9 +80,12 @@ consider(Enc *e, Heap *h, const Sym *sym, const char *text, int32_t left, int32_
 	}
 	if (l->frozen || r->frozen)
 		return;
-	id = strmap_get(&t->vocab, text + l->at, l->n + r->n); /* neighbours are adjacent in the text */
+	id = strmap_get(&t->vocab, text + l->at,
+	                l->n + r->n); /* neighbours are adjacent in the text */
 	if (id >= 0)
-		heap_push(e, h, (MergeCandidate){ -(double)t->tok[id].score, left, right, id, l->n + r->n });
+		heap_push(
+		    e, h,
+		    (MergeCandidate){ -(double)t->tok[id].score, left, right, id, l->n + r->n });
 }
 
 static void
@@ -122,7 +126,11 @@ static void
 sym_add(Enc *e, Sym **sym, size_t *n, int32_t id, size_t at, size_t len)
 {
 	*sym = e->sym = arena_grow(&e->arena, e->sym, &e->cap_sym, *n + 1, sizeof **sym);
-	(*sym)[*n] = (Sym){ .id = id, .prev = (int32_t)*n - 1, .next = -1, .at = (uint32_t)at, .n = (uint32_t)len };
+	(*sym)[*n] = (Sym){ .id = id,
+		            .prev = (int32_t)*n - 1,
+		            .next = -1,
+		            .at = (uint32_t)at,
+		            .n = (uint32_t)len };
 	if (*n)
 		(*sym)[*n - 1].next = (int32_t)*n;
 	(*n)++;
@@ -207,7 +215,8 @@ bpe_encode(Enc *e, ByteSpan text)
 	return LLMC_OK;
 }
 
-/* A piece marked unused is no result: give the two pieces that it would be made of, as sentencepiece does. */
+/* A piece marked unused is no result: give the two pieces that it would be made of, as
+ * sentencepiece does. */
 static void
 scores_emit(Enc *e, const char *s, size_t n, bool *after_unk, int depth)
 {
@@ -220,10 +229,12 @@ scores_emit(Enc *e, const char *s, size_t n, bool *after_unk, int depth)
 		for (size_t i = 1; i < n; i++) {
 			if (((unsigned char)s[i] & 0xC0) == 0x80)
 				continue;
-			int32_t l = strmap_get(&t->vocab, s, i), r = strmap_get(&t->vocab, s + i, n - i);
+			int32_t l = strmap_get(&t->vocab, s, i),
+			        r = strmap_get(&t->vocab, s + i, n - i);
 			if (l < 0 || r < 0)
 				continue;
-			double score = t->tok[l].score < t->tok[r].score ? t->tok[l].score : t->tok[r].score;
+			double score =
+			    t->tok[l].score < t->tok[r].score ? t->tok[l].score : t->tok[r].score;
 			if (!cut || score > best) {
 				best = score;
 				cut = i;

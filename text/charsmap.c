@@ -1,11 +1,13 @@
-/* The precompiled character map of sentencepiece (a darts-clone double array and replacement strings), used in two
- * ways: sentencepiece takes the longest match at each place; tokenizer.json's "Precompiled" goes by grapheme. */
+/* The precompiled character map of sentencepiece (a darts-clone double array and replacement
+ * strings), used in two ways: sentencepiece takes the longest match at each place; tokenizer.json's
+ * "Precompiled" goes by grapheme. */
 #include "text/text.h"
 
 #include <string.h>
 #include <utf8proc.h>
 
-/* Units of darts-clone: offset in bits 10.., shifted by 8 more when bit 9 is set; bit 8: has a value; bit 31: is a value. */
+/* Units of darts-clone: offset in bits 10.., shifted by 8 more when bit 9 is set; bit 8: has a
+ * value; bit 31: is a value. */
 static uint32_t
 unit_offset(uint32_t u)
 {
@@ -19,12 +21,14 @@ charsmap_read(Arena *a, ByteSpan blob, Charsmap *out, llmc_error *err)
 
 	*out = (Charsmap){ 0 };
 	if (blob.n < 4)
-		return error_set(err, LLMC_E_INPUT, "precompiled_charsmap: %zu bytes are too few", blob.n);
+		return error_set(err, LLMC_E_INPUT, "precompiled_charsmap: %zu bytes are too few",
+		                 blob.n);
 	memcpy(&bytes, blob.s, 4);
 	if (bytes > blob.n - 4 || bytes % 4 || bytes < 1024)
-		return error_set(err, LLMC_E_INPUT,
-		                 "precompiled_charsmap: says that its trie has %u bytes, in a map of %zu bytes", bytes,
-		                 blob.n);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "precompiled_charsmap: says that its trie has %u bytes, in a map of %zu bytes",
+		    bytes, blob.n);
 	uint32_t *unit = NEW(a, uint32_t, bytes / 4);
 	memcpy(unit, blob.s + 4, bytes);
 	out->unit = unit;
@@ -111,7 +115,8 @@ charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in)
 	return utf8_sanitize(a, p ? p : "", n);
 }
 
-/* What the next bytes of `in` become, and how many they are: user-defined pieces pass, then the map, then one char. */
+/* What the next bytes of `in` become, and how many they are: user-defined pieces pass, then the
+ * map, then one char. */
 static size_t
 spm_next(const Normalizer *norm, ByteSpan in, ByteSpan *to)
 {

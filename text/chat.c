@@ -12,7 +12,8 @@ set_token(json_t *vars, const char *name, const llmc_tokenizer *t, int32_t id)
 	const char *s = llmc_token_text(t, id);
 	json_t *v = s ? json_stringn(s, t->tok[id].n) : NULL;
 
-	/* a template sees a missing token as an empty text, which prints the same and can be added to others */
+	/* a template sees a missing token as an empty text, which prints the same and can be added
+	 * to others */
 	return json_object_set_new(vars, name, v ? v : json_string("")) == 0;
 }
 
@@ -27,20 +28,24 @@ parse(const char *text, const char *what, llmc_error *err)
 	if (no_memory)
 		error_set(err, LLMC_E_MEMORY, "%s: out of memory", what);
 	else if (!v)
-		error_set(err, LLMC_E_INPUT, "%s: line %d, column %d: %s", what, why.line, why.column, why.text);
+		error_set(err, LLMC_E_INPUT, "%s: line %d, column %d: %s", what, why.line,
+		          why.column, why.text);
 	return v;
 }
 
 static llmc_status
-variables(const llmc_tokenizer *t, const char *messages, const char *options, json_t *vars, llmc_error *err)
+variables(const llmc_tokenizer *t, const char *messages, const char *options, json_t *vars,
+          llmc_error *err)
 {
 	llmc_error why = { 0 };
-	json_t *m = parse(messages, "messages", &why), *o = options && *options && m ? parse(options, "options", &why) : NULL, *v;
+	json_t *m = parse(messages, "messages", &why),
+	       *o = options && *options && m ? parse(options, "options", &why) : NULL, *v;
 	const char *key;
 	bool ok = true;
 
 	if (!why.code && !json_is_array(m))
-		error_set(&why, LLMC_E_INPUT, "messages: not an array of {\"role\": ..., \"content\": ...}");
+		error_set(&why, LLMC_E_INPUT,
+		          "messages: not an array of {\"role\": ..., \"content\": ...}");
 	if (!why.code && o && !json_is_object(o))
 		error_set(&why, LLMC_E_INPUT, "options: not an object");
 	if (why.code) {
@@ -53,9 +58,10 @@ variables(const llmc_tokenizer *t, const char *messages, const char *options, js
 	ok &= json_object_set_new(vars, "tools", json_null()) == 0;
 	ok &= json_object_set_new(vars, "documents", json_null()) == 0;
 	ok &= json_object_set_new(vars, "add_generation_prompt", json_false()) == 0;
-	ok &= set_token(vars, "bos_token", t, t->bos) && set_token(vars, "eos_token", t, t->n_eos ? t->eos[0] : -1);
+	ok &= set_token(vars, "bos_token", t, t->bos) &&
+	      set_token(vars, "eos_token", t, t->n_eos ? t->eos[0] : -1);
 	ok &= set_token(vars, "unk_token", t, t->unk) && set_token(vars, "pad_token", t, t->pad);
-	json_object_foreach(o, key, v)
+	json_object_foreach (o, key, v)
 		ok &= json_object_set(vars, key, v) == 0;
 	json_decref(o);
 	return ok ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "llmc_chat: out of memory");
@@ -74,28 +80,33 @@ llmc_chat_template(const llmc_tokenizer *t)
 }
 
 llmc_status
-llmc_chat(const llmc_tokenizer *t, const char *messages_json, const char *options_json, char *buf, size_t cap,
-          size_t *need, llmc_error *err)
+llmc_chat(const llmc_tokenizer *t, const char *messages_json, const char *options_json, char *buf,
+          size_t cap, size_t *need, llmc_error *err)
 {
 	Strbuf out = { 0 };
 
 	if (!t || !messages_json || (cap && !buf))
 		return error_set(err, LLMC_E_RANGE, "llmc_chat: a pointer is NULL");
 	if (!t->chat)
-		return error_set(err, LLMC_E_INPUT, "this tokenizer has no chat template: the model was not made for chat");
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "this tokenizer has no chat template: the model was not made for chat");
 	json_t *vars = json_object();
 	llmc_status status = vars ? variables(t, messages_json, options_json, vars, err)
 	                          : error_set(err, LLMC_E_MEMORY, "llmc_chat: out of memory");
 	if (status == LLMC_OK) {
 		const json_t *tools = json_object_get(vars, "tools");
-		const char *source = t->chat_tools && json_array_size(tools) ? t->chat_tools : t->chat;
+		const char *source =
+		    t->chat_tools && json_array_size(tools) ? t->chat_tools : t->chat;
 		status = text_render_vars(source, strlen(source), "chat template", vars, &out, err);
 	}
 	if (status == LLMC_OK) {
 		if (need)
 			*need = out.len;
 		if (out.len >= cap)
-			status = error_set(err, LLMC_E_RANGE, "llmc_chat: %zu bytes and a NUL, room for %zu", out.len, cap);
+			status =
+			    error_set(err, LLMC_E_RANGE,
+			              "llmc_chat: %zu bytes and a NUL, room for %zu", out.len, cap);
 		else
 			memcpy(buf, strbuf_str(&out), out.len + 1);
 	}
@@ -105,8 +116,8 @@ llmc_chat(const llmc_tokenizer *t, const char *messages_json, const char *option
 }
 
 llmc_status
-text_render(const char *source, size_t n, const char *name, const char *vars_json, char **out, size_t *n_out,
-            llmc_error *err)
+text_render(const char *source, size_t n, const char *name, const char *vars_json, char **out,
+            size_t *n_out, llmc_error *err)
 {
 	llmc_error why;
 	Strbuf text = { 0 };

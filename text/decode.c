@@ -1,5 +1,6 @@
-/* Ids to text. Decoders form a chain of stages; each takes one token's text at a time and hands on what is certain,
- * and a flush at the end. Detokenizing at once is feeding everything and flushing, so both always agree. */
+/* Ids to text. Decoders form a chain of stages; each takes one token's text at a time and hands on
+ * what is certain, and a flush at the end. Detokenizing at once is feeding everything and flushing,
+ * so both always agree. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -7,23 +8,23 @@
 
 typedef struct DecodeStage {
 	const Dec *dec;
-	Strbuf     held;   /* what this stage cannot hand on yet */
-	Strbuf     out;    /* scratch */
-	int64_t    count;  /* units taken so far */
-	int64_t    cut;    /* strip: characters cut at the start */
-	bool       fused;  /* a stage before made one text of all tokens: units are chunks of it */
-	bool       past;   /* strip, after fuse: the start is over */
-	bool       any;    /* DEC_SPM: the start is over */
+	Strbuf held;   /* what this stage cannot hand on yet */
+	Strbuf out;    /* scratch */
+	int64_t count; /* units taken so far */
+	int64_t cut;   /* strip: characters cut at the start */
+	bool fused;    /* a stage before made one text of all tokens: units are chunks of it */
+	bool past;     /* strip, after fuse: the start is over */
+	bool any;      /* DEC_SPM: the start is over */
 } DecodeStage;
 
 struct llmc_stream {
 	const llmc_tokenizer *t;
-	pcre2_match_data     *match;
-	DecodeStage                *stage;
-	size_t                n_stage;
-	Strbuf                bytes; /* decoded, not yet known to be whole characters */
-	Strbuf                text;  /* what the last feed gave */
-	bool                  skip_special;
+	pcre2_match_data *match;
+	DecodeStage *stage;
+	size_t n_stage;
+	Strbuf bytes; /* decoded, not yet known to be whole characters */
+	Strbuf text;  /* what the last feed gave */
+	bool skip_special;
 };
 
 static void feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id);
@@ -127,7 +128,8 @@ replace_text(llmc_stream *s, DecodeStage *st, const char *p, size_t n)
 	if (st->dec->regex) {
 		RegexIter it = { 0 };
 		size_t from, to, done = 0;
-		while (regex_next(st->dec->regex, s->match, s->t->limits, (ByteSpan){ p, n }, &it, &from, &to) > 0) {
+		while (regex_next(st->dec->regex, s->match, s->t->limits, (ByteSpan){ p, n }, &it,
+		                  &from, &to) > 0) {
 			strbuf_add(&st->out, p + done, from - done);
 			strbuf_add(&st->out, with.s, with.n);
 			done = to;
@@ -168,7 +170,8 @@ feed_strip(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 		}
 	}
 	if (!st->fused) {
-		for (int i = 0; i < st->dec->stop && n >= c_n && memcmp(p + n - c_n, c, c_n) == 0; i++)
+		for (int i = 0; i < st->dec->stop && n >= c_n && memcmp(p + n - c_n, c, c_n) == 0;
+		     i++)
 			n -= c_n;
 		next(s, k, p, n, id);
 		return;
@@ -471,7 +474,8 @@ llmc_stream_feed(llmc_stream *s, int32_t id, const char **text, size_t *n_bytes,
 	if (!s)
 		return error_set(err, LLMC_E_RANGE, "llmc_stream_feed: the stream is NULL");
 	if (id < -1 || id >= s->t->n_ids)
-		return error_set(err, LLMC_E_RANGE, "llmc_stream_feed: %d is no token id; ids are 0 to %d", id,
+		return error_set(err, LLMC_E_RANGE,
+		                 "llmc_stream_feed: %d is no token id; ids are 0 to %d", id,
 		                 s->t->n_ids - 1);
 	strbuf_clear(&s->text);
 	stream_one(s, id);
@@ -485,8 +489,8 @@ llmc_stream_feed(llmc_stream *s, int32_t id, const char **text, size_t *n_bytes,
 }
 
 llmc_status
-llmc_detokenize(const llmc_tokenizer *t, const int32_t *ids, size_t n, bool skip_special, char *buf, size_t cap,
-                size_t *need, llmc_error *err)
+llmc_detokenize(const llmc_tokenizer *t, const int32_t *ids, size_t n, bool skip_special, char *buf,
+                size_t cap, size_t *need, llmc_error *err)
 {
 	llmc_stream *s;
 	llmc_status status = LLMC_OK;
@@ -495,8 +499,10 @@ llmc_detokenize(const llmc_tokenizer *t, const int32_t *ids, size_t n, bool skip
 		return error_set(err, LLMC_E_RANGE, "llmc_detokenize: a pointer is NULL");
 	for (size_t i = 0; i < n; i++)
 		if (ids[i] < 0 || ids[i] >= t->n_ids)
-			return error_set(err, LLMC_E_RANGE, "llmc_detokenize: ids[%zu] = %d is no token id; ids are 0 to %d",
-			                 i, ids[i], t->n_ids - 1);
+			return error_set(
+			    err, LLMC_E_RANGE,
+			    "llmc_detokenize: ids[%zu] = %d is no token id; ids are 0 to %d", i,
+			    ids[i], t->n_ids - 1);
 	TRY(llmc_stream_open(t, skip_special, &s, err));
 	for (size_t i = 0; i < n; i++)
 		stream_one(s, ids[i]);
@@ -507,8 +513,9 @@ llmc_detokenize(const llmc_tokenizer *t, const int32_t *ids, size_t n, bool skip
 		if (need)
 			*need = s->text.len;
 		if (s->text.len >= cap)
-			status = error_set(err, LLMC_E_RANGE, "llmc_detokenize: %zu bytes and a NUL, room for %zu", s->text.len,
-			                   cap);
+			status = error_set(err, LLMC_E_RANGE,
+			                   "llmc_detokenize: %zu bytes and a NUL, room for %zu",
+			                   s->text.len, cap);
 		else
 			memcpy(buf, strbuf_str(&s->text), s->text.len + 1);
 	}
@@ -544,7 +551,8 @@ token_bytes(const llmc_tokenizer *t, const Token *tok, Strbuf *out)
 }
 
 llmc_status
-llmc_token_bytes(const llmc_tokenizer *t, int32_t id, char *buf, size_t cap, size_t *need, llmc_error *err)
+llmc_token_bytes(const llmc_tokenizer *t, int32_t id, char *buf, size_t cap, size_t *need,
+                 llmc_error *err)
 {
 	Strbuf b = { 0 };
 	llmc_status status = LLMC_OK;
@@ -557,7 +565,9 @@ llmc_token_bytes(const llmc_tokenizer *t, int32_t id, char *buf, size_t cap, siz
 	if (b.failed)
 		status = error_set(err, LLMC_E_MEMORY, "llmc_token_bytes: out of memory");
 	else if (b.len >= cap)
-		status = error_set(err, LLMC_E_RANGE, "llmc_token_bytes: %zu bytes and a NUL, room for %zu", b.len, cap);
+		status =
+		    error_set(err, LLMC_E_RANGE,
+		              "llmc_token_bytes: %zu bytes and a NUL, room for %zu", b.len, cap);
 	else
 		memcpy(buf, strbuf_str(&b), b.len + 1);
 	strbuf_release(&b);

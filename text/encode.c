@@ -24,7 +24,8 @@ cp_before(const char *s, size_t at, size_t *len)
 	return cp < 0 ? 0xFFFD : (uint32_t)cp;
 }
 
-/* Cut a piece at added tokens: at each place the longest counts. lstrip and rstrip take spaces with them. */
+/* Cut a piece at added tokens: at each place the longest counts. lstrip and rstrip take spaces with
+ * them. */
 llmc_status
 added_split(Enc *e, const Trie *trie, TokenPiece in, TokenPieces *out)
 {
@@ -55,19 +56,24 @@ added_split(Enc *e, const Trie *trie, TokenPiece in, TokenPieces *out)
 		if (a->special && !(e->flags & LLMC_PARSE_SPECIAL))
 			continue;
 		if (a->single_word && ((from > 0 && cp_is_word(cp_before(text.s, from, &len))) ||
-		                       (end < text.n && cp_is_word((uint32_t)utf8_next(text.s + end, text.n - end, &len)))))
+		                       (end < text.n && cp_is_word((uint32_t)utf8_next(
+		                                            text.s + end, text.n - end, &len)))))
 			continue;
 		while (a->lstrip && from > done && cp_is_space(cp_before(text.s, from, &len)))
 			from -= len;
-		while (a->rstrip && end < text.n && cp_is_space((uint32_t)utf8_next(text.s + end, text.n - end, &len)))
+		while (a->rstrip && end < text.n &&
+		       cp_is_space((uint32_t)utf8_next(text.s + end, text.n - end, &len)))
 			end += len;
 		if (from > done)
-			piece_push(e, out, (ByteSpan){ text.s + done, from - done }, -1, in.first && done == 0);
-		piece_push(e, out, (ByteSpan){ text.s + from, end - from }, a->id, in.first && from == 0);
+			piece_push(e, out, (ByteSpan){ text.s + done, from - done }, -1,
+			           in.first && done == 0);
+		piece_push(e, out, (ByteSpan){ text.s + from, end - from }, a->id,
+		           in.first && from == 0);
 		done = end;
 	}
 	if (done < text.n)
-		piece_push(e, out, (ByteSpan){ text.s + done, text.n - done }, -1, in.first && done == 0);
+		piece_push(e, out, (ByteSpan){ text.s + done, text.n - done }, -1,
+		           in.first && done == 0);
 	return LLMC_OK;
 }
 
@@ -119,8 +125,8 @@ encode(Enc *e, ByteSpan text)
 }
 
 llmc_status
-llmc_tokenize(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, int32_t *ids, size_t cap,
-              size_t *need, llmc_error *err)
+llmc_tokenize(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, int32_t *ids,
+              size_t cap, size_t *need, llmc_error *err)
 {
 	Enc e = { .t = t, .flags = flags, .err = err };
 	llmc_status status;
@@ -128,7 +134,9 @@ llmc_tokenize(const llmc_tokenizer *t, const char *text, size_t n_bytes, int fla
 	if (!t || (!text && n_bytes) || (!ids && cap))
 		return error_set(err, LLMC_E_RANGE, "llmc_tokenize: a pointer is NULL");
 	if (n_bytes > (size_t)1 << 30)
-		return error_set(err, LLMC_E_RANGE, "llmc_tokenize: %zu bytes of text; at most 2^30 are taken", n_bytes);
+		return error_set(err, LLMC_E_RANGE,
+		                 "llmc_tokenize: %zu bytes of text; at most 2^30 are taken",
+		                 n_bytes);
 	e.match = pcre2_match_data_create(64, NULL);
 	if (!e.match)
 		return error_set(err, LLMC_E_MEMORY, "llmc_tokenize: out of memory");
@@ -141,7 +149,9 @@ llmc_tokenize(const llmc_tokenizer *t, const char *text, size_t n_bytes, int fla
 			if (need)
 				*need = e.n_ids;
 			if (e.n_ids > cap)
-				status = error_set(err, LLMC_E_RANGE, "llmc_tokenize: %zu ids, room for %zu", e.n_ids, cap);
+				status =
+				    error_set(err, LLMC_E_RANGE,
+				              "llmc_tokenize: %zu ids, room for %zu", e.n_ids, cap);
 			else if (e.n_ids)
 				memcpy(ids, e.ids, e.n_ids * sizeof *ids);
 		}

@@ -1,5 +1,6 @@
-/* Lists of one encoding, and hash maps with open addressing on an arena: filled while a file is loaded, read only afterwards. The hashes are
- * not seeded: an adversarial vocabulary can slow down its own loading, nothing else. */
+/* Lists of one encoding, and hash maps with open addressing on an arena: filled while a file is
+ * loaded, read only afterwards. The hashes are not seeded: an adversarial vocabulary can slow down
+ * its own loading, nothing else. */
 #include "text/text.h"
 
 #include <string.h>
@@ -169,7 +170,8 @@ trie_put(Trie *t, Arena *a, ByteSpan key, int32_t value)
 		if (!t->edge[i]) {
 			if (t->n_nodes >= UINT32_MAX)
 				arena_out(a);
-			t->value = arena_grow(a, t->value, &t->cap_nodes, t->n_nodes + 1, sizeof *t->value);
+			t->value = arena_grow(a, t->value, &t->cap_nodes, t->n_nodes + 1,
+			                      sizeof *t->value);
 			t->value[t->n_nodes] = -1;
 			t->edge[i] = edge;
 			t->child[i] = (uint32_t)t->n_nodes++;

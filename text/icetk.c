@@ -1,21 +1,30 @@
-/* The tokenizers of icetk are sentencepiece and what their Python code adds: the first one writes line ends, tabs and runs of spaces as pieces of their own;
- * the later ones have tokens behind the last piece, two of them in front of every text. Their dialogues have no chat template. */
+/* The tokenizers of icetk are sentencepiece and what their Python code adds: the first one writes
+ * line ends, tabs and runs of spaces as pieces of their own; the later ones have tokens behind the
+ * last piece, two of them in front of every text. Their dialogues have no chat template. */
 #include "text/text.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define ASK "\xe9\x97\xae\xef\xbc\x9a" /* question and answer in Chinese, each with a full-width colon */
+#define ASK                                                                                        \
+	"\xe9\x97\xae\xef\xbc\x9a" /* question and answer in Chinese, each with a full-width colon \
+	                            */
 #define ANSWER "\xe7\xad\x94\xef\xbc\x9a"
 
-/* Rounds are counted from `first`, and between their parts stands `gap`. The first one sees a first question as it is. */
-#define ROUNDS(first, gap, bare)                                                                                                                     \
-	"{%- set ns = namespace(round=" first ") -%}{%- for m in messages -%}{%- if m.role == 'user' -%}"                                            \
-	"{%- if " bare " -%}{{- m.content -}}{%- else -%}"                                                                                            \
-	"{{- '[Round ' ~ ns.round ~ ']" gap ASK "' ~ m.content ~ '" gap ANSWER "' -}}{%- set ns.round = ns.round + 1 -%}{%- endif -%}"                \
-	"{%- elif m.role == 'assistant' -%}{{- m.content ~ '" gap "' -}}{%- elif m.role == 'system' -%}{{- m.content ~ '" gap "' -}}{%- endif -%}{%- endfor -%}"
+/* Rounds are counted from `first`, and between their parts stands `gap`. The first one sees a first
+ * question as it is. */
+#define ROUNDS(first, gap, bare)                                                                   \
+	"{%- set ns = namespace(round=" first                                                      \
+	") -%}{%- for m in messages -%}{%- if m.role == 'user' -%}"                                \
+	"{%- if " bare " -%}{{- m.content -}}{%- else -%}"                                         \
+	"{{- '[Round ' ~ ns.round ~ ']" gap ASK "' ~ m.content ~ '" gap ANSWER                     \
+	"' -}}{%- set ns.round = ns.round + 1 -%}{%- endif -%}"                                    \
+	"{%- elif m.role == 'assistant' -%}{{- m.content ~ '" gap                                  \
+	"' -}}{%- elif m.role == 'system' -%}{{- m.content ~ '" gap                                \
+	"' -}}{%- endif -%}{%- endfor -%}"
 
-/* Pieces that stand for what they are written instead of. The model finds them by their names; they decode to what they stand for. */
+/* Pieces that stand for what they are written instead of. The model finds them by their names; they
+ * decode to what they stand for. */
 llmc_status
 ice_blanks(llmc_tokenizer *t, llmc_error *err)
 {
@@ -31,7 +40,10 @@ ice_blanks(llmc_tokenizer *t, llmc_error *err)
 			snprintf(name, sizeof name, "%s", n == 0 ? "<n>" : "<|tab|>");
 		int32_t id = strmap_get(&t->vocab, name, strlen(name));
 		if (id >= 0)
-			tokenizer_set(t, id, n == 0 ? (ByteSpan){ "\n", 1 } : n == 1 ? (ByteSpan){ "\t", 1 } : (ByteSpan){ blank, (size_t)n });
+			tokenizer_set(t, id,
+			              n == 0   ? (ByteSpan){ "\n", 1 }
+			              : n == 1 ? (ByteSpan){ "\t", 1 }
+			                       : (ByteSpan){ blank, (size_t)n });
 	}
 	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
 		const ByteSpan s = { ends[i], strlen(ends[i]) };
@@ -73,7 +85,9 @@ ice_normalize(Enc *e, ByteSpan in)
 llmc_status
 ice_tokens(llmc_tokenizer *t, int32_t first, llmc_error *err)
 {
-	static const char *const names[] = { "[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>" };
+	static const char *const names[] = { "[MASK]",   "[gMASK]",       "[sMASK]",
+		                             "sop",      "eop",           "<|system|>",
+		                             "<|user|>", "<|assistant|>", "<|observation|>" };
 	enum { N = sizeof names / sizeof *names };
 	const int32_t n = first + N > t->n_ids ? first + N : t->n_ids;
 	Token *tok = NEW(&t->arena, Token, n);

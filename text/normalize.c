@@ -14,12 +14,14 @@ unicode_form(Enc *e, ByteSpan in, utf8proc_option_t options)
 		ascii = (unsigned char)in.s[i] < 0x80;
 	if (ascii)
 		return in;
-	utf8proc_ssize_t n = utf8proc_decompose((const utf8proc_uint8_t *)in.s, (utf8proc_ssize_t)in.n, NULL, 0, options);
+	utf8proc_ssize_t n = utf8proc_decompose((const utf8proc_uint8_t *)in.s,
+	                                        (utf8proc_ssize_t)in.n, NULL, 0, options);
 	if (n < 0)
 		return in;
 	/* one more element: reencode wants room for its NUL */
 	buf = NEW(&e->arena, utf8proc_int32_t, (size_t)n + 1);
-	n = utf8proc_decompose((const utf8proc_uint8_t *)in.s, (utf8proc_ssize_t)in.n, buf, n, options);
+	n = utf8proc_decompose((const utf8proc_uint8_t *)in.s, (utf8proc_ssize_t)in.n, buf, n,
+	                       options);
 	if (n < 0)
 		return in;
 	n = utf8proc_reencode(buf, n, options);
@@ -38,8 +40,9 @@ lower(Enc *e, ByteSpan in)
 			memcpy(out + n, "i\xCC\x87", 3);
 			n += 3;
 		} else {
-			n += utf8_put(out + n, cp < 0x80 ? (uint32_t)(cp >= 'A' && cp <= 'Z' ? cp + 32 : cp)
-			                                 : (uint32_t)utf8proc_tolower(cp));
+			n += utf8_put(out + n,
+			              cp < 0x80 ? (uint32_t)(cp >= 'A' && cp <= 'Z' ? cp + 32 : cp)
+			                        : (uint32_t)utf8proc_tolower(cp));
 		}
 	}
 	return (ByteSpan){ out, n };
@@ -77,15 +80,16 @@ filter(Enc *e, ByteSpan in, NormalizerKind kind)
 		int32_t cp = utf8_next(in.s + i, in.n - i, &len);
 		if (kind == NORMALIZE_STRIP_ACCENTS) {
 			utf8proc_category_t c = utf8proc_category(cp);
-			if (c == UTF8PROC_CATEGORY_MN || c == UTF8PROC_CATEGORY_MC || c == UTF8PROC_CATEGORY_ME)
+			if (c == UTF8PROC_CATEGORY_MN || c == UTF8PROC_CATEGORY_MC ||
+			    c == UTF8PROC_CATEGORY_ME)
 				continue;
 		} else {
-			if ((cp >= 1 && cp <= 8) || cp == 0xB || (cp >= 0xE && cp <= 0x1F) || cp == 0x7F || cp == 0x8F ||
-			    cp == 0x9F)
+			if ((cp >= 1 && cp <= 8) || cp == 0xB || (cp >= 0xE && cp <= 0x1F) ||
+			    cp == 0x7F || cp == 0x8F || cp == 0x9F)
 				continue;
 			if (cp == 9 || cp == 0xA || cp == 0xC || cp == 0xD || cp == 0x1680 ||
-			    (cp >= 0x200B && cp <= 0x200F) || cp == 0x2028 || cp == 0x2029 || cp == 0x2581 ||
-			    cp == 0xFEFF || cp == 0xFFFD) {
+			    (cp >= 0x200B && cp <= 0x200F) || cp == 0x2028 || cp == 0x2029 ||
+			    cp == 0x2581 || cp == 0xFEFF || cp == 0xFFFD) {
 				out[n++] = ' ';
 				continue;
 			}
@@ -152,10 +156,12 @@ normalize(Enc *e, ByteSpan in, ByteSpan *out)
 			in = unicode_form(e, in, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE);
 			break;
 		case NORMALIZE_NFKC:
-			in = unicode_form(e, in, UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT);
+			in = unicode_form(e, in,
+			                  UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT);
 			break;
 		case NORMALIZE_NFKD:
-			in = unicode_form(e, in, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT);
+			in = unicode_form(e, in,
+			                  UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT);
 			break;
 		case NORMALIZE_LOWER:
 			in = lower(e, in);

@@ -1,4 +1,5 @@
-/* Pre-tokenizers: cut pieces of text into words. Pieces that are added tokens already pass through. */
+/* Pre-tokenizers: cut pieces of text into words. Pieces that are added tokens already pass through.
+ */
 #include "text/text.h"
 
 #include <string.h>
@@ -6,7 +7,8 @@
 uint32_t
 bytelevel_char(unsigned char b)
 {
-	/* printable Latin-1 stands for itself, the other 68 bytes follow from U+0100 on, in order */
+	/* printable Latin-1 stands for itself, the other 68 bytes follow from U+0100 on, in order
+	 */
 	if ((b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE)
 		return b;
 	if (b <= 0x20)
@@ -28,14 +30,15 @@ bytelevel_byte(uint32_t cp)
 	return cp == 0x143 ? 0xAD : -1;
 }
 
-/* Matches and the gaps between them cover a text; as they come they are joined as the mode says, and each word goes on to
- * what follows at once: a text of a million words takes the memory of one. */
+/* Matches and the gaps between them cover a text; as they come they are joined as the mode says,
+ * and each word goes on to what follows at once: a text of a million words takes the memory of one.
+ */
 typedef struct JoinState {
-	Enc         *e;
-	size_t       k; /* the pre-tokenizer that makes the parts */
+	Enc *e;
+	size_t k; /* the pre-tokenizer that makes the parts */
 	const TokenPiece *in;
-	size_t       from, to;
-	bool         some, match; /* there is a part that has not gone on; the last one was a match */
+	size_t from, to;
+	bool some, match; /* there is a part that has not gone on; the last one was a match */
 } JoinState;
 
 static llmc_status
@@ -44,7 +47,11 @@ join_out(JoinState *j)
 	bool some = j->some && j->to > j->from;
 
 	j->some = false;
-	return some ? encode_words(j->e, j->k + 1, (TokenPiece){ { j->in->text.s + j->from, j->to - j->from }, -1, j->in->first && j->from == 0 }) : LLMC_OK;
+	return some ? encode_words(j->e, j->k + 1,
+	                           (TokenPiece){ { j->in->text.s + j->from, j->to - j->from },
+	                                         -1,
+	                                         j->in->first && j->from == 0 })
+	            : LLMC_OK;
 }
 
 static llmc_status
@@ -104,7 +111,8 @@ split(Enc *e, size_t k, const TokenPiece *in)
 	size_t from, to, done = 0;
 	int rc = 0;
 
-	while (pre->regex && (rc = regex_next(pre->regex, e->match, e->t->limits, text, &it, &from, &to)) > 0) {
+	while (pre->regex &&
+	       (rc = regex_next(pre->regex, e->match, e->t->limits, text, &it, &from, &to)) > 0) {
 		if (from > done)
 			TRY(join_part(&j, done, from, false));
 		TRY(join_part(&j, from, to, true));
@@ -140,9 +148,11 @@ metaspace(Enc *e, size_t k, const TokenPiece *in)
 	ByteSpan r = pre->replacement, text = in->text;
 	char *p = word_room(e, k, (text.n + 1) * (r.n ? r.n : 1));
 	size_t n = 0;
-	bool begins = text.n && (text.s[0] == ' ' || (text.n >= r.n && memcmp(text.s, r.s, r.n) == 0));
+	bool begins =
+	    text.n && (text.s[0] == ' ' || (text.n >= r.n && memcmp(text.s, r.s, r.n) == 0));
 
-	if (text.n && !begins && (pre->prepend == PREPEND_ALWAYS || (pre->prepend == PREPEND_FIRST && in->first))) {
+	if (text.n && !begins &&
+	    (pre->prepend == PREPEND_ALWAYS || (pre->prepend == PREPEND_FIRST && in->first))) {
 		memcpy(p, r.s, r.n);
 		n = r.n;
 	}

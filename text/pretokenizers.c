@@ -1,4 +1,5 @@
-/* configs/pretokenizers.yaml: which split expressions a GGUF means by the name in tokenizer.ggml.pre. */
+/* configs/pretokenizers.yaml: which split expressions a GGUF means by the name in
+ * tokenizer.ggml.pre. */
 #include "text/text.h"
 
 #include <stdio.h>
@@ -32,7 +33,8 @@ value(yaml_document_t *d, const yaml_node_t *map, const char *key)
 {
 	if (!map || map->type != YAML_MAPPING_NODE)
 		return NULL;
-	for (yaml_node_pair_t *p = map->data.mapping.pairs.start; p < map->data.mapping.pairs.top; p++)
+	for (yaml_node_pair_t *p = map->data.mapping.pairs.start; p < map->data.mapping.pairs.top;
+	     p++)
 		if (is(yaml_document_get_node(d, p->key), key, strlen(key)))
 			return yaml_document_get_node(d, p->value);
 	return NULL;
@@ -43,7 +45,8 @@ lists(yaml_document_t *d, const yaml_node_t *seq, ByteSpan name)
 {
 	if (!seq || seq->type != YAML_SEQUENCE_NODE)
 		return false;
-	for (yaml_node_item_t *i = seq->data.sequence.items.start; i < seq->data.sequence.items.top; i++)
+	for (yaml_node_item_t *i = seq->data.sequence.items.start; i < seq->data.sequence.items.top;
+	     i++)
 		if (is(yaml_document_get_node(d, *i), name.s, name.n))
 			return true;
 	return false;
@@ -64,18 +67,21 @@ open_doc(yaml_document_t *d)
 	return ok;
 }
 
-/* The expressions of an entry, end to end with their lengths, so that the document is closed before anything that
- * may jump out of an arena. */
+/* The expressions of an entry, end to end with their lengths, so that the document is closed before
+ * anything that may jump out of an arena. */
 static llmc_status
-copy_entry(yaml_document_t *d, ByteSpan name, Strbuf *exprs, bool *add_bos, bool *ignore_merges, bool *found)
+copy_entry(yaml_document_t *d, ByteSpan name, Strbuf *exprs, bool *add_bos, bool *ignore_merges,
+           bool *found)
 {
 	yaml_node_t *list = value(d, yaml_document_get_root_node(d), "pretokenizers");
 
 	*found = false;
 	if (!list || list->type != YAML_SEQUENCE_NODE)
 		return LLMC_OK;
-	for (yaml_node_item_t *i = list->data.sequence.items.start; i < list->data.sequence.items.top; i++) {
-		yaml_node_t *entry = yaml_document_get_node(d, *i), *split = value(d, entry, "split");
+	for (yaml_node_item_t *i = list->data.sequence.items.start;
+	     i < list->data.sequence.items.top; i++) {
+		yaml_node_t *entry = yaml_document_get_node(d, *i),
+		            *split = value(d, entry, "split");
 		if (!lists(d, value(d, entry, "names"), name))
 			continue;
 		*found = true;
@@ -83,7 +89,8 @@ copy_entry(yaml_document_t *d, ByteSpan name, Strbuf *exprs, bool *add_bos, bool
 		*ignore_merges = is(value(d, entry, "ignore_merges"), "true", 4);
 		if (!split || split->type != YAML_SEQUENCE_NODE)
 			return LLMC_OK;
-		for (yaml_node_item_t *k = split->data.sequence.items.start; k < split->data.sequence.items.top; k++) {
+		for (yaml_node_item_t *k = split->data.sequence.items.start;
+		     k < split->data.sequence.items.top; k++) {
 			size_t n;
 			const char *s = scalar(yaml_document_get_node(d, *k), &n);
 			if (s) {
@@ -103,7 +110,8 @@ pretokenizer_load(llmc_tokenizer *t, ByteSpan name, bool *add_bos, llmc_error *e
 	bool found;
 
 	if (!open_doc(&d))
-		return error_set(err, LLMC_E_BUG, FILE_NAME " cannot be read: it belongs to the library itself");
+		return error_set(err, LLMC_E_BUG,
+		                 FILE_NAME " cannot be read: it belongs to the library itself");
 	strbuf_clear(&t->scratch);
 	copy_entry(&d, name, &t->scratch, add_bos, &t->ignore_merges, &found);
 	yaml_document_delete(&d);
@@ -133,7 +141,8 @@ pretokenizer_characters(ByteSpan name)
 
 	if (!open_doc(&d))
 		return false;
-	const bool found = lists(&d, value(&d, yaml_document_get_root_node(&d), "characters"), name);
+	const bool found =
+	    lists(&d, value(&d, yaml_document_get_root_node(&d), "characters"), name);
 	yaml_document_delete(&d);
 	return found;
 }
@@ -143,7 +152,8 @@ has_exprs(yaml_document_t *d, const yaml_node_t *split, const char *exprs, size_
 {
 	if (!split || split->type != YAML_SEQUENCE_NODE)
 		return false;
-	for (yaml_node_item_t *k = split->data.sequence.items.start; k < split->data.sequence.items.top; k++) {
+	for (yaml_node_item_t *k = split->data.sequence.items.start;
+	     k < split->data.sequence.items.top; k++) {
 		size_t own = n ? strlen(exprs) : 0;
 		if (!n || !is(yaml_document_get_node(d, *k), exprs, own))
 			return false;
@@ -162,13 +172,17 @@ pretokenizer_name(const char *exprs, size_t n, bool ignore_merges, char name[64]
 	if (!open_doc(&d))
 		return false;
 	yaml_node_t *list = value(&d, yaml_document_get_root_node(&d), "pretokenizers");
-	for (yaml_node_item_t *i = list ? list->data.sequence.items.start : NULL; list && !found && i < list->data.sequence.items.top; i++) {
-		yaml_node_t *entry = yaml_document_get_node(&d, *i), *names = value(&d, entry, "names");
+	for (yaml_node_item_t *i = list ? list->data.sequence.items.start : NULL;
+	     list && !found && i < list->data.sequence.items.top; i++) {
+		yaml_node_t *entry = yaml_document_get_node(&d, *i),
+		            *names = value(&d, entry, "names");
 		size_t len = 0;
-		if (is(value(&d, entry, "ignore_merges"), "true", 4) != ignore_merges || !has_exprs(&d, value(&d, entry, "split"), exprs, n) || !names ||
+		if (is(value(&d, entry, "ignore_merges"), "true", 4) != ignore_merges ||
+		    !has_exprs(&d, value(&d, entry, "split"), exprs, n) || !names ||
 		    names->type != YAML_SEQUENCE_NODE)
 			continue;
-		const char *s = scalar(yaml_document_get_node(&d, *names->data.sequence.items.start), &len);
+		const char *s =
+		    scalar(yaml_document_get_node(&d, *names->data.sequence.items.start), &len);
 		found = s && len < 64;
 		if (found)
 			memcpy(name, s, len), name[len] = 0;
@@ -180,7 +194,7 @@ pretokenizer_name(const char *exprs, size_t n, bool ignore_merges, char name[64]
 static void
 copy_text(yaml_document_t *d, const yaml_node_t *entry, const char *key, char out[64])
 {
-	size_t      n = 0;
+	size_t n = 0;
 	const char *s = scalar(value(d, entry, key), &n);
 
 	snprintf(out, 64, "%.*s", s ? (int)n : 0, s ? s : "");
@@ -204,17 +218,21 @@ pretokenizer_ranks(int32_t ranks, int32_t n_ids, RankTokens *out, Strbuf *named)
 	if (!open_doc(&d))
 		return false;
 	yaml_node_t *list = value(&d, yaml_document_get_root_node(&d), "ranks");
-	for (yaml_node_item_t *i = list ? list->data.sequence.items.start : NULL; list && !found && i < list->data.sequence.items.top; i++) {
-		yaml_node_t *entry = yaml_document_get_node(&d, *i), *names = value(&d, entry, "named");
-		*out = (RankTokens){ .n = number(&d, entry, "tokens"), .others_from = number(&d, entry, "others_from") };
+	for (yaml_node_item_t *i = list ? list->data.sequence.items.start : NULL;
+	     list && !found && i < list->data.sequence.items.top; i++) {
+		yaml_node_t *entry = yaml_document_get_node(&d, *i),
+		            *names = value(&d, entry, "named");
+		*out = (RankTokens){ .n = number(&d, entry, "tokens"),
+			             .others_from = number(&d, entry, "others_from") };
 		found = n_ids ? n_ids == ranks + out->n : ranks == number(&d, entry, "ranks");
 		if (!found)
 			continue;
 		copy_text(&d, entry, "pretokenizer", out->pretokenizer);
 		copy_text(&d, entry, "bos", out->bos);
 		copy_text(&d, entry, "others", out->others);
-		for (yaml_node_item_t *k = names->data.sequence.items.start; k < names->data.sequence.items.top; k++, out->n_named++) {
-			size_t      n = 0;
+		for (yaml_node_item_t *k = names->data.sequence.items.start;
+		     k < names->data.sequence.items.top; k++, out->n_named++) {
+			size_t n = 0;
 			const char *s = scalar(yaml_document_get_node(&d, *k), &n);
 			strbuf_add(named, s ? s : "", n);
 			strbuf_putc(named, 0);
@@ -234,7 +252,8 @@ end_list_open(llmc_tokenizer *t)
 		return false;
 	yaml_node_t *list = value(&d, yaml_document_get_root_node(&d), "end_of_generation");
 	if (list && list->type == YAML_SEQUENCE_NODE) {
-		for (yaml_node_item_t *i = list->data.sequence.items.start; i < list->data.sequence.items.top; i++) {
+		for (yaml_node_item_t *i = list->data.sequence.items.start;
+		     i < list->data.sequence.items.top; i++) {
 			size_t n;
 			const char *s = scalar(yaml_document_get_node(&d, *i), &n);
 			if (s) {

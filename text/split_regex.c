@@ -1,12 +1,17 @@
-/* Split expressions: written for Oniguruma (tokenizer.json), compiled here by PCRE2. Two classes differ and are
- * written out: \s, which PCRE2 lets match U+180E, and \w, which PCRE2 takes for letters and numbers only. */
+/* Split expressions: written for Oniguruma (tokenizer.json), compiled here by PCRE2. Two classes
+ * differ and are written out: \s, which PCRE2 lets match U+180E, and \w, which PCRE2 takes for
+ * letters and numbers only. */
 #include "text/text.h"
 
 #include <string.h>
 
-#define SPACES "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-#define WORDS  "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}" \
-               "\\x{1f170}-\\x{1f189}"
+#define SPACES                                                                                     \
+	"\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"    \
+	"\\x{205f}\\x{3000}"
+#define WORDS                                                                                      \
+	"\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{" \
+	"1f169}"                                                                                   \
+	"\\x{1f170}-\\x{1f189}"
 
 static void
 translate(Strbuf *out, ByteSpan p)
@@ -18,7 +23,8 @@ translate(Strbuf *out, ByteSpan p)
 		if (c == '\\' && i + 1 < p.n) {
 			char d = p.s[++i];
 			if (d == 's' || d == 'w')
-				strbuf_printf(out, in_class ? "%s" : "[%s]", d == 's' ? SPACES : WORDS);
+				strbuf_printf(out, in_class ? "%s" : "[%s]",
+				              d == 's' ? SPACES : WORDS);
 			else if ((d == 'S' || d == 'W') && !in_class)
 				strbuf_printf(out, "[^%s]", d == 'S' ? SPACES : WORDS);
 			else {
@@ -37,7 +43,8 @@ translate(Strbuf *out, ByteSpan p)
 					continue;
 				}
 			}
-			if (c == '[') { /* a plain bracket to PCRE2, a nested class to Oniguruma: same when escaped */
+			if (c == '[') { /* a plain bracket to PCRE2, a nested class to Oniguruma:
+				           same when escaped */
 				strbuf_puts(out, "\\[");
 				continue;
 			}
@@ -59,14 +66,16 @@ translate(Strbuf *out, ByteSpan p)
 }
 
 llmc_status
-regex_compile(llmc_tokenizer *t, const char *what, ByteSpan pattern, pcre2_code **out, llmc_error *err)
+regex_compile(llmc_tokenizer *t, const char *what, ByteSpan pattern, pcre2_code **out,
+              llmc_error *err)
 {
 	Strbuf text = { 0 };
 	PCRE2_SIZE at;
 	int code;
 
 	if (pattern.n > TEXT_MAX_TOKEN)
-		return error_set(err, LLMC_E_INPUT, "%s: an expression of %zu bytes; at most %zu are taken", what,
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: an expression of %zu bytes; at most %zu are taken", what,
 		                 pattern.n, TEXT_MAX_TOKEN);
 	t->regex = arena_grow(&t->arena, t->regex, &t->cap_regex, t->n_regex + 1, sizeof *t->regex);
 	translate(&text, pattern);
@@ -75,15 +84,18 @@ regex_compile(llmc_tokenizer *t, const char *what, ByteSpan pattern, pcre2_code 
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	}
 	*out = pcre2_compile((PCRE2_SPTR)strbuf_str(&text), text.len,
-	                     PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
+	                     PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+	                     &code, &at, NULL);
 	strbuf_release(&text);
 	if (!*out) {
 		char why[160];
 		if (code == PCRE2_ERROR_HEAP_FAILED || code == PCRE2_ERROR_NOMEMORY)
 			return error_set(err, LLMC_E_MEMORY, "out of memory");
 		pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
-		return error_set(err, LLMC_E_INPUT, "%s: cannot compile the expression `%.*s`: %s (near byte %zu)", what,
-		                 (int)(pattern.n < 200 ? pattern.n : 200), pattern.s, why, (size_t)at);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: cannot compile the expression `%.*s`: %s (near byte %zu)",
+		                 what, (int)(pattern.n < 200 ? pattern.n : 200), pattern.s, why,
+		                 (size_t)at);
 	}
 	t->regex[t->n_regex++] = *out;
 	pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE); /* where there is no JIT, matching is slower */
@@ -91,14 +103,15 @@ regex_compile(llmc_tokenizer *t, const char *what, ByteSpan pattern, pcre2_code 
 }
 
 int
-regex_next(pcre2_code *re, pcre2_match_data *md, pcre2_match_context *mc, ByteSpan text, RegexIter *it, size_t *start,
-           size_t *end)
+regex_next(pcre2_code *re, pcre2_match_data *md, pcre2_match_context *mc, ByteSpan text,
+           RegexIter *it, size_t *start, size_t *end)
 {
 	while (it->at <= text.n) {
-		int rc = pcre2_match(re, (PCRE2_SPTR)text.s, text.n, it->at, PCRE2_NO_UTF_CHECK, md, mc);
+		int rc =
+		    pcre2_match(re, (PCRE2_SPTR)text.s, text.n, it->at, PCRE2_NO_UTF_CHECK, md, mc);
 		if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
-			rc = pcre2_match(re, (PCRE2_SPTR)text.s, text.n, it->at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
-			                 md, mc);
+			rc = pcre2_match(re, (PCRE2_SPTR)text.s, text.n, it->at,
+			                 PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, md, mc);
 		if (rc == PCRE2_ERROR_NOMATCH)
 			return 0;
 		if (rc < 0)

@@ -95,8 +95,9 @@ llmc_status
 added_add(llmc_tokenizer *t, Added a, llmc_error *err)
 {
 	if (a.text.n > TEXT_MAX_TOKEN)
-		return error_set(err, LLMC_E_INPUT, "added token %d has %zu bytes; at most %zu are taken", a.id, a.text.n,
-		                 TEXT_MAX_TOKEN);
+		return error_set(err, LLMC_E_INPUT,
+		                 "added token %d has %zu bytes; at most %zu are taken", a.id,
+		                 a.text.n, TEXT_MAX_TOKEN);
 	if (!a.text.n)
 		return LLMC_OK; /* can never match */
 	t->added = arena_grow(&t->arena, t->added, &t->cap_added, t->n_added + 1, sizeof *t->added);
@@ -113,7 +114,8 @@ eos_add(llmc_tokenizer *t, int32_t id)
 	t->eos[t->n_eos++] = id;
 }
 
-/* The text of a normalized added token is looked for in normalized text, so it is normalized itself. */
+/* The text of a normalized added token is looked for in normalized text, so it is normalized
+ * itself. */
 static llmc_status
 added_normal_form(llmc_tokenizer *t, ByteSpan in, Strbuf *out, llmc_error *err)
 {
@@ -140,8 +142,9 @@ added_normal_form(llmc_tokenizer *t, ByteSpan in, Strbuf *out, llmc_error *err)
 	return status;
 }
 
-/* Which bytes of a text become at least a part of some id: all when unknown text is spelled in bytes or each character of
- * it is the unknown token, else those that the vocabulary has. False: there may be none. */
+/* Which bytes of a text become at least a part of some id: all when unknown text is spelled in
+ * bytes or each character of it is the unknown token, else those that the vocabulary has. False:
+ * there may be none. */
 static bool
 find_solid(llmc_tokenizer *t)
 {
@@ -153,13 +156,17 @@ find_solid(llmc_tokenizer *t)
 	all |= t->model == MODEL_BPE && t->unk_id >= 0 && !t->fuse_unk;
 	for (size_t i = 0; i < t->n_pre; i++) {
 		levels |= t->pre[i].kind == PRE_BYTES;
-		if (t->pre[i].kind != PRE_BYTES && t->pre[i].kind != PRE_PREFIX_SPACE && t->pre[i].mode == SPLIT_REMOVED)
+		if (t->pre[i].kind != PRE_BYTES && t->pre[i].kind != PRE_PREFIX_SPACE &&
+		    t->pre[i].mode == SPLIT_REMOVED)
 			return false;
 	}
 	for (size_t i = 0; i < t->n_norm; i++)
 		levels |= t->norm[i].kind == NORMALIZE_BYTELEVEL;
 	for (int b = 0; b < 256; b++)
-		t->solid[b] = all || (levels && strmap_get(&t->vocab, c, utf8_put(c, bytelevel_char((unsigned char)b))) >= 0);
+		t->solid[b] =
+		    all ||
+		    (levels &&
+		     strmap_get(&t->vocab, c, utf8_put(c, bytelevel_char((unsigned char)b))) >= 0);
 	return all || levels;
 }
 
@@ -186,8 +193,10 @@ longest_id(llmc_tokenizer *t)
 		case NORMALIZE_NFD:
 		case NORMALIZE_NFKD:
 		case NORMALIZE_LOWER:
-			times *= 8; /* characters are joined and become shorter, none goes: a factor of 4 is the largest there is */
-			for (int b = 0x20; b <= 0xF0; b++) /* and none becomes a control character, or one of the last planes */
+			times *= 8; /* characters are joined and become shorter, none goes: a factor
+			               of 4 is the largest there is */
+			for (int b = 0x20; b <= 0xF0; b++) /* and none becomes a control character,
+			                                      or one of the last planes */
 				if (!t->solid[b] && b != 0x7F && b != 0xC0 && b != 0xC1)
 					return 0;
 			break;
@@ -237,7 +246,8 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 		/* and it decodes to that form */
 		tokenizer_set(t, a->id, (ByteSpan){ strbuf_str(&t->scratch), t->scratch.len });
 		if (t->scratch.len)
-			trie_put(&t->added_norm, &t->arena, (ByteSpan){ t->scratch.data, t->scratch.len }, (int32_t)i);
+			trie_put(&t->added_norm, &t->arena,
+			         (ByteSpan){ t->scratch.data, t->scratch.len }, (int32_t)i);
 	}
 	strbuf_release(&t->scratch);
 	for (int32_t i = 0; i < 256; i++)
@@ -246,8 +256,8 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 		/* byte pieces are none that text can spell */
 		unsigned b;
 		char shut;
-		if (t->tok[i].type == TT_BYTE && t->tok[i].n == 6 && sscanf(t->tok[i].s, "<0x%2X%c", &b, &shut) == 2 &&
-		    shut == '>' && b < 256)
+		if (t->tok[i].type == TT_BYTE && t->tok[i].n == 6 &&
+		    sscanf(t->tok[i].s, "<0x%2X%c", &b, &shut) == 2 && shut == '>' && b < 256)
 			t->byte_id[b] = i;
 	}
 	for (int b = 0; b < 256 && !t->spm; b++) {
@@ -256,7 +266,8 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 		t->byte_id[b] = strmap_get(&t->vocab, name, sizeof name);
 	}
 	if (t->n_pre > TEXT_MAX_PRE)
-		return error_set(err, LLMC_E_INPUT, "%zu pre-tokenizers; at most %d are taken", t->n_pre, TEXT_MAX_PRE);
+		return error_set(err, LLMC_E_INPUT, "%zu pre-tokenizers; at most %d are taken",
+		                 t->n_pre, TEXT_MAX_PRE);
 	t->longest = longest_id(t);
 	return LLMC_OK;
 }
@@ -269,8 +280,10 @@ llmc_tokenize_least(const llmc_tokenizer *t, const char *text, size_t n_bytes)
 	if (!t || !t->longest)
 		return 0;
 	for (size_t i = 0, len; i < n_bytes; i += len) {
-		int32_t cp = utf8_next(text + i, n_bytes - i, &len); /* < 0: becomes another character */
-		for (size_t k = cp < 0 || (t->strips && cp_is_space((uint32_t)cp)) ? len : 0; k < len; k++)
+		int32_t cp =
+		    utf8_next(text + i, n_bytes - i, &len); /* < 0: becomes another character */
+		for (size_t k = cp < 0 || (t->strips && cp_is_space((uint32_t)cp)) ? len : 0;
+		     k < len; k++)
 			n += t->solid[(unsigned char)text[i + k]];
 	}
 	return n / t->longest;

@@ -1,5 +1,6 @@
-/* Opening by path, and what stands beside a tokenizer in a Hugging Face folder: tokenizer_config.json,
- * special_tokens_map.json, generation_config.json, config.json, chat_template.jinja. */
+/* Opening by path, and what stands beside a tokenizer in a Hugging Face folder:
+ * tokenizer_config.json, special_tokens_map.json, generation_config.json, config.json,
+ * chat_template.jinja. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -12,9 +13,9 @@
 
 typedef struct SideFiles { /* files beside the tokenizer; each may be missing */
 	llmc_tokenizer *t;
-	json_t         *config, *map, *generation, *model, *chat;
-	Strbuf         *jinja;
-	bool            spm; /* the tokenizer came from tokenizer.model */
+	json_t *config, *map, *generation, *model, *chat;
+	Strbuf *jinja;
+	bool spm; /* the tokenizer came from tokenizer.model */
 } SideFiles;
 
 static bool
@@ -49,7 +50,8 @@ static int32_t
 token_of(const SideFiles *s, const json_t *v)
 {
 	const json_t *c = json_is_object(v) ? json_object_get(v, "content") : v;
-	return json_is_string(c) ? text_find(s->t, json_string_value(c), json_string_length(c)) : -1;
+	return json_is_string(c) ? text_find(s->t, json_string_value(c), json_string_length(c))
+	                         : -1;
 }
 
 static int32_t
@@ -70,8 +72,9 @@ add_eos_of(llmc_tokenizer *t, const json_t *v)
 
 	if (json_is_integer(v) && json_integer_value(v) >= 0 && json_integer_value(v) < t->n_ids)
 		eos_add(t, (int32_t)json_integer_value(v));
-	json_array_foreach(v, i, item)
-		if (json_is_integer(item) && json_integer_value(item) >= 0 && json_integer_value(item) < t->n_ids)
+	json_array_foreach (v, i, item)
+		if (json_is_integer(item) && json_integer_value(item) >= 0 &&
+		    json_integer_value(item) < t->n_ids)
 			eos_add(t, (int32_t)json_integer_value(item));
 }
 
@@ -81,11 +84,12 @@ template_named(llmc_tokenizer *t, const json_t *v, const char *name)
 	json_t *item;
 	size_t i;
 
-	json_array_foreach(v, i, item) {
+	json_array_foreach (v, i, item) {
 		const char *n = json_string_value(json_object_get(item, "name"));
 		const json_t *text = json_object_get(item, "template");
 		if (n && strcmp(n, name) == 0 && json_is_string(text))
-			return arena_strndup(&t->arena, json_string_value(text), json_string_length(text));
+			return arena_strndup(&t->arena, json_string_value(text),
+			                     json_string_length(text));
 	}
 	return NULL;
 }
@@ -96,7 +100,10 @@ take_templates(const SideFiles *s)
 	llmc_tokenizer *t = s->t;
 	const json_t *v = json_object_get(s->config, "chat_template");
 
-	char *response = json_is_object(json_object_get(s->config, "response_template")) ? json_dumps(json_object_get(s->config, "response_template"), JSON_COMPACT) : NULL;
+	char *response =
+	    json_is_object(json_object_get(s->config, "response_template"))
+	        ? json_dumps(json_object_get(s->config, "response_template"), JSON_COMPACT)
+	        : NULL;
 	if (response)
 		arena_defer(&t->arena, free, response);
 	t->response = response;
@@ -128,7 +135,8 @@ static void
 take_side(const SideFiles *s)
 {
 	llmc_tokenizer *t = s->t;
-	const json_t *bos = json_object_get(s->config, "add_bos_token"), *eos = json_object_get(s->config, "add_eos_token");
+	const json_t *bos = json_object_get(s->config, "add_bos_token"),
+	             *eos = json_object_get(s->config, "add_eos_token");
 
 	t->bos = named(s, "bos_token", t->bos);
 	t->unk = named(s, "unk_token", t->unk);
@@ -200,7 +208,8 @@ beside(const char *path, const char *file, const char *key)
 
 	strbuf_add(&name, path, slash ? (size_t)(slash - path + 1) : 0);
 	strbuf_puts(&name, file);
-	if (!name.failed && file_exists(strbuf_str(&name)) && file_read(strbuf_str(&name), TEXT_MAX_FILE, &text, NULL) == LLMC_OK && text.len) {
+	if (!name.failed && file_exists(strbuf_str(&name)) &&
+	    file_read(strbuf_str(&name), TEXT_MAX_FILE, &text, NULL) == LLMC_OK && text.len) {
 		json_t *root = json_parse(text.data, text.len, JSON_ALLOW_NUL, &why, &no_memory);
 		out = json_integer_value(json_object_get(root, key));
 		json_decref(root);
@@ -210,14 +219,17 @@ beside(const char *path, const char *file, const char *key)
 	return out;
 }
 
-/* num_image_tokens of the tokenizer_config.json beside it: numbers that the first checkpoints left to pictures */
+/* num_image_tokens of the tokenizer_config.json beside it: numbers that the first checkpoints left
+ * to pictures */
 static llmc_status
 open_ice(const char *path, const FileMap *map, llmc_tokenizer **out, llmc_error *err)
 {
 	const json_int_t shift = beside(path, "tokenizer_config.json", "num_image_tokens");
 
 	if (shift < 0 || shift > 1 << 20)
-		return error_set(err, LLMC_E_INPUT, "%s: num_image_tokens of tokenizer_config.json is %lld", path, (long long)shift);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: num_image_tokens of tokenizer_config.json is %lld", path,
+		                 (long long)shift);
 	return text_open_ice((const char *)map->data, map->size, (int32_t)shift, path, out, err);
 }
 
@@ -229,9 +241,12 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, llmc_error *err)
 
 	*spm = false;
 	TRY(file_map(path, &map, err));
-	if (map.size > TEXT_MAX_FILE && !flm_name(path) && !(map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0)) {
+	if (map.size > TEXT_MAX_FILE && !flm_name(path) &&
+	    !(map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0)) {
 		file_unmap(&map);
-		return error_set(err, LLMC_E_INPUT, "%s: larger than %zu bytes: no tokenizer has that", path, TEXT_MAX_FILE);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: larger than %zu bytes: no tokenizer has that", path,
+		                 TEXT_MAX_FILE);
 	}
 	if (map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0) {
 		Gguf *g;
@@ -243,12 +258,15 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, llmc_error *err)
 	} else if (flm_name(path)) {
 		status = text_open_flm(map.data, map.size, path, out, err);
 	} else if (ends_with(path, "ice_text.model")) {
-		status = open_ice(path, &map, out, err); /* not *spm: it has no tokens to be added */
+		status =
+		    open_ice(path, &map, out, err); /* not *spm: it has no tokens to be added */
 	} else if (ends_with(path, ".json") || (map.size && map.data[0] == '{')) {
 		status = text_open_json((const char *)map.data, map.size, path, out, err);
 	} else if (text_has_ranks((const char *)map.data, map.size)) {
 		const json_int_t ids = beside(path, "params.json", "vocab_size");
-		status = text_open_ranks((const char *)map.data, map.size, ids > 0 && ids <= TEXT_MAX_IDS ? (int32_t)ids : 0, path, out, err);
+		status = text_open_ranks((const char *)map.data, map.size,
+		                         ids > 0 && ids <= TEXT_MAX_IDS ? (int32_t)ids : 0, path,
+		                         out, err);
 	} else {
 		*spm = true;
 		status = text_open_spm((const char *)map.data, map.size, path, out, err);
@@ -260,8 +278,9 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, llmc_error *err)
 llmc_status
 llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
 {
-	static const char *const names[] = { "tokenizer.json", "tokenizer.model", "spiece.model",
-		                             "sentencepiece.bpe.model", "ice_text.model", "vocab.json" };
+	static const char *const names[] = { "tokenizer.json", "tokenizer.model",
+		                             "spiece.model",   "sentencepiece.bpe.model",
+		                             "ice_text.model", "vocab.json" };
 	Strbuf file = { 0 }, dir = { 0 };
 	llmc_status status = LLMC_OK;
 	bool spm;
@@ -279,7 +298,9 @@ llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
 		strbuf_puts(&dir, path);
 		if (i == n && !file.failed)
 			status = error_set(err, LLMC_E_INPUT,
-			                   "%s: the folder holds neither tokenizer.json nor tokenizer.model nor vocab.json", path);
+			                   "%s: the folder holds neither tokenizer.json nor "
+			                   "tokenizer.model nor vocab.json",
+			                   path);
 	} else {
 		const char *slash = strrchr(path, '/');
 		strbuf_puts(&file, path);
@@ -295,7 +316,8 @@ llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
 		status = open_file(strbuf_str(&file), out, &spm, err);
 	}
 	/* files beside it belong to it when it goes by the name that such folders use */
-	if (status == LLMC_OK && (merges || ends_with(strbuf_str(&file), "tokenizer.json") || ends_with(strbuf_str(&file), ".model")))
+	if (status == LLMC_OK && (merges || ends_with(strbuf_str(&file), "tokenizer.json") ||
+	                          ends_with(strbuf_str(&file), ".model")))
 		status = read_side(*out, strbuf_str(&dir), spm, err);
 	if (status != LLMC_OK && *out) {
 		llmc_tokenizer_close(*out);

@@ -1,5 +1,6 @@
-/* An answer, read as it comes: text, reasoning, calls of tools. Arguments pass through as the model writes them. What may be a mark is held back; what turns out
- * not to be a call is text, never an error. */
+/* An answer, read as it comes: text, reasoning, calls of tools. Arguments pass through as the model
+ * writes them. What may be a mark is held back; what turns out not to be a call is text, never an
+ * error. */
 #include "text/tool_calls.h"
 
 #include <stdlib.h>
@@ -10,7 +11,8 @@
 static bool
 is_name(char c)
 {
-	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+	       c == '_' || c == '-' || c == '.';
 }
 
 /* A mark without the blanks around it: models are free with these. */
@@ -125,8 +127,9 @@ tool_named(const llmc_calls *c, const char *tool)
 	json_t *v;
 	size_t i;
 
-	json_array_foreach(c->tools, i, v) {
-		const char *name = json_string_value(json_object_get(json_object_get(v, "function"), "name"));
+	json_array_foreach (c->tools, i, v) {
+		const char *name =
+		    json_string_value(json_object_get(json_object_get(v, "function"), "name"));
 		if (name && !strcmp(name, tool))
 			return v;
 	}
@@ -136,11 +139,15 @@ tool_named(const llmc_calls *c, const char *tool)
 static const json_t *
 parameter(const llmc_calls *c, const char *tool, const char *key)
 {
-	return json_object_get(json_object_get(json_object_get(json_object_get(tool_named(c, tool), "function"), "parameters"), "properties"), key);
+	return json_object_get(
+	    json_object_get(
+	        json_object_get(json_object_get(tool_named(c, tool), "function"), "parameters"),
+	        "properties"),
+	    key);
 }
 
-/* The value of a pair as JSON: what the schema or the mark in front of it has as a text is one, the rest stands as it is when it is JSON. Some models write other
- * values as Python does. */
+/* The value of a pair as JSON: what the schema or the mark in front of it has as a text is one, the
+ * rest stands as it is when it is JSON. Some models write other values as Python does. */
 static void
 pair(llmc_calls *c, ByteSpan key, ByteSpan value, bool text)
 {
@@ -176,7 +183,8 @@ begins(ByteSpan mark, const Strbuf *h)
 	return mark.n && memcmp(strbuf_str(h), mark.s, n) == 0 ? n : 0;
 }
 
-/* A mark at the beginning of a text, whose blanks may be any number of them; *len: its bytes. 2: all of it, 1: as far as the text goes, 0: something else. */
+/* A mark at the beginning of a text, whose blanks may be any number of them; *len: its bytes. 2:
+ * all of it, 1: as far as the text goes, 0: something else. */
 static int
 mark_at(const char *h, size_t n, ByteSpan mark, size_t *len)
 {
@@ -222,7 +230,8 @@ skip_blanks(llmc_calls *c)
 		drop(c, n);
 }
 
-/* Text or reasoning up to the first of the marks; *at: which, -1 none. False: nothing can be said before more comes. */
+/* Text or reasoning up to the first of the marks; *at: which, -1 none. False: nothing can be said
+ * before more comes. */
 static bool
 up_to(llmc_calls *c, const ByteSpan *mark, int n, bool last, size_t *len, int *at)
 {
@@ -237,7 +246,8 @@ up_to(llmc_calls *c, const ByteSpan *mark, int n, bool last, size_t *len, int *a
 			*len = (size_t)(p - h);
 			*at = i;
 		}
-		for (size_t k = 1; k < mark[i].n && k <= c->hold.len; k++) /* its beginning at the end */
+		for (size_t k = 1; k < mark[i].n && k <= c->hold.len;
+		     k++) /* its beginning at the end */
 			if (memcmp(h + c->hold.len - k, mark[i].s, k) == 0 && k > keep)
 				keep = k;
 	}
@@ -283,7 +293,8 @@ text_step(llmc_calls *c, bool last)
 		mark[n++] = core(r->drop[i]);
 	if (!up_to(c, mark, n, last, &len, &at))
 		return false;
-	/* blanks before a mark, and at the end of what is there, may stand before a call: they wait */
+	/* blanks before a mark, and at the end of what is there, may stand before a call: they wait
+	 */
 	size_t end = len;
 	while ((at >= 0 || !last) && end && is_blank(c->hold.data[end - 1]))
 		end--;
@@ -343,7 +354,8 @@ between_step(llmc_calls *c, bool last)
 		return true;
 	}
 	size_t k = begins(open, &c->hold), m = begins(end, &c->hold);
-	if ((k && k == open.n) || (!open.n && c->row.body == BODY_LITERALS && is_name(c->hold.data[0]))) {
+	if ((k && k == open.n) ||
+	    (!open.n && c->row.body == BODY_LITERALS && is_name(c->hold.data[0]))) {
 		begin_call(c, open.n ? open.s : "", open.n);
 		drop(c, k);
 	} else if (m && m == end.n) {
@@ -367,8 +379,9 @@ has_tool(const llmc_calls *c, const char *name, size_t n)
 	json_t *v;
 	size_t i;
 
-	json_array_foreach(c->tools, i, v) {
-		const char *s = json_string_value(json_object_get(json_object_get(v, "function"), "name"));
+	json_array_foreach (c->tools, i, v) {
+		const char *s =
+		    json_string_value(json_object_get(json_object_get(v, "function"), "name"));
 		if (s && strlen(s) == n && memcmp(s, name, n) == 0)
 			return true;
 	}
@@ -386,7 +399,8 @@ name_step(llmc_calls *c, bool last)
 			return false;
 	}
 	const char *h = strbuf_str(&c->hold), *p = NULL;
-	size_t names = 0, len = c->hold.len, skip = 0; /* characters that a name may have; what stands before it */
+	size_t names = 0, len = c->hold.len,
+	       skip = 0; /* characters that a name may have; what stands before it */
 	ByteSpan before = core(c->row.name_from);
 
 	if (before.n) { /* a number of the call's own */
@@ -432,7 +446,9 @@ name_step(llmc_calls *c, bool last)
 	drop(c, skip + n + end.n);
 	call_value_begin(c);
 	c->scan = (LiteralScan){ 0 };
-	c->state = c->row.body == BODY_PAIRS ? AT_PAIR : c->row.body == BODY_LITERALS ? AT_LITERAL : AT_ARGUMENTS;
+	c->state = c->row.body == BODY_PAIRS      ? AT_PAIR
+	           : c->row.body == BODY_LITERALS ? AT_LITERAL
+	                                          : AT_ARGUMENTS;
 	return true;
 }
 
@@ -462,23 +478,31 @@ static bool
 pair_step(llmc_calls *c, bool last)
 {
 	const CallRow *r = &c->row;
-	ByteSpan open = core(r->pair[0]), mid = core(r->pair[1]), end = core(r->pair[2]), close = core(r->close);
+	ByteSpan open = core(r->pair[0]), mid = core(r->pair[1]), end = core(r->pair[2]),
+	         close = core(r->close);
 
 	skip_blanks(c);
 	const char *h = strbuf_str(&c->hold);
 	size_t k = begins(open, &c->hold);
 	if (k && k == open.n) {
 		size_t len = 0, len_json = 0;
-		const char *key = h + k, *p = find_mark(key, c->hold.len - k, mid, &len), *json = find_mark(key, c->hold.len - k, core(r->pair[3]), &len_json);
+		const char *key = h + k, *p = find_mark(key, c->hold.len - k, mid, &len),
+		           *json = find_mark(key, c->hold.len - k, core(r->pair[3]), &len_json);
 		bool text = r->pair[3] && !(json && (!p || json < p));
-		/* a line end around a value is the format's; where values are exact, only if its marks have one */
+		/* a line end around a value is the format's; where values are exact, only if its
+		 * marks have one */
 		bool exact = r->pair[3] || call_format(tool_named(c, strbuf_str(&c->word)));
-		bool before = !exact || (r->pair[1] && *r->pair[1] && r->pair[1][strlen(r->pair[1]) - 1] == '\n'), behind = !exact || (r->pair[2] && *r->pair[2] == '\n');
+		bool before = !exact || (r->pair[1] && *r->pair[1] &&
+		                         r->pair[1][strlen(r->pair[1]) - 1] == '\n'),
+		     behind = !exact || (r->pair[2] && *r->pair[2] == '\n');
 		if (json && !text) {
 			p = json;
 			len = len_json;
 		}
-		const char *value = p ? p + len : NULL, *stop = p ? memmem(value, c->hold.len - (size_t)(value - h), end.s, end.n) : NULL;
+		const char *value = p ? p + len : NULL,
+		           *stop =
+		               p ? memmem(value, c->hold.len - (size_t)(value - h), end.s, end.n)
+		                 : NULL;
 		if (stop) {
 			size_t n = (size_t)(stop - value);
 			if (n && *value == '\n' && before)
@@ -494,7 +518,8 @@ pair_step(llmc_calls *c, bool last)
 		}
 		if (!last)
 			return false;
-	} else if (!last && (!c->hold.len || k == c->hold.len || (begins(close, &c->hold) == c->hold.len && c->hold.len < close.n))) {
+	} else if (!last && (!c->hold.len || k == c->hold.len ||
+	                     (begins(close, &c->hold) == c->hold.len && c->hold.len < close.n))) {
 		return false;
 	}
 	if (c->any)
@@ -519,7 +544,8 @@ key_of(const char *s, size_t n)
 	return (ByteSpan){ s, names == n ? n : 0 };
 }
 
-/* key=value, once its end is there. A value without a key is not told: nothing says which parameter it is. */
+/* key=value, once its end is there. A value without a key is not told: nothing says which parameter
+ * it is. */
 static bool
 literal_step(llmc_calls *c)
 {
@@ -540,7 +566,8 @@ literal_step(llmc_calls *c)
 		strbuf_puts(&c->out, c->any ? ", " : "{");
 		json_str(&c->out, key.s, key.n);
 		strbuf_puts(&c->out, ": ");
-		literal_put(&c->out, (ByteSpan){ p + mid.n, (size_t)(h + n - p) - mid.n }, c->row.quote);
+		literal_put(&c->out, (ByteSpan){ p + mid.n, (size_t)(h + n - p) - mid.n },
+		            c->row.quote);
 		c->any = true;
 	}
 	bool more = h[n] == ',';
@@ -567,7 +594,8 @@ close_step(llmc_calls *c, bool last)
 	int is = mark_at(h, c->hold.len, close, &k);
 	if (is == 1 && !last)
 		return false;
-	const char *p = c->row.to_close && close.n ? memmem(h, c->hold.len, close.s, close.n) : NULL;
+	const char *p =
+	    c->row.to_close && close.n ? memmem(h, c->hold.len, close.s, close.n) : NULL;
 	if (c->row.to_close && !p && !last)
 		return false;
 	drop(c, p ? (size_t)(p - h) + close.n : is == 1 ? c->hold.len : k);
@@ -608,15 +636,18 @@ step(llmc_calls *c, bool last)
 }
 
 llmc_status
-llmc_calls_feed(llmc_calls *c, const char *text, size_t n, bool last, llmc_piece_fn fn, void *user, llmc_error *err)
+llmc_calls_feed(llmc_calls *c, const char *text, size_t n, bool last, llmc_piece_fn fn, void *user,
+                llmc_error *err)
 {
 	c->fn = fn;
 	c->user = user;
 	strbuf_add(&c->hold, text, n);
 	while (c->hold.len && step(c, last))
 		;
-	if (last && c->state != AT_TEXT && c->state != AT_REASONING && c->state != AT_BETWEEN && c->state != AT_CLOSE) {
-		/* it broke off: what has a name stays a call with what there is of its arguments; what has none is text, but behind other calls the beginning of one */
+	if (last && c->state != AT_TEXT && c->state != AT_REASONING && c->state != AT_BETWEEN &&
+	    c->state != AT_CLOSE) {
+		/* it broke off: what has a name stays a call with what there is of its arguments;
+		 * what has none is text, but behind other calls the beginning of one */
 		if (c->named) {
 			call_end(c);
 		} else if (c->call < 0) {
@@ -647,12 +678,15 @@ read_row(llmc_calls *c, const llmc_tokenizer *t, llmc_error *err)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an answer");
 	TRY(call_row(t, &c->arena, &c->row, err));
 	ByteSpan mark = core(c->row.section[0] ? c->row.section[0] : c->row.open);
-	c->mark = mark.n && !(c->row.bare && c->row.section[0]) ? arena_strndup(&c->arena, mark.s, mark.n) : NULL;
+	c->mark = mark.n && !(c->row.bare && c->row.section[0])
+	              ? arena_strndup(&c->arena, mark.s, mark.n)
+	              : NULL;
 	return LLMC_OK;
 }
 
 llmc_status
-llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt, const char *tools_json, llmc_calls **out, llmc_error *err)
+llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt,
+                const char *tools_json, llmc_calls **out, llmc_error *err)
 {
 	llmc_calls *c = calloc(1, sizeof *c);
 

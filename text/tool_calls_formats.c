@@ -7,7 +7,10 @@
 #include "formats/yaml.h"
 #include "text/tool_calls.h"
 
-enum { MAX_LITERALS = 16, MAX_OPTIONAL = 16 }; /* depth of values; optional properties of which any may be the first */
+enum {
+	MAX_LITERALS = 16,
+	MAX_OPTIONAL = 16
+}; /* depth of values; optional properties of which any may be the first */
 
 #define FILE_NAME "configs/formats/calls.yaml"
 
@@ -52,7 +55,8 @@ body_of(const char *word)
 	return BODY_NONE;
 }
 
-/* What stands in a token of the checkpoint between these two texts; "": there is no such token, or nothing between them */
+/* What stands in a token of the checkpoint between these two texts; "": there is no such token, or
+ * nothing between them */
 static const char *
 suffix_of(const llmc_tokenizer *t, Arena *a, const Node *row)
 {
@@ -62,7 +66,8 @@ suffix_of(const llmc_tokenizer *t, Arena *a, const Node *row)
 	size_t head = strlen(around[0]), tail = strlen(around[1]);
 	for (size_t i = 0; head && i < t->n_added; i++) {
 		ByteSpan s = t->added[i].text;
-		if (s.n >= head + tail && !memcmp(s.s, around[0], head) && !memcmp(s.s + s.n - tail, around[1], tail))
+		if (s.n >= head + tail && !memcmp(s.s, around[0], head) &&
+		    !memcmp(s.s + s.n - tail, around[1], tail))
 			return arena_strndup(a, s.s + head, s.n - head - tail);
 	}
 	return "";
@@ -100,7 +105,8 @@ call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err)
 
 	*out = (CallRow){ 0 };
 	if (!rows || rows->kind != NODE_LIST)
-		return error_set(err, LLMC_E_BUG, FILE_NAME " cannot be read: it belongs to the library itself");
+		return error_set(err, LLMC_E_BUG,
+		                 FILE_NAME " cannot be read: it belongs to the library itself");
 	for (size_t i = 0; i < rows->n; i++) {
 		const Node *row = rows->item[i];
 		if (!fits(row, template))
@@ -124,7 +130,9 @@ call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err)
 		out->n_also = texts_of(row, "also", out->also, MAX_ALSO);
 		out->n_drop = texts_of(row, "drop", out->drop, MAX_DROP);
 		if (node_get(row, "suffix")) {
-			const char *suffix = suffix_of(t, a, row), **const marks[] = { &out->open, &out->close, &out->between, &out->name_end };
+			const char *suffix = suffix_of(t, a, row),
+			           **const marks[] = { &out->open, &out->close, &out->between,
+				                       &out->name_end };
 			for (size_t k = 0; k < sizeof marks / sizeof *marks; k++)
 				put_suffix(a, marks[k], 1, suffix);
 			put_suffix(a, out->think, 3, suffix);
@@ -172,7 +180,9 @@ takes_text(const json_t *schema)
 {
 	const json_t *type = json_object_get(schema, "type");
 
-	return (json_is_string(type) && !strcmp(json_string_value(type), "string") && !json_object_get(schema, "enum")) || !type;
+	return (json_is_string(type) && !strcmp(json_string_value(type), "string") &&
+	        !json_object_get(schema, "enum")) ||
+	       !type;
 }
 
 static bool
@@ -181,7 +191,7 @@ is_required(const json_t *parameters, const char *key)
 	json_t *name;
 	size_t i;
 
-	json_array_foreach(json_object_get(parameters, "required"), i, name)
+	json_array_foreach (json_object_get(parameters, "required"), i, name)
 		if (json_is_string(name) && !strcmp(json_string_value(name), key))
 			return true;
 	return false;
@@ -202,20 +212,29 @@ const json_t *
 call_format(const json_t *tool)
 {
 	const json_t *format = json_object_get(tool, "format");
-	json_t *properties = json_object_get(json_object_get(json_object_get(tool, "function"), "parameters"), "properties");
-	const char *type = json_string_value(json_object_get(format, "type")), *syntax = json_string_value(json_object_get(format, "syntax"));
+	json_t *properties = json_object_get(
+	    json_object_get(json_object_get(tool, "function"), "parameters"), "properties");
+	const char *type = json_string_value(json_object_get(format, "type")),
+	           *syntax = json_string_value(json_object_get(format, "syntax"));
 
-	if (!type || strcmp(type, "grammar") != 0 || !syntax || (strcmp(syntax, "lark") != 0 && strcmp(syntax, "regex") != 0) || !json_is_string(json_object_get(format, "definition")))
+	if (!type || strcmp(type, "grammar") != 0 || !syntax ||
+	    (strcmp(syntax, "lark") != 0 && strcmp(syntax, "regex") != 0) ||
+	    !json_is_string(json_object_get(format, "definition")))
 		return NULL;
-	return json_object_size(properties) == 1 && takes_text(json_object_iter_value(json_object_iter(properties))) ? format : NULL;
+	return json_object_size(properties) == 1 &&
+	               takes_text(json_object_iter_value(json_object_iter(properties)))
+	           ? format
+	           : NULL;
 }
 
 /* A text of that grammar; json: as the inside of a JSON string */
 static void
 put_format(Strbuf *b, const json_t *format, bool json)
 {
-	json_printf(b, "{\"kind\":%s,\"grammar\":", json_string_value(json_object_get(format, "syntax")));
-	json_str(b, json_string_value(json_object_get(format, "definition")), json_string_length(json_object_get(format, "definition")));
+	json_printf(
+	    b, "{\"kind\":%s,\"grammar\":", json_string_value(json_object_get(format, "syntax")));
+	json_str(b, json_string_value(json_object_get(format, "definition")),
+	         json_string_length(json_object_get(format, "definition")));
 	strbuf_puts(b, json ? ",\"json\":true}" : "}");
 }
 
@@ -239,19 +258,21 @@ put_format_object(Strbuf *b, const json_t *format, const char *key)
 static json_t *
 known_texts(const json_t *schema)
 {
-	const json_t *values = json_object_get(schema, "enum"), *one = json_object_get(schema, "const");
+	const json_t *values = json_object_get(schema, "enum"),
+	             *one = json_object_get(schema, "const");
 	json_t *v;
 	size_t i;
 
 	if (json_is_string(one))
 		return json_pack("[O]", one);
-	json_array_foreach((json_t *)(uintptr_t)values, i, v)
+	json_array_foreach ((json_t *)(uintptr_t)values, i, v)
 		if (!json_is_string(v))
 			return NULL;
 	return json_array_size(values) ? json_incref((json_t *)(uintptr_t)values) : NULL;
 }
 
-/* What stands between a key and the next one: texts as they are, the rest as JSON, each behind its own mark where the format has two. */
+/* What stands between a key and the next one: texts as they are, the rest as JSON, each behind its
+ * own mark where the format has two. */
 static void
 put_value(const CallRow *r, Strbuf *b, const char *key, const json_t *schema)
 {
@@ -261,7 +282,7 @@ put_value(const CallRow *r, Strbuf *b, const char *key, const json_t *schema)
 	if (texts) {
 		put_text(b, r->pair[0], key, r->pair[1], NULL);
 		strbuf_puts(b, ",{\"alt\":[");
-		json_array_foreach(texts, i, v) {
+		json_array_foreach (texts, i, v) {
 			if (i)
 				strbuf_putc(b, ',');
 			put_text(b, json_string_value(v), NULL, NULL, NULL);
@@ -290,7 +311,7 @@ put_pairs(const CallRow *r, Strbuf *b, const json_t *parameters)
 	const json_t *properties = json_object_get(parameters, "properties"), *v;
 	const char *key;
 
-	json_object_foreach((json_t *)(uintptr_t)properties, key, v) {
+	json_object_foreach ((json_t *)(uintptr_t)properties, key, v) {
 		bool must = is_required(parameters, key);
 		strbuf_puts(b, must ? ",{\"seq\":[" : ",{\"alt\":[{\"seq\":[]},{\"seq\":[");
 		put_value(r, b, key, v);
@@ -322,7 +343,8 @@ static void
 put_typed(const CallRow *r, Strbuf *b, const json_t *schema, const char *type, int depth)
 {
 	const json_t *items = json_object_get(schema, "items");
-	const char *yes = r->quote ? "true" : "True", *no = r->quote ? "false" : "False", *none = r->quote ? "null" : "None";
+	const char *yes = r->quote ? "true" : "True", *no = r->quote ? "false" : "False",
+	           *none = r->quote ? "null" : "None";
 
 	if (!strcmp(type, "string") && r->quote) {
 		strbuf_puts(b, "{\"seq\":[");
@@ -344,7 +366,8 @@ put_typed(const CallRow *r, Strbuf *b, const json_t *schema, const char *type, i
 		strbuf_putc(b, ',');
 		put_text(b, r->pair[2], NULL, NULL, NULL);
 		strbuf_puts(b, "]}]},{\"text\":\"]\"}]}");
-	} else if (!strcmp(type, "object") && json_object_size(json_object_get(schema, "properties"))) {
+	} else if (!strcmp(type, "object") &&
+	           json_object_size(json_object_get(schema, "properties"))) {
 		strbuf_puts(b, "{\"seq\":[{\"text\":\"{\"},");
 		put_arguments(r, b, schema, depth + 1);
 		strbuf_puts(b, ",{\"text\":\"}\"}]}");
@@ -357,8 +380,13 @@ put_typed(const CallRow *r, Strbuf *b, const json_t *schema, const char *type, i
 static void
 put_literal(const CallRow *r, Strbuf *b, const json_t *schema, int depth)
 {
-	const json_t *type = json_object_get(schema, "type"), *values = json_object_get(schema, "enum"), *any = json_object_get(schema, "anyOf"), *v;
-	const json_t *list = json_array_size(any) ? any : json_array_size(values) ? values : json_is_array(type) ? type : NULL;
+	const json_t *type = json_object_get(schema, "type"),
+	             *values = json_object_get(schema, "enum"),
+	             *any = json_object_get(schema, "anyOf"), *v;
+	const json_t *list = json_array_size(any)      ? any
+	                     : json_array_size(values) ? values
+	                     : json_is_array(type)     ? type
+	                                               : NULL;
 	size_t i;
 
 	if (depth > MAX_LITERALS) {
@@ -374,13 +402,14 @@ put_literal(const CallRow *r, Strbuf *b, const json_t *schema, int depth)
 		return;
 	}
 	strbuf_puts(b, "{\"alt\":[");
-	json_array_foreach((json_t *)(uintptr_t)list, i, v) {
+	json_array_foreach ((json_t *)(uintptr_t)list, i, v) {
 		if (i)
 			strbuf_putc(b, ',');
 		if (list == any)
 			put_literal(r, b, v, depth + 1);
 		else if (list == type)
-			put_typed(r, b, schema, json_is_string(v) ? json_string_value(v) : "", depth);
+			put_typed(r, b, schema, json_is_string(v) ? json_string_value(v) : "",
+			          depth);
 		else if (json_is_string(v))
 			put_known_text(r, b, json_string_value(v));
 		else if (json_is_boolean(v) && !r->quote)
@@ -411,8 +440,9 @@ put_argument(const CallRow *r, Strbuf *b, const char *key, const json_t *v, int 
 	strbuf_release(&quoted);
 }
 
-/* Properties in their order, commas between them. Those before the first that is required bring the comma behind them, those behind it the one before them;
- * where none is required, any may be the first. */
+/* Properties in their order, commas between them. Those before the first that is required bring the
+ * comma behind them, those behind it the one before them; where none is required, any may be the
+ * first. */
 static void
 put_arguments(const CallRow *r, Strbuf *b, const json_t *parameters, int depth)
 {
@@ -420,7 +450,7 @@ put_arguments(const CallRow *r, Strbuf *b, const json_t *parameters, int depth)
 	size_t n = json_object_size(properties), i = 0, anchor = n;
 	const char *key;
 
-	json_object_foreach((json_t *)(uintptr_t)properties, key, v) {
+	json_object_foreach ((json_t *)(uintptr_t)properties, key, v) {
 		if (anchor == n && is_required(parameters, key))
 			anchor = i;
 		i++;
@@ -432,7 +462,7 @@ put_arguments(const CallRow *r, Strbuf *b, const json_t *parameters, int depth)
 		bool some = false;
 		strbuf_puts(b, turn || anchor == n ? ",{\"seq\":[" : "{\"seq\":[");
 		i = 0;
-		json_object_foreach((json_t *)(uintptr_t)properties, key, v) {
+		json_object_foreach ((json_t *)(uintptr_t)properties, key, v) {
 			bool must = i == first || (i > first && is_required(parameters, key));
 			size_t at = i++;
 			if (at < first && anchor == n)
@@ -462,10 +492,12 @@ static void
 put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, bool free_)
 {
 	const CallRow *r = &c->row;
-	const json_t *f = json_object_get(tool, "function"), *parameters = json_object_get(f, "parameters");
+	const json_t *f = json_object_get(tool, "function"),
+	             *parameters = json_object_get(f, "parameters");
 	const char *name = json_string_value(json_object_get(f, "name"));
 	const json_t *format = call_format(tool);
-	const char *key = json_object_iter_key(json_object_iter(json_object_get(parameters, "properties")));
+	const char *key =
+	    json_object_iter_key(json_object_iter(json_object_get(parameters, "properties")));
 	Strbuf head = { 0 };
 
 	strbuf_puts(b, "{\"seq\":[");
@@ -476,7 +508,8 @@ put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, b
 		strbuf_putc(b, ',');
 		put_format(b, format, !r->quote);
 		strbuf_putc(b, ',');
-		put_text(b, r->quote ? r->quote : "\"", r->name_end && strchr(r->name_end, '{') ? "}" : ")", r->close, NULL);
+		put_text(b, r->quote ? r->quote : "\"",
+		         r->name_end && strchr(r->name_end, '{') ? "}" : ")", r->close, NULL);
 	} else if (r->body == BODY_LITERALS) {
 		bool brace = r->name_end && strchr(r->name_end, '{');
 		put_text(b, open, name, r->name_end, NULL);
@@ -537,8 +570,9 @@ put_calls(const llmc_calls *c, Strbuf *b, const char *only, const char *open, bo
 	int n = 0;
 
 	strbuf_puts(b, "{\"alt\":[");
-	json_array_foreach(c->tools, i, tool) {
-		const char *name = json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+	json_array_foreach (c->tools, i, tool) {
+		const char *name =
+		    json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
 		if (!name || (only && strcmp(only, name) != 0))
 			continue;
 		if (n++)
@@ -550,16 +584,20 @@ put_calls(const llmc_calls *c, Strbuf *b, const char *only, const char *open, bo
 }
 
 llmc_status
-llmc_calls_rules(const llmc_calls *c, const char *only, int flags, char *buf, size_t cap, size_t *need, llmc_error *err)
+llmc_calls_rules(const llmc_calls *c, const char *only, int flags, char *buf, size_t cap,
+                 size_t *need, llmc_error *err)
 {
 	const CallRow *r = &c->row;
-	bool array = r->body == BODY_ARRAY, free_ = flags & LLMC_CALLS_FREE, begun = flags & LLMC_CALLS_BEGUN;
+	bool array = r->body == BODY_ARRAY, free_ = flags & LLMC_CALLS_FREE,
+	     begun = flags & LLMC_CALLS_BEGUN;
 	const char *first = r->section[0] ? r->section[0] : r->open, *open = r->open, *lead = "";
 	Strbuf b = { 0 };
 	int n;
 
 	if (r->body == BODY_NONE || !c->tools)
-		return error_set(err, LLMC_E_INPUT, "this model's format of calls is not known, or there are no tools");
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "this model's format of calls is not known, or there are no tools");
 	if (begun) { /* what stands behind the mark that has come */
 		size_t skip = first ? strlen(first) : 0;
 		while (skip && strchr(" \n", first[skip - 1]))
@@ -599,11 +637,14 @@ llmc_calls_rules(const llmc_calls *c, const char *only, int flags, char *buf, si
 	if (need)
 		*need = b.len;
 	if (b.failed)
-		status = error_set(err, LLMC_E_MEMORY, "out of memory for the rules of %d tools", n);
+		status =
+		    error_set(err, LLMC_E_MEMORY, "out of memory for the rules of %d tools", n);
 	else if (!n)
-		status = error_set(err, LLMC_E_INPUT, "there is no tool '%.100s'", only ? only : "");
+		status =
+		    error_set(err, LLMC_E_INPUT, "there is no tool '%.100s'", only ? only : "");
 	else if (b.len >= cap)
-		status = error_set(err, LLMC_E_RANGE, "the rules have %zu bytes and a NUL, room for %zu", b.len, cap);
+		status = error_set(err, LLMC_E_RANGE,
+		                   "the rules have %zu bytes and a NUL, room for %zu", b.len, cap);
 	else
 		memcpy(buf, strbuf_str(&b), b.len + 1);
 	strbuf_release(&b);

@@ -1,4 +1,5 @@
-/* Calls that are written as JSON, a byte at a time: {"name": ..., "arguments": ...} or a list of these. Bytes of the arguments go on as they are. */
+/* Calls that are written as JSON, a byte at a time: {"name": ..., "arguments": ...} or a list of
+ * these. Bytes of the arguments go on as they are. */
 #include <string.h>
 
 #include "text/tool_calls.h"
@@ -57,7 +58,8 @@ call_argument_byte(llmc_calls *c, char x)
 static bool
 is_key(const llmc_calls *c, int which)
 {
-	static const char *const also[2][3] = { { "name", "tool_name", "function" }, { "arguments", "parameters", "input" } };
+	static const char *const also[2][3] = { { "name", "tool_name", "function" },
+		                                { "arguments", "parameters", "input" } };
 	const char *s = strbuf_str(&c->word);
 
 	if (c->row.key[which] && !strcmp(s, c->row.key[which]))
@@ -80,7 +82,8 @@ object_ends(llmc_calls *c)
 	c->state = c->in_list ? J_LIST : AT_CLOSE;
 }
 
-/* A byte of {"name": ..., "arguments": ...}, or of a list of these; false: it has not been used up. */
+/* A byte of {"name": ..., "arguments": ...}, or of a list of these; false: it has not been used up.
+ */
 bool
 call_json_byte(llmc_calls *c, char x)
 {
@@ -141,7 +144,8 @@ call_json_byte(llmc_calls *c, char x)
 	case J_VALUE:
 		if (is_blank(x))
 			return true;
-		if (!c->row.key[0] && !c->named && c->word.len && x == '{') { /* the key is the name */
+		if (!c->row.key[0] && !c->named && c->word.len &&
+		    x == '{') { /* the key is the name */
 			char name[MAX_NAME + 1];
 			size_t n = c->word.len;
 			memcpy(name, strbuf_str(&c->word), n);
@@ -178,7 +182,10 @@ call_json_byte(llmc_calls *c, char x)
 	case J_ARGUMENTS_TEXT: /* JSON within a text, as OpenAI's own form has it */
 		if (c->escaped) {
 			c->escaped = false;
-			call_argument_byte(c, x == 'n' ? '\n' : x == 't' ? '\t' : x == 'r' ? '\r' : x);
+			call_argument_byte(c, x == 'n'   ? '\n'
+			                      : x == 't' ? '\t'
+			                      : x == 'r' ? '\r'
+			                                 : x);
 		} else if (x == '\\') {
 			c->escaped = true;
 		} else if (x == '"') {

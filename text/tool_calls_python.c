@@ -1,4 +1,5 @@
-/* Values of arguments as Python writes them, or with texts between marks of a row's own and keys bare: where one ends, and the same as JSON. */
+/* Values of arguments as Python writes them, or with texts between marks of a row's own and keys
+ * bare: where one ends, and the same as JSON. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,17 +23,20 @@ literal_ends(LiteralScan *s, const char *p, size_t n, const char *quote)
 			const char *e = memmem(p + s->at, left, quote, nq);
 			if (!e) {
 				if (left >= nq)
-					s->at = n - nq + 1; /* it may begin at the end of what is there */
+					s->at = n - nq +
+					        1; /* it may begin at the end of what is there */
 				return false;
 			}
 			s->at = (size_t)(e - p) + nq;
 			s->in = SCAN_OUT;
 		} else if (s->in != SCAN_OUT) {
-			if ((x == '\\' && left < 2) || (x == s->quote && s->in == SCAN_TRIPLE && left < 3))
+			if ((x == '\\' && left < 2) ||
+			    (x == s->quote && s->in == SCAN_TRIPLE && left < 3))
 				return false;
 			if (x == '\\') {
 				s->at += 2;
-			} else if (x == s->quote && (s->in == SCAN_QUOTED || (p[s->at + 1] == x && p[s->at + 2] == x))) {
+			} else if (x == s->quote && (s->in == SCAN_QUOTED ||
+			                             (p[s->at + 1] == x && p[s->at + 2] == x))) {
 				s->at += s->in == SCAN_QUOTED ? 1 : 3;
 				s->in = SCAN_OUT;
 			} else {
@@ -63,7 +67,7 @@ literal_ends(LiteralScan *s, const char *p, size_t n, const char *quote)
 
 typedef struct LiteralReader {
 	const char *p, *end, *quote;
-	Strbuf     *out;
+	Strbuf *out;
 } LiteralReader;
 
 static bool value(LiteralReader *l, int depth);
@@ -95,7 +99,10 @@ hex(LiteralReader *l, int n)
 		return -1;
 	for (int i = 0; i < n; i++) {
 		char x = *l->p++;
-		int d = x >= '0' && x <= '9' ? x - '0' : x >= 'a' && x <= 'f' ? x - 'a' + 10 : x >= 'A' && x <= 'F' ? x - 'A' + 10 : -1;
+		int d = x >= '0' && x <= '9'   ? x - '0'
+		        : x >= 'a' && x <= 'f' ? x - 'a' + 10
+		        : x >= 'A' && x <= 'F' ? x - 'A' + 10
+		                               : -1;
 		if (d < 0 || v > 0xFFFFFF)
 			return -1;
 		v = v * 16 + d;
@@ -125,7 +132,8 @@ escape(LiteralReader *l, Strbuf *b)
 		return true;
 	}
 	cp = hex(l, x == 'x' ? 2 : x == 'u' ? 4 : 8);
-	if (cp >= 0xD800 && cp < 0xDC00 && l->end - l->p >= 6 && l->p[0] == '\\' && l->p[1] == 'u') { /* as JSON has characters beyond 16 bits */
+	if (cp >= 0xD800 && cp < 0xDC00 && l->end - l->p >= 6 && l->p[0] == '\\' &&
+	    l->p[1] == 'u') { /* as JSON has characters beyond 16 bits */
 		l->p += 2;
 		int32_t low = hex(l, 4);
 		if (low < 0xDC00 || low > 0xDFFF)
@@ -151,7 +159,8 @@ quoted(LiteralReader *l)
 		if (*l->p == '\\' && l->p + 1 < l->end) {
 			l->p++;
 			ok = escape(l, &b);
-		} else if (*l->p == q && (n == 1 || (l->end - l->p >= 3 && l->p[1] == q && l->p[2] == q))) {
+		} else if (*l->p == q &&
+		           (n == 1 || (l->end - l->p >= 3 && l->p[1] == q && l->p[2] == q))) {
 			l->p += n;
 			closed = true;
 		} else {
@@ -207,7 +216,8 @@ is_number(ByteSpan w)
 static bool
 a_word(LiteralReader *l)
 {
-	static const char *const from[] = { "True", "False", "None", "true", "false", "null" }, *const to[] = { "true", "false", "null", "true", "false", "null" };
+	static const char *const from[] = { "True", "False", "None", "true", "false", "null" },
+	                         *const to[] = { "true", "false", "null", "true", "false", "null" };
 	ByteSpan w = word(l);
 
 	for (int i = 0; i < 6; i++)
@@ -232,7 +242,8 @@ a_key(LiteralReader *l)
 	return w.n > 0;
 }
 
-/* Behind an opening bracket: elements up to the closing one, with or without a comma behind the last */
+/* Behind an opening bracket: elements up to the closing one, with or without a comma behind the
+ * last */
 static bool
 elements(LiteralReader *l, char close, bool keys, int depth)
 {

@@ -1,5 +1,6 @@
-/* A checkpoint's own account of its answers: response_template of tokenizer_config.json, as transformers reads it. It is turned into a row; what no row can say (an
- * expression that is more than a text with names in it, values of other kinds) is left to configs/formats. */
+/* A checkpoint's own account of its answers: response_template of tokenizer_config.json, as
+ * transformers reads it. It is turned into a row; what no row can say (an expression that is more
+ * than a text with names in it, values of other kinds) is left to configs/formats. */
 #include <string.h>
 
 #include "base/json.h"
@@ -39,8 +40,9 @@ group_name(const char *s)
 	return !strncmp(s, "(?<", 3) && s[3] != '=' && s[3] != '!' ? s + 3 : NULL;
 }
 
-/* The text that an expression stands for up to a group of this name (NULL: to its end); *at then stands behind it. Blanks of any number are a line's end: models are
- * free with these, and the reading is as well. False: it is more than a text. */
+/* The text that an expression stands for up to a group of this name (NULL: to its end); *at then
+ * stands behind it. Blanks of any number are a line's end: models are free with these, and the
+ * reading is as well. False: it is more than a text. */
 static bool
 plain_text(Arena *a, const char **at, const char *group, const char **out)
 {
@@ -53,7 +55,8 @@ plain_text(Arena *a, const char **at, const char *group, const char **out)
 			end = group_end(s);
 			if (!end)
 				return false;
-			if (name && group && !strncmp(name, group, strlen(group)) && name[strlen(group)] == '>') {
+			if (name && group && !strncmp(name, group, strlen(group)) &&
+			    name[strlen(group)] == '>') {
 				group = NULL;
 				s = end;
 				break;
@@ -71,7 +74,8 @@ plain_text(Arena *a, const char **at, const char *group, const char **out)
 			blank = any || x == 'n';
 			if (any || x == 'n')
 				x = '\n';
-			else if (!x || strchr("0123456789", x) || (x >= 'a' && x <= 'z') || (x >= 'A' && x <= 'Z'))
+			else if (!x || strchr("0123456789", x) || (x >= 'a' && x <= 'z') ||
+			         (x >= 'A' && x <= 'Z'))
 				return false;
 		} else if (strchr(".*+?[|^$)", x)) {
 			return false;
@@ -97,7 +101,8 @@ static const char *
 mark_of(Arena *a, const json_t *field, const char *key, const char *pattern)
 {
 	const json_t *v = json_object_get(field, key);
-	const char *text = json_string_value(json_is_array(v) ? json_array_get(v, 0) : v), *at = json_string_value(json_object_get(field, pattern)), *out;
+	const char *text = json_string_value(json_is_array(v) ? json_array_get(v, 0) : v),
+	           *at = json_string_value(json_object_get(field, pattern)), *out;
 
 	if (text)
 		return *text ? arena_strdup(a, text) : NULL;
@@ -111,7 +116,9 @@ placeholder(Arena *a, const json_t *v, const char *root)
 	const char *s = json_string_value(v);
 	size_t n = s ? strlen(s) : 0, k = strlen(root);
 
-	return n > k + 2 && s[0] == '{' && s[n - 1] == '}' && !strncmp(s + 1, root, k) ? arena_strndup(a, s + 1 + k, n - k - 2) : NULL;
+	return n > k + 2 && s[0] == '{' && s[n - 1] == '}' && !strncmp(s + 1, root, k)
+	           ? arena_strndup(a, s + 1 + k, n - k - 2)
+	           : NULL;
 }
 
 static bool
@@ -124,23 +131,32 @@ is_text(const json_t *v, const char *text)
 static bool
 calls_of(Arena *a, const json_t *field, CallRow *r)
 {
-	const json_t *how = json_object_get(field, "transform"), *args = json_object_get(field, "content_args"), *delims = json_object_get(args, "string_delims");
-	const json_t *call = json_object_get(how, "function") ? json_object_get(how, "function") : how;
-	const json_t *name = json_object_get(call, "name"), *arguments = json_object_get(call, "arguments");
-	const char *content = json_string_value(json_object_get(field, "content")), *at = json_string_value(json_object_get(field, "open_pattern"));
+	const json_t *how = json_object_get(field, "transform"),
+	             *args = json_object_get(field, "content_args"),
+	             *delims = json_object_get(args, "string_delims");
+	const json_t *call =
+	    json_object_get(how, "function") ? json_object_get(how, "function") : how;
+	const json_t *name = json_object_get(call, "name"),
+	             *arguments = json_object_get(call, "arguments");
+	const char *content = json_string_value(json_object_get(field, "content")),
+	           *at = json_string_value(json_object_get(field, "open_pattern"));
 	bool each = json_is_true(json_object_get(field, "transform_each"));
 
 	r->close = mark_of(a, field, "close", "close_pattern");
 	if (!content || !name || !arguments)
 		return false;
-	if (is_text(name, "{name}") && is_text(arguments, "{content}")) { /* the mark names the tool */
-		if (!at || !plain_text(a, &at, "name", &r->open) || !plain_text(a, &at, NULL, &r->name_end))
+	if (is_text(name, "{name}") &&
+	    is_text(arguments, "{content}")) { /* the mark names the tool */
+		if (!at || !plain_text(a, &at, "name", &r->open) ||
+		    !plain_text(a, &at, NULL, &r->name_end))
 			return false;
 		if (!strcmp(content, "xml-inline")) {
 			const char *tag = json_string_value(json_object_get(args, "tag_pattern"));
 			r->body = BODY_PAIRS;
-			return r->name_end[0] && tag && plain_text(a, &tag, "key", &r->pair[0]) && plain_text(a, &tag, "value", &r->pair[1]) && plain_text(a, &tag, NULL, &r->pair[2]) &&
-			       r->pair[0][0] && r->pair[1][0] && r->pair[2][0];
+			return r->name_end[0] && tag && plain_text(a, &tag, "key", &r->pair[0]) &&
+			       plain_text(a, &tag, "value", &r->pair[1]) &&
+			       plain_text(a, &tag, NULL, &r->pair[2]) && r->pair[0][0] &&
+			       r->pair[1][0] && r->pair[2][0];
 		}
 		if (strcmp(content, "json") != 0)
 			return false;
@@ -155,7 +171,8 @@ calls_of(Arena *a, const json_t *field, CallRow *r)
 		r->pair[0] = "";
 		r->pair[1] = ":";
 		r->pair[2] = ",";
-		const char *quote = json_string_value(json_array_get(json_array_get(delims, 0), 0)), *end = json_string_value(json_array_get(json_array_get(delims, 0), 1));
+		const char *quote = json_string_value(json_array_get(json_array_get(delims, 0), 0)),
+		           *end = json_string_value(json_array_get(json_array_get(delims, 0), 1));
 		r->quote = quote && end && !strcmp(quote, end) ? arena_strdup(a, quote) : NULL;
 		return r->quote && json_array_size(delims) == 1;
 	}
@@ -177,7 +194,8 @@ call_row_own(const char *text, Arena *a, CallRow *row)
 {
 	static const char *const thoughts[] = { "reasoning_content", "thinking", "reasoning" };
 	json_error_t why;
-	const json_t *root = json_read(a, text, strlen(text), 0, &why), *fields = json_object_get(root, "fields"), *f = NULL;
+	const json_t *root = json_read(a, text, strlen(text), 0, &why),
+	             *fields = json_object_get(root, "fields"), *f = NULL;
 	CallRow r = { .name = "response_template" };
 	const json_t *version = json_object_get(root, "version");
 
@@ -185,18 +203,22 @@ call_row_own(const char *text, Arena *a, CallRow *row)
 		return;
 	for (int i = 0; i < 3 && !f; i++)
 		f = json_object_get(fields, thoughts[i]);
-	const char *open = mark_of(a, f, "open", "open_pattern"), *close = mark_of(a, f, "close", "close_pattern");
+	const char *open = mark_of(a, f, "open", "open_pattern"),
+	           *close = mark_of(a, f, "close", "close_pattern");
 	if (open && close) {
 		row->think[0] = open;
 		row->think[1] = close;
 	}
-	/* a row that begins calls alike knows more of them: what stands between two, and what else belongs to their end */
-	if (!calls_of(a, json_object_get(fields, "tool_calls"), &r) || (r.body == row->body && same(r.open, row->open)))
+	/* a row that begins calls alike knows more of them: what stands between two, and what else
+	 * belongs to their end */
+	if (!calls_of(a, json_object_get(fields, "tool_calls"), &r) ||
+	    (r.body == row->body && same(r.open, row->open)))
 		return;
 	r.think[0] = row->think[0];
 	r.think[1] = row->think[1];
 	f = json_object_get(fields, "content");
-	const char *marks[] = { mark_of(a, f, "open", "open_pattern"), mark_of(a, f, "close", "close_pattern") };
+	const char *marks[] = { mark_of(a, f, "open", "open_pattern"),
+		                mark_of(a, f, "close", "close_pattern") };
 	for (int i = 0; i < 2; i++)
 		if (marks[i])
 			r.drop[r.n_drop++] = marks[i];

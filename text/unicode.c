@@ -61,7 +61,8 @@ bool
 cp_is_punct(uint32_t cp)
 {
 	if (cp < 128)
-		return cp > 32 && cp < 127 && !((cp | 32) >= 'a' && (cp | 32) <= 'z') && !(cp >= '0' && cp <= '9');
+		return cp > 32 && cp < 127 && !((cp | 32) >= 'a' && (cp | 32) <= 'z') &&
+		       !(cp >= '0' && cp <= '9');
 	switch (utf8proc_category((utf8proc_int32_t)cp)) {
 	case UTF8PROC_CATEGORY_PC:
 	case UTF8PROC_CATEGORY_PD:

@@ -1,11 +1,12 @@
-/* Unigram: the segmentation with the best sum of scores (Viterbi over a trie of pieces). sentencepiece adds in float
- * and takes user-defined pieces for the length times the best score; tokenizer.json adds in double, all pieces alike. */
+/* Unigram: the segmentation with the best sum of scores (Viterbi over a trie of pieces).
+ * sentencepiece adds in float and takes user-defined pieces for the length times the best score;
+ * tokenizer.json adds in double, all pieces alike. */
 #include "text/text.h"
 
 #include <string.h>
 
 typedef struct LatticeNode {
-	double  score;
+	double score;
 	int32_t id;
 	int64_t from; /* -1: not reached */
 } LatticeNode;
@@ -67,7 +68,8 @@ emit(Enc *e, ByteSpan text, const LatticeNode *best)
 		}
 		while ((t->spm || t->fuse_unk) && i > 0 && best[cut[i - 1]].id < 0)
 			end = cut[--i];
-		/* pieces of a run that add up to one in the vocabulary, as the piece of the unknown itself */
+		/* pieces of a run that add up to one in the vocabulary, as the piece of the unknown
+		 * itself */
 		int32_t whole = t->spm ? -1 : strmap_get(&t->vocab, text.s + from, end - from);
 		if (whole >= 0) {
 			enc_push(e, whole);
@@ -106,8 +108,10 @@ unigram_encode(Enc *e, ByteSpan text)
 				continue;
 			double score = t->tok[id].score;
 			if (t->spm && t->tok[id].type == TT_USER)
-				score = (float)((double)((float)(j + 1 - i) * (float)t->max_score) - 0.1);
-			offer(&best[j + 1], add(t, here, score), !t->spm && id == t->unk_id ? -1 : id, i);
+				score = (float)((double)((float)(j + 1 - i) * (float)t->max_score) -
+				                0.1);
+			offer(&best[j + 1], add(t, here, score),
+			      !t->spm && id == t->unk_id ? -1 : id, i);
 			single |= j + 1 - i == len;
 		}
 		if (!single)

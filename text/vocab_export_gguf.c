@@ -1,5 +1,6 @@
-/* A folder's tokenizer as a GGUF holds it: byte-level BPE with the name of its split expressions ("gpt2"), or pieces with scores ("llama"), from tokenizer.model or,
- * where there is none, from the ranks of merges. What comes out is read again and held against the folder's own on a text. */
+/* A folder's tokenizer as a GGUF holds it: byte-level BPE with the name of its split expressions
+ * ("gpt2"), or pieces with scores ("llama"), from tokenizer.model or, where there is none, from the
+ * ranks of merges. What comes out is read again and held against the folder's own on a text. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,13 +15,13 @@
 enum { CHECK_BYTES = 20000 };
 
 typedef struct VocabExport {
-	Arena           a;
-	const char     *folder;
+	Arena a;
+	const char *folder;
 	llmc_tokenizer *own;    /* as llmc reads the folder */
 	llmc_tokenizer *pieces; /* tokenizer.model; NULL: there is none */
-	int32_t         n;      /* ids of the file */
-	GgufHead        head;   /* the keys alone */
-	llmc_error     *err;
+	int32_t n;              /* ids of the file */
+	GgufHead head;          /* the keys alone */
+	llmc_error *err;
 } VocabExport;
 
 /* ---- how text is cut ---- */
@@ -28,7 +29,8 @@ typedef struct VocabExport {
 static bool
 exprs_of(const json_t *o, Strbuf *out, int depth)
 {
-	static const char gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+	static const char gpt2[] =
+	    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 	const char *type = json_string_value(json_object_get(o, "type"));
 	size_t i;
 	json_t *item;
@@ -36,13 +38,14 @@ exprs_of(const json_t *o, Strbuf *out, int depth)
 	if (!type || depth > 8)
 		return false;
 	if (strcmp(type, "Sequence") == 0) {
-		json_array_foreach(json_object_get(o, "pretokenizers"), i, item)
+		json_array_foreach (json_object_get(o, "pretokenizers"), i, item)
 			if (!exprs_of(item, out, depth + 1))
 				return false;
 		return true;
 	}
 	if (strcmp(type, "Split") == 0) {
-		const char *re = json_string_value(json_object_get(json_object_get(o, "pattern"), "Regex"));
+		const char *re =
+		    json_string_value(json_object_get(json_object_get(o, "pattern"), "Regex"));
 		if (!re || json_is_true(json_object_get(o, "invert")))
 			return false;
 		strbuf_add(out, re, strlen(re) + 1);
@@ -52,7 +55,8 @@ exprs_of(const json_t *o, Strbuf *out, int depth)
 		strbuf_add(out, "\\p{N}", sizeof "\\p{N}");
 		return json_is_true(json_object_get(o, "individual_digits"));
 	}
-	if (strcmp(type, "ByteLevel") != 0 || !json_is_false(json_object_get(o, "add_prefix_space")))
+	if (strcmp(type, "ByteLevel") != 0 ||
+	    !json_is_false(json_object_get(o, "add_prefix_space")))
 		return false;
 	if (!json_is_false(json_object_get(o, "use_regex")))
 		strbuf_add(out, gpt2, sizeof gpt2);
@@ -66,20 +70,26 @@ pre_of(VocabExport *j, char name[64])
 	Strbuf *text = arena_strbuf(&j->a), *exprs = arena_strbuf(&j->a);
 	json_error_t why;
 
-	if (!file_exists(path)) { /* vocab.json and merges.txt, or bytes and ranks, whose words are taken whole */
+	if (!file_exists(path)) { /* vocab.json and merges.txt, or bytes and ranks, whose words are
+		                     taken whole */
 		strcpy(name, j->own->ignore_merges ? "llama-bpe" : "gpt-2");
 		return LLMC_OK;
 	}
 	TRY(file_read(path, TEXT_MAX_FILE, text, j->err));
-	/* jansson takes no NUL in a key; the vocabulary, which may hold one, is not what is read here */
+	/* jansson takes no NUL in a key; the vocabulary, which may hold one, is not what is read
+	 * here */
 	for (char *p = text->data; p && (p = strstr(p, "\\u0000"));)
 		p[5] = '1';
 	json_t *root = json_read(&j->a, strbuf_str(text), text->len, JSON_ALLOW_NUL, &why);
 	bool known = root && exprs_of(json_object_get(root, "pre_tokenizer"), exprs, 0);
 	if (exprs->failed)
 		arena_out(&j->a);
-	if (!known || !pretokenizer_name(strbuf_str(exprs), exprs->len, j->own->ignore_merges, name))
-		return error_set(j->err, LLMC_E_INPUT, "%s: the pre_tokenizer cuts text in a way that GGUF files have no name for, or none that llmc knows (configs/pretokenizers.yaml)", path);
+	if (!known ||
+	    !pretokenizer_name(strbuf_str(exprs), exprs->len, j->own->ignore_merges, name))
+		return error_set(j->err, LLMC_E_INPUT,
+		                 "%s: the pre_tokenizer cuts text in a way that GGUF files have no "
+		                 "name for, or none that llmc knows (configs/pretokenizers.yaml)",
+		                 path);
 	return LLMC_OK;
 }
 
@@ -95,8 +105,10 @@ looks_special(ByteSpan s)
 	for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
 		if (s.n == strlen(whole[i]) && memcmp(s.s, whole[i], s.n) == 0)
 			return true;
-	return (s.n > 3 && memcmp(s.s, "<|", 2) == 0 && memcmp(s.s + s.n - 2, "|>", 2) == 0) || (s.n > 8 && s.s[0] == '<' && memcmp(s.s + 1, bar, 3) == 0 &&
-	       memcmp(s.s + s.n - 4, bar, 3) == 0 && s.s[s.n - 1] == '>') || (s.n > 7 && memcmp(s.s, "<unused", 7) == 0);
+	return (s.n > 3 && memcmp(s.s, "<|", 2) == 0 && memcmp(s.s + s.n - 2, "|>", 2) == 0) ||
+	       (s.n > 8 && s.s[0] == '<' && memcmp(s.s + 1, bar, 3) == 0 &&
+	        memcmp(s.s + s.n - 4, bar, 3) == 0 && s.s[s.n - 1] == '>') ||
+	       (s.n > 7 && memcmp(s.s, "<unused", 7) == 0);
 }
 
 /* The mark of a space, as pieces have it, is a space in what text is searched for */
@@ -117,7 +129,7 @@ with_spaces(Arena *a, ByteSpan s)
 typedef struct TokenTable {
 	GgufStr *text;
 	int32_t *type;
-	float   *score;
+	float *score;
 } TokenTable;
 
 static void
@@ -140,7 +152,8 @@ set_added(VocabExport *j, TokenTable *t)
 static TokenTable
 table_new(VocabExport *j, float score)
 {
-	TokenTable t = { NEW(&j->a, GgufStr, j->n + 1), NEW(&j->a, int32_t, j->n + 1), NEW(&j->a, float, j->n + 1) };
+	TokenTable t = { NEW(&j->a, GgufStr, j->n + 1), NEW(&j->a, int32_t, j->n + 1),
+		         NEW(&j->a, float, j->n + 1) };
 
 	for (int32_t i = 0; i < j->n; i++) {
 		const char *name = arena_printf(&j->a, "[PAD%d]", i);
@@ -177,9 +190,12 @@ put_tokens(VocabExport *j, const char *model, const char *pre, const TokenTable 
 	gguf_head_list(&j->head, KEY "token_type", GGUF_I32, t->type, n * sizeof *t->type, n);
 }
 
-typedef struct Merge { int32_t rank, left, right; } Merge;
+typedef struct Merge {
+	int32_t rank, left, right;
+} Merge;
 
-/* Where a token's rank is that of all its merges (vocab_tiktoken.c) they go by the ids of both parts, as transformers' converter of such files has them */
+/* Where a token's rank is that of all its merges (vocab_tiktoken.c) they go by the ids of both
+ * parts, as transformers' converter of such files has them */
 static int
 by_rank(const void *a, const void *b)
 {
@@ -203,15 +219,20 @@ bytelevel(VocabExport *j)
 	char pre[64];
 
 	TRY(pre_of(j, pre));
-	if (t->word_prefix.n || t->word_suffix.n || t->n_norm > 1 || (t->n_norm == 1 && t->norm[0].kind != NORMALIZE_NFC))
-		return error_set(j->err, LLMC_E_INPUT, "%s: its tokenizer changes text before it is cut, or marks pieces of words, which GGUF files have no form for", j->folder);
+	if (t->word_prefix.n || t->word_suffix.n || t->n_norm > 1 ||
+	    (t->n_norm == 1 && t->norm[0].kind != NORMALIZE_NFC))
+		return error_set(j->err, LLMC_E_INPUT,
+		                 "%s: its tokenizer changes text before it is cut, or marks pieces "
+		                 "of words, which GGUF files have no form for",
+		                 j->folder);
 	TokenTable table = table_new(j, 0);
 	set_tokens(j, t, &table);
 	set_added(j, &table);
 	put_tokens(j, "gpt2", pre, &table, false);
 	for (size_t i = 0; i < m->cap; i++)
 		if (m->key[i])
-			merge[n++] = (Merge){ m->rank[i], (int32_t)((m->key[i] - 1) >> 32), (int32_t)(m->key[i] - 1) };
+			merge[n++] = (Merge){ m->rank[i], (int32_t)((m->key[i] - 1) >> 32),
+				              (int32_t)(m->key[i] - 1) };
 	qsort(merge, n, sizeof *merge, by_rank);
 	for (size_t i = 0; i < n; i++) {
 		const Token *l = &t->tok[merge[i].left], *r = &t->tok[merge[i].right];
@@ -242,7 +263,10 @@ from_model(VocabExport *j)
 	bool prefix = true;
 
 	if (t->model != MODEL_SCORES)
-		return error_set(j->err, LLMC_E_INPUT, "%s: tokenizer.model is of the unigram kind, which llmc does not write into GGUF files", j->folder);
+		return error_set(j->err, LLMC_E_INPUT,
+		                 "%s: tokenizer.model is of the unigram kind, which llmc does not "
+		                 "write into GGUF files",
+		                 j->folder);
 	for (size_t i = 0; i < t->n_norm; i++)
 		prefix = t->norm[i].kind == NORMALIZE_SPM ? t->norm[i].dummy_prefix : prefix;
 	set_tokens(j, t, &table);
@@ -250,7 +274,8 @@ from_model(VocabExport *j)
 	return LLMC_OK;
 }
 
-/* tokenizer.json of what once was a tokenizer.model: of two merges the earlier was the one of the higher score. */
+/* tokenizer.json of what once was a tokenizer.model: of two merges the earlier was the one of the
+ * higher score. */
 static llmc_status
 from_merges(VocabExport *j)
 {
@@ -262,7 +287,8 @@ from_merges(VocabExport *j)
 	for (int32_t i = 0; i < t->n_ids && i < j->n; i++)
 		table.score[i] = -1e6f;
 	for (size_t i = 0; i < t->merges.cap; i++)
-		if (t->merges.key[i] && t->merges.id[i] < j->n && table.score[t->merges.id[i]] < (float)-t->merges.rank[i])
+		if (t->merges.key[i] && t->merges.id[i] < j->n &&
+		    table.score[t->merges.id[i]] < (float)-t->merges.rank[i])
 			table.score[t->merges.id[i]] = (float)-t->merges.rank[i];
 	for (int i = 0; i < 256; i++)
 		if (t->byte_id[i] >= 0 && t->byte_id[i] < j->n)
@@ -289,7 +315,8 @@ put_id(VocabExport *j, const char *key, int32_t id)
 static void
 put_rest(VocabExport *j)
 {
-	static const char *const ends[] = { KEY "eos_token_id", KEY "eot_token_id", KEY "eom_token_id" };
+	static const char *const ends[] = { KEY "eos_token_id", KEY "eot_token_id",
+		                            KEY "eom_token_id" };
 	const llmc_tokenizer *t = j->own;
 
 	put_id(j, KEY "bos_token_id", t->bos);
@@ -298,11 +325,13 @@ put_rest(VocabExport *j)
 	put_id(j, KEY "unknown_token_id", t->unk);
 	put_id(j, KEY "padding_token_id", t->pad);
 	gguf_head_bool(&j->head, KEY "add_bos_token", t->n_prefix == 1 && t->prefix[0] == t->bos);
-	gguf_head_bool(&j->head, KEY "add_eos_token", t->n_suffix == 1 && t->n_eos && t->suffix[0] == t->eos[0]);
+	gguf_head_bool(&j->head, KEY "add_eos_token",
+	               t->n_suffix == 1 && t->n_eos && t->suffix[0] == t->eos[0]);
 	if (t->chat)
 		gguf_head_str(&j->head, "tokenizer.chat_template", t->chat);
 	if (t->chat_tools && t->chat_tools != t->chat) {
-		gguf_head_strs(&j->head, "tokenizer.chat_templates", (const char *const[]){ "tool_use" }, 1);
+		gguf_head_strs(&j->head, "tokenizer.chat_templates",
+		               (const char *const[]){ "tool_use" }, 1);
 		gguf_head_str(&j->head, "tokenizer.chat_template.tool_use", t->chat_tools);
 	}
 }
@@ -310,7 +339,8 @@ put_rest(VocabExport *j)
 /* ---- the same again? ---- */
 
 static llmc_status
-ids_of(VocabExport *j, const llmc_tokenizer *t, const char *text, size_t n_bytes, int32_t **ids, size_t *n)
+ids_of(VocabExport *j, const llmc_tokenizer *t, const char *text, size_t n_bytes, int32_t **ids,
+       size_t *n)
 {
 	size_t cap = n_bytes + 64;
 
@@ -321,14 +351,18 @@ ids_of(VocabExport *j, const llmc_tokenizer *t, const char *text, size_t n_bytes
 static llmc_status
 same_ids(VocabExport *j, const llmc_tokenizer *file)
 {
-	static const char odd[] = " I'll  be THERE at 10:15,\n\n\tthey said: 12345 + 67 = 12412!?  ``x=\"y\"''...   caf\xC3\xA9 na\xC3\xAFve \xE4\xBD\xA0\xE5\xA5\xBD \xD0\xBC\xD0\xB8\xD1\x80 \xF0\x9F\x98\x80 \n ";
+	static const char odd[] =
+	    " I'll  be THERE at 10:15,\n\n\tthey said: 12345 + 67 = 12412!?  ``x=\"y\"''...   "
+	    "caf\xC3\xA9 na\xC3\xAFve \xE4\xBD\xA0\xE5\xA5\xBD \xD0\xBC\xD0\xB8\xD1\x80 "
+	    "\xF0\x9F\x98\x80 \n ";
 	size_t n_text = 0, n[2];
 	const char *text = embed_find(CHECK_TEXT, &n_text);
 	Strbuf *all = arena_strbuf(&j->a);
 	int32_t *ids[2];
 
 	strbuf_add(all, text ? text : "", text && n_text > CHECK_BYTES ? CHECK_BYTES : n_text);
-	while (all->len && ((unsigned char)all->data[all->len - 1] & 0xC0) == 0x80) /* whole characters */
+	while (all->len &&
+	       ((unsigned char)all->data[all->len - 1] & 0xC0) == 0x80) /* whole characters */
 		all->len--;
 	strbuf_add(all, odd, sizeof odd - 1);
 	for (size_t i = 0; i < j->own->n_added && i < 64; i++) {
@@ -341,8 +375,11 @@ same_ids(VocabExport *j, const llmc_tokenizer *file)
 	TRY(ids_of(j, file, strbuf_str(all), all->len, &ids[1], &n[1]));
 	for (size_t i = 0; i < n[0] || i < n[1]; i++)
 		if (i >= n[0] || i >= n[1] || ids[0][i] != ids[1][i])
-			return error_set(j->err, LLMC_E_INPUT, "%s: GGUF files have no form that cuts text as its tokenizer does: token %zu of a sample is %d, read from the file it would be %d",
-			                 j->folder, i, i < n[0] ? ids[0][i] : -1, i < n[1] ? ids[1][i] : -1);
+			return error_set(
+			    j->err, LLMC_E_INPUT,
+			    "%s: GGUF files have no form that cuts text as its tokenizer does: "
+			    "token %zu of a sample is %d, read from the file it would be %d",
+			    j->folder, i, i < n[0] ? ids[0][i] : -1, i < n[1] ? ids[1][i] : -1);
 	return LLMC_OK;
 }
 
@@ -365,8 +402,7 @@ check(VocabExport *j)
 	return s;
 }
 
-static llmc_status
-export(VocabExport *j, GgufHead *head)
+static llmc_status export(VocabExport *j, GgufHead *head)
 {
 	const char *model = arena_printf(&j->a, "%s/tokenizer.model", j->folder);
 	bool bytes = false;
@@ -377,7 +413,10 @@ export(VocabExport *j, GgufHead *head)
 	if (j->own->n_ids > j->n) {
 		for (int32_t i = j->n; i < j->own->n_ids; i++)
 			if (j->own->tok[i].s)
-				return error_set(j->err, LLMC_E_INPUT, "%s: the tokenizer has a token %d, the model %d rows of the embedding", j->folder, i, j->n);
+				return error_set(j->err, LLMC_E_INPUT,
+				                 "%s: the tokenizer has a token %d, the model %d "
+				                 "rows of the embedding",
+				                 j->folder, i, j->n);
 	}
 	if (bytes && j->own->model == MODEL_BPE) {
 		TRY(bytelevel(j));
@@ -390,7 +429,10 @@ export(VocabExport *j, GgufHead *head)
 	} else if (j->own->model == MODEL_BPE && j->own->byte_fallback) {
 		TRY(from_merges(j));
 	} else {
-		return error_set(j->err, LLMC_E_INPUT, "%s: GGUF files have no form for its tokenizer that llmc writes: byte-level BPE, and pieces of sentencepiece with scores", j->folder);
+		return error_set(j->err, LLMC_E_INPUT,
+		                 "%s: GGUF files have no form for its tokenizer that llmc writes: "
+		                 "byte-level BPE, and pieces of sentencepiece with scores",
+		                 j->folder);
 	}
 	put_rest(j);
 	TRY(check(j));
@@ -403,7 +445,8 @@ export(VocabExport *j, GgufHead *head)
 static llmc_status
 guarded(VocabExport *j, GgufHead *head)
 {
-	return setjmp(j->a.oom) ? error_set(j->err, LLMC_E_MEMORY, "out of memory") : export(j, head);
+	return setjmp(j->a.oom) ? error_set(j->err, LLMC_E_MEMORY, "out of memory")
+	                        : export(j, head);
 }
 
 llmc_status

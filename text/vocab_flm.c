@@ -1,5 +1,6 @@
-/* The vocabulary of a FastLLM model, and its dialogue settings as a chat template. Text is cut as FastLLM does it: pieces are merged by their
- * scores within all of a text, with no pre-tokenizer in front. */
+/* The vocabulary of a FastLLM model, and its dialogue settings as a chat template. Text is cut as
+ * FastLLM does it: pieces are merged by their scores within all of a text, with no pre-tokenizer in
+ * front. */
 #include "text/text.h"
 
 #include <stdio.h>
@@ -12,8 +13,8 @@
 
 typedef struct FlmLoad {
 	llmc_tokenizer *t;
-	Flm             f;
-	llmc_error     *err;
+	Flm f;
+	llmc_error *err;
 } FlmLoad;
 
 static const char *const prompt_key[] = { "pre_prompt", "user_role", "bot_role", "history_sep" };
@@ -23,7 +24,8 @@ flag(const FlmLoad *l, const char *key, bool otherwise)
 {
 	const char *v = flm_get(&l->f, key);
 
-	return v ? strcmp(v, "True") == 0 || strcmp(v, "true") == 0 || strcmp(v, "1") == 0 : otherwise;
+	return v ? strcmp(v, "True") == 0 || strcmp(v, "true") == 0 || strcmp(v, "1") == 0
+	         : otherwise;
 }
 
 /* A number of digits alone; -1: none */
@@ -47,8 +49,8 @@ key_id(const FlmLoad *l, const char *key)
 	return id < l->t->n_ids ? id : -1;
 }
 
-/* Prompts name tokens that no text spells by their numbers: <FLM_FIX_TOKEN_195>. at: where to look; returns the name's length, 0 when there is none
- * further on */
+/* Prompts name tokens that no text spells by their numbers: <FLM_FIX_TOKEN_195>. at: where to look;
+ * returns the name's length, 0 when there is none further on */
 static size_t
 fix_token(const char **at, int32_t *id)
 {
@@ -72,9 +74,14 @@ count_ids(FlmLoad *l)
 
 	for (size_t i = 0; i < l->f.n_piece; i++) {
 		if (l->f.piece[i].id < 0)
-			return error_set(l->err, LLMC_E_INPUT, "piece %zu of the vocabulary has the number %d", i, l->f.piece[i].id);
+			return error_set(l->err, LLMC_E_INPUT,
+			                 "piece %zu of the vocabulary has the number %d", i,
+			                 l->f.piece[i].id);
 		if (l->f.piece[i].n > TEXT_MAX_TOKEN)
-			return error_set(l->err, LLMC_E_INPUT, "piece %zu of the vocabulary has %zu bytes; at most %zu are taken", i, l->f.piece[i].n, TEXT_MAX_TOKEN);
+			return error_set(
+			    l->err, LLMC_E_INPUT,
+			    "piece %zu of the vocabulary has %zu bytes; at most %zu are taken", i,
+			    l->f.piece[i].n, TEXT_MAX_TOKEN);
 		n = l->f.piece[i].id >= n ? l->f.piece[i].id + 1 : n;
 	}
 	for (size_t k = 0; k < 4; k++) {
@@ -84,7 +91,10 @@ count_ids(FlmLoad *l)
 			n = id >= n ? id + 1 : n;
 	}
 	if (!l->f.n_piece || n > TEXT_MAX_IDS || n > 4 * (int64_t)l->f.n_piece + (1 << 17))
-		return error_set(l->err, LLMC_E_INPUT, l->f.n_piece ? "numbers of tokens go up to %lld, which is too far" : "the file was exported without a vocabulary", (long long)n);
+		return error_set(l->err, LLMC_E_INPUT,
+		                 l->f.n_piece ? "numbers of tokens go up to %lld, which is too far"
+		                              : "the file was exported without a vocabulary",
+		                 (long long)n);
 	l->t->n_ids = (int32_t)n;
 	l->t->tok = NEW(&l->t->arena, Token, n);
 	return LLMC_OK;
@@ -94,7 +104,8 @@ count_ids(FlmLoad *l)
 static bool
 spells_byte(const FlmPiece *p)
 {
-	return p->n == 6 && memcmp(p->text, "<0x", 3) == 0 && p->text[5] == '>' && strspn(p->text + 3, "0123456789ABCDEF") == 2;
+	return p->n == 6 && memcmp(p->text, "<0x", 3) == 0 && p->text[5] == '>' &&
+	       strspn(p->text + 3, "0123456789ABCDEF") == 2;
 }
 
 static llmc_status
@@ -106,13 +117,15 @@ special(FlmLoad *l, int32_t id, const char *text)
 		tokenizer_set(l->t, id, (ByteSpan){ text, strlen(text) });
 	k->type = TT_CONTROL;
 	k->special = true;
-	return added_add(l->t, (Added){ .id = id, .text = { text, strlen(text) }, .special = true }, l->err);
+	return added_add(l->t, (Added){ .id = id, .text = { text, strlen(text) }, .special = true },
+	                 l->err);
 }
 
 static llmc_status
 read_pieces(FlmLoad *l)
 {
-	static const char *const ends[] = { "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id" };
+	static const char *const ends[] = { "bos_token_id", "eos_token_id", "pad_token_id",
+		                            "unk_token_id" };
 	llmc_tokenizer *t = l->t;
 	StrMap piece = { 0 };
 
@@ -124,7 +137,8 @@ read_pieces(FlmLoad *l)
 		k->type = spells_byte(p) ? TT_BYTE : TT_NORMAL;
 		t->byte_fallback |= k->type == TT_BYTE;
 		if (!(p->score > -1e30f && p->score < 1e30f))
-			return error_set(l->err, LLMC_E_INPUT, "the score of piece %zu is no finite number", i);
+			return error_set(l->err, LLMC_E_INPUT,
+			                 "the score of piece %zu is no finite number", i);
 		k->score = p->score;
 	}
 	for (size_t i = 0; i < l->f.n_special; i++) {
@@ -176,9 +190,11 @@ chat_of(FlmLoad *l)
 		quote(b, flm_get(&l->f, prompt_key[k]) ? flm_get(&l->f, prompt_key[k]) : "");
 		strbuf_puts(b, " -%}");
 	}
-	strbuf_puts(b, "{{- pre_prompt -}}{%- for m in messages -%}{%- if m.role == 'user' -%}{{- user_role + m.content + bot_role -}}"
-	               "{%- elif m.role == 'assistant' -%}{{- m.content + history_sep -}}"
-	               "{%- elif m.role == 'system' -%}{{- m.content -}}{%- endif -%}{%- endfor -%}");
+	strbuf_puts(b,
+	            "{{- pre_prompt -}}{%- for m in messages -%}{%- if m.role == 'user' -%}{{- "
+	            "user_role + m.content + bot_role -}}"
+	            "{%- elif m.role == 'assistant' -%}{{- m.content + history_sep -}}"
+	            "{%- elif m.role == 'system' -%}{{- m.content -}}{%- endif -%}{%- endfor -%}");
 	if (b->failed)
 		arena_out(&l->t->arena);
 	const char *out = arena_strdup(&l->t->arena, strbuf_str(b));
@@ -241,10 +257,14 @@ load(FlmLoad *l, const uint8_t *data, size_t n, const char *name)
 		if (flag(l, "tokenizer_remove_extra_whitespaces", true)) {
 			spaces = normalizer_add(t, NORMALIZE_REPLACE);
 			spaces->content = span_copy(&t->arena, (ByteSpan){ " ", 1 });
-			TRY(regex_compile(t, "spaces", (ByteSpan){ " +", 2 }, &spaces->regex, l->err));
+			TRY(regex_compile(t, "spaces", (ByteSpan){ " +", 2 }, &spaces->regex,
+			                  l->err));
 		}
-		*normalizer_add(t, NORMALIZE_SPM) = (Normalizer){ .kind = NORMALIZE_SPM, .dummy_prefix = prefix, .escape = true };
-		*dec_add(t, DEC_SPM) = (Dec){ .kind = DEC_SPM, .strip_first = prefix, .unk_surface = { " \xE2\x81\x87 ", 5 } };
+		*normalizer_add(t, NORMALIZE_SPM) =
+		    (Normalizer){ .kind = NORMALIZE_SPM, .dummy_prefix = prefix, .escape = true };
+		*dec_add(t, DEC_SPM) = (Dec){ .kind = DEC_SPM,
+			                      .strip_first = prefix,
+			                      .unk_surface = { " \xE2\x81\x87 ", 5 } };
 	}
 	read_ends(l);
 	const char *chat = chat_of(l);
@@ -262,7 +282,8 @@ guarded(FlmLoad *l, const uint8_t *data, size_t n, const char *name)
 }
 
 llmc_status
-text_open_flm(const uint8_t *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err)
+text_open_flm(const uint8_t *data, size_t n, const char *name, llmc_tokenizer **out,
+              llmc_error *err)
 {
 	FlmLoad l = { .err = err };
 

@@ -1,5 +1,7 @@
-/* The vocabulary of a GGUF: tokenizer.ggml.*. Models "gpt2" (byte-level BPE; tokenizer.ggml.pre names the split
- * expression), "gemma4" (BPE by merges over characters, blanks as sentencepiece marks them; some names in tokenizer.ggml.pre say so of "gpt2"), "llama" (sentencepiece BPE by scores) and "t5" (unigram). */
+/* The vocabulary of a GGUF: tokenizer.ggml.*. Models "gpt2" (byte-level BPE; tokenizer.ggml.pre
+ * names the split expression), "gemma4" (BPE by merges over characters, blanks as sentencepiece
+ * marks them; some names in tokenizer.ggml.pre say so of "gpt2"), "llama" (sentencepiece BPE by
+ * scores) and "t5" (unigram). */
 #include "text/text.h"
 
 #include <string.h>
@@ -8,9 +10,9 @@
 
 typedef struct GgufLoad {
 	llmc_tokenizer *t;
-	const Gguf     *g;
-	llmc_error     *err;
-	bool            add_bos, add_eos;
+	const Gguf *g;
+	llmc_error *err;
+	bool add_bos, add_eos;
 } GgufLoad;
 
 static bool
@@ -34,33 +36,44 @@ read_tokens(GgufLoad *l, bool scores_wanted)
 	GgufType type, elem;
 	size_t n = 0, m = 0;
 
-	if (!gguf_type(l->g, KEY "tokens", &type, &elem, &n) || type != GGUF_ARR || elem != GGUF_STR || !n)
-		return error_set(l->err, LLMC_E_INPUT, "no array of strings " KEY "tokens: the file has no vocabulary");
+	if (!gguf_type(l->g, KEY "tokens", &type, &elem, &n) || type != GGUF_ARR ||
+	    elem != GGUF_STR || !n)
+		return error_set(l->err, LLMC_E_INPUT,
+		                 "no array of strings " KEY "tokens: the file has no vocabulary");
 	if (n > TEXT_MAX_IDS)
-		return error_set(l->err, LLMC_E_INPUT, KEY "tokens has %zu entries; at most %d are taken", n, TEXT_MAX_IDS);
+		return error_set(l->err, LLMC_E_INPUT,
+		                 KEY "tokens has %zu entries; at most %d are taken", n,
+		                 TEXT_MAX_IDS);
 	bool types = gguf_type(l->g, KEY "token_type", &type, &elem, &m);
 	if (types && (type != GGUF_ARR || m != n))
-		return error_set(l->err, LLMC_E_INPUT, KEY "token_type has %zu entries, " KEY "tokens has %zu", m, n);
+		return error_set(l->err, LLMC_E_INPUT,
+		                 KEY "token_type has %zu entries, " KEY "tokens has %zu", m, n);
 	bool scores = gguf_type(l->g, KEY "scores", &type, &elem, &m);
 	if (scores && (type != GGUF_ARR || m != n))
-		return error_set(l->err, LLMC_E_INPUT, KEY "scores has %zu entries, " KEY "tokens has %zu", m, n);
+		return error_set(l->err, LLMC_E_INPUT,
+		                 KEY "scores has %zu entries, " KEY "tokens has %zu", m, n);
 	if (scores_wanted && !scores)
-		return error_set(l->err, LLMC_E_INPUT, "no " KEY "scores, which this kind of tokenizer needs");
+		return error_set(l->err, LLMC_E_INPUT,
+		                 "no " KEY "scores, which this kind of tokenizer needs");
 	t->n_ids = (int32_t)n;
 	t->tok = NEW(&t->arena, Token, n);
 	for (size_t i = 0; i < n; i++) {
 		GgufStr s;
 		double v = TT_NORMAL;
 		if (!gguf_arr_str(l->g, KEY "tokens", i, &s) || s.n > TEXT_MAX_TOKEN)
-			return error_set(l->err, LLMC_E_INPUT, KEY "tokens[%zu] is too long; at most %zu bytes are taken", i,
-			                 TEXT_MAX_TOKEN);
-		if (types && (!gguf_arr_num(l->g, KEY "token_type", i, &v) || !(v >= 0 && v <= TT_BYTE)))
-			return error_set(l->err, LLMC_E_INPUT, KEY "token_type[%zu] is none of 1 to 6", i);
+			return error_set(l->err, LLMC_E_INPUT,
+			                 KEY "tokens[%zu] is too long; at most %zu bytes are taken",
+			                 i, TEXT_MAX_TOKEN);
+		if (types &&
+		    (!gguf_arr_num(l->g, KEY "token_type", i, &v) || !(v >= 0 && v <= TT_BYTE)))
+			return error_set(l->err, LLMC_E_INPUT,
+			                 KEY "token_type[%zu] is none of 1 to 6", i);
 		t->tok[i].type = v < 1 ? TT_NORMAL : (uint8_t)v;
 		tokenizer_set(t, (int32_t)i, (ByteSpan){ s.s, s.n });
 		if (scores) {
 			if (!gguf_arr_num(l->g, KEY "scores", i, &v) || !(v > -1e30 && v < 1e30))
-				return error_set(l->err, LLMC_E_INPUT, KEY "scores[%zu] is not a finite number", i);
+				return error_set(l->err, LLMC_E_INPUT,
+				                 KEY "scores[%zu] is not a finite number", i);
 			t->tok[i].score = (float)v;
 		}
 		t->tok[i].special = t->tok[i].type == TT_CONTROL;
@@ -75,9 +88,13 @@ read_added(GgufLoad *l)
 
 	for (int32_t i = 0; i < t->n_ids; i++) {
 		const Token *k = &t->tok[i];
-		if (k->type == TT_CONTROL || k->type == TT_USER || (k->type == TT_UNKNOWN && (t->spm || t->byte_fallback)))
+		if (k->type == TT_CONTROL || k->type == TT_USER ||
+		    (k->type == TT_UNKNOWN && (t->spm || t->byte_fallback)))
 			TRY(added_add(t,
-			              (Added){ .id = i, .text = { k->s, k->n }, .special = k->type != TT_USER }, l->err));
+			              (Added){ .id = i,
+			                       .text = { k->s, k->n },
+			                       .special = k->type != TT_USER },
+			              l->err));
 		if (k->type == TT_UNKNOWN)
 			t->tok[i].special = !t->spm && t->byte_fallback;
 	}
@@ -94,15 +111,19 @@ read_merges(GgufLoad *l)
 	for (int32_t i = 0; i < t->n_ids; i++)
 		if (t->tok[i].type != TT_UNUSED)
 			strmap_put(&t->vocab, &t->arena, (ByteSpan){ t->tok[i].s, t->tok[i].n }, i);
-	if (!gguf_type(l->g, KEY "merges", &type, &elem, &n) || type != GGUF_ARR || elem != GGUF_STR)
-		return error_set(l->err, LLMC_E_INPUT, "no array of strings " KEY "merges, which byte-level BPE needs");
+	if (!gguf_type(l->g, KEY "merges", &type, &elem, &n) || type != GGUF_ARR ||
+	    elem != GGUF_STR)
+		return error_set(l->err, LLMC_E_INPUT,
+		                 "no array of strings " KEY "merges, which byte-level BPE needs");
 	for (size_t i = 0; i < n && i < INT32_MAX; i++) {
 		GgufStr s;
 		if (!gguf_arr_str(l->g, KEY "merges", i, &s))
 			break;
 		const char *gap = s.n > 2 ? memchr(s.s + 1, ' ', s.n - 2) : NULL;
 		if (!gap)
-			return error_set(l->err, LLMC_E_INPUT, KEY "merges[%zu] is not two pieces with a space between", i);
+			return error_set(l->err, LLMC_E_INPUT,
+			                 KEY "merges[%zu] is not two pieces with a space between",
+			                 i);
 		size_t a = (size_t)(gap - s.s), b = s.n - a - 1;
 		strbuf_clear(&t->scratch);
 		strbuf_add(&t->scratch, s.s, a);
@@ -111,7 +132,8 @@ read_merges(GgufLoad *l)
 			return error_set(l->err, LLMC_E_MEMORY, "out of memory");
 		int32_t ia = strmap_get(&t->vocab, s.s, a), ib = strmap_get(&t->vocab, gap + 1, b);
 		int32_t to = strmap_get(&t->vocab, t->scratch.data, t->scratch.len);
-		/* converters keep merges whose pieces they dropped: such a merge can never be reached */
+		/* converters keep merges whose pieces they dropped: such a merge can never be
+		 * reached */
 		if (ia >= 0 && ib >= 0 && to >= 0)
 			pairmap_put(&t->merges, &t->arena, ia, ib, (int32_t)i, to);
 	}
@@ -144,10 +166,15 @@ load_characters(GgufLoad *l, bool add_bos)
 	TRY(read_merges(l));
 	TRY(read_added(l));
 	const bool prefix = get_bool(l->g, KEY "add_space_prefix", false);
-	*normalizer_add(t, NORMALIZE_SPM) = (Normalizer){ .kind = NORMALIZE_SPM, .dummy_prefix = prefix, .escape = true };
+	*normalizer_add(t, NORMALIZE_SPM) =
+	    (Normalizer){ .kind = NORMALIZE_SPM, .dummy_prefix = prefix, .escape = true };
 	const int32_t unk = t->unk_id = get_id(l, KEY "unknown_token_id");
 	t->fuse_unk = true;
-	*dec_add(t, DEC_SPM) = (Dec){ .kind = DEC_SPM, .strip_first = prefix, .unk_surface = unk >= 0 ? (ByteSpan){ t->tok[unk].s, t->tok[unk].n } : (ByteSpan){ 0 } };
+	*dec_add(t, DEC_SPM) =
+	    (Dec){ .kind = DEC_SPM,
+		   .strip_first = prefix,
+		   .unk_surface =
+		       unk >= 0 ? (ByteSpan){ t->tok[unk].s, t->tok[unk].n } : (ByteSpan){ 0 } };
 	l->add_bos = add_bos;
 	return LLMC_OK;
 }
@@ -174,8 +201,11 @@ load_pieces(GgufLoad *l, bool unigram)
 		char *blob = NEW(&t->arena, char, n);
 		for (size_t i = 0; i < n; i++) {
 			double v;
-			if (!gguf_arr_num(l->g, KEY "precompiled_charsmap", i, &v) || v < -128 || v > 255)
-				return error_set(l->err, LLMC_E_INPUT, KEY "precompiled_charsmap is not an array of bytes");
+			if (!gguf_arr_num(l->g, KEY "precompiled_charsmap", i, &v) || v < -128 ||
+			    v > 255)
+				return error_set(l->err, LLMC_E_INPUT,
+				                 KEY
+				                 "precompiled_charsmap is not an array of bytes");
 			blob[i] = (char)(int)v;
 		}
 		TRY(charsmap_read(&t->arena, (ByteSpan){ blob, n }, &map, l->err));
@@ -183,10 +213,17 @@ load_pieces(GgufLoad *l, bool unigram)
 	bool prefix = get_bool(l->g, KEY "add_space_prefix", true);
 	bool extra = get_bool(l->g, KEY "remove_extra_whitespaces", unigram);
 	*normalizer_add(t, NORMALIZE_SPM) = (Normalizer){
-		.kind = NORMALIZE_SPM, .map = map, .dummy_prefix = prefix, .remove_extra = extra, .escape = true,
+		.kind = NORMALIZE_SPM,
+		.map = map,
+		.dummy_prefix = prefix,
+		.remove_extra = extra,
+		.escape = true,
 	};
 	*dec_add(t, DEC_SPM) = (Dec){
-		.kind = DEC_SPM, .strip_first = prefix, .strip_all = extra, .unk_surface = { " \xE2\x81\x87 ", 5 },
+		.kind = DEC_SPM,
+		.strip_first = prefix,
+		.strip_all = extra,
+		.unk_surface = { " \xE2\x81\x87 ", 5 },
 	};
 	l->add_bos = !unigram;
 	l->add_eos = unigram;
@@ -211,9 +248,11 @@ load(GgufLoad *l)
 
 	gguf_str(l->g, KEY "pre", &pre);
 	if (!gguf_str(l->g, KEY "model", &model))
-		return error_set(l->err, LLMC_E_INPUT, "no key " KEY "model: the file has no tokenizer");
+		return error_set(l->err, LLMC_E_INPUT,
+		                 "no key " KEY "model: the file has no tokenizer");
 	if (model.n == 4 && memcmp(model.s, "gpt2", 4) == 0)
-		TRY(pretokenizer_characters((ByteSpan){ pre.s, pre.n }) ? load_characters(l, false) : load_bytelevel(l, pre));
+		TRY(pretokenizer_characters((ByteSpan){ pre.s, pre.n }) ? load_characters(l, false)
+		                                                        : load_bytelevel(l, pre));
 	else if (model.n == 6 && memcmp(model.s, "gemma4", 6) == 0)
 		TRY(load_characters(l, true));
 	else if (model.n == 5 && memcmp(model.s, "llama", 5) == 0)
@@ -221,7 +260,8 @@ load(GgufLoad *l)
 	else if (model.n == 2 && memcmp(model.s, "t5", 2) == 0)
 		TRY(load_pieces(l, true));
 	else
-		return error_set(l->err, LLMC_E_INPUT, KEY "model is \"%.*s\"; gpt2, gemma4, llama and t5 are supported",
+		return error_set(l->err, LLMC_E_INPUT,
+		                 KEY "model is \"%.*s\"; gpt2, gemma4, llama and t5 are supported",
 		                 (int)(model.n < 60 ? model.n : 60), model.s);
 	t->bos = get_id(l, KEY "bos_token_id");
 	t->unk = t->unk_id >= 0 ? t->unk_id : get_id(l, KEY "unknown_token_id");

@@ -1,4 +1,5 @@
-/* tokenizer.json: the model, its vocabulary and the added tokens. vocab_pipeline.c reads the rest. */
+/* tokenizer.json: the model, its vocabulary and the added tokens. vocab_pipeline.c reads the rest.
+ */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -8,10 +9,10 @@
 
 typedef struct JsonLoad {
 	llmc_tokenizer *t;
-	json_t         *root;
-	const char     *name;
-	llmc_error     *err;
-	bool            masked;
+	json_t *root;
+	const char *name;
+	llmc_error *err;
+	bool masked;
 } JsonLoad;
 
 static llmc_status
@@ -20,7 +21,8 @@ bad(const JsonLoad *l, const char *what)
 	return error_set(l->err, LLMC_E_INPUT, "%s", what);
 }
 
-/* jansson takes no NUL in a key, and a vocabulary may hold one: \u0000 stands as U+10FFFF while the file is parsed. */
+/* jansson takes no NUL in a key, and a vocabulary may hold one: \u0000 stands as U+10FFFF while the
+ * file is parsed. */
 #define NUL_MASK "\xF4\x8F\xBF\xBF"
 
 static ByteSpan
@@ -73,21 +75,25 @@ count_ids(JsonLoad *l, const json_t *vocab, const json_t *added)
 	size_t i;
 
 	if (json_is_object(vocab)) {
-		json_object_foreach((json_t *)vocab, key, v) {
-			if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= TEXT_MAX_IDS)
-				return error_set(l->err, LLMC_E_INPUT,
-				                 "model.vocab: the id of \"%.60s\" is no number from 0 to %d", key,
-				                 TEXT_MAX_IDS - 1);
+		json_object_foreach ((json_t *)vocab, key, v) {
+			if (!json_is_integer(v) || json_integer_value(v) < 0 ||
+			    json_integer_value(v) >= TEXT_MAX_IDS)
+				return error_set(
+				    l->err, LLMC_E_INPUT,
+				    "model.vocab: the id of \"%.60s\" is no number from 0 to %d",
+				    key, TEXT_MAX_IDS - 1);
 			if (json_integer_value(v) > top)
 				top = json_integer_value(v);
 		}
 	} else {
 		top = (json_int_t)json_array_size(vocab) - 1;
 	}
-	json_array_foreach(added, i, v) {
+	json_array_foreach (added, i, v) {
 		const json_t *id = json_object_get(v, "id");
-		if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= TEXT_MAX_IDS)
-			return error_set(l->err, LLMC_E_INPUT, "added_tokens[%zu]: id is no number from 0 to %d", i,
+		if (!json_is_integer(id) || json_integer_value(id) < 0 ||
+		    json_integer_value(id) >= TEXT_MAX_IDS)
+			return error_set(l->err, LLMC_E_INPUT,
+			                 "added_tokens[%zu]: id is no number from 0 to %d", i,
 			                 TEXT_MAX_IDS - 1);
 		if (json_integer_value(id) > top)
 			top = json_integer_value(id);
@@ -95,7 +101,8 @@ count_ids(JsonLoad *l, const json_t *vocab, const json_t *added)
 	/* ids may have gaps, but a table may not be made of nothing else */
 	size_t entries = json_object_size(vocab) + json_array_size(vocab) + json_array_size(added);
 	if (top >= 0 && (size_t)top / 64 > entries + 1024)
-		return error_set(l->err, LLMC_E_INPUT, "the vocabulary has %zu entries, but ids up to %lld", entries,
+		return error_set(l->err, LLMC_E_INPUT,
+		                 "the vocabulary has %zu entries, but ids up to %lld", entries,
 		                 (long long)top);
 	l->t->n_ids = (int32_t)(top + 1);
 	l->t->tok = NEW(&l->t->arena, Token, top + 1);
@@ -117,13 +124,15 @@ load_merges(JsonLoad *l, const json_t *merges)
 	json_t *m;
 	size_t i;
 
-	json_array_foreach(merges, i, m) {
+	json_array_foreach (merges, i, m) {
 		ByteSpan a, b;
 		if (json_is_string(m)) {
 			ByteSpan whole = text_of(l, m);
 			const char *gap = memchr(whole.s, ' ', whole.n);
 			if (!gap)
-				return error_set(l->err, LLMC_E_INPUT, "model.merges[%zu]: no space in \"%.60s\"", i, whole.s);
+				return error_set(l->err, LLMC_E_INPUT,
+				                 "model.merges[%zu]: no space in \"%.60s\"", i,
+				                 whole.s);
 			a = (ByteSpan){ whole.s, (size_t)(gap - whole.s) };
 			b = (ByteSpan){ gap + 1, whole.n - a.n - 1 };
 		} else if (json_array_size(m) == 2 && json_is_string(json_array_get(m, 0)) &&
@@ -131,7 +140,9 @@ load_merges(JsonLoad *l, const json_t *merges)
 			a = text_of(l, json_array_get(m, 0));
 			b = text_of(l, json_array_get(m, 1));
 		} else {
-			return error_set(l->err, LLMC_E_INPUT, "model.merges[%zu]: neither \"a b\" nor [\"a\", \"b\"]", i);
+			return error_set(l->err, LLMC_E_INPUT,
+			                 "model.merges[%zu]: neither \"a b\" nor [\"a\", \"b\"]",
+			                 i);
 		}
 		size_t skip = b.n >= t->word_prefix.n ? t->word_prefix.n : b.n;
 		strbuf_clear(joined);
@@ -143,8 +154,12 @@ load_merges(JsonLoad *l, const json_t *merges)
 		int32_t to = strmap_get(&t->vocab, strbuf_str(joined), joined->len);
 		if (ia < 0 || ib < 0 || to < 0)
 			return error_set(l->err, LLMC_E_INPUT,
-			                 "model.merges[%zu] joins \"%.60s\" and \"%.60s\", but %s is not in the vocabulary", i,
-			                 a.s, b.s, ia < 0 ? "the first" : ib < 0 ? "the second" : "the result");
+			                 "model.merges[%zu] joins \"%.60s\" and \"%.60s\", but %s "
+			                 "is not in the vocabulary",
+			                 i, a.s, b.s,
+			                 ia < 0   ? "the first"
+			                 : ib < 0 ? "the second"
+			                          : "the result");
 		pairmap_put(&t->merges, &t->arena, ia, ib, (int32_t)i, to);
 	}
 	strbuf_release(joined);
@@ -155,7 +170,8 @@ static llmc_status
 load_bpe(JsonLoad *l, const json_t *model)
 {
 	llmc_tokenizer *t = l->t;
-	const json_t *vocab = json_object_get(model, "vocab"), *unk = json_object_get(model, "unk_token");
+	const json_t *vocab = json_object_get(model, "vocab"),
+	             *unk = json_object_get(model, "unk_token");
 	const json_t *prefix = json_object_get(model, "continuing_subword_prefix");
 	const json_t *suffix = json_object_get(model, "end_of_word_suffix");
 	const char *key;
@@ -166,8 +182,9 @@ load_bpe(JsonLoad *l, const json_t *model)
 	if (json_object_get(model, "merges") && !json_is_array(json_object_get(model, "merges")))
 		return bad(l, "model.merges is not an array");
 	t->model = MODEL_BPE;
-	json_object_foreach((json_t *)vocab, key, v)
-		vocab_put(t, (int32_t)json_integer_value(v), unmask(l, (ByteSpan){ key, strlen(key) }));
+	json_object_foreach ((json_t *)vocab, key, v)
+		vocab_put(t, (int32_t)json_integer_value(v),
+		          unmask(l, (ByteSpan){ key, strlen(key) }));
 	if (json_is_string(prefix))
 		t->word_prefix = span_copy(&t->arena, text_of(l, prefix));
 	if (json_is_string(suffix))
@@ -184,7 +201,8 @@ static llmc_status
 load_unigram(JsonLoad *l, const json_t *model)
 {
 	llmc_tokenizer *t = l->t;
-	const json_t *vocab = json_object_get(model, "vocab"), *unk = json_object_get(model, "unk_id");
+	const json_t *vocab = json_object_get(model, "vocab"),
+	             *unk = json_object_get(model, "unk_id");
 	json_t *v;
 	size_t i;
 
@@ -192,10 +210,12 @@ load_unigram(JsonLoad *l, const json_t *model)
 		return bad(l, "model.vocab is not an array of [piece, score]");
 	t->model = MODEL_UNIGRAM;
 	trie_init(&t->pieces, &t->arena);
-	json_array_foreach(vocab, i, v) {
+	json_array_foreach (vocab, i, v) {
 		const json_t *s = json_array_get(v, 0), *score = json_array_get(v, 1);
-		if (!json_is_string(s) || !json_is_number(score) || json_string_length(s) > TEXT_MAX_TOKEN)
-			return error_set(l->err, LLMC_E_INPUT, "model.vocab[%zu] is not [piece, score]", i);
+		if (!json_is_string(s) || !json_is_number(score) ||
+		    json_string_length(s) > TEXT_MAX_TOKEN)
+			return error_set(l->err, LLMC_E_INPUT,
+			                 "model.vocab[%zu] is not [piece, score]", i);
 		vocab_put(t, (int32_t)i, text_of(l, s));
 		t->tok[i].score = json_number_value(score);
 		if (i == 0 || t->tok[i].score < t->min_score)
@@ -204,7 +224,8 @@ load_unigram(JsonLoad *l, const json_t *model)
 			trie_put(&t->pieces, &t->arena, text_of(l, s), (int32_t)i);
 	}
 	if (json_is_integer(unk)) {
-		if (json_integer_value(unk) < 0 || (size_t)json_integer_value(unk) >= json_array_size(vocab))
+		if (json_integer_value(unk) < 0 ||
+		    (size_t)json_integer_value(unk) >= json_array_size(vocab))
 			return bad(l, "model.unk_id is outside the vocabulary");
 		t->unk_id = (int32_t)json_integer_value(unk);
 	}
@@ -220,10 +241,11 @@ load_added(JsonLoad *l, const json_t *added)
 	json_t *v;
 	size_t i;
 
-	json_array_foreach(added, i, v) {
+	json_array_foreach (added, i, v) {
 		const json_t *content = json_object_get(v, "content");
 		if (!json_is_string(content))
-			return error_set(l->err, LLMC_E_INPUT, "added_tokens[%zu]: content is not a string", i);
+			return error_set(l->err, LLMC_E_INPUT,
+			                 "added_tokens[%zu]: content is not a string", i);
 		Added a = {
 			.id = (int32_t)json_integer_value(json_object_get(v, "id")),
 			.text = text_of(l, content),
@@ -245,8 +267,10 @@ load_added(JsonLoad *l, const json_t *added)
 static llmc_status
 load(JsonLoad *l)
 {
-	const json_t *model = json_object_get(l->root, "model"), *added = json_object_get(l->root, "added_tokens");
-	const json_t *vocab = json_object_get(model, "vocab"), *type = json_object_get(model, "type");
+	const json_t *model = json_object_get(l->root, "model"),
+	             *added = json_object_get(l->root, "added_tokens");
+	const json_t *vocab = json_object_get(model, "vocab"),
+	             *type = json_object_get(model, "type");
 	const char *kind = json_string_value(type);
 
 	if (!json_is_object(model))
@@ -256,7 +280,8 @@ load(JsonLoad *l)
 	if (!kind) /* files from before the key was written */
 		kind = json_object_get(model, "merges") ? "BPE" : "Unigram";
 	if (strcmp(kind, "BPE") != 0 && strcmp(kind, "Unigram") != 0)
-		return error_set(l->err, LLMC_E_INPUT, "model.type is \"%s\"; BPE and Unigram are supported", kind);
+		return error_set(l->err, LLMC_E_INPUT,
+		                 "model.type is \"%s\"; BPE and Unigram are supported", kind);
 	TRY(count_ids(l, vocab, added));
 	if (strcmp(kind, "BPE") == 0)
 		TRY(load_bpe(l, model));
@@ -293,10 +318,15 @@ text_open_json(const char *data, size_t n, const char *name, llmc_tokenizer **ou
 		strbuf_release(&text);
 		return error_set(err, LLMC_E_MEMORY, "%s: out of memory", name);
 	}
-	l.root = json_parse(l.masked ? strbuf_str(&text) : data ? data : "", l.masked ? text.len : n, JSON_ALLOW_NUL, &why, &no_memory);
+	l.root = json_parse(l.masked ? strbuf_str(&text)
+	                    : data   ? data
+	                             : "",
+	                    l.masked ? text.len : n, JSON_ALLOW_NUL, &why, &no_memory);
 	strbuf_release(&text);
-	llmc_status status = l.root ? guarded(&l) : no_memory ? error_set(err, LLMC_E_MEMORY, "out of memory")
-	                            : error_set(err, LLMC_E_INPUT, "line %d, column %d: %s", why.line, why.column, why.text);
+	llmc_status status = l.root      ? guarded(&l)
+	                     : no_memory ? error_set(err, LLMC_E_MEMORY, "out of memory")
+	                                 : error_set(err, LLMC_E_INPUT, "line %d, column %d: %s",
+	                                             why.line, why.column, why.text);
 	json_decref(l.root);
 	if (status != LLMC_OK) {
 		error_prefix(err, "%s", name);

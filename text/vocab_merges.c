@@ -1,5 +1,6 @@
-/* Byte-level BPE in the files that GPT-2 came with: vocab.json, merges.txt, and added_tokens.json where a model has tokens of its own (MOSS,
- * CodeGen). They are what tokenizer.json holds in one file, so that is what is made of them. */
+/* Byte-level BPE in the files that GPT-2 came with: vocab.json, merges.txt, and added_tokens.json
+ * where a model has tokens of its own (MOSS, CodeGen). They are what tokenizer.json holds in one
+ * file, so that is what is made of them. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -18,7 +19,8 @@ read_object(Arena *a, const char *path, json_t **out, llmc_error *err)
 	*out = json_read(a, strbuf_str(text), text->len, JSON_REJECT_DUPLICATES, &why);
 	strbuf_release(text);
 	if (!json_is_object(*out))
-		return error_set(err, LLMC_E_INPUT, "%s: a JSON object of tokens and their numbers is expected", path);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: a JSON object of tokens and their numbers is expected", path);
 	return LLMC_OK;
 }
 
@@ -34,8 +36,10 @@ read_lines(Arena *a, const char *path, json_t *merges, llmc_error *err)
 		const char *nl = memchr(p, '\n', (size_t)(end - p));
 		size_t n = (size_t)((nl ? nl : end) - p);
 		size_t use = n && p[n - 1] == '\r' ? n - 1 : n;
-		if (use && !(first && *p == '#') && json_array_append_new(merges, json_stringn(p, use)) != 0)
-			return error_set(err, LLMC_E_INPUT, "%s: holds a line that is no UTF-8", path);
+		if (use && !(first && *p == '#') &&
+		    json_array_append_new(merges, json_stringn(p, use)) != 0)
+			return error_set(err, LLMC_E_INPUT, "%s: holds a line that is no UTF-8",
+			                 path);
 		p += n + 1;
 	}
 	strbuf_release(text);
@@ -48,9 +52,10 @@ add_tokens(const json_t *tokens, json_t *added, llmc_error *err)
 	const char *name;
 	json_t *id;
 
-	json_object_foreach((json_t *)tokens, name, id) {
-		json_t *one = json_pack("{s:O, s:s, s:b, s:b, s:b, s:b, s:b}", "id", id, "content", name, "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0,
-		                        "special", 1);
+	json_object_foreach ((json_t *)tokens, name, id) {
+		json_t *one = json_pack("{s:O, s:s, s:b, s:b, s:b, s:b, s:b}", "id", id, "content",
+		                        name, "single_word", 0, "lstrip", 0, "rstrip", 0,
+		                        "normalized", 0, "special", 1);
 		if (!one || json_array_append_new(added, one) != 0)
 			return error_set(err, LLMC_E_MEMORY, "out of memory");
 	}
@@ -72,12 +77,14 @@ free_json(void *p)
 static llmc_status
 load(Arena *a, const char *dir, llmc_tokenizer **out, llmc_error *err)
 {
-	const char *vocab_path = arena_printf(a, "%s/vocab.json", dir), *merges_path = arena_printf(a, "%s/merges.txt", dir);
+	const char *vocab_path = arena_printf(a, "%s/vocab.json", dir),
+	           *merges_path = arena_printf(a, "%s/merges.txt", dir);
 	const char *added_path = arena_printf(a, "%s/added_tokens.json", dir);
 	json_t *vocab, *tokens;
 
 	if (!file_exists(merges_path))
-		return error_set(err, LLMC_E_INPUT, "%s: vocab.json is there, merges.txt is not: fetch it", dir);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: vocab.json is there, merges.txt is not: fetch it", dir);
 	json_t *merges = json_array(), *added = json_array();
 	arena_defer(a, free_json, merges);
 	arena_defer(a, free_json, added);
@@ -87,8 +94,11 @@ load(Arena *a, const char *dir, llmc_tokenizer **out, llmc_error *err)
 		TRY(read_object(a, added_path, &tokens, err));
 		TRY(add_tokens(tokens, added, err));
 	}
-	json_t *root = json_pack("{s:O, s:n, s:{s:s, s:b, s:b}, s:{s:s}, s:{s:s, s:O, s:O}}", "added_tokens", added, "normalizer", "pre_tokenizer", "type", "ByteLevel",
-	                         "add_prefix_space", 0, "use_regex", 1, "decoder", "type", "ByteLevel", "model", "type", "BPE", "vocab", vocab, "merges", merges);
+	json_t *root =
+	    json_pack("{s:O, s:n, s:{s:s, s:b, s:b}, s:{s:s}, s:{s:s, s:O, s:O}}", "added_tokens",
+	              added, "normalizer", "pre_tokenizer", "type", "ByteLevel", "add_prefix_space",
+	              0, "use_regex", 1, "decoder", "type", "ByteLevel", "model", "type", "BPE",
+	              "vocab", vocab, "merges", merges);
 	char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
 	if (root)
 		arena_defer(a, free_json, root);
@@ -105,7 +115,8 @@ text_open_merges(const char *dir, llmc_tokenizer **out, llmc_error *err)
 
 	*out = NULL;
 	arena_init(&a);
-	llmc_status status = setjmp(a.oom) ? error_set(err, LLMC_E_MEMORY, "%s: out of memory", dir) : load(&a, dir, out, err);
+	llmc_status status = setjmp(a.oom) ? error_set(err, LLMC_E_MEMORY, "%s: out of memory", dir)
+	                                   : load(&a, dir, out, err);
 	arena_release(&a);
 	return status;
 }

@@ -1,5 +1,5 @@
-/* Normalizers, pre-tokenizers, post-processor and decoders of tokenizer.json. What we do not know is refused by name:
- * a tokenizer that is almost right gives a model that is quietly wrong. */
+/* Normalizers, pre-tokenizers, post-processor and decoders of tokenizer.json. What we do not know
+ * is refused by name: a tokenizer that is almost right gives a model that is quietly wrong. */
 #include "text/text.h"
 
 #include <string.h>
@@ -36,14 +36,20 @@ unknown(const char *what, const char *type, llmc_error *err)
 
 /* "Split me at this": {"Regex": "..."}, {"String": "..."} or a plain string */
 static llmc_status
-pattern(llmc_tokenizer *t, const char *what, const json_t *p, pcre2_code **regex, ByteSpan *text, llmc_error *err)
+pattern(llmc_tokenizer *t, const char *what, const json_t *p, pcre2_code **regex, ByteSpan *text,
+        llmc_error *err)
 {
-	const json_t *re = json_object_get(p, "Regex"), *s = json_is_string(p) ? p : json_object_get(p, "String");
+	const json_t *re = json_object_get(p, "Regex"),
+	             *s = json_is_string(p) ? p : json_object_get(p, "String");
 
 	if (json_is_string(re))
-		return regex_compile(t, what, (ByteSpan){ json_string_value(re), json_string_length(re) }, regex, err);
+		return regex_compile(t, what,
+		                     (ByteSpan){ json_string_value(re), json_string_length(re) },
+		                     regex, err);
 	if (!json_is_string(s))
-		return error_set(err, LLMC_E_INPUT, "%s: pattern is neither {\"Regex\": ...} nor {\"String\": ...}", what);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: pattern is neither {\"Regex\": ...} nor {\"String\": ...}",
+		                 what);
 	ByteSpan lit = { json_string_value(s), json_string_length(s) };
 	if (text) {
 		*text = span(t, s);
@@ -98,11 +104,16 @@ load_norm(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 {
 	static const struct {
 		const char *name;
-		NormalizerKind    kind;
+		NormalizerKind kind;
 	} plain[] = {
-		{ "NFC", NORMALIZE_NFC },     { "NFD", NORMALIZE_NFD },     { "NFKC", NORMALIZE_NFKC },
-		{ "NFKD", NORMALIZE_NFKD },   { "Nmt", NORMALIZE_NMT },     { "Lowercase", NORMALIZE_LOWER },
-		{ "ByteLevel", NORMALIZE_BYTELEVEL }, { "StripAccents", NORMALIZE_STRIP_ACCENTS },
+		{ "NFC", NORMALIZE_NFC },
+		{ "NFD", NORMALIZE_NFD },
+		{ "NFKC", NORMALIZE_NFKC },
+		{ "NFKD", NORMALIZE_NFKD },
+		{ "Nmt", NORMALIZE_NMT },
+		{ "Lowercase", NORMALIZE_LOWER },
+		{ "ByteLevel", NORMALIZE_BYTELEVEL },
+		{ "StripAccents", NORMALIZE_STRIP_ACCENTS },
 	};
 	const char *type = str(o, "type", "");
 	size_t i;
@@ -119,7 +130,7 @@ load_norm(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		}
 	}
 	if (strcmp(type, "Sequence") == 0) {
-		json_array_foreach(json_object_get(o, "normalizers"), i, item)
+		json_array_foreach (json_object_get(o, "normalizers"), i, item)
 			TRY(load_norm(t, item, depth + 1, err));
 	} else if (strcmp(type, "Strip") == 0) {
 		Normalizer *n = normalizer_add(t, NORMALIZE_STRIP);
@@ -131,13 +142,16 @@ load_norm(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 	} else if (strcmp(type, "Replace") == 0) {
 		pcre2_code *re;
 		ByteSpan s = span(t, json_object_get(o, "content"));
-		TRY(pattern(t, "normalizer Replace", json_object_get(o, "pattern"), &re, NULL, err));
+		TRY(pattern(t, "normalizer Replace", json_object_get(o, "pattern"), &re, NULL,
+		            err));
 		Normalizer *n = normalizer_add(t, NORMALIZE_REPLACE);
 		n->regex = re;
 		n->content = s;
-		n->n_literal = json_string_length(json_object_get(json_object_get(o, "pattern"), "String"));
+		n->n_literal =
+		    json_string_length(json_object_get(json_object_get(o, "pattern"), "String"));
 	} else if (strcmp(type, "Precompiled") == 0) {
-		ByteSpan blob = text_base64(&t->arena, span(t, json_object_get(o, "precompiled_charsmap")));
+		ByteSpan blob =
+		    text_base64(&t->arena, span(t, json_object_get(o, "precompiled_charsmap")));
 		Charsmap map;
 		if (!blob.n)
 			return LLMC_OK;
@@ -152,8 +166,8 @@ load_norm(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 static llmc_status
 split_mode(const char *what, const char *name, SplitMode *out, llmc_error *err)
 {
-	static const char *const names[] = { "Removed", "Isolated", "MergedWithPrevious", "MergedWithNext",
-		                             "Contiguous" };
+	static const char *const names[] = { "Removed", "Isolated", "MergedWithPrevious",
+		                             "MergedWithNext", "Contiguous" };
 	for (int i = 0; i < 5; i++) {
 		if (strcmp(name, names[i]) == 0) {
 			*out = (SplitMode)i;
@@ -164,7 +178,8 @@ split_mode(const char *what, const char *name, SplitMode *out, llmc_error *err)
 }
 
 static llmc_status
-pre_regex(llmc_tokenizer *t, const char *what, const char *expr, SplitMode mode, bool invert, llmc_error *err)
+pre_regex(llmc_tokenizer *t, const char *what, const char *expr, SplitMode mode, bool invert,
+          llmc_error *err)
 {
 	pcre2_code *re;
 
@@ -187,8 +202,11 @@ pre_class(llmc_tokenizer *t, CharClass cls, SplitMode mode)
 static Prepend
 prepend_scheme(const json_t *o)
 {
-	const char *scheme = str(o, "prepend_scheme", flag(o, "add_prefix_space", true) ? "always" : "never");
-	return strcmp(scheme, "always") == 0 ? PREPEND_ALWAYS : strcmp(scheme, "first") == 0 ? PREPEND_FIRST : PREPEND_NEVER;
+	const char *scheme =
+	    str(o, "prepend_scheme", flag(o, "add_prefix_space", true) ? "always" : "never");
+	return strcmp(scheme, "always") == 0  ? PREPEND_ALWAYS
+	       : strcmp(scheme, "first") == 0 ? PREPEND_FIRST
+	                                      : PREPEND_NEVER;
 }
 
 static llmc_status
@@ -197,7 +215,8 @@ load_metaspace(llmc_tokenizer *t, const json_t *o, llmc_error *err)
 	ByteSpan r = span(t, json_object_get(o, "replacement"));
 
 	if (!r.n || r.n > 4 || utf8_count(r.s, r.n) != 1)
-		return error_set(err, LLMC_E_INPUT, "Metaspace: replacement \"%s\" is not one character", r.s);
+		return error_set(err, LLMC_E_INPUT,
+		                 "Metaspace: replacement \"%s\" is not one character", r.s);
 	char *escaped = arena_printf(&t->arena, "\\Q%s\\E", r.s);
 	pcre2_code *re;
 	TRY(regex_compile(t, "Metaspace", (ByteSpan){ escaped, strlen(escaped) }, &re, err));
@@ -210,7 +229,8 @@ load_metaspace(llmc_tokenizer *t, const json_t *o, llmc_error *err)
 	return LLMC_OK;
 }
 
-#define GPT2_SPLIT "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define GPT2_SPLIT                                                                                 \
+	"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
 static llmc_status
 load_pre(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
@@ -223,28 +243,33 @@ load_pre(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 	if (json_is_null(o) || !o)
 		return LLMC_OK;
 	if (depth > MAX_DEPTH)
-		return error_set(err, LLMC_E_INPUT, "pre_tokenizer: nested deeper than %d", MAX_DEPTH);
+		return error_set(err, LLMC_E_INPUT, "pre_tokenizer: nested deeper than %d",
+		                 MAX_DEPTH);
 	if (strcmp(type, "Sequence") == 0) {
-		json_array_foreach(json_object_get(o, "pretokenizers"), i, item)
+		json_array_foreach (json_object_get(o, "pretokenizers"), i, item)
 			TRY(load_pre(t, item, depth + 1, err));
 	} else if (strcmp(type, "ByteLevel") == 0) {
 		if (flag(o, "add_prefix_space", true))
 			pre_add(t, PRE_PREFIX_SPACE);
 		if (flag(o, "use_regex", true))
-			TRY(pre_regex(t, "pre_tokenizer ByteLevel", GPT2_SPLIT, SPLIT_ISOLATED, false, err));
+			TRY(pre_regex(t, "pre_tokenizer ByteLevel", GPT2_SPLIT, SPLIT_ISOLATED,
+			              false, err));
 		pre_add(t, PRE_BYTES);
 	} else if (strcmp(type, "Split") == 0) {
 		pcre2_code *re;
 		TRY(split_mode("pre_tokenizer Split", str(o, "behavior", ""), &mode, err));
-		TRY(pattern(t, "pre_tokenizer Split", json_object_get(o, "pattern"), &re, NULL, err));
+		TRY(pattern(t, "pre_tokenizer Split", json_object_get(o, "pattern"), &re, NULL,
+		            err));
 		Pre *p = pre_add(t, PRE_SPLIT);
 		p->regex = re;
 		p->mode = mode;
 		p->invert = flag(o, "invert", false);
 	} else if (strcmp(type, "Digits") == 0) {
-		pre_class(t, CLASS_DIGIT, flag(o, "individual_digits", false) ? SPLIT_ISOLATED : SPLIT_CONTIGUOUS);
+		pre_class(t, CLASS_DIGIT,
+		          flag(o, "individual_digits", false) ? SPLIT_ISOLATED : SPLIT_CONTIGUOUS);
 	} else if (strcmp(type, "Punctuation") == 0) {
-		TRY(split_mode("pre_tokenizer Punctuation", str(o, "behavior", "Isolated"), &mode, err));
+		TRY(split_mode("pre_tokenizer Punctuation", str(o, "behavior", "Isolated"), &mode,
+		               err));
 		pre_class(t, CLASS_PUNCT, mode);
 	} else if (strcmp(type, "WhitespaceSplit") == 0) {
 		pre_class(t, CLASS_SPACE, SPLIT_REMOVED);
@@ -252,7 +277,8 @@ load_pre(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		pre_class(t, CLASS_SPACE, SPLIT_REMOVED);
 		pre_class(t, CLASS_PUNCT, SPLIT_ISOLATED);
 	} else if (strcmp(type, "Whitespace") == 0) {
-		TRY(pre_regex(t, "pre_tokenizer Whitespace", "\\w+|[^\\w\\s]+", SPLIT_REMOVED, true, err));
+		TRY(pre_regex(t, "pre_tokenizer Whitespace", "\\w+|[^\\w\\s]+", SPLIT_REMOVED, true,
+		              err));
 	} else if (strcmp(type, "Metaspace") == 0) {
 		TRY(load_metaspace(t, o, err));
 	} else if (strcmp(type, "CharDelimiterSplit") == 0) {
@@ -260,7 +286,9 @@ load_pre(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		size_t len = 0;
 		int32_t cp = d.n ? utf8_next(d.s, d.n, &len) : -1;
 		if (cp < 0 || len != d.n)
-			return error_set(err, LLMC_E_INPUT, "CharDelimiterSplit: delimiter \"%s\" is not one character", d.s);
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "CharDelimiterSplit: delimiter \"%s\" is not one character", d.s);
 		pre_class(t, CLASS_CHAR, SPLIT_REMOVED);
 		t->pre[t->n_pre - 1].cp = (uint32_t)cp;
 	} else {
@@ -281,7 +309,7 @@ load_dec(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 	if (depth > MAX_DEPTH)
 		return error_set(err, LLMC_E_INPUT, "decoder: nested deeper than %d", MAX_DEPTH);
 	if (strcmp(type, "Sequence") == 0) {
-		json_array_foreach(json_object_get(o, "decoders"), i, item)
+		json_array_foreach (json_object_get(o, "decoders"), i, item)
 			TRY(load_dec(t, item, depth + 1, err));
 	} else if (strcmp(type, "ByteLevel") == 0) {
 		dec_add(t, DEC_BYTELEVEL);
@@ -293,7 +321,9 @@ load_dec(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		ByteSpan r = span(t, json_object_get(o, "replacement"));
 		int32_t cp = r.n ? utf8_next(r.s, r.n, &len) : -1;
 		if (cp < 0 || len != r.n)
-			return error_set(err, LLMC_E_INPUT, "decoder Metaspace: replacement \"%s\" is not one character", r.s);
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "decoder Metaspace: replacement \"%s\" is not one character", r.s);
 		Dec *d = dec_add(t, DEC_METASPACE);
 		d->cp = (uint32_t)cp;
 		d->prepend = prepend_scheme(o);
@@ -312,7 +342,8 @@ load_dec(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		json_int_t stop = json_integer_value(json_object_get(o, "stop"));
 		if (cp < 0 || len != c.n || start < 0 || stop < 0 || start > 1000 || stop > 1000)
 			return error_set(err, LLMC_E_INPUT,
-			                 "decoder Strip: content is not one character, or start or stop is not in 0 to 1000");
+			                 "decoder Strip: content is not one character, or start or "
+			                 "stop is not in 0 to 1000");
 		Dec *d = dec_add(t, DEC_STRIP);
 		d->cp = (uint32_t)cp;
 		d->start = (int)start;
@@ -342,21 +373,26 @@ ids_push(llmc_tokenizer *t, int32_t **v, size_t *n, int32_t id)
 static llmc_status
 special_id(llmc_tokenizer *t, const json_t *id, llmc_error *err)
 {
-	if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= t->n_ids)
-		return error_set(err, LLMC_E_INPUT, "post_processor: a special token has no id in 0 to %d", t->n_ids - 1);
+	if (!json_is_integer(id) || json_integer_value(id) < 0 ||
+	    json_integer_value(id) >= t->n_ids)
+		return error_set(err, LLMC_E_INPUT,
+		                 "post_processor: a special token has no id in 0 to %d",
+		                 t->n_ids - 1);
 	return LLMC_OK;
 }
 
-/* The special tokens of a template in front of its first sequence, behind that, ... into id[0], id[1], ... */
+/* The special tokens of a template in front of its first sequence, behind that, ... into id[0],
+ * id[1], ... */
 static llmc_status
-template_ids(llmc_tokenizer *t, const json_t *o, const char *key, int n_place, int32_t **to[], size_t *n_to[], llmc_error *err)
+template_ids(llmc_tokenizer *t, const json_t *o, const char *key, int n_place, int32_t **to[],
+             size_t *n_to[], llmc_error *err)
 {
 	const json_t *special = json_object_get(o, "special_tokens");
 	int place = 0;
 	size_t i, k;
 	json_t *item, *id;
 
-	json_array_foreach(json_object_get(o, key), i, item) {
+	json_array_foreach (json_object_get(o, key), i, item) {
 		const json_t *tok = json_object_get(item, "SpecialToken");
 		if (json_object_get(item, "Sequence")) {
 			place += place + 1 < n_place;
@@ -366,8 +402,10 @@ template_ids(llmc_tokenizer *t, const json_t *o, const char *key, int n_place, i
 		const json_t *ids = json_object_get(json_object_get(special, name), "ids");
 		if (!json_array_size(ids))
 			return error_set(err, LLMC_E_INPUT,
-			                 "post_processor TemplateProcessing: no ids for the special token \"%s\"", name);
-		json_array_foreach(ids, k, id) {
+			                 "post_processor TemplateProcessing: no ids for the "
+			                 "special token \"%s\"",
+			                 name);
+		json_array_foreach (ids, k, id) {
 			TRY(special_id(t, id, err));
 			ids_push(t, to[place], n_to[place], (int32_t)json_integer_value(id));
 		}
@@ -379,10 +417,14 @@ static llmc_status
 load_template(llmc_tokenizer *t, const json_t *o, llmc_error *err)
 {
 	if (!json_is_array(json_object_get(o, "single")))
-		return error_set(err, LLMC_E_INPUT, "post_processor TemplateProcessing: no array \"single\"");
-	TRY(template_ids(t, o, "single", 2, (int32_t **[]){ &t->prefix, &t->suffix }, (size_t *[]){ &t->n_prefix, &t->n_suffix }, err));
+		return error_set(err, LLMC_E_INPUT,
+		                 "post_processor TemplateProcessing: no array \"single\"");
+	TRY(template_ids(t, o, "single", 2, (int32_t **[]){ &t->prefix, &t->suffix },
+	                 (size_t *[]){ &t->n_prefix, &t->n_suffix }, err));
 	t->has_pair = json_array_size(json_object_get(o, "pair")) > 0;
-	return template_ids(t, o, "pair", 3, (int32_t **[]){ &t->pair[0], &t->pair[1], &t->pair[2] }, (size_t *[]){ &t->n_pair[0], &t->n_pair[1], &t->n_pair[2] }, err);
+	return template_ids(t, o, "pair", 3,
+	                    (int32_t **[]){ &t->pair[0], &t->pair[1], &t->pair[2] },
+	                    (size_t *[]){ &t->n_pair[0], &t->n_pair[1], &t->n_pair[2] }, err);
 }
 
 static llmc_status
@@ -395,14 +437,16 @@ load_post(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 	if (json_is_null(o) || !o)
 		return LLMC_OK;
 	if (depth > MAX_DEPTH)
-		return error_set(err, LLMC_E_INPUT, "post_processor: nested deeper than %d", MAX_DEPTH);
+		return error_set(err, LLMC_E_INPUT, "post_processor: nested deeper than %d",
+		                 MAX_DEPTH);
 	if (strcmp(type, "Sequence") == 0) {
-		json_array_foreach(json_object_get(o, "processors"), i, item)
+		json_array_foreach (json_object_get(o, "processors"), i, item)
 			TRY(load_post(t, item, depth + 1, err));
 	} else if (strcmp(type, "TemplateProcessing") == 0) {
 		return load_template(t, o, err);
 	} else if (strcmp(type, "BertProcessing") == 0 || strcmp(type, "RobertaProcessing") == 0) {
-		const json_t *cls = json_array_get(json_object_get(o, "cls"), 1), *sep = json_array_get(json_object_get(o, "sep"), 1);
+		const json_t *cls = json_array_get(json_object_get(o, "cls"), 1),
+		             *sep = json_array_get(json_object_get(o, "sep"), 1);
 		TRY(special_id(t, cls, err));
 		TRY(special_id(t, sep, err));
 		ids_push(t, &t->prefix, &t->n_prefix, (int32_t)json_integer_value(cls));

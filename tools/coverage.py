@@ -4,6 +4,7 @@ and prints one line per module and the functions that no test has reached.
 
 usage: tools/coverage.py [STEP | FILE ...]      default: unit pytest serve cuda; --report: of the runs before, without running anything
 """
+
 import collections
 import json
 import os
@@ -18,9 +19,15 @@ BUILD = "build/coverage"
 PROFILES = f"{BUILD}/profiles"
 PROGRAMS = ("llmc", "libllmc.so", "expand", "reference")
 ENV = {
-    "LLVM_PROFILE_FILE": str(check.ROOT / PROFILES / "%4m.profraw"),  # processes of one program add to one of four files
-    "LLMC": str(check.ROOT / BUILD / "llmc"), "LLMC_LIBRARY": str(check.ROOT / BUILD / "libllmc.so"), "LLMC_LIB": str(check.ROOT / BUILD / "libllmc.so"),
-    "LLMC_TEST_BUILD": BUILD, "LLMC_EMU_BUILD": str(check.ROOT / BUILD), "BUILD": BUILD,
+    "LLVM_PROFILE_FILE": str(
+        check.ROOT / PROFILES / "%4m.profraw"
+    ),  # processes of one program add to one of four files
+    "LLMC": str(check.ROOT / BUILD / "llmc"),
+    "LLMC_LIBRARY": str(check.ROOT / BUILD / "libllmc.so"),
+    "LLMC_LIB": str(check.ROOT / BUILD / "libllmc.so"),
+    "LLMC_TEST_BUILD": BUILD,
+    "LLMC_EMU_BUILD": str(check.ROOT / BUILD),
+    "BUILD": BUILD,
 }
 
 
@@ -38,7 +45,13 @@ def run_tests(names):
         i.env = i.env | ENV
         i.argv = [a.replace("build/unit/", f"{BUILD}/unit/") for a in i.argv]
         if i.step == "build":
-            i.argv = [*i.argv, f"BUILD={BUILD}", f"CC={os.environ.get('SAN_CC', check.clang())}", "CFLAGS=-O1 -g1", "SAN=-fprofile-instr-generate -fcoverage-mapping"]
+            i.argv = [
+                *i.argv,
+                f"BUILD={BUILD}",
+                f"CC={os.environ.get('SAN_CC', check.clang())}",
+                "CFLAGS=-O1 -g1",
+                "SAN=-fprofile-instr-generate -fcoverage-mapping",
+            ]
     check.set_ranks(items, times)
     run = check.Run(items)
     run.run()
@@ -69,8 +82,23 @@ def report():
     subprocess.run([tool("llvm-profdata"), "merge", "-sparse", "-o", data, *raw], check=True)
     common = ["-instr-profile", data, "-ignore-filename-regex=(^|/)tests/|/usr/", *binaries()]
     html = f"{BUILD}/html"
-    subprocess.run([tool("llvm-cov"), "show", "-format=html", "-show-branches=count", f"-output-dir={html}", *common], check=True, stdout=subprocess.DEVNULL)
-    export = json.loads(subprocess.run([tool("llvm-cov"), "export", *common], check=True, capture_output=True, text=True).stdout)
+    subprocess.run(
+        [
+            tool("llvm-cov"),
+            "show",
+            "-format=html",
+            "-show-branches=count",
+            f"-output-dir={html}",
+            *common,
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    export = json.loads(
+        subprocess.run(
+            [tool("llvm-cov"), "export", *common], check=True, capture_output=True, text=True
+        ).stdout
+    )
     modules = collections.defaultdict(lambda: [0, 0, 0, 0])
     for f in export["data"][0]["files"]:
         module = os.path.dirname(os.path.relpath(f["filename"], check.ROOT)) or "."
@@ -83,7 +111,9 @@ def report():
     print("module                 lines reached            functions reached")
     for module, (lines, of, reached, n) in sorted(modules.items()):
         if of:
-            print(f"{module:20s} {lines:6d} of {of:6d} {100 * lines / of:5.1f} %   {reached:5d} of {n:5d} {100 * reached / max(1, n):5.1f} %")
+            print(
+                f"{module:20s} {lines:6d} of {of:6d} {100 * lines / of:5.1f} %   {reached:5d} of {n:5d} {100 * reached / max(1, n):5.1f} %"
+            )
     missed = sorted(k for k, n in calls.items() if n == 0)
     print(f"\n{len(missed)} functions that no test has reached:")
     for file, name in missed:

@@ -2,6 +2,7 @@
 """Write a C file that holds configs/, templates/ and pages as byte arrays (base/embed.h).
 
 Usage: embed.py OUT.c"""
+
 import hashlib
 import os
 import sys
@@ -23,19 +24,29 @@ def files():
 
 def main():
     paths, sums = sorted(files()), []
-    out = ['/* made by tools/embed.py */', '#include "base/embed.h"', '#include <string.h>', '']
+    out = ["/* made by tools/embed.py */", '#include "base/embed.h"', "#include <string.h>", ""]
     for i, path in enumerate(paths):
         with open(path, "rb") as f:
             data = f.read() + b"\0"
         sums.append(hashlib.sha256(data[:-1]).hexdigest())
         out.append(f"static const unsigned char f{i}[] = {{ /* {path} */")
-        out += ["\t" + "".join(f"{b}," for b in data[k:k + 32]) for k in range(0, len(data), 32)]
+        out += ["\t" + "".join(f"{b}," for b in data[k : k + 32]) for k in range(0, len(data), 32)]
         out.append("};")
-    out.append("static const struct { const char *path; const unsigned char *data; size_t size; const char *sum; } file[] = { /* by path */")
-    out += [f'\t{{ "{path}", f{i}, sizeof f{i} - 1, "{sums[i]}" }},' for i, path in enumerate(paths)]
+    out.append(
+        "static const struct { const char *path; const unsigned char *data; size_t size; const char *sum; } file[] = { /* by path */"
+    )
+    out += [
+        f'\t{{ "{path}", f{i}, sizeof f{i} - 1, "{sums[i]}" }},' for i, path in enumerate(paths)
+    ]
     out.append("};\n")
     out.append("static const short by_name[] = { /* of file, by file name */")
-    out.append("\t" + "".join(f"{i}," for i in sorted(range(len(paths)), key=lambda i: (os.path.basename(paths[i]), paths[i]))))
+    out.append(
+        "\t"
+        + "".join(
+            f"{i},"
+            for i in sorted(range(len(paths)), key=lambda i: (os.path.basename(paths[i]), paths[i]))
+        )
+    )
     out.append("};\n")
     out.append("""/* -1: none */
 static int

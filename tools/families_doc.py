@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The table of docs/families.md: what each file of configs/families/ says, and what plans of its golden models are made of. Usage: families_doc.py [--check]"""
+
 import concurrent.futures
 import json
 import os
@@ -24,13 +25,14 @@ def family(name):
     """A family's file, and the models that the comment at its head names in front of the first colon."""
     with open(os.path.join(FAMILIES, name + ".yaml")) as f:
         text = f.read()
-    head = " ".join(line[1:].strip() for line in text[:text.index("\nfamily:")].splitlines())
+    head = " ".join(line[1:].strip() for line in text[: text.index("\nfamily:")].splitlines())
     models, colon, _ = head.partition(": ")
     assert colon, f"configs/families/{name}.yaml begins with no `# models: what is their own`"
     return yaml.safe_load(text), models
 
 
 # --- what plans are made of
+
 
 def folder(case, to):
     """A golden model whose tensors are all zero and take no room: import looks at names and shapes. Numbers (tensors of no dimension) are left out."""
@@ -55,23 +57,37 @@ def folder(case, to):
 
 
 def dump(model, stage, *args):
-    return subprocess.run([LLMC, "compile", *model, *args, "--dump", stage], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [LLMC, "compile", *model, *args, "--dump", stage],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
 
 
 def built(name):
     """Ops of the graphs of a family's golden models; for each target, those of their plans that run on the reference."""
     ops, untuned = set(), {target: set() for target in TARGETS}
     with tempfile.TemporaryDirectory() as tmp:
-        models = [folder(c, os.path.join(tmp, c)) for c in sorted(os.listdir(MODELS)) if c.split("-")[0] == name and not c.endswith("-bf16")]
-        for model in models or [[os.path.join(ROOT, "configs", "tiny.yaml"), "--set", f"family={name}"]]:
+        models = [
+            folder(c, os.path.join(tmp, c))
+            for c in sorted(os.listdir(MODELS))
+            if c.split("-")[0] == name and not c.endswith("-bf16")
+        ]
+        for model in models or [
+            [os.path.join(ROOT, "configs", "tiny.yaml"), "--set", f"family={name}"]
+        ]:
             new = set(re.findall(r"^[%!].* = (\w+) ", dump(model, "graph"), re.M)) - ops
             ops |= new
             for target, args in TARGETS.items() if new else ():
-                untuned[target] |= set(re.findall(r"^ +\d+ (\w+) .* by reference$", dump(model, "order", *args), re.M))
+                untuned[target] |= set(
+                    re.findall(r"^ +\d+ (\w+) .* by reference$", dump(model, "order", *args), re.M)
+                )
     return ops, untuned
 
 
 # --- what a file says
+
 
 def ways(match, key):
     """`llama`, `chatglm` where `has(inner_hidden_size)`: each word that a condition compares with, and what else it asks for"""
@@ -98,9 +114,17 @@ def expected(part):
 def lengths(part):
     """Positions as far as which llmc computes what the model does"""
     exact, when = part.get("keys", {}).get("exact_positions"), part.get("when", [])
-    unless = "".join(f" unless `{w['if']}`" for w in when if "exact_positions" in w["set"] and w["set"]["exact_positions"] is None)
+    unless = "".join(
+        f" unless `{w['if']}`"
+        for w in when
+        if "exact_positions" in w["set"] and w["set"]["exact_positions"] is None
+    )
     if exact:
-        yield "positions up to " + " or ".join(f"`{e}`" for e in (exact if isinstance(exact, list) else [exact])) + unless
+        yield (
+            "positions up to "
+            + " or ".join(f"`{e}`" for e in (exact if isinstance(exact, list) else [exact]))
+            + unless
+        )
     for w in when:
         if to := w["set"].get("exact_positions"):
             yield f"positions up to `{to}` where `{w['if']}`"
@@ -115,7 +139,9 @@ def limits(data):
 
 def gguf(data):
     arch = data.get("gguf", {}).get("arch")
-    return ways(data["match"].get("gguf"), "arch") or (f"none (written as `{arch}`)" if arch else "none")
+    return ways(data["match"].get("gguf"), "arch") or (
+        f"none (written as `{arch}`)" if arch else "none"
+    )
 
 
 def table():
@@ -124,12 +150,31 @@ def table():
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         plans = dict(zip(names, pool.map(built, names)))
     plain = plans["llama"][0]
-    lines = ["| file | models | Hugging Face `model_type` | GGUF architecture | ops that `llama` has not | tuned on CPU | tuned on GPU | limits |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| file | models | Hugging Face `model_type` | GGUF architecture | ops that `llama` has not | tuned on CPU | tuned on GPU | limits |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for name in names:
         (data, models), (ops, untuned) = family(name), plans[name]
-        tuned = [f"all but {', '.join(sorted(untuned[t]))}" if untuned[t] else "all" for t in TARGETS]
+        tuned = [
+            f"all but {', '.join(sorted(untuned[t]))}" if untuned[t] else "all" for t in TARGETS
+        ]
         own = ", ".join(f"`{op}`" for op in sorted(ops - plain))
-        lines.append("| " + " | ".join([f"`{name}`", models, ways(data["match"]["hf"], "model_type"), gguf(data), own, *tuned, limits(data)]) + " |")
+        lines.append(
+            "| "
+            + " | ".join(
+                [
+                    f"`{name}`",
+                    models,
+                    ways(data["match"]["hf"], "model_type"),
+                    gguf(data),
+                    own,
+                    *tuned,
+                    limits(data),
+                ]
+            )
+            + " |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -138,7 +183,11 @@ def main():
         old = f.read()
     new = MARK.sub(lambda m: m[1] + table() + m[2], old)
     if sys.argv[1:] == ["--check"]:
-        sys.exit("docs/families.md is not what configs/families/ says: run tools/families_doc.py" if new != old else 0)
+        sys.exit(
+            "docs/families.md is not what configs/families/ says: run tools/families_doc.py"
+            if new != old
+            else 0
+        )
     with open(DOC, "w") as f:
         f.write(new)
 

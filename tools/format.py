@@ -22,12 +22,22 @@ NAME = re.compile(r"\$\{([A-Z0-9_]+)\}")
 
 
 def files():
-    out = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return sorted(f for f in out.split("\n") if f and (ROOT / f).is_file() and not (ROOT / f).is_symlink())
+    out = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return sorted(
+        f for f in out.split("\n") if f and (ROOT / f).is_file() and not (ROOT / f).is_symlink()
+    )
 
 
 # a list of rows behind one parameter: a table
-TABLE = re.compile(r"^#define \w+\((?:[^)\n]*[ ,])?([A-Z])(?:,[^)\n]*)?\)[^\n]*\\\n(?:[^\n]*\\\n)*[^\n]*\n", re.M)
+TABLE = re.compile(
+    r"^#define \w+\((?:[^)\n]*[ ,])?([A-Z])(?:,[^)\n]*)?\)[^\n]*\\\n(?:[^\n]*\\\n)*[^\n]*\n", re.M
+)
 
 
 def clang_format(text, name):
@@ -45,7 +55,13 @@ def clang_format(text, name):
 
 
 def laid_out(text, name):
-    r = subprocess.run([BIN / "clang-format", f"--assume-filename={name}"], input=text, cwd=ROOT, capture_output=True, text=True)
+    r = subprocess.run(
+        [BIN / "clang-format", f"--assume-filename={name}"],
+        input=text,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     if r.returncode:
         raise SystemExit(f"{name}: {r.stderr}")
     return r.stdout
@@ -54,7 +70,9 @@ def laid_out(text, name):
 CONDITION = {"//@if": "#if", "//@else": "#else", "//@end": "#endif"}
 KERNEL = r'(?:extern "C" )?__global__ void'
 BOUNDS = re.compile(rf"^({KERNEL})\n(?=__launch_bounds__)", re.M)
-ENTRY = re.compile(rf"^({KERNEL}(?: __launch_bounds__\([^\n]*?\))?)\s+(?=\$?\{{?\w+\}}?\w*\(const llmc_)", re.M)
+ENTRY = re.compile(
+    rf"^({KERNEL}(?: __launch_bounds__\([^\n]*?\))?)\s+(?=\$?\{{?\w+\}}?\w*\(const llmc_)", re.M
+)
 SPLIT = re.compile(r"^[ \t]+(?=\$\{SYMBOL\}\w*\(const llmc_)", re.M)
 
 
@@ -77,7 +95,12 @@ def formatted_template(text, name):
     text = clang_format(text, name)
     for mark in sorted(marks, key=lambda m: len(marks[m]), reverse=True):
         text = text.replace(marks[mark], mark)
-    text = re.sub(r"^[ \t]*#[ \t]*(?:if|else|endif|pragma)[ \t]+(?://[ \t]*)?qZ(\d+)Z.*$", lambda m: lines[int(m[1])], text, flags=re.M)
+    text = re.sub(
+        r"^[ \t]*#[ \t]*(?:if|else|endif|pragma)[ \t]+(?://[ \t]*)?qZ(\d+)Z.*$",
+        lambda m: lines[int(m[1])],
+        text,
+        flags=re.M,
+    )
     if "qZ" in text:
         raise SystemExit(f"{name}: a line of //@ stands where none can")
     return SPLIT.sub("", ENTRY.sub(r"\1\n", BOUNDS.sub(r"\1 ", text)))
@@ -88,7 +111,11 @@ def formatted(path):
     text = (ROOT / path).read_text()
     template = path.startswith("templates/") or path.endswith(TEMPLATE)
     cuda = "templates/cuda/" in path or path.endswith((".cu", ".cu.in"))
-    name = os.path.join(os.path.dirname(path), "x.cu") if cuda else os.path.join(os.path.dirname(path), "x.h")
+    name = (
+        os.path.join(os.path.dirname(path), "x.cu")
+        if cuda
+        else os.path.join(os.path.dirname(path), "x.h")
+    )
     for _ in range(4):
         after = formatted_template(text, name) if template else clang_format(text, path)
         if after == text:
@@ -117,7 +144,12 @@ def main():
                     (ROOT / path).write_text(text)
     python = [f for f in todo if f.endswith(".py")]
     if python:
-        r = subprocess.run([BIN / "ruff", "format", "--quiet", *(["--check"] if a.check else []), *python], cwd=ROOT, capture_output=True, text=True)
+        r = subprocess.run(
+            [BIN / "ruff", "format", "--quiet", *(["--check"] if a.check else []), *python],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
         if r.returncode and not a.check:
             raise SystemExit(r.stdout + r.stderr)
         bad += [f"{r.stdout}{r.stderr}".strip() or "Python files"] if r.returncode else []

@@ -6,6 +6,7 @@
 One line a kernel and architecture: registers, static shared memory, spills, time. Exit status 1: an error, a spill, a warning of any
 kind. The library is looked for in LLMC_CUDA_LIBDIR, a toolkit, and the wheel nvidia-cuda-nvrtc; without it the status is 77.
 An artifact's folder is its own include path."""
+
 import argparse
 import ctypes as C
 import glob
@@ -27,11 +28,18 @@ def candidates():
     d = os.environ.get("LLMC_CUDA_LIBDIR")
     if d and "emu" not in Path(d).name:
         yield d
-    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda", *sorted(glob.glob("/usr/local/cuda-*"), reverse=True)):
+    for root in (
+        os.environ.get("CUDA_HOME"),
+        os.environ.get("CUDA_PATH"),
+        "/usr/local/cuda",
+        *sorted(glob.glob("/usr/local/cuda-*"), reverse=True),
+    ):
         if root:
             yield f"{root}/lib64"
             yield f"{root}/targets/x86_64-linux/lib"
-    for p in sys.path + glob.glob(os.path.expanduser("~/.cache/llmc/venv-*/lib/python3*/site-packages")):
+    for p in sys.path + glob.glob(
+        os.path.expanduser("~/.cache/llmc/venv-*/lib/python3*/site-packages")
+    ):
         for wheel in ("cu13", "cuda_nvrtc"):
             yield f"{p}/nvidia/{wheel}/lib"
 
@@ -75,7 +83,9 @@ def translate(lib, name, text, opts):
     prog, n = C.c_void_p(), C.c_size_t()
     if lib.nvrtcCreateProgram(C.byref(prog), text.encode(), name.encode(), 0, None, None):
         raise RuntimeError("nvrtcCreateProgram")
-    rc = lib.nvrtcCompileProgram(prog, len(opts), (C.c_char_p * len(opts))(*[o.encode() for o in opts]))
+    rc = lib.nvrtcCompileProgram(
+        prog, len(opts), (C.c_char_p * len(opts))(*[o.encode() for o in opts])
+    )
     lib.nvrtcGetProgramLogSize(prog, C.byref(n))
     log = C.create_string_buffer(n.value)
     lib.nvrtcGetProgramLog(prog, log)
@@ -97,9 +107,16 @@ def report(ok, log, cubin):
         if m:
             this = dict(name=m[1], registers=0, shared=0, spill=0, stack=0)
             kernels.append(this)
-        elif this and (m := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)):
+        elif this and (
+            m := re.search(
+                r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line
+            )
+        ):
             # of the kernel and of functions that it calls
-            this["stack"], this["spill"] = max(this["stack"], int(m[1])), this["spill"] + int(m[2]) + int(m[3])
+            this["stack"], this["spill"] = (
+                max(this["stack"], int(m[1])),
+                this["spill"] + int(m[2]) + int(m[3]),
+            )
         elif this and (m := re.search(r"Used (\d+) registers", line)):
             this["registers"] = int(m[1])
             m = re.search(r"(\d+) bytes smem", line)
@@ -137,10 +154,22 @@ def main():
     a = a.parse_args()
     lib = find()
     if lib is None:
-        print("nvrtc.py: no libnvrtc: set LLMC_CUDA_LIBDIR, or pip install nvidia-cuda-nvrtc", file=sys.stderr)
+        print(
+            "nvrtc.py: no libnvrtc: set LLMC_CUDA_LIBDIR, or pip install nvidia-cuda-nvrtc",
+            file=sys.stderr,
+        )
         return 77
-    todo = [(Path(f).name, Path(f).read_text(), arch, f) for f in a.files for arch in a.arch.split(",")]
-    here = sorted({str(p) for f in a.files for p in (Path(f).parent, Path(f).parent.parent) if (p / "common").is_dir()})
+    todo = [
+        (Path(f).name, Path(f).read_text(), arch, f) for f in a.files for arch in a.arch.split(",")
+    ]
+    here = sorted(
+        {
+            str(p)
+            for f in a.files
+            for p in (Path(f).parent, Path(f).parent.parent)
+            if (p / "common").is_dir()
+        }
+    )
     results = compile_all(lib, [t[:3] for t in todo], [*a.include, *here], a.jobs)
     for r in results:
         if a.cubin and r["cubin"]:
@@ -149,8 +178,11 @@ def main():
         wrong = bad(r)
         if not a.json:
             for k in r["kernels"] or [dict(name="-", registers=0, shared=0, spill=0, stack=0)]:
-                print(f"{r['arch']:8} {k['registers']:3} regs {k['shared']:6} shared {k['spill']:4} spill {k['stack']:4} stack "
-                      f"{r['seconds'] * 1000:6.0f} ms  {r['name']} {k['name']}" + (f"  {wrong.upper()}" if wrong else ""))
+                print(
+                    f"{r['arch']:8} {k['registers']:3} regs {k['shared']:6} shared {k['spill']:4} spill {k['stack']:4} stack "
+                    f"{r['seconds'] * 1000:6.0f} ms  {r['name']} {k['name']}"
+                    + (f"  {wrong.upper()}" if wrong else "")
+                )
         if wrong and r["log"]:
             print(r["log"], file=sys.stderr)
     if a.json:

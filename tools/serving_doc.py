@@ -39,7 +39,9 @@ def cell(text):
 
 
 def flags():
-    text = subprocess.run([LLMC, "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        [LLMC, "serve", "--help"], capture_output=True, text=True, check=True
+    ).stdout
     out = []
     for line in text.split("\nexamples:")[0].split("\n")[4:]:
         option = OPTION.match(line)
@@ -65,17 +67,32 @@ def routes():
             continue
         shown = path
         if "RT_PREFIX" in flag:
-            shown = next(p for p in paths if p.startswith(path + "{") and method.lower() in paths[p])
+            shown = next(
+                p for p in paths if p.startswith(path + "{") and method.lower() in paths[p]
+            )
         about = paths.get(shown, {}).get(method.lower())
         group = about["tags"][0] if about else "Server"
         text = about["summary"] if about else PAGES[path]
-        key = "no" if "RT_OPEN" in flag else "not with `--open-probes`" if "RT_PROBE" in flag else "yes"
+        key = (
+            "no"
+            if "RT_OPEN" in flag
+            else "not with `--open-probes`"
+            if "RT_PROBE" in flag
+            else "yes"
+        )
         row = f"| `{method} {shown}` | {cell(text)} | {key} |"
         if row not in groups.setdefault(group, []):
             groups[group].append(row)
     out = []
     for group in ORDER:
-        out += ["", f"### {group}", "", "| route | purpose | needs a key |", "|---|---|---|", *groups.pop(group)]
+        out += [
+            "",
+            f"### {group}",
+            "",
+            "| route | purpose | needs a key |",
+            "|---|---|---|",
+            *groups.pop(group),
+        ]
     if groups:
         sys.exit(f"serving_doc.py: add the tags {', '.join(groups)} to ORDER")
     return "\n".join(out).strip()
@@ -92,7 +109,9 @@ def main():
         new = mark.sub(lambda m, text=text: m[1] + text + "\n" + m[2], new)
     if sys.argv[1:] == ["--check"]:
         if new != old:
-            sys.exit("docs/serving.md differs from the options and routes: run tools/serving_doc.py")
+            sys.exit(
+                "docs/serving.md differs from the options and routes: run tools/serving_doc.py"
+            )
         return
     with open(PAGE, "w", encoding="utf-8") as f:
         f.write(new)

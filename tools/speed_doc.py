@@ -13,10 +13,31 @@ BENCH, GPU = "tests/bench/results", "tests/gpu/results"
 # file, model in it, label, prefill test, decode test, batched decode test
 CPU_ROWS = [
     ("peer-intel-r-xeon-r-processor-best", None, "SmolLM2-135M, Q4_1", "pp512", "tg128", "tg32 b8"),
-    ("peer-intel-r-xeon-r-processor-best-widths", "qwen3-30b-a3b", "Qwen3 30B-A3B, Q4_0", "pp512", "tg32", "tg32 b8"),
-    ("peer-amd-epyc-best-recent", "qwen3.5-35b-a3b", "Qwen3.5 35B-A3B, Q4_K_M", "pp512", "tg32", None),
+    (
+        "peer-intel-r-xeon-r-processor-best-widths",
+        "qwen3-30b-a3b",
+        "Qwen3 30B-A3B, Q4_0",
+        "pp512",
+        "tg32",
+        "tg32 b8",
+    ),
+    (
+        "peer-amd-epyc-best-recent",
+        "qwen3.5-35b-a3b",
+        "Qwen3.5 35B-A3B, Q4_K_M",
+        "pp512",
+        "tg32",
+        None,
+    ),
     ("peer-amd-epyc-best-recent", "gpt-oss-20b", "gpt-oss 20B, MXFP4", "pp512", "tg32", None),
-    ("peer-amd-epyc-best-recent", "gemma4-26b-a4b", "Gemma 4 26B-A4B, Q4_K_M", "pp512", "tg32", None),
+    (
+        "peer-amd-epyc-best-recent",
+        "gemma4-26b-a4b",
+        "Gemma 4 26B-A4B, Q4_K_M",
+        "pp512",
+        "tg32",
+        None,
+    ),
 ]
 MACHINES = {"AMD EPYC": "EPYC, AVX2", "Intel(R) Xeon(R) Processor": "Xeon, AMX"}
 GPU_FILE = "nvidia-h100-80gb-hbm3"
@@ -47,7 +68,13 @@ def gpu_rows():
 
     def pair(model, **want):
         def of(side):
-            return next(x for x in f[side] if is_bf16(x) and x["model"] == model and all(x.get(k) == v for k, v in want.items()))
+            return next(
+                x
+                for x in f[side]
+                if is_bf16(x)
+                and x["model"] == model
+                and all(x.get(k) == v for k, v in want.items())
+            )
 
         mine, peer = of("llmc"), of("torch")
         return mine["tps"], peer["seconds"] / mine["seconds"]
@@ -72,7 +99,13 @@ def cell(pair):
 
 def table(rows):
     out = ["| model | machine | prefill | decode | decode, batch |", "|---|---|---|---|---|"]
-    return "\n".join(out + [f"| {label} | {machine} | {' | '.join(cell(p) for p in pairs)} |" for label, machine, _, pairs in rows])
+    return "\n".join(
+        out
+        + [
+            f"| {label} | {machine} | {' | '.join(cell(p) for p in pairs)} |"
+            for label, machine, _, pairs in rows
+        ]
+    )
 
 
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #1f2328 }
@@ -92,27 +125,39 @@ def chart(rows):
     out, y = [], TOP
     for label, machine, peer, pairs in rows:
         middle = y + 1.5 * BAR + 4
-        out.append(f'<text x="{LEFT - 10}" y="{middle:.1f}" text-anchor="end">{label} <tspan class="dim">({machine})</tspan></text>')
+        out.append(
+            f'<text x="{LEFT - 10}" y="{middle:.1f}" text-anchor="end">{label} <tspan class="dim">({machine})</tspan></text>'
+        )
         for i, (p, (kind, _)) in enumerate(zip(pairs, SERIES)):
             if p:
                 at = y + i * BAR
-                out.append(f'<rect class="{kind}" x="{LEFT}" y="{at}" width="{p[1] * step:.1f}" height="{BAR - 1}"/>')
-                out.append(f'<text class="dim" x="{LEFT + p[1] * step + 4:.1f}" y="{at + BAR - 1}" style="font-size:9px">{p[1]:.1f}</text>')
+                out.append(
+                    f'<rect class="{kind}" x="{LEFT}" y="{at}" width="{p[1] * step:.1f}" height="{BAR - 1}"/>'
+                )
+                out.append(
+                    f'<text class="dim" x="{LEFT + p[1] * step + 4:.1f}" y="{at + BAR - 1}" style="font-size:9px">{p[1]:.1f}</text>'
+                )
         y += 3 * BAR + GAP
     grid = []
     for v in range(last + 1):
         x = LEFT + v * step
-        grid.append(f'<line class="{"axis" if v in (0, 1) else "grid"}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{y - GAP + 4}"/>')
+        grid.append(
+            f'<line class="{"axis" if v in (0, 1) else "grid"}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{y - GAP + 4}"/>'
+        )
         grid.append(f'<text class="dim" x="{x:.1f}" y="{y + 6}" text-anchor="middle">{v}x</text>')
     legend, x = [], LEFT
     for kind, name in SERIES:
-        legend.append(f'<rect class="{kind}" x="{x}" y="30" width="12" height="10"/><text x="{x + 17}" y="40">{name}</text>')
+        legend.append(
+            f'<rect class="{kind}" x="{x}" y="30" width="12" height="10"/><text x="{x + 17}" y="40">{name}</text>'
+        )
         x += 30 + 7 * len(name)
     title = "llmc: tokens per second as a multiple of llama.cpp (CPU rows) and PyTorch (H100 rows)"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDE}" height="{y + 16}" viewBox="0 0 {LEFT + WIDE} {y + 16}" role="img" aria-label="{title}">\n'
         f"<style>{STYLE}</style>\n"
-        f'<text x="10" y="18" style="font-weight:600">{title}</text>\n' + "\n".join(grid + out + legend) + "\n</svg>\n"
+        f'<text x="10" y="18" style="font-weight:600">{title}</text>\n'
+        + "\n".join(grid + out + legend)
+        + "\n</svg>\n"
     )
 
 
@@ -122,8 +167,13 @@ def documents():
         readme = f.read()
     mark = re.compile(r"(<!-- tools/speed_doc.py -->\n).*?(\n<!-- end -->)", re.S)
     if not mark.search(readme):
-        sys.exit("README.md lacks the markers of the table: <!-- tools/speed_doc.py --> ... <!-- end -->")
-    return {"README.md": mark.sub(lambda m: m[1] + table(rows) + m[2], readme), "docs/speed.svg": chart(rows)}
+        sys.exit(
+            "README.md lacks the markers of the table: <!-- tools/speed_doc.py --> ... <!-- end -->"
+        )
+    return {
+        "README.md": mark.sub(lambda m: m[1] + table(rows) + m[2], readme),
+        "docs/speed.svg": chart(rows),
+    }
 
 
 def main():

@@ -5,6 +5,7 @@ usage: tools/test_ids.py                        the ids
        tools/test_ids.py --compare BEFORE.txt   what an earlier list has and this tree lacks, and the other way round; exit 1 if anything is lost
 
 pytest NODE, unit PROGRAM TEST, fuzz NAME -runs=N, emu PROGRAM MODE SEED, san and tsan PROGRAM or the arguments of llmc. Needs make all."""
+
 import os
 import re
 import subprocess
@@ -22,11 +23,17 @@ exit ${code:-0}
 
 
 def output(*argv, **env):
-    return subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        argv, env=os.environ | env, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def pytest_ids():
-    return [f"pytest {line}" for line in output("tools/pytest.sh", "--collect-only", "tests").splitlines() if "::" in line]
+    return [
+        f"pytest {line}"
+        for line in output("tools/pytest.sh", "--collect-only", "tests").splitlines()
+        if "::" in line
+    ]
 
 
 def unit_ids(item):
@@ -44,7 +51,11 @@ def fuzz_ids(item):
 def emulator_ids(item):
     part = item.argv[-1]
     seeds = range(8 if check.EVERY else 3)
-    return [f"emu {t} {part} {s}" for t in ("t_basic", "t_sm90") for s in seeds] if part in ("fast", "check") else [f"emu t_{part} seeds=4"]
+    return (
+        [f"emu {t} {part} {s}" for t in ("t_basic", "t_sm90") for s in seeds]
+        if part in ("fast", "check")
+        else [f"emu t_{part} seeds=4"]
+    )
 
 
 def script_ids(item):
@@ -61,7 +72,11 @@ def script_ids(item):
             p.write_text(SHIM)
             p.chmod(0o755)
         output(script, d, part, SHIM_OUT=f"{d}/out", TMPDIR=d)
-        return [f"{item.step} {line.strip()}" + " on kernels under the sanitizer" * line.startswith("test_") for line in Path(d, "out").read_text().splitlines()]
+        return [
+            f"{item.step} {line.strip()}"
+            + " on kernels under the sanitizer" * line.startswith("test_")
+            for line in Path(d, "out").read_text().splitlines()
+        ]
 
 
 def ids():
@@ -72,7 +87,9 @@ def ids():
         elif i.step == "san":
             out.append(f"san unit {i.name.split()[1]}")
         else:
-            out += {"unit": unit_ids, "fuzz": fuzz_ids, "emu": emulator_ids}.get(i.step, lambda i: [])(i)
+            out += {"unit": unit_ids, "fuzz": fuzz_ids, "emu": emulator_ids}.get(
+                i.step, lambda i: []
+            )(i)
     return sorted(out)
 
 

@@ -104,9 +104,7 @@ def read_rules(text):
 
 # --- extraction: each unit is (kind, [(line, text), ...]) ------------------------------------------
 
-C_TOKEN = re.compile(
-    r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\[^'\n]+|[^'\\\n])'", re.S
-)
+C_TOKEN = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\[^'\n]+|[^'\\\n])'", re.S)
 STAR = re.compile(r"^[ \t]*\*+ ?")
 C_TEST = re.compile(r"^(\w+)\(void \*\*\w+\)|^(?:BENCH_)?TEST\((\w+)\)", re.M)
 
@@ -131,7 +129,15 @@ def c_units(path, text):
         token, line = m.group(), bisect_right(starts, m.start())
         if token.startswith("/*"):
             body = token[2:-2].split("\n")
-            units.append(("comment", [(line + i, STAR.sub("", b) if i else b.lstrip("*")) for i, b in enumerate(body)]))
+            units.append(
+                (
+                    "comment",
+                    [
+                        (line + i, STAR.sub("", b) if i else b.lstrip("*"))
+                        for i, b in enumerate(body)
+                    ],
+                )
+            )
         elif token.startswith("//"):
             if token.startswith("//@") and not token.startswith("//@ "):
                 continue
@@ -155,7 +161,9 @@ def c_units(path, text):
                 units.append(("string", literal[0]))
     if path.startswith("tests/unit/"):
         for m in C_TEST.finditer(text):
-            units.append(("name", [(bisect_right(starts, m.start()), (m[1] or m[2]).replace("_", " "))]))
+            units.append(
+                ("name", [(bisect_right(starts, m.start()), (m[1] or m[2]).replace("_", " "))])
+            )
     return [u for u in units if u[0] != "string" or is_message(" ".join(t for _, t in u[1]))]
 
 
@@ -183,7 +191,9 @@ def python_units(path, text):
                 unit = ("comment", [entry])
                 units.append(unit)
                 last = unit[1] if not ahead.strip() else None
-        elif not ahead.strip() and re.search(r"(?:^|:|\))[ \t]*(?:#[^\n]*)?\s*$", text[: m.start()][-200:]):
+        elif not ahead.strip() and re.search(
+            r"(?:^|:|\))[ \t]*(?:#[^\n]*)?\s*$", text[: m.start()][-200:]
+        ):
             body = re.sub(r"^\w*(\"\"\"|'''|\"|')|(\"\"\"|'''|\"|')$", "", token).split("\n")
             units.append(("comment", [(line + i, t) for i, t in enumerate(body)]))
         elif ahead.endswith("help="):
@@ -247,16 +257,29 @@ def blank_code(lines):
     whole = "\n".join(t for _, t in lines)
     whole = re.sub(r"<!--.*?-->", " ", whole, flags=re.S)
     whole = re.sub(r"\]\([^)\s]*\)", "]", whole)
-    whole = re.sub(r"(`+)(?:(?!\1).)+?\1", lambda m: "`" + "\n" * m.group().count("\n") + "`", whole, flags=re.S)
+    whole = re.sub(
+        r"(`+)(?:(?!\1).)+?\1",
+        lambda m: "`" + "\n" * m.group().count("\n") + "`",
+        whole,
+        flags=re.S,
+    )
     return list(zip((n for n, _ in lines), whole.split("\n")))
 
 
 def html_units(path, text):
     keep_lines = lambda m: "\n" * m.group().count("\n")  # noqa: E731
     bare = re.sub(r"<!--.*?-->|<(script|style)\b.*?</\1>", keep_lines, text, flags=re.S)
-    spoken = [(n, m) for n, line in enumerate(bare.split("\n"), 1) for m in re.findall(r'(?:title|placeholder|aria-label|alt)="([^"]*)"', line)]
+    spoken = [
+        (n, m)
+        for n, line in enumerate(bare.split("\n"), 1)
+        for m in re.findall(r'(?:title|placeholder|aria-label|alt)="([^"]*)"', line)
+    ]
     bare = re.sub(r"<[^>]*>", keep_lines, bare, flags=re.S)
-    spoken += [(n, html.unescape(line).strip()) for n, line in enumerate(bare.split("\n"), 1) if line.strip()]
+    spoken += [
+        (n, html.unescape(line).strip())
+        for n, line in enumerate(bare.split("\n"), 1)
+        if line.strip()
+    ]
     return [("string", [s]) for s in spoken]
 
 
@@ -306,7 +329,10 @@ def reader_of(path):
         return script_units
     if path.endswith(".1"):
         return roff_units
-    if path.endswith((".sh", ".mk", ".yaml", ".yml", ".conf", ".cfg", ".service")) or name in ("Makefile", "Containerfile"):
+    if path.endswith((".sh", ".mk", ".yaml", ".yml", ".conf", ".cfg", ".service")) or name in (
+        "Makefile",
+        "Containerfile",
+    ):
         return hash_units
     return None
 
@@ -356,9 +382,15 @@ def findings(path, text, rules, allowed):
 
         for rule in rules:
             if rule.covers(kind, path):
-                found += [(line_of(m.start()), rule.name, m.group(), rule.hint) for m in rule.matches(whole)]
+                found += [
+                    (line_of(m.start()), rule.name, m.group(), rule.hint)
+                    for m in rule.matches(whole)
+                ]
         if kind == "doc":
-            found += [(line_of(at), "long", f"{n} words", f"split the sentence (at most {LONGEST})") for at, n in long_sentences(whole)]
+            found += [
+                (line_of(at), "long", f"{n} words", f"split the sentence (at most {LONGEST})")
+                for at, n in long_sentences(whole)
+            ]
     lines = text.split("\n")
     for line, *rest in sorted(found):
         if not any(f in lines[line - 1] for f in allowed.get(path, ())):
@@ -367,13 +399,18 @@ def findings(path, text, rules, allowed):
 
 def tracked(paths):
     out = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths], cwd=ROOT, capture_output=True, text=True
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     ).stdout.split("\n")
     out = [f for f in out if f]
     if not out:  # an exported tree
         for top in paths or ["."]:
             top = Path(ROOT, top)
-            files = [top] if top.is_file() else (Path(d, f) for d, _, fs in os.walk(top) for f in fs)
+            files = (
+                [top] if top.is_file() else (Path(d, f) for d, _, fs in os.walk(top) for f in fs)
+            )
             out += [os.path.relpath(f, ROOT) for f in files]
     return sorted(f for f in set(out) if os.path.isfile(ROOT / f))
 
@@ -382,7 +419,9 @@ def module_of(path):
     parts = path.split("/")
     if len(parts) == 1:
         return "."
-    deep = {"tests": 2, "templates": 2, "runtime": 2, "compiler": 2, "serve": 2, "docs": 1}.get(parts[0], 1)
+    deep = {"tests": 2, "templates": 2, "runtime": 2, "compiler": 2, "serve": 2, "docs": 1}.get(
+        parts[0], 1
+    )
     return "/".join(parts[: min(deep, len(parts) - 1)])
 
 
@@ -390,7 +429,9 @@ def main():
     args = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     args.add_argument("paths", nargs="*", help="files and folders; without any: all tracked files")
     args.add_argument("--list", action="store_true", help="print each finding (the default)")
-    args.add_argument("--count", action="store_true", help="print the number of findings per module")
+    args.add_argument(
+        "--count", action="store_true", help="print the number of findings per module"
+    )
     args.add_argument("--rules", action="store_true", help="print the rules")
     args = args.parse_args()
     try:

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """docs/yaml.md from compiler/spec/spec.def: every key with type, unit, default and range. Usage: yaml_doc.py [--check]"""
+
 import os
 import re
 import subprocess
@@ -7,8 +8,19 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DOC = os.path.join(ROOT, "docs", "yaml.md")
-TYPES = {"INT": "integer", "NUM": "number", "BYTES": "size", "BOOL": "true or false", "WORD": "word", "STR": "string", "LAYERS": "layers",
-         "INTS": "list of integers", "NUMS": "list of numbers", "RULES": "list of rules", "TENSORS": "map"}
+TYPES = {
+    "INT": "integer",
+    "NUM": "number",
+    "BYTES": "size",
+    "BOOL": "true or false",
+    "WORD": "word",
+    "STR": "string",
+    "LAYERS": "layers",
+    "INTS": "list of integers",
+    "NUMS": "list of numbers",
+    "RULES": "list of rules",
+    "TENSORS": "map",
+}
 
 
 def split(args):
@@ -47,8 +59,23 @@ def value(text):
 
 
 def rows():
-    source = subprocess.run(["gcc", "-E", "-P", "-imacros", os.path.join(ROOT, "formats/dtype.h"), "-imacros", os.path.join(ROOT, "formats/kv_type.h"), "-x", "c",
-                             os.path.join(ROOT, "compiler/spec/spec.def")], check=True, capture_output=True, text=True).stdout
+    source = subprocess.run(
+        [
+            "gcc",
+            "-E",
+            "-P",
+            "-imacros",
+            os.path.join(ROOT, "formats/dtype.h"),
+            "-imacros",
+            os.path.join(ROOT, "formats/kv_type.h"),
+            "-x",
+            "c",
+            os.path.join(ROOT, "compiler/spec/spec.def"),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     at = 0
     while (at := source.find("KEY(", at)) >= 0:
         depth, end, quoted = 0, at + 3, False
@@ -61,7 +88,7 @@ def rows():
                 if depth == 0:
                     break
             end += 1
-        _, path, kind, *rest = split(source[at + 4:end])
+        _, path, kind, *rest = split(source[at + 4 : end])
         default, low, high, unit, text = map(value, rest)
         yield value(path), kind, default, low, high, unit, text
         at = end
@@ -79,7 +106,13 @@ def document():
         if path.startswith(("rope.scaling", "rope.local")):
             head = ".".join(path.split(".")[:2])
         if head != group:
-            out += ["", f"## {head or 'top level'}", "", "| key | type | default | range or words | meaning |", "|---|---|---|---|---|"]
+            out += [
+                "",
+                f"## {head or 'top level'}",
+                "",
+                "| key | type | default | range or words | meaning |",
+                "|---|---|---|---|---|",
+            ]
             group = head
         bounds = ""
         if kind in ("INT", "NUM", "INTS", "NUMS"):
@@ -96,7 +129,9 @@ def document():
             shown = "none"
         else:
             shown = "`" + default.replace("$", "") + "`"
-        out.append(f"| `{path}` | {TYPES[kind]} | {shown} | {bounds} | {text.replace('|', chr(92) + '|')} |")
+        out.append(
+            f"| `{path}` | {TYPES[kind]} | {shown} | {bounds} | {text.replace('|', chr(92) + '|')} |"
+        )
     return "\n".join(out) + "\n"
 
 
@@ -155,7 +190,9 @@ def main():
     if sys.argv[1:] == ["--check"]:
         with open(DOC, encoding="utf-8") as f:
             if f.read() != text:
-                sys.exit("docs/yaml.md is not what compiler/spec/spec.def says: run tools/yaml_doc.py")
+                sys.exit(
+                    "docs/yaml.md is not what compiler/spec/spec.def says: run tools/yaml_doc.py"
+                )
         return
     with open(DOC, "w", encoding="utf-8") as f:
         f.write(text)

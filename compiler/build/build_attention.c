@@ -1,14 +1,16 @@
-/* The first block of a layer: attention over keys and values or over latents, or a state in its place. */
+/* The first block of a layer: attention over keys and values or over latents, or a state in its
+ * place. */
 #include "compiler/build/build_model.h"
 
 #include <math.h>
 
 /* Rotate dims [first, first + dims of the layer's table) of each head, in pairs of the style. */
 static int
-rotate_as(ModelBuilder *b, int x, int64_t heads, int64_t dim, int64_t first, const char *style, const char *name)
+rotate_as(ModelBuilder *b, int x, int64_t heads, int64_t dim, int64_t first, const char *style,
+          const char *name)
 {
 	const Spec *s = b->s;
-	int         table = s->n_rope > 1 && spec_windowed(s, b->layer) ? 1 : 0;
+	int table = s->n_rope > 1 && spec_windowed(s, b->layer) ? 1 : 0;
 
 	if (s->position != POS_ROPE || (s->rope_in && !s->rope_in[b->layer]))
 		return x;
@@ -33,7 +35,8 @@ rotate_as(ModelBuilder *b, int x, int64_t heads, int64_t dim, int64_t first, con
 static int
 rotate(ModelBuilder *b, int x, int64_t heads, int64_t dim, int64_t first, const char *name)
 {
-	return rotate_as(b, x, heads, dim, first, b->s->rope_style == ROPE_HALF ? "half" : "interleaved", name);
+	return rotate_as(b, x, heads, dim, first,
+	                 b->s->rope_style == ROPE_HALF ? "half" : "interleaved", name);
 }
 
 /* The norm of q or k, if it stands here */
@@ -41,16 +44,19 @@ static int
 qk_norm(ModelBuilder *b, bool after, int x, const char *role, int64_t heads, const char *name)
 {
 	const Spec *s = b->s;
-	bool        whole = s->attention.qk_norm == QK_WHOLE;
-	int64_t     dim = spec_heads(s, b->layer).head_dim;
+	bool whole = s->attention.qk_norm == QK_WHOLE;
+	int64_t dim = spec_heads(s, b->layer).head_dim;
 
-	if (s->attention.qk_norm == QK_NONE || !s->attention.qk_in[b->layer] || s->attention.qk_after != after)
+	if (s->attention.qk_norm == QK_NONE || !s->attention.qk_in[b->layer] ||
+	    s->attention.qk_after != after)
 		return x;
 	build_at(b, "attention.qk_norm");
 	if (s->attention.qk_norm == QK_LAYER || s->attention.qk_norm == QK_LAYER_EACH)
-		return build_layernorm(b, x, role, dim, heads, s->attention.qk_norm == QK_LAYER_EACH, s->norm.qk_eps, name);
-	return build_rmsnorm(b, x, s->attention.qk_norm == QK_UNIT ? NULL : role, whole ? heads * dim : dim, whole ? 1 : heads, s->norm.qk_eps,
-	               s->attention.qk_norm != QK_UNIT && s->norm.plus_one, name);
+		return build_layernorm(b, x, role, dim, heads,
+		                       s->attention.qk_norm == QK_LAYER_EACH, s->norm.qk_eps, name);
+	return build_rmsnorm(b, x, s->attention.qk_norm == QK_UNIT ? NULL : role,
+	                     whole ? heads * dim : dim, whole ? 1 : heads, s->norm.qk_eps,
+	                     s->attention.qk_norm != QK_UNIT && s->norm.plus_one, name);
 }
 
 /* q, k or v, kept within the limit of a description that has one */
@@ -70,7 +76,8 @@ clipped(ModelBuilder *b, int x, int64_t width, const char *name)
 	return y;
 }
 
-/* Queries grow with the position, where the description says so. It stands behind the append, where fused queries come out. */
+/* Queries grow with the position, where the description says so. It stands behind the append, where
+ * fused queries come out. */
 static int
 q_temperature(ModelBuilder *b, int q, int64_t width)
 {
@@ -113,7 +120,7 @@ static int
 attend(ModelBuilder *b, int q, int done, const HeadShape *shape)
 {
 	const Spec *s = b->s;
-	int         sink = -1;
+	int sink = -1;
 
 	build_at(b, "attention.n_heads");
 	if (s->attention.sinks && s->attention.sink_in[b->layer]) {
@@ -121,7 +128,8 @@ attend(ModelBuilder *b, int q, int done, const HeadShape *shape)
 		sink = build_matrix(b, "sinks", shape->n_heads, 0);
 	}
 	int y = build_value(b, "attn");
-	Op *o = OP(b, attention, .q = q, .kv = b->pool[b->layer], .done = done, .sink = sink, .y = y);
+	Op *o =
+	    OP(b, attention, .q = q, .kv = b->pool[b->layer], .done = done, .sink = sink, .y = y);
 	op_set_int(b->g, o, "heads", shape->n_heads);
 	op_set_int(b->g, o, "kv_heads", shape->n_kv_heads);
 	op_set_int(b->g, o, "dim", shape->head_dim);
@@ -140,18 +148,25 @@ attend(ModelBuilder *b, int q, int done, const HeadShape *shape)
 static int
 gqa(ModelBuilder *b, int h)
 {
-	const Spec     *s = b->s;
+	const Spec *s = b->s;
 	const HeadShape shape = spec_heads(s, b->layer);
-	int64_t         heads = shape.n_heads, kv_heads = shape.n_kv_heads, dim = shape.head_dim, v_dim = shape.v_dim;
-	int             source = spec_kv_layer(s, b->layer), k = -1, v = -1;
-	bool            own = source == b->layer; /* keys and values */
+	int64_t heads = shape.n_heads, kv_heads = shape.n_kv_heads, dim = shape.head_dim,
+	        v_dim = shape.v_dim;
+	int source = spec_kv_layer(s, b->layer), k = -1, v = -1;
+	bool own = source == b->layer; /* keys and values */
 
 	build_at(b, "attention.n_heads");
-	int q = clipped(b, build_matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q"), heads * dim, "q_clipped");
+	int q = clipped(b, build_matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q"),
+	                heads * dim, "q_clipped");
 	if (own) {
-		k = v = clipped(b, build_matmul(b, h, "k", s->attention.bias, kv_heads * dim, s->hidden, "k"), kv_heads * dim, "k_clipped");
+		k = v = clipped(
+		    b, build_matmul(b, h, "k", s->attention.bias, kv_heads * dim, s->hidden, "k"),
+		    kv_heads * dim, "k_clipped");
 		if (!s->attention.k_is_v[b->layer])
-			v = clipped(b, build_matmul(b, h, "v", s->attention.bias, kv_heads * v_dim, s->hidden, "v"), kv_heads * v_dim, "v_clipped");
+			v = clipped(b,
+			            build_matmul(b, h, "v", s->attention.bias, kv_heads * v_dim,
+			                         s->hidden, "v"),
+			            kv_heads * v_dim, "v_clipped");
 	}
 	q = qk_norm(b, false, q, "q_norm", heads, "q_normed");
 	if (own)
@@ -177,8 +192,10 @@ gqa(ModelBuilder *b, int h)
 	if (s->attention.out_gate != GATE_NONE) {
 		build_at(b, "attention.out_gate");
 		int64_t gates = s->attention.out_gate == GATE_HEAD ? heads : heads * v_dim;
-		int     g = build_matmul(b, h, "q_gate", s->attention.out_gate_bias, gates, s->hidden, "q_gate"), gated = build_value(b, "attn_gated");
-		Op     *o = OP(b, gate_mul, .x = y, .s = g, .y = gated);
+		int g = build_matmul(b, h, "q_gate", s->attention.out_gate_bias, gates, s->hidden,
+		                     "q_gate"),
+		    gated = build_value(b, "attn_gated");
+		Op *o = OP(b, gate_mul, .x = y, .s = g, .y = gated);
 		op_set_int(b->g, o, "width", heads * v_dim);
 		op_set_int(b->g, o, "groups", gates);
 		op_set_word(b->g, o, "gate", s->attention.out_gate_act);
@@ -187,32 +204,38 @@ gqa(ModelBuilder *b, int h)
 	return build_matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
 }
 
-/* Positions that rows of this layer attend to, of the stream h and the normed query latent: the choice of its indexer, or of the last one before
- * it; -1: all */
+/* Positions that rows of this layer attend to, of the stream h and the normed query latent: the
+ * choice of its indexer, or of the last one before it; -1: all */
 static int
 build_indexer(ModelBuilder *b, int h, int low)
 {
 	const Spec *s = b->s;
-	int64_t     heads = s->attention.index.heads, dim = s->attention.index.dim;
+	int64_t heads = s->attention.index.heads, dim = s->attention.index.dim;
 	const char *style = s->attention.index.interleaved ? "interleaved" : "half";
 
 	if (s->attention.index.top_k == 0 || b->index[b->layer] < 0)
 		return b->sel;
 	build_at(b, "attention.index.top_k");
-	int q = rotate_as(b, build_matmul(b, low, "index_q", false, heads * dim, s->attention.q_rank, "index_q"), heads, dim, 0, style, "index_q_rope");
-	int k = build_matmul(b, h, "index_k", false, dim, s->hidden, "index_k"), normed = build_value(b, "index_k_normed");
-	Op *o = OP(b, layernorm, .x = k, .w = build_matrix(b, "index_k_norm", dim, 0), .b = build_bias(b, true, "index_k_norm", dim), .y = normed);
+	int q = rotate_as(
+	    b, build_matmul(b, low, "index_q", false, heads * dim, s->attention.q_rank, "index_q"),
+	    heads, dim, 0, style, "index_q_rope");
+	int k = build_matmul(b, h, "index_k", false, dim, s->hidden, "index_k"),
+	    normed = build_value(b, "index_k_normed");
+	Op *o = OP(b, layernorm, .x = k, .w = build_matrix(b, "index_k_norm", dim, 0),
+	           .b = build_bias(b, true, "index_k_norm", dim), .y = normed);
 	op_set_int(b->g, o, "dim", dim);
 	op_set_int(b->g, o, "groups", 1);
 	op_set_int(b->g, o, "per_group", 0);
 	op_set_num(b->g, o, "eps", s->attention.index.eps);
 	op_set_int(b->g, o, "plus_one", 0);
 	k = rotate_as(b, normed, 1, dim, 0, style, "index_k_rope");
-	int w = build_matmul(b, h, "index_w", false, heads, s->hidden, "index_w"), done = build_value(b, "index");
+	int w = build_matmul(b, h, "index_w", false, heads, s->hidden, "index_w"),
+	    done = build_value(b, "index");
 	o = OP(b, index_append, .k = k, .kv = b->index[b->layer], .done = done);
 	op_set_int(b->g, o, "dim", dim);
 	b->sel = build_value(b, "sel");
-	o = OP(b, index_select, .q = q, .w = w, .kv = b->index[b->layer], .done = done, .sel = b->sel);
+	o = OP(b, index_select, .q = q, .w = w, .kv = b->index[b->layer], .done = done,
+	       .sel = b->sel);
 	op_set_int(b->g, o, "heads", heads);
 	op_set_int(b->g, o, "dim", dim);
 	op_set_int(b->g, o, "index_top_k", s->attention.index.top_k);
@@ -220,12 +243,15 @@ build_indexer(ModelBuilder *b, int h, int low)
 	return b->sel;
 }
 
-/* What an adapter adds to heads of `width` elements, of which `cols` go through its factors; factor of `apart`: heads have rows of their own */
+/* What an adapter adds to heads of `width` elements, of which `cols` go through its factors; factor
+ * of `apart`: heads have rows of their own */
 static int
-heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x_apart, int fa, int y, int64_t y_width, int64_t y_cols, int64_t y_apart, int fb, const char *name)
+heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x_apart, int fa,
+              int y, int64_t y_width, int64_t y_cols, int64_t y_apart, int fb, const char *name)
 {
 	const int rank = b->s->adapters.rank, slots = b->s->adapters.slots;
-	int low = build_value(b, arena_printf(b->g->arena, "%s_low", name)), sum = build_value(b, name);
+	int low = build_value(b, arena_printf(b->g->arena, "%s_low", name)),
+	    sum = build_value(b, name);
 	Op *o[2] = { OP(b, lora_heads_down, .x = x, .a = fa, .t = low), NULL };
 
 	for (int i = 0; i < 2; i++) {
@@ -241,21 +267,29 @@ heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x
 	return sum;
 }
 
-/* Latent attention where adapters come: absorbed in all rows, in steps between which an adapter's part of k_b and v_b is added. With k_b + b a for k_b, queries
- * get a^T (b^T q) beside k_b^T q, values b (a o) beside v_b o. q: not rotated; both: latent and key */
+/* Latent attention where adapters come: absorbed in all rows, in steps between which an adapter's
+ * part of k_b and v_b is added. With k_b + b a for k_b, queries get a^T (b^T q) beside k_b^T q,
+ * values b (a o) beside v_b o. q: not rotated; both: latent and key */
 static int
 mla_in_steps(ModelBuilder *b, int q, int both, int sel)
 {
 	const Spec *s = b->s;
-	const int64_t heads = s->attention.n_heads, nope = s->attention.nope_dim, rope = s->attention.rope_dim, rank = s->attention.kv_rank, v_dim = s->attention.v_dim;
+	const int64_t heads = s->attention.n_heads, nope = s->attention.nope_dim,
+	              rope = s->attention.rope_dim, rank = s->attention.kv_rank,
+	              v_dim = s->attention.v_dim;
 	const bool rotated = s->position == POS_ROPE && !(s->rope_in && !s->rope_in[b->layer]);
-	const int  kv = b->pool[b->layer], done = build_value(b, "kv");
-	int        kf[2], vf[2], at = build_value(b, "q_mla"), y = build_value(b, "o_mla"), out;
-	const bool k_has = build_factors(b->g, "k_b", b->layer, heads * nope, rank, b->loc, kf), v_has = build_factors(b->g, "v_b", b->layer, heads * v_dim, rank, b->loc, vf);
-	const int  k_b = build_matrix(b, "k_b", heads * nope, rank), v_b = build_matrix(b, "v_b", heads * v_dim, rank);
+	const int kv = b->pool[b->layer], done = build_value(b, "kv");
+	int kf[2], vf[2], at = build_value(b, "q_mla"), y = build_value(b, "o_mla"), out;
+	const bool k_has = build_factors(b->g, "k_b", b->layer, heads * nope, rank, b->loc, kf),
+	           v_has = build_factors(b->g, "v_b", b->layer, heads * v_dim, rank, b->loc, vf);
+	const int k_b = build_matrix(b, "k_b", heads * nope, rank),
+	          v_b = build_matrix(b, "v_b", heads * v_dim, rank);
 
-	Op *o = OP(b, mla_query, .a = q, .c = both, .qn = -1, .q_b = -1, .kvn = build_matrix(b, "kv_a_norm", rank, 0), .k_b = k_b,
-	           .rope = rotated ? b->rope[s->n_rope > 1 && spec_windowed(s, b->layer) ? 1 : 0] : -1, .kv = kv, .q = at, .done = done);
+	Op *o =
+	    OP(b, mla_query, .a = q, .c = both, .qn = -1, .q_b = -1,
+	       .kvn = build_matrix(b, "kv_a_norm", rank, 0), .k_b = k_b,
+	       .rope = rotated ? b->rope[s->n_rope > 1 && spec_windowed(s, b->layer) ? 1 : 0] : -1,
+	       .kv = kv, .q = at, .done = done);
 	op_set_int(b->g, o, "heads", heads);
 	op_set_int(b->g, o, "q_rank", 0);
 	op_set_int(b->g, o, "kv_rank", rank);
@@ -265,12 +299,17 @@ mla_in_steps(ModelBuilder *b, int q, int both, int sel)
 	op_set_int(b->g, o, "expand", 0);
 	op_set_int(b->g, o, "index_top_k", s->attention.index.top_k);
 	op_set_num(b->g, o, "eps", s->norm.latent_eps);
-	op_set_word(b->g, o, "style", !rotated ? "none" : s->rope_style == ROPE_HALF ? "half" : "interleaved");
+	op_set_word(b->g, o, "style",
+	            !rotated                     ? "none"
+	            : s->rope_style == ROPE_HALF ? "half"
+	                                         : "interleaved");
 	if (k_has)
-		at = heads_adapted(b, q, nope + rope, nope, nope, kf[1], at, rank + rope, rank, 0, kf[0], "q_mla_adapted");
+		at = heads_adapted(b, q, nope + rope, nope, nope, kf[1], at, rank + rope, rank, 0,
+		                   kf[0], "q_mla_adapted");
 	at = q_temperature(b, at, heads * (rank + rope));
 	build_at(b, "attention.kind");
-	o = OP(b, mla_attend, .q = at, .k_b = -1, .v_b = -1, .kv = kv, .done = done, .sel = sel, .o = y);
+	o = OP(b, mla_attend, .q = at, .k_b = -1, .v_b = -1, .kv = kv, .done = done, .sel = sel,
+	       .o = y);
 	op_set_int(b->g, o, "heads", heads);
 	op_set_int(b->g, o, "kv_rank", rank);
 	op_set_int(b->g, o, "nope_dim", nope);
@@ -286,26 +325,34 @@ mla_in_steps(ModelBuilder *b, int q, int both, int sel)
 	op_set_int(b->g, o, "v_dim", v_dim);
 	op_set_int(b->g, o, "expand", 0);
 	op_set_int(b->g, o, "index_top_k", s->attention.index.top_k);
-	return v_has ? heads_adapted(b, y, rank, rank, 0, vf[0], out, v_dim, v_dim, v_dim, vf[1], "attn_adapted") : out;
+	return v_has ? heads_adapted(b, y, rank, rank, 0, vf[0], out, v_dim, v_dim, v_dim, vf[1],
+	                             "attn_adapted")
+	             : out;
 }
 
-/* The cache holds the normed latent and one rotated key; k_b and v_b stay two factors beside it. Where an indexer reads the query latent too,
- * the latent's product comes first: fuse_mla makes both of one product, in its place. What is chosen stands in front of the append, where fused attention will be. */
+/* The cache holds the normed latent and one rotated key; k_b and v_b stay two factors beside it.
+ * Where an indexer reads the query latent too, the latent's product comes first: fuse_mla makes
+ * both of one product, in its place. What is chosen stands in front of the append, where fused
+ * attention will be. */
 static int
 mla(ModelBuilder *b, int h)
 {
 	const Spec *s = b->s;
-	int64_t     heads = s->attention.n_heads, nope = s->attention.nope_dim, rope = s->attention.rope_dim;
-	int64_t     rank = s->attention.kv_rank, q_rank = s->attention.q_rank, v_dim = s->attention.v_dim;
-	int         kv = b->pool[b->layer], q, low = -1, both = -1;
-	bool        indexed = s->attention.index.top_k > 0;
+	int64_t heads = s->attention.n_heads, nope = s->attention.nope_dim,
+	        rope = s->attention.rope_dim;
+	int64_t rank = s->attention.kv_rank, q_rank = s->attention.q_rank,
+	        v_dim = s->attention.v_dim;
+	int kv = b->pool[b->layer], q, low = -1, both = -1;
+	bool indexed = s->attention.index.top_k > 0;
 
 	build_at(b, "attention.kind");
 	if (indexed)
-		both = build_matmul(b, h, "kv_a", s->attention.bias, rank + rope, s->hidden, "kv_a");
+		both =
+		    build_matmul(b, h, "kv_a", s->attention.bias, rank + rope, s->hidden, "kv_a");
 	if (q_rank > 0) {
 		low = build_matmul(b, h, "q_a", s->attention.bias, q_rank, s->hidden, "q_a");
-		low = build_rmsnorm(b, low, "q_a_norm", q_rank, 1, s->norm.latent_eps, false, "q_a_normed");
+		low = build_rmsnorm(b, low, "q_a_norm", q_rank, 1, s->norm.latent_eps, false,
+		                    "q_a_normed");
 		q = build_matmul(b, low, "q_b", false, heads * (nope + rope), q_rank, "q");
 	} else {
 		q = build_matmul(b, h, "q", false, heads * (nope + rope), s->hidden, "q");
@@ -313,11 +360,14 @@ mla(ModelBuilder *b, int h)
 	if (!s->adapters.slots)
 		q = rotate(b, q, heads, nope + rope, nope, "q_rope");
 	if (!indexed)
-		both = build_matmul(b, h, "kv_a", s->attention.bias, rank + rope, s->hidden, "kv_a");
+		both =
+		    build_matmul(b, h, "kv_a", s->attention.bias, rank + rope, s->hidden, "kv_a");
 	if (s->adapters.slots)
-		return build_matmul(b, mla_in_steps(b, q, both, build_indexer(b, h, low)), "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
+		return build_matmul(b, mla_in_steps(b, q, both, build_indexer(b, h, low)), "o",
+		                    s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
 	int latent = build_slice(b, both, rank + rope, 0, rank, "latent");
-	latent = build_rmsnorm(b, latent, "kv_a_norm", rank, 1, s->norm.latent_eps, false, "latent_normed");
+	latent = build_rmsnorm(b, latent, "kv_a_norm", rank, 1, s->norm.latent_eps, false,
+	                       "latent_normed");
 	int key = build_slice(b, both, rank + rope, rank, rope, "k_pe");
 	key = rotate(b, key, 1, rope, 0, "k_rope");
 	int sel = build_indexer(b, h, low);
@@ -330,9 +380,11 @@ mla(ModelBuilder *b, int h)
 
 	q = q_temperature(b, q, heads * (nope + rope));
 	build_at(b, "attention.kind");
-	int k_b = build_matrix(b, "k_b", heads * nope, rank), v_b = build_matrix(b, "v_b", heads * v_dim, rank);
+	int k_b = build_matrix(b, "k_b", heads * nope, rank),
+	    v_b = build_matrix(b, "v_b", heads * v_dim, rank);
 	int y = build_value(b, "attn");
-	o = OP(b, mla_attention, .q = q, .k_b = k_b, .v_b = v_b, .kv = kv, .done = done, .sel = sel, .y = y);
+	o = OP(b, mla_attention, .q = q, .k_b = k_b, .v_b = v_b, .kv = kv, .done = done, .sel = sel,
+	       .y = y);
 	op_set_int(b->g, o, "heads", heads);
 	op_set_int(b->g, o, "kv_rank", rank);
 	op_set_int(b->g, o, "nope_dim", nope);
@@ -347,7 +399,8 @@ mla(ModelBuilder *b, int h)
 
 /* y = act(w * x + wb) along the sequence, w of `taps` rows for each of the channels */
 static int
-conv(ModelBuilder *b, int x, int w, int wb, int64_t width, int taps, const char *gate, const char *name)
+conv(ModelBuilder *b, int x, int w, int wb, int64_t width, int taps, const char *gate,
+     const char *name)
 {
 	int y = build_value(b, name);
 	Op *o = OP(b, conv1d, .x = x, .w = w, .b = wb, .state = b->conv[b->layer], .y = y);
@@ -370,7 +423,10 @@ conv_weights(ModelBuilder *b, const int64_t rows[3])
 			return -1;
 	int w = graph_stack(b->g, arena_printf(b->g->arena, "L%d.lin_conv", b->layer), part, 3);
 	if (w < 0)
-		err_at(b->g->diag, b->loc, "layer %d: the convolution's weights of q, k and v must be stored in one type", b->layer);
+		err_at(
+		    b->g->diag, b->loc,
+		    "layer %d: the convolution's weights of q, k and v must be stored in one type",
+		    b->layer);
 	return w;
 }
 
@@ -383,18 +439,21 @@ low_rank(ModelBuilder *b, int h, const char *low, const char *role, int64_t rank
 	return build_matmul(b, h, role, false, rows, rank ? rank : b->s->hidden, role);
 }
 
-/* The gated delta rule: q, k and v through one convolution, a state for each head, a norm that another projection gates. */
+/* The gated delta rule: q, k and v through one convolution, a state for each head, a norm that
+ * another projection gates. */
 static int
 delta(ModelBuilder *b, int h)
 {
 	const Spec *s = b->s;
-	int64_t     k_heads = s->linear.k_heads, v_heads = s->linear.v_heads, k_dim = s->linear.k_dim, v_dim = s->linear.v_dim;
-	int64_t     width = 2 * k_heads * k_dim + v_heads * v_dim, decays = s->linear.per_channel ? k_dim : 1;
+	int64_t k_heads = s->linear.k_heads, v_heads = s->linear.v_heads, k_dim = s->linear.k_dim,
+	        v_dim = s->linear.v_dim;
+	int64_t width = 2 * k_heads * k_dim + v_heads * v_dim,
+	        decays = s->linear.per_channel ? k_dim : 1;
 	static const char *const role[] = { "lin_q", "lin_k", "lin_v" };
 	const int64_t rows[] = { k_heads * k_dim, k_heads * k_dim, v_heads * v_dim };
 	const StorageRule as = spec_storage(s, role[0], b->layer);
-	int         part[3];
-	bool        there = true;
+	int part[3];
+	bool there = true;
 
 	build_at(b, "linear.layers");
 	for (int i = 0; i < 3; i++) {
@@ -402,14 +461,22 @@ delta(ModelBuilder *b, int h)
 		part[i] = build_matrix(b, role[i], rows[i], s->hidden);
 		there &= part[i] >= 0;
 		if (!same_word(own.order, as.order) || !same_word(own.factor, as.factor)) {
-			err_at(b->g->diag, b->loc, "layer %d: q, k and v in front of a convolution must have their columns in one order, with one factor", b->layer);
+			err_at(b->g->diag, b->loc,
+			       "layer %d: q, k and v in front of a convolution must have their "
+			       "columns in one order, with one factor",
+			       b->layer);
 			return h;
 		}
 	}
-	int w = there ? graph_stack(b->g, arena_printf(b->g->arena, "L%d.lin_qkv", b->layer), part, 3) : -1;
+	int w = there
+	            ? graph_stack(b->g, arena_printf(b->g->arena, "L%d.lin_qkv", b->layer), part, 3)
+	            : -1;
 	if (w < 0) {
 		if (there)
-			err_at(b->g->diag, b->loc, "layer %d: q, k and v in front of a convolution must be stored in one type", b->layer);
+			err_at(b->g->diag, b->loc,
+			       "layer %d: q, k and v in front of a convolution must be stored in "
+			       "one type",
+			       b->layer);
 		return h;
 	}
 	int qkv = build_value(b, "lin_qkv"), in = build_permute_cols(b, h, role[0], s->hidden);
@@ -421,8 +488,10 @@ delta(ModelBuilder *b, int h)
 	int a = low_rank(b, h, "lin_a_low", "lin_a", s->linear.decay_rank, v_heads * decays);
 	int x = conv(b, qkv, conv_weights(b, rows), -1, width, s->linear.taps, "silu", "lin_conv");
 
-	int rate = build_matrix(b, "lin_rate", v_heads, 0), dt = build_matrix(b, "lin_dt", v_heads * decays, 0), y = build_value(b, "lin_y");
-	o = OP(b, delta_rule, .x = x, .a = a, .b = beta, .rate = rate, .dt = dt, .state = b->state[b->layer], .y = y);
+	int rate = build_matrix(b, "lin_rate", v_heads, 0),
+	    dt = build_matrix(b, "lin_dt", v_heads * decays, 0), y = build_value(b, "lin_y");
+	o = OP(b, delta_rule, .x = x, .a = a, .b = beta, .rate = rate, .dt = dt,
+	       .state = b->state[b->layer], .y = y);
 	op_set_int(b->g, o, "k_heads", k_heads);
 	op_set_int(b->g, o, "v_heads", v_heads);
 	op_set_int(b->g, o, "k_dim", k_dim);
@@ -459,14 +528,18 @@ static int
 short_conv(ModelBuilder *b, int h)
 {
 	const Spec *s = b->s;
-	int64_t     hidden = s->hidden;
+	int64_t hidden = s->hidden;
 
 	build_at(b, "conv.layers");
-	int gate = build_matmul(b, h, "conv_b", s->conv.bias, hidden, hidden, "conv_b"), out = build_matmul(b, h, "conv_c", s->conv.bias, hidden, hidden, "conv_c");
-	int x = mul(b, gate, build_matmul(b, h, "conv_x", s->conv.bias, hidden, hidden, "conv_x"), hidden, "conv_in");
-	int w = build_matrix(b, "conv_w", hidden * s->conv.taps, 0), wb = build_bias(b, s->conv.bias, "conv_w", hidden);
+	int gate = build_matmul(b, h, "conv_b", s->conv.bias, hidden, hidden, "conv_b"),
+	    out = build_matmul(b, h, "conv_c", s->conv.bias, hidden, hidden, "conv_c");
+	int x = mul(b, gate, build_matmul(b, h, "conv_x", s->conv.bias, hidden, hidden, "conv_x"),
+	            hidden, "conv_in");
+	int w = build_matrix(b, "conv_w", hidden * s->conv.taps, 0),
+	    wb = build_bias(b, s->conv.bias, "conv_w", hidden);
 	x = conv(b, x, w, wb, hidden, s->conv.taps, "none", "conv_y");
-	return build_matmul(b, mul(b, out, x, hidden, "conv_out"), "conv_o", s->conv.bias, hidden, hidden, "attn_out");
+	return build_matmul(b, mul(b, out, x, hidden, "conv_out"), "conv_o", s->conv.bias, hidden,
+	                    hidden, "attn_out");
 }
 
 /* What a scan leaves, gated by z */
@@ -474,9 +547,9 @@ static int
 scan_gate(ModelBuilder *b, int y, int z, int64_t inner)
 {
 	const Spec *s = b->s;
-	int         out = build_value(b, "ssm_gated");
-	bool        first = s->ssm.norm == SSM_GATE_FIRST;
-	Op         *o;
+	int out = build_value(b, "ssm_gated");
+	bool first = s->ssm.norm == SSM_GATE_FIRST;
+	Op *o;
 
 	if (s->ssm.norm == SSM_NO_NORM) {
 		o = OP(b, glu, .g = z, .u = y, .y = out);
@@ -500,55 +573,75 @@ static int
 scan_part(ModelBuilder *b, int x, const char *role, int64_t rows)
 {
 	const Spec *s = b->s;
-	int         y = build_matmul(b, x, role, false, rows, s->ssm.dim, role);
-	const char *norm = s->ssm.low_norm == LOW_WEIGHT ? arena_printf(b->g->arena, "%s_norm", role) : NULL;
+	int y = build_matmul(b, x, role, false, rows, s->ssm.dim, role);
+	const char *norm =
+	    s->ssm.low_norm == LOW_WEIGHT ? arena_printf(b->g->arena, "%s_norm", role) : NULL;
 
-	return s->ssm.low_norm == LOW_NO_NORM ? y : build_rmsnorm(b, y, norm, rows, 1, s->norm.ssm_eps, false, arena_printf(b->g->arena, "%s_normed", role));
+	return s->ssm.low_norm == LOW_NO_NORM
+	           ? y
+	           : build_rmsnorm(b, y, norm, rows, 1, s->norm.ssm_eps, false,
+	                           arena_printf(b->g->arena, "%s_normed", role));
 }
 
-/* The selective scan of Mamba: u alone goes through the convolution; steps, B and C follow from what it leaves, rates belong to channels. */
+/* The selective scan of Mamba: u alone goes through the convolution; steps, B and C follow from
+ * what it leaves, rates belong to channels. */
 static int
 channel_scan(ModelBuilder *b, int h)
 {
 	const Spec *s = b->s;
-	int64_t     inner = s->ssm.dim, n = s->ssm.state;
+	int64_t inner = s->ssm.dim, n = s->ssm.state;
 
-	int z = build_matmul(b, h, "ssm_z", s->ssm.bias, inner, s->hidden, "ssm_z"), u = build_matmul(b, h, "ssm_x", s->ssm.bias, inner, s->hidden, "ssm_x");
-	int cw = build_matrix(b, "ssm_conv", inner * s->ssm.taps, 0), cb = build_bias(b, s->ssm.conv_bias, "ssm_conv", inner);
+	int z = build_matmul(b, h, "ssm_z", s->ssm.bias, inner, s->hidden, "ssm_z"),
+	    u = build_matmul(b, h, "ssm_x", s->ssm.bias, inner, s->hidden, "ssm_x");
+	int cw = build_matrix(b, "ssm_conv", inner * s->ssm.taps, 0),
+	    cb = build_bias(b, s->ssm.conv_bias, "ssm_conv", inner);
 	int x = conv(b, u, cw, cb, inner, s->ssm.taps, "silu", "ssm_conv");
-	int low = scan_part(b, x, "ssm_low", s->ssm.dt_rank), in = scan_part(b, x, "ssm_b", n), out = scan_part(b, x, "ssm_c", n);
+	int low = scan_part(b, x, "ssm_low", s->ssm.dt_rank), in = scan_part(b, x, "ssm_b", n),
+	    out = scan_part(b, x, "ssm_c", n);
 	int dt = build_matmul(b, low, "ssm_dt", false, inner, s->ssm.dt_rank, "ssm_dt");
 
-	int rate = build_matrix(b, "ssm_rate", inner * n, 0), bias = build_matrix(b, "ssm_dt_bias", inner, 0), skip = build_matrix(b, "ssm_skip", inner, 0);
+	int rate = build_matrix(b, "ssm_rate", inner * n, 0),
+	    bias = build_matrix(b, "ssm_dt_bias", inner, 0),
+	    skip = build_matrix(b, "ssm_skip", inner, 0);
 	int y = build_value(b, "ssm_y");
-	Op *o = OP(b, channel_scan, .x = x, .dt = dt, .b = in, .c = out, .rate = rate, .bias = bias, .skip = skip, .state = b->state[b->layer], .y = y);
+	Op *o = OP(b, channel_scan, .x = x, .dt = dt, .b = in, .c = out, .rate = rate, .bias = bias,
+	           .skip = skip, .state = b->state[b->layer], .y = y);
 	op_set_int(b->g, o, "width", inner);
 	op_set_int(b->g, o, "n_state", n);
 	op_set_int(b->g, o, "a_log", s->ssm.a_log);
-	return build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner, s->ssm.beside ? "ssm_out" : "attn_out");
+	return build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner,
+	                    s->ssm.beside ? "ssm_out" : "attn_out");
 }
 
-/* The selective scan: [u | B | C] through one convolution, a state for each head, a gate with a norm. */
+/* The selective scan: [u | B | C] through one convolution, a state for each head, a gate with a
+ * norm. */
 static int
 scan(ModelBuilder *b, int h)
 {
 	const Spec *s = b->s;
-	int64_t     heads = s->ssm.heads, inner = heads * s->ssm.dim, width = spec_ssm_row(s);
+	int64_t heads = s->ssm.heads, inner = heads * s->ssm.dim, width = spec_ssm_row(s);
 
 	const double *gain = s->ssm.gain;
 	const int64_t part = (int64_t)s->ssm.groups * s->ssm.state;
-	int z = build_scaled(b, build_matmul(b, h, "ssm_z", s->ssm.bias, inner, s->hidden, "ssm_z"), gain[0], inner, "ssm_z_scaled");
+	int z = build_scaled(b, build_matmul(b, h, "ssm_z", s->ssm.bias, inner, s->hidden, "ssm_z"),
+	                     gain[0], inner, "ssm_z_scaled");
 	int in = build_matmul(b, h, "ssm_x", s->ssm.bias, width, s->hidden, "ssm_x");
 	in = build_scaled_part(b, in, gain[1], width, 0, inner, "ssm_u_scaled");
 	in = build_scaled_part(b, in, gain[2], width, inner, part, "ssm_b_scaled");
 	in = build_scaled_part(b, in, gain[3], width, inner + part, part, "ssm_c_scaled");
-	int dt = build_scaled(b, build_matmul(b, h, "ssm_dt", s->ssm.bias, heads, s->hidden, "ssm_dt"), gain[4], heads, "ssm_dt_scaled");
-	int cw = build_matrix(b, "ssm_conv", width * s->ssm.taps, 0), cb = build_bias(b, s->ssm.conv_bias, "ssm_conv", width);
+	int dt =
+	    build_scaled(b, build_matmul(b, h, "ssm_dt", s->ssm.bias, heads, s->hidden, "ssm_dt"),
+	                 gain[4], heads, "ssm_dt_scaled");
+	int cw = build_matrix(b, "ssm_conv", width * s->ssm.taps, 0),
+	    cb = build_bias(b, s->ssm.conv_bias, "ssm_conv", width);
 	int x = conv(b, in, cw, cb, width, s->ssm.taps, "silu", "ssm_conv");
 
-	int rate = build_matrix(b, "ssm_rate", heads, 0), bias = build_matrix(b, "ssm_dt_bias", heads, 0), skip = build_matrix(b, "ssm_skip", heads, 0);
+	int rate = build_matrix(b, "ssm_rate", heads, 0),
+	    bias = build_matrix(b, "ssm_dt_bias", heads, 0),
+	    skip = build_matrix(b, "ssm_skip", heads, 0);
 	int y = build_value(b, "ssm_y");
-	Op *o = OP(b, selective_scan, .x = x, .dt = dt, .rate = rate, .bias = bias, .skip = skip, .state = b->state[b->layer], .y = y);
+	Op *o = OP(b, selective_scan, .x = x, .dt = dt, .rate = rate, .bias = bias, .skip = skip,
+	           .state = b->state[b->layer], .y = y);
 	op_set_int(b->g, o, "heads", heads);
 	op_set_int(b->g, o, "dim", s->ssm.dim);
 	op_set_int(b->g, o, "groups", s->ssm.groups);
@@ -556,7 +649,8 @@ scan(ModelBuilder *b, int h)
 	op_set_int(b->g, o, "a_log", s->ssm.a_log);
 	op_set_num(b->g, o, "dt_min", s->ssm.dt_min);
 	op_set_num(b->g, o, "dt_max", s->ssm.dt_max);
-	return build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner, s->ssm.beside ? "ssm_out" : "attn_out");
+	return build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner,
+	                    s->ssm.beside ? "ssm_out" : "attn_out");
 }
 
 /* ---- a block whose weights layers share ---- */
@@ -565,11 +659,12 @@ scan(ModelBuilder *b, int h)
 static int
 shared_weight(ModelBuilder *b, const char *role, int64_t rows, int64_t cols)
 {
-	const int   own = b->layer, first = spec_shared_layer(b->s, own);
+	const int own = b->layer, first = spec_shared_layer(b->s, own);
 	const char *id = arena_printf(b->g->arena, "L%d.%s", first, role);
 
 	for (size_t v = 0; v < b->g->n_val; v++)
-		if (b->g->val[v].kind == VAL_WEIGHT && strcmp(b->g->tensor[b->g->val[v].tensor].id, id) == 0)
+		if (b->g->val[v].kind == VAL_WEIGHT &&
+		    strcmp(b->g->tensor[b->g->val[v].tensor].id, id) == 0)
 			return (int)v;
 	b->layer = first;
 	int w = build_matrix(b, role, rows, cols);
@@ -597,7 +692,9 @@ adapted(ModelBuilder *b, int x, const char *role, int64_t rows, int64_t cols, in
 	if (low < 0)
 		return y;
 	const char *own = arena_printf(b->g->arena, "%s_b", role);
-	return build_add_wide(b, y, product(b, low, build_matrix(b, own, rows, rank), -1, rows, rank, own), 1.0, rows, arena_printf(b->g->arena, "%s_adapted", role));
+	return build_add_wide(
+	    b, y, product(b, low, build_matrix(b, own, rows, rank), -1, rows, rank, own), 1.0, rows,
+	    arena_printf(b->g->arena, "%s_adapted", role));
 }
 
 static int
@@ -619,23 +716,29 @@ shared_norm(ModelBuilder *b, int x, const char *role, int64_t width, const char 
 	return y;
 }
 
-/* from_shared(down(glu(gate h, up h))), h = norm(o attention(norm([x | embedded]))): nothing is added within */
+/* from_shared(down(glu(gate h, up h))), h = norm(o attention(norm([x | embedded]))): nothing is
+ * added within */
 int
 build_shared(ModelBuilder *b, int x)
 {
-	const Spec     *s = b->s;
+	const Spec *s = b->s;
 	const HeadShape shape = spec_heads(s, b->layer);
-	const int64_t   hidden = s->hidden, heads = shape.n_heads, kv = shape.n_kv_heads, dim = shape.head_dim, width = s->ffn.width, wide = 2 * hidden;
+	const int64_t hidden = s->hidden, heads = shape.n_heads, kv = shape.n_kv_heads,
+	              dim = shape.head_dim, width = s->ffn.width, wide = 2 * hidden;
 
 	build_at(b, "shared.layers");
 	int both = build_value(b, "shared_in");
 	Op *o = OP(b, concat, .x = x, .z = b->embedded, .y = both);
 	op_set_int(b->g, o, "width", hidden);
 	op_set_int(b->g, o, "count", hidden);
-	int h = shared_norm(b, both, "shared_norm", wide, "shared_normed"), rank = s->shared.qkv_rank;
-	int q = adapted(b, h, "shared_q", heads * dim, wide, low_of(b, h, "shared_q_a", rank, wide), rank);
-	int k = adapted(b, h, "shared_k", kv * dim, wide, low_of(b, h, "shared_k_a", rank, wide), rank);
-	int v = adapted(b, h, "shared_v", kv * dim, wide, low_of(b, h, "shared_v_a", rank, wide), rank);
+	int h = shared_norm(b, both, "shared_norm", wide, "shared_normed"),
+	    rank = s->shared.qkv_rank;
+	int q = adapted(b, h, "shared_q", heads * dim, wide, low_of(b, h, "shared_q_a", rank, wide),
+	                rank);
+	int k =
+	    adapted(b, h, "shared_k", kv * dim, wide, low_of(b, h, "shared_k_a", rank, wide), rank);
+	int v =
+	    adapted(b, h, "shared_v", kv * dim, wide, low_of(b, h, "shared_v_a", rank, wide), rank);
 	build_at(b, "position");
 	q = rotate(b, q, heads, dim, 0, "q_rope");
 	k = rotate(b, k, kv, dim, 0, "k_rope");
@@ -643,17 +746,21 @@ build_shared(ModelBuilder *b, int x)
 	int done = b->done[b->layer] = append(b, k, v, &shape);
 	int y = attend(b, q, done, &shape);
 	build_at(b, "shared.layers");
-	y = product(b, y, shared_weight(b, "shared_o", hidden, heads * dim), -1, hidden, heads * dim, "shared_attn");
+	y = product(b, y, shared_weight(b, "shared_o", hidden, heads * dim), -1, hidden,
+	            heads * dim, "shared_attn");
 
 	h = shared_norm(b, y, "shared_ffn_norm", hidden, "shared_ffn_in");
 	rank = s->shared.rank;
-	int low = low_of(b, h, "shared_ffn_a", rank, hidden), g = adapted(b, h, "shared_gate", width, hidden, low, rank), u = adapted(b, h, "shared_up", width, hidden, low, rank);
+	int low = low_of(b, h, "shared_ffn_a", rank, hidden),
+	    g = adapted(b, h, "shared_gate", width, hidden, low, rank),
+	    u = adapted(b, h, "shared_up", width, hidden, low, rank);
 	y = build_value(b, "shared_act");
 	o = OP(b, glu, .g = g, .u = u, .y = y);
 	op_set_int(b->g, o, "width", width);
 	op_set_word(b->g, o, "act", build_act_word(s->ffn.act));
 	op_set_num(b->g, o, "limit", spec_ffn_limit(s, b->layer));
-	y = product(b, y, shared_weight(b, "shared_down", hidden, width), -1, hidden, width, "shared_ffn");
+	y = product(b, y, shared_weight(b, "shared_down", hidden, width), -1, hidden, width,
+	            "shared_ffn");
 	return build_matmul(b, y, "from_shared", false, hidden, hidden, "from_shared");
 }
 

@@ -3,7 +3,9 @@
 
 #include <math.h>
 
-typedef struct FfnRoles { const char *gate, *up, *down, *act, *out; } FfnRoles;
+typedef struct FfnRoles {
+	const char *gate, *up, *down, *act, *out;
+} FfnRoles;
 
 /* The two numbers of a layer's xielu */
 static int
@@ -17,7 +19,8 @@ act_numbers(ModelBuilder *b)
 		return -1;
 	int both = graph_stack(b->g, arena_printf(b->g->arena, "L%d.act_numbers", b->layer), p, 2);
 	if (both < 0)
-		err_at(b->g->diag, b->loc, "layer %d: the two numbers of xielu must be stored in one type", b->layer);
+		err_at(b->g->diag, b->loc,
+		       "layer %d: the two numbers of xielu must be stored in one type", b->layer);
 	return both;
 }
 
@@ -53,14 +56,19 @@ sparse(ModelBuilder *b, int g, int64_t width, double share)
 
 /* down(glu(gate x, up x)), or down(act(up x)); off: share of the gates that are off */
 static int
-ffn(ModelBuilder *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bias, ActKind act, double limit, double gate_scale, double off)
+ffn(ModelBuilder *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bias,
+    ActKind act, double limit, double gate_scale, double off)
 {
 	int64_t hidden = b->s->hidden;
-	int     y, g = -1;
-	Op     *o;
+	int y, g = -1;
+	Op *o;
 
 	if (gated)
-		g = sparse(b, build_scaled(b, build_matmul(b, h, r->gate, with_bias, width, hidden, r->gate), gate_scale, width, "gate_scaled"), width, off);
+		g = sparse(
+		    b,
+		    build_scaled(b, build_matmul(b, h, r->gate, with_bias, width, hidden, r->gate),
+		                 gate_scale, width, "gate_scaled"),
+		    width, off);
 	int u = build_matmul(b, h, r->up, with_bias, width, hidden, r->up);
 	y = build_value(b, r->act);
 	if (gated)
@@ -80,25 +88,33 @@ build_dense(ModelBuilder *b, int h)
 	const Spec *s = b->s;
 
 	build_at(b, "ffn.width");
-	const FfnRoles roles = { "gate", "up", "down", "act", s->moe.beside && s->moe.layer_in[b->layer] ? "dense" : "ffn_out" };
-	int y = ffn(b, h, &roles, spec_ffn_width(s, b->layer), s->ffn.gated, s->ffn.bias, s->ffn.act, spec_ffn_limit(s, b->layer), s->ffn.gate_scale,
+	const FfnRoles roles = { "gate", "up", "down", "act",
+		                 s->moe.beside && s->moe.layer_in[b->layer] ? "dense" : "ffn_out" };
+	int y = ffn(b, h, &roles, spec_ffn_width(s, b->layer), s->ffn.gated, s->ffn.bias,
+	            s->ffn.act, spec_ffn_limit(s, b->layer), s->ffn.gate_scale,
 	            s->ffn.sparsity ? s->ffn.sparsity[b->layer] : 0);
 	return build_scaled(b, y, s->ffn.out_scale, s->hidden, "ffn_out_scaled");
 }
 
-/* x for experts whose columns lie in an order of each one's own: a row for each choice; *spread: rows of a token */
+/* x for experts whose columns lie in an order of each one's own: a row for each choice; *spread:
+ * rows of a token */
 static int
 permute_expert_cols(ModelBuilder *b, int x, int id, int64_t width, int64_t *spread)
 {
 	const Spec *s = b->s;
-	const StorageRule up = spec_storage(s, "e_up", b->layer), gate = s->moe.plain ? up : spec_storage(s, "e_gate", b->layer);
+	const StorageRule up = spec_storage(s, "e_up", b->layer),
+	                  gate = s->moe.plain ? up : spec_storage(s, "e_gate", b->layer);
 
 	*spread = 1;
 	if (!same_word(gate.order, up.order))
-		err_at(b->g->diag, b->loc, "storage.rules: e_gate and e_up of layer %d read one x, so they have one order or none", b->layer);
+		err_at(b->g->diag, b->loc,
+		       "storage.rules: e_gate and e_up of layer %d read one x, so they have one "
+		       "order or none",
+		       b->layer);
 	if (!up.order)
 		return x;
-	int order = build_expert_orders(b->g, up.order, b->layer, s->moe.n_experts, width, b->loc), y = build_value(b, "expert_x");
+	int order = build_expert_orders(b->g, up.order, b->layer, s->moe.n_experts, width, b->loc),
+	    y = build_value(b, "expert_x");
 	Op *o = OP(b, permute_expert_cols, .x = x, .id = id, .order = order, .y = y);
 	op_set_int(b->g, o, "n_experts", s->moe.n_experts);
 	op_set_int(b->g, o, "top_k", s->moe.top_k);
@@ -132,20 +148,24 @@ no_norm(ModelBuilder *b, Op *o)
 	op_set_int(b->g, o, "plus_one", 0);
 }
 
-/* Numbers and weights of the experts that a row goes to; at once: in the op that fusion makes of both */
+/* Numbers and weights of the experts that a row goes to; at once: in the op that fusion makes of
+ * both */
 static void
 route(ModelBuilder *b, int seen, bool at_once, int *id, int *weights)
 {
 	const Spec *s = b->s;
-	const int   n = s->moe.n_experts;
-	Op         *o;
+	const int n = s->moe.n_experts;
+	Op *o;
 
 	if (at_once) {
-		const int w = build_matrix(b, "router", n, s->hidden), logit_b = build_bias(b, s->moe.router_bias, "router", n), bias = s->moe.choice_bias ? build_bias(b, true, "router_bias", n) : -1;
+		const int w = build_matrix(b, "router", n, s->hidden),
+		          logit_b = build_bias(b, s->moe.router_bias, "router", n),
+		          bias = s->moe.choice_bias ? build_bias(b, true, "router_bias", n) : -1;
 		const int in = build_permute_cols(b, seen, "router", s->hidden);
 		*id = build_value(b, "expert_id");
 		*weights = build_value(b, "expert_weight");
-		o = OP(b, norm_route, .x = in, .nw = -1, .nb = -1, .w = w, .logit_b = logit_b, .bias = bias, .id = *id, .weight = *weights);
+		o = OP(b, norm_route, .x = in, .nw = -1, .nb = -1, .w = w, .logit_b = logit_b,
+		       .bias = bias, .id = *id, .weight = *weights);
 		op_set_int(b->g, o, "n_experts", n);
 		op_set_int(b->g, o, "top_k", s->moe.top_k);
 		op_set_int(b->g, o, "hidden", s->hidden);
@@ -154,7 +174,9 @@ route(ModelBuilder *b, int seen, bool at_once, int *id, int *weights)
 		no_norm(b, o);
 		return;
 	}
-	const int logits = build_matmul(b, seen, "router", s->moe.router_bias, n, s->hidden, "router"), bias = s->moe.choice_bias ? build_bias(b, true, "router_bias", n) : -1;
+	const int logits =
+	              build_matmul(b, seen, "router", s->moe.router_bias, n, s->hidden, "router"),
+	          bias = s->moe.choice_bias ? build_bias(b, true, "router_bias", n) : -1;
 	*id = build_value(b, "expert_id");
 	*weights = build_value(b, "expert_weight");
 	o = OP(b, moe_route, .logits = logits, .bias = bias, .id = *id, .weight = *weights);
@@ -163,8 +185,13 @@ route(ModelBuilder *b, int seen, bool at_once, int *id, int *weights)
 	choice(b, o);
 }
 
-/* Experts of the rows `in`: what they are chosen by, their matrices, and biases or -1; gate is up where there is none */
-typedef struct Experts { int in, id, weights, gate, up, down, gate_b, up_b, down_b; int64_t row; const char *name; } Experts;
+/* Experts of the rows `in`: what they are chosen by, their matrices, and biases or -1; gate is up
+ * where there is none */
+typedef struct Experts {
+	int in, id, weights, gate, up, down, gate_b, up_b, down_b;
+	int64_t row;
+	const char *name;
+} Experts;
 
 /* Attributes of both halves, those that come first; spread 0: of the last one, which has none */
 static void
@@ -200,7 +227,8 @@ lora_sizes(ModelBuilder *b, Op *o, int count)
 
 /* Right factors of `count` matrices of the experts that a row chose */
 static int
-experts_low(ModelBuilder *b, int x, int id, int a, int64_t cols, bool each, int count, const char *name)
+experts_low(ModelBuilder *b, int x, int id, int a, int64_t cols, bool each, int count,
+            const char *name)
 {
 	const int low = build_value(b, name);
 	Op *o = OP(b, lora_experts_down, .x = x, .id = id, .a = a, .t = low);
@@ -211,30 +239,37 @@ experts_low(ModelBuilder *b, int x, int id, int a, int64_t cols, bool each, int 
 	return low;
 }
 
-/* Experts that adapters change, in the halves that fusion makes of moe_ffn elsewhere: what is added goes in front of the activation, and behind the sum. */
+/* Experts that adapters change, in the halves that fusion makes of moe_ffn elsewhere: what is added
+ * goes in front of the activation, and behind the sum. */
 static int
 adapted_experts(ModelBuilder *b, const Experts *e, const int first[2], const int last[2])
 {
 	const int64_t width = b->s->moe.width;
-	const int low = experts_low(b, e->in, e->id, first[0], e->row, false, 2, "expert_low"), add = build_value(b, "expert_add");
+	const int low = experts_low(b, e->in, e->id, first[0], e->row, false, 2, "expert_low"),
+	          add = build_value(b, "expert_add");
 	Op *o = OP(b, lora_experts_up, .t = low, .id = e->id, .b = first[1], .y = add);
 
 	op_set_int(b->g, o, "rows", width);
 	lora_sizes(b, o, 2);
 	const int h = build_value(b, "experts_act");
-	o = OP(b, norm_moe_glu, .x = e->in, .nw = -1, .nb = -1, .id = e->id, .gate = e->gate, .up = e->up, .gate_b = e->gate_b, .up_b = e->up_b, .s_gate = -1, .s_up = -1, .add = add, .h = h);
+	o = OP(b, norm_moe_glu, .x = e->in, .nw = -1, .nb = -1, .id = e->id, .gate = e->gate,
+	       .up = e->up, .gate_b = e->gate_b, .up_b = e->up_b, .s_gate = -1, .s_up = -1,
+	       .add = add, .h = h);
 	expert_sizes(b, o, 1, e->row);
 	op_set_int(b->g, o, "shared", 0);
 	expert_act(b, o);
 	no_norm(b, o);
 	const int base = build_value(b, arena_printf(b->g->arena, "%s_base", e->name));
-	o = OP(b, moe_down_add, .h = h, .id = e->id, .weight = e->weights, .down = e->down, .down_b = e->down_b, .s_down = -1, .r = -1, .y = base);
+	o = OP(b, moe_down_add, .h = h, .id = e->id, .weight = e->weights, .down = e->down,
+	       .down_b = e->down_b, .s_down = -1, .r = -1, .y = base);
 	expert_sizes(b, o, 0, e->row);
 	op_set_int(b->g, o, "shared", 0);
 	op_set_int(b->g, o, "shared_gate", 0);
 	op_set_num(b->g, o, "scale", 1);
-	const int down = experts_low(b, h, e->id, last[0], width, true, 1, "expert_down_low"), y = build_value(b, e->name);
-	o = OP(b, lora_experts_add, .x = base, .t = down, .id = e->id, .weight = e->weights, .b = last[1], .y = y);
+	const int down = experts_low(b, h, e->id, last[0], width, true, 1, "expert_down_low"),
+	          y = build_value(b, e->name);
+	o = OP(b, lora_experts_add, .x = base, .t = down, .id = e->id, .weight = e->weights,
+	       .b = last[1], .y = y);
 	op_set_int(b->g, o, "rows", e->row);
 	lora_sizes(b, o, 0);
 	return y;
@@ -244,26 +279,34 @@ int
 build_moe(ModelBuilder *b, int h, int x)
 {
 	const Spec *s = b->s;
-	int         n = s->moe.n_experts, seen = h, id, weights, first[2], last[2];
-	int64_t     hidden = s->hidden, width = s->moe.width, shared = s->moe.shared_width;
-	Op         *o;
+	int n = s->moe.n_experts, seen = h, id, weights, first[2], last[2];
+	int64_t hidden = s->hidden, width = s->moe.width, shared = s->moe.shared_width;
+	Op *o;
 
 	build_at(b, "moe.n_experts");
-	/* in front of the choice, since the experts' first step takes its place when they are fused */
+	/* in front of the choice, since the experts' first step takes its place when they are fused
+	 */
 	int64_t row = s->moe.latent ? s->moe.latent : hidden;
-	int     in = s->moe.latent ? build_matmul(b, h, "moe_in", s->ffn.bias, row, hidden, "expert_in") : h;
+	int in =
+	    s->moe.latent ? build_matmul(b, h, "moe_in", s->ffn.bias, row, hidden, "expert_in") : h;
 	if (s->moe.router_norm) {
 		build_at(b, "moe.router_norm");
-		seen = build_rmsnorm(b, x, "router_norm", hidden, 1, s->norm.eps, false, "router_normed");
+		seen = build_rmsnorm(b, x, "router_norm", hidden, 1, s->norm.eps, false,
+		                     "router_normed");
 		seen = build_gain(b, seen, NULL, pow((double)hidden, -0.5), hidden, "router_in");
 	}
-	const bool slots = build_expert_factors(b->g, (const char *const[]){ s->moe.plain ? "e_up" : "e_gate", "e_up" }, 2, b->layer, n, width, row, b->loc, first) &&
-	                   build_expert_factors(b->g, (const char *const[]){ "e_down" }, 1, b->layer, n, row, width, b->loc, last);
+	const bool slots =
+	    build_expert_factors(b->g,
+	                         (const char *const[]){ s->moe.plain ? "e_up" : "e_gate", "e_up" },
+	                         2, b->layer, n, width, row, b->loc, first) &&
+	    build_expert_factors(b->g, (const char *const[]){ "e_down" }, 1, b->layer, n, row,
+	                         width, b->loc, last);
 	route(b, seen, slots, &id, &weights);
 
 	if (s->moe.expert_gain) {
 		build_at(b, "moe.expert_gain");
-		int each = build_matrix(b, "expert_gain", n, 0), y = build_value(b, "expert_weight_gained");
+		int each = build_matrix(b, "expert_gain", n, 0),
+		    y = build_value(b, "expert_weight_gained");
 		o = OP(b, expert_gain, .id = id, .weight = weights, .w = each, .y = y);
 		op_set_int(b->g, o, "n_experts", n);
 		op_set_int(b->g, o, "top_k", s->moe.top_k);
@@ -281,8 +324,10 @@ build_moe(ModelBuilder *b, int h, int x)
 	}
 	int64_t spread;
 	in = permute_expert_cols(b, in, id, row, &spread);
-	/* relu2(u) = relu(u) u: where there is no gate, up is it, and kernels find each row of it twice in their nearest cache */
-	int gate = s->moe.plain ? -1 : build_experts(b->g, "e_gate", b->layer, n, width, row, b->loc);
+	/* relu2(u) = relu(u) u: where there is no gate, up is it, and kernels find each row of it
+	 * twice in their nearest cache */
+	int gate =
+	    s->moe.plain ? -1 : build_experts(b->g, "e_gate", b->layer, n, width, row, b->loc);
 	int up = build_experts(b->g, "e_up", b->layer, n, width, row, b->loc);
 	int down = build_experts(b->g, "e_down", b->layer, n, row, width, b->loc);
 	int gate_b = -1, up_b = -1, down_b = -1;
@@ -293,30 +338,47 @@ build_moe(ModelBuilder *b, int h, int x)
 		down_b = build_experts(b->g, "e_down_b", b->layer, n, hidden, 0, b->loc);
 		build_at(b, "moe.n_experts");
 	}
-	const Experts e = { in, id, weights, s->moe.plain ? up : gate, up, down, gate_b, up_b, down_b, row, s->moe.latent ? "expert_out" : shared > 0 || s->moe.beside ? "routed" : "ffn_out" };
+	const Experts e = { in,
+		            id,
+		            weights,
+		            s->moe.plain ? up : gate,
+		            up,
+		            down,
+		            gate_b,
+		            up_b,
+		            down_b,
+		            row,
+		            s->moe.latent                 ? "expert_out"
+		            : shared > 0 || s->moe.beside ? "routed"
+		                                          : "ffn_out" };
 	int y;
 	if (slots) {
 		y = adapted_experts(b, &e, first, last);
 	} else {
 		y = build_value(b, e.name);
-		o = OP(b, moe_ffn, .x = in, .id = id, .weight = weights, .gate = e.gate, .up = up, .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
+		o = OP(b, moe_ffn, .x = in, .id = id, .weight = weights, .gate = e.gate, .up = up,
+		       .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
 		expert_sizes(b, o, spread, row);
 		expert_act(b, o);
 	}
 	if (s->moe.latent)
-		y = build_matmul(b, y, "moe_out", s->ffn.bias, hidden, row, shared > 0 || s->moe.beside ? "routed" : "ffn_out");
+		y = build_matmul(b, y, "moe_out", s->ffn.bias, hidden, row,
+		                 shared > 0 || s->moe.beside ? "routed" : "ffn_out");
 	if (shared <= 0)
 		return y;
 
 	build_at(b, "moe.shared.width");
-	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, !s->moe.plain, s->ffn.bias, s->moe.act, spec_shared_limit(s, b->layer), 1, 0);
+	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared,
+	            !s->moe.plain, s->ffn.bias, s->moe.act, spec_shared_limit(s, b->layer), 1, 0);
 	if (s->moe.shared_gate) {
-		int mix = build_matmul(b, h, "s_mix", false, 1, hidden, "s_mix"), gated = build_value(b, "shared_gated");
+		int mix = build_matmul(b, h, "s_mix", false, 1, hidden, "s_mix"),
+		    gated = build_value(b, "shared_gated");
 		o = OP(b, gate_mul, .x = z, .s = mix, .y = gated);
 		op_set_int(b->g, o, "width", hidden);
 		op_set_int(b->g, o, "groups", 1);
 		op_set_word(b->g, o, "gate", "sigmoid");
 		z = gated;
 	}
-	return s->moe.shared_scale == 1 ? build_add(b, y, z, 1.0, "ffn_out") : build_add(b, z, y, s->moe.shared_scale, "ffn_out");
+	return s->moe.shared_scale == 1 ? build_add(b, y, z, 1.0, "ffn_out")
+	                                : build_add(b, z, y, s->moe.shared_scale, "ffn_out");
 }

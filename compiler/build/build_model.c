@@ -1,6 +1,8 @@
-/* Spec -> Graph: the model's equations, one op each, nothing fused. Families differ by what the Spec says and by nothing
- * else: no family is named here. Values are named for what they are ("L3.q"), which is what verify compares. Here: layers, what is around them, and
- * where the cache lies; build_attention.c and build_ffn.c have the two blocks, build_ops.c single equations, build_tensor.c weights. */
+/* Spec -> Graph: the model's equations, one op each, nothing fused. Families differ by what the
+ * Spec says and by nothing else: no family is named here. Values are named for what they are
+ * ("L3.q"), which is what verify compares. Here: layers, what is around them, and where the cache
+ * lies; build_attention.c and build_ffn.c have the two blocks, build_ops.c single equations,
+ * build_tensor.c weights. */
 #include "compiler/build/build_model.h"
 
 #include <math.h>
@@ -13,10 +15,11 @@ static int
 attention_block(ModelBuilder *b, int h)
 {
 	const Spec *s = b->s;
-	int         y = build_attention(b, h);
+	int y = build_attention(b, h);
 
 	build_at(b, "norm.kind");
-	return build_norm(b, s->norm.attn_out && s->norm.out_layers[b->layer], y, "attn_out_norm", "attn_out_normed");
+	return build_norm(b, s->norm.attn_out && s->norm.out_layers[b->layer], y, "attn_out_norm",
+	                  "attn_out_normed");
 }
 
 /* h: the normed stream x */
@@ -24,19 +27,21 @@ static int
 ffn_block(ModelBuilder *b, int h, int x)
 {
 	const Spec *s = b->s;
-	bool        sparse = s->moe.n_experts > 0 && s->moe.layer_in && s->moe.layer_in[b->layer];
-	int         y;
+	bool sparse = s->moe.n_experts > 0 && s->moe.layer_in && s->moe.layer_in[b->layer];
+	int y;
 
 	if (sparse && s->moe.beside) {
 		int d = build_norm(b, true, build_dense(b, h), "dense_out_norm", "dense_normed");
 		int e = build_moe(b, build_norm(b, true, x, "moe_norm", "moe_in"), x);
-		y = build_add(b, d, build_norm(b, true, e, "moe_out_norm", "moe_normed"), 1.0, "ffn_out");
+		y = build_add(b, d, build_norm(b, true, e, "moe_out_norm", "moe_normed"), 1.0,
+		              "ffn_out");
 	} else {
 		y = sparse ? build_moe(b, h, x) : build_dense(b, h);
 	}
 
 	build_at(b, "norm.kind");
-	return build_norm(b, s->norm.ffn_out && s->norm.out_layers[b->layer], y, "ffn_out_norm", "ffn_out_normed");
+	return build_norm(b, s->norm.ffn_out && s->norm.out_layers[b->layer], y, "ffn_out_norm",
+	                  "ffn_out_normed");
 }
 
 /* norm(out(act(gate x) * what the token brings to this layer)) */
@@ -44,11 +49,12 @@ static int
 per_layer_part(ModelBuilder *b, int x)
 {
 	const Spec *s = b->s;
-	int64_t     width = s->ple_width;
+	int64_t width = s->ple_width;
 
 	build_at(b, "per_layer.width");
 	int g = build_matmul(b, x, "ple_gate", false, width, s->hidden, "ple_gate");
-	int u = build_slice(b, b->ple, s->n_layers * width, b->layer * width, width, "ple_u"), y = build_value(b, "ple_act");
+	int u = build_slice(b, b->ple, s->n_layers * width, b->layer * width, width, "ple_u"),
+	    y = build_value(b, "ple_act");
 	Op *o = OP(b, glu, .g = g, .u = u, .y = y);
 	op_set_int(b->g, o, "width", width);
 	op_set_word(b->g, o, "act", build_act_word(s->ffn.act));
@@ -57,20 +63,23 @@ per_layer_part(ModelBuilder *b, int x)
 	return build_norm(b, true, y, "ple_out_norm", "ple_normed");
 }
 
-/* What the layer made of its stream, a, corrects all; per-layer embeddings read that one and go to the others. */
+/* What the layer made of its stream, a, corrects all; per-layer embeddings read that one and go to
+ * the others. */
 static int
 streams_end(ModelBuilder *b, int all, int a)
 {
 	const Spec *s = b->s;
-	int         y = build_stream_correct(b, all, a);
+	int y = build_stream_correct(b, all, a);
 
 	if (!s->ple_width)
 		return y;
 	int x = build_stream_active(b, y, "stream_out");
 	if (s->streams.gain) {
 		build_at(b, "streams.gain");
-		int by = build_matrix(b, "stream_gain", s->hidden, 0), scaled = build_value(b, "stream_gained");
-		Op *o = OP(b, permute_cols, .x = x, .nw = -1, .nb = -1, .order = -1, .factor = by, .y = scaled);
+		int by = build_matrix(b, "stream_gain", s->hidden, 0),
+		    scaled = build_value(b, "stream_gained");
+		Op *o = OP(b, permute_cols, .x = x, .nw = -1, .nb = -1, .order = -1, .factor = by,
+		           .y = scaled);
 		op_set_int(b->g, o, "width", s->hidden);
 		op_set_word(b->g, o, "norm", "none");
 		op_set_num(b->g, o, "eps", 0);
@@ -80,7 +89,8 @@ streams_end(ModelBuilder *b, int all, int a)
 	return build_stream_add(b, y, per_layer_part(b, x));
 }
 
-/* The end of a layer: x += what per-layer embeddings bring, then the layer's number; of several streams, `all`, x is the one that the layer works on. */
+/* The end of a layer: x += what per-layer embeddings bring, then the layer's number; of several
+ * streams, `all`, x is the one that the layer works on. */
 static int
 layer_end(ModelBuilder *b, int x, int all)
 {
@@ -96,19 +106,23 @@ layer_end(ModelBuilder *b, int x, int all)
 	return build_gain(b, x, "layer_gain", 1.0, s->hidden, "gained");
 }
 
-/* The stream behind attention, h what that read: with norm(right (left h)) + h, over the root of 2 */
+/* The stream behind attention, h what that read: with norm(right (left h)) + h, over the root of 2
+ */
 static int
 low_rank(ModelBuilder *b, int mid, int h)
 {
 	const Spec *s = b->s;
-	int64_t     rank = s->laurel_rank;
+	int64_t rank = s->laurel_rank;
 
 	if (!rank)
 		return mid;
 	build_at(b, "residual.low_rank");
-	int y = build_matmul(b, build_matmul(b, h, "laurel_a", false, rank, s->hidden, "laurel_low"), "laurel_b", false, s->hidden, rank, "laurel");
+	int y =
+	    build_matmul(b, build_matmul(b, h, "laurel_a", false, rank, s->hidden, "laurel_low"),
+	                 "laurel_b", false, s->hidden, rank, "laurel");
 	mid = build_add(b, mid, h, 1.0, "mid_and_in");
-	mid = build_add(b, mid, build_norm(b, true, y, "laurel_norm", "laurel_normed"), 1.0, "mid_and_laurel");
+	mid = build_add(b, mid, build_norm(b, true, y, "laurel_norm", "laurel_normed"), 1.0,
+	                "mid_and_laurel");
 	return build_gain(b, mid, NULL, sqrt(0.5), s->hidden, "mid_mean");
 }
 
@@ -116,20 +130,23 @@ static int
 layer(ModelBuilder *b, int x, int l)
 {
 	const Spec *s = b->s;
-	double      skip = s->residual.skip_scale;
-	int         mid = x;
-	bool        ffn_in = s->norm.ffn_in && s->norm.in_layers[l];
+	double skip = s->residual.skip_scale;
+	int mid = x;
+	bool ffn_in = s->norm.ffn_in && s->norm.in_layers[l];
 
 	b->layer = l;
 	int all = s->streams.count > 1 ? build_stream_predict(b, x) : -1;
 	if (all >= 0)
 		mid = x = build_stream_active(b, all, "active");
 	build_at(b, "norm.kind");
-	int seen = spec_shared(s, l) ? build_add(b, x, build_shared(b, x), 1.0, "with_shared") : x; /* the stream goes on without it */
+	int seen = spec_shared(s, l) ? build_add(b, x, build_shared(b, x), 1.0, "with_shared")
+	                             : x; /* the stream goes on without it */
 	build_at(b, "norm.kind");
-	int h = build_norm(b, s->norm.attn_in && s->norm.in_layers[l] && spec_has_block(s, l), seen, "attn_norm", "attn_in");
+	int h = build_norm(b, s->norm.attn_in && s->norm.in_layers[l] && spec_has_block(s, l), seen,
+	                   "attn_norm", "attn_in");
 	if (s->residual.parallel) {
-		/* both blocks read the same stream; without a norm of its own the second shares the first's */
+		/* both blocks read the same stream; without a norm of its own the second shares the
+		 * first's */
 		int h2 = ffn_in ? build_norm(b, true, x, "ffn_norm", "ffn_in") : h;
 		int from = s->residual.from_norm ? h : x;
 		int a = attention_block(b, h), f = ffn_block(b, h2, x);
@@ -141,7 +158,8 @@ layer(ModelBuilder *b, int x, int l)
 		int a = attention_block(b, h);
 		build_at(b, "residual.form");
 		mid = build_add(b, s->residual.from_norm ? h : x, a, skip, "mid");
-		mid = build_norm(b, s->norm.sum && s->norm.in_layers[l], mid, "attn_norm", "mid_normed");
+		mid = build_norm(b, s->norm.sum && s->norm.in_layers[l], mid, "attn_norm",
+		                 "mid_normed");
 		mid = low_rank(b, mid, h);
 	}
 	if (!spec_has_ffn(s, l))
@@ -151,7 +169,9 @@ layer(ModelBuilder *b, int x, int l)
 	int f = ffn_block(b, h2, mid);
 	build_at(b, "residual.form");
 	int out = build_add(b, s->residual.from_norm ? h2 : mid, f, skip, "out");
-	return layer_end(b, build_norm(b, s->norm.sum && s->norm.in_layers[l], out, "ffn_norm", "out_normed"), all);
+	return layer_end(
+	    b, build_norm(b, s->norm.sum && s->norm.in_layers[l], out, "ffn_norm", "out_normed"),
+	    all);
 }
 
 /* --- the model --- */
@@ -186,7 +206,8 @@ embed(ModelBuilder *b, int *table)
 	}
 	if (s->position == POS_LEARNED) {
 		build_at(b, "position");
-		int w = build_matrix(b, "pos_embed", s->max_positions + s->pos_offset, s->hidden), y = build_value(b, "x0_pos");
+		int w = build_matrix(b, "pos_embed", s->max_positions + s->pos_offset, s->hidden),
+		    y = build_value(b, "x0_pos");
 		o = OP(b, embed_pos, .x = x, .w = w, .y = y);
 		op_set_int(b->g, o, "hidden", s->hidden);
 		op_set_int(b->g, o, "offset", s->pos_offset);
@@ -196,22 +217,25 @@ embed(ModelBuilder *b, int *table)
 	return build_norm(b, s->norm.embed, x, "embed_norm", "x0_normed");
 }
 
-/* What a token brings to each layer: a row of its own table, and a product of its embedding, normed layer by layer; the mean of both
- * by the square root of two. */
+/* What a token brings to each layer: a row of its own table, and a product of its embedding, normed
+ * layer by layer; the mean of both by the square root of two. */
 static int
 per_layer(ModelBuilder *b, int x)
 {
 	const Spec *s = b->s;
-	int64_t     width = s->ple_width, all = s->n_layers * width;
+	int64_t width = s->ple_width, all = s->n_layers * width;
 
 	build_at(b, "per_layer.width");
-	int w = build_table(b->g, "ple_embed", s->ple_vocab ? s->ple_vocab : s->vocab_size, s->vocab_size, all, b->loc), own = build_value(b, "ple_token");
+	int w = build_table(b->g, "ple_embed", s->ple_vocab ? s->ple_vocab : s->vocab_size,
+	                    s->vocab_size, all, b->loc),
+	    own = build_value(b, "ple_token");
 	Op *o = OP(b, embed, .w = w, .y = own);
 	op_set_int(b->g, o, "hidden", all);
 	op_set_num(b->g, o, "scale", sqrt(width / 2.0));
 	int p = build_matmul(b, x, "ple_proj", false, all, s->hidden, "ple_proj");
 	p = build_gain(b, p, NULL, pow((double)s->hidden, -0.5), all, "ple_scaled");
-	p = build_rmsnorm(b, p, "ple_norm", width, s->n_layers, s->norm.eps, s->norm.plus_one, "ple_projected");
+	p = build_rmsnorm(b, p, "ple_norm", width, s->n_layers, s->norm.eps, s->norm.plus_one,
+	                  "ple_projected");
 	return build_add_wide(b, p, own, sqrt(0.5), all, "ple");
 }
 
@@ -236,7 +260,9 @@ head_in(ModelBuilder *b, int x, int rows)
 
 	b->layer = 0;
 	build_at(b, "mtp.part");
-	int e = build_norm(b, true, x, "mtp_enorm", "came_token"), h = build_norm(b, true, rows, "mtp_hnorm", "came_normed"), y = build_value(b, "came_both");
+	int e = build_norm(b, true, x, "mtp_enorm", "came_token"),
+	    h = build_norm(b, true, rows, "mtp_hnorm", "came_normed"),
+	    y = build_value(b, "came_both");
 	Op *o = OP(b, concat, .x = e, .z = h, .y = y);
 	op_set_int(b->g, o, "width", s->hidden);
 	op_set_int(b->g, o, "count", s->hidden);
@@ -251,12 +277,14 @@ final_norm(ModelBuilder *b, int x, const char *name)
 
 	build_at(b, "norm.kind");
 	b->layer = own ? 0 : -1;
-	int y = build_norm(b, own ? b->s->mtp.norm : b->s->norm.final, x, own ? "mtp_norm" : "final_norm", name);
+	int y = build_norm(b, own ? b->s->mtp.norm : b->s->norm.final, x,
+	                   own ? "mtp_norm" : "final_norm", name);
 	b->layer = -1;
 	return y;
 }
 
-/* All rows, for a head that guesses, which knows them as they stand in front of the model's own head, or of the norm there */
+/* All rows, for a head that guesses, which knows them as they stand in front of the model's own
+ * head, or of the norm there */
 static void
 hand_out(ModelBuilder *b, int x)
 {
@@ -268,7 +296,7 @@ static void
 head(ModelBuilder *b, int x, int table)
 {
 	const Spec *s = b->s;
-	bool        capped = s->head.cap > 0 || s->head.scale != 1;
+	bool capped = s->head.cap > 0 || s->head.scale != 1;
 
 	b->layer = -1;
 	build_at(b, "vocab_size");
@@ -281,19 +309,25 @@ head(ModelBuilder *b, int x, int table)
 	if (s->head.kind == LLMC_OUTPUT_LABELS) {
 		build_at(b, "head.labels");
 		int scores = build_value(b, "logits");
-		o = OP(b, matmul, .x = last, .w = build_matrix(b, "labels", s->head.labels, s->hidden), .b = build_bias(b, s->head.bias, "labels", s->head.labels), .y = scores);
+		o = OP(b, matmul, .x = last,
+		       .w = build_matrix(b, "labels", s->head.labels, s->hidden),
+		       .b = build_bias(b, s->head.bias, "labels", s->head.labels), .y = scores);
 		op_set_int(b->g, o, "rows", s->head.labels);
 		op_set_int(b->g, o, "cols", s->hidden);
 		return;
 	}
 	build_at(b, "head.tied");
 	if (spec_narrow(s))
-		last = build_matmul(b, last, "embed_out", false, s->embed.width, s->hidden, "last_narrow");
+		last = build_matmul(b, last, "embed_out", false, s->embed.width, s->hidden,
+		                    "last_narrow");
 	const bool own = s->mtp.part == MTP_HEAD && s->mtp.output;
 	b->layer = own ? 0 : -1;
-	int w = !own && s->head.tied && !s->head.row_norm ? table : build_matrix(b, own ? "mtp_output" : "head", s->vocab_size, s->embed.width);
+	int w = !own && s->head.tied && !s->head.row_norm
+	            ? table
+	            : build_matrix(b, own ? "mtp_output" : "head", s->vocab_size, s->embed.width);
 	b->layer = -1;
-	int wb = build_bias(b, s->head.bias, "head", s->vocab_size), y = build_value(b, capped ? "logits_raw" : "logits");
+	int wb = build_bias(b, s->head.bias, "head", s->vocab_size),
+	    y = build_value(b, capped ? "logits_raw" : "logits");
 	o = OP(b, matmul, .x = last, .w = w, .b = wb, .y = y);
 	op_set_int(b->g, o, "rows", s->vocab_size);
 	op_set_int(b->g, o, "cols", s->embed.width);
@@ -311,12 +345,13 @@ static void
 ropes(ModelBuilder *b)
 {
 	const Spec *s = b->s;
-	int         n = s->n_rope + (s->rope_axes == 2 ? 1 : 0);
+	int n = s->n_rope + (s->rope_axes == 2 ? 1 : 0);
 
 	b->rope[0] = b->rope[1] = b->rope2 = -1;
 	for (int i = 0; s->position == POS_ROPE && i < n; i++) {
 		bool second_axis = i == s->n_rope;
-		int  v = graph_value(b->g, VAL_ROPE, arena_printf(b->g->arena, "rope%d", i), spec_loc(s, "position"));
+		int v = graph_value(b->g, VAL_ROPE, arena_printf(b->g->arena, "rope%d", i),
+		                    spec_loc(s, "position"));
 		b->g->val[v].tensor = i;
 		b->g->val[v].dim[0] = 1;
 		b->g->val[v].dim[1] = s->rope[second_axis ? 0 : i].dims;
@@ -326,52 +361,71 @@ ropes(ModelBuilder *b)
 
 /* A pool of what layers keep of each sequence; v [n_layers]: the values of its arguments */
 static void
-state_pool(ModelBuilder *b, int *v, const char *id, const uint8_t *layer_in, int64_t heads, int64_t rows, int64_t cols)
+state_pool(ModelBuilder *b, int *v, const char *id, const uint8_t *layer_in, int64_t heads,
+           int64_t rows, int64_t cols)
 {
 	const Spec *s = b->s;
-	int         index = b->g->n_pool++;
-	PlanPool   *p = &b->g->pool[index];
+	int index = b->g->n_pool++;
+	PlanPool *p = &b->g->pool[index];
 
-	*p = (PlanPool){ .id = id, .state = true, .k = KVT_F32, .v = KVT_F32, .kv_heads = heads, .k_dim = rows, .v_dim = cols };
+	*p = (PlanPool){ .id = id,
+		         .state = true,
+		         .k = KVT_F32,
+		         .v = KVT_F32,
+		         .kv_heads = heads,
+		         .k_dim = rows,
+		         .v_dim = cols };
 	for (int l = 0; l < s->n_layers; l++) {
 		if (!layer_in[l])
 			continue;
-		v[l] = graph_value(b->g, VAL_POOL, arena_printf(b->g->arena, "%s.%d", id, p->n_layers), spec_loc(s, "linear.layers"));
+		v[l] =
+		    graph_value(b->g, VAL_POOL, arena_printf(b->g->arena, "%s.%d", id, p->n_layers),
+		                spec_loc(s, "linear.layers"));
 		b->g->val[v[l]].tensor = index;
 		b->g->val[v[l]].dim[0] = p->n_layers++;
 	}
 }
 
-/* Keys of indexers, in 16 bit where latents are quantised: a choice is finer than what it chooses. */
+/* Keys of indexers, in 16 bit where latents are quantised: a choice is finer than what it chooses.
+ */
 static void
 index_pool(ModelBuilder *b)
 {
 	const Spec *s = b->s;
-	int         at = -1;
+	int at = -1;
 
 	for (int l = 0; l < s->n_layers; l++) {
 		b->index[l] = -1;
-		if (s->attention.index.top_k == 0 || !s->attention.index.layer_in[l] || !spec_attends(s, l))
+		if (s->attention.index.top_k == 0 || !s->attention.index.layer_in[l] ||
+		    !spec_attends(s, l))
 			continue;
 		if (at < 0) {
 			KvType type = kv_quantised(s->kv.k) ? KVT_F16 : s->kv.k;
 			at = b->g->n_pool++;
-			b->g->pool[at] = (PlanPool){ .id = "index", .mla = true, .k = type, .v = type, .kv_heads = 1, .k_dim = s->attention.index.dim };
+			b->g->pool[at] = (PlanPool){ .id = "index",
+				                     .mla = true,
+				                     .k = type,
+				                     .v = type,
+				                     .kv_heads = 1,
+				                     .k_dim = s->attention.index.dim };
 		}
-		int v = graph_value(b->g, VAL_POOL, arena_printf(b->g->arena, "index.%d", b->g->pool[at].n_layers), spec_loc(s, "attention.index.top_k"));
+		int v = graph_value(b->g, VAL_POOL,
+		                    arena_printf(b->g->arena, "index.%d", b->g->pool[at].n_layers),
+		                    spec_loc(s, "attention.index.top_k"));
 		b->g->val[v].tensor = at;
 		b->g->val[v].dim[0] = b->g->pool[at].n_layers++;
 		b->index[l] = v;
 	}
 }
 
-/* One pool for all layers of attention, or a second one for those that see a window only, and pools for what layers keep as a state. */
+/* One pool for all layers of attention, or a second one for those that see a window only, and pools
+ * for what layers keep as a state. */
 static void
 pools(ModelBuilder *b)
 {
 	const Spec *s = b->s;
-	bool        mla_kind = s->attention.kind == ATT_MLA;
-	int         count[2] = { 0 }, index[2] = { -1, -1 };
+	bool mla_kind = s->attention.kind == ATT_MLA;
+	int count[2] = { 0 }, index[2] = { -1, -1 };
 
 	b->pool = NEW(b->g->arena, int, s->n_layers);
 	b->done = NEW(b->g->arena, int, s->n_layers);
@@ -386,10 +440,17 @@ pools(ModelBuilder *b)
 			index[w] = b->g->n_pool++;
 			const HeadShape h = w ? s->attention.local : spec_heads(s, -1);
 			b->g->pool[index[w]] = (PlanPool){
-				.id = w ? "kv_window" : "kv", .keep = w ? s->attention.window : 0,
-				.mla = mla_kind, .k = s->kv.k, .v = s->kv.v, .rotate = s->kv.rotate, .recent = s->kv.window, .sinks = s->kv.sinks,
+				.id = w ? "kv_window" : "kv",
+				.keep = w ? s->attention.window : 0,
+				.mla = mla_kind,
+				.k = s->kv.k,
+				.v = s->kv.v,
+				.rotate = s->kv.rotate,
+				.recent = s->kv.window,
+				.sinks = s->kv.sinks,
 				.kv_heads = mla_kind ? 1 : h.n_kv_heads,
-				.k_dim = mla_kind ? s->attention.kv_rank + s->attention.rope_dim : h.head_dim,
+				.k_dim = mla_kind ? s->attention.kv_rank + s->attention.rope_dim
+				                  : h.head_dim,
 				.v_dim = mla_kind ? 0 : h.v_dim,
 			};
 		}
@@ -397,36 +458,45 @@ pools(ModelBuilder *b)
 		b->pool[l] = b->conv[l] = b->state[l] = -1;
 		if (!spec_attends(s, l))
 			continue;
-		int      i = index[spec_windowed(s, l)], from = spec_kv_layer(s, l);
+		int i = index[spec_windowed(s, l)], from = spec_kv_layer(s, l);
 		if (from != l) {
 			b->pool[l] = b->pool[from];
 			continue;
 		}
 		PlanPool *p = &b->g->pool[i];
-		int      v = graph_value(b->g, VAL_POOL, arena_printf(b->g->arena, "%s.%d", p->id, p->n_layers), spec_loc(s, "attention.n_heads"));
+		int v = graph_value(b->g, VAL_POOL,
+		                    arena_printf(b->g->arena, "%s.%d", p->id, p->n_layers),
+		                    spec_loc(s, "attention.n_heads"));
 		b->g->val[v].tensor = i;
 		b->g->val[v].dim[0] = p->n_layers++;
 		b->pool[l] = v;
 	}
 	index_pool(b);
 	if (s->conv.n > 0)
-		state_pool(b, b->conv, "short_conv", s->conv.layer_in, 1, s->conv.taps - 1, s->hidden);
+		state_pool(b, b->conv, "short_conv", s->conv.layer_in, 1, s->conv.taps - 1,
+		           s->hidden);
 	if (s->linear.n > 0) {
-		int64_t k = (int64_t)s->linear.k_heads * s->linear.k_dim, v = (int64_t)s->linear.v_heads * s->linear.v_dim;
-		state_pool(b, b->conv, "conv", s->linear.layer_in, 1, s->linear.taps - 1, 2 * k + v);
-		state_pool(b, b->state, "state", s->linear.layer_in, s->linear.v_heads, s->linear.k_dim, s->linear.v_dim);
+		int64_t k = (int64_t)s->linear.k_heads * s->linear.k_dim,
+		        v = (int64_t)s->linear.v_heads * s->linear.v_dim;
+		state_pool(b, b->conv, "conv", s->linear.layer_in, 1, s->linear.taps - 1,
+		           2 * k + v);
+		state_pool(b, b->state, "state", s->linear.layer_in, s->linear.v_heads,
+		           s->linear.k_dim, s->linear.v_dim);
 	}
 	if (s->ssm.n > 0) {
-		state_pool(b, b->conv, "ssm_conv", s->ssm.layer_in, 1, s->ssm.taps - 1, spec_ssm_row(s));
+		state_pool(b, b->conv, "ssm_conv", s->ssm.layer_in, 1, s->ssm.taps - 1,
+		           spec_ssm_row(s));
 		if (s->ssm.dt_rank)
-			state_pool(b, b->state, "ssm_state", s->ssm.layer_in, 1, s->ssm.dim, s->ssm.state);
+			state_pool(b, b->state, "ssm_state", s->ssm.layer_in, 1, s->ssm.dim,
+			           s->ssm.state);
 		else
-			state_pool(b, b->state, "ssm_state", s->ssm.layer_in, s->ssm.heads, s->ssm.state, s->ssm.dim);
+			state_pool(b, b->state, "ssm_state", s->ssm.layer_in, s->ssm.heads,
+			           s->ssm.state, s->ssm.dim);
 	}
 }
 
-/* Figures of a plan are sums and products of sizes; within these bounds none of them overflows, and no description makes a
- * plan of gigabytes. */
+/* Figures of a plan are sums and products of sizes; within these bounds none of them overflows, and
+ * no description makes a plan of gigabytes. */
 enum { MAX_EXPERT_TENSORS = 1 << 20 };
 #define MAX_WEIGHTS ((int64_t)1 << 50)
 
@@ -437,7 +507,8 @@ experts_plausible(const Spec *s, Diag *d)
 
 	if (n <= MAX_EXPERT_TENSORS)
 		return true;
-	err_at(d, spec_loc(s, "moe.n_experts"), "moe.n_experts = %d in %d layers: more than the %d experts that a plan can hold",
+	err_at(d, spec_loc(s, "moe.n_experts"),
+	       "moe.n_experts = %d in %d layers: more than the %d experts that a plan can hold",
 	       s->moe.n_experts, s->n_layers, MAX_EXPERT_TENSORS);
 	return false;
 }
@@ -449,13 +520,15 @@ check_size(const Graph *g, Diag *d)
 
 	for (size_t i = 0; i < g->n_tensor; i++) {
 		const PlanTensor *t = &g->tensor[i];
-		if (__builtin_mul_overflow(t->rows, t->cols ? t->cols : 1, &n) || n > MAX_WEIGHTS || (total += n) > MAX_WEIGHTS) {
-			err_at(d, spec_loc(g->spec, "hidden"), "this description adds up to more than 2^50 weights");
+		if (__builtin_mul_overflow(t->rows, t->cols ? t->cols : 1, &n) || n > MAX_WEIGHTS ||
+		    (total += n) > MAX_WEIGHTS) {
+			err_at(d, spec_loc(g->spec, "hidden"),
+			       "this description adds up to more than 2^50 weights");
 			return;
 		}
 	}
 	for (size_t i = 0; i < g->n_op; i++) {
-		ArgShape   shape[OP_MAX_ARGS];
+		ArgShape shape[OP_MAX_ARGS];
 		llmc_error err;
 		if (op_fits(g, &g->op[i], shape, &err) != LLMC_OK) {
 			err_at(d, g->op[i].loc, "%s", err.text);
@@ -474,11 +547,16 @@ check_slots(const Graph *g, Diag *d)
 		experts |= g->tensor[i].experts > 0;
 	}
 	if (!any)
-		err_at(d, spec_loc(g->spec, "adapters.slots"), "adapters.slots: this model has no matrix that an adapter in a slot may change: slots are for projections of attention and of feed-forwards; one "
+		err_at(d, spec_loc(g->spec, "adapters.slots"),
+		       "adapters.slots: this model has no matrix that an adapter in a slot may "
+		       "change: slots are for projections of attention and of feed-forwards; one "
 		       "adapter for all is added to the weights (lora.path)");
 	if (!experts)
-		err_at(d, spec_loc(g->spec, "adapters.expert_rank"), "adapters.expert_rank: this model has no experts that an adapter in a slot may change: there are none, their family stores them turned or interleaved, "
-		       "or their columns lie in an order of their own (desc_act)");
+		err_at(
+		    d, spec_loc(g->spec, "adapters.expert_rank"),
+		    "adapters.expert_rank: this model has no experts that an adapter in a slot may "
+		    "change: there are none, their family stores them turned or interleaved, "
+		    "or their columns lie in an order of their own (desc_act)");
 }
 
 static void
@@ -505,12 +583,13 @@ open_adapter(Graph *g, Diag *d, Arena *perm)
 
 /* requires: a Spec that spec.c has accepted
  * effect:   ops in the order of the equations; weights with the places of their rows in the checkpoint; names the tensor map
- *           lacks and shapes the storage formats cannot hold are errors. Shapes of values are graph_infer's. */
+ *           lacks and shapes the storage formats cannot hold are errors. Shapes of values are
+ * graph_infer's. */
 Graph *
 graph_build(const Spec *s, Diag *d, Arena *perm)
 {
 	ModelBuilder b = { .g = graph_new(s, d, perm), .s = s, .layer = -1, .ple = -1, .sel = -1 };
-	int   table, x, errors = d->n_error;
+	int table, x, errors = d->n_error;
 
 	if (!experts_plausible(s, d) || !open_adapter(b.g, d, perm))
 		return NULL;

@@ -6,7 +6,8 @@
 int
 build_value(ModelBuilder *b, const char *name)
 {
-	const char *full = b->layer < 0 ? name : arena_printf(b->g->arena, "L%d.%s", b->layer, name);
+	const char *full =
+	    b->layer < 0 ? name : arena_printf(b->g->arena, "L%d.%s", b->layer, name);
 	return graph_value(b->g, VAL_ACT, full, b->loc);
 }
 
@@ -25,7 +26,7 @@ build_bias(ModelBuilder *b, bool wanted, const char *role, int64_t rows)
 Op *
 build_op(ModelBuilder *b, OpKind kind, const int *arg)
 {
-	Op           *o = graph_op(b->g, kind, b->layer, b->loc);
+	Op *o = graph_op(b->g, kind, b->layer, b->loc);
 	const OpInfo *info = &op_info[kind];
 
 	op_args(o, arg);
@@ -51,12 +52,17 @@ build_permute_cols(ModelBuilder *b, int x, const char *role, int64_t cols)
 	if (!r.order && !r.factor)
 		return x;
 	for (int i = 0; i < room && i < b->n_arranged; i++)
-		if (b->arranged[i].x == x && same_word(b->arranged[i].order, r.order) && same_word(b->arranged[i].factor, r.factor))
+		if (b->arranged[i].x == x && same_word(b->arranged[i].order, r.order) &&
+		    same_word(b->arranged[i].factor, r.factor))
 			return b->arranged[i].y;
-	int order = r.order ? build_adapter_input(b->g, r.order, b->layer, SCHEME_ORDER, cols, b->loc) : -1;
-	int factor = r.factor ? build_adapter_input(b->g, r.factor, b->layer, SCHEME_FACTOR, cols, b->loc) : -1;
+	int order =
+	    r.order ? build_adapter_input(b->g, r.order, b->layer, SCHEME_ORDER, cols, b->loc) : -1;
+	int factor =
+	    r.factor ? build_adapter_input(b->g, r.factor, b->layer, SCHEME_FACTOR, cols, b->loc)
+	             : -1;
 	int y = build_value(b, arena_printf(b->g->arena, "%s_x", role));
-	Op *o = OP(b, permute_cols, .x = x, .nw = -1, .nb = -1, .order = order, .factor = factor, .y = y);
+	Op *o = OP(b, permute_cols, .x = x, .nw = -1, .nb = -1, .order = order, .factor = factor,
+	           .y = y);
 	op_set_int(b->g, o, "width", cols);
 	op_set_word(b->g, o, "norm", "none");
 	op_set_num(b->g, o, "eps", 0);
@@ -73,8 +79,9 @@ static int
 adapted(ModelBuilder *b, int x, int y, int fa, int fb, int64_t rows, int64_t cols, const char *name)
 {
 	const int rank = b->s->adapters.rank, slots = b->s->adapters.slots;
-	int       low = build_value(b, arena_printf(b->g->arena, "%s_low", name)), sum = build_value(b, name);
-	Op       *o = OP(b, lora_down, .x = x, .a = fa, .t = low);
+	int low = build_value(b, arena_printf(b->g->arena, "%s_low", name)),
+	    sum = build_value(b, name);
+	Op *o = OP(b, lora_down, .x = x, .a = fa, .t = low);
 
 	op_set_int(b->g, o, "cols", cols);
 	op_set_int(b->g, o, "rank", rank);
@@ -90,7 +97,8 @@ adapted(ModelBuilder *b, int x, int y, int fa, int fb, int64_t rows, int64_t col
 }
 
 int
-build_matmul(ModelBuilder *b, int x, const char *role, bool with_bias, int64_t rows, int64_t cols, const char *name)
+build_matmul(ModelBuilder *b, int x, const char *role, bool with_bias, int64_t rows, int64_t cols,
+             const char *name)
 {
 	int factor[2];
 	bool slots = build_factors(b->g, role, b->layer, rows, cols, b->loc, factor);
@@ -104,7 +112,8 @@ build_matmul(ModelBuilder *b, int x, const char *role, bool with_bias, int64_t r
 }
 
 int
-build_rmsnorm(ModelBuilder *b, int x, const char *role, int64_t dim, int64_t groups, double eps, bool plus_one, const char *name)
+build_rmsnorm(ModelBuilder *b, int x, const char *role, int64_t dim, int64_t groups, double eps,
+              bool plus_one, const char *name)
 {
 	int w = role ? build_matrix(b, role, dim, 0) : -1, y = build_value(b, name);
 	Op *o = OP(b, rmsnorm, .x = x, .w = w, .y = y);
@@ -117,12 +126,14 @@ build_rmsnorm(ModelBuilder *b, int x, const char *role, int64_t dim, int64_t gro
 }
 
 int
-build_layernorm(ModelBuilder *b, int x, const char *role, int64_t dim, int64_t groups, bool each, double eps, const char *name)
+build_layernorm(ModelBuilder *b, int x, const char *role, int64_t dim, int64_t groups, bool each,
+                double eps, const char *name)
 {
 	const Spec *s = b->s;
-	int64_t     n = each ? groups * dim : dim;
-	int         w = role ? build_matrix(b, role, n, 0) : -1, wb = build_bias(b, role && s->norm.bias && !each, role, n), y = build_value(b, name);
-	Op         *o = OP(b, layernorm, .x = x, .w = w, .b = wb, .y = y);
+	int64_t n = each ? groups * dim : dim;
+	int w = role ? build_matrix(b, role, n, 0) : -1,
+	    wb = build_bias(b, role && s->norm.bias && !each, role, n), y = build_value(b, name);
+	Op *o = OP(b, layernorm, .x = x, .w = w, .b = wb, .y = y);
 
 	op_set_int(b->g, o, "dim", dim);
 	op_set_int(b->g, o, "groups", groups);
@@ -140,12 +151,15 @@ build_norm(ModelBuilder *b, bool wanted, int x, const char *role, const char *na
 	if (!wanted || s->norm.kind == NORM_NONE)
 		return x;
 	if (s->norm.kind == NORM_RMS)
-		return build_rmsnorm(b, x, s->norm.weight ? role : NULL, s->hidden, 1, s->norm.eps, s->norm.plus_one, name);
-	return build_layernorm(b, x, s->norm.weight ? role : NULL, s->hidden, 1, false, s->norm.eps, name);
+		return build_rmsnorm(b, x, s->norm.weight ? role : NULL, s->hidden, 1, s->norm.eps,
+		                     s->norm.plus_one, name);
+	return build_layernorm(b, x, s->norm.weight ? role : NULL, s->hidden, 1, false, s->norm.eps,
+	                       name);
 }
 
 static int
-gain_part(ModelBuilder *b, int x, const char *role, double scale, int64_t width, int64_t first, int64_t count, const char *name)
+gain_part(ModelBuilder *b, int x, const char *role, double scale, int64_t width, int64_t first,
+          int64_t count, const char *name)
 {
 	int w = role ? build_matrix(b, role, 1, 0) : -1, y = build_value(b, name);
 	Op *o = OP(b, scale_cols, .x = x, .w = w, .y = y);
@@ -170,7 +184,8 @@ build_scaled(ModelBuilder *b, int x, double scale, int64_t width, const char *na
 }
 
 int
-build_scaled_part(ModelBuilder *b, int x, double scale, int64_t width, int64_t first, int64_t count, const char *name)
+build_scaled_part(ModelBuilder *b, int x, double scale, int64_t width, int64_t first, int64_t count,
+                  const char *name)
 {
 	return scale == 1 ? x : gain_part(b, x, NULL, scale, width, first, count, name);
 }

@@ -1,4 +1,5 @@
-/* Text of a Graph, for --dump and for golden tests:  L0.q = matmul L0.attn_in, L0.q[64x48 f32] rows=64 cols=48 */
+/* Text of a Graph, for --dump and for golden tests:  L0.q = matmul L0.attn_in, L0.q[64x48 f32]
+ * rows=64 cols=48 */
 #include "compiler/select_kernels.h"
 
 #include <inttypes.h>
@@ -60,7 +61,9 @@ dump_tensor(const PlanTensor *t, Strbuf *out)
 	strbuf_printf(out, "] %s %s", dtype_text(t->dtype), t->layout);
 	for (int i = 0; i < t->n_src; i++) {
 		const PlanSource *s = &t->src[i];
-		bool whole = s->first == 0 && s->n_block == 1 && s->block * (t->cols ? t->cols : 1) == s->rows * (s->cols ? s->cols : 1);
+		bool whole =
+		    s->first == 0 && s->n_block == 1 &&
+		    s->block * (t->cols ? t->cols : 1) == s->rows * (s->cols ? s->cols : 1);
 		if (i == 4 && t->n_src > 5) {
 			strbuf_printf(out, " + ... %d more", t->n_src - 4);
 			break;
@@ -69,7 +72,8 @@ dump_tensor(const PlanTensor *t, Strbuf *out)
 		if (!whole)
 			strbuf_printf(out, "[%" PRId64 " from %" PRId64, s->block, s->first);
 		if (!whole && s->n_block > 1)
-			strbuf_printf(out, ", %" PRId64 " times, every %" PRId64, s->n_block, s->stride);
+			strbuf_printf(out, ", %" PRId64 " times, every %" PRId64, s->n_block,
+			              s->stride);
 		if (!whole)
 			strbuf_putc(out, ']');
 		if (s->rope_pairs)
@@ -92,7 +96,7 @@ void
 graph_dump(const Graph *g, Strbuf *out)
 {
 	for (size_t i = 0; i < g->n_op; i++) {
-		const Op     *op = &g->op[i];
+		const Op *op = &g->op[i];
 		const OpInfo *info = &op_info[op->kind];
 		if (op->kind == OP_nop)
 			continue;
@@ -147,7 +151,8 @@ dump_order(const Plan *p, Strbuf *out)
 				strbuf_puts(out, k ? ", " : " ");
 				dump_ref(p, &s->arg[k], out);
 			}
-			strbuf_printf(out, "  by %s\n", s->kernel < 0 ? "reference" : p->kernel[s->kernel].id);
+			strbuf_printf(out, "  by %s\n",
+			              s->kernel < 0 ? "reference" : p->kernel[s->kernel].id);
 		}
 	}
 }

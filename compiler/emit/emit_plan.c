@@ -1,4 +1,5 @@
-/* Graph and Selection -> Plan: the structs that the runtime reads, and the figures that people read. */
+/* Graph and Selection -> Plan: the structs that the runtime reads, and the figures that people
+ * read. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,12 +16,16 @@ without_layer(const char *id)
 	return dot ? dot + 1 : id;
 }
 
-/* Layers take turns in the same memory: its name is without their number, also that of the stream, "x17". */
+/* Layers take turns in the same memory: its name is without their number, also that of the stream,
+ * "x17". */
 static const char *
 short_name(const char *id)
 {
 	id = without_layer(id);
-	return id[0] == 'x' && isdigit((unsigned char)id[1]) && strspn(id + 1, "0123456789") == strlen(id + 1) ? "x" : id;
+	return id[0] == 'x' && isdigit((unsigned char)id[1]) &&
+	               strspn(id + 1, "0123456789") == strlen(id + 1)
+	           ? "x"
+	           : id;
 }
 
 static bool
@@ -45,28 +50,33 @@ free_id(const Plan *p, Arena *a, const char *want)
 	return id;
 }
 
-/* Values of the same shape in the same slot are one buffer of the plan: index of each MemBuf's in `to`. */
+/* Values of the same shape in the same slot are one buffer of the plan: index of each MemBuf's in
+ * `to`. */
 static void
 plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 {
 	const Op *last = &g->op[g->n_op - 1];
-	int       logits = sel->buf_of[PHASE_MIXED][last->arg[op_info[last->kind].n_in]];
+	int logits = sel->buf_of[PHASE_MIXED][last->arg[op_info[last->kind].n_in]];
 
 	p->buffer = NEW(g->arena, PlanBuffer, sel->n_buf + 1);
 	for (int i = 0; i < sel->n_buf; i++) {
 		const MemBuf *b = &sel->buf[i];
-		int           k = 0;
+		int k = 0;
 		for (; k < p->n_buffer; k++) {
 			const PlanBuffer *o = &p->buffer[k];
-			if (o->slot == b->slot && o->dtype == b->dtype && o->extent.sym == b->extent.sym &&
-			    o->extent.mul == b->extent.mul && o->extent.div == b->extent.div)
+			if (o->slot == b->slot && o->dtype == b->dtype &&
+			    o->extent.sym == b->extent.sym && o->extent.mul == b->extent.mul &&
+			    o->extent.div == b->extent.div)
 				break;
 		}
 		to[i] = k;
 		if (k < p->n_buffer)
 			continue;
 		p->buffer[k] = (PlanBuffer){
-			.id = free_id(p, g->arena, short_name(b->id)), .dtype = b->dtype, .extent = b->extent, .slot = b->slot,
+			.id = free_id(p, g->arena, short_name(b->id)),
+			.dtype = b->dtype,
+			.extent = b->extent,
+			.slot = b->slot,
 		};
 		p->n_buffer++;
 	}
@@ -96,29 +106,34 @@ value_ref(const Graph *g, const Selection *sel, const int *to, int phase, int v)
 	case VAL_ROPE:
 		return (PlanRef){ .kind = REF_ROPE, .index = val->tensor };
 	case VAL_POOL:
-		return (PlanRef){ .kind = REF_POOL, .index = val->tensor, .layer_slot = (int)val->dim[0] };
+		return (PlanRef){ .kind = REF_POOL,
+			          .index = val->tensor,
+			          .layer_slot = (int)val->dim[0] };
 	case VAL_ORDER:
 		break;
 	}
 	return (PlanRef){ .kind = REF_NONE };
 }
 
-/* What a step streams of its weights, whole, and the multiplications and additions of the products with them for one row. A gather
- * reads a row, not the table, and multiplies nothing; what attention adds depends on lengths. */
+/* What a step streams of its weights, whole, and the multiplications and additions of the products
+ * with them for one row. A gather reads a row, not the table, and multiplies nothing; what
+ * attention adds depends on lengths. */
 static void
 step_cost(const Graph *g, const Op *op, int phase, PlanStep *st)
 {
 	ArgShape shape[OP_MAX_ARGS];
 
-	if (op->kind == OP_mla_attend && phase == PHASE_DECODE && op_int(op, "expand") != MLA_EXPAND_ALWAYS)
+	if (op->kind == OP_mla_attend && phase == PHASE_DECODE &&
+	    op_int(op, "expand") != MLA_EXPAND_ALWAYS)
 		return; /* its weights are those of expanded rows */
 
 	graph_shapes(g, op, shape);
 	for (int k = 0; k < op_info[op->kind].n_in; k++) {
-		if (op->arg[k] < 0 || shape[k].kind != VAL_WEIGHT || op_info[op->kind].arg[k].role == ROLE_TABLE)
+		if (op->arg[k] < 0 || shape[k].kind != VAL_WEIGHT ||
+		    op_info[op->kind].arg[k].role == ROLE_TABLE)
 			continue;
 		const PlanTensor *t = &g->tensor[g->val[op->arg[k]].tensor];
-		int64_t           bytes = plan_tensor_bytes(t);
+		int64_t bytes = plan_tensor_bytes(t);
 		st->weight_bytes += bytes > 0 ? bytes : 0;
 		st->flops_per_row += 2 * t->rows * t->cols * shape[k].used / shape[k].pieces;
 	}
@@ -140,24 +155,31 @@ step_makes(const Graph *g, const Op *op, PlanStep *st)
 }
 
 static void
-plan_step(const Graph *g, const Selection *sel, const int *to, const Step *from, int phase, PlanStep *st)
+plan_step(const Graph *g, const Selection *sel, const int *to, const Step *from, int phase,
+          PlanStep *st)
 {
 	const Op *op = &g->op[from->op];
 
 	*st = (PlanStep){
-		.op = op->kind, .layer = op->layer, .kernel = from->kernel, .n_attr = op->n_attr,
+		.op = op->kind,
+		.layer = op->layer,
+		.kernel = from->kernel,
+		.n_attr = op->n_attr,
 		.yaml_line = op->loc.resolved,
 	};
 	step_cost(g, op, phase, st);
 	for (int k = 0; k < op_info[op->kind].n_arg; k++) {
 		const Value *v = op->arg[k] < 0 ? NULL : &g->val[op->arg[k]];
 		if (v && v->held[PHASE_DECODE] != v->held[PHASE_MIXED] && !plan_mixed_serves(st))
-			BUG(g->diag, op->loc, "%s: %s is held in two types, and mixed kernels do not stand in", op_info[op->kind].name, v->name);
+			BUG(g->diag, op->loc,
+			    "%s: %s is held in two types, and mixed kernels do not stand in",
+			    op_info[op->kind].name, v->name);
 	}
 	for (int k = 0; k < op_info[op->kind].n_arg; k++)
 		st->arg[st->n_arg++] = value_ref(g, sel, to, phase, op->arg[k]);
 	for (int k = 0; k < from->n_scratch; k++)
-		st->arg[st->n_arg++] = (PlanRef){ .kind = REF_BUFFER, .index = to[from->scratch[k]] };
+		st->arg[st->n_arg++] =
+		    (PlanRef){ .kind = REF_BUFFER, .index = to[from->scratch[k]] };
 	memcpy(st->attr, op->attr, (size_t)op->n_attr * sizeof *st->attr);
 	step_makes(g, op, st);
 }
@@ -190,12 +212,26 @@ static PlanRope
 plan_rope(const RopeTable *r, int axis)
 {
 	return (PlanRope){
-		.theta = r->theta, .dims = r->dims, .scaling = scaling_text(r->scaling), .factor = r->factor, .turning = r->turning,
-		.original_positions = r->original_positions, .low_freq_factor = r->low_freq_factor,
-		.high_freq_factor = r->high_freq_factor, .beta_fast = r->beta_fast, .beta_slow = r->beta_slow,
-		.attention_factor = r->attention_factor, .mscale = r->mscale, .mscale_all_dim = r->mscale_all_dim,
-		.truncate = r->truncate, .n_short = r->n_short, .n_long = r->n_long, .short_factor = r->short_factor,
-		.long_factor = r->long_factor, .factors_tensor = { r->factors_tensor[0], r->factors_tensor[1] }, .axis = axis,
+		.theta = r->theta,
+		.dims = r->dims,
+		.scaling = scaling_text(r->scaling),
+		.factor = r->factor,
+		.turning = r->turning,
+		.original_positions = r->original_positions,
+		.low_freq_factor = r->low_freq_factor,
+		.high_freq_factor = r->high_freq_factor,
+		.beta_fast = r->beta_fast,
+		.beta_slow = r->beta_slow,
+		.attention_factor = r->attention_factor,
+		.mscale = r->mscale,
+		.mscale_all_dim = r->mscale_all_dim,
+		.truncate = r->truncate,
+		.n_short = r->n_short,
+		.n_long = r->n_long,
+		.short_factor = r->short_factor,
+		.long_factor = r->long_factor,
+		.factors_tensor = { r->factors_tensor[0], r->factors_tensor[1] },
+		.axis = axis,
 	};
 }
 
@@ -225,7 +261,9 @@ plan_model(const Spec *s, Plan *p)
 	p->vocab = s->vocab_size;
 	p->vocab_used = s->vocab_used;
 	p->hidden = s->hidden;
-	p->max_positions = s->exact_positions && s->exact_positions < s->max_positions ? s->exact_positions : s->max_positions;
+	p->max_positions = s->exact_positions && s->exact_positions < s->max_positions
+	                       ? s->exact_positions
+	                       : s->max_positions;
 	p->n_layers = s->n_layers;
 	p->hard_limit = s->hard_limit;
 	p->prompt_whole = s->attention.mask == MASK_PREFIX;
@@ -244,8 +282,8 @@ Plan *
 emit_plan(const Graph *g, const Selection *sel, const char *target)
 {
 	Arena *a = g->arena;
-	Plan  *p = NEW(a, Plan, 1);
-	int   *to = NEW(a, int, sel->n_buf + 1);
+	Plan *p = NEW(a, Plan, 1);
+	int *to = NEW(a, int, sel->n_buf + 1);
 
 	plan_model(g->spec, p);
 	p->target = arena_strdup(a, target);
@@ -258,7 +296,10 @@ emit_plan(const Graph *g, const Selection *sel, const char *target)
 	p->tensor = g->tensor;
 	p->n_params = g->n_params;
 	for (int i = 0; i < p->n_tensor && g->ranks * g->stages == 1; i++)
-		p->n_params += p->tensor[i].factor ? 0 : p->tensor[i].rows * (p->tensor[i].cols ? p->tensor[i].cols : 1);
+		p->n_params +=
+		    p->tensor[i].factor
+		        ? 0
+		        : p->tensor[i].rows * (p->tensor[i].cols ? p->tensor[i].cols : 1);
 	p->n_pool = g->n_pool;
 	p->pool = g->pool;
 	plan_ropes(g->spec, a, p);
@@ -270,7 +311,8 @@ emit_plan(const Graph *g, const Selection *sel, const char *target)
 	p->n_phase = PHASES;
 	p->phase = NEW(a, PlanPhase, PHASES);
 	for (int ph = 0; ph < PHASES; ph++) {
-		p->phase[ph] = (PlanPhase){ phase_name[ph], sel->n_step, NEW(a, PlanStep, sel->n_step) };
+		p->phase[ph] =
+		    (PlanPhase){ phase_name[ph], sel->n_step, NEW(a, PlanStep, sel->n_step) };
 		for (int i = 0; i < sel->n_step; i++)
 			plan_step(g, sel, to, &sel->step[ph][i], ph, &p->phase[ph].step[i]);
 	}

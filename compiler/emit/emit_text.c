@@ -1,4 +1,5 @@
-/* The plan for people: what runs, on what, in how much memory; and the comments on top of emitted kernels. */
+/* The plan for people: what runs, on what, in how much memory; and the comments on top of emitted
+ * kernels. */
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@ static void
 put_scaled(Strbuf *out, int64_t v, int64_t base, const char *const unit[5])
 {
 	int64_t whole = v, rest = 0;
-	int     u = 0;
+	int u = 0;
 
 	for (; whole >= base && u < 4; u++) {
 		rest = whole % base;
@@ -47,7 +48,8 @@ put_extent(Strbuf *out, const PlanExtent *e)
 	if (e->sym == SYM_one)
 		strbuf_printf(out, "%" PRId64, e->mul);
 	else if (e->div > 1)
-		strbuf_printf(out, "%" PRId64 " x ceil(%s / %" PRId64 ")", e->mul, plan_sym_text[e->sym], e->div);
+		strbuf_printf(out, "%" PRId64 " x ceil(%s / %" PRId64 ")", e->mul,
+		              plan_sym_text[e->sym], e->div);
 	else
 		strbuf_printf(out, "%" PRId64 " x %s", e->mul, plan_sym_text[e->sym]);
 }
@@ -77,7 +79,8 @@ put_weights(const Plan *p, Strbuf *out)
 	strbuf_puts(out, ")\n");
 }
 
-/* What columns of experts in orders of their own cost: the orders, and a row of x for each choice where it had one */
+/* What columns of experts in orders of their own cost: the orders, and a row of x for each choice
+ * where it had one */
 static void
 put_orders(const Plan *p, Strbuf *out)
 {
@@ -94,7 +97,8 @@ put_orders(const Plan *p, Strbuf *out)
 		return;
 	strbuf_puts(out, "  orders     ");
 	put_bytes(out, bytes);
-	strbuf_puts(out, " of the weights: columns of experts lie in orders of their own; a layer writes and reads ");
+	strbuf_puts(out, " of the weights: columns of experts lie in orders of their own; a layer "
+	                 "writes and reads ");
 	put_bytes(out, row);
 	strbuf_puts(out, " a row, x once for each expert chosen\n");
 }
@@ -107,7 +111,10 @@ put_pools(const Plan *p, Strbuf *out)
 		strbuf_printf(out, "  %-10s ", k->id);
 		if (k->state) {
 			put_bytes(out, plan_layer_state_bytes(k) * k->n_layers);
-			strbuf_printf(out, " a sequence: %d layers, %" PRId64 " x %" PRId64 " x %" PRId64 " elements, f32\n", k->n_layers, k->kv_heads, k->k_dim, k->v_dim);
+			strbuf_printf(out,
+			              " a sequence: %d layers, %" PRId64 " x %" PRId64 " x %" PRId64
+			              " elements, f32\n",
+			              k->n_layers, k->kv_heads, k->k_dim, k->v_dim);
 			continue;
 		}
 		put_bytes(out, plan_layer_page_bytes(k) * k->n_layers / PLAN_KV_PAGE);
@@ -117,7 +124,9 @@ put_pools(const Plan *p, Strbuf *out)
 		else if (k->mla)
 			strbuf_printf(out, "latent and key of %" PRId64 " elements", k->k_dim);
 		else
-			strbuf_printf(out, "%" PRId64 " heads of %" PRId64 " + %" PRId64 " elements", k->kv_heads, k->k_dim, k->v_dim);
+			strbuf_printf(out,
+			              "%" PRId64 " heads of %" PRId64 " + %" PRId64 " elements",
+			              k->kv_heads, k->k_dim, k->v_dim);
 		strbuf_printf(out, ", %s", kv_type_info(k->k)->text);
 		if (k->v != k->k)
 			strbuf_printf(out, " and %s", kv_type_info(k->v)->text);
@@ -125,9 +134,12 @@ put_pools(const Plan *p, Strbuf *out)
 			strbuf_puts(out, ", rotated");
 		strbuf_printf(out, ", pages of %d positions", PLAN_KV_PAGE);
 		if (k->keep)
-			strbuf_printf(out, "; %" PRId64 " positions needed behind the newest", k->keep);
+			strbuf_printf(out, "; %" PRId64 " positions needed behind the newest",
+			              k->keep);
 		if (k->recent || k->sinks) {
-			strbuf_printf(out, "; the last %" PRId64 " and the first %" PRId64 " also as %s", k->recent, k->sinks, kv_type_info(kv_exact(k->k))->text);
+			strbuf_printf(out,
+			              "; the last %" PRId64 " and the first %" PRId64 " also as %s",
+			              k->recent, k->sinks, kv_type_info(kv_exact(k->k))->text);
 			if (kv_exact(k->v) != kv_exact(k->k))
 				strbuf_printf(out, " and %s", kv_type_info(kv_exact(k->v))->text);
 			strbuf_puts(out, ", ");
@@ -144,12 +156,16 @@ put_host(const Plan *p, Strbuf *out)
 	int64_t page = 0;
 
 	for (int i = 0; i < p->n_pool; i++)
-		page += (plan_layer_page_bytes(&p->pool[i]) + plan_layer_exact_bytes(&p->pool[i])) * p->pool[i].n_layers;
+		page += (plan_layer_page_bytes(&p->pool[i]) + plan_layer_exact_bytes(&p->pool[i])) *
+		        p->pool[i].n_layers;
 	if (!p->kv_host || !page)
 		return;
 	strbuf_puts(out, "  host       ");
 	put_bytes(out, p->kv_host);
-	strbuf_printf(out, " of pinned memory: %" PRId64 " pages, %" PRId64 " positions that the prefix cache would forget\n", p->kv_host / page, p->kv_host / page * PLAN_KV_PAGE);
+	strbuf_printf(out,
+	              " of pinned memory: %" PRId64 " pages, %" PRId64
+	              " positions that the prefix cache would forget\n",
+	              p->kv_host / page, p->kv_host / page * PLAN_KV_PAGE);
 }
 
 static void
@@ -162,7 +178,8 @@ put_slots(const Selection *sel, const Plan *p, Strbuf *out)
 		strbuf_puts(out, " bytes:");
 		for (int b = 0; b < p->n_buffer; b++)
 			if (p->buffer[b].slot == i) {
-				strbuf_printf(out, " %s %s[", p->buffer[b].id, dtype_text(p->buffer[b].dtype));
+				strbuf_printf(out, " %s %s[", p->buffer[b].id,
+				              dtype_text(p->buffer[b].dtype));
 				put_extent(out, &p->buffer[b].extent);
 				strbuf_putc(out, ']');
 			}
@@ -173,8 +190,10 @@ put_slots(const Selection *sel, const Plan *p, Strbuf *out)
 		mem_peak(sel, (PlanSym)s, 1, &used, &bound);
 		if (!used)
 			continue;
-		strbuf_printf(out, "  %s %s: %" PRId64 " bytes used, no plan needs fewer than %" PRId64 "\n",
-		              s == SYM_one ? "at any size" : "for each unit of", s == SYM_one ? "" : plan_sym_text[s], used, bound);
+		strbuf_printf(
+		    out, "  %s %s: %" PRId64 " bytes used, no plan needs fewer than %" PRId64 "\n",
+		    s == SYM_one ? "at any size" : "for each unit of",
+		    s == SYM_one ? "" : plan_sym_text[s], used, bound);
 	}
 }
 
@@ -190,14 +209,16 @@ put_arg(const Plan *p, const PlanRef *r, bool with_shape, Strbuf *out)
 		const PlanTensor *t = &p->tensor[r->index];
 		strbuf_printf(out, " %s", without_layer(t->id));
 		if (t->cols && with_shape)
-			strbuf_printf(out, "[%" PRId64 "x%" PRId64 " %s %s]", t->rows, t->cols, dtype_text(t->dtype), t->layout);
+			strbuf_printf(out, "[%" PRId64 "x%" PRId64 " %s %s]", t->rows, t->cols,
+			              dtype_text(t->dtype), t->layout);
 		return;
 	}
 	case REF_BUFFER: {
 		const PlanBuffer *b = &p->buffer[r->index];
 		strbuf_printf(out, " %s", b->id);
 		if (with_shape)
-			strbuf_printf(out, "[%s %" PRId64 " @%d]", plan_sym_text[b->extent.sym], b->extent.mul, b->slot);
+			strbuf_printf(out, "[%s %" PRId64 " @%d]", plan_sym_text[b->extent.sym],
+			              b->extent.mul, b->slot);
 		return;
 	}
 	case REF_POOL:
@@ -213,7 +234,7 @@ static void
 put_step(const Plan *p, int i, Strbuf *out)
 {
 	const PlanStep *s = &p->phase[0].step[i], *m = &p->phase[1].step[i];
-	int             n_in = op_info[s->op].n_in, n_op = op_info[s->op].n_arg;
+	int n_in = op_info[s->op].n_in, n_op = op_info[s->op].n_arg;
 
 	strbuf_printf(out, "    %-13s", op_info[s->op].name);
 	for (int k = 0; k < n_in; k++)
@@ -225,7 +246,8 @@ put_step(const Plan *p, int i, Strbuf *out)
 	if (s->kernel == m->kernel)
 		strbuf_printf(out, " %s", s->kernel < 0 ? "reference" : p->kernel[s->kernel].id);
 	else
-		strbuf_printf(out, " decode %s, mixed %s", s->kernel < 0 ? "reference" : p->kernel[s->kernel].id,
+		strbuf_printf(out, " decode %s, mixed %s",
+		              s->kernel < 0 ? "reference" : p->kernel[s->kernel].id,
 		              m->kernel < 0 ? "reference" : p->kernel[m->kernel].id);
 	if (s->weight_bytes) {
 		strbuf_puts(out, "; ");
@@ -243,7 +265,8 @@ put_step(const Plan *p, int i, Strbuf *out)
 	}
 	for (int k = 0, n = 0; k < s->n_make; k++)
 		if (s->make[k].arg < 0)
-			strbuf_printf(out, "%s%s", n++ ? ", " : "; within it ", without_layer(s->make[k].value));
+			strbuf_printf(out, "%s%s", n++ ? ", " : "; within it ",
+			              without_layer(s->make[k].value));
 	strbuf_putc(out, '\n');
 }
 
@@ -268,8 +291,8 @@ put_layers(const int *group_of, int n_layers, int group, Strbuf *out)
 	}
 }
 
-/* When rows of a prompt go through latent attention expanded, and the arithmetic behind it: compiler/fuse/fuse.c counts, mla_expanded of
- * templates/common/llmc_mla.h decides. */
+/* When rows of a prompt go through latent attention expanded, and the arithmetic behind it:
+ * compiler/fuse/fuse.c counts, mla_expanded of templates/common/llmc_mla.h decides. */
 static void
 put_mla_forms(const Plan *p, Strbuf *out)
 {
@@ -280,26 +303,37 @@ put_mla_forms(const Plan *p, Strbuf *out)
 			s = &p->phase[0].step[i];
 	if (!s)
 		return;
-	int64_t rank = step_int(s, "kv_rank"), rope = step_int(s, "rope_dim"), nope = step_int(s, "nope_dim"), v_dim = step_int(s, "v_dim");
+	int64_t rank = step_int(s, "kv_rank"), rope = step_int(s, "rope_dim"),
+	        nope = step_int(s, "nope_dim"), v_dim = step_int(s, "v_dim");
 	int64_t expand = step_int(s, "expand");
-	strbuf_printf(out, "\nlatent attention, operations of a head: absorbed %" PRId64 " a pair of row and position; expanded %" PRId64 ", and %" PRId64
-	              " a position\n", 2 * (2 * rank + rope), 2 * (nope + rope + v_dim), 2 * rank * (nope + v_dim));
+	strbuf_printf(out,
+	              "\nlatent attention, operations of a head: absorbed %" PRId64
+	              " a pair of row and position; expanded %" PRId64 ", and %" PRId64
+	              " a position\n",
+	              2 * (2 * rank + rope), 2 * (nope + rope + v_dim), 2 * rank * (nope + v_dim));
 	if (expand == MLA_EXPAND_ALWAYS)
 		strbuf_puts(out, "  all rows are expanded\n");
 	else if (expand > 0)
-		strbuf_printf(out, "  decode rows are absorbed; n > 1 rows of a prompt behind c positions are expanded where n (c + n / 2) > %" PRId64 " c\n", expand);
+		strbuf_printf(out,
+		              "  decode rows are absorbed; n > 1 rows of a prompt behind c "
+		              "positions are expanded where n (c + n / 2) > %" PRId64 " c\n",
+		              expand);
 	else
 		strbuf_puts(out, "  all rows are absorbed\n");
 	if (step_int(s, "index_top_k"))
-		strbuf_printf(out, "  a row attends to %" PRId64 " of its positions, chosen by the last index_select before it, and is absorbed\n", step_int(s, "index_top_k"));
+		strbuf_printf(out,
+		              "  a row attends to %" PRId64
+		              " of its positions, chosen by the last index_select before it, and "
+		              "is absorbed\n",
+		              step_int(s, "index_top_k"));
 }
 
 static void
 put_steps(const Graph *g, const Plan *p, Strbuf *out)
 {
 	const PlanPhase *ph = &p->phase[0];
-	const char     **text = NEW(g->arena, const char *, p->n_layers + 1);
-	int             *group_of = NEW(g->arena, int, p->n_layers + 1), n_group = 0, i = 0;
+	const char **text = NEW(g->arena, const char *, p->n_layers + 1);
+	int *group_of = NEW(g->arena, int, p->n_layers + 1), n_group = 0, i = 0;
 
 	strbuf_puts(out, "\nbefore the layers\n");
 	for (; i < ph->n_step && ph->step[i].layer < 0; i++)
@@ -312,10 +346,12 @@ put_steps(const Graph *g, const Plan *p, Strbuf *out)
 		}
 		for (; i < ph->n_step && ph->step[i].layer == l; i++)
 			put_step(p, i, out);
-		const char *mine = out->failed ? "" : arena_strndup(g->arena, out->data + start, out->len - start);
+		const char *mine =
+		    out->failed ? "" : arena_strndup(g->arena, out->data + start, out->len - start);
 		if (!out->failed)
 			out->len = start;
-		for (group_of[l] = 0; group_of[l] < n_group && strcmp(text[group_of[l]], mine) != 0;)
+		for (group_of[l] = 0;
+		     group_of[l] < n_group && strcmp(text[group_of[l]], mine) != 0;)
 			group_of[l]++;
 		if (group_of[l] == n_group)
 			text[n_group++] = mine;
@@ -332,10 +368,13 @@ put_steps(const Graph *g, const Plan *p, Strbuf *out)
 }
 
 void
-emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusions, int n_op_before, Strbuf *out)
+emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusions, int n_op_before,
+          Strbuf *out)
 {
 	strbuf_printf(out, "%s, family %s, for %s\n", p->name, p->family, p->target);
-	strbuf_printf(out, "description %.16s: %d layers, hidden %" PRId64 ", vocabulary %" PRId64 ", %" PRId64 " positions, ",
+	strbuf_printf(out,
+	              "description %.16s: %d layers, hidden %" PRId64 ", vocabulary %" PRId64
+	              ", %" PRId64 " positions, ",
 	              p->spec_sha256, p->n_layers, p->hidden, p->vocab, p->max_positions);
 	put_count(out, p->n_params, count_unit);
 	strbuf_puts(out, " parameters\n\nmemory\n");
@@ -345,7 +384,8 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 	put_host(p, out);
 	put_slots(sel, p, out);
 	if (*fusions) {
-		strbuf_printf(out, "\nfusion: %d ops became %d steps\n", n_op_before, p->phase[0].n_step);
+		strbuf_printf(out, "\nfusion: %d ops became %d steps\n", n_op_before,
+		              p->phase[0].n_step);
 		for (const char *at = fusions; *at;) {
 			size_t n = strcspn(at, "\n");
 			if (n < 3 || memcmp(at + n - 3, ": 0", 3) != 0)
@@ -361,7 +401,8 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 
 /* ---- kernels ---- */
 
-/* What a step reads of the cache, which no weights tell: K and V of a position, and the operations of a row on it. */
+/* What a step reads of the cache, which no weights tell: K and V of a position, and the operations
+ * of a row on it. */
 static void
 put_cache_cost(const Plan *p, const PlanStep *s, Strbuf *out)
 {
@@ -395,18 +436,19 @@ put_wrapped(const char *text, size_t col, Strbuf *out)
 void
 emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, Strbuf *out)
 {
-	int             at = sel->kernel_op[kernel], line = -1, n = 0;
+	int at = sel->kernel_op[kernel], line = -1, n = 0;
 	const PlanStep *s = &p->phase[0].step[at];
-	const Op       *op = &g->op[at];
+	const Op *op = &g->op[at];
 
 	strbuf_puts(out, "/* generated from ");
 	for (const char *c = p->name; *c; c++) /* a name must not end the comment */
 		strbuf_putc(out, isalnum((unsigned char)*c) || strchr("._-+ ", *c) ? *c : '_');
-	strbuf_printf(out, ", description %s: do not edit\n *\n * %s: ", p->spec_sha256, op_info[op->kind].name);
+	strbuf_printf(out, ", description %s: do not edit\n *\n * %s: ", p->spec_sha256,
+	              op_info[op->kind].name);
 	put_wrapped(op_info[op->kind].meaning, 5 + strlen(op_info[op->kind].name), out);
 	strbuf_puts(out, "\n *\n *");
 	for (int k = 0; k < op_info[op->kind].n_arg; k++) {
-		const char    *name = op_info[op->kind].arg[k].name;
+		const char *name = op_info[op->kind].arg[k].name;
 		const PlanRef *r = &s->arg[k];
 		if (r->kind == REF_TENSOR) {
 			const PlanTensor *t = &p->tensor[r->index];
@@ -416,7 +458,8 @@ emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, St
 			strbuf_printf(out, "] %s %s;", dtype_text(t->dtype), t->layout);
 		} else if (r->kind == REF_BUFFER) {
 			const PlanExtent *e = &p->buffer[r->index].extent;
-			strbuf_printf(out, " %s[%s, %" PRId64 "];", name, plan_sym_text[e->sym], e->mul);
+			strbuf_printf(out, " %s[%s, %" PRId64 "];", name, plan_sym_text[e->sym],
+			              e->mul);
 		}
 	}
 	strbuf_puts(out, "\n * weights ");
@@ -435,7 +478,8 @@ emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, St
 	strbuf_puts(out, " lines of model.yaml:");
 	for (int ph = 0; ph < PHASES; ph++)
 		for (int i = 0; i < sel->n_step && n < 8; i++)
-			if (sel->step[ph][i].kernel == kernel && g->op[i].loc.resolved > 0 && g->op[i].loc.resolved != line) {
+			if (sel->step[ph][i].kernel == kernel && g->op[i].loc.resolved > 0 &&
+			    g->op[i].loc.resolved != line) {
 				line = g->op[i].loc.resolved;
 				strbuf_printf(out, " %d", line);
 				n++;

@@ -1,5 +1,5 @@
-/* An artifact's files onto disk. Each file is written beside its place and renamed, plans last: a folder with a plan has all
- * that the plan names, whatever stopped the writer. */
+/* An artifact's files onto disk. Each file is written beside its place and renamed, plans last: a
+ * folder with a plan has all that the plan names, whatever stopped the writer. */
 #include <string.h>
 
 #include "base/file.h"
@@ -46,7 +46,7 @@ write_all(const Compiled *const *c, size_t n, const char *dir, Strbuf *path, llm
 llmc_status
 artifact_write(const Compiled *const *c, size_t n, const char *dir, llmc_error *err)
 {
-	Strbuf      path = { 0 };
+	Strbuf path = { 0 };
 	llmc_status status = write_all(c, n, dir, &path, err);
 
 	strbuf_release(&path);

@@ -1,6 +1,7 @@
-/* Rewrites of the graph: several ops become one whose kernel reads and writes less. Each pass is one pattern, with its contract
- * above it. A rewrite is made only where a template of the target takes the result, so that a tuned part never turns
- * into a slow one. Fused ops keep the output values of the last op they replace, and list the others in `makes`. */
+/* Rewrites of the graph: several ops become one whose kernel reads and writes less. Each pass is
+ * one pattern, with its contract above it. A rewrite is made only where a template of the target
+ * takes the result, so that a tuned part never turns into a slow one. Fused ops keep the output
+ * values of the last op they replace, and list the others in `makes`. */
 #include "compiler/fuse/fuse.h"
 
 #include <string.h>
@@ -8,7 +9,9 @@
 /* --- passes --- */
 
 /* q or k on its way from the matmul: [rope] of [per-head norm] of matmul */
-typedef struct Chain { Op *rope, *norm, *mat; } Chain;
+typedef struct Chain {
+	Op *rope, *norm, *mat;
+} Chain;
 
 static bool
 chain_match(const Fuse *f, int v, int64_t heads, int64_t dim, Chain *c)
@@ -31,14 +34,19 @@ chain_match(const Fuse *f, int v, int64_t heads, int64_t dim, Chain *c)
 static bool
 chains_agree(const Chain *q, const Chain *k, const Op *v)
 {
-	if (!q->rope != !k->rope || !q->norm != !k->norm || !fuse_same_arg(q->mat, k->mat, ARG(matmul, x)) || !fuse_same_arg(q->mat, v, ARG(matmul, x)))
+	if (!q->rope != !k->rope || !q->norm != !k->norm ||
+	    !fuse_same_arg(q->mat, k->mat, ARG(matmul, x)) ||
+	    !fuse_same_arg(q->mat, v, ARG(matmul, x)))
 		return false;
-	if (q->rope && (!fuse_same_arg(q->rope, k->rope, ARG(rope, rope)) || !fuse_same_num(q->rope, k->rope, "rope_dims") ||
+	if (q->rope && (!fuse_same_arg(q->rope, k->rope, ARG(rope, rope)) ||
+	                !fuse_same_num(q->rope, k->rope, "rope_dims") ||
 	                strcmp(op_word(q->rope, "style"), op_word(k->rope, "style")) != 0))
 		return false;
-	if (q->norm && (!fuse_same_num(q->norm, k->norm, "eps") || !fuse_same_num(q->norm, k->norm, "plus_one")))
+	if (q->norm && (!fuse_same_num(q->norm, k->norm, "eps") ||
+	                !fuse_same_num(q->norm, k->norm, "plus_one")))
 		return false;
-	return fuse_both_have(q->mat, k->mat, ARG(matmul, b)) && fuse_both_have(k->mat, v, ARG(matmul, b));
+	return fuse_both_have(q->mat, k->mat, ARG(matmul, b)) &&
+	       fuse_both_have(k->mat, v, ARG(matmul, b));
 }
 
 static void
@@ -53,14 +61,15 @@ chain_makes(const Fuse *f, Op *op, const Chain *c)
 
 /* q, k, v = matmuls of one h; per-head norms; rope; kv_append  ->  q, done = norm_qkv(x, ...)
  *
- * requires: q, k, v and all between them and the cache are read by nothing else; one dtype; V dim = head dim
+ * requires: q, k, v and all between them and the cache are read by nothing else; one dtype; V dim =
+ * head dim
  * keeps:    q as attention reads it, the order value
  * effect:   one read of x, one weight stream; k and v go straight to the cache. */
 static int
 fuse_norm_qkv(Fuse *f)
 {
 	Graph *g = f->g;
-	int    n = 0;
+	int n = 0;
 
 	for (size_t i = 0; i < g->n_op; i++) {
 		Op *append = &g->op[i];
@@ -69,32 +78,39 @@ fuse_norm_qkv(Fuse *f)
 		Op *att = NULL;
 		int done = append->arg[ARG(kv_append, done)];
 		for (size_t j = i + 1; j < g->n_op && !att; j++) {
-			if (g->op[j].kind == OP_kv_quantize_page && g->op[j].arg[ARG(kv_quantize_page, done)] == done)
+			if (g->op[j].kind == OP_kv_quantize_page &&
+			    g->op[j].arg[ARG(kv_quantize_page, done)] == done)
 				done = g->op[j].arg[ARG(kv_quantize_page, closed)];
-			if (g->op[j].kind == OP_attention && g->op[j].arg[ARG(attention, done)] == done)
+			if (g->op[j].kind == OP_attention &&
+			    g->op[j].arg[ARG(attention, done)] == done)
 				att = &g->op[j];
 		}
 		int64_t kv_heads = op_int(append, "kv_heads"), dim = op_int(append, "dim");
-		int     w, b, rotated = att ? att->arg[ARG(attention, q)] : -1;
-		Op     *temper = fuse_only_def(f, rotated, OP_pos_scale); /* of what comes out */
-		Chain   q, k;
+		int w, b, rotated = att ? att->arg[ARG(attention, q)] : -1;
+		Op *temper = fuse_only_def(f, rotated, OP_pos_scale); /* of what comes out */
+		Chain q, k;
 
 		if (temper)
 			rotated = temper->arg[ARG(pos_scale, x)];
-		Op     *v = fuse_only_def(f, append->arg[ARG(kv_append, v)], OP_matmul);
-		if (!att || !v || dim != op_int(append, "v_dim") || !chain_match(f, rotated, op_int(att, "heads"), dim, &q) ||
-		    !chain_match(f, append->arg[ARG(kv_append, k)], kv_heads, dim, &k) || !chains_agree(&q, &k, v) ||
-		    !fuse_stack_matmuls(f, append->layer, "qkv", (Op *[]){ q.mat, k.mat, v }, 3, &w, &b))
+		Op *v = fuse_only_def(f, append->arg[ARG(kv_append, v)], OP_matmul);
+		if (!att || !v || dim != op_int(append, "v_dim") ||
+		    !chain_match(f, rotated, op_int(att, "heads"), dim, &q) ||
+		    !chain_match(f, append->arg[ARG(kv_append, k)], kv_heads, dim, &k) ||
+		    !chains_agree(&q, &k, v) ||
+		    !fuse_stack_matmuls(f, append->layer, "qkv", (Op *[]){ q.mat, k.mat, v }, 3, &w,
+		                        &b))
 			continue;
-		int   h = v->arg[ARG(matmul, x)];
+		int h = v->arg[ARG(matmul, x)];
 		NormInput front[2] = { front_norm(f, h, 0), front_plain(h) };
 		for (int t = front[0].norm < 0 ? 1 : 0; t < 2; t++) {
-			Op op = fuse_op(OP_norm_qkv, q.mat, OP_ARGS(norm_qkv, .x = front[t].x, .nw = front[t].nw, .nb = front[t].nb, .w = w, .b = b,
-			                                          .qn = q.norm ? q.norm->arg[ARG(rmsnorm, w)] : -1,
-			                                          .kn = k.norm ? k.norm->arg[ARG(rmsnorm, w)] : -1,
-			                                          .rope = q.rope ? q.rope->arg[ARG(rope, rope)] : -1,
-			                                          .kv = append->arg[ARG(kv_append, kv)], .q = rotated,
-			                                          .done = append->arg[ARG(kv_append, done)]));
+			Op op = fuse_op(OP_norm_qkv, q.mat,
+			                OP_ARGS(norm_qkv, .x = front[t].x, .nw = front[t].nw,
+			                        .nb = front[t].nb, .w = w, .b = b,
+			                        .qn = q.norm ? q.norm->arg[ARG(rmsnorm, w)] : -1,
+			                        .kn = k.norm ? k.norm->arg[ARG(rmsnorm, w)] : -1,
+			                        .rope = q.rope ? q.rope->arg[ARG(rope, rope)] : -1,
+			                        .kv = append->arg[ARG(kv_append, kv)], .q = rotated,
+			                        .done = append->arg[ARG(kv_append, done)]));
 			op_set_int(g, &op, "hidden", op_int(v, "cols"));
 			op_set_int(g, &op, "heads", op_int(att, "heads"));
 			op_set_int(g, &op, "kv_heads", kv_heads);
@@ -131,24 +147,28 @@ static int
 fuse_norm_glu(Fuse *f)
 {
 	Graph *g = f->g;
-	int    n = 0;
+	int n = 0;
 
 	for (size_t i = 0; i < g->n_op; i++) {
 		Op *glu = &g->op[i];
 		if (glu->kind != OP_glu)
 			continue;
 		int w, b, y = glu->arg[ARG(glu, y)];
-		Op *gate = fuse_only_def(f, glu->arg[ARG(glu, g)], OP_matmul), *up = fuse_only_def(f, glu->arg[ARG(glu, u)], OP_matmul);
-		if (!gate || !up || !fuse_same_arg(gate, up, ARG(matmul, x)) || !fuse_both_have(gate, up, ARG(matmul, b)))
+		Op *gate = fuse_only_def(f, glu->arg[ARG(glu, g)], OP_matmul),
+		   *up = fuse_only_def(f, glu->arg[ARG(glu, u)], OP_matmul);
+		if (!gate || !up || !fuse_same_arg(gate, up, ARG(matmul, x)) ||
+		    !fuse_both_have(gate, up, ARG(matmul, b)))
 			continue;
 		bool shared = strstr(fuse_name(f, gate->arg[ARG(matmul, w)]), "s_gate") != NULL;
-		if (!fuse_stack_matmuls(f, glu->layer, shared ? "s_gate_up" : "gate_up", (Op *[]){ gate, up }, 2, &w, &b))
+		if (!fuse_stack_matmuls(f, glu->layer, shared ? "s_gate_up" : "gate_up",
+		                        (Op *[]){ gate, up }, 2, &w, &b))
 			continue;
-		int   h = gate->arg[ARG(matmul, x)];
+		int h = gate->arg[ARG(matmul, x)];
 		NormInput front[2] = { front_norm(f, h, 0), front_plain(h) };
 		for (int t = front[0].norm < 0 ? 1 : 0; t < 2; t++) {
 			Op op = fuse_op(OP_norm_glu, gate,
-			                 OP_ARGS(norm_glu, .x = front[t].x, .nw = front[t].nw, .nb = front[t].nb, .w = w, .b = b, .y = y));
+			                OP_ARGS(norm_glu, .x = front[t].x, .nw = front[t].nw,
+			                        .nb = front[t].nb, .w = w, .b = b, .y = y));
 			op_set_int(g, &op, "rows", op_int(gate, "rows"));
 			op_set_int(g, &op, "cols", op_int(gate, "cols"));
 			op_makes(&op, fuse_name(f, y));
@@ -171,14 +191,15 @@ fuse_norm_glu(Fuse *f)
 
 /* y = f(matmul(norm(x))) for f = act or nothing  ->  norm_act or norm_matmul.
  *
- * requires: for act, that nothing else reads the matmul; for a plain matmul, a norm that only matmuls read
+ * requires: for act, that nothing else reads the matmul; for a plain matmul, a norm that only
+ * matmuls read
  * keeps:    y
  * effect:   the normed row is not written; several readers of one norm each repeat it. */
 static int
 fuse_norm_matmul(Fuse *f, bool with_act)
 {
 	Graph *g = f->g;
-	int    n = 0;
+	int n = 0;
 
 	for (size_t i = 0; i < g->n_op; i++) {
 		Op *last = &g->op[i], *mat = last;
@@ -188,13 +209,18 @@ fuse_norm_matmul(Fuse *f, bool with_act)
 			continue;
 		if (with_act && !(mat = fuse_only_def(f, last->arg[ARG(act, x)], OP_matmul)))
 			continue;
-		int   h = mat->arg[ARG(matmul, x)], w = mat->arg[ARG(matmul, w)], b = mat->arg[ARG(matmul, b)];
-		int   y = last->arg[with_act ? ARG(act, y) : ARG(matmul, y)];
+		int h = mat->arg[ARG(matmul, x)], w = mat->arg[ARG(matmul, w)],
+		    b = mat->arg[ARG(matmul, b)];
+		int y = last->arg[with_act ? ARG(act, y) : ARG(matmul, y)];
 		NormInput front[2] = { front_norm(f, h, 0), front_plain(h) };
 		for (int t = front[0].norm < 0 ? 1 : 0; t < (with_act ? 2 : 1); t++) {
 			int x = front[t].x, nw = front[t].nw, nb = front[t].nb;
-			Op  op = with_act ? fuse_op(OP_norm_act, mat, OP_ARGS(norm_act, .x = x, .nw = nw, .nb = nb, .w = w, .b = b, .y = y))
-			                  : fuse_op(OP_norm_matmul, mat, OP_ARGS(norm_matmul, .x = x, .nw = nw, .nb = nb, .w = w, .b = b, .y = y));
+			Op op = with_act ? fuse_op(OP_norm_act, mat,
+			                           OP_ARGS(norm_act, .x = x, .nw = nw, .nb = nb,
+			                                   .w = w, .b = b, .y = y))
+			                 : fuse_op(OP_norm_matmul, mat,
+			                           OP_ARGS(norm_matmul, .x = x, .nw = nw, .nb = nb,
+			                                   .w = w, .b = b, .y = y));
 			op_set_int(g, &op, "rows", op_int(mat, "rows"));
 			op_set_int(g, &op, "cols", op_int(mat, "cols"));
 			op_makes(&op, fuse_name(f, y));
@@ -217,14 +243,15 @@ fuse_norm_matmul(Fuse *f, bool with_act)
 
 /* y = add(r, matmul(x, w))  ->  y = matmul_add(x, w, r)
  *
- * requires: the matmul's result is read by the add alone (a sandwich norm between them keeps them apart)
+ * requires: the matmul's result is read by the add alone (a sandwich norm between them keeps them
+ * apart)
  * keeps:    y: the residual stream, in r's memory where r ends here
  * effect:   one pass over the row less; the block's output is not written on its own. */
 static int
 fuse_matmul_add(Fuse *f)
 {
 	Graph *g = f->g;
-	int    n = 0;
+	int n = 0;
 
 	for (size_t i = 0; i < g->n_op; i++) {
 		Op *add = &g->op[i];
@@ -233,9 +260,11 @@ fuse_matmul_add(Fuse *f)
 		Op *mat = fuse_only_def(f, add->arg[ARG(add, r)], OP_matmul);
 		if (!mat || add->arg[ARG(add, x)] == add->arg[ARG(add, r)])
 			continue;
-		Op op = fuse_op(OP_matmul_add, mat,
-		                 OP_ARGS(matmul_add, .x = mat->arg[ARG(matmul, x)], .w = mat->arg[ARG(matmul, w)], .b = mat->arg[ARG(matmul, b)],
-		                      .r = add->arg[ARG(add, x)], .y = add->arg[ARG(add, y)]));
+		Op op =
+		    fuse_op(OP_matmul_add, mat,
+		            OP_ARGS(matmul_add, .x = mat->arg[ARG(matmul, x)],
+		                    .w = mat->arg[ARG(matmul, w)], .b = mat->arg[ARG(matmul, b)],
+		                    .r = add->arg[ARG(add, x)], .y = add->arg[ARG(add, y)]));
 		op_set_int(g, &op, "rows", op_int(mat, "rows"));
 		op_set_int(g, &op, "cols", op_int(mat, "cols"));
 		op_set_num(g, &op, "scale", op_num(add, "scale"));
@@ -259,32 +288,37 @@ static int
 fuse_head(Fuse *f)
 {
 	Graph *g = f->g;
-	int    n = 0;
+	int n = 0;
 
 	for (size_t i = 0; i < g->n_op; i++) {
 		Op *mat = &g->op[i];
 		int h = mat->arg[ARG(matmul, x)], y = mat->arg[ARG(matmul, y)];
-		if (mat->kind != OP_matmul || mat->arg[ARG(matmul, b)] >= 0 || g->val[y].rows != SYM_n_out)
+		if (mat->kind != OP_matmul || mat->arg[ARG(matmul, b)] >= 0 ||
+		    g->val[y].rows != SYM_n_out)
 			continue;
-		Op   *last = mat, *pick;
+		Op *last = mat, *pick;
 		NormInput front = front_norm(f, h, 0);
-		Op   *norm = front.norm >= 0 ? fuse_only_def(f, h, fuse_def(f, h)->kind) : NULL;
+		Op *norm = front.norm >= 0 ? fuse_only_def(f, h, fuse_def(f, h)->kind) : NULL;
 		if (front.norm >= 0 && !norm)
 			front = front_plain(h);
 		if (!(pick = fuse_only_def(f, front.x, OP_gather_rows)))
 			continue;
 		for (size_t j = i + 1; j < g->n_op; j++)
-			if (g->op[j].kind == OP_softcap && g->op[j].arg[ARG(softcap, x)] == y && fuse_uses(f, y) == 1)
+			if (g->op[j].kind == OP_softcap && g->op[j].arg[ARG(softcap, x)] == y &&
+			    fuse_uses(f, y) == 1)
 				last = &g->op[j];
 		int logits = last->kind == OP_softcap ? last->arg[ARG(softcap, y)] : y;
-		Op  op = fuse_op(OP_lm_head, mat, OP_ARGS(lm_head, .x = pick->arg[ARG(gather_rows, x)], .nw = front.nw, .nb = front.nb,
-		                                     .w = mat->arg[ARG(matmul, w)], .logits = logits));
+		Op op = fuse_op(OP_lm_head, mat,
+		                OP_ARGS(lm_head, .x = pick->arg[ARG(gather_rows, x)],
+		                        .nw = front.nw, .nb = front.nb,
+		                        .w = mat->arg[ARG(matmul, w)], .logits = logits));
 		op_set_int(g, &op, "rows", op_int(mat, "rows"));
 		op_set_int(g, &op, "cols", op_int(mat, "cols"));
 		op_makes(&op, fuse_name(f, logits));
 		front_set(f, &op, &front);
 		op_set_num(g, &op, "scale", last->kind == OP_softcap ? op_num(last, "scale") : 1);
-		op_set_num(g, &op, "softcap", last->kind == OP_softcap ? op_num(last, "softcap") : 0);
+		op_set_num(g, &op, "softcap",
+		           last->kind == OP_softcap ? op_num(last, "softcap") : 0);
 		op_makes(&op, fuse_name(f, y));
 		op_makes(&op, fuse_name(f, pick->arg[ARG(gather_rows, y)]));
 		if (!fuse_accepted(f, &op))
@@ -309,20 +343,24 @@ static int
 fuse_norm_permute_cols(Fuse *f)
 {
 	Graph *g = f->g;
-	int    n = 0;
+	int n = 0;
 
 	for (size_t i = 0; i < g->n_op; i++) {
 		Op *last = &g->op[i];
 		if (last->kind != OP_permute_cols || strcmp(op_word(last, "norm"), "none") != 0)
 			continue;
-		int h = last->arg[ARG(permute_cols, x)], readers = 0, y = last->arg[ARG(permute_cols, y)];
+		int h = last->arg[ARG(permute_cols, x)], readers = 0,
+		    y = last->arg[ARG(permute_cols, y)];
 		for (size_t j = 0; j < g->n_op; j++)
-			readers += g->op[j].kind == OP_permute_cols && g->op[j].arg[ARG(permute_cols, x)] == h;
+			readers += g->op[j].kind == OP_permute_cols &&
+			           g->op[j].arg[ARG(permute_cols, x)] == h;
 		NormInput front = front_norm(f, h, fuse_uses(f, h) - f->mat_uses[h]);
 		if (front.norm < 0 || readers != fuse_uses(f, h))
 			continue;
-		Op op = fuse_op(OP_permute_cols, last, OP_ARGS(permute_cols, .x = front.x, .nw = front.nw, .nb = front.nb, .order = last->arg[ARG(permute_cols, order)],
-		                                          .factor = last->arg[ARG(permute_cols, factor)], .y = y));
+		Op op = fuse_op(OP_permute_cols, last,
+		                OP_ARGS(permute_cols, .x = front.x, .nw = front.nw, .nb = front.nb,
+		                        .order = last->arg[ARG(permute_cols, order)],
+		                        .factor = last->arg[ARG(permute_cols, factor)], .y = y));
 		op_set_int(g, &op, "width", op_int(last, "width"));
 		op_makes(&op, fuse_name(f, y));
 		front_set(f, &op, &front);
@@ -340,10 +378,10 @@ static int
 drop_dead(Fuse *f)
 {
 	Graph *g = f->g;
-	int    n = 0;
+	int n = 0;
 
 	for (size_t i = g->n_op; i-- > 1;) { /* all but the last, which makes the logits */
-		Op  *op = &g->op[i - 1];
+		Op *op = &g->op[i - 1];
 		bool dead = op->kind != OP_nop;
 		for (int k = op_info[op->kind].n_in; k < op_info[op->kind].n_arg; k++)
 			dead = dead && (op->arg[k] < 0 || fuse_uses(f, op->arg[k]) == 0);
@@ -370,17 +408,26 @@ pass_norm_matmul(Fuse *f)
 int
 graph_fuse(Graph *g, const Templates *ts, Strbuf *log)
 {
-	static const struct { const char *name; int (*run)(Fuse *); } pass[] = {
-		{ "lora_down", fuse_lora_down },     { "lora_add", fuse_lora_add },
+	static const struct {
+		const char *name;
+		int (*run)(Fuse *);
+	} pass[] = {
+		{ "lora_down", fuse_lora_down },
+		{ "lora_add", fuse_lora_add },
 		{ "lora_experts", fuse_lora_experts },
-		{ "mixture", fuse_moe },         { "norm_qkv", fuse_norm_qkv },
-		{ "mla", fuse_mla },                 { "norm_glu", fuse_norm_glu },
-		{ "norm_act", pass_norm_act },       { "head", fuse_head },
-		{ "matmul_add", fuse_matmul_add },   { "norm_matmul", pass_norm_matmul },
-		{ "norm_arrange", fuse_norm_permute_cols }, { "unused", drop_dead },
+		{ "mixture", fuse_moe },
+		{ "norm_qkv", fuse_norm_qkv },
+		{ "mla", fuse_mla },
+		{ "norm_glu", fuse_norm_glu },
+		{ "norm_act", pass_norm_act },
+		{ "head", fuse_head },
+		{ "matmul_add", fuse_matmul_add },
+		{ "norm_matmul", pass_norm_matmul },
+		{ "norm_arrange", fuse_norm_permute_cols },
+		{ "unused", drop_dead },
 	};
 	Fuse f = { .g = g, .ts = ts };
-	int  total = 0;
+	int total = 0;
 
 	for (size_t i = 0; i < sizeof pass / sizeof *pass; i++) {
 		fuse_recount(&f);

@@ -1,20 +1,23 @@
-/* Between the passes of fuse.c, fuse_mla.c, fuse_moe.c and fuse_lora.c: what is known of the graph while it is rewritten. Not for others. */
+/* Between the passes of fuse.c, fuse_mla.c, fuse_moe.c and fuse_lora.c: what is known of the graph
+ * while it is rewritten. Not for others. */
 #ifndef LLMC_COMPILER_FUSE_FUSE_H
 #define LLMC_COMPILER_FUSE_FUSE_H
 
 #include "compiler/graph.h"
 #include "compiler/template/template.h"
 
-typedef struct FuseStack { int val[3], n, stacked; } FuseStack;
+typedef struct FuseStack {
+	int val[3], n, stacked;
+} FuseStack;
 
 typedef struct Fuse {
-	Graph           *g;
+	Graph *g;
 	const Templates *ts;
-	int             *uses;      /* [n_val] inputs that read it */
-	int             *mat_uses;  /* of these: x of a plain matmul */
-	size_t           cap_uses;
-	FuseStack       *stack;     /* what was stacked: layers that share the parts share the stack */
-	size_t           n_stack, cap_stack;
+	int *uses;     /* [n_val] inputs that read it */
+	int *mat_uses; /* of these: x of a plain matmul */
+	size_t cap_uses;
+	FuseStack *stack; /* what was stacked: layers that share the parts share the stack */
+	size_t n_stack, cap_stack;
 } Fuse;
 
 /* --- bookkeeping --- */
@@ -31,7 +34,13 @@ int fuse_stack(Fuse *f, int layer, const char *role, const int *val, int n);
 
 /* --- the norm in front --- */
 /* What the fused op reads instead of the normed row, and the attributes of its norm */
-typedef struct NormInput { int x, nw, nb; const char *kind; double eps; int plus_one; int norm; /* value; -1: not taken in */ } NormInput;
+typedef struct NormInput {
+	int x, nw, nb;
+	const char *kind;
+	double eps;
+	int plus_one;
+	int norm; /* value; -1: not taken in */
+} NormInput;
 
 NormInput front_plain(int h);
 NormInput front_norm(const Fuse *f, int h, int others);
@@ -41,7 +50,8 @@ void front_set(Fuse *f, Op *op, const NormInput *n);
 bool fuse_same_num(const Op *a, const Op *b, const char *key);
 bool fuse_same_arg(const Op *a, const Op *b, int arg);
 bool fuse_both_have(const Op *a, const Op *b, int arg);
-bool fuse_stack_matmuls(Fuse *f, int layer, const char *role, Op *const *mat, int n, int *weight, int *bias);
+bool fuse_stack_matmuls(Fuse *f, int layer, const char *role, Op *const *mat, int n, int *weight,
+                        int *bias);
 
 /* --- passes: how often each rewrote --- */
 int fuse_mla(Fuse *f);

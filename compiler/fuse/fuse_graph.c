@@ -1,4 +1,5 @@
-/* What passes ask of the graph and do to it: counts of readers, ops put in place of others, the norm in front, stacks of weights. */
+/* What passes ask of the graph and do to it: counts of readers, ops put in place of others, the
+ * norm in front, stacks of weights. */
 #include "compiler/fuse/fuse.h"
 
 #include <string.h>
@@ -11,7 +12,8 @@ count(Fuse *f, const Op *op, int by)
 	for (int k = 0; k < op_info[op->kind].n_in; k++)
 		if (op->arg[k] >= 0) {
 			f->uses[op->arg[k]] += by;
-			f->mat_uses[op->arg[k]] += op->kind == OP_matmul && k == ARG(matmul, x) ? by : 0;
+			f->mat_uses[op->arg[k]] +=
+			    op->kind == OP_matmul && k == ARG(matmul, x) ? by : 0;
 		}
 }
 
@@ -99,7 +101,8 @@ fuse_accepted(const Fuse *f, const Op *op)
 	return !f->ts || templates_accept(f->ts, f->g, op);
 }
 
-/* Tensors of `val`, two or three, as one named after the first layer that has them; -1: of several dtypes. */
+/* Tensors of `val`, two or three, as one named after the first layer that has them; -1: of several
+ * dtypes. */
 int
 fuse_stack(Fuse *f, int layer, const char *role, const int *val, int n)
 {
@@ -107,7 +110,8 @@ fuse_stack(Fuse *f, int layer, const char *role, const int *val, int n)
 	const char *name = layer < 0 ? role : arena_printf(g->arena, "L%d.%s", layer, role);
 
 	for (size_t i = 0; i < f->n_stack; i++)
-		if (f->stack[i].n == n && memcmp(f->stack[i].val, val, (size_t)n * sizeof *val) == 0)
+		if (f->stack[i].n == n &&
+		    memcmp(f->stack[i].val, val, (size_t)n * sizeof *val) == 0)
 			return f->stack[i].stacked;
 	int v = graph_stack(g, name, val, n);
 	if (v < 0)
@@ -129,7 +133,8 @@ front_plain(int h)
 	return (NormInput){ .x = h, .nw = -1, .nb = -1, .kind = "none", .norm = -1 };
 }
 
-/* The norm that makes h, if every reader of h but `others` is a matmul: then h may vanish, and each of them norms for itself. */
+/* The norm that makes h, if every reader of h but `others` is a matmul: then h may vanish, and each
+ * of them norms for itself. */
 NormInput
 front_norm(const Fuse *f, int h, int others)
 {
@@ -138,9 +143,16 @@ front_norm(const Fuse *f, int h, int others)
 	if (!o || fuse_uses(f, h) != f->mat_uses[h] + others)
 		return front_plain(h);
 	if (o->kind == OP_rmsnorm && op_int(o, "groups") == 1)
-		return (NormInput){ o->arg[ARG(rmsnorm, x)], o->arg[ARG(rmsnorm, w)], -1, "rms", op_num(o, "eps"), (int)op_int(o, "plus_one"), h };
+		return (NormInput){ o->arg[ARG(rmsnorm, x)], o->arg[ARG(rmsnorm, w)],    -1, "rms",
+			            op_num(o, "eps"),        (int)op_int(o, "plus_one"), h };
 	if (o->kind == OP_layernorm && op_int(o, "groups") == 1)
-		return (NormInput){ o->arg[ARG(layernorm, x)], o->arg[ARG(layernorm, w)], o->arg[ARG(layernorm, b)], "layer", op_num(o, "eps"), (int)op_int(o, "plus_one"), h };
+		return (NormInput){ o->arg[ARG(layernorm, x)],
+			            o->arg[ARG(layernorm, w)],
+			            o->arg[ARG(layernorm, b)],
+			            "layer",
+			            op_num(o, "eps"),
+			            (int)op_int(o, "plus_one"),
+			            h };
 	return front_plain(h);
 }
 
@@ -175,9 +187,11 @@ fuse_both_have(const Op *a, const Op *b, int arg)
 	return (a->arg[arg] < 0) == (b->arg[arg] < 0);
 }
 
-/* The matmuls' weights as one, and their biases; false: they do not fit together. bias -1: they have none. */
+/* The matmuls' weights as one, and their biases; false: they do not fit together. bias -1: they
+ * have none. */
 bool
-fuse_stack_matmuls(Fuse *f, int layer, const char *role, Op *const *mat, int n, int *weight, int *bias)
+fuse_stack_matmuls(Fuse *f, int layer, const char *role, Op *const *mat, int n, int *weight,
+                   int *bias)
 {
 	int w[3], b[3];
 
@@ -186,6 +200,7 @@ fuse_stack_matmuls(Fuse *f, int layer, const char *role, Op *const *mat, int n, 
 		b[i] = mat[i]->arg[ARG(matmul, b)];
 	}
 	*weight = fuse_stack(f, layer, role, w, n);
-	*bias = b[0] < 0 ? -1 : fuse_stack(f, layer, arena_printf(f->g->arena, "%s.bias", role), b, n);
+	*bias =
+	    b[0] < 0 ? -1 : fuse_stack(f, layer, arena_printf(f->g->arena, "%s.bias", role), b, n);
 	return *weight >= 0 && (b[0] < 0 || *bias >= 0);
 }

@@ -1,14 +1,21 @@
-/* A mixture's feed-forward in three steps: routing, the first products, the second ones. The contract of a pass: fuse.c. */
+/* A mixture's feed-forward in three steps: routing, the first products, the second ones. The
+ * contract of a pass: fuse.c. */
 #include "compiler/fuse/fuse.h"
 
 #include <string.h>
 
-/* What a mixture's feed-forward is made of: its ops; the shared expert's, where it fits in; who adds the result to what. */
+/* What a mixture's feed-forward is made of: its ops; the shared expert's, where it fits in; who
+ * adds the result to what. */
 typedef struct MoeMatch {
-	Op *logits, *route, *gain, *weigh, *arrange, *own, *ffn;  /* arrange: NULL, or what brings x into the experts' orders; gain: NULL, or what multiplies the weights by numbers of the experts; weigh: NULL, or what multiplies the experts' input by them; own: of a rank with some of the experts, else NULL */
-	Op *gate, *up, *glu, *down, *mix, *gated, *sum; /* shared expert: NULL without; mix, gated: without a gate */
-	Op *add;                                        /* NULL: the result goes elsewhere */
-	int r, y;                                       /* what the result is added to, or -1; what comes out */
+	Op *logits, *route, *gain, *weigh, *arrange, *own,
+	    *ffn; /* arrange: NULL, or what brings x into the experts' orders; gain: NULL, or what
+	             multiplies the weights by numbers of the experts; weigh: NULL, or what
+	             multiplies the experts' input by them; own: of a rank with some of the experts,
+	             else NULL */
+	Op *gate, *up, *glu, *down, *mix, *gated,
+	    *sum; /* shared expert: NULL without; mix, gated: without a gate */
+	Op *add;  /* NULL: the result goes elsewhere */
+	int r, y; /* what the result is added to, or -1; what comes out */
 } MoeMatch;
 
 /* The only reader of v, if it is an add. */
@@ -29,10 +36,12 @@ static Op *
 only_matmul(const Fuse *f, int v, int x)
 {
 	Op *op = fuse_only_def(f, v, OP_matmul);
-	return op && op->arg[ARG(matmul, b)] < 0 && (x < 0 || op->arg[ARG(matmul, x)] == x) ? op : NULL;
+	return op && op->arg[ARG(matmul, b)] < 0 && (x < 0 || op->arg[ARG(matmul, x)] == x) ? op
+	                                                                                    : NULL;
 }
 
-/* The shared expert that is added to the routed ones, if it reads what they read, has their activation and no bias. */
+/* The shared expert that is added to the routed ones, if it reads what they read, has their
+ * activation and no bias. */
 static bool
 match_shared(const Fuse *f, MoeMatch *m)
 {
@@ -43,15 +52,20 @@ match_shared(const Fuse *f, MoeMatch *m)
 		return false;
 	int z = m->sum->arg[m->sum->arg[ARG(add, x)] == y ? ARG(add, r) : ARG(add, x)];
 	if ((m->gated = fuse_only_def(f, z, OP_gate_mul))) {
-		if (op_int(m->gated, "groups") != 1 || strcmp(op_word(m->gated, "gate"), "sigmoid") || !(m->mix = only_matmul(f, m->gated->arg[ARG(gate_mul, s)], h)))
+		if (op_int(m->gated, "groups") != 1 ||
+		    strcmp(op_word(m->gated, "gate"), "sigmoid") ||
+		    !(m->mix = only_matmul(f, m->gated->arg[ARG(gate_mul, s)], h)))
 			return false;
 		z = m->gated->arg[ARG(gate_mul, x)];
 	}
-	if (!(m->down = only_matmul(f, z, -1)) || !(m->glu = fuse_only_def(f, m->down->arg[ARG(matmul, x)], OP_glu)))
+	if (!(m->down = only_matmul(f, z, -1)) ||
+	    !(m->glu = fuse_only_def(f, m->down->arg[ARG(matmul, x)], OP_glu)))
 		return false;
 	m->gate = only_matmul(f, m->glu->arg[ARG(glu, g)], h);
 	m->up = only_matmul(f, m->glu->arg[ARG(glu, u)], h);
-	return m->gate && m->up && m->gate != m->up && strcmp(op_word(m->glu, "act"), op_word(m->ffn, "act")) == 0 && fuse_same_num(m->glu, m->ffn, "limit");
+	return m->gate && m->up && m->gate != m->up &&
+	       strcmp(op_word(m->glu, "act"), op_word(m->ffn, "act")) == 0 &&
+	       fuse_same_num(m->glu, m->ffn, "limit");
 }
 
 static bool
@@ -68,9 +82,12 @@ match_moe(const Fuse *f, Op *ffn, bool with_shared, MoeMatch *m)
 	if ((m->weigh = fuse_only_def(f, weight, OP_expert_input)))
 		weight = m->weigh->arg[ARG(expert_input, weight)];
 	m->arrange = fuse_only_def(f, ffn->arg[ARG(moe_ffn, x)], OP_permute_expert_cols);
-	if (!m->route || m->route->kind != OP_moe_route || fuse_uses(f, id) != 1 + !!m->gain + !!m->arrange || fuse_uses(f, weight) != 1 || m->route->arg[ARG(moe_route, weight)] != weight ||
+	if (!m->route || m->route->kind != OP_moe_route ||
+	    fuse_uses(f, id) != 1 + !!m->gain + !!m->arrange || fuse_uses(f, weight) != 1 ||
+	    m->route->arg[ARG(moe_route, weight)] != weight ||
 	    !(m->logits = fuse_only_def(f, m->route->arg[ARG(moe_route, logits)], OP_matmul)) ||
-	    (with_shared && !match_shared(f, m)) || (m->mix && (m->gain || m->weigh || m->logits->arg[ARG(matmul, b)] >= 0)))
+	    (with_shared && !match_shared(f, m)) ||
+	    (m->mix && (m->gain || m->weigh || m->logits->arg[ARG(matmul, b)] >= 0)))
 		return false;
 	m->y = with_shared ? m->sum->arg[ARG(add, y)] : ffn->arg[ARG(moe_ffn, y)];
 	m->add = only_add(f, m->y);
@@ -98,7 +115,8 @@ static int
 row_value(Fuse *f, const Op *like, const char *role, int64_t width)
 {
 	Graph *g = f->g;
-	int    v = graph_value(g, VAL_ACT, arena_printf(g->arena, "L%d.%s", like->layer, role), like->loc);
+	int v =
+	    graph_value(g, VAL_ACT, arena_printf(g->arena, "L%d.%s", like->layer, role), like->loc);
 
 	g->val[v].dtype = DT_F32;
 	g->val[v].rows = g->val[like->arg[ARG(moe_ffn, y)]].rows;
@@ -113,26 +131,40 @@ arg_of(const Op *op, int arg)
 	return op ? op->arg[arg] : -1;
 }
 
-/* The three ops of a mixture; seen: the norm in front of the router, front: in front of the experts */
+/* The three ops of a mixture; seen: the norm in front of the router, front: in front of the experts
+ */
 static void
-make_moe(Fuse *f, const MoeMatch *m, const NormInput *seen, const NormInput *front, int router, Op op[3])
+make_moe(Fuse *f, const MoeMatch *m, const NormInput *seen, const NormInput *front, int router,
+         Op op[3])
 {
-	Graph   *g = f->g;
+	Graph *g = f->g;
 	const Op *ffn = m->ffn;
-	int64_t  top_k = op_int(ffn, "top_k"), width = op_int(ffn, "width"), shared = m->gate ? op_int(m->gate, "rows") : 0, mix = m->mix != NULL;
-	int      id = ffn->arg[ARG(moe_ffn, id)], all = m->route->arg[ARG(moe_route, id)], weight = m->route->arg[ARG(moe_route, weight)];
-	int      h = row_value(f, ffn, "experts_act", top_k * width + shared);
+	int64_t top_k = op_int(ffn, "top_k"), width = op_int(ffn, "width"),
+	        shared = m->gate ? op_int(m->gate, "rows") : 0, mix = m->mix != NULL;
+	int id = ffn->arg[ARG(moe_ffn, id)], all = m->route->arg[ARG(moe_route, id)],
+	    weight = m->route->arg[ARG(moe_route, weight)];
+	int h = row_value(f, ffn, "experts_act", top_k * width + shared);
 
 	if (mix)
 		weight = row_value(f, ffn, "expert_weight_mix", top_k + 1);
-	op[0] = fuse_op(OP_norm_route, m->route, OP_ARGS(norm_route, .x = seen->x, .nw = seen->nw, .nb = seen->nb, .w = router,
-	                                                 .logit_b = m->logits->arg[ARG(matmul, b)], .bias = m->route->arg[ARG(moe_route, bias)], .id = all, .weight = weight));
-	op[1] = fuse_op(OP_norm_moe_glu, ffn, OP_ARGS(norm_moe_glu, .x = front->x, .nw = front->nw, .nb = front->nb, .id = id,
-	                                               .gate = ffn->arg[ARG(moe_ffn, gate)], .up = ffn->arg[ARG(moe_ffn, up)],
-	                                               .gate_b = ffn->arg[ARG(moe_ffn, gate_b)], .up_b = ffn->arg[ARG(moe_ffn, up_b)],
-	                                               .s_gate = arg_of(m->gate, ARG(matmul, w)), .s_up = arg_of(m->up, ARG(matmul, w)), .add = -1, .h = h));
-	op[2] = fuse_op(OP_moe_down_add, ffn, OP_ARGS(moe_down_add, .h = h, .id = id, .weight = m->gain || m->weigh ? ffn->arg[ARG(moe_ffn, weight)] : weight, .down = ffn->arg[ARG(moe_ffn, down)], .down_b = ffn->arg[ARG(moe_ffn, down_b)],
-	                                               .s_down = arg_of(m->down, ARG(matmul, w)), .r = m->r, .y = m->y));
+	op[0] = fuse_op(OP_norm_route, m->route,
+	                OP_ARGS(norm_route, .x = seen->x, .nw = seen->nw, .nb = seen->nb,
+	                        .w = router, .logit_b = m->logits->arg[ARG(matmul, b)],
+	                        .bias = m->route->arg[ARG(moe_route, bias)], .id = all,
+	                        .weight = weight));
+	op[1] = fuse_op(
+	    OP_norm_moe_glu, ffn,
+	    OP_ARGS(norm_moe_glu, .x = front->x, .nw = front->nw, .nb = front->nb, .id = id,
+	            .gate = ffn->arg[ARG(moe_ffn, gate)], .up = ffn->arg[ARG(moe_ffn, up)],
+	            .gate_b = ffn->arg[ARG(moe_ffn, gate_b)], .up_b = ffn->arg[ARG(moe_ffn, up_b)],
+	            .s_gate = arg_of(m->gate, ARG(matmul, w)),
+	            .s_up = arg_of(m->up, ARG(matmul, w)), .add = -1, .h = h));
+	op[2] = fuse_op(
+	    OP_moe_down_add, ffn,
+	    OP_ARGS(moe_down_add, .h = h, .id = id,
+	            .weight = m->gain || m->weigh ? ffn->arg[ARG(moe_ffn, weight)] : weight,
+	            .down = ffn->arg[ARG(moe_ffn, down)], .down_b = ffn->arg[ARG(moe_ffn, down_b)],
+	            .s_down = arg_of(m->down, ARG(matmul, w)), .r = m->r, .y = m->y));
 	for (int i = 0; i < 3; i++) {
 		op_set_int(g, &op[i], "n_experts", op_int(i ? ffn : m->route, "n_experts"));
 		if (i > 0)
@@ -140,7 +172,8 @@ make_moe(Fuse *f, const MoeMatch *m, const NormInput *seen, const NormInput *fro
 		op_set_int(g, &op[i], "top_k", top_k);
 		if (i == 1)
 			op_set_int(g, &op[i], "x_rows_per_token", op_int(ffn, "x_rows_per_token"));
-		op_set_int(g, &op[i], "hidden", i ? op_int(ffn, "hidden") : op_int(m->logits, "cols"));
+		op_set_int(g, &op[i], "hidden",
+		           i ? op_int(ffn, "hidden") : op_int(m->logits, "cols"));
 		if (i > 0) {
 			op_set_int(g, &op[i], "width", width);
 			op_set_int(g, &op[i], "shared", shared);
@@ -148,7 +181,8 @@ make_moe(Fuse *f, const MoeMatch *m, const NormInput *seen, const NormInput *fro
 		if (i != 1)
 			op_set_int(g, &op[i], "shared_gate", mix);
 	}
-	for (int i = 0; i < m->route->n_attr; i++) { /* of the choice: all but the two that are set */
+	for (int i = 0; i < m->route->n_attr;
+	     i++) { /* of the choice: all but the two that are set */
 		const Attr *a = &m->route->attr[i];
 		if (a->kind == ATTR_WORD)
 			op_set_word(g, &op[0], a->key, a->s);
@@ -161,7 +195,8 @@ make_moe(Fuse *f, const MoeMatch *m, const NormInput *seen, const NormInput *fro
 	op_set_word(g, &op[1], "act", op_word(ffn, "act"));
 	op_set_num(g, &op[1], "limit", op_num(ffn, "limit"));
 	front_set(f, &op[1], front);
-	op_set_num(g, &op[2], "scale", m->add && m->r == m->add->arg[ARG(add, x)] ? op_num(m->add, "scale") : 1);
+	op_set_num(g, &op[2], "scale",
+	           m->add && m->r == m->add->arg[ARG(add, x)] ? op_num(m->add, "scale") : 1);
 }
 
 /* What the ops of the unfused graph made */
@@ -179,18 +214,20 @@ moe_makes(const Fuse *f, const MoeMatch *m, Op op[3])
 	}
 }
 
-/* moe_route(matmul(h)), moe_ffn(h, ...) [+ the shared expert], add  ->  norm_route, norm_moe_glu, moe_down_add
+/* moe_route(matmul(h)), moe_ffn(h, ...) [+ the shared expert], add  ->  norm_route, norm_moe_glu,
+ * moe_down_add
  *
  * requires: what lies between them is read by nothing else; templates for all three
  * keeps:    the experts' numbers; what the last of the replaced ops makes
  * effect:   three steps, whatever the number of experts; the normed row, the shared expert and its gate never reach memory on their own.
- *           The norm goes in where all other readers of its result can do without it; the shared expert stays apart where it
- *           has biases, or where templates want that: the result is then added to it. */
+ *           The norm goes in where all other readers of its result can do without it; the shared
+ * expert stays apart where it has biases, or where templates want that: the result is then added to
+ * it. */
 int
 fuse_moe(Fuse *f)
 {
 	Graph *g = f->g;
-	int    n = 0;
+	int n = 0;
 
 	for (size_t i = 0; i < g->n_op; i++) {
 		if (g->op[i].kind != OP_moe_ffn)
@@ -198,24 +235,30 @@ fuse_moe(Fuse *f)
 		bool done = false;
 		for (int with_shared = 1; with_shared >= 0 && !done; with_shared--) {
 			MoeMatch m;
-			int     router;
-			if (!match_moe(f, &g->op[i], with_shared, &m) || (router = router_with(f, &m)) < 0)
+			int router;
+			if (!match_moe(f, &g->op[i], with_shared, &m) ||
+			    (router = router_with(f, &m)) < 0)
 				continue;
-			int   h = m.ffn->arg[ARG(moe_ffn, x)];
-			int   in = m.logits->arg[ARG(matmul, x)]; /* h, but for a router with a norm of its own */
-			NormInput front[2] = { front_norm(f, h, 1), front_plain(h) }, own = in == h ? front[0] : front_norm(f, in, 0);
+			int h = m.ffn->arg[ARG(moe_ffn, x)];
+			int in = m.logits->arg[ARG(
+			    matmul, x)]; /* h, but for a router with a norm of its own */
+			NormInput front[2] = { front_norm(f, h, 1), front_plain(h) },
+			          own = in == h ? front[0] : front_norm(f, in, 0);
 			for (int t = front[0].norm < 0 ? 1 : 0; t < 2 && !done; t++) {
 				Op op[3];
 				make_moe(f, &m, in == h ? &front[t] : &own, &front[t], router, op);
-				if (!fuse_accepted(f, &op[0]) || !fuse_accepted(f, &op[1]) || !fuse_accepted(f, &op[2]))
+				if (!fuse_accepted(f, &op[0]) || !fuse_accepted(f, &op[1]) ||
+				    !fuse_accepted(f, &op[2]))
 					continue;
 				moe_makes(f, &m, op);
 				Op *last = m.add ? m.add : m.sum ? m.sum : m.ffn;
-				Op *gone[] = { m.ffn, m.gate, m.up, m.glu, m.down, m.mix, m.gated, m.sum };
+				Op *gone[] = { m.ffn,  m.gate, m.up,    m.glu,
+					       m.down, m.mix,  m.gated, m.sum };
 				for (size_t d = 0; d < sizeof gone / sizeof *gone; d++)
 					if (gone[d] && gone[d] != last)
 						fuse_drop(f, gone[d]);
-				/* what stands between the choice and the experts moves up by one place each, in its order */
+				/* what stands between the choice and the experts moves up by one
+				 * place each, in its order */
 				Op *between[] = { m.weigh, m.arrange, m.own }, *at = m.route;
 				fuse_place(f, m.logits, &op[0]);
 				for (size_t b = 0; b < sizeof between / sizeof *between; b++)

@@ -1,6 +1,8 @@
-/* Values in 16 bits: on a GPU the products of mixed steps round what they multiply to the type of their weights. Where all that reads a value
- * would round it to bf16, it is held so from the start: rounded once either way, so no bit of a result changes, and 2 bytes are written and read in the
- * place of 4, 4, 2 and 2 (docs/kernels/epilogue.md). The residual stream is added to, so it stays fp32. */
+/* Values in 16 bits: on a GPU the products of mixed steps round what they multiply to the type of
+ * their weights. Where all that reads a value would round it to bf16, it is held so from the start:
+ * rounded once either way, so no bit of a result changes, and 2 bytes are written and read in the
+ * place of 4, 4, 2 and 2 (docs/kernels/epilogue.md). The residual stream is added to, so it stays
+ * fp32. */
 #include "compiler/template/template.h"
 
 /* Will plan_mixed_serves hold of the op's steps? It has a matrix. emit_plan.c asks again. */
@@ -10,7 +12,8 @@ alias_bf16(const Graph *g, const Op *op)
 	if (op_info[op->kind].flags & OPF_READS_KV)
 		return false;
 	for (int k = 0; k < op_info[op->kind].n_in; k++)
-		if (op->arg[k] >= 0 && g->val[op->arg[k]].kind == VAL_WEIGHT && op_info[op->kind].arg[k].role != ROLE_TABLE &&
+		if (op->arg[k] >= 0 && g->val[op->arg[k]].kind == VAL_WEIGHT &&
+		    op_info[op->kind].arg[k].role != ROLE_TABLE &&
 		    g->tensor[g->val[op->arg[k]].tensor].cols > 0)
 			return true;
 	return false;
@@ -25,8 +28,9 @@ uses(const Op *op, int v)
 	return false;
 }
 
-/* Does every op that makes or reads the value have a kernel for it as it is held, and does somebody read it? Experts' kernels change with other
- * numbers of rows than others' (runtime/cuda/cuda_step.c), so all are of them or none. */
+/* Does every op that makes or reads the value have a kernel for it as it is held, and does somebody
+ * read it? Experts' kernels change with other numbers of rows than others'
+ * (runtime/cuda/cuda_step.c), so all are of them or none. */
 static bool
 all_take(const Graph *g, const Templates *ts, int v)
 {

@@ -1,8 +1,10 @@
 /* A folder's model as a GGUF has it (compiler/import/export.h).
  *
- * Keys: those that every architecture has, what the family's map names by a plain key, and what its `write` says by an expression over the folder's keys. Then import
- * reads them back; a key of ours that came out different is written too, if the map has a name for it. Tensors: the graph of the description with the names of
- * GGUF files, whose sources say where rows lie there. Last, the graph that was read back is held against the folder's. */
+ * Keys: those that every architecture has, what the family's map names by a plain key, and what its
+ * `write` says by an expression over the folder's keys. Then import reads them back; a key of ours
+ * that came out different is written too, if the map has a name for it. Tensors: the graph of the
+ * description with the names of GGUF files, whose sources say where rows lie there. Last, the graph
+ * that was read back is held against the folder's. */
 #include "compiler/import/export.h"
 
 #include <math.h>
@@ -11,14 +13,14 @@
 #include "compiler/import/import.h"
 
 typedef struct ExportJob {
-	ImportSource     *from;    /* the folder */
-	Family      family;  /* with its gguf part */
-	Diag       *d;
-	Arena      *a;
+	ImportSource *from; /* the folder */
+	Family family;      /* with its gguf part */
+	Diag *d;
+	Arena *a;
 	const char *path;
 	const Spec *spec;
-	Export     *x;
-	bool        written[K_COUNT];
+	Export *x;
+	bool written[K_COUNT];
 } ExportJob;
 
 /* ---- keys ---- */
@@ -27,8 +29,10 @@ typedef struct ExportJob {
 static bool
 is_real(const char *name)
 {
-	static const char *const ends[] = { "epsilon", "freq_base", "freq_base_swa", "scale", "factor", "softcapping", "alibi_bias", "clamp_kqv", "beta_fast", "beta_slow", "multiplier",
-	                                    "weights_scale" };
+	static const char *const ends[] = { "epsilon",    "freq_base",  "freq_base_swa",
+		                            "scale",      "factor",     "softcapping",
+		                            "alibi_bias", "clamp_kqv",  "beta_fast",
+		                            "beta_slow",  "multiplier", "weights_scale" };
 
 	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
 		size_t n = strlen(name), k = strlen(ends[i]);
@@ -67,14 +71,17 @@ str_add(ExportJob *j, const char *name, const char *v)
 static bool
 is_plain(const char *s)
 {
-	return *s >= 'a' && *s <= 'z' && !s[strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789_.")] && strcmp(s, "null") && strcmp(s, "true") && strcmp(s, "false");
+	return *s >= 'a' && *s <= 'z' && !s[strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789_.")] &&
+	       strcmp(s, "null") && strcmp(s, "true") && strcmp(s, "false");
 }
 
 /* The file's key for one of ours; NULL: it has none, or only as a part of something */
 static const char *
 plain_key(const ExportJob *j, SpecKey k)
 {
-	const Node *own = node_get(j->family.format, "keys"), *n = own ? node_get(own, spec_key[k].path) : NULL, *base = node_get(j->family.base, "keys");
+	const Node *own = node_get(j->family.format, "keys"),
+	           *n = own ? node_get(own, spec_key[k].path) : NULL,
+	           *base = node_get(j->family.base, "keys");
 	const char *found = NULL;
 
 	if (!n)
@@ -84,7 +91,8 @@ plain_key(const ExportJob *j, SpecKey k)
 		if (v->kind != NODE_SCALAR || node_is_null(v) || !is_plain(v->text))
 			continue;
 		/* of the two names of an epsilon the one of the norm that is there */
-		if (k == K_norm_eps && (strstr(v->text, "rms") != NULL) != (j->spec->norm.kind == NORM_RMS))
+		if (k == K_norm_eps &&
+		    (strstr(v->text, "rms") != NULL) != (j->spec->norm.kind == NORM_RMS))
 			continue;
 		if (!found)
 			found = v->text;
@@ -101,8 +109,10 @@ write_key(ExportJob *j, SpecKey k)
 	if (j->written[k] || !name || !text)
 		return false;
 	if (spec_key[k].type == TYPE_BOOL)
-		key_add(j, name, (SpecExprVal){ .kind = EXPR_BOOL, .num = strcmp(text, "true") == 0 });
-	else if ((spec_key[k].type == TYPE_INT || spec_key[k].type == TYPE_NUM) && number_parse(text, &v))
+		key_add(j, name,
+		        (SpecExprVal){ .kind = EXPR_BOOL, .num = strcmp(text, "true") == 0 });
+	else if ((spec_key[k].type == TYPE_INT || spec_key[k].type == TYPE_NUM) &&
+	         number_parse(text, &v))
 		num_add(j, name, v);
 	else
 		return false;
@@ -145,16 +155,20 @@ rope_keys(ExportJob *j)
 		num_add(j, "rope.scaling.factor", r->factor);
 		num_add(j, "rope.scaling.original_context_length", r->original_positions);
 		if (r->attention_factor > 0) /* on top of yarn's own */
-			num_add(j, "rope.scaling.attn_factor", r->attention_factor / (1 + 0.1 * log(r->factor > 1 ? r->factor : 1)));
+			num_add(j, "rope.scaling.attn_factor",
+			        r->attention_factor /
+			            (1 + 0.1 * log(r->factor > 1 ? r->factor : 1)));
 		if (r->beta_fast != 32)
 			num_add(j, "rope.scaling.yarn_beta_fast", r->beta_fast);
 		if (r->beta_slow != 1)
 			num_add(j, "rope.scaling.yarn_beta_slow", r->beta_slow);
 		break;
 	case SCALE_LONGROPE: {
-		double by_rule = r->factor > 1 ? sqrt(1 + log(r->factor) / log(r->original_positions)) : 1;
+		double by_rule =
+		    r->factor > 1 ? sqrt(1 + log(r->factor) / log(r->original_positions)) : 1;
 		num_add(j, "rope.scaling.original_context_length", r->original_positions);
-		num_add(j, "rope.scaling.attn_factor", r->attention_factor > 0 ? r->attention_factor : by_rule);
+		num_add(j, "rope.scaling.attn_factor",
+		        r->attention_factor > 0 ? r->attention_factor : by_rule);
 		break;
 	}
 	}
@@ -174,10 +188,13 @@ role_of(const char *id)
 static bool
 tensor_add(ExportJob *j, const PlanTensor *t, const PlanSource *s)
 {
-	static const char *const always[] = { "router", "s_mix", "pos_embed", "lin_conv", "ssm_conv", "conv_w" };
+	static const char *const always[] = { "router",   "s_mix",    "pos_embed",
+		                              "lin_conv", "ssm_conv", "conv_w" };
 	const char *role = role_of(t->id);
 	Export *x = j->x;
-	int64_t stack = strncmp(role, "e_", 2) == 0 && t->n_src == 1 && j->spec->moe.n_experts > 0 ? j->spec->moe.n_experts : 1;
+	int64_t stack = strncmp(role, "e_", 2) == 0 && t->n_src == 1 && j->spec->moe.n_experts > 0
+	                    ? j->spec->moe.n_experts
+	                    : 1;
 	ExportTensor n = { .name = s->name, .rows = s->rows, .cols = s->cols };
 
 	for (size_t i = 0; i < x->n_tensor; i++)
@@ -208,7 +225,9 @@ made_add(ExportJob *j, const char *name, int n, const double *value)
 	for (int i = 0; i < n; i++)
 		f[i] = (float)value[i];
 	x->tensor = arena_grow(j->a, x->tensor, &x->cap_tensor, x->n_tensor + 1, sizeof *x->tensor);
-	x->tensor[x->n_tensor++] = (ExportTensor){ .name = name, .n_dims = 1, .dim = { n }, .rows = n, .f32 = true, .value = f };
+	x->tensor[x->n_tensor++] = (ExportTensor){
+		.name = name, .n_dims = 1, .dim = { n }, .rows = n, .f32 = true, .value = f
+	};
 }
 
 /* Wavelengths that are stretched one by one: by what each frequency is divided */
@@ -228,9 +247,13 @@ rope_tensors(ExportJob *j)
 		return;
 	double *factor = NEW(j->a, double, n + 1);
 	for (int i = 0; i < n; i++) {
-		double turns = r->original_positions * pow(r->theta, -2.0 * i / r->dims) / (2 * M_PI);
-		double stay = (turns - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
-		factor[i] = turns > r->high_freq_factor ? 1 : turns < r->low_freq_factor ? r->factor : 1 / ((1 - stay) / r->factor + stay);
+		double turns =
+		    r->original_positions * pow(r->theta, -2.0 * i / r->dims) / (2 * M_PI);
+		double stay =
+		    (turns - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
+		factor[i] = turns > r->high_freq_factor  ? 1
+		            : turns < r->low_freq_factor ? r->factor
+		                                         : 1 / ((1 - stay) / r->factor + stay);
 	}
 	made_add(j, "rope_freqs.weight", n, factor);
 }
@@ -242,7 +265,13 @@ read_back(const ExportJob *j)
 {
 	ImportSource *s = NEW(j->a, ImportSource, 1);
 
-	*s = (ImportSource){ .d = j->d, .a = j->a, .path = j->path, .file = j->path, .format = "gguf", .arch = j->x->arch, .have_tensors = true };
+	*s = (ImportSource){ .d = j->d,
+		             .a = j->a,
+		             .path = j->path,
+		             .file = j->path,
+		             .format = "gguf",
+		             .arch = j->x->arch,
+		             .have_tensors = true };
 	source_add(s, "general.architecture", (SpecExprVal){ .kind = EXPR_STR, .str = s->arch });
 	for (size_t i = 0; i < j->x->n_key; i++)
 		source_add(s, j->x->key[i].name, j->x->key[i].val);
@@ -250,19 +279,27 @@ read_back(const ExportJob *j)
 	for (size_t i = 0; i < j->x->n_tensor; i++) {
 		const ExportTensor *t = &j->x->tensor[i];
 		SourceTensor *to = &s->tensor[s->n_tensor++];
-		*to = (SourceTensor){ .name = t->name, .dtype = t->f32 ? DT_F32 : DT_F16, .dtype_name = t->f32 ? "F32" : "F16", .n_dims = t->n_dims };
+		*to = (SourceTensor){ .name = t->name,
+			              .dtype = t->f32 ? DT_F32 : DT_F16,
+			              .dtype_name = t->f32 ? "F32" : "F16",
+			              .n_dims = t->n_dims };
 		memcpy(to->dim, t->dim, sizeof t->dim);
 	}
 	source_sort(s);
 	const char *yaml = import_source(s);
-	return yaml ? spec_from_text(arena_printf(j->a, "%s (read back)", j->path), yaml, strlen(yaml), NULL, j->d, j->a) : NULL;
+	return yaml ? spec_from_text(arena_printf(j->a, "%s (read back)", j->path), yaml,
+	                             strlen(yaml), NULL, j->d, j->a)
+	            : NULL;
 }
 
 /* Keys that say where a model lies, how it is stored and run, not what it computes */
 static bool
 is_apart(SpecKey k)
 {
-	static const char *const paths[] = { "llmc", "name", "family", "resolved", "dtype", "text.", "storage.", "weights", "checkpoint", "names.", "tensors", "kv.", "limits." };
+	static const char *const paths[] = { "llmc",       "name",   "family",   "resolved",
+		                             "dtype",      "text.",  "storage.", "weights",
+		                             "checkpoint", "names.", "tensors",  "kv.",
+		                             "limits." };
 
 	for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
 		if (strncmp(spec_key[k].path, paths[i], strlen(paths[i])) == 0)
@@ -279,7 +316,8 @@ near(double a, double b, double rel)
 static bool
 key_differs(const ExportJob *j, const Spec *back, SpecKey k)
 {
-	const char *a = spec_get(j->spec, j->a, spec_key[k].path), *b = spec_get(back, j->a, spec_key[k].path);
+	const char *a = spec_get(j->spec, j->a, spec_key[k].path),
+	           *b = spec_get(back, j->a, spec_key[k].path);
 	double x, y;
 
 	if (is_apart(k) || !a || !b || strcmp(a, b) == 0)
@@ -298,7 +336,8 @@ ops_agree(const Op *a, const Op *b)
 		if (strcmp(x->key, y->key) == 0 && strcmp(x->key, "plus_one") == 0)
 			continue;
 		double rel = a->kind == OP_embed && strcmp(x->key, "scale") == 0 ? 1.0 / 256 : 1e-6;
-		if (strcmp(x->key, y->key) || x->kind != y->kind || x->i != y->i || !near(x->f, y->f, rel) || (x->s && y->s && strcmp(x->s, y->s)))
+		if (strcmp(x->key, y->key) || x->kind != y->kind || x->i != y->i ||
+		    !near(x->f, y->f, rel) || (x->s && y->s && strcmp(x->s, y->s)))
 			return false;
 	}
 	return true;
@@ -307,7 +346,8 @@ ops_agree(const Op *a, const Op *b)
 static bool
 ropes_agree(const Spec *a, const Spec *b)
 {
-	if (a->position != b->position || a->n_rope != b->n_rope || a->rope_style != b->rope_style || a->rope_axes != b->rope_axes)
+	if (a->position != b->position || a->n_rope != b->n_rope ||
+	    a->rope_style != b->rope_style || a->rope_axes != b->rope_axes)
 		return false;
 	for (int i = 0; i < a->n_rope && a->position == POS_ROPE; i++) {
 		const RopeTable *x = &a->rope[i], *y = &b->rope[i];
@@ -317,12 +357,18 @@ ropes_agree(const Spec *a, const Spec *b)
 		else
 			same = same && x->scaling == y->scaling;
 		if (x->scaling == SCALE_LONGROPE)
-			same = same && i == 0 && y->factors_tensor[0] && y->factors_tensor[1] && near(x->original_positions, y->original_positions, 1e-6);
-		if (x->scaling == SCALE_LINEAR || x->scaling == SCALE_YARN || x->scaling == SCALE_DYNAMIC)
+			same = same && i == 0 && y->factors_tensor[0] && y->factors_tensor[1] &&
+			       near(x->original_positions, y->original_positions, 1e-6);
+		if (x->scaling == SCALE_LINEAR || x->scaling == SCALE_YARN ||
+		    x->scaling == SCALE_DYNAMIC)
 			same = same && near(x->factor, y->factor, 1e-6);
 		if (x->scaling == SCALE_YARN)
-			same = same && near(x->original_positions, y->original_positions, 1e-6) && near(x->beta_fast, y->beta_fast, 1e-6) && near(x->beta_slow, y->beta_slow, 1e-6) &&
-			       near(x->attention_factor, y->attention_factor, 1e-5) && x->mscale == y->mscale && x->mscale_all_dim == y->mscale_all_dim && x->truncate == y->truncate;
+			same = same && near(x->original_positions, y->original_positions, 1e-6) &&
+			       near(x->beta_fast, y->beta_fast, 1e-6) &&
+			       near(x->beta_slow, y->beta_slow, 1e-6) &&
+			       near(x->attention_factor, y->attention_factor, 1e-5) &&
+			       x->mscale == y->mscale && x->mscale_all_dim == y->mscale_all_dim &&
+			       x->truncate == y->truncate;
 		if (!same || x->scaling == SCALE_PROPORTIONAL)
 			return false;
 	}
@@ -332,19 +378,25 @@ ropes_agree(const Spec *a, const Spec *b)
 static bool
 graphs_agree(const Graph *a, const Graph *b)
 {
-	bool same = a->n_op == b->n_op && a->n_tensor == b->n_tensor && a->n_pool == b->n_pool && ropes_agree(a->spec, b->spec);
+	bool same = a->n_op == b->n_op && a->n_tensor == b->n_tensor && a->n_pool == b->n_pool &&
+	            ropes_agree(a->spec, b->spec);
 
 	for (size_t i = 0; same && i < a->n_op; i++) {
 		same = ops_agree(&a->op[i], &b->op[i]);
 		for (int k = 0; same && k < OP_MAX_ARGS; k++) {
 			int v = a->op[i].arg[k], w = b->op[i].arg[k];
-			same = (v < 0) == (w < 0) && (v < 0 || strcmp(a->val[v].name, b->val[w].name) == 0);
+			same = (v < 0) == (w < 0) &&
+			       (v < 0 || strcmp(a->val[v].name, b->val[w].name) == 0);
 		}
 	}
 	for (size_t i = 0; same && i < a->n_tensor; i++)
-		same = strcmp(a->tensor[i].id, b->tensor[i].id) == 0 && a->tensor[i].rows == b->tensor[i].rows && a->tensor[i].cols == b->tensor[i].cols;
+		same = strcmp(a->tensor[i].id, b->tensor[i].id) == 0 &&
+		       a->tensor[i].rows == b->tensor[i].rows &&
+		       a->tensor[i].cols == b->tensor[i].cols;
 	for (int i = 0; same && i < a->n_pool; i++)
-		same = a->pool[i].keep == b->pool[i].keep && a->pool[i].n_layers == b->pool[i].n_layers && a->pool[i].kv_heads == b->pool[i].kv_heads &&
+		same = a->pool[i].keep == b->pool[i].keep &&
+		       a->pool[i].n_layers == b->pool[i].n_layers &&
+		       a->pool[i].kv_heads == b->pool[i].kv_heads &&
 		       a->pool[i].k_dim == b->pool[i].k_dim && a->pool[i].v_dim == b->pool[i].v_dim;
 	return same && a->spec->max_positions == b->spec->max_positions;
 }
@@ -357,9 +409,13 @@ norms_of(const ExportJob *j, const Graph *a, const Graph *b)
 
 	for (size_t i = 0; i < a->n_op; i++) {
 		const Op *o = &a->op[i];
-		int w = o->kind == OP_rmsnorm ? o->arg[ARG(rmsnorm, w)] : o->kind == OP_layernorm ? o->arg[ARG(layernorm, w)] : -1;
+		int w = o->kind == OP_rmsnorm     ? o->arg[ARG(rmsnorm, w)]
+		        : o->kind == OP_layernorm ? o->arg[ARG(layernorm, w)]
+		                                  : -1;
 		if (w >= 0)
-			add[a->val[w].tensor] = (float)(attr_int(o->attr, o->n_attr, "plus_one") - attr_int(b->op[i].attr, b->op[i].n_attr, "plus_one"));
+			add[a->val[w].tensor] =
+			    (float)(attr_int(o->attr, o->n_attr, "plus_one") -
+			            attr_int(b->op[i].attr, b->op[i].n_attr, "plus_one"));
 	}
 	return add;
 }
@@ -369,14 +425,18 @@ norms_of(const ExportJob *j, const Graph *a, const Graph *b)
 static const char *
 known_families(const ExportJob *j)
 {
-	const Node *index = family_file("families/_index.yaml", NULL, j->d, j->a), *list = index ? node_get(index, "families") : NULL;
+	const Node *index = family_file("families/_index.yaml", NULL, j->d, j->a),
+	           *list = index ? node_get(index, "families") : NULL;
 	const char *out = "";
 
 	for (size_t i = 0; list && list->kind == NODE_LIST && i < list->n; i++) {
-		const Node *root = family_file(arena_printf(j->a, "families/%s.yaml", list->item[i]->text), NULL, j->d, j->a);
-		const Node *match = root ? node_get(root, "match") : NULL, *gguf = root ? node_get(root, "gguf") : NULL;
+		const Node *root = family_file(
+		    arena_printf(j->a, "families/%s.yaml", list->item[i]->text), NULL, j->d, j->a);
+		const Node *match = root ? node_get(root, "match") : NULL,
+		           *gguf = root ? node_get(root, "gguf") : NULL;
 		if ((match && node_get(match, "gguf")) || (gguf && node_get(gguf, "arch")))
-			out = arena_printf(j->a, "%s%s%s", out, *out ? ", " : "", list->item[i]->text);
+			out = arena_printf(j->a, "%s%s%s", out, *out ? ", " : "",
+			                   list->item[i]->text);
 	}
 	return out;
 }
@@ -385,7 +445,9 @@ known_families(const ExportJob *j)
 static const char *
 arch_of(const ExportJob *j)
 {
-	const Node *own = j->family.format ? node_get(j->family.format, "arch") : NULL, *match = node_get(j->family.root, "match"), *m = match ? node_get(match, "gguf") : NULL;
+	const Node *own = j->family.format ? node_get(j->family.format, "arch") : NULL,
+	           *match = node_get(j->family.root, "match"),
+	           *m = match ? node_get(match, "gguf") : NULL;
 	const char *at = m && m->kind == NODE_SCALAR ? strstr(m->text, "arch == ") : NULL;
 
 	if (own && own->kind == NODE_SCALAR)
@@ -398,14 +460,16 @@ spec_of(const ExportJob *j, const char *what)
 {
 	const char *yaml = import_text(j->from);
 
-	return spec_from_text(arena_printf(j->a, "%s (%s)", j->from->path, what), yaml, strlen(yaml), NULL, j->d, j->a);
+	return spec_from_text(arena_printf(j->a, "%s (%s)", j->from->path, what), yaml,
+	                      strlen(yaml), NULL, j->d, j->a);
 }
 
 /* The folder's description with the names of GGUF files */
 static const Spec *
 renamed(const ExportJob *j)
 {
-	static const SpecKey folder[] = { K_tensors, K_names_prefix, K_names_replace, K_storage_rules, K_storage_default };
+	static const SpecKey folder[] = { K_tensors, K_names_prefix, K_names_replace,
+		                          K_storage_rules, K_storage_default };
 
 	for (size_t i = 0; i < sizeof folder / sizeof *folder; i++)
 		source_set(j->from, folder[i], NULL);
@@ -417,13 +481,23 @@ static bool
 has_form(const ExportJob *j)
 {
 	const Spec *s = j->spec;
-	const HeadShape far = spec_heads(s, -1), near = s->attention.window > 0 ? s->attention.local : far;
-	const bool two = far.n_heads != near.n_heads || far.n_kv_heads != near.n_kv_heads || far.head_dim != near.head_dim || far.v_dim != near.v_dim;
-	const char *what = two ? "heads of two shapes" : s->attention.kind == ATT_MLA ? "latent attention" : s->linear.n ? "a delta rule" : s->ssm.n ? "a selective scan" : s->conv.n ? "short convolutions" :
-	                   s->ple_width ? "per-layer embeddings" : s->head.kind != LLMC_OUTPUT_LOGITS ? "no logits" : s->lora.path ? "an adapter" : NULL;
+	const HeadShape far = spec_heads(s, -1),
+	                near = s->attention.window > 0 ? s->attention.local : far;
+	const bool two = far.n_heads != near.n_heads || far.n_kv_heads != near.n_kv_heads ||
+	                 far.head_dim != near.head_dim || far.v_dim != near.v_dim;
+	const char *what = two                                  ? "heads of two shapes"
+	                   : s->attention.kind == ATT_MLA       ? "latent attention"
+	                   : s->linear.n                        ? "a delta rule"
+	                   : s->ssm.n                           ? "a selective scan"
+	                   : s->conv.n                          ? "short convolutions"
+	                   : s->ple_width                       ? "per-layer embeddings"
+	                   : s->head.kind != LLMC_OUTPUT_LOGITS ? "no logits"
+	                   : s->lora.path                       ? "an adapter"
+	                                                        : NULL;
 
 	if (what)
-		err_at(j->d, (Loc){ 0 }, "%s: a model with %s, which llmc does not write as a GGUF", j->from->path, what);
+		err_at(j->d, (Loc){ 0 }, "%s: a model with %s, which llmc does not write as a GGUF",
+		       j->from->path, what);
 	return !what;
 }
 
@@ -444,7 +518,8 @@ complete(ExportJob *j, SpecKey *differs)
 			if (key_differs(j, back, (SpecKey)k)) {
 				if (write_key(j, (SpecKey)k))
 					more = true;
-				else if (*differs == K_COUNT && k != K_plus_one && k != K_round_scale)
+				else if (*differs == K_COUNT && k != K_plus_one &&
+				         k != K_round_scale)
 					*differs = (SpecKey)k;
 			}
 	}
@@ -454,7 +529,9 @@ complete(ExportJob *j, SpecKey *differs)
 static void
 first_keys(ExportJob *j)
 {
-	static const SpecKey always[] = { K_vocab_size, K_max_positions, K_hidden, K_n_layers, K_ffn_width, K_n_heads, K_n_kv_heads, K_head_dim, K_norm_eps };
+	static const SpecKey always[] = { K_vocab_size, K_max_positions, K_hidden,
+		                          K_n_layers,   K_ffn_width,     K_n_heads,
+		                          K_n_kv_heads, K_head_dim,      K_norm_eps };
 	static const SpecKey moe[] = { K_n_experts, K_top_k, K_moe_width };
 	const Spec *s = j->spec;
 
@@ -482,22 +559,27 @@ parts(ExportJob *j, const Graph *mine, const Graph *file)
 		const PlanTensor *t = &file->tensor[i];
 		int64_t first = 0;
 		for (int k = 0; k < t->n_src; k++) {
-			ExportPart p = { .tensor = -1, .from = &mine->tensor[i], .as = t, .source = k, .first = first, .add = add[i] };
+			ExportPart p = { .tensor = -1,
+				         .from = &mine->tensor[i],
+				         .as = t,
+				         .source = k,
+				         .first = first,
+				         .add = add[i] };
 			first += t->src[k].n_block * t->src[k].block;
 			for (size_t n = 0; n < x->n_tensor; n++)
 				if (strcmp(x->tensor[n].name, t->src[k].name) == 0)
 					p.tensor = (int)n;
 			if (p.tensor < 0)
 				return false;
-			x->part = arena_grow(j->a, x->part, &x->cap_part, x->n_part + 1, sizeof *x->part);
+			x->part =
+			    arena_grow(j->a, x->part, &x->cap_part, x->n_part + 1, sizeof *x->part);
 			x->part[x->n_part++] = p;
 		}
 	}
 	return true;
 }
 
-static bool
-export(ExportJob *j)
+static bool export(ExportJob *j)
 {
 	Diag *d = j->d;
 	const char *folder = j->from->path;
@@ -507,7 +589,10 @@ export(ExportJob *j)
 		return false;
 	j->x->arch = arch_of(j);
 	if (!j->x->arch || !j->family.format) {
-		err_at(d, (Loc){ 0 }, "%s: llmc knows no name for the family %s in GGUF files; it writes those of %s", folder, j->family.name, known_families(j));
+		err_at(
+		    d, (Loc){ 0 },
+		    "%s: llmc knows no name for the family %s in GGUF files; it writes those of %s",
+		    folder, j->family.name, known_families(j));
 		return false;
 	}
 	if (!(j->spec = spec_of(j, "imported")) || !has_form(j))
@@ -522,18 +607,25 @@ export(ExportJob *j)
 	for (size_t i = 0; i < names->n_tensor; i++)
 		for (int k = 0; k < names->tensor[i].n_src; k++)
 			if (!tensor_add(j, &names->tensor[i], &names->tensor[i].src[k])) {
-				err_at(d, (Loc){ 0 }, "%s: llmc does not write %s as GGUF files have it", folder, names->tensor[i].src[k].name);
+				err_at(d, (Loc){ 0 },
+				       "%s: llmc does not write %s as GGUF files have it", folder,
+				       names->tensor[i].src[k].name);
 				return false;
 			}
 	rope_tensors(j);
 	if (!(back = complete(j, &differs)) || !(file = graph_build(back, d, j->a))) {
-		note_at(d, (Loc){ 0 }, "%s: that is what a GGUF of %s would be read as: none is written", folder, j->x->arch);
+		note_at(d, (Loc){ 0 },
+		        "%s: that is what a GGUF of %s would be read as: none is written", folder,
+		        j->x->arch);
 		return false;
 	}
 	if (!graphs_agree(mine, file) || !parts(j, mine, file)) {
 		const char *path = differs < K_COUNT ? spec_key[differs].path : NULL;
-		err_at(d, (Loc){ 0 }, "%s: a GGUF of the architecture %s would be read as another model%s%s%s%s%s%s: none is written", folder, j->x->arch,
-		       path ? " (" : "", path ? path : "", path ? " = " : "", path ? spec_get(back, j->a, path) : "", path ? " in place of " : "",
+		err_at(d, (Loc){ 0 },
+		       "%s: a GGUF of the architecture %s would be read as another "
+		       "model%s%s%s%s%s%s: none is written",
+		       folder, j->x->arch, path ? " (" : "", path ? path : "", path ? " = " : "",
+		       path ? spec_get(back, j->a, path) : "", path ? " in place of " : "",
 		       path ? arena_printf(j->a, "%s)", spec_get(j->spec, j->a, path)) : "");
 		return false;
 	}
@@ -543,7 +635,11 @@ export(ExportJob *j)
 const Export *
 export_gguf(const char *folder, const char *path, Diag *d, Arena *a, llmc_error *err)
 {
-	ExportJob j = { .from = NEW(a, ImportSource, 1), .d = d, .a = a, .path = path, .x = NEW(a, Export, 1) };
+	ExportJob j = { .from = NEW(a, ImportSource, 1),
+		        .d = d,
+		        .a = a,
+		        .path = path,
+		        .x = NEW(a, Export, 1) };
 
 	*j.from = (ImportSource){ .d = d, .a = a, .path = folder };
 	if (!source_read_hf(j.from, err) || !import_source(j.from))

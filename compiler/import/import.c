@@ -39,7 +39,8 @@ model_name(Arena *a, const char *path)
 static bool
 goes_without_saying(const ImportSource *s, SpecKey k)
 {
-	const char *text = s->value[k], *word = family_word(s, k), *def = word ? word : spec_key[k].def;
+	const char *text = s->value[k], *word = family_word(s, k),
+	           *def = word ? word : spec_key[k].def;
 	double x, y;
 
 	if (k == K_llmc || !def || (!word && strchr(def, '$')))
@@ -54,8 +55,12 @@ goes_without_saying(const ImportSource *s, SpecKey k)
 const char *
 import_text(const ImportSource *s)
 {
-	const char *out = arena_printf(s->a, "# imported by llmc from %s\n", strcmp(s->format, "gguf") == 0 ? "a GGUF file" : flm_name(s->path) ? "a FastLLM model" : "a Hugging Face folder");
-	const char *open = ""; /* the map whose keys are being written, one line each up to its last dot */
+	const char *out = arena_printf(s->a, "# imported by llmc from %s\n",
+	                               strcmp(s->format, "gguf") == 0 ? "a GGUF file"
+	                               : flm_name(s->path)            ? "a FastLLM model"
+	                                                              : "a Hugging Face folder");
+	const char *open =
+	    ""; /* the map whose keys are being written, one line each up to its last dot */
 
 	for (int k = 0; k < K_COUNT; k++) {
 		const char *path = spec_key[k].path;
@@ -69,9 +74,11 @@ import_text(const ImportSource *s)
 			}
 		const char *p = path + same;
 		for (const char *dot; (dot = strchr(p, '.')); p = dot + 1)
-			out = arena_printf(s->a, "%s%*s%.*s:\n", out, (int)(2 * depth++), "", (int)(dot - p), p);
+			out = arena_printf(s->a, "%s%*s%.*s:\n", out, (int)(2 * depth++), "",
+			                   (int)(dot - p), p);
 		open = arena_strndup(s->a, path, (size_t)(p - path));
-		out = arena_printf(s->a, "%s%*s%s: %s\n", out, (int)(2 * depth), "", p, s->value[k]);
+		out =
+		    arena_printf(s->a, "%s%*s%s: %s\n", out, (int)(2 * depth), "", p, s->value[k]);
 	}
 	return out;
 }
@@ -79,7 +86,8 @@ import_text(const ImportSource *s)
 static Spec *
 resolve(const ImportSource *s, const char *text)
 {
-	return spec_from_text(arena_printf(s->a, "%s (imported)", s->path), text, strlen(text), NULL, s->d, s->a);
+	return spec_from_text(arena_printf(s->a, "%s (imported)", s->path), text, strlen(text),
+	                      NULL, s->d, s->a);
 }
 
 static const char *
@@ -90,7 +98,8 @@ real_path(Arena *a, const char *path)
 	return arena_strdup(a, realpath(path, real) ? real : path);
 }
 
-/* Configurations of small models keep the token ids of large ones: what is no token ends no text. */
+/* Configurations of small models keep the token ids of large ones: what is no token ends no text.
+ */
 static void
 drop_foreign_tokens(ImportSource *s, SpecKey k)
 {
@@ -108,7 +117,9 @@ drop_foreign_tokens(ImportSource *s, SpecKey k)
 		if ((double)id < vocab)
 			out = arena_printf(s->a, "%s%s%ld", out, *out ? ", " : "", id);
 		else {
-			warn_at(s->d, (Loc){ 0 }, "%s: %s = %ld is no token, there are %.0f: it is left out", s->file, spec_key[k].path, id, vocab);
+			warn_at(s->d, (Loc){ 0 },
+			        "%s: %s = %ld is no token, there are %.0f: it is left out", s->file,
+			        spec_key[k].path, id, vocab);
 			dropped = true;
 		}
 		p = end + strspn(end, ", ");
@@ -157,12 +168,22 @@ import_yaml(const char *src, bool allow_unknown_keys, Diag *d, Arena *perm, llmc
 	ImportSource *s = NEW(perm, ImportSource, 1);
 	bool folder = file_is_dir(src);
 
-	*s = (ImportSource){ .d = d, .a = perm, .path = src, .allow_unknown_keys = allow_unknown_keys };
-	if (folder && !file_exists(arena_printf(perm, "%s/config.json", src)) && !file_exists(arena_printf(perm, "%s/params.json", src))) {
-		error_set(err, LLMC_E_INPUT, "%s: holds no config.json: a Hugging Face folder or a GGUF file is expected", src);
+	*s = (ImportSource){
+		.d = d, .a = perm, .path = src, .allow_unknown_keys = allow_unknown_keys
+	};
+	if (folder && !file_exists(arena_printf(perm, "%s/config.json", src)) &&
+	    !file_exists(arena_printf(perm, "%s/params.json", src))) {
+		error_set(
+		    err, LLMC_E_INPUT,
+		    "%s: holds no config.json: a Hugging Face folder or a GGUF file is expected",
+		    src);
 		return NULL;
 	}
-	char *text = (folder ? source_read_hf : flm_name(src) ? source_read_flm : source_read_gguf)(s, err) ? import_source(s) : NULL;
+	char *text = (folder          ? source_read_hf
+	              : flm_name(src) ? source_read_flm
+	                              : source_read_gguf)(s, err)
+	                 ? import_source(s)
+	                 : NULL;
 	source_close_weights(s);
 	return text;
 }

@@ -1,5 +1,6 @@
-/* The description against the checkpoint's tensors: which prefix its names have, whether each tensor that the description
- * needs is there with the right shape, which tensors nobody asked for, and which types are stored where. */
+/* The description against the checkpoint's tensors: which prefix its names have, whether each
+ * tensor that the description needs is there with the right shape, which tensors nobody asked for,
+ * and which types are stored where. */
 #include "compiler/import/import.h"
 
 #include <math.h>
@@ -12,20 +13,32 @@
 #include "formats/scheme.h"
 
 typedef struct ImportCheck {
-	ImportSource     *s;
+	ImportSource *s;
 	const Spec *spec;
-	int         n_missing;
-	/* one entry for each role: how it is stored by layer, [n_layers + 1], the last outside the layers */
-	size_t      n_role, cap_role;
-	struct Stored { const char *role; struct StoredForm *how; bool vector; int64_t elems; } *role;
+	int n_missing;
+	/* one entry for each role: how it is stored by layer, [n_layers + 1], the last outside the
+	 * layers */
+	size_t n_role, cap_role;
+	struct Stored {
+		const char *role;
+		struct StoredForm *how;
+		bool vector;
+		int64_t elems;
+	} *role;
 	/* how columns of a layer's experts lie, [n_layers], of gate and up, of down */
-	enum ExpertColumns { EXPERTS_UNSEEN, EXPERTS_PLAIN, EXPERTS_ORDERED, EXPERTS_MIXED } *columns[2];
+	enum ExpertColumns {
+		EXPERTS_UNSEEN,
+		EXPERTS_PLAIN,
+		EXPERTS_ORDERED,
+		EXPERTS_MIXED
+	} *
+	    columns[2];
 } ImportCheck;
 
 typedef struct StoredForm {
-	Dtype dtype;                  /* DT_NONE: no such tensor */
+	Dtype dtype; /* DT_NONE: no such tensor */
 	const SourceTensor *from;
-	const char *order, *factor;   /* as in a rule of storage */
+	const char *order, *factor; /* as in a rule of storage */
 } StoredForm;
 
 /* ---- names and head ---- */
@@ -33,7 +46,8 @@ typedef struct StoredForm {
 static const SourceTensor *
 tensor_of(const ImportSource *s, const TensorRule *r)
 {
-	return r ? source_tensor(s, r->whole ? r->name : arena_printf(s->a, "%s.weight", r->name)) : NULL;
+	return r ? source_tensor(s, r->whole ? r->name : arena_printf(s->a, "%s.weight", r->name))
+	         : NULL;
 }
 
 static bool
@@ -46,11 +60,12 @@ present(const ImportSource *s, const TensorRule *r)
 static bool
 elsewhere(const ImportSource *s, const char *name)
 {
-	const char  *dot = strrchr(name, '.'), *end = arena_printf(s->a, ".%s.weight", dot ? dot + 1 : name);
+	const char *dot = strrchr(name, '.'),
+	           *end = arena_printf(s->a, ".%s.weight", dot ? dot + 1 : name);
 	const size_t n = strlen(end);
 
 	for (size_t i = 0; i < s->n_tensor; i++) {
-		const char  *own = s->tensor[i].name;
+		const char *own = s->tensor[i].name;
 		const size_t k = strlen(own);
 		if (strcmp(own, end + 1) == 0 || (k > n && strcmp(own + k - n, end) == 0))
 			return true;
@@ -58,33 +73,41 @@ elsewhere(const ImportSource *s, const char *name)
 	return false;
 }
 
-/* A head that is stored beside the embedding of a model that is said to be tied, and is another one: trained apart after all. transformers takes it. */
+/* A head that is stored beside the embedding of a model that is said to be tied, and is another
+ * one: trained apart after all. transformers takes it. */
 static bool
 own_head(const ImportSource *s, const TensorRule *embed, const TensorRule *head)
 {
 	const SourceTensor *e = tensor_of(s, embed), *h = tensor_of(s, head);
 
-	if (!e || !h || !e->data || !h->data || h->n_dims != e->n_dims || memcmp(h->dim, e->dim, sizeof h->dim[0] * (size_t)h->n_dims) != 0)
+	if (!e || !h || !e->data || !h->data || h->n_dims != e->n_dims ||
+	    memcmp(h->dim, e->dim, sizeof h->dim[0] * (size_t)h->n_dims) != 0)
 		return false;
-	return h->dtype != e->dtype || h->bytes != e->bytes || memcmp(h->data, e->data, (size_t)h->bytes) != 0;
+	return h->dtype != e->dtype || h->bytes != e->bytes ||
+	       memcmp(h->data, e->data, (size_t)h->bytes) != 0;
 }
 
-/* Names begin differently when a model was saved alone, as part of a wrapper, or without its head. */
+/* Names begin differently when a model was saved alone, as part of a wrapper, or without its head.
+ */
 bool
 import_names(ImportSource *s, const Spec *spec)
 {
 	const TensorRule *embed = rule_for(spec->tensor_rule, spec->n_tensor_rule, "embed");
 	const TensorRule *head = rule_for(spec->tensor_rule, spec->n_tensor_rule, "head");
-	static const struct { const char *from, *to; } ways[] = {
-		{ "", "language_model." },               /* wrappers of old */
-		{ "", "thinker." },                      /* beside one that speaks */
-		{ "model.", "model.language_model." },   /* wrappers of today */
+	static const struct {
+		const char *from, *to;
+	} ways[] = {
+		{ "", "language_model." },             /* wrappers of old */
+		{ "", "thinker." },                    /* beside one that speaks */
+		{ "model.", "model.language_model." }, /* wrappers of today */
 		{ "model.", "language_model." },
-		{ "model.", "model.text_model." },       /* of Idefics and SmolVLM */
-		{ "model.", "" },                        /* the model without its head */
+		{ "model.", "model.text_model." }, /* of Idefics and SmolVLM */
+		{ "model.", "" },                  /* the model without its head */
 		{ "", "model." },
 	};
-	const char *prefix = s->family.format && node_get(s->family.format, "prefix") ? node_get(s->family.format, "prefix")->text : "";
+	const char *prefix = s->family.format && node_get(s->family.format, "prefix")
+	                         ? node_get(s->family.format, "prefix")->text
+	                         : "";
 	bool changed = false, is_hf = strcmp(s->format, "hf") == 0;
 
 	if (!embed || !s->n_tensor)
@@ -105,22 +128,34 @@ import_names(ImportSource *s, const Spec *spec)
 			if (!source_tensor(s, arena_printf(s->a, "%s.weight", try)))
 				continue;
 			/* where names have a prefix the head may have none: it moves as well */
-			if (n || (*prefix && head && source_tensor(s, arena_printf(s->a, "%s%s.weight", ways[i].to, head->name))))
-				source_set(s, K_names_replace, spec_quote(s->a, arena_printf(s->a, "%s>%s", ways[i].from, ways[i].to)));
+			if (n || (*prefix && head &&
+			          source_tensor(s, arena_printf(s->a, "%s%s.weight", ways[i].to,
+			                                        head->name))))
+				source_set(
+				    s, K_names_replace,
+				    spec_quote(s->a, arena_printf(s->a, "%s>%s", ways[i].from,
+				                                  ways[i].to)));
 			else
-				source_set(s, K_names_prefix, spec_quote(s->a, arena_printf(s->a, "%s%s", ways[i].to, prefix)));
+				source_set(s, K_names_prefix,
+				           spec_quote(s->a, arena_printf(s->a, "%s%s", ways[i].to,
+				                                         prefix)));
 			name = try;
 			changed = true;
 		}
 		if (changed)
-			return true; /* the head's name may have moved too: look at it in the next round */
+			return true; /* the head's name may have moved too: look at it in the next
+			                round */
 	}
-	if (!spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && head && !present(s, head) && !elsewhere(s, head->name) && present(s, embed)) {
+	if (!spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && head &&
+	    !present(s, head) && !elsewhere(s, head->name) && present(s, embed)) {
 		source_set(s, K_tied, "true"); /* a head that is not stored is the embedding */
 		return true;
 	}
 	if (spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && own_head(s, embed, head)) {
-		warn_at(s->d, (Loc){ 0 }, "%s: the head is said to be the embedding (tie_word_embeddings), but %s is stored and differs from it: it is taken", s->file, tensor_of(s, head)->name);
+		warn_at(s->d, (Loc){ 0 },
+		        "%s: the head is said to be the embedding (tie_word_embeddings), but %s is "
+		        "stored and differs from it: it is taken",
+		        s->file, tensor_of(s, head)->name);
 		source_set(s, K_tied, "false");
 		return true;
 	}
@@ -129,7 +164,8 @@ import_names(ImportSource *s, const Spec *spec)
 
 /* ---- what is stored ---- */
 
-/* The first role of the layer whose columns have the same order, or factors: all of them then read one x. */
+/* The first role of the layer whose columns have the same order, or factors: all of them then read
+ * one x. */
 static const char *
 alike(const ImportCheck *c, const struct Stored *own, int place, const SourceTensor *t, bool order)
 {
@@ -137,8 +173,10 @@ alike(const ImportCheck *c, const struct Stored *own, int place, const SourceTen
 
 	for (const struct Stored *r = c->role; r < c->role + c->n_role && r != own; r++) {
 		const SourceTensor *o = r->how[place].from;
-		const float *a = o ? order ? o->order : o->factor : NULL, *b = order ? t->order : t->factor;
-		if (a && role_arranges(r->role) && o->dim[o->n_dims - 1] == t->dim[t->n_dims - 1] && memcmp(a, b, bytes) == 0)
+		const float *a = o ? order ? o->order : o->factor : NULL,
+		            *b = order ? t->order : t->factor;
+		if (a && role_arranges(r->role) && o->dim[o->n_dims - 1] == t->dim[t->n_dims - 1] &&
+		    memcmp(a, b, bytes) == 0)
 			return r->role;
 	}
 	return own->role;
@@ -150,10 +188,12 @@ expert_rule(const ImportCheck *c, const char *role)
 {
 	const TensorRule *r = rule_for(c->spec->tensor_rule, c->spec->n_tensor_rule, role);
 
-	return r && !r->stacked && !r->transpose && !r->interleaved && !strchr(r->role, '+') ? r : NULL;
+	return r && !r->stacked && !r->transpose && !r->interleaved && !strchr(r->role, '+') ? r
+	                                                                                     : NULL;
 }
 
-/* Columns of experts keep their blocks when each is a tensor of its own and gate and up, which read one x, have one order; rows of gate and up take down's. */
+/* Columns of experts keep their blocks when each is a tensor of its own and gate and up, which read
+ * one x, have one order; rows of gate and up take down's. */
 static enum ExpertColumns
 expert_columns(ImportCheck *c, const char *role, int layer)
 {
@@ -168,21 +208,27 @@ expert_columns(ImportCheck *c, const char *role, int layer)
 	is = &(*of)[layer];
 	if (*is != EXPERTS_UNSEEN)
 		return *is;
-	const TensorRule *up = expert_rule(c, "e_up"), *gate = s->moe.plain ? up : expert_rule(c, "e_gate"), *rule[2] = { gate, up };
+	const TensorRule *up = expert_rule(c, "e_up"),
+	                 *gate = s->moe.plain ? up : expert_rule(c, "e_gate"),
+	                 *rule[2] = { gate, up };
 	if (down)
 		rule[0] = rule[1] = expert_rule(c, "e_down");
 	bool any = false, good = gate && up && rule[0];
 	for (int e = 0; e < s->moe.n_experts && rule[0] && rule[1]; e++) {
 		const SourceTensor *t[2];
 		for (int i = 0; i < 2; i++) {
-			t[i] = source_tensor(c->s, rule_name_in(c->s->a, s, rule[i], layer, e, ".weight"));
+			t[i] = source_tensor(
+			    c->s, rule_name_in(c->s->a, s, rule[i], layer, e, ".weight"));
 			if (!t[i])
 				return EXPERTS_PLAIN; /* it is missing, which others say */
 			any |= t[i]->order || t[i]->factor;
 			good = good && !t[i]->factor && t[i]->dtype != DT_F32;
 		}
-		good = good && (!t[0]->order) == (!t[1]->order) && t[0]->dim[t[0]->n_dims - 1] == t[1]->dim[t[1]->n_dims - 1] &&
-		       (!t[0]->order || memcmp(t[0]->order, t[1]->order, (size_t)t[0]->dim[t[0]->n_dims - 1] * sizeof(float)) == 0);
+		good = good && (!t[0]->order) == (!t[1]->order) &&
+		       t[0]->dim[t[0]->n_dims - 1] == t[1]->dim[t[1]->n_dims - 1] &&
+		       (!t[0]->order ||
+		        memcmp(t[0]->order, t[1]->order,
+		               (size_t)t[0]->dim[t[0]->n_dims - 1] * sizeof(float)) == 0);
 	}
 	return *is = !any ? EXPERTS_PLAIN : good ? EXPERTS_ORDERED : EXPERTS_MIXED;
 }
@@ -195,7 +241,8 @@ beside_used(ImportCheck *c, const SourceTensor *t)
 	const int n = (int)strlen(t->name) - (int)strlen("weight");
 
 	for (int i = 0; n > 0 && strcmp(t->name + n, "weight") == 0 && i < 2; i++) {
-		SourceTensor *v = source_tensor(c->s, arena_printf(c->s->a, "%.*s%s", n, t->name, what[i]));
+		SourceTensor *v =
+		    source_tensor(c->s, arena_printf(c->s->a, "%.*s%s", n, t->name, what[i]));
 		if (v)
 			v->used = true;
 	}
@@ -211,18 +258,25 @@ stored(ImportCheck *c, const char *role, int layer, const SourceTensor *t, bool 
 		if (strcmp(c->role[i].role, role) == 0)
 			r = &c->role[i];
 	if (!r) {
-		c->role = arena_grow(c->s->a, c->role, &c->cap_role, c->n_role + 1, sizeof *c->role);
+		c->role =
+		    arena_grow(c->s->a, c->role, &c->cap_role, c->n_role + 1, sizeof *c->role);
 		r = &c->role[c->n_role++];
-		*r = (struct Stored){ .role = role, .how = NEW(c->s->a, StoredForm, n + 1), .vector = vector };
+		*r = (struct Stored){ .role = role,
+			              .how = NEW(c->s->a, StoredForm, n + 1),
+			              .vector = vector };
 		for (int l = 0; l <= n; l++)
 			r->how[l].dtype = DT_NONE;
 	}
 	StoredForm *h = &r->how[layer < 0 ? n : layer];
 	const enum ExpertColumns experts = expert_columns(c, role, layer);
-	const bool plain = experts == EXPERTS_MIXED || (experts == EXPERTS_PLAIN && (t->order || t->factor) && !role_arranges(role));
+	const bool plain =
+	    experts == EXPERTS_MIXED ||
+	    (experts == EXPERTS_PLAIN && (t->order || t->factor) && !role_arranges(role));
 	const Dtype d = plain ? DT_F32 : t->dtype;
 	if (h->dtype != DT_NONE && h->dtype != d)
-		err_at(c->s->d, (Loc){ 0 }, "%s: %s is stored as %s, other parts of %s in the same layer as %s: llmc wants one type for them",
+		err_at(c->s->d, (Loc){ 0 },
+		       "%s: %s is stored as %s, other parts of %s in the same layer as %s: llmc "
+		       "wants one type for them",
 		       c->s->path, t->name, dtype_text(d), role, dtype_text(h->dtype));
 	h->dtype = d;
 	h->from = t;
@@ -231,7 +285,9 @@ stored(ImportCheck *c, const char *role, int layer, const SourceTensor *t, bool 
 		h->factor = t->factor ? alike(c, r, layer < 0 ? n : layer, t, false) : NULL;
 	}
 	if (experts == EXPERTS_ORDERED)
-		h->order = strcmp(role, "e_down") == 0 ? "e_down" : c->spec->moe.plain ? "e_up" : "e_gate";
+		h->order = strcmp(role, "e_down") == 0 ? "e_down"
+		           : c->spec->moe.plain        ? "e_up"
+		                                       : "e_gate";
 	beside_used(c, t);
 	int64_t elems = 1;
 	for (int i = 0; i < t->n_dims; i++)
@@ -251,55 +307,72 @@ shape_text(Arena *a, const int64_t *dim, int n)
 	return arena_printf(a, "[%s]", out);
 }
 
-/* One tensor: rows of all the roles that it stacks; cols 0: a vector. A stack of matrices (experts, heads) has `units` of them,
- * which is its first dimension where the file keeps it apart. */
+/* One tensor: rows of all the roles that it stacks; cols 0: a vector. A stack of matrices (experts,
+ * heads) has `units` of them, which is its first dimension where the file keeps it apart. */
 static void
-tensor(ImportCheck *c, const TensorRule *r, const char *role, int layer, int expert, int64_t rows, int64_t cols, int64_t units, const char *suffix)
+tensor(ImportCheck *c, const TensorRule *r, const char *role, int layer, int expert, int64_t rows,
+       int64_t cols, int64_t units, const char *suffix)
 {
 	const char *name = rule_name_in(c->s->a, c->spec, r, layer, expert, suffix);
 	SourceTensor *t = source_tensor(c->s, name);
 
 	if (!t) {
 		if (++c->n_missing <= 8)
-			err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is missing (role %s)", c->s->path, name, role);
+			err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is missing (role %s)",
+			       c->s->path, name, role);
 		return;
 	}
 	t->used = true;
-	int64_t want = rows * (cols ? cols : 1), have = 1, last = t->n_dims ? t->dim[t->n_dims - 1] : 1;
+	int64_t want = rows * (cols ? cols : 1), have = 1,
+	        last = t->n_dims ? t->dim[t->n_dims - 1] : 1;
 	for (int i = 0; i < t->n_dims; i++)
 		if (__builtin_mul_overflow(have, t->dim[i], &have))
 			have = -1;
-	/* a matrix in plain order has its columns last; vectors may have dimensions of 1 around them */
+	/* a matrix in plain order has its columns last; vectors may have dimensions of 1 around
+	 * them */
 	int64_t each = rows / units, width = r->transpose ? each : cols;
 	bool stack = units > 1 && t->n_dims == 3;
-	if (have != want || (cols && last != width && !(rows == 1 && t->n_dims == 1)) || (cols && stack && t->dim[0] != units)) {
+	if (have != want || (cols && last != width && !(rows == 1 && t->n_dims == 1)) ||
+	    (cols && stack && t->dim[0] != units)) {
 		int64_t dims[3] = { units, r->transpose ? cols : each, width };
 		bool flat = !stack && !r->transpose;
 		if (flat)
 			dims[1] = rows;
-		err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s has the shape %s, %s is expected", c->s->path, name,
-		       shape_text(c->s->a, t->dim, t->n_dims), shape_text(c->s->a, dims + (flat || units == 1), !cols ? 1 : flat || units == 1 ? 2 : 3));
+		err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s has the shape %s, %s is expected",
+		       c->s->path, name, shape_text(c->s->a, t->dim, t->n_dims),
+		       shape_text(c->s->a, dims + (flat || units == 1),
+		                  !cols                ? 1
+		                  : flat || units == 1 ? 2
+		                                       : 3));
 		return;
 	}
 	if (t->dtype == DT_NONE || t->dtype == DT_I32 || t->dtype == DT_I64) {
 		const char *type = t->dtype == DT_NONE ? t->dtype_name : dtype_text(t->dtype);
 		const bool sums = strcmp(type, "Q8_K") == 0 || strcmp(type, "Q8_1") == 0;
-		err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is stored as %s, %s", c->s->path, name, type,
-		       sums ? "which ggml has for what meets weights, not for weights: the file was not made by its tools" : "which llmc does not read");
+		err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is stored as %s, %s", c->s->path, name,
+		       type,
+		       sums ? "which ggml has for what meets weights, not for weights: the file "
+		              "was not made by its tools"
+		            : "which llmc does not read");
 		return;
 	}
 	bool bias = strcmp(suffix, ".bias") == 0;
 	for (const char *p = r->role;;) {
 		size_t k = strcspn(p, "+");
 		const char *part = arena_strndup(c->s->a, p, k);
-		stored(c, bias ? arena_printf(c->s->a, "%s.bias", part) : part, layer, t, cols == 0);
+		stored(c, bias ? arena_printf(c->s->a, "%s.bias", part) : part, layer, t,
+		       cols == 0);
 		if (!p[k])
 			break;
 		p += k + 1;
 	}
 }
 
-typedef struct Role { const char *name; int64_t rows, cols; bool bias; } Role;
+typedef struct Role {
+	const char *name;
+	int64_t rows, cols;
+	bool bias;
+} Role;
 
 static const Role *
 role_named(const Role *role, int n, const char *name)
@@ -321,7 +394,10 @@ roles(ImportCheck *c, const Role *role, int n, int layer, int n_experts)
 		int64_t rows = 0;
 		bool first = true;
 		if (!r) {
-			err_at(c->s->d, (Loc){ 0 }, "%s: family %s names no tensor for the role %s, which this model needs", c->s->path, s->family, role[i].name);
+			err_at(
+			    c->s->d, (Loc){ 0 },
+			    "%s: family %s names no tensor for the role %s, which this model needs",
+			    c->s->path, s->family, role[i].name);
 			continue;
 		}
 		/* a stack is looked at with its first role, and has the rows of all */
@@ -344,8 +420,12 @@ roles(ImportCheck *c, const Role *role, int n, int layer, int n_experts)
 			for (int e = 0; e < n_experts; e++)
 				tensor(c, r, role[i].name, layer, e, rows, role[i].cols, 1, suffix);
 		} else {
-			int64_t units = each ? n_experts : r->per_head && !strchr(r->role, '+') ? spec_heads(s, layer).n_heads : 1;
-			tensor(c, r, role[i].name, layer, -1, each ? rows * n_experts : rows, role[i].cols, units, suffix);
+			int64_t units = each ? n_experts
+			                : r->per_head && !strchr(r->role, '+')
+			                    ? spec_heads(s, layer).n_heads
+			                    : 1;
+			tensor(c, r, role[i].name, layer, -1, each ? rows * n_experts : rows,
+			       role[i].cols, units, suffix);
 		}
 		if (role[i].bias)
 			tensor(c, r, role[i].name, layer, -1, rows, 0, 1, ".bias");
@@ -362,7 +442,11 @@ bias_role(ImportCheck *c, const char *role, int layer, int64_t rows)
 		tensor(c, r, role, layer, -1, rows, 0, 1, ".bias");
 }
 
-#define ROLE(nm, r, c_, b) role[n++] = (Role){ nm, r, c_, b }
+#define ROLE(nm, r, c_, b)                                                                         \
+	role[n++] = (Role)                                                                         \
+	{                                                                                          \
+		nm, r, c_, b                                                                       \
+	}
 
 static void
 layer_roles(ImportCheck *c, int l)
@@ -371,7 +455,8 @@ layer_roles(ImportCheck *c, int l)
 	const HeadShape shape = spec_heads(s, l);
 	int64_t H = s->hidden, heads = shape.n_heads, D = shape.head_dim, W;
 	bool sparse = s->moe.layer_in[l], owner = spec_kv_layer(s, l) == l;
-	bool ab = s->attention.bias, nb = s->norm.bias, normed = s->norm.kind != NORM_NONE && s->norm.weight;
+	bool ab = s->attention.bias, nb = s->norm.bias,
+	     normed = s->norm.kind != NORM_NONE && s->norm.weight;
 	bool in = normed && s->norm.in_layers[l], out = normed && s->norm.out_layers[l];
 	Role role[96]; /* more than all roles that a layer may have */
 	int n = 0;
@@ -408,11 +493,14 @@ layer_roles(ImportCheck *c, int l)
 		ROLE("ssm_o", H, inner, s->ssm.bias);
 	}
 	if (spec_linear(s, l)) {
-		int64_t q = (int64_t)s->linear.k_heads * s->linear.k_dim, v = (int64_t)s->linear.v_heads * s->linear.v_dim;
+		int64_t q = (int64_t)s->linear.k_heads * s->linear.k_dim,
+		        v = (int64_t)s->linear.v_heads * s->linear.v_dim;
 		ROLE("lin_q", q, H, false);
 		ROLE("lin_k", q, H, false);
 		ROLE("lin_v", v, H, false);
-		int64_t decays = s->linear.v_heads * (int64_t)(s->linear.per_channel ? s->linear.k_dim : 1), a = s->linear.decay_rank, z = s->linear.gate_rank;
+		int64_t decays = s->linear.v_heads *
+		                 (int64_t)(s->linear.per_channel ? s->linear.k_dim : 1),
+		        a = s->linear.decay_rank, z = s->linear.gate_rank;
 		if (z)
 			ROLE("lin_z_low", z, H, false);
 		ROLE("lin_z", v, z ? z : H, false);
@@ -436,7 +524,8 @@ layer_roles(ImportCheck *c, int l)
 			bias_role(c, "conv_w", l, H);
 		ROLE("conv_o", H, H, s->conv.bias);
 	} else if (spec_shared(s, l)) {
-		int64_t F = s->ffn.width, rank = s->shared.rank, qkv = s->shared.qkv_rank, kv = shape.n_kv_heads * D;
+		int64_t F = s->ffn.width, rank = s->shared.rank, qkv = s->shared.qkv_rank,
+		        kv = shape.n_kv_heads * D;
 		if (spec_shared_layer(s, l) == l) {
 			ROLE("shared_norm", 2 * H, 0, false);
 			ROLE("shared_q", heads * D, 2 * H, false);
@@ -475,7 +564,8 @@ layer_roles(ImportCheck *c, int l)
 		ROLE("kv_a", s->attention.kv_rank + s->attention.rope_dim, H, ab);
 		ROLE("kv_a_norm", s->attention.kv_rank, 0, false);
 		if (s->attention.index.top_k && s->attention.index.layer_in[l]) {
-			ROLE("index_q", (int64_t)s->attention.index.heads * s->attention.index.dim, s->attention.q_rank, false);
+			ROLE("index_q", (int64_t)s->attention.index.heads * s->attention.index.dim,
+			     s->attention.q_rank, false);
 			ROLE("index_k", s->attention.index.dim, H, false);
 			ROLE("index_k_norm", s->attention.index.dim, 0, true);
 			ROLE("index_w", s->attention.index.heads, H, false);
@@ -498,7 +588,9 @@ layer_roles(ImportCheck *c, int l)
 		if (s->attention.sinks && s->attention.sink_in[l])
 			ROLE("sinks", heads, 0, false);
 		if (s->attention.out_gate != GATE_NONE)
-			ROLE("q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * shape.v_dim, H, s->attention.out_gate_bias);
+			ROLE("q_gate",
+			     s->attention.out_gate == GATE_HEAD ? heads : heads * shape.v_dim, H,
+			     s->attention.out_gate_bias);
 	}
 	if (spec_attends(s, l) && !spec_shared(s, l))
 		ROLE("o", H, heads * shape.v_dim, s->attention.o_bias);
@@ -601,7 +693,8 @@ outer_roles(ImportCheck *c)
 	if (s->norm.final && s->norm.kind != NORM_NONE && s->norm.weight)
 		ROLE("final_norm", H, 0, s->norm.bias);
 	if (s->ple_width) {
-		ROLE("ple_embed", s->ple_vocab ? s->ple_vocab : s->vocab_size, s->n_layers * (int64_t)s->ple_width, false);
+		ROLE("ple_embed", s->ple_vocab ? s->ple_vocab : s->vocab_size,
+		     s->n_layers * (int64_t)s->ple_width, false);
 		ROLE("ple_proj", s->n_layers * (int64_t)s->ple_width, H, false);
 		ROLE("ple_norm", s->ple_width, 0, false);
 	}
@@ -617,9 +710,11 @@ outer_roles(ImportCheck *c)
 		ROLE("rope_factors_long", s->rope[0].dims / 2, 0, false);
 		ROLE("rope_factors_short", s->rope[0].dims / 2, 0, false);
 	} else if (s->rope[0].factors_tensor[0]) {
-		/* as long as the longer table's, where windowed layers have their own: the first are this one's */
+		/* as long as the longer table's, where windowed layers have their own: the first
+		 * are this one's */
 		const SourceTensor *t = source_tensor(c->s, s->rope[0].factors_tensor[0]);
-		bool longer = t && s->n_rope > 1 && t->n_dims == 1 && t->dim[0] == s->rope[1].dims / 2 && s->rope[1].dims > s->rope[0].dims;
+		bool longer = t && s->n_rope > 1 && t->n_dims == 1 &&
+		              t->dim[0] == s->rope[1].dims / 2 && s->rope[1].dims > s->rope[0].dims;
 		ROLE("rope_factors", s->rope[longer].dims / 2, 0, false);
 	}
 	roles(c, role, n, -1, s->streams.count - 1);
@@ -627,7 +722,8 @@ outer_roles(ImportCheck *c)
 
 /* ---- what is left ---- */
 
-/* Does the name come of this pattern for some layer? -1: no; else the layer (0 for patterns without one). */
+/* Does the name come of this pattern for some layer? -1: no; else the layer (0 for patterns without
+ * one). */
 static long
 layer_of(const char *pattern, const char *name, bool prefix)
 {
@@ -650,8 +746,8 @@ layer_of(const char *pattern, const char *name, bool prefix)
 	return !*name || (prefix && *name == '.') ? layer : -1;
 }
 
-/* A GGUF counts the layers that predict further tokens among its blocks and marks them by tensors of their own; tensors of any
- * other layer behind the last say that block_count is wrong. */
+/* A GGUF counts the layers that predict further tokens among its blocks and marks them by tensors
+ * of their own; tensors of any other layer behind the last say that block_count is wrong. */
 static bool
 predicts(ImportCheck *c, long layer)
 {
@@ -703,7 +799,8 @@ drop_rule(const Spec *s, const char *name)
 {
 	for (int k = 0; k < s->n_tensor_rule; k++) {
 		const TensorRule *r = &s->tensor_rule[k];
-		if (strcmp(r->role, "drop") == 0 && (layer_of(r->name, name, false) >= 0 || glob_match(r->name, name)))
+		if (strcmp(r->role, "drop") == 0 &&
+		    (layer_of(r->name, name, false) >= 0 || glob_match(r->name, name)))
 			return r;
 	}
 	return NULL;
@@ -713,7 +810,8 @@ static void
 leftovers(ImportCheck *c)
 {
 	const Spec *s = c->spec;
-	const TensorRule *norm = rule_for(s->tensor_rule, s->n_tensor_rule, "q"), *head = rule_for(s->tensor_rule, s->n_tensor_rule, "head");
+	const TensorRule *norm = rule_for(s->tensor_rule, s->n_tensor_rule, "q"),
+	                 *head = rule_for(s->tensor_rule, s->n_tensor_rule, "head");
 	size_t n_beyond = 0, n_other = 0, n_zeros = 0;
 	const char *other = NULL, *stem = NULL;
 
@@ -721,29 +819,40 @@ leftovers(ImportCheck *c)
 		norm = rule_for(s->tensor_rule, s->n_tensor_rule, "q_a");
 	if (norm) { /* "model.layers.{l}" */
 		const char *hole = strstr(norm->name, "{l}");
-		stem = hole ? arena_strndup(c->s->a, norm->name, (size_t)(hole - norm->name) + 3) : NULL;
+		stem = hole ? arena_strndup(c->s->a, norm->name, (size_t)(hole - norm->name) + 3)
+		            : NULL;
 	}
 	for (size_t i = 0; i < c->s->n_tensor; i++) {
 		SourceTensor *t = &c->s->tensor[i];
 		const TensorRule *drop = t->used ? NULL : drop_rule(s, t->name);
-		if (drop && drop->same && t->data && dtype_is_float(t->dtype) && !is_constant(t, drop->value)) {
-			err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s holds another number than %g, which the family %s has everywhere", c->s->path, t->name, drop->value, s->family);
+		if (drop && drop->same && t->data && dtype_is_float(t->dtype) &&
+		    !is_constant(t, drop->value)) {
+			err_at(c->s->d, (Loc){ 0 },
+			       "%s: tensor %s holds another number than %g, which the family %s "
+			       "has everywhere",
+			       c->s->path, t->name, drop->value, s->family);
 			return;
 		}
 		bool dropped = t->used || drop || kept_by_others(c, t->name);
-		if (dropped || ((s->head.tied || s->head.kind != LLMC_OUTPUT_LOGITS) && head && layer_of(head->name, t->name, true) >= 0))
+		if (dropped || ((s->head.tied || s->head.kind != LLMC_OUTPUT_LOGITS) && head &&
+		                layer_of(head->name, t->name, true) >= 0))
 			continue;
 		long layer = stem ? layer_of(stem, t->name, true) : -1;
-		if (layer >= s->n_layers && strcmp(c->s->format, "gguf") == 0 && !predicts(c, layer)) {
-			err_at(c->s->d, (Loc){ 0 }, "%s: there is a tensor %s, but block_count and nextn_predict_layers give %d layers", c->s->path, t->name,
-			       s->n_layers);
+		if (layer >= s->n_layers && strcmp(c->s->format, "gguf") == 0 &&
+		    !predicts(c, layer)) {
+			err_at(c->s->d, (Loc){ 0 },
+			       "%s: there is a tensor %s, but block_count and nextn_predict_layers "
+			       "give %d layers",
+			       c->s->path, t->name, s->n_layers);
 			return;
 		} else if (layer >= s->n_layers) {
 			n_beyond++;
 		} else if (layer >= 0 && t->zeros) {
 			n_zeros++;
 		} else if (layer >= 0) {
-			err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is not used by this description: it would change the result, so the family %s does not fit",
+			err_at(c->s->d, (Loc){ 0 },
+			       "%s: tensor %s is not used by this description: it would change the "
+			       "result, so the family %s does not fit",
 			       c->s->path, t->name, s->family);
 		} else {
 			n_other++;
@@ -751,14 +860,25 @@ leftovers(ImportCheck *c)
 		}
 	}
 	if (n_beyond)
-		warn_at(c->s->d, (Loc){ 0 }, "%s: %zu tensors of layers beyond the %d of the model are left out", c->s->path, n_beyond, s->n_layers);
+		warn_at(c->s->d, (Loc){ 0 },
+		        "%s: %zu tensors of layers beyond the %d of the model are left out",
+		        c->s->path, n_beyond, s->n_layers);
 	if (n_zeros)
-		warn_at(c->s->d, (Loc){ 0 }, "%s: %zu biases of zeros are left out: GPTQ stores them for layers that have none", c->s->path, n_zeros);
+		warn_at(c->s->d, (Loc){ 0 },
+		        "%s: %zu biases of zeros are left out: GPTQ stores them for layers that "
+		        "have none",
+		        c->s->path, n_zeros);
 	if (n_other && (c->s->wrapper || c->s->allow_unknown_keys))
-		warn_at(c->s->d, (Loc){ 0 }, "%s: tensors outside the language model are left out, %zu in number, the first is %s", c->s->path, n_other, other);
+		warn_at(c->s->d, (Loc){ 0 },
+		        "%s: tensors outside the language model are left out, %zu in number, the "
+		        "first is %s",
+		        c->s->path, n_other, other);
 	else if (n_other)
-		err_at(c->s->d, (Loc){ 0 }, "%s: the family %s does not know the tensor %s%s, and it may change the result; --allow-unknown-keys (allow_unknown_keys) leaves it out", c->s->path,
-		       s->family, other, n_other > 1 ? arena_printf(c->s->a, " and %zu others", n_other - 1) : "");
+		err_at(c->s->d, (Loc){ 0 },
+		       "%s: the family %s does not know the tensor %s%s, and it may change the "
+		       "result; --allow-unknown-keys (allow_unknown_keys) leaves it out",
+		       c->s->path, s->family, other,
+		       n_other > 1 ? arena_printf(c->s->a, " and %zu others", n_other - 1) : "");
 }
 
 /* ---- storage rules ---- */
@@ -766,7 +886,8 @@ leftovers(ImportCheck *c)
 static bool
 same_how(const StoredForm *a, const StoredForm *b)
 {
-	return a->dtype == b->dtype && same_word(a->order, b->order) && same_word(a->factor, b->factor);
+	return a->dtype == b->dtype && same_word(a->order, b->order) &&
+	       same_word(a->factor, b->factor);
 }
 
 static const char *
@@ -777,7 +898,8 @@ rules_of(ImportCheck *c, const struct Stored *r, Dtype usual, const char *out)
 	bool bias = strchr(r->role, '.') != NULL;
 
 	for (int d = 0; d < DT_COUNT; d++)
-		for (int first = 0; first <= n; first++) { /* layers that are as this one is, and none before it */
+		for (int first = 0; first <= n;
+		     first++) { /* layers that are as this one is, and none before it */
 			const StoredForm *h = &r->how[first];
 			uint8_t *in = NEW(a, uint8_t, n + 1);
 			int count = 0, all = 0, before = 0;
@@ -790,13 +912,22 @@ rules_of(ImportCheck *c, const struct Stored *r, Dtype usual, const char *out)
 				count += in[l];
 				all += l < n && r->how[l].dtype != DT_NONE;
 			}
-			/* biases fall back on their role's rule, so theirs are written whenever a file is not of one type */
+			/* biases fall back on their role's rule, so theirs are written whenever a
+			 * file is not of one type */
 			if (before || (d == (int)usual && !h->order && !h->factor && !bias))
 				continue;
 			bool outside = same_how(h, &r->how[n]);
-			const char *layers = outside || count == all ? "" : arena_printf(a, ", layers: %s", selector_text(in, n, a));
-			const char *order = h->order ? arena_printf(a, ", order: %s", h->order) : "", *factor = h->factor ? arena_printf(a, ", factor: %s", h->factor) : "";
-			out = arena_printf(a, "%s%s{tensor: %s%s, type: %s%s%s}", out, *out ? ", " : "", r->role, layers, dtype_text((Dtype)d), order, factor);
+			const char *layers =
+			    outside || count == all
+			        ? ""
+			        : arena_printf(a, ", layers: %s", selector_text(in, n, a));
+			const char *order =
+			               h->order ? arena_printf(a, ", order: %s", h->order) : "",
+			           *factor =
+			               h->factor ? arena_printf(a, ", factor: %s", h->factor) : "";
+			out = arena_printf(a, "%s%s{tensor: %s%s, type: %s%s%s}", out,
+			                   *out ? ", " : "", r->role, layers, dtype_text((Dtype)d),
+			                   order, factor);
 		}
 	return out;
 }
@@ -809,12 +940,14 @@ storage(ImportCheck *c)
 	bool mixed = false;
 	const char *out = "";
 
-	/* the usual type is the one of most matrices in the layers; the embedding is one tensor among many */
+	/* the usual type is the one of most matrices in the layers; the embedding is one tensor
+	 * among many */
 	for (size_t i = 0; i < c->n_role; i++)
 		for (int l = 0; l <= c->spec->n_layers; l++)
 			if (c->role[i].how[l].dtype != DT_NONE) {
 				bool matrix = !c->role[i].vector && l < c->spec->n_layers;
-				elems[c->role[i].how[l].dtype] += matrix ? c->role[i].elems / c->spec->n_layers + 1 : 0;
+				elems[c->role[i].how[l].dtype] +=
+				    matrix ? c->role[i].elems / c->spec->n_layers + 1 : 0;
 			}
 	for (int d = 0; d < DT_COUNT; d++)
 		if (elems[d] > 0 && (usual == DT_NONE || elems[d] > elems[usual]))
@@ -823,9 +956,12 @@ storage(ImportCheck *c)
 		return;
 	for (size_t i = 0; i < c->n_role; i++)
 		for (int l = 0; l <= c->spec->n_layers; l++)
-			mixed |= c->role[i].how[l].dtype != DT_NONE && (c->role[i].how[l].dtype != usual || c->role[i].how[l].order || c->role[i].how[l].factor);
+			mixed |= c->role[i].how[l].dtype != DT_NONE &&
+			         (c->role[i].how[l].dtype != usual || c->role[i].how[l].order ||
+			          c->role[i].how[l].factor);
 	source_set(c->s, K_storage_default, dtype_text(usual));
-	for (int pass = 0; mixed && pass < 2; pass++) /* biases first: the first rule that matches decides */
+	for (int pass = 0; mixed && pass < 2;
+	     pass++) /* biases first: the first rule that matches decides */
 		for (size_t i = 0; i < c->n_role; i++)
 			if ((strchr(c->role[i].role, '.') != NULL) == (pass == 0))
 				out = rules_of(c, &c->role[i], usual, out);

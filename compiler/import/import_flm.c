@@ -1,5 +1,5 @@
-/* A FastLLM model: its table of keys is the model's configuration as Python prints it, its tensors have Hugging Face's names. So it is read as
- * such a folder, once the values are values again. */
+/* A FastLLM model: its table of keys is the model's configuration as Python prints it, its tensors
+ * have Hugging Face's names. So it is read as such a folder, once the values are values again. */
 #include "compiler/import/import.h"
 
 #include <stdlib.h>
@@ -10,11 +10,14 @@
 #include "formats/flm.h"
 #include "formats/safetensors.h"
 
-/* Python's text of a value as JSON's: 'a' "a", True true, None null, (1, 2) [1, 2]. What is no value stays a text. */
+/* Python's text of a value as JSON's: 'a' "a", True true, None null, (1, 2) [1, 2]. What is no
+ * value stays a text. */
 static json_t *
 value_of(ImportSource *s, const char *text)
 {
-	static const struct { const char *python, *json; } word[] = { { "True", "true" }, { "False", "false" }, { "None", "null" } };
+	static const struct {
+		const char *python, *json;
+	} word[] = { { "True", "true" }, { "False", "false" }, { "None", "null" } };
 	Strbuf *out = arena_strbuf(s->a);
 	json_error_t why;
 
@@ -61,12 +64,14 @@ source_read_flm(ImportSource *s, llmc_error *err)
 
 	s->format = "hf";
 	s->file = s->path;
-	if (!(m = file_hold(s->a, s->path, err)) || flm_read(s->a, m->data, m->size, s->path, &f, err) != LLMC_OK)
+	if (!(m = file_hold(s->a, s->path, err)) ||
+	    flm_read(s->a, m->data, m->size, s->path, &f, err) != LLMC_OK)
 		return false;
 	if (!flm_get(&f, "model_type")) {
 		error_set(err, LLMC_E_INPUT,
-		          "%s: FastLLM's version %d of a file without model_type: it does not say what model it is; describe it in YAML and give the file with --weights", s->path,
-		          f.version);
+		          "%s: FastLLM's version %d of a file without model_type: it does not say "
+		          "what model it is; describe it in YAML and give the file with --weights",
+		          s->path, f.version);
 		return false;
 	}
 	json_t *root = json_object();
@@ -81,7 +86,8 @@ source_read_flm(ImportSource *s, llmc_error *err)
 	if (scaling && !json_is_object(scaling))
 		json_object_del(root, "rope_scaling"); /* None; its parts have keys of their own */
 	source_take_config(s, root);
-	source_use(s, "*"); /* attributes of Python's objects, settings of generation: most describe nothing */
+	source_use(s, "*"); /* attributes of Python's objects, settings of generation: most describe
+	                       nothing */
 	arena_done(s->a, root);
 	if (!source_take_weights(s, err))
 		return false;

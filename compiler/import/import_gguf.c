@@ -10,7 +10,8 @@
 
 enum { MAX_LIST = 4096 };
 
-/* A float of 32 bits as the shortest decimal that reads back as the same float: 1e-5, not 9.999999747378752e-06. */
+/* A float of 32 bits as the shortest decimal that reads back as the same float: 1e-5,
+ * not 9.999999747378752e-06. */
 static double
 tidy_f32(double v)
 {
@@ -37,20 +38,28 @@ take_key(ImportSource *s, const Gguf *g, const char *key)
 		return;
 	if (type == GGUF_STR && gguf_str(g, key, &str)) {
 		/* templates and licences are long and describe nothing */
-		const char *text = str.n > 4096 || memchr(str.s, 0, str.n) ? "(long text)" : arena_strndup(s->a, str.s, str.n);
+		const char *text = str.n > 4096 || memchr(str.s, 0, str.n)
+		                       ? "(long text)"
+		                       : arena_strndup(s->a, str.s, str.n);
 		source_add(s, key, (SpecExprVal){ .kind = EXPR_STR, .str = text });
 	} else if (type == GGUF_ARR) {
 		SpecExprVal *item = NEW(s->a, SpecExprVal, MAX_LIST);
 		size_t n = 0;
-		for (; n < count && n < MAX_LIST && elem != GGUF_STR && gguf_arr_num(g, key, n, &v); n++)
-			item[n] = (SpecExprVal){ .kind = elem == GGUF_BOOL ? EXPR_BOOL : EXPR_NUM, .num = elem == GGUF_F32 ? tidy_f32(v) : v };
+		for (; n < count && n < MAX_LIST && elem != GGUF_STR && gguf_arr_num(g, key, n, &v);
+		     n++)
+			item[n] = (SpecExprVal){ .kind = elem == GGUF_BOOL ? EXPR_BOOL : EXPR_NUM,
+				                 .num = elem == GGUF_F32 ? tidy_f32(v) : v };
 		bool same = n == count && n > 0;
 		for (size_t i = 1; same && i < n; i++)
 			same = item[i].num == item[0].num;
 		/* one value for each layer, all alike, is one value */
-		source_add(s, key, same ? (SpecExprVal){ .kind = item[0].kind, .num = item[0].num, .n = n } : (SpecExprVal){ .kind = EXPR_LIST, .n = n, .item = item });
+		source_add(s, key,
+		           same ? (SpecExprVal){ .kind = item[0].kind, .num = item[0].num, .n = n }
+		                : (SpecExprVal){ .kind = EXPR_LIST, .n = n, .item = item });
 	} else if (gguf_num(g, key, &v)) {
-		source_add(s, key, (SpecExprVal){ .kind = type == GGUF_BOOL ? EXPR_BOOL : EXPR_NUM, .num = type == GGUF_F32 ? tidy_f32(v) : v });
+		source_add(s, key,
+		           (SpecExprVal){ .kind = type == GGUF_BOOL ? EXPR_BOOL : EXPR_NUM,
+		                          .num = type == GGUF_F32 ? tidy_f32(v) : v });
 	}
 }
 
@@ -59,8 +68,11 @@ take_tensor(ImportSource *s, const GgufTensor *t, SourceTensor *to)
 {
 	const char *type = ggml_type_name(t->ggml_type);
 
-	*to = (SourceTensor){ .name = arena_strdup(s->a, t->name), .dtype = t->dtype, .n_dims = t->n_dims,
-		.dtype_name = type ? type : arena_printf(s->a, "number %u", t->ggml_type) };
+	*to = (SourceTensor){ .name = arena_strdup(s->a, t->name),
+		              .dtype = t->dtype,
+		              .n_dims = t->n_dims,
+		              .dtype_name =
+		                  type ? type : arena_printf(s->a, "number %u", t->ggml_type) };
 	for (int i = 0; i < t->n_dims; i++)
 		to->dim[i] = t->dim[t->n_dims - 1 - i];
 }
@@ -93,7 +105,8 @@ source_read_gguf(ImportSource *s, llmc_error *err)
 
 	s->arch = source_str(s, "general.architecture");
 	if (!s->arch) {
-		err_at(s->d, (Loc){ 0 }, "%s: has no general.architecture: not a language model", s->path);
+		err_at(s->d, (Loc){ 0 }, "%s: has no general.architecture: not a language model",
+		       s->path);
 		return false;
 	}
 	if (s->n_tensor == 0) {
@@ -107,7 +120,8 @@ static void
 scaling(ImportSource *s)
 {
 	const char *type = source_str(s, "rope.scaling.type");
-	bool lists = source_tensor(s, "rope_factors_long.weight") && source_tensor(s, "rope_factors_short.weight");
+	bool lists = source_tensor(s, "rope_factors_long.weight") &&
+	             source_tensor(s, "rope_factors_short.weight");
 	double v, max;
 
 	if (source_tensor(s, "rope_freqs.weight") || lists)
@@ -121,12 +135,19 @@ scaling(ImportSource *s)
 		}
 		return;
 	}
-	if (strcmp(type, "linear") != 0 && strcmp(type, "yarn") != 0 && strcmp(type, "longrope") != 0) {
-		err_at(s->d, (Loc){ 0 }, "%s: rope.scaling.type = %.60s: llmc knows none, linear, yarn and longrope in GGUF files", s->path, type);
+	if (strcmp(type, "linear") != 0 && strcmp(type, "yarn") != 0 &&
+	    strcmp(type, "longrope") != 0) {
+		err_at(s->d, (Loc){ 0 },
+		       "%s: rope.scaling.type = %.60s: llmc knows none, linear, yarn and longrope "
+		       "in GGUF files",
+		       s->path, type);
 		return;
 	}
 	source_set(s, K_rope_scaling, type);
-	static const struct { SpecKey k; const char *key; } copy[] = {
+	static const struct {
+		SpecKey k;
+		const char *key;
+	} copy[] = {
 		{ K_rope_factor, "rope.scaling.factor" },
 		{ K_rope_original, "rope.scaling.original_context_length" },
 		{ K_rope_attention_factor, "rope.scaling.attn_factor" },
@@ -137,17 +158,22 @@ scaling(ImportSource *s)
 	for (size_t i = 0; i < sizeof copy / sizeof *copy; i++)
 		if (source_num(s, copy[i].key, &v))
 			source_set_num(s, copy[i].k, v);
-	/* the key's factor comes on top of yarn's own, which latent attention keeps for its scores; longrope's stands alone */
+	/* the key's factor comes on top of yarn's own, which latent attention keeps for its scores;
+	 * longrope's stands alone */
 	if (strcmp(type, "yarn") == 0 && source_num(s, "rope.scaling.attn_factor", &v)) {
 		bool own = source_num(s, "rope.scaling.yarn_log_multiplier", &max) && max != 0;
 		double factor = source_num(s, "rope.scaling.factor", &max) && max > 1 ? max : 1;
 		source_set(s, K_rope_attention_factor, NULL);
 		if (own && v != 1)
-			err_at(s->d, (Loc){ 0 }, "%s: rope.scaling.attn_factor = %g beside yarn_log_multiplier: llmc knows one of the two", s->path, v);
+			err_at(s->d, (Loc){ 0 },
+			       "%s: rope.scaling.attn_factor = %g beside yarn_log_multiplier: llmc "
+			       "knows one of the two",
+			       s->path, v);
 		else if (!own && v != 1)
 			source_set_num(s, K_rope_attention_factor, v * (1 + 0.1 * log(factor)));
 	}
-	if (strcmp(type, "longrope") == 0 && !s->value[K_rope_factor] && source_num(s, "context_length", &max) &&
+	if (strcmp(type, "longrope") == 0 && !s->value[K_rope_factor] &&
+	    source_num(s, "context_length", &max) &&
 	    source_num(s, "rope.scaling.original_context_length", &v) && v > 0)
 		source_set_num(s, K_rope_factor, max > v ? max / v : 1);
 }
@@ -155,7 +181,9 @@ scaling(ImportSource *s)
 void
 source_convert_gguf(ImportSource *s)
 {
-	static const char *const ends[] = { "tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id" };
+	static const char *const ends[] = { "tokenizer.ggml.eos_token_id",
+		                            "tokenizer.ggml.eot_token_id",
+		                            "tokenizer.ggml.eom_token_id" };
 	const char *out = "";
 	double v, seen[3];
 	int n = 0;
@@ -182,7 +210,8 @@ source_convert_gguf(ImportSource *s)
 		source_set(s, K_head_kind, v == 4 && scores ? "labels" : "hidden");
 		if (v == 4 && scores)
 			source_set_num(s, K_labels, (double)scores->dim[0]);
-		source_set(s, K_pool_norm, v == 4 ? "false" : "true"); /* as llama.cpp's servers do */
+		source_set(s, K_pool_norm,
+		           v == 4 ? "false" : "true"); /* as llama.cpp's servers do */
 	}
 	if (source_num(s, "tokenizer.ggml.bos_token_id", &v))
 		source_set_num(s, K_bos, v);

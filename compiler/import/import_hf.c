@@ -1,5 +1,6 @@
-/* A Hugging Face folder: config.json, generation_config.json and the headers of its safetensors. Conventions that cross
- * families are undone here: text_config, rope_scaling or rope_parameters, dtype, eos, quantization_config. */
+/* A Hugging Face folder: config.json, generation_config.json and the headers of its safetensors.
+ * Conventions that cross families are undone here: text_config, rope_scaling or rope_parameters,
+ * dtype, eos, quantization_config. */
 #include "compiler/import/import.h"
 
 #include <math.h>
@@ -25,7 +26,9 @@ json_val(ImportSource *s, const json_t *j, int depth)
 	case JSON_FALSE:
 		return (SpecExprVal){ .kind = EXPR_BOOL, .num = json_is_true(j) };
 	case JSON_STRING:
-		return (SpecExprVal){ .kind = EXPR_STR, .str = arena_strndup(s->a, json_string_value(j), json_string_length(j)) };
+		return (SpecExprVal){ .kind = EXPR_STR,
+			              .str = arena_strndup(s->a, json_string_value(j),
+			                                   json_string_length(j)) };
 	case JSON_ARRAY: {
 		size_t n = json_array_size(j);
 		if (depth > MAX_JSON_DEPTH || n > MAX_JSON_LIST)
@@ -49,10 +52,11 @@ flatten(ImportSource *s, const json_t *object, const char *prefix, bool used, in
 	const char *name;
 	json_t *v;
 
-	json_object_foreach((json_t *)object, name, v) {
+	json_object_foreach ((json_t *)object, name, v) {
 		const char *path = arena_printf(s->a, "%s%s", prefix, name);
 		if (json_is_object(v) && depth < MAX_JSON_DEPTH) {
-			source_add(s, path, (SpecExprVal){ .kind = EXPR_BOOL, .num = 1 }); /* has(path) */
+			source_add(s, path,
+			           (SpecExprVal){ .kind = EXPR_BOOL, .num = 1 }); /* has(path) */
 			flatten(s, v, arena_printf(s->a, "%s.", path), used, depth + 1);
 			source_use(s, path);
 		} else {
@@ -78,10 +82,12 @@ load_json(ImportSource *s, const char *path, llmc_error *err)
 
 	if (file_read(path, MAX_JSON_BYTES, text, err) != LLMC_OK)
 		return NULL;
-	json_t *root = json_read_python(s->a, strbuf_str(text), text->len, JSON_REJECT_DUPLICATES, &je);
+	json_t *root =
+	    json_read_python(s->a, strbuf_str(text), text->len, JSON_REJECT_DUPLICATES, &je);
 	strbuf_release(text);
 	if (!root) {
-		error_set(err, LLMC_E_INPUT, "%s:%d:%d: error: not JSON: %s", path, je.line, je.column, je.text);
+		error_set(err, LLMC_E_INPUT, "%s:%d:%d: error: not JSON: %s", path, je.line,
+		          je.column, je.text);
 		return NULL;
 	}
 	if (!json_is_object(root)) {
@@ -105,7 +111,8 @@ static const json_t *
 text_of(const json_t *root)
 {
 	static const char *const names[] = { "text_config", "llm_config", "language_config" };
-	const json_t *in[] = { part_of(root, "thinker_config"), root }; /* the first beside one that speaks */
+	const json_t *in[] = { part_of(root, "thinker_config"),
+		               root }; /* the first beside one that speaks */
 	const json_t *text = NULL;
 
 	for (size_t k = 0; k < 2; k++)
@@ -114,12 +121,14 @@ text_of(const json_t *root)
 	return text;
 }
 
-/* The language model of a wrapper with other parts stands in text_config; what stands around it describes those parts, but for what
- * concerns the whole model: there text_config may hold no more than defaults of its class. */
+/* The language model of a wrapper with other parts stands in text_config; what stands around it
+ * describes those parts, but for what concerns the whole model: there text_config may hold no more
+ * than defaults of its class. */
 void
 source_take_config(ImportSource *s, const json_t *root)
 {
-	static const char *const whole[] = { "tie_word_embeddings", "eos_token_id", "bos_token_id" };
+	static const char *const whole[] = { "tie_word_embeddings", "eos_token_id",
+		                             "bos_token_id" };
 	const json_t *text = text_of(root);
 
 	if (!text) {
@@ -137,8 +146,11 @@ source_take_config(ImportSource *s, const json_t *root)
 	for (size_t i = own; i < s->n_key; i++)
 		s->key[i].used = true;
 	s->wrapper = true;
-	if (part_of(root, "vision_config") || part_of(root, "audio_config") || part_of(root, "thinker_config"))
-		warn_at(s->d, (Loc){ 0 }, "%s: only the language model is imported, not the parts that see or hear", s->file);
+	if (part_of(root, "vision_config") || part_of(root, "audio_config") ||
+	    part_of(root, "thinker_config"))
+		warn_at(s->d, (Loc){ 0 },
+		        "%s: only the language model is imported, not the parts that see or hear",
+		        s->file);
 }
 
 static void
@@ -184,17 +196,29 @@ take_tensors(ImportSource *s, const Safetensors *st)
 	for (size_t i = 0; i < safetensors_n(st); i++)
 		made |= safetensors_at(st, i)->made != NULL;
 	if (method && !made)
-		err_at(s->d, (Loc){ 0 }, "%s: these weights are quantised by %.60s, which llmc does not read yet: take the unquantised checkpoint, a GGUF file of it, or one of these: %s",
-		       s->file, *method ? method : "a method that quantization_config does not name", safetensors_schemes_known(st));
+		err_at(s->d, (Loc){ 0 },
+		       "%s: these weights are quantised by %.60s, which llmc does not read yet: "
+		       "take the unquantised checkpoint, a GGUF file of it, or one of these: %s",
+		       s->file,
+		       *method ? method : "a method that quantization_config does not name",
+		       safetensors_schemes_known(st));
 	else if (!made && source_val(s, "quantization_config").kind != EXPR_NULL)
-		warn_at(s->d, (Loc){ 0 }, "%s: quantization_config speaks of quantised weights, but these are not: they are taken as they are stored", s->file);
+		warn_at(s->d, (Loc){ 0 },
+		        "%s: quantization_config speaks of quantised weights, but these are not: "
+		        "they are taken as they are stored",
+		        s->file);
 	s->have_tensors = true;
 	s->n_tensor = safetensors_n(st);
 	s->tensor = NEW(s->a, SourceTensor, s->n_tensor + 1);
 	for (size_t i = 0; i < s->n_tensor; i++) {
 		const StTensor *t = safetensors_at(st, i);
-		s->tensor[i] = (SourceTensor){ .name = arena_strdup(s->a, t->name), .dtype = t->dtype, .dtype_name = arena_strdup(s->a, t->dtype_name ? t->dtype_name : "?"), .n_dims = t->n_dims,
-			.data = t->data, .bytes = t->bytes };
+		s->tensor[i] = (SourceTensor){ .name = arena_strdup(s->a, t->name),
+			                       .dtype = t->dtype,
+			                       .dtype_name = arena_strdup(
+			                           s->a, t->dtype_name ? t->dtype_name : "?"),
+			                       .n_dims = t->n_dims,
+			                       .data = t->data,
+			                       .bytes = t->bytes };
 		memcpy(s->tensor[i].dim, t->dim, sizeof t->dim);
 		s->tensor[i].zeros = made && zeros(t);
 		if (t->made) {
@@ -234,22 +258,31 @@ source_close_weights(ImportSource *s)
 static bool
 take_pooling(ImportSource *s, const char *path, llmc_error *err)
 {
-	static const struct { const char *flag, *word, *kind; } ways[] = {
-		{ "pooling_mode_lasttoken", "lasttoken", "last" }, { "pooling_mode_mean_tokens", "mean", "mean" }, { "pooling_mode_cls_token", "cls", "cls" },
+	static const struct {
+		const char *flag, *word, *kind;
+	} ways[] = {
+		{ "pooling_mode_lasttoken", "lasttoken", "last" },
+		{ "pooling_mode_mean_tokens", "mean", "mean" },
+		{ "pooling_mode_cls_token", "cls", "cls" },
 	};
 	json_t *o = load_json(s, path, err), *v;
-	const char *kind = NULL, *word = o ? json_string_value(json_object_get(o, "pooling_mode")) : NULL, *flag;
+	const char *kind = NULL,
+	           *word = o ? json_string_value(json_object_get(o, "pooling_mode")) : NULL, *flag;
 	int n = 0;
 
 	if (!o)
 		return false;
-	json_object_foreach(o, flag, v)
+	json_object_foreach (o, flag, v)
 		n += !strncmp(flag, "pooling_mode_", 13) && json_is_true(v);
 	for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
-		if (word ? !strcmp(word, ways[i].word) : n == 1 && json_is_true(json_object_get(o, ways[i].flag)))
+		if (word ? !strcmp(word, ways[i].word)
+		         : n == 1 && json_is_true(json_object_get(o, ways[i].flag)))
 			kind = ways[i].kind;
 	if (!kind)
-		err_at(s->d, (Loc){ 0 }, "%s: llmc pools by the last token, the mean or the first token (cls), one of them; this file wants something else", path);
+		err_at(s->d, (Loc){ 0 },
+		       "%s: llmc pools by the last token, the mean or the first token (cls), one "
+		       "of them; this file wants something else",
+		       path);
 	else
 		source_set(s, K_pool_kind, kind);
 	arena_done(s->a, o);
@@ -260,7 +293,8 @@ take_pooling(ImportSource *s, const char *path, llmc_error *err)
 static bool
 take_modules(ImportSource *s, llmc_error *err)
 {
-	const char *list = arena_printf(s->a, "%s/modules.json", s->path), *pooling = arena_printf(s->a, "%s/1_Pooling/config.json", s->path);
+	const char *list = arena_printf(s->a, "%s/modules.json", s->path),
+	           *pooling = arena_printf(s->a, "%s/1_Pooling/config.json", s->path);
 	Strbuf *text = arena_strbuf(s->a);
 	json_error_t je;
 	json_t *module;
@@ -279,15 +313,24 @@ take_modules(ImportSource *s, llmc_error *err)
 		error_set(err, LLMC_E_INPUT, "%s: a JSON list of modules is expected", list);
 		return false;
 	}
-	json_array_foreach(root, i, module) {
-		const char *type = json_string_value(json_object_get(module, "type")), *path = json_string_value(json_object_get(module, "path"));
+	json_array_foreach (root, i, module) {
+		const char *type = json_string_value(json_object_get(module, "type")),
+		           *path = json_string_value(json_object_get(module, "path"));
 		if (ends_with(type, ".Pooling")) {
-			if (!take_pooling(s, path && !strstr(path, "..") ? arena_printf(s->a, "%s/%s/config.json", s->path, path) : pooling, err))
+			if (!take_pooling(
+			        s,
+			        path && !strstr(path, "..")
+			            ? arena_printf(s->a, "%s/%s/config.json", s->path, path)
+			            : pooling,
+			        err))
 				return false;
 		} else if (ends_with(type, ".Normalize")) {
 			source_set(s, K_pool_norm, "true");
 		} else if (!ends_with(type, ".Transformer")) {
-			err_at(s->d, (Loc){ 0 }, "%s: a module of type %.80s stands behind the model: llmc knows Transformer, Pooling and Normalize", list, type ? type : "(none)");
+			err_at(s->d, (Loc){ 0 },
+			       "%s: a module of type %.80s stands behind the model: llmc knows "
+			       "Transformer, Pooling and Normalize",
+			       list, type ? type : "(none)");
 			return false;
 		}
 	}
@@ -302,7 +345,9 @@ take_labels(ImportSource *s)
 	SpecExprVal v = source_val(s, "architectures");
 	const SourceTensor *head = source_tensor(s, "score.weight");
 
-	if (s->value[K_head_kind] || v.kind != EXPR_LIST || v.n != 1 || v.item[0].kind != EXPR_STR || !ends_with(v.item[0].str, "ForSequenceClassification") || !head)
+	if (s->value[K_head_kind] || v.kind != EXPR_LIST || v.n != 1 ||
+	    v.item[0].kind != EXPR_STR || !ends_with(v.item[0].str, "ForSequenceClassification") ||
+	    !head)
 		return;
 	source_set(s, K_head_kind, "labels");
 	source_set_num(s, K_labels, (double)head->dim[0]);
@@ -314,7 +359,8 @@ take_labels(ImportSource *s)
 static bool
 has_weights(const char *dir, Arena *a)
 {
-	static const char *const names[] = { "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json" };
+	static const char *const names[] = { "model.safetensors", "model.safetensors.index.json",
+		                             "pytorch_model.bin", "pytorch_model.bin.index.json" };
 
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
 		if (file_exists(arena_printf(a, "%s/%s", dir, names[i])))
@@ -336,7 +382,8 @@ source_read_hf(ImportSource *s, llmc_error *err)
 	if (original)
 		s->file = arena_printf(s->a, "%s/params.json", s->path);
 	json_t *config = load_json(s, s->file, err);
-	if (config && original && json_object_set_new(config, "model_type", json_string("original")) != 0)
+	if (config && original &&
+	    json_object_set_new(config, "model_type", json_string("original")) != 0)
 		arena_out(s->a);
 	if (!config || (file_exists(more) && !(generation = load_json(s, more, err))))
 		return false;
@@ -344,7 +391,9 @@ source_read_hf(ImportSource *s, llmc_error *err)
 	if (look && safetensors_open(s->path, &weights, err) != LLMC_OK)
 		return false;
 	/* without the usual names: a single file of another one, or nothing */
-	if (!look && json_object_get(config, "model_type") && safetensors_open(s->path, &weights, &none) != LLMC_OK && !strstr(none.text, "holds no weights")) {
+	if (!look && json_object_get(config, "model_type") &&
+	    safetensors_open(s->path, &weights, &none) != LLMC_OK &&
+	    !strstr(none.text, "holds no weights")) {
 		if (err)
 			*err = none;
 		return false;
@@ -372,7 +421,11 @@ dtype_word(const char *name)
 {
 	const char *tail = name && strncmp(name, "torch.", 6) == 0 ? name + 6 : name;
 
-	return !tail ? NULL : strcmp(tail, "bfloat16") == 0 ? "bf16" : strcmp(tail, "float16") == 0 ? "f16" : strcmp(tail, "float32") == 0 ? "f32" : NULL;
+	return !tail                           ? NULL
+	       : strcmp(tail, "bfloat16") == 0 ? "bf16"
+	       : strcmp(tail, "float16") == 0  ? "f16"
+	       : strcmp(tail, "float32") == 0  ? "f32"
+	                                       : NULL;
 }
 
 static void
@@ -385,7 +438,9 @@ list_numbers(ImportSource *s, SpecKey k, SpecExprVal v)
 		return;
 	for (size_t i = 0; i < v.n; i++) {
 		if (v.item[i].kind != EXPR_NUM) {
-			err_at(s->d, (Loc){ 0 }, "%s: the list for %s holds something that is no number", s->file, spec_key[k].path);
+			err_at(s->d, (Loc){ 0 },
+			       "%s: the list for %s holds something that is no number", s->file,
+			       spec_key[k].path);
 			return;
 		}
 		yaml_number(num, v.item[i].num);
@@ -397,7 +452,8 @@ list_numbers(ImportSource *s, SpecKey k, SpecExprVal v)
 static SpecKey
 at(SpecKey base, SpecKey main)
 {
-	/* the local table's rows follow the main one's order, but for `dims`, which stands behind theta in one and before in the other */
+	/* the local table's rows follow the main one's order, but for `dims`, which stands behind
+	 * theta in one and before in the other */
 	return (SpecKey)(base + (main - K_rope_scaling));
 }
 
@@ -428,12 +484,16 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 		type = "longrope"; /* earlier names of it */
 	if (strcmp(type, "deepseek_yarn") == 0)
 		type = "yarn"; /* with its two mscales, which are read anyway */
-	static const char *const known[] = { "linear", "dynamic", "yarn", "llama3", "longrope", "proportional" };
+	static const char *const known[] = { "linear", "dynamic",  "yarn",
+		                             "llama3", "longrope", "proportional" };
 	bool found = false;
 	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
 		found |= strcmp(known[i], type) == 0;
 	if (!found) {
-		err_at(s->d, (Loc){ 0 }, "%s: %s.rope_type = %.60s: llmc knows default, linear, dynamic, yarn, llama3, longrope and proportional", s->file, object, type);
+		err_at(s->d, (Loc){ 0 },
+		       "%s: %s.rope_type = %.60s: llmc knows default, linear, dynamic, yarn, "
+		       "llama3, longrope and proportional",
+		       s->file, object, type);
 		return;
 	}
 	source_set(s, base, arena_strdup(s->a, type));
@@ -458,7 +518,8 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 	if (original > 0)
 		source_set_num(s, at(base, K_rope_original), original);
 	/* longrope says its stretch by the two lengths */
-	if (strcmp(type, "longrope") == 0 && original > 0 && source_num(s, "max_position_embeddings", &max))
+	if (strcmp(type, "longrope") == 0 && original > 0 &&
+	    source_num(s, "max_position_embeddings", &max))
 		source_set_num(s, at(base, K_rope_factor), max > original ? max / original : 1);
 	source_use(s, arena_printf(s->a, "%s.finetuned", object));
 }
@@ -474,7 +535,8 @@ copy_num(ImportSource *s, const char *from, const char *to)
 	return true;
 }
 
-/* Makes the keys rope.theta and rope.partial_rotary_factor that family files may name, whatever the source calls them. */
+/* Makes the keys rope.theta and rope.partial_rotary_factor that family files may name, whatever the
+ * source calls them. */
 static void
 rope_keys(ImportSource *s)
 {
@@ -484,15 +546,18 @@ rope_keys(ImportSource *s)
 
 	if (layered) {
 		copy_num(s, "rope_parameters.full_attention.rope_theta", "rope.theta");
-		copy_num(s, "rope_parameters.full_attention.partial_rotary_factor", "rope.partial_rotary_factor");
+		copy_num(s, "rope_parameters.full_attention.partial_rotary_factor",
+		         "rope.partial_rotary_factor");
 		copy_num(s, "rope_parameters.sliding_attention.rope_theta", "rope.local.theta");
-		copy_num(s, "rope_parameters.sliding_attention.partial_rotary_factor", "rope.local.partial_rotary_factor");
+		copy_num(s, "rope_parameters.sliding_attention.partial_rotary_factor",
+		         "rope.local.partial_rotary_factor");
 		convert_rope(s, "rope_parameters.full_attention", K_rope_scaling);
 		convert_rope(s, "rope_parameters.sliding_attention", K_local_scaling);
 	}
 	for (size_t i = 0; i < 2; i++) {
 		copy_num(s, arena_printf(s->a, "%s.rope_theta", objects[i]), "rope.theta");
-		copy_num(s, arena_printf(s->a, "%s.partial_rotary_factor", objects[i]), "rope.partial_rotary_factor");
+		copy_num(s, arena_printf(s->a, "%s.partial_rotary_factor", objects[i]),
+		         "rope.partial_rotary_factor");
 		if (!layered && !s->value[K_rope_scaling])
 			convert_rope(s, objects[i], K_rope_scaling);
 	}
@@ -505,27 +570,32 @@ rope_keys(ImportSource *s)
 	source_use(s, "original_max_position_embeddings");
 }
 
-/* per_layer_config.7.head_dim -> per_layer_config.full_attention.head_dim, by the word of layer 7: layers of one word have one shape. */
+/* per_layer_config.7.head_dim -> per_layer_config.full_attention.head_dim, by the word of layer 7:
+ * layers of one word have one shape. */
 static void
 layer_config(ImportSource *s)
 {
 	static const char stem[] = "per_layer_config.";
-	const SpecExprVal     types = source_val(s, "layer_types");
+	const SpecExprVal types = source_val(s, "layer_types");
 
 	for (size_t i = 0, n = s->n_key; i < n; i++) {
 		const char *name = s->key[i].name, *at = name + sizeof stem - 1;
-		char       *end;
+		char *end;
 		if (strncmp(name, stem, sizeof stem - 1) != 0 || *at < '0' || *at > '9')
 			continue;
 		long l = strtol(at, &end, 10);
-		if (*end != '.' || types.kind != EXPR_LIST || l < 0 || (size_t)l >= types.n || types.item[l].kind != EXPR_STR)
+		if (*end != '.' || types.kind != EXPR_LIST || l < 0 || (size_t)l >= types.n ||
+		    types.item[l].kind != EXPR_STR)
 			continue;
 		const char *kind = arena_printf(s->a, "%s%s%s", stem, types.item[l].str, end);
-		SpecExprVal     before = source_val(s, kind), v = s->key[i].val;
+		SpecExprVal before = source_val(s, kind), v = s->key[i].val;
 		if (before.kind == EXPR_NULL)
 			source_add(s, kind, v);
 		else if (before.kind != v.kind || (v.kind == EXPR_NUM && before.num != v.num))
-			err_at(s->d, (Loc){ 0 }, "%s: %s differs from other layers of the type %s: llmc has one shape a type", s->file, name, types.item[l].str);
+			err_at(s->d, (Loc){ 0 },
+			       "%s: %s differs from other layers of the type %s: llmc has one "
+			       "shape a type",
+			       s->file, name, types.item[l].str);
 	}
 	source_use(s, "per_layer_config*");
 }
@@ -548,7 +618,8 @@ ids(ImportSource *s, SpecKey k, SpecExprVal v)
 			break;
 	}
 	if (*out)
-		source_set(s, k, spec_key[k].type == TYPE_INT ? out : arena_printf(s->a, "[%s]", out));
+		source_set(s, k,
+		           spec_key[k].type == TYPE_INT ? out : arena_printf(s->a, "[%s]", out));
 }
 
 void
@@ -556,7 +627,10 @@ source_convert_hf(ImportSource *s)
 {
 	const char *method = source_str(s, "quantization_config.quant_method");
 	if (!s->have_tensors && source_val(s, "quantization_config").kind != EXPR_NULL)
-		err_at(s->d, (Loc){ 0 }, "%s: these weights are quantised by %.60s: the tensors say how, and they are not here", s->file,
+		err_at(s->d, (Loc){ 0 },
+		       "%s: these weights are quantised by %.60s: the tensors say how, and they "
+		       "are not here",
+		       s->file,
 		       method ? method : "a method that quantization_config does not name");
 	source_use(s, "quantization_config*");
 	source_use(s, "quantization.*"); /* MLX writes it twice */
@@ -566,8 +640,10 @@ source_convert_hf(ImportSource *s)
 	const char *dtype = dtype_word(plain ? plain : torch);
 	if (dtype)
 		source_set(s, K_dtype, dtype);
-	SpecExprVal eos = source_val(s, "generation_config.eos_token_id"), own = source_val(s, "eos_token_id");
+	SpecExprVal eos = source_val(s, "generation_config.eos_token_id"),
+	            own = source_val(s, "eos_token_id");
 	ids(s, K_eos, eos.kind != EXPR_NULL ? eos : own);
-	SpecExprVal bos = source_val(s, "generation_config.bos_token_id"), own_bos = source_val(s, "bos_token_id");
+	SpecExprVal bos = source_val(s, "generation_config.bos_token_id"),
+	            own_bos = source_val(s, "bos_token_id");
 	ids(s, K_bos, own_bos.kind != EXPR_NULL ? own_bos : bos);
 }

@@ -1,5 +1,5 @@
-/* The family file at work: `match` finds it, `keys` and `when` turn the source's keys into ours, `values` translates words,
- * `expect` refuses what nobody supports. */
+/* The family file at work: `match` finds it, `keys` and `when` turn the source's keys into ours,
+ * `values` translates words, `expect` refuses what nobody supports. */
 #include "compiler/import/import.h"
 
 #include <math.h>
@@ -64,7 +64,11 @@ env_size(void *user, const char *tensor, bool last, double *out)
 bool
 import_eval(ImportSource *s, const Node *n, SpecExprVal *out)
 {
-	SpecExprEnv env = { .user = s, .key = env_key, .resolved = env_resolved, .has = env_has, .size = env_size };
+	SpecExprEnv env = { .user = s,
+		            .key = env_key,
+		            .resolved = env_resolved,
+		            .has = env_has,
+		            .size = env_size };
 
 	return expr_eval(n->text, n->loc, &env, s->d, s->a, out);
 }
@@ -75,7 +79,7 @@ import_family(ImportSource *s)
 	const Node *index = family_file("families/_index.yaml", NULL, s->d, s->a);
 	const Node *list = index ? node_get(index, "families") : NULL;
 	const char *names = "";
-	size_t      n_family = 0;
+	size_t n_family = 0;
 
 	if (!list || list->kind != NODE_LIST) {
 		err_at(s->d, (Loc){ 0 }, "families/_index.yaml has no list `families`");
@@ -85,9 +89,11 @@ import_family(ImportSource *s)
 	for (size_t i = 0; i < list->n; i++) {
 		const Node *name = list->item[i];
 		Family f;
-		if (name->kind != NODE_SCALAR || !family_load(&f, name->text, NULL, s->format, name->loc, s->d, s->a))
+		if (name->kind != NODE_SCALAR ||
+		    !family_load(&f, name->text, NULL, s->format, name->loc, s->d, s->a))
 			return false;
-		const Node *match = node_get(f.root, "match"), *m = match ? node_get(match, s->format) : NULL;
+		const Node *match = node_get(f.root, "match"),
+		           *m = match ? node_get(match, s->format) : NULL;
 		SpecExprVal v;
 		if (!m || m->kind != NODE_SCALAR)
 			continue;
@@ -101,8 +107,11 @@ import_family(ImportSource *s)
 		all[n_family++] = f;
 	}
 	const char *type = s->arch ? s->arch : source_str(s, "model_type");
-	err_at(s->d, (Loc){ 0 }, "%s: no family file matches %s = %.60s; llmc knows %s; docs/adding-a-family.md tells how to add one", s->file,
-	       s->arch ? "general.architecture" : "model_type", type ? type : "(absent)", names);
+	err_at(s->d, (Loc){ 0 },
+	       "%s: no family file matches %s = %.60s; llmc knows %s; docs/adding-a-family.md "
+	       "tells how to add one",
+	       s->file, s->arch ? "general.architecture" : "model_type", type ? type : "(absent)",
+	       names);
 	import_nearest(s, all, n_family);
 	return false;
 }
@@ -111,7 +120,7 @@ import_family(ImportSource *s)
 static const char *
 numbers_text(ImportSource *s, SpecExprVal list)
 {
-	char *out = NEW(s->a, char, list.n * (NUMBER_SIZE + 2) + 3), *p = out;
+	char *out = NEW(s->a, char, list.n *(NUMBER_SIZE + 2) + 3), *p = out;
 
 	*p++ = '[';
 	for (size_t i = 0; i < list.n; i++) {
@@ -131,7 +140,8 @@ numbers_text(ImportSource *s, SpecExprVal list)
 static const char *
 fill_template(ImportSource *s, const Node *n)
 {
-	Node *t = yaml_parse(yaml_source(s->a, n->loc.src->name, n->text, strlen(n->text)), s->d, s->a);
+	Node *t =
+	    yaml_parse(yaml_source(s->a, n->loc.src->name, n->text, strlen(n->text)), s->d, s->a);
 	const char *out = "";
 
 	if (!t || t->kind != NODE_MAP)
@@ -155,7 +165,8 @@ fill_template(ImportSource *s, const Node *n)
 			complete = false;
 			continue;
 		}
-		out = arena_printf(s->a, "%s%s%s: %s", out, *out ? ", " : "", t->key[i]->text, text);
+		out =
+		    arena_printf(s->a, "%s%s%s: %s", out, *out ? ", " : "", t->key[i]->text, text);
 	}
 	return complete ? arena_printf(s->a, "{%s}", out) : NULL;
 }
@@ -163,7 +174,8 @@ fill_template(ImportSource *s, const Node *n)
 static const Node *
 in_family(const ImportSource *s, const char *part, const char *key)
 {
-	const Node *own = s->family.format ? node_get(s->family.format, part) : NULL, *v = own ? node_get(own, key) : NULL;
+	const Node *own = s->family.format ? node_get(s->family.format, part) : NULL,
+	           *v = own ? node_get(own, key) : NULL;
 	const Node *base = node_get(s->family.base, part);
 
 	return v ? v : base ? node_get(base, key) : NULL;
@@ -173,7 +185,8 @@ in_family(const ImportSource *s, const char *part, const char *key)
 static const char *
 word_value(ImportSource *s, SpecKey k, const char *word, const Node *expr)
 {
-	const Node *map = in_family(s, "values", spec_key[k].path), *v = map ? node_get(map, word) : NULL;
+	const Node *map = in_family(s, "values", spec_key[k].path),
+	           *v = map ? node_get(map, word) : NULL;
 	const char *known = "";
 
 	if (v && v->kind == NODE_SCALAR)
@@ -182,7 +195,8 @@ word_value(ImportSource *s, SpecKey k, const char *word, const Node *expr)
 		return word; /* in our words already; the Spec says so if not */
 	for (size_t i = 0; i < map->n; i++)
 		known = arena_printf(s->a, "%s%s%s", known, i ? ", " : "", map->key[i]->text);
-	err_at(s->d, (Loc){ 0 }, "%s: %s = %.60s: llmc knows %s here", s->file, expr->kind == NODE_SCALAR ? expr->text : spec_key[k].path, word, known);
+	err_at(s->d, (Loc){ 0 }, "%s: %s = %.60s: llmc knows %s here", s->file,
+	       expr->kind == NODE_SCALAR ? expr->text : spec_key[k].path, word, known);
 	return NULL;
 }
 
@@ -202,20 +216,27 @@ value_text(ImportSource *s, SpecKey k, SpecExprVal v, const Node *expr)
 		if (spec_key[k].type == TYPE_LAYERS && v.kind == EXPR_BOOL)
 			return v.num != 0 ? "all" : "none";
 		if (spec_key[k].type == TYPE_LAYERS) {
-			err_at(s->d, (Loc){ 0 }, "%s: %s = %s: one number does not say which layers; for %s a value for each layer is expected", s->file,
-			       expr->kind == NODE_SCALAR ? expr->text : "a key", num, spec_key[k].path);
+			err_at(s->d, (Loc){ 0 },
+			       "%s: %s = %s: one number does not say which layers; for %s a value "
+			       "for each layer is expected",
+			       s->file, expr->kind == NODE_SCALAR ? expr->text : "a key", num,
+			       spec_key[k].path);
 			return NULL;
 		}
 		return arena_strdup(s->a, num);
 	case EXPR_STR:
-		return spec_key[k].type == TYPE_WORD ? word_value(s, k, v.str, expr) : spec_quote(s->a, v.str);
+		return spec_key[k].type == TYPE_WORD ? word_value(s, k, v.str, expr)
+		                                     : spec_quote(s->a, v.str);
 	case EXPR_LIST:
 		break;
 	}
-	if (spec_key[k].type == TYPE_LAYERS && v.n && (v.item[0].kind == EXPR_STR || v.item[0].kind == EXPR_BOOL || k == K_rope_layers))
+	if (spec_key[k].type == TYPE_LAYERS && v.n &&
+	    (v.item[0].kind == EXPR_STR || v.item[0].kind == EXPR_BOOL || k == K_rope_layers))
 		return source_set_layers(s, k, v) ? s->value[k] : NULL;
-	if (spec_key[k].type != TYPE_LAYERS && spec_key[k].type != TYPE_INTS && spec_key[k].type != TYPE_NUMS) {
-		err_at(s->d, (Loc){ 0 }, "%s: %s is a list, for %s one value for all layers is expected", s->file,
+	if (spec_key[k].type != TYPE_LAYERS && spec_key[k].type != TYPE_INTS &&
+	    spec_key[k].type != TYPE_NUMS) {
+		err_at(s->d, (Loc){ 0 },
+		       "%s: %s is a list, for %s one value for all layers is expected", s->file,
 		       expr->kind == NODE_SCALAR ? expr->text : "a key", spec_key[k].path);
 		return NULL;
 	}
@@ -237,12 +258,13 @@ one_alternative(ImportSource *s, SpecKey k, const Node *n)
 	return import_eval(s, n, &v) ? value_text(s, k, v, n) : NULL;
 }
 
-/* The first alternative whose keys exist. The others are looked at as well, so that their keys count as known. */
+/* The first alternative whose keys exist. The others are looked at as well, so that their keys
+ * count as known. */
 static void
 map_key(ImportSource *s, SpecKey k, const Node *n)
 {
 	const char *found = NULL;
-	const int   n_error = s->d->n_error;
+	const int n_error = s->d->n_error;
 
 	for (size_t i = 0; i < (n->kind == NODE_LIST ? n->n : 1); i++) {
 		if (!found && s->d->n_error == n_error)
@@ -263,13 +285,15 @@ map_key(ImportSource *s, SpecKey k, const Node *n)
 static void
 map_keys(ImportSource *s)
 {
-	const Node *own = s->family.format ? node_get(s->family.format, "keys") : NULL, *base = node_get(s->family.base, "keys");
+	const Node *own = s->family.format ? node_get(s->family.format, "keys") : NULL,
+	           *base = node_get(s->family.base, "keys");
 
 	for (int i = 0; i < 2; i++) {
 		const Node *m = i ? own : base;
 		for (size_t j = 0; m && m->kind == NODE_MAP && j < m->n; j++)
 			if (spec_key_find(m->key[j]->text) < 0)
-				err_at(s->d, m->key[j]->loc, "keys: there is no key %s", m->key[j]->text);
+				err_at(s->d, m->key[j]->loc, "keys: there is no key %s",
+				       m->key[j]->text);
 	}
 	for (int k = 0; k < K_COUNT; k++) {
 		const Node *n = in_family(s, "keys", spec_key[k].path);
@@ -291,12 +315,13 @@ node_add(Arena *a, Node *to, Node *key, Node *item)
 	to->item[to->n++] = item;
 }
 
-/* Names of one condition behind those of conditions that held before: drops add up, of any other key the last holds. */
+/* Names of one condition behind those of conditions that held before: drops add up, of any other
+ * key the last holds. */
 static void
 add_names(Arena *a, Node *to, const Node *map)
 {
 	for (size_t i = 0; i < map->n; i++) {
-		Node  *item = map->item[i], *before = node_get(to, map->key[i]->text);
+		Node *item = map->item[i], *before = node_get(to, map->key[i]->text);
 		size_t n = to->n;
 		to->n = 0;
 		for (size_t k = 0; k < n; k++)
@@ -306,8 +331,11 @@ add_names(Arena *a, Node *to, const Node *map)
 			Node *both = NEW(a, Node, 1), *part[] = { before, item };
 			both->kind = NODE_LIST;
 			for (size_t p = 0; p < 2; p++)
-				for (size_t k = 0; k < (part[p]->kind == NODE_LIST ? part[p]->n : 1); k++)
-					node_add(a, both, NULL, part[p]->kind == NODE_LIST ? part[p]->item[k] : part[p]);
+				for (size_t k = 0;
+				     k < (part[p]->kind == NODE_LIST ? part[p]->n : 1); k++)
+					node_add(a, both, NULL,
+					         part[p]->kind == NODE_LIST ? part[p]->item[k]
+					                                    : part[p]);
 			item = both;
 		}
 		node_add(a, to, map->key[i], item);
@@ -321,10 +349,13 @@ names_text(ImportSource *s, const Node *map)
 	const char *out = "";
 
 	for (size_t i = 0; i < map->n; i++) {
-		const char *v = map->item[i]->kind == NODE_SCALAR ? spec_quote(s->a, map->item[i]->text) : "[";
+		const char *v =
+		    map->item[i]->kind == NODE_SCALAR ? spec_quote(s->a, map->item[i]->text) : "[";
 		for (size_t j = 0; map->item[i]->kind == NODE_LIST && j < map->item[i]->n; j++)
-			v = arena_printf(s->a, "%s%s%s", v, j ? ", " : "", spec_quote(s->a, map->item[i]->item[j]->text));
-		out = arena_printf(s->a, "%s%s%s: %s%s", out, *out ? ", " : "", map->key[i]->text, v, map->item[i]->kind == NODE_LIST ? "]" : "");
+			v = arena_printf(s->a, "%s%s%s", v, j ? ", " : "",
+			                 spec_quote(s->a, map->item[i]->item[j]->text));
+		out = arena_printf(s->a, "%s%s%s: %s%s", out, *out ? ", " : "", map->key[i]->text,
+		                   v, map->item[i]->kind == NODE_LIST ? "]" : "");
 	}
 	return arena_printf(s->a, "{%s}", out);
 }
@@ -336,10 +367,12 @@ apply_when(ImportSource *s)
 	Node names = { .kind = NODE_MAP };
 
 	for (size_t i = 0; when && when->kind == NODE_LIST && i < when->n; i++) {
-		const Node *cond = node_get(when->item[i], "if"), *set = node_get(when->item[i], "set");
+		const Node *cond = node_get(when->item[i], "if"),
+		           *set = node_get(when->item[i], "set");
 		SpecExprVal v;
 		if (!cond || cond->kind != NODE_SCALAR || !set || set->kind != NODE_MAP) {
-			err_at(s->d, when->item[i]->loc, "when: {if: condition, set: {key: value}} is expected");
+			err_at(s->d, when->item[i]->loc,
+			       "when: {if: condition, set: {key: value}} is expected");
 			continue;
 		}
 		bool holds = import_eval(s, cond, &v) && expr_true(v);
@@ -347,7 +380,8 @@ apply_when(ImportSource *s)
 			int k = spec_key_find(set->key[j]->text);
 			const Node *to = set->item[j];
 			if (k < 0) {
-				err_at(s->d, set->key[j]->loc, "when: there is no key %s", set->key[j]->text);
+				err_at(s->d, set->key[j]->loc, "when: there is no key %s",
+				       set->key[j]->text);
 				continue;
 			}
 			if (k == K_tensors && to->kind == NODE_MAP) {
@@ -357,10 +391,13 @@ apply_when(ImportSource *s)
 				}
 				continue;
 			}
-			bool literal = to->kind != NODE_SCALAR || spec_key[k].type == TYPE_WORD || spec_key[k].type == TYPE_STR;
+			bool literal = to->kind != NODE_SCALAR || spec_key[k].type == TYPE_WORD ||
+			               spec_key[k].type == TYPE_STR;
 			if (literal && to->kind == NODE_SCALAR) {
 				if (holds)
-					source_set(s, (SpecKey)k, node_is_null(to) ? NULL : spec_quote(s->a, to->text));
+					source_set(s, (SpecKey)k,
+					           node_is_null(to) ? NULL
+					                            : spec_quote(s->a, to->text));
 				continue;
 			}
 			if (holds) {
@@ -437,10 +474,13 @@ check_expect(ImportSource *s, const Node *expect, const Node *own)
 		const char *list = "";
 		for (size_t j = 0; j < (want->kind == NODE_LIST ? want->n : 1); j++) {
 			const Node *w = want->kind == NODE_LIST ? want->item[j] : want;
-			list = arena_printf(s->a, "%s%s%s", list, j ? " or " : "", w->kind == NODE_SCALAR ? (*w->text ? w->text : "null") : "?");
+			list = arena_printf(s->a, "%s%s%s", list, j ? " or " : "",
+			                    w->kind == NODE_SCALAR ? (*w->text ? w->text : "null")
+			                                           : "?");
 		}
 		if (!import_expected(want, v))
-			err_at(s->d, (Loc){ 0 }, "%s: %s = %s: family %s of llmc supports %s only", s->file, expect->key[i]->text, show(s, v), s->family.name, list);
+			err_at(s->d, (Loc){ 0 }, "%s: %s = %s: family %s of llmc supports %s only",
+			       s->file, expect->key[i]->text, show(s, v), s->family.name, list);
 	}
 }
 
@@ -452,7 +492,8 @@ ignore(ImportSource *s, const Node *list)
 			source_use(s, list->item[i]->text);
 }
 
-/* A key that nobody knows may say something that changes every logit: all of them in one sentence, with the way out. */
+/* A key that nobody knows may say something that changes every logit: all of them in one sentence,
+ * with the way out. */
 static void
 unknown_keys(ImportSource *s)
 {
@@ -462,13 +503,17 @@ unknown_keys(ImportSource *s)
 
 	for (size_t i = 0; i < s->n_key; i++)
 		if (!s->key[i].used && s->key[i].val.kind != EXPR_NULL && n++ < SHOWN)
-			list = arena_printf(s->a, "%s%s%.80s = %s", list, *list ? ", " : "", s->key[i].name, show(s, s->key[i].val));
+			list = arena_printf(s->a, "%s%s%.80s = %s", list, *list ? ", " : "",
+			                    s->key[i].name, show(s, s->key[i].val));
 	if (n > SHOWN)
 		list = arena_printf(s->a, "%s and %zu more", list, n - SHOWN);
 	if (n && s->allow_unknown_keys)
-		warn_at(s->d, (Loc){ 0 }, "%s: family %s does not know the key%s %s: left out", s->file, s->family.name, n > 1 ? "s" : "", list);
+		warn_at(s->d, (Loc){ 0 }, "%s: family %s does not know the key%s %s: left out",
+		        s->file, s->family.name, n > 1 ? "s" : "", list);
 	else if (n)
-		err_at(s->d, (Loc){ 0 }, "%s: family %s does not know the key%s %s, which may change what the model computes; --allow-unknown-keys (allow_unknown_keys) leaves %s out",
+		err_at(s->d, (Loc){ 0 },
+		       "%s: family %s does not know the key%s %s, which may change what the model "
+		       "computes; --allow-unknown-keys (allow_unknown_keys) leaves %s out",
 		       s->file, s->family.name, n > 1 ? "s" : "", list, n > 1 ? "them" : "it");
 }
 

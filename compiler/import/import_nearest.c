@@ -1,5 +1,6 @@
-/* For a model that no family file matches: which known family is nearest, and by which tensors and keys it differs. Names alone are compared: a tensor
- * of the first layer, or outside the layers, against the names that the family gives to roles; a key against the words of its file. */
+/* For a model that no family file matches: which known family is nearest, and by which tensors and
+ * keys it differs. Names alone are compared: a tensor of the first layer, or outside the layers,
+ * against the names that the family gives to roles; a key against the words of its file. */
 #include "compiler/import/import.h"
 
 #include <string.h>
@@ -20,9 +21,11 @@ names_role(const Node *map, const char *role)
 static const char *
 pattern_of(Arena *a, const char *prefix, const char *layer, const char *name)
 {
-	const char *full = *name == '/' ? name + 1 : *name == '.' ? arena_printf(a, "%s%s%s", prefix, layer, name) : arena_printf(a, "%s%s", prefix, name);
-	size_t      n = strcspn(full, "|");
-	char       *out = NEW(a, char, n + 2), *p = out;
+	const char *full = *name == '/'   ? name + 1
+	                   : *name == '.' ? arena_printf(a, "%s%s%s", prefix, layer, name)
+	                                  : arena_printf(a, "%s%s", prefix, name);
+	size_t n = strcspn(full, "|");
+	char *out = NEW(a, char, n + 2), *p = out;
 
 	while (n && full[n - 1] == ' ')
 		n--;
@@ -39,21 +42,27 @@ pattern_of(Arena *a, const char *prefix, const char *layer, const char *name)
 	return out;
 }
 
-typedef struct NameList { const char **pattern; size_t n, cap; } NameList;
+typedef struct NameList {
+	const char **pattern;
+	size_t n, cap;
+} NameList;
 
 static void
-add_names(const ImportSource *s, NameList *to, const Node *map, const Node *over, const char *prefix, const char *layer)
+add_names(const ImportSource *s, NameList *to, const Node *map, const Node *over,
+          const char *prefix, const char *layer)
 {
 	for (size_t i = 0; map && map->kind == NODE_MAP && i < map->n; i++) {
 		const Node *v = map->item[i];
-		bool        drop = strcmp(map->key[i]->text, "drop") == 0;
-		if (strcmp(map->key[i]->text, "layer") == 0 || (!drop && names_role(over, map->key[i]->text)))
+		bool drop = strcmp(map->key[i]->text, "drop") == 0;
+		if (strcmp(map->key[i]->text, "layer") == 0 ||
+		    (!drop && names_role(over, map->key[i]->text)))
 			continue;
 		for (size_t k = 0; k < (v->kind == NODE_LIST ? v->n : 1); k++) {
 			const Node *one = v->kind == NODE_LIST ? v->item[k] : v;
 			if (one->kind != NODE_SCALAR)
 				continue;
-			to->pattern = arena_grow(s->a, to->pattern, &to->cap, to->n + 1, sizeof *to->pattern);
+			to->pattern =
+			    arena_grow(s->a, to->pattern, &to->cap, to->n + 1, sizeof *to->pattern);
 			to->pattern[to->n++] = pattern_of(s->a, prefix, layer, one->text);
 		}
 	}
@@ -62,10 +71,12 @@ add_names(const ImportSource *s, NameList *to, const Node *map, const Node *over
 static NameList
 family_names(const ImportSource *s, const Family *f)
 {
-	const Node *base = node_get(f->base, "tensors"), *own = f->format ? node_get(f->format, "tensors") : NULL;
-	const Node *prefix = f->format ? node_get(f->format, "prefix") : NULL, *layer = own ? node_get(own, "layer") : NULL;
+	const Node *base = node_get(f->base, "tensors"),
+	           *own = f->format ? node_get(f->format, "tensors") : NULL;
+	const Node *prefix = f->format ? node_get(f->format, "prefix") : NULL,
+	           *layer = own ? node_get(own, "layer") : NULL;
 	const char *in_front = prefix && prefix->kind == NODE_SCALAR ? prefix->text : "";
-	NameList       names = { 0 };
+	NameList names = { 0 };
 
 	if (!layer)
 		layer = base ? node_get(base, "layer") : NULL;
@@ -79,7 +90,8 @@ static bool
 has_name(Arena *a, const NameList *n, const char *tensor)
 {
 	for (size_t i = 0; i < n->n; i++)
-		if (glob_match(n->pattern[i], tensor) || glob_match(arena_printf(a, "%s.*", n->pattern[i]), tensor)) /* .weight, .bias */
+		if (glob_match(n->pattern[i], tensor) ||
+		    glob_match(arena_printf(a, "%s.*", n->pattern[i]), tensor)) /* .weight, .bias */
 			return true;
 	return false;
 }
@@ -100,18 +112,22 @@ ignores(const Node *list, const char *key)
 	return false;
 }
 
-/* Is the key a word of the family's file, or of what all families share? One of another value than those that the file expects is none. */
+/* Is the key a word of the family's file, or of what all families share? One of another value than
+ * those that the file expects is none. */
 static bool
 knows_key(const Family *f, const SourceKey *k)
 {
 	const char *key = k->name;
-	const Node *expect = f->format ? node_get(f->format, "expect") : NULL, *want = expect ? node_get(expect, key) : NULL;
+	const Node *expect = f->format ? node_get(f->format, "expect") : NULL,
+	           *want = expect ? node_get(expect, key) : NULL;
 
 	if (want && !import_expected(want, k->val))
 		return false;
-	if (ignores(node_get(f->base, "ignore"), key) || (f->format && ignores(node_get(f->format, "ignore"), key)))
+	if (ignores(node_get(f->base, "ignore"), key) ||
+	    (f->format && ignores(node_get(f->format, "ignore"), key)))
 		return true;
-	return strstr(f->root->loc.src->text, key) || strstr(f->base->loc.src->text, key) || strncmp(key, "rope_", 5) == 0 || strchr(key, '.');
+	return strstr(f->root->loc.src->text, key) || strstr(f->base->loc.src->text, key) ||
+	       strncmp(key, "rope_", 5) == 0 || strchr(key, '.');
 }
 
 static void
@@ -127,11 +143,11 @@ void
 import_nearest(ImportSource *s, const Family *family, size_t n)
 {
 	const Family *best = NULL;
-	double        most = 0;
+	double most = 0;
 
 	for (size_t i = 0; i < n; i++) {
 		NameList names = family_names(s, &family[i]);
-		int   tensors = 0, hit = 0, keys = 0, known = 0;
+		int tensors = 0, hit = 0, keys = 0, known = 0;
 		for (size_t t = 0; t < s->n_tensor; t++)
 			if (counts(s->tensor[t].name)) {
 				tensors++;
@@ -141,7 +157,8 @@ import_nearest(ImportSource *s, const Family *family, size_t n)
 			keys++;
 			known += knows_key(&family[i], &s->key[k]);
 		}
-		double score = (tensors ? 2.0 * hit / tensors : 0) + (keys ? (double)known / keys : 0);
+		double score =
+		    (tensors ? 2.0 * hit / tensors : 0) + (keys ? (double)known / keys : 0);
 		if (score > most) {
 			most = score;
 			best = &family[i];
@@ -149,17 +166,21 @@ import_nearest(ImportSource *s, const Family *family, size_t n)
 	}
 	if (!best)
 		return;
-	NameList   names = family_names(s, best);
+	NameList names = family_names(s, best);
 	Strbuf *tensors = arena_strbuf(s->a), *keys = arena_strbuf(s->a);
-	int     n_tensor = 0, n_key = 0;
+	int n_tensor = 0, n_key = 0;
 	for (size_t t = 0; t < s->n_tensor; t++)
 		if (counts(s->tensor[t].name) && !has_name(s->a, &names, s->tensor[t].name))
 			show(tensors, s->tensor[t].name, n_tensor++);
 	for (size_t k = 0; k < s->n_key; k++)
 		if (s->key[k].val.kind != EXPR_NULL && !knows_key(best, &s->key[k]))
 			show(keys, s->key[k].name, n_key++);
-	note_at(s->d, (Loc){ 0 }, "nearest is the family %s%s%s%s%s", best->name, n_tensor ? "; it has no role for the tensors " : s->n_tensor ? "; it has a role for every tensor" : "",
-	        n_tensor ? strbuf_str(tensors) : "", n_key ? "; it does not know the keys " : "", n_key ? strbuf_str(keys) : "");
+	note_at(s->d, (Loc){ 0 }, "nearest is the family %s%s%s%s%s", best->name,
+	        n_tensor      ? "; it has no role for the tensors "
+	        : s->n_tensor ? "; it has a role for every tensor"
+	                      : "",
+	        n_tensor ? strbuf_str(tensors) : "", n_key ? "; it does not know the keys " : "",
+	        n_key ? strbuf_str(keys) : "");
 	strbuf_release(tensors);
 	strbuf_release(keys);
 }

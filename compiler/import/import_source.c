@@ -91,7 +91,8 @@ source_tensor(const ImportSource *s, const char *name)
 {
 	SourceTensor want = { .name = name };
 
-	return s->n_tensor ? bsearch(&want, s->tensor, s->n_tensor, sizeof *s->tensor, by_name) : NULL;
+	return s->n_tensor ? bsearch(&want, s->tensor, s->n_tensor, sizeof *s->tensor, by_name)
+	                   : NULL;
 }
 
 void
@@ -106,18 +107,25 @@ source_set_num(ImportSource *s, SpecKey k, double v)
 	char text[NUMBER_SIZE];
 
 	yaml_number(text, v);
-	s->value[k] = spec_key[k].type == TYPE_BOOL ? (v != 0 ? "true" : "false") : arena_strdup(s->a, text);
+	s->value[k] =
+	    spec_key[k].type == TYPE_BOOL ? (v != 0 ? "true" : "false") : arena_strdup(s->a, text);
 }
 
-/* ["full_attention", "sliding_attention", ...] -> the layers that slide, also called global and local; those of linear_attention or
- * conv where they are asked for; ["dense", "sparse", ...] -> those with
- * experts; ["full", "shared", ...] -> those with an indexer; [true, false, ...] -> those that are true; [1, 0, ...] -> those of a 1, where layers that rotate are asked for */
+/* ["full_attention", "sliding_attention", ...] -> the layers that slide, also called global and
+ * local; those of linear_attention or conv where they are asked for; ["dense", "sparse", ...] ->
+ * those with experts; ["full", "shared", ...] -> those with an indexer; [true, false, ...] -> those
+ * that are true; [1, 0, ...] -> those of a 1, where layers that rotate are asked for */
 bool
 source_set_layers(ImportSource *s, SpecKey k, SpecExprVal types)
 {
 	const bool experts = k == K_moe_layers;
 	double n;
-	const char *out = "", *in = experts ? "sparse" : k == K_linear_layers ? "linear_attention" : k == K_conv_layers ? "conv" : "sliding_attention", *no = experts ? "dense" : "full_attention";
+	const char *out = "",
+	           *in = experts                ? "sparse"
+	                 : k == K_linear_layers ? "linear_attention"
+	                 : k == K_conv_layers   ? "conv"
+	                                        : "sliding_attention",
+	           *no = experts ? "dense" : "full_attention";
 
 	if (k == K_index_layers) {
 		in = "full";
@@ -128,21 +136,26 @@ source_set_layers(ImportSource *s, SpecKey k, SpecExprVal types)
 		no = "sliding_attention";
 	}
 
-	const double n_layers = s->value[K_n_layers] && number_parse(s->value[K_n_layers], &n) ? n : (double)types.n;
+	const double n_layers =
+	    s->value[K_n_layers] && number_parse(s->value[K_n_layers], &n) ? n : (double)types.n;
 
 	/* behind the model's layers lists may go on with those that predict further tokens */
 	for (size_t i = 0; i < types.n && (double)i < n_layers; i++) {
-		if (types.item[i].kind == EXPR_BOOL || (k == K_rope_layers && types.item[i].kind == EXPR_NUM)) {
+		if (types.item[i].kind == EXPR_BOOL ||
+		    (k == K_rope_layers && types.item[i].kind == EXPR_NUM)) {
 			if (types.item[i].num != 0)
 				out = arena_printf(s->a, "%s%s%zu", out, *out ? ", " : "", i);
 			continue;
 		}
 		const char *t = types.item[i].kind == EXPR_STR ? types.item[i].str : "(not text)";
-		bool older = !experts && k != K_k_is_v && (strcmp(t, "local") == 0 || strcmp(t, "global") == 0);
+		bool older = !experts && k != K_k_is_v &&
+		             (strcmp(t, "local") == 0 || strcmp(t, "global") == 0);
 		if (strcmp(t, older ? "local" : in) == 0)
 			out = arena_printf(s->a, "%s%s%zu", out, *out ? ", " : "", i);
 		else if (strcmp(t, older ? "global" : no) != 0) {
-			err_at(s->d, (Loc){ 0 }, "%s: layer %zu is of the type %.60s; llmc knows %s and %s", s->file, i, t, no, in);
+			err_at(s->d, (Loc){ 0 },
+			       "%s: layer %zu is of the type %.60s; llmc knows %s and %s", s->file,
+			       i, t, no, in);
 			return false;
 		}
 	}
@@ -159,7 +172,8 @@ block_value(const Node *block, const char *path)
 		const char *k = block->key[i]->text;
 		if (strcmp(k, path) == 0)
 			return block->item[i];
-		if (dot && strlen(k) == (size_t)(dot - path) && memcmp(k, path, (size_t)(dot - path)) == 0) {
+		if (dot && strlen(k) == (size_t)(dot - path) &&
+		    memcmp(k, path, (size_t)(dot - path)) == 0) {
 			const Node *v = block_value(block->item[i], dot + 1);
 			if (v)
 				return v;
@@ -171,7 +185,9 @@ block_value(const Node *block, const char *path)
 const char *
 family_word(const ImportSource *s, SpecKey k)
 {
-	const Node *v = s->family.format ? block_value(node_get(s->family.format, "block"), spec_key[k].path) : NULL;
+	const Node *v = s->family.format
+	                    ? block_value(node_get(s->family.format, "block"), spec_key[k].path)
+	                    : NULL;
 
 	if (!v)
 		v = block_value(s->family.block, spec_key[k].path);

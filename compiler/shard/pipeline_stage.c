@@ -1,13 +1,15 @@
 /* Pipeline stages: the graph of the whole model becomes that of one stage.
  *
- * A stage has contiguous layers; the first has the embedding as well, the last the head. Of what one stage makes the next reads one value:
- * the residual stream between two layers. The op stage_in brings it; at the other end it is the last value of the graph, as logits are of
- * the last stage's. What is within a layer is as it was, so a stage is split over ranks like a model. */
+ * A stage has contiguous layers; the first has the embedding as well, the last the head. Of what
+ * one stage makes the next reads one value: the residual stream between two layers. The op stage_in
+ * brings it; at the other end it is the last value of the graph, as logits are of the last stage's.
+ * What is within a layer is as it was, so a stage is split over ranks like a model. */
 #include <inttypes.h>
 
 #include "compiler/graph.h"
 
-/* Which stage has each op: that of its layer; without one the first in front of the layers, the last behind them. */
+/* Which stage has each op: that of its layer; without one the first in front of the layers, the
+ * last behind them. */
 static int
 stage_of(const Graph *g, size_t i, bool behind, int stages)
 {
@@ -35,11 +37,12 @@ keeps_state(const Graph *g)
 static void
 own_pools(Graph *g)
 {
-	int *slots = NEW(g->arena, int, g->n_pool + 1), *to = NEW(g->arena, int, g->n_pool + 1), n = 0;
+	int *slots = NEW(g->arena, int, g->n_pool + 1), *to = NEW(g->arena, int, g->n_pool + 1),
+	    n = 0;
 
 	for (size_t i = 0; i < g->n_val; i++) {
 		Value *v = &g->val[i];
-		bool   used = false;
+		bool used = false;
 		for (size_t k = 0; k < g->n_op && v->kind == VAL_POOL && !used; k++)
 			for (int a = 0; a < op_info[g->op[k].kind].n_arg; a++)
 				used |= g->op[k].arg[a] == (int)i;
@@ -66,17 +69,20 @@ bool
 graph_stage(Graph *g, int stage)
 {
 	const int stages = g->spec->pp;
-	Op       *op = g->op;
-	size_t    n_op = g->n_op;
-	int       enters = -1;
-	bool      behind = false;
+	Op *op = g->op;
+	size_t n_op = g->n_op;
+	int enters = -1;
+	bool behind = false;
 
 	if (stages > g->spec->n_layers) {
-		err_at(g->diag, spec_loc(g->spec, "parallel.pp"), "parallel.pp = %d: more stages than the %d layers", stages, g->spec->n_layers);
+		err_at(g->diag, spec_loc(g->spec, "parallel.pp"),
+		       "parallel.pp = %d: more stages than the %d layers", stages,
+		       g->spec->n_layers);
 		return false;
 	}
 	if (g->spec->head.kind == LLMC_OUTPUT_LABELS) {
-		err_at(g->diag, spec_loc(g->spec, "parallel.pp"), "parallel.pp = %d: a model whose head has labels runs in one stage", stages);
+		err_at(g->diag, spec_loc(g->spec, "parallel.pp"),
+		       "parallel.pp = %d: a model whose head has labels runs in one stage", stages);
 		return false;
 	}
 	g->stage = stage;
@@ -91,7 +97,9 @@ graph_stage(Graph *g, int stage)
 			int v = op[i].arg[k], def = v < 0 ? -1 : g->val[v].def;
 			if (def < 0 || of[def] == of[i] || op[def].kind != OP_index_select)
 				continue;
-			err_at(g->diag, spec_loc(g->spec, "parallel.pp"), "parallel.pp = %d: layer %d attends to positions that an earlier stage chooses (attention.index.layers): another number of stages",
+			err_at(g->diag, spec_loc(g->spec, "parallel.pp"),
+			       "parallel.pp = %d: layer %d attends to positions that an earlier "
+			       "stage chooses (attention.index.layers): another number of stages",
 			       stages, op[i].layer);
 			return false;
 		}
@@ -101,7 +109,10 @@ graph_stage(Graph *g, int stage)
 			if (v < 0 || g->val[v].def < 0 || of[g->val[v].def] == stage)
 				continue;
 			if (enters >= 0 && enters != v)
-				BUG(g->diag, op[i].loc, "stages: %s and %s are made by other stages than the one that reads them", g->val[enters].name, g->val[v].name);
+				BUG(g->diag, op[i].loc,
+				    "stages: %s and %s are made by other stages than the one that "
+				    "reads them",
+				    g->val[enters].name, g->val[v].name);
 			enters = v;
 		}
 	g->op = NULL;
@@ -121,7 +132,10 @@ graph_stage(Graph *g, int stage)
 		g->window = g->pool[i].keep > g->window ? g->pool[i].keep : g->window;
 	own_pools(g);
 	if (stage == 0 && states && !keeps_state(g)) {
-		err_at(g->diag, spec_loc(g->spec, "parallel.pp"), "parallel.pp = %d: the first stage, which has the books of sequences, has no layer that keeps a state as others do: fewer stages", stages);
+		err_at(g->diag, spec_loc(g->spec, "parallel.pp"),
+		       "parallel.pp = %d: the first stage, which has the books of sequences, has "
+		       "no layer that keeps a state as others do: fewer stages",
+		       stages);
 		return false;
 	}
 	graph_infer(g);

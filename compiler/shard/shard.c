@@ -1,12 +1,15 @@
 /* Tensor parallelism: the graph of the whole model becomes the graph of one rank.
  *
- * Each value is full (every rank holds all of it), split (a rank holds the columns of its share) or partial (what a rank holds is one
- * term of a sum over all ranks). Rows of q, k, v, gate and up are cut, so what they make is split; columns of o and down are cut the same
- * way, so what they make is partial; all between them works on columns, or on heads, alone. A partial value carries what is still to be
- * added to the sum: biases, which no rank may add twice, and the residual stream. The first op that cannot work on a partial value gets
- * an all_reduce in front of it. That is as late as it can be: two a layer, one where both blocks add to the same stream.
+ * Each value is full (every rank holds all of it), split (a rank holds the columns of its share) or
+ * partial (what a rank holds is one term of a sum over all ranks). Rows of q, k, v, gate and up are
+ * cut, so what they make is split; columns of o and down are cut the same way, so what they make is
+ * partial; all between them works on columns, or on heads, alone. A partial value carries what is
+ * still to be added to the sum: biases, which no rank may add twice, and the residual stream. The
+ * first op that cannot work on a partial value gets an all_reduce in front of it. That is as late
+ * as it can be: two a layer, one where both blocks add to the same stream.
  *
- * The graphs of ranks have the same ops; they differ in sizes, where a model cannot be dealt evenly, and in which rows they read. */
+ * The graphs of ranks have the same ops; they differ in sizes, where a model cannot be dealt
+ * evenly, and in which rows they read. */
 #include "compiler/shard/shard.h"
 
 #include <inttypes.h>
@@ -14,35 +17,43 @@
 
 typedef enum RowCut { CUT_NONE, CUT_ROWS, CUT_COLS } RowCut;
 
-static const struct { const char *role; RowCut cut; ShareKind by; } rule[] = {
-	{ "q", CUT_ROWS, SHARE_Q },        { "q_b", CUT_ROWS, SHARE_Q },       { "k", CUT_ROWS, SHARE_KV },
-	{ "v", CUT_ROWS, SHARE_KV },       { "k_b", CUT_ROWS, SHARE_Q },       { "v_b", CUT_ROWS, SHARE_Q },
-	{ "o", CUT_COLS, SHARE_Q },        { "gate", CUT_ROWS, SHARE_FFN },    { "up", CUT_ROWS, SHARE_FFN },
-	{ "down", CUT_COLS, SHARE_FFN },   { "e_gate", CUT_ROWS, SHARE_EXPERT }, { "e_up", CUT_ROWS, SHARE_EXPERT },
-	{ "e_down", CUT_COLS, SHARE_EXPERT }, { "s_gate", CUT_ROWS, SHARE_SHARED }, { "s_up", CUT_ROWS, SHARE_SHARED },
-	{ "s_down", CUT_COLS, SHARE_SHARED }, { "q_gate", CUT_ROWS, SHARE_Q },
-	{ "lin_z", CUT_ROWS, SHARE_LIN },  { "lin_a", CUT_ROWS, SHARE_LIN },   { "lin_b", CUT_ROWS, SHARE_LIN },
-	{ "lin_o", CUT_COLS, SHARE_LIN },  { "conv_b", CUT_ROWS, SHARE_CONV }, { "conv_c", CUT_ROWS, SHARE_CONV },
-	{ "conv_x", CUT_ROWS, SHARE_CONV }, { "conv_o", CUT_COLS, SHARE_CONV },
+static const struct {
+	const char *role;
+	RowCut cut;
+	ShareKind by;
+} rule[] = {
+	{ "q", CUT_ROWS, SHARE_Q },           { "q_b", CUT_ROWS, SHARE_Q },
+	{ "k", CUT_ROWS, SHARE_KV },          { "v", CUT_ROWS, SHARE_KV },
+	{ "k_b", CUT_ROWS, SHARE_Q },         { "v_b", CUT_ROWS, SHARE_Q },
+	{ "o", CUT_COLS, SHARE_Q },           { "gate", CUT_ROWS, SHARE_FFN },
+	{ "up", CUT_ROWS, SHARE_FFN },        { "down", CUT_COLS, SHARE_FFN },
+	{ "e_gate", CUT_ROWS, SHARE_EXPERT }, { "e_up", CUT_ROWS, SHARE_EXPERT },
+	{ "e_down", CUT_COLS, SHARE_EXPERT }, { "s_gate", CUT_ROWS, SHARE_SHARED },
+	{ "s_up", CUT_ROWS, SHARE_SHARED },   { "s_down", CUT_COLS, SHARE_SHARED },
+	{ "q_gate", CUT_ROWS, SHARE_Q },      { "lin_z", CUT_ROWS, SHARE_LIN },
+	{ "lin_a", CUT_ROWS, SHARE_LIN },     { "lin_b", CUT_ROWS, SHARE_LIN },
+	{ "lin_o", CUT_COLS, SHARE_LIN },     { "conv_b", CUT_ROWS, SHARE_CONV },
+	{ "conv_c", CUT_ROWS, SHARE_CONV },   { "conv_x", CUT_ROWS, SHARE_CONV },
+	{ "conv_o", CUT_COLS, SHARE_CONV },
 };
 
 typedef enum StateKind { STATE_FULL, STATE_SPLIT, STATE_PARTIAL } StateKind;
 typedef struct ValueState {
 	StateKind kind;
-	ShareKind by;      /* split */
-	int       raw;     /* partial: the value with this rank's term */
-	int       bias[2]; /* partial: to be added to the sum; -1: none */
-	int       r;       /* partial: the stream that is added, scaled; -1: none */
-	double    scale;
-	int       layer;   /* of the op whose result the sum is, and its place */
-	Loc       loc;
+	ShareKind by; /* split */
+	int raw;      /* partial: the value with this rank's term */
+	int bias[2];  /* partial: to be added to the sum; -1: none */
+	int r;        /* partial: the stream that is added, scaled; -1: none */
+	double scale;
+	int layer; /* of the op whose result the sum is, and its place */
+	Loc loc;
 } ValueState;
 
 typedef struct ShardPass {
-	Graph       *g;
+	Graph *g;
 	const Shard *s;
-	ValueState       *state;  /* [values of the whole graph] */
-	int          rank;
+	ValueState *state; /* [values of the whole graph] */
+	int rank;
 } ShardPass;
 
 /* ---- tensors ---- */
@@ -52,15 +63,20 @@ static void
 push_rows(PlanSource *out, int *n, const PlanSource *s, int64_t first, int64_t count)
 {
 	while (count > 0) {
-		int64_t b = first / s->block, at = first % s->block, run = s->block - at < count ? s->block - at : count;
+		int64_t b = first / s->block, at = first % s->block,
+		        run = s->block - at < count ? s->block - at : count;
 		PlanSource piece = *s, *last = *n ? &out[*n - 1] : NULL;
 
 		piece.first = s->first + b * s->stride + at;
 		piece.block = piece.stride = run;
 		piece.n_block = 1;
-		bool like = last && strcmp(last->name, s->name) == 0 && last->block == run && (last->n_block == 1 || piece.first == last->first + last->n_block * last->stride);
-		if (like && piece.first > last->first && (!s->rope_pairs || run % s->rope_pairs == 0)) {
-			last->stride = last->n_block == 1 ? piece.first - last->first : last->stride;
+		bool like = last && strcmp(last->name, s->name) == 0 && last->block == run &&
+		            (last->n_block == 1 ||
+		             piece.first == last->first + last->n_block * last->stride);
+		if (like && piece.first > last->first &&
+		    (!s->rope_pairs || run % s->rope_pairs == 0)) {
+			last->stride =
+			    last->n_block == 1 ? piece.first - last->first : last->stride;
 			last->n_block++;
 		} else {
 			out[(*n)++] = piece;
@@ -76,7 +92,8 @@ add_part(Graph *g, int v, PlanTensor t)
 {
 	int w = graph_value(g, VAL_WEIGHT, t.id, g->val[v].loc);
 
-	g->tensor = arena_grow(g->arena, g->tensor, &g->cap_tensor, g->n_tensor + 1, sizeof *g->tensor);
+	g->tensor =
+	    arena_grow(g->arena, g->tensor, &g->cap_tensor, g->n_tensor + 1, sizeof *g->tensor);
 	g->tensor[g->n_tensor] = t;
 	g->val[w].tensor = (int)g->n_tensor++;
 	g->val[w].dtype = t.dtype;
@@ -89,19 +106,20 @@ add_part(Graph *g, int v, PlanTensor t)
 static int
 cut_rows(ShardPass *p, int v, const char *id, const ShardShare *range, int n_range)
 {
-	Graph     *g = p->g;
+	Graph *g = p->g;
 	PlanTensor t = g->tensor[g->val[v].tensor];
-	int        n = 0, most = 0;
+	int n = 0, most = 0;
 
 	for (int k = 0; k < t.n_src; k++)
 		most += (int)t.src[k].n_block * n_range + n_range;
 	PlanSource *src = NEW(g->arena, PlanSource, most + 1);
-	int64_t     count = 0;
+	int64_t count = 0;
 	for (int e = 0; e < n_range; e++) {
 		int64_t from = range[e].first, end = from + range[e].count, before = 0;
 		for (int k = 0; k < t.n_src; k++) {
 			int64_t rows = t.src[k].n_block * t.src[k].block;
-			int64_t lo = from > before ? from : before, hi = end < before + rows ? end : before + rows;
+			int64_t lo = from > before ? from : before,
+			        hi = end < before + rows ? end : before + rows;
 			if (lo < hi)
 				push_rows(src, &n, &t.src[k], lo - before, hi - lo);
 			before += rows;
@@ -118,8 +136,8 @@ cut_rows(ShardPass *p, int v, const char *id, const ShardShare *range, int n_ran
 static int
 cut_cols(ShardPass *p, int v, const char *id, int64_t first, int64_t count)
 {
-	Graph      *g = p->g;
-	PlanTensor  t = g->tensor[g->val[v].tensor];
+	Graph *g = p->g;
+	PlanTensor t = g->tensor[g->val[v].tensor];
 	PlanSource *src = NEW(g->arena, PlanSource, t.n_src);
 
 	for (int k = 0; k < t.n_src; k++) {
@@ -133,12 +151,13 @@ cut_cols(ShardPass *p, int v, const char *id, int64_t first, int64_t count)
 	return add_part(g, v, t);
 }
 
-/* A factor of adapters for a matrix of which this rank has a part: of the right one the columns, of the left one the rows, in whole blocks or within one */
+/* A factor of adapters for a matrix of which this rank has a part: of the right one the columns, of
+ * the left one the rows, in whole blocks or within one */
 static int
 cut_factor(ShardPass *p, int v, ShardShare part)
 {
-	Graph      *g = p->g;
-	PlanTensor  t = g->tensor[g->val[v].tensor];
+	Graph *g = p->g;
+	PlanTensor t = g->tensor[g->val[v].tensor];
 	PlanSource *src = NEW(g->arena, PlanSource, 1);
 
 	*src = t.src[0];
@@ -149,7 +168,10 @@ cut_factor(ShardPass *p, int v, ShardShare part)
 	} else {
 		const int64_t block = src->lora_block, at = part.first % block;
 		if (at + part.count > block && (at || part.count % block)) {
-			err_at(g->diag, g->val[v].loc, "adapters.slots: rows of %s lie in pieces of %" PRId64 ", between which %d ranks cannot share them", src->name, block, g->ranks);
+			err_at(g->diag, g->val[v].loc,
+			       "adapters.slots: rows of %s lie in pieces of %" PRId64
+			       ", between which %d ranks cannot share them",
+			       src->name, block, g->ranks);
 			return v;
 		}
 		src->lora_first += part.first / block * src->lora_stride + at;
@@ -175,12 +197,13 @@ own_first(const ShardPass *p, ShareKind by, int64_t n)
 	return n / p->s->total[by] * p->s->share[by][p->rank].first;
 }
 
-/* Of experts: whole ones, or of each some rows of the left factors or some columns of the right one */
+/* Of experts: whole ones, or of each some rows of the left factors or some columns of the right one
+ */
 static int
 cut_expert_factor(ShardPass *p, int v, bool whole)
 {
-	Graph      *g = p->g;
-	PlanTensor  t = g->tensor[g->val[v].tensor];
+	Graph *g = p->g;
+	PlanTensor t = g->tensor[g->val[v].tensor];
 	PlanSource *src = NEW(g->arena, PlanSource, t.n_src);
 	const ShardShare mine = p->s->share[SHARE_EXPERT][p->rank];
 
@@ -191,7 +214,9 @@ cut_expert_factor(ShardPass *p, int v, bool whole)
 		t.first_expert = (int)mine.first;
 	}
 	for (int k = 0; k < t.n_src && !whole; k++) {
-		const int64_t n = t.factor == FACTOR_A ? src[k].cols : src[k].block, first = own_first(p, SHARE_EXPERT, n), count = own(p, SHARE_EXPERT, n);
+		const int64_t n = t.factor == FACTOR_A ? src[k].cols : src[k].block,
+		              first = own_first(p, SHARE_EXPERT, n),
+		              count = own(p, SHARE_EXPERT, n);
 		t.rows = k ? t.rows : t.rows / n * count;
 		if (t.factor == FACTOR_A) {
 			src[k].col_first = first;
@@ -207,7 +232,8 @@ cut_expert_factor(ShardPass *p, int v, bool whole)
 	return add_part(g, v, t);
 }
 
-/* What is dealt in a layer in the place of `by`: layers of another kind have shares of their own. */
+/* What is dealt in a layer in the place of `by`: layers of another kind have shares of their own.
+ */
 static ShareKind
 kind_in(const ShardPass *p, ShareKind by, int layer)
 {
@@ -232,11 +258,13 @@ cut_of(const ShardPass *p, int w, int layer, ShareKind *by)
 	return CUT_NONE;
 }
 
-/* The rows of logits: a matrix of its own, or the embedding, which stays whole as well: a row of it is read a token. */
+/* The rows of logits: a matrix of its own, or the embedding, which stays whole as well: a row of it
+ * is read a token. */
 static bool
 is_head(const ShardPass *p, const Op *op, int w)
 {
-	const PlanTensor *t = p->g->val[w].kind == VAL_WEIGHT ? &p->g->tensor[p->g->val[w].tensor] : NULL;
+	const PlanTensor *t =
+	    p->g->val[w].kind == VAL_WEIGHT ? &p->g->tensor[p->g->val[w].tensor] : NULL;
 
 	return t && op->layer < 0 && (shard_role(t, "head") || shard_role(t, "embed"));
 }
@@ -250,12 +278,13 @@ cut_arg(ShardPass *p, Op *op, int arg, RowCut cut, ShareKind by, int parts, cons
 	if (v < 0)
 		return;
 	const PlanTensor *t = &p->g->tensor[p->g->val[v].tensor];
-	const char       *name = id ? id : t->id;
-	int64_t           n = cut == CUT_COLS ? t->cols : t->rows / parts;
-	ShardShare            *range = NEW(p->g->arena, ShardShare, parts);
+	const char *name = id ? id : t->id;
+	int64_t n = cut == CUT_COLS ? t->cols : t->rows / parts;
+	ShardShare *range = NEW(p->g->arena, ShardShare, parts);
 	for (int e = 0; e < parts; e++)
 		range[e] = (ShardShare){ e * n + own_first(p, by, n), own(p, by, n) };
-	op->arg[arg] = cut == CUT_COLS ? cut_cols(p, v, name, range->first, range->count) : cut_rows(p, v, name, range, parts);
+	op->arg[arg] = cut == CUT_COLS ? cut_cols(p, v, name, range->first, range->count)
+	                               : cut_rows(p, v, name, range, parts);
 }
 
 /* ---- values ---- */
@@ -268,24 +297,35 @@ whole(ShardPass *p, int v)
 	ValueState *s = &p->state[v];
 
 	if (s->kind == STATE_SPLIT)
-		BUG(g->diag, g->val[v].loc, "shard: %s is split where all of it is read", g->val[v].name);
+		BUG(g->diag, g->val[v].loc, "shard: %s is split where all of it is read",
+		    g->val[v].name);
 	if (s->kind == STATE_FULL)
 		return;
 	Op *op = graph_op(g, OP_all_reduce, s->layer, s->loc);
-	op_args(op, OP_ARGS(all_reduce, .x = s->raw, .b = s->bias[0], .b2 = s->bias[1], .r = s->r, .y = v));
+	op_args(op, OP_ARGS(all_reduce, .x = s->raw, .b = s->bias[0], .b2 = s->bias[1], .r = s->r,
+	                    .y = v));
 	op_set_int(g, op, "width", g->spec->hidden);
 	op_set_num(g, op, "scale", s->r >= 0 ? s->scale : 1);
 	s->kind = STATE_FULL;
 }
 
-/* v is one term of a sum: the op that made v makes a value of another name, and v is made by the all_reduce. */
+/* v is one term of a sum: the op that made v makes a value of another name, and v is made by the
+ * all_reduce. */
 static void
 make_partial(ShardPass *p, Op *op, int arg, int bias)
 {
 	Graph *g = p->g;
-	int    v = op->arg[arg], raw = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.part", g->val[v].name), op->loc);
+	int v = op->arg[arg],
+	    raw =
+	        graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.part", g->val[v].name), op->loc);
 
-	p->state[v] = (ValueState){ .kind = STATE_PARTIAL, .raw = raw, .bias = { bias, -1 }, .r = -1, .scale = 1, .layer = op->layer, .loc = op->loc };
+	p->state[v] = (ValueState){ .kind = STATE_PARTIAL,
+		                    .raw = raw,
+		                    .bias = { bias, -1 },
+		                    .r = -1,
+		                    .scale = 1,
+		                    .layer = op->layer,
+		                    .loc = op->loc };
 	op->arg[arg] = raw;
 }
 
@@ -321,7 +361,7 @@ whole_inputs(ShardPass *p, const Op *op)
 static void
 along(ShardPass *p, Op *op, const char *key)
 {
-	int       n_in = op_info[op->kind].n_in;
+	int n_in = op_info[op->kind].n_in;
 	ShareKind by = p->state[op->arg[0]].by;
 
 	op_change_int(op, key, own(p, by, op_int(op, key)));
@@ -336,7 +376,7 @@ along(ShardPass *p, Op *op, const char *key)
 static int64_t
 key_heads(const ShardPass *p)
 {
-	const Spec   *s = p->g->spec;
+	const Spec *s = p->g->spec;
 	const int64_t own_heads = p->s->share[SHARE_LIN][p->rank].count;
 
 	if (!s->linear.tiled)
@@ -344,20 +384,24 @@ key_heads(const ShardPass *p)
 	return own_heads % s->linear.k_heads == 0 ? s->linear.k_heads : own_heads;
 }
 
-/* q, k and v of this rank in rows of q, k and v of all heads; the ranges are `times` rows for each. Where value heads go round the key heads (tiled), a rank's
- * key heads begin with that of its first value head, and several ranks may have one. Returns how many ranges, at most 2 key_heads + 1. */
+/* q, k and v of this rank in rows of q, k and v of all heads; the ranges are `times` rows for each.
+ * Where value heads go round the key heads (tiled), a rank's key heads begin with that of its first
+ * value head, and several ranks may have one. Returns how many ranges, at most 2 key_heads + 1. */
 static int
 lin_rows(const ShardPass *p, int64_t times, ShardShare *range)
 {
-	const Spec   *s = p->g->spec;
-	const ShardShare   v = p->s->share[SHARE_LIN][p->rank];
-	const int64_t k_dim = s->linear.k_dim * times, v_dim = s->linear.v_dim * times, k_heads = s->linear.k_heads, n = key_heads(p);
-	const int64_t first = s->linear.tiled ? v.first % k_heads : v.first / (s->linear.v_heads / k_heads);
-	int           m = 0;
+	const Spec *s = p->g->spec;
+	const ShardShare v = p->s->share[SHARE_LIN][p->rank];
+	const int64_t k_dim = s->linear.k_dim * times, v_dim = s->linear.v_dim * times,
+	              k_heads = s->linear.k_heads, n = key_heads(p);
+	const int64_t first =
+	    s->linear.tiled ? v.first % k_heads : v.first / (s->linear.v_heads / k_heads);
+	int m = 0;
 
 	for (int part = 0; part < 2; part++)
 		for (int64_t i = 0; i < n;) {
-			int64_t head = (first + i) % k_heads, run = k_heads - head < n - i ? k_heads - head : n - i;
+			int64_t head = (first + i) % k_heads,
+			        run = k_heads - head < n - i ? k_heads - head : n - i;
 			range[m++] = (ShardShare){ (part * k_heads + head) * k_dim, run * k_dim };
 			i += run;
 		}
@@ -370,16 +414,17 @@ lin_width(const ShardPass *p)
 {
 	const Spec *s = p->g->spec;
 
-	return 2 * key_heads(p) * s->linear.k_dim + p->s->share[SHARE_LIN][p->rank].count * s->linear.v_dim;
+	return 2 * key_heads(p) * s->linear.k_dim +
+	       p->s->share[SHARE_LIN][p->rank].count * s->linear.v_dim;
 }
 
 /* q, k and v of a layer with a delta rule: one matrix. */
 static void
 shard_lin_qkv(ShardPass *p, Op *op)
 {
-	const int   w = op->arg[ARG(matmul, w)];
-	ShardShare      *range = NEW(p->g->arena, ShardShare, 2 * key_heads(p) + 1);
-	int         n = lin_rows(p, 1, range);
+	const int w = op->arg[ARG(matmul, w)];
+	ShardShare *range = NEW(p->g->arena, ShardShare, 2 * key_heads(p) + 1);
+	int n = lin_rows(p, 1, range);
 
 	op->arg[ARG(matmul, w)] = cut_rows(p, w, p->g->tensor[p->g->val[w].tensor].id, range, n);
 	op_change_int(op, "rows", lin_width(p));
@@ -397,7 +442,9 @@ shard_conv1d_width(ShardPass *p, Op *op)
 	for (int a = W; a <= B && by == SHARE_LIN; a++) {
 		ShardShare *range = NEW(p->g->arena, ShardShare, 2 * key_heads(p) + 1);
 		if (op->arg[a] >= 0)
-			op->arg[a] = cut_rows(p, op->arg[a], p->g->tensor[p->g->val[op->arg[a]].tensor].id, range, lin_rows(p, a == W ? op_int(op, "taps") : 1, range));
+			op->arg[a] =
+			    cut_rows(p, op->arg[a], p->g->tensor[p->g->val[op->arg[a]].tensor].id,
+			             range, lin_rows(p, a == W ? op_int(op, "taps") : 1, range));
 	}
 	if (by == SHARE_LIN) {
 		op_change_int(op, "width", lin_width(p));
@@ -430,7 +477,12 @@ shard_pool(const ShardPass *p, PlanPool *pool)
 	else if (strcmp(pool->id, "short_conv") == 0)
 		pool->v_dim = own(p, SHARE_CONV, pool->v_dim);
 	else if (!pool->mla && !pool->state) /* states of scans are whole on every rank */
-		pool->kv_heads = own(p, p->s->total[SHARE_KV_WINDOW] && strcmp(pool->id, "kv_window") == 0 ? SHARE_KV_WINDOW : SHARE_KV, pool->kv_heads);
+		pool->kv_heads =
+		    own(p,
+		        p->s->total[SHARE_KV_WINDOW] && strcmp(pool->id, "kv_window") == 0
+		            ? SHARE_KV_WINDOW
+		            : SHARE_KV,
+		        pool->kv_heads);
 }
 
 /* ---- ops ---- */
@@ -439,9 +491,12 @@ static void
 shard_matmul(ShardPass *p, Op *op)
 {
 	enum { X = ARG(matmul, x), W = ARG(matmul, w), B = ARG(matmul, b), Y = ARG(matmul, y) };
-	bool      head = is_head(p, op, op->arg[W]);
+	bool head = is_head(p, op, op->arg[W]);
 	ShareKind by = SHARE_VOCAB;
-	RowCut       cut = head ? CUT_ROWS : p->g->val[op->arg[W]].kind == VAL_WEIGHT ? cut_of(p, op->arg[W], op->layer, &by) : CUT_NONE;
+	RowCut cut = head ? CUT_ROWS
+	             : p->g->val[op->arg[W]].kind == VAL_WEIGHT
+	                 ? cut_of(p, op->arg[W], op->layer, &by)
+	                 : CUT_NONE;
 
 	if (cut != CUT_COLS)
 		whole(p, op->arg[X]);
@@ -457,7 +512,8 @@ shard_matmul(ShardPass *p, Op *op)
 	} else if (cut == CUT_COLS) {
 		int bias = op->arg[B];
 		if (!split(p, op->arg[X]))
-			BUG(p->g->diag, op->loc, "shard: columns are cut of a matrix whose input is whole");
+			BUG(p->g->diag, op->loc,
+			    "shard: columns are cut of a matrix whose input is whole");
 		cut_arg(p, op, W, CUT_COLS, by, 1, NULL);
 		op_change_int(op, "cols", own(p, by, op_int(op, "cols")));
 		op->arg[B] = -1;
@@ -466,14 +522,16 @@ shard_matmul(ShardPass *p, Op *op)
 	keep(p, op);
 }
 
-/* y = scale * x + r. A full x waits for the sum of r; two partial ones are added before it, and share what is to be added to it. */
+/* y = scale * x + r. A full x waits for the sum of r; two partial ones are added before it, and
+ * share what is to be added to it. */
 static void
 shard_add(ShardPass *p, Op *op)
 {
 	enum { X = ARG(add, x), R = ARG(add, r), Y = ARG(add, y) };
 	ValueState *x = &p->state[op->arg[X]], *r = &p->state[op->arg[R]];
 	double scale = op_num(op, "scale");
-	bool   both = x->kind == STATE_PARTIAL && r->kind == STATE_PARTIAL && scale == 1 && x->bias[1] < 0 && r->bias[1] < 0 && (x->r < 0 || r->r < 0);
+	bool both = x->kind == STATE_PARTIAL && r->kind == STATE_PARTIAL && scale == 1 &&
+	            x->bias[1] < 0 && r->bias[1] < 0 && (x->r < 0 || r->r < 0);
 
 	if (x->kind == STATE_FULL && r->kind == STATE_PARTIAL && r->r < 0) {
 		ValueState sum = *r;
@@ -510,13 +568,14 @@ shard_add(ShardPass *p, Op *op)
 static int
 own_id(ShardPass *p, const Op *op, int id)
 {
-	Graph        *g = p->g;
+	Graph *g = p->g;
 	const int64_t n = g->spec->moe.n_experts;
 
 	for (size_t i = g->n_op; i-- > 0 && g->op[i].layer == op->layer;)
 		if (g->op[i].kind == OP_local_experts && g->op[i].arg[ARG(local_experts, id)] == id)
 			return g->op[i].arg[ARG(local_experts, own)];
-	int mine = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.own", g->val[id].name), op->loc);
+	int mine =
+	    graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.own", g->val[id].name), op->loc);
 	Op *o = graph_op(g, OP_local_experts, op->layer, op->loc);
 	op_args(o, OP_ARGS(local_experts, .id = id, .own = mine));
 	op_set_int(g, o, "n_experts", n);
@@ -526,7 +585,8 @@ own_id(ShardPass *p, const Op *op, int id)
 	return mine;
 }
 
-/* An op over experts that ranks have whole: the choice is the same on all ranks, and each goes on with what is its own of it. */
+/* An op over experts that ranks have whole: the choice is the same on all ranks, and each goes on
+ * with what is its own of it. */
 static void
 local_experts(ShardPass *p, Op *op, int ID)
 {
@@ -537,7 +597,8 @@ local_experts(ShardPass *p, Op *op, int ID)
 	op_change_int(op, "n_remote_experts", n - mine);
 }
 
-/* The first products of experts, of matrices `width` times `n_experts` rows: arguments from FIRST to LAST, some of which may lack */
+/* The first products of experts, of matrices `width` times `n_experts` rows: arguments from FIRST
+ * to LAST, some of which may lack */
 static void
 cut_first(ShardPass *p, Op *op, int FIRST, int LAST, bool whole)
 {
@@ -547,7 +608,8 @@ cut_first(ShardPass *p, Op *op, int FIRST, int LAST, bool whole)
 		cut_arg(p, op, k, CUT_ROWS, SHARE_EXPERT, whole ? 1 : n, NULL);
 }
 
-/* The last one: rank 0 alone adds biases of experts that ranks share, since they are weighted by the router */
+/* The last one: rank 0 alone adds biases of experts that ranks share, since they are weighted by
+ * the router */
 static void
 cut_last(ShardPass *p, Op *op, int DOWN, int DOWN_B, bool whole)
 {
@@ -575,7 +637,8 @@ shard_moe_ffn(ShardPass *p, Op *op)
 	keep(p, op);
 }
 
-/* The halves of a mixture that adapters change; what is between them is this rank's alone, and nobody else reads it. */
+/* The halves of a mixture that adapters change; what is between them is this rank's alone, and
+ * nobody else reads it. */
 static void
 shard_norm_moe_glu(ShardPass *p, Op *op)
 {
@@ -603,7 +666,8 @@ shard_moe_down_add(ShardPass *p, Op *op)
 	keep(p, op);
 }
 
-/* Do the shares lie one behind the other, as a gather puts them? Those of heads follow the kv heads, which several ranks may hold. */
+/* Do the shares lie one behind the other, as a gather puts them? Those of heads follow the kv
+ * heads, which several ranks may hold. */
 static bool
 one_by_one(const ShardPass *p, ShareKind by)
 {
@@ -617,19 +681,23 @@ one_by_one(const ShardPass *p, ShareKind by)
 	return so;
 }
 
-/* An op over columns of all ranks, from argument X to Y of `width`: they are gathered, each rank does all of them, and goes on with its own. */
+/* An op over columns of all ranks, from argument X to Y of `width`: they are gathered, each rank
+ * does all of them, and goes on with its own. */
 static void
 of_all(ShardPass *p, Op *op, int X, int Y, int64_t width, const char *what)
 {
-	Graph        *g = p->g;
-	const int     x = op->arg[X], y = op->arg[Y], layer = op->layer;
-	const Loc     loc = op->loc;
-	ShareKind     by = p->state[x].by;
+	Graph *g = p->g;
+	const int x = op->arg[X], y = op->arg[Y], layer = op->layer;
+	const Loc loc = op->loc;
+	ShareKind by = p->state[x].by;
 	const int64_t total = p->s->total[by];
 
 	if (!one_by_one(p, by)) {
-		err_at(g->diag, loc, "parallel.tp = %d: %s of layer %d is over all heads together, and %d ranks share a kv head: at most %d rank%s", g->ranks, what, layer, p->s->copies[by],
-		       g->ranks / p->s->copies[by], g->ranks == p->s->copies[by] ? "" : "s");
+		err_at(g->diag, loc,
+		       "parallel.tp = %d: %s of layer %d is over all heads together, and %d ranks "
+		       "share a kv head: at most %d rank%s",
+		       g->ranks, what, layer, p->s->copies[by], g->ranks / p->s->copies[by],
+		       g->ranks == p->s->copies[by] ? "" : "s");
 		return;
 	}
 	int all = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.all", g->val[x].name), loc);
@@ -649,16 +717,18 @@ of_all(ShardPass *p, Op *op, int X, int Y, int64_t width, const char *what)
 	mark_split(p, y, by);
 }
 
-/* What adapters add: t = a x is whole where x is, and a term of a sum where x is split, as what is added to then is. */
+/* What adapters add: t = a x is whole where x is, and a term of a sum where x is split, as what is
+ * added to then is. */
 static void
 shard_lora_down(ShardPass *p, Op *op)
 {
 	enum { X = ARG(lora_down, x), A = ARG(lora_down, a) };
-	const int64_t   cols = op_int(op, "cols");
+	const int64_t cols = op_int(op, "cols");
 	const ShareKind by = p->state[op->arg[X]].by;
 
 	if (split(p, op->arg[X])) {
-		op->arg[A] = cut_factor(p, op->arg[A], (ShardShare){ own_first(p, by, cols), own(p, by, cols) });
+		op->arg[A] = cut_factor(p, op->arg[A],
+		                        (ShardShare){ own_first(p, by, cols), own(p, by, cols) });
 		op_change_int(op, "cols", own(p, by, cols));
 	} else {
 		whole(p, op->arg[X]);
@@ -670,12 +740,13 @@ static void
 shard_lora_up(ShardPass *p, Op *op)
 {
 	enum { X = ARG(lora_up, x), B = ARG(lora_up, b), Y = ARG(lora_up, y) };
-	const ValueState   x = p->state[op->arg[X]];
+	const ValueState x = p->state[op->arg[X]];
 	const int64_t rows = op_int(op, "rows");
-	const int     y = op->arg[Y];
+	const int y = op->arg[Y];
 
 	if (x.kind == STATE_SPLIT) {
-		op->arg[B] = cut_factor(p, op->arg[B], (ShardShare){ own_first(p, x.by, rows), own(p, x.by, rows) });
+		op->arg[B] = cut_factor(
+		    p, op->arg[B], (ShardShare){ own_first(p, x.by, rows), own(p, x.by, rows) });
 		along(p, op, "rows");
 		return;
 	}
@@ -689,7 +760,8 @@ shard_lora_up(ShardPass *p, Op *op)
 	keep(p, op);
 }
 
-/* What adapters add to experts: to those of this rank, or to its rows of gate and up and with its columns of down */
+/* What adapters add to experts: to those of this rank, or to its rows of gate and up and with its
+ * columns of down */
 static void
 cut_lora_experts(ShardPass *p, Op *op, int ID, int FACTOR, const char *cut)
 {
@@ -707,7 +779,7 @@ static void
 shard_lora_experts_add(ShardPass *p, Op *op)
 {
 	enum { X = ARG(lora_experts_add, x), Y = ARG(lora_experts_add, y) };
-	const int   y = op->arg[Y], sum = op->arg[X];
+	const int y = op->arg[Y], sum = op->arg[X];
 	const ValueState x = p->state[sum];
 
 	whole(p, op->arg[ARG(lora_experts_add, weight)]);
@@ -732,7 +804,8 @@ static void
 shard_lora_experts_down(ShardPass *p, Op *op)
 {
 	whole_inputs(p, op);
-	cut_lora_experts(p, op, ARG(lora_experts_down, id), ARG(lora_experts_down, a), op_int(op, "per_group") ? "cols" : NULL);
+	cut_lora_experts(p, op, ARG(lora_experts_down, id), ARG(lora_experts_down, a),
+	                 op_int(op, "per_group") ? "cols" : NULL);
 	keep(p, op);
 }
 
@@ -751,7 +824,9 @@ cut_lora_heads(ShardPass *p, Op *op, int FACTOR)
 	const int64_t all = op_int(op, "head_stride") * op_int(op, "heads");
 
 	if (all)
-		op->arg[FACTOR] = cut_factor(p, op->arg[FACTOR], (ShardShare){ own_first(p, SHARE_Q, all), own(p, SHARE_Q, all) });
+		op->arg[FACTOR] =
+		    cut_factor(p, op->arg[FACTOR],
+		               (ShardShare){ own_first(p, SHARE_Q, all), own(p, SHARE_Q, all) });
 	along(p, op, "heads");
 }
 
@@ -790,7 +865,8 @@ shard_mla_attention(ShardPass *p, Op *op)
 	along(p, op, "heads");
 }
 
-/* A gate scales a term of a sum as it scales the sum, if nothing is to be added to the sum first. */
+/* A gate scales a term of a sum as it scales the sum, if nothing is to be added to the sum first.
+ */
 static void
 shard_gate_mul(ShardPass *p, Op *op)
 {
@@ -816,7 +892,8 @@ shard_rmsnorm(ShardPass *p, Op *op)
 	if (!split(p, op->arg[0]))
 		shard_whole(p, op);
 	else if (op_int(op, "groups") % p->s->total[p->state[op->arg[0]].by])
-		of_all(p, op, ARG(rmsnorm, x), ARG(rmsnorm, y), op_int(op, "groups") * op_int(op, "dim"), "a norm");
+		of_all(p, op, ARG(rmsnorm, x), ARG(rmsnorm, y),
+		       op_int(op, "groups") * op_int(op, "dim"), "a norm");
 	else
 		along(p, op, "groups");
 }
@@ -847,7 +924,10 @@ shard_scale_cols(ShardPass *p, Op *op)
 		return;
 	}
 	if (op_int(op, "count") != op_int(op, "width")) {
-		err_at(p->g->diag, op->loc, "parallel.tp = %d: a factor of some columns of what ranks share runs on one rank", p->g->ranks);
+		err_at(p->g->diag, op->loc,
+		       "parallel.tp = %d: a factor of some columns of what ranks share runs on one "
+		       "rank",
+		       p->g->ranks);
 		return;
 	}
 	op_change_int(op, "count", own(p, p->state[op->arg[0]].by, op_int(op, "count")));
@@ -858,7 +938,8 @@ static void
 shard_gaussian_topk(ShardPass *p, Op *op)
 {
 	if (split(p, op->arg[ARG(gaussian_topk, x)]))
-		of_all(p, op, ARG(gaussian_topk, x), ARG(gaussian_topk, y), op_int(op, "width"), "mean and deviation of a row");
+		of_all(p, op, ARG(gaussian_topk, x), ARG(gaussian_topk, y), op_int(op, "width"),
+		       "mean and deviation of a row");
 	else
 		shard_whole(p, op);
 }
@@ -895,9 +976,11 @@ shard_permute_cols(ShardPass *p, Op *op)
 	if (!split(p, op->arg[X])) {
 		shard_whole(p, op);
 	} else if (op->arg[ARG(permute_cols, order)] >= 0) {
-		of_all(p, op, X, Y, op_int(op, "width"), "the order of a matrix' columns (desc_act)");
+		of_all(p, op, X, Y, op_int(op, "width"),
+		       "the order of a matrix' columns (desc_act)");
 	} else {
-		cut_arg(p, op, ARG(permute_cols, factor), CUT_ROWS, p->state[op->arg[X]].by, 1, NULL);
+		cut_arg(p, op, ARG(permute_cols, factor), CUT_ROWS, p->state[op->arg[X]].by, 1,
+		        NULL);
 		along(p, op, "width");
 	}
 }
@@ -905,7 +988,8 @@ shard_permute_cols(ShardPass *p, Op *op)
 static void
 shard_kv_quantize_page(ShardPass *p, Op *op)
 {
-	op_change_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
+	op_change_int(op, "kv_heads",
+	              own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
 	keep(p, op);
 }
 
@@ -913,9 +997,12 @@ static void
 shard_attention(ShardPass *p, Op *op)
 {
 	cut_arg(p, op, ARG(attention, sink), CUT_ROWS, kind_in(p, SHARE_Q, op->layer), 1, NULL);
-	op_change_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
+	op_change_int(op, "kv_heads",
+	              own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
 	if (op_num(op, "alibi") > 0) {
-		op_change_int(op, "alibi_first", own_first(p, p->state[op->arg[ARG(attention, q)]].by, op_int(op, "heads")));
+		op_change_int(
+		    op, "alibi_first",
+		    own_first(p, p->state[op->arg[ARG(attention, q)]].by, op_int(op, "heads")));
 		op_change_int(op, "alibi_heads", op_int(op, "heads"));
 	}
 	along(p, op, "heads");
@@ -923,13 +1010,13 @@ shard_attention(ShardPass *p, Op *op)
 
 /* The SHARD column of ops.def. */
 typedef struct ShardRule {
-	void      (*fn)(ShardPass *p, Op *op); /* of OWN */
+	void (*fn)(ShardPass *p, Op *op); /* of OWN */
 	const char *along, *split;        /* attribute of ALONG, of SPLIT */
 } ShardRule;
-#define SHARD_WHOLE    { .fn = shard_whole }
+#define SHARD_WHOLE { .fn = shard_whole }
 #define SHARD_ALONG(a) { .along = #a }
 #define SHARD_SPLIT(a) { .split = #a }
-#define SHARD_OWN(op)  { .fn = shard_##op }
+#define SHARD_OWN(op) { .fn = shard_##op }
 
 static const ShardRule shard_rule[OP_COUNT] = {
 #define OP(name, flags, args, attrs, shard, scratch, meaning) [OP_##name] = SHARD_##shard,
@@ -953,10 +1040,10 @@ shard_op(ShardPass *p, Op *op)
 static void
 gather_logits(Graph *g)
 {
-	const Op   *last = &g->op[g->n_op - 1];
-	int         part = last->arg[op_info[last->kind].n_in];
+	const Op *last = &g->op[g->n_op - 1];
+	int part = last->arg[op_info[last->kind].n_in];
 	const char *name = g->val[part].name;
-	Loc         loc = last->loc;
+	Loc loc = last->loc;
 
 	g->val[part].name = arena_printf(g->arena, "%s.part", name);
 	int all = graph_value(g, VAL_ACT, name, loc);
@@ -972,17 +1059,20 @@ gather_logits(Graph *g)
 bool
 graph_shard(Graph *g, int rank)
 {
-	int   errors = g->diag->n_error;
+	int errors = g->diag->n_error;
 	size_t n_op = g->n_op;
-	Op   *op = g->op;
-	int   made = op[n_op - 1].arg[op_info[op[n_op - 1].kind].n_in];
+	Op *op = g->op;
+	int made = op[n_op - 1].arg[op_info[op[n_op - 1].kind].n_in];
 
 	g->rank = rank;
 	g->ranks = g->spec->tp;
 	g->shard = shard_deal(g);
 	if (g->diag->n_error > errors)
 		return false;
-	ShardPass p = { .g = g, .s = g->shard, .state = NEW(g->arena, ValueState, g->n_val + 1), .rank = rank };
+	ShardPass p = { .g = g,
+		        .s = g->shard,
+		        .state = NEW(g->arena, ValueState, g->n_val + 1),
+		        .rank = rank };
 	g->op = NULL;
 	g->n_op = g->cap_op = 0;
 	for (size_t i = 0; i < n_op; i++)

@@ -1,5 +1,6 @@
-/* How much of what is dealt to ranks each of them has: heads with all that is theirs, columns, channels, rows of the head. Shares are whole ones of units,
- * which keep blocks of the types whole; what cannot be dealt so is refused with the arithmetic. */
+/* How much of what is dealt to ranks each of them has: heads with all that is theirs, columns,
+ * channels, rows of the head. Shares are whole ones of units, which keep blocks of the types whole;
+ * what cannot be dealt so is refused with the arithmetic. */
 #include "compiler/shard/shard.h"
 
 #include <inttypes.h>
@@ -11,7 +12,11 @@ const char *const share_text[SHARE_COUNT] = {
 #undef X
 };
 
-enum { EVEN = 32, EVEN_VOCAB = 64 }; /* shares in whole ones of these, where there are enough: blocks of activations, rows of layouts */
+enum {
+	EVEN = 32,
+	EVEN_VOCAB = 64
+}; /* shares in whole ones of these, where there are enough: blocks of activations, rows of layouts
+    */
 
 static int64_t
 gcd(int64_t a, int64_t b)
@@ -38,13 +43,14 @@ role_of(const char *id, size_t *len)
 bool
 shard_role(const PlanTensor *t, const char *role)
 {
-	size_t      n;
+	size_t n;
 	const char *at = role_of(t->id, &n);
 
 	return strlen(role) == n && memcmp(at, role, n) == 0;
 }
 
-/* Columns between which every tensor of a role can be cut, and one of them, for the text; 0: there is none of the role. */
+/* Columns between which every tensor of a role can be cut, and one of them, for the text; 0: there
+ * is none of the role. */
 static int64_t
 block_of(const Graph *g, const char *role, const PlanTensor **like)
 {
@@ -82,42 +88,53 @@ deal_columns(Graph *g, Shard *s, ShareKind k, const char *role, int64_t total)
 	if (!block || total <= 0)
 		return;
 	if (total / block < g->ranks) {
-		err_at(g->diag, spec_loc(g->spec, "parallel.tp"), "parallel.tp = %d: %s has %" PRId64 " block%s of %" PRId64 " columns (%s), fewer than %d ranks",
-		       g->ranks, role, total / block, total / block == 1 ? "" : "s", block, dtype_text(like->dtype), g->ranks);
+		err_at(g->diag, spec_loc(g->spec, "parallel.tp"),
+		       "parallel.tp = %d: %s has %" PRId64 " block%s of %" PRId64
+		       " columns (%s), fewer than %d ranks",
+		       g->ranks, role, total / block, total / block == 1 ? "" : "s", block,
+		       dtype_text(like->dtype), g->ranks);
 		return;
 	}
 	int64_t even = lcm(block, EVEN);
 	deal(g, s, k, total, total / even >= g->ranks ? even : block);
 }
 
-/* Whole heads: a kv head with the query heads that read it, or query heads alone where a kv head lies on several ranks. What they take
- * of o's columns is whole blocks. */
+/* Whole heads: a kv head with the query heads that read it, or query heads alone where a kv head
+ * lies on several ranks. What they take of o's columns is whole blocks. */
 static void
 deal_heads(Graph *g, Shard *s, const HeadShape *h, ShareKind by_q, ShareKind by_kv)
 {
 	const Spec *spec = g->spec;
-	Loc         loc = spec_loc(spec, "parallel.tp");
-	bool        latent = spec->attention.kind == ATT_MLA;
+	Loc loc = spec_loc(spec, "parallel.tp");
+	bool latent = spec->attention.kind == ATT_MLA;
 	const PlanTensor *like = NULL;
-	int64_t     n = g->ranks, q = h->n_heads, kv = latent ? q : h->n_kv_heads, group = q / kv;
-	int64_t     block = block_of(g, "o", &like), v_dim = h->v_dim;
+	int64_t n = g->ranks, q = h->n_heads, kv = latent ? q : h->n_kv_heads, group = q / kv;
+	int64_t block = block_of(g, "o", &like), v_dim = h->v_dim;
 
 	block = block ? block : 1; /* a stage without attention */
 	if (latent && n > q) {
-		err_at(g->diag, loc, "parallel.tp = %d: more ranks than the %" PRId64 " heads", g->ranks, q);
+		err_at(g->diag, loc, "parallel.tp = %d: more ranks than the %" PRId64 " heads",
+		       g->ranks, q);
 		return;
 	}
 	if (n > kv && n % kv) {
 		int64_t next = (n / kv + 1) * kv;
-		err_at(g->diag, loc, "parallel.tp = %d: more ranks than the %" PRId64 " kv heads must be a multiple of them: %" PRId64 ", %" PRId64 " or %" PRId64,
+		err_at(g->diag, loc,
+		       "parallel.tp = %d: more ranks than the %" PRId64
+		       " kv heads must be a multiple of them: %" PRId64 ", %" PRId64 " or %" PRId64,
 		       g->ranks, kv, next, next + kv, next + 2 * kv);
 		return;
 	}
 	if (n <= kv) {
-		int64_t unit = block / gcd(block, group * v_dim), units = kv / unit + (kv % unit != 0);
+		int64_t unit = block / gcd(block, group * v_dim),
+		        units = kv / unit + (kv % unit != 0);
 		if (units < n) {
-			err_at(g->diag, loc, "parallel.tp = %d: blocks of %" PRId64 " columns of o (%s) hold %" PRId64 " kv head%s of %" PRId64 " columns together, which leaves shares for %" PRId64 " of %d ranks",
-			       g->ranks, block, dtype_text(like->dtype), unit, unit == 1 ? "" : "s", group * v_dim, units, g->ranks);
+			err_at(g->diag, loc,
+			       "parallel.tp = %d: blocks of %" PRId64
+			       " columns of o (%s) hold %" PRId64 " kv head%s of %" PRId64
+			       " columns together, which leaves shares for %" PRId64 " of %d ranks",
+			       g->ranks, block, dtype_text(like->dtype), unit, unit == 1 ? "" : "s",
+			       group * v_dim, units, g->ranks);
 			return;
 		}
 		deal(g, s, by_kv, kv, unit);
@@ -125,9 +142,11 @@ deal_heads(Graph *g, Shard *s, const HeadShape *h, ShareKind by_q, ShareKind by_
 		return;
 	}
 	const int copies = (int)(n / kv);
-	int64_t   unit = block / gcd(block, v_dim), units = group / unit + (group % unit != 0);
+	int64_t unit = block / gcd(block, v_dim), units = group / unit + (group % unit != 0);
 	if (units < copies) {
-		err_at(g->diag, loc, "parallel.tp = %d: %d ranks would share a kv head, which %" PRId64 " query heads read in %" PRId64 " unit%s: at most %" PRId64 " ranks",
+		err_at(g->diag, loc,
+		       "parallel.tp = %d: %d ranks would share a kv head, which %" PRId64
+		       " query heads read in %" PRId64 " unit%s: at most %" PRId64 " ranks",
 		       g->ranks, copies, group, units, units == 1 ? "" : "s", units * kv);
 		return;
 	}
@@ -137,18 +156,21 @@ deal_heads(Graph *g, Shard *s, const HeadShape *h, ShareKind by_q, ShareKind by_
 	for (int r = 0; r < g->ranks; r++) {
 		int64_t head = r / copies;
 		s->share[by_kv][r] = (ShardShare){ head, 1 };
-		op_share(group, unit, copies, r % copies, &s->share[by_q][r].first, &s->share[by_q][r].count);
+		op_share(group, unit, copies, r % copies, &s->share[by_q][r].first,
+		         &s->share[by_q][r].count);
 		s->share[by_q][r].first += head * group;
 	}
 }
 
-/* Value heads of delta rules with their key head, which several may have: those that follow each other, or every k_heads-th (tiled). */
+/* Value heads of delta rules with their key head, which several may have: those that follow each
+ * other, or every k_heads-th (tiled). */
 static void
 deal_states(Graph *g, Shard *s)
 {
-	const Spec       *spec = g->spec;
+	const Spec *spec = g->spec;
 	const PlanTensor *like = NULL;
-	int64_t           v = spec->linear.v_heads, k = spec->linear.k_heads, block = block_of(g, "lin_o", &like);
+	int64_t v = spec->linear.v_heads, k = spec->linear.k_heads,
+	        block = block_of(g, "lin_o", &like);
 
 	if (!block)
 		return;
@@ -159,8 +181,12 @@ deal_states(Graph *g, Shard *s)
 		unit = k; /* no key head is on several ranks that need not be */
 	int64_t units = v / unit + (v % unit != 0);
 	if (units < g->ranks) {
-		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: the %" PRId64 " value heads of a delta rule are dealt by %" PRId64 " (%" PRId64 " key heads; blocks of %" PRId64
-		       " columns of lin_o, %s), which leaves shares for %" PRId64 " ranks", g->ranks, v, unit, k, block, dtype_text(like->dtype), units);
+		err_at(g->diag, spec_loc(spec, "parallel.tp"),
+		       "parallel.tp = %d: the %" PRId64
+		       " value heads of a delta rule are dealt by %" PRId64 " (%" PRId64
+		       " key heads; blocks of %" PRId64
+		       " columns of lin_o, %s), which leaves shares for %" PRId64 " ranks",
+		       g->ranks, v, unit, k, block, dtype_text(like->dtype), units);
 		return;
 	}
 	deal(g, s, SHARE_LIN, v, unit);
@@ -169,14 +195,15 @@ deal_states(Graph *g, Shard *s)
 Shard *
 shard_deal(Graph *g)
 {
-	const Spec     *spec = g->spec;
-	Shard          *s = NEW(g->arena, Shard, 1);
+	const Spec *spec = g->spec;
+	Shard *s = NEW(g->arena, Shard, 1);
 	const HeadShape a = spec_heads(spec, -1), b = spec->attention.local;
 
 	for (int i = 0; i < SHARE_COUNT; i++)
 		s->copies[i] = 1;
 	deal_heads(g, s, &a, SHARE_Q, SHARE_KV);
-	if (a.n_heads != b.n_heads || a.n_kv_heads != b.n_kv_heads || a.head_dim != b.head_dim || a.v_dim != b.v_dim)
+	if (a.n_heads != b.n_heads || a.n_kv_heads != b.n_kv_heads || a.head_dim != b.head_dim ||
+	    a.v_dim != b.v_dim)
 		deal_heads(g, s, &b, SHARE_Q_WINDOW, SHARE_KV_WINDOW);
 	deal_columns(g, s, SHARE_FFN, "down", spec->ffn.width);
 	if (spec->ffn.wide_in && memchr(spec->ffn.wide_in, 1, (size_t)spec->n_layers))
@@ -186,13 +213,18 @@ shard_deal(Graph *g)
 	if (!spec->experts_whole)
 		deal_columns(g, s, SHARE_EXPERT, "e_down", spec->moe.width);
 	else if (spec->moe.n_experts > 0 && spec->moe.n_experts < g->ranks)
-		err_at(g->diag, spec_loc(spec, "parallel.experts"), "parallel.experts = whole: %d ranks, and %d experts are fewer", g->ranks, spec->moe.n_experts);
+		err_at(g->diag, spec_loc(spec, "parallel.experts"),
+		       "parallel.experts = whole: %d ranks, and %d experts are fewer", g->ranks,
+		       spec->moe.n_experts);
 	else if (spec->moe.n_experts > 0)
 		deal(g, s, SHARE_EXPERT, spec->moe.n_experts, 1);
 	deal_columns(g, s, SHARE_SHARED, "s_down", spec->moe.shared_width);
 	if (spec->vocab_size < g->ranks)
-		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: more ranks than the %" PRId64 " rows of the head", g->ranks, spec->vocab_size);
+		err_at(g->diag, spec_loc(spec, "parallel.tp"),
+		       "parallel.tp = %d: more ranks than the %" PRId64 " rows of the head",
+		       g->ranks, spec->vocab_size);
 	else
-		deal(g, s, SHARE_VOCAB, spec->vocab_size, spec->vocab_size / EVEN_VOCAB >= g->ranks ? EVEN_VOCAB : 1);
+		deal(g, s, SHARE_VOCAB, spec->vocab_size,
+		     spec->vocab_size / EVEN_VOCAB >= g->ranks ? EVEN_VOCAB : 1);
 	return s;
 }

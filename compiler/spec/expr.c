@@ -10,13 +10,13 @@
 enum { MAX_DEPTH = 32, MAX_NAME = 128, MAX_LAYERS = 4096 };
 
 typedef struct ExprParser {
-	const char    *text, *p;
-	Loc            loc;
+	const char *text, *p;
+	Loc loc;
 	const SpecExprEnv *env;
-	Diag          *d;
-	Arena         *a;
-	int            depth;
-	bool           failed;
+	Diag *d;
+	Arena *a;
+	int depth;
+	bool failed;
 } ExprParser;
 
 static SpecExprVal expr_or(ExprParser *s);
@@ -150,7 +150,8 @@ name(ExprParser *s, char out[MAX_NAME])
 	return true;
 }
 
-/* Everything up to the closing bracket: names of tensors hold signs that mean something elsewhere. */
+/* Everything up to the closing bracket: names of tensors hold signs that mean something elsewhere.
+ */
 static bool
 raw(ExprParser *s, char out[MAX_NAME])
 {
@@ -175,15 +176,18 @@ is_word(SpecExprVal v, const char *word)
 
 	if (v.kind != EXPR_STR && number_parse(word, &n))
 		return (v.kind == EXPR_NUM || v.kind == EXPR_BOOL) && v.num == n;
-	return v.kind == EXPR_STR ? strcmp(v.str, word) == 0 : v.kind == EXPR_BOOL && strcmp(v.num != 0 ? "true" : "false", word) == 0;
+	return v.kind == EXPR_STR
+	           ? strcmp(v.str, word) == 0
+	           : v.kind == EXPR_BOOL && strcmp(v.num != 0 ? "true" : "false", word) == 0;
 }
 
-/* [1, 0] -> [true, false]: of layers, which are meant, where numbers of a list would be the layers themselves. A number that was never a list stays one. */
+/* [1, 0] -> [true, false]: of layers, which are meant, where numbers of a list would be the layers
+ * themselves. A number that was never a list stays one. */
 static SpecExprVal
 truths(ExprParser *s, SpecExprVal list, const char *text)
 {
 	double n;
-	bool   one = number_parse(text + strspn(text, " "), &n); /* asked for */
+	bool one = number_parse(text + strspn(text, " "), &n); /* asked for */
 
 	if (list.kind == EXPR_BOOL || (list.kind == EXPR_NUM && list.n))
 		return to_bool(one ? list.num == n : list.num != 0);
@@ -191,7 +195,8 @@ truths(ExprParser *s, SpecExprVal list, const char *text)
 		return list.kind == EXPR_NUM ? list : null_val;
 	SpecExprVal *item = NEW(s->a, SpecExprVal, list.n + 1);
 	for (size_t i = 0; i < list.n; i++)
-		item[i] = to_bool(one ? list.item[i].kind == EXPR_NUM && list.item[i].num == n : expr_true(list.item[i]));
+		item[i] = to_bool(one ? list.item[i].kind == EXPR_NUM && list.item[i].num == n
+		                      : expr_true(list.item[i]));
 	return (SpecExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
@@ -215,16 +220,20 @@ listed(const char *words, SpecExprVal v)
 static SpecExprVal
 count(SpecExprVal v)
 {
-	return v.kind == EXPR_STR ? num((double)strlen(v.str)) : v.kind == EXPR_LIST || v.n ? num((double)v.n) : null_val;
+	return v.kind == EXPR_STR           ? num((double)strlen(v.str))
+	       : v.kind == EXPR_LIST || v.n ? num((double)v.n)
+	                                    : null_val;
 }
 
 /* The model's layers, as far as they are known */
 static size_t
 layers_at_most(const ExprParser *s)
 {
-	const SpecExprVal of = s->env->resolved ? s->env->resolved(s->env->user, "n_layers") : null_val;
+	const SpecExprVal of =
+	    s->env->resolved ? s->env->resolved(s->env->user, "n_layers") : null_val;
 
-	return of.kind == EXPR_NUM && of.num >= 0 && of.num < MAX_LAYERS ? (size_t)of.num : MAX_LAYERS;
+	return of.kind == EXPR_NUM && of.num >= 0 && of.num < MAX_LAYERS ? (size_t)of.num
+	                                                                 : MAX_LAYERS;
 }
 
 static SpecExprVal
@@ -239,7 +248,10 @@ places(ExprParser *s, SpecExprVal list, const char *words)
 	SpecExprVal *item = NEW(s->a, SpecExprVal, n + 1);
 	for (size_t i = 0; i < n; i++) {
 		const char letter[2] = { list.kind == EXPR_STR ? list.str[i] : 0, 0 };
-		if (listed(words, list.kind == EXPR_STR ? (SpecExprVal){ .kind = EXPR_STR, .str = letter } : list.kind == EXPR_LIST ? list.item[i] : list))
+		if (listed(words, list.kind == EXPR_STR
+		                      ? (SpecExprVal){ .kind = EXPR_STR, .str = letter }
+		                  : list.kind == EXPR_LIST ? list.item[i]
+		                                           : list))
 			item[found++] = num((double)i);
 	}
 	return (SpecExprVal){ .kind = EXPR_LIST, .n = found, .item = item };
@@ -252,7 +264,8 @@ place(ExprParser *s, const char *text, double *to)
 	text += strspn(text, " ");
 	if (number_parse(text, to))
 		return true;
-	SpecExprVal v = *text == '$' && s->env->resolved ? s->env->resolved(s->env->user, text + 1) : null_val;
+	SpecExprVal v =
+	    *text == '$' && s->env->resolved ? s->env->resolved(s->env->user, text + 1) : null_val;
 	*to = v.num;
 	return v.kind == EXPR_NUM;
 }
@@ -275,7 +288,8 @@ greatest(SpecExprVal v)
 	SpecExprVal most = v.kind == EXPR_LIST ? null_val : v;
 
 	for (size_t i = 0; v.kind == EXPR_LIST && i < v.n; i++)
-		if (v.item[i].kind == EXPR_NUM && (most.kind == EXPR_NULL || v.item[i].num > most.num))
+		if (v.item[i].kind == EXPR_NUM &&
+		    (most.kind == EXPR_NULL || v.item[i].num > most.num))
 			most = v.item[i];
 	return most.kind == EXPR_NUM ? most : null_val;
 }
@@ -288,7 +302,9 @@ shares(ExprParser *s, SpecExprVal list)
 		return null_val;
 	SpecExprVal *item = NEW(s->a, SpecExprVal, list.n + 1);
 	for (size_t i = 0; i < list.n; i++)
-		item[i] = list.item[i].kind == EXPR_NUM ? num(0.5 * erfc(-list.item[i].num * sqrt(0.5))) : num(0);
+		item[i] = list.item[i].kind == EXPR_NUM
+		              ? num(0.5 * erfc(-list.item[i].num * sqrt(0.5)))
+		              : num(0);
 	return (SpecExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
@@ -300,19 +316,20 @@ first(ExprParser *s, SpecExprVal list, const char *text)
 
 	if (list.kind != EXPR_LIST || !place(s, text, &n) || !(n >= 0))
 		return null_val;
-	size_t   count = n < (double)list.n ? (size_t)n : list.n;
+	size_t count = n < (double)list.n ? (size_t)n : list.n;
 	SpecExprVal *item = NEW(s->a, SpecExprVal, count + 1);
 	for (size_t i = 0; i < count; i++)
 		item[i] = list.item[i].kind == EXPR_NULL ? num(0) : list.item[i];
 	return (SpecExprVal){ .kind = EXPR_LIST, .n = count, .item = item };
 }
 
-/* The number of a list where the list "types" has the word, or, without types, everywhere: one for all of them; a single number is that */
+/* The number of a list where the list "types" has the word, or, without types, everywhere: one for
+ * all of them; a single number is that */
 static SpecExprVal
 pick(ExprParser *s, SpecExprVal list, const char *text)
 {
-	char    name[MAX_NAME];
-	size_t  n = strcspn(text += strspn(text, " "), ", ");
+	char name[MAX_NAME];
+	size_t n = strcspn(text += strspn(text, " "), ", ");
 	SpecExprVal types = null_val, one = null_val;
 
 	if (list.kind != EXPR_LIST)
@@ -330,20 +347,23 @@ pick(ExprParser *s, SpecExprVal list, const char *text)
 		if (n && (i >= types.n || !is_word(types.item[i], text)))
 			continue;
 		if (v.kind != EXPR_NUM || (one.kind == EXPR_NUM && one.num != v.num))
-			return fail(s, n ? "layers of one kind differ: llmc has one number for each kind of layer" : "layers differ: llmc has one number for all of them");
+			return fail(s, n ? "layers of one kind differ: llmc has one number for "
+			                   "each kind of layer"
+			                 : "layers differ: llmc has one number for all of them");
 		one = v;
 	}
 	return one;
 }
 
-/* The layers in which a tensor of the pattern is, whose first * stands for a layer's number; they end where no tensor has the number, or the model's layers do. */
+/* The layers in which a tensor of the pattern is, whose first * stands for a layer's number; they
+ * end where no tensor has the number, or the model's layers do. */
 static SpecExprVal
 layers_with(ExprParser *s, const char *pattern)
 {
 	const char *star = strchr(pattern, '*');
-	SpecExprVal    *item = NEW(s->a, SpecExprVal, MAX_LAYERS);
-	size_t      found = 0;
-	const int   n_layers = (int)layers_at_most(s);
+	SpecExprVal *item = NEW(s->a, SpecExprVal, MAX_LAYERS);
+	size_t found = 0;
+	const int n_layers = (int)layers_at_most(s);
 
 	if (!star || !s->env->has)
 		return null_val;
@@ -386,8 +406,10 @@ primary(ExprParser *s)
 		size_t n = 0;
 		double v;
 		while (n < sizeof digits - 1 &&
-		       ((s->p[n] >= '0' && s->p[n] <= '9') || s->p[n] == '.' || s->p[n] == 'e' || s->p[n] == 'E' ||
-		        (n && (s->p[n] == '-' || s->p[n] == '+') && (s->p[n - 1] == 'e' || s->p[n - 1] == 'E'))))
+		       ((s->p[n] >= '0' && s->p[n] <= '9') || s->p[n] == '.' || s->p[n] == 'e' ||
+		        s->p[n] == 'E' ||
+		        (n && (s->p[n] == '-' || s->p[n] == '+') &&
+		         (s->p[n - 1] == 'e' || s->p[n - 1] == 'E'))))
 			n++;
 		memcpy(digits, s->p, n);
 		digits[n] = 0;
@@ -397,16 +419,24 @@ primary(ExprParser *s)
 		return num(v);
 	}
 	if (!name(s, id))
-		return fail(s, *s->p ? "a number, a key or ( is expected here" : "it ends too early");
+		return fail(s,
+		            *s->p ? "a number, a key or ( is expected here" : "it ends too early");
 	space(s);
 	if (*s->p == '(') {
 		bool cols = strcmp(id, "cols") == 0, size = cols || strcmp(id, "rows") == 0;
 		char arg[MAX_NAME];
 		double v;
-		bool whole = strcmp(id, "floor") == 0, flags = strcmp(id, "flags") == 0, where = strcmp(id, "where") == 0, length = strcmp(id, "length") == 0, at = strcmp(id, "at") == 0;
-		bool most = strcmp(id, "greatest") == 0, layers = strcmp(id, "layers") == 0, front = strcmp(id, "first") == 0, picked = strcmp(id, "pick") == 0, share = strcmp(id, "shares") == 0;
-		if (!size && !whole && !flags && !where && !length && !at && !most && !layers && !front && !picked && !share && strcmp(id, "has") != 0)
-			return fail(s, "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list), at(list, n), greatest(list), first(list, n), "
+		bool whole = strcmp(id, "floor") == 0, flags = strcmp(id, "flags") == 0,
+		     where = strcmp(id, "where") == 0, length = strcmp(id, "length") == 0,
+		     at = strcmp(id, "at") == 0;
+		bool most = strcmp(id, "greatest") == 0, layers = strcmp(id, "layers") == 0,
+		     front = strcmp(id, "first") == 0, picked = strcmp(id, "pick") == 0,
+		     share = strcmp(id, "shares") == 0;
+		if (!size && !whole && !flags && !where && !length && !at && !most && !layers &&
+		    !front && !picked && !share && strcmp(id, "has") != 0)
+			return fail(s, "known functions are has(x), rows(tensor), cols(tensor), "
+			               "floor(x), flags(list), where(list, words), length(list), "
+			               "at(list, n), greatest(list), first(list, n), "
 			               "pick(list, types, word), shares(list) and layers(tensors)");
 		s->p++;
 		if (whole) {
@@ -426,7 +456,10 @@ primary(ExprParser *s)
 			SpecExprVal list = s->env->key ? s->env->key(s->env->user, arg) : null_val;
 			if (front || picked)
 				return front ? first(s, list, more) : pick(s, list, more);
-			return where ? places(s, list, more) : length ? count(list) : flags ? truths(s, list, more) : element(s, list, more);
+			return where    ? places(s, list, more)
+			       : length ? count(list)
+			       : flags  ? truths(s, list, more)
+			                : element(s, list, more);
 		}
 		if (layers)
 			return layers_with(s, arg);
@@ -436,7 +469,8 @@ primary(ExprParser *s)
 			return greatest(s->env->key ? s->env->key(s->env->user, arg) : null_val);
 		if (!size)
 			return to_bool(s->env->has && s->env->has(s->env->user, arg));
-		return s->env->size && s->env->size(s->env->user, arg, cols, &v) ? num(v) : null_val;
+		return s->env->size && s->env->size(s->env->user, arg, cols, &v) ? num(v)
+		                                                                 : null_val;
 	}
 	if (strcmp(id, "true") == 0 || strcmp(id, "false") == 0)
 		return to_bool(*id == 't');
@@ -497,11 +531,13 @@ expr_product(ExprParser *s)
 			return v;
 		SpecExprVal w = expr_unary(s);
 		bool ok = numeric(s, v) && numeric(s, w);
-		v = ok ? num(times ? v.num * w.num : v.num / w.num) : null_val; /* x / 0 is null as well */
+		v = ok ? num(times ? v.num * w.num : v.num / w.num)
+		       : null_val; /* x / 0 is null as well */
 	}
 }
 
-/* Layers that are counted from 1, say: each element of a list of numbers, and what is added to it */
+/* Layers that are counted from 1, say: each element of a list of numbers, and what is added to it
+ */
 static SpecExprVal
 shifted(ExprParser *s, SpecExprVal list, double by)
 {
@@ -520,12 +556,13 @@ static SpecExprVal
 without(ExprParser *s, SpecExprVal list, SpecExprVal drop)
 {
 	SpecExprVal *item = NEW(s->a, SpecExprVal, list.n + 1);
-	size_t   n = 0;
+	size_t n = 0;
 
 	for (size_t i = 0; i < list.n; i++) {
 		bool dropped = false;
 		for (size_t j = 0; j < drop.n; j++)
-			dropped |= list.item[i].kind == EXPR_NUM && drop.item[j].kind == EXPR_NUM && list.item[i].num == drop.item[j].num;
+			dropped |= list.item[i].kind == EXPR_NUM && drop.item[j].kind == EXPR_NUM &&
+			           list.item[i].num == drop.item[j].num;
 		if (!dropped)
 			item[n++] = list.item[i];
 	}
@@ -558,7 +595,8 @@ expr_sum(ExprParser *s)
 static bool
 same(SpecExprVal x, SpecExprVal y)
 {
-	bool nx = x.kind == EXPR_NUM || x.kind == EXPR_BOOL, ny = y.kind == EXPR_NUM || y.kind == EXPR_BOOL;
+	bool nx = x.kind == EXPR_NUM || x.kind == EXPR_BOOL,
+	     ny = y.kind == EXPR_NUM || y.kind == EXPR_BOOL;
 
 	if (nx && ny)
 		return x.num == y.num;
@@ -581,7 +619,8 @@ literal_or_sum(ExprParser *s)
 			for (s->p++; name_part(*s->p);)
 				s->p++;
 		if (s->p > at + strlen(id))
-			return (SpecExprVal){ .kind = EXPR_STR, .str = arena_strndup(s->a, at, (size_t)(s->p - at)) };
+			return (SpecExprVal){ .kind = EXPR_STR,
+				              .str = arena_strndup(s->a, at, (size_t)(s->p - at)) };
 		space(s);
 		if (*s->p != '(') {
 			if (strcmp(id, "true") == 0 || strcmp(id, "false") == 0)
@@ -611,7 +650,10 @@ expr_compare(ExprParser *s)
 	SpecExprVal y = expr_sum(s);
 	if (!numeric(s, x) || !numeric(s, y))
 		return to_bool(false);
-	return to_bool(le ? x.num <= y.num : ge ? x.num >= y.num : lt ? x.num < y.num : x.num > y.num);
+	return to_bool(le   ? x.num <= y.num
+	               : ge ? x.num >= y.num
+	               : lt ? x.num < y.num
+	                    : x.num > y.num);
 }
 
 static SpecExprVal

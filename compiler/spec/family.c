@@ -10,22 +10,144 @@
 #include "base/number.h"
 #include "base/text.h"
 
-/* All roles of tensors. Norms and projections of a layer, of each of several alike, experts above all (e_), of the shared expert (s_). */
+/* All roles of tensors. Norms and projections of a layer, of each of several alike, experts above
+ * all (e_), of the shared expert (s_). */
 static const char *const roles[] = {
-	"embed", "embed_in", "embed_out", "pos_embed", "embed_norm", "final_norm", "head", "labels",
-	"attn_norm", "q", "k", "v", "o", "q_gate", "q_norm", "k_norm", "sinks", "attn_out_norm",
-	"lin_q", "lin_k", "lin_v", "lin_z", "lin_z_low", "lin_a", "lin_a_low", "lin_b", "lin_conv_q", "lin_conv_k", "lin_conv_v", "lin_rate", "lin_dt", "lin_norm", "lin_o",
-	"ssm_z", "ssm_x", "ssm_dt", "ssm_low", "ssm_b", "ssm_c", "ssm_low_norm", "ssm_b_norm", "ssm_c_norm", "ssm_conv", "ssm_rate", "ssm_dt_bias", "ssm_skip", "ssm_norm", "ssm_o",
-	"conv_b", "conv_c", "conv_x", "conv_w", "conv_o",
-	"shared_norm", "shared_q", "shared_k", "shared_v", "shared_o", "shared_ffn_norm", "shared_gate", "shared_up", "shared_down", "from_shared",
-	"shared_q_a", "shared_q_b", "shared_k_a", "shared_k_b", "shared_v_a", "shared_v_b", "shared_ffn_a", "shared_gate_b", "shared_up_b",
-	"q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b", "index_q", "index_k", "index_k_norm", "index_w",
-	"ffn_norm", "gate", "up", "down", "act_p", "act_n", "ffn_out_norm", "dense_out_norm", "moe_norm", "moe_out_norm", "moe_in", "moe_out", "layer_gain",
-	"ple_embed", "ple_proj", "ple_norm", "ple_gate", "ple_out", "ple_out_norm",
-	"mtp_enorm", "mtp_hnorm", "mtp_proj", "mtp_norm", "mtp_output",
-	"e_stream_in", "e_stream_out", "stream_norm", "stream_router", "stream_predict", "stream_correct", "stream_gain", "laurel_a", "laurel_b", "laurel_norm",
-	"router", "router_bias", "router_norm", "expert_gain", "e_gate", "e_up", "e_down", "e_gate_b", "e_up_b", "e_down_b", "s_gate", "s_up", "s_down", "s_mix",
-	"rope_factors", "rope_factors_long", "rope_factors_short", "drop",
+	"embed",
+	"embed_in",
+	"embed_out",
+	"pos_embed",
+	"embed_norm",
+	"final_norm",
+	"head",
+	"labels",
+	"attn_norm",
+	"q",
+	"k",
+	"v",
+	"o",
+	"q_gate",
+	"q_norm",
+	"k_norm",
+	"sinks",
+	"attn_out_norm",
+	"lin_q",
+	"lin_k",
+	"lin_v",
+	"lin_z",
+	"lin_z_low",
+	"lin_a",
+	"lin_a_low",
+	"lin_b",
+	"lin_conv_q",
+	"lin_conv_k",
+	"lin_conv_v",
+	"lin_rate",
+	"lin_dt",
+	"lin_norm",
+	"lin_o",
+	"ssm_z",
+	"ssm_x",
+	"ssm_dt",
+	"ssm_low",
+	"ssm_b",
+	"ssm_c",
+	"ssm_low_norm",
+	"ssm_b_norm",
+	"ssm_c_norm",
+	"ssm_conv",
+	"ssm_rate",
+	"ssm_dt_bias",
+	"ssm_skip",
+	"ssm_norm",
+	"ssm_o",
+	"conv_b",
+	"conv_c",
+	"conv_x",
+	"conv_w",
+	"conv_o",
+	"shared_norm",
+	"shared_q",
+	"shared_k",
+	"shared_v",
+	"shared_o",
+	"shared_ffn_norm",
+	"shared_gate",
+	"shared_up",
+	"shared_down",
+	"from_shared",
+	"shared_q_a",
+	"shared_q_b",
+	"shared_k_a",
+	"shared_k_b",
+	"shared_v_a",
+	"shared_v_b",
+	"shared_ffn_a",
+	"shared_gate_b",
+	"shared_up_b",
+	"q_a",
+	"q_a_norm",
+	"q_b",
+	"kv_a",
+	"kv_a_norm",
+	"k_b",
+	"v_b",
+	"index_q",
+	"index_k",
+	"index_k_norm",
+	"index_w",
+	"ffn_norm",
+	"gate",
+	"up",
+	"down",
+	"act_p",
+	"act_n",
+	"ffn_out_norm",
+	"dense_out_norm",
+	"moe_norm",
+	"moe_out_norm",
+	"moe_in",
+	"moe_out",
+	"layer_gain",
+	"ple_embed",
+	"ple_proj",
+	"ple_norm",
+	"ple_gate",
+	"ple_out",
+	"ple_out_norm",
+	"mtp_enorm",
+	"mtp_hnorm",
+	"mtp_proj",
+	"mtp_norm",
+	"mtp_output",
+	"e_stream_in",
+	"e_stream_out",
+	"stream_norm",
+	"stream_router",
+	"stream_predict",
+	"stream_correct",
+	"stream_gain",
+	"laurel_a",
+	"laurel_b",
+	"laurel_norm",
+	"router",
+	"router_bias",
+	"router_norm",
+	"expert_gain",
+	"e_gate",
+	"e_up",
+	"e_down",
+	"e_gate_b",
+	"e_up_b",
+	"e_down_b",
+	"s_gate",
+	"s_up",
+	"s_down",
+	"s_mix",
+	"rope_factors",
+	"rope_factors_long",
+	"rope_factors_short",
+	"drop",
 };
 enum { N_ROLES = sizeof roles / sizeof *roles };
 
@@ -82,31 +204,42 @@ check_keys(const Node *map, const char *what, const char *const *known, size_t n
 			found |= strcmp(known[j], k) == 0;
 		if (!found) {
 			const char *near = diag_nearest(k, known, n);
-			err_at(d, map->key[i]->loc, "unknown key %s in %s%s%s%s", k, what, near ? "; did you mean " : "",
-			       near ? near : "", near ? "?" : "");
+			err_at(d, map->key[i]->loc, "unknown key %s in %s%s%s%s", k, what,
+			       near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 		}
 	}
 }
 
 bool
-family_load(Family *f, const char *name, const char *dir, const char *format, Loc at, Diag *d, Arena *a)
+family_load(Family *f, const char *name, const char *dir, const char *format, Loc at, Diag *d,
+            Arena *a)
 {
 	static const char *const top[] = { "family", "match", "block", "hf", "gguf" };
-	static const char *const part[] = { "prefix", "block", "keys", "values", "when", "expect", "tensors", "ignore", "arch", "write" };
-	const size_t n_part = sizeof part / sizeof *part - (strcmp(format, "gguf") == 0 ? 0 : 2); /* the last two are for files that are written */
+	static const char *const part[] = { "prefix", "block",   "keys",   "values", "when",
+		                            "expect", "tensors", "ignore", "arch",   "write" };
+	const size_t n_part =
+	    sizeof part / sizeof *part -
+	    (strcmp(format, "gguf") == 0 ? 0 : 2); /* the last two are for files that are written */
 	int before = d->n_error;
 
 	*f = (Family){ .name = name };
-	if (!*name || name[strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")] || strlen(name) > 60) {
-		err_at(d, at, "family = %.60s: a name of letters, digits, _ and - is expected", name);
+	if (!*name ||
+	    name[strspn(name,
+	                "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")] ||
+	    strlen(name) > 60) {
+		err_at(d, at, "family = %.60s: a name of letters, digits, _ and - is expected",
+		       name);
 		return false;
 	}
 	f->root = family_file(arena_printf(a, "families/%s.yaml", name), dir, d, a);
 	if (!f->root) {
 		if (d->n_error == before) {
 			const char *near = nearest_family(name, d, a);
-			err_at(d, at, "family = %s: there is no families/%s.yaml beside the description, and llmc carries none%s%s%s",
-			       name, name, near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+			err_at(d, at,
+			       "family = %s: there is no families/%s.yaml beside the description, "
+			       "and llmc carries none%s%s%s",
+			       name, name, near ? "; did you mean " : "", near ? near : "",
+			       near ? "?" : "");
 		}
 		return false;
 	}
@@ -126,7 +259,8 @@ const char *
 rule_name(Arena *a, const TensorRule *r, int layer, int expert, const char *suffix)
 {
 	bool whole = r->whole || ends_with(r->name, ".weight") || ends_with(r->name, ".bias");
-	char *out = NEW(a, char, 4 * strlen(r->name) + strlen(suffix) + 1), *p = out; /* three characters become eleven at most */
+	char *out = NEW(a, char, 4 * strlen(r->name) + strlen(suffix) + 1),
+	     *p = out; /* three characters become eleven at most */
 
 	for (const char *t = r->name; *t;) {
 		if (strncmp(t, "{l}", 3) == 0 || strncmp(t, "{e}", 3) == 0) {
@@ -141,15 +275,20 @@ rule_name(Arena *a, const TensorRule *r, int layer, int expert, const char *suff
 }
 
 const char *
-rule_name_in(Arena *a, const Spec *s, const TensorRule *r, int layer, int expert, const char *suffix)
+rule_name_in(Arena *a, const Spec *s, const TensorRule *r, int layer, int expert,
+             const char *suffix)
 {
 	const char *hole = strstr(r->name, "{+"), *end = hole ? strchr(hole, '}') : NULL;
-	TensorRule  own = *r;
+	TensorRule own = *r;
 
 	if (end)
-		own.name = arena_printf(a, "%.*s%.*s%s", (int)(hole - r->name), r->name, layer >= 0 && spec_shared(s, layer) ? (int)(end - hole) - 2 : 0, hole + 2, end + 1);
+		own.name =
+		    arena_printf(a, "%.*s%.*s%s", (int)(hole - r->name), r->name,
+		                 layer >= 0 && spec_shared(s, layer) ? (int)(end - hole) - 2 : 0,
+		                 hole + 2, end + 1);
 	if (strncmp(r->role, "shared_", 7) == 0 && layer >= 0)
-		return rule_name(a, &own, spec_shared_layer(s, layer), spec_shared_use(s, layer), suffix);
+		return rule_name(a, &own, spec_shared_layer(s, layer), spec_shared_use(s, layer),
+		                 suffix);
 	return rule_name(a, &own, layer < 0 ? layer : layer + s->mtp.layer, expert, suffix);
 }
 
@@ -178,9 +317,9 @@ rule_for(const TensorRule *rule, int n, const char *role)
 }
 
 typedef struct FamilyRules {
-	SpecTable  *t;
+	SpecTable *t;
 	TensorRule *rule;
-	size_t      n, cap;
+	size_t n, cap;
 	const char *layer; /* name of a layer, in front of names that begin with "." */
 	const char *prefix, *from, *to;
 } FamilyRules;
@@ -196,8 +335,8 @@ known_roles(FamilyRules *r, const Node *key)
 			found |= strcmp(roles[i], role) == 0;
 		if (!found) {
 			const char *near = diag_nearest(role, roles, N_ROLES);
-			err_at(r->t->d, key->loc, "tensors: unknown role %.60s%s%s%s", role, near ? "; did you mean " : "",
-			       near ? near : "", near ? "?" : "");
+			err_at(r->t->d, key->loc, "tensors: unknown role %.60s%s%s%s", role,
+			       near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 			return false;
 		}
 		if (!p[k])
@@ -218,9 +357,10 @@ share_a_role(const char *x, const char *y)
 static const char *
 full_name(FamilyRules *r, const char *name)
 {
-	const char *full = *name == '/' ? name + 1 :
-	                   *name == '.' ? arena_printf(r->t->a, "%s%s%s", r->prefix, r->layer, name) :
-	                                  arena_printf(r->t->a, "%s%s", r->prefix, name);
+	const char *full = *name == '/' ? name + 1
+	                   : *name == '.'
+	                       ? arena_printf(r->t->a, "%s%s%s", r->prefix, r->layer, name)
+	                       : arena_printf(r->t->a, "%s%s", r->prefix, name);
 	if (r->from && strncmp(full, r->from, strlen(r->from)) == 0)
 		full = arena_printf(r->t->a, "%s%s", r->to, full + strlen(r->from));
 	return full;
@@ -229,7 +369,8 @@ full_name(FamilyRules *r, const char *name)
 static void
 add(FamilyRules *r, const Node *key, const Node *value, const char *name)
 {
-	static const char *const words[] = { "per_head", "quarters", "transpose", "stacked", "interleaved", "rope_pairs", "whole" };
+	static const char *const words[] = { "per_head",    "quarters",   "transpose", "stacked",
+		                             "interleaved", "rope_pairs", "whole" };
 	size_t end = strcspn(name, "|"), len = end;
 	bool drop = strcmp(key->text, "drop") == 0;
 	TensorRule rule = { .role = key->text, .loc = value->loc, .whole = drop };
@@ -251,18 +392,27 @@ add(FamilyRules *r, const Node *key, const Node *value, const char *name)
 		if (drop && strncmp(w, "all=", 4) == 0) {
 			rule.same = true;
 			if (!number_parse(w + 4, &rule.value)) {
-				err_at(r->t->d, value->loc, "tensors: drop: %.40s has no number", w);
+				err_at(r->t->d, value->loc, "tensors: drop: %.40s has no number",
+				       w);
 				return;
 			}
 			continue;
 		}
-		bool *to = strcmp(w, "per_head") == 0 ? &rule.per_head : strcmp(w, "quarters") == 0 ? &rule.quarters : strcmp(w, "transpose") == 0 ? &rule.transpose :
-		           strcmp(w, "stacked") == 0 ? &rule.stacked : strcmp(w, "interleaved") == 0 ? &rule.interleaved : strcmp(w, "rope_pairs") == 0 ? &rule.rope_pairs :
-		           strcmp(w, "whole") == 0 ? &rule.whole : NULL;
+		bool *to = strcmp(w, "per_head") == 0      ? &rule.per_head
+		           : strcmp(w, "quarters") == 0    ? &rule.quarters
+		           : strcmp(w, "transpose") == 0   ? &rule.transpose
+		           : strcmp(w, "stacked") == 0     ? &rule.stacked
+		           : strcmp(w, "interleaved") == 0 ? &rule.interleaved
+		           : strcmp(w, "rope_pairs") == 0  ? &rule.rope_pairs
+		           : strcmp(w, "whole") == 0       ? &rule.whole
+		                                           : NULL;
 		if (!to) {
 			const char *near = diag_nearest(w, words, sizeof words / sizeof *words);
-			err_at(r->t->d, value->loc, "tensors: %s: unknown packing %.40s%s%s%s", key->text, w,
-			       near ? "; did you mean " : "; known are per_head, quarters, transpose, stacked, interleaved, rope_pairs and whole",
+			err_at(r->t->d, value->loc, "tensors: %s: unknown packing %.40s%s%s%s",
+			       key->text, w,
+			       near ? "; did you mean "
+			            : "; known are per_head, quarters, transpose, stacked, "
+			              "interleaved, rope_pairs and whole",
 			       near ? near : "", near ? "?" : "");
 			return;
 		}
@@ -290,10 +440,12 @@ is_head(const FamilyRules *r)
 static void
 layer_of(FamilyRules *r, const Node *names)
 {
-	const Node *layer = names ? node_get(names, "layer") : NULL, *own = names && is_head(r) ? node_get(names, "mtp_layer") : NULL;
+	const Node *layer = names ? node_get(names, "layer") : NULL,
+	           *own = names && is_head(r) ? node_get(names, "mtp_layer") : NULL;
 
 	if (layer && (layer->kind != NODE_SCALAR || !strstr(layer->text, "{l}")))
-		err_at(r->t->d, layer->loc, "tensors: layer is the name of a layer with {l} for its number");
+		err_at(r->t->d, layer->loc,
+		       "tensors: layer is the name of a layer with {l} for its number");
 	else if (own && own->kind == NODE_SCALAR)
 		r->layer = own->text;
 	else if (layer)
@@ -313,14 +465,16 @@ add_all(FamilyRules *r, const Node *names)
 			own.text += 4;
 			k = &own;
 		}
-		if (strcmp(k->text, "layer") == 0 || strcmp(k->text, "mtp_layer") == 0 || !known_roles(r, k))
+		if (strcmp(k->text, "layer") == 0 || strcmp(k->text, "mtp_layer") == 0 ||
+		    !known_roles(r, k))
 			continue;
 		if (v->kind == NODE_LIST && strcmp(k->text, "drop") == 0) {
 			for (size_t j = 0; j < v->n; j++)
 				if (v->item[j]->kind == NODE_SCALAR)
 					add(r, k, v->item[j], v->item[j]->text);
 		} else if (v->kind != NODE_SCALAR) {
-			err_at(r->t->d, v->loc, "tensors: %s: a name is expected, this is %s", k->text, node_kind_text(v));
+			err_at(r->t->d, v->loc, "tensors: %s: a name is expected, this is %s",
+			       k->text, node_kind_text(v));
 		} else {
 			add(r, k, v, v->text);
 		}
@@ -342,14 +496,17 @@ family_rules(SpecTable *t, const Family *f, int *n)
 	if (replace->str) {
 		const char *gt = strchr(replace->str, '>');
 		if (!gt) {
-			err_at(t->d, replace->loc, "names.replace = %s: \"OLD>NEW\" is expected", replace->str);
+			err_at(t->d, replace->loc, "names.replace = %s: \"OLD>NEW\" is expected",
+			       replace->str);
 		} else {
 			r.from = arena_strndup(t->a, replace->str, (size_t)(gt - replace->str));
 			r.to = gt + 1;
 		}
 	}
 	if (f && !f->format)
-		err_at(t->d, t->val[K_checkpoint].loc, "family %s has no tensor names for checkpoints of the format %s: its file has no part %s",
+		err_at(t->d, t->val[K_checkpoint].loc,
+		       "family %s has no tensor names for checkpoints of the format %s: its file "
+		       "has no part %s",
 		       f->name, t->val[K_checkpoint].str, t->val[K_checkpoint].str);
 	for (size_t i = 0; i < sizeof layers / sizeof *layers; i++)
 		layer_of(&r, layers[i]);
@@ -362,7 +519,8 @@ family_rules(SpecTable *t, const Family *f, int *n)
 bool
 role_arranges(const char *role)
 {
-	static const char *const none[] = { "embed", "pos_embed", "ple_embed", "router", "s_mix", "k_b", "v_b" };
+	static const char *const none[] = { "embed", "pos_embed", "ple_embed", "router",
+		                            "s_mix", "k_b",       "v_b" };
 
 	for (size_t i = 0; i < sizeof none / sizeof *none; i++)
 		if (strcmp(role, none[i]) == 0)

@@ -9,7 +9,8 @@ in_range(Diag *d, Loc loc, const char *what, int64_t layer, int n_layers)
 {
 	if (layer >= 0 && layer < n_layers)
 		return true;
-	err_at(d, loc, "%s names layer %lld: the model has layers 0 to %d", what, (long long)layer, n_layers - 1);
+	err_at(d, loc, "%s names layer %lld: the model has layers 0 to %d", what, (long long)layer,
+	       n_layers - 1);
 	return false;
 }
 
@@ -47,10 +48,12 @@ read_ranges(const Node *n, const char *what, int n_layers, uint8_t *out, Diag *d
 		}
 		while (*p == ' ')
 			p++;
-		if (!in_range(d, n->loc, what, lo, n_layers) || !in_range(d, n->loc, what, hi, n_layers))
+		if (!in_range(d, n->loc, what, lo, n_layers) ||
+		    !in_range(d, n->loc, what, hi, n_layers))
 			return false;
 		if (lo > hi) {
-			err_at(d, n->loc, "%s: the range %lld-%lld runs backwards", what, (long long)lo, (long long)hi);
+			err_at(d, n->loc, "%s: the range %lld-%lld runs backwards", what,
+			       (long long)lo, (long long)hi);
 			return false;
 		}
 		memset(out + lo, 1, (size_t)(hi - lo + 1));
@@ -59,7 +62,10 @@ read_ranges(const Node *n, const char *what, int n_layers, uint8_t *out, Diag *d
 		if (*p++ != ',')
 			break;
 	}
-	err_at(d, n->loc, "%s: \"%s\" selects no layers; write all, none, numbers and ranges as \"0-3,8\", a list, or {from, every, at, except, not_every}", what, n->text);
+	err_at(d, n->loc,
+	       "%s: \"%s\" selects no layers; write all, none, numbers and ranges as \"0-3,8\", a "
+	       "list, or {from, every, at, except, not_every}",
+	       what, n->text);
 	return false;
 }
 
@@ -77,12 +83,17 @@ read_step(const Node *n, const char *what, int n_layers, uint8_t *out, Diag *d)
 			except = v;
 			continue;
 		}
-		int64_t *to = strcmp(k, "from") == 0 ? &from : strcmp(k, "every") == 0 ? &every :
-		              strcmp(k, "at") == 0 ? &at : strcmp(k, "not_every") == 0 ? &not_every : NULL;
+		int64_t *to = strcmp(k, "from") == 0        ? &from
+		              : strcmp(k, "every") == 0     ? &every
+		              : strcmp(k, "at") == 0        ? &at
+		              : strcmp(k, "not_every") == 0 ? &not_every
+		                                            : NULL;
 		if (!to) {
 			const char *near = diag_nearest(k, known, 5);
-			err_at(d, n->key[i]->loc, "%s: unknown word %s in a layer selector%s%s%s", what, k,
-			       near ? "; did you mean " : "; known are from, every, at, except, not_every",
+			err_at(d, n->key[i]->loc, "%s: unknown word %s in a layer selector%s%s%s",
+			       what, k,
+			       near ? "; did you mean "
+			            : "; known are from, every, at, except, not_every",
 			       near ? near : "", near ? "?" : "");
 			return false;
 		}
@@ -97,7 +108,8 @@ read_step(const Node *n, const char *what, int n_layers, uint8_t *out, Diag *d)
 		return false;
 	}
 	for (int l = 0; l < n_layers; l++)
-		out[l] = l >= from && (not_every ? l % not_every != at % not_every : l % every == at % every);
+		out[l] = l >= from &&
+		         (not_every ? l % not_every != at % not_every : l % every == at % every);
 	if (except) {
 		uint8_t *drop = NEW(d->perm, uint8_t, n_layers);
 		if (!selector_read(except, what, n_layers, drop, d))
@@ -119,7 +131,9 @@ selector_read(const Node *n, const char *what, int n_layers, uint8_t *out, Diag 
 		for (size_t i = 0; i < n->n; i++) {
 			uint8_t *one = NEW(d->perm, uint8_t, n_layers);
 			if (n->item[i]->kind != NODE_SCALAR) {
-				err_at(d, n->item[i]->loc, "%s: a list of layers holds numbers, not %s", what, node_kind_text(n->item[i]));
+				err_at(d, n->item[i]->loc,
+				       "%s: a list of layers holds numbers, not %s", what,
+				       node_kind_text(n->item[i]));
 				return false;
 			}
 			if (!read_ranges(n->item[i], what, n_layers, one, d))

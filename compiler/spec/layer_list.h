@@ -5,7 +5,7 @@
 #include "formats/yaml.h"
 
 /* out [n_layers]: 1 for each selected layer. false: errors in d, with `what` as the key's name. */
-bool  selector_read(const Node *n, const char *what, int n_layers, uint8_t *out, Diag *d);
+bool selector_read(const Node *n, const char *what, int n_layers, uint8_t *out, Diag *d);
 /* "all", "none" or "0-3,8", the last quoted */
 char *selector_text(const uint8_t *layers, int n_layers, Arena *a);
 

@@ -1,5 +1,5 @@
-/* Description -> Spec: the layers (defaults, family, the text, --set) in one table, then one field after the other. Reports
- * all that it finds, up to the twenty errors that diag shows. */
+/* Description -> Spec: the layers (defaults, family, the text, --set) in one table, then one field
+ * after the other. Reports all that it finds, up to the twenty errors that diag shows. */
 #include "compiler/spec/spec.h"
 
 #include <math.h>
@@ -10,8 +10,6 @@
 #include "base/sha256.h"
 #include "compiler/spec/family.h"
 #include "compiler/spec/spec_table.h"
-
-
 
 static void
 relocate(Node *n, const SourceText *src, int cols)
@@ -34,7 +32,8 @@ read_override(const char *text, Diag *d, Arena *a)
 	const char *eq = strchr(text, '=');
 
 	if (!eq || eq == text) {
-		err_at(d, (Loc){ .src = src, .line = 1, .col = 1 }, "--set wants key=value, as attention.window=4096");
+		err_at(d, (Loc){ .src = src, .line = 1, .col = 1 },
+		       "--set wants key=value, as attention.window=4096");
 		return NULL;
 	}
 	Node *v = yaml_parse(yaml_source(a, "--set", eq + 1, strlen(eq + 1)), d, a);
@@ -50,8 +49,15 @@ read_override(const char *text, Diag *d, Arena *a)
 		chars += ((unsigned char)*p & 0xc0) != 0x80;
 	relocate(v, src, chars);
 	Node *map = NEW(a, Node, 1), *key = NEW(a, Node, 1);
-	*key = (Node){ .kind = NODE_SCALAR, .loc = { .src = src, .line = 1, .col = 1 }, .text = arena_strndup(a, text, (size_t)(eq - text)) };
-	*map = (Node){ .kind = NODE_MAP, .loc = key->loc, .n = 1, .cap = 1, .key = NEW(a, Node *, 1), .item = NEW(a, Node *, 1) };
+	*key = (Node){ .kind = NODE_SCALAR,
+		       .loc = { .src = src, .line = 1, .col = 1 },
+		       .text = arena_strndup(a, text, (size_t)(eq - text)) };
+	*map = (Node){ .kind = NODE_MAP,
+		       .loc = key->loc,
+		       .n = 1,
+		       .cap = 1,
+		       .key = NEW(a, Node *, 1),
+		       .item = NEW(a, Node *, 1) };
 	map->key[0] = key;
 	map->item[0] = v;
 	return map;
@@ -82,7 +88,9 @@ imply(SpecTable *t, SpecKey key, double value)
 	SpecVal *v = &t->val[key];
 
 	if (!v->given)
-		*v = (SpecVal){ .given = true, .known = true, .num = value, .loc = { .src = t->file.src } };
+		*v = (SpecVal){
+			.given = true, .known = true, .num = value, .loc = { .src = t->file.src }
+		};
 }
 
 static void
@@ -105,7 +113,8 @@ imply_scale(SpecTable *t)
 	SpecVal *v = &t->val[K_att_scale];
 	double all = t->val[K_rope_mscale_all_dim].num, factor = t->val[K_rope_factor].num;
 
-	if (v->given || !v->known || !spec_word_is(t, K_att_kind, "mla") || !spec_word_is(t, K_rope_scaling, "yarn") || all == 0)
+	if (v->given || !v->known || !spec_word_is(t, K_att_kind, "mla") ||
+	    !spec_word_is(t, K_rope_scaling, "yarn") || all == 0)
 		return;
 	double m = factor > 1 ? 0.1 * all * log(factor) + 1 : 1;
 	v->num *= m * m;
@@ -121,8 +130,14 @@ static ActKind
 act_of(const SpecTable *t, SpecKey k)
 {
 	static const char *const name[] = {
-		[ACT_SILU] = "silu", [ACT_GELU] = "gelu", [ACT_GELU_TANH] = "gelu_tanh", [ACT_RELU] = "relu", [ACT_RELU2] = "relu2",
-		[ACT_SWIGLU_OAI] = "swiglu_oai", [ACT_SILU_LIMIT] = "silu_limit", [ACT_XIELU] = "xielu",
+		[ACT_SILU] = "silu",
+		[ACT_GELU] = "gelu",
+		[ACT_GELU_TANH] = "gelu_tanh",
+		[ACT_RELU] = "relu",
+		[ACT_RELU2] = "relu2",
+		[ACT_SWIGLU_OAI] = "swiglu_oai",
+		[ACT_SILU_LIMIT] = "silu_limit",
+		[ACT_XIELU] = "xielu",
 	};
 
 	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
@@ -135,8 +150,13 @@ static RopeScaling
 scaling_of(const SpecTable *t, SpecKey k)
 {
 	static const char *const name[] = {
-		[SCALE_NONE] = "none", [SCALE_LINEAR] = "linear", [SCALE_DYNAMIC] = "dynamic", [SCALE_YARN] = "yarn",
-		[SCALE_LLAMA3] = "llama3", [SCALE_LONGROPE] = "longrope", [SCALE_PROPORTIONAL] = "proportional",
+		[SCALE_NONE] = "none",
+		[SCALE_LINEAR] = "linear",
+		[SCALE_DYNAMIC] = "dynamic",
+		[SCALE_YARN] = "yarn",
+		[SCALE_LLAMA3] = "llama3",
+		[SCALE_LONGROPE] = "longrope",
+		[SCALE_PROPORTIONAL] = "proportional",
 	};
 
 	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
@@ -145,23 +165,26 @@ scaling_of(const SpecTable *t, SpecKey k)
 	return SCALE_NONE;
 }
 
-#define INT(k)  spec_int(t, K_##k)
-#define NUM(k)  (t->val[K_##k].num)
+#define INT(k) spec_int(t, K_##k)
+#define NUM(k) (t->val[K_##k].num)
 #define BOOL(k) (t->val[K_##k].num != 0)
-#define STR(k)  (t->val[K_##k].str)
+#define STR(k) (t->val[K_##k].str)
 #define IS(k, word) spec_word_is(t, K_##k, word)
 
 #define ROPE(P, DIMS)                                                                              \
 	(RopeTable)                                                                                \
 	{                                                                                          \
-		.theta = NUM(P##theta), .dims = (int)INT(DIMS), .scaling = scaling_of(t, K_##P##scaling), \
-		.factor = NUM(P##factor), .turning = NUM(P##turning), .original_positions = NUM(P##original),                  \
+		.theta = NUM(P##theta), .dims = (int)INT(DIMS),                                    \
+		.scaling = scaling_of(t, K_##P##scaling), .factor = NUM(P##factor),                \
+		.turning = NUM(P##turning), .original_positions = NUM(P##original),                \
 		.low_freq_factor = NUM(P##low_freq), .high_freq_factor = NUM(P##high_freq),        \
 		.beta_fast = NUM(P##beta_fast), .beta_slow = NUM(P##beta_slow),                    \
 		.attention_factor = NUM(P##attention_factor), .mscale = NUM(P##mscale),            \
 		.mscale_all_dim = NUM(P##mscale_all_dim), .truncate = BOOL(P##truncate),           \
-		.n_short = t->val[K_##P##short_factor].n, .short_factor = t->val[K_##P##short_factor].list, \
-		.n_long = t->val[K_##P##long_factor].n, .long_factor = t->val[K_##P##long_factor].list, \
+		.n_short = t->val[K_##P##short_factor].n,                                          \
+		.short_factor = t->val[K_##P##short_factor].list,                                  \
+		.n_long = t->val[K_##P##long_factor].n,                                            \
+		.long_factor = t->val[K_##P##long_factor].list,                                    \
 	}
 
 static void
@@ -196,8 +219,12 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.mask = IS(mask, "prefix") ? MASK_PREFIX : MASK_CAUSAL;
 	s->attention.prefix_mark = (int32_t)INT(prefix_mark);
 	s->attention.prefix_end = (int32_t)INT(prefix_end);
-	s->attention.qk_norm = IS(qk_norm, "head") ? QK_HEAD : IS(qk_norm, "whole") ? QK_WHOLE : IS(qk_norm, "unit") ? QK_UNIT :
-	                       IS(qk_norm, "layer") ? QK_LAYER : IS(qk_norm, "layer_each") ? QK_LAYER_EACH : QK_NONE;
+	s->attention.qk_norm = IS(qk_norm, "head")         ? QK_HEAD
+	                       : IS(qk_norm, "whole")      ? QK_WHOLE
+	                       : IS(qk_norm, "unit")       ? QK_UNIT
+	                       : IS(qk_norm, "layer")      ? QK_LAYER
+	                       : IS(qk_norm, "layer_each") ? QK_LAYER_EACH
+	                                                   : QK_NONE;
 	s->attention.qkv_limit = NUM(qkv_limit);
 	s->attention.chunked = IS(window_kind, "chunks");
 	s->attention.qk_in = t->val[K_qk_norm_layers].layers;
@@ -207,7 +234,9 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.v_scale = NUM(v_scale);
 	s->attention.q_rank = (int)INT(q_rank);
 	s->attention.kv_rank = (int)INT(kv_rank);
-	s->attention.form = IS(att_form, "absorbed") ? MLA_ABSORBED : IS(att_form, "expanded") ? MLA_EXPANDED : MLA_AUTO;
+	s->attention.form = IS(att_form, "absorbed")   ? MLA_ABSORBED
+	                    : IS(att_form, "expanded") ? MLA_EXPANDED
+	                                               : MLA_AUTO;
 	s->attention.nope_dim = (int)INT(nope_dim);
 	s->attention.rope_dim = (int)INT(rope_dim);
 	s->attention.v_dim = (int)INT(v_dim);
@@ -217,12 +246,15 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.index.interleaved = IS(index_rope, "interleaved");
 	s->attention.index.eps = NUM(index_eps);
 	s->attention.index.layer_in = t->val[K_index_layers].layers;
-	s->attention.local = (HeadShape){ (int)INT(local_n_heads), (int)INT(local_n_kv_heads), (int)INT(local_head_dim), (int)INT(local_v_dim) };
+	s->attention.local = (HeadShape){ (int)INT(local_n_heads), (int)INT(local_n_kv_heads),
+		                          (int)INT(local_head_dim), (int)INT(local_v_dim) };
 	s->attention.layer_in = t->val[K_att_layers].layers;
 	s->attention.k_is_v = t->val[K_k_is_v].layers;
 	s->attention.kv_shared = (int)INT(kv_shared);
 	s->attention.v_norm = IS(v_norm, "unit");
-	s->attention.out_gate = IS(out_gate, "head") ? GATE_HEAD : IS(out_gate, "element") ? GATE_ELEMENT : GATE_NONE;
+	s->attention.out_gate = IS(out_gate, "head")      ? GATE_HEAD
+	                        : IS(out_gate, "element") ? GATE_ELEMENT
+	                                                  : GATE_NONE;
 	s->attention.out_gate_act = STR(out_gate_act);
 	s->attention.out_gate_bias = BOOL(out_gate_bias);
 	s->linear.layer_in = t->val[K_linear_layers].layers;
@@ -254,12 +286,17 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->ssm.dt_max = NUM(ssm_dt_max);
 	s->ssm.beside = BOOL(ssm_beside);
 	for (int i = 0; i < 5; i++)
-		s->ssm.gain[i] = NUM(ssm_in_scale) * (t->val[K_ssm_gains].n == 5 ? t->val[K_ssm_gains].list[i] : 1);
+		s->ssm.gain[i] = NUM(ssm_in_scale) *
+		                 (t->val[K_ssm_gains].n == 5 ? t->val[K_ssm_gains].list[i] : 1);
 	s->ssm.out_scale = NUM(ssm_out_scale);
-	s->ssm.norm = IS(ssm_norm, "none") ? SSM_NO_NORM : IS(ssm_norm, "norm_first") ? SSM_NORM_FIRST : SSM_GATE_FIRST;
+	s->ssm.norm = IS(ssm_norm, "none")         ? SSM_NO_NORM
+	              : IS(ssm_norm, "norm_first") ? SSM_NORM_FIRST
+	                                           : SSM_GATE_FIRST;
 	s->ssm.norm_groups = (int)INT(ssm_norm_groups);
 	s->ssm.dt_rank = (int)INT(ssm_dt_rank);
-	s->ssm.low_norm = IS(ssm_low_norm, "none") ? LOW_NO_NORM : IS(ssm_low_norm, "unit") ? LOW_UNIT : LOW_WEIGHT;
+	s->ssm.low_norm = IS(ssm_low_norm, "none")   ? LOW_NO_NORM
+	                  : IS(ssm_low_norm, "unit") ? LOW_UNIT
+	                                             : LOW_WEIGHT;
 	s->linear.k_heads = (int)INT(lin_k_heads);
 	s->linear.v_heads = (int)INT(lin_v_heads);
 	s->linear.k_dim = (int)INT(lin_k_dim);
@@ -291,7 +328,8 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->moe.plain = IS(moe_kind, "plain");
 	uint8_t *sparse = NEW(t->a, uint8_t, s->n_layers);
 	for (int l = 0; l < s->n_layers; l++)
-		sparse[l] = s->moe.n_experts > 0 && t->val[K_moe_layers].layers[l] && spec_has_ffn(s, l);
+		sparse[l] =
+		    s->moe.n_experts > 0 && t->val[K_moe_layers].layers[l] && spec_has_ffn(s, l);
 	s->moe.layer_in = sparse;
 	s->moe.score = STR(moe_score);
 	s->moe.jitter = NUM(moe_jitter);
@@ -325,24 +363,41 @@ factors_name(const SpecTable *t, const TensorRule *rule, int n, const char *role
 	return !r ? NULL : r->whole ? r->name : arena_printf(t->a, "%s.weight", r->name);
 }
 
-/* The Spec of a head that guesses: one layer, the first behind the model's last, which is as the last one of those is that see all positions, or a window. */
+/* The Spec of a head that guesses: one layer, the first behind the model's last, which is as the
+ * last one of those is that see all positions, or a window. */
 static void
 head_alone(const SpecTable *t, Spec *s)
 {
 	const uint8_t **const in[] = {
-		&s->attention.layer_in, &s->attention.k_is_v, &s->attention.temper.layer_in, &s->attention.windowed, &s->attention.qk_in, &s->attention.sink_in, &s->attention.index.layer_in,
-		&s->ffn.wide_in, &s->ffn.layer_in, &s->moe.layer_in, &s->norm.in_layers, &s->norm.out_layers, &s->rope_in,
+		&s->attention.layer_in,
+		&s->attention.k_is_v,
+		&s->attention.temper.layer_in,
+		&s->attention.windowed,
+		&s->attention.qk_in,
+		&s->attention.sink_in,
+		&s->attention.index.layer_in,
+		&s->ffn.wide_in,
+		&s->ffn.layer_in,
+		&s->moe.layer_in,
+		&s->norm.in_layers,
+		&s->norm.out_layers,
+		&s->rope_in,
 	};
-	const double **const limits[] = { &s->ffn.limits, &s->ffn.sparsity, &s->moe.limits, &s->moe.shared_limits };
+	const double **const limits[] = { &s->ffn.limits, &s->ffn.sparsity, &s->moe.limits,
+		                          &s->moe.shared_limits };
 	static const uint8_t none[1];
 	const bool window = BOOL(mtp_window);
 	int like = s->n_layers - 1;
 
-	while (like >= 0 && (!spec_attends(s, like) || (s->attention.index.top_k && !s->attention.index.layer_in[like]) || spec_windowed(s, like) != window || spec_shared(s, like) ||
-	                     spec_ssm(s, like)))
+	while (like >= 0 &&
+	       (!spec_attends(s, like) ||
+	        (s->attention.index.top_k && !s->attention.index.layer_in[like]) ||
+	        spec_windowed(s, like) != window || spec_shared(s, like) || spec_ssm(s, like)))
 		like--;
 	if (like < 0) {
-		err_at(t->d, t->val[K_mtp_part].loc, "mtp.part = head: no layer of this model sees %s, as that of a head does", window ? "a window" : "all positions");
+		err_at(t->d, t->val[K_mtp_part].loc,
+		       "mtp.part = head: no layer of this model sees %s, as that of a head does",
+		       window ? "a window" : "all positions");
 		return;
 	}
 	for (size_t i = 0; i < sizeof in / sizeof *in; i++)
@@ -372,7 +427,9 @@ head_alone(const SpecTable *t, Spec *s)
 static void
 fill_rest(const SpecTable *t, Spec *s)
 {
-	s->norm.kind = IS(norm_kind, "rms") ? NORM_RMS : IS(norm_kind, "layer") ? NORM_LAYER : NORM_NONE;
+	s->norm.kind = IS(norm_kind, "rms")     ? NORM_RMS
+	               : IS(norm_kind, "layer") ? NORM_LAYER
+	                                        : NORM_NONE;
 	s->norm.eps = NUM(norm_eps);
 	s->norm.latent_eps = NUM(latent_eps);
 	s->norm.qk_eps = NUM(qk_eps);
@@ -390,7 +447,10 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->norm.out_layers = t->val[K_out_layers].layers;
 	s->norm.embed = BOOL(norm_embed);
 	s->norm.final = BOOL(norm_final);
-	s->position = IS(position, "rope") ? POS_ROPE : IS(position, "alibi") ? POS_ALIBI : IS(position, "learned") ? POS_LEARNED : POS_NONE;
+	s->position = IS(position, "rope")      ? POS_ROPE
+	              : IS(position, "alibi")   ? POS_ALIBI
+	              : IS(position, "learned") ? POS_LEARNED
+	                                        : POS_NONE;
 	s->rope_style = IS(rope_style, "interleaved") ? ROPE_INTERLEAVED : ROPE_HALF;
 	s->rope_in = t->val[K_rope_layers].layers;
 	s->rope_axes = (int)INT(rope_axes);
@@ -398,13 +458,17 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->rope[1] = ROPE(local_, local_dims);
 	s->n_rope = s->position != POS_ROPE ? 0 : NUM(local_theta) > 0 ? 2 : 1;
 	if (BOOL(rope_factors) && s->rope[0].scaling == SCALE_LONGROPE) {
-		s->rope[0].factors_tensor[0] = factors_name(t, s->tensor_rule, s->n_tensor_rule, "rope_factors_long");
-		s->rope[0].factors_tensor[1] = factors_name(t, s->tensor_rule, s->n_tensor_rule, "rope_factors_short");
+		s->rope[0].factors_tensor[0] =
+		    factors_name(t, s->tensor_rule, s->n_tensor_rule, "rope_factors_long");
+		s->rope[0].factors_tensor[1] =
+		    factors_name(t, s->tensor_rule, s->n_tensor_rule, "rope_factors_short");
 	} else if (BOOL(rope_factors)) {
-		s->rope[0].factors_tensor[0] = factors_name(t, s->tensor_rule, s->n_tensor_rule, "rope_factors");
+		s->rope[0].factors_tensor[0] =
+		    factors_name(t, s->tensor_rule, s->n_tensor_rule, "rope_factors");
 	}
 	if (BOOL(rope_factors) && !s->rope[0].factors_tensor[0])
-		err_at(t->d, t->val[K_rope_factors].loc, "rope.factors = true, but tensors names no rope_factors");
+		err_at(t->d, t->val[K_rope_factors].loc,
+		       "rope.factors = true, but tensors names no rope_factors");
 	s->alibi_max_bias = NUM(alibi_max_bias);
 	s->pos_offset = (int)INT(pos_offset);
 	s->residual.parallel = IS(residual_form, "parallel");
@@ -425,9 +489,14 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->head.scale = NUM(head_scale);
 	s->head.cap = NUM(head_cap);
 	s->head.bias = BOOL(head_bias);
-	s->head.kind = IS(head_kind, "hidden") ? LLMC_OUTPUT_HIDDEN : IS(head_kind, "labels") ? LLMC_OUTPUT_LABELS : LLMC_OUTPUT_LOGITS;
+	s->head.kind = IS(head_kind, "hidden")   ? LLMC_OUTPUT_HIDDEN
+	               : IS(head_kind, "labels") ? LLMC_OUTPUT_LABELS
+	                                         : LLMC_OUTPUT_LOGITS;
 	s->head.labels = INT(labels);
-	s->pool.kind = IS(pool_kind, "last") ? LLMC_POOL_LAST : IS(pool_kind, "mean") ? LLMC_POOL_MEAN : IS(pool_kind, "cls") ? LLMC_POOL_CLS : LLMC_POOL_NONE;
+	s->pool.kind = IS(pool_kind, "last")   ? LLMC_POOL_LAST
+	               : IS(pool_kind, "mean") ? LLMC_POOL_MEAN
+	               : IS(pool_kind, "cls")  ? LLMC_POOL_CLS
+	                                       : LLMC_POOL_NONE;
 	s->pool.normalize = BOOL(pool_norm);
 	s->dtype = dtype_of(t, K_dtype);
 	s->kv.k = kv_type_from_text(STR(kv_k));
@@ -475,8 +544,9 @@ fill_rest(const SpecTable *t, Spec *s)
 static void
 lora_rules(SpecTable *t, const Family *f, const char *dir, Spec *s)
 {
-	SpecVal  *prefix = &t->val[K_names_prefix], own = *prefix, *replace = &t->val[K_names_replace], own_replace = *replace;
-	Family    hf;
+	SpecVal *prefix = &t->val[K_names_prefix], own = *prefix,
+	        *replace = &t->val[K_names_replace], own_replace = *replace;
+	Family hf;
 
 	s->lora.path = t->val[K_lora_path].str;
 	s->lora.scale = t->val[K_lora_scale].num;
@@ -484,8 +554,11 @@ lora_rules(SpecTable *t, const Family *f, const char *dir, Spec *s)
 	s->lora.n_rule = s->n_tensor_rule;
 	if (strcmp(t->val[K_checkpoint].str, "hf") == 0)
 		return;
-	if (!f || !family_load(&hf, f->name, dir, "hf", t->val[K_lora_path].loc, t->d, t->a) || !hf.format) {
-		err_at(t->d, t->val[t->val[K_lora_path].str ? K_lora_path : K_adapter_slots].loc, "adapters: the family does not say what Hugging Face's modules are called, which adapters go by");
+	if (!f || !family_load(&hf, f->name, dir, "hf", t->val[K_lora_path].loc, t->d, t->a) ||
+	    !hf.format) {
+		err_at(t->d, t->val[t->val[K_lora_path].str ? K_lora_path : K_adapter_slots].loc,
+		       "adapters: the family does not say what Hugging Face's modules are called, "
+		       "which adapters go by");
 		return;
 	}
 	const Node *theirs = node_get(hf.format, "prefix");
@@ -497,7 +570,8 @@ lora_rules(SpecTable *t, const Family *f, const char *dir, Spec *s)
 }
 
 static Spec *
-resolve(const Node *root, const SourceText *src, const char *dir, const char *const *set, Diag *d, Arena *a)
+resolve(const Node *root, const SourceText *src, const char *dir, const char *const *set, Diag *d,
+        Arena *a)
 {
 	SpecTable *t = NEW(a, SpecTable, 1);
 	size_t n_set = 0;
@@ -513,7 +587,8 @@ resolve(const Node *root, const SourceText *src, const char *dir, const char *co
 	t->a = a;
 	t->file = (Loc){ .src = src };
 	if (root->kind != NODE_MAP) {
-		err_at(d, root->loc, "a description is a map of keys, this is %s", node_kind_text(root));
+		err_at(d, root->loc, "a description is a map of keys, this is %s",
+		       node_kind_text(root));
 		return NULL;
 	}
 
@@ -529,14 +604,23 @@ resolve(const Node *root, const SourceText *src, const char *dir, const char *co
 	if (have) {
 		if (f.block)
 			spec_table_apply(t, f.block, FROM_FAMILY);
-		const Node *prefix = f.format ? node_get(f.format, "prefix") : NULL, *block = f.format ? node_get(f.format, "block") : NULL;
+		const Node *prefix = f.format ? node_get(f.format, "prefix") : NULL,
+		           *block = f.format ? node_get(f.format, "block") : NULL;
 		if (prefix)
-			t->val[K_names_prefix] = (SpecVal){ .from = FROM_FAMILY, .given = true, .known = true, .str = prefix->text, .loc = prefix->loc };
+			t->val[K_names_prefix] = (SpecVal){ .from = FROM_FAMILY,
+				                            .given = true,
+				                            .known = true,
+				                            .str = prefix->text,
+				                            .loc = prefix->loc };
 		if (block)
 			spec_table_apply(t, block, FROM_FAMILY);
 	}
-	if (resolved && format && strcmp(checkpoint, early_text(node_get(root, "checkpoint"), "hf")) != 0)
-		err_at(d, format->loc, "checkpoint = %s: this resolved description holds the tensor names of another format; start from the description it was made of", checkpoint);
+	if (resolved && format &&
+	    strcmp(checkpoint, early_text(node_get(root, "checkpoint"), "hf")) != 0)
+		err_at(d, format->loc,
+		       "checkpoint = %s: this resolved description holds the tensor names of "
+		       "another format; start from the description it was made of",
+		       checkpoint);
 	spec_table_apply(t, root, FROM_TEXT);
 	for (size_t i = 0; i < n_set; i++)
 		if (over[i])
@@ -577,7 +661,8 @@ from_source(const SourceText *src, const char *dir, const char *const *set, Diag
 }
 
 Spec *
-spec_from_text(const char *name, const char *text, size_t size, const char *const *set, Diag *d, Arena *perm)
+spec_from_text(const char *name, const char *text, size_t size, const char *const *set, Diag *d,
+               Arena *perm)
 {
 	return from_source(yaml_source(perm, name, text, size), NULL, set, d, perm);
 }
@@ -593,10 +678,12 @@ spec_from_file(const char *yaml_path, const char *const *set, Diag *d, Arena *pe
 		return NULL;
 	}
 	if (m->size > YAML_MAX_BYTES) {
-		err_at(d, (Loc){ 0 }, "%s: larger than %d MiB: not a description", yaml_path, YAML_MAX_BYTES >> 20);
+		err_at(d, (Loc){ 0 }, "%s: larger than %d MiB: not a description", yaml_path,
+		       YAML_MAX_BYTES >> 20);
 		return NULL;
 	}
-	const SourceText *src = yaml_source(perm, yaml_path, m->size ? (const char *)m->data : "", m->size);
+	const SourceText *src =
+	    yaml_source(perm, yaml_path, m->size ? (const char *)m->data : "", m->size);
 	arena_done(perm, m);
 	const char *slash = strrchr(yaml_path, '/');
 	const char *dir = slash ? arena_strndup(perm, yaml_path, (size_t)(slash - yaml_path)) : ".";
@@ -606,14 +693,16 @@ spec_from_file(const char *yaml_path, const char *const *set, Diag *d, Arena *pe
 bool
 spec_windowed(const Spec *s, int layer)
 {
-	return s->attention.window > 0 && s->attention.windowed && layer >= 0 && s->attention.windowed[layer];
+	return s->attention.window > 0 && s->attention.windowed && layer >= 0 &&
+	       s->attention.windowed[layer];
 }
 
 HeadShape
 spec_heads(const Spec *s, int layer)
 {
 	return spec_windowed(s, layer) ? s->attention.local
-	                               : (HeadShape){ s->attention.n_heads, s->attention.n_kv_heads, s->attention.head_dim, s->attention.v_dim };
+	                               : (HeadShape){ s->attention.n_heads, s->attention.n_kv_heads,
+		                                      s->attention.head_dim, s->attention.v_dim };
 }
 
 bool
@@ -685,7 +774,8 @@ spec_ssm(const Spec *s, int layer)
 int64_t
 spec_ssm_row(const Spec *s)
 {
-	return (int64_t)s->ssm.heads * s->ssm.dim + (s->ssm.dt_rank ? 0 : 2 * (int64_t)s->ssm.groups * s->ssm.state);
+	return (int64_t)s->ssm.heads * s->ssm.dim +
+	       (s->ssm.dt_rank ? 0 : 2 * (int64_t)s->ssm.groups * s->ssm.state);
 }
 
 bool
@@ -717,7 +807,8 @@ spec_shared_layer(const Spec *s, int layer)
 bool
 spec_attends(const Spec *s, int layer)
 {
-	return spec_has_block(s, layer) && !spec_linear(s, layer) && !spec_conv(s, layer) && (!spec_ssm(s, layer) || s->ssm.beside || spec_shared(s, layer));
+	return spec_has_block(s, layer) && !spec_linear(s, layer) && !spec_conv(s, layer) &&
+	       (!spec_ssm(s, layer) || s->ssm.beside || spec_shared(s, layer));
 }
 
 int
@@ -749,8 +840,9 @@ spec_storage(const Spec *s, const char *role, int layer)
 	for (int i = 0; i < s->n_storage; i++) {
 		const StorageRule *r = &s->storage[i];
 		/* "q.bias" has rules of its own, else those of q */
-		bool own = strcmp(r->tensor, "*") == 0 || strcmp(r->tensor, role) == 0 ||
-		           (bias && strlen(r->tensor) == bias && memcmp(r->tensor, role, bias) == 0);
+		bool own =
+		    strcmp(r->tensor, "*") == 0 || strcmp(r->tensor, role) == 0 ||
+		    (bias && strlen(r->tensor) == bias && memcmp(r->tensor, role, bias) == 0);
 		if (!own)
 			continue;
 		if (!r->layer_in || (layer >= 0 && layer < s->n_layers && r->layer_in[layer]))

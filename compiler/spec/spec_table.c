@@ -1,5 +1,5 @@
-/* Layers of YAML -> one value a key, with its type, range and place. Nothing here knows how keys depend on each other:
- * that is spec_check.c. */
+/* Layers of YAML -> one value a key, with its type, range and place. Nothing here knows how keys
+ * depend on each other: that is spec_check.c. */
 #include "compiler/spec/spec_table.h"
 
 #include <ctype.h>
@@ -12,7 +12,8 @@
 #include "formats/scheme_storage.h"
 
 const SpecKeyInfo spec_key[K_COUNT] = {
-#define KEY(id, path, type, def, lo, hi, unit, text) [K_##id] = { path, TYPE_##type, def, lo, hi, unit, text },
+#define KEY(id, path, type, def, lo, hi, unit, text)                                               \
+	[K_##id] = { path, TYPE_##type, def, lo, hi, unit, text },
 #include "compiler/spec/spec.def"
 #undef KEY
 };
@@ -95,13 +96,15 @@ read_num(SpecTable *t, const SpecKeyInfo *k, const Node *n, bool whole, double *
 	int64_t i;
 
 	if (whole ? !node_int(n, &i) : !node_num(n, out)) {
-		err_at(t->d, n->loc, "%s = %s: a %snumber is expected, %s", k->path, shown(t, n), whole ? "whole " : "", range_text(t, k));
+		err_at(t->d, n->loc, "%s = %s: a %snumber is expected, %s", k->path, shown(t, n),
+		       whole ? "whole " : "", range_text(t, k));
 		return false;
 	}
 	if (whole)
 		*out = (double)i;
 	if (*out < k->lo || *out > k->hi) {
-		err_at(t->d, n->loc, "%s = %s is out of range: %s", k->path, n->text, range_text(t, k));
+		err_at(t->d, n->loc, "%s = %s is out of range: %s", k->path, n->text,
+		       range_text(t, k));
 		return false;
 	}
 	return true;
@@ -113,12 +116,14 @@ read_bytes(SpecTable *t, const SpecKeyInfo *k, const Node *n, double *out)
 	int64_t i;
 
 	if (!node_int(n, &i) && !(n->kind == NODE_SCALAR && bytes_parse(n->text, &i))) {
-		err_at(t->d, n->loc, "%s = %s: a size is expected, as 512M or 8G", k->path, shown(t, n));
+		err_at(t->d, n->loc, "%s = %s: a size is expected, as 512M or 8G", k->path,
+		       shown(t, n));
 		return false;
 	}
 	*out = (double)i;
 	if (*out < k->lo || *out > k->hi) {
-		err_at(t->d, n->loc, "%s = %s is out of range: at most %.0fT", k->path, n->text, k->hi / (double)(1ll << 40));
+		err_at(t->d, n->loc, "%s = %s is out of range: at most %.0fT", k->path, n->text,
+		       k->hi / (double)(1ll << 40));
 		return false;
 	}
 	return true;
@@ -131,11 +136,13 @@ read_list(SpecTable *t, const SpecKeyInfo *k, const Node *n, SpecVal *v)
 	double *list = NEW(t->a, double, count + 1);
 
 	if (n->kind == NODE_MAP || count > 65536) {
-		err_at(t->d, n->loc, "%s: a list of %snumbers is expected", k->path, k->type == TYPE_INTS ? "whole " : "");
+		err_at(t->d, n->loc, "%s: a list of %snumbers is expected", k->path,
+		       k->type == TYPE_INTS ? "whole " : "");
 		return false;
 	}
 	for (size_t i = 0; i < count; i++)
-		if (!read_num(t, k, n->kind == NODE_LIST ? n->item[i] : n, k->type == TYPE_INTS, &list[i]))
+		if (!read_num(t, k, n->kind == NODE_LIST ? n->item[i] : n, k->type == TYPE_INTS,
+		              &list[i]))
 			return false;
 	v->n = (int)count;
 	v->list = list;
@@ -151,7 +158,9 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 
 	if (k->type == TYPE_TENSORS) {
 		if (n->kind != NODE_MAP)
-			err_at(t->d, n->loc, "tensors: a map from roles to names is expected, this is %s", node_kind_text(n));
+			err_at(t->d, n->loc,
+			       "tensors: a map from roles to names is expected, this is %s",
+			       node_kind_text(n));
 		else if (from != FROM_DEFAULT)
 			t->names[from - 1] = n;
 		t->val[key] = v;
@@ -172,7 +181,8 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 		break;
 	case TYPE_BOOL:
 		if (!node_bool(n, &b)) {
-			err_at(t->d, n->loc, "%s = %s: true or false is expected", k->path, shown(t, n));
+			err_at(t->d, n->loc, "%s = %s: true or false is expected", k->path,
+			       shown(t, n));
 			v.known = false;
 			break;
 		}
@@ -180,9 +190,11 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 		break;
 	case TYPE_WORD:
 		if (n->kind != NODE_SCALAR || !is_word_of(k->unit, n->text)) {
-			const char *near = n->kind == NODE_SCALAR ? nearest_word(t, k->unit, n->text) : NULL;
-			err_at(t->d, n->loc, "%s = %s: one of these is expected: %s%s%s%s", k->path, shown(t, n), k->unit,
-			       near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+			const char *near =
+			    n->kind == NODE_SCALAR ? nearest_word(t, k->unit, n->text) : NULL;
+			err_at(t->d, n->loc, "%s = %s: one of these is expected: %s%s%s%s", k->path,
+			       shown(t, n), k->unit, near ? "; did you mean " : "",
+			       near ? near : "", near ? "?" : "");
 			v.known = false;
 			break;
 		}
@@ -190,7 +202,8 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 		break;
 	case TYPE_STR:
 		if (n->kind != NODE_SCALAR) {
-			err_at(t->d, n->loc, "%s: text is expected, this is %s", k->path, node_kind_text(n));
+			err_at(t->d, n->loc, "%s: text is expected, this is %s", k->path,
+			       node_kind_text(n));
 			v.known = false;
 			break;
 		}
@@ -204,7 +217,9 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 		break;
 	case TYPE_RULES:
 		if (n->kind != NODE_LIST) {
-			err_at(t->d, n->loc, "%s: a list of rules {tensor, layers, type} is expected, this is %s", k->path, node_kind_text(n));
+			err_at(t->d, n->loc,
+			       "%s: a list of rules {tensor, layers, type} is expected, this is %s",
+			       k->path, node_kind_text(n));
 			v.known = false;
 		}
 		break;
@@ -218,7 +233,8 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 static const char *
 nearest_key(SpecTable *t, const char *path)
 {
-	const char *all[2 * K_COUNT], *last[K_COUNT]; /* all: the keys, then the maps that hold them */
+	const char *all[2 * K_COUNT],
+	    *last[K_COUNT]; /* all: the keys, then the maps that hold them */
 	const char *dot = strrchr(path, '.'), *tail = dot ? dot + 1 : path;
 
 	for (int k = 0; k < K_COUNT; k++) {
@@ -265,10 +281,12 @@ apply(SpecTable *t, const Node *map, const char *prefix, SpecFrom from)
 			if (v->kind == NODE_MAP)
 				apply(t, v, arena_printf(t->a, "%s.", path), from);
 			else if (!node_is_null(v))
-				err_at(t->d, v->loc, "%s: a map of keys is expected, this is %s", path, node_kind_text(v));
+				err_at(t->d, v->loc, "%s: a map of keys is expected, this is %s",
+				       path, node_kind_text(v));
 		} else {
 			const char *near = nearest_key(t, path);
-			err_at(t->d, map->key[i]->loc, "unknown key %s%s%s%s", strlen(path) > 100 ? "(a long word)" : path,
+			err_at(t->d, map->key[i]->loc, "unknown key %s%s%s%s",
+			       strlen(path) > 100 ? "(a long word)" : path,
 			       near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 		}
 	}
@@ -278,7 +296,8 @@ void
 spec_table_apply(SpecTable *t, const Node *map, SpecFrom from)
 {
 	if (map->kind != NODE_MAP)
-		err_at(t->d, map->loc, "a map of keys is expected, this is %s", node_kind_text(map));
+		err_at(t->d, map->loc, "a map of keys is expected, this is %s",
+		       node_kind_text(map));
 	else
 		apply(t, map, "", from);
 }
@@ -326,7 +345,9 @@ set_default(SpecTable *t, SpecKey key)
 				if (*p != '$')
 					*to++ = *p;
 			*to = 0;
-			err_at(t->d, t->file, "%s is missing, and its default %s = %.6g is no whole number", k->path, say, v->num);
+			err_at(t->d, t->file,
+			       "%s is missing, and its default %s = %.6g is no whole number",
+			       k->path, say, v->num);
 			v->known = false;
 		}
 		break;
@@ -364,14 +385,16 @@ read_layers(SpecTable *t, SpecKey key)
 	if (v->node)
 		v->known = selector_read(v->node, spec_key[key].path, n_layers, out, t->d);
 	else
-		memset(out, strcmp(spec_key[key].def, "all") == 0, (size_t)n_layers); /* defaults of this type are `all` and `none` */
+		memset(out, strcmp(spec_key[key].def, "all") == 0,
+		       (size_t)n_layers); /* defaults of this type are `all` and `none` */
 }
 
 static void
 read_rules(SpecTable *t)
 {
 	const SpecVal *v = &t->val[K_storage_rules];
-	const char *const known[] = { "tensor", "layers", "type", "group", "symmetric", "order", "factor" };
+	const char *const known[] = { "tensor",    "layers", "type",  "group",
+		                      "symmetric", "order",  "factor" };
 	int n_layers = (int)spec_int(t, K_n_layers);
 
 	if (!v->known || !v->node)
@@ -381,7 +404,10 @@ read_rules(SpecTable *t)
 		const Node *n = v->node->item[i];
 		StorageRule r = { .tensor = "*", .dtype = DT_NONE };
 		if (n->kind != NODE_MAP) {
-			err_at(t->d, n->loc, "storage.rules: a rule is a map {tensor: down, layers: \"0-3\", type: q6_k}, this is %s", node_kind_text(n));
+			err_at(t->d, n->loc,
+			       "storage.rules: a rule is a map {tensor: down, layers: \"0-3\", "
+			       "type: q6_k}, this is %s",
+			       node_kind_text(n));
 			continue;
 		}
 		for (size_t j = 0; j < n->n; j++) {
@@ -389,46 +415,72 @@ read_rules(SpecTable *t)
 			const char *key = n->key[j]->text;
 			if (strcmp(key, "layers") == 0) {
 				uint8_t *in = NEW(t->a, uint8_t, n_layers + 1);
-				if (n_layers > 0 && selector_read(x, "storage.rules: layers", n_layers, in, t->d) &&
-				    memchr(in, 0, (size_t)n_layers)) /* all: what stands outside the layers as well */
+				if (n_layers > 0 &&
+				    selector_read(x, "storage.rules: layers", n_layers, in, t->d) &&
+				    memchr(in, 0, (size_t)n_layers)) /* all: what stands outside the
+				                                        layers as well */
 					r.layer_in = in;
 			} else if (strcmp(key, "tensor") == 0) {
 				if (x->kind != NODE_SCALAR || !*x->text)
-					err_at(t->d, x->loc, "storage.rules: tensor is the role of a tensor, as q, down or embed, or *");
+					err_at(t->d, x->loc,
+					       "storage.rules: tensor is the role of a tensor, as "
+					       "q, down or embed, or *");
 				else
 					r.tensor = x->text;
 			} else if (strcmp(key, "type") == 0) {
-				if (x->kind == NODE_SCALAR && is_word_of(spec_key[K_storage_default].unit, x->text))
+				if (x->kind == NODE_SCALAR &&
+				    is_word_of(spec_key[K_storage_default].unit, x->text))
 					r.dtype = dtype_from_text(x->text);
 				else
-					err_at(t->d, x->loc, "storage.rules: type = %s: one of these is expected: %s", shown(t, x), spec_key[K_storage_default].unit);
+					err_at(t->d, x->loc,
+					       "storage.rules: type = %s: one of these is "
+					       "expected: %s",
+					       shown(t, x), spec_key[K_storage_default].unit);
 			} else if (strcmp(key, "group") == 0) {
 				bool row = x->kind == NODE_SCALAR && strcmp(x->text, "row") == 0;
 				if (row)
 					r.group = -1;
 				else if (!node_int(x, &r.group) || r.group < 0)
-					err_at(t->d, x->loc, "storage.rules: group is the number of columns that share a scale, or row");
+					err_at(t->d, x->loc,
+					       "storage.rules: group is the number of columns that "
+					       "share a scale, or row");
 			} else if (strcmp(key, "symmetric") == 0) {
 				if (!node_bool(x, &r.symmetric))
-					err_at(t->d, x->loc, "storage.rules: symmetric is true or false");
+					err_at(t->d, x->loc,
+					       "storage.rules: symmetric is true or false");
 			} else if (strcmp(key, "order") == 0 || strcmp(key, "factor") == 0) {
 				if (x->kind != NODE_SCALAR || !*x->text)
-					err_at(t->d, x->loc, "storage.rules: %s is the role of a tensor, as q or down, whose columns have it in the checkpoint", key);
+					err_at(t->d, x->loc,
+					       "storage.rules: %s is the role of a tensor, as q or "
+					       "down, whose columns have it in the checkpoint",
+					       key);
 				else
 					*(*key == 'o' ? &r.order : &r.factor) = x->text;
 			} else {
-				const char *near = diag_nearest(key, known, sizeof known / sizeof *known);
-				err_at(t->d, n->key[j]->loc, "storage.rules: unknown key %s%s%s%s", key,
-				       near ? "; did you mean " : "; known are tensor, layers, type, group, symmetric, order and factor", near ? near : "", near ? "?" : "");
+				const char *near =
+				    diag_nearest(key, known, sizeof known / sizeof *known);
+				err_at(t->d, n->key[j]->loc, "storage.rules: unknown key %s%s%s%s",
+				       key,
+				       near ? "; did you mean "
+				            : "; known are tensor, layers, type, group, symmetric, "
+				              "order and factor",
+				       near ? near : "", near ? "?" : "");
 			}
 		}
 		if (!node_get(n, "type"))
 			err_at(t->d, n->loc, "storage.rules: this rule has no type");
-		else if (r.dtype != DT_NONE && (r.group || r.symmetric) && !dtype_group(r.dtype).columns)
-			err_at(t->d, n->loc, "storage.rules: group and symmetric are for types of groups, as u4_128; blocks of %s have their own scales", dtype_text(r.dtype));
+		else if (r.dtype != DT_NONE && (r.group || r.symmetric) &&
+		         !dtype_group(r.dtype).columns)
+			err_at(t->d, n->loc,
+			       "storage.rules: group and symmetric are for types of groups, as "
+			       "u4_128; blocks of %s have their own scales",
+			       dtype_text(r.dtype));
 		else if (r.group > 0 && r.group % dtype_group(r.dtype).columns)
-			err_at(t->d, n->loc, "storage.rules: group = %lld: scales of %s are for %d columns each, which may share one in whole numbers",
-			       (long long)r.group, dtype_text(r.dtype), dtype_group(r.dtype).columns);
+			err_at(t->d, n->loc,
+			       "storage.rules: group = %lld: scales of %s are for %d columns each, "
+			       "which may share one in whole numbers",
+			       (long long)r.group, dtype_text(r.dtype),
+			       dtype_group(r.dtype).columns);
 		else if (r.group > 0 && r.group == dtype_group(r.dtype).columns)
 			r.group = 0;
 		rule[t->n_storage++] = r;
@@ -436,31 +488,38 @@ read_rules(SpecTable *t)
 	t->storage = rule;
 }
 
-/* quant.scheme as rules behind those that are written: what the scheme leaves alone, and then everything */
+/* quant.scheme as rules behind those that are written: what the scheme leaves alone, and then
+ * everything */
 static void
 read_quant(SpecTable *t)
 {
-	SpecVal *scheme = &t->val[K_quant_scheme], *bits = &t->val[K_quant_bits], *group = &t->val[K_quant_group];
+	SpecVal *scheme = &t->val[K_quant_scheme], *bits = &t->val[K_quant_bits],
+	        *group = &t->val[K_quant_group];
 	SchemeStorage q;
 	llmc_error err = { 0 };
 
 	if (!scheme->str) {
 		const SpecVal *stray = bits->num != 0 ? bits : group->num != 0 ? group : NULL;
 		if (stray)
-			err_at(t->d, stray->loc, "%s says nothing without quant.scheme", stray == bits ? "quant.bits" : "quant.group");
+			err_at(t->d, stray->loc, "%s says nothing without quant.scheme",
+			       stray == bits ? "quant.bits" : "quant.group");
 		return;
 	}
-	if (scheme_storage(t->a, scheme->str, (int)bits->num, (int64_t)group->num, &q, &err) != LLMC_OK) {
+	if (scheme_storage(t->a, scheme->str, (int)bits->num, (int64_t)group->num, &q, &err) !=
+	    LLMC_OK) {
 		err_at(t->d, scheme->loc, "%s", err.text);
 		return;
 	}
 	StorageRule *rule = NEW(t->a, StorageRule, t->n_storage + (int)q.n_keep + 1);
 	if (t->n_storage)
 		memcpy(rule, t->storage, (size_t)t->n_storage * sizeof *rule);
-	Dtype rest = dtype_from_text(t->val[K_storage_default].str ? t->val[K_storage_default].str : "");
+	Dtype rest =
+	    dtype_from_text(t->val[K_storage_default].str ? t->val[K_storage_default].str : "");
 	for (size_t i = 0; i < q.n_keep; i++)
 		rule[t->n_storage++] = (StorageRule){ .tensor = q.keep[i], .dtype = rest };
-	rule[t->n_storage++] = (StorageRule){ .tensor = "*", .dtype = q.dtype, .group = q.group, .symmetric = q.symmetric };
+	rule[t->n_storage++] = (StorageRule){
+		.tensor = "*", .dtype = q.dtype, .group = q.group, .symmetric = q.symmetric
+	};
 	t->storage = rule;
 	scheme->str = NULL; /* the rules say it all, in the resolved description too */
 	bits->num = group->num = 0;
@@ -484,7 +543,8 @@ static bool
 plain_is_same(const char *s)
 {
 	double v;
-	static const char *const words[] = { "true", "false", "null", "yes", "no", "on", "off", "y", "n", "~" };
+	static const char *const words[] = { "true", "false", "null", "yes", "no",
+		                             "on",   "off",   "y",    "n",   "~" };
 
 	if (!isalpha((unsigned char)*s) && *s != '_' && *s != '/' && *s != '.')
 		return false;
@@ -535,12 +595,21 @@ rules_text(const SpecTable *t, Arena *a)
 
 	for (int i = 0; i < t->n_storage; i++) {
 		const StorageRule *r = &t->storage[i];
-		const char *group = r->group < 0 ? ", group: row" : r->group ? arena_printf(a, ", group: %lld", (long long)r->group) : "";
-		const char *order = r->order ? arena_printf(a, ", order: %s", spec_quote(a, r->order)) : "";
-		const char *factor = r->factor ? arena_printf(a, ", factor: %s", spec_quote(a, r->factor)) : "";
-		out = arena_printf(a, "%s%s{tensor: %s, layers: %s, type: %s%s%s%s%s}", out, i ? ", " : "", spec_quote(a, r->tensor),
-		                   r->layer_in ? selector_text(r->layer_in, (int)spec_int(t, K_n_layers), a) : "all",
-		                   r->dtype == DT_NONE ? "none" : dtype_text(r->dtype), group, r->symmetric ? ", symmetric: true" : "", order, factor);
+		const char *group = r->group < 0 ? ", group: row"
+		                    : r->group
+		                        ? arena_printf(a, ", group: %lld", (long long)r->group)
+		                        : "";
+		const char *order =
+		    r->order ? arena_printf(a, ", order: %s", spec_quote(a, r->order)) : "";
+		const char *factor =
+		    r->factor ? arena_printf(a, ", factor: %s", spec_quote(a, r->factor)) : "";
+		out = arena_printf(a, "%s%s{tensor: %s, layers: %s, type: %s%s%s%s%s}", out,
+		                   i ? ", " : "", spec_quote(a, r->tensor),
+		                   r->layer_in
+		                       ? selector_text(r->layer_in, (int)spec_int(t, K_n_layers), a)
+		                       : "all",
+		                   r->dtype == DT_NONE ? "none" : dtype_text(r->dtype), group,
+		                   r->symmetric ? ", symmetric: true" : "", order, factor);
 	}
 	return arena_printf(a, "[%s]", out);
 }
@@ -564,7 +633,8 @@ spec_val_text(const SpecTable *t, SpecKey key, Arena *a)
 	case TYPE_STR:
 		return v->str ? spec_quote(a, v->str) : "null";
 	case TYPE_LAYERS:
-		return v->layers ? selector_text(v->layers, (int)spec_int(t, K_n_layers), a) : "all";
+		return v->layers ? selector_text(v->layers, (int)spec_int(t, K_n_layers), a)
+		                 : "all";
 	case TYPE_INTS:
 	case TYPE_NUMS: {
 		char *out = NEW(a, char, (size_t)v->n * 42 + 3), *p = out;

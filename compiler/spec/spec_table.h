@@ -1,4 +1,5 @@
-/* The keys of a description as a table: what each row of spec.def was given, by which layer, and where. */
+/* The keys of a description as a table: what each row of spec.def was given, by which layer, and
+ * where. */
 #ifndef LLMC_COMPILER_SPEC_SPEC_TABLE_H
 #define LLMC_COMPILER_SPEC_SPEC_TABLE_H
 
@@ -14,14 +15,24 @@ typedef enum SpecKey {
 } SpecKey;
 
 typedef enum SpecType {
-	TYPE_INT, TYPE_NUM, TYPE_BYTES, TYPE_BOOL, TYPE_WORD, TYPE_STR, TYPE_LAYERS, TYPE_INTS, TYPE_NUMS, TYPE_RULES, TYPE_TENSORS,
+	TYPE_INT,
+	TYPE_NUM,
+	TYPE_BYTES,
+	TYPE_BOOL,
+	TYPE_WORD,
+	TYPE_STR,
+	TYPE_LAYERS,
+	TYPE_INTS,
+	TYPE_NUMS,
+	TYPE_RULES,
+	TYPE_TENSORS,
 } SpecType;
 
 typedef struct SpecKeyInfo {
 	const char *path;
-	SpecType    type;
-	const char *def;  /* NULL: required */
-	double      lo, hi;
+	SpecType type;
+	const char *def; /* NULL: required */
+	double lo, hi;
 	const char *unit, *text;
 } SpecKeyInfo;
 extern const SpecKeyInfo spec_key[K_COUNT];
@@ -31,25 +42,25 @@ int spec_key_find(const char *path); /* -1: no such key */
 typedef enum SpecFrom { FROM_DEFAULT, FROM_FAMILY, FROM_TEXT, FROM_SET } SpecFrom;
 
 typedef struct SpecVal {
-	SpecFrom       from;
-	bool           given;  /* by a layer above the defaults */
-	bool           known;  /* has a value: given, or its default could be evaluated */
-	double         num;    /* INT, NUM, BYTES, BOOL */
-	const char    *str;    /* WORD, STR; NULL: none */
-	int            n;      /* INTS, NUMS */
-	const double  *list;
-	const Node    *node;   /* LAYERS, RULES, TENSORS as written */
+	SpecFrom from;
+	bool given;      /* by a layer above the defaults */
+	bool known;      /* has a value: given, or its default could be evaluated */
+	double num;      /* INT, NUM, BYTES, BOOL */
+	const char *str; /* WORD, STR; NULL: none */
+	int n;           /* INTS, NUMS */
+	const double *list;
+	const Node *node;      /* LAYERS, RULES, TENSORS as written */
 	const uint8_t *layers; /* LAYERS, once n_layers is known: [n_layers] */
-	Loc            loc;
+	Loc loc;
 } SpecVal;
 
 typedef struct SpecTable {
-	Diag       *d;
-	Arena      *a;
-	Loc         file;      /* the description, for keys that are missing */
-	SpecVal     val[K_COUNT];
-	const Node *names[3];  /* `tensors` of the layers FAMILY, TEXT, SET */
-	int         n_storage;
+	Diag *d;
+	Arena *a;
+	Loc file; /* the description, for keys that are missing */
+	SpecVal val[K_COUNT];
+	const Node *names[3]; /* `tensors` of the layers FAMILY, TEXT, SET */
+	int n_storage;
 	const StorageRule *storage;
 } SpecTable;
 
@@ -57,8 +68,8 @@ typedef struct SpecTable {
 void spec_table_apply(SpecTable *t, const Node *map, SpecFrom from);
 /* Defaults of what was not given, selectors to layers, storage rules. */
 void spec_table_finish(SpecTable *t);
-int64_t     spec_int(const SpecTable *t, SpecKey k);
-bool        spec_word_is(const SpecTable *t, SpecKey k, const char *word);
+int64_t spec_int(const SpecTable *t, SpecKey k);
+bool spec_word_is(const SpecTable *t, SpecKey k, const char *word);
 /* The value as YAML text that reads back as the same value. */
 const char *spec_val_text(const SpecTable *t, SpecKey k, Arena *a);
 /* Text as a YAML scalar, quoted where a plain one would read as something else. */

@@ -1,5 +1,5 @@
-/* The resolved description: every key with its value, in the order of spec.def, then the tensor names. Reading it back
- * gives the same values and hence the same text. */
+/* The resolved description: every key with its value, in the order of spec.def, then the tensor
+ * names. Reading it back gives the same values and hence the same text. */
 #include <string.h>
 
 #include "compiler/spec/spec_table.h"
@@ -37,19 +37,25 @@ spec_resolved_text(SpecTable *t, const TensorRule *rule, int n_rule)
 	const char *val[K_COUNT];
 	for (int k = 0; k < K_COUNT; k++)
 		val[k] = spec_val_text(t, (SpecKey)k, t->a);
-	const char **role = NEW(t->a, const char *, n_rule + 1), **name = NEW(t->a, const char *, n_rule + 1);
+	const char **role = NEW(t->a, const char *, n_rule + 1),
+	           **name = NEW(t->a, const char *, n_rule + 1);
 	for (int i = 0; i < n_rule; i++) {
 		const TensorRule *r = &rule[i];
 		char value[NUMBER_SIZE];
 		yaml_number(value, r->value);
-		bool any = r->per_head || r->quarters || r->transpose || r->stacked || r->rope_pairs || r->whole || r->same;
+		bool any = r->per_head || r->quarters || r->transpose || r->stacked ||
+		           r->rope_pairs || r->whole || r->same;
 		role[i] = r->role;
-		name[i] = spec_quote(t->a, arena_printf(t->a, "%s%s%s%s%s%s%s%s%s", r->name, any ? " |" : "", r->per_head ? " per_head" : "", r->quarters ? " quarters" : "",
-		                                        r->transpose ? " transpose" : "", r->stacked ? " stacked" : "",
-		                                        r->rope_pairs ? " rope_pairs" : "", r->whole ? " whole" : "",
-		                                        r->same ? arena_printf(t->a, " all=%s", value) : ""));
+		name[i] = spec_quote(
+		    t->a,
+		    arena_printf(t->a, "%s%s%s%s%s%s%s%s%s", r->name, any ? " |" : "",
+		                 r->per_head ? " per_head" : "", r->quarters ? " quarters" : "",
+		                 r->transpose ? " transpose" : "", r->stacked ? " stacked" : "",
+		                 r->rope_pairs ? " rope_pairs" : "", r->whole ? " whole" : "",
+		                 r->same ? arena_printf(t->a, " all=%s", value) : ""));
 	}
-	strbuf_puts(out, "# resolved by llmc: every key with its value, defaults and family included\n");
+	strbuf_puts(out,
+	            "# resolved by llmc: every key with its value, defaults and family included\n");
 	for (int k = 0; k < K_COUNT; k++) {
 		if (k == K_tensors)
 			continue;
@@ -57,7 +63,9 @@ spec_resolved_text(SpecTable *t, const TensorRule *rule, int n_rule)
 		for (; counted < out->len; counted++)
 			line += out->data[counted] == '\n';
 		t->val[k].loc.resolved = line;
-		strbuf_puts(out, k == K_resolved ? "true" : k == K_names_prefix || k == K_names_replace ? "null" : val[k]);
+		strbuf_puts(out, k == K_resolved                               ? "true"
+		                 : k == K_names_prefix || k == K_names_replace ? "null"
+		                                                               : val[k]);
 		strbuf_putc(out, '\n');
 	}
 	strbuf_puts(out, "tensors:\n");

@@ -1,4 +1,5 @@
-/* What the names of a head mean for an op, its arguments against the op's, and which template runs an op. */
+/* What the names of a head mean for an op, its arguments against the op's, and which template runs
+ * an op. */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,9 +15,11 @@ const char *const phase_name[PHASES] = { "decode", "mixed" };
 void
 template_error_at(const Templates *ts, const TemplateLine *l, int col, const char *what)
 {
-	err_at(ts->diag, (Loc){ .src = &l->piece->source, .line = l->line, .col = col }, "%s", what);
+	err_at(ts->diag, (Loc){ .src = &l->piece->source, .line = l->line, .col = col }, "%s",
+	       what);
 	for (const TemplateFile *p = l->piece; p->from; p = p->from)
-		note_at(ts->diag, (Loc){ .src = &p->from->source, .line = p->line, .col = 1 }, "included here");
+		note_at(ts->diag, (Loc){ .src = &p->from->source, .line = p->line, .col = 1 },
+		        "included here");
 }
 
 bool
@@ -47,8 +50,13 @@ templates_none(const char *target, const Spec *s, Diag *d, Arena *perm)
 	Templates *ts = NEW(perm, Templates, 1);
 
 	*ts = (Templates){
-		.arena = perm, .diag = d, .target = target_find(target), .act_bits = s->activations_i8 ? 8 : 16, .act_bf16 = s->activations_bf16,
-		.deterministic = s->deterministic, .included = embed_find,
+		.arena = perm,
+		.diag = d,
+		.target = target_find(target),
+		.act_bits = s->activations_i8 ? 8 : 16,
+		.act_bf16 = s->activations_bf16,
+		.deterministic = s->deterministic,
+		.included = embed_find,
 	};
 	return ts;
 }
@@ -56,16 +64,22 @@ templates_none(const char *target, const Spec *s, Diag *d, Arena *perm)
 Templates *
 templates_load(const char *target, const Spec *s, Diag *d, Arena *perm)
 {
-	static const char *const tail[] = { "_decode", "_mixed", "" }; /* a phase's own file comes first */
-	static const char *const variant[] = { "_sm90", "_sm80", "" }; /* the newest instructions come first */
+	static const char *const tail[] = { "_decode", "_mixed",
+		                            "" }; /* a phase's own file comes first */
+	static const char *const variant[] = { "_sm90", "_sm80",
+		                               "" }; /* the newest instructions come first */
 	Templates *ts = templates_none(target, s, d, perm);
-	bool       cuda = ts->target->kind == TARGET_CUDA;
+	bool cuda = ts->target->kind == TARGET_CUDA;
 
 	for (int op = 1; op < OP_COUNT; op++)
 		for (int k = 0; k < 3; k++)
 			for (int v = cuda ? 0 : 2; v < 3; v++) {
-				const char *name = arena_printf(perm, "%s%s%s.%s.in", op_info[op].name, tail[k], variant[v], cuda ? "cu" : "c");
-				const char *path, *text = embed_find_below(cuda ? "templates/cuda" : "templates/cpu", name, &path);
+				const char *name =
+				    arena_printf(perm, "%s%s%s.%s.in", op_info[op].name, tail[k],
+				                 variant[v], cuda ? "cu" : "c");
+				const char *path,
+				    *text = embed_find_below(
+				        cuda ? "templates/cuda" : "templates/cpu", name, &path);
 				if (text)
 					templates_add(ts, (OpKind)op, path, text);
 			}
@@ -85,7 +99,8 @@ static bool
 same_letters(const char *upper, size_t n, const char *lower)
 {
 	for (size_t i = 0; i < n; i++)
-		if (tolower((unsigned char)upper[i]) != lower[i] || islower((unsigned char)upper[i]))
+		if (tolower((unsigned char)upper[i]) != lower[i] ||
+		    islower((unsigned char)upper[i]))
 			return false;
 	return lower[n] == 0;
 }
@@ -108,7 +123,8 @@ pool_of(const Bind *b)
 	return NULL;
 }
 
-/* HAS_<ARG>, <ARG>_DTYPE (of an activation: in this phase), <ARG>_LAYOUT, <ARG>_BLOCK (elements of a block), <ARG>_ROWS, <ARG>_COLS */
+/* HAS_<ARG>, <ARG>_DTYPE (of an activation: in this phase), <ARG>_LAYOUT, <ARG>_BLOCK (elements of
+ * a block), <ARG>_ROWS, <ARG>_COLS */
 static bool
 name_of_arg(const Bind *b, const char *name, HeadValue *out)
 {
@@ -124,7 +140,8 @@ name_of_arg(const Bind *b, const char *name, HeadValue *out)
 		}
 		for (int t = 0; t < 5; t++) {
 			size_t m = strlen(tail[t]);
-			if (n <= m || strcmp(name + n - m, tail[t]) != 0 || !same_letters(name, n - m, arg))
+			if (n <= m || strcmp(name + n - m, tail[t]) != 0 ||
+			    !same_letters(name, n - m, arg))
 				continue;
 			if (v && v->kind == VAL_ACT && t == 0)
 				return set_word(out, dtype_text(value_dtype(v, b->phase))), true;
@@ -136,21 +153,27 @@ name_of_arg(const Bind *b, const char *name, HeadValue *out)
 			else if (t == 1)
 				set_word(out, w ? w->layout : "none");
 			else
-				*out = (HeadValue){ .kind = HEAD_INT, .i = !w ? 0 : t == 2 ? dtype_info(w->dtype)->block_elems : t == 3 ? w->rows : w->cols };
+				*out =
+				    (HeadValue){ .kind = HEAD_INT,
+					         .i = !w       ? 0
+					              : t == 2 ? dtype_info(w->dtype)->block_elems
+					              : t == 3 ? w->rows
+					                       : w->cols };
 			return true;
 		}
 	}
 	return false;
 }
 
-/* May a library do the product with w? It reads 16-bit matrices in file order only, and adds up a row differently from one number of rows
- * to another: not where results must not depend on it. */
+/* May a library do the product with w? It reads 16-bit matrices in file order only, and adds up a
+ * row differently from one number of rows to another: not where results must not depend on it. */
 static bool
 library_may(const Bind *b)
 {
 	HeadValue d, l;
 
-	if (b->ts->target->kind != TARGET_CUDA || b->ts->deterministic || !name_of_arg(b, "W_DTYPE", &d) || !name_of_arg(b, "W_LAYOUT", &l))
+	if (b->ts->target->kind != TARGET_CUDA || b->ts->deterministic ||
+	    !name_of_arg(b, "W_DTYPE", &d) || !name_of_arg(b, "W_LAYOUT", &l))
 		return false;
 	return (strcmp(d.s, "bf16") == 0 || strcmp(d.s, "f16") == 0) && strcmp(l.s, "row") == 0;
 }
@@ -178,7 +201,8 @@ template_symbol(const Bind *b, const char *word, size_t n, PlanSym *out)
 	return false;
 }
 
-/* A name that the head gives with @let: the first line of that name whose conditions hold. *is: there is one; false with an error. */
+/* A name that the head gives with @let: the first line of that name whose conditions hold. *is:
+ * there is one; false with an error. */
 static bool
 name_of_let(Bind *b, const char *name, HeadValue *out, bool *is)
 {
@@ -188,8 +212,8 @@ name_of_let(Bind *b, const char *name, HeadValue *out, bool *is)
 	for (size_t i = 0; i < let->n && !*is; i++) {
 		const TemplateLine *l = &let->line[i];
 		const char *p = l->text, *end = p + l->size;
-		char        word[48];
-		bool        ok;
+		char word[48];
+		bool ok;
 		template_word(&p, end, word, sizeof word);
 		if (strcmp(word, name) != 0)
 			continue;
@@ -198,7 +222,8 @@ name_of_let(Bind *b, const char *name, HeadValue *out, bool *is)
 		b->depth++;
 		ok = template_taken(b, l, is);
 		if (ok && *is) {
-			p = (const char *)memchr(p, '=', (size_t)(end - p)) + 1; /* template_head.c has seen it */
+			p = (const char *)memchr(p, '=', (size_t)(end - p)) +
+			    1; /* template_head.c has seen it */
 			ok = template_eval(b, l, p, (size_t)(end - p), out);
 		}
 		b->depth--;
@@ -211,10 +236,10 @@ name_of_let(Bind *b, const char *name, HeadValue *out, bool *is)
 bool
 template_name(void *user, const char *name, HeadValue *out)
 {
-	Bind           *b = user;
+	Bind *b = user;
 	const PlanPool *pool = pool_of(b);
-	size_t          n = strlen(name);
-	bool            is;
+	size_t n = strlen(name);
+	bool is;
 
 	if (!name_of_let(b, name, out, &is))
 		return false;
@@ -235,7 +260,8 @@ template_name(void *user, const char *name, HeadValue *out)
 	if (strcmp(name, "ACT_BF16") == 0)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = b->ts->act_bf16 }, true;
 	if (strcmp(name, "KV_DTYPE") == 0 && pool)
-		return set_word(out, pool->k == pool->v ? kv_type_info(pool->k)->text : "mixed"), true;
+		return set_word(out, pool->k == pool->v ? kv_type_info(pool->k)->text : "mixed"),
+		       true;
 	if (strcmp(name, "KV_K") == 0 && pool)
 		return set_word(out, kv_type_info(pool->k)->text), true;
 	if (strcmp(name, "KV_V") == 0 && pool)
@@ -243,9 +269,11 @@ template_name(void *user, const char *name, HeadValue *out)
 	if (strcmp(name, "KV_ROTATE") == 0 && pool)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = pool->rotate }, true;
 	if (strcmp(name, "KV_PAGE_BYTES") == 0 && pool)
-		return *out = (HeadValue){ .kind = HEAD_INT, .i = plan_layer_page_bytes(pool) }, true;
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = plan_layer_page_bytes(pool) },
+		       true;
 	if (strcmp(name, "KV_EXACT_BYTES") == 0 && pool)
-		return *out = (HeadValue){ .kind = HEAD_INT, .i = plan_layer_exact_bytes(pool) }, true;
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = plan_layer_exact_bytes(pool) },
+		       true;
 	if (strcmp(name, "KV_RECENT") == 0 && pool)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = pool->recent }, true;
 	if (strcmp(name, "KV_SINKS") == 0 && pool)
@@ -274,8 +302,8 @@ bool
 template_eval(Bind *b, const TemplateLine *l, const char *text, size_t size, HeadValue *out)
 {
 	const char *why, *start = l->text;
-	size_t      at;
-	int         before = b->ts->diag->n_error;
+	size_t at;
+	int before = b->ts->diag->n_error;
 
 	if (head_eval(text, size, template_name, b, out, &why, &at))
 		return true;
@@ -294,14 +322,15 @@ holds(Bind *b, const TemplateLine *l, bool *out)
 	if (!template_eval(b, l, l->text, l->size, &v))
 		return false;
 	*out = v.kind == HEAD_INT && v.i;
-	return v.kind == HEAD_INT || template_error(b, l, "a condition is a comparison or a name that is 0 or 1");
+	return v.kind == HEAD_INT ||
+	       template_error(b, l, "a condition is a comparison or a name that is 0 or 1");
 }
 
 bool
 template_taken(Bind *b, const TemplateLine *l, bool *out)
 {
 	const Condition *c = l->when < 0 ? NULL : &b->t->condition[l->when];
-	bool             is;
+	bool is;
 
 	*out = true;
 	if (!c)
@@ -341,10 +370,10 @@ parse_extent(Bind *b, const TemplateLine *l, const char *p, const char *end, Pla
 	while (p < end) {
 		while (p < end && *p == ' ')
 			p++;
-		size_t    n = 0;
+		size_t n = 0;
 		HeadValue v;
-		PlanSym   sym;
-		char      word[32];
+		PlanSym sym;
+		char word[32];
 		while (p + n < end && p[n] != ',')
 			n++;
 		const char *q = p, *stop = p + n;
@@ -354,14 +383,20 @@ parse_extent(Bind *b, const TemplateLine *l, const char *p, const char *end, Pla
 			out->sym = sym;
 			while (q < stop && *q == ' ')
 				q++;
-			if (q < stop && (*q++ != '/' || !template_eval(b, l, q, (size_t)(stop - q), &v) || v.kind != HEAD_INT || v.i < 1))
-				return template_error(b, l, "after a symbol only / and a positive integer may follow");
+			if (q < stop &&
+			    (*q++ != '/' || !template_eval(b, l, q, (size_t)(stop - q), &v) ||
+			     v.kind != HEAD_INT || v.i < 1))
+				return template_error(
+				    b, l,
+				    "after a symbol only / and a positive integer may follow");
 			out->div = q < stop ? v.i : 1;
 		} else {
 			if (!template_eval(b, l, p, n, &v))
 				return false;
-			if (v.kind != HEAD_INT || v.i < 0 || __builtin_mul_overflow(out->mul, v.i, &out->mul))
-				return template_error(b, l, "an extent is made of integers, not too large");
+			if (v.kind != HEAD_INT || v.i < 0 ||
+			    __builtin_mul_overflow(out->mul, v.i, &out->mul))
+				return template_error(
+				    b, l, "an extent is made of integers, not too large");
 		}
 		p = stop + (stop < end);
 	}
@@ -373,7 +408,7 @@ parse_arg(Bind *b, const TemplateLine *l, bool scratch, ArgDecl *out)
 {
 	static const char *const types[] = { "f32", "i32", "f16", "bf16", "u8", "packed" };
 	const char *p = l->text, *end = p + l->size;
-	char        word[32];
+	char word[32];
 
 	*out = (ArgDecl){ .dir = DIR_SCRATCH, .type = "", .extent = { SYM_one, 0, 1 } };
 	if (template_word(&p, end, out->name, sizeof out->name) == 0)
@@ -386,18 +421,21 @@ parse_arg(Bind *b, const TemplateLine *l, bool scratch, ArgDecl *out)
 		while (k < DIR_COUNT && strcmp(plan_dir_text[k], word) != 0)
 			k++;
 		if (k == DIR_COUNT)
-			return template_error(b, l, "expected in, out, inout, pool, rope or none after the name");
+			return template_error(
+			    b, l, "expected in, out, inout, pool, rope or none after the name");
 		out->dir = (PlanDir)k;
 	}
 	if (out->dir == DIR_ROPE)
 		out->type = "f32";
 	if (template_word(&p, end, word, sizeof word) == 0)
-		return out->dir == DIR_POOL || out->dir == DIR_NONE || out->dir == DIR_ROPE || template_error(b, l, "expected a type");
+		return out->dir == DIR_POOL || out->dir == DIR_NONE || out->dir == DIR_ROPE ||
+		       template_error(b, l, "expected a type");
 	for (size_t k = 0; k < sizeof types / sizeof *types; k++)
 		if (strcmp(types[k], word) == 0)
 			out->type = types[k];
 	if (!*out->type)
-		return template_error(b, l, "unknown type: f32, i32, f16, bf16, u8 and packed are known");
+		return template_error(b, l,
+		                      "unknown type: f32, i32, f16, bf16, u8 and packed are known");
 	if (p < end && *p == '[') {
 		const char *close = memchr(p, ']', (size_t)(end - p));
 		if (!close)
@@ -417,19 +455,24 @@ template_scratch(Bind *b, const TemplateLine *l, ArgDecl *out)
 {
 	return parse_arg(b, l, true, out) &&
 	       ((out->sized && out->extent.mul > 0 && strcmp(out->type, "packed") != 0) ||
-	        template_error(b, l, "scratch needs an element type and an extent of at least one element"));
+	        template_error(
+	            b, l, "scratch needs an element type and an extent of at least one element"));
 }
 
-/* Whether the declared argument is what the op has there. `fits` is false, without an error, when only the kind of rows
- * differs, or the type that this phase holds them in: then the template is for another use of the op. */
+/* Whether the declared argument is what the op has there. `fits` is false, without an error, when
+ * only the kind of rows differs, or the type that this phase holds them in: then the template is
+ * for another use of the op. */
 static bool
 check_arg(Bind *b, const TemplateLine *l, int arg, ArgDecl *a, const ArgShape *want, bool *fits)
 {
 	const Value *v = value_at(b, arg);
-	const char  *name = op_info[b->op->kind].arg[arg].name, *cond_state = v ? dtype_text(value_dtype(v, b->phase)) : "";
+	const char *name = op_info[b->op->kind].arg[arg].name,
+	           *cond_state = v ? dtype_text(value_dtype(v, b->phase)) : "";
 
 	if (strcmp(name, a->name) != 0) {
-		return template_error(b, l, arena_printf(b->ts->arena, "argument %d of %s is %s, not %s", arg, op_info[b->op->kind].name, name, a->name));
+		return template_error(b, l,
+		                      arena_printf(b->ts->arena, "argument %d of %s is %s, not %s",
+		                                   arg, op_info[b->op->kind].name, name, a->name));
 	}
 	if (!v || want->kind == VAL_ORDER) {
 		a->dir = DIR_NONE;
@@ -439,12 +482,15 @@ check_arg(Bind *b, const TemplateLine *l, int arg, ArgDecl *a, const ArgShape *w
 	switch (want->kind) {
 	case VAL_ACT:
 		if (a->dir != DIR_IN && a->dir != DIR_OUT && a->dir != DIR_INOUT)
-			return template_error(b, l, "this argument is an activation: in, out or inout");
-		if (strcmp(a->type, cond_state) != 0 && strcmp(a->type, dtype_text(want->dtype)) != 0)
+			return template_error(b, l,
+			                      "this argument is an activation: in, out or inout");
+		if (strcmp(a->type, cond_state) != 0 &&
+		    strcmp(a->type, dtype_text(want->dtype)) != 0)
 			return template_error(b, l, "this argument has another type in the op");
 		*fits = a->extent.sym == v->rows && strcmp(a->type, cond_state) == 0;
 		if (*fits && (a->extent.div != 1 || a->extent.mul != want->cols))
-			return template_error(b, l, "the extent is not the width of this argument of the op");
+			return template_error(
+			    b, l, "the extent is not the width of this argument of the op");
 		return true;
 	case VAL_WEIGHT:
 		if (a->dir != DIR_IN)
@@ -453,8 +499,10 @@ check_arg(Bind *b, const TemplateLine *l, int arg, ArgDecl *a, const ArgShape *w
 			a->extent = (PlanExtent){ SYM_one, 0, 1 };
 			return true;
 		}
-		if (want->cols != 0 || strcmp(a->type, "f32") != 0 || a->extent.sym != SYM_one || a->extent.mul != want->rows)
-			return template_error(b, l, "a matrix is `packed`; a vector is f32[its length]");
+		if (want->cols != 0 || strcmp(a->type, "f32") != 0 || a->extent.sym != SYM_one ||
+		    a->extent.mul != want->rows)
+			return template_error(b, l,
+			                      "a matrix is `packed`; a vector is f32[its length]");
 		return true;
 	case VAL_ROPE:
 		if (a->dir != DIR_ROPE)
@@ -475,9 +523,11 @@ bool
 template_args(Bind *b, ArgDecl arg[PLAN_MAX_ARGS], bool *fits)
 {
 	const TemplateLines *head = &b->t->head[D_ARG];
-	const TemplateLine   first = { .text = b->t->piece->source.text, .piece = b->t->piece, .line = 1, .when = -1 };
-	ArgShape     shape[OP_MAX_ARGS];
-	int          n = op_info[b->op->kind].n_arg, k = 0;
+	const TemplateLine first = {
+		.text = b->t->piece->source.text, .piece = b->t->piece, .line = 1, .when = -1
+	};
+	ArgShape shape[OP_MAX_ARGS];
+	int n = op_info[b->op->kind].n_arg, k = 0;
 
 	*fits = true;
 	graph_shapes(b->g, b->op, shape);
@@ -487,12 +537,16 @@ template_args(Bind *b, ArgDecl arg[PLAN_MAX_ARGS], bool *fits)
 			return false;
 		if (!take)
 			continue;
-		if (k < n && (!parse_arg(b, &head->line[i], false, &arg[k]) || !check_arg(b, &head->line[i], k, &arg[k], &shape[k], &fit)))
+		if (k < n && (!parse_arg(b, &head->line[i], false, &arg[k]) ||
+		              !check_arg(b, &head->line[i], k, &arg[k], &shape[k], &fit)))
 			return false;
 		*fits = *fits && fit;
 		k++;
 	}
-	return k == n || template_error(b, &first, arena_printf(b->ts->arena, "%d @arg lines, but %s has %d arguments", k, op_info[b->op->kind].name, n));
+	return k == n ||
+	       template_error(b, &first,
+	                      arena_printf(b->ts->arena, "%d @arg lines, but %s has %d arguments",
+	                                   k, op_info[b->op->kind].name, n));
 }
 
 /* ---- choice ---- */
@@ -501,8 +555,8 @@ static bool
 takes(Bind *b)
 {
 	const TemplateLines *require = &b->t->head[D_REQUIRE];
-	ArgDecl      arg[PLAN_MAX_ARGS];
-	bool         fits, is;
+	ArgDecl arg[PLAN_MAX_ARGS];
+	bool fits, is;
 
 	for (size_t i = 0; i < require->n; i++) {
 		const TemplateLine *l = &require->line[i];
@@ -517,7 +571,7 @@ templates_find(const Templates *ts, const Graph *g, const Op *op, int phase)
 {
 	for (size_t i = 0; i < ts->n; i++) {
 		const Template *t = ts->t[i];
-		Bind            b = { .ts = ts, .t = t, .g = g, .op = op, .phase = phase, .symbol = "" };
+		Bind b = { .ts = ts, .t = t, .g = g, .op = op, .phase = phase, .symbol = "" };
 		if (t->op == op->kind && t->phase[phase] && takes(&b))
 			return t;
 	}

@@ -4,12 +4,12 @@
 #include <string.h>
 
 typedef struct Parser {
-	const char   *text;
-	size_t        size, at;
+	const char *text;
+	size_t size, at;
 	head_name_fn *name;
-	void         *user;
-	const char   *why;
-	int           depth;
+	void *user;
+	const char *why;
+	int depth;
 } Parser;
 
 enum { MAX_DEPTH = 50 };
@@ -60,7 +60,7 @@ integer(int64_t v)
 static bool
 parse_atom(Parser *p, HeadValue *out)
 {
-	char   word[64];
+	char word[64];
 	size_t n = 0, from;
 
 	if (take(p, "(")) {
@@ -106,7 +106,7 @@ parse_arith(Parser *p, HeadValue *out, bool product)
 		return false;
 	for (;;) {
 		HeadValue r;
-		char      op = 0;
+		char op = 0;
 		for (const char *o = product ? "*/%" : "+-"; *o && !op; o++)
 			if (take(p, (char[]){ *o, 0 }))
 				op = *o;
@@ -142,7 +142,8 @@ compare(Parser *p, const HeadValue *a, const HeadValue *b, int *order)
 	} else if (a->kind == HEAD_INT && b->kind == HEAD_INT) {
 		*order = (a->i > b->i) - (a->i < b->i);
 	} else {
-		double x = a->kind == HEAD_INT ? (double)a->i : a->f, y = b->kind == HEAD_INT ? (double)b->i : b->f;
+		double x = a->kind == HEAD_INT ? (double)a->i : a->f,
+		       y = b->kind == HEAD_INT ? (double)b->i : b->f;
 		*order = (x > y) - (x < y);
 	}
 	return true;
@@ -152,8 +153,8 @@ static bool
 parse_compare(Parser *p, HeadValue *out)
 {
 	static const char *const relation[] = { "==", "!=", "<=", ">=", "<", ">" };
-	HeadValue                r;
-	int                      order;
+	HeadValue r;
+	int order;
 
 	if (!parse_arith(p, out, false))
 		return false;
@@ -174,7 +175,8 @@ parse_compare(Parser *p, HeadValue *out)
 			continue;
 		if (!parse_arith(p, &r, false) || !compare(p, out, &r, &order))
 			return false;
-		const bool is[] = { order == 0, order != 0, order <= 0, order >= 0, order < 0, order > 0 };
+		const bool is[] = { order == 0, order != 0, order <= 0,
+			            order >= 0, order < 0,  order > 0 };
 		*out = integer(is[k]);
 		return true;
 	}
@@ -199,7 +201,7 @@ parse_not(Parser *p, HeadValue *out)
 		not = !not;
 	if (!parse_compare(p, out))
 		return false;
-	if (not && to_bool(p, out))
+	if (not&&to_bool(p, out))
 		out->i = !out->i;
 	return !p->why;
 }
@@ -233,10 +235,11 @@ parse_or(Parser *p, HeadValue *out)
 }
 
 bool
-head_eval(const char *text, size_t size, head_name_fn *name, void *user, HeadValue *out, const char **why, size_t *at)
+head_eval(const char *text, size_t size, head_name_fn *name, void *user, HeadValue *out,
+          const char **why, size_t *at)
 {
 	Parser p = { .text = text, .size = size, .name = name, .user = user };
-	bool   ok = parse_or(&p, out);
+	bool ok = parse_or(&p, out);
 
 	if (ok)
 		blanks(&p);

@@ -1,4 +1,5 @@
-/* Expressions of template heads: comparisons, arithmetic, `in (a, b)`, and / or / not over names, integers and bare words. */
+/* Expressions of template heads: comparisons, arithmetic, `in (a, b)`, and / or / not over names,
+ * integers and bare words. */
 #ifndef LLMC_COMPILER_TEMPLATE_TEMPLATE_EXPR_H
 #define LLMC_COMPILER_TEMPLATE_TEMPLATE_EXPR_H
 
@@ -9,15 +10,16 @@
 typedef enum HeadKind { HEAD_INT, HEAD_NUM, HEAD_WORD } HeadKind;
 typedef struct HeadValue {
 	HeadKind kind;
-	int64_t  i;      /* HEAD_INT; truth is 0 or 1 */
-	double   f;      /* HEAD_NUM */
-	char     s[64];  /* HEAD_WORD */
+	int64_t i;  /* HEAD_INT; truth is 0 or 1 */
+	double f;   /* HEAD_NUM */
+	char s[64]; /* HEAD_WORD */
 } HeadValue;
 
 /* Value of a name; false: there is no such name. */
 typedef bool head_name_fn(void *user, const char *name, HeadValue *out);
 
 /* false with a sentence in *why and the offset of the trouble in *at */
-bool head_eval(const char *text, size_t size, head_name_fn *name, void *user, HeadValue *out, const char **why, size_t *at);
+bool head_eval(const char *text, size_t size, head_name_fn *name, void *user, HeadValue *out,
+               const char **why, size_t *at);
 
 #endif

@@ -1,5 +1,5 @@
-/* The text of a template into its lines: those of the head by kind, those of the body, and the conditions that they stand under; what is
- * included stands in place. Nothing is evaluated here. */
+/* The text of a template into its lines: those of the head by kind, those of the body, and the
+ * conditions that they stand under; what is included stands in place. Nothing is evaluated here. */
 #include "compiler/template/template_internal.h"
 
 #include <ctype.h>
@@ -7,12 +7,13 @@
 
 typedef struct HeadParser {
 	const Templates *ts;
-	Template        *t;
-	int              when;   /* condition that lines stand under now */
+	Template *t;
+	int when; /* condition that lines stand under now */
 } HeadParser;
 
 static const char *const directive_name[DIRECTIVES] = {
-	[D_REQUIRE] = "require", [D_LET] = "let", [D_ARG] = "arg", [D_SCRATCH] = "scratch", [D_PRODUCT] = "product", [D_LAUNCH] = "launch", [D_MAP] = "map",
+	[D_REQUIRE] = "require", [D_LET] = "let",       [D_ARG] = "arg", [D_SCRATCH] = "scratch",
+	[D_PRODUCT] = "product", [D_LAUNCH] = "launch", [D_MAP] = "map",
 };
 
 /* "//@word rest": false for any other line */
@@ -20,7 +21,7 @@ static bool
 split_directive(const TemplateLine *l, char word[16], TemplateLine *rest)
 {
 	const char *p = l->text;
-	size_t      n = l->size, k = 3, w = 0;
+	size_t n = l->size, k = 3, w = 0;
 
 	if (n < 3 || memcmp(p, "//@", 3) != 0)
 		return false;
@@ -67,13 +68,14 @@ parse_phase(Template *t, const TemplateLine *l)
 	return t->phase[PHASE_DECODE] || t->phase[PHASE_MIXED];
 }
 
-/* NAME = EXPR, once in a file under each condition: one in a fragment is a default for those that include it */
+/* NAME = EXPR, once in a file under each condition: one in a fragment is a default for those that
+ * include it */
 static bool
 check_let(HeadParser *p, const TemplateLine *l)
 {
 	const TemplateLines *let = &p->t->head[D_LET];
-	const char  *at = l->text, *end = at + l->size;
-	char         name[48], other[48];
+	const char *at = l->text, *end = at + l->size;
+	char name[48], other[48];
 
 	template_word(&at, end, name, sizeof name);
 	while (at < end && *at == ' ')
@@ -83,7 +85,8 @@ check_let(HeadParser *p, const TemplateLine *l)
 	for (size_t i = 0; i < let->n; i++) {
 		const char *q = let->line[i].text;
 		template_word(&q, q + let->line[i].size, other, sizeof other);
-		if (let->line[i].piece == l->piece && let->line[i].when == p->when && strcmp(other, name) == 0)
+		if (let->line[i].piece == l->piece && let->line[i].when == p->when &&
+		    strcmp(other, name) == 0)
 			return wrong(p, l, "this name has a value already");
 	}
 	return true;
@@ -107,12 +110,14 @@ static bool
 parse_condition(HeadParser *p, const char *word, const TemplateLine *l, int bottom)
 {
 	if (strcmp(word, "if") == 0)
-		return l->size ? open_condition(p, l, false, p->when) : wrong(p, l, "expected an expression");
+		return l->size ? open_condition(p, l, false, p->when)
+		               : wrong(p, l, "expected an expression");
 	if (p->when == bottom)
 		return wrong(p, l, "there is no @if for this line");
 	const Condition c = p->t->condition[p->when];
 	if (strcmp(word, "else") == 0)
-		return c.negate ? wrong(p, l, "a second @else") : open_condition(p, &c.expr, true, c.expr.when);
+		return c.negate ? wrong(p, l, "a second @else")
+		                : open_condition(p, &c.expr, true, c.expr.when);
 	p->when = c.expr.when;
 	return true;
 }
@@ -122,8 +127,8 @@ static bool parse_piece(HeadParser *p, const TemplateFile *piece, int depth);
 static bool
 parse_include(HeadParser *p, const TemplateLine *l, int depth)
 {
-	TemplateFile      *piece = NEW(p->ts->arena, TemplateFile, 1);
-	size_t      size;
+	TemplateFile *piece = NEW(p->ts->arena, TemplateFile, 1);
+	size_t size;
 	const char *path = arena_printf(p->ts->arena, "templates/%.*s", (int)l->size, l->text);
 	const char *text = p->ts->included(path, &size);
 
@@ -131,7 +136,8 @@ parse_include(HeadParser *p, const TemplateLine *l, int depth)
 		return wrong(p, l, arena_printf(p->ts->arena, "there is no %s to include", path));
 	if (depth == MAX_NESTED)
 		return wrong(p, l, "includes within includes without an end");
-	*piece = (TemplateFile){ .source = { path, text, size }, .from = l->piece, .line = l->line };
+	*piece =
+	    (TemplateFile){ .source = { path, text, size }, .from = l->piece, .line = l->line };
 	return parse_piece(p, piece, depth + 1);
 }
 
@@ -156,7 +162,9 @@ parse_directive(HeadParser *p, const char *word, const TemplateLine *l, int bott
 		return parse_condition(p, word, l, bottom);
 	if (strcmp(word, "op") == 0)
 		return line_is(l, op_info[t->op].name) ||
-		       wrong(p, l, arena_printf(p->ts->arena, "this file is for %s: @op must say so", op_info[t->op].name));
+		       wrong(p, l,
+		             arena_printf(p->ts->arena, "this file is for %s: @op must say so",
+		                          op_info[t->op].name));
 	if (strcmp(word, "phase") == 0)
 		return parse_phase(t, l) || wrong(p, l, "@phase must be decode, mixed or both");
 	return wrong(p, l, arena_printf(p->ts->arena, "unknown directive @%s", word));
@@ -166,8 +174,8 @@ static bool
 parse_piece(HeadParser *p, const TemplateFile *piece, int depth)
 {
 	const int bottom = p->when;
-	TemplateLine      l = { .piece = piece, .line = 1, .when = -1 }, rest;
-	char      word[16];
+	TemplateLine l = { .piece = piece, .line = 1, .when = -1 }, rest;
+	char word[16];
 
 	for (const char *at = piece->source.text; *at; l.line++) {
 		l.text = at;
@@ -178,7 +186,8 @@ parse_piece(HeadParser *p, const TemplateFile *piece, int depth)
 			return false;
 		at += l.size + (at[l.size] == '\n');
 	}
-	return p->when == bottom || wrong(p, &p->t->condition[p->when].expr, "this condition has no @end");
+	return p->when == bottom ||
+	       wrong(p, &p->t->condition[p->when].expr, "this condition has no @end");
 }
 
 bool

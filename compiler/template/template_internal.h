@@ -1,4 +1,5 @@
-/* What template_head.c (texts into lines), template.c (names, arguments, choice), template_launch.c and template_text.c (expansion) share. */
+/* What template_head.c (texts into lines), template.c (names, arguments, choice), template_launch.c
+ * and template_text.c (expansion) share. */
 #ifndef LLMC_COMPILER_TEMPLATE_TEMPLATE_INTERNAL_H
 #define LLMC_COMPILER_TEMPLATE_TEMPLATE_INTERNAL_H
 
@@ -9,48 +10,64 @@ enum { MAX_NESTED = 8, MAX_CONDITIONS = 64 };
 
 /* A file: the template, or what it includes. */
 typedef struct TemplateFile {
-	SourceText          source;
+	SourceText source;
 	const struct TemplateFile *from; /* that includes it, there; NULL: the template itself */
-	int                 line;
+	int line;
 } TemplateFile;
 
 /* What follows "//@word ", or a line of the body. */
 typedef struct TemplateLine {
-	const char  *text;
-	size_t       size;
+	const char *text;
+	size_t size;
 	const TemplateFile *piece;
-	int          line;
-	int          when; /* index of the condition that it stands under; -1: none */
+	int line;
+	int when; /* index of the condition that it stands under; -1: none */
 } TemplateLine;
 
-typedef struct TemplateLines { TemplateLine *line; size_t n, cap; } TemplateLines;
+typedef struct TemplateLines {
+	TemplateLine *line;
+	size_t n, cap;
+} TemplateLines;
 
 /* Holds where its expression does (negate: does not), and the one that expr stands under. */
-typedef struct Condition { TemplateLine expr; bool negate; } Condition;
+typedef struct Condition {
+	TemplateLine expr;
+	bool negate;
+} Condition;
 
-typedef enum Directive { D_REQUIRE, D_LET, D_ARG, D_SCRATCH, D_PRODUCT, D_LAUNCH, D_MAP, DIRECTIVES } Directive;
+typedef enum Directive {
+	D_REQUIRE,
+	D_LET,
+	D_ARG,
+	D_SCRATCH,
+	D_PRODUCT,
+	D_LAUNCH,
+	D_MAP,
+	DIRECTIVES
+} Directive;
 
 struct Template {
 	const char *path;
-	TemplateFile      *piece;
-	OpKind      op;
-	bool        phase[PHASES];
-	bool        both;       /* one text for all phases */
-	bool        any_rows;   /* its head speaks of n_row */
-	TemplateLines       head[DIRECTIVES], body;
-	int         n_condition;
-	Condition   condition[MAX_CONDITIONS];
+	TemplateFile *piece;
+	OpKind op;
+	bool phase[PHASES];
+	bool both;     /* one text for all phases */
+	bool any_rows; /* its head speaks of n_row */
+	TemplateLines head[DIRECTIVES], body;
+	int n_condition;
+	Condition condition[MAX_CONDITIONS];
 };
 
 struct Templates {
-	Arena      *arena;
-	Diag       *diag;
+	Arena *arena;
+	Diag *diag;
 	const Target *target;
-	int         act_bits, act_bf16;
-	bool        deterministic;
-	const char *(*included)(const char *path, size_t *size); /* the text of a fragment; NULL: there is none */
-	size_t      n, cap;
-	Template  **t;
+	int act_bits, act_bf16;
+	bool deterministic;
+	const char *(*included)(const char *path,
+	                        size_t *size); /* the text of a fragment; NULL: there is none */
+	size_t n, cap;
+	Template **t;
 };
 
 typedef enum CondState { COND_UNKNOWN, COND_TRUE, COND_FALSE } CondState;
@@ -58,37 +75,46 @@ typedef enum CondState { COND_UNKNOWN, COND_TRUE, COND_FALSE } CondState;
 /* What names mean while one template meets one op. */
 typedef struct Bind {
 	const Templates *ts;
-	const Template  *t;
-	const Graph     *g;
-	const Op        *op;
-	int              phase;
-	const char      *symbol;
-	int              depth;  /* of @let within @let */
-	unsigned char    cond_state[MAX_CONDITIONS];
+	const Template *t;
+	const Graph *g;
+	const Op *op;
+	int phase;
+	const char *symbol;
+	int depth; /* of @let within @let */
+	unsigned char cond_state[MAX_CONDITIONS];
 } Bind;
 
 /* One argument as the head declares it, extents evaluated. */
-typedef struct ArgDecl { char name[32]; PlanDir dir; const char *type; PlanExtent extent; bool sized; } ArgDecl;
+typedef struct ArgDecl {
+	char name[32];
+	PlanDir dir;
+	const char *type;
+	PlanExtent extent;
+	bool sized;
+} ArgDecl;
 
 /* template_head.c. false: errors are in ts->diag */
-bool   template_parse(const Templates *ts, Template *t, const char *text);
+bool template_parse(const Templates *ts, Template *t, const char *text);
 
-/* template.c. All that return bool: false with an error in the diag, at the line and where its file is included. */
-bool   template_error(const Bind *b, const TemplateLine *l, const char *what);   /* false */
-void   template_error_at(const Templates *ts, const TemplateLine *l, int col, const char *what);
+/* template.c. All that return bool: false with an error in the diag, at the line and where its file
+ * is included. */
+bool template_error(const Bind *b, const TemplateLine *l, const char *what); /* false */
+void template_error_at(const Templates *ts, const TemplateLine *l, int col, const char *what);
 size_t template_word(const char **p, const char *end, char *out, size_t cap);
-bool   template_name(void *bind, const char *name, HeadValue *out); /* false without an error: there is none */
-bool   template_eval(Bind *b, const TemplateLine *l, const char *text, size_t size, HeadValue *out);
+bool template_name(void *bind, const char *name,
+                   HeadValue *out); /* false without an error: there is none */
+bool template_eval(Bind *b, const TemplateLine *l, const char *text, size_t size, HeadValue *out);
 /* Do the conditions hold that the line stands under? */
-bool   template_taken(Bind *b, const TemplateLine *l, bool *out);
+bool template_taken(Bind *b, const TemplateLine *l, bool *out);
 /* The symbol of that name, n_row among them: the op's; false without an error: none. */
-bool   template_symbol(const Bind *b, const char *word, size_t n, PlanSym *out);
-bool   template_scratch(Bind *b, const TemplateLine *l, ArgDecl *out);
-/* All @arg lines against the op; fits false without an error: only the kind of rows, or their type in this phase, differs. */
-bool   template_args(Bind *b, ArgDecl arg[PLAN_MAX_ARGS], bool *fits);
+bool template_symbol(const Bind *b, const char *word, size_t n, PlanSym *out);
+bool template_scratch(Bind *b, const TemplateLine *l, ArgDecl *out);
+/* All @arg lines against the op; fits false without an error: only the kind of rows, or their type
+ * in this phase, differs. */
+bool template_args(Bind *b, ArgDecl arg[PLAN_MAX_ARGS], bool *fits);
 
 /* template_launch.c. k: with all its arguments */
-bool   template_launch(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanLaunch *out);
-bool   template_map(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanMap *out);
+bool template_launch(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanLaunch *out);
+bool template_map(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanMap *out);
 
 #endif

@@ -1,4 +1,5 @@
-/* `//@launch` lines: the functions of a CUDA template that make up a kernel, and their grids, and products that a library may do instead.
+/* `//@launch` lines: the functions of a CUDA template that make up a kernel, and their grids, and
+ * products that a library may do instead.
  * `//@map` lines: its tensor maps. */
 #include <ctype.h>
 #include <string.h>
@@ -31,7 +32,8 @@ next_item(const char **p, const char *end, const char **item, const char **stop)
 }
 
 static bool
-int_value(Bind *b, const TemplateLine *l, const char *p, const char *end, int64_t min, int64_t max, int64_t *out)
+int_value(Bind *b, const TemplateLine *l, const char *p, const char *end, int64_t min, int64_t max,
+          int64_t *out)
 {
 	HeadValue v;
 
@@ -39,7 +41,8 @@ int_value(Bind *b, const TemplateLine *l, const char *p, const char *end, int64_
 	if (!template_eval(b, l, p, (size_t)(end - p), &v))
 		return false;
 	if (v.kind != HEAD_INT || v.i < min || v.i > max)
-		return template_error(b, l, "a number of this launch is no integer or out of range");
+		return template_error(b, l,
+		                      "a number of this launch is no integer or out of range");
 	*out = v.i;
 	return true;
 }
@@ -64,7 +67,7 @@ find_symbol(const Bind *b, const char *p, const char *end, PlanSym *sym, size_t 
 static bool
 parse_dim(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanExtent *out)
 {
-	size_t      len;
+	size_t len;
 	const char *at = find_symbol(b, p, end, &out->sym, &len);
 	const char *before = at, *after = at ? at + len : end;
 
@@ -75,10 +78,14 @@ parse_dim(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanEx
 	}
 	trim(&p, &before);
 	trim(&after, &end);
-	if (p < before && (before[-1] != '*' || !int_value(b, l, p, before - 1, 1, INT32_MAX, &out->mul)))
-		return template_error(b, l, "before a symbol of a grid only an integer and * may stand");
-	if (after < end && (*after != '/' || !int_value(b, l, after + 1, end, 1, 1 << 30, &out->div)))
-		return template_error(b, l, "after a symbol of a grid only / and a positive integer may follow");
+	if (p < before &&
+	    (before[-1] != '*' || !int_value(b, l, p, before - 1, 1, INT32_MAX, &out->mul)))
+		return template_error(b, l,
+		                      "before a symbol of a grid only an integer and * may stand");
+	if (after < end &&
+	    (*after != '/' || !int_value(b, l, after + 1, end, 1, 1 << 30, &out->div)))
+		return template_error(
+		    b, l, "after a symbol of a grid only / and a positive integer may follow");
 	return true;
 }
 
@@ -86,7 +93,7 @@ static bool
 parse_grid(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanExtent grid[3])
 {
 	for (int d = 0; p < end; d++) {
-		int         depth = 0;
+		int depth = 0;
 		const char *q = p;
 		while (q < end && (*q != ',' || depth)) {
 			depth += *q == '(' ? 1 : *q == ')' ? -1 : 0;
@@ -110,7 +117,8 @@ arg_named(const PlanKernel *k, const char *name)
 	return -1;
 }
 
-/* The argument that is named at *p, which goes past it and a comma; -1: there is none of this kernel. */
+/* The argument that is named at *p, which goes past it and a comma; -1: there is none of this
+ * kernel. */
 static int
 take_arg(const PlanKernel *k, const char **p, const char *end)
 {
@@ -125,9 +133,10 @@ take_arg(const PlanKernel *k, const char **p, const char *end)
 
 /* gemm ACT, W, Y | add R, BETA */
 static bool
-parse_product(Bind *b, const TemplateLine *l, const char *p, const char *end, const PlanKernel *k, PlanGemm *out)
+parse_product(Bind *b, const TemplateLine *l, const char *p, const char *end, const PlanKernel *k,
+              PlanGemm *out)
 {
-	char      word[16];
+	char word[16];
 	HeadValue v;
 
 	template_word(&p, end, word, sizeof word);
@@ -142,7 +151,8 @@ parse_product(Bind *b, const TemplateLine *l, const char *p, const char *end, co
 		return template_error(b, l, "expected path library, gemm ACT, W, Y or add R, BETA");
 	out->add = take_arg(k, &p, end);
 	if (out->add < 0)
-		return template_error(b, l, "add takes an argument of this kernel and a factor: R, BETA");
+		return template_error(b, l,
+		                      "add takes an argument of this kernel and a factor: R, BETA");
 	if (!template_eval(b, l, p, (size_t)(end - p), &v))
 		return false;
 	out->beta = v.kind == HEAD_INT ? (double)v.i : v.f;
@@ -152,7 +162,7 @@ parse_product(Bind *b, const TemplateLine *l, const char *p, const char *end, co
 static bool
 parse_function(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanLaunch *out)
 {
-	char    word[16];
+	char word[16];
 	int64_t v;
 
 	template_word(&p, end, word, sizeof word);
@@ -176,7 +186,8 @@ parse_function(Bind *b, const TemplateLine *l, const char *p, const char *end, P
 		out->rounds = (int)v;
 		return true;
 	}
-	return template_error(b, l, "expected block, grid, shared, cluster, pdl, rounds, path or rows");
+	return template_error(b, l,
+	                      "expected block, grid, shared, cluster, pdl, rounds, path or rows");
 }
 
 /* sym <= INT | sym > INT */
@@ -192,7 +203,8 @@ parse_rows(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanL
 	more = p < end && *p == '>';
 	if (!more && (end - p < 2 || memcmp(p, "<=", 2) != 0))
 		return template_error(b, l, "rows are bound by <= or by >");
-	if (!int_value(b, l, p + (more ? 1 : 2), end, !more, 1 << 30, more ? &out->least : &out->most))
+	if (!int_value(b, l, p + (more ? 1 : 2), end, !more, 1 << 30,
+	               more ? &out->least : &out->most))
 		return false;
 	out->least += more;
 	return true;
@@ -205,17 +217,19 @@ parse_path(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanP
 
 	template_word(&p, end, word, sizeof word);
 	*path = strcmp(word, "own") == 0 ? PATH_OWN : PATH_LIBRARY;
-	return (p == end && (*path == PATH_OWN || strcmp(word, "library") == 0)) || template_error(b, l, "a path is own or library");
+	return (p == end && (*path == PATH_OWN || strcmp(word, "library") == 0)) ||
+	       template_error(b, l, "a path is own or library");
 }
 
 bool
 template_launch(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanLaunch *out)
 {
 	const char *p = l->text, *end = p + l->size, *item, *stop;
-	char        name[32], word[16];
+	char name[32], word[16];
 
 	*out = (PlanLaunch){
-		.cluster = 1, .grid = { { SYM_one, 1, 1 }, { SYM_one, 1, 1 }, { SYM_one, 1, 1 } },
+		.cluster = 1,
+		.grid = { { SYM_one, 1, 1 }, { SYM_one, 1, 1 }, { SYM_one, 1, 1 } },
 		.product = { .act = -1, .w = -1, .y = -1, .add = -1 },
 	};
 	if (template_word(&p, end, name, sizeof name) == 0)
@@ -224,14 +238,16 @@ template_launch(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanLaunch 
 	if (product)
 		out->path = PATH_LIBRARY;
 	else
-		out->fn = strcmp(name, "main") == 0 ? b->symbol : arena_printf(b->ts->arena, "%s_%s", b->symbol, name);
+		out->fn = strcmp(name, "main") == 0
+		              ? b->symbol
+		              : arena_printf(b->ts->arena, "%s_%s", b->symbol, name);
 	while (next_item(&p, end, &item, &stop)) {
 		const char *after = item;
 		template_word(&after, stop, word, sizeof word);
 		if (!(strcmp(word, "path") == 0 ? parse_path(b, l, after, stop, &out->path)
 		      : product                 ? parse_product(b, l, item, stop, k, &out->product)
 		      : strcmp(word, "rows") == 0 ? parse_rows(b, l, after, stop, out)
-		                                : parse_function(b, l, item, stop, out)))
+		                                  : parse_function(b, l, item, stop, out)))
 			return false;
 	}
 	if (product)
@@ -242,7 +258,7 @@ template_launch(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanLaunch 
 static bool
 parse_map_item(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanMap *out)
 {
-	char    word[16];
+	char word[16];
 	int64_t v[2];
 
 	template_word(&p, end, word, sizeof word);
@@ -253,7 +269,8 @@ parse_map_item(Bind *b, const TemplateLine *l, const char *p, const char *end, P
 		return true;
 	}
 	const char *comma = memchr(p, ',', (size_t)(end - p));
-	if (strcmp(word, "box") == 0 && comma && int_value(b, l, p, comma, 1, 256, &v[0]) && int_value(b, l, comma + 1, end, 1, 256, &v[1])) {
+	if (strcmp(word, "box") == 0 && comma && int_value(b, l, p, comma, 1, 256, &v[0]) &&
+	    int_value(b, l, comma + 1, end, 1, 256, &v[1])) {
 		out->box[0] = (int)v[0];
 		out->box[1] = (int)v[1];
 		return true;
@@ -265,7 +282,7 @@ bool
 template_map(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanMap *out)
 {
 	const char *p = l->text, *end = p + l->size, *item, *stop;
-	char        name[32];
+	char name[32];
 
 	template_word(&p, end, name, sizeof name);
 	*out = (PlanMap){ .arg = arg_named(k, name) };
@@ -277,6 +294,8 @@ template_map(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanMap *out)
 	if (b->ts->target->kind != TARGET_CUDA || b->ts->target->arch < 90)
 		return template_error(b, l, "GPUs have tensor maps from sm_90 on");
 	return plan_map_fits(out, k) ||
-	       template_error(b, l, "no tensor map that a GPU has: cols and box in whole 16 bytes, a swizzle of 0, 32, 64 or 128 bytes "
-	                            "with a box no wider");
+	       template_error(b, l,
+	                      "no tensor map that a GPU has: cols and box in whole 16 bytes, a "
+	                      "swizzle of 0, 32, 64 or 128 bytes "
+	                      "with a box no wider");
 }

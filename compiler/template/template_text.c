@@ -8,10 +8,11 @@
 #include "base/number.h"
 #include "base/sha256.h"
 
-/* Text that grows in the arena, so that nothing is left behind when the arena's way out is taken. */
+/* Text that grows in the arena, so that nothing is left behind when the arena's way out is taken.
+ */
 typedef struct TextPart {
 	Arena *arena;
-	char  *data;
+	char *data;
 	size_t len, cap;
 } TextPart;
 
@@ -28,14 +29,17 @@ text_add(TextPart *t, const char *s, size_t n)
 static bool
 put_value(Bind *b, const TemplateLine *l, const char *name, size_t n, int col, TextPart *out)
 {
-	char      word[64];
+	char word[64];
 	HeadValue v;
-	int       before = b->ts->diag->n_error;
+	int before = b->ts->diag->n_error;
 
 	snprintf(word, sizeof word, "%.*s", (int)(n < 63 ? n : 63), name);
 	if (!template_name(b, word, &v)) {
 		if (b->ts->diag->n_error == before)
-			template_error_at(b->ts, l, col, arena_printf(b->ts->arena, "%s: the op %s gives no such value", word, op_info[b->op->kind].name));
+			template_error_at(b->ts, l, col,
+			                  arena_printf(b->ts->arena,
+			                               "%s: the op %s gives no such value", word,
+			                               op_info[b->op->kind].name));
 		return false;
 	}
 	if (v.kind == HEAD_INT) {
@@ -55,7 +59,7 @@ static bool
 expand_line(Bind *b, const TemplateLine *l, TextPart *out)
 {
 	const char *p = l->text;
-	size_t      n = l->size;
+	size_t n = l->size;
 
 	for (size_t i = 0; i < n;) {
 		if (i + 1 >= n || p[i] != '$' || p[i + 1] != '{') {
@@ -80,8 +84,8 @@ expand_line(Bind *b, const TemplateLine *l, TextPart *out)
 
 /* A kernel while it is made. */
 typedef struct Expansion {
-	Bind        b;
-	Kernel     *k;
+	Bind b;
+	Kernel *k;
 	const char *product[MAX_PRODUCTS]; /* as the head calls them */
 } Expansion;
 
@@ -89,17 +93,21 @@ typedef struct Expansion {
 static void
 put_arg(const Bind *b, const PlanKernelArg *a, int i, TextPart *out)
 {
-	static const struct { const char *type, *c; } types[] = {
-		{ "f32", "float" },         { "i32", "int" },          { "f16", "unsigned short" },
-		{ "bf16", "unsigned short" }, { "u8", "unsigned char" }, { "packed", "void" },
+	static const struct {
+		const char *type, *c;
+	} types[] = {
+		{ "f32", "float" },          { "i32", "int" },
+		{ "f16", "unsigned short" }, { "bf16", "unsigned short" },
+		{ "u8", "unsigned char" },   { "packed", "void" },
 	};
 	const char *c = "void", *line;
-	bool        reads = a->dir == DIR_IN || a->dir == DIR_ROPE || a->dir == DIR_NONE;
+	bool reads = a->dir == DIR_IN || a->dir == DIR_ROPE || a->dir == DIR_NONE;
 
 	for (size_t k = 0; k < sizeof types / sizeof *types; k++)
 		if (strcmp(types[k].type, a->type) == 0)
 			c = types[k].c;
-	line = arena_printf(b->ts->arena, "#define ARG_%s ((%s%s *)%s[%d])\n", a->name, reads ? "const " : "", c,
+	line = arena_printf(b->ts->arena, "#define ARG_%s ((%s%s *)%s[%d])\n", a->name,
+	                    reads ? "const " : "", c,
 	                    b->ts->target->kind == TARGET_CUDA ? "p.a" : "a", i);
 	text_add(out, line, strlen(line));
 }
@@ -137,22 +145,26 @@ put_weights(const Expansion *m, TextPart *out)
 static bool
 expand_text(Expansion *m, TextPart *out)
 {
-	Bind   *b = &m->b;
-	bool    cuda = b->ts->target->kind == TARGET_CUDA, take;
+	Bind *b = &m->b;
+	bool cuda = b->ts->target->kind == TARGET_CUDA, take;
 	PlanSym rows;
 
 	if (cuda)
-		put_text(out, "#include \"cuda/runtime/step.h\"\n"); /* every CUDA kernel takes an llmc_call */
+		put_text(out, "#include \"cuda/runtime/step.h\"\n"); /* every CUDA kernel takes an
+		                                                        llmc_call */
 	if (b->t->any_rows && template_symbol(b, "n_row", 5, &rows))
-		put_text(out, cuda ? rows == SYM_n_out ? "#define N_ROW(p) N_OUT(p)\n" : "#define N_ROW(p) N_TOK(p)\n"
-		                   : rows == SYM_n_out ? "#define N_ROW(s) ((s)->n_out)\n" : "#define N_ROW(s) ((s)->n_tok)\n");
+		put_text(out, cuda ? rows == SYM_n_out ? "#define N_ROW(p) N_OUT(p)\n"
+		                                       : "#define N_ROW(p) N_TOK(p)\n"
+		              : rows == SYM_n_out ? "#define N_ROW(s) ((s)->n_out)\n"
+		                                  : "#define N_ROW(s) ((s)->n_tok)\n");
 	for (int i = 0; i < m->k->row.n_arg; i++)
 		if (m->k->row.arg[i].dir != DIR_NONE || *m->k->row.arg[i].type)
 			put_arg(b, &m->k->row.arg[i], i, out);
 	if (!cuda)
 		put_weights(m, out);
 	for (int i = 0; i < m->k->n_product; i++)
-		put_text(out, arena_printf(b->ts->arena, "#define %s_functions %s\n", m->product[i], m->k->product[i]->row.symbol));
+		put_text(out, arena_printf(b->ts->arena, "#define %s_functions %s\n", m->product[i],
+		                           m->k->product[i]->row.symbol));
 	for (size_t i = 0; i < b->t->body.n; i++) {
 		const TemplateLine *l = &b->t->body.line[i];
 		if (!template_taken(b, l, &take) || (take && !expand_line(b, l, out)))
@@ -161,24 +173,35 @@ expand_text(Expansion *m, TextPart *out)
 	return true;
 }
 
-typedef struct Headers { const char *name[48]; int n; } Headers;
+typedef struct Headers {
+	const char *name[48];
+	int n;
+} Headers;
 
 /* All headers that a text includes, by their paths below templates/, and what these include. */
 static bool
 headers_of(const Bind *b, const char *text, Headers *h)
 {
-	for (const char *p = text; (p = strstr(p, "#include \"")); ) {
+	for (const char *p = text; (p = strstr(p, "#include \""));) {
 		p += 10;
 		const char *name = arena_printf(b->ts->arena, "%.*s", (int)strcspn(p, "\"\n"), p);
-		int         k = 0;
+		int k = 0;
 		while (k < h->n && strcmp(h->name[k], name) != 0)
 			k++;
 		if (k < h->n)
 			continue;
-		const char *body = embed_find(arena_printf(b->ts->arena, "templates/%s", name), NULL);
+		const char *body =
+		    embed_find(arena_printf(b->ts->arena, "templates/%s", name), NULL);
 		if (!body || h->n == 48) {
-			const TemplateLine first = { .text = b->t->piece->source.text, .piece = b->t->piece, .line = 1, .when = -1 };
-			return template_error(b, &first, arena_printf(b->ts->arena, "%s: no such header in templates/, or more than 48", name));
+			const TemplateLine first = { .text = b->t->piece->source.text,
+				                     .piece = b->t->piece,
+				                     .line = 1,
+				                     .when = -1 };
+			return template_error(
+			    b, &first,
+			    arena_printf(b->ts->arena,
+			                 "%s: no such header in templates/, or more than 48",
+			                 name));
 		}
 		h->name[h->n++] = name;
 		if (!headers_of(b, body, h))
@@ -202,12 +225,12 @@ static bool
 scratch_args(Expansion *m)
 {
 	const TemplateLines *head = &m->b.t->head[D_SCRATCH];
-	Kernel      *k = m->k;
+	Kernel *k = m->k;
 
 	for (size_t i = 0; i < head->n; i++) {
 		const TemplateLine *l = &head->line[i];
 		ArgDecl a;
-		bool    take;
+		bool take;
 		if (!template_taken(&m->b, l, &take))
 			return false;
 		if (!take)
@@ -215,8 +238,10 @@ scratch_args(Expansion *m)
 		if (!template_scratch(&m->b, l, &a))
 			return false;
 		if (k->n_scratch == PLAN_MAX_SCRATCH || k->row.n_arg == PLAN_MAX_ARGS)
-			return template_error(&m->b, l, "too many @scratch lines, or too many arguments");
-		k->row.arg[k->row.n_arg++] = (PlanKernelArg){ arena_strdup(m->b.ts->arena, a.name), DIR_SCRATCH, a.type, a.extent };
+			return template_error(&m->b, l,
+			                      "too many @scratch lines, or too many arguments");
+		k->row.arg[k->row.n_arg++] = (PlanKernelArg){ arena_strdup(m->b.ts->arena, a.name),
+			                                      DIR_SCRATCH, a.type, a.extent };
 		k->scratch_dtype[k->n_scratch++] = dtype_from_text(a.type);
 	}
 	return true;
@@ -241,10 +266,12 @@ static bool
 launches(Expansion *m)
 {
 	const TemplateLines *launch = &m->b.t->head[D_LAUNCH], *map = &m->b.t->head[D_MAP];
-	const TemplateLine   first = { .text = m->b.t->piece->source.text, .piece = m->b.t->piece, .line = 1, .when = -1 };
-	PlanKernel  *k = &m->k->row;
-	const char  *why;
-	bool         take;
+	const TemplateLine first = {
+		.text = m->b.t->piece->source.text, .piece = m->b.t->piece, .line = 1, .when = -1
+	};
+	PlanKernel *k = &m->k->row;
+	const char *why;
+	bool take;
 
 	if (m->b.ts->target->kind == TARGET_CUDA && launch->n == 0)
 		return template_error(&m->b, &first, "a CUDA template needs its @launch lines");
@@ -283,7 +310,7 @@ static const char *
 kernel_key(const Templates *ts, const Kernel *k, const char *text)
 {
 	Sha256 sum;
-	char   hex[65];
+	char hex[65];
 
 	sha256_init(&sum);
 	sha256_add(&sum, text, strlen(text) + 1);
@@ -294,25 +321,32 @@ kernel_key(const Templates *ts, const Kernel *k, const char *text)
 	}
 	for (int i = 0; i < k->row.n_arg; i++) {
 		const PlanKernelArg *a = &k->row.arg[i];
-		const char *line = arena_printf(ts->arena, "%s %d %s %d %lld %lld", a->name, a->dir, a->type, a->extent.sym,
-		                                (long long)a->extent.mul, (long long)a->extent.div);
+		const char *line =
+		    arena_printf(ts->arena, "%s %d %s %d %lld %lld", a->name, a->dir, a->type,
+		                 a->extent.sym, (long long)a->extent.mul, (long long)a->extent.div);
 		sha256_add(&sum, line, strlen(line) + 1);
 	}
 	for (int i = 0; i < k->row.n_launch; i++) {
 		const PlanLaunch *u = &k->row.launch[i];
-		const char *line = !u->fn ? arena_printf(ts->arena, "product %d %d %d %d %a", u->product.act, u->product.w, u->product.y,
-		                                         u->product.add, u->product.beta)
-		                          : arena_printf(ts->arena, "%s %d %d %d %lld %d %d %d %lld %lld", u->fn, u->block, u->cluster, u->pdl,
-		                                         (long long)u->shared, u->path, u->rounds, u->rows, (long long)u->least, (long long)u->most);
+		const char *line =
+		    !u->fn
+		        ? arena_printf(ts->arena, "product %d %d %d %d %a", u->product.act,
+		                       u->product.w, u->product.y, u->product.add, u->product.beta)
+		        : arena_printf(ts->arena, "%s %d %d %d %lld %d %d %d %lld %lld", u->fn,
+		                       u->block, u->cluster, u->pdl, (long long)u->shared, u->path,
+		                       u->rounds, u->rows, (long long)u->least, (long long)u->most);
 		sha256_add(&sum, line, strlen(line) + 1);
 		for (int d = 0; d < 3; d++) {
-			line = arena_printf(ts->arena, "%d %lld %lld", u->grid[d].sym, (long long)u->grid[d].mul, (long long)u->grid[d].div);
+			line = arena_printf(ts->arena, "%d %lld %lld", u->grid[d].sym,
+			                    (long long)u->grid[d].mul, (long long)u->grid[d].div);
 			sha256_add(&sum, line, strlen(line) + 1);
 		}
 	}
 	for (int i = 0; i < k->row.n_map; i++) {
 		const PlanMap *m = &k->row.map[i];
-		const char *line = arena_printf(ts->arena, "%d %lld %d %d %d", m->arg, (long long)m->cols, m->box[0], m->box[1], m->swizzle);
+		const char *line =
+		    arena_printf(ts->arena, "%d %lld %d %d %d", m->arg, (long long)m->cols,
+		                 m->box[0], m->box[1], m->swizzle);
 		sha256_add(&sum, line, strlen(line) + 1);
 	}
 	sha256_hex(&sum, hex);
@@ -322,7 +356,7 @@ kernel_key(const Templates *ts, const Kernel *k, const char *text)
 static bool
 set_headers(const Bind *b, Kernel *k, const char *text)
 {
-	Headers      h = { .n = 0 };
+	Headers h = { .n = 0 };
 	const char **names;
 
 	if (!headers_of(b, text, &h))
@@ -335,16 +369,20 @@ set_headers(const Bind *b, Kernel *k, const char *text)
 	return true;
 }
 
-/* The file of a type's products (templates/cpu/gemm/matmul_kernel.h): whatever kernel asks for it, the same. */
+/* The file of a type's products (templates/cpu/gemm/matmul_kernel.h): whatever kernel asks for it,
+ * the same. */
 static const Kernel *
 product_of(const Bind *b, const char *dtype, bool ragged)
 {
 	const Templates *ts = b->ts;
-	Arena           *a = ts->arena;
-	Kernel          *k = NEW(a, Kernel, 1);
-	const char      *head = arena_printf(a, "#define LLMC_WEIGHTS %d\n#define LLMC_TARGET_%s 1\n#define LLMC_ACT_BF16 %d\n#include \"cpu/gemm/matmul_kernel.h\"\n\n",
-	                                     family_of(dtype_from_text(dtype)), ts->target->isa, ts->act_bf16);
-	const char      *tail = arena_printf(a, "W_%s, %d, %d", dtype, ts->act_bits, ragged);
+	Arena *a = ts->arena;
+	Kernel *k = NEW(a, Kernel, 1);
+	const char *head =
+	    arena_printf(a,
+	                 "#define LLMC_WEIGHTS %d\n#define LLMC_TARGET_%s 1\n#define LLMC_ACT_BF16 "
+	                 "%d\n#include \"cpu/gemm/matmul_kernel.h\"\n\n",
+	                 family_of(dtype_from_text(dtype)), ts->target->isa, ts->act_bf16);
+	const char *tail = arena_printf(a, "W_%s, %d, %d", dtype, ts->act_bits, ragged);
 
 	if (!set_headers(b, k, head))
 		return NULL;
@@ -352,9 +390,12 @@ product_of(const Bind *b, const char *dtype, bool ragged)
 	k->row.symbol = arena_printf(a, "products_%s_%s", dtype, k->key);
 	k->row.id = arena_printf(a, "products_%s.%s", dtype, k->key);
 	k->row.file = arena_printf(a, "kernels/%s.c", k->row.id);
-	k->text = arena_printf(a, "/* generated, the same for all descriptions: do not edit\n *\n * Products of rows of activations (blocks: of %d bits) and rows of %s weights, of any number of columns%s;\n"
-	                          " * kernels with such weights call them. */\n%sPRODUCTS(%s, %s)\n",
-	                       ts->act_bits, dtype, ragged ? "" : ", whole blocks of 32", head, k->row.symbol, tail);
+	k->text = arena_printf(
+	    a,
+	    "/* generated, the same for all descriptions: do not edit\n *\n * Products of rows of "
+	    "activations (blocks: of %d bits) and rows of %s weights, of any number of columns%s;\n"
+	    " * kernels with such weights call them. */\n%sPRODUCTS(%s, %s)\n",
+	    ts->act_bits, dtype, ragged ? "" : ", whole blocks of 32", head, k->row.symbol, tail);
 	return k;
 }
 
@@ -367,16 +408,22 @@ products(Expansion *m)
 	for (size_t i = 0; i < head->n; i++) {
 		const TemplateLine *l = &head->line[i];
 		const char *p = l->text, *end = p + l->size;
-		char        name[32], dtype[32], cols[32];
-		HeadValue   d, c;
-		bool        take;
+		char name[32], dtype[32], cols[32];
+		HeadValue d, c;
+		bool take;
 		if (!template_taken(&m->b, l, &take))
 			return false;
 		if (!take)
 			continue;
-		if (!template_word(&p, end, name, sizeof name) || !template_word(&p, end, dtype, sizeof dtype) || !template_word(&p, end, cols, sizeof cols) || p < end ||
-		    !template_name(&m->b, dtype, &d) || d.kind != HEAD_WORD || dtype_from_text(d.s) == DT_NONE || !template_name(&m->b, cols, &c) || c.kind != HEAD_INT)
-			return template_error(&m->b, l, "expected @product NAME DTYPE COLS: a type of weights and their columns, by their names");
+		if (!template_word(&p, end, name, sizeof name) ||
+		    !template_word(&p, end, dtype, sizeof dtype) ||
+		    !template_word(&p, end, cols, sizeof cols) || p < end ||
+		    !template_name(&m->b, dtype, &d) || d.kind != HEAD_WORD ||
+		    dtype_from_text(d.s) == DT_NONE || !template_name(&m->b, cols, &c) ||
+		    c.kind != HEAD_INT)
+			return template_error(&m->b, l,
+			                      "expected @product NAME DTYPE COLS: a type of "
+			                      "weights and their columns, by their names");
 		if (m->k->n_product == MAX_PRODUCTS)
 			return template_error(&m->b, l, "more than 4 @product lines");
 		m->product[m->k->n_product] = arena_strdup(m->b.ts->arena, name);
@@ -389,24 +436,31 @@ products(Expansion *m)
 const Kernel *
 template_expand(const Templates *ts, const Template *t, const Graph *g, const Op *op, int phase)
 {
-	Arena      *a = ts->arena;
-	Kernel     *k = NEW(a, Kernel, 1);
-	const char *stem = t->both ? op_info[t->op].name : arena_printf(a, "%s_%s", op_info[t->op].name, phase_name[phase]);
-	Expansion      m = { .b = { .ts = ts, .t = t, .g = g, .op = op, .phase = phase, .symbol = stem }, .k = k };
-	TextPart        text = { .arena = a };
-	ArgDecl     arg[PLAN_MAX_ARGS];
-	bool        fits;
+	Arena *a = ts->arena;
+	Kernel *k = NEW(a, Kernel, 1);
+	const char *stem = t->both
+	                       ? op_info[t->op].name
+	                       : arena_printf(a, "%s_%s", op_info[t->op].name, phase_name[phase]);
+	Expansion m = { .b = { .ts = ts, .t = t, .g = g, .op = op, .phase = phase, .symbol = stem },
+		        .k = k };
+	TextPart text = { .arena = a };
+	ArgDecl arg[PLAN_MAX_ARGS];
+	bool fits;
 
 	if (!template_args(&m.b, arg, &fits))
 		return NULL;
 	for (int i = 0; i < op_info[op->kind].n_arg; i++)
-		k->row.arg[k->row.n_arg++] = (PlanKernelArg){ arena_strdup(a, arg[i].name), arg[i].dir, arg[i].type, arg[i].extent };
-	if (!scratch_args(&m) || !launches(&m) || !products(&m) || !expand_text(&m, &text) || !set_headers(&m.b, k, text.data))
+		k->row.arg[k->row.n_arg++] =
+		    (PlanKernelArg){ arena_strdup(a, arg[i].name), arg[i].dir, arg[i].type,
+			             arg[i].extent };
+	if (!scratch_args(&m) || !launches(&m) || !products(&m) || !expand_text(&m, &text) ||
+	    !set_headers(&m.b, k, text.data))
 		return NULL;
 	k->key = kernel_key(ts, k, text.data);
 	k->row.symbol = m.b.symbol = arena_printf(a, "%s_%s", stem, k->key);
 	k->row.id = arena_printf(a, "%s.%s", stem, k->key);
-	k->row.file = arena_printf(a, "kernels/%s.%s", k->row.id, ts->target->kind == TARGET_CUDA ? "cu" : "c");
+	k->row.file = arena_printf(a, "kernels/%s.%s", k->row.id,
+	                           ts->target->kind == TARGET_CUDA ? "cu" : "c");
 	text.len = 0; /* the same once more, now that the name is known */
 	if (!launches(&m) || !expand_text(&m, &text))
 		return NULL;

@@ -1,6 +1,6 @@
-/* One block: its threads are fibers, a warp runs lane by lane until all its lanes wait, warps come in a random order that
- * changes at barriers. A block's fibers switch among each other and return to the host fiber when none is ready, when one spins,
- * or, now and then, after a barrier. */
+/* One block: its threads are fibers, a warp runs lane by lane until all its lanes wait, warps come
+ * in a random order that changes at barriers. A block's fibers switch among each other and return
+ * to the host fiber when none is ready, when one spins, or, now and then, after a barrier. */
 #include "switch.h"
 #include "../cuda_api.h"
 
@@ -11,9 +11,13 @@
 enum { SPIN_LIMIT = 400000 };
 
 /* Read by the device header. */
-_Static_assert(offsetof(Thread, bid) == 12 && offsetof(Thread, bdim) == 24 && offsetof(Thread, gdim) == 36 && offsetof(Thread, lane) == 48
-               && offsetof(Thread, warp) == 56 && offsetof(Thread, cluster_rank) == 60, "layout of Thread");
-_Static_assert(offsetof(Thread, sp) == 64 && offsetof(Thread, vc) == 128 && offsetof(Thread, cp) == 192 && sizeof(Thread) == 256, "lines of Thread");
+_Static_assert(offsetof(Thread, bid) == 12 && offsetof(Thread, bdim) == 24 &&
+                   offsetof(Thread, gdim) == 36 && offsetof(Thread, lane) == 48 &&
+                   offsetof(Thread, warp) == 56 && offsetof(Thread, cluster_rank) == 60,
+               "layout of Thread");
+_Static_assert(offsetof(Thread, sp) == 64 && offsetof(Thread, vc) == 128 &&
+                   offsetof(Thread, cp) == 192 && sizeof(Thread) == 256,
+               "lines of Thread");
 
 Thread *emu_cur;
 Thread emu_host;
@@ -72,7 +76,8 @@ block_pick(EmuBlock *b)
 	return &b->t[i * 32 + lane];
 }
 
-/* Any ready thread but this one: spinning lanes must not keep the ones between them from running. */
+/* Any ready thread but this one: spinning lanes must not keep the ones between them from running.
+ */
 static Thread *
 pick_other(EmuBlock *b, const Thread *self)
 {
@@ -83,7 +88,8 @@ pick_other(EmuBlock *b, const Thread *self)
 		uint32_t m = b->warp[w].ready & ~(w == (int)self->warp ? 1u << self->lane : 0);
 		if (!m)
 			continue;
-		for (int skip = (int)emu_random_below((uint64_t)__builtin_popcount(m)); skip; skip--)
+		for (int skip = (int)emu_random_below((uint64_t)__builtin_popcount(m)); skip;
+		     skip--)
 			m &= m - 1;
 		int lane = __builtin_ctz(m);
 		b->warp[w].ready &= ~(1u << lane);
@@ -120,21 +126,27 @@ block_spins(void)
 	return spin_progress == emu_progress ? spins : 0;
 }
 
-/* Which devices had something to do, and which not: one that has nothing queued has left out what the others wait for. */
+/* Which devices had something to do, and which not: one that has nothing queued has left out what
+ * the others wait for. */
 static NORETURN void
 never_comes(const Thread *t, Site at)
 {
 	char idle[64] = "";
 
 	for (int d = 0; d < 8; d++)
-		if (d != t->blk->op->device && emu_peers(t->blk->op->device, d) && !timeline_busy(d))
-			snprintf(idle + strlen(idle), sizeof idle - strlen(idle), "%s%d", *idle ? ", " : "", d);
-	emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at, "spins for ever on device %d: what it waits for is never written%s%s%s", t->blk->op->device,
-	        *idle ? "; nothing is queued on device " : "", idle, *idle ? ", which is late, left something out, or is gone" : "");
+		if (d != t->blk->op->device && emu_peers(t->blk->op->device, d) &&
+		    !timeline_busy(d))
+			snprintf(idle + strlen(idle), sizeof idle - strlen(idle), "%s%d",
+			         *idle ? ", " : "", d);
+	emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at,
+	        "spins for ever on device %d: what it waits for is never written%s%s%s",
+	        t->blk->op->device, *idle ? "; nothing is queued on device " : "", idle,
+	        *idle ? ", which is late, left something out, or is gone" : "");
 }
 
-/* A spinning thread lets others run, of this block and of others; when all only spin, nothing will ever come, unless another thread of
- * the program brings it to another device: timeline_run sees to that. */
+/* A spinning thread lets others run, of this block and of others; when all only spin, nothing will
+ * ever come, unless another thread of the program brings it to another device: timeline_run sees to
+ * that. */
 void
 block_yield(Site at)
 {
@@ -144,11 +156,15 @@ block_yield(Site at)
 	if (spin_progress != emu_progress) {
 		spin_progress = emu_progress;
 		spins = 0;
-	} else if (emu_give_up || (++spins > SPIN_LIMIT && emu_contexts() < 2)) { /* several threads that wait count as many spins a millisecond */
+	} else if (emu_give_up ||
+	           (++spins > SPIN_LIMIT &&
+	            emu_contexts() <
+	                2)) { /* several threads that wait count as many spins a millisecond */
 		mbar_stuck(t, at);
 		if (emu_contexts() > 1)
 			never_comes(t, at);
-		emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at, "spins for ever: what it waits for is never written");
+		emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at,
+		        "spins for ever: what it waits for is never written");
 	}
 	t->state = T_READY;
 	t->at = at;
@@ -180,17 +196,23 @@ entry(void)
 	Warp *w = t->w;
 	for (int i = 0; i < w->n_meet; i++)
 		if (w->meet[i].mask >> t->lane & 1)
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, w->meet[i].at, "a lane left the kernel while others wait for it in a warp collective");
+			emu_die(
+			    CUDA_ERROR_LAUNCH_FAILED, w->meet[i].at,
+			    "a lane left the kernel while others wait for it in a warp collective");
 	if (t->wg)
 		wgmma_leave(t);
 	if (t->bulk.n)
 		store_leave(t);
 	if (b->live == 1 && mbar_inflight(b))
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, t->at, "the block leaves the kernel while a bulk copy into its shared memory is on its way");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, t->at,
+		        "the block leaves the kernel while a bulk copy into its shared memory is "
+		        "on its way");
 	if (b->live == 1 && emu_check)
 		mbar_leave(b, t->at);
 	if (b->arrived)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, b->bar_at, "divergent barrier: a thread left the kernel while others wait at __syncthreads");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, b->bar_at,
+		        "divergent barrier: a thread left the kernel while others wait at "
+		        "__syncthreads");
 	emu_progress++;
 	b->live--;
 	w->alive &= ~(1u << t->lane);
@@ -203,9 +225,13 @@ entry(void)
 	abort();
 }
 
-/* Arrays of threads are used again, with their stacks and queues: a step starts thousands of blocks. */
+/* Arrays of threads are used again, with their stacks and queues: a step starts thousands of
+ * blocks. */
 enum { KEPT = 16 };
-static struct { Thread *t; Dim d; } kept[KEPT];
+static struct {
+	Thread *t;
+	Dim d;
+} kept[KEPT];
 
 static Thread *
 threads_take(Dim d)
@@ -284,7 +310,8 @@ block_start(EmuOp *op, uint32_t index, Cluster *cluster, unsigned rank)
 		b->warp[w].frag = (Fragments *)(b->t + nt) + w;
 	}
 	shuffle(b);
-	/* The arena: dynamic part first, then the static objects, whose places all blocks of a kernel share. */
+	/* The arena: dynamic part first, then the static objects, whose places all blocks of a
+	 * kernel share. */
 	b->arena = region_new(R_SHARED, (size_t)op->dyn);
 	b->arena->blk = b;
 	b->arena->dyn = op->dyn;
@@ -359,12 +386,20 @@ emu_syncthreads(const char *file, int line)
 	Site at = { file, line };
 
 	if (b->live != b->nt)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "divergent barrier: __syncthreads after a thread of the block has left the kernel");
-	if (b->arrived && (b->bar_at.line != line || (b->bar_at.file != file && strcmp(b->bar_at.file, file))))
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "divergent barrier: other threads of the block wait at another __syncthreads, in line %d",
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "divergent barrier: __syncthreads after a thread of the block has left the "
+		        "kernel");
+	if (b->arrived &&
+	    (b->bar_at.line != line || (b->bar_at.file != file && strcmp(b->bar_at.file, file))))
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "divergent barrier: other threads of the block wait at another "
+		        "__syncthreads, in line %d",
 		        b->bar_at.line);
 	if (unlikely(b->zero_at.line))
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "__syncthreads is named barrier 0, which line %d uses for a part of the block", b->zero_at.line);
+		emu_die(
+		    CUDA_ERROR_LAUNCH_FAILED, at,
+		    "__syncthreads is named barrier 0, which line %d uses for a part of the block",
+		    b->zero_at.line);
 	b->bar_at = at;
 	if (++b->arrived < b->nt) {
 		t->at = at;
@@ -376,7 +411,8 @@ emu_syncthreads(const char *file, int line)
 	emu_progress++;
 	if (emu_check)
 		clock_block_barrier(b);
-	for (int w = 0; w < b->nw; w++) { /* all of them: their states need no visit, they run before anyone looks */
+	for (int w = 0; w < b->nw;
+	     w++) { /* all of them: their states need no visit, they run before anyone looks */
 		b->warp[w].ready = b->warp[w].alive;
 		b->any_ready |= b->warp[w].rank_bit;
 	}
@@ -422,15 +458,23 @@ named(int id, int n, bool wait, Site at)
 	if (id < 0 || id > 15)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier %d: there are 16", id);
 	if (n <= 0 || n % 32 || n > (b->nt + 31) / 32 * 32)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier %d for %d threads: must be a multiple of 32 within the block's %d", id, n, b->nt);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "named barrier %d for %d threads: must be a multiple of 32 within the "
+		        "block's %d",
+		        id, n, b->nt);
 	if (!id && n < b->nt) {
 		if (b->bar_at.line)
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier 0 for %d threads: it is __syncthreads (line %d), take another number", n, b->bar_at.line);
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+			        "named barrier 0 for %d threads: it is __syncthreads (line %d), "
+			        "take another number",
+			        n, b->bar_at.line);
 		b->zero_at = at;
 	}
 	NamedBar *bar = &b->named[id];
 	if (bar->arrived && bar->want != n)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier %d for %d threads, others wait in it for %d (line %d)", id, n, bar->want, bar->at.line);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "named barrier %d for %d threads, others wait in it for %d (line %d)", id,
+		        n, bar->want, bar->at.line);
 	bar->want = n;
 	bar->at = at;
 	KnownClocks *mine = NULL;
@@ -499,10 +543,12 @@ emu_grid_sync(const char *file, int line)
 	EmuOp *op = t->blk->op;
 
 	if (!op->cooperative)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "grid barrier in a launch that is not cooperative");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "grid barrier in a launch that is not cooperative");
 	uint64_t all = (uint64_t)op->n_block * (uint64_t)t->blk->nt;
 	if (t->blk->live != t->blk->nt)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "grid barrier after a thread of the block has left the kernel");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "grid barrier after a thread of the block has left the kernel");
 	if (++op->grid_arrived < all) {
 		block_wait(T_GRID, at);
 		return;
@@ -523,7 +569,8 @@ emu_cluster_arrive(const char *file, int line)
 	Site at = { file, line };
 
 	if (t->in_cluster)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "second cluster arrive without a wait between");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "second cluster arrive without a wait between");
 	t->in_cluster = true;
 	b->cluster->arrived++;
 }
@@ -544,9 +591,12 @@ emu_cluster_wait(const char *file, int line)
 		for (int k = 0; k < c->b[i]->nt; k++)
 			waiting += c->b[i]->t[k].state == T_CLUSTER;
 		if (c->b[i]->live != c->b[i]->nt)
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "cluster barrier after a thread of the cluster has left the kernel");
+			emu_die(
+			    CUDA_ERROR_LAUNCH_FAILED, at,
+			    "cluster barrier after a thread of the cluster has left the kernel");
 	}
-	/* Simplified: all have arrived only when all wait too. Work between arrive and wait still overlaps. */
+	/* Simplified: all have arrived only when all wait too. Work between arrive and wait still
+	 * overlaps. */
 	if (waiting < all) {
 		block_wait(T_CLUSTER, at);
 		return;
@@ -572,9 +622,11 @@ emu_cluster_map(const void *p, unsigned rank, const char *file, int line)
 	EmuBlock *b = emu_cur->blk;
 
 	if (rank >= (unsigned)b->cluster->n)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "cluster rank %u of a cluster of %d", rank, b->cluster->n);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "cluster rank %u of a cluster of %d", rank,
+		        b->cluster->n);
 	if ((const char *)p < b->arena->lo || (const char *)p >= b->arena->hi)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "address is not in this block's shared memory");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "address is not in this block's shared memory");
 	return b->cluster->b[rank]->arena->lo + ((const char *)p - b->arena->lo);
 }
 

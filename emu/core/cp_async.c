@@ -1,5 +1,6 @@
-/* cp.async: the target is destroyed when the copy is issued and filled when its group is waited for by the thread that issued it.
- * Loads and stores of vectors, whose alignment the hardware insists on. */
+/* cp.async: the target is destroyed when the copy is issued and filled when its group is waited for
+ * by the thread that issued it. Loads and stores of vectors, whose alignment the hardware insists
+ * on. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -30,9 +31,11 @@ emu_cp_async(void *dst, const void *src, unsigned n, unsigned src_n, const char 
 	if (n != 4 && n != 8 && n != 16)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "cp.async of %u bytes: 4, 8 or 16", n);
 	if (((uintptr_t)dst | (uintptr_t)src) & (n - 1))
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned cp.async: both addresses must be multiples of %u", n);
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		        "misaligned cp.async: both addresses must be multiples of %u", n);
 	if ((size_t)((char *)dst - arena->lo) >= (size_t)(arena->hi - arena->lo))
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "cp.async: the target is not this block's shared memory");
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
+		        "cp.async: the target is not this block's shared memory");
 	if (emu_check) {
 		if (src_n)
 			shadow_read(src, src_n < n ? src_n : n, NULL, at);
@@ -82,8 +85,10 @@ finish(Thread *t, uint32_t upto)
 		emu_words was, is;
 		memcpy(&was, c->was, 16);
 		memcpy(&is, c->src_n == 16 ? c->src : c->was, 16);
-		if (was.a != is.a || was.b != is.b || (c->src_n != 16 && memcmp(c->was, c->src, c->src_n)))
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, c->at, "what cp.async reads was written while the copy was on its way");
+		if (was.a != is.a || was.b != is.b ||
+		    (c->src_n != 16 && memcmp(c->was, c->src, c->src_n)))
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, c->at,
+			        "what cp.async reads was written while the copy was on its way");
 		if (likely(c->src_n == 16)) {
 			memcpy(c->dst, &was, 16);
 		} else {
@@ -136,7 +141,8 @@ emu_cp_wait_all(void)
 	emu_cur->cp.n_group = 0;
 }
 
-/* cp.async.mbarrier.arrive.noinc: the barrier hears from this thread when its copies so far have landed. */
+/* cp.async.mbarrier.arrive.noinc: the barrier hears from this thread when its copies so far have
+ * landed. */
 void
 emu_cp_arrive(void *bar, const char *file, int line)
 {
@@ -174,7 +180,8 @@ copy_free(Thread *t)
 void
 emu_misaligned(unsigned n, int write, const char *file, int line)
 {
-	emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, (Site){ file, line }, "misaligned vector %s: %u bytes at an address that is no multiple of %u",
+	emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, (Site){ file, line },
+	        "misaligned vector %s: %u bytes at an address that is no multiple of %u",
 	        write ? "store" : "load", n, n);
 }
 

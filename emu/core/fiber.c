@@ -1,5 +1,5 @@
-/* Stacks and the switch between them. A stack has a guard page below it as long as the number of mappings allows, and a
- * pattern at its low end for when it has not. */
+/* Stacks and the switch between them. A stack has a guard page below it as long as the number of
+ * mappings allows, and a pattern at its low end for when it has not. */
 #include "emu.h"
 
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 
 enum { CHUNK = 256, MAX_GUARDS = 16384, PATTERN = 64 };
 
-size_t emu_stack_bytes = 77824; /* an odd number of pages: stacks do not compete for the same sets of a cache */
+size_t emu_stack_bytes =
+    77824; /* an odd number of pages: stacks do not compete for the same sets of a cache */
 
 static char **free_stack, **chunk_lo;
 static int n_free, n_chunk, n_guard;
@@ -17,13 +18,16 @@ static void
 grow(void)
 {
 	size_t bytes = emu_stack_bytes * CHUNK;
-	char *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+	               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
 	if (m == MAP_FAILED)
 		abort();
 	chunk_lo = realloc(chunk_lo, sizeof *chunk_lo * (size_t)(n_chunk + 1));
 	chunk_lo[n_chunk++] = m;
-	free_stack = realloc(free_stack, sizeof *free_stack * (size_t)(n_chunk * CHUNK)); /* room for all to come back */
+	free_stack =
+	    realloc(free_stack,
+	            sizeof *free_stack * (size_t)(n_chunk * CHUNK)); /* room for all to come back */
 	for (int i = CHUNK - 1; i >= 0; i--) {
 		char *s = m + emu_stack_bytes * (size_t)i;
 		if (n_guard < MAX_GUARDS && !mprotect(s, 4096, PROT_NONE))
@@ -52,7 +56,8 @@ bool
 fiber_owns(const void *p)
 {
 	for (int i = 0; i < n_chunk; i++)
-		if ((const char *)p >= chunk_lo[i] && (const char *)p < chunk_lo[i] + emu_stack_bytes * CHUNK)
+		if ((const char *)p >= chunk_lo[i] &&
+		    (const char *)p < chunk_lo[i] + emu_stack_bytes * CHUNK)
 			return true;
 	return false;
 }

@@ -1,4 +1,5 @@
-/* Linked into every kernel object: compilers turn loops and struct copies into these, and the checking mode wants to see them. */
+/* Linked into every kernel object: compilers turn loops and struct copies into these, and the
+ * checking mode wants to see them. */
 #include <stddef.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))

@@ -1,6 +1,8 @@
-/* mbarriers: phases with a count of arrivals and of bytes that bulk copies still have to bring. The state is kept here, by address;
- * the eight bytes in shared memory hold a mark, so that it shows when something else is written there. A bulk copy destroys its target when issued and lands when somebody has
- * asked the barrier for it. A multicast is one copy for each block of its mask, at the same offsets there. */
+/* mbarriers: phases with a count of arrivals and of bytes that bulk copies still have to bring. The
+ * state is kept here, by address; the eight bytes in shared memory hold a mark, so that it shows
+ * when something else is written there. A bulk copy destroys its target when issued and lands when
+ * somebody has asked the barrier for it. A multicast is one copy for each block of its mask, at the
+ * same offsets there. */
 #include "emu.h"
 #include "../cuda_api.h"
 #include "tensor_map.h"
@@ -9,7 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct { void *dst; const void *src; unsigned n; const TensorMap *map; int c[5]; uint64_t sum; Site at; } Bulk;
+typedef struct {
+	void *dst;
+	const void *src;
+	unsigned n;
+	const TensorMap *map;
+	int c[5];
+	uint64_t sum;
+	Site at;
+} Bulk;
 
 typedef struct Mbar {
 	const void *p;
@@ -27,7 +37,8 @@ owner(const void *p, Site at)
 	Region *r = region_of(p);
 
 	if ((uintptr_t)p & 7)
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned mbarrier: it needs 8 bytes at a multiple of 8");
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		        "misaligned mbarrier: it needs 8 bytes at a multiple of 8");
 	if (!r || r->kind != R_SHARED || !r->blk)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "mbarrier outside of shared memory");
 	return r->blk;
@@ -46,17 +57,22 @@ mbar_of(const void *p, Site at)
 	EmuBlock *b = owner(p, at);
 
 	if (b != t->blk && (b->cluster != t->blk->cluster || !b->live))
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, b->live ? "mbarrier of a block outside of the cluster"
-		                                                : "mbarrier of a block of the cluster that has left the kernel");
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
+		        b->live ? "mbarrier of a block outside of the cluster"
+		                : "mbarrier of a block of the cluster that has left the kernel");
 
 	for (int i = 0; i < b->n_mbar; i++) {
 		Mbar *m = &b->mbar[i];
 		if (m->p != p)
 			continue;
-		if (emu_check && (b != t->blk || m->thread != t->lin) && !clock_knows(t, b->buid, m->thread, m->clk))
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "race: mbarrier used with nothing that orders it after its initialisation");
+		if (emu_check && (b != t->blk || m->thread != t->lin) &&
+		    !clock_knows(t, b->buid, m->thread, m->clk))
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+			        "race: mbarrier used with nothing that orders it after its "
+			        "initialisation");
 		if (*(const uint64_t *)p != mark_of(p))
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "something was written over the mbarrier since its initialisation");
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+			        "something was written over the mbarrier since its initialisation");
 		return m;
 	}
 	emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier used before it was initialised");
@@ -92,7 +108,8 @@ mbar_inflight(const EmuBlock *b)
 	return false;
 }
 
-/* A block may leave only behind what others do to its barriers: the last thread asks, in checking mode, whether anything orders that. */
+/* A block may leave only behind what others do to its barriers: the last thread asks, in checking
+ * mode, whether anything orders that. */
 void
 mbar_leave(EmuBlock *b, Site at)
 {
@@ -100,10 +117,15 @@ mbar_leave(EmuBlock *b, Site at)
 		for (int i = 0; b->far_clk[r] && i < b->nt; i++) {
 			bool known = !b->far_clk[r][i];
 			for (int k = 0; k < b->nt && !known; k++)
-				known = clock_knows(&b->t[k], b->cluster->b[r]->buid, (unsigned)i, b->far_clk[r][i]);
+				known = clock_knows(&b->t[k], b->cluster->b[r]->buid, (unsigned)i,
+				                    b->far_clk[r][i]);
 			if (!known)
-				emu_die_at(CUDA_ERROR_LAUNCH_FAILED, b->far_pc, b->far_at.line ? b->far_at : at, "the block leaves the kernel with nothing that orders "
-				           "this after what block %d of its cluster does in its shared memory (cluster_sync)", r);
+				emu_die_at(CUDA_ERROR_LAUNCH_FAILED, b->far_pc,
+				           b->far_at.line ? b->far_at : at,
+				           "the block leaves the kernel with nothing that orders "
+				           "this after what block %d of its cluster does in its "
+				           "shared memory (cluster_sync)",
+				           r);
 		}
 }
 
@@ -118,11 +140,14 @@ emu_mbar_init(void *p, unsigned count, const char *file, int line)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier for %u arrivals", count);
 	for (int i = 0; i < b->n_mbar; i++)
 		if (b->mbar[i].p == p)
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier initialised again: mbar_inval must end the first one");
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+			        "mbarrier initialised again: mbar_inval must end the first one");
 	b->mbar = realloc(b->mbar, sizeof *m * (size_t)(b->n_mbar + 1));
 	m = &b->mbar[b->n_mbar++];
 	*(uint64_t *)p = mark_of(p);
-	*m = (Mbar){ .p = p, .count = count, .left = count, .thread = emu_cur->lin, .clk = emu_cur->clk };
+	*m = (Mbar){
+		.p = p, .count = count, .left = count, .thread = emu_cur->lin, .clk = emu_cur->clk
+	};
 }
 
 void
@@ -133,7 +158,8 @@ emu_mbar_inval(void *p, const char *file, int line)
 	EmuBlock *b = owner(p, at);
 
 	if (m->n_bulk || m->n_cp)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier invalidated while copies that arrive at it are on their way");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "mbarrier invalidated while copies that arrive at it are on their way");
 	release(m);
 	*m = b->mbar[--b->n_mbar];
 	memset(p, 0xff, 8);
@@ -145,7 +171,9 @@ advance(Mbar *m)
 	if (m->left || m->tx)
 		return;
 	if (m->n_bulk)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, m->bulk[0].at, "a phase of the mbarrier is over while %u bytes of a bulk copy are on their way: its bytes were not expected",
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, m->bulk[0].at,
+		        "a phase of the mbarrier is over while %u bytes of a bulk copy are on "
+		        "their way: its bytes were not expected",
 		        m->bulk[0].n);
 	m->phase++;
 	m->left = m->count;
@@ -164,7 +192,8 @@ emu_mbar_arrive(void *p, unsigned count, unsigned tx_bytes, const char *file, in
 
 	m->tx += tx_bytes;
 	if (count > m->left)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier: more arrivals than the %u it was initialised for", m->count);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "mbarrier: more arrivals than the %u it was initialised for", m->count);
 	if (emu_check && count) {
 		KnownClocks *k = clock_publish(emu_cur);
 		m->gather = known_join(m->gather, k);
@@ -189,7 +218,8 @@ emu_mbar_arrive_cluster(void *p, unsigned rank, const char *file, int line)
 		return;
 	}
 	if (!m->left)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier: more arrivals than the %u it was initialised for", m->count);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "mbarrier: more arrivals than the %u it was initialised for", m->count);
 	if (emu_check) {
 		EmuBlock *o = b->cluster->b[rank];
 		if (!o->far_clk[b->cluster_rank])
@@ -218,7 +248,8 @@ mbar_late_arrive(Thread *t, void *bar, Site at)
 	if (m->n_cp)
 		m->n_cp--;
 	if (!m->left)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier: more arrivals than the %u it was initialised for", m->count);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "mbarrier: more arrivals than the %u it was initialised for", m->count);
 	if (emu_check) {
 		KnownClocks *k = clock_publish(t);
 		m->gather = known_join(m->gather, k);
@@ -257,7 +288,8 @@ complete(Mbar *m, Site at)
 	EmuBlock *b = r && r->blk ? r->blk : t->blk;
 
 	if (emu_check && c.sum != (c.map ? tensor_sum(c.map, c.c) : emu_sum(0, c.src, c.n)))
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, c.at, "what a bulk copy reads was written while the copy was on its way");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, c.at,
+		        "what a bulk copy reads was written while the copy was on its way");
 	m->bulk[i] = m->bulk[--m->n_bulk];
 	if (c.map)
 		tensor_get(c.map, c.c, c.dst, b->arena->lo);
@@ -275,7 +307,11 @@ complete(Mbar *m, Site at)
 	advance(m);
 }
 
-static struct { const Thread *t; const void *p; Site at; } polled;
+static struct {
+	const Thread *t;
+	const void *p;
+	Site at;
+} polled;
 
 void
 mbar_stuck(const Thread *t, Site at)
@@ -283,7 +319,9 @@ mbar_stuck(const Thread *t, Site at)
 	if (polled.t != t || polled.at.line != at.line)
 		return;
 	const Mbar *m = mbar_of(polled.p, at);
-	emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at, "waits for ever at an mbarrier for %u arrivals: its phase (parity %u) lacks %u of them and %ld bytes",
+	emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at,
+	        "waits for ever at an mbarrier for %u arrivals: its phase (parity %u) lacks %u of "
+	        "them and %ld bytes",
 	        m->count, (unsigned)(m->phase & 1), m->left, (long)m->tx);
 }
 
@@ -295,7 +333,8 @@ emu_mbar_test(void *p, unsigned parity, const char *file, int line)
 	Mbar *m = mbar_of(p, at);
 
 	if (owner(p, at) != emu_cur->blk)
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "a thread may wait at mbarriers of its own block only");
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
+		        "a thread may wait at mbarriers of its own block only");
 
 	if ((m->phase & 1) == (parity & 1)) {
 		uint64_t dice = emu_random();
@@ -324,9 +363,13 @@ issue(Mbar *m, Bulk b, Site at)
 	Region *r = region_of(b.dst);
 
 	if (!r || r->kind != R_SHARED || (size_t)(r->hi - (char *)b.dst) < b.n)
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "%s copy of %u bytes: the target is not shared memory", b.map ? "tensor" : "bulk", b.n);
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
+		        "%s copy of %u bytes: the target is not shared memory",
+		        b.map ? "tensor" : "bulk", b.n);
 	if (r->blk != owner(m->p, at))
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "bulk copy into the memory of one block that counts at the mbarrier of another one");
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
+		        "bulk copy into the memory of one block that counts at the mbarrier of "
+		        "another one");
 	if (emu_check)
 		shadow_access(b.dst, b.n, true, ACCESS_COPY, NULL, at);
 	memset(b.dst, 0xff, b.n);
@@ -348,7 +391,9 @@ issue_all(void *bar, Bulk b, int mask, Site at)
 		return;
 	}
 	if (mask >> c->n)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "multicast to the blocks of mask 0x%x of a cluster of %d", (unsigned)mask, c->n);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "multicast to the blocks of mask 0x%x of a cluster of %d", (unsigned)mask,
+		        c->n);
 	for (int r = 0; r < c->n; r++)
 		if (mask >> r & 1) {
 			Mbar *m = mbar_of(emu_cluster_map(bar, (unsigned)r, at.file, at.line), at);
@@ -361,10 +406,17 @@ static void
 bulk_load(void *dst, const void *src, unsigned n, void *bar, int mask, Site at)
 {
 	if (((uintptr_t)dst | (uintptr_t)src | n) & 15)
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned bulk copy: addresses and size must be multiples of 16");
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		        "misaligned bulk copy: addresses and size must be multiples of 16");
 	if (emu_check)
 		shadow_access(src, n, false, ACCESS_COPY, NULL, at);
-	issue_all(bar, (Bulk){ .dst = dst, .src = src, .n = n, .at = at, .sum = emu_check ? emu_sum(0, src, n) : 0 }, mask, at);
+	issue_all(bar,
+	          (Bulk){ .dst = dst,
+	                  .src = src,
+	                  .n = n,
+	                  .at = at,
+	                  .sum = emu_check ? emu_sum(0, src, n) : 0 },
+	          mask, at);
 }
 
 void
@@ -374,7 +426,8 @@ emu_bulk_load(void *dst, const void *src, unsigned n, void *bar, const char *fil
 }
 
 void
-emu_bulk_load_multicast(void *dst, const void *src, unsigned n, void *bar, unsigned mask, const char *file, int line)
+emu_bulk_load_multicast(void *dst, const void *src, unsigned n, void *bar, unsigned mask,
+                        const char *file, int line)
 {
 	Site at = { file, line };
 
@@ -385,13 +438,16 @@ emu_bulk_load_multicast(void *dst, const void *src, unsigned n, void *bar, unsig
 
 /* rows: of the box, that somebody must have written */
 static void
-tensor_load(void *dst, const void *map, int rank, const int *c, int rows, void *bar, int mask, Site at)
+tensor_load(void *dst, const void *map, int rank, const int *c, int rows, void *bar, int mask,
+            Site at)
 {
 	const TensorMap *t = tensor_map_at(map, rank, at);
 	Bulk b = { .dst = dst, .n = (unsigned)tensor_box_bytes(t), .map = t };
 
 	if ((uintptr_t)dst & 127)
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor copy: the place in shared memory must be a multiple of 128");
+		emu_die(
+		    CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		    "misaligned tensor copy: the place in shared memory must be a multiple of 128");
 	tensor_place(t, c, false, at);
 	if (emu_check && rows > 0) {
 		TensorMap first = *t;
@@ -405,22 +461,27 @@ tensor_load(void *dst, const void *map, int rank, const int *c, int rows, void *
 	issue_all(bar, b, mask, at);
 }
 
-/* cp.async.bulk.tensor: a box of the tensor at these coordinates (elements, innermost first); outside of it zeros. */
+/* cp.async.bulk.tensor: a box of the tensor at these coordinates (elements, innermost first);
+ * outside of it zeros. */
 void
-emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, const char *file, int line)
+emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, const char *file,
+                int line)
 {
 	tensor_load(dst, map, rank, c, INT_MAX, bar, 0, (Site){ file, line });
 }
 
-/* The same, of which the kernel uses only the first rows: the others may be memory that nobody wrote. */
+/* The same, of which the kernel uses only the first rows: the others may be memory that nobody
+ * wrote. */
 void
-emu_tensor_load_rows(void *dst, const void *map, const int *c, int rows, void *bar, const char *file, int line)
+emu_tensor_load_rows(void *dst, const void *map, const int *c, int rows, void *bar,
+                     const char *file, int line)
 {
 	tensor_load(dst, map, 2, c, rows, bar, 0, (Site){ file, line });
 }
 
 void
-emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, int rows, void *bar, unsigned mask, const char *file, int line)
+emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, int rows, void *bar,
+                          unsigned mask, const char *file, int line)
 {
 	Site at = { file, line };
 
@@ -437,7 +498,9 @@ emu_bulk_prefetch(const void *p, unsigned n, const char *file, int line)
 	Region *r = region_of(p);
 
 	if (((uintptr_t)p | n) & 15)
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned bulk prefetch: address and size must be multiples of 16");
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		        "misaligned bulk prefetch: address and size must be multiples of 16");
 	if (!r || r->kind == R_SHARED || (size_t)(r->hi - (const char *)p) < n)
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "bulk prefetch of %u bytes that are no memory of the device", n);
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
+		        "bulk prefetch of %u bytes that are no memory of the device", n);
 }

@@ -1,9 +1,9 @@
-/* Matrix instructions on fragments as the hardware spreads them over lanes. With g = lane / 4, q = lane % 4:
- *   16-bit A (16 x 16): a0 (g, 2q..) a1 (g+8, 2q..) a2 (g, 2q+8..) a3 (g+8, 2q+8..), two values a register; k8 has a0, a1 only
- *   16-bit B (16 x 8):  b0 (k 2q.., n g) b1 (k 2q+8.., n g)
- *   8-bit  A (16 x 32): a0 (g, 4q..) a1 (g+8, 4q..) a2 (g, 4q+16..) a3 (g+8, 4q+16..), four values a register
- *   C (16 x 8): c0, c1 (g, 2q..) c2, c3 (g+8, 2q..)
- * Products are added in the order of k, in fp32. */
+/* Matrix instructions on fragments as the hardware spreads them over lanes. With g = lane / 4, q =
+ * lane % 4: 16-bit A (16 x 16): a0 (g, 2q..) a1 (g+8, 2q..) a2 (g, 2q+8..) a3 (g+8, 2q+8..), two
+ * values a register; k8 has a0, a1 only 16-bit B (16 x 8):  b0 (k 2q.., n g) b1 (k 2q+8.., n g)
+ *   8-bit  A (16 x 32): a0 (g, 4q..) a1 (g+8, 4q..) a2 (g, 4q+16..) a3 (g+8, 4q+16..), four values
+ * a register C (16 x 8): c0, c1 (g, 2q..) c2, c3 (g+8, 2q..) Products are added in the order of k,
+ * in fp32. */
 #include "emu.h"
 #include "../cuda_api.h"
 #include "../device/warp_ops.h"
@@ -34,8 +34,10 @@ read_words(const Fragments *f, int l, uint32_t w[10])
 static inline __attribute__((always_inline)) void
 multiply(float (*c)[8], float (*a)[16], float (*b)[8], int kn)
 {
-	for (int m = 0; m < 16; m += 4) { /* four rows at a time: their sums do not wait for each other */
-		V8 s0 = *(V8 *)c[m], s1 = *(V8 *)c[m + 1], s2 = *(V8 *)c[m + 2], s3 = *(V8 *)c[m + 3];
+	for (int m = 0; m < 16;
+	     m += 4) { /* four rows at a time: their sums do not wait for each other */
+		V8 s0 = *(V8 *)c[m], s1 = *(V8 *)c[m + 1], s2 = *(V8 *)c[m + 2],
+		   s3 = *(V8 *)c[m + 3];
 		for (int k = 0; k < kn; k++) {
 			const V8 row = *(const V8 *)b[k];
 			s0 += a[m][k] * row;
@@ -71,11 +73,15 @@ has_f16c(void)
 	unsigned a, b, c = 0, d;
 
 	if (!known)
-		known = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C ? 2 : 1;
+		known = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+		                __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C
+		            ? 2
+		            : 1;
 	return known == 2;
 }
 
-/* The same for 16-bit factors, whose products are exact: four lanes at a time have eight columns of two rows of A and one of B's. */
+/* The same for 16-bit factors, whose products are exact: four lanes at a time have eight columns of
+ * two rows of A and one of B's. */
 __attribute__((target("avx2,f16c,fma"))) static void
 mma_half_avx2(int op, Fragments *f)
 {
@@ -83,17 +89,21 @@ mma_half_avx2(int op, Fragments *f)
 	__m128i bt[16];
 	bool bf = op == EMU_W_MMA_BF16_16816 || op == EMU_W_MMA_BF16_1688;
 	int halves = op == EMU_W_MMA_BF16_16816 || op == EMU_W_MMA_F16_16816 ? 2 : 1;
-#define WIDEN(h) (bf ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)) : _mm256_cvtph_ps(h))
+#define WIDEN(h)                                                                                   \
+	(bf ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16))                 \
+	    : _mm256_cvtph_ps(h))
 
 	for (int g = 0; g < 8; g++) {
-		const __m128i *p = (const __m128i *)&f->a[4 * g], *q = (const __m128i *)&f->b[4 * g];
+		const __m128i *p = (const __m128i *)&f->a[4 * g],
+		              *q = (const __m128i *)&f->b[4 * g];
 		__m128i l0 = _mm_unpacklo_epi32(p[0], p[1]), l1 = _mm_unpacklo_epi32(p[2], p[3]);
 		_mm256_store_ps(a[g], WIDEN(_mm_unpacklo_epi64(l0, l1)));
 		_mm256_store_ps(a[g + 8], WIDEN(_mm_unpackhi_epi64(l0, l1)));
 		__m128 b0 = _mm_castsi128_ps(q[0]), b1 = _mm_castsi128_ps(q[1]);
 		bt[g] = _mm_castps_si128(_mm_shuffle_ps(b0, b1, 0x88));
 		if (halves == 2) {
-			__m128i h0 = _mm_unpackhi_epi32(p[0], p[1]), h1 = _mm_unpackhi_epi32(p[2], p[3]);
+			__m128i h0 = _mm_unpackhi_epi32(p[0], p[1]),
+			        h1 = _mm_unpackhi_epi32(p[2], p[3]);
 			_mm256_store_ps(a[g] + 8, WIDEN(_mm_unpacklo_epi64(h0, h1)));
 			_mm256_store_ps(a[g + 8] + 8, WIDEN(_mm_unpackhi_epi64(h0, h1)));
 			bt[8 + g] = _mm_castps_si128(_mm_shuffle_ps(b0, b1, 0xdd));
@@ -112,16 +122,20 @@ mma_half_avx2(int op, Fragments *f)
 			v[i + 3] = _mm_unpackhi_epi32(u[i + 1], u[i + 3]);
 		}
 		for (int i = 0; i < 4; i++) {
-			_mm256_store_ps(b[8 * h + 2 * i], WIDEN(_mm_unpacklo_epi64(v[i], v[i + 4])));
-			_mm256_store_ps(b[8 * h + 2 * i + 1], WIDEN(_mm_unpackhi_epi64(v[i], v[i + 4])));
+			_mm256_store_ps(b[8 * h + 2 * i],
+			                WIDEN(_mm_unpacklo_epi64(v[i], v[i + 4])));
+			_mm256_store_ps(b[8 * h + 2 * i + 1],
+			                WIDEN(_mm_unpackhi_epi64(v[i], v[i + 4])));
 		}
 	}
 	for (int g = 0; g < 8; g += 2) { /* two lanes' c are two pairs of rows g and g + 8 */
 		__m256 c[4];
 		for (int i = 0; i < 2; i++) {
-			__m256 x = _mm256_loadu_ps((const float *)&f->c[4 * g + 4 * i]), y = _mm256_loadu_ps((const float *)&f->c[4 * g + 4 * i + 2]);
+			__m256 x = _mm256_loadu_ps((const float *)&f->c[4 * g + 4 * i]),
+			       y = _mm256_loadu_ps((const float *)&f->c[4 * g + 4 * i + 2]);
 			/* lanes 0 and 1: p0 p1 r0 r1 | p2 p3 r2 r3 */
-			__m256d lo = _mm256_castps_pd(_mm256_permute2f128_ps(x, y, 0x20)), hi = _mm256_castps_pd(_mm256_permute2f128_ps(x, y, 0x31));
+			__m256d lo = _mm256_castps_pd(_mm256_permute2f128_ps(x, y, 0x20)),
+			        hi = _mm256_castps_pd(_mm256_permute2f128_ps(x, y, 0x31));
 			c[2 * i] = _mm256_castpd_ps(_mm256_unpacklo_pd(lo, hi));
 			c[2 * i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(lo, hi));
 		}
@@ -133,10 +147,16 @@ mma_half_avx2(int op, Fragments *f)
 			c[3] = _mm256_fmadd_ps(_mm256_broadcast_ss(&a[g + 9][k]), row, c[3]);
 		}
 		for (int i = 0; i < 2; i++) {
-			__m256d lo = _mm256_unpacklo_pd(_mm256_castps_pd(c[2 * i]), _mm256_castps_pd(c[2 * i + 1]));
-			__m256d hi = _mm256_unpackhi_pd(_mm256_castps_pd(c[2 * i]), _mm256_castps_pd(c[2 * i + 1]));
-			_mm256_storeu_ps((float *)&f->c[4 * g + 4 * i], _mm256_permute2f128_ps(_mm256_castpd_ps(lo), _mm256_castpd_ps(hi), 0x20));
-			_mm256_storeu_ps((float *)&f->c[4 * g + 4 * i + 2], _mm256_permute2f128_ps(_mm256_castpd_ps(lo), _mm256_castpd_ps(hi), 0x31));
+			__m256d lo = _mm256_unpacklo_pd(_mm256_castps_pd(c[2 * i]),
+			                                _mm256_castps_pd(c[2 * i + 1]));
+			__m256d hi = _mm256_unpackhi_pd(_mm256_castps_pd(c[2 * i]),
+			                                _mm256_castps_pd(c[2 * i + 1]));
+			_mm256_storeu_ps((float *)&f->c[4 * g + 4 * i],
+			                 _mm256_permute2f128_ps(_mm256_castpd_ps(lo),
+			                                        _mm256_castpd_ps(hi), 0x20));
+			_mm256_storeu_ps((float *)&f->c[4 * g + 4 * i + 2],
+			                 _mm256_permute2f128_ps(_mm256_castpd_ps(lo),
+			                                        _mm256_castpd_ps(hi), 0x31));
 		}
 	}
 #undef WIDEN
@@ -159,7 +179,8 @@ mma_float(int op, Fragments *f)
 	for (int l = 0; l < 32; l++) {
 		int g = l >> 2, q = l & 3;
 		read_words(f, l, w);
-		if (op == EMU_W_MMA_TF32_1688) { /* a0 (g,q) a1 (g+8,q) a2 (g,q+4) a3 (g+8,q+4); b0 (q,g) b1 (q+4,g); low 13 bits unused */
+		if (op == EMU_W_MMA_TF32_1688) { /* a0 (g,q) a1 (g+8,q) a2 (g,q+4) a3 (g+8,q+4); b0
+			                            (q,g) b1 (q+4,g); low 13 bits unused */
 			for (int i = 0; i < 4; i++)
 				a[g + 8 * (i & 1)][q + 4 * (i >> 1)] = from_bits(w[i] & ~0x1fffu);
 			for (int i = 0; i < 2; i++)
@@ -169,11 +190,13 @@ mma_float(int op, Fragments *f)
 			for (int h = 0; h < 2; h++) {
 				for (int i = 0; i < kn / 4; i++) {
 					uint32_t v = w[i] >> 16 * h & 0xffff;
-					a[g + 8 * (i & 1)][2 * q + h + 8 * (i >> 1)] = bf ? from_bits(v << 16) : emu_half((uint16_t)v);
+					a[g + 8 * (i & 1)][2 * q + h + 8 * (i >> 1)] =
+					    bf ? from_bits(v << 16) : emu_half((uint16_t)v);
 				}
 				for (int i = 0; i < kn / 8; i++) {
 					uint32_t v = w[4 + i] >> 16 * h & 0xffff;
-					b[2 * q + h + 8 * i][g] = bf ? from_bits(v << 16) : emu_half((uint16_t)v);
+					b[2 * q + h + 8 * i][g] =
+					    bf ? from_bits(v << 16) : emu_half((uint16_t)v);
 				}
 			}
 		}
@@ -186,18 +209,21 @@ mma_float(int op, Fragments *f)
 		multiply(c, a, b, kn);
 	for (int l = 0; l < 32; l++) {
 		int g = l >> 2, q = l & 3;
-		float out[4] = { c[g][2 * q], c[g][2 * q + 1], c[g + 8][2 * q], c[g + 8][2 * q + 1] };
+		float out[4] = { c[g][2 * q], c[g][2 * q + 1], c[g + 8][2 * q],
+			         c[g + 8][2 * q + 1] };
 		memcpy(&f->c[l], out, 16);
 	}
 }
 
-/* m16n8k32, m16n8k16 (A and B half as many registers) and m8n8k16 (one register each of A and B, two of C). */
+/* m16n8k32, m16n8k16 (A and B half as many registers) and m8n8k16 (one register each of A and B,
+ * two of C). */
 static void
 mma_int8(int op, Fragments *f)
 {
 	int8_t a[16][32], b[32][8];
 	int32_t c[16][8];
-	int rows = op == EMU_W_MMA_S8_8816 ? 8 : 16, kn = op == EMU_W_MMA_S8_16832 ? 32 : 16, n_a = rows / 8 * kn / 16;
+	int rows = op == EMU_W_MMA_S8_8816 ? 8 : 16, kn = op == EMU_W_MMA_S8_16832 ? 32 : 16,
+	    n_a = rows / 8 * kn / 16;
 	uint32_t w[10];
 
 	for (int l = 0; l < 32; l++) {
@@ -205,7 +231,8 @@ mma_int8(int op, Fragments *f)
 		read_words(f, l, w);
 		for (int h = 0; h < 4; h++) {
 			for (int i = 0; i < n_a; i++) {
-				int row = rows == 8 ? g : g + 8 * (i & 1), col = 4 * q + h + (rows == 8 ? 0 : 16 * (i >> 1));
+				int row = rows == 8 ? g : g + 8 * (i & 1),
+				    col = 4 * q + h + (rows == 8 ? 0 : 16 * (i >> 1));
 				a[row][col] = (int8_t)(w[i] >> 8 * h);
 			}
 			for (int i = 0; i < kn / 16; i++)
@@ -239,8 +266,9 @@ mma_run(int op, Fragments *f)
 		mma_float(op, f);
 }
 
-/* ldmatrix .x1 .x2 .x4: matrix m's eight row addresses come from lanes 8m..8m+7; lane l gets row l/4, columns 2(l%4).. of each.
- * The first 8 bytes are the row address; results are words 0-3 (stmatrix: words 2-5 in). */
+/* ldmatrix .x1 .x2 .x4: matrix m's eight row addresses come from lanes 8m..8m+7; lane l gets row
+ * l/4, columns 2(l%4).. of each. The first 8 bytes are the row address; results are words 0-3
+ * (stmatrix: words 2-5 in). */
 void
 mma_ldmatrix(int op, int n, uint32_t mask, Thread *t, Site at)
 {
@@ -248,16 +276,19 @@ mma_ldmatrix(int op, int n, uint32_t mask, Thread *t, Site at)
 	char *row[32];
 
 	if (mask != ~0u)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "ldmatrix needs all 32 lanes (mask 0x%08x)", mask);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "ldmatrix needs all 32 lanes (mask 0x%08x)",
+		        mask);
 	for (int l = 0; l < 8 * n; l++) {
 		row[l] = (char *)(uintptr_t)t[l].io[0];
 		Thread *self = emu_cur;
 		emu_cur = &t[l]; /* a finding names the lane that gave the address */
 		if ((uintptr_t)row[l] & 15)
-			emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned ldmatrix row: the address must be a multiple of 16");
+			emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+			        "misaligned ldmatrix row: the address must be a multiple of 16");
 		Region *r = region_of(row[l]);
 		if (!r || r->kind != R_SHARED)
-			emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "ldmatrix row is not in shared memory");
+			emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
+			        "ldmatrix row is not in shared memory");
 		if (emu_check && op == EMU_W_STMATRIX)
 			shadow_write(row[l], 16, NULL, at);
 		else if (emu_check)

@@ -1,5 +1,6 @@
-/* Pinned memory and the host, in checking mode: no hook sees what the host does, but its mistakes show. The target of a copy keeps its
- * poison until the host has waited for the copy, and the source of one must still hold then what it held when the copy was queued. */
+/* Pinned memory and the host, in checking mode: no hook sees what the host does, but its mistakes
+ * show. The target of a copy keeps its poison until the host has waited for the copy, and the
+ * source of one must still hold then what it held when the copy was queued. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -30,7 +31,8 @@ still_read(const EmuOp *by)
 {
 	for (uint64_t s = timeline_base; s < by->seq; s++) {
 		const EmuOp *op = op_at(s);
-		if (op && op->state != OP_DONE && op->kind == OP_COPY && !op->stage && overlap(op->src, op->bytes, by->dst, by->bytes))
+		if (op && op->state != OP_DONE && op->kind == OP_COPY && !op->stage &&
+		    overlap(op->src, op->bytes, by->dst, by->bytes))
 			return true;
 	}
 	return false;
@@ -63,13 +65,14 @@ judge(EmuOp *op)
 	if (emu_error || op->sum == emu_sum(0, op->src, op->bytes))
 		return;
 	char *where = region_describe(op->src);
-	emu_note("%s: the host wrote to its source while the copy was queued: %zu bytes %s", op->name, op->bytes, where);
+	emu_note("%s: the host wrote to its source while the copy was queued: %zu bytes %s",
+	         op->name, op->bytes, where);
 	free(where);
 	emu_error = CUDA_ERROR_LAUNCH_FAILED;
 }
 
-/* Pinned memory is about to change, and not by the host: copies from there that have run, of which the host does not know yet, are judged by what it holds now, others
- * not at all. */
+/* Pinned memory is about to change, and not by the host: copies from there that have run, of which
+ * the host does not know yet, are judged by what it holds now, others not at all. */
 static void
 changes(const char *p, size_t n)
 {
@@ -124,8 +127,9 @@ pinned_used(const void *p, size_t n, bool write)
 		changes(p, n);
 }
 
-/* A function of the host that a stream calls may look at anything, and write what copies behind it read: it has its place among them. What
- * the program has written to such a source before stays a mistake. */
+/* A function of the host that a stream calls may look at anything, and write what copies behind it
+ * read: it has its place among them. What the program has written to such a source before stays a
+ * mistake. */
 void
 pinned_host(void (*fn)(void *), void *arg)
 {
@@ -184,7 +188,8 @@ pinned_copy(EmuOp *op)
 		}
 	}
 	if (!move(op->dst, op->src, op->bytes)) {
-		emu_note("%s: the host memory at %p is not there any more when the copy runs", op->name, region_of(op->src) ? (void *)op->dst : (void *)op->src);
+		emu_note("%s: the host memory at %p is not there any more when the copy runs",
+		         op->name, region_of(op->src) ? (void *)op->dst : (void *)op->src);
 		emu_error = CUDA_ERROR_ILLEGAL_ADDRESS;
 	}
 }

@@ -1,6 +1,7 @@
-/* Sets of readers of one block, by number. A set is a run of lanes of one warp with one clock, and the set that it grew from; so a set
- * that gets one more is a new set of 16 bytes, and lanes that read in turn make one run. The numbers come round: sets of long ago are
- * forgotten, and who asks for them is told that they are empty. */
+/* Sets of readers of one block, by number. A set is a run of lanes of one warp with one clock, and
+ * the set that it grew from; so a set that gets one more is a new set of 16 bytes, and lanes that
+ * read in turn make one run. The numbers come round: sets of long ago are forgotten, and who asks
+ * for them is told that they are empty. */
 #include "emu.h"
 
 enum { RUNS = 1 << 22, NUMBERS = 1 << 27, MANY = 96 };
@@ -73,7 +74,10 @@ readers_add(uint32_t buid, uint32_t from, bool single, uint32_t e)
 
 /* ---- sets of launches ---- */
 enum { LAUNCH_SETS = 1 << 14, LAUNCH_MEMO = 1 << 10 };
-static struct { uint32_t rest; uint64_t seq; } launches[LAUNCH_SETS];
+static struct {
+	uint32_t rest;
+	uint64_t seq;
+} launches[LAUNCH_SETS];
 static uint32_t launches_base = 1, n_launches;
 static uint32_t launches_memo[LAUNCH_MEMO];
 
@@ -86,7 +90,9 @@ launches_there(uint32_t id)
 uint32_t
 launches_with(uint32_t set, uint64_t seq)
 {
-	uint32_t *m = &launches_memo[(seq * 0x9e3779b97f4a7c15ull ^ set * 0xc2b2ae3d27d4eb4full) >> 54], k = *m - launches_base;
+	uint32_t
+	    *m = &launches_memo[(seq * 0x9e3779b97f4a7c15ull ^ set * 0xc2b2ae3d27d4eb4full) >> 54],
+	    k = *m - launches_base;
 
 	if (launches_there(*m) && launches[k].seq == seq && launches[k].rest == set)
 		return *m;

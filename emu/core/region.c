@@ -1,5 +1,6 @@
-/* Memory that kernels may touch: device allocations between guard pages and patterned zones, pinned host memory, blocks' shared
- * memory, modules' own data. Freed device memory stays mapped as a hole for a while, so that a late use faults. */
+/* Memory that kernels may touch: device allocations between guard pages and patterned zones, pinned
+ * host memory, blocks' shared memory, modules' own data. Freed device memory stays mapped as a hole
+ * for a while, so that a late use faults. */
 #include "emu.h"
 
 #include <stdlib.h>
@@ -10,12 +11,15 @@ enum { GUARD = 65536, ARENA = 448 << 10, HOLES = 256 };
 #define LAZY_BYTES ((size_t)16 << 20)
 #define POISON_MAX ((size_t)4 << 30)
 
-static Region **all;             /* sorted by address */
+static Region **all; /* sorted by address */
 static int n_all, cap_all;
 static Region *recent, *recent2;
 static Region *free_arena[64];
 static int n_free_arena;
-static struct { char *p; size_t n; } hole[HOLES];
+static struct {
+	char *p;
+	size_t n;
+} hole[HOLES];
 static unsigned n_hole;
 
 static void *
@@ -139,7 +143,9 @@ region_drop(Region *r)
 		unsigned i = n_hole++ % HOLES;
 		if (hole[i].p)
 			munmap(hole[i].p, hole[i].n);
-		if (mmap(r->base, r->map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+		if (mmap(r->base, r->map_bytes, PROT_NONE,
+		         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+		         0) == MAP_FAILED)
 			abort();
 		hole[i].p = r->base;
 		hole[i].n = r->map_bytes;
@@ -151,7 +157,8 @@ void
 region_constant(Region *r, const void *p, size_t n, uint32_t launch)
 {
 	if (!r->constant)
-		r->constant = map(((r->bytes + 1) / 2 + 1) * sizeof *r->constant, PROT_READ | PROT_WRITE);
+		r->constant =
+		    map(((r->bytes + 1) / 2 + 1) * sizeof *r->constant, PROT_READ | PROT_WRITE);
 	size_t off = (size_t)((const char *)p - r->lo);
 	for (size_t c = off / 2; r->constant && c < (off + n + 1) / 2; c++)
 		r->constant[c] = launch;
@@ -190,14 +197,15 @@ shared_text(const Func *f, const char *name, const char *type, size_t off, uint3
 {
 	char *member = type ? member_of(f, type, off) : NULL;
 	char *text = member ? emu_format("at %s of the shared %s (%u bytes)", member, name, bytes)
-	                    : emu_format("at byte %zu of the shared %s (%u bytes)", off, name ? name : "arena", bytes);
+	                    : emu_format("at byte %zu of the shared %s (%u bytes)", off,
+	                                 name ? name : "arena", bytes);
 
 	free(member);
 	return text;
 }
 
-/* The kernel's pointers are its parameters: the nearest one at or before the address in the same allocation, by the name that the
- * source gives it ("#define ARG_x ... a[2]"). NULL: none. */
+/* The kernel's pointers are its parameters: the nearest one at or before the address in the same
+ * allocation, by the name that the source gives it ("#define ARG_x ... a[2]"). NULL: none. */
 static char *
 parameter_text(const Region *r, const char *p)
 {
@@ -233,21 +241,27 @@ region_describe(const void *p)
 		const Func *f = r->blk ? r->blk->op->fn : NULL;
 		size_t off = (size_t)(c - r->lo), base = shared_static_base(r->dyn);
 		if (off < r->dyn || !f)
-			return shared_text(f, f ? f->arena : NULL, f ? f->arena_type : NULL, off, r->dyn);
+			return shared_text(f, f ? f->arena : NULL, f ? f->arena_type : NULL, off,
+			                   r->dyn);
 		for (int i = 0; i < f->n_obj; i++)
 			if (off >= base + f->obj[i].off && off < base + f->obj[i].off + f->obj[i].n)
-				return shared_text(f, f->obj[i].name, f->obj[i].type, off - base - f->obj[i].off, f->obj[i].n);
+				return shared_text(f, f->obj[i].name, f->obj[i].type,
+				                   off - base - f->obj[i].off, f->obj[i].n);
 		return emu_format("in shared memory, outside of every object");
 	}
 	char *parameter = r && r->kind == R_DEVICE ? parameter_text(r, c) : NULL;
 	if (parameter) {
-		char *text = emu_format("%s (byte %zu of a device allocation of %zu bytes)", parameter, (size_t)(c - r->lo), r->bytes);
+		char *text = emu_format("%s (byte %zu of a device allocation of %zu bytes)",
+		                        parameter, (size_t)(c - r->lo), r->bytes);
 		free(parameter);
 		return text;
 	}
 	if (r)
 		return emu_format("at byte %zu of %s of %zu bytes", (size_t)(c - r->lo),
-		                  r->kind == R_PINNED ? "pinned host memory" : r->kind == R_MODULE ? "the module's data" : "a device allocation", r->bytes);
+		                  r->kind == R_PINNED   ? "pinned host memory"
+		                  : r->kind == R_MODULE ? "the module's data"
+		                                        : "a device allocation",
+		                  r->bytes);
 	for (unsigned i = 0; i < HOLES; i++)
 		if (hole[i].p && c >= hole[i].p && c < hole[i].p + hole[i].n)
 			return emu_format("at %p in a device allocation that was freed", p);
@@ -255,8 +269,10 @@ region_describe(const void *p)
 		if (all[i]->base && c >= all[i]->base && c < all[i]->base + all[i]->map_bytes)
 			near = all[i];
 	if (near)
-		return emu_format("%zu bytes %s %s of %zu bytes", c >= near->hi ? (size_t)(c - near->hi) : (size_t)(near->lo - c),
-		                  c >= near->hi ? "behind the end of" : "before", near->kind == R_SHARED ? "shared memory" : "a device allocation",
+		return emu_format("%zu bytes %s %s of %zu bytes",
+		                  c >= near->hi ? (size_t)(c - near->hi) : (size_t)(near->lo - c),
+		                  c >= near->hi ? "behind the end of" : "before",
+		                  near->kind == R_SHARED ? "shared memory" : "a device allocation",
 		                  near->bytes);
 	return emu_format("at %p, which is no memory of the device", p);
 }
@@ -269,7 +285,8 @@ region_damage(const char **where)
 		if (r->kind != R_DEVICE)
 			continue;
 		char *end = r->base + r->map_bytes - GUARD;
-		/* Of the zone before it only the last 256 bytes: a page at most, but many allocations. */
+		/* Of the zone before it only the last 256 bytes: a page at most, but many
+		 * allocations. */
 		char *from = r->lo - 256 > r->base + GUARD ? r->lo - 256 : r->base + GUARD;
 		for (char *p = from; p < r->lo; p++)
 			if (*p != (char)0xfd) {

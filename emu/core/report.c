@@ -1,5 +1,6 @@
-/* Findings: one sentence naming kernel, block, thread and source line, to standard error, to the file that LLMC_EMU_REPORT
- * names, and to emu_last_report(). The first finding of a launch ends it; the context then fails as after a real fault. */
+/* Findings: one sentence naming kernel, block, thread and source line, to standard error, to the
+ * file that LLMC_EMU_REPORT names, and to emu_last_report(). The first finding of a launch ends it;
+ * the context then fails as after a real fault. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -70,8 +71,8 @@ emu_note(const char *fmt, ...)
 char *
 emu_who(const Thread *t)
 {
-	return emu_format("kernel '%s', block (%u,%u,%u), thread (%u,%u,%u)", t->blk->op->name, t->bid[0], t->bid[1], t->bid[2],
-	                  t->tid[0], t->tid[1], t->tid[2]);
+	return emu_format("kernel '%s', block (%u,%u,%u), thread (%u,%u,%u)", t->blk->op->name,
+	                  t->bid[0], t->bid[1], t->bid[2], t->tid[0], t->tid[1], t->tid[2]);
 }
 
 /* Who wrote or read earlier, from what a shadow cell kept. */
@@ -89,13 +90,16 @@ emu_who_uid(uint32_t buid, unsigned thread)
 	unsigned n = b.x * b.y * b.z;
 	const char *same = emu_cur && emu_cur->blk && emu_cur->blk->op == op ? "" : op->name;
 	if (thread >= n)
-		return emu_format("%s%s%sblock (%u,%u,%u), several threads or an asynchronous copy", *same ? "kernel '" : "", same,
-		                  *same ? "', " : "", i % g.x, i / g.x % g.y, i / (g.x * g.y));
-	return emu_format("%s%s%sblock (%u,%u,%u), thread (%u,%u,%u)", *same ? "kernel '" : "", same, *same ? "', " : "", i % g.x,
-	                  i / g.x % g.y, i / (g.x * g.y), thread % b.x, thread / b.x % b.y, thread / (b.x * b.y));
+		return emu_format("%s%s%sblock (%u,%u,%u), several threads or an asynchronous copy",
+		                  *same ? "kernel '" : "", same, *same ? "', " : "", i % g.x,
+		                  i / g.x % g.y, i / (g.x * g.y));
+	return emu_format("%s%s%sblock (%u,%u,%u), thread (%u,%u,%u)", *same ? "kernel '" : "",
+	                  same, *same ? "', " : "", i % g.x, i / g.x % g.y, i / (g.x * g.y),
+	                  thread % b.x, thread / b.x % b.y, thread / (b.x * b.y));
 }
 
-/* Source line of an address in a kernel's object; "?" where none is known. The symboliser runs without a shell. */
+/* Source line of an address in a kernel's object; "?" where none is known. The symboliser runs
+ * without a shell. */
 char *
 emu_place(const void *pc)
 {
@@ -105,29 +109,35 @@ emu_place(const void *pc)
 
 	if (!pc || !dladdr(pc, &info) || !info.dli_fname || pipe(fd))
 		return emu_format("?");
-	snprintf(addr, sizeof addr, "0x%zx", (size_t)((const char *)pc - (const char *)info.dli_fbase - 1));
+	snprintf(addr, sizeof addr, "0x%zx",
+	         (size_t)((const char *)pc - (const char *)info.dli_fbase - 1));
 	pid_t pid = fork();
 	if (pid == 0) {
 		dup2(fd[1], 1);
 		close(fd[0]);
 		int null = open("/dev/null", O_WRONLY);
 		dup2(null, 2);
-		/* LLVM's knows the frames that were inlined where GNU's drops some of an -O1 build. */
-		execlp("llvm-addr2line", "llvm-addr2line", "-i", "-e", info.dli_fname, addr, (char *)NULL);
+		/* LLVM's knows the frames that were inlined where GNU's drops some of an -O1 build.
+		 */
+		execlp("llvm-addr2line", "llvm-addr2line", "-i", "-e", info.dli_fname, addr,
+		       (char *)NULL);
 		execlp("addr2line", "addr2line", "-i", "-e", info.dli_fname, addr, (char *)NULL);
 		_exit(127);
 	}
 	close(fd[1]);
 	ssize_t n, len = 0;
-	while (pid > 0 && len < (ssize_t)sizeof buf - 1 && (n = read(fd[0], buf + len, sizeof buf - 1 - (size_t)len)) > 0)
+	while (pid > 0 && len < (ssize_t)sizeof buf - 1 &&
+	       (n = read(fd[0], buf + len, sizeof buf - 1 - (size_t)len)) > 0)
 		len += n;
 	close(fd[0]);
 	if (pid > 0)
 		waitpid(pid, NULL, 0);
 	buf[len] = 0;
-	/* Inlined frames come innermost first; wrappers of the device header are not the user's lines. */
+	/* Inlined frames come innermost first; wrappers of the device header are not the user's
+	 * lines. */
 	for (char *line = strtok(buf, "\n"); line; line = strtok(NULL, "\n")) {
-		char *slash = strrchr(line, '/'), *name = slash ? slash + 1 : line, *disc = strstr(name, " (disc");
+		char *slash = strrchr(line, '/'), *name = slash ? slash + 1 : line,
+		     *disc = strstr(name, " (disc");
 		if (disc)
 			*disc = 0;
 		if (!strncmp(name, "emu_", 4) || !strncmp(name, "??", 2))
@@ -146,8 +156,11 @@ emu_site(Site at)
 	static const char *known[SITE_FILES];
 	static uint32_t recent;
 
-	if (known[recent] != at.file) { /* modules go, and their strings with them: names are kept */
-		for (recent = 0; recent < SITE_FILES - 1 && site_file[recent] && strcmp(site_file[recent], at.file); recent++)
+	if (known[recent] !=
+	    at.file) { /* modules go, and their strings with them: names are kept */
+		for (recent = 0; recent < SITE_FILES - 1 && site_file[recent] &&
+		                 strcmp(site_file[recent], at.file);
+		     recent++)
 			;
 		if (!site_file[recent])
 			site_file[recent] = emu_format("%s", at.file);
@@ -168,10 +181,13 @@ char *
 emu_place_of(const EmuOp *op, uint32_t place)
 {
 	if (place >> 31)
-		return site_text((Site){ site_file[(place & 0x7fffffff) >> SITE_LINE_BITS], (int)(place & ((1u << SITE_LINE_BITS) - 1)) });
+		return site_text((Site){ site_file[(place & 0x7fffffff) >> SITE_LINE_BITS],
+		                         (int)(place & ((1u << SITE_LINE_BITS) - 1)) });
 	/* the address with these low bits that is nearest to the kernel's code */
 	const uintptr_t near = (uintptr_t)op->fn->invoke;
-	return emu_place((const void *)(near + (uintptr_t)(intptr_t)((int32_t)((place - (uint32_t)near) << 1) >> 1)));
+	return emu_place(
+	    (const void *)(near +
+	                   (uintptr_t)(intptr_t)((int32_t)((place - (uint32_t)near) << 1) >> 1)));
 }
 
 static NORETURN void
@@ -259,13 +275,15 @@ on_fault(int sig, siginfo_t *info, void *context)
 	ucontext_t *uc = context;
 
 	static bool inside;
-	if (!emu_cur || !emu_cur->blk || inside) { /* not a kernel's fault, or our own while reporting one */
+	if (!emu_cur || !emu_cur->blk ||
+	    inside) { /* not a kernel's fault, or our own while reporting one */
 		for (int i = 0; i < 4; i++)
 			if (which[i] == sig)
 				sigaction(sig, &before[i], NULL);
 		return; /* the instruction faults again, under the owner's handler */
 	}
-	/* Leave the handler: the report is made on the fiber's side of things, by returning into a function that never returns. */
+	/* Leave the handler: the report is made on the fiber's side of things, by returning into a
+	 * function that never returns. */
 	static const void *fault_pc;
 	static const char *fault_addr;
 	static int fault_sig;
@@ -281,17 +299,23 @@ on_fault(int sig, siginfo_t *info, void *context)
 	sigprocmask(SIG_UNBLOCK, &set, NULL);
 	char *where = region_describe(fault_addr);
 	inside = false;
-	/* The alternate stack stays in use until block_abandon switches away; it is reused by the next fault only. */
+	/* The alternate stack stays in use until block_abandon switches away; it is reused by the
+	 * next fault only. */
 	if (fault_sig == SIGFPE)
-		emu_die_pc(CUDA_ERROR_LAUNCH_FAILED, fault_pc, "integer division by zero or overflow");
+		emu_die_pc(CUDA_ERROR_LAUNCH_FAILED, fault_pc,
+		           "integer division by zero or overflow");
 	if (fault_sig == SIGILL)
-		emu_die_pc(CUDA_ERROR_ILLEGAL_INSTRUCTION, fault_pc, "undefined behaviour, which the compiler made a trap");
+		emu_die_pc(CUDA_ERROR_ILLEGAL_INSTRUCTION, fault_pc,
+		           "undefined behaviour, which the compiler made a trap");
 	if (no_address) /* what the machine says of its own aligned vector instructions */
-		emu_die_pc(CUDA_ERROR_MISALIGNED_ADDRESS, fault_pc, "misaligned vector access, or an address that cannot be");
+		emu_die_pc(CUDA_ERROR_MISALIGNED_ADDRESS, fault_pc,
+		           "misaligned vector access, or an address that cannot be");
 	if (fault_addr >= emu_cur->stack && fault_addr < emu_cur->stack + 4096)
-		emu_die_pc(CUDA_ERROR_LAUNCH_FAILED, fault_pc, "the thread's stack of %zu bytes is too small (LLMC_EMU_STACK)",
+		emu_die_pc(CUDA_ERROR_LAUNCH_FAILED, fault_pc,
+		           "the thread's stack of %zu bytes is too small (LLMC_EMU_STACK)",
 		           emu_stack_bytes);
-	emu_die_pc(CUDA_ERROR_ILLEGAL_ADDRESS, fault_pc, "out-of-bounds or illegal address %s", where);
+	emu_die_pc(CUDA_ERROR_ILLEGAL_ADDRESS, fault_pc, "out-of-bounds or illegal address %s",
+	           where);
 }
 
 /* Before kernels run on a host thread: the handlers, and a stack of that thread's own for them. */
@@ -303,7 +327,8 @@ emu_signals(void)
 
 	if (!have_stack) {
 		stack_t ss = { .ss_size = 65536 };
-		ss.ss_sp = mmap(NULL, ss.ss_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		ss.ss_sp = mmap(NULL, ss.ss_size, PROT_READ | PROT_WRITE,
+		                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		have_stack = ss.ss_sp != MAP_FAILED && !sigaltstack(&ss, NULL);
 	}
 	if (installed)

@@ -1,18 +1,21 @@
-/* Shadow cells: for every two bytes who wrote last and who read since. An access that nothing orders after the last write of
- * another thread, or a write not ordered after all reads, is a race, whatever the order in which the fibers happened to run.
+/* Shadow cells: for every two bytes who wrote last and who read since. An access that nothing
+ * orders after the last write of another thread, or a write not ordered after all reads, is a race,
+ * whatever the order in which the fibers happened to run.
  *
  * A word of a cell: block instance (32 bits) | thread (10) | clock (17) | 5 flag bits.
- *   w flags: 1, 2 bytes written; 4 by an atomic; 8 by an asynchronous copy that has landed; 16 by an atomic of less than the device's
- *   scope, or, without 4, by a bulk or tensor copy of that thread
- *   r flags: 1, 2 bytes read; 4, 8 bytes ever written; 16 the thread and clock fields are the number of a set of readers
- * Sets of readers have numbers (reader_sets.c), since many cells have the same. Set 0 stands for readers in several blocks of one launch. */
+ *   w flags: 1, 2 bytes written; 4 by an atomic; 8 by an asynchronous copy that has landed; 16 by
+ * an atomic of less than the device's scope, or, without 4, by a bulk or tensor copy of that thread
+ *   r flags: 1, 2 bytes read; 4, 8 bytes ever written; 16 the thread and clock fields are the
+ * number of a set of readers Sets of readers have numbers (reader_sets.c), since many cells have
+ * the same. Set 0 stands for readers in several blocks of one launch. */
 #include "emu.h"
 #include "../cuda_api.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define WORD(buid, thread, clk) ((uint64_t)(buid) << 32 | (uint64_t)(thread) << 22 | (uint64_t)(clk) << 5)
+#define WORD(buid, thread, clk)                                                                    \
+	((uint64_t)(buid) << 32 | (uint64_t)(thread) << 22 | (uint64_t)(clk) << 5)
 #define BUID(x) ((uint32_t)((x) >> 32))
 #define THREAD(x) ((unsigned)((x) >> 22) & 1023)
 #define CLK(x) ((uint32_t)((x) >> 5) & 0x1ffff)
@@ -34,13 +37,16 @@ materialise(Region *r, size_t page)
 		r->cell[c] = (Cell){ r->page_w[page] | 3, R_INIT };
 }
 
-/* A place in the kernel's source: low 31 bits of an address in its object, or the number of a wrapper's call (emu_site). */
+/* A place in the kernel's source: low 31 bits of an address in its object, or the number of a
+ * wrapper's call (emu_site). */
 enum { P_SITE = (int)(1u << 31) };
 
 static inline uint32_t
 place_of(const void *pc, Site at)
 {
-	return pc ? (uint32_t)(uintptr_t)pc & ~(uint32_t)P_SITE : at.file ? emu_site(at) | (uint32_t)P_SITE : 0;
+	return pc        ? (uint32_t)(uintptr_t)pc & ~(uint32_t)P_SITE
+	       : at.file ? emu_site(at) | (uint32_t)P_SITE
+	                 : 0;
 }
 
 /* Who did `other`, and where, if it was at `place` */
@@ -60,7 +66,8 @@ who_and_where(uint64_t other, uint32_t place)
 
 /* place: of the other access; 0: not known */
 static void
-text_and_die(int code, const void *pc, Site at, const void *p, size_t n, const char *fmt, uint64_t other, uint32_t place)
+text_and_die(int code, const void *pc, Site at, const void *p, size_t n, const char *fmt,
+             uint64_t other, uint32_t place)
 {
 	char *where = region_describe(p), *who = other ? who_and_where(other, place) : NULL;
 
@@ -75,8 +82,10 @@ written_constant(const Region *r, const void *p, size_t n, const void *pc, Site 
 
 	for (size_t c = off / 2; r->constant && c < (off + n + 1) / 2; c++)
 		if (r->constant[c] == (uint32_t)op->seq)
-			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "write of what this kernel has read through the read-only path",
-			             r->cell[c].r & R_SET ? 0 : r->cell[c].r, r->place[c].r);
+			text_and_die(
+			    CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+			    "write of what this kernel has read through the read-only path",
+			    r->cell[c].r & R_SET ? 0 : r->cell[c].r, r->place[c].r);
 }
 
 static bool
@@ -89,7 +98,8 @@ set_known(const Thread *t, uint64_t r, uint64_t *culprit)
 		const uint32_t first = (x->at >> 17) * 32, clk = x->at & 0x1ffff;
 		for (uint32_t m = x->lanes; m; m &= m - 1) {
 			uint32_t thread = first + (uint32_t)__builtin_ctz(m);
-			if (own ? thread == t->lin || own[thread] >= clk : clock_knows(t, buid, thread, clk))
+			if (own ? thread == t->lin || own[thread] >= clk
+			        : clock_knows(t, buid, thread, clk))
 				continue;
 			*culprit = WORD(buid, thread, clk);
 			return false;
@@ -98,7 +108,8 @@ set_known(const Thread *t, uint64_t r, uint64_t *culprit)
 	return true;
 }
 
-/* Readers in several blocks: another launch must be ordered before; within one only a grid barrier or an acquire is. */
+/* Readers in several blocks: another launch must be ordered before; within one only a grid barrier
+ * or an acquire is. */
 static bool
 launch_known(const Thread *t, uint64_t r)
 {
@@ -111,7 +122,8 @@ launch_known(const Thread *t, uint64_t r)
 	return op_before(op->seq, t->blk->op, t->gdc_waited);
 }
 
-/* Readers in launches that run at the same time: a set of launches, as if of block 0, which no launch has. */
+/* Readers in launches that run at the same time: a set of launches, as if of block 0, which no
+ * launch has. */
 static uint64_t
 launches_add(uint64_t r, uint64_t seq)
 {
@@ -157,7 +169,8 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 		c->r = me | keep | both;
 		return;
 	}
-	if ((r & R_SET) && !SET(r) && BUID(r) == t->blk->op->buid0 && both == ((unsigned)r & 3)) /* several blocks of this launch already */
+	if ((r & R_SET) && !SET(r) && BUID(r) == t->blk->op->buid0 &&
+	    both == ((unsigned)r & 3)) /* several blocks of this launch already */
 		return;
 	if (BUID(r) == t->blk->buid) {
 		if (r & R_SET) {
@@ -170,13 +183,18 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 			c->r = me | keep | mask;
 			return;
 		}
-		c->r = (uint64_t)t->blk->buid << 32 | (uint64_t)readers_add(BUID(r), SET(r), !(r & R_SET), SET(me)) << 5 | R_SET | keep | both;
+		c->r = (uint64_t)t->blk->buid << 32 |
+		       (uint64_t)readers_add(BUID(r), SET(r), !(r & R_SET), SET(me)) << 5 | R_SET |
+		       keep | both;
 		return;
 	}
 	const EmuOp *op = t->blk->op, *open;
 	if (!BUID(r)) {
 		if (!launches_has(r, op))
-			c->r = (launches_open(r, op, t->gdc_waited, &open) ? launches_add(r, op->seq) | both : me | mask) | keep;
+			c->r = (launches_open(r, op, t->gdc_waited, &open)
+			            ? launches_add(r, op->seq) | both
+			            : me | mask) |
+			       keep;
 	} else if (BUID(r) - op->buid0 < op->n_block) /* another block of this launch */
 		c->r = (uint64_t)op->buid0 << 32 | R_SET | keep | both;
 	else if (!op_of_buid(BUID(r)) || op_before(op_of_buid(BUID(r))->seq, op, t->gdc_waited))
@@ -204,13 +222,16 @@ in_scope(const Thread *t, uint64_t w, int scope)
 	return false;
 }
 
-/* Shared memory of another block of the cluster: it must have started, and must not leave before this is over (mbar_leave asks). */
+/* Shared memory of another block of the cluster: it must have started, and must not leave before
+ * this is over (mbar_leave asks). */
 static COLD void
 shadow_peer(Thread *t, EmuBlock *o, const void *p, size_t n, const void *pc, Site at)
 {
 	if (!clock_met(t, o->buid))
 		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-		             "access to another block's shared memory with nothing that says that the block has started (cluster_sync)", 0, 0);
+		             "access to another block's shared memory with nothing that says that "
+		             "the block has started (cluster_sync)",
+		             0, 0);
 	if (!o->far_clk[t->cluster_rank])
 		o->far_clk[t->cluster_rank] = emu_alloc(sizeof(uint32_t) * (size_t)t->blk->nt);
 	o->far_clk[t->cluster_rank][t->lin] = t->clk;
@@ -218,22 +239,29 @@ shadow_peer(Thread *t, EmuBlock *o, const void *p, size_t n, const void *pc, Sit
 	o->far_pc = pc;
 }
 
-/* Memory of another device: where that is allowed, and atomics there are for the other device to see as well. */
+/* Memory of another device: where that is allowed, and atomics there are for the other device to
+ * see as well. */
 static COLD void
-shadow_far(Thread *t, const Region *r, const void *p, size_t n, bool narrow, const void *pc, Site at)
+shadow_far(Thread *t, const Region *r, const void *p, size_t n, bool narrow, const void *pc,
+           Site at)
 {
 	int from = t->blk->op->device;
 
 	if (!emu_peers(from, r->device)) {
 		char *where = region_describe(p);
-		emu_die_at(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, "access from device %d to memory of device %d without peer access (cuCtxEnablePeerAccess): %zu bytes, %s",
+		emu_die_at(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at,
+		           "access from device %d to memory of device %d without peer access "
+		           "(cuCtxEnablePeerAccess): %zu bytes, %s",
 		           from, r->device, n, where);
 	}
 	if (narrow)
-		text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "an atomic without the system's scope on memory of another device", 0, 0);
+		text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+		             "an atomic without the system's scope on memory of another device", 0,
+		             0);
 }
 
-/* The thread of this block or its cluster that the entry of a cell names; NULL: another block's, or a copy's or matrix instruction's. */
+/* The thread of this block or its cluster that the entry of a cell names; NULL: another block's, or
+ * a copy's or matrix instruction's. */
 static const Thread *
 thread_of(const EmuBlock *b, uint64_t word)
 {
@@ -246,39 +274,52 @@ thread_of(const EmuBlock *b, uint64_t word)
 }
 
 static COLD void
-no_proxy_fence(const Region *g, const Cell *c, bool write, bool wrote, uint64_t other, uint32_t place, Site at)
+no_proxy_fence(const Region *g, const Cell *c, bool write, bool wrote, uint64_t other,
+               uint32_t place, Site at)
 {
-	char *what = emu_format("asynchronous %s of what a thread %s without fence_proxy_async%s after it", write ? "write" : "read", wrote ? "wrote" : "read",
-	                        g->kind == R_SHARED ? "" : "_global");
+	char *what =
+	    emu_format("asynchronous %s of what a thread %s without fence_proxy_async%s after it",
+	               write ? "write" : "read", wrote ? "wrote" : "read",
+	               g->kind == R_SHARED ? "" : "_global");
 
-	text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, g->lo + (c - g->cell) * 2, 2, what, other, place);
+	text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, g->lo + (c - g->cell) * 2, 2, what, other,
+	             place);
 }
 
-/* Whether a proxy fence of the reading thread, or of the issuing one once that is ordered after the read, follows the read. */
+/* Whether a proxy fence of the reading thread, or of the issuing one once that is ordered after the
+ * read, follows the read. */
 static bool
 read_fenced(const Thread *t, uint64_t r, bool global)
 {
 	const Thread *by = thread_of(t->blk, r);
 
-	return !by || clock_proxy_fenced(by, by, CLK(r), global) || clock_proxy_fenced(t, by, CLK(r), global);
+	return !by || clock_proxy_fenced(by, by, CLK(r), global) ||
+	       clock_proxy_fenced(t, by, CLK(r), global);
 }
 
-/* One cell of a bulk or tensor copy, which accesses memory through the asynchronous proxy: what threads wrote there, or read of what the copy
- * is to write, must be followed by a proxy fence. Threads of other clusters are not checked. */
+/* One cell of a bulk or tensor copy, which accesses memory through the asynchronous proxy: what
+ * threads wrote there, or read of what the copy is to write, must be followed by a proxy fence.
+ * Threads of other clusters are not checked. */
 static void
-copy_fenced(const Thread *t, const Region *g, const Cell *c, const LineTable *place, unsigned mask, bool write, Site at)
+copy_fenced(const Thread *t, const Region *g, const Cell *c, const LineTable *place, unsigned mask,
+            bool write, Site at)
 {
 	const bool global = g->kind != R_SHARED;
 	const uint64_t w = c->w, r = c->r;
-	const Thread *by = (w & mask) && !(w & W_ASYNC) && (w & (W_ATOMIC | W_COPY)) != W_COPY ? thread_of(t->blk, w) : NULL;
+	const Thread *by = (w & mask) && !(w & W_ASYNC) && (w & (W_ATOMIC | W_COPY)) != W_COPY
+	                       ? thread_of(t->blk, w)
+	                       : NULL;
 
 	if (by && !clock_proxy_fenced(by, by, CLK(w), global))
 		no_proxy_fence(g, c, write, true, w, place->w, at);
 	if (!write || !(r & mask) || !(r >> 5))
 		return;
-	for (const EmuRun *x = r & R_SET && BUID(r) ? readers_run(BUID(r), SET(r)) : NULL; x; x = readers_run(BUID(r), x->parent))
+	for (const EmuRun *x = r & R_SET && BUID(r) ? readers_run(BUID(r), SET(r)) : NULL; x;
+	     x = readers_run(BUID(r), x->parent))
 		for (uint32_t m = x->lanes; m; m &= m - 1) {
-			uint64_t one = WORD(BUID(r), (x->at >> 17) * 32 + (uint32_t)__builtin_ctz(m), x->at & 0x1ffff);
+			uint64_t one =
+			    WORD(BUID(r), (x->at >> 17) * 32 + (uint32_t)__builtin_ctz(m),
+			         x->at & 0x1ffff);
 			if (!read_fenced(t, one, global))
 				no_proxy_fence(g, c, true, false, one, place->r, at);
 		}
@@ -286,14 +327,21 @@ copy_fenced(const Thread *t, const Region *g, const Cell *c, const LineTable *pl
 		no_proxy_fence(g, c, true, false, r & ~31ull, place->r, at);
 }
 
-/* What shadow_read and shadow_write, below, know of the running thread from the slow way through shadow_access. */
-typedef struct { uint64_t me, before, after; } ShadowStep; /* how a read changes a cell's readers */
+/* What shadow_read and shadow_write, below, know of the running thread from the slow way through
+ * shadow_access. */
+typedef struct {
+	uint64_t me, before, after;
+} ShadowStep; /* how a read changes a cell's readers */
 static struct {
 	ShadowStep step[16];
-	struct { const EmuOp *op; bool waited; uint32_t buid, n; } over[4]; /* blocks, all of whose writes those of a launch are ordered after */
+	struct {
+		const EmuOp *op;
+		bool waited;
+		uint32_t buid, n;
+	} over[4]; /* blocks, all of whose writes those of a launch are ordered after */
 	unsigned n_over;
-	uint64_t free_me, free;  /* readers that the thread is ordered after */
-	Region *region[4];       /* the last one first */
+	uint64_t free_me, free; /* readers that the thread is ordered after */
+	Region *region[4];      /* the last one first */
 } seen;
 
 static inline ShadowStep *
@@ -316,22 +364,32 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 	Region *r = region_of(p);
 	if (unlikely(!r)) {
 		if (fiber_owns(p))
-			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, "access to another thread's local memory", 0, 0);
-		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
+			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+			             "access to another thread's local memory", 0, 0);
+		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+		             write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
 		return;
 	}
 	if (unlikely(a + n > r->hi))
-		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
+		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+		             write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
 	if (r->kind == R_SHARED) {
 		EmuBlock *o = r->blk;
 		if (o != t->blk && (!o || o->cluster != t->blk->cluster))
-			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, "access to shared memory of a block outside of the cluster", 0, 0);
+			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+			             "access to shared memory of a block outside of the cluster", 0,
+			             0);
 		if (!o->live)
-			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, "access to shared memory of a block that has left the kernel", 0, 0);
+			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+			             "access to shared memory of a block that has left the kernel",
+			             0, 0);
 		if (unlikely(o != t->blk && !by_copy))
 			shadow_peer(t, o, p, n, pc, at);
 		if (!shared_within(r, a, n))
-			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, write ? "out-of-bounds write to shared memory" : "out-of-bounds read of shared memory", 0, 0);
+			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+			             write ? "out-of-bounds write to shared memory"
+			                   : "out-of-bounds read of shared memory",
+			             0, 0);
 	}
 	if (!r->cell) {
 		if (r->kind == R_PINNED)
@@ -348,16 +406,20 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 				if (write) {
 					materialise(r, page);
 				} else if (!r->page_w[page]) {
-					text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "read of memory that nothing wrote", 0, 0);
+					text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+					             "read of memory that nothing wrote", 0, 0);
 				} else if (!clock_knows(t, BUID(r->page_w[page]), 0, 1)) {
-					text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "race: read with nothing that orders it after the write",
+					text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+					             "race: read with nothing that orders it after "
+					             "the write",
 					             r->page_w[page], 0);
 				} else {
 					return; /* readers of such pages are not kept */
 				}
 			}
 	}
-	uint64_t me = WORD(t->blk->buid, t->lin, t->clk), known = 0, before = 1, after = 0; /* neighbours mostly have the same history */
+	uint64_t me = WORD(t->blk->buid, t->lin, t->clk), known = 0, before = 1,
+	         after = 0; /* neighbours mostly have the same history */
 	const uint32_t place = place_of(pc, at);
 	if (write && unlikely(t->blk->op->any_constant))
 		written_constant(r, p, n, pc, at);
@@ -369,12 +431,22 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 		b += b & 1 ? 1 : 2;
 		if (!write && ((rd >> 2) & mask) != mask)
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-			             w & 3 ? "read of the target of an asynchronous copy that has not been waited for" : "read of memory that nothing wrote", w, here->w);
-		if (w != known && (w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) && !(atomic && (w & W_ATOMIC) && in_scope(t, w, system ? ACCESS_SYSTEM : atomic))
-		    && !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w), CLK(w)))
-			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-			             atomic && (w & W_ATOMIC) ? "race: an atomic and another one, of which one has a scope without the other's thread"
-			             : write ? "race: write with nothing that orders it after another write" : "race: read with nothing that orders it after the write", w, here->w);
+			             w & 3 ? "read of the target of an asynchronous copy that has "
+			                     "not been waited for"
+			                   : "read of memory that nothing wrote",
+			             w, here->w);
+		if (w != known && (w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) &&
+		    !(atomic && (w & W_ATOMIC) &&
+		      in_scope(t, w, system ? ACCESS_SYSTEM : atomic)) &&
+		    !clock_knows(t, BUID(w),
+		                 w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w), CLK(w)))
+			text_and_die(
+			    CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+			    atomic && (w & W_ATOMIC) ? "race: an atomic and another one, of which "
+			                               "one has a scope without the other's thread"
+			    : write ? "race: write with nothing that orders it after another write"
+			            : "race: read with nothing that orders it after the write",
+			    w, here->w);
 		known = mask == 3 ? w : 0;
 		if (unlikely(by_copy) && !write)
 			copy_fenced(t, r, c, here, mask, false, at);
@@ -396,18 +468,26 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 		if ((rd & mask) && rd >> 5) {
 			culprit = rd & ~31ull;
 			const EmuOp *open = NULL;
-			bool ok = !(rd & R_SET) ? (rd ^ me) >> 22 == 0 || clock_knows(t, BUID(rd), THREAD(rd), CLK(rd))
-			        : !SET(rd) ? launch_known(t, rd) : BUID(rd) ? set_known(t, rd, &culprit) : !launches_open(rd, t->blk->op, t->gdc_waited, &open);
+			bool ok = !(rd & R_SET) ? (rd ^ me) >> 22 == 0 ||
+			                              clock_knows(t, BUID(rd), THREAD(rd), CLK(rd))
+			          : !SET(rd) ? launch_known(t, rd)
+			          : BUID(rd) ? set_known(t, rd, &culprit)
+			                     : !launches_open(rd, t->blk->op, t->gdc_waited, &open);
 			if (open)
 				culprit = WORD(open->buid0, 0, 1) | W_ASYNC;
 			if (!ok)
-				text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "race: write with nothing that orders it after the read",
-				             rd & R_SET && !SET(rd) ? culprit | W_ASYNC : culprit, here->r);
+				text_and_die(
+				    CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+				    "race: write with nothing that orders it after the read",
+				    rd & R_SET && !SET(rd) ? culprit | W_ASYNC : culprit, here->r);
 		}
 		if (unlikely(by_copy))
 			copy_fenced(t, r, c, here, mask, true, at);
 		here->w = place;
-		c->w = me | mask | (atomic ? atomic > 1 ? W_ATOMIC | W_NARROW : W_ATOMIC : by_copy ? W_COPY : 0);
+		c->w = me | mask |
+		       (atomic    ? atomic > 1 ? W_ATOMIC | W_NARROW : W_ATOMIC
+		        : by_copy ? W_COPY
+		                  : 0);
 		c->r = (rd & 3 & ~mask ? rd & ~(uint64_t)mask : rd & R_INIT) | (uint64_t)mask << 2;
 	}
 }
@@ -430,7 +510,8 @@ static inline bool
 is_over(const Thread *t, uint32_t buid)
 {
 	for (int i = 0; i < 4; i++)
-		if (buid - seen.over[i].buid < seen.over[i].n && seen.over[i].op == t->blk->op && seen.over[i].waited == t->gdc_waited)
+		if (buid - seen.over[i].buid < seen.over[i].n && seen.over[i].op == t->blk->op &&
+		    seen.over[i].waited == t->gdc_waited)
 			return true;
 	return false;
 }
@@ -455,7 +536,8 @@ readers_are_known(const Thread *t, uint64_t r, uint64_t me)
 	return !(r & R_SET) && ((r ^ me) >> 22 == 0 || t->vc->c[THREAD(r)] >= CLK(r));
 }
 
-/* The cells of an access that lies in the object, or the region, of the one before, and their places; *lazy: a page without cells. */
+/* The cells of an access that lies in the object, or the region, of the one before, and their
+ * places; *lazy: a page without cells. */
 static inline Cell *
 cells_of(const Thread *t, const char *p, size_t n, LineTable **place, uint64_t *lazy)
 {
@@ -497,7 +579,8 @@ remember(Thread *t, const void *p, uint64_t w, uint64_t r, bool write)
 {
 	Region *g = region_of(p);
 	const EmuOp *mine = t->blk->op;
-	uint64_t other[2] = { w & 3 ? w : 0, write && r & 3 && (!(r & R_SET) || !SET(r)) ? r & ~31ull : 0 };
+	uint64_t other[2] = { w & 3 ? w : 0,
+		              write && r & 3 && (!(r & R_SET) || !SET(r)) ? r & ~31ull : 0 };
 
 	if (g && g->kind == R_SHARED && g->blk == t->blk) {
 		shared_span(t->blk, p);
@@ -623,9 +706,12 @@ shadow_read_only(const void *p, size_t n, Site at)
 
 	if (!r || !r->cell || r->kind != R_DEVICE)
 		return;
-	for (size_t off = (size_t)((const char *)p - r->lo), c = off / 2; c < (off + n + 1) / 2; c++)
+	for (size_t off = (size_t)((const char *)p - r->lo), c = off / 2; c < (off + n + 1) / 2;
+	     c++)
 		if ((r->cell[c].w & 3) && BUID(r->cell[c].w) - op->buid0 < op->n_block)
-			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n, "read through the read-only path of what this kernel writes", r->cell[c].w, r->place[c].w);
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
+			             "read through the read-only path of what this kernel writes",
+			             r->cell[c].w, r->place[c].w);
 	op->any_constant = true;
 	region_constant(r, p, n, (uint32_t)op->seq);
 }
@@ -664,8 +750,9 @@ shadow_async_write(EmuBlock *b, void *p, size_t n, Site at)
 	}
 }
 
-/* Shared memory that a matrix instruction or a bulk store reads some time from now on: what it needs must be there already, written by
- * copies or fenced by its writers, and nobody may write before the reader is known to be done (entry `slot` at `clk`). */
+/* Shared memory that a matrix instruction or a bulk store reads some time from now on: what it
+ * needs must be there already, written by copies or fenced by its writers, and nobody may write
+ * before the reader is known to be done (entry `slot` at `clk`). */
 void
 shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 {
@@ -674,7 +761,8 @@ shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 	Region *r = region_of(p);
 
 	if (!r || r->kind != R_SHARED || r->blk != b || !shared_within(r, p, n))
-		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, NULL, at, p, n, "asynchronous read outside of the block's shared memory", 0, 0);
+		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, NULL, at, p, n,
+		             "asynchronous read outside of the block's shared memory", 0, 0);
 	uint64_t me = WORD(b->buid, slot, clk);
 	size_t off = (size_t)((const char *)p - r->lo);
 	for (size_t c = off / 2; c < (off + n + 1) / 2; c++) {
@@ -683,13 +771,23 @@ shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 		uint64_t w = x->w;
 		if ((x->r & R_INIT) != R_INIT)
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
-			             w & 3 ? "asynchronous read of the target of a copy that has not been waited for" : "asynchronous read of memory that nothing wrote", w, here->w);
-		if ((w & 3) && ((w & W_ASYNC) || BUID(w) != b->buid || THREAD(w) != t->lin)
-		    && !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(b) : THREAD(w), CLK(w)))
-			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n, "race: asynchronous read with nothing that orders it after the write", w, here->w);
-		if ((w & 3) && !(w & W_ASYNC) && BUID(w) == b->buid && !clock_proxy_fenced(&b->t[THREAD(w)], &b->t[THREAD(w)], CLK(w), false))
+			             w & 3 ? "asynchronous read of the target of a copy that has "
+			                     "not been waited for"
+			                   : "asynchronous read of memory that nothing wrote",
+			             w, here->w);
+		if ((w & 3) && ((w & W_ASYNC) || BUID(w) != b->buid || THREAD(w) != t->lin) &&
+		    !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(b) : THREAD(w),
+		                 CLK(w)))
+			text_and_die(
+			    CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
+			    "race: asynchronous read with nothing that orders it after the write",
+			    w, here->w);
+		if ((w & 3) && !(w & W_ASYNC) && BUID(w) == b->buid &&
+		    !clock_proxy_fenced(&b->t[THREAD(w)], &b->t[THREAD(w)], CLK(w), false))
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
-			             "asynchronous read of what a thread wrote without fence_proxy_async after it", w, here->w);
+			             "asynchronous read of what a thread wrote without "
+			             "fence_proxy_async after it",
+			             w, here->w);
 		here->r = place_of(NULL, at);
 		if ((x->r | 31) != (me | 31) || (x->r & 3) != 3)
 			read_cell(x, t, me, 3);
@@ -731,7 +829,9 @@ shadow_host_write(EmuOp *op, void *p, size_t n)
 		if (r->lazy && !r->page_cells[page]) {
 			if (c % 2048 == 0 && end - c >= 2048) {
 				if (r->page_w[page] && !host_knows(op, r->page_w[page])) {
-					host_race(op, r->lo + c * 2, r->page_w[page], 0, "race: writes with nothing that orders it after another write");
+					host_race(op, r->lo + c * 2, r->page_w[page], 0,
+					          "race: writes with nothing that orders it after "
+					          "another write");
 					return;
 				}
 				r->page_w[page] = me;
@@ -741,15 +841,21 @@ shadow_host_write(EmuOp *op, void *p, size_t n)
 			materialise(r, page);
 		}
 		Cell *x = r->cell + c;
-		unsigned mask = (c == off / 2 && (off & 1) ? 2 : 3) & (c == end - 1 && (off + n) & 1 ? 1 : 3);
+		unsigned mask =
+		    (c == off / 2 && (off & 1) ? 2 : 3) & (c == end - 1 && (off + n) & 1 ? 1 : 3);
 		if ((x->w & 3) && !host_knows(op, x->w)) {
-			host_race(op, r->lo + c * 2, x->w, r->place[c].w, "race: writes with nothing that orders it after another write");
+			host_race(op, r->lo + c * 2, x->w, r->place[c].w,
+			          "race: writes with nothing that orders it after another write");
 			return;
 		}
 		const EmuOp *open = NULL;
-		if ((x->r & 3) && x->r >> 5 && (BUID(x->r) ? !host_knows(op, x->r) : launches_open(x->r, op, true, &open))) {
-			uint64_t other = open ? (uint64_t)open->buid0 << 32 | 0xffc00000u : x->r & R_SET ? x->r | 0xffc00000u : x->r;
-			host_race(op, r->lo + c * 2, other, r->place[c].r, "race: writes with nothing that orders it after the read");
+		if ((x->r & 3) && x->r >> 5 &&
+		    (BUID(x->r) ? !host_knows(op, x->r) : launches_open(x->r, op, true, &open))) {
+			uint64_t other = open           ? (uint64_t)open->buid0 << 32 | 0xffc00000u
+			                 : x->r & R_SET ? x->r | 0xffc00000u
+			                                : x->r;
+			host_race(op, r->lo + c * 2, other, r->place[c].r,
+			          "race: writes with nothing that orders it after the read");
 			return;
 		}
 		x->w = me | mask;
@@ -771,14 +877,19 @@ shadow_host_read(EmuOp *op, const void *p, size_t n)
 		if (r->lazy && !r->page_cells[c / 2048])
 			w = r->page_w[c / 2048] ? r->page_w[c / 2048] | 3 : 0;
 		if ((w & 3) && !host_knows(op, w)) {
-			host_race(op, r->lo + c * 2, w, r->place[c].w, "race: reads with nothing that orders it after the write");
+			host_race(op, r->lo + c * 2, w, r->place[c].w,
+			          "race: reads with nothing that orders it after the write");
 			return;
 		}
 		if (!r->lazy) {
 			uint64_t rd = r->cell[c].r;
 			const EmuOp *open;
-			bool others = (rd & 3) && rd >> 5 && (BUID(rd) ? !host_knows(op, rd) : launches_open(rd, op, true, &open));
-			r->cell[c].r = (rd & R_INIT) | (others ? launches_add(rd, op->seq) : WORD(op->buid0, 0, 1)) | 3;
+			bool others =
+			    (rd & 3) && rd >> 5 &&
+			    (BUID(rd) ? !host_knows(op, rd) : launches_open(rd, op, true, &open));
+			r->cell[c].r =
+			    (rd & R_INIT) |
+			    (others ? launches_add(rd, op->seq) : WORD(op->buid0, 0, 1)) | 3;
 		}
 	}
 }
@@ -792,7 +903,9 @@ shadow_written(const void *p, size_t n, size_t *at)
 		return true;
 	size_t off = (size_t)((const char *)p - r->lo);
 	for (size_t b = off; b < off + n; b++) {
-		bool ok = r->lazy && !r->page_cells[b / 4096] ? r->page_w[b / 4096] != 0 : r->cell[b / 2].r >> (2 + (b & 1)) & 1;
+		bool ok = r->lazy && !r->page_cells[b / 4096]
+		              ? r->page_w[b / 4096] != 0
+		              : r->cell[b / 2].r >> (2 + (b & 1)) & 1;
 		if (!ok) {
 			*at = b - off;
 			return false;
@@ -808,7 +921,8 @@ shadow_copy_written(void *dst, const void *src, size_t n)
 	Region *d = region_of(dst);
 	size_t at, done = 0;
 
-	while (d && d->cell && done < n && !shadow_written((const char *)src + done, n - done, &at)) {
+	while (d && d->cell && done < n &&
+	       !shadow_written((const char *)src + done, n - done, &at)) {
 		size_t b = (size_t)((char *)dst - d->lo) + done + at;
 		materialise(d, b / 4096);
 		d->cell[b / 2].r &= ~(4ull << (b & 1));
@@ -816,7 +930,8 @@ shadow_copy_written(void *dst, const void *src, size_t n)
 	}
 }
 
-/* Who wrote the nearest bytes before a place that nobody wrote: most likely the one who forgot it. To be freed; NULL: nobody near. */
+/* Who wrote the nearest bytes before a place that nobody wrote: most likely the one who forgot it.
+ * To be freed; NULL: nobody near. */
 char *
 shadow_neighbour(const void *p)
 {

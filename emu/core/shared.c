@@ -1,5 +1,5 @@
-/* Shared memory of a block: one arena. Objects get their places in the order in which a kernel first meets them, the same in all
- * blocks; gaps between them belong to nobody. */
+/* Shared memory of a block: one arena. Objects get their places in the order in which a kernel
+ * first meets them, the same in all blocks; gaps between them belong to nobody. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -24,7 +24,8 @@ shared_start(EmuBlock *b)
 }
 
 EXPORT void *
-emu_shared_static(const void *site, size_t n, size_t align, const char *name, const char *type, const char *file, int line)
+emu_shared_static(const void *site, size_t n, size_t align, const char *name, const char *type,
+                  const char *file, int line)
 {
 	EmuBlock *b = emu_cur->blk;
 	Func *f = b->op->fn;
@@ -43,9 +44,12 @@ emu_shared_static(const void *site, size_t n, size_t align, const char *name, co
 		f->obj[f->n_obj++] = (SharedObj){ site, name, type, off, (uint32_t)n, at };
 		f->static_bytes += (uint32_t)n;
 		if (f->static_bytes > 48u << 10)
-			emu_die(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, at, "static shared memory of %u bytes: 49152 is the most", f->static_bytes);
+			emu_die(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, at,
+			        "static shared memory of %u bytes: 49152 is the most",
+			        f->static_bytes);
 	}
-	if (b->n_obj <= i) { /* just found: all blocks of the launch get it, since a neighbour may look before its owner does */
+	if (b->n_obj <= i) { /* just found: all blocks of the launch get it, since a neighbour may
+		                look before its owner does */
 		for (int k = 0; k < b->op->n_res; k++)
 			shared_start(b->op->res[k]);
 		shared_start(b);
@@ -59,7 +63,9 @@ emu_shared_arena(size_t n, const char *name, const char *type, const char *file,
 	EmuBlock *b = emu_cur->blk;
 
 	if (n > b->op->dyn)
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, (Site){ file, line }, "the shared arena has %u bytes by the launch, the kernel needs %zu", b->op->dyn, n);
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, (Site){ file, line },
+		        "the shared arena has %u bytes by the launch, the kernel needs %zu",
+		        b->op->dyn, n);
 	if (n) {
 		b->op->fn->arena = name;
 		b->op->fn->arena_type = type;

@@ -4,17 +4,21 @@
 
 #include "emu.h"
 
-/* On a stack that is not running: where to go on, then the frame pointer. All other registers are the compiler's to keep. The jump is no return:
- * the machine's prediction of returns stays right, since all fibers wait in the same few places. */
+/* On a stack that is not running: where to go on, then the frame pointer. All other registers are
+ * the compiler's to keep. The jump is no return: the machine's prediction of returns stays right,
+ * since all fibers wait in the same few places. */
 static inline __attribute__((always_inline)) void
 fiber_switch(void **save, void *load)
 {
-	__asm__ volatile("pushq %%rbp\n\tleaq 1f(%%rip), %%rax\n\tpushq %%rax\n\tmovq %%rsp, (%%rdi)\n\tmovq %%rsi, %%rsp\n\tpopq %%rax\n\tjmp *%%rax\n"
+	__asm__ volatile("pushq %%rbp\n\tleaq 1f(%%rip), %%rax\n\tpushq %%rax\n\tmovq %%rsp, "
+	                 "(%%rdi)\n\tmovq %%rsi, %%rsp\n\tpopq %%rax\n\tjmp *%%rax\n"
 	                 "1:\tpopq %%rbp"
 	                 : "+D"(save), "+S"(load)
 	                 :
-	                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3",
-	                   "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
+	                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13",
+	                   "r14", "r15", "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4",
+	                   "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12",
+	                   "xmm13", "xmm14", "xmm15");
 }
 
 static inline __attribute__((always_inline)) void
@@ -24,7 +28,8 @@ fiber_go(Thread *from, Thread *to)
 	fiber_switch(&from->sp, to->sp);
 }
 
-Thread *block_pick(EmuBlock *b); /* the next ready thread, now running; the host's fiber when there is none */
+Thread *block_pick(
+    EmuBlock *b); /* the next ready thread, now running; the host's fiber when there is none */
 
 static inline int
 warp_first(const Warp *w, uint32_t lanes)
@@ -32,7 +37,8 @@ warp_first(const Warp *w, uint32_t lanes)
 	return w->down ? 31 - __builtin_clz(lanes) : __builtin_ctz(lanes);
 }
 
-/* The running thread waits; mostly the next lane of its warp goes on, and the one behind that is brought near. */
+/* The running thread waits; mostly the next lane of its warp goes on, and the one behind that is
+ * brought near. */
 static inline __attribute__((always_inline)) void
 fiber_wait(Thread *t, ThreadState why)
 {

@@ -1,13 +1,15 @@
-/* Atomics and fences. Fibers are sequentially consistent, so a forgotten order never shows in values: it shows in checking mode,
- * where only release and acquire (or fences around relaxed atomics) hand on what a thread knows. */
+/* Atomics and fences. Fibers are sequentially consistent, so a forgotten order never shows in
+ * values: it shows in checking mode, where only release and acquire (or fences around relaxed
+ * atomics) hand on what a thread knows. */
 #include "emu.h"
 #include "../cuda_api.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* What was released at an address: to all devices, to one device, to one cluster (of that first block), and to one block only. Of
- * operations before those that run, `ops` says which the releasing ones were ordered after. */
+/* What was released at an address: to all devices, to one device, to one cluster (of that first
+ * block), and to one block only. Of operations before those that run, `ops` says which the
+ * releasing ones were ordered after. */
 typedef struct AtomicCell {
 	const void *p;
 	KnownClocks *all, *gpu, *cluster, *block;
@@ -134,18 +136,21 @@ order_memory(Thread *t, const void *p, int kind, int order, int scope)
 		if (s) {
 			bool now = order == EMU_ACQUIRE || order == EMU_ACQ_REL;
 			KnownClocks *got = NULL;
-			/* A reader with block scope learns only what its own block released, whatever scope that had; one with the device's
-			 * scope what its own device did. */
+			/* A reader with block scope learns only what its own block released,
+			 * whatever scope that had; one with the device's scope what its own device
+			 * did. */
 			bool wide = scope == EMU_SYS || !(s->from & ~(1u << t->blk->op->device));
 			if ((!block_only && wide) || region_of(p) == t->blk->arena) {
 				got = known_join(got, s->all);
 				acquire_clock(t, &s->ops, now);
 			}
-			if ((!block_only && s->device == t->blk->op->device) || region_of(p) == t->blk->arena) {
+			if ((!block_only && s->device == t->blk->op->device) ||
+			    region_of(p) == t->blk->arena) {
 				got = known_join(got, s->gpu);
 				acquire_clock(t, &s->gpu_ops, now);
 			}
-			if (s->cuid == t->blk->cluster->b[0]->buid && (!block_only || region_of(p) == t->blk->arena))
+			if (s->cuid == t->blk->cluster->b[0]->buid &&
+			    (!block_only || region_of(p) == t->blk->arena))
 				got = known_join(got, s->cluster);
 			if (s->buid == t->blk->buid)
 				got = known_join(got, s->block);
@@ -179,7 +184,9 @@ emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file
 	Site at = { file, line };
 
 	if ((uintptr_t)p & (n - 1))
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned atomic: %u bytes at an address that is no multiple of %u", n, n);
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		        "misaligned atomic: %u bytes at an address that is no multiple of %u", n,
+		        n);
 	/* Whoever polls must let others go on; before a change others may get in between. */
 	if (kind == EMU_LOAD || kind == EMU_CAS)
 		block_yield(at);
@@ -192,9 +199,14 @@ emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file
 	size_t gap;
 	if ((kind == EMU_RMW || kind == EMU_CAS) && !shadow_written(p, n, &gap)) {
 		char *where = region_describe(p);
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "atomic on memory that nothing wrote: %u bytes, %s", n, where);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "atomic on memory that nothing wrote: %u bytes, %s", n, where);
 	}
-	shadow_access(p, n, kind != EMU_LOAD, scope == EMU_CTA ? ACCESS_BLOCK : scope == EMU_CLUSTER ? ACCESS_CLUSTER : scope == EMU_SYS ? ACCESS_SYSTEM : ACCESS_DEVICE,
+	shadow_access(p, n, kind != EMU_LOAD,
+	              scope == EMU_CTA       ? ACCESS_BLOCK
+	              : scope == EMU_CLUSTER ? ACCESS_CLUSTER
+	              : scope == EMU_SYS     ? ACCESS_SYSTEM
+	                                     : ACCESS_DEVICE,
 	              NULL, at);
 	order_memory(t, p, kind, order, scope);
 }

@@ -1,4 +1,5 @@
-/* The emulator's own content of a CUtensorMap, which is 128 opaque bytes: written by cuTensorMapEncodeTiled, read by tma.c. */
+/* The emulator's own content of a CUtensorMap, which is 128 opaque bytes: written by
+ * cuTensorMapEncodeTiled, read by tma.c. */
 #ifndef EMU_CORE_TENSOR_MAP_H
 #define EMU_CORE_TENSOR_MAP_H
 

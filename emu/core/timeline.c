@@ -1,12 +1,15 @@
-/* All work of all streams as one graph of operations. Nothing runs when it is queued, except now and then; the host's waits make
- * it run, in a random order that the edges allow. A kernel with a programmatic edge may start as soon as its predecessor has, and
- * mostly does: what it does before its wait happens before the predecessor has written anything.
+/* All work of all streams as one graph of operations. Nothing runs when it is queued, except now
+ * and then; the host's waits make it run, in a random order that the edges allow. A kernel with a
+ * programmatic edge may start as soon as its predecessor has, and mostly does: what it does before
+ * its wait happens before the predecessor has written anything.
  *
- * Checking mode keeps for each operation the set of operations that are ordered before it: `before` at its start, `after` once
- * it has waited for its programmatic predecessors. Operations that the host has waited for leave the window.
+ * Checking mode keeps for each operation the set of operations that are ordered before it: `before`
+ * at its start, `after` once it has waited for its programmatic predecessors. Operations that the
+ * host has waited for leave the window.
  *
- * Kernels of several devices talk while they run. What the threads of one have heard of another that still runs holds for what comes after it, too:
- * operations hand it on, and so does the host once it has waited (`from`, `waited`, `heard`), less what `before` and `after` say anyway. */
+ * Kernels of several devices talk while they run. What the threads of one have heard of another
+ * that still runs holds for what comes after it, too: operations hand it on, and so does the host
+ * once it has waited (`from`, `waited`, `heard`), less what `before` and `after` say anyway. */
 #include "emu.h"
 #include "../cuda_api.h"
 #include "stream_library.h"
@@ -21,10 +24,11 @@ static uint64_t next_seq = 1;
 static uint32_t next_buid = 1;
 static EmuOp *ring[TIMELINE];
 static OpSet host_known;
-static KnownClocks *host_heard;          /* of blocks that may still run: what the operations that the host has waited for had heard of them */
-static uint64_t *running;          /* kernels in flight */
+static KnownClocks *host_heard; /* of blocks that may still run: what the operations that the host
+                                   has waited for had heard of them */
+static uint64_t *running;       /* kernels in flight */
 static int n_running, cap_running;
-static uint64_t first_open = 1;    /* all before are done */
+static uint64_t first_open = 1; /* all before are done */
 __thread bool emu_in_host_fn;
 
 static bool
@@ -96,7 +100,8 @@ is_news(uint32_t buid, const void *user)
 {
 	const EmuOp *op = user, *of = op_of_buid(buid);
 
-	return of && of != op && !(op ? op_before(of->seq, op, op->any_waited) : set_has(&host_known, of->seq));
+	return of && of != op &&
+	       !(op ? op_before(of->seq, op, op->any_waited) : set_has(&host_known, of->seq));
 }
 
 /* The host has waited for it. */
@@ -200,7 +205,8 @@ copy_seqs(const uint64_t *s, int *n)
 void
 op_add(EmuOp *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog)
 {
-	if (next_seq - timeline_base >= TIMELINE - 1) { /* more in flight than we keep apart: as if the host waited */
+	if (next_seq - timeline_base >=
+	    TIMELINE - 1) { /* more in flight than we keep apart: as if the host waited */
 		timeline_run_all();
 		timeline_known_all(-1);
 		if (emu_error) {
@@ -236,8 +242,9 @@ const EmuSm *
 emu_sm(void)
 {
 	static const EmuSm table[] = {
-		{ 70, 2048, 32, 96 }, { 75, 1024, 16, 64 }, { 80, 2048, 32, 164 }, { 86, 1536, 16, 100 }, { 87, 1536, 16, 164 },
-		{ 89, 1536, 24, 100 }, { 90, 2048, 32, 228 }, { 100, 2048, 32, 228 }, { 103, 2048, 32, 228 },
+		{ 70, 2048, 32, 96 },   { 75, 1024, 16, 64 },   { 80, 2048, 32, 164 },
+		{ 86, 1536, 16, 100 },  { 87, 1536, 16, 164 },  { 89, 1536, 24, 100 },
+		{ 90, 2048, 32, 228 },  { 100, 2048, 32, 228 }, { 103, 2048, 32, 228 },
 		{ 120, 1536, 24, 100 }, { 121, 1536, 24, 100 },
 	};
 	size_t i = 0;
@@ -285,7 +292,8 @@ startable(EmuOp *op)
 			continue;
 		if (p->state != OP_RUNNING || p->depth + 1 >= MAX_DEPTH)
 			return false;
-		/* one whose threads wait first lets nobody start until all of its blocks have said so */
+		/* one whose threads wait first lets nobody start until all of its blocks have said
+		 * so */
 		if (!p->early_trigger && p->n_triggered < p->n_block)
 			return false;
 		op->depth = p->depth + 1 > op->depth ? p->depth + 1 : op->depth;
@@ -293,14 +301,16 @@ startable(EmuOp *op)
 	return true;
 }
 
-/* Did all threads of a kernel wait before they let its dependents start? Then those know what it waited for. */
+/* Did all threads of a kernel wait before they let its dependents start? Then those know what it
+ * waited for. */
 static bool
 held(const EmuOp *op)
 {
 	return op->any_trigger && op->any_waited && !op->early_trigger;
 }
 
-/* At its start an operation knows what its predecessors' ends imply; of programmatic ones only what they knew at theirs, or at their wait. */
+/* At its start an operation knows what its predecessors' ends imply; of programmatic ones only what
+ * they knew at theirs, or at their wait. */
 static void
 sets_at_start(EmuOp *op)
 {
@@ -345,7 +355,8 @@ finish(EmuOp *op)
 
 	op->state = OP_DONE;
 	if (emu_check)
-		op->heard = known_keep(known_join(op->heard, op->kind == OP_KERNEL ? NULL : op->from), is_news, op);
+		op->heard = known_keep(
+		    known_join(op->heard, op->kind == OP_KERNEL ? NULL : op->from), is_news, op);
 	if (op->kind == OP_KERNEL) {
 		for (int i = 0; i < n_running; i++)
 			if (running[i] == op->seq)
@@ -354,8 +365,10 @@ finish(EmuOp *op)
 			sync_reset(false);
 		r = region_damage(&where);
 		if (r) {
-			emu_note("kernel '%s': out-of-bounds write found after it ran, %s of a device allocation of %zu bytes%s", op->name, where,
-			         r->bytes, n_running ? " (other kernels run at the same time)" : "");
+			emu_note("kernel '%s': out-of-bounds write found after it ran, %s of a "
+			         "device allocation of %zu bytes%s",
+			         op->name, where, r->bytes,
+			         n_running ? " (other kernels run at the same time)" : "");
 			emu_error = CUDA_ERROR_ILLEGAL_ADDRESS;
 		}
 	}
@@ -388,7 +401,9 @@ static void
 start_kernel(EmuOp *op)
 {
 	unsigned per = op->cluster.x * op->cluster.y * op->cluster.z;
-	int residency = func_residency(op->fn, (int)(op->block.x * op->block.y * op->block.z), op->dyn), most;
+	int residency =
+	        func_residency(op->fn, (int)(op->block.x * op->block.y * op->block.z), op->dyn),
+	    most;
 
 	op->state = OP_RUNNING;
 	op->n_unit = op->n_block / per;
@@ -457,10 +472,13 @@ start_other(EmuOp *op)
 			size_t at;
 			if (!op->stage)
 				shadow_host_read(op, op->src, n);
-			if (!emu_error && s && s->cell && !(d && d->cell) && !shadow_written(op->src, n, &at)) {
-				char *where = region_describe(op->src + at), *who = shadow_neighbour(op->src + at);
-				emu_note("%s to the host: unwritten output: byte %zu of %zu was never written (%s); the bytes before it wrote %s", op->name, at, n,
-				         where, who ? who : "nobody");
+			if (!emu_error && s && s->cell && !(d && d->cell) &&
+			    !shadow_written(op->src, n, &at)) {
+				char *where = region_describe(op->src + at),
+				     *who = shadow_neighbour(op->src + at);
+				emu_note("%s to the host: unwritten output: byte %zu of %zu was "
+				         "never written (%s); the bytes before it wrote %s",
+				         op->name, at, n, where, who ? who : "nobody");
 				free(where);
 				free(who);
 				emu_error = CUDA_ERROR_LAUNCH_FAILED;
@@ -487,7 +505,8 @@ start_other(EmuOp *op)
 			emu_in_host_fn = false;
 		}
 		break;
-	case OP_KERNEL: case OP_EMPTY:
+	case OP_KERNEL:
+	case OP_EMPTY:
 		break;
 	}
 	finish(op);
@@ -523,7 +542,8 @@ release_blocks(EmuOp *op)
 		b->counted = true;
 		if (--b->cluster->live_blocks)
 			continue;
-		/* The whole cluster goes at once: others may still have been reading its shared memory. */
+		/* The whole cluster goes at once: others may still have been reading its shared
+		 * memory. */
 		Cluster *c = b->cluster;
 		for (int k = 0; k < c->n; k++) {
 			for (int j = 0; j < op->n_res; j++)
@@ -568,11 +588,16 @@ timeline_drop(void)
 static void
 deadlock(void)
 {
-	static const char *const waits[] = { [T_BARRIER] = "waits at __syncthreads for threads that never come",
-		[T_WARP] = "waits in a warp collective for lanes that never come", [T_NAMED] = "waits at a named barrier for threads that never come",
-		[T_GRID] = "waits at a grid barrier for threads that never come", [T_CLUSTER] = "waits at a cluster barrier for threads that never come",
+	static const char *const waits[] = {
+		[T_BARRIER] = "waits at __syncthreads for threads that never come",
+		[T_WARP] = "waits in a warp collective for lanes that never come",
+		[T_NAMED] = "waits at a named barrier for threads that never come",
+		[T_GRID] = "waits at a grid barrier for threads that never come",
+		[T_CLUSTER] = "waits at a cluster barrier for threads that never come",
 		[T_GRIDDEP] = "waits for a kernel that never ends",
-		[T_WGMMA] = "waits for a matrix instruction that other threads of its warpgroup do not wait for" };
+		[T_WGMMA] = "waits for a matrix instruction that other threads of its warpgroup do "
+		            "not wait for"
+	};
 
 	for (int pass = 0; pass < 2; pass++)
 		for (int i = 0; i < n_running; i++) {
@@ -580,7 +605,8 @@ deadlock(void)
 			for (int k = 0; k < op->n_res; k++)
 				for (int t = 0; t < op->res[k]->nt; t++) {
 					Thread *x = &op->res[k]->t[t];
-					if (x->state == T_DONE || x->state == T_READY || (pass == 0 && x->state == T_GRIDDEP))
+					if (x->state == T_DONE || x->state == T_READY ||
+					    (pass == 0 && x->state == T_GRIDDEP))
 						continue;
 					char *text = emu_format("deadlock: %s", waits[x->state]);
 					emu_finding(x, CUDA_ERROR_LAUNCH_TIMEOUT, x->at, text);
@@ -598,7 +624,8 @@ gated(void)
 {
 	for (uint64_t s = first_open; s < next_seq; s++) {
 		const EmuOp *op = ring[s % TIMELINE];
-		if (op->state == OP_QUEUED && op->work && op->work->ready && !op->work->ready(op->work + 1))
+		if (op->state == OP_QUEUED && op->work && op->work->ready &&
+		    !op->work->ready(op->work + 1))
 			return true;
 	}
 	return false;
@@ -614,7 +641,10 @@ timeline_busy(int device)
 }
 
 /* Milliseconds that a wait has gone on without anything happening on any device. */
-typedef struct Patience { uint64_t progress; long waited; } Patience;
+typedef struct Patience {
+	uint64_t progress;
+	long waited;
+} Patience;
 
 /* Let other threads of the program call the driver, if there is time left. */
 static bool
@@ -641,7 +671,8 @@ patience(Patience *p)
 	return false;
 }
 
-/* Kernels only spin: what they wait for may come from a device that another thread has yet to give its work. */
+/* Kernels only spin: what they wait for may come from a device that another thread has yet to give
+ * its work. */
 static void
 spinning(Patience *p)
 {
@@ -649,7 +680,8 @@ spinning(Patience *p)
 		emu_give_up = true;
 }
 
-/* One device after another stands still for a while, so that it is late for all that the others do with it. */
+/* One device after another stands still for a while, so that it is late for all that the others do
+ * with it. */
 static int
 held_back(void)
 {
@@ -806,7 +838,9 @@ timeline_known_all(int device)
 {
 	if (emu_check)
 		for (uint64_t s = timeline_base; s < next_seq; s++)
-			if (ring[s % TIMELINE]->state == OP_DONE && (device < 0 || emu_contexts() < 2 || ring[s % TIMELINE]->device == device)) {
+			if (ring[s % TIMELINE]->state == OP_DONE &&
+			    (device < 0 || emu_contexts() < 2 ||
+			     ring[s % TIMELINE]->device == device)) {
 				set_put(&host_known, s);
 				host_learns(ring[s % TIMELINE]);
 			}

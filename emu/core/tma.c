@@ -1,5 +1,6 @@
-/* Tiles of tensor maps, and bulk copies out of shared memory. A box lies in shared memory as its image with the innermost dimension
- * first, its 16-byte pieces exchanged by the swizzle as the address says: bits 4.. are xored with bits 7.. */
+/* Tiles of tensor maps, and bulk copies out of shared memory. A box lies in shared memory as its
+ * image with the innermost dimension first, its 16-byte pieces exchanged by the swizzle as the
+ * address says: bits 4.. are xored with bits 7.. */
 #include "emu.h"
 #include "tensor_map.h"
 #include "../cuda_api.h"
@@ -8,7 +9,16 @@
 #include <string.h>
 
 /* n 0: the end of a group. */
-typedef struct TmaStore { void *dst; const char *src; unsigned n; const TensorMap *map; int c[5]; char *taken; uint32_t clk; Site at; } TmaStore;
+typedef struct TmaStore {
+	void *dst;
+	const char *src;
+	unsigned n;
+	const TensorMap *map;
+	int c[5];
+	char *taken;
+	uint32_t clk;
+	Site at;
+} TmaStore;
 
 const TensorMap *
 tensor_map_at(const void *p, int rank, Site at)
@@ -17,15 +27,19 @@ tensor_map_at(const void *p, int rank, Site at)
 	Region *r = region_of(p);
 
 	if ((uintptr_t)p & 127)
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor map: it needs a multiple of 128");
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		        "misaligned tensor map: it needs a multiple of 128");
 	if (r && r->kind == R_SHARED)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "the tensor map lies in shared memory");
 	if (emu_check && r) /* one that came as a parameter lies on the stack here */
 		shadow_access(p, 128, false, false, NULL, at);
 	if (m->magic != TENSOR_MAGIC)
-		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "what the tensor copy was given is no tensor map");
+		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
+		        "what the tensor copy was given is no tensor map");
 	if (m->rank != rank)
-		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "tensor copy with %d coordinates, the tensor map has %d dimensions", rank, m->rank);
+		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
+		        "tensor copy with %d coordinates, the tensor map has %d dimensions", rank,
+		        m->rank);
 	return m;
 }
 
@@ -34,12 +48,18 @@ void
 tensor_place(const TensorMap *m, const int *c, bool store, Site at)
 {
 	if ((int64_t)c[0] * m->elem % 16)
-		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "tensor copy at %d innermost: that must be a multiple of 16 bytes", c[0]);
+		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
+		        "tensor copy at %d innermost: that must be a multiple of 16 bytes", c[0]);
 	for (int i = 0; store && i < m->rank; i++)
 		if (c[i] < 0)
-			emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "tensor store at coordinate %d: none may be negative", c[i]);
-	if (store && (int64_t)m->dim[0] * m->elem % 16 && c[0] + (int64_t)m->box[0] > (int64_t)m->dim[0])
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "tensor store at the end of rows of %lld bytes, no multiple of 16: it writes beyond them", (long long)m->dim[0] * m->elem);
+			emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
+			        "tensor store at coordinate %d: none may be negative", c[i]);
+	if (store && (int64_t)m->dim[0] * m->elem % 16 &&
+	    c[0] + (int64_t)m->box[0] > (int64_t)m->dim[0])
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
+		        "tensor store at the end of rows of %lld bytes, no multiple of 16: it "
+		        "writes beyond them",
+		        (long long)m->dim[0] * m->elem);
 }
 
 size_t
@@ -60,7 +80,8 @@ swizzled(const TensorMap *m, size_t a)
 
 typedef void (*TmaRow)(const TensorMap *m, char *global, size_t k, size_t lo, size_t hi, void *arg);
 
-/* Every row of the box: its address in memory, NULL outside; k its place in the box; elements [lo, hi) of it are inside. */
+/* Every row of the box: its address in memory, NULL outside; k its place in the box; elements [lo,
+ * hi) of it are inside. */
 static void
 rows(const TensorMap *m, const int *c, TmaRow fn, void *arg)
 {
@@ -80,7 +101,8 @@ rows(const TensorMap *m, const int *c, TmaRow fn, void *arg)
 		if (inside) {
 			while (lo < m->box[0] && (long)c[0] + (long)(lo * m->step[0]) < 0)
 				lo++;
-			for (hi = lo; hi < m->box[0] && (uint64_t)((long)c[0] + (long)(hi * m->step[0])) < m->dim[0];)
+			for (hi = lo; hi < m->box[0] &&
+			              (uint64_t)((long)c[0] + (long)(hi * m->step[0])) < m->dim[0];)
 				hi++;
 			g += (long)c[0] * m->elem;
 		}
@@ -90,7 +112,10 @@ rows(const TensorMap *m, const int *c, TmaRow fn, void *arg)
 	}
 }
 
-typedef struct { bool write; Site at; } Touch;
+typedef struct {
+	bool write;
+	Site at;
+} Touch;
 
 static void
 touch_row(const TensorMap *m, char *g, size_t k, size_t lo, size_t hi, void *arg)
@@ -101,10 +126,12 @@ touch_row(const TensorMap *m, char *g, size_t k, size_t lo, size_t hi, void *arg
 	if (!g)
 		return;
 	if (m->step[0] == 1)
-		shadow_access(g + lo * m->elem, (hi - lo) * m->elem, t->write, ACCESS_COPY, NULL, t->at);
+		shadow_access(g + lo * m->elem, (hi - lo) * m->elem, t->write, ACCESS_COPY, NULL,
+		              t->at);
 	else
 		for (size_t i = lo; i < hi; i++)
-			shadow_access(g + i * m->step[0] * m->elem, m->elem, t->write, ACCESS_COPY, NULL, t->at);
+			shadow_access(g + i * m->step[0] * m->elem, m->elem, t->write, ACCESS_COPY,
+			              NULL, t->at);
 }
 
 void
@@ -122,7 +149,8 @@ sum_row(const TensorMap *m, char *g, size_t k, size_t lo, size_t hi, void *arg)
 
 	(void)k;
 	for (size_t i = lo; g && i < hi; i += m->step[0] == 1 ? hi - lo : 1)
-		*sum = emu_sum(*sum, g + i * m->step[0] * m->elem, m->step[0] == 1 ? (hi - lo) * m->elem : m->elem);
+		*sum = emu_sum(*sum, g + i * m->step[0] * m->elem,
+		               m->step[0] == 1 ? (hi - lo) * m->elem : m->elem);
 }
 
 uint64_t
@@ -134,7 +162,11 @@ tensor_sum(const TensorMap *m, const int *c)
 	return sum;
 }
 
-typedef struct { char *shared; const char *arena; bool put; } Move;
+typedef struct {
+	char *shared;
+	const char *arena;
+	bool put;
+} Move;
 
 static void
 move_row(const TensorMap *m, char *g, size_t k, size_t lo, size_t hi, void *arg)
@@ -191,7 +223,9 @@ add(TmaStore s)
 	Region *r = region_of(s.src);
 
 	if (!r || r->kind != R_SHARED || r->blk != t->blk || (size_t)(r->hi - s.src) < s.n)
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, s.at, "bulk store of %u bytes: the source is not this block's shared memory", s.n);
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, s.at,
+		        "bulk store of %u bytes: the source is not this block's shared memory",
+		        s.n);
 	s.clk = ++t->blk->store_clk;
 	if (emu_check)
 		shadow_async_read(s.src, s.n, CLOCK_STORE(t->blk), s.clk, s.at);
@@ -205,9 +239,11 @@ emu_bulk_store(void *dst, const void *src, unsigned n, const char *file, int lin
 	Region *r = region_of(dst);
 
 	if (((uintptr_t)dst | (uintptr_t)src | n) & 15)
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned bulk store: addresses and size must be multiples of 16");
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		        "misaligned bulk store: addresses and size must be multiples of 16");
 	if (!r || r->kind == R_SHARED || (size_t)(r->hi - (char *)dst) < n)
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "bulk store of %u bytes: the target is no memory of the device", n);
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
+		        "bulk store of %u bytes: the target is no memory of the device", n);
 	add((TmaStore){ .dst = dst, .src = src, .n = n, .at = at });
 	if (emu_check)
 		shadow_access(dst, n, true, ACCESS_COPY, NULL, at);
@@ -217,14 +253,17 @@ emu_bulk_store(void *dst, const void *src, unsigned n, const char *file, int lin
 }
 
 void
-emu_tensor_store(const void *map, int rank, const int *c, const void *src, const char *file, int line)
+emu_tensor_store(const void *map, int rank, const int *c, const void *src, const char *file,
+                 int line)
 {
 	Site at = { file, line };
 	const TensorMap *m = tensor_map_at(map, rank, at);
 	TmaStore s = { .src = src, .n = (unsigned)tensor_box_bytes(m), .map = m, .at = at };
 
 	if ((uintptr_t)src & 127)
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor copy: the place in shared memory must be a multiple of 128");
+		emu_die(
+		    CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		    "misaligned tensor copy: the place in shared memory must be a multiple of 128");
 	tensor_place(m, c, true, at);
 	memcpy(s.c, c, sizeof *c * (size_t)rank);
 	if (emu_check)
@@ -308,7 +347,9 @@ store_leave(Thread *t)
 
 	for (int i = 0; i < q->n; i++) {
 		if (q->s[i].n && !q->s[i].taken)
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, q->s[i].at, "a thread leaves the kernel before its bulk store has read shared memory (bulk_wait_read)");
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, q->s[i].at,
+			        "a thread leaves the kernel before its bulk store has read shared "
+			        "memory (bulk_wait_read)");
 		put(t, &q->s[i]);
 	}
 	q->n = 0;

@@ -1,4 +1,5 @@
-/* Names for bytes of a shared struct and for pointers among a kernel's parameters: clang's layouts of its records, which are in the kernel's object (nvrtc/build.c). */
+/* Names for bytes of a shared struct and for pointers among a kernel's parameters: clang's layouts
+ * of its records, which are in the kernel's object (nvrtc/build.c). */
 #include "emu.h"
 
 #include <stdio.h>
@@ -11,7 +12,8 @@ enum { DEPTH = 8 };
 static bool
 type_name(const char *pretty, char out[256])
 {
-	const char *p = pretty ? strstr(pretty, "[T = ") : NULL, *end = pretty ? strrchr(pretty, ']') : NULL;
+	const char *p = pretty ? strstr(pretty, "[T = ") : NULL,
+	           *end = pretty ? strrchr(pretty, ']') : NULL;
 
 	if (!p || !end || end - p < 6 || end - p - 5 > 255)
 		return false;
@@ -27,7 +29,10 @@ member_of(const Func *f, const char *pretty, size_t off)
 	size_t at[DEPTH] = { 0 };
 	int depth = 0;
 	bool inside = false;
-	FILE *in = f->layouts && type_name(pretty, type) ? fmemopen((void *)(uintptr_t)f->layouts, (size_t)(f->layouts_end - f->layouts), "r") : NULL;
+	FILE *in = f->layouts && type_name(pretty, type)
+	               ? fmemopen((void *)(uintptr_t)f->layouts,
+	                          (size_t)(f->layouts_end - f->layouts), "r")
+	               : NULL;
 
 	while (in && fgets(line, sizeof line, in)) {
 		char *bar = strchr(line, '|'), *end, *text = bar ? bar + 1 : line;
@@ -41,7 +46,10 @@ member_of(const Func *f, const char *pretty, size_t off)
 		size_t blanks = strspn(text, " ");
 		if (blanks == 1) {
 			const char *what = text + 1;
-			what += !strncmp(what, "struct ", 7) ? 7 : !strncmp(what, "union ", 6) ? 6 : !strncmp(what, "class ", 6) ? 6 : 0;
+			what += !strncmp(what, "struct ", 7)  ? 7
+			        : !strncmp(what, "union ", 6) ? 6
+			        : !strncmp(what, "class ", 6) ? 6
+			                                      : 0;
 			if (inside)
 				break;
 			inside = !strcmp(what, type);
@@ -49,7 +57,8 @@ member_of(const Func *f, const char *pretty, size_t off)
 		}
 		int level = (int)(blanks - 1) / 2 - 1;
 		const char *last = strrchr(text, ' ');
-		if (!inside || o > off || level < 0 || level >= DEPTH || level > depth || !last || strchr(text, '('))
+		if (!inside || o > off || level < 0 || level >= DEPTH || level > depth || !last ||
+		    strchr(text, '('))
 			continue;
 		snprintf(name[level], sizeof name[level], "%.127s", last + 1);
 		at[level] = o;
@@ -94,7 +103,9 @@ func_argument(const Func *f, int param, size_t off)
 	char *text;
 
 	if (of && !strcmp(of, " of a"))
-		text = argument_name(f->source, byte / 8, name) ? emu_format("argument %lu, %s", byte / 8, name) : emu_format("argument %lu", byte / 8);
+		text = argument_name(f->source, byte / 8, name)
+		           ? emu_format("argument %lu, %s", byte / 8, name)
+		           : emu_format("argument %lu", byte / 8);
 	else if (of)
 		text = emu_format("the parameter's %s", of + 4);
 	else

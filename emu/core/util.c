@@ -90,7 +90,9 @@ emu_half(uint16_t h)
 	if (unlikely(!made)) {
 		for (uint32_t i = 0; i < 65536; i++) {
 			int e = (int)(i >> 10 & 31);
-			float m = (float)(i & 1023), v = e == 31 ? (i & 1023 ? NAN : INFINITY) : e ? ldexpf(1024 + m, e - 25) : ldexpf(m, -24);
+			float m = (float)(i & 1023), v = e == 31 ? (i & 1023 ? NAN : INFINITY)
+			                                 : e     ? ldexpf(1024 + m, e - 25)
+			                                         : ldexpf(m, -24);
 			table[i] = i >> 15 ? -v : v;
 		}
 		made = true;

@@ -1,7 +1,8 @@
-/* Who knows of whose work. A thread's clock ticks whenever it publishes (barrier, release, fence); what it knows of its own block is
- * a vector of clocks, of other blocks a sorted list of such vectors. Both are shared between threads and copied on change, so a block
- * barrier costs one vector. The entries behind the threads' (CLOCK_ASYNC and on)
- * stand for the block's asynchronous copies and matrix instructions. */
+/* Who knows of whose work. A thread's clock ticks whenever it publishes (barrier, release, fence);
+ * what it knows of its own block is a vector of clocks, of other blocks a sorted list of such
+ * vectors. Both are shared between threads and copied on change, so a block barrier costs one
+ * vector. The entries behind the threads' (CLOCK_ASYNC and on) stand for the block's asynchronous
+ * copies and matrix instructions. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -156,7 +157,8 @@ static void
 tick(Thread *t)
 {
 	if (++t->clk > CLOCK_MAX)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, t->at, "more synchronisation in one kernel than the checking mode can count");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, t->at,
+		        "more synchronisation in one kernel than the checking mode can count");
 }
 
 void
@@ -343,8 +345,12 @@ clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk)
 		for (int lo = 0, hi = k->n; lo < hi;) {
 			int mid = (lo + hi) / 2;
 			if (k->e[mid].buid == buid)
-				return k->e[mid].vc->c[(int)thread < k->e[mid].vc->n ? (int)thread : k->e[mid].vc->n - 1] >= clk
-				    || (buid - op->buid0 >= op->n_block && (!op_of_buid(buid) || op_before(op_of_buid(buid)->seq, op, t->gdc_waited)));
+				return k->e[mid].vc->c[(int)thread < k->e[mid].vc->n
+				                           ? (int)thread
+				                           : k->e[mid].vc->n - 1] >= clk ||
+				       (buid - op->buid0 >= op->n_block &&
+				        (!op_of_buid(buid) ||
+				         op_before(op_of_buid(buid)->seq, op, t->gdc_waited)));
 			if (k->e[mid].buid < buid)
 				lo = mid + 1;
 			else
@@ -387,8 +393,8 @@ clock_learn(Thread *t, int slot, uint32_t clk)
 	t->vc->c[slot] = clk;
 }
 
-/* Asynchronous copies and matrix instructions that are ordered after the fence may read what the thread wrote so far, and write
- * where it has read or written. */
+/* Asynchronous copies and matrix instructions that are ordered after the fence may read what the
+ * thread wrote so far, and write where it has read or written. */
 void
 clock_proxy_fence(Thread *t, bool global)
 {

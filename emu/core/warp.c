@@ -1,4 +1,5 @@
-/* Collectives of a warp: the lanes of a mask meet, the last one to arrive computes for all. Only EMU_W_SYNC orders memory. */
+/* Collectives of a warp: the lanes of a mask meet, the last one to arrive computes for all. Only
+ * EMU_W_SYNC orders memory. */
 #include "switch.h"
 #include "../cuda_api.h"
 #include "../device/warp_ops.h"
@@ -32,12 +33,15 @@ butterfly(int op, Thread *t, uint32_t mask, Site at)
 	float v[32], u[32];
 
 	if (mask != ~0u)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "a warp's sum, max or min needs all 32 lanes (mask 0x%08x)", mask);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "a warp's sum, max or min needs all 32 lanes (mask 0x%08x)", mask);
 	for (int l = 0; l < 32; l++)
 		v[l] = f32(t[l].io[0]);
 	for (int o = 16; o; o >>= 1) {
 		for (int l = 0; l < 32; l++)
-			u[l] = op == EMU_W_SUM_F32 ? v[l] + v[l ^ o] : op == EMU_W_MAX_F32 ? fmaxf(v[l], v[l ^ o]) : fminf(v[l], v[l ^ o]);
+			u[l] = op == EMU_W_SUM_F32   ? v[l] + v[l ^ o]
+			       : op == EMU_W_MAX_F32 ? fmaxf(v[l], v[l ^ o])
+			                             : fminf(v[l], v[l ^ o]);
 		memcpy(v, u, sizeof v);
 	}
 	for (int l = 0; l < 32; l++)
@@ -84,17 +88,32 @@ shuffle_lanes(int op, Thread *t, uint32_t mask, Site at)
 	for (int l = 0; l < 32; l++)
 		in[l] = (mask >> l & 1) ? t[l].io[0] : ~0ull;
 	for (uint32_t m = mask; m; m &= m - 1) {
-		int l = __builtin_ctz(m), w = (int)(t[l].io[1] >> 32), a = (int)(uint32_t)t[l].io[1], base = l & ~(w - 1), s;
+		int l = __builtin_ctz(m), w = (int)(t[l].io[1] >> 32),
+		    a = (int)(uint32_t)t[l].io[1], base = l & ~(w - 1), s;
 		if (w <= 0 || w > 32 || (w & (w - 1)))
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "shuffle width %d: a power of two up to 32 is needed", w);
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+			        "shuffle width %d: a power of two up to 32 is needed", w);
 		switch (op) {
-		case EMU_W_SHFL_XOR: s = l ^ a; s = s < base + w ? s : l; break;
-		case EMU_W_SHFL_UP: s = l - a; s = s >= base ? s : l; break;
-		case EMU_W_SHFL_DOWN: s = l + a; s = s < base + w ? s : l; break;
-		default: s = base + (a & (w - 1)); break;
+		case EMU_W_SHFL_XOR:
+			s = l ^ a;
+			s = s < base + w ? s : l;
+			break;
+		case EMU_W_SHFL_UP:
+			s = l - a;
+			s = s >= base ? s : l;
+			break;
+		case EMU_W_SHFL_DOWN:
+			s = l + a;
+			s = s < base + w ? s : l;
+			break;
+		default:
+			s = base + (a & (w - 1));
+			break;
 		}
 		if (s < 0 || s > 31 || !(mask >> s & 1))
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "shuffle from an inactive lane: lane %d reads lane %d, which is not in the mask 0x%08x",
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+			        "shuffle from an inactive lane: lane %d reads lane %d, which is "
+			        "not in the mask 0x%08x",
 			        l, s, mask);
 		t[l].io[0] = in[s];
 	}
@@ -110,12 +129,16 @@ vote(int op, Thread *t, uint32_t mask)
 		int l = __builtin_ctz(m);
 		ballot |= (uint32_t)(t[l].io[0] != 0) << l;
 		for (uint32_t k = mask; k; k &= k - 1)
-			match[l] |= (uint32_t)(t[l].io[0] == t[__builtin_ctz(k)].io[0]) << __builtin_ctz(k);
+			match[l] |= (uint32_t)(t[l].io[0] == t[__builtin_ctz(k)].io[0])
+			            << __builtin_ctz(k);
 		all = all && match[l] == mask;
 	}
 	for (uint32_t m = mask; m; m &= m - 1) {
 		int l = __builtin_ctz(m);
-		t[l].io[0] = op == EMU_W_BALLOT ? ballot : op == EMU_W_MATCH_ANY ? match[l] : all ? mask : 0;
+		t[l].io[0] = op == EMU_W_BALLOT      ? ballot
+		             : op == EMU_W_MATCH_ANY ? match[l]
+		             : all                   ? mask
+		                                     : 0;
 	}
 }
 
@@ -126,7 +149,8 @@ complete(int op, EmuBlock *b, int warp, uint32_t mask, uint64_t arg, Site at)
 
 	if (op >= EMU_W_MMA_BF16_16816) {
 		if (mask != ~0u)
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mma needs all 32 lanes (mask 0x%08x)", mask);
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+			        "mma needs all 32 lanes (mask 0x%08x)", mask);
 		mma_run(op, b->warp[warp].frag);
 		return;
 	}
@@ -135,16 +159,25 @@ complete(int op, EmuBlock *b, int warp, uint32_t mask, uint64_t arg, Site at)
 		if (emu_check)
 			clock_warp(b, warp, mask);
 		return;
-	case EMU_W_SHFL: case EMU_W_SHFL_XOR: case EMU_W_SHFL_UP: case EMU_W_SHFL_DOWN:
+	case EMU_W_SHFL:
+	case EMU_W_SHFL_XOR:
+	case EMU_W_SHFL_UP:
+	case EMU_W_SHFL_DOWN:
 		shuffle_lanes(op, t, mask, at);
 		return;
-	case EMU_W_BALLOT: case EMU_W_MATCH_ANY: case EMU_W_MATCH_ALL:
+	case EMU_W_BALLOT:
+	case EMU_W_MATCH_ANY:
+	case EMU_W_MATCH_ALL:
 		vote(op, t, mask);
 		return;
-	case EMU_W_SUM_F32: case EMU_W_MAX_F32: case EMU_W_MIN_F32:
+	case EMU_W_SUM_F32:
+	case EMU_W_MAX_F32:
+	case EMU_W_MIN_F32:
 		butterfly(op, t, mask, at);
 		return;
-	case EMU_W_LDMATRIX: case EMU_W_LDMATRIX_T: case EMU_W_STMATRIX:
+	case EMU_W_LDMATRIX:
+	case EMU_W_LDMATRIX_T:
+	case EMU_W_STMATRIX:
 		mma_ldmatrix(op, (int)arg, mask, t, at);
 		return;
 	default:
@@ -166,26 +199,35 @@ meeting(Thread *t, int op, uint32_t mask, Site at)
 	Rendezvous *m = NULL;
 
 	if (!(mask >> t->lane & 1))
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "the calling lane %u is not in the mask 0x%08x", t->lane, mask);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "the calling lane %u is not in the mask 0x%08x", t->lane, mask);
 	if (mask & ~w->alive)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "warp collective with an inactive lane: the mask 0x%08x names lanes 0x%08x that have left or never were",
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "warp collective with an inactive lane: the mask 0x%08x names lanes 0x%08x "
+		        "that have left or never were",
 		        mask, mask & ~w->alive);
 	for (int i = 0; i < w->n_meet && !m; i++)
-		if (w->meet[i].mask == mask) /* other masks may overlap: their lanes come here later, or the block is stuck */
+		if (w->meet[i].mask == mask) /* other masks may overlap: their lanes come here
+		                                later, or the block is stuck */
 			m = &w->meet[i];
-	if (m && !same(m, op, mask, at) && (m->op != op || m->at.line != at.line || strcmp(m->at.file, at.file)))
+	if (m && !same(m, op, mask, at) &&
+	    (m->op != op || m->at.line != at.line || strcmp(m->at.file, at.file)))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
-		        "lanes of a warp disagree about the collective: others wait in the one of line %d with the same mask 0x%08x", m->at.line, mask);
+		        "lanes of a warp disagree about the collective: others wait in the one of "
+		        "line %d with the same mask 0x%08x",
+		        m->at.line, mask);
 	if (!m) {
 		if (w->n_meet == 8)
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "more than 8 groups of one warp in collectives");
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+			        "more than 8 groups of one warp in collectives");
 		m = &w->meet[w->n_meet++];
 		*m = (Rendezvous){ mask, 0, op, at };
 	}
 	return m;
 }
 
-/* io: operands, and results when it returns. The last lane to come reads and writes those of all. */
+/* io: operands, and results when it returns. The last lane to come reads and writes those of all.
+ */
 static inline __attribute__((always_inline)) void
 meet(int op, uint32_t mask, uint64_t *io, uint64_t arg, Site at)
 {
@@ -255,5 +297,6 @@ emu_stmatrix(void *row, emu_words v, const char *file, int line)
 EXPORT unsigned
 emu_activemask(const char *file, int line)
 {
-	emu_die(CUDA_ERROR_LAUNCH_FAILED, (Site){ file, line }, "__activemask means nothing that a kernel may rely on; pass the mask down");
+	emu_die(CUDA_ERROR_LAUNCH_FAILED, (Site){ file, line },
+	        "__activemask means nothing that a kernel may rely on; pass the mask down");
 }

@@ -1,11 +1,12 @@
-/* Warpgroup matrix instructions: m64nNk16 on f16 or bf16, fp32 sums. An instruction is queued when issued, and computed when all 128
- * threads of its warpgroup wait for its group. Until then its accumulators are NaN, and what it reads of shared memory counts as
- * being read. With g = lane / 4, q = lane % 4, w = the warp in its group:
- *   D (64 x N):  d[4 j + 2 h + e] = (16 w + g + 8 h, 8 j + 2 q + e)
- *   A (64 x 16): a[i], two values: (16 w + g + 8 (i & 1), 2 q + e + 8 (i >> 1))
- * Descriptor: bits 0-13 start / 16, 16-29 leading offset / 16, 32-45 stride offset / 16, 49-51 base offset, 62-63 swizzle: 0 none,
- * 1 128, 2 64, 3 32 bytes. K contiguous: rows in eights `stride` apart; without swizzle the two 8-wide halves of K are `leading`
- * apart. M or N contiguous: with a swizzle of S bytes, S/2 rows contiguous, the next ones `leading` apart, K in eights `stride` apart;
+/* Warpgroup matrix instructions: m64nNk16 on f16 or bf16, fp32 sums. An instruction is queued when
+ * issued, and computed when all 128 threads of its warpgroup wait for its group. Until then its
+ * accumulators are NaN, and what it reads of shared memory counts as being read. With g = lane / 4,
+ * q = lane % 4, w = the warp in its group: D (64 x N):  d[4 j + 2 h + e] = (16 w + g + 8 h, 8 j + 2
+ * q + e) A (64 x 16): a[i], two values: (16 w + g + 8 (i & 1), 2 q + e + 8 (i >> 1)) Descriptor:
+ * bits 0-13 start / 16, 16-29 leading offset / 16, 32-45 stride offset / 16, 49-51 base offset,
+ * 62-63 swizzle: 0 none, 1 128, 2 64, 3 32 bytes. K contiguous: rows in eights `stride` apart;
+ * without swizzle the two 8-wide halves of K are `leading` apart. M or N contiguous: with a swizzle
+ * of S bytes, S/2 rows contiguous, the next ones `leading` apart, K in eights `stride` apart;
  * without, rows in eights `stride` apart, K in eights `leading` apart. */
 #include "emu.h"
 #include "../cuda_api.h"
@@ -14,8 +15,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct { int n, pending; float *d[128]; float *c; bool dead; } Acc;   /* c: [64][n] */
-typedef struct { int flags, n, issued, acc; bool regs, accumulate; uint64_t da, db; float *a; Site at; } Inst; /* a: [64][16] */
+typedef struct {
+	int n, pending;
+	float *d[128];
+	float *c;
+	bool dead;
+} Acc; /* c: [64][n] */
+typedef struct {
+	int flags, n, issued, acc;
+	bool regs, accumulate;
+	uint64_t da, db;
+	float *a;
+	Site at;
+} Inst; /* a: [64][16] */
 typedef struct Wg {
 	Inst *inst;
 	int n_inst, cap, n_acc;
@@ -55,23 +67,39 @@ value(uint16_t h, bool f16)
 
 /* ---- descriptors ---- */
 
-typedef struct { uint32_t start, lead, stride; unsigned width; bool rows; } WgmmaLayout; /* width: swizzle bytes, 0 none; rows: contiguous M or N */
+typedef struct {
+	uint32_t start, lead, stride;
+	unsigned width;
+	bool rows;
+} WgmmaLayout; /* width: swizzle bytes, 0 none; rows: contiguous M or N */
 
 static WgmmaLayout
 decode(uint64_t d, bool rows, const char *which, Site at)
 {
 	static const unsigned widths[4] = { 0, 128, 64, 32 };
-	WgmmaLayout l = { (uint32_t)(d & 0x3fff) * 16, (uint32_t)(d >> 16 & 0x3fff) * 16, (uint32_t)(d >> 32 & 0x3fff) * 16, widths[d >> 62], rows };
+	WgmmaLayout l = { (uint32_t)(d & 0x3fff) * 16, (uint32_t)(d >> 16 & 0x3fff) * 16,
+		          (uint32_t)(d >> 32 & 0x3fff) * 16, widths[d >> 62], rows };
 
 	if (d >> 52 & 0x3ff || d >> 14 & 3 || d >> 30 & 3 || d >> 46 & 7)
-		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "descriptor of %s: bits are set that must be zero (0x%016lx)", which, (unsigned long)d);
+		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
+		        "descriptor of %s: bits are set that must be zero (0x%016lx)", which,
+		        (unsigned long)d);
 	if (d >> 49 & 7)
-		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "descriptor of %s: a base offset is not emulated; start the swizzle pattern at its own multiple", which);
-	/* The pattern repeats every 8 rows of its width; only the position within the first row may differ. */
+		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
+		        "descriptor of %s: a base offset is not emulated; start the swizzle "
+		        "pattern at its own multiple",
+		        which);
+	/* The pattern repeats every 8 rows of its width; only the position within the first row may
+	 * differ. */
 	if (l.width && (l.start & (8 * l.width - 1)) >= l.width)
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "descriptor of %s: swizzle of %u bytes starts at offset %u, no multiple of %u", which, l.width, l.start, 8 * l.width);
+		emu_die(
+		    CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		    "descriptor of %s: swizzle of %u bytes starts at offset %u, no multiple of %u",
+		    which, l.width, l.start, 8 * l.width);
 	if (l.width && l.stride % (8 * l.width) && !rows)
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "descriptor of %s: stride offset %u breaks the swizzle pattern of %u bytes", which, l.stride, 8 * l.width);
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		        "descriptor of %s: stride offset %u breaks the swizzle pattern of %u bytes",
+		        which, l.stride, 8 * l.width);
 	return l;
 }
 
@@ -83,10 +111,13 @@ place(const WgmmaLayout *l, int i, int k)
 
 	if (!l->rows)
 		a = w ? (uint32_t)(i / 8) * l->stride + (uint32_t)(i % 8) * w + (uint32_t)k * 2
-		      : (uint32_t)(i / 8) * l->stride + (uint32_t)(i % 8) * 16 + (uint32_t)(k / 8) * l->lead;
+		      : (uint32_t)(i / 8) * l->stride + (uint32_t)(i % 8) * 16 +
+		            (uint32_t)(k / 8) * l->lead;
 	else
-		a = w ? (uint32_t)i / (w / 2) * l->lead + (uint32_t)i % (w / 2) * 2 + (uint32_t)(k % 8) * w + (uint32_t)(k / 8) * l->stride
-		      : (uint32_t)(i / 8) * l->stride + (uint32_t)(k / 8) * l->lead + (uint32_t)(k % 8) * 16;
+		a = w ? (uint32_t)i / (w / 2) * l->lead + (uint32_t)i % (w / 2) * 2 +
+		            (uint32_t)(k % 8) * w + (uint32_t)(k / 8) * l->stride
+		      : (uint32_t)(i / 8) * l->stride + (uint32_t)(k / 8) * l->lead +
+		            (uint32_t)(k % 8) * 16;
 	a += l->start;
 	return w ? a ^ ((a >> 7 & (w / 16 - 1)) << 4) : a;
 }
@@ -103,9 +134,13 @@ check_operand(uint64_t desc, bool rows, int lo, int hi, const char *which, uint3
 		for (int k = 0; k < 16; k += dk) {
 			uint32_t a = place(&l, i, k);
 			if (emu_check)
-				shadow_async_read(b->arena->lo + a, 16, CLOCK_WG(b, (int)t->warp / 4), clk, at);
+				shadow_async_read(b->arena->lo + a, 16,
+				                  CLOCK_WG(b, (int)t->warp / 4), clk, at);
 			else if (!shared_within(b->arena, b->arena->lo + a, 16))
-				emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "descriptor of %s reaches byte %u, outside of the block's shared memory", which, a);
+				emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
+				        "descriptor of %s reaches byte %u, outside of the block's "
+				        "shared memory",
+				        which, a);
 		}
 }
 
@@ -140,7 +175,8 @@ cell(const Acc *a, unsigned thread, int r)
 {
 	int w = (int)thread / 32, l = (int)thread & 31;
 
-	return &a->c[(16 * w + l / 4 + 8 * (r >> 1 & 1)) * a->n + 8 * (r >> 2) + 2 * (l & 3) + (r & 1)];
+	return &a->c[(16 * w + l / 4 + 8 * (r >> 1 & 1)) * a->n + 8 * (r >> 2) + 2 * (l & 3) +
+	             (r & 1)];
 }
 
 static void
@@ -156,7 +192,8 @@ hold(Thread *t, const void *p, size_t n, bool whole, Site at)
 	if (w->n_busy == (int)(sizeof w->busy / sizeof *w->busy)) {
 		if (!whole)
 			return;
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "more accumulators in flight than the emulator keeps apart");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "more accumulators in flight than the emulator keeps apart");
 	}
 	w->busy[w->n_busy++] = (EmuHeld){ p, (const char *)p + n, whole, w->next };
 }
@@ -169,14 +206,17 @@ acc_for(Wg *g, unsigned u, float *d, int n, Site at)
 		if (a->dead || !a->d[u] || a->d[u] + a->n / 2 <= d || d + n / 2 <= a->d[u])
 			continue;
 		if (a->d[u] != d || a->n != n)
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "accumulators overlap those of an instruction in flight of another shape");
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+			        "accumulators overlap those of an instruction in flight of another "
+			        "shape");
 		return i;
 	}
 	return -1;
 }
 
 void
-emu_wgmma(int flags, int n, float *d, const unsigned *ra, emu_u64 da, emu_u64 db, int accumulate, const char *file, int line)
+emu_wgmma(int flags, int n, float *d, const unsigned *ra, emu_u64 da, emu_u64 db, int accumulate,
+          const char *file, int line)
 {
 	Site at = { file, line };
 	Thread *t = emu_cur;
@@ -184,26 +224,38 @@ emu_wgmma(int flags, int n, float *d, const unsigned *ra, emu_u64 da, emu_u64 db
 	unsigned u = t->lin & 127;
 
 	if (n < 8 || n > 256 || n % 8)
-		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "wgmma with n = %d: a multiple of 8 up to 256", n);
+		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
+		        "wgmma with n = %d: a multiple of 8 up to 256", n);
 	if (t->warp / 4 * 128 + 128 > (unsigned)b->nt || b->nt > 896)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "wgmma outside of a whole warpgroup (128 threads from a multiple of 128; blocks of up to 896)");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "wgmma outside of a whole warpgroup (128 threads from a multiple of 128; "
+		        "blocks of up to 896)");
 	if (!mine(t)->fenced)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "wgmma without a wgmma_fence since the last group was committed");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "wgmma without a wgmma_fence since the last group was committed");
 	Wg *g = wg_of(b, t);
 	uint32_t k = t->wg->next++;
 	if (k >= 1u << 17)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "more matrix instructions in one kernel than the emulator can count");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "more matrix instructions in one kernel than the emulator can count");
 	int i = (int)(k - g->base);
 	if (i == g->n_inst) {
 		if (g->n_inst == g->cap) {
 			g->cap = g->cap ? 2 * g->cap : 32;
 			g->inst = realloc(g->inst, sizeof *g->inst * (size_t)g->cap);
 		}
-		g->inst[g->n_inst++] = (Inst){ flags, n, 0, -1, ra != NULL, accumulate != 0, da, db, ra ? emu_alloc(64 * 16 * sizeof(float)) : NULL, at };
+		g->inst[g->n_inst++] =
+		    (Inst){ flags, n,          0,
+			    -1,    ra != NULL, accumulate != 0,
+			    da,    db,         ra ? emu_alloc(64 * 16 * sizeof(float)) : NULL,
+			    at };
 	}
 	Inst *in = &g->inst[i];
-	if (in->flags != flags || in->n != n || in->regs != (ra != NULL) || (!ra && in->da != da) || in->db != db || in->accumulate != (accumulate != 0))
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "threads of a warpgroup disagree about the matrix instruction: others issued another one, or other operands, in line %d",
+	if (in->flags != flags || in->n != n || in->regs != (ra != NULL) || (!ra && in->da != da) ||
+	    in->db != db || in->accumulate != (accumulate != 0))
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "threads of a warpgroup disagree about the matrix instruction: others "
+		        "issued another one, or other operands, in line %d",
 		        in->at.line);
 	int w = (int)u / 32;
 	if (!t->lane) { /* each warp answers for what it reads */
@@ -221,14 +273,16 @@ emu_wgmma(int flags, int n, float *d, const unsigned *ra, emu_u64 da, emu_u64 db
 				g->acc = realloc(g->acc, sizeof *g->acc * (size_t)(g->n_acc + 1));
 				g->n_acc++;
 			}
-			g->acc[free_one] = (Acc){ .n = n, .c = emu_alloc(sizeof(float) * 64 * (size_t)n) };
+			g->acc[free_one] =
+			    (Acc){ .n = n, .c = emu_alloc(sizeof(float) * 64 * (size_t)n) };
 			old = free_one;
 		} else {
 			old = in->acc;
 		}
 		Acc *a = &g->acc[old];
 		if (a->d[u])
-			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "threads of a warpgroup disagree about the accumulators");
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+			        "threads of a warpgroup disagree about the accumulators");
 		a->d[u] = d;
 		for (int r = 0; r < n / 2; r++)
 			*cell(a, u, r) = d[r];
@@ -241,12 +295,15 @@ emu_wgmma(int flags, int n, float *d, const unsigned *ra, emu_u64 da, emu_u64 db
 		g->acc[old].pending++;
 	}
 	if (in->acc != old)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "threads of a warpgroup disagree about the accumulators");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "threads of a warpgroup disagree about the accumulators");
 	if (ra) {
 		int l = (int)t->lane;
 		for (int r = 0; r < 4; r++)
 			for (int e = 0; e < 2; e++)
-				in->a[(16 * w + l / 4 + 8 * (r & 1)) * 16 + 2 * (l & 3) + e + 8 * (r >> 1)] = value((uint16_t)(ra[r] >> 16 * e), flags & EMU_WG_F16);
+				in->a[(16 * w + l / 4 + 8 * (r & 1)) * 16 + 2 * (l & 3) + e +
+				      8 * (r >> 1)] =
+				    value((uint16_t)(ra[r] >> 16 * e), flags & EMU_WG_F16);
 		if (emu_check)
 			hold(t, ra, 16, false, at);
 	}
@@ -265,7 +322,8 @@ emu_wgmma_commit(const char *file, int line)
 	WgThread *w = mine(emu_cur);
 
 	if (w->n_group == 16)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, (Site){ file, line }, "more than 16 groups of matrix instructions in flight");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, (Site){ file, line },
+		        "more than 16 groups of matrix instructions in flight");
 	w->end[w->n_group++] = w->next;
 	w->fenced = false;
 }
@@ -297,7 +355,9 @@ run(EmuBlock *b, Wg *g, Inst *in)
 	static float a[64 * 16], at[16 * 64], bm[16 * 256]; /* stacks are small */
 
 	if (in->issued != 128)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, in->at, "only %d of a warpgroup's 128 threads issued the matrix instruction", in->issued);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, in->at,
+		        "only %d of a warpgroup's 128 threads issued the matrix instruction",
+		        in->issued);
 	fetch(b, in->db, in->flags & EMU_WG_TB, in->flags & EMU_WG_F16, in->n, bm, in->at);
 	if (in->regs) {
 		memcpy(a, in->a, sizeof a);
@@ -376,7 +436,10 @@ emu_wgmma_wait(int left, const char *file, int line)
 	if (upto <= g->base)
 		return;
 	if (g->waiting && g->want != upto)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "threads of a warpgroup wait for different groups of matrix instructions (others in line %d)", g->at.line);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "threads of a warpgroup wait for different groups of matrix instructions "
+		        "(others in line %d)",
+		        g->at.line);
 	g->want = upto;
 	g->at = at;
 	g->lanes[t->warp & 3] |= 1u << t->lane;
@@ -403,7 +466,9 @@ wgmma_leave(Thread *t)
 		return;
 	Wg *g = wg_of(t->blk, t);
 	if (t->wg->next > g->base && g->n_inst)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, g->inst[0].at, "a thread leaves the kernel while a matrix instruction is in flight (wgmma_wait)");
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, g->inst[0].at,
+		        "a thread leaves the kernel while a matrix instruction is in flight "
+		        "(wgmma_wait)");
 }
 
 void
@@ -435,13 +500,16 @@ emu_smem_offset(const void *p, const char *file, int line)
 	EmuBlock *b = emu_cur->blk;
 
 	if ((const char *)p < b->arena->lo || (const char *)p >= b->arena->hi)
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "descriptor of something that is not in this block's shared memory");
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
+		        "descriptor of something that is not in this block's shared memory");
 	if ((uintptr_t)p & 15)
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "a matrix must start at a multiple of 16");
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		        "a matrix must start at a multiple of 16");
 	return (emu_u64)((const char *)p - b->arena->lo);
 }
 
-/* setmaxnreg: only rules. A warpgroup asks together; what all hold together must fit the file of 65536. */
+/* setmaxnreg: only rules. A warpgroup asks together; what all hold together must fit the file of
+ * 65536. */
 void
 emu_setmaxnreg(int n, int up, const char *file, int line)
 {
@@ -451,11 +519,13 @@ emu_setmaxnreg(int n, int up, const char *file, int line)
 	long sum = 0;
 
 	if (n < 24 || n > 256 || n % 8)
-		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "setmaxnreg %d: a multiple of 8 from 24 to 256", n);
+		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
+		        "setmaxnreg %d: a multiple of 8 from 24 to 256", n);
 	if (t->warp / 4 * 128 + 128 > (unsigned)b->nt)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "setmaxnreg outside of a whole warpgroup");
 	if (t->nreg && (up ? n < t->nreg : n > t->nreg))
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "setmaxnreg %s to %d, the thread has %d", up ? "increase" : "decrease", n, t->nreg);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "setmaxnreg %s to %d, the thread has %d",
+		        up ? "increase" : "decrease", n, t->nreg);
 	t->nreg = n;
 	for (int i = 0; i < b->nt; i++) {
 		if (!b->t[i].nreg)
@@ -463,5 +533,8 @@ emu_setmaxnreg(int n, int up, const char *file, int line)
 		sum += b->t[i].nreg;
 	}
 	if (sum > 65536)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "the warpgroups ask for %ld registers together, the multiprocessor has 65536", sum);
+		emu_die(
+		    CUDA_ERROR_LAUNCH_FAILED, at,
+		    "the warpgroups ask for %ld registers together, the multiprocessor has 65536",
+		    sum);
 }

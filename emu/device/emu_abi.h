@@ -1,4 +1,5 @@
-/* What compiled kernels call in the engine. Every call carries the place in the source that made it. C and C++, no headers. */
+/* What compiled kernels call in the engine. Every call carries the place in the source that made
+ * it. C and C++, no headers. */
 #ifndef EMU_DEVICE_EMU_ABI_H
 #define EMU_DEVICE_EMU_ABI_H
 
@@ -9,8 +10,13 @@ extern "C" {
 
 typedef unsigned long emu_u64;
 typedef unsigned long emu_size;
-typedef struct { emu_u64 a, b; } emu_words;    /* up to 16 bytes: values travel in registers, so that kernels' arrays stay in theirs */
-typedef struct { float a, b, c, d; } emu_four;
+typedef struct {
+	emu_u64 a, b;
+} emu_words; /* up to 16 bytes: values travel in registers, so that kernels' arrays stay in theirs
+              */
+typedef struct {
+	float a, b, c, d;
+} emu_four;
 
 enum { EMU_RELAXED, EMU_ACQUIRE, EMU_RELEASE, EMU_ACQ_REL };
 enum { EMU_CTA, EMU_CLUSTER, EMU_GPU, EMU_SYS };
@@ -30,7 +36,8 @@ void emu_gdc_launch(void);
 void emu_spin(const char *file, int line);
 void emu_trap(const char *file, int line);
 
-void *emu_shared_static(const void *site, emu_size n, emu_size align, const char *name, const char *type, const char *file, int line);
+void *emu_shared_static(const void *site, emu_size n, emu_size align, const char *name,
+                        const char *type, const char *file, int line);
 void *emu_shared_arena(emu_size n, const char *name, const char *type, const char *file, int line);
 
 emu_u64 emu_warp(int op, unsigned mask, emu_u64 value, emu_u64 arg, const char *file, int line);
@@ -42,11 +49,13 @@ unsigned emu_activemask(const char *file, int line);
 emu_words emu_load(const void *p, unsigned n, const char *file, int line);
 emu_words emu_load_const(const void *p, unsigned n, const char *file, int line);
 void emu_store(void *p, emu_words v, unsigned n, const char *file, int line);
-__attribute__((noreturn, cold)) void emu_misaligned(unsigned n, int write, const char *file, int line);
+__attribute__((noreturn, cold)) void emu_misaligned(unsigned n, int write, const char *file,
+                                                    int line);
 void emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file, int line);
 void emu_fence(int scope, const char *file, int line);
 
-void emu_cp_async(void *dst, const void *src, unsigned n, unsigned src_n, const char *file, int line);
+void emu_cp_async(void *dst, const void *src, unsigned n, unsigned src_n, const char *file,
+                  int line);
 void emu_cp_commit(void);
 void emu_cp_wait(int left);
 void emu_cp_wait_all(void);
@@ -57,24 +66,30 @@ emu_u64 emu_mbar_arrive(void *bar, unsigned count, unsigned tx_bytes, const char
 int emu_mbar_test(void *bar, unsigned parity, const char *file, int line);
 void emu_mbar_arrive_cluster(void *bar, unsigned rank, const char *file, int line);
 void emu_cp_arrive(void *bar, const char *file, int line);
-void emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, const char *file, int line);
-void emu_tensor_load_rows(void *dst, const void *map, const int *c, int rows, void *bar, const char *file, int line);
-void emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, int rows, void *bar, unsigned mask, const char *file, int line);
-void emu_tensor_store(const void *map, int rank, const int *c, const void *src, const char *file, int line);
+void emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar,
+                     const char *file, int line);
+void emu_tensor_load_rows(void *dst, const void *map, const int *c, int rows, void *bar,
+                          const char *file, int line);
+void emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, int rows,
+                               void *bar, unsigned mask, const char *file, int line);
+void emu_tensor_store(const void *map, int rank, const int *c, const void *src, const char *file,
+                      int line);
 void emu_bulk_store(void *dst, const void *src, unsigned n, const char *file, int line);
 void emu_bulk_commit(void);
 void emu_bulk_wait(int left, int read_only);
 void emu_proxy_fence(int global);
 void emu_setmaxnreg(int n, int up, const char *file, int line);
 /* flags: EMU_WG_* of warp_ops.h; a: four registers, or NULL for the descriptor da */
-void emu_wgmma(int flags, int n, float *d, const unsigned *a, emu_u64 da, emu_u64 db, int accumulate, const char *file, int line);
+void emu_wgmma(int flags, int n, float *d, const unsigned *a, emu_u64 da, emu_u64 db,
+               int accumulate, const char *file, int line);
 void emu_wgmma_fence(void);
 void emu_wgmma_commit(const char *file, int line);
 void emu_wgmma_wait(int left, const char *file, int line);
 emu_u64 emu_smem_offset(const void *p, const char *file, int line);
 void emu_bulk_load(void *dst, const void *src, unsigned n, void *bar, const char *file, int line);
 void emu_bulk_prefetch(const void *p, unsigned n, const char *file, int line);
-void emu_bulk_load_multicast(void *dst, const void *src, unsigned n, void *bar, unsigned mask, const char *file, int line);
+void emu_bulk_load_multicast(void *dst, const void *src, unsigned n, void *bar, unsigned mask,
+                             const char *file, int line);
 
 #ifdef __cplusplus
 }

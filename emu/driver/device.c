@@ -17,7 +17,10 @@ static size_t total_bytes;
 
 /* ---- counting and failing ---- */
 enum { MAX_NAMES = 256 };
-static struct { const char *name; long n; } calls[MAX_NAMES];
+static struct {
+	const char *name;
+	long n;
+} calls[MAX_NAMES];
 static int n_names;
 static long n_calls, fail_at;
 static int fail_code;
@@ -93,7 +96,8 @@ emu_failed(void)
 	return failed;
 }
 
-/* Memory, streams, modules, graphs that were still there when a context ended that worked; and contexts that have not ended. */
+/* Memory, streams, modules, graphs that were still there when a context ended that worked; and
+ * contexts that have not ended. */
 EXPORT long emu_leaks(void);
 EXPORT long
 emu_leaks(void)
@@ -109,7 +113,8 @@ emu_leaks(void)
 static bool
 is_sticky(int code)
 {
-	static const int codes[] = { 4, 46, 100, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810, 911, 999 };
+	static const int codes[] = { 4,   46,  100, 214, 220, 226, 700, 702, 709, 710, 714,
+		                     715, 716, 717, 718, 719, 721, 806, 810, 911, 999 };
 	bool open = false;
 
 	for (int i = 0; i < n_device; i++)
@@ -183,20 +188,30 @@ driver_sticky(void)
 API(cuGetErrorName, (CUresult code, const char **text))
 {
 	switch (code) {
-#define X(name, value, words) case value: *text = "CUDA_" #name; return CUDA_SUCCESS;
-	CUDA_ERRORS(X)
+#define X(name, value, words)                                                                      \
+	case value:                                                                                \
+		*text = "CUDA_" #name;                                                             \
+		return CUDA_SUCCESS;
+		CUDA_ERRORS(X)
 #undef X
-	default: *text = NULL; return CUDA_ERROR_INVALID_VALUE;
+	default:
+		*text = NULL;
+		return CUDA_ERROR_INVALID_VALUE;
 	}
 }
 
 API(cuGetErrorString, (CUresult code, const char **text))
 {
 	switch (code) {
-#define X(name, value, words) case value: *text = words; return CUDA_SUCCESS;
-	CUDA_ERRORS(X)
+#define X(name, value, words)                                                                      \
+	case value:                                                                                \
+		*text = words;                                                                     \
+		return CUDA_SUCCESS;
+		CUDA_ERRORS(X)
 #undef X
-	default: *text = NULL; return CUDA_ERROR_INVALID_VALUE;
+	default:
+		*text = NULL;
+		return CUDA_ERROR_INVALID_VALUE;
 	}
 }
 
@@ -211,10 +226,17 @@ API(cuDriverGetVersion, (int *v))
 
 /* ---- devices ---- */
 
-static const struct { const char *name; int arch; const char *title; } gpus[] = {
-	{ "sm_70", 70, "Emulated V100" }, { "sm_75", 75, "Emulated T4" }, { "sm_80", 80, "Emulated A100" }, { "sm_86", 86, "Emulated A10" },
-	{ "sm_87", 87, "Emulated Orin" }, { "sm_89", 89, "Emulated L4" }, { "sm_90", 90, "Emulated H100" }, { "sm_90a", 90, "Emulated H100" },
-	{ "sm_100", 100, "Emulated B200" }, { "sm_100a", 100, "Emulated B200" }, { "sm_103", 103, "Emulated B300" }, { "sm_120", 120, "Emulated RTX 5090" },
+static const struct {
+	const char *name;
+	int arch;
+	const char *title;
+} gpus[] = {
+	{ "sm_70", 70, "Emulated V100" },        { "sm_75", 75, "Emulated T4" },
+	{ "sm_80", 80, "Emulated A100" },        { "sm_86", 86, "Emulated A10" },
+	{ "sm_87", 87, "Emulated Orin" },        { "sm_89", 89, "Emulated L4" },
+	{ "sm_90", 90, "Emulated H100" },        { "sm_90a", 90, "Emulated H100" },
+	{ "sm_100", 100, "Emulated B200" },      { "sm_100a", 100, "Emulated B200" },
+	{ "sm_103", 103, "Emulated B300" },      { "sm_120", 120, "Emulated RTX 5090" },
 	{ "sm_120a", 120, "Emulated RTX 5090" }, { "sm_121", 121, "Emulated GB10" },
 };
 static const char *title;
@@ -256,7 +278,7 @@ API(cuDeviceGetCount, (int *n))
 	return CUDA_SUCCESS;
 }
 
-API(cuDeviceGet, (CUdevice *d, int i))
+API(cuDeviceGet, (CUdevice * d, int i))
 {
 	ENTER(cuDeviceGet, NEEDS_INIT);
 	if (i < 0 || i >= n_device)
@@ -274,7 +296,7 @@ API(cuDeviceGetName, (char *name, int len, CUdevice d))
 	return CUDA_SUCCESS;
 }
 
-API(cuDeviceGetUuid_v2, (CUuuid *u, CUdevice d))
+API(cuDeviceGetUuid_v2, (CUuuid * u, CUdevice d))
 {
 	ENTER(cuDeviceGetUuid_v2, NEEDS_INIT);
 	if (d < 0 || d >= n_device)
@@ -315,35 +337,106 @@ API(cuDeviceGetAttribute, (int *v, int attribute, CUdevice d))
 	if (d < 0 || d >= n_device)
 		return CUDA_ERROR_INVALID_DEVICE;
 	switch (attribute) {
-	case 1: case 2: case 3: *v = 1024; break;
-	case 4: *v = 64; break;
-	case 5: *v = 2147483647; break;
-	case 6: case 7: *v = 65535; break;
-	case 8: *v = 49152; break;
-	case 9: *v = 65536; break;
-	case 10: *v = 32; break;
-	case 12: case 82: *v = 65536; break;
-	case 13: *v = 1500000; break;
-	case 16: *v = n_sm; break;
-	case 18: case 32: case 50: *v = 0; break;
-	case 19: case 31: case 41: case 78: case 83: case 95: *v = 1; break;
-	case 20: *v = 0; break;
-	case 33: *v = d + 1; break;
-	case 34: *v = 0; break;
-	case 36: *v = 1500000; break;
-	case 37: *v = 4096; break;
-	case 38: *v = 64 << 10; break; /* L2: small, so that what is sized to be larger than it stays quick */
-	case 39: *v = emu_sm()->threads; break;
-	case 40: *v = 2; break;
-	case 75: *v = emu_arch / 10; break;
-	case 76: *v = emu_arch % 10; break;
-	case 81: *v = emu_sm()->shared_kb << 10; break;
-	case 88: case 115: *v = 0; break;
-	case 97: *v = device_shared_optin(); break;
-	case 106: *v = emu_sm()->blocks; break;
-	case 108: *v = 0; break;
-	case 111: *v = emu_arch >= 80 ? 1024 : 0; break;
-	case 120: case 127: *v = emu_arch >= 90; break;
+	case 1:
+	case 2:
+	case 3:
+		*v = 1024;
+		break;
+	case 4:
+		*v = 64;
+		break;
+	case 5:
+		*v = 2147483647;
+		break;
+	case 6:
+	case 7:
+		*v = 65535;
+		break;
+	case 8:
+		*v = 49152;
+		break;
+	case 9:
+		*v = 65536;
+		break;
+	case 10:
+		*v = 32;
+		break;
+	case 12:
+	case 82:
+		*v = 65536;
+		break;
+	case 13:
+		*v = 1500000;
+		break;
+	case 16:
+		*v = n_sm;
+		break;
+	case 18:
+	case 32:
+	case 50:
+		*v = 0;
+		break;
+	case 19:
+	case 31:
+	case 41:
+	case 78:
+	case 83:
+	case 95:
+		*v = 1;
+		break;
+	case 20:
+		*v = 0;
+		break;
+	case 33:
+		*v = d + 1;
+		break;
+	case 34:
+		*v = 0;
+		break;
+	case 36:
+		*v = 1500000;
+		break;
+	case 37:
+		*v = 4096;
+		break;
+	case 38:
+		*v = 64 << 10;
+		break; /* L2: small, so that what is sized to be larger than it stays quick */
+	case 39:
+		*v = emu_sm()->threads;
+		break;
+	case 40:
+		*v = 2;
+		break;
+	case 75:
+		*v = emu_arch / 10;
+		break;
+	case 76:
+		*v = emu_arch % 10;
+		break;
+	case 81:
+		*v = emu_sm()->shared_kb << 10;
+		break;
+	case 88:
+	case 115:
+		*v = 0;
+		break;
+	case 97:
+		*v = device_shared_optin();
+		break;
+	case 106:
+		*v = emu_sm()->blocks;
+		break;
+	case 108:
+		*v = 0;
+		break;
+	case 111:
+		*v = emu_arch >= 80 ? 1024 : 0;
+		break;
+	case 120:
+	case 127:
+		*v = emu_arch >= 90;
+		break;
 	default:
 		if (attribute < 1 || attribute > 140)
 			return CUDA_ERROR_INVALID_VALUE;
@@ -373,10 +466,11 @@ emu_device(void)
 bool
 emu_peers(int from, int to)
 {
-	return from == to || (from >= 0 && to >= 0 && from < n_device && to < n_device && primary[from].peers >> to & 1);
+	return from == to || (from >= 0 && to >= 0 && from < n_device && to < n_device &&
+	                      primary[from].peers >> to & 1);
 }
 
-API(cuDevicePrimaryCtxRetain, (CUcontext *c, CUdevice d))
+API(cuDevicePrimaryCtxRetain, (CUcontext * c, CUdevice d))
 {
 	ENTER(cuDevicePrimaryCtxRetain, NEEDS_INIT);
 	if (d < 0 || d >= n_device)
@@ -459,7 +553,7 @@ API(cuCtxSetCurrent, (CUcontext c))
 	return CUDA_SUCCESS;
 }
 
-API(cuCtxGetCurrent, (CUcontext *c))
+API(cuCtxGetCurrent, (CUcontext * c))
 {
 	ENTER(cuCtxGetCurrent, NEEDS_INIT);
 	*c = driver_context;
@@ -479,7 +573,7 @@ API(cuCtxPushCurrent_v2, (CUcontext c))
 	return CUDA_SUCCESS;
 }
 
-API(cuCtxPopCurrent_v2, (CUcontext *c))
+API(cuCtxPopCurrent_v2, (CUcontext * c))
 {
 	ENTER(cuCtxPopCurrent_v2, NEEDS_INIT);
 	if (!n_pushed)
@@ -490,7 +584,7 @@ API(cuCtxPopCurrent_v2, (CUcontext *c))
 	return CUDA_SUCCESS;
 }
 
-API(cuCtxGetDevice, (CUdevice *d))
+API(cuCtxGetDevice, (CUdevice * d))
 {
 	ENTER(cuCtxGetDevice, NEEDS_CONTEXT);
 	*d = driver_context->device;

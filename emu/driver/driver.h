@@ -1,30 +1,40 @@
-/* Inside of the driver stand-in. Every call takes the one lock, is counted by name, may be made to fail, and refuses when the
- * context has failed before (as CUDA's do: until the context is gone). */
+/* Inside of the driver stand-in. Every call takes the one lock, is counted by name, may be made to
+ * fail, and refuses when the context has failed before (as CUDA's do: until the context is gone).
+ */
 #ifndef EMU_DRIVER_DRIVER_H
 #define EMU_DRIVER_DRIVER_H
 
 #include "../core/emu.h"
 #include "../cuda_api.h"
 
-#define API(name, args) EXPORT CUresult name args; EXPORT CUresult name args
+#define API(name, args)                                                                            \
+	EXPORT CUresult name args;                                                                 \
+	EXPORT CUresult name args
 enum { NEEDS_INIT = 1, NEEDS_CONTEXT = 2, UNSAFE_IN_CAPTURE = 4, ANYTIME = 8 };
 typedef int Guard;
 
-#define ENTER(name, needs) \
-	static int counter_ = -1; \
-	CUresult refused_ = CUDA_SUCCESS; \
-	Guard guard_ __attribute__((cleanup(driver_leave), unused)) = driver_enter(&counter_, #name, needs, &refused_); \
-	if (refused_) \
-		return refused_
+#define ENTER(name, needs)                                                                         \
+	static int counter_ = -1;                                                                  \
+	CUresult refused_ = CUDA_SUCCESS;                                                          \
+	Guard guard_ __attribute__((cleanup(driver_leave), unused)) =                              \
+	    driver_enter(&counter_, #name, needs, &refused_);                                      \
+	if (refused_)                                                                              \
+	return refused_
 
 Guard driver_enter(int *counter, const char *name, int needs, CUresult *refused);
 void driver_leave(Guard *g);
 
-typedef struct { uint64_t *seq; int n, cap; } Seqs;
+typedef struct {
+	uint64_t *seq;
+	int n, cap;
+} Seqs;
 typedef struct EmuNode EmuNode;
 typedef struct Capture Capture;
 
-struct CUctx_st { int device, ref; unsigned peers; /* peers: devices whose memory its kernels may touch, as bits */ };
+struct CUctx_st {
+	int device, ref;
+	unsigned peers; /* peers: devices whose memory its kernels may touch, as bits */
+};
 
 struct CUmod_st {
 	struct CUmod_st *next;
@@ -37,14 +47,17 @@ struct CUmod_st {
 	bool gone;
 };
 
-struct CUfunc_st { int unused; }; /* handles are Func */
+struct CUfunc_st {
+	int unused;
+}; /* handles are Func */
 
 struct CUstream_st {
 	struct CUstream_st *next;
 	bool blocking;
 	int device;
 	Seqs tail;
-	uint64_t last_kernel;       /* the tail is this kernel, so that a programmatic edge may start at it */
+	uint64_t
+	    last_kernel; /* the tail is this kernel, so that a programmatic edge may start at it */
 	Capture *cap;
 	EmuNode **cap_tail;
 	int n_cap_tail;
@@ -56,19 +69,19 @@ struct CUevent_st {
 	int device;
 	double time;
 	Seqs ops;
-	Capture *cap;               /* recorded in a capturing stream */
+	Capture *cap; /* recorded in a capturing stream */
 	EmuNode **node;
 	int n_node;
 };
 
 struct EmuNode {
 	int type;
-	EmuOp *op;                     /* a template, never queued */
+	EmuOp *op; /* a template, never queued */
 	EmuNode **dep, **prog;
 	int n_dep, n_prog;
 	int index;
 	struct CUgraph_st *graph;
-	bool joined;                /* some later node or the origin's end depends on it */
+	bool joined; /* some later node or the origin's end depends on it */
 };
 
 struct CUgraph_st {
@@ -80,7 +93,7 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
 	struct CUgraphExec_st *next;
-	struct CUgraph_st *graph;   /* own copy */
+	struct CUgraph_st *graph; /* own copy */
 	struct CUgraph_st *origin;
 	Seqs last;
 };
@@ -106,7 +119,7 @@ int device_shared_optin(void);
 /* memory.c */
 bool memory_is_pinned(const void *p, size_t n);
 bool memory_is_device(CUdeviceptr p, size_t n);
-int memory_release_all(void);                                  /* these say how much was still there */
+int memory_release_all(void); /* these say how much was still there */
 
 /* module.c */
 int module_release_all(void);
@@ -114,7 +127,9 @@ bool module_has_function(const Func *f);
 
 /* stream.c */
 CUresult stream_get(CUstream handle, CUstream *s);
-CUresult stream_add(CUstream s, EmuOp *op, bool programmatic);    /* consumes op: queues it, or makes it a node of the capture */
+CUresult
+stream_add(CUstream s, EmuOp *op,
+           bool programmatic); /* consumes op: queues it, or makes it a node of the capture */
 CUresult stream_wait(CUstream s);
 CUresult driver_sticky(void);
 int stream_release_all(void);
@@ -123,9 +138,11 @@ void seqs_join(Seqs *a, const Seqs *b);
 void seqs_set(Seqs *s, uint64_t seq);
 
 /* capture and graph.c */
-CUresult capture_refuse(CUstream s, CUresult code);            /* a forbidden call: the capture is invalid from now on */
+CUresult capture_refuse(CUstream s,
+                        CUresult code); /* a forbidden call: the capture is invalid from now on */
 CUresult capture_refuse_global(const char *name);
-EmuNode *graph_node(struct CUgraph_st *g, int type, EmuOp *op, EmuNode **dep, int n_dep, EmuNode **prog, int n_prog);
+EmuNode *graph_node(struct CUgraph_st *g, int type, EmuOp *op, EmuNode **dep, int n_dep,
+                    EmuNode **prog, int n_prog);
 int graph_release_all(void);
 void op_template_free(EmuOp *op);
 EmuOp *op_clone(const EmuOp *op);
@@ -133,6 +150,7 @@ struct CUgraph_st *graph_new(void);
 void graph_free(struct CUgraph_st *g);
 
 /* launch.c */
-CUresult launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooperative, void **params, void **extra, EmuOp **out);
+CUresult launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooperative,
+                     void **params, void **extra, EmuOp **out);
 
 #endif

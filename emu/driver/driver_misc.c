@@ -1,4 +1,5 @@
-/* Calls that programs use beside the main road: symbols by name, peers, occupancy, attributes of pointers. */
+/* Calls that programs use beside the main road: symbols by name, peers, occupancy, attributes of
+ * pointers. */
 #include "driver.h"
 
 #include <dlfcn.h>
@@ -17,12 +18,15 @@ newest(const char *name)
 		void *p = dlsym(RTLD_DEFAULT, text);
 		Dl_info here, there;
 		if (!p) { /* this library may not be in the global scope */
-			void *self = dladdr((void *)(uintptr_t)newest, &here) ? dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD) : NULL;
+			void *self = dladdr((void *)(uintptr_t)newest, &here)
+			                 ? dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD)
+			                 : NULL;
 			p = self ? dlsym(self, text) : NULL;
 			if (self)
 				dlclose(self);
 		}
-		if (p && dladdr(p, &there) && dladdr((void *)(uintptr_t)newest, &here) && there.dli_fbase == here.dli_fbase)
+		if (p && dladdr(p, &there) && dladdr((void *)(uintptr_t)newest, &here) &&
+		    there.dli_fbase == here.dli_fbase)
 			return p;
 	}
 	return NULL;
@@ -39,7 +43,8 @@ API(cuGetProcAddress_v2, (const char *name, void **fn, int version, uint64_t fla
 		*status = *fn ? 0 : 1;
 	if (!*fn)
 		return status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-	return version > (int)emu_env("LLMC_EMU_DRIVER", 13000) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+	return version > (int)emu_env("LLMC_EMU_DRIVER", 13000) ? CUDA_ERROR_INVALID_VALUE
+	                                                        : CUDA_SUCCESS;
 }
 
 API(cuGetProcAddress, (const char *name, void **fn, int version, uint64_t flags))
@@ -90,7 +95,8 @@ API(cuCtxDisablePeerAccess, (CUcontext peer))
 	return CUDA_SUCCESS;
 }
 
-API(cuMemcpyPeerAsync, (CUdeviceptr d, CUcontext to, CUdeviceptr s, CUcontext from, size_t n, CUstream stream))
+API(cuMemcpyPeerAsync,
+    (CUdeviceptr d, CUcontext to, CUdeviceptr s, CUcontext from, size_t n, CUstream stream))
 {
 	extern CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 	{
@@ -109,10 +115,17 @@ API(cuPointerGetAttribute, (void *out, int attribute, CUdeviceptr p))
 	if (!out || !(device || pinned))
 		return CUDA_ERROR_INVALID_VALUE;
 	switch (attribute) {
-	case 1: memcpy(out, &driver_context, sizeof driver_context); return CUDA_SUCCESS;
-	case 2: *(unsigned *)out = device ? 2 : 1; return CUDA_SUCCESS;
-	case 9: *(int *)out = driver_context->device; return CUDA_SUCCESS;
-	default: return CUDA_ERROR_NOT_SUPPORTED;
+	case 1:
+		memcpy(out, &driver_context, sizeof driver_context);
+		return CUDA_SUCCESS;
+	case 2:
+		*(unsigned *)out = device ? 2 : 1;
+		return CUDA_SUCCESS;
+	case 9:
+		*(int *)out = driver_context->device;
+		return CUDA_SUCCESS;
+	default:
+		return CUDA_ERROR_NOT_SUPPORTED;
 	}
 }
 
@@ -128,7 +141,8 @@ API(cuFuncGetName, (const char **name, CUfunction fn))
 	return CUDA_SUCCESS;
 }
 
-API(cuOccupancyMaxPotentialBlockSize, (int *grid, int *block, CUfunction fn, CUoccupancyB2DSize dyn_of, size_t dyn, int limit))
+API(cuOccupancyMaxPotentialBlockSize,
+    (int *grid, int *block, CUfunction fn, CUoccupancyB2DSize dyn_of, size_t dyn, int limit))
 {
 	ENTER(cuOccupancyMaxPotentialBlockSize, NEEDS_CONTEXT);
 	Func *f = (Func *)(void *)fn;
@@ -137,7 +151,8 @@ API(cuOccupancyMaxPotentialBlockSize, (int *grid, int *block, CUfunction fn, CUo
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!module_has_function(f))
 		return CUDA_ERROR_INVALID_HANDLE;
-	for (int b = limit > 0 && limit < f->max_threads ? limit : f->max_threads; b >= 32; b -= 32) {
+	for (int b = limit > 0 && limit < f->max_threads ? limit : f->max_threads; b >= 32;
+	     b -= 32) {
 		int n = func_residency(f, b, (uint32_t)(dyn_of ? dyn_of(b) : dyn));
 		if (n * b > best) {
 			best = n * b;
@@ -159,10 +174,13 @@ API(cuOccupancyMaxActiveClusters, (int *n, CUfunction fn, const CUlaunchConfig *
 		return CUDA_ERROR_INVALID_HANDLE;
 	for (unsigned i = 0; i < c->numAttrs; i++)
 		if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
-			per = c->attrs[i].value.clusterDim.x * c->attrs[i].value.clusterDim.y * c->attrs[i].value.clusterDim.z;
+			per = c->attrs[i].value.clusterDim.x * c->attrs[i].value.clusterDim.y *
+			      c->attrs[i].value.clusterDim.z;
 	if (!per || per > (f->nonportable ? 16u : 8u))
 		return CUDA_ERROR_INVALID_CLUSTER_SIZE;
-	*n = func_residency(f, (int)(c->blockDimX * c->blockDimY * c->blockDimZ), c->sharedMemBytes) * (int)emu_env("LLMC_EMU_SMS", 4) / (int)per;
+	*n = func_residency(f, (int)(c->blockDimX * c->blockDimY * c->blockDimZ),
+	                    c->sharedMemBytes) *
+	     (int)emu_env("LLMC_EMU_SMS", 4) / (int)per;
 	return CUDA_SUCCESS;
 }
 

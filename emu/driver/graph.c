@@ -1,5 +1,5 @@
-/* Capture, graphs and their launches. A launch queues a copy of every node; the nodes that nothing precedes come after the stream,
- * the stream goes on after all of them. */
+/* Capture, graphs and their launches. A launch queues a copy of every node; the nodes that nothing
+ * precedes come after the stream, the stream goes on after all of them. */
 #include "driver.h"
 
 #include <pthread.h>
@@ -55,8 +55,14 @@ graph_node(CUgraph g, int type, EmuOp *op, EmuNode **dep, int n_dep, EmuNode **p
 {
 	EmuNode *n = emu_alloc(sizeof *n);
 
-	*n = (EmuNode){ .type = type, .op = op, .dep = nodes_copy(dep, n_dep), .prog = nodes_copy(prog, n_prog), .n_dep = n_dep, .n_prog = n_prog,
-	             .index = g->n_node, .graph = g };
+	*n = (EmuNode){ .type = type,
+		        .op = op,
+		        .dep = nodes_copy(dep, n_dep),
+		        .prog = nodes_copy(prog, n_prog),
+		        .n_dep = n_dep,
+		        .n_prog = n_prog,
+		        .index = g->n_node,
+		        .graph = g };
 	for (int i = 0; i < n_dep; i++)
 		dep[i]->joined = true;
 	for (int i = 0; i < n_prog; i++)
@@ -91,7 +97,8 @@ graph_clone(CUgraph g)
 	CUgraph c = graph_new();
 
 	for (int i = 0; i < g->n_node; i++) {
-		EmuNode *n = g->node[i], *m = graph_node(c, n->type, op_clone(n->op), NULL, 0, NULL, 0);
+		EmuNode *n = g->node[i],
+		        *m = graph_node(c, n->type, op_clone(n->op), NULL, 0, NULL, 0);
 		free(m->dep);
 		free(m->prog);
 		m->dep = nodes_copy(n->dep, n->n_dep);
@@ -120,8 +127,9 @@ CUresult
 capture_refuse_global(const char *name)
 {
 	for (Capture *c = driver_captures; c; c = c->next)
-		if (c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL
-		    || (c->mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL && c->thread == (unsigned long)pthread_self())) {
+		if (c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
+		    (c->mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL &&
+		     c->thread == (unsigned long)pthread_self())) {
 			c->invalid = true;
 			emu_note("%s is not allowed while a stream is capturing", name);
 			return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -143,7 +151,11 @@ API(cuStreamBeginCapture_v2, (CUstream handle, int mode))
 	if (s->cap)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	Capture *c = emu_alloc(sizeof *c);
-	*c = (Capture){ .origin = s, .mode = mode, .graph = graph_new(), .thread = (unsigned long)pthread_self(), .next = driver_captures };
+	*c = (Capture){ .origin = s,
+		        .mode = mode,
+		        .graph = graph_new(),
+		        .thread = (unsigned long)pthread_self(),
+		        .next = driver_captures };
 	driver_captures = c;
 	s->cap = c;
 	s->n_cap_tail = 0;
@@ -210,7 +222,9 @@ API(cuStreamIsCapturing, (CUstream handle, int *status))
 	CUstream s;
 	CUresult r = stream_get(handle, &s);
 	if (!r)
-		*status = !s->cap ? CU_STREAM_CAPTURE_STATUS_NONE : s->cap->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+		*status = !s->cap           ? CU_STREAM_CAPTURE_STATUS_NONE
+		          : s->cap->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+		                            : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 	return r;
 }
 
@@ -234,8 +248,9 @@ exec_known(CUgraphExec g)
 	return false;
 }
 
-/* The graph that was instantiated last: its kernels, those that asked for a programmatic edge, those that have one between kernels that ask for
- * the same division of a multiprocessor into shared memory and L1, and how often that division changes from a kernel to the next. */
+/* The graph that was instantiated last: its kernels, those that asked for a programmatic edge,
+ * those that have one between kernels that ask for the same division of a multiprocessor into
+ * shared memory and L1, and how often that division changes from a kernel to the next. */
 static long last_kernels, last_asked, last_edges, last_changes;
 
 EXPORT void emu_graph(long *kernels, long *asked, long *edges, long *changes);
@@ -257,8 +272,10 @@ count_edges(const struct CUgraph_st *g)
 	for (int i = 0; i < g->n_node; i++) {
 		last_kernels += g->node[i]->op->kind == OP_KERNEL;
 		last_asked += g->node[i]->op->asked;
-		const int mine = g->node[i]->op->kind == OP_KERNEL ? g->node[i]->op->fn->carveout : 0;
-		last_edges += g->node[i]->n_prog > 0 && mine > 0 && g->node[i]->prog[0]->op->fn->carveout == mine;
+		const int mine =
+		    g->node[i]->op->kind == OP_KERNEL ? g->node[i]->op->fn->carveout : 0;
+		last_edges += g->node[i]->n_prog > 0 && mine > 0 &&
+		              g->node[i]->prog[0]->op->fn->carveout == mine;
 		if (g->node[i]->op->kind != OP_KERNEL)
 			continue;
 		last_changes += before >= 0 && before != mine;
@@ -283,14 +300,14 @@ instantiate(CUgraphExec *out, CUgraph g)
 	return CUDA_SUCCESS;
 }
 
-API(cuGraphInstantiateWithFlags, (CUgraphExec *out, CUgraph g, unsigned long long flags))
+API(cuGraphInstantiateWithFlags, (CUgraphExec * out, CUgraph g, unsigned long long flags))
 {
 	ENTER(cuGraphInstantiateWithFlags, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
 	(void)flags;
 	return instantiate(out, g);
 }
 
-API(cuGraphInstantiate_v2, (CUgraphExec *out, CUgraph g, CUgraphNode *bad, char *log, size_t n))
+API(cuGraphInstantiate_v2, (CUgraphExec * out, CUgraph g, CUgraphNode *bad, char *log, size_t n))
 {
 	ENTER(cuGraphInstantiate_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
 	if (bad)
@@ -317,12 +334,14 @@ API(cuGraphLaunch, (CUgraphExec e, CUstream handle))
 	if (!exec_known(e))
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (s->cap)
-		return capture_refuse(s, CUDA_ERROR_NOT_SUPPORTED); /* child graphs are not emulated */
+		return capture_refuse(s,
+		                      CUDA_ERROR_NOT_SUPPORTED); /* child graphs are not emulated */
 	CUgraph g = e->graph;
 	if (g->n_node >= TIMELINE / 2)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	for (int i = 0; i < g->n_node; i++)
-		if (g->node[i]->type == CU_GRAPH_NODE_TYPE_KERNEL && !module_has_function(g->node[i]->op->fn)) {
+		if (g->node[i]->type == CU_GRAPH_NODE_TYPE_KERNEL &&
+		    !module_has_function(g->node[i]->op->fn)) {
 			emu_note("cuGraphLaunch: the module of node %d, a kernel, was unloaded", i);
 			return CUDA_ERROR_INVALID_HANDLE;
 		}
@@ -407,21 +426,35 @@ API(cuGraphKernelNodeGetParams_v2, (CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS 
 	if (!p || !node_known(n) || n->type != CU_GRAPH_NODE_TYPE_KERNEL)
 		return CUDA_ERROR_INVALID_VALUE;
 	EmuOp *o = n->op;
-	*p = (CUDA_KERNEL_NODE_PARAMS){ (CUfunction)(void *)o->fn, o->grid.x, o->grid.y, o->grid.z, o->block.x, o->block.y, o->block.z, o->dyn, o->param,
-	                                NULL, NULL, NULL };
+	*p = (CUDA_KERNEL_NODE_PARAMS){ (CUfunction)(void *)o->fn,
+		                        o->grid.x,
+		                        o->grid.y,
+		                        o->grid.z,
+		                        o->block.x,
+		                        o->block.y,
+		                        o->block.z,
+		                        o->dyn,
+		                        o->param,
+		                        NULL,
+		                        NULL,
+		                        NULL };
 	return CUDA_SUCCESS;
 }
 
-API(cuGraphExecKernelNodeSetParams_v2, (CUgraphExec e, CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS *p))
+API(cuGraphExecKernelNodeSetParams_v2,
+    (CUgraphExec e, CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS *p))
 {
 	ENTER(cuGraphExecKernelNodeSetParams_v2, NEEDS_CONTEXT);
 	EmuNode *n = (EmuNode *)(void *)handle;
 	EmuOp *op;
-	if (!p || !exec_known(e) || !node_known(n) || n->graph != e->origin || n->type != CU_GRAPH_NODE_TYPE_KERNEL)
+	if (!p || !exec_known(e) || !node_known(n) || n->graph != e->origin ||
+	    n->type != CU_GRAPH_NODE_TYPE_KERNEL)
 		return CUDA_ERROR_INVALID_VALUE;
 	EmuNode *mine = e->graph->node[n->index];
-	CUresult r = launch_make((Func *)(void *)p->func, (Dim){ p->gridDimX, p->gridDimY, p->gridDimZ }, (Dim){ p->blockDimX, p->blockDimY, p->blockDimZ },
-	                         mine->op->cluster, p->sharedMemBytes, mine->op->cooperative, p->kernelParams, p->extra, &op);
+	CUresult r =
+	    launch_make((Func *)(void *)p->func, (Dim){ p->gridDimX, p->gridDimY, p->gridDimZ },
+	                (Dim){ p->blockDimX, p->blockDimY, p->blockDimZ }, mine->op->cluster,
+	                p->sharedMemBytes, mine->op->cooperative, p->kernelParams, p->extra, &op);
 	if (r)
 		return r;
 	op_template_free(mine->op);
@@ -439,7 +472,9 @@ API(cuGraphExecUpdate_v2, (CUgraphExec e, CUgraph g, CUgraphExecUpdateResultInfo
 	int bad = mine->n_node != g->n_node ? 2 : 0;
 	for (int i = 0; !bad && i < g->n_node; i++) {
 		EmuNode *a = mine->node[i], *b = g->node[i];
-		bad = a->n_dep != b->n_dep || a->n_prog != b->n_prog ? 2 : a->type != b->type ? 3 : 0;
+		bad = a->n_dep != b->n_dep || a->n_prog != b->n_prog ? 2
+		      : a->type != b->type                           ? 3
+		                                                     : 0;
 		for (int k = 0; !bad && k < a->n_dep; k++)
 			bad = a->dep[k]->index != b->dep[k]->index ? 2 : 0;
 		for (int k = 0; !bad && k < a->n_prog; k++)

@@ -11,30 +11,37 @@ up(size_t n, size_t align)
 }
 
 CUresult
-launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooperative, void **params, void **extra, EmuOp **out)
+launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooperative,
+            void **params, void **extra, EmuOp **out)
 {
-	uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z, threads = (uint64_t)block.x * block.y * block.z;
+	uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z,
+	         threads = (uint64_t)block.x * block.y * block.z;
 	unsigned per = cluster.x * cluster.y * cluster.z;
 	int sms = (int)emu_env("LLMC_EMU_SMS", 4);
 
 	if (!module_has_function(f))
 		return CUDA_ERROR_INVALID_HANDLE;
-	if (!blocks || !threads || grid.x > 2147483647u || grid.y > 65535 || grid.z > 65535 || block.x > 1024 || block.y > 1024 || block.z > 64
-	    || threads > 1024 || blocks > 1u << 24)
+	if (!blocks || !threads || grid.x > 2147483647u || grid.y > 65535 || grid.z > 65535 ||
+	    block.x > 1024 || block.y > 1024 || block.z > 64 || threads > 1024 || blocks > 1u << 24)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (threads > (uint64_t)f->max_threads) {
-		emu_note("kernel '%s': %llu threads a block, its launch bounds allow %d", f->name, (unsigned long long)threads, f->max_threads);
+		emu_note("kernel '%s': %llu threads a block, its launch bounds allow %d", f->name,
+		         (unsigned long long)threads, f->max_threads);
 		return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
 	}
 	if (dyn > (uint32_t)(f->max_dyn ? f->max_dyn : 49152 - (int)f->static_bytes))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (per > 1) {
-		if (emu_arch < 90 || per > 16 || (per > 8 && !f->nonportable) || grid.x % cluster.x || grid.y % cluster.y || grid.z % cluster.z)
+		if (emu_arch < 90 || per > 16 || (per > 8 && !f->nonportable) ||
+		    grid.x % cluster.x || grid.y % cluster.y || grid.z % cluster.z)
 			return CUDA_ERROR_INVALID_CLUSTER_SIZE;
 	}
-	if (cooperative && blocks > (uint64_t)func_residency(f, (int)threads, dyn) * (uint64_t)sms) {
-		emu_note("kernel '%s': cooperative launch of %llu blocks, %d fit the device at once", f->name, (unsigned long long)blocks,
-		         func_residency(f, (int)threads, dyn) * sms);
+	if (cooperative &&
+	    blocks > (uint64_t)func_residency(f, (int)threads, dyn) * (uint64_t)sms) {
+		emu_note(
+		    "kernel '%s': cooperative launch of %llu blocks, %d fit the device at once",
+		    f->name, (unsigned long long)blocks,
+		    func_residency(f, (int)threads, dyn) * sms);
 		return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
 	}
 	size_t bytes = 0;
@@ -51,7 +58,8 @@ launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooper
 	op->cooperative = cooperative;
 	op->n_block = (uint32_t)blocks;
 	op->param = emu_alloc(sizeof *op->param * (size_t)(f->n_param + 1));
-	op->param_mem = aligned_alloc(128, up(bytes + 128, 128)); /* parameters may be tensor maps */
+	op->param_mem =
+	    aligned_alloc(128, up(bytes + 128, 128)); /* parameters may be tensor maps */
 	op->bytes = up(bytes + 128, 128);
 	const char *from = NULL;
 	size_t given = 0;
@@ -72,7 +80,8 @@ launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooper
 			return CUDA_ERROR_INVALID_VALUE;
 		}
 		if (params && !emu_host_read(op->param[i], params[i], n)) {
-			emu_note("kernel '%s': parameter %d of %d (%zu bytes) cannot be read at %p", f->name, i + 1, f->n_param, n, params[i]);
+			emu_note("kernel '%s': parameter %d of %d (%zu bytes) cannot be read at %p",
+			         f->name, i + 1, f->n_param, n, params[i]);
 			op_template_free(op);
 			return CUDA_ERROR_INVALID_VALUE;
 		}
@@ -86,32 +95,36 @@ launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooper
 }
 
 static CUresult
-launch(CUfunction fn, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooperative, bool programmatic, CUstream handle, void **params, void **extra)
+launch(CUfunction fn, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooperative,
+       bool programmatic, CUstream handle, void **params, void **extra)
 {
 	CUstream s;
 	EmuOp *op;
 	CUresult r = stream_get(handle, &s);
 
 	if (!r)
-		r = launch_make((Func *)(void *)fn, grid, block, cluster, dyn, cooperative, params, extra, &op);
+		r = launch_make((Func *)(void *)fn, grid, block, cluster, dyn, cooperative, params,
+		                extra, &op);
 	if (r)
 		return r;
 	op->asked = programmatic;
 	return stream_add(s, op, programmatic && emu_arch >= 90);
 }
 
-API(cuLaunchKernel, (CUfunction fn, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned dyn, CUstream s,
-                     void **params, void **extra))
+API(cuLaunchKernel, (CUfunction fn, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                     unsigned bz, unsigned dyn, CUstream s, void **params, void **extra))
 {
 	ENTER(cuLaunchKernel, NEEDS_CONTEXT);
-	return launch(fn, (Dim){ gx, gy, gz }, (Dim){ bx, by, bz }, (Dim){ 1, 1, 1 }, dyn, false, false, s, params, extra);
+	return launch(fn, (Dim){ gx, gy, gz }, (Dim){ bx, by, bz }, (Dim){ 1, 1, 1 }, dyn, false,
+	              false, s, params, extra);
 }
 
-API(cuLaunchCooperativeKernel, (CUfunction fn, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned dyn, CUstream s,
-                                void **params))
+API(cuLaunchCooperativeKernel, (CUfunction fn, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                                unsigned by, unsigned bz, unsigned dyn, CUstream s, void **params))
 {
 	ENTER(cuLaunchCooperativeKernel, NEEDS_CONTEXT);
-	return launch(fn, (Dim){ gx, gy, gz }, (Dim){ bx, by, bz }, (Dim){ 1, 1, 1 }, dyn, true, false, s, params, NULL);
+	return launch(fn, (Dim){ gx, gy, gz }, (Dim){ bx, by, bz }, (Dim){ 1, 1, 1 }, dyn, true,
+	              false, s, params, NULL);
 }
 
 API(cuLaunchKernelEx, (const CUlaunchConfig *c, CUfunction fn, void **params, void **extra))
@@ -124,17 +137,28 @@ API(cuLaunchKernelEx, (const CUlaunchConfig *c, CUfunction fn, void **params, vo
 	for (unsigned i = 0; i < c->numAttrs; i++) {
 		const CUlaunchAttributeValue *v = &c->attrs[i].value;
 		switch (c->attrs[i].id) {
-		case CU_LAUNCH_ATTRIBUTE_COOPERATIVE: cooperative = v->cooperative; break;
-		case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: cluster = (Dim){ v->clusterDim.x, v->clusterDim.y, v->clusterDim.z }; break;
-		case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: programmatic = v->programmaticStreamSerializationAllowed; break;
-		case CU_LAUNCH_ATTRIBUTE_IGNORE: case CU_LAUNCH_ATTRIBUTE_PRIORITY: case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
-		case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: break;
-		default: return CUDA_ERROR_NOT_SUPPORTED;
+		case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+			cooperative = v->cooperative;
+			break;
+		case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+			cluster = (Dim){ v->clusterDim.x, v->clusterDim.y, v->clusterDim.z };
+			break;
+		case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+			programmatic = v->programmaticStreamSerializationAllowed;
+			break;
+		case CU_LAUNCH_ATTRIBUTE_IGNORE:
+		case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+		case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+		case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+			break;
+		default:
+			return CUDA_ERROR_NOT_SUPPORTED;
 		}
 	}
 	if (!cluster.x || !cluster.y || !cluster.z)
 		return CUDA_ERROR_INVALID_CLUSTER_SIZE;
-	return launch(fn, (Dim){ c->gridDimX, c->gridDimY, c->gridDimZ }, (Dim){ c->blockDimX, c->blockDimY, c->blockDimZ }, cluster, c->sharedMemBytes,
+	return launch(fn, (Dim){ c->gridDimX, c->gridDimY, c->gridDimZ },
+	              (Dim){ c->blockDimX, c->blockDimY, c->blockDimZ }, cluster, c->sharedMemBytes,
 	              cooperative, programmatic, c->hStream, params, extra);
 }
 

@@ -9,7 +9,10 @@ int
 emu_library_call(const char *name)
 {
 	enum { NAMES = 64 };
-	static struct { char name[64]; int counter; } seen[NAMES];
+	static struct {
+		char name[64];
+		int counter;
+	} seen[NAMES];
 	static int none = -1;
 	CUresult refused = CUDA_SUCCESS;
 	int *counter = &none;

@@ -7,9 +7,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-typedef struct Block_ { struct Block_ *next; Region *r; void *host; bool registered; } FreeBlock;
+typedef struct Block_ {
+	struct Block_ *next;
+	Region *r;
+	void *host;
+	bool registered;
+} FreeBlock;
 static FreeBlock *device_pieces, *host_pieces;
-static size_t used_bytes;                      /* by this process */
+static size_t used_bytes; /* by this process */
 
 static bool
 within(const void *p, size_t n, RegionKind kind)
@@ -89,7 +94,7 @@ API(cuMemGetInfo_v2, (size_t *left, size_t *all))
 	return CUDA_SUCCESS;
 }
 
-API(cuMemAlloc_v2, (CUdeviceptr *p, size_t n))
+API(cuMemAlloc_v2, (CUdeviceptr * p, size_t n))
 {
 	ENTER(cuMemAlloc_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
 	if (!p || !n)
@@ -115,7 +120,9 @@ damage_check(void)
 	Region *r = region_damage(&where);
 
 	if (r) {
-		emu_note("out-of-bounds write, %s of a device allocation of %zu bytes, found when memory was freed", where, r->bytes);
+		emu_note("out-of-bounds write, %s of a device allocation of %zu bytes, found when "
+		         "memory was freed",
+		         where, r->bytes);
 		emu_error = CUDA_ERROR_ILLEGAL_ADDRESS;
 	}
 }
@@ -141,7 +148,7 @@ API(cuMemFree_v2, (CUdeviceptr p))
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
-API(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *n, CUdeviceptr p))
+API(cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t *n, CUdeviceptr p))
 {
 	ENTER(cuMemGetAddressRange_v2, NEEDS_CONTEXT);
 	Region *r = region_of((void *)(uintptr_t)p);
@@ -188,7 +195,8 @@ API(cuMemAllocHost_v2, (void **p, size_t n))
 static bool
 copy_uses(const EmuOp *op, const void *region)
 {
-	return op->kind == OP_COPY && !op->stage && (region_of(op->src) == region || region_of(op->dst) == region);
+	return op->kind == OP_COPY && !op->stage &&
+	       (region_of(op->src) == region || region_of(op->dst) == region);
 }
 
 static CUresult
@@ -199,7 +207,9 @@ host_drop(void *p, bool registered)
 			FreeBlock *dead = *x;
 			const EmuOp *op = timeline_uses(copy_uses, dead->r);
 			if (op) { /* a device would still write there, or read */
-				emu_note("%s: nobody has waited for a %s that uses this memory", registered ? "cuMemHostUnregister" : "cuMemFreeHost", op->name);
+				emu_note("%s: nobody has waited for a %s that uses this memory",
+				         registered ? "cuMemHostUnregister" : "cuMemFreeHost",
+				         op->name);
 				emu_error = CUDA_ERROR_LAUNCH_FAILED;
 			}
 			timeline_run_device();
@@ -240,7 +250,7 @@ API(cuMemHostUnregister, (void *p))
 	return host_drop(p, true);
 }
 
-API(cuMemHostGetDevicePointer_v2, (CUdeviceptr *d, void *p, unsigned flags))
+API(cuMemHostGetDevicePointer_v2, (CUdeviceptr * d, void *p, unsigned flags))
 {
 	ENTER(cuMemHostGetDevicePointer_v2, NEEDS_CONTEXT);
 	if (flags || !memory_is_pinned(p, 1))
@@ -277,7 +287,8 @@ memory_release_all(void)
 /* ---- copies and fills ---- */
 
 static CUresult
-copy(CUstream handle, void *dst, const void *src, size_t n, bool dst_device, bool src_device, bool wait, const char *name)
+copy(CUstream handle, void *dst, const void *src, size_t n, bool dst_device, bool src_device,
+     bool wait, const char *name)
 {
 	CUstream s;
 	CUresult r = stream_get(handle, &s);
@@ -286,14 +297,18 @@ copy(CUstream handle, void *dst, const void *src, size_t n, bool dst_device, boo
 		return r;
 	if (!n)
 		return CUDA_SUCCESS;
-	if ((dst_device && !memory_is_device((uintptr_t)dst, n) && !memory_is_pinned(dst, n))
-	    || (src_device && !memory_is_device((uintptr_t)src, n) && !memory_is_pinned(src, n)) || !dst || !src)
+	if ((dst_device && !memory_is_device((uintptr_t)dst, n) && !memory_is_pinned(dst, n)) ||
+	    (src_device && !memory_is_device((uintptr_t)src, n) && !memory_is_pinned(src, n)) ||
+	    !dst || !src)
 		return CUDA_ERROR_INVALID_VALUE;
-	if ((!dst_device && memory_is_device((uintptr_t)dst, 1)) || (!src_device && memory_is_device((uintptr_t)src, 1))) {
-		emu_note("%s: %p is memory of the device, a host's address is expected", name, dst_device ? src : dst);
+	if ((!dst_device && memory_is_device((uintptr_t)dst, 1)) ||
+	    (!src_device && memory_is_device((uintptr_t)src, 1))) {
+		emu_note("%s: %p is memory of the device, a host's address is expected", name,
+		         dst_device ? src : dst);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	if ((const char *)dst < (const char *)src + n && (const char *)src < (const char *)dst + n) {
+	if ((const char *)dst < (const char *)src + n &&
+	    (const char *)src < (const char *)dst + n) {
 		emu_note("%s: source and target overlap", name);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
@@ -302,7 +317,8 @@ copy(CUstream handle, void *dst, const void *src, size_t n, bool dst_device, boo
 	op->src = (char *)(uintptr_t)src;
 	op->bytes = n;
 	op->host_dst = !dst_device;
-	bool dst_pageable = !dst_device && !memory_is_pinned(dst, n), src_pageable = !src_device && !memory_is_pinned(src, n);
+	bool dst_pageable = !dst_device && !memory_is_pinned(dst, n),
+	     src_pageable = !src_device && !memory_is_pinned(src, n);
 	if (wait && s->cap)
 		return op_template_free(op), capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 	if (!s->cap && src_pageable) { /* the driver takes its own copy before it returns */
@@ -330,7 +346,8 @@ API(cuMemcpyDtoH_v2, (void *d, CUdeviceptr s, size_t n))
 API(cuMemcpyDtoD_v2, (CUdeviceptr d, CUdeviceptr s, size_t n))
 {
 	ENTER(cuMemcpyDtoD_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
-	return copy(NULL, (void *)(uintptr_t)d, (void *)(uintptr_t)s, n, true, true, false, "cuMemcpyDtoD");
+	return copy(NULL, (void *)(uintptr_t)d, (void *)(uintptr_t)s, n, true, true, false,
+	            "cuMemcpyDtoD");
 }
 
 API(cuMemcpyHtoDAsync_v2, (CUdeviceptr d, const void *s, size_t n, CUstream stream))
@@ -348,7 +365,8 @@ API(cuMemcpyDtoHAsync_v2, (void *d, CUdeviceptr s, size_t n, CUstream stream))
 API(cuMemcpyDtoDAsync_v2, (CUdeviceptr d, CUdeviceptr s, size_t n, CUstream stream))
 {
 	ENTER(cuMemcpyDtoDAsync_v2, NEEDS_CONTEXT);
-	return copy(stream, (void *)(uintptr_t)d, (void *)(uintptr_t)s, n, true, true, false, "cuMemcpyDtoDAsync");
+	return copy(stream, (void *)(uintptr_t)d, (void *)(uintptr_t)s, n, true, true, false,
+	            "cuMemcpyDtoDAsync");
 }
 
 static CUresult
@@ -389,7 +407,8 @@ API(cuMemsetD8Async, (CUdeviceptr d, unsigned char v, size_t n, CUstream s))
 	return fill(s, d, v, 1, n, "cuMemsetD8Async");
 }
 
-API(cuMemsetD2D8Async, (CUdeviceptr d, size_t pitch, unsigned char v, size_t width, size_t height, CUstream s))
+API(cuMemsetD2D8Async,
+    (CUdeviceptr d, size_t pitch, unsigned char v, size_t width, size_t height, CUstream s))
 {
 	CUresult r = CUDA_SUCCESS;
 

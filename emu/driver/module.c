@@ -1,4 +1,5 @@
-/* Modules: images of the compiler stand-in, built for this machine and opened; functions and their attributes. */
+/* Modules: images of the compiler stand-in, built for this machine and opened; functions and their
+ * attributes. */
 #include "driver.h"
 #include "../nvrtc/build.h"
 
@@ -10,7 +11,10 @@
 
 static CUmodule modules;
 
-typedef struct { const char *base; char *lo, *hi; } TextSpan;
+typedef struct {
+	const char *base;
+	char *lo, *hi;
+} TextSpan;
 
 static int
 find_span(struct dl_phdr_info *info, size_t n, void *data)
@@ -33,8 +37,8 @@ find_span(struct dl_phdr_info *info, size_t n, void *data)
 	return 1;
 }
 
-/* What the hardware would accept: the same major and no later minor; `a` variants exactly; nothing across the border of the Tegra
- * line; PTX of any earlier device. */
+/* What the hardware would accept: the same major and no later minor; `a` variants exactly; nothing
+ * across the border of the Tegra line; PTX of any earlier device. */
 static bool
 fits(const NvrtcSource *s)
 {
@@ -61,7 +65,8 @@ load(CUmodule *out, const void *image)
 		return CUDA_ERROR_INVALID_IMAGE;
 	}
 	if (!fits(&s)) {
-		emu_note("module '%s' is for sm_%d%s, the device is sm_%d", s.name, s.arch, s.exact ? "a" : "", emu_arch);
+		emu_note("module '%s' is for sm_%d%s, the device is sm_%d", s.name, s.arch,
+		         s.exact ? "a" : "", emu_arch);
 		image_close(&s);
 		return CUDA_ERROR_NO_BINARY_FOR_GPU;
 	}
@@ -78,7 +83,8 @@ load(CUmodule *out, const void *image)
 	free(log);
 	static bool warned;
 	if (object.unkept.code != LLMC_OK)
-		build_warn_once(&warned, object.unkept.text, "objects are not kept for the next time");
+		build_warn_once(&warned, object.unkept.text,
+		                "objects are not kept for the next time");
 	void *so = dlopen(strbuf_str(&object.entry.path), RTLD_NOW | RTLD_LOCAL);
 	build_release(&object);
 	if (!so) {
@@ -87,7 +93,8 @@ load(CUmodule *out, const void *image)
 		return CUDA_ERROR_INVALID_IMAGE;
 	}
 	for (CUmodule m = modules; m; m = m->next)
-		if (m->so == so) { /* the same image again: its globals are shared, which no kernel of ours has */
+		if (m->so == so) { /* the same image again: its globals are shared, which no kernel
+			              of ours has */
 			m->refs++;
 			free(source);
 			*out = m;
@@ -110,13 +117,14 @@ load(CUmodule *out, const void *image)
 	return CUDA_SUCCESS;
 }
 
-API(cuModuleLoadData, (CUmodule *out, const void *image))
+API(cuModuleLoadData, (CUmodule * out, const void *image))
 {
 	ENTER(cuModuleLoadData, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
 	return load(out, image);
 }
 
-API(cuModuleLoadDataEx, (CUmodule *out, const void *image, unsigned n, int *options, void **values))
+API(cuModuleLoadDataEx,
+    (CUmodule * out, const void *image, unsigned n, int *options, void **values))
 {
 	ENTER(cuModuleLoadDataEx, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
 	(void)n, (void)options, (void)values;
@@ -162,7 +170,8 @@ API(cuModuleUnload, (CUmodule m))
 		return CUDA_ERROR_INVALID_HANDLE;
 	const EmuOp *op = m->refs > 1 ? NULL : timeline_uses(kernel_uses, m);
 	if (op) {
-		emu_note("cuModuleUnload: nobody has waited for kernel '%s' of this module", op->name);
+		emu_note("cuModuleUnload: nobody has waited for kernel '%s' of this module",
+		         op->name);
 		emu_error = CUDA_ERROR_LAUNCH_FAILED;
 	}
 	timeline_run_device();
@@ -214,7 +223,7 @@ symbol(CUmodule m, const char *prefix, const char *name)
 	return p;
 }
 
-API(cuModuleGetFunction, (CUfunction *out, CUmodule m, const char *name))
+API(cuModuleGetFunction, (CUfunction * out, CUmodule m, const char *name))
 {
 	ENTER(cuModuleGetFunction, NEEDS_CONTEXT);
 	if (!out || !name)
@@ -248,7 +257,7 @@ API(cuModuleGetFunction, (CUfunction *out, CUmodule m, const char *name))
 	return CUDA_SUCCESS;
 }
 
-API(cuModuleGetGlobal_v2, (CUdeviceptr *p, size_t *n, CUmodule m, const char *name))
+API(cuModuleGetGlobal_v2, (CUdeviceptr * p, size_t *n, CUmodule m, const char *name))
 {
 	ENTER(cuModuleGetGlobal_v2, NEEDS_CONTEXT);
 	if (!module_known(m))
@@ -276,13 +285,27 @@ API(cuFuncGetAttribute, (int *v, int attribute, CUfunction fn))
 	if (!module_has_function(f))
 		return CUDA_ERROR_INVALID_HANDLE;
 	switch (attribute) {
-	case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *v = f->max_threads; break;
-	case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *v = (int)f->static_bytes; break;
-	case CU_FUNC_ATTRIBUTE_NUM_REGS: *v = 64; break;
-	case CU_FUNC_ATTRIBUTE_PTX_VERSION: case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *v = emu_arch; break;
-	case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *v = f->max_dyn ? f->max_dyn : 49152; break;
-	case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: *v = f->nonportable; break;
-	default: *v = 0;
+	case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+		*v = f->max_threads;
+		break;
+	case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
+		*v = (int)f->static_bytes;
+		break;
+	case CU_FUNC_ATTRIBUTE_NUM_REGS:
+		*v = 64;
+		break;
+	case CU_FUNC_ATTRIBUTE_PTX_VERSION:
+	case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
+		*v = emu_arch;
+		break;
+	case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+		*v = f->max_dyn ? f->max_dyn : 49152;
+		break;
+	case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
+		*v = f->nonportable;
+		break;
+	default:
+		*v = 0;
 	}
 	return CUDA_SUCCESS;
 }
@@ -321,7 +344,9 @@ occupancy(int *n, CUfunction fn, int threads, size_t dyn)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!module_has_function(f))
 		return CUDA_ERROR_INVALID_HANDLE;
-	*n = threads > f->max_threads || dyn > (size_t)(f->max_dyn ? f->max_dyn : 49152) ? 0 : func_residency(f, threads, (uint32_t)dyn);
+	*n = threads > f->max_threads || dyn > (size_t)(f->max_dyn ? f->max_dyn : 49152)
+	         ? 0
+	         : func_residency(f, threads, (uint32_t)dyn);
 	return CUDA_SUCCESS;
 }
 
@@ -331,7 +356,8 @@ API(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *n, CUfunction fn, int thr
 	return occupancy(n, fn, threads, dyn);
 }
 
-API(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, (int *n, CUfunction fn, int threads, size_t dyn, unsigned flags))
+API(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
+    (int *n, CUfunction fn, int threads, size_t dyn, unsigned flags))
 {
 	ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, NEEDS_CONTEXT);
 	(void)flags;

@@ -48,12 +48,15 @@ stream_get(CUstream handle, CUstream *s)
 		/* Blocking streams may not be captured while the legacy stream is used. */
 		for (Capture *c = driver_captures; c; c = c->next)
 			if (c->origin->blocking && c->mode != CU_STREAM_CAPTURE_MODE_RELAXED)
-				return capture_refuse(c->origin, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+				return capture_refuse(c->origin,
+				                      CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 		return CUDA_SUCCESS;
 	}
 	for (CUstream x = driver_streams; x; x = x->next)
 		if (x == handle && driver_context && x->device != driver_context->device) {
-			emu_note("a stream of device %d is used while the context of device %d is current", x->device, driver_context->device);
+			emu_note("a stream of device %d is used while the context of device %d is "
+			         "current",
+			         x->device, driver_context->device);
 			return CUDA_ERROR_INVALID_HANDLE;
 		} else if (x == handle) {
 			*s = x;
@@ -65,16 +68,21 @@ stream_get(CUstream handle, CUstream *s)
 static CUresult
 add_to_capture(CUstream s, EmuOp *op, bool programmatic)
 {
-	static const int type[] = { [OP_KERNEL] = CU_GRAPH_NODE_TYPE_KERNEL, [OP_COPY] = CU_GRAPH_NODE_TYPE_MEMCPY, [OP_SET] = CU_GRAPH_NODE_TYPE_MEMSET,
-		[OP_HOST] = CU_GRAPH_NODE_TYPE_HOST, [OP_EMPTY] = CU_GRAPH_NODE_TYPE_EMPTY };
+	static const int type[] = { [OP_KERNEL] = CU_GRAPH_NODE_TYPE_KERNEL,
+		                    [OP_COPY] = CU_GRAPH_NODE_TYPE_MEMCPY,
+		                    [OP_SET] = CU_GRAPH_NODE_TYPE_MEMSET,
+		                    [OP_HOST] = CU_GRAPH_NODE_TYPE_HOST,
+		                    [OP_EMPTY] = CU_GRAPH_NODE_TYPE_EMPTY };
 
 	if (s->cap->invalid) {
 		op_template_free(op);
 		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 	}
-	bool prog = programmatic && s->n_cap_tail == 1 && s->cap_tail[0]->type == CU_GRAPH_NODE_TYPE_KERNEL;
-	EmuNode *n = graph_node(s->cap->graph, type[op->kind], op, prog ? NULL : s->cap_tail, prog ? 0 : s->n_cap_tail, prog ? s->cap_tail : NULL,
-	                     prog ? s->n_cap_tail : 0);
+	bool prog =
+	    programmatic && s->n_cap_tail == 1 && s->cap_tail[0]->type == CU_GRAPH_NODE_TYPE_KERNEL;
+	EmuNode *n = graph_node(s->cap->graph, type[op->kind], op, prog ? NULL : s->cap_tail,
+	                        prog ? 0 : s->n_cap_tail, prog ? s->cap_tail : NULL,
+	                        prog ? s->n_cap_tail : 0);
 	s->cap_tail = realloc(s->cap_tail, sizeof *s->cap_tail);
 	s->cap_tail[0] = n;
 	s->n_cap_tail = 1;
@@ -148,13 +156,13 @@ create(CUstream *out, unsigned flags)
 	return CUDA_SUCCESS;
 }
 
-API(cuStreamCreate, (CUstream *out, unsigned flags))
+API(cuStreamCreate, (CUstream * out, unsigned flags))
 {
 	ENTER(cuStreamCreate, NEEDS_CONTEXT);
 	return create(out, flags);
 }
 
-API(cuStreamCreateWithPriority, (CUstream *out, unsigned flags, int priority))
+API(cuStreamCreateWithPriority, (CUstream * out, unsigned flags, int priority))
 {
 	ENTER(cuStreamCreateWithPriority, NEEDS_CONTEXT);
 	(void)priority;
@@ -175,7 +183,8 @@ API(cuStreamDestroy_v2, (CUstream handle))
 	for (CUstream *x = &driver_streams; *x; x = &(*x)->next)
 		if (*x == handle) {
 			if (handle->cap)
-				return capture_refuse(handle, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+				return capture_refuse(handle,
+				                      CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 			*x = handle->next;
 			stream_free(handle); /* what it holds still runs */
 			return CUDA_SUCCESS;
@@ -231,7 +240,7 @@ event_known(CUevent e)
 	return false;
 }
 
-API(cuEventCreate, (CUevent *out, unsigned flags))
+API(cuEventCreate, (CUevent * out, unsigned flags))
 {
 	ENTER(cuEventCreate, NEEDS_CONTEXT);
 	if (!out || flags > 7)
@@ -312,7 +321,8 @@ API(cuStreamWaitEvent, (CUstream handle, CUevent e, unsigned flags))
 		if (e->cap->invalid)
 			return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 		s->cap = e->cap;
-		s->cap_tail = realloc(s->cap_tail, sizeof *s->cap_tail * (size_t)(s->n_cap_tail + e->n_node + 1));
+		s->cap_tail = realloc(s->cap_tail, sizeof *s->cap_tail *
+		                                       (size_t)(s->n_cap_tail + e->n_node + 1));
 		for (int i = 0; i < e->n_node; i++)
 			s->cap_tail[s->n_cap_tail++] = e->node[i];
 		return CUDA_SUCCESS;
@@ -350,7 +360,8 @@ API(cuEventSynchronize, (CUevent e))
 	timeline_run(e->ops.seq, e->ops.n);
 	if (!emu_error)
 		timeline_known(e->ops.seq, e->ops.n);
-	timeline_some(); /* the device does not stand still because the host looks: what is queued behind may have changed what it looks at */
+	timeline_some(); /* the device does not stand still because the host looks: what is queued
+	                    behind may have changed what it looks at */
 	return driver_sticky();
 }
 
@@ -358,7 +369,8 @@ API(cuEventSynchronize, (CUevent e))
 API(cuEventElapsedTime, (float *ms, CUevent a, CUevent b))
 {
 	ENTER(cuEventElapsedTime, NEEDS_CONTEXT);
-	if (!event_known(a) || !event_known(b) || !a->timing || !b->timing || !a->recorded || !b->recorded)
+	if (!event_known(a) || !event_known(b) || !a->timing || !b->timing || !a->recorded ||
+	    !b->recorded)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (!all_done(&a->ops) || !all_done(&b->ops))
 		return CUDA_ERROR_NOT_READY;

@@ -1,6 +1,8 @@
-/* Stand-in for NCCL: ranks are communicators of the same id, in one thread or several, or in processes of one machine. A collective has one operation in each
- * rank's stream; all start when all are there and what came before each is done. Between processes a rank leaves what it sends in memory that all see (Room) when
- * what came before its operation is done, and the operation starts when all have. */
+/* Stand-in for NCCL: ranks are communicators of the same id, in one thread or several, or in
+ * processes of one machine. A collective has one operation in each rank's stream; all start when
+ * all are there and what came before each is done. Between processes a rank leaves what it sends in
+ * memory that all see (Room) when what came before its operation is done, and the operation starts
+ * when all have. */
 #include "../core/stream_library.h"
 
 #include <errno.h>
@@ -13,36 +15,86 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define API(ret, name, args) __attribute__((visibility("default"))) ret name args; __attribute__((visibility("default"))) ret name args
-enum { OK_, UNHANDLED_CUDA, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, IN_PROGRESS = 7 };
+#define API(ret, name, args)                                                                       \
+	__attribute__((visibility("default"))) ret name args;                                      \
+	__attribute__((visibility("default"))) ret name args
+enum {
+	OK_,
+	UNHANDLED_CUDA,
+	SYSTEM_ERROR,
+	INTERNAL_ERROR,
+	INVALID_ARGUMENT,
+	INVALID_USAGE,
+	IN_PROGRESS = 7
+};
 enum { I32 = 2, F16 = 6, F32 = 7, BF16 = 9 };
 enum { SUM, PROD, MAX, MIN, AVG };
 enum { MAX_RANKS = 8, IN_FLIGHT = 64 };
 
-typedef struct { char internal[128]; } Id;
+typedef struct {
+	char internal[128];
+} Id;
 typedef enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST } Kind;
-typedef struct { Kind kind; int type, op, root; size_t count; } What;
-typedef struct { What what; int n_queued, n_done; uint64_t number, seq[MAX_RANKS]; const void *send[MAX_RANKS]; char *result; } NcclRendezvous;
+typedef struct {
+	Kind kind;
+	int type, op, root;
+	size_t count;
+} What;
+typedef struct {
+	What what;
+	int n_queued, n_done;
+	uint64_t number, seq[MAX_RANKS];
+	const void *send[MAX_RANKS];
+	char *result;
+} NcclRendezvous;
 enum { ROOM_TURNS = 4, ROOM_BYTES = 8 << 20 /* of a rank, in a collective */ };
-/* What processes of a group share, a file of the id's name: who has joined; of each rank how many collectives it has brought its part of, and how many it has
- * taken; the parts of the last ones. */
+/* What processes of a group share, a file of the id's name: who has joined; of each rank how many
+ * collectives it has brought its part of, and how many it has taken; the parts of the last ones. */
 typedef struct CommScratch {
 	atomic_int joined, pid[MAX_RANKS];
 	atomic_ullong brought[MAX_RANKS], taken[MAX_RANKS];
 	What what[ROOM_TURNS][MAX_RANKS];
 	char part[ROOM_TURNS][MAX_RANKS][ROOM_BYTES];
 } CommScratch;
-typedef struct CallGroup { struct CallGroup *next; CommScratch *room; bool apart; /* some ranks are other processes */ Id id; int n, n_joined, n_left; uint64_t next_of[MAX_RANKS]; NcclRendezvous meet[IN_FLIGHT]; bool bad, aborted; } CallGroup;
-typedef struct { CallGroup *group; int rank, device; } NcclComm;
-typedef struct { NcclComm comm; What what; const void *send; void *recv; uint64_t number; } GroupCall;
+typedef struct CallGroup {
+	struct CallGroup *next;
+	CommScratch *room;
+	bool apart; /* some ranks are other processes */
+	Id id;
+	int n, n_joined, n_left;
+	uint64_t next_of[MAX_RANKS];
+	NcclRendezvous meet[IN_FLIGHT];
+	bool bad, aborted;
+} CallGroup;
+typedef struct {
+	CallGroup *group;
+	int rank, device;
+} NcclComm;
+typedef struct {
+	NcclComm comm;
+	What what;
+	const void *send;
+	void *recv;
+	uint64_t number;
+} GroupCall;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CallGroup *groups;
-static __thread int depth;   /* of ncclGroupStart: then joining does not wait for the others */
+static __thread int depth; /* of ncclGroupStart: then joining does not wait for the others */
 
-static const char *const texts[] = { "no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument", "invalid usage" };
-API(const char *, ncclGetErrorString, (int r)) { return r >= 0 && r <= 5 ? texts[r] : "unknown result code"; }
-API(const char *, ncclGetLastError, (NcclComm *c)) { (void)c; return ""; }
+static const char *const texts[] = {
+	"no error",       "unhandled cuda error", "unhandled system error",
+	"internal error", "invalid argument",     "invalid usage"
+};
+API(const char *, ncclGetErrorString, (int r))
+{
+	return r >= 0 && r <= 5 ? texts[r] : "unknown result code";
+}
+API(const char *, ncclGetLastError, (NcclComm * c))
+{
+	(void)c;
+	return "";
+}
 API(int, ncclGetVersion, (int *v))
 {
 	if (!v)
@@ -51,7 +103,7 @@ API(int, ncclGetVersion, (int *v))
 	return OK_;
 }
 
-API(int, ncclGetUniqueId, (Id *id))
+API(int, ncclGetUniqueId, (Id * id))
 {
 	static unsigned counter;
 
@@ -60,26 +112,37 @@ API(int, ncclGetUniqueId, (Id *id))
 	if (emu_library_call("ncclGetUniqueId"))
 		return SYSTEM_ERROR;
 	memset(id, 0, sizeof *id);
-	snprintf(id->internal, sizeof id->internal, "/llmc-emu-nccl-%d-%u", (int)getpid(), __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
+	snprintf(id->internal, sizeof id->internal, "/llmc-emu-nccl-%d-%u", (int)getpid(),
+	         __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
 	int fd = shm_open(id->internal, O_CREAT | O_EXCL | O_RDWR, 0600);
 	if (fd < 0 && errno == EEXIST) { /* left by a process of this number that was killed */
 		shm_unlink(id->internal);
 		fd = shm_open(id->internal, O_CREAT | O_EXCL | O_RDWR, 0600);
 	}
-	if (fd < 0 || ftruncate(fd, sizeof(CommScratch))) /* pages that nobody writes take no memory */
+	if (fd < 0 ||
+	    ftruncate(fd, sizeof(CommScratch))) /* pages that nobody writes take no memory */
 		return SYSTEM_ERROR;
 	close(fd);
 	return OK_;
 }
 
-API(int, ncclGroupStart, (void)) { depth++; return OK_; }
-API(int, ncclGroupEnd, (void)) { return depth-- > 0 ? OK_ : (depth = 0, INVALID_USAGE); }
+API(int, ncclGroupStart, (void))
+{
+	depth++;
+	return OK_;
+}
+API(int, ncclGroupEnd, (void))
+{
+	return depth-- > 0 ? OK_ : (depth = 0, INVALID_USAGE);
+}
 
 static CommScratch *
 room_of(const Id *id)
 {
 	int fd = shm_open(id->internal, O_RDWR, 0600);
-	void *p = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof(CommScratch), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	void *p = fd < 0
+	              ? MAP_FAILED
+	              : mmap(NULL, sizeof(CommScratch), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
 	if (fd >= 0)
 		close(fd);
@@ -104,7 +167,8 @@ init(NcclComm **out, int n, Id id, int rank, bool wait)
 
 	if (!out || n < 1 || n > MAX_RANKS || rank < 0 || rank >= n)
 		return INVALID_ARGUMENT;
-	if (emu_library_call(wait ? "ncclCommInitRank" : "ncclCommInitRankConfig") || emu_library_device() < 0)
+	if (emu_library_call(wait ? "ncclCommInitRank" : "ncclCommInitRankConfig") ||
+	    emu_library_device() < 0)
 		return UNHANDLED_CUDA;
 	pthread_mutex_lock(&lock);
 	for (g = groups; g && memcmp(&g->id, &id, sizeof id); g = g->next)
@@ -136,19 +200,27 @@ init(NcclComm **out, int n, Id id, int rank, bool wait)
 	return OK_;
 }
 
-API(int, ncclCommInitRank, (NcclComm **out, int n, Id id, int rank)) { return init(out, n, id, rank, true); }
+API(int, ncclCommInitRank, (NcclComm * *out, int n, Id id, int rank))
+{
+	return init(out, n, id, rank, true);
+}
 
 /* As far as it was in 2.14: what is behind `blocking` is left as it is here. */
-typedef struct { size_t size; unsigned magic, version; int blocking; } NcclInitConfig;
-API(int, ncclCommInitRankConfig, (NcclComm **out, int n, Id id, int rank, const NcclInitConfig *c))
+typedef struct {
+	size_t size;
+	unsigned magic, version;
+	int blocking;
+} NcclInitConfig;
+API(int, ncclCommInitRankConfig, (NcclComm * *out, int n, Id id, int rank, const NcclInitConfig *c))
 {
-	if (!c || c->size < sizeof *c || c->magic != 0xcafebeef || c->blocking < 0 || c->blocking > 1)
+	if (!c || c->size < sizeof *c || c->magic != 0xcafebeef || c->blocking < 0 ||
+	    c->blocking > 1)
 		return INVALID_ARGUMENT;
 	int r = init(out, n, id, rank, c->blocking);
 	return r == OK_ && !c->blocking ? IN_PROGRESS : r;
 }
 
-API(int, ncclCommDestroy, (NcclComm *c))
+API(int, ncclCommDestroy, (NcclComm * c))
 {
 	if (!c)
 		return INVALID_ARGUMENT;
@@ -157,7 +229,9 @@ API(int, ncclCommDestroy, (NcclComm *c))
 	if (++c->group->n_left == c->group->n_joined)
 		for (CallGroup **g = &groups; *g; g = &(*g)->next)
 			if (*g == c->group) {
-				*g = c->group->next; /* its memory stays: operations may still name it */
+				*g =
+				    c->group
+				        ->next; /* its memory stays: operations may still name it */
 				break;
 			}
 	pthread_mutex_unlock(&lock);
@@ -165,16 +239,32 @@ API(int, ncclCommDestroy, (NcclComm *c))
 	return OK_;
 }
 /* What waits in streams of any rank comes to its end, and does nothing. */
-API(int, ncclCommAbort, (NcclComm *c))
+API(int, ncclCommAbort, (NcclComm * c))
 {
 	if (c)
 		__atomic_store_n(&c->group->aborted, true, __ATOMIC_SEQ_CST);
 	return ncclCommDestroy(c);
 }
-API(int, ncclCommCount, (const NcclComm *c, int *n)) { return c && n ? (*n = c->group->n, OK_) : INVALID_ARGUMENT; }
-API(int, ncclCommUserRank, (const NcclComm *c, int *n)) { return c && n ? (*n = c->rank, OK_) : INVALID_ARGUMENT; }
-API(int, ncclCommCuDevice, (const NcclComm *c, int *n)) { return c && n ? (*n = c->device, OK_) : INVALID_ARGUMENT; }
-API(int, ncclCommGetAsyncError, (NcclComm *c, int *r)) { return c && r ? (*r = c->group->bad ? INVALID_USAGE : !complete(c->group) ? IN_PROGRESS : OK_, OK_) : INVALID_ARGUMENT; }
+API(int, ncclCommCount, (const NcclComm *c, int *n))
+{
+	return c && n ? (*n = c->group->n, OK_) : INVALID_ARGUMENT;
+}
+API(int, ncclCommUserRank, (const NcclComm *c, int *n))
+{
+	return c && n ? (*n = c->rank, OK_) : INVALID_ARGUMENT;
+}
+API(int, ncclCommCuDevice, (const NcclComm *c, int *n))
+{
+	return c && n ? (*n = c->device, OK_) : INVALID_ARGUMENT;
+}
+API(int, ncclCommGetAsyncError, (NcclComm * c, int *r))
+{
+	return c && r ? (*r = c->group->bad         ? INVALID_USAGE
+	                      : !complete(c->group) ? IN_PROGRESS
+	                                            : OK_,
+	                 OK_)
+	              : INVALID_ARGUMENT;
+}
 
 static size_t
 elem(int type)
@@ -202,7 +292,8 @@ queued(void *blob, uint64_t seq)
 	m->n_queued++;
 }
 
-/* Between processes: this rank's part is brought when its turn has come, and there when all have brought theirs. */
+/* Between processes: this rank's part is brought when its turn has come, and there when all have
+ * brought theirs. */
 static bool
 ready_apart(const GroupCall *c, const NcclRendezvous *m)
 {
@@ -212,7 +303,8 @@ ready_apart(const GroupCall *c, const NcclRendezvous *m)
 
 	if (g->bad)
 		return false;
-	if (atomic_load(&room->brought[rank]) == c->number && emu_library_came_first(m->seq[rank])) {
+	if (atomic_load(&room->brought[rank]) == c->number &&
+	    emu_library_came_first(m->seq[rank])) {
 		for (int k = 0; k < g->n; k++)
 			if (atomic_load(&room->taken[k]) + ROOM_TURNS <= c->number)
 				return false;
@@ -300,7 +392,8 @@ put_float(void *p, int type, size_t i, float v)
 	}
 }
 
-/* What all ranks get, one behind the other for a gather; sums in the order of the ranks, in fp32. */
+/* What all ranks get, one behind the other for a gather; sums in the order of the ranks, in fp32.
+ */
 static void
 compute(NcclRendezvous *m, int n)
 {
@@ -320,7 +413,10 @@ compute(NcclRendezvous *m, int n)
 			float v = as_float(m->send[0], m->what.type, i);
 			for (int r = 1; r < n; r++) {
 				float x = as_float(m->send[r], m->what.type, i);
-				v = m->what.op == MAX ? (x > v ? x : v) : m->what.op == MIN ? (x < v ? x : v) : m->what.op == PROD ? v * x : v + x;
+				v = m->what.op == MAX    ? (x > v ? x : v)
+				    : m->what.op == MIN  ? (x < v ? x : v)
+				    : m->what.op == PROD ? v * x
+				                         : v + x;
 			}
 			put_float(m->result, m->what.type, i, m->what.op == AVG ? v / (float)n : v);
 		}
@@ -339,7 +435,8 @@ run(void *blob)
 		return;
 	if (g->apart) { /* gathers alone are asked for between processes */
 		for (int k = 0; k < g->n; k++)
-			memcpy((char *)c->recv + bytes * (size_t)k, g->room->part[c->number % ROOM_TURNS][k], bytes);
+			memcpy((char *)c->recv + bytes * (size_t)k,
+			       g->room->part[c->number % ROOM_TURNS][k], bytes);
 		atomic_store(&g->room->taken[c->comm.rank], c->number + 1);
 		return;
 	}
@@ -348,7 +445,10 @@ run(void *blob)
 	if (m->what.kind == ALL_GATHER)
 		memcpy(c->recv, m->result, bytes * (size_t)g->n);
 	else
-		memcpy(c->recv, m->result + (m->what.kind == REDUCE_SCATTER ? bytes * (size_t)c->comm.rank : 0), bytes);
+		memcpy(c->recv,
+		       m->result +
+		           (m->what.kind == REDUCE_SCATTER ? bytes * (size_t)c->comm.rank : 0),
+		       bytes);
 	if (++m->n_done == g->n)
 		m->n_queued = 0;
 }
@@ -357,15 +457,20 @@ static int
 collective(const char *name, What what, const void *send, void *recv, NcclComm *c, void *stream)
 {
 	GroupCall call = { .what = what, .send = send, .recv = recv };
-	LibraryWork w = { .name = name, .run = run, .queued = queued, .ready = ready, .n_touch = 2 };
+	LibraryWork w = {
+		.name = name, .run = run, .queued = queued, .ready = ready, .n_touch = 2
+	};
 
-	if (!c || !elem(what.type) || what.op < 0 || what.op > AVG || !what.count || what.root < 0 || what.root >= c->group->n)
+	if (!c || !elem(what.type) || what.op < 0 || what.op > AVG || !what.count ||
+	    what.root < 0 || what.root >= c->group->n)
 		return INVALID_ARGUMENT;
 	if (emu_library_call(name))
 		return UNHANDLED_CUDA;
-	if (!complete(c->group) || (c->group->apart && (what.kind != ALL_GATHER || elem(what.type) * what.count > ROOM_BYTES)))
+	if (!complete(c->group) || (c->group->apart && (what.kind != ALL_GATHER ||
+	                                                elem(what.type) * what.count > ROOM_BYTES)))
 		return INVALID_USAGE;
-	size_t n = elem(what.type) * what.count, in = what.kind == REDUCE_SCATTER ? n * (size_t)c->group->n : n,
+	size_t n = elem(what.type) * what.count,
+	       in = what.kind == REDUCE_SCATTER ? n * (size_t)c->group->n : n,
 	       out = what.kind == ALL_GATHER ? n * (size_t)c->group->n : n;
 	if (!emu_library_memory(send, in) || !emu_library_memory(recv, out))
 		return INVALID_ARGUMENT;
@@ -378,22 +483,34 @@ collective(const char *name, What what, const void *send, void *recv, NcclComm *
 	return emu_library_queue(stream, &w, &call, sizeof call) ? UNHANDLED_CUDA : OK_;
 }
 
-API(int, ncclAllReduce, (const void *send, void *recv, size_t count, int type, int op, NcclComm *c, void *stream))
+API(int, ncclAllReduce,
+    (const void *send, void *recv, size_t count, int type, int op, NcclComm *c, void *stream))
 {
-	return collective("ncclAllReduce", (What){ .kind = ALL_REDUCE, .type = type, .op = op, .count = count }, send, recv, c, stream);
+	return collective("ncclAllReduce",
+	                  (What){ .kind = ALL_REDUCE, .type = type, .op = op, .count = count },
+	                  send, recv, c, stream);
 }
 
-API(int, ncclAllGather, (const void *send, void *recv, size_t count, int type, NcclComm *c, void *stream))
+API(int, ncclAllGather,
+    (const void *send, void *recv, size_t count, int type, NcclComm *c, void *stream))
 {
-	return collective("ncclAllGather", (What){ .kind = ALL_GATHER, .type = type, .count = count }, send, recv, c, stream);
+	return collective("ncclAllGather",
+	                  (What){ .kind = ALL_GATHER, .type = type, .count = count }, send, recv, c,
+	                  stream);
 }
 
-API(int, ncclReduceScatter, (const void *send, void *recv, size_t count, int type, int op, NcclComm *c, void *stream))
+API(int, ncclReduceScatter,
+    (const void *send, void *recv, size_t count, int type, int op, NcclComm *c, void *stream))
 {
-	return collective("ncclReduceScatter", (What){ .kind = REDUCE_SCATTER, .type = type, .op = op, .count = count }, send, recv, c, stream);
+	return collective("ncclReduceScatter",
+	                  (What){ .kind = REDUCE_SCATTER, .type = type, .op = op, .count = count },
+	                  send, recv, c, stream);
 }
 
-API(int, ncclBroadcast, (const void *send, void *recv, size_t count, int type, int root, NcclComm *c, void *stream))
+API(int, ncclBroadcast,
+    (const void *send, void *recv, size_t count, int type, int root, NcclComm *c, void *stream))
 {
-	return collective("ncclBroadcast", (What){ .kind = BROADCAST, .type = type, .root = root, .count = count }, send, recv, c, stream);
+	return collective("ncclBroadcast",
+	                  (What){ .kind = BROADCAST, .type = type, .root = root, .count = count },
+	                  send, recv, c, stream);
 }

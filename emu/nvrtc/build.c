@@ -16,8 +16,13 @@
 #include "base/program.h"
 #include "base/sha256.h"
 
-typedef struct { char *p; size_t n, cap; } TextBuf;
-typedef struct { uint64_t a, b; } SourceHash;
+typedef struct {
+	char *p;
+	size_t n, cap;
+} TextBuf;
+typedef struct {
+	uint64_t a, b;
+} SourceHash;
 
 static void
 put(TextBuf *t, const char *s, size_t n)
@@ -100,8 +105,9 @@ static bool
 word_at(const char *src, size_t i, const char *w)
 {
 	size_t n = strlen(w);
-	return !strncmp(src + i, w, n) && !(isalnum((unsigned char)src[i + n]) || src[i + n] == '_')
-	    && (!i || !(isalnum((unsigned char)src[i - 1]) || src[i - 1] == '_'));
+	return !strncmp(src + i, w, n) &&
+	       !(isalnum((unsigned char)src[i + n]) || src[i + n] == '_') &&
+	       (!i || !(isalnum((unsigned char)src[i - 1]) || src[i - 1] == '_'));
 }
 
 /* The source with comments and strings blanked, so that only code is searched. */
@@ -119,7 +125,8 @@ blank(const char *src)
 				s[i++] = ' ';
 			if (s[i])
 				s[i] = s[i + 1] = ' ', i += 2;
-		} else if (s[i] == '"' || (s[i] == '\'' && !(i && isalnum((unsigned char)s[i - 1])))) {
+		} else if (s[i] == '"' ||
+		           (s[i] == '\'' && !(i && isalnum((unsigned char)s[i - 1])))) {
 			char q = s[i++];
 			while (s[i] && s[i] != q && s[i] != '\n') {
 				if (s[i] == '\\' && s[i + 1])
@@ -148,7 +155,8 @@ skip_parens(const char *s, size_t i)
 	return i;
 }
 
-/* One line per `__global__ ... name(`; launch bounds are repeated, to be evaluated at the end of the file. */
+/* One line per `__global__ ... name(`; launch bounds are repeated, to be evaluated at the end of
+ * the file. */
 static void
 exports(TextBuf *t, const char *source)
 {
@@ -166,7 +174,8 @@ exports(TextBuf *t, const char *source)
 		if (s[line] == '#')
 			continue;
 		while (s[j]) {
-			while (s[j] && !isalpha((unsigned char)s[j]) && s[j] != '_' && s[j] != ';' && s[j] != '{')
+			while (s[j] && !isalpha((unsigned char)s[j]) && s[j] != '_' &&
+			       s[j] != ';' && s[j] != '{')
 				j++;
 			if (!isalpha((unsigned char)s[j]) && s[j] != '_')
 				break;
@@ -210,7 +219,8 @@ run(char *const argv[], const char *out, const char *log, const char *dir)
 	int status;
 
 	if (pid == 0) {
-		int fd = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600), null = open("/dev/null", O_RDONLY);
+		int fd = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600),
+		    null = open("/dev/null", O_RDONLY);
 		int to = out ? open(out, O_WRONLY | O_CREAT | O_TRUNC, 0600) : fd;
 		dup2(null, 0);
 		dup2(to, 1);
@@ -249,12 +259,14 @@ wide_vectors(void)
 
 enum { MAX_ARGS = 256 };
 
-/* Accumulators belong to the matrix instruction until it has been waited for, so locals are watched as well. */
+/* Accumulators belong to the matrix instruction until it has been waited for, so locals are watched
+ * as well. */
 static void
 watch_locals(const char **a, int *n)
 {
-	static const char *const locals[] = { "-Xclang", "-fsanitize-coverage-type=1", "-Xclang", "-fsanitize-coverage-trace-loads", "-Xclang",
-		"-fsanitize-coverage-trace-stores" };
+	static const char *const locals[] = { "-Xclang", "-fsanitize-coverage-type=1",
+		                              "-Xclang", "-fsanitize-coverage-trace-loads",
+		                              "-Xclang", "-fsanitize-coverage-trace-stores" };
 
 	for (size_t i = 0; i < sizeof locals / sizeof *locals; i++)
 		a[(*n)++] = locals[i];
@@ -263,16 +275,50 @@ watch_locals(const char **a, int *n)
 static void
 arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *cxx, char arch[32])
 {
-	static const char *const common[] = { "-x", "c++", "-std=c++17", "-fdeclspec", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti",
-		"-fno-threadsafe-statics", "-fno-stack-protector", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-everything", "-Werror=uninitialized",
-		"-fno-color-diagnostics", "-fno-caret-diagnostics", "-fno-math-errno", "-fno-delete-null-pointer-checks", "-DLLMC_EMU=1", "-D__CUDACC_RTC__=1", "-include", "emu_device.h",
-		"-mllvm", "-experimental-debug-variable-locations=0" /* lines are wanted, and finding variables takes a fifth of the time */ };
-	static const char *const checking[] = { "-DLLMC_EMU_CHECK=1", "-fsanitize=thread,alignment,bounds,integer-divide-by-zero,shift-exponent,signed-integer-overflow",
-		"-fno-wrapv", "-ftrivial-auto-var-init=pattern", "-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loops",
-		"-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-memintrinsics=1",
-		"-mllvm", "-tsan-distinguish-volatile=1", "-Xclang", "-fdump-record-layouts", "-mllvm", "-tsan-instrument-read-before-write=1",
-		/* the hooks take most of what such a kernel takes to run, the compiler most of all */
-		"-mllvm", "-regalloc=fast", "-mllvm", "-optimize-regalloc=0" };
+	static const char *const common[] = {
+		"-x",
+		"c++",
+		"-std=c++17",
+		"-fdeclspec",
+		"-O1",
+		"-g1",
+		"-fPIC",
+		"-fno-exceptions",
+		"-fno-rtti",
+		"-fno-threadsafe-statics",
+		"-fno-stack-protector",
+		"-fno-strict-aliasing",
+		"-fwrapv",
+		"-ffp-contract=off",
+		"-fvisibility=hidden",
+		"-Wno-everything",
+		"-Werror=uninitialized",
+		"-fno-color-diagnostics",
+		"-fno-caret-diagnostics",
+		"-fno-math-errno",
+		"-fno-delete-null-pointer-checks",
+		"-DLLMC_EMU=1",
+		"-D__CUDACC_RTC__=1",
+		"-include",
+		"emu_device.h",
+		"-mllvm",
+		"-experimental-debug-variable-locations=0" /* lines are wanted, and finding
+		                                              variables takes a fifth of the time
+		                                            */
+	};
+	static const char *const checking[] = {
+		"-DLLMC_EMU_CHECK=1",
+		"-fsanitize=thread,alignment,bounds,integer-divide-by-zero,shift-exponent,signed-"
+		"integer-overflow",
+		"-fno-wrapv", "-ftrivial-auto-var-init=pattern", "-fno-vectorize",
+		"-fno-slp-vectorize", "-fno-unroll-loops", "-mllvm",
+		"-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-memintrinsics=1",
+		"-mllvm", "-tsan-distinguish-volatile=1", "-Xclang", "-fdump-record-layouts",
+		"-mllvm", "-tsan-instrument-read-before-write=1",
+		/* the hooks take most of what such a kernel takes to run, the compiler most of all
+		 */
+		"-mllvm", "-regalloc=fast", "-mllvm", "-optimize-regalloc=0"
+	};
 
 	const char *level = getenv("LLMC_EMU_LEVEL");
 
@@ -294,7 +340,8 @@ arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *
 		a[(*n)++] = s->opt[i];
 }
 
-/* Headers that the text includes by name from the -I folders, and those that they include. System headers are part of the compiler. */
+/* Headers that the text includes by name from the -I folders, and those that they include. System
+ * headers are part of the compiler. */
 static void
 add_included(Sha256 *sum, const NvrtcSource *s, const char *text, TextBuf *seen)
 {
@@ -325,7 +372,8 @@ add_included(Sha256 *sum, const NvrtcSource *s, const char *text, TextBuf *seen)
 			add_included(sum, s, s->header[i], seen);
 }
 
-/* Everything of the emulator that an object is made from, and the compiler: read once per process. */
+/* Everything of the emulator that an object is made from, and the compiler: read once per process.
+ */
 static Sha256 common;
 static char common_of[1024];
 static pthread_mutex_t common_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -333,8 +381,11 @@ static pthread_mutex_t common_lock = PTHREAD_MUTEX_INITIALIZER;
 static Sha256
 common_sum(const Cache *cache, const char *cxx)
 {
-	static const char *const parts[] = { "include/emu_device.h", "include/emu_abi.h", "include/emu_mma.h", "include/emu_math.h", "include/emu_sync.h",
-		"include/emu_wgmma.h", "include/warp_ops.h", "kernel_mem.o", "obj/nvrtc/build.o" };
+	static const char *const parts[] = { "include/emu_device.h", "include/emu_abi.h",
+		                             "include/emu_mma.h",    "include/emu_math.h",
+		                             "include/emu_sync.h",   "include/emu_wgmma.h",
+		                             "include/warp_ops.h",   "kernel_mem.o",
+		                             "obj/nvrtc/build.o" };
 	char path[4400];
 
 	pthread_mutex_lock(&common_lock);
@@ -358,9 +409,11 @@ common_sum(const Cache *cache, const char *cxx)
 	return sum;
 }
 
-/* The key of an object, after the last of the arguments has been added. Folders are not part of it: the contents of included files are. */
+/* The key of an object, after the last of the arguments has been added. Folders are not part of it:
+ * the contents of included files are. */
 static void
-key_of(const Cache *cache, const NvrtcSource *s, const char *cxx, bool check, const char **a, int *n, char key[65])
+key_of(const Cache *cache, const NvrtcSource *s, const char *cxx, bool check, const char **a,
+       int *n, char key[65])
 {
 	Sha256 sum = common_sum(cache, cxx);
 	TextBuf seen = { 0 };
@@ -384,7 +437,8 @@ key_of(const Cache *cache, const NvrtcSource *s, const char *cxx, bool check, co
 	sha256_hex(&sum, key);
 }
 
-/* Keep the record layouts of the source from a dump of clang, a fortieth of the text: the others are of its intermediate form. */
+/* Keep the record layouts of the source from a dump of clang, a fortieth of the text: the others
+ * are of its intermediate form. */
 static int
 write_layouts(const char *dir, const char *dump)
 {
@@ -396,7 +450,8 @@ write_layouts(const char *dir, const char *dump)
 		end = line + strcspn(line, "\n");
 		end += *end == '\n';
 		if (!strncmp(line, "*** ", 4))
-			keep = strstr(line, "AST Record Layout") != NULL && strstr(line, "AST Record Layout") < end;
+			keep = strstr(line, "AST Record Layout") != NULL &&
+			       strstr(line, "AST Record Layout") < end;
 		if (keep)
 			put(&t, line, (size_t)(end - line));
 	}
@@ -409,7 +464,8 @@ write_layouts(const char *dir, const char *dump)
 static int
 compile(const NvrtcSource *s, bool check, const char *dir, const char *cxx, const char **a, int n)
 {
-	char src[4400], obj[4400], out[4400], logs[4400], layouts[4400], mem[4400], cuda[4400], include[4400], own[4400], map[4400];
+	char src[4400], obj[4400], out[4400], logs[4400], layouts[4400], mem[4400], cuda[4400],
+	    include[4400], own[4400], map[4400];
 	int rc;
 
 	snprintf(src, sizeof src, "%s/kernel.cu", dir);
@@ -444,9 +500,23 @@ compile(const NvrtcSource *s, bool check, const char *dir, const char *cxx, cons
 		rc = dump ? write_layouts(dir, dump) : -1;
 		free(dump);
 	}
-	if (!rc) { /* layouts are data between two symbols that are named for their file, so the linker works in its folder */
-		const char *l[] = { cxx, "-shared", "-nostdlib", "-Wl,-Bsymbolic", "-Wl,-z,defs", obj, mem, cuda, "-lm", "-lc", "-o", out, "-Wl,-z,noexecstack",
-			check ? "-Wl,--format=binary,layouts,--format=default" : NULL, NULL };
+	if (!rc) { /* layouts are data between two symbols that are named for their file, so the
+		      linker works in its folder */
+		const char *l[] = { cxx,
+			            "-shared",
+			            "-nostdlib",
+			            "-Wl,-Bsymbolic",
+			            "-Wl,-z,defs",
+			            obj,
+			            mem,
+			            cuda,
+			            "-lm",
+			            "-lc",
+			            "-o",
+			            out,
+			            "-Wl,-z,noexecstack",
+			            check ? "-Wl,--format=binary,layouts,--format=default" : NULL,
+			            NULL };
 		rc = run((char *const *)(uintptr_t)l, NULL, logs, dir);
 	}
 	return rc;
@@ -479,8 +549,10 @@ keep(const Cache *cache, const char *key, const char *dir, Built *out)
 	bool kept = false;
 
 	file_join(&path, dir, "kernel.so");
-	if (cache_keeps(cache) && file_read(strbuf_str(&path), 1 << 28, &object, &out->unkept) == LLMC_OK)
-		kept = cache_put(cache, "emu", key, object.data, object.len, &out->entry, &out->unkept) == LLMC_OK;
+	if (cache_keeps(cache) &&
+	    file_read(strbuf_str(&path), 1 << 28, &object, &out->unkept) == LLMC_OK)
+		kept = cache_put(cache, "emu", key, object.data, object.len, &out->entry,
+		                 &out->unkept) == LLMC_OK;
 	if (!kept) {
 		strbuf_clear(&out->entry.path);
 		strbuf_puts(&out->entry.path, strbuf_str(&path));
@@ -504,7 +576,8 @@ build_object(const NvrtcSource *s, bool check, Built *out, char **log)
 	*out = (Built){ 0 };
 	cxx = cxx && *cxx ? cxx : "clang++";
 	*log = strdup("");
-	(void)cache_open(&cache, own && *own ? own : NULL, &out->unkept); /* without it the object is of this process alone */
+	(void)cache_open(&cache, own && *own ? own : NULL,
+	                 &out->unkept); /* without it the object is of this process alone */
 	arguments(s, check, a, &n, cxx, arch);
 	key_of(&cache, s, cxx, check, a, &n, key);
 	if (take(&cache, key, out)) {
@@ -544,15 +617,26 @@ build_release(Built *b)
 
 /* ---- images ---- */
 
-typedef struct { char magic[8]; uint32_t version, arch; uint32_t exact, ptx; uint32_t n_opt, n_header; uint64_t bytes; SourceHash sum; } ImageHead;
+typedef struct {
+	char magic[8];
+	uint32_t version, arch;
+	uint32_t exact, ptx;
+	uint32_t n_opt, n_header;
+	uint64_t bytes;
+	SourceHash sum;
+} ImageHead;
 static const char MAGIC[8] = "\177EMUIMG";
 
 char *
 image_write(const NvrtcSource *s, size_t *bytes)
 {
 	TextBuf t = { 0 };
-	ImageHead h = { .version = 1, .arch = (uint32_t)s->arch, .exact = s->exact, .ptx = s->ptx, .n_opt = (uint32_t)s->n_opt,
-	           .n_header = (uint32_t)s->n_header };
+	ImageHead h = { .version = 1,
+		        .arch = (uint32_t)s->arch,
+		        .exact = s->exact,
+		        .ptx = s->ptx,
+		        .n_opt = (uint32_t)s->n_opt,
+		        .n_header = (uint32_t)s->n_header };
 
 	memcpy(h.magic, MAGIC, 8);
 	put(&t, (char *)&h, sizeof h);
@@ -581,14 +665,21 @@ image_read(const void *image, NvrtcSource *s)
 	if (memcmp(p, MAGIC, 8))
 		return -1;
 	memcpy(&h, p, sizeof h);
-	if (h.version != 1 || h.bytes < sizeof h || h.bytes > 64u << 20 || h.n_opt > 64 || h.n_header > 64)
+	if (h.version != 1 || h.bytes < sizeof h || h.bytes > 64u << 20 || h.n_opt > 64 ||
+	    h.n_header > 64)
 		return -1;
 	hash(&sum, p + sizeof h, h.bytes - sizeof h);
 	if (sum.a != h.sum.a || sum.b != h.sum.b)
 		return -1;
-	*s = (NvrtcSource){ .arch = (int)h.arch, .exact = h.exact, .ptx = h.ptx, .n_opt = (int)h.n_opt, .n_header = (int)h.n_header };
+	*s = (NvrtcSource){ .arch = (int)h.arch,
+		            .exact = h.exact,
+		            .ptx = h.ptx,
+		            .n_opt = (int)h.n_opt,
+		            .n_header = (int)h.n_header };
 	char *copy = malloc(h.bytes);
-	const char **opt = calloc(h.n_opt + 1, sizeof *opt), **name = calloc(h.n_header + 1, sizeof *name), **text = calloc(h.n_header + 1, sizeof *text);
+	const char **opt = calloc(h.n_opt + 1, sizeof *opt),
+	           **name = calloc(h.n_header + 1, sizeof *name),
+	           **text = calloc(h.n_header + 1, sizeof *text);
 	memcpy(copy, p, h.bytes);
 	char *q = copy + sizeof h;
 	s->name = q, q += strlen(q) + 1;

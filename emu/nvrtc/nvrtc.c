@@ -1,5 +1,6 @@
-/* Stand-in for NVRTC: the same calls, options and kinds of answers; what it compiles to is an image that only the emulator's driver
- * loads. Compile errors land in the log with the program's name and line. */
+/* Stand-in for NVRTC: the same calls, options and kinds of answers; what it compiles to is an image
+ * that only the emulator's driver loads. Compile errors land in the log with the program's name and
+ * line. */
 #include "build.h"
 #include "../cuda_api.h"
 
@@ -8,7 +9,9 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define API(ret, name, args) EXPORT ret name args; EXPORT ret name args
+#define API(ret, name, args)                                                                       \
+	EXPORT ret name args;                                                                      \
+	EXPORT ret name args
 
 struct nvrtc_program {
 	char *name, *source, **header_name, **header;
@@ -19,7 +22,9 @@ struct nvrtc_program {
 };
 
 enum { N_ARCH = 10 };
-static const int archs[N_ARCH] = { 75, 80, 86, 87, 89, 90, 100, 120, 103, 121 }; /* the last two since 12.9 */
+static const int archs[N_ARCH] = {
+	75, 80, 86, 87, 89, 90, 100, 120, 103, 121
+}; /* the last two since 12.9 */
 
 /* As the driver: 13000 for 13.0. */
 static int
@@ -38,10 +43,17 @@ n_archs(void)
 
 API(const char *, nvrtcGetErrorString, (nvrtcResult r))
 {
-	static const char *const text[] = { "NVRTC_SUCCESS", "NVRTC_ERROR_OUT_OF_MEMORY", "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
-		"NVRTC_ERROR_INVALID_INPUT", "NVRTC_ERROR_INVALID_PROGRAM", "NVRTC_ERROR_INVALID_OPTION", "NVRTC_ERROR_COMPILATION",
-		"NVRTC_ERROR_BUILTIN_OPERATION_FAILURE" };
-	return r >= 0 && r <= 7 ? text[r] : r == 11 ? "NVRTC_ERROR_INTERNAL_ERROR" : "NVRTC_ERROR unknown";
+	static const char *const text[] = { "NVRTC_SUCCESS",
+		                            "NVRTC_ERROR_OUT_OF_MEMORY",
+		                            "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
+		                            "NVRTC_ERROR_INVALID_INPUT",
+		                            "NVRTC_ERROR_INVALID_PROGRAM",
+		                            "NVRTC_ERROR_INVALID_OPTION",
+		                            "NVRTC_ERROR_COMPILATION",
+		                            "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE" };
+	return r >= 0 && r <= 7 ? text[r]
+	       : r == 11        ? "NVRTC_ERROR_INTERNAL_ERROR"
+	                        : "NVRTC_ERROR unknown";
 }
 
 API(nvrtcResult, nvrtcVersion, (int *major, int *minor))
@@ -69,8 +81,9 @@ API(nvrtcResult, nvrtcGetSupportedArchs, (int *list))
 	return NVRTC_SUCCESS;
 }
 
-API(nvrtcResult, nvrtcCreateProgram, (nvrtcProgram *out, const char *src, const char *name, int n, const char *const *headers,
-                                      const char *const *names))
+API(nvrtcResult, nvrtcCreateProgram,
+    (nvrtcProgram * out, const char *src, const char *name, int n, const char *const *headers,
+     const char *const *names))
 {
 	if (!out || !src || n < 0 || (n && (!headers || !names)))
 		return NVRTC_ERROR_INVALID_INPUT;
@@ -91,7 +104,7 @@ API(nvrtcResult, nvrtcCreateProgram, (nvrtcProgram *out, const char *src, const 
 	return NVRTC_SUCCESS;
 }
 
-API(nvrtcResult, nvrtcDestroyProgram, (nvrtcProgram *prog))
+API(nvrtcResult, nvrtcDestroyProgram, (nvrtcProgram * prog))
 {
 	if (!prog || !*prog)
 		return NVRTC_ERROR_INVALID_PROGRAM;
@@ -137,12 +150,56 @@ refuse(struct nvrtc_program *p, const char *what, const char *opt)
 API(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram p, int n, const char *const *opt))
 {
 	/* Options that change nothing here; a trailing = takes any value. */
-	static const char *const ignored[] = { "--use_fast_math", "-use_fast_math", "--fmad=", "-fmad=", "--ftz=", "-ftz=", "--prec-div=", "-prec-div=",
-		"--prec-sqrt=", "-prec-sqrt=", "-lineinfo", "--generate-line-info", "-G", "--device-debug", "-default-device", "--device-as-default-execution-space",
-		"--maxrregcount=", "-maxrregcount=", "--ptxas-options=", "-Xptxas=", "-dopt", "--dopt=", "-dlto", "--extra-device-vectorization", "-w", "--disable-warnings",
-		"--restrict", "--extensible-whole-program", "--diag-suppress=", "-diag-suppress=", "-diag-error=", "--no-source-include", "-no-cache", "-Ofast-compile=", "--Ofast-compile=",
-		"--split-compile=", "-split-compile=", "--minimal", "-minimal", "--display-error-number", "--no-display-error-number", "-err-no", "--gen-opt-lto", "-time=", "--time=",
-		"--builtin-move-forward=", "--builtin-initializer-list=", "--pch", "--relocatable-device-code=", "-rdc=" };
+	static const char *const ignored[] = { "--use_fast_math",
+		                               "-use_fast_math",
+		                               "--fmad=",
+		                               "-fmad=",
+		                               "--ftz=",
+		                               "-ftz=",
+		                               "--prec-div=",
+		                               "-prec-div=",
+		                               "--prec-sqrt=",
+		                               "-prec-sqrt=",
+		                               "-lineinfo",
+		                               "--generate-line-info",
+		                               "-G",
+		                               "--device-debug",
+		                               "-default-device",
+		                               "--device-as-default-execution-space",
+		                               "--maxrregcount=",
+		                               "-maxrregcount=",
+		                               "--ptxas-options=",
+		                               "-Xptxas=",
+		                               "-dopt",
+		                               "--dopt=",
+		                               "-dlto",
+		                               "--extra-device-vectorization",
+		                               "-w",
+		                               "--disable-warnings",
+		                               "--restrict",
+		                               "--extensible-whole-program",
+		                               "--diag-suppress=",
+		                               "-diag-suppress=",
+		                               "-diag-error=",
+		                               "--no-source-include",
+		                               "-no-cache",
+		                               "-Ofast-compile=",
+		                               "--Ofast-compile=",
+		                               "--split-compile=",
+		                               "-split-compile=",
+		                               "--minimal",
+		                               "-minimal",
+		                               "--display-error-number",
+		                               "--no-display-error-number",
+		                               "-err-no",
+		                               "--gen-opt-lto",
+		                               "-time=",
+		                               "--time=",
+		                               "--builtin-move-forward=",
+		                               "--builtin-initializer-list=",
+		                               "--pch",
+		                               "--relocatable-device-code=",
+		                               "-rdc=" };
 	const char *keep[64], *rest;
 	char *made[64];
 	int n_keep = 0;
@@ -158,12 +215,14 @@ API(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram p, int n, const char *const 
 		char text[4096];
 		if (n_keep == 64)
 			return refuse(p, "too many options", o);
-		if (starts(o, "--gpu-architecture=", &rest) || starts(o, "-arch=", &rest) || starts(o, "--gpu-architecture", &rest)) {
+		if (starts(o, "--gpu-architecture=", &rest) || starts(o, "-arch=", &rest) ||
+		    starts(o, "--gpu-architecture", &rest)) {
 			int arch = 0, used = 0;
 			if (!*rest && i + 1 < n)
 				rest = opt[++i];
 			s.ptx = !strncmp(rest, "compute_", 8);
-			if ((s.ptx || !strncmp(rest, "sm_", 3)) && sscanf(rest + (s.ptx ? 8 : 3), "%d%n", &arch, &used) == 1) {
+			if ((s.ptx || !strncmp(rest, "sm_", 3)) &&
+			    sscanf(rest + (s.ptx ? 8 : 3), "%d%n", &arch, &used) == 1) {
 				const char *tail = rest + (s.ptx ? 8 : 3) + used;
 				s.exact = !strcmp(tail, "a") || !strcmp(tail, "f");
 				if (*tail && !s.exact)
@@ -173,7 +232,8 @@ API(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram p, int n, const char *const 
 			for (int k = 0; k < n_archs(); k++)
 				known = known || archs[k] == arch;
 			if (!known)
-				return refuse(p, "invalid value for --gpu-architecture (-arch)", rest);
+				return refuse(p, "invalid value for --gpu-architecture (-arch)",
+				              rest);
 			s.arch = arch;
 			continue;
 		}
@@ -190,12 +250,15 @@ API(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram p, int n, const char *const 
 			snprintf(text, sizeof text, "-I%s", rest);
 		} else if (starts(o, "--std=", &rest) || starts(o, "-std=", &rest)) {
 			snprintf(text, sizeof text, "-std=%s", rest);
-		} else if (starts(o, "-D", &rest) || starts(o, "-I", &rest) || starts(o, "-U", &rest)) {
+		} else if (starts(o, "-D", &rest) || starts(o, "-I", &rest) ||
+		           starts(o, "-U", &rest)) {
 			snprintf(text, sizeof text, "%s", o);
 		}
 		bool ok = text[0];
 		for (size_t k = 0; !ok && k < sizeof ignored / sizeof *ignored; k++)
-			ok = ignored[k][strlen(ignored[k]) - 1] == '=' ? starts(o, ignored[k], &rest) : !strcmp(o, ignored[k]);
+			ok = ignored[k][strlen(ignored[k]) - 1] == '='
+			         ? starts(o, ignored[k], &rest)
+			         : !strcmp(o, ignored[k]);
 		if (!ok)
 			return refuse(p, "unrecognized option", o);
 		if (text[0]) {
@@ -266,22 +329,26 @@ give(const char *from, size_t bytes, size_t *n, char *to)
 
 API(nvrtcResult, nvrtcGetCUBINSize, (nvrtcProgram p, size_t *n))
 {
-	return p && n && p->compiled ? give(p->image, p->image_bytes, n, NULL) : NVRTC_ERROR_INVALID_PROGRAM;
+	return p && n && p->compiled ? give(p->image, p->image_bytes, n, NULL)
+	                             : NVRTC_ERROR_INVALID_PROGRAM;
 }
 
 API(nvrtcResult, nvrtcGetCUBIN, (nvrtcProgram p, char *to))
 {
-	return p && to && p->compiled ? give(p->image, p->image_bytes, NULL, to) : NVRTC_ERROR_INVALID_PROGRAM;
+	return p && to && p->compiled ? give(p->image, p->image_bytes, NULL, to)
+	                              : NVRTC_ERROR_INVALID_PROGRAM;
 }
 
 API(nvrtcResult, nvrtcGetPTXSize, (nvrtcProgram p, size_t *n))
 {
-	return p && n && p->compiled ? give(p->ptx, p->ptx_bytes, n, NULL) : NVRTC_ERROR_INVALID_PROGRAM;
+	return p && n && p->compiled ? give(p->ptx, p->ptx_bytes, n, NULL)
+	                             : NVRTC_ERROR_INVALID_PROGRAM;
 }
 
 API(nvrtcResult, nvrtcGetPTX, (nvrtcProgram p, char *to))
 {
-	return p && to && p->compiled ? give(p->ptx, p->ptx_bytes, NULL, to) : NVRTC_ERROR_INVALID_PROGRAM;
+	return p && to && p->compiled ? give(p->ptx, p->ptx_bytes, NULL, to)
+	                              : NVRTC_ERROR_INVALID_PROGRAM;
 }
 
 API(nvrtcResult, nvrtcAddNameExpression, (nvrtcProgram p, const char *name))

@@ -1,6 +1,7 @@
-/* Kernels built ahead of time: artifact/aot/<name>/ holds a file for each unit and a manifest that says what each was made
- * from. One fits when its source, headers, flags and ABI are those of now; the compiler may be another. What does not fit is
- * compiled as if nothing had been shipped, and that is said in one line. */
+/* Kernels built ahead of time: artifact/aot/<name>/ holds a file for each unit and a manifest that
+ * says what each was made from. One fits when its source, headers, flags and ABI are those of now;
+ * the compiler may be another. What does not fit is compiled as if nothing had been shipped, and
+ * that is said in one line. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,9 +24,13 @@ shipped_dir(const char *artifact, const char *name, Strbuf *dir)
 static void
 set_path(KernelBuild *b, int unit, const char *dir)
 {
-	const char *file = b->unit[unit].file, *base = strncmp(file, "kernels/", 8) ? file : file + 8, *dot = strrchr(base, '.');
+	const char *file = b->unit[unit].file,
+	           *base = strncmp(file, "kernels/", 8) ? file : file + 8,
+	           *dot = strrchr(base, '.');
 	char name[300];
-	int n = snprintf(name, sizeof name, "%.*s.%s", (int)(dot && dot > base ? dot - base : (long)strlen(base)), base, b->kind->suffix);
+	int n = snprintf(name, sizeof name, "%.*s.%s",
+	                 (int)(dot && dot > base ? dot - base : (long)strlen(base)), base,
+	                 b->kind->suffix);
 
 	for (int i = 0; i < n && i < (int)sizeof name; i++)
 		if (name[i] == '/')
@@ -66,7 +71,8 @@ read_manifest(const char *dir, llmc_error *why)
 		if (!m || version != MANIFEST)
 			error_set(why, LLMC_E_CHECK, "the manifest cannot be read");
 		else
-			error_set(why, LLMC_E_CHECK, "they have ABI %lld, this llmc has %d", abi, PLAN_STEP_ABI);
+			error_set(why, LLMC_E_CHECK, "they have ABI %lld, this llmc has %d", abi,
+			          PLAN_STEP_ABI);
 	}
 	json_decref(m);
 	strbuf_release(&path);
@@ -90,21 +96,25 @@ build_shipped(KernelBuild *b, const char *name, const char *unfit)
 		m = read_manifest(strbuf_str(&dir), &why);
 	for (int i = 0; m && i < b->n_unit; i++) {
 		BuildUnit *u = &b->unit[i];
-		const char *source = json_string_value(json_object_get(json_object_get(m, "source"), u->file));
+		const char *source =
+		    json_string_value(json_object_get(json_object_get(m, "source"), u->file));
 		set_path(b, i, strbuf_str(&dir));
 		if (u->entry.path.failed)
 			error_set(&why, LLMC_E_MEMORY, "out of memory");
 		else if (!source || strcmp(source, u->key))
-			error_set(&why, LLMC_E_CHECK, "%s was built from another source or with other %s", strrchr(strbuf_str(&u->entry.path), '/') + 1,
-			          b->kind->with);
+			error_set(&why, LLMC_E_CHECK,
+			          "%s was built from another source or with other %s",
+			          strrchr(strbuf_str(&u->entry.path), '/') + 1, b->kind->with);
 		else
-			u->ready = checked_read(strbuf_str(&u->entry.path), b->kind->mark, u->key, b->kind->contents(b->target, i), &why) == LLMC_OK;
+			u->ready = checked_read(strbuf_str(&u->entry.path), b->kind->mark, u->key,
+			                        b->kind->contents(b->target, i), &why) == LLMC_OK;
 		fit += u->ready;
 	}
 	if (fit < b->n_unit)
 		log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING,
-		         "%s: %d of %d kernels built ahead of time cannot be used (%s): they are compiled here", strbuf_str(&dir),
-		         b->n_unit - fit, b->n_unit, why.text);
+		         "%s: %d of %d kernels built ahead of time cannot be used (%s): they are "
+		         "compiled here",
+		         strbuf_str(&dir), b->n_unit - fit, b->n_unit, why.text);
 done:
 	json_decref(m);
 	strbuf_release(&dir);
@@ -123,15 +133,20 @@ build_ships(const char *artifact, const char *name)
 }
 
 static llmc_status
-write_manifest(const KernelBuild *b, const char *dir, const char *compiler, const char *arch, llmc_error *err)
+write_manifest(const KernelBuild *b, const char *dir, const char *compiler, const char *arch,
+               llmc_error *err)
 {
 	Strbuf path = { 0 };
 	llmc_status status = LLMC_E_MEMORY;
-	json_t *source = json_object(), *m = json_pack("{s:i, s:i, s:s, s:s, s:s*}", "manifest", MANIFEST, "step_abi", PLAN_STEP_ABI,
-	                                              "target", b->plan->target, "compiler", compiler, "arch", arch);
+	json_t *source = json_object(),
+	       *m = json_pack("{s:i, s:i, s:s, s:s, s:s*}", "manifest", MANIFEST, "step_abi",
+	                      PLAN_STEP_ABI, "target", b->plan->target, "compiler", compiler,
+	                      "arch", arch);
 	bool ok = source && m;
 
-	if (ok && b->plan->rank > 0) { /* ranks share the folder: what those before this one shipped stays in it */
+	if (ok &&
+	    b->plan->rank >
+	        0) { /* ranks share the folder: what those before this one shipped stays in it */
 		llmc_error why;
 		json_t *before = read_manifest(dir, &why);
 		ok = !before || json_object_update(source, json_object_get(before, "source")) == 0;
@@ -154,7 +169,8 @@ write_manifest(const KernelBuild *b, const char *dir, const char *compiler, cons
 }
 
 llmc_status
-build_ship(KernelBuild *b, const char *name, const char *compiler, const char *arch, llmc_error *err)
+build_ship(KernelBuild *b, const char *name, const char *compiler, const char *arch,
+           llmc_error *err)
 {
 	Strbuf dir = { 0 };
 	llmc_status status;

@@ -53,7 +53,8 @@ build_sweep(const char *dir)
 		if (strncmp(e->d_name, "tmp.", 4) && !strstr(e->d_name, ".tmp."))
 			continue;
 		file_join(&path, dir, e->d_name);
-		if (!path.failed && lstat(strbuf_str(&path), &st) == 0 && S_ISREG(st.st_mode) && time(NULL) - st.st_mtime > STALE_S)
+		if (!path.failed && lstat(strbuf_str(&path), &st) == 0 && S_ISREG(st.st_mode) &&
+		    time(NULL) - st.st_mtime > STALE_S)
 			unlink(strbuf_str(&path));
 	}
 	if (d)
@@ -75,8 +76,8 @@ add_unit(KernelBuild *b, const char *file)
 }
 
 llmc_status
-build_init(KernelBuild *b, const Plan *plan, const KernelBuildOptions *opt, const BuildKind *kind, void *target, const char *const *own,
-           llmc_error *err)
+build_init(KernelBuild *b, const Plan *plan, const KernelBuildOptions *opt, const BuildKind *kind,
+           void *target, const char *const *own, llmc_error *err)
 {
 	size_t n_own = 0;
 
@@ -87,14 +88,16 @@ build_init(KernelBuild *b, const Plan *plan, const KernelBuildOptions *opt, cons
 	pthread_mutex_init(&b->lock, NULL);
 	pthread_cond_init(&b->news, NULL);
 	if (!opt->artifact)
-		return error_set(err, LLMC_E_INPUT, "the plan has kernels, but no folder to find their sources in");
+		return error_set(err, LLMC_E_INPUT,
+		                 "the plan has kernels, but no folder to find their sources in");
 	TRY(file_check_trusted(opt->artifact, err));
 	TRY(build_check_folders(opt->artifact, "kernels/common/", err));
 	b->unit = calloc((size_t)plan->n_kernel + n_own + 1, sizeof *b->unit);
 	b->unit_of = calloc((size_t)plan->n_kernel + 1, sizeof *b->unit_of);
 	b->order = calloc((size_t)plan->n_kernel + n_own + 1, sizeof *b->order);
 	if (!b->unit || !b->unit_of || !b->order)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", plan->n_kernel);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels",
+		                 plan->n_kernel);
 	for (int i = 0; i < plan->n_kernel; i++)
 		b->unit_of[i] = add_unit(b, plan->kernel[i].file);
 	for (int i = 0; i < b->n_unit; i++)
@@ -135,9 +138,11 @@ build_keep(KernelBuild *b, int unit, const void *data, size_t n, bool *kept, llm
 	llmc_status status = LLMC_E_IO;
 
 	if (b->shipping)
-		status = checked_write(strbuf_str(&u->entry.path), b->kind->mark, u->key, data, n, &why);
+		status =
+		    checked_write(strbuf_str(&u->entry.path), b->kind->mark, u->key, data, n, &why);
 	else if (cache_keeps(&b->cache))
-		status = cache_put(&b->cache, b->kind->suffix, u->cached, data, n, b->kind->contents(b->target, unit) ? NULL : &u->entry, &why);
+		status = cache_put(&b->cache, b->kind->suffix, u->cached, data, n,
+		                   b->kind->contents(b->target, unit) ? NULL : &u->entry, &why);
 	*kept = status == LLMC_OK;
 	if (*kept)
 		return LLMC_OK;
@@ -183,7 +188,8 @@ find_unit(KernelBuild *b, int unit, const void *compiler, size_t n, int *damaged
 		break;
 	case LLMC_E_CHECK:
 		if ((*damaged)++ == 0)
-			log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING, "%s: it is built again", why.text);
+			log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING,
+			         "%s: it is built again", why.text);
 		break;
 	case LLMC_E_INPUT: /* a file of another user */
 		return error_set(err, LLMC_E_IO, "%s", why.text);

@@ -1,5 +1,6 @@
-/* Threads that compile, long sources first, so that no long one is left alone in the end. They leave signals to the program's own
- * threads, and start no more once a unit has failed: what failed once fails again. */
+/* Threads that compile, long sources first, so that no long one is left alone in the end. They
+ * leave signals to the program's own threads, and start no more once a unit has failed: what failed
+ * once fails again. */
 #include <signal.h>
 
 #include "base/error.h"
@@ -56,8 +57,8 @@ build_start(KernelBuild *b, const char *name, const char *compiler)
 		return;
 	sort_units(b);
 	b->jobs = n = n > b->todo ? b->todo : n > BUILD_MAX_JOBS ? BUILD_MAX_JOBS : n;
-	log_line(b->opt.log, b->opt.log_user, LLMC_LOG_INFO, "compiling %d kernel%s for %s with %s", b->todo, b->todo == 1 ? "" : "s",
-	         name, compiler);
+	log_line(b->opt.log, b->opt.log_user, LLMC_LOG_INFO, "compiling %d kernel%s for %s with %s",
+	         b->todo, b->todo == 1 ? "" : "s", name, compiler);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	while (b->n_thread < n && pthread_create(&b->thread[b->n_thread], NULL, pool_main, b) == 0)
@@ -75,7 +76,8 @@ build_poll(KernelBuild *b)
 	pthread_mutex_unlock(&b->lock);
 	if (done > b->shown && (done == b->todo || done - b->shown >= (b->todo + 7) / 8)) {
 		b->shown = done;
-		log_line(b->opt.log, b->opt.log_user, LLMC_LOG_INFO, "compiled %d of %d kernels", done, b->todo);
+		log_line(b->opt.log, b->opt.log_user, LLMC_LOG_INFO, "compiled %d of %d kernels",
+		         done, b->todo);
 	}
 }
 
@@ -110,7 +112,9 @@ build_wait(KernelBuild *b, llmc_error *err)
 		}
 	if (b->unkept.code != LLMC_OK && !b->opt.cache_warned)
 		log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING,
-		         "compiled kernels are not kept for the next time: %s (LLMC_CACHE names another folder)", b->unkept.text);
+		         "compiled kernels are not kept for the next time: %s (LLMC_CACHE names "
+		         "another folder)",
+		         b->unkept.text);
 	return LLMC_OK;
 }
 

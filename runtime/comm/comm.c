@@ -1,4 +1,5 @@
-/* What all ways of talking have in common: the terms behind a sum, the places of columns; and the way to the way. */
+/* What all ways of talking have in common: the terms behind a sum, the places of columns; and the
+ * way to the way. */
 #include "runtime/comm/comm_internal.h"
 
 #include <stdio.h>
@@ -93,13 +94,18 @@ void
 comm_set_position(Comm *c, int64_t step, int layer, int op)
 {
 	if (c->where)
-		atomic_store_explicit(c->where, (uint64_t)(step & 0xffffffff) << 32 | (uint64_t)((layer + 1) & 0xffff) << 16 | (uint64_t)((op + 1) & 0xffff), memory_order_relaxed);
+		atomic_store_explicit(c->where,
+		                      (uint64_t)(step & 0xffffffff) << 32 |
+		                          (uint64_t)((layer + 1) & 0xffff) << 16 |
+		                          (uint64_t)((op + 1) & 0xffff),
+		                      memory_order_relaxed);
 }
 
 void
 comm_position_text(uint64_t where, char *text, size_t n)
 {
-	const unsigned step = (unsigned)(where >> 32), layer = where >> 16 & 0xffff, op = where & 0xffff;
+	const unsigned step = (unsigned)(where >> 32), layer = where >> 16 & 0xffff,
+	               op = where & 0xffff;
 
 	if (!step)
 		snprintf(text, n, "before the first step");
@@ -108,7 +114,8 @@ comm_position_text(uint64_t where, char *text, size_t n)
 	else if (!layer)
 		snprintf(text, n, "in step %u, %s", step, op_info[op - 1].name);
 	else
-		snprintf(text, n, "in step %u, layer %u, %s", step, layer - 1, op_info[op - 1].name);
+		snprintf(text, n, "in step %u, layer %u, %s", step, layer - 1,
+		         op_info[op - 1].name);
 }
 
 llmc_status
@@ -124,12 +131,13 @@ void
 comm_finish_sum(const CommReduce *s, int64_t at, int64_t n, float *sum)
 {
 	const float *const bias[2] = { s->b, s->b2 };
-	const float       *r = s->r ? s->r + at : NULL;
-	float             *y = s->y + at;
+	const float *r = s->r ? s->r + at : NULL;
+	float *y = s->y + at;
 
 	for (int j = 0; j < 2; j++)
 		for (int64_t i = 0; bias[j] && i < n;) {
-			int64_t col = (at + i) % s->width, run = s->width - col < n - i ? s->width - col : n - i;
+			int64_t col = (at + i) % s->width,
+			        run = s->width - col < n - i ? s->width - col : n - i;
 			for (int64_t q = 0; q < run; q++)
 				sum[i + q] += bias[j][col + q];
 			i += run;
@@ -153,7 +161,8 @@ void
 comm_place(const CommGather *j, const CommStream *s, int64_t at, int64_t end, const float *x)
 {
 	while (at < end) {
-		int64_t row = at / s->count, col = at % s->count, run = s->count - col < end - at ? s->count - col : end - at;
+		int64_t row = at / s->count, col = at % s->count,
+		        run = s->count - col < end - at ? s->count - col : end - at;
 		memcpy(j->y + row * j->width + s->first + col, x, (size_t)run * sizeof *x);
 		x += run;
 		at += run;

@@ -1,5 +1,5 @@
-/* Signs of life: which rank of this host is stopped, or gone. What is waited is counted in looks, not by the clock: a job that is stopped as a whole, and goes on,
- * has lost nobody. */
+/* Signs of life: which rank of this host is stopped, or gone. What is waited is counted in looks,
+ * not by the clock: a job that is stopped as a whole, and goes on, has lost nobody. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -14,17 +14,17 @@
 enum { STILL_LOOKS = 3 }; /* so many looks without a beat: is there such a process at all? */
 
 struct LivenessWatch {
-	Heartbeat     *heartbeat;
-	int       rank, ranks, patience; /* looks */
-	int      *still;                 /* [ranks] looks without a beat */
-	uint64_t *seen;                  /* [ranks] the last one */
-	void    (*exchange)(void *user);
-	void    (*missed)(void *user, int rank, bool gone);
-	void     *user;
-	bool      told, over;
+	Heartbeat *heartbeat;
+	int rank, ranks, patience; /* looks */
+	int *still;                /* [ranks] looks without a beat */
+	uint64_t *seen;            /* [ranks] the last one */
+	void (*exchange)(void *user);
+	void (*missed)(void *user, int rank, bool gone);
+	void *user;
+	bool told, over;
 	pthread_t thread;
 	pthread_mutex_t lock;
-	pthread_cond_t  stop;
+	pthread_cond_t stop;
 };
 
 /* In which namespace numbers of processes are those of this one; 0: nobody knows */
@@ -41,7 +41,8 @@ is_gone(const LivenessWatch *w, int k)
 {
 	const uint64_t space = atomic_load(&w->heartbeat[w->rank].space);
 
-	return space && atomic_load(&w->heartbeat[k].space) == space && kill(atomic_load(&w->heartbeat[k].pid), 0) != 0 && errno == ESRCH;
+	return space && atomic_load(&w->heartbeat[k].space) == space &&
+	       kill(atomic_load(&w->heartbeat[k].pid), 0) != 0 && errno == ESRCH;
 }
 
 static void
@@ -54,7 +55,8 @@ check_peers(LivenessWatch *w)
 		w->still[k] = beat == w->seen[k] ? w->still[k] + 1 : 0;
 		w->seen[k] = beat;
 		/* it may have left, and ended in order, meanwhile */
-		const bool gone = w->still[k] >= STILL_LOOKS && is_gone(w, k) && atomic_load(&w->heartbeat[k].beat) != COMM_LEFT;
+		const bool gone = w->still[k] >= STILL_LOOKS && is_gone(w, k) &&
+		                  atomic_load(&w->heartbeat[k].beat) != COMM_LEFT;
 		w->told = gone || w->still[k] > w->patience;
 		if (w->told)
 			w->missed(w->user, k, gone);
@@ -91,17 +93,25 @@ watch_free(LivenessWatch *w)
 }
 
 llmc_status
-watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exchange)(void *user), void (*missed)(void *user, int rank, bool gone), void *user, LivenessWatch **out, llmc_error *err)
+watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exchange)(void *user),
+           void (*missed)(void *user, int rank, bool gone), void *user, LivenessWatch **out,
+           llmc_error *err)
 {
-	LivenessWatch             *w = calloc(1, sizeof *w);
+	LivenessWatch *w = calloc(1, sizeof *w);
 	pthread_condattr_t monotonic;
-	sigset_t           all, was;
-	int                rc = ENOMEM;
+	sigset_t all, was;
+	int rc = ENOMEM;
 
 	*out = NULL;
 	if (!w)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for rank %d", rank);
-	*w = (LivenessWatch){ .heartbeat = heartbeat, .rank = rank, .ranks = ranks, .patience = timeout_s * (1000 / COMM_POLL_MS), .exchange = exchange, .missed = missed, .user = user };
+	*w = (LivenessWatch){ .heartbeat = heartbeat,
+		              .rank = rank,
+		              .ranks = ranks,
+		              .patience = timeout_s * (1000 / COMM_POLL_MS),
+		              .exchange = exchange,
+		              .missed = missed,
+		              .user = user };
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&w->stop, &monotonic);
@@ -111,7 +121,8 @@ watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exch
 	w->seen = calloc((size_t)ranks, sizeof *w->seen);
 	atomic_store(&heartbeat[rank].pid, getpid());
 	atomic_store(&heartbeat[rank].space, pid_namespace());
-	atomic_store(&heartbeat[rank].beat, 1); /* missed from here on, also should the thread never come to run */
+	atomic_store(&heartbeat[rank].beat,
+	             1); /* missed from here on, also should the thread never come to run */
 	if (w->still && w->seen) {
 		sigfillset(&all); /* the host program's signals go to its own threads */
 		pthread_sigmask(SIG_SETMASK, &all, &was);
@@ -121,7 +132,10 @@ watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exch
 	if (rc) {
 		atomic_store(&heartbeat[rank].beat, COMM_LEFT);
 		watch_free(w);
-		return error_set(err, LLMC_E_MEMORY, "cannot start the thread that looks after the ranks beside rank %d: %s", rank, strerror(rc));
+		return error_set(
+		    err, LLMC_E_MEMORY,
+		    "cannot start the thread that looks after the ranks beside rank %d: %s", rank,
+		    strerror(rc));
 	}
 	*out = w;
 	return LLMC_OK;

@@ -1,10 +1,13 @@
 /* Steps of ranks that share no memory, through MPI: several hosts.
  *
- * MPI's own sums are not used: their order depends on sizes and places (Open MPI, three ranks: a row alone and the same row among others
- * differ). Terms are gathered and added here in the order of ranks.
+ * MPI's own sums are not used: their order depends on sizes and places (Open MPI, three ranks: a
+ * row alone and the same row among others differ). Terms are gathered and added here in the order
+ * of ranks.
  *
- * Signs of life are messages as well: the thread of liveness.c of each rank exchanges them with that of rank 0, about ten a second, with where the rank is. Rank 0 misses any
- * rank, the others miss rank 0; either way the group ends, and with it the job. A program whose own MPI does not take calls of several threads at once gets no such thread. */
+ * Signs of life are messages as well: the thread of liveness.c of each rank exchanges them with
+ * that of rank 0, about ten a second, with where the rank is. Rank 0 misses any rank, the others
+ * miss rank 0; either way the group ends, and with it the job. A program whose own MPI does not
+ * take calls of several threads at once gets no such thread. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,32 +17,46 @@
 #include "base/clock.h"
 #include "runtime/comm/mpi_internal.h"
 
-/* HANDED, ALIVE: tags. LATE_LOOKS: a step waits for so many looks more, since a rank that gives no sign is known by its number, and one that is late is not */
+/* HANDED, ALIVE: tags. LATE_LOOKS: a step waits for so many looks more, since a rank that gives no
+ * sign is known by its number, and one that is late is not */
 enum { GATHER = 1 << 15, PARCEL = 1 << 24, HANDED = 7, ALIVE = 8, LEAVE_US = 200, LATE_LOOKS = 20 };
 
 /* What has been handed on and may not have left yet */
-typedef struct PendingSend { struct PendingSend *next; MpiHandle request; char data[]; } PendingSend;
+typedef struct PendingSend {
+	struct PendingSend *next;
+	MpiHandle request;
+	char data[];
+} PendingSend;
 
 /* What ranks tell each other of themselves; beat COMM_LEFT: the last one */
-typedef struct HeartbeatMessage { uint64_t beat, where; } HeartbeatMessage;
-/* Signs to and from one rank. The one under way is the newest that there was when the one before had left. */
-typedef struct MpiPeer { HeartbeatMessage from, to; MpiHandle getting, putting; bool under_way, left, told; char host[60]; } MpiPeer;
+typedef struct HeartbeatMessage {
+	uint64_t beat, where;
+} HeartbeatMessage;
+/* Signs to and from one rank. The one under way is the newest that there was when the one before
+ * had left. */
+typedef struct MpiPeer {
+	HeartbeatMessage from, to;
+	MpiHandle getting, putting;
+	bool under_way, left, told;
+	char host[60];
+} MpiPeer;
 
 typedef struct MpiComm {
-	Comm   c;
-	PendingSend *out;  /* the oldest first */
+	Comm c;
+	PendingSend *out; /* the oldest first */
 	MpiWorld *w;
-	MpiHandle team;  /* the ranks of this stage */
-	MpiHandle talk;  /* all ranks, for signs of life */
-	float *all;   /* [ranks][GATHER] */
-	float *own;   /* [GATHER] */
-	Heartbeat  *heartbeat;  /* [ranks] what this rank has heard, and its own */
-	MpiPeer  *peer;  /* [ranks] rank 0 has all others, the others rank 0 */
+	MpiHandle team;       /* the ranks of this stage */
+	MpiHandle talk;       /* all ranks, for signs of life */
+	float *all;           /* [ranks][GATHER] */
+	float *own;           /* [GATHER] */
+	Heartbeat *heartbeat; /* [ranks] what this rank has heard, and its own */
+	MpiPeer *peer;        /* [ranks] rank 0 has all others, the others rank 0 */
 	LivenessWatch *watch; /* NULL: nobody is missed */
-	bool   watched;
-	int    timeout_s, late_s; /* without a sign of life; in a step */
-	atomic_int  lost; /* 1 + the rank that is missed */
-	atomic_ullong meeting; /* own beat when this rank began to wait for its team; 0: it does not */
+	bool watched;
+	int timeout_s, late_s; /* without a sign of life; in a step */
+	atomic_int lost;       /* 1 + the rank that is missed */
+	atomic_ullong
+	    meeting; /* own beat when this rank began to wait for its team; 0: it does not */
 	atomic_bool ended, late;
 } MpiComm;
 
@@ -55,9 +72,9 @@ is_peer(const MpiComm *t, int k)
 static bool
 receive_heartbeat(MpiComm *t, int k)
 {
-	MpiPeer  *p = &t->peer[k];
+	MpiPeer *p = &t->peer[k];
 	MpiWorld *w = t->w;
-	char   status[256];
+	char status[256];
 
 	for (int done = 1; !p->left;) {
 		if (MPI_CALL(w, test, &p->getting, &done, status))
@@ -67,7 +84,8 @@ receive_heartbeat(MpiComm *t, int k)
 		atomic_store(&t->heartbeat[k].where, p->from.where);
 		atomic_store(&t->heartbeat[k].beat, p->from.beat);
 		p->left = p->from.beat == COMM_LEFT;
-		if (!p->left && MPI_CALL(w, irecv, &p->from, sizeof p->from, w->byte, k, ALIVE, t->talk, &p->getting))
+		if (!p->left && MPI_CALL(w, irecv, &p->from, sizeof p->from, w->byte, k, ALIVE,
+		                         t->talk, &p->getting))
 			return false;
 	}
 	return false;
@@ -77,15 +95,16 @@ receive_heartbeat(MpiComm *t, int k)
 static bool
 send_heartbeat(MpiComm *t, int k, uint64_t beat)
 {
-	MpiPeer  *p = &t->peer[k];
+	MpiPeer *p = &t->peer[k];
 	MpiWorld *w = t->w;
-	char   status[256];
-	int    done = 1;
+	char status[256];
+	int done = 1;
 
 	if (p->under_way && (MPI_CALL(w, test, &p->putting, &done, status) || !done))
 		return false;
 	p->to = (HeartbeatMessage){ beat, atomic_load(&t->heartbeat[t->c.rank].where) };
-	p->under_way = !MPI_CALL(w, isend, &p->to, sizeof p->to, w->byte, k, ALIVE, t->talk, &p->putting);
+	p->under_way =
+	    !MPI_CALL(w, isend, &p->to, sizeof p->to, w->byte, k, ALIVE, t->talk, &p->putting);
 	return p->under_way;
 }
 
@@ -93,8 +112,9 @@ send_heartbeat(MpiComm *t, int k, uint64_t beat)
 static void
 exchange(void *user)
 {
-	MpiComm       *t = user;
-	const uint64_t since = atomic_load(&t->meeting), now = atomic_load(&t->heartbeat[t->c.rank].beat);
+	MpiComm *t = user;
+	const uint64_t since = atomic_load(&t->meeting),
+	               now = atomic_load(&t->heartbeat[t->c.rank].beat);
 
 	if (since && now - since > (uint64_t)t->late_s * (1000 / COMM_POLL_MS) + LATE_LOOKS) {
 		atomic_store(&t->late, true);
@@ -109,29 +129,33 @@ exchange(void *user)
 		}
 }
 
-/* The last sign to all, and theirs to us: nothing is under way when the communicator goes. As long as they give signs of life, and as a rank may be still. */
+/* The last sign to all, and theirs to us: nothing is under way when the communicator goes. As long
+ * as they give signs of life, and as a rank may be still. */
 static void
 exchange_last_heartbeats(MpiComm *t)
 {
-	char    status[256];
-	int64_t looks = 0; /* not the clock: a job that is stopped as a whole, and goes on, has lost nobody */
+	char status[256];
+	int64_t looks =
+	    0; /* not the clock: a job that is stopped as a whole, and goes on, has lost nobody */
 
 	for (bool all = false; !all;) {
 		all = true;
 		for (int k = 0; k < t->c.ranks; k++) {
-			MpiPeer          *p = &t->peer[k];
+			MpiPeer *p = &t->peer[k];
 			const uint64_t beat = atomic_load(&t->heartbeat[k].beat);
-			int            done = 0;
+			int done = 0;
 			if (!is_peer(t, k))
 				continue;
 			p->told = p->told || send_heartbeat(t, k, COMM_LEFT);
 			const bool left = !receive_heartbeat(t, k);
-			all = p->told && left && MPI_CALL(t->w, test, &p->putting, &done, status) == 0 && done && all;
+			all = p->told && left &&
+			      MPI_CALL(t->w, test, &p->putting, &done, status) == 0 && done && all;
 			looks = atomic_load(&t->heartbeat[k].beat) == beat ? looks : 0;
 		}
 		if (all)
 			return;
-		if (atomic_load(&t->w->lost) || ++looks > (int64_t)t->timeout_s * (1000000 / LEAVE_US)) {
+		if (atomic_load(&t->w->lost) ||
+		    ++looks > (int64_t)t->timeout_s * (1000000 / LEAVE_US)) {
 			atomic_store(&t->w->lost, true);
 			return;
 		}
@@ -172,7 +196,7 @@ gather(MpiComm *t, MpiHandle of, const float *x, int64_t n)
 static bool
 mpi_comm_sum(Comm *c, int part, const CommReduce *s)
 {
-	MpiComm      *t = (MpiComm *)c;
+	MpiComm *t = (MpiComm *)c;
 	const int64_t n = s->rows * s->width;
 
 	for (int64_t at = 0; part == 0 && at < n; at += GATHER) {
@@ -190,18 +214,21 @@ mpi_comm_sum(Comm *c, int part, const CommReduce *s)
 static bool
 mpi_comm_join(Comm *c, int part, const CommGather *j)
 {
-	MpiComm   *t = (MpiComm *)c;
-	CommStream own = comm_stream(j, c->team, c->rank - c->first, 0, 1), most = comm_stream(j, c->team, 0, 0, 1);
+	MpiComm *t = (MpiComm *)c;
+	CommStream own = comm_stream(j, c->team, c->rank - c->first, 0, 1),
+	           most = comm_stream(j, c->team, 0, 0, 1);
 
 	for (int64_t at = 0; part == 0 && at < most.end; at += GATHER) {
-		int64_t count = most.end - at < GATHER ? most.end - at : GATHER, left = own.end - at < count ? own.end - at : count;
+		int64_t count = most.end - at < GATHER ? most.end - at : GATHER,
+		        left = own.end - at < count ? own.end - at : count;
 		if (left > 0)
 			memcpy(t->own, j->x + at, (size_t)left * sizeof *t->own);
 		if (!gather(t, t->team, t->own, count))
 			return false;
 		for (int k = 0; k < c->team && j->y; k++) {
 			CommStream of = comm_stream(j, c->team, k, 0, 1);
-			comm_place(j, &of, at, at + count < of.end ? at + count : of.end, t->all + k * count);
+			comm_place(j, &of, at, at + count < of.end ? at + count : of.end,
+			           t->all + k * count);
 		}
 	}
 	return !atomic_load(&t->ended);
@@ -226,16 +253,17 @@ mpi_comm_receive(Comm *c, void *data, size_t n)
 static bool
 mpi_comm_collect(Comm *c, const void *data, size_t n, void *all)
 {
-	MpiComm      *t = (MpiComm *)c;
+	MpiComm *t = (MpiComm *)c;
 	const int64_t floats = (int64_t)(n / sizeof(float));
-	const float  *x = data;
+	const float *x = data;
 
 	for (int64_t at = 0; at < floats; at += GATHER) {
 		int64_t count = floats - at < GATHER ? floats - at : GATHER;
 		if (!gather(t, t->w->world, x + at, count))
 			return false;
 		for (int k = 0; k < c->ranks && all; k++)
-			memcpy((float *)all + k * floats + at, t->all + k * count, (size_t)count * sizeof(float));
+			memcpy((float *)all + k * floats + at, t->all + k * count,
+			       (size_t)count * sizeof(float));
 	}
 	return !atomic_load(&t->ended);
 }
@@ -245,11 +273,12 @@ static bool
 mpi_comm_clear(MpiComm *t, bool all)
 {
 	char status[256];
-	int  done = 1;
+	int done = 1;
 
 	while (t->out && done) {
 		PendingSend *p = t->out;
-		if (all ? !mpi_finish(t->w, &p->request, true) : MPI_CALL(t->w, test, &p->request, &done, status))
+		if (all ? !mpi_finish(t->w, &p->request, true)
+		        : MPI_CALL(t->w, test, &p->request, &done, status))
 			return false;
 		if (!done)
 			break;
@@ -263,19 +292,20 @@ static bool
 mpi_comm_hand(Comm *c, const void *data, size_t n)
 {
 	MpiComm *t = (MpiComm *)c;
-	MpiWorld   *w = t->w;
+	MpiWorld *w = t->w;
 	PendingSend **end = &t->out;
 
 	if (atomic_load(&t->ended) || !mpi_comm_clear(t, false))
 		return false;
 	for (size_t at = 0; at < n; at += PARCEL) {
-		size_t  piece = n - at < PARCEL ? n - at : PARCEL;
+		size_t piece = n - at < PARCEL ? n - at : PARCEL;
 		PendingSend *p = malloc(sizeof *p + piece);
 		if (!p)
 			return false;
 		*p = (PendingSend){ 0 };
 		memcpy(p->data, (const char *)data + at, piece);
-		if (MPI_CALL(w, isend, p->data, (int)piece, w->byte, comm_next_stage_rank(c), HANDED, w->world, &p->request)) {
+		if (MPI_CALL(w, isend, p->data, (int)piece, w->byte, comm_next_stage_rank(c),
+		             HANDED, w->world, &p->request)) {
 			free(p);
 			return false;
 		}
@@ -290,12 +320,13 @@ static bool
 mpi_comm_take(Comm *c, void *data, size_t n)
 {
 	MpiComm *t = (MpiComm *)c;
-	MpiWorld   *w = t->w;
-	MpiHandle   request = NULL;
+	MpiWorld *w = t->w;
+	MpiHandle request = NULL;
 
 	for (size_t at = 0; at < n && !atomic_load(&t->ended); at += PARCEL) {
 		size_t piece = n - at < PARCEL ? n - at : PARCEL;
-		if (MPI_CALL(w, irecv, (char *)data + at, (int)piece, w->byte, comm_prev_stage_rank(c), HANDED, w->world, &request) ||
+		if (MPI_CALL(w, irecv, (char *)data + at, (int)piece, w->byte,
+		             comm_prev_stage_rank(c), HANDED, w->world, &request) ||
 		    !mpi_finish(w, &request, true))
 			return false;
 	}
@@ -321,20 +352,23 @@ static void
 mpi_comm_why(const Comm *c, char *text, size_t n)
 {
 	const MpiComm *t = (const MpiComm *)c;
-	const int      k = atomic_load(&t->lost) - 1;
-	char           where[100];
+	const int k = atomic_load(&t->lost) - 1;
+	char where[100];
 
 	if (!mpi_comm_ended(c))
 		return;
 	if (k < 0) {
 		if (atomic_load(&t->late))
-			snprintf(text, n, "a rank of this job is late: no answer for %d s in a step", t->late_s);
+			snprintf(text, n,
+			         "a rank of this job is late: no answer for %d s in a step",
+			         t->late_s);
 		else
 			snprintf(text, n, "a rank of this job cannot be reached");
 		return;
 	}
 	comm_position_text(atomic_load(&t->heartbeat[k].where), where, sizeof where);
-	snprintf(text, n, "rank %d of %d (host %s) is lost: no answer for %d s %s", k, c->ranks, t->peer[k].host, t->timeout_s, where);
+	snprintf(text, n, "rank %d of %d (host %s) is lost: no answer for %d s %s", k, c->ranks,
+	         t->peer[k].host, t->timeout_s, where);
 }
 
 static void
@@ -363,19 +397,25 @@ mpi_comm_close(Comm *c)
 	mpi_comm_free(t);
 }
 
-typedef struct RankName { char host[60]; bool own_thread; } RankName;
+typedef struct RankName {
+	char host[60];
+	bool own_thread;
+} RankName;
 
 /* Communicators of its own, and what ranks are called; the first signs are asked for. All ranks. */
 static llmc_status
 join_world(MpiComm *t, llmc_error *err)
 {
 	MpiWorld *w = t->w;
-	RankName   own = { .own_thread = w->own_thread }, *all = calloc((size_t)t->c.ranks, sizeof *all);
+	RankName own = { .own_thread = w->own_thread },
+	         *all = calloc((size_t)t->c.ranks, sizeof *all);
 
 	if (!all)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", t->c.ranks);
 	snprintf(own.host, sizeof own.host, "%s", w->name);
-	bool good = w->split(w->world, t->c.first, w->rank_, &t->team) == 0 && w->dup(w->world, &t->talk) == 0 && mpi_gather(w, w->world, &own, sizeof own, all);
+	bool good = w->split(w->world, t->c.first, w->rank_, &t->team) == 0 &&
+	            w->dup(w->world, &t->talk) == 0 &&
+	            mpi_gather(w, w->world, &own, sizeof own, all);
 	t->watched = good;
 	for (int k = 0; good && k < t->c.ranks; k++) {
 		memcpy(t->peer[k].host, all[k].host, sizeof all[k].host - 1);
@@ -383,22 +423,39 @@ join_world(MpiComm *t, llmc_error *err)
 	}
 	for (int k = 0; t->watched && k < t->c.ranks; k++)
 		if (is_peer(t, k))
-			good = good && MPI_CALL(w, irecv, &t->peer[k].from, sizeof(HeartbeatMessage), w->byte, k, ALIVE, t->talk, &t->peer[k].getting) == 0;
+			good =
+			    good && MPI_CALL(w, irecv, &t->peer[k].from, sizeof(HeartbeatMessage),
+			                     w->byte, k, ALIVE, t->talk, &t->peer[k].getting) == 0;
 	free(all);
-	return good ? LLMC_OK : error_set(err, LLMC_E_DEVICE, "MPI does not put ranks %d to %d together (MPI_Comm_split)", t->c.first, t->c.first + t->c.team - 1);
+	return good ? LLMC_OK
+	            : error_set(err, LLMC_E_DEVICE,
+	                        "MPI does not put ranks %d to %d together (MPI_Comm_split)",
+	                        t->c.first, t->c.first + t->c.team - 1);
 }
 
 llmc_status
 comm_mpi(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
 {
-	static const CommOps ops = { .sum = mpi_comm_sum, .join = mpi_comm_join, .send = mpi_comm_send, .receive = mpi_comm_receive, .collect = mpi_comm_collect, .hand = mpi_comm_hand,
-		.take = mpi_comm_take, .end = mpi_comm_end, .ended = mpi_comm_ended, .why = mpi_comm_why, .close = mpi_comm_close };
+	static const CommOps ops = { .sum = mpi_comm_sum,
+		                     .join = mpi_comm_join,
+		                     .send = mpi_comm_send,
+		                     .receive = mpi_comm_receive,
+		                     .collect = mpi_comm_collect,
+		                     .hand = mpi_comm_hand,
+		                     .take = mpi_comm_take,
+		                     .end = mpi_comm_end,
+		                     .ended = mpi_comm_ended,
+		                     .why = mpi_comm_why,
+		                     .close = mpi_comm_close };
 	const size_t n = (size_t)w->ranks;
-	MpiComm     *t = calloc(1, sizeof *t);
+	MpiComm *t = calloc(1, sizeof *t);
 
 	if (!t)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
-	*t = (MpiComm){ .c = comm_of(&ops, w->rank_, shape), .w = w, .timeout_s = comm_timeout(), .late_s = comm_timeout() * (shape.onward ? COMM_STAGES_PATIENCE : 1) };
+	*t = (MpiComm){ .c = comm_of(&ops, w->rank_, shape),
+		        .w = w,
+		        .timeout_s = comm_timeout(),
+		        .late_s = comm_timeout() * (shape.onward ? COMM_STAGES_PATIENCE : 1) };
 	t->all = malloc(n * GATHER * sizeof *t->all);
 	t->own = calloc(GATHER, sizeof *t->own);
 	t->heartbeat = aligned_alloc(_Alignof(Heartbeat), n * sizeof *t->heartbeat);
@@ -411,7 +468,8 @@ comm_mpi(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
 	t->c.where = &t->heartbeat[w->rank_].where;
 	llmc_status status = join_world(t, err);
 	if (status == LLMC_OK && t->watched)
-		status = watch_open(t->heartbeat, w->rank_, w->ranks, t->timeout_s, exchange, on_peer_lost, t, &t->watch, err);
+		status = watch_open(t->heartbeat, w->rank_, w->ranks, t->timeout_s, exchange,
+		                    on_peer_lost, t, &t->watch, err);
 	if (status != LLMC_OK) {
 		mpi_comm_free(t);
 		return status;

@@ -1,4 +1,5 @@
-/* Between mpi_library.c, which opens MPI and starts it, and mpi_comm.c, which runs steps over it: the library's calls. */
+/* Between mpi_library.c, which opens MPI and starts it, and mpi_comm.c, which runs steps over it:
+ * the library's calls. */
 #ifndef LLMC_RUNTIME_COMM_MPI_INTERNAL_H
 #define LLMC_RUNTIME_COMM_MPI_INTERNAL_H
 
@@ -31,24 +32,26 @@ typedef void *MpiHandle; /* of MPI: an address, or a number */
 	X(win_free, "MPI_Win_free", (MpiHandle *))                                                    \
 	X(barrier, "MPI_Barrier", (MpiHandle))
 
-
 struct MpiWorld {
-	void  *lib;
+	void *lib;
 	MpiHandle world, byte, info_null, host; /* host: the ranks of this host */
-	int    type_shared;
-	int    rank_, ranks, on_host, at_host; /* at_host: its number there */
-	bool   own_thread; /* a thread of ours may call MPI when it likes */
-	bool   one_host, taken, given, ours, over; /* given: world is a program's communicator; ours: MPI was started here; over: and ended */
-	atomic_bool     lost; /* a rank cannot be reached: whoever waits returns */
+	int type_shared;
+	int rank_, ranks, on_host, at_host;      /* at_host: its number there */
+	bool own_thread;                         /* a thread of ours may call MPI when it likes */
+	bool one_host, taken, given, ours, over; /* given: world is a program's communicator; ours:
+	                                            MPI was started here; over: and ended */
+	atomic_bool lost;     /* a rank cannot be reached: whoever waits returns */
 	pthread_mutex_t lock; /* around each call: MPI is told that they come one after the other */
 #define X(member, symbol, args) int(*member) args;
 	MPI_CALLS(X)
 #undef X
-	char   name[60];
+	char name[60];
 };
 
-/* One call of the library, which returns at once: w->member(...). A blocking one would keep signs of life from their turn; those are for start and end alone. */
-#define MPI_CALL(w, member, ...) (pthread_mutex_lock(&(w)->lock), mpi_called(w, (w)->member(__VA_ARGS__)))
+/* One call of the library, which returns at once: w->member(...). A blocking one would keep signs
+ * of life from their turn; those are for start and end alone. */
+#define MPI_CALL(w, member, ...)                                                                   \
+	(pthread_mutex_lock(&(w)->lock), mpi_called(w, (w)->member(__VA_ARGS__)))
 
 static inline int
 mpi_called(MpiWorld *w, int rc)

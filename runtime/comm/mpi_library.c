@@ -1,6 +1,7 @@
-/* MPI, by the two binary interfaces that libraries have today: Open MPI's, whose handles are addresses of its symbols, and MPICH's (Intel
- * MPI, Cray, MVAPICH), whose handles are numbers. A handle is passed as a pointer; where it is a number, the callee reads its low half.
- * Opened and started here; steps go through it in mpi_comm.c. */
+/* MPI, by the two binary interfaces that libraries have today: Open MPI's, whose handles are
+ * addresses of its symbols, and MPICH's (Intel MPI, Cray, MVAPICH), whose handles are numbers. A
+ * handle is passed as a pointer; where it is a number, the callee reads its low half. Opened and
+ * started here; steps go through it in mpi_comm.c. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,13 +20,14 @@ static MpiWorld the_world = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* ---- waiting ---- */
 
-/* Looks again at once for some time, then sleeps between looks; a patient caller, after more time, longer and longer. */
+/* Looks again at once for some time, then sleeps between looks; a patient caller, after more time,
+ * longer and longer. */
 bool
 mpi_finish(MpiWorld *w, MpiHandle *request, bool patient)
 {
-	char   status[256];
+	char status[256];
 	double since = clock_now();
-	long   pause = 20000;
+	long pause = 20000;
 
 	for (int done = 0; !atomic_load(&w->lost);) {
 		if (MPI_CALL(w, test, request, &done, status))
@@ -49,7 +51,9 @@ mpi_gather(MpiWorld *w, MpiHandle of, const void *x, size_t n, void *all)
 {
 	MpiHandle request = NULL;
 
-	return MPI_CALL(w, iallgather, x, (int)n, w->byte, all, (int)n, w->byte, of, &request) == 0 && mpi_finish(w, &request, false);
+	return MPI_CALL(w, iallgather, x, (int)n, w->byte, all, (int)n, w->byte, of, &request) ==
+	           0 &&
+	       mpi_finish(w, &request, false);
 }
 
 /* ---- opening ---- */
@@ -62,13 +66,28 @@ number_of(const char *variable)
 	return s && *s ? atoi(s) : -1;
 }
 
-typedef struct Launcher { const char *rank, *size, *title, *install; const char *name[4]; } Launcher;
+typedef struct Launcher {
+	const char *rank, *size, *title, *install;
+	const char *name[4];
+} Launcher;
 
 static const Launcher launchers[] = {
-	{ "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI", "apt-get install libopenmpi3", { "libmpi.so.40" } },
-	{ "PMI_RANK", "PMI_SIZE", "MPICH", "apt-get install libmpich12", { "libmpi.so.12", "libmpich.so.12" } },
+	{ "OMPI_COMM_WORLD_RANK",
+	  "OMPI_COMM_WORLD_SIZE",
+	  "Open MPI",
+	  "apt-get install libopenmpi3",
+	  { "libmpi.so.40" } },
+	{ "PMI_RANK",
+	  "PMI_SIZE",
+	  "MPICH",
+	  "apt-get install libmpich12",
+	  { "libmpi.so.12", "libmpich.so.12" } },
 	/* srun --mpi=pmix, which either library takes */
-	{ "PMIX_RANK", "SLURM_NTASKS", "PMIx", "apt-get install libopenmpi3", { "libmpi.so.40", "libmpi.so.12", "libmpich.so.12" } },
+	{ "PMIX_RANK",
+	  "SLURM_NTASKS",
+	  "PMIx",
+	  "apt-get install libopenmpi3",
+	  { "libmpi.so.40", "libmpi.so.12", "libmpich.so.12" } },
 };
 
 static llmc_status
@@ -79,10 +98,14 @@ open_library(MpiWorld *w, const Launcher *l, llmc_error *err)
 	if (own && *own)
 		w->lib = dlopen(name = own, RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE);
 	for (int i = 0; !w->lib && !(own && *own) && l->name[i]; i++)
-		w->lib = dlopen(name = l->name[i], RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE); /* its plug-ins look for its symbols */
+		w->lib = dlopen(name = l->name[i],
+		                RTLD_NOW | RTLD_GLOBAL |
+		                    RTLD_NODELETE); /* its plug-ins look for its symbols */
 	if (!w->lib)
-		return error_set(err, LLMC_E_MISSING, "mpirun of %s started this, but %s cannot be opened: %s, or name the library with LLMC_MPI=PATH", l->title,
-		                 name, l->install);
+		return error_set(err, LLMC_E_MISSING,
+		                 "mpirun of %s started this, but %s cannot be opened: %s, or name "
+		                 "the library with LLMC_MPI=PATH",
+		                 l->title, name, l->install);
 #define X(member, symbol, args)                                                                    \
 	do {                                                                                       \
 		void *at_ = dlsym(w->lib, symbol);                                                 \
@@ -92,7 +115,8 @@ open_library(MpiWorld *w, const Launcher *l, llmc_error *err)
 	MPI_CALLS(X)
 #undef X
 	if (lacks)
-		return error_set(err, LLMC_E_MISSING, "%s has no %s: llmc needs MPI 3 or newer", name, lacks);
+		return error_set(err, LLMC_E_MISSING, "%s has no %s: llmc needs MPI 3 or newer",
+		                 name, lacks);
 	if ((w->world = dlsym(w->lib, "ompi_mpi_comm_world")) != NULL) {
 		w->byte = dlsym(w->lib, "ompi_mpi_byte");
 		w->info_null = dlsym(w->lib, "ompi_mpi_info_null");
@@ -119,26 +143,36 @@ start(MpiWorld *w, const Launcher *l, const void *comm, llmc_error *err)
 		return error_set(err, LLMC_E_INPUT, "mpi_comm: this program has not started MPI");
 	w->ours = w->ours || !done;
 	if (done && w->thread_level(&level))
-		return error_set(err, LLMC_E_MISSING, "MPI does not say from which threads it may be called (MPI_Query_thread)");
+		return error_set(
+		    err, LLMC_E_MISSING,
+		    "MPI does not say from which threads it may be called (MPI_Query_thread)");
 	if (level < SERIALIZED)
-		return error_set(err, LLMC_E_MISSING, "MPI has been started so that several threads may not call it, one after the other (MPI_THREAD_SERIALIZED)");
+		return error_set(err, LLMC_E_MISSING,
+		                 "MPI has been started so that several threads may not call it, "
+		                 "one after the other (MPI_THREAD_SERIALIZED)");
 	w->own_thread = w->ours || level == MULTIPLE; /* nobody else calls MPI, or all may */
-	if (comm) { /* a handle is an address, or a number */
+	if (comm) {                                   /* a handle is an address, or a number */
 		MpiHandle own = NULL, given = NULL;
-		memcpy(&given, comm, dlsym(w->lib, "ompi_mpi_comm_world") ? sizeof given : sizeof(int));
+		memcpy(&given, comm,
+		       dlsym(w->lib, "ompi_mpi_comm_world") ? sizeof given : sizeof(int));
 		if (w->dup(given, &own)) /* messages of the program stay its own */
-			return error_set(err, LLMC_E_INPUT, "mpi_comm: is no communicator (MPI_Comm_dup)");
+			return error_set(err, LLMC_E_INPUT,
+			                 "mpi_comm: is no communicator (MPI_Comm_dup)");
 		w->world = own;
 	}
 	w->rank(w->world, &w->rank_);
 	w->size(w->world, &size);
 	if (want > 0 && size != want)
 		return error_set(err, LLMC_E_MISSING,
-		                 "the launcher says %d ranks and MPI says %d: mpirun and the MPI library are of different kinds (mpirun: %s; library: %s); "
-		                 "LLMC_MPI=PATH names another library", want, size, l->title, dlsym(w->lib, "ompi_mpi_comm_world") ? "Open MPI" : "MPICH");
+		                 "the launcher says %d ranks and MPI says %d: mpirun and the MPI "
+		                 "library are of different kinds (mpirun: %s; library: %s); "
+		                 "LLMC_MPI=PATH names another library",
+		                 want, size, l->title,
+		                 dlsym(w->lib, "ompi_mpi_comm_world") ? "Open MPI" : "MPICH");
 	w->ranks = size;
 	gethostname(w->name, sizeof w->name - 1);
-	if (w->split_type(w->world, w->type_shared, 0, w->info_null, &w->host) || w->size(w->host, &w->on_host) || w->rank(w->host, &w->at_host))
+	if (w->split_type(w->world, w->type_shared, 0, w->info_null, &w->host) ||
+	    w->size(w->host, &w->on_host) || w->rank(w->host, &w->at_host))
 		return error_set(err, LLMC_E_MISSING, "MPI does not say which ranks share a host");
 	/* all or none: hosts may have different numbers of ranks */
 	int *n = calloc((size_t)size, sizeof *n);
@@ -152,18 +186,22 @@ start(MpiWorld *w, const Launcher *l, const void *comm, llmc_error *err)
 llmc_status
 mpi_world_open(const void *comm, MpiWorld **out, llmc_error *err)
 {
-	MpiWorld          *w = &the_world;
+	MpiWorld *w = &the_world;
 	const Launcher *l = NULL;
 
 	*out = NULL;
 	for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !l; i++)
 		l = number_of(launchers[i].rank) >= 0 ? &launchers[i] : NULL;
 	if (!l && comm)
-		return error_set(err, LLMC_E_MISSING, "mpi_comm: no launcher has started this program (mpirun, srun)");
+		return error_set(err, LLMC_E_MISSING,
+		                 "mpi_comm: no launcher has started this program (mpirun, srun)");
 	if (!l || (!comm && number_of(l->size) == 1))
 		return LLMC_OK;
 	if (w->taken || w->over)
-		return error_set(err, LLMC_E_BUSY, "one model runs on the ranks that a launcher has started, and one %s", w->taken ? "does" : "did");
+		return error_set(
+		    err, LLMC_E_BUSY,
+		    "one model runs on the ranks that a launcher has started, and one %s",
+		    w->taken ? "does" : "did");
 	if (!w->ranks || comm || w->given) {
 		w->given = comm != NULL;
 		llmc_status status = start(w, l, comm, err);
@@ -185,7 +223,8 @@ mpi_world_close(MpiWorld *w)
 	if (!w)
 		return;
 	w->taken = false;
-	if (w->lost && w->rank_ > 0) /* rank 0 answers its requests first, and its end of the job is this process' too */
+	if (w->lost && w->rank_ > 0) /* rank 0 answers its requests first, and its end of the job is
+	                                this process' too */
 		nanosleep(&(struct timespec){ .tv_sec = 2 }, NULL);
 	if (w->lost) /* the others would wait for ever */
 		w->end_job(w->world, 1);
@@ -217,14 +256,18 @@ mpi_world_threads(const MpiWorld *w)
 {
 	int n = topology_threads();
 
-	if (n >= sysconf(_SC_NPROCESSORS_ONLN) / 2) /* bound to nothing, or to all cores but their second threads */
+	if (n >= sysconf(_SC_NPROCESSORS_ONLN) /
+	             2) /* bound to nothing, or to all cores but their second threads */
 		n /= w->on_host;
 	return n > 0 ? n : 1;
 }
 
 /* ---- agreeing ---- */
 
-typedef struct AgreeMessage { int32_t status; char host[60], text[440]; } AgreeMessage;
+typedef struct AgreeMessage {
+	int32_t status;
+	char host[60], text[440];
+} AgreeMessage;
 
 static AgreeMessage *
 ask_all(MpiWorld *w, const AgreeMessage *own, llmc_error *err)
@@ -241,7 +284,7 @@ ask_all(MpiWorld *w, const AgreeMessage *own, llmc_error *err)
 llmc_status
 mpi_world_agree(MpiWorld *w, llmc_status own, const llmc_error *why, llmc_error *err)
 {
-	AgreeMessage        word = { .status = own };
+	AgreeMessage word = { .status = own };
 	llmc_status status = own;
 
 	snprintf(word.host, sizeof word.host, "%s", w->name);
@@ -253,7 +296,9 @@ mpi_world_agree(MpiWorld *w, llmc_status own, const llmc_error *why, llmc_error 
 	for (int k = 0; k < w->ranks; k++)
 		if (all[k].status != LLMC_OK) {
 			status = k == w->rank_ ? error_set(err, own, "%s", why->text)
-			                       : error_set(err, (llmc_status)all[k].status, "rank %d (host %s): %s", k, all[k].host, all[k].text);
+			                       : error_set(err, (llmc_status)all[k].status,
+			                                   "rank %d (host %s): %s", k, all[k].host,
+			                                   all[k].text);
 			break;
 		}
 	free(all);
@@ -263,7 +308,7 @@ mpi_world_agree(MpiWorld *w, llmc_status own, const llmc_error *why, llmc_error 
 llmc_status
 mpi_world_check_same(MpiWorld *w, int team, const char *what, const char *text, llmc_error *err)
 {
-	AgreeMessage        word = { 0 };
+	AgreeMessage word = { 0 };
 	llmc_status status = LLMC_OK;
 
 	snprintf(word.host, sizeof word.host, "%s", w->name);
@@ -273,8 +318,11 @@ mpi_world_check_same(MpiWorld *w, int team, const char *what, const char *text, 
 		return LLMC_E_DEVICE;
 	for (int k = 1, of; k < w->ranks && status == LLMC_OK; k++)
 		if (strcmp(all[k].text, all[of = k / team * team].text) != 0)
-			status = error_set(err, LLMC_E_INPUT, "rank %d (host %s) has another %s than rank %d (host %s): %.80s, not %.80s", k, all[k].host, what, of,
-			                   all[of].host, all[k].text, all[of].text);
+			status = error_set(err, LLMC_E_INPUT,
+			                   "rank %d (host %s) has another %s than rank %d (host "
+			                   "%s): %.80s, not %.80s",
+			                   k, all[k].host, what, of, all[of].host, all[k].text,
+			                   all[of].text);
 	free(all);
 	return status;
 }
@@ -288,7 +336,8 @@ broadcast(MpiWorld *w, void *data, size_t n, bool patient)
 
 	while (n) {
 		size_t piece = n < (1 << 20) ? n : 1 << 20;
-		if (MPI_CALL(w, ibcast, data, (int)piece, w->byte, 0, w->world, &request) || !mpi_finish(w, &request, patient))
+		if (MPI_CALL(w, ibcast, data, (int)piece, w->byte, 0, w->world, &request) ||
+		    !mpi_finish(w, &request, patient))
 			return false;
 		data = (char *)data + piece;
 		n -= piece;
@@ -299,7 +348,8 @@ broadcast(MpiWorld *w, void *data, size_t n, bool patient)
 bool
 mpi_world_broadcast(MpiWorld *w, const void *data, size_t n)
 {
-	return !w->lost && broadcast(w, (void *)(uintptr_t)data, n, false); /* the root's is only read */
+	return !w->lost &&
+	       broadcast(w, (void *)(uintptr_t)data, n, false); /* the root's is only read */
 }
 
 bool
@@ -310,9 +360,14 @@ mpi_world_receive(MpiWorld *w, void *data, size_t n)
 
 /* ---- steps through memory ---- */
 
-typedef struct MpiWindow { MpiWorld *w; MpiHandle win; Comm *of; } MpiWindow;
+typedef struct MpiWindow {
+	MpiWorld *w;
+	MpiHandle win;
+	Comm *of;
+} MpiWindow;
 
-/* Collective, unless the group has ended early: then the process ends soon, and its memory with it. */
+/* Collective, unless the group has ended early: then the process ends soon, and its memory with it.
+ */
 static void
 window_release(void *user)
 {
@@ -328,25 +383,29 @@ window_release(void *user)
 static llmc_status
 open_window(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
 {
-	int         unit;
-	size_t      bytes = comm_shm_bytes(shape) + 64;
-	intptr_t    size;
-	char       *memory = NULL;
-	MpiWindow     *win = calloc(1, sizeof *win);
+	int unit;
+	size_t bytes = comm_shm_bytes(shape) + 64;
+	intptr_t size;
+	char *memory = NULL;
+	MpiWindow *win = calloc(1, sizeof *win);
 
 	if (!win)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
 	win->w = w;
-	if (w->win_allocate(w->rank_ == 0 ? (intptr_t)bytes : 0, 1, w->info_null, w->host, &memory, &win->win) ||
+	if (w->win_allocate(w->rank_ == 0 ? (intptr_t)bytes : 0, 1, w->info_null, w->host, &memory,
+	                    &win->win) ||
 	    w->win_query(win->win, 0, &size, &unit, &memory)) {
 		free(win);
-		return error_set(err, LLMC_E_MEMORY, "MPI gives ranks of this host no memory of %zu bytes to share", bytes);
+		return error_set(err, LLMC_E_MEMORY,
+		                 "MPI gives ranks of this host no memory of %zu bytes to share",
+		                 bytes);
 	}
 	memory += -(uintptr_t)memory & 63; /* at the same place for all: windows begin at pages */
 	if (w->rank_ == 0)
 		memset(memory, 0, bytes - 64);
 	w->barrier(w->host);
-	llmc_status status = comm_shm(memory, w->rank_, shape, comm_timeout(), window_release, win, out, err);
+	llmc_status status =
+	    comm_shm(memory, w->rank_, shape, comm_timeout(), window_release, win, out, err);
 	if (status != LLMC_OK)
 		free(win);
 	else
@@ -358,7 +417,7 @@ llmc_status
 mpi_world_comm(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
 {
 	const char *ops = getenv("LLMC_COMM");
-	char        n[24];
+	char n[24];
 
 	*out = NULL;
 	shape.ranks = w->ranks;

@@ -1,12 +1,14 @@
 /* Ranks that share memory: flags, slots and a ring of bytes in one block.
  *
- * A message goes in pieces through slots. Part p of each rank copies its piece into its slot, raises its flag to the piece's number, waits
- * for the flags of part p of the other ranks, and reads their slots: parts of one number meet each other alone, so no barrier is needed.
- * There are two slots for each, in turn. Whoever writes piece e + 2 has seen all flags at e + 1, and who raises a flag to e + 1 has read
- * piece e.
+ * A message goes in pieces through slots. Part p of each rank copies its piece into its slot,
+ * raises its flag to the piece's number, waits for the flags of part p of the other ranks, and
+ * reads their slots: parts of one number meet each other alone, so no barrier is needed. There are
+ * two slots for each, in turn. Whoever writes piece e + 2 has seen all flags at e + 1, and who
+ * raises a flag to e + 1 has read piece e.
  *
- * Waiting is a spin bounded by time, then sleep on a futex, as in threads.c. How long a rank may take is counted in looks, not by the clock: a job
- * that is stopped as a whole, and goes on, has lost nobody. */
+ * Waiting is a spin bounded by time, then sleep on a futex, as in threads.c. How long a rank may
+ * take is counted in looks, not by the clock: a job that is stopped as a whole, and goes on, has
+ * lost nobody. */
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -23,8 +25,8 @@
 #include "runtime/threads/threads.h"
 
 typedef enum MissedRank { LATE_IN_STEP, STILL, GONE } MissedRank;
-/* COMM_STAGES_PATIENCE: stages wait for whole steps of the others, not for a moment of one that all are in; so does who sends them the next one, or asks for
- * their pages. */
+/* COMM_STAGES_PATIENCE: stages wait for whole steps of the others, not for a moment of one that all
+ * are in; so does who sends them the next one, or asks for their pages. */
 enum { HOW = 1 << 16, PIECE = 4096, RING = 1 << 18 };
 
 /* A number that only grows, written by one thread. Its low half is the futex. */
@@ -33,33 +35,38 @@ typedef struct ShmLine {
 	atomic_int asleep; /* a thread sleeps, or is about to */
 } ShmLine;
 
-/* The beginning of the memory. The rest: a Line a rank (bytes that it has taken out of the ring), two a rank (bytes put into its pipe to the
- * next stage, and taken out), one a rank (pieces for rank 0), a Line a rank and part (flags), a Life a rank, the ring, the slots [2][ranks][parts][PIECE], those of
- * pieces for rank 0 [2][ranks][PIECE], the pipes. */
+/* The beginning of the memory. The rest: a Line a rank (bytes that it has taken out of the ring),
+ * two a rank (bytes put into its pipe to the next stage, and taken out), one a rank (pieces for
+ * rank 0), a Line a rank and part (flags), a Life a rank, the ring, the slots
+ * [2][ranks][parts][PIECE], those of pieces for rank 0 [2][ranks][PIECE], the pipes. */
 typedef struct ShmBlock {
 	atomic_bool ended;
-	atomic_int  lost;    /* 1 + the rank that is missed, and how, times HOW; the first one that anybody missed */
-	ShmLine        written; /* bytes that rank 0 has put into the ring */
+	atomic_int lost; /* 1 + the rank that is missed, and how, times HOW; the first one that
+	                    anybody missed */
+	ShmLine written; /* bytes that rank 0 has put into the ring */
 } ShmBlock;
 
-typedef struct ShmLocal { _Alignas(64) uint64_t piece; } ShmLocal;
+typedef struct ShmLocal {
+	_Alignas(64) uint64_t piece;
+} ShmLocal;
 
 typedef struct ShmComm {
-	Comm     c;
-	ShmBlock   *b;
-	ShmLine    *taken, *put, *got, *kept, *flag;
-	char    *ring, *pipe; /* pipe: of rank 0; those of the others follow */
-	float   *slot, *corner;
+	Comm c;
+	ShmBlock *b;
+	ShmLine *taken, *put, *got, *kept, *flag;
+	char *ring, *pipe; /* pipe: of rank 0; those of the others follow */
+	float *slot, *corner;
 	CommShape shape;
-	double   spin; /* seconds before sleep */
-	int      parts, timeout_s, still_s; /* timeout_s: within a step; still_s: without a sign of life */
-	uint64_t at;    /* bytes sent, or received */
+	double spin; /* seconds before sleep */
+	int parts, timeout_s,
+	    still_s; /* timeout_s: within a step; still_s: without a sign of life */
+	uint64_t at; /* bytes sent, or received */
 	uint64_t handed, took, collected;
-	ShmLocal     *part;  /* [parts] pieces that each part has sent */
-	Heartbeat    *heartbeat;
-	LivenessWatch   *watch; /* NULL: ranks are threads of this process */
-	void   (*release)(void *user);
-	void    *user;
+	ShmLocal *part; /* [parts] pieces that each part has sent */
+	Heartbeat *heartbeat;
+	LivenessWatch *watch; /* NULL: ranks are threads of this process */
+	void (*release)(void *user);
+	void *user;
 } ShmComm;
 
 /* ---- waiting ---- */
@@ -84,12 +91,14 @@ static void
 line_set(ShmLine *l, uint64_t v)
 {
 	atomic_store(&l->at, v);
-	/* sequentially consistent against line_wait: either it sees the new number or the sleeper is seen here */
+	/* sequentially consistent against line_wait: either it sees the new number or the sleeper
+	 * is seen here */
 	if (atomic_load(&l->asleep) && atomic_exchange(&l->asleep, 0))
 		futex(l, FUTEX_WAKE, INT32_MAX, NULL);
 }
 
-/* Until the line, which rank `of` writes, is at v or beyond; most_s: for so many seconds, 0: as long as it takes. */
+/* Until the line, which rank `of` writes, is at v or beyond; most_s: for so many seconds, 0: as
+ * long as it takes. */
 static bool
 line_wait(ShmComm *s, ShmLine *l, uint64_t v, int of, int most_s)
 {
@@ -117,7 +126,8 @@ lines_of(size_t bytes)
 	return (bytes + 63) & ~(size_t)63;
 }
 
-/* Bytes of a rank's pipe: those of the last stage lie behind the others, and its first rank's alone is used */
+/* Bytes of a rank's pipe: those of the last stage lie behind the others, and its first rank's alone
+ * is used */
 static size_t
 pipe_bytes(int rank, CommShape c)
 {
@@ -144,7 +154,8 @@ lay_out(ShmComm *s, char *base, CommShape c)
 		s->corner = s->slot + 2 * n * p * PIECE;
 		s->pipe = (char *)(s->corner + 2 * n * PIECE);
 	}
-	return at + RING + 2 * n * (p + 1) * PIECE * sizeof(float) + (n - (size_t)c.team) * lines_of(c.onward) + lines_of(c.back);
+	return at + RING + 2 * n * (p + 1) * PIECE * sizeof(float) +
+	       (n - (size_t)c.team) * lines_of(c.onward) + lines_of(c.back);
 }
 
 size_t
@@ -174,16 +185,17 @@ static void
 shm_why(const Comm *c, char *text, size_t n)
 {
 	const ShmComm *s = (const ShmComm *)c;
-	const int     lost = atomic_load(&s->b->lost), k = lost % HOW - 1;
-	const MissedRank  missed = (MissedRank)(lost / HOW);
-	char          where[100], host[60] = "", how[40] = "its process has ended";
+	const int lost = atomic_load(&s->b->lost), k = lost % HOW - 1;
+	const MissedRank missed = (MissedRank)(lost / HOW);
+	char where[100], host[60] = "", how[40] = "its process has ended";
 
 	if (!lost)
 		return;
 	gethostname(host, sizeof host - 1);
 	comm_position_text(atomic_load(&s->heartbeat[k].where), where, sizeof where);
 	if (missed != GONE)
-		snprintf(how, sizeof how, "no answer for %d s", missed == STILL ? s->still_s : s->timeout_s);
+		snprintf(how, sizeof how, "no answer for %d s",
+		         missed == STILL ? s->still_s : s->timeout_s);
 	snprintf(text, n, "rank %d of %d (host %s) is lost: %s %s", k, c->ranks, host, how, where);
 }
 
@@ -213,7 +225,9 @@ miss(void *user, int rank, bool gone)
 static float *
 slot_of(const ShmComm *s, uint64_t piece, int rank, int part)
 {
-	return s->slot + ((((piece & 1) * (size_t)s->c.ranks + (size_t)rank) * (size_t)s->parts) + (size_t)part) * PIECE;
+	return s->slot + ((((piece & 1) * (size_t)s->c.ranks + (size_t)rank) * (size_t)s->parts) +
+	                  (size_t)part) *
+	                     PIECE;
 }
 
 /* Put n floats into this part's slot, and wait until all ranks of the team have. */
@@ -226,7 +240,8 @@ exchange(ShmComm *s, int part, const float *x, int64_t n, uint64_t *piece)
 		memcpy(slot_of(s, e, s->c.rank, part), x, (size_t)n * sizeof *x);
 	line_set(&s->flag[s->c.rank * s->parts + part], e);
 	for (int k = s->c.first; k < s->c.first + s->c.team; k++)
-		if (k != s->c.rank && !line_wait(s, &s->flag[k * s->parts + part], e, k, s->timeout_s))
+		if (k != s->c.rank &&
+		    !line_wait(s, &s->flag[k * s->parts + part], e, k, s->timeout_s))
 			return false;
 	return true;
 }
@@ -234,14 +249,14 @@ exchange(ShmComm *s, int part, const float *x, int64_t n, uint64_t *piece)
 static bool
 shm_sum(Comm *c, int part, const CommReduce *j)
 {
-	ShmComm       *s = (ShmComm *)c;
+	ShmComm *s = (ShmComm *)c;
 	const int64_t n = j->rows * j->width, lines = (n + 15) / 16;
-	int64_t       at = lines * part / s->parts * 16, end = lines * (part + 1) / s->parts * 16;
-	uint64_t      e;
+	int64_t at = lines * part / s->parts * 16, end = lines * (part + 1) / s->parts * 16;
+	uint64_t e;
 
 	for (end = end < n ? end : n; at < end; at += PIECE) {
 		int64_t count = end - at < PIECE ? end - at : PIECE;
-		float   sum[PIECE];
+		float sum[PIECE];
 		if (!exchange(s, part, j->x + at, count, &e))
 			return false;
 		for (int k = 0; k < c->team; k++) {
@@ -259,8 +274,8 @@ shm_sum(Comm *c, int part, const CommReduce *j)
 static bool
 shm_join(Comm *c, int part, const CommGather *j)
 {
-	ShmComm  *s = (ShmComm *)c;
-	int64_t  most = 0;
+	ShmComm *s = (ShmComm *)c;
+	int64_t most = 0;
 	uint64_t e;
 
 	for (int k = 0; k < c->team; k++) {
@@ -269,12 +284,12 @@ shm_join(Comm *c, int part, const CommGather *j)
 	}
 	for (int64_t from = 0; from < most; from += PIECE) {
 		CommStream own = comm_stream(j, c->team, c->rank - c->first, part, s->parts);
-		int64_t    left = own.end - own.at - from;
+		int64_t left = own.end - own.at - from;
 		if (!exchange(s, part, j->x + own.at + from, left < PIECE ? left : PIECE, &e))
 			return false;
 		for (int k = 0; k < c->team && j->y; k++) {
 			CommStream of = comm_stream(j, c->team, k, part, s->parts);
-			int64_t    end = of.at + from + PIECE < of.end ? of.at + from + PIECE : of.end;
+			int64_t end = of.at + from + PIECE < of.end ? of.at + from + PIECE : of.end;
 			comm_place(j, &of, of.at + from, end, slot_of(s, e, c->first + k, part));
 		}
 	}
@@ -295,13 +310,14 @@ ring_piece(const ShmComm *s, size_t n)
 static bool
 shm_send(Comm *c, const void *data, size_t n)
 {
-	ShmComm     *s = (ShmComm *)c;
+	ShmComm *s = (ShmComm *)c;
 	const char *from = data;
 
 	while (n) {
 		size_t piece = ring_piece(s, n);
 		for (int k = 1; k < c->ranks; k++)
-			if (s->at + piece > RING && !line_wait(s, &s->taken[k], s->at + piece - RING, k, s->timeout_s))
+			if (s->at + piece > RING &&
+			    !line_wait(s, &s->taken[k], s->at + piece - RING, k, s->timeout_s))
 				return false;
 		memcpy(s->ring + s->at % RING, from, piece);
 		s->at += piece;
@@ -316,7 +332,7 @@ static bool
 shm_receive(Comm *c, void *data, size_t n)
 {
 	ShmComm *s = (ShmComm *)c;
-	char   *to = data;
+	char *to = data;
 
 	while (n) {
 		size_t piece = ring_piece(s, n);
@@ -336,13 +352,14 @@ shm_receive(Comm *c, void *data, size_t n)
 static bool
 shm_collect(Comm *c, const void *data, size_t n, void *all)
 {
-	ShmComm      *s = (ShmComm *)c;
+	ShmComm *s = (ShmComm *)c;
 	const size_t most = PIECE * sizeof(float);
 
 	for (size_t at = 0; at < n; at += most) {
-		const size_t   count = n - at < most ? n - at : most;
+		const size_t count = n - at < most ? n - at : most;
 		const uint64_t e = ++s->collected;
-		float         *corner = s->corner + (size_t)(e & 1) * (size_t)c->ranks * PIECE; /* in turn, as slots are */
+		float *corner = s->corner + (size_t)(e & 1) * (size_t)c->ranks *
+		                                PIECE; /* in turn, as slots are */
 		memcpy(corner + (size_t)c->rank * PIECE, (const char *)data + at, count);
 		line_set(&s->kept[c->rank], e);
 		for (int k = 0; k < c->ranks; k++)
@@ -365,14 +382,16 @@ pipe_of(const ShmComm *s, int rank)
 static bool
 shm_hand(Comm *c, const void *data, size_t n)
 {
-	ShmComm      *s = (ShmComm *)c;
+	ShmComm *s = (ShmComm *)c;
 	const size_t room = pipe_bytes(c->rank, s->shape);
-	const char  *from = data;
+	const char *from = data;
 
 	while (n) {
-		if (s->handed >= room && !line_wait(s, &s->got[c->rank], s->handed - room + 1, comm_next_stage_rank(c), 0))
+		if (s->handed >= room && !line_wait(s, &s->got[c->rank], s->handed - room + 1,
+		                                    comm_next_stage_rank(c), 0))
 			return false;
-		size_t free = room - (size_t)(s->handed - atomic_load(&s->got[c->rank].at)), run = room - s->handed % room;
+		size_t free = room - (size_t)(s->handed - atomic_load(&s->got[c->rank].at)),
+		       run = room - s->handed % room;
 		run = run < free ? run : free;
 		run = run < n ? run : n;
 		memcpy(pipe_of(s, c->rank) + s->handed % room, from, run);
@@ -387,15 +406,16 @@ shm_hand(Comm *c, const void *data, size_t n)
 static bool
 shm_take(Comm *c, void *data, size_t n)
 {
-	ShmComm      *s = (ShmComm *)c;
-	const int    of = comm_prev_stage_rank(c);
+	ShmComm *s = (ShmComm *)c;
+	const int of = comm_prev_stage_rank(c);
 	const size_t room = pipe_bytes(of, s->shape);
-	char        *to = data;
+	char *to = data;
 
 	while (n) {
 		if (!line_wait(s, &s->put[of], s->took + 1, of, c->rank ? 0 : s->timeout_s))
 			return false;
-		size_t there = (size_t)(atomic_load(&s->put[of].at) - s->took), run = room - s->took % room;
+		size_t there = (size_t)(atomic_load(&s->put[of].at) - s->took),
+		       run = room - s->took % room;
 		run = run < there ? run : there;
 		run = run < n ? run : n;
 		memcpy(to, pipe_of(s, of) + s->took % room, run);
@@ -407,7 +427,8 @@ shm_take(Comm *c, void *data, size_t n)
 	return true;
 }
 
-/* Seconds. A launcher binds each process to its own processors, which are not those of all ranks. */
+/* Seconds. A launcher binds each process to its own processors, which are not those of all ranks.
+ */
 static double
 spin_of(CommShape shape, bool processes)
 {
@@ -421,10 +442,20 @@ spin_of(CommShape shape, bool processes)
 }
 
 llmc_status
-comm_shm(void *memory, int rank, CommShape shape, int timeout_s, void (*release)(void *user), void *user, Comm **out, llmc_error *err)
+comm_shm(void *memory, int rank, CommShape shape, int timeout_s, void (*release)(void *user),
+         void *user, Comm **out, llmc_error *err)
 {
-	static const CommOps ops = { .sum = shm_sum, .join = shm_join, .send = shm_send, .receive = shm_receive, .collect = shm_collect, .hand = shm_hand, .take = shm_take,
-		.end = shm_end, .ended = shm_ended, .why = shm_why, .close = shm_close };
+	static const CommOps ops = { .sum = shm_sum,
+		                     .join = shm_join,
+		                     .send = shm_send,
+		                     .receive = shm_receive,
+		                     .collect = shm_collect,
+		                     .hand = shm_hand,
+		                     .take = shm_take,
+		                     .end = shm_end,
+		                     .ended = shm_ended,
+		                     .why = shm_why,
+		                     .close = shm_close };
 	ShmComm *s = calloc(1, sizeof *s);
 
 	*out = NULL;
@@ -445,7 +476,9 @@ comm_shm(void *memory, int rank, CommShape shape, int timeout_s, void (*release)
 	s->release = release;
 	s->user = user;
 	s->c.where = timeout_s ? &s->heartbeat[rank].where : NULL;
-	llmc_status status = timeout_s ? watch_open(s->heartbeat, rank, shape.ranks, timeout_s, NULL, miss, s, &s->watch, err) : LLMC_OK;
+	llmc_status status = timeout_s ? watch_open(s->heartbeat, rank, shape.ranks, timeout_s,
+	                                            NULL, miss, s, &s->watch, err)
+	                               : LLMC_OK;
 	if (status != LLMC_OK) {
 		free(s->part);
 		free(s);
@@ -457,7 +490,11 @@ comm_shm(void *memory, int rank, CommShape shape, int timeout_s, void (*release)
 
 /* ---- threads of one process ---- */
 
-typedef struct ShmMemory { atomic_int users; void *at; size_t bytes; } ShmMemory; /* zero, and taken as it is touched */
+typedef struct ShmMemory {
+	atomic_int users;
+	void *at;
+	size_t bytes;
+} ShmMemory; /* zero, and taken as it is touched */
 
 static void
 memory_release(void *user)
@@ -473,15 +510,16 @@ memory_release(void *user)
 llmc_status
 comm_threads(CommShape shape, Comm **out, llmc_error *err)
 {
-	const int   ranks = shape.ranks;
-	size_t      bytes = comm_shm_bytes(shape);
-	ShmMemory     *m = calloc(1, sizeof *m);
+	const int ranks = shape.ranks;
+	size_t bytes = comm_shm_bytes(shape);
+	ShmMemory *m = calloc(1, sizeof *m);
 	llmc_status status = LLMC_OK;
 
 	for (int r = 0; r < ranks; r++)
 		out[r] = NULL;
 	if (m)
-		m->at = mmap(NULL, m->bytes = bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		m->at = mmap(NULL, m->bytes = bytes, PROT_READ | PROT_WRITE,
+		             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (!m || m->at == MAP_FAILED) {
 		free(m);
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", ranks);

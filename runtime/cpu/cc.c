@@ -32,7 +32,8 @@ cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_err
 		char *argv[] = { path, (char *)"--version", NULL };
 		bool ok = ask(argv, &text) && text.len;
 		if (ok)
-			snprintf(version, version_cap, "%.*s", (int)strcspn(strbuf_str(&text), "\n"), strbuf_str(&text));
+			snprintf(version, version_cap, "%.*s",
+			         (int)strcspn(strbuf_str(&text), "\n"), strbuf_str(&text));
 		strbuf_release(&text);
 		if (ok)
 			return LLMC_OK;
@@ -43,10 +44,14 @@ cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_err
 		version[0] = 0;
 	if (own && *own)
 		return error_set(err, LLMC_E_MISSING,
-		                 "LLMC_CC is \"%s\", which is no C compiler that runs; unset it or give the path of gcc or clang", own);
+		                 "LLMC_CC is \"%s\", which is no C compiler that runs; unset it or "
+		                 "give the path of gcc or clang",
+		                 own);
 	return error_set(err, LLMC_E_MISSING,
-	                 "no C compiler found (cc, gcc or clang): llmc compiles the model's kernels with it; install one (`apt "
-	                 "install gcc libc6-dev`), name one in LLMC_CC, or run without it, slowly, with --device ref");
+	                 "no C compiler found (cc, gcc or clang): llmc compiles the model's "
+	                 "kernels with it; install one (`apt "
+	                 "install gcc libc6-dev`), name one in LLMC_CC, or run without it, slowly, "
+	                 "with --device ref");
 }
 
 /* Does the compiler take the flags of a target? said: what it has to say otherwise */
@@ -54,7 +59,7 @@ static bool
 takes(const char *cc, const Target *t, Strbuf *said)
 {
 	char flags[512], *argv[64], *save = NULL;
-	int  n = 0;
+	int n = 0;
 
 	if (snprintf(flags, sizeof flags, "%s", t->cflags) >= (int)sizeof flags)
 		return false;
@@ -90,7 +95,8 @@ cc_target(const char *target, char *why, size_t cap)
 		if (takes(cc, t, &said))
 			best = t->name;
 		else if (!*why)
-			snprintf(why, cap, "%s (%s) cannot compile for %s: %.*s", cc, version, t->name, (int)strcspn(strbuf_str(&said), "\n"), strbuf_str(&said));
+			snprintf(why, cap, "%s (%s) cannot compile for %s: %.*s", cc, version,
+			         t->name, (int)strcspn(strbuf_str(&said), "\n"), strbuf_str(&said));
 	}
 	strbuf_release(&said);
 	return best;
@@ -104,7 +110,9 @@ cc_flags(const char *target, char ***flags, char **text, llmc_error *err)
 	size_t n = 0;
 	char *save = NULL;
 
-	strbuf_printf(&b, "-std=gnu11 -fPIC -shared -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror %s %s",
+	strbuf_printf(&b,
+	              "-std=gnu11 -fPIC -shared -ffp-contract=off -fno-math-errno -Wall -Wextra "
+	              "-Werror %s %s",
 	              target_find(target)->cflags, extra ? extra : "");
 	*flags = b.failed ? NULL : calloc(b.len / 2 + 2, sizeof **flags);
 	if (!*flags) {

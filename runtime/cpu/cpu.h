@@ -1,4 +1,5 @@
-/* The processor as a device: kernels as shared objects, run by threads. Private to runtime/cpu/, and to who asks what the processor is.
+/* The processor as a device: kernels as shared objects, run by threads. Private to runtime/cpu/,
+ * and to who asks what the processor is.
  *
  *   cpu_device.c      the table that runtime/device.h asks for       isa.c        which plans the processor runs
  *   cpu_session.c       a session: memory, and its steps               cpu_bandwidth.c  what it reads in a second
@@ -13,35 +14,42 @@
 
 /* ---- isa.c ---- */
 
-/* The best target of this processor: "cpu-amx", "cpu-v4", "cpu-vnni", "cpu-v3", "cpu-generic". Asking for one with tiles asks the system
- * for the process' permission to use them; it stays granted. */
+/* The best target of this processor: "cpu-amx", "cpu-v4", "cpu-vnni", "cpu-v3", "cpu-generic".
+ * Asking for one with tiles asks the system for the process' permission to use them; it stays
+ * granted. */
 const char *isa_best(void);
-bool        isa_runs(const char *target);
-/* CPU_... that the target needs and does not get; 0: it runs; -1: no target of processors. why: a sentence about it, cut at cap */
-int         isa_lacks(const char *target, char *why, size_t cap);
+bool isa_runs(const char *target);
+/* CPU_... that the target needs and does not get; 0: it runs; -1: no target of processors. why: a
+ * sentence about it, cut at cap */
+int isa_lacks(const char *target, char *why, size_t cap);
 
 /* ---- cc.c ---- */
 
-/* The C compiler that kernels are built with ($LLMC_CC, cc, gcc, clang): path and version line; E_MISSING when there is none */
-llmc_status cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_error *err);
-/* Of the targets that run here, the best one up to `target` whose flags that compiler takes; NULL: none, or no compiler. why: a sentence, cut at cap, about
- * the flags of `target` that it refuses; empty when it takes them */
+/* The C compiler that kernels are built with ($LLMC_CC, cc, gcc, clang): path and version line;
+ * E_MISSING when there is none */
+llmc_status cc_find(char *path, size_t path_cap, char *version, size_t version_cap,
+                    llmc_error *err);
+/* Of the targets that run here, the best one up to `target` whose flags that compiler takes; NULL:
+ * none, or no compiler. why: a sentence, cut at cap, about the flags of `target` that it refuses;
+ * empty when it takes them */
 const char *cc_target(const char *target, char *why, size_t cap);
 
 /* ---- cpu_kernels.c: kernels of a plan, compiled and loaded ---- */
 
 typedef struct CpuKernels CpuKernels;
 
-llmc_status  kernels_open(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out, llmc_error *err);
-void         kernels_close(CpuKernels *k);
+llmc_status kernels_open(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out,
+                         llmc_error *err);
+void kernels_close(CpuKernels *k);
 llmc_kernel *kernels_find(const CpuKernels *k, int kernel); /* by index in the plan */
 /* Compile all kernels of the plan into artifact/aot/<target>/ with a manifest. */
-llmc_status  kernels_ship(const Plan *plan, const KernelBuildOptions *opt, llmc_error *err);
+llmc_status kernels_ship(const Plan *plan, const KernelBuildOptions *opt, llmc_error *err);
 
 /* ---- cpu_bandwidth.c ---- */
 
-double  cpu_bandwidth(int n_threads, double seconds); /* read bytes/s */
-/* Of the memory that it reads: four times what the last-level caches hold, and no more than a quarter of what is available. */
+double cpu_bandwidth(int n_threads, double seconds); /* read bytes/s */
+/* Of the memory that it reads: four times what the last-level caches hold, and no more than a
+ * quarter of what is available. */
 int64_t cpu_bandwidth_bytes(int64_t cache, int64_t available);
 
 extern const Device cpu_device;
@@ -49,15 +57,15 @@ extern const Device cpu_device;
 /* ---- cpu_device.c ---- */
 
 typedef struct CpuModel {
-	CpuKernels *kernels;     /* NULL: the reference runs every step */
-	Weights *weights;     /* the runtime's */
+	CpuKernels *kernels; /* NULL: the reference runs every step */
+	Weights *weights;    /* the runtime's */
 } CpuModel;
 
 /* ---- cpu_session.c: as the members of Device ---- */
 
-int64_t     cpu_state_bytes(const Session *s, int64_t host_bytes);
+int64_t cpu_state_bytes(const Session *s, int64_t host_bytes);
 llmc_status cpu_session_open(Session *s, const llmc_memory *need, llmc_error *err);
-void        cpu_session_close(Session *s);
+void cpu_session_close(Session *s);
 llmc_status cpu_forward(Session *s, int phase, const float **logits, llmc_error *err);
 llmc_status cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);
 

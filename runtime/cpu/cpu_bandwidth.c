@@ -1,6 +1,7 @@
-/* Read bandwidth, as decode reads weights: all threads stream their own part of memory much larger than the caches, over and over, several
- * streams each and without meeting each other. The first thread looks at the clock now and then; the best window counts, since noise of
- * others only takes away. */
+/* Read bandwidth, as decode reads weights: all threads stream their own part of memory much larger
+ * than the caches, over and over, several streams each and without meeting each other. The first
+ * thread looks at the clock now and then; the best window counts, since noise of others only takes
+ * away. */
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
@@ -12,17 +13,24 @@
 
 typedef uint64_t Wide __attribute__((vector_size(64)));
 
-enum { SLICE = 1 << 14, AHEAD = 64, STREAMS = 4 }; /* of Wide: 1 MB is read between looks at the clock, 4 KB ahead */
+enum {
+	SLICE = 1 << 14,
+	AHEAD = 64,
+	STREAMS = 4
+}; /* of Wide: 1 MB is read between looks at the clock, 4 KB ahead */
 static const double WINDOW_S = 10e-3;
 
-typedef struct Count { _Alignas(64) atomic_ullong slices; uint64_t sum; } Count; /* a line a thread */
+typedef struct Count {
+	_Alignas(64) atomic_ullong slices;
+	uint64_t sum;
+} Count; /* a line a thread */
 
 typedef struct Read {
-	Wide       *data;
-	int64_t     n;      /* slices */
-	double      end, best;
+	Wide *data;
+	int64_t n; /* slices */
+	double end, best;
 	atomic_bool stop;
-	Count       of[TOPOLOGY_MAX];
+	Count of[TOPOLOGY_MAX];
 } Read;
 
 static void
@@ -31,7 +39,9 @@ fill_part(void *user, int part, int n_parts)
 	Read *r = user;
 	int64_t from = r->n * part / n_parts, to = r->n * (part + 1) / n_parts;
 
-	memset(r->data + from * SLICE, 1, (size_t)(to - from) * SLICE * sizeof *r->data); /* its own pages, near the thread that reads them */
+	memset(r->data + from * SLICE, 1,
+	       (size_t)(to - from) * SLICE *
+	           sizeof *r->data); /* its own pages, near the thread that reads them */
 }
 
 static uint64_t
@@ -81,7 +91,8 @@ read_part(void *user, int part, int n_parts)
 	double since = clock_now();
 
 	while (!atomic_load_explicit(&r->stop, memory_order_relaxed)) {
-		r->of[part].sum += read_slice(r->data + i * SLICE); /* so that the reads are needed */
+		r->of[part].sum +=
+		    read_slice(r->data + i * SLICE); /* so that the reads are needed */
 		atomic_fetch_add_explicit(&r->of[part].slices, 1, memory_order_relaxed);
 		i = i + 1 < to ? i + 1 : from;
 		if (part == 0)
@@ -103,7 +114,8 @@ static int64_t
 slices(int n_threads)
 {
 	int64_t available = (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
-	int64_t n = cpu_bandwidth_bytes(topology_cache_bytes(""), available) / (SLICE * (int64_t)sizeof(Wide));
+	int64_t n = cpu_bandwidth_bytes(topology_cache_bytes(""), available) /
+	            (SLICE * (int64_t)sizeof(Wide));
 
 	return n < n_threads ? n_threads : n;
 }
@@ -120,7 +132,8 @@ cpu_bandwidth(int n_threads, double seconds)
 		return 0;
 	int64_t n = slices(n_threads);
 	size_t bytes = (size_t)n * SLICE * sizeof(Wide);
-	char *m = mmap(NULL, bytes + sizeof(Read), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *m = mmap(NULL, bytes + sizeof(Read), PROT_READ | PROT_WRITE,
+	               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (m != MAP_FAILED) {
 		(void)madvise(m, bytes, MADV_HUGEPAGE);
 		Read *r = (Read *)(void *)(m + bytes);

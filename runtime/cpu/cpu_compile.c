@@ -1,5 +1,5 @@
-/* A shared object from a kernel's source, by the system's compiler: made in a temporary folder, then kept; where the
- * cache takes no files, held in memory. */
+/* A shared object from a kernel's source, by the system's compiler: made in a temporary folder,
+ * then kept; where the cache takes no files, held in memory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -15,7 +15,8 @@ enum { MAX_FLAGS = 256, MAX_OBJECT = 1 << 28 };
 const char object_mark[8] = "llmc so2";
 
 static llmc_status
-run_compiler(const CpuKernels *k, const Object *o, const char *header, const char *tmp, bool lenient, Strbuf *text, int *code, llmc_error *err)
+run_compiler(const CpuKernels *k, const Object *o, const char *header, const char *tmp,
+             bool lenient, Strbuf *text, int *code, llmc_error *err)
 {
 	char *argv[MAX_FLAGS + 16], include[1024];
 	int n = 0;
@@ -41,7 +42,8 @@ run_compiler(const CpuKernels *k, const Object *o, const char *header, const cha
 	return program_run(argv, 1200, text, code, err);
 }
 
-/* Did the compiler see what the key was made from? Somebody may have compiled the model again meanwhile. */
+/* Did the compiler see what the key was made from? Somebody may have compiled the model again
+ * meanwhile. */
 static llmc_status
 check_unchanged(const CpuKernels *k, int unit, llmc_error *err)
 {
@@ -51,7 +53,10 @@ check_unchanged(const CpuKernels *k, int unit, llmc_error *err)
 
 	TRY(objects_common(k, &common, err));
 	TRY(object_key(k, &common, unit, key, err));
-	return strcmp(key, u->key) ? error_set(err, LLMC_E_IO, "%s, or a header of it, changed while it was compiled: open the model again", u->file)
+	return strcmp(key, u->key) ? error_set(err, LLMC_E_IO,
+	                                       "%s, or a header of it, changed while it was "
+	                                       "compiled: open the model again",
+	                                       u->file)
 	                           : LLMC_OK;
 }
 
@@ -69,7 +74,8 @@ hold(CpuKernels *k, int unit, const Strbuf *made, llmc_error *err)
 			break;
 	struct stat st;
 	if (o->fd < 0 || fstat(o->fd, &st) < 0 || (size_t)st.st_size < made->len)
-		return error_set(err, LLMC_E_IO, "%s: no memory for the compiled kernel: %s", k->build.unit[unit].file, strerror(errno));
+		return error_set(err, LLMC_E_IO, "%s: no memory for the compiled kernel: %s",
+		                 k->build.unit[unit].file, strerror(errno));
 	strbuf_clear(path);
 	strbuf_printf(path, "/proc/self/fd/%d", o->fd);
 	return path->failed ? error_set(err, LLMC_E_MEMORY, "out of memory") : LLMC_OK;
@@ -97,16 +103,20 @@ object_compile(void *kernels, int unit, llmc_error *err)
 		strbuf_clear(&text);
 		TRY_GOTO(run_compiler(k, o, NULL, tmp, false, &text, &code, err));
 	}
-	if (code != 0 && code < 128) { /* a compiler may know warnings that ours do not: they are no reason to stop */
+	if (code != 0 && code < 128) { /* a compiler may know warnings that ours do not: they are no
+		                          reason to stop */
 		TRY_GOTO(run_compiler(k, o, NULL, tmp, true, &again, &code, err));
 		o->warned = code == 0;
 	}
 	if (code >= 128) {
-		status = error_set(err, LLMC_E_CANCELLED, "%s: the compiler %s was stopped by signal %d", u->file, k->cc, code - 128);
+		status =
+		    error_set(err, LLMC_E_CANCELLED, "%s: the compiler %s was stopped by signal %d",
+		              u->file, k->cc, code - 128);
 		goto fail;
 	}
 	if (code != 0 || stat(tmp, &st) < 0 || !st.st_size) {
-		status = error_set(err, LLMC_E_MISSING, "%s: %s cannot compile it:\n%s", strbuf_str(&o->source), k->cc, strbuf_str(&text));
+		status = error_set(err, LLMC_E_MISSING, "%s: %s cannot compile it:\n%s",
+		                   strbuf_str(&o->source), k->cc, strbuf_str(&text));
 		goto fail;
 	}
 	TRY_GOTO(check_unchanged(k, unit, err));

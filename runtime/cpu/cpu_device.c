@@ -22,8 +22,10 @@ check_target(const char *target, llmc_error *err)
 		return LLMC_OK;
 	char why[160];
 	isa_lacks(target, why, sizeof why);
-	return error_set(err, LLMC_E_MISSING, "the plan is for %s, this processor runs %s: compile the model for it (--arch %s); %s", target,
-	                 isa_best(), target_find(isa_best())->isa, why);
+	return error_set(
+	    err, LLMC_E_MISSING,
+	    "the plan is for %s, this processor runs %s: compile the model for it (--arch %s); %s",
+	    target, isa_best(), target_find(isa_best())->isa, why);
 }
 
 static bool
@@ -51,11 +53,19 @@ model_close(void *model)
 }
 
 static llmc_status
-model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void **out, RuntimeTimes *times, llmc_error *err)
+model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void **out,
+           RuntimeTimes *times, llmc_error *err)
 {
-	KernelBuildOptions k = { .artifact = opt->artifact, .n_jobs = opt->n_threads, .cache_warned = opt->cache_warned, .log = opt->log, .log_user = opt->log_user };
-	WeightsOptions w = { .random_weights = opt->random_weights, .cache_packed = opt->cache_packed && !opt->cache_warned, .cache_made = !opt->cache_warned, .log = opt->log,
-		.log_user = opt->log_user };
+	KernelBuildOptions k = { .artifact = opt->artifact,
+		                 .n_jobs = opt->n_threads,
+		                 .cache_warned = opt->cache_warned,
+		                 .log = opt->log,
+		                 .log_user = opt->log_user };
+	WeightsOptions w = { .random_weights = opt->random_weights,
+		             .cache_packed = opt->cache_packed && !opt->cache_warned,
+		             .cache_made = !opt->cache_warned,
+		             .log = opt->log,
+		             .log_user = opt->log_user };
 	double start = clock_now(), built;
 	llmc_status status;
 	CpuModel *m = calloc(1, sizeof *m);
@@ -70,7 +80,9 @@ model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void *
 	TRY_GOTO(threads_open(opt->n_threads, &w.threads, err));
 	TRY_GOTO(weights_pack(weights, &w, err));
 	threads_close(w.threads);
-	*times = (RuntimeTimes){ .compile_s = built - start, .pack_s = clock_now() - built, .load_s = clock_now() - start };
+	*times = (RuntimeTimes){ .compile_s = built - start,
+		                 .pack_s = clock_now() - built,
+		                 .load_s = clock_now() - start };
 	*out = m;
 	return LLMC_OK;
 fail:
@@ -96,7 +108,9 @@ put(void *model, int i, int64_t offset, const void *data, size_t bytes, llmc_err
 static llmc_status
 build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err)
 {
-	return kernels_ship(plan, &(KernelBuildOptions){ .artifact = artifact, .log = log, .log_user = log_user }, err);
+	return kernels_ship(
+	    plan, &(KernelBuildOptions){ .artifact = artifact, .log = log, .log_user = log_user },
+	    err);
 }
 
 static llmc_status
@@ -114,8 +128,20 @@ leave(Session *s)
 }
 
 const Device cpu_device = {
-	.best_target = best_target, .check_target = check_target, .ships = ships, .bandwidth = bandwidth,
-	.model_open = model_open, .model_close = model_close, .tensor = tensor, .put = put, .build_aot = build_aot,
-	.state_bytes = cpu_state_bytes, .open = cpu_session_open, .close = cpu_session_close, .enter = enter, .leave = leave,
-	.forward = cpu_forward, .op_times = cpu_op_times,
+	.best_target = best_target,
+	.check_target = check_target,
+	.ships = ships,
+	.bandwidth = bandwidth,
+	.model_open = model_open,
+	.model_close = model_close,
+	.tensor = tensor,
+	.put = put,
+	.build_aot = build_aot,
+	.state_bytes = cpu_state_bytes,
+	.open = cpu_session_open,
+	.close = cpu_session_close,
+	.enter = enter,
+	.leave = leave,
+	.forward = cpu_forward,
+	.op_times = cpu_op_times,
 };

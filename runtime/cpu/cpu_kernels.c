@@ -1,5 +1,5 @@
-/* Kernels of a plan as shared objects: what each is made from (source, the headers beside it, flags, the ABI of kernels), and
- * loading them. */
+/* Kernels of a plan as shared objects: what each is made from (source, the headers beside it,
+ * flags, the ABI of kernels), and loading them. */
 #include "runtime/cpu/cpu_kernels.h"
 
 #include <dirent.h>
@@ -36,10 +36,11 @@ by_text(const void *a, const void *b)
 
 typedef struct HeaderList {
 	char *name[MAX_HEADERS]; /* paths below the folder of kernels */
-	int   n;
+	int n;
 } HeaderList;
 
-/* Adds the headers of a folder and of those below it; a folder that others may write to is refused. */
+/* Adds the headers of a folder and of those below it; a folder that others may write to is refused.
+ */
 static llmc_status
 find_headers(HeaderList *h, const char *root, const char *folder, int depth, llmc_error *err)
 {
@@ -50,7 +51,8 @@ find_headers(HeaderList *h, const char *root, const char *folder, int depth, llm
 	DIR *d = opendir(strbuf_str(&path));
 	if (d && *folder)
 		status = file_check_trusted(strbuf_str(&path), err);
-	for (struct dirent *e; status == LLMC_OK && d && h->n < MAX_HEADERS && (e = readdir(d)) != NULL;) {
+	for (struct dirent *e;
+	     status == LLMC_OK && d && h->n < MAX_HEADERS && (e = readdir(d)) != NULL;) {
 		size_t len = strlen(e->d_name);
 		strbuf_clear(&path);
 		strbuf_printf(&path, "%s%s%s", folder, *folder ? "/" : "", e->d_name);
@@ -123,7 +125,11 @@ contents(void *kernels, int unit)
 	return NULL;
 }
 
-static const BuildKind kind = { .suffix = "so", .with = "flags", .mark = object_mark, .contents = contents, .compile = object_compile };
+static const BuildKind kind = { .suffix = "so",
+	                        .with = "flags",
+	                        .mark = object_mark,
+	                        .contents = contents,
+	                        .compile = object_compile };
 
 static llmc_status
 prepare(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out, llmc_error *err)
@@ -140,7 +146,8 @@ prepare(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out, llmc_
 	k->object = calloc((size_t)b->n_unit + 1, sizeof *k->object);
 	k->fn = calloc((size_t)plan->n_kernel + 1, sizeof *k->fn);
 	if (!k->object || !k->fn) {
-		status = error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", plan->n_kernel);
+		status =
+		    error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", plan->n_kernel);
 		goto fail;
 	}
 	file_join(&k->root, opt->artifact, "kernels");
@@ -170,7 +177,8 @@ tell_warnings(const CpuKernels *k)
 
 	for (int i = 0; i < b->n_unit; i++)
 		if (k->object[i].warned)
-			log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING, "%s: %s warns about it", b->unit[i].file, k->cc);
+			log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING,
+			         "%s: %s warns about it", b->unit[i].file, k->cc);
 }
 
 static llmc_status
@@ -185,15 +193,21 @@ load(CpuKernels *k, llmc_error *err)
 			if (called != (pass == 0) || k->object[u].handle)
 				continue;
 			/* a name that others see has the hash of all that is behind it */
-			k->object[u].handle = dlopen(strbuf_str(&b->unit[u].entry.path), RTLD_NOW | (called ? RTLD_GLOBAL : RTLD_LOCAL));
+			k->object[u].handle =
+			    dlopen(strbuf_str(&b->unit[u].entry.path),
+			           RTLD_NOW | (called ? RTLD_GLOBAL : RTLD_LOCAL));
 			if (!k->object[u].handle)
-				return error_set(err, LLMC_E_MISSING, "cannot load the kernel %s: %s", b->unit[u].file, dlerror());
+				return error_set(err, LLMC_E_MISSING,
+				                 "cannot load the kernel %s: %s", b->unit[u].file,
+				                 dlerror());
 		}
 	for (int i = 0; i < b->plan->n_kernel; i++) {
 		const PlanKernel *p = &b->plan->kernel[i];
 		void *at = dlsym(k->object[b->unit_of[i]].handle, p->symbol);
 		if (!at)
-			return error_set(err, LLMC_E_INPUT, "%s: has no function %s: compile the model again", p->file, p->symbol);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: has no function %s: compile the model again", p->file,
+			                 p->symbol);
 		memcpy(&k->fn[i], &at, sizeof at);
 	}
 	return LLMC_OK;
@@ -248,7 +262,8 @@ kernels_close(CpuKernels *k)
 	for (int i = 0; k->object && i < k->build.n_unit; i++) {
 		if (k->object[i].handle)
 			dlclose(k->object[i].handle);
-		if (k->object[i].fd > 0) /* until here: an object is known to the loader by its name, which no other may have */
+		if (k->object[i].fd > 0) /* until here: an object is known to the loader by its
+		                            name, which no other may have */
 			close(k->object[i].fd);
 		strbuf_release(&k->object[i].source);
 	}

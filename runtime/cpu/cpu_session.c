@@ -1,5 +1,6 @@
-/* A session on the processor: its memory, and walking a phase. The parts of a step are dealt to the threads of the session (threads_deal): a thread that is
- * late holds nothing up. Steps of the reference have one part, and a run of them is one stage. */
+/* A session on the processor: its memory, and walking a phase. The parts of a step are dealt to the
+ * threads of the session (threads_deal): a thread that is late holds nothing up. Steps of the
+ * reference have one part, and a run of them is one stage. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,29 +16,30 @@ enum { ROPE_ALONE = 8 }; /* rows whose angles are not worth a barrier */
 /* A step as it is called: all that is fixed for the life of the session. */
 typedef struct StepRun {
 	const PlanStep *step;
-	llmc_kernel    *kernel;  /* NULL: the reference */
-	ref_fn         *ref;
-	bool            comm;    /* done between ranks, by all threads */
-	bool            meet;    /* the last step of a stage */
-	bool            window;  /* its pages are window pages */
-	bool            slots;   /* it changes nothing where no sequence of the step has an adapter */
-	void           *a[PLAN_MAX_ARGS];
-	RefArg          arg[PLAN_MAX_ARGS]; /* reference only */
+	llmc_kernel *kernel; /* NULL: the reference */
+	ref_fn *ref;
+	bool comm;   /* done between ranks, by all threads */
+	bool meet;   /* the last step of a stage */
+	bool window; /* its pages are window pages */
+	bool slots;  /* it changes nothing where no sequence of the step has an adapter */
+	void *a[PLAN_MAX_ARGS];
+	RefArg arg[PLAN_MAX_ARGS]; /* reference only */
 } StepRun;
 
 typedef struct PhaseRun {
-	int      n_step;
+	int n_step;
 	StepRun *step;
-	int     *stage[2];   /* first step of each stage: of all, and without those that change nothing for plain sequences */
-	int      n_stage[2];
+	int *stage[2]; /* first step of each stage: of all, and without those that change nothing
+	                  for plain sequences */
+	int n_stage[2];
 } PhaseRun;
 
 typedef struct CpuSession {
-	PhaseRun  phase[2];
-	float    *scratch;       /* of reference steps */
-	llmc_step step, window;  /* window: of steps over window pages */
-	char     *state;         /* memory of all above, and of the angles */
-	int64_t   state_bytes, slots_bytes, n_walk;
+	PhaseRun phase[2];
+	float *scratch;         /* of reference steps */
+	llmc_step step, window; /* window: of steps over window pages */
+	char *state;            /* memory of all above, and of the angles */
+	int64_t state_bytes, slots_bytes, n_walk;
 } CpuSession;
 
 /* ---- opening ---- */
@@ -50,7 +52,9 @@ scratch_floats(const Session *s, BumpAllocator *b)
 	for (int ph = 0; ph < 2; ph++)
 		for (int i = 0; i < s->plan->phase[ph].n_step; i++) {
 			const PlanStep *st = &s->plan->phase[ph].step[i];
-			int64_t n = st->kernel >= 0 ? 0 : ref_scratch_floats(st, s->lim.chunk, s->lim.context);
+			int64_t n = st->kernel >= 0
+			                ? 0
+			                : ref_scratch_floats(st, s->lim.chunk, s->lim.context);
 			b->over |= n < 0;
 			most = n > most ? n : most;
 		}
@@ -65,7 +69,8 @@ lay_out(CpuSession *c, const Session *s, char *base)
 	BumpAllocator b = { .base = base, .align = 64 };
 
 	for (int i = 0; i < p->n_rope; i++) {
-		float *angles = bump(&b, s->sym[SYM_n_tok], (size_t)p->rope[i].dims * sizeof *angles);
+		float *angles =
+		    bump(&b, s->sym[SYM_n_tok], (size_t)p->rope[i].dims * sizeof *angles);
 		if (base)
 			s->rope[i] = angles;
 	}
@@ -123,8 +128,11 @@ bind(Session *s, CpuSession *c)
 				if (a->kind == REF_BUFFER)
 					r->arg[k].buffer = &p->buffer[a->index];
 			}
-			r->slots = r->kernel && op_info[st->op].flags & OPF_LORA && (op_info[st->op].arg[0].role != ROLE_SAME || r->a[0] == r->a[op_info[st->op].n_in]);
-			r->meet = by_all(st) || i + 1 == run->n_step || by_all(&p->phase[ph].step[i + 1]);
+			r->slots = r->kernel && op_info[st->op].flags & OPF_LORA &&
+			           (op_info[st->op].arg[0].role != ROLE_SAME ||
+			            r->a[0] == r->a[op_info[st->op].n_in]);
+			r->meet =
+			    by_all(st) || i + 1 == run->n_step || by_all(&p->phase[ph].step[i + 1]);
 			if (i > 0 && !run->step[i - 1].meet)
 				continue;
 			run->stage[0][run->n_stage[0]++] = i;
@@ -141,7 +149,8 @@ cpu_session_open(Session *s, const llmc_memory *need, llmc_error *err)
 
 	if (!c)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
-	TRY(kv_open_on(&s->kv, NULL, s->plan, (int32_t)session_pages(&s->lim), (int32_t)session_window_pages(s->plan, &s->lim), session_snapshots(&s->lim),
+	TRY(kv_open_on(&s->kv, NULL, s->plan, (int32_t)session_pages(&s->lim),
+	               (int32_t)session_window_pages(s->plan, &s->lim), session_snapshots(&s->lim),
 	               s->lim.context, s->lim.seqs, err));
 	TRY(kv_marks_open(&s->kv, s->lim.marks, err));
 	c->slots_bytes = need->scratch;
@@ -149,7 +158,8 @@ cpu_session_open(Session *s, const llmc_memory *need, llmc_error *err)
 	s->slots = session_map(c->slots_bytes);
 	c->state = session_map(c->state_bytes);
 	if (!s->slots || !c->state)
-		return error_set(err, LLMC_E_MEMORY, "out of memory: these limits need %lld MB beside the KV cache",
+		return error_set(err, LLMC_E_MEMORY,
+		                 "out of memory: these limits need %lld MB beside the KV cache",
 		                 (long long)((need->scratch + need->state) >> 20));
 	lay_out(c, s, c->state);
 	session_lay_out_slots(s);
@@ -174,13 +184,13 @@ cpu_session_close(Session *s)
 /* ---- a step ---- */
 
 typedef struct PhaseArgs {
-	Session          *s;
+	Session *s;
 	const CpuSession *c;
-	const PhaseRun   *phase;
-	bool              plain; /* no sequence of the step has an adapter */
-	bool              rope;  /* the first stage makes angles */
-	const int        *stage; /* first step of each of the others */
-	int               end;   /* step to end at */
+	const PhaseRun *phase;
+	bool plain;       /* no sequence of the step has an adapter */
+	bool rope;        /* the first stage makes angles */
+	const int *stage; /* first step of each of the others */
+	int end;          /* step to end at */
 } PhaseArgs;
 
 static void
@@ -191,7 +201,8 @@ fill_rope(Session *s, int64_t first, int64_t end)
 		const double *freq = st->freq;
 		for (int i = 0; i < s->plan->n_rope; i++) {
 			const PlanRope *r = &s->plan->rope[i];
-			rope_row(r, freq, st->factor[i], r->axis ? s->pos2[t] : s->rope_pos[t], s->rope[i] + t * r->dims);
+			rope_row(r, freq, st->factor[i], r->axis ? s->pos2[t] : s->rope_pos[t],
+			         s->rope[i] + t * r->dims);
 			freq += r->dims / 2;
 		}
 	}
@@ -203,38 +214,55 @@ probe(Session *s, const StepRun *r)
 	for (int i = 0; i < r->step->n_make; i++) {
 		const PlanMake *m = &r->step->make[i];
 		int64_t rows = session_probe_rows(s, r->step, m);
-		const PlanBuffer *b = rows >= 0 ? &s->plan->buffer[r->step->arg[m->arg].index] : NULL;
+		const PlanBuffer *b =
+		    rows >= 0 ? &s->plan->buffer[r->step->arg[m->arg].index] : NULL;
 		if (b)
-			s->probe(s->probe_user, r->step, m->value, b->dtype, r->a[m->arg], rows, b->extent.mul);
+			s->probe(s->probe_user, r->step, m->value, b->dtype, r->a[m->arg], rows,
+			         b->extent.mul);
 	}
 }
 
-/* An op between ranks. Wanted rows, logits that is, are for the first of them, which hands them out. */
+/* An op between ranks. Wanted rows, logits that is, are for the first of them, which hands them
+ * out. */
 static void
 run_comm(const PhaseArgs *w, const StepRun *r, int part)
 {
 	const PlanStep *st = r->step;
-	Session        *s = w->s;
-	int64_t         width = step_int(st, "width");
+	Session *s = w->s;
+	int64_t width = step_int(st, "width");
 
 	if (st->op == OP_stage_in) {
 		if (part == 0 && s->plan->takes_rows)
 			session_given(s, r->a[ARG(stage_in, y)]);
 		else if (part == 0)
-			comm_pipe_receive(s->comm, r->a[ARG(stage_in, y)], (size_t)(s->size->n_tok * step_int(st, "hidden")) * sizeof(float));
+			comm_pipe_receive(s->comm, r->a[ARG(stage_in, y)],
+			                  (size_t)(s->size->n_tok * step_int(st, "hidden")) *
+			                      sizeof(float));
 		return;
 	}
-	bool            out = s->plan->buffer[st->arg[op_info[st->op].n_arg - 1].index].extent.sym == SYM_n_out;
-	int64_t         rows = out ? s->size->n_out : s->size->n_tok;
+	bool out =
+	    s->plan->buffer[st->arg[op_info[st->op].n_arg - 1].index].extent.sym == SYM_n_out;
+	int64_t rows = out ? s->size->n_out : s->size->n_tok;
 
 	if (st->op == OP_all_reduce)
-		comm_all_reduce(s->comm, part, &(CommReduce){
-			.x = r->a[ARG(all_reduce, x)], .b = r->a[ARG(all_reduce, b)], .b2 = r->a[ARG(all_reduce, b2)], .r = r->a[ARG(all_reduce, r)],
-			.y = r->a[ARG(all_reduce, y)], .scale = (float)step_num(st, "scale"), .rows = rows, .width = width });
+		comm_all_reduce(s->comm, part,
+		                &(CommReduce){ .x = r->a[ARG(all_reduce, x)],
+		                               .b = r->a[ARG(all_reduce, b)],
+		                               .b2 = r->a[ARG(all_reduce, b2)],
+		                               .r = r->a[ARG(all_reduce, r)],
+		                               .y = r->a[ARG(all_reduce, y)],
+		                               .scale = (float)step_num(st, "scale"),
+		                               .rows = rows,
+		                               .width = width });
 	else
-		comm_all_gather(s->comm, part, &(CommGather){
-			.x = r->a[ARG(all_gather, x)], .y = !out || s->plan->rank == 0 ? r->a[ARG(all_gather, y)] : NULL, .rows = rows, .width = width,
-			.unit = step_int(st, "unit") });
+		comm_all_gather(s->comm, part,
+		                &(CommGather){ .x = r->a[ARG(all_gather, x)],
+		                               .y = !out || s->plan->rank == 0
+		                                        ? r->a[ARG(all_gather, y)]
+		                                        : NULL,
+		                               .rows = rows,
+		                               .width = width,
+		                               .unit = step_int(st, "unit") });
 }
 
 static void
@@ -247,7 +275,8 @@ run_step(const PhaseArgs *w, const StepRun *r, int part, int n_parts)
 	else if (r->kernel)
 		r->kernel(s, r->a, part, n_parts);
 	else if (part == 0)
-		r->ref(&(RefCall){ .step = r->step, .s = s, .arg = r->arg, .scratch = w->c->scratch });
+		r->ref(
+		    &(RefCall){ .step = r->step, .s = s, .arg = r->arg, .scratch = w->c->scratch });
 }
 
 /* A stage of threads_deal. */
@@ -272,24 +301,28 @@ run_phase(void *user, int stage, int part, int n_parts)
 	}
 }
 
-/* Kind of the job for threads_deal: by phase and order of magnitude of the rows. Parts of collectives are those of the other ranks as well. */
+/* Kind of the job for threads_deal: by phase and order of magnitude of the rows. Parts of
+ * collectives are those of the other ranks as well. */
 static int
 kind_of(const PhaseArgs *w)
 {
 	int kind = w->phase == &w->c->phase[1] ? DEAL_KINDS / 2 : 0;
 
-	for (int64_t n = w->s->size->n_tok; n > 1 && kind % (DEAL_KINDS / 2) < DEAL_KINDS / 2 - 1; n /= 2)
+	for (int64_t n = w->s->size->n_tok; n > 1 && kind % (DEAL_KINDS / 2) < DEAL_KINDS / 2 - 1;
+	     n /= 2)
 		kind++;
 	return w->s->comm ? DEAL_ALL : kind;
 }
 
-/* Runs the phase, or the span of it; returns the number of stages. Where a probe looks, each step is a stage, and the job ends behind it. */
+/* Runs the phase, or the span of it; returns the number of stages. Where a probe looks, each step
+ * is a stage, and the job ends behind it. */
 static int
 walk_all(PhaseArgs *w)
 {
 	Session *s = w->s;
 	const PhaseRun *ph = w->phase;
-	const int from = s->span_to > 0 ? s->span_from : 0, end = s->span_to > 0 ? s->span_to : ph->n_step;
+	const int from = s->span_to > 0 ? s->span_from : 0,
+	          end = s->span_to > 0 ? s->span_to : ph->n_step;
 	int first = 0, n = 0;
 
 	w->rope = s->size->n_tok > ROPE_ALONE && s->plan->n_rope;
@@ -328,15 +361,29 @@ llmc_status
 cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 {
 	CpuSession *c = s->on;
-	PhaseArgs w = { .s = s, .c = c, .phase = &c->phase[phase], .plain = !s->probe && is_plain(s) };
+	PhaseArgs w = {
+		.s = s, .c = c, .phase = &c->phase[phase], .plain = !s->probe && is_plain(s)
+	};
 	const PlanBuffer *b = &s->plan->buffer[s->plan->logits];
 
 	c->n_walk++;
 	c->step = (llmc_step){
-		.n_tok = s->size->n_tok, .n_dec = s->size->n_dec, .n_seq = s->size->n_seq, .n_out = s->size->n_out, .tok = s->tok,
-		.pos = s->pos, .pos2 = s->pos2, .seq_of = s->seq_of, .q_start = s->q_start, .kv_len = s->kv_len,
-		.prefix_len = s->prefix_len, .out_row = s->out_row, .block_table = s->block_table, .block_stride = s->kv.stride,
-		.seq = s->step_seq, .adapter = s->adapter,
+		.n_tok = s->size->n_tok,
+		.n_dec = s->size->n_dec,
+		.n_seq = s->size->n_seq,
+		.n_out = s->size->n_out,
+		.tok = s->tok,
+		.pos = s->pos,
+		.pos2 = s->pos2,
+		.seq_of = s->seq_of,
+		.q_start = s->q_start,
+		.kv_len = s->kv_len,
+		.prefix_len = s->prefix_len,
+		.out_row = s->out_row,
+		.block_table = s->block_table,
+		.block_stride = s->kv.stride,
+		.seq = s->step_seq,
+		.adapter = s->adapter,
 	};
 	c->window = c->step;
 	c->window.block_table += s->kv.max_page;
@@ -345,9 +392,13 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	s->stats.barriers += walk_all(&w);
 	if (s->comm && comm_ended(s->comm))
 		return comm_error(s->comm, err);
-	/* all ranks of a stage have what it makes, and each hands it to its fellow of the next; of the logits there is one receiver */
+	/* all ranks of a stage have what it makes, and each hands it to its fellow of the next; of
+	 * the logits there is one receiver */
 	if (s->plan->stages > 1 && (plan_hands_on(s->plan) || s->plan->rank == 0) &&
-	    !comm_pipe_send(s->comm, s->slot[b->slot], (size_t)((plan_hands_on(s->plan) ? s->size->n_tok : s->size->n_out) * b->extent.mul) * sizeof(float)))
+	    !comm_pipe_send(s->comm, s->slot[b->slot],
+	                    (size_t)((plan_hands_on(s->plan) ? s->size->n_tok : s->size->n_out) *
+	                             b->extent.mul) *
+	                        sizeof(float)))
 		return comm_error(s->comm, err);
 	if (s->comm)
 		comm_set_position(s->comm, c->n_walk, -1, -1);
@@ -359,12 +410,13 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 /* ---- what its steps take ---- */
 
 enum { ROUNDS = 63 };
-static const double LONG_ENOUGH = 0.1, VERY_LONG = 2; /* seconds of all rounds: of more than two, and of fewer */
+static const double LONG_ENOUGH = 0.1,
+                    VERY_LONG = 2; /* seconds of all rounds: of more than two, and of fewer */
 
 typedef struct TimedPhase {
-	PhaseArgs    run_phase;
+	PhaseArgs run_phase;
 	double *seconds; /* [n_step, ROUNDS] */
-	int     round;
+	int round;
 } TimedPhase;
 
 /* The walk with a barrier behind every step, where the first part looks at the clock. */
@@ -390,8 +442,9 @@ run_phase_timed(void *user, int part, int n_parts)
 	}
 }
 
-/* The step runs again as it was: it begins with the tokens, and writes the same K and V to the same places. Of each of its steps the
- * median counts, which other programs do not move as they move a sum. */
+/* The step runs again as it was: it begins with the tokens, and writes the same K and V to the same
+ * places. Of each of its steps the median counts, which other programs do not move as they move a
+ * sum. */
 llmc_status
 cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err)
 {
@@ -402,7 +455,9 @@ cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *
 	t.seconds = calloc((size_t)ph->n_step * ROUNDS, sizeof *t.seconds);
 	if (!t.seconds)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
-	for (double start = clock_now(), took = 0; t.round < ROUNDS && (took < LONG_ENOUGH || (t.round < 3 && took < VERY_LONG)); t.round++) {
+	for (double start = clock_now(), took = 0;
+	     t.round < ROUNDS && (took < LONG_ENOUGH || (t.round < 3 && took < VERY_LONG));
+	     t.round++) {
 		if (s->again && !s->again(s, phase))
 			break;
 		threads_run(s->threads, run_phase_timed, &t);
@@ -417,10 +472,12 @@ cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *
 	for (int i = 0; i < ph->n_step; i++) {
 		const PlanStep *st = ph->step[i].step;
 		llmc_op_time told = { .op = op_info[st->op].name };
-		bool seen = ph->step[i].slots && t.run_phase.plain; /* what was passed over took nothing */
+		bool seen =
+		    ph->step[i].slots && t.run_phase.plain; /* what was passed over took nothing */
 		for (int j = 0; j < ph->n_step && !seen; j++) {
 			const PlanStep *other = ph->step[j].step;
-			if (other->op != st->op || other->kernel != st->kernel || (ph->step[j].slots && t.run_phase.plain))
+			if (other->op != st->op || other->kernel != st->kernel ||
+			    (ph->step[j].slots && t.run_phase.plain))
 				continue;
 			seen = j < i;
 			told.seconds += t.seconds[j * ROUNDS + t.round / 2];

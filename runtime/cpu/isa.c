@@ -1,5 +1,5 @@
-/* What this processor runs, by cpuid and by what the system saves on a switch. Never by what a compiler guesses, which
- * is wrong on virtual machines. */
+/* What this processor runs, by cpuid and by what the system saves on a switch. Never by what a
+ * compiler guesses, which is wrong on virtual machines. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -16,10 +16,14 @@
 #endif
 
 enum {
-	YMM = 6, ZMM = 0xe6, TILES = 3 << 17,            /* of what the system saves (XCR0) */
-	AMX = 1 << 22 | 1 << 24 | 1 << 25,               /* leaf 7, edx: bf16, tiles, int8 */
-	AVX_VNNI = 1 << 4, AVX512_BF16 = 1 << 5,         /* leaf 7.1, eax */
-	ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18,    /* of the kernel's arch_prctl */
+	YMM = 6,
+	ZMM = 0xe6,
+	TILES = 3 << 17,                   /* of what the system saves (XCR0) */
+	AMX = 1 << 22 | 1 << 24 | 1 << 25, /* leaf 7, edx: bf16, tiles, int8 */
+	AVX_VNNI = 1 << 4,
+	AVX512_BF16 = 1 << 5, /* leaf 7.1, eax */
+	ARCH_REQ_XCOMP_PERM = 0x1023,
+	TILE_DATA = 18, /* of the kernel's arch_prctl */
 };
 
 static unsigned long long
@@ -42,7 +46,8 @@ features(void)
 	unsigned need = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C | bit_MOVBE | bit_POPCNT;
 	if ((c1 & need) != need || (saved_state() & YMM) != YMM)
 		return 0;
-	if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7) || !__get_cpuid(0x80000001, &a, &b, &cx, &d))
+	if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7) ||
+	    !__get_cpuid(0x80000001, &a, &b, &cx, &d))
 		return 0;
 	need = bit_AVX2 | bit_BMI | bit_BMI2;
 	if ((b7 & need) != need || !(cx & bit_LZCNT))
@@ -59,8 +64,9 @@ features(void)
 	return f;
 }
 
-/* Tile registers are 8 KB a thread, which Linux gives to a process that asks for it: once for all its threads. It refuses where a
- * thread has a stack for signals that they do not fit on, and where a sandbox knows no such question. */
+/* Tile registers are 8 KB a thread, which Linux gives to a process that asks for it: once for all
+ * its threads. It refuses where a thread has a stack for signals that they do not fit on, and where
+ * a sandbox knows no such question. */
 static int
 ask_for_tiles(void)
 {
@@ -104,7 +110,8 @@ isa_runs(const char *target)
 int
 isa_lacks(const char *target, char *why, size_t cap)
 {
-	static const char *const text[] = { "AVX2, FMA, F16C and BMI2", "AVX-512 with VNNI", "AVX-VNNI", "AMX tiles of int8 and bf16" };
+	static const char *const text[] = { "AVX2, FMA, F16C and BMI2", "AVX-512 with VNNI",
+		                            "AVX-VNNI", "AMX tiles of int8 and bf16" };
 	const Target *t = target_find(target);
 	int lacks = !t || t->kind != TARGET_CPU ? -1 : t->needs & ~features();
 
@@ -114,13 +121,15 @@ isa_lacks(const char *target, char *why, size_t cap)
 		return lacks;
 	for (size_t i = 0, at = 0; i < sizeof text / sizeof *text; i++)
 		if (lacks & 1 << i && at < cap)
-			at += (size_t)snprintf(why + at, cap - at, "%s%s", at ? ", " : "this processor has no ", text[i]);
+			at += (size_t)snprintf(why + at, cap - at, "%s%s",
+			                       at ? ", " : "this processor has no ", text[i]);
 	if (!lacks && t->needs & CPU_AMX) {
 		int refused = ask_for_tiles();
 		if (!refused)
 			return 0;
 		if (cap)
-			snprintf(why, cap, "the system refuses the tile registers of AMX: %s", strerror(refused));
+			snprintf(why, cap, "the system refuses the tile registers of AMX: %s",
+			         strerror(refused));
 		return CPU_AMX;
 	}
 	return lacks;

@@ -1,5 +1,7 @@
-/* <immintrin.h> of gcc 12 has 74000 lines, a fifth to a third of what a kernel takes to compile. Compilers keep what they made of a header that comes first
- * (gcc, clang: -include FILE takes FILE.gch; where that does not fit the flags, gcc reads FILE, clang stops and cpu_compile.c goes on without it). */
+/* <immintrin.h> of gcc 12 has 74000 lines, a fifth to a third of what a kernel takes to compile.
+ * Compilers keep what they made of a header that comes first (gcc, clang: -include FILE takes
+ * FILE.gch; where that does not fit the flags, gcc reads FILE, clang stops and cpu_compile.c goes
+ * on without it). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +11,8 @@
 enum { HEADER_NONE, HEADER_BEGUN, HEADER_THERE };
 enum { ROUNDS = 3, MAX_FLAGS = 256 };
 
-/* Every thread has some units to compile, for a target with vectors, and the user's flags include nothing: there is one precompiled header. */
+/* Every thread has some units to compile, for a target with vectors, and the user's flags include
+ * nothing: there is one precompiled header. */
 static bool
 is_worthwhile(const CpuKernels *k)
 {
@@ -44,7 +47,8 @@ make(const CpuKernels *k, const char *path)
 	argv[n++] = out;
 	argv[n] = NULL;
 	snprintf(out, sizeof out, "%s.gch", path);
-	bool ok = file_write(path, text, sizeof text - 1, NULL) == LLMC_OK && program_run(argv, 0, &said, &code, NULL) == LLMC_OK && code == 0;
+	bool ok = file_write(path, text, sizeof text - 1, NULL) == LLMC_OK &&
+	          program_run(argv, 0, &said, &code, NULL) == LLMC_OK && code == 0;
 	strbuf_release(&said);
 	return ok;
 }
@@ -56,7 +60,8 @@ header_precompiled(CpuKernels *k)
 
 	if (atomic_load(&k->header) == HEADER_THERE)
 		return strbuf_str(&k->header_path);
-	if (!is_worthwhile(k) || !atomic_compare_exchange_strong(&k->header, &none, HEADER_BEGUN) || cache_temporary(&k->build.cache, &k->header_dir, NULL) != LLMC_OK)
+	if (!is_worthwhile(k) || !atomic_compare_exchange_strong(&k->header, &none, HEADER_BEGUN) ||
+	    cache_temporary(&k->build.cache, &k->header_dir, NULL) != LLMC_OK)
 		return NULL;
 	file_join(&k->header_path, strbuf_str(&k->header_dir), "vectors.h");
 	if (k->header_path.failed || !make(k, strbuf_str(&k->header_path)))

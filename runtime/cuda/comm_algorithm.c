@@ -1,5 +1,6 @@
-/* Our own kernels over peers' memory, in one step or in two, or NCCL: all make the same bits, so the fastest one goes, by the size of the message. It is
- * measured once for a kind of machine and kept in $LLMC_CACHE/nccl. One thread of one process measures for all ranks. */
+/* Our own kernels over peers' memory, in one step or in two, or NCCL: all make the same bits, so
+ * the fastest one goes, by the size of the message. It is measured once for a kind of machine and
+ * kept in $LLMC_CACHE/nccl. One thread of one process measures for all ranks. */
 #include "runtime/cuda/comm_algorithm.h"
 
 #include <stdlib.h>
@@ -21,7 +22,9 @@ comm_algorithm_mode(void)
 
 	if (!text || !*text || !strcmp(text, "auto"))
 		return ALGO_MODE_AUTO;
-	return !strcmp(text, "never") ? ALGO_MODE_OWN : !strcmp(text, "always") ? ALGO_MODE_NCCL : ALGO_MODE_UNKNOWN;
+	return !strcmp(text, "never")    ? ALGO_MODE_OWN
+	       : !strcmp(text, "always") ? ALGO_MODE_NCCL
+	                                 : ALGO_MODE_UNKNOWN;
 }
 
 static int
@@ -41,7 +44,9 @@ peer_algorithms(void)
 
 	if (!text || !*text || !strcmp(text, "auto"))
 		return 1u << ALGO_ONE_SHOT | 1u << ALGO_TWO_SHOT;
-	return !strcmp(text, "one-shot") ? 1u << ALGO_ONE_SHOT : !strcmp(text, "two-shot") ? 1u << ALGO_TWO_SHOT : 0;
+	return !strcmp(text, "one-shot")   ? 1u << ALGO_ONE_SHOT
+	       : !strcmp(text, "two-shot") ? 1u << ALGO_TWO_SHOT
+	                                   : 0;
 }
 
 CommAlgorithm
@@ -51,9 +56,12 @@ comm_algorithm_best(const CommAlgorithmTimes *w, unsigned set, int64_t bytes)
 
 	for (int algorithm = 0; algorithm < N_ALGO; algorithm++) {
 		int i = size_of(bytes), of = best < 0 ? algorithm : best;
-		while (i > 0 && (w->us[algorithm][i] <= 0 || w->us[of][i] <= 0)) /* larger ones: as the last that was measured */
+		while (i > 0 &&
+		       (w->us[algorithm][i] <= 0 ||
+		        w->us[of][i] <= 0)) /* larger ones: as the last that was measured */
 			i--;
-		if (set >> algorithm & 1 && (best < 0 || w->us[algorithm][i] < 0.98f * w->us[best][i]))
+		if (set >> algorithm & 1 &&
+		    (best < 0 || w->us[algorithm][i] < 0.98f * w->us[best][i]))
 			best = algorithm;
 	}
 	return best < 0 ? ALGO_ONE_SHOT : (CommAlgorithm)best;
@@ -74,7 +82,8 @@ cache_path(const char *machine, char key[65], Strbuf *dir, Strbuf *path)
 }
 
 static llmc_status
-measure(CommAlgorithmTimes *w, unsigned set, int64_t most_bytes, double budget_s, comm_algorithm_run_fn run, void *user, llmc_error *err)
+measure(CommAlgorithmTimes *w, unsigned set, int64_t most_bytes, double budget_s,
+        comm_algorithm_run_fn run, void *user, llmc_error *err)
 {
 	const double end = clock_now() + budget_s;
 
@@ -85,8 +94,10 @@ measure(CommAlgorithmTimes *w, unsigned set, int64_t most_bytes, double budget_s
 				double s = 0;
 				if (!(set >> algorithm & 1))
 					continue;
-				TRY(run(user, (CommAlgorithm)algorithm, (int64_t)1 << (ALGO_MIN_LOG2_BYTES + i), TIMES, &s, err));
-				best[algorithm] = r == 0 || s < best[algorithm] ? s : best[algorithm];
+				TRY(run(user, (CommAlgorithm)algorithm,
+				        (int64_t)1 << (ALGO_MIN_LOG2_BYTES + i), TIMES, &s, err));
+				best[algorithm] =
+				    r == 0 || s < best[algorithm] ? s : best[algorithm];
 			}
 		for (int algorithm = 0; algorithm < N_ALGO; algorithm++)
 			w->us[algorithm][i] = (float)(best[algorithm] / TIMES * 1e6);
@@ -97,18 +108,21 @@ measure(CommAlgorithmTimes *w, unsigned set, int64_t most_bytes, double budget_s
 }
 
 llmc_status
-comm_algorithm_tune(CommAlgorithmTimes *w, const char *machine, unsigned set, int64_t most_bytes, double budget_s, comm_algorithm_run_fn run, void *user, llmc_error *err)
+comm_algorithm_tune(CommAlgorithmTimes *w, const char *machine, unsigned set, int64_t most_bytes,
+                    double budget_s, comm_algorithm_run_fn run, void *user, llmc_error *err)
 {
-	Strbuf      dir = { 0 }, path = { 0 }, held = { 0 };
+	Strbuf dir = { 0 }, path = { 0 }, held = { 0 };
 	llmc_status status = LLMC_OK;
-	char        key[65];
-	bool        cache = cache_path(machine, key, &dir, &path) == LLMC_OK;
+	char key[65];
+	bool cache = cache_path(machine, key, &dir, &path) == LLMC_OK;
 
-	if (cache && checked_read(strbuf_str(&path), mark, key, &held, NULL) == LLMC_OK && held.len == sizeof *w) {
+	if (cache && checked_read(strbuf_str(&path), mark, key, &held, NULL) == LLMC_OK &&
+	    held.len == sizeof *w) {
 		memcpy(w, held.data, sizeof *w);
 	} else {
 		status = measure(w, set, most_bytes, budget_s, run, user, err);
-		if (status == LLMC_OK && cache && file_mkdirs_private(strbuf_str(&dir), NULL) == LLMC_OK)
+		if (status == LLMC_OK && cache &&
+		    file_mkdirs_private(strbuf_str(&dir), NULL) == LLMC_OK)
 			(void)!checked_write(strbuf_str(&path), mark, key, w, sizeof *w, NULL);
 	}
 	strbuf_release(&dir);

@@ -16,23 +16,29 @@ open_one(LtLibrary *l, const char *const *names, int driver, llmc_error *err)
 	*l = (LtLibrary){ 0 };
 	l->lib = cuda_lib_open(names, l->path, sizeof l->path);
 	if (!l->lib)
-		return error_set(err, LLMC_E_MISSING, "not found, and not needed: llmc's own matrix kernels are used (`pip install nvidia-cublas` "
+		return error_set(err, LLMC_E_MISSING,
+		                 "not found, and not needed: llmc's own matrix kernels are used "
+		                 "(`pip install nvidia-cublas` "
 		                 "brings it)");
-#define X(type, member, symbol, args)                        \
-	do {                                                     \
-		void *at_ = dlsym(l->lib, #symbol);                  \
-		memcpy(&l->api.member, &at_, sizeof at_);            \
-		missing_compiler = at_ || missing_compiler ? missing_compiler : #symbol;              \
+#define X(type, member, symbol, args)                                                              \
+	do {                                                                                       \
+		void *at_ = dlsym(l->lib, #symbol);                                                \
+		memcpy(&l->api.member, &at_, sizeof at_);                                          \
+		missing_compiler = at_ || missing_compiler ? missing_compiler : #symbol;           \
 	} while (0);
 	LT_CALLS(X)
 #undef X
 	if (missing_compiler)
-		return error_set(err, LLMC_E_MISSING, "%s is too old: it lacks %s; llmc's own matrix kernels are used", l->path, missing_compiler);
+		return error_set(err, LLMC_E_MISSING,
+		                 "%s is too old: it lacks %s; llmc's own matrix kernels are used",
+		                 l->path, missing_compiler);
 	l->version = l->api.version();
 	int runtime = (int)l->api.runtime();
 	if (driver && runtime / 1000 > driver / 1000)
-		return error_set(err, LLMC_E_MISSING, "%s is of CUDA %d.%d, the driver is for CUDA %d: llmc's own matrix kernels are used", l->path,
-		                 runtime / 1000, runtime % 1000 / 10, driver / 1000);
+		return error_set(err, LLMC_E_MISSING,
+		                 "%s is of CUDA %d.%d, the driver is for CUDA %d: llmc's own "
+		                 "matrix kernels are used",
+		                 l->path, runtime / 1000, runtime % 1000 / 10, driver / 1000);
 	return LLMC_OK;
 }
 
@@ -42,7 +48,8 @@ lt_library_open(LtLibrary *l, int driver, llmc_error *err)
 	llmc_status status = open_one(l, cuda_blaslt_names, driver, err);
 
 	/* the first may be made for later drivers, and an older one lie beside it */
-	for (const char *const *name = cuda_blaslt_names; status != LLMC_OK && l->lib && *name; name++) {
+	for (const char *const *name = cuda_blaslt_names; status != LLMC_OK && l->lib && *name;
+	     name++) {
 		const char *const one[] = { *name, NULL };
 		LtLibrary other;
 		if (open_one(&other, one, driver, NULL) != LLMC_OK) {
@@ -74,7 +81,9 @@ typedef enum LtMode { LT_AUTO, LT_ALWAYS, LT_NEVER } LtMode;
 static int
 get_mode(const char **text)
 {
-	static const char *const name[] = { [LT_AUTO] = "auto", [LT_ALWAYS] = "always", [LT_NEVER] = "never" };
+	static const char *const name[] = {
+		[LT_AUTO] = "auto", [LT_ALWAYS] = "always", [LT_NEVER] = "never"
+	};
 
 	*text = getenv("LLMC_CUBLASLT");
 	for (int i = 0; *text && **text && i <= LT_NEVER; i++)
@@ -95,7 +104,8 @@ has_products(const Plan *p)
 static bool
 is_wanted(const Session *s, int mode)
 {
-	return (mode == LT_ALWAYS || (mode == LT_AUTO && s->sym[SYM_n_tok] >= LT_MIN_ROWS)) && has_products(s->plan);
+	return (mode == LT_ALWAYS || (mode == LT_AUTO && s->sym[SYM_n_tok] >= LT_MIN_ROWS)) &&
+	       has_products(s->plan);
 }
 
 int64_t
@@ -119,7 +129,8 @@ argument(const CudaStep *k, int i)
 static bool
 is_aligned(const CudaStep *k, const PlanGemm *p)
 {
-	uintptr_t all = (uintptr_t)argument(k, p->act) | (uintptr_t)argument(k, p->w) | (uintptr_t)argument(k, p->y) | (uintptr_t)argument(k, p->add);
+	uintptr_t all = (uintptr_t)argument(k, p->act) | (uintptr_t)argument(k, p->w) |
+	                (uintptr_t)argument(k, p->y) | (uintptr_t)argument(k, p->add);
 
 	return all % 256 == 0;
 }
@@ -135,12 +146,15 @@ static bool
 describe(CublasLt *lt, LtMatmul *p, Dtype weights)
 {
 	const LtApi *f = &lt->l.api;
-	int type = type_of(weights), y = type_of(dtype_from_text(p->kernel->arg[p->p->y].type)), yes = 1;
+	int type = type_of(weights), y = type_of(dtype_from_text(p->kernel->arg[p->p->y].type)),
+	    yes = 1;
 	uint64_t rows = (uint64_t)p->rows, cols = (uint64_t)p->cols;
 
 	p->n = 1;
-	return f->desc_create(&p->desc, LT_COMPUTE_32F, LT_R_32F) == LT_OK && f->desc_set(p->desc, LT_DESC_TRANSA, &yes, sizeof yes) == LT_OK &&
-	       f->layout_create(&p->w, type, cols, rows, p->cols) == LT_OK && f->layout_create(&p->x, type, cols, p->n, p->cols) == LT_OK &&
+	return f->desc_create(&p->desc, LT_COMPUTE_32F, LT_R_32F) == LT_OK &&
+	       f->desc_set(p->desc, LT_DESC_TRANSA, &yes, sizeof yes) == LT_OK &&
+	       f->layout_create(&p->w, type, cols, rows, p->cols) == LT_OK &&
+	       f->layout_create(&p->x, type, cols, p->n, p->cols) == LT_OK &&
 	       f->layout_create(&p->y, y, rows, p->n, p->rows) == LT_OK;
 }
 
@@ -180,7 +194,10 @@ gather(CudaSession *c, CublasLt *lt, llmc_error *err)
 		int *of = &lt->of[k->step->kernel];
 		if (*of < 0) {
 			LtMatmul *to = &lt->product[lt->n_product];
-			*to = (LtMatmul){ .kernel = k->kernel, .p = p, .rows = k->kernel->arg[p->y].extent.mul, .cols = k->kernel->arg[p->act].extent.mul };
+			*to = (LtMatmul){ .kernel = k->kernel,
+				          .p = p,
+				          .rows = k->kernel->arg[p->y].extent.mul,
+				          .cols = k->kernel->arg[p->act].extent.mul };
 			*of = lt->n_product++;
 			if (!describe(lt, to, plan->tensor[k->step->arg[p->w].index].dtype))
 				forget(lt, to);
@@ -199,7 +216,8 @@ lt_start(CudaSession *c, llmc_error *err)
 	llmc_error why = { 0 };
 
 	if (mode < 0)
-		return error_set(err, LLMC_E_INPUT, "LLMC_CUBLASLT is \"%s\", expected auto, always or never", text);
+		return error_set(err, LLMC_E_INPUT,
+		                 "LLMC_CUBLASLT is \"%s\", expected auto, always or never", text);
 	if (!is_wanted(c->s, mode))
 		return LLMC_OK;
 	CublasLt *lt = c->lt = calloc(1, sizeof *lt);
@@ -208,13 +226,17 @@ lt_start(CudaSession *c, llmc_error *err)
 	lt->always = mode == LT_ALWAYS;
 	if (lt_library_open(&lt->l, c->m->dev.driver, &why) != LLMC_OK) {
 		cublaslt_close(c);
-		return mode == LT_ALWAYS ? error_set(err, LLMC_E_MISSING, "LLMC_CUBLASLT is \"always\", but cuBLASLt: %s", why.text) : LLMC_OK;
+		return mode == LT_ALWAYS
+		           ? error_set(err, LLMC_E_MISSING,
+		                       "LLMC_CUBLASLT is \"always\", but cuBLASLt: %s", why.text)
+		           : LLMC_OK;
 	}
 	lt->workspace_bytes = cublaslt_bytes(c->s);
 	return gather(c, lt, err);
 }
 
-/* What fails in the library, or memory that nobody counts and its kernels take, is no reason to fail. */
+/* What fails in the library, or memory that nobody counts and its kernels take, is no reason to
+ * fail. */
 llmc_status
 lt_connect(CudaSession *c, bool *done, llmc_error *err)
 {
@@ -269,7 +291,8 @@ set_rows(const CublasLt *lt, LtMatmul *p, uint64_t n)
 	if (p->n == n)
 		return true;
 	p->n = 0;
-	if (f->layout_set(p->x, LT_LAYOUT_COLS, &n, sizeof n) != LT_OK || f->layout_set(p->y, LT_LAYOUT_COLS, &n, sizeof n) != LT_OK)
+	if (f->layout_set(p->x, LT_LAYOUT_COLS, &n, sizeof n) != LT_OK ||
+	    f->layout_set(p->y, LT_LAYOUT_COLS, &n, sizeof n) != LT_OK)
 		return false;
 	p->n = n;
 	return true;
@@ -282,8 +305,9 @@ lt_heuristic(const CublasLt *lt, LtMatmul *p, int32_t n, LtAlgo *out)
 	int found = 0;
 
 	if (!p->desc || !set_rows(lt, p, (uint64_t)n) ||
-	    lt->l.api.heuristic(lt->handle, p->desc, p->w, p->x, p->y, p->y, lt->pref, 1, &h, &found) != LT_OK || found < 1 || h.state != LT_OK ||
-	    h.workspace > (size_t)lt->workspace_bytes)
+	    lt->l.api.heuristic(lt->handle, p->desc, p->w, p->x, p->y, p->y, lt->pref, 1, &h,
+	                        &found) != LT_OK ||
+	    found < 1 || h.state != LT_OK || h.workspace > (size_t)lt->workspace_bytes)
 		return false;
 	*out = h.algo;
 	return true;
@@ -292,7 +316,8 @@ lt_heuristic(const CublasLt *lt, LtMatmul *p, int32_t n, LtAlgo *out)
 LtChoice *
 lt_find(LtMatmul *p, int64_t n)
 {
-	/* what was measured for many more rows says nothing of these: between two choices made there is at most a factor of 4 */
+	/* what was measured for many more rows says nothing of these: between two choices made
+	 * there is at most a factor of 4 */
 	for (int i = 0; i < p->n_choice; i++)
 		if (p->choice[i].rows >= n)
 			return p->choice[i].rows < 4 * n ? &p->choice[i] : NULL;
@@ -304,17 +329,20 @@ cublaslt_choice(CudaSession *c, const CudaStep *k, int64_t n)
 {
 	CublasLt *lt = c->lt;
 
-	if (!lt || k->step->kernel < 0 || lt->of[k->step->kernel] < 0 || (n < LT_MIN_ROWS && !lt->always))
+	if (!lt || k->step->kernel < 0 || lt->of[k->step->kernel] < 0 ||
+	    (n < LT_MIN_ROWS && !lt->always))
 		return NULL;
 	LtChoice *by = lt_find(&lt->product[lt->of[k->step->kernel]], n);
 	return by && by->library ? by : NULL;
 }
 
-/* What an algorithm that was made for more rows says of these: our own kernels go on. Nothing has been queued then. */
+/* What an algorithm that was made for more rows says of these: our own kernels go on. Nothing has
+ * been queued then. */
 static bool
 is_refusal(int status)
 {
-	return status == LT_NOT_SUPPORTED || status == LT_INVALID_VALUE || status == LT_ARCH_MISMATCH || status == LT_ALLOC_FAILED;
+	return status == LT_NOT_SUPPORTED || status == LT_INVALID_VALUE ||
+	       status == LT_ARCH_MISMATCH || status == LT_ALLOC_FAILED;
 }
 
 llmc_status
@@ -327,15 +355,20 @@ cublaslt_matmul(CudaSession *c, const CudaStep *k, LtChoice *by, int64_t n, llmc
 	int r = LT_NOT_SUPPORTED;
 
 	if (set_rows(lt, p, (uint64_t)n))
-		r = lt->l.api.matmul(lt->handle, p->desc, &one, k->call.a[p->p->w], p->w, k->call.a[p->p->act], p->x, &beta, add, p->y, y, p->y,
-		                     &by->algo, (void *)(uintptr_t)lt->workspace, (size_t)lt->workspace_bytes, c->stream);
+		r = lt->l.api.matmul(lt->handle, p->desc, &one, k->call.a[p->p->w], p->w,
+		                     k->call.a[p->p->act], p->x, &beta, add, p->y, y, p->y,
+		                     &by->algo, (void *)(uintptr_t)lt->workspace,
+		                     (size_t)lt->workspace_bytes, c->stream);
 	if (is_refusal(r)) {
 		by->library = 0;
 		return LLMC_OK;
 	}
 	if (r != LT_OK)
-		return error_set(err, LLMC_E_DEVICE, "cuBLASLt: multiplying %lld rows of %lld with weights [%lld, %lld] failed: %s (%s); "
-		                 "LLMC_CUBLASLT=never does without the library", (long long)n, (long long)p->cols, (long long)p->rows,
+		return error_set(err, LLMC_E_DEVICE,
+		                 "cuBLASLt: multiplying %lld rows of %lld with weights [%lld, "
+		                 "%lld] failed: %s (%s); "
+		                 "LLMC_CUBLASLT=never does without the library",
+		                 (long long)n, (long long)p->cols, (long long)p->rows,
 		                 (long long)p->cols, lt->l.api.status_name(r), lt->l.path);
 	lt->n_done++;
 	return LLMC_OK;

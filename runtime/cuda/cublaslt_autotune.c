@@ -1,7 +1,8 @@
-/* Our own kernels or the library, for each product and number of rows: both are run on the session's own buffers and weights before its
- * first step, and the faster one is kept in the cache with the algorithm that the library has chosen. So neither is measured, nor the
- * library asked, a second time on this machine. One start measures for BUDGET_S and makes one choice in any case; what is left then
- * is our own's until a later start. */
+/* Our own kernels or the library, for each product and number of rows: both are run on the
+ * session's own buffers and weights before its first step, and the faster one is kept in the cache
+ * with the algorithm that the library has chosen. So neither is measured, nor the library asked, a
+ * second time on this machine. One start measures for BUDGET_S and makes one choice in any case;
+ * what is left then is our own's until a later start. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,8 @@ keep(LtMatmul *p, const LtChoice *c)
 	p->choice[at] = *c;
 }
 
-/* Numbers of rows that choices are made for: powers of two, then the largest step of the session. */
+/* Numbers of rows that choices are made for: powers of two, then the largest step of the session.
+ */
 static int
 list_rows(const CudaSession *c, int32_t first, int32_t rows[LT_MAX_CHOICES])
 {
@@ -51,8 +53,9 @@ cache_path(const CudaSession *c, const LtMatmul *p, char key[65], Strbuf *out, l
 	char text[1024];
 	Sha256 sum;
 
-	snprintf(text, sizeof text, "%s %d %d %d %zu %lld %s %lld %lld", d->name, d->cc, d->n_sm, d->driver, c->lt->l.version,
-	         (long long)c->lt->workspace_bytes, p->kernel->symbol, (long long)p->rows, (long long)p->cols);
+	snprintf(text, sizeof text, "%s %d %d %d %zu %lld %s %lld %lld", d->name, d->cc, d->n_sm,
+	         d->driver, c->lt->l.version, (long long)c->lt->workspace_bytes, p->kernel->symbol,
+	         (long long)p->rows, (long long)p->cols);
 	sha256_init(&sum);
 	sha256_add(&sum, text, strlen(text) + 1);
 	sha256_hex(&sum, key);
@@ -68,7 +71,8 @@ recall(const CudaSession *c, LtMatmul *p)
 	Strbuf path = { 0 }, held = { 0 };
 	char key[65];
 
-	if (cache_path(c, p, key, &path, NULL) == LLMC_OK && checked_read(strbuf_str(&path), mark, key, &held, NULL) == LLMC_OK &&
+	if (cache_path(c, p, key, &path, NULL) == LLMC_OK &&
+	    checked_read(strbuf_str(&path), mark, key, &held, NULL) == LLMC_OK &&
 	    held.len % sizeof(LtChoice) == 0)
 		for (size_t i = 0; i < held.len / sizeof(LtChoice); i++) {
 			LtChoice one;
@@ -87,10 +91,12 @@ remember(const CudaSession *c, const LtMatmul *p)
 	Strbuf path = { 0 }, dir = { 0 };
 	char key[65];
 
-	if (cache_path(c, p, key, &path, NULL) == LLMC_OK && file_cache_dir(&dir, NULL) == LLMC_OK) {
+	if (cache_path(c, p, key, &path, NULL) == LLMC_OK &&
+	    file_cache_dir(&dir, NULL) == LLMC_OK) {
 		strbuf_puts(&dir, "/cublaslt");
 		if (file_mkdirs_private(strbuf_str(&dir), NULL) == LLMC_OK)
-			(void)!checked_write(strbuf_str(&path), mark, key, p->choice, (size_t)p->n_choice * sizeof *p->choice, NULL);
+			(void)!checked_write(strbuf_str(&path), mark, key, p->choice,
+			                     (size_t)p->n_choice * sizeof *p->choice, NULL);
 	}
 	strbuf_release(&path);
 	strbuf_release(&dir);
@@ -112,7 +118,8 @@ recall_all(CudaSession *c)
 	int32_t rows[LT_MAX_CHOICES];
 	bool needed = false;
 
-	for (int i = 0, n = list_rows(c, LT_MIN_ROWS, rows); i < c->lt->n_product && !c->lt->always; i++) {
+	for (int i = 0, n = list_rows(c, LT_MIN_ROWS, rows); i < c->lt->n_product && !c->lt->always;
+	     i++) {
 		LtMatmul *p = &c->lt->product[i];
 		if (!p->desc)
 			continue;
@@ -129,17 +136,18 @@ recall_all(CudaSession *c)
 
 typedef struct Measure {
 	CudaSession *c;
-	LtMatmul   *p;
-	int          n_step;
-	CudaStep    *step[STEPS];
-	CUevent      from, to;
-	int64_t      sym[SYM_COUNT];
-	double       end;           /* of the budget */
-	int          n_measured;    /* choices; a start makes progress however slow the machine is */
+	LtMatmul *p;
+	int n_step;
+	CudaStep *step[STEPS];
+	CUevent from, to;
+	int64_t sym[SYM_COUNT];
+	double end;     /* of the budget */
+	int n_measured; /* choices; a start makes progress however slow the machine is */
 } Measure;
 
-/* Weights as activations: of 16 bits they are what products take, and read as f32 they are numbers, too. Zeros, or what lies in memory that
- * nobody has written, would be multiplied at another clock. */
+/* Weights as activations: of 16 bits they are what products take, and read as f32 they are numbers,
+ * too. Zeros, or what lies in memory that nobody has written, would be multiplied at another clock.
+ */
 static llmc_status
 fill_step(Measure *m, const CudaStep *k, llmc_error *err)
 {
@@ -151,13 +159,18 @@ fill_step(Measure *m, const CudaStep *k, llmc_error *err)
 	for (int i = 0; i < k->step->n_arg; i++) {
 		const PlanKernelArg *a = &m->p->kernel->arg[i];
 		const PlanRef *r = &k->step->arg[i];
-		if (r->kind != REF_BUFFER || i == m->p->p->y || (a->dir != DIR_IN && a->dir != DIR_SCRATCH))
+		if (r->kind != REF_BUFFER || i == m->p->p->y ||
+		    (a->dir != DIR_IN && a->dir != DIR_SCRATCH))
 			continue;
 		const PlanBuffer *b = &s->plan->buffer[r->index];
-		int64_t bytes = plan_extent_elems(&a->extent, s->sym) * dtype_info(b->dtype)->block_bytes;
+		int64_t bytes =
+		    plan_extent_elems(&a->extent, s->sym) * dtype_info(b->dtype)->block_bytes;
 		for (int64_t at = 0; b->dtype != DT_I32 && at < bytes; at += have)
-			CUDA_TRY(d, d->api.copy_on((CUdeviceptr)(uintptr_t)k->call.a[i] + (CUdeviceptr)at, from, (size_t)(bytes - at < have ? bytes - at : have),
-			                           m->c->stream), "preparing to measure matrix products");
+			CUDA_TRY(d,
+			         d->api.copy_on(
+			             (CUdeviceptr)(uintptr_t)k->call.a[i] + (CUdeviceptr)at, from,
+			             (size_t)(bytes - at < have ? bytes - at : have), m->c->stream),
+			         "preparing to measure matrix products");
 	}
 	return LLMC_OK;
 }
@@ -170,11 +183,13 @@ set_step(Measure *m, int32_t rows, llmc_error *err)
 
 	cuda_symbols(m->c, m->sym, rows, 0, 1, 0);
 	/* from memory that is not pinned: read when the call returns */
-	CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)m->c->st.s_n, n, sizeof n, m->c->stream), "preparing to measure matrix products");
+	CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)m->c->st.s_n, n, sizeof n, m->c->stream),
+	         "preparing to measure matrix products");
 	return LLMC_OK;
 }
 
-/* One way, once: behind a run of the same, so that the device does not wait for the host. by NULL: our own */
+/* One way, once: behind a run of the same, so that the device does not wait for the host. by NULL:
+ * our own */
 static llmc_status
 time_once(Measure *m, LtChoice *by, int round, float *us, llmc_error *err)
 {
@@ -276,7 +291,8 @@ measure_all(CudaSession *c, llmc_error *err)
 		if (m.p->desc)
 			status = measure(&m, err);
 	}
-	if (status == LLMC_OK && (r = d->api.set8((CUdeviceptr)(uintptr_t)c->st.s_n, 0, 4 * sizeof(int), c->stream)) != CU_OK)
+	if (status == LLMC_OK && (r = d->api.set8((CUdeviceptr)(uintptr_t)c->st.s_n, 0,
+	                                          4 * sizeof(int), c->stream)) != CU_OK)
 		status = cuda_error(d, r, err, "clearing the step");
 	CUDA_RELEASE(d->api.event_destroy(m.from));
 	if (m.to)

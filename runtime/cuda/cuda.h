@@ -1,5 +1,5 @@
-/* One GPU: its driver, compiled kernels, weights and sessions. Private to runtime/. The driver and its compiler are opened
- * at run time; nothing of CUDA is needed to build llmc.
+/* One GPU: its driver, compiled kernels, weights and sessions. Private to runtime/. The driver and
+ * its compiler are opened at run time; nothing of CUDA is needed to build llmc.
  *
  *   find_libraries.c     finding and opening the vendor's libraries       driver_device.c   one device and its context; errors
  *   cuda_target.c   which plans and images a device runs             nvrtc.c    source text -> image of a kernel
@@ -12,8 +12,8 @@
  *   rank_group.c    ranks on GPUs of one process                 nccl.c     the same by NCCL; comm_algorithm.c: which of both
  *   pipeline_stages.c   pipeline stages on GPUs of one process
  *
- * Every call makes the device's own context current and puts back what was: a host program that uses CUDA itself is not
- * disturbed. */
+ * Every call makes the device's own context current and puts back what was: a host program that
+ * uses CUDA itself is not disturbed. */
 #ifndef LLMC_RUNTIME_CUDA_H
 #define LLMC_RUNTIME_CUDA_H
 
@@ -29,89 +29,102 @@ extern const Device cuda_device; /* cuda_device.c */
 
 enum { CUDA_MIN_DRIVER = 11080 }; /* 11.8: launches with attributes */
 
-/* Open the first of `name` (NULL-terminated) that is found: in $LLMC_CUDA_LIBDIR alone when that is set (and in the
- * folders of the Python wheels below it), else where loaders and toolkits have it. path: where it was. NULL: none */
+/* Open the first of `name` (NULL-terminated) that is found: in $LLMC_CUDA_LIBDIR alone when that is
+ * set (and in the folders of the Python wheels below it), else where loaders and toolkits have it.
+ * path: where it was. NULL: none */
 void *cuda_lib_open(const char *const *name, char *path, size_t cap);
-/* libcuda.so.1, which belongs to the driver: not in wheels, so when LLMC_CUDA_LIBDIR has NVRTC and not it, it is the system's. */
+/* libcuda.so.1, which belongs to the driver: not in wheels, so when LLMC_CUDA_LIBDIR has NVRTC and
+ * not it, it is the system's. */
 llmc_status cuda_driver_open(void **lib, CudaApi *api, char *path, size_t cap, llmc_error *err);
 extern const char *const cuda_nvrtc_names[], *const cuda_blaslt_names[], *const cuda_nccl_names[];
 
 /* ---- driver_device.c ---- */
 
 typedef struct CudaDevice {
-	CudaApi     api;
-	void       *lib;
-	int         number, driver;     /* driver: CUDA version it supports, 12040 for 12.4 */
-	CUdevice    dev;
-	CUcontext   ctx;
-	char        name[128];
-	int         cc, n_sm, max_shared, sm_shared; /* shared memory: of a block at most, of a multiprocessor */
-	size_t      total_bytes;
-	atomic_bool lost;               /* a call has said that nothing works until all is closed */
+	CudaApi api;
+	void *lib;
+	int number, driver; /* driver: CUDA version it supports, 12040 for 12.4 */
+	CUdevice dev;
+	CUcontext ctx;
+	char name[128];
+	int cc, n_sm, max_shared,
+	    sm_shared; /* shared memory: of a block at most, of a multiprocessor */
+	size_t total_bytes;
+	atomic_bool lost; /* a call has said that nothing works until all is closed */
 } CudaDevice;
 
 /* Open device `number`; with `context` its primary context is retained. */
 llmc_status cuda_device_open(CudaDevice *d, int number, bool context, llmc_error *err);
-void        cuda_device_close(CudaDevice *d);
+void cuda_device_close(CudaDevice *d);
 llmc_status cuda_enter(CudaDevice *d, llmc_error *err);
-void        cuda_leave(CudaDevice *d);
+void cuda_leave(CudaDevice *d);
 /* The error that a result stands for; `what` was being done. */
-llmc_status cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...) __attribute__((format(printf, 4, 5)));
+llmc_status cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...)
+    __attribute__((format(printf, 4, 5)));
 /* The text of a result: "an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)" */
-void        cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t cap);
+void cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t cap);
 
 /* return the status of a driver call that failed */
-#define CUDA_TRY(d, call, ...)                                                 \
-	do {                                                                       \
-		CUresult cuda_r_ = (call);                                             \
-		if (cuda_r_ != CU_OK)                                                  \
-			return cuda_error((d), cuda_r_, err, __VA_ARGS__);                 \
+#define CUDA_TRY(d, call, ...)                                                                     \
+	do {                                                                                       \
+		CUresult cuda_r_ = (call);                                                         \
+		if (cuda_r_ != CU_OK)                                                              \
+			return cuda_error((d), cuda_r_, err, __VA_ARGS__);                         \
 	} while (0)
-/* Cleaning up: an error is told by whoever comes next; an attempt that failed by itself is made once more. */
-#define CUDA_RELEASE(call) do { if ((call) != CU_OK) (void)!(call); } while (0)
+/* Cleaning up: an error is told by whoever comes next; an attempt that failed by itself is made
+ * once more. */
+#define CUDA_RELEASE(call)                                                                         \
+	do {                                                                                       \
+		if ((call) != CU_OK)                                                               \
+			(void)!(call);                                                             \
+	} while (0)
 
 /* ---- cuda_target.c ---- */
 
-/* Plan target for a device of compute capability cc (86 for 8.6): the last of the table that it runs; NULL: too old */
+/* Plan target for a device of compute capability cc (86 for 8.6): the last of the table that it
+ * runs; NULL: too old */
 const char *cuda_best_target(int cc);
 /* Does a device run plans of this target, compiled for it? */
-bool        cuda_runs(int cc, const char *target);
-/* Architecture that a plan is compiled for on a device: "sm_90a"; a plan of sm_80 on a device of 8.6 is compiled for sm_86. cc 0:
- * ahead of time, for the plan's own */
-void        cuda_arch(int cc, const char *target, char out[16]);
+bool cuda_runs(int cc, const char *target);
+/* Architecture that a plan is compiled for on a device: "sm_90a"; a plan of sm_80 on a device
+ * of 8.6 is compiled for sm_86. cc 0: ahead of time, for the plan's own */
+void cuda_arch(int cc, const char *target, char out[16]);
 /* Do images for sm_<arch> run on a device? */
-bool        cuda_arch_fits(int arch, int cc);
-/* Best target for GPU number `number` of this machine; E_MISSING: no driver, no GPU; E_RANGE: no such number. */
+bool cuda_arch_fits(int arch, int cc);
+/* Best target for GPU number `number` of this machine; E_MISSING: no driver, no GPU; E_RANGE: no
+ * such number. */
 llmc_status cuda_target(int number, char out[32], llmc_error *err);
 /* Do images of a plan that were built ahead of time run on a device? */
-bool        cuda_image_fits(const char *target, int cc);
+bool cuda_image_fits(const char *target, int cc);
 
 /* ---- nvrtc.c ---- */
 
 typedef struct Nvrtc {
 	NvrtcApi api;
-	void    *lib;
-	char     path[1024];
-	int      major, minor;
-	int      n_arch, arch[64];
+	void *lib;
+	char path[1024];
+	int major, minor;
+	int n_arch, arch[64];
 } Nvrtc;
 
 /* E_MISSING: there is none, or none that this driver takes code from (driver 0: any will do). */
 llmc_status nvrtc_open(Nvrtc *n, int driver, llmc_error *err);
-void        nvrtc_close(Nvrtc *n);
-/* Compile; *log is what NVRTC said (may be NULL). E_CHECK: it does not compile, the log says why. Any thread. */
-llmc_status nvrtc_compile(const Nvrtc *n, const char *source, const char *name, const char *arch, Strbuf *image, Strbuf *log,
-                          llmc_error *err);
+void nvrtc_close(Nvrtc *n);
+/* Compile; *log is what NVRTC said (may be NULL). E_CHECK: it does not compile, the log says why.
+ * Any thread. */
+llmc_status nvrtc_compile(const Nvrtc *n, const char *source, const char *name, const char *arch,
+                          Strbuf *image, Strbuf *log, llmc_error *err);
 extern const char nvrtc_options[]; /* as one text, for keys */
 
 /* ---- kernel_source.c ---- */
 
-/* A kernel's file with the headers that it includes put in place (#line keeps their names): what is compiled is what is hashed. */
+/* A kernel's file with the headers that it includes put in place (#line keeps their names): what is
+ * compiled is what is hashed. */
 llmc_status cuda_source_read(const char *artifact, const char *file, Strbuf *out, llmc_error *err);
 /* A kernel of the runtime itself, from what is built into llmc ("runtime/begin.cu"). */
 llmc_status cuda_source_embedded(const char *file, Strbuf *out, llmc_error *err);
 /* What an image is known by: source without its opening comment, options, architecture. */
-void        cuda_source_key(const Strbuf *source, const char *arch, char hex[65]);
+void cuda_source_key(const Strbuf *source, const char *arch, char hex[65]);
 
 /* ---- cuda_kernels.c ---- */
 
@@ -119,24 +132,25 @@ typedef struct CudaBuild CudaBuild;
 
 typedef struct CudaBuildOptions {
 	const char *artifact;
-	int         n_jobs;
-	int         cc, driver;     /* of the device; cc 0: for the plan's own architecture (ahead of time) */
+	int n_jobs;
+	int cc, driver; /* of the device; cc 0: for the plan's own architecture (ahead of time) */
 	const char *device_name;
-	bool        cache_warned;     /* as in KernelBuildOptions */
+	bool cache_warned; /* as in KernelBuildOptions */
 	llmc_log_fn log;
-	void       *log_user;
+	void *log_user;
 } CudaBuildOptions;
 
-/* Find what is built already and start compiling the rest on threads of their own. The log is called by the caller's
- * thread, from poll and wait. */
-llmc_status cuda_build_start(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out, llmc_error *err);
-void        cuda_build_poll(CudaBuild *b);
+/* Find what is built already and start compiling the rest on threads of their own. The log is
+ * called by the caller's thread, from poll and wait. */
+llmc_status cuda_build_start(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out,
+                             llmc_error *err);
+void cuda_build_poll(CudaBuild *b);
 llmc_status cuda_build_wait(CudaBuild *b, llmc_error *err);
-void        cuda_build_close(CudaBuild *b);              /* stops and waits when it is not done */
+void cuda_build_close(CudaBuild *b); /* stops and waits when it is not done */
 /* After wait. Units: files of the plan, each once, then the runtime's own kernels. */
-int         cuda_build_units(const CudaBuild *b);
-int         cuda_build_unit_of(const CudaBuild *b, int kernel);
-int         cuda_build_own(const CudaBuild *b, const char *name); /* unit of a kernel of the runtime */
+int cuda_build_units(const CudaBuild *b);
+int cuda_build_unit_of(const CudaBuild *b, int kernel);
+int cuda_build_own(const CudaBuild *b, const char *name); /* unit of a kernel of the runtime */
 const Strbuf *cuda_build_image(const CudaBuild *b, int unit);
 const char *cuda_build_name(const CudaBuild *b, int unit);
 /* The image did not load: compile it here, whatever was shipped. */
@@ -146,16 +160,18 @@ llmc_status cuda_build_ship(const Plan *plan, const CudaBuildOptions *opt, llmc_
 
 /* ---- upload_weights.c ---- */
 
-/* The weights of a plan in one piece of device memory at `base`, offset[i] each. poll: called now and then. */
-llmc_status cuda_weights_load(CudaDevice *d, Weights *w, const WeightsOptions *opt, CUdeviceptr base, const int64_t *offset,
-                              int64_t bytes, void (*poll)(void *user), void *poll_user, llmc_error *err);
+/* The weights of a plan in one piece of device memory at `base`, offset[i] each. poll: called now
+ * and then. */
+llmc_status cuda_weights_load(CudaDevice *d, Weights *w, const WeightsOptions *opt,
+                              CUdeviceptr base, const int64_t *offset, int64_t bytes,
+                              void (*poll)(void *user), void *poll_user, llmc_error *err);
 
 /* ---- what a machine has ---- */
 
-/* What `llmc doctor` says of CUDA: a JSON object (free() it) with driver, NVRTC, devices, cuBLASLt, NCCL, each found or with
- * how to get it. */
+/* What `llmc doctor` says of CUDA: a JSON object (free() it) with driver, NVRTC, devices, cuBLASLt,
+ * NCCL, each found or with how to get it. */
 llmc_status cuda_describe(char **json, llmc_error *err);
 /* Read bytes/s of a GPU's memory; 0: it could not be measured. */
-double      cuda_bandwidth(int number);
+double cuda_bandwidth(int number);
 
 #endif

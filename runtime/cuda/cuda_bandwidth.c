@@ -1,15 +1,21 @@
-/* Read bandwidth of a device, by a kernel of our own: what shares of bandwidth are measured against. */
+/* Read bandwidth of a device, by a kernel of our own: what shares of bandwidth are measured
+ * against. */
 #include <string.h>
 
 #include "base/clock.h"
 #include "runtime/cuda/cuda.h"
 
-/* Bytes read by one launch: few where they take long (an emulator), else so many times what the device says that its L2 holds, which is
- * 2 GB on all but the smallest GPUs, and little on an emulator, which states a small one. */
+/* Bytes read by one launch: few where they take long (an emulator), else so many times what the
+ * device says that its L2 holds, which is 2 GB on all but the smallest GPUs, and little on an
+ * emulator, which states a small one. */
 enum { FEW = 4 << 20, RUNS = 9, CACHES = 256 };
 static const size_t MOST = (size_t)2 << 30;
 
-typedef struct Arg { CUdeviceptr p; unsigned long long n; CUdeviceptr out; } Arg;
+typedef struct Arg {
+	CUdeviceptr p;
+	unsigned long long n;
+	CUdeviceptr out;
+} Arg;
 
 /* Seconds of the fastest of several launches over n bytes; 0: it does not work. */
 static double
@@ -23,12 +29,19 @@ measure(CudaDevice *d, CUfunction f, CUstream stream, size_t n, int runs)
 		return 0;
 	Arg arg = { mem, n / 16, mem + n };
 	void *params[] = { &arg };
-	CudaLaunchConfig c = { .grid_x = (unsigned)d->n_sm * 2, .grid_y = 1, .grid_z = 1, .block_x = 512, .block_y = 1, .block_z = 1, .stream = stream };
+	CudaLaunchConfig c = { .grid_x = (unsigned)d->n_sm * 2,
+		               .grid_y = 1,
+		               .grid_z = 1,
+		               .block_x = 512,
+		               .block_y = 1,
+		               .block_z = 1,
+		               .stream = stream };
 	bool ok = a->set8(mem, 0x5b, n + 256, stream) == CU_OK;
 	for (int i = 0; ok && i < runs; i++) {
 		ok = a->stream_sync(stream) == CU_OK;
 		double t = clock_now();
-		ok = ok && a->launch(&c, f, params, NULL) == CU_OK && a->stream_sync(stream) == CU_OK;
+		ok = ok && a->launch(&c, f, params, NULL) == CU_OK &&
+		     a->stream_sync(stream) == CU_OK;
 		t = clock_now() - t;
 		best = best == 0 || t < best ? t : best;
 	}
@@ -43,7 +56,8 @@ bytes_for(CudaDevice *d, size_t left)
 	int l2 = 0;
 	size_t n = MOST;
 
-	if (d->api.device_attr(&l2, CU_ATTR_L2_BYTES, d->dev) == CU_OK && l2 > 0 && (size_t)l2 < MOST / CACHES)
+	if (d->api.device_attr(&l2, CU_ATTR_L2_BYTES, d->dev) == CU_OK && l2 > 0 &&
+	    (size_t)l2 < MOST / CACHES)
 		n = (size_t)l2 * CACHES;
 	return left / 2 < n ? left / 2 & ~(size_t)0xffff : n;
 }
@@ -58,8 +72,10 @@ measure_with(CudaDevice *d, const Strbuf *image)
 	size_t left = 0, total = 0;
 	double t = 0, few, rate = 0;
 
-	if (a->module_load(&m, image->data) == CU_OK && a->module_function(&f, m, "llmc_read_all") == CU_OK &&
-	    a->stream_create(&stream, CU_STREAM_NON_BLOCKING) == CU_OK && (few = measure(d, f, stream, FEW, 2)) > 0) {
+	if (a->module_load(&m, image->data) == CU_OK &&
+	    a->module_function(&f, m, "llmc_read_all") == CU_OK &&
+	    a->stream_create(&stream, CU_STREAM_NON_BLOCKING) == CU_OK &&
+	    (few = measure(d, f, stream, FEW, 2)) > 0) {
 		rate = FEW / few;
 		if (few < 1e-3 && a->mem_info(&left, &total) == CU_OK) {
 			size_t n = bytes_for(d, left);
@@ -90,7 +106,8 @@ cuda_bandwidth(int number)
 		if (target && nvrtc_open(&n, d.driver, NULL) == LLMC_OK) {
 			cuda_arch(d.cc, target, arch);
 			if (cuda_source_embedded("runtime/read.cu", &source, NULL) == LLMC_OK &&
-			    nvrtc_compile(&n, strbuf_str(&source), "read.cu", arch, &image, NULL, NULL) == LLMC_OK)
+			    nvrtc_compile(&n, strbuf_str(&source), "read.cu", arch, &image, NULL,
+			                  NULL) == LLMC_OK)
 				rate = measure_with(&d, &image);
 			nvrtc_close(&n);
 		}

@@ -16,7 +16,8 @@ ships(const char *artifact, const char *target, int number)
 {
 	CudaDevice d;
 
-	if (!build_ships(artifact, target_find(target)->isa) || cuda_device_open(&d, number, false, NULL) != LLMC_OK)
+	if (!build_ships(artifact, target_find(target)->isa) ||
+	    cuda_device_open(&d, number, false, NULL) != LLMC_OK)
 		return false;
 	bool runs = cuda_image_fits(target, d.cc);
 	cuda_device_close(&d);
@@ -46,7 +47,8 @@ put(void *model, int i, int64_t offset, const void *data, size_t bytes, llmc_err
 	CudaDevice *d = &m->dev;
 
 	TRY(cuda_enter(d, err));
-	CUresult r = d->api.copy_up(m->weights + (CUdeviceptr)(m->offset[i] + offset), data, bytes, NULL);
+	CUresult r =
+	    d->api.copy_up(m->weights + (CUdeviceptr)(m->offset[i] + offset), data, bytes, NULL);
 	r = r == CU_OK ? d->api.stream_sync(NULL) : r;
 	cuda_leave(d);
 	CUDA_TRY(d, r, "copying an adapter to the GPU");
@@ -56,12 +58,32 @@ put(void *model, int i, int64_t offset, const void *data, size_t bytes, llmc_err
 static llmc_status
 build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err)
 {
-	return cuda_build_ship(plan, &(CudaBuildOptions){ .artifact = artifact, .log = log, .log_user = log_user }, err);
+	return cuda_build_ship(
+	    plan, &(CudaBuildOptions){ .artifact = artifact, .log = log, .log_user = log_user },
+	    err);
 }
 
 const Device cuda_device = {
-	.best_target = cuda_target, .check_target = check_target, .ships = ships, .bandwidth = bandwidth, .describe = cuda_describe,
-	.max_sm = PLAN_MAX_SM, .model_open = cuda_model_open, .model_close = cuda_model_close, .tensor = tensor, .put = put, .meet = cuda_connect_processes, .build_aot = build_aot,
-	.state_bytes = cuda_state_bytes, .open = cuda_session_open, .close = cuda_session_close, .enter = cuda_session_enter, .join = cuda_group_open,
-	.leave = cuda_session_leave, .forward = cuda_forward, .prepare = cuda_prepare, .op_times = cuda_op_times, .sampler = &cuda_sampler,
+	.best_target = cuda_target,
+	.check_target = check_target,
+	.ships = ships,
+	.bandwidth = bandwidth,
+	.describe = cuda_describe,
+	.max_sm = PLAN_MAX_SM,
+	.model_open = cuda_model_open,
+	.model_close = cuda_model_close,
+	.tensor = tensor,
+	.put = put,
+	.meet = cuda_connect_processes,
+	.build_aot = build_aot,
+	.state_bytes = cuda_state_bytes,
+	.open = cuda_session_open,
+	.close = cuda_session_close,
+	.enter = cuda_session_enter,
+	.join = cuda_group_open,
+	.leave = cuda_session_leave,
+	.forward = cuda_forward,
+	.prepare = cuda_prepare,
+	.op_times = cuda_op_times,
+	.sampler = &cuda_sampler,
 };

@@ -1,5 +1,6 @@
-/* The kernels of a plan as images: compiled by NVRTC on threads of their own, while the caller loads weights. An image is
- * known by its source with all headers, NVRTC's options and the architecture. */
+/* The kernels of a plan as images: compiled by NVRTC on threads of their own, while the caller
+ * loads weights. An image is known by its source with all headers, NVRTC's options and the
+ * architecture. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,21 +12,22 @@
 
 /* The runtime's own, of models on one GPU and of ranks */
 static const char *const own_kernels[] = { "runtime/begin.cu", "runtime/sample.cu", NULL };
-static const char *const rank_kernels[] = { "runtime/begin.cu", "runtime/sample.cu", "runtime/collective.cu", NULL };
+static const char *const rank_kernels[] = { "runtime/begin.cu", "runtime/sample.cu",
+	                                    "runtime/collective.cu", NULL };
 static const char mark[8] = "llmc cu1"; /* format of an image and its seal */
 
 /* What an image has beside its unit. */
 typedef struct Image {
 	Strbuf source, image;
-	bool   shipped;
+	bool shipped;
 } Image;
 
 struct CudaBuild {
-	KernelBuild            build;
+	KernelBuild build;
 	CudaBuildOptions opt;
-	char             arch[16];   /* that the units' keys are for */
-	Nvrtc            nvrtc;
-	Image           *image;      /* [n_unit] */
+	char arch[16]; /* that the units' keys are for */
+	Nvrtc nvrtc;
+	Image *image; /* [n_unit] */
 };
 
 static const char *const *
@@ -65,9 +67,10 @@ does_not_compile(const CudaBuild *b, int unit, const char *why, const Strbuf *lo
 				step = st;
 		}
 	if (step)
-		snprintf(where, sizeof where, "op %s of layer %d, line %d of model.yaml", op_info[step->op].name, step->layer, step->yaml_line);
-	return error_set(err, LLMC_E_MISSING, "%s (%s) does not compile for %s: %s\n%.1400s", b->build.unit[unit].file, where, b->arch,
-	                 why, strbuf_str(log));
+		snprintf(where, sizeof where, "op %s of layer %d, line %d of model.yaml",
+		         op_info[step->op].name, step->layer, step->yaml_line);
+	return error_set(err, LLMC_E_MISSING, "%s (%s) does not compile for %s: %s\n%.1400s",
+	                 b->build.unit[unit].file, where, b->arch, why, strbuf_str(log));
 }
 
 static llmc_status
@@ -78,7 +81,8 @@ compile(void *cuda_build, int unit, llmc_error *err)
 	Image *m = &b->image[unit];
 	Strbuf log = { 0 };
 	llmc_error why = { 0 };
-	llmc_status status = nvrtc_compile(&b->nvrtc, strbuf_str(&m->source), u->file, b->arch, &m->image, &log, &why);
+	llmc_status status = nvrtc_compile(&b->nvrtc, strbuf_str(&m->source), u->file, b->arch,
+	                                   &m->image, &log, &why);
 
 	if (status == LLMC_E_CHECK)
 		status = does_not_compile(b, unit, why.text, &log, err);
@@ -86,10 +90,14 @@ compile(void *cuda_build, int unit, llmc_error *err)
 		*err = why;
 	strbuf_release(&log);
 	bool kept; /* it is in memory in any case */
-	return status == LLMC_OK ? build_keep(&b->build, unit, m->image.data, m->image.len, &kept, err) : status;
+	return status == LLMC_OK
+	           ? build_keep(&b->build, unit, m->image.data, m->image.len, &kept, err)
+	           : status;
 }
 
-static const BuildKind kind = { .suffix = "cubin", .with = "options", .mark = mark, .contents = contents, .compile = compile };
+static const BuildKind kind = {
+	.suffix = "cubin", .with = "options", .mark = mark, .contents = contents, .compile = compile
+};
 
 /* Keys of what is not ready, for the architecture. */
 static void
@@ -104,7 +112,11 @@ set_keys(CudaBuild *b)
 static llmc_status
 prepare(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out, llmc_error *err)
 {
-	const KernelBuildOptions o = { .artifact = opt->artifact, .n_jobs = opt->n_jobs, .cache_warned = opt->cache_warned, .log = opt->log, .log_user = opt->log_user };
+	const KernelBuildOptions o = { .artifact = opt->artifact,
+		                       .n_jobs = opt->n_jobs,
+		                       .cache_warned = opt->cache_warned,
+		                       .log = opt->log,
+		                       .log_user = opt->log_user };
 	llmc_status status;
 	CudaBuild *b = calloc(1, sizeof *b);
 
@@ -115,13 +127,15 @@ prepare(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out, llmc_err
 	TRY_GOTO(build_init(&b->build, plan, &o, &kind, b, own_of(plan), err));
 	b->image = calloc((size_t)b->build.n_unit, sizeof *b->image);
 	if (!b->image) {
-		status = error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", plan->n_kernel);
+		status =
+		    error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", plan->n_kernel);
 		goto fail;
 	}
 	for (int i = 0; i < b->build.n_unit; i++) {
 		const char *file = b->build.unit[i].file;
-		TRY_GOTO(i >= b->build.n_unit - n_own(plan) ? cuda_source_embedded(file, &b->image[i].source, err)
-		                                      : cuda_source_read(opt->artifact, file, &b->image[i].source, err));
+		TRY_GOTO(i >= b->build.n_unit - n_own(plan)
+		             ? cuda_source_embedded(file, &b->image[i].source, err)
+		             : cuda_source_read(opt->artifact, file, &b->image[i].source, err));
 	}
 	snprintf(b->arch, sizeof b->arch, "%s", target_find(plan->target)->isa);
 	set_keys(b);
@@ -132,8 +146,8 @@ fail:
 	return status;
 }
 
-/* NVRTC, and the architecture that it compiles for: the device's, or when it is too old to know that, one before it whose images
- * the device runs. */
+/* NVRTC, and the architecture that it compiles for: the device's, or when it is too old to know
+ * that, one before it whose images the device runs. */
 static llmc_status
 open_compiler(CudaBuild *b, llmc_error *err)
 {
@@ -146,15 +160,19 @@ open_compiler(CudaBuild *b, llmc_error *err)
 	int want = atoi(arch + 3);
 	for (int i = 0; i < n->n_arch; i++) {
 		last = n->arch[i] > last ? n->arch[i] : last;
-		if (n->arch[i] > best && (n->arch[i] == want || (!strchr(arch, 'a') && cuda_arch_fits(n->arch[i], want))))
+		if (n->arch[i] > best && (n->arch[i] == want ||
+		                          (!strchr(arch, 'a') && cuda_arch_fits(n->arch[i], want))))
 			best = n->arch[i];
 	}
 	if (n->n_arch && !best)
 		return error_set(err, LLMC_E_MISSING,
-		                 "%s (CUDA %d.%d) does not compile for %s%s%s, only up to sm_%d: install a newer NVRTC (`pip install "
+		                 "%s (CUDA %d.%d) does not compile for %s%s%s, only up to sm_%d: "
+		                 "install a newer NVRTC (`pip install "
 		                 "nvidia-cuda-nvrtc`)%s",
-		                 n->path, n->major, n->minor, arch, b->opt.device_name ? ", which is " : "",
-		                 b->opt.device_name ? b->opt.device_name : "", last, want < last ? "; this one has dropped that architecture" : "");
+		                 n->path, n->major, n->minor, arch,
+		                 b->opt.device_name ? ", which is " : "",
+		                 b->opt.device_name ? b->opt.device_name : "", last,
+		                 want < last ? "; this one has dropped that architecture" : "");
 	if (best && best != want)
 		snprintf(b->arch, sizeof b->arch, "sm_%d", best);
 	else
@@ -163,7 +181,8 @@ open_compiler(CudaBuild *b, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* There is no compiler (why) and not every image fits: what is here, what is wanted, and how to get it. */
+/* There is no compiler (why) and not every image fits: what is here, what is wanted, and how to get
+ * it. */
 static llmc_status
 missing_compiler(const CudaBuild *b, const llmc_error *why, llmc_error *err)
 {
@@ -171,16 +190,24 @@ missing_compiler(const CudaBuild *b, const llmc_error *why, llmc_error *err)
 	Strbuf have = { 0 }, cure = { 0 };
 
 	for (int i = 0; target_at(i); i++)
-		if (target_at(i)->kind == TARGET_CUDA && build_ships(b->opt.artifact, target_at(i)->isa))
+		if (target_at(i)->kind == TARGET_CUDA &&
+		    build_ships(b->opt.artifact, target_at(i)->isa))
 			strbuf_printf(&have, "%s%s", have.len ? ", " : "", target_at(i)->isa);
 	if (best && cuda_image_fits(best, b->opt.cc))
-		strbuf_printf(&cure, "Or ship kernels that fit, where NVRTC is: llmc compile MODEL.yaml --target cuda --aot --arch %s",
+		strbuf_printf(&cure,
+		              "Or ship kernels that fit, where NVRTC is: llmc compile MODEL.yaml "
+		              "--target cuda --aot --arch %s",
 		              target_find(best)->isa);
 	else
-		strbuf_printf(&cure, "No kernels built ahead of time run on sm_%d: it takes NVRTC on this machine", b->opt.cc);
-	error_set(err, LLMC_E_MISSING, "kernels for sm_%d (%s) have to be compiled: %s ships %s%s. %s. %s", b->opt.cc,
-	          b->opt.device_name ? b->opt.device_name : "the GPU", b->opt.artifact, have.len ? "kernels for " : "none",
-	          strbuf_str(&have), why->text, strbuf_str(&cure));
+		strbuf_printf(
+		    &cure,
+		    "No kernels built ahead of time run on sm_%d: it takes NVRTC on this machine",
+		    b->opt.cc);
+	error_set(err, LLMC_E_MISSING,
+	          "kernels for sm_%d (%s) have to be compiled: %s ships %s%s. %s. %s", b->opt.cc,
+	          b->opt.device_name ? b->opt.device_name : "the GPU", b->opt.artifact,
+	          have.len ? "kernels for " : "none", strbuf_str(&have), why->text,
+	          strbuf_str(&cure));
 	strbuf_release(&have);
 	strbuf_release(&cure);
 	return LLMC_E_MISSING;
@@ -252,8 +279,9 @@ cuda_build_again(CudaBuild *b, int unit, const char *why, llmc_error *err)
 	BuildUnit *u = &b->build.unit[unit];
 	llmc_error missing = { 0 };
 
-	log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING, "%s: its image for %s does not load (%s): it is compiled again", u->file,
-	         b->arch, why);
+	log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING,
+	         "%s: its image for %s does not load (%s): it is compiled again", u->file, b->arch,
+	         why);
 	u->ready = false;
 	if (!b->nvrtc.lib && open_compiler(b, &missing) != LLMC_OK) {
 		if (!b->nvrtc.lib)

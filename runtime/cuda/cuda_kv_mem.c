@@ -1,5 +1,6 @@
-/* Pages of a session in the device's memory, and pages of its prefix cache in the host's. What steps need of pages is queued between them, on their stream; copies
- * beside the steps have a stream of their own. */
+/* Pages of a session in the device's memory, and pages of its prefix cache in the host's. What
+ * steps need of pages is queued between them, on their stream; copies beside the steps have a
+ * stream of their own. */
 #include "runtime/cuda/cuda_session.h"
 
 #include <string.h>
@@ -27,7 +28,8 @@ enter_quietly(CudaSession *c)
 	return r == CU_OK;
 }
 
-/* One call for all layers of a page, where it can be: each takes microseconds, here and on the device, and a prompt takes many pages. */
+/* One call for all layers of a page, where it can be: each takes microseconds, here and on the
+ * device, and a prompt takes many pages. */
 static void
 page_clear(void *user, void *at, size_t bytes, size_t apart, int n)
 {
@@ -55,14 +57,15 @@ page_alloc(void *user, size_t bytes, void **out, llmc_error *err)
 
 	*out = NULL;
 	const bool entered = enter_quietly(c); /* which says why not */
-	CUresult   r = CU_OK;
+	CUresult r = CU_OK;
 	if (entered) {
 		r = d->api.mem_alloc(&p, bytes);
 		cuda_leave(d);
 	}
 	if (!entered || r != CU_OK) {
 		if (entered)
-			c->failed = cuda_error(d, r, &c->why, "allocating %zu MB for the KV cache", bytes >> 20);
+			c->failed = cuda_error(d, r, &c->why, "allocating %zu MB for the KV cache",
+			                       bytes >> 20);
 		if (err)
 			*err = c->why;
 		return c->failed;
@@ -90,7 +93,8 @@ page_copy(void *user, void *to, const void *from, size_t bytes)
 	CudaSession *c = user;
 
 	if (enter_quietly(c)) {
-		latch_error(c, c->m->dev.api.copy_on(address(to), address(from), bytes, c->stream), "copying KV pages");
+		latch_error(c, c->m->dev.api.copy_on(address(to), address(from), bytes, c->stream),
+		            "copying KV pages");
 		cuda_leave(&c->m->dev);
 	}
 }
@@ -102,7 +106,8 @@ page_read(void *user, void *host, const void *at, size_t bytes)
 
 	memset(host, 0, bytes);
 	if (enter_quietly(c)) {
-		latch_error(c, c->m->dev.api.copy_down(host, address(at), bytes, c->stream), "saving KV pages");
+		latch_error(c, c->m->dev.api.copy_down(host, address(at), bytes, c->stream),
+		            "saving KV pages");
 		latch_error(c, c->m->dev.api.stream_sync(c->stream), "saving KV pages");
 		cuda_leave(&c->m->dev);
 	}
@@ -115,7 +120,8 @@ page_write(void *user, void *at, const void *host, size_t bytes)
 	CudaSession *c = user;
 
 	if (enter_quietly(c)) {
-		latch_error(c, c->m->dev.api.copy_up(address(at), host, bytes, c->stream), "restoring KV pages");
+		latch_error(c, c->m->dev.api.copy_up(address(at), host, bytes, c->stream),
+		            "restoring KV pages");
 		cuda_leave(&c->m->dev);
 	}
 }
@@ -187,8 +193,10 @@ copies_begin(void *user)
 	CudaApi *api = &c->m->dev.api;
 
 	if (enter_quietly(c)) {
-		latch_error(c, api->event_record(c->reached, c->stream), "copying KV pages beside steps");
-		latch_error(c, api->stream_behind(c->copies, c->reached, 0), "copying KV pages beside steps");
+		latch_error(c, api->event_record(c->reached, c->stream),
+		            "copying KV pages beside steps");
+		latch_error(c, api->stream_behind(c->copies, c->reached, 0),
+		            "copying KV pages beside steps");
 		cuda_leave(&c->m->dev);
 	}
 }
@@ -199,7 +207,8 @@ copies_out(void *user, void *host, const void *at, size_t bytes)
 	CudaSession *c = user;
 
 	if (enter_quietly(c)) {
-		latch_error(c, c->m->dev.api.copy_down(host, address(at), bytes, c->copies), "copying KV pages to the host");
+		latch_error(c, c->m->dev.api.copy_down(host, address(at), bytes, c->copies),
+		            "copying KV pages to the host");
 		cuda_leave(&c->m->dev);
 	}
 }
@@ -210,7 +219,8 @@ copies_in(void *user, void *at, const void *host, size_t bytes)
 	CudaSession *c = user;
 
 	if (enter_quietly(c)) {
-		latch_error(c, c->m->dev.api.copy_up(address(at), host, bytes, c->copies), "copying KV pages from the host");
+		latch_error(c, c->m->dev.api.copy_up(address(at), host, bytes, c->copies),
+		            "copying KV pages from the host");
 		cuda_leave(&c->m->dev);
 	}
 }
@@ -221,7 +231,9 @@ copies_end(void *user, uint32_t number)
 	CudaSession *c = user;
 
 	if (enter_quietly(c)) {
-		latch_error(c, c->m->dev.api.event_record(c->copied[number % CUDA_COPIES], c->copies), "copying KV pages beside steps");
+		latch_error(c,
+		            c->m->dev.api.event_record(c->copied[number % CUDA_COPIES], c->copies),
+		            "copying KV pages beside steps");
 		cuda_leave(&c->m->dev);
 	}
 }
@@ -233,7 +245,9 @@ copies_wait(void *user, uint32_t number)
 	CudaSession *c = user;
 
 	if (enter_quietly(c)) {
-		latch_error(c, c->m->dev.api.stream_behind(c->stream, c->copied[number % CUDA_COPIES], 0), "waiting for copies of KV pages");
+		latch_error(
+		    c, c->m->dev.api.stream_behind(c->stream, c->copied[number % CUDA_COPIES], 0),
+		    "waiting for copies of KV pages");
 		cuda_leave(&c->m->dev);
 	}
 }
@@ -256,7 +270,19 @@ copies_over(void *user, uint32_t number)
 KvMem
 cuda_pages(CudaSession *c)
 {
-	return (KvMem){ .user = c, .alloc = page_alloc, .free = page_free, .copy = page_copy, .clear = page_clear, .read = page_read, .write = page_write,
-		.pin = host_pin, .unpin = host_unpin, .begin = copies_begin, .out = copies_out, .in = copies_in, .end = copies_end, .wait = copies_wait,
-		.over = copies_over };
+	return (KvMem){ .user = c,
+		        .alloc = page_alloc,
+		        .free = page_free,
+		        .copy = page_copy,
+		        .clear = page_clear,
+		        .read = page_read,
+		        .write = page_write,
+		        .pin = host_pin,
+		        .unpin = host_unpin,
+		        .begin = copies_begin,
+		        .out = copies_out,
+		        .in = copies_in,
+		        .end = copies_end,
+		        .wait = copies_wait,
+		        .over = copies_over };
 }

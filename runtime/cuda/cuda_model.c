@@ -1,4 +1,5 @@
-/* A model on a device: kernels as loaded modules, weights in one piece of memory. Kernels are compiled while weights load. */
+/* A model on a device: kernels as loaded modules, weights in one piece of memory. Kernels are
+ * compiled while weights load. */
 #include "runtime/cuda/cuda_model.h"
 
 #include <stdio.h>
@@ -31,10 +32,14 @@ check_device(CudaModel *m, llmc_error *err)
 	const char *best = cuda_best_target(m->dev.cc);
 	if (!best)
 		return error_set(err, LLMC_E_MISSING,
-		                 "GPU %d (%s) is of architecture sm_%d, llmc needs sm_75 (Turing, 2018) or newer; run with --device cpu",
+		                 "GPU %d (%s) is of architecture sm_%d, llmc needs sm_75 (Turing, "
+		                 "2018) or newer; run with --device cpu",
 		                 m->dev.number, m->dev.name, m->dev.cc);
-	return error_set(err, LLMC_E_MISSING, "the plan is for %s, GPU %d (%s) is of architecture sm_%d: compile the model for it "
-	                 "(--target cuda --arch %s)", target + 5, m->dev.number, m->dev.name, m->dev.cc, best + 5);
+	return error_set(
+	    err, LLMC_E_MISSING,
+	    "the plan is for %s, GPU %d (%s) is of architecture sm_%d: compile the model for it "
+	    "(--target cuda --arch %s)",
+	    target + 5, m->dev.number, m->dev.name, m->dev.cc, best + 5);
 }
 
 /* Bytes of the weights, were matrices stored as `as` where that is smaller. */
@@ -45,7 +50,8 @@ weights_as(const Plan *p, Dtype as)
 
 	for (int i = 0; i < p->n_tensor; i++) {
 		const PlanTensor *t = &p->tensor[i];
-		int64_t now = dtype_row_bytes(t->dtype, t->cols ? t->cols : 1), then = t->cols ? dtype_row_bytes(as, t->cols) : -1;
+		int64_t now = dtype_row_bytes(t->dtype, t->cols ? t->cols : 1),
+		        then = t->cols ? dtype_row_bytes(as, t->cols) : -1;
 		sum += t->rows * (then > 0 && then < now ? then : now);
 	}
 	return sum;
@@ -55,27 +61,34 @@ weights_as(const Plan *p, Dtype as)
 static llmc_status
 does_not_fit(const CudaModel *m, size_t left, size_t total, llmc_error *err)
 {
-	static const struct { Dtype as; const char *name; } smaller[] = { { DT_Q8_0, "Q8_0" }, { DT_Q6_K, "Q6_K" }, { DT_Q4_K, "Q4_K" } };
+	static const struct {
+		Dtype as;
+		const char *name;
+	} smaller[] = { { DT_Q8_0, "Q8_0" }, { DT_Q6_K, "Q6_K" }, { DT_Q4_K, "Q4_K" } };
 	const CudaDevice *d = &m->dev;
 	char a[32], b[32], c[32], fits[160] = "";
 	int64_t position = 0;
 
 	for (int i = 0; i < m->plan->n_pool; i++)
-		position += plan_layer_page_bytes(&m->plan->pool[i]) * m->plan->pool[i].n_layers / PLAN_KV_PAGE;
+		position += plan_layer_page_bytes(&m->plan->pool[i]) * m->plan->pool[i].n_layers /
+		            PLAN_KV_PAGE;
 	for (size_t i = 0; i < sizeof smaller / sizeof *smaller; i++) {
 		int64_t bytes = weights_as(m->plan, smaller[i].as);
 		size_t n = strlen(fits);
 		if (bytes < (int64_t)left && bytes < m->weight_bytes)
-			snprintf(fits + n, sizeof fits - n, "%s%s (%s)", n ? ", " : "", smaller[i].name, cuda_bytes_text(bytes, a));
+			snprintf(fits + n, sizeof fits - n, "%s%s (%s)", n ? ", " : "",
+			         smaller[i].name, cuda_bytes_text(bytes, a));
 	}
-	return error_set(err, LLMC_E_MEMORY,
-	                 "the model does not fit GPU %d (%s):\n"
-	                 "  weights  %s\n"
-	                 "  kv       %lld bytes a position\n"
-	                 "  free     %s of %s\n"
-	                 "%s%s, another GPU (--device cuda:N) or --device cpu would do",
-	                 d->number, d->name, cuda_bytes_text(m->weight_bytes, a), (long long)position, cuda_bytes_text((int64_t)left, b),
-	                 cuda_bytes_text((int64_t)total, c), *fits ? "weights stored as " : "no smaller format of the weights fits either", fits);
+	return error_set(
+	    err, LLMC_E_MEMORY,
+	    "the model does not fit GPU %d (%s):\n"
+	    "  weights  %s\n"
+	    "  kv       %lld bytes a position\n"
+	    "  free     %s of %s\n"
+	    "%s%s, another GPU (--device cuda:N) or --device cpu would do",
+	    d->number, d->name, cuda_bytes_text(m->weight_bytes, a), (long long)position,
+	    cuda_bytes_text((int64_t)left, b), cuda_bytes_text((int64_t)total, c),
+	    *fits ? "weights stored as " : "no smaller format of the weights fits either", fits);
 }
 
 static llmc_status
@@ -87,11 +100,14 @@ alloc_weights(CudaModel *m, const Weights *w, llmc_error *err)
 
 	m->offset = calloc((size_t)m->plan->n_tensor + 1, sizeof *m->offset);
 	if (!m->offset)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for %d tensors", m->plan->n_tensor);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d tensors",
+		                 m->plan->n_tensor);
 	TRY(weights_layout(w, m->offset, &m->weight_bytes, err));
 	CUDA_TRY(d, d->api.mem_info(&left, &total), "asking GPU %d for free memory", d->number);
-	CUresult r = (size_t)m->weight_bytes > left ? CU_OUT_OF_MEMORY
-	                                            : d->api.mem_alloc(&m->weights, m->weight_bytes ? (size_t)m->weight_bytes : 256);
+	CUresult r =
+	    (size_t)m->weight_bytes > left
+	        ? CU_OUT_OF_MEMORY
+	        : d->api.mem_alloc(&m->weights, m->weight_bytes ? (size_t)m->weight_bytes : 256);
 	if (r == CU_OUT_OF_MEMORY)
 		return does_not_fit(m, left, total, err);
 	if (r != CU_OK)
@@ -101,36 +117,46 @@ alloc_weights(CudaModel *m, const Weights *w, llmc_error *err)
 }
 
 static llmc_status
-function(CudaModel *m, CUfunction *f, int unit, const char *name, const CudaBuild *b, llmc_error *err)
+function(CudaModel *m, CUfunction *f, int unit, const char *name, const CudaBuild *b,
+         llmc_error *err)
 {
 	CudaDevice *d = &m->dev;
 
-	CUDA_TRY(d, d->api.module_function(f, m->module[unit], name), "looking for %s in %s", name, cuda_build_name(b, unit));
+	CUDA_TRY(d, d->api.module_function(f, m->module[unit], name), "looking for %s in %s", name,
+	         cuda_build_name(b, unit));
 	return LLMC_OK;
 }
 
-/* Kernels are on a multiprocessor at the same time only if it is divided into shared memory and L1 alike for both, and leaves room for both.
- * The driver is free to divide it for each kernel as that one alone would have it; then one waits for the end of the other, and so does,
- * behind a kernel without a programmatic edge, the next one that has one. So all are divided alike where kernels may overlap. */
+/* Kernels are on a multiprocessor at the same time only if it is divided into shared memory and L1
+ * alike for both, and leaves room for both. The driver is free to divide it for each kernel as that
+ * one alone would have it; then one waits for the end of the other, and so does, behind a kernel
+ * without a programmatic edge, the next one that has one. So all are divided alike where kernels
+ * may overlap. */
 static llmc_status
 all_shared(CudaModel *m, CUfunction f, const char *name, llmc_error *err)
 {
 	CudaDevice *d = &m->dev;
 
 	if (m->pdl)
-		CUDA_TRY(d, d->api.func_set(f, CU_FUNC_CARVEOUT, 100), "preferring shared memory for %s", name);
+		CUDA_TRY(d, d->api.func_set(f, CU_FUNC_CARVEOUT, 100),
+		         "preferring shared memory for %s", name);
 	return LLMC_OK;
 }
 
-/* A kernel of k blocks a multiprocessor is to have k on each. Where more fit, blocks of a programmatic launch come while those of the kernel in front still
- * go, two where two have gone and none elsewhere, and all that follow inherit it: on an H100 (k = 1) products of q8_0 took 1.6 times as long, those of
- * bf16 1.1. So a block takes as much shared memory as leaves no room for one more: the next kernel's come one by one as these go, and fill their rings while
- * the last ones run. */
+/* A kernel of k blocks a multiprocessor is to have k on each. Where more fit, blocks of a
+ * programmatic launch come while those of the kernel in front still go, two where two have gone and
+ * none elsewhere, and all that follow inherit it: on an H100 (k = 1) products of q8_0 took 1.6
+ * times as long, those of bf16 1.1. So a block takes as much shared memory as leaves no room for
+ * one more: the next kernel's come one by one as these go, and fill their rings while the last ones
+ * run. */
 int64_t
 cuda_shared_of(const CudaModel *m, const PlanLaunch *p)
 {
 	const PlanExtent *g = p->grid;
-	const int64_t k = g[0].sym == SYM_n_sm && g[0].mul % g[0].div == 0 && g[1].sym == SYM_one && g[1].mul == g[1].div && p->cluster <= 1 ? g[0].mul / g[0].div : 0;
+	const int64_t k = g[0].sym == SYM_n_sm && g[0].mul % g[0].div == 0 && g[1].sym == SYM_one &&
+	                          g[1].mul == g[1].div && p->cluster <= 1
+	                      ? g[0].mul / g[0].div
+	                      : 0;
 	const int64_t least = k > 0 ? m->dev.sm_shared / (k + 1) : 0;
 
 	return m->pdl && p->pdl && p->shared < least ? least : p->shared;
@@ -153,21 +179,30 @@ functions(CudaModel *m, const CudaBuild *b, llmc_error *err)
 			if (shared <= 0)
 				continue;
 			if (shared > d->max_shared)
-				return error_set(err, LLMC_E_MISSING, "kernel %s needs %lld bytes of shared memory, a block of GPU %d (%s) has %d: "
-				                 "the plan is for larger devices, compile it for this one", k->id, (long long)shared, d->number,
-				                 d->name, d->max_shared);
-			CUDA_TRY(d, d->api.func_set(m->fn[i][l], CU_FUNC_DYNAMIC_SHARED, (int)shared),
-			         "granting %lld bytes of shared memory to %s", (long long)shared, p->fn);
+				return error_set(
+				    err, LLMC_E_MISSING,
+				    "kernel %s needs %lld bytes of shared memory, a block of GPU "
+				    "%d (%s) has %d: "
+				    "the plan is for larger devices, compile it for this one",
+				    k->id, (long long)shared, d->number, d->name, d->max_shared);
+			CUDA_TRY(
+			    d, d->api.func_set(m->fn[i][l], CU_FUNC_DYNAMIC_SHARED, (int)shared),
+			    "granting %lld bytes of shared memory to %s", (long long)shared, p->fn);
 		}
 	}
 	TRY(function(m, &m->begin, cuda_build_own(b, "begin"), "llmc_begin", b, err));
 	TRY(function(m, &m->sample, cuda_build_own(b, "sample"), "llmc_sample", b, err));
 	if (m->plan->ranks > 1) {
-		TRY(function(m, &m->all_reduce, cuda_build_own(b, "collective"), "llmc_all_reduce", b, err));
-		TRY(function(m, &m->all_reduce_two, cuda_build_own(b, "collective"), "llmc_all_reduce_two_shot", b, err));
-		TRY(function(m, &m->all_gather, cuda_build_own(b, "collective"), "llmc_all_gather", b, err));
-		TRY(function(m, &m->add_ranks, cuda_build_own(b, "collective"), "llmc_add_ranks", b, err));
-		TRY(function(m, &m->place_ranks, cuda_build_own(b, "collective"), "llmc_place_ranks", b, err));
+		TRY(function(m, &m->all_reduce, cuda_build_own(b, "collective"), "llmc_all_reduce",
+		             b, err));
+		TRY(function(m, &m->all_reduce_two, cuda_build_own(b, "collective"),
+		             "llmc_all_reduce_two_shot", b, err));
+		TRY(function(m, &m->all_gather, cuda_build_own(b, "collective"), "llmc_all_gather",
+		             b, err));
+		TRY(function(m, &m->add_ranks, cuda_build_own(b, "collective"), "llmc_add_ranks", b,
+		             err));
+		TRY(function(m, &m->place_ranks, cuda_build_own(b, "collective"),
+		             "llmc_place_ranks", b, err));
 		TRY(all_shared(m, m->all_reduce, "llmc_all_reduce", err));
 		TRY(all_shared(m, m->all_reduce_two, "llmc_all_reduce_two_shot", err));
 		TRY(all_shared(m, m->all_gather, "llmc_all_gather", err));
@@ -184,12 +219,15 @@ load_modules(CudaModel *m, CudaBuild *b, llmc_error *err)
 	m->module = calloc((size_t)cuda_build_units(b) + 1, sizeof *m->module);
 	m->fn = calloc((size_t)m->plan->n_kernel + 1, sizeof *m->fn);
 	if (!m->module || !m->fn)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", m->plan->n_kernel);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels",
+		                 m->plan->n_kernel);
 	m->n_module = cuda_build_units(b);
 	for (int u = 0; u < m->n_module; u++) {
 		CUresult r = d->api.module_load(&m->module[u], cuda_build_image(b, u)->data);
-		/* whole and of this source, and still not what the driver takes: first what was shipped, then what was in the cache */
-		for (int tries = 0; tries < 2 && (r == CU_INVALID_IMAGE || r == CU_NO_BINARY); tries++) {
+		/* whole and of this source, and still not what the driver takes: first what was
+		 * shipped, then what was in the cache */
+		for (int tries = 0; tries < 2 && (r == CU_INVALID_IMAGE || r == CU_NO_BINARY);
+		     tries++) {
 			char why[256];
 			cuda_result_text(&d->api, r, why, sizeof why);
 			TRY(cuda_build_again(b, u, why, err));
@@ -210,12 +248,21 @@ poll_build(void *user)
 
 /* With the context current. */
 static llmc_status
-fill(CudaModel *m, const RuntimeOptions *opt, Weights *weights, RuntimeTimes *times, llmc_error *err)
+fill(CudaModel *m, const RuntimeOptions *opt, Weights *weights, RuntimeTimes *times,
+     llmc_error *err)
 {
-	CudaBuildOptions o = { .artifact = opt->artifact, .n_jobs = opt->n_threads, .cc = m->dev.cc, .driver = m->dev.driver,
-		.device_name = m->dev.name, .cache_warned = opt->cache_warned, .log = opt->log, .log_user = opt->log_user };
-	WeightsOptions w = { .random_weights = opt->random_weights, .stage_bytes = opt->stage_bytes, .log = opt->log,
-		.log_user = opt->log_user };
+	CudaBuildOptions o = { .artifact = opt->artifact,
+		               .n_jobs = opt->n_threads,
+		               .cc = m->dev.cc,
+		               .driver = m->dev.driver,
+		               .device_name = m->dev.name,
+		               .cache_warned = opt->cache_warned,
+		               .log = opt->log,
+		               .log_user = opt->log_user };
+	WeightsOptions w = { .random_weights = opt->random_weights,
+		             .stage_bytes = opt->stage_bytes,
+		             .log = opt->log,
+		             .log_user = opt->log_user };
 	double start = clock_now(), packed;
 	CudaBuild *b = NULL;
 	llmc_status status;
@@ -223,7 +270,8 @@ fill(CudaModel *m, const RuntimeOptions *opt, Weights *weights, RuntimeTimes *ti
 	TRY_GOTO(cuda_build_start(m->plan, &o, &b, err));
 	TRY_GOTO(alloc_weights(m, weights, err));
 	TRY_GOTO(threads_open(opt->n_threads, &w.threads, err));
-	TRY_GOTO(cuda_weights_load(&m->dev, weights, &w, m->weights, m->offset, m->weight_bytes, poll_build, b, err));
+	TRY_GOTO(cuda_weights_load(&m->dev, weights, &w, m->weights, m->offset, m->weight_bytes,
+	                           poll_build, b, err));
 	packed = clock_now();
 	times->pack_s = packed - start;
 	TRY_GOTO(cuda_build_wait(b, err));
@@ -237,7 +285,8 @@ fail:
 }
 
 llmc_status
-cuda_model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void **out, RuntimeTimes *times, llmc_error *err)
+cuda_model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void **out,
+                RuntimeTimes *times, llmc_error *err)
 {
 	llmc_status status;
 	CudaModel *m = calloc(1, sizeof *m);
@@ -269,7 +318,8 @@ cuda_model_close(void *model)
 	if (!m)
 		return;
 	CudaDevice *d = &m->dev;
-	if (d->ctx && d->api.ctx_push(d->ctx) == CU_OK) { /* a lost device too: then these fail and the context goes */
+	if (d->ctx && d->api.ctx_push(d->ctx) ==
+	                  CU_OK) { /* a lost device too: then these fail and the context goes */
 		for (int i = 0; i < m->n_module; i++)
 			if (m->module[i])
 				CUDA_RELEASE(d->api.module_unload(m->module[i]));

@@ -7,27 +7,28 @@
 typedef struct Nccl Nccl; /* nccl.h */
 
 typedef struct CudaModel {
-	const Plan  *plan;
-	CudaDevice   dev;
-	int          n_module;
-	CUmodule    *module;
+	const Plan *plan;
+	CudaDevice dev;
+	int n_module;
+	CUmodule *module;
 	CUfunction (*fn)[PLAN_MAX_LAUNCH]; /* [n_kernel] */
-	CUfunction   begin, sample;
-	CUfunction   all_reduce, all_reduce_two, all_gather, add_ranks, place_ranks; /* of ranks */
-	bool         pdl;                  /* programmatic launches also within graphs */
-	CUdeviceptr  weights;
-	int64_t     *offset;               /* [n_tensor] */
-	int64_t      weight_bytes;
-	Nccl        *nccl;                 /* rank_processes.c: to ranks of this stage that are other processes; NULL */
+	CUfunction begin, sample;
+	CUfunction all_reduce, all_reduce_two, all_gather, add_ranks, place_ranks; /* of ranks */
+	bool pdl; /* programmatic launches also within graphs */
+	CUdeviceptr weights;
+	int64_t *offset; /* [n_tensor] */
+	int64_t weight_bytes;
+	Nccl *nccl; /* rank_processes.c: to ranks of this stage that are other processes; NULL */
 } CudaModel;
 
 /* cuda_model.c: as the members of Device */
-llmc_status cuda_model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void **out, RuntimeTimes *times,
-                            llmc_error *err);
-void        cuda_model_close(void *model);
+llmc_status cuda_model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights,
+                            void **out, RuntimeTimes *times, llmc_error *err);
+void cuda_model_close(void *model);
 
-/* Shared memory of a launch: what its kernel needs, or as much as leaves no room for a block more than is meant on a multiprocessor */
-int64_t     cuda_shared_of(const CudaModel *m, const PlanLaunch *p);
+/* Shared memory of a launch: what its kernel needs, or as much as leaves no room for a block more
+ * than is meant on a multiprocessor */
+int64_t cuda_shared_of(const CudaModel *m, const PlanLaunch *p);
 
 /* rank_processes.c: as the member of Device */
 llmc_status cuda_connect_processes(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);

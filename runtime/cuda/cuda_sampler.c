@@ -1,5 +1,5 @@
-/* Steps that sample on the device. The host says in a note which sequences take part, and reads the tokens a
- * step later; a decode step costs it one graph launch and one event. */
+/* Steps that sample on the device. The host says in a note which sequences take part, and reads the
+ * tokens a step later; a decode step costs it one graph launch and one event. */
 #include <string.h>
 
 #include "runtime/cuda/cuda_session.h"
@@ -10,7 +10,8 @@ can_sample(const Session *s, const llmc_params *p)
 	bool typical = p->typical_p > 0 && p->typical_p < 1;
 
 	(void)s;
-	return !typical && p->min_tokens <= 0 && !p->n_logit_bias && !p->n_bad_words && !p->watermark;
+	return !typical && p->min_tokens <= 0 && !p->n_logit_bias && !p->n_bad_words &&
+	       !p->watermark;
 }
 
 static void
@@ -26,31 +27,41 @@ count_tokens(int32_t *count, int64_t vocab, const int32_t *tok, size_t n, bool o
 }
 
 static llmc_status
-set_slot(CudaSession *c, llmc_seq q, const llmc_slot *slot, const int32_t *prompt, size_t n_prompt, const int32_t *output,
-         size_t n_output, llmc_error *err)
+set_slot(CudaSession *c, llmc_seq q, const llmc_slot *slot, const int32_t *prompt, size_t n_prompt,
+         const int32_t *output, size_t n_output, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	int64_t vocab = c->s->plan->vocab;
 
-	CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.slot + q), slot, sizeof *slot, c->stream),
-	         "copying sampling parameters to the GPU");
+	CUDA_TRY(
+	    d,
+	    d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.slot + q), slot, sizeof *slot, c->stream),
+	    "copying sampling parameters to the GPU");
 	if (!slot->penalties)
 		return LLMC_OK;
 	memset(c->counts, 0, (size_t)vocab * sizeof *c->counts);
 	count_tokens(c->counts, vocab, prompt, n_prompt, false);
 	count_tokens(c->counts, vocab, output, n_output, true);
-	CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.counts + q * vocab), c->counts,
-	                           (size_t)vocab * sizeof *c->counts, c->stream), "copying sampling parameters to the GPU");
+	CUDA_TRY(d,
+	         d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.counts + q * vocab), c->counts,
+	                        (size_t)vocab * sizeof *c->counts, c->stream),
+	         "copying sampling parameters to the GPU");
 	return LLMC_OK;
 }
 
 static llmc_status
-set_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt, const int32_t *output,
-           size_t n_output, llmc_error *err)
+set_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt,
+           const int32_t *output, size_t n_output, llmc_error *err)
 {
-	llmc_slot slot = { .temperature = p->temperature, .top_p = p->top_p, .min_p = p->min_p,
-		.repetition = p->repetition_penalty != 0 ? p->repetition_penalty : 1, .presence = p->presence_penalty,
-		.frequency = p->frequency_penalty, .top_k = p->top_k, .seed = p->seed, .n_sampled = n_output };
+	llmc_slot slot = { .temperature = p->temperature,
+		           .top_p = p->top_p,
+		           .min_p = p->min_p,
+		           .repetition = p->repetition_penalty != 0 ? p->repetition_penalty : 1,
+		           .presence = p->presence_penalty,
+		           .frequency = p->frequency_penalty,
+		           .top_k = p->top_k,
+		           .seed = p->seed,
+		           .n_sampled = n_output };
 
 	slot.penalties = slot.repetition != 1 || slot.presence != 0 || slot.frequency != 0;
 	if (n_output)
@@ -60,11 +71,13 @@ set_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, 
 
 /* ---- notes ---- */
 
-/* Do the device's and the host's table of a sequence name the same page, and the same window page? */
+/* Do the device's and the host's table of a sequence name the same page, and the same window page?
+ */
 static bool
 same_page(const Kv *kv, const int32_t *have, const int32_t *page, int32_t i)
 {
-	return have[i] == page[i] && (!kv->window || have[kv->max_page + i] == page[kv->max_page + i]);
+	return have[i] == page[i] &&
+	       (!kv->window || have[kv->max_page + i] == page[kv->max_page + i]);
 }
 
 static llmc_status
@@ -72,13 +85,17 @@ copy_table(CudaSession *c, int32_t q, int32_t from, int32_t n, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 
-	CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.tables + (int64_t)q * c->st.block_stride + from), c->s->kv.seq[q].page + from,
-	                           (size_t)n * sizeof(int32_t), c->stream), "copying a block table to the GPU");
+	CUDA_TRY(
+	    d,
+	    d->api.copy_up(
+	        (CUdeviceptr)(uintptr_t)(c->st.tables + (int64_t)q * c->st.block_stride + from),
+	        c->s->kv.seq[q].page + from, (size_t)n * sizeof(int32_t), c->stream),
+	    "copying a block table to the GPU");
 	return LLMC_OK;
 }
 
-/* What the device's table of a sequence lacks: one page goes with the note, more are copied. first: from where on the
- * table has changed */
+/* What the device's table of a sequence lacks: one page goes with the note, more are copied. first:
+ * from where on the table has changed */
 static llmc_status
 update_table(CudaSession *c, int32_t q, llmc_note_row *w, int32_t *first, llmc_error *err)
 {
@@ -106,7 +123,8 @@ update_table(CudaSession *c, int32_t q, llmc_note_row *w, int32_t *first, llmc_e
 	}
 	memcpy(have + from, s->page + from, (size_t)(end - from) * sizeof *have);
 	if (kv->window)
-		memcpy(have + window + from, s->page + window + from, (size_t)(end - from) * sizeof *have);
+		memcpy(have + window + from, s->page + window + from,
+		       (size_t)(end - from) * sizeof *have);
 	return LLMC_OK;
 }
 
@@ -121,8 +139,15 @@ write_note(CudaSession *c, llmc_error *err)
 	for (int32_t i = 0, out = 0; i < n; i++) {
 		int32_t q = s->step_seq[i], first;
 		llmc_note_row *w = &row[i];
-		*w = (llmc_note_row){ .n = n, .n_out = s->size->n_out, .slot = q, .tok = s->tok[i] < 0 ? -1 : s->tok[i], .pos = s->pos[i], .rope_pos = s->rope_pos[i],
-			.pos2 = s->pos2[i], .prefix_len = s->prefix_len[i], .out_at = -1 };
+		*w = (llmc_note_row){ .n = n,
+			              .n_out = s->size->n_out,
+			              .slot = q,
+			              .tok = s->tok[i] < 0 ? -1 : s->tok[i],
+			              .pos = s->pos[i],
+			              .rope_pos = s->rope_pos[i],
+			              .pos2 = s->pos2[i],
+			              .prefix_len = s->prefix_len[i],
+			              .out_at = -1 };
 		if (out < s->size->n_out && s->out_row[out] == i)
 			w->out_at = out++;
 		TRY(update_table(c, q, w, &first, err));
@@ -149,13 +174,19 @@ begin(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
 
 	for (size_t i = 0; i < n; i++) {
 		if (chunk[i].n_out > 1)
-			return error_set(err, LLMC_E_RANGE, "chunk %zu: %d rows are to sample a token, only the last one may", i, chunk[i].n_out);
+			return error_set(
+			    err, LLMC_E_RANGE,
+			    "chunk %zu: %d rows are to sample a token, only the last one may", i,
+			    chunk[i].n_out);
 		samples |= chunk[i].n_out > 0;
 	}
 	if (c->sample_pending)
-		return error_set(err, LLMC_E_BUSY, "a step waits for what its tokens may be (session_queue_sample)");
+		return error_set(err, LLMC_E_BUSY,
+		                 "a step waits for what its tokens may be (session_queue_sample)");
 	if (samples && c->n_flight == CUDA_MAX_IN_FLIGHT)
-		return error_set(err, LLMC_E_BUSY, "%d steps that sample are under way: read the oldest first", CUDA_MAX_IN_FLIGHT);
+		return error_set(err, LLMC_E_BUSY,
+		                 "%d steps that sample are under way: read the oldest first",
+		                 CUDA_MAX_IN_FLIGHT);
 	TRY(cuda_session_enter(s, err));
 	llmc_status status = cuda_ring_take(c, err);
 	if (status != LLMC_OK)
@@ -163,8 +194,8 @@ begin(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
 	return status;
 }
 
-/* The step has not been queued: the note with its news of tables is read by nobody, and the ring's entry is used again, so
- * nothing may be read from it any more. */
+/* The step has not been queued: the note with its news of tables is read by nobody, and the ring's
+ * entry is used again, so nothing may be read from it any more. */
 static void
 undo_note(CudaSession *c)
 {
@@ -172,7 +203,8 @@ undo_note(CudaSession *c)
 
 	(void)!c->m->dev.api.stream_sync(c->stream);
 	for (int32_t i = 0; i < s->size->n_seq; i++)
-		memset(c->table + (size_t)s->step_seq[i] * (size_t)s->kv.stride, 0xff, (size_t)s->kv.stride * sizeof *c->table);
+		memset(c->table + (size_t)s->step_seq[i] * (size_t)s->kv.stride, 0xff,
+		       (size_t)s->kv.stride * sizeof *c->table);
 	for (int64_t i = 0; i < s->sym[SYM_n_seq]; i++)
 		c->row_seq[i] = -1;
 }
@@ -237,7 +269,8 @@ queue_sample(Session *s, const uint32_t *const *mask, llmc_error *err)
 	CudaSession *c = s->on;
 	CudaDevice *d = &c->m->dev;
 	const CudaInFlight *f = c->n_flight ? &c->flight[c->n_flight - 1] : NULL;
-	const size_t words = ((size_t)s->plan->vocab + 31) / 32, head = (size_t)((char *)c->mask - (char *)c->mask_at);
+	const size_t words = ((size_t)s->plan->vocab + 31) / 32,
+	             head = (size_t)((char *)c->mask - (char *)c->mask_at);
 	char *host = c->masks + (size_t)(c->number % LLMC_RING) * (size_t)c->mask_bytes;
 	int *at = (int *)(void *)host, n = 0;
 
@@ -248,11 +281,15 @@ queue_sample(Session *s, const uint32_t *const *mask, llmc_error *err)
 		at[o] = -1;
 	for (int32_t i = 0; f && s->size->n_out && i < f->n; i++)
 		if (mask[i]) {
-			memcpy(host + head + (size_t)n * words * sizeof **mask, mask[i], words * sizeof **mask);
+			memcpy(host + head + (size_t)n * words * sizeof **mask, mask[i],
+			       words * sizeof **mask);
 			at[f->at[i]] = n++;
 		}
 	if (n)
-		CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)c->mask_at, host, head + (size_t)n * words * sizeof **mask, c->stream), "copying masks to the GPU");
+		CUDA_TRY(d,
+		         d->api.copy_up((CUdeviceptr)(uintptr_t)c->mask_at, host,
+		                        head + (size_t)n * words * sizeof **mask, c->stream),
+		         "copying masks to the GPU");
 	TRY(cuda_launch_sample(c, s->size->n_out, n > 0, err));
 	return queued(c, err);
 }
@@ -290,9 +327,12 @@ take(Session *s, int32_t *ids, float *logprobs, llmc_error *err)
 		if (logprobs)
 			logprobs[i] = f.pick[i].logprob;
 		if (f.pick[i].status)
-			status = error_set(err, LLMC_E_CHECK, f.pick[i].status == 1
-			                   ? "the logits hold NaN: weights or kernels are broken, try `llmc verify`"
-			                   : "all logits are minus infinity: no token can be picked");
+			status = error_set(
+			    err, LLMC_E_CHECK,
+			    f.pick[i].status == 1
+			        ? "the logits hold NaN: weights or kernels are broken, try `llmc "
+			          "verify`"
+			        : "all logits are minus infinity: no token can be picked");
 	}
 	memmove(c->flight, c->flight + 1, (CUDA_MAX_IN_FLIGHT - 1) * sizeof *c->flight);
 	c->flight[CUDA_MAX_IN_FLIGHT - 1] = f; /* its memory is used again */
@@ -306,4 +346,10 @@ drop(Session *s)
 	((CudaSession *)s->on)->n_flight = 0;
 }
 
-const DeviceSampler cuda_sampler = { .can = can_sample, .params = set_params, .begin = begin, .step = step, .sample = queue_sample, .take = take, .drop = drop };
+const DeviceSampler cuda_sampler = { .can = can_sample,
+	                             .params = set_params,
+	                             .begin = begin,
+	                             .step = step,
+	                             .sample = queue_sample,
+	                             .take = take,
+	                             .drop = drop };

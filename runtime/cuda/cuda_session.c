@@ -1,4 +1,5 @@
-/* Memory of a session on the device: pages, slots, state. All of it is taken at open; nothing afterwards. */
+/* Memory of a session on the device: pages, slots, state. All of it is taken at open; nothing
+ * afterwards. */
 #include "runtime/cuda/cuda_session.h"
 
 #include <stdio.h>
@@ -44,16 +45,25 @@ lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 	const Plan *p = s->plan;
 	BumpAllocator b = { .base = pointer(base), .align = ALIGN };
 	llmc_state *st = &c->st;
-	int64_t seqs = s->lim.seqs, stride = session_table_stride(s), max_page = session_max_page(s);
+	int64_t seqs = s->lim.seqs, stride = session_table_stride(s),
+	        max_page = session_max_page(s);
 
 	c->n_freq = 0;
-	c->max_out = (int32_t)(s->sym[SYM_n_out] < s->sym[SYM_n_seq] ? s->sym[SYM_n_out] : s->sym[SYM_n_seq]);
-	*st = (llmc_state){ .n_rope = p->n_rope, .block_stride = (int)stride, .window_at = stride > max_page ? (int)max_page : 0, .vocab = (int)p->vocab, .max_out = c->max_out };
+	c->max_out = (int32_t)(s->sym[SYM_n_out] < s->sym[SYM_n_seq] ? s->sym[SYM_n_out]
+	                                                             : s->sym[SYM_n_seq]);
+	*st = (llmc_state){ .n_rope = p->n_rope,
+		            .block_stride = (int)stride,
+		            .window_at = stride > max_page ? (int)max_page : 0,
+		            .vocab = (int)p->vocab,
+		            .max_out = c->max_out };
 	st->note_stride = (int)((size_t)s->sym[SYM_n_seq] * sizeof(llmc_note_row));
 	c->block_to = address(bump(&b, s->block_bytes, 1));
 	for (int i = 0; i < p->n_rope && i < LLMC_MAX_ROPE; i++) {
-		st->rope[i] = (llmc_rope_table){ .dims = p->rope[i].dims, .axis = p->rope[i].axis, .freq_at = c->n_freq };
-		st->rope[i].dst = bump(&b, s->sym[SYM_n_tok], (size_t)p->rope[i].dims * sizeof(float));
+		st->rope[i] = (llmc_rope_table){ .dims = p->rope[i].dims,
+			                         .axis = p->rope[i].axis,
+			                         .freq_at = c->n_freq };
+		st->rope[i].dst =
+		    bump(&b, s->sym[SYM_n_tok], (size_t)p->rope[i].dims * sizeof(float));
 		c->n_freq += p->rope[i].dims / 2;
 	}
 	st->n_freq = c->n_freq;
@@ -67,7 +77,8 @@ lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 	BUMP(&b, st->part, (int64_t)c->max_out * LLMC_SAMPLE_PARTS * 8);
 	BUMP(&b, c->mask_at, c->max_out);
 	BUMP(&b, c->mask, (int64_t)c->max_out * ((p->vocab + 31) / 32));
-	c->mask_bytes = ((char *)c->mask - (char *)c->mask_at) + (int64_t)c->max_out * ((p->vocab + 31) / 32) * (int64_t)sizeof *c->mask;
+	c->mask_bytes = ((char *)c->mask - (char *)c->mask_at) +
+	                (int64_t)c->max_out * ((p->vocab + 31) / 32) * (int64_t)sizeof *c->mask;
 	BUMP(&b, st->row_done, c->max_out);
 	BUMP(&b, st->all_done, 1);
 	BUMP(&b, st->count, 1);
@@ -104,7 +115,9 @@ need_for(const Session *s, int32_t context, int32_t seqs, int32_t chunk)
 	if (all_out)
 		l.n_out = seqs;
 	l.n_out = l.n_out < chunk ? l.n_out : chunk;
-	return session_need(s->device, s->plan, &l, &m, NULL) == LLMC_OK ? m.kv + m.scratch + m.state : INT64_MAX;
+	return session_need(s->device, s->plan, &l, &m, NULL) == LLMC_OK
+	           ? m.kv + m.scratch + m.state
+	           : INT64_MAX;
 }
 
 /* The longest context, 0: none. */
@@ -125,11 +138,13 @@ longest_in(const Session *s, int64_t room, int32_t chunk)
 
 /* The plan's table, and what would fit. */
 static llmc_status
-does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t total, llmc_error *err)
+does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t total,
+             llmc_error *err)
 {
 	const Session *s = c->s;
 	const CudaDevice *d = &c->m->dev;
-	char w[32], k[32], sc[32], st[32], l[32], t[32], kept[96] = "", fits[160] = "not even one position of one sequence would fit";
+	char w[32], k[32], sc[32], st[32], l[32], t[32],
+	    kept[96] = "", fits[160] = "not even one position of one sequence would fit";
 	int64_t room = (int64_t)left - (8 << 20); /* of the driver's own */
 	int32_t chunk = s->lim.chunk, lo = longest_in(s, room, chunk), seqs = 0;
 
@@ -139,27 +154,35 @@ does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t 
 	while (!lo && !seqs && chunk >= 2 * PLAN_KV_PAGE)
 		lo = longest_in(s, room, chunk /= 2);
 	if (lo && chunk < s->lim.chunk)
-		snprintf(fits, sizeof fits, "--context %d with --seqs %d and --chunk %d would fit", lo, s->lim.seqs, chunk);
+		snprintf(fits, sizeof fits, "--context %d with --seqs %d and --chunk %d would fit",
+		         lo, s->lim.seqs, chunk);
 	else if (lo && seqs)
-		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit, or --context %d with --seqs %d", lo, s->lim.seqs,
-		         s->lim.context, seqs);
+		snprintf(fits, sizeof fits,
+		         "--context %d with --seqs %d would fit, or --context %d with --seqs %d",
+		         lo, s->lim.seqs, s->lim.context, seqs);
 	else if (lo)
-		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit", lo, s->lim.seqs);
+		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit", lo,
+		         s->lim.seqs);
 	else if (seqs)
-		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit", s->lim.context, seqs);
+		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit", s->lim.context,
+		         seqs);
 	if (need->kv_snapshots)
-		snprintf(kept, sizeof kept, "; %s of it snapshots of states, none without a prefix cache", cuda_bytes_text(need->kv_snapshots, k));
-	return error_set(err, LLMC_E_MEMORY,
-	                 "this session does not fit GPU %d (%s):\n"
-	                 "  weights  %s (loaded)\n"
-	                 "  kv       %s (context %d, %d sequence%s%s)\n"
-	                 "  scratch  %s (chunk %d)\n"
-	                 "  state    %s\n"
-	                 "  free     %s of %s\n"
-	                 "%s",
-	                 d->number, d->name, cuda_bytes_text(need->weights, w), cuda_bytes_text(need->kv, k), s->lim.context,
-	                 s->lim.seqs, s->lim.seqs == 1 ? "" : "s", kept, cuda_bytes_text(need->scratch, sc), s->lim.chunk,
-	                 cuda_bytes_text(need->state, st), cuda_bytes_text((int64_t)left, l), cuda_bytes_text((int64_t)total, t), fits);
+		snprintf(kept, sizeof kept,
+		         "; %s of it snapshots of states, none without a prefix cache",
+		         cuda_bytes_text(need->kv_snapshots, k));
+	return error_set(
+	    err, LLMC_E_MEMORY,
+	    "this session does not fit GPU %d (%s):\n"
+	    "  weights  %s (loaded)\n"
+	    "  kv       %s (context %d, %d sequence%s%s)\n"
+	    "  scratch  %s (chunk %d)\n"
+	    "  state    %s\n"
+	    "  free     %s of %s\n"
+	    "%s",
+	    d->number, d->name, cuda_bytes_text(need->weights, w), cuda_bytes_text(need->kv, k),
+	    s->lim.context, s->lim.seqs, s->lim.seqs == 1 ? "" : "s", kept,
+	    cuda_bytes_text(need->scratch, sc), s->lim.chunk, cuda_bytes_text(need->state, st),
+	    cuda_bytes_text((int64_t)left, l), cuda_bytes_text((int64_t)total, t), fits);
 }
 
 static llmc_status
@@ -174,12 +197,15 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	if (need->kv + need->scratch + need->state > (int64_t)left)
 		return does_not_fit(c, need, left, total, err);
 	CUDA_TRY(d, d->api.stream_create(&c->stream, CU_STREAM_NON_BLOCKING), "making a stream");
-	llmc_status status = kv_open_on(&s->kv, &mem, s->plan, (int32_t)session_pages(&s->lim), (int32_t)session_window_pages(s->plan, &s->lim),
-	                                session_snapshots(&s->lim), s->lim.context, s->lim.seqs, err);
+	llmc_status status =
+	    kv_open_on(&s->kv, &mem, s->plan, (int32_t)session_pages(&s->lim),
+	               (int32_t)session_window_pages(s->plan, &s->lim), session_snapshots(&s->lim),
+	               s->lim.context, s->lim.seqs, err);
 	if (status == LLMC_OK)
 		status = kv_marks_open(&s->kv, s->lim.marks, err);
 	if (status == LLMC_OK)
-		status = kv_host_open(&s->kv, (int32_t)(s->lim.host_tokens / PLAN_KV_PAGE), s->lim.chunk / PLAN_KV_PAGE + s->lim.seqs, err);
+		status = kv_host_open(&s->kv, (int32_t)(s->lim.host_tokens / PLAN_KV_PAGE),
+		                      s->lim.chunk / PLAN_KV_PAGE + s->lim.seqs, err);
 	if (c->failed == LLMC_E_MEMORY)
 		return does_not_fit(c, need, left, total, err);
 	TRY(cuda_session_check(c, err));
@@ -193,24 +219,31 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Pinned memory: blocks, notes, picks, masks, logits, what a stage, or a head that guesses, gets and hands on. */
+/* Pinned memory: blocks, notes, picks, masks, logits, what a stage, or a head that guesses, gets
+ * and hands on. */
 static llmc_status
 take_pinned(CudaSession *c, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	const Session *s = c->s;
-	size_t block = (size_t)s->block_bytes * LLMC_RING, note = (size_t)c->st.note_stride * LLMC_RING;
+	size_t block = (size_t)s->block_bytes * LLMC_RING,
+	       note = (size_t)c->st.note_stride * LLMC_RING;
 	size_t picks = ((size_t)c->max_out * LLMC_RING * sizeof(llmc_sampled) + 255) & ~(size_t)255;
 	size_t masks = ((size_t)c->mask_bytes * LLMC_RING + 255) & ~(size_t)255;
 	size_t logits = (size_t)s->sym[SYM_n_out] * (size_t)plan_out_width(s->plan) * sizeof(float);
-	size_t stream = s->plan->stages > 1 || s->plan->hands_rows ? (size_t)s->sym[SYM_n_tok] * (size_t)s->plan->hidden * sizeof(float) : 0;
+	size_t stream = s->plan->stages > 1 || s->plan->hands_rows
+	                    ? (size_t)s->sym[SYM_n_tok] * (size_t)s->plan->hidden * sizeof(float)
+	                    : 0;
 	CUdeviceptr at;
 	void *p = NULL;
 
 	note = (note + 255) & ~(size_t)255;
 	block = (block + 255) & ~(size_t)255;
-	CUDA_TRY(d, d->api.host_alloc(&p, block + note + picks + masks + logits + 2 * stream, CU_HOST_PORTABLE | CU_HOST_MAPPED),
-	         "pinning %zu MB for steps", (block + note + picks + masks + logits + 2 * stream) >> 20);
+	CUDA_TRY(d,
+	         d->api.host_alloc(&p, block + note + picks + masks + logits + 2 * stream,
+	                           CU_HOST_PORTABLE | CU_HOST_MAPPED),
+	         "pinning %zu MB for steps",
+	         (block + note + picks + masks + logits + 2 * stream) >> 20);
 	c->pinned = p;
 	memset(p, 0, block + note + picks);
 	CUDA_TRY(d, d->api.host_device_ptr(&at, p, 0), "mapping pinned memory");
@@ -225,7 +258,8 @@ take_pinned(CudaSession *c, llmc_error *err)
 	c->st.note = (const llmc_note_row *)(uintptr_t)(at + block);
 	c->st.sampled = (llmc_sampled *)(uintptr_t)(at + block + note);
 	for (int i = 0; i < LLMC_RING; i++)
-		CUDA_TRY(d, d->api.event_create(&c->event[i], CU_EVENT_NO_TIMING), "making an event");
+		CUDA_TRY(d, d->api.event_create(&c->event[i], CU_EVENT_NO_TIMING),
+		         "making an event");
 	return LLMC_OK;
 }
 
@@ -253,7 +287,8 @@ take_tables(CudaSession *c, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* What kernels count with starts at zero: i32 buffers, and the counters of begin and sample. The rest is left as it is. */
+/* What kernels count with starts at zero: i32 buffers, and the counters of begin and sample. The
+ * rest is left as it is. */
 static llmc_status
 clear(CudaSession *c, llmc_error *err)
 {
@@ -265,13 +300,20 @@ clear(CudaSession *c, llmc_error *err)
 		const PlanBuffer *b = &s->plan->buffer[i];
 		int64_t n = b->dtype == DT_I32 ? plan_extent_elems(&b->extent, s->sym) : 0;
 		if (n > 0)
-			CUDA_TRY(d, d->api.set8(address(s->slot[b->slot]), 0, (size_t)n * 4, c->stream), "clearing counters");
+			CUDA_TRY(
+			    d, d->api.set8(address(s->slot[b->slot]), 0, (size_t)n * 4, c->stream),
+			    "clearing counters");
 	}
 	/* row_done, all_done, count follow each other */
-	CUDA_TRY(d, d->api.set8(address(st->row_done), 0, (size_t)(address(st->now) - address(st->row_done)) + 4, c->stream),
+	CUDA_TRY(d,
+	         d->api.set8(address(st->row_done), 0,
+	                     (size_t)(address(st->now) - address(st->row_done)) + 4, c->stream),
 	         "clearing counters");
-	CUDA_TRY(d, d->api.set8(c->block_to, 0, (size_t)s->block_bytes, c->stream), "clearing the step");
-	CUDA_TRY(d, d->api.set8(address(st->slot), 0, (size_t)s->lim.seqs * sizeof *st->slot, c->stream), "clearing the step");
+	CUDA_TRY(d, d->api.set8(c->block_to, 0, (size_t)s->block_bytes, c->stream),
+	         "clearing the step");
+	CUDA_TRY(
+	    d, d->api.set8(address(st->slot), 0, (size_t)s->lim.seqs * sizeof *st->slot, c->stream),
+	    "clearing the step");
 	return cuda_window_clear(c, err);
 }
 
@@ -306,9 +348,11 @@ bind(CudaSession *c, llmc_error *err)
 	TRY(cuda_bind(c, err));
 	TRY(cuda_host_comm_open(c, err));
 	TRY(cublaslt_open(c, err));
-	for (int pick = 0; pick < 2 && s->plan->ranks < 2 && s->plan->stages < 2; pick++) /* ranks have yet to meet; of stages nobody picks here */
+	for (int pick = 0; pick < 2 && s->plan->ranks < 2 && s->plan->stages < 2;
+	     pick++) /* ranks have yet to meet; of stages nobody picks here */
 		TRY(cuda_graph(c, 0, pick, false, err));
-	CUDA_TRY(&c->m->dev, c->m->dev.api.stream_sync(c->stream), "clearing the memory of a session");
+	CUDA_TRY(&c->m->dev, c->m->dev.api.stream_sync(c->stream),
+	         "clearing the memory of a session");
 	return cuda_session_check(c, err);
 }
 
@@ -322,8 +366,9 @@ cuda_session_open(Session *s, const llmc_memory *need, llmc_error *err)
 	c->m = s->rt->model;
 	c->s = s;
 	if (s->plan->n_rope > LLMC_MAX_ROPE)
-		return error_set(err, LLMC_E_INPUT, "the plan has %d rotary tables, sessions on a GPU take %d", s->plan->n_rope,
-		                 LLMC_MAX_ROPE);
+		return error_set(err, LLMC_E_INPUT,
+		                 "the plan has %d rotary tables, sessions on a GPU take %d",
+		                 s->plan->n_rope, LLMC_MAX_ROPE);
 	TRY(cuda_enter(&c->m->dev, err));
 	llmc_status status = take_memory(c, need, err);
 	if (status == LLMC_OK)

@@ -1,5 +1,5 @@
-/* One step: arrays to the device, then kernels, launched one by one (mixed steps) or as a graph (decode steps, a graph for
- * each number of rows 1, 2, 4, ...). */
+/* One step: arrays to the device, then kernels, launched one by one (mixed steps) or as a graph
+ * (decode steps, a graph for each number of rows 1, 2, 4, ...). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +13,19 @@ cuda_bind(CudaSession *c, llmc_error *err)
 	const Session *s = c->s;
 	const Plan *p = s->plan;
 	const llmc_state *st = &c->st;
-	llmc_step k = { .n = st->s_n, .tok = st->s_tok, .pos = st->s_pos, .pos2 = st->s_pos2, .seq_of = st->s_seq_of,
-		.q_start = st->s_q_start, .kv_len = st->s_kv_len, .prefix_len = st->s_prefix_len, .out_row = st->s_out_row,
-		.block_table = st->s_block_table, .seq = st->slot_of, .adapter = c->adapter, .block_stride = st->block_stride };
+	llmc_step k = { .n = st->s_n,
+		        .tok = st->s_tok,
+		        .pos = st->s_pos,
+		        .pos2 = st->s_pos2,
+		        .seq_of = st->s_seq_of,
+		        .q_start = st->s_q_start,
+		        .kv_len = st->s_kv_len,
+		        .prefix_len = st->s_prefix_len,
+		        .out_row = st->s_out_row,
+		        .block_table = st->s_block_table,
+		        .seq = st->slot_of,
+		        .adapter = c->adapter,
+		        .block_stride = st->block_stride };
 	static const PlanKernel between = { .id = "collective", .file = "runtime/collective.cu" };
 	int64_t max = s->sym[SYM_n_seq];
 
@@ -31,19 +41,27 @@ cuda_bind(CudaSession *c, llmc_error *err)
 			CudaStep *to = &c->step[ph][i];
 			if (op_info[ps->op].flags & OPF_COMM) {
 				*to = (CudaStep){ .step = ps, .kernel = &between };
-				TRY(ps->op == OP_stage_in ? cuda_stage_bind(c, ph, i, err) : cuda_collective_bind(c, to, i, err));
+				TRY(ps->op == OP_stage_in ? cuda_stage_bind(c, ph, i, err)
+				                          : cuda_collective_bind(c, to, i, err));
 				continue;
 			}
 			if (ps->kernel < 0)
-				return error_set(err, LLMC_E_INPUT, "the plan has no kernel for op %s (layer %d): a GPU runs nothing else",
+				return error_set(err, LLMC_E_INPUT,
+				                 "the plan has no kernel for op %s (layer %d): a "
+				                 "GPU runs nothing else",
 				                 op_info[ps->op].name, ps->layer);
-			*to = (CudaStep){ .step = ps, .kernel = &p->kernel[ps->kernel], .fn = c->m->fn[ps->kernel], .call = { .s = k } };
+			*to = (CudaStep){ .step = ps,
+				          .kernel = &p->kernel[ps->kernel],
+				          .fn = c->m->fn[ps->kernel],
+				          .call = { .s = k } };
 			if (session_sees_window(s, ps))
 				to->call.s.block_table += st->window_at;
 			for (int a = 0; a < ps->n_arg && a < LLMC_CALL_ARGS; a++)
 				to->call.a[a] = session_argument(s, &ps->arg[a]);
-			const OpInfo *op = &op_info[ps->op]; /* what is written elsewhere is read in any case */
-			to->slots = op->flags & OPF_LORA && (op->arg[0].role != ROLE_SAME || to->call.a[0] == to->call.a[op->n_in]);
+			const OpInfo *op =
+			    &op_info[ps->op]; /* what is written elsewhere is read in any case */
+			to->slots = op->flags & OPF_LORA && (op->arg[0].role != ROLE_SAME ||
+			                                     to->call.a[0] == to->call.a[op->n_in]);
 			c->skips |= to->slots;
 		}
 	}
@@ -104,13 +122,23 @@ cuda_upload_freq(CudaSession *c, llmc_error *err)
 			c->freq[k] = (float)st->freq[k];
 		/* from memory that is not pinned: read when the call returns */
 		if (c->n_freq)
-			CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.freq + (int64_t)q * c->n_freq), c->freq,
-			                           (size_t)c->n_freq * sizeof *c->freq, c->stream), "copying rotary frequencies to the GPU");
-		if (s->plan->n_rope)
-			CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.factor + (int64_t)q * s->plan->n_rope), st->factor,
-			                           (size_t)s->plan->n_rope * sizeof *st->factor, c->stream),
+			CUDA_TRY(d,
+			         d->api.copy_up(
+			             (CUdeviceptr)(uintptr_t)(c->st.freq + (int64_t)q * c->n_freq),
+			             c->freq, (size_t)c->n_freq * sizeof *c->freq, c->stream),
 			         "copying rotary frequencies to the GPU");
-		CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->adapter + q), &s->adapter[q], sizeof *s->adapter, c->stream), "telling the GPU of an adapter");
+		if (s->plan->n_rope)
+			CUDA_TRY(
+			    d,
+			    d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.factor +
+			                                            (int64_t)q * s->plan->n_rope),
+			                   st->factor, (size_t)s->plan->n_rope * sizeof *st->factor,
+			                   c->stream),
+			    "copying rotary frequencies to the GPU");
+		CUDA_TRY(d,
+		         d->api.copy_up((CUdeviceptr)(uintptr_t)(c->adapter + q), &s->adapter[q],
+		                        sizeof *s->adapter, c->stream),
+		         "telling the GPU of an adapter");
 		st->fresh = false;
 	}
 	return LLMC_OK;
@@ -119,7 +147,8 @@ cuda_upload_freq(CudaSession *c, llmc_error *err)
 llmc_note_row *
 cuda_note(CudaSession *c)
 {
-	return (llmc_note_row *)(void *)(c->note + (size_t)(c->number % LLMC_RING) * (size_t)c->st.note_stride);
+	return (llmc_note_row *)(void *)(c->note + (size_t)(c->number % LLMC_RING) *
+	                                               (size_t)c->st.note_stride);
 }
 
 void
@@ -140,12 +169,14 @@ cuda_upload_step(CudaSession *c, llmc_error *err)
 	Session *s = c->s;
 	int e = (int)(c->number % LLMC_RING);
 	char *block = c->block + (size_t)e * (size_t)s->block_bytes;
-	const char *end = (const char *)(s->block_table + (size_t)s->size->n_seq * (size_t)s->kv.stride);
+	const char *end =
+	    (const char *)(s->block_table + (size_t)s->size->n_seq * (size_t)s->kv.stride);
 	size_t bytes = (size_t)(end - s->block);
 
 	memcpy(block, s->block, bytes);
 	cuda_note_rows(c, -1, 0);
-	CUDA_TRY(d, d->api.copy_up(c->block_to, block, bytes, c->stream), "copying a step to the GPU");
+	CUDA_TRY(d, d->api.copy_up(c->block_to, block, bytes, c->stream),
+	         "copying a step to the GPU");
 	/* rows of the table have been written over */
 	for (int32_t i = 0; i < s->size->n_seq; i++)
 		c->row_seq[i] = -1;
@@ -155,19 +186,29 @@ cuda_upload_step(CudaSession *c, llmc_error *err)
 /* ---- launches ---- */
 
 llmc_status
-cuda_launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], int block, int cluster, int64_t shared, LaunchEdge edge,
-            void *arg, void *maps, llmc_error *err)
+cuda_launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], int block,
+            int cluster, int64_t shared, LaunchEdge edge, void *arg, void *maps, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	CudaLaunchAttr attr[2];
-	CudaLaunchConfig k = { .grid_x = (unsigned)grid[0], .grid_y = (unsigned)grid[1], .grid_z = (unsigned)grid[2],
-		.block_x = (unsigned)block, .block_y = 1, .block_z = 1, .shared_bytes = (unsigned)shared, .stream = c->stream,
-		.attr = attr };
+	CudaLaunchConfig k = { .grid_x = (unsigned)grid[0],
+		               .grid_y = (unsigned)grid[1],
+		               .grid_z = (unsigned)grid[2],
+		               .block_x = (unsigned)block,
+		               .block_y = 1,
+		               .block_z = 1,
+		               .shared_bytes = (unsigned)shared,
+		               .stream = c->stream,
+		               .attr = attr };
 	void *params[] = { arg, maps };
 
-	if (grid[0] < 0 || grid[0] > INT32_MAX || grid[1] < 0 || grid[1] > 65535 || grid[2] < 0 || grid[2] > 65535)
-		return error_set(err, LLMC_E_RANGE, "%s would be launched as %lld x %lld x %lld blocks, which no GPU takes; smaller limits "
-		                 "(--chunk, --seqs) would do", name, (long long)grid[0], (long long)grid[1], (long long)grid[2]);
+	if (grid[0] < 0 || grid[0] > INT32_MAX || grid[1] < 0 || grid[1] > 65535 || grid[2] < 0 ||
+	    grid[2] > 65535)
+		return error_set(err, LLMC_E_RANGE,
+		                 "%s would be launched as %lld x %lld x %lld blocks, which no GPU "
+		                 "takes; smaller limits "
+		                 "(--chunk, --seqs) would do",
+		                 name, (long long)grid[0], (long long)grid[1], (long long)grid[2]);
 	memset(attr, 0, sizeof attr);
 	if (cluster > 1) {
 		attr[k.n_attr].id = CU_LAUNCH_CLUSTER;
@@ -194,7 +235,8 @@ launch_begin(CudaSession *c, int64_t rows, bool noted, llmc_error *err)
 
 	if (!noted)
 		st.note = NULL;
-	return cuda_launch(c, c->m->begin, "llmc_begin", (int64_t[3]){ rows, 1, 1 }, 128, 1, 0, PLAIN, &st, NULL, err);
+	return cuda_launch(c, c->m->begin, "llmc_begin", (int64_t[3]){ rows, 1, 1 }, 128, 1, 0,
+	                   PLAIN, &st, NULL, err);
 }
 
 /* Blocks that share a row, which all rows have at once: a multiprocessor takes one. */
@@ -205,7 +247,8 @@ launch_sampler(CudaSession *c, int64_t n_out, LaunchEdge edge, llmc_state *st, l
 
 	while (parts > 1 && parts * rows > c->m->dev.n_sm)
 		parts /= 2;
-	return cuda_launch(c, c->m->sample, "llmc_sample", (int64_t[3]){ parts, rows, 1 }, 512, 1, 0, edge, st, NULL, err);
+	return cuda_launch(c, c->m->sample, "llmc_sample", (int64_t[3]){ parts, rows, 1 }, 512, 1,
+	                   0, edge, st, NULL, err);
 }
 
 llmc_status
@@ -233,7 +276,8 @@ rounds_of(const CudaSession *c, const PlanStep *step, int positions)
 }
 
 llmc_status
-cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], LtChoice *by, bool only, llmc_error *err)
+cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], LtChoice *by,
+                   bool only, llmc_error *err)
 {
 	PlanPath other = by ? PATH_OWN : PATH_LIBRARY;
 
@@ -259,15 +303,19 @@ cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], Lt
 			grid[i] = plan_extent_elems(&p->grid[i], sym);
 		if (!grid[0] || !grid[1] || !grid[2])
 			continue; /* nothing of its kind in this step */
-		TRY(cuda_launch(c, k->fn[l], p->fn, grid, p->block, p->cluster, cuda_shared_of(c->m, p), p->pdl ? PROGRAMMATIC : PLAIN, &k->call, k->maps, err));
-		if (p->rounds && (l + 1 == k->kernel->n_launch || !p[1].rounds) && ++k->call.s.round < rounds_of(c, k->step, p->rounds))
+		TRY(cuda_launch(c, k->fn[l], p->fn, grid, p->block, p->cluster,
+		                cuda_shared_of(c->m, p), p->pdl ? PROGRAMMATIC : PLAIN, &k->call,
+		                k->maps, err));
+		if (p->rounds && (l + 1 == k->kernel->n_launch || !p[1].rounds) &&
+		    ++k->call.s.round < rounds_of(c, k->step, p->rounds))
 			l = first - 1;
 	}
 	return LLMC_OK;
 }
 
 void
-cuda_symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_t n_dec, int64_t n_seq, int64_t n_out)
+cuda_symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_t n_dec,
+             int64_t n_seq, int64_t n_out)
 {
 	memset(sym, 0, SYM_COUNT * sizeof *sym);
 	sym[SYM_one] = 1;
@@ -295,18 +343,21 @@ widen(void *data, size_t n)
 	}
 }
 
-/* Values that a step makes, brought back to the host; those of 16 bits as fp32, which is looked at and not put back. */
+/* Values that a step makes, brought back to the host; those of 16 bits as fp32, which is looked at
+ * and not put back. */
 static llmc_status
 probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	Session *s = c->s;
 
-	CUDA_TRY(d, d->api.stream_sync(c->stream), "running %s (op %s, layer %d)", k->kernel->file, op_info[k->step->op].name, k->step->layer);
+	CUDA_TRY(d, d->api.stream_sync(c->stream), "running %s (op %s, layer %d)", k->kernel->file,
+	         op_info[k->step->op].name, k->step->layer);
 	for (int i = 0; i < k->step->n_make; i++) {
 		const PlanMake *m = &k->step->make[i];
 		int64_t rows = session_probe_rows(s, k->step, m);
-		const PlanBuffer *b = rows > 0 ? &s->plan->buffer[k->step->arg[m->arg].index] : NULL;
+		const PlanBuffer *b =
+		    rows > 0 ? &s->plan->buffer[k->step->arg[m->arg].index] : NULL;
 		bool narrow = b && b->dtype == DT_BF16;
 		size_t n = b ? (size_t)(rows * b->extent.mul) : 0, bytes = n * (narrow ? 2 : 4);
 		void *host = n ? malloc(n * sizeof(float)) : NULL; /* a check, not serving */
@@ -318,7 +369,10 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 			r = d->api.stream_sync(c->stream);
 		if (r == CU_OK && narrow)
 			widen(host, n);
-		if (r == CU_OK && s->probe(s->probe_user, k->step, m->value, narrow ? DT_F32 : b->dtype, host, rows, b->extent.mul) && !narrow) {
+		if (r == CU_OK &&
+		    s->probe(s->probe_user, k->step, m->value, narrow ? DT_F32 : b->dtype, host,
+		             rows, b->extent.mul) &&
+		    !narrow) {
 			r = d->api.copy_up(at, host, bytes, c->stream);
 			if (r == CU_OK)
 				r = d->api.stream_sync(c->stream);
@@ -329,8 +383,9 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Decode steps of more rows than this take the mixed step's kernels, which were faster on an H100 (docs/kernels/gemv.md): a decode kernel keeps more
- * bits of a row of x and pays for each row. One of experts reads weights once for each row that chose them. Without tensor cores of 16 bits a
+/* Decode steps of more rows than this take the mixed step's kernels, which were faster on an H100
+ * (docs/kernels/gemv.md): a decode kernel keeps more bits of a row of x and pays for each row. One
+ * of experts reads weights once for each row that chose them. Without tensor cores of 16 bits a
  * mixed kernel multiplies by FMA. */
 static int64_t
 decode_rows(const Plan *p, OpKind op)
@@ -340,33 +395,39 @@ decode_rows(const Plan *p, OpKind op)
 	return op_info[op].flags & OPF_EXPERTS ? 1 : 4;
 }
 
-/* A step of a phase. Values lie in the same places in both phases, and scratch lives within a step: they may be mixed. What mixed steps hold in
- * another type is made and read by such as stand in together (compiler/fuse/narrow_bf16.c). */
+/* A step of a phase. Values lie in the same places in both phases, and scratch lives within a step:
+ * they may be mixed. What mixed steps hold in another type is made and read by such as stand in
+ * together (compiler/fuse/narrow_bf16.c). */
 CudaStep *
 cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 {
 	const PlanStep *p = c->step[phase][i].step;
 
-	if (phase != 0 || rows <= decode_rows(c->s->plan, p->op) || !plan_mixed_serves(p) || i >= c->s->plan->phase[1].n_step)
+	if (phase != 0 || rows <= decode_rows(c->s->plan, p->op) || !plan_mixed_serves(p) ||
+	    i >= c->s->plan->phase[1].n_step)
 		return &c->step[phase][i];
 	/* a plan is a file: only the same op of the same layer stands in */
 	const PlanStep *mixed = c->step[1][i].step;
 	return &c->step[mixed->op == p->op && mixed->layer == p->layer ? 1 : 0][i];
 }
 
-/* Everything of a phase, in order, or `only` one kernel of it; with sym the extents of the grids. Products of decode steps are our own: how
- * many rows a graph has is known on the device alone. */
+/* Everything of a phase, in order, or `only` one kernel of it; with sym the extents of the grids.
+ * Products of decode steps are our own: how many rows a graph has is known on the device alone. */
 static llmc_status
-launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sym[SYM_COUNT], bool look, llmc_error *err)
+launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sym[SYM_COUNT],
+             bool look, llmc_error *err)
 {
 	for (int i = 0; i < c->s->plan->phase[phase].n_step; i++) {
 		CudaStep *k = cuda_step_for(c, phase, i, sym[SYM_n_tok]);
 		if ((only && k->kernel != only) || (k->slots && !c->adapted))
 			continue;
-		llmc_status status = cuda_launch_kernel(c, k, sym, phase == 0 ? NULL : cublaslt_choice(c, k, sym[SYM_n_tok]), false, err);
+		llmc_status status = cuda_launch_kernel(
+		    c, k, sym, phase == 0 ? NULL : cublaslt_choice(c, k, sym[SYM_n_tok]), false,
+		    err);
 		if (status != LLMC_OK) {
 			if (k->step->layer >= 0)
-				error_prefix(err, "op %s of layer %d", op_info[k->step->op].name, k->step->layer);
+				error_prefix(err, "op %s of layer %d", op_info[k->step->op].name,
+				             k->step->layer);
 			else
 				error_prefix(err, "op %s", op_info[k->step->op].name);
 			return status;
@@ -394,7 +455,8 @@ cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
 	int64_t sym[SYM_COUNT];
 
 	cuda_symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
-	c->adapted = c->s->probe || cuda_has_adapter(c->s); /* a probe is told of all steps, as on processors */
+	c->adapted = c->s->probe ||
+	             cuda_has_adapter(c->s); /* a probe is told of all steps, as on processors */
 	TRY(launch_begin(c, st->n_tok, false, err));
 	TRY(launch_phase(c, phase, NULL, sym, c->s->probe != NULL, err));
 	return pick ? launch_sampler(c, st->n_out, PROGRAMMATIC, &c->st, err) : LLMC_OK;
@@ -434,17 +496,19 @@ cuda_graph(CudaSession *c, int bucket, bool pick, bool adapted, llmc_error *err)
 	if (*to)
 		return LLMC_OK;
 	c->adapted = adapted;
-	CUDA_TRY(d, d->api.capture_begin(c->stream, CU_CAPTURE_THREAD_LOCAL), "capturing the decode step of %d rows",
-	         c->bucket[bucket]);
+	CUDA_TRY(d, d->api.capture_begin(c->stream, CU_CAPTURE_THREAD_LOCAL),
+	         "capturing the decode step of %d rows", c->bucket[bucket]);
 	llmc_status status = capture(c, c->bucket[bucket], pick, err);
 	CUresult r = d->api.capture_end(c->stream, &g);
 	if (r != CU_OK && status == LLMC_OK) {
-		status = cuda_error(d, r, err, "capturing the decode step of %d rows", c->bucket[bucket]);
+		status = cuda_error(d, r, err, "capturing the decode step of %d rows",
+		                    c->bucket[bucket]);
 		(void)!d->api.capture_end(c->stream, &g);
 	}
 	if (status == LLMC_OK && (r = d->api.graph_make(to, g, 0)) != CU_OK) {
 		*to = NULL;
-		status = cuda_error(d, r, err, "making the decode graph of %d rows", c->bucket[bucket]);
+		status =
+		    cuda_error(d, r, err, "making the decode graph of %d rows", c->bucket[bucket]);
 	}
 	if (status == LLMC_OK) /* what its first launch would do */
 		(void)!d->api.graph_upload(*to, c->stream);
@@ -457,13 +521,14 @@ llmc_status
 cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
-	const bool  adapted = c->skips && cuda_has_adapter(c->s);
+	const bool adapted = c->skips && cuda_has_adapter(c->s);
 	int b = 0;
 
 	while (b + 1 < c->n_bucket && c->bucket[b] < rows)
 		b++;
 	TRY(cuda_graph(c, b, pick, adapted, err));
-	CUDA_TRY(d, d->api.graph_launch(c->graph[pick][adapted][b], c->stream), "launching the decode graph of %d rows", c->bucket[b]);
+	CUDA_TRY(d, d->api.graph_launch(c->graph[pick][adapted][b], c->stream),
+	         "launching the decode graph of %d rows", c->bucket[b]);
 	return LLMC_OK;
 }
 
@@ -500,8 +565,11 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 		TRY(cuda_launch_mixed(c, phase, false, err));
 	TRY(cuda_stage_fetch(c, err));
 	if ((logits || last) && s->size->n_out)
-		CUDA_TRY(d, d->api.copy_down(c->logits, (CUdeviceptr)(uintptr_t)c->st.logits,
-		                             (size_t)s->size->n_out * (size_t)plan_out_width(s->plan) * sizeof *c->logits, c->stream),
+		CUDA_TRY(d,
+		         d->api.copy_down(c->logits, (CUdeviceptr)(uintptr_t)c->st.logits,
+		                          (size_t)s->size->n_out * (size_t)plan_out_width(s->plan) *
+		                              sizeof *c->logits,
+		                          c->stream),
 		         "copying logits from the GPU");
 	CUDA_TRY(d, d->api.stream_sync(c->stream), "running a step of %d tokens", s->size->n_tok);
 	TRY(cuda_group_check(c, phase, err)); /* nothing that is worth nothing goes on */
@@ -519,7 +587,8 @@ cuda_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	llmc_status status = forward(c, phase, logits, err);
 
 	cuda_group_step(c, false);
-	if (status != LLMC_OK && s->rt->world) /* the others wait for this rank, and its stream for them */
+	if (status != LLMC_OK &&
+	    s->rt->world) /* the others wait for this rank, and its stream for them */
 		comm_end(s->comm);
 	if (s->rt->world && status == LLMC_OK)
 		comm_set_position(s->comm, c->n_met, -1, -1);

@@ -1,10 +1,12 @@
 /* Which plan a device runs, and which images.
  *
- * Plans of sm_90a, sm_100a and sm_120a are for exactly these devices; the others use what every later device has, and are
- * compiled for the device at hand. So 8.7 runs the plan of sm_86, and 10.3 or 12.1 that of sm_89.
+ * Plans of sm_90a, sm_100a and sm_120a are for exactly these devices; the others use what every
+ * later device has, and are compiled for the device at hand. So 8.7 runs the plan of sm_86,
+ * and 10.3 or 12.1 that of sm_89.
  *
- * Images are narrower, by the rule of the vendor: one for sm_86 runs on 8.6 and on later devices of the same major (8.9), one
- * for sm_90a on 9.0 alone, and devices of the Tegra line share images with no other. */
+ * Images are narrower, by the rule of the vendor: one for sm_86 runs on 8.6 and on later devices of
+ * the same major (8.9), one for sm_90a on 9.0 alone, and devices of the Tegra line share images
+ * with no other. */
 #include <stdio.h>
 
 #include "runtime/cuda/cuda.h"
@@ -49,7 +51,8 @@ cuda_arch(int cc, const char *target, char out[16])
 bool
 cuda_arch_fits(int arch, int cc)
 {
-	return arch == cc || (arch / 10 == cc / 10 && arch < cc && !is_tegra(arch) && !is_tegra(cc));
+	return arch == cc ||
+	       (arch / 10 == cc / 10 && arch < cc && !is_tegra(arch) && !is_tegra(cc));
 }
 
 bool
@@ -57,7 +60,8 @@ cuda_image_fits(const char *target, int cc)
 {
 	const Target *t = target_find(target);
 
-	return t && t->kind == TARGET_CUDA && (t->exact ? t->arch == cc : cuda_arch_fits(t->arch, cc));
+	return t && t->kind == TARGET_CUDA &&
+	       (t->exact ? t->arch == cc : cuda_arch_fits(t->arch, cc));
 }
 
 llmc_status
@@ -72,7 +76,8 @@ cuda_target(int number, char out[32], llmc_error *err)
 		snprintf(out, 32, "%s", best);
 	else
 		status = error_set(err, LLMC_E_MISSING,
-		                   "GPU %d (%s) is of architecture sm_%d, llmc needs sm_75 (Turing, 2018) or newer; run with --device cpu",
+		                   "GPU %d (%s) is of architecture sm_%d, llmc needs sm_75 "
+		                   "(Turing, 2018) or newer; run with --device cpu",
 		                   number, d.name, d.cc);
 	cuda_device_close(&d);
 	return status;

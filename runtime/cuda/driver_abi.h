@@ -1,5 +1,5 @@
-/* The part of CUDA's driver and NVRTC interfaces that llmc calls, declared by ourselves: numbers and layouts as in the
- * vendor's headers, which are not needed. */
+/* The part of CUDA's driver and NVRTC interfaces that llmc calls, declared by ourselves: numbers
+ * and layouts as in the vendor's headers, which are not needed. */
 #ifndef LLMC_RUNTIME_CUDA_DRIVER_ABI_H
 #define LLMC_RUNTIME_CUDA_DRIVER_ABI_H
 
@@ -18,29 +18,68 @@ typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphExec_st *CUgraphExec;
 
 enum { /* results that are told apart */
-	CU_OK = 0, CU_OUT_OF_MEMORY = 2, CU_DEINITIALIZED = 4, CU_STUB_LIBRARY = 34, CU_OLD_DRIVER = 35, CU_DEVICE_UNAVAILABLE = 46,
-	CU_NO_DEVICE = 100, CU_INVALID_DEVICE = 101,
-	CU_INVALID_IMAGE = 200, CU_NO_BINARY = 209, CU_ECC = 214, CU_NVLINK = 220, CU_CONTAINED = 226, CU_ILLEGAL_ADDRESS = 700, CU_LAUNCH_RESOURCES = 701,
-	CU_PEERS_ALREADY = 704,
-	CU_LAUNCH_TIMEOUT = 702, CU_CONTEXT_IS_DESTROYED = 709, CU_ASSERT = 710, CU_HARDWARE_STACK = 714, CU_ILLEGAL_INSTRUCTION = 715,
-	CU_MISALIGNED = 716, CU_ADDRESS_SPACE = 717, CU_INVALID_PC = 718, CU_LAUNCH_FAILED = 719, CU_TENSOR_MEMORY_LEAK = 721,
-	CU_NOT_READY = 600,
-	CU_SYSTEM_NOT_READY = 802, CU_DRIVER_MISMATCH = 803, CU_MPS_RPC = 806, CU_MPS_TERMINATED = 810, CU_EXTERNAL_DEVICE = 911,
-	CU_UNKNOWN = 999,
+       CU_OK = 0,
+       CU_OUT_OF_MEMORY = 2,
+       CU_DEINITIALIZED = 4,
+       CU_STUB_LIBRARY = 34,
+       CU_OLD_DRIVER = 35,
+       CU_DEVICE_UNAVAILABLE = 46,
+       CU_NO_DEVICE = 100,
+       CU_INVALID_DEVICE = 101,
+       CU_INVALID_IMAGE = 200,
+       CU_NO_BINARY = 209,
+       CU_ECC = 214,
+       CU_NVLINK = 220,
+       CU_CONTAINED = 226,
+       CU_ILLEGAL_ADDRESS = 700,
+       CU_LAUNCH_RESOURCES = 701,
+       CU_PEERS_ALREADY = 704,
+       CU_LAUNCH_TIMEOUT = 702,
+       CU_CONTEXT_IS_DESTROYED = 709,
+       CU_ASSERT = 710,
+       CU_HARDWARE_STACK = 714,
+       CU_ILLEGAL_INSTRUCTION = 715,
+       CU_MISALIGNED = 716,
+       CU_ADDRESS_SPACE = 717,
+       CU_INVALID_PC = 718,
+       CU_LAUNCH_FAILED = 719,
+       CU_TENSOR_MEMORY_LEAK = 721,
+       CU_NOT_READY = 600,
+       CU_SYSTEM_NOT_READY = 802,
+       CU_DRIVER_MISMATCH = 803,
+       CU_MPS_RPC = 806,
+       CU_MPS_TERMINATED = 810,
+       CU_EXTERNAL_DEVICE = 911,
+       CU_UNKNOWN = 999,
 };
 enum { /* attributes of devices and functions */
-	CU_ATTR_SM_COUNT = 16, CU_ATTR_L2_BYTES = 38, CU_ATTR_MAJOR = 75, CU_ATTR_MINOR = 76, CU_ATTR_SM_SHARED = 81, CU_ATTR_SHARED_OPTIN = 97,
-	CU_FUNC_STATIC_SHARED = 1, CU_FUNC_DYNAMIC_SHARED = 8, CU_FUNC_CARVEOUT = 9,
+       CU_ATTR_SM_COUNT = 16,
+       CU_ATTR_L2_BYTES = 38,
+       CU_ATTR_MAJOR = 75,
+       CU_ATTR_MINOR = 76,
+       CU_ATTR_SM_SHARED = 81,
+       CU_ATTR_SHARED_OPTIN = 97,
+       CU_FUNC_STATIC_SHARED = 1,
+       CU_FUNC_DYNAMIC_SHARED = 8,
+       CU_FUNC_CARVEOUT = 9,
 };
-enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_NO_TIMING = 2, CU_CAPTURE_THREAD_LOCAL = 1, CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2 };
+enum {
+	CU_STREAM_NON_BLOCKING = 1,
+	CU_EVENT_NO_TIMING = 2,
+	CU_CAPTURE_THREAD_LOCAL = 1,
+	CU_HOST_PORTABLE = 1,
+	CU_HOST_MAPPED = 2
+};
 enum { CU_LAUNCH_COOPERATIVE = 2, CU_LAUNCH_CLUSTER = 4, CU_LAUNCH_PDL = 6 };
 
 typedef struct CudaLaunchAttr {
-	int  id, pad;
+	int id, pad;
 	union {
-		char     pad[64];
-		struct { unsigned x, y, z; } cluster;
-		int      pdl, cooperative;
+		char pad[64];
+		struct {
+			unsigned x, y, z;
+		} cluster;
+		int pdl, cooperative;
 	} value;
 } CudaLaunchAttr;
 
@@ -51,7 +90,8 @@ typedef struct CudaLaunchConfig {
 	unsigned n_attr;
 } CudaLaunchConfig;
 
-_Static_assert(sizeof(CudaLaunchAttr) == 72 && sizeof(CudaLaunchConfig) == 56, "the driver's layouts");
+_Static_assert(sizeof(CudaLaunchAttr) == 72 && sizeof(CudaLaunchConfig) == 56,
+               "the driver's layouts");
 
 /* X(member, symbol, arguments): every one returns CUresult */
 #define CUDA_CALLS(X) \
@@ -113,7 +153,7 @@ _Static_assert(sizeof(CudaLaunchAttr) == 72 && sizeof(CudaLaunchConfig) == 56, "
 	                                       const unsigned *box, const unsigned *step, int interleave, int swizzle, int l2, int fill))
 
 typedef struct CudaApi {
-#define X(member, symbol, args) CUresult (*member) args;
+#define X(member, symbol, args) CUresult(*member) args;
 	CUDA_CALLS(X)
 	CUDA_NEWER_CALLS(X)
 #undef X
@@ -137,7 +177,7 @@ enum { NVRTC_OK = 0, NVRTC_OUT_OF_MEMORY = 1, NVRTC_COMPILATION = 6 };
 	X(int, cubin, nvrtcGetCUBIN, (NvrtcProgram, char *))
 
 typedef struct NvrtcApi {
-#define X(type, member, symbol, args) type (*member) args;
+#define X(type, member, symbol, args) type(*member) args;
 	NVRTC_CALLS(X)
 #undef X
 } NvrtcApi;

@@ -1,5 +1,5 @@
-/* One device: opened by number, its primary context shared with whoever else uses it in this process, and what its results
- * mean in words. */
+/* One device: opened by number, its primary context shared with whoever else uses it in this
+ * process, and what its results mean in words. */
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,23 +14,41 @@ cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t cap)
 
 	(void)!api->error_name(r, &name);
 	(void)!api->error_string(r, &text);
-	snprintf(buf, cap, "%s (%s, %d)", text ? text : "an error without a text", name ? name : "unknown", r);
+	snprintf(buf, cap, "%s (%s, %d)", text ? text : "an error without a text",
+	         name ? name : "unknown", r);
 }
 
-/* After these nothing works any more in the context. cuda.h of CUDA 13.0 says so at 226, 700, 702, 710, 714 to 719, 721, 810 and 911 (the
- * process, or the context, "must be" ended); 214 and 220 are hardware that failed, 709 a context that somebody else destroyed, 806 an
- * MPS server that is gone, 4 a driver that is shutting down. A GPU that falls off the bus shows as 999, or as no device although its
- * context is open. */
+/* After these nothing works any more in the context. cuda.h of CUDA 13.0 says so at 226, 700, 702,
+ * 710, 714 to 719, 721, 810 and 911 (the process, or the context, "must be" ended); 214 and 220 are
+ * hardware that failed, 709 a context that somebody else destroyed, 806 an MPS server that is gone,
+ * 4 a driver that is shutting down. A GPU that falls off the bus shows as 999, or as no device
+ * although its context is open. */
 static bool
 is_lost(const CudaDevice *d, CUresult r)
 {
 	switch (r) {
-	case CU_DEINITIALIZED: case CU_ECC: case CU_NVLINK: case CU_CONTAINED: case CU_ILLEGAL_ADDRESS: case CU_LAUNCH_TIMEOUT:
-	case CU_CONTEXT_IS_DESTROYED: case CU_ASSERT: case CU_HARDWARE_STACK: case CU_ILLEGAL_INSTRUCTION: case CU_MISALIGNED:
-	case CU_ADDRESS_SPACE: case CU_INVALID_PC: case CU_LAUNCH_FAILED: case CU_TENSOR_MEMORY_LEAK: case CU_MPS_RPC:
-	case CU_MPS_TERMINATED: case CU_EXTERNAL_DEVICE: case CU_UNKNOWN:
+	case CU_DEINITIALIZED:
+	case CU_ECC:
+	case CU_NVLINK:
+	case CU_CONTAINED:
+	case CU_ILLEGAL_ADDRESS:
+	case CU_LAUNCH_TIMEOUT:
+	case CU_CONTEXT_IS_DESTROYED:
+	case CU_ASSERT:
+	case CU_HARDWARE_STACK:
+	case CU_ILLEGAL_INSTRUCTION:
+	case CU_MISALIGNED:
+	case CU_ADDRESS_SPACE:
+	case CU_INVALID_PC:
+	case CU_LAUNCH_FAILED:
+	case CU_TENSOR_MEMORY_LEAK:
+	case CU_MPS_RPC:
+	case CU_MPS_TERMINATED:
+	case CU_EXTERNAL_DEVICE:
+	case CU_UNKNOWN:
 		return true;
-	case CU_DEVICE_UNAVAILABLE: case CU_NO_DEVICE:
+	case CU_DEVICE_UNAVAILABLE:
+	case CU_NO_DEVICE:
 		return d->ctx != NULL;
 	default:
 		return false;
@@ -48,7 +66,8 @@ cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...)
 	vsnprintf(doing, sizeof doing, what, ap);
 	va_end(ap);
 	cuda_result_text(&d->api, r, text, sizeof text);
-	snprintf(gpu, sizeof gpu, "GPU %d%s%s%s", d->number, d->name[0] ? " (" : "", d->name, d->name[0] ? ")" : "");
+	snprintf(gpu, sizeof gpu, "GPU %d%s%s%s", d->number, d->name[0] ? " (" : "", d->name,
+	         d->name[0] ? ")" : "");
 	lost = is_lost(d, r);
 	if (lost)
 		atomic_store(&d->lost, true);
@@ -57,19 +76,25 @@ cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...)
 		return error_set(err, LLMC_E_MEMORY, "%s: %s: %s", doing, gpu, text);
 	case CU_STUB_LIBRARY:
 		return error_set(err, LLMC_E_MISSING,
-		                 "%s: libcuda.so.1 is the toolkit's stub and no driver: take its folder off LD_LIBRARY_PATH, or install "
-		                 "the NVIDIA driver", doing);
+		                 "%s: libcuda.so.1 is the toolkit's stub and no driver: take its "
+		                 "folder off LD_LIBRARY_PATH, or install "
+		                 "the NVIDIA driver",
+		                 doing);
 	case CU_OLD_DRIVER:
 	case CU_DRIVER_MISMATCH:
-		return error_set(err, LLMC_E_MISSING, "%s: %s: update the NVIDIA driver, and load its kernel module (reboot)", doing,
-		                 text);
+		return error_set(
+		    err, LLMC_E_MISSING,
+		    "%s: %s: update the NVIDIA driver, and load its kernel module (reboot)", doing,
+		    text);
 	case CU_NO_DEVICE:
 	case CU_SYSTEM_NOT_READY:
 		if (lost)
 			break;
 		return error_set(err, LLMC_E_MISSING,
-		                 "%s: %s: no GPU is visible (`nvidia-smi` lists them; CUDA_VISIBLE_DEVICES hides them); run with --device "
-		                 "cpu", doing, text);
+		                 "%s: %s: no GPU is visible (`nvidia-smi` lists them; "
+		                 "CUDA_VISIBLE_DEVICES hides them); run with --device "
+		                 "cpu",
+		                 doing, text);
 	default:
 		break;
 	}
@@ -86,24 +111,35 @@ open_number(CudaDevice *d, llmc_error *err)
 	CUDA_TRY(d, a->driver_version(&d->driver), "asking the driver for its version");
 	if (d->driver < CUDA_MIN_DRIVER)
 		return error_set(err, LLMC_E_MISSING,
-		                 "the NVIDIA driver is too old: it supports CUDA %d.%d, llmc needs CUDA %d.%d; update the driver to 520 or "
-		                 "newer", d->driver / 1000, d->driver % 1000 / 10, CUDA_MIN_DRIVER / 1000, CUDA_MIN_DRIVER % 1000 / 10);
+		                 "the NVIDIA driver is too old: it supports CUDA %d.%d, llmc needs "
+		                 "CUDA %d.%d; update the driver to 520 or "
+		                 "newer",
+		                 d->driver / 1000, d->driver % 1000 / 10, CUDA_MIN_DRIVER / 1000,
+		                 CUDA_MIN_DRIVER % 1000 / 10);
 	CUDA_TRY(d, a->init(0), "starting the NVIDIA driver");
 	CUDA_TRY(d, a->device_count(&n), "counting GPUs");
 	if (n == 0)
 		return cuda_error(d, CU_NO_DEVICE, err, "looking for a GPU");
 	if (d->number < 0 || d->number >= n)
-		return error_set(err, LLMC_E_RANGE, "there is no GPU %d: this machine has %d (cuda:0%s)", d->number, n,
+		return error_set(err, LLMC_E_RANGE,
+		                 "there is no GPU %d: this machine has %d (cuda:0%s)", d->number, n,
 		                 n > 1 ? " and on" : "");
 	CUDA_TRY(d, a->device_get(&d->dev, d->number), "opening GPU %d", d->number);
-	CUDA_TRY(d, a->device_name(d->name, sizeof d->name, d->dev), "asking GPU %d for its name", d->number);
-	CUDA_TRY(d, a->device_attr(&major, CU_ATTR_MAJOR, d->dev), "asking GPU %d for its architecture", d->number);
-	CUDA_TRY(d, a->device_attr(&minor, CU_ATTR_MINOR, d->dev), "asking GPU %d for its architecture", d->number);
-	CUDA_TRY(d, a->device_attr(&d->n_sm, CU_ATTR_SM_COUNT, d->dev), "asking GPU %d for its multiprocessors", d->number);
+	CUDA_TRY(d, a->device_name(d->name, sizeof d->name, d->dev), "asking GPU %d for its name",
+	         d->number);
+	CUDA_TRY(d, a->device_attr(&major, CU_ATTR_MAJOR, d->dev),
+	         "asking GPU %d for its architecture", d->number);
+	CUDA_TRY(d, a->device_attr(&minor, CU_ATTR_MINOR, d->dev),
+	         "asking GPU %d for its architecture", d->number);
+	CUDA_TRY(d, a->device_attr(&d->n_sm, CU_ATTR_SM_COUNT, d->dev),
+	         "asking GPU %d for its multiprocessors", d->number);
 	d->n_sm = d->n_sm < PLAN_MAX_SM ? d->n_sm : PLAN_MAX_SM;
-	CUDA_TRY(d, a->device_attr(&d->max_shared, CU_ATTR_SHARED_OPTIN, d->dev), "asking GPU %d for its shared memory", d->number);
-	CUDA_TRY(d, a->device_attr(&d->sm_shared, CU_ATTR_SM_SHARED, d->dev), "asking GPU %d for its shared memory", d->number);
-	CUDA_TRY(d, a->device_total(&d->total_bytes, d->dev), "asking GPU %d for its memory", d->number);
+	CUDA_TRY(d, a->device_attr(&d->max_shared, CU_ATTR_SHARED_OPTIN, d->dev),
+	         "asking GPU %d for its shared memory", d->number);
+	CUDA_TRY(d, a->device_attr(&d->sm_shared, CU_ATTR_SM_SHARED, d->dev),
+	         "asking GPU %d for its shared memory", d->number);
+	CUDA_TRY(d, a->device_total(&d->total_bytes, d->dev), "asking GPU %d for its memory",
+	         d->number);
 	d->cc = major * 10 + minor;
 	return LLMC_OK;
 }
@@ -147,8 +183,9 @@ llmc_status
 cuda_enter(CudaDevice *d, llmc_error *err)
 {
 	if (atomic_load_explicit(&d->lost, memory_order_relaxed))
-		return error_set(err, LLMC_E_DEVICE, "GPU %d (%s) has failed before: close the model and open it again", d->number,
-		                 d->name);
+		return error_set(err, LLMC_E_DEVICE,
+		                 "GPU %d (%s) has failed before: close the model and open it again",
+		                 d->number, d->name);
 	CUDA_TRY(d, d->api.ctx_push(d->ctx), "using GPU %d", d->number);
 	return LLMC_OK;
 }

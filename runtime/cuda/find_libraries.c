@@ -1,5 +1,5 @@
-/* Finding the vendor's libraries. LLMC_CUDA_LIBDIR decides alone when it is set; otherwise the loader's own path comes first,
- * then toolkits, then Python wheels. */
+/* Finding the vendor's libraries. LLMC_CUDA_LIBDIR decides alone when it is set; otherwise the
+ * loader's own path comes first, then toolkits, then Python wheels. */
 #include <dlfcn.h>
 #include <glob.h>
 #include <stdio.h>
@@ -9,18 +9,21 @@
 #include "base/file.h"
 #include "runtime/cuda/cuda.h"
 
-const char *const cuda_nvrtc_names[] = { "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so.11", "libnvrtc.so",
-	NULL };
-const char *const cuda_blaslt_names[] = { "libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11", "libcublasLt.so", NULL };
+const char *const cuda_nvrtc_names[] = { "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2",
+	                                 "libnvrtc.so.11", "libnvrtc.so",    NULL };
+const char *const cuda_blaslt_names[] = { "libcublasLt.so.13", "libcublasLt.so.12",
+	                                  "libcublasLt.so.11", "libcublasLt.so", NULL };
 const char *const cuda_nccl_names[] = { "libnccl.so.2", "libnccl.so", NULL };
 
 /* Folders of the wheels, below site-packages */
-static const char *const wheels[] = { "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cublas/lib", "nvidia/nccl/lib", NULL };
+static const char *const wheels[] = { "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib",
+	                              "nvidia/cublas/lib", "nvidia/nccl/lib", NULL };
 
 static void *
 open_file(const char *file, char *path, size_t cap)
 {
-	void *lib = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE); /* the driver has threads: it stays */
+	void *lib = dlopen(file, RTLD_NOW | RTLD_LOCAL |
+	                             RTLD_NODELETE); /* the driver has threads: it stays */
 
 	if (lib)
 		snprintf(path, cap, "%s", file);
@@ -66,18 +69,21 @@ open_in_pattern(const char *pattern, bool site, const char *const *name, char *p
 
 	if (glob(pattern, 0, NULL, &g) == 0)
 		for (size_t i = g.gl_pathc; !lib && i-- > 0;)
-			lib = site ? open_in_wheels(g.gl_pathv[i], name, path, cap) : open_in(g.gl_pathv[i], name, path, cap);
+			lib = site ? open_in_wheels(g.gl_pathv[i], name, path, cap)
+			           : open_in(g.gl_pathv[i], name, path, cap);
 	globfree(&g);
 	return lib;
 }
 
 static void *
-open_below(const char *variable, const char *tail, bool site, const char *const *name, char *path, size_t cap)
+open_below(const char *variable, const char *tail, bool site, const char *const *name, char *path,
+           size_t cap)
 {
 	const char *top = getenv(variable);
 	char pattern[1024];
 
-	if (!top || !*top || snprintf(pattern, sizeof pattern, "%s/%s", top, tail) >= (int)sizeof pattern)
+	if (!top || !*top ||
+	    snprintf(pattern, sizeof pattern, "%s/%s", top, tail) >= (int)sizeof pattern)
 		return NULL;
 	return open_in_pattern(pattern, site, name, path, cap);
 }
@@ -99,18 +105,27 @@ cuda_lib_open(const char *const *name, char *path, size_t cap)
 	static const char *const variable[] = { "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", NULL };
 	for (int i = 0; !lib && variable[i]; i++)
 		lib = open_below(variable[i], "lib64", false, name, path, cap);
-	static const char *const folder[] = { "/usr/local/cuda/lib64", "/usr/local/cuda/targets/*/lib", "/usr/local/cuda-*/lib64",
-		"/opt/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", NULL };
+	static const char *const folder[] = { "/usr/local/cuda/lib64",
+		                              "/usr/local/cuda/targets/*/lib",
+		                              "/usr/local/cuda-*/lib64",
+		                              "/opt/cuda/lib64",
+		                              "/usr/lib/x86_64-linux-gnu",
+		                              "/usr/lib/aarch64-linux-gnu",
+		                              "/usr/lib64",
+		                              NULL };
 	for (int i = 0; !lib && folder[i]; i++)
 		lib = open_in_pattern(folder[i], false, name, path, cap);
 	if (!lib)
-		lib = open_below("VIRTUAL_ENV", "lib/python3*/site-packages", true, name, path, cap);
+		lib =
+		    open_below("VIRTUAL_ENV", "lib/python3*/site-packages", true, name, path, cap);
 	if (!lib)
 		lib = open_below("CONDA_PREFIX", "lib", false, name, path, cap);
 	if (!lib)
-		lib = open_below("HOME", ".local/lib/python3*/site-packages", true, name, path, cap);
+		lib =
+		    open_below("HOME", ".local/lib/python3*/site-packages", true, name, path, cap);
 	if (!lib)
-		lib = open_in_pattern("/usr/local/lib/python3*/dist-packages", true, name, path, cap);
+		lib =
+		    open_in_pattern("/usr/local/lib/python3*/dist-packages", true, name, path, cap);
 	return lib;
 }
 
@@ -131,25 +146,29 @@ cuda_driver_open(void **lib, CudaApi *api, char *path, size_t cap, llmc_error *e
 	}
 	if (!*lib && own && *own)
 		return error_set(err, LLMC_E_MISSING,
-		                 "no NVIDIA driver: there is no libcuda.so.1 in %s (LLMC_CUDA_LIBDIR); unset LLMC_CUDA_LIBDIR to use the "
-		                 "system's, or run with --device cpu", own);
+		                 "no NVIDIA driver: there is no libcuda.so.1 in %s "
+		                 "(LLMC_CUDA_LIBDIR); unset LLMC_CUDA_LIBDIR to use the "
+		                 "system's, or run with --device cpu",
+		                 own);
 	if (!*lib)
 		return error_set(err, LLMC_E_MISSING,
-		                 "no NVIDIA driver: libcuda.so.1 is not on this machine; install the driver of the GPU (Debian and Ubuntu: "
-		                 "`apt install nvidia-driver`; containers: start with `--gpus all`), or run with --device cpu");
+		                 "no NVIDIA driver: libcuda.so.1 is not on this machine; install "
+		                 "the driver of the GPU (Debian and Ubuntu: "
+		                 "`apt install nvidia-driver`; containers: start with `--gpus "
+		                 "all`), or run with --device cpu");
 	const char *missing_compiler = NULL;
-#define X(member, symbol, args)                              \
-	do {                                                     \
-		void *at_ = dlsym(*lib, #symbol);                    \
-		memcpy(&api->member, &at_, sizeof at_);              \
-		missing_compiler = at_ || missing_compiler ? missing_compiler : #symbol;              \
+#define X(member, symbol, args)                                                                    \
+	do {                                                                                       \
+		void *at_ = dlsym(*lib, #symbol);                                                  \
+		memcpy(&api->member, &at_, sizeof at_);                                            \
+		missing_compiler = at_ || missing_compiler ? missing_compiler : #symbol;           \
 	} while (0);
 	CUDA_CALLS(X)
 #undef X
-#define X(member, symbol, args)                              \
-	do {                                                     \
-		void *at_ = dlsym(*lib, #symbol);                    \
-		memcpy(&api->member, &at_, sizeof at_);              \
+#define X(member, symbol, args)                                                                    \
+	do {                                                                                       \
+		void *at_ = dlsym(*lib, #symbol);                                                  \
+		memcpy(&api->member, &at_, sizeof at_);                                            \
 	} while (0);
 	CUDA_NEWER_CALLS(X)
 #undef X
@@ -161,7 +180,9 @@ cuda_driver_open(void **lib, CudaApi *api, char *path, size_t cap, llmc_error *e
 	dlclose(*lib);
 	*lib = NULL;
 	return error_set(err, LLMC_E_MISSING,
-	                 "the NVIDIA driver (%s) is too old: it supports CUDA %d.%d and lacks %s, llmc needs CUDA %d.%d; update the "
-	                 "driver to 520 or newer", path, version / 1000, version % 1000 / 10, missing_compiler, CUDA_MIN_DRIVER / 1000,
-	                 CUDA_MIN_DRIVER % 1000 / 10);
+	                 "the NVIDIA driver (%s) is too old: it supports CUDA %d.%d and lacks %s, "
+	                 "llmc needs CUDA %d.%d; update the "
+	                 "driver to 520 or newer",
+	                 path, version / 1000, version % 1000 / 10, missing_compiler,
+	                 CUDA_MIN_DRIVER / 1000, CUDA_MIN_DRIVER % 1000 / 10);
 }

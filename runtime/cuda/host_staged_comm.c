@@ -1,6 +1,8 @@
-/* Ranks that are processes of a launcher, a GPU each, and have no NCCL (rank_processes.c): what a rank says to the others goes through the host's memory and the comm of processors (comm.h), which
- * adds up in the order of ranks over whatever connects them. Its terms are copied down, a function of the host, which the stream calls, meets the
- * other ranks, and what they make is copied up: decode graphs hold all three. So the bits are those of ranks that are threads (rank_group.c). */
+/* Ranks that are processes of a launcher, a GPU each, and have no NCCL (rank_processes.c): what a
+ * rank says to the others goes through the host's memory and the comm of processors (comm.h), which
+ * adds up in the order of ranks over whatever connects them. Its terms are copied down, a function
+ * of the host, which the stream calls, meets the other ranks, and what they make is copied up:
+ * decode graphs hold all three. So the bits are those of ranks that are threads (rank_group.c). */
 #include "runtime/cuda/cuda_session.h"
 #include "runtime/cuda/comm_algorithm.h"
 
@@ -19,7 +21,9 @@ send_floats(const CudaSession *c, const CudaStep *k, int64_t rows)
 {
 	const int rank = c->s->plan->rank;
 
-	return rows * (k->step->op == OP_all_reduce ? k->comm.width : k->comm.first[rank + 1] - k->comm.first[rank]);
+	return rows * (k->step->op == OP_all_reduce
+	                   ? k->comm.width
+	                   : k->comm.first[rank + 1] - k->comm.first[rank]);
 }
 
 static int64_t
@@ -32,14 +36,16 @@ llmc_status
 cuda_host_comm_open(CudaSession *c, llmc_error *err)
 {
 	const Session *s = c->s;
-	CudaDevice    *d = &c->m->dev;
-	int64_t        in = 1, out = 1;
-	void          *p = NULL;
+	CudaDevice *d = &c->m->dev;
+	int64_t in = 1, out = 1;
+	void *p = NULL;
 
 	if (!cuda_uses_host_comm(c) || c->m->nccl)
 		return LLMC_OK;
 	if (!peer_algorithms())
-		return error_set(err, LLMC_E_INPUT, "LLMC_PEER_SUMS is \"%s\", expected auto, one-shot or two-shot", getenv("LLMC_PEER_SUMS"));
+		return error_set(err, LLMC_E_INPUT,
+		                 "LLMC_PEER_SUMS is \"%s\", expected auto, one-shot or two-shot",
+		                 getenv("LLMC_PEER_SUMS"));
 	for (int ph = 0; ph < 2; ph++)
 		for (int i = 0; i < s->plan->phase[ph].n_step; i++) {
 			const CudaStep *k = &c->step[ph][i];
@@ -49,8 +55,10 @@ cuda_host_comm_open(CudaSession *c, llmc_error *err)
 			in = send_floats(c, k, rows) > in ? send_floats(c, k, rows) : in;
 			out = recv_floats(k, rows) > out ? recv_floats(k, rows) : out;
 		}
-	CUDA_TRY(d, d->api.host_alloc(&p, (size_t)(in + out) * sizeof(float), CU_HOST_PORTABLE | CU_HOST_MAPPED), "pinning %zu MB for what ranks say",
-	         (size_t)(in + out) * sizeof(float) >> 20);
+	CUDA_TRY(d,
+	         d->api.host_alloc(&p, (size_t)(in + out) * sizeof(float),
+	                           CU_HOST_PORTABLE | CU_HOST_MAPPED),
+	         "pinning %zu MB for what ranks say", (size_t)(in + out) * sizeof(float) >> 20);
 	c->brought = p;
 	c->made = c->brought + in;
 	memset(p, 0, (size_t)(in + out) * sizeof(float));
@@ -65,45 +73,67 @@ cuda_host_comm_close(CudaSession *c)
 	c->brought = NULL;
 }
 
-/* The stream has come here: as many rows as the step has, which a graph may be larger than. A group that has ended is noticed behind the step. */
+/* The stream has come here: as many rows as the step has, which a graph may be larger than. A group
+ * that has ended is noticed behind the step. */
 static void
 host_exchange(void *user)
 {
 	const CudaStep *k = user;
-	CudaSession    *c = k->of;
-	const Session  *s = c->s;
-	const int64_t   rows = k->of_out ? s->size->n_out : s->size->n_tok;
+	CudaSession *c = k->of;
+	const Session *s = c->s;
+	const int64_t rows = k->of_out ? s->size->n_out : s->size->n_tok;
 
 	comm_set_position(s->comm, c->n_met, k->step->layer, k->step->op);
 	if (k->step->op == OP_all_reduce)
-		(void)comm_all_reduce(s->comm, 0, &(CommReduce){ .x = c->brought, .y = c->made, .scale = 1, .rows = rows, .width = k->comm.width });
+		(void)comm_all_reduce(s->comm, 0,
+		                      &(CommReduce){ .x = c->brought,
+		                                     .y = c->made,
+		                                     .scale = 1,
+		                                     .rows = rows,
+		                                     .width = k->comm.width });
 	else
-		(void)comm_all_gather(s->comm, 0, &(CommGather){ .x = c->brought, .y = c->made, .rows = rows, .width = k->comm.width, .unit = step_int(k->step, "unit") });
+		(void)comm_all_gather(s->comm, 0,
+		                      &(CommGather){ .x = c->brought,
+		                                     .y = c->made,
+		                                     .rows = rows,
+		                                     .width = k->comm.width,
+		                                     .unit = step_int(k->step, "unit") });
 }
 
 llmc_status
 cuda_host_comm_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err)
 {
-	CudaDevice   *d = &c->m->dev;
+	CudaDevice *d = &c->m->dev;
 	const int64_t all = recv_floats(k, rows), room = c->window.room * c->s->plan->ranks;
 	llmc_gathered g = { .c = k->comm, .from = c->window.gather, .ranks = 1 };
 
 	if (rows <= 0)
 		return LLMC_OK;
 	k->of = c;
-	CUDA_TRY(d, d->api.copy_down(c->brought, (CUdeviceptr)(uintptr_t)k->comm.x, (size_t)send_floats(c, k, rows) * sizeof(float), c->stream), "copying a rank's terms from the GPU");
+	CUDA_TRY(d,
+	         d->api.copy_down(c->brought, (CUdeviceptr)(uintptr_t)k->comm.x,
+	                          (size_t)send_floats(c, k, rows) * sizeof(float), c->stream),
+	         "copying a rank's terms from the GPU");
 	CUDA_TRY(d, d->api.host_func(c->stream, host_exchange, k), "meeting the other ranks");
 	if (k->step->op == OP_all_gather) {
-		CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)k->comm.y, c->made, (size_t)all * sizeof(float), c->stream), "copying what ranks have joined to the GPU");
+		CUDA_TRY(d,
+		         d->api.copy_up((CUdeviceptr)(uintptr_t)k->comm.y, c->made,
+		                        (size_t)all * sizeof(float), c->stream),
+		         "copying what ranks have joined to the GPU");
 		return LLMC_OK;
 	}
 	/* biases and the residual come behind the sum, on the GPU */
 	for (; g.at < all; g.at += g.n) {
 		g.n = (int)(all - g.at < room ? all - g.at : room);
 		g.stride = g.n;
-		CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)c->window.gather, c->made + g.at, (size_t)g.n * sizeof(float), c->stream), "copying a sum of ranks to the GPU");
-		TRY(cuda_launch(c, c->m->add_ranks, "llmc_add_ranks", (int64_t[3]){ (g.n + LLMC_LANE_THREADS - 1) / LLMC_LANE_THREADS, 1, 1 }, LLMC_LANE_THREADS, 1, 0, PLAIN, &g,
-		                NULL, err));
+		CUDA_TRY(d,
+		         d->api.copy_up((CUdeviceptr)(uintptr_t)c->window.gather, c->made + g.at,
+		                        (size_t)g.n * sizeof(float), c->stream),
+		         "copying a sum of ranks to the GPU");
+		TRY(cuda_launch(
+		    c, c->m->add_ranks, "llmc_add_ranks",
+		    (int64_t[3]){ (g.n + LLMC_LANE_THREADS - 1) / LLMC_LANE_THREADS, 1, 1 },
+		    LLMC_LANE_THREADS, 1, 0, PLAIN, &g, NULL, err));
 	}
 	return LLMC_OK;
 }

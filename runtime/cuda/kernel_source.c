@@ -1,5 +1,5 @@
-/* Sources of kernels. Their headers are put in place once each, so one text is hashed, compiled and told of in messages;
- * #line keeps the names and lines of the files. */
+/* Sources of kernels. Their headers are put in place once each, so one text is hashed, compiled and
+ * told of in messages; #line keeps the names and lines of the files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,13 +13,14 @@
 enum { MAX_SOURCE = 1 << 24, MAX_HEADERS = 64, MAX_DEPTH = 16 };
 
 typedef struct Expand {
-	const char *artifact;         /* NULL: what is built into llmc */
-	char        seen[MAX_HEADERS][64];
-	int         n_seen;
-	Strbuf     *out;
+	const char *artifact; /* NULL: what is built into llmc */
+	char seen[MAX_HEADERS][64];
+	int n_seen;
+	Strbuf *out;
 } Expand;
 
-static llmc_status expand(Expand *e, const char *text, const char *name, int depth, llmc_error *err);
+static llmc_status expand(Expand *e, const char *text, const char *name, int depth,
+                          llmc_error *err);
 
 static llmc_status
 read_header(const Expand *e, const char *name, Strbuf *text, llmc_error *err)
@@ -33,7 +34,8 @@ read_header(const Expand *e, const char *name, Strbuf *text, llmc_error *err)
 		if (own)
 			strbuf_puts(text, own);
 		else
-			status = error_set(err, LLMC_E_BUG, "%s is not built into this llmc", strbuf_str(&path));
+			status = error_set(err, LLMC_E_BUG, "%s is not built into this llmc",
+			                   strbuf_str(&path));
 	} else {
 		strbuf_printf(&path, "kernels/%s", name);
 		status = build_check_folders(e->artifact, strbuf_str(&path), err);
@@ -48,7 +50,8 @@ read_header(const Expand *e, const char *name, Strbuf *text, llmc_error *err)
 	return status;
 }
 
-/* The path in `#include "PATH"`, of a header below templates/; false: the line is something else. */
+/* The path in `#include "PATH"`, of a header below templates/; false: the line is something else.
+ */
 static bool
 include_of(const char *line, size_t n, char name[64])
 {
@@ -78,7 +81,8 @@ add_header(Expand *e, const char *name, int depth, llmc_error *err)
 		if (!strcmp(e->seen[i], name))
 			return LLMC_OK;
 	if (e->n_seen == MAX_HEADERS || depth == MAX_DEPTH)
-		return error_set(err, LLMC_E_INPUT, "too many headers, or headers too deep, at %s", name);
+		return error_set(err, LLMC_E_INPUT, "too many headers, or headers too deep, at %s",
+		                 name);
 	snprintf(e->seen[e->n_seen++], sizeof e->seen[0], "%s", name);
 	TRY_GOTO(read_header(e, name, &text, err));
 	strbuf_printf(e->out, "#line 1 \"%s\"\n", name);
@@ -105,7 +109,9 @@ expand(Expand *e, const char *text, const char *name, int depth, llmc_error *err
 		}
 		at += n + (at[n] == '\n');
 	}
-	return e->out->failed ? error_set(err, LLMC_E_MEMORY, "out of memory for the source of %s", name) : LLMC_OK;
+	return e->out->failed
+	           ? error_set(err, LLMC_E_MEMORY, "out of memory for the source of %s", name)
+	           : LLMC_OK;
 }
 
 llmc_status
@@ -141,7 +147,9 @@ cuda_source_embedded(const char *file, Strbuf *out, llmc_error *err)
 	snprintf(path, sizeof path, "templates/cuda/%s", file);
 	const char *text = embed_find(path, NULL);
 	e->out = out;
-	llmc_status status = text ? expand(e, text, file, 0, err) : error_set(err, LLMC_E_MISSING, "%s is not built into this llmc", path);
+	llmc_status status =
+	    text ? expand(e, text, file, 0, err)
+	         : error_set(err, LLMC_E_MISSING, "%s is not built into this llmc", path);
 	free(e);
 	return status;
 }

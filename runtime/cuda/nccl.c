@@ -1,5 +1,6 @@
-/* NCCL between GPUs, opened at run time. It carries bytes and adds nothing: an all-reduce is an all-gather of the ranks' terms, and a kernel of
- * ours that adds them in the order of ranks, so the bits are those of our own way (rank_group.c). Communicators do not block: a rank that never comes
+/* NCCL between GPUs, opened at run time. It carries bytes and adds nothing: an all-reduce is an
+ * all-gather of the ranks' terms, and a kernel of ours that adds them in the order of ranks, so the
+ * bits are those of our own way (rank_group.c). Communicators do not block: a rank that never comes
  * is waited for until the group ends, and then all are aborted. */
 #include "runtime/cuda/nccl.h"
 
@@ -14,8 +15,15 @@
 
 enum { NCCL_OK = 0, NCCL_IN_PROGRESS = 7, NCCL_F32 = 7, NCCL_OLDEST = 21400 };
 
-/* The first members of ncclConfig_t, which has grown: what is behind them is told by size and version. */
-typedef struct NcclConfig { size_t size; unsigned magic, version; int blocking, cga, min_ctas, max_ctas; const char *net; int split; } NcclConfig;
+/* The first members of ncclConfig_t, which has grown: what is behind them is told by size and
+ * version. */
+typedef struct NcclConfig {
+	size_t size;
+	unsigned magic, version;
+	int blocking, cga, min_ctas, max_ctas;
+	const char *net;
+	int split;
+} NcclConfig;
 
 #define NCCL_CALLS(X) \
 	X(int, get_version, ncclGetVersion, (int *)) \
@@ -30,13 +38,14 @@ typedef struct NcclConfig { size_t size; unsigned magic, version; int blocking, 
 	X(int, all_gather, ncclAllGather, (const void *send, void *receive, size_t count, int type, void *comm, CUstream))
 
 struct Nccl {
-	void  *lib;
-	char   path[1024];
-	int    version, first, n;
-	void  *comm[LLMC_PEERS]; /* [n], of ranks from `first` on */
+	void *lib;
+	char path[1024];
+	int version, first, n;
+	void *comm[LLMC_PEERS]; /* [n], of ranks from `first` on */
 	_Atomic bool aborted;
-	pthread_mutex_t in_call[LLMC_PEERS]; /* a communicator is given up while nobody is in a call with it */
-#define X(type, member, symbol, args) type (*member) args;
+	pthread_mutex_t
+	    in_call[LLMC_PEERS]; /* a communicator is given up while nobody is in a call with it */
+#define X(type, member, symbol, args) type(*member) args;
 	NCCL_CALLS(X)
 #undef X
 };
@@ -44,7 +53,8 @@ struct Nccl {
 static llmc_status
 failed(const Nccl *l, int r, const char *what, llmc_error *err)
 {
-	return error_set(err, LLMC_E_DEVICE, "%s: NCCL (%s): %s (%d)", what, l->path, l->error_string(r), r);
+	return error_set(err, LLMC_E_DEVICE, "%s: NCCL (%s): %s (%d)", what, l->path,
+	                 l->error_string(r), r);
 }
 
 static llmc_status
@@ -54,20 +64,25 @@ load(Nccl *l, llmc_error *err)
 
 	l->lib = cuda_lib_open(cuda_nccl_names, l->path, sizeof l->path);
 	if (!l->lib)
-		return error_set(err, LLMC_E_MISSING, "libnccl.so.2 is not there: pip install nvidia-nccl-cu13");
-#define X(type, member, symbol, args)                        \
-	do {                                                     \
-		void *at_ = dlsym(l->lib, #symbol);                  \
-		memcpy(&l->member, &at_, sizeof at_);                \
-		missing_compiler = at_ || missing_compiler ? missing_compiler : #symbol;              \
+		return error_set(err, LLMC_E_MISSING,
+		                 "libnccl.so.2 is not there: pip install nvidia-nccl-cu13");
+#define X(type, member, symbol, args)                                                              \
+	do {                                                                                       \
+		void *at_ = dlsym(l->lib, #symbol);                                                \
+		memcpy(&l->member, &at_, sizeof at_);                                              \
+		missing_compiler = at_ || missing_compiler ? missing_compiler : #symbol;           \
 	} while (0);
 	NCCL_CALLS(X)
 #undef X
 	if (missing_compiler)
-		return error_set(err, LLMC_E_MISSING, "%s is too old: it lacks %s; pip install nvidia-nccl-cu13", l->path, missing_compiler);
+		return error_set(err, LLMC_E_MISSING,
+		                 "%s is too old: it lacks %s; pip install nvidia-nccl-cu13",
+		                 l->path, missing_compiler);
 	if (l->get_version(&l->version) != NCCL_OK || l->version < NCCL_OLDEST)
-		return error_set(err, LLMC_E_MISSING, "%s is of version %d.%d, 2.14 is needed; pip install nvidia-nccl-cu13", l->path, l->version / 10000,
-		                 l->version / 100 % 100);
+		return error_set(
+		    err, LLMC_E_MISSING,
+		    "%s is of version %d.%d, 2.14 is needed; pip install nvidia-nccl-cu13", l->path,
+		    l->version / 10000, l->version / 100 % 100);
 	return LLMC_OK;
 }
 
@@ -82,7 +97,9 @@ wait_for_comms(Nccl *l, double until, llmc_error *err)
 		if (state == NCCL_OK)
 			i++;
 		else if (clock_now() > until)
-			return error_set(err, LLMC_E_DEVICE, "connecting ranks: NCCL (%s) has not come to an end", l->path);
+			return error_set(err, LLMC_E_DEVICE,
+			                 "connecting ranks: NCCL (%s) has not come to an end",
+			                 l->path);
 		else
 			nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
 	}
@@ -115,12 +132,19 @@ nccl_id(const Nccl *l, NcclId *id, llmc_error *err)
 }
 
 llmc_status
-nccl_connect(Nccl *l, CudaDevice *const *dev, int first, int n, int all, const NcclId *id, int timeout_s, llmc_error *err)
+nccl_connect(Nccl *l, CudaDevice *const *dev, int first, int n, int all, const NcclId *id,
+             int timeout_s, llmc_error *err)
 {
-	NcclConfig config = { .size = sizeof config, .magic = 0xcafebeef, .version = (unsigned)NCCL_OLDEST /* as the struct was then */, .blocking = 0,
-		.cga = INT32_MIN, .min_ctas = INT32_MIN, .max_ctas = INT32_MIN, .split = INT32_MIN };
-	int        r = l->group_start();
-	bool       opened = r == NCCL_OK;
+	NcclConfig config = { .size = sizeof config,
+		              .magic = 0xcafebeef,
+		              .version = (unsigned)NCCL_OLDEST /* as the struct was then */,
+		              .blocking = 0,
+		              .cga = INT32_MIN,
+		              .min_ctas = INT32_MIN,
+		              .max_ctas = INT32_MIN,
+		              .split = INT32_MIN };
+	int r = l->group_start();
+	bool opened = r == NCCL_OK;
 
 	l->first = first;
 	for (int k = 0; k < n && r == NCCL_OK; k++) {
@@ -147,7 +171,7 @@ llmc_status
 nccl_open(CudaDevice *const *dev, int n, int timeout_s, Nccl **out, llmc_error *err)
 {
 	llmc_status status = nccl_library(out, err);
-	NcclId      id;
+	NcclId id;
 
 	if (status != LLMC_OK)
 		return status;
@@ -182,7 +206,8 @@ nccl_close(Nccl *l)
 		return;
 	for (int k = 0; k < l->n && !atomic_load(&l->aborted); k++)
 		(void)!l->destroy(l->comm[k]);
-	if (l->lib && (!l->n || !atomic_load(&l->aborted))) /* what was given up may still run in there */
+	if (l->lib &&
+	    (!l->n || !atomic_load(&l->aborted))) /* what was given up may still run in there */
 		dlclose(l->lib);
 	for (int k = 0; k < LLMC_PEERS; k++)
 		pthread_mutex_destroy(&l->in_call[k]);
@@ -190,10 +215,11 @@ nccl_close(Nccl *l)
 }
 
 llmc_status
-nccl_all_gather(Nccl *l, int rank, const float *send, float *receive, int64_t count, CUstream stream, llmc_error *err)
+nccl_all_gather(Nccl *l, int rank, const float *send, float *receive, int64_t count,
+                CUstream stream, llmc_error *err)
 {
 	const int at = rank - l->first;
-	int       r = NCCL_OK;
+	int r = NCCL_OK;
 
 	/* calls return at once; what was given up is no communicator any more */
 	pthread_mutex_lock(&l->in_call[at]);
@@ -204,7 +230,9 @@ nccl_all_gather(Nccl *l, int rank, const float *send, float *receive, int64_t co
 		int seen = NCCL_OK;
 		nanosleep(&(struct timespec){ .tv_nsec = 20000 }, NULL);
 		pthread_mutex_lock(&l->in_call[at]);
-		r = atomic_load(&l->aborted) || l->async_error(l->comm[at], &seen) != NCCL_OK ? NCCL_OK : seen;
+		r = atomic_load(&l->aborted) || l->async_error(l->comm[at], &seen) != NCCL_OK
+		        ? NCCL_OK
+		        : seen;
 		pthread_mutex_unlock(&l->in_call[at]);
 	}
 	return r == NCCL_OK || r == NCCL_IN_PROGRESS ? LLMC_OK : failed(l, r, "an all-gather", err);

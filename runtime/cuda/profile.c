@@ -1,11 +1,13 @@
-/* What the ops of a step take. The launches of one kernel in all layers go into a graph, over and over, which is replayed: each launch
- * reads its own layer's weights, so caches help no more than in a whole step, and nothing of the host is in between. */
+/* What the ops of a step take. The launches of one kernel in all layers go into a graph, over and
+ * over, which is replayed: each launch reads its own layer's weights, so caches help no more than
+ * in a whole step, and nothing of the host is in between. */
 
 #include "base/clock.h"
 #include "runtime/cuda/cuda_session.h"
 
 enum { LAUNCHES = 64, REPLAYS = 4 };
-static const double SHORT = 10e-3; /* longer ones need no repetition for the cost of a launch to vanish */
+static const double SHORT =
+    10e-3; /* longer ones need no repetition for the cost of a launch to vanish */
 
 static llmc_status
 replay(CudaSession *c, CUgraphExec exec, int n, double *seconds, llmc_error *err)
@@ -22,7 +24,8 @@ replay(CudaSession *c, CUgraphExec exec, int n, double *seconds, llmc_error *err
 
 /* Seconds of all launches of a kernel in one step, of `times` rounds in one graph. */
 static llmc_status
-measure(CudaSession *c, int phase, const PlanKernel *kernel, int times, int replays, double *seconds, llmc_error *err)
+measure(CudaSession *c, int phase, const PlanKernel *kernel, int times, int replays,
+        double *seconds, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	CUgraph g = NULL;
@@ -49,7 +52,8 @@ measure(CudaSession *c, int phase, const PlanKernel *kernel, int times, int repl
 	return status;
 }
 
-/* Rounds of n launches that make a graph long enough: LAUNCHES of them, or fewer when they take longer than SHORT. */
+/* Rounds of n launches that make a graph long enough: LAUNCHES of them, or fewer when they take
+ * longer than SHORT. */
 static int
 rounds(int n, double seconds)
 {
@@ -65,13 +69,16 @@ cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error 
 	int n_step = c->s->plan->phase[phase].n_step;
 
 	if (c->s->comm)
-		return error_set(err, LLMC_E_MISSING, "single ops are not measured while GPUs share a model: they wait for each other");
+		return error_set(err, LLMC_E_MISSING,
+		                 "single ops are not measured while GPUs share a model: they wait "
+		                 "for each other");
 	const int64_t rows = c->s->size->n_tok;
-	const bool    adapted = cuda_has_adapter(s);
+	const bool adapted = cuda_has_adapter(s);
 
 	for (int i = 0; i < n_step; i++) {
 		const CudaStep *k = cuda_step_for(c, phase, i, rows);
-		llmc_op_time t = { .op = op_info[k->step->op].name, .library = phase == 1 && cublaslt_choice(c, k, rows) };
+		llmc_op_time t = { .op = op_info[k->step->op].name,
+			           .library = phase == 1 && cublaslt_choice(c, k, rows) };
 		bool seen = k->slots && !adapted; /* what was passed over took nothing */
 		for (int j = 0; j < n_step; j++) {
 			const CudaStep *other = cuda_step_for(c, phase, j, rows);
@@ -84,7 +91,8 @@ cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error 
 			continue;
 		TRY(measure(c, phase, k->kernel, 1, 1, &t.seconds, err));
 		if (t.seconds < SHORT)
-			TRY(measure(c, phase, k->kernel, rounds(t.n, t.seconds), REPLAYS, &t.seconds, err));
+			TRY(measure(c, phase, k->kernel, rounds(t.n, t.seconds), REPLAYS,
+			            &t.seconds, err));
 		fn(user, &t);
 	}
 	return LLMC_OK;

@@ -1,9 +1,12 @@
-/* Ranks on GPUs of one stage: each rank's window (templates/cuda/comm/comm.h), who sees whose, which way messages go, and the end of the group. A process has all of
- * them, a thread each; or one of them, where a launcher has started them: then they talk by NCCL, which rank_processes.c has connected.
+/* Ranks on GPUs of one stage: each rank's window (templates/cuda/comm/comm.h), who sees whose,
+ * which way messages go, and the end of the group. A process has all of them, a thread each; or one
+ * of them, where a launcher has started them: then they talk by NCCL, which rank_processes.c has
+ * connected.
  *
- * A rank that is late in a step for LLMC_COMM_TIMEOUT seconds ends the group, and so does one whose device fails: a word of the host's memory
- * says so to all kernels that wait, which return, and what they made is worth nothing. A thread looks after that, since those that
- * run steps wait for their own GPU. */
+ * A rank that is late in a step for LLMC_COMM_TIMEOUT seconds ends the group, and so does one whose
+ * device fails: a word of the host's memory says so to all kernels that wait, which return, and
+ * what they made is worth nothing. A thread looks after that, since those that run steps wait for
+ * their own GPU. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,9 +16,15 @@
 #include "base/clock.h"
 #include "runtime/cuda/rank_group.h"
 
-enum { LOOK_MS = 100, FIRST_MS = 30000 /* what ranks may take longer to meet for the first time */ };
+enum {
+	LOOK_MS = 100,
+	FIRST_MS = 30000 /* what ranks may take longer to meet for the first time */
+};
 #define TUNE_S 1.0 /* for timing algorithms at the first start of a group on a machine */
-enum { GATHER = 1 << 20 /* floats that NCCL gathers at a time, of all ranks, if a row is not longer */ };
+enum {
+	GATHER =
+	    1 << 20 /* floats that NCCL gathers at a time, of all ranks, if a row is not longer */
+};
 
 static int64_t
 now_ms(void)
@@ -38,7 +47,8 @@ longest(const Session *s)
 				continue;
 			int64_t width = step_int(st, "width"), first, own;
 			if (st->op == OP_all_gather) {
-				op_share(width, step_int(st, "unit"), s->plan->ranks, 0, &first, &own);
+				op_share(width, step_int(st, "unit"), s->plan->ranks, 0, &first,
+				         &own);
 				width = own + step_int(st, "unit");
 			}
 			most = width > most ? width : most;
@@ -50,7 +60,7 @@ bool
 cuda_window_lay_out(CudaSession *c, const Session *s, BumpAllocator *b)
 {
 	const int64_t n = s->plan->ranks;
-	CudaWindow   *w = &c->window;
+	CudaWindow *w = &c->window;
 
 	if (n < 2)
 		return true;
@@ -67,15 +77,26 @@ llmc_status
 cuda_window_clear(CudaSession *c, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
-	size_t      n = (size_t)c->s->plan->ranks;
+	size_t n = (size_t)c->s->plan->ranks;
 
 	if (n < 2)
 		return LLMC_OK;
-	CUDA_TRY(d, d->api.set8((CUdeviceptr)(uintptr_t)c->window.epoch, 0, LLMC_LANES * sizeof *c->window.epoch, c->stream), "clearing flags");
-	/* what is gathered may be more than was made: rows of a graph that a step does not have, shares padded to the largest */
-	CUDA_TRY(d, d->api.set8(c->slots, 0, (size_t)session_lay_out_slots(c->s), c->stream), "clearing memory of ranks");
-	CUDA_TRY(d, d->api.set8((CUdeviceptr)(uintptr_t)c->window.gather, 0, n * (size_t)c->window.room * sizeof(float), c->stream), "clearing memory of ranks");
-	CUDA_TRY(d, d->api.set8((CUdeviceptr)(uintptr_t)c->window.flag, 0, n * LLMC_LANES * sizeof *c->window.flag, c->stream), "clearing flags");
+	CUDA_TRY(d,
+	         d->api.set8((CUdeviceptr)(uintptr_t)c->window.epoch, 0,
+	                     LLMC_LANES * sizeof *c->window.epoch, c->stream),
+	         "clearing flags");
+	/* what is gathered may be more than was made: rows of a graph that a step does not have,
+	 * shares padded to the largest */
+	CUDA_TRY(d, d->api.set8(c->slots, 0, (size_t)session_lay_out_slots(c->s), c->stream),
+	         "clearing memory of ranks");
+	CUDA_TRY(d,
+	         d->api.set8((CUdeviceptr)(uintptr_t)c->window.gather, 0,
+	                     n * (size_t)c->window.room * sizeof(float), c->stream),
+	         "clearing memory of ranks");
+	CUDA_TRY(d,
+	         d->api.set8((CUdeviceptr)(uintptr_t)c->window.flag, 0,
+	                     n * LLMC_LANES * sizeof *c->window.flag, c->stream),
+	         "clearing flags");
 	return LLMC_OK;
 }
 
@@ -112,32 +133,42 @@ llmc_status
 cuda_group_check(CudaSession *c, int phase, llmc_error *err)
 {
 	CudaGroup *g = c->group;
-	int        step = 0, late;
+	int step = 0, late;
 
 	if (g && g->lone && atomic_load(&g->lost) >= 0)
-		return error_set(err, LLMC_E_DEVICE, "rank %d of %d: what the ranks of its stage say has not come for %d s", comm_rank(c->s->comm), comm_ranks(c->s->comm), g->timeout_s);
+		return error_set(
+		    err, LLMC_E_DEVICE,
+		    "rank %d of %d: what the ranks of its stage say has not come for %d s",
+		    comm_rank(c->s->comm), comm_ranks(c->s->comm), g->timeout_s);
 	if (cuda_uses_host_comm(c) && comm_ended(c->s->comm))
 		return comm_error(c->s->comm, err);
 	if (!g || !g->word || !atomic_load(&g->word->end))
 		return LLMC_OK;
 	late = late_ranks(g, &step);
 	const PlanPhase *p = &c->s->plan->phase[phase];
-	const int        first = c->s->plan->stage * g->n, n = c->s->plan->stages * g->n; /* among the ranks of all stages */
+	const int first = c->s->plan->stage * g->n,
+	          n = c->s->plan->stages * g->n; /* among the ranks of all stages */
 	if (late < 0 && atomic_load(&g->lost) >= 0)
-		return error_set(err, LLMC_E_DEVICE, "rank %d of %d is lost: it came to no step for %d s while others were in one", first + atomic_load(&g->lost), n,
-		                 g->timeout_s);
+		return error_set(
+		    err, LLMC_E_DEVICE,
+		    "rank %d of %d is lost: it came to no step for %d s while others were in one",
+		    first + atomic_load(&g->lost), n, g->timeout_s);
 	if (late < 0 || step >= p->n_step)
 		return comm_error(c->s->comm, err);
 	const PlanStep *st = &p->step[step];
-	return error_set(err, LLMC_E_DEVICE, "rank %d of %d (cuda:%d) is lost: no answer in op %s, layer %d (step %d of the plan)", first + late, n,
-	                 g->rank[late].c ? g->rank[late].c->m->dev.number : -1, op_info[st->op].name, st->layer, step);
+	return error_set(
+	    err, LLMC_E_DEVICE,
+	    "rank %d of %d (cuda:%d) is lost: no answer in op %s, layer %d (step %d of the plan)",
+	    first + late, n, g->rank[late].c ? g->rank[late].c->m->dev.number : -1,
+	    op_info[st->op].name, st->layer, step);
 }
 
 void
 cuda_group_step(CudaSession *c, bool runs)
 {
 	if (c->group)
-		atomic_store(&c->group->rank[c->s->plan->rank - c->group->first].since, runs ? now_ms() : 0);
+		atomic_store(&c->group->rank[c->s->plan->rank - c->group->first].since,
+		             runs ? now_ms() : 0);
 	if (c->group && c->group->lone && runs)
 		comm_set_position(c->s->comm, c->n_met, -1, OP_all_reduce);
 }
@@ -179,7 +210,8 @@ enable_peer_access(CudaDevice *a, CudaDevice *b, llmc_error *err)
 {
 	CUresult r = a->api.peer_enable(b->ctx, 0);
 	if (r != CU_OK && r != CU_PEERS_ALREADY)
-		return cuda_error(a, r, err, "opening the memory of GPU %d to GPU %d", b->number, a->number);
+		return cuda_error(a, r, err, "opening the memory of GPU %d to GPU %d", b->number,
+		                  a->number);
 	return LLMC_OK;
 }
 
@@ -188,9 +220,9 @@ static llmc_status
 map_peer_windows(CudaGroup *g, int rank, llmc_error *err)
 {
 	CudaSession *c = g->rank[rank].c;
-	CudaDevice  *d = &c->m->dev;
-	llmc_peers   p = { .rank = rank, .ranks = g->n, .epoch = c->window.epoch };
-	CUdeviceptr  word;
+	CudaDevice *d = &c->m->dev;
+	llmc_peers p = { .rank = rank, .ranks = g->n, .epoch = c->window.epoch };
+	CUdeviceptr word;
 
 	for (int k = 0; k < g->n; k++) {
 		p.flag[k] = g->rank[k].c->window.flag;
@@ -200,9 +232,13 @@ map_peer_windows(CudaGroup *g, int rank, llmc_error *err)
 	}
 	CUDA_TRY(d, d->api.host_device_ptr(&word, g->word, 0), "mapping pinned memory");
 	p.end = (const unsigned *)(uintptr_t)word;
-	p.late = (unsigned *)(uintptr_t)(word + offsetof(GroupFlags, late) + (size_t)rank * sizeof g->word->late[0]);
-	CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)c->window.peers, &p, sizeof p, c->stream), "copying the ranks' addresses to GPU %d", d->number);
-	CUDA_TRY(d, d->api.stream_sync(c->stream), "copying the ranks' addresses to GPU %d", d->number);
+	p.late = (unsigned *)(uintptr_t)(word + offsetof(GroupFlags, late) +
+	                                 (size_t)rank * sizeof g->word->late[0]);
+	CUDA_TRY(d,
+	         d->api.copy_up((CUdeviceptr)(uintptr_t)c->window.peers, &p, sizeof p, c->stream),
+	         "copying the ranks' addresses to GPU %d", d->number);
+	CUDA_TRY(d, d->api.stream_sync(c->stream), "copying the ranks' addresses to GPU %d",
+	         d->number);
 	return LLMC_OK;
 }
 
@@ -226,12 +262,21 @@ start(CudaGroup *g, llmc_error *err)
 	int rc = pthread_create(&g->thread, NULL, watch_ranks, g);
 	pthread_sigmask(SIG_SETMASK, &was, NULL);
 	g->started = rc == 0;
-	return rc ? error_set(err, LLMC_E_MEMORY, "cannot start a thread: %s", strerror(rc)) : LLMC_OK;
+	return rc ? error_set(err, LLMC_E_MEMORY, "cannot start a thread: %s", strerror(rc))
+	          : LLMC_OK;
 }
 
 /* ---- which way ---- */
 
-typedef struct Trial { CudaGroup *g; int rank, times; int64_t rows; CommAlgorithm algorithm; double seconds; llmc_status status; llmc_error err; } Trial;
+typedef struct Trial {
+	CudaGroup *g;
+	int rank, times;
+	int64_t rows;
+	CommAlgorithm algorithm;
+	double seconds;
+	llmc_status status;
+	llmc_error err;
+} Trial;
 
 /* The first all_reduce of a decode step; NULL: there is none */
 static const CudaStep *
@@ -247,14 +292,15 @@ static llmc_status
 run_trial(Trial *t, llmc_error *err)
 {
 	CudaSession *c = t->g->rank[t->rank].c;
-	CudaDevice  *d = &c->m->dev;
-	const int    n[4] = { (int)t->rows, (int)t->rows, (int)t->rows, (int)t->rows };
+	CudaDevice *d = &c->m->dev;
+	const int n[4] = { (int)t->rows, (int)t->rows, (int)t->rows, (int)t->rows };
 
 	TRY(cuda_enter(d, err));
 	CUresult r = d->api.copy_up((CUdeviceptr)(uintptr_t)c->st.s_n, n, sizeof n, c->stream);
 	r = r == CU_OK ? d->api.stream_sync(c->stream) : r;
-	llmc_status status = r == CU_OK ? LLMC_OK : cuda_error(d, r, err, "measuring messages between ranks");
-	double      from = clock_now();
+	llmc_status status =
+	    r == CU_OK ? LLMC_OK : cuda_error(d, r, err, "measuring messages between ranks");
+	double from = clock_now();
 	atomic_store(&t->g->rank[t->rank].since, now_ms() + FIRST_MS);
 	for (int i = 0; i < t->times && status == LLMC_OK; i++)
 		status = cuda_collective_run(c, any_sum(c), t->algorithm, t->rows, err);
@@ -281,18 +327,24 @@ trial_main(void *arg)
 }
 
 static llmc_status
-time_algorithm(void *user, CommAlgorithm algorithm, int64_t bytes, int times, double *seconds, llmc_error *err)
+time_algorithm(void *user, CommAlgorithm algorithm, int64_t bytes, int times, double *seconds,
+               llmc_error *err)
 {
-	CudaGroup  *g = user;
-	Trial       t[LLMC_PEERS];
-	pthread_t   thread[LLMC_PEERS];
-	int64_t     row = any_sum(g->rank[0].c)->comm.width * (int64_t)sizeof(float), most = g->rank[0].c->s->sym[SYM_n_tok];
+	CudaGroup *g = user;
+	Trial t[LLMC_PEERS];
+	pthread_t thread[LLMC_PEERS];
+	int64_t row = any_sum(g->rank[0].c)->comm.width * (int64_t)sizeof(float),
+	        most = g->rank[0].c->s->sym[SYM_n_tok];
 	llmc_status status = LLMC_OK;
-	int         n = 0;
+	int n = 0;
 
 	*seconds = 0;
 	for (; n < g->n && status == LLMC_OK; n++) {
-		t[n] = (Trial){ .g = g, .rank = n, .times = times, .rows = bytes < row ? 1 : bytes / row, .algorithm = algorithm };
+		t[n] = (Trial){ .g = g,
+			        .rank = n,
+			        .times = times,
+			        .rows = bytes < row ? 1 : bytes / row,
+			        .algorithm = algorithm };
 		t[n].rows = t[n].rows < most ? t[n].rows : most;
 		if (pthread_create(&thread[n], NULL, trial_main, &t[n])) {
 			status = error_set(err, LLMC_E_MEMORY, "cannot start a thread");
@@ -319,16 +371,18 @@ most_bytes(const CudaSession *c)
 	return c->s->sym[SYM_n_tok] * any_sum(c)->comm.width * (int64_t)sizeof(float);
 }
 
-/* NCCL connects ranks when it first takes a way for a size, and all must call then: before one of them captures alone. */
+/* NCCL connects ranks when it first takes a way for a size, and all must call then: before one of
+ * them captures alone. */
 static llmc_status
 connect_sizes(CudaGroup *g, llmc_error *err)
 {
 	const CudaSession *c = g->rank[0].c;
-	double             s;
+	double s;
 
 	if (!any_sum(c))
 		return LLMC_OK;
-	for (int64_t bytes = (int64_t)1 << ALGO_MIN_LOG2_BYTES; bytes < 2 * most_bytes(c); bytes *= 2)
+	for (int64_t bytes = (int64_t)1 << ALGO_MIN_LOG2_BYTES; bytes < 2 * most_bytes(c);
+	     bytes *= 2)
 		TRY(time_algorithm(g, ALGO_NCCL, bytes, 1, &s, err));
 	return LLMC_OK;
 }
@@ -337,38 +391,46 @@ static llmc_status
 choose(CudaGroup *g, llmc_error *err)
 {
 	const CudaSession *c = g->rank[0].c;
-	const CudaDevice  *d = &c->m->dev;
-	char               machine[512];
+	const CudaDevice *d = &c->m->dev;
+	char machine[512];
 
 	if (!any_sum(c))
 		return LLMC_OK;
-	snprintf(machine, sizeof machine, "%s %d %d %d ranks %d nccl %d ways %u", d->name, d->cc, d->n_sm, d->driver, g->n, g->nccl ? nccl_version(g->nccl) : 0, g->set);
+	snprintf(machine, sizeof machine, "%s %d %d %d ranks %d nccl %d ways %u", d->name, d->cc,
+	         d->n_sm, d->driver, g->n, g->nccl ? nccl_version(g->nccl) : 0, g->set);
 	for (int k = 0; k < g->n; k++) /* links differ by pair */
-		snprintf(machine + strlen(machine), sizeof machine - strlen(machine), " %d", g->rank[k].c->m->dev.number);
-	return comm_algorithm_tune(&g->algorithms, machine, g->set, most_bytes(c), TUNE_S, time_algorithm, g, err);
+		snprintf(machine + strlen(machine), sizeof machine - strlen(machine), " %d",
+		         g->rank[k].c->m->dev.number);
+	return comm_algorithm_tune(&g->algorithms, machine, g->set, most_bytes(c), TUNE_S,
+	                           time_algorithm, g, err);
 }
 
 /* Peers' memory, NCCL or both: what there is, and what is wanted. */
 static llmc_status
 connect(CudaGroup *g, llmc_error *err)
 {
-	CommAlgorithmMode   wanted = comm_algorithm_mode();
-	unsigned     own = peer_algorithms();
-	llmc_error   why = { 0 };
-	CudaDevice  *dev[LLMC_PEERS];
-	llmc_status  status = LLMC_OK;
+	CommAlgorithmMode wanted = comm_algorithm_mode();
+	unsigned own = peer_algorithms();
+	llmc_error why = { 0 };
+	CudaDevice *dev[LLMC_PEERS];
+	llmc_status status = LLMC_OK;
 
 	if (wanted == ALGO_MODE_UNKNOWN)
-		return error_set(err, LLMC_E_INPUT, "LLMC_NCCL is \"%s\", expected auto, always or never", getenv("LLMC_NCCL"));
+		return error_set(err, LLMC_E_INPUT,
+		                 "LLMC_NCCL is \"%s\", expected auto, always or never",
+		                 getenv("LLMC_NCCL"));
 	if (!own)
-		return error_set(err, LLMC_E_INPUT, "LLMC_PEER_SUMS is \"%s\", expected auto, one-shot or two-shot", getenv("LLMC_PEER_SUMS"));
+		return error_set(err, LLMC_E_INPUT,
+		                 "LLMC_PEER_SUMS is \"%s\", expected auto, one-shot or two-shot",
+		                 getenv("LLMC_PEER_SUMS"));
 	g->peers = true;
 	for (int k = 0; k < g->n; k++)
 		for (int j = 0; j < g->n; j++) {
 			CudaDevice *d = &g->rank[k].c->m->dev;
-			int         can = 1;
+			int can = 1;
 			if (j != k)
-				CUDA_TRY(d, d->api.can_peer(&can, d->dev, g->rank[j].c->m->dev.dev), "asking whether GPU %d reaches GPU %d", d->number,
+				CUDA_TRY(d, d->api.can_peer(&can, d->dev, g->rank[j].c->m->dev.dev),
+				         "asking whether GPU %d reaches GPU %d", d->number,
 				         g->rank[j].c->m->dev.number);
 			g->peers = g->peers && can;
 		}
@@ -381,7 +443,9 @@ connect(CudaGroup *g, llmc_error *err)
 	if (wanted == ALGO_MODE_NCCL)
 		g->peers = false;
 	if (!g->peers && !g->nccl)
-		return error_set(err, LLMC_E_MISSING, "GPUs do not reach each other's memory (`nvidia-smi topo -p2p rw`), and ranks without NCCL need that%s%s",
+		return error_set(err, LLMC_E_MISSING,
+		                 "GPUs do not reach each other's memory (`nvidia-smi topo -p2p "
+		                 "rw`), and ranks without NCCL need that%s%s",
 		                 why.text[0] ? ": " : "; LLMC_NCCL is \"never\"", why.text);
 	g->set = (g->peers ? own : 0) | (g->nccl ? 1u << ALGO_NCCL : 0);
 	return LLMC_OK;
@@ -390,9 +454,9 @@ connect(CudaGroup *g, llmc_error *err)
 llmc_status
 cuda_group_open(Session *const *rank, int n, llmc_error *err)
 {
-	const bool  lone = cuda_uses_host_comm(rank[0]->on);
-	CudaModel  *m = rank[0]->rt->model;
-	void       *word = NULL;
+	const bool lone = cuda_uses_host_comm(rank[0]->on);
+	CudaModel *m = rank[0]->rt->model;
+	void *word = NULL;
 
 	if (lone && !m->nccl)
 		return LLMC_OK; /* through the host */
@@ -420,7 +484,8 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 		return connect_sizes(g, err);
 	}
 	TRY(cuda_enter(g->dev, err));
-	CUresult r = g->dev->api.host_alloc(&word, sizeof *g->word, CU_HOST_PORTABLE | CU_HOST_MAPPED);
+	CUresult r =
+	    g->dev->api.host_alloc(&word, sizeof *g->word, CU_HOST_PORTABLE | CU_HOST_MAPPED);
 	cuda_leave(g->dev);
 	CUDA_TRY(g->dev, r, "pinning memory for ranks");
 	g->word = word;
@@ -433,14 +498,15 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 		cuda_leave(d);
 		TRY(status);
 	}
-	TRY(start(g, err)); /* memory of peers that is said to be reached, and is not, shows when it is measured */
+	TRY(start(g, err)); /* memory of peers that is said to be reached, and is not, shows when it
+	                       is measured */
 	if (g->nccl)
 		TRY(connect_sizes(g, err));
 	return g->set & (g->set - 1) ? choose(g, err) : LLMC_OK; /* of several ways */
 }
 
-/* With the first one to go nobody is looked after any more. The last one frees the word, in the context of the first rank, whose memory it is; the others' threads have
- * ended by then. */
+/* With the first one to go nobody is looked after any more. The last one frees the word, in the
+ * context of the first rank, whose memory it is; the others' threads have ended by then. */
 void
 cuda_group_leave(CudaSession *c)
 {
@@ -457,7 +523,7 @@ cuda_group_leave(CudaSession *c)
 	c->group = NULL;
 	if (atomic_fetch_sub(&g->users, 1) > 1)
 		return;
-	GroupFlags       *word = g->word;
+	GroupFlags *word = g->word;
 	CudaDevice *d = g->dev;
 	if (!g->lone)
 		nccl_close(g->nccl);

@@ -1,5 +1,6 @@
-/* Ranks that are processes of a launcher, a GPU each: NCCL between those of a stage, where all of them have it and it connects them. Else what they say goes
- * through the host's memory (host_staged_comm.c). A model has one communicator, for all its sessions. */
+/* Ranks that are processes of a launcher, a GPU each: NCCL between those of a stage, where all of
+ * them have it and it connects them. Else what they say goes through the host's memory
+ * (host_staged_comm.c). A model has one communicator, for all its sessions. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,12 +14,14 @@
 static llmc_status
 open_library(MpiWorld *w, CommAlgorithmMode wanted, Nccl **out, llmc_error *err)
 {
-	llmc_error  why = { 0 };
+	llmc_error why = { 0 };
 	llmc_status status;
-	char        version[16] = "";
+	char version[16] = "";
 
 	if (wanted == ALGO_MODE_UNKNOWN)
-		status = error_set(&why, LLMC_E_INPUT, "LLMC_NCCL is \"%s\", expected auto, always or never", getenv("LLMC_NCCL"));
+		status = error_set(&why, LLMC_E_INPUT,
+		                   "LLMC_NCCL is \"%s\", expected auto, always or never",
+		                   getenv("LLMC_NCCL"));
 	else if (wanted == ALGO_MODE_OWN)
 		status = error_set(&why, LLMC_E_MISSING, "LLMC_NCCL is \"never\"");
 	else
@@ -33,17 +36,18 @@ static llmc_status
 connect(MpiWorld *w, Runtime *rt, Nccl *l, llmc_error *err)
 {
 	const Plan *p = rt->plan;
-	CudaModel  *m = rt->model;
+	CudaModel *m = rt->model;
 	CudaDevice *dev = &m->dev;
-	NcclId      id[PLAN_MAX_RANKS] = { 0 };
+	NcclId id[PLAN_MAX_RANKS] = { 0 };
 	const size_t bytes = (size_t)p->stages * sizeof *id;
-	llmc_error  why = { 0 };
+	llmc_error why = { 0 };
 	llmc_status status = LLMC_OK;
 
 	for (int k = 0; k < p->stages && mpi_world_rank(w) == 0 && status == LLMC_OK; k++)
 		status = nccl_id(l, &id[k], &why);
 	TRY(mpi_world_agree(w, status, &why, err));
-	if (!(mpi_world_rank(w) == 0 ? mpi_world_broadcast(w, id, bytes) : mpi_world_receive(w, id, bytes)))
+	if (!(mpi_world_rank(w) == 0 ? mpi_world_broadcast(w, id, bytes)
+	                             : mpi_world_receive(w, id, bytes)))
 		return error_set(err, LLMC_E_DEVICE, "ranks of this job cannot be reached");
 	status = nccl_connect(l, &dev, p->rank, 1, p->ranks, &id[p->stage], comm_timeout(), &why);
 	return mpi_world_agree(w, status, &why, err);
@@ -53,9 +57,9 @@ llmc_status
 cuda_connect_processes(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err)
 {
 	const CommAlgorithmMode wanted = comm_algorithm_mode();
-	MpiWorld           *w = rt->world;
-	Nccl            *l = NULL;
-	llmc_error       why = { 0 };
+	MpiWorld *w = rt->world;
+	Nccl *l = NULL;
+	llmc_error why = { 0 };
 
 	if (!w || rt->plan->ranks < 2)
 		return LLMC_OK;
@@ -68,8 +72,12 @@ cuda_connect_processes(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error 
 	}
 	nccl_abort(l);
 	nccl_close(l);
-	TRY(mpi_world_agree(w, wanted == ALGO_MODE_NCCL || wanted == ALGO_MODE_UNKNOWN ? status : LLMC_OK, &why, err)); /* who insists, insists for all */
+	TRY(mpi_world_agree(
+	    w, wanted == ALGO_MODE_NCCL || wanted == ALGO_MODE_UNKNOWN ? status : LLMC_OK, &why,
+	    err)); /* who insists, insists for all */
 	if (mpi_world_rank(w) == 0 && wanted != ALGO_MODE_OWN)
-		log_line(log, log_user, LLMC_LOG_WARNING, "GPUs of this job talk through the host's memory, without NCCL: %s", why.text);
+		log_line(log, log_user, LLMC_LOG_WARNING,
+		         "GPUs of this job talk through the host's memory, without NCCL: %s",
+		         why.text);
 	return LLMC_OK;
 }

@@ -1,5 +1,5 @@
-/* Tensor maps of steps: how the copy unit of sm_90 and later sees the memory of an argument. All that they depend on is fixed for the
- * life of a session, so they are made once. */
+/* Tensor maps of steps: how the copy unit of sm_90 and later sees the memory of an argument. All
+ * that they depend on is fixed for the life of a session, so they are made once. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +21,8 @@ argument_bytes(const Session *s, const PlanRef *r)
 		n = plan_extent_elems(&p->buffer[r->index].extent, s->sym);
 		return n < 0 ? -1 : n * dtype_info(p->buffer[r->index].dtype)->block_bytes;
 	case REF_POOL:
-		return (int64_t)kv_pool_pages(&s->kv, r->index) * plan_layer_page_bytes(&p->pool[r->index]);
+		return (int64_t)kv_pool_pages(&s->kv, r->index) *
+		       plan_layer_page_bytes(&p->pool[r->index]);
 	case REF_NONE:
 	case REF_ROPE:
 		break;
@@ -35,18 +36,27 @@ make_map(CudaSession *c, const CudaStep *k, int i, llmc_error *err)
 	CudaDevice *d = &c->m->dev;
 	const PlanMap *m = &k->kernel->map[i];
 	int64_t bytes = argument_bytes(c->s, &k->step->arg[m->arg]);
-	uint64_t dim[2] = { (uint64_t)m->cols, bytes < 0 ? 0 : (uint64_t)(bytes / (2 * m->cols)) }, stride[1] = { (uint64_t)m->cols * 2 };
+	uint64_t dim[2] = { (uint64_t)m->cols, bytes < 0 ? 0 : (uint64_t)(bytes / (2 * m->cols)) },
+	         stride[1] = { (uint64_t)m->cols * 2 };
 	unsigned box[2] = { (unsigned)m->box[0], (unsigned)m->box[1] }, step[2] = { 1, 1 };
 	int swizzle = m->swizzle == 128 ? 3 : m->swizzle / 32;
 
 	if (!dim[1])
-		return error_set(err, LLMC_E_INPUT, "op %s (layer %d): the plan maps argument %s, which has no memory for a row of %lld elements",
-		                 op_info[k->step->op].name, k->step->layer, k->kernel->arg[m->arg].name, (long long)m->cols);
+		return error_set(err, LLMC_E_INPUT,
+		                 "op %s (layer %d): the plan maps argument %s, which has no memory "
+		                 "for a row of %lld elements",
+		                 op_info[k->step->op].name, k->step->layer,
+		                 k->kernel->arg[m->arg].name, (long long)m->cols);
 	if (!d->api.tensor_map)
-		return error_set(err, LLMC_E_MISSING, "the NVIDIA driver is too old for this plan: it has no tensor maps "
-		                 "(cuTensorMapEncodeTiled); update the driver to 525 or newer");
-	CUDA_TRY(d, d->api.tensor_map(k->maps->map[i], MAP_U16, 2, k->call.a[m->arg], dim, stride, box, step, 0, swizzle, MAP_L2_128, 0),
-	         "mapping argument %s of op %s (layer %d)", k->kernel->arg[m->arg].name, op_info[k->step->op].name, k->step->layer);
+		return error_set(
+		    err, LLMC_E_MISSING,
+		    "the NVIDIA driver is too old for this plan: it has no tensor maps "
+		    "(cuTensorMapEncodeTiled); update the driver to 525 or newer");
+	CUDA_TRY(d,
+	         d->api.tensor_map(k->maps->map[i], MAP_U16, 2, k->call.a[m->arg], dim, stride, box,
+	                           step, 0, swizzle, MAP_L2_128, 0),
+	         "mapping argument %s of op %s (layer %d)", k->kernel->arg[m->arg].name,
+	         op_info[k->step->op].name, k->step->layer);
 	return LLMC_OK;
 }
 

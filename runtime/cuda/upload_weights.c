@@ -1,4 +1,5 @@
-/* Weights to the device: packed into pinned buffers by turns, each copied while the next is filled. */
+/* Weights to the device: packed into pinned buffers by turns, each copied while the next is filled.
+ */
 #include "base/log.h"
 #include "runtime/cuda/cuda.h"
 
@@ -7,19 +8,19 @@ enum { N_STAGE = 3, STAGE_BYTES = 16 << 20 };
 typedef struct WeightUpload {
 	CudaDevice *d;
 	CUdeviceptr base;
-	CUstream    stream;
-	char       *buf[N_STAGE];
-	CUevent     event[N_STAGE];
-	bool        busy[N_STAGE];   /* a copy from it may be under way */
-	size_t      cap;
-	int         at;              /* buffer being filled */
-	int64_t     first, end;      /* bytes of the region that it holds */
-	int64_t     total;
-	bool        report_progress;            /* progress: there is enough for it to take time */
-	int         shown;           /* tenths */
+	CUstream stream;
+	char *buf[N_STAGE];
+	CUevent event[N_STAGE];
+	bool busy[N_STAGE]; /* a copy from it may be under way */
+	size_t cap;
+	int at;             /* buffer being filled */
+	int64_t first, end; /* bytes of the region that it holds */
+	int64_t total;
+	bool report_progress; /* progress: there is enough for it to take time */
+	int shown;            /* tenths */
 	const WeightsOptions *opt;
-	void      (*poll)(void *user);
-	void       *poll_user;
+	void (*poll)(void *user);
+	void *poll_user;
 } WeightUpload;
 
 static void
@@ -30,7 +31,8 @@ report_progress(WeightUpload *l, int64_t done)
 	if (!l->report_progress || tenth <= l->shown)
 		return;
 	l->shown = tenth;
-	log_line(l->opt->log, l->opt->log_user, LLMC_LOG_INFO, "weights: %d of %d MB on the GPU", (int)(done >> 20), (int)(l->total >> 20));
+	log_line(l->opt->log, l->opt->log_user, LLMC_LOG_INFO, "weights: %d of %d MB on the GPU",
+	         (int)(done >> 20), (int)(l->total >> 20));
 }
 
 /* Copy what the buffer holds, and go on to the next. */
@@ -41,7 +43,9 @@ flush(WeightUpload *l, llmc_error *err)
 
 	if (l->end == l->first)
 		return LLMC_OK;
-	CUDA_TRY(d, d->api.copy_up(l->base + (CUdeviceptr)l->first, l->buf[l->at], (size_t)(l->end - l->first), l->stream),
+	CUDA_TRY(d,
+	         d->api.copy_up(l->base + (CUdeviceptr)l->first, l->buf[l->at],
+	                        (size_t)(l->end - l->first), l->stream),
 	         "copying weights to the GPU");
 	CUDA_TRY(d, d->api.event_record(l->event[l->at], l->stream), "copying weights to the GPU");
 	l->busy[l->at] = true;
@@ -88,11 +92,13 @@ load(WeightUpload *l, Weights *w, const int64_t *offset, llmc_error *err)
 	if ((int64_t)l->cap > l->total && l->total)
 		l->cap = (size_t)l->total;
 	room.cap = l->cap;
-	CUDA_TRY(d, d->api.stream_create(&l->stream, CU_STREAM_NON_BLOCKING), "making a stream to load weights");
+	CUDA_TRY(d, d->api.stream_create(&l->stream, CU_STREAM_NON_BLOCKING),
+	         "making a stream to load weights");
 	for (int i = 0; i < N_STAGE; i++) {
-		CUDA_TRY(d, d->api.host_alloc((void **)&l->buf[i], l->cap, CU_HOST_PORTABLE), "pinning %zu MB to load weights",
-		         l->cap >> 20);
-		CUDA_TRY(d, d->api.event_create(&l->event[i], CU_EVENT_NO_TIMING), "making an event to load weights");
+		CUDA_TRY(d, d->api.host_alloc((void **)&l->buf[i], l->cap, CU_HOST_PORTABLE),
+		         "pinning %zu MB to load weights", l->cap >> 20);
+		CUDA_TRY(d, d->api.event_create(&l->event[i], CU_EVENT_NO_TIMING),
+		         "making an event to load weights");
 	}
 	TRY(weights_stage(w, l->opt, offset, &room, err));
 	TRY(flush(l, err));
@@ -102,10 +108,16 @@ load(WeightUpload *l, Weights *w, const int64_t *offset, llmc_error *err)
 }
 
 llmc_status
-cuda_weights_load(CudaDevice *d, Weights *w, const WeightsOptions *opt, CUdeviceptr base, const int64_t *offset,
-                  int64_t bytes, void (*poll)(void *user), void *poll_user, llmc_error *err)
+cuda_weights_load(CudaDevice *d, Weights *w, const WeightsOptions *opt, CUdeviceptr base,
+                  const int64_t *offset, int64_t bytes, void (*poll)(void *user), void *poll_user,
+                  llmc_error *err)
 {
-	WeightUpload l = { .d = d, .base = base, .total = bytes, .opt = opt, .poll = poll, .poll_user = poll_user };
+	WeightUpload l = { .d = d,
+		           .base = base,
+		           .total = bytes,
+		           .opt = opt,
+		           .poll = poll,
+		           .poll_user = poll_user };
 	llmc_status status = load(&l, w, offset, err);
 
 	if (status != LLMC_OK && l.stream) /* copies out of the buffers end before these go */

@@ -5,19 +5,22 @@
 #include <string.h>
 
 enum {
-	LONGEST = 48,     /* of a match that is measured */
-	TRIED = 24,       /* places that are compared */
-	STALE = 512,      /* measured steps after which a time is assumed again, so that a chain is tried again */
-	NEAR = 12,        /* tokens behind a copy's end where one token alone is a match */
-	ASK_AGAIN = 100,  /* steps after which a model that was not worth it guesses once more */
+	LONGEST = 48, /* of a match that is measured */
+	TRIED = 24,   /* places that are compared */
+	STALE = 512, /* measured steps after which a time is assumed again, so that a chain is tried
+	                again */
+	NEAR = 12,   /* tokens behind a copy's end where one token alone is a match */
+	ASK_AGAIN = 100, /* steps after which a model that was not worth it guesses once more */
 };
 
-/* Before anything is measured: rows of a chain share their weights, so each costs a fraction of the first. On the low side, so
- * that a chain is tried once. */
+/* Before anything is measured: rows of a chain share their weights, so each costs a fraction of the
+ * first. On the low side, so that a chain is tried once. */
 static const double ROW_SHARE = 0.12;
-static const float prior[DRAFT_BINS] = { 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.88f, 0.93f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f };
+static const float prior[DRAFT_BINS] = { 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.88f, 0.93f,
+	                                 0.7f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f,  0.7f };
 static const float PRIOR_WEIGHT = 4, SESSION_WEIGHT = 3; /* in guesses */
-static const float KEEP_TEXT = 0.97f, KEEP_SESSION = 0.999f; /* of what was counted, at each guess that is counted */
+static const float KEEP_TEXT = 0.97f,
+                   KEEP_SESSION = 0.999f; /* of what was counted, at each guess that is counted */
 /* A step with guesses must be expected to be faster by so much: what is measured is rough. */
 static const double MARGIN = 1.02;
 
@@ -26,8 +29,8 @@ draft_rows(const Plan *p)
 {
 	int64_t rows = DRAFT_MOST + 1;
 
-	/* latent attention has two forms: rows of a chain must take the one that single rows take (llmc_mla.h) for any number of
-	 * positions before them that is not below their own */
+	/* latent attention has two forms: rows of a chain must take the one that single rows take
+	 * (llmc_mla.h) for any number of positions before them that is not below their own */
 	for (int ph = 0; ph < p->n_phase; ph++)
 		for (int i = 0; i < p->phase[ph].n_step; i++) {
 			int64_t expand = step_int(&p->phase[ph].step[i], "expand");
@@ -123,7 +126,9 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 
 	d->n = d->run = d->match = 0;
 	most = most < DRAFT_MOST ? most : DRAFT_MOST;
-	most = most < n - 2 ? most : n - 2; /* no more rows than positions before them: draft_rows counts on it */
+	most = most < n - 2
+	           ? most
+	           : n - 2; /* no more rows than positions before them: draft_rows counts on it */
 	if (n > d->room || n < 3 || most < 1 || of->eager)
 		return;
 	/* up to the token before the last: what ends with the last has nothing behind it */
@@ -139,7 +144,8 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 		if (n < k + 2)
 			continue;
 		int32_t at = d->last[k][hash(d, tok, n - 1, k)];
-		for (int tried = 0; at >= 0 && tried < TRIED && d->match < LONGEST; tried++, at = d->before[k][at]) {
+		for (int tried = 0; at >= 0 && tried < TRIED && d->match < LONGEST;
+		     tried++, at = d->before[k][at]) {
 			int32_t length = match(tok, at, n - 1);
 			if (length >= k + 2 && length > d->match) { /* of equals the latest */
 				d->match = length;
@@ -147,7 +153,8 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 			}
 		}
 	}
-	/* a text that was being copied often goes on a little further in its source: there the last token alone is enough */
+	/* a text that was being copied often goes on a little further in its source: there the last
+	 * token alone is enough */
 	for (int32_t at = d->next; best < 0 && at >= 0 && at < d->next + NEAR && at < n - 1; at++)
 		if (tok[at] == tok[n - 1]) {
 			d->match = 1;
@@ -157,7 +164,8 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 		return;
 	d->from = best + 1;
 	d->n = most;
-	for (int32_t i = 0; i < d->n; i++) { /* where what followed reaches the end, the guesses follow themselves */
+	for (int32_t i = 0; i < d->n;
+	     i++) { /* where what followed reaches the end, the guesses follow themselves */
 		d->tok[i] = best + 1 + i < n ? tok[best + 1 + i] : d->tok[best + 1 + i - n];
 		d->bin[i] = (int8_t)bin(d->match + i);
 		odds *= chance(d, of, d->bin[i]);
@@ -215,7 +223,8 @@ draft_update(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new)
 static double
 assumed(const Drafter *of, int32_t texts, int32_t rows)
 {
-	return of->plain[texts].s * (1 + ROW_SHARE * (rows - 1)) / (1 + ROW_SHARE * (texts - 1)) * (of->factor > 0 ? of->factor : 1);
+	return of->plain[texts].s * (1 + ROW_SHARE * (rows - 1)) / (1 + ROW_SHARE * (texts - 1)) *
+	       (of->factor > 0 ? of->factor : 1);
 }
 
 static double
@@ -257,19 +266,22 @@ base_time(const Drafter *of, int32_t texts, int32_t again)
 	return again ? chain_time(of, texts, texts + again) : of->plain[texts].s;
 }
 
-/* What so many more rows take, of which the odds are that all come true: else they run once more where there are states, at what they have cost. */
+/* What so many more rows take, of which the odds are that all come true: else they run once more
+ * where there are states, at what they have cost. */
 static double
 rows_time(const Drafter *of, int32_t texts, int32_t again, int32_t more, double odds)
 {
-	double t = chain_time(of, texts, texts + again + more), extra = t - base_time(of, texts, again);
+	double t = chain_time(of, texts, texts + again + more),
+	       extra = t - base_time(of, texts, again);
 
 	return of->states && extra > 0 ? t + (1 - odds) * extra : t;
 }
 
-/* Give `most` rows to guesses, the likeliest of all texts next. How many of them give the most tokens by time, if that is more
- * than `best`; else 0. */
+/* Give `most` rows to guesses, the likeliest of all texts next. How many of them give the most
+ * tokens by time, if that is more than `best`; else 0. */
 static int32_t
-hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t most, double best)
+hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t most,
+         double best)
 {
 	double expect = texts;
 	int32_t best_rows = 0;
@@ -279,7 +291,8 @@ hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t a
 	for (int32_t r = 1; r <= most; r++) {
 		Draft *next = NULL;
 		for (int32_t i = 0; i < n; i++)
-			if (d[i]->run < d[i]->n && (!next || d[i]->odds_at[d[i]->run] > next->odds_at[next->run]))
+			if (d[i]->run < d[i]->n &&
+			    (!next || d[i]->odds_at[d[i]->run] > next->odds_at[next->run]))
 				next = d[i];
 		if (!next)
 			break;
@@ -298,7 +311,8 @@ hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t a
 
 /* What a smaller model costs is spent by then. */
 void
-drafter_choose_length(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t rows)
+drafter_choose_length(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again,
+                      int32_t rows)
 {
 	const int32_t room = DRAFT_ROWS - texts - again;
 	int32_t run = 0;
@@ -307,7 +321,8 @@ drafter_choose_length(const Drafter *of, Draft *const *d, int32_t n, int32_t tex
 	if (of->eager)
 		run = rows;
 	else if (room > 0 && texts >= 1 && texts <= DRAFT_MAX_SEQS && of->plain[texts].s > 0)
-		run = hand_out(of, d, n, texts, again, rows, texts / base_time(of, texts, again) * MARGIN);
+		run = hand_out(of, d, n, texts, again, rows,
+		               texts / base_time(of, texts, again) * MARGIN);
 	hand_out(of, d, n, texts, again, run, 0);
 }
 
@@ -319,16 +334,20 @@ drafter_record_model_step(Drafter *of, double seconds)
 }
 
 int32_t
-draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t most)
+draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again,
+                   int32_t most)
 {
 	const int32_t room = DRAFT_ROWS - texts - again;
 	int32_t best_most = 0;
 
 	if (n >= 1 && of->eager)
 		return most < room / n ? most : room / n;
-	if (n < 1 || room < n || texts > DRAFT_MAX_SEQS || of->plain[texts].s <= 0) /* texts that come back from host memory stand beside rows that run again */
+	if (n < 1 || room < n || texts > DRAFT_MAX_SEQS ||
+	    of->plain[texts].s <=
+	        0) /* texts that come back from host memory stand beside rows that run again */
 		return 0;
-	double expect = texts, odds[DRAFT_MAX_SEQS], best = texts / base_time(of, texts, again) * MARGIN;
+	double expect = texts, odds[DRAFT_MAX_SEQS],
+	       best = texts / base_time(of, texts, again) * MARGIN;
 	for (int32_t i = 0; i < n; i++)
 		odds[i] = 1;
 	for (int32_t k = 1; k <= most && n * k <= room; k++) {
@@ -345,7 +364,8 @@ draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32
 		}
 	}
 	of->model_idle = best_most ? 0 : of->model_idle + 1;
-	if (best_most == 0 && of->model_idle % ASK_AGAIN == 0) /* odds and times change: look now and then */
+	if (best_most == 0 &&
+	    of->model_idle % ASK_AGAIN == 0) /* odds and times change: look now and then */
 		return most < 2 ? most : 2;
 	return best_most;
 }

@@ -1,5 +1,7 @@
-/* Guesses of a second, smaller model of the same tokenizer, or of the head of the model itself (mtp_head.c). It has a session of its own, with a sequence for each text that it follows; one
- * step of it for all texts makes one more guess of each, the likeliest token. What it says decides about time alone. */
+/* Guesses of a second, smaller model of the same tokenizer, or of the head of the model itself
+ * (mtp_head.c). It has a session of its own, with a sequence for each text that it follows; one
+ * step of it for all texts makes one more guess of each, the likeliest token. What it says decides
+ * about time alone. */
 #include <string.h>
 
 #include "runtime/engine/engine_internal.h"
@@ -13,7 +15,8 @@ draft_model_drop(Engine *e, RequestChoice *c)
 	mtp_rows_free(&c->head);
 }
 
-/* Its sequence, with all of the text but the last tokens, which fit a step. False: not in this step. */
+/* Its sequence, with all of the text but the last tokens, which fit a step. False: not in this
+ * step. */
 static bool
 draft_model_ready(Engine *e, RequestChoice *c, const SchedSeq *q)
 {
@@ -21,7 +24,8 @@ draft_model_ready(Engine *e, RequestChoice *c, const SchedSeq *q)
 	llmc_error err;
 
 	if (e->is_head) /* it reads the model's rows as they come */
-		return c->draft_session >= 0 && c->head.n > 0 && c->head.at + c->head.n == q->n_tok - 1;
+		return c->draft_session >= 0 && c->head.n > 0 &&
+		       c->head.at + c->head.n == q->n_tok - 1;
 	if (c->draft_session < 0) {
 		int32_t bound = q->req->bound < lim->context ? q->req->bound : lim->context;
 		if (session_seq_new(e->draft_session, bound, &c->draft_session, &err) != LLMC_OK) {
@@ -42,31 +46,42 @@ draft_model_ready(Engine *e, RequestChoice *c, const SchedSeq *q)
 	return false;
 }
 
-/* One more guess of each; false: it cannot go on. came [n]: rows for the head, which leaves the next ones there. */
+/* One more guess of each; false: it cannot go on. came [n]: rows for the head, which leaves the
+ * next ones there. */
 static bool
-draft_one_token(Engine *e, llmc_chunk *chunk, const float **came, Draft *const *d, int32_t n, int32_t at)
+draft_one_token(Engine *e, llmc_chunk *chunk, const float **came, Draft *const *d, int32_t n,
+                int32_t at)
 {
 	const int64_t hidden = e->plan->hidden;
 	int32_t vocab = (int32_t)e->draft_session->plan->vocab, most = (int32_t)e->plan->vocab;
 	double start = clock_now();
 	llmc_error err;
 
-	if (session_forward_rows(e->draft_session, chunk, (size_t)n, e->is_head ? came : NULL, e->draft_logits, &err) != LLMC_OK)
+	if (session_forward_rows(e->draft_session, chunk, (size_t)n, e->is_head ? came : NULL,
+	                         e->draft_logits, &err) != LLMC_OK)
 		return false;
 	for (int32_t i = 0; i < n && e->is_head; i++)
-		came[i] = memcpy(e->draft_rows_buf + i * hidden, session_rows(e->draft_session, (size_t)i) + (chunk[i].n_tok - 1) * hidden, (size_t)hidden * sizeof **came);
+		came[i] = memcpy(e->draft_rows_buf + i * hidden,
+		                 session_rows(e->draft_session, (size_t)i) +
+		                     (chunk[i].n_tok - 1) * hidden,
+		                 (size_t)hidden * sizeof **came);
 	if (at) /* the first reads what it has missed */
 		drafter_record_model_step(&e->drafter, clock_now() - start);
 	for (int32_t i = 0; i < n; i++) {
-		if (sample_largest(e->draft_logits + (size_t)i * (size_t)vocab, vocab, &d[i]->tok[at], &err) != LLMC_OK || d[i]->tok[at] >= most)
+		if (sample_largest(e->draft_logits + (size_t)i * (size_t)vocab, vocab,
+		                   &d[i]->tok[at], &err) != LLMC_OK ||
+		    d[i]->tok[at] >= most)
 			return false;
-		chunk[i] = (llmc_chunk){ .seq = chunk[i].seq, .tok = &d[i]->tok[at], .n_tok = 1, .n_out = 1 };
+		chunk[i] = (llmc_chunk){
+			.seq = chunk[i].seq, .tok = &d[i]->tok[at], .n_tok = 1, .n_out = 1
+		};
 	}
 	return true;
 }
 
 void
-draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t texts, int32_t again)
+draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t texts,
+                    int32_t again)
 {
 	const llmc_limits *lim = session_limits_of(e->draft_session);
 	llmc_chunk chunk[DRAFT_MAX_SEQS];
@@ -78,20 +93,26 @@ draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, i
 	for (int32_t i = 0; i < n; i++) {
 		EngineRequest *j = q[i]->req->user;
 		RequestChoice *c = &j->choice[q[i]->index];
-		int32_t room = q[i]->req->bound - q[i]->n_tok, second_room = lim->context - q[i]->n_tok;
+		int32_t room = q[i]->req->bound - q[i]->n_tok,
+		        second_room = lim->context - q[i]->n_tok;
 		room = room < second_room ? room : second_room;
 		room = room < j->speculate ? room : j->speculate;
-		if (d[i]->n && d[i]->odds_at[0] >= SURE) /* what followed before is as good, and free */
+		if (d[i]->n &&
+		    d[i]->odds_at[0] >= SURE) /* what followed before is as good, and free */
 			continue;
 		if (room < 1 || n_own == lim->n_out || !draft_model_ready(e, c, q[i]))
 			continue;
-		int32_t from = e->is_head ? c->head.at + 1 : session_seq_len(e->draft_session, c->draft_session);
+		int32_t from = e->is_head ? c->head.at + 1
+		                          : session_seq_len(e->draft_session, c->draft_session);
 		if (tokens + q[i]->n_tok - from > lim->chunk)
 			continue;
 		tokens += q[i]->n_tok - from;
 		most = most < room ? most : room;
 		came[n_own] = c->head.row;
-		chunk[n_own] = (llmc_chunk){ .seq = c->draft_session, .tok = q[i]->tok + from, .n_tok = q[i]->n_tok - from, .n_out = 1 };
+		chunk[n_own] = (llmc_chunk){ .seq = c->draft_session,
+			                     .tok = q[i]->tok + from,
+			                     .n_tok = q[i]->n_tok - from,
+			                     .n_out = 1 };
 		of[n_own] = q[i];
 		own[n_own++] = d[i];
 	}
@@ -106,7 +127,8 @@ draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, i
 			return;
 		}
 		for (int32_t i = 0; k == 0 && i < n_own; i++) {
-			RequestChoice *c = &((EngineRequest *)of[i]->req->user)->choice[of[i]->index];
+			RequestChoice *c =
+			    &((EngineRequest *)of[i]->req->user)->choice[of[i]->index];
 			if (e->is_head)
 				mtp_rows_consume(e, c, of[i], c->head.n);
 			else
@@ -114,7 +136,8 @@ draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, i
 			len[i] = session_seq_len(e->draft_session, chunk[i].seq);
 		}
 	}
-	for (int32_t i = 0; i < n_own && most && e->is_head; i++) /* behind the text it has read rows of its own */
+	for (int32_t i = 0; i < n_own && most && e->is_head;
+	     i++) /* behind the text it has read rows of its own */
 		session_seq_trim(e->draft_session, chunk[i].seq, len[i], NULL);
 	for (int32_t i = 0; i < n_own && most; i++)
 		draft_from_model(own[i], &e->drafter, most);
@@ -123,7 +146,9 @@ draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, i
 void
 draft_model_commit(Engine *e, RequestChoice *c, int32_t certain)
 {
-	int32_t len = c->draft_session < 0 || e->is_head ? 0 : session_seq_len(e->draft_session, c->draft_session);
+	int32_t len = c->draft_session < 0 || e->is_head
+	                  ? 0
+	                  : session_seq_len(e->draft_session, c->draft_session);
 
 	if (len > certain)
 		session_seq_trim(e->draft_session, c->draft_session, certain, NULL);

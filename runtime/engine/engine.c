@@ -1,4 +1,5 @@
-/* The engine's thread: take requests in, decide on a step, run it, let each choice say its token, hand the events over. */
+/* The engine's thread: take requests in, decide on a step, run it, let each choice say its token,
+ * hand the events over. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -31,12 +32,13 @@ static void
 wait_for_work(Engine *e)
 {
 	struct timespec until;
-	llmc_error      err;
+	llmc_error err;
 
 	clock_after(&until, LOOK_MS);
 	if (!e->ranks || e->dead.code != LLMC_OK) {
 		pthread_cond_wait(&e->wake, &e->lock);
-	} else if (pthread_cond_timedwait(&e->wake, &e->lock, &until) != 0 && !session_check_ranks(e->session, &err)) {
+	} else if (pthread_cond_timedwait(&e->wake, &e->lock, &until) != 0 &&
+	           !session_check_ranks(e->session, &err)) {
 		pthread_mutex_unlock(&e->lock);
 		fail_device(e, &err);
 		pthread_mutex_lock(&e->lock);
@@ -71,7 +73,8 @@ drain_inbox(Engine *e)
 	*end = fresh;
 	if (e->n_cancel || cut)
 		for (EngineRequest *j = e->work; j; j = j->next)
-			j->over = j->over || j->cancel || cut; /* for a moment: what to end outside of the lock */
+			j->over = j->over || j->cancel ||
+			          cut; /* for a moment: what to end outside of the lock */
 	e->n_cancel = 0;
 	pthread_mutex_unlock(&e->lock);
 	if (stop)
@@ -107,13 +110,16 @@ sample_part(void *user, int stage, int part, int n_parts)
 	n_parts = n_parts < e->n_scratch ? n_parts : e->n_scratch;
 	for (int32_t i = part; i < e->n_sampled; i += n_parts) {
 		SampledToken *p = &e->sampled[i];
-		p->status = sampler_sample(p->c->sampler, &e->scratch[part], p->logits, &p->id, &p->err);
+		p->status =
+		    sampler_sample(p->c->sampler, &e->scratch[part], p->logits, &p->id, &p->err);
 		p->logprob = 0;
 		p->n_top = 0;
 		if (p->status != LLMC_OK || !p->job->logprobs)
 			continue;
-		p->n_top = p->job->n_top < (int32_t)e->plan->vocab ? p->job->n_top : (int32_t)e->plan->vocab;
-		p->logprob = sample_logprobs(p->logits, (int32_t)e->plan->vocab, p->id, p->top, p->n_top);
+		p->n_top = p->job->n_top < (int32_t)e->plan->vocab ? p->job->n_top
+		                                                   : (int32_t)e->plan->vocab;
+		p->logprob =
+		    sample_logprobs(p->logits, (int32_t)e->plan->vocab, p->id, p->top, p->n_top);
 	}
 }
 
@@ -126,13 +132,16 @@ sample_all(Engine *e)
 		sample_part(e, 0, 0, 1);
 }
 
-/* Can the device sample all that this step says? What it must know of the sequences is told it on the way. */
+/* Can the device sample all that this step says? What it must know of the sequences is told it on
+ * the way. */
 static bool
 can_sample_on_device(Engine *e, int32_t n)
 {
 	bool says = false;
 
-	if (e->has_drafts || (e->is_head && n <= DRAFT_MAX_SEQS)) /* it picks at one row of a sequence, and rows for a head are read behind a step */
+	if (e->has_drafts ||
+	    (e->is_head && n <= DRAFT_MAX_SEQS)) /* it picks at one row of a sequence, and rows for
+	                                            a head are read behind a step */
 		return false;
 	for (int32_t i = 0; i < n; i++) {
 		const EngineRequest *j = e->sched->chunk_seq[i]->req->user;
@@ -144,16 +153,19 @@ can_sample_on_device(Engine *e, int32_t n)
 		const SchedSeq *q = e->sched->chunk_seq[i];
 		EngineRequest *j = q->req->user;
 		RequestChoice *c = &j->choice[q->index];
-		if (!e->sched->chunk[i].n_out || (c->device_n == c->n_new && c->device_stay == q->n_preempted))
+		if (!e->sched->chunk[i].n_out ||
+		    (c->device_n == c->n_new && c->device_stay == q->n_preempted))
 			continue;
-		if (session_sample_params(e->session, q->q, &j->p, q->tok, (size_t)q->req->n_prompt, q->tok + q->req->n_prompt,
-		                        (size_t)c->n_new, NULL) != LLMC_OK)
+		if (session_sample_params(e->session, q->q, &j->p, q->tok, (size_t)q->req->n_prompt,
+		                          q->tok + q->req->n_prompt, (size_t)c->n_new,
+		                          NULL) != LLMC_OK)
 			return false;
 	}
 	return says;
 }
 
-/* Whose token chunk i says, where that is under a grammar, or NULL. Of chunks that say nothing it may be one, too. */
+/* Whose token chunk i says, where that is under a grammar, or NULL. Of chunks that say nothing it
+ * may be one, too. */
 static llmc_sampler *
 constrained_choice(const Engine *e, int32_t i)
 {
@@ -178,7 +190,8 @@ begin_masks(Engine *e, int32_t n)
 	masks_begin(e->masks);
 }
 
-/* While the device runs the step, what its choices may say; one that may say nothing fails alone, whatever is picked for it. */
+/* While the device runs the step, what its choices may say; one that may say nothing fails alone,
+ * whatever is picked for it. */
 static llmc_status
 queue_masked(Engine *e, int32_t n, llmc_error *err)
 {
@@ -198,10 +211,11 @@ queue_masked(Engine *e, int32_t n, llmc_error *err)
 	return session_queue_sample(e->session, e->mask, err) == LLMC_OK ? LLMC_OK : LLMC_E_DEVICE;
 }
 
-/* Inline only: queue the step that follows this one before the host reads the token that this one samples, so that the
- * device does not wait for the host. The device feeds itself the sampled token. The queued row is dropped if the request
- * ends with this token. Requires an engine without a prefix cache: the KV holds a position whose token is not known yet.
- * E_DEVICE: the device has failed. Any other refusal leaves the next step to be queued in its turn. */
+/* Inline only: queue the step that follows this one before the host reads the token that this one
+ * samples, so that the device does not wait for the host. The device feeds itself the sampled
+ * token. The queued row is dropped if the request ends with this token. Requires an engine without
+ * a prefix cache: the KV holds a position whose token is not known yet. E_DEVICE: the device has
+ * failed. Any other refusal leaves the next step to be queued in its turn. */
 static llmc_status
 queue_ahead(Engine *e, int32_t n, llmc_error *err)
 {
@@ -209,7 +223,8 @@ queue_ahead(Engine *e, int32_t n, llmc_error *err)
 	const EngineRequest *j = q->req->user;
 	const llmc_chunk next = { .seq = q->q, .n_tok = 1, .n_out = 1 };
 
-	if (!e->is_inline || n != 1 || !e->sched->chunk[0].n_out || j->choice[q->index].n_new + 1 >= j->req->max_new)
+	if (!e->is_inline || n != 1 || !e->sched->chunk[0].n_out ||
+	    j->choice[q->index].n_new + 1 >= j->req->max_new)
 		return LLMC_OK;
 	llmc_status status = session_queue_step(e->session, &next, 1, err);
 	e->is_ahead = status == LLMC_OK;
@@ -243,13 +258,19 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 		if (!e->sched->chunk[i].n_out)
 			continue;
 		SampledToken *p = &e->sampled[e->n_sampled];
-		*p = (SampledToken){ .job = j, .c = &j->choice[q->index], .id = e->ids[at], .logprob = j->logprobs ? e->logprobs[at] : 0 };
+		*p = (SampledToken){ .job = j,
+			             .c = &j->choice[q->index],
+			             .id = e->ids[at],
+			             .logprob = j->logprobs ? e->logprobs[at] : 0 };
 		at++;
 		if (p->id < 0)
 			p->status = error_set(&p->err, LLMC_E_CHECK, "%s",
-			                      status == LLMC_E_CHECK && err->text[0] ? err->text : "the logits hold no token that can be picked");
+			                      status == LLMC_E_CHECK && err->text[0]
+			                          ? err->text
+			                          : "the logits hold no token that can be picked");
 		else if (constrained_choice(e, i))
-			p->status = sampler_mask(p->c->sampler, &(const uint32_t *){ NULL }, &p->err);
+			p->status =
+			    sampler_mask(p->c->sampler, &(const uint32_t *){ NULL }, &p->err);
 		sampler_advance(p->c->sampler);
 		p->c->device_n = p->c->n_new + 1;
 		p->c->device_stay = q->n_preempted;
@@ -258,7 +279,8 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Guesses behind the tokens of a step that goes on with texts alone: as many as pay, by what rows have taken so far. */
+/* Guesses behind the tokens of a step that goes on with texts alone: as many as pay, by what rows
+ * have taken so far. */
 static void
 draft_tokens(Engine *e, int32_t n)
 {
@@ -283,10 +305,12 @@ draft_tokens(Engine *e, int32_t n)
 		if (!c->draft)
 			continue;
 		if (e->draft_fn) {
-			c->draft->n = c->draft->run = e->draft_fn(e->draft_fn_user, q->tok, q->n_tok, c->draft->tok, j->speculate);
+			c->draft->n = c->draft->run = e->draft_fn(
+			    e->draft_fn_user, q->tok, q->n_tok, c->draft->tok, j->speculate);
 		} else {
 			int32_t left = q->req->bound - q->n_tok;
-			draft_look_up(c->draft, &e->drafter, q->tok, q->n_tok, left < j->speculate ? left : j->speculate);
+			draft_look_up(c->draft, &e->drafter, q->tok, q->n_tok,
+			              left < j->speculate ? left : j->speculate);
 		}
 		chunk[n_draft] = i;
 		seq[n_draft] = q;
@@ -298,14 +322,16 @@ draft_tokens(Engine *e, int32_t n)
 		drafter_choose_length(&e->drafter, draft, n_draft, n, again, rows);
 	for (int32_t k = 0; k < n_draft; k++) {
 		if (draft[k]->run)
-			draft[k]->run = sched_add_drafts(e->sched, chunk[k], draft[k]->tok, draft[k]->run);
+			draft[k]->run =
+			    sched_add_drafts(e->sched, chunk[k], draft[k]->tok, draft[k]->run);
 		e->has_drafts |= draft[k]->run > 0;
 		e->now.drafts += draft[k]->run > 0;
 		e->now.drafted += (uint64_t)draft[k]->run;
 	}
 }
 
-/* All pushes of the step are made: what was guessed wrong is taken back, and what came is compared with what was guessed. */
+/* All pushes of the step are made: what was guessed wrong is taken back, and what came is compared
+ * with what was guessed. */
 static void
 commit_drafts(Engine *e, int32_t n)
 {
@@ -315,7 +341,8 @@ commit_drafts(Engine *e, int32_t n)
 		Draft *d = j->choice[q->index].draft;
 		int32_t from = e->n_tok_was[i], came = q->n_tok - from;
 		int32_t right = 0;
-		for (; d && right < d->n && right < came && d->tok[right] == q->tok[from + right]; right++)
+		for (; d && right < d->n && right < came && d->tok[right] == q->tok[from + right];
+		     right++)
 			if (right < d->run) {
 				e->now.accepted++;
 				e->now.accepted_at[right]++;
@@ -325,10 +352,15 @@ commit_drafts(Engine *e, int32_t n)
 		if (d)
 			draft_update(d, &e->drafter, q->tok + from, came);
 		sched_commit_drafts(e->sched, q);
-		if (e->is_head && e->rows && n <= DRAFT_MAX_SEQS && j->speculate && q->state == SEQ_RUNNING) {
+		if (e->is_head && e->rows && n <= DRAFT_MAX_SEQS && j->speculate &&
+		    q->state == SEQ_RUNNING) {
 			int32_t at = (int32_t)(e->sched->chunk[i].tok - q->tok);
-			int32_t certain = q->again ? q->n_tok - 1 : q->n_done; /* their rows are right, also where they run again */
-			mtp_rows_add(e, &j->choice[q->index], q, at, certain - at, session_rows(e->session, (size_t)i));
+			int32_t certain =
+			    q->again
+			        ? q->n_tok - 1
+			        : q->n_done; /* their rows are right, also where they run again */
+			mtp_rows_add(e, &j->choice[q->index], q, at, certain - at,
+			             session_rows(e->session, (size_t)i));
 		}
 	}
 }
@@ -363,12 +395,14 @@ finish_chunk(Engine *e, int32_t i)
 			request_finish(e, j, &j->choice[0], LLMC_FINISH_LENGTH, NULL);
 		return;
 	}
-	if (j->prompt_logprobs && k->n_out == k->n_tok && at < c->req->n_prompt && !request_prompt(e, j, at, k->n_tok, logits))
+	if (j->prompt_logprobs && k->n_out == k->n_tok && at < c->req->n_prompt &&
+	    !request_prompt(e, j, at, k->n_tok, logits))
 		return;
 	if (!says)
 		return;
 	/* the row of its last token; those of guesses behind it come in turn */
-	const float *last = logits + (size_t)(k->n_out - 1 - c->n_draft_tokens) * (size_t)plan_out_width(e->plan);
+	const float *last =
+	    logits + (size_t)(k->n_out - 1 - c->n_draft_tokens) * (size_t)plan_out_width(e->plan);
 	add_sample(e, j, c, last);
 	if (!sched_must_fork(c))
 		return;
@@ -411,7 +445,8 @@ emit_token(Engine *e, const SampledToken *p)
 	return false;
 }
 
-/* Rows in turn: the next of a choice is sampled only when its guess has come true, by a sampler that has taken it in. */
+/* Rows in turn: the next of a choice is sampled only when its guess has come true, by a sampler
+ * that has taken it in. */
 static void
 emit_sampled(Engine *e, bool sampled)
 {
@@ -431,8 +466,8 @@ emit_sampled(Engine *e, bool sampled)
 	}
 }
 
-/* Run the step; row[i]: where the logits of chunk i are. When a batch is refused, each of its chunks runs alone, so that
- * only the one at fault fails. */
+/* Run the step; row[i]: where the logits of chunk i are. When a batch is refused, each of its
+ * chunks runs alone, so that only the one at fault fails. */
 static llmc_status
 forward(Engine *e, int32_t n, llmc_error *err)
 {

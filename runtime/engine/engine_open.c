@@ -83,7 +83,10 @@ op_here(void *user, llmc_seq q)
 	return kv_seq_ready(&((Engine *)user)->session->kv, q);
 }
 
-typedef struct Saved { size_t bytes; char data[]; } Saved;
+typedef struct Saved {
+	size_t bytes;
+	char data[];
+} Saved;
 
 /* Out and in again against computing it again, by what both have taken so far. */
 static void *
@@ -94,7 +97,8 @@ op_save(void *user, llmc_seq q, int32_t n_tok)
 	size_t need = 0;
 
 	int64_t bytes = session_seq_bytes(e->session, n_tok);
-	if (bytes > e->swap_max - e->swap_used || 2 * (double)bytes / e->copy_bytes_s > n_tok * e->token_s)
+	if (bytes > e->swap_max - e->swap_used ||
+	    2 * (double)bytes / e->copy_bytes_s > n_tok * e->token_s)
 		return NULL;
 	session_seq_save(e->session, q, NULL, 0, &need, NULL);
 	Saved *s = malloc(sizeof *s + need);
@@ -140,14 +144,19 @@ engine_limits(const Plan *plan, const llmc_engine_options *opt)
 
 	SIZED_TAKE(l, opt->limits);
 	if (l.context == 0)
-		l.context = (int32_t)(plan->max_positions < LLMC_DEFAULT_CONTEXT ? plan->max_positions : LLMC_DEFAULT_CONTEXT);
+		l.context =
+		    (int32_t)(plan->max_positions < LLMC_DEFAULT_CONTEXT ? plan->max_positions
+		                                                         : LLMC_DEFAULT_CONTEXT);
 	if (l.seqs == 0)
 		l.seqs = 16;
-	if (l.n_out == 0 && plan->output == LLMC_OUTPUT_LOGITS) /* room for pieces of prompts whose logits are wanted */
+	if (l.n_out == 0 &&
+	    plan->output ==
+	        LLMC_OUTPUT_LOGITS) /* room for pieces of prompts whose logits are wanted */
 		l.n_out = l.seqs + 32;
 	if (l.kv_tokens == 0)
-		l.kv_tokens = opt->max_batch_total_tokens > 0 ? opt->max_batch_total_tokens
-		                                              : (int64_t)l.context * (l.seqs < 4 ? l.seqs : 4);
+		l.kv_tokens = opt->max_batch_total_tokens > 0
+		                  ? opt->max_batch_total_tokens
+		                  : (int64_t)l.context * (l.seqs < 4 ? l.seqs : 4);
 	if (opt->no_prefix_cache || plan->prompt_whole)
 		l.snapshots = 0;
 	else if (l.snapshots == 0)
@@ -164,14 +173,18 @@ engine_limits(const Plan *plan, const llmc_engine_options *opt)
 static llmc_status
 check_options(const llmc_engine_options *o, llmc_error *err)
 {
-	if (o->max_concurrent_requests < 0 || o->max_batch_prefill_tokens < 0 || o->max_batch_total_tokens < 0 ||
-	    o->max_waiting_tokens < 0 || o->swap_bytes < 0 || o->prefix_dir_bytes < 0)
-		return error_set(err, LLMC_E_RANGE, "an option of the engine is below 0; 0 takes its default");
+	if (o->max_concurrent_requests < 0 || o->max_batch_prefill_tokens < 0 ||
+	    o->max_batch_total_tokens < 0 || o->max_waiting_tokens < 0 || o->swap_bytes < 0 ||
+	    o->prefix_dir_bytes < 0)
+		return error_set(err, LLMC_E_RANGE,
+		                 "an option of the engine is below 0; 0 takes its default");
 	if (o->speculate < -1 || o->speculate > LLMC_MAX_SPECULATE)
-		return error_set(err, LLMC_E_RANGE, "speculate is %d, possible are -1 (off), 0 (default) and 1 .. %d", o->speculate,
-		                 LLMC_MAX_SPECULATE);
+		return error_set(err, LLMC_E_RANGE,
+		                 "speculate is %d, possible are -1 (off), 0 (default) and 1 .. %d",
+		                 o->speculate, LLMC_MAX_SPECULATE);
 	if (!(o->waiting_served_ratio >= 0))
-		return error_set(err, LLMC_E_RANGE, "waiting_served_ratio is %g, it must be 0 or above",
+		return error_set(err, LLMC_E_RANGE,
+		                 "waiting_served_ratio is %g, it must be 0 or above",
 		                 (double)o->waiting_served_ratio);
 	return LLMC_OK;
 }
@@ -179,24 +192,43 @@ check_options(const llmc_engine_options *o, llmc_error *err)
 static llmc_status
 open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 {
-	const SchedOps ops = { .user = e, .seq_new = op_new, .seq_fork = op_fork, .seq_free = op_free, .seq_trim = op_trim, .seq_mark = op_mark, .pages_need = op_need,
-		.pages_free = op_pages, .prefix_find = op_find, .prefix_keep = op_keep, .here = op_here, .save = op_save, .load = op_load,
-		.drop = op_drop };
+	const SchedOps ops = { .user = e,
+		               .seq_new = op_new,
+		               .seq_fork = op_fork,
+		               .seq_free = op_free,
+		               .seq_trim = op_trim,
+		               .seq_mark = op_mark,
+		               .pages_need = op_need,
+		               .pages_free = op_pages,
+		               .prefix_find = op_find,
+		               .prefix_keep = op_keep,
+		               .here = op_here,
+		               .save = op_save,
+		               .load = op_load,
+		               .drop = op_drop };
 	int n = e->session->threads ? threads_count(e->session->threads) : 1;
 
 	TRY(sched_open(&e->sched_lim, &ops, &e->sched, err));
 	if (e->plan->kv_host && e->sched_lim.no_prefix && !e->is_inline)
-		return error_set(err, LLMC_E_INPUT, "kv.host and no_prefix_cache exclude each other: the prefix cache finds pages in host memory again");
+		return error_set(err, LLMC_E_INPUT,
+		                 "kv.host and no_prefix_cache exclude each other: the prefix cache "
+		                 "finds pages in host memory again");
 	if (e->session->kv.host.n && opt->swap_bytes)
-		return error_set(err, LLMC_E_INPUT, "kv.host and swap_bytes exclude each other: pages of preempted requests go to host memory as all others do");
+		return error_set(err, LLMC_E_INPUT,
+		                 "kv.host and swap_bytes exclude each other: pages of preempted "
+		                 "requests go to host memory as all others do");
 	if (!e->sched_lim.no_prefix)
 		TRY(kv_prefix_open(&e->session->kv, err));
 	if (opt->prefix_dir && e->sched_lim.no_prefix && opt->no_prefix_cache)
-		return error_set(err, LLMC_E_INPUT, "prefix_dir and no_prefix_cache exclude each other");
+		return error_set(err, LLMC_E_INPUT,
+		                 "prefix_dir and no_prefix_cache exclude each other");
 	if (opt->prefix_dir)
-		TRY(session_prefix_dir(e->session, opt->prefix_dir, opt->prefix_dir_bytes ? opt->prefix_dir_bytes : LLMC_DEFAULT_PREFIX_DIR_BYTES, "",
-		                       opt->log, opt->log_user, err));
-	e->logits = calloc((size_t)e->lim.n_out * (size_t)plan_out_width(e->plan), sizeof *e->logits);
+		TRY(session_prefix_dir(e->session, opt->prefix_dir,
+		                       opt->prefix_dir_bytes ? opt->prefix_dir_bytes
+		                                             : LLMC_DEFAULT_PREFIX_DIR_BYTES,
+		                       "", opt->log, opt->log_user, err));
+	e->logits =
+	    calloc((size_t)e->lim.n_out * (size_t)plan_out_width(e->plan), sizeof *e->logits);
 	e->ids = calloc((size_t)e->lim.seqs + 1, sizeof *e->ids);
 	e->logprobs = calloc((size_t)e->lim.seqs + 1, sizeof *e->logprobs);
 	e->row = calloc((size_t)e->lim.seqs + 1, sizeof *e->row);
@@ -204,8 +236,10 @@ open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 	e->sampled = calloc((size_t)e->lim.seqs + 1, sizeof *e->sampled);
 	e->mask = calloc((size_t)e->lim.seqs + 1, sizeof *e->mask);
 	e->scratch = calloc((size_t)n, sizeof *e->scratch);
-	if (!e->logits || !e->ids || !e->logprobs || !e->row || !e->n_tok_was || !e->sampled || !e->mask || !e->scratch)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine of %d sequences", e->lim.seqs);
+	if (!e->logits || !e->ids || !e->logprobs || !e->row || !e->n_tok_was || !e->sampled ||
+	    !e->mask || !e->scratch)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine of %d sequences",
+		                 e->lim.seqs);
 	for (; e->n_scratch < n; e->n_scratch++)
 		TRY(sample_scratch_open((int32_t)e->plan->vocab, &e->scratch[e->n_scratch], err));
 	if (e->is_inline)
@@ -225,11 +259,14 @@ thread_start(void *(*fn)(void *user), void *user, pthread_t *out, llmc_error *er
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	int failed = pthread_create(out, NULL, fn, user);
 	pthread_sigmask(SIG_SETMASK, &was, NULL);
-	return failed ? error_set(err, LLMC_E_MEMORY, "no thread for the engine: %s", strerror(failed)) : LLMC_OK;
+	return failed
+	           ? error_set(err, LLMC_E_MEMORY, "no thread for the engine: %s", strerror(failed))
+	           : LLMC_OK;
 }
 
-/* Where the threads of a step have every core, each of them makes masks when it is over, side by side: one more thread would only stop one of them for as long. On a
- * GPU the host's one thread waits. */
+/* Where the threads of a step have every core, each of them makes masks when it is over, side by
+ * side: one more thread would only stop one of them for as long. On a GPU the host's one thread
+ * waits. */
 static bool
 has_spare_core(const Engine *e)
 {
@@ -239,7 +276,8 @@ has_spare_core(const Engine *e)
 }
 
 static llmc_status
-open_engine(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt, bool is_inline, Engine **out, llmc_error *err)
+open_engine(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt,
+            bool is_inline, Engine **out, llmc_error *err)
 {
 	llmc_status status;
 
@@ -263,18 +301,33 @@ open_engine(Session *session, const llmc_tokenizer *tok, const llmc_engine_optio
 	e->log = opt->log;
 	e->log_user = opt->log_user;
 	e->fd = -1;
-	e->max_jobs = opt->max_concurrent_requests ? opt->max_concurrent_requests : LLMC_DEFAULT_CONCURRENT_REQUESTS;
+	e->max_jobs = opt->max_concurrent_requests ? opt->max_concurrent_requests
+	                                           : LLMC_DEFAULT_CONCURRENT_REQUESTS;
 	e->swap_max = opt->swap_bytes;
-	e->speculate = opt->speculate < 0 ? 0 : opt->speculate ? opt->speculate : LLMC_MAX_SPECULATE;
+	e->speculate = opt->speculate < 0 ? 0
+	               : opt->speculate   ? opt->speculate
+	                                  : LLMC_MAX_SPECULATE;
 	if (e->speculate > draft_rows(e->plan) - 1)
 		e->speculate = draft_rows(e->plan) - 1;
 	e->drafter.states = plan_has_state(e->plan);
 	e->token_s = 1e-3;
 	e->copy_bytes_s = 2e9;
-	e->sched_lim = (SchedLimits){ .seqs = e->lim.seqs, .chunk = e->lim.chunk, .n_out = e->lim.n_out, .prefill = e->lim.chunk,
-		.pages = session->kv.n_page, .total_tokens = opt->max_batch_total_tokens, .waiting_ratio = opt->waiting_served_ratio,
-		.max_waiting_steps = opt->max_waiting_tokens ? opt->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS, .prompt_whole = e->plan->prompt_whole,
-		.no_prefix = opt->no_prefix_cache || e->plan->prompt_whole || is_inline, .page_aligned = plan_has_state(e->plan), .states = plan_has_state(e->plan), .draft_rows_max = draft_rows(e->plan) };
+	e->sched_lim =
+	    (SchedLimits){ .seqs = e->lim.seqs,
+		           .chunk = e->lim.chunk,
+		           .n_out = e->lim.n_out,
+		           .prefill = e->lim.chunk,
+		           .pages = session->kv.n_page,
+		           .total_tokens = opt->max_batch_total_tokens,
+		           .waiting_ratio = opt->waiting_served_ratio,
+		           .max_waiting_steps = opt->max_waiting_tokens
+		                                    ? opt->max_waiting_tokens
+		                                    : LLMC_DEFAULT_WAITING_TOKENS,
+		           .prompt_whole = e->plan->prompt_whole,
+		           .no_prefix = opt->no_prefix_cache || e->plan->prompt_whole || is_inline,
+		           .page_aligned = plan_has_state(e->plan),
+		           .states = plan_has_state(e->plan),
+		           .draft_rows_max = draft_rows(e->plan) };
 	if (opt->max_batch_prefill_tokens && opt->max_batch_prefill_tokens < e->lim.chunk)
 		e->sched_lim.prefill = opt->max_batch_prefill_tokens;
 #ifdef LLMC_ENGINE_CHECK
@@ -296,13 +349,15 @@ fail:
 }
 
 llmc_status
-engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt, Engine **out, llmc_error *err)
+engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt,
+            Engine **out, llmc_error *err)
 {
 	return open_engine(session, tok, opt, false, out, err);
 }
 
 llmc_status
-engine_open_inline(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt, Engine **out, llmc_error *err)
+engine_open_inline(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt,
+                   Engine **out, llmc_error *err)
 {
 	return open_engine(session, tok, opt, true, out, err);
 }
@@ -318,11 +373,14 @@ engine_set_draft_model(Engine *e, Session *draft_session, llmc_error *err)
 {
 	const llmc_limits *lim = session_limits_of(draft_session);
 
-	e->draft_logits = calloc((size_t)lim->n_out * (size_t)draft_session->plan->vocab, sizeof *e->draft_logits);
+	e->draft_logits = calloc((size_t)lim->n_out * (size_t)draft_session->plan->vocab,
+	                         sizeof *e->draft_logits);
 	if (!e->draft_logits)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the model that guesses");
 	e->is_head = draft_session->plan->takes_rows;
-	if (e->is_head && !(e->draft_rows_buf = calloc((size_t)DRAFT_MAX_SEQS * (size_t)draft_session->plan->hidden, sizeof *e->draft_rows_buf)))
+	if (e->is_head && !(e->draft_rows_buf =
+	                        calloc((size_t)DRAFT_MAX_SEQS * (size_t)draft_session->plan->hidden,
+	                               sizeof *e->draft_rows_buf)))
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the head that guesses");
 	TRY(kv_prefix_open(&draft_session->kv, err));
 	e->draft_chunk = lim->chunk / DRAFT_MAX_SEQS > 0 ? lim->chunk / DRAFT_MAX_SEQS : 1;

@@ -1,4 +1,5 @@
-/* Between callers and the engine's thread: requests in, events out. All of it under the engine's lock. */
+/* Between callers and the engine's thread: requests in, events out. All of it under the engine's
+ * lock. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,7 +106,8 @@ engine_submit(Engine *e, const llmc_request *r, int64_t *id, llmc_error *err)
 	EngineRequest *j = NULL;
 
 	*id = 0;
-	/* a full queue is told before any work goes into the request, and again when it is put in */
+	/* a full queue is told before any work goes into the request, and again when it is put in
+	 */
 	for (int pass = 0; pass < 2 && status == LLMC_OK; pass++) {
 		if (pass)
 			TRY(request_open(e, r, &j, err));
@@ -113,10 +115,14 @@ engine_submit(Engine *e, const llmc_request *r, int64_t *id, llmc_error *err)
 		if (e->dead.code != LLMC_OK) {
 			status = error_set(err, e->dead.code, "%s", e->dead.text);
 		} else if (e->draining) {
-			status = error_set(err, LLMC_E_CANCELLED, "the engine is shutting down: no new request is taken");
+			status = error_set(err, LLMC_E_CANCELLED,
+			                   "the engine is shutting down: no new request is taken");
 		} else if (e->n_jobs >= e->max_jobs) {
 			e->refused++;
-			status = error_set(err, LLMC_E_BUSY, "overloaded: %d requests are in work (max_concurrent_requests)", e->n_jobs);
+			status = error_set(
+			    err, LLMC_E_BUSY,
+			    "overloaded: %d requests are in work (max_concurrent_requests)",
+			    e->n_jobs);
 		} else if (pass) {
 			*id = j->id = ++e->last_id;
 			j->refs = 2;
@@ -174,14 +180,17 @@ engine_next(Engine *e, int64_t id, int timeout_ms, llmc_event *ev, llmc_error *e
 		clock_after(&until, timeout_ms);
 	pthread_mutex_lock(&e->lock);
 	if (id == LLMC_ANY) {
-		while (!e->ready && time && !((e->draining || e->dead.code != LLMC_OK) && !e->n_table))
+		while (!e->ready && time &&
+		       !((e->draining || e->dead.code != LLMC_OK) && !e->n_table))
 			time = wait_for(e, &e->any, timeout_ms, &until);
 		if (e->ready)
 			pop(e, e->ready, ev);
 		else if (e->dead.code != LLMC_OK && !e->n_table)
 			status = error_set(err, e->dead.code, "%s", e->dead.text);
 		else if (e->draining && !e->n_table)
-			status = error_set(err, LLMC_E_CANCELLED, "the engine is shutting down and all events have been taken");
+			status =
+			    error_set(err, LLMC_E_CANCELLED,
+			              "the engine is shutting down and all events have been taken");
 	} else {
 		EngineRequest *j = find(e, id);
 		if (j) {
@@ -197,7 +206,10 @@ engine_next(Engine *e, int64_t id, int timeout_ms, llmc_event *ev, llmc_error *e
 			unref(j);
 		}
 		if (!j || status != LLMC_OK)
-			status = error_set(err, LLMC_E_RANGE, "there is no request %lld, or its last event has been taken", (long long)id);
+			status =
+			    error_set(err, LLMC_E_RANGE,
+			              "there is no request %lld, or its last event has been taken",
+			              (long long)id);
 	}
 	pthread_mutex_unlock(&e->lock);
 	return status;
@@ -240,7 +252,8 @@ events_flush(Engine *e)
 			int64_t n = 0;
 			for (const Event *v = j->out.first; v; v = v->next)
 				n++;
-			*(j->events.first ? &j->events.last->next : &j->events.first) = j->out.first;
+			*(j->events.first ? &j->events.last->next : &j->events.first) =
+			    j->out.first;
 			j->events.last = j->out.last;
 			j->out = (EventList){ 0 };
 			add_ready(e, j);
@@ -283,7 +296,9 @@ engine_drain(Engine *e, int drain_ms, llmc_error *err)
 			pthread_cond_wait(&e->idle, &e->lock);
 	}
 	pthread_mutex_unlock(&e->lock);
-	return cut ? error_set(err, LLMC_E_CANCELLED, "requests that were not done in time have been cut short") : LLMC_OK;
+	return cut ? error_set(err, LLMC_E_CANCELLED,
+	                       "requests that were not done in time have been cut short")
+	           : LLMC_OK;
 }
 
 /* After the thread is gone. */

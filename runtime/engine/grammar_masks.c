@@ -1,19 +1,21 @@
-/* Masks of grammars, made while a step runs: what may come next depends on the text so far, which is known before the step begins. One thread; the engine's lends a hand
- * where it would only wait for a device. A mask is what it is whoever makes it, so nothing but time depends on any of this. */
+/* Masks of grammars, made while a step runs: what may come next depends on the text so far, which
+ * is known before the step begins. One thread; the engine's lends a hand where it would only wait
+ * for a device. A mask is what it is whoever makes it, so nothing but time depends on any of this.
+ */
 #include <stdlib.h>
 
 #include "runtime/engine/engine_internal.h"
 
 struct Masks {
-	pthread_t       thread;
-	bool            has_thread;
+	pthread_t thread;
+	bool has_thread;
 	pthread_mutex_t lock;
-	pthread_cond_t  go, done;
-	llmc_sampler  **list;    /* [most] */
-	int32_t         n_added; /* the engine's thread alone */
+	pthread_cond_t go, done;
+	llmc_sampler **list; /* [most] */
+	int32_t n_added;     /* the engine's thread alone */
 	/* lock */
-	int32_t         n, next; /* list[next .. n) nobody has begun */
-	bool            busy, stop;
+	int32_t n, next; /* list[next .. n) nobody has begun */
+	bool busy, stop;
 };
 
 /* Those that nobody has begun, one after the other; lock held, given back meanwhile. */
@@ -25,7 +27,8 @@ make(Masks *m, bool *busy)
 		const uint32_t *bits;
 		*busy = true;
 		pthread_mutex_unlock(&m->lock);
-		(void)!sampler_mask(s, &bits, NULL); /* who picks asks again, and is told what is wrong */
+		(void)!sampler_mask(s, &bits,
+		                    NULL); /* who picks asks again, and is told what is wrong */
 		pthread_mutex_lock(&m->lock);
 		*busy = false;
 	}
@@ -58,7 +61,8 @@ masks_open(int32_t most, Masks **out, llmc_error *err)
 	pthread_cond_init(&m->go, NULL);
 	pthread_cond_init(&m->done, NULL);
 	m->list = calloc((size_t)most + 1, sizeof *m->list);
-	llmc_status status = m->list ? thread_start(work, m, &m->thread, err) : error_set(err, LLMC_E_MEMORY, "out of memory for an engine");
+	llmc_status status = m->list ? thread_start(work, m, &m->thread, err)
+	                             : error_set(err, LLMC_E_MEMORY, "out of memory for an engine");
 	m->has_thread = status == LLMC_OK;
 	if (status != LLMC_OK) {
 		masks_close(m);

@@ -1,9 +1,12 @@
-/* One request at a time on the caller's thread: the engine's steps without its thread, inbox and event queue. */
+/* One request at a time on the caller's thread: the engine's steps without its thread, inbox and
+ * event queue. */
 #include "runtime/engine/engine_internal.h"
 
-/* Pass the events of the last step to fn. Events after a cancellation are dropped; *status is that of an error event. */
+/* Pass the events of the last step to fn. Events after a cancellation are dropped; *status is that
+ * of an error event. */
 static void
-deliver(EngineRequest *j, engine_event_fn fn, void *user, bool *cancelled, llmc_status *status, llmc_error *err)
+deliver(EngineRequest *j, engine_event_fn fn, void *user, bool *cancelled, llmc_status *status,
+        llmc_error *err)
 {
 	for (const Event *v = j->out.first; v; v = v->next) {
 		if (v->ev.kind == LLMC_EVENT_ERROR)
@@ -15,7 +18,8 @@ deliver(EngineRequest *j, engine_event_fn fn, void *user, bool *cancelled, llmc_
 }
 
 llmc_status
-engine_run_request(Engine *e, const llmc_request *r, engine_event_fn fn, void *user, llmc_error *err)
+engine_run_request(Engine *e, const llmc_request *r, engine_event_fn fn, void *user,
+                   llmc_error *err)
 {
 	llmc_status status = LLMC_OK;
 	bool cancelled = false;
@@ -24,11 +28,14 @@ engine_run_request(Engine *e, const llmc_request *r, engine_event_fn fn, void *u
 	TRY(request_open(e, r, &j, err));
 	j->id = ++e->last_id;
 	e->work = j;
-	e->dead.code = LLMC_OK; /* the session remembers a lost device, and refuses in its own words */
+	e->dead.code =
+	    LLMC_OK; /* the session remembers a lost device, and refuses in its own words */
 	sched_submit(e->sched, j->req);
 	while (!j->over) {
 		if (!engine_step(e))
-			request_fail(e, j, LLMC_E_FULL, "other sequences of the session leave too few pages or no sequence for this request");
+			request_fail(e, j, LLMC_E_FULL,
+			             "other sequences of the session leave too few pages or no "
+			             "sequence for this request");
 		deliver(j, fn, user, &cancelled, &status, err);
 		if (cancelled && !j->over) {
 			engine_end_job(e, j, LLMC_FINISH_CANCEL);

@@ -1,7 +1,10 @@
-/* The head of a model that guesses (mtp.part): a layer that reads, for each position of a text, the model's row there and the token behind it, and says
- * the token after that. Its session has a sequence for each text that it follows, a position of it for each row that it has read. Rows are taken from the model's
- * steps as they come and wait until their next token is known and a step of the head is due. Where rows have been missed, since many texts ran at once or the
- * model found pages of its prompt that the head has not, it goes on with a hole: guesses get worse by that, texts do not. */
+/* The head of a model that guesses (mtp.part): a layer that reads, for each position of a text, the
+ * model's row there and the token behind it, and says the token after that. Its session has a
+ * sequence for each text that it follows, a position of it for each row that it has read. Rows are
+ * taken from the model's steps as they come and wait until their next token is known and a step of
+ * the head is due. Where rows have been missed, since many texts ran at once or the model found
+ * pages of its prompt that the head has not, it goes on with a hole: guesses get worse by that,
+ * texts do not. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,12 +26,15 @@ begin(Engine *e, RequestChoice *c, const SchedSeq *q)
 
 	if (c->draft_session >= 0)
 		return true;
-	if (session_seq_new(e->draft_session, q->req->bound < lim->context ? q->req->bound : lim->context, &c->draft_session, &err) != LLMC_OK) {
+	if (session_seq_new(e->draft_session,
+	                    q->req->bound < lim->context ? q->req->bound : lim->context,
+	                    &c->draft_session, &err) != LLMC_OK) {
 		c->draft_session = -1;
 		return false;
 	}
 	session_seq_salt(e->draft_session, c->draft_session, q->req->salt);
-	c->head.at = session_prefix_find(e->draft_session, c->draft_session, q->tok + 1, q->n_tok - 1); /* what position i of a head has been fed */
+	c->head.at = session_prefix_find(e->draft_session, c->draft_session, q->tok + 1,
+	                                 q->n_tok - 1); /* what position i of a head has been fed */
 	c->head.n = 0;
 	c->head.holes = false;
 	return true;
@@ -54,7 +60,8 @@ mtp_rows_consume(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t n)
 
 	c->head.at += n;
 	c->head.n -= n;
-	memmove(c->head.row, c->head.row + n * hidden, (size_t)(c->head.n * hidden) * sizeof *c->head.row);
+	memmove(c->head.row, c->head.row + n * hidden,
+	        (size_t)(c->head.n * hidden) * sizeof *c->head.row);
 	if (!c->head.holes)
 		session_prefix_keep(e->draft_session, c->draft_session, q->tok + 1);
 }
@@ -68,8 +75,12 @@ run_pending_rows(Engine *e, RequestChoice *c, const SchedSeq *q)
 
 	while (c->head.n > e->draft_chunk) {
 		int32_t n = c->head.n - 1 < chunk ? c->head.n - 1 : chunk;
-		llmc_chunk k = { .seq = c->draft_session, .tok = q->tok + c->head.at + 1, .n_tok = n };
-		if (session_forward_rows(e->draft_session, &k, 1, (const float *const[]){ c->head.row }, NULL, &err) != LLMC_OK)
+		llmc_chunk k = { .seq = c->draft_session,
+			         .tok = q->tok + c->head.at + 1,
+			         .n_tok = n };
+		if (session_forward_rows(e->draft_session, &k, 1,
+		                         (const float *const[]){ c->head.row }, NULL,
+		                         &err) != LLMC_OK)
 			return false;
 		mtp_rows_consume(e, c, q, n);
 	}
@@ -77,7 +88,8 @@ run_pending_rows(Engine *e, RequestChoice *c, const SchedSeq *q)
 }
 
 void
-mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t n, const float *rows)
+mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t n,
+             const float *rows)
 {
 	const int64_t hidden = e->plan->hidden;
 	MtpRows *h = &c->head;
@@ -96,7 +108,8 @@ mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t
 		draft_model_drop(e, c);
 		return;
 	}
-	memcpy(h->row + h->n * hidden, rows + known * hidden, (size_t)((n - known) * hidden) * sizeof *rows);
+	memcpy(h->row + h->n * hidden, rows + known * hidden,
+	       (size_t)((n - known) * hidden) * sizeof *rows);
 	h->n += n - known;
 	if (!run_pending_rows(e, c, q))
 		draft_model_drop(e, c);

@@ -15,32 +15,57 @@ static llmc_status
 check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc_error *err)
 {
 	if (r->n_tok == 0 || !r->tok)
-		return error_set(err, LLMC_E_INPUT, "the prompt is empty: a model needs at least one token to continue");
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "the prompt is empty: a model needs at least one token to continue");
 	if (r->n_tok > (size_t)e->lim.context)
-		return error_set(err, LLMC_E_RANGE, "the prompt has %zu tokens, the context holds %d", r->n_tok, e->lim.context);
+		return error_set(err, LLMC_E_RANGE,
+		                 "the prompt has %zu tokens, the context holds %d", r->n_tok,
+		                 e->lim.context);
 	for (size_t i = 0; i < r->n_tok; i++)
 		if (r->tok[i] < 0 || r->tok[i] >= e->plan->vocab)
-			return error_set(err, LLMC_E_RANGE, "token %zu of the prompt is %d, ids are 0 .. %lld", i, r->tok[i],
-			                 (long long)e->plan->vocab - 1);
-	if (r->n_pool_tok < 0 || r->n_pool_tok > MAX_POOL_TOK || (r->n_pool_tok && (e->plan->output != LLMC_OUTPUT_LOGITS || !r->pool || r->pool == LLMC_POOL_MEAN)))
-		return error_set(err, LLMC_E_RANGE, "n_pool_tok is %d: up to %d tokens of a model that makes text, with pool last or cls", r->n_pool_tok, MAX_POOL_TOK);
+			return error_set(err, LLMC_E_RANGE,
+			                 "token %zu of the prompt is %d, ids are 0 .. %lld", i,
+			                 r->tok[i], (long long)e->plan->vocab - 1);
+	if (r->n_pool_tok < 0 || r->n_pool_tok > MAX_POOL_TOK ||
+	    (r->n_pool_tok &&
+	     (e->plan->output != LLMC_OUTPUT_LOGITS || !r->pool || r->pool == LLMC_POOL_MEAN)))
+		return error_set(err, LLMC_E_RANGE,
+		                 "n_pool_tok is %d: up to %d tokens of a model that makes text, "
+		                 "with pool last or cls",
+		                 r->n_pool_tok, MAX_POOL_TOK);
 	for (int32_t i = 0; i < r->n_pool_tok; i++)
 		if (!r->pool_tok || r->pool_tok[i] < 0 || r->pool_tok[i] >= e->plan->vocab)
-			return error_set(err, LLMC_E_RANGE, "pool_tok holds what is no token, or is NULL; ids are 0 .. %lld", (long long)e->plan->vocab - 1);
+			return error_set(
+			    err, LLMC_E_RANGE,
+			    "pool_tok holds what is no token, or is NULL; ids are 0 .. %lld",
+			    (long long)e->plan->vocab - 1);
 	if (e->plan->output == LLMC_OUTPUT_LOGITS && r->pool && !r->n_pool_tok)
-		return error_set(err, LLMC_E_INPUT, "this model makes text, not vectors: open it with head.kind=hidden for its last hidden states");
+		return error_set(err, LLMC_E_INPUT,
+		                 "this model makes text, not vectors: open it with "
+		                 "head.kind=hidden for its last hidden states");
 	if (e->plan->output != LLMC_OUTPUT_LOGITS && !r->pool)
-		return error_set(err, LLMC_E_INPUT, "this model returns vectors (head.kind = %s), not text", plan_output_name[e->plan->output]);
-	if (r->pool > LLMC_POOL_CLS || (r->pool && (r->n > 1 || r->best_of > 1 || r->prompt_logprobs)))
-		return error_set(err, LLMC_E_RANGE, "pool is %d, with one choice and no log probabilities: the vector of a prompt is one", (int)r->pool);
+		return error_set(err, LLMC_E_INPUT,
+		                 "this model returns vectors (head.kind = %s), not text",
+		                 plan_output_name[e->plan->output]);
+	if (r->pool > LLMC_POOL_CLS ||
+	    (r->pool && (r->n > 1 || r->best_of > 1 || r->prompt_logprobs)))
+		return error_set(err, LLMC_E_RANGE,
+		                 "pool is %d, with one choice and no log probabilities: the vector "
+		                 "of a prompt is one",
+		                 (int)r->pool);
 	if (r->n < 0 || r->n > LLMC_MAX_CHOICES)
-		return error_set(err, LLMC_E_RANGE, "n is %d, possible are 1 .. %d", r->n, LLMC_MAX_CHOICES);
+		return error_set(err, LLMC_E_RANGE, "n is %d, possible are 1 .. %d", r->n,
+		                 LLMC_MAX_CHOICES);
 	if (r->best_of && (r->best_of < (r->n ? r->n : 1) || r->best_of > LLMC_MAX_CHOICES))
-		return error_set(err, LLMC_E_RANGE, "best_of is %d, possible are n (%d) .. %d", r->best_of, r->n ? r->n : 1, LLMC_MAX_CHOICES);
+		return error_set(err, LLMC_E_RANGE, "best_of is %d, possible are n (%d) .. %d",
+		                 r->best_of, r->n ? r->n : 1, LLMC_MAX_CHOICES);
 	if (r->n_top < 0 || r->n_top > LLMC_MAX_TOP)
-		return error_set(err, LLMC_E_RANGE, "n_top is %d, possible are 0 .. %d", r->n_top, LLMC_MAX_TOP);
+		return error_set(err, LLMC_E_RANGE, "n_top is %d, possible are 0 .. %d", r->n_top,
+		                 LLMC_MAX_TOP);
 	if (!(r->deadline_s >= 0))
-		return error_set(err, LLMC_E_RANGE, "deadline_s is %g, it must be 0 (none) or above", r->deadline_s);
+		return error_set(err, LLMC_E_RANGE,
+		                 "deadline_s is %g, it must be 0 (none) or above", r->deadline_s);
 	return sampler_check(p, (int32_t)e->plan->vocab, err);
 }
 
@@ -48,14 +73,20 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 static int32_t
 most_new(const Engine *e, const llmc_request *r, const llmc_params *p)
 {
-	int64_t room = e->lim.context - (int64_t)r->n_tok + 1, most = r->pool ? 1 : p->max_tokens == 0 ? 256 : p->max_tokens;
+	int64_t room = e->lim.context - (int64_t)r->n_tok + 1, most = r->pool ? 1
+	                                                              : p->max_tokens == 0
+	                                                                  ? 256
+	                                                                  : p->max_tokens;
 
 	if (most > room)
 		return (int32_t)room;
 	if (most > 0)
 		return (int32_t)most;
 	/* as many as fit, whatever bounds it */
-	int64_t pages = e->sched_lim.pages * PLAN_KV_PAGE - (int64_t)r->n_tok + 1, n = r->best_of ? r->best_of : r->n ? r->n : 1;
+	int64_t pages = e->sched_lim.pages * PLAN_KV_PAGE - (int64_t)r->n_tok + 1,
+	        n = r->best_of ? r->best_of
+	            : r->n     ? r->n
+	                       : 1;
 	room = pages < room ? pages : room;
 	if (e->sched_lim.total_tokens && (e->sched_lim.total_tokens - (int64_t)r->n_tok) / n < room)
 		room = (e->sched_lim.total_tokens - (int64_t)r->n_tok) / n;
@@ -63,7 +94,8 @@ most_new(const Engine *e, const llmc_request *r, const llmc_params *p)
 }
 
 static llmc_status
-open_choice(Engine *e, EngineRequest *j, int32_t i, const llmc_request *r, llmc_params *p, llmc_error *err)
+open_choice(Engine *e, EngineRequest *j, int32_t i, const llmc_request *r, llmc_params *p,
+            llmc_error *err)
 {
 	RequestChoice *c = &j->choice[i];
 
@@ -71,7 +103,8 @@ open_choice(Engine *e, EngineRequest *j, int32_t i, const llmc_request *r, llmc_
 	c->device_n = -1;
 	c->draft_session = -1;
 	p->seed = j->p.seed + (uint64_t)i;
-	TRY(sampler_open((int32_t)e->plan->vocab, p, e->plan->eos, e->plan->n_eos, &c->sampler, err));
+	TRY(sampler_open((int32_t)e->plan->vocab, p, e->plan->eos, e->plan->n_eos, &c->sampler,
+	                 err));
 	for (size_t k = 0; k < r->n_tok; k++)
 		llmc_sampler_accept(c->sampler, r->tok[k], true);
 	TRY(stop_open(p->stop, &c->stop, err));
@@ -102,7 +135,10 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	j->logprobs = r.logprobs || r.n_top || j->best_of > j->n;
 	j->prompt_logprobs = r.prompt_logprobs;
 	j->keep_stop = r.keep_stop;
-	j->speculate = r.pool ? 0 : p.speculate == 0 || p.speculate > e->speculate ? e->speculate : p.speculate < 0 ? 0 : p.speculate;
+	j->speculate = r.pool                                           ? 0
+	               : p.speculate == 0 || p.speculate > e->speculate ? e->speculate
+	               : p.speculate < 0                                ? 0
+	                                                                : p.speculate;
 	j->pool = r.pool;
 	j->normalize = r.normalize;
 	j->submitted = clock_now();
@@ -117,7 +153,8 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 		j->pool_tok = calloc((size_t)r.n_pool_tok, sizeof *j->pool_tok);
 	if (j->pool_tok)
 		memcpy(j->pool_tok, r.pool_tok, (size_t)r.n_pool_tok * sizeof *j->pool_tok);
-	if (!j->req || !j->choice || !j->spare || (j->pool && !j->pooled) || (r.n_pool_tok && !j->pool_tok)) {
+	if (!j->req || !j->choice || !j->spare || (j->pool && !j->pooled) ||
+	    (r.n_pool_tok && !j->pool_tok)) {
 		status = error_set(err, LLMC_E_MEMORY, "out of memory for a request");
 		goto fail;
 	}
@@ -130,15 +167,18 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	j->req->prompt_rows = r.prompt_logprobs || j->pool > LLMC_POOL_LAST;
 	const char *why = sched_reject_reason(&e->sched_lim, j->req);
 	if (why) {
-		status = error_set(err, LLMC_E_RANGE, "the request (%zu tokens, %d new ones, %d choices) cannot run here: %s", r.n_tok,
-		                   j->req->max_new, j->best_of, why);
+		status = error_set(
+		    err, LLMC_E_RANGE,
+		    "the request (%zu tokens, %d new ones, %d choices) cannot run here: %s",
+		    r.n_tok, j->req->max_new, j->best_of, why);
 		goto fail;
 	}
 	for (int32_t i = 0; i < j->best_of; i++)
 		TRY_GOTO(open_choice(e, j, i, &r, &p, err));
 	if (r.prompt_logprobs && e->tok)
 		TRY_GOTO(llmc_stream_open(e->tok, false, &j->prompt_stream, err));
-	j->on_device = j->best_of == 1 && !j->pool && !r.prompt_logprobs && !r.n_top && session_can_mask(e->session, &p);
+	j->on_device = j->best_of == 1 && !j->pool && !r.prompt_logprobs && !r.n_top &&
+	               session_can_mask(e->session, &p);
 	j->p.grammar = NULL;
 	j->p.grammar_after = NULL;
 	j->p.stop_tokens = NULL; /* the caller's lists: samplers and stops have their own */
@@ -181,23 +221,34 @@ request_free(EngineRequest *j)
 /* ---- telling ---- */
 
 static Event *
-event_new(const EngineRequest *j, llmc_event_kind kind, int32_t index, const llmc_logprob *top, int32_t n_top, int32_t n_vector,
-          const char *text, size_t n_bytes)
+event_new(const EngineRequest *j, llmc_event_kind kind, int32_t index, const llmc_logprob *top,
+          int32_t n_top, int32_t n_vector, const char *text, size_t n_bytes)
 {
-	size_t vector_bytes = (size_t)n_vector * sizeof(float), top_bytes = (size_t)n_top * sizeof *top;
+	size_t vector_bytes = (size_t)n_vector * sizeof(float),
+	       top_bytes = (size_t)n_top * sizeof *top;
 	Event *v = malloc(sizeof *v + vector_bytes + top_bytes + n_bytes + 1);
 
 	if (!v)
 		return NULL;
-	v->ev = (llmc_event){ .size = sizeof v->ev, .kind = kind, .request = j->id, .user = j->user, .index = index, .token = -1,
-		.n_top = n_top, .n_bytes = n_bytes, .stop = -1, .time_s = clock_now(), .memory_ = v };
+	v->ev = (llmc_event){ .size = sizeof v->ev,
+		              .kind = kind,
+		              .request = j->id,
+		              .user = j->user,
+		              .index = index,
+		              .token = -1,
+		              .n_top = n_top,
+		              .n_bytes = n_bytes,
+		              .stop = -1,
+		              .time_s = clock_now(),
+		              .memory_ = v };
 	v->next = NULL;
 	if (n_top)
 		memcpy(v->data + vector_bytes, top, top_bytes);
 	if (n_bytes)
 		memcpy(v->data + vector_bytes + top_bytes, text, n_bytes);
 	v->data[vector_bytes + top_bytes + n_bytes] = 0;
-	v->ev.vector = n_vector ? (const float *)(const void *)v->data : NULL; /* filled in by who asked for it */
+	v->ev.vector = n_vector ? (const float *)(const void *)v->data
+	                        : NULL; /* filled in by who asked for it */
 	v->ev.n_vector = n_vector;
 	v->ev.top = n_top ? (const llmc_logprob *)(const void *)(v->data + vector_bytes) : NULL;
 	v->ev.text = v->data + vector_bytes + top_bytes;
@@ -221,8 +272,16 @@ request_fail(Engine *e, EngineRequest *j, llmc_status status, const char *text)
 		static const char out[] = "out of memory";
 		v = j->spare;
 		j->spare = NULL;
-		v->ev = (llmc_event){ .size = sizeof v->ev, .kind = LLMC_EVENT_ERROR, .request = j->id, .user = j->user, .token = -1,
-			.stop = -1, .text = out, .n_bytes = sizeof out - 1, .time_s = clock_now(), .memory_ = v };
+		v->ev = (llmc_event){ .size = sizeof v->ev,
+			              .kind = LLMC_EVENT_ERROR,
+			              .request = j->id,
+			              .user = j->user,
+			              .token = -1,
+			              .stop = -1,
+			              .text = out,
+			              .n_bytes = sizeof out - 1,
+			              .time_s = clock_now(),
+			              .memory_ = v };
 	}
 	v->ev.status = status;
 	v->ev.last = true;
@@ -256,7 +315,8 @@ request_rows(Engine *e, EngineRequest *j, int32_t at, int32_t n, const float *ro
 		if (i < j->n_reported || i >= j->req->n_prompt)
 			continue; /* it has run before */
 		j->n_reported = i + 1;
-		if (j->pool == LLMC_POOL_MEAN || i == (j->pool == LLMC_POOL_CLS ? 0 : j->req->n_prompt - 1))
+		if (j->pool == LLMC_POOL_MEAN ||
+		    i == (j->pool == LLMC_POOL_CLS ? 0 : j->req->n_prompt - 1))
 			for (int32_t k = 0; k < j->n_pooled; k++)
 				j->pooled[k] += rows[j->pool_tok ? j->pool_tok[k] : k];
 	}
@@ -280,7 +340,8 @@ request_prompt(Engine *e, EngineRequest *j, int32_t at, int32_t n, const float *
 			continue; /* of an earlier piece, or run again */
 		if (i > 0) {
 			n_top = j->n_top < vocab ? j->n_top : vocab;
-			logprob = sample_logprobs(logits + (size_t)(i - 1 - at) * (size_t)vocab, vocab, tok[i], top, n_top);
+			logprob = sample_logprobs(logits + (size_t)(i - 1 - at) * (size_t)vocab,
+			                          vocab, tok[i], top, n_top);
 		}
 		if (j->prompt_stream && has_text(e, tok[i]) &&
 		    llmc_stream_feed(j->prompt_stream, tok[i], &text, &n_bytes, &err) != LLMC_OK) {
@@ -309,7 +370,8 @@ is_among(const int32_t *ids, int32_t n, int32_t id)
 
 /* Text of a token (-1: what is left) through detokeniser and stop strings. */
 static llmc_status
-text_of(const Engine *e, EngineRequest *j, RequestChoice *c, int32_t id, const char **text, size_t *n, bool *stopped, llmc_error *err)
+text_of(const Engine *e, EngineRequest *j, RequestChoice *c, int32_t id, const char **text,
+        size_t *n, bool *stopped, llmc_error *err)
 {
 	const char *raw = "";
 	size_t n_raw = 0;
@@ -325,7 +387,8 @@ text_of(const Engine *e, EngineRequest *j, RequestChoice *c, int32_t id, const c
 }
 
 bool
-request_token(Engine *e, EngineRequest *j, RequestChoice *c, const SampledToken *p, llmc_finish *finish, bool *finished)
+request_token(Engine *e, EngineRequest *j, RequestChoice *c, const SampledToken *p,
+              llmc_finish *finish, bool *finished)
 {
 	const char *text;
 	bool stopped = false;
@@ -374,7 +437,8 @@ emit_best(EngineRequest *j)
 	for (int32_t k = 0; k < j->n; k++) {
 		RequestChoice *best = NULL;
 		for (int32_t i = 0; i < j->best_of; i++)
-			if (j->choice[i].held.first && (!best || mean_logprob(&j->choice[i]) > mean_logprob(best)))
+			if (j->choice[i].held.first &&
+			    (!best || mean_logprob(&j->choice[i]) > mean_logprob(best)))
 				best = &j->choice[i];
 		while (best && best->held.first) {
 			Event *v = best->held.first;
@@ -386,7 +450,8 @@ emit_best(EngineRequest *j)
 }
 
 void
-request_finish(Engine *e, EngineRequest *j, RequestChoice *c, llmc_finish finish, const SampledToken *p)
+request_finish(Engine *e, EngineRequest *j, RequestChoice *c, llmc_finish finish,
+               const SampledToken *p)
 {
 	double now = clock_now();
 	const char *text = "";
@@ -395,22 +460,27 @@ request_finish(Engine *e, EngineRequest *j, RequestChoice *c, llmc_finish finish
 	size_t n = 0;
 
 	sched_finish(e->sched, c->seq);
-	if (finish != LLMC_FINISH_STOP && text_of(e, j, c, -1, &text, &n, &stopped, &err) != LLMC_OK) {
+	if (finish != LLMC_FINISH_STOP &&
+	    text_of(e, j, c, -1, &text, &n, &stopped, &err) != LLMC_OK) {
 		request_fail(e, j, err.code, err.text);
 		return;
 	}
 	if (stopped && finish == LLMC_FINISH_LENGTH)
 		finish = LLMC_FINISH_STOP;
-	bool by_token = p && ((finish == LLMC_FINISH_EOS && is_among(e->plan->eos, e->plan->n_eos, p->id)) || finish == LLMC_FINISH_TOKEN);
+	bool by_token =
+	    p && ((finish == LLMC_FINISH_EOS && is_among(e->plan->eos, e->plan->n_eos, p->id)) ||
+	          finish == LLMC_FINISH_TOKEN);
 	const int32_t width = j->pool && finish == LLMC_FINISH_LENGTH ? j->n_pooled : 0;
-	Event *v = event_new(j, LLMC_EVENT_FINISH, c->seq->index, by_token ? p->top : NULL, by_token ? p->n_top : 0, width, text, n);
+	Event *v = event_new(j, LLMC_EVENT_FINISH, c->seq->index, by_token ? p->top : NULL,
+	                     by_token ? p->n_top : 0, width, text, n);
 	if (!v) {
 		no_memory(e, j);
 		return;
 	}
 	llmc_event *ev = &v->ev;
 	if (width)
-		pool_vector(j->pooled, width, j->pool == LLMC_POOL_MEAN ? j->req->n_prompt : 1, j->normalize, (float *)(void *)v->data);
+		pool_vector(j->pooled, width, j->pool == LLMC_POOL_MEAN ? j->req->n_prompt : 1,
+		            j->normalize, (float *)(void *)v->data);
 	if (by_token) {
 		ev->token = p->id;
 		ev->logprob = j->logprobs ? p->logprob : 0;

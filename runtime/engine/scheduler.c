@@ -36,7 +36,9 @@ sched_req_new(const int32_t *prompt, int32_t n_prompt, int32_t max_new, int32_t 
 	r->n_seq = r->n_open = n_seq;
 	r->bound = n_prompt + max_new - 1; /* the last new token is never fed back */
 	for (int32_t i = 0; i < n_seq; i++) {
-		r->seq[i] = (SchedSeq){ .req = r, .index = i, .q = -1, .at = -1, .tok = tok + room * (size_t)i };
+		r->seq[i] = (SchedSeq){
+			.req = r, .index = i, .q = -1, .at = -1, .tok = tok + room * (size_t)i
+		};
 		memcpy(r->seq[i].tok, prompt, (size_t)n_prompt * sizeof *prompt);
 		r->seq[i].n_tok = n_prompt;
 	}
@@ -69,9 +71,11 @@ sched_reject_reason(const SchedLimits *lim, const SchedReq *r)
 	if (lim->total_tokens && cost_of(r) > lim->total_tokens)
 		return "prompt and new tokens are more than max_batch_total_tokens";
 	if (lim->prompt_whole && r->n_prompt > lim->chunk)
-		return "this model reads its prompt in one piece, and the prompt is longer than a step (chunk)";
+		return "this model reads its prompt in one piece, and the prompt is longer than a "
+		       "step (chunk)";
 	if (lim->prompt_whole && r->prompt_rows && r->n_prompt > lim->n_out)
-		return "this model reads its prompt in one piece, and a step has fewer rows of logits (n_out)";
+		return "this model reads its prompt in one piece, and a step has fewer rows of "
+		       "logits (n_out)";
 	return NULL;
 }
 
@@ -225,8 +229,9 @@ done(Sched *s, SchedSeq *c)
 	c->state = SEQ_DONE;
 }
 
-/* Of what a choice holds, the first tokens are certain: the rest leaves. Where there are states all of the step does, and what was certain of it runs again, in the next step,
- * in front of what it says. */
+/* Of what a choice holds, the first tokens are certain: the rest leaves. Where there are states all
+ * of the step does, and what was certain of it runs again, in the next step, in front of what it
+ * says. */
 static void
 rollback(Sched *s, SchedSeq *c, int32_t certain)
 {
@@ -275,12 +280,15 @@ sched_cancel(Sched *s, SchedReq *r)
 
 /* ---- the step ---- */
 
-typedef struct StepBudget { int32_t tokens, prefill, rows; } StepBudget;
+typedef struct StepBudget {
+	int32_t tokens, prefill, rows;
+} StepBudget;
 
 static int64_t
 pages_left(Sched *s)
 {
-	return s->ops.pages_free(s->ops.user) - (s->n_chunk ? s->ops.pages_need(s->ops.user, s->q, s->add, (size_t)s->n_chunk) : 0);
+	return s->ops.pages_free(s->ops.user) -
+	       (s->n_chunk ? s->ops.pages_need(s->ops.user, s->q, s->add, (size_t)s->n_chunk) : 0);
 }
 
 /* Rows of logits that a chunk of n tokens needs. */
@@ -300,7 +308,9 @@ add_chunk(Sched *s, SchedSeq *c, int32_t n)
 {
 	c->at = s->n_chunk;
 	s->chunk_seq[c->at] = c;
-	s->chunk[c->at] = (llmc_chunk){ .seq = c->q, .tok = c->tok + c->n_done, .n_tok = n, .n_out = rows_of(c, n) };
+	s->chunk[c->at] = (llmc_chunk){
+		.seq = c->q, .tok = c->tok + c->n_done, .n_tok = n, .n_out = rows_of(c, n)
+	};
 	s->q[c->at] = c->q;
 	s->add[c->at] = n;
 	s->n_chunk++;
@@ -320,13 +330,15 @@ is_here(Sched *s, const SchedSeq *c)
 	return s->only_waiting || s->ops.here(s->ops.user, c->q);
 }
 
-/* Choices that wait for one token's turn, or for those that run again in front of it, oldest first; younger ones make room. */
+/* Choices that wait for one token's turn, or for those that run again in front of it, oldest first;
+ * younger ones make room. */
 static void
 plan_decode(Sched *s, StepBudget *b)
 {
 	for (SchedSeq *c = s->running.oldest, *next; c; c = next) {
 		const int32_t n = c->n_tok - c->n_done;
-		if ((n == 1 || c->again) && c->n_done && b->tokens >= n && b->rows > 0 && is_here(s, c)) {
+		if ((n == 1 || c->again) && c->n_done && b->tokens >= n && b->rows > 0 &&
+		    is_here(s, c)) {
 			add_chunk(s, c, n);
 			while (pages_left(s) < 0 && s->running.youngest != c)
 				preempt(s, s->running.youngest);
@@ -339,7 +351,8 @@ plan_decode(Sched *s, StepBudget *b)
 	}
 }
 
-/* Tokens of the next piece of a prompt that the budgets and, if this is the youngest, the pages allow. */
+/* Tokens of the next piece of a prompt that the budgets and, if this is the youngest, the pages
+ * allow. */
 static int32_t
 chunk_size(Sched *s, const SchedSeq *c, const StepBudget *b)
 {
@@ -349,24 +362,29 @@ chunk_size(Sched *s, const SchedSeq *c, const StepBudget *b)
 		/* in one piece; a budget below it must not keep it from ever running */
 		n = c->req->n_prompt;
 		bool alone = b->prefill == s->lim.prefill;
-		return n <= b->tokens && (n <= b->prefill || alone) && rows_of(c, n) <= b->rows ? n : 0;
+		return n <= b->tokens && (n <= b->prefill || alone) && rows_of(c, n) <= b->rows ? n
+		                                                                                : 0;
 	}
 	n = n < most ? n : most;
 	if (n > 0 && rows_of(c, n) > b->rows)
-		n = rows_of(c, n) == n ? b->rows : n - 1; /* rows of the whole prompt, or only of its end */
+		n = rows_of(c, n) == n ? b->rows
+		                       : n - 1; /* rows of the whole prompt, or only of its end */
 	if (s->lim.page_aligned) {
-		int32_t border = (c->n_tok - 1) / PLAN_KV_PAGE * PLAN_KV_PAGE, cut = (c->n_done + n) / PLAN_KV_PAGE * PLAN_KV_PAGE;
+		int32_t border = (c->n_tok - 1) / PLAN_KV_PAGE * PLAN_KV_PAGE,
+		        cut = (c->n_done + n) / PLAN_KV_PAGE * PLAN_KV_PAGE;
 		if (!s->lim.no_prefix && c->n_done < border && c->n_done + n > border)
 			n = border - c->n_done;
 		else if (c->n_done + n < c->n_tok && c->n_done < cut)
 			n = cut - c->n_done;
-		else if (c->n_done + n < c->n_tok && b->prefill < s->lim.prefill && !s->only_waiting)
+		else if (c->n_done + n < c->n_tok && b->prefill < s->lim.prefill &&
+		         !s->only_waiting)
 			n = 0; /* less than a page of another prompt: in the next step */
 	}
 	return n > 0 ? n : 0;
 }
 
-/* Take the youngest out of the step and of its sequence; what it was given of the step comes back. */
+/* Take the youngest out of the step and of its sequence; what it was given of the step comes back.
+ */
 static void
 evict_youngest(Sched *s, StepBudget *b)
 {
@@ -375,7 +393,9 @@ evict_youngest(Sched *s, StepBudget *b)
 	if (out->at >= 0) {
 		b->tokens += s->add[out->at];
 		b->rows += s->chunk[out->at].n_out;
-		b->prefill += out->n_done && (out->n_tok - out->n_done == 1 || out->again) ? 0 : s->add[out->at];
+		b->prefill += out->n_done && (out->n_tok - out->n_done == 1 || out->again)
+		                  ? 0
+		                  : s->add[out->at];
 	}
 	preempt(s, out);
 }
@@ -408,7 +428,8 @@ static void
 plan_prefill(Sched *s, StepBudget *b)
 {
 	for (SchedSeq *c = s->running.oldest, *next; c; c = next) {
-		if (c->at < 0 && c->n_tok > c->n_done && (c->n_tok - c->n_done > 1 || c->n_done == 0) && b->tokens > 0 && b->prefill > 0)
+		if (c->at < 0 && c->n_tok > c->n_done &&
+		    (c->n_tok - c->n_done > 1 || c->n_done == 0) && b->tokens > 0 && b->prefill > 0)
 			plan_chunk(s, c, b);
 		next = c->younger;
 	}
@@ -421,7 +442,8 @@ pages_promised(const Sched *s)
 	int64_t n = 0;
 
 	for (const SchedSeq *c = s->running.oldest; c; c = c->younger)
-		n += pages_of(c->n_tok) - pages_of(c->at >= 0 ? c->n_done + s->add[c->at] : c->n_done) + 1;
+		n += pages_of(c->n_tok) -
+		     pages_of(c->at >= 0 ? c->n_done + s->add[c->at] : c->n_done) + 1;
 	return n;
 }
 
@@ -441,7 +463,8 @@ run(Sched *s, SchedSeq *c, llmc_seq q, int32_t n_done)
 	enqueue(&s->running, c);
 }
 
-/* A sequence for a choice, with what the prefix cache has of it, if all its tokens will find pages. */
+/* A sequence for a choice, with what the prefix cache has of it, if all its tokens will find pages.
+ */
 static bool
 open_sequence(Sched *s, SchedSeq *c, bool prefix)
 {
@@ -461,7 +484,8 @@ open_sequence(Sched *s, SchedSeq *c, bool prefix)
 			return false;
 		if (prefix)
 			found = s->ops.prefix_find(s->ops.user, q, c->tok, c->n_tok);
-		room -= before - s->ops.pages_free(s->ops.user); /* found pages that nobody held are held now */
+		room -= before - s->ops.pages_free(
+		                     s->ops.user); /* found pages that nobody held are held now */
 		if (room < pages_of(c->n_tok) - found / PLAN_KV_PAGE) {
 			s->ops.seq_free(s->ops.user, q);
 			return false;
@@ -499,7 +523,8 @@ is_partial_page(const Sched *s, const StepBudget *b, int32_t n)
 {
 	int32_t left = b->tokens < b->prefill ? b->tokens : b->prefill;
 
-	return s->lim.page_aligned && b->prefill < s->lim.prefill && left < PLAN_KV_PAGE && n > left;
+	return s->lim.page_aligned && b->prefill < s->lim.prefill && left < PLAN_KV_PAGE &&
+	       n > left;
 }
 
 static void
@@ -535,7 +560,8 @@ resume(Sched *s, StepBudget *b)
 {
 	while (s->preempted.oldest && b->tokens > 0) {
 		SchedSeq *c = s->preempted.oldest;
-		/* it would only have to give way again; but who waits for its tokens to be free cannot start before it has ended */
+		/* it would only have to give way again; but who waits for its tokens to be free
+		 * cannot start before it has ended */
 		if (s->first && s->first->priority < c->req->priority && has_tokens(s, s->first))
 			return;
 		if ((b->prefill < 1 || is_partial_page(s, b, c->n_tok)) && !c->saved)
@@ -573,7 +599,8 @@ sched_plan(Sched *s)
 		s->only_waiting = false;
 	}
 	s->steps_since_start = s->n_started ? 0 : s->steps_since_start + 1;
-	for (int32_t i = 0; i < s->n_chunk; i++) /* what is cancelled from now on leaves the step as it is */
+	for (int32_t i = 0; i < s->n_chunk;
+	     i++) /* what is cancelled from now on leaves the step as it is */
 		s->chunk_seq[i]->at = -1;
 	return s->n_chunk;
 }
@@ -583,7 +610,8 @@ sched_may_draft(const Sched *s, int32_t i)
 {
 	const SchedSeq *c = s->chunk_seq[i];
 
-	return (s->chunk[i].n_tok == 1 || c->again) && s->chunk[i].n_out == 1 && c->n_done && c->req->forked;
+	return (s->chunk[i].n_tok == 1 || c->again) && s->chunk[i].n_out == 1 && c->n_done &&
+	       c->req->forked;
 }
 
 int32_t
@@ -603,12 +631,14 @@ sched_add_drafts(Sched *s, int32_t i, const int32_t *tok, int32_t n)
 {
 	SchedSeq *c = s->chunk_seq[i];
 	const int32_t own = s->chunk[i].n_tok;
-	int32_t room = c->req->bound - c->n_tok, spare = sched_spare_rows(s); /* the last new token is never fed back */
+	int32_t room = c->req->bound - c->n_tok,
+	        spare = sched_spare_rows(s); /* the last new token is never fed back */
 
 	n = n < room ? n : room;
 	n = n < spare ? n : spare;
 	if (s->lim.draft_rows_max) {
-		const int32_t most = s->lim.draft_rows_max < c->n_done ? s->lim.draft_rows_max : c->n_done;
+		const int32_t most =
+		    s->lim.draft_rows_max < c->n_done ? s->lim.draft_rows_max : c->n_done;
 		n = n < most - own ? n : most - own;
 	}
 	for (; n > 0; n--) {
@@ -691,7 +721,8 @@ check_queue(const SchedQueue *u, SchedState state)
 			return "a queue is not in order of age";
 		if (c->state != state || (c->q >= 0) != (state == SEQ_RUNNING))
 			return "a choice is in the queue of another state";
-		if (!c->req->started || c->n_done > c->n_tok || c->n_tok > c->req->n_prompt + c->req->max_new)
+		if (!c->req->started || c->n_done > c->n_tok ||
+		    c->n_tok > c->req->n_prompt + c->req->max_new)
 			return "a choice has impossible counts";
 		if (c->saved && state == SEQ_RUNNING)
 			return "a running choice has saved KV";

@@ -1,4 +1,5 @@
-/* See kv.h. Nothing here allocates after kv_open and kv_prefix_open. The prefix cache is in prefix_cache.c. */
+/* See kv.h. Nothing here allocates after kv_open and kv_prefix_open. The prefix cache is in
+ * prefix_cache.c. */
 #include "runtime/kv/kv.h"
 #include "runtime/kv/prefix_cache.h"
 #include "runtime/kv/kv_window.h"
@@ -23,8 +24,10 @@ pool_bytes(const PlanPool *p, int64_t n_page, int64_t n_exact)
 {
 	int64_t one = plan_layer_page_bytes(p), exact = plan_layer_exact_bytes(p), bytes;
 
-	if (one < 0 || exact < 0 || __builtin_mul_overflow(one, n_page, &bytes) || __builtin_mul_overflow(exact, n_exact, &exact) ||
-	    __builtin_add_overflow(bytes, exact, &bytes) || __builtin_mul_overflow(bytes, (int64_t)p->n_layers, &bytes))
+	if (one < 0 || exact < 0 || __builtin_mul_overflow(one, n_page, &bytes) ||
+	    __builtin_mul_overflow(exact, n_exact, &exact) ||
+	    __builtin_add_overflow(bytes, exact, &bytes) ||
+	    __builtin_mul_overflow(bytes, (int64_t)p->n_layers, &bytes))
 		return -1;
 	return bytes;
 }
@@ -44,7 +47,8 @@ kv_state_bytes(const Plan *p, int64_t seqs)
 
 	for (int i = 0; i < p->n_pool; i++) {
 		int64_t one = plan_layer_state_bytes(&p->pool[i]);
-		if (one < 0 || __builtin_mul_overflow(one, seqs, &one) || __builtin_mul_overflow(one, (int64_t)p->pool[i].n_layers, &one) ||
+		if (one < 0 || __builtin_mul_overflow(one, seqs, &one) ||
+		    __builtin_mul_overflow(one, (int64_t)p->pool[i].n_layers, &one) ||
 		    __builtin_add_overflow(sum, one, &sum))
 			return -1;
 	}
@@ -108,21 +112,41 @@ here_over(void *user, uint32_t number)
 }
 
 /* Where copies are done when they are asked for */
-static const KvMem here_memory = { .alloc = here_alloc, .free = here_free, .copy = here_copy, .clear = here_clear, .read = here_copy, .write = here_copy,
-	.pin = here_alloc, .unpin = here_free, .begin = here_begin, .out = here_copy, .in = here_copy, .end = here_number, .wait = here_number, .over = here_over };
+static const KvMem here_memory = { .alloc = here_alloc,
+	                           .free = here_free,
+	                           .copy = here_copy,
+	                           .clear = here_clear,
+	                           .read = here_copy,
+	                           .write = here_copy,
+	                           .pin = here_alloc,
+	                           .unpin = here_free,
+	                           .begin = here_begin,
+	                           .out = here_copy,
+	                           .in = here_copy,
+	                           .end = here_number,
+	                           .wait = here_number,
+	                           .over = here_over };
 
 llmc_status
 kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err)
 {
-	return kv_open_on(kv, NULL, p, n_page, kv_window_positions(p) ? n_page : 0, 0, context, seqs, err);
+	return kv_open_on(kv, NULL, p, n_page, kv_window_positions(p) ? n_page : 0, 0, context,
+	                  seqs, err);
 }
 
 llmc_status
-kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_window, int32_t n_snapshot, int32_t context, int32_t seqs,
-           llmc_error *err)
+kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_window,
+           int32_t n_snapshot, int32_t context, int32_t seqs, llmc_error *err)
 {
-	*kv = (Kv){ .plan = p, .mem = mem ? *mem : here_memory, .n_page = n_page, .n_free = n_page, .n_stack = n_page, .n_seq = seqs,
-		.n_window = n_window, .oldest = -1, .newest = -1 };
+	*kv = (Kv){ .plan = p,
+		    .mem = mem ? *mem : here_memory,
+		    .n_page = n_page,
+		    .n_free = n_page,
+		    .n_stack = n_page,
+		    .n_seq = seqs,
+		    .n_window = n_window,
+		    .oldest = -1,
+		    .newest = -1 };
 	kv->max_page = context / PLAN_KV_PAGE + (context % PLAN_KV_PAGE != 0);
 	TRY(window_open(kv, err));
 	kv->stride = kv->window ? 2 * kv->max_page : kv->max_page;
@@ -134,20 +158,29 @@ kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_wi
 	kv->tables = calloc((size_t)seqs * (size_t)kv->stride, sizeof *kv->tables);
 	kv->base = calloc((size_t)p->n_pool + 1, sizeof *kv->base);
 	kv->pool_bytes = calloc((size_t)p->n_pool + 1, sizeof *kv->pool_bytes);
-	if (!kv->free_page || !kv->refs || !kv->drops || !kv->stale || !kv->seq || !kv->tables || !kv->base ||
-	    !kv->pool_bytes)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the tables of %d KV pages", n_page);
+	if (!kv->free_page || !kv->refs || !kv->drops || !kv->stale || !kv->seq || !kv->tables ||
+	    !kv->base || !kv->pool_bytes)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the tables of %d KV pages",
+		                 n_page);
 	for (int32_t i = 0; i < n_page; i++)
 		kv->free_page[i] = n_page - 1 - i; /* page 0 first */
 	for (int32_t i = 0; i < seqs; i++)
 		kv->seq[i].page = kv->tables + (size_t)i * (size_t)kv->stride;
 	for (int i = 0; i < p->n_pool; i++) {
-		int64_t bytes = p->pool[i].state ? plan_layer_state_bytes(&p->pool[i]) * seqs * p->pool[i].n_layers : pool_bytes(&p->pool[i], kv_pool_pages(kv, i), kv->n_window);
+		int64_t bytes =
+		    p->pool[i].state
+		        ? plan_layer_state_bytes(&p->pool[i]) * seqs * p->pool[i].n_layers
+		        : pool_bytes(&p->pool[i], kv_pool_pages(kv, i), kv->n_window);
 		void *m = NULL;
-		if (bytes < 0 || (bytes && kv->mem.alloc(kv->mem.user, (size_t)bytes, &m, NULL) != LLMC_OK))
+		if (bytes < 0 ||
+		    (bytes && kv->mem.alloc(kv->mem.user, (size_t)bytes, &m, NULL) != LLMC_OK))
 			return error_set(err, LLMC_E_MEMORY,
-			                 "out of memory: the KV cache needs %lld MB; smaller limits (--context, --seqs) need less",
-			                 (long long)((kv_bytes(p, n_page) - kv_window_bytes(p, n_page - kv->n_window) + kv_state_bytes(p, seqs)) >> 20));
+			                 "out of memory: the KV cache needs %lld MB; smaller "
+			                 "limits (--context, --seqs) need less",
+			                 (long long)((kv_bytes(p, n_page) -
+			                              kv_window_bytes(p, n_page - kv->n_window) +
+			                              kv_state_bytes(p, seqs)) >>
+			                             20));
 		kv->base[i] = m;
 		kv->pool_bytes[i] = (size_t)bytes;
 	}
@@ -183,11 +216,14 @@ kv_pool_pages(const Kv *kv, int pool)
 void *
 kv_layer(const Kv *kv, int pool, int layer_slot)
 {
-	int64_t page = plan_layer_page_bytes(&kv->plan->pool[pool]), exact = plan_layer_exact_bytes(&kv->plan->pool[pool]) * kv->n_window;
+	int64_t page = plan_layer_page_bytes(&kv->plan->pool[pool]),
+	        exact = plan_layer_exact_bytes(&kv->plan->pool[pool]) * kv->n_window;
 
 	if (kv->plan->pool[pool].state)
-		return kv->base[pool] + (int64_t)layer_slot * kv->n_seq * plan_layer_state_bytes(&kv->plan->pool[pool]);
-	return kv->base[pool] + (int64_t)layer_slot * (kv_pool_pages(kv, pool) * page + exact) + exact;
+		return kv->base[pool] + (int64_t)layer_slot * kv->n_seq *
+		                            plan_layer_state_bytes(&kv->plan->pool[pool]);
+	return kv->base[pool] + (int64_t)layer_slot * (kv_pool_pages(kv, pool) * page + exact) +
+	       exact;
 }
 
 /* A page, in every layer of every pool */
@@ -196,14 +232,17 @@ page_clear(Kv *kv, int32_t a)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		const PlanPool *p = &kv->plan->pool[i];
-		size_t  bytes = (size_t)plan_layer_page_bytes(p);
+		size_t bytes = (size_t)plan_layer_page_bytes(p);
 		int32_t at = window_place(kv, i, a);
-		char   *layer = bytes ? kv_layer(kv, i, 0) : NULL, *exact = layer ? window_exact(kv, i, layer, a) : NULL;
-		size_t  apart = layer ? (size_t)((char *)kv_layer(kv, i, 1) - layer) : 0;
+		char *layer = bytes ? kv_layer(kv, i, 0) : NULL,
+		     *exact = layer ? window_exact(kv, i, layer, a) : NULL;
+		size_t apart = layer ? (size_t)((char *)kv_layer(kv, i, 1) - layer) : 0;
 		if (layer && at >= 0)
-			kv->mem.clear(kv->mem.user, layer + (size_t)at * bytes, bytes, apart, p->n_layers);
+			kv->mem.clear(kv->mem.user, layer + (size_t)at * bytes, bytes, apart,
+			              p->n_layers);
 		if (exact)
-			kv->mem.clear(kv->mem.user, exact, (size_t)plan_layer_exact_bytes(p), apart, p->n_layers);
+			kv->mem.clear(kv->mem.user, exact, (size_t)plan_layer_exact_bytes(p), apart,
+			              p->n_layers);
 	}
 }
 
@@ -212,14 +251,17 @@ page_copy(Kv *kv, int32_t to, int32_t from)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		const PlanPool *p = &kv->plan->pool[i];
-		size_t  bytes = (size_t)plan_layer_page_bytes(p);
+		size_t bytes = (size_t)plan_layer_page_bytes(p);
 		int32_t a = window_place(kv, i, to), b = window_place(kv, i, from);
 		for (int l = 0; bytes && l < p->n_layers; l++) {
-			char *layer = kv_layer(kv, i, l), *exact = window_exact(kv, i, layer, to), *other = window_exact(kv, i, layer, from);
+			char *layer = kv_layer(kv, i, l), *exact = window_exact(kv, i, layer, to),
+			     *other = window_exact(kv, i, layer, from);
 			if (a >= 0 && b >= 0)
-				kv->mem.copy(kv->mem.user, layer + (size_t)a * bytes, layer + (size_t)b * bytes, bytes);
+				kv->mem.copy(kv->mem.user, layer + (size_t)a * bytes,
+				             layer + (size_t)b * bytes, bytes);
 			if (exact && other)
-				kv->mem.copy(kv->mem.user, exact, other, (size_t)plan_layer_exact_bytes(p));
+				kv->mem.copy(kv->mem.user, exact, other,
+				             (size_t)plan_layer_exact_bytes(p));
 		}
 	}
 }
@@ -274,7 +316,8 @@ kv_seq_new(Kv *kv)
 	for (int32_t q = 0; q < kv->n_seq; q++)
 		if (!kv->seq[q].used) {
 			kv->seq[q].used = true;
-			kv->seq[q].len = kv->seq[q].n_page = kv->seq[q].n_windowless = kv->seq[q].n_kept = kv->seq[q].prefix_len = 0;
+			kv->seq[q].len = kv->seq[q].n_page = kv->seq[q].n_windowless =
+			    kv->seq[q].n_kept = kv->seq[q].prefix_len = 0;
 			kv->seq[q].mark = 0;
 			kv->seq[q].coming = kv->host.waited;
 			return q;
@@ -300,7 +343,7 @@ kv_state_at(const Kv *kv, int n, int32_t q, size_t *bytes)
 static void
 state_fork(Kv *kv, int32_t q, int32_t from)
 {
-	char  *state;
+	char *state;
 	size_t bytes;
 
 	for (int n = 0; (state = kv_state_at(kv, n, from, &bytes)) != NULL; n++)
@@ -401,7 +444,8 @@ kv_seq_free(Kv *kv, int32_t q)
 static bool
 writes_shared(const Kv *kv, const KvSeq *s)
 {
-	return s->len % PLAN_KV_PAGE != 0 && kv->refs[s->page[s->n_page - 1]] - kv->drops[s->page[s->n_page - 1]] > 1;
+	return s->len % PLAN_KV_PAGE != 0 &&
+	       kv->refs[s->page[s->n_page - 1]] - kv->drops[s->page[s->n_page - 1]] > 1;
 }
 
 int64_t
@@ -427,7 +471,8 @@ kv_pages_needed(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
 	return need;
 }
 
-/* A window page for a page that will be written: a copy that still reads it, or writes it, has ended. Has it held positions of somebody else? */
+/* A window page for a page that will be written: a copy that still reads it, or writes it, has
+ * ended. Has it held positions of somebody else? */
 static bool
 give_window(Kv *kv, int32_t page)
 {
@@ -455,11 +500,14 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 		kv_page_unref(kv, *last);
 		*last = own;
 	} else if (s->len % PLAN_KV_PAGE != 0 && kv->cached) {
-		prefix_forget(kv, s->page[s->n_page - 1]); /* trimmed to its middle: its end will be another */
+		prefix_forget(
+		    kv,
+		    s->page[s->n_page - 1]); /* trimmed to its middle: its end will be another */
 	}
 	while (s->n_page < want) {
 		int32_t page = page_alloc_step(kv);
-		/* a kernel may read beyond the last position and mask it: no NaN of a former owner there */
+		/* a kernel may read beyond the last position and mask it: no NaN of a former owner
+		 * there */
 		if (give_window(kv, page) || kv->stale[page])
 			page_assign(kv, page, -1);
 		kv->stale[page] = true;
@@ -483,17 +531,20 @@ typedef void segment_fn(Kv *kv, char *at, char *host, size_t bytes);
 
 /* Pages [from, to) lack their window pages. */
 static void
-for_each_segment(Kv *kv, const int32_t *page, int32_t n_page, int32_t from, int32_t to, char *host, segment_fn *fn)
+for_each_segment(Kv *kv, const int32_t *page, int32_t n_page, int32_t from, int32_t to, char *host,
+                 segment_fn *fn)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		const PlanPool *p = &kv->plan->pool[i];
-		size_t bytes = (size_t)plan_layer_page_bytes(p), exact = (size_t)plan_layer_exact_bytes(p);
+		size_t bytes = (size_t)plan_layer_page_bytes(p),
+		       exact = (size_t)plan_layer_exact_bytes(p);
 		for (int l = 0; bytes && l < p->n_layers; l++) {
 			char *layer = kv_layer(kv, i, l);
 			for (int32_t k = 0; k < n_page; k++) {
 				const bool lacks = k >= from && k < to;
 				if (!p->keep || !lacks) {
-					fn(kv, layer + (size_t)window_place(kv, i, page[k]) * bytes, host, bytes);
+					fn(kv, layer + (size_t)window_place(kv, i, page[k]) * bytes,
+					   host, bytes);
 					host += bytes;
 				}
 				if (exact && !lacks) {
@@ -526,7 +577,8 @@ kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t behind, void *host
 void
 kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t behind, const void *host)
 {
-	for_each_segment(kv, page, n, kv->sinks, behind, (char *)(uintptr_t)host, segment_write); /* only read */
+	for_each_segment(kv, page, n, kv->sinks, behind, (char *)(uintptr_t)host,
+	                 segment_write); /* only read */
 }
 
 void
@@ -538,7 +590,8 @@ kv_page_read(Kv *kv, int32_t page, bool lacks, void *host)
 void
 kv_page_write(Kv *kv, int32_t page, bool lacks, const void *host)
 {
-	for_each_segment(kv, &page, 1, 0, lacks, (char *)(uintptr_t)host, segment_write); /* only read */
+	for_each_segment(kv, &page, 1, 0, lacks, (char *)(uintptr_t)host,
+	                 segment_write); /* only read */
 }
 
 void
@@ -563,7 +616,7 @@ kv_seq_reserve(Kv *kv, int32_t q, int32_t len, int32_t behind)
 static void
 for_each_state(Kv *kv, int32_t q, char *host, segment_fn *fn)
 {
-	char  *state;
+	char *state;
 	size_t bytes;
 
 	for (int n = 0; (state = kv_state_at(kv, n, q, &bytes)) != NULL; n++, host += bytes)

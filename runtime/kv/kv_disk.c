@@ -23,40 +23,40 @@ enum { WAITING_BYTES = 64 << 20, STALE_S = 600, PAUSE_S = 30 };
 static const char magic[8] = "llmckvp";
 
 typedef struct PageFileHeader {
-	char     magic[8];
-	char     key[64];
-	int32_t  tok[PLAN_KV_PAGE];
-	uint64_t bytes, sum;   /* of the values */
-	uint64_t head_sum;     /* of the fields above */
+	char magic[8];
+	char key[64];
+	int32_t tok[PLAN_KV_PAGE];
+	uint64_t bytes, sum; /* of the values */
+	uint64_t head_sum;   /* of the fields above */
 } PageFileHeader;
 _Static_assert(sizeof(PageFileHeader) == 8 + 64 + 4 * PLAN_KV_PAGE + 24, "a head has no holes");
 
 /* A page that waits to be written, with its values behind it */
 typedef struct PendingWrite {
 	struct PendingWrite *next;
-	PageFileHeader            head;
-	char            values[];
+	PageFileHeader head;
+	char values[];
 } PendingWrite;
 
 struct KvDisk {
-	char      *dir, *root;
-	int64_t    max_bytes;
-	size_t     page_bytes;
+	char *dir, *root;
+	int64_t max_bytes;
+	size_t page_bytes;
 	llmc_log_fn log;
-	void      *log_user;
-	pthread_t  thread;
-	bool       has_thread;
-	uint32_t   n_made;         /* names of temporary files; the thread's */
-	int64_t    used;           /* bytes of files; the thread's */
-	int64_t    since;          /* of them written since all were counted; the thread's */
-	double     pause_until;    /* after a failed write; the thread's */
-	bool       told;           /* that the disk does not take files; the thread's */
+	void *log_user;
+	pthread_t thread;
+	bool has_thread;
+	uint32_t n_made;    /* names of temporary files; the thread's */
+	int64_t used;       /* bytes of files; the thread's */
+	int64_t since;      /* of them written since all were counted; the thread's */
+	double pause_until; /* after a failed write; the thread's */
+	bool told;          /* that the disk does not take files; the thread's */
 	pthread_mutex_t lock;
-	pthread_cond_t  work, idle;
+	pthread_cond_t work, idle;
 	/* lock */
-	PendingWrite   *first, *last;   /* the first is being written */
-	int64_t    waiting_bytes;
-	bool       stop;
+	PendingWrite *first, *last; /* the first is being written */
+	int64_t waiting_bytes;
+	bool stop;
 	KvDiskCounts counts;
 };
 
@@ -67,7 +67,8 @@ log_failure(const KvDisk *d, const char *path, const char *what, int error)
 
 	if (!d->log)
 		return;
-	snprintf(line, sizeof line, "%s: %s%s%s", path, what, error ? ": " : "", error ? strerror(error) : "");
+	snprintf(line, sizeof line, "%s: %s%s%s", path, what, error ? ": " : "",
+	         error ? strerror(error) : "");
 	d->log(d->log_user, LLMC_LOG_WARNING, line);
 }
 
@@ -154,14 +155,17 @@ kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void 
 	if (fd < 0) {
 		if (take_pending(d, key, bytes))
 			return true;
-		fd = open(path, how); /* a page waits until it is there: it may have come between the two looks */
+		fd = open(path, how); /* a page waits until it is there: it may have come between
+		                         the two looks */
 	}
 	if (fd < 0)
 		return false;
-	bool ok = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() && st.st_size == (off_t)(sizeof h + d->page_bytes) &&
-	          read_whole(fd, &h, sizeof h) && memcmp(h.magic, magic, sizeof magic) == 0 && h.head_sum == head_sum(&h) &&
-	          memcmp(h.key, key->hex, 64) == 0 && memcmp(h.tok, tok, sizeof h.tok) == 0 && h.bytes == d->page_bytes &&
-	          read_whole(fd, bytes, d->page_bytes) && h.sum == sum64(bytes, d->page_bytes, 1);
+	bool ok = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
+	          st.st_size == (off_t)(sizeof h + d->page_bytes) && read_whole(fd, &h, sizeof h) &&
+	          memcmp(h.magic, magic, sizeof magic) == 0 && h.head_sum == head_sum(&h) &&
+	          memcmp(h.key, key->hex, 64) == 0 && memcmp(h.tok, tok, sizeof h.tok) == 0 &&
+	          h.bytes == d->page_bytes && read_whole(fd, bytes, d->page_bytes) &&
+	          h.sum == sum64(bytes, d->page_bytes, 1);
 	if (ok) /* used now */
 		futimens(fd, NULL);
 	close(fd);
@@ -176,7 +180,11 @@ kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void 
 
 /* ---- what is there ---- */
 
-typedef struct DiskFile { char name[80]; int64_t bytes; struct timespec used; } DiskFile;
+typedef struct DiskFile {
+	char name[80];
+	int64_t bytes;
+	struct timespec used;
+} DiskFile;
 
 static int
 by_use(const void *a, const void *b)
@@ -188,8 +196,9 @@ by_use(const void *a, const void *b)
 	return (x->used.tv_nsec > y->used.tv_nsec) - (x->used.tv_nsec < y->used.tv_nsec);
 }
 
-/* Count the files, ours and those of others that share the folder; beyond the limit the least recently used go, a tenth more than must,
- * and what somebody has left half written goes when it is old. */
+/* Count the files, ours and those of others that share the folder; beyond the limit the least
+ * recently used go, a tenth more than must, and what somebody has left half written goes when it is
+ * old. */
 static void
 scan_folder(KvDisk *d)
 {
@@ -201,8 +210,10 @@ scan_folder(KvDisk *d)
 	for (struct dirent *e; dir && (e = readdir(dir));) {
 		size_t len = strlen(e->d_name);
 		struct stat st;
-		bool page = len == 67 && strcmp(e->d_name + 64, ".kv") == 0, made = strncmp(e->d_name, ".made-", 6) == 0;
-		if ((!page && !made) || fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+		bool page = len == 67 && strcmp(e->d_name + 64, ".kv") == 0,
+		     made = strncmp(e->d_name, ".made-", 6) == 0;
+		if ((!page && !made) ||
+		    fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0)
 			continue;
 		if (made) {
 			if (time(NULL) - st.st_mtime > STALE_S)
@@ -262,14 +273,16 @@ write_page(KvDisk *d, const PendingWrite *w)
 	if (access(path, F_OK) == 0) /* somebody else's, who shares the folder */
 		return true;
 	int fd;
-	do { /* a name may be taken: a process of the same number has left it behind, or runs in another container over the same folder */
+	do { /* a name may be taken: a process of the same number has left it behind, or runs in
+		another container over the same folder */
 		snprintf(made, sizeof made, "%s/.made-%ld-%u", d->dir, (long)getpid(), d->n_made++);
 		fd = open(made, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 	} while (fd < 0 && errno == EEXIST);
 	if (fd < 0)
 		return false;
 	/* not synced: what a crash leaves incomplete has the wrong sum, and is no loss */
-	bool ok = write_whole(fd, &w->head, sizeof w->head) && write_whole(fd, w->values, d->page_bytes);
+	bool ok =
+	    write_whole(fd, &w->head, sizeof w->head) && write_whole(fd, w->values, d->page_bytes);
 	int error = errno;
 	ok = close(fd) == 0 && ok;
 	if (ok && rename(made, path) != 0) {
@@ -305,13 +318,17 @@ write_pages(void *user)
 		if (!ok && !paused) {
 			d->pause_until = clock_now() + PAUSE_S;
 			if (!d->told)
-				log_failure(d, d->dir, "pages of the prefix cache cannot be written; the server goes on without", errno);
+				log_failure(d, d->dir,
+				            "pages of the prefix cache cannot be written; the "
+				            "server goes on without",
+				            errno);
 			d->told = true;
 			scan_folder(d);
 		} else if (ok) {
 			d->told = false;
 		}
-		if (d->used > d->max_bytes || d->since > d->max_bytes / 16) /* others write as well */
+		if (d->used > d->max_bytes ||
+		    d->since > d->max_bytes / 16) /* others write as well */
 			scan_folder(d);
 		pthread_mutex_lock(&d->lock);
 		d->counts.written += ok;
@@ -335,7 +352,8 @@ kv_disk_wants(KvDisk *d, const KvKey *key)
 	bool wanted;
 
 	pthread_mutex_lock(&d->lock);
-	wanted = d->waiting_bytes == 0 || d->waiting_bytes + (int64_t)d->page_bytes <= WAITING_BYTES;
+	wanted =
+	    d->waiting_bytes == 0 || d->waiting_bytes + (int64_t)d->page_bytes <= WAITING_BYTES;
 	d->counts.dropped += !wanted;
 	for (const PendingWrite *w = d->first; w && wanted; w = w->next)
 		wanted = memcmp(w->head.key, key->hex, 64) != 0;
@@ -397,7 +415,8 @@ kv_disk_counts(KvDisk *d)
 /* ---- open and close ---- */
 
 llmc_status
-kv_disk_open(const char *dir, int64_t max_bytes, const char *root, size_t page_bytes, llmc_log_fn log, void *log_user, KvDisk **out, llmc_error *err)
+kv_disk_open(const char *dir, int64_t max_bytes, const char *root, size_t page_bytes,
+             llmc_log_fn log, void *log_user, KvDisk **out, llmc_error *err)
 {
 	struct stat st;
 	sigset_t all, was;
@@ -407,9 +426,15 @@ kv_disk_open(const char *dir, int64_t max_bytes, const char *root, size_t page_b
 	if (stat(dir, &st) != 0 || !S_ISDIR(st.st_mode))
 		return error_set(err, LLMC_E_INPUT, "%s: is no folder", dir);
 	if (st.st_uid != geteuid() || st.st_mode & 077)
-		return error_set(err, LLMC_E_INPUT, "%s: must be ours and closed to others (chmod 700): cached prompts are what people have written, and what is read is believed", dir);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "%s: must be ours and closed to others (chmod 700): cached prompts are what "
+		    "people have written, and what is read is believed",
+		    dir);
 	if (strlen(dir) > 4000)
-		return error_set(err, LLMC_E_INPUT, "the path of the prefix cache has %zu bytes, 4000 are possible", strlen(dir));
+		return error_set(err, LLMC_E_INPUT,
+		                 "the path of the prefix cache has %zu bytes, 4000 are possible",
+		                 strlen(dir));
 	KvDisk *d = calloc(1, sizeof *d);
 	if (!d)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the prefix cache on disk");

@@ -1,7 +1,9 @@
-/* Pages of the prefix cache in host memory (kv.h). A page without a holder that has to make room keeps its record, which then names a page of host memory; a few that
- * would be next are copied before they have to go, beside the steps, so that nobody waits for the copy. When a prompt finds such a page it gets a page of the device
- * and is copied back beside the steps that others run meanwhile. What the records say holds as soon as a copy has been asked for: copies run in order, and steps wait
- * for those that they depend on by their numbers (moved, coming). */
+/* Pages of the prefix cache in host memory (kv.h). A page without a holder that has to make room
+ * keeps its record, which then names a page of host memory; a few that would be next are copied
+ * before they have to go, beside the steps, so that nobody waits for the copy. When a prompt finds
+ * such a page it gets a page of the device and is copied back beside the steps that others run
+ * meanwhile. What the records say holds as soon as a copy has been asked for: copies run in order,
+ * and steps wait for those that they depend on by their numbers (moved, coming). */
 #include "runtime/kv/prefix_cache.h"
 #include "runtime/kv/kv_window.h"
 
@@ -19,7 +21,7 @@ llmc_status
 kv_host_open(Kv *kv, int32_t n, int32_t ahead, llmc_error *err)
 {
 	KvHost *h = &kv->host;
-	void   *mem = NULL;
+	void *mem = NULL;
 
 	if (n < 1)
 		return LLMC_OK;
@@ -31,7 +33,8 @@ kv_host_open(Kv *kv, int32_t n, int32_t ahead, llmc_error *err)
 	h->moved = calloc((size_t)kv->n_page, sizeof *h->moved);
 	h->near = calloc((size_t)kv->n_window + 1, sizeof *h->near);
 	if (!h->free_page || !h->whole || !h->moved || !h->near)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the tables of %d KV pages in host memory", n);
+		return error_set(err, LLMC_E_MEMORY,
+		                 "out of memory for the tables of %d KV pages in host memory", n);
 	TRY(kv->mem.pin(kv->mem.user, (size_t)n * h->page_bytes, &mem, err));
 	h->mem = mem;
 	h->n = h->n_free = n;
@@ -73,16 +76,19 @@ static void
 copy_page(Kv *kv, int32_t page, int32_t host, bool out)
 {
 	KvHost *h = &kv->host;
-	KvMem  *m = &kv->mem;
-	char   *to = h->mem + (size_t)host * h->page_bytes;
+	KvMem *m = &kv->mem;
+	char *to = h->mem + (size_t)host * h->page_bytes;
 
 	m->begin(m->user);
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		const PlanPool *p = &kv->plan->pool[i];
-		const size_t    bytes = (size_t)plan_layer_page_bytes(p), exact = (size_t)plan_layer_exact_bytes(p);
-		const int32_t   place = window_place(kv, i, page);
+		const size_t bytes = (size_t)plan_layer_page_bytes(p),
+		             exact = (size_t)plan_layer_exact_bytes(p);
+		const int32_t place = window_place(kv, i, page);
 		for (int l = 0; bytes && l < p->n_layers; l++, to += bytes + exact) {
-			char *layer = kv_layer(kv, i, l), *own = layer + (size_t)(place < 0 ? 0 : place) * bytes, *near = window_exact(kv, i, layer, page);
+			char *layer = kv_layer(kv, i, l),
+			     *own = layer + (size_t)(place < 0 ? 0 : place) * bytes,
+			     *near = window_exact(kv, i, layer, page);
 			if (place >= 0 && out)
 				m->out(m->user, to, own, bytes);
 			else if (place >= 0)
@@ -113,7 +119,8 @@ host_in(Kv *kv, int32_t page, int32_t from)
 	kv->host.n_in++;
 }
 
-/* May it still run? Numbers that have been there for long come round, and are of no group that does. */
+/* May it still run? Numbers that have been there for long come round, and are of no group that
+ * does. */
 static bool
 runs(const KvHost *h, uint32_t group)
 {
@@ -135,7 +142,8 @@ host_last(const Kv *kv, const int32_t *page, int32_t n)
 	uint32_t last = kv->host.waited;
 
 	for (int32_t i = 0; i < n; i++)
-		if (runs(&kv->host, kv->host.moved[page[i]]) && later(kv->host.moved[page[i]], last))
+		if (runs(&kv->host, kv->host.moved[page[i]]) &&
+		    later(kv->host.moved[page[i]], last))
 			last = kv->host.moved[page[i]];
 	return last;
 }
@@ -208,7 +216,8 @@ host_ahead(Kv *kv)
 {
 	int32_t page = kv->host.n && kv->cached ? kv->oldest : -1;
 
-	for (int32_t n = kv->n_stack; n < kv->host.ahead && page >= 0; n++, page = kv->cached[page].newer)
+	for (int32_t n = kv->n_stack; n < kv->host.ahead && page >= 0;
+	     n++, page = kv->cached[page].newer)
 		if (host_copy(kv, page) < 0)
 			return;
 }
@@ -217,7 +226,7 @@ const char *
 host_check(const Kv *kv)
 {
 	const KvHost *h = &kv->host;
-	int32_t       held = 0, listed = 0;
+	int32_t held = 0, listed = 0;
 
 	if (!h->n || !kv->cached)
 		return NULL;
@@ -229,5 +238,7 @@ host_check(const Kv *kv)
 	for (int32_t i = h->oldest; i >= 0; i = kv->cached[i].newer, listed++)
 		if (i < kv->n_page || !kv->cached[i].serial || kv->cached[i].copy || listed > h->n)
 			return "a page in host memory is not cached";
-	return held + listed + h->n_free == h->n ? NULL : "the number of free pages in host memory is wrong";
+	return held + listed + h->n_free == h->n
+	           ? NULL
+	           : "the number of free pages in host memory is wrong";
 }

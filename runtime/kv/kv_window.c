@@ -1,6 +1,8 @@
-/* Window pages of kv.h. A page that a sequence does not see any more keeps its window page until another page needs one: the least recently needed goes.
- * So a prompt that begins alike still finds the last window of those before it, and a sequence can be cut back further than KV_MAX_ROLLBACK while nobody needs room.
- * There are always enough: kv_window_pages counts what all sequences see, and the rows of a step. */
+/* Window pages of kv.h. A page that a sequence does not see any more keeps its window page until
+ * another page needs one: the least recently needed goes. So a prompt that begins alike still finds
+ * the last window of those before it, and a sequence can be cut back further than KV_MAX_ROLLBACK
+ * while nobody needs room. There are always enough: kv_window_pages counts what all sequences see,
+ * and the rows of a step. */
 #include "runtime/kv/kv_window.h"
 
 #include <stdlib.h>
@@ -9,7 +11,8 @@
 int64_t
 kv_window_positions(const Plan *p)
 {
-	int64_t keep = p->window; /* the first stage has the books for all, also where no layer of its own has a window */
+	int64_t keep = p->window; /* the first stage has the books for all, also where no layer of
+	                             its own has a window */
 
 	if (p->prompt_whole)
 		return 0;
@@ -41,8 +44,11 @@ bytes_of(const Plan *p, int64_t n, bool windows)
 	int64_t sum = 0;
 
 	for (int i = 0; i < p->n_pool; i++) {
-		int64_t one = windows && p->pool[i].keep ? plan_layer_page_bytes(&p->pool[i]) : 0, exact = plan_layer_exact_bytes(&p->pool[i]);
-		if (one < 0 || exact < 0 || __builtin_add_overflow(one, exact, &one) || __builtin_mul_overflow(one, n, &one) || __builtin_mul_overflow(one, (int64_t)p->pool[i].n_layers, &one) ||
+		int64_t one = windows && p->pool[i].keep ? plan_layer_page_bytes(&p->pool[i]) : 0,
+		        exact = plan_layer_exact_bytes(&p->pool[i]);
+		if (one < 0 || exact < 0 || __builtin_add_overflow(one, exact, &one) ||
+		    __builtin_mul_overflow(one, n, &one) ||
+		    __builtin_mul_overflow(one, (int64_t)p->pool[i].n_layers, &one) ||
 		    __builtin_add_overflow(sum, one, &sum))
 			return -1;
 	}
@@ -95,7 +101,8 @@ window_open(Kv *kv, llmc_error *err)
 	kv->since = calloc((size_t)kv->n_window, sizeof *kv->since);
 	kv->window_stale = calloc((size_t)kv->n_window, sizeof *kv->window_stale);
 	if (!kv->window || !kv->needs || !kv->owner || !kv->since || !kv->window_stale)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the tables of %d KV pages", kv->n_page);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the tables of %d KV pages",
+		                 kv->n_page);
 	memset(kv->window, 0xff, (size_t)kv->n_page * sizeof *kv->window);
 	memset(kv->owner, 0xff, (size_t)kv->n_window * sizeof *kv->owner);
 	return LLMC_OK;
@@ -122,7 +129,8 @@ kv_windowless_pages(const Kv *kv, int32_t len)
 bool
 kv_has_window(const Kv *kv, int32_t page)
 {
-	return !kv->window || (page < kv->n_page ? kv->window[page] >= 0 : kv->host.whole[page - kv->n_page]);
+	return !kv->window ||
+	       (page < kv->n_page ? kv->window[page] >= 0 : kv->host.whole[page - kv->n_page]);
 }
 
 void
@@ -245,7 +253,8 @@ window_whole(const Kv *kv, const KvSeq *s, int32_t len)
 		i--;
 	if (i > from)
 		return false;
-	for (i = from < kv->sinks ? from : kv->sinks; i > 0 && kv_has_window(kv, s->page[i - 1]); i--)
+	for (i = from < kv->sinks ? from : kv->sinks; i > 0 && kv_has_window(kv, s->page[i - 1]);
+	     i--)
 		;
 	return i == 0;
 }

@@ -1,6 +1,7 @@
-/* The prefix cache of kv.h: pages in a hash table by (page before, own tokens), those without a holder also in a list by
- * age. A sequence lets go of its last page first, so that what follows a page is older than the page itself and goes first;
- * a page whose predecessor is gone all the same is never found again and ages out. */
+/* The prefix cache of kv.h: pages in a hash table by (page before, own tokens), those without a
+ * holder also in a list by age. A sequence lets go of its last page first, so that what follows a
+ * page is older than the page itself and goes first; a page whose predecessor is gone all the same
+ * is never found again and ages out. */
 #include "runtime/kv/prefix_cache.h"
 #include "runtime/kv/kv_window.h"
 
@@ -15,7 +16,9 @@ states_free(Kv *kv, char **base, int32_t n)
 {
 	for (int i = 0; base && i < kv->plan->n_pool; i++)
 		if (base[i])
-			kv->mem.free(kv->mem.user, base[i], (size_t)plan_layer_state_bytes(&kv->plan->pool[i]) * (size_t)kv->plan->pool[i].n_layers * (size_t)n);
+			kv->mem.free(kv->mem.user, base[i],
+			             (size_t)plan_layer_state_bytes(&kv->plan->pool[i]) *
+			                 (size_t)kv->plan->pool[i].n_layers * (size_t)n);
 	free(base);
 }
 
@@ -23,8 +26,9 @@ static bool
 states_alloc(Kv *kv, char **base, int32_t n)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
-		void  *m = NULL;
-		size_t bytes = (size_t)plan_layer_state_bytes(&kv->plan->pool[i]) * (size_t)kv->plan->pool[i].n_layers * (size_t)n;
+		void *m = NULL;
+		size_t bytes = (size_t)plan_layer_state_bytes(&kv->plan->pool[i]) *
+		               (size_t)kv->plan->pool[i].n_layers * (size_t)n;
 		if (bytes && kv->mem.alloc(kv->mem.user, bytes, &m, NULL) != LLMC_OK)
 			return false;
 		base[i] = m;
@@ -53,12 +57,16 @@ snapshots_open(Kv *kv, int32_t n, llmc_error *err)
 	kv->snapshot = calloc((size_t)n, sizeof *kv->snapshot);
 	kv->snap_base = calloc((size_t)p->n_pool + 1, sizeof *kv->snap_base);
 	if (!kv->snapshot || !kv->snap_base)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the snapshots of %d states", n);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the snapshots of %d states",
+		                 n);
 	for (; kv->n_snapshot < n; kv->n_snapshot++)
 		kv->snapshot[kv->n_snapshot].page = kv->snapshot[kv->n_snapshot].seq = -1;
 	if (!states_alloc(kv, kv->snap_base, n))
-		return error_set(err, LLMC_E_MEMORY, "out of memory: the prefix cache keeps %d states of sequences, %lld MB; without it (--no-prefix-cache), or with fewer sequences (--seqs), less is needed", n,
-		                 (long long)(kv_state_bytes(p, n) >> 20));
+		return error_set(err, LLMC_E_MEMORY,
+		                 "out of memory: the prefix cache keeps %d states of sequences, "
+		                 "%lld MB; without it (--no-prefix-cache), or with fewer sequences "
+		                 "(--seqs), less is needed",
+		                 n, (long long)(kv_state_bytes(p, n) >> 20));
 	return LLMC_OK;
 }
 
@@ -68,8 +76,13 @@ snapshot_at(const Kv *kv, int n, int32_t snapshot)
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		const PlanPool *p = &kv->plan->pool[i];
 		if (p->state && n < p->n_layers)
-			return (snapshot < kv->n_snapshot ? kv->snap_base[i] + ((size_t)n * (size_t)kv->n_snapshot + (size_t)snapshot) * (size_t)plan_layer_state_bytes(p)
-			                          : kv->mark_base[i] + ((size_t)n * (size_t)kv->n_mark + (size_t)(snapshot - kv->n_snapshot)) * (size_t)plan_layer_state_bytes(p));
+			return (snapshot < kv->n_snapshot
+			            ? kv->snap_base[i] +
+			                  ((size_t)n * (size_t)kv->n_snapshot + (size_t)snapshot) *
+			                      (size_t)plan_layer_state_bytes(p)
+			            : kv->mark_base[i] + ((size_t)n * (size_t)kv->n_mark +
+			                                  (size_t)(snapshot - kv->n_snapshot)) *
+			                                     (size_t)plan_layer_state_bytes(p));
 		n -= p->state ? p->n_layers : 0;
 	}
 	return NULL;
@@ -78,11 +91,12 @@ snapshot_at(const Kv *kv, int n, int32_t snapshot)
 void
 snapshot_copy(Kv *kv, int32_t snapshot, int32_t q, bool taken)
 {
-	char  *state;
+	char *state;
 	size_t bytes;
 
 	for (int n = 0; (state = kv_state_at(kv, n, q, &bytes)) != NULL; n++)
-		kv->mem.copy(kv->mem.user, taken ? snapshot_at(kv, n, snapshot) : state, taken ? state : snapshot_at(kv, n, snapshot), bytes);
+		kv->mem.copy(kv->mem.user, taken ? snapshot_at(kv, n, snapshot) : state,
+		             taken ? state : snapshot_at(kv, n, snapshot), bytes);
 }
 
 llmc_status
@@ -96,8 +110,11 @@ kv_marks_open(Kv *kv, int32_t n, llmc_error *err)
 	kv->marked = calloc((size_t)n, sizeof *kv->marked);
 	kv->mark_base = calloc((size_t)p->n_pool + 1, sizeof *kv->mark_base);
 	if (!kv->marked || !kv->mark_base || !states_alloc(kv, kv->mark_base, n))
-		return error_set(err, LLMC_E_MEMORY, "out of memory: tokens are guessed ahead, for which states of %d sequences are kept, %lld MB; without guesses (--speculate 0) none are", n,
-		                 (long long)(kv_state_bytes(p, n) >> 20));
+		return error_set(
+		    err, LLMC_E_MEMORY,
+		    "out of memory: tokens are guessed ahead, for which states of %d sequences are "
+		    "kept, %lld MB; without guesses (--speculate 0) none are",
+		    n, (long long)(kv_state_bytes(p, n) >> 20));
 	return LLMC_OK;
 }
 
@@ -141,7 +158,8 @@ snapshot_choose(const Kv *kv, int32_t q, bool prompt)
 	int32_t best = 0;
 
 	for (int32_t i = 0; i < kv->n_snapshot; i++)
-		if (kv->snapshot[i].page >= 0 && kv->snapshot[i].seq == q && kv->snapshot[i].prompt == prompt)
+		if (kv->snapshot[i].page >= 0 && kv->snapshot[i].seq == q &&
+		    kv->snapshot[i].prompt == prompt)
 			return i;
 	for (int32_t i = 0; i < kv->n_snapshot; i++) {
 		if (kv->snapshot[i].page < 0)
@@ -161,7 +179,8 @@ snapshot_save(Kv *kv, int32_t q, int32_t page, bool prompt)
 	int32_t i = snapshot_choose(kv, q, prompt);
 	snapshot_drop(kv, i);
 	kv_apply(kv, KV_SNAPSHOT, i, q);
-	kv->snapshot[i] = (KvSnapshot){ .page = page, .seq = q, .prompt = prompt, .used = ++kv->n_used };
+	kv->snapshot[i] =
+	    (KvSnapshot){ .page = page, .seq = q, .prompt = prompt, .used = ++kv->n_used };
 	kv->cached[page].snapshot = i + 1;
 }
 
@@ -210,7 +229,9 @@ kv_prefix_open(Kv *kv, llmc_error *err)
 	kv->cached = calloc((size_t)pages + 1, sizeof *kv->cached);
 	kv->bucket = malloc((size_t)kv->n_bucket * sizeof *kv->bucket);
 	if (!kv->cached || !kv->bucket)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the prefix cache of %lld KV pages", (long long)pages);
+		return error_set(err, LLMC_E_MEMORY,
+		                 "out of memory for the prefix cache of %lld KV pages",
+		                 (long long)pages);
 	memset(kv->bucket, 0xff, (size_t)kv->n_bucket * sizeof *kv->bucket);
 	return LLMC_OK;
 }
@@ -232,7 +253,8 @@ look_up(const Kv *kv, int64_t parent, const int32_t *tok)
 {
 	int32_t page = *bucket_of(kv, parent, tok);
 
-	while (page >= 0 && (kv->cached[page].parent != parent || memcmp(kv->cached[page].tok, tok, sizeof kv->cached[page].tok)))
+	while (page >= 0 && (kv->cached[page].parent != parent ||
+	                     memcmp(kv->cached[page].tok, tok, sizeof kv->cached[page].tok)))
 		page = kv->cached[page].next;
 	return page;
 }
@@ -242,17 +264,22 @@ void
 prefix_unlist(Kv *kv, int32_t page)
 {
 	const bool host = page >= kv->n_page;
-	KvCachedPage  *c = &kv->cached[page];
+	KvCachedPage *c = &kv->cached[page];
 
-	*(c->older >= 0 ? &kv->cached[c->older].newer : host ? &kv->host.oldest : &kv->oldest) = c->newer;
-	*(c->newer >= 0 ? &kv->cached[c->newer].older : host ? &kv->host.newest : &kv->newest) = c->older;
+	*(c->older >= 0 ? &kv->cached[c->older].newer
+	  : host        ? &kv->host.oldest
+	                : &kv->oldest) = c->newer;
+	*(c->newer >= 0 ? &kv->cached[c->newer].older
+	  : host        ? &kv->host.newest
+	                : &kv->newest) = c->older;
 }
 
 void
 prefix_idle(Kv *kv, int32_t page)
 {
 	const bool host = page >= kv->n_page;
-	int32_t   *oldest = host ? &kv->host.oldest : &kv->oldest, *newest = host ? &kv->host.newest : &kv->newest;
+	int32_t *oldest = host ? &kv->host.oldest : &kv->oldest,
+	        *newest = host ? &kv->host.newest : &kv->newest;
 
 	kv->cached[page].older = *newest;
 	kv->cached[page].newer = -1;
@@ -282,7 +309,7 @@ static void
 rename_page(Kv *kv, int32_t to, int32_t from)
 {
 	KvCachedPage *c = &kv->cached[from];
-	int32_t  *at = bucket_of(kv, c->parent, c->tok);
+	int32_t *at = bucket_of(kv, c->parent, c->tok);
 
 	while (*at != from)
 		at = &kv->cached[*at].next;
@@ -309,19 +336,22 @@ prefix_evict(Kv *kv)
 	return page;
 }
 
-/* How many of the pages of a new sequence it can go on behind: there must be a snapshot where states are kept, and what windowed layers see */
+/* How many of the pages of a new sequence it can go on behind: there must be a snapshot where
+ * states are kept, and what windowed layers see */
 static int32_t
 deepest(const Kv *kv, const KvSeq *s)
 {
-	bool    states = plan_has_state(kv->plan);
+	bool states = plan_has_state(kv->plan);
 	int32_t n = s->n_page;
 
-	while (n > 0 && ((states && !kv->cached[s->page[n - 1]].snapshot) || !window_whole(kv, s, n * PLAN_KV_PAGE)))
+	while (n > 0 && ((states && !kv->cached[s->page[n - 1]].snapshot) ||
+	                 !window_whole(kv, s, n * PLAN_KV_PAGE)))
 		n--;
 	return n;
 }
 
-/* A cached page becomes one of a sequence. In host memory it is in no list until it is somewhere else. */
+/* A cached page becomes one of a sequence. In host memory it is in no list until it is somewhere
+ * else. */
 static void
 page_ref(Kv *kv, int32_t page)
 {
@@ -348,7 +378,8 @@ unref_pages_after(Kv *kv, KvSeq *s, int32_t n)
 	}
 }
 
-/* Those of a new sequence's pages that are in host memory become pages of the device, as many as there is room for and as it can go on behind. */
+/* Those of a new sequence's pages that are in host memory become pages of the device, as many as
+ * there is room for and as it can go on behind. */
 static void
 swap_in_pages(Kv *kv, KvSeq *s)
 {
@@ -370,12 +401,13 @@ swap_in_pages(Kv *kv, KvSeq *s)
 	}
 }
 
-/* Its window pages that were copied with them find room before those that it has may lose theirs; then the copies. */
+/* Its window pages that were copied with them find room before those that it has may lose theirs;
+ * then the copies. */
 static void
 fetch(Kv *kv, KvSeq *s)
 {
 	const int32_t behind = kv_windowless_pages(kv, s->len - KV_MAX_ROLLBACK);
-	int32_t       n = 0;
+	int32_t n = 0;
 
 	for (int32_t i = 0; i < s->n_page; i++)
 		n += kv->cached[s->page[i]].copy > 0;
@@ -384,7 +416,8 @@ fetch(Kv *kv, KvSeq *s)
 			window_pin(kv, s->page[i]);
 	for (int32_t i = 0; kv->window && n && i < s->n_page; i++) {
 		const int32_t page = s->page[i], copy = kv->cached[page].copy;
-		if (kv_lacks_window(kv, i, behind) || !copy || !kv->host.whole[copy - 1] || !window_room(kv))
+		if (kv_lacks_window(kv, i, behind) || !copy || !kv->host.whole[copy - 1] ||
+		    !window_room(kv))
 			continue;
 		window_alloc(kv, page);
 		window_pin(kv, page);
@@ -410,7 +443,8 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 	if (!kv->cached)
 		return 0;
 	for (; s->len + PLAN_KV_PAGE < n_tok && s->n_page < kv->max_page; s->len += PLAN_KV_PAGE) {
-		int32_t page = look_up(kv, s->n_page ? kv->cached[s->page[s->n_page - 1]].serial : root, tok + s->len);
+		int32_t page = look_up(
+		    kv, s->n_page ? kv->cached[s->page[s->n_page - 1]].serial : root, tok + s->len);
 		if (page < 0)
 			break;
 		page_ref(kv, page);
@@ -433,7 +467,8 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 	return s->len;
 }
 
-/* What a page is known as becomes another page's of the same content, which has its window page, or is not in host memory. */
+/* What a page is known as becomes another page's of the same content, which has its window page, or
+ * is not in host memory. */
 static void
 record_move(Kv *kv, int32_t to, int32_t from)
 {
@@ -448,13 +483,15 @@ record_move(Kv *kv, int32_t to, int32_t from)
 	rename_page(kv, to, from);
 }
 
-/* The page of the cache that holds what page n_kept of the sequence holds: its own, or another one with the same content, which stays */
+/* The page of the cache that holds what page n_kept of the sequence holds: its own, or another one
+ * with the same content, which stays */
 static int32_t
 page_known(Kv *kv, const KvSeq *s, const int32_t *own)
 {
 	int32_t page = look_up(kv, s->prefix_parent, own), mine = s->page[s->n_kept];
 
-	if (page >= 0 && !kv->cached[mine].serial && (page >= kv->n_page || (!kv_has_window(kv, page) && kv_has_window(kv, mine)))) {
+	if (page >= 0 && !kv->cached[mine].serial &&
+	    (page >= kv->n_page || (!kv_has_window(kv, page) && kv_has_window(kv, mine)))) {
 		record_move(kv, mine, page);
 		page = mine;
 	}
@@ -474,7 +511,7 @@ void
 kv_prefix_keep(Kv *kv, int32_t q, int64_t root, const int32_t *tok)
 {
 	KvSeq *s = &kv->seq[q];
-	bool   prompt = s->len - s->prefix_len > 1 && !s->mark; /* behind a mark there were guesses */
+	bool prompt = s->len - s->prefix_len > 1 && !s->mark; /* behind a mark there were guesses */
 
 	if (!kv->cached)
 		return;
@@ -505,16 +542,20 @@ kv_check(const Kv *kv)
 		return NULL;
 	for (int32_t q = 0; q < kv->n_seq; q++) {
 		const KvSeq *s = &kv->seq[q];
-		if (s->used && (s->len > s->n_page * PLAN_KV_PAGE || s->n_kept > s->len / PLAN_KV_PAGE))
+		if (s->used &&
+		    (s->len > s->n_page * PLAN_KV_PAGE || s->n_kept > s->len / PLAN_KV_PAGE))
 			wrong = "a sequence is longer than its pages";
 		for (int32_t i = 0; s->used && i < s->n_page; i++)
 			held[s->page[i]]++;
-		if (kv->window && s->used && (s->n_windowless > s->n_page || !window_whole(kv, s, s->len)))
+		if (kv->window && s->used &&
+		    (s->n_windowless > s->n_page || !window_whole(kv, s, s->len)))
 			wrong = "a sequence lacks pages of its window";
 	}
 	for (int32_t i = 0; kv->window && i < kv->n_page; i++)
-		if ((kv->needs[i] > 0 && kv->window[i] < 0) || kv->needs[i] > kv->refs[i] || (kv->window[i] >= 0 && kv->owner[kv->window[i]] != i))
-			wrong = "a page's window page is not its own, or needed by nobody who holds it";
+		if ((kv->needs[i] > 0 && kv->window[i] < 0) || kv->needs[i] > kv->refs[i] ||
+		    (kv->window[i] >= 0 && kv->owner[kv->window[i]] != i))
+			wrong =
+			    "a page's window page is not its own, or needed by nobody who holds it";
 	for (int32_t i = 0; i < kv->n_stack; i++)
 		if (held[kv->free_page[i]]++)
 			wrong = "a free page is held, or free twice";
@@ -525,7 +566,8 @@ kv_check(const Kv *kv)
 		n_free += kv->refs[i] == 0;
 		if (held[i] != (kv->refs[i] ? kv->refs[i] : 1))
 			wrong = "a page is held by others than its count says";
-		if (kv->cached && kv->cached[i].serial && kv->refs[i] == 0 && look_up(kv, kv->cached[i].parent, kv->cached[i].tok) < 0)
+		if (kv->cached && kv->cached[i].serial && kv->refs[i] == 0 &&
+		    look_up(kv, kv->cached[i].parent, kv->cached[i].tok) < 0)
 			wrong = "a cached page cannot be found";
 	}
 	for (int32_t i = 0; i < kv->n_mark && !wrong; i++) {
@@ -536,7 +578,9 @@ kv_check(const Kv *kv)
 			wrong = "a mark is not that of one sequence";
 	}
 	for (int32_t i = 0; i < kv->n_snapshot; i++)
-		if (kv->snapshot[i].page >= 0 && (kv->cached[kv->snapshot[i].page].snapshot != i + 1 || !kv->cached[kv->snapshot[i].page].serial))
+		if (kv->snapshot[i].page >= 0 &&
+		    (kv->cached[kv->snapshot[i].page].snapshot != i + 1 ||
+		     !kv->cached[kv->snapshot[i].page].serial))
 			wrong = "a snapshot is of a page that does not know it";
 	if (n_free != kv->n_free || idle + kv->n_stack != n_free)
 		wrong = "the number of free pages is wrong";

@@ -1,5 +1,6 @@
-/* A token drawn from the logits of scratch by temperature, top-k, top-p, min-p and typical-p. Nothing is sorted whole: a
- * histogram by the leading bits finds where the cut is, and only what shares its bucket is put in order. */
+/* A token drawn from the logits of scratch by temperature, top-k, top-p, min-p and typical-p.
+ * Nothing is sorted whole: a histogram by the leading bits finds where the cut is, and only what
+ * shares its bucket is put in order. */
 #include <math.h>
 #include <string.h>
 
@@ -25,7 +26,8 @@ bucket_of(float v)
 	return (u ^ (u >> 31 ? 0xffffffffu : 0x80000000u)) >> 20;
 }
 
-/* The k-th largest of v [n], which is reordered; 1 <= k <= n. Hoare's selection, median of three. */
+/* The k-th largest of v [n], which is reordered; 1 <= k <= n. Hoare's selection, median of three.
+ */
 static float
 kth_largest(float *v, int32_t n, int32_t k)
 {
@@ -146,8 +148,8 @@ weight_bucket(float v)
 	return b < N_BUCKET / 2 ? (int32_t)b : N_BUCKET / 2 - 1;
 }
 
-/* The largest candidates until their weights reach top_p of all: `larger` of them to the front, in no order, then `few` of the
- * bucket where the mass is reached, in order, then the rest. */
+/* The largest candidates until their weights reach top_p of all: `larger` of them to the front, in
+ * no order, then `few` of the bucket where the mass is reached, in order, then the rest. */
 static void
 cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, int32_t *n_few)
 {
@@ -161,7 +163,8 @@ cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, int32_t *
 	/* rounding must not lead past the last bucket */
 	while (b > 0 && sum + in[b] < top_p * all)
 		sum += in[b--];
-	while (at < end) { /* larger ones to the front, the bucket behind them, the rest behind that */
+	while (at <
+	       end) { /* larger ones to the front, the bucket behind them, the rest behind that */
 		int32_t k = weight_bucket(cand[at].v);
 		if (k > b)
 			swap(cand, larger++, at++);
@@ -214,8 +217,8 @@ keep_min_p(Candidate *cand, int32_t n, float min_p)
 	return kept;
 }
 
-/* As if the candidates were put in order, the largest first, and walked along: only the bucket where the walk ends is. The
- * order is part of what a seed means, on every target. */
+/* As if the candidates were put in order, the largest first, and walked along: only the bucket
+ * where the walk ends is. The order is part of what a seed means, on every target. */
 static int32_t
 sample_cumulative_sorted(Candidate *cand, int32_t n, double at)
 {
@@ -239,7 +242,8 @@ sample_cumulative_sorted(Candidate *cand, int32_t n, double at)
 	return sample_cumulative(cand, m, at);
 }
 
-/* Keep those whose information is nearest to the entropy until they weigh typical_p of all; weight [] by id. */
+/* Keep those whose information is nearest to the entropy until they weigh typical_p of all; weight
+ * [] by id. */
 static int32_t
 keep_typical(Candidate *cand, int32_t n, const float *weight, double typical_p)
 {
@@ -253,7 +257,8 @@ keep_typical(Candidate *cand, int32_t n, const float *weight, double typical_p)
 		if (cand[i].v > 0)
 			entropy -= cand[i].v / all * log(cand[i].v / all);
 	for (int32_t i = 0; i < n; i++)
-		cand[i].v = cand[i].v > 0 ? -(float)fabs(-log(cand[i].v / all) - entropy) : -INFINITY;
+		cand[i].v =
+		    cand[i].v > 0 ? -(float)fabs(-log(cand[i].v / all) - entropy) : -INFINITY;
 	heapify(cand, n);
 	/* as transformers: the one that reaches the mass stays, and with it those as near as it */
 	while (left && (sum < typical_p * all || cand[0].v == last)) {
@@ -277,10 +282,12 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double a
 	int32_t n = 0;
 	double sum = 0;
 
-	if (m->work[best] == INFINITY || max == INFINITY || max == -INFINITY) /* a temperature that is all but 0 */
+	if (m->work[best] == INFINITY || max == INFINITY ||
+	    max == -INFINITY) /* a temperature that is all but 0 */
 		return best;
 	if (p->top_k > 0 && p->top_k < m->vocab) {
-		floor = kth_of_many(m->work, m->vocab, p->top_k, (float *)cand); /* free until the candidates are listed */
+		floor = kth_of_many(m->work, m->vocab, p->top_k,
+		                    (float *)cand); /* free until the candidates are listed */
 		for (int32_t i = 0; i < m->vocab; i++) {
 			if (m->work[i] < floor) /* ties of the last stay, as in transformers */
 				continue;
@@ -290,7 +297,8 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double a
 		}
 	} else {
 		sum = sample_weights(m->work, m->vocab, p->temperature, max);
-		if (!nucleus && !typical && p->min_p <= 0) { /* nobody is left out: no list is needed */
+		if (!nucleus && !typical &&
+		    p->min_p <= 0) { /* nobody is left out: no list is needed */
 			at *= sum;
 			for (int32_t i = 0; i < m->vocab; i++) {
 				if (at < m->work[i])

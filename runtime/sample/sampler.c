@@ -1,4 +1,5 @@
-/* Samplers: parameters, the history that penalties look at, and a pick. See sampler.h for the order of things. */
+/* Samplers: parameters, the history that penalties look at, and a pick. See sampler.h for the order
+ * of things. */
 #include "runtime/sample/sampler.h"
 #include "base/sized_struct.h"
 #include "grammar/grammar.h"
@@ -8,49 +9,55 @@
 #include <string.h>
 
 struct llmc_sampler {
-	int32_t     vocab;
-	llmc_params p;            /* its arrays are our own */
-	int32_t    *ids;          /* memory of stop_tokens and of the tokens of bad_words */
-	int32_t     n_eos, eos[16];
-	bool        penalties, changes; /* counts tokens; changes logits in any way */
-	int32_t    *n_output;     /* [vocab] times in the output */
-	bool       *seen;         /* [vocab] in prompt or output */
-	int32_t    *touched;      /* [vocab] ids that were seen */
-	int32_t     n_touched;
-	int32_t    *tail;         /* [n_tail] the last tokens, newest last */
-	int32_t     n_tail, tail_cap;
-	int32_t     n_new;
-	uint64_t    n_pick;
-	SampleScratch own;        /* of llmc_sampler_sample */
-	Matcher    *matcher;      /* where the text is in its grammar; NULL: none */
-	uint32_t   *mask;         /* [(vocab + 31) / 32] what it lets come next ... */
-	bool        masked, all;  /* ... once it has been made; everything may come */
+	int32_t vocab;
+	llmc_params p; /* its arrays are our own */
+	int32_t *ids;  /* memory of stop_tokens and of the tokens of bad_words */
+	int32_t n_eos, eos[16];
+	bool penalties, changes; /* counts tokens; changes logits in any way */
+	int32_t *n_output;       /* [vocab] times in the output */
+	bool *seen;              /* [vocab] in prompt or output */
+	int32_t *touched;        /* [vocab] ids that were seen */
+	int32_t n_touched;
+	int32_t *tail; /* [n_tail] the last tokens, newest last */
+	int32_t n_tail, tail_cap;
+	int32_t n_new;
+	uint64_t n_pick;
+	SampleScratch own; /* of llmc_sampler_sample */
+	Matcher *matcher;  /* where the text is in its grammar; NULL: none */
+	uint32_t *mask;    /* [(vocab + 31) / 32] what it lets come next ... */
+	bool masked, all;  /* ... once it has been made; everything may come */
 };
 
 static llmc_status
 check_id(const char *what, int32_t id, int32_t vocab, llmc_error *err)
 {
 	if (id < 0 || id >= vocab)
-		return error_set(err, LLMC_E_RANGE, "%s holds %d, tokens are 0 .. %d", what, id, vocab - 1);
+		return error_set(err, LLMC_E_RANGE, "%s holds %d, tokens are 0 .. %d", what, id,
+		                 vocab - 1);
 	return LLMC_OK;
 }
 
 static llmc_status
 check_lists(const llmc_params *p, int32_t vocab, llmc_error *err)
 {
-	if (p->n_stop_tokens < 0 || p->n_logit_bias < 0 || p->n_bad_words < 0 || (p->n_stop_tokens && !p->stop_tokens) ||
-	    (p->n_logit_bias && !p->logit_bias) || (p->n_bad_words && !p->bad_words))
-		return error_set(err, LLMC_E_RANGE, "stop_tokens, logit_bias or bad_words has a count without a list");
+	if (p->n_stop_tokens < 0 || p->n_logit_bias < 0 || p->n_bad_words < 0 ||
+	    (p->n_stop_tokens && !p->stop_tokens) || (p->n_logit_bias && !p->logit_bias) ||
+	    (p->n_bad_words && !p->bad_words))
+		return error_set(err, LLMC_E_RANGE,
+		                 "stop_tokens, logit_bias or bad_words has a count without a list");
 	for (int32_t i = 0; i < p->n_stop_tokens; i++)
 		TRY(check_id("stop_tokens", p->stop_tokens[i], vocab, err));
 	for (int32_t i = 0; i < p->n_logit_bias; i++) {
 		TRY(check_id("logit_bias", p->logit_bias[i].id, vocab, err));
 		if (!(p->logit_bias[i].value < INFINITY)) /* -INFINITY is fine */
-			return error_set(err, LLMC_E_RANGE, "logit_bias of token %d is no number", p->logit_bias[i].id);
+			return error_set(err, LLMC_E_RANGE, "logit_bias of token %d is no number",
+			                 p->logit_bias[i].id);
 	}
 	for (int32_t i = 0; i < p->n_bad_words; i++) {
 		if (p->bad_words[i].n < 1 || p->bad_words[i].n > 4096 || !p->bad_words[i].tok)
-			return error_set(err, LLMC_E_RANGE, "bad_words %d has %zu tokens, possible are 1 .. 4096", i, p->bad_words[i].n);
+			return error_set(err, LLMC_E_RANGE,
+			                 "bad_words %d has %zu tokens, possible are 1 .. 4096", i,
+			                 p->bad_words[i].n);
 		for (size_t k = 0; k < p->bad_words[i].n; k++)
 			TRY(check_id("bad_words", p->bad_words[i].tok[k], vocab, err));
 	}
@@ -62,7 +69,9 @@ sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err)
 {
 	TRY(sampler_check_options(p, err));
 	if (p->speculate < -1 || p->speculate > LLMC_MAX_SPECULATE)
-		return error_set(err, LLMC_E_RANGE, "speculate is %d, possible are -1 (off), 0 (default) and 1 .. %d", p->speculate, LLMC_MAX_SPECULATE);
+		return error_set(err, LLMC_E_RANGE,
+		                 "speculate is %d, possible are -1 (off), 0 (default) and 1 .. %d",
+		                 p->speculate, LLMC_MAX_SPECULATE);
 	return check_lists(p, vocab, err);
 }
 
@@ -129,13 +138,15 @@ copy_lists(llmc_sampler *s, const llmc_params *p)
 }
 
 llmc_status
-sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_eos, llmc_sampler **out, llmc_error *err)
+sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_eos,
+             llmc_sampler **out, llmc_error *err)
 {
 	llmc_params own = sampler_params(p);
 
 	*out = NULL;
 	if (vocab < 1)
-		return error_set(err, LLMC_E_RANGE, "a vocabulary of %d tokens cannot be sampled from", vocab);
+		return error_set(err, LLMC_E_RANGE,
+		                 "a vocabulary of %d tokens cannot be sampled from", vocab);
 	TRY(sampler_check(&own, vocab, err));
 	llmc_sampler *s = calloc(1, sizeof *s);
 	bool ok = s != NULL;
@@ -150,8 +161,10 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 			memcpy(s->eos, eos, (size_t)s->n_eos * sizeof *eos);
 		if (s->p.repetition_penalty == 0)
 			s->p.repetition_penalty = 1;
-		s->penalties = s->p.repetition_penalty != 1 || own.presence_penalty != 0 || own.frequency_penalty != 0;
-		s->changes = s->penalties || own.n_logit_bias || own.n_bad_words || own.min_tokens || own.watermark;
+		s->penalties = s->p.repetition_penalty != 1 || own.presence_penalty != 0 ||
+		               own.frequency_penalty != 0;
+		s->changes = s->penalties || own.n_logit_bias || own.n_bad_words ||
+		             own.min_tokens || own.watermark;
 		ok = copy_lists(s, &own);
 		if (ok && s->penalties) {
 			s->n_output = calloc((size_t)vocab, sizeof *s->n_output);
@@ -162,14 +175,17 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 	}
 	if (!ok) {
 		llmc_sampler_close(s);
-		return error_set(err, LLMC_E_MEMORY, "out of memory for a sampler of %d tokens", vocab);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a sampler of %d tokens",
+		                 vocab);
 	}
 	s->p.grammar = NULL;
 	s->p.grammar_after = NULL;
 	if (own.grammar) {
 		s->mask = calloc(((size_t)vocab + 31) / 32, sizeof *s->mask);
-		llmc_status status = s->mask ? matcher_open(own.grammar, own.grammar_after, &s->matcher, err)
-		                             : error_set(err, LLMC_E_MEMORY, "out of memory for a sampler of %d tokens", vocab);
+		llmc_status status =
+		    s->mask ? matcher_open(own.grammar, own.grammar_after, &s->matcher, err)
+		            : error_set(err, LLMC_E_MEMORY,
+		                        "out of memory for a sampler of %d tokens", vocab);
 		if (status != LLMC_OK) {
 			llmc_sampler_close(s);
 			return status;
@@ -256,7 +272,8 @@ llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_prompt)
 	s->tail[s->n_tail++] = id;
 	s->n_new += !is_prompt;
 	if (s->matcher && !is_prompt) {
-		matcher_accept(s->matcher, id, NULL); /* what it does not allow leaves nothing to follow: the next pick says so */
+		matcher_accept(s->matcher, id, NULL); /* what it does not allow leaves nothing to
+		                                         follow: the next pick says so */
 		s->masked = false;
 	}
 	if (!s->penalties)
@@ -306,7 +323,8 @@ forbid(llmc_sampler *s, float *work)
 	for (int32_t i = 0; i < s->p.n_bad_words; i++) {
 		const llmc_sequence *w = &s->p.bad_words[i];
 		int32_t before = (int32_t)w->n - 1;
-		if (before <= s->n_tail && memcmp(s->tail + s->n_tail - before, w->tok, (size_t)before * sizeof *w->tok) == 0)
+		if (before <= s->n_tail && memcmp(s->tail + s->n_tail - before, w->tok,
+		                                  (size_t)before * sizeof *w->tok) == 0)
 			work[w->tok[before]] = -INFINITY;
 	}
 	if (s->n_new >= s->p.min_tokens)
@@ -339,7 +357,9 @@ make_mask(llmc_sampler *s, llmc_error *err)
 	TRY(matcher_mask(s->matcher, s->mask, n, &s->all, err));
 	if (s->all)
 		return LLMC_OK;
-	if (s->n_eos && matcher_may_end(s->matcher)) /* a model may have end tokens that its tokenizer does not know of */
+	if (s->n_eos &&
+	    matcher_may_end(
+	        s->matcher)) /* a model may have end tokens that its tokenizer does not know of */
 		for (int32_t i = 0; i < s->n_eos; i++)
 			if (s->eos[i] >= 0 && s->eos[i] < s->vocab)
 				s->mask[s->eos[i] >> 5] |= 1u << (s->eos[i] & 31);
@@ -379,7 +399,8 @@ forbid_others(const uint32_t *bits, float *work, int32_t vocab)
 }
 
 llmc_status
-sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int32_t *id, llmc_error *err)
+sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int32_t *id,
+               llmc_error *err)
 {
 	bool copied = s->p.temperature > 0 || s->changes;
 	const uint32_t *bits;
@@ -397,19 +418,22 @@ sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int
 		for (int32_t i = 0; i < s->p.n_logit_bias; i++)
 			m->work[s->p.logit_bias[i].id] += s->p.logit_bias[i].value;
 		if (s->p.watermark && s->n_tail)
-			sample_watermark(m->work, s->vocab, s->tail[s->n_tail - 1], 2, (int32_t *)m->cand);
+			sample_watermark(m->work, s->vocab, s->tail[s->n_tail - 1], 2,
+			                 (int32_t *)m->cand);
 		if (s->penalties)
 			penalise(s, m->work);
 		forbid(s, m->work);
 		TRY(sample_largest(m->work, s->vocab, &best, err));
 	}
-	*id = s->p.temperature > 0 ? sample_draw(m, &s->p, best, random_at(s->p.seed, s->n_pick)) : best;
+	*id = s->p.temperature > 0 ? sample_draw(m, &s->p, best, random_at(s->p.seed, s->n_pick))
+	                           : best;
 	s->n_pick++;
 	return LLMC_OK;
 }
 
 llmc_status
-llmc_sampler_sample(llmc_sampler *s, const float *logits, int32_t *id, float *logprob, llmc_error *err)
+llmc_sampler_sample(llmc_sampler *s, const float *logits, int32_t *id, float *logprob,
+                    llmc_error *err)
 {
 	TRY(sampler_sample(s, &s->own, logits, id, err));
 	if (logprob)

@@ -7,11 +7,12 @@
 
 #include "runtime/sample/sampler.h"
 
-typedef float   Lanes __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t Mask __attribute__((vector_size(32)));
 
 #if defined(__SSE2__)
-/* The largest of v [n], n a multiple of 8; *nan: whether one is no number, then it means nothing. */
+/* The largest of v [n], n a multiple of 8; *nan: whether one is no number, then it means nothing.
+ */
 static float
 largest_of(const float *v, int32_t n, bool *nan)
 {
@@ -60,10 +61,13 @@ sample_largest(const float *v, int32_t n, int32_t *at, llmc_error *err)
 		for (i = 0; v[i] == v[i]; i++)
 			;
 		return error_set(err, LLMC_E_CHECK,
-		                 "the logits hold NaN (token %d): weights or kernels are broken, try `llmc verify`", i);
+		                 "the logits hold NaN (token %d): weights or kernels are broken, "
+		                 "try `llmc verify`",
+		                 i);
 	}
 	if (most == -INFINITY)
-		return error_set(err, LLMC_E_CHECK, "all logits are minus infinity: no token can be picked");
+		return error_set(err, LLMC_E_CHECK,
+		                 "all logits are minus infinity: no token can be picked");
 	for (i = 0; v[i] != most; i++)
 		;
 	*at = i;
@@ -95,7 +99,8 @@ sample_largest_of(const float *v, int32_t n, const uint32_t *bits, int32_t *at, 
 		}
 	}
 	if (where < 0)
-		return error_set(err, LLMC_E_CHECK, "all logits are minus infinity: no token can be picked");
+		return error_set(err, LLMC_E_CHECK,
+		                 "all logits are minus infinity: no token can be picked");
 	for (*at = where; v[*at] != most || !(bits[*at >> 5] >> (*at & 31) & 1); ++*at)
 		;
 	return LLMC_OK;
@@ -106,11 +111,11 @@ static inline __attribute__((always_inline)) void
 exp_lanes(Lanes *v)
 {
 	Lanes x = *v;
-	Mask  live = x > -87.0f;
+	Mask live = x > -87.0f;
 
 	x = (Lanes)((Mask)x & live);
 	Lanes n = x * 1.44269504f + 12582912.0f; /* the integer ends up in the low bits */
-	Mask  e = (Mask)n;
+	Mask e = (Mask)n;
 	n -= 12582912.0f;
 	x -= n * 0.693359375f;
 	x -= n * -2.12194440e-4f;
@@ -136,7 +141,8 @@ sample_weights(float *v, int32_t n, float temperature, float max)
 			exp_lanes(&x);
 			*(Lanes *)(v + i) = x;
 		} else {
-			x = (Lanes){ -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY };
+			x = (Lanes){ -INFINITY, -INFINITY, -INFINITY, -INFINITY,
+				     -INFINITY, -INFINITY, -INFINITY, -INFINITY };
 			for (int32_t k = 0; i + k < n; k++)
 				x[k] = v[i + k] / temperature - max;
 			exp_lanes(&x);
@@ -185,7 +191,8 @@ sample_logprobs(const float *logits, int32_t vocab, int32_t id, llmc_logprob *to
 		floor = top[n - 1].logprob;
 	}
 	for (int32_t i = 0; i < n; i++)
-		top[i].logprob = max == INFINITY ? (top[i].logprob == INFINITY ? 0 : -INFINITY) : (float)(top[i].logprob - base);
+		top[i].logprob = max == INFINITY ? (top[i].logprob == INFINITY ? 0 : -INFINITY)
+		                                 : (float)(top[i].logprob - base);
 	if (max == INFINITY)
 		return logits[id] == INFINITY ? 0 : -INFINITY;
 	return (float)(logits[id] - base);

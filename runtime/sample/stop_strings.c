@@ -8,10 +8,10 @@
 struct Stop {
 	size_t n;
 	char **word;
-	Strbuf held;    /* not shown yet */
-	size_t shown;   /* bytes at the front of held that the last call handed out */
-	bool   found;
-	int    which;
+	Strbuf held;  /* not shown yet */
+	size_t shown; /* bytes at the front of held that the last call handed out */
+	bool found;
+	int which;
 };
 
 llmc_status
@@ -70,7 +70,8 @@ may_become(const Stop *s, const char *text, size_t n)
 }
 
 llmc_status
-stop_feed(Stop *s, const char *text, size_t n, bool last, const char **safe, size_t *n_safe, bool *found, llmc_error *err)
+stop_feed(Stop *s, const char *text, size_t n, bool last, const char **safe, size_t *n_safe,
+          bool *found, llmc_error *err)
 {
 	/* drop what the last call has handed out */
 	if (s->shown) {
@@ -84,7 +85,9 @@ stop_feed(Stop *s, const char *text, size_t n, bool last, const char **safe, siz
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	const char *first = NULL;
 	for (size_t i = 0; !s->found && i < s->n; i++) {
-		const char *at = s->held.len ? memmem(s->held.data, s->held.len, s->word[i], strlen(s->word[i])) : NULL;
+		const char *at =
+		    s->held.len ? memmem(s->held.data, s->held.len, s->word[i], strlen(s->word[i]))
+		                : NULL;
 		if (at && (!first || at < first)) {
 			first = at;
 			s->which = (int)i;
@@ -98,7 +101,8 @@ stop_feed(Stop *s, const char *text, size_t n, bool last, const char **safe, siz
 	} else if (s->found) {
 		*n_safe = 0;
 	} else {
-		*n_safe = s->shown = s->held.len - (last ? 0 : may_become(s, s->held.data, s->held.len));
+		*n_safe = s->shown =
+		    s->held.len - (last ? 0 : may_become(s, s->held.data, s->held.len));
 	}
 	*found = s->found;
 	return LLMC_OK;

@@ -1,12 +1,16 @@
-/* The watermark of Kirchenbauer et al. (arXiv 2301.10226) as TGI and transformers apply it: the last token seeds a generator,
- * which shuffles the vocabulary; the first half of it is favoured. A detector that knows the rule must see the same half,
- * so the generator and the shuffle are torch's on the CPU: the 32-bit Mersenne twister (Matsumoto and Nishimura 1998) and
- * its Fisher-Yates order. */
+/* The watermark of Kirchenbauer et al. (arXiv 2301.10226) as TGI and transformers apply it: the
+ * last token seeds a generator, which shuffles the vocabulary; the first half of it is favoured. A
+ * detector that knows the rule must see the same half, so the generator and the shuffle are torch's
+ * on the CPU: the 32-bit Mersenne twister (Matsumoto and Nishimura 1998) and its Fisher-Yates
+ * order. */
 #include "runtime/sample/sampler.h"
 
 enum { N = 624, M = 397 };
 
-typedef struct Twister { uint32_t s[N]; int at; } Twister;
+typedef struct Twister {
+	uint32_t s[N];
+	int at;
+} Twister;
 
 static void
 twister_seed(Twister *t, uint32_t seed)

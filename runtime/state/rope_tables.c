@@ -1,5 +1,5 @@
-/* The scalings, as transformers' modeling_rope_utils computes them: frequencies rounded to fp32 as there, angles then in
- * double, so that position 131071 keeps its digits. */
+/* The scalings, as transformers' modeling_rope_utils computes them: frequencies rounded to fp32 as
+ * there, angles then in double, so that position 131071 keeps its digits. */
 #include "runtime/state/rope_tables.h"
 
 #include <math.h>
@@ -54,7 +54,8 @@ yarn(const PlanRope *r, double *freq, double *factor)
 static void
 llama3(const PlanRope *r, double *freq)
 {
-	double low = r->original_positions / r->low_freq_factor, high = r->original_positions / r->high_freq_factor;
+	double low = r->original_positions / r->low_freq_factor,
+	       high = r->original_positions / r->high_freq_factor;
 
 	for (int i = 0; i < r->dims / 2; i++) {
 		double wave = 2 * M_PI / freq[i];
@@ -69,7 +70,8 @@ llama3(const PlanRope *r, double *freq)
 }
 
 void
-rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2], double *freq, double *factor)
+rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2], double *freq,
+                 double *factor)
 {
 	double theta = r->theta;
 	int half = r->dims / 2;
@@ -77,7 +79,8 @@ rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2
 
 	*factor = 1;
 	if (is(r, "dynamic") && beyond)
-		theta *= pow(r->factor * (double)length / r->original_positions - (r->factor - 1), (double)r->dims / (r->dims - 2));
+		theta *= pow(r->factor * (double)length / r->original_positions - (r->factor - 1),
+		             (double)r->dims / (r->dims - 2));
 	for (int i = 0; i < half; i++)
 		freq[i] = 1 / pow(theta, 2.0 * i / r->dims);
 	if (is(r, "proportional")) {
@@ -101,7 +104,8 @@ rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2
 		else if (r->factor > 1)
 			*factor = sqrt(1 + log(r->factor) / log(r->original_positions));
 	}
-	/* one tensor of factors holds for every length; a pair is chosen by length, as longrope's lists are */
+	/* one tensor of factors holds for every length; a pair is chosen by length, as longrope's
+	 * lists are */
 	const float *tensor = factors[1] && !beyond ? factors[1] : factors[0];
 	for (int i = 0; i < half; i++) {
 		if (tensor)

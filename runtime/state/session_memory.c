@@ -1,5 +1,6 @@
-/* What a session takes: its limits as the symbols of the plan's extents, the layout of its own state and of the slots, and where
- * the arguments of steps lie. The same code that hands out memory measures it for session_memory. */
+/* What a session takes: its limits as the symbols of the plan's extents, the layout of its own
+ * state and of the slots, and where the arguments of steps lie. The same code that hands out memory
+ * measures it for session_memory. */
 #include "runtime/state/session_state.h"
 
 #include <string.h>
@@ -28,7 +29,8 @@ session_set_limits(Session *s, const Device *d, const Plan *p, const llmc_limits
 int64_t
 session_pages(const llmc_limits *l)
 {
-	return kv_pages(l->kv_tokens, l->context, l->seqs, l->kv_tokens != (int64_t)l->context * l->seqs);
+	return kv_pages(l->kv_tokens, l->context, l->seqs,
+	                l->kv_tokens != (int64_t)l->context * l->seqs);
 }
 
 int64_t
@@ -69,7 +71,8 @@ bump(BumpAllocator *b, int64_t n, size_t elem_bytes)
 {
 	int64_t bytes, at = b->at;
 
-	if (n < 0 || __builtin_mul_overflow(n, (int64_t)elem_bytes, &bytes) || bytes > INT64_MAX / 4 - at) {
+	if (n < 0 || __builtin_mul_overflow(n, (int64_t)elem_bytes, &bytes) ||
+	    bytes > INT64_MAX / 4 - at) {
 		b->over = true;
 		return NULL;
 	}
@@ -77,7 +80,8 @@ bump(BumpAllocator *b, int64_t n, size_t elem_bytes)
 	return b->base ? b->base + at : NULL;
 }
 
-/* The step's arrays. What a step of few rows needs lies close together: on its way to another device only that is copied. */
+/* The step's arrays. What a step of few rows needs lies close together: on its way to another
+ * device only that is copied. */
 static void
 lay_out_block(Session *s, BumpAllocator *b)
 {
@@ -143,7 +147,8 @@ session_lay_out_slots(Session *s)
 }
 
 llmc_status
-session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_memory *out, llmc_error *err)
+session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_memory *out,
+             llmc_error *err)
 {
 	Session s;
 	llmc_memory m = { .size = sizeof m };
@@ -153,16 +158,20 @@ session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_mem
 	if (m.state >= 0)
 		m.state = d->state_bytes(&s, m.state);
 	m.scratch = session_lay_out_slots(&s);
-	int64_t kept = session_snapshots(lim) + lim->marks, states = kv_state_bytes(plan, lim->seqs + kept), pages = session_pages(lim);
+	int64_t kept = session_snapshots(lim) + lim->marks,
+	        states = kv_state_bytes(plan, lim->seqs + kept), pages = session_pages(lim);
 	m.kv = kv_bytes(plan, pages);
 	if (kv_window_positions(plan) && m.kv >= 0) {
-		int64_t windows = session_window_pages(plan, lim), exact = kv_exact_bytes(plan, pages - windows);
+		int64_t windows = session_window_pages(plan, lim),
+		        exact = kv_exact_bytes(plan, pages - windows);
 		m.kv_saved = kv_window_bytes(plan, pages - windows) - exact;
 		m.kv_exact = kv_exact_bytes(plan, windows);
 		m.kv -= exact;
 	}
 	m.kv -= m.kv_saved;
-	m.kv = m.kv < 0 || states < 0 || m.kv > INT64_MAX / 4 || states > INT64_MAX / 4 ? -1 : m.kv + states;
+	m.kv = m.kv < 0 || states < 0 || m.kv > INT64_MAX / 4 || states > INT64_MAX / 4
+	           ? -1
+	           : m.kv + states;
 	m.kv_per_token = (kv_bytes(plan, 1) - kv_exact_bytes(plan, 1)) / PLAN_KV_PAGE;
 	m.kv_per_seq = kv_state_bytes(plan, 1);
 	m.kv_snapshots = kv_state_bytes(plan, kept);
@@ -170,7 +179,8 @@ session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_mem
 	for (int i = 0; i < plan->n_tensor; i++)
 		m.weights += plan_tensor_bytes(&plan->tensor[i]);
 	if (m.state < 0 || m.scratch < 0 || m.kv < 0)
-		return error_set(err, LLMC_E_RANGE, "these limits need more memory than can be counted");
+		return error_set(err, LLMC_E_RANGE,
+		                 "these limits need more memory than can be counted");
 	*out = m;
 	return LLMC_OK;
 }
@@ -178,7 +188,8 @@ session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_mem
 void *
 session_map(int64_t bytes)
 {
-	void *m = mmap(NULL, bytes ? (size_t)bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *m = mmap(NULL, bytes ? (size_t)bytes : 1, PROT_READ | PROT_WRITE,
+	               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	return m == MAP_FAILED ? NULL : m;
 }
@@ -196,7 +207,8 @@ session_given(const Session *s, float *to)
 	const int64_t hidden = s->plan->hidden;
 
 	for (int32_t i = 0; s->given && i < s->size->n_seq; i++)
-		memcpy(to + s->q_start[i] * hidden, s->given[s->order[i]], (size_t)((s->q_start[i + 1] - s->q_start[i]) * hidden) * sizeof *to);
+		memcpy(to + s->q_start[i] * hidden, s->given[s->order[i]],
+		       (size_t)((s->q_start[i + 1] - s->q_start[i]) * hidden) * sizeof *to);
 }
 
 void *
@@ -223,7 +235,8 @@ session_op_cost(const Session *s, const PlanStep *step, llmc_op_time *t)
 	int64_t rows = s->size->n_tok, position, ops, window = plan_step_reach(step);
 
 	for (int k = 0; k < step->n_arg; k++)
-		if (step->arg[k].kind == REF_BUFFER && s->plan->buffer[step->arg[k].index].extent.sym == SYM_n_out)
+		if (step->arg[k].kind == REF_BUFFER &&
+		    s->plan->buffer[step->arg[k].index].extent.sym == SYM_n_out)
 			rows = s->size->n_out;
 	t->n++;
 	t->weight_bytes += plan_step_weights(s->plan, step, rows);
@@ -231,7 +244,8 @@ session_op_cost(const Session *s, const PlanStep *step, llmc_op_time *t)
 	if (!plan_step_cache(s->plan, step, &position, &ops))
 		return;
 	for (int32_t i = 0; i < s->size->n_seq; i++) {
-		int64_t n = s->add[i], before = s->kv_len[i] - n, first = window > 0 ? before + 1 - window : 0;
+		int64_t n = s->add[i], before = s->kv_len[i] - n,
+		        first = window > 0 ? before + 1 - window : 0;
 		int64_t seen = s->kv_len[i] - (first > 0 ? first : 0), pairs = 0;
 		for (int64_t k = 1; k <= n; k++)
 			pairs += window > 0 && window < before + k ? window : before + k;
@@ -248,5 +262,7 @@ session_probe_rows(const Session *s, const PlanStep *step, const PlanMake *m)
 	const PlanBuffer *b = &s->plan->buffer[step->arg[m->arg].index];
 	if ((b->dtype != DT_F32 && b->dtype != DT_I32 && b->dtype != DT_BF16) || b->extent.div > 1)
 		return -1;
-	return b->extent.sym == SYM_n_out ? s->size->n_out : b->extent.sym == SYM_n_tok ? s->size->n_tok : 1;
+	return b->extent.sym == SYM_n_out   ? s->size->n_out
+	       : b->extent.sym == SYM_n_tok ? s->size->n_tok
+	                                    : 1;
 }

@@ -1,14 +1,23 @@
 /* Team or alone: whether the next job of a kind is dealt to all threads or run by the caller.
  *
- * A thread that another process displaces inside a part holds up the whole team. If each of two threads has a processor for the share p of the time, the team
- * advances for about 2 p^2 of it and a thread alone for p. So below a half the team is slower, and slower still with more threads.
+ * A thread that another process displaces inside a part holds up the whole team. If each of two
+ * threads has a processor for the share p of the time, the team advances for about 2 p^2 of it and
+ * a thread alone for p. So below a half the team is slower, and slower still with more threads.
  *
- * A team that waits little is never left. If the caller waits so long for others that it might have done their parts in that time, it tries a window of jobs alone; from
- * then on the mode whose jobs took less time is in force, and the other one is tried again after some windows, at growing distances. Results do not depend on the mode. */
+ * A team that waits little is never left. If the caller waits so long for others that it might have
+ * done their parts in that time, it tries a window of jobs alone; from then on the mode whose jobs
+ * took less time is in force, and the other one is tried again after some windows, at growing
+ * distances. Results do not depend on the mode. */
 #include "runtime/threads/threads.h"
 
-static const double WINDOW = 0.06, FORGET = 10; /* seconds: of a window's jobs at least; without a job until all is forgotten */
-enum { JOBS = 3, STAY = 4, STAY_MOST = 16 };   /* a window has so many jobs at least; windows between two trials */
+static const double
+    WINDOW = 0.06,
+    FORGET = 10; /* seconds: of a window's jobs at least; without a job until all is forgotten */
+enum {
+	JOBS = 3,
+	STAY = 4,
+	STAY_MOST = 16
+}; /* a window has so many jobs at least; windows between two trials */
 
 bool
 team_alone(TeamKind *k, double now)
@@ -23,11 +32,14 @@ team_alone(TeamKind *k, double now)
 static bool
 choose(TeamKind *k)
 {
-	const bool now = k->alone, known = k->mean[!now] > 0, other_is_better = known && k->mean[!now] < k->mean[now];
+	const bool now = k->alone, known = k->mean[!now] > 0,
+	           other_is_better = known && k->mean[!now] < k->mean[now];
 
 	if (k->trial) {
 		k->trial = false;
-		k->stay = !other_is_better ? STAY : k->stay < STAY_MOST / 2 ? 2 * k->stay : STAY_MOST;
+		k->stay = !other_is_better          ? STAY
+		          : k->stay < STAY_MOST / 2 ? 2 * k->stay
+		                                    : STAY_MOST;
 		k->left = k->stay;
 		return other_is_better ? !now : now;
 	}

@@ -1,16 +1,20 @@
-/* A pool of threads, and two ways to run a function on it: each part on the thread of its number (threads_run, with barriers inside), or stages
- * whose parts go to whichever thread is there (threads_deal).
+/* A pool of threads, and two ways to run a function on it: each part on the thread of its number
+ * (threads_run, with barriers inside), or stages whose parts go to whichever thread is there
+ * (threads_deal).
  *
- * Dealing: the word `open` holds the number of the stage whose parts may be claimed. A thread claims the part of its own number first; when that
- * is done and others are late, it claims theirs. The thread that completes the last part opens the next stage. So a thread that another process has
- * displaced, or that has yet to wake up, holds a stage up only while it is inside a part.
+ * Dealing: the word `open` holds the number of the stage whose parts may be claimed. A thread
+ * claims the part of its own number first; when that is done and others are late, it claims theirs.
+ * The thread that completes the last part opens the next stage. So a thread that another process
+ * has displaced, or that has yet to wake up, holds a stage up only while it is inside a part.
  *
- * Waiting: a spin bounded by time, then sleep on a futex. No sched_yield: it gives the processor away for a whole time slice (4 ms at 250 Hz), also to a process of
- * the lowest priority. With more threads than processors nothing spins. Wakers make a system call only if a thread sleeps.
+ * Waiting: a spin bounded by time, then sleep on a futex. No sched_yield: it gives the processor
+ * away for a whole time slice (4 ms at 250 Hz), also to a process of the lowest priority. With more
+ * threads than processors nothing spins. Wakers make a system call only if a thread sleeps.
  *
- * When the pool is as large as the machine each thread has its own core; a smaller pool may move between cores but
- * never shares one through hyper-threading; a larger one is left to the scheduler. The caller's thread takes part only
- * while threads_run or threads_deal runs, and gets its own mask back. */
+ * When the pool is as large as the machine each thread has its own core; a smaller pool may move
+ * between cores but never shares one through hyper-threading; a larger one is left to the
+ * scheduler. The caller's thread takes part only while threads_run or threads_deal runs, and gets
+ * its own mask back. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -25,7 +29,8 @@
 #include "base/clock.h"
 #include "runtime/threads/threads.h"
 
-/* A stage's word: its number, shifted, and flags. SHARED: any thread may claim any part. CLOSE: the pool ends. */
+/* A stage's word: its number, shifted, and flags. SHARED: any thread may claim any part. CLOSE: the
+ * pool ends. */
 enum { SHARED = 1, CLOSE = 2, NUMBER = 4 };
 enum {
 	SPIN_US = 200,   /* longest spin before sleep; LLMC_SPIN_US overrides it */
@@ -33,7 +38,8 @@ enum {
 	LATE_US = 5,     /* a part that has not been claimed for so long is taken over */
 };
 
-/* A word that only grows; its low half is the futex. Separate lines: waiters of one gate must not slow the writers of the other. */
+/* A word that only grows; its low half is the futex. Separate lines: waiters of one gate must not
+ * slow the writers of the other. */
 typedef struct Gate {
 	_Alignas(64) atomic_ullong turn;
 	atomic_int asleep; /* a thread sleeps, or is about to */
@@ -41,33 +47,36 @@ typedef struct Gate {
 
 /* What each thread of the pool has for itself */
 typedef struct Worker {
-	_Alignas(64) atomic_ullong claimed; /* number of the last stage whose part of this number was claimed */
-	Threads  *pool;
+	_Alignas(64) atomic_ullong
+	    claimed; /* number of the last stage whose part of this number was claimed */
+	Threads *pool;
 	pthread_t thread;
-	int       part;
-	bool      alone;   /* the last stage had late parts: look for them without delay */
+	int part;
+	bool alone; /* the last stage had late parts: look for them without delay */
 } Worker;
 
 struct Threads {
-	int         n, n_started;
-	double      spin, late; /* seconds: longest spin before sleep; delay before late parts are taken over */
-	bool        pin;        /* masks below are in force */
-	cpu_set_t   caller;     /* mask of part 0 while it runs */
-	/* The job. Written by the caller before its first stage opens; read by threads that have claimed a part of it. */
-	threads_fn      *fn;
+	int n, n_started;
+	double spin,
+	    late; /* seconds: longest spin before sleep; delay before late parts are taken over */
+	bool pin; /* masks below are in force */
+	cpu_set_t caller; /* mask of part 0 while it runs */
+	/* The job. Written by the caller before its first stage opens; read by threads that have
+	 * claimed a part of it. */
+	threads_fn *fn;
 	threads_deal_fn *deal;
-	void            *user;
-	uint64_t         first, last; /* numbers of its stages */
-	Gate        open, over, meet;
+	void *user;
+	uint64_t first, last; /* numbers of its stages */
+	Gate open, over, meet;
 	/* The caller's */
-	TeamKind    kind[DEAL_KINDS];
-	bool        alone;   /* the last job was */
-	double      waited;  /* seconds of this job */
-	int64_t     n_alone, n_own; /* jobs; parts of this job that it ran */
+	TeamKind kind[DEAL_KINDS];
+	bool alone;                      /* the last job was */
+	double waited;                   /* seconds of this job */
+	int64_t n_alone, n_own;          /* jobs; parts of this job that it ran */
 	_Alignas(64) atomic_int left;    /* parts of the open stage that are not done */
 	_Alignas(64) atomic_int arrived; /* at threads_barrier */
 	_Alignas(64) atomic_llong n_sleeps, n_taken;
-	Worker      worker[];   /* [n], the first is the caller's */
+	Worker worker[]; /* [n], the first is the caller's */
 };
 
 /* ---- waiting ---- */
@@ -76,8 +85,9 @@ static void
 gate_set(Gate *g, uint64_t turn)
 {
 	atomic_store(&g->turn, turn);
-	/* Sequentially consistent against gate_wait: either it sees the new turn or the sleeper is seen here. The flag is cleared so
-	 * that a thread which is awake but has no processor yet costs later stages no system call. */
+	/* Sequentially consistent against gate_wait: either it sees the new turn or the sleeper is
+	 * seen here. The flag is cleared so that a thread which is awake but has no processor yet
+	 * costs later stages no system call. */
 	if (atomic_load(&g->asleep) && atomic_exchange(&g->asleep, 0))
 		syscall(SYS_futex, &g->turn, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
@@ -126,15 +136,17 @@ gate_wait(Threads *t, Gate *g, uint64_t turn, double *waited)
 
 /* ---- stages and parts ---- */
 
-/* Each part of a stage is claimed once, so a part was last claimed in the stage before exactly if it is free in this one. A claim that
- * succeeds keeps the stage, and with it the job, from ending until the part is done. */
+/* Each part of a stage is claimed once, so a part was last claimed in the stage before exactly if
+ * it is free in this one. A claim that succeeds keeps the stage, and with it the job, from ending
+ * until the part is done. */
 static bool
 claim(Threads *t, uint64_t turn, int part)
 {
 	unsigned long long before = turn / NUMBER - 1;
-	atomic_ullong     *claimed = &t->worker[part].claimed;
+	atomic_ullong *claimed = &t->worker[part].claimed;
 
-	return atomic_load_explicit(claimed, memory_order_relaxed) == before && atomic_compare_exchange_strong(claimed, &before, before + 1);
+	return atomic_load_explicit(claimed, memory_order_relaxed) == before &&
+	       atomic_compare_exchange_strong(claimed, &before, before + 1);
 }
 
 static void
@@ -167,10 +179,12 @@ run_parts(Worker *w, uint64_t turn)
 		if (w->part == 0)
 			t->n_own++;
 	}
-	if (!(turn & SHARED) || (!w->alone && threads_spin_for(&t->open.turn, turn + 1, t->late, w->part ? NULL : &t->waited)))
+	if (!(turn & SHARED) || (!w->alone && threads_spin_for(&t->open.turn, turn + 1, t->late,
+	                                                       w->part ? NULL : &t->waited)))
 		return;
 	w->alone = false;
-	for (int i = 1; i < t->n && atomic_load_explicit(&t->open.turn, memory_order_relaxed) == turn; i++) {
+	for (int i = 1;
+	     i < t->n && atomic_load_explicit(&t->open.turn, memory_order_relaxed) == turn; i++) {
 		int part = (w->part + i) % t->n;
 		if (!claim(t, turn, part))
 			continue;
@@ -199,9 +213,9 @@ worker_main(void *arg)
 static void
 run_job(Threads *t, int n_stages, unsigned flags)
 {
-	Worker   *w = &t->worker[0];
+	Worker *w = &t->worker[0];
 	cpu_set_t own;
-	bool      moved = t->pin && pthread_getaffinity_np(pthread_self(), sizeof own, &own) == 0 &&
+	bool moved = t->pin && pthread_getaffinity_np(pthread_self(), sizeof own, &own) == 0 &&
 	             pthread_setaffinity_np(pthread_self(), sizeof t->caller, &t->caller) == 0;
 
 	t->first = t->last + 1;
@@ -228,7 +242,8 @@ threads_run(Threads *t, threads_fn *fn, void *user)
 	run_job(t, 1, 0);
 }
 
-/* Seconds that the caller waited in the job that it has run in so many, less those that the others' parts would have taken it. */
+/* Seconds that the caller waited in the job that it has run in so many, less those that the others'
+ * parts would have taken it. */
 static double
 held_up(const Threads *t, int n_stages, double seconds)
 {
@@ -347,7 +362,9 @@ threads_open(int n, Threads **out, llmc_error *err)
 
 	*out = NULL;
 	if (n < 1 || n > TOPOLOGY_MAX)
-		return error_set(err, LLMC_E_RANGE, "%d threads were asked for; 1 .. %d are possible", n, TOPOLOGY_MAX);
+		return error_set(err, LLMC_E_RANGE,
+		                 "%d threads were asked for; 1 .. %d are possible", n,
+		                 TOPOLOGY_MAX);
 	size_t bytes = (sizeof(Threads) + (size_t)n * sizeof(Worker) + 63) & ~(size_t)63;
 	if (posix_memalign(&memory, 64, bytes))
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d threads", n);
@@ -374,7 +391,8 @@ threads_open(int n, Threads **out, llmc_error *err)
 	for (; t->n_started < n; t->n_started++) {
 		int rc = start_worker(t, t->n_started, t->pin ? &mask[t->n_started] : NULL);
 		if (rc) {
-			status = error_set(err, LLMC_E_MEMORY, "cannot start thread %d of %d: %s", t->n_started + 1, n, strerror(rc));
+			status = error_set(err, LLMC_E_MEMORY, "cannot start thread %d of %d: %s",
+			                   t->n_started + 1, n, strerror(rc));
 			goto fail;
 		}
 	}
@@ -408,5 +426,7 @@ threads_count(const Threads *t)
 ThreadCounts
 threads_counts(const Threads *t)
 {
-	return (ThreadCounts){ .sleeps = atomic_load(&t->n_sleeps), .taken = atomic_load(&t->n_taken), .alone = t->n_alone };
+	return (ThreadCounts){ .sleeps = atomic_load(&t->n_sleeps),
+		               .taken = atomic_load(&t->n_taken),
+		               .alone = t->n_alone };
 }

@@ -1,4 +1,5 @@
-/* Which processors to run on: one per real core, within the affinity mask and the cgroup's quota. */
+/* Which processors to run on: one per real core, within the affinity mask and the cgroup's quota.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,8 @@ read_number(const char *root, const char *path, long missing)
 	return read_line(root, path, line, sizeof line) ? strtol(line, NULL, 10) : missing;
 }
 
-/* The least quota of a cgroup and its parents; 0: none. v2: "max 100000" or "150000 100000" in cpu.max; v1: two files. */
+/* The least quota of a cgroup and its parents; 0: none. v2: "max 100000" or "150000 100000" in
+ * cpu.max; v1: two files. */
 static double
 quota_of(const char *root, const char *mount, const char *group, bool v2)
 {
@@ -43,12 +45,15 @@ quota_of(const char *root, const char *mount, const char *group, bool v2)
 		double quota = -1, period = 0;
 		if (v2) {
 			snprintf(path, sizeof path, "%s%.*s/cpu.max", mount, (int)len, group);
-			if (read_line(root, path, line, sizeof line) && sscanf(line, "%lf %lf", &quota, &period) != 2)
+			if (read_line(root, path, line, sizeof line) &&
+			    sscanf(line, "%lf %lf", &quota, &period) != 2)
 				quota = -1; /* "max" */
 		} else {
-			snprintf(path, sizeof path, "%s%.*s/cpu.cfs_quota_us", mount, (int)len, group);
+			snprintf(path, sizeof path, "%s%.*s/cpu.cfs_quota_us", mount, (int)len,
+			         group);
 			quota = (double)read_number(root, path, -1);
-			snprintf(path, sizeof path, "%s%.*s/cpu.cfs_period_us", mount, (int)len, group);
+			snprintf(path, sizeof path, "%s%.*s/cpu.cfs_period_us", mount, (int)len,
+			         group);
 			period = (double)read_number(root, path, 0);
 		}
 		if (quota > 0 && period > 0 && (least == 0 || quota / period < least))
@@ -87,7 +92,8 @@ cgroup_quota(const char *root)
 		double q = 0;
 		if (!*kind) {
 			q = quota_of(root, "/sys/fs/cgroup", group, true);
-		} else if (!strcmp(kind, "cpu") || !strncmp(kind, "cpu,", 4) || strstr(kind, ",cpu,") ||
+		} else if (!strcmp(kind, "cpu") || !strncmp(kind, "cpu,", 4) ||
+		           strstr(kind, ",cpu,") ||
 		           (strlen(kind) > 4 && !strcmp(kind + strlen(kind) - 4, ",cpu"))) {
 			q = quota_of(root, "/sys/fs/cgroup/cpu", group, false);
 			if (q == 0)
@@ -111,7 +117,8 @@ topology_read(const char *root, const bool allowed[TOPOLOGY_MAX], Topology *out)
 		if (!allowed[cpu])
 			continue;
 		out->n_allowed++;
-		snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/physical_package_id", cpu);
+		snprintf(path, sizeof path,
+		         "/sys/devices/system/cpu/cpu%d/topology/physical_package_id", cpu);
 		long pkg = read_number(root, path, -1);
 		snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/core_id", cpu);
 		long id = read_number(root, path, -1);
@@ -176,8 +183,10 @@ topology_cache_bytes(const char *root)
 	int64_t sum = 0;
 
 	for (int cpu = 0; cpu < TOPOLOGY_MAX; cpu++) {
-		/* the first processor of those that share one speaks for it: "0-7,64-71", "32768K" */
-		snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cache/index3/shared_cpu_list", cpu);
+		/* the first processor of those that share one speaks for it: "0-7,64-71", "32768K"
+		 */
+		snprintf(path, sizeof path,
+		         "/sys/devices/system/cpu/cpu%d/cache/index3/shared_cpu_list", cpu);
 		if (read_number(root, path, -1) != cpu)
 			continue;
 		snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cache/index3/size", cpu);
@@ -199,6 +208,6 @@ topology_describe(char *buf, size_t cap)
 	topology_here(&t);
 	if (t.quota > 0)
 		snprintf(quota, sizeof quota, "a cgroup quota of %.2f", t.quota);
-	return snprintf(buf, cap, "%d processors on %d real cores, %s: %d thread%s", t.n_allowed, t.n_core, quota,
-	                topology_count(&t), topology_count(&t) == 1 ? "" : "s");
+	return snprintf(buf, cap, "%d processors on %d real cores, %s: %d thread%s", t.n_allowed,
+	                t.n_core, quota, topology_count(&t), topology_count(&t) == 1 ? "" : "s");
 }

@@ -1,5 +1,5 @@
-/* Checkpoints: opening by path, finding tensors, and the sentences for a file that does not fit the plan. Readers in
- * formats/ have checked that every tensor's data lies within its file. */
+/* Checkpoints: opening by path, finding tensors, and the sentences for a file that does not fit the
+ * plan. Readers in formats/ have checked that every tensor's data lies within its file. */
 #include "runtime/weights/checkpoint.h"
 
 #include <errno.h>
@@ -20,8 +20,8 @@
 #include "formats/safetensors.h"
 
 struct Checkpoint {
-	char        *path;
-	Gguf        *gguf; /* one of the two */
+	char *path;
+	Gguf *gguf; /* one of the two */
 	Safetensors *st;
 };
 
@@ -44,10 +44,12 @@ later_part(const char *name, size_t len)
 {
 	const char *s = name + len - 20; /* "-00002-of-00003.gguf" */
 
-	return len > 20 && s[0] == '-' && !strncmp(s + 6, "-of-", 4) && strncmp(s + 1, "00001", 5) != 0;
+	return len > 20 && s[0] == '-' && !strncmp(s + 6, "-of-", 4) &&
+	       strncmp(s + 1, "00001", 5) != 0;
 }
 
-/* The only *.gguf of a folder that holds no safetensors, or the first part of the only split one; false: none or several. */
+/* The only *.gguf of a folder that holds no safetensors, or the first part of the only split one;
+ * false: none or several. */
 static bool
 folder_gguf(const char *dir, Strbuf *out)
 {
@@ -58,7 +60,8 @@ folder_gguf(const char *dir, Strbuf *out)
 		return false;
 	for (struct dirent *e; (e = readdir(d)) != NULL;) {
 		size_t len = strlen(e->d_name);
-		if (len > 5 && !strcmp(e->d_name + len - 5, ".gguf") && !later_part(e->d_name, len) && n_gguf++ == 0)
+		if (len > 5 && !strcmp(e->d_name + len - 5, ".gguf") &&
+		    !later_part(e->d_name, len) && n_gguf++ == 0)
 			file_join(out, dir, e->d_name);
 		n_st += strstr(e->d_name, ".safetensors") != NULL;
 	}
@@ -75,7 +78,9 @@ checkpoint_open(const char *path, Checkpoint **out, llmc_error *err)
 	*out = NULL;
 	if (!file_exists(path))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: no such file or folder; the weights are expected there (another place: --weights PATH)", path);
+		                 "%s: no such file or folder; the weights are expected there "
+		                 "(another place: --weights PATH)",
+		                 path);
 	Checkpoint *c = calloc(1, sizeof *c);
 	if (!c || !(c->path = strdup(path))) {
 		status = error_set(err, LLMC_E_MEMORY, "%s: out of memory", path);
@@ -84,7 +89,8 @@ checkpoint_open(const char *path, Checkpoint **out, llmc_error *err)
 	if (file_is_dir(path)) {
 		if (folder_gguf(path, &file)) {
 			TRY_GOTO(gguf_open(strbuf_str(&file), &c->gguf, err));
-			free(c->path); /* the file, not the folder, is what errors and the cache's key name */
+			free(c->path); /* the file, not the folder, is what errors and the cache's
+			                  key name */
 			if (!(c->path = strdup(strbuf_str(&file)))) {
 				status = error_set(err, LLMC_E_MEMORY, "%s: out of memory", path);
 				goto fail;
@@ -96,7 +102,9 @@ checkpoint_open(const char *path, Checkpoint **out, llmc_error *err)
 		TRY_GOTO(gguf_open(path, &c->gguf, err));
 	} else {
 		size_t n = strlen(path);
-		if (n > 5 && !strcmp(path + n - 5, ".gguf")) /* the reader's sentence says what is wrong with it */
+		if (n > 5 &&
+		    !strcmp(path + n - 5,
+		            ".gguf")) /* the reader's sentence says what is wrong with it */
 			TRY_GOTO(gguf_open(path, &c->gguf, err));
 		else
 			TRY_GOTO(safetensors_open(path, &c->st, err));
@@ -128,8 +136,14 @@ checkpoint_find(const Checkpoint *c, const char *name, CheckpointTensor *out)
 		const GgufTensor *t = gguf_tensor(c->gguf, name);
 		if (!t)
 			return false;
-		*out = (CheckpointTensor){ .name = t->name, .file = t->file, .dtype = t->dtype, .n_dims = t->n_dims,
-			.dtype_name = ggml_type_name(t->ggml_type), .data = t->data, .bytes = t->bytes, .made = t->made };
+		*out = (CheckpointTensor){ .name = t->name,
+			                   .file = t->file,
+			                   .dtype = t->dtype,
+			                   .n_dims = t->n_dims,
+			                   .dtype_name = ggml_type_name(t->ggml_type),
+			                   .data = t->data,
+			                   .bytes = t->bytes,
+			                   .made = t->made };
 		for (int i = 0; i < t->n_dims; i++)
 			out->dim[i] = t->dim[t->n_dims - 1 - i];
 		return true;
@@ -137,8 +151,15 @@ checkpoint_find(const Checkpoint *c, const char *name, CheckpointTensor *out)
 	const StTensor *t = safetensors_find(c->st, name);
 	if (!t)
 		return false;
-	*out = (CheckpointTensor){ .name = t->name, .file = t->file, .dtype = t->dtype, .n_dims = t->n_dims,
-		.dtype_name = t->dtype_name, .data = t->data, .bytes = t->bytes, .copied = t->copied, .made = t->made };
+	*out = (CheckpointTensor){ .name = t->name,
+		                   .file = t->file,
+		                   .dtype = t->dtype,
+		                   .n_dims = t->n_dims,
+		                   .dtype_name = t->dtype_name,
+		                   .data = t->data,
+		                   .bytes = t->bytes,
+		                   .copied = t->copied,
+		                   .made = t->made };
 	memcpy(out->dim, t->dim, sizeof out->dim);
 	return true;
 }
@@ -180,7 +201,8 @@ checkpoint_nearest(const Checkpoint *c, const char *name)
 	const char *found = NULL;
 
 	for (size_t i = 0; i < n && i < 100000; i++) {
-		const char *s = c->gguf ? gguf_tensor_at(c->gguf, i)->name : safetensors_at(c->st, i)->name;
+		const char *s =
+		    c->gguf ? gguf_tensor_at(c->gguf, i)->name : safetensors_at(c->st, i)->name;
 		size_t d = distance(name, s, best);
 		if (d < best) {
 			best = d;
@@ -197,10 +219,12 @@ shape_text(const CheckpointTensor *t, char *buf, size_t cap)
 
 	buf[0] = 0;
 	for (int i = 0; i < t->n_dims && len < cap; i++)
-		len += (size_t)snprintf(buf + len, cap - len, "%s%lld", i ? ", " : "", (long long)t->dim[i]);
+		len += (size_t)snprintf(buf + len, cap - len, "%s%lld", i ? ", " : "",
+		                        (long long)t->dim[i]);
 }
 
-/* Does the file's shape, leading dimensions flattened, agree with [rows, cols]? A vector (cols 0) may have any shape. */
+/* Does the file's shape, leading dimensions flattened, agree with [rows, cols]? A vector (cols 0)
+ * may have any shape. */
 static bool
 shape_fits(const CheckpointTensor *t, int64_t rows, int64_t cols)
 {
@@ -232,62 +256,90 @@ rows_in(const Checkpoint *c, const PlanSource *s, CheckpointTensor *out, llmc_er
 
 	if (!s->rows_in)
 		return LLMC_OK;
-	if (!checkpoint_find(c, s->rows_in, &order) || order.dtype != DT_F32 || !order.data || order.bytes != 4 * s->rows)
-		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\": its rows are expected in the order of %s, %lld numbers of F32; import the file again", out->file, s->name, s->rows_in, (long long)s->rows);
+	if (!checkpoint_find(c, s->rows_in, &order) || order.dtype != DT_F32 || !order.data ||
+	    order.bytes != 4 * s->rows)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor \"%s\": its rows are expected in the order of %s, "
+		                 "%lld numbers of F32; import the file again",
+		                 out->file, s->name, s->rows_in, (long long)s->rows);
 	out->rows_in = order.data;
 	for (int64_t i = 0; i < s->rows; i++)
 		if (!(out->rows_in[i] >= 0 && out->rows_in[i] < (float)s->rows))
-			return error_set(err, LLMC_E_INPUT, "%s: %s[%lld] = %g is no row of \"%s\"", order.file, s->rows_in, (long long)i, out->rows_in[i], s->name);
+			return error_set(err, LLMC_E_INPUT, "%s: %s[%lld] = %g is no row of \"%s\"",
+			                 order.file, s->rows_in, (long long)i, out->rows_in[i],
+			                 s->name);
 	return LLMC_OK;
 }
 
 llmc_status
-checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s, CheckpointTensor *out, llmc_error *err)
+checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
+                  CheckpointTensor *out, llmc_error *err)
 {
 	char have[160], want[64];
 
 	if (!checkpoint_find(c, s->name, out)) {
 		const char *near = checkpoint_nearest(c, s->name);
-		return error_set(err, LLMC_E_INPUT, "%s: has no tensor \"%s\", which the model needs (%s)%s%s%s", c->path,
-		                 s->name, t->id, near ? "; the nearest name is \"" : "",
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: has no tensor \"%s\", which the model needs (%s)%s%s%s",
+		                 c->path, s->name, t->id, near ? "; the nearest name is \"" : "",
 		                 near ? name_text(near, strlen(near)).s : "", near ? "\"" : "");
 	}
 	if (out->dtype == DT_NONE)
-		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" is stored as %s, which llmc does not read", out->file,
-		                 s->name, out->dtype_name ? out->dtype_name : "an unknown type");
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor \"%s\" is stored as %s, which llmc does not read",
+		                 out->file, s->name,
+		                 out->dtype_name ? out->dtype_name : "an unknown type");
 	/* with an adapter a row is made as fp32 first */
 	const bool adapted = s->lora && t->cols && dtype_is_float(t->dtype);
 	if (out->made && (!t->cols || (s->stored && !adapted && !s->transpose) || s->unit_rows))
-		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" is quantised in rows: it is read as a matrix whose rows stay as they are, not as %s", out->file,
-		                 s->name, t->cols ? "one to be changed" : "a vector");
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor \"%s\" is quantised in rows: it is read as a matrix "
+		                 "whose rows stay as they are, not as %s",
+		                 out->file, s->name, t->cols ? "one to be changed" : "a vector");
 	if (adapted && out->made && !s->arranged)
 		out->dtype = plan_source_dtype(t, s);
-	else if (out->made && (out->made->order || out->made->factor || out->made->indexed) && !s->arranged && t->dtype == DT_F32)
+	else if (out->made && (out->made->order || out->made->factor || out->made->indexed) &&
+	         !s->arranged && t->dtype == DT_F32)
 		out->dtype = DT_F32; /* made by scheme_row_f32 */
-	else if ((out->made && (out->made->order || out->made->factor)) != s->arranged && !(s->arranged && out->made && out->made->indexed))
-		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\": columns %s; import the file again", out->file, s->name,
-		                 s->arranged ? "are expected in an order of their own or with factors, and are plain" : "lie in an order of their own or have factors, which the plan does not expect");
+	else if ((out->made && (out->made->order || out->made->factor)) != s->arranged &&
+	         !(s->arranged && out->made && out->made->indexed))
+		return error_set(
+		    err, LLMC_E_INPUT, "%s: tensor \"%s\": columns %s; import the file again",
+		    out->file, s->name,
+		    s->arranged
+		        ? "are expected in an order of their own or with factors, and are plain"
+		        : "lie in an order of their own or have factors, which the plan does not "
+		          "expect");
 	if (out->dtype == DT_I32 || out->dtype == DT_I64)
-		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" holds integers (%s), weights are expected", out->file,
-		                 s->name, dtype_text(out->dtype));
-	/* a vector is expanded to fp32 whatever it is stored as; a matrix keeps its width, unless the plan has f32, f16 or bf16 made into another */
-	const bool converts = t->cols && !out->made && dtype_is_float(out->dtype);
-	if (out->dtype != plan_source_dtype(t, s) && !converts && (t->cols || strcmp(t->layout, "f32")))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: tensor \"%s\": plan wants %s, file holds %s: import the file again%s", out->file, s->name,
-		                 dtype_text(plan_source_dtype(t, s)), dtype_text(out->dtype),
-		                 dtype_is_float(out->dtype) ? "" : "; what is quantised is not quantised once more");
+		                 "%s: tensor \"%s\" holds integers (%s), weights are expected",
+		                 out->file, s->name, dtype_text(out->dtype));
+	/* a vector is expanded to fp32 whatever it is stored as; a matrix keeps its width, unless
+	 * the plan has f32, f16 or bf16 made into another */
+	const bool converts = t->cols && !out->made && dtype_is_float(out->dtype);
+	if (out->dtype != plan_source_dtype(t, s) && !converts &&
+	    (t->cols || strcmp(t->layout, "f32")))
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "%s: tensor \"%s\": plan wants %s, file holds %s: import the file again%s",
+		    out->file, s->name, dtype_text(plan_source_dtype(t, s)), dtype_text(out->dtype),
+		    dtype_is_float(out->dtype) ? ""
+		                               : "; what is quantised is not quantised once more");
 	if (converts && out->dtype != t->dtype && !has_quantiser(t->dtype))
-		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" is %s, and llmc does not make %s of it; choose another type in storage", out->file,
-		                 s->name, dtype_text(out->dtype), dtype_text(t->dtype));
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor \"%s\" is %s, and llmc does not make %s of it; choose "
+		                 "another type in storage",
+		                 out->file, s->name, dtype_text(out->dtype), dtype_text(t->dtype));
 	if (!shape_fits(out, s->rows, s->cols)) {
 		shape_text(out, have, sizeof have);
 		if (s->cols)
-			snprintf(want, sizeof want, "[%lld, %lld]", (long long)s->rows, (long long)s->cols);
+			snprintf(want, sizeof want, "[%lld, %lld]", (long long)s->rows,
+			         (long long)s->cols);
 		else
 			snprintf(want, sizeof want, "[%lld]", (long long)s->rows);
-		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\": plan wants shape %s, file holds [%s]", out->file,
-		                 s->name, want, have);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor \"%s\": plan wants shape %s, file holds [%s]",
+		                 out->file, s->name, want, have);
 	}
 	return rows_in(c, s, out, err);
 }
@@ -295,14 +347,20 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 llmc_status
 checkpoint_vector(const Checkpoint *c, const char *name, float *dst, int64_t n, llmc_error *err)
 {
-	const PlanTensor t = { .id = "rotary factors", .dtype = DT_F32, .rows = n, .layout = "f32" };
+	const PlanTensor t = {
+		.id = "rotary factors", .dtype = DT_F32, .rows = n, .layout = "f32"
+	};
 	CheckpointTensor found;
-	const bool longer = checkpoint_find(c, name, &found) && found.n_dims == 1 && found.dim[0] > n;
+	const bool longer =
+	    checkpoint_find(c, name, &found) && found.n_dims == 1 && found.dim[0] > n;
 	const PlanSource s = { .name = name, .rows = longer ? found.dim[0] : n };
 
 	TRY(checkpoint_source(c, &t, &s, &found, err));
-	if (dtype_row_bytes(found.dtype, s.rows) != found.bytes || dtype_row_bytes(found.dtype, n) < 0)
-		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" is no whole number of blocks", found.file, name);
+	if (dtype_row_bytes(found.dtype, s.rows) != found.bytes ||
+	    dtype_row_bytes(found.dtype, n) < 0)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor \"%s\" is no whole number of blocks", found.file,
+		                 name);
 	dequant_row(found.dtype, found.data, dst, n);
 	return LLMC_OK;
 }
@@ -349,7 +407,8 @@ checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err)
 	}
 	for (size_t i = 0; i < safetensors_n(c->st); i++) {
 		const StTensor *t = safetensors_at(c->st, i);
-		/* tensors of one shard mostly follow each other; a shard named again changes nothing but the sum */
+		/* tensors of one shard mostly follow each other; a shard named again changes
+		 * nothing but the sum */
 		if (last && !strcmp(last, t->file))
 			continue;
 		TRY(add_file(sum, t->file, err));
@@ -362,12 +421,15 @@ uint64_t
 checkpoint_content(const Checkpoint *c)
 {
 	enum { FIRST = 4096 };
-	size_t   n = c->gguf ? gguf_n_tensors(c->gguf) : safetensors_n(c->st);
+	size_t n = c->gguf ? gguf_n_tensors(c->gguf) : safetensors_n(c->st);
 	uint64_t sum = n;
 
 	for (size_t i = 0; i < n; i++) {
 		CheckpointTensor t;
-		if (!checkpoint_find(c, c->gguf ? gguf_tensor_at(c->gguf, i)->name : safetensors_at(c->st, i)->name, &t))
+		if (!checkpoint_find(c,
+		                     c->gguf ? gguf_tensor_at(c->gguf, i)->name
+		                             : safetensors_at(c->st, i)->name,
+		                     &t))
 			continue;
 		int64_t fact[] = { t.dtype, t.n_dims, t.bytes };
 		sum = sum64(t.name, strlen(t.name), sum);
@@ -381,7 +443,8 @@ checkpoint_content(const Checkpoint *c)
 void
 checkpoint_forget(const CheckpointTensor *t)
 {
-	if (t->made || t->copied) /* rows of one word may belong to several groups of them: its parts stay */
+	if (t->made ||
+	    t->copied) /* rows of one word may belong to several groups of them: its parts stay */
 		return;
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
 	uintptr_t from = ((uintptr_t)t->data + page - 1) & ~(page - 1);

@@ -1,5 +1,6 @@
-/* Low-rank adapters in slots: which slot holds which, who holds it, and what its elements are. A slot is written while nobody runs with it: it is taken for
- * that under the lock, and offered to sequences when it is whole. */
+/* Low-rank adapters in slots: which slot holds which, who holds it, and what its elements are. A
+ * slot is written while nobody runs with it: it is taken for that under the lock, and offered to
+ * sequences when it is whole. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,19 +13,20 @@
 #include "runtime/state/session_state.h"
 
 typedef struct AdapterSlot {
-	int32_t  number;   /* of its adapter; 0: free; below 0: being written */
-	int32_t  holders;
-	bool     dropped;  /* free when nobody holds it */
+	int32_t number; /* of its adapter; 0: free; below 0: being written */
+	int32_t holders;
+	bool dropped; /* free when nobody holds it */
 	uint64_t key;
-	Peft    *peft;     /* where ranks are processes: what the others are told when they first need it, and `told` */
-	bool     told;
+	Peft *peft; /* where ranks are processes: what the others are told when they first need it,
+	               and `told` */
+	bool told;
 } AdapterSlot;
 
 typedef struct Adapters {
 	pthread_mutex_t lock;
-	int     n;
-	int32_t last;      /* number given last */
-	AdapterSlot    slot[];
+	int n;
+	int32_t last; /* number given last */
+	AdapterSlot slot[];
 } Adapters;
 
 static const PlanTensor *
@@ -45,7 +47,9 @@ adapters_open(Runtime *rt, llmc_error *err)
 		return LLMC_OK;
 	for (int i = 0; i < rt->plan->n_tensor; i++)
 		if (rt->plan->tensor[i].factor && rt->plan->tensor[i].slots != t->slots)
-			return error_set(err, LLMC_E_INPUT, "tensor %s: %d slots, those of %s are %d", rt->plan->tensor[i].id, rt->plan->tensor[i].slots, t->id, t->slots);
+			return error_set(
+			    err, LLMC_E_INPUT, "tensor %s: %d slots, those of %s are %d",
+			    rt->plan->tensor[i].id, rt->plan->tensor[i].slots, t->id, t->slots);
 	Adapters *a = rt->adapters = calloc(1, sizeof *a + (size_t)t->slots * sizeof *a->slot);
 	if (!a)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for slots of adapters");
@@ -67,16 +71,24 @@ adapters_close(Runtime *rt)
 
 /* ---- elements ---- */
 
-/* An adapter's factors for a matrix: its row for row i that is taken stands at first + i / block * stride + i % block of the left one; right [rank, cols] */
-typedef struct DeltaSlice { const PeftDelta *d; const float *right; int64_t first; } DeltaSlice;
+/* An adapter's factors for a matrix: its row for row i that is taken stands at first + i / block *
+ * stride + i % block of the left one; right [rank, cols] */
+typedef struct DeltaSlice {
+	const PeftDelta *d;
+	const float *right;
+	int64_t first;
+} DeltaSlice;
 
 static llmc_status
 fits_rank(const PlanTensor *t, const char *module, const PeftDelta *d, llmc_error *err)
 {
 	if (d->rank <= t->rank)
 		return LLMC_OK;
-	return error_set(err, LLMC_E_INPUT, "%s: the adapter has rank %lld, a slot takes %d: open the model with adapters.%s=%lld", module, (long long)d->rank, t->rank,
-	                 t->experts ? "expert_rank" : "rank", (long long)d->rank);
+	return error_set(
+	    err, LLMC_E_INPUT,
+	    "%s: the adapter has rank %lld, a slot takes %d: open the model with adapters.%s=%lld",
+	    module, (long long)d->rank, t->rank, t->experts ? "expert_rank" : "rank",
+	    (long long)d->rank);
 }
 
 /* Those of a source, which are within the adapter's; d NULL: it has none */
@@ -86,25 +98,35 @@ find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, DeltaSlice *out
 	const int64_t n = s->n_block * s->block;
 
 	*out = (DeltaSlice){ .first = s->lora_first };
-	TRY(peft_delta(peft, s->lora, s->rows, s->col_total ? s->col_total : s->cols, &out->d, err));
+	TRY(peft_delta(peft, s->lora, s->rows, s->col_total ? s->col_total : s->cols, &out->d,
+	               err));
 	if (!out->d)
 		return LLMC_OK;
-	if (s->lora_first + (n - 1) / s->lora_block * s->lora_stride + (n - 1) % s->lora_block >= s->rows)
-		return error_set(err, LLMC_E_INPUT, "tensor %s: rows of the adapter's %s that are not there are asked for", t->id, s->lora);
+	if (s->lora_first + (n - 1) / s->lora_block * s->lora_stride + (n - 1) % s->lora_block >=
+	    s->rows)
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "tensor %s: rows of the adapter's %s that are not there are asked for", t->id,
+		    s->lora);
 	out->right = out->d->right;
 	return fits_rank(t, s->lora, out->d, err);
 }
 
-/* The same of expert e of all, where the adapter has those of all in one factor; d NULL: it has not */
+/* The same of expert e of all, where the adapter has those of all in one factor; d NULL: it has not
+ */
 static llmc_status
-find_stacked(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSlice *out, llmc_error *err)
+find_stacked(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSlice *out,
+             llmc_error *err)
 {
 	const char *param = strchr(s->name, '#');
 	const int64_t cols = s->col_total ? s->col_total : s->cols;
 	char stem[1024], name[1024];
 
 	*out = (DeltaSlice){ .first = e * s->stride + s->first };
-	if (!param || snprintf(stem, sizeof stem, "%.*s", (int)(param - s->name), s->name) >= (int)sizeof stem || !peft_experts(peft, stem, param + 1, s->stride, cols, name, sizeof name))
+	if (!param ||
+	    snprintf(stem, sizeof stem, "%.*s", (int)(param - s->name), s->name) >=
+	        (int)sizeof stem ||
+	    !peft_experts(peft, stem, param + 1, s->stride, cols, name, sizeof name))
 		return LLMC_OK;
 	TRY(peft_delta(peft, name, t->all_experts * s->stride, cols, &out->d, err));
 	if (!out->d || !out->d->each)
@@ -115,13 +137,15 @@ find_stacked(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaS
 
 /* The same of a module of its own */
 static llmc_status
-find_expert(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSlice *out, llmc_error *err)
+find_expert(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSlice *out,
+            llmc_error *err)
 {
 	const char *hole = strstr(s->lora, "{e}");
 	char name[1024];
 
 	*out = (DeltaSlice){ 0 };
-	if (!hole || snprintf(name, sizeof name, "%.*s%d%s", (int)(hole - s->lora), s->lora, e, hole + 3) >= (int)sizeof name)
+	if (!hole || snprintf(name, sizeof name, "%.*s%d%s", (int)(hole - s->lora), s->lora, e,
+	                      hole + 3) >= (int)sizeof name)
 		return LLMC_OK;
 	PlanSource own = *s;
 	own.lora = name;
@@ -130,7 +154,8 @@ find_expert(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSl
 
 /* Of expert e of the tensor, or of its matrix, which is none */
 static llmc_status
-find_source(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSlice *out, llmc_error *err)
+find_source(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSlice *out,
+            llmc_error *err)
 {
 	if (!t->experts)
 		return find_delta(peft, t, s, out, err);
@@ -138,7 +163,8 @@ find_source(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSl
 	return out->d ? LLMC_OK : find_expert(peft, t, s, t->first_expert + e, out, err);
 }
 
-/* [rank, cols], or [rank, rows]: where the adapter has a lower rank, or nothing, the rest is zero */
+/* [rank, cols], or [rank, rows]: where the adapter has a lower rank, or nothing, the rest is zero
+ */
 static void
 fill(const PlanTensor *t, const PlanSource *s, const DeltaSlice *f, float *to)
 {
@@ -146,9 +172,11 @@ fill(const PlanTensor *t, const PlanSource *s, const DeltaSlice *f, float *to)
 
 	memset(to, 0, (size_t)(t->rank * (t->factor == FACTOR_A ? s->cols : n)) * sizeof *to);
 	for (int64_t k = 0; t->factor == FACTOR_A && k < rank; k++)
-		memcpy(to + k * s->cols, f->right + k * f->d->cols + s->col_first, (size_t)s->cols * sizeof *to);
+		memcpy(to + k * s->cols, f->right + k * f->d->cols + s->col_first,
+		       (size_t)s->cols * sizeof *to);
 	for (int64_t i = 0; t->factor == FACTOR_B && i < n; i++) {
-		const int64_t row = f->first + i / s->lora_block * s->lora_stride + i % s->lora_block;
+		const int64_t row =
+		    f->first + i / s->lora_block * s->lora_stride + i % s->lora_block;
 		for (int64_t k = 0; k < rank; k++)
 			to[k * n + i] = f->d->left[row * rank + k];
 	}
@@ -161,11 +189,12 @@ slot_elems(const PlanTensor *t)
 	return t->rows / t->slots;
 }
 
-/* A slot of a tensor into `to`, or with NULL a look whether the adapter fits. *any becomes true where it changes something; NULL: nobody asks */
+/* A slot of a tensor into `to`, or with NULL a look whether the adapter fits. *any becomes true
+ * where it changes something; NULL: nobody asks */
 static llmc_status
 make_slot(const PlanTensor *t, Peft *peft, float *to, bool *any, llmc_error *err)
 {
-	const int     n = t->experts ? t->experts : 1;
+	const int n = t->experts ? t->experts : 1;
 	const int64_t each = slot_elems(t) / n / t->n_src;
 
 	for (int e = 0; e < n; e++)
@@ -187,7 +216,8 @@ fits(const Plan *p, Peft *peft, bool *any, int64_t *most, llmc_error *err)
 	for (int i = 0; i < p->n_tensor; i++)
 		if (p->tensor[i].factor) {
 			TRY(make_slot(&p->tensor[i], peft, NULL, any, err));
-			*most = slot_elems(&p->tensor[i]) > *most ? slot_elems(&p->tensor[i]) : *most;
+			*most =
+			    slot_elems(&p->tensor[i]) > *most ? slot_elems(&p->tensor[i]) : *most;
 		}
 	return LLMC_OK;
 }
@@ -213,19 +243,25 @@ write_slot(Runtime *rt, Peft *peft, const char *folder, int slot, llmc_error *er
 {
 	const int n = rt->n_rank ? rt->n_rank : 1;
 	int64_t most = 1;
-	bool    any = false;
+	bool any = false;
 
 	for (int r = 0; r < n; r++)
 		TRY(fits(rt->n_rank ? rt->rank[r]->plan : rt->plan, peft, &any, &most, err));
 	for (int r = 1; r < rt->n_all; r++)
 		TRY(fits(rt->all[r], peft, &any, &most, err));
 	if (peft_unused(peft))
-		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes %s, for which this model has no slot: slots are for projections of attention, of dense feed-forwards and of shared experts, with "
-		                 "adapters.expert_rank of routed ones; added to the weights (lora.path, --lora DIR) it may run", folder, peft_unused(peft));
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "%s: the adapter changes %s, for which this model has no slot: slots are for "
+		    "projections of attention, of dense feed-forwards and of shared experts, with "
+		    "adapters.expert_rank of routed ones; added to the weights (lora.path, --lora "
+		    "DIR) it may run",
+		    folder, peft_unused(peft));
 	if (!any)
 		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes nothing", folder);
 	float *room = malloc((size_t)most * sizeof *room);
-	llmc_status status = room ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
+	llmc_status status =
+	    room ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
 	for (int r = 0; r < n && status == LLMC_OK; r++)
 		status = write_rank(rt->n_rank ? rt->rank[r] : rt, peft, slot, room, err);
 	free(room);
@@ -234,8 +270,13 @@ write_slot(Runtime *rt, Peft *peft, const char *folder, int slot, llmc_error *er
 
 /* ---- ranks that are processes: rank 0 has read the adapter, and says what the others' slots hold before their first step with it ---- */
 
-/* In front of the bytes of a tensor's slot: whose it is. rank below 0: that was all. sum: of the factors of the rank's plan */
-typedef struct SlotRecord { int32_t rank, tensor; int64_t bytes; uint64_t sum; } SlotRecord;
+/* In front of the bytes of a tensor's slot: whose it is. rank below 0: that was all. sum: of the
+ * factors of the rank's plan */
+typedef struct SlotRecord {
+	int32_t rank, tensor;
+	int64_t bytes;
+	uint64_t sum;
+} SlotRecord;
 
 static uint64_t
 factors_sum(const Plan *p)
@@ -244,7 +285,8 @@ factors_sum(const Plan *p)
 
 	for (int i = 0; i < p->n_tensor; i++) {
 		const PlanTensor *t = &p->tensor[i];
-		const int64_t fact[] = { i, t->factor, t->rows, t->slots, t->rank, t->experts, t->first_expert, t->n_src };
+		const int64_t fact[] = { i,       t->factor,  t->rows,         t->slots,
+			                 t->rank, t->experts, t->first_expert, t->n_src };
 		if (!t->factor)
 			continue;
 		sum = sum64(fact, sizeof fact, sum);
@@ -265,7 +307,9 @@ tell_rank(const Plan *p, int rank, Peft *peft, Comm *comm)
 			continue;
 		const SlotRecord head = { rank, i, slot_elems(t) * (int64_t)sizeof(float), sum };
 		float *room = malloc((size_t)head.bytes);
-		ok = room && make_slot(t, peft, room, NULL, NULL) == LLMC_OK && comm_send(comm, &head, sizeof head) && comm_send(comm, room, (size_t)head.bytes);
+		ok = room && make_slot(t, peft, room, NULL, NULL) == LLMC_OK &&
+		     comm_send(comm, &head, sizeof head) &&
+		     comm_send(comm, room, (size_t)head.bytes);
 		free(room);
 	}
 	return ok;
@@ -280,8 +324,10 @@ adapters_known(const Runtime *rt, int slot)
 void
 adapters_send(Runtime *rt, int slot, Comm *comm)
 {
-	AdapterSlot *s = &rt->adapters->slot[slot]; /* the caller's sequence holds it: nobody else writes to it */
-	bool  ok = true;
+	AdapterSlot *s =
+	    &rt->adapters
+	         ->slot[slot]; /* the caller's sequence holds it: nobody else writes to it */
+	bool ok = true;
 
 	for (int r = 1; r < rt->n_all && ok; r++)
 		ok = tell_rank(rt->all[r], r, s->peft, comm);
@@ -295,18 +341,26 @@ adapters_receive(Runtime *rt, int slot, Comm *comm, llmc_error *err)
 {
 	const Plan *p = rt->plan;
 	llmc_status status = LLMC_OK;
-	SlotRecord        head;
+	SlotRecord head;
 
 	while (status == LLMC_OK && comm_receive(comm, &head, sizeof head) && head.rank >= 0) {
 		char *bytes = malloc((size_t)head.bytes);
 		if (!bytes)
 			return error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
-		const PlanTensor *t = head.rank == comm_rank(comm) && head.tensor < p->n_tensor ? &p->tensor[head.tensor] : NULL;
+		const PlanTensor *t = head.rank == comm_rank(comm) && head.tensor < p->n_tensor
+		                          ? &p->tensor[head.tensor]
+		                          : NULL;
 		bool came = comm_receive(comm, bytes, (size_t)head.bytes);
-		if (came && head.rank == comm_rank(comm) && (head.sum != factors_sum(p) || !t || head.bytes != slot_elems(t) * (int64_t)sizeof(float)))
-			status = error_set(err, LLMC_E_INPUT, "rank 0 has another plan for this rank's slots of adapters than the rank itself: compile the artifact again, for all ranks");
+		if (came && head.rank == comm_rank(comm) &&
+		    (head.sum != factors_sum(p) || !t ||
+		     head.bytes != slot_elems(t) * (int64_t)sizeof(float)))
+			status = error_set(
+			    err, LLMC_E_INPUT,
+			    "rank 0 has another plan for this rank's slots of adapters than the "
+			    "rank itself: compile the artifact again, for all ranks");
 		else if (came && t)
-			status = rt->device->put(rt->model, head.tensor, head.bytes * slot, bytes, (size_t)head.bytes, err);
+			status = rt->device->put(rt->model, head.tensor, head.bytes * slot, bytes,
+			                         (size_t)head.bytes, err);
 		free(bytes);
 	}
 	return status;
@@ -356,23 +410,28 @@ release_unused(AdapterSlot *s)
 }
 
 llmc_status
-runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *adapter, llmc_error *err)
+runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *adapter,
+                     llmc_error *err)
 {
 	Adapters *a = rt->adapters;
-	Peft     *peft = NULL;
-	uint64_t  key, now;
-	int       at = 0;
+	Peft *peft = NULL;
+	uint64_t key, now;
+	int at = 0;
 
 	*adapter = 0;
 	if (!a)
-		return error_set(err, LLMC_E_INPUT, "this model has no slots for adapters: open it with adapters.slots=4, say");
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "this model has no slots for adapters: open it with adapters.slots=4, say");
 	if (rt->world && !rt->n_all)
-		return error_set(err, LLMC_E_RANGE, "this is not rank 0, which loads adapters and tells the others");
+		return error_set(err, LLMC_E_RANGE,
+		                 "this is not rank 0, which loads adapters and tells the others");
 	TRY(files_key(folder, scale, &key, err));
 	TRY(peft_open(folder, scale, &peft, err));
 	llmc_status status = files_key(folder, scale, &now, err);
 	if (status == LLMC_OK && now != key)
-		status = error_set(err, LLMC_E_INPUT, "%s: the adapter changed while it was read", folder);
+		status = error_set(err, LLMC_E_INPUT, "%s: the adapter changed while it was read",
+		                   folder);
 	if (status != LLMC_OK)
 		goto fail;
 	pthread_mutex_lock(&a->lock);
@@ -382,12 +441,16 @@ runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *ada
 		a->slot[at].number = -1;
 	pthread_mutex_unlock(&a->lock);
 	if (at == a->n) {
-		status = error_set(err, LLMC_E_FULL, "all %d slots hold adapters, or serve sequences of adapters that were unloaded (adapters.slots)", a->n);
+		status = error_set(err, LLMC_E_FULL,
+		                   "all %d slots hold adapters, or serve sequences of adapters "
+		                   "that were unloaded (adapters.slots)",
+		                   a->n);
 		goto fail;
 	}
 	status = write_slot(rt, peft, folder, at, err);
 	pthread_mutex_lock(&a->lock);
-	a->slot[at] = (AdapterSlot){ .number = status == LLMC_OK ? *adapter = ++a->last : 0, .key = key };
+	a->slot[at] =
+	    (AdapterSlot){ .number = status == LLMC_OK ? *adapter = ++a->last : 0, .key = key };
 	if (rt->world && status == LLMC_OK) {
 		a->slot[at].peft = peft;
 		peft = NULL;
@@ -408,7 +471,7 @@ llmc_status
 runtime_adapter_drop(Runtime *rt, int32_t adapter, llmc_error *err)
 {
 	Adapters *a = rt->adapters;
-	AdapterSlot     *s;
+	AdapterSlot *s;
 
 	if (!a)
 		return not_loaded(adapter, err);
@@ -428,7 +491,7 @@ llmc_status
 runtime_adapter_ref(Runtime *rt, int32_t adapter, bool again, llmc_error *err)
 {
 	Adapters *a = rt->adapters;
-	AdapterSlot     *s;
+	AdapterSlot *s;
 
 	if (!adapter)
 		return LLMC_OK;
@@ -448,7 +511,7 @@ void
 runtime_adapter_unref(Runtime *rt, int32_t adapter)
 {
 	Adapters *a = rt->adapters;
-	AdapterSlot     *s;
+	AdapterSlot *s;
 
 	if (!adapter || !a)
 		return;
@@ -472,7 +535,7 @@ look_up(const Runtime *rt, int32_t adapter, uint64_t *key)
 		return -1;
 	pthread_mutex_lock(&a->lock);
 	const AdapterSlot *s = find(a, adapter);
-	const int   at = s ? (int)(s - a->slot) : -1;
+	const int at = s ? (int)(s - a->slot) : -1;
 	*key = s ? s->key : 0;
 	pthread_mutex_unlock(&a->lock);
 	return at;
@@ -499,13 +562,14 @@ int32_t
 adapter_of_key(Runtime *rt, uint64_t key)
 {
 	Adapters *a = rt->adapters;
-	int32_t   number = 0;
+	int32_t number = 0;
 
 	if (!a)
 		return 0;
 	pthread_mutex_lock(&a->lock);
 	for (int i = 0; i < a->n && !number; i++)
-		if (a->slot[i].number > 0 && a->slot[i].key == key && (!a->slot[i].dropped || a->slot[i].holders)) {
+		if (a->slot[i].number > 0 && a->slot[i].key == key &&
+		    (!a->slot[i].dropped || a->slot[i].holders)) {
 			number = a->slot[i].number;
 			a->slot[i].holders++;
 		}

@@ -1,5 +1,5 @@
-/* One tensor from its pieces in the checkpoint into its layout, group by group, all threads at once. plan_check has proved
- * that pieces lie within their sources and fill the tensor. */
+/* One tensor from its pieces in the checkpoint into its layout, group by group, all threads at
+ * once. plan_check has proved that pieces lie within their sources and fill the tensor. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -11,28 +11,29 @@
 #include "runtime/weights/weights.h"
 
 typedef struct PackJob {
-	const PlanTensor       *t;
+	const PlanTensor *t;
 	const CheckpointTensor *src; /* NULL: noise */
-	const Layout           *layout;
-	char                   *dst;     /* of group `first` */
-	int64_t                 row_bytes, group_bytes, first, end; /* groups to be packed now */
-	atomic_llong            next;
-	char                   *scratch;
-	size_t                  scratch_bytes;
-	const char             *noise;
-	int64_t                 noise_blocks;
-	atomic_int              broken;  /* source with a scale that is no number, + 1; 0: none */
+	const Layout *layout;
+	char *dst;                                  /* of group `first` */
+	int64_t row_bytes, group_bytes, first, end; /* groups to be packed now */
+	atomic_llong next;
+	char *scratch;
+	size_t scratch_bytes;
+	const char *noise;
+	int64_t noise_blocks;
+	atomic_int broken; /* source with a scale that is no number, + 1; 0: none */
 } PackJob;
 
 enum { NOISE_ELEMS = 1 << 16, GROUPS_AT_ONCE = 16 };
 
-/* Where a thread makes rows, and what it has at hand: the columns of one block, expanded, of a matrix that is to be transposed. */
+/* Where a thread makes rows, and what it has at hand: the columns of one block, expanded, of a
+ * matrix that is to be transposed. */
 typedef struct PackScratch {
-	float  *row;    /* one row in fp32 */
-	char   *file;   /* one row of the file, of which columns are taken, as the tensor's type */
-	float  *turned; /* [block_elems][cols] */
-	float  *across; /* a row of the file of which these are columns, made by a scheme */
-	int     source; /* whose block that is; -1: none yet */
+	float *row;    /* one row in fp32 */
+	char *file;    /* one row of the file, of which columns are taken, as the tensor's type */
+	float *turned; /* [block_elems][cols] */
+	float *across; /* a row of the file of which these are columns, made by a scheme */
+	int source;    /* whose block that is; -1: none yet */
 	int64_t matrix, block;
 } PackScratch;
 
@@ -42,8 +43,9 @@ pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **dat
 	const PlanSource *s = &t->src[0];
 	uintptr_t align = t->dtype == DT_F32 ? 4 : 2;
 
-	if (src->delta || src->rows_in || s->col_total || src->made || src->dtype != t->dtype || strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows || s->stored ||
-	    (s->n_block > 1 && s->stride != s->block))
+	if (src->delta || src->rows_in || s->col_total || src->made || src->dtype != t->dtype ||
+	    strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose ||
+	    s->unit_rows || s->stored || (s->n_block > 1 && s->stride != s->block))
 		return false;
 	const char *at = (const char *)src->data;
 	at += s->first * dtype_row_bytes(t->dtype, t->cols ? t->cols : s->cols ? s->cols : 1);
@@ -89,9 +91,13 @@ pack_scratch_bytes(const PlanTensor *t)
 		if (t->src[k].transpose && elems > turned)
 			turned = elems;
 	}
-	/* a group of rows as stored, a row of the file as fp32 and as stored, a row across and a block's columns */
-	return t->cols ? up_64((size_t)(group * row)) + up_64((size_t)file_cols(t) * 4) + up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))) +
-	                     up_64((size_t)widest_across(t) * 4) + (size_t)(t->cols * 4 * turned) + 64 : 64;
+	/* a group of rows as stored, a row of the file as fp32 and as stored, a row across and a
+	 * block's columns */
+	return t->cols
+	           ? up_64((size_t)(group * row)) + up_64((size_t)file_cols(t) * 4) +
+	                 up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))) +
+	                 up_64((size_t)widest_across(t) * 4) + (size_t)(t->cols * 4 * turned) + 64
+	           : 64;
 }
 
 static uint64_t
@@ -108,13 +114,14 @@ static float
 noise_at(uint64_t i)
 {
 	uint64_t h = mix(i);
-	float    a = (float)(h & 0xfffff), b = (float)(h >> 20 & 0xfffff), c = (float)(h >> 40 & 0xfffff);
+	float a = (float)(h & 0xfffff), b = (float)(h >> 20 & 0xfffff),
+	      c = (float)(h >> 40 & 0xfffff);
 
 	return (a + b + c) * (2.0f / 3 / 1048575.0f) - 1;
 }
 
-/* Noise goes by the name in the checkpoint and the row there, so that a plan that fuses tensors sees the same weights as one
- * that does not. */
+/* Noise goes by the name in the checkpoint and the row there, so that a plan that fuses tensors
+ * sees the same weights as one that does not. */
 static uint64_t
 name_hash(const char *name)
 {
@@ -130,7 +137,8 @@ random_row(const PackJob *j, const PlanSource *s, int64_t row, char *dst)
 {
 	const DtypeInfo *d = dtype_info(j->t->dtype);
 	int64_t left = j->row_bytes / d->block_bytes;
-	int64_t at = (int64_t)(mix(name_hash(s->name) ^ mix((uint64_t)row)) % (uint64_t)j->noise_blocks);
+	int64_t at =
+	    (int64_t)(mix(name_hash(s->name) ^ mix((uint64_t)row)) % (uint64_t)j->noise_blocks);
 
 	at = (at + s->col_first / d->block_elems) % j->noise_blocks;
 
@@ -158,26 +166,35 @@ unit_row(Dtype d, char *row, int64_t cols, float *tmp)
 	quant_row(d, tmp, row, cols);
 }
 
-/* Row `row` of the transposed view of source k, which holds other elements than the tensor: room->row. Rows of one block follow each
- * other, so the file's blocks are expanded once for all of them. */
+/* Row `row` of the transposed view of source k, which holds other elements than the tensor:
+ * room->row. Rows of one block follow each other, so the file's blocks are expanded once for all of
+ * them. */
 static void
 turned_row(PackJob *j, int k, int64_t row, PackScratch *room)
 {
 	const PlanSource *s = &j->t->src[k];
 	const SchemeMatrix *made = j->src[k].made;
-	Dtype   from = j->src[k].dtype;
-	int64_t elems = dtype_info(from)->block_elems, bytes = dtype_info(from)->block_bytes, cols = j->t->cols, wide = file_cols(j->t);
+	Dtype from = j->src[k].dtype;
+	int64_t elems = dtype_info(from)->block_elems, bytes = dtype_info(from)->block_bytes,
+	        cols = j->t->cols, wide = file_cols(j->t);
 	int64_t matrix = row / s->transpose, block = row % s->transpose / elems;
 
 	if (room->source != k || room->matrix != matrix || room->block != block) {
-		const char *at = made ? NULL : (const char *)j->src[k].data + ((matrix * wide + s->col_first) * (s->transpose / elems) + block) * bytes;
+		const char *at =
+		    made ? NULL
+		         : (const char *)j->src[k].data +
+		               ((matrix * wide + s->col_first) * (s->transpose / elems) + block) *
+		                   bytes;
 		float one[256];
 		for (int64_t c = 0; c < cols; c++) {
 			const float *value = made ? room->across + block * elems : one;
 			if (!made) {
-				dequant_row(from, at + c * (s->transpose / elems) * bytes, one, elems);
-			} else if (!scheme_row_f32(made, matrix * wide + s->col_first + c, room->across)) {
-				memset(room->across, 0, (size_t)s->transpose * sizeof *room->across);
+				dequant_row(from, at + c * (s->transpose / elems) * bytes, one,
+				            elems);
+			} else if (!scheme_row_f32(made, matrix * wide + s->col_first + c,
+			                           room->across)) {
+				memset(room->across, 0,
+				       (size_t)s->transpose * sizeof *room->across);
 				atomic_store(&j->broken, k + 1);
 			}
 			for (int64_t e = 0; e < elems; e++)
@@ -187,10 +204,12 @@ turned_row(PackJob *j, int k, int64_t row, PackScratch *room)
 		room->matrix = matrix;
 		room->block = block;
 	}
-	memcpy(room->row, room->turned + row % s->transpose % elems * cols, (size_t)cols * sizeof(float));
+	memcpy(room->row, room->turned + row % s->transpose % elems * cols,
+	       (size_t)cols * sizeof(float));
 }
 
-/* Columns of a row of the file that becomes the tensor's type whole: by a scheme, or where what shares a scale is cut. */
+/* Columns of a row of the file that becomes the tensor's type whole: by a scheme, or where what
+ * shares a scale is cut. */
 static bool
 cut_row(PackJob *j, int k, int64_t row, char *tmp, PackScratch *room)
 {
@@ -205,11 +224,14 @@ cut_row(PackJob *j, int k, int64_t row, char *tmp, PackScratch *room)
 	} else if (c->made) {
 		good = scheme_row(c->made, row, room->file);
 	} else {
-		dequant_row(c->dtype, (const char *)c->data + row * dtype_row_bytes(c->dtype, wide), room->row, wide);
-		quant_row_shared(t->dtype, t->scale_cols, t->symmetric, room->row, room->file, wide);
+		dequant_row(c->dtype, (const char *)c->data + row * dtype_row_bytes(c->dtype, wide),
+		            room->row, wide);
+		quant_row_shared(t->dtype, t->scale_cols, t->symmetric, room->row, room->file,
+		                 wide);
 	}
 	if (good)
-		memcpy(tmp, room->file + dtype_row_bytes(t->dtype, t->src[k].col_first), (size_t)j->row_bytes);
+		memcpy(tmp, room->file + dtype_row_bytes(t->dtype, t->src[k].col_first),
+		       (size_t)j->row_bytes);
 	return good;
 }
 
@@ -230,15 +252,18 @@ adapted_row(PackJob *j, int k, int64_t i, int64_t row, char *tmp, PackScratch *r
 			atomic_store(&j->broken, k + 1);
 		}
 	} else {
-		dequant_row(c->dtype, (const char *)c->data + row * dtype_row_bytes(c->dtype, wide), room->row, wide);
+		dequant_row(c->dtype, (const char *)c->data + row * dtype_row_bytes(c->dtype, wide),
+		            room->row, wide);
 	}
-	peft_add(c->delta, s->lora_first + i / s->lora_block * s->lora_stride + i % s->lora_block, 0, t->cols, room->row);
+	peft_add(c->delta, s->lora_first + i / s->lora_block * s->lora_stride + i % s->lora_block,
+	         0, t->cols, room->row);
 	quant_row_shared(t->dtype, t->scale_cols, t->symmetric, room->row, tmp, t->cols);
 	if (s->unit_rows)
 		unit_row(t->dtype, tmp, t->cols, room->row);
 }
 
-/* Row i of the tensor as the tensor's type: where it lies in the file when it is whole there, else made in tmp. */
+/* Row i of the tensor as the tensor's type: where it lies in the file when it is whole there, else
+ * made in tmp. */
 static const char *
 file_row(PackJob *j, int64_t i, char *tmp, PackScratch *room)
 {
@@ -264,7 +289,9 @@ file_row(PackJob *j, int64_t i, char *tmp, PackScratch *room)
 	const char *data = j->src[k].data;
 	if (j->src[k].made && !s->transpose) {
 		const SchemeMatrix *m = j->src[k].made;
-		bool good = s->col_total ? cut_row(j, k, row, tmp, room) : t->dtype != m->dtype ? scheme_row_f32(m, row, (float *)tmp) : scheme_row(m, row, tmp);
+		bool good = s->col_total           ? cut_row(j, k, row, tmp, room)
+		            : t->dtype != m->dtype ? scheme_row_f32(m, row, (float *)tmp)
+		                                   : scheme_row(m, row, tmp);
 		if (!good) {
 			memset(tmp, 0, (size_t)j->row_bytes);
 			atomic_store(&j->broken, k + 1);
@@ -275,17 +302,21 @@ file_row(PackJob *j, int64_t i, char *tmp, PackScratch *room)
 	if (j->src[k].dtype != t->dtype || j->src[k].made) {
 		if (s->transpose) {
 			turned_row(j, k, row, room);
-		} else if ((t->scale_cols > 0 && (s->col_first % t->scale_cols || t->cols % t->scale_cols)) || (s->col_total && dtype_row_factor(t->dtype))) {
+		} else if ((t->scale_cols > 0 &&
+		            (s->col_first % t->scale_cols || t->cols % t->scale_cols)) ||
+		           (s->col_total && dtype_row_factor(t->dtype))) {
 			cut_row(j, k, row, tmp, room);
 			return tmp;
 		} else { /* a column of a number each, unless the row is whole */
-			data += row * dtype_row_bytes(j->src[k].dtype, wide) + dtype_row_bytes(j->src[k].dtype, s->col_first);
+			data += row * dtype_row_bytes(j->src[k].dtype, wide) +
+			        dtype_row_bytes(j->src[k].dtype, s->col_first);
 			dequant_row(j->src[k].dtype, data, room->row, t->cols);
 		}
 		quant_row_shared(t->dtype, t->scale_cols, t->symmetric, room->row, tmp, t->cols);
 	} else if (!s->transpose) {
 		if (!s->unit_rows)
-			return data + row * dtype_row_bytes(t->dtype, wide) + dtype_row_bytes(t->dtype, s->col_first);
+			return data + row * dtype_row_bytes(t->dtype, wide) +
+			       dtype_row_bytes(t->dtype, s->col_first);
 		memcpy(tmp, data + row * j->row_bytes, (size_t)j->row_bytes);
 	} else {
 		/* column row % r of matrix row / r, which is [wide, r] */
@@ -306,7 +337,8 @@ pack_groups(void *user, int part, int n_parts)
 	const PlanTensor *t = j->t;
 	int64_t group = j->layout->group;
 	char *tmp = j->scratch + (size_t)part * j->scratch_bytes;
-	PackScratch room = { .row = (float *)(tmp + up_64((size_t)(group * j->row_bytes))), .source = -1 };
+	PackScratch room = { .row = (float *)(tmp + up_64((size_t)(group * j->row_bytes))),
+		             .source = -1 };
 
 	(void)n_parts;
 	room.file = (char *)room.row + up_64((size_t)file_cols(t) * 4);
@@ -317,11 +349,13 @@ pack_groups(void *user, int part, int n_parts)
 		if (g >= j->end)
 			return;
 		for (; g < end && g < j->end; g++) {
-			int64_t first = g * group, n = t->rows - first < group ? t->rows - first : group;
+			int64_t first = g * group,
+			        n = t->rows - first < group ? t->rows - first : group;
 			const char *at = NULL;
 			bool whole = n == group;
 			for (int64_t r = 0; r < n; r++) {
-				const char *row = file_row(j, first + r, tmp + r * j->row_bytes, &room);
+				const char *row =
+				    file_row(j, first + r, tmp + r * j->row_bytes, &room);
 				if (r == 0)
 					at = row;
 				whole = whole && row == at + r * j->row_bytes;
@@ -333,10 +367,12 @@ pack_groups(void *user, int part, int n_parts)
 					if (row != to)
 						memcpy(to, row, (size_t)j->row_bytes);
 				}
-				memset(tmp + n * j->row_bytes, 0, (size_t)((group - n) * j->row_bytes));
+				memset(tmp + n * j->row_bytes, 0,
+				       (size_t)((group - n) * j->row_bytes));
 				at = tmp;
 			}
-			j->layout->pack(t->dtype, t->cols, at, j->dst + (g - j->first) * j->group_bytes);
+			j->layout->pack(t->dtype, t->cols, at,
+			                j->dst + (g - j->first) * j->group_bytes);
 		}
 	}
 }
@@ -361,7 +397,8 @@ pack_vector(const PlanTensor *t, const CheckpointTensor *src, void *dst, llmc_er
 		if (src)
 			dequant_row(src[k].dtype, src[k].data, file, n);
 		for (int64_t i = 0; !src && i < n; i++) /* norms are about 1, biases about 0 */
-			file[i] = (norm ? 1.0f : 0.0f) + 0.02f * noise_at(mix(name_hash(s->name)) + (uint64_t)i);
+			file[i] = (norm ? 1.0f : 0.0f) +
+			          0.02f * noise_at(mix(name_hash(s->name)) + (uint64_t)i);
 		for (int64_t i = 0; i < s->n_block * s->block; i++, at += width) {
 			int64_t row = plan_source_row(s, i);
 			if (src && src[k].rows_in)
@@ -382,11 +419,13 @@ fail:
 	return error_set(err, LLMC_E_MEMORY, "out of memory for tensor %s", t->id);
 }
 
-/* Noise for random_row: whole blocks, few for narrow tensors; a number that stacking rows does not change */
+/* Noise for random_row: whole blocks, few for narrow tensors; a number that stacking rows does not
+ * change */
 static char *
 make_noise(const PlanTensor *t, int64_t *n_blocks)
 {
-	int64_t wide = file_cols(t), n = wide > NOISE_ELEMS / 64 ? NOISE_ELEMS : (64 * wide + 255) / 256 * 256;
+	int64_t wide = file_cols(t),
+	        n = wide > NOISE_ELEMS / 64 ? NOISE_ELEMS : (64 * wide + 255) / 256 * 256;
 	float *f = malloc((size_t)n * sizeof *f);
 	char *noise = f ? calloc((size_t)n, 4) : NULL;
 
@@ -402,19 +441,22 @@ make_noise(const PlanTensor *t, int64_t *n_blocks)
 size_t
 pack_piece_bytes(const PlanTensor *t)
 {
-	return t->factor ? 256 : t->cols ? (size_t)layout_find(t->layout)->group_bytes(t->dtype, t->cols) : (size_t)plan_tensor_bytes(t);
+	return t->factor ? 256
+	       : t->cols ? (size_t)layout_find(t->layout)->group_bytes(t->dtype, t->cols)
+	                 : (size_t)plan_tensor_bytes(t);
 }
 
 llmc_status
-pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackBuffers *room, Threads *threads, char *scratch,
-            size_t scratch_bytes, llmc_error *err)
+pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackBuffers *room,
+            Threads *threads, char *scratch, size_t scratch_bytes, llmc_error *err)
 {
 	char *noise = NULL;
 	void *dst;
 	llmc_status status = LLMC_OK;
 
 	if (t->factor) { /* slots without adapters */
-		const int64_t all = plan_tensor_bytes(t), most_bytes = (int64_t)(room->cap & ~(size_t)255);
+		const int64_t all = plan_tensor_bytes(t),
+		              most_bytes = (int64_t)(room->cap & ~(size_t)255);
 		for (int64_t at = 0, n; at < all && status == LLMC_OK; at += n) {
 			n = all - at < most_bytes ? all - at : most_bytes;
 			status = room->take(room->user, at, (size_t)n, &dst, err);
@@ -427,10 +469,15 @@ pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackBuffers 
 		TRY(room->take(room->user, 0, (size_t)plan_tensor_bytes(t), &dst, err));
 		return pack_vector(t, src, dst, err);
 	}
-	PackJob j = { .t = t, .src = src, .layout = layout_find(t->layout), .row_bytes = dtype_row_bytes(t->dtype, t->cols),
-		.scratch = scratch, .scratch_bytes = scratch_bytes };
+	PackJob j = { .t = t,
+		      .src = src,
+		      .layout = layout_find(t->layout),
+		      .row_bytes = dtype_row_bytes(t->dtype, t->cols),
+		      .scratch = scratch,
+		      .scratch_bytes = scratch_bytes };
 	j.group_bytes = j.layout->group_bytes(t->dtype, t->cols);
-	int64_t n_group = (t->rows + j.layout->group - 1) / j.layout->group, most = (int64_t)room->cap / j.group_bytes;
+	int64_t n_group = (t->rows + j.layout->group - 1) / j.layout->group,
+	        most = (int64_t)room->cap / j.group_bytes;
 	if (!src) {
 		noise = make_noise(t, &j.noise_blocks);
 		if (!noise)
@@ -439,14 +486,17 @@ pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackBuffers 
 	}
 	for (; j.first < n_group && status == LLMC_OK; j.first = j.end) {
 		j.end = n_group - j.first < most ? n_group : j.first + most;
-		status = room->take(room->user, j.first * j.group_bytes, (size_t)((j.end - j.first) * j.group_bytes), &dst, err);
+		status = room->take(room->user, j.first * j.group_bytes,
+		                    (size_t)((j.end - j.first) * j.group_bytes), &dst, err);
 		j.dst = dst;
 		atomic_store(&j.next, j.first);
 		if (status == LLMC_OK)
 			threads_run(threads, pack_groups, &j);
 	}
 	if (status == LLMC_OK && atomic_load(&j.broken))
-		status = error_set(err, LLMC_E_INPUT, "%s: a scale of tensor \"%s\" is NaN or infinite", src[j.broken - 1].file, src[j.broken - 1].name);
+		status =
+		    error_set(err, LLMC_E_INPUT, "%s: a scale of tensor \"%s\" is NaN or infinite",
+		              src[j.broken - 1].file, src[j.broken - 1].name);
 	free(noise);
 	return status;
 }
@@ -460,8 +510,8 @@ take_whole(void *user, int64_t offset, size_t bytes, void **at, llmc_error *err)
 }
 
 llmc_status
-pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst, Threads *threads, char *scratch,
-            size_t scratch_bytes, llmc_error *err)
+pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst, Threads *threads,
+            char *scratch, size_t scratch_bytes, llmc_error *err)
 {
 	PackBuffers whole = { .user = dst, .cap = SIZE_MAX / 2, .take = take_whole };
 

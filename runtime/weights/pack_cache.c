@@ -1,8 +1,10 @@
-/* Packed weights in the cache: $LLMC_CACHE/weights/<key>/packed. Written under another name, synced, renamed; a file is
- * trusted only when it is ours, has the size its header says, and the checksums of header and data hold.
+/* Packed weights in the cache: $LLMC_CACHE/weights/<key>/packed. Written under another name,
+ * synced, renamed; a file is trusted only when it is ours, has the size its header says, and the
+ * checksums of header and data hold.
  *
- * It is read, not mapped: what happens to the file afterwards (cut off, written over, its disk gone) cannot reach a model that runs.
- * The price is memory of each process's own instead of pages that processes share; the checksum comes with the reading. */
+ * It is read, not mapped: what happens to the file afterwards (cut off, written over, its disk
+ * gone) cannot reach a model that runs. The price is memory of each process's own instead of pages
+ * that processes share; the checksum comes with the reading. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -18,11 +20,11 @@
 #include "runtime/weights/weights.h"
 
 typedef struct Header {
-	char     magic[16];
-	char     key[64];
-	uint64_t bytes;     /* of data, which begins at DATA_AT */
+	char magic[16];
+	char key[64];
+	uint64_t bytes; /* of data, which begins at DATA_AT */
 	uint64_t data_sum;
-	char     sum[64];   /* sha256 of the fields above */
+	char sum[64]; /* sha256 of the fields above */
 } Header;
 
 enum { DATA_AT = 4096, SLICE = 1 << 20 };
@@ -49,14 +51,16 @@ add_layout(Sha256 *s, const PlanTensor *t, llmc_error *err)
 
 	if (!cols || row < 0 || (bytes = l->group_bytes(t->dtype, cols)) < 0)
 		return LLMC_OK;
-	unsigned char *src = malloc((size_t)(row * l->group + 64)), *dst = calloc(1, (size_t)bytes + 64);
+	unsigned char *src = malloc((size_t)(row * l->group + 64)),
+	              *dst = calloc(1, (size_t)bytes + 64);
 	if (!src || !dst) {
 		free(src);
 		free(dst);
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	}
 	for (int64_t i = 0; i < row * l->group; i++)
-		src[i] = (unsigned char)(i * 2654435761u >> 13 & 0x3f); /* small: no NaN among the scales */
+		src[i] = (unsigned char)(i * 2654435761u >> 13 &
+		                         0x3f); /* small: no NaN among the scales */
 	l->pack(t->dtype, cols, src, dst);
 	sha256_add(s, dst, (size_t)bytes);
 	free(src);
@@ -65,7 +69,8 @@ add_layout(Sha256 *s, const PlanTensor *t, llmc_error *err)
 }
 
 llmc_status
-pack_cache_key(const Plan *p, const PackMap *map, const Checkpoint *c, char hex[65], llmc_error *err)
+pack_cache_key(const Plan *p, const PackMap *map, const Checkpoint *c, char hex[65],
+               llmc_error *err)
 {
 	bool tried[64][DT_COUNT] = { { false } };
 	Sha256 s;
@@ -76,18 +81,31 @@ pack_cache_key(const Plan *p, const PackMap *map, const Checkpoint *c, char hex[
 		const PlanTensor *t = &p->tensor[i];
 		add_text(&s, t->id);
 		add_text(&s, t->layout);
-		int64_t fact[] = { t->dtype, t->rows, t->cols, t->scale_cols, t->symmetric, map->offset[i], t->n_src };
+		int64_t fact[] = { t->dtype,     t->rows,        t->cols, t->scale_cols,
+			           t->symmetric, map->offset[i], t->n_src };
 		sha256_add(&s, fact, sizeof fact);
 		for (int k = 0; k < t->n_src; k++) {
 			const PlanSource *o = &t->src[k];
 			add_text(&s, o->name);
-			int64_t of[] = { o->rows, o->cols, o->first, o->block, o->stride, o->n_block, o->rope_pairs, o->transpose,
-				o->unit_rows, o->arranged, plan_source_dtype(t, o), o->col_first, o->col_total };
+			int64_t of[] = { o->rows,
+				         o->cols,
+				         o->first,
+				         o->block,
+				         o->stride,
+				         o->n_block,
+				         o->rope_pairs,
+				         o->transpose,
+				         o->unit_rows,
+				         o->arranged,
+				         plan_source_dtype(t, o),
+				         o->col_first,
+				         o->col_total };
 			sha256_add(&s, of, sizeof of);
 			if (o->rows_in)
 				add_text(&s, o->rows_in);
 		}
-		unsigned slot = (unsigned char)t->layout[0] * 7u + (unsigned)layout_find(t->layout)->group;
+		unsigned slot =
+		    (unsigned char)t->layout[0] * 7u + (unsigned)layout_find(t->layout)->group;
 		if (t->cols && !tried[slot % 64][t->dtype]) {
 			tried[slot % 64][t->dtype] = true;
 			TRY(add_layout(&s, t, err));
@@ -120,16 +138,18 @@ cache_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err)
 	TRY(file_cache_dir(dir, err));
 	strbuf_printf(dir, "/weights/%s", hex);
 	file_join(path, strbuf_str(dir), "packed");
-	return dir->failed || path->failed ? error_set(err, LLMC_E_MEMORY, "out of memory") : LLMC_OK;
+	return dir->failed || path->failed ? error_set(err, LLMC_E_MEMORY, "out of memory")
+	                                   : LLMC_OK;
 }
 
-/* Data summed slice by slice, and read when it comes from a file: the slices are dealt out to threads, and their sums add up in any order. */
+/* Data summed slice by slice, and read when it comes from a file: the slices are dealt out to
+ * threads, and their sums add up in any order. */
 typedef struct Sum {
-	int         fd;        /* -1: the data is there already */
-	char       *data;
-	int64_t     bytes;
+	int fd; /* -1: the data is there already */
+	char *data;
+	int64_t bytes;
 	atomic_ullong sum;
-	atomic_bool cut;       /* the file has ended early, or cannot be read */
+	atomic_bool cut; /* the file has ended early, or cannot be read */
 } Sum;
 
 static bool
@@ -154,7 +174,9 @@ sum_part(void *user, int part, int n_parts)
 	Sum *s = user;
 	unsigned long long sum = 0;
 
-	for (int64_t i = part; i * SLICE < s->bytes && !atomic_load_explicit(&s->cut, memory_order_relaxed); i += n_parts) {
+	for (int64_t i = part;
+	     i * SLICE < s->bytes && !atomic_load_explicit(&s->cut, memory_order_relaxed);
+	     i += n_parts) {
 		int64_t at = i * SLICE;
 		size_t n = s->bytes - at < SLICE ? (size_t)(s->bytes - at) : SLICE;
 		if (s->fd >= 0 && !read_all(s->fd, s->data + at, n, DATA_AT + at))
@@ -166,7 +188,8 @@ sum_part(void *user, int part, int n_parts)
 }
 
 llmc_status
-pack_cache_read(const char *hex, int64_t bytes, Threads *threads, void *data, bool *found, llmc_error *err)
+pack_cache_read(const char *hex, int64_t bytes, Threads *threads, void *data, bool *found,
+                llmc_error *err)
 {
 	Strbuf dir = { 0 }, path = { 0 };
 	Header have, want;
@@ -177,14 +200,17 @@ pack_cache_read(const char *hex, int64_t bytes, Threads *threads, void *data, bo
 	*found = false;
 	status = LLMC_OK;
 	if (cache_path(hex, &dir, &path, NULL) != LLMC_OK || !file_exists(strbuf_str(&path)))
-		goto fail; /* not a failure: nothing there yet, or nowhere to be; writing will tell */
+		goto fail; /* not a failure: nothing there yet, or nowhere to be; writing will tell
+		            */
 	TRY_GOTO(file_check_trusted(strbuf_str(&path), err));
 	s.fd = open(strbuf_str(&path), O_RDONLY | O_CLOEXEC);
 	if (s.fd < 0) {
-		status = error_set(err, LLMC_E_IO, "%s: cannot open: %s", strbuf_str(&path), strerror(errno));
+		status = error_set(err, LLMC_E_IO, "%s: cannot open: %s", strbuf_str(&path),
+		                   strerror(errno));
 		goto fail;
 	}
-	if (fstat(s.fd, &st) == 0 && st.st_size == bytes + DATA_AT && read_all(s.fd, (char *)&have, sizeof have, 0)) {
+	if (fstat(s.fd, &st) == 0 && st.st_size == bytes + DATA_AT &&
+	    read_all(s.fd, (char *)&have, sizeof have, 0)) {
 		header_fill(&want, hex, bytes, have.data_sum);
 		if (!memcmp(&have, &want, sizeof want)) {
 			threads_run(threads, sum_part, &s);
@@ -192,7 +218,8 @@ pack_cache_read(const char *hex, int64_t bytes, Threads *threads, void *data, bo
 		}
 	}
 	if (!*found)
-		status = error_set(err, LLMC_E_CHECK, "%s: damaged or cut off; it is written again", strbuf_str(&path));
+		status = error_set(err, LLMC_E_CHECK, "%s: damaged or cut off; it is written again",
+		                   strbuf_str(&path));
 fail:
 	if (s.fd >= 0)
 		close(s.fd);
@@ -238,9 +265,10 @@ pack_cache_write(const char *hex, void *data, int64_t bytes, Threads *threads, l
 		threads_run(threads, sum_part, &s);
 		header_fill((Header *)head, hex, bytes, s.sum);
 	}
-	if (fd < 0 || !write_all(fd, head, sizeof head) || !write_all(fd, data, (size_t)bytes) || fdatasync(fd) < 0 ||
-	    rename(tmp.data, path.data) < 0) {
-		status = error_set(err, LLMC_E_IO, "%s: cannot write: %s", strbuf_str(&path), strerror(errno));
+	if (fd < 0 || !write_all(fd, head, sizeof head) || !write_all(fd, data, (size_t)bytes) ||
+	    fdatasync(fd) < 0 || rename(tmp.data, path.data) < 0) {
+		status = error_set(err, LLMC_E_IO, "%s: cannot write: %s", strbuf_str(&path),
+		                   strerror(errno));
 		if (fd >= 0)
 			unlink(tmp.data);
 	}

@@ -11,7 +11,8 @@ weights_layout(const Weights *w, int64_t *offset, int64_t *bytes, llmc_error *er
 	for (int i = 0; i < w->plan->n_tensor; i++) {
 		int64_t n = plan_tensor_bytes(&w->plan->tensor[i]);
 		if (n < 0 || n > INT64_MAX / 2 - *bytes)
-			return error_set(err, LLMC_E_MEMORY, "tensor %s is too large", w->plan->tensor[i].id);
+			return error_set(err, LLMC_E_MEMORY, "tensor %s is too large",
+			                 w->plan->tensor[i].id);
 		offset[i] = *bytes;
 		*bytes += (n + 255) & ~(int64_t)255;
 	}
@@ -30,7 +31,10 @@ weights_piece_bytes(const Weights *w)
 	return most;
 }
 
-typedef struct StageWindow { const PackBuffers *room; int64_t base; } StageWindow;
+typedef struct StageWindow {
+	const PackBuffers *room;
+	int64_t base;
+} StageWindow;
 
 static llmc_status
 stage_take(void *user, int64_t offset, size_t bytes, void **at, llmc_error *err)
@@ -41,7 +45,8 @@ stage_take(void *user, int64_t offset, size_t bytes, void **at, llmc_error *err)
 }
 
 llmc_status
-weights_stage(Weights *w, const WeightsOptions *opt, const int64_t *offset, const PackBuffers *room, llmc_error *err)
+weights_stage(Weights *w, const WeightsOptions *opt, const int64_t *offset, const PackBuffers *room,
+              llmc_error *err)
 {
 	const Plan *p = w->plan;
 	const CheckpointTensor *src = w->src;

@@ -1,5 +1,6 @@
-/* Loading: every tensor of the plan found and checked before the first byte is packed; then each is packed once and its
- * file pages given back, so that both copies are held for one tensor at a time. Tensors kept as they are stay mapped. */
+/* Loading: every tensor of the plan found and checked before the first byte is packed; then each is
+ * packed once and its file pages given back, so that both copies are held for one tensor at a time.
+ * Tensors kept as they are stay mapped. */
 #include "runtime/weights/weights_internal.h"
 
 #include <stdlib.h>
@@ -13,7 +14,8 @@ enum { HUGE_FROM = 32 << 20 };
 
 /* What an adapter adds to a source. The rows that are asked for are within it. */
 static llmc_status
-find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta **out, llmc_error *err)
+find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta **out,
+           llmc_error *err)
 {
 	int64_t n = s->n_block * s->block;
 
@@ -21,17 +23,29 @@ find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta
 	if (!peft || !s->lora)
 		return LLMC_OK;
 	int64_t rows = s->transpose ? s->rows / t->cols * s->transpose : s->rows;
-	TRY(peft_delta(peft, s->lora, !strchr(s->lora, '#') && s->lora_block == s->block && s->lora_stride == s->stride ? rows : -1, t->cols, out, err));
+	TRY(peft_delta(
+	    peft, s->lora,
+	    !strchr(s->lora, '#') && s->lora_block == s->block && s->lora_stride == s->stride ? rows
+	                                                                                      : -1,
+	    t->cols, out, err));
 	const int64_t theirs = *out ? (*out)->rows : 0;
-	if (*out && (s->col_total || s->lora_block < 1 || s->lora_first > theirs || (n - 1) / s->lora_block > (theirs - s->lora_first) / (s->lora_stride ? s->lora_stride : 1) ||
-	    s->lora_first + (n - 1) / s->lora_block * s->lora_stride + (n - 1) % s->lora_block >= theirs))
-		return error_set(err, LLMC_E_INPUT, "tensor %s: rows of the adapter's %s that are not there are asked for", t->id, s->lora);
+	if (*out &&
+	    (s->col_total || s->lora_block < 1 || s->lora_first > theirs ||
+	     (n - 1) / s->lora_block >
+	         (theirs - s->lora_first) / (s->lora_stride ? s->lora_stride : 1) ||
+	     s->lora_first + (n - 1) / s->lora_block * s->lora_stride + (n - 1) % s->lora_block >=
+	         theirs))
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "tensor %s: rows of the adapter's %s that are not there are asked for", t->id,
+		    s->lora);
 	return LLMC_OK;
 }
 
 /* All sources of all tensors, in order; *first[i] is tensor i's. */
 static llmc_status
-find_sources(const Plan *p, const Checkpoint *c, Peft *peft, CheckpointTensor **out, llmc_error *err)
+find_sources(const Plan *p, const Checkpoint *c, Peft *peft, CheckpointTensor **out,
+             llmc_error *err)
 {
 	size_t n = 0;
 
@@ -45,21 +59,27 @@ find_sources(const Plan *p, const Checkpoint *c, Peft *peft, CheckpointTensor **
 			if (p->tensor[i].factor)
 				continue; /* of adapters that come later */
 			TRY(checkpoint_source(c, &p->tensor[i], &p->tensor[i].src[k], src, err));
-			TRY(find_delta(peft, &p->tensor[i], &p->tensor[i].src[k], &src->delta, err));
+			TRY(find_delta(peft, &p->tensor[i], &p->tensor[i].src[k], &src->delta,
+			               err));
 		}
 	if (peft && peft_unused(peft))
-		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes %s, which is no matrix of this model, or one that llmc does not adapt", p->lora, peft_unused(peft));
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: the adapter changes %s, which is no matrix of this model, or "
+		                 "one that llmc does not adapt",
+		                 p->lora, peft_unused(peft));
 	return LLMC_OK;
 }
 
-/* Matrices that are not in the file as they are in memory, and so are quantised while they are read. */
+/* Matrices that are not in the file as they are in memory, and so are quantised while they are
+ * read. */
 static int
 converted(const Plan *p, const CheckpointTensor *src)
 {
 	int n = 0;
 
 	for (int i = 0; src && i < p->n_tensor; src += p->tensor[i].n_src, i++)
-		n += p->tensor[i].cols && !p->tensor[i].factor && !src->made && dtype_is_float(src->dtype) && !dtype_is_float(p->tensor[i].dtype);
+		n += p->tensor[i].cols && !p->tensor[i].factor && !src->made &&
+		     dtype_is_float(src->dtype) && !dtype_is_float(p->tensor[i].dtype);
 	return n;
 }
 
@@ -77,7 +97,8 @@ lay_out(const Plan *p, const CheckpointTensor *src, PackMap *map, Weights *w, ll
 		} else {
 			int64_t bytes = plan_tensor_bytes(t);
 			if (bytes < 0 || bytes > INT64_MAX / 2 - map->bytes)
-				return error_set(err, LLMC_E_MEMORY, "tensor %s is too large", t->id);
+				return error_set(err, LLMC_E_MEMORY, "tensor %s is too large",
+				                 t->id);
 			map->offset[i] = map->bytes;
 			map->bytes += (bytes + 255) & ~(int64_t)255;
 		}
@@ -91,20 +112,23 @@ static llmc_status
 take_region(const PackMap *map, Weights *w, llmc_error *err)
 {
 	w->region_bytes = (size_t)map->bytes + 4096;
-	w->region = mmap(NULL, w->region_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	w->region = mmap(NULL, w->region_bytes, PROT_READ | PROT_WRITE,
+	                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (w->region == MAP_FAILED) {
 		w->region = NULL;
-		return error_set(err, LLMC_E_MEMORY, "out of memory: the packed weights need %lld MB",
+		return error_set(err, LLMC_E_MEMORY,
+		                 "out of memory: the packed weights need %lld MB",
 		                 (long long)(map->bytes >> 20));
 	}
-	if (map->bytes > HUGE_FROM) /* fewer faults while packing; what is rounded up is below 2 MB */
+	if (map->bytes >
+	    HUGE_FROM) /* fewer faults while packing; what is rounded up is below 2 MB */
 		(void)madvise(w->region, w->region_bytes, MADV_HUGEPAGE);
 	return LLMC_OK;
 }
 
 static llmc_status
-pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map, Weights *w,
-         llmc_error *err)
+pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map,
+         Weights *w, llmc_error *err)
 {
 	size_t scratch_bytes = 64;
 	llmc_status status = LLMC_OK;
@@ -119,7 +143,8 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 	for (int i = 0; i < p->n_tensor; i++) {
 		const PlanTensor *t = &p->tensor[i];
 		if (map->offset[i] >= 0) {
-			status = pack_tensor(t, src, (char *)w->region + map->offset[i], o->threads, scratch, scratch_bytes, err);
+			status = pack_tensor(t, src, (char *)w->region + map->offset[i], o->threads,
+			                     scratch, scratch_bytes, err);
 			if (status != LLMC_OK)
 				break;
 			for (int k = 0; src && !t->factor && k < t->n_src; k++)
@@ -132,30 +157,37 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 	return status;
 }
 
-/* Packed before? Then read that. Otherwise pack, and keep the result for the next time. A cache that cannot be used costs
- * a warning, never the load. */
+/* Packed before? Then read that. Otherwise pack, and keep the result for the next time. A cache
+ * that cannot be used costs a warning, never the load. */
 static llmc_status
-load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map, Weights *w,
-            llmc_error *err)
+load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map,
+            Weights *w, llmc_error *err)
 {
 	char key[65];
 	llmc_error why = { 0 };
 	int n_quant = converted(p, src);
-	bool cache = (o->cache_packed || (n_quant && o->cache_made)) && src && map->bytes && !w->peft; /* its files are no part of the key */
+	bool cache = (o->cache_packed || (n_quant && o->cache_made)) && src && map->bytes &&
+	             !w->peft; /* its files are no part of the key */
 
 	TRY(take_region(map, w, err));
 	if (cache && pack_cache_key(p, map, w->checkpoint, key, &why) != LLMC_OK)
 		cache = false;
-	if (cache && pack_cache_read(key, map->bytes, o->threads, w->region, &w->cached, &why) != LLMC_OK)
-		log_line(o->log, o->log_user, LLMC_LOG_WARNING, "packed weights in the cache are not used: %s", why.text);
+	if (cache &&
+	    pack_cache_read(key, map->bytes, o->threads, w->region, &w->cached, &why) != LLMC_OK)
+		log_line(o->log, o->log_user, LLMC_LOG_WARNING,
+		         "packed weights in the cache are not used: %s", why.text);
 	if (!w->cached) {
 		if (n_quant)
-			log_line(o->log, o->log_user, LLMC_LOG_INFO, "quantising %d matrices of the checkpoint, as storage says%s", n_quant,
-			         cache ? "; the cache keeps them for the next time" : "");
+			log_line(o->log, o->log_user, LLMC_LOG_INFO,
+			         "quantising %d matrices of the checkpoint, as storage says%s",
+			         n_quant, cache ? "; the cache keeps them for the next time" : "");
 		TRY(pack_all(p, o, src, map, w, err));
-		if (cache && pack_cache_write(key, w->region, map->bytes, o->threads, &why) != LLMC_OK)
+		if (cache &&
+		    pack_cache_write(key, w->region, map->bytes, o->threads, &why) != LLMC_OK)
 			log_line(o->log, o->log_user, LLMC_LOG_WARNING,
-			         "packed weights are not kept for the next time: %s (LLMC_CACHE names another folder)", why.text);
+			         "packed weights are not kept for the next time: %s (LLMC_CACHE "
+			         "names another folder)",
+			         why.text);
 	}
 	for (int i = 0; i < p->n_tensor; i++)
 		if (map->offset[i] >= 0)
@@ -171,14 +203,16 @@ weights_open(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_er
 
 	*out = NULL;
 	if (!w || !(w->data = calloc((size_t)plan->n_tensor + 1, sizeof *w->data))) {
-		status = error_set(err, LLMC_E_MEMORY, "out of memory for %d tensors", plan->n_tensor);
+		status =
+		    error_set(err, LLMC_E_MEMORY, "out of memory for %d tensors", plan->n_tensor);
 		goto fail;
 	}
 	w->plan = plan;
 	if (!opt->random_weights) {
 		if (!opt->path) {
 			status = error_set(err, LLMC_E_INPUT,
-			                   "the model does not say where its weights are: give their file or folder (--weights PATH), or "
+			                   "the model does not say where its weights are: give "
+			                   "their file or folder (--weights PATH), or "
 			                   "try it with --random-weights");
 			goto fail;
 		}

@@ -6,14 +6,15 @@
 #include "runtime/weights/weights.h"
 
 struct Weights {
-	const Plan  *plan;
-	Checkpoint  *checkpoint;
-	Peft        *peft;    /* NULL: no adapter */
-	CheckpointTensor *src; /* of all sources of all tensors, until they are packed; NULL: noise */
-	const void **data;    /* [n_tensor] */
-	void        *region;  /* packed tensors */
-	size_t       region_bytes;
-	bool         cached;
+	const Plan *plan;
+	Checkpoint *checkpoint;
+	Peft *peft; /* NULL: no adapter */
+	CheckpointTensor
+	    *src;          /* of all sources of all tensors, until they are packed; NULL: noise */
+	const void **data; /* [n_tensor] */
+	void *region;      /* packed tensors */
+	size_t region_bytes;
+	bool cached;
 };
 
 #endif

@@ -1,8 +1,10 @@
 /* The thread that does batches, the oldest first: see batch.h.
  *
- * All lines are looked at before the first one runs. Some then run at a time, each a request of the server without a connection, behind all others in priority;
- * what finds no room is tried again later. An answer is one line more of <id>.part, so that a server that stops, or falls, goes on behind the last whole line.
- * A line that has been answered, and whose answer was lost with the machine, runs again. */
+ * All lines are looked at before the first one runs. Some then run at a time, each a request of the
+ * server without a connection, behind all others in priority; what finds no room is tried again
+ * later. An answer is one line more of <id>.part, so that a server that stops, or falls, goes on
+ * behind the last whole line. A line that has been answered, and whose answer was lost with the
+ * machine, runs again. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -17,26 +19,38 @@
 #include "serve/batch/batch.h"
 #include "serve/models/model.h"
 
-enum { MAX_ERRORS = 100, MAX_TRIES = 20, MAX_NAME = 512, LINE_BESIDE = 16 << 10, LOOK_AGAIN_MS = 1000 }; /* LINE_BESIDE: bytes of a line beside its body */
+enum {
+	MAX_ERRORS = 100,
+	MAX_TRIES = 20,
+	MAX_NAME = 512,
+	LINE_BESIDE = 16 << 10,
+	LOOK_AGAIN_MS = 1000
+}; /* LINE_BESIDE: bytes of a line beside its body */
 
-typedef struct BatchLine { uint64_t at; uint32_t n; uint8_t tries; bool begun, done; } BatchLine; /* of the file: n bytes at at */
+typedef struct BatchLine {
+	uint64_t at;
+	uint32_t n;
+	uint8_t tries;
+	bool begun, done;
+} BatchLine; /* of the file: n bytes at at */
 
 typedef struct BatchRun {
-	FileStore  *st;
-	Batch  *b;
+	FileStore *st;
+	Batch *b;
 	FileMap in;
-	BatchLine   *line;
-	size_t  n_line, next;     /* lines before next have begun */
-	json_t *names;            /* custom_id: the number of its line */
+	BatchLine *line;
+	size_t n_line, next;         /* lines before next have begun */
+	json_t *names;               /* custom_id: the number of its line */
 	uint32_t again[MAX_FLIGHTS]; /* lines that found no room */
-	int     n_again, n_flights, most_flights, busy; /* busy: answers in a row that there was no room */
-	double  pause_until;
-	size_t  n_landed;         /* lines answered in this turn */
-	bool    yields;           /* another owner's turn has come: it ends when nothing flies any more */
-	size_t  n_wrong;          /* mistakes of the file; MAX_ERRORS of them in errors, at most */
-	int     part[2];          /* of answers, of errors; -1: not open */
-	json_t *errors;           /* what is wrong with the file */
-	bool    full;             /* the disk takes no more */
+	int n_again, n_flights, most_flights,
+	    busy; /* busy: answers in a row that there was no room */
+	double pause_until;
+	size_t n_landed; /* lines answered in this turn */
+	bool yields;     /* another owner's turn has come: it ends when nothing flies any more */
+	size_t n_wrong;  /* mistakes of the file; MAX_ERRORS of them in errors, at most */
+	int part[2];     /* of answers, of errors; -1: not open */
+	json_t *errors;  /* what is wrong with the file */
+	bool full;       /* the disk takes no more */
 } BatchRun;
 
 /* ---- what is in the file ---- */
@@ -61,8 +75,9 @@ wrong(BatchRun *run, size_t line, const char *code, const char *param, const cha
 	json_array_append_new(run->errors, e);
 }
 
-/* Where the value of `key` lies within the object s [n], which is JSON: as it was written, numbers and all. False: nowhere, or some name is written with escapes,
- * so that the parser may read another one than is written. */
+/* Where the value of `key` lies within the object s [n], which is JSON: as it was written, numbers
+ * and all. False: nowhere, or some name is written with escapes, so that the parser may read
+ * another one than is written. */
 static bool
 value_span(const char *s, size_t n, const char *key, const char **at, size_t *len)
 {
@@ -90,7 +105,8 @@ value_span(const char *s, size_t n, const char *key, const char **at, size_t *le
 		} else if (s[i] == '}' || s[i] == ']' || s[i] == ',') {
 			depth -= s[i] != ',';
 			if (from && ((s[i] == ',' && depth == 1) || !depth)) {
-				if (ours) { /* the last of a name counts, as it does for the parser */
+				if (ours) { /* the last of a name counts, as it does for the parser
+					     */
 					*at = s + from;
 					*len = i - from;
 					found = true;
@@ -131,32 +147,47 @@ check_line(BatchRun *run, size_t i)
 	size_t most = srv->max_body + LINE_BESIDE;
 
 	if (run->line[i].n > most || body_cost(text, run->line[i].n) > srv->max_held) {
-		wrong(run, i + 1, "invalid_value", NULL, "This line has more than %zu bytes, or too many values for this server.", most);
+		wrong(run, i + 1, "invalid_value", NULL,
+		      "This line has more than %zu bytes, or too many values for this server.",
+		      most);
 		return;
 	}
 	json_t *o = line_object(run, i, &p);
-	const char *name = text_of(o, "custom_id"), *method = text_of(o, "method"), *url = text_of(o, "url"), *at;
+	const char *name = text_of(o, "custom_id"), *method = text_of(o, "method"),
+	           *url = text_of(o, "url"), *at;
 	const json_t *body = json_object_get(o, "body");
 	size_t n = json_string_length(json_object_get(o, "custom_id")), len;
 
 	if (!o)
-		wrong(run, i + 1, "invalid_json_line", NULL, "This line is not parseable as valid JSON: %s", p.text);
+		wrong(run, i + 1, "invalid_json_line", NULL,
+		      "This line is not parseable as valid JSON: %s", p.text);
 	else if (!name || !n)
-		wrong(run, i + 1, "missing_required_parameter", "custom_id", "A 'custom_id' is missing: a text that no other line has.");
+		wrong(run, i + 1, "missing_required_parameter", "custom_id",
+		      "A 'custom_id' is missing: a text that no other line has.");
 	else if (n > MAX_NAME || n != strlen(name))
-		wrong(run, i + 1, "invalid_value", "custom_id", "The 'custom_id' is longer than %d bytes, or has a NUL in it.", MAX_NAME);
+		wrong(run, i + 1, "invalid_value", "custom_id",
+		      "The 'custom_id' is longer than %d bytes, or has a NUL in it.", MAX_NAME);
 	else if (json_object_get(run->names, name))
-		wrong(run, i + 1, "duplicate_custom_id", "custom_id", "The 'custom_id' '%.*s' is that of line %lld.", (int)utf8_whole(name, n < 64 ? n : 64), name, (long long)json_integer_value(json_object_get(run->names, name)) + 1);
+		wrong(run, i + 1, "duplicate_custom_id", "custom_id",
+		      "The 'custom_id' '%.*s' is that of line %lld.",
+		      (int)utf8_whole(name, n < 64 ? n : 64), name,
+		      (long long)json_integer_value(json_object_get(run->names, name)) + 1);
 	else if (!method || strcmp(method, "POST") != 0)
 		wrong(run, i + 1, "invalid_method", "method", "The 'method' must be POST.");
 	else if (!url || strcmp(url, run->b->endpoint) != 0)
-		wrong(run, i + 1, "mismatched_url", "url", "The 'url' must be the batch's endpoint, %s.", run->b->endpoint);
+		wrong(run, i + 1, "mismatched_url", "url",
+		      "The 'url' must be the batch's endpoint, %s.", run->b->endpoint);
 	else if (!json_is_object(body) || !value_span(text, run->line[i].n, "body", &at, &len))
-		wrong(run, i + 1, "invalid_type", "body", "The 'body' must be an object: the request. Names beside it are written without escapes.");
+		wrong(run, i + 1, "invalid_type", "body",
+		      "The 'body' must be an object: the request. Names beside it are written "
+		      "without escapes.");
 	else if (len > srv->max_body)
-		wrong(run, i + 1, "invalid_value", "body", "The 'body' has more than %zu bytes, the server's --max-body-size.", srv->max_body);
+		wrong(run, i + 1, "invalid_value", "body",
+		      "The 'body' has more than %zu bytes, the server's --max-body-size.",
+		      srv->max_body);
 	else if (json_is_true(json_object_get(body, "stream")))
-		wrong(run, i + 1, "invalid_value", "body.stream", "Answers of a batch are no streams.");
+		wrong(run, i + 1, "invalid_value", "body.stream",
+		      "Answers of a batch are no streams.");
 	else if (json_object_set_new(run->names, name, json_integer((json_int_t)i)) != 0)
 		wrong(run, i + 1, "server_error", NULL, "The server is out of memory.");
 	json_decref(o);
@@ -211,9 +242,11 @@ check_file(BatchRun *run)
 		return false;
 	}
 	if (!run->n_line)
-		wrong(run, 0, "empty_file", "input_file_id", "The file is empty: a line for each request is expected.");
+		wrong(run, 0, "empty_file", "input_file_id",
+		      "The file is empty: a line for each request is expected.");
 	if (run->n_line > MAX_LINES)
-		wrong(run, 0, "too_many_requests", "input_file_id", "The file has more than %d lines.", MAX_LINES);
+		wrong(run, 0, "too_many_requests", "input_file_id",
+		      "The file has more than %d lines.", MAX_LINES);
 	for (size_t i = 0; i < run->n_line && run->n_line <= MAX_LINES; i++) {
 		if (i % 256 == 0 && halted(run))
 			return false;
@@ -222,7 +255,8 @@ check_file(BatchRun *run)
 	json_t *latest = json_array_get(run->errors, MAX_ERRORS - 1);
 	if (run->n_wrong > MAX_ERRORS && latest) {
 		char text[128];
-		snprintf(text, sizeof text, "%zu more mistakes were found, from this line on.", run->n_wrong - MAX_ERRORS + 1);
+		snprintf(text, sizeof text, "%zu more mistakes were found, from this line on.",
+		         run->n_wrong - MAX_ERRORS + 1);
 		json_object_set_new(latest, "code", json_string("too_many_errors"));
 		json_object_set_new(latest, "message", json_string(text));
 		json_object_set_new(latest, "param", json_null());
@@ -240,7 +274,8 @@ count(BatchRun *run, int which)
 	pthread_mutex_unlock(&run->st->lock);
 }
 
-/* What a run before this one has written: its lines are done, and a line without an end is cut off. */
+/* What a run before this one has written: its lines are done, and a line without an end is cut off.
+ */
 static bool
 open_part(BatchRun *run, int which)
 {
@@ -250,11 +285,13 @@ open_part(BatchRun *run, int which)
 	int64_t n = 0;
 
 	store_path(run->st, path, sizeof path, run->b->file[which], ".part");
-	int fd = run->part[which] = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+	int fd = run->part[which] =
+	    open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (fd < 0 || file_map(path, &old, NULL) != LLMC_OK)
 		return false;
 	const char *s = (const char *)old.data;
-	for (const char *end; whole < old.size && (end = memchr(s + whole, '\n', old.size - whole)); whole = (size_t)(end - s) + 1) {
+	for (const char *end; whole < old.size && (end = memchr(s + whole, '\n', old.size - whole));
+	     whole = (size_t)(end - s) + 1) {
 		Problem p;
 		json_t *o = body_parse(s + whole, (size_t)(end - (s + whole)), &p);
 		const char *name = text_of(o, "custom_id");
@@ -301,7 +338,8 @@ append(BatchRun *run, int which, const Strbuf *line)
 	if (room && at == line->len)
 		return true;
 	if (at && ftruncate(fd, is.st_size) != 0)
-		serve_log(st->srv, LLMC_LOG_WARNING, "%s: half a line of answers stays in %s", st->dir, run->b->file[which]);
+		serve_log(st->srv, LLMC_LOG_WARNING, "%s: half a line of answers stays in %s",
+		          st->dir, run->b->file[which]);
 	pthread_mutex_lock(&st->lock);
 	store_count(st, run->b->owner, room ? -(int64_t)line->len : 0);
 	pthread_mutex_unlock(&st->lock);
@@ -319,7 +357,8 @@ line_begin(const BatchRun *run, size_t i, Strbuf *b)
 
 	store_id(id, "batch_req_");
 	json_printf(b, "{\"id\":%s,\"custom_id\":", id);
-	json_str(b, json_string_value(name) ? json_string_value(name) : "", json_string_length(name));
+	json_str(b, json_string_value(name) ? json_string_value(name) : "",
+	         json_string_length(name));
 	json_decref(o);
 }
 
@@ -330,7 +369,9 @@ write_expired(BatchRun *run, size_t i)
 	Strbuf b = { 0 };
 
 	line_begin(run, i, &b);
-	strbuf_puts(&b, ",\"response\":null,\"error\":{\"code\":\"batch_expired\",\"message\":\"This request could not be executed before the completion window expired.\"}}\n");
+	strbuf_puts(&b,
+	            ",\"response\":null,\"error\":{\"code\":\"batch_expired\",\"message\":\"This "
+	            "request could not be executed before the completion window expired.\"}}\n");
 	bool ok = append(run, 1, &b);
 	strbuf_release(&b);
 	if (ok)
@@ -348,12 +389,14 @@ write_answer(BatchRun *run, size_t i, const Req *r)
 	int which = r->status >= 200 && r->status < 300 ? 0 : 1;
 
 	line_begin(run, i, &b);
-	json_printf(&b, ",\"response\":{\"status_code\":%d,\"request_id\":%s,\"body\":", r->status, r->id);
+	json_printf(&b, ",\"response\":{\"status_code\":%d,\"request_id\":%s,\"body\":", r->status,
+	            r->id);
 	if (r->type == type_json && n) {
 		size_t from = b.len;
 		strbuf_add(&b, text, n);
 		for (size_t k = from; k < b.len; k++)
-			if (b.data[k] == '\n' || b.data[k] == '\r') /* between values, never in one */
+			if (b.data[k] == '\n' ||
+			    b.data[k] == '\r') /* between values, never in one */
 				b.data[k] = ' ';
 	} else {
 		json_str(&b, text, n);
@@ -430,12 +473,14 @@ submit_line(BatchRun *run, size_t i)
 	req_whole(r);
 }
 
-/* What has no place now, and may have one later; what the server cannot do for another reason is tried so many times. An engine that has failed for good says
- * nothing about the line: it waits for the server's next start. */
+/* What has no place now, and may have one later; what the server cannot do for another reason is
+ * tried so many times. An engine that has failed for good says nothing about the line: it waits for
+ * the server's next start. */
 static bool
 may_wait(const Req *r, BatchLine *line)
 {
-	return r->status == 429 || (r->status >= 500 && models_failed(r->srv)) || (r->status == 503 && line->tries++ < MAX_TRIES);
+	return r->status == 429 || (r->status >= 500 && models_failed(r->srv)) ||
+	       (r->status == 503 && line->tries++ < MAX_TRIES);
 }
 
 static void
@@ -477,7 +522,8 @@ abort_flights(BatchRun *run)
 	run->n_flights = 0;
 }
 
-/* One that is over, taken out of the table. With `until`: once there is one, or something else to look at, or the time is up. */
+/* One that is over, taken out of the table. With `until`: once there is one, or something else to
+ * look at, or the time is up. */
 static bool
 pop_completed(FileStore *st, const struct timespec *until, InFlightLine *out)
 {
@@ -491,7 +537,8 @@ pop_completed(FileStore *st, const struct timespec *until, InFlightLine *out)
 				st->flight[i].r = NULL;
 				found = true;
 			}
-		more = until && !st->nudged && !found && pthread_cond_timedwait(&st->landed, &st->flight_lock, until) == 0;
+		more = until && !st->nudged && !found &&
+		       pthread_cond_timedwait(&st->landed, &st->flight_lock, until) == 0;
 	}
 	if (until)
 		st->nudged = false;
@@ -506,12 +553,14 @@ ready(const Batch *b)
 	return !batch_ended(b) && !b->fresh && (b->cancel || b->later <= clock_now());
 }
 
-/* Is it another one's turn: enough lines have been answered, and another owner has a batch, or these lines only wait, and another batch has something to do? lock held */
+/* Is it another one's turn: enough lines have been answered, and another owner has a batch, or
+ * these lines only wait, and another batch has something to do? lock held */
 static bool
 should_yield(const BatchRun *run)
 {
 	const bool enough = run->n_landed >= SLICE + run->n_line / 32;
-	const bool waits = !run->n_flights && run->pause_until > clock_now() + LOOK_AGAIN_MS / 1000.0;
+	const bool waits =
+	    !run->n_flights && run->pause_until > clock_now() + LOOK_AGAIN_MS / 1000.0;
 
 	for (const Batch *b = run->st->first; b && (enough || waits); b = b->next)
 		if (b != run->b && ready(b) && (waits || strcmp(b->owner, run->b->owner) != 0))
@@ -603,7 +652,8 @@ keep_part(BatchRun *run, int which)
 	store_path(st, part, sizeof part, b->file[which], ".part");
 	store_path(st, path, sizeof path, b->file[which], "");
 	bool known = fstat(run->part[which], &is) == 0;
-	run->full |= fsync(run->part[which]) != 0 || !known; /* what there is stays, as far as the disk has it */
+	run->full |= fsync(run->part[which]) != 0 ||
+	             !known; /* what there is stays, as far as the disk has it */
 	close(run->part[which]);
 	run->part[which] = -1;
 	if (!known)
@@ -613,7 +663,11 @@ keep_part(BatchRun *run, int which)
 		return;
 	}
 	snprintf(name, sizeof name, "%s_%s.jsonl", b->id, what[which]);
-	StoredFile f = { .name = name, .owner = b->owner, .purpose = "batch_output", .bytes = is.st_size, .created = time(NULL) };
+	StoredFile f = { .name = name,
+		         .owner = b->owner,
+		         .purpose = "batch_output",
+		         .bytes = is.st_size,
+		         .created = time(NULL) };
 	memcpy(f.id, b->file[which], sizeof f.id);
 	bool there = rename(part, path) == 0;
 	pthread_mutex_lock(&st->lock);
@@ -630,7 +684,8 @@ finish(BatchRun *run)
 	pthread_mutex_lock(&run->st->lock);
 	cancelled = run->b->cancel;
 	pthread_mutex_unlock(&run->st->lock);
-	for (size_t i = 0; i < run->n_line && late && !cancelled && !run->full && run->part[1] >= 0; i++)
+	for (size_t i = 0; i < run->n_line && late && !cancelled && !run->full && run->part[1] >= 0;
+	     i++)
 		if (!run->line[i].done) {
 			expired = true;
 			run->full |= !write_expired(run, i);
@@ -639,8 +694,13 @@ finish(BatchRun *run)
 	for (int i = 0; i < 2; i++)
 		keep_part(run, i);
 	if (run->full)
-		wrong(run, 0, "storage_full", NULL, "The server's disk takes no more answers: what there is stands in the files.");
-	set_status(run, run->full ? BATCH_FAILED : cancelled ? BATCH_CANCELLED : expired ? BATCH_EXPIRED : BATCH_COMPLETED);
+		wrong(
+		    run, 0, "storage_full", NULL,
+		    "The server's disk takes no more answers: what there is stands in the files.");
+	set_status(run, run->full   ? BATCH_FAILED
+	                : cancelled ? BATCH_CANCELLED
+	                : expired   ? BATCH_EXPIRED
+	                            : BATCH_COMPLETED);
 }
 
 /* The file cannot be used. Where it could at an earlier start, answers of then are the client's. */
@@ -657,7 +717,8 @@ fail(BatchRun *run)
 	set_status(run, BATCH_FAILED);
 }
 
-/* Of the lines that waited when the turn before this one ended: nothing was in flight, and lines begin in order, so they are the first that are not done. */
+/* Of the lines that waited when the turn before this one ended: nothing was in flight, and lines
+ * begin in order, so they are the first that are not done. */
 static void
 restore_tries(BatchRun *run)
 {
@@ -692,7 +753,7 @@ batch_run(FileStore *st, Batch *b)
 		}
 	}
 	bool left = false;
-	int  tries = 0;
+	int tries = 0;
 	for (size_t i = 0; i < run.n_line; i++) {
 		left |= !run.line[i].done;
 		tries = run.line[i].tries > tries ? run.line[i].tries : tries;
@@ -703,7 +764,9 @@ batch_run(FileStore *st, Batch *b)
 	b->tries = tries;
 	b->waited = run.n_landed ? 0 : run.n_again;
 	stop = st->stop;
-	bool turn = run.yields && left && !run.full && !b->cancel && time(NULL) < b->expires; /* it goes on in its next turn, as at a server's next start */
+	bool turn =
+	    run.yields && left && !run.full && !b->cancel &&
+	    time(NULL) < b->expires; /* it goes on in its next turn, as at a server's next start */
 	pthread_mutex_unlock(&st->lock);
 	if (run.errors && !run.full && !stop)
 		fail(&run);
@@ -741,7 +804,8 @@ next_batch(FileStore *st)
 	Batch *best = NULL;
 
 	for (Batch *b = st->first; b; b = b->next)
-		if (ready(b) && (!best || store_share(st, b->owner)->served < store_share(st, best->owner)->served))
+		if (ready(b) && (!best || store_share(st, b->owner)->served <
+		                              store_share(st, best->owner)->served))
 			best = b;
 	return best;
 }
@@ -771,7 +835,9 @@ llmc_status
 batch_start(FileStore *st, llmc_error *err)
 {
 	st->has_thread = pthread_create(&st->thread, NULL, work, st) == 0;
-	return st->has_thread ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "the server's threads could not be started");
+	return st->has_thread
+	           ? LLMC_OK
+	           : error_set(err, LLMC_E_MEMORY, "the server's threads could not be started");
 }
 
 void

@@ -1,4 +1,5 @@
-/* The table of batches and their routes: see batch.h. A batch is the file id.json; its answers and errors lie in <id>.part until it has ended. */
+/* The table of batches and their routes: see batch.h. A batch is the file id.json; its answers and
+ * errors lie in <id>.part until it has ended. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -12,17 +13,24 @@
 #include "serve/http/api_keys.h"
 #include "serve/dialects/openai.h"
 
-enum { MAX_META = 4 << 20, MAX_PAIRS = 16, NEW_BYTES = 1024 }; /* NEW_BYTES: of a batch's own file, about, before it is written */
+enum {
+	MAX_META = 4 << 20,
+	MAX_PAIRS = 16,
+	NEW_BYTES = 1024
+}; /* NEW_BYTES: of a batch's own file, about, before it is written */
 
 static const char *const status_name[N_BATCH_STATUS] = {
-	[BATCH_VALIDATING] = "validating", [BATCH_IN_PROGRESS] = "in_progress", [BATCH_FINALIZING] = "finalizing", [BATCH_CANCELLING] = "cancelling",
-	[BATCH_COMPLETED] = "completed",   [BATCH_FAILED] = "failed",           [BATCH_EXPIRED] = "expired",       [BATCH_CANCELLED] = "cancelled",
+	[BATCH_VALIDATING] = "validating", [BATCH_IN_PROGRESS] = "in_progress",
+	[BATCH_FINALIZING] = "finalizing", [BATCH_CANCELLING] = "cancelling",
+	[BATCH_COMPLETED] = "completed",   [BATCH_FAILED] = "failed",
+	[BATCH_EXPIRED] = "expired",       [BATCH_CANCELLED] = "cancelled",
 };
 
 static const char *
 known_endpoint(const char *s)
 {
-	static const char *const known[] = { "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses" };
+	static const char *const known[] = { "/v1/chat/completions", "/v1/completions",
+		                             "/v1/embeddings", "/v1/responses" };
 
 	for (size_t i = 0; s && i < sizeof known / sizeof *known; i++)
 		if (!strcmp(s, known[i]))
@@ -45,15 +53,21 @@ put_value(Strbuf *out, const char *key, const json_t *v)
 void
 batch_json(const Batch *b, Strbuf *out)
 {
-	json_printf(out, "{\"id\":%s,\"object\":\"batch\",\"endpoint\":%s,\"input_file_id\":%s,\"completion_window\":\"24h\",\"status\":%s,\"output_file_id\":%s,\"error_file_id\":%s,\"created_at\":%lld,\"expires_at\":%lld",
-	            b->id, b->endpoint, b->input, status_name[b->status], b->has[0] ? b->file[0] : NULL, b->has[1] ? b->file[1] : NULL,
+	json_printf(out,
+	            "{\"id\":%s,\"object\":\"batch\",\"endpoint\":%s,\"input_file_id\":%s,"
+	            "\"completion_window\":\"24h\",\"status\":%s,\"output_file_id\":%s,\"error_"
+	            "file_id\":%s,\"created_at\":%lld,\"expires_at\":%lld",
+	            b->id, b->endpoint, b->input, status_name[b->status],
+	            b->has[0] ? b->file[0] : NULL, b->has[1] ? b->file[1] : NULL,
 	            (long long)b->at[BATCH_VALIDATING], (long long)b->expires);
 	for (int i = BATCH_VALIDATING + 1; i < N_BATCH_STATUS; i++)
 		if (b->at[i])
 			strbuf_printf(out, ",\"%s_at\":%lld", status_name[i], (long long)b->at[i]);
 		else
 			strbuf_printf(out, ",\"%s_at\":null", status_name[i]);
-	strbuf_printf(out, ",\"request_counts\":{\"total\":%lld,\"completed\":%lld,\"failed\":%lld}", (long long)b->total, (long long)b->completed, (long long)b->failed);
+	strbuf_printf(out,
+	              ",\"request_counts\":{\"total\":%lld,\"completed\":%lld,\"failed\":%lld}",
+	              (long long)b->total, (long long)b->completed, (long long)b->failed);
 	put_value(out, "errors", b->errors);
 	put_value(out, "metadata", b->metadata);
 	strbuf_putc(out, '}');
@@ -104,7 +118,8 @@ find(FileStore *st, const char *id)
 	return b;
 }
 
-/* Who writes last has looked last: the file is never older than what somebody has been told. Whether it fits the owner's room was asked when the batch came. */
+/* Who writes last has looked last: the file is never older than what somebody has been told.
+ * Whether it fits the owner's room was asked when the batch came. */
 bool
 batch_save(FileStore *st, const char *id)
 {
@@ -117,7 +132,8 @@ batch_save(FileStore *st, const char *id)
 	pthread_mutex_lock(&st->lock);
 	Batch *b = find(st, id);
 	if (b) {
-		json_printf(&text, "{\"owner\":%s,\"output\":%s,\"error\":%s,\"batch\":", b->owner, b->file[0], b->file[1]);
+		json_printf(&text, "{\"owner\":%s,\"output\":%s,\"error\":%s,\"batch\":", b->owner,
+		            b->file[0], b->file[1]);
 		batch_json(b, &text);
 		strbuf_puts(&text, "}\n");
 		store_count(st, b->owner, (int64_t)text.len - b->bytes);
@@ -134,7 +150,8 @@ batch_save(FileStore *st, const char *id)
 	pthread_mutex_unlock(&st->save);
 	strbuf_release(&text);
 	if (!ok)
-		serve_log(st->srv, LLMC_LOG_WARNING, "the state of batch %s is not kept: %s", id, err.text[0] ? err.text : "out of memory");
+		serve_log(st->srv, LLMC_LOG_WARNING, "the state of batch %s is not kept: %s", id,
+		          err.text[0] ? err.text : "out of memory");
 	return ok;
 }
 
@@ -149,8 +166,10 @@ load_files(FileStore *st, Batch *b)
 	for (int i = 0; i < 2; i++) {
 		store_path(st, whole, sizeof whole, b->file[i], "");
 		store_path(st, path, sizeof path, b->file[i], batch_ended(b) ? "" : ".part");
-		if (!batch_ended(b) && lstat(path, &is) != 0 && rename(whole, path) != 0 && errno != ENOENT) /* a server fell between its last steps */
-			serve_log(st->srv, LLMC_LOG_WARNING, "warning: %s: %s", whole, strerror(errno));
+		if (!batch_ended(b) && lstat(path, &is) != 0 && rename(whole, path) != 0 &&
+		    errno != ENOENT) /* a server fell between its last steps */
+			serve_log(st->srv, LLMC_LOG_WARNING, "warning: %s: %s", whole,
+			          strerror(errno));
 		bool there = lstat(path, &is) == 0 && S_ISREG(is.st_mode);
 		b->has[i] = there && batch_ended(b);
 		if (there)
@@ -158,7 +177,11 @@ load_files(FileStore *st, Batch *b)
 		if (!b->has[i])
 			continue;
 		snprintf(name, sizeof name, "%s_%s.jsonl", b->id, what[i]);
-		StoredFile f = { .name = name, .owner = b->owner, .purpose = "batch_output", .bytes = is.st_size, .created = b->at[b->status] };
+		StoredFile f = { .name = name,
+			         .owner = b->owner,
+			         .purpose = "batch_output",
+			         .bytes = is.st_size,
+			         .created = b->at[b->status] };
 		memcpy(f.id, b->file[i], sizeof f.id);
 		b->has[i] = store_add(st, &f);
 	}
@@ -174,13 +197,17 @@ batches_load(FileStore *st, const char *id, llmc_error *err)
 	store_path(st, path, sizeof path, id, ".json");
 	if (file_read(path, MAX_META, &text, err) != LLMC_OK)
 		return false;
-	json_t *o = json_loadb(strbuf_str(&text), text.len, JSON_ALLOW_NUL, &why), *in = json_object_get(o, "batch"), *n = json_object_get(in, "request_counts");
+	json_t *o = json_loadb(strbuf_str(&text), text.len, JSON_ALLOW_NUL, &why),
+	       *in = json_object_get(o, "batch"), *n = json_object_get(in, "request_counts");
 	int64_t bytes = (int64_t)text.len;
 	strbuf_release(&text);
 	Batch *b = calloc(1, sizeof *b);
-	const char *output = json_text_of(o, "output"), *error = json_text_of(o, "error"), *input = json_text_of(in, "input_file_id");
-	bool ok = b && in && strlen(output) < ID_SIZE && strlen(error) < ID_SIZE && strlen(input) < ID_SIZE && !strncmp(output, "file-", 5) &&
-	          !strncmp(error, "file-", 5) && !strpbrk(output, "/.") && !strpbrk(error, "/.") && !strpbrk(input, "/.");
+	const char *output = json_text_of(o, "output"), *error = json_text_of(o, "error"),
+	           *input = json_text_of(in, "input_file_id");
+	bool ok = b && in && strlen(output) < ID_SIZE && strlen(error) < ID_SIZE &&
+	          strlen(input) < ID_SIZE && !strncmp(output, "file-", 5) &&
+	          !strncmp(error, "file-", 5) && !strpbrk(output, "/.") && !strpbrk(error, "/.") &&
+	          !strpbrk(input, "/.");
 	if (ok) {
 		snprintf(b->id, sizeof b->id, "%s", id);
 		snprintf(b->file[0], sizeof b->file[0], "%s", output);
@@ -189,7 +216,8 @@ batches_load(FileStore *st, const char *id, llmc_error *err)
 		b->owner = strdup(json_text_of(o, "owner"));
 		b->endpoint = known_endpoint(json_text_of(in, "endpoint"));
 		b->status = N_BATCH_STATUS;
-		b->at[BATCH_VALIDATING] = (time_t)json_integer_value(json_object_get(in, "created_at"));
+		b->at[BATCH_VALIDATING] =
+		    (time_t)json_integer_value(json_object_get(in, "created_at"));
 		b->expires = (time_t)json_integer_value(json_object_get(in, "expires_at"));
 		for (int i = 0; i < N_BATCH_STATUS; i++) {
 			char key[32];
@@ -242,12 +270,18 @@ read_metadata(const json_t *o, json_t **out, Problem *p)
 	if (!v || json_is_null(v))
 		return true;
 	if (!json_is_object(v))
-		return problem(p, 400, "metadata", "Invalid type for 'metadata': expected an object, but got %s instead.", json_type_name(v));
+		return problem(
+		    p, 400, "metadata",
+		    "Invalid type for 'metadata': expected an object, but got %s instead.",
+		    json_type_name(v));
 	if (json_object_size(v) > MAX_PAIRS)
-		return problem(p, 400, "metadata", "Invalid 'metadata': at most %d pairs are taken.", MAX_PAIRS);
-	json_object_foreach(v, key, one)
+		return problem(p, 400, "metadata",
+		               "Invalid 'metadata': at most %d pairs are taken.", MAX_PAIRS);
+	json_object_foreach (v, key, one)
 		if (strlen(key) > 64 || !json_is_string(one) || json_string_length(one) > 512)
-			return problem(p, 400, "metadata", "Invalid 'metadata': keys are texts of up to 64 bytes, values texts of up to 512.");
+			return problem(p, 400, "metadata",
+			               "Invalid 'metadata': keys are texts of up to 64 bytes, "
+			               "values texts of up to 512.");
 	*out = json_incref(v);
 	return true;
 }
@@ -260,7 +294,9 @@ text_field(const json_t *o, const char *key, const char **out, Problem *p)
 	if (!v || json_is_null(v))
 		return openai_missing(p, key);
 	*out = json_string_value(v);
-	return *out || problem(p, 400, key, "Invalid type for '%s': expected a string, but got %s instead.", key, json_type_name(v));
+	return *out ||
+	       problem(p, 400, key, "Invalid type for '%s': expected a string, but got %s instead.",
+	               key, json_type_name(v));
 }
 
 static void
@@ -279,7 +315,8 @@ drop(FileStore *st, Batch **at) /* lock held */
 static bool
 is_spare(const Batch *b, const char *owner)
 {
-	return batch_ended(b) && !b->saves && !b->has[0] && !b->has[1] && (!owner || !strcmp(b->owner, owner));
+	return batch_ended(b) && !b->saves && !b->has[0] && !b->has[1] &&
+	       (!owner || !strcmp(b->owner, owner));
 }
 
 int64_t
@@ -313,7 +350,8 @@ room_for_one(FileStore *st, const char *owner)
 		n++;
 		own += !strcmp(b->owner, owner);
 	}
-	return (own < store_most(st, owner) || batches_evict(st, owner)) && (n < MAX_STORED || batches_evict(st, NULL)) && store_take(st, owner, NEW_BYTES);
+	return (own < store_most(st, owner) || batches_evict(st, owner)) &&
+	       (n < MAX_STORED || batches_evict(st, NULL)) && store_take(st, owner, NEW_BYTES);
 }
 
 /* It is there when the disk has it. b is the table's, or gone. */
@@ -350,13 +388,17 @@ batches_create(Req *r)
 
 	if (o && !b)
 		problem_memory(&p);
-	if (b && text_field(o, "input_file_id", &input, &p) && text_field(o, "endpoint", &endpoint, &p) && text_field(o, "completion_window", &window, &p) &&
-	    read_metadata(o, &b->metadata, &p)) {
+	if (b && text_field(o, "input_file_id", &input, &p) &&
+	    text_field(o, "endpoint", &endpoint, &p) &&
+	    text_field(o, "completion_window", &window, &p) && read_metadata(o, &b->metadata, &p)) {
 		b->endpoint = known_endpoint(endpoint);
 		if (!b->endpoint)
-			problem(&p, 400, "endpoint", "Invalid 'endpoint': expected /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/responses.");
+			problem(&p, 400, "endpoint",
+			        "Invalid 'endpoint': expected /v1/chat/completions, "
+			        "/v1/completions, /v1/embeddings or /v1/responses.");
 		else if (strcmp(window, "24h") != 0)
-			problem(&p, 400, "completion_window", "Invalid 'completion_window': expected '24h'.");
+			problem(&p, 400, "completion_window",
+			        "Invalid 'completion_window': expected '24h'.");
 	}
 	if (b && !p.status) {
 		store_id(b->id, "batch_");
@@ -371,10 +413,14 @@ batches_create(Req *r)
 		if (!b->owner) {
 			problem_memory(&p);
 		} else if (!f || !store_sees(r, f->owner) || strcmp(f->purpose, "batch") != 0) {
-			problem(&p, 404, "input_file_id", "There is no file '%.60s' that was sent for a batch.", input);
+			problem(&p, 404, "input_file_id",
+			        "There is no file '%.60s' that was sent for a batch.", input);
 			p.code = "not_found";
 		} else if (!room_for_one(st, b->owner)) {
-			problem(&p, 429, NULL, "This server, or this key, has as many batches as it may have, or no room for one more (--batch-dir-size): delete the files of old ones.");
+			problem(
+			    &p, 429, NULL,
+			    "This server, or this key, has as many batches as it may have, or no "
+			    "room for one more (--batch-dir-size): delete the files of old ones.");
 		} else {
 			snprintf(id, sizeof id, "%s", b->id);
 			b->bytes = NEW_BYTES;
@@ -466,7 +512,8 @@ answer_one(Req *r, bool cancel)
 		pthread_mutex_lock(&st->lock);
 		Batch *b = batch_of_path(r, st, cancel ? "/cancel" : "", &p);
 		if (b && cancel && batch_ended(b) && b->status != BATCH_CANCELLED) {
-			problem(&p, 409, NULL, "Cannot cancel a batch with status '%s'.", status_name[b->status]);
+			problem(&p, 409, NULL, "Cannot cancel a batch with status '%s'.",
+			        status_name[b->status]);
 		} else if (b && cancel && !batch_ended(b) && !b->cancel) {
 			b->cancel = true;
 			b->status = BATCH_CANCELLING;

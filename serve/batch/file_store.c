@@ -1,5 +1,5 @@
-/* The folder of files and batches: see batch.h. A file that has come is its bytes under its id, and id.json with the rest; files of answers are told by the batch that
- * they belong to. */
+/* The folder of files and batches: see batch.h. A file that has come is its bytes under its id, and
+ * id.json with the rest; files of answers are told by the batch that they belong to. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -83,7 +83,9 @@ store_count(FileStore *st, const char *owner, int64_t bytes)
 bool
 store_take(FileStore *st, const char *owner, int64_t bytes)
 {
-	if (bytes > part_of(st, owner, st->max_bytes) - store_share(st, owner)->used + batches_spare(st, owner) || bytes > st->max_bytes - st->used + batches_spare(st, NULL))
+	if (bytes > part_of(st, owner, st->max_bytes) - store_share(st, owner)->used +
+	                batches_spare(st, owner) ||
+	    bytes > st->max_bytes - st->used + batches_spare(st, NULL))
 		return false; /* nothing goes for what would not fit then either */
 	while (bytes > part_of(st, owner, st->max_bytes) - store_share(st, owner)->used)
 		if (!batches_evict(st, owner))
@@ -109,7 +111,10 @@ store_find(FileStore *st, const char *id)
 bool
 store_add(FileStore *st, const StoredFile *f)
 {
-	StoredFile *more = st->n_file & (st->n_file + 1) ? st->file : realloc(st->file, 2 * (st->n_file + 1) * sizeof *more); /* full at 0, 1, 3, 7 ... */
+	StoredFile *more = st->n_file & (st->n_file + 1)
+	                       ? st->file
+	                       : realloc(st->file, 2 * (st->n_file + 1) *
+	                                               sizeof *more); /* full at 0, 1, 3, 7 ... */
 	char *name = strdup(f->name), *owner = strdup(f->owner);
 
 	st->file = more ? more : st->file;
@@ -138,10 +143,15 @@ load_file(FileStore *st, const char *id, llmc_error *err)
 	strbuf_release(&text);
 	store_path(st, path, sizeof path, id, "");
 	if (ok && (!json_is_object(o) || lstat(path, &is) != 0 || !S_ISREG(is.st_mode)))
-		ok = error_set(err, LLMC_E_INPUT, "%s: what belongs to it cannot be read", path) == LLMC_OK;
+		ok = error_set(err, LLMC_E_INPUT, "%s: what belongs to it cannot be read", path) ==
+		     LLMC_OK;
 	if (ok) {
-		StoredFile f = { .name = (char *)(uintptr_t)json_text_of(o, "filename"), .owner = (char *)(uintptr_t)json_text_of(o, "owner"), .purpose = "batch",
-			     .bytes = is.st_size, .created = (time_t)json_integer_value(json_object_get(o, "created_at")) };
+		StoredFile f = { .name = (char *)(uintptr_t)json_text_of(o, "filename"),
+			         .owner = (char *)(uintptr_t)json_text_of(o, "owner"),
+			         .purpose = "batch",
+			         .bytes = is.st_size,
+			         .created =
+			             (time_t)json_integer_value(json_object_get(o, "created_at")) };
 		snprintf(f.id, sizeof f.id, "%s", id);
 		ok = store_add(st, &f);
 		if (ok)
@@ -164,7 +174,8 @@ is_ours(const char *name, const char *prefix, char id[ID_SIZE], const char **tai
 	return true;
 }
 
-/* Does the file of this id, or with `part` what is written of it, belong to something that is there? */
+/* Does the file of this id, or with `part` what is written of it, belong to something that is
+ * there? */
 static bool
 is_known(FileStore *st, const char *id, bool part)
 {
@@ -177,8 +188,9 @@ is_known(FileStore *st, const char *id, bool part)
 	return false;
 }
 
-/* What a server that fell between two files, or in the midst of one, has left: nobody would find it again. Where something could not be read (sure is
- * false), a file without an owner may be its, and stays. */
+/* What a server that fell between two files, or in the midst of one, has left: nobody would find it
+ * again. Where something could not be read (sure is false), a file without an owner may be its, and
+ * stays. */
 static void
 clean(FileStore *st, bool sure)
 {
@@ -193,10 +205,12 @@ clean(FileStore *st, bool sure)
 			continue;
 		bool half = strstr(tail, ".tmp.") != NULL, part = !strcmp(tail, ".part");
 		store_path(st, path, sizeof path, id, ".json");
-		if (!half && (!sure || !file || (*tail && !part) || is_known(st, id, part) || lstat(path, &is) == 0))
+		if (!half && (!sure || !file || (*tail && !part) || is_known(st, id, part) ||
+		              lstat(path, &is) == 0))
 			continue;
 		store_path(st, path, sizeof path, e->d_name, "");
-		serve_log(st->srv, LLMC_LOG_INFO, "%s: left by a server that fell, removed: %s", path, unlink(path) == 0 ? "done" : strerror(errno));
+		serve_log(st->srv, LLMC_LOG_INFO, "%s: left by a server that fell, removed: %s",
+		          path, unlink(path) == 0 ? "done" : strerror(errno));
 	}
 	if (d)
 		closedir(d);
@@ -224,8 +238,11 @@ load(FileStore *st, llmc_error *err)
 		if (!d)
 			return error_set(err, LLMC_E_IO, "%s: %s", st->dir, strerror(errno));
 		for (struct dirent *e; (e = readdir(d));)
-			if (is_ours(e->d_name, kinds[kind], id, &tail) && !strcmp(tail, ".json") && !(kind ? batches_load(st, id, &why) : load_file(st, id, &why))) {
-				serve_log(st->srv, LLMC_LOG_WARNING, "warning: %s/%s is passed over: %s", st->dir, e->d_name, why.text);
+			if (is_ours(e->d_name, kinds[kind], id, &tail) && !strcmp(tail, ".json") &&
+			    !(kind ? batches_load(st, id, &why) : load_file(st, id, &why))) {
+				serve_log(st->srv, LLMC_LOG_WARNING,
+				          "warning: %s/%s is passed over: %s", st->dir, e->d_name,
+				          why.text);
 				sure &= !kind;
 			}
 		closedir(d);
@@ -248,7 +265,10 @@ store_open(Server *s, const char *dir, int64_t max_bytes, FileStore **out, llmc_
 	if (stat(dir, &is) != 0 || !S_ISDIR(is.st_mode))
 		return error_set(err, LLMC_E_INPUT, "%s: no folder", dir);
 	if (is.st_uid != geteuid() || is.st_mode & 077)
-		return error_set(err, LLMC_E_INPUT, "%s: others may enter this folder, and what clients have sent lies there: chmod 700 it, or choose another", dir);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: others may enter this folder, and what clients have sent "
+		                 "lies there: chmod 700 it, or choose another",
+		                 dir);
 	if (strlen(dir) + ID_SIZE + 64 > sizeof path)
 		return error_set(err, LLMC_E_INPUT, "%.100s...: the path is too long", dir);
 	FileStore *st = calloc(1, sizeof *st);
@@ -274,7 +294,8 @@ store_open(Server *s, const char *dir, int64_t max_bytes, FileStore **out, llmc_
 		if (st->lock_fd < 0)
 			status = error_set(err, LLMC_E_IO, "%s: %s", path, strerror(errno));
 		else if (flock(st->lock_fd, LOCK_EX | LOCK_NB) != 0)
-			status = error_set(err, LLMC_E_INPUT, "%s: another server has this folder", dir);
+			status =
+			    error_set(err, LLMC_E_INPUT, "%s: another server has this folder", dir);
 	}
 	if (status == LLMC_OK)
 		status = load(st, err);
@@ -318,7 +339,9 @@ store_of(Req *r, Problem *p)
 {
 	if (r->srv->store)
 		return r->srv->store;
-	problem(p, 404, NULL, "This server keeps no files: start it with --batch-dir, the folder that they shall lie in.");
+	problem(p, 404, NULL,
+	        "This server keeps no files: start it with --batch-dir, the folder that they shall "
+	        "lie in.");
 	p->code = "files_not_kept";
 	return NULL;
 }
@@ -341,7 +364,8 @@ store_page(Req *r, int most, int *limit, char after[ID_SIZE], Problem *p)
 		return true;
 	long n = strtol(text, &end, 10);
 	if (end == text || *end || n < 1 || n > most)
-		return problem(p, 400, "limit", "Invalid 'limit': expected a number from 1 to %d.", most);
+		return problem(p, 400, "limit", "Invalid 'limit': expected a number from 1 to %d.",
+		               most);
 	*limit = (int)n;
 	return true;
 }

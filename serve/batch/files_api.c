@@ -14,8 +14,11 @@
 static void
 file_json(const StoredFile *f, Strbuf *b) /* lock held */
 {
-	json_printf(b, "{\"id\":%s,\"object\":\"file\",\"bytes\":%lld,\"created_at\":%lld,\"expires_at\":null,\"filename\":%s,\"purpose\":%s,\"status\":\"processed\",\"status_details\":null}",
-	            f->id, (long long)f->bytes, (long long)f->created, f->name, f->purpose);
+	json_printf(
+	    b,
+	    "{\"id\":%s,\"object\":\"file\",\"bytes\":%lld,\"created_at\":%lld,\"expires_at\":null,"
+	    "\"filename\":%s,\"purpose\":%s,\"status\":\"processed\",\"status_details\":null}",
+	    f->id, (long long)f->bytes, (long long)f->created, f->name, f->purpose);
 }
 
 static bool
@@ -36,7 +39,9 @@ read_upload(Req *r, MultipartPart *file, Problem *p)
 	int more = 0;
 
 	if (!multipart_open(&m, req_header(r, "Content-Type"), strbuf_str(&r->body), r->body.len))
-		return problem(p, 400, NULL, "Expected a body of the type multipart/form-data with a 'file' and a 'purpose'.");
+		return problem(p, 400, NULL,
+		               "Expected a body of the type multipart/form-data with a 'file' and "
+		               "a 'purpose'.");
 	while ((more = multipart_next(&m, &part)) > 0) {
 		if (!strcmp(part.name, "file") && part.is_file) {
 			if (has_file)
@@ -45,7 +50,10 @@ read_upload(Req *r, MultipartPart *file, Problem *p)
 			*file = part;
 		} else if (!strcmp(part.name, "purpose")) {
 			if (part.n != 5 || memcmp(part.data, "batch", 5) != 0)
-				return problem(p, 400, "purpose", "Invalid 'purpose': '%.*s'. This server takes files for 'batch'.", part.n < 40 ? (int)part.n : 40, part.data);
+				return problem(p, 400, "purpose",
+				               "Invalid 'purpose': '%.*s'. This server takes files "
+				               "for 'batch'.",
+				               part.n < 40 ? (int)part.n : 40, part.data);
 			has_purpose = true;
 		}
 	}
@@ -70,14 +78,17 @@ write_upload(const FileStore *st, const StoredFile *f, const char *data, Problem
 
 	store_path(st, path, sizeof path, f->id, "");
 	store_path(st, meta, sizeof meta, f->id, ".json");
-	json_printf(&b, "{\"filename\":%s,\"owner\":%s,\"created_at\":%lld}\n", f->name, f->owner, (long long)f->created);
-	bool ok = !b.failed && file_write(path, data, (size_t)f->bytes, &err) == LLMC_OK && file_write(meta, b.data, b.len, &err) == LLMC_OK;
+	json_printf(&b, "{\"filename\":%s,\"owner\":%s,\"created_at\":%lld}\n", f->name, f->owner,
+	            (long long)f->created);
+	bool ok = !b.failed && file_write(path, data, (size_t)f->bytes, &err) == LLMC_OK &&
+	          file_write(meta, b.data, b.len, &err) == LLMC_OK;
 	strbuf_release(&b);
 	if (ok)
 		return true;
 	unlink(path);
 	unlink(meta);
-	serve_log(st->srv, LLMC_LOG_WARNING, "a file of a client is not kept: %s", err.text[0] ? err.text : "out of memory");
+	serve_log(st->srv, LLMC_LOG_WARNING, "a file of a client is not kept: %s",
+	          err.text[0] ? err.text : "out of memory");
 	problem(p, 507, NULL, "The server's disk does not take the file.");
 	p->code = "storage_full";
 	return false;
@@ -92,16 +103,24 @@ files_upload(Req *r)
 	Strbuf b = { 0 };
 
 	if (st && req_own_page(r, &p) && read_upload(r, &part, &p)) {
-		StoredFile f = { .name = part.file, .owner = (char *)(uintptr_t)(r->key ? r->key->name : ""), .purpose = "batch", .bytes = (int64_t)part.n, .created = time(NULL) };
+		StoredFile f = { .name = part.file,
+			         .owner = (char *)(uintptr_t)(r->key ? r->key->name : ""),
+			         .purpose = "batch",
+			         .bytes = (int64_t)part.n,
+			         .created = time(NULL) };
 		store_id(f.id, "file-");
 		pthread_mutex_lock(&st->lock);
 		size_t n = 0;
 		for (size_t i = 0; i < st->n_file; i++)
 			n += !strcmp(st->file[i].owner, f.owner);
-		bool room = st->n_file < MAX_STORED && n < store_most(st, f.owner) && store_take(st, f.owner, f.bytes);
+		bool room = st->n_file < MAX_STORED && n < store_most(st, f.owner) &&
+		            store_take(st, f.owner, f.bytes);
 		pthread_mutex_unlock(&st->lock);
 		if (!room) {
-			problem(&p, 507, NULL, "The files of this server's clients, or those of this key, have no room for %lld bytes more (--batch-dir-size): delete some.", (long long)f.bytes);
+			problem(&p, 507, NULL,
+			        "The files of this server's clients, or those of this key, have no "
+			        "room for %lld bytes more (--batch-dir-size): delete some.",
+			        (long long)f.bytes);
 			p.code = "storage_full";
 		} else {
 			bool ok = write_upload(st, &f, part.data, &p);
@@ -127,7 +146,8 @@ files_list(Req *r)
 {
 	Problem p = { 0 };
 	Strbuf b = { 0 };
-	char after[ID_SIZE], purpose[32] = "", order[8] = "", first[ID_SIZE] = "", last[ID_SIZE] = "";
+	char after[ID_SIZE], purpose[32] = "", order[8] = "", first[ID_SIZE] = "",
+	                     last[ID_SIZE] = "";
 	int limit = MAX_STORED, n = 0;
 	FileStore *st = store_of(r, &p);
 
@@ -162,7 +182,8 @@ files_list(Req *r)
 	req_answer(r, 200, type_json, &b);
 }
 
-/* Its pages are the disk's, so that they count as no memory of ours; a file that is there is never cut, only removed. */
+/* Its pages are the disk's, so that they count as no memory of ours; a file that is there is never
+ * cut, only removed. */
 static void
 send_content(Req *r, const FileStore *st, const char *id, Problem *p)
 {
@@ -170,7 +191,8 @@ send_content(Req *r, const FileStore *st, const char *id, Problem *p)
 
 	store_path(st, path, sizeof path, id, "");
 	if (file_map(path, &r->file, NULL) == LLMC_OK)
-		req_answer_file(r, "application/octet-stream", (const char *)r->file.data, r->file.size);
+		req_answer_file(r, "application/octet-stream", (const char *)r->file.data,
+		                r->file.size);
 	else
 		no_file(p, id); /* it went a moment ago */
 }
@@ -230,7 +252,8 @@ files_delete(Req *r)
 		if (!f || !store_sees(r, f->owner)) {
 			no_file(&p, r->tail);
 		} else if (in_use(st, f->id)) {
-			problem(&p, 409, NULL, "A batch that has not ended reads this file: cancel it first.");
+			problem(&p, 409, NULL,
+			        "A batch that has not ended reads this file: cancel it first.");
 			p.code = "file_in_use";
 		} else {
 			for (int i = 0; i < 2; i++) {

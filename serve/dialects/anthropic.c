@@ -1,16 +1,18 @@
-/* Anthropic's dialect: POST /v1/messages and /v1/messages/count_tokens. A body is turned into one of OpenAI's chat, whose reader then checks it:
- * fields, ranges, tools and the template are looked at in one place. Images, documents and the server's own tools are not for us: the first two are refused. */
+/* Anthropic's dialect: POST /v1/messages and /v1/messages/count_tokens. A body is turned into one
+ * of OpenAI's chat, whose reader then checks it: fields, ranges, tools and the template are looked
+ * at in one place. Images, documents and the server's own tools are not for us: the first two are
+ * refused. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "serve/dialects/openai.h"
 
 typedef struct Anthropic {
-	OpenAi  base;       /* what openai_read fills in */
-	int32_t stop;       /* which stop sequence ended it; -1: none */
-	bool    started;    /* of a stream: the message; then its blocks */
-	const char *block;  /* type of the open block; NULL: none */
-	int     n_blocks;
+	OpenAi base;       /* what openai_read fills in */
+	int32_t stop;      /* which stop sequence ended it; -1: none */
+	bool started;      /* of a stream: the message; then its blocks */
+	const char *block; /* type of the open block; NULL: none */
+	int n_blocks;
 } Anthropic;
 
 /* ---- errors ---- */
@@ -19,20 +21,29 @@ static const char *
 error_type(int status)
 {
 	switch (status) {
-	case 401: return "authentication_error";
-	case 403: return "permission_error";
-	case 404: return "not_found_error";
-	case 413: return "request_too_large";
-	case 429: return "rate_limit_error";
-	case 503: return "overloaded_error";
-	default:  return status >= 500 ? "api_error" : "invalid_request_error";
+	case 401:
+		return "authentication_error";
+	case 403:
+		return "permission_error";
+	case 404:
+		return "not_found_error";
+	case 413:
+		return "request_too_large";
+	case 429:
+		return "rate_limit_error";
+	case 503:
+		return "overloaded_error";
+	default:
+		return status >= 500 ? "api_error" : "invalid_request_error";
 	}
 }
 
 static void
 error_object(const Req *r, Strbuf *b, const Problem *p)
 {
-	json_printf(b, "{\"type\":\"error\",\"error\":{\"type\":%s,\"message\":%s},\"request_id\":%s}", error_type(p->status), p->text, r->id);
+	json_printf(b,
+	            "{\"type\":\"error\",\"error\":{\"type\":%s,\"message\":%s},\"request_id\":%s}",
+	            error_type(p->status), p->text, r->id);
 }
 
 void
@@ -50,7 +61,10 @@ anthropic_problem(Req *r, const Problem *p)
 static const char *
 block_field(const char *type)
 {
-	return !type ? NULL : !strcmp(type, "text") ? "text" : !strcmp(type, "thinking") || !strcmp(type, "redacted_thinking") ? "" : NULL;
+	return !type                                                             ? NULL
+	       : !strcmp(type, "text")                                           ? "text"
+	       : !strcmp(type, "thinking") || !strcmp(type, "redacted_thinking") ? ""
+	                                                                         : NULL;
 }
 
 static const char *
@@ -63,11 +77,17 @@ static void
 block_fault(Problem *p, const char *where, PartFault fault, size_t at, const char *got)
 {
 	if (fault == PART_LIST)
-		problem(p, 400, where, "%s: expected a string or an array of content blocks, but got %s.", where, got);
+		problem(p, 400, where,
+		        "%s: expected a string or an array of content blocks, but got %s.", where,
+		        got);
 	else if (fault == PART_TYPE)
-		problem(p, 400, where, "%s.%zu: content of type '%.40s' is not supported: this server reads text only.", where, at, got);
+		problem(p, 400, where,
+		        "%s.%zu: content of type '%.40s' is not supported: this server reads text "
+		        "only.",
+		        where, at, got);
 	else
-		problem(p, 400, where, "%s.%zu: expected a text that is a string, but got %s.", where, at, got);
+		problem(p, 400, where, "%s.%zu: expected a text that is a string, but got %s.",
+		        where, at, got);
 }
 
 static bool
@@ -78,22 +98,29 @@ is_block(const json_t *block, const char *type)
 	return t && !strcmp(t, type);
 }
 
-/* What is said of tools leaves the blocks: calls for the same message, results as messages of their own, before it. The rest is a new reference. */
+/* What is said of tools leaves the blocks: calls for the same message, results as messages of their
+ * own, before it. The rest is a new reference. */
 static json_t *
 split(const json_t *content, json_t *messages, json_t *calls)
 {
 	json_t *rest = json_array(), *block;
 	size_t i;
 
-	json_array_foreach((json_t *)(uintptr_t)content, i, block) {
+	json_array_foreach ((json_t *)(uintptr_t)content, i, block) {
 		if (is_block(block, "tool_use")) {
 			const json_t *input = json_object_get(block, "input");
-			json_array_append_new(calls, json_pack("{s:O?,s:s,s:{s:O?,s:O?}}", "id", json_object_get(block, "id"), "type", "function", "function", "name",
-			                                       json_object_get(block, "name"), "arguments", input));
+			json_array_append_new(calls, json_pack("{s:O?,s:s,s:{s:O?,s:O?}}", "id",
+			                                       json_object_get(block, "id"), "type",
+			                                       "function", "function", "name",
+			                                       json_object_get(block, "name"),
+			                                       "arguments", input));
 		} else if (is_block(block, "tool_result")) {
 			json_t *said = json_object_get(block, "content");
-			json_array_append_new(messages, json_pack("{s:s,s:O?,s:o}", "role", "tool", "tool_call_id", json_object_get(block, "tool_use_id"), "content",
-			                                          said && !json_is_null(said) ? json_incref(said) : json_string("")));
+			json_array_append_new(
+			    messages, json_pack("{s:s,s:O?,s:o}", "role", "tool", "tool_call_id",
+			                        json_object_get(block, "tool_use_id"), "content",
+			                        said && !json_is_null(said) ? json_incref(said)
+			                                                    : json_string("")));
 		} else {
 			json_array_append(rest, block);
 		}
@@ -102,12 +129,20 @@ split(const json_t *content, json_t *messages, json_t *calls)
 }
 
 static bool
-add_message(json_t *messages, const char *role, const json_t *content, const char *where, Problem *p)
+add_message(json_t *messages, const char *role, const json_t *content, const char *where,
+            Problem *p)
 {
-	json_t *calls = json_array(), *rest = json_is_array(content) ? split(content, messages, calls) : json_incref((json_t *)(uintptr_t)content);
-	bool ok = true, said = !json_is_array(content) || json_array_size(rest) || !json_array_size(content);
-	json_t *text = said || json_array_size(calls) ? parts_text(rest, where, block_field, block_fault, p) : NULL;
-	json_t *thought = text && json_is_array(rest) && !strcmp(role, "assistant") ? parts_text(rest, where, thinking_field, block_fault, p) : NULL;
+	json_t *calls = json_array(), *rest = json_is_array(content)
+	                                          ? split(content, messages, calls)
+	                                          : json_incref((json_t *)(uintptr_t)content);
+	bool ok = true,
+	     said = !json_is_array(content) || json_array_size(rest) || !json_array_size(content);
+	json_t *text = said || json_array_size(calls)
+	                   ? parts_text(rest, where, block_field, block_fault, p)
+	                   : NULL;
+	json_t *thought = text && json_is_array(rest) && !strcmp(role, "assistant")
+	                      ? parts_text(rest, where, thinking_field, block_fault, p)
+	                      : NULL;
 
 	if (text) {
 		json_t *m = json_pack("{s:s,s:o}", "role", role, "content", text);
@@ -126,9 +161,11 @@ add_message(json_t *messages, const char *role, const json_t *content, const cha
 static bool
 read_messages(const json_t *in, json_t *messages, Problem *p)
 {
-	const json_t *system = json_object_get(in, "system"), *list = json_object_get(in, "messages");
+	const json_t *system = json_object_get(in, "system"),
+	             *list = json_object_get(in, "messages");
 
-	if (system && !json_is_null(system) && !add_message(messages, "system", system, "system", p))
+	if (system && !json_is_null(system) &&
+	    !add_message(messages, "system", system, "system", p))
 		return false;
 	if (!json_is_array(list) || json_array_size(list) == 0)
 		return problem(p, 400, "messages", "messages: at least one message is required.");
@@ -136,45 +173,61 @@ read_messages(const json_t *in, json_t *messages, Problem *p)
 		const json_t *m = json_array_get(list, i);
 		const char *role = json_string_value(json_object_get(m, "role"));
 		char where[48];
-		if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 && strcmp(role, "system") != 0))
-			return problem(p, 400, "messages", "messages.%zu.role: expected 'user', 'assistant' or 'system'.", i);
+		if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 &&
+		              strcmp(role, "system") != 0))
+			return problem(
+			    p, 400, "messages",
+			    "messages.%zu.role: expected 'user', 'assistant' or 'system'.", i);
 		snprintf(where, sizeof where, "messages.%zu.content", i);
 		const json_t *content = json_object_get(m, "content");
 		if (!content)
-			return problem(p, 400, where, "%s: expected a string or an array of content blocks.", where);
+			return problem(p, 400, where,
+			               "%s: expected a string or an array of content blocks.",
+			               where);
 		if (!add_message(messages, role, content, where, p))
 			return false;
 	}
 	return true;
 }
 
-/* tools and tool_choice; tools that a provider runs itself, which have a type of their own, are left out. */
+/* tools and tool_choice; tools that a provider runs itself, which have a type of their own, are
+ * left out. */
 static bool
 read_tools(const json_t *in, json_t *out, Problem *p)
 {
-	const json_t *list = json_object_get(in, "tools"), *choice = json_object_get(in, "tool_choice");
+	const json_t *list = json_object_get(in, "tools"),
+	             *choice = json_object_get(in, "tool_choice");
 	json_t *tools, *tool;
 	size_t i;
 	bool one = false;
 
 	if (list && !json_is_null(list)) {
 		if (!json_is_array(list))
-			return problem(p, 400, "tools", "tools: expected an array, but got %s.", json_type_name(list));
+			return problem(p, 400, "tools", "tools: expected an array, but got %s.",
+			               json_type_name(list));
 		tools = json_array();
-		json_array_foreach((json_t *)(uintptr_t)list, i, tool) {
-			json_t *schema = json_object_get(tool, "input_schema"), *about = json_object_get(tool, "description"), *strict = json_object_get(tool, "strict");
+		json_array_foreach ((json_t *)(uintptr_t)list, i, tool) {
+			json_t *schema = json_object_get(tool, "input_schema"),
+			       *about = json_object_get(tool, "description"),
+			       *strict = json_object_get(tool, "strict");
 			if (json_object_get(tool, "type") && !is_block(tool, "custom"))
 				continue;
-			if (!json_string_length(json_object_get(tool, "name")) || !json_is_object(schema)) {
+			if (!json_string_length(json_object_get(tool, "name")) ||
+			    !json_is_object(schema)) {
 				json_decref(tools);
-				return problem(p, 400, "tools", "tools.%zu: expected an object with a 'name' and an 'input_schema'.", i);
+				return problem(p, 400, "tools",
+				               "tools.%zu: expected an object with a 'name' and an "
+				               "'input_schema'.",
+				               i);
 			}
-			json_t *f = json_pack("{s:O,s:O}", "name", json_object_get(tool, "name"), "parameters", schema);
+			json_t *f = json_pack("{s:O,s:O}", "name", json_object_get(tool, "name"),
+			                      "parameters", schema);
 			if (about)
 				json_object_set(f, "description", about);
 			if (strict)
 				json_object_set(f, "strict", strict);
-			json_array_append_new(tools, json_pack("{s:s,s:o}", "type", "function", "function", f));
+			json_array_append_new(
+			    tools, json_pack("{s:s,s:o}", "type", "function", "function", f));
 		}
 		json_object_set_new(out, "tools", tools);
 	}
@@ -185,27 +238,42 @@ read_tools(const json_t *in, json_t *out, Problem *p)
 	if (one)
 		json_object_set_new(out, "parallel_tool_calls", json_false());
 	if (is_block(choice, "tool"))
-		json_object_set_new(out, "tool_choice", json_pack("{s:s,s:{s:O?}}", "type", "function", "function", "name", json_object_get(choice, "name")));
+		json_object_set_new(out, "tool_choice",
+		                    json_pack("{s:s,s:{s:O?}}", "type", "function", "function",
+		                              "name", json_object_get(choice, "name")));
 	else if (is_block(choice, "any") || is_block(choice, "auto") || is_block(choice, "none"))
-		json_object_set_new(out, "tool_choice", json_string(is_block(choice, "any") ? "required" : json_string_value(json_object_get(choice, "type"))));
+		json_object_set_new(
+		    out, "tool_choice",
+		    json_string(is_block(choice, "any")
+		                    ? "required"
+		                    : json_string_value(json_object_get(choice, "type"))));
 	else
-		return problem(p, 400, "tool_choice", "tool_choice: expected a type 'auto', 'any', 'tool' or 'none'.");
+		return problem(p, 400, "tool_choice",
+		               "tool_choice: expected a type 'auto', 'any', 'tool' or 'none'.");
 	return true;
 }
 
 static const FieldName names[] = {
-	{ "stop_sequences", "stop" }, { "output_config.format", "response_format" }, { NULL, NULL },
+	{ "stop_sequences", "stop" },
+	{ "output_config.format", "response_format" },
+	{ NULL, NULL },
 };
 
-/* The same request as OpenAI's chat has it; NULL with a Problem. counting: only the prompt matters. */
+/* The same request as OpenAI's chat has it; NULL with a Problem. counting: only the prompt matters.
+ */
 static json_t *
 translate(const json_t *in, bool counting, Problem *p)
 {
-	static const struct { const char *theirs, *ours; } same[] = {
-		{ "model", "model" }, { "temperature", "temperature" }, { "top_p", "top_p" }, { "top_k", "top_k" }, { "stream", "stream" },
-		{ "stop_sequences", "stop" }, { "max_tokens", "max_tokens" },
+	static const struct {
+		const char *theirs, *ours;
+	} same[] = {
+		{ "model", "model" },           { "temperature", "temperature" },
+		{ "top_p", "top_p" },           { "top_k", "top_k" },
+		{ "stream", "stream" },         { "stop_sequences", "stop" },
+		{ "max_tokens", "max_tokens" },
 	};
-	const json_t *thinking = json_object_get(in, "thinking"), *stop = json_object_get(in, "stop_sequences");
+	const json_t *thinking = json_object_get(in, "thinking"),
+	             *stop = json_object_get(in, "stop_sequences");
 	json_t *out = json_object(), *messages = json_array();
 
 	if (!out || !messages || json_object_set_new(out, "messages", messages) != 0) {
@@ -218,7 +286,9 @@ translate(const json_t *in, bool counting, Problem *p)
 		goto fail;
 	}
 	if (stop && !json_is_null(stop) && !json_is_array(stop)) {
-		problem(p, 400, "stop_sequences", "stop_sequences: expected an array of strings, but got %s.", json_type_name(stop));
+		problem(p, 400, "stop_sequences",
+		        "stop_sequences: expected an array of strings, but got %s.",
+		        json_type_name(stop));
 		goto fail;
 	}
 	if (!read_messages(in, messages, p) || !read_tools(in, out, p))
@@ -233,18 +303,28 @@ translate(const json_t *in, bool counting, Problem *p)
 		const char *type = json_string_value(json_object_get(format, "type"));
 		json_t *schema = json_object_get(format, "schema");
 		if (!type || strcmp(type, "json_schema") != 0 || !schema) {
-			problem(p, 400, "output_config", "output_config.format: expected {\"type\": \"json_schema\", \"schema\": ...}");
+			problem(p, 400, "output_config",
+			        "output_config.format: expected {\"type\": \"json_schema\", "
+			        "\"schema\": ...}");
 			goto fail;
 		}
-		json_object_set_new(out, "response_format", json_pack("{s:s,s:{s:s,s:O}}", "type", "json_schema", "json_schema", "name", "output", "schema", schema));
+		json_object_set_new(out, "response_format",
+		                    json_pack("{s:s,s:{s:s,s:O}}", "type", "json_schema",
+		                              "json_schema", "name", "output", "schema", schema));
 	}
 	const char *kind = json_string_value(json_object_get(thinking, "type"));
-	if (thinking && !json_is_null(thinking) && (!kind || (strcmp(kind, "enabled") != 0 && strcmp(kind, "adaptive") != 0 && strcmp(kind, "disabled") != 0))) {
-		problem(p, 400, "thinking", "thinking: expected an object of type 'enabled', 'adaptive' or 'disabled'.");
+	if (thinking && !json_is_null(thinking) &&
+	    (!kind || (strcmp(kind, "enabled") != 0 && strcmp(kind, "adaptive") != 0 &&
+	               strcmp(kind, "disabled") != 0))) {
+		problem(
+		    p, 400, "thinking",
+		    "thinking: expected an object of type 'enabled', 'adaptive' or 'disabled'.");
 		goto fail;
 	}
 	if (kind)
-		json_object_set_new(out, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", strcmp(kind, "disabled") != 0));
+		json_object_set_new(
+		    out, "chat_template_kwargs",
+		    json_pack("{s:b}", "enable_thinking", strcmp(kind, "disabled") != 0));
 	return out;
 fail:
 	json_decref(out);
@@ -277,15 +357,19 @@ event(const Generation *g, const char *name, Strbuf *data)
 static void
 usage(Strbuf *b, int32_t n_prompt, int32_t n_cached, int32_t n_new)
 {
-	json_printf(b, "\"usage\":{\"input_tokens\":%d,\"cache_creation_input_tokens\":0,\"cache_read_input_tokens\":%d,\"output_tokens\":%d}", n_prompt - n_cached, n_cached,
-	            n_new);
+	json_printf(b,
+	            "\"usage\":{\"input_tokens\":%d,\"cache_creation_input_tokens\":0,\"cache_read_"
+	            "input_tokens\":%d,\"output_tokens\":%d}",
+	            n_prompt - n_cached, n_cached, n_new);
 }
 
 /* up to "content": */
 static void
 message_open(const Generation *g, Strbuf *b)
 {
-	json_printf(b, "{\"id\":%s,\"type\":\"message\",\"role\":\"assistant\",\"model\":%s,\"content\":", openai_own(g)->id, g->model->name);
+	json_printf(
+	    b, "{\"id\":%s,\"type\":\"message\",\"role\":\"assistant\",\"model\":%s,\"content\":",
+	    openai_own(g)->id, g->model->name);
 }
 
 static void
@@ -294,7 +378,11 @@ stop_fields(const Generation *g, const Choice *c, Strbuf *b)
 	const Anthropic *own = gen_own(g);
 	bool sequence = c->finish == LLMC_FINISH_STOP && own->stop >= 0;
 
-	json_printf(b, "\"stop_reason\":%s,\"stop_sequence\":%s", c->finish == LLMC_FINISH_LENGTH ? "max_tokens" : c->n_calls ? "tool_use" : sequence ? "stop_sequence" : "end_turn",
+	json_printf(b, "\"stop_reason\":%s,\"stop_sequence\":%s",
+	            c->finish == LLMC_FINISH_LENGTH ? "max_tokens"
+	            : c->n_calls                    ? "tool_use"
+	            : sequence                      ? "stop_sequence"
+	                                            : "end_turn",
 	            sequence ? g->stop[own->stop] : NULL);
 }
 
@@ -337,7 +425,9 @@ block_begin(Generation *g, const char *type, const char *fields)
 
 	block_end(g);
 	own->block = type;
-	json_printf(&b, "{\"type\":\"content_block_start\",\"index\":%d,\"content_block\":{\"type\":%s", own->n_blocks, type);
+	json_printf(&b,
+	            "{\"type\":\"content_block_start\",\"index\":%d,\"content_block\":{\"type\":%s",
+	            own->n_blocks, type);
 	strbuf_puts(&b, fields);
 	strbuf_puts(&b, "}}");
 	event(g, "content_block_start", &b);
@@ -348,7 +438,8 @@ block_delta(Generation *g, const char *type, const char *key, const char *said, 
 {
 	Strbuf b = { 0 };
 
-	json_printf(&b, "{\"type\":\"content_block_delta\",\"index\":%d,\"delta\":{\"type\":%s,%s:", ((const Anthropic *)gen_own(g))->n_blocks, type, key);
+	json_printf(&b, "{\"type\":\"content_block_delta\",\"index\":%d,\"delta\":{\"type\":%s,%s:",
+	            ((const Anthropic *)gen_own(g))->n_blocks, type, key);
 	json_str(&b, said, n);
 	strbuf_puts(&b, "}}");
 	event(g, "content_block_delta", &b);
@@ -367,7 +458,8 @@ put_delta(Generation *g, Choice *c, const char *type, const char *said, size_t n
 		return;
 	}
 	if (!own->block || strcmp(own->block, type) != 0)
-		block_begin(g, type, is_text ? ",\"text\":\"\"" : ",\"thinking\":\"\",\"signature\":\"\"");
+		block_begin(g, type,
+		            is_text ? ",\"text\":\"\"" : ",\"thinking\":\"\",\"signature\":\"\"");
 	block_delta(g, is_text ? "text_delta" : "thinking_delta", type, said, n);
 }
 
@@ -386,7 +478,8 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 		break;
 	case LLMC_PIECE_CALL:
 		c->n_calls = call + 1;
-		snprintf(id, sizeof id, "toolu_%016llx%08x", (unsigned long long)random_seed(), (unsigned)random_seed());
+		snprintf(id, sizeof id, "toolu_%016llx%08x", (unsigned long long)random_seed(),
+		         (unsigned)random_seed());
 		json_printf(&b, ",\"id\":%s,\"name\":", id);
 		json_str(&b, said, n);
 		strbuf_puts(&b, ",\"input\":");
@@ -411,7 +504,8 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 		if (g->stream) {
 			block_end(g);
 		} else { /* cut off at max_tokens it is no JSON */
-			json_t *input = json_loadb(strbuf_str(&c->held), c->held.len, JSON_ALLOW_NUL, NULL);
+			json_t *input =
+			    json_loadb(strbuf_str(&c->held), c->held.len, JSON_ALLOW_NUL, NULL);
 			if (json_is_object(input))
 				strbuf_add(&c->call, strbuf_str(&c->held), c->held.len);
 			else
@@ -450,7 +544,8 @@ blocks(const Choice *c, Strbuf *b)
 		strbuf_putc(b, '}');
 	}
 	if (c->text.len || !c->n_calls) {
-		strbuf_puts(b, c->reasoning.len ? ",{\"type\":\"text\",\"text\":" : "{\"type\":\"text\",\"text\":");
+		strbuf_puts(b, c->reasoning.len ? ",{\"type\":\"text\",\"text\":"
+		                                : "{\"type\":\"text\",\"text\":");
 		json_str(b, strbuf_str(&c->text), c->text.len);
 		strbuf_putc(b, '}');
 	}
@@ -506,13 +601,22 @@ failed(Generation *g, const Problem *p)
 }
 
 static const Dialect dialect = {
-	.pieces = true, .own_bytes = sizeof(Anthropic), .token = on_token, .finish = on_finish, .done = on_done, .problem = failed,
+	.pieces = true,
+	.own_bytes = sizeof(Anthropic),
+	.token = on_token,
+	.finish = on_finish,
+	.done = on_done,
+	.problem = failed,
 };
 
 void
 anthropic_messages(Req *r)
 {
-	static const OpenAiRoute route = { .id_prefix = "msg_", .max_stop = OTHERS_MAX_STOP, .translate = to_chat, .names = names, .read = openai_read_chat };
+	static const OpenAiRoute route = { .id_prefix = "msg_",
+		                           .max_stop = OTHERS_MAX_STOP,
+		                           .translate = to_chat,
+		                           .names = names,
+		                           .read = openai_read_chat };
 
 	openai_handle(r, &dialect, &route);
 }
@@ -527,7 +631,9 @@ anthropic_count(Req *r)
 	size_t n = 0, n_tok = 0;
 	Strbuf b = { 0 };
 
-	bool ok = o && chat_prompt(r->model, o, &prompt, &n, &p) && tokenize_prompt(r->model, prompt, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p);
+	bool ok =
+	    o && chat_prompt(r->model, o, &prompt, &n, &p) &&
+	    tokenize_prompt(r->model, prompt, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p);
 	if (o && !ok)
 		openai_rename(names, &p);
 	free(prompt);

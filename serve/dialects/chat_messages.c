@@ -19,31 +19,41 @@ content_text(const json_t *content, size_t at, const char *role, bool may_be_nul
 	if (!content || json_is_null(content)) {
 		if (may_be_null)
 			return json_null();
-		problem(p, 400, key, "Invalid value for 'content': expected a string or an array of parts, got null.");
+		problem(p, 400, key,
+		        "Invalid value for 'content': expected a string or an array of parts, got "
+		        "null.");
 		return NULL;
 	}
 	if (json_is_string(content))
 		return json_incref((json_t *)(uintptr_t)content);
 	if (!json_is_array(content)) {
-		problem(p, 400, key, "Invalid type for '%s': expected a string or an array of parts, but got %s instead.", key, json_type_name(content));
+		problem(p, 400, key,
+		        "Invalid type for '%s': expected a string or an array of parts, but got %s "
+		        "instead.",
+		        key, json_type_name(content));
 		return NULL;
 	}
-	json_array_foreach((json_t *)(uintptr_t)content, i, part) {
+	json_array_foreach ((json_t *)(uintptr_t)content, i, part) {
 		const char *type = json_string_value(json_object_get(part, "type"));
 		const json_t *text = json_object_get(part, "text");
 		snprintf(key, sizeof key, "messages[%zu].content[%zu]", at, i);
 		if (!type) {
-			problem(p, 400, key, "Invalid '%s': a part is an object with a 'type'.", key);
+			problem(p, 400, key, "Invalid '%s': a part is an object with a 'type'.",
+			        key);
 			goto out;
 		}
 		if (strcmp(type, "refusal") == 0 && strcmp(role, "assistant") == 0)
 			text = json_object_get(part, "refusal");
 		else if (strcmp(type, "text") != 0) {
-			problem(p, 400, key, "Content of type '%.40s' is not supported: this model reads text only.", type);
+			problem(
+			    p, 400, key,
+			    "Content of type '%.40s' is not supported: this model reads text only.",
+			    type);
 			goto out;
 		}
 		if (!json_is_string(text)) {
-			problem(p, 400, key, "Invalid '%s': expected a 'text' that is a string.", key);
+			problem(p, 400, key, "Invalid '%s': expected a 'text' that is a string.",
+			        key);
 			goto out;
 		}
 		if (i)
@@ -71,13 +81,17 @@ parts_text(const json_t *content, const char *where, PartField field, PartTell t
 		tell(p, where, PART_LIST, 0, json_type_name(content));
 		return NULL;
 	}
-	json_array_foreach((json_t *)(uintptr_t)content, i, part) {
-		const char *type = json_string_value(json_object_get(part, "type")), *key = field(type);
+	json_array_foreach ((json_t *)(uintptr_t)content, i, part) {
+		const char *type = json_string_value(json_object_get(part, "type")),
+		           *key = field(type);
 		const json_t *text = key ? json_object_get(part, key) : NULL;
 		if (key && !*key)
 			continue;
 		if (!key || !json_is_string(text)) {
-			tell(p, where, key ? PART_TEXT : PART_TYPE, i, key ? json_type_name(text) : type ? type : "?");
+			tell(p, where, key ? PART_TEXT : PART_TYPE, i,
+			     key    ? json_type_name(text)
+			     : type ? type
+			            : "?");
 			goto out;
 		}
 		strbuf_puts(&b, b.len ? "\n" : "");
@@ -103,13 +117,20 @@ fix_calls(json_t *message, size_t at, Problem *p)
 	if (!calls || json_is_null(calls))
 		return true;
 	if (!json_is_array(calls))
-		return problem(p, 400, key, "Invalid type for '%s': expected an array, but got %s instead.", key, json_type_name(calls));
-	json_array_foreach(calls, i, call) {
-		json_t *function = json_object_get(call, "function"), *arguments = json_object_get(function, "arguments");
+		return problem(p, 400, key,
+		               "Invalid type for '%s': expected an array, but got %s instead.", key,
+		               json_type_name(calls));
+	json_array_foreach (calls, i, call) {
+		json_t *function = json_object_get(call, "function"),
+		       *arguments = json_object_get(function, "arguments");
 		if (!json_is_string(json_object_get(function, "name")))
-			return problem(p, 400, key, "Invalid '%s[%zu]': expected an object with a 'function' that has a 'name'.", key, i);
+			return problem(p, 400, key,
+			               "Invalid '%s[%zu]': expected an object with a 'function' "
+			               "that has a 'name'.",
+			               key, i);
 		if (json_is_string(arguments)) {
-			json_t *o = json_loadb(json_string_value(arguments), json_string_length(arguments), JSON_ALLOW_NUL, NULL);
+			json_t *o = json_loadb(json_string_value(arguments),
+			                       json_string_length(arguments), JSON_ALLOW_NUL, NULL);
 			if (json_is_object(o))
 				json_object_set(function, "arguments", o);
 			json_decref(o);
@@ -121,27 +142,33 @@ fix_calls(json_t *message, size_t at, Problem *p)
 static json_t *
 one_message(const json_t *in, size_t at, Problem *p)
 {
-	static const char *const roles[] = { "system", "developer", "user", "assistant", "tool", "function" };
+	static const char *const roles[] = { "system",    "developer", "user",
+		                             "assistant", "tool",      "function" };
 	const json_t *role = json_object_get(in, "role");
 	char key[64];
 	bool known = false;
 
 	snprintf(key, sizeof key, "messages[%zu]", at);
 	if (!json_is_object(in)) {
-		problem(p, 400, key, "Invalid type for '%s': expected an object, but got %s instead.", key, json_type_name(in));
+		problem(p, 400, key,
+		        "Invalid type for '%s': expected an object, but got %s instead.", key,
+		        json_type_name(in));
 		return NULL;
 	}
 	for (size_t i = 0; i < sizeof roles / sizeof *roles && json_is_string(role); i++)
 		known |= !strcmp(json_string_value(role), roles[i]);
 	if (!known) {
 		snprintf(key, sizeof key, "messages[%zu].role", at);
-		problem(p, 400, key, "Invalid value for 'role': '%.40s'. Supported values are: 'system', 'developer', 'user', 'assistant' and 'tool'.",
+		problem(p, 400, key,
+		        "Invalid value for 'role': '%.40s'. Supported values are: 'system', "
+		        "'developer', 'user', 'assistant' and 'tool'.",
 		        json_is_string(role) ? json_string_value(role) : json_type_name(role));
 		return NULL;
 	}
 	const char *name = json_string_value(role);
 	bool calls = json_array_size(json_object_get(in, "tool_calls")) > 0;
-	json_t *content = content_text(json_object_get(in, "content"), at, name, calls && !strcmp(name, "assistant"), p);
+	json_t *content = content_text(json_object_get(in, "content"), at, name,
+	                               calls && !strcmp(name, "assistant"), p);
 	if (!content)
 		return NULL;
 	json_t *out = json_deep_copy(in);
@@ -161,7 +188,8 @@ one_message(const json_t *in, size_t at, Problem *p)
 }
 
 static llmc_status
-apply(ServedModel *model, const json_t *messages, const json_t *options, char **text, size_t *n, llmc_error *err)
+apply(ServedModel *model, const json_t *messages, const json_t *options, char **text, size_t *n,
+      llmc_error *err)
 {
 	char *m = json_dumps(messages, JSON_COMPACT), *opt = json_dumps(options, JSON_COMPACT);
 	size_t cap = 8192;
@@ -169,7 +197,8 @@ apply(ServedModel *model, const json_t *messages, const json_t *options, char **
 
 	while (m && opt) {
 		*text = malloc(cap);
-		status = *text ? llmc_chat(model->back.tok, m, opt, *text, cap, n, err) : LLMC_E_MEMORY;
+		status =
+		    *text ? llmc_chat(model->back.tok, m, opt, *text, cap, n, err) : LLMC_E_MEMORY;
 		if (status == LLMC_OK)
 			break;
 		free(*text);
@@ -183,7 +212,8 @@ apply(ServedModel *model, const json_t *messages, const json_t *options, char **
 	return status;
 }
 
-/* Calls without content: some templates ask whether the content is null, others add it to a text. */
+/* Calls without content: some templates ask whether the content is null, others add it to a text.
+ */
 static bool
 empty_nulls(json_t *messages)
 {
@@ -191,14 +221,16 @@ empty_nulls(json_t *messages)
 	size_t i;
 	bool any = false;
 
-	json_array_foreach(messages, i, m)
-		if (json_is_null(json_object_get(m, "content")) && json_object_set_new(m, "content", json_string("")) == 0)
+	json_array_foreach (messages, i, m)
+		if (json_is_null(json_object_get(m, "content")) &&
+		    json_object_set_new(m, "content", json_string("")) == 0)
 			any = true;
 	return any;
 }
 
 static bool
-render(ServedModel *model, json_t *messages, const json_t *options, char **text, size_t *n, Problem *p)
+render(ServedModel *model, json_t *messages, const json_t *options, char **text, size_t *n,
+       Problem *p)
 {
 	llmc_error err = { 0 };
 	llmc_status status = apply(model, messages, options, text, n, &err);
@@ -207,12 +239,15 @@ render(ServedModel *model, json_t *messages, const json_t *options, char **text,
 		status = apply(model, messages, options, text, n, &err);
 	if (status == LLMC_E_MEMORY)
 		return problem_memory(p);
-	return status == LLMC_OK || problem(p, 400, "messages", "The chat template refuses these messages: %s", err.text);
+	return status == LLMC_OK ||
+	       problem(p, 400, "messages", "The chat template refuses these messages: %s",
+	               err.text);
 }
 
 /* Whether the template shows the tools of the options: without them, its text is another. */
 static bool
-tools_shown(ServedModel *model, json_t *messages, json_t *options, const char *text, size_t n, bool *shown, Problem *p)
+tools_shown(ServedModel *model, json_t *messages, json_t *options, const char *text, size_t n,
+            bool *shown, Problem *p)
 {
 	char *without = NULL;
 	size_t m;
@@ -227,7 +262,8 @@ tools_shown(ServedModel *model, json_t *messages, json_t *options, const char *t
 
 /* The prompt with its tools: as the template has them, or else told in the system message. */
 static bool
-with_tools(ServedModel *model, json_t **messages, json_t *options, char **text, size_t *n, const json_t *tools, Problem *p)
+with_tools(ServedModel *model, json_t **messages, json_t *options, char **text, size_t *n,
+           const json_t *tools, Problem *p)
 {
 	bool shown;
 
@@ -247,7 +283,8 @@ with_tools(ServedModel *model, json_t **messages, json_t *options, char **text, 
 static bool
 leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 {
-	const char *last = json_string_value(json_object_get(json_array_get(messages, json_array_size(messages) - 1), "content"));
+	const char *last = json_string_value(
+	    json_object_get(json_array_get(messages, json_array_size(messages) - 1), "content"));
 	size_t len = last ? strlen(last) : 0;
 
 	while (len && strchr(" \n\t\r", last[len - 1]))
@@ -260,39 +297,51 @@ leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 			text[*n] = 0;
 			return true;
 		}
-	return problem(p, 400, "continue_final_message", "The last message has no text that could be continued.");
+	return problem(p, 400, "continue_final_message",
+	               "The last message has no text that could be continued.");
 }
 
 bool
 chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, size_t *n, Problem *p)
 {
-	json_t *in = json_object_get(o, "messages"), *kwargs = json_object_get(o, "chat_template_kwargs"), *value;
+	json_t *in = json_object_get(o, "messages"),
+	       *kwargs = json_object_get(o, "chat_template_kwargs"), *value;
 	json_t *messages = NULL, *options = NULL;
 	bool generate = true, go_on = false, ok = false;
 	const char *key;
 
 	*text = NULL;
 	if (!model->back.tok || !model->back.info.has_chat_template)
-		return problem(p, 400, "messages", "This model has no chat template: use /v1/completions.");
+		return problem(p, 400, "messages",
+		               "This model has no chat template: use /v1/completions.");
 	if (!in || json_is_null(in)) {
 		problem(p, 400, "messages", "Missing required parameter: 'messages'.");
 		p->code = "missing_required_parameter";
 		return false;
 	}
 	if (!json_is_array(in) || json_array_size(in) == 0)
-		return problem(p, 400, "messages", "Invalid 'messages': expected an array with at least one message, but got %s instead.",
+		return problem(p, 400, "messages",
+		               "Invalid 'messages': expected an array with at least one message, "
+		               "but got %s instead.",
 		               json_is_array(in) ? "an empty array" : json_type_name(in));
 	if (json_object_size(kwargs) > MAX_KWARGS) /* each is a variable of the template */
-		return problem(p, 400, "chat_template_kwargs", "Invalid 'chat_template_kwargs': at most %d are taken, got %zu.", MAX_KWARGS, json_object_size(kwargs));
+		return problem(p, 400, "chat_template_kwargs",
+		               "Invalid 'chat_template_kwargs': at most %d are taken, got %zu.",
+		               MAX_KWARGS, json_object_size(kwargs));
 	if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
-		return problem(p, 400, "chat_template_kwargs", "Invalid type for 'chat_template_kwargs': expected an object, but got %s instead.", json_type_name(kwargs));
+		return problem(p, 400, "chat_template_kwargs",
+		               "Invalid type for 'chat_template_kwargs': expected an object, but "
+		               "got %s instead.",
+		               json_type_name(kwargs));
 	if (!field_bool(o, "continue_final_message", &go_on, p))
 		return false;
 	generate = !go_on;
 	if (!field_bool(o, "add_generation_prompt", &generate, p))
 		return false;
 	if (go_on && generate)
-		return problem(p, 400, "continue_final_message", "'continue_final_message' and 'add_generation_prompt' exclude each other.");
+		return problem(
+		    p, 400, "continue_final_message",
+		    "'continue_final_message' and 'add_generation_prompt' exclude each other.");
 	messages = json_array();
 	options = json_object();
 	if (!messages || !options) {
@@ -305,9 +354,12 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 			goto out;
 		json_array_append_new(messages, m);
 	}
-	json_object_foreach(kwargs, key, value) {
-		if (!strcmp(key, "messages") || !strcmp(key, "tools") || !strcmp(key, "add_generation_prompt")) {
-			problem(p, 400, "chat_template_kwargs", "'chat_template_kwargs' cannot set '%s': give it beside them.", key);
+	json_object_foreach (kwargs, key, value) {
+		if (!strcmp(key, "messages") || !strcmp(key, "tools") ||
+		    !strcmp(key, "add_generation_prompt")) {
+			problem(p, 400, "chat_template_kwargs",
+			        "'chat_template_kwargs' cannot set '%s': give it beside them.",
+			        key);
 			goto out;
 		}
 		json_object_set(options, key, value);
@@ -315,7 +367,8 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 	json_object_set_new(options, "add_generation_prompt", json_boolean(generate));
 	if (tools)
 		json_object_set(options, "tools", tools);
-	ok = render(model, messages, options, text, n, p) && (!tools || with_tools(model, &messages, options, text, n, tools, p)) &&
+	ok = render(model, messages, options, text, n, p) &&
+	     (!tools || with_tools(model, &messages, options, text, n, tools, p)) &&
 	     (!go_on || leave_open(messages, *text, n, p));
 out:
 	json_decref(messages);

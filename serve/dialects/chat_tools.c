@@ -1,4 +1,5 @@
-/* Tools of a chat. What holds an answer to calls is a grammar: from the first token where a call must come, from the mark of a call on, or beside the answer's own grammar. */
+/* Tools of a chat. What holds an answer to calls is a grammar: from the first token where a call
+ * must come, from the mark of a call on, or beside the answer's own grammar. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,8 @@ enum { MAX_NAME = 256 };
 static bool
 is_name(const json_t *v)
 {
-	static const char chars[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
+	static const char chars[] =
+	    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
 	size_t n = json_string_length(v);
 
 	return n && n <= MAX_NAME && strspn(json_string_value(v), chars) == n;
@@ -24,8 +26,10 @@ tool_named(const json_t *tools, const char *name)
 	json_t *tool;
 	size_t i;
 
-	json_array_foreach((json_t *)(uintptr_t)tools, i, tool)
-		if (!strcmp(json_string_value(json_object_get(json_object_get(tool, "function"), "name")), name))
+	json_array_foreach ((json_t *)(uintptr_t)tools, i, tool)
+		if (!strcmp(json_string_value(
+		                json_object_get(json_object_get(tool, "function"), "name")),
+		            name))
 			return tool;
 	return NULL;
 }
@@ -35,44 +39,73 @@ static bool
 check_tool(const json_t *tool, json_t *names, size_t i, Problem *p)
 {
 	const char *type = json_string_value(json_object_get(tool, "type"));
-	const json_t *f = json_object_get(tool, "function"), *name = json_object_get(f, "name"), *parameters = json_object_get(f, "parameters");
-	const json_t *strict = json_object_get(f, "strict"), *about = json_object_get(f, "description");
+	const json_t *f = json_object_get(tool, "function"), *name = json_object_get(f, "name"),
+	             *parameters = json_object_get(f, "parameters");
+	const json_t *strict = json_object_get(f, "strict"),
+	             *about = json_object_get(f, "description");
 
 	if (!type || strcmp(type, "function") != 0 || !json_is_string(name))
-		return problem(p, 400, "tools", "Invalid 'tools[%zu]': expected an object of type 'function' with a 'function' that has a 'name'.", i);
+		return problem(p, 400, "tools",
+		               "Invalid 'tools[%zu]': expected an object of type 'function' with a "
+		               "'function' that has a 'name'.",
+		               i);
 	if (!is_name(name))
-		return problem(p, 400, "tools", "Invalid 'tools[%zu].function.name': expected 1 to %d letters, digits, underscores, dashes and dots, but got '%.150s'.", i, MAX_NAME, json_string_value(name));
+		return problem(p, 400, "tools",
+		               "Invalid 'tools[%zu].function.name': expected 1 to %d letters, "
+		               "digits, underscores, dashes and dots, but got '%.150s'.",
+		               i, MAX_NAME, json_string_value(name));
 	if (json_object_get(names, json_string_value(name)))
-		return problem(p, 400, "tools", "Invalid 'tools[%zu].function.name': there is a tool '%s' already.", i, json_string_value(name));
+		return problem(p, 400, "tools",
+		               "Invalid 'tools[%zu].function.name': there is a tool '%s' already.",
+		               i, json_string_value(name));
 	if (about && !json_is_null(about) && !json_is_string(about))
-		return problem(p, 400, "tools", "Invalid type for 'tools[%zu].function.description': expected a string, but got %s instead.", i, json_type_name(about));
+		return problem(p, 400, "tools",
+		               "Invalid type for 'tools[%zu].function.description': expected a "
+		               "string, but got %s instead.",
+		               i, json_type_name(about));
 	if (strict && !json_is_null(strict) && !json_is_boolean(strict))
-		return problem(p, 400, "tools", "Invalid type for 'tools[%zu].function.strict': expected a boolean, but got %s instead.", i, json_type_name(strict));
+		return problem(p, 400, "tools",
+		               "Invalid type for 'tools[%zu].function.strict': expected a boolean, "
+		               "but got %s instead.",
+		               i, json_type_name(strict));
 	if (parameters && !json_is_null(parameters) && !json_is_object(parameters))
-		return problem(p, 400, "tools", "Invalid 'tools[%zu].function.parameters': expected a JSON schema, but got %s instead.", i, json_type_name(parameters));
-	return json_object_set_new(names, json_string_value(name), json_true()) == 0 || problem_memory(p);
+		return problem(p, 400, "tools",
+		               "Invalid 'tools[%zu].function.parameters': expected a JSON schema, "
+		               "but got %s instead.",
+		               i, json_type_name(parameters));
+	return json_object_set_new(names, json_string_value(name), json_true()) == 0 ||
+	       problem_memory(p);
 }
 
 /* {"mode": "auto" | "required", "tools": [...]}: those of the body's that may be called */
 static bool
 read_allowed(const json_t *allowed, ToolUse *use, Problem *p)
 {
-	const json_t *mode = json_object_get(allowed, "mode"), *list = json_object_get(allowed, "tools");
+	const json_t *mode = json_object_get(allowed, "mode"),
+	             *list = json_object_get(allowed, "tools");
 	const char *word = json_string_value(mode);
 	json_t *some, *one;
 	size_t i;
 
-	if (mode && !json_is_null(mode) && !(word && (!strcmp(word, "auto") || !strcmp(word, "required"))))
-		return problem(p, 400, "tool_choice", "Invalid 'tool_choice': the mode of 'allowed_tools' is 'auto' or 'required'.");
+	if (mode && !json_is_null(mode) &&
+	    !(word && (!strcmp(word, "auto") || !strcmp(word, "required"))))
+		return problem(
+		    p, 400, "tool_choice",
+		    "Invalid 'tool_choice': the mode of 'allowed_tools' is 'auto' or 'required'.");
 	if (json_array_size(list) == 0)
-		return problem(p, 400, "tool_choice", "Invalid 'tool_choice': 'allowed_tools' has a list of 'tools', at least one.");
+		return problem(
+		    p, 400, "tool_choice",
+		    "Invalid 'tool_choice': 'allowed_tools' has a list of 'tools', at least one.");
 	some = json_array();
-	json_array_foreach((json_t *)(uintptr_t)list, i, one) {
-		const char *name = json_string_value(json_object_get(json_object_get(one, "function"), "name"));
+	json_array_foreach ((json_t *)(uintptr_t)list, i, one) {
+		const char *name =
+		    json_string_value(json_object_get(json_object_get(one, "function"), "name"));
 		const json_t *tool = name ? tool_named(use->tools, name) : NULL;
 		if (!tool || json_array_append(some, (json_t *)(uintptr_t)tool) != 0) {
 			json_decref(some);
-			return problem(p, 400, "tool_choice", "Invalid 'tool_choice': 'allowed_tools' holds what 'tools' does not.");
+			return problem(
+			    p, 400, "tool_choice",
+			    "Invalid 'tool_choice': 'allowed_tools' holds what 'tools' does not.");
 		}
 	}
 	json_decref(use->tools);
@@ -84,7 +117,8 @@ read_allowed(const json_t *allowed, ToolUse *use, Problem *p)
 static bool
 read_choice(const json_t *choice, ToolUse *use, bool *none, Problem *p)
 {
-	const char *word = json_string_value(choice), *type = json_string_value(json_object_get(choice, "type"));
+	const char *word = json_string_value(choice),
+	           *type = json_string_value(json_object_get(choice, "type"));
 
 	if (!choice || json_is_null(choice) || (word && !strcmp(word, "auto")))
 		return true;
@@ -94,11 +128,15 @@ read_choice(const json_t *choice, ToolUse *use, bool *none, Problem *p)
 		return use->forced = true;
 	if (type && !strcmp(type, "allowed_tools"))
 		return read_allowed(json_object_get(choice, "allowed_tools"), use, p);
-	const char *name = json_string_value(json_object_get(json_object_get(choice, "function"), "name"));
+	const char *name =
+	    json_string_value(json_object_get(json_object_get(choice, "function"), "name"));
 	if (!name)
-		return problem(p, 400, "tool_choice", "Invalid 'tool_choice': expected 'none', 'auto', 'required' or an object with a 'function' that has a 'name'.");
+		return problem(p, 400, "tool_choice",
+		               "Invalid 'tool_choice': expected 'none', 'auto', 'required' or an "
+		               "object with a 'function' that has a 'name'.");
 	if (!tool_named(use->tools, name))
-		return problem(p, 400, "tool_choice", "Invalid 'tool_choice': there is no tool '%.100s'.", name);
+		return problem(p, 400, "tool_choice",
+		               "Invalid 'tool_choice': there is no tool '%.100s'.", name);
 	use->only = name;
 	use->one = true; /* a call of this one is asked for, not as many as the model likes */
 	return use->forced = true;
@@ -107,12 +145,16 @@ read_choice(const json_t *choice, ToolUse *use, bool *none, Problem *p)
 static bool
 is_grammar(const json_t *format)
 {
-	const char *type = json_string_value(json_object_get(format, "type")), *syntax = json_string_value(json_object_get(format, "syntax"));
+	const char *type = json_string_value(json_object_get(format, "type")),
+	           *syntax = json_string_value(json_object_get(format, "syntax"));
 
-	return type && !strcmp(type, "grammar") && syntax && (!strcmp(syntax, "lark") || !strcmp(syntax, "regex")) && json_is_string(json_object_get(format, "definition"));
+	return type && !strcmp(type, "grammar") && syntax &&
+	       (!strcmp(syntax, "lark") || !strcmp(syntax, "regex")) &&
+	       json_is_string(json_object_get(format, "definition"));
 }
 
-/* Grammars of texts are no part of what the model is told: {"format": {"type": "grammar", ...}} beside a function goes from *tools to use->formats. */
+/* Grammars of texts are no part of what the model is told: {"format": {"type": "grammar", ...}}
+ * beside a function goes from *tools to use->formats. */
 static bool
 take_formats(json_t **tools, ToolUse *use, Problem *p)
 {
@@ -120,12 +162,17 @@ take_formats(json_t **tools, ToolUse *use, Problem *p)
 	bool ok = out;
 	size_t i;
 
-	json_array_foreach(*tools, i, tool) {
-		json_t *own = json_object_get(tool, "format"), *format = is_grammar(own) ? own : NULL, *bare = format ? json_copy(tool) : json_incref(tool);
+	json_array_foreach (*tools, i, tool) {
+		json_t *own = json_object_get(tool, "format"),
+		       *format = is_grammar(own) ? own : NULL,
+		       *bare = format ? json_copy(tool) : json_incref(tool);
 		if (format && bare) {
 			json_object_del(bare, "format");
 			use->formats = use->formats ? use->formats : json_object();
-			ok = ok && json_object_set(use->formats, json_string_value(json_object_get(json_object_get(tool, "function"), "name")), format) == 0;
+			ok = ok && json_object_set(use->formats,
+			                           json_string_value(json_object_get(
+			                               json_object_get(tool, "function"), "name")),
+			                           format) == 0;
 		}
 		ok = ok && json_array_append_new(out, bare) == 0;
 	}
@@ -137,7 +184,8 @@ take_formats(json_t **tools, ToolUse *use, Problem *p)
 bool
 tools_read(const json_t *o, ToolUse *use, Problem *p)
 {
-	json_t *tools = json_object_get(o, "tools"), *choice = json_object_get(o, "tool_choice"), *tool;
+	json_t *tools = json_object_get(o, "tools"), *choice = json_object_get(o, "tool_choice"),
+	       *tool;
 	bool parallel = true, none = false;
 	size_t i;
 
@@ -145,19 +193,23 @@ tools_read(const json_t *o, ToolUse *use, Problem *p)
 	if (!field_bool(o, "parallel_tool_calls", &parallel, p))
 		return false;
 	if (tools && !json_is_null(tools) && !json_is_array(tools))
-		return problem(p, 400, "tools", "Invalid type for 'tools': expected an array, but got %s instead.", json_type_name(tools));
+		return problem(p, 400, "tools",
+		               "Invalid type for 'tools': expected an array, but got %s instead.",
+		               json_type_name(tools));
 	json_t *names = json_object();
 	bool ok = names || problem_memory(p);
-	json_array_foreach(tools, i, tool) {
+	json_array_foreach (tools, i, tool) {
 		ok = ok && check_tool(tool, names, i, p);
-		use->strict |= json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
+		use->strict |=
+		    json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
 	}
 	json_decref(names);
 	if (!ok)
 		return false;
 	use->tools = json_array_size(tools) ? json_incref(tools) : NULL;
 	use->one = !parallel;
-	ok = (!use->tools || take_formats(&use->tools, use, p)) && read_choice(choice, use, &none, p);
+	ok = (!use->tools || take_formats(&use->tools, use, p)) &&
+	     read_choice(choice, use, &none, p);
 	if (ok && use->forced && !use->tools)
 		ok = problem(p, 400, "tool_choice", "Invalid 'tool_choice': there are no tools.");
 	if (!ok || none)
@@ -190,7 +242,8 @@ add_tool(Strbuf *b, const json_t *tool)
 static json_t *
 plain_message(const json_t *m)
 {
-	const char *role = json_string_value(json_object_get(m, "role")), *content = json_string_value(json_object_get(m, "content"));
+	const char *role = json_string_value(json_object_get(m, "role")),
+	           *content = json_string_value(json_object_get(m, "content"));
 	json_t *calls = json_object_get(m, "tool_calls"), *call;
 	Strbuf b = { 0 };
 	size_t i;
@@ -200,17 +253,22 @@ plain_message(const json_t *m)
 		role = "user";
 	} else if (json_array_size(calls)) {
 		strbuf_puts(&b, content ? content : "");
-		json_array_foreach(calls, i, call) {
+		json_array_foreach (calls, i, call) {
 			const json_t *f = json_object_get(call, "function");
-			char *arguments = json_dumps(json_object_get(f, "arguments"), JSON_COMPACT | JSON_ENCODE_ANY);
-			strbuf_printf(&b, "%s<tool_call>\n{\"name\": \"%s\", \"arguments\": %s}\n</tool_call>", b.len ? "\n" : "", json_string_value(json_object_get(f, "name")),
-			              arguments ? arguments : "{}");
+			char *arguments = json_dumps(json_object_get(f, "arguments"),
+			                             JSON_COMPACT | JSON_ENCODE_ANY);
+			strbuf_printf(
+			    &b,
+			    "%s<tool_call>\n{\"name\": \"%s\", \"arguments\": %s}\n</tool_call>",
+			    b.len ? "\n" : "", json_string_value(json_object_get(f, "name")),
+			    arguments ? arguments : "{}");
 			free(arguments);
 		}
 	} else {
 		return json_incref((json_t *)(uintptr_t)m);
 	}
-	json_t *out = b.failed ? NULL : json_pack("{s:s, s:s}", "role", role, "content", strbuf_str(&b));
+	json_t *out =
+	    b.failed ? NULL : json_pack("{s:s, s:s}", "role", role, "content", strbuf_str(&b));
 	strbuf_release(&b);
 	return out;
 }
@@ -226,22 +284,26 @@ messages_with_tools(ServedModel *model, const json_t *messages, const json_t *to
 	bool ok = out && llmc_calls_open(model->back.tok, "", 0, NULL, &c, NULL) == LLMC_OK;
 
 	system = ok ? llmc_calls_mark(c, LLMC_MARK_SYSTEM) : NULL;
-	json_array_foreach((json_t *)(uintptr_t)tools, i, tool)
+	json_array_foreach ((json_t *)(uintptr_t)tools, i, tool)
 		ok = ok && add_tool(&list, tool);
 	if (list.len)
 		list.data[--list.len] = 0;
 	const char *place = system ? strstr(system, "{tools}") : NULL;
 	const json_t *first = json_array_get(messages, 0);
-	bool has_system = first && !strcmp(json_string_value(json_object_get(first, "role")), "system");
+	bool has_system =
+	    first && !strcmp(json_string_value(json_object_get(first, "role")), "system");
 	if (has_system)
-		strbuf_printf(&text, "%s\n\n", json_string_value(json_object_get(first, "content")));
+		strbuf_printf(&text, "%s\n\n",
+		              json_string_value(json_object_get(first, "content")));
 	if (place) {
 		strbuf_add(&text, system, (size_t)(place - system));
 		strbuf_puts(&text, strbuf_str(&list));
 		strbuf_puts(&text, place + strlen("{tools}"));
 	}
-	ok = ok && !list.failed && !text.failed && json_array_append_new(out, json_pack("{s:s, s:s}", "role", "system", "content", strbuf_str(&text))) == 0;
-	json_array_foreach((json_t *)(uintptr_t)messages, i, m)
+	ok = ok && !list.failed && !text.failed &&
+	     json_array_append_new(
+	         out, json_pack("{s:s, s:s}", "role", "system", "content", strbuf_str(&text))) == 0;
+	json_array_foreach ((json_t *)(uintptr_t)messages, i, m)
 		if (i || !has_system)
 			ok = ok && json_array_append_new(out, plain_message(m)) == 0;
 	llmc_calls_close(c);
@@ -263,7 +325,8 @@ rules(const llmc_calls *c, const char *only, int flags)
 
 	for (;;) {
 		char *buf = malloc(cap);
-		llmc_status status = buf ? llmc_calls_rules(c, only, flags, buf, cap, &need, NULL) : LLMC_E_MEMORY;
+		llmc_status status =
+		    buf ? llmc_calls_rules(c, only, flags, buf, cap, &need, NULL) : LLMC_E_MEMORY;
 		if (status == LLMC_OK)
 			return buf;
 		free(buf);
@@ -287,7 +350,8 @@ wait_for(Generation *g, const char *first, const char *second, Problem *p)
 	return true;
 }
 
-/* The calls' rules; beside the request's own constraint the answer is of one or the other. NULL: there are none. */
+/* The calls' rules; beside the request's own constraint the answer is of one or the other. NULL:
+ * there are none. */
 static char *
 forced_text(const Generation *g, const ToolUse *use, const llmc_calls *c, int flags, Problem *p)
 {
@@ -306,12 +370,14 @@ forced_text(const Generation *g, const ToolUse *use, const llmc_calls *c, int fl
 	return both.data;
 }
 
-/* A grammar of the calls; where a schema cannot be compiled, arguments are any object, unless the tools are strict. */
+/* A grammar of the calls; where a schema cannot be compiled, arguments are any object, unless the
+ * tools are strict. */
 static bool
 force(Generation *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 {
 	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
-	const char *mark = llmc_calls_mark(c, LLMC_MARK_CALL), *end = llmc_calls_mark(c, LLMC_MARK_REASONING_END);
+	const char *mark = llmc_calls_mark(c, LLMC_MARK_CALL),
+	           *end = llmc_calls_mark(c, LLMC_MARK_REASONING_END);
 	bool free_text = !use->forced && !g->grammar;
 	int flags = (use->one ? LLMC_CALLS_ONE : 0) | (free_text ? LLMC_CALLS_BEGUN : 0);
 
@@ -325,10 +391,14 @@ force(Generation *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 		if (!text && p->status)
 			return false;
 		if (!text && use->forced)
-			return problem(p, 400, "tool_choice", "This model's format of calls is not known: they cannot be forced.");
-		if (!text) /* it makes no calls: its answer is text, of the constraint where there is one */
+			return problem(
+			    p, 400, "tool_choice",
+			    "This model's format of calls is not known: they cannot be forced.");
+		if (!text) /* it makes no calls: its answer is text, of the constraint where there
+		              is one */
 			return g->grammar ? wait_for(g, end, NULL, p) : true;
-		bool ok = grammar_of(g->model, LLMC_GRAMMAR_PARTS, text, strlen(text), &opt, "tools", &made, p);
+		bool ok = grammar_of(g->model, LLMC_GRAMMAR_PARTS, text, strlen(text), &opt,
+		                     "tools", &made, p);
 		free(text);
 		if (ok) {
 			llmc_grammar_close(g->grammar);
@@ -352,21 +422,28 @@ tools_text(Generation *g, const ToolUse *use, Problem *p)
 	bool ok = all;
 	size_t i;
 
-	json_array_foreach(use->tools, i, tool) {
-		const char *name = json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
-		json_t *format = json_object_get(use->formats, name), *with = format ? json_copy(tool) : json_incref(tool);
+	json_array_foreach (use->tools, i, tool) {
+		const char *name =
+		    json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+		json_t *format = json_object_get(use->formats, name),
+		       *with = format ? json_copy(tool) : json_incref(tool);
 		const json_t *text = json_object_get(format, "definition");
 		const char *syntax = json_string_value(json_object_get(format, "syntax"));
 		if (format && ok) { /* a mistake in it is told as its own */
 			llmc_grammar *made = NULL;
 			char param[400];
 			snprintf(param, sizeof param, "%s.format.definition", name);
-			ok = grammar_of(g->model, !strcmp(syntax, "lark") ? LLMC_GRAMMAR_LARK : LLMC_GRAMMAR_REGEX, json_string_value(text), json_string_length(text), &opt, param, &made, p);
+			ok = grammar_of(g->model,
+			                !strcmp(syntax, "lark") ? LLMC_GRAMMAR_LARK
+			                                        : LLMC_GRAMMAR_REGEX,
+			                json_string_value(text), json_string_length(text), &opt,
+			                param, &made, p);
 			llmc_grammar_close(made);
 			if (!ok)
 				snprintf(p->param, sizeof p->param, "tools");
 		}
-		ok = ok && with && (!format || json_object_set(with, "format", format) == 0) && json_array_append(all, with) == 0;
+		ok = ok && with && (!format || json_object_set(with, "format", format) == 0) &&
+		     json_array_append(all, with) == 0;
 		json_decref(with);
 	}
 	char *out = ok ? json_dumps(all, JSON_COMPACT) : NULL;
@@ -387,10 +464,12 @@ tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Pro
 	if (use->tools && !tools)
 		return false;
 	for (int32_t i = 0; i < g->n; i++) {
-		llmc_status status = llmc_calls_open(g->model->back.tok, prompt, n, tools, &g->choice[i].calls, &err);
+		llmc_status status = llmc_calls_open(g->model->back.tok, prompt, n, tools,
+		                                     &g->choice[i].calls, &err);
 		if (status != LLMC_OK) {
 			free(tools);
-			return status == LLMC_E_MEMORY ? problem_memory(p) : problem(p, 500, NULL, "%s", err.text);
+			return status == LLMC_E_MEMORY ? problem_memory(p)
+			                               : problem(p, 500, NULL, "%s", err.text);
 		}
 	}
 	free(tools);
@@ -399,7 +478,8 @@ tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Pro
 		g->er.show_special = true; /* marks may be special tokens */
 		return force(g, use, first, p);
 	}
-	if (!llmc_calls_mark(first, LLMC_MARK_REASONING)) { /* neither reasoning nor calls: it is all text */
+	if (!llmc_calls_mark(
+	        first, LLMC_MARK_REASONING)) { /* neither reasoning nor calls: it is all text */
 		for (int32_t i = 0; i < g->n; i++) {
 			llmc_calls_close(g->choice[i].calls);
 			g->choice[i].calls = NULL;
@@ -408,5 +488,6 @@ tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Pro
 		return true;
 	}
 	g->er.show_special = true;
-	return g->grammar ? wait_for(g, llmc_calls_mark(first, LLMC_MARK_REASONING_END), NULL, p) : true;
+	return g->grammar ? wait_for(g, llmc_calls_mark(first, LLMC_MARK_REASONING_END), NULL, p)
+	                  : true;
 }

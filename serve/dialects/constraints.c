@@ -11,14 +11,14 @@ typedef struct CachedGrammar {
 	llmc_grammar *grammar;
 	llmc_grammar_kind kind;
 	llmc_grammar_options opt;
-	char   *text;
-	size_t  n;
+	char *text;
+	size_t n;
 	uint64_t used;
 } CachedGrammar;
 
 struct Grammars {
 	pthread_mutex_t lock;
-	CachedGrammar     kept[MAX_KEPT];
+	CachedGrammar kept[MAX_KEPT];
 	uint64_t clock;
 };
 
@@ -51,14 +51,16 @@ grammars_close(Grammars *c)
 }
 
 static llmc_grammar *
-find(Grammars *c, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt)
+find(Grammars *c, llmc_grammar_kind kind, const char *text, size_t n,
+     const llmc_grammar_options *opt)
 {
 	llmc_grammar *g = NULL;
 
 	pthread_mutex_lock(&c->lock);
 	for (int i = 0; i < MAX_KEPT && !g; i++) {
 		CachedGrammar *k = &c->kept[i];
-		if (k->grammar && k->kind == kind && k->n == n && k->opt.compact == opt->compact && k->opt.standard == opt->standard && k->opt.strict == opt->strict &&
+		if (k->grammar && k->kind == kind && k->n == n && k->opt.compact == opt->compact &&
+		    k->opt.standard == opt->standard && k->opt.strict == opt->strict &&
 		    memcmp(k->text, text, n) == 0) {
 			k->used = ++c->clock;
 			g = k->grammar;
@@ -71,7 +73,8 @@ find(Grammars *c, llmc_grammar_kind kind, const char *text, size_t n, const llmc
 
 /* In the place of the one that was used longest ago. */
 static void
-keep(Grammars *c, llmc_grammar *g, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt)
+keep(Grammars *c, llmc_grammar *g, llmc_grammar_kind kind, const char *text, size_t n,
+     const llmc_grammar_options *opt)
 {
 	char *own = malloc(n + 1);
 
@@ -91,12 +94,14 @@ keep(Grammars *c, llmc_grammar *g, llmc_grammar_kind kind, const char *text, siz
 }
 
 bool
-grammar_of(ServedModel *m, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt, const char *param, llmc_grammar **out, Problem *p)
+grammar_of(ServedModel *m, llmc_grammar_kind kind, const char *text, size_t n,
+           const llmc_grammar_options *opt, const char *param, llmc_grammar **out, Problem *p)
 {
 	llmc_error err = { 0 };
 
 	if (!m->back.tok)
-		return problem(p, 400, param, "This model has no tokenizer: texts cannot be constrained.");
+		return problem(p, 400, param,
+		               "This model has no tokenizer: texts cannot be constrained.");
 	*out = find(m->grammars, kind, text, n, opt);
 	if (*out)
 		return true;
@@ -111,10 +116,12 @@ grammar_of(ServedModel *m, llmc_grammar_kind kind, const char *text, size_t n, c
 
 /* The answer is held to this, alone, or beside calls of tools as the part that g->form becomes. */
 static bool
-hold(Generation *g, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt, const char *param, Problem *p)
+hold(Generation *g, llmc_grammar_kind kind, const char *text, size_t n,
+     const llmc_grammar_options *opt, const char *param, Problem *p)
 {
 	static const char *const names[] = {
-		[LLMC_GRAMMAR_JSON] = "json", [LLMC_GRAMMAR_JSON_SCHEMA] = "json_schema", [LLMC_GRAMMAR_REGEX] = "regex", [LLMC_GRAMMAR_GBNF] = "gbnf",
+		[LLMC_GRAMMAR_JSON] = "json",     [LLMC_GRAMMAR_JSON_SCHEMA] = "json_schema",
+		[LLMC_GRAMMAR_REGEX] = "regex",   [LLMC_GRAMMAR_GBNF] = "gbnf",
 		[LLMC_GRAMMAR_CHOICE] = "choice",
 	};
 
@@ -129,12 +136,16 @@ hold(Generation *g, llmc_grammar_kind kind, const char *text, size_t n, const ll
 
 /* A schema: an object, true or false, or its text */
 static bool
-of_schema(Generation *g, const json_t *schema, const llmc_grammar_options *opt, const char *param, Problem *p)
+of_schema(Generation *g, const json_t *schema, const llmc_grammar_options *opt, const char *param,
+          Problem *p)
 {
 	if (json_is_string(schema))
-		return hold(g, LLMC_GRAMMAR_JSON_SCHEMA, json_string_value(schema), json_string_length(schema), opt, param, p);
+		return hold(g, LLMC_GRAMMAR_JSON_SCHEMA, json_string_value(schema),
+		            json_string_length(schema), opt, param, p);
 	if (!json_is_object(schema) && !json_is_boolean(schema))
-		return problem(p, 400, param, "Invalid '%s': expected a JSON schema, but got %s instead.", param, json_type_name(schema));
+		return problem(p, 400, param,
+		               "Invalid '%s': expected a JSON schema, but got %s instead.", param,
+		               json_type_name(schema));
 	char *text = json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY);
 	if (!text)
 		return problem_memory(p);
@@ -149,7 +160,9 @@ of_string(Generation *g, llmc_grammar_kind kind, const json_t *v, const char *pa
 	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
 
 	if (!json_is_string(v))
-		return problem(p, 400, param, "Invalid type for '%s': expected a string, but got %s instead.", param, json_type_name(v));
+		return problem(p, 400, param,
+		               "Invalid type for '%s': expected a string, but got %s instead.",
+		               param, json_type_name(v));
 	return hold(g, kind, json_string_value(v), json_string_length(v), &opt, param, p);
 }
 
@@ -159,9 +172,13 @@ of_choice(Generation *g, const json_t *v, const char *param, Problem *p)
 	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
 
 	if (!json_is_array(v))
-		return problem(p, 400, param, "Invalid type for '%s': expected an array of strings, but got %s instead.", param, json_type_name(v));
+		return problem(
+		    p, 400, param,
+		    "Invalid type for '%s': expected an array of strings, but got %s instead.",
+		    param, json_type_name(v));
 	char *text = json_dumps(v, JSON_COMPACT);
-	bool ok = text ? hold(g, LLMC_GRAMMAR_CHOICE, text, strlen(text), &opt, param, p) : problem_memory(p);
+	bool ok = text ? hold(g, LLMC_GRAMMAR_CHOICE, text, strlen(text), &opt, param, p)
+	               : problem_memory(p);
 	free(text);
 	return ok;
 }
@@ -180,7 +197,9 @@ grammar_read_typed(Generation *g, const json_t *v, const char *param, Problem *p
 	const json_t *value = json_object_get(v, "value");
 
 	if (!type || !value)
-		return problem(p, 400, param, "Invalid '%s': expected an object with a 'type' and a 'value'.", param);
+		return problem(p, 400, param,
+		               "Invalid '%s': expected an object with a 'type' and a 'value'.",
+		               param);
 	if (!strcmp(type, "regex"))
 		return of_string(g, LLMC_GRAMMAR_REGEX, value, param, p);
 	if (!strcmp(type, "grammar"))
@@ -189,7 +208,10 @@ grammar_read_typed(Generation *g, const json_t *v, const char *param, Problem *p
 		value = json_object_get(value, "schema");
 	if (!strcmp(type, "json") || !strcmp(type, "json_schema"))
 		return of_schema(g, value, &opt, param, p);
-	return problem(p, 400, param, "Invalid '%s': type '%.40s' is none of 'json', 'json_schema', 'regex' and 'grammar'.", param, type);
+	return problem(
+	    p, 400, param,
+	    "Invalid '%s': type '%.40s' is none of 'json', 'json_schema', 'regex' and 'grammar'.",
+	    param, type);
 }
 
 static bool
@@ -197,14 +219,17 @@ read_format(Generation *g, const json_t *v, Problem *p)
 {
 	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
 	const char *type = json_string_value(json_object_get(v, "type"));
-	const json_t *inner = json_object_get(v, "json_schema"), *schema = json_object_get(v, "schema");
+	const json_t *inner = json_object_get(v, "json_schema"),
+	             *schema = json_object_get(v, "schema");
 
 	if (!type)
-		return problem(p, 400, "response_format", "Invalid 'response_format': expected an object with a 'type'.");
+		return problem(p, 400, "response_format",
+		               "Invalid 'response_format': expected an object with a 'type'.");
 	if (!strcmp(type, "text"))
 		return true;
 	if (!strcmp(type, "json_object"))
-		return schema ? of_schema(g, schema, &opt, "response_format", p) : of_any_json(g, &opt, "response_format", p);
+		return schema ? of_schema(g, schema, &opt, "response_format", p)
+		              : of_any_json(g, &opt, "response_format", p);
 	if (!strcmp(type, "json_schema")) {
 		if (json_is_object(inner)) {
 			schema = json_object_get(inner, "schema");
@@ -214,12 +239,17 @@ read_format(Generation *g, const json_t *v, Problem *p)
 				return of_any_json(g, &opt, "response_format", p);
 		}
 		if (!schema)
-			return problem(p, 400, "response_format", "Invalid 'response_format': expected a 'json_schema' with a 'schema'.");
+			return problem(
+			    p, 400, "response_format",
+			    "Invalid 'response_format': expected a 'json_schema' with a 'schema'.");
 		return of_schema(g, schema, &opt, "response_format", p);
 	}
 	if (json_object_get(v, "value"))
 		return grammar_read_typed(g, v, "response_format", p);
-	return problem(p, 400, "response_format", "Invalid 'response_format': type '%.60s' is none of 'text', 'json_object' and 'json_schema'.", type);
+	return problem(p, 400, "response_format",
+	               "Invalid 'response_format': type '%.60s' is none of 'text', 'json_object' "
+	               "and 'json_schema'.",
+	               type);
 }
 
 static bool
@@ -232,18 +262,29 @@ asks(const json_t *v)
 static bool
 read_structured(Generation *g, const json_t *v, Problem *p)
 {
-	static const char *const param = "structured_outputs", *const kinds[] = { "json", "regex", "choice", "grammar", "json_object", "structural_tag" };
+	static const char *const param = "structured_outputs", *const kinds[] = {
+		"json", "regex", "choice", "grammar", "json_object", "structural_tag"
+	};
 	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
 	int n = 0;
 
 	if (!json_is_object(v))
-		return problem(p, 400, param, "Invalid type for '%s': expected an object, but got %s instead.", param, json_type_name(v));
+		return problem(p, 400, param,
+		               "Invalid type for '%s': expected an object, but got %s instead.",
+		               param, json_type_name(v));
 	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
 		n += asks(json_object_get(v, kinds[i]));
 	if (n != 1)
-		return problem(p, 400, param, "Invalid '%s': expected one of json, regex, choice, grammar and json_object, got %d.", param, n);
-	if (asks(json_object_get(v, "structural_tag")) || asks(json_object_get(v, "whitespace_pattern")))
-		return problem(p, 400, param, "Invalid '%s': structural_tag and whitespace_pattern are not supported by this server.", param);
+		return problem(p, 400, param,
+		               "Invalid '%s': expected one of json, regex, choice, grammar and "
+		               "json_object, got %d.",
+		               param, n);
+	if (asks(json_object_get(v, "structural_tag")) ||
+	    asks(json_object_get(v, "whitespace_pattern")))
+		return problem(p, 400, param,
+		               "Invalid '%s': structural_tag and whitespace_pattern are not "
+		               "supported by this server.",
+		               param);
 	if (!field_bool(v, "disable_any_whitespace", &opt.compact, p))
 		return false;
 	if (asks(json_object_get(v, "json")))
@@ -260,7 +301,11 @@ read_structured(Generation *g, const json_t *v, Problem *p)
 bool
 grammar_read(Generation *g, const json_t *o, Problem *p)
 {
-	static const char *const fields[] = { "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar", "json_schema", "regex" };
+	static const char *const fields[] = {
+		"response_format", "guided_json",    "guided_regex",
+		"guided_choice",   "guided_grammar", "structured_outputs",
+		"grammar",         "json_schema",    "regex"
+	};
 	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
 	const json_t *format = json_object_get(o, "response_format");
 	const char *which = NULL;
@@ -268,10 +313,14 @@ grammar_read(Generation *g, const json_t *o, Problem *p)
 	for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
 		const json_t *v = json_object_get(o, fields[i]);
 		const char *type = json_string_value(json_object_get(format, "type"));
-		if (!asks(v) || (v == format && type && !strcmp(type, "text")) || (json_is_string(v) && !json_string_length(v)))
+		if (!asks(v) || (v == format && type && !strcmp(type, "text")) ||
+		    (json_is_string(v) && !json_string_length(v)))
 			continue;
 		if (which)
-			return problem(p, 400, fields[i], "'%s' and '%s' exclude each other: a text has one constraint.", which, fields[i]);
+			return problem(
+			    p, 400, fields[i],
+			    "'%s' and '%s' exclude each other: a text has one constraint.", which,
+			    fields[i]);
 		which = fields[i];
 	}
 	if (!which)
@@ -287,5 +336,9 @@ grammar_read(Generation *g, const json_t *o, Problem *p)
 		return of_choice(g, v, which, p);
 	if (!strcmp(which, "grammar") && json_is_object(v))
 		return grammar_read_typed(g, v, which, p);
-	return of_string(g, strcmp(which, "guided_regex") && strcmp(which, "regex") ? LLMC_GRAMMAR_GBNF : LLMC_GRAMMAR_REGEX, v, which, p);
+	return of_string(g,
+	                 strcmp(which, "guided_regex") && strcmp(which, "regex")
+	                     ? LLMC_GRAMMAR_GBNF
+	                     : LLMC_GRAMMAR_REGEX,
+	                 v, which, p);
 }

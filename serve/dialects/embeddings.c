@@ -1,5 +1,6 @@
-/* Vectors of texts: OpenAI's /v1/embeddings and Ollama's /api/embed. A model for embeddings says how it pools (llmc_model_info); a request may ask for
- * another way. A text that is too long is refused unless the request says that it may be cut. */
+/* Vectors of texts: OpenAI's /v1/embeddings and Ollama's /api/embed. A model for embeddings says
+ * how it pools (llmc_model_info); a request may ask for another way. A text that is too long is
+ * refused unless the request says that it may be cut. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +12,8 @@
 enum { MAX_TEXTS = 2048 };
 
 typedef struct Embeddings {
-	OpenAi  base;
-	bool    base64, ollama;
+	OpenAi base;
+	bool base64, ollama;
 	int32_t dimensions; /* 0: all */
 } Embeddings;
 
@@ -28,8 +29,12 @@ ids_of(const Generation *g, const json_t *list, SubRequest *sub, Problem *p)
 		return problem_memory(p);
 	for (size_t i = 0; i < n; i++) {
 		const json_t *v = json_array_get(list, i);
-		if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= g->model->back.info.vocab)
-			return problem(p, 400, "input", "Invalid 'input': element %zu is no token id; expected integers from 0 to %d.", i, g->model->back.info.vocab - 1);
+		if (!json_is_integer(v) || json_integer_value(v) < 0 ||
+		    json_integer_value(v) >= g->model->back.info.vocab)
+			return problem(p, 400, "input",
+			               "Invalid 'input': element %zu is no token id; expected "
+			               "integers from 0 to %d.",
+			               i, g->model->back.info.vocab - 1);
 		sub->tok[sub->n_tok++] = (int32_t)json_integer_value(v);
 	}
 	return true;
@@ -43,7 +48,8 @@ n_behind(const ServedModel *m, int flags)
 	size_t n = 0, k = 0;
 	llmc_error err;
 
-	if (llmc_tokenize(m->back.tok, "a", 1, flags, with, 64, &n, &err) != LLMC_OK || llmc_tokenize(m->back.tok, "a", 1, 0, plain, 64, &k, &err) != LLMC_OK || k < 1)
+	if (llmc_tokenize(m->back.tok, "a", 1, flags, with, 64, &n, &err) != LLMC_OK ||
+	    llmc_tokenize(m->back.tok, "a", 1, 0, plain, 64, &k, &err) != LLMC_OK || k < 1)
 		return 0;
 	for (size_t i = 0; i + k <= n; i++)
 		if (!memcmp(with + i, plain, k * sizeof *plain))
@@ -63,7 +69,8 @@ embeddings_cut(const Generation *g, int flags, int32_t *ids, size_t n, size_t mo
 }
 
 bool
-embeddings_text(const Generation *g, const json_t *v, const char *what, size_t i, bool cut, SubRequest *sub, Problem *p)
+embeddings_text(const Generation *g, const json_t *v, const char *what, size_t i, bool cut,
+                SubRequest *sub, Problem *p)
 {
 	int32_t most = g->model->max_total;
 
@@ -71,16 +78,24 @@ embeddings_text(const Generation *g, const json_t *v, const char *what, size_t i
 		if (!ids_of(g, v, sub, p))
 			return false;
 	} else if (!json_is_string(v)) {
-		return problem(p, 400, what, "Invalid type for '%s[%zu]': expected a string or an array of token ids, but got %s instead.", what, i, json_type_name(v));
-	} else if (!tokenize_prompt(g->model, json_string_value(v), json_string_length(v), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL, cut ? SIZE_MAX : (size_t)most, &sub->tok,
-	                            &sub->n_tok, p)) {
+		return problem(p, 400, what,
+		               "Invalid type for '%s[%zu]': expected a string or an array of token "
+		               "ids, but got %s instead.",
+		               what, i, json_type_name(v));
+	} else if (!tokenize_prompt(g->model, json_string_value(v), json_string_length(v),
+	                            LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL,
+	                            cut ? SIZE_MAX : (size_t)most, &sub->tok, &sub->n_tok, p)) {
 		return false;
 	}
 	if (sub->n_tok == 0)
 		return problem(p, 400, what, "Invalid '%s[%zu]': the text is empty.", what, i);
 	if (sub->n_tok > (size_t)most && !cut)
-		return problem(p, 400, what, "This model's maximum context length is %d tokens, '%s[%zu]' has %s%zu.", most, what, i, sub->tok ? "" : "at least ", sub->n_tok);
-	sub->n_tok = embeddings_cut(g, json_is_string(v) ? LLMC_ADD_SPECIAL : 0, sub->tok, sub->n_tok, (size_t)most);
+		return problem(
+		    p, 400, what,
+		    "This model's maximum context length is %d tokens, '%s[%zu]' has %s%zu.", most,
+		    what, i, sub->tok ? "" : "at least ", sub->n_tok);
+	sub->n_tok = embeddings_cut(g, json_is_string(v) ? LLMC_ADD_SPECIAL : 0, sub->tok,
+	                            sub->n_tok, (size_t)most);
 	return true;
 }
 
@@ -103,16 +118,22 @@ read_input(Generation *g, const json_t *v, bool cut, Problem *p)
 	if (!v || json_is_null(v))
 		return openai_missing(p, "input");
 	if (!one && !json_is_array(v))
-		return problem(p, 400, "input", "Invalid type for 'input': expected a string, an array of strings, an array of token ids or an array of such arrays, but got %s instead.",
-		               json_type_name(v));
+		return problem(
+		    p, 400, "input",
+		    "Invalid type for 'input': expected a string, an array of strings, an array of "
+		    "token ids or an array of such arrays, but got %s instead.",
+		    json_type_name(v));
 	if (n == 0)
 		return problem(p, 400, "input", "Invalid 'input': the array is empty.");
 	if (n > most)
-		return problem(p, 400, "input", "Invalid 'input': %zu texts in one request, at most %zu are taken.", n, most);
+		return problem(p, 400, "input",
+		               "Invalid 'input': %zu texts in one request, at most %zu are taken.",
+		               n, most);
 	if (!gen_prompts(g, (int32_t)n, p))
 		return false;
 	for (size_t i = 0; i < n; i++)
-		if (!embeddings_text(g, one ? v : json_array_get(v, i), "input", i, cut, &g->sub[i], p))
+		if (!embeddings_text(g, one ? v : json_array_get(v, i), "input", i, cut, &g->sub[i],
+		                     p))
 			return false;
 	return true;
 }
@@ -125,16 +146,22 @@ embeddings_pool(Generation *g, const json_t *o, Problem *p)
 	const json_t *word = json_object_get(o, "pooling");
 
 	if (m->output == LLMC_OUTPUT_LOGITS)
-		return problem(p, 400, "model", "This model makes text, not embeddings: its checkpoint has no pooling. Start the server with --set head.kind=hidden for vectors of its last hidden states.");
+		return problem(p, 400, "model",
+		               "This model makes text, not embeddings: its checkpoint has no "
+		               "pooling. Start the server with --set head.kind=hidden for vectors "
+		               "of its last hidden states.");
 	g->er.pool = m->pool;
 	g->er.normalize = m->normalize;
 	for (int i = LLMC_POOL_LAST; i <= LLMC_POOL_CLS; i++)
 		if (json_is_string(word) && !strcmp(json_string_value(word), kinds[i]))
 			g->er.pool = (llmc_pool)i, word = NULL;
 	if (word && !json_is_null(word))
-		return problem(p, 400, "pooling", "Invalid 'pooling': expected 'last', 'mean' or 'cls'.");
+		return problem(p, 400, "pooling",
+		               "Invalid 'pooling': expected 'last', 'mean' or 'cls'.");
 	if (g->er.pool == LLMC_POOL_NONE)
-		return problem(p, 400, "pooling", "This model does not say how it pools: ask for 'pooling' last, mean or cls, or start the server with --set pool.kind=...");
+		return problem(p, 400, "pooling",
+		               "This model does not say how it pools: ask for 'pooling' last, mean "
+		               "or cls, or start the server with --set pool.kind=...");
 	return field_bool(o, "normalize", &g->er.normalize, p);
 }
 
@@ -142,23 +169,31 @@ static bool
 read_embeddings(Generation *g, const json_t *o, const void *ollama, Problem *p)
 {
 	Embeddings *own = gen_own(g);
-	const json_t *format = json_object_get(o, "encoding_format"), *cut = json_object_get(o, "truncate_prompt_tokens");
+	const json_t *format = json_object_get(o, "encoding_format"),
+	             *cut = json_object_get(o, "truncate_prompt_tokens");
 	int64_t dimensions = 0;
 
 	own->ollama = *(const bool *)ollama;
 	g->max_new = 1;
-	if (!openai_model(g->req, o, p) || !embeddings_pool(g, o, p) || !field_int(o, "dimensions", 1, g->model->back.info.out_width, &dimensions, NULL, p))
+	if (!openai_model(g->req, o, p) || !embeddings_pool(g, o, p) ||
+	    !field_int(o, "dimensions", 1, g->model->back.info.out_width, &dimensions, NULL, p))
 		return false;
 	own->dimensions = (int32_t)dimensions;
 	if (own->ollama) {
 		bool truncate = true;
 		g->er.normalize = true;
-		return field_bool(o, "truncate", &truncate, p) && read_input(g, json_object_get(o, "input"), truncate, p);
+		return field_bool(o, "truncate", &truncate, p) &&
+		       read_input(g, json_object_get(o, "input"), truncate, p);
 	}
-	if (format && !json_is_null(format) && (!json_is_string(format) || (strcmp(json_string_value(format), "float") != 0 && strcmp(json_string_value(format), "base64") != 0)))
-		return problem(p, 400, "encoding_format", "Invalid 'encoding_format': expected 'float' or 'base64'.");
+	if (format && !json_is_null(format) &&
+	    (!json_is_string(format) || (strcmp(json_string_value(format), "float") != 0 &&
+	                                 strcmp(json_string_value(format), "base64") != 0)))
+		return problem(p, 400, "encoding_format",
+		               "Invalid 'encoding_format': expected 'float' or 'base64'.");
 	if (cut && !json_is_null(cut) && (!json_is_integer(cut) || json_integer_value(cut) != -1))
-		return problem(p, 400, "truncate_prompt_tokens", "Invalid 'truncate_prompt_tokens': expected -1, which cuts a text to the model's context.");
+		return problem(p, 400, "truncate_prompt_tokens",
+		               "Invalid 'truncate_prompt_tokens': expected -1, which cuts a text "
+		               "to the model's context.");
 	own->base64 = json_is_string(format) && !strcmp(json_string_value(format), "base64");
 	return read_input(g, json_object_get(o, "input"), json_integer_value(cut) == -1, p);
 }
@@ -168,10 +203,13 @@ read_embeddings(Generation *g, const json_t *o, const void *ollama, Problem *p)
 static void
 put_base64(Strbuf *b, const unsigned char *data, size_t n)
 {
-	static const char digit[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+	static const char digit[] =
+	    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 	for (size_t i = 0; i < n; i += 3) {
-		unsigned v = (unsigned)data[i] << 16 | (i + 1 < n ? (unsigned)data[i + 1] << 8 : 0) | (i + 2 < n ? data[i + 2] : 0);
+		unsigned v = (unsigned)data[i] << 16 |
+		             (i + 1 < n ? (unsigned)data[i + 1] << 8 : 0) |
+		             (i + 2 < n ? data[i + 2] : 0);
 		strbuf_putc(b, digit[v >> 18]);
 		strbuf_putc(b, digit[v >> 12 & 63]);
 		strbuf_putc(b, i + 1 < n ? digit[v >> 6 & 63] : '=');
@@ -204,7 +242,8 @@ static void
 on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 {
 	const Embeddings *own = gen_own(g);
-	int32_t n = own->dimensions && own->dimensions < ev->n_vector ? own->dimensions : ev->n_vector;
+	int32_t n =
+	    own->dimensions && own->dimensions < ev->n_vector ? own->dimensions : ev->n_vector;
 	float *x = malloc(((size_t)n + 1) * sizeof *x);
 
 	(void)sub;
@@ -242,15 +281,20 @@ on_done(Generation *g)
 		const Strbuf *text = &g->choice[i].text;
 		strbuf_puts(&b, i ? "," : "");
 		if (!own->ollama)
-			strbuf_printf(&b, "{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i);
+			strbuf_printf(&b,
+			              "{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i);
 		strbuf_add(&b, strbuf_str(text), text->len);
 		strbuf_puts(&b, own->ollama ? "" : "}");
 		b.failed |= text->failed;
 	}
 	if (own->ollama)
-		json_printf(&b, "],\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%d}", (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt);
+		json_printf(
+		    &b, "],\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%d}",
+		    (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt);
 	else
-		json_printf(&b, "],\"model\":%s,\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d}}", g->model->name, n_prompt, n_prompt);
+		json_printf(&b,
+		            "],\"model\":%s,\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d}}",
+		            g->model->name, n_prompt, n_prompt);
 	req_answer(g->req, 200, type_json, &b);
 }
 
@@ -260,7 +304,9 @@ failed(Generation *g, const Problem *p)
 	req_problem(g->req, p);
 }
 
-static const Dialect dialect = { .own_bytes = sizeof(Embeddings), .finish = on_finish, .done = on_done, .problem = failed };
+static const Dialect dialect = {
+	.own_bytes = sizeof(Embeddings), .finish = on_finish, .done = on_done, .problem = failed
+};
 
 void
 openai_embeddings(Req *r)

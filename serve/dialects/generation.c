@@ -1,4 +1,5 @@
-/* Prompts to the engine, events to the dialect, and who finishes what when several of them end at once. */
+/* Prompts to the engine, events to the dialect, and who finishes what when several of them end at
+ * once. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -190,7 +191,8 @@ done(Generation *g)
 			hist_add(&m->validation, g->t_valid - r->t_start);
 			hist_add(&m->queue, g->queue_s);
 			hist_add(&m->inference, g->prefill_s + g->decode_s);
-			hist_add(&m->per_token, (g->prefill_s + g->decode_s) / (n_new > 0 ? n_new : 1));
+			hist_add(&m->per_token,
+			         (g->prefill_s + g->decode_s) / (n_new > 0 ? n_new : 1));
 			hist_add(&m->generated, n_new);
 		}
 	}
@@ -198,7 +200,10 @@ done(Generation *g)
 		g->model->healthy = !g->failed;
 	pthread_mutex_unlock(&s->lock);
 	if (!gone && !told && g->failed) {
-		problem(&p, g->fail_status == LLMC_E_CANCELLED || g->fail_status == LLMC_E_MEMORY ? 503 : 500, NULL, "%s", g->fail_text);
+		problem(&p,
+		        g->fail_status == LLMC_E_CANCELLED || g->fail_status == LLMC_E_MEMORY ? 503
+		                                                                              : 500,
+		        NULL, "%s", g->fail_text);
 		g->dialect->problem(g, &p);
 	} else if (!gone && !told) {
 		g->dialect->done(g);
@@ -233,7 +238,9 @@ settle(Generation *g, int delta, bool submitted)
 static int32_t
 max_tokens(const Generation *g, const SubRequest *sub)
 {
-	return g->max_new < 0 ? g->model->max_total - (int32_t)sub->n_tok : g->hide_new ? 1 : g->max_new;
+	return g->max_new < 0 ? g->model->max_total - (int32_t)sub->n_tok
+	       : g->hide_new  ? 1
+	                      : g->max_new;
 }
 
 bool
@@ -254,7 +261,9 @@ gen_start(Generation *g, Problem *p)
 	g->er.deadline_s = r->answered ? 0 : s->opt.request_timeout_s;
 	g->t_valid = clock_now();
 	for (int32_t i = 0; i < g->n_sub; i++)
-		g->key_tokens += (int64_t)g->sub[i].n_tok + (int64_t)max_tokens(g, &g->sub[i]) * (g->best_of > g->n ? g->best_of : g->n);
+		g->key_tokens +=
+		    (int64_t)g->sub[i].n_tok +
+		    (int64_t)max_tokens(g, &g->sub[i]) * (g->best_of > g->n ? g->best_of : g->n);
 	pthread_mutex_lock(&s->lock);
 	if (r->key && g->er.priority < r->key->priority)
 		g->er.priority = r->key->priority;
@@ -364,7 +373,12 @@ count(SubRequest *sub, Choice *c, const llmc_event *ev)
 	}
 }
 
-typedef struct Listener { Generation *g; Choice *c; GenPieceFn fn; bool reasoned; } Listener;
+typedef struct Listener {
+	Generation *g;
+	Choice *c;
+	GenPieceFn fn;
+	bool reasoned;
+} Listener;
 
 static void
 on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
@@ -413,7 +427,8 @@ gen_event(Server *s, const llmc_event *ev)
 	pthread_mutex_lock(&s->lock);
 	bool quiet = g->failed || g->req->gone;
 	pthread_mutex_unlock(&s->lock);
-	Choice *c = &g->choice[sub->index * g->n + (ev->index >= 0 && ev->index < g->n ? ev->index : 0)];
+	Choice *c =
+	    &g->choice[sub->index * g->n + (ev->index >= 0 && ev->index < g->n ? ev->index : 0)];
 	size_t before = gathered(sub, c);
 	switch (ev->kind) {
 	case LLMC_EVENT_NONE:
@@ -430,20 +445,25 @@ gen_event(Server *s, const llmc_event *ev)
 	case LLMC_EVENT_FINISH:
 		count(sub, c, ev);
 		if (ev->finish == LLMC_FINISH_CANCEL && !quiet)
-			fail(g, LLMC_E_CANCELLED, "The request was cut short: the server is shutting down.");
+			fail(g, LLMC_E_CANCELLED,
+			     "The request was cut short: the server is shutting down.");
 		else if (ev->finish == LLMC_FINISH_DEADLINE && !quiet)
-			fail(g, LLMC_E_CANCELLED, "The request took longer than the server allows (--request-timeout).");
+			fail(g, LLMC_E_CANCELLED,
+			     "The request took longer than the server allows (--request-timeout).");
 		else if (!quiet && d->finish)
 			d->finish(g, sub, c, ev);
 		break;
 	case LLMC_EVENT_ERROR:
 		if (!quiet)
-			fail(g, ev->status, ev->text && *ev->text ? ev->text : llmc_status_text(ev->status));
+			fail(g, ev->status,
+			     ev->text && *ev->text ? ev->text : llmc_status_text(ev->status));
 		break;
 	}
 	size_t after = gathered(sub, c);
 	if (!quiet && after > before && !req_charge(g->req, after - before))
-		fail(g, LLMC_E_MEMORY, "The answer has become larger than the server may hold; ask for less, or try again later.");
+		fail(g, LLMC_E_MEMORY,
+		     "The answer has become larger than the server may hold; ask for less, or try "
+		     "again later.");
 	if (ev->last) {
 		pthread_mutex_lock(&s->lock);
 		sub->over = true;

@@ -31,18 +31,26 @@ one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 {
 	const llmc_model_info *i = &t->about.info;
 
-	json_printf(b, "{\"id\":%s,\"object\":\"model\",\"created\":%lld,\"owned_by\":\"llmc\",\"root\":%s,\"parent\":%s,\"max_model_len\":%d,\"status\":{\"value\":%s},", t->name,
-	            (long long)s->started, i->name, t->parent, t->max_total, slot_state(t));
-	json_printf(b, "\"meta\":{\"n_vocab\":%d,\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%lld,\"size\":%lld}}", i->vocab, i->max_positions, i->hidden, (long long)i->n_params,
+	json_printf(b,
+	            "{\"id\":%s,\"object\":\"model\",\"created\":%lld,\"owned_by\":\"llmc\","
+	            "\"root\":%s,\"parent\":%s,\"max_model_len\":%d,\"status\":{\"value\":%s},",
+	            t->name, (long long)s->started, i->name, t->parent, t->max_total,
+	            slot_state(t));
+	json_printf(b,
+	            "\"meta\":{\"n_vocab\":%d,\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%lld,"
+	            "\"size\":%lld}}",
+	            i->vocab, i->max_positions, i->hidden, (long long)i->n_params,
 	            (long long)i->weight_bytes);
 }
 
 static void
 one_anthropic(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 {
-	json_printf(b, "{\"type\":\"model\",\"id\":%s,\"display_name\":%s,\"created_at\":", t->name, t->name);
+	json_printf(b, "{\"type\":\"model\",\"id\":%s,\"display_name\":%s,\"created_at\":", t->name,
+	            t->name);
 	json_time(b, s->started);
-	json_printf(b, ",\"lifecycle\":\"active\",\"max_input_tokens\":%d,\"max_tokens\":%d}", t->max_input, t->max_total);
+	json_printf(b, ",\"lifecycle\":\"active\",\"max_input_tokens\":%d,\"max_tokens\":%d}",
+	            t->max_input, t->max_total);
 }
 
 void
@@ -65,7 +73,8 @@ info_models(Req *r)
 	}
 	strbuf_putc(&b, ']');
 	if (anthropic) /* all are on the first page */
-		json_printf(&b, ",\"has_more\":false,\"first_id\":%s,\"last_id\":%s", first ? first->name : NULL, last ? last->name : NULL);
+		json_printf(&b, ",\"has_more\":false,\"first_id\":%s,\"last_id\":%s",
+		            first ? first->name : NULL, last ? last->name : NULL);
 	pthread_mutex_unlock(&s->lock);
 	strbuf_putc(&b, '}');
 	answer(r, &b);
@@ -97,13 +106,24 @@ info_tgi(Req *r)
 	Strbuf b = { 0 };
 
 	pthread_mutex_lock(&s->lock);
-	json_printf(&b, "{\"model_id\":%s,\"model_sha\":null,\"model_dtype\":%s,\"model_device_type\":%s,\"model_pipeline_tag\":\"text-generation\",",
-	            t->name, t->about.dtype, strncmp(t->about.info.target, "cuda", 4) ? "cpu" : "cuda");
-	json_printf(&b, "\"max_concurrent_requests\":%d,\"max_best_of\":%d,\"max_stop_sequences\":%d,\"max_input_length\":%d,\"max_total_tokens\":%d,",
-	            t->about.max_concurrent, s->opt.max_best_of, s->opt.max_stop_sequences, t->max_input, t->max_total);
-	json_printf(&b, "\"waiting_served_ratio\":%g,\"max_batch_total_tokens\":%lld,\"max_waiting_tokens\":%d,\"validation_workers\":%d,",
-	            (double)t->about.waiting_served_ratio, (long long)t->about.max_batch_total, t->about.max_waiting_tokens, s->opt.validation_workers);
-	json_printf(&b, "\"max_input_tokens\":%d,\"max_client_batch_size\":%d,\"router\":\"llmc\",\"version\":%s,\"sha\":null,\"docker_label\":null}",
+	json_printf(&b,
+	            "{\"model_id\":%s,\"model_sha\":null,\"model_dtype\":%s,\"model_device_type\":%"
+	            "s,\"model_pipeline_tag\":\"text-generation\",",
+	            t->name, t->about.dtype,
+	            strncmp(t->about.info.target, "cuda", 4) ? "cpu" : "cuda");
+	json_printf(&b,
+	            "\"max_concurrent_requests\":%d,\"max_best_of\":%d,\"max_stop_sequences\":%d,"
+	            "\"max_input_length\":%d,\"max_total_tokens\":%d,",
+	            t->about.max_concurrent, s->opt.max_best_of, s->opt.max_stop_sequences,
+	            t->max_input, t->max_total);
+	json_printf(&b,
+	            "\"waiting_served_ratio\":%g,\"max_batch_total_tokens\":%lld,\"max_waiting_"
+	            "tokens\":%d,\"validation_workers\":%d,",
+	            (double)t->about.waiting_served_ratio, (long long)t->about.max_batch_total,
+	            t->about.max_waiting_tokens, s->opt.validation_workers);
+	json_printf(&b,
+	            "\"max_input_tokens\":%d,\"max_client_batch_size\":%d,\"router\":\"llmc\","
+	            "\"version\":%s,\"sha\":null,\"docker_label\":null}",
 	            t->max_input, s->opt.max_best_of, llmc_version());
 	pthread_mutex_unlock(&s->lock);
 	answer(r, &b);
@@ -143,7 +163,8 @@ failed(Generation *g, const Problem *p)
 
 static const Dialect health = { .done = well, .problem = failed };
 
-/* The first time a token is really made, by each engine; later its own word is taken. One that sleeps or is being opened is not ill. */
+/* The first time a token is really made, by each engine; later its own word is taken. One that
+ * sleeps or is being opened is not ill. */
 void
 info_health(Req *r)
 {
@@ -164,7 +185,8 @@ info_health(Req *r)
 		g->sub[0].tok = tok;
 		g->sub[0].n_tok = 1;
 		g->max_new = 1;
-		g->er.pool = r->model->back.info.output == LLMC_OUTPUT_LOGITS ? LLMC_POOL_NONE : LLMC_POOL_LAST;
+		g->er.pool = r->model->back.info.output == LLMC_OUTPUT_LOGITS ? LLMC_POOL_NONE
+		                                                              : LLMC_POOL_LAST;
 		if (gen_start(g, &p))
 			return;
 		if (p.status == 429) /* busy is not ill */

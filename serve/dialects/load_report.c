@@ -1,5 +1,6 @@
-/* How busy this replica is and what it serves, as routers ask for it: SGLang's gateway by GET /get_load and GET /model_info, Envoy and
- * others by the header endpoint-load-metrics-format on any request (ORCA, Open Request Cost Aggregation; vLLM answers it alike). */
+/* How busy this replica is and what it serves, as routers ask for it: SGLang's gateway by GET
+ * /get_load and GET /model_info, Envoy and others by the header endpoint-load-metrics-format on any
+ * request (ORCA, Open Request Cost Aggregation; vLLM answers it alike). */
 #include <string.h>
 #include <strings.h>
 
@@ -14,8 +15,10 @@ load_sglang(Req *r)
 	Strbuf b = { 0 };
 
 	models_counts(r->srv, &c);
-	json_printf(&b, "[{\"dp_rank\":0,\"num_reqs\":%d,\"num_waiting_reqs\":%d,\"num_tokens\":%lld}]", c.running + c.waiting + c.preempted,
-	            c.waiting + c.preempted, (long long)c.kv_pages_used * LLMC_KV_PAGE);
+	json_printf(&b,
+	            "[{\"dp_rank\":0,\"num_reqs\":%d,\"num_waiting_reqs\":%d,\"num_tokens\":%lld}]",
+	            c.running + c.waiting + c.preempted, c.waiting + c.preempted,
+	            (long long)c.kv_pages_used * LLMC_KV_PAGE);
 	req_answer(r, 200, type_json, &b);
 }
 
@@ -27,9 +30,11 @@ load_model(Req *r)
 
 	Slot *t = s->slot[0];
 	pthread_mutex_lock(&s->lock);
-	json_printf(&b, "{\"model_path\":%s,\"served_model_name\":%s,\"is_generation\":", t->about.info.name, t->name);
+	json_printf(&b, "{\"model_path\":%s,\"served_model_name\":%s,\"is_generation\":",
+	            t->about.info.name, t->name);
 	strbuf_puts(&b, "true");
-	json_printf(&b, ",\"max_model_len\":%d,\"max_running_requests\":%d,\"version\":%s}", t->max_total, t->about.limits.seqs, llmc_version());
+	json_printf(&b, ",\"max_model_len\":%d,\"max_running_requests\":%d,\"version\":%s}",
+	            t->max_total, t->about.limits.seqs, llmc_version());
 	pthread_mutex_unlock(&s->lock);
 	req_answer(r, 200, type_json, &b);
 }
@@ -46,8 +51,15 @@ load_header(Req *r, Strbuf *b)
 	double kv = c.kv_pages_total > 0 ? (double)c.kv_pages_used / (double)c.kv_pages_total : 0;
 	strbuf_puts(b, "endpoint-load-metrics: ");
 	if (!strcasecmp(form, "JSON"))
-		json_printf(b, "JSON {\"named_metrics\":{\"kv_cache_usage_perc\":%g,\"num_requests_waiting\":%d}}", kv, c.waiting + c.preempted);
+		json_printf(
+		    b,
+		    "JSON "
+		    "{\"named_metrics\":{\"kv_cache_usage_perc\":%g,\"num_requests_waiting\":%d}}",
+		    kv, c.waiting + c.preempted);
 	else
-		json_printf(b, "TEXT named_metrics.kv_cache_usage_perc=%g, named_metrics.num_requests_waiting=%d", kv, c.waiting + c.preempted);
+		json_printf(b,
+		            "TEXT named_metrics.kv_cache_usage_perc=%g, "
+		            "named_metrics.num_requests_waiting=%d",
+		            kv, c.waiting + c.preempted);
 	strbuf_puts(b, "\r\n");
 }

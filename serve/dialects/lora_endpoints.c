@@ -1,4 +1,5 @@
-/* Adapters while the server runs, as vLLM has it: /v1/load_lora_adapter and /v1/unload_lora_adapter. Off unless a folder is named that they may come from. */
+/* Adapters while the server runs, as vLLM has it: /v1/load_lora_adapter and
+ * /v1/unload_lora_adapter. Off unless a folder is named that they may come from. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +16,16 @@ text_field(const json_t *o, const char *key, const char **out, Problem *p)
 
 	if (!v || json_is_null(v))
 		return openai_missing(p, key);
-	if (!json_is_string(v) || !json_string_length(v) || strlen(json_string_value(v)) != json_string_length(v))
-		return problem(p, 400, key, "Invalid '%s': expected a text that is not empty.", key);
+	if (!json_is_string(v) || !json_string_length(v) ||
+	    strlen(json_string_value(v)) != json_string_length(v))
+		return problem(p, 400, key, "Invalid '%s': expected a text that is not empty.",
+		               key);
 	*out = json_string_value(v);
 	return true;
 }
 
-/* The folder that is meant, malloc'd: of `path`, or of what lies so below the server's folder; nothing else is opened for a client. */
+/* The folder that is meant, malloc'd: of `path`, or of what lies so below the server's folder;
+ * nothing else is opened for a client. */
 static char *
 allowed(const Server *s, const char *path, Problem *p)
 {
@@ -29,10 +33,13 @@ allowed(const Server *s, const char *path, Problem *p)
 	char *home = realpath(s->opt.lora_dir, NULL), *real = NULL;
 	size_t n = home ? strlen(home) : 0;
 
-	if (home && snprintf(below, sizeof below, *path == '/' ? "%.0s%s" : "%s/%s", home, path) < (int)sizeof below)
+	if (home && snprintf(below, sizeof below, *path == '/' ? "%.0s%s" : "%s/%s", home, path) <
+	                (int)sizeof below)
 		real = realpath(below, NULL);
-	if (!home || !real || strncmp(real, home, n) != 0 || (home[n - 1] != '/' && real[n] != '/')) {
-		problem(p, 404, "lora_path", "There is no adapter '%.300s' below the folder of --lora-dir.", path);
+	if (!home || !real || strncmp(real, home, n) != 0 ||
+	    (home[n - 1] != '/' && real[n] != '/')) {
+		problem(p, 404, "lora_path",
+		        "There is no adapter '%.300s' below the folder of --lora-dir.", path);
 		free(real);
 		real = NULL;
 	}
@@ -46,7 +53,9 @@ begin(Req *r, const char **name, Problem *p)
 	json_t *o = NULL;
 
 	if (!r->srv->opt.lora_dir)
-		problem(p, 403, NULL, "Adapters cannot be loaded or unloaded here: start the server with --lora-dir, the folder that they may come from.");
+		problem(p, 403, NULL,
+		        "Adapters cannot be loaded or unloaded here: start the server with "
+		        "--lora-dir, the folder that they may come from.");
 	else if (sleep_allowed(r, p))
 		o = body_object(&r->body, p);
 	if (o && !text_field(o, "lora_name", name, p)) {
@@ -69,7 +78,8 @@ adapters_load(Req *r)
 	if (o && json_is_string(v) && !(base = models_find(r->srv, json_string_value(v))))
 		models_unknown(r->srv, json_string_value(v), &p);
 	if (o && !p.status && (base->parent || !base->src.adapt))
-		problem(&p, 400, "base_model_name", "The model '%.200s' takes no adapters.", base->name);
+		problem(&p, 400, "base_model_name", "The model '%.200s' takes no adapters.",
+		        base->name);
 	if (o && !p.status && text_field(o, "lora_path", &path, &p))
 		dir = allowed(r->srv, path, &p);
 	if (dir)

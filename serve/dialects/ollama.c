@@ -1,5 +1,6 @@
-/* Ollama's dialect: POST /api/chat and /api/generate, and what its clients ask beside them. Streams are lines of JSON, and on unless the body says
- * otherwise. A body is turned into one of OpenAI's chat, whose reader then checks it. Images are refused by name. */
+/* Ollama's dialect: POST /api/chat and /api/generate, and what its clients ask beside them. Streams
+ * are lines of JSON, and on unless the body says otherwise. A body is turned into one of OpenAI's
+ * chat, whose reader then checks it. Images are refused by name. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,8 +9,8 @@
 #include "serve/dialects/openai.h"
 
 typedef struct Ollama {
-	OpenAi base;   /* what openai_read fills in */
-	bool   chat;   /* else generate: "response" in place of "message" */
+	OpenAi base; /* what openai_read fills in */
+	bool chat;   /* else generate: "response" in place of "message" */
 } Ollama;
 
 static const char type_lines[] = "application/x-ndjson";
@@ -31,12 +32,18 @@ ollama_problem(Req *r, const Problem *p)
 static bool
 refuse_options(const json_t *o, Problem *p)
 {
-	static const struct { const char *key; double off; } never[] = { { "mirostat", 0 }, { "tfs_z", 1 } };
+	static const struct {
+		const char *key;
+		double off;
+	} never[] = { { "mirostat", 0 }, { "tfs_z", 1 } };
 
 	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
 		const json_t *v = json_object_get(o, never[i].key);
-		if (v && !json_is_null(v) && !(json_is_number(v) && (json_number_value(v) == 0 || json_number_value(v) == never[i].off)))
-			return problem(p, 400, never[i].key, "options.%s is not supported by this server", never[i].key);
+		if (v && !json_is_null(v) &&
+		    !(json_is_number(v) &&
+		      (json_number_value(v) == 0 || json_number_value(v) == never[i].off)))
+			return problem(p, 400, never[i].key,
+			               "options.%s is not supported by this server", never[i].key);
 	}
 	return true;
 }
@@ -50,7 +57,8 @@ copy_option(const json_t *from, const char *theirs, json_t *to, const char *ours
 		json_object_set(to, ours, v);
 }
 
-/* Fields of "options"; those that shape the runner, such as num_ctx or num_gpu, are the server's own settings here. */
+/* Fields of "options"; those that shape the runner, such as num_ctx or num_gpu, are the server's
+ * own settings here. */
 static bool
 read_options(const json_t *in, json_t *out, Problem *p)
 {
@@ -60,20 +68,26 @@ read_options(const json_t *in, json_t *out, Problem *p)
 	const llmc_option *option = llmc_sampling_options(&n_option);
 
 	if (o && !json_is_null(o) && !json_is_object(o))
-		return problem(p, 400, "options", "options: expected an object, but got %s", json_type_name(o));
+		return problem(p, 400, "options", "options: expected an object, but got %s",
+		               json_type_name(o));
 	if (!refuse_options(o, p))
 		return false;
 	json_object_set_new(out, "temperature", json_real(0.8)); /* Ollama's defaults */
 	json_object_set_new(out, "top_k", json_integer(40));
 	json_object_set_new(out, "top_p", json_real(0.9));
 	for (const llmc_option *k = option; k < option + n_option; k++)
-		copy_option(o, k->alias && json_object_get(o, k->alias) ? k->alias : k->name, out, k->name);
+		copy_option(o, k->alias && json_object_get(o, k->alias) ? k->alias : k->name, out,
+		            k->name);
 	for (size_t i = 0; i < sizeof same / sizeof *same; i++)
 		copy_option(o, same[i], out, same[i]);
 	if (most && !json_is_null(most)) {
 		if (!json_is_integer(most) || json_integer_value(most) == 0)
-			return problem(p, 400, "num_predict", "options.num_predict: expected a whole number that is not 0");
-		json_object_set_new(out, "max_tokens", json_integer(json_integer_value(most) < 0 ? -1 : json_integer_value(most)));
+			return problem(
+			    p, 400, "num_predict",
+			    "options.num_predict: expected a whole number that is not 0");
+		json_object_set_new(
+		    out, "max_tokens",
+		    json_integer(json_integer_value(most) < 0 ? -1 : json_integer_value(most)));
 	}
 	return true;
 }
@@ -85,10 +99,12 @@ refuse(const json_t *in, Problem *p)
 
 	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
 		const json_t *v = json_object_get(in, never[i]);
-		bool nothing = !v || json_is_null(v) || json_is_false(v) || (json_is_array(v) && json_array_size(v) == 0) ||
+		bool nothing = !v || json_is_null(v) || json_is_false(v) ||
+		               (json_is_array(v) && json_array_size(v) == 0) ||
 		               (json_is_string(v) && json_string_length(v) == 0);
 		if (!nothing)
-			return problem(p, 400, never[i], "%s is not supported by this server at this path", never[i]);
+			return problem(p, 400, never[i],
+			               "%s is not supported by this server at this path", never[i]);
 	}
 	return true;
 }
@@ -101,10 +117,18 @@ read_think(const json_t *think, json_t *out, Problem *p)
 	if (!think || json_is_null(think))
 		return true;
 	if (json_is_boolean(think))
-		return json_object_set_new(out, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", json_is_true(think))) == 0 || problem_memory(p);
-	if (!effort || (strcmp(effort, "high") != 0 && strcmp(effort, "medium") != 0 && strcmp(effort, "low") != 0))
-		return problem(p, 400, "think", "think: expected true, false, \"high\", \"medium\" or \"low\"");
-	return json_object_set_new(out, "chat_template_kwargs", json_pack("{s:s,s:b}", "reasoning_effort", effort, "enable_thinking", 1)) == 0 || problem_memory(p);
+		return json_object_set_new(
+		           out, "chat_template_kwargs",
+		           json_pack("{s:b}", "enable_thinking", json_is_true(think))) == 0 ||
+		       problem_memory(p);
+	if (!effort || (strcmp(effort, "high") != 0 && strcmp(effort, "medium") != 0 &&
+	                strcmp(effort, "low") != 0))
+		return problem(p, 400, "think",
+		               "think: expected true, false, \"high\", \"medium\" or \"low\"");
+	return json_object_set_new(
+	           out, "chat_template_kwargs",
+	           json_pack("{s:s,s:b}", "reasoning_effort", effort, "enable_thinking", 1)) == 0 ||
+	       problem_memory(p);
 }
 
 /* The part that chat and generate share. */
@@ -112,29 +136,37 @@ static json_t *
 translate(const json_t *in, Problem *p)
 {
 	json_t *format = json_object_get(in, "format");
-	const json_t *name = json_object_get(in, "model"), *stream = json_object_get(in, "stream"), *logprobs = json_object_get(in, "logprobs");
+	const json_t *name = json_object_get(in, "model"), *stream = json_object_get(in, "stream"),
+	             *logprobs = json_object_get(in, "logprobs");
 	json_t *out = json_object();
 
 	if (!out)
 		problem_memory(p);
-	if (!out || !refuse(in, p) || !read_options(in, out, p) || !read_think(json_object_get(in, "think"), out, p))
+	if (!out || !refuse(in, p) || !read_options(in, out, p) ||
+	    !read_think(json_object_get(in, "think"), out, p))
 		goto fail;
 	if (stream && !json_is_null(stream) && !json_is_boolean(stream)) {
-		problem(p, 400, "stream", "stream: expected true or false, but got %s", json_type_name(stream));
+		problem(p, 400, "stream", "stream: expected true or false, but got %s",
+		        json_type_name(stream));
 		goto fail;
 	}
 	json_object_set_new(out, "stream", json_boolean(!json_is_false(stream)));
 	if (json_is_string(name)) {
 		json_object_set(out, "model", (json_t *)(uintptr_t)name);
 	} else if (name && !json_is_null(name)) {
-		problem(p, 400, "model", "model: expected a string, but got %s", json_type_name(name));
+		problem(p, 400, "model", "model: expected a string, but got %s",
+		        json_type_name(name));
 		goto fail;
 	}
 	if (json_is_object(format)) {
-		json_object_set_new(out, "response_format", json_pack("{s:s,s:{s:s,s:O}}", "type", "json_schema", "json_schema", "name", "format", "schema", format));
+		json_object_set_new(out, "response_format",
+		                    json_pack("{s:s,s:{s:s,s:O}}", "type", "json_schema",
+		                              "json_schema", "name", "format", "schema", format));
 	} else if (json_is_string(format) && !strcmp(json_string_value(format), "json")) {
-		json_object_set_new(out, "response_format", json_pack("{s:s}", "type", "json_object"));
-	} else if (format && !json_is_null(format) && !(json_is_string(format) && !json_string_length(format))) {
+		json_object_set_new(out, "response_format",
+		                    json_pack("{s:s}", "type", "json_object"));
+	} else if (format && !json_is_null(format) &&
+	           !(json_is_string(format) && !json_string_length(format))) {
 		problem(p, 400, "format", "format: expected \"json\" or a JSON schema");
 		goto fail;
 	}
@@ -155,14 +187,16 @@ chat_body(const json_t *in, Problem *p)
 	json_t *out = translate(in, p);
 	size_t i;
 
-	json_array_foreach((json_t *)(uintptr_t)messages, i, m) {
+	json_array_foreach ((json_t *)(uintptr_t)messages, i, m) {
 		if (json_array_size(json_object_get(m, "images")) > 0) {
-			problem(p, 400, "images", "messages[%zu].images: this model reads text only", i);
+			problem(p, 400, "images",
+			        "messages[%zu].images: this model reads text only", i);
 			json_decref(out);
 			return NULL;
 		}
 	}
-	if (out && messages && !json_is_null(messages) && !(json_is_array(messages) && !json_array_size(messages)))
+	if (out && messages && !json_is_null(messages) &&
+	    !(json_is_array(messages) && !json_array_size(messages)))
 		json_object_set_new(out, "messages", json_deep_copy(messages));
 	if (out && json_object_get(in, "tools"))
 		json_object_set(out, "tools", json_object_get(in, "tools"));
@@ -172,14 +206,16 @@ chat_body(const json_t *in, Problem *p)
 static json_t *
 generate_body(const json_t *in, Problem *p)
 {
-	json_t *prompt = json_object_get(in, "prompt"), *system = json_object_get(in, "system"), *out = translate(in, p);
+	json_t *prompt = json_object_get(in, "prompt"), *system = json_object_get(in, "system"),
+	       *out = translate(in, p);
 	bool raw = false;
 
 	if (!out)
 		return NULL;
 	if (!field_bool(in, "raw", &raw, p))
 		goto fail;
-	if (!prompt || json_is_null(prompt) || (json_is_string(prompt) && !json_string_length(prompt)))
+	if (!prompt || json_is_null(prompt) ||
+	    (json_is_string(prompt) && !json_string_length(prompt)))
 		return out;
 	if (!json_is_string(prompt)) {
 		problem(p, 400, "prompt", "prompt: expected a string");
@@ -191,7 +227,8 @@ generate_body(const json_t *in, Problem *p)
 	}
 	json_t *messages = json_array();
 	if (json_is_string(system) && json_string_length(system))
-		json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "system", "content", system));
+		json_array_append_new(messages,
+		                      json_pack("{s:s,s:O}", "role", "system", "content", system));
 	json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "user", "content", prompt));
 	json_object_set_new(out, "messages", messages);
 	return out;
@@ -203,22 +240,28 @@ fail:
 #define OPTION_NAME(kind, name, ...) { "options." #name, #name },
 static const FieldName names[] = {
 	{ "options.repeat_penalty", "repetition_penalty" },
-	LLMC_SAMPLING_OPTIONS(OPTION_NAME)
-	{ "options.seed", "seed" }, { "options.stop", "stop" }, { "options.num_predict", "max_tokens" }, { "format", "response_format" }, { NULL, NULL },
+	LLMC_SAMPLING_OPTIONS(OPTION_NAME){ "options.seed", "seed" },
+	{ "options.stop", "stop" },
+	{ "options.num_predict", "max_tokens" },
+	{ "format", "response_format" },
+	{ NULL, NULL },
 };
 
-/* Nothing to answer asks for the model to be there, as it is by now: a generation without a prompt. */
+/* Nothing to answer asks for the model to be there, as it is by now: a generation without a prompt.
+ */
 static bool
 read_generate(Generation *g, const json_t *o, Problem *p)
 {
-	const json_t *prompt = json_object_get(o, "prompt"), *most = json_object_get(o, "max_tokens");
+	const json_t *prompt = json_object_get(o, "prompt"),
+	             *most = json_object_get(o, "max_tokens");
 
 	if (!prompt)
 		return !json_object_get(o, "messages") || openai_read_chat(g, o, p);
 	g->max_new = most ? (int32_t)json_integer_value(most) : -1;
 	return openai_read_logprobs(g, o, p) && gen_prompts(g, 1, p) &&
-	       tokenize_prompt(g->model, json_string_value(prompt), json_string_length(prompt), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL,
-	                       (size_t)g->model->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p) &&
+	       tokenize_prompt(g->model, json_string_value(prompt), json_string_length(prompt),
+	                       LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL, (size_t)g->model->max_input,
+	                       &g->sub[0].tok, &g->sub[0].n_tok, p) &&
 	       openai_fits(g, g->sub[0].n_tok, "prompt", p);
 }
 
@@ -231,15 +274,18 @@ read_chat(Generation *g, const json_t *o, Problem *p)
 
 /* ---- answers ---- */
 
-/* {"model":..., and what was said: text, reasoning, calls and tokens' log probabilities as JSON without brackets; each may be empty */
+/* {"model":..., and what was said: text, reasoning, calls and tokens' log probabilities as JSON
+ * without brackets; each may be empty */
 static void
-line_open(const Generation *g, Strbuf *b, const char *text, size_t n, const Strbuf *thinking, const Strbuf *calls, Strbuf *places)
+line_open(const Generation *g, Strbuf *b, const char *text, size_t n, const Strbuf *thinking,
+          const Strbuf *calls, Strbuf *places)
 {
 	bool chat = ((const Ollama *)gen_own(g))->chat;
 
 	json_printf(b, "{\"model\":%s,\"created_at\":", g->model->name);
 	json_time(b, time(NULL));
-	strbuf_puts(b, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
+	strbuf_puts(b,
+	            chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
 	json_str(b, text, n);
 	if (thinking && thinking->len) {
 		strbuf_puts(b, ",\"thinking\":");
@@ -269,7 +315,8 @@ push(Generation *g, Strbuf *b)
 }
 
 static void
-line(Generation *g, Choice *c, const char *text, size_t n, const Strbuf *thinking, const Strbuf *calls)
+line(Generation *g, Choice *c, const char *text, size_t n, const Strbuf *thinking,
+     const Strbuf *calls)
 {
 	Strbuf b = { 0 };
 
@@ -298,7 +345,8 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 		break;
 	case LLMC_PIECE_CALL:
 		c->n_calls = call + 1;
-		strbuf_puts(&c->call, c->call.len ? ",{\"function\":{\"name\":" : "{\"function\":{\"name\":");
+		strbuf_puts(&c->call,
+		            c->call.len ? ",{\"function\":{\"name\":" : "{\"function\":{\"name\":");
 		json_str(&c->call, text, n);
 		strbuf_puts(&c->call, ",\"arguments\":");
 		strbuf_clear(&c->held);
@@ -346,11 +394,18 @@ on_done(Generation *g)
 	Strbuf b = { 0 };
 
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
-	line_open(g, &b, strbuf_str(&c->text), c->text.len, &c->reasoning, &c->call, &c->col[2]); /* nothing, in a stream */
+	line_open(g, &b, strbuf_str(&c->text), c->text.len, &c->reasoning, &c->call,
+	          &c->col[2]); /* nothing, in a stream */
 	strbuf_puts(&b, "\"done\":true,");
-	json_printf(&b, "\"done_reason\":%s,\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%d,\"prompt_eval_duration\":%lld,\"eval_count\":%d,\"eval_duration\":%lld}",
-	            !g->n_sub ? "load" : c->finish == LLMC_FINISH_LENGTH ? "length" : "stop", (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt,
-	            (long long)(1e9 * g->prefill_s), n_new, (long long)(1e9 * g->decode_s));
+	json_printf(
+	    &b,
+	    "\"done_reason\":%s,\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%"
+	    "d,\"prompt_eval_duration\":%lld,\"eval_count\":%d,\"eval_duration\":%lld}",
+	    !g->n_sub                         ? "load"
+	    : c->finish == LLMC_FINISH_LENGTH ? "length"
+	                                      : "stop",
+	    (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt,
+	    (long long)(1e9 * g->prefill_s), n_new, (long long)(1e9 * g->decode_s));
 	if (g->stream)
 		push(g, &b);
 	else
@@ -371,13 +426,23 @@ failed(Generation *g, const Problem *p)
 }
 
 static const Dialect dialect = {
-	.own_bytes = sizeof(Ollama), .pieces = true, .stream_type = type_lines, .token = on_token, .finish = on_finish, .done = on_done, .problem = failed,
+	.own_bytes = sizeof(Ollama),
+	.pieces = true,
+	.stream_type = type_lines,
+	.token = on_token,
+	.finish = on_finish,
+	.done = on_done,
+	.problem = failed,
 };
 
 void
 ollama_chat(Req *r)
 {
-	static const OpenAiRoute route = { .id_prefix = "", .max_stop = OTHERS_MAX_STOP, .translate = chat_body, .names = names, .read = read_chat };
+	static const OpenAiRoute route = { .id_prefix = "",
+		                           .max_stop = OTHERS_MAX_STOP,
+		                           .translate = chat_body,
+		                           .names = names,
+		                           .read = read_chat };
 
 	openai_handle(r, &dialect, &route);
 }
@@ -385,7 +450,11 @@ ollama_chat(Req *r)
 void
 ollama_generate(Req *r)
 {
-	static const OpenAiRoute route = { .id_prefix = "", .max_stop = OTHERS_MAX_STOP, .translate = generate_body, .names = names, .read = read_generate };
+	static const OpenAiRoute route = { .id_prefix = "",
+		                           .max_stop = OTHERS_MAX_STOP,
+		                           .translate = generate_body,
+		                           .names = names,
+		                           .read = read_generate };
 
 	openai_handle(r, &dialect, &route);
 }
@@ -398,14 +467,18 @@ details(const Slot *t, Strbuf *b) /* lock held */
 	const llmc_model_info *i = &t->about.info;
 	char size[32], level[sizeof t->about.scheme];
 
-	snprintf(size, sizeof size, i->n_params >= 1000000000 ? "%.1fB" : "%.0fM", (double)i->n_params / (i->n_params >= 1000000000 ? 1e9 : 1e6));
+	snprintf(size, sizeof size, i->n_params >= 1000000000 ? "%.1fB" : "%.0fM",
+	         (double)i->n_params / (i->n_params >= 1000000000 ? 1e9 : 1e6));
 	for (size_t k = 0; k < sizeof level; k++)
 		level[k] = (char)toupper((unsigned char)t->about.scheme[k]);
-	json_printf(b, "\"details\":{\"parent_model\":%s,\"format\":\"llmc\",\"family\":%s,\"families\":[%s],\"parameter_size\":%s,\"quantization_level\":%s}", t->parent ? t->parent : "",
-	            i->family, i->family, size, level);
+	json_printf(b,
+	            "\"details\":{\"parent_model\":%s,\"format\":\"llmc\",\"family\":%s,"
+	            "\"families\":[%s],\"parameter_size\":%s,\"quantization_level\":%s}",
+	            t->parent ? t->parent : "", i->family, i->family, size, level);
 }
 
-/* Of what we know of the model: the same for the same one, also in another server; clients compare it and show its first digits. */
+/* Of what we know of the model: the same for the same one, also in another server; clients compare
+ * it and show its first digits. */
 static void
 digest(const Slot *t, char hex[65])
 {
@@ -413,7 +486,8 @@ digest(const Slot *t, char hex[65])
 	Sha256 sum;
 	Strbuf b = { 0 };
 
-	json_printf(&b, "[%s,%s,%s,%s,%lld,%lld]", t->name, i->name, i->family, t->about.scheme, (long long)i->n_params, (long long)i->weight_bytes);
+	json_printf(&b, "[%s,%s,%s,%s,%lld,%lld]", t->name, i->name, i->family, t->about.scheme,
+	            (long long)i->n_params, (long long)i->weight_bytes);
 	sha256_init(&sum);
 	sha256_add(&sum, strbuf_str(&b), b.len);
 	sha256_hex(&sum, hex);
@@ -427,7 +501,8 @@ one_model(const Slot *t, int64_t bytes, Strbuf *b) /* lock held */
 	char hex[65];
 
 	digest(t, hex);
-	json_printf(b, "{\"name\":%s,\"model\":%s,\"size\":%lld,\"digest\":%s,", t->name, t->name, (long long)bytes, hex);
+	json_printf(b, "{\"name\":%s,\"model\":%s,\"size\":%lld,\"digest\":%s,", t->name, t->name,
+	            (long long)bytes, hex);
 	details(t, b);
 }
 
@@ -468,10 +543,14 @@ ollama_ps(Req *r)
 		const Slot *t = s->slot[i];
 		if (t->removed || !t->model)
 			continue;
-		double left = s->opt.sleep_after_s > 0 && t->src.open ? t->used_at + s->opt.sleep_after_s - clock_now() : (double)NEVER;
+		double left = s->opt.sleep_after_s > 0 && t->src.open
+		                  ? t->used_at + s->opt.sleep_after_s - clock_now()
+		                  : (double)NEVER;
 		strbuf_puts(&b, n++ ? "," : "");
 		one_model(t, t->bytes, &b);
-		json_printf(&b, ",\"size_vram\":%lld,\"context_length\":%d,\"expires_at\":", strncmp(t->about.info.target, "cuda", 4) ? 0LL : (long long)t->bytes, t->max_total);
+		json_printf(&b, ",\"size_vram\":%lld,\"context_length\":%d,\"expires_at\":",
+		            strncmp(t->about.info.target, "cuda", 4) ? 0LL : (long long)t->bytes,
+		            t->max_total);
 		json_time(&b, time(NULL) + (time_t)(left > 0 ? left : 0));
 		strbuf_putc(&b, '}');
 	}
@@ -500,14 +579,20 @@ ollama_show(Req *r)
 	const Slot *t = r->slot;
 	pthread_mutex_lock(&r->srv->lock);
 	const llmc_model_info *i = &t->about.info;
-	const char *template = t->model ? llmc_chat_template(t->model->back.tok) : NULL; /* of one that sleeps it is not read */
-	json_printf(&b, "{\"modelfile\":\"\",\"parameters\":\"\",\"template\":%s,\"modified_at\":", template ? template : "");
+	const char *template = t->model ? llmc_chat_template(t->model->back.tok)
+	                                : NULL; /* of one that sleeps it is not read */
+	json_printf(&b, "{\"modelfile\":\"\",\"parameters\":\"\",\"template\":%s,\"modified_at\":",
+	            template ? template : "");
 	json_time(&b, r->srv->started);
 	strbuf_putc(&b, ',');
 	details(t, &b);
-	json_printf(&b, ",\"model_info\":{\"general.architecture\":%s,\"general.parameter_count\":%lld,", i->family, (long long)i->n_params);
-	strbuf_printf(&b, "\"%s.context_length\":%d,\"%s.embedding_length\":%d,\"%s.block_count\":%d},\"capabilities\":[\"completion\",\"tools\"]}", i->family, t->max_total,
-	              i->family, i->hidden, i->family, i->n_layers);
+	json_printf(
+	    &b, ",\"model_info\":{\"general.architecture\":%s,\"general.parameter_count\":%lld,",
+	    i->family, (long long)i->n_params);
+	strbuf_printf(&b,
+	              "\"%s.context_length\":%d,\"%s.embedding_length\":%d,\"%s.block_count\":%d},"
+	              "\"capabilities\":[\"completion\",\"tools\"]}",
+	              i->family, t->max_total, i->family, i->hidden, i->family, i->n_layers);
 	pthread_mutex_unlock(&r->srv->lock);
 	req_answer(r, 200, type_json, &b);
 }

@@ -1,4 +1,5 @@
-/* What OpenAI's chat and completions share: fields with their ranges and refusals, frames, usage, errors. */
+/* What OpenAI's chat and completions share: fields with their ranges and refusals, frames, usage,
+ * errors. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +16,17 @@ enum { MAX_BIAS = 1024, MAX_STOP_TOKENS = 128 };
 static const char *
 error_type(const Problem *p)
 {
-	return p->type ? p->type : p->status == 429 ? "rate_limit_error" : p->status >= 500 ? "server_error" : "invalid_request_error";
+	return p->type            ? p->type
+	       : p->status == 429 ? "rate_limit_error"
+	       : p->status >= 500 ? "server_error"
+	                          : "invalid_request_error";
 }
 
 static void
 error_object(Strbuf *b, const Problem *p)
 {
-	json_printf(b, "{\"error\":{\"message\":%s,\"type\":%s,\"param\":%s,\"code\":%s}}", p->text, error_type(p), p->param[0] ? p->param : NULL, p->code);
+	json_printf(b, "{\"error\":{\"message\":%s,\"type\":%s,\"param\":%s,\"code\":%s}}", p->text,
+	            error_type(p), p->param[0] ? p->param : NULL, p->code);
 }
 
 void
@@ -51,7 +56,9 @@ openai_model(Req *r, const json_t *o, Problem *p)
 	if (!v || json_is_null(v))
 		return true; /* the first, or the only one */
 	if (!json_is_string(v))
-		return problem(p, 400, "model", "Invalid type for 'model': expected a string, but got %s instead.", json_type_name(v));
+		return problem(p, 400, "model",
+		               "Invalid type for 'model': expected a string, but got %s instead.",
+		               json_type_name(v));
 	Slot *t = models_find(r->srv, json_string_value(v));
 	if (!t) {
 		models_unknown(r->srv, json_string_value(v), p);
@@ -66,19 +73,28 @@ static bool
 check_unsupported(const json_t *o, Problem *p)
 {
 	static const char *const never[] = {
-		"prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "bad_words", "use_beam_search", "functions", "function_call",
-		"audio", "modalities", "web_search_options",
+		"prompt_logprobs",   "truncate_prompt_tokens",
+		"allowed_token_ids", "bad_words",
+		"use_beam_search",   "functions",
+		"function_call",     "audio",
+		"modalities",        "web_search_options",
 	};
 	/* values that ask for nothing */
-	static const struct { const char *key, *word; } harmless[] = { { "function_call", "none" }, { "modalities", "text" } };
+	static const struct {
+		const char *key, *word;
+	} harmless[] = { { "function_call", "none" }, { "modalities", "text" } };
 
 	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
-		const json_t *v = json_object_get(o, never[i]), *word = json_array_size(v) == 1 ? json_array_get(v, 0) : v;
-		bool nothing = !v || json_is_null(v) || json_is_false(v) || (json_is_array(v) && json_array_size(v) == 0);
+		const json_t *v = json_object_get(o, never[i]),
+		             *word = json_array_size(v) == 1 ? json_array_get(v, 0) : v;
+		bool nothing = !v || json_is_null(v) || json_is_false(v) ||
+		               (json_is_array(v) && json_array_size(v) == 0);
 		for (size_t k = 0; k < sizeof harmless / sizeof *harmless; k++)
-			nothing |= !strcmp(never[i], harmless[k].key) && json_is_string(word) && !strcmp(json_string_value(word), harmless[k].word);
+			nothing |= !strcmp(never[i], harmless[k].key) && json_is_string(word) &&
+			           !strcmp(json_string_value(word), harmless[k].word);
 		if (!nothing) {
-			problem(p, 400, never[i], "The '%s' parameter is not supported by this server.", never[i]);
+			problem(p, 400, never[i],
+			        "The '%s' parameter is not supported by this server.", never[i]);
 			p->code = "unsupported_parameter";
 			return false;
 		}
@@ -92,7 +108,9 @@ check_lora(const json_t *o, Problem *p)
 {
 	if (json_array_size(json_object_get(o, "lora")) == 0)
 		return true;
-	return problem(p, 400, "lora", "'lora' is not supported: an adapter is a model of its own here, at its own scale. Name it in 'model'; GET /v1/models lists them.");
+	return problem(p, 400, "lora",
+	               "'lora' is not supported: an adapter is a model of its own here, at its own "
+	               "scale. Name it in 'model'; GET /v1/models lists them.");
 }
 
 static bool
@@ -104,16 +122,29 @@ read_stop(Generation *g, const json_t *o, size_t most, Problem *p)
 	if (!v || json_is_null(v) || (json_is_array(v) && n == 0))
 		return true;
 	if (!json_is_array(v) && !json_is_string(v))
-		return problem(p, 400, "stop", "Invalid type for 'stop': expected a string or an array of strings, but got %s instead.", json_type_name(v));
+		return problem(p, 400, "stop",
+		               "Invalid type for 'stop': expected a string or an array of strings, "
+		               "but got %s instead.",
+		               json_type_name(v));
 	if (n > most)
-		return problem(p, 400, "stop", "Invalid 'stop': array too long. Expected an array with maximum length %zu, but got an array with length %zu instead.", most, n);
+		return problem(p, 400, "stop",
+		               "Invalid 'stop': array too long. Expected an array with maximum "
+		               "length %zu, but got an array with length %zu instead.",
+		               most, n);
 	g->stop = calloc(n + 1, sizeof *g->stop);
 	for (size_t i = 0; g->stop && i < n; i++) {
 		const json_t *one = json_is_array(v) ? json_array_get(v, i) : v;
 		if (!json_is_string(one))
-			return problem(p, 400, "stop", "Invalid type for 'stop[%zu]': expected a string, but got %s instead.", i, json_type_name(one));
-		if (json_string_length(one) == 0 || strlen(json_string_value(one)) != json_string_length(one))
-			return problem(p, 400, "stop", "Invalid 'stop[%zu]': expected text that is not empty and has no NUL in it.", i);
+			return problem(
+			    p, 400, "stop",
+			    "Invalid type for 'stop[%zu]': expected a string, but got %s instead.",
+			    i, json_type_name(one));
+		if (json_string_length(one) == 0 ||
+		    strlen(json_string_value(one)) != json_string_length(one))
+			return problem(p, 400, "stop",
+			               "Invalid 'stop[%zu]': expected text that is not empty and "
+			               "has no NUL in it.",
+			               i);
 		g->stop[i] = strdup(json_string_value(one));
 		if (!g->stop[i])
 			return problem_memory(p);
@@ -130,16 +161,25 @@ read_stop_tokens(Generation *g, const json_t *o, Problem *p)
 	if (!v || json_is_null(v) || (json_is_array(v) && n == 0))
 		return true;
 	if (!json_is_array(v))
-		return problem(p, 400, "stop_token_ids", "Invalid type for 'stop_token_ids': expected an array of integers, but got %s instead.", json_type_name(v));
+		return problem(p, 400, "stop_token_ids",
+		               "Invalid type for 'stop_token_ids': expected an array of integers, "
+		               "but got %s instead.",
+		               json_type_name(v));
 	if (n > MAX_STOP_TOKENS)
-		return problem(p, 400, "stop_token_ids", "Invalid 'stop_token_ids': at most %d are taken, got %zu.", MAX_STOP_TOKENS, n);
+		return problem(p, 400, "stop_token_ids",
+		               "Invalid 'stop_token_ids': at most %d are taken, got %zu.",
+		               MAX_STOP_TOKENS, n);
 	g->stop_tokens = calloc(n, sizeof *g->stop_tokens);
 	if (!g->stop_tokens)
 		return problem_memory(p);
 	for (size_t i = 0; i < n; i++) {
 		const json_t *one = json_array_get(v, i);
-		if (!json_is_integer(one) || json_integer_value(one) < 0 || json_integer_value(one) >= g->model->back.info.vocab)
-			return problem(p, 400, "stop_token_ids", "Invalid 'stop_token_ids[%zu]': expected an id from 0 to %d.", i, g->model->back.info.vocab - 1);
+		if (!json_is_integer(one) || json_integer_value(one) < 0 ||
+		    json_integer_value(one) >= g->model->back.info.vocab)
+			return problem(
+			    p, 400, "stop_token_ids",
+			    "Invalid 'stop_token_ids[%zu]': expected an id from 0 to %d.", i,
+			    g->model->back.info.vocab - 1);
 		g->stop_tokens[i] = (int32_t)json_integer_value(one);
 	}
 	g->ep.n_stop_tokens = (int32_t)n;
@@ -156,27 +196,39 @@ read_bias(Generation *g, const json_t *o, Problem *p)
 	if (!v || json_is_null(v) || (json_is_object(v) && n == 0))
 		return true;
 	if (!json_is_object(v))
-		return problem(p, 400, "logit_bias", "Invalid type for 'logit_bias': expected an object, but got %s instead.", json_type_name(v));
+		return problem(
+		    p, 400, "logit_bias",
+		    "Invalid type for 'logit_bias': expected an object, but got %s instead.",
+		    json_type_name(v));
 	if (n > MAX_BIAS)
-		return problem(p, 400, "logit_bias", "Invalid 'logit_bias': at most %d entries are taken, got %zu.", MAX_BIAS, n);
+		return problem(p, 400, "logit_bias",
+		               "Invalid 'logit_bias': at most %d entries are taken, got %zu.",
+		               MAX_BIAS, n);
 	g->bias = calloc(n, sizeof *g->bias);
 	if (!g->bias)
 		return problem_memory(p);
 	n = 0;
-	json_object_foreach(v, key, one) {
+	json_object_foreach (v, key, one) {
 		char *end;
 		long id = strtol(key, &end, 10);
 		if (end == key || *end || id < 0 || id >= g->model->back.info.vocab)
-			return problem(p, 400, "logit_bias", "Invalid key in 'logit_bias': '%.40s'. Expected a token id from 0 to %d.", key, g->model->back.info.vocab - 1);
+			return problem(p, 400, "logit_bias",
+			               "Invalid key in 'logit_bias': '%.40s'. Expected a token id "
+			               "from 0 to %d.",
+			               key, g->model->back.info.vocab - 1);
 		if (!json_is_number(one) || !(fabs(json_number_value(one)) <= 100))
-			return problem(p, 400, "logit_bias", "Invalid value in 'logit_bias' for id %ld: expected a number from -100 to 100.", id);
+			return problem(p, 400, "logit_bias",
+			               "Invalid value in 'logit_bias' for id %ld: expected a "
+			               "number from -100 to 100.",
+			               id);
 		g->bias[n++] = (llmc_bias){ (int32_t)id, (float)json_number_value(one) };
 	}
 	g->ep.n_logit_bias = (int32_t)n;
 	return true;
 }
 
-/* vLLM's cache_salt: who does not know it finds no pages of the prompt, and so cannot tell by time what was asked. */
+/* vLLM's cache_salt: who does not know it finds no pages of the prompt, and so cannot tell by time
+ * what was asked. */
 static bool
 read_salt(Generation *g, const json_t *o, Problem *p)
 {
@@ -187,7 +239,8 @@ read_salt(Generation *g, const json_t *o, Problem *p)
 	if (!v || json_is_null(v))
 		return true;
 	if (!json_is_string(v) || !json_string_length(v))
-		return problem(p, 400, "cache_salt", "Invalid 'cache_salt': expected a string that is not empty.");
+		return problem(p, 400, "cache_salt",
+		               "Invalid 'cache_salt': expected a string that is not empty.");
 	sha256_init(&sum);
 	sha256_add(&sum, json_string_value(v), json_string_length(v));
 	sha256_hex(&sum, hex);
@@ -196,8 +249,8 @@ read_salt(Generation *g, const json_t *o, Problem *p)
 	return true;
 }
 
-/* Fields of LLMC_SAMPLING_OPTIONS. In HTTP top_k -1 is off, top_p 0 selects the most likely token, and repetition_penalty 0 is
- * an error. */
+/* Fields of LLMC_SAMPLING_OPTIONS. In HTTP top_k -1 is off, top_p 0 selects the most likely token,
+ * and repetition_penalty 0 is an error. */
 static bool
 read_sampling(Generation *g, const json_t *o, Problem *p)
 {
@@ -210,9 +263,11 @@ read_sampling(Generation *g, const json_t *o, Problem *p)
 		int64_t n = (int64_t)k->http_default;
 		if (k->http_least > k->http_most)
 			continue;
-		if (k->kind == LLMC_OPTION_BOOL ? !field_bool(o, k->name, field, p) :
-		    k->kind == LLMC_OPTION_INT ? !field_int(o, k->name, (int64_t)k->http_least, (int64_t)k->http_most, &n, NULL, p) :
-		                                 !field_num(o, k->name, k->http_least, k->http_most, &x, NULL, p))
+		if (k->kind == LLMC_OPTION_BOOL ? !field_bool(o, k->name, field, p)
+		    : k->kind == LLMC_OPTION_INT
+		        ? !field_int(o, k->name, (int64_t)k->http_least, (int64_t)k->http_most, &n,
+		                     NULL, p)
+		        : !field_num(o, k->name, k->http_least, k->http_most, &x, NULL, p))
 			return false;
 		if (k->kind == LLMC_OPTION_INT)
 			*(int32_t *)field = n > 0 ? (int32_t)n : 0;
@@ -220,7 +275,8 @@ read_sampling(Generation *g, const json_t *o, Problem *p)
 			*(float *)field = (float)x;
 	}
 	if (!(g->ep.repetition_penalty > 0))
-		return problem(p, 400, "repetition_penalty", "Invalid 'repetition_penalty': it must be greater than 0.");
+		return problem(p, 400, "repetition_penalty",
+		               "Invalid 'repetition_penalty': it must be greater than 0.");
 	if (g->ep.top_p == 0)
 		g->ep.top_k = 1, g->ep.top_p = 1;
 	return true;
@@ -234,17 +290,25 @@ read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p
 	bool has_seed, skip_special = true, usage = false;
 	const json_t *so = json_object_get(o, "stream_options");
 
-	if (!openai_model(g->req, o, p) || !check_unsupported(o, p) || !check_lora(o, p) || !read_sampling(g, o, p) || !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
+	if (!openai_model(g->req, o, p) || !check_unsupported(o, p) || !check_lora(o, p) ||
+	    !read_sampling(g, o, p) || !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
 	    !field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, &has_seed, p) ||
 	    !field_int(o, "speculate", 0, LLMC_MAX_SPECULATE, &speculate, NULL, p) ||
-	    !field_int(o, "priority", -PRIORITY_MOST, PRIORITY_MOST, &priority, NULL, p) || !field_bool(o, "skip_special_tokens", &skip_special, p) || !field_bool(o, "stream", &g->stream, p) ||
-	    !read_stop(g, o, route->max_stop, p) || !read_stop_tokens(g, o, p) || !read_bias(g, o, p) || !read_salt(g, o, p))
+	    !field_int(o, "priority", -PRIORITY_MOST, PRIORITY_MOST, &priority, NULL, p) ||
+	    !field_bool(o, "skip_special_tokens", &skip_special, p) ||
+	    !field_bool(o, "stream", &g->stream, p) || !read_stop(g, o, route->max_stop, p) ||
+	    !read_stop_tokens(g, o, p) || !read_bias(g, o, p) || !read_salt(g, o, p))
 		return false;
 	if (so && !json_is_null(so)) {
 		if (!json_is_object(so))
-			return problem(p, 400, "stream_options", "Invalid type for 'stream_options': expected an object, but got %s instead.", json_type_name(so));
+			return problem(p, 400, "stream_options",
+			               "Invalid type for 'stream_options': expected an object, but "
+			               "got %s instead.",
+			               json_type_name(so));
 		if (!g->stream)
-			return problem(p, 400, "stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.");
+			return problem(p, 400, "stream_options",
+			               "The 'stream_options' parameter is only allowed when "
+			               "'stream' is enabled.");
 		if (!field_bool(so, "include_usage", &usage, p))
 			return false;
 	}
@@ -271,19 +335,26 @@ openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p)
 		if (n_tok > (size_t)m->max_input && (int64_t)n_tok + new_tokens <= most)
 			most = m->max_input;
 		if (g->max_new < 0)
-			problem(p, 400, what, "This model's maximum context length is %lld tokens. However, your messages resulted in %zu tokens. Please reduce the length of the messages.",
+			problem(p, 400, what,
+			        "This model's maximum context length is %lld tokens. However, your "
+			        "messages resulted in %zu tokens. Please reduce the length of the "
+			        "messages.",
 			        (long long)most, n_tok);
 		else
-			problem(p, 400, what, "This model's maximum context length is %lld tokens. However, you requested %lld tokens (%zu in the %s, %lld in the completion). Please reduce the length of the %s or completion.",
-			        (long long)most, (long long)n_tok + (long long)new_tokens, n_tok, what, (long long)new_tokens,
-			        what);
+			problem(p, 400, what,
+			        "This model's maximum context length is %lld tokens. However, you "
+			        "requested %lld tokens (%zu in the %s, %lld in the completion). "
+			        "Please reduce the length of the %s or completion.",
+			        (long long)most, (long long)n_tok + (long long)new_tokens, n_tok,
+			        what, (long long)new_tokens, what);
 		p->code = "context_length_exceeded";
 		return false;
 	}
 	return true;
 }
 
-/* The row of the name that s begins with, as a whole: behind it the name ends, or a place within the field is told. */
+/* The row of the name that s begins with, as a whole: behind it the name ends, or a place within
+ * the field is told. */
 static const FieldName *
 name_at(const FieldName *names, const char *s, const char *ends)
 {
@@ -295,7 +366,8 @@ name_at(const FieldName *names, const char *s, const char *ends)
 	return NULL;
 }
 
-/* What a chat's reader said is told with the names of the body: in quotes, as all of its texts have them, and as the param. */
+/* What a chat's reader said is told with the names of the body: in quotes, as all of its texts have
+ * them, and as the param. */
 void
 openai_rename(const FieldName *names, Problem *p)
 {
@@ -316,7 +388,10 @@ openai_rename(const FieldName *names, Problem *p)
 		}
 	}
 	if (!b.failed)
-		snprintf(p->text, sizeof p->text, "%.*s", (int)utf8_whole(strbuf_str(&b), b.len < sizeof p->text ? b.len : sizeof p->text - 1), strbuf_str(&b));
+		snprintf(p->text, sizeof p->text, "%.*s",
+		         (int)utf8_whole(strbuf_str(&b),
+		                         b.len < sizeof p->text ? b.len : sizeof p->text - 1),
+		         strbuf_str(&b));
 	strbuf_release(&b);
 }
 
@@ -331,7 +406,8 @@ read_route(Generation *g, const json_t *in, const void *how, Problem *p)
 	own->object = route->object;
 	own->chunk = route->chunk;
 	own->created = time(NULL);
-	snprintf(own->id, sizeof own->id, "%s%016llx%08x", route->id_prefix, (unsigned long long)random_seed(), (unsigned)random_seed());
+	snprintf(own->id, sizeof own->id, "%s%016llx%08x", route->id_prefix,
+	         (unsigned long long)random_seed(), (unsigned)random_seed());
 	bool ok = o && read_shared(g, o, route, p) && route->read(g, o, p);
 	if (o && !ok && route->names)
 		openai_rename(route->names, p);
@@ -352,8 +428,11 @@ openai_open(const Generation *g, Strbuf *b, bool chunk)
 {
 	const OpenAi *own = openai_own(g);
 
-	json_printf(b, "{\"id\":%s,\"object\":%s,\"created\":%lld,\"model\":%s,\"system_fingerprint\":\"llmc-" LLMC_VERSION "\",\"choices\":[", own->id,
-	            chunk ? own->chunk : own->object, (long long)own->created, g->model->name);
+	json_printf(b,
+	            "{\"id\":%s,\"object\":%s,\"created\":%lld,\"model\":%s,\"system_fingerprint\":"
+	            "\"llmc-" LLMC_VERSION "\",\"choices\":[",
+	            own->id, chunk ? own->chunk : own->object, (long long)own->created,
+	            g->model->name);
 }
 
 void
@@ -382,7 +461,10 @@ openai_usage(const Generation *g, Strbuf *b)
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
 	for (int32_t i = 0; i < g->n_sub * g->n; i++)
 		n_reasoning += g->choice[i].n_reasoning;
-	json_printf(b, "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d},\"completion_tokens_details\":{\"reasoning_tokens\":%d}}",
+	json_printf(b,
+	            "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,"
+	            "\"prompt_tokens_details\":{\"cached_tokens\":%d},\"completion_tokens_"
+	            "details\":{\"reasoning_tokens\":%d}}",
 	            n_prompt, n_new, n_prompt + n_new, n_cached, n_reasoning);
 }
 
@@ -449,8 +531,11 @@ place_token(const Generation *g, Strbuf *b, int32_t id, float lp)
 	strbuf_release(&raw);
 }
 
-/* A token whose text may be held back: where that stands in the answer, and how long its log probability is. Choice.col[0] has the log probabilities, col[1] these. */
-typedef struct TextPosition { size_t from, to, n_json; } TextPosition;
+/* A token whose text may be held back: where that stands in the answer, and how long its log
+ * probability is. Choice.col[0] has the log probabilities, col[1] these. */
+typedef struct TextPosition {
+	size_t from, to, n_json;
+} TextPosition;
 
 void
 openai_place(const Generation *g, Choice *c, const llmc_event *ev)
@@ -481,11 +566,13 @@ drop(Strbuf *b, size_t n)
 	b->len -= n;
 }
 
-/* Of those before the text nothing is told: they are marks, reasoning or calls. A token without text belongs to what stands behind it. */
+/* Of those before the text nothing is told: they are marks, reasoning or calls. A token without
+ * text belongs to what stands behind it. */
 void
 openai_places_of(Choice *c, size_t n, Strbuf *out)
 {
-	size_t from = c->calls ? llmc_calls_at(c->calls) : 0, to = c->calls ? from + n : SIZE_MAX, k = 0, n_json = 0;
+	size_t from = c->calls ? llmc_calls_at(c->calls) : 0, to = c->calls ? from + n : SIZE_MAX,
+	       k = 0, n_json = 0;
 	TextPosition at;
 
 	for (; (k + 1) * sizeof at <= c->col[1].len; k++, n_json += at.n_json) {

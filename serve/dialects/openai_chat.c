@@ -8,8 +8,9 @@
 static bool
 new_tokens(const json_t *o, const char *key, int64_t *out, bool *set, Problem *p)
 {
-	return json_integer_value(json_object_get(o, key)) == -1 ? field_int(o, key, -1, -1, out, set, p)
-	                                                          : field_int(o, key, 1, INT32_MAX, out, set, p);
+	return json_integer_value(json_object_get(o, key)) == -1
+	           ? field_int(o, key, -1, -1, out, set, p)
+	           : field_int(o, key, 1, INT32_MAX, out, set, p);
 }
 
 bool
@@ -18,10 +19,13 @@ openai_read_logprobs(Generation *g, const json_t *o, Problem *p)
 	int64_t top = 0;
 	bool has_top;
 
-	if (!field_bool(o, "logprobs", &g->er.logprobs, p) || !field_int(o, "top_logprobs", 0, LLMC_MAX_TOP, &top, &has_top, p))
+	if (!field_bool(o, "logprobs", &g->er.logprobs, p) ||
+	    !field_int(o, "top_logprobs", 0, LLMC_MAX_TOP, &top, &has_top, p))
 		return false;
 	if (has_top && !g->er.logprobs)
-		return problem(p, 400, "top_logprobs", "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.");
+		return problem(
+		    p, 400, "top_logprobs",
+		    "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.");
 	g->er.n_top = (int32_t)top;
 	return true;
 }
@@ -34,22 +38,30 @@ openai_read_chat(Generation *g, const json_t *o, Problem *p)
 	char *text = NULL;
 	size_t n;
 
-	if (!new_tokens(o, "max_completion_tokens", &max_tokens, &has_max, p) || !new_tokens(o, "max_tokens", &older, &has_older, p) ||
-	    !openai_read_logprobs(g, o, p) || !field_bool(o, "add_special_tokens", &special, p))
+	if (!new_tokens(o, "max_completion_tokens", &max_tokens, &has_max, p) ||
+	    !new_tokens(o, "max_tokens", &older, &has_older, p) || !openai_read_logprobs(g, o, p) ||
+	    !field_bool(o, "add_special_tokens", &special, p))
 		return false;
 	g->max_new = has_max ? (int32_t)max_tokens : has_older ? (int32_t)older : -1;
 	if (g->max_new > 0 && g->ep.min_tokens > g->max_new)
-		return problem(p, 400, "min_tokens", "Invalid 'min_tokens': %d is more than the new tokens allowed, %d.", g->ep.min_tokens, g->max_new);
+		return problem(p, 400, "min_tokens",
+		               "Invalid 'min_tokens': %d is more than the new tokens allowed, %d.",
+		               g->ep.min_tokens, g->max_new);
 	const json_t *effort = json_object_get(o, "reasoning_effort");
 	if (effort && !json_is_null(effort) && !json_is_string(effort))
-		return problem(p, 400, "reasoning_effort", "Invalid type for 'reasoning_effort': expected a string, but got %s instead.", json_type_name(effort));
+		return problem(
+		    p, 400, "reasoning_effort",
+		    "Invalid type for 'reasoning_effort': expected a string, but got %s instead.",
+		    json_type_name(effort));
 	ToolUse use = { 0 };
 	if (!tools_read(o, &use, p))
 		return false;
-	bool ok = chat_render(g->model, o, use.tools, &text, &n, p) && gen_prompts(g, 1, p) && tools_begin(g, &use, text, n, p);
+	bool ok = chat_render(g->model, o, use.tools, &text, &n, p) && gen_prompts(g, 1, p) &&
+	          tools_begin(g, &use, text, n, p);
 	tools_release(&use);
-	ok = ok && tokenize_prompt(g->model, text, n, LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
-	                                                  (size_t)g->model->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p);
+	ok = ok && tokenize_prompt(
+	               g->model, text, n, LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
+	               (size_t)g->model->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p);
 	free(text);
 	return ok && openai_fits(g, g->sub[0].n_tok, "messages", p);
 }
@@ -72,7 +84,8 @@ logprobs_object(const Generation *g, Strbuf *b, const Strbuf *places)
 
 /* delta: an object without its braces; finish NULL: not yet */
 static void
-frame(const Generation *g, const Choice *c, const Strbuf *delta, const Strbuf *places, const char *finish)
+frame(const Generation *g, const Choice *c, const Strbuf *delta, const Strbuf *places,
+      const char *finish)
 {
 	Strbuf b = { 0 };
 
@@ -129,7 +142,8 @@ say(const Generation *g, Choice *c, const char *text, size_t n)
 static void
 call_id(char out[32])
 {
-	snprintf(out, 32, "call_%016llx%08x", (unsigned long long)random_seed(), (unsigned)random_seed());
+	snprintf(out, 32, "call_%016llx%08x", (unsigned long long)random_seed(),
+	         (unsigned)random_seed());
 }
 
 static void
@@ -156,9 +170,16 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 		c->n_calls = call + 1;
 		call_id(id);
 		if (g->stream)
-			json_printf(to, "\"tool_calls\":[{\"index\":%d,\"id\":%s,\"type\":\"function\",\"function\":{\"name\":", call, id);
+			json_printf(to,
+			            "\"tool_calls\":[{\"index\":%d,\"id\":%s,\"type\":\"function\","
+			            "\"function\":{\"name\":",
+			            call, id);
 		else
-			json_printf(to, call ? ",{\"id\":%s,\"type\":\"function\",\"function\":{\"name\":" : "{\"id\":%s,\"type\":\"function\",\"function\":{\"name\":", id);
+			json_printf(
+			    to,
+			    call ? ",{\"id\":%s,\"type\":\"function\",\"function\":{\"name\":"
+			         : "{\"id\":%s,\"type\":\"function\",\"function\":{\"name\":",
+			    id);
 		json_str(to, text, n);
 		strbuf_puts(to, g->stream ? ",\"arguments\":\"\"}}]" : ",\"arguments\":");
 		strbuf_clear(&c->held);
@@ -168,7 +189,8 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 			strbuf_add(&c->held, text, n);
 			return;
 		}
-		json_printf(&delta, "\"tool_calls\":[{\"index\":%d,\"function\":{\"arguments\":", call);
+		json_printf(&delta,
+		            "\"tool_calls\":[{\"index\":%d,\"function\":{\"arguments\":", call);
 		json_str(&delta, text, n);
 		strbuf_puts(&delta, "}}]");
 		break;
@@ -215,7 +237,9 @@ on_done(Generation *g)
 	openai_open(g, &b, false);
 	for (int32_t i = 0; i < g->n; i++) {
 		const Choice *c = &g->choice[i];
-		strbuf_printf(&b, "%s{\"index\":%d,\"message\":{\"role\":\"assistant\",\"content\":", i ? "," : "", i);
+		strbuf_printf(&b,
+		              "%s{\"index\":%d,\"message\":{\"role\":\"assistant\",\"content\":",
+		              i ? "," : "", i);
 		if (c->n_calls && !c->text.len)
 			strbuf_puts(&b, "null");
 		else
@@ -240,14 +264,23 @@ on_done(Generation *g)
 }
 
 static const Dialect dialect = {
-	.pieces = true, .own_bytes = sizeof(OpenAi), .token = on_token, .finish = on_finish, .done = on_done, .problem = openai_failed,
+	.pieces = true,
+	.own_bytes = sizeof(OpenAi),
+	.token = on_token,
+	.finish = on_finish,
+	.done = on_done,
+	.problem = openai_failed,
 };
 
 void
 openai_chat(Req *r)
 {
 	static const OpenAiRoute route = {
-		.id_prefix = "chatcmpl-", .object = "chat.completion", .chunk = "chat.completion.chunk", .max_stop = OPENAI_MAX_STOP, .read = openai_read_chat,
+		.id_prefix = "chatcmpl-",
+		.object = "chat.completion",
+		.chunk = "chat.completion.chunk",
+		.max_stop = OPENAI_MAX_STOP,
+		.read = openai_read_chat,
 	};
 
 	openai_handle(r, &dialect, &route);

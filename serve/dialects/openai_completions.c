@@ -18,8 +18,12 @@ ids_of(Generation *g, const json_t *list, SubRequest *sub, Problem *p)
 		return problem_memory(p);
 	for (size_t i = 0; i < n; i++) {
 		const json_t *v = json_array_get(list, i);
-		if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= g->model->back.info.vocab)
-			return problem(p, 400, "prompt", "Invalid 'prompt': element %zu is no token id; expected integers from 0 to %d.", i, g->model->back.info.vocab - 1);
+		if (!json_is_integer(v) || json_integer_value(v) < 0 ||
+		    json_integer_value(v) >= g->model->back.info.vocab)
+			return problem(p, 400, "prompt",
+			               "Invalid 'prompt': element %zu is no token id; expected "
+			               "integers from 0 to %d.",
+			               i, g->model->back.info.vocab - 1);
 		sub->tok[sub->n_tok++] = (int32_t)json_integer_value(v);
 	}
 	return true;
@@ -37,19 +41,30 @@ read_prompt(Generation *g, const json_t *o, Problem *p)
 	if (json_is_array(v) && json_array_size(v) == 0)
 		return problem(p, 400, "prompt", "Invalid 'prompt': the array is empty.");
 	if (!json_is_string(v) && !ids && !json_is_string(first) && !json_is_array(first))
-		return problem(p, 400, "prompt", "Invalid type for 'prompt': expected a string, an array of strings, an array of token ids or an array of such arrays, but got %s%s instead.",
-		               json_is_array(v) ? "an array of " : "", json_type_name(json_is_array(v) ? first : v));
-	if (n > MAX_PROMPTS || (g->model->back.max_concurrent && n > (size_t)g->model->back.max_concurrent))
-		return problem(p, 400, "prompt", "Invalid 'prompt': %zu prompts in one request, at most %d are taken.", n,
-		               g->model->back.max_concurrent && g->model->back.max_concurrent < MAX_PROMPTS ? g->model->back.max_concurrent : MAX_PROMPTS);
+		return problem(
+		    p, 400, "prompt",
+		    "Invalid type for 'prompt': expected a string, an array of strings, an array "
+		    "of token ids or an array of such arrays, but got %s%s instead.",
+		    json_is_array(v) ? "an array of " : "",
+		    json_type_name(json_is_array(v) ? first : v));
+	if (n > MAX_PROMPTS ||
+	    (g->model->back.max_concurrent && n > (size_t)g->model->back.max_concurrent))
+		return problem(
+		    p, 400, "prompt",
+		    "Invalid 'prompt': %zu prompts in one request, at most %d are taken.", n,
+		    g->model->back.max_concurrent && g->model->back.max_concurrent < MAX_PROMPTS
+		        ? g->model->back.max_concurrent
+		        : MAX_PROMPTS);
 	if (!field_bool(o, "add_special_tokens", &special, p) || !gen_prompts(g, (int32_t)n, p))
 		return false;
 	for (size_t i = 0; i < n; i++) {
 		const json_t *one = json_is_array(v) && !ids ? json_array_get(v, i) : v;
 		SubRequest *sub = &g->sub[i];
 		if (json_is_string(one)) {
-			if (!tokenize_prompt(g->model, json_string_value(one), json_string_length(one), LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
-			                     (size_t)g->model->max_input, &sub->tok, &sub->n_tok, p))
+			if (!tokenize_prompt(
+			        g->model, json_string_value(one), json_string_length(one),
+			        LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
+			        (size_t)g->model->max_input, &sub->tok, &sub->n_tok, p))
 				return false;
 			if (openai_own(g)->echo) {
 				sub->n_echo = json_string_length(one);
@@ -59,11 +74,17 @@ read_prompt(Generation *g, const json_t *o, Problem *p)
 				memcpy(sub->echo, json_string_value(one), sub->n_echo + 1);
 			}
 		} else if (json_is_array(one)) {
-			if (!ids_of(g, one, sub, p) || (openai_own(g)->echo && g->model->back.tok && !detokenize_prompt(g->model, sub->tok, sub->n_tok, &sub->echo, &sub->n_echo, p)))
+			if (!ids_of(g, one, sub, p) ||
+			    (openai_own(g)->echo && g->model->back.tok &&
+			     !detokenize_prompt(g->model, sub->tok, sub->n_tok, &sub->echo,
+			                        &sub->n_echo, p)))
 				return false;
 		} else {
-			return problem(p, 400, "prompt", "Invalid type for 'prompt[%zu]': expected %s, but got %s instead.", i,
-			               json_is_string(first) ? "a string" : "an array of token ids", json_type_name(one));
+			return problem(
+			    p, 400, "prompt",
+			    "Invalid type for 'prompt[%zu]': expected %s, but got %s instead.", i,
+			    json_is_string(first) ? "a string" : "an array of token ids",
+			    json_type_name(one));
 		}
 		if (!openai_fits(g, sub->n_tok, "prompt", p))
 			return false;
@@ -80,22 +101,30 @@ read_completion(Generation *g, const json_t *o, Problem *p)
 	const json_t *suffix = json_object_get(o, "suffix");
 
 	if (!field_int(o, "max_tokens", -1, INT32_MAX, &max_tokens, NULL, p) ||
-	    !field_int(o, "best_of", 0, 20, &best_of, &has_best, p) || !field_int(o, "logprobs", 0, 5, &logprobs, &has_logprobs, p) ||
+	    !field_int(o, "best_of", 0, 20, &best_of, &has_best, p) ||
+	    !field_int(o, "logprobs", 0, 5, &logprobs, &has_logprobs, p) ||
 	    !field_bool(o, "echo", &own->echo, p))
 		return false;
-	if (json_is_string(suffix) ? json_string_length(suffix) > 0 : suffix && !json_is_null(suffix))
-		return problem(p, 400, "suffix", "'suffix' is not supported: this server does not insert text.");
+	if (json_is_string(suffix) ? json_string_length(suffix) > 0
+	                           : suffix && !json_is_null(suffix))
+		return problem(p, 400, "suffix",
+		               "'suffix' is not supported: this server does not insert text.");
 	if (has_best && best_of > 0) {
 		if (best_of < g->n)
-			return problem(p, 400, "best_of", "Invalid 'best_of': %lld is less than 'n', which is %d.", (long long)best_of, g->n);
+			return problem(p, 400, "best_of",
+			               "Invalid 'best_of': %lld is less than 'n', which is %d.",
+			               (long long)best_of, g->n);
 		if (g->stream && best_of > g->n)
-			return problem(p, 400, "best_of", "'best_of' cannot be used with 'stream'.");
+			return problem(p, 400, "best_of",
+			               "'best_of' cannot be used with 'stream'.");
 		if (best_of > g->n)
 			g->best_of = (int32_t)best_of;
 	}
 	g->max_new = (int32_t)max_tokens;
 	if (g->max_new >= 0 && g->ep.min_tokens > g->max_new)
-		return problem(p, 400, "min_tokens", "Invalid 'min_tokens': %d is more than 'max_tokens', which is %d.", g->ep.min_tokens, g->max_new);
+		return problem(p, 400, "min_tokens",
+		               "Invalid 'min_tokens': %d is more than 'max_tokens', which is %d.",
+		               g->ep.min_tokens, g->max_new);
 	g->hide_new = g->max_new == 0;
 	g->er.logprobs = has_logprobs || g->best_of;
 	g->er.prompt_logprobs = has_logprobs && own->echo;
@@ -133,7 +162,8 @@ comma(Strbuf *b)
 
 /* completions: a place in the four columns tokens, token_logprobs, top_logprobs, text_offset */
 static void
-completion_place(const Generation *g, Strbuf col[4], const llmc_event *ev, bool first, int64_t offset)
+completion_place(const Generation *g, Strbuf col[4], const llmc_event *ev, bool first,
+                 int64_t offset)
 {
 	bool seen = false;
 
@@ -169,7 +199,8 @@ completion_place(const Generation *g, Strbuf col[4], const llmc_event *ev, bool 
 static void
 logprobs_object(const Generation *g, Strbuf *b, const Strbuf col[4])
 {
-	static const char *const name[] = { "{\"tokens\":[", "],\"token_logprobs\":[", "],\"top_logprobs\":[", "],\"text_offset\":[" };
+	static const char *const name[] = { "{\"tokens\":[", "],\"token_logprobs\":[",
+		                            "],\"top_logprobs\":[", "],\"text_offset\":[" };
 
 	if (!openai_own(g)->logprobs) {
 		strbuf_puts(b, "null");
@@ -186,7 +217,8 @@ logprobs_object(const Generation *g, Strbuf *b, const Strbuf col[4])
 
 /* finish NULL: not yet; col NULL: a text of no token */
 static void
-frame(const Generation *g, const Choice *c, const char *text, size_t n_text, const Strbuf *col, const char *finish)
+frame(const Generation *g, const Choice *c, const char *text, size_t n_text, const Strbuf *col,
+      const char *finish)
 {
 	static const Strbuf none[4];
 	Strbuf b = { 0 };
@@ -287,7 +319,8 @@ on_done(Generation *g)
 		json_str(&b, strbuf_str(&c->text), c->text.len);
 		strbuf_puts(&b, ",\"logprobs\":");
 		logprobs_object(g, &b, c->col);
-		json_printf(&b, ",\"finish_reason\":%s}", g->hide_new ? "length" : openai_finish(c));
+		json_printf(&b, ",\"finish_reason\":%s}",
+		            g->hide_new ? "length" : openai_finish(c));
 	}
 	strbuf_puts(&b, "],");
 	openai_usage(g, &b);
@@ -296,13 +329,22 @@ on_done(Generation *g)
 }
 
 static const Dialect dialect = {
-	.own_bytes = sizeof(OpenAi), .prompt = on_prompt, .token = on_token, .finish = on_finish, .done = on_done, .problem = openai_failed,
+	.own_bytes = sizeof(OpenAi),
+	.prompt = on_prompt,
+	.token = on_token,
+	.finish = on_finish,
+	.done = on_done,
+	.problem = openai_failed,
 };
 
 void
 openai_completions(Req *r)
 {
-	static const OpenAiRoute route = { .id_prefix = "cmpl-", .object = "text_completion", .chunk = "text_completion", .max_stop = OPENAI_MAX_STOP, .read = read_completion };
+	static const OpenAiRoute route = { .id_prefix = "cmpl-",
+		                           .object = "text_completion",
+		                           .chunk = "text_completion",
+		                           .max_stop = OPENAI_MAX_STOP,
+		                           .read = read_completion };
 
 	openai_handle(r, &dialect, &route);
 }

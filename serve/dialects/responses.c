@@ -1,5 +1,6 @@
-/* OpenAI's responses: POST /v1/responses, whole or as its events. Nothing is kept: the whole conversation comes in `input`. A body is turned into one of
- * the chat (responses_in.c). An answer is a list of items (reasoning, message, calls), each told as it begins, grows and ends; ids and
+/* OpenAI's responses: POST /v1/responses, whole or as its events. Nothing is kept: the whole
+ * conversation comes in `input`. A body is turned into one of the chat (responses_in.c). An answer
+ * is a list of items (reasoning, message, calls), each told as it begins, grows and ends; ids and
  * numbers of an item are the same in all events and in the last one, which has everything. */
 #include <stdlib.h>
 #include <string.h>
@@ -8,25 +9,31 @@
 
 typedef enum ItemKind { ITEM_NONE, ITEM_MESSAGE, ITEM_REASONING, ITEM_CALL, ITEM_CUSTOM } ItemKind;
 
-static const struct { const char *type, *prefix, *event, *key; } kinds[] = { /* event: of its growth and end; key: where its end has all */
+static const struct {
+	const char *type, *prefix, *event, *key;
+} kinds[] = {
+	/* event: of its growth and end; key: where its end has all */
 	[ITEM_MESSAGE] = { "message", "msg", "output_text", "text" },
 	[ITEM_REASONING] = { "reasoning", "rs", "reasoning_text", "text" },
 	[ITEM_CALL] = { "function_call", "fc", "function_call_arguments", "arguments" },
 	[ITEM_CUSTOM] = { "custom_tool_call", "ctc", "custom_tool_call_input", "input" },
 };
 
-enum { COL_ITEM = 2 }; /* Choice.col: log probabilities of the open item, behind the columns of openai_place() */
+enum {
+	COL_ITEM = 2
+}; /* Choice.col: log probabilities of the open item, behind the columns of openai_place() */
 
 typedef struct Responses {
-	OpenAi   base;       /* what openai_read fills in */
-	int      n_events, n_items;
-	bool     started;
-	ItemKind open;       /* its text grows in Choice.text, items that are over lie in Choice.call */
-	char     id[40], call_id[40];
-	Strbuf   name;       /* of the tool that the open call is for */
-	json_t  *custom;     /* names of custom tools, the reader's own copies */
-	size_t   n_read;     /* of a custom call, whose arguments lie in Choice.held: where its input goes on; 0: it has not begun */
-	bool     input_over;
+	OpenAi base; /* what openai_read fills in */
+	int n_events, n_items;
+	bool started;
+	ItemKind open; /* its text grows in Choice.text, items that are over lie in Choice.call */
+	char id[40], call_id[40];
+	Strbuf name;    /* of the tool that the open call is for */
+	json_t *custom; /* names of custom tools, the reader's own copies */
+	size_t n_read; /* of a custom call, whose arguments lie in Choice.held: where its input goes
+	                  on; 0: it has not begun */
+	bool input_over;
 } Responses;
 
 static bool
@@ -40,9 +47,10 @@ read_chat(Generation *g, const json_t *o, Problem *p)
 	size_t i;
 
 	own->custom = json_array();
-	json_array_foreach(json_object_get(kept, "tools"), i, tool)
+	json_array_foreach (json_object_get(kept, "tools"), i, tool)
 		if (!strcmp(json_string_value(json_object_get(tool, "type")), "custom"))
-			json_array_append_new(own->custom, json_string(json_string_value(json_object_get(tool, "name"))));
+			json_array_append_new(own->custom, json_string(json_string_value(
+			                                       json_object_get(tool, "name"))));
 	char *text = json_dumps(kept, JSON_COMPACT);
 	size_t n = text ? strlen(text) : 0;
 	if (n > 2) /* without its braces, behind other fields */
@@ -80,15 +88,20 @@ response(const Generation *g, Strbuf *b, const char *status, const Choice *c, co
 {
 	int32_t n_prompt, n_new, n_cached;
 
-	json_printf(b, "{\"id\":%s,\"object\":\"response\",\"created_at\":%lld,\"status\":%s,\"model\":%s,", openai_own(g)->id, (long long)openai_own(g)->created, status,
-	            g->model->name);
+	json_printf(
+	    b, "{\"id\":%s,\"object\":\"response\",\"created_at\":%lld,\"status\":%s,\"model\":%s,",
+	    openai_own(g)->id, (long long)openai_own(g)->created, status, g->model->name);
 	if (error)
-		json_printf(b, "\"error\":{\"code\":\"server_error\",\"message\":%s},", error->text);
+		json_printf(b, "\"error\":{\"code\":\"server_error\",\"message\":%s},",
+		            error->text);
 	else
 		strbuf_puts(b, "\"error\":null,");
-	strbuf_puts(b, !strcmp(status, "incomplete") ? "\"incomplete_details\":{\"reason\":\"max_output_tokens\"}," : "\"incomplete_details\":null,");
+	strbuf_puts(b, !strcmp(status, "incomplete")
+	                   ? "\"incomplete_details\":{\"reason\":\"max_output_tokens\"},"
+	                   : "\"incomplete_details\":null,");
 	strbuf_add(b, strbuf_str(&g->asked), g->asked.len);
-	json_printf(b, ",\"temperature\":%g,\"top_p\":%g,\"output\":[", (double)g->ep.temperature, (double)g->ep.top_p);
+	json_printf(b, ",\"temperature\":%g,\"top_p\":%g,\"output\":[", (double)g->ep.temperature,
+	            (double)g->ep.top_p);
 	if (c)
 		strbuf_add(b, strbuf_str(&c->call), c->call.len);
 	strbuf_puts(b, "],\"usage\":");
@@ -97,13 +110,17 @@ response(const Generation *g, Strbuf *b, const char *status, const Choice *c, co
 		return;
 	}
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
-	json_printf(b, "{\"input_tokens\":%d,\"input_tokens_details\":{\"cached_tokens\":%d,\"cache_write_tokens\":0},\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":%d},\"total_tokens\":%d}}",
+	json_printf(b,
+	            "{\"input_tokens\":%d,\"input_tokens_details\":{\"cached_tokens\":%d,\"cache_"
+	            "write_tokens\":0},\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_"
+	            "tokens\":%d},\"total_tokens\":%d}}",
 	            n_prompt, n_cached, n_new, c->n_reasoning, n_prompt + n_new);
 	b->failed |= c->call.failed || c->text.failed;
 }
 
 static void
-told(const Generation *g, const char *type, const char *status, const Choice *c, const Problem *error)
+told(const Generation *g, const char *type, const char *status, const Choice *c,
+     const Problem *error)
 {
 	Strbuf b = { 0 };
 
@@ -156,7 +173,8 @@ item(const Generation *g, const Choice *c, Strbuf *b, const char *status)
 	const Responses *own = gen_own(g);
 	size_t n = strcmp(status, "in_progress") != 0 ? c->text.len : 0;
 
-	json_printf(b, "{\"id\":%s,\"type\":%s,\"status\":%s,", own->id, kinds[own->open].type, status);
+	json_printf(b, "{\"id\":%s,\"type\":%s,\"status\":%s,", own->id, kinds[own->open].type,
+	            status);
 	if (is_call(own->open)) {
 		json_printf(b, "\"call_id\":%s,\"name\":", own->call_id);
 		json_str(b, strbuf_str(&own->name), own->name.len);
@@ -165,7 +183,8 @@ item(const Generation *g, const Choice *c, Strbuf *b, const char *status)
 		strbuf_putc(b, '}');
 		return;
 	}
-	strbuf_puts(b, own->open == ITEM_MESSAGE ? "\"role\":\"assistant\",\"content\":[" : "\"summary\":[],\"content\":[");
+	strbuf_puts(b, own->open == ITEM_MESSAGE ? "\"role\":\"assistant\",\"content\":["
+	                                         : "\"summary\":[],\"content\":[");
 	if (n && own->open == ITEM_MESSAGE) {
 		part(c, b);
 	} else if (n) {
@@ -214,7 +233,8 @@ event_kind(const Generation *g, const char *what, Strbuf *fields)
 {
 	char type[64];
 
-	snprintf(type, sizeof type, "response.%s.%s", kinds[((const Responses *)gen_own(g))->open].event, what);
+	snprintf(type, sizeof type, "response.%s.%s",
+	         kinds[((const Responses *)gen_own(g))->open].event, what);
 	event(g, type, fields);
 }
 
@@ -224,8 +244,10 @@ item_begin(Generation *g, Choice *c, ItemKind kind)
 	Responses *own = gen_own(g);
 
 	own->open = kind;
-	snprintf(own->id, sizeof own->id, "%s_%016llx%08x", kinds[kind].prefix, (unsigned long long)random_seed(), (unsigned)random_seed());
-	snprintf(own->call_id, sizeof own->call_id, "call_%016llx%08x", (unsigned long long)random_seed(), (unsigned)random_seed());
+	snprintf(own->id, sizeof own->id, "%s_%016llx%08x", kinds[kind].prefix,
+	         (unsigned long long)random_seed(), (unsigned)random_seed());
+	snprintf(own->call_id, sizeof own->call_id, "call_%016llx%08x",
+	         (unsigned long long)random_seed(), (unsigned)random_seed());
 	strbuf_clear(&c->text);
 	strbuf_clear(&c->held);
 	strbuf_clear(&c->col[COL_ITEM]);
@@ -275,7 +297,8 @@ input_at(const char *s)
 	return (size_t)(at - s);
 }
 
-/* Bytes at s that are whole characters and escapes of a JSON string, up to its end; *over: that is there. */
+/* Bytes at s that are whole characters and escapes of a JSON string, up to its end; *over: that is
+ * there. */
 static size_t
 string_whole(const char *s, size_t n, bool *over)
 {
@@ -283,7 +306,8 @@ string_whole(const char *s, size_t n, bool *over)
 
 	n = utf8_whole(s, n);
 	while (i < n && s[i] != '"') {
-		bool pair = s[i] == '\\' && i + 3 < n && s[i + 1] == 'u' && (s[i + 2] == 'd' || s[i + 2] == 'D') && strchr("89abAB", s[i + 3]);
+		bool pair = s[i] == '\\' && i + 3 < n && s[i + 1] == 'u' &&
+		            (s[i + 2] == 'd' || s[i + 2] == 'D') && strchr("89abAB", s[i + 3]);
 		size_t len = s[i] != '\\' ? 1 : pair ? 12 : i + 1 < n && s[i + 1] == 'u' ? 6 : 2;
 		if (i + len > n)
 			return i;
@@ -293,7 +317,8 @@ string_whole(const char *s, size_t n, bool *over)
 	return i;
 }
 
-/* More arguments of a custom call: what its one text has got is told without its escapes. last: whole arguments of another form are the text as they are. */
+/* More arguments of a custom call: what its one text has got is told without its escapes. last:
+ * whole arguments of another form are the text as they are. */
 static void
 custom_grow(Generation *g, Choice *c, const char *text, size_t n, bool last)
 {
@@ -312,8 +337,10 @@ custom_grow(Generation *g, Choice *c, const char *text, size_t n, bool last)
 	strbuf_putc(&quoted, '"');
 	strbuf_add(&quoted, s, more);
 	strbuf_putc(&quoted, '"');
-	json_t *said = json_loadb(strbuf_str(&quoted), quoted.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-	item_grow(g, c, said ? json_string_value(said) : s, said ? json_string_length(said) : more); /* a text that is no JSON: as it is */
+	json_t *said =
+	    json_loadb(strbuf_str(&quoted), quoted.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+	item_grow(g, c, said ? json_string_value(said) : s,
+	          said ? json_string_length(said) : more); /* a text that is no JSON: as it is */
 	own->n_read += more;
 	json_decref(said);
 	strbuf_release(&quoted);
@@ -355,7 +382,8 @@ item_end(Generation *g, Choice *c, const char *status)
 static const char *
 call_status(const Generation *g, const Choice *c)
 {
-	const Strbuf *said = ((const Responses *)gen_own(g))->open == ITEM_CUSTOM ? &c->held : &c->text;
+	const Strbuf *said =
+	    ((const Responses *)gen_own(g))->open == ITEM_CUSTOM ? &c->held : &c->text;
 	json_t *o = json_loadb(strbuf_str(said), said->len, JSON_ALLOW_NUL, NULL);
 	bool cut = c->done && c->finish == LLMC_FINISH_LENGTH && !o;
 
@@ -369,7 +397,7 @@ call_kind(const Responses *own)
 	json_t *name;
 	size_t i;
 
-	json_array_foreach(own->custom, i, name)
+	json_array_foreach (own->custom, i, name)
 		if (!strcmp(json_string_value(name), strbuf_str(&own->name)))
 			return ITEM_CUSTOM;
 	return ITEM_CALL;
@@ -436,7 +464,8 @@ on_done(Generation *g)
 	Strbuf b = { 0 };
 
 	if (g->stream) {
-		told(g, cut ? "response.incomplete" : "response.completed", cut ? "incomplete" : "completed", c, NULL);
+		told(g, cut ? "response.incomplete" : "response.completed",
+		     cut ? "incomplete" : "completed", c, NULL);
 		return;
 	}
 	response(g, &b, cut ? "incomplete" : "completed", c, NULL);
@@ -464,13 +493,23 @@ release(Generation *g)
 }
 
 static const Dialect dialect = {
-	.pieces = true, .own_bytes = sizeof(Responses), .token = on_token, .finish = on_finish, .done = on_done, .problem = failed, .release = release,
+	.pieces = true,
+	.own_bytes = sizeof(Responses),
+	.token = on_token,
+	.finish = on_finish,
+	.done = on_done,
+	.problem = failed,
+	.release = release,
 };
 
 void
 openai_responses(Req *r)
 {
-	static const OpenAiRoute route = { .id_prefix = "resp_", .max_stop = OPENAI_MAX_STOP, .translate = responses_chat, .names = responses_names, .read = read_chat };
+	static const OpenAiRoute route = { .id_prefix = "resp_",
+		                           .max_stop = OPENAI_MAX_STOP,
+		                           .translate = responses_chat,
+		                           .names = responses_names,
+		                           .read = read_chat };
 
 	openai_handle(r, &dialect, &route);
 }

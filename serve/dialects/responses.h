@@ -4,7 +4,9 @@
 
 #include "serve/dialects/openai.h"
 
-#define CUSTOM_INPUT "input" /* the argument of a custom tool, which the model sees as a function of one text */
+#define CUSTOM_INPUT                                                                               \
+	"input" /* the argument of a custom tool, which the model sees as a function of one text   \
+	         */
 
 extern const FieldName responses_names[];
 /* The body as OpenAI's chat has it; a new reference, or NULL with a Problem. */

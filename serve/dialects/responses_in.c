@@ -1,4 +1,5 @@
-/* Requests of OpenAI's responses, as a body of its chat, whose reader then checks it: items become messages, custom tools functions of one text. */
+/* Requests of OpenAI's responses, as a body of its chat, whose reader then checks it: items become
+ * messages, custom tools functions of one text. */
 #include <string.h>
 
 #include "serve/dialects/responses.h"
@@ -18,11 +19,18 @@ static void
 part_fault(Problem *p, const char *where, PartFault fault, size_t at, const char *got)
 {
 	if (fault == PART_LIST)
-		problem(p, 400, where, "Invalid '%s': expected a string or an array of parts, but got %s instead.", where, got);
+		problem(p, 400, where,
+		        "Invalid '%s': expected a string or an array of parts, but got %s instead.",
+		        where, got);
 	else if (fault == PART_TYPE)
-		problem(p, 400, where, "Invalid '%s[%zu]': content of type '%.40s' is not supported, this model reads text only.", where, at, got);
+		problem(p, 400, where,
+		        "Invalid '%s[%zu]': content of type '%.40s' is not supported, this model "
+		        "reads text only.",
+		        where, at, got);
 	else
-		problem(p, 400, where, "Invalid '%s[%zu].text': expected a string, but got %s instead.", where, at, got);
+		problem(p, 400, where,
+		        "Invalid '%s[%zu].text': expected a string, but got %s instead.", where, at,
+		        got);
 }
 
 typedef struct ResponseInput {
@@ -30,7 +38,8 @@ typedef struct ResponseInput {
 	json_t *thought; /* reasoning before what the assistant says next; NULL: none */
 } ResponseInput;
 
-/* A message takes the reasoning before it, where it is the assistant's. m is taken over; NULL: out of memory. */
+/* A message takes the reasoning before it, where it is the assistant's. m is taken over; NULL: out
+ * of memory. */
 static json_t *
 add_message(ResponseInput *t, json_t *m)
 {
@@ -48,20 +57,24 @@ add_message(ResponseInput *t, json_t *m)
 static const char *
 thought_field(const char *type)
 {
-	return type && (!strcmp(type, "reasoning_text") || !strcmp(type, "summary_text")) ? "text" : NULL;
+	return type && (!strcmp(type, "reasoning_text") || !strcmp(type, "summary_text")) ? "text"
+	                                                                                  : NULL;
 }
 
 /* The text of a reasoning, or else its summary; an item may have neither. */
 static bool
 add_reasoning(ResponseInput *t, const json_t *item, const char *where, Problem *p)
 {
-	const json_t *content = json_object_get(item, "content"), *summary = json_object_get(item, "summary");
+	const json_t *content = json_object_get(item, "content"),
+	             *summary = json_object_get(item, "summary");
 	json_t *text = NULL, *before = t->thought;
 
 	if (json_array_size(content) || json_array_size(summary))
-		text = parts_text(json_array_size(content) ? content : summary, where, thought_field, part_fault, p);
+		text = parts_text(json_array_size(content) ? content : summary, where,
+		                  thought_field, part_fault, p);
 	if (text && before) {
-		t->thought = json_sprintf("%s\n%s", json_string_value(before), json_string_value(text));
+		t->thought =
+		    json_sprintf("%s\n%s", json_string_value(before), json_string_value(text));
 		json_decref(before);
 		json_decref(text);
 	} else if (text) {
@@ -76,15 +89,18 @@ part_text(const json_t *content, const char *where, Problem *p)
 	return parts_text(content, where, part_field, part_fault, p);
 }
 
-/* Calls of one turn stand in the message before them, when the assistant said it, else in a message of their own. */
+/* Calls of one turn stand in the message before them, when the assistant said it, else in a message
+ * of their own. */
 static bool
 add_call(ResponseInput *t, const json_t *item, json_t *arguments, const char *where, Problem *p)
 {
-	json_t *last = json_array_get(t->messages, json_array_size(t->messages) - 1), *name = json_object_get(item, "name");
+	json_t *last = json_array_get(t->messages, json_array_size(t->messages) - 1),
+	       *name = json_object_get(item, "name");
 	const char *role = json_string_value(json_object_get(last, "role"));
 
 	if (!json_is_string(name) || !json_is_string(json_object_get(item, "call_id")))
-		return problem(p, 400, where, "Invalid '%s': a call has a 'name' and a 'call_id'.", where);
+		return problem(p, 400, where, "Invalid '%s': a call has a 'name' and a 'call_id'.",
+		               where);
 	if (!role || strcmp(role, "assistant") != 0 || t->thought)
 		last = add_message(t, json_pack("{s:s,s:n}", "role", "assistant", "content"));
 	if (!last)
@@ -92,14 +108,18 @@ add_call(ResponseInput *t, const json_t *item, json_t *arguments, const char *wh
 	json_t *calls = json_object_get(last, "tool_calls");
 	if (!calls)
 		json_object_set_new(last, "tool_calls", calls = json_array());
-	return json_array_append_new(calls, json_pack("{s:O,s:s,s:{s:O,s:O?}}", "id", json_object_get(item, "call_id"), "type", "function", "function", "name", name,
-	                                              "arguments", arguments)) == 0 || problem_memory(p);
+	return json_array_append_new(calls, json_pack("{s:O,s:s,s:{s:O,s:O?}}", "id",
+	                                              json_object_get(item, "call_id"), "type",
+	                                              "function", "function", "name", name,
+	                                              "arguments", arguments)) == 0 ||
+	       problem_memory(p);
 }
 
 static bool
 add_item(ResponseInput *t, const json_t *item, size_t i, Problem *p)
 {
-	const char *type = json_string_value(json_object_get(item, "type")), *role = json_string_value(json_object_get(item, "role"));
+	const char *type = json_string_value(json_object_get(item, "type")),
+	           *role = json_string_value(json_object_get(item, "role"));
 	json_t *text;
 	char where[48];
 
@@ -109,25 +129,47 @@ add_item(ResponseInput *t, const json_t *item, size_t i, Problem *p)
 	if (type && !strcmp(type, "function_call"))
 		return add_call(t, item, json_object_get(item, "arguments"), where, p);
 	if (type && !strcmp(type, "custom_tool_call")) {
-		json_t *arguments = json_pack("{s:O?}", CUSTOM_INPUT, json_object_get(item, "input"));
-		bool ok = json_is_string(json_object_get(item, "input")) ? add_call(t, item, arguments, where, p) : problem(p, 400, where, "Invalid '%s': a custom call has an 'input' that is a string.", where);
+		json_t *arguments =
+		    json_pack("{s:O?}", CUSTOM_INPUT, json_object_get(item, "input"));
+		bool ok =
+		    json_is_string(json_object_get(item, "input"))
+		        ? add_call(t, item, arguments, where, p)
+		        : problem(p, 400, where,
+		                  "Invalid '%s': a custom call has an 'input' that is a string.",
+		                  where);
 		json_decref(arguments);
 		return ok;
 	}
-	if (type && (!strcmp(type, "function_call_output") || !strcmp(type, "custom_tool_call_output"))) {
+	if (type &&
+	    (!strcmp(type, "function_call_output") || !strcmp(type, "custom_tool_call_output"))) {
 		snprintf(where, sizeof where, "input[%zu].output", i);
 		text = part_text(json_object_get(item, "output"), where, p);
-		return text && (add_message(t, json_pack("{s:s,s:O?,s:o}", "role", "tool", "tool_call_id", json_object_get(item, "call_id"), "content", text)) || problem_memory(p));
+		return text &&
+		       (add_message(t,
+		                    json_pack("{s:s,s:O?,s:o}", "role", "tool", "tool_call_id",
+		                              json_object_get(item, "call_id"), "content", text)) ||
+		        problem_memory(p));
 	}
 	if (type && strcmp(type, "message") != 0)
-		return problem(p, 400, where, "Invalid '%s': an item of type '%.40s' is not supported by this server.", where, type);
+		return problem(
+		    p, 400, where,
+		    "Invalid '%s': an item of type '%.40s' is not supported by this server.", where,
+		    type);
 	if (!role)
-		return problem(p, 400, where, "Invalid '%s': expected an item with a 'type', or a message with a 'role'.", where);
-	if (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 && strcmp(role, "system") != 0 && strcmp(role, "developer") != 0)
-		return problem(p, 400, where, "Invalid '%s': the role '%.40s' is none of 'user', 'assistant', 'system' and 'developer'.", where, role);
+		return problem(
+		    p, 400, where,
+		    "Invalid '%s': expected an item with a 'type', or a message with a 'role'.",
+		    where);
+	if (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 &&
+	    strcmp(role, "system") != 0 && strcmp(role, "developer") != 0)
+		return problem(p, 400, where,
+		               "Invalid '%s': the role '%.40s' is none of 'user', 'assistant', "
+		               "'system' and 'developer'.",
+		               where, role);
 	snprintf(where, sizeof where, "input[%zu].content", i);
 	text = part_text(json_object_get(item, "content"), where, p);
-	return text && (add_message(t, json_pack("{s:s,s:o}", "role", role, "content", text)) || problem_memory(p));
+	return text && (add_message(t, json_pack("{s:s,s:o}", "role", role, "content", text)) ||
+	                problem_memory(p));
 }
 
 /* What the text of a custom tool must look like: a grammar, or nothing; NULL in *out. */
@@ -135,17 +177,25 @@ static bool
 custom_format(const json_t *tool, size_t i, json_t **out, Problem *p)
 {
 	json_t *format = json_object_get(tool, "format");
-	const char *type = json_string_value(json_object_get(format, "type")), *syntax = json_string_value(json_object_get(format, "syntax"));
+	const char *type = json_string_value(json_object_get(format, "type")),
+	           *syntax = json_string_value(json_object_get(format, "syntax"));
 
 	*out = NULL;
 	if (!format || json_is_null(format) || (type && !strcmp(type, "text")))
 		return true;
 	if (!type || strcmp(type, "grammar") != 0)
-		return problem(p, 400, "tools", "Invalid 'tools[%zu].format': expected an object of type 'text' or 'grammar'.", i);
+		return problem(
+		    p, 400, "tools",
+		    "Invalid 'tools[%zu].format': expected an object of type 'text' or 'grammar'.",
+		    i);
 	if (!syntax || (strcmp(syntax, "lark") != 0 && strcmp(syntax, "regex") != 0))
-		return problem(p, 400, "tools", "Invalid 'tools[%zu].format.syntax': expected 'lark' or 'regex'.", i);
+		return problem(p, 400, "tools",
+		               "Invalid 'tools[%zu].format.syntax': expected 'lark' or 'regex'.",
+		               i);
 	if (!json_string_length(json_object_get(format, "definition")))
-		return problem(p, 400, "tools", "Invalid 'tools[%zu].format.definition': expected the text of a grammar.", i);
+		return problem(
+		    p, 400, "tools",
+		    "Invalid 'tools[%zu].format.definition': expected the text of a grammar.", i);
 	*out = format;
 	return true;
 }
@@ -155,64 +205,93 @@ static json_t *
 custom_function(const json_t *tool)
 {
 	const json_t *format = json_object_get(tool, "format");
-	const char *about = json_string_value(json_object_get(tool, "description")), *syntax = json_string_value(json_object_get(format, "syntax"));
+	const char *about = json_string_value(json_object_get(tool, "description")),
+	           *syntax = json_string_value(json_object_get(format, "syntax"));
 	const char *definition = json_string_value(json_object_get(format, "definition"));
-	json_t *f = json_pack("{s:O,s:{s:s,s:{s:{s:s}},s:[s],s:b}}", "name", json_object_get(tool, "name"), "parameters", "type", "object", "properties", CUSTOM_INPUT, "type", "string",
-	                      "required", CUSTOM_INPUT, "additionalProperties", 0);
+	json_t *f =
+	    json_pack("{s:O,s:{s:s,s:{s:{s:s}},s:[s],s:b}}", "name", json_object_get(tool, "name"),
+	              "parameters", "type", "object", "properties", CUSTOM_INPUT, "type", "string",
+	              "required", CUSTOM_INPUT, "additionalProperties", 0);
 
 	if (definition)
-		json_object_set_new(f, "description", json_sprintf("%s\nThe input is of this %s grammar:\n%s", about ? about : "", syntax ? syntax : "", definition));
+		json_object_set_new(f, "description",
+		                    json_sprintf("%s\nThe input is of this %s grammar:\n%s",
+		                                 about ? about : "", syntax ? syntax : "",
+		                                 definition));
 	else if (about)
 		json_object_set_new(f, "description", json_string(about));
 	return f;
 }
 
-/* {"type": "function", "name", ...} -> {"type": "function", "function": {"name", ...}}; tools that a provider runs itself are left out */
+/* {"type": "function", "name", ...} -> {"type": "function", "function": {"name", ...}}; tools that
+ * a provider runs itself are left out */
 static bool
 read_tools(const json_t *in, json_t *out, Problem *p)
 {
 	static const char *const keys[] = { "name", "description", "parameters", "strict" };
-	const json_t *list = json_object_get(in, "tools"), *choice = json_object_get(in, "tool_choice");
+	const json_t *list = json_object_get(in, "tools"),
+	             *choice = json_object_get(in, "tool_choice");
 	const char *kind = json_string_value(json_object_get(choice, "type"));
 	json_t *tools, *tool, *v;
 	size_t i;
 
 	if (list && !json_is_null(list)) {
 		if (!json_is_array(list))
-			return problem(p, 400, "tools", "Invalid type for 'tools': expected an array, but got %s instead.", json_type_name(list));
+			return problem(
+			    p, 400, "tools",
+			    "Invalid type for 'tools': expected an array, but got %s instead.",
+			    json_type_name(list));
 		json_object_set_new(out, "tools", tools = json_array());
-		json_array_foreach((json_t *)(uintptr_t)list, i, tool) {
+		json_array_foreach ((json_t *)(uintptr_t)list, i, tool) {
 			const char *type = json_string_value(json_object_get(tool, "type"));
 			if (!type || !json_is_object(tool))
-				return problem(p, 400, "tools", "Invalid 'tools[%zu]': expected an object with a 'type'.", i);
+				return problem(
+				    p, 400, "tools",
+				    "Invalid 'tools[%zu]': expected an object with a 'type'.", i);
 			bool custom = !strcmp(type, "custom");
 			if (!custom && strcmp(type, "function") != 0)
 				continue;
 			if (!json_string_length(json_object_get(tool, "name")))
-				return problem(p, 400, "tools", "Invalid 'tools[%zu]': expected a 'name'.", i);
+				return problem(p, 400, "tools",
+				               "Invalid 'tools[%zu]': expected a 'name'.", i);
 			v = json_object_get(tool, "parameters");
 			if (!custom && v && !json_is_null(v) && !json_is_object(v))
-				return problem(p, 400, "tools", "Invalid 'tools[%zu].parameters': expected a JSON schema, but got %s instead.", i, json_type_name(v));
+				return problem(p, 400, "tools",
+				               "Invalid 'tools[%zu].parameters': expected a JSON "
+				               "schema, but got %s instead.",
+				               i, json_type_name(v));
 			v = json_object_get(tool, "description");
 			if (custom && v && !json_is_null(v) && !json_is_string(v))
-				return problem(p, 400, "tools", "Invalid type for 'tools[%zu].description': expected a string, but got %s instead.", i, json_type_name(v));
+				return problem(p, 400, "tools",
+				               "Invalid type for 'tools[%zu].description': "
+				               "expected a string, but got %s instead.",
+				               i, json_type_name(v));
 			json_t *format = NULL;
 			if (custom && !custom_format(tool, i, &format, p))
 				return false;
 			json_t *f = custom ? custom_function(tool) : json_object();
 			for (size_t k = 0; !custom && k < sizeof keys / sizeof *keys; k++)
-				if ((v = json_object_get(tool, keys[k])) != NULL && !json_is_null(v))
+				if ((v = json_object_get(tool, keys[k])) != NULL &&
+				    !json_is_null(v))
 					json_object_set(f, keys[k], v);
-			json_array_append_new(tools, json_pack("{s:s,s:o,s:O*}", "type", "function", "function", f, "format", format));
+			json_array_append_new(tools, json_pack("{s:s,s:o,s:O*}", "type", "function",
+			                                       "function", f, "format", format));
 		}
 	}
 	if (kind && (!strcmp(kind, "function") || !strcmp(kind, "custom"))) {
-		json_object_set_new(out, "tool_choice", json_pack("{s:s,s:{s:O?}}", "type", "function", "function", "name", json_object_get(choice, "name")));
+		json_object_set_new(out, "tool_choice",
+		                    json_pack("{s:s,s:{s:O?}}", "type", "function", "function",
+		                              "name", json_object_get(choice, "name")));
 	} else if (kind && !strcmp(kind, "allowed_tools")) {
 		json_t *some = json_array();
-		json_array_foreach(json_object_get(choice, "tools"), i, tool)
-			json_array_append_new(some, json_pack("{s:s,s:{s:O?}}", "type", "function", "function", "name", json_object_get(tool, "name")));
-		json_object_set_new(out, "tool_choice", json_pack("{s:s,s:{s:O?,s:o}}", "type", "allowed_tools", "allowed_tools", "mode", json_object_get(choice, "mode"), "tools", some));
+		json_array_foreach (json_object_get(choice, "tools"), i, tool)
+			json_array_append_new(some, json_pack("{s:s,s:{s:O?}}", "type", "function",
+			                                      "function", "name",
+			                                      json_object_get(tool, "name")));
+		json_object_set_new(out, "tool_choice",
+		                    json_pack("{s:s,s:{s:O?,s:o}}", "type", "allowed_tools",
+		                              "allowed_tools", "mode",
+		                              json_object_get(choice, "mode"), "tools", some));
 	} else if (choice && !json_is_null(choice)) {
 		json_object_set(out, "tool_choice", (json_t *)(uintptr_t)choice);
 	}
@@ -228,12 +307,16 @@ read_format(const json_t *in, json_t *out, Problem *p)
 	if (!format || json_is_null(format))
 		return true;
 	if (!type)
-		return problem(p, 400, "text.format", "Invalid 'text.format': expected an object with a 'type'.");
+		return problem(p, 400, "text.format",
+		               "Invalid 'text.format': expected an object with a 'type'.");
 	if (!strcmp(type, "json_schema") && !json_object_get(format, "schema"))
-		return problem(p, 400, "text.format", "Invalid 'text.format': a json_schema has a 'schema'.");
+		return problem(p, 400, "text.format",
+		               "Invalid 'text.format': a json_schema has a 'schema'.");
 	if (!strcmp(type, "json_schema"))
-		json_object_set_new(out, "response_format", json_pack("{s:s,s:{s:O?,s:O?}}", "type", type, "json_schema", "strict", json_object_get(format, "strict"), "schema",
-		                                                      json_object_get(format, "schema")));
+		json_object_set_new(out, "response_format",
+		                    json_pack("{s:s,s:{s:O?,s:O?}}", "type", type, "json_schema",
+		                              "strict", json_object_get(format, "strict"), "schema",
+		                              json_object_get(format, "schema")));
 	else
 		json_object_set(out, "response_format", (json_t *)(uintptr_t)format);
 	return true;
@@ -258,35 +341,47 @@ or_else(const json_t *in, const char *key, json_t *preset)
 	return json_incref(v);
 }
 
-/* Fields of the request that its answer has as well, with their defaults. Tools as they were sent: also those that the model is not told of. */
+/* Fields of the request that its answer has as well, with their defaults. Tools as they were sent:
+ * also those that the model is not told of. */
 static json_t *
 repeated(const json_t *in)
 {
 	static const char *const may[] = { "parameters", "strict" };
-	json_t *out = json_object(), *tools = or_else(in, "tools", json_array()), *format = json_object_get(json_object_get(in, "text"), "format");
+	json_t *out = json_object(), *tools = or_else(in, "tools", json_array()),
+	       *format = json_object_get(json_object_get(in, "text"), "format");
 	json_t *effort = json_object_get(json_object_get(in, "reasoning"), "effort"), *tool;
 	json_t *mine = json_deep_copy(tools);
 	size_t i;
 
 	json_decref(tools);
-	json_array_foreach(mine, i, tool) {
+	json_array_foreach (mine, i, tool) {
 		const char *type = json_string_value(json_object_get(tool, "type"));
 		for (size_t k = 0; k < sizeof may / sizeof *may; k++)
-			if (type && !strcmp(type, "function") && !json_object_get(tool, may[k])) /* clients want them, if only as null */
+			if (type && !strcmp(type, "function") &&
+			    !json_object_get(tool, may[k])) /* clients want them, if only as null */
 				json_object_set_new(tool, may[k], json_null());
 	}
 	json_object_set_new(out, "tools", mine);
 	json_object_set_new(out, "tool_choice", or_else(in, "tool_choice", json_string("auto")));
-	json_object_set_new(out, "parallel_tool_calls", or_else(in, "parallel_tool_calls", json_true()));
+	json_object_set_new(out, "parallel_tool_calls",
+	                    or_else(in, "parallel_tool_calls", json_true()));
 	json_object_set_new(out, "instructions", or_else(in, "instructions", json_null()));
 	json_object_set_new(out, "metadata", or_else(in, "metadata", json_object()));
-	json_object_set_new(out, "max_output_tokens", or_else(in, "max_output_tokens", json_null()));
-	json_object_set_new(out, "text", json_pack("{s:o}", "format", format && !json_is_null(format) ? json_incref(format) : json_pack("{s:s}", "type", "text")));
-	json_object_set_new(out, "reasoning", json_pack("{s:o,s:n}", "effort", effort ? json_incref(effort) : json_null(), "summary"));
+	json_object_set_new(out, "max_output_tokens",
+	                    or_else(in, "max_output_tokens", json_null()));
+	json_object_set_new(out, "text",
+	                    json_pack("{s:o}", "format",
+	                              format && !json_is_null(format)
+	                                  ? json_incref(format)
+	                                  : json_pack("{s:s}", "type", "text")));
+	json_object_set_new(out, "reasoning",
+	                    json_pack("{s:o,s:n}", "effort",
+	                              effort ? json_incref(effort) : json_null(), "summary"));
 	return out;
 }
 
-/* Log probabilities, by either of the two fields that ask for them; of the rest that may be included this server has nothing. */
+/* Log probabilities, by either of the two fields that ask for them; of the rest that may be
+ * included this server has nothing. */
 static bool
 read_include(const json_t *in, json_t *out, Problem *p)
 {
@@ -297,33 +392,55 @@ read_include(const json_t *in, json_t *out, Problem *p)
 	size_t i;
 
 	if (list && !json_is_null(list) && !json_is_array(list))
-		return problem(p, 400, "include", "Invalid type for 'include': expected an array of strings, but got %s instead.", json_type_name(list));
+		return problem(
+		    p, 400, "include",
+		    "Invalid type for 'include': expected an array of strings, but got %s instead.",
+		    json_type_name(list));
 	if (!field_int(in, "top_logprobs", 0, LLMC_MAX_TOP, &top, NULL, p))
 		return false;
-	json_array_foreach((json_t *)(uintptr_t)list, i, one)
-		want |= json_is_string(one) && !strcmp(json_string_value(one), "message.output_text.logprobs");
+	json_array_foreach ((json_t *)(uintptr_t)list, i, one)
+		want |= json_is_string(one) &&
+		        !strcmp(json_string_value(one), "message.output_text.logprobs");
 	if (want || top)
-		json_object_update_new(out, json_pack("{s:b,s:I}", "logprobs", 1, "top_logprobs", (json_int_t)top));
+		json_object_update_new(
+		    out, json_pack("{s:b,s:I}", "logprobs", 1, "top_logprobs", (json_int_t)top));
 	return true;
 }
 
 const FieldName responses_names[] = {
-	{ "max_output_tokens", "max_completion_tokens" }, { "text.format", "response_format" }, { "input", "messages" }, { NULL, NULL },
+	{ "max_output_tokens", "max_completion_tokens" },
+	{ "text.format", "response_format" },
+	{ "input", "messages" },
+	{ NULL, NULL },
 };
 
 json_t *
 responses_chat(const json_t *in, Problem *p)
 {
-	static const struct { const char *theirs, *ours; } same[] = {
-		{ "model", "model" }, { "stream", "stream" }, { "max_output_tokens", "max_completion_tokens" },
-		{ "parallel_tool_calls", "parallel_tool_calls" }, { "seed", "seed" },
-		{ "priority", "priority" }, { "cache_salt", "cache_salt" }, { "speculate", "speculate" }, { "structured_outputs", "structured_outputs" }, { "guided_json", "guided_json" },
-		{ "guided_regex", "guided_regex" }, { "guided_choice", "guided_choice" }, { "guided_grammar", "guided_grammar" },
+	static const struct {
+		const char *theirs, *ours;
+	} same[] = {
+		{ "model", "model" },
+		{ "stream", "stream" },
+		{ "max_output_tokens", "max_completion_tokens" },
+		{ "parallel_tool_calls", "parallel_tool_calls" },
+		{ "seed", "seed" },
+		{ "priority", "priority" },
+		{ "cache_salt", "cache_salt" },
+		{ "speculate", "speculate" },
+		{ "structured_outputs", "structured_outputs" },
+		{ "guided_json", "guided_json" },
+		{ "guided_regex", "guided_regex" },
+		{ "guided_choice", "guided_choice" },
+		{ "guided_grammar", "guided_grammar" },
 	};
 	static const char *const objects[] = { "reasoning", "text", "metadata" };
-	static const char *const never[] = { "previous_response_id", "conversation", "background", "prompt" };
-	const json_t *input = json_object_get(in, "input"), *about = json_object_get(in, "instructions");
-	const char *effort = json_string_value(json_object_get(json_object_get(in, "reasoning"), "effort"));
+	static const char *const never[] = { "previous_response_id", "conversation", "background",
+		                             "prompt" };
+	const json_t *input = json_object_get(in, "input"),
+	             *about = json_object_get(in, "instructions");
+	const char *effort =
+	    json_string_value(json_object_get(json_object_get(in, "reasoning"), "effort"));
 	json_t *out = json_object(), *messages = json_array(), *v;
 	ResponseInput talk = { .messages = messages };
 	size_t n_option;
@@ -334,34 +451,51 @@ responses_chat(const json_t *in, Problem *p)
 		goto fail;
 	}
 	for (size_t i = 0; i < sizeof never / sizeof *never; i++)
-		if ((v = json_object_get(in, never[i])) != NULL && !json_is_null(v) && !json_is_false(v)) {
-			problem(p, 400, never[i], "The '%s' parameter is not supported: this server keeps no responses, send the whole conversation as 'input'.", never[i]);
+		if ((v = json_object_get(in, never[i])) != NULL && !json_is_null(v) &&
+		    !json_is_false(v)) {
+			problem(p, 400, never[i],
+			        "The '%s' parameter is not supported: this server keeps no "
+			        "responses, send the whole conversation as 'input'.",
+			        never[i]);
 			p->code = "unsupported_parameter";
 			goto fail;
 		}
 	for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
-		if ((v = json_object_get(in, objects[i])) != NULL && !json_is_null(v) && !json_is_object(v)) {
-			problem(p, 400, objects[i], "Invalid type for '%s': expected an object, but got %s instead.", objects[i], json_type_name(v));
+		if ((v = json_object_get(in, objects[i])) != NULL && !json_is_null(v) &&
+		    !json_is_object(v)) {
+			problem(p, 400, objects[i],
+			        "Invalid type for '%s': expected an object, but got %s instead.",
+			        objects[i], json_type_name(v));
 			goto fail;
 		}
 	if (about && !json_is_null(about) && !json_is_string(about)) {
-		problem(p, 400, "instructions", "Invalid type for 'instructions': expected a string, but got %s instead.", json_type_name(about));
+		problem(p, 400, "instructions",
+		        "Invalid type for 'instructions': expected a string, but got %s instead.",
+		        json_type_name(about));
 		goto fail;
 	}
-	if ((v = json_object_get(json_object_get(in, "reasoning"), "effort")) != NULL && !json_is_null(v) && !effort) {
-		problem(p, 400, "reasoning.effort", "Invalid type for 'reasoning.effort': expected a string, but got %s instead.", json_type_name(v));
+	if ((v = json_object_get(json_object_get(in, "reasoning"), "effort")) != NULL &&
+	    !json_is_null(v) && !effort) {
+		problem(
+		    p, 400, "reasoning.effort",
+		    "Invalid type for 'reasoning.effort': expected a string, but got %s instead.",
+		    json_type_name(v));
 		goto fail;
 	}
 	if (json_is_string(about) && json_string_length(about))
-		json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "system", "content", about));
+		json_array_append_new(messages,
+		                      json_pack("{s:s,s:O}", "role", "system", "content", about));
 	if (json_is_string(input)) {
-		json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "user", "content", input));
+		json_array_append_new(messages,
+		                      json_pack("{s:s,s:O}", "role", "user", "content", input));
 	} else if (json_is_array(input)) {
 		for (size_t i = 0; i < json_array_size(input); i++)
 			if (!add_item(&talk, json_array_get(input, i), i, p))
 				goto fail;
 	} else {
-		problem(p, 400, "input", input ? "Invalid type for 'input': expected a string or an array of items." : "Missing required parameter: 'input'.");
+		problem(p, 400, "input",
+		        input ? "Invalid type for 'input': expected a string or an array of items."
+		              : "Missing required parameter: 'input'.");
 		goto fail;
 	}
 	for (size_t i = 0; i < sizeof same / sizeof *same; i++)
@@ -371,10 +505,13 @@ responses_chat(const json_t *in, Problem *p)
 		if ((v = json_object_get(in, option[i].name)) != NULL && !json_is_null(v))
 			json_object_set(out, option[i].name, v);
 	if (effort)
-		json_object_set_new(out, "chat_template_kwargs", json_pack("{s:s,s:b}", "reasoning_effort", effort, "enable_thinking", strcmp(effort, "none") != 0));
+		json_object_set_new(out, "chat_template_kwargs",
+		                    json_pack("{s:s,s:b}", "reasoning_effort", effort,
+		                              "enable_thinking", strcmp(effort, "none") != 0));
 	json_decref(talk.thought);
 	talk.thought = NULL;
-	if (read_tools(in, out, p) && read_format(in, out, p) && read_include(in, out, p) && (json_object_set_new(out, KEPT, repeated(in)) == 0 || problem_memory(p)))
+	if (read_tools(in, out, p) && read_format(in, out, p) && read_include(in, out, p) &&
+	    (json_object_set_new(out, KEPT, repeated(in)) == 0 || problem_memory(p)))
 		return out;
 fail:
 	json_decref(talk.thought);

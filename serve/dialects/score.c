@@ -1,6 +1,8 @@
-/* What documents are worth to a query: vLLM's /v1/score, and /v1/rerank in the form of Jina's and Cohere's clients. A model for embeddings compares the vectors of both
- * by their cosine; a classifier of one label reads both as one input, as transformers' tokenizers make it of a pair; a model that makes text is asked whether the document
- * meets the query, in words that rerankers of this kind are trained on, and what counts are its logits of yes and no. */
+/* What documents are worth to a query: vLLM's /v1/score, and /v1/rerank in the form of Jina's and
+ * Cohere's clients. A model for embeddings compares the vectors of both by their cosine; a
+ * classifier of one label reads both as one input, as transformers' tokenizers make it of a pair; a
+ * model that makes text is asked whether the document meets the query, in words that rerankers of
+ * this kind are trained on, and what counts are its logits of yes and no. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,11 +14,12 @@
 typedef enum ScoreRequest { JUDGE_COSINE, JUDGE_LABEL, JUDGE_YES } ScoreRequest;
 
 typedef struct Score {
-	OpenAi  base;
-	ScoreRequest   judge;
-	bool    rerank, show; /* show: documents come back */
-	int32_t n_first;      /* COSINE: texts of the first list; the others follow. Else prompts are pairs */
-	int32_t n, top_n;     /* scores */
+	OpenAi base;
+	ScoreRequest judge;
+	bool rerank, show; /* show: documents come back */
+	int32_t n_first;   /* COSINE: texts of the first list; the others follow. Else prompts are
+	                      pairs */
+	int32_t n, top_n;  /* scores */
 	int32_t yes_no[2];
 } Score;
 
@@ -36,14 +39,22 @@ count(const json_t *v, const char *what, bool list, size_t *n, Problem *p)
 	if (!v || json_is_null(v))
 		return openai_missing(p, what);
 	if (!(json_is_string(v) && !list) && !json_is_array(v))
-		return problem(p, 400, what, "Invalid type for '%s': expected %s, but got %s instead.", what, list ? "an array of strings" : "a string or an array of strings", json_type_name(v));
+		return problem(p, 400, what,
+		               "Invalid type for '%s': expected %s, but got %s instead.", what,
+		               list ? "an array of strings" : "a string or an array of strings",
+		               json_type_name(v));
 	if (*n == 0)
 		return problem(p, 400, what, "Invalid '%s': the array is empty.", what);
 	for (size_t i = 0; i < *n; i++) {
 		const json_t *one = at(v, i);
-		const json_t *text = json_is_object(one) ? json_object_get(one, "text") : one; /* Cohere's documents may be objects */
+		const json_t *text = json_is_object(one)
+		                         ? json_object_get(one, "text")
+		                         : one; /* Cohere's documents may be objects */
 		if (!json_is_string(text))
-			return problem(p, 400, what, "Invalid type for '%s[%zu]': expected a string, but got %s instead.", what, i, json_type_name(text));
+			return problem(
+			    p, 400, what,
+			    "Invalid type for '%s[%zu]': expected a string, but got %s instead.",
+			    what, i, json_type_name(text));
 	}
 	return true;
 }
@@ -63,9 +74,13 @@ one_token(const Generation *g, const char *word, int32_t *id, Problem *p)
 	llmc_error err;
 	size_t n = 0;
 
-	if (llmc_tokenize(g->model->back.tok, word, strlen(word), 0, id, 1, &n, &err) == LLMC_OK && n == 1)
+	if (llmc_tokenize(g->model->back.tok, word, strlen(word), 0, id, 1, &n, &err) == LLMC_OK &&
+	    n == 1)
 		return true;
-	return problem(p, 400, "model", "This model makes text, and its tokenizer has no token for '%s': it cannot be asked whether a document meets a query.", word);
+	return problem(p, 400, "model",
+	               "This model makes text, and its tokenizer has no token for '%s': it cannot "
+	               "be asked whether a document meets a query.",
+	               word);
 }
 
 /* How this model judges, and of a request what only some of the ways know. */
@@ -75,17 +90,26 @@ read_judge(Generation *g, const json_t *o, Problem *p)
 	Score *own = gen_own(g);
 	const llmc_model_info *m = &g->model->back.info;
 
-	own->judge = m->output == LLMC_OUTPUT_HIDDEN ? JUDGE_COSINE : m->output == LLMC_OUTPUT_LABELS ? JUDGE_LABEL : JUDGE_YES;
+	own->judge = m->output == LLMC_OUTPUT_HIDDEN   ? JUDGE_COSINE
+	             : m->output == LLMC_OUTPUT_LABELS ? JUDGE_LABEL
+	                                               : JUDGE_YES;
 	if (own->judge == JUDGE_LABEL && m->out_width != 1)
-		return problem(p, 400, "model", "This classifier has %d labels: scores of texts take one with a single label. /v1/embeddings has those of all.", m->out_width);
+		return problem(p, 400, "model",
+		               "This classifier has %d labels: scores of texts take one with a "
+		               "single label. /v1/embeddings has those of all.",
+		               m->out_width);
 	if (own->judge != JUDGE_YES) {
 		if (!embeddings_pool(g, o, p))
 			return false;
-		g->er.normalize = g->er.normalize && own->judge == JUDGE_COSINE; /* one logit over its length is its sign */
+		g->er.normalize =
+		    g->er.normalize &&
+		    own->judge == JUDGE_COSINE; /* one logit over its length is its sign */
 		return true;
 	}
 	if (!g->model->back.tok || !m->has_chat_template)
-		return problem(p, 400, "model", "This model makes text and has no chat template: it cannot be asked whether a document meets a query.");
+		return problem(p, 400, "model",
+		               "This model makes text and has no chat template: it cannot be asked "
+		               "whether a document meets a query.");
 	g->er.pool = LLMC_POOL_LAST;
 	g->er.pool_tok = own->yes_no;
 	g->er.n_pool_tok = 2;
@@ -94,16 +118,23 @@ read_judge(Generation *g, const json_t *o, Problem *p)
 
 /* The input of a classifier: both texts; cut: the second is, to what fits. */
 static bool
-pair_tokens(const Generation *g, const json_t *a, const json_t *b, bool cut, SubRequest *sub, Problem *p)
+pair_tokens(const Generation *g, const json_t *a, const json_t *b, bool cut, SubRequest *sub,
+            Problem *p)
 {
 	size_t most = (size_t)g->model->max_total, n_first = 0, n_second = 0;
 	int32_t *first = NULL, *second = NULL;
 
-	if (!tokenize_prompt(g->model, json_string_value(a), json_string_length(a), LLMC_PARSE_SPECIAL | LLMC_ADD_FIRST, most, &first, &n_first, p))
+	if (!tokenize_prompt(g->model, json_string_value(a), json_string_length(a),
+	                     LLMC_PARSE_SPECIAL | LLMC_ADD_FIRST, most, &first, &n_first, p))
 		return false;
-	bool ok = tokenize_prompt(g->model, json_string_value(b), json_string_length(b), LLMC_PARSE_SPECIAL | LLMC_ADD_SECOND, cut ? SIZE_MAX : most, &second, &n_second, p);
+	bool ok = tokenize_prompt(g->model, json_string_value(b), json_string_length(b),
+	                          LLMC_PARSE_SPECIAL | LLMC_ADD_SECOND, cut ? SIZE_MAX : most,
+	                          &second, &n_second, p);
 	if (ok && (n_first >= most || (n_first + n_second > most && !cut)))
-		ok = problem(p, 400, NULL, "This model's maximum context length is %zu tokens, the two texts have at least %zu.", most, n_first + n_second);
+		ok = problem(p, 400, NULL,
+		             "This model's maximum context length is %zu tokens, the two texts "
+		             "have at least %zu.",
+		             most, n_first + n_second);
 	if (ok) {
 		n_second = embeddings_cut(g, LLMC_ADD_SECOND, second, n_second, most - n_first);
 		sub->n_tok = n_first + n_second;
@@ -123,9 +154,12 @@ pair_tokens(const Generation *g, const json_t *a, const json_t *b, bool cut, Sub
 
 /* The question to a model that makes text, through its chat template. */
 static bool
-question(const Generation *g, const char *instruction, const json_t *a, const json_t *b, SubRequest *sub, Problem *p)
+question(const Generation *g, const char *instruction, const json_t *a, const json_t *b,
+         SubRequest *sub, Problem *p)
 {
-	static const char system[] = "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".";
+	static const char system[] =
+	    "Judge whether the Document meets the requirements based on the Query and the Instruct "
+	    "provided. Note that the answer can only be \"yes\" or \"no\".";
 	Strbuf ask = { 0 };
 	char *text = NULL;
 	size_t n = 0, most = (size_t)g->model->max_input;
@@ -134,15 +168,22 @@ question(const Generation *g, const char *instruction, const json_t *a, const js
 	strbuf_add(&ask, json_string_value(a), json_string_length(a));
 	strbuf_puts(&ask, "\n<Document>: ");
 	strbuf_add(&ask, json_string_value(b), json_string_length(b));
-	json_t *body = ask.failed ? NULL : json_pack("{s:[{s:s, s:s}, {s:s, s:s%}], s:{s:b}}", "messages", "role", "system", "content", system, "role", "user", "content", strbuf_str(&ask),
-	                                             ask.len, "chat_template_kwargs", "enable_thinking", 0);
+	json_t *body = ask.failed ? NULL
+	                          : json_pack("{s:[{s:s, s:s}, {s:s, s:s%}], s:{s:b}}", "messages",
+	                                      "role", "system", "content", system, "role", "user",
+	                                      "content", strbuf_str(&ask), ask.len,
+	                                      "chat_template_kwargs", "enable_thinking", 0);
 	strbuf_release(&ask);
 	bool ok = body ? chat_render(g->model, body, NULL, &text, &n, p) : problem_memory(p);
 	json_decref(body);
-	ok = ok && tokenize_prompt(g->model, text, n, LLMC_PARSE_SPECIAL, most, &sub->tok, &sub->n_tok, p);
+	ok = ok && tokenize_prompt(g->model, text, n, LLMC_PARSE_SPECIAL, most, &sub->tok,
+	                           &sub->n_tok, p);
 	free(text);
 	if (ok && (!sub->tok || sub->n_tok > most))
-		return problem(p, 400, NULL, "This model takes prompts of %zu tokens, query and document have at least %zu.", most, sub->n_tok);
+		return problem(
+		    p, 400, NULL,
+		    "This model takes prompts of %zu tokens, query and document have at least %zu.",
+		    most, sub->n_tok);
 	return ok;
 }
 
@@ -151,32 +192,53 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 {
 	Score *own = gen_own(g);
 	own->rerank = own->show = *(const bool *)rerank;
-	const char *one = own->rerank ? "query" : "text_1", *two = own->rerank ? "documents" : "text_2";
-	const json_t *a = json_object_get(o, one), *b = json_object_get(o, two), *cut = json_object_get(o, "truncate_prompt_tokens"), *task = json_object_get(o, "instruction");
-	const char *instruction = "Given a web search query, retrieve relevant passages that answer the query";
+	const char *one = own->rerank ? "query" : "text_1",
+	           *two = own->rerank ? "documents" : "text_2";
+	const json_t *a = json_object_get(o, one), *b = json_object_get(o, two),
+	             *cut = json_object_get(o, "truncate_prompt_tokens"),
+	             *task = json_object_get(o, "instruction");
+	const char *instruction =
+	    "Given a web search query, retrieve relevant passages that answer the query";
 	size_t n = 0, m = 0;
 	int64_t top = 0;
 
 	own->base.created = time(NULL);
-	snprintf(own->base.id, sizeof own->base.id, "%s-%016llx", own->rerank ? "rerank" : "score", (unsigned long long)random_seed());
+	snprintf(own->base.id, sizeof own->base.id, "%s-%016llx", own->rerank ? "rerank" : "score",
+	         (unsigned long long)random_seed());
 	g->max_new = 1;
-	if (!openai_model(g->req, o, p) || !read_judge(g, o, p) || !count(a, one, false, &n, p) || !count(b, two, own->rerank, &m, p) ||
-	    !field_int(o, "top_n", 0, INT32_MAX, &top, NULL, p) || !field_bool(o, "return_documents", &own->show, p))
+	if (!openai_model(g->req, o, p) || !read_judge(g, o, p) || !count(a, one, false, &n, p) ||
+	    !count(b, two, own->rerank, &m, p) ||
+	    !field_int(o, "top_n", 0, INT32_MAX, &top, NULL, p) ||
+	    !field_bool(o, "return_documents", &own->show, p))
 		return false;
 	const bool pairs = own->judge != JUDGE_COSINE;
 	const size_t n_sub = pairs ? m : n + m;
 	if (own->rerank && n != 1)
-		return problem(p, 400, "query", "Invalid 'query': one text is compared with the documents, got %zu.", n);
+		return problem(p, 400, "query",
+		               "Invalid 'query': one text is compared with the documents, got %zu.",
+		               n);
 	if (n != 1 && n != m)
-		return problem(p, 400, "text_2", "'text_1' has %zu texts and 'text_2' %zu: expected as many, or one in 'text_1'.", n, m);
+		return problem(p, 400, "text_2",
+		               "'text_1' has %zu texts and 'text_2' %zu: expected as many, or one "
+		               "in 'text_1'.",
+		               n, m);
 	if (n_sub > embeddings_most(g))
-		return problem(p, 400, two, "Invalid '%s': %zu texts in one request, at most %zu are taken.", two, n_sub, embeddings_most(g));
+		return problem(p, 400, two,
+		               "Invalid '%s': %zu texts in one request, at most %zu are taken.",
+		               two, n_sub, embeddings_most(g));
 	if (cut && !json_is_null(cut) && (!json_is_integer(cut) || json_integer_value(cut) != -1))
-		return problem(p, 400, "truncate_prompt_tokens", "Invalid 'truncate_prompt_tokens': expected -1, which cuts a text to the model's context.");
+		return problem(p, 400, "truncate_prompt_tokens",
+		               "Invalid 'truncate_prompt_tokens': expected -1, which cuts a text "
+		               "to the model's context.");
 	if (task && !json_is_null(task) && !json_is_string(task))
-		return problem(p, 400, "instruction", "Invalid type for 'instruction': expected a string, but got %s instead.", json_type_name(task));
+		return problem(
+		    p, 400, "instruction",
+		    "Invalid type for 'instruction': expected a string, but got %s instead.",
+		    json_type_name(task));
 	if (json_is_string(task) && own->judge != JUDGE_YES)
-		return problem(p, 400, "instruction", "'instruction' is for models that are asked in words: this one was trained on texts as they are.");
+		return problem(p, 400, "instruction",
+		               "'instruction' is for models that are asked in words: this one was "
+		               "trained on texts as they are.");
 	if (json_is_string(task))
 		instruction = json_string_value(task);
 	if (!gen_prompts(g, (int32_t)n_sub, p))
@@ -214,7 +276,8 @@ on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 	(void)g;
 	(void)sub;
 	if (ev->vector)
-		strbuf_add(&c->text, (const char *)ev->vector, (size_t)ev->n_vector * sizeof *ev->vector);
+		strbuf_add(&c->text, (const char *)ev->vector,
+		           (size_t)ev->n_vector * sizeof *ev->vector);
 	else
 		c->text.failed = true;
 }
@@ -246,7 +309,10 @@ odds(const Strbuf *x)
 	return 1 / (1 + exp((double)v[1] - (double)v[0]));
 }
 
-typedef struct Rank { int32_t index; double score; } Rank;
+typedef struct Rank {
+	int32_t index;
+	double score;
+} Rank;
 
 static int
 by_score(const void *pa, const void *pb)
@@ -268,24 +334,32 @@ on_done(Generation *g)
 	b.failed = !rank;
 	for (int32_t i = 0; rank && i < m; i++) {
 		const bool pairs = own->judge != JUDGE_COSINE;
-		const Strbuf *x = &g->choice[pairs || own->n_first > 1 ? i : 0].text, *y = &g->choice[pairs ? i : own->n_first + i].text;
+		const Strbuf *x = &g->choice[pairs || own->n_first > 1 ? i : 0].text,
+		             *y = &g->choice[pairs ? i : own->n_first + i].text;
 		b.failed |= x->failed || y->failed;
 		rank[i] = (Rank){ i, b.failed ? 0 : pairs ? odds(x) : cosine(x, y) };
 	}
 	if (rank && own->rerank)
 		qsort(rank, (size_t)m, sizeof *rank, by_score);
 	if (own->rerank)
-		json_printf(&b, "{\"id\":%s,\"model\":%s,\"usage\":{\"total_tokens\":%d},\"results\":[", own->base.id, g->model->name, n_prompt);
+		json_printf(&b,
+		            "{\"id\":%s,\"model\":%s,\"usage\":{\"total_tokens\":%d},\"results\":[",
+		            own->base.id, g->model->name, n_prompt);
 	else
-		json_printf(&b, "{\"id\":%s,\"object\":\"list\",\"created\":%lld,\"model\":%s,\"data\":[", own->base.id, (long long)own->base.created, g->model->name);
+		json_printf(
+		    &b, "{\"id\":%s,\"object\":\"list\",\"created\":%lld,\"model\":%s,\"data\":[",
+		    own->base.id, (long long)own->base.created, g->model->name);
 	for (int32_t i = 0; rank && i < (own->rerank ? own->top_n : m); i++) {
 		strbuf_puts(&b, i ? "," : "");
 		if (!own->rerank) {
-			json_printf(&b, "{\"index\":%d,\"object\":\"score\",\"score\":%g}", i, rank[i].score);
+			json_printf(&b, "{\"index\":%d,\"object\":\"score\",\"score\":%g}", i,
+			            rank[i].score);
 			continue;
 		}
-		const SubRequest *sub = &g->sub[(own->judge == JUDGE_COSINE ? own->n_first : 0) + rank[i].index];
-		json_printf(&b, "{\"index\":%d,\"relevance_score\":%g", rank[i].index, rank[i].score);
+		const SubRequest *sub =
+		    &g->sub[(own->judge == JUDGE_COSINE ? own->n_first : 0) + rank[i].index];
+		json_printf(&b, "{\"index\":%d,\"relevance_score\":%g", rank[i].index,
+		            rank[i].score);
 		if (own->show) {
 			strbuf_puts(&b, ",\"document\":{\"text\":");
 			json_str(&b, sub->echo, sub->n_echo);
@@ -296,7 +370,10 @@ on_done(Generation *g)
 	if (own->rerank)
 		strbuf_puts(&b, "]}");
 	else
-		json_printf(&b, "],\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d,\"completion_tokens\":0}}", n_prompt, n_prompt);
+		json_printf(&b,
+		            "],\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d,\"completion_"
+		            "tokens\":0}}",
+		            n_prompt, n_prompt);
 	free(rank);
 	req_answer(g->req, 200, type_json, &b);
 }
@@ -307,7 +384,9 @@ failed(Generation *g, const Problem *p)
 	req_problem(g->req, p);
 }
 
-static const Dialect dialect = { .own_bytes = sizeof(Score), .finish = on_finish, .done = on_done, .problem = failed };
+static const Dialect dialect = {
+	.own_bytes = sizeof(Score), .finish = on_finish, .done = on_done, .problem = failed
+};
 
 void
 score_texts(Req *r)

@@ -8,8 +8,7 @@
 #include "serve/dialects/tokenize.h"
 #include "serve/dialects/tgi.h"
 
-static bool
-invalid(Problem *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static bool invalid(Problem *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 static bool
 invalid(Problem *p, const char *fmt, ...)
@@ -29,18 +28,22 @@ invalid(Problem *p, const char *fmt, ...)
 static bool
 wrong_type(Problem *p, const char *key, const char *want, const json_t *v)
 {
-	problem(p, 422, NULL, "Failed to deserialize the JSON body into the target type: %s: invalid type: %s, expected %s", key, json_type_name(v), want);
+	problem(p, 422, NULL,
+	        "Failed to deserialize the JSON body into the target type: %s: invalid type: %s, "
+	        "expected %s",
+	        key, json_type_name(v), want);
 	p->type = "plain";
 	return false;
 }
 
 typedef struct TgiFields { /* of a request, as they came */
-	json_t  *inputs, *stop, *grammar, *adapter;
-	bool     has_best, has_temperature, has_repetition, has_frequency, has_top_k, has_top_p, has_typical, has_truncate, has_seed, has_top_n, has_max_new, has_full;
-	double   temperature, repetition, frequency, top_p, typical;
-	int64_t  best_of, top_k, truncate, top_n, max_new;
+	json_t *inputs, *stop, *grammar, *adapter;
+	bool has_best, has_temperature, has_repetition, has_frequency, has_top_k, has_top_p,
+	    has_typical, has_truncate, has_seed, has_top_n, has_max_new, has_full;
+	double temperature, repetition, frequency, top_p, typical;
+	int64_t best_of, top_k, truncate, top_n, max_new;
 	uint64_t seed;
-	bool     do_sample, full, watermark, details, prefill, stream;
+	bool do_sample, full, watermark, details, prefill, stream;
 } TgiFields;
 
 static bool
@@ -64,7 +67,8 @@ get_int(const json_t *o, const char *key, bool is_signed, int64_t *out, bool *ha
 	*has = v && !json_is_null(v);
 	if (!*has)
 		return true;
-	if (!json_is_integer(v) || (!is_signed && json_integer_value(v) < 0) || json_integer_value(v) > UINT32_MAX || json_integer_value(v) < INT32_MIN)
+	if (!json_is_integer(v) || (!is_signed && json_integer_value(v) < 0) ||
+	    json_integer_value(v) > UINT32_MAX || json_integer_value(v) < INT32_MIN)
 		return wrong_type(p, key, is_signed ? "i32" : "usize", v);
 	*out = json_integer_value(v);
 	return true;
@@ -74,7 +78,8 @@ static bool
 get_bool(const json_t *o, const char *key, bool *out, bool *has, Problem *p)
 {
 	const json_t *v = json_object_get(o, key);
-	bool there = v && (has == NULL || !json_is_null(v)); /* plain bools are not nullable, options are */
+	bool there =
+	    v && (has == NULL || !json_is_null(v)); /* plain bools are not nullable, options are */
 
 	if (has)
 		*has = there;
@@ -91,12 +96,19 @@ read_fields(const json_t *o, const Strbuf *body, TgiFields *f, Problem *p)
 	json_t *q = json_object_get(o, "parameters"), *v;
 	size_t i;
 
-	*f = (TgiFields){ .best_of = 1, .temperature = 1, .repetition = 1, .top_p = 1, .typical = 1, .max_new = 20 };
+	*f = (TgiFields){ .best_of = 1,
+		          .temperature = 1,
+		          .repetition = 1,
+		          .top_p = 1,
+		          .typical = 1,
+		          .max_new = 20 };
 	if (!json_is_object(o))
 		return wrong_type(p, "body", "struct GenerateRequest", o);
 	f->inputs = json_object_get(o, "inputs");
 	if (!f->inputs) {
-		problem(p, 422, NULL, "Failed to deserialize the JSON body into the target type: missing field `inputs`");
+		problem(p, 422, NULL,
+		        "Failed to deserialize the JSON body into the target type: missing field "
+		        "`inputs`");
 		p->type = "plain";
 		return false;
 	}
@@ -105,15 +117,22 @@ read_fields(const json_t *o, const Strbuf *body, TgiFields *f, Problem *p)
 	if (q && !json_is_object(q))
 		return wrong_type(p, "parameters", "struct GenerateParameters", q);
 	f->do_sample = !q; /* TGI's default parameters sample, its parameters' default does not */
-	if (!get_bool(o, "stream", &f->stream, NULL, p) || !get_int(q, "best_of", false, &f->best_of, &f->has_best, p) ||
+	if (!get_bool(o, "stream", &f->stream, NULL, p) ||
+	    !get_int(q, "best_of", false, &f->best_of, &f->has_best, p) ||
 	    !get_num(q, "temperature", &f->temperature, &f->has_temperature, p) ||
 	    !get_num(q, "repetition_penalty", &f->repetition, &f->has_repetition, p) ||
-	    !get_num(q, "frequency_penalty", &f->frequency, &f->has_frequency, p) || !get_int(q, "top_k", true, &f->top_k, &f->has_top_k, p) ||
-	    !get_num(q, "top_p", &f->top_p, &f->has_top_p, p) || !get_num(q, "typical_p", &f->typical, &f->has_typical, p) ||
-	    !get_bool(q, "do_sample", &f->do_sample, NULL, p) || !get_int(q, "max_new_tokens", true, &f->max_new, &f->has_max_new, p) ||
-	    !get_bool(q, "return_full_text", &f->full, &f->has_full, p) || !get_int(q, "truncate", false, &f->truncate, &f->has_truncate, p) ||
-	    !get_bool(q, "watermark", &f->watermark, NULL, p) || !get_bool(q, "details", &f->details, NULL, p) ||
-	    !get_bool(q, "decoder_input_details", &f->prefill, NULL, p) || !get_int(q, "top_n_tokens", false, &f->top_n, &f->has_top_n, p))
+	    !get_num(q, "frequency_penalty", &f->frequency, &f->has_frequency, p) ||
+	    !get_int(q, "top_k", true, &f->top_k, &f->has_top_k, p) ||
+	    !get_num(q, "top_p", &f->top_p, &f->has_top_p, p) ||
+	    !get_num(q, "typical_p", &f->typical, &f->has_typical, p) ||
+	    !get_bool(q, "do_sample", &f->do_sample, NULL, p) ||
+	    !get_int(q, "max_new_tokens", true, &f->max_new, &f->has_max_new, p) ||
+	    !get_bool(q, "return_full_text", &f->full, &f->has_full, p) ||
+	    !get_int(q, "truncate", false, &f->truncate, &f->has_truncate, p) ||
+	    !get_bool(q, "watermark", &f->watermark, NULL, p) ||
+	    !get_bool(q, "details", &f->details, NULL, p) ||
+	    !get_bool(q, "decoder_input_details", &f->prefill, NULL, p) ||
+	    !get_int(q, "top_n_tokens", false, &f->top_n, &f->has_top_n, p))
 		return false;
 	v = json_object_get(q, "seed");
 	f->has_seed = v && !json_is_null(v);
@@ -124,7 +143,7 @@ read_fields(const json_t *o, const Strbuf *body, TgiFields *f, Problem *p)
 		f->stop = NULL;
 	if (f->stop && !json_is_array(f->stop))
 		return wrong_type(p, "stop", "a sequence", f->stop);
-	json_array_foreach(f->stop, i, v)
+	json_array_foreach (f->stop, i, v)
 		if (!json_is_string(v))
 			return wrong_type(p, "stop", "a string", v);
 	f->grammar = json_object_get(q, "grammar");
@@ -151,16 +170,19 @@ validate(Generation *g, TgiFields *f, Problem *p)
 	Server *s = g->srv;
 	Tgi *own = tgi_own(g);
 	size_t n_stop = json_array_size(f->stop);
-	bool sample = f->do_sample || f->has_temperature || f->has_top_k || f->has_top_p || f->has_typical;
+	bool sample =
+	    f->do_sample || f->has_temperature || f->has_top_k || f->has_top_p || f->has_typical;
 
 	if (g->stream && f->best_of != 1)
 		return invalid(p, "`best_of` != 1 is not supported when streaming tokens");
 	if (g->stream && f->prefill)
-		return invalid(p, "`decoder_input_details` == true is not supported when streaming tokens");
+		return invalid(
+		    p, "`decoder_input_details` == true is not supported when streaming tokens");
 	if (f->best_of != 1 && s->opt.max_best_of == 1)
 		return invalid(p, "`best_of` != 1 is not allowed for this endpoint");
 	if (f->best_of == 0 || f->best_of > s->opt.max_best_of)
-		return invalid(p, "`best_of` must be > 0 and <= %d. Given: %lld", s->opt.max_best_of, (long long)f->best_of);
+		return invalid(p, "`best_of` must be > 0 and <= %d. Given: %lld",
+		               s->opt.max_best_of, (long long)f->best_of);
 	if (f->best_of > 1 && !sample)
 		return invalid(p, "you must use sampling when `best_of` is > 1");
 	if (!(f->temperature > 0))
@@ -178,15 +200,19 @@ validate(Generation *g, TgiFields *f, Problem *p)
 	if (f->max_new <= 0)
 		return invalid(p, "`max_new_tokens` must be strictly positive");
 	if (n_stop > (size_t)s->opt.max_stop_sequences)
-		return invalid(p, "`stop` supports up to %d stop sequences. Given: %zu", s->opt.max_stop_sequences, n_stop);
+		return invalid(p, "`stop` supports up to %d stop sequences. Given: %zu",
+		               s->opt.max_stop_sequences, n_stop);
 	if (f->has_seed && f->best_of > 1)
 		return invalid(p, "`seed` must not be set when `best_of` > 1");
 	if (f->top_n > s->opt.max_top_n_tokens)
-		return invalid(p, "`top_n_tokens` must be >= 0 and <= %d. Given: %lld", s->opt.max_top_n_tokens, (long long)f->top_n);
+		return invalid(p, "`top_n_tokens` must be >= 0 and <= %d. Given: %lld",
+		               s->opt.max_top_n_tokens, (long long)f->top_n);
 	if (json_string_length(f->inputs) == 0)
 		return invalid(p, "`inputs` cannot be empty");
 	if (f->has_truncate && (f->truncate == 0 || f->truncate > g->model->max_input))
-		return invalid(p, "`truncate` must be strictly positive and less than %d. Given: %lld", g->model->max_input, (long long)f->truncate);
+		return invalid(p,
+		               "`truncate` must be strictly positive and less than %d. Given: %lld",
+		               g->model->max_input, (long long)f->truncate);
 	g->n = (int32_t)f->best_of;
 	own->seeded = sample;
 	g->ep.seed = f->has_seed ? f->seed : random_seed();
@@ -234,9 +260,11 @@ read_request(Generation *g, TgiFields *f, Problem *p)
 	ServedModel *m = g->model;
 	SubRequest *sub;
 
-	if (!known_adapter(g->req, f->adapter, p) || !validate(g, f, p) || !read_stop(g, f->stop, p))
+	if (!known_adapter(g->req, f->adapter, p) || !validate(g, f, p) ||
+	    !read_stop(g, f->stop, p))
 		return false;
-	if (f->grammar && !json_is_null(f->grammar) && !grammar_read_typed(g, f->grammar, "grammar", p)) {
+	if (f->grammar && !json_is_null(f->grammar) &&
+	    !grammar_read_typed(g, f->grammar, "grammar", p)) {
 		char why[sizeof p->text];
 		memcpy(why, p->text, sizeof why);
 		return p->status == 400 ? invalid(p, "%.400s", why) : false;
@@ -244,21 +272,27 @@ read_request(Generation *g, TgiFields *f, Problem *p)
 	if (!gen_prompts(g, 1, p))
 		return false;
 	sub = &g->sub[0];
-	if (!tokenize_prompt(m, json_string_value(f->inputs), json_string_length(f->inputs), LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL,
-	                     f->has_truncate ? SIZE_MAX : (size_t)m->max_input, &sub->tok, &sub->n_tok, p)) {
+	if (!tokenize_prompt(m, json_string_value(f->inputs), json_string_length(f->inputs),
+	                     LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL,
+	                     f->has_truncate ? SIZE_MAX : (size_t)m->max_input, &sub->tok,
+	                     &sub->n_tok, p)) {
 		p->type = "validation";
 		p->status = p->status == 400 ? 422 : p->status;
 		return false;
 	}
 	if (f->has_truncate && sub->n_tok > (size_t)f->truncate) {
-		memmove(sub->tok, sub->tok + (sub->n_tok - (size_t)f->truncate), (size_t)f->truncate * sizeof *sub->tok);
+		memmove(sub->tok, sub->tok + (sub->n_tok - (size_t)f->truncate),
+		        (size_t)f->truncate * sizeof *sub->tok);
 		sub->n_tok = (size_t)f->truncate;
 	}
 	if ((int64_t)sub->n_tok + f->max_new > m->max_total)
-		return invalid(p, "`inputs` tokens + `max_new_tokens` must be <= %d. Given: %zu `inputs` tokens and %lld `max_new_tokens`", m->max_total,
-		               sub->n_tok, (long long)f->max_new);
+		return invalid(p,
+		               "`inputs` tokens + `max_new_tokens` must be <= %d. Given: %zu "
+		               "`inputs` tokens and %lld `max_new_tokens`",
+		               m->max_total, sub->n_tok, (long long)f->max_new);
 	if (sub->n_tok > (size_t)m->max_input)
-		return invalid(p, "`inputs` must have less than %d tokens. Given: %zu", m->max_input, sub->n_tok);
+		return invalid(p, "`inputs` must have less than %d tokens. Given: %zu",
+		               m->max_input, sub->n_tok);
 	if (sub->n_tok == 0)
 		return invalid(p, "`inputs` cannot be empty");
 	sub->n_echo = json_string_length(f->inputs);
@@ -277,7 +311,9 @@ refuse(Req *r, bool stream, const Problem *p)
 		req_problem(r, p);
 		return;
 	}
-	int kind = p->status == 429 ? ERR_OVERLOADED : p->status == 422 || p->status == 400 ? ERR_VALIDATION : ERR_GENERATION;
+	int kind = p->status == 429                       ? ERR_OVERLOADED
+	           : p->status == 422 || p->status == 400 ? ERR_VALIDATION
+	                                                  : ERR_GENERATION;
 	pthread_mutex_lock(&r->srv->lock);
 	r->slot->metrics.failure[kind]++;
 	r->finish = "error";
@@ -287,7 +323,11 @@ refuse(Req *r, bool stream, const Problem *p)
 	req_end(r);
 }
 
-typedef enum TgiStream { STREAM_NO, STREAM_YES, STREAM_BODY } TgiStream; /* whether an answer is one; the body says */
+typedef enum TgiStream {
+	STREAM_NO,
+	STREAM_YES,
+	STREAM_BODY
+} TgiStream; /* whether an answer is one; the body says */
 
 static void
 generate(Req *r, TgiStream stream)
@@ -301,7 +341,8 @@ generate(Req *r, TgiStream stream)
 	if (!o && p.status != 503) {
 		char text[sizeof p.text];
 		memcpy(text, p.text, sizeof text);
-		problem(&p, p.status, NULL, "Failed to parse the request body as JSON: %.900s", text);
+		problem(&p, p.status, NULL, "Failed to parse the request body as JSON: %.900s",
+		        text);
 		p.type = "plain";
 		req_problem(r, &p);
 		return;
@@ -316,7 +357,8 @@ generate(Req *r, TgiStream stream)
 			g->stream = streams;
 			tgi_own(g)->in_list = stream == STREAM_BODY;
 			if (read_request(g, &f, &p)) {
-				size_t n_chars = (size_t)utf8_count(json_string_value(f.inputs), json_string_length(f.inputs));
+				size_t n_chars = (size_t)utf8_count(json_string_value(f.inputs),
+				                                    json_string_length(f.inputs));
 				json_decref(o);
 				req_head(r, "x-compute-type", "%s", r->model->back.info.target);
 				req_head(r, "x-compute-characters", "%zu", n_chars);

@@ -35,7 +35,8 @@ error_type(const Problem *p)
 static void
 error_object(Strbuf *b, const Problem *p)
 {
-	json_printf(b, "{\"error\":%s,\"error_type\":%s}", p->status == 429 ? "Model is overloaded" : p->text, error_type(p));
+	json_printf(b, "{\"error\":%s,\"error_type\":%s}",
+	            p->status == 429 ? "Model is overloaded" : p->text, error_type(p));
 }
 
 void
@@ -46,13 +47,19 @@ tgi_problem(Req *r, const Problem *p)
 
 	/* what its framework says, before any of its own code */
 	if (status == 413 || status == 415 || (p->type && !strcmp(p->type, "plain"))) {
-		req_text(r, status, "%s", status == 413 ? "length limit exceeded" : status == 415 ? "Expected request with `Content-Type: application/json`" : p->text);
+		req_text(r, status, "%s",
+		         status == 413   ? "length limit exceeded"
+		         : status == 415 ? "Expected request with `Content-Type: application/json`"
+		                         : p->text);
 		return;
 	}
 	if (r->generates && (status == 500 || status == 400)) {
 		/* the engine's failures are 424 here, its refusals 422 */
 		Problem q;
-		problem(&q, status == 500 ? 424 : 422, NULL, status == 500 ? "Request failed during generation: %.900s" : "Input validation error: %.900s", p->text);
+		problem(&q, status == 500 ? 424 : 422, NULL,
+		        status == 500 ? "Request failed during generation: %.900s"
+		                      : "Input validation error: %.900s",
+		        p->text);
 		error_object(&b, &q);
 		status = q.status;
 	} else {
@@ -82,7 +89,8 @@ tgi_frame_problem(Req *r, const Problem *p)
 
 /* Text of one token by itself: special ones are shown here, though not in the text. */
 static void
-token_json(const Generation *g, Strbuf *b, int32_t id, const char *text, size_t n_text, float lp, bool with_special)
+token_json(const Generation *g, Strbuf *b, int32_t id, const char *text, size_t n_text, float lp,
+           bool with_special)
 {
 	const llmc_tokenizer *t = g->model->back.tok;
 	bool special = llmc_token_is_special(t, id);
@@ -100,7 +108,9 @@ token_json(const Generation *g, Strbuf *b, int32_t id, const char *text, size_t 
 		strbuf_puts(b, "null");
 	else
 		json_num(b, isinf(lp) ? -9999.0 : (double)lp, 9);
-	strbuf_puts(b, !with_special ? "}" : special ? ",\"special\":true}" : ",\"special\":false}");
+	strbuf_puts(b, !with_special ? "}"
+	               : special     ? ",\"special\":true}"
+	                             : ",\"special\":false}");
 	strbuf_release(&raw);
 }
 
@@ -139,7 +149,8 @@ static void
 seed_json(const Generation *g, int32_t index, Strbuf *b)
 {
 	if (tgi_own(g)->seeded)
-		strbuf_printf(b, "\"seed\":%llu", (unsigned long long)(g->ep.seed + (uint64_t)index));
+		strbuf_printf(b, "\"seed\":%llu",
+		              (unsigned long long)(g->ep.seed + (uint64_t)index));
 	else
 		strbuf_puts(b, "\"seed\":null");
 }
@@ -163,7 +174,8 @@ on_prompt(Generation *g, SubRequest *sub, const llmc_event *ev)
 		return;
 	if (sub->n_seen++)
 		strbuf_putc(&sub->col[0], ',');
-	token_json(g, &sub->col[0], ev->token, ev->text, ev->n_bytes, sub->n_seen == 1 ? NAN : ev->logprob, false);
+	token_json(g, &sub->col[0], ev->token, ev->text, ev->n_bytes,
+	           sub->n_seen == 1 ? NAN : ev->logprob, false);
 }
 
 /* The frame of a token without its end: what follows tells whether it was the last. */
@@ -172,7 +184,8 @@ frame_open(Generation *g, Choice *c, const llmc_event *ev)
 {
 	strbuf_clear(&c->held);
 	strbuf_printf(&c->held, "data:{\"index\":%d,\"token\":", c->n_new); /* counts from 1 */
-	token_json(g, &c->held, ev->token, ev->text ? ev->text : "", ev->n_bytes, ev->logprob, true);
+	token_json(g, &c->held, ev->token, ev->text ? ev->text : "", ev->n_bytes, ev->logprob,
+	           true);
 	if (g->er.n_top) {
 		strbuf_puts(&c->held, ",\"top_tokens\":");
 		top_json(g, &c->held, ev);
@@ -187,7 +200,8 @@ frame_close(Generation *g, Choice *c, bool last)
 	strbuf_puts(b, ",\"generated_text\":");
 	if (last) {
 		full_text(g, c, b);
-		json_printf(b, ",\"details\":{\"finish_reason\":%s,\"generated_tokens\":%d,", finish_word(c), c->n_new);
+		json_printf(b, ",\"details\":{\"finish_reason\":%s,\"generated_tokens\":%d,",
+		            finish_word(c), c->n_new);
 		seed_json(g, 0, b);
 		strbuf_printf(b, ",\"input_length\":%zu}}\n\n", g->sub[0].n_tok);
 	} else {
@@ -205,7 +219,8 @@ stop_seen(const Generation *g, const Choice *c, size_t n_fresh)
 	for (char *const *s = g->stop; s && *s; s++) {
 		size_t n = strlen(*s), window = n + n_fresh;
 		size_t from = c->text.len > window ? c->text.len - window : 0;
-		if (c->text.len >= n && memmem(strbuf_str(&c->text) + from, c->text.len - from, *s, n))
+		if (c->text.len >= n &&
+		    memmem(strbuf_str(&c->text) + from, c->text.len - from, *s, n))
 			return true;
 	}
 	return false;
@@ -217,7 +232,8 @@ column(Generation *g, Choice *c, const llmc_event *ev)
 	for (int i = 0; i < 2; i++)
 		if (c->col[i].len)
 			strbuf_putc(&c->col[i], ',');
-	token_json(g, &c->col[0], ev->token, ev->text ? ev->text : "", ev->n_bytes, ev->logprob, true);
+	token_json(g, &c->col[0], ev->token, ev->text ? ev->text : "", ev->n_bytes, ev->logprob,
+	           true);
 	if (g->er.n_top)
 		top_json(g, &c->col[1], ev);
 }
@@ -233,7 +249,8 @@ on_token(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 		return;
 	}
 	frame_open(g, c, ev);
-	/* the last frame carries the whole text; which one that is can be foreseen, else nothing is held back */
+	/* the last frame carries the whole text; which one that is can be foreseen, else nothing is
+	 * held back */
 	if (c->n_new < g->max_new && !stop_seen(g, c, ev->n_bytes))
 		frame_close(g, c, false);
 }
@@ -295,7 +312,8 @@ on_done(Generation *g)
 		return;
 	for (int32_t i = 1; i < g->n; i++) {
 		const Choice *a = &g->choice[best], *c = &g->choice[i];
-		if (c->n_new && c->sum_logprob / c->n_new > a->sum_logprob / (a->n_new ? a->n_new : 1))
+		if (c->n_new &&
+		    c->sum_logprob / c->n_new > a->sum_logprob / (a->n_new ? a->n_new : 1))
 			best = i;
 	}
 	const Choice *c = &g->choice[best];
@@ -309,7 +327,8 @@ on_done(Generation *g)
 			for (int32_t i = 0, told = 0; i < g->n; i++) {
 				if (i == best)
 					continue;
-				strbuf_puts(&b, told++ ? ",{\"generated_text\":" : "{\"generated_text\":");
+				strbuf_puts(&b, told++ ? ",{\"generated_text\":"
+				                       : "{\"generated_text\":");
 				full_text(g, &g->choice[i], &b);
 				strbuf_putc(&b, ',');
 				sequence_json(g, &g->choice[i], &b);
@@ -337,5 +356,10 @@ on_problem(Generation *g, const Problem *p)
 }
 
 const Dialect tgi_dialect = {
-	.own_bytes = sizeof(Tgi), .prompt = on_prompt, .token = on_token, .finish = on_finish, .done = on_done, .problem = on_problem,
+	.own_bytes = sizeof(Tgi),
+	.prompt = on_prompt,
+	.token = on_token,
+	.finish = on_finish,
+	.done = on_done,
+	.problem = on_problem,
 };

@@ -5,7 +5,8 @@
 #include "serve/dialects/tokenize.h"
 
 bool
-tokenize_prompt(ServedModel *m, const char *text, size_t n, int flags, size_t most, int32_t **ids, size_t *n_ids, Problem *p)
+tokenize_prompt(ServedModel *m, const char *text, size_t n, int flags, size_t most, int32_t **ids,
+                size_t *n_ids, Problem *p)
 {
 	size_t cap = n / 2 + 16;
 	llmc_error err = { 0 };
@@ -20,19 +21,24 @@ tokenize_prompt(ServedModel *m, const char *text, size_t n, int flags, size_t mo
 		*ids = malloc(cap * sizeof **ids);
 		if (!*ids)
 			return problem_memory(p);
-		llmc_status status = llmc_tokenize(m->back.tok, text, n, flags, *ids, cap, n_ids, &err);
+		llmc_status status =
+		    llmc_tokenize(m->back.tok, text, n, flags, *ids, cap, n_ids, &err);
 		if (status == LLMC_OK)
 			return true;
 		free(*ids);
 		*ids = NULL;
 		if (status != LLMC_E_RANGE || *n_ids <= cap)
-			return status == LLMC_E_MEMORY ? problem_memory(p) : problem(p, 400, NULL, "The text cannot be tokenized: %s", err.text);
+			return status == LLMC_E_MEMORY
+			           ? problem_memory(p)
+			           : problem(p, 400, NULL, "The text cannot be tokenized: %s",
+			                     err.text);
 		cap = *n_ids;
 	}
 }
 
 bool
-detokenize_prompt(ServedModel *m, const int32_t *ids, size_t n_ids, char **text, size_t *n, Problem *p)
+detokenize_prompt(ServedModel *m, const int32_t *ids, size_t n_ids, char **text, size_t *n,
+                  Problem *p)
 {
 	size_t cap = 8 * n_ids + 64;
 	llmc_error err = { 0 };
@@ -41,13 +47,16 @@ detokenize_prompt(ServedModel *m, const int32_t *ids, size_t n_ids, char **text,
 		*text = malloc(cap);
 		if (!*text)
 			return problem_memory(p);
-		llmc_status status = llmc_detokenize(m->back.tok, ids, n_ids, false, *text, cap, n, &err);
+		llmc_status status =
+		    llmc_detokenize(m->back.tok, ids, n_ids, false, *text, cap, n, &err);
 		if (status == LLMC_OK)
 			return true;
 		free(*text);
 		*text = NULL;
 		if (status != LLMC_E_RANGE || *n < cap)
-			return status == LLMC_E_MEMORY ? problem_memory(p) : problem(p, 400, NULL, "The ids have no text: %s", err.text);
+			return status == LLMC_E_MEMORY
+			           ? problem_memory(p)
+			           : problem(p, 400, NULL, "The ids have no text: %s", err.text);
 		cap = *n + 1;
 	}
 }

@@ -7,7 +7,10 @@
 #include "serve/http/route.h"
 #include "serve/dialects/tokenize.h"
 
-enum { OF_LIST = 32, OF_PLACES = 64 }; /* bytes of an answer for each byte of a body, at most: each may be a token */
+enum {
+	OF_LIST = 32,
+	OF_PLACES = 64
+}; /* bytes of an answer for each byte of a body, at most: each may be a token */
 
 /* The body as an object, when the server may hold the answer. */
 static json_t *
@@ -47,22 +50,28 @@ tokenize_object(Req *r, json_t *o, Strbuf *b, Problem *p)
 	int32_t *tok = NULL;
 	Strbuf piece = { 0 };
 
-	if (!field_bool(o, "add_special_tokens", &special, p) || !field_bool(o, "return_token_strs", &strs, p))
+	if (!field_bool(o, "add_special_tokens", &special, p) ||
+	    !field_bool(o, "return_token_strs", &strs, p))
 		return;
 	if (chat) {
 		if (!chat_prompt(r->model, o, &text, &n, p))
 			return;
 	} else if (!json_is_string(prompt)) {
-		problem(p, 400, "prompt", prompt ? "Invalid type for 'prompt': expected a string, but got %s instead." : "Missing required parameter: 'prompt' or 'messages'; got %s.",
+		problem(p, 400, "prompt",
+		        prompt ? "Invalid type for 'prompt': expected a string, but got %s instead."
+		               : "Missing required parameter: 'prompt' or 'messages'; got %s.",
 		        json_type_name(prompt));
 		return;
 	}
-	bool ok = tokenize_prompt(r->model, chat ? text : json_string_value(prompt), chat ? n : json_string_length(prompt),
-	                          LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0), SIZE_MAX, &tok, &n_tok, p);
+	bool ok = tokenize_prompt(r->model, chat ? text : json_string_value(prompt),
+	                          chat ? n : json_string_length(prompt),
+	                          LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0), SIZE_MAX,
+	                          &tok, &n_tok, p);
 	free(text);
 	if (!ok)
 		return;
-	json_printf(b, "{\"count\":%lld,\"max_model_len\":%d,\"tokens\":[", (long long)n_tok, r->model->max_total);
+	json_printf(b, "{\"count\":%lld,\"max_model_len\":%d,\"tokens\":[", (long long)n_tok,
+	            r->model->max_total);
 	for (size_t i = 0; i < n_tok; i++)
 		strbuf_printf(b, i ? ",%d" : "%d", tok[i]);
 	strbuf_puts(b, "],\"token_strs\":");
@@ -112,7 +121,10 @@ text_detokenize(Req *r)
 		goto out;
 	}
 	if (!json_is_array(list)) {
-		problem(&p, 400, "tokens", "Invalid type for 'tokens': expected an array of token ids, but got %s instead.", json_type_name(list));
+		problem(&p, 400, "tokens",
+		        "Invalid type for 'tokens': expected an array of token ids, but got %s "
+		        "instead.",
+		        json_type_name(list));
 		goto out;
 	}
 	tok = malloc((n + 1) * sizeof *tok);
@@ -120,9 +132,13 @@ text_detokenize(Req *r)
 		problem_memory(&p);
 		goto out;
 	}
-	json_array_foreach(list, i, v) {
-		if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= llmc_tokenizer_size(m->back.tok)) {
-			problem(&p, 400, "tokens", "Invalid 'tokens': element %zu is no token id; expected integers from 0 to %d.", i, llmc_tokenizer_size(m->back.tok) - 1);
+	json_array_foreach (list, i, v) {
+		if (!json_is_integer(v) || json_integer_value(v) < 0 ||
+		    json_integer_value(v) >= llmc_tokenizer_size(m->back.tok)) {
+			problem(&p, 400, "tokens",
+			        "Invalid 'tokens': element %zu is no token id; expected integers "
+			        "from 0 to %d.",
+			        i, llmc_tokenizer_size(m->back.tok) - 1);
 			goto out;
 		}
 		tok[i] = (int32_t)json_integer_value(v);
@@ -145,7 +161,8 @@ out:
 
 /* TGI: a list of tokens with the bytes' places in the text. */
 static void
-tgi_list(const ServedModel *m, const char *text, size_t n_text, const int32_t *tok, size_t n_tok, Strbuf *b)
+tgi_list(const ServedModel *m, const char *text, size_t n_text, const int32_t *tok, size_t n_tok,
+         Strbuf *b)
 {
 	Strbuf piece = { 0 };
 	size_t at = 0;
@@ -157,9 +174,12 @@ tgi_list(const ServedModel *m, const char *text, size_t n_text, const int32_t *t
 		const char *t = strbuf_str(&piece);
 		size_t n = piece.len, skip = 0;
 		/* what the tokenizer put in front (a prefix space, bos) has no place in the text */
-		if (!(n <= n_text - at && memcmp(text + at, t, n) == 0) && n && *t == ' ' && n - 1 <= n_text - at && memcmp(text + at, t + 1, n - 1) == 0)
+		if (!(n <= n_text - at && memcmp(text + at, t, n) == 0) && n && *t == ' ' &&
+		    n - 1 <= n_text - at && memcmp(text + at, t + 1, n - 1) == 0)
 			skip = 1;
-		size_t len = n - skip <= n_text - at && memcmp(text + at, t + skip, n - skip) == 0 ? n - skip : 0;
+		size_t len = n - skip <= n_text - at && memcmp(text + at, t + skip, n - skip) == 0
+		                 ? n - skip
+		                 : 0;
 		json_printf(b, i ? ",{\"id\":%d,\"text\":" : "{\"id\":%d,\"text\":", tok[i]);
 		json_str(b, t, n);
 		strbuf_printf(b, ",\"start\":%zu,\"stop\":%zu}", at, at + len);
@@ -169,7 +189,8 @@ tgi_list(const ServedModel *m, const char *text, size_t n_text, const int32_t *t
 	strbuf_release(&piece);
 }
 
-/* llama.cpp: {"content": text} -> {"tokens": [ids]}, with_pieces: [{"id", "piece": text, or bytes that are none}] */
+/* llama.cpp: {"content": text} -> {"tokens": [ids]}, with_pieces: [{"id", "piece": text, or bytes
+ * that are none}] */
 static void
 tokenize_content(Req *r, json_t *o, Strbuf *b, Problem *p)
 {
@@ -179,14 +200,18 @@ tokenize_content(Req *r, json_t *o, Strbuf *b, Problem *p)
 	size_t n_tok = 0;
 	Strbuf piece = { 0 };
 
-	if (!field_bool(o, "add_special", &special, p) || !field_bool(o, "parse_special", &parse, p) || !field_bool(o, "with_pieces", &pieces, p))
+	if (!field_bool(o, "add_special", &special, p) ||
+	    !field_bool(o, "parse_special", &parse, p) || !field_bool(o, "with_pieces", &pieces, p))
 		return;
 	if (!json_is_string(content)) {
-		problem(p, 400, "content", "Invalid type for 'content': expected a string, but got %s instead.", json_type_name(content));
+		problem(p, 400, "content",
+		        "Invalid type for 'content': expected a string, but got %s instead.",
+		        json_type_name(content));
 		return;
 	}
-	if (!tokenize_prompt(r->model, json_string_value(content), json_string_length(content), (parse ? LLMC_PARSE_SPECIAL : 0) | (special ? LLMC_ADD_SPECIAL : 0), SIZE_MAX, &tok,
-	                     &n_tok, p))
+	if (!tokenize_prompt(r->model, json_string_value(content), json_string_length(content),
+	                     (parse ? LLMC_PARSE_SPECIAL : 0) | (special ? LLMC_ADD_SPECIAL : 0),
+	                     SIZE_MAX, &tok, &n_tok, p))
 		return;
 	strbuf_puts(b, "{\"tokens\":[");
 	for (size_t i = 0; i < n_tok; i++) {
@@ -210,7 +235,8 @@ tokenize_content(Req *r, json_t *o, Strbuf *b, Problem *p)
 	strbuf_release(&piece);
 }
 
-/* Body of a generation: {"inputs": text}; vLLM's clients send {"prompt"} or {"messages"} to the same path, llama.cpp's {"content"}. */
+/* Body of a generation: {"inputs": text}; vLLM's clients send {"prompt"} or {"messages"} to the
+ * same path, llama.cpp's {"content"}. */
 void
 text_tgi_tokenize(Req *r)
 {
@@ -225,11 +251,18 @@ text_tgi_tokenize(Req *r)
 	} else if (o && !inputs && json_object_get(o, "content")) {
 		tokenize_content(r, o, &b, &p);
 	} else if (o && !json_is_string(inputs)) {
-		problem(&p, 422, NULL, inputs ? "Failed to deserialize the JSON body into the target type: inputs: invalid type: %s, expected a string" : "Failed to deserialize the JSON body into the target type: missing field `inputs`, got %s",
+		problem(&p, 422, NULL,
+		        inputs ? "Failed to deserialize the JSON body into the target type: "
+		                 "inputs: invalid type: %s, expected a string"
+		               : "Failed to deserialize the JSON body into the target type: "
+		                 "missing field `inputs`, got %s",
 		        json_type_name(inputs));
 		p.type = "plain";
-	} else if (o && tokenize_prompt(r->model, json_string_value(inputs), json_string_length(inputs), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
-		tgi_list(r->model, json_string_value(inputs), json_string_length(inputs), tok, n_tok, &b);
+	} else if (o && tokenize_prompt(
+	                    r->model, json_string_value(inputs), json_string_length(inputs),
+	                    LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
+		tgi_list(r->model, json_string_value(inputs), json_string_length(inputs), tok,
+		         n_tok, &b);
 	}
 	free(tok);
 	end(r, OF_PLACES, o, &b, &p);
@@ -245,7 +278,8 @@ text_chat_tokenize(Req *r)
 	int32_t *tok = NULL;
 	Strbuf b = { 0 };
 
-	if (o && chat_prompt(r->model, o, &text, &n, &p) && tokenize_prompt(r->model, text, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
+	if (o && chat_prompt(r->model, o, &text, &n, &p) &&
+	    tokenize_prompt(r->model, text, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
 		strbuf_puts(&b, "{\"tokenize_response\":");
 		tgi_list(r->model, text, n, tok, n_tok, &b);
 		strbuf_puts(&b, ",\"templated_text\":");

@@ -54,11 +54,14 @@ log_request(Req *r)
 	double ms = 1000 * (clock_now() - r->t_start);
 	json_str(&path, r->path, strlen(r->path)); /* no newline of a request reaches the log */
 	if (s->opt.log_json) {
-		json_printf(&b, "{\"time\":%s,\"id\":%s,\"client\":%s,\"method\":%s,\"path\":", when, r->id, r->client, r->method);
+		json_printf(&b,
+		            "{\"time\":%s,\"id\":%s,\"client\":%s,\"method\":%s,\"path\":", when,
+		            r->id, r->client, r->method);
 		strbuf_puts(&b, strbuf_str(&path));
 		strbuf_printf(&b, ",\"status\":%d,\"ms\":%.1f", gone && !status ? 499 : status, ms);
 		if (n_prompt || n_new)
-			json_printf(&b, ",\"prompt_tokens\":%d,\"new_tokens\":%d,\"finish\":%s", n_prompt, n_new, finish);
+			json_printf(&b, ",\"prompt_tokens\":%d,\"new_tokens\":%d,\"finish\":%s",
+			            n_prompt, n_new, finish);
 		if (r->key)
 			json_printf(&b, ",\"key\":%s", r->key->name);
 		if (r->trace[0])
@@ -69,7 +72,8 @@ log_request(Req *r)
 		strbuf_add(&b, path.data + 1, path.len > 2 ? path.len - 2 : 0);
 		strbuf_printf(&b, " %d %.1f ms", gone && !status ? 499 : status, ms);
 		if (n_prompt || n_new)
-			strbuf_printf(&b, " prompt=%d new=%d finish=%s", n_prompt, n_new, finish ? finish : "-");
+			strbuf_printf(&b, " prompt=%d new=%d finish=%s", n_prompt, n_new,
+			              finish ? finish : "-");
 		if (r->key)
 			strbuf_printf(&b, " key=%s", r->key->name);
 		if (gone)

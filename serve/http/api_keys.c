@@ -24,13 +24,16 @@ limit(const char *word, const char *name, int64_t least, int64_t most, int64_t *
 static llmc_status
 read_line(Keys *k, char *line, const char *path, int number, llmc_error *err)
 {
-	char *save = NULL, *name = strtok_r(line, " \t\r", &save), *text = name ? strtok_r(NULL, " \t\r", &save) : NULL;
+	char *save = NULL, *name = strtok_r(line, " \t\r", &save),
+	     *text = name ? strtok_r(NULL, " \t\r", &save) : NULL;
 	ApiKey key = { 0 };
 
 	if (!name || *name == '#')
 		return LLMC_OK;
 	if (!text)
-		return error_set(err, LLMC_E_INPUT, "%s:%d: expected NAME KEY and limits, found %s alone", path, number, name);
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s:%d: expected NAME KEY and limits, found %s alone", path,
+		                 number, name);
 	for (char *word; (word = strtok_r(NULL, " \t\r", &save)) != NULL;) {
 		int64_t v;
 		if (limit(word, "requests", 1, INT32_MAX, &v))
@@ -40,12 +43,16 @@ read_line(Keys *k, char *line, const char *path, int number, llmc_error *err)
 		else if (limit(word, "priority", -PRIORITY_MOST, PRIORITY_MOST, &v))
 			key.priority = (int32_t)v;
 		else
-			return error_set(err, LLMC_E_INPUT, "%s:%d: %s: expected requests=N, tokens=N (both at least 1) or priority=N (-%d .. %d)", path, number, word,
-			                 PRIORITY_MOST, PRIORITY_MOST);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s:%d: %s: expected requests=N, tokens=N (both at least "
+			                 "1) or priority=N (-%d .. %d)",
+			                 path, number, word, PRIORITY_MOST, PRIORITY_MOST);
 	}
 	for (const ApiKey *at = k->first; at; at = at->next)
 		if (!strcmp(at->name, name) || !strcmp(at->text, text))
-			return error_set(err, LLMC_E_INPUT, "%s:%d: %s has a name or a key that an earlier line has", path, number, name);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s:%d: %s has a name or a key that an earlier line has",
+			                 path, number, name);
 	ApiKey *more = malloc(sizeof *more);
 	key.name = strdup(name);
 	key.text = strdup(text);
@@ -73,9 +80,12 @@ keys_open(const char *path, Keys **out, llmc_error *err)
 	Keys *k = calloc(1, sizeof *k);
 	if (k)
 		k->path = strdup(path);
-	llmc_status status = k && k->path ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
-	if (status == LLMC_OK && text.data && strlen(text.data) != text.len) /* keys behind it would be lost */
-		status = error_set(err, LLMC_E_INPUT, "%s: no text: byte %zu is 0", path, strlen(text.data));
+	llmc_status status =
+	    k && k->path ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
+	if (status == LLMC_OK && text.data &&
+	    strlen(text.data) != text.len) /* keys behind it would be lost */
+		status = error_set(err, LLMC_E_INPUT, "%s: no text: byte %zu is 0", path,
+		                   strlen(text.data));
 	for (char *at = text.data; at && *at && status == LLMC_OK; number++) {
 		char *end = at + strcspn(at, "\n"), *next = *end ? end + 1 : end;
 		*end = 0;
@@ -84,7 +94,10 @@ keys_open(const char *path, Keys **out, llmc_error *err)
 	}
 	strbuf_release(&text);
 	if (status == LLMC_OK && !k->first)
-		status = error_set(err, LLMC_E_INPUT, "%s: holds no key; a line is NAME KEY [requests=N] [tokens=N] [priority=N]", path);
+		status = error_set(
+		    err, LLMC_E_INPUT,
+		    "%s: holds no key; a line is NAME KEY [requests=N] [tokens=N] [priority=N]",
+		    path);
 	if (status != LLMC_OK) {
 		keys_close(k);
 		return status;
@@ -173,9 +186,14 @@ bool
 key_take(ApiKey *k, int64_t tokens, Problem *p)
 {
 	if (k->max_requests && k->requests >= k->max_requests)
-		problem(p, 429, NULL, "Rate limit reached: %d requests of this key (%s) are in work, its limit is %d.", k->requests, k->name, k->max_requests);
+		problem(p, 429, NULL,
+		        "Rate limit reached: %d requests of this key (%s) are in work, its limit "
+		        "is %d.",
+		        k->requests, k->name, k->max_requests);
 	else if (k->max_tokens && k->tokens + tokens > k->max_tokens)
-		problem(p, 429, NULL, "Rate limit reached: prompts and answers of this key (%s) may have %lld tokens at once, %lld are in work, this request asks for %lld.",
+		problem(p, 429, NULL,
+		        "Rate limit reached: prompts and answers of this key (%s) may have %lld "
+		        "tokens at once, %lld are in work, this request asks for %lld.",
 		        k->name, (long long)k->max_tokens, (long long)k->tokens, (long long)tokens);
 	if (p->status) {
 		p->code = "rate_limit_exceeded";

@@ -1,12 +1,15 @@
-/* Connections: one thread that accepts, reads, writes, and closes who has gone, is too slow, or only fills a place.
+/* Connections: one thread that accepts, reads, writes, and closes who has gone, is too slow, or
+ * only fills a place.
  *
  *   IDLE --first byte--> HEAD --whole--> BODY --whole--> WORK --answer begins--> SEND --sent--> IDLE
  *                                                                                 `--to be closed--> LINGER
- * Own code, because the libraries at hand decide in their own words and too late: a hang-up must be seen in every
- * state, the oldest idle connection must make room for a new one, and request_head.c reads more strictly than they do.
+ * Own code, because the libraries at hand decide in their own words and too late: a hang-up must be
+ * seen in every state, the oldest idle connection must make room for a new one, and request_head.c
+ * reads more strictly than they do.
  *
- * A Conn belongs to this thread. Other threads reach it through http_wake() alone, which puts its request into
- * Server.woken. Nothing here waits: sockets do not block, and a connection has one turn, then others have theirs. */
+ * A Conn belongs to this thread. Other threads reach it through http_wake() alone, which puts its
+ * request into Server.woken. Nothing here waits: sockets do not block, and a connection has one
+ * turn, then others have theirs. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -21,44 +24,54 @@
 
 #include "serve/http/request.h"
 
-enum { READ_BYTES = 65536, EVENTS = 128, KEEP_ALIVE_S = 15, LINGER_S = 2, PRESSED_S = 1, UPLOAD_RATE = 128 << 10 /* bytes a second */ };
+enum {
+	READ_BYTES = 65536,
+	EVENTS = 128,
+	KEEP_ALIVE_S = 15,
+	LINGER_S = 2,
+	PRESSED_S = 1,
+	UPLOAD_RATE = 128 << 10 /* bytes a second */
+};
 #define SETTLE_S 0.1
 
 struct Conn {
-	Conn    *prev, *next;   /* in Net.idle or Net.busy, oldest first */
-	int      fd;            /* -1: closed, freed when the turn is over */
+	Conn *prev, *next; /* in Net.idle or Net.busy, oldest first */
+	int fd;            /* -1: closed, freed when the turn is over */
 	enum { CONN_IDLE, CONN_HEAD, CONN_BODY, CONN_WORK, CONN_SEND, CONN_LINGER } state;
-	uint32_t events;        /* that epoll tells of */
-	double   since;         /* when it entered the state; in SEND: when the client last took something */
-	bool     eof, close;    /* nothing more will come; this answer is the last */
-	bool     used, again;   /* had a request before; is in Net.again */
-	Conn    *next_again;
+	uint32_t events; /* that epoll tells of */
+	double since; /* when it entered the state; in SEND: when the client last took something */
+	bool eof, close;  /* nothing more will come; this answer is the last */
+	bool used, again; /* had a request before; is in Net.again */
+	Conn *next_again;
 	struct in6_addr from;
-	char     client[INET6_ADDRSTRLEN];
-	Strbuf   in;            /* what came; bytes before `at` are used, those before `seen` hold no whole head */
-	size_t   at, seen;
-	HttpBody     body;
-	Req     *req;
+	char client[INET6_ADDRSTRLEN];
+	Strbuf
+	    in; /* what came; bytes before `at` are used, those before `seen` hold no whole head */
+	size_t at, seen;
+	HttpBody body;
+	Req *req;
 	/* what is being sent: three parts in a row, and how much of them is sent */
-	Strbuf   head, piece;
+	Strbuf head, piece;
 	const char *data;
-	size_t   n_data, n_tail, sent;
-	bool     last;          /* behind it nothing follows */
+	size_t n_data, n_tail, sent;
+	bool last; /* behind it nothing follows */
 };
 
-typedef struct ConnList { Conn *first, *last; } ConnList;
+typedef struct ConnList {
+	Conn *first, *last;
+} ConnList;
 
 typedef struct Net {
-	Server   *s;
-	int       epoll_fd, wake_fd;
-	bool      listening, has_thread, aborted;
+	Server *s;
+	int epoll_fd, wake_fd;
+	bool listening, has_thread, aborted;
 	pthread_t thread;
-	ConnList      idle, busy;   /* IDLE and LINGER; all others */
-	Conn     *dead;         /* closed in this turn; by next */
-	Conn     *again;        /* whose next request is there already; by next_again */
-	int       n;
-	char      scratch[READ_BYTES];
-	double    now;
+	ConnList idle, busy; /* IDLE and LINGER; all others */
+	Conn *dead;          /* closed in this turn; by next */
+	Conn *again;         /* whose next request is there already; by next_again */
+	int n;
+	char scratch[READ_BYTES];
+	double now;
 } Net;
 
 /* ---- connections ---- */
@@ -124,7 +137,9 @@ conn_close(Net *n, Conn *c)
 	if (c->req)
 		req_over(c->req, false);
 	c->req = NULL;
-	epoll_ctl(n->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL); /* a compiler that is being started has a copy of the descriptor until it runs: events would go on */
+	epoll_ctl(n->epoll_fd, EPOLL_CTL_DEL, c->fd,
+	          NULL); /* a compiler that is being started has a copy of the descriptor until it
+	                    runs: events would go on */
 	close(c->fd);
 	c->fd = -1;
 	c->next = n->dead;
@@ -153,16 +168,18 @@ free_closed(Net *n)
 	}
 }
 
-/* A place for one more: the connection that has waited longest for its next request goes, but none that is just opened,
- * else a flood would wash away who is about to ask. When all have requests: the one that has begun to send its own and
- * did not end within a second. */
+/* A place for one more: the connection that has waited longest for its next request goes, but none
+ * that is just opened, else a flood would wash away who is about to ask. When all have requests:
+ * the one that has begun to send its own and did not end within a second. */
 static bool
 make_room(Net *n)
 {
-	Conn *old = n->idle.first && n->now - n->idle.first->since > SETTLE_S ? n->idle.first : NULL;
+	Conn *old =
+	    n->idle.first && n->now - n->idle.first->since > SETTLE_S ? n->idle.first : NULL;
 
 	for (Conn *c = n->busy.first; c && !old; c = c->next)
-		if ((c->state == CONN_HEAD || c->state == CONN_BODY) && n->now - c->since > PRESSED_S)
+		if ((c->state == CONN_HEAD || c->state == CONN_BODY) &&
+		    n->now - c->since > PRESSED_S)
 			old = c;
 	if (old)
 		conn_close(n, old);
@@ -192,11 +209,13 @@ conn_open(Net *n, int fd, const struct sockaddr_storage *addr)
 		c->from = ((const struct sockaddr_in6 *)(const void *)addr)->sin6_addr;
 		inet_ntop(AF_INET6, &c->from, c->client, sizeof c->client);
 	} else if (c) {
-		const struct in_addr *four = &((const struct sockaddr_in *)(const void *)addr)->sin_addr;
+		const struct in_addr *four =
+		    &((const struct sockaddr_in *)(const void *)addr)->sin_addr;
 		memcpy(&c->from, four, sizeof *four);
 		inet_ntop(AF_INET, four, c->client, sizeof c->client);
 	}
-	if (!c || too_many_from(n, &c->from) || epoll_ctl(n->epoll_fd, EPOLL_CTL_ADD, fd, &e) != 0) {
+	if (!c || too_many_from(n, &c->from) ||
+	    epoll_ctl(n->epoll_fd, EPOLL_CTL_ADD, fd, &e) != 0) {
 		close(fd);
 		free(c);
 		return;
@@ -222,12 +241,16 @@ accept_some(Net *n)
 				return;
 		}
 		socklen_t len = sizeof addr;
-		int fd = accept4(n->s->listen_fd, (struct sockaddr *)&addr, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+		int fd = accept4(n->s->listen_fd, (struct sockaddr *)&addr, &len,
+		                 SOCK_NONBLOCK | SOCK_CLOEXEC);
 		if (fd < 0) {
 			if (errno == EINTR || errno == ECONNABORTED)
 				continue;
-			/* no descriptor or memory: a connection less, or later. Or the server stops */
-			if (n->s->draining || ((errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) && !make_room(n)))
+			/* no descriptor or memory: a connection less, or later. Or the server stops
+			 */
+			if (n->s->draining || ((errno == EMFILE || errno == ENFILE ||
+			                        errno == ENOBUFS || errno == ENOMEM) &&
+			                       !make_room(n)))
 				listen_again(n, false);
 			return;
 		}
@@ -241,7 +264,9 @@ accept_some(Net *n)
 static bool
 send_parts(Net *n, Conn *c)
 {
-	const struct iovec part[] = { { c->head.data, c->head.len }, { (void *)(uintptr_t)c->data, c->n_data }, { (void *)(uintptr_t)"\r\n", c->n_tail } };
+	const struct iovec part[] = { { c->head.data, c->head.len },
+		                      { (void *)(uintptr_t)c->data, c->n_data },
+		                      { (void *)(uintptr_t)"\r\n", c->n_tail } };
 	size_t total = c->head.len + c->n_data + c->n_tail;
 
 	if (c->head.failed) { /* a body without its head would be taken for another answer */
@@ -256,7 +281,9 @@ send_parts(Net *n, Conn *c)
 			size_t gone = skip < part[i].iov_len ? skip : part[i].iov_len;
 			skip -= gone;
 			if (part[i].iov_len > gone)
-				rest[m.msg_iovlen++] = (struct iovec){ (char *)part[i].iov_base + gone, part[i].iov_len - gone };
+				rest[m.msg_iovlen++] =
+				    (struct iovec){ (char *)part[i].iov_base + gone,
+					            part[i].iov_len - gone };
 		}
 		ssize_t k = sendmsg(c->fd, &m, MSG_NOSIGNAL);
 		if (k < 0 && errno == EINTR)
@@ -332,7 +359,8 @@ end_answer(Net *n, Conn *c)
 	strbuf_release(&c->piece);
 	if (c->close && c->eof) {
 		conn_close(n, c);
-	} else if (c->close) { /* what still comes is read: to close upon it would destroy the answer on its way */
+	} else if (c->close) { /* what still comes is read: to close upon it would destroy the
+		                  answer on its way */
 		shutdown(c->fd, SHUT_WR);
 		strbuf_release(&c->in);
 		watch(n, c, EPOLLIN);
@@ -425,7 +453,8 @@ take_body(Conn *c)
 	size_t n_data;
 
 	while (c->at < c->in.len && c->body.at != BODY_OVER) {
-		size_t used = body_next(&c->body, c->in.data + c->at, c->in.len - c->at, &data, &n_data, &e);
+		size_t used =
+		    body_next(&c->body, c->in.data + c->at, c->in.len - c->at, &data, &n_data, &e);
 		if (e.status) {
 			answer_early(c, &e);
 			return true;
@@ -460,7 +489,8 @@ conn_step(Net *n, Conn *c)
 		switch (c->state) {
 		case CONN_IDLE:
 		case CONN_HEAD:
-			if (answered && c->in.len > c->at) { /* the next is there already: after the others */
+			if (answered &&
+			    c->in.len > c->at) { /* the next is there already: after the others */
 				if (!c->again) {
 					c->next_again = n->again;
 					n->again = c;
@@ -550,7 +580,8 @@ conn_event(Net *n, Conn *c, uint32_t events)
 		if (!c->again) /* what is read has its turn first, else it piles up */
 			conn_read(n, c);
 	} else if (events & EPOLLRDHUP) {
-		/* it has closed, at least its side, before the answer was there: nobody waits for that. What is ready is sent */
+		/* it has closed, at least its side, before the answer was there: nobody waits for
+		 * that. What is ready is sent */
 		c->eof = true;
 		if (c->state == CONN_WORK || !c->last)
 			conn_close(n, c);
@@ -574,7 +605,9 @@ idle_timeout(const Net *n, const Conn *c, bool pressed)
 	case CONN_HEAD:
 		return o->header_timeout_s;
 	case CONN_BODY: /* of a file: besides, what its bytes take at the slowest rate */
-		return o->body_timeout_s + (c->req->route && c->req->route->flags & RT_UPLOAD ? (double)c->req->in.length / UPLOAD_RATE : 0);
+		return o->body_timeout_s + (c->req->route && c->req->route->flags & RT_UPLOAD
+		                                ? (double)c->req->in.length / UPLOAD_RATE
+		                                : 0);
 	case CONN_WORK:
 		break;
 	case CONN_SEND: /* whose answer waits for the client */
@@ -606,15 +639,19 @@ check_clocks(Net *n)
 			next = c->next;
 			double t = n->now - c->since;
 			if (t > idle_timeout(n, c, pressed)) {
-				if (c->state == CONN_BODY || (c->state == CONN_HEAD && begin_request(n, c))) {
+				if (c->state == CONN_BODY ||
+				    (c->state == CONN_HEAD && begin_request(n, c))) {
 					answer_early(c, &late);
 					conn_step(n, c);
 				} else {
 					conn_close(n, c);
 				}
-			} else if (c->state == CONN_SEND && !(c->events & EPOLLOUT) && t > KEEP_ALIVE_S) {
-				/* a comment keeps proxies from closing a stream that is still in the queue */
-				strbuf_puts(&c->head, c->req->in.http10 ? ":\n\n" : "3\r\n:\n\n\r\n");
+			} else if (c->state == CONN_SEND && !(c->events & EPOLLOUT) &&
+			           t > KEEP_ALIVE_S) {
+				/* a comment keeps proxies from closing a stream that is still in
+				 * the queue */
+				strbuf_puts(&c->head,
+				            c->req->in.http10 ? ":\n\n" : "3\r\n:\n\n\r\n");
 				conn_step(n, c);
 			}
 		}
@@ -761,12 +798,15 @@ net_open(Server *s, llmc_error *err)
 	n->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	n->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	struct epoll_event e = { .events = EPOLLIN, .data.ptr = n };
-	if (n->epoll_fd < 0 || n->wake_fd < 0 || epoll_ctl(n->epoll_fd, EPOLL_CTL_ADD, n->wake_fd, &e) != 0)
-		return error_set(err, LLMC_E_IO, "the HTTP server could not be started: %s", strerror(errno));
+	if (n->epoll_fd < 0 || n->wake_fd < 0 ||
+	    epoll_ctl(n->epoll_fd, EPOLL_CTL_ADD, n->wake_fd, &e) != 0)
+		return error_set(err, LLMC_E_IO, "the HTTP server could not be started: %s",
+		                 strerror(errno));
 	listen_again(n, true);
 	int rc = pthread_create(&n->thread, NULL, run, n);
 	if (rc != 0)
-		return error_set(err, LLMC_E_MEMORY, "the HTTP server's thread could not be started: %s", strerror(rc));
+		return error_set(err, LLMC_E_MEMORY,
+		                 "the HTTP server's thread could not be started: %s", strerror(rc));
 	n->has_thread = true;
 	return LLMC_OK;
 }

@@ -1,4 +1,5 @@
-/* Requests and their answers: who may ask, what is kept of a body, what an answer looks like. connection.c carries the bytes. */
+/* Requests and their answers: who may ask, what is kept of a body, what an answer looks like.
+ * connection.c carries the bytes. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -11,9 +12,11 @@
 #include "serve/models/model.h"
 
 enum {
-	MAX_UNREAD = 64 << 20,   /* bytes of a stream that its client has not taken */
-	SMALL = 256 << 10,       /* bytes that a request may always hold: --max-connections bounds these */
-	READ_ANYWAY = 256 << 20, /* a body that is not wanted is read if it is not larger, and the answer comes after it */
+	MAX_UNREAD = 64 << 20, /* bytes of a stream that its client has not taken */
+	SMALL =
+	    256 << 10, /* bytes that a request may always hold: --max-connections bounds these */
+	READ_ANYWAY = 256 << 20, /* a body that is not wanted is read if it is not larger, and the
+	                            answer comes after it */
 };
 
 const char type_json[] = "application/json", type_text[] = "text/plain; charset=utf-8",
@@ -40,7 +43,9 @@ choose_id(Req *r)
 	const char *s = req_header(r, "X-Request-Id");
 	size_t n = s ? strlen(s) : 0, ok = 0;
 
-	while (ok < n && (s[ok] == '-' || s[ok] == '_' || s[ok] == '.' || (s[ok] >= '0' && s[ok] <= '9') || ((s[ok] | 32) >= 'a' && (s[ok] | 32) <= 'z')))
+	while (ok < n &&
+	       (s[ok] == '-' || s[ok] == '_' || s[ok] == '.' || (s[ok] >= '0' && s[ok] <= '9') ||
+	        ((s[ok] | 32) >= 'a' && (s[ok] | 32) <= 'z')))
 		ok++;
 	if (n && ok == n && n <= 128) {
 		copy_header(r->id, sizeof r->id, s);
@@ -184,7 +189,8 @@ req_unref(Req *r)
 /* ---- routes ---- */
 
 const Route *
-route_find(const Route *table, const char *method, const char *path, bool html, const char **tail, bool *wrong_method)
+route_find(const Route *table, const char *method, const char *path, bool html, const char **tail,
+           bool *wrong_method)
 {
 	const Route *t = table;
 
@@ -193,7 +199,8 @@ route_find(const Route *table, const char *method, const char *path, bool html, 
 	*wrong_method = false;
 	for (; t->path; t++) {
 		size_t n = strlen(t->path);
-		if (t->flags & RT_PREFIX ? strncmp(path, t->path, n) != 0 || !path[n] : strcmp(path, t->path) != 0)
+		if (t->flags & RT_PREFIX ? strncmp(path, t->path, n) != 0 || !path[n]
+		                         : strcmp(path, t->path) != 0)
 			continue;
 		*tail = path + n;
 		if (!strcmp(method, t->method) && (html || !(t->flags & RT_HTML)))
@@ -220,8 +227,9 @@ req_head(Req *r, const char *name, const char *fmt, ...)
 	r->head[r->n_head++].name = name;
 }
 
-static const char no_memory[] = "{\"error\":{\"message\":\"The server has no memory left for this answer; try again later.\","
-                                "\"type\":\"server_error\",\"param\":null,\"code\":null}}";
+static const char no_memory[] =
+    "{\"error\":{\"message\":\"The server has no memory left for this answer; try again later.\","
+    "\"type\":\"server_error\",\"param\":null,\"code\":null}}";
 
 void
 req_answer(Req *r, int status, const char *type, Strbuf *body)
@@ -252,7 +260,9 @@ void
 req_problem(Req *r, const Problem *p)
 {
 	if (r->generates) {
-		int kind = p->status == 429 ? ERR_OVERLOADED : p->status >= 500 ? ERR_GENERATION : ERR_VALIDATION;
+		int kind = p->status == 429   ? ERR_OVERLOADED
+		           : p->status >= 500 ? ERR_GENERATION
+		                              : ERR_VALIDATION;
 		pthread_mutex_lock(&r->srv->lock);
 		r->slot->metrics.failure[kind]++;
 		r->finish = "error";
@@ -349,12 +359,31 @@ req_take(Req *r, Strbuf *piece, bool *over)
 static const char *
 reason(int status)
 {
-	static const struct { int status; const char *text; } known[] = {
-		{ 200, "OK" }, { 204, "No Content" }, { 400, "Bad Request" }, { 401, "Unauthorized" }, { 403, "Forbidden" }, { 404, "Not Found" },
-		{ 405, "Method Not Allowed" }, { 408, "Request Timeout" }, { 409, "Conflict" }, { 413, "Content Too Large" }, { 414, "URI Too Long" },
-		{ 415, "Unsupported Media Type" }, { 417, "Expectation Failed" }, { 422, "Unprocessable Content" }, { 424, "Failed Dependency" },
-		{ 429, "Too Many Requests" }, { 431, "Request Header Fields Too Large" }, { 500, "Internal Server Error" }, { 501, "Not Implemented" },
-		{ 503, "Service Unavailable" }, { 505, "HTTP Version Not Supported" },
+	static const struct {
+		int status;
+		const char *text;
+	} known[] = {
+		{ 200, "OK" },
+		{ 204, "No Content" },
+		{ 400, "Bad Request" },
+		{ 401, "Unauthorized" },
+		{ 403, "Forbidden" },
+		{ 404, "Not Found" },
+		{ 405, "Method Not Allowed" },
+		{ 408, "Request Timeout" },
+		{ 409, "Conflict" },
+		{ 413, "Content Too Large" },
+		{ 414, "URI Too Long" },
+		{ 415, "Unsupported Media Type" },
+		{ 417, "Expectation Failed" },
+		{ 422, "Unprocessable Content" },
+		{ 424, "Failed Dependency" },
+		{ 429, "Too Many Requests" },
+		{ 431, "Request Header Fields Too Large" },
+		{ 500, "Internal Server Error" },
+		{ 501, "Not Implemented" },
+		{ 503, "Service Unavailable" },
+		{ 505, "HTTP Version Not Supported" },
 		{ 507, "Insufficient Storage" },
 	};
 
@@ -376,12 +405,14 @@ field(Strbuf *b, const char *name, const char *value)
 void
 req_write_head(Req *r, bool close, Strbuf *b)
 {
-	static const char days[] = "SunMonTueWedThuFriSat", months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
+	static const char days[] = "SunMonTueWedThuFriSat",
+	                  months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
 	time_t now = time(NULL);
 	struct tm t;
 
 	gmtime_r(&now, &t); /* strftime would speak the caller's language */
-	strbuf_printf(b, "HTTP/1.1 %d %s\r\nDate: %.3s, %02d %.3s %d %02d:%02d:%02d GMT\r\n", r->status, reason(r->status), days + 3 * t.tm_wday, t.tm_mday,
+	strbuf_printf(b, "HTTP/1.1 %d %s\r\nDate: %.3s, %02d %.3s %d %02d:%02d:%02d GMT\r\n",
+	              r->status, reason(r->status), days + 3 * t.tm_wday, t.tm_mday,
 	              months + 3 * t.tm_mon, t.tm_year + 1900, t.tm_hour, t.tm_min, t.tm_sec);
 	if (r->type)
 		field(b, "Content-Type", r->type);
@@ -404,13 +435,15 @@ req_write_head(Req *r, bool close, Strbuf *b)
 	load_header(r, b);
 	for (int i = 0; i < r->n_head; i++)
 		field(b, r->head[i].name, r->head[i].value);
-	strbuf_puts(b, close ? "Connection: close\r\n\r\n" : r->in.http10 ? "Connection: keep-alive\r\n\r\n" : "\r\n");
+	strbuf_puts(b, close          ? "Connection: close\r\n\r\n"
+	               : r->in.http10 ? "Connection: keep-alive\r\n\r\n"
+	                              : "\r\n");
 }
 
 /* ---- reading ---- */
 
-/* A page of the web can give its name our address (DNS rebinding) and then read what we answer: where anybody on this
- * machine may ask, only names that are this machine's are answered. */
+/* A page of the web can give its name our address (DNS rebinding) and then read what we answer:
+ * where anybody on this machine may ask, only names that are this machine's are answered. */
 static bool
 host_ok(const Req *r)
 {
@@ -427,7 +460,8 @@ host_ok(const Req *r)
 	n = strlen(name); /* of "[" nothing is left */
 	if (n && name[n - 1] == '.')
 		name[--n] = 0; /* the root of all names */
-	if (inet_pton(six ? AF_INET6 : AF_INET, name, addr) == 1 || !strcasecmp(name, "localhost") || !strcasecmp(name, s->opt.host) ||
+	if (inet_pton(six ? AF_INET6 : AF_INET, name, addr) == 1 ||
+	    !strcasecmp(name, "localhost") || !strcasecmp(name, s->opt.host) ||
 	    (n > 10 && !strcasecmp(name + n - 10, ".localhost")))
 		return true;
 	for (size_t len; list && *list; list += len + (list[len] == ',')) {
@@ -441,11 +475,13 @@ host_ok(const Req *r)
 bool
 req_own_page(Req *r, Problem *p)
 {
-	const char *origin = req_header(r, "Origin"), *host = r->in.host, *own = origin ? strstr(origin, "://") : NULL;
+	const char *origin = req_header(r, "Origin"), *host = r->in.host,
+	           *own = origin ? strstr(origin, "://") : NULL;
 
 	if (!origin || r->allow_origin[0] || (own && host && !strcasecmp(own + 3, host)))
 		return true;
-	return problem(p, 403, NULL, "A page of '%.100s' asks for this; --allow-origin lets it.", origin);
+	return problem(p, 403, NULL, "A page of '%.100s' asks for this; --allow-origin lets it.",
+	               origin);
 }
 
 /* Who asks for what; a request that may not go on has its answer. */
@@ -458,7 +494,10 @@ admit(Req *r)
 	const char *tail = "";
 
 	if (!host_ok(r)) {
-		problem(&p, 403, NULL, "The Host '%.100s' is no name of this machine: a web page may have turned its own name into our address. --allow-host lets it in.", r->in.host);
+		problem(&p, 403, NULL,
+		        "The Host '%.100s' is no name of this machine: a web page may have turned "
+		        "its own name into our address. --allow-host lets it in.",
+		        r->in.host);
 		p.code = "host_not_allowed";
 		req_problem(r, &p);
 		return;
@@ -468,19 +507,26 @@ admit(Req *r)
 	if (!r->route->path && !strcmp(r->method, "OPTIONS") && r->allow_origin[0]) {
 		req_head(r, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
 		req_head(r, "Access-Control-Max-Age", "600");
-		/* clients send headers of their own invention, x-stainless-* for one: none of them matters here */
+		/* clients send headers of their own invention, x-stainless-* for one: none of them
+		 * matters here */
 		r->allow_headers = req_header(r, "Access-Control-Request-Headers");
 		req_answer(r, 204, NULL, NULL);
 		return;
 	}
 	if (!r->route->path) {
 		if (wrong_method)
-			problem(&p, 405, NULL, "Method %s is not allowed for %s.", r->method, r->path);
+			problem(&p, 405, NULL, "Method %s is not allowed for %s.", r->method,
+			        r->path);
 		else
-			problem(&p, 404, NULL, "There is no %s %s here; GET /docs lists the routes.", r->method, r->path);
+			problem(&p, 404, NULL,
+			        "There is no %s %s here; GET /docs lists the routes.", r->method,
+			        r->path);
 		p.code = wrong_method ? "method_not_allowed" : "unknown_url";
-	} else if (!r->auth_ok && !(r->route->flags & (s->opt.open_probes ? RT_OPEN | RT_PROBE : RT_OPEN))) {
-		problem(&p, 401, NULL, "Incorrect API key provided: send the server's key as 'Authorization: Bearer KEY'.");
+	} else if (!r->auth_ok &&
+	           !(r->route->flags & (s->opt.open_probes ? RT_OPEN | RT_PROBE : RT_OPEN))) {
+		problem(&p, 401, NULL,
+		        "Incorrect API key provided: send the server's key as 'Authorization: "
+		        "Bearer KEY'.");
 		p.code = "invalid_api_key";
 		req_head(r, "WWW-Authenticate", "Bearer");
 	} else if (s->draining && (r->route->flags & (RT_WORK | RT_DRAIN)) == RT_WORK) {
@@ -506,7 +552,8 @@ dispatch(Req *r)
 
 	if (r->too_large) {
 		problem(&p, 413, NULL, "The body is larger than %zu bytes, %s.", body_limit(r),
-		        body_limit(r) == r->srv->max_body ? "the server's --max-body-size" : "the most that a file may have here");
+		        body_limit(r) == r->srv->max_body ? "the server's --max-body-size"
+		                                          : "the most that a file may have here");
 	} else if (r->no_memory) {
 		problem_busy(&p);
 	} else if ((r->route->flags & RT_JSON) && !r->content_json) {
@@ -554,11 +601,14 @@ req_begin(Req *r, char *head, size_t n)
 	}
 	snprintf(r->method, sizeof r->method, "%s", r->in.method);
 	snprintf(r->path, sizeof r->path, "%s", r->in.path);
-	const char *accept = req_header(r, "Accept"), *type = req_header(r, "Content-Type"), *origin = req_header(r, "Origin");
+	const char *accept = req_header(r, "Accept"), *type = req_header(r, "Content-Type"),
+	           *origin = req_header(r, "Origin");
 	r->wants_html = accept && strstr(accept, "text/html") != NULL;
 	r->content_json = type && strncasecmp(type, "application/json", 16) == 0;
-	/* Ollama's clients may leave the type out. A page of the web can do so too, but its browser tells where it is from. */
-	if (!type && !origin && !req_header(r, "Sec-Fetch-Site") && strncmp(r->path, "/api/", 5) == 0)
+	/* Ollama's clients may leave the type out. A page of the web can do so too, but its browser
+	 * tells where it is from. */
+	if (!type && !origin && !req_header(r, "Sec-Fetch-Site") &&
+	    strncmp(r->path, "/api/", 5) == 0)
 		r->content_json = true;
 	if (origin && opt && (!strcmp(opt, "*") || !strcmp(opt, origin)))
 		copy_header(r->allow_origin, sizeof r->allow_origin, opt);

@@ -32,7 +32,9 @@ problem(Problem *p, int status, const char *param, const char *fmt, ...)
 bool
 problem_busy(Problem *p)
 {
-	return problem(p, 503, NULL, "The server holds as many bytes of requests and answers as it may; try again later.");
+	return problem(
+	    p, 503, NULL,
+	    "The server holds as many bytes of requests and answers as it may; try again later.");
 }
 
 bool
@@ -41,7 +43,8 @@ problem_memory(Problem *p)
 	return problem(p, 503, NULL, "The server is out of memory; try again later.");
 }
 
-/* The digits at s when they are an integer that int64 does not hold; else 0, and *skip is what to go on behind. */
+/* The digits at s when they are an integer that int64 does not hold; else 0, and *skip is what to
+ * go on behind. */
 static size_t
 big_integer(const char *s, size_t n, size_t *skip)
 {
@@ -135,7 +138,8 @@ body_parse(const char *data, size_t n, Problem *p)
 			i += string_end(data + i + 1, n - i - 1) + 1;
 		} else if (data[i] == '{' || data[i] == '[') {
 			if (++depth > JSON_MAX_NEST) {
-				problem(p, 400, NULL, "the body is nested deeper than %d levels", JSON_MAX_NEST);
+				problem(p, 400, NULL, "the body is nested deeper than %d levels",
+				        JSON_MAX_NEST);
 				return NULL;
 			}
 		} else if ((data[i] == '}' || data[i] == ']') && depth) {
@@ -148,14 +152,17 @@ body_parse(const char *data, size_t n, Problem *p)
 		problem_memory(p);
 		return NULL;
 	}
-	json_t *o = json_loadb(big ? fixed.data : data, big ? fixed.len : n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &je);
+	json_t *o = json_loadb(big ? fixed.data : data, big ? fixed.len : n,
+	                       JSON_DECODE_ANY | JSON_ALLOW_NUL, &je);
 	strbuf_release(&fixed);
-	/* jansson tells mistakes of syntax when memory ran out within a token: is there room for as many bytes? */
+	/* jansson tells mistakes of syntax when memory ran out within a token: is there room for as
+	 * many bytes? */
 	json_t *room = o ? NULL : json_stringn_nocheck(data, n);
 	if (!o && (!room || je.line < 0 || json_error_code(&je) == json_error_out_of_memory))
 		problem_memory(p);
 	else if (!o)
-		problem(p, 400, NULL, "the body is not valid JSON: %s at line %d, column %d", je.text, je.line, je.column);
+		problem(p, 400, NULL, "the body is not valid JSON: %s at line %d, column %d",
+		        je.text, je.line, je.column);
 	json_decref(room);
 	return o;
 }
@@ -166,14 +173,16 @@ body_object(const Strbuf *body, Problem *p)
 	json_t *o = body_parse(strbuf_str(body), body->len, p);
 
 	if (o && !json_is_object(o)) {
-		problem(p, 400, NULL, "The body must be a JSON object, but is %s.", json_type_name(o));
+		problem(p, 400, NULL, "The body must be a JSON object, but is %s.",
+		        json_type_name(o));
 		json_decref(o);
 		return NULL;
 	}
 	return o;
 }
 
-/* Beyond int64 v is a rounded real: the digits are taken from the body, from behind a key of this name. */
+/* Beyond int64 v is a rounded real: the digits are taken from the body, from behind a key of this
+ * name. */
 bool
 body_u64(const Strbuf *body, const char *key, const json_t *v, uint64_t *out)
 {
@@ -197,7 +206,8 @@ body_u64(const Strbuf *body, const char *key, const json_t *v, uint64_t *out)
 			errno = 0;
 			char *end;
 			*out = strtoull(at, &end, 10);
-			if (*at >= '1' && *at <= '9' && !errno && !strchr(".eE", *end) && (double)*out == x)
+			if (*at >= '1' && *at <= '9' && !errno && !strchr(".eE", *end) &&
+			    (double)*out == x)
 				return true;
 		}
 		i += s[i] == '"' ? n + 1 : 0;
@@ -231,7 +241,8 @@ json_type_name(const json_t *v)
 }
 
 bool
-field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out, bool *set, Problem *p)
+field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out, bool *set,
+          Problem *p)
 {
 	const json_t *v = json_object_get(o, key);
 
@@ -243,24 +254,31 @@ field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out
 		double x = json_real_value(v); /* clients of languages without integers send 16.0 */
 		*out = x >= 0x1p63 ? INT64_MAX : x < -0x1p63 ? INT64_MIN : (int64_t)x;
 		if (fabs(x) >= 0x1p63)
-			return problem(p, 400, key, "Invalid '%s': %.0f is %s than the %s of %lld.", key, x, x < 0 ? "less" : "greater",
+			return problem(p, 400, key, "Invalid '%s': %.0f is %s than the %s of %lld.",
+			               key, x, x < 0 ? "less" : "greater",
 			               x < 0 ? "minimum" : "maximum", (long long)(x < 0 ? lo : hi));
 	} else if (!json_is_integer(v)) {
-		return problem(p, 400, key, "Invalid type for '%s': expected an integer, but got %s instead.", key, json_type_name(v));
+		return problem(p, 400, key,
+		               "Invalid type for '%s': expected an integer, but got %s instead.",
+		               key, json_type_name(v));
 	} else {
 		*out = json_integer_value(v);
 	}
 	if (*out < lo)
-		return problem(p, 400, key, "Invalid '%s': %lld is less than the minimum of %lld.", key, (long long)*out, (long long)lo);
+		return problem(p, 400, key, "Invalid '%s': %lld is less than the minimum of %lld.",
+		               key, (long long)*out, (long long)lo);
 	if (*out > hi)
-		return problem(p, 400, key, "Invalid '%s': %lld is greater than the maximum of %lld.", key, (long long)*out, (long long)hi);
+		return problem(p, 400, key,
+		               "Invalid '%s': %lld is greater than the maximum of %lld.", key,
+		               (long long)*out, (long long)hi);
 	if (set)
 		*set = true;
 	return true;
 }
 
 bool
-field_num(const json_t *o, const char *key, double lo, double hi, double *out, bool *set, Problem *p)
+field_num(const json_t *o, const char *key, double lo, double hi, double *out, bool *set,
+          Problem *p)
 {
 	const json_t *v = json_object_get(o, key);
 
@@ -269,12 +287,16 @@ field_num(const json_t *o, const char *key, double lo, double hi, double *out, b
 	if (!v || json_is_null(v))
 		return true;
 	if (!json_is_number(v))
-		return problem(p, 400, key, "Invalid type for '%s': expected a number, but got %s instead.", key, json_type_name(v));
+		return problem(p, 400, key,
+		               "Invalid type for '%s': expected a number, but got %s instead.", key,
+		               json_type_name(v));
 	*out = json_number_value(v);
 	if (!(*out >= lo))
-		return problem(p, 400, key, "Invalid '%s': %g is less than the minimum of %g.", key, *out, lo);
+		return problem(p, 400, key, "Invalid '%s': %g is less than the minimum of %g.", key,
+		               *out, lo);
 	if (!(*out <= hi))
-		return problem(p, 400, key, "Invalid '%s': %g is greater than the maximum of %g.", key, *out, hi);
+		return problem(p, 400, key, "Invalid '%s': %g is greater than the maximum of %g.",
+		               key, *out, hi);
 	if (set)
 		*set = true;
 	return true;
@@ -288,7 +310,9 @@ field_bool(const json_t *o, const char *key, bool *out, Problem *p)
 	if (!v || json_is_null(v))
 		return true;
 	if (!json_is_boolean(v))
-		return problem(p, 400, key, "Invalid type for '%s': expected a boolean, but got %s instead.", key, json_type_name(v));
+		return problem(p, 400, key,
+		               "Invalid type for '%s': expected a boolean, but got %s instead.",
+		               key, json_type_name(v));
 	*out = json_is_true(v);
 	return true;
 }

@@ -19,7 +19,8 @@ hist_init(Histogram *h, int n, double first, double factor, double step)
 void
 metrics_init(Metrics *m, int32_t max_input, int32_t max_total)
 {
-	Histogram *seconds[] = { &m->duration, &m->validation, &m->queue, &m->inference, &m->per_token };
+	Histogram *seconds[] = { &m->duration, &m->validation, &m->queue, &m->inference,
+		                 &m->per_token };
 
 	for (size_t i = 0; i < sizeof seconds / sizeof *seconds; i++)
 		hist_init(seconds[i], 35, 0.0001 * 1.5, 1.5, 0);
@@ -66,7 +67,8 @@ line(Strbuf *b, const char *name, const char *end, const char *labels, double x)
 }
 
 static void
-hist_lines(Strbuf *b, const char *name, const char *labels, int n_bounds, const double *bound, const uint64_t *count, double sum)
+hist_lines(Strbuf *b, const char *name, const char *labels, int n_bounds, const double *bound,
+           const uint64_t *count, double sum)
 {
 	uint64_t n = 0;
 
@@ -121,8 +123,13 @@ label_text(Strbuf *b, const char *s)
 static void
 tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back)
 {
-	static const char *const kind[ERR_KINDS] = { "overloaded", "validation", "incomplete", "dropped", "generation" };
-	const struct { const char *label; const llmc_histogram *h; uint64_t n; } step[] = {
+	static const char *const kind[ERR_KINDS] = { "overloaded", "validation", "incomplete",
+		                                     "dropped", "generation" };
+	const struct {
+		const char *label;
+		const llmc_histogram *h;
+		uint64_t n;
+	} step[] = {
 		{ "method=\"prefill\"", &c->prefill_step_s, c->prefill_steps },
 		{ "method=\"decode\"", &c->decode_step_s, c->steps - c->prefill_steps },
 	};
@@ -137,9 +144,14 @@ tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back
 		snprintf(label, sizeof label, "err=\"%s\"", kind[i]);
 		line(b, "tgi_request_failure", "", label, (double)m->failure[i]);
 	}
-	static const char *const steps[] = { "tgi_batch_inference_count", "tgi_batch_inference_success", "tgi_batch_inference_failure" };
+	static const char *const steps[] = { "tgi_batch_inference_count",
+		                             "tgi_batch_inference_success",
+		                             "tgi_batch_inference_failure" };
 	for (int k = 0; k < 3; k++) {
-		head(b, steps[k], "counter", k == 0 ? "Steps of the model." : k == 1 ? "Steps that worked." : "Steps that failed.");
+		head(b, steps[k], "counter",
+		     k == 0   ? "Steps of the model."
+		     : k == 1 ? "Steps that worked."
+		              : "Steps that failed.");
 		for (int i = 0; i < 2; i++)
 			line(b, steps[k], "", step[i].label, k == 2 ? 0 : (double)step[i].n);
 	}
@@ -153,12 +165,15 @@ tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back
 	head(b, "tgi_batch_current_max_tokens", "gauge", "Tokens that the batch may grow to.");
 	line(b, "tgi_batch_current_max_tokens", "", "", (double)c->batch_max_tokens);
 	head(b, "tgi_batch_max_total_tokens", "gauge", "The batch's token budget.");
-	line(b, "tgi_batch_max_total_tokens", "", "", (double)(back->max_batch_total ? back->max_batch_total : back->limits.kv_tokens));
+	line(b, "tgi_batch_max_total_tokens", "", "",
+	     (double)(back->max_batch_total ? back->max_batch_total : back->limits.kv_tokens));
 	hist(b, "tgi_request_duration", "Seconds from arrival to the last token.", &m->duration);
-	hist(b, "tgi_request_validation_duration", "Seconds of parsing, checking and tokenizing.", &m->validation);
+	hist(b, "tgi_request_validation_duration", "Seconds of parsing, checking and tokenizing.",
+	     &m->validation);
 	hist(b, "tgi_request_queue_duration", "Seconds in the queue.", &m->queue);
 	hist(b, "tgi_request_inference_duration", "Seconds in the batch.", &m->inference);
-	hist(b, "tgi_request_mean_time_per_token_duration", "Seconds per new token.", &m->per_token);
+	hist(b, "tgi_request_mean_time_per_token_duration", "Seconds per new token.",
+	     &m->per_token);
 	hist(b, "tgi_request_input_length", "Tokens of prompts.", &m->input_length);
 	hist(b, "tgi_request_max_new_tokens", "New tokens asked for.", &m->max_new);
 	hist(b, "tgi_request_generated_tokens", "New tokens made.", &m->generated);
@@ -172,15 +187,17 @@ tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back
 		engine_lines(b, "tgi_batch_forward_duration", step[i].label, step[i].h, false);
 }
 
-/* Adapters of a model, each a name of its own: those that have sequences in a batch, and those that requests wait for. Of an adapter: nothing.
- * places: in the model's engine; 0: each has an engine of its own. */
+/* Adapters of a model, each a name of its own: those that have sequences in a batch, and those that
+ * requests wait for. Of an adapter: nothing. places: in the model's engine; 0: each has an engine
+ * of its own. */
 static void
 adapter_lines(Strbuf *b, Server *s, const Slot *t, int places, const char *label)
 {
 	Strbuf running = { 0 }, waiting = { 0 };
 	int n = models_number(s), names = 0;
 
-	head(b, "vllm:lora_requests_info", "gauge", "Adapters that requests run on and wait for; the value is the time.");
+	head(b, "vllm:lora_requests_info", "gauge",
+	     "Adapters that requests run on and wait for; the value is the time.");
 	for (int i = 0; i < n && !t->parent; i++) {
 		Slot *a = s->slot[i];
 		llmc_counts c = LLMC_INIT(llmc_counts);
@@ -200,7 +217,9 @@ adapter_lines(Strbuf *b, Server *s, const Slot *t, int places, const char *label
 			strbuf_printf(&waiting, "%s%s", waiting.len ? "," : "", a->name);
 	}
 	if (!t->parent) {
-		strbuf_printf(b, "vllm:lora_requests_info{%s,max_lora=\"%d\",running_lora_adapters=", label, places ? places : names);
+		strbuf_printf(
+		    b, "vllm:lora_requests_info{%s,max_lora=\"%d\",running_lora_adapters=", label,
+		    places ? places : names);
 		label_text(b, strbuf_str(&running));
 		strbuf_puts(b, ",waiting_lora_adapters=");
 		label_text(b, strbuf_str(&waiting));
@@ -212,7 +231,8 @@ adapter_lines(Strbuf *b, Server *s, const Slot *t, int places, const char *label
 }
 
 static void
-vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics *m, const llmc_counts *c, const Backend *back)
+vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics *m,
+           const llmc_counts *c, const Backend *back)
 {
 	const char *name = t->name;
 	Strbuf label = { 0 };
@@ -222,64 +242,115 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 	strbuf_puts(&label, "engine=\"0\",model_name=");
 	label_text(&label, name);
 	const char *l = strbuf_str(&label);
-	const struct { const char *name, *kind, *help; double x; } one[] = {
+	const struct {
+		const char *name, *kind, *help;
+		double x;
+	} one[] = {
 		{ "vllm:num_requests_running", "gauge", "Sequences in the batch.", c->running },
-		{ "vllm:num_requests_waiting", "gauge", "Requests that wait.", c->waiting + c->preempted },
-		{ "vllm:kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 1 is all.", pages > 0 ? (double)c->kv_pages_used / pages : 0 },
-		{ "vllm:gpu_cache_usage_perc", "gauge", "The same, by the name that older routers read.", pages > 0 ? (double)c->kv_pages_used / pages : 0 },
-		{ "vllm:prompt_tokens_total", "counter", "Tokens of prompts.", (double)c->prompt_tokens },
+		{ "vllm:num_requests_waiting", "gauge", "Requests that wait.",
+		  c->waiting + c->preempted },
+		{ "vllm:kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 1 is all.",
+		  pages > 0 ? (double)c->kv_pages_used / pages : 0 },
+		{ "vllm:gpu_cache_usage_perc", "gauge",
+		  "The same, by the name that older routers read.",
+		  pages > 0 ? (double)c->kv_pages_used / pages : 0 },
+		{ "vllm:prompt_tokens_total", "counter", "Tokens of prompts.",
+		  (double)c->prompt_tokens },
 		{ "vllm:generation_tokens_total", "counter", "New tokens.", (double)c->new_tokens },
-		{ "vllm:num_preemptions_total", "counter", "Times a request was preempted.", (double)c->preemptions },
-		{ "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", (double)c->prefix_queries },
-		{ "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found there.", (double)c->prefix_hits },
-		{ "vllm:gpu_prefix_cache_queries_total", "counter", "The same, by the older name.", (double)c->prefix_queries },
-		{ "vllm:gpu_prefix_cache_hits_total", "counter", "The same, by the older name.", (double)c->prefix_hits },
-		{ "vllm:gpu_prefix_cache_hit_rate", "gauge", "Hits of queries, as older routers read it.",
+		{ "vllm:num_preemptions_total", "counter", "Times a request was preempted.",
+		  (double)c->preemptions },
+		{ "vllm:prefix_cache_queries_total", "counter",
+		  "Prompt tokens looked up in the prefix cache.", (double)c->prefix_queries },
+		{ "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found there.",
+		  (double)c->prefix_hits },
+		{ "vllm:gpu_prefix_cache_queries_total", "counter", "The same, by the older name.",
+		  (double)c->prefix_queries },
+		{ "vllm:gpu_prefix_cache_hits_total", "counter", "The same, by the older name.",
+		  (double)c->prefix_hits },
+		{ "vllm:gpu_prefix_cache_hit_rate", "gauge",
+		  "Hits of queries, as older routers read it.",
 		  c->prefix_queries ? (double)c->prefix_hits / (double)c->prefix_queries : 0 },
-		{ "llmc:host_cache_usage_perc", "gauge", "Share of the KV pages in host memory in use, 1 is all.",
-		  c->host_pages_total ? (double)c->host_pages_used / (double)c->host_pages_total : 0 },
-		{ "llmc:host_cache_out_tokens_total", "counter", "Tokens of KV pages copied to host memory.", (double)c->host_out },
-		{ "llmc:host_cache_in_tokens_total", "counter", "Tokens of KV pages copied back from there.", (double)c->host_in },
-		{ "vllm:external_prefix_cache_hits_total", "counter", "Prompt tokens read from prefix pages on disk.", (double)c->prefix_read },
-		{ "llmc:prefix_dir_written_tokens_total", "counter", "Tokens of prefix pages written to disk.", (double)c->prefix_written },
-		{ "llmc:prefix_dir_wrong_tokens_total", "counter", "Tokens of prefix pages on disk that were damaged, and deleted.", (double)c->prefix_wrong },
-		{ "vllm:spec_decode_num_drafts_total", "counter", "Steps of a sequence with tokens guessed ahead.", (double)c->drafts },
-		{ "vllm:spec_decode_num_draft_tokens_total", "counter", "Guessed tokens that ran.", (double)c->drafted },
-		{ "vllm:spec_decode_num_accepted_tokens_total", "counter", "Of them those that came true.", (double)c->accepted },
+		{ "llmc:host_cache_usage_perc", "gauge",
+		  "Share of the KV pages in host memory in use, 1 is all.",
+		  c->host_pages_total ? (double)c->host_pages_used / (double)c->host_pages_total
+		                      : 0 },
+		{ "llmc:host_cache_out_tokens_total", "counter",
+		  "Tokens of KV pages copied to host memory.", (double)c->host_out },
+		{ "llmc:host_cache_in_tokens_total", "counter",
+		  "Tokens of KV pages copied back from there.", (double)c->host_in },
+		{ "vllm:external_prefix_cache_hits_total", "counter",
+		  "Prompt tokens read from prefix pages on disk.", (double)c->prefix_read },
+		{ "llmc:prefix_dir_written_tokens_total", "counter",
+		  "Tokens of prefix pages written to disk.", (double)c->prefix_written },
+		{ "llmc:prefix_dir_wrong_tokens_total", "counter",
+		  "Tokens of prefix pages on disk that were damaged, and deleted.",
+		  (double)c->prefix_wrong },
+		{ "vllm:spec_decode_num_drafts_total", "counter",
+		  "Steps of a sequence with tokens guessed ahead.", (double)c->drafts },
+		{ "vllm:spec_decode_num_draft_tokens_total", "counter", "Guessed tokens that ran.",
+		  (double)c->drafted },
+		{ "vllm:spec_decode_num_accepted_tokens_total", "counter",
+		  "Of them those that came true.", (double)c->accepted },
 	};
 	for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
 		head(b, one[i].name, one[i].kind, one[i].help);
 		line(b, one[i].name, "", l, one[i].x);
 	}
-	head(b, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter", "The same by place behind the last token.");
+	head(b, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
+	     "The same by place behind the last token.");
 	for (int i = 0; i < LLMC_MAX_SPECULATE; i++)
-		strbuf_printf(b, "vllm:spec_decode_num_accepted_tokens_per_pos_total{%s,position=\"%d\"} %.0f\n", l, i, (double)c->accepted_at[i]);
+		strbuf_printf(
+		    b,
+		    "vllm:spec_decode_num_accepted_tokens_per_pos_total{%s,position=\"%d\"} %.0f\n",
+		    l, i, (double)c->accepted_at[i]);
 	head(b, "vllm:cache_config_info", "gauge", "The KV cache.");
-	strbuf_printf(b, "vllm:cache_config_info{%s,block_size=\"%d\",num_gpu_blocks=\"%lld\",kv_tokens=\"%lld\"} 1\n", l, LLMC_KV_PAGE,
-	              (long long)c->kv_pages_total, (long long)back->limits.kv_tokens);
+	strbuf_printf(b,
+	              "vllm:cache_config_info{%s,block_size=\"%d\",num_gpu_blocks=\"%lld\",kv_"
+	              "tokens=\"%lld\"} 1\n",
+	              l, LLMC_KV_PAGE, (long long)c->kv_pages_total,
+	              (long long)back->limits.kv_tokens);
 	head(b, "vllm:engine_sleep_state", "gauge", "Whether the model is in memory.");
-	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"awake\"} %d\n", l, !strcmp(state, "loaded"));
-	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"discard_all\"} %d\n", l, strcmp(state, "loaded") != 0);
+	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"awake\"} %d\n", l,
+	              !strcmp(state, "loaded"));
+	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"discard_all\"} %d\n", l,
+	              strcmp(state, "loaded") != 0);
 	adapter_lines(b, s, t, back->places, l);
 	head(b, "vllm:request_success_total", "counter", "Choices that ended, by reason.");
 	static const char *const reason[] = { "stop", "length", "abort", "error" };
-	double ended[] = { (double)(c->finished[LLMC_FINISH_EOS] + c->finished[LLMC_FINISH_STOP] + c->finished[LLMC_FINISH_TOKEN]),
-		           (double)c->finished[LLMC_FINISH_LENGTH], (double)(c->finished[LLMC_FINISH_CANCEL] + c->finished[LLMC_FINISH_DEADLINE]),
+	double ended[] = { (double)(c->finished[LLMC_FINISH_EOS] + c->finished[LLMC_FINISH_STOP] +
+		                    c->finished[LLMC_FINISH_TOKEN]),
+		           (double)c->finished[LLMC_FINISH_LENGTH],
+		           (double)(c->finished[LLMC_FINISH_CANCEL] +
+		                    c->finished[LLMC_FINISH_DEADLINE]),
 		           (double)c->failed };
 	for (int i = 0; i < 4; i++)
-		strbuf_printf(b, "vllm:request_success_total{%s,finished_reason=\"%s\"} %.0f\n", l, reason[i], ended[i]);
-	const struct { const char *name, *help; const llmc_histogram *h; bool things; } many[] = {
-		{ "vllm:time_to_first_token_seconds", "Seconds to the first token.", &c->first_token_s, false },
-		{ "vllm:inter_token_latency_seconds", "Seconds between tokens.", &c->inter_token_s, false },
-		{ "vllm:time_per_output_token_seconds", "Seconds between tokens, by the older name.", &c->inter_token_s, false },
-		{ "vllm:e2e_request_latency_seconds", "Seconds from arrival to the end.", &c->request_s, false },
+		strbuf_printf(b, "vllm:request_success_total{%s,finished_reason=\"%s\"} %.0f\n", l,
+		              reason[i], ended[i]);
+	const struct {
+		const char *name, *help;
+		const llmc_histogram *h;
+		bool things;
+	} many[] = {
+		{ "vllm:time_to_first_token_seconds", "Seconds to the first token.",
+		  &c->first_token_s, false },
+		{ "vllm:inter_token_latency_seconds", "Seconds between tokens.", &c->inter_token_s,
+		  false },
+		{ "vllm:time_per_output_token_seconds",
+		  "Seconds between tokens, by the older name.", &c->inter_token_s, false },
+		{ "vllm:e2e_request_latency_seconds", "Seconds from arrival to the end.",
+		  &c->request_s, false },
 		{ "vllm:request_queue_time_seconds", "Seconds in the queue.", &c->queue_s, false },
-		{ "vllm:request_prefill_time_seconds", "Seconds of the prompt.", &c->prefill_s, false },
-		{ "vllm:request_decode_time_seconds", "Seconds from the first token on.", &c->decode_s, false },
+		{ "vllm:request_prefill_time_seconds", "Seconds of the prompt.", &c->prefill_s,
+		  false },
+		{ "vllm:request_decode_time_seconds", "Seconds from the first token on.",
+		  &c->decode_s, false },
 		{ "vllm:request_prompt_tokens", "Tokens of a prompt.", &c->request_prompt, true },
-		{ "vllm:request_generation_tokens", "New tokens of a request.", &c->request_new, true },
-		{ "vllm:request_max_num_generation_tokens", "New tokens asked for.", &c->request_max_new, true },
-		{ "vllm:request_params_max_tokens", "max_tokens of requests.", &c->request_max_new, true },
+		{ "vllm:request_generation_tokens", "New tokens of a request.", &c->request_new,
+		  true },
+		{ "vllm:request_max_num_generation_tokens", "New tokens asked for.",
+		  &c->request_max_new, true },
+		{ "vllm:request_params_max_tokens", "max_tokens of requests.", &c->request_max_new,
+		  true },
 		{ "vllm:request_params_n", "n of requests.", &c->request_n, true },
 		{ "vllm:iteration_tokens_total", "Tokens of a step.", &c->step_tokens, true },
 		{ "vllm:kv_block_lifetime_seconds", "Not sampled.", &none, false },
@@ -291,12 +362,14 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 		engine_lines(b, many[i].name, l, many[i].h, many[i].things);
 	}
 	head(b, "vllm:request_inference_time_seconds", "histogram", "Seconds in the batch.");
-	hist_lines(b, "vllm:request_inference_time_seconds", l, m->inference.n_bounds, m->inference.bound, m->inference.count, m->inference.sum);
+	hist_lines(b, "vllm:request_inference_time_seconds", l, m->inference.n_bounds,
+	           m->inference.bound, m->inference.count, m->inference.sum);
 	strbuf_release(&label);
 }
 
-/* Texts of several models have the same families in the same order; here each family's lines stand together, as the format demands. TGI's names have no
- * label for the model: they get one. at: where each text has been read to. */
+/* Texts of several models have the same families in the same order; here each family's lines stand
+ * together, as the format demands. TGI's names have no label for the model: they get one. at: where
+ * each text has been read to. */
 static void
 weave(Strbuf *b, Strbuf *text, Slot *const *slot, int n)
 {

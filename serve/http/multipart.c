@@ -7,7 +7,8 @@
 
 enum { MAX_PART_HEAD = 8192, MAX_BOUNDARY = 70 };
 
-/* The value of a parameter `key` of a header's value: a token or a quoted string. False: it is not there, longer than out or no text. */
+/* The value of a parameter `key` of a header's value: a token or a quoted string. False: it is not
+ * there, longer than out or no text. */
 static bool
 parameter(const char *s, size_t n, const char *key, char *out, size_t cap)
 {
@@ -26,7 +27,8 @@ parameter(const char *s, size_t n, const char *key, char *out, size_t cap)
 		if (i < n && s[i] == '=')
 			i += 1 + quoted;
 		for (; i < n && (quoted ? s[i] != '"' : s[i] != ';'); i++) {
-			i += quoted && s[i] == '\\' && i + 1 < n && (s[i + 1] == '"' || s[i + 1] == '\\');
+			i += quoted && s[i] == '\\' && i + 1 < n &&
+			     (s[i + 1] == '"' || s[i + 1] == '\\');
 			fits &= (uint8_t)s[i] >= 0x20 && s[i] != 0x7F;
 			if (ours && len + 1 < cap)
 				out[len++] = s[i];
@@ -51,7 +53,8 @@ multipart_open(Multipart *m, const char *type, const char *data, size_t n)
 	static const char form[] = "multipart/form-data";
 	char boundary[MAX_BOUNDARY + 1];
 
-	if (!type || strncasecmp(type, form, sizeof form - 1) != 0 || !parameter(type, strlen(type), "boundary", boundary, sizeof boundary) || !*boundary)
+	if (!type || strncasecmp(type, form, sizeof form - 1) != 0 ||
+	    !parameter(type, strlen(type), "boundary", boundary, sizeof boundary) || !*boundary)
 		return false;
 	m->n_mark = 4 + strlen(boundary);
 	memcpy(m->mark, "\r\n--", 4);
@@ -76,7 +79,8 @@ read_field(MultipartPart *out, const char *s, size_t n)
 	n -= sizeof name - 1;
 	for (; n && (*s == ' ' || *s == '\t'); s++)
 		n--;
-	if (n < 9 || strncasecmp(s, "form-data", 9) != 0 || !parameter(s, n, "name", out->name, sizeof out->name))
+	if (n < 9 || strncasecmp(s, "form-data", 9) != 0 ||
+	    !parameter(s, n, "name", out->name, sizeof out->name))
 		return false;
 	out->is_file = parameter(s, n, "filename", out->file, sizeof out->file);
 	return true;
@@ -93,7 +97,8 @@ multipart_next(Multipart *m, MultipartPart *out)
 	const char *head = m->at + 2;
 	for (;;) {
 		size_t left = (size_t)(m->end - head);
-		const char *line = memmem(head, left < MAX_PART_HEAD ? left : MAX_PART_HEAD, "\r\n", 2);
+		const char *line =
+		    memmem(head, left < MAX_PART_HEAD ? left : MAX_PART_HEAD, "\r\n", 2);
 		if (!line || line - m->at > MAX_PART_HEAD)
 			return -1;
 		size_t n = (size_t)(line - head);
@@ -104,7 +109,8 @@ multipart_next(Multipart *m, MultipartPart *out)
 			break;
 	}
 	/* the mark of an empty part begins with the end of the head */
-	const char *from = head - 2, *mark = memmem(from, (size_t)(m->end - from), m->mark, m->n_mark);
+	const char *from = head - 2,
+	           *mark = memmem(from, (size_t)(m->end - from), m->mark, m->n_mark);
 	if (!mark || !out->name[0])
 		return -1;
 	out->data = head;

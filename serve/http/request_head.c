@@ -5,7 +5,8 @@
 
 enum {
 	METHOD_MAX = 31,
-	FIRST_LINE_MAX = METHOD_MAX + 1 + HEAD_TARGET_MAX + sizeof " HTTP/1.1\r\n" - 1, /* no request's first line is longer */
+	FIRST_LINE_MAX = METHOD_MAX + 1 + HEAD_TARGET_MAX + sizeof " HTTP/1.1\r\n" -
+	                 1, /* no request's first line is longer */
 };
 
 static bool
@@ -19,13 +20,16 @@ refuse(HttpError *e, int status, const char *text)
 static bool
 is_token(unsigned char c)
 {
-	return (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') || (c && strchr("!#$%&'*+-.^_`|~", c));
+	return (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') ||
+	       (c && strchr("!#$%&'*+-.^_`|~", c));
 }
 
 static int
 hex(unsigned char c)
 {
-	return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+	return c >= '0' && c <= '9'                 ? c - '0'
+	       : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+	                                            : -1;
 }
 
 ptrdiff_t
@@ -40,8 +44,12 @@ head_span(const char *s, size_t n, size_t seen, HttpError *e)
 		}
 		if (c == '\n' && i >= 3 && s[i - 2] == '\n')
 			return (ptrdiff_t)i + 1;
-		if ((c < 32 && c != '\r' && c != '\n' && c != '\t') || c == 127 || (i && s[i - 1] == '\r' && c != '\n')) {
-			refuse(e, 400, s[0] == 22 ? "This is a server of plain HTTP, and TLS was spoken to it." : "There is a control character in the request's head.");
+		if ((c < 32 && c != '\r' && c != '\n' && c != '\t') || c == 127 ||
+		    (i && s[i - 1] == '\r' && c != '\n')) {
+			refuse(e, 400,
+			       s[0] == 22
+			           ? "This is a server of plain HTTP, and TLS was spoken to it."
+			           : "There is a control character in the request's head.");
 			return -1;
 		}
 	}
@@ -76,23 +84,29 @@ request_line(char *s, HttpHead *h, char **authority, HttpError *e)
 	*authority = NULL;
 	h->query = "";
 	if (!target || !version || target == s)
-		return refuse(e, 400, "The request's first line is not a method, an address and a version.");
+		return refuse(
+		    e, 400, "The request's first line is not a method, an address and a version.");
 	*target++ = *version++ = 0;
 	h->method = s;
 	for (const char *c = s; *c; c++)
 		if (!is_token((unsigned char)*c) || c - s >= METHOD_MAX)
 			return refuse(e, 400, "The request does not begin with a method.");
-	if (strncmp(version, "HTTP/", 5) != 0 || version[5] < '0' || version[5] > '9' || version[6] != '.' || version[7] < '0' || version[7] > '9' || version[8])
-		return refuse(e, 400, "The request's first line does not end with a version of HTTP.");
+	if (strncmp(version, "HTTP/", 5) != 0 || version[5] < '0' || version[5] > '9' ||
+	    version[6] != '.' || version[7] < '0' || version[7] > '9' || version[8])
+		return refuse(e, 400,
+		              "The request's first line does not end with a version of HTTP.");
 	if (version[5] != '1')
 		return refuse(e, 505, "This server speaks HTTP/1.1.");
 	h->http10 = version[7] == '0';
 	for (const char *c = target; *c; c++)
 		if ((unsigned char)*c <= 32 || (unsigned char)*c >= 127)
-			return refuse(e, 400, "There is a character in the address that must be written as %XX.");
+			return refuse(
+			    e, 400,
+			    "There is a character in the address that must be written as %XX.");
 	if (strlen(target) > HEAD_TARGET_MAX)
 		return refuse(e, 414, "The address is longer than 8192 bytes.");
-	if (strncasecmp(target, "http://", 7) == 0) { /* as it is said to proxies; its host is the one that counts */
+	if (strncasecmp(target, "http://", 7) ==
+	    0) { /* as it is said to proxies; its host is the one that counts */
 		size_t n = strcspn(target + 7, "/?");
 		memmove(target, target + 7, n); /* makes room for an end */
 		*authority = target;
@@ -119,7 +133,10 @@ request_line(char *s, HttpHead *h, char **authority, HttpError *e)
 		}
 		int hi = hex((unsigned char)c[1]), lo = hi < 0 ? -1 : hex((unsigned char)c[2]);
 		if (lo < 0 || hi + lo == 0)
-			return refuse(e, 400, lo < 0 ? "There is a '%' in the address that two hexadecimal digits do not follow." : "There is a NUL in the address.");
+			return refuse(e, 400,
+			              lo < 0 ? "There is a '%' in the address that two hexadecimal "
+			                       "digits do not follow."
+			                     : "There is a NUL in the address.");
 		*to++ = (char)(hi << 4 | lo);
 		c += 2;
 	}
@@ -159,14 +176,17 @@ meaning(HttpHead *h, const char *authority, HttpError *e)
 			length = value;
 		} else if (strcasecmp(name, "Transfer-Encoding") == 0) {
 			if (coding)
-				return refuse(e, 400, "The request has two Transfer-Encoding fields.");
+				return refuse(e, 400,
+				              "The request has two Transfer-Encoding fields.");
 			coding = value;
 		} else if (strcasecmp(name, "Connection") == 0) {
 			h->close |= has_word(value, "close");
 			keep |= has_word(value, "keep-alive");
 		} else if (strcasecmp(name, "Expect") == 0) {
 			if (strcasecmp(value, "100-continue") != 0)
-				return refuse(e, 417, "The only thing that can be expected of this server is '100-continue'.");
+				return refuse(e, 417,
+				              "The only thing that can be expected of this server "
+				              "is '100-continue'.");
 			h->expect = !h->http10;
 		}
 	}
@@ -175,15 +195,22 @@ meaning(HttpHead *h, const char *authority, HttpError *e)
 		return refuse(e, 400, "The request has no Host field.");
 	if (authority)
 		h->host = authority;
-	if (h->host && (!*h->host || h->host[strspn(h->host, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_~:[]%")]))
+	if (h->host &&
+	    (!*h->host ||
+	     h->host[strspn(
+	         h->host,
+	         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_~:[]%")]))
 		return refuse(e, 400, "The Host field does not hold the name of a host.");
 	if (length && coding)
-		return refuse(e, 400, "The request has both a Content-Length and a Transfer-Encoding.");
+		return refuse(e, 400,
+		              "The request has both a Content-Length and a Transfer-Encoding.");
 	if (coding) {
 		if (h->http10)
 			return refuse(e, 400, "HTTP/1.0 has no Transfer-Encoding.");
 		if (strcasecmp(coding, "chunked") != 0)
-			return refuse(e, 501, "The only Transfer-Encoding that this server reads is 'chunked'.");
+			return refuse(
+			    e, 501,
+			    "The only Transfer-Encoding that this server reads is 'chunked'.");
 		h->chunked = true;
 	}
 	if (length) {
@@ -216,7 +243,9 @@ head_parse(char *s, size_t n, HttpHead *h, HttpError *e)
 		while (is_token((unsigned char)*colon))
 			colon++;
 		if (colon == line || *colon != ':')
-			return refuse(e, 400, "A line of the request's head is not a name, a colon and a value.");
+			return refuse(
+			    e, 400,
+			    "A line of the request's head is not a name, a colon and a value.");
 		if (h->n_fields == HEAD_FIELDS)
 			return refuse(e, 431, "The request's head has more than 100 fields.");
 		*colon++ = 0;
@@ -247,7 +276,8 @@ head_query(const HttpHead *h, const char *key, char *out, size_t cap)
 	for (; *q; q += strcspn(q, "&"), q += *q == '&')
 		if (!strncmp(q, key, n) && q[n] == '=') {
 			for (q += n + 1; *q && *q != '&' && at + 1 < cap; q++) {
-				int hi = *q == '%' ? hex((unsigned char)q[1]) : -1, lo = hi < 0 ? -1 : hex((unsigned char)q[2]);
+				int hi = *q == '%' ? hex((unsigned char)q[1]) : -1,
+				    lo = hi < 0 ? -1 : hex((unsigned char)q[2]);
 				out[at++] = lo >= 0 ? (char)(hi << 4 | lo) : *q == '+' ? ' ' : *q;
 				q += lo >= 0 ? 2 : 0;
 			}
@@ -260,7 +290,10 @@ head_query(const HttpHead *h, const char *key, char *out, size_t cap)
 void
 body_begin(HttpBody *b, const HttpHead *h)
 {
-	*b = (HttpBody){ .at = h->chunked ? BODY_SIZE : h->length ? BODY_PLAIN : BODY_OVER, .left = h->length };
+	*b = (HttpBody){ .at = h->chunked  ? BODY_SIZE
+		               : h->length ? BODY_PLAIN
+		                           : BODY_OVER,
+		         .left = h->length };
 }
 
 /* One byte of what frames chunks. */
@@ -282,13 +315,15 @@ framing(HttpBody *b, unsigned char c, HttpError *e)
 	}
 	case BODY_EXTENSION:
 		if ((c < 32 && c != '\r' && c != '\t') || c == 127)
-			return refuse(e, 400, "There is a control character in a chunk's extension.");
+			return refuse(e, 400,
+			              "There is a control character in a chunk's extension.");
 		if (c == '\r')
 			b->at = BODY_SIZE_LF;
 		break;
 	case BODY_SIZE_LF:
 		if (c != '\n')
-			return refuse(e, 400, "The line of a chunk's size does not end with CR LF.");
+			return refuse(e, 400,
+			              "The line of a chunk's size does not end with CR LF.");
 		b->at = b->left ? BODY_CHUNK : BODY_TRAILER;
 		b->line = 0;
 		b->last = 0x0d0a; /* the size's own end: an empty line may follow at once */
@@ -302,14 +337,17 @@ framing(HttpBody *b, unsigned char c, HttpError *e)
 		return true;
 	case BODY_TRAILER:
 		if ((c < 32 && c != '\r' && c != '\n' && c != '\t') || c == 127)
-			return refuse(e, 400, "There is a control character behind the last chunk.");
+			return refuse(e, 400,
+			              "There is a control character behind the last chunk.");
 		if ((c == '\n') != ((b->last & 255) == '\r'))
-			return refuse(e, 400, "A line behind the last chunk does not end with CR LF.");
+			return refuse(e, 400,
+			              "A line behind the last chunk does not end with CR LF.");
 		b->last = b->last << 8 | c;
 		if (b->last == 0x0d0a0d0a)
 			b->at = BODY_OVER;
 		else if (++b->line > TRAILER_MAX)
-			return refuse(e, 431, "There are more than 8192 bytes behind the last chunk.");
+			return refuse(e, 431,
+			              "There are more than 8192 bytes behind the last chunk.");
 		return true;
 	case BODY_PLAIN:
 	case BODY_CHUNK:

@@ -5,7 +5,8 @@ const Route serve_routes[] = {
 #define ROUTE(m, p, h, e, f) { .method = m, .path = p, .handle = h, .problem = e, .flags = f },
 #include "serve/http/routes.def"
 #undef ROUTE
-	{ .below = "/v1/messages/", .problem = anthropic_problem }, /* what is not there, in the form of its dialect */
+	{ .below = "/v1/messages/",
+	  .problem = anthropic_problem }, /* what is not there, in the form of its dialect */
 	{ .below = "/api/", .problem = ollama_problem },
 	{ .problem = openai_problem },
 };

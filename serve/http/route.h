@@ -4,8 +4,8 @@
 
 #include "serve/http/request.h"
 
-#define ROUTE(method, path, handle, problem, flags) \
-	void handle(Req *r);                         \
+#define ROUTE(method, path, handle, problem, flags)                                                \
+	void handle(Req *r);                                                                       \
 	void problem(Req *r, const Problem *p);
 #include "serve/http/routes.def"
 #undef ROUTE

@@ -20,8 +20,10 @@ static bool
 is_loopback(const struct sockaddr *a)
 {
 	if (a->sa_family == AF_INET)
-		return (ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24) == 127;
-	return a->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
+		return (ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >>
+		        24) == 127;
+	return a->sa_family == AF_INET6 &&
+	       IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
 }
 
 static llmc_status
@@ -35,16 +37,24 @@ listen_on(Server *s, llmc_error *err)
 	snprintf(port, sizeof port, "%d", s->opt.port);
 	int rc = getaddrinfo(host, port, &hint, &list);
 	if (rc != 0)
-		return error_set(err, LLMC_E_INPUT, "host %s: %s; give an address of this machine, such as 127.0.0.1 or 0.0.0.0", host, gai_strerror(rc));
-	if (!is_loopback(list->ai_addr) && !(s->opt.api_key && *s->opt.api_key) && !s->keys && !s->opt.allow_remote) {
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "host %s: %s; give an address of this machine, such as 127.0.0.1 or 0.0.0.0",
+		    host, gai_strerror(rc));
+	if (!is_loopback(list->ai_addr) && !(s->opt.api_key && *s->opt.api_key) && !s->keys &&
+	    !s->opt.allow_remote) {
 		freeaddrinfo(list);
-		return error_set(err, LLMC_E_INPUT, "host %s is reachable from other machines: set an API key (--api-key), or allow anybody with --allow-remote", host);
+		return error_set(err, LLMC_E_INPUT,
+		                 "host %s is reachable from other machines: set an API key "
+		                 "(--api-key), or allow anybody with --allow-remote",
+		                 host);
 	}
 	int fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1;
 	if (fd >= 0)
 		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
 	if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) != 0 || listen(fd, 511) != 0) {
-		status = error_set(err, LLMC_E_IO, "cannot listen on %s port %s: %s%s", host, port, strerror(errno),
+		status = error_set(err, LLMC_E_IO, "cannot listen on %s port %s: %s%s", host, port,
+		                   strerror(errno),
 		                   errno == EADDRINUSE ? "; choose another with --port" : "");
 		if (fd >= 0)
 			close(fd);
@@ -54,9 +64,14 @@ listen_on(Server *s, llmc_error *err)
 		s->listen_fd = fd;
 		s->loopback = is_loopback(list->ai_addr);
 		if (getsockname(fd, (struct sockaddr *)&a, &n) == 0)
-			s->port = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
-		const char *own = !strcmp(host, "0.0.0.0") ? "127.0.0.1" : !strcmp(host, "::") ? "::1" : host; /* not where to connect to */
-		snprintf(s->url, sizeof s->url, strchr(own, ':') ? "http://[%s]:%d" : "http://%s:%d", own, s->port);
+			s->port =
+			    ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port
+			                                  : ((struct sockaddr_in *)&a)->sin_port);
+		const char *own = !strcmp(host, "0.0.0.0") ? "127.0.0.1"
+		                  : !strcmp(host, "::")    ? "::1"
+		                                           : host; /* not where to connect to */
+		snprintf(s->url, sizeof s->url,
+		         strchr(own, ':') ? "http://[%s]:%d" : "http://%s:%d", own, s->port);
 	}
 	freeaddrinfo(list);
 	return status;
@@ -81,7 +96,7 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	o->otlp = NULL;
 	if (o->keys)
 		TRY(keys_open(o->keys, &s->keys, err));
-	o->keys = NULL; /* the path is read */
+	o->keys = NULL;       /* the path is read */
 	o->model_name = NULL; /* the first slot has it */
 	if (!o->host)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
@@ -110,19 +125,25 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	if (o->port < 0 || o->port > 65535)
 		return error_set(err, LLMC_E_INPUT, "port %d: expected 0 to 65535", o->port);
 	if (o->validation_workers > MAX_WORKERS)
-		return error_set(err, LLMC_E_INPUT, "validation_workers %d: at most %d", o->validation_workers, MAX_WORKERS);
+		return error_set(err, LLMC_E_INPUT, "validation_workers %d: at most %d",
+		                 o->validation_workers, MAX_WORKERS);
 	if (o->memory_bytes < 0 || !(o->sleep_after_s >= 0))
 		return error_set(err, LLMC_E_INPUT, "memory_bytes or sleep_after_s is negative");
 	if (o->max_top_n_tokens > LLMC_MAX_TOP)
-		return error_set(err, LLMC_E_INPUT, "max_top_n_tokens %d: at most %d", o->max_top_n_tokens, LLMC_MAX_TOP);
+		return error_set(err, LLMC_E_INPUT, "max_top_n_tokens %d: at most %d",
+		                 o->max_top_n_tokens, LLMC_MAX_TOP);
 	if (o->max_body_bytes > 1 << 30)
 		return error_set(err, LLMC_E_INPUT, "max_body_bytes: at most 1 GiB");
 	if (o->idle_timeout_s < 1)
-		o->idle_timeout_s = 1; /* less would close connections between two requests of one client */
+		o->idle_timeout_s =
+		    1; /* less would close connections between two requests of one client */
 	/* descriptors that connections do not take: files of the model, of a log, of a resolver */
-	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur != RLIM_INFINITY && (rlim_t)o->max_connections + 32 > files.rlim_cur) {
-		int32_t fit = files.rlim_cur > 64 ? (int32_t)files.rlim_cur - 32 : (int32_t)files.rlim_cur / 2;
-		serve_log(s, LLMC_LOG_WARNING, "warning: the limit of %llu open files allows %d connections, not %d",
+	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur != RLIM_INFINITY &&
+	    (rlim_t)o->max_connections + 32 > files.rlim_cur) {
+		int32_t fit = files.rlim_cur > 64 ? (int32_t)files.rlim_cur - 32
+		                                  : (int32_t)files.rlim_cur / 2;
+		serve_log(s, LLMC_LOG_WARNING,
+		          "warning: the limit of %llu open files allows %d connections, not %d",
 		          (unsigned long long)files.rlim_cur, fit, o->max_connections);
 		o->max_connections = fit < 1 ? 1 : fit;
 	}
@@ -140,7 +161,8 @@ server_open(const Backend *b, const llmc_serve_options *opt, Server **out, llmc_
 }
 
 llmc_status
-server_open_models(const SlotInit *init, int n, const llmc_serve_options *opt, Server **out, llmc_error *err)
+server_open_models(const SlotInit *init, int n, const llmc_serve_options *opt, Server **out,
+                   llmc_error *err)
 {
 	bool taken = false;
 	Server *s = calloc(1, sizeof *s);
@@ -215,7 +237,9 @@ server_wait(Server *s, int timeout_ms)
 
 	clock_after(&t, timeout_ms);
 	pthread_mutex_lock(&s->lock);
-	while (s->n_active && (timeout_ms < 0 ? pthread_cond_wait(&s->idle, &s->lock) : pthread_cond_timedwait(&s->idle, &s->lock, &t)) == 0)
+	while (s->n_active &&
+	       (timeout_ms < 0 ? pthread_cond_wait(&s->idle, &s->lock)
+	                       : pthread_cond_timedwait(&s->idle, &s->lock, &t)) == 0)
 		;
 	bool none = s->n_active == 0;
 	pthread_mutex_unlock(&s->lock);
@@ -231,7 +255,7 @@ server_close(Server *s)
 	pthread_mutex_lock(&s->lock);
 	s->closing = true;
 	pthread_mutex_unlock(&s->lock);
-	net_wake(s);   /* it cancels what runs */
+	net_wake(s); /* it cancels what runs */
 	batch_stop(s->store);
 	models_stop(s);
 	work_close(s);
@@ -239,7 +263,8 @@ server_close(Server *s)
 	s->ended = true;
 	net_close(s);
 	trace_close(s->trace);
-	for (Req *list[] = { s->small.first, s->large.first }, **l = list; l < list + 2; l++) /* they came when the workers had ended */
+	for (Req *list[] = { s->small.first, s->large.first }, **l = list; l < list + 2;
+	     l++) /* they came when the workers had ended */
 		for (Req *r = *l, *next; r; r = next) {
 			next = r->next;
 			req_unref(r);

@@ -15,19 +15,22 @@
 
 enum { MOST_WAITING = 4096, AT_ONCE = 256, EVERY_MS = 1000, SEND_S = 5, POST_S = 10 };
 
-typedef struct TraceSpan { struct TraceSpan *next; char text[]; } TraceSpan;
+typedef struct TraceSpan {
+	struct TraceSpan *next;
+	char text[];
+} TraceSpan;
 
 struct Trace {
-	Server   *server;
-	char      host[256], port[8], path[256];
+	Server *server;
+	char host[256], port[8], path[256];
 	pthread_t thread;
-	bool      has_thread, told; /* told: that the collector takes nothing; the thread's */
+	bool has_thread, told; /* told: that the collector takes nothing; the thread's */
 	pthread_mutex_t lock;
-	pthread_cond_t  work;
+	pthread_cond_t work;
 	/* lock */
-	TraceSpan     *first, *last;
-	int       n;
-	bool      stop;
+	TraceSpan *first, *last;
+	int n;
+	bool stop;
 };
 
 /* ---- a request's spans ---- */
@@ -58,8 +61,8 @@ trace_begin(Req *r)
 	r->untraced = false;
 	r->parent[0] = 0;
 	/* 00-<32 digits>-<16 digits>-<2 digits> */
-	if (p && strlen(p) == 55 && !strncmp(p, "00-", 3) && is_hex(p + 3, 32) && p[35] == '-' && is_hex(p + 36, 16) && p[52] == '-' &&
-	    strspn(p + 53, "0123456789abcdef") == 2) {
+	if (p && strlen(p) == 55 && !strncmp(p, "00-", 3) && is_hex(p + 3, 32) && p[35] == '-' &&
+	    is_hex(p + 36, 16) && p[52] == '-' && strspn(p + 53, "0123456789abcdef") == 2) {
 		memcpy(r->trace, p + 3, 32);
 		r->trace[32] = 0;
 		memcpy(r->parent, p + 36, 16);
@@ -73,13 +76,15 @@ trace_begin(Req *r)
 
 /* wall: seconds to add to the monotonic clock */
 static void
-span(Strbuf *b, const Req *r, const char *id, const char *parent, const char *name, int kind, double from, double to, double wall)
+span(Strbuf *b, const Req *r, const char *id, const char *parent, const char *name, int kind,
+     double from, double to, double wall)
 {
 	strbuf_puts(b, b->len ? ",{\"traceId\":" : "{\"traceId\":");
 	json_printf(b, "%s,\"spanId\":%s,\"name\":%s,\"kind\":%d", r->trace, id, name, kind);
 	if (*parent)
 		json_printf(b, ",\"parentSpanId\":%s", parent);
-	strbuf_printf(b, ",\"startTimeUnixNano\":\"%.0f\",\"endTimeUnixNano\":\"%.0f\"", 1e9 * (from + wall), 1e9 * (to + wall));
+	strbuf_printf(b, ",\"startTimeUnixNano\":\"%.0f\",\"endTimeUnixNano\":\"%.0f\"",
+	              1e9 * (from + wall), 1e9 * (to + wall));
 }
 
 static void
@@ -111,7 +116,8 @@ trace_request(Trace *t, Req *r)
 	text_attribute(&b, "http.request.method", r->method);
 	strbuf_puts(&b, ",{\"key\":");
 	text_attribute(&b, "url.path", r->path);
-	strbuf_printf(&b, ",{\"key\":\"http.response.status_code\",\"value\":{\"intValue\":\"%d\"}}", status);
+	strbuf_printf(
+	    &b, ",{\"key\":\"http.response.status_code\",\"value\":{\"intValue\":\"%d\"}}", status);
 	if (r->key) {
 		strbuf_puts(&b, ",{\"key\":");
 		text_attribute(&b, "llmc.key", r->key->name);
@@ -119,8 +125,11 @@ trace_request(Trace *t, Req *r)
 	if (n_prompt || n_new) {
 		strbuf_puts(&b, ",{\"key\":");
 		text_attribute(&b, "gen_ai.request.model", r->slot->name);
-		strbuf_printf(&b, ",{\"key\":\"gen_ai.usage.input_tokens\",\"value\":{\"intValue\":\"%d\"}},{\"key\":\"gen_ai.usage.output_tokens\",\"value\":{\"intValue\":\"%d\"}}",
-		              n_prompt, n_new);
+		strbuf_printf(
+		    &b,
+		    ",{\"key\":\"gen_ai.usage.input_tokens\",\"value\":{\"intValue\":\"%d\"}},{"
+		    "\"key\":\"gen_ai.usage.output_tokens\",\"value\":{\"intValue\":\"%d\"}}",
+		    n_prompt, n_new);
 		if (finish) {
 			strbuf_puts(&b, ",{\"key\":");
 			text_attribute(&b, "llmc.finish", finish);
@@ -174,7 +183,8 @@ send_all(int fd, const char *at, size_t n, double until)
 	return true;
 }
 
-/* One request, its status; 0: no answer. A collector that takes or gives a byte now and then does not hold the thread, which the server waits for at its end. */
+/* One request, its status; 0: no answer. A collector that takes or gives a byte now and then does
+ * not hold the thread, which the server waits for at its end. */
 static int
 post(const Trace *t, const Strbuf *body)
 {
@@ -192,7 +202,8 @@ post(const Trace *t, const Strbuf *body)
 		fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 		if (fd < 0)
 			continue;
-		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience); /* of connect as well */
+		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience,
+		           sizeof patience); /* of connect as well */
 		setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
 		if (connect(fd, a->ai_addr, a->ai_addrlen) != 0) {
 			close(fd);
@@ -202,8 +213,10 @@ post(const Trace *t, const Strbuf *body)
 	freeaddrinfo(list);
 	if (fd < 0)
 		return 0;
-	int n = snprintf(head, sizeof head, "POST %s HTTP/1.1\r\nHost: %s:%s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n", t->path,
-	                 t->host, t->port, body->len);
+	int n = snprintf(head, sizeof head,
+	                 "POST %s HTTP/1.1\r\nHost: %s:%s\r\nContent-Type: "
+	                 "application/json\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n",
+	                 t->path, t->host, t->port, body->len);
 	if (send_all(fd, head, (size_t)n, until) && send_all(fd, body->data, body->len, until)) {
 		while (got < 13 && clock_now() < until) {
 			ssize_t k = recv(fd, answer + got, sizeof answer - 1 - got, 0);
@@ -213,7 +226,10 @@ post(const Trace *t, const Strbuf *body)
 		}
 		if (got >= 12 && strncmp(answer, "HTTP/1.", 7) == 0)
 			status = atoi(answer + 9);
-		for (ssize_t k = 1; status && k > 0 && clock_now() < until;) /* to its end, so that the collector sees no broken connection */
+		for (ssize_t k = 1;
+		     status && k > 0 &&
+		     clock_now() <
+		         until;) /* to its end, so that the collector sees no broken connection */
 			k = recv(fd, head, sizeof head, 0);
 	}
 	close(fd);
@@ -225,7 +241,8 @@ tell(Trace *t, TraceSpan *list)
 {
 	Strbuf b = { 0 };
 
-	strbuf_puts(&b, "{\"resourceSpans\":[{\"resource\":{\"attributes\":[{\"key\":\"service.name\",\"value\":{\"stringValue\":\"llmc\"}},{\"key\":");
+	strbuf_puts(&b, "{\"resourceSpans\":[{\"resource\":{\"attributes\":[{\"key\":\"service."
+	                "name\",\"value\":{\"stringValue\":\"llmc\"}},{\"key\":");
 	text_attribute(&b, "service.version", llmc_version());
 	json_printf(&b, "]},\"scopeSpans\":[{\"scope\":{\"name\":%s},\"spans\":[", "llmc");
 	for (TraceSpan *s = list, *next; s; s = next) {
@@ -239,9 +256,11 @@ tell(Trace *t, TraceSpan *list)
 	int status = b.failed ? 0 : post(t, &b);
 	bool ok = status >= 200 && status < 300;
 	if (!ok && !t->told && status)
-		serve_log(t->server, LLMC_LOG_WARNING, "traces: %s:%s answers %d; spans are dropped", t->host, t->port, status);
+		serve_log(t->server, LLMC_LOG_WARNING,
+		          "traces: %s:%s answers %d; spans are dropped", t->host, t->port, status);
 	else if (!ok && !t->told)
-		serve_log(t->server, LLMC_LOG_WARNING, "traces: %s:%s cannot be reached; spans are dropped", t->host, t->port);
+		serve_log(t->server, LLMC_LOG_WARNING,
+		          "traces: %s:%s cannot be reached; spans are dropped", t->host, t->port);
 	t->told = !ok;
 	strbuf_release(&b);
 }
@@ -255,7 +274,8 @@ run(void *arg)
 	pthread_mutex_lock(&t->lock);
 	for (;;) {
 		clock_after(&until, EVERY_MS);
-		while (!t->stop && t->n < AT_ONCE && pthread_cond_timedwait(&t->work, &t->lock, &until) == 0)
+		while (!t->stop && t->n < AT_ONCE &&
+		       pthread_cond_timedwait(&t->work, &t->lock, &until) == 0)
 			;
 		TraceSpan *list = t->first;
 		bool stop = t->stop;
@@ -285,8 +305,10 @@ trace_open(Server *s, const char *url, Trace **out, llmc_error *err)
 		digits = strspn(port, "0123456789");
 		end = port + digits;
 	}
-	if (!n || n > 255 || (*at == ':' && (digits < 1 || digits > 5)) || (*end && *end != '/') || strlen(end) > 255 || strpbrk(end, " \r\n"))
-		return error_set(err, LLMC_E_INPUT, "traces go to a URL as http://127.0.0.1:4318, found %.100s", url);
+	if (!n || n > 255 || (*at == ':' && (digits < 1 || digits > 5)) || (*end && *end != '/') ||
+	    strlen(end) > 255 || strpbrk(end, " \r\n"))
+		return error_set(err, LLMC_E_INPUT,
+		                 "traces go to a URL as http://127.0.0.1:4318, found %.100s", url);
 	Trace *t = calloc(1, sizeof *t);
 	if (!t)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");

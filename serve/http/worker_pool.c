@@ -1,4 +1,5 @@
-/* The workers: what takes longer than a few microseconds is done here, so that the HTTP thread never waits. */
+/* The workers: what takes longer than a few microseconds is done here, so that the HTTP thread
+ * never waits. */
 #include <malloc.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -35,11 +36,15 @@ pop(Queue *q)
 static bool
 handle(Server *s, Req *r)
 {
-	size_t cost = r->route->flags & RT_UPLOAD ? 0 : body_cost(strbuf_str(&r->body), r->body.len);
+	size_t cost =
+	    r->route->flags & RT_UPLOAD ? 0 : body_cost(strbuf_str(&r->body), r->body.len);
 	Problem p = { 0 };
 
 	if (cost > s->max_held)
-		problem(&p, 413, NULL, "The body has too many values for this server: reading it would take %zu bytes of memory.", cost);
+		problem(&p, 413, NULL,
+		        "The body has too many values for this server: reading it would take %zu "
+		        "bytes of memory.",
+		        cost);
 	else if (!req_charge(r, cost))
 		problem_busy(&p);
 	else if (!(r->route->flags & RT_MODEL) || r->model || models_take(s, r, &p))
@@ -73,10 +78,15 @@ worker(void *arg)
 
 	pthread_mutex_lock(&s->lock);
 	bool first = pthread_equal(pthread_self(), s->worker[0]);
-	if (!first && setpriority(PRIO_PROCESS, 0, 5) != 0) /* of this thread: the engine's come first */
+	if (!first &&
+	    setpriority(PRIO_PROCESS, 0, 5) != 0) /* of this thread: the engine's come first */
 		serve_log(s, LLMC_LOG_DEBUG, "the priority of a worker could not be set");
 	for (;;) {
-		Queue *q = first || (s->small.first && !(s->large.first && s->large.first->t_start < s->small.first->t_start)) ? &s->small : &s->large;
+		Queue *q =
+		    first || (s->small.first && !(s->large.first && s->large.first->t_start <
+		                                                        s->small.first->t_start))
+		        ? &s->small
+		        : &s->large;
 		Req *r = pop(q);
 		if (r) {
 			bool gone = r->gone;

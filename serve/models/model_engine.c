@@ -1,4 +1,5 @@
-/* Engines behind the names: the thread that brings an engine's events to requests, how one begins and how it ends. */
+/* Engines behind the names: the thread that brings an engine's events to requests, how one begins
+ * and how it ends. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,7 +50,9 @@ pump(void *arg)
 			pthread_mutex_lock(&s->lock);
 			m->failed |= status == LLMC_E_DEVICE;
 			pthread_mutex_unlock(&s->lock);
-			struct timespec rest = { 0, 50000000 }; /* an engine that cannot wait must not make us spin */
+			struct timespec rest = {
+				0, 50000000
+			}; /* an engine that cannot wait must not make us spin */
 			nanosleep(&rest, NULL);
 		}
 		double now = clock_now();
@@ -90,7 +93,8 @@ model_free(ServedModel *m)
 
 /* The limits of requests to an engine, by the server's options. */
 llmc_status
-model_limits(const Server *s, const Backend *b, const char *name, int32_t *max_input, int32_t *max_total, llmc_error *err)
+model_limits(const Server *s, const Backend *b, const char *name, int32_t *max_input,
+             int32_t *max_total, llmc_error *err)
 {
 	const llmc_serve_options *o = &s->opt;
 	int32_t context = b->limits.context;
@@ -99,25 +103,41 @@ model_limits(const Server *s, const Backend *b, const char *name, int32_t *max_i
 
 	if (b->max_batch_total > 0 && b->max_batch_total < room)
 		room = b->max_batch_total;
-	*max_total = o->max_total_tokens ? o->max_total_tokens : room < context ? (int32_t)room : context;
+	*max_total = o->max_total_tokens ? o->max_total_tokens
+	             : room < context    ? (int32_t)room
+	                                 : context;
 	*max_input = o->max_input_length ? o->max_input_length : *max_total - 1;
 	if (*max_total > context)
-		return error_set(err, LLMC_E_INPUT, "max_total_tokens %d is more than the context of %d of %s; raise --context", *max_total, context, name);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "max_total_tokens %d is more than the context of %d of %s; raise --context",
+		    *max_total, context, name);
 	if (*max_input >= *max_total)
-		return error_set(err, LLMC_E_INPUT, "max_input_length %d must be less than max_total_tokens %d", *max_input, *max_total);
+		return error_set(err, LLMC_E_INPUT,
+		                 "max_input_length %d must be less than max_total_tokens %d",
+		                 *max_input, *max_total);
 	return LLMC_OK;
 }
 
-/* An engine that is open under a name, and its pump, or of's where that is not NULL. On failure the engine is closed again, if the source does that. */
+/* An engine that is open under a name, and its pump, or of's where that is not NULL. On failure the
+ * engine is closed again, if the source does that. */
 llmc_status
-model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, ServedModel *of, ServedModel **out, llmc_error *err)
+model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, ServedModel *of, ServedModel **out,
+            llmc_error *err)
 {
 	ServedModel *m = calloc(1, sizeof *m);
 	llmc_status status = LLMC_OK;
 
 	*out = NULL;
 	if (m) {
-		*m = (ServedModel){ .slot = t, .name = t->name, .srv = s, .back = *b, .bytes = bytes, .of = of, .close = t->src.close, .grammars = grammars_open() };
+		*m = (ServedModel){ .slot = t,
+			            .name = t->name,
+			            .srv = s,
+			            .back = *b,
+			            .bytes = bytes,
+			            .of = of,
+			            .close = t->src.close,
+			            .grammars = grammars_open() };
 		status = model_limits(s, b, t->name, &m->max_input, &m->max_total, err);
 	}
 	if (!m || !m->grammars)

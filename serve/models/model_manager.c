@@ -1,5 +1,6 @@
-/* The keeper: one thread that opens and closes engines, one at a time, makes room for them, and tells who has asked for that. All of it runs with the lock held, given
- * back while it waits for a file. */
+/* The keeper: one thread that opens and closes engines, one at a time, makes room for them, and
+ * tells who has asked for that. All of it runs with the lock held, given back while it waits for a
+ * file. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +30,8 @@ queue_pop(Queue *q)
 	return r;
 }
 
-/* Without the lock: each has the same Problem for an answer, or, with status 0, {"status": word}. The references go. */
+/* Without the lock: each has the same Problem for an answer, or, with status 0, {"status": word}.
+ * The references go. */
 void
 queue_answer(Queue q, const Problem *p, const char *word)
 {
@@ -48,8 +50,12 @@ queue_answer(Queue q, const Problem *p, const char *word)
 
 typedef enum MemoryNeed { ROOM_YES, ROOM_SOON, ROOM_NO } MemoryNeed;
 
-/* What engines share: memory, or, of one engine, the places for adapters, which the names have that run in it */
-typedef struct SharedBudget { const ServedModel *of; int64_t all; } SharedBudget; /* of NULL: memory; all 0: there is no bound */
+/* What engines share: memory, or, of one engine, the places for adapters, which the names have that
+ * run in it */
+typedef struct SharedBudget {
+	const ServedModel *of;
+	int64_t all;
+} SharedBudget; /* of NULL: memory; all 0: there is no bound */
 
 static int64_t
 share_of(const SharedBudget *h, const ServedModel *m)
@@ -57,7 +63,8 @@ share_of(const SharedBudget *h, const ServedModel *m)
 	return h->of ? m->of == h->of : m->bytes;
 }
 
-/* Room for so much more: others go, the least recently used first, of those that nobody uses, and with `busy` then of those that are used as well. SOON: when they are over. */
+/* Room for so much more: others go, the least recently used first, of those that nobody uses, and
+ * with `busy` then of those that are used as well. SOON: when they are over. */
 static MemoryNeed
 make_room(Server *s, const SharedBudget *h, const Slot *except, int64_t need, bool busy)
 {
@@ -71,9 +78,12 @@ make_room(Server *s, const SharedBudget *h, const Slot *except, int64_t need, bo
 			if (!t->model)
 				continue;
 			kept += share_of(h, t->model);
-			if (t == except || !t->src.open || t->model->of != h->of || (t->model->n_refs && !busy))
+			if (t == except || !t->src.open || t->model->of != h->of ||
+			    (t->model->n_refs && !busy))
 				continue;
-			bool better = !victim || (!t->model->n_refs != !victim->model->n_refs ? !t->model->n_refs : t->used_at < victim->used_at);
+			bool better = !victim || (!t->model->n_refs != !victim->model->n_refs
+			                              ? !t->model->n_refs
+			                              : t->used_at < victim->used_at);
 			if (better)
 				victim = t;
 		}
@@ -113,10 +123,11 @@ end_one(Server *s)
 	*at = m->next;
 	pthread_mutex_unlock(&s->lock);
 	const char *name = m->name;
-	const bool  own = !m->of;
+	const bool own = !m->of;
 	model_stop(m);
 	model_free(m);
-	serve_log(s, LLMC_LOG_INFO, own ? "model %s: its engine is closed" : "model %s: its slot is free", name);
+	serve_log(s, LLMC_LOG_INFO,
+	          own ? "model %s: its engine is closed" : "model %s: its slot is free", name);
 	pthread_mutex_lock(&s->lock);
 	return true;
 }
@@ -133,7 +144,8 @@ answer_sleep_calls(Server *s)
 		for (const ServedModel *m = s->retired; m; m = m->next)
 			busy |= r->all_models || m->slot == r->slot;
 		for (int i = 0; i < s->n_slots; i++)
-			busy |= s->slot[i]->sleep_when_done && (r->all_models || s->slot[i] == r->slot);
+			busy |=
+			    s->slot[i]->sleep_when_done && (r->all_models || s->slot[i] == r->slot);
 		queue_put(busy ? &left : &over, r);
 	}
 	s->sleepers = left;
@@ -163,11 +175,13 @@ refuse(Server *s, Slot *t, const Problem *p)
 static void
 too_large(const Server *s, const Slot *t, int64_t need, Problem *p)
 {
-	problem(p, 503, "model", "The model '%.200s' needs %.2f GiB, and --memory allows %.2f GiB.", t->name, (double)need / 1073741824.0, (double)s->opt.memory_bytes / 1073741824.0);
+	problem(p, 503, "model", "The model '%.200s' needs %.2f GiB, and --memory allows %.2f GiB.",
+	        t->name, (double)need / 1073741824.0, (double)s->opt.memory_bytes / 1073741824.0);
 	p->code = "model_too_large";
 }
 
-/* The slot has an engine: its requests go back to the workers, each with a reference, so that it stays for them. */
+/* The slot has an engine: its requests go back to the workers, each with a reference, so that it
+ * stays for them. */
 static void
 dispatch_waiting(Server *s, Slot *t)
 {
@@ -196,7 +210,8 @@ base_of(Server *s, const Slot *t)
 	return NULL;
 }
 
-/* Memory for a slot's engine, or a place for its adapter in the engine that it shares, beside what it has of either */
+/* Memory for a slot's engine, or a place for its adapter in the engine that it shares, beside what
+ * it has of either */
 static MemoryNeed
 room_for(Server *s, const Slot *t, int64_t bytes, bool busy)
 {
@@ -204,7 +219,9 @@ room_for(Server *s, const Slot *t, int64_t bytes, bool busy)
 
 	if (!base)
 		return make_room(s, &(SharedBudget){ .all = s->opt.memory_bytes }, t, bytes, busy);
-	return base->model ? make_room(s, &(SharedBudget){ base->model, base->model->back.places }, t, 1, busy) : ROOM_YES;
+	return base->model ? make_room(s, &(SharedBudget){ base->model, base->model->back.places },
+	                               t, 1, busy)
+	                   : ROOM_YES;
 }
 
 bool
@@ -216,11 +233,13 @@ slot_is_awaited(Server *s, const Slot *t)
 	return false;
 }
 
-/* Put to sleep, and kept for names that share its engine: it goes behind the last who waited for one. */
+/* Put to sleep, and kept for names that share its engine: it goes behind the last who waited for
+ * one. */
 static void
 put_to_sleep(Server *s, Slot *t)
 {
-	if (!t || !t->sleep_when_done || t->wanted || t->loading || t->reloads.first || slot_is_awaited(s, t))
+	if (!t || !t->sleep_when_done || t->wanted || t->loading || t->reloads.first ||
+	    slot_is_awaited(s, t))
 		return;
 	if (t->model)
 		model_retire(s, t);
@@ -234,8 +253,8 @@ is_left(const ServedModel *m)
 	return m->of && m->of->slot->model != m->of;
 }
 
-/* An engine is there and serves who has waited. Where its slot has been removed meanwhile they find no such name, and it goes again, as it does where it was put to
- * sleep. */
+/* An engine is there and serves who has waited. Where its slot has been removed meanwhile they find
+ * no such name, and it goes again, as it does where it was put to sleep. */
 static void
 begin_service(Server *s, Slot *t, ServedModel *m)
 {
@@ -261,18 +280,21 @@ open_slot(Server *s, Slot *t, int64_t bytes, ServedModel **out, llmc_error *err)
 {
 	Backend b = { 0 };
 	double t0 = clock_now();
-	Slot  *base = base_of(s, t);
+	Slot *base = base_of(s, t);
 	ServedModel *of = base ? base->model : NULL; /* this thread alone ends it */
 
 	t->loading = true;
 	pthread_mutex_unlock(&s->lock);
-	llmc_status status = of ? t->src.join(t->src.self, &of->back, &b, err) : t->src.open(t->src.self, &b, err);
+	llmc_status status =
+	    of ? t->src.join(t->src.self, &of->back, &b, err) : t->src.open(t->src.self, &b, err);
 	if (status == LLMC_OK)
 		status = model_begin(s, t, &b, bytes, of, out, err);
 	if (status == LLMC_OK)
-		serve_log(s, LLMC_LOG_INFO, "model %s: opened in %.1f s", t->name, clock_now() - t0);
+		serve_log(s, LLMC_LOG_INFO, "model %s: opened in %.1f s", t->name,
+		          clock_now() - t0);
 	else
-		serve_log(s, LLMC_LOG_WARNING, "warning: model %s cannot be opened: %s", t->name, err->text);
+		serve_log(s, LLMC_LOG_WARNING, "warning: model %s cannot be opened: %s", t->name,
+		          err->text);
 	pthread_mutex_lock(&s->lock);
 	t->loading = false;
 	return status;
@@ -302,7 +324,8 @@ load_one(Server *s)
 	} else {
 		MemoryNeed room = room_for(s, t, t->bytes, true);
 		if (room == ROOM_SOON)
-			return end_one(s); /* idle ones at once; who gives back the last reference of another wakes us */
+			return end_one(s); /* idle ones at once; who gives back the last reference
+			                      of another wakes us */
 		if (room == ROOM_NO)
 			too_large(s, t, t->bytes, &p);
 	}
@@ -311,7 +334,8 @@ load_one(Server *s)
 		return true;
 	}
 	if (!p.status) {
-		problem(&p, 503, "model", "The model '%.200s' cannot be loaded: %.700s", t->name, err.text);
+		problem(&p, 503, "model", "The model '%.200s' cannot be loaded: %.700s", t->name,
+		        err.text);
 		p.code = "model_not_loaded";
 	}
 	refuse(s, t, &p);
@@ -321,7 +345,8 @@ load_one(Server *s)
 	return true;
 }
 
-/* The file again, beside the engine that serves: new requests go to the new one when it is there, the old one ends with what it has. */
+/* The file again, beside the engine that serves: new requests go to the new one when it is there,
+ * the old one ends with what it has. */
 static bool
 reload_one(Server *s)
 {
@@ -340,12 +365,14 @@ reload_one(Server *s)
 	llmc_status status = t->src.look(t->src.self, &about, &bytes, &err);
 	pthread_mutex_lock(&s->lock);
 	const Slot *base = base_of(s, t);
-	const bool  asleep = base && !base->model; /* with the engine that it shares: its files are read when it is asked for */
+	const bool asleep = base && !base->model; /* with the engine that it shares: its files are
+	                                             read when it is asked for */
 	if (t->removed) {
 		slot_gone(t, &p);
 	} else if (status == LLMC_OK && !asleep) {
 		MemoryNeed room = room_for(s, t, bytes, false);
-		if (room == ROOM_NO && t->src.join) { /* its own place: requests wait until it has been read again */
+		if (room == ROOM_NO &&
+		    t->src.join) { /* its own place: requests wait until it has been read again */
 			if (t->model)
 				model_retire(s, t);
 			room = room_for(s, t, bytes, true);
@@ -353,15 +380,20 @@ reload_one(Server *s)
 		if (room == ROOM_SOON)
 			return end_one(s);
 		if (room == ROOM_NO) {
-			problem(&p, 503, "model", "The model '%.200s' needs %.2f GiB beside what is in use, and --memory allows %.2f GiB: the one in service stays. "
-			        "POST /sleep first, to load it in the place of the old one.", t->name, (double)bytes / 1073741824.0, (double)s->opt.memory_bytes / 1073741824.0);
+			problem(&p, 503, "model",
+			        "The model '%.200s' needs %.2f GiB beside what is in use, and "
+			        "--memory allows %.2f GiB: the one in service stays. "
+			        "POST /sleep first, to load it in the place of the old one.",
+			        t->name, (double)bytes / 1073741824.0,
+			        (double)s->opt.memory_bytes / 1073741824.0);
 			p.code = "model_too_large";
 		}
 	}
 	if (status == LLMC_OK && !p.status && !asleep)
 		status = open_slot(s, t, bytes, &m, &err);
 	if (status != LLMC_OK && !p.status) {
-		problem(&p, 400, "model", "The model '%.200s' cannot be read again%s: %.700s", t->name, t->model ? ", what was in service stays" : "", err.text);
+		problem(&p, 400, "model", "The model '%.200s' cannot be read again%s: %.700s",
+		        t->name, t->model ? ", what was in service stays" : "", err.text);
 		p.code = "model_not_loaded";
 	}
 	if (m) {
@@ -392,17 +424,20 @@ adding_free(Adding *a)
 	free(a);
 }
 
-/* Where a new slot is from here on: in the place of one of its name that was removed, or of one that was never reached, *old is then to be freed, or the next.
- * NULL: there are too many; lock held. */
+/* Where a new slot is from here on: in the place of one of its name that was removed, or of one
+ * that was never reached, *old is then to be freed, or the next. NULL: there are too many; lock
+ * held. */
 static Slot *
 put_slot(Server *s, Slot *t, Slot **old)
 {
 	t->removed = true; /* until its engine has been tried */
 	for (int i = 0; i < s->n_slots; i++) {
 		Slot *at = s->slot[i];
-		if (!at->removed || (at->was_found && strcmp(at->name, t->name) != 0) || at->wanted || at->reloads.first)
+		if (!at->removed || (at->was_found && strcmp(at->name, t->name) != 0) ||
+		    at->wanted || at->reloads.first)
 			continue;
-		ModelSource src = at->src; /* requests and metrics point to the old slot, so it stays and changes */
+		ModelSource src = at->src; /* requests and metrics point to the old slot, so it
+		                              stays and changes */
 		char *parent = at->parent, *name = at->name;
 		at->src = t->src;
 		at->parent = t->parent;
@@ -424,7 +459,8 @@ put_slot(Server *s, Slot *t, Slot **old)
 	return s->slot[s->n_slots++] = t;
 }
 
-/* The slot's first engine, where there is room for it: an adapter of another model is found out so. Lock held. */
+/* The slot's first engine, where there is room for it: an adapter of another model is found out so.
+ * Lock held. */
 static llmc_status
 try_open(Server *s, Slot *t, llmc_error *err)
 {
@@ -436,7 +472,8 @@ try_open(Server *s, Slot *t, llmc_error *err)
 		return LLMC_OK;
 	while ((room = room_for(s, t, t->bytes, false)) == ROOM_SOON && end_one(s))
 		;
-	if (room != ROOM_YES || (base && !base->model)) /* it may have gone while the lock was given back */
+	if (room != ROOM_YES ||
+	    (base && !base->model)) /* it may have gone while the lock was given back */
 		return LLMC_OK;
 	TRY(open_slot(s, t, t->bytes, &m, err));
 	model_set(t, m);
@@ -459,17 +496,21 @@ adapt_one(Server *s)
 	s->adding = a->next;
 	bool taken = false; /* the keeper alone adds names */
 	for (int i = 0; i < s->n_slots; i++)
-		taken |= !s->slot[i]->removed && (slot_is_named(s->slot[i]->name, a->name) || slot_is_named(a->name, s->slot[i]->name));
+		taken |= !s->slot[i]->removed && (slot_is_named(s->slot[i]->name, a->name) ||
+		                                  slot_is_named(a->name, s->slot[i]->name));
 	pthread_mutex_unlock(&s->lock);
 	init.name = a->name;
 	init.parent = a->base->name;
-	llmc_status status = taken ? error_set(&err, LLMC_E_INPUT, "the name is taken") : a->base->src.adapt(a->base->src.self, a->dir, &init.src, &err);
+	llmc_status status = taken ? error_set(&err, LLMC_E_INPUT, "the name is taken")
+	                           : a->base->src.adapt(a->base->src.self, a->dir, &init.src, &err);
 	if (status == LLMC_OK)
 		status = slot_new(s, &init, &t, &err);
 	pthread_mutex_lock(&s->lock);
 	if (status == LLMC_OK) {
 		to = put_slot(s, t, &old);
-		status = to ? try_open(s, to, &err) : error_set(&err, LLMC_E_FULL, "a server has at most %d names in its life", MAX_MODELS);
+		status = to ? try_open(s, to, &err)
+		            : error_set(&err, LLMC_E_FULL,
+		                        "a server has at most %d names in its life", MAX_MODELS);
 	}
 	if (status == LLMC_OK) {
 		to->removed = false;
@@ -491,7 +532,8 @@ adapt_one(Server *s)
 	if (status == LLMC_OK) {
 		req_text(a->r, 200, "Success: LoRA adapter '%s' added successfully.", a->name);
 	} else {
-		problem(&p, 400, taken ? "lora_name" : "lora_path", "The LoRA adapter '%.200s' cannot be loaded: %.700s", a->name, err.text);
+		problem(&p, 400, taken ? "lora_name" : "lora_path",
+		        "The LoRA adapter '%.200s' cannot be loaded: %.700s", a->name, err.text);
 		req_problem(a->r, &p);
 	}
 	adding_free(a);
@@ -527,7 +569,8 @@ model_manager(void *arg)
 	pthread_mutex_lock(&s->lock);
 	while (!s->closing) {
 		int ms = sleep_idle(s);
-		if (end_one(s) || answer_sleep_calls(s) || adapt_one(s) || reload_one(s) || load_one(s))
+		if (end_one(s) || answer_sleep_calls(s) || adapt_one(s) || reload_one(s) ||
+		    load_one(s))
 			continue;
 		clock_after(&until, ms);
 		pthread_cond_timedwait(&s->keep, &s->lock, &until);

@@ -1,4 +1,5 @@
-/* Names: who gets which engine, and what others ask of them. The keeper (model_manager.c) does it. */
+/* Names: who gets which engine, and what others ask of them. The keeper (model_manager.c) does it.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +9,8 @@
 
 /* ---- slots ---- */
 
-/* Ollama's clients write the tag of a model that has none; Hugging Face's call the model "tgi" or "dummy" when they were given only an address. */
+/* Ollama's clients write the tag of a model that has none; Hugging Face's call the model "tgi" or
+ * "dummy" when they were given only an address. */
 bool
 slot_is_named(const char *own, const char *name)
 {
@@ -29,7 +31,8 @@ slot_free(Slot *t)
 	free(t);
 }
 
-/* A slot that is in no list yet, and its engine where it has one. Source and engine are the caller's again on failure. */
+/* A slot that is in no list yet, and its engine where it has one. Source and engine are the
+ * caller's again on failure. */
 llmc_status
 slot_new(Server *s, const SlotInit *init, Slot **out, llmc_error *err)
 {
@@ -52,8 +55,11 @@ slot_new(Server *s, const SlotInit *init, Slot **out, llmc_error *err)
 	if (!t->name || (init->parent && !t->parent))
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	if (s->opt.memory_bytes > 0 && bytes > s->opt.memory_bytes)
-		return error_set(err, LLMC_E_FULL, "%s needs %.2f GiB, --memory allows %.2f GiB; lower --context or --seqs (llmc plan shows what fits)", t->name,
-		                 (double)bytes / 1073741824.0, (double)s->opt.memory_bytes / 1073741824.0);
+		return error_set(err, LLMC_E_FULL,
+		                 "%s needs %.2f GiB, --memory allows %.2f GiB; lower --context or "
+		                 "--seqs (llmc plan shows what fits)",
+		                 t->name, (double)bytes / 1073741824.0,
+		                 (double)s->opt.memory_bytes / 1073741824.0);
 	TRY(model_limits(s, &about, t->name, &t->max_input, &t->max_total, err));
 	t->src = init->src;
 	t->about = about;
@@ -112,7 +118,8 @@ models_unknown(Server *s, const char *name, Problem *p)
 		if (!s->slot[i]->removed)
 			strbuf_printf(&b, n++ ? ", '%s'" : "'%s'", s->slot[i]->name);
 	pthread_mutex_unlock(&s->lock);
-	problem(p, 404, "model", "The model '%.200s' does not exist; this server has %s.", name, strbuf_str(&b));
+	problem(p, 404, "model", "The model '%.200s' does not exist; this server has %s.", name,
+	        strbuf_str(&b));
 	p->code = "model_not_found";
 	strbuf_release(&b);
 }
@@ -123,7 +130,10 @@ named(const json_t *o)
 {
 	const json_t *model = json_object_get(o, "model");
 
-	return json_string_value(json_is_string(model) ? model : json_object_get(json_object_get(o, "parameters"), "adapter_id"));
+	return json_string_value(
+	    json_is_string(model)
+	        ? model
+	        : json_object_get(json_object_get(o, "parameters"), "adapter_id"));
 }
 
 bool
@@ -391,7 +401,8 @@ models_remove(Server *s, const char *name, Problem *p)
 		pthread_cond_signal(&s->keep);
 	}
 	pthread_mutex_unlock(&s->lock);
-	return found || problem(p, 404, "lora_name", "The LoRA adapter '%.200s' cannot be found.", name);
+	return found ||
+	       problem(p, 404, "lora_name", "The LoRA adapter '%.200s' cannot be found.", name);
 }
 
 void
@@ -417,10 +428,16 @@ models_open(Server *s, const SlotInit *init, int n, llmc_error *err)
 		SlotInit one = init[at];
 		Slot *t = NULL;
 		ServedModel *m = NULL;
-		status = at < MAX_MODELS ? slot_new(s, &one, &t, err) : error_set(err, LLMC_E_INPUT, "more than %d models", MAX_MODELS);
+		status = at < MAX_MODELS
+		             ? slot_new(s, &one, &t, err)
+		             : error_set(err, LLMC_E_INPUT, "more than %d models", MAX_MODELS);
 		for (int k = 0; k < at && status == LLMC_OK; k++)
-			if (slot_is_named(s->slot[k]->name, t->name) || slot_is_named(t->name, s->slot[k]->name))
-				status = error_set(err, LLMC_E_INPUT, "two models are named %s; give each a name of its own: --model NAME=PATH", t->name);
+			if (slot_is_named(s->slot[k]->name, t->name) ||
+			    slot_is_named(t->name, s->slot[k]->name))
+				status = error_set(err, LLMC_E_INPUT,
+				                   "two models are named %s; give each a name of "
+				                   "its own: --model NAME=PATH",
+				                   t->name);
 		if (status == LLMC_OK && one.back) {
 			status = model_begin(s, t, one.back, one.bytes, NULL, &m, err);
 			one.back = NULL; /* closed, when it is not begun */

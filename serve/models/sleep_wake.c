@@ -1,4 +1,5 @@
-/* Calls that make engines come and go: /sleep, /wake_up and /is_sleeping as vLLM has them, /reload. `?model=NAME` says which. */
+/* Calls that make engines come and go: /sleep, /wake_up and /is_sleeping as vLLM has them, /reload.
+ * `?model=NAME` says which. */
 #include <string.h>
 
 #include "base/json.h"
@@ -11,7 +12,9 @@ bool
 sleep_allowed(Req *r, Problem *p)
 {
 	if (r->key)
-		return problem(p, 403, NULL, "A key of --keys cannot do this: it takes the server's own, --api-key.");
+		return problem(
+		    p, 403, NULL,
+		    "A key of --keys cannot do this: it takes the server's own, --api-key.");
 	return req_own_page(r, p);
 }
 
@@ -43,7 +46,10 @@ one(Req *r, Problem *p)
 	else if (!t && !p->status)
 		t = r->srv->slot[0];
 	if (t && !t->src.open)
-		problem(p, 400, "model", "The program that opened the model '%.200s' keeps it: it cannot be closed and opened here.", t->name);
+		problem(p, 400, "model",
+		        "The program that opened the model '%.200s' keeps it: it cannot be closed "
+		        "and opened here.",
+		        t->name);
 	return p->status ? NULL : t;
 }
 
@@ -55,11 +61,14 @@ sleep_begin(Req *r)
 
 	head_query(&r->in, "level", level, sizeof level);
 	if (strcmp(level, "1") != 0 && strcmp(level, "2") != 0)
-		problem(&p, 400, "level", "Invalid 'level': expected 1 or 2, which are the same here.");
+		problem(&p, 400, "level",
+		        "Invalid 'level': expected 1 or 2, which are the same here.");
 	Slot *t = !p.status && sleep_allowed(r, &p) ? slot_of_query(r, &p) : NULL;
 	Slot *first = t ? t : r->srv->slot[0];
 	if (!p.status && !first->src.open)
-		problem(&p, 400, "model", "The program that opened the model '%.200s' keeps it: it cannot sleep.", first->name);
+		problem(&p, 400, "model",
+		        "The program that opened the model '%.200s' keeps it: it cannot sleep.",
+		        first->name);
 	r->all_models = !t;
 	if (p.status)
 		req_problem(r, &p);

@@ -4,7 +4,8 @@
 
 #include "serve/http/request.h"
 
-/* Whether this request may close and open engines: no key with limits, no web page of another origin. False with a Problem. */
+/* Whether this request may close and open engines: no key with limits, no web page of another
+ * origin. False with a Problem. */
 bool sleep_allowed(Req *r, Problem *p);
 
 #endif

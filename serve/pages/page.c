@@ -1,4 +1,5 @@
-/* Files that are part of the library: the chat page, the status page, the description of the routes. */
+/* Files that are part of the library: the chat page, the status page, the description of the
+ * routes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +7,8 @@
 #include "serve/http/request.h"
 #include "serve/http/route.h"
 
-static const char policy[] = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+static const char policy[] = "default-src 'none'; script-src 'self'; style-src 'self'; img-src "
+                             "'self' data:; connect-src 'self'; "
                              "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 static void
@@ -60,9 +62,14 @@ page_openapi(Req *r)
 void
 page_asset(Req *r)
 {
-	static const struct { const char *end, *type; } kind[] = {
-		{ ".js", "text/javascript; charset=utf-8" }, { ".css", "text/css; charset=utf-8" }, { ".svg", "image/svg+xml" },
-		{ ".html", type_html }, { ".json", type_json },
+	static const struct {
+		const char *end, *type;
+	} kind[] = {
+		{ ".js", "text/javascript; charset=utf-8" },
+		{ ".css", "text/css; charset=utf-8" },
+		{ ".svg", "image/svg+xml" },
+		{ ".html", type_html },
+		{ ".json", type_json },
 	};
 	char path[320];
 	size_t n = strlen(r->tail);

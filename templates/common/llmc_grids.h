@@ -1,11 +1,14 @@
-/* The grids of the IQ1, IQ2 and IQ3 types of GGUF: which combinations of eight (IQ3: four) neighbouring weights a type can hold. They are part of the format
- * (ggml, MIT licence; made from the tables of its Python package, gguf), written here as codes, numbers of a magnitude, so that one word has an entry:
+/* The grids of the IQ1, IQ2 and IQ3 types of GGUF: which combinations of eight (IQ3: four)
+ * neighbouring weights a type can hold. They are part of the format (ggml, MIT licence; made from
+ * the tables of its Python package, gguf), written here as codes, numbers of a magnitude, so that
+ * one word has an entry:
  *
  *   of eight   byte c has the code of column c in its low nibble and of column 4 + c in its high one
  *   of four    byte c has the code of column c
  *
- * The host, kernels of processors and kernels of GPUs read the same words. LLMC_GRID: how the includer declares a table; a list LLMC_GRID_name(G), of G(word) each,
- * is for those who want the same in another form. */
+ * The host, kernels of processors and kernels of GPUs read the same words. LLMC_GRID: how the
+ * includer declares a table; a list LLMC_GRID_name(G), of G(word) each, is for those who want the
+ * same in another form. */
 #ifndef LLMC_GRIDS_H
 #define LLMC_GRIDS_H
 

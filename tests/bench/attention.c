@@ -1,8 +1,10 @@
-/* Attention of one decode row by each of some kernels in turn, on one thread: microseconds of a layer, the least time of all. kv.py builds and runs it.
+/* Attention of one decode row by each of some kernels in turn, on one thread: microseconds of a
+ * layer, the least time of all. kv.py builds and runs it.
  *
  *   attention DEPTH LAYERS ROUNDS HEADS DIM (LIBRARY SYMBOL BYTES_OF_A_PAGE WORK_FLOATS)...
  *
- * Layers lie one behind the other, so that enough of them are beyond the caches. Pages hold small halves, whatever the type: times do not depend on values. */
+ * Layers lie one behind the other, so that enough of them are beyond the caches. Pages hold small
+ * halves, whatever the type: times do not depend on values. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,10 +17,10 @@ enum { MOST = 16, PAGE = 32 };
 
 typedef struct Case {
 	llmc_kernel *kernel;
-	char        *pool;
-	float       *work;
-	size_t       layer; /* bytes */
-	double       best;
+	char *pool;
+	float *work;
+	size_t layer; /* bytes */
+	double best;
 } Case;
 
 static double
@@ -47,16 +49,32 @@ main(int argc, char **argv)
 {
 	if (argc < 10 || (argc - 6) % 4 || (argc - 6) / 4 > MOST)
 		return 2;
-	const int depth = atoi(argv[1]), layers = atoi(argv[2]), rounds = atoi(argv[3]), heads = atoi(argv[4]), dim = atoi(argv[5]);
+	const int depth = atoi(argv[1]), layers = atoi(argv[2]), rounds = atoi(argv[3]),
+	          heads = atoi(argv[4]), dim = atoi(argv[5]);
 	const int n_page = (depth + PAGE - 1) / PAGE, n = (argc - 6) / 4;
-	int32_t *table = room((size_t)n_page * sizeof *table), zero = 0, start[2] = { 0, 1 }, pos = depth - 1, len = depth;
+	int32_t *table = room((size_t)n_page * sizeof *table), zero = 0, start[2] = { 0, 1 },
+	        pos = depth - 1, len = depth;
 	int32_t *ticket = calloc(1024, sizeof *ticket);
-	float   *q = room((size_t)(heads * dim) * sizeof *q), *y = room((size_t)(heads * dim) * sizeof *y);
-	float   *part_o = room((size_t)(128 * 8 * dim) * sizeof *part_o), *part_ml = room((size_t)128 * 8 * 2 * sizeof *part_ml);
-	Case     c[MOST];
+	float *q = room((size_t)(heads * dim) * sizeof *q),
+	      *y = room((size_t)(heads * dim) * sizeof *y);
+	float *part_o = room((size_t)(128 * 8 * dim) * sizeof *part_o),
+	      *part_ml = room((size_t)128 * 8 * 2 * sizeof *part_ml);
+	Case c[MOST];
 	unsigned x = 1;
-	llmc_step s = { .n_tok = 1, .n_dec = 1, .n_seq = 1, .n_out = 1, .tok = &zero, .pos = &pos, .pos2 = &zero, .seq_of = &zero, .q_start = start, .kv_len = &len,
-		.prefix_len = &zero, .out_row = &zero, .block_table = table, .block_stride = n_page };
+	llmc_step s = { .n_tok = 1,
+		        .n_dec = 1,
+		        .n_seq = 1,
+		        .n_out = 1,
+		        .tok = &zero,
+		        .pos = &pos,
+		        .pos2 = &zero,
+		        .seq_of = &zero,
+		        .q_start = start,
+		        .kv_len = &len,
+		        .prefix_len = &zero,
+		        .out_row = &zero,
+		        .block_table = table,
+		        .block_stride = n_page };
 
 	for (int i = 0; i < n_page; i++)
 		table[i] = i;
@@ -74,13 +92,18 @@ main(int argc, char **argv)
 		c[i].best = 1e9;
 		for (size_t j = 0; j < c[i].layer * (size_t)layers / 2; j++) {
 			x = x * 1664525u + 1013904223u;
-			((uint16_t *)(void *)c[i].pool)[j] = (uint16_t)(0x2c00 | (x >> 22 & 0x3ff) | (x >> 16 & 0x8000));
+			((uint16_t *)(void *)c[i].pool)[j] =
+			    (uint16_t)(0x2c00 | (x >> 22 & 0x3ff) | (x >> 16 & 0x8000));
 		}
 	}
 	for (int r = 0; r < rounds; r++)
 		for (int i = 0; i < n; i++)
 			for (int l = 0; l < layers; l++) {
-				void  *a[] = { q, c[i].pool + (size_t)l * c[i].layer, NULL, NULL, y, c[i].work, part_o, part_ml, ticket };
+				void *a[] = { q,      c[i].pool + (size_t)l * c[i].layer,
+					      NULL,   NULL,
+					      y,      c[i].work,
+					      part_o, part_ml,
+					      ticket };
 				double t = now();
 				c[i].kernel(&s, a, 0, 1);
 				t = now() - t;

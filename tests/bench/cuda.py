@@ -7,6 +7,7 @@ Cold: all kernels of llama3-8b for sm_90a through the real NVRTC (wanted: 6 s on
 nothing left to compile (1 s). Description: `llmc compile configs/llama2-70b.yaml --target cuda` (0.5 s). Tokens of SmolLM2 on the emulator: 1.5 s in
 fast mode, 4 s in checking mode. The host's own share of a decode step (20 us), with a driver that does nothing (null_cuda.c). Medians with the spread,
 into tests/bench/results/."""
+
 import argparse
 import json
 import os
@@ -33,11 +34,18 @@ def timed(runs, fn):
         t = time.time()
         got = fn(i)
         s.append(got if got is not None else time.time() - t)
-    return dict(median=round(statistics.median(s), 4), least=round(min(s), 4), most=round(max(s), 4), runs=runs)
+    return dict(
+        median=round(statistics.median(s), 4),
+        least=round(min(s), 4),
+        most=round(max(s), 4),
+        runs=runs,
+    )
 
 
 def llmc(*args, **env):
-    p = subprocess.run([LLMC, *map(str, args)], capture_output=True, text=True, env={**os.environ, **env})
+    p = subprocess.run(
+        [LLMC, *map(str, args)], capture_output=True, text=True, env={**os.environ, **env}
+    )
     if p.returncode:
         sys.exit(f"llmc {args}: {p.stderr}")
     return p
@@ -47,13 +55,43 @@ def host(smol, tmp, runs):
     """Microseconds of the host for a decode step of 1 and of 64 sequences."""
     null = tmp / "null"
     null.mkdir()
-    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", f"-I{ROOT}", ROOT / "tests/bench/null_cuda.c", "-o", null / "libcuda.so.1"], check=True)
+    subprocess.run(
+        [
+            os.environ.get("CC", "cc"),
+            "-O2",
+            "-shared",
+            "-fPIC",
+            f"-I{ROOT}",
+            ROOT / "tests/bench/null_cuda.c",
+            "-o",
+            null / "libcuda.so.1",
+        ],
+        check=True,
+    )
     (null / "libnvrtc.so.13").symlink_to("libcuda.so.1")
     env = {"LLMC_CUDA_LIBDIR": str(null), "LLMC_CACHE": str(tmp / "null-cache")}
 
     def step(batch):
-        cmd = ["bench", smol, "--device", "cuda", "-p", "0", "-n", "1024", "-b", batch, "--seqs", batch, "-c", "2048", "--json", "-q"]
+        cmd = [
+            "bench",
+            smol,
+            "--device",
+            "cuda",
+            "-p",
+            "0",
+            "-n",
+            "1024",
+            "-b",
+            batch,
+            "--seqs",
+            batch,
+            "-c",
+            "2048",
+            "--json",
+            "-q",
+        ]
         return 1e6 * batch / json.loads(llmc(*cmd, **env).stdout)["results"][0]["tps"]
+
     return {f"{b}_sequences": timed(runs, lambda i: step(b)) for b in (1, 64)}
 
 
@@ -61,25 +99,78 @@ def main():
     a = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     a.add_argument("--runs", type=int, default=5)
     a = a.parse_args()
-    smol = subprocess.run([ROOT / "tools" / "smollm2.sh"], capture_output=True, text=True, check=True).stdout.strip()
+    smol = subprocess.run(
+        [ROOT / "tools" / "smollm2.sh"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     out = dict(machine=machine(), date=time.strftime("%Y-%m-%d"))
     with tempfile.TemporaryDirectory() as tmp:
         tmp = Path(tmp)
-        out["describe_70b_s"] = timed(a.runs, lambda i: llmc("compile", ROOT / "configs/llama2-70b.yaml", "--target", "cuda", "--arch", "sm_90a", "-o", tmp / f"d{i}") and None)
+        out["describe_70b_s"] = timed(
+            a.runs,
+            lambda i: llmc(
+                "compile",
+                ROOT / "configs/llama2-70b.yaml",
+                "--target",
+                "cuda",
+                "--arch",
+                "sm_90a",
+                "-o",
+                tmp / f"d{i}",
+            )
+            and None,
+        )
         lib = nvrtc.find()
         if lib is not None:
             real = {"LLMC_CUDA_LIBDIR": str(Path(lib._name).parent)}
-            out["compile_8b_cold_s"] = timed(min(a.runs, 3), lambda i: llmc("compile", ROOT / "configs/llama3-8b.yaml", "--target", "cuda", "--arch", "sm_90a", "--aot", "-o",
-                                                                           tmp / f"c{i}", LLMC_CACHE=str(tmp / f"cache{i}"), **real) and None)
-        emu = {"LLMC_CUDA_LIBDIR": str(EMU), "LLMC_EMU_GPU": "sm_90a", "LLMC_EMU_CACHE": str(build_cache.root())}
-        run = ["run", smol, "--device", "cuda", "--tokens", "1,2,3", "-n", "2", "--ignore-eos", "--json", "-c", "64"]
+            out["compile_8b_cold_s"] = timed(
+                min(a.runs, 3),
+                lambda i: llmc(
+                    "compile",
+                    ROOT / "configs/llama3-8b.yaml",
+                    "--target",
+                    "cuda",
+                    "--arch",
+                    "sm_90a",
+                    "--aot",
+                    "-o",
+                    tmp / f"c{i}",
+                    LLMC_CACHE=str(tmp / f"cache{i}"),
+                    **real,
+                )
+                and None,
+            )
+        emu = {
+            "LLMC_CUDA_LIBDIR": str(EMU),
+            "LLMC_EMU_GPU": "sm_90a",
+            "LLMC_EMU_CACHE": str(build_cache.root()),
+        }
+        run = [
+            "run",
+            smol,
+            "--device",
+            "cuda",
+            "--tokens",
+            "1,2,3",
+            "-n",
+            "2",
+            "--ignore-eos",
+            "--json",
+            "-c",
+            "64",
+        ]
         llmc(*run, **emu)
-        out["warm_start_s"] = timed(a.runs, lambda i: json.loads(llmc(*run, **emu).stdout)["timing"]["load_s"])
+        out["warm_start_s"] = timed(
+            a.runs, lambda i: json.loads(llmc(*run, **emu).stdout)["timing"]["load_s"]
+        )
         out["host_us_per_step"] = host(smol, tmp, a.runs)
         for mode in ("fast", "check"):
+
             def token(i):
-                t = json.loads(llmc(*[x if x != "2" else "5" for x in run], LLMC_EMU_MODE=mode, **emu).stdout)["timing"]
+                t = json.loads(
+                    llmc(*[x if x != "2" else "5" for x in run], LLMC_EMU_MODE=mode, **emu).stdout
+                )["timing"]
                 return t["decode_s"] / 4
+
             token(0)
             out[f"emulated_token_{mode}_s"] = timed(min(a.runs, 3), token)
     path = result_file("cuda")

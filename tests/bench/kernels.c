@@ -1,7 +1,8 @@
-/* One matmul kernel, many weights: what decode streams (GB/s beside a plain read of the same bytes) and what a tile
- * computes (GOPS, 2 per multiply-add). Started by kernels.py; not a test.
+/* One matmul kernel, many weights: what decode streams (GB/s beside a plain read of the same bytes)
+ *and what a tile computes (GOPS, 2 per multiply-add). Started by kernels.py; not a test.
  *
- *	kernels KERNEL.so SYMBOL ROWS COLS GROUP_BYTES GROUPS THREADS N_TOK [ARG POSITION OF w, x, y, scratch]
+ *	kernels KERNEL.so SYMBOL ROWS COLS GROUP_BYTES GROUPS THREADS N_TOK [ARG POSITION OF w, x,
+ *y, scratch]
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -45,7 +46,8 @@ barrier(int id, int *epoch)
 	++*epoch;
 	__atomic_store_n(&g.phase[id * 32], *epoch, __ATOMIC_RELEASE);
 	for (int i = 0; i < g.threads; i++)
-		for (int spin = 0; __atomic_load_n(&g.phase[i * 32], __ATOMIC_ACQUIRE) < *epoch; spin++)
+		for (int spin = 0; __atomic_load_n(&g.phase[i * 32], __ATOMIC_ACQUIRE) < *epoch;
+		     spin++)
 			if (spin > 2000)
 				sched_yield();
 }
@@ -108,7 +110,8 @@ int
 main(int argc, char **argv)
 {
 #if defined(__x86_64__)
-	syscall(SYS_arch_prctl, 0x1023, 18); /* ARCH_REQ_XCOMP_PERM: tile registers, where there are any */
+	syscall(SYS_arch_prctl, 0x1023,
+	        18); /* ARCH_REQ_XCOMP_PERM: tile registers, where there are any */
 #endif
 	if (argc < 13)
 		return 2;
@@ -124,16 +127,19 @@ main(int argc, char **argv)
 	int n_tok = atoi(argv[8]);
 	g.w_at = atoi(argv[9]);
 	int x_at = atoi(argv[10]), y_at = atoi(argv[11]), scratch_at = atoi(argv[12]);
-	const char *mib = getenv("BENCH_MIB"); /* of weights: more than the last cache, or what is to be timed is the cache */
+	const char *mib = getenv("BENCH_MIB"); /* of weights: more than the last cache, or what is
+	                                          to be timed is the cache */
 	size_t want = mib ? (size_t)atol(mib) << 20 : n_tok < 32 ? 96u << 20 : 8u << 20;
 	g.n_mats = (int)(want / g.mat_bytes) + 1;
 	g.mats = aligned_alloc(4096, (g.mat_bytes * (size_t)g.n_mats + 65536) / 4096 * 4096);
 	uint32_t *u = (uint32_t *)(void *)g.mats, seed = 1;
 	for (size_t i = 0; i < g.mat_bytes * (size_t)g.n_mats / 4; i++) {
 		seed = seed * 1664525 + 1013904223;
-		u[i] = ((seed >> 3) & 0x83ff83ff) | 0x28002800; /* as f16, bf16 or f32: small, but no subnormal */
+		u[i] = ((seed >> 3) & 0x83ff83ff) |
+		       0x28002800; /* as f16, bf16 or f32: small, but no subnormal */
 	}
-	float *x = aligned_alloc(64, (size_t)n_tok * (size_t)cols * 4 + 64), *y = aligned_alloc(64, (size_t)n_tok * (size_t)rows * 4 + 64);
+	float *x = aligned_alloc(64, (size_t)n_tok * (size_t)cols * 4 + 64),
+	      *y = aligned_alloc(64, (size_t)n_tok * (size_t)rows * 4 + 64);
 	for (long i = 0; i < n_tok * cols; i++)
 		x[i] = (float)(i * 37 % 101) / 50 - 1;
 	memset(y, 0, (size_t)n_tok * (size_t)rows * 4);
@@ -141,9 +147,16 @@ main(int argc, char **argv)
 	g.arg[y_at] = y;
 	if (argc > 13)
 		g.arg[atoi(argv[13])] = y; /* residual */
-	g.arg[scratch_at] = aligned_alloc(4096, ((size_t)g.threads * (size_t)cols * 1024 + 8191) / 4096 * 4096);
+	g.arg[scratch_at] =
+	    aligned_alloc(4096, ((size_t)g.threads * (size_t)cols * 1024 + 8191) / 4096 * 4096);
 	int32_t *pos = calloc((size_t)n_tok, 4);
-	g.step = (llmc_step){ .n_tok = n_tok, .n_dec = n_tok, .n_seq = n_tok, .n_out = n_tok, .pos = pos, .seq_of = pos, .out_row = pos };
+	g.step = (llmc_step){ .n_tok = n_tok,
+		              .n_dec = n_tok,
+		              .n_seq = n_tok,
+		              .n_out = n_tok,
+		              .pos = pos,
+		              .seq_of = pos,
+		              .out_row = pos };
 	pthread_t th[MAX_THREADS];
 	for (int i = 0; i < g.threads; i++)
 		pthread_create(&th[i], NULL, thread, (void *)(intptr_t)i);
@@ -156,9 +169,10 @@ main(int argc, char **argv)
 	qsort(g.read_s, ROUNDS, sizeof *ratio, cmp);
 	qsort(g.run_s, ROUNDS, sizeof *ratio, cmp);
 	double bytes = (double)g.mat_bytes * g.n_mats, run = g.run_s[ROUNDS / 2];
-	printf("%5.1f us a call, %6.2f GB/s, read %6.2f GB/s, share of it %.2f, %7.1f GOPS (best %.1f)\n", run / g.n_mats * 1e6,
-	       bytes / run * 1e-9, bytes / g.read_s[ROUNDS / 2] * 1e-9, ratio[ROUNDS / 2],
-	       2.0 * (double)rows * (double)cols * n_tok * g.n_mats / run * 1e-9,
+	printf("%5.1f us a call, %6.2f GB/s, read %6.2f GB/s, share of it %.2f, %7.1f GOPS (best "
+	       "%.1f)\n",
+	       run / g.n_mats * 1e6, bytes / run * 1e-9, bytes / g.read_s[ROUNDS / 2] * 1e-9,
+	       ratio[ROUNDS / 2], 2.0 * (double)rows * (double)cols * n_tok * g.n_mats / run * 1e-9,
 	       2.0 * (double)rows * (double)cols * n_tok * g.n_mats / g.run_s[0] * 1e-9);
 	return 0;
 }

@@ -5,6 +5,7 @@
 KL: over the text that Python's help has, in nats, of the distributions after each token of windows of `length` tokens. Decode: sessions of all types
 in turn, a few tokens each time, the least time of a token counts; so that what else the machine does falls on all of them alike.
 --kernel TARGET: attention of a decode row alone, of 9 heads, 3 of keys, 64 wide, one thread, pages beyond the caches; no model is needed for it (-)."""
+
 import argparse
 import json
 import platform
@@ -30,12 +31,34 @@ TYPES = {
     "int6 and int4, rotated": {"k": "int6", "v": "int4", "rotate": "true"},
     "int4, rotated": {"dtype": "int4", "rotate": "true"},
     "int4": {"dtype": "int4"},
-    "int4c and int4, rotated, 32 in f16": {"k": "int4c", "v": "int4", "rotate": "true", "window": "32"},
-    "int4c and int4, rotated, 128 + 32 in f16": {"k": "int4c", "v": "int4", "rotate": "true", "window": "128", "sinks": "32"},
-    "int6 and int4, rotated, 128 + 32 in f16": {"k": "int6", "v": "int4", "rotate": "true", "window": "128", "sinks": "32"},
+    "int4c and int4, rotated, 32 in f16": {
+        "k": "int4c",
+        "v": "int4",
+        "rotate": "true",
+        "window": "32",
+    },
+    "int4c and int4, rotated, 128 + 32 in f16": {
+        "k": "int4c",
+        "v": "int4",
+        "rotate": "true",
+        "window": "128",
+        "sinks": "32",
+    },
+    "int6 and int4, rotated, 128 + 32 in f16": {
+        "k": "int6",
+        "v": "int4",
+        "rotate": "true",
+        "window": "128",
+        "sinks": "32",
+    },
     "int4, rotated, 32 in f16": {"dtype": "int4", "rotate": "true", "window": "32"},
     "int4, rotated, first 32 in f16": {"dtype": "int4", "rotate": "true", "sinks": "32"},
-    "int4, rotated, 128 + 32 in f16": {"dtype": "int4", "rotate": "true", "window": "128", "sinks": "32"},
+    "int4, rotated, 128 + 32 in f16": {
+        "dtype": "int4",
+        "rotate": "true",
+        "window": "128",
+        "sinks": "32",
+    },
 }
 
 
@@ -47,20 +70,50 @@ def kernel(target, names, depth, rounds, heads=9, kv_heads=3, dim=64, layers=30)
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "kernels")]
     import harness
     import kv_types
-    harness.FLAGS[harness.FLAGS.index(harness.LEVEL)] = "-O3" # as the runtime compiles them
+
+    harness.FLAGS[harness.FLAGS.index(harness.LEVEL)] = "-O3"  # as the runtime compiles them
     args = []
-    names = [n for n in names if not TYPES[n].keys() & {"window", "sinks"}] # which have pages of two kinds
+    names = [
+        n for n in names if not TYPES[n].keys() & {"window", "sinks"}
+    ]  # which have pages of two kinds
     for n in names:
         k, v = (TYPES[n].get(key, TYPES[n].get("dtype", "f16")) for key in "kv")
         page = 32 * kv_heads * (kv_types.row_bytes(k, dim) + kv_types.row_bytes(v, dim))
-        p = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=dim, SCALE=0.125, SOFTCAP=0.0, WINDOW=0, ALIBI=0.0, MASK="causal", KV_K=k, KV_V=v,
-                 KV_ROTATE=int("rotate" in TYPES[n]), KV_PAGE_BYTES=page)
+        p = dict(
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            DIM=dim,
+            V_DIM=dim,
+            SCALE=0.125,
+            SOFTCAP=0.0,
+            WINDOW=0,
+            ALIBI=0.0,
+            MASK="causal",
+            KV_K=k,
+            KV_V=v,
+            KV_ROTATE=int("rotate" in TYPES[n]),
+            KV_PAGE_BYTES=page,
+        )
         made = harness.expand("attention_decode", target, p)
-        args += [harness.compiled("attention_decode", target, made["text"])._name, made["symbol"], str(page), str(1 << 20)]
+        args += [
+            harness.compiled("attention_decode", target, made["text"])._name,
+            made["symbol"],
+            str(page),
+            str(1 << 20),
+        ]
     out = ROOT / "build" / "bench" / "attention"
     out.parent.mkdir(exist_ok=True)
-    subprocess.run(["gcc", "-O2", "-I.", "-Itemplates", "tests/bench/attention.c", "-o", out, "-ldl"], check=True, cwd=ROOT)
-    got = subprocess.run([out, str(depth), str(layers), str(rounds), str(heads), str(dim), *args], check=True, capture_output=True, text=True).stdout.split()
+    subprocess.run(
+        ["gcc", "-O2", "-I.", "-Itemplates", "tests/bench/attention.c", "-o", out, "-ldl"],
+        check=True,
+        cwd=ROOT,
+    )
+    got = subprocess.run(
+        [out, str(depth), str(layers), str(rounds), str(heads), str(dim), *args],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
     return dict(zip(names, map(float, got)))
 
 
@@ -74,14 +127,21 @@ def log_softmax(x):
 
 
 def windows(model, length, n):
-    ids = model.tokenizer.encode("\n\n".join(pydoc_data.topics.topics[k] for k in sorted(pydoc_data.topics.topics)))
-    return [list(ids[20000 + i * (len(ids) - 20000 - length) // n:][:length]) for i in range(n)]
+    ids = model.tokenizer.encode(
+        "\n\n".join(pydoc_data.topics.topics[k] for k in sorted(pydoc_data.topics.topics))
+    )
+    return [list(ids[20000 + i * (len(ids) - 20000 - length) // n :][:length]) for i in range(n)]
 
 
 def logits(model, text):
     with model.session(context=len(text), chunk=256, n_out=256) as s:
         q = s.seq()
-        return np.concatenate([log_softmax(np.array(s.forward([(q, part, len(part))]))) for part in (text[i:i + 256] for i in range(0, len(text), 256))])
+        return np.concatenate(
+            [
+                log_softmax(np.array(s.forward([(q, part, len(part))])))
+                for part in (text[i : i + 256] for i in range(0, len(text), 256))
+            ]
+        )
 
 
 def quality(path, texts, names):
@@ -96,8 +156,15 @@ def quality(path, texts, names):
             got = logits(models[n], text)
             kl[n].append((p * (want - got)).sum(-1, dtype=np.float64))
             same[n].append((got.argmax(-1) == want.argmax(-1)).mean())
-    return {n: (float(np.mean(kl[n])), float(np.std([k.mean() for k in kl[n]]) / max(1, len(texts) - 1) ** 0.5),
-                float(np.quantile(np.concatenate(kl[n]), 0.99)), float(np.mean(same[n]))) for n in names}
+    return {
+        n: (
+            float(np.mean(kl[n])),
+            float(np.std([k.mean() for k in kl[n]]) / max(1, len(texts) - 1) ** 0.5),
+            float(np.quantile(np.concatenate(kl[n]), 0.99)),
+            float(np.mean(same[n])),
+        )
+        for n in names
+    }
 
 
 def decode(path, names, depth, tokens, rounds):
@@ -134,13 +201,25 @@ def main():
     if a.kernel:
         us = kernel(a.kernel, names, a.depth, a.rounds)
         for n in us:
-            print(f"{n:24} {us[n]:7.1f} us  {us['f16'] / us[n]:.2f} of f16" if "f16" in us else f"{n:24} {us[n]:7.1f} us", flush=True)
+            print(
+                f"{n:24} {us[n]:7.1f} us  {us['f16'] / us[n]:.2f} of f16"
+                if "f16" in us
+                else f"{n:24} {us[n]:7.1f} us",
+                flush=True,
+            )
         return
     first = open_model(a.model, {})
     print(first.info.get("target"), flush=True)
     got = quality(a.model, windows(first, a.length, a.windows), names) if a.windows else {}
     speed = decode(a.model, names, a.depth, 4, a.rounds) if a.rounds else {}
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    cpu = next(
+        (
+            line.split(":")[1].strip()
+            for line in open("/proc/cpuinfo")
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
     rows = []
     for n in names:
         m = open_model(a.model, TYPES[n])
@@ -148,13 +227,34 @@ def main():
         if got:
             row |= dict(zip(("kl", "kl_error", "kl_99", "same_first"), got[n]))
         if speed:
-            row |= dict(tokens_s=speed[n][0], tokens_s_median=speed[n][1], of_f16=speed[n][0] / speed["f16"][0], of_f16_median=speed[n][1] / speed["f16"][1])
+            row |= dict(
+                tokens_s=speed[n][0],
+                tokens_s_median=speed[n][1],
+                of_f16=speed[n][0] / speed["f16"][0],
+                of_f16_median=speed[n][1] / speed["f16"][1],
+            )
         rows.append(row)
-        print(" ".join(f"{k} {v:.5g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
+        print(
+            " ".join(
+                f"{k} {v:.5g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()
+            ),
+            flush=True,
+        )
     if a.out:
         with open(a.out, "w") as f:
-            json.dump(dict(model=a.model.rsplit("/", 1)[-1], machine=cpu, target=first.info.get("target"), length=a.length, windows=a.windows,
-                           depth=a.depth, rows=rows), f, indent=1)
+            json.dump(
+                dict(
+                    model=a.model.rsplit("/", 1)[-1],
+                    machine=cpu,
+                    target=first.info.get("target"),
+                    length=a.length,
+                    windows=a.windows,
+                    depth=a.depth,
+                    rows=rows,
+                ),
+                f,
+                indent=1,
+            )
             f.write("\n")
 
 

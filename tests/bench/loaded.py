@@ -10,6 +10,7 @@ tokens when asked; the variants take turns within a round, in an order that rota
 quartiles of tokens per second; tokens per second of processor time (the process's own), which other users of the machine move less; and the number of runnable processes that were
 none of ours, because a machine with other users is not quiet at "none".
 """
+
 import argparse
 import ctypes
 import datetime
@@ -50,6 +51,7 @@ with llmc.Model(model, threads=threads) as m, m.session(context=512, chunk=16, t
 
 class Busy:
     """Processes that take what the scheduler gives them, one on each core in turn."""
+
     def __init__(self, nices):
         self.nices, self.pids = nices, []
 
@@ -58,7 +60,9 @@ class Busy:
         for i, nice in enumerate(self.nices):
             pid = os.fork()
             if pid == 0:
-                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: none outlives its parent
+                ctypes.CDLL(None).prctl(
+                    1, signal.SIGKILL
+                )  # PR_SET_PDEATHSIG: none outlives its parent
                 os.sched_setaffinity(0, [cores[-1 - i % len(cores)]])
                 os.nice(nice)
                 while True:
@@ -81,10 +85,23 @@ def runnable():
 
 class Variant:
     """One build at a number of threads, with its model open."""
+
     def __init__(self, name, library, model, threads):
-        env = dict(os.environ, LLMC_LIBRARY=library, PYTHONPATH=os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(library))), "bindings", "python"))
+        env = dict(
+            os.environ,
+            LLMC_LIBRARY=library,
+            PYTHONPATH=os.path.join(
+                os.path.dirname(os.path.dirname(os.path.abspath(library))), "bindings", "python"
+            ),
+        )
         self.name, self.threads = name, threads
-        self.p = subprocess.Popen([sys.executable, "-c", WORKER, model, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.p = subprocess.Popen(
+            [sys.executable, "-c", WORKER, model, str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
         if self.p.stdout.readline().strip() != "ready":
             sys.exit(f"loaded: {name} does not open {model}")
 
@@ -100,9 +117,24 @@ class Variant:
 
 class Peer:
     """llama.cpp's own benchmark, a process per burst."""
+
     def __init__(self, folder, model, threads):
         self.name, self.threads, self.tps = "llama.cpp", threads, {}
-        self.cmd = [os.path.join(folder, "llama-bench"), "-m", model, "-t", str(threads), "-p", "0", "-r", "1", "-ngl", "0", "-o", "json"]
+        self.cmd = [
+            os.path.join(folder, "llama-bench"),
+            "-m",
+            model,
+            "-t",
+            str(threads),
+            "-p",
+            "0",
+            "-r",
+            "1",
+            "-ngl",
+            "0",
+            "-o",
+            "json",
+        ]
 
     def burst(self, load, seconds):
         """As many tokens as the last burst under this load would have made in the time"""
@@ -135,15 +167,28 @@ def quartiles(x):
 def rows_of(model, got):
     for (load, name, threads), x in sorted(got.items()):
         tps, per_cpu, others = ([r[i] for r in x] for i in range(3))
-        yield {"model": model, "load": load, "side": name, "threads": threads, "runs": len(x), "tps": quartiles(tps)[0], "quartiles": quartiles(tps)[1:],
-               "tps_per_cpu_second": quartiles(per_cpu)[0], "other_runnable": statistics.median(others)}
+        yield {
+            "model": model,
+            "load": load,
+            "side": name,
+            "threads": threads,
+            "runs": len(x),
+            "tps": quartiles(tps)[0],
+            "quartiles": quartiles(tps)[1:],
+            "tps_per_cpu_second": quartiles(per_cpu)[0],
+            "other_runnable": statistics.median(others),
+        }
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ap.add_argument("--before", metavar="LIBRARY", help="build/libllmc.so of another tree")
     ap.add_argument("--peer", action="store_true")
-    ap.add_argument("--peer-every", type=int, default=3, help="llama.cpp runs in each so many-th round [3]")
+    ap.add_argument(
+        "--peer-every", type=int, default=3, help="llama.cpp runs in each so many-th round [3]"
+    )
     ap.add_argument("--rounds", type=int, default=9)
     ap.add_argument("--seconds", type=float, default=1, help="of a burst, about")
     ap.add_argument("--threads", default="1,2")
@@ -152,7 +197,13 @@ def main():
     ap.add_argument("--spin", default="", help="LLMC_SPIN_US values to compare, of this build")
     ap.add_argument("--out")
     a = ap.parse_args()
-    result = {"date": datetime.date.today().isoformat(), "machine": machine(), "load_before": os.getloadavg()[0], "rounds": a.rounds, "rows": []}
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "load_before": os.getloadavg()[0],
+        "rounds": a.rounds,
+        "rows": [],
+    }
     version, folder = peer_folder() if a.peer else (None, None)
     if a.peer:
         result["peer"] = f"llama.cpp of llama-cpp-python {version}"
@@ -161,6 +212,7 @@ def main():
             path = peer.sh(os.path.join(peer.ROOT, "tools", "smollm2.sh")).strip()
         else:
             import random_gguf
+
             path = random_gguf.make(model, "Q4_0")
         library = os.path.join(peer.ROOT, "build", "libllmc.so")
         sides = []
@@ -177,11 +229,13 @@ def main():
         for r in range(a.rounds):
             for load in a.loads.split(","):
                 with Busy(LOADS[load]):
-                    for side in sides[r % len(sides):] + sides[:r % len(sides)]:
+                    for side in sides[r % len(sides) :] + sides[: r % len(sides)]:
                         if side.name == "llama.cpp" and r % a.peer_every:
                             continue
                         others = max(0, runnable() - 1 - len(LOADS[load]))
-                        got.setdefault((load, side.name, side.threads), []).append((*side.burst(load, a.seconds), others))
+                        got.setdefault((load, side.name, side.threads), []).append(
+                            (*side.burst(load, a.seconds), others)
+                        )
             print(f"{model}: round {r + 1} of {a.rounds}", file=sys.stderr, flush=True)
         for side in sides:
             side.close()
@@ -189,10 +243,17 @@ def main():
         with open(a.out or result_file("loaded"), "w") as f:
             json.dump(result, f, indent=1)
             f.write("\n")
-    print(f"{'model':14} {'load':8} {'threads':>7} {'side':10} {'tokens/s':>9} {'quartiles':>15} {'per CPU s':>9} {'others':>6}")
-    for x in sorted(result["rows"], key=lambda x: (x["model"], list(LOADS).index(x["load"]), x["threads"], x["side"])):
-        print(f"{x['model']:14} {x['load']:8} {x['threads']:7} {x['side']:10} {x['tps']:9.1f} {x['quartiles'][0]:7.1f}-{x['quartiles'][1]:<7.1f} "
-              f"{x['tps_per_cpu_second']:9.1f} {x['other_runnable']:6.0f}")
+    print(
+        f"{'model':14} {'load':8} {'threads':>7} {'side':10} {'tokens/s':>9} {'quartiles':>15} {'per CPU s':>9} {'others':>6}"
+    )
+    for x in sorted(
+        result["rows"],
+        key=lambda x: (x["model"], list(LOADS).index(x["load"]), x["threads"], x["side"]),
+    ):
+        print(
+            f"{x['model']:14} {x['load']:8} {x['threads']:7} {x['side']:10} {x['tps']:9.1f} {x['quartiles'][0]:7.1f}-{x['quartiles'][1]:<7.1f} "
+            f"{x['tps_per_cpu_second']:9.1f} {x['other_runnable']:6.0f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """The machine that a benchmark ran on, as every result file names it, and where its result files lie."""
+
 import os
 import pathlib
 import platform
@@ -12,8 +13,13 @@ def machine():
         text = f.read()
     name = re.search(r"^model name\s*: *(.*)$", text, re.M)
     flags = set(text.split())
-    return {"cpu": name[1].strip() if name else platform.machine(), "cores": os.cpu_count(), "avx512_vnni": "avx512_vnni" in flags, "amx_int8": "amx_int8" in flags,
-            "kernel": platform.release()}
+    return {
+        "cpu": name[1].strip() if name else platform.machine(),
+        "cores": os.cpu_count(),
+        "avx512_vnni": "avx512_vnni" in flags,
+        "amx_int8": "amx_int8" in flags,
+        "kernel": platform.release(),
+    }
 
 
 def result_file(kind, suffix=""):

@@ -5,6 +5,7 @@
 
 Rounds begin with the one and the other build by turns. What a run costs besides its tokens is measured once by a run of one token and taken
 off. Above 1: this build is faster."""
+
 import argparse
 import datetime
 import json
@@ -17,12 +18,27 @@ import peer  # noqa: E402
 from machine import machine, result_file  # noqa: E402
 
 TOKENS = ",".join(str(1000 + i * 37 % 9000) for i in range(512))
-TESTS = {"prefill 512": ("--tokens", TOKENS, "-n", "1"), "decode 384": ("--tokens", "1,2,3,4", "-n", "385")}
+TESTS = {
+    "prefill 512": ("--tokens", TOKENS, "-n", "1"),
+    "decode 384": ("--tokens", "1,2,3,4", "-n", "385"),
+}
 NONE = ("--tokens", "1,2,3,4", "-n", "1")
 
 
 def seconds(llmc, model, arch, act, what, tries=3):
-    cmd = [llmc, "run", model, "-t", "1", "--quiet", "--ignore-eos", "--show-tokens", "--set", f"activations={act}", *what]
+    cmd = [
+        llmc,
+        "run",
+        model,
+        "-t",
+        "1",
+        "--quiet",
+        "--ignore-eos",
+        "--show-tokens",
+        "--set",
+        f"activations={act}",
+        *what,
+    ]
     cmd += ["--arch", arch] if arch != "best" else []
     pid = os.fork()
     if pid == 0:
@@ -45,8 +61,16 @@ def main():
     ap.add_argument("--out")
     a = ap.parse_args()
     model = peer.sh(os.path.join(peer.ROOT, "tools", "smollm2.sh")).strip()
-    result = {"date": datetime.date.today().isoformat(), "machine": machine(), "model": os.path.basename(model), "threads": 1, "rounds": a.rounds,
-              "load_before": os.getloadavg()[0], "measured": "processor time in user mode of the tokens, other build over this one", "tests": []}
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "model": os.path.basename(model),
+        "threads": 1,
+        "rounds": a.rounds,
+        "load_before": os.getloadavg()[0],
+        "measured": "processor time in user mode of the tokens, other build over this one",
+        "tests": [],
+    }
     cases = [(arch, act, t) for arch in a.arch.split(",") for act in ("i16", "i8") for t in TESTS]
     ratios, start = {}, {}
     for arch, act, t in cases:
@@ -56,15 +80,24 @@ def main():
         for case in cases:
             arch, act, t = case
             cost = {}
-            for llmc in (a.other, peer.LLMC)[::1 - 2 * (r % 2)]:
+            for llmc in (a.other, peer.LLMC)[:: 1 - 2 * (r % 2)]:
                 cost[llmc] = seconds(llmc, model, arch, act, TESTS[t]) - start[llmc, arch, act, t]
             ratios.setdefault(case, []).append(cost[a.other] / cost[peer.LLMC])
-        peer.say(f"round {r + 1}: " + ", ".join(f"{' '.join(c)} {v[-1]:.3f}" for c, v in ratios.items()))
+        peer.say(
+            f"round {r + 1}: " + ", ".join(f"{' '.join(c)} {v[-1]:.3f}" for c, v in ratios.items())
+        )
     result["load_after"] = os.getloadavg()[0]
     for (arch, act, t), v in ratios.items():
         q = statistics.quantiles(v, n=4)
-        row = {"arch": arch, "activations": act, "test": t, "ratio": round(statistics.median(v), 3), "quartiles": [round(q[0], 3), round(q[2], 3)],
-               "least": round(min(v), 3), "most": round(max(v), 3)}
+        row = {
+            "arch": arch,
+            "activations": act,
+            "test": t,
+            "ratio": round(statistics.median(v), 3),
+            "quartiles": [round(q[0], 3), round(q[2], 3)],
+            "least": round(min(v), 3),
+            "most": round(max(v), 3),
+        }
         result["tests"].append(row)
         print(row)
     out = a.out or result_file("pair")

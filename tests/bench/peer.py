@@ -14,6 +14,7 @@ repacking where repacking dies; the fastest of a test is the one compared with a
 and how others died. It names the machine, the floor (bytes and operations of a token) and the share of it that was reached; beside it stand the
 machine's read bandwidth and the measured peak of its tiles. Out of --minutes there are as many rounds as fit.
 """
+
 import argparse
 import datetime
 import glob
@@ -30,16 +31,34 @@ import time
 from machine import machine, result_file
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-CACHE = os.environ.get("LLMC_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc")
+CACHE = os.environ.get("LLMC_CACHE") or os.path.join(
+    os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc"
+)
 LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
 PACKAGE = "llama_cpp_python"
 TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
-V3 = ["-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON", "-DGGML_AVX512=OFF",
-      "-DGGML_AVX_VNNI=OFF", "-DGGML_AMX_INT8=OFF", "-DGGML_AMX_TILE=OFF", "-DGGML_AMX_BF16=OFF"]
+V3 = [
+    "-DGGML_NATIVE=OFF",
+    "-DGGML_AVX=ON",
+    "-DGGML_AVX2=ON",
+    "-DGGML_FMA=ON",
+    "-DGGML_F16C=ON",
+    "-DGGML_BMI2=ON",
+    "-DGGML_AVX512=OFF",
+    "-DGGML_AVX_VNNI=OFF",
+    "-DGGML_AMX_INT8=OFF",
+    "-DGGML_AMX_TILE=OFF",
+    "-DGGML_AMX_BF16=OFF",
+]
 
 # see the header: without it GCC's AMX build dies at its first product
 AMX_REPAIR = f"-DCMAKE_CXX_FLAGS=-include {os.path.join(ROOT, 'tests', 'bench', 'peer_amx.h')}"
-AVX512 = {"AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16"}
+AVX512 = {
+    "AVX512": "avx512f",
+    "AVX512_VBMI": "avx512vbmi",
+    "AVX512_VNNI": "avx512_vnni",
+    "AVX512_BF16": "avx512_bf16",
+}
 
 
 def sh(*cmd, **kw):
@@ -56,8 +75,15 @@ def builds(isa):
         return [("avx2", V3)]
     flags = open("/proc/cpuinfo").read().split()
     avx512 = [f"-DGGML_{k}=ON" for k, f in AVX512.items() if f in flags]
-    return [("native", ["-DGGML_NATIVE=ON", AMX_REPAIR])] + \
-        ([("avx512, no amx", [x for x in V3 if not x.startswith("-DGGML_AVX512")] + avx512)] if "avx512_vnni" in flags else []) + [("avx2", V3)]
+    return (
+        [("native", ["-DGGML_NATIVE=ON", AMX_REPAIR])]
+        + (
+            [("avx512, no amx", [x for x in V3 if not x.startswith("-DGGML_AVX512")] + avx512)]
+            if "avx512_vnni" in flags
+            else []
+        )
+        + [("avx2", V3)]
+    )
 
 
 def sdists():
@@ -65,8 +91,16 @@ def sdists():
     import html
     import urllib.parse
     import urllib.request
-    base = os.environ.get("PIP_INDEX_URL") or subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", "global.index-url"], text=True, capture_output=True).stdout.strip() or "https://pypi.org/simple"
+
+    base = (
+        os.environ.get("PIP_INDEX_URL")
+        or subprocess.run(
+            [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
+            text=True,
+            capture_output=True,
+        ).stdout.strip()
+        or "https://pypi.org/simple"
+    )
     page_url = base.rstrip("/") + "/llama-cpp-python/"
     page = urllib.request.urlopen(page_url, timeout=60).read().decode()
     found = {}
@@ -86,7 +120,12 @@ def source(top, version):
     """(version, folder) of llama.cpp: the given version, else the index's newest, else without an index the newest one fetched before."""
     import urllib.error
     import urllib.request
-    have = {m[1]: d for d in glob.glob(os.path.join(top, f"{PACKAGE}-*", "vendor", "llama.cpp")) if (m := re.search(PACKAGE + r"-([\d.]+)/", d))}
+
+    have = {
+        m[1]: d
+        for d in glob.glob(os.path.join(top, f"{PACKAGE}-*", "vendor", "llama.cpp"))
+        if (m := re.search(PACKAGE + r"-([\d.]+)/", d))
+    }
     if version in have:
         return version, have[version]
     try:
@@ -116,9 +155,23 @@ def build_one(src, out, name, flags):
     if not all(os.path.exists(os.path.join(out, "bin", b)) for b in TOOLS):
         say(f"bench-peer: building llama.cpp ({name}); several minutes")
         with open(out + ".log", "w") as log:
-            for cmd in (["cmake", "-S", src, "-B", out, "-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
-                         "-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DBUILD_SHARED_LIBS=OFF", *flags],
-                        ["cmake", "--build", out, "-j", str(os.cpu_count()), "--target", *TOOLS]):
+            for cmd in (
+                [
+                    "cmake",
+                    "-S",
+                    src,
+                    "-B",
+                    out,
+                    "-DCMAKE_BUILD_TYPE=Release",
+                    "-DLLAMA_CURL=OFF",
+                    "-DLLAMA_BUILD_TESTS=OFF",
+                    "-DLLAMA_BUILD_SERVER=OFF",
+                    "-DLLAMA_BUILD_EXAMPLES=OFF",
+                    "-DBUILD_SHARED_LIBS=OFF",
+                    *flags,
+                ],
+                ["cmake", "--build", out, "-j", str(os.cpu_count()), "--target", *TOOLS],
+            ):
                 if subprocess.run(cmd, stdout=log, stderr=subprocess.STDOUT).returncode:
                     return f"does not build; see {out}.log (cmake and g++ are needed)"
     return None
@@ -142,13 +195,19 @@ def build_peers(isa, version=None):
             peers.append((name, os.path.join(out, "bin")))
     if not peers:
         sys.exit(f"bench-peer: no build of llama.cpp {version} here: {died}")
-    return peers, {"version": f"llama.cpp of llama-cpp-python {version}", "builds": [n for n, _ in peers], "builds_that_died": died}
+    return peers, {
+        "version": f"llama.cpp of llama-cpp-python {version}",
+        "builds": [n for n, _ in peers],
+        "builds_that_died": died,
+    }
 
 
 # --- one side's run of tests that share a process -----------------------------------------------------------------------
 
+
 class Test:
     """n tokens decoded by each of `batch` sequences behind `depth` positions, or a prompt of p."""
+
     def __init__(self, name, p=0, n=0, batch=1, depth=0):
         self.name, self.p, self.n, self.batch, self.depth = name, p, n, batch, depth
         self.kind = "batch" if batch > 1 else "depth" if depth else "plain"
@@ -161,11 +220,20 @@ class Died(Exception):
 def run_peer(cmd):
     try:
         # no debugger where it aborts
-        r = subprocess.run(cmd, text=True, capture_output=True, timeout=900, env=dict(os.environ, GGML_NO_BACKTRACE="1"))
+        r = subprocess.run(
+            cmd,
+            text=True,
+            capture_output=True,
+            timeout=900,
+            env=dict(os.environ, GGML_NO_BACKTRACE="1"),
+        )
     except subprocess.TimeoutExpired:
         raise Died("does not end") from None
     if r.returncode:
-        raise Died(f"{os.path.basename(cmd[0])} ends with " + (signal.Signals(-r.returncode).name if r.returncode < 0 else f"status {r.returncode}"))
+        raise Died(
+            f"{os.path.basename(cmd[0])} ends with "
+            + (signal.Signals(-r.returncode).name if r.returncode < 0 else f"status {r.returncode}")
+        )
     return r.stdout
 
 
@@ -174,10 +242,33 @@ def peer_bench(bin, model, threads, tests, fa, repack):
     if tests[0].kind == "batch":
         out = {}
         for t in tests:
-            each = -(-(32 + t.n) // 256) * 256       # it rounds a sequence's context, and says nothing when they do not fit
-            rows = run_peer([os.path.join(bin, "llama-batched-bench"), "-m", model, "-t", str(threads), "-c", str(t.batch * each), "-npp", "32",
-                             "-ntg", str(t.n), "-npl", str(t.batch), "-ngl", "0", "--output-format", "jsonl", "-fa", "on" if fa else "off",
-                             *([] if repack else ["--no-repack"])])
+            each = (
+                -(-(32 + t.n) // 256) * 256
+            )  # it rounds a sequence's context, and says nothing when they do not fit
+            rows = run_peer(
+                [
+                    os.path.join(bin, "llama-batched-bench"),
+                    "-m",
+                    model,
+                    "-t",
+                    str(threads),
+                    "-c",
+                    str(t.batch * each),
+                    "-npp",
+                    "32",
+                    "-ntg",
+                    str(t.n),
+                    "-npl",
+                    str(t.batch),
+                    "-ngl",
+                    "0",
+                    "--output-format",
+                    "jsonl",
+                    "-fa",
+                    "on" if fa else "off",
+                    *([] if repack else ["--no-repack"]),
+                ]
+            )
             found = [json.loads(x)["speed_tg"] for x in rows.splitlines() if x.startswith("{")]
             if not found:
                 raise Died("llama-batched-bench says nothing")
@@ -185,23 +276,78 @@ def peer_bench(bin, model, threads, tests, fa, repack):
         return out
     depth = tests[0].kind == "depth"
     join = lambda xs: ",".join(map(str, sorted(set(xs)))) or "0"  # noqa: E731
-    rows = json.loads(run_peer([os.path.join(bin, "llama-bench"), "-m", model, "-t", str(threads), "-p", join(t.p for t in tests if t.p), "-n",
-                                join(t.n for t in tests if t.n), "-d", join(t.depth for t in tests), "-r", "3" if depth else "1", "-fa", str(int(fa)),
-                                "--repack", str(int(repack)), "-ngl", "0", "-o", "json"]))
-    return {t.name: r["samples_ts"] for t in tests for r in rows if (r["n_prompt"], r["n_gen"], r["n_depth"]) == (t.p, t.n, t.depth)}
+    rows = json.loads(
+        run_peer(
+            [
+                os.path.join(bin, "llama-bench"),
+                "-m",
+                model,
+                "-t",
+                str(threads),
+                "-p",
+                join(t.p for t in tests if t.p),
+                "-n",
+                join(t.n for t in tests if t.n),
+                "-d",
+                join(t.depth for t in tests),
+                "-r",
+                "3" if depth else "1",
+                "-fa",
+                str(int(fa)),
+                "--repack",
+                str(int(repack)),
+                "-ngl",
+                "0",
+                "-o",
+                "json",
+            ]
+        )
+    )
+    return {
+        t.name: r["samples_ts"]
+        for t in tests
+        for r in rows
+        if (r["n_prompt"], r["n_gen"], r["n_depth"]) == (t.p, t.n, t.depth)
+    }
 
 
 def llmc_bench(model, threads, isa, sets, tests, ops=False):
     """{test: its row}, each with the tokens/s of its runs' mean; and the document around them."""
     join = lambda xs: ",".join(map(str, sorted(set(xs)))) or "0"  # noqa: E731
-    cmd = [LLMC, "bench", model, "-t", str(threads), "-p", join(t.p for t in tests if t.p), "-n", join(t.n for t in tests if t.n), "-b",
-           join(t.batch for t in tests), "-d", join(t.depth for t in tests), "-r", "3" if tests[0].kind == "depth" else "1", "--json", "--quiet"]
+    cmd = [
+        LLMC,
+        "bench",
+        model,
+        "-t",
+        str(threads),
+        "-p",
+        join(t.p for t in tests if t.p),
+        "-n",
+        join(t.n for t in tests if t.n),
+        "-b",
+        join(t.batch for t in tests),
+        "-d",
+        join(t.depth for t in tests),
+        "-r",
+        "3" if tests[0].kind == "depth" else "1",
+        "--json",
+        "--quiet",
+    ]
     cmd += ["--arch", "v3"] if isa == "v3" else []
     cmd += ["--ops"] if ops else []
     for s in sets:
         cmd += ["--set", s]
     r = json.loads(sh(*cmd, stderr=subprocess.DEVNULL))
-    key = {(f"pp{t.p}" if t.p else f"tg{t.n}" + (f" b{t.batch}" if t.batch > 1 else "") + (f" @ d{t.depth}" if t.depth else "")): t.name for t in tests}
+    key = {
+        (
+            f"pp{t.p}"
+            if t.p
+            else f"tg{t.n}"
+            + (f" b{t.batch}" if t.batch > 1 else "")
+            + (f" @ d{t.depth}" if t.depth else "")
+        ): t.name
+        for t in tests
+    }
     return {key[x["test"]]: x for x in r["results"]}, r
 
 
@@ -211,7 +357,17 @@ def tiles(threads):
         return {}
     exe = os.path.join(CACHE, "peer", "tiles")
     try:
-        sh("cc", "-O2", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-pthread", os.path.join(ROOT, "tests", "bench", "tiles.c"), "-o", exe)
+        sh(
+            "cc",
+            "-O2",
+            "-mamx-tile",
+            "-mamx-int8",
+            "-mamx-bf16",
+            "-pthread",
+            os.path.join(ROOT, "tests", "bench", "tiles.c"),
+            "-o",
+            exe,
+        )
         return json.loads(sh(exe, str(threads)))
     except (subprocess.CalledProcessError, OSError) as e:
         say(f"bench-peer: the tiles' peak was not measured: {e}")
@@ -222,55 +378,157 @@ def tiles(threads):
 
 I16, I8 = ("i16", []), ("i8", ["activations=i8"])
 NEAR, BF16 = ("near exact", []), ("bf16", ["activations=bf16"])
-DEMO = [Test("pp512", p=512), Test("tg128", n=128), Test("tg32 @ d2048", n=32, depth=2048), Test("tg32 b4", n=32, batch=4), Test("tg32 b8", n=32, batch=8)]
-WIDTHS = [Test("pp512", p=512), Test("tg32", n=32), Test("tg32 b8", n=32, batch=8), Test("tg32 @ d4096", n=32, depth=4096)]
+DEMO = [
+    Test("pp512", p=512),
+    Test("tg128", n=128),
+    Test("tg32 @ d2048", n=32, depth=2048),
+    Test("tg32 b4", n=32, batch=4),
+    Test("tg32 b8", n=32, batch=8),
+]
+WIDTHS = [
+    Test("pp512", p=512),
+    Test("tg32", n=32),
+    Test("tg32 b8", n=32, batch=8),
+    Test("tg32 @ d4096", n=32, depth=4096),
+]
 FORMATS = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "F16", "BF16")
 
 
 class Case:
     """One file: model() makes it when it is not there. goals: {test: ratio to llama.cpp, or {side: ratio}}; 85 % of the read bandwidth is as good."""
+
     def __init__(self, name, kind, model, tests, sides, goals=None):
-        self.name, self.kind, self.model, self.tests, self.sides, self.goals = name, kind, model, tests, sides, goals or {}
-        self.rows = {t.name: {"peer": {}, "llmc": {s: [] for s, _ in sides}, "ratio": {s: [] for s, _ in sides}, "row": {}, "best": None} for t in tests}
+        self.name, self.kind, self.model, self.tests, self.sides, self.goals = (
+            name,
+            kind,
+            model,
+            tests,
+            sides,
+            goals or {},
+        )
+        self.rows = {
+            t.name: {
+                "peer": {},
+                "llmc": {s: [] for s, _ in sides},
+                "ratio": {s: [] for s, _ in sides},
+                "row": {},
+                "best": None,
+            }
+            for t in tests
+        }
         self.died = {}
 
 
-TINY = {"qwen3-30b-a3b": "tiny-qwen3moe", "deepseek-v2-lite": "tiny-deepseek", "llama3.2-1b": "tiny-llama", "mixtral-8x7b": "tiny-mixtral",
-        "qwen3.5-9b": "tiny-qwen35", "qwen3.5-35b-a3b": "tiny-qwen35moe", "gpt-oss-20b": "tiny-gpt-oss", "gemma4-26b-a4b": "tiny-gemma4-moe", "gemma4-e4b": "tiny-gemma4"}
+TINY = {
+    "qwen3-30b-a3b": "tiny-qwen3moe",
+    "deepseek-v2-lite": "tiny-deepseek",
+    "llama3.2-1b": "tiny-llama",
+    "mixtral-8x7b": "tiny-mixtral",
+    "qwen3.5-9b": "tiny-qwen35",
+    "qwen3.5-35b-a3b": "tiny-qwen35moe",
+    "gpt-oss-20b": "tiny-gpt-oss",
+    "gemma4-26b-a4b": "tiny-gemma4-moe",
+    "gemma4-e4b": "tiny-gemma4",
+}
 
 
 def widths(quick, tiny=False):
     """Most wanted first: what is left out of a short time is at the end of each round."""
     import random_gguf
+
     mixture = {"tg32": 1.6, "tg32 @ d4096": 1.6, "tg32 b8": 2, "pp512": 3}
     latent = {"tg32": 1.6, "tg32 @ d4096": 3, "tg32 b8": 3, "pp512": 3}
     dense = {"tg32 b8": 3, "pp512": {"i8": 6, "i16": 4, "near exact": 4, "bf16": 4}}
     kinds = (("Q4_0",) if quick else ("Q4_0", "Q4_K_M", "Q8_0")) + (("BF16",) if tiny else ())
     out = []
     for kind in kinds:
-        for shape, goals in (("qwen3-30b-a3b", mixture), ("deepseek-v2-lite", latent), ("llama3.2-1b", dense), ("mixtral-8x7b", mixture)):
-            sides = [NEAR] if kind == "BF16" else [I16, I8, BF16] if shape == "llama3.2-1b" else [I16, I8] if not quick else [I16]
-            out.append(Case(shape, kind, lambda s=shape, k=kind: random_gguf.make(TINY[s] if tiny else s, k), WIDTHS, sides, goals))
-    out.append(Case("llama3.2-1b", "BF16", lambda: random_gguf.make("tiny-llama" if tiny else "llama3.2-1b", "BF16"), WIDTHS[:2] if quick else WIDTHS,
-                    [NEAR, BF16], dense))
+        for shape, goals in (
+            ("qwen3-30b-a3b", mixture),
+            ("deepseek-v2-lite", latent),
+            ("llama3.2-1b", dense),
+            ("mixtral-8x7b", mixture),
+        ):
+            sides = (
+                [NEAR]
+                if kind == "BF16"
+                else [I16, I8, BF16]
+                if shape == "llama3.2-1b"
+                else [I16, I8]
+                if not quick
+                else [I16]
+            )
+            out.append(
+                Case(
+                    shape,
+                    kind,
+                    lambda s=shape, k=kind: random_gguf.make(TINY[s] if tiny else s, k),
+                    WIDTHS,
+                    sides,
+                    goals,
+                )
+            )
+    out.append(
+        Case(
+            "llama3.2-1b",
+            "BF16",
+            lambda: random_gguf.make("tiny-llama" if tiny else "llama3.2-1b", "BF16"),
+            WIDTHS[:2] if quick else WIDTHS,
+            [NEAR, BF16],
+            dense,
+        )
+    )
     return out
 
 
 def recent(quick, tiny=False):
     """Families of 2025 and 2026 in the type that most people fetch."""
     import random_gguf
+
     goals = {"tg32": 1.5, "tg32 @ d4096": 1.5, "pp512": 2.5}
-    return [Case(shape, kind, lambda s=shape, k=kind: random_gguf.make(TINY[s] if tiny else s, k), [t for t in WIDTHS if t.kind != "batch"], [I16] if quick else [I16, I8], goals)
-            for shape, kind in (("qwen3.5-35b-a3b", "Q4_K_M"), ("gpt-oss-20b", "MXFP4"), ("gemma4-26b-a4b", "Q4_K_M"), ("qwen3.5-9b", "Q4_K_M"), ("gemma4-e4b", "Q4_K_M"))]
+    return [
+        Case(
+            shape,
+            kind,
+            lambda s=shape, k=kind: random_gguf.make(TINY[s] if tiny else s, k),
+            [t for t in WIDTHS if t.kind != "batch"],
+            [I16] if quick else [I16, I8],
+            goals,
+        )
+        for shape, kind in (
+            ("qwen3.5-35b-a3b", "Q4_K_M"),
+            ("gpt-oss-20b", "MXFP4"),
+            ("gemma4-26b-a4b", "Q4_K_M"),
+            ("qwen3.5-9b", "Q4_K_M"),
+            ("gemma4-e4b", "Q4_K_M"),
+        )
+    ]
 
 
 def codes(quick, tiny=False):
     """A 1B of each type that is codes, the common ones first."""
     import random_gguf
+
     goals = {"tg32": 1.3, "pp512": 2}
     shape = "tiny-llama" if tiny else "llama3.2-1b"
-    order = ("IQ4_XS", "Q3_K", "IQ3_S", "IQ2_XS", "Q2_K", "IQ4_NL", "IQ3_XXS", "IQ2_XXS", "IQ1_S", "IQ2_S", "IQ1_M", "TQ2_0", "TQ1_0")
-    return [Case("llama3.2-1b", k, lambda k=k: random_gguf.make(shape, k), WIDTHS[:2], [I16, I8], goals) for k in order]
+    order = (
+        "IQ4_XS",
+        "Q3_K",
+        "IQ3_S",
+        "IQ2_XS",
+        "Q2_K",
+        "IQ4_NL",
+        "IQ3_XXS",
+        "IQ2_XXS",
+        "IQ1_S",
+        "IQ2_S",
+        "IQ1_M",
+        "TQ2_0",
+        "TQ1_0",
+    )
+    return [
+        Case("llama3.2-1b", k, lambda k=k: random_gguf.make(shape, k), WIDTHS[:2], [I16, I8], goals)
+        for k in order
+    ]
 
 
 SETS = {"widths": widths, "codes": codes, "recent": recent}
@@ -280,28 +538,58 @@ def quantised(bin, model, kind):
     """The model in another format, by llama-quantize."""
     out = os.path.join(CACHE, "peer", f"smollm2-{kind}.gguf")
     if not os.path.exists(out):
-        sh(os.path.join(bin, "llama-quantize"), "--allow-requantize", model, out + ".part", kind, stderr=subprocess.DEVNULL)
+        sh(
+            os.path.join(bin, "llama-quantize"),
+            "--allow-requantize",
+            model,
+            out + ".part",
+            kind,
+            stderr=subprocess.DEVNULL,
+        )
         os.rename(out + ".part", out)
     return out
 
 
 def cases(a, bin):
     if a.set:
-        return [c for c in SETS[a.set](a.quick, a.tiny) if not a.only or re.search(a.only, f"{c.name} {c.kind}")]
+        return [
+            c
+            for c in SETS[a.set](a.quick, a.tiny)
+            if not a.only or re.search(a.only, f"{c.name} {c.kind}")
+        ]
     model = a.model or sh(os.path.join(ROOT, "tools", "smollm2.sh")).strip()
     name = os.path.basename(a.model) if a.model else "SmolLM2-135M"
     if a.formats:
-        return [Case(name, k, lambda k=k: quantised(bin, model, k), DEMO[:2], [I16, I8]) for k in FORMATS]
-    return [Case(name, "Q4_1" if not a.model else "", lambda: model, [x for x in DEMO if x.batch != 4 or not a.quick], [I16, I8])]
+        return [
+            Case(name, k, lambda k=k: quantised(bin, model, k), DEMO[:2], [I16, I8])
+            for k in FORMATS
+        ]
+    return [
+        Case(
+            name,
+            "Q4_1" if not a.model else "",
+            lambda: model,
+            [x for x in DEMO if x.batch != 4 or not a.quick],
+            [I16, I8],
+        )
+    ]
 
 
 # --- measuring ----------------------------------------------------------------------------------------------------------
+
 
 def measure_peer(case, model, tests, peers, threads):
     """All builds and flags once, later the best of each test; best tokens/s of each test in this round. A depth takes long to fill: there the
     build that decodes best without one runs alone."""
     now = {}
-    decode = next((row["best"] for name, row in case.rows.items() if name.startswith("tg") and row["best"] and tests[0].kind == "depth"), None)
+    decode = next(
+        (
+            row["best"]
+            for name, row in case.rows.items()
+            if name.startswith("tg") and row["best"] and tests[0].kind == "depth"
+        ),
+        None,
+    )
     if decode:
         peers = [p for p in peers if p[0] == decode[0]]
     for build, bin in peers:
@@ -358,94 +646,207 @@ def summary(case, t, peak):
     if not any(row["llmc"].values()):
         return None
     med = statistics.median
-    out = {"model": case.name, "format": case.kind, "test": t.name, "target": row["target"], "rounds": max(map(len, row["llmc"].values()))}
+    out = {
+        "model": case.name,
+        "format": case.kind,
+        "test": t.name,
+        "target": row["target"],
+        "rounds": max(map(len, row["llmc"].values())),
+    }
     if row["best"]:
         out["peer_tps"] = round(med(row["peer"][row["best"]]), 2)
         out["peer_build"], out["peer_flash_attention"] = row["best"]
-        out["peer_tried"] = {f"{b}{', fa' if fa else ''}": round(med(v), 2) for (b, fa), v in row["peer"].items()}
+        out["peer_tried"] = {
+            f"{b}{', fa' if fa else ''}": round(med(v), 2) for (b, fa), v in row["peer"].items()
+        }
     for side, rows in row["llmc"].items():
         if not rows:
             continue
         tps = med(x["tps"] for x in rows)
-        s = out[side] = {"tps": round(tps, 2), "bandwidth_share": round(med(x["bw_fraction"] for x in rows), 3)}
+        s = out[side] = {
+            "tps": round(tps, 2),
+            "bandwidth_share": round(med(x["bw_fraction"] for x in rows), 3),
+        }
         if row["ratio"][side]:
-            s |= {"ratio": round(med(row["ratio"][side]), 3), "ratio_min": round(min(row["ratio"][side]), 3), "ratio_max": round(max(row["ratio"][side]), 3)}
+            s |= {
+                "ratio": round(med(row["ratio"][side]), 3),
+                "ratio_min": round(min(row["ratio"][side]), 3),
+                "ratio_max": round(max(row["ratio"][side]), 3),
+            }
         unit = "bf16" if case.kind in ("BF16", "F16") or side == "bf16" else "int8"
         if t.p and rows[0].get("ops") and peak.get(unit):
-            s["tile_share"] = round(sum(o["ops"] for o in rows[0]["ops"]) * tps / t.p / peak[unit], 3)
+            s["tile_share"] = round(
+                sum(o["ops"] for o in rows[0]["ops"]) * tps / t.p / peak[unit], 3
+            )
         if "peer_tps" in out and tps:
             s["peer_bandwidth_share"] = round(s["bandwidth_share"] * out["peer_tps"] / tps, 3)
         goal = case.goals.get(t.name)
         goal = goal.get(side) if isinstance(goal, dict) else goal
         if goal and "ratio" in s:
-            s["goal"], s["reached"] = goal, bool(s["ratio"] >= goal or t.name == "tg32" and s["bandwidth_share"] >= 0.85)
+            s["goal"], s["reached"] = (
+                goal,
+                bool(s["ratio"] >= goal or t.name == "tg32" and s["bandwidth_share"] >= 0.85),
+            )
     return out
 
 
 def show(result):
-    print(f"{'model':18} {'format':7} {'test':13} {'llama.cpp':>9} {'by':17} {'llmc':>20} {'ratio':>6} {'spread':>12} {'goal':>5} {'of reads':>9} {'of tiles':>9} {'llama.cpp':>10}")
+    print(
+        f"{'model':18} {'format':7} {'test':13} {'llama.cpp':>9} {'by':17} {'llmc':>20} {'ratio':>6} {'spread':>12} {'goal':>5} {'of reads':>9} {'of tiles':>9} {'llama.cpp':>10}"
+    )
     for x in result["tests"]:
-        by = (x.get("peer_build", "") + (", fa" if x.get("peer_flash_attention") else "")).replace("avx512, no amx", "avx512")
+        by = (x.get("peer_build", "") + (", fa" if x.get("peer_flash_attention") else "")).replace(
+            "avx512, no amx", "avx512"
+        )
         for side in [k for k, v in x.items() if isinstance(v, dict) and "tps" in v]:
             s = x[side]
             goal = f"{s['goal']:g}{'' if s['reached'] else ' !'}" if "goal" in s else ""
-            print(f"{x['model']:18} {x['format']:7} {x['test']:13} {x.get('peer_tps', 0):9.1f} {by:17} {s['tps']:9.1f} {side:>10} {s.get('ratio', 0):6.2f} "
-                  f"{s.get('ratio_min', 0):5.2f}-{s.get('ratio_max', 0):<6.2f} {goal:>5} {100 * s['bandwidth_share']:7.0f} % "
-                  f"{100 * s['tile_share'] if 'tile_share' in s else 0:7.0f} % {100 * s.get('peer_bandwidth_share', 0):8.0f} %")
+            print(
+                f"{x['model']:18} {x['format']:7} {x['test']:13} {x.get('peer_tps', 0):9.1f} {by:17} {s['tps']:9.1f} {side:>10} {s.get('ratio', 0):6.2f} "
+                f"{s.get('ratio_min', 0):5.2f}-{s.get('ratio_max', 0):<6.2f} {goal:>5} {100 * s['bandwidth_share']:7.0f} % "
+                f"{100 * s['tile_share'] if 'tile_share' in s else 0:7.0f} % {100 * s.get('peer_bandwidth_share', 0):8.0f} %"
+            )
 
 
 # --- the same logits ----------------------------------------------------------------------------------------------------
 
+
 def check(case, lib, a):
     """Both programs' logits behind a prompt and behind the tokens that llama.cpp picks; the greatest differences of rows."""
     import numpy as np
+
     model, n = case.model(), 4
     exe = os.path.join(lib, "peer_logits")
     if not os.path.exists(exe):
-        src = glob.glob(os.path.join(CACHE, "peer", f"{PACKAGE}-{re.search('[0-9.]+[0-9]', os.path.basename(lib))[0]}", "vendor", "llama.cpp"))[0]
-        sh("cc", "-O1", f"-I{src}/include", f"-I{src}/ggml/include", "-c", os.path.join(ROOT, "tests", "bench", "peer_logits.c"), "-o", exe + ".o")
-        sh("c++", exe + ".o", *(os.path.join(lib, x) for x in ("src/libllama.a", "ggml/src/libggml.a", "ggml/src/libggml-cpu.a", "ggml/src/libggml-base.a")),
-           "-fopenmp", "-ldl", "-lpthread", "-o", exe)
+        src = glob.glob(
+            os.path.join(
+                CACHE,
+                "peer",
+                f"{PACKAGE}-{re.search('[0-9.]+[0-9]', os.path.basename(lib))[0]}",
+                "vendor",
+                "llama.cpp",
+            )
+        )[0]
+        sh(
+            "cc",
+            "-O1",
+            f"-I{src}/include",
+            f"-I{src}/ggml/include",
+            "-c",
+            os.path.join(ROOT, "tests", "bench", "peer_logits.c"),
+            "-o",
+            exe + ".o",
+        )
+        sh(
+            "c++",
+            exe + ".o",
+            *(
+                os.path.join(lib, x)
+                for x in (
+                    "src/libllama.a",
+                    "ggml/src/libggml.a",
+                    "ggml/src/libggml-cpu.a",
+                    "ggml/src/libggml-base.a",
+                )
+            ),
+            "-fopenmp",
+            "-ldl",
+            "-lpthread",
+            "-o",
+            exe,
+        )
     prompt = [(i * 7919 + 13) % 500 for i in range(40)]
     ids = lambda x: ",".join(map(str, x))  # noqa: E731
-    raw = subprocess.run([exe, model, str(a.threads), ids(prompt), str(n)], check=True, stdout=subprocess.PIPE).stdout
+    raw = subprocess.run(
+        [exe, model, str(a.threads), ids(prompt), str(n)], check=True, stdout=subprocess.PIPE
+    ).stdout
     theirs = np.frombuffer(raw, np.float32).reshape(n, -1)
     picks = [int(x.argmax()) for x in theirs]
     npy = os.path.join(CACHE, "peer", f"check-{os.getpid()}.npy")
     worst, agree = {}, {}
     for side, sets in case.sides:
-        cmd = [LLMC, "run", model, "--tokens", ids(prompt + picks[:-1]), "-n", "1", "-t", str(a.threads), "--logits", npy, "--quiet"]
+        cmd = [
+            LLMC,
+            "run",
+            model,
+            "--tokens",
+            ids(prompt + picks[:-1]),
+            "-n",
+            "1",
+            "-t",
+            str(a.threads),
+            "--logits",
+            npy,
+            "--quiet",
+        ]
         for s in sets:
             cmd += ["--set", s]
         r = subprocess.run(cmd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if r.returncode:
-            print(f"{case.name:18} {case.kind:7} {side:10} llmc: {r.stderr.strip().splitlines()[-1] if r.stderr.strip() else r.returncode}")
+            print(
+                f"{case.name:18} {case.kind:7} {side:10} llmc: {r.stderr.strip().splitlines()[-1] if r.stderr.strip() else r.returncode}"
+            )
             return False
         ours = np.load(npy)[-n:]
         os.remove(npy)
-        worst[side] = max(float(np.sqrt(((x - y) ** 2).mean()) / y.std()) for x, y in zip(ours, theirs))
+        worst[side] = max(
+            float(np.sqrt(((x - y) ** 2).mean()) / y.std()) for x, y in zip(ours, theirs)
+        )
         agree[side] = sum(int(x.argmax()) == p for x, p in zip(ours, picks))
-        print(f"{case.name:18} {case.kind:7} {side:10} rms difference {worst[side]:.4f} of the logits' deviation, same token in {agree[side]} of {n} rows", flush=True)
+        print(
+            f"{case.name:18} {case.kind:7} {side:10} rms difference {worst[side]:.4f} of the logits' deviation, same token in {agree[side]} of {n} rows",
+            flush=True,
+        )
     # llama.cpp rounds activations to 8 bits, and a router's choice may flip on it
     return all(w < 0.15 for w in worst.values())
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ap.add_argument("--model")
-    ap.add_argument("--isa", choices=["best", "v3"], help="[v3; with --widths, --codes or --recent best]")
+    ap.add_argument(
+        "--isa", choices=["best", "v3"], help="[v3; with --widths, --codes or --recent best]"
+    )
     ap.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     ap.add_argument("--rounds", type=int, help="[5; with --quick 3]")
     ap.add_argument("--minutes", type=float, help="begin nothing new after as many")
-    ap.add_argument("--quick", action="store_true", help="fewer rounds and tests; with --widths Q4_0 and BF16 alone")
-    ap.add_argument("--formats", action="store_true", help="decode and prefill of the other weight formats")
-    ap.add_argument("--widths", action="store_true", help="files of real models' widths with random weights")
-    ap.add_argument("--codes", action="store_true", help="files of a 1B's widths in GGUF's types of codes: Q2_K, Q3_K, IQ1 to IQ4, TQ")
-    ap.add_argument("--recent", action="store_true", help="files of the widths of Qwen3.5, gpt-oss and Gemma 4")
-    ap.add_argument("--tiny", action="store_true", help="with --widths, --codes or --recent: small files of the same kinds, to try this out")
-    ap.add_argument("--only", metavar="REGEX", help="with --widths, --codes or --recent: of these names and formats, as 'qwen3.* Q4_0'")
+    ap.add_argument(
+        "--quick",
+        action="store_true",
+        help="fewer rounds and tests; with --widths Q4_0 and BF16 alone",
+    )
+    ap.add_argument(
+        "--formats", action="store_true", help="decode and prefill of the other weight formats"
+    )
+    ap.add_argument(
+        "--widths", action="store_true", help="files of real models' widths with random weights"
+    )
+    ap.add_argument(
+        "--codes",
+        action="store_true",
+        help="files of a 1B's widths in GGUF's types of codes: Q2_K, Q3_K, IQ1 to IQ4, TQ",
+    )
+    ap.add_argument(
+        "--recent", action="store_true", help="files of the widths of Qwen3.5, gpt-oss and Gemma 4"
+    )
+    ap.add_argument(
+        "--tiny",
+        action="store_true",
+        help="with --widths, --codes or --recent: small files of the same kinds, to try this out",
+    )
+    ap.add_argument(
+        "--only",
+        metavar="REGEX",
+        help="with --widths, --codes or --recent: of these names and formats, as 'qwen3.* Q4_0'",
+    )
     ap.add_argument("--tests", metavar="REGEX", default="", help="of these tests, as 'tg'")
-    ap.add_argument("--prepare", action="store_true", help="build, write and compile all that is missing, measure nothing")
+    ap.add_argument(
+        "--prepare",
+        action="store_true",
+        help="build, write and compile all that is missing, measure nothing",
+    )
     ap.add_argument("--check", action="store_true", help="compare logits, measure nothing")
     ap.add_argument("--peer-version", help="of llama-cpp-python [the newest]")
     ap.add_argument("--build-only", action="store_true")
@@ -474,9 +875,21 @@ def main():
         return
     late = (lambda: time.monotonic() - start > 60 * a.minutes) if a.minutes else (lambda: False)
     peak, load = tiles(a.threads), os.getloadavg()[0]
-    result = {"date": datetime.date.today().isoformat(), "machine": machine(), "isa": a.isa, "threads": a.threads, "rounds": rounds,
-              "load_before": load, "quiet": load < 0.5, "peer": about, "tiles_peak": peak, "tests": []}
-    out = a.out or result_file("peer", a.isa + (f"-{a.set}" if a.set else "-formats" if a.formats else ""))
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "isa": a.isa,
+        "threads": a.threads,
+        "rounds": rounds,
+        "load_before": load,
+        "quiet": load < 0.5,
+        "peer": about,
+        "tiles_peak": peak,
+        "tests": [],
+    }
+    out = a.out or result_file(
+        "peer", a.isa + (f"-{a.set}" if a.set else "-formats" if a.formats else "")
+    )
     os.makedirs(os.path.dirname(out), exist_ok=True)
     for r in range(rounds):
         for c in todo:
@@ -484,16 +897,31 @@ def main():
                 break
             say(f"round {r + 1}/{rounds}, {time.monotonic() - start:.0f} s")
             # a depth has three runs in a round: enough where time is short
-            one_round(c, peers, a, late, ("plain", "batch") if a.quick and r > 0 else ("plain", "batch", "depth"))
+            one_round(
+                c,
+                peers,
+                a,
+                late,
+                ("plain", "batch") if a.quick and r > 0 else ("plain", "batch", "depth"),
+            )
             # whatever stops it, what was measured is there
             result["tests"] = [x for c in todo for t in c.tests if (x := summary(c, t, peak))]
-            result["peer"]["died"] = {f"{c.name} {c.kind}: {b}{'' if repack else ', no repack'}": why for c in todo for (b, repack), why in c.died.items()}
-            result["machine"]["read_gbps"] = round(max((row.get("bandwidth", 0) for c in todo for row in c.rows.values()), default=0), 1)
+            result["peer"]["died"] = {
+                f"{c.name} {c.kind}: {b}{'' if repack else ', no repack'}": why
+                for c in todo
+                for (b, repack), why in c.died.items()
+            }
+            result["machine"]["read_gbps"] = round(
+                max((row.get("bandwidth", 0) for c in todo for row in c.rows.values()), default=0),
+                1,
+            )
             with open(out, "w") as f:
                 json.dump(result, f, indent=1)
                 f.write("\n")
     show(result)
-    say(f"wrote {out}; reads {result['machine']['read_gbps']} GB/s, tiles {', '.join(f'{k} {v / 1e12:.1f} Tops/s' for k, v in peak.items()) or 'none'}")
+    say(
+        f"wrote {out}; reads {result['machine']['read_gbps']} GB/s, tiles {', '.join(f'{k} {v / 1e12:.1f} Tops/s' for k, v in peak.items()) or 'none'}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-/* llama.cpp's logits: peer_logits MODEL THREADS ID,ID,... N writes N rows of fp32 [vocab] to stdout, those behind the prompt and behind each of
- * the tokens that are picked greedily. Linked with the libraries of a build of llama.cpp by peer.py --check. */
+/* llama.cpp's logits: peer_logits MODEL THREADS ID,ID,... N writes N rows of fp32 [vocab] to
+ * stdout, those behind the prompt and behind each of the tokens that are picked greedily. Linked
+ * with the libraries of a build of llama.cpp by peer.py --check. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -6,6 +6,7 @@ residual stream, of the values' heads and of the feed-forward layers are permute
 
 --pad: columns become a multiple of 256 by channels and heads of zeros, as K-quants need them. Norms divide by a mean over more channels, so their
 weights and epsilon shrink in proportion: the model still computes the same."""
+
 import sys
 
 import numpy as np
@@ -20,37 +21,72 @@ def main(source, target, pad=None):
     r = GGUFReader(source)
     rng = np.random.default_rng(3)
     field = lambda name: r.get_field(f"llama.{name}").contents()
-    hidden, ffn, heads, kv = (field(k) for k in ("embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv"))
+    hidden, ffn, heads, kv = (
+        field(k)
+        for k in (
+            "embedding_length",
+            "feed_forward_length",
+            "attention.head_count",
+            "attention.head_count_kv",
+        )
+    )
     dim, share = hidden // heads, heads // kv
     p = rng.permutation(hidden)
-    wide = -(-hidden // 256) * 256 if pad else hidden  # a whole number of groups of heads that share keys, too
+    wide = (
+        -(-hidden // 256) * 256 if pad else hidden
+    )  # a whole number of groups of heads that share keys, too
     assert ffn % 256 == 0 and wide % (dim * share) == 0 or not pad, "widths that this does not know"
     wide_kv = wide // share
-    changed = {"embedding_length": wide, "attention.head_count": wide // dim, "attention.head_count_kv": wide_kv // dim,
-               "attention.layer_norm_rms_epsilon": field("attention.layer_norm_rms_epsilon") * hidden / wide}
+    changed = {
+        "embedding_length": wide,
+        "attention.head_count": wide // dim,
+        "attention.head_count_kv": wide_kv // dim,
+        "attention.layer_norm_rms_epsilon": field("attention.layer_norm_rms_epsilon")
+        * hidden
+        / wide,
+    }
     perm = {}  # by layer: order of the feed-forward's channels, of the values' rows, of the output's columns
     for layer in range(field("block_count")):
         within = [rng.permutation(dim) for _ in range(kv)]
         values = np.concatenate([dim * i + w for i, w in enumerate(within)])
-        perm[layer] = rng.permutation(ffn), values, np.concatenate([dim * h + within[h // share] for h in range(heads)])
+        perm[layer] = (
+            rng.permutation(ffn),
+            values,
+            np.concatenate([dim * h + within[h // share] for h in range(heads)]),
+        )
 
     def permuted(name, w):
         if w.ndim == 1:
-            return padded(w[p] * np.float32((hidden / wide) ** .5), wide)  # norms
+            return padded(w[p] * np.float32((hidden / wide) ** 0.5), wide)  # norms
         if name in ("token_embd.weight", "output.weight"):
             return padded(w[:, p], w.shape[0], wide)
         layer, part = int(name.split(".")[1]), name.split(".")[2]
         f, v, o = perm[layer]
-        rows = {"attn_v": v, "attn_output": p, "ffn_gate": f, "ffn_up": f, "ffn_down": p}.get(part, slice(None))
+        rows = {"attn_v": v, "attn_output": p, "ffn_gate": f, "ffn_up": f, "ffn_down": p}.get(
+            part, slice(None)
+        )
         w = w[rows][:, {"attn_output": o, "ffn_down": f}.get(part, p)]
-        return padded(w, {"attn_k": wide_kv, "attn_v": wide_kv, "ffn_gate": ffn, "ffn_up": ffn}.get(part, wide), ffn if part == "ffn_down" else wide)
+        return padded(
+            w,
+            {"attn_k": wide_kv, "attn_v": wide_kv, "ffn_gate": ffn, "ffn_up": ffn}.get(part, wide),
+            ffn if part == "ffn_down" else wide,
+        )
 
     w = GGUFWriter(target, "llama")
     for f in r.fields.values():
-        if f.name.startswith("GGUF.") or f.name in ("general.architecture", "general.file_type", "general.quantization_version"):
+        if f.name.startswith("GGUF.") or f.name in (
+            "general.architecture",
+            "general.file_type",
+            "general.quantization_version",
+        ):
             continue
         sub = f.types[-1] if f.types[0] == GGUFValueType.ARRAY else None
-        w.add_key_value(f.name, changed.get(f.name.removeprefix("llama."), f.contents()), f.types[0], sub_type=sub)
+        w.add_key_value(
+            f.name,
+            changed.get(f.name.removeprefix("llama."), f.contents()),
+            f.types[0],
+            sub_type=sub,
+        )
     w.add_file_type(1)
     for t in r.tensors:
         x = permuted(t.name, dequantize(t.data, GGMLQuantizationType(t.tensor_type)))

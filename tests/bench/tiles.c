@@ -1,5 +1,5 @@
-/* Peak of the processor's tiles: tiles THREADS prints the operations a second of int8 and bf16 products whose operands lie in registers, on
- * all threads together, best of some runs. */
+/* Peak of the processor's tiles: tiles THREADS prints the operations a second of int8 and bf16
+ * products whose operands lie in registers, on all threads together, best of some runs. */
 #define _GNU_SOURCE
 #include <immintrin.h>
 #include <pthread.h>
@@ -10,12 +10,18 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18, MAX_THREADS = 256, ROUNDS = 200000, RUNS = 5 };
+enum {
+	ARCH_REQ_XCOMP_PERM = 0x1023,
+	XFEATURE_XTILEDATA = 18,
+	MAX_THREADS = 256,
+	ROUNDS = 200000,
+	RUNS = 5
+};
 
 static pthread_barrier_t meet;
-static int               bf16;
-static int               n_threads;
-static double            first[MAX_THREADS], last[MAX_THREADS];
+static int bf16;
+static int n_threads;
+static double first[MAX_THREADS], last[MAX_THREADS];
 
 static double
 now(void)
@@ -31,7 +37,11 @@ now(void)
 static void *
 work(void *user)
 {
-	struct { uint8_t palette, start, pad[14]; uint16_t colsb[16]; uint8_t rows[16]; } config = { .palette = 1 };
+	struct {
+		uint8_t palette, start, pad[14];
+		uint16_t colsb[16];
+		uint8_t rows[16];
+	} config = { .palette = 1 };
 	int me = (int)(intptr_t)user;
 
 	for (int i = 0; i < 8; i++) {
@@ -39,15 +49,27 @@ work(void *user)
 		config.rows[i] = 16;
 	}
 	__asm__ volatile("ldtilecfg %0" ::"m"(config));
-	_tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-	_tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);
+	_tile_zero(0);
+	_tile_zero(1);
+	_tile_zero(2);
+	_tile_zero(3);
+	_tile_zero(4);
+	_tile_zero(5);
+	_tile_zero(6);
+	_tile_zero(7);
 	pthread_barrier_wait(&meet);
 	first[me] = now();
 	for (int i = 0; i < ROUNDS; i++) {
 		if (bf16) {
-			_tile_dpbf16ps(0, 4, 6); _tile_dpbf16ps(1, 4, 7); _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7);
+			_tile_dpbf16ps(0, 4, 6);
+			_tile_dpbf16ps(1, 4, 7);
+			_tile_dpbf16ps(2, 5, 6);
+			_tile_dpbf16ps(3, 5, 7);
 		} else {
-			_tile_dpbssd(0, 4, 6); _tile_dpbssd(1, 4, 7); _tile_dpbssd(2, 5, 6); _tile_dpbssd(3, 5, 7);
+			_tile_dpbssd(0, 4, 6);
+			_tile_dpbssd(1, 4, 7);
+			_tile_dpbssd(2, 5, 6);
+			_tile_dpbssd(3, 5, 7);
 		}
 	}
 	last[me] = now();
@@ -74,7 +96,8 @@ rate(int threads)
 			begin = first[i] < begin ? first[i] : begin;
 			end = last[i] > end ? last[i] : end;
 		}
-		double ops = 2.0 * 16 * 16 * (bf16 ? 32 : 64) * 4 * ROUNDS * threads / (end - begin);
+		double ops =
+		    2.0 * 16 * 16 * (bf16 ? 32 : 64) * 4 * ROUNDS * threads / (end - begin);
 		best = ops > best ? ops : best;
 	}
 	return best;
@@ -85,7 +108,8 @@ main(int argc, char **argv)
 {
 	int threads = argc > 1 ? atoi(argv[1]) : 1;
 
-	if (threads < 1 || threads > MAX_THREADS || syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) {
+	if (threads < 1 || threads > MAX_THREADS ||
+	    syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) {
 		fprintf(stderr, "tiles: no permission to use them\n");
 		return 1;
 	}

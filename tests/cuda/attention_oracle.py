@@ -1,4 +1,5 @@
 """Attention in float64, row by row: what the kernels of processors and of GPUs are held to."""
+
 import math
 
 import numpy as np
@@ -8,31 +9,78 @@ class Attention:
     """Sequences of given lengths with random K, V and queries. A target's own class says what its pages are: make_pool, rounded,
     fill, page_bytes."""
 
-    def __init__(self, lens, heads=9, kv_heads=3, dim=64, v_dim=None, scale=None, cap=0.0, window=0, chunk=0, mask="causal", alibi=0.0, kv="f16",
-                 prefix=None, seed=0, spread=1.0, low=0.0, kv_v=None, rotate=False, sinks=False, part=None):
+    def __init__(
+        self,
+        lens,
+        heads=9,
+        kv_heads=3,
+        dim=64,
+        v_dim=None,
+        scale=None,
+        cap=0.0,
+        window=0,
+        chunk=0,
+        mask="causal",
+        alibi=0.0,
+        kv="f16",
+        prefix=None,
+        seed=0,
+        spread=1.0,
+        low=0.0,
+        kv_v=None,
+        rotate=False,
+        sinks=False,
+        part=None,
+    ):
         """part: heads of a rank, (first, of how many), whose ALiBi slopes are those that they have among all
         low: all scores are lower by this much, through the first dimension: a maximum that starts at 0 would make all weights 0"""
         v_dim = dim if v_dim is None else v_dim
         self.heads, self.kv_heads, self.dim, self.v_dim, self.kv = heads, kv_heads, dim, v_dim, kv
         self.kv_v, self.rotate = kv_v or kv, rotate
         self.chunk = chunk
-        self.lens, self.window, self.cap, self.alibi, self.mask = list(lens), window, cap, alibi, mask
-        self.scale = dim ** -0.5 if scale is None else scale
+        self.lens, self.window, self.cap, self.alibi, self.mask = (
+            list(lens),
+            window,
+            cap,
+            alibi,
+            mask,
+        )
+        self.scale = dim**-0.5 if scale is None else scale
         self.prefix = list(prefix) if prefix is not None else [0] * len(lens)
         rng = np.random.default_rng(seed)
         self.make_pool(rng)
-        self.k = [self.rounded(self.kv, rng.standard_normal((n, kv_heads, dim)) * spread) for n in lens]
+        self.k = [
+            self.rounded(self.kv, rng.standard_normal((n, kv_heads, dim)) * spread) for n in lens
+        ]
         self.v = [self.rounded(self.kv_v, rng.standard_normal((n, kv_heads, v_dim))) for n in lens]
         self.q = [(rng.standard_normal((n, heads, dim)) * spread).astype(np.float32) for n in lens]
         for k, q in zip(self.k, self.q) if low else ():
             k[:, :, 0], q[:, :, 0] = -16, low / self.scale / 16
-        self.sink = (3 * np.random.default_rng(77).standard_normal(heads) + low).astype(np.float32) if sinks else None
+        self.sink = (
+            (3 * np.random.default_rng(77).standard_normal(heads) + low).astype(np.float32)
+            if sinks
+            else None
+        )
         for i in range(len(lens)):
             self.fill(i)
         self.first, self.of = part or (0, heads)
-        self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), SOFTCAP=float(cap), WINDOW=window, CHUNK=chunk,
-                           ALIBI_FIRST=self.first, ALIBI_HEADS=self.of if part else 0,
-                           MASK=mask, ALIBI=float(alibi), KV_DTYPE=kv, KV_PAGE_BYTES=self.page_bytes, HAS_SINK=int(sinks))
+        self.params = dict(
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            DIM=dim,
+            V_DIM=v_dim,
+            SCALE=float(self.scale),
+            SOFTCAP=float(cap),
+            WINDOW=window,
+            CHUNK=chunk,
+            ALIBI_FIRST=self.first,
+            ALIBI_HEADS=self.of if part else 0,
+            MASK=mask,
+            ALIBI=float(alibi),
+            KV_DTYPE=kv,
+            KV_PAGE_BYTES=self.page_bytes,
+            HAS_SINK=int(sinks),
+        )
         if (kv_v or kv) != kv or rotate:
             self.params |= dict(KV_K=kv, KV_V=self.kv_v, KV_ROTATE=int(rotate))
 
@@ -45,11 +93,11 @@ class Attention:
         n = self.of
         c = 2 ** math.floor(math.log2(n))
         base = 2.0 ** -(2.0 ** -(math.log2(c) - math.log2(self.alibi)))
-        out = [base ** i for i in range(1, c + 1)]
+        out = [base**i for i in range(1, c + 1)]
         if c != n:
             extra = 2.0 ** -(2.0 ** -(math.log2(2 * c) - math.log2(self.alibi)))
-            out += [extra ** i for i in range(1, 2 * (n - c) + 1, 2)]
-        return np.array(out)[self.first:self.first + self.heads]
+            out += [extra**i for i in range(1, 2 * (n - c) + 1, 2)]
+        return np.array(out)[self.first : self.first + self.heads]
 
     def want(self, seq, pos):
         """float64, row by row: [rows, heads, v_dim]"""
@@ -58,7 +106,13 @@ class Attention:
         for r, p in enumerate(pos):
             k, v = self.seen(seq, p)
             hi = max(p + 1, min(self.prefix[seq], self.lens[seq]) if self.mask == "prefix" else 0)
-            lo = p - p % self.window if self.chunk else max(0, p + 1 - self.window) if self.window else 0
+            lo = (
+                p - p % self.window
+                if self.chunk
+                else max(0, p + 1 - self.window)
+                if self.window
+                else 0
+            )
             q = self.q[seq][p].astype(np.float64).reshape(self.kv_heads, g, self.dim)
             s = self.scale * np.einsum("kgd,jkd->kgj", q, k[lo:hi])
             if self.cap:
@@ -66,9 +120,11 @@ class Attention:
             if self.alibi:
                 s = s + (self.slopes().reshape(self.kv_heads, g, 1) * (np.arange(lo, hi) - p))
             if self.sink is not None:
-                s = np.concatenate([s, self.sink.astype(np.float64).reshape(self.kv_heads, g, 1)], -1)
+                s = np.concatenate(
+                    [s, self.sink.astype(np.float64).reshape(self.kv_heads, g, 1)], -1
+                )
             e = np.exp(s - s.max(-1, keepdims=True))
-            e = (e / e.sum(-1, keepdims=True))[..., :hi - lo]
+            e = (e / e.sum(-1, keepdims=True))[..., : hi - lo]
             out[r] = np.einsum("kgj,jkd->kgd", e, v[lo:hi]).reshape(self.heads, self.v_dim)
         return out
 
@@ -91,9 +147,9 @@ def extreme(c):
         c.q[i][:], c.k[i][:] = 0, 0
     for i in (0, 2, 4):
         c.q[i][:, :, 0] = 256
-    c.k[0][:, :, 0] = -512          # scores of -512 * 256 * scale, and of twice that
+    c.k[0][:, :, 0] = -512  # scores of -512 * 256 * scale, and of twice that
     c.k[0][1::3, :, 0] = -1024
-    c.k[2][1::2, :, 0] = -np.inf    # position 0 is finite: each row sees one
+    c.k[2][1::2, :, 0] = -np.inf  # position 0 is finite: each row sees one
     c.q[3][-1, 1] = np.nan
     c.k[4][3, :, 0] = np.inf
     c.k[5][3, 0] = np.nan

@@ -1,15 +1,22 @@
-/* Every wrapper as a kernel of its own whose result is known: test_conformance.py runs them on the emulator, and on a GPU where there is one,
- * so that the PTX and the emulator's definition are held to the same expectation. It cuts the kernels that an architecture lacks. */
+/* Every wrapper as a kernel of its own whose result is known: test_conformance.py runs them on the
+ * emulator, and on a GPU where there is one, so that the PTX and the emulator's definition are held
+ * to the same expectation. It cuts the kernels that an architecture lacks. */
 #include "cuda/math/half2.h"
 #include "cuda/math/math.h"
 #include "cuda/ptx/tma.h"
 
-struct args { unsigned *x, *y; int n; };
-struct tile { unsigned u[1024]; };
-struct bars { unsigned long long b[4]; };
+struct args {
+	unsigned *x, *y;
+	int n;
+};
+struct tile {
+	unsigned u[1024];
+};
+struct bars {
+	unsigned long long b[4];
+};
 
-extern "C" __global__ void __launch_bounds__(256)
-convert(const args p)
+extern "C" __global__ void __launch_bounds__(256) convert(const args p)
 {
 	for (int i = blockIdx.x * 256 + threadIdx.x; i < p.n; i += gridDim.x * 256) {
 		const float f = __uint_as_float(p.x[i]);
@@ -23,8 +30,7 @@ convert(const args p)
 	}
 }
 
-extern "C" __global__ void __launch_bounds__(32)
-access(const args p)
+extern "C" __global__ void __launch_bounds__(32) access(const args p)
 {
 	SHARED(tile, s);
 	SHARED_STORAGE(tile, big);
@@ -53,8 +59,7 @@ access(const args p)
 }
 
 /* Warp 0 and 1 hand a value to 2 and 3, which add; bar_arrive does not wait. */
-extern "C" __global__ void __launch_bounds__(128)
-named(const args p)
+extern "C" __global__ void __launch_bounds__(128) named(const args p)
 {
 	SHARED(tile, s);
 	if (warp_id() < 2) {
@@ -67,15 +72,14 @@ named(const args p)
 }
 
 /* y: sums that all blocks add to, then what the last of them saw */
-extern "C" __global__ void __launch_bounds__(64)
-orders(const args p)
+extern "C" __global__ void __launch_bounds__(64) orders(const args p)
 {
 	SHARED(tile, s);
 	int *i = (int *)p.y;
 	float *f = (float *)p.y + 4;
 	unsigned long long *l = (unsigned long long *)p.y + 4;
 	if (threadIdx.x == 63)
-	p.y[64 + blockIdx.x] = blockIdx.x + 1;
+		p.y[64 + blockIdx.x] = blockIdx.x + 1;
 	__syncthreads();
 	if (threadIdx.x == 0) {
 		atom_add_relaxed_gpu(i, 3);
@@ -101,22 +105,25 @@ orders(const args p)
 	}
 }
 
-/* Values of every type and scope: loads, stores and sums as one thread sees them. x: a word of 8 bytes each; y: six of 8 bytes each */
-#define ONE(s, T, k) { \
-	T *q = (T *)(p.x + 2 * (k)); \
-	T *o = (T *)(p.y + 12 * (k)); \
-	o[0] = ld_relaxed_##s(q); \
-	st_relaxed_##s(q, (T)5); \
-	o[1] = ld_acquire_##s(q); \
-	st_release_##s(q, (T)7); \
-	o[2] = atom_add_relaxed_##s(q, (T)1); \
-	o[3] = atom_add_release_##s(q, (T)2); \
-	o[4] = atom_add_acq_rel_##s(q, (T)3); \
-	o[5] = ld_relaxed_##s(q); \
-}
-#define FOUR(s, k) ONE(s, int, k) ONE(s, unsigned, k + 1) ONE(s, float, k + 2) ONE(s, unsigned long long, k + 3)
-extern "C" __global__ void __launch_bounds__(32)
-scopes(const args p)
+/* Values of every type and scope: loads, stores and sums as one thread sees them. x: a word of 8
+ * bytes each; y: six of 8 bytes each */
+#define ONE(s, T, k)                                                                               \
+	{                                                                                          \
+		T *q = (T *)(p.x + 2 * (k));                                                       \
+		T *o = (T *)(p.y + 12 * (k));                                                      \
+		o[0] = ld_relaxed_##s(q);                                                          \
+		st_relaxed_##s(q, (T)5);                                                           \
+		o[1] = ld_acquire_##s(q);                                                          \
+		st_release_##s(q, (T)7);                                                           \
+		o[2] = atom_add_relaxed_##s(q, (T)1);                                              \
+		o[3] = atom_add_release_##s(q, (T)2);                                              \
+		o[4] = atom_add_acq_rel_##s(q, (T)3);                                              \
+		o[5] = ld_relaxed_##s(q);                                                          \
+	}
+#define FOUR(s, k)                                                                                 \
+	ONE(s, int, k)                                                                             \
+	ONE(s, unsigned, k + 1) ONE(s, float, k + 2) ONE(s, unsigned long long, k + 3)
+extern "C" __global__ void __launch_bounds__(32) scopes(const args p)
 {
 	if (threadIdx.x)
 		return;
@@ -129,8 +136,7 @@ scopes(const args p)
 }
 
 /* Every block reads what another one wrote, twice; a cooperative launch. */
-extern "C" __global__ void __launch_bounds__(64)
-grids(const args p)
+extern "C" __global__ void __launch_bounds__(64) grids(const args p)
 {
 	const unsigned n = gridDim.x, b = blockIdx.x, t = threadIdx.x;
 	p.y[64 * b + t] = p.x[64 * b + t] + 1;
@@ -141,8 +147,7 @@ grids(const args p)
 }
 
 /* x: pairs of halves a, b, c; y: sums, products, both, bits */
-extern "C" __global__ void __launch_bounds__(256)
-halves(const args p)
+extern "C" __global__ void __launch_bounds__(256) halves(const args p)
 {
 	for (int i = blockIdx.x * 256 + threadIdx.x; i < p.n; i += gridDim.x * 256) {
 		const unsigned a = p.x[3 * i], b = p.x[3 * i + 1], c = p.x[3 * i + 2];
@@ -158,8 +163,7 @@ halves(const args p)
 }
 
 /* x: rows of 16 bytes; y: registers of x1, x2, x4, then transposed */
-extern "C" __global__ void __launch_bounds__(32)
-matrices(const args p)
+extern "C" __global__ void __launch_bounds__(32) matrices(const args p)
 {
 	SHARED(tile, s);
 	unsigned r1[1], r2[2], r4[4], *y = p.y + 14 * threadIdx.x;
@@ -185,9 +189,9 @@ matrices(const args p)
 		y[10 + i] = r4[i];
 }
 
-/* x: registers of a, b and c of each lane, one behind the other. test_conformance.py repeats it for every mma. */
-extern "C" __global__ void __launch_bounds__(32)
-k_MMA(const args p)
+/* x: registers of a, b and c of each lane, one behind the other. test_conformance.py repeats it for
+ * every mma. */
+extern "C" __global__ void __launch_bounds__(32) k_MMA(const args p)
 {
 	unsigned a[NA], b[NB], *x = p.x + (NA + NB + NC) * threadIdx.x;
 	TYPE c[NC], d[NC];
@@ -202,10 +206,8 @@ k_MMA(const args p)
 		((TYPE *)p.y)[NC * threadIdx.x + i] = d[i];
 }
 
-
 /* from sm_80 on */
-extern "C" __global__ void __launch_bounds__(32)
-copies(const args p)
+extern "C" __global__ void __launch_bounds__(32) copies(const args p)
 {
 	SHARED(tile, s);
 	const int t = threadIdx.x;
@@ -230,8 +232,7 @@ copies(const args p)
 }
 
 /* The landing of copies is an arrival. */
-extern "C" __global__ void __launch_bounds__(64)
-landings(const args p)
+extern "C" __global__ void __launch_bounds__(64) landings(const args p)
 {
 	SHARED(tile, s);
 	SHARED(bars, b);
@@ -247,8 +248,7 @@ landings(const args p)
 }
 
 /* Two phases of a barrier that all threads arrive at */
-extern "C" __global__ void __launch_bounds__(64)
-barriers(const args p)
+extern "C" __global__ void __launch_bounds__(64) barriers(const args p)
 {
 	SHARED(tile, s);
 	SHARED(bars, b);
@@ -272,8 +272,7 @@ barriers(const args p)
 
 /* from sm_90 on */
 /* Bulk copies in two ways of expecting them; 512 bytes */
-extern "C" __global__ void __launch_bounds__(64)
-bulk(const args p)
+extern "C" __global__ void __launch_bounds__(64) bulk(const args p)
 {
 	SHARED(tile, s);
 	SHARED(bars, b);
@@ -293,13 +292,12 @@ bulk(const args p)
 	mbar_wait(&b.b[0], 0);
 	mbar_wait(&b.b[1], 0);
 	p.y[threadIdx.x] = s.u[threadIdx.x];
-		p.y[64 + threadIdx.x] = s.u[64 + threadIdx.x];
+	p.y[64 + threadIdx.x] = s.u[64 + threadIdx.x];
 	if (threadIdx.x < 16)
 		p.y[128 + threadIdx.x] = s.u[512 + threadIdx.x];
 }
 
-extern "C" __global__ void __launch_bounds__(32)
-stmatrices(const args p)
+extern "C" __global__ void __launch_bounds__(32) stmatrices(const args p)
 {
 	SHARED(tile, s);
 	unsigned r[4];
@@ -312,8 +310,7 @@ stmatrices(const args p)
 }
 
 /* Two blocks read each other's shared memory. */
-extern "C" __global__ void __launch_bounds__(32)
-clusters(const args p)
+extern "C" __global__ void __launch_bounds__(32) clusters(const args p)
 {
 	SHARED(tile, s);
 	PDL_WAIT();

@@ -1,15 +1,26 @@
-/* As conformance.cu: what only sm_90 has. test_conformance.py repeats the kernels between marks, for every number of dimensions and every
- * wgmma. */
+/* As conformance.cu: what only sm_90 has. test_conformance.py repeats the kernels between marks,
+ * for every number of dimensions and every wgmma. */
 #include "cuda/ptx/wgmma.h"
 
-struct args { unsigned *x, *y; int n; };
-struct alignas(128) map_args { tensor_map from, to; unsigned *x, *y; int at[5], put[5]; };
-struct bars { mbar_t b[2]; };
-struct alignas(128) box { unsigned x[64]; };
+struct args {
+	unsigned *x, *y;
+	int n;
+};
+struct alignas(128) map_args {
+	tensor_map from, to;
+	unsigned *x, *y;
+	int at[5], put[5];
+};
+struct bars {
+	mbar_t b[2];
+};
+struct alignas(128) box {
+	unsigned x[64];
+};
 
-/* A box of N dimensions that sticks out of its tensor goes to a place where it sticks out of another. */
-extern "C" __global__ void __launch_bounds__(32)
-box_Nd(const __grid_constant__ map_args p)
+/* A box of N dimensions that sticks out of its tensor goes to a place where it sticks out of
+ * another. */
+extern "C" __global__ void __launch_bounds__(32) box_Nd(const __grid_constant__ map_args p)
 {
 	SHARED_STORAGE(box, s);
 	SHARED(bars, b);
@@ -28,8 +39,7 @@ box_Nd(const __grid_constant__ map_args p)
 }
 
 /* A map in global memory */
-extern "C" __global__ void __launch_bounds__(32)
-far_map(const __grid_constant__ map_args p)
+extern "C" __global__ void __launch_bounds__(32) far_map(const __grid_constant__ map_args p)
 {
 	SHARED_STORAGE(box, s);
 	SHARED(bars, b);
@@ -46,8 +56,7 @@ far_map(const __grid_constant__ map_args p)
 }
 
 /* Threads write shared memory, one stores it. */
-extern "C" __global__ void __launch_bounds__(32)
-bulk_out(const args p)
+extern "C" __global__ void __launch_bounds__(32) bulk_out(const args p)
 {
 	SHARED_STORAGE(box, s);
 	bulk_prefetch_l2(p.x, 128);
@@ -68,11 +77,13 @@ bulk_out(const args p)
 	}
 }
 
-/* Each block of a cluster of two brings half of x and of a tensor to both; arrivals of both at both; each reads what the other wrote. */
-extern "C" __global__ void __launch_bounds__(32)
-multicast(const __grid_constant__ map_args p)
+/* Each block of a cluster of two brings half of x and of a tensor to both; arrivals of both at
+ * both; each reads what the other wrote. */
+extern "C" __global__ void __launch_bounds__(32) multicast(const __grid_constant__ map_args p)
 {
-	struct alignas(128) tile { unsigned x[64], z[64], w[32]; };
+	struct alignas(128) tile {
+		unsigned x[64], z[64], w[32];
+	};
 	SHARED_STORAGE(tile, s);
 	SHARED(bars, b);
 	const unsigned t = threadIdx.x, me = cluster_rank();
@@ -105,8 +116,7 @@ multicast(const __grid_constant__ map_args p)
 }
 
 /* A warpgroup gives registers away and another takes them: both go on with what they had. */
-extern "C" __global__ void __launch_bounds__(256, 1)
-registers(const args p)
+extern "C" __global__ void __launch_bounds__(256, 1) registers(const args p)
 {
 	unsigned v = p.x[threadIdx.x];
 	if (threadIdx.x < 128) {
@@ -118,9 +128,12 @@ registers(const args p)
 	}
 }
 
-struct alignas(1024) wg_tile { unsigned short a[64 * 16], b[16 * 256]; };
+struct alignas(1024) wg_tile {
+	unsigned short a[64 * 16], b[16 * 256];
+};
 
-/* x: a [64][16], then b, [n][16] or, with n contiguous, [16][n]; without a swizzle: eight rows of 16 bytes behind each other. */
+/* x: a [64][16], then b, [n][16] or, with n contiguous, [16][n]; without a swizzle: eight rows of
+ * 16 bytes behind each other. */
 __device__ __forceinline__ void
 wg_fill(wg_tile &s, const args p, int n, bool bt)
 {
@@ -128,14 +141,15 @@ wg_fill(wg_tile &s, const args p, int n, bool bt)
 	for (int i = threadIdx.x; i < 64 * 16; i += 128)
 		s.a[(i / 16 / 8 * 2 + i % 16 / 8) * 64 + i / 16 % 8 * 8 + i % 8] = x[i];
 	for (int i = threadIdx.x; i < 16 * n; i += 128)
-		s.b[bt ? (i / n / 8 * (n / 8) + i % n / 8) * 64 + i / n % 8 * 8 + i % n % 8 : (i / 16 / 8 * 2 + i % 16 / 8) * 64 + i / 16 % 8 * 8 + i % 8] = x[64 * 16 + i];
+		s.b[bt ? (i / n / 8 * (n / 8) + i % n / 8) * 64 + i / n % 8 * 8 + i % n % 8
+		       : (i / 16 / 8 * 2 + i % 16 / 8) * 64 + i / 16 % 8 * 8 + i % 8] =
+		    x[64 * 16 + i];
 	fence_proxy_async();
 	__syncthreads();
 }
 
 /* y [64][N] = row + 2 column + a b */
-extern "C" __global__ void __launch_bounds__(128)
-k_WGMMA(const args p)
+extern "C" __global__ void __launch_bounds__(128) k_WGMMA(const args p)
 {
 	SHARED_STORAGE(wg_tile, s);
 	const int t = threadIdx.x, w = t / 32, g = t % 32 / 4, q = t % 4;
@@ -147,12 +161,15 @@ k_WGMMA(const args p)
 	for (int i = 0; i < NUMBER / 2; i++)
 		d[i] = (float)(16 * w + g + 8 * (i / 2 % 2) + 2 * (8 * (i / 4) + 2 * q + i % 2));
 	wgmma_fence();
-	WGMMA(d, OPERAND_A, TURNED ? smem_desc(s.b, NUMBER / 8 * 128, 128, 0) : smem_desc(s.b, 128, 256, 0), p.n);
+	WGMMA(d, OPERAND_A,
+	      TURNED ? smem_desc(s.b, NUMBER / 8 * 128, 128, 0) : smem_desc(s.b, 128, 256, 0), p.n);
 	wgmma_commit();
 	wgmma_wait<0>();
 	wgmma_pin(d);
 	for (int i = 0; i < NUMBER / 2; i++)
-		((float *)p.y)[(16 * w + g + 8 * (i / 2 % 2)) * NUMBER + 8 * (i / 4) + 2 * q + i % 2] = d[i];
+		((float *)
+		     p.y)[(16 * w + g + 8 * (i / 2 % 2)) * NUMBER + 8 * (i / 4) + 2 * q + i % 2] =
+		    d[i];
 	if (p.n < 0)
 		p.y[0] = ra[0] + ra[1] + ra[2] + ra[3]; /* used in any case */
 }

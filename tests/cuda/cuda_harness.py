@@ -21,6 +21,7 @@ check of a GPU does can be tried out without one.
 of pools: so a kernel may read the others before its griddep_wait, and not these.
 
 Each (GPU, mode, seed, multiprocessors) has one process of its own, which stays; objects are in the cache of built code (tools/build_cache.py)."""
+
 import atexit
 import ctypes as C
 import multiprocessing as mp
@@ -45,11 +46,45 @@ BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
 REAL = os.environ.get("LLMC_TEST_GPU") == "1"
 BLOCK = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
-GROUP = ("u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128", "nf4_32", "nf4_64", "fp4_32", "fp4_64",
-         "u2_32", "u2_128", "u3_32", "u3_128", "m2_32", "m2_64", "m3_32", "m3_64", "m4_32", "m4_64", "m8_32", "m8_64")
+GROUP = (
+    "u4_32",
+    "u4_128",
+    "u4_32_f32",
+    "u4_128_f32",
+    "u8_32",
+    "u8_128",
+    "u8_32_f32",
+    "u8_128_f32",
+    "f8_32",
+    "f8_128",
+    "nf4_32",
+    "nf4_64",
+    "fp4_32",
+    "fp4_64",
+    "u2_32",
+    "u2_128",
+    "u3_32",
+    "u3_128",
+    "m2_32",
+    "m2_64",
+    "m3_32",
+    "m3_64",
+    "m4_32",
+    "m4_64",
+    "m8_32",
+    "m8_64",
+)
 FP4 = ("mxfp4", "nvfp4")
 CODE = tuple(CODES)
-CODE_SAMPLE = ("q2_k", "q3_k", "iq4_nl", "iq4_xs", "iq3_s", "iq2_xs", "iq1_m")  # each has something that no other has
+CODE_SAMPLE = (
+    "q2_k",
+    "q3_k",
+    "iq4_nl",
+    "iq4_xs",
+    "iq3_s",
+    "iq2_xs",
+    "iq1_m",
+)  # each has something that no other has
 PACKED = BLOCK + FP4 + CODE + GROUP
 DTYPES = ["f32", "f16", "bf16", *PACKED]
 EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
@@ -68,6 +103,7 @@ def super_block(dtype):
 
 
 # ---- templates ----------------------------------------------------------------------------------------------------
+
 
 def expand(template, arch, params):
     """The kernel that the compiler makes of a file of templates/cuda, or of this path, with its headers in place; None where the template
@@ -91,13 +127,18 @@ def inline(text, name, seen):
             out.append(line)
         elif m[1] not in seen:
             seen.add(m[1])
-            out += [f'#line 1 "{m[1]}"', inline((TEMPLATES / m[1]).read_text(), m[1], seen), f'#line {i + 1} "{name}"']
+            out += [
+                f'#line 1 "{m[1]}"',
+                inline((TEMPLATES / m[1]).read_text(), m[1], seen),
+                f'#line {i + 1} "{name}"',
+            ]
         else:
             out.append("")
     return "\n".join(out)
 
 
 # ---- arguments ----------------------------------------------------------------------------------------------------
+
 
 class out:
     """An output of this shape; `alloc`: elements of memory behind it when more than the shape's."""
@@ -133,7 +174,19 @@ class Step:
         self.n, self.arrays, self.stride = n, arrays, stride
 
 
-def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, pos2=None, out_row=None, n_dec=0, seq=None, adapter=None):
+def make_step(
+    pos,
+    rows=None,
+    kv_len=None,
+    prefix=None,
+    table=None,
+    tok=None,
+    pos2=None,
+    out_row=None,
+    n_dec=0,
+    seq=None,
+    adapter=None,
+):
     """pos: position of each row; rows: rows of each sequence (default: one row each). As tests/kernels/harness.py."""
     n_tok = len(pos)
     rows = [1] * n_tok if rows is None else list(rows)
@@ -141,15 +194,29 @@ def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, po
     assert start[-1] == n_tok
     n_seq = len(rows)
     if kv_len is None:
-        kv_len = [max((pos[t] for t in range(start[i], start[i + 1])), default=-1) + 1 for i in range(n_seq)]
+        kv_len = [
+            max((pos[t] for t in range(start[i], start[i + 1])), default=-1) + 1
+            for i in range(n_seq)
+        ]
     table = np.zeros((n_seq, 1)) if table is None else np.asarray(table)
     out_row = [] if out_row is None else out_row
-    arrays = dict(tok=np.zeros(n_tok) if tok is None else tok, pos=pos, pos2=np.zeros(n_tok) if pos2 is None else pos2,
-                  seq_of=np.repeat(np.arange(n_seq), rows), q_start=start, kv_len=kv_len,
-                  prefix_len=np.zeros(n_seq) if prefix is None else prefix, out_row=out_row, block_table=table,
-                  seq=np.arange(n_seq) if seq is None else seq, adapter=np.full(n_seq, -1) if adapter is None else adapter)
+    arrays = dict(
+        tok=np.zeros(n_tok) if tok is None else tok,
+        pos=pos,
+        pos2=np.zeros(n_tok) if pos2 is None else pos2,
+        seq_of=np.repeat(np.arange(n_seq), rows),
+        q_start=start,
+        kv_len=kv_len,
+        prefix_len=np.zeros(n_seq) if prefix is None else prefix,
+        out_row=out_row,
+        block_table=table,
+        seq=np.arange(n_seq) if seq is None else seq,
+        adapter=np.full(n_seq, -1) if adapter is None else adapter,
+    )
     n = dict(n_tok=n_tok, n_dec=n_dec, n_seq=n_seq, n_out=len(out_row))
-    return Step(n, {k: np.ascontiguousarray(v, dtype=np.int32) for k, v in arrays.items()}, table.shape[1])
+    return Step(
+        n, {k: np.ascontiguousarray(v, dtype=np.int32) for k, v in arrays.items()}, table.shape[1]
+    )
 
 
 # ---- the process that runs kernels ----------------------------------------------------------------------------------
@@ -176,12 +243,24 @@ extern "C" __global__ void __launch_bounds__(64) feed(const feed_args p)
 
 
 class FeedArgs(C.Structure):
-    _fields_ = [("dst", C.c_uint64 * 48), ("src", C.c_uint64 * 48), ("n", C.c_uint32 * 48), ("count", C.c_int)]
+    _fields_ = [
+        ("dst", C.c_uint64 * 48),
+        ("src", C.c_uint64 * 48),
+        ("n", C.c_uint32 * 48),
+        ("count", C.c_int),
+    ]
 
 
 class CallArgs(C.Structure):
-    _fields_ = [(n, C.c_uint64) for n in "n tok pos pos2 seq_of q_start kv_len prefix_len out_row block_table seq adapter".split()] + \
-        [("block_stride", C.c_int32), ("rows", C.c_int32), ("round", C.c_int32), ("a", C.c_uint64 * 16)]
+    _fields_ = [
+        (n, C.c_uint64)
+        for n in "n tok pos pos2 seq_of q_start kv_len prefix_len out_row block_table seq adapter".split()
+    ] + [
+        ("block_stride", C.c_int32),
+        ("rows", C.c_int32),
+        ("round", C.c_int32),
+        ("a", C.c_uint64 * 16),
+    ]
 
 
 class Attr(C.Structure):
@@ -189,15 +268,26 @@ class Attr(C.Structure):
 
 
 class Config(C.Structure):
-    _fields_ = [(n, C.c_uint32) for n in "gx gy gz bx by bz dyn".split()] + \
-        [("stream", C.c_void_p), ("attrs", C.c_void_p), ("n_attrs", C.c_uint32)]
+    _fields_ = [(n, C.c_uint32) for n in "gx gy gz bx by bz dyn".split()] + [
+        ("stream", C.c_void_p),
+        ("attrs", C.c_void_p),
+        ("n_attrs", C.c_uint32),
+    ]
 
 
 def cublaslt():
     """The stand-in, or on a GPU the library where NVRTC might be too."""
     tool = nvrtc_tool()
     d = os.environ.get("LLMC_CUDA_LIBDIR", "")
-    places = [str(BUILD / "emu")] if not REAL else [d] if os.path.exists(f"{d}/libcuda.so.1") else [*tool[1].candidates()] if tool else []
+    places = (
+        [str(BUILD / "emu")]
+        if not REAL
+        else [d]
+        if os.path.exists(f"{d}/libcuda.so.1")
+        else [*tool[1].candidates()]
+        if tool
+        else []
+    )
     for path in [f"{p}/libcublasLt.so.13" for p in places] + ["libcublasLt.so.13"]:
         if os.path.exists(path) or "/" not in path:
             return C.CDLL(path)
@@ -233,7 +323,13 @@ class Device:
         self.arch = f"sm_{cc}a" if cc >= 90 else f"sm_{cc}"
 
     def open_emulator(self, arch, mode, seed, sms):
-        os.environ.update(LLMC_EMU_GPU=arch, LLMC_EMU_MODE=mode, LLMC_EMU_SEED=str(seed), LLMC_EMU_SMS=str(sms), LLMC_EMU_QUIET="1")
+        os.environ.update(
+            LLMC_EMU_GPU=arch,
+            LLMC_EMU_MODE=mode,
+            LLMC_EMU_SEED=str(seed),
+            LLMC_EMU_SMS=str(sms),
+            LLMC_EMU_QUIET="1",
+        )
         self.arch = arch
         d = BUILD / "emu"
         self.cu = C.CDLL(str(d / "libcuda.so.1"))
@@ -242,8 +338,12 @@ class Device:
 
     def declare(self):
         for n in ("cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemFree_v2", "cuMemsetD8_v2"):
-            getattr(self.cu, n).argtypes = {"cuMemcpyHtoD_v2": [C.c_uint64, C.c_void_p, C.c_size_t], "cuMemcpyDtoH_v2": [C.c_void_p, C.c_uint64, C.c_size_t],
-                                            "cuMemFree_v2": [C.c_uint64], "cuMemsetD8_v2": [C.c_uint64, C.c_ubyte, C.c_size_t]}[n]
+            getattr(self.cu, n).argtypes = {
+                "cuMemcpyHtoD_v2": [C.c_uint64, C.c_void_p, C.c_size_t],
+                "cuMemcpyDtoH_v2": [C.c_void_p, C.c_uint64, C.c_size_t],
+                "cuMemFree_v2": [C.c_uint64],
+                "cuMemsetD8_v2": [C.c_uint64, C.c_ubyte, C.c_size_t],
+            }[n]
         self.cu.cuMemAlloc_v2.argtypes = [C.c_void_p, C.c_size_t]
         self.ok("cuInit", 0)
         ctx = C.c_void_p()
@@ -264,12 +364,16 @@ class Device:
         prog, n = C.c_void_p(), C.c_size_t()
         self.rtc.nvrtcCreateProgram(C.byref(prog), text.encode(), name.encode(), 0, None, None)
         opts = [f"--gpu-architecture={self.arch}", "--std=c++17"]
-        rc = self.rtc.nvrtcCompileProgram(prog, len(opts), (C.c_char_p * len(opts))(*[o.encode() for o in opts]))
+        rc = self.rtc.nvrtcCompileProgram(
+            prog, len(opts), (C.c_char_p * len(opts))(*[o.encode() for o in opts])
+        )
         self.rtc.nvrtcGetProgramLogSize(prog, C.byref(n))
         log = C.create_string_buffer(n.value)
         self.rtc.nvrtcGetProgramLog(prog, log)
         if rc:
-            raise Finding(f"{name} does not compile for {self.arch}:\n{log.value.decode(errors='replace')}")
+            raise Finding(
+                f"{name} does not compile for {self.arch}:\n{log.value.decode(errors='replace')}"
+            )
         self.rtc.nvrtcGetCUBINSize(prog, C.byref(n))
         image = C.create_string_buffer(n.value)
         self.rtc.nvrtcGetCUBIN(prog, image)
@@ -302,9 +406,25 @@ class Device:
         room = C.create_string_buffer(5 * 128)
         at = -(-C.addressof(room) // 128) * 128
         for i, (arg, cols, box, swizzle) in enumerate(maps):
-            dim, stride = (C.c_uint64 * 2)(cols, max(1, size[arg] // (2 * cols))), (C.c_uint64 * 1)(2 * cols)
-            self.ok("cuTensorMapEncodeTiled", C.c_void_p(at + 128 * i), 1, 2, C.c_void_p(ptr[arg]), dim, stride, (C.c_uint32 * 2)(*box), (C.c_uint32 * 2)(1, 1), 0,
-                    {0: 0, 32: 1, 64: 2, 128: 3}[swizzle], 2, 0)
+            dim, stride = (
+                (C.c_uint64 * 2)(cols, max(1, size[arg] // (2 * cols))),
+                (C.c_uint64 * 1)(2 * cols),
+            )
+            self.ok(
+                "cuTensorMapEncodeTiled",
+                C.c_void_p(at + 128 * i),
+                1,
+                2,
+                C.c_void_p(ptr[arg]),
+                dim,
+                stride,
+                (C.c_uint32 * 2)(*box),
+                (C.c_uint32 * 2)(1, 1),
+                0,
+                {0: 0, 32: 1, 64: 2, 128: 3}[swizzle],
+                2,
+                0,
+            )
         self.room = room
         return at
 
@@ -338,17 +458,64 @@ class Device:
             rc = getattr(lt, name)(*a)
             if rc:
                 raise Finding(f"{name} gave {rc}")
-        for layout, t, r, c in (wl, w_type, cols, rows), (xl, w_type, cols, n), (yl, y_type, rows, n):
-            do("cublasLtMatrixLayoutCreate", C.byref(layout), kind[t], C.c_uint64(r), C.c_uint64(c), C.c_int64(r))
+
+        for layout, t, r, c in (
+            (wl, w_type, cols, rows),
+            (xl, w_type, cols, n),
+            (yl, y_type, rows, n),
+        ):
+            do(
+                "cublasLtMatrixLayoutCreate",
+                C.byref(layout),
+                kind[t],
+                C.c_uint64(r),
+                C.c_uint64(c),
+                C.c_int64(r),
+            )
         do("cublasLtCreate", C.byref(handle))
         do("cublasLtMatmulDescCreate", C.byref(desc), 68, 0)
         do("cublasLtMatmulDescSetAttribute", desc, 3, C.byref(yes), C.c_size_t(4))
         do("cublasLtMatmulPreferenceCreate", C.byref(pref))
-        do("cublasLtMatmulAlgoGetHeuristic", handle, desc, wl, xl, yl, yl, pref, 1, algo, C.byref(found))
+        do(
+            "cublasLtMatmulAlgoGetHeuristic",
+            handle,
+            desc,
+            wl,
+            xl,
+            yl,
+            yl,
+            pref,
+            1,
+            algo,
+            C.byref(found),
+        )
         act, w, y, add = (C.c_void_p(ptr[i]) if i is not None else None for i in args)
-        do("cublasLtMatmul", handle, desc, C.byref(C.c_float(1)), w, wl, act, xl, C.byref(C.c_float(beta)), add or y, yl, y, yl, algo, None,
-           C.c_size_t(0), self.stream)
-        for name, x in ("MatmulPreference", pref), ("MatmulDesc", desc), ("MatrixLayout", wl), ("MatrixLayout", xl), ("MatrixLayout", yl):
+        do(
+            "cublasLtMatmul",
+            handle,
+            desc,
+            C.byref(C.c_float(1)),
+            w,
+            wl,
+            act,
+            xl,
+            C.byref(C.c_float(beta)),
+            add or y,
+            yl,
+            y,
+            yl,
+            algo,
+            None,
+            C.c_size_t(0),
+            self.stream,
+        )
+        for name, x in (
+            ("MatmulPreference", pref),
+            ("MatmulDesc", desc),
+            ("MatrixLayout", wl),
+            ("MatrixLayout", xl),
+            ("MatrixLayout", yl),
+        ):
             do(f"cublasLt{name}Destroy", x)
         self.ok("cuStreamSynchronize", self.stream)
         do("cublasLtDestroy", handle)
@@ -359,14 +526,29 @@ class Device:
         type, dims, strides, box, array that it goes to)]: tensor maps, at the start of the struct when they go nowhere else; cluster, cooperative."""
         self.mem = []
         at = {k: self.up(v) for k, v in job["arrays"].items()}
-        packed = struct.pack(job["pack"], *[at[f] if isinstance(f, str) else f for f in job["fields"]])
+        packed = struct.pack(
+            job["pack"], *[at[f] if isinstance(f, str) else f for f in job["fields"]]
+        )
         room = C.create_string_buffer(1024 + len(packed))
         base = to = -(-C.addressof(room) // 128) * 128
         for of, kind, dims, strides, box, into in job.get("maps", []):
             n, space = len(dims), C.create_string_buffer(256)
             made = to if into is None else -(-C.addressof(space) // 128) * 128
-            self.ok("cuTensorMapEncodeTiled", C.c_void_p(made), kind, n, C.c_void_p(at[of]), (C.c_uint64 * n)(*dims), (C.c_uint64 * n)(*strides), (C.c_uint32 * n)(*box),
-                    (C.c_uint32 * n)(*[1] * n), 0, 0, 0, 0)
+            self.ok(
+                "cuTensorMapEncodeTiled",
+                C.c_void_p(made),
+                kind,
+                n,
+                C.c_void_p(at[of]),
+                (C.c_uint64 * n)(*dims),
+                (C.c_uint64 * n)(*strides),
+                (C.c_uint32 * n)(*box),
+                (C.c_uint32 * n)(*[1] * n),
+                0,
+                0,
+                0,
+                0,
+            )
             if into is None:
                 to += 128
             else:
@@ -377,10 +559,27 @@ class Device:
         for text, name, fn, grid, block, shared, change in job["launches"]:
             for k, v in change.items():
                 self.ok("cuMemcpyHtoD_v2", at[k], v.ctypes.data, v.nbytes)
-            self.ok("cuCtxSynchronize")  # the copies may still be on their way, and the stream does not wait for them
-            self.launch(self.module(text, name), fn, list(grid), block, shared, job.get("cluster", 1), False, arg, cooperative=job.get("cooperative", False))
+            self.ok(
+                "cuCtxSynchronize"
+            )  # the copies may still be on their way, and the stream does not wait for them
+            self.launch(
+                self.module(text, name),
+                fn,
+                list(grid),
+                block,
+                shared,
+                job.get("cluster", 1),
+                False,
+                arg,
+                cooperative=job.get("cooperative", False),
+            )
             self.ok("cuCtxSynchronize")
-            res.append({k: self.down(at[k], job["arrays"][k].shape, job["arrays"][k].dtype) for k in job["fetch"]})
+            res.append(
+                {
+                    k: self.down(at[k], job["arrays"][k].shape, job["arrays"][k].dtype)
+                    for k in job["fetch"]
+                }
+            )
         for p in self.mem:
             self.ok("cuMemFree_v2", p)
         return res
@@ -392,7 +591,10 @@ class Device:
         m = self.module(job["text"], job["name"])
         pdl = any(x[0] and x[5] for x in job["launches"])
         call, fed, older, ptr, size, guards = CallArgs(), [], [], [], [], []
-        made, scratch = [], []  # (address, bytes) of outputs; of scratch that no launch finds as the one before left it
+        made, scratch = (
+            [],
+            [],
+        )  # (address, bytes) of outputs; of scratch that no launch finds as the one before left it
 
         def fresh(array, moving, old=False):
             """In place at once, or by the kernel that runs before; old: by one before that."""
@@ -408,7 +610,15 @@ class Device:
             setattr(call, k, fresh(v, True, early is not None))
         call.block_stride, call.rows = job["stride"], job.get("rows", 0)
         for kind, value, moving in job["args"]:
-            size.append(0 if kind == "none" else size[value] if kind == "alias" else value if kind == "out" else value.nbytes + (moving if kind == "far" else 0))
+            size.append(
+                0
+                if kind == "none"
+                else size[value]
+                if kind == "alias"
+                else value
+                if kind == "out"
+                else value.nbytes + (moving if kind == "far" else 0)
+            )
             if kind == "none":
                 ptr.append(0)
             elif kind == "alias":
@@ -418,8 +628,8 @@ class Device:
                 self.ok("cuMemcpyHtoD_v2", ptr[-1] + moving, value.ctypes.data, value.nbytes)
             elif kind == "out":
                 base = self.alloc(value + 2 * GUARD)
-                self.ok("cuMemsetD8_v2", base, 0xa5, GUARD)
-                self.ok("cuMemsetD8_v2", base + GUARD + value, 0xa5, GUARD)
+                self.ok("cuMemsetD8_v2", base, 0xA5, GUARD)
+                self.ok("cuMemsetD8_v2", base + GUARD + value, 0xA5, GUARD)
                 guards.append((base, base + GUARD + value))
                 ptr.append(base + GUARD)
                 made.append((base + GUARD, value))
@@ -442,9 +652,11 @@ class Device:
             if turn:
                 self.ok("cuCtxSynchronize")
                 for i, skip, shape, dtype in job["fetch"]:
-                    self.down(ptr[i] + skip, shape, dtype)  # says what was not written the first time
+                    self.down(
+                        ptr[i] + skip, shape, dtype
+                    )  # says what was not written the first time
                 for p, n in made + scratch:
-                    self.ok("cuMemsetD8_v2", p, 0xff, n)
+                    self.ok("cuMemsetD8_v2", p, 0xFF, n)
                 self.ok("cuCtxSynchronize")
                 if fed and job["check"]:
                     sink = self.alloc(max([n for _, n in made + scratch], default=4))
@@ -454,7 +666,16 @@ class Device:
                 f = FeedArgs(count=len(now))
                 for i, (d, s, n) in enumerate(now):
                     f.dst[i], f.src[i], f.n[i] = d, s, n
-                self.launch(self.module(inline(FEED, "feed.cu", set()), "feed.cu"), "feed", [3], 64, 0, 1, early is not None, f)
+                self.launch(
+                    self.module(inline(FEED, "feed.cu", set()), "feed.cu"),
+                    "feed",
+                    [3],
+                    64,
+                    0,
+                    1,
+                    early is not None,
+                    f,
+                )
             for fn, *rest in job["launches"]:
                 if fn:
                     *rest, call.round = rest
@@ -464,7 +685,7 @@ class Device:
         self.ok("cuCtxSynchronize")
         for lo, hi in guards:
             for p in (lo, hi):
-                if (self.down(p, GUARD, np.uint8) != 0xa5).any():
+                if (self.down(p, GUARD, np.uint8) != 0xA5).any():
                     raise Finding("wrote outside of an output")
         res = [self.down(ptr[i] + skip, shape, dtype) for i, skip, shape, dtype in job["fetch"]]
         for p in self.mem:
@@ -498,12 +719,18 @@ _built = False
 def _emulator():
     global _built
     if not _built:
-        r = subprocess.run(["make", "--no-print-directory", "-s", "-f", "emu/emu.mk", f"BUILD={BUILD}", "emu-lib"], cwd=ROOT,
-                           capture_output=True, text=True)
+        r = subprocess.run(
+            ["make", "--no-print-directory", "-s", "-f", "emu/emu.mk", f"BUILD={BUILD}", "emu-lib"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
         if r.returncode:
             print(r.stderr, file=sys.stderr)
             assert (BUILD / "emu" / "libcuda.so.1").exists(), "the emulator does not build"
-            print("the emulator does not build; going on with the one that is there", file=sys.stderr)
+            print(
+                "the emulator does not build; going on with the one that is there", file=sys.stderr
+            )
         _built = True
 
 
@@ -512,6 +739,7 @@ def not_here(arch):
     own = os.environ.get("LLMC_TEST_ARCH")
     if own and own != arch and (arch.endswith("a") or int(arch[3:]) > int(own[3:].rstrip("a"))):
         import pytest
+
         pytest.skip(f"for {arch}")
 
 
@@ -519,13 +747,20 @@ def only_emulated():
     """What follows in this test is a mistake that a GPU hides, or needs the compiler of this machine."""
     if REAL:
         import pytest
+
         pytest.skip("not on a GPU")
 
 
 def always(cases, *names):
     """Marks the cases that contain one of these names and run in the fast mode: make check never drops them."""
     import pytest
-    return [pytest.param(*c, marks=pytest.mark.always) if set(names) & set(c) and "check" not in c else c for c in cases]
+
+    return [
+        pytest.param(*c, marks=pytest.mark.always)
+        if set(names) & set(c) and "check" not in c
+        else c
+        for c in cases
+    ]
 
 
 def submit(arch, mode, seed, sms, job, timeout=HANG):
@@ -538,7 +773,9 @@ def submit(arch, mode, seed, sms, job, timeout=HANG):
             _emulator()
         here, there = mp.Pipe()
         # a compiler that this process has used may have woken the driver, and no child of a fork could use it then
-        p = mp.get_context("spawn" if REAL else "fork").Process(target=_serve, args=(there, *key), daemon=True)
+        p = mp.get_context("spawn" if REAL else "fork").Process(
+            target=_serve, args=(there, *key), daemon=True
+        )
         p.start()
         there.close()
         _workers[key] = (p, here)
@@ -567,7 +804,14 @@ def host_library(name, sources):
     if brought.exists():
         return C.CDLL(str(brought))
     texts = [(n, (ROOT / n).read_text()) for n in sources]
-    key = build_cache.key(HOST, [(n, t, build_cache.included(t, [ROOT, ROOT / "include", TEMPLATES], (ROOT / n).parent)) for n, t in texts], build_cache.version("gcc"))
+    key = build_cache.key(
+        HOST,
+        [
+            (n, t, build_cache.included(t, [ROOT, ROOT / "include", TEMPLATES], (ROOT / n).parent))
+            for n, t in texts
+        ],
+        build_cache.version("gcc"),
+    )
     return build_cache.library("test", key, lambda path: build_host_library(path, sources))
 
 
@@ -575,7 +819,19 @@ HOST = ["gcc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-D
 
 
 def build_host_library(path, sources):
-    subprocess.run([*HOST, f"-I{ROOT}", f"-I{ROOT}/include", f"-I{ROOT}/templates", *[str(ROOT / s) for s in sources], "-o", str(path), "-lm"], check=True)
+    subprocess.run(
+        [
+            *HOST,
+            f"-I{ROOT}",
+            f"-I{ROOT}/include",
+            f"-I{ROOT}/templates",
+            *[str(ROOT / s) for s in sources],
+            "-o",
+            str(path),
+            "-lm",
+        ],
+        check=True,
+    )
 
 
 def stop():
@@ -590,6 +846,7 @@ atexit.register(stop)
 
 # ---- kernels --------------------------------------------------------------------------------------------------------
 
+
 class Kernel:
     def __init__(self, template, arch, params):
         self.template, self.arch, self.params = template, arch, params
@@ -597,9 +854,24 @@ class Kernel:
         assert k, f"{template} does not take {params} for {arch}"
         self.text, self.name, self.launches = k["text"], k["name"], k["launch"]
         self.maps = [(m["arg"], m["cols"], tuple(m["box"]), m["swizzle"]) for m in k["map"]]
-        self.args, self.scratch = ([a for a in k["arg"] if (a["dir"] == "scratch") == want] for want in (False, True))
+        self.args, self.scratch = (
+            [a for a in k["arg"] if (a["dir"] == "scratch") == want] for want in (False, True)
+        )
 
-    def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=HANG, path="own", early=None, rounds=1):
+    def run(
+        self,
+        step,
+        args,
+        mode="fast",
+        seed=0,
+        sms=4,
+        bucket=0,
+        repeat=None,
+        timeout=HANG,
+        path="own",
+        early=None,
+        rounds=1,
+    ):
         args, place = E.complete(args, self.args)
         syms = {k: max(v, bucket) for k, v in step.n.items()}
         syms.update(n_pre=syms["n_tok"], n_sm=sms, n_part=1)
@@ -607,7 +879,11 @@ class Kernel:
         scratch = [(a["type"], elems(a["extent"])) for a in self.scratch]
         pdl = any(x.get("pdl") for x in self.launches)
         changes = any(isinstance(a, inout) for a in args)
-        repeat = repeat or (2 if any(d == "i32" for d, _ in scratch) or (pdl and mode == "check" and not changes) else 1)
+        repeat = repeat or (
+            2
+            if any(d == "i32" for d, _ in scratch) or (pdl and mode == "check" and not changes)
+            else 1
+        )
         passed, fetch = [], []
         for i, (a, decl) in enumerate(zip(args, self.args)):
             moving = decl["dir"] in ("pool", "rope", "inout") or isinstance(decl["extent"], dict)
@@ -622,11 +898,15 @@ class Kernel:
                 passed.append(("far", a.array, a.skip))
                 fetch.append((i, a.skip, a.array.shape, a.array.dtype))
             elif isinstance(a, inout):
-                assert repeat == 1 or a.array.nbytes == 0 or pdl or decl["dir"] == "pool", "an inout argument changes between the two runs: pass repeat=1"
+                assert repeat == 1 or a.array.nbytes == 0 or pdl or decl["dir"] == "pool", (
+                    "an inout argument changes between the two runs: pass repeat=1"
+                )
                 passed.append(("in", a.array, moving))
                 fetch.append((i, 0, a.array.shape, a.array.dtype))
             else:
-                assert isinstance(a, np.ndarray), f"argument {i} of {self.template} is {type(a).__name__}"
+                assert isinstance(a, np.ndarray), (
+                    f"argument {i} of {self.template} is {type(a).__name__}"
+                )
                 passed.append(("in", np.ascontiguousarray(a), moving))
         # an alias of an input is read back through a fetch of its own
         todo = []
@@ -636,18 +916,58 @@ class Kernel:
                 rows = syms.get(x["rows"])
                 runs = rows is None or rows >= x["least"] and (x["most"] == 0 or rows <= x["most"])
                 if x["path"] in ("any", path) and runs:
-                    todo.append((x["fn"], [elems(g) for g in x["grid"]], x["block"], x["shared"], x["cluster"], x["pdl"], 0))
+                    todo.append(
+                        (
+                            x["fn"],
+                            [elems(g) for g in x["grid"]],
+                            x["block"],
+                            x["shared"],
+                            x["cluster"],
+                            x["pdl"],
+                            0,
+                        )
+                    )
             elif path == "library":
                 y_type = "f32" if p["y"] < len(args) else scratch[p["y"] - len(args)][0]
                 at = [p["act"], p["w"], p["y"], p["add"] if p["add"] >= 0 else None]
-                todo.append((None, step.n["n_tok"], *args[p["w"]].shape[-2:], at, self.params["W_DTYPE"], y_type, p["beta"]))
-        apart = [i for i, x in enumerate(self.launches) if x.get("rounds")]  # beside each other, and of kernels with one path
+                todo.append(
+                    (
+                        None,
+                        step.n["n_tok"],
+                        *args[p["w"]].shape[-2:],
+                        at,
+                        self.params["W_DTYPE"],
+                        y_type,
+                        p["beta"],
+                    )
+                )
+        apart = [
+            i for i, x in enumerate(self.launches) if x.get("rounds")
+        ]  # beside each other, and of kernels with one path
         if apart:
-            todo[apart[0]:apart[-1] + 1] = [(*x[:-1], r) for r in range(rounds) for x in todo[apart[0]:apart[-1] + 1]]
-        assert path == "own" or any(x[0] is None for x in todo), f"{self.template} leaves nothing to a library"
+            todo[apart[0] : apart[-1] + 1] = [
+                (*x[:-1], r) for r in range(rounds) for x in todo[apart[0] : apart[-1] + 1]
+            ]
+        assert path == "own" or any(x[0] is None for x in todo), (
+            f"{self.template} leaves nothing to a library"
+        )
         n = [step.n[k] for k in ("n_tok", "n_dec", "n_seq", "n_out")]
-        job = dict(text=self.text, name=self.name, launches=todo, n=n, step=step.arrays, stride=step.stride,
-                   rows=syms["n_tok"], args=passed, scratch=scratch, repeat=repeat, check=mode == "check", fetch=fetch, maps=self.maps, early=early)
+        job = dict(
+            text=self.text,
+            name=self.name,
+            launches=todo,
+            n=n,
+            step=step.arrays,
+            stride=step.stride,
+            rows=syms["n_tok"],
+            args=passed,
+            scratch=scratch,
+            repeat=repeat,
+            check=mode == "check",
+            fetch=fetch,
+            maps=self.maps,
+            early=early,
+        )
         return submit(self.arch, mode, seed, sms, job, timeout)
 
 
@@ -656,13 +976,14 @@ def build(template, arch="sm_90a", params=None, **more):
 
 
 # Modes of a test: two schedules, of which make check has one, and a checking run. Each mode compiles the kernel for itself.
-FAST = [("fast", 0), ("fast", 1)][:1 + EVERY]
+FAST = [("fast", 0), ("fast", 1)][: 1 + EVERY]
 RUNS = [*FAST, ("check", 2)]
 
 
 def nvrtc_tool():
     """(library, tools/nvrtc.py), or None where there is no real NVRTC."""
     import nvrtc as tool
+
     lib = tool.find()
     return (lib, tool) if lib else None
 
@@ -674,9 +995,15 @@ def nvrtc(template, params, archs=None):
     if found is None:
         return None
     lib, tool = found
-    made = [(k, arch) for k, arch in ((expand(template, arch, params), arch) for arch in archs or ARCHS) if k]
+    made = [
+        (k, arch)
+        for k, arch in ((expand(template, arch, params), arch) for arch in archs or ARCHS)
+        if k
+    ]
     results = tool.compile_all(lib, [(k["name"], k["text"], arch) for k, arch in made], [TEMPLATES])
     for r, (k, _) in zip(results, made):
         r["symbol"] = k["symbol"]
-        assert tool.bad(r) is None, f"{r['name']} for {r['arch']}: {tool.bad(r)}: {r['kernels']}\n{r['log']}"
+        assert tool.bad(r) is None, (
+            f"{r['name']} for {r['arch']}: {tool.bad(r)}: {r['kernels']}\n{r['log']}"
+        )
     return results

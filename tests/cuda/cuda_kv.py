@@ -1,4 +1,5 @@
 """Pages of the KV cache as tests fill them: scattered, and NaN wherever nothing was appended."""
+
 import numpy as np
 
 import cuda_harness as H
@@ -15,7 +16,7 @@ def rounded(x, dtype):
     if dtype == "f32":
         return x
     u = x.view(np.uint32)
-    return ((u + 0x7fff + (u >> 16 & 1)) & 0xffff0000).view(np.float32)
+    return ((u + 0x7FFF + (u >> 16 & 1)) & 0xFFFF0000).view(np.float32)
 
 
 class Pool:
@@ -30,22 +31,27 @@ class Pool:
         self.table = np.full((len(lens), max(n_pages)), 1 << 29, np.int64)
         at = 0
         for i, n in enumerate(n_pages):
-            self.table[i, :n] = order[at:at + n]
+            self.table[i, :n] = order[at : at + n]
             at += n
         self.page_bytes = PAGE * (k_width + v_width) * self.item
-        self.pages = np.full((total + 3, self.page_bytes), 0xff, np.uint8)
+        self.pages = np.full((total + 3, self.page_bytes), 0xFF, np.uint8)
 
     def beyond(self, n_bytes):
         """The pages as an argument in which they begin behind so many bytes, and the table to them."""
         first = -(-n_bytes // self.page_bytes)
-        return H.far(self.pages, first * self.page_bytes), np.where(self.table < 1 << 29, self.table + first, self.table)
+        return H.far(self.pages, first * self.page_bytes), np.where(
+            self.table < 1 << 29, self.table + first, self.table
+        )
 
     def places(self, seq, pos, heads):
         """(first byte, bytes) of what position pos has in the pages"""
         page = int(self.table[seq, pos // PAGE]) * self.page_bytes
         for base, width in ((0, self.k_width), (PAGE * self.k_width, self.v_width)):
             n = width // heads * self.item
-            yield from ((page + base * self.item + h * PAGE * n + pos % PAGE * n, n) for h in range(heads if n else 0))
+            yield from (
+                (page + base * self.item + h * PAGE * n + pos % PAGE * n, n)
+                for h in range(heads if n else 0)
+            )
 
     def fill(self, seq, k, v, first=0):
         """k, v: [positions, heads, dim], rounded"""
@@ -57,13 +63,23 @@ class Pool:
                 raw = (raw.view(np.uint32) >> 16).astype(np.uint16)
             raw = raw.view(np.uint8).reshape(n, heads, dim * self.item)
             for j in range(n):
-                page = self.pages[self.table[seq, (first + j) // PAGE], base * self.item:(base + PAGE * width) * self.item]
+                page = self.pages[
+                    self.table[seq, (first + j) // PAGE],
+                    base * self.item : (base + PAGE * width) * self.item,
+                ]
                 page.reshape(heads, PAGE, dim * self.item)[:, (first + j) % PAGE] = raw[j]
 
     def _parts(self, seq, pos):
         """Byte ranges of K and of V of position pos, by head: views [heads, dim bytes]"""
         for base, width in ((0, self.k_width), (PAGE * self.k_width, self.v_width)):
-            yield self.pages[self.table[seq, pos // PAGE], base * self.item:(base + PAGE * width) * self.item], pos % PAGE, width
+            yield (
+                self.pages[
+                    self.table[seq, pos // PAGE],
+                    base * self.item : (base + PAGE * width) * self.item,
+                ],
+                pos % PAGE,
+                width,
+            )
 
     def read(self, seq, pos, n, k_shape, v_shape):
         """K and V of n positions as float64: [n, heads, dim]"""
@@ -74,9 +90,17 @@ class Pool:
                 part, at, _ = list(self._parts(seq, pos + j))[which]
                 raw = np.ascontiguousarray(part.reshape(heads, PAGE, dim * self.item)[:, at])
                 if self.dtype == "bf16":
-                    rows.append((raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(heads, dim))
+                    rows.append(
+                        (raw.view(np.uint16).astype(np.uint32) << 16)
+                        .view(np.float32)
+                        .reshape(heads, dim)
+                    )
                 else:
-                    rows.append(raw.view(np.float16 if self.dtype == "f16" else np.float32).reshape(heads, dim))
+                    rows.append(
+                        raw.view(np.float16 if self.dtype == "f16" else np.float32).reshape(
+                            heads, dim
+                        )
+                    )
             out.append(np.array(rows, np.float64))
         return out
 
@@ -88,7 +112,10 @@ class Pool:
                 if width == 0:
                     continue
                 part = slice(base * self.item, (base + PAGE * width) * self.item)
-                to, by = self.pages[page, part].reshape(heads, PAGE, -1), pages[page, part].reshape(heads, PAGE, -1)
+                to, by = (
+                    self.pages[page, part].reshape(heads, PAGE, -1),
+                    pages[page, part].reshape(heads, PAGE, -1),
+                )
                 to[:, (pos + j) % PAGE] = by[:, (pos + j) % PAGE]
 
 
@@ -99,7 +126,7 @@ class Codes(Pool):
         super().__init__(lens, width, 0, "f32", rng)
         self.dtype, self.width = kv, width
         self.page_bytes = PAGE * K.row_bytes(kv, width)
-        self.pages = np.full((len(self.pages), self.page_bytes), 0xff, np.uint8)
+        self.pages = np.full((len(self.pages), self.page_bytes), 0xFF, np.uint8)
 
     def places(self, seq, pos, heads):
         page = int(self.table[seq, pos // PAGE]) * self.page_bytes
@@ -112,4 +139,4 @@ class Codes(Pool):
             plane = K.plane(self.dtype, rows, self.width, False).reshape(-1)
             base = int(self.table[seq, (first + j) // PAGE]) * self.page_bytes
             for at, n in self.places(seq, first + j, 1):
-                flat[at:at + n] = plane[at - base:at - base + n]
+                flat[at : at + n] = plane[at - base : at - base + n]

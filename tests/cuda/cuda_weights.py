@@ -1,4 +1,5 @@
 """Matrices for kernel tests: random values in every storage type, in the order that kernels read them."""
+
 import ctypes as C
 import functools
 
@@ -7,7 +8,13 @@ import numpy as np
 import cuda_harness as H
 from code_blocks import CODES, blocks
 
-SOURCES = ["formats/dtype.c", "formats/dequant.c", "formats/quantize_row.c", "formats/layout_packed.c", "formats/layout_codes.c"]
+SOURCES = [
+    "formats/dtype.c",
+    "formats/dequant.c",
+    "formats/quantize_row.c",
+    "formats/layout_packed.c",
+    "formats/layout_codes.c",
+]
 
 
 @functools.lru_cache
@@ -35,9 +42,15 @@ class Weights:
         n = so.dtype_row_bytes(d, cols)
         assert n > 0, f"{cols} columns do not fit {dtype}"
         file = np.zeros((rows, n), np.uint8)
-        x = (rng.standard_normal((rows, cols)) * scale).astype(np.float32) if values is None else np.ascontiguousarray(values, np.float32)
+        x = (
+            (rng.standard_normal((rows, cols)) * scale).astype(np.float32)
+            if values is None
+            else np.ascontiguousarray(values, np.float32)
+        )
         if dtype in CODES:
-            file = blocks(rng, dtype, (rows, cols // CODES[dtype][0]), scale * 1e-2).reshape(rows, n)
+            file = blocks(rng, dtype, (rows, cols // CODES[dtype][0]), scale * 1e-2).reshape(
+                rows, n
+            )
         else:
             for r in range(rows):
                 so.quant_row(d, x[r].ctypes.data, file[r].ctypes.data, cols)
@@ -52,13 +65,15 @@ class Weights:
             b = file.reshape(rows, -1, block)
             b[:, :, head:] = rng.integers(0, 256, b[:, :, head:].shape)
         if raw and dtype in H.GROUP:
-            scale = 2 if dtype[0] == "u" and not dtype.endswith("f32") else 8 if dtype[0] == "m" else 4
+            scale = (
+                2 if dtype[0] == "u" and not dtype.endswith("f32") else 8 if dtype[0] == "m" else 4
+            )
             b = file.reshape(rows, cols // int(dtype.split("_")[1]), -1)
             b[:, :, scale:] = rng.integers(0, 256, b[:, :, scale:].shape)
             if dtype[0] == "u" and dtype[1] != "8":
                 b[:, :, scale] &= (1 << int(dtype[1])) - 1
             if dtype[:2] == "f8":
-                b[:, :, scale:][b[:, :, scale:] & 0x7f == 0x7f] = 0x35  # NaN
+                b[:, :, scale:][b[:, :, scale:] & 0x7F == 0x7F] = 0x35  # NaN
         self.value = np.zeros((rows, cols), np.float32)
         for r in range(rows):
             so.dequant_row(d, file[r].ctypes.data, self.value[r].ctypes.data, cols)

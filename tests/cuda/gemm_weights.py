@@ -1,5 +1,6 @@
 """Matrices for the tests of products: bytes as the device has them (layouts row and planes), and their values. The definitions of the
 block formats are ggml's, written down anew, but for those that are codes."""
+
 import functools
 
 import numpy as np
@@ -9,16 +10,33 @@ from cuda_weights import Weights
 
 
 TABLES = {  # of bitsandbytes 0.50
-    "nf4": np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
-                     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-                     0.7229568362236023, 1.0]),
+    "nf4": np.array(
+        [
+            -1.0,
+            -0.6961928009986877,
+            -0.5250730514526367,
+            -0.39491748809814453,
+            -0.28444138169288635,
+            -0.18477343022823334,
+            -0.09105003625154495,
+            0.0,
+            0.07958029955625534,
+            0.16093020141124725,
+            0.24611230194568634,
+            0.33791524171829224,
+            0.44070982933044434,
+            0.5626170039176941,
+            0.7229568362236023,
+            1.0,
+        ]
+    ),
     "fp4": np.array([0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3]) / 12,
 }
 
 
 def bf16(x):
     u = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
-    return ((u + 0x7fff + (u >> 16 & 1)) >> 16).astype(np.uint16)
+    return ((u + 0x7FFF + (u >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def half(r, shape, lo, hi):
@@ -47,7 +65,9 @@ def fives(q):
     for e in range(30):
         w[..., e // 6] |= (q[..., e] << e % 2 * 16 + e // 2 % 3 * 5).astype(np.uint32)
     for bit in range(5):
-        w[..., bit] |= ((q[..., 30] >> bit & 1) << 15 | (q[..., 31] >> bit & 1) << 31).astype(np.uint32)
+        w[..., bit] |= ((q[..., 30] >> bit & 1) << 15 | (q[..., 31] >> bit & 1) << 31).astype(
+            np.uint32
+        )
     return w
 
 
@@ -110,24 +130,41 @@ def make(r, rows, cols, dtype):
         if dtype == "q6_k":
             q = r.integers(0, 64, (rows, nb, 2, 4, 32))  # halves, quarters
             sc = r.integers(-128, 128, (rows, nb, 16)).astype(np.int8)
-            ql = np.concatenate([q[..., 0, :] & 15 | (q[..., 2, :] & 15) << 4, q[..., 1, :] & 15 | (q[..., 3, :] & 15) << 4], -1).astype(np.uint8)
+            ql = np.concatenate(
+                [
+                    q[..., 0, :] & 15 | (q[..., 2, :] & 15) << 4,
+                    q[..., 1, :] & 15 | (q[..., 3, :] & 15) << 4,
+                ],
+                -1,
+            ).astype(np.uint8)
             qh = sum((q[..., i, :] >> 4) << 2 * i for i in range(4)).astype(np.uint8)
-            v = d[..., None, None].astype(np.float64) * sc[..., None] * (q.reshape(rows, nb, 16, 16) - 32)
-            return np.concatenate([plane(ql, rows), plane(qh, rows), plane(sc, rows), plane(d, rows)], 1), v.reshape(rows, cols)
+            v = (
+                d[..., None, None].astype(np.float64)
+                * sc[..., None]
+                * (q.reshape(rows, nb, 16, 16) - 32)
+            )
+            return np.concatenate(
+                [plane(ql, rows), plane(qh, rows), plane(sc, rows), plane(d, rows)], 1
+            ), v.reshape(rows, cols)
         bits = 5 if dtype == "q5_k" else 4
         q = r.integers(0, 1 << bits, (rows, nb, 8, 32))
         dm = half(r, (rows, nb), 1e-4, 3e-3)
         sc, mn = r.integers(0, 64, (rows, nb, 8)), r.integers(0, 64, (rows, nb, 8))
-        head = np.concatenate([d[..., None].view(np.uint8), dm[..., None].view(np.uint8), k_scales(sc, mn)], -1)
+        head = np.concatenate(
+            [d[..., None].view(np.uint8), dm[..., None].view(np.uint8), k_scales(sc, mn)], -1
+        )
         if bits == 5:
             w = fives(q)
             parts = [plane(w[..., :4], rows), plane(w[..., 4], rows)]
         else:
             parts = [plane((q[:, :, 0::2] | q[:, :, 1::2] << 4).astype(np.uint8), rows)]
-        v = d[..., None, None].astype(np.float64) * sc[..., None] * q - dm[..., None, None].astype(np.float64) * mn[..., None]
+        v = (
+            d[..., None, None].astype(np.float64) * sc[..., None] * q
+            - dm[..., None, None].astype(np.float64) * mn[..., None]
+        )
         return np.concatenate([*parts, plane(head, rows)], 1), v.reshape(rows, cols)
     if dtype in ("mxfp4", "nvfp4"):  # E2M1 with scales of 8 bits
-        levels = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6])
+        levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
         q = r.integers(0, 16, (rows, cols // 32, 32))
         if dtype == "mxfp4":
             e = r.integers(110, 124, (rows, cols // 32)).astype(np.uint8)
@@ -137,28 +174,44 @@ def make(r, rows, cols, dtype):
         d = (0.00037 * (1 + r.random((rows, 1)))).astype(np.float32)  # of a row
         scale = (1 + (s & 7) / 8) * 2.0 ** ((s >> 3).astype(int) - 7) * d.astype(np.float64)
         v = levels[q].reshape(rows, -1, 16) * scale[..., None]
-        return np.concatenate([plane(e2m1(q), rows), plane(s, rows), plane(d, rows)], 1), v.reshape(rows, cols)
+        return np.concatenate([plane(e2m1(q), rows), plane(s, rows), plane(d, rows)], 1), v.reshape(
+            rows, cols
+        )
     if dtype[:3] in ("nf4", "fp4"):
-        codes = TABLES[dtype[:3]].astype(np.float16).astype(np.float64)  # tiles take them from a table of 16 bits
+        codes = (
+            TABLES[dtype[:3]].astype(np.float16).astype(np.float64)
+        )  # tiles take them from a table of 16 bits
         group = int(dtype[4:])
-        q, d = r.integers(0, 16, (rows, cols // group, group)), half(r, (rows, cols // group), 1e-3, 3e-1).astype(np.float32)
-        return np.concatenate([plane(nibbles(q.reshape(rows, -1, 32)), rows), plane(d, rows)], 1), (codes[q] * d[..., None].astype(np.float64)).reshape(rows, cols)
-    if dtype[0] in "uf" and dtype[1] in "48":  # u4_128_f32: a scale and a zero point for each 128 columns
+        q, d = (
+            r.integers(0, 16, (rows, cols // group, group)),
+            half(r, (rows, cols // group), 1e-3, 3e-1).astype(np.float32),
+        )
+        return np.concatenate([plane(nibbles(q.reshape(rows, -1, 32)), rows), plane(d, rows)], 1), (
+            codes[q] * d[..., None].astype(np.float64)
+        ).reshape(rows, cols)
+    if (
+        dtype[0] in "uf" and dtype[1] in "48"
+    ):  # u4_128_f32: a scale and a zero point for each 128 columns
         group = int(dtype.split("_")[1])
         bits, nb = int(dtype[1]), cols // group
         wide = dtype[0] == "f" or dtype.endswith("f32")
         d = half(r, (rows, nb), 1e-3, 3e-2).astype(np.float32 if wide else np.float16)
         if dtype[0] == "f":  # e4m3 without its NaN
             q = r.integers(0, 256, (rows, nb, group)).astype(np.uint8)
-            q[q & 0x7f == 0x7f] = 0x40
+            q[q & 0x7F == 0x7F] = 0x40
             e, m = (q >> 3 & 15).astype(int), (q & 7).astype(float)
-            v = np.where(e == 0, m / 8 * 2.0 ** -6, (1 + m / 8) * 2.0 ** (e - 7.0)) * np.where(q & 128, -1, 1)
+            v = np.where(e == 0, m / 8 * 2.0**-6, (1 + m / 8) * 2.0 ** (e - 7.0)) * np.where(
+                q & 128, -1, 1
+            )
             d /= 100
-            return np.concatenate([plane(q, rows), plane(d, rows)], 1), (v * d[..., None].astype(np.float64)).reshape(rows, cols)
+            return np.concatenate([plane(q, rows), plane(d, rows)], 1), (
+                v * d[..., None].astype(np.float64)
+            ).reshape(rows, cols)
         q, z = r.integers(0, 1 << bits, (rows, nb, group)), r.integers(0, 1 << bits, (rows, nb))
         codes = q.astype(np.uint8) if bits == 8 else nibbles(q.reshape(rows, nb, -1, 32))
-        return np.concatenate([plane(codes, rows), plane(d, rows), plane(z.astype(np.uint8), rows)], 1), \
-            ((q - z[..., None]) * d[..., None].astype(np.float64)).reshape(rows, cols)
+        return np.concatenate(
+            [plane(codes, rows), plane(d, rows), plane(z.astype(np.uint8), rows)], 1
+        ), ((q - z[..., None]) * d[..., None].astype(np.float64)).reshape(rows, cols)
     if dtype[0] in "um" and dtype[1:2].isdigit():  # two and three bits; m: a minimum for each group
         bits, group = int(dtype[1]), int(dtype.split("_")[1])
         nb = cols // group
@@ -172,14 +225,28 @@ def make(r, rows, cols, dtype):
             low = (q & 3).reshape(rows, -1, 2, 4, 4).astype(np.uint8)
             codes = np.bitwise_or.reduce(low << (2 * np.arange(4, dtype=np.uint8))[:, None], 3)
             if bits == 3:
-                third = plane(np.bitwise_or.reduce((q >> 2).reshape(rows, -1, 8, 4).astype(np.uint8) << np.arange(8, dtype=np.uint8)[:, None], 2), rows)
+                third = plane(
+                    np.bitwise_or.reduce(
+                        (q >> 2).reshape(rows, -1, 8, 4).astype(np.uint8)
+                        << np.arange(8, dtype=np.uint8)[:, None],
+                        2,
+                    ),
+                    rows,
+                )
         if dtype[0] == "m":
-            d, m = half(r, (rows, nb), 1e-3, 3e-2).astype(np.float32) * 1.01, half(r, (rows, nb), -0.5, 0.2).astype(np.float32) * 1.01
+            d, m = (
+                half(r, (rows, nb), 1e-3, 3e-2).astype(np.float32) * 1.01,
+                half(r, (rows, nb), -0.5, 0.2).astype(np.float32) * 1.01,
+            )
             v = q * d[..., None].astype(np.float64) + m[..., None]
-            return np.concatenate([plane(codes, rows), plane(d, rows), plane(m, rows), third], 1), v.reshape(rows, cols)
+            return np.concatenate(
+                [plane(codes, rows), plane(d, rows), plane(m, rows), third], 1
+            ), v.reshape(rows, cols)
         d, z = half(r, (rows, nb), 1e-3, 3e-2), r.integers(0, 1 << bits, (rows, nb))
         v = (q - z[..., None]) * d[..., None].astype(np.float64)
-        return np.concatenate([plane(codes, rows), plane(d, rows), plane(z.astype(np.uint8), rows), third], 1), v.reshape(rows, cols)
+        return np.concatenate(
+            [plane(codes, rows), plane(d, rows), plane(z.astype(np.uint8), rows), third], 1
+        ), v.reshape(rows, cols)
     nb = cols // 32
     d, m = half(r, (rows, nb), 1e-3, 3e-2), half(r, (rows, nb), -0.2, 0.0)
     df, mf = d[..., None].astype(np.float64), m[..., None].astype(np.float64)
@@ -190,4 +257,6 @@ def make(r, rows, cols, dtype):
     q = r.integers(0, 1 << bits, (rows, nb, 32))
     parts = [plane(nibbles(q & 15), rows)] + ([plane(fifth(q >> 4), rows)] if bits == 5 else [])
     parts.append(plane(d if signed else np.stack([d, m], -1), rows))
-    return np.concatenate(parts, 1), ((q - (1 << bits - 1)) * df if signed else q * df + mf).reshape(rows, cols)
+    return np.concatenate(parts, 1), (
+        (q - (1 << bits - 1)) * df if signed else q * df + mf
+    ).reshape(rows, cols)

@@ -1,4 +1,5 @@
-/* Stands for grammar/ where the CPU's sampler is built by itself: no request of these tests is held to a grammar. */
+/* Stands for grammar/ where the CPU's sampler is built by itself: no request of these tests is held
+ * to a grammar. */
 #include "grammar/grammar.h"
 
 llmc_status

@@ -9,6 +9,7 @@
 ACQBULK is griddepcontrol.wait, PREEXIT launch_dependents, LDGSTS cp.async, UBLKCP a bulk copy, HMMA and HGMMA the tensor cores, LDL and STL
 spills. The disassembler is a toolkit's or the one in the triton wheel: LLMC_NVDISASM, PATH, /usr/local/cuda, Python's packages; without
 one functions() is None."""
+
 import functools
 import glob
 import hashlib
@@ -74,8 +75,18 @@ class Sass(list):
             m = re.search(r"(\.L\w+)", self[i])
             if m and self.label.get(m[1], i + 1) <= i:
                 last[self.label[m[1]]] = i + 1
-        found = [Sass(self[a:b]) for a, b in sorted(last.items()) if all(any(a <= k < b for k in self.where(o)) for o in ops)
-                 and not any(a <= c and d <= b and (a, b) != (c, d) and all(any(c <= k < d for k in self.where(o)) for o in ops) for c, d in last.items())]
+        found = [
+            Sass(self[a:b])
+            for a, b in sorted(last.items())
+            if all(any(a <= k < b for k in self.where(o)) for o in ops)
+            and not any(
+                a <= c
+                and d <= b
+                and (a, b) != (c, d)
+                and all(any(c <= k < d for k in self.where(o)) for o in ops)
+                for c, d in last.items()
+            )
+        ]
         return found
 
     def ways(self, *ops):
@@ -91,8 +102,18 @@ class Sass(list):
             best = {}  # from an instruction to the branch back: of each of ops, then minus the length
             for i in range(tail, head - 1, -1):
                 m = re.match(r"(@!?\S+\s+)?(\S+)\s*(.*)", self[i])
-                to = self.label.get((re.search(r"\.L\w+", self[i]) or [""])[0]) if m[2].split(".")[0] == "BRA" else None
-                after = [best[i + 1]] if i + 1 in best and (to is None or m[1] or re.match(r"!?U?P\d", m[3])) and not (m[2] == "EXIT" and not m[1]) else []
+                to = (
+                    self.label.get((re.search(r"\.L\w+", self[i]) or [""])[0])
+                    if m[2].split(".")[0] == "BRA"
+                    else None
+                )
+                after = (
+                    [best[i + 1]]
+                    if i + 1 in best
+                    and (to is None or m[1] or re.match(r"!?U?P\d", m[3]))
+                    and not (m[2] == "EXIT" and not m[1])
+                    else []
+                )
                 after += [(0,) * (len(ops) + 1)] if to == head else [best[to]] if to in best else []
                 if after:
                     *n, length = max(after)
@@ -106,7 +127,9 @@ def disassembled(tool, cubin):
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
         f.write(cubin)
         f.flush()
-        return subprocess.run([tool, "-c", f.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [tool, "-c", f.name], capture_output=True, text=True, check=True
+        ).stdout
 
 
 def functions(cubin):
@@ -144,9 +167,15 @@ def faults(s, bytes_=16, tensor=True):
         out.append("weights are asked for after griddepcontrol.wait")
     if s.where("ACQBULK") and s.first("STG", "ATOMG", "RED", "ST") < wait:
         out.append("a store stands before griddepcontrol.wait")
-    if not s.where("UBLKCP") and (load == len(s) or f".{bytes_ * 8}" not in s[load].split(" ")[0 if s[load][0] != "@" else 1]):
-        out.append(f"the first load of weights is not {bytes_} bytes wide: {s[load] if load < len(s) else 'none'}")
-    if s.where("LDG") and any(".CONSTANT" in s[i].split(" ")[0 if s[i][0] != "@" else 1] for i in s.where("LDG")):
+    if not s.where("UBLKCP") and (
+        load == len(s) or f".{bytes_ * 8}" not in s[load].split(" ")[0 if s[load][0] != "@" else 1]
+    ):
+        out.append(
+            f"the first load of weights is not {bytes_} bytes wide: {s[load] if load < len(s) else 'none'}"
+        )
+    if s.where("LDG") and any(
+        ".CONSTANT" in s[i].split(" ")[0 if s[i][0] != "@" else 1] for i in s.where("LDG")
+    ):
         out.append("a load is ld.global.nc: ptxas may move it across a wait")
     if s.where("LDL", "STL"):
         out.append("registers are spilled")
@@ -160,11 +189,16 @@ def main():
         with open(path, "rb") as f:
             found = functions(f.read())
         if found is None:
-            print("no nvdisasm (LLMC_NVDISASM, PATH, /usr/local/cuda, the triton wheel)", file=sys.stderr)
+            print(
+                "no nvdisasm (LLMC_NVDISASM, PATH, /usr/local/cuda, the triton wheel)",
+                file=sys.stderr,
+            )
             return 77
         for name, s in found.items():
-            print(f"{name}: {len(s)} instructions, {s.count('LDGSTS')} LDGSTS, {s.count('LDG')} LDG, {s.count('HMMA')} HMMA, "
-                  f"{min(s.first('LDGSTS'), s.first('LDG'))} first load, {s.first('ACQBULK')} wait; {'; '.join(faults(s)) or 'as wanted'}")
+            print(
+                f"{name}: {len(s)} instructions, {s.count('LDGSTS')} LDGSTS, {s.count('LDG')} LDG, {s.count('HMMA')} HMMA, "
+                f"{min(s.first('LDGSTS'), s.first('LDG'))} first load, {s.first('ACQBULK')} wait; {'; '.join(faults(s)) or 'as wanted'}"
+            )
     return 0
 
 

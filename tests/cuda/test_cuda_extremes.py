@@ -1,6 +1,7 @@
 """Rows of large negative values, of ties, of infinities and of NaN: for every softmax, maximum, top k and argmax of the GPU's kernels.
 
 Values are chosen so that scores are exact. The shapes are those of the cases called low in the kernels' own tests, whose builds are shared."""
+
 import cuda_harness as H
 import numpy as np
 import pytest
@@ -20,23 +21,37 @@ from test_cuda_sample import cpu  # noqa: F401 (a fixture)
 LOW = dict(lens=EXTREMES, heads=4, kv_heads=2, dim=64, scale=0.125)
 
 
-@pytest.mark.parametrize("template,arch,heads,kv", [("attention", "sm_75", 4, "f16"), ("attention_decode", "sm_75", 8, "bf16"),
-                                                    ("attention_decode_sm80", "sm_86", 8, "bf16"), ("attention_mixed_sm80", "sm_80", 4, "bf16"),
-                                                    ("attention_mixed_sm90", "sm_90a", 4, "bf16")])
+@pytest.mark.parametrize(
+    "template,arch,heads,kv",
+    [
+        ("attention", "sm_75", 4, "f16"),
+        ("attention_decode", "sm_75", 8, "bf16"),
+        ("attention_decode_sm80", "sm_86", 8, "bf16"),
+        ("attention_mixed_sm80", "sm_80", 4, "bf16"),
+        ("attention_mixed_sm90", "sm_90a", 4, "bf16"),
+    ],
+)
 def test_attention(template, arch, heads, kv):
     c = extreme((F.case if "mixed" in template else A.Case)(**dict(LOW, heads=heads, kv=kv)))
     k = H.build(template, arch, c.params)
-    rows = c.last() if "decode" in template else [(i, list(range(n - 1 - 20 * (i % 2), n))) for i, n in enumerate(c.lens)]
-    extreme_close(c.run(k, rows), extreme_want(c, rows), F.TOL[kv] if "mixed" in template else 2e-5, rows)
+    rows = (
+        c.last()
+        if "decode" in template
+        else [(i, list(range(n - 1 - 20 * (i % 2), n))) for i, n in enumerate(c.lens)]
+    )
+    extreme_close(
+        c.run(k, rows), extreme_want(c, rows), F.TOL[kv] if "mixed" in template else 2e-5, rows
+    )
 
 
 # ---- latent attention -------------------------------------------------------------------------------------------------
+
 
 def latent(cls=M.Steps, **kw):
     """The sequences of `extreme`: scores come from the last column of the rotary part alone, values from the latents, which stay random."""
     c = cls(**dict(dict(M.STEPS["low"], lens=EXTREMES, low=0.0), **kw))
     for i in range(6):
-        c.q[i][:], c.c[i][:, :, c.rank:] = 0, 0
+        c.q[i][:], c.c[i][:, :, c.rank :] = 0, 0
     for i in (0, 2, 4):
         c.q[i][:, :, -1] = 256
     c.c[0][:, :, -1] = -512
@@ -62,8 +77,16 @@ def test_latent_attention_portable():
     extreme_close(got, latent_want(c, rows, c.want), 2e-5, rows)
 
 
-@pytest.mark.parametrize("template,arch,tol", [("mla_attend", "sm_75", 2e-5), ("mla_attend_decode_sm80", "sm_86", 2e-5), ("mla_attend_decode_sm90", "sm_90a", 8e-3),
-                                               ("mla_attend_mixed_sm80", "sm_86", 3e-2), ("mla_attend_mixed_sm80", "sm_90a", 3e-2)])
+@pytest.mark.parametrize(
+    "template,arch,tol",
+    [
+        ("mla_attend", "sm_75", 2e-5),
+        ("mla_attend_decode_sm80", "sm_86", 2e-5),
+        ("mla_attend_decode_sm90", "sm_90a", 8e-3),
+        ("mla_attend_mixed_sm80", "sm_86", 3e-2),
+        ("mla_attend_mixed_sm80", "sm_90a", 3e-2),
+    ],
+)
 def test_latent_attention(template, arch, tol):
     """In the mixed step the odd sequences have pieces of 20 rows, which are expanded: of their rows the weights are multiplied by values, not latents."""
     mixed = "mixed" in template
@@ -87,21 +110,36 @@ def test_latent_attention(template, arch, tol):
 
     def sums(i, ps):
         p = ps[-1]
-        held = c.c[i][:p + 1, 0].astype(np.float64)
+        held = c.c[i][: p + 1, 0].astype(np.float64)
         out = []
         for at in ps:
-            s = np.einsum("hr,jr->hj", c.q[i][at][:, c.nope:].astype(np.float64), held[:at + 1, c.rank:]) * c.scale
+            s = (
+                np.einsum(
+                    "hr,jr->hj",
+                    c.q[i][at][:, c.nope :].astype(np.float64),
+                    held[: at + 1, c.rank :],
+                )
+                * c.scale
+            )
             e = np.exp(s - s.max(-1, keepdims=True))
-            out.append(e / e.sum(-1, keepdims=True) @ held[:at + 1, :c.rank])
+            out.append(e / e.sum(-1, keepdims=True) @ held[: at + 1, : c.rank])
         return np.array(out)
+
     want = latent_want(c, rows, lambda i, ps: sums(i, ps) if i < 6 else ordinary(c, i, ps))
     made = np.full(want.shape, np.nan)
-    made[..., :c.v_dim] = np.einsum("thr,hvr->thv", want, values)
+    made[..., : c.v_dim] = np.einsum("thr,hvr->thv", want, values)
     want = np.where(whole[:, None, None], made, want)
     weights = (c.k_b.packed, c.v_b.packed) if c.expand else (None, None)
     early = dict(early=[(3, 0, 0)]) if "decode" in template else {}
-    got = k.run(step, [asked, *weights, c.pool.pages, None, None, H.out(want.shape)], **early, **(rounds if mixed else {}))[-1]
-    got[np.broadcast_to(whole[:, None, None], got.shape) & (np.arange(c.rank) >= c.v_dim)] = np.nan # unused columns
+    got = k.run(
+        step,
+        [asked, *weights, c.pool.pages, None, None, H.out(want.shape)],
+        **early,
+        **(rounds if mixed else {}),
+    )[-1]
+    got[np.broadcast_to(whole[:, None, None], got.shape) & (np.arange(c.rank) >= c.v_dim)] = (
+        np.nan
+    )  # unused columns
     extreme_close(got, want, tol, rows)
 
 
@@ -109,21 +147,25 @@ def ordinary(c, i, ps):
     k_b = c.heads_of(c.k_b)
     out = []
     for p in ps:
-        held, q = c.c[i][:p + 1, 0].astype(np.float64), c.q[i][p].astype(np.float64)
-        z = np.einsum("hn,hnr->hr", q[:, :c.nope], k_b)
-        s = c.scale * (z @ held[:, :c.rank].T + q[:, c.nope:] @ held[:, c.rank:].T)
+        held, q = c.c[i][: p + 1, 0].astype(np.float64), c.q[i][p].astype(np.float64)
+        z = np.einsum("hn,hnr->hr", q[:, : c.nope], k_b)
+        s = c.scale * (z @ held[:, : c.rank].T + q[:, c.nope :] @ held[:, c.rank :].T)
         e = np.exp(s - s.max(-1, keepdims=True))
-        out.append(e / e.sum(-1, keepdims=True) @ held[:, :c.rank])
+        out.append(e / e.sum(-1, keepdims=True) @ held[:, : c.rank])
     return np.array(out)
 
 
 # ---- choosing experts -------------------------------------------------------------------------------------------------
 
 ROUTERS = {  # experts, chosen, how
-    "softmax":  (128, 8, dict(renorm=1)),
-    "groups":   (64, 6, dict(score="sigmoid", renorm=1, scale=2.5, groups=8, keep=3, group_score="top2")),
-    "best":     (40, 3, dict(groups=5, keep=2, group_score="max", scale=16.0)),
-    "mixer":    (5, 2, dict(score="sparsemixer", jitter=0.25)),
+    "softmax": (128, 8, dict(renorm=1)),
+    "groups": (
+        64,
+        6,
+        dict(score="sigmoid", renorm=1, scale=2.5, groups=8, keep=3, group_score="top2"),
+    ),
+    "best": (40, 3, dict(groups=5, keep=2, group_score="max", scale=16.0)),
+    "mixer": (5, 2, dict(score="sparsemixer", jitter=0.25)),
 }
 NAN_ROW, INF_ROW = 6, 7
 
@@ -156,24 +198,52 @@ def routed(name, x, run):
     x = x.copy()
     x[[NAN_ROW, INF_ROW]] = 1
     other_id, other = run(x)
-    assert np.array_equal(other_id[plain], ids[plain]) and np.array_equal(other[plain].view(np.int32), weights[plain].view(np.int32)), "NaN spreads to other rows"
+    assert np.array_equal(other_id[plain], ids[plain]) and np.array_equal(
+        other[plain].view(np.int32), weights[plain].view(np.int32)
+    ), "NaN spreads to other rows"
 
 
 def route_params(name):
     n, top_k, c = ROUTERS[name]
-    return dict(N_EXPERTS=n, TOP_K=top_k, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SUM_EPS=1e-20, SCALE=float(c.get("scale", 1.0)),
-                GROUPS=c.get("groups", 1), TOP_K_GROUPS=c.get("keep", 1), GROUP_SCORE=c.get("group_score", "max"), JITTER=c.get("jitter", 0), HAS_BIAS=0)
+    return dict(
+        N_EXPERTS=n,
+        TOP_K=top_k,
+        SCORE=c.get("score", "softmax"),
+        RENORM=c.get("renorm", 0),
+        SUM_EPS=1e-20,
+        SCALE=float(c.get("scale", 1.0)),
+        GROUPS=c.get("groups", 1),
+        TOP_K_GROUPS=c.get("keep", 1),
+        GROUP_SCORE=c.get("group_score", "max"),
+        JITTER=c.get("jitter", 0),
+        HAS_BIAS=0,
+    )
 
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_route(name):
     n, top_k, c = ROUTERS[name]
     k = H.build("moe_route", "sm_90a", route_params(name))
-    routed(name, logits(n, c.get("groups", 1)), lambda x: k.run(H.make_step([5] * len(x)), [x, None, H.out((len(x), top_k), np.int32), H.out((len(x), top_k))]))
+    routed(
+        name,
+        logits(n, c.get("groups", 1)),
+        lambda x: k.run(
+            H.make_step([5] * len(x)),
+            [x, None, H.out((len(x), top_k), np.int32), H.out((len(x), top_k))],
+        ),
+    )
 
 
-@pytest.mark.parametrize("template,name,dtype", [("norm_route", "groups", "f32"), ("norm_route_decode", "best", "bf16"), ("norm_route_mixed_sm80", "groups", "bf16"),
-                                                 ("norm_route_mixed_sm80", "softmax", "bf16"), ("norm_route_mixed", "best", "q8_0")])
+@pytest.mark.parametrize(
+    "template,name,dtype",
+    [
+        ("norm_route", "groups", "f32"),
+        ("norm_route_decode", "best", "bf16"),
+        ("norm_route_mixed_sm80", "groups", "bf16"),
+        ("norm_route_mixed_sm80", "softmax", "bf16"),
+        ("norm_route_mixed", "best", "q8_0"),
+    ],
+)
 def test_fused_route(template, name, dtype):
     """Logits are sums of two columns times a router's rows, all exact in bf16: expert e has -400 and -(e's place in its group)."""
     n, top_k, c = ROUTERS[name]
@@ -184,24 +254,49 @@ def test_fused_route(template, name, dtype):
     x = np.zeros((9, hidden), np.float32)
     x[:6, :2] = [[1, 1], [1, 0], [0, 0], [0, 1], [1, 2], [-1, 1]]
     x[NAN_ROW, 0], x[INF_ROW, 0], x[8, :2] = np.nan, np.inf, [0.5, -2]
-    k = H.build(template, "sm_90a", dict(route_params(name), HIDDEN=hidden, SHARED_GATE=0, NORM="none", EPS=1e-5, PLUS_ONE=0, W_DTYPE=dtype, W_ROWS=n, HAS_NW=0, HAS_NB=0, PHASE="mixed" if "mixed" in template else "decode"))
+    k = H.build(
+        template,
+        "sm_90a",
+        dict(
+            route_params(name),
+            HIDDEN=hidden,
+            SHARED_GATE=0,
+            NORM="none",
+            EPS=1e-5,
+            PLUS_ONE=0,
+            W_DTYPE=dtype,
+            W_ROWS=n,
+            HAS_NW=0,
+            HAS_NB=0,
+            PHASE="mixed" if "mixed" in template else "decode",
+        ),
+    )
     plain = [t for t in range(9) if t not in (NAN_ROW, INF_ROW)]
     step = H.make_step([5] * 9)
 
     def run(x):
-        return k.run(step, [x, None, None, packed.packed, None, H.out((9, top_k), np.int32), H.out((9, top_k))])
+        return k.run(
+            step,
+            [x, None, None, packed.packed, None, H.out((9, top_k), np.int32), H.out((9, top_k))],
+        )
+
     ids, weights = run(x)
-    want_id, want = route(x[plain].astype(np.float64) @ packed.value.T.astype(np.float64), top_k, **c)
+    want_id, want = route(
+        x[plain].astype(np.float64) @ packed.value.T.astype(np.float64), top_k, **c
+    )
     assert np.array_equal(ids[plain], want_id)
     assert np.abs(weights[plain] - want).max() < 1e-5 * c.get("scale", 1)
     for t in (NAN_ROW, INF_ROW):
         assert len(set(ids[t])) == top_k and 0 <= ids[t].min() and ids[t].max() < n
     x[[NAN_ROW, INF_ROW]] = 1
     other_id, other = run(x)
-    assert np.array_equal(other_id[plain], ids[plain]) and np.array_equal(other[plain].view(np.int32), weights[plain].view(np.int32)), "NaN spreads to other rows"
+    assert np.array_equal(other_id[plain], ids[plain]) and np.array_equal(
+        other[plain].view(np.int32), weights[plain].view(np.int32)
+    ), "NaN spreads to other rows"
 
 
 # ---- choosing positions -----------------------------------------------------------------------------------------------
+
 
 class Scores(I.Indexer):
     """An indexer of one head whose score of a position is the first element of its key, times the row's weight of 1 or -1 (below zero: 0)."""
@@ -211,11 +306,15 @@ class Scores(I.Indexer):
         self.params["SCALE"] = 1.0
         self.q[0][:], self.k[0][:], self.w[0][:] = 0, 0, 1
         self.q[0][:, 0, 0], self.k[0][:, 0, 0] = 1, scores
-        self.pool.fill(0, KV.rounded(self.k[0], kv) if np.isfinite(scores).all() else self.k[0], self.k[0][:, :, :0])
+        self.pool.fill(
+            0,
+            KV.rounded(self.k[0], kv) if np.isfinite(scores).all() else self.k[0],
+            self.k[0][:, :, :0],
+        )
 
     def best(self, pos):
-        s = self.w[0][pos, 0] * np.maximum(self.k[0][:pos + 1, 0, 0].astype(np.float64), 0)
-        order = np.argsort(-s, kind="stable")[:self.chosen]
+        s = self.w[0][pos, 0] * np.maximum(self.k[0][: pos + 1, 0, 0].astype(np.float64), 0)
+        order = np.argsort(-s, kind="stable")[: self.chosen]
         return np.sort(order)
 
 
@@ -227,7 +326,7 @@ PATTERNS = {
     "steps": np.arange(N) // 100 + 1.0,
     "steps down": 16.0 - np.arange(N) // 100,
     "infinities": np.where(np.arange(N) % 100 == 99, np.inf, np.arange(N) % 50 + 1.0),
-    "large": -np.float32(2.0 ** 100) * (np.arange(N) % 7 - 3.0),
+    "large": -np.float32(2.0**100) * (np.arange(N) % 7 - 3.0),
 }
 
 
@@ -235,7 +334,11 @@ PATTERNS = {
 def test_positions(chosen):
     """Equal scores, and higher ones after them; weights below zero, so that the scores are large negative values. One block has a row, or several blocks."""
     k = None
-    for name, scores in PATTERNS.items() if chosen == 37 else [(n, PATTERNS[n]) for n in ("ties, then higher", "steps")]:
+    for name, scores in (
+        PATTERNS.items()
+        if chosen == 37
+        else [(n, PATTERNS[n]) for n in ("ties, then higher", "steps")]
+    ):
         c = Scores(scores.astype(np.float32), chosen)
         k = k or H.build("index_select", "sm_90a", c.params)
         for weight in 1, -1:
@@ -249,7 +352,7 @@ def test_a_block_with_two_rows():
     """A row of low scores after one of high scores in the same block: the bar of the first must not hold for the second. And NaN in neither."""
     scores = np.where(np.arange(N) < 600, 9.0, 1.0 + np.arange(N) % 5).astype(np.float32)
     c = Scores(scores, 37)
-    c.w[0][N - 3:] = [[1], [-1], [0.5]]
+    c.w[0][N - 3 :] = [[1], [-1], [0.5]]
     rows = [(0, [N - 9, N - 8, N - 3, N - 2, N - 1])]
     k = H.build("index_select", "sm_90a", c.params)
     for sms, mode, seed in (1, "fast", 0), (2, "fast", 1), (1, "check", 2):
@@ -262,6 +365,7 @@ def test_a_block_with_two_rows():
 
 
 # ---- sampling ---------------------------------------------------------------------------------------------------------
+
 
 def test_top_k_around_256(cpu):
     """256 is the largest k that the blocks of a row list together; 257 takes the other way. Logits are nearly flat, with ties at the bound."""
@@ -276,17 +380,34 @@ def test_top_k_around_256(cpu):
 
 def test_extreme_logits(cpu):
     """Each way to pick: rows far below zero, of ties, with an infinity; a row with NaN is reported, and leaves the others as they are."""
-    vocab, ways = 1000, (dict(), dict(temperature=1.0), dict(temperature=0.7, top_k=40), dict(temperature=1.0, top_p=0.9), dict(temperature=1.5, min_p=0.02))
+    vocab, ways = (
+        1000,
+        (
+            dict(),
+            dict(temperature=1.0),
+            dict(temperature=0.7, top_k=40),
+            dict(temperature=1.0, top_p=0.9),
+            dict(temperature=1.5, min_p=0.02),
+        ),
+    )
     rng = np.random.default_rng(2)
-    patterns = [rng.standard_normal(vocab) - 400, -1e30 - 1e28 * rng.standard_normal(vocab), np.full(vocab, -400.0), np.where(np.arange(vocab) % 3, -np.inf, -400.0),
-                np.where(np.arange(vocab) == 531, np.inf, -400.0), np.where(np.isin(np.arange(vocab), (3, 700)), np.inf, 0.0)]
+    patterns = [
+        rng.standard_normal(vocab) - 400,
+        -1e30 - 1e28 * rng.standard_normal(vocab),
+        np.full(vocab, -400.0),
+        np.where(np.arange(vocab) % 3, -np.inf, -400.0),
+        np.where(np.arange(vocab) == 531, np.inf, -400.0),
+        np.where(np.isin(np.arange(vocab), (3, 700)), np.inf, 0.0),
+    ]
     logits = np.array([[p for w in ways for p in patterns]], np.float32)
     cases = [w for w in ways for _ in patterns]
     want = check_samples(cpu, logits, cases)
     broken = logits.copy()
-    broken[0, 1::len(patterns), 999] = np.nan
+    broken[0, 1 :: len(patterns), 999] = np.nan
     got = check_samples(cpu, broken, cases)
-    assert [g for o, g in enumerate(got) if o % len(patterns) != 1] == [w for o, w in enumerate(want) if o % len(patterns) != 1]
+    assert [g for o, g in enumerate(got) if o % len(patterns) != 1] == [
+        w for o, w in enumerate(want) if o % len(patterns) != 1
+    ]
 
 
 def check_samples(cpu, logits, cases):
@@ -301,7 +422,7 @@ def check_samples(cpu, logits, cases):
         status, id_, _ = sampler.pick(logits[0, o])
         want.append((int(status != 0), 0 if status else id_))
         cpu.llmc_sampler_close(sampler.h)
-    got, = S.sample(logits, slots, np.zeros((rows, vocab), np.int32), "fast", 0, grid=3)
+    (got,) = S.sample(logits, slots, np.zeros((rows, vocab), np.int32), "fast", 0, grid=3)
     picked = got["picked"][6 % S.RING]
     found = [(int(p["status"] != 0), int(p["id"])) for p in picked]
     wrong = [(o, cases[o], f, w) for o, (f, w) in enumerate(zip(found, want)) if f != w]
@@ -314,19 +435,31 @@ def check_samples(cpu, logits, cases):
 
 # ---- maxima of rows ---------------------------------------------------------------------------------------------------
 
+
 def bits(a):
     return np.ascontiguousarray(a).view(np.uint32)
 
 
-@pytest.mark.parametrize("template,dtype,n", [("matmul", "bf16", 5), ("matmul_decode", "q4_k", 5), ("matmul_decode", "f16", 5), ("matmul_mixed", "q4_k", 20),
-                                              ("matmul_mixed", "f16", 70), ("matmul_mixed", "q4_k", 70)])
+@pytest.mark.parametrize(
+    "template,dtype,n",
+    [
+        ("matmul", "bf16", 5),
+        ("matmul_decode", "q4_k", 5),
+        ("matmul_decode", "f16", 5),
+        ("matmul_mixed", "q4_k", 20),
+        ("matmul_mixed", "f16", 70),
+        ("matmul_mixed", "q4_k", 70),
+    ],
+)
 def test_rows_of_a_product(template, dtype, n):
     """A row of NaN, one of infinity and one of large values among others, whose bits stay as they are: the kernels round a row by its largest value."""
     r = np.random.default_rng(n)
     w = CW.Weights(dtype, 100, 256, scale=0.1)
     x = r.standard_normal((n, 256)).astype(np.float32)
     k = H.build(template, "sm_90a", dict(ROWS=100, COLS=256, W_DTYPE=dtype, DETERMINISTIC=0))
-    run = lambda x: k.run(H.make_step(pos=list(range(n)), rows=[n]), [x, w.packed, None, H.out((n, 100))], seed=1)[0]
+    run = lambda x: k.run(
+        H.make_step(pos=list(range(n)), rows=[n]), [x, w.packed, None, H.out((n, 100))], seed=1
+    )[0]
     want = run(x)
     broken = x.copy()
     broken[1, 3], broken[2, 200], broken[4] = np.nan, np.inf, -1e30
@@ -350,11 +483,18 @@ def test_codes_of_a_cache(kv):
     pools = []
     for broken in False, True:
         pool = KT.Pool([n], heads, [(kv, dim), (kv, dim)], np.random.default_rng(1))
-        kernel = H.build("kv_append", "sm_90a", dict(KV_HEADS=heads, DIM=dim, V_DIM=dim, KV_DTYPE=kv, KV_PAGE_BYTES=pool.page_bytes))
+        kernel = H.build(
+            "kv_append",
+            "sm_90a",
+            dict(KV_HEADS=heads, DIM=dim, V_DIM=dim, KV_DTYPE=kv, KV_PAGE_BYTES=pool.page_bytes),
+        )
         a, b = k.copy(), v.copy()
         if broken:
             a[20, 1, 5], b[20, 0, 9], a[33, 0], b[33, 1, 1] = np.nan, np.nan, np.inf, -np.inf
-        pages, = kernel.run(H.make_step(list(range(n)), [n], table=pool.table), [a, b, H.inout(pool.pages.copy()), None])
+        (pages,) = kernel.run(
+            H.make_step(list(range(n)), [n], table=pool.table),
+            [a, b, H.inout(pool.pages.copy()), None],
+        )
         pools.append((pool, pages))
     pool, plain = pools[0]
     pool.fill(0, k, v)
@@ -364,5 +504,5 @@ def test_codes_of_a_cache(kv):
     own = np.zeros(broken.shape, bool)
     for p in 20, 33:
         for at, size in pool.places(0, p):
-            own[at:at + size] = True
+            own[at : at + size] = True
     assert np.array_equal(broken[~own], plain.reshape(-1)[~own]), "a row spreads"

@@ -1,4 +1,5 @@
 """Objects of the emulated GPU in the cache of built code: kept by content, whatever folder the emulator is in; damaged, switched off and full, kernels still load."""
+
 import os
 import shutil
 import subprocess
@@ -33,11 +34,25 @@ def load(tmp_path):
     def run(*numbers, mode="fast", build=H.BUILD, cmd=(), **env):
         stats = tmp_path / "stats"
         stats.unlink(missing_ok=True)
-        env = dict(os.environ, LLMC_EMU_CACHE=str(tmp_path / "cache"), LLMC_EMU_BUILD=str(build), LLMC_CACHE_STATS=str(stats), PYTHONPATH="tests:bindings/python", **env)
-        p = subprocess.run([*cmd, sys.executable, "-c", LOAD, mode, *[KERNEL % n for n in numbers]], cwd=H.ROOT, env=env, capture_output=True, text=True)
+        env = dict(
+            os.environ,
+            LLMC_EMU_CACHE=str(tmp_path / "cache"),
+            LLMC_EMU_BUILD=str(build),
+            LLMC_CACHE_STATS=str(stats),
+            PYTHONPATH="tests:bindings/python",
+            **env,
+        )
+        p = subprocess.run(
+            [*cmd, sys.executable, "-c", LOAD, mode, *[KERNEL % n for n in numbers]],
+            cwd=H.ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+        )
         assert p.returncode == 0, p.stderr
         run.counted, run.err = dict((cache_stats.total([stats]) or {}).get("emu", {})), p.stderr
         return [int(x) for x in p.stdout.split()]
+
     return run
 
 
@@ -62,7 +77,7 @@ def test_damaged_objects_are_compiled_again_with_one_warning(load, tmp_path):
     load(1, 2)
     for path in (tmp_path / "cache" / "kernels").glob("*.emu"):
         data = path.read_bytes()
-        path.write_bytes(data[:len(data) // 2])
+        path.write_bytes(data[: len(data) // 2])
     assert load(1, 2) == [1, 2] and load.counted == {"damaged": 2, "miss": 2, "hit": 2}
     assert load.err.count("damaged or cut off: it is built again") == 1
     assert load(1, 2) == [1, 2] and load.counted == {"hit": 4} and "damaged" not in load.err
@@ -90,5 +105,9 @@ def test_a_full_disk_is_one_warning(load, tmp_path):
         pytest.skip("no mounts in a namespace here (unshare)")
     assert load(*range(6), cmd=disk, TMPDIR=str(tmp_path / "tmp")) == list(range(6))
     assert load.counted["hit"] >= 1 and load.counted["hit"] + load.counted["miss"] == 12
-    assert load.err.count("No space left on device: objects are not kept for the next time") == 1 == len(load.err.splitlines()), load.err
+    assert (
+        load.err.count("No space left on device: objects are not kept for the next time")
+        == 1
+        == len(load.err.splitlines())
+    ), load.err
     assert list((tmp_path / "tmp").iterdir()) == []

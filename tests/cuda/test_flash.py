@@ -1,6 +1,7 @@
 """Attention of mixed steps on tensor cores (attention_mixed_sm80, attention_mixed_sm90) against float64, on the emulator.
 
 Queries are rounded to the pool's type before the reference, weights are not: what is left is the rounding of weights to 16 bits."""
+
 import numpy as np
 import pytest
 
@@ -12,27 +13,44 @@ from test_cuda_attention import FAR, Case
 TOL = {"bf16": 8e-3, "f16": 1e-3}
 
 CASES = {
-    "gqa":    dict(lens=[1, 31, 32, 33, 64, 100], heads=9, kv_heads=3, dim=64),
-    "llama":  dict(lens=[150], heads=4, kv_heads=1, dim=128, kv="bf16"),
-    "d80":    dict(lens=[40, 70], heads=2, kv_heads=2, dim=80, kv="bf16"),
-    "d96":    dict(lens=[70], heads=2, kv_heads=1, dim=96, window=40),
-    "d256":   dict(lens=[20, 90], heads=4, kv_heads=1, dim=256, cap=30.0, window=50, kv="bf16", scale=0.08),
+    "gqa": dict(lens=[1, 31, 32, 33, 64, 100], heads=9, kv_heads=3, dim=64),
+    "llama": dict(lens=[150], heads=4, kv_heads=1, dim=128, kv="bf16"),
+    "d80": dict(lens=[40, 70], heads=2, kv_heads=2, dim=80, kv="bf16"),
+    "d96": dict(lens=[70], heads=2, kv_heads=1, dim=96, window=40),
+    "d256": dict(
+        lens=[20, 90], heads=4, kv_heads=1, dim=256, cap=30.0, window=50, kv="bf16", scale=0.08
+    ),
     "chunks": dict(lens=[40, 130], heads=4, kv_heads=2, dim=64, window=70, chunk=1),
-    "v_dim":  dict(lens=[70], heads=3, kv_heads=1, dim=96, v_dim=64),
-    "mqa":    dict(lens=[5, 40], heads=71, kv_heads=1, dim=64, kv="bf16"),
-    "alibi":  dict(lens=[64, 90], heads=6, kv_heads=6, dim=32, alibi=8.0, part=(1, 9)),
-    "low":    dict(lens=[40, 130], heads=4, kv_heads=2, dim=64, low=400.0, kv="bf16"),
-    "sinks":  dict(lens=[7, 130], heads=8, kv_heads=1, dim=64, window=40, sinks=True),
+    "v_dim": dict(lens=[70], heads=3, kv_heads=1, dim=96, v_dim=64),
+    "mqa": dict(lens=[5, 40], heads=71, kv_heads=1, dim=64, kv="bf16"),
+    "alibi": dict(lens=[64, 90], heads=6, kv_heads=6, dim=32, alibi=8.0, part=(1, 9)),
+    "low": dict(lens=[40, 130], heads=4, kv_heads=2, dim=64, low=400.0, kv="bf16"),
+    "sinks": dict(lens=[7, 130], heads=8, kv_heads=1, dim=64, window=40, sinks=True),
     "prefix": dict(lens=[40, 120], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 90]),
 }
 # wgmma: chunks of 128 positions (64 for wide heads), tiles of 128 pairs; one of its warpgroups without work, rings that come round
 SM90 = {
-    **{k: CASES[k] for k in ("gqa", "llama", "d80", "d96", "d256", "mqa", "alibi", "low", "prefix", "sinks", "chunks")},
-    "alone":  dict(lens=[128, 130, 257], heads=2, kv_heads=2, dim=128),
-    "eight":  dict(lens=[7, 40], heads=16, kv_heads=2, dim=48, scale=0.2),
-    "d192":   dict(lens=[20, 200], heads=4, kv_heads=1, dim=192, cap=20.0),
+    **{
+        k: CASES[k]
+        for k in (
+            "gqa",
+            "llama",
+            "d80",
+            "d96",
+            "d256",
+            "mqa",
+            "alibi",
+            "low",
+            "prefix",
+            "sinks",
+            "chunks",
+        )
+    },
+    "alone": dict(lens=[128, 130, 257], heads=2, kv_heads=2, dim=128),
+    "eight": dict(lens=[7, 40], heads=16, kv_heads=2, dim=48, scale=0.2),
+    "d192": dict(lens=[20, 200], heads=4, kv_heads=1, dim=192, cap=20.0),
     "window": dict(lens=[300, 129], heads=4, kv_heads=2, dim=64, window=70),
-    "ring":   dict(lens=[640], heads=1, kv_heads=1, dim=64, kv="bf16"),
+    "ring": dict(lens=[640], heads=1, kv_heads=1, dim=64, kv="bf16"),
 }
 
 
@@ -44,7 +62,9 @@ def case(**kw):
 
 
 def kernel(c, arch="sm_80", **more):
-    return H.build(f"attention_mixed_{'sm90' if arch == 'sm_90a' else 'sm80'}", arch, c.params, **more)
+    return H.build(
+        f"attention_mixed_{'sm90' if arch == 'sm_90a' else 'sm80'}", arch, c.params, **more
+    )
 
 
 def close(got, want, tol):
@@ -72,15 +92,26 @@ def test_whole_prompts(arch, name):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_a_large_pool(arch):
-    check(case(lens=[40, 70], heads=4, kv_heads=2, dim=64), [(0, list(range(40))), (1, [68, 69])], arch, beyond=FAR)
+    check(
+        case(lens=[40, 70], heads=4, kv_heads=2, dim=64),
+        [(0, list(range(40))), (1, [68, 69])],
+        arch,
+        beyond=FAR,
+    )
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("arch,name", [x for x in BOTH if x[1] in ("gqa", "d80", "d256", "mqa", "prefix", "alone", "window")])
+@pytest.mark.parametrize(
+    "arch,name",
+    [x for x in BOTH if x[1] in ("gqa", "d80", "d256", "mqa", "prefix", "alone", "window")],
+)
 def test_pieces_checked(arch, name):
     """Decode rows, then pieces of prompts, in the checking mode."""
     c = case(**(SM90 if arch == "sm_90a" else CASES)[name])
-    rows = [(i, [n - 1]) if i % 2 == 0 and len(c.lens) > 1 else (i, list(range(max(0, n - 20), n))) for i, n in enumerate(c.lens)]
+    rows = [
+        (i, [n - 1]) if i % 2 == 0 and len(c.lens) > 1 else (i, list(range(max(0, n - 20), n)))
+        for i, n in enumerate(c.lens)
+    ]
     check(c, rows[-3:], mode="check", seed=2, arch="sm_86" if arch == "sm_80" else arch)
 
 
@@ -90,31 +121,44 @@ def test_pages_out_of_sight(arch):
     c = case(lens=[300], heads=2, kv_heads=1, dim=64, window=70)
     rows = [(0, list(range(290, 300)))]
     pages, table = c.pool.pages, c.pool.table
-    first = table[0, 0].copy() # becomes page 0, so that it does not do to read that one instead
+    first = table[0, 0].copy()  # becomes page 0, so that it does not do to read that one instead
     pages[[0, first]] = pages[[first, 0]]
     table[:] = np.where(table == 0, first, np.where(table == first, 0, table))
     gone = (291 - 70) // 32
-    pages[table[0, :gone]] = 0xff
+    pages[table[0, :gone]] = 0xFF
     table[0, :gone] = 1 << 29
     check(c, rows, arch)
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("arch,more", [("sm_80", {}), ("sm_90a", dict(DETERMINISTIC=0)), ("sm_90a", dict(DETERMINISTIC=1))])
+@pytest.mark.parametrize(
+    "arch,more",
+    [("sm_80", {}), ("sm_90a", dict(DETERMINISTIC=0)), ("sm_90a", dict(DETERMINISTIC=1))],
+)
 def test_segments(arch, more):
     """Beyond a segment (512 positions; 1024): pieces go through y, single rows are cut over blocks."""
     far = 512 if arch == "sm_90a" else 0
-    c = case(lens=[1100 + far, 600 + far, 513 + far], heads=4, kv_heads=2, dim=32, kv="f16", sinks=True)
+    c = case(
+        lens=[1100 + far, 600 + far, 513 + far], heads=4, kv_heads=2, dim=32, kv="f16", sinks=True
+    )
     rows = [(0, [1099 + far]), (1, [598 + far, 599 + far]), (2, list(range(470 + far, 513 + far)))]
     k, want = kernel(c, arch, **more), np.concatenate([c.want(i, ps) for i, ps in rows])
     close(c.run(k, rows), want, TOL["f16"])
     close(c.run(k, rows, mode="check", seed=3, sms=2), want, TOL["f16"])
-    for sms in 3, 4, 6: # parts of a tile in several blocks, and in blocks that have others' parts too
+    for sms in (
+        3,
+        4,
+        6,
+    ):  # parts of a tile in several blocks, and in blocks that have others' parts too
         close(c.run(k, rows, seed=sms, sms=sms), want, TOL["f16"])
     close(c.run(k, rows, mode="check", seed=5, sms=6), want, TOL["f16"])
     w = case(lens=[1100, 1300], heads=2, kv_heads=2, dim=16, window=600, kv="bf16")
     rows = [(0, list(range(1000, 1100))), (1, [1299])]
-    close(w.run(kernel(w, arch, **more), rows, seed=1), np.concatenate([w.want(i, ps) for i, ps in rows]), TOL["bf16"])
+    close(
+        w.run(kernel(w, arch, **more), rows, seed=1),
+        np.concatenate([w.want(i, ps) for i, ps in rows]),
+        TOL["bf16"],
+    )
 
 
 PLANTED = {  # of another head, in every part of a row, in none
@@ -129,12 +173,20 @@ PLANTED = {  # of another head, in every part of a row, in none
 def test_sinks_planted(what):
     right, wrong = PLANTED[what]
     c = case(lens=[1100, 600], heads=4, kv_heads=2, dim=32, kv="f16", sinks=True)
-    rows = [(0, [1099]), (1, [598, 599])] if what != "every segment" else [(0, list(range(1090, 1100)))]
+    rows = (
+        [(0, [1099]), (1, [598, 599])]
+        if what != "every segment"
+        else [(0, list(range(1090, 1100)))]
+    )
     k = kernel(c)
     assert k.text.count(right) == 1
     k.text = k.text.replace(right, wrong)
     with pytest.raises(AssertionError):
-        close(c.run(k, rows, mode="check", seed=3, sms=2), np.concatenate([c.want(i, ps) for i, ps in rows]), TOL["f16"])
+        close(
+            c.run(k, rows, mode="check", seed=3, sms=2),
+            np.concatenate([c.want(i, ps) for i, ps in rows]),
+            TOL["f16"],
+        )
 
 
 def bits(a):
@@ -152,7 +204,7 @@ def test_rows_do_not_depend_on_company(kw, arch):
     for first, last in (1199, 1200), (1100, 1101), (1040, 1041), (1150, 1152), (1090, 1187):
         rows = list(range(first, last))
         alone = c.run(k, [(0, rows)], seed=1)
-        assert np.array_equal(bits(alone), bits(whole[first - 1040:last - 1040]))
+        assert np.array_equal(bits(alone), bits(whole[first - 1040 : last - 1040]))
         both = c.run(k, [(0, rows), (1, [69])], sms=1)
         assert np.array_equal(bits(both[:-1]), bits(alone))
 
@@ -175,36 +227,60 @@ def test_nvrtc():
             pytest.skip("no NVRTC here")
         f = sass.functions(done[0]["cubin"])
         if f:
-            s, = f.values()
-            assert s.count("HMMA") > 90 and s.count("LDSM") >= 24 and s.count("LDGSTS") >= 16 and not s.count("LDL", "STL")
+            (s,) = f.values()
+            assert (
+                s.count("HMMA") > 90
+                and s.count("LDSM") >= 24
+                and s.count("LDGSTS") >= 16
+                and not s.count("LDL", "STL")
+            )
 
 
-@pytest.mark.parametrize("kw", [dict(heads=32, kv_heads=8, dim=128), dict(heads=9, kv_heads=3, dim=64, kv="bf16", det=1),
-                                dict(heads=8, kv_heads=4, dim=256, cap=50.0, window=4096, det=1)])
+@pytest.mark.parametrize(
+    "kw",
+    [
+        dict(heads=32, kv_heads=8, dim=128),
+        dict(heads=9, kv_heads=3, dim=64, kv="bf16", det=1),
+        dict(heads=8, kv_heads=4, dim=256, cap=50.0, window=4096, det=1),
+    ],
+)
 def test_nvrtc_wgmma(kw):
     """The real compiler for sm_90a: no spill, products not made to wait for each other, and the exponentials of a chunk beside the P V of the
     chunk before: between the wait for Q K^T and the one for P V."""
     kw = dict(kw)
     det, dim = kw.pop("det", 0), kw["dim"]
-    done = H.nvrtc("attention_mixed_sm90", dict(case(lens=[1], **kw).params, DETERMINISTIC=det), ["sm_90a"])
+    done = H.nvrtc(
+        "attention_mixed_sm90", dict(case(lens=[1], **kw).params, DETERMINISTIC=det), ["sm_90a"]
+    )
     if done is None:
         pytest.skip("no NVRTC here")
     f = sass.functions(done[0]["cubin"])
     if not f:
         return
-    s, = f.values()
+    (s,) = f.values()
     n = 128 if dim <= 128 else 64
-    assert s.count("HGMMA") == 2 * (dim // 16 + n // 16) and not s.count("LDL", "STL") # the first chunk, the loop, the last chunk
+    assert s.count("HGMMA") == 2 * (dim // 16 + n // 16) and not s.count(
+        "LDL", "STL"
+    )  # the first chunk, the loop, the last chunk
     assert s.count("UTMALDG") == 2 * n // 32 * (dim // 64)
-    loop = s.where("HGMMA")[2 * (dim // 16) + n // 16 - 1] # the last one in the loop
+    loop = s.where("HGMMA")[2 * (dim // 16) + n // 16 - 1]  # the last one in the loop
     waits = [i for i in s.where("WARPGROUP") if "DEPBAR" in s[i] and i > loop]
     assert sum(waits[0] < i < waits[1] for i in s.where("MUFU")) >= n // 2
 
 
 def test_refuses():
     p = case(lens=[4]).params
-    assert H.accepts("attention_mixed_sm90", "sm_90a", p) and not H.accepts("attention_mixed_sm90", "sm_100a", p)
-    for bad in dict(KV_DTYPE="f32"), dict(DIM=24), dict(V_DIM=48), dict(SOFTCAP=30.0), dict(DIM=320, V_DIM=320), dict(KV_PAGE_BYTES=p["KV_PAGE_BYTES"] + 256):
+    assert H.accepts("attention_mixed_sm90", "sm_90a", p) and not H.accepts(
+        "attention_mixed_sm90", "sm_100a", p
+    )
+    for bad in (
+        dict(KV_DTYPE="f32"),
+        dict(DIM=24),
+        dict(V_DIM=48),
+        dict(SOFTCAP=30.0),
+        dict(DIM=320, V_DIM=320),
+        dict(KV_PAGE_BYTES=p["KV_PAGE_BYTES"] + 256),
+    ):
         assert not H.accepts("attention_mixed_sm90", "sm_90a", dict(p, **bad))
     assert H.accepts("attention_mixed_sm80", "sm_80", p)
     for bad in dict(KV_DTYPE="f32"), dict(DIM=24), dict(V_DIM=20), dict(DIM=320):

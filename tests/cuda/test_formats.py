@@ -2,6 +2,7 @@
 
 These cases are small and always run. tests/repo/test_sample.py fails if a type of formats/dtype.h lacks one. Shapes, modes and GPUs are swept by
 test_gemv.py, test_gemm_swap_ab.py, test_gemm.py and test_moe_fused.py."""
+
 import cuda_harness as H
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ MIXED = ("bf16", "f16", *H.BLOCK, *H.FP4)
 
 
 def covering(purpose, dtypes=H.DTYPES):
-    return pytest.mark.parametrize("dtype", [pytest.param(d, marks=pytest.mark.covers(d, purpose)) for d in dtypes])
+    return pytest.mark.parametrize(
+        "dtype", [pytest.param(d, marks=pytest.mark.covers(d, purpose)) for d in dtypes]
+    )
 
 
 def portable(n):
@@ -28,7 +31,9 @@ def portable(n):
     n_rows, cols = 21, 67
     rng = np.random.default_rng(n)
     w, x = Weights("f32", n_rows, cols), random_rows(rng, n, cols)
-    y, = H.build("matmul", ARCH, ROWS=n_rows, COLS=cols, W_DTYPE="f32").run(H.make_step([0] * n), [x, w.packed, None, H.out((n, n_rows))])
+    (y,) = H.build("matmul", ARCH, ROWS=n_rows, COLS=cols, W_DTYPE="f32").run(
+        H.make_step([0] * n), [x, w.packed, None, H.out((n, n_rows))]
+    )
     close(y, x.astype(np.float64) @ w.value.T, np.abs(x) @ np.abs(w.value.T), 2e-6)
 
 
@@ -39,7 +44,13 @@ def test_decode(dtype):
     cols = V.columns(dtype)
     w, x, want, size = V.product(3, 20, cols, dtype, raw=True)
     for n in 1, 3:  # one row keeps 22 bits of x, more rows go through mma
-        y = V.run("matmul", ARCH, dict(ROWS=20, COLS=cols, W_DTYPE=dtype), n, [x[:n], w.packed, None, H.out((n, 20))])
+        y = V.run(
+            "matmul",
+            ARCH,
+            dict(ROWS=20, COLS=cols, W_DTYPE=dtype),
+            n,
+            [x[:n], w.packed, None, H.out((n, 20))],
+        )
         V.close(y, want[:n], size[:n], dtype, n)
 
 
@@ -50,8 +61,14 @@ def gemm(dtype, ns):
     k = H.build("matmul_mixed", ARCH, c.params(DETERMINISTIC=0))
     x, w = rounded(c.x, dtype), values.astype(np.float64)
     for n in ns:
-        y, = k.run(H.make_step(pos=list(range(n)), rows=[n]), [c.x[:n], packed, None, H.out((n, c.rows))], seed=1)
-        close(y, x[:n] @ w.T, np.abs(x[:n]) @ np.abs(w).T, 2e-6 if dtype in ("bf16", "f16") else 5e-4)
+        (y,) = k.run(
+            H.make_step(pos=list(range(n)), rows=[n]),
+            [c.x[:n], packed, None, H.out((n, c.rows))],
+            seed=1,
+        )
+        close(
+            y, x[:n] @ w.T, np.abs(x[:n]) @ np.abs(w).T, 2e-6 if dtype in ("bf16", "f16") else 5e-4
+        )
     return few(k)[0]["most"]
 
 
@@ -75,7 +92,9 @@ def experts(dtype, phase, rows):
     c.choose(rows)
     mixed = phase == "mixed"
     c.glu(H.build(f"norm_moe_glu_{phase}", ARCH, c.glu_params), rows, mixed, seed=1)
-    c.down_add(H.build(f"moe_down_add_{phase}", ARCH, dict(c.down_params, HAS_R=1)), rows, mixed, seed=1)
+    c.down_add(
+        H.build(f"moe_down_add_{phase}", ARCH, dict(c.down_params, HAS_R=1)), rows, mixed, seed=1
+    )
 
 
 @covering("experts")

@@ -2,6 +2,7 @@
 
 Expectations round activations to 16 bits where the kernels do, so what is left is the order of sums and, of h, values that fall to the other side of
 a rounding. LLMC_CHECK_ALL=1: all cases, and every storage type on every generation that has a way of its own."""
+
 import os
 
 import cuda_harness as H
@@ -29,24 +30,56 @@ class Mixture:
 
     def __init__(self, n, top_k, hidden, width, dtypes, act="silu", seed=0, elsewhere=0, spread=1):
         self.elsewhere, self.spread = elsewhere, spread
-        self.n, self.top_k, self.hidden, self.width, self.dtypes, self.act = n, top_k, hidden, width, dtypes, act
-        self.gate, self.up, self.down = (CW.Weights(d, n * r, c, seed + i + 1, c ** -0.5)
-                                         for i, (d, r, c) in enumerate(zip(dtypes, (width, width, hidden), (hidden, hidden, width))))
-        self.params = dict(N_EXPERTS=n, N_REMOTE_EXPERTS=elsewhere, TOP_K=top_k, X_ROWS_PER_TOKEN=spread, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1], DOWN_DTYPE=dtypes[2])
+        self.n, self.top_k, self.hidden, self.width, self.dtypes, self.act = (
+            n,
+            top_k,
+            hidden,
+            width,
+            dtypes,
+            act,
+        )
+        self.gate, self.up, self.down = (
+            CW.Weights(d, n * r, c, seed + i + 1, c**-0.5)
+            for i, (d, r, c) in enumerate(
+                zip(dtypes, (width, width, hidden), (hidden, hidden, width))
+            )
+        )
+        self.params = dict(
+            N_EXPERTS=n,
+            N_REMOTE_EXPERTS=elsewhere,
+            TOP_K=top_k,
+            X_ROWS_PER_TOKEN=spread,
+            HIDDEN=hidden,
+            WIDTH=width,
+            ACT=act,
+            GATE_DTYPE=dtypes[0],
+            UP_DTYPE=dtypes[1],
+            DOWN_DTYPE=dtypes[2],
+        )
 
     def values(self):
         for m, d in zip((self.gate, self.up, self.down), self.dtypes):
-            v = m.value if d in ("bf16", "f16") else m.value.astype(np.float16)  # as the tensor cores get them
+            v = (
+                m.value if d in ("bf16", "f16") else m.value.astype(np.float16)
+            )  # as the tensor cores get them
             yield v.astype(np.float64).reshape(self.n, -1, m.cols)
 
     def make(self, rows, used=None, one=None, seed=0, scale=1.0):
         r = np.random.default_rng(seed)
-        self.x = (r.standard_normal((rows, self.spread * self.hidden)) * np.broadcast_to(scale, (rows,))[:, None]).astype(np.float32)
-        self.id = np.array([r.permutation(used or self.n + self.elsewhere)[:self.top_k] for _ in range(rows)], np.int32)
+        self.x = (
+            r.standard_normal((rows, self.spread * self.hidden))
+            * np.broadcast_to(scale, (rows,))[:, None]
+        ).astype(np.float32)
+        self.id = np.array(
+            [r.permutation(used or self.n + self.elsewhere)[: self.top_k] for _ in range(rows)],
+            np.int32,
+        )
         self.id[self.id >= self.n] = -1
         if one is not None:  # everybody's first choice
             self.id[:, 0] = one
-            self.id[:, 1:] = np.array([[e for e in range(self.n) if e != one][:self.top_k - 1]] * rows)
+            self.id[:, 1:] = np.array(
+                [[e for e in range(self.n) if e != one][: self.top_k - 1]] * rows
+            )
         self.weight = r.random((rows, self.top_k)).astype(np.float32)
         g, u, d = self.values()
         own = self.x.reshape(rows, self.spread, self.hidden)
@@ -56,7 +89,12 @@ class Mixture:
             t, k = np.nonzero(self.id == e)
             if len(t):
                 s = k * (self.spread > 1)
-                h = rounded_h(ACTS[self.act](x[t, s] @ g[e].T) * (x[t, s] @ u[e].T), own[t, s], self.dtypes[0], self.dtypes[2])
+                h = rounded_h(
+                    ACTS[self.act](x[t, s] @ g[e].T) * (x[t, s] @ u[e].T),
+                    own[t, s],
+                    self.dtypes[0],
+                    self.dtypes[2],
+                )
                 np.add.at(want, t, self.weight[t, k][:, None] * (h @ d[e].T))
         return want
 
@@ -65,13 +103,23 @@ class Mixture:
         for m in (self.gate, self.up, self.down):
             p = m.packed.copy()
             for e in set(range(self.n)) - set(self.id.reshape(-1).tolist()):
-                p.reshape(self.n, -1)[e] = 0xff
+                p.reshape(self.n, -1)[e] = 0xFF
             yield p
 
     def run(self, kernel, pick=None, **kw):
         pick = range(len(self.x)) if pick is None else pick
         step = H.make_step([5] * len(pick), [1] * len(pick))
-        return kernel.run(step, [self.x[pick], self.id[pick], self.weight[pick], *self.packed(), H.out((len(pick), self.hidden))], **kw)[0]
+        return kernel.run(
+            step,
+            [
+                self.x[pick],
+                self.id[pick],
+                self.weight[pick],
+                *self.packed(),
+                H.out((len(pick), self.hidden)),
+            ],
+            **kw,
+        )[0]
 
     def close(self, got, want):
         """A row's error by the row's size."""
@@ -86,23 +134,62 @@ def build(m, arch, **more):
 
 # n experts, top_k, hidden, width, types; then steps of (rows, experts that are chosen among, everybody's first choice), mode and seed
 CASES = {
-    "sm_80 5 experts":    ("sm_80", (5, 2, 64, 40, ("bf16",) * 3), [(1, None, None, "fast", 0), (20, 3, None, "check", 2), (300, None, None, "fast", 1)]),
-    "sm_80 spread":       ("sm_80", (5, 3, 64, 64, ("u4_32",) * 3, "silu", 0, 0, 3), [(1, None, None, "fast" if EVERY else "check", 0), (40, None, None, "check", 2)]),
-    "sm_80 all of 7":     ("sm_80", (7, 7, 96, 72, ("f16",) * 3), [(9, None, None, "check", 1), (70, None, None, "fast", 0)]),
-    "sm_80 hidden 576":   ("sm_80", (3, 1, 576, 96, ("q4_0",) * 3), [(17, None, None, "fast", 0), (140, 2, 1, "fast", 1)]),
-    "sm_120a all to one": ("sm_120a", (40, 1, 64, 24, ("bf16",) * 3), [(150, None, 37, "check", 2), (33, 2, None, "fast", 0)]),
-    "sm_89 k formats":    ("sm_89", (2, 1, 256, 256, ("q4_k", "q4_k", "q6_k")), [(40, None, None, "fast", 0)]),
-    "sm_89 codes":        ("sm_89", (5, 2, 256, 256, ("iq2_s", "iq2_s", "q3_k")), [(40, None, None, "fast", 0)]),
-    "sm_86 two kinds":    ("sm_86", (4, 2, 64, 64, ("bf16", "bf16", "q8_0")), [(40, None, None, "fast", 1)]),
+    "sm_80 5 experts": (
+        "sm_80",
+        (5, 2, 64, 40, ("bf16",) * 3),
+        [(1, None, None, "fast", 0), (20, 3, None, "check", 2), (300, None, None, "fast", 1)],
+    ),
+    "sm_80 spread": (
+        "sm_80",
+        (5, 3, 64, 64, ("u4_32",) * 3, "silu", 0, 0, 3),
+        [(1, None, None, "fast" if EVERY else "check", 0), (40, None, None, "check", 2)],
+    ),
+    "sm_80 all of 7": (
+        "sm_80",
+        (7, 7, 96, 72, ("f16",) * 3),
+        [(9, None, None, "check", 1), (70, None, None, "fast", 0)],
+    ),
+    "sm_80 hidden 576": (
+        "sm_80",
+        (3, 1, 576, 96, ("q4_0",) * 3),
+        [(17, None, None, "fast", 0), (140, 2, 1, "fast", 1)],
+    ),
+    "sm_120a all to one": (
+        "sm_120a",
+        (40, 1, 64, 24, ("bf16",) * 3),
+        [(150, None, 37, "check", 2), (33, 2, None, "fast", 0)],
+    ),
+    "sm_89 k formats": (
+        "sm_89",
+        (2, 1, 256, 256, ("q4_k", "q4_k", "q6_k")),
+        [(40, None, None, "fast", 0)],
+    ),
+    "sm_89 codes": (
+        "sm_89",
+        (5, 2, 256, 256, ("iq2_s", "iq2_s", "q3_k")),
+        [(40, None, None, "fast", 0)],
+    ),
+    "sm_86 two kinds": (
+        "sm_86",
+        (4, 2, 64, 64, ("bf16", "bf16", "q8_0")),
+        [(40, None, None, "fast", 1)],
+    ),
 }
 if EVERY:
     for a in "sm_80", "sm_86", "sm_100a", "sm_120a":
         for d in H.DTYPES[1:]:
             wide = 256 if H.super_block(d) else 128 if d in H.GROUP else 96
-            CASES[f"{a} {d}"] = (a, (5, 3, wide, wide, (d,) * 3), [(n, None, None, "fast", n % 2) for n in (1, 9, 64, 130)] + [(40, 3, 1, "check", 2)])
+            CASES[f"{a} {d}"] = (
+                a,
+                (5, 3, wide, wide, (d,) * 3),
+                [(n, None, None, "fast", n % 2) for n in (1, 9, 64, 130)]
+                + [(40, 3, 1, "check", 2)],
+            )
 
 
-@pytest.mark.parametrize("name", CASES if EVERY else ["sm_80 5 experts", "sm_80 spread", "sm_80 hidden 576"])
+@pytest.mark.parametrize(
+    "name", CASES if EVERY else ["sm_80 5 experts", "sm_80 spread", "sm_80 hidden 576"]
+)
 def test_ffn(name):
     arch, shape, steps = CASES[name]
     m = Mixture(*shape)
@@ -147,12 +234,21 @@ def test_large_and_small_rows():
 
 
 PLANTED = {
-    "up does not wait for prep": ("_up(const llmc_call p)\n{\n\tPDL_WAIT();\n\tPDL_LAUNCH();", "_up(const llmc_call p)\n{\n\tPDL_LAUNCH();"),
-    "a tile begins while the last one is read": ("__syncthreads(); /* the last tile has been read */", ""),
+    "up does not wait for prep": (
+        "_up(const llmc_call p)\n{\n\tPDL_WAIT();\n\tPDL_LAUNCH();",
+        "_up(const llmc_call p)\n{\n\tPDL_LAUNCH();",
+    ),
+    "a tile begins while the last one is read": (
+        "__syncthreads(); /* the last tile has been read */",
+        "",
+    ),
     "pairs of the warps before are forgotten": ("at += w < warp ? s.here[w] : 0;", ""),
     "other ranks' experts are summed": ("if (at < 0)\n\t\t\tcontinue;", ""),
     "a tail of 16 has no tile": ("tail > 0 && tail <= 16", "tail > 0 && tail < 16"),
-    "results stand in the order of experts": ("(long long)pair[m] * WIDTH", "(long long)(m + pair[0] * 0) * WIDTH"),
+    "results stand in the order of experts": (
+        "(long long)pair[m] * WIDTH",
+        "(long long)(m + pair[0] * 0) * WIDTH",
+    ),
 }
 
 
@@ -169,10 +265,25 @@ def test_planted_bugs_are_found(bug):
         m.close(m.run(k, mode="check", seed=2), want)
 
 
-@pytest.mark.parametrize("dtype, arch", [("bf16", "sm_80")] * (not EVERY) + [(d, a) for d in H.DTYPES[1:] for a in ("sm_80", "sm_90a", "sm_120a")] * EVERY)
+@pytest.mark.parametrize(
+    "dtype, arch",
+    [("bf16", "sm_80")] * (not EVERY)
+    + [(d, a) for d in H.DTYPES[1:] for a in ("sm_80", "sm_90a", "sm_120a")] * EVERY,
+)
 def test_nvrtc(dtype, arch):
     """The real compiler: no spill, no warning."""
-    p = dict(N_EXPERTS=128, N_REMOTE_EXPERTS=0, TOP_K=8, X_ROWS_PER_TOKEN=1, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
+    p = dict(
+        N_EXPERTS=128,
+        N_REMOTE_EXPERTS=0,
+        TOP_K=8,
+        X_ROWS_PER_TOKEN=1,
+        HIDDEN=2048,
+        WIDTH=768,
+        ACT="silu",
+        GATE_DTYPE=dtype,
+        UP_DTYPE=dtype,
+        DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype,
+    )
     if H.nvrtc("moe_ffn_mixed", p, [arch]) is None:
         pytest.skip("no libnvrtc")
 
@@ -181,5 +292,10 @@ def test_refuses():
     """What is left to the portable kernel."""
     p = Mixture(4, 2, 64, 64, ("bf16",) * 3).params
     assert H.accepts("moe_ffn_mixed", "sm_80", p) and not H.accepts("moe_ffn_mixed", "sm_75", p)
-    for other in dict(UP_DTYPE="f16"), dict(GATE_DTYPE="f32", UP_DTYPE="f32"), dict(DOWN_DTYPE="f32"), dict(WIDTH=36):
+    for other in (
+        dict(UP_DTYPE="f16"),
+        dict(GATE_DTYPE="f32", UP_DTYPE="f32"),
+        dict(DOWN_DTYPE="f32"),
+        dict(WIDTH=36),
+    ):
         assert not H.accepts("moe_ffn_mixed", "sm_80", dict(p, **other))

@@ -1,5 +1,6 @@
 """Every kernel that llmc emits, through the real NVRTC: it compiles without a warning and nothing spills. A description for each architecture: the tiny one, with rows
 of the cache as they are or turned, or an 8B model; LLMC_CHECK_ALL=1: all descriptions of configs/ for all, tiny in three types."""
+
 import os
 import subprocess
 import sys
@@ -14,12 +15,18 @@ import nvrtc  # noqa: E402
 
 pytestmark = pytest.mark.skipif(nvrtc.find() is None, reason="no libnvrtc")
 EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
-TINY = [(d, a) for a in nvrtc.ARCHS for d in ("f32", "bf16", "q8_0")] if EVERY else [("q8_0", "sm_89"), ("bf16", "sm_100a"), ("f32", "sm_120a")]
+TINY = (
+    [(d, a) for a in nvrtc.ARCHS for d in ("f32", "bf16", "q8_0")]
+    if EVERY
+    else [("q8_0", "sm_89"), ("bf16", "sm_100a"), ("f32", "sm_120a")]
+)
 
 
 def check(configs, archs, sets=()):
     rows = cuda_resources.survey([ROOT / "configs" / c for c in configs], archs, sets)
-    wrong = [f"{r['config']} {r['arch']} {r['fn']}: {r['wrong']}\n{r['log']}" for r in rows if r["wrong"]]
+    wrong = [
+        f"{r['config']} {r['arch']} {r['fn']}: {r['wrong']}\n{r['log']}" for r in rows if r["wrong"]
+    ]
     assert rows and not wrong, "\n".join(wrong[:5])
 
 
@@ -54,13 +61,30 @@ def test_turned_rows(arch):
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
 def test_between_ranks(arch):
     """Kernels of the runtime's own, which no description emits."""
-    p = subprocess.run([sys.executable, str(ROOT / "tools/nvrtc.py"), "--arch", arch, "-I", "templates", "templates/cuda/runtime/collective.cu"], cwd=ROOT,
-                       capture_output=True, text=True)
+    p = subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "tools/nvrtc.py"),
+            "--arch",
+            arch,
+            "-I",
+            "templates",
+            "templates/cuda/runtime/collective.cu",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     lines = p.stdout.splitlines()
-    assert p.returncode == 0 and len(lines) == 5 and all(" 0 spill" in line for line in lines), p.stdout + p.stderr
+    assert p.returncode == 0 and len(lines) == 5 and all(" 0 spill" in line for line in lines), (
+        p.stdout + p.stderr
+    )
 
 
 @pytest.mark.skipif(not EVERY, reason="LLMC_CHECK_ALL is not set")
-@pytest.mark.parametrize("config", sorted(p.name for p in (ROOT / "configs").glob("*.yaml") if p.name != "pretokenizers.yaml"))
+@pytest.mark.parametrize(
+    "config",
+    sorted(p.name for p in (ROOT / "configs").glob("*.yaml") if p.name != "pretokenizers.yaml"),
+)
 def test_all(config):
     check([config], nvrtc.ARCHS)

@@ -1,5 +1,6 @@
 """Artifacts on the emulated GPU: kernels shipped ahead of time, what does not fit, what is damaged, what does not compile, and two
 processes at once."""
+
 import hashlib
 import json
 import os
@@ -18,7 +19,14 @@ RUN = ["--tokens", "1,2,3,4,5", "-n", "6", "--random-weights", "--device", "cuda
 
 def start(args, lib=BUILD / "emu", **env):
     e = dict(os.environ, LLMC_CUDA_LIBDIR=str(lib), LLMC_EMU_QUIET="1", **env)
-    return subprocess.Popen([str(BUILD / "llmc"), *map(str, args)], env=e, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [str(BUILD / "llmc"), *map(str, args)],
+        env=e,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def run(args, code=0, **kw):
@@ -34,7 +42,11 @@ def tokens(out):
 
 @pytest.fixture(scope="module", autouse=True)
 def emulator():
-    subprocess.run(["make", "--no-print-directory", "-s", "-f", "emu/emu.mk", f"BUILD={BUILD}", "emu-lib"], cwd=ROOT, check=True)
+    subprocess.run(
+        ["make", "--no-print-directory", "-s", "-f", "emu/emu.mk", f"BUILD={BUILD}", "emu-lib"],
+        cwd=ROOT,
+        check=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +58,20 @@ def cache(tmp_path_factory):
 def shipped(tmp_path_factory, cache):
     """Compiled with its kernels for two architectures."""
     d = tmp_path_factory.mktemp("shipped") / "tiny"
-    run(["compile", "configs/tiny.yaml", "-o", d, "--target", "cuda", "--arch", "sm_80,sm_90a", "--aot"], LLMC_CACHE=cache)
+    run(
+        [
+            "compile",
+            "configs/tiny.yaml",
+            "-o",
+            d,
+            "--target",
+            "cuda",
+            "--arch",
+            "sm_80,sm_90a",
+            "--aot",
+        ],
+        LLMC_CACHE=cache,
+    )
     return d
 
 
@@ -60,13 +85,17 @@ def driver_only(tmp_path_factory):
 @pytest.fixture(scope="module")
 def want(shipped, driver_only, tmp_path_factory):
     """Tokens of the shipped kernels: a machine without NVRTC, nothing cached."""
-    out, err = run(["run", shipped, *RUN], lib=driver_only, LLMC_CACHE=str(tmp_path_factory.mktemp("none")))
+    out, err = run(
+        ["run", shipped, *RUN], lib=driver_only, LLMC_CACHE=str(tmp_path_factory.mktemp("none"))
+    )
     assert "compiling" not in err
     return tokens(out)
 
 
 def test_shipped_on_each_architecture(shipped, driver_only, want, tmp_path):
-    out, err = run(["run", shipped, *RUN], lib=driver_only, LLMC_EMU_GPU="sm_80", LLMC_CACHE=str(tmp_path))
+    out, err = run(
+        ["run", shipped, *RUN], lib=driver_only, LLMC_EMU_GPU="sm_80", LLMC_CACHE=str(tmp_path)
+    )
     assert tokens(out) == want and "compiling" not in err
 
 
@@ -78,7 +107,12 @@ def test_shipped_for_an_earlier_minor(shipped, driver_only, want, tmp_path, gpu)
         out, err = run(["run", shipped, *RUN], lib=lib, LLMC_EMU_GPU=gpu, LLMC_CACHE=str(tmp_path))
         assert tokens(out) == want and "compiling" not in err
         said = [x for x in err.splitlines() if "no plan for" in x]
-        assert len(said) == 1 and f"cuda-{gpu}" in said[0] and "cuda-sm_80" in said[0] and f"--target cuda --arch {gpu} --aot" in said[0]
+        assert (
+            len(said) == 1
+            and f"cuda-{gpu}" in said[0]
+            and "cuda-sm_80" in said[0]
+            and f"--target cuda --arch {gpu} --aot" in said[0]
+        )
     assert sorted(p.name for p in shipped.iterdir()) == files
 
 
@@ -86,30 +120,61 @@ def test_arch_is_meant_as_it_is_said(shipped, cache, want, tmp_path):
     d = tmp_path / "a"
     shutil.copytree(shipped, d)
     out, err = run(["run", d, *RUN, "--arch", "sm_89"], LLMC_EMU_GPU="sm_89", LLMC_CACHE=cache)
-    assert tokens(out) == want and "no plan for cuda-sm_89: compiling" in err and re.search(r"compiling \d+ kernels for sm_89 ", err)
+    assert (
+        tokens(out) == want
+        and "no plan for cuda-sm_89: compiling" in err
+        and re.search(r"compiling \d+ kernels for sm_89 ", err)
+    )
 
 
 def test_tegra_shares_no_images(shipped, driver_only, tmp_path):
     """8.7 is of the major of 8.0, and no image of 8.0 runs on it."""
     d = tmp_path / "a"
     shutil.copytree(shipped, d)
-    _, err = run(["run", d, *RUN], code=2, lib=driver_only, LLMC_EMU_GPU="sm_87", LLMC_CACHE=str(tmp_path / "none"))
+    _, err = run(
+        ["run", d, *RUN],
+        code=2,
+        lib=driver_only,
+        LLMC_EMU_GPU="sm_87",
+        LLMC_CACHE=str(tmp_path / "none"),
+    )
     assert "No kernels built ahead of time run on sm_87" in err and "--arch" not in err
 
 
 @pytest.mark.parametrize("nvrtc, arch", [("13000", "sm_121"), ("12080", "sm_120")])
 def test_a_device_without_a_plan_of_its_own(want, cache, nvrtc, arch):
     """12.1 runs the plan of sm_89, compiled for it; by an NVRTC that does not know it, for 12.0."""
-    out, err = run(["run", "configs/tiny.yaml", *RUN], LLMC_EMU_GPU="sm_121", LLMC_EMU_NVRTC=nvrtc, LLMC_CACHE=cache)
-    assert tokens(out) == want and re.search(rf"compiling \d+ kernels for {arch} with NVRTC {int(nvrtc) // 1000}", err)
+    out, err = run(
+        ["run", "configs/tiny.yaml", *RUN],
+        LLMC_EMU_GPU="sm_121",
+        LLMC_EMU_NVRTC=nvrtc,
+        LLMC_CACHE=cache,
+    )
+    assert tokens(out) == want and re.search(
+        rf"compiling \d+ kernels for {arch} with NVRTC {int(nvrtc) // 1000}", err
+    )
 
 
 def test_nothing_can_be_shipped_for_it(tmp_path, cache, driver_only, want):
     """Images of sm_89 do not run on 12.1: the error asks for NVRTC there and names no command that would not help."""
     d = tmp_path / "a"
-    run(["compile", "configs/tiny.yaml", "-o", d, "--target", "cuda", "--arch", "sm_89", "--aot"], LLMC_CACHE=cache)
-    _, err = run(["run", d, *RUN], code=2, lib=driver_only, LLMC_EMU_GPU="sm_121", LLMC_CACHE=str(tmp_path / "none"))
-    for word in ("sm_121", "ships kernels for sm_89.", "libnvrtc", "No kernels built ahead of time run on sm_121: it takes NVRTC"):
+    run(
+        ["compile", "configs/tiny.yaml", "-o", d, "--target", "cuda", "--arch", "sm_89", "--aot"],
+        LLMC_CACHE=cache,
+    )
+    _, err = run(
+        ["run", d, *RUN],
+        code=2,
+        lib=driver_only,
+        LLMC_EMU_GPU="sm_121",
+        LLMC_CACHE=str(tmp_path / "none"),
+    )
+    for word in (
+        "sm_121",
+        "ships kernels for sm_89.",
+        "libnvrtc",
+        "No kernels built ahead of time run on sm_121: it takes NVRTC",
+    ):
         assert word in err
     assert "--arch" not in err
     out, err = run(["run", d, *RUN], LLMC_EMU_GPU="sm_121", LLMC_CACHE=cache)
@@ -117,8 +182,21 @@ def test_nothing_can_be_shipped_for_it(tmp_path, cache, driver_only, want):
 
 
 def test_no_image_and_no_compiler(shipped, driver_only, tmp_path):
-    _, err = run(["run", shipped, *RUN], code=2, lib=driver_only, LLMC_EMU_GPU="sm_75", LLMC_CACHE=str(tmp_path))
-    for word in ("sm_75", "sm_80", "sm_90a", "libnvrtc", "pip install nvidia-cuda-nvrtc", "--aot --arch sm_75"):
+    _, err = run(
+        ["run", shipped, *RUN],
+        code=2,
+        lib=driver_only,
+        LLMC_EMU_GPU="sm_75",
+        LLMC_CACHE=str(tmp_path),
+    )
+    for word in (
+        "sm_75",
+        "sm_80",
+        "sm_90a",
+        "libnvrtc",
+        "pip install nvidia-cuda-nvrtc",
+        "--aot --arch sm_75",
+    ):
         assert word in err
 
 
@@ -131,12 +209,22 @@ def damaged(shipped, tmp_path, how):
     return d
 
 
-@pytest.mark.parametrize("how", [lambda b: b[:len(b) // 2], lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:], lambda b: b""])
+@pytest.mark.parametrize(
+    "how",
+    [lambda b: b[: len(b) // 2], lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:], lambda b: b""],
+)
 def test_damaged_image_heals(shipped, driver_only, cache, want, tmp_path, how):
     d = damaged(shipped, tmp_path, how)
     out, err = run(["run", d, *RUN], LLMC_CACHE=cache)
     assert tokens(out) == want
-    assert len(re.findall(r"built ahead of time cannot be used .*damaged or cut off.*compiled here", err)) == 1
+    assert (
+        len(
+            re.findall(
+                r"built ahead of time cannot be used .*damaged or cut off.*compiled here", err
+            )
+        )
+        == 1
+    )
     _, err = run(["run", d, *RUN], code=2, lib=driver_only, LLMC_CACHE=str(tmp_path / "none"))
     assert "libnvrtc" in err
 
@@ -159,9 +247,15 @@ def test_damaged_cache_heals(shipped, want, tmp_path):
 def test_image_that_the_driver_refuses(shipped, want, tmp_path):
     """Whole, of its source, and nothing that the driver takes: compiled here and kept, as often as the artifact is opened. The same
     in the cache: compiled once more, and then kept."""
+
     def spoil(image):
         key, mark = image.read_bytes()[-136:-72], image.read_bytes()[-8:]
-        image.write_bytes(b"no image" * 40 + key + hashlib.sha256(b"no image" * 40 + key).hexdigest().encode() + mark)
+        image.write_bytes(
+            b"no image" * 40
+            + key
+            + hashlib.sha256(b"no image" * 40 + key).hexdigest().encode()
+            + mark
+        )
 
     d, env = tmp_path / "a", {"LLMC_CACHE": str(tmp_path / "cache")}
     shutil.copytree(shipped, d)
@@ -171,9 +265,13 @@ def test_image_that_the_driver_refuses(shipped, want, tmp_path):
         out, err = run(["run", d, *RUN], **env)
         assert tokens(out) == want
         assert len(re.findall(r"norm_qkv.* does not load .*compiled again", err)) == refused, err
-        kept = [p for p in (tmp_path / "cache" / "kernels").iterdir() if p.is_file() and p.suffix not in (".usage", ".cc", "")]
+        kept = [
+            p
+            for p in (tmp_path / "cache" / "kernels").iterdir()
+            if p.is_file() and p.suffix not in (".usage", ".cc", "")
+        ]
         assert len(kept) == 1 and kept[0].suffix == ".cubin"
-        if turn == 1: # until now it was as good as new
+        if turn == 1:  # until now it was as good as new
             spoil(kept[0])
     assert {p: p.read_bytes() for p in d.rglob("*") if p.is_file()} == before
 
@@ -223,5 +321,24 @@ def test_devices_by_number_and_bench(shipped, want, driver_only, tmp_path):
     assert tokens(out) == want
     _, err = run(["run", shipped, *[x if x != "cuda" else "cuda:2" for x in RUN]], code=1, **env)
     assert "there is no GPU 2: this machine has 2" in err
-    out, _ = run(["bench", shipped, "--random-weights", "--device", "cuda:1", "-p", "20", "-n", "3", "-c", "64", "--json"], **env)
-    assert {r["test"]: r["tps"] > 0 for r in json.loads(out)["results"]} == {"pp20": True, "tg3": True}
+    out, _ = run(
+        [
+            "bench",
+            shipped,
+            "--random-weights",
+            "--device",
+            "cuda:1",
+            "-p",
+            "20",
+            "-n",
+            "3",
+            "-c",
+            "64",
+            "--json",
+        ],
+        **env,
+    )
+    assert {r["test"]: r["tps"] > 0 for r in json.loads(out)["results"]} == {
+        "pp20": True,
+        "tg3": True,
+    }

@@ -1,5 +1,6 @@
 """Values that steps hold in bf16 between products (compiler/fuse/narrow_bf16.c): what reads them makes the bits that it makes of fp32, which it would round
 itself; what makes them rounds once, to the nearest even."""
+
 import cuda_harness as H
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ def same(got, want):
 
 def both(template, arch, name, params):
     """The kernel for fp32, and that for bf16 of the argument `name`."""
-    return H.build(template, arch, params), H.build(template, arch, dict(params, **{f"{name}_DTYPE": "bf16"}))
+    return H.build(template, arch, params), H.build(
+        template, arch, dict(params, **{f"{name}_DTYPE": "bf16"})
+    )
 
 
 def product(arch, n, rows, cols, mode="fast", seed=0, path="own", deterministic=1):
@@ -23,16 +26,30 @@ def product(arch, n, rows, cols, mode="fast", seed=0, path="own", deterministic=
     packed, w = c.weights()
     b = c.f(rows)
     fp32, bf16 = both("matmul_mixed", arch, "X", c.params(DETERMINISTIC=deterministic))
-    assert any(x.get("fn", "").endswith("_quantize_act") for x in fp32.launches) and not any(x.get("fn", "").endswith(("_quantize_act", "_quantize_act_row_major")) for x in bf16.launches)
-    want, = fp32.run(c.step, [c.x, packed, b, H.out((n, rows))], path=path)
-    got, = bf16.run(c.step, [to_bf16(c.x), packed, b, H.out((n, rows))], mode=mode, seed=seed, path=path)
+    assert any(x.get("fn", "").endswith("_quantize_act") for x in fp32.launches) and not any(
+        x.get("fn", "").endswith(("_quantize_act", "_quantize_act_row_major"))
+        for x in bf16.launches
+    )
+    (want,) = fp32.run(c.step, [c.x, packed, b, H.out((n, rows))], path=path)
+    (got,) = bf16.run(
+        c.step, [to_bf16(c.x), packed, b, H.out((n, rows))], mode=mode, seed=seed, path=path
+    )
     same(got, want)
     close(got, rounded(c.x, "bf16") @ w.T + b)
 
 
 # Every way to bring rows: cp.async, tensor maps of mma, boxes of wgmma (of which the last is cut, or lies behind the rows for a block) by all three tiles
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("arch, n, rows, cols", [("sm_80", 130, 97, 72), ("sm_120a", 130, 300, 168), ("sm_90a", 300, 72, 192), ("sm_90a", 513, 520, 128), ("sm_90a", 67, 136, 704)])
+@pytest.mark.parametrize(
+    "arch, n, rows, cols",
+    [
+        ("sm_80", 130, 97, 72),
+        ("sm_120a", 130, 300, 168),
+        ("sm_90a", 300, 72, 192),
+        ("sm_90a", 513, 520, 128),
+        ("sm_90a", 67, 136, 704),
+    ],
+)
 def test_reads(arch, n, rows, cols):
     product(arch, n, rows, cols)
     product(arch, n, rows, cols, "check", 2)
@@ -55,7 +72,17 @@ def test_adds_in_place(path):
     packed, w = c.weights()
     r = c.f(n, rows)
     fp32, bf16 = both("matmul_add_mixed", "sm_90a", "X", c.params(SCALE=0.5, DETERMINISTIC=0))
-    got = [k.run(c.step, [x, packed, None, H.inout(r), H.alias(3)], mode="check", seed=1, path=path, repeat=1)[0] for k, x in ((fp32, c.x), (bf16, to_bf16(c.x)))]
+    got = [
+        k.run(
+            c.step,
+            [x, packed, None, H.inout(r), H.alias(3)],
+            mode="check",
+            seed=1,
+            path=path,
+            repeat=1,
+        )[0]
+        for k, x in ((fp32, c.x), (bf16, to_bf16(c.x)))
+    ]
     same(*got)
     close(got[1], 0.5 * r.astype(np.float64) + rounded(c.x, "bf16") @ w.T)
 
@@ -69,26 +96,51 @@ def test_planted(what):
     c = Case(4, n, rows, cols, "bf16")
     packed, w = c.weights()
     k = H.build("matmul_mixed", "sm_90a", c.params(DETERMINISTIC=0, X_DTYPE="bf16"))
-    right, wrong = {"bytes": ("return (rows + 63) / 64 * 8192;", "return rows * 128;"), "rows": ("m(m0 + first * 64)", "m(m0)"),
-                    "wait": ("	PDL_WAIT();\n	PDL_LAUNCH();\n	const int n = min(*count, NT * 8);", "	const int n = min(*count, NT * 8);")}[what]
+    right, wrong = {
+        "bytes": ("return (rows + 63) / 64 * 8192;", "return rows * 128;"),
+        "rows": ("m(m0 + first * 64)", "m(m0)"),
+        "wait": (
+            "	PDL_WAIT();\n	PDL_LAUNCH();\n	const int n = min(*count, NT * 8);",
+            "	const int n = min(*count, NT * 8);",
+        ),
+    }[what]
     assert right in k.text
     k.text = k.text.replace(right, wrong)
     with pytest.raises(AssertionError):
-        y, = k.run(c.step, [to_bf16(c.x), packed, None, H.out((n, rows))], mode="check", seed=1)
+        (y,) = k.run(c.step, [to_bf16(c.x), packed, None, H.out((n, rows))], mode="check", seed=1)
         close(y, rounded(c.x, "bf16") @ w.T)
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("op, arch, n, path", [("norm_glu", "sm_80", 130, "own"), ("norm_glu", "sm_90a", 130, "own"), ("norm_glu", "sm_90a", 20, "own"),
-                                               ("norm_glu", "sm_90a", 130, "library"), ("norm_act", "sm_100a", 130, "own")])
+@pytest.mark.parametrize(
+    "op, arch, n, path",
+    [
+        ("norm_glu", "sm_80", 130, "own"),
+        ("norm_glu", "sm_90a", 130, "own"),
+        ("norm_glu", "sm_90a", 20, "own"),
+        ("norm_glu", "sm_90a", 130, "library"),
+        ("norm_act", "sm_100a", 130, "own"),
+    ],
+)
 def test_writes(op, arch, n, path):
     c = Case(n, n, 136, 192, "bf16")
     nw, halves = c.f(192), 2 if op == "norm_glu" else 1
     packed, _ = c.weights(halves * 136)
     b = c.f(halves * 136)
-    fp32, bf16 = both(f"{op}_mixed", arch, "Y", c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu", DETERMINISTIC=0))
-    want, = fp32.run(c.step, [c.x, nw, None, packed, b, H.out((n, 136))], path=path)
-    got, = bf16.run(c.step, [c.x, nw, None, packed, b, H.out((n, 136), np.uint16)], mode="check", seed=1, path=path)
+    fp32, bf16 = both(
+        f"{op}_mixed",
+        arch,
+        "Y",
+        c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu", DETERMINISTIC=0),
+    )
+    (want,) = fp32.run(c.step, [c.x, nw, None, packed, b, H.out((n, 136))], path=path)
+    (got,) = bf16.run(
+        c.step,
+        [c.x, nw, None, packed, b, H.out((n, 136), np.uint16)],
+        mode="check",
+        seed=1,
+        path=path,
+    )
     assert np.array_equal(got, to_bf16(want))
 
 
@@ -98,15 +150,43 @@ def test_experts(arch, shared):
     rows, width = 70, 64
     e = Experts(5, 2, 128, width, shared, ["bf16"] * 4, mix=1)
     e.choose(rows)
-    x, res, weight = e.r.standard_normal((rows, 128)).astype(np.float32), e.r.standard_normal((rows, 128)).astype(np.float32), e.r.random((rows, 3)).astype(np.float32)
+    x, res, weight = (
+        e.r.standard_normal((rows, 128)).astype(np.float32),
+        e.r.standard_normal((rows, 128)).astype(np.float32),
+        e.r.random((rows, 3)).astype(np.float32),
+    )
     h = []
-    for k, dtype in zip(both("norm_moe_glu_mixed", arch, "H", dict(e.glu_params, DETERMINISTIC=0)), (np.float32, np.uint16)):
-        h += k.run(rows_step(rows), [x, e.nw, e.nb, e.id, e.gate.packed, e.up.packed, None, None, *(m.packed for m in e.s[:2]), None, H.out((rows, 2 * width + shared), dtype)],
-                   mode="check", seed=1)
+    for k, dtype in zip(
+        both("norm_moe_glu_mixed", arch, "H", dict(e.glu_params, DETERMINISTIC=0)),
+        (np.float32, np.uint16),
+    ):
+        h += k.run(
+            rows_step(rows),
+            [
+                x,
+                e.nw,
+                e.nb,
+                e.id,
+                e.gate.packed,
+                e.up.packed,
+                None,
+                None,
+                *(m.packed for m in e.s[:2]),
+                None,
+                H.out((rows, 2 * width + shared), dtype),
+            ],
+            mode="check",
+            seed=1,
+        )
     assert np.array_equal(h[1], to_bf16(h[0]))
     y = []
     for k, v in zip(both("moe_down_add_mixed", arch, "H", dict(e.down_params, DETERMINISTIC=0)), h):
-        y += k.run(rows_step(rows), [v, e.id, weight, e.down.packed, None, e.s[2].packed, res, H.out((rows, 128))], mode="check", seed=1)
+        y += k.run(
+            rows_step(rows),
+            [v, e.id, weight, e.down.packed, None, e.s[2].packed, res, H.out((rows, 128))],
+            mode="check",
+            seed=1,
+        )
     same(*y)
 
 
@@ -114,15 +194,37 @@ def test_refuses():
     """What takes fp32 alone: products of other weights, which scale a row by its largest value; kernels of decode steps."""
     p = dict(ROWS=64, COLS=64, X_DTYPE="bf16")
     assert H.accepts("matmul_mixed", "sm_80", dict(p, W_DTYPE="bf16"))
-    assert not any(H.accepts("matmul_mixed", "sm_80", dict(p, W_DTYPE=d)) for d in ("f16", "q8_0", "q4_k"))
-    assert not H.accepts("matmul_decode", "sm_80", dict(p, W_DTYPE="bf16")) and not H.accepts("matmul", "sm_75", dict(p, W_DTYPE="bf16"))
-    experts = dict(N_EXPERTS=4, TOP_K=2, HIDDEN=64, WIDTH=64, SHARED=64, SHARED_GATE=0, SCALE=1.0, HAS_S_DOWN=1, DOWN_DTYPE="bf16", H_DTYPE="bf16", N_REMOTE_EXPERTS=0)
-    assert H.accepts("moe_down_add_mixed", "sm_80", dict(experts, S_DOWN_DTYPE="bf16")) and not H.accepts("moe_down_add_mixed", "sm_80", dict(experts, S_DOWN_DTYPE="q8_0"))
+    assert not any(
+        H.accepts("matmul_mixed", "sm_80", dict(p, W_DTYPE=d)) for d in ("f16", "q8_0", "q4_k")
+    )
+    assert not H.accepts("matmul_decode", "sm_80", dict(p, W_DTYPE="bf16")) and not H.accepts(
+        "matmul", "sm_75", dict(p, W_DTYPE="bf16")
+    )
+    experts = dict(
+        N_EXPERTS=4,
+        TOP_K=2,
+        HIDDEN=64,
+        WIDTH=64,
+        SHARED=64,
+        SHARED_GATE=0,
+        SCALE=1.0,
+        HAS_S_DOWN=1,
+        DOWN_DTYPE="bf16",
+        H_DTYPE="bf16",
+        N_REMOTE_EXPERTS=0,
+    )
+    assert H.accepts(
+        "moe_down_add_mixed", "sm_80", dict(experts, S_DOWN_DTYPE="bf16")
+    ) and not H.accepts("moe_down_add_mixed", "sm_80", dict(experts, S_DOWN_DTYPE="q8_0"))
 
 
 def test_real_compiler():
     """No spill, no warning; all of a stage comes by tensor maps, what both blocks need to both."""
-    done = H.nvrtc("matmul_add_mixed", dict(ROWS=4096, COLS=14336, W_DTYPE="bf16", X_DTYPE="bf16", DETERMINISTIC=0, SCALE=1.0), ["sm_90a"])
+    done = H.nvrtc(
+        "matmul_add_mixed",
+        dict(ROWS=4096, COLS=14336, W_DTYPE="bf16", X_DTYPE="bf16", DETERMINISTIC=0, SCALE=1.0),
+        ["sm_90a"],
+    )
     if done is None:
         pytest.skip("no NVRTC")
     f = sass.functions(done[0]["cubin"])

@@ -1,4 +1,5 @@
 """Logits as bits, for tests of what may not change a result."""
+
 import numpy as np
 
 

@@ -1,4 +1,5 @@
 """The GPU emulator for end-to-end tests: its environment, built when it is not there."""
+
 import os
 import subprocess
 
@@ -15,6 +16,13 @@ def environment(arch="sm_90a", mode="fast", seed=0, **more):
     if not os.path.exists(os.path.join(LIBS, "libcuda.so.1")):
         if subprocess.run(["make", "-s", f"BUILD={BUILD}", "emu-lib"], cwd=ROOT).returncode:
             pytest.fail("the emulator does not build")
-    env = {"LLMC_CUDA_LIBDIR": LIBS, "LLMC_EMU_GPU": arch, "LLMC_EMU_MODE": mode, "LLMC_EMU_SEED": str(seed),
-           "LLMC_COMM_TIMEOUT": "3600", "LLMC_NCCL": "never", "LLMC_PEER_SUMS": "one-shot"}
+    env = {
+        "LLMC_CUDA_LIBDIR": LIBS,
+        "LLMC_EMU_GPU": arch,
+        "LLMC_EMU_MODE": mode,
+        "LLMC_EMU_SEED": str(seed),
+        "LLMC_COMM_TIMEOUT": "3600",
+        "LLMC_NCCL": "never",
+        "LLMC_PEER_SUMS": "one-shot",
+    }
     return env | {k: str(v) for k, v in more.items()}

@@ -1,4 +1,5 @@
 """Runs a golden model of tests/golden/models through the command line and compares with what torch said."""
+
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ sys.path[:0] = [os.path.join(ROOT, "tests", "golden"), os.path.join(ROOT, "tests
 from waiting import HANG  # noqa: E402
 
 LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
-TOLERANCE = 1e-5    # of the range of the logits
+TOLERANCE = 1e-5  # of the range of the logits
 
 
 class Refused(Exception):
@@ -23,9 +24,23 @@ def run(folder, golden, *args, set=None, n=None, timeout=HANG):
     """(logits [n_prompt, vocab], new tokens). Refused when the command ends with an error.
     The artifact stays in the folder; built kernels go to the cache that all tests share."""
     out = os.path.join(str(folder), "out.npy")
-    cmd = [LLMC, "run", str(folder), "--tokens", ",".join(map(str, golden.prompt)), "--logits", out, "--json",
-           "--ignore-eos", "-n", str(n or len(golden.greedy) or 1),
-           "--artifact", tempfile.mkdtemp(dir=str(folder)), *golden.args, *args]
+    cmd = [
+        LLMC,
+        "run",
+        str(folder),
+        "--tokens",
+        ",".join(map(str, golden.prompt)),
+        "--logits",
+        out,
+        "--json",
+        "--ignore-eos",
+        "-n",
+        str(n or len(golden.greedy) or 1),
+        "--artifact",
+        tempfile.mkdtemp(dir=str(folder)),
+        *golden.args,
+        *args,
+    ]
     for key, value in ({"kv.dtype": "f32"} | golden.set | (set or {})).items():
         cmd += ["--set", f"{key}={value}"]
     p = subprocess.run(cmd, capture_output=True, text=True, timeout=timeout)
@@ -44,7 +59,11 @@ def error(golden, logits):
 def check(golden, logits, tokens, tolerance=TOLERANCE):
     e = error(golden, logits)
     worst = int(np.abs(logits - golden.logits).max(axis=1).argmax())
-    first = int((np.abs(logits - golden.logits).max(axis=1) > tolerance * np.ptp(golden.logits)).argmax())
-    assert e <= tolerance, f"off by {e:.2e} of the range; worst at position {worst}, first at {first}"
+    first = int(
+        (np.abs(logits - golden.logits).max(axis=1) > tolerance * np.ptp(golden.logits)).argmax()
+    )
+    assert e <= tolerance, (
+        f"off by {e:.2e} of the range; worst at position {worst}, first at {first}"
+    )
     if golden.greedy:
         assert tokens == golden.greedy

@@ -1,5 +1,6 @@
 """Generated folders and the cache of kernels: same input, same bytes; movable; what is damaged heals with one line; and
 nothing half-written is ever trusted."""
+
 import hashlib
 import os
 import re
@@ -22,7 +23,20 @@ ffn: {width: 32}
 norm: {eps: 1.0e-6}
 text: {bos: 1, eos: [2]}
 """
-RUN = ["--random-weights", "--tokens", "1,5,9", "-n", "4", "--ignore-eos", "--temperature", "0", "-t", "1", "--arch", "generic"]
+RUN = [
+    "--random-weights",
+    "--tokens",
+    "1,5,9",
+    "-n",
+    "4",
+    "--ignore-eos",
+    "--temperature",
+    "0",
+    "-t",
+    "1",
+    "--arch",
+    "generic",
+]
 NO_COMPILER = {"LLMC_CC": "/nowhere/cc"}
 
 
@@ -56,12 +70,20 @@ def tokens(llmc, shipped):
 
 
 def tree(folder):
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(folder).rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(Path(folder).rglob("*"))
+        if p.is_file()
+    }
 
 
 def notices(text):
     """Lines that are neither progress nor the closing summary."""
-    return [x for x in text.splitlines() if x and not x.startswith(("compiling ", "compiled ", "llmc: loaded"))]
+    return [
+        x
+        for x in text.splitlines()
+        if x and not x.startswith(("compiling ", "compiled ", "llmc: loaded"))
+    ]
 
 
 def copy(folder, to):
@@ -74,13 +96,24 @@ def objects(folder):
 
 
 def locales():
-    names = subprocess.run(["locale", "-a"], capture_output=True, text=True).stdout.split() if shutil.which("locale") else []
+    names = (
+        subprocess.run(["locale", "-a"], capture_output=True, text=True).stdout.split()
+        if shutil.which("locale")
+        else []
+    )
     return next((n for n in names if n.startswith(("de_", "fr_", "ru_", "tr_"))), "C.UTF-8")
 
 
 def test_the_same_bytes_anywhere(llmc, model, home, tmp_path):
-    places = [("one", {"LC_ALL": "C", "HOME": "/nonexistent", "TZ": "UTC"}, 0o022, "/"),
-              ("two/deep er", {"LC_ALL": locales(), "HOME": str(tmp_path), "TZ": "Asia/Tokyo"}, 0o077, str(tmp_path))]
+    places = [
+        ("one", {"LC_ALL": "C", "HOME": "/nonexistent", "TZ": "UTC"}, 0o022, "/"),
+        (
+            "two/deep er",
+            {"LC_ALL": locales(), "HOME": str(tmp_path), "TZ": "Asia/Tokyo"},
+            0o077,
+            str(tmp_path),
+        ),
+    ]
     made = []
     for name, env, mask, cwd in places:
         folder = tmp_path / name
@@ -88,8 +121,16 @@ def test_the_same_bytes_anywhere(llmc, model, home, tmp_path):
         (folder / "m.yaml").write_text(MODEL)
         old = os.umask(mask)
         try:
-            llmc("compile", folder / "m.yaml" if cwd == "/" else os.path.relpath(folder / "m.yaml", cwd),
-                 "-o", folder / "out", "--arch", "generic,v3", env=env, cwd=cwd)
+            llmc(
+                "compile",
+                folder / "m.yaml" if cwd == "/" else os.path.relpath(folder / "m.yaml", cwd),
+                "-o",
+                folder / "out",
+                "--arch",
+                "generic,v3",
+                env=env,
+                cwd=cwd,
+            )
         finally:
             os.umask(old)
         made.append(tree(folder / "out"))
@@ -99,13 +140,22 @@ def test_the_same_bytes_anywhere(llmc, model, home, tmp_path):
         assert p.is_dir() or str(tmp_path).encode() not in p.read_bytes(), f"{p} holds a path"
     # a second time: the files are left alone
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "one" / "out").rglob("*.c")}
-    llmc("compile", tmp_path / "one" / "m.yaml", "-o", tmp_path / "one" / "out", "--arch", "generic,v3")
+    llmc(
+        "compile",
+        tmp_path / "one" / "m.yaml",
+        "-o",
+        tmp_path / "one" / "out",
+        "--arch",
+        "generic,v3",
+    )
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "one" / "out").rglob("*.c")}
 
 
 def test_a_moved_artifact_runs_without_compiler_or_cache(llmc, shipped, tokens, tmp_path):
     moved = copy(shipped, tmp_path / "else where")
-    env = dict(NO_COMPILER, HOME=str(tmp_path), LLMC_CACHE=str(tmp_path / "cache"), LC_ALL="C", PATH="")
+    env = dict(
+        NO_COMPILER, HOME=str(tmp_path), LLMC_CACHE=str(tmp_path / "cache"), LC_ALL="C", PATH=""
+    )
     r = llmc.json("run", moved, *RUN, env=env, cwd="/")
     assert r["tokens"] == tokens
     assert notices(llmc.err) == [] and "compil" not in llmc.err
@@ -115,22 +165,44 @@ def test_a_moved_artifact_runs_without_compiler_or_cache(llmc, shipped, tokens, 
 
 def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, tmp_path):
     """No plan for this processor, but one that it runs was shipped with its kernels: no compiler, nothing written, one line."""
-    best, folder = llmc.json("doctor")["processor"]["best_target"].removeprefix("cpu-"), copy(shipped, tmp_path / "a")
+    best, folder = (
+        llmc.json("doctor")["processor"]["best_target"].removeprefix("cpu-"),
+        copy(shipped, tmp_path / "a"),
+    )
     if best == "generic":
         pytest.skip("this processor runs generic code only")
     run = [x for x in RUN if x not in ("--arch", "generic")]
     before = tree(folder)
-    assert llmc.json("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")))["tokens"] == tokens
+    assert (
+        llmc.json("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")))[
+            "tokens"
+        ]
+        == tokens
+    )
     said = notices(llmc.err)
-    assert len(said) == 1 and f"no plan for cpu-{best}" in said[0] and "cpu-generic" in said[0] and f"--arch {best} --aot" in said[0], llmc.err
+    assert (
+        len(said) == 1
+        and f"no plan for cpu-{best}" in said[0]
+        and "cpu-generic" in said[0]
+        and f"--arch {best} --aot" in said[0]
+    ), llmc.err
     assert f"with vectors of {8 if best in ('v3', 'vnni') else 16} numbers instead of 4" in said[0]
     assert tree(folder) == before
     assert llmc.json("plan", folder)["target"] == "cpu-generic"
     # a plan for this processor whose kernels nobody built, and nothing to build them with
     llmc("compile", folder / "model.yaml", "-o", folder, "--arch", best, "-q")
-    assert llmc.json("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")))["tokens"] == tokens
+    assert (
+        llmc.json("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")))[
+            "tokens"
+        ]
+        == tokens
+    )
     said = notices(llmc.err)
-    assert len(said) == 2 and f"no plan for cpu-{best} with built kernels" in said[0] and "cpu-generic" in said[0], llmc.err
+    assert (
+        len(said) == 2
+        and f"no plan for cpu-{best} with built kernels" in said[0]
+        and "cpu-generic" in said[0]
+    ), llmc.err
     assert "/nowhere/cc" in said[1], "why not this processor's"
     (folder / f"plan-cpu-{best}.json").unlink()
     # another description, or a folder without built kernels: compiled for this processor as ever
@@ -143,7 +215,7 @@ def damage(kind, folder):
     so = [p for p in objects(folder) if "embed" in p.name or folder.name == "kernels"][0]
     data = so.read_bytes()
     if kind == "truncated":
-        so.write_bytes(data[:len(data) // 2])
+        so.write_bytes(data[: len(data) // 2])
     elif kind == "flipped":
         so.write_bytes(data[:700] + bytes([data[700] ^ 1]) + data[701:])
     elif kind == "empty":
@@ -161,6 +233,7 @@ def damage(kind, folder):
 
 DAMAGE = ["truncated", "flipped", "empty", "missing", "not-elf", "writable", "other-kernel"]
 
+
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", [*DAMAGE, "no-manifest", "bad-manifest", "source"])
 def test_a_damaged_shipped_kernel_heals_with_one_line(llmc, shipped, tokens, tmp_path, kind):
@@ -170,7 +243,7 @@ def test_a_damaged_shipped_kernel_heals_with_one_line(llmc, shipped, tokens, tmp
         manifest.unlink()
     elif kind == "bad-manifest":
         manifest.write_text(manifest.read_text()[:40])
-    elif kind == "source": # the plan's kernel, edited by hand: still the same function
+    elif kind == "source":  # the plan's kernel, edited by hand: still the same function
         src = next((folder / "kernels").glob("embed*.c"))
         src.write_text(src.read_text() + "/* edited */\n")
     else:
@@ -188,7 +261,7 @@ def test_a_damaged_shipped_kernel_heals_with_one_line(llmc, shipped, tokens, tmp
 def test_a_damaged_cache_heals(llmc, model, home, tokens, tmp_path, kind):
     env = {"LLMC_CACHE": str(tmp_path / "cache")}
     seed = home / "seed"
-    if not seed.exists(): # filled once, copied for each kind of damage
+    if not seed.exists():  # filled once, copied for each kind of damage
         assert llmc.json("run", model, *RUN, env={"LLMC_CACHE": str(seed)})["tokens"] == tokens
     shutil.copytree(seed, tmp_path / "cache")
     n = len(objects(tmp_path / "cache"))
@@ -197,7 +270,9 @@ def test_a_damaged_cache_heals(llmc, model, home, tokens, tmp_path, kind):
     assert llmc.json("run", model, *RUN, env=env)["tokens"] == tokens
     assert "compiling 1 kernel " in llmc.err
     assert len(notices(llmc.err)) == (kind != "missing"), llmc.err
-    assert llmc.json("run", model, *RUN, env=dict(env, LLMC_KERNEL_CFLAGS="-O1"))["tokens"] == tokens
+    assert (
+        llmc.json("run", model, *RUN, env=dict(env, LLMC_KERNEL_CFLAGS="-O1"))["tokens"] == tokens
+    )
     assert "compiling" not in llmc.err and notices(llmc.err) == []
 
 
@@ -207,7 +282,9 @@ def test_a_cache_that_takes_no_files(llmc, model, tokens, tmp_path):
     (tmp_path / "tmp").mkdir()
     env = {"LLMC_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
     assert llmc.json("run", model, *RUN, "--cache-packed", env=env)["tokens"] == tokens
-    assert [line for line in llmc.err.splitlines() if "LLMC_CACHE" in line] == notices(llmc.err)[:1], llmc.err
+    assert [line for line in llmc.err.splitlines() if "LLMC_CACHE" in line] == notices(llmc.err)[
+        :1
+    ], llmc.err
     assert len(notices(llmc.err)) == 1 and "not kept for the next time" in llmc.err
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -215,7 +292,10 @@ def test_a_cache_that_takes_no_files(llmc, model, tokens, tmp_path):
 def test_two_processes_may_build_the_same_kernels(llmc, model, tokens, tmp_path):
     env = dict(os.environ, LLMC_CACHE=str(tmp_path / "cache"))
     cmd = [llmc.path, "run", str(model), *RUN, "--show-tokens"]
-    both = [subprocess.Popen(cmd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(cmd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     outs = [p.communicate(timeout=HANG) for p in both]
     assert [p.returncode for p in both] == [0, 0], outs
     assert outs[0][0] == outs[1][0] and outs[0][0].split()
@@ -245,14 +325,24 @@ def test_killed_while_writing(llmc, model, tokens, tmp_path):
     cc.write_text(KILLER)
     cc.chmod(0o755)
     env = {"LLMC_CACHE": str(tmp_path / "cache"), "LLMC_CC": str(cc)}
-    p = subprocess.run([llmc.path, "run", str(model), *RUN], env=dict(os.environ, KILL="1", **env),
-                       capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [llmc.path, "run", str(model), *RUN],
+        env=dict(os.environ, KILL="1", **env),
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert p.returncode == -9
     assert llmc.json("run", model, *RUN, env=env)["tokens"] == tokens
     # killed while the artifact's folder is made, at whatever moment: what is there afterwards is complete
     half = tmp_path / "half"
-    p = subprocess.run([llmc.path, "compile", str(model), "-o", str(half), "--arch", "generic", "--aot"],
-                       env=dict(os.environ, KILL="1", **env), capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [llmc.path, "compile", str(model), "-o", str(half), "--arch", "generic", "--aot"],
+        env=dict(os.environ, KILL="1", **env),
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert p.returncode == -9
     llmc("compile", model, "-o", half, "--arch", "generic", "--aot", env=env)
     assert llmc.json("run", half, *RUN, env=NO_COMPILER)["tokens"] == tokens
@@ -264,7 +354,12 @@ for x in "$@"; do case "$x" in %s*) echo "cc: error: unrecognized command-line o
 exec gcc "$@"
 """
 # what a compiler may be too old for, and what is then used
-BEFORE = {"cpu-amx": ("-mamx-", "cpu-v4"), "cpu-v4": ("-mavx512", None), "cpu-vnni": ("-mavxvnni", "cpu-v3"), "cpu-v3": ("-mavx2", "cpu-generic")}
+BEFORE = {
+    "cpu-amx": ("-mamx-", "cpu-v4"),
+    "cpu-v4": ("-mavx512", None),
+    "cpu-vnni": ("-mavxvnni", "cpu-v3"),
+    "cpu-v3": ("-mavx2", "cpu-generic"),
+}
 
 
 def test_a_compiler_older_than_the_processor(llmc, model, tmp_path):
@@ -303,8 +398,16 @@ def test_a_missing_compiler_is_a_sentence(llmc, model, shipped, tmp_path):
 def test_a_broken_plan_is_made_again_or_refused(llmc, shipped, tokens, tmp_path, text):
     folder = copy(shipped, tmp_path / "a")
     (folder / "plan-cpu-generic.json").write_text(text)
-    p = subprocess.run([llmc.path, "run", str(folder), *RUN, "--json"], capture_output=True, text=True, env=os.environ)
+    p = subprocess.run(
+        [llmc.path, "run", str(folder), *RUN, "--json"],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+    )
     if p.returncode == 0:
-        assert f'"tokens":{str(tokens).replace(" ", "")}' in p.stdout and "again from model.yaml" in notices(p.stderr)[0], p.stderr
+        assert (
+            f'"tokens":{str(tokens).replace(" ", "")}' in p.stdout
+            and "again from model.yaml" in notices(p.stderr)[0]
+        ), p.stderr
     else:
         assert p.returncode in (1, 2) and "plan" in p.stderr, p.stderr

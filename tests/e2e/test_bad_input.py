@@ -3,6 +3,7 @@
 Mistakes in descriptions are in tests/golden/yaml-errors, in checkpoints' headers in the unit tests of formats and weights,
 in configurations in test_import.py, in artifacts in test_artifacts.py.
 """
+
 import json
 import os
 import resource
@@ -20,8 +21,14 @@ def safetensors(path, tensors):
     """A minimal writer: {name: float32 array or (dtype, shape, bytes)}."""
     head, data = {}, b""
     for name, t in tensors.items():
-        dtype, shape, raw = t if isinstance(t, tuple) else ("F32", t.shape, t.astype("<f4").tobytes())
-        head[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        dtype, shape, raw = (
+            t if isinstance(t, tuple) else ("F32", t.shape, t.astype("<f4").tobytes())
+        )
+        head[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(head).encode()
     text += b" " * (-len(text) % 8)
@@ -35,12 +42,30 @@ def tensors(llmc):
     out = {}
     for t in plan["tensor"]:
         for s in t["src"]:
-            out[s["name"]] = np.zeros((s["rows"], s["cols"]) if s["cols"] else (s["rows"],), np.float32)
+            out[s["name"]] = np.zeros(
+                (s["rows"], s["cols"]) if s["cols"] else (s["rows"],), np.float32
+            )
     return out
 
 
 def run(llmc, weights, code, *extra):
-    llmc("run", TINY, "--arch", "generic", "--set", "storage.default=f32", "--weights", weights, "--tokens", "1,2", "-n", "1", "--quiet", *extra, code=code)
+    llmc(
+        "run",
+        TINY,
+        "--arch",
+        "generic",
+        "--set",
+        "storage.default=f32",
+        "--weights",
+        weights,
+        "--tokens",
+        "1,2",
+        "-n",
+        "1",
+        "--quiet",
+        *extra,
+        code=code,
+    )
     return llmc.err
 
 
@@ -58,7 +83,9 @@ def test_a_missing_tensor_is_named(llmc, tensors, tmp_path):
 def test_a_wrong_shape_shows_both(llmc, tensors, tmp_path):
     name = next(n for n in tensors if "down" in n)
     rows, cols = tensors[name].shape
-    safetensors(tmp_path / "model.safetensors", {**tensors, name: np.zeros((rows, cols + 1), np.float32)})
+    safetensors(
+        tmp_path / "model.safetensors", {**tensors, name: np.zeros((rows, cols + 1), np.float32)}
+    )
     err = run(llmc, tmp_path / "model.safetensors", 1)
     assert name in err and str(cols) in err and str(cols + 1) in err
 
@@ -66,11 +93,17 @@ def test_a_wrong_shape_shows_both(llmc, tensors, tmp_path):
 def test_a_wrong_dtype_is_named(llmc, tensors, tmp_path):
     name = next(n for n in tensors if "down" in n)
     rows, cols = tensors[name].shape
-    safetensors(tmp_path / "model.safetensors", {**tensors, name: ("I32", (rows, cols), bytes(rows * cols * 4))})
+    safetensors(
+        tmp_path / "model.safetensors",
+        {**tensors, name: ("I32", (rows, cols), bytes(rows * cols * 4))},
+    )
     err = run(llmc, tmp_path / "model.safetensors", 1)
     assert name in err and "holds integers (i32), weights are expected" in err
     # 16 bits where the description has 32 are widened, and blocks are made of both: tests/e2e/test_quantise_at_load.py
-    safetensors(tmp_path / "model.safetensors", {**tensors, name: ("BF16", (rows, cols), bytes(rows * cols * 2))})
+    safetensors(
+        tmp_path / "model.safetensors",
+        {**tensors, name: ("BF16", (rows, cols), bytes(rows * cols * 2))},
+    )
     run(llmc, tmp_path / "model.safetensors", 0)
 
 
@@ -88,7 +121,9 @@ def test_a_missing_shard_is_named(llmc, tensors, tmp_path):
     safetensors(tmp_path / "model-00001-of-00002.safetensors", {n: tensors[n] for n in names[:4]})
     index = {n: f"model-0000{1 if n in names[:4] else 2}-of-00002.safetensors" for n in names}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    assert "model-00002-of-00002.safetensors" in run(llmc, tmp_path / "model.safetensors.index.json", 1)
+    assert "model-00002-of-00002.safetensors" in run(
+        llmc, tmp_path / "model.safetensors.index.json", 1
+    )
 
 
 def test_a_pickled_checkpoint_that_is_damaged(llmc, tmp_path):
@@ -97,7 +132,19 @@ def test_a_pickled_checkpoint_that_is_damaged(llmc, tmp_path):
 
 
 def test_a_prompt_of_invalid_utf8_is_read_as_replacement_characters(llmc, smollm2):
-    p = subprocess.run([llmc.path.encode(), b"run", smollm2.encode(), b"--prompt", b"caf\xc3 \xff", b"-n", b"1", b"--json"], capture_output=True)
+    p = subprocess.run(
+        [
+            llmc.path.encode(),
+            b"run",
+            smollm2.encode(),
+            b"--prompt",
+            b"caf\xc3 \xff",
+            b"-n",
+            b"1",
+            b"--json",
+        ],
+        capture_output=True,
+    )
     assert p.returncode == 0 and json.loads(p.stdout)["prompt_tokens"]
 
 
@@ -113,6 +160,7 @@ def limited(limit):
     def before():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
     return before
 
 
@@ -133,14 +181,26 @@ def test_a_full_disk_while_keeping_packed_weights_goes_on_in_memory(llmc, smollm
     cache = tmp_path / "cache"
     env = dict(os.environ, LLMC_CACHE=str(cache))
     cmd = [llmc.path, "run", smollm2, "--prompt", "Hello", "-n", "2", "--cache-packed", "--json"]
-    want = subprocess.run([c for c in cmd if c != "--cache-packed"], capture_output=True, text=True, env=env)
-    full = subprocess.run(cmd, capture_output=True, text=True, env=env, preexec_fn=limited(20_000_000))
+    want = subprocess.run(
+        [c for c in cmd if c != "--cache-packed"], capture_output=True, text=True, env=env
+    )
+    full = subprocess.run(
+        cmd, capture_output=True, text=True, env=env, preexec_fn=limited(20_000_000)
+    )
     assert full.returncode == 0, full.stderr
     assert json.loads(full.stdout)["tokens"] == json.loads(want.stdout)["tokens"]
-    assert not [f for f in files_below(cache / "weights") if os.path.getsize(f) > 0] if (cache / "weights").exists() else True
+    assert (
+        not [f for f in files_below(cache / "weights") if os.path.getsize(f) > 0]
+        if (cache / "weights").exists()
+        else True
+    )
     kept = subprocess.run(cmd, capture_output=True, text=True, env=env)
     again = subprocess.run(cmd, capture_output=True, text=True, env=env)
-    assert json.loads(kept.stdout)["tokens"] == json.loads(again.stdout)["tokens"] == json.loads(want.stdout)["tokens"]
+    assert (
+        json.loads(kept.stdout)["tokens"]
+        == json.loads(again.stdout)["tokens"]
+        == json.loads(want.stdout)["tokens"]
+    )
     packed = files_below(cache / "weights")
     assert packed
     # a packed file that was cut is not trusted
@@ -154,7 +214,9 @@ def test_standard_output_that_is_full(llmc):
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full")
     with open("/dev/full", "w") as full:
-        p = subprocess.run([llmc.path, "plan", TINY], stdout=full, stderr=subprocess.PIPE, text=True)
+        p = subprocess.run(
+            [llmc.path, "plan", TINY], stdout=full, stderr=subprocess.PIPE, text=True
+        )
     assert p.returncode == 2 and "cannot write" in p.stderr
 
 
@@ -168,21 +230,68 @@ def test_learned_positions_end(llmc):
     """Nothing runs beyond the last position of a model whose positions are a table."""
     model = "tests/golden/models/gpt2-plain"
     limit = int(llmc.json("plan", model, "--device", "ref")["plan"]["max_positions"])
-    llmc("run", model, "--random-weights", "--device", "ref", "--tokens", "1", "--context", limit + 1, code=1)
+    llmc(
+        "run",
+        model,
+        "--random-weights",
+        "--device",
+        "ref",
+        "--tokens",
+        "1",
+        "--context",
+        limit + 1,
+        code=1,
+    )
     assert str(limit) in llmc.err
 
 
 def test_one_layer_of_a_70b_shape_runs(llmc):
     """Real widths (8192, 28672, GQA 64/8), one layer, a vocabulary of prime size."""
-    r = llmc.json("run", "configs/llama2-70b.yaml", "--random-weights", "--set", "n_layers=1", "--set", "storage.default=q4_0", "--set",
-                  "vocab_size=2003", "--tokens", "1,2,3", "-n", "2", "--ignore-eos")
+    r = llmc.json(
+        "run",
+        "configs/llama2-70b.yaml",
+        "--random-weights",
+        "--set",
+        "n_layers=1",
+        "--set",
+        "storage.default=q4_0",
+        "--set",
+        "vocab_size=2003",
+        "--tokens",
+        "1,2,3",
+        "-n",
+        "2",
+        "--ignore-eos",
+    )
     assert len(r["tokens"]) == 2
 
 
 def test_a_context_beyond_4_gib_of_kv(llmc):
     """131072 positions of a wide KV cache: pages lie beyond 4 GiB, and only those used are touched."""
-    sets = [x for s in ("attention.n_kv_heads=3", "attention.head_dim=256", "n_layers=16", "max_positions=131072", "kv.dtype=f32") for x in ("--set", s)]
+    sets = [
+        x
+        for s in (
+            "attention.n_kv_heads=3",
+            "attention.head_dim=256",
+            "n_layers=16",
+            "max_positions=131072",
+            "kv.dtype=f32",
+        )
+        for x in ("--set", s)
+    ]
     mem = llmc.json("plan", TINY, *sets, "--length", 131072)["memory"]
     assert mem["kv"] > 1 << 32
-    r = llmc.json("run", TINY, *RANDOM, *sets, "--context", 131072, "--tokens", "1,2,3", "-n", "2", "--ignore-eos")
+    r = llmc.json(
+        "run",
+        TINY,
+        *RANDOM,
+        *sets,
+        "--context",
+        131072,
+        "--tokens",
+        "1,2,3",
+        "-n",
+        "2",
+        "--ignore-eos",
+    )
     assert len(r["tokens"]) == 2

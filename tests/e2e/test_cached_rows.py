@@ -1,5 +1,6 @@
 """Quantised caches end to end: golden models against transformers with a cache that keeps the same rows (tests/golden/make_kv.py), and what holds and moves
 rows: pages, prefixes, forks, swapping, saved sequences, with every type."""
+
 import os
 
 import numpy as np
@@ -12,8 +13,18 @@ from processor import RUNS
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "kv")
 GOLDEN = sorted(os.listdir(FOLDER))
-ARCH = {"llama-smol": "v4", "qwen3-plain": "generic", "mistral-nemo": "v3", "gemma2-caps": "v4", "glm-bias": "amx", "qwen3_moe-renorm": "v3", "llama-scaled3": "generic", "deepseek_v3-plain": "v4", "deepseek_v2-lite": "generic",
-        "deepseek_v3-yarn": "v3"}
+ARCH = {
+    "llama-smol": "v4",
+    "qwen3-plain": "generic",
+    "mistral-nemo": "v3",
+    "gemma2-caps": "v4",
+    "glm-bias": "amx",
+    "qwen3_moe-renorm": "v3",
+    "llama-scaled3": "generic",
+    "deepseek_v3-plain": "v4",
+    "deepseek_v2-lite": "generic",
+    "deepseek_v3-yarn": "v3",
+}
 
 
 ALL = "LLMC_CHECK_ALL" in os.environ  # else a sample, which has every kernel that types differ in
@@ -41,7 +52,9 @@ def compare(name, tmp_path, *args, most=5e-3):
     off = np.abs(got - logits).max() / np.ptp(logits)
     plain = np.abs(g.logits - logits).max() / np.ptp(logits)
     # a value on the edge of two codes may fall on either side, which is a step of one element of one row
-    assert off < min(most, plain / 10), f"off by {off:.1e} of the range; a cache that rounds nothing is off by {plain:.1e}"
+    assert off < min(most, plain / 10), (
+        f"off by {off:.1e} of the range; a cache that rounds nothing is off by {plain:.1e}"
+    )
     assert tokens == greedy
 
 
@@ -58,16 +71,27 @@ def test_cpu(name, tmp_path):
     compare(name, tmp_path, "--device", "cpu", "--arch", arch, "--threads", "2")
 
 
-@pytest.mark.parametrize("name", some(GOLDEN, "qwen3-plain", "deepseek_v3-plain", "llama-smol.int4c"))
+@pytest.mark.parametrize(
+    "name", some(GOLDEN, "qwen3-plain", "deepseek_v3-plain", "llama-smol.int4c")
+)
 def test_cuda(name, tmp_path, monkeypatch):
     """On an emulated GPU: decode steps, and prompts through the portable kernel; heads of 16 meet tensor cores, which round queries, weights and values."""
-    for k, v in environment("sm_90a" if name.startswith("glm") else "sm_75", mode="check" if ALL and name.startswith("qwen3-plain") else "fast").items():
+    for k, v in environment(
+        "sm_90a" if name.startswith("glm") else "sm_75",
+        mode="check" if ALL and name.startswith("qwen3-plain") else "fast",
+    ).items():
         monkeypatch.setenv(k, v)
-    compare(name, tmp_path, "--device", "cuda", **({"most": 1.2e-2} if name.startswith("glm") else {}))
+    compare(
+        name, tmp_path, "--device", "cuda", **({"most": 1.2e-2} if name.startswith("glm") else {})
+    )
 
 
 TYPES = {
-    "bf16": {"dtype": "bf16"}, "f8": {"dtype": "f8"}, "int8": {"dtype": "int8", "rotate": "true"}, "int6": {"dtype": "int6"}, "int4": {"dtype": "int4"},
+    "bf16": {"dtype": "bf16"},
+    "f8": {"dtype": "f8"},
+    "int8": {"dtype": "int8", "rotate": "true"},
+    "int6": {"dtype": "int6"},
+    "int4": {"dtype": "int4"},
     "int6 and int4": {"k": "int6", "v": "int4", "rotate": "true"},
     "int4c": {"k": "int4c", "v": "int4", "rotate": "true", "window": "32"},
     "int4, near 16": {"dtype": "int4", "rotate": "true", "window": "16", "sinks": "3"},
@@ -77,7 +101,12 @@ PROMPTS.append(PROMPTS[0][:66] + [9])
 
 
 def tiny(kv):
-    return llmc.open("configs/tiny.yaml", random_weights=True, arch="generic", set={f"kv.{k}": v for k, v in kv.items()})
+    return llmc.open(
+        "configs/tiny.yaml",
+        random_weights=True,
+        arch="generic",
+        set={f"kv.{k}": v for k, v in kv.items()},
+    )
 
 
 @pytest.mark.parametrize("name", some(TYPES, "f8", "int6 and int4", "int4, near"))
@@ -88,7 +117,7 @@ def test_a_crowd_answers_as_each_alone(name):
         with m.session(context=128) as s:
             alone = [s.run(p, **k)["tokens"] for p, k in zip(PROMPTS, params)]
         with m.engine(context=128, seqs=4, chunk=48, kv_tokens=160, swap_bytes=1 << 20) as e:
-            for i in (0, 4): # which begin alike, for two pages
+            for i in (0, 4):  # which begin alike, for two pages
                 assert e.submit(PROMPTS[i], **params[i]).wait()["tokens"] == alone[i]
             # three choices begin together and grow beyond five pages
             three = e.submit(PROMPTS[1], n=3, **params[1])
@@ -97,7 +126,11 @@ def test_a_crowd_answers_as_each_alone(name):
             said = [(v.index, v.token) for v in three.events() if v.kind == "token"]
             assert [[t for i, t in said if i == k] for k in range(3)] == [alone[1]] * 3
             stats = e.stats()
-    assert stats["preemptions"] > 0 and stats["prefix_hits"] > 0 and stats["swaps_in"] == stats["swaps_out"], stats
+    assert (
+        stats["preemptions"] > 0
+        and stats["prefix_hits"] > 0
+        and stats["swaps_in"] == stats["swaps_out"]
+    ), stats
     assert stats["kv_pages_used"] == stats["failed"] == stats["running"] == 0
 
 
@@ -130,7 +163,11 @@ def test_saved_rows(name):
                 t.load(saved + b"\0")
             assert t.stats()["kv_pages_used"] == used
     others = [k for k in TYPES.values() if k != TYPES[name]]
-    with tiny(others[len(name) % len(others)]) as m, m.session(context=128) as t, pytest.raises(llmc.Error, match="another model, target or type"):
+    with (
+        tiny(others[len(name) % len(others)]) as m,
+        m.session(context=128) as t,
+        pytest.raises(llmc.Error, match="another model, target or type"),
+    ):
         t.load(saved)
 
 
@@ -139,10 +176,15 @@ def test_exact_pages_on_ranks():
     kv = {f"kv.{k}": v for k, v in TYPES["int4c"].items()} | {"kv.sinks": "3"}
     ends = []
     for tp in ("1", "3"):
-        with llmc.open("configs/tiny.yaml", random_weights=True, device="ref", set=kv | {"parallel.tp": tp}) as m, m.session(context=128, seqs=3, chunk=33) as s:
+        with (
+            llmc.open(
+                "configs/tiny.yaml", random_weights=True, device="ref", set=kv | {"parallel.tp": tp}
+            ) as m,
+            m.session(context=128, seqs=3, chunk=33) as s,
+        ):
             q = s.seq()
             for at in range(0, 66, 33):
-                s.forward([(q, PROMPTS[0][at:at + 33], 0)])
+                s.forward([(q, PROMPTS[0][at : at + 33], 0)])
             f, r = s.fork(q), s.load(s.save(q))
             ends.append([np.array(s.forward([(i, [9], 1)])) for i in (q, f, r)])
     for same in ends:

@@ -1,4 +1,5 @@
 """The command line: forms of output, exit codes, and the sentences of bad input."""
+
 import json
 import os
 import pty
@@ -16,8 +17,33 @@ import tiny_model  # noqa: E402
 from waiting import HANG  # noqa: E402
 
 TINY = "configs/tiny.yaml"
-RUN = ["run", TINY, "--random-weights", "--arch", "generic", "--tokens", "1,2,3", "-n", "4", "--ignore-eos"]
-COMMANDS = ["run", "chat", "import", "compile", "plan", "bench", "verify", "eval", "quantize", "tokenize", "cache", "doctor", "serve"]
+RUN = [
+    "run",
+    TINY,
+    "--random-weights",
+    "--arch",
+    "generic",
+    "--tokens",
+    "1,2,3",
+    "-n",
+    "4",
+    "--ignore-eos",
+]
+COMMANDS = [
+    "run",
+    "chat",
+    "import",
+    "compile",
+    "plan",
+    "bench",
+    "verify",
+    "eval",
+    "quantize",
+    "tokenize",
+    "cache",
+    "doctor",
+    "serve",
+]
 
 
 def test_help_of_every_command_shows_options_and_examples(llmc):
@@ -26,7 +52,12 @@ def test_help_of_every_command_shows_options_and_examples(llmc):
         assert re.search(rf"^  {c} ", llmc.out, re.M)
     for c in COMMANDS:
         llmc(c, "--help")
-        assert f"usage: llmc {c}" in llmc.out and "examples:\n  llmc" in llmc.out.replace('  echo "Who', "  llmc") and "--json" in llmc.out or c in ("chat", "serve")
+        assert (
+            f"usage: llmc {c}" in llmc.out
+            and "examples:\n  llmc" in llmc.out.replace('  echo "Who', "  llmc")
+            and "--json" in llmc.out
+            or c in ("chat", "serve")
+        )
     llmc("--version")
     assert re.fullmatch(r"llmc \d+\.\d+\.\d+\n", llmc.out)
 
@@ -34,7 +65,9 @@ def test_help_of_every_command_shows_options_and_examples(llmc):
 def test_run_json_has_exactly_the_promised_fields(llmc):
     r = llmc.json(*RUN)
     assert set(r) == {"prompt_tokens", "tokens", "text", "finish_reason", "timing"}
-    assert r["prompt_tokens"] == [1, 2, 3] and len(r["tokens"]) == 4 and r["finish_reason"] == "length"
+    assert (
+        r["prompt_tokens"] == [1, 2, 3] and len(r["tokens"]) == 4 and r["finish_reason"] == "length"
+    )
     assert set(r["timing"]) == {"load_s", "prefill_s", "decode_s", "prefill_tps", "decode_tps"}
 
 
@@ -57,7 +90,17 @@ def test_logits_are_a_numpy_file(llmc, tmp_path):
 
 
 def test_logits_do_not_depend_on_the_chunk(llmc, tmp_path):
-    args = ["run", TINY, "--random-weights", "--arch", "generic", "--tokens", ",".join(map(str, range(1, 40))), "-n", "1"]
+    args = [
+        "run",
+        TINY,
+        "--random-weights",
+        "--arch",
+        "generic",
+        "--tokens",
+        ",".join(map(str, range(1, 40))),
+        "-n",
+        "1",
+    ]
     for chunk in (1, 7, 39):
         llmc(*args, "--chunk", chunk, "--logits", tmp_path / f"{chunk}.npy")
     a, b, c = (np.load(tmp_path / f"{k}.npy") for k in (1, 7, 39))
@@ -65,29 +108,94 @@ def test_logits_do_not_depend_on_the_chunk(llmc, tmp_path):
 
 
 def test_bench_json(llmc):
-    r = llmc.json("bench", TINY, "--random-weights", "--arch", "generic", "-p", "8", "-n", "4", "-b", "1,2", "-d", "0,40", "-r", "2")
-    assert [x["test"] for x in r["results"]] == ["pp8", "tg4", "tg4 b2", "tg4 @ d40", "tg4 b2 @ d40"]
+    r = llmc.json(
+        "bench",
+        TINY,
+        "--random-weights",
+        "--arch",
+        "generic",
+        "-p",
+        "8",
+        "-n",
+        "4",
+        "-b",
+        "1,2",
+        "-d",
+        "0,40",
+        "-r",
+        "2",
+    )
+    assert [x["test"] for x in r["results"]] == [
+        "pp8",
+        "tg4",
+        "tg4 b2",
+        "tg4 @ d40",
+        "tg4 b2 @ d40",
+    ]
     for x in r["results"]:
-        assert set(x) == {"test", "tps", "tps_stddev", "gbps", "bw_fraction", "batch", "depth", "tokens", "steps", "step_s", "bytes"}
+        assert set(x) == {
+            "test",
+            "tps",
+            "tps_stddev",
+            "gbps",
+            "bw_fraction",
+            "batch",
+            "depth",
+            "tokens",
+            "steps",
+            "step_s",
+            "bytes",
+        }
         assert x["tps"] > 0 and x["gbps"] > 0 and x["step_s"] > 0
     # of a step: K and V of 40 positions more, 3 layers of one head of 32 in f16
-    assert [(x["batch"], x["depth"], x["tokens"], x["steps"]) for x in r["results"]] == [(1, 0, 8, 1), (1, 0, 4, 4), (2, 0, 8, 4), (1, 40, 4, 4), (2, 40, 8, 4)]
-    assert r["results"][4]["bytes"] - r["results"][2]["bytes"] == 2 * (r["results"][3]["bytes"] - r["results"][1]["bytes"]) == 2 * 40 * 2 * 3 * 32 * 2
+    assert [(x["batch"], x["depth"], x["tokens"], x["steps"]) for x in r["results"]] == [
+        (1, 0, 8, 1),
+        (1, 0, 4, 4),
+        (2, 0, 8, 4),
+        (1, 40, 4, 4),
+        (2, 40, 8, 4),
+    ]
+    assert (
+        r["results"][4]["bytes"] - r["results"][2]["bytes"]
+        == 2 * (r["results"][3]["bytes"] - r["results"][1]["bytes"])
+        == 2 * 40 * 2 * 3 * 32 * 2
+    )
     # behind what is timed lies one position more, and no other unless ops are asked for
-    llmc("bench", TINY, "--random-weights", "--arch", "generic", "-p", "0", "-n", "7", "-r", "1", "--context", "8")
+    llmc(
+        "bench",
+        TINY,
+        "--random-weights",
+        "--arch",
+        "generic",
+        "-p",
+        "0",
+        "-n",
+        "7",
+        "-r",
+        "1",
+        "--context",
+        "8",
+    )
 
 
-@pytest.mark.parametrize("device", [["--arch", "generic", "-t", "1"], ["--arch", "generic", "-t", "2"], ["--device", "ref"]])
+@pytest.mark.parametrize(
+    "device",
+    [["--arch", "generic", "-t", "1"], ["--arch", "generic", "-t", "2"], ["--device", "ref"]],
+)
 def test_bench_of_single_ops(llmc, device):
     run = ["bench", TINY, "--random-weights", *device]
-    prompt, decode = llmc.json(*run, "-p", "8", "-n", "4", "-d", "40", "-r", "1", "--ops")["results"]
+    prompt, decode = llmc.json(*run, "-p", "8", "-n", "4", "-d", "40", "-r", "1", "--ops")[
+        "results"
+    ]
     steps = llmc.json("plan", TINY, *device)["plan"]["phase"][0]["step"]
     for r, rows, pairs, seen in ((prompt, 8, 36, 8), (decode, 1, 45, 45)):
         ops = r["ops"]
-        assert sum(o["n"] for o in ops) == len(steps) and {o["op"] for o in ops} == {s["op"] for s in steps}
+        assert sum(o["n"] for o in ops) == len(steps) and {o["op"] for o in ops} == {
+            s["op"] for s in steps
+        }
         assert all(o["s"] > 0 and not o["cublaslt"] for o in ops)
         assert sum(o["weight_bytes"] for o in ops) == prompt["bytes"]
-        attention, = [o for o in ops if o["op"] == "attention"]
+        (attention,) = [o for o in ops if o["op"] == "attention"]
         # 3 layers, 3 heads of 32 over one head of the cache, K and V
         assert attention["ops"] == 3 * pairs * 2 * 3 * (32 + 32)
         assert attention["cache_bytes"] == 3 * seen * 2 * 32 * (4 if "ref" in device else 2)
@@ -95,7 +203,9 @@ def test_bench_of_single_ops(llmc, device):
         products = 3 * (96 * (96 + 32 + 32) + 96 * 96 + 3 * 96 * 160)
         assert sum(o["ops"] for o in ops) - attention["ops"] == 2 * (rows * products + 300 * 96)
     llmc(*run, "-p", "8", "-n", "0", "-r", "1", "--ops")
-    assert re.search(r"^  attention +3 x .* us = .* ms +\d+ % .* GB/s .* GOP/s$", llmc.out, re.M), llmc.out
+    assert re.search(r"^  attention +3 x .* us = .* ms +\d+ % .* GB/s .* GOP/s$", llmc.out, re.M), (
+        llmc.out
+    )
 
 
 LATENT = """llmc: 1
@@ -115,26 +225,84 @@ dtype: f32
 
 def test_bench_of_the_attention_module(llmc, tmp_path):
     (tmp_path / "m.yaml").write_text(LATENT)
-    alone = ["bench", "mla", tmp_path / "m.yaml", "--random-weights", "--device", "ref", "-b", "1", "-d", "40"]
-    x, = llmc.json(*alone)["results"]
+    alone = [
+        "bench",
+        "mla",
+        tmp_path / "m.yaml",
+        "--random-weights",
+        "--device",
+        "ref",
+        "-b",
+        "1",
+        "-d",
+        "40",
+    ]
+    (x,) = llmc.json(*alone)["results"]
     assert x["absorbed_s"] > 0 and x["expanded_s"] is None and x["speedup"] is None
     llmc(*alone)
-    assert re.search(r"^ +1 +40 +[0-9.]+ us +- +-$", llmc.out, re.M) and "kernels of the absorbed form alone" in llmc.out
-    run = ["bench", "mla", tmp_path / "m.yaml", "--random-weights", "--arch", "generic", "-t", "1", "-b", "1,2", "-d", "5,40"]
+    assert (
+        re.search(r"^ +1 +40 +[0-9.]+ us +- +-$", llmc.out, re.M)
+        and "kernels of the absorbed form alone" in llmc.out
+    )
+    run = [
+        "bench",
+        "mla",
+        tmp_path / "m.yaml",
+        "--random-weights",
+        "--arch",
+        "generic",
+        "-t",
+        "1",
+        "-b",
+        "1,2",
+        "-d",
+        "5,40",
+    ]
     r = llmc.json(*run)
-    assert [(x["sequences"], x["depth"]) for x in r["results"]] == [(1, 5), (1, 40), (2, 5), (2, 40)]
-    assert all(x["absorbed_s"] > 0 and abs(x["expanded_s"] / x["absorbed_s"] / x["speedup"] - 1) < 0.01 for x in r["results"])
+    assert [(x["sequences"], x["depth"]) for x in r["results"]] == [
+        (1, 5),
+        (1, 40),
+        (2, 5),
+        (2, 40),
+    ]
+    assert all(
+        x["absorbed_s"] > 0 and abs(x["expanded_s"] / x["absorbed_s"] / x["speedup"] - 1) < 0.01
+        for x in r["results"]
+    )
     llmc(*run)
-    assert re.search(r"^ +2 +40 +[0-9.]+ us +[0-9.]+ us +[0-9.]+ x$", llmc.out, re.M) and "20.4 x and 3.63 x on an A100" in llmc.out
+    assert (
+        re.search(r"^ +2 +40 +[0-9.]+ us +[0-9.]+ us +[0-9.]+ x$", llmc.out, re.M)
+        and "20.4 x and 3.63 x on an A100" in llmc.out
+    )
 
 
 def test_forms_of_latent_attention_agree(llmc, tmp_path):
     (tmp_path / "m.yaml").write_text(LATENT)
-    run = ["run", tmp_path / "m.yaml", "--random-weights", "--arch", "generic", "--tokens", ",".join(map(str, range(3, 40))), "-n", "1"]
+    run = [
+        "run",
+        tmp_path / "m.yaml",
+        "--random-weights",
+        "--arch",
+        "generic",
+        "--tokens",
+        ",".join(map(str, range(3, 40))),
+        "-n",
+        "1",
+    ]
     logits = []
     for form in ("absorbed", "expanded"):
         for chunk in (1, 7, 37):
-            llmc(*run, "--set", f"attention.form={form}", "--kv", "f32", "--chunk", chunk, "--logits", tmp_path / "l.npy")
+            llmc(
+                *run,
+                "--set",
+                f"attention.form={form}",
+                "--kv",
+                "f32",
+                "--chunk",
+                chunk,
+                "--logits",
+                tmp_path / "l.npy",
+            )
             logits.append(np.load(tmp_path / "l.npy"))
     assert not (logits[0] == logits[3]).all()
     assert max(abs(x - logits[0]).max() for x in logits) < 1e-4 * abs(logits[0]).max()
@@ -158,22 +326,42 @@ dtype: f32
 
 def test_bench_counts_the_experts_that_are_read(llmc, tmp_path):
     (tmp_path / "m.yaml").write_text(MIXTURE)
-    run = ["bench", tmp_path / "m.yaml", "--random-weights", "--device", "ref", "-p", "0", "-n", "1", "-r", "1"]
+    run = [
+        "bench",
+        tmp_path / "m.yaml",
+        "--random-weights",
+        "--device",
+        "ref",
+        "-p",
+        "0",
+        "-n",
+        "1",
+        "-r",
+        "1",
+    ]
     one, two = [x["bytes"] for x in llmc.json(*run, "-b", "1,2")["results"]]
     everything = llmc.json(*run, "--set", "moe.top_k=8")["results"][0]["bytes"]
-    expert = 2 * 3 * 32 * 64 * 4 # in both layers: gate, up and down in f32
+    expert = 2 * 3 * 32 * 64 * 4  # in both layers: gate, up and down in f32
     assert everything - one == 6 * expert
-    assert two - one == (8 * (1 - 0.75**2) - 2) * expert # two rows that choose by chance
+    assert two - one == (8 * (1 - 0.75**2) - 2) * expert  # two rows that choose by chance
     assert llmc.json("plan", tmp_path / "m.yaml", "--device", "ref")["token_bytes"] == one
     # a shared expert is read whole, however few of the others are
     (tmp_path / "m.yaml").write_text(MIXTURE.replace("qwen3_moe", "qwen2_moe"))
-    small, large = [llmc.json(*run, "--ops", "--set", f"moe.shared.width={n}")["results"][0] for n in (32, 64)]
+    small, large = [
+        llmc.json(*run, "--ops", "--set", f"moe.shared.width={n}")["results"][0] for n in (32, 64)
+    ]
     assert large["bytes"] - small["bytes"] == 2 * 3 * 32 * 64 * 4
-    assert sum(o["weight_bytes"] for o in large["ops"]) - sum(o["weight_bytes"] for o in small["ops"]) == 2 * 3 * 32 * 64 * 4
+    assert (
+        sum(o["weight_bytes"] for o in large["ops"]) - sum(o["weight_bytes"] for o in small["ops"])
+        == 2 * 3 * 32 * 64 * 4
+    )
     (tmp_path / "m.yaml").write_text(MIXTURE)
     llmc("plan", tmp_path / "m.yaml", "--arch", "generic")
     # gate, up and a norm of 256 bytes, then down
-    assert "; 128.2 KiB (of one row 32.2 KiB); " in llmc.out and "; 64.0 KiB (of one row 16.0 KiB); " in llmc.out
+    assert (
+        "; 128.2 KiB (of one row 32.2 KiB); " in llmc.out
+        and "; 64.0 KiB (of one row 16.0 KiB); " in llmc.out
+    )
 
 
 def test_plan_shows_steps_memory_and_what_fits(llmc):
@@ -182,7 +370,10 @@ def test_plan_shows_steps_memory_and_what_fits(llmc):
     assert re.search(r"in 200 GiB fit \d+ such sequences", llmc.out)
     r = llmc.json("plan", "configs/llama2-70b.yaml", "--batch", "2")
     m = r["memory"]
-    assert 137e9 < m["weights"] < 139e9 and m["total"] == m["weights"] + m["kv"] + m["scratch"] + m["state"]
+    assert (
+        137e9 < m["weights"] < 139e9
+        and m["total"] == m["weights"] + m["kv"] + m["scratch"] + m["state"]
+    )
     assert m["kv_per_token"] == 80 * 2 * 8 * 128 * 2
     more = llmc.json("plan", "configs/llama2-70b.yaml", "--batch", "4")["memory"]
     assert more["kv"] == 2 * m["kv"] and more["weights"] == m["weights"]
@@ -193,7 +384,16 @@ def test_memory_limit_refuses_before_anything_is_allocated(llmc):
     assert "--memory allows" in llmc.err
 
 
-@pytest.mark.parametrize("stage, want", [("spec", "n_heads"), ("graph", "rmsnorm"), ("fuse", "norm_qkv"), ("order", "decode"), ("plan", "norm_qkv")])
+@pytest.mark.parametrize(
+    "stage, want",
+    [
+        ("spec", "n_heads"),
+        ("graph", "rmsnorm"),
+        ("fuse", "norm_qkv"),
+        ("order", "decode"),
+        ("plan", "norm_qkv"),
+    ],
+)
 def test_dump_prints_a_stage_and_writes_nothing(llmc, tmp_path, stage, want):
     llmc("compile", os.path.abspath(TINY), "--arch", "generic", "--dump", stage, cwd=tmp_path)
     assert want in llmc.out and not os.listdir(tmp_path)
@@ -209,14 +409,34 @@ def test_compile_writes_an_artifact_that_runs(llmc, tmp_path):
             text = open(out / "kernels" / f).read()
             assert "do not edit" in text
             if not f.startswith("products_"):  # which are of a type, not of a model
-                assert "lines of model.yaml" in text and re.search(r"weights [\d.]+ \w+ a call, .*[\d.]+ \w+ a row", text)
-    r = llmc.json("run", out, "--random-weights", "--arch", "generic", "--tokens", "1,2,3", "-n", "4", "--ignore-eos")
+                assert "lines of model.yaml" in text and re.search(
+                    r"weights [\d.]+ \w+ a call, .*[\d.]+ \w+ a row", text
+                )
+    r = llmc.json(
+        "run",
+        out,
+        "--random-weights",
+        "--arch",
+        "generic",
+        "--tokens",
+        "1,2,3",
+        "-n",
+        "4",
+        "--ignore-eos",
+    )
     assert r["tokens"] == llmc.json(*RUN)["tokens"]
 
 
 def test_verify_agrees_and_exits_3_when_not(llmc, arch):
     r = llmc.json("verify", TINY, "--random-weights", "--arch", arch)
-    assert r["ok"] and len(r["rows"]) >= 8 and all(set(x) == {"layer", "op", "value", "max_err", "range", "tolerance", "ok"} for x in r["rows"])
+    assert (
+        r["ok"]
+        and len(r["rows"]) >= 8
+        and all(
+            set(x) == {"layer", "op", "value", "max_err", "range", "tolerance", "ok"}
+            for x in r["rows"]
+        )
+    )
 
 
 def test_verify_names_the_first_op_beyond_its_tolerance(llmc, tmp_path):
@@ -231,52 +451,105 @@ def test_verify_names_the_first_op_beyond_its_tolerance(llmc, tmp_path):
             # the signature stays, the result is never written
             head, _, body = text.partition("const llmc_step *s")
             brace = body.index("{")
-            path.write_text(head + "const llmc_step *s" + body[: brace + 1] + "\n\tif (s) return;" + body[brace + 1:])
+            path.write_text(
+                head
+                + "const llmc_step *s"
+                + body[: brace + 1]
+                + "\n\tif (s) return;"
+                + body[brace + 1 :]
+            )
             spoiled += 1
     assert spoiled
-    llmc("verify", out, "--random-weights", "--arch", "generic", code=3, env={"LLMC_KERNEL_CFLAGS": "-O1 -w"})
+    llmc(
+        "verify",
+        out,
+        "--random-weights",
+        "--arch",
+        "generic",
+        code=3,
+        env={"LLMC_KERNEL_CFLAGS": "-O1 -w"},
+    )
     assert re.search(r"matmul_add of layer 0 makes \S+ off by", llmc.err)
 
 
-@pytest.mark.parametrize("args, code, text", [
-    ([], 1, "usage"),
-    (["frobnicate"], 1, "no such command"),
-    (["run"], 1, "name a model"),
-    (["run", "nowhere.gguf", "--prompt", "x"], 1, "no such file"),
-    (["run", "README.md", "--prompt", "x"], 1, "neither a YAML"),
-    (["run", "configs", "--prompt", "x"], 1, "holds neither config.json"),
-    (["run", TINY, "--bogus"], 1, "no such option"),
-    (["run", TINY, "--prompt"], 1, "a value must follow"),
-    (["run", TINY, "-n", "three"], 1, "expected a whole number"),
-    (["run", TINY, "--temperature", "nan"], 1, "expected a number"),
-    (["run", TINY, "--tokens", "1,,2"], 1, "expected ids"),
-    (["run", TINY, "--tokens", "1", "--prompt", "x"], 1, "exclude each other"),
-    (["run", TINY, "--tokens", "1", "extra"], 1, "one argument too many"),
-    (["run", TINY, "--random-weights", "--prompt", "x"], 1, "has no tokenizer; give ids with --tokens"),
-    (["run", TINY, "--tokens", "1"], 1, "no weights"),
-    (["run", TINY, "--random-weights", "--tokens", "1", "--device", "tpu"], 1, "expected cpu, cuda, cuda:0"),
-    (["run", TINY, "--random-weights", "--tokens", "1", "--device", "cuda:x"], 1, "N counted from 0"),
-    (["run", TINY, "--random-weights", "--tokens", "1", "--arch", "sparc"], 1, "expected generic, v3, vnni, v4 or amx"),
-    (["run", TINY, "--random-weights", "--tokens", "99999999"], 1, "99999999"),
-    (["run", TINY, "--random-weights", "--tokens", ""], 1, "empty"),
-    (["run", TINY, "--random-weights", "--tokens", "1", "--context", "-4"], 1, "context"),
-    (["run", TINY, "--random-weights", "--tokens", "1,2,3,4,5", "--context", "4"], 1, "context holds 4"),
-    (["run", TINY, "--random-weights", "--tokens", "1", "--set", "hidden"], 1, "key=value"),
-    (["run", TINY, "--random-weights", "--tokens", "1", "--set", "attention.n_hads=3"], 1, "n_heads"),
-    (["run", TINY, "--random-weights", "--tokens", "1", "--stop", ""], 1, "empty"),
-    (["run", TINY, "--random-weights", "--tokens", "1", "--draft", TINY, "--speculate", "0"], 1, "--draft and --speculate 0 exclude each other"),
-    (["chat", TINY, "--draft", "mtp", "--speculate", "0"], 1, "--draft and --speculate 0 exclude each other"),
-    (["compile", "nowhere.yaml"], 1, "no such file"),
-    (["compile", TINY, "--arch", "v9"], 1, "expected generic, v3, vnni, v4 or amx"),
-    (["compile", TINY, "--dump", "soup"], 1, "expected spec, graph"),
-    (["import", TINY], 1, "is a description already"),
-    (["bench", TINY, "-p", "x"], 1, "take lists"),
-    (["bench", "mla"], 1, "name a model"),
-    (["bench", "mla", TINY, "-d", "0"], 1, "-d one of 1 to"),
-    (["bench", "mla", TINY, "--random-weights"], 1, "only latent attention (attention.kind: mla) has forms, this model has none"),
-    (["cache", "--days", "-1", "--prune"], 1, "expected 0 or more"),
-    (["tokenize", TINY, "--text", "x"], 1, ""),
-])
+@pytest.mark.parametrize(
+    "args, code, text",
+    [
+        ([], 1, "usage"),
+        (["frobnicate"], 1, "no such command"),
+        (["run"], 1, "name a model"),
+        (["run", "nowhere.gguf", "--prompt", "x"], 1, "no such file"),
+        (["run", "README.md", "--prompt", "x"], 1, "neither a YAML"),
+        (["run", "configs", "--prompt", "x"], 1, "holds neither config.json"),
+        (["run", TINY, "--bogus"], 1, "no such option"),
+        (["run", TINY, "--prompt"], 1, "a value must follow"),
+        (["run", TINY, "-n", "three"], 1, "expected a whole number"),
+        (["run", TINY, "--temperature", "nan"], 1, "expected a number"),
+        (["run", TINY, "--tokens", "1,,2"], 1, "expected ids"),
+        (["run", TINY, "--tokens", "1", "--prompt", "x"], 1, "exclude each other"),
+        (["run", TINY, "--tokens", "1", "extra"], 1, "one argument too many"),
+        (
+            ["run", TINY, "--random-weights", "--prompt", "x"],
+            1,
+            "has no tokenizer; give ids with --tokens",
+        ),
+        (["run", TINY, "--tokens", "1"], 1, "no weights"),
+        (
+            ["run", TINY, "--random-weights", "--tokens", "1", "--device", "tpu"],
+            1,
+            "expected cpu, cuda, cuda:0",
+        ),
+        (
+            ["run", TINY, "--random-weights", "--tokens", "1", "--device", "cuda:x"],
+            1,
+            "N counted from 0",
+        ),
+        (
+            ["run", TINY, "--random-weights", "--tokens", "1", "--arch", "sparc"],
+            1,
+            "expected generic, v3, vnni, v4 or amx",
+        ),
+        (["run", TINY, "--random-weights", "--tokens", "99999999"], 1, "99999999"),
+        (["run", TINY, "--random-weights", "--tokens", ""], 1, "empty"),
+        (["run", TINY, "--random-weights", "--tokens", "1", "--context", "-4"], 1, "context"),
+        (
+            ["run", TINY, "--random-weights", "--tokens", "1,2,3,4,5", "--context", "4"],
+            1,
+            "context holds 4",
+        ),
+        (["run", TINY, "--random-weights", "--tokens", "1", "--set", "hidden"], 1, "key=value"),
+        (
+            ["run", TINY, "--random-weights", "--tokens", "1", "--set", "attention.n_hads=3"],
+            1,
+            "n_heads",
+        ),
+        (["run", TINY, "--random-weights", "--tokens", "1", "--stop", ""], 1, "empty"),
+        (
+            ["run", TINY, "--random-weights", "--tokens", "1", "--draft", TINY, "--speculate", "0"],
+            1,
+            "--draft and --speculate 0 exclude each other",
+        ),
+        (
+            ["chat", TINY, "--draft", "mtp", "--speculate", "0"],
+            1,
+            "--draft and --speculate 0 exclude each other",
+        ),
+        (["compile", "nowhere.yaml"], 1, "no such file"),
+        (["compile", TINY, "--arch", "v9"], 1, "expected generic, v3, vnni, v4 or amx"),
+        (["compile", TINY, "--dump", "soup"], 1, "expected spec, graph"),
+        (["import", TINY], 1, "is a description already"),
+        (["bench", TINY, "-p", "x"], 1, "take lists"),
+        (["bench", "mla"], 1, "name a model"),
+        (["bench", "mla", TINY, "-d", "0"], 1, "-d one of 1 to"),
+        (
+            ["bench", "mla", TINY, "--random-weights"],
+            1,
+            "only latent attention (attention.kind: mla) has forms, this model has none",
+        ),
+        (["cache", "--days", "-1", "--prune"], 1, "expected 0 or more"),
+        (["tokenize", TINY, "--text", "x"], 1, ""),
+    ],
+)
 def test_mistakes_get_a_sentence(llmc, args, code, text):
     llmc(*args, code=code)
     assert text in llmc.err and llmc.err.strip()
@@ -286,9 +559,35 @@ def test_mistakes_get_a_sentence(llmc, args, code, text):
 def test_prompt_full_to_the_brim(llmc):
     """A prompt as long as the context yields one token; one more does not fit."""
     ids = ",".join(["5"] * 33)
-    r = llmc.json("run", TINY, "--random-weights", "--arch", "generic", "--tokens", ids, "--context", "33", "-n", "-1", "--ignore-eos")
+    r = llmc.json(
+        "run",
+        TINY,
+        "--random-weights",
+        "--arch",
+        "generic",
+        "--tokens",
+        ids,
+        "--context",
+        "33",
+        "-n",
+        "-1",
+        "--ignore-eos",
+    )
     assert len(r["tokens"]) == 1
-    r = llmc.json("run", TINY, "--random-weights", "--arch", "generic", "--tokens", ids, "--context", "36", "-n", "-1", "--ignore-eos")
+    r = llmc.json(
+        "run",
+        TINY,
+        "--random-weights",
+        "--arch",
+        "generic",
+        "--tokens",
+        ids,
+        "--context",
+        "36",
+        "-n",
+        "-1",
+        "--ignore-eos",
+    )
     assert len(r["tokens"]) == 4
 
 
@@ -314,7 +613,13 @@ def test_doctor(llmc):
     head, *rows = llmc.out.splitlines()
     assert head.startswith("llmc ") and "\033" not in llmc.out
     assert all(re.match(r"(found|missing)  +\S", r) for r in rows), llmc.out
-    assert [r.split()[1] for r in rows[:5]] == ["processor", "AMX", "memory", "compiler", "cache"] and "GB/s" in rows[2]
+    assert [r.split()[1] for r in rows[:5]] == [
+        "processor",
+        "AMX",
+        "memory",
+        "compiler",
+        "cache",
+    ] and "GB/s" in rows[2]
     r = llmc.json("doctor")
     assert r["compiler"]["found"] and r["processor"]["threads"] >= 1
 
@@ -323,7 +628,9 @@ def test_no_compiler_is_said_and_ref_still_runs(llmc, tmp_path):
     env = {"PATH": str(tmp_path), "LLMC_CACHE": str(tmp_path / "cache"), "LLMC_CC": ""}
     llmc(*RUN, code=2, env=env)
     assert "compiler" in llmc.err and "ref" in llmc.err
-    llmc("run", TINY, "--random-weights", "--device", "ref", "--tokens", "1,2,3", "-n", "2", env=env)
+    llmc(
+        "run", TINY, "--random-weights", "--device", "ref", "--tokens", "1,2,3", "-n", "2", env=env
+    )
     llmc("doctor", code=2, env=env)
     assert re.search(r"^missing +compiler +install one", llmc.out, re.M)
 
@@ -338,7 +645,17 @@ def test_chat_answers_as_run_does(llmc, device, tmp_path_factory):
     """Two questions in a pipe, an empty line, the end; the second answer knows the first question."""
     folder = tiny_model.build(tmp_path_factory.mktemp("chat"))
     env = environment("sm_75") if device == "cuda" else {}
-    options = ["--device", device, "--temperature", "0", "-n", "2", "--system", "be brief", "--quiet"]
+    options = [
+        "--device",
+        device,
+        "--temperature",
+        "0",
+        "-n",
+        "2",
+        "--system",
+        "be brief",
+        "--quiet",
+    ]
     llmc("chat", folder, *options, stdin="hi\n\nhello\r\n/quit\nnot said\n", env=env)
     assert llmc.err == ""
     answers = llmc.out.split("\n")
@@ -346,7 +663,9 @@ def test_chat_answers_as_run_does(llmc, device, tmp_path_factory):
     llmc("run", folder, "--chat", "--prompt", "hi", *options, env=env)
     assert answers[0] == llmc.out.rstrip("\n")
     turns = [("system", "be brief"), ("user", "hi"), ("assistant", answers[0]), ("user", "hello")]
-    prompt = "".join(f"<|im_start|>{r}\n{t}<|im_end|>\n" for r, t in turns) + "<|im_start|>assistant\n"
+    prompt = (
+        "".join(f"<|im_start|>{r}\n{t}<|im_end|>\n" for r, t in turns) + "<|im_start|>assistant\n"
+    )
     llmc("run", folder, "--prompt", prompt, *options[:6], "--quiet", env=env)
     assert answers[1] == llmc.out.rstrip("\n")
 
@@ -356,8 +675,22 @@ def test_chat_on_a_terminal(llmc, smollm2, drafts):
     """A prompt for each line, the answer, its speed, how many guesses came true, and the end of the input."""
     at, side = pty.openpty()
     os.write(at, b"What is the capital of France?\n")
-    p = subprocess.Popen([llmc.path, "chat", smollm2, "--temperature", "0", "-n", "12", *["--draft", smollm2][:2 * drafts]], stdin=side, stdout=side, stderr=side,
-                         env={**os.environ, "TERM": "dumb"})
+    p = subprocess.Popen(
+        [
+            llmc.path,
+            "chat",
+            smollm2,
+            "--temperature",
+            "0",
+            "-n",
+            "12",
+            *["--draft", smollm2][: 2 * drafts],
+        ],
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        env={**os.environ, "TERM": "dumb"},
+    )
     os.close(side)
     said = b""
     while b"tokens, " not in said:
@@ -371,4 +704,14 @@ def test_chat_on_a_terminal(llmc, smollm2, drafts):
     os.close(at)
     assert p.wait(HANG) == 0
     text = said.decode()
-    assert "Ctrl-D or /quit ends" in text and "> " in text and "Paris" in text and re.search(r"\(\d+ tokens, [\d.]+/s" + r"; \d+ of \d+ guesses came true, [\d.]+ tokens a guessing step" * drafts + r"\)", text)
+    assert (
+        "Ctrl-D or /quit ends" in text
+        and "> " in text
+        and "Paris" in text
+        and re.search(
+            r"\(\d+ tokens, [\d.]+/s"
+            + r"; \d+ of \d+ guesses came true, [\d.]+ tokens a guessing step" * drafts
+            + r"\)",
+            text,
+        )
+    )

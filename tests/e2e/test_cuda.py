@@ -1,4 +1,5 @@
 """Whole models on emulated GPUs: goldens of tests/golden/models (a choice; all with LLMC_CHECK_ALL=1), deterministic mode, chunks, batches."""
+
 import json
 import os
 import subprocess
@@ -12,10 +13,10 @@ from test_goldens import CASES, CHOICE
 from waiting import HANG
 
 EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
-EXACT = 1e-5      # fp32 weights meet fp32 activations
-NEARLY = 2e-4     # steps of one row: bf16 weights meet activations of 16 bits
-ROUNDED = 5e-2    # steps of several rows: bf16 weights meet activations rounded to bf16
-CHOSEN = 2e-1     # and the rounding may choose another expert
+EXACT = 1e-5  # fp32 weights meet fp32 activations
+NEARLY = 2e-4  # steps of one row: bf16 weights meet activations of 16 bits
+ROUNDED = 5e-2  # steps of several rows: bf16 weights meet activations rounded to bf16
+CHOSEN = 2e-1  # and the rounding may choose another expert
 
 
 @pytest.fixture
@@ -23,16 +24,30 @@ def gpu(monkeypatch):
     def use(*args, **kw):
         for k, v in environment(*args, **kw).items():
             monkeypatch.setenv(k, v)
+
     return use
 
 
 def matches(g, logits, tokens, one_row=False):
     e = error(g, logits)
-    most = EXACT if g.dtype == "f32" else NEARLY if one_row else CHOSEN if "moe" in g.name or "mixtral" in g.name or "deepseek" in g.name or "gpt_oss" in g.name or "qwen3_next" in g.name or "kimi" in g.name else ROUNDED
+    most = (
+        EXACT
+        if g.dtype == "f32"
+        else NEARLY
+        if one_row
+        else CHOSEN
+        if "moe" in g.name
+        or "mixtral" in g.name
+        or "deepseek" in g.name
+        or "gpt_oss" in g.name
+        or "qwen3_next" in g.name
+        or "kimi" in g.name
+        else ROUNDED
+    )
     assert e <= most, f"off by {e:.2e} of the range"
     # rounding by e changes no order of two logits that are more than 2 e apart; g.gap: the closest best two of all new tokens
     if g.greedy and (most < ROUNDED or most == ROUNDED and g.gap > 2 * e):
-        assert tokens == g.greedy[:len(tokens)]
+        assert tokens == g.greedy[: len(tokens)]
 
 
 @pytest.mark.parametrize("name", CASES if EVERY else CHOICE)
@@ -45,8 +60,16 @@ def test_golden(name, gpu, tmp_path):
         matches(g, *run(tmp_path, g, "--device", "cuda", "--chunk", "1"), one_row=True)
 
 
-@pytest.mark.parametrize("name,arch", [("qwen3-bias-tied", a) for a in ("sm_75", "sm_80", "sm_89", "sm_120a")] + [("llama-bias-linear-bf16", "sm_100a")] +
-                         ([("qwen3-bias-tied", "sm_100a")] + [("llama-bias-linear-bf16", a) for a in ("sm_75", "sm_80", "sm_89", "sm_120a")]) * EVERY)
+@pytest.mark.parametrize(
+    "name,arch",
+    [("qwen3-bias-tied", a) for a in ("sm_75", "sm_80", "sm_89", "sm_120a")]
+    + [("llama-bias-linear-bf16", "sm_100a")]
+    + (
+        [("qwen3-bias-tied", "sm_100a")]
+        + [("llama-bias-linear-bf16", a) for a in ("sm_75", "sm_80", "sm_89", "sm_120a")]
+    )
+    * EVERY,
+)
 def test_architectures(name, arch, gpu, tmp_path):
     gpu(arch)
     g = weights.Golden(name)
@@ -54,8 +77,20 @@ def test_architectures(name, arch, gpu, tmp_path):
     matches(g, *run(tmp_path, g, "--device", "cuda:0"))
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3-plain"] +
-                         ["llama-bias-linear-bf16", "gpt_oss-plain", "qwen3_next-plain", "llama-smol", "glm4-modern-bf16", "gemma2-caps", "mixtral-plain"] * EVERY)
+@pytest.mark.parametrize(
+    "name",
+    ["deepseek_v3-plain"]
+    + [
+        "llama-bias-linear-bf16",
+        "gpt_oss-plain",
+        "qwen3_next-plain",
+        "llama-smol",
+        "glm4-modern-bf16",
+        "gemma2-caps",
+        "mixtral-plain",
+    ]
+    * EVERY,
+)
 def test_checked(name, gpu, tmp_path):
     """In the emulator's checking mode: no race, no unwritten read, no address out of bounds. A dense model is below."""
     gpu("sm_90a", mode="check")
@@ -70,9 +105,34 @@ def test_checked_long(gpu, tmp_path):
     got = []
     for device in "ref", "cuda":
         out = tmp_path / f"{device}.npy"
-        cmd = [LLMC, "run", "configs/tiny.yaml", "--random-weights", "--device", device, "--tokens", ",".join(str(7 * i % 293) for i in range(200)), "-n", "3",
-               "--ignore-eos", "--logits", out, "--json", "--artifact", tmp_path / device]
-        for s in ("hidden=640", "n_layers=1", "attention.n_heads=10", "attention.n_kv_heads=2", "attention.head_dim=64", "ffn.width=704", "dtype=bf16", "kv.dtype=f32"):
+        cmd = [
+            LLMC,
+            "run",
+            "configs/tiny.yaml",
+            "--random-weights",
+            "--device",
+            device,
+            "--tokens",
+            ",".join(str(7 * i % 293) for i in range(200)),
+            "-n",
+            "3",
+            "--ignore-eos",
+            "--logits",
+            out,
+            "--json",
+            "--artifact",
+            tmp_path / device,
+        ]
+        for s in (
+            "hidden=640",
+            "n_layers=1",
+            "attention.n_heads=10",
+            "attention.n_kv_heads=2",
+            "attention.head_dim=64",
+            "ffn.width=704",
+            "dtype=bf16",
+            "kv.dtype=f32",
+        ):
             cmd += ["--set", s]
         p = subprocess.run(cmd, capture_output=True, text=True, timeout=HANG)
         assert p.returncode == 0, p.stderr
@@ -87,8 +147,31 @@ def test_later_chunks_of_latent_attention(gpu, tmp_path):
     got = []
     for device in "ref", "cuda":
         out = tmp_path / f"{device}.npy"
-        p = subprocess.run([LLMC, "run", "tests/gpu/rehearsal-mla.yaml", "--random-weights", "--device", device, "--tokens", ",".join(str(37 * i % 499) for i in range(200)),
-                            "--chunk", "80", "-n", "1", "--ignore-eos", "--logits", out, "-q", "--artifact", tmp_path / device], capture_output=True, text=True, timeout=HANG)
+        p = subprocess.run(
+            [
+                LLMC,
+                "run",
+                "tests/gpu/rehearsal-mla.yaml",
+                "--random-weights",
+                "--device",
+                device,
+                "--tokens",
+                ",".join(str(37 * i % 499) for i in range(200)),
+                "--chunk",
+                "80",
+                "-n",
+                "1",
+                "--ignore-eos",
+                "--logits",
+                out,
+                "-q",
+                "--artifact",
+                tmp_path / device,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+        )
         assert p.returncode == 0, p.stderr
         got.append(np.load(out))
     text = (tmp_path / "cuda" / "plan-cuda-sm_90a.txt").read_text()
@@ -96,7 +179,11 @@ def test_later_chunks_of_latent_attention(gpu, tmp_path):
     assert np.abs(got[0] - got[1]).max() <= ROUNDED / 10 * np.ptp(got[0])
 
 
-@pytest.mark.parametrize("name, mode", [("gpt2-gelu-bf16", "fast")] + [("llama-bias-linear-bf16", "check"), ("llama-bias-linear-bf16", "fast")] * EVERY)
+@pytest.mark.parametrize(
+    "name, mode",
+    [("gpt2-gelu-bf16", "fast")]
+    + [("llama-bias-linear-bf16", "check"), ("llama-bias-linear-bf16", "fast")] * EVERY,
+)
 def test_cublaslt(name, mode, gpu, monkeypatch, tmp_path):
     """Every product of the prompt that has one by the library's stand-in: norm_qkv, matmul_add with bias, norm_act, and in make check-all matmul_add without and norm_glu, which
     tests/cuda/test_library.py has one by one."""
@@ -107,14 +194,19 @@ def test_cublaslt(name, mode, gpu, monkeypatch, tmp_path):
     matches(g, *run(tmp_path, g, "--device", "cuda", n=1 if mode == "check" else None))
 
 
-@pytest.mark.parametrize("name", ["gemma3-layers-bf16", "mixtral-bf16"] + ["llama-bias-linear-bf16", "glm4-modern-bf16"] * EVERY)
+@pytest.mark.parametrize(
+    "name",
+    ["gemma3-layers-bf16", "mixtral-bf16"] + ["llama-bias-linear-bf16", "glm4-modern-bf16"] * EVERY,
+)
 def test_deterministic(name, gpu, tmp_path):
     """Bit for bit the same, whole or in chunks of three."""
     gpu("sm_90a")
     g = weights.Golden(name)
     g.build(tmp_path)
     whole, tokens = run(tmp_path, g, "--device", "cuda", set={"deterministic": "true"})
-    pieces, again = run(tmp_path, g, "--device", "cuda", "--chunk", "3", set={"deterministic": "true"})
+    pieces, again = run(
+        tmp_path, g, "--device", "cuda", "--chunk", "3", set={"deterministic": "true"}
+    )
     assert np.array_equal(whole, pieces)
     assert tokens == again
 
@@ -123,8 +215,23 @@ def test_verify(gpu, tmp_path):
     gpu("sm_90a")
     g = weights.Golden("qwen3-plain")
     g.build(tmp_path)
-    p = subprocess.run([LLMC, "verify", str(tmp_path), "--device", "cuda", "--tokens", ",".join(map(str, g.prompt)), "--set", "kv.dtype=f32"],
-                       capture_output=True, text=True, env=os.environ, timeout=HANG)
+    p = subprocess.run(
+        [
+            LLMC,
+            "verify",
+            str(tmp_path),
+            "--device",
+            "cuda",
+            "--tokens",
+            ",".join(map(str, g.prompt)),
+            "--set",
+            "kv.dtype=f32",
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=HANG,
+    )
     assert p.returncode == 0, p.stderr + p.stdout
 
 
@@ -133,8 +240,24 @@ def test_quantised_embedding_of_its_own(storage, gpu):
     """A table that is gathered from and not multiplied by, in blocks."""
     gpu("sm_90a")
     tiny = os.path.join(os.path.dirname(__file__), "..", "..", "configs", "tiny.yaml")
-    p = subprocess.run([LLMC, "verify", tiny, "--random-weights", "--device", "cuda", "--tokens", "1,200,3", "--set", f"storage.default={storage}"],
-                       capture_output=True, text=True, env=os.environ, timeout=HANG)
+    p = subprocess.run(
+        [
+            LLMC,
+            "verify",
+            tiny,
+            "--random-weights",
+            "--device",
+            "cuda",
+            "--tokens",
+            "1,200,3",
+            "--set",
+            f"storage.default={storage}",
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=HANG,
+    )
     assert p.returncode == 0, p.stderr + p.stdout
 
 
@@ -142,13 +265,34 @@ def test_smollm2(gpu):
     """Four tokens of a real model, those of transformers."""
     import json
     from test_smollm2 import CACHE, GOLDEN, compare
-    path = os.environ.get("LLMC_SMOLLM2") or os.path.join(CACHE, "downloads", "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+    path = os.environ.get("LLMC_SMOLLM2") or os.path.join(
+        CACHE, "downloads", "SmolLM2-135M-Instruct.Q4_1.gguf"
+    )
     if not os.path.exists(path):
         pytest.skip("no SmolLM2: LLMC_SMOLLM2 is not set and tools/smollm2.sh has not run")
     gpu("sm_90a")
     case = next(c for c in GOLDEN["cases"] if c["name"] == "fact")
-    p = subprocess.run([LLMC, "run", path, "--device", "cuda", "--tokens", ",".join(map(str, case["prompt"])), "-n", "4", "-c", "256", "--ignore-eos", "--json"],
-                       capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [
+            LLMC,
+            "run",
+            path,
+            "--device",
+            "cuda",
+            "--tokens",
+            ",".join(map(str, case["prompt"])),
+            "-n",
+            "4",
+            "-c",
+            "256",
+            "--ignore-eos",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert p.returncode == 0, p.stderr
     tokens = json.loads(p.stdout)["tokens"]
     assert len(tokens) == 4

@@ -1,4 +1,5 @@
 """A program of one's own: the example in C and C++, inside the tree and against an installed copy; the Python binding."""
+
 import ctypes
 import os
 import re
@@ -19,7 +20,13 @@ def prefix(tmp_path_factory):
 
 
 def run(*cmd, env=None, cwd=None, code=0):
-    p = subprocess.run(list(map(str, cmd)), capture_output=True, text=True, env=dict(os.environ, **(env or {})), cwd=cwd)
+    p = subprocess.run(
+        list(map(str, cmd)),
+        capture_output=True,
+        text=True,
+        env=dict(os.environ, **(env or {})),
+        cwd=cwd,
+    )
     assert p.returncode == code, (cmd, p.stdout, p.stderr)
     return p
 
@@ -29,11 +36,29 @@ def test_the_example_builds_outside_the_tree(prefix, tmp_path, how, smollm2):
     src = tmp_path / "host.c"
     src.write_text(open("examples/host.c").read())
     pc = {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
-    flags = run("pkg-config", "--cflags", "--libs", *(["--static"] if how == "static" else []), "llmc", env=pc).stdout.split()
+    flags = run(
+        "pkg-config",
+        "--cflags",
+        "--libs",
+        *(["--static"] if how == "static" else []),
+        "llmc",
+        env=pc,
+    ).stdout.split()
     if how == "static":
         flags = [str(prefix / "lib" / "libllmc.a") if f == "-lllmc" else f for f in flags]
     cmd = ["g++", "-x", "c++", "-std=c++17"] if how == "c++" else ["gcc", "-std=c11"]
-    run(*cmd, "-Wall", "-Wextra", "-Werror", "host.c", *(["-x", "none"] if how == "c++" else []), *flags, "-o", "host", cwd=tmp_path)
+    run(
+        *cmd,
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "host.c",
+        *(["-x", "none"] if how == "c++" else []),
+        *flags,
+        "-o",
+        "host",
+        cwd=tmp_path,
+    )
     env = {"LD_LIBRARY_PATH": str(prefix / "lib")}
     out = run(tmp_path / "host", smollm2, "The capital of France is", env=env, cwd=tmp_path).stdout
     assert "Paris" in out and re.search(r"\[\d+ tokens, \d+/s\]", out)
@@ -48,22 +73,49 @@ def test_only_public_names_are_exported(prefix):
         names = [line.split()[-1] for line in text.splitlines() if len(line.split()) == 3]
         assert "llmc_open" in names
         assert not [n for n in names if not n.startswith("llmc_")]
-    declared = set(re.findall(r"\b(llmc_\w+)\(", re.sub(r"/\*.*?\*/", "", open("include/llmc.h").read(), flags=re.S))) - {"llmc_init_"}
+    declared = set(
+        re.findall(
+            r"\b(llmc_\w+)\(", re.sub(r"/\*.*?\*/", "", open("include/llmc.h").read(), flags=re.S)
+        )
+    ) - {"llmc_init_"}
     exported = {line.split()[-1] for line in shared.splitlines() if len(line.split()) == 3}
     assert exported == declared
-    man = run("man", "-l", prefix / "share" / "man" / "man1" / "llmc.1").stdout if os.path.exists("/usr/bin/man") else "llmc"
+    man = (
+        run("man", "-l", prefix / "share" / "man" / "man1" / "llmc.1").stdout
+        if os.path.exists("/usr/bin/man")
+        else "llmc"
+    )
     assert "llmc" in man
 
 
 def test_python_binding_structs_have_the_header_s_sizes(tmp_path):
     import llmc._ffi as f
-    names = {"llmc_error": f.Error, "llmc_options": f.Options, "llmc_limits": f.Limits, "llmc_params": f.Params, "llmc_result": f.Result,
-             "llmc_model_info": f.Info, "llmc_memory": f.Memory, "llmc_chunk": f.Chunk, "llmc_stats": f.Stats,
-             "llmc_engine_options": f.EngineOptions, "llmc_request": f.Request, "llmc_event": f.Event, "llmc_logprob": f.Logprob,
-             "llmc_histogram": f.Histogram, "llmc_counts": f.Counts, "llmc_bias": f.Bias, "llmc_sequence": f.Sequence}
+
+    names = {
+        "llmc_error": f.Error,
+        "llmc_options": f.Options,
+        "llmc_limits": f.Limits,
+        "llmc_params": f.Params,
+        "llmc_result": f.Result,
+        "llmc_model_info": f.Info,
+        "llmc_memory": f.Memory,
+        "llmc_chunk": f.Chunk,
+        "llmc_stats": f.Stats,
+        "llmc_engine_options": f.EngineOptions,
+        "llmc_request": f.Request,
+        "llmc_event": f.Event,
+        "llmc_logprob": f.Logprob,
+        "llmc_histogram": f.Histogram,
+        "llmc_counts": f.Counts,
+        "llmc_bias": f.Bias,
+        "llmc_sequence": f.Sequence,
+    }
     src = tmp_path / "s.c"
-    src.write_text('#include <llmc.h>\n#include <stdio.h>\nint main(void){' +
-                   "".join(f'printf("{n} %zu\\n", sizeof({n}));' for n in names) + "return 0;}\n")
+    src.write_text(
+        "#include <llmc.h>\n#include <stdio.h>\nint main(void){"
+        + "".join(f'printf("{n} %zu\\n", sizeof({n}));' for n in names)
+        + "return 0;}\n"
+    )
     run("gcc", f"-I{ROOT}/include", src, "-o", tmp_path / "s")
     for line in run(tmp_path / "s").stdout.splitlines():
         name, size = line.split()
@@ -72,9 +124,14 @@ def test_python_binding_structs_have_the_header_s_sizes(tmp_path):
 
 def test_python_binding_runs_a_model():
     import llmc
+
     with llmc.open(TINY, random_weights=True, arch="generic") as m:
         info = m.info
-        assert info["target"] == "cpu-generic" and info["n_layers"] > 0 and m["attention.n_heads"] == str(int(m["attention.n_heads"]))
+        assert (
+            info["target"] == "cpu-generic"
+            and info["n_layers"] > 0
+            and m["attention.n_heads"] == str(int(m["attention.n_heads"]))
+        )
         with pytest.raises(KeyError):
             m["attention.heads"]
         with m.session(context=64, seqs=3, threads=1) as s:
@@ -93,7 +150,12 @@ def test_python_binding_runs_a_model():
             s.free(q), s.free(fork)
             assert s.stats()["kv_pages_used"] == 0
             seen = []
-            r = s.run([1, 2, 3], lambda id, text: seen.append(id) or len(seen) < 2, max_tokens=9, ignore_eos=True)
+            r = s.run(
+                [1, 2, 3],
+                lambda id, text: seen.append(id) or len(seen) < 2,
+                max_tokens=9,
+                ignore_eos=True,
+            )
             assert r["finish"] == "cancel" and len(seen) == 2
             with pytest.raises(llmc.Error) as e:
                 s.run([])
@@ -104,6 +166,7 @@ def test_python_binding_runs_a_model():
 
 def test_sessions_of_one_model_in_threads():
     import llmc
+
     with llmc.open(TINY, random_weights=True, arch="generic") as m:
         want = None
         got = []
@@ -123,6 +186,7 @@ def test_sessions_of_one_model_in_threads():
 
 def test_python_generator_streams_text(smollm2):
     import llmc
+
     with llmc.open(smollm2) as m, m.session(context=256) as s:
         prompt = m.tokenizer.chat([{"role": "user", "content": "Say hello."}])
         ids = m.tokenizer.encode(prompt, special=llmc.PARSE_SPECIAL)

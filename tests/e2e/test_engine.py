@@ -1,5 +1,6 @@
 """The engine seen from Python and from the example: streams side by side, text held back for stop strings, the generator and
 the asynchronous form, choices, logprobs, cancellation."""
+
 import asyncio
 import math
 import os
@@ -11,7 +12,11 @@ import pytest
 import llmc
 
 TINY = "configs/tiny.yaml"
-CASES = [("The capital of France is", "Paris"), ("Two plus two is", "four"), ("The opposite of hot is", "cold")]
+CASES = [
+    ("The capital of France is", "Paris"),
+    ("Two plus two is", "four"),
+    ("The opposite of hot is", "cold"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +45,41 @@ def test_the_example_streams(tmp_path, how, smollm2):
     out = tmp_path / "streams"
     cmd = ["g++", "-x", "c++", "-std=c++17"] if how == "c++" else ["gcc", "-std=c11"]
     lib = os.path.dirname(os.path.abspath(os.environ.get("LLMC_LIBRARY", "build/libllmc.so")))
-    subprocess.run([*cmd, "-Wall", "-Wextra", "-Werror", "-Iinclude", "examples/streams.c", "-x", "none", f"-L{lib}", "-lllmc",
-                    f"-Wl,-rpath,{lib}", "-o", out], check=True)
+    subprocess.run(
+        [
+            *cmd,
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Iinclude",
+            "examples/streams.c",
+            "-x",
+            "none",
+            f"-L{lib}",
+            "-lllmc",
+            f"-Wl,-rpath,{lib}",
+            "-o",
+            out,
+        ],
+        check=True,
+    )
     if how == "c++":
         return
     (tmp_path / "libllmc.so.0").symlink_to(os.path.join(lib, "libllmc.so"))
-    p = subprocess.run([out, smollm2, *[c[0] for c in CASES]], capture_output=True, text=True,
-                       env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    p = subprocess.run(
+        [out, smollm2, *[c[0] for c in CASES]],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+    )
     assert p.returncode == 0, p.stderr
     assert p.stdout.count("tokens, first after") == 3 and "Paris" in p.stdout
-    p = subprocess.run([out, "nowhere.gguf", "a", "b", "c"], capture_output=True, text=True,
-                       env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    p = subprocess.run(
+        [out, "nowhere.gguf", "a", "b", "c"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+    )
     assert p.returncode == 1 and "no such file" in p.stderr
 
 
@@ -58,7 +87,11 @@ def test_launch_now_fetch_later(engine, alone):
     requests = {p: engine.submit(p, max_tokens=24) for p, _ in CASES}
     for p, r in reversed(requests.items()):
         got = r.wait()
-        assert got["text"] == alone[p]["text"] and got["tokens"] == alone[p]["tokens"] and got["finish"] == alone[p]["finish"]
+        assert (
+            got["text"] == alone[p]["text"]
+            and got["tokens"] == alone[p]["tokens"]
+            and got["finish"] == alone[p]["finish"]
+        )
 
 
 def test_the_generator_and_its_early_end(engine, alone):
@@ -72,7 +105,10 @@ def test_the_generator_and_its_early_end(engine, alone):
 
 def test_prompts_of_different_salts_share_no_pages(engine):
     prompt = engine.model.tokenizer.encode("one page of tokens and a few more, " * 12)
-    found = [engine.submit(prompt, max_tokens=1, ignore_eos=True, prefix_salt=salt).wait()["n_cached"] for salt in (7, 2**64 - 1, 7, 0, 2**64 - 1)]
+    found = [
+        engine.submit(prompt, max_tokens=1, ignore_eos=True, prefix_salt=salt).wait()["n_cached"]
+        for salt in (7, 2**64 - 1, 7, 0, 2**64 - 1)
+    ]
     assert found[:2] == [0, 0] and found[2] >= 64 and found[3] == 0 and found[4] == found[2]
 
 
@@ -84,14 +120,18 @@ def test_stop_strings_are_held_back_or_kept(engine, alone):
     assert "".join(pieces) == want[: want.index(word[2:4])]
     events = list(engine.submit(p, max_tokens=24, stop=stop).events())
     assert events[-1].finish == "stop" and events[-1].stop == 1 and events[-1].last
-    kept = "".join(e.text for e in engine.submit(p, max_tokens=24, stop=stop, keep_stop=True).events())
+    kept = "".join(
+        e.text for e in engine.submit(p, max_tokens=24, stop=stop, keep_stop=True).events()
+    )
     assert want.startswith(kept) and word[2:4] in kept
 
 
 def test_choices_and_logprobs(engine, alone):
     p = CASES[0][0]
     by = {}
-    for e in engine.submit(p, n=3, temperature=1.0, seed=5, max_tokens=8, n_top=3, logprobs=True).events():
+    for e in engine.submit(
+        p, n=3, temperature=1.0, seed=5, max_tokens=8, n_top=3, logprobs=True
+    ).events():
         by.setdefault(e.index, []).append(e)
     assert sorted(by) == [0, 1, 2]
     for i, events in by.items():
@@ -99,9 +139,19 @@ def test_choices_and_logprobs(engine, alone):
         assert [e.token for e in events if e.kind == "token"] == again["tokens"]
         for e in events[:-1]:
             assert len(e.top) == 3 and e.top[0][1] >= e.logprob and all(lp <= 0 for _, lp in e.top)
-        assert math.isclose(sum(e.logprob for e in events[:-1]), events[-1].sum_logprob, rel_tol=1e-5)
-    prompt = [e for e in engine.submit(p, prompt_logprobs=True, max_tokens=1).events() if e.kind == "prompt"]
-    assert "".join(e.text for e in prompt) == p and math.isnan(prompt[0].logprob) and all(e.logprob < 0 for e in prompt[1:])
+        assert math.isclose(
+            sum(e.logprob for e in events[:-1]), events[-1].sum_logprob, rel_tol=1e-5
+        )
+    prompt = [
+        e
+        for e in engine.submit(p, prompt_logprobs=True, max_tokens=1).events()
+        if e.kind == "prompt"
+    ]
+    assert (
+        "".join(e.text for e in prompt) == p
+        and math.isnan(prompt[0].logprob)
+        and all(e.logprob < 0 for e in prompt[1:])
+    )
 
 
 def test_settings_reach_the_sampler(engine, alone):
@@ -118,6 +168,7 @@ def test_settings_reach_the_sampler(engine, alone):
 
 def test_many_streams_in_an_event_loop(model, alone):
     with model.engine(context=256, seqs=3) as engine:
+
         async def one(p):
             return "".join([piece async for piece in engine.stream(p, max_tokens=24)])
 
@@ -138,7 +189,10 @@ def test_many_streams_in_an_event_loop(model, alone):
 
 
 def test_a_full_queue_and_a_deadline():
-    with llmc.open(TINY, random_weights=True, arch="generic") as m, m.engine(context=256, max_concurrent_requests=1) as e:
+    with (
+        llmc.open(TINY, random_weights=True, arch="generic") as m,
+        m.engine(context=256, max_concurrent_requests=1) as e,
+    ):
         late = e.submit([1, 2, 3], max_tokens=200, ignore_eos=True, deadline=1e-9)
         assert list(late.events())[-1].finish == "deadline"
         first = e.submit([1, 2, 3], max_tokens=3, ignore_eos=True)
@@ -160,12 +214,21 @@ def test_prompts_are_kept_for_the_next_engine(tmp_path):
 
 
 def test_threads_share_an_engine():
-    with llmc.open(TINY, random_weights=True, arch="generic") as m, m.engine(context=128, seqs=4, threads=1) as e:
+    with (
+        llmc.open(TINY, random_weights=True, arch="generic") as m,
+        m.engine(context=128, seqs=4, threads=1) as e,
+    ):
         with m.session(context=128, threads=1) as s:
             want = s.run([5, 6, 7], max_tokens=30, ignore_eos=True)["tokens"]
         got = []
-        threads = [threading.Thread(target=lambda: got.append(e.submit([5, 6, 7], max_tokens=30, ignore_eos=True).wait()["tokens"]))
-                   for _ in range(8)]
+        threads = [
+            threading.Thread(
+                target=lambda: got.append(
+                    e.submit([5, 6, 7], max_tokens=30, ignore_eos=True).wait()["tokens"]
+                )
+            )
+            for _ in range(8)
+        ]
         for t in threads:
             t.start()
         for t in threads:
@@ -184,7 +247,10 @@ def test_the_session_s_own_generation_takes_the_same_settings(model, alone):
 
 
 def test_a_sequence_is_saved_and_loaded():
-    with llmc.open(TINY, random_weights=True, arch="generic") as m, m.session(context=64, seqs=2, threads=1) as s:
+    with (
+        llmc.open(TINY, random_weights=True, arch="generic") as m,
+        m.session(context=64, seqs=2, threads=1) as s,
+    ):
         q = s.seq()
         s.forward([(q, list(range(3, 43)), 0)])
         data = s.save(q)

@@ -1,6 +1,7 @@
 """The engine on an emulated GPU. Under deterministic: true: tokens picked on the device and on the host, preemption with KV
 copied to the host and back, prefix hits, a cancel: each request says what it says alone; and so it does, with the same bits of
 every logprob, where products and attention go to tensor cores. A GPU that fails."""
+
 import json
 import os
 import subprocess
@@ -50,13 +51,21 @@ print(json.dumps([guess, drafts, refused, alone, first, crowd, {k: stats[k] for 
 def test_a_crowd_on_a_gpu_answers_as_each_alone():
     build = os.environ.get("LLMC_EMU_BUILD", "build")
     subprocess.run(["make", "-s", "-f", "emu/emu.mk", f"BUILD={build}", "emu-lib"], check=True)
-    p = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True,
-                       env={**os.environ, "LLMC_CUDA_LIBDIR": os.path.abspath(f"{build}/emu")})
+    p = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LLMC_CUDA_LIBDIR": os.path.abspath(f"{build}/emu")},
+    )
     assert p.returncode == 0, p.stderr
     guess, drafts, refused, alone, first, crowd, stats = json.loads(p.stdout.splitlines()[-1])
     assert guess[0] == guess[1] and drafts > 0 and "deterministic: true" in refused
     assert first == alone[0] and crowd == alone[:1:-1] + [alone[1], alone[1]]
-    assert stats["preemptions"] > 0 and stats["swaps_in"] == stats["swaps_out"] > 0 and stats["prefix_hits"] > 0
+    assert (
+        stats["preemptions"] > 0
+        and stats["swaps_in"] == stats["swaps_out"] > 0
+        and stats["prefix_hits"] > 0
+    )
     assert stats["kv_pages_used"] == stats["failed"] == stats["running"] == 0
 
 
@@ -82,7 +91,12 @@ with llmc.open("configs/tiny.yaml", random_weights=True, device="cuda", arch="sm
             refused.append(str(e))
 print(json.dumps([alone, turns, refused, memory["kv_host"], memory["kv_per_token"], stats]))
 """
-HOSTS = {"f16": {}, "window": {"attention.window": "40", "attention.window_layers": "[0]"}, "int4": {"kv.dtype": "int4", "kv.rotate": "true"}, "ranks": {"parallel.tp": "2"}}
+HOSTS = {
+    "f16": {},
+    "window": {"attention.window": "40", "attention.window_layers": "[0]"},
+    "int4": {"kv.dtype": "int4", "kv.rotate": "true"},
+    "ranks": {"parallel.tp": "2"},
+}
 
 
 @pytest.mark.sample(2)
@@ -90,15 +104,30 @@ HOSTS = {"f16": {}, "window": {"attention.window": "40", "attention.window_layer
 def test_pages_beyond_the_device_come_back_from_host_memory(name):
     build = os.environ.get("LLMC_EMU_BUILD", "build")
     subprocess.run(["make", "-s", "-f", "emu/emu.mk", f"BUILD={build}", "emu-lib"], check=True)
-    p = subprocess.run([sys.executable, "-c", HOST, json.dumps({"kv.host": "1M", **HOSTS[name]})], capture_output=True, text=True,
-                       env={**os.environ, "LLMC_CUDA_LIBDIR": os.path.abspath(f"{build}/emu"), "LLMC_EMU_DEVICES": "2"})
+    p = subprocess.run(
+        [sys.executable, "-c", HOST, json.dumps({"kv.host": "1M", **HOSTS[name]})],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "LLMC_CUDA_LIBDIR": os.path.abspath(f"{build}/emu"),
+            "LLMC_EMU_DEVICES": "2",
+        },
+    )
     assert p.returncode == 0, p.stderr
     alone, turns, refused, host, per_token, stats = json.loads(p.stdout.splitlines()[-1])
     assert turns == [alone] * 3
-    assert len(refused) == 2 and all(f"kv.host and {name} exclude each other" in r for name, r in zip(("no_prefix_cache", "swap_bytes"), refused))
+    assert len(refused) == 2 and all(
+        f"kv.host and {name} exclude each other" in r
+        for name, r in zip(("no_prefix_cache", "swap_bytes"), refused)
+    )
     assert stats["host_pages_total"] > 20 and 1 << 19 < host <= 1 << 20
     # the pages of all prompts but the first ones of the second turn were elsewhere
-    assert stats["host_out"] >= stats["host_in"] >= 64 and stats["host_in"] % 32 == 0 and stats["prefix_hits"] >= 64 + 64 + 96 + 32
+    assert (
+        stats["host_out"] >= stats["host_in"] >= 64
+        and stats["host_in"] % 32 == 0
+        and stats["prefix_hits"] >= 64 + 64 + 96 + 32
+    )
     assert 0 < stats["host_pages_used"] <= stats["host_pages_total"]
     assert stats["swaps_out"] == stats["failed"] == stats["kv_pages_used"] == 0
 
@@ -131,14 +160,24 @@ print(json.dumps([alone, together, whole, steps, sorted(k for k, text in kernels
 """
 
 
-@pytest.mark.parametrize("model, storage", [("configs/tiny.yaml", "bf16"), ("configs/tiny.yaml", "q4_0")] + [("llama-bias-linear-bf16", "")] * ("LLMC_CHECK_ALL" in os.environ))
+@pytest.mark.parametrize(
+    "model, storage",
+    [("configs/tiny.yaml", "bf16"), ("configs/tiny.yaml", "q4_0")]
+    + [("llama-bias-linear-bf16", "")] * ("LLMC_CHECK_ALL" in os.environ),
+)
 def test_batches_on_tensor_cores_answer_as_each_alone(model, storage, tmp_path):
     if not storage:
         model = weights.Golden(model).build(str(tmp_path / "model"))
-    p = subprocess.run([sys.executable, "-c", TENSOR_CORES, str(tmp_path / "artifact"), model, storage], capture_output=True, text=True,
-                       env={**os.environ, **environment("sm_90a", seed=5)})
+    p = subprocess.run(
+        [sys.executable, "-c", TENSOR_CORES, str(tmp_path / "artifact"), model, storage],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment("sm_90a", seed=5)},
+    )
     assert p.returncode == 0, p.stderr
-    alone, together, whole, (one_by_one, steps), wgmma, kernels = json.loads(p.stdout.splitlines()[-1])
+    alone, together, whole, (one_by_one, steps), wgmma, kernels = json.loads(
+        p.stdout.splitlines()[-1]
+    )
     mixed = {"lm_head_mixed", "matmul_add_mixed", "norm_glu_mixed", "norm_qkv_mixed"}
     assert mixed <= set(kernels)
     if storage:
@@ -166,7 +205,15 @@ print(json.dumps([said, stats["failed"], stats["running"], stats["waiting"], sta
 
 def test_a_failing_gpu_fails_the_requests_and_nothing_hangs():
     build = os.environ.get("LLMC_EMU_BUILD", "build")
-    p = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True,
-                       env={**os.environ, "LLMC_CUDA_LIBDIR": os.path.abspath(f"{build}/emu"), "LLMC_EMU_FAIL": "cuGraphLaunch@4:719"})
+    p = subprocess.run(
+        [sys.executable, "-c", FAILING],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "LLMC_CUDA_LIBDIR": os.path.abspath(f"{build}/emu"),
+            "LLMC_EMU_FAIL": "cuGraphLaunch@4:719",
+        },
+    )
     assert p.returncode == 0, p.stderr
     assert json.loads(p.stdout.splitlines()[-1]) == [["LLMC_E_DEVICE"] * 5, 4, 0, 0, 0]

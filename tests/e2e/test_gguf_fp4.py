@@ -1,4 +1,5 @@
 """GGUF's MXFP4 and NVFP4, and Q1_0 and Q2_0, which the gguf package lacks: a model whose matrices have any codes and scales, against the same one with the values written out by their definition."""
+
 import os
 import struct
 import subprocess
@@ -11,51 +12,80 @@ from golden_run import LLMC, ROOT
 from waiting import HANG
 
 SOURCE = os.path.join(ROOT, "tests", "golden", "gguf", "llama-q4_k.gguf")  # rows of 256
-LEVELS = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 F32, Q8_K, MXFP4, NVFP4, Q1_0, Q2_0 = 0, 15, 39, 40, 41, 42
 
 
 def write(path, source, tensors):
     """The keys of a file with other tensors: (name, dims with the contiguous one first, type, bytes)"""
     reader = gguf.GGUFReader(source)
-    keys = bytes(reader.data[24:reader.tensors[0].field.offset])
-    n_keys, = struct.unpack("<Q", bytes(reader.data[16:24]))
+    keys = bytes(reader.data[24 : reader.tensors[0].field.offset])
+    (n_keys,) = struct.unpack("<Q", bytes(reader.data[16:24]))
     head, data = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), n_keys) + keys, b""
     for name, dims, kind, raw in tensors:
-        head += struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", kind, len(data))
+        head += (
+            struct.pack("<Q", len(name))
+            + name.encode()
+            + struct.pack("<I", len(dims))
+            + struct.pack(f"<{len(dims)}Q", *dims)
+            + struct.pack("<IQ", kind, len(data))
+        )
         data += raw + b"\0" * (-len(raw) % 32)
     with open(path, "wb") as f:
         f.write(head + b"\0" * (-len(head) % 32) + data)
 
 
 def mxfp4(rng, rows, cols):
-    q, e = rng.integers(0, 16, (rows, cols // 32, 32)), rng.integers(117, 122, (rows, cols // 32, 1))
-    raw = np.concatenate([e.astype(np.uint8), (q[..., :16] | q[..., 16:] << 4).astype(np.uint8)], -1)
+    q, e = (
+        rng.integers(0, 16, (rows, cols // 32, 32)),
+        rng.integers(117, 122, (rows, cols // 32, 1)),
+    )
+    raw = np.concatenate(
+        [e.astype(np.uint8), (q[..., :16] | q[..., 16:] << 4).astype(np.uint8)], -1
+    )
     return raw.tobytes(), (LEVELS[q] * np.exp2(e - 127.0)).reshape(rows, cols).astype(np.float32)
 
 
 def nvfp4(rng, rows, cols):
-    q, s = rng.integers(0, 16, (rows, cols // 64, 4, 16)), rng.integers(0x20, 0x30, (rows, cols // 64, 4))
-    s[0, 0, 0], s[1, 0, 1] = 0, 0x7f  # both are 0
-    d = np.where((s == 0) | (s == 0x7f), 0, np.exp2((s >> 3) - 7.0) * (1 + (s & 7) / 8))
-    raw = np.concatenate([s.astype(np.uint8), (q[..., :8] | q[..., 8:] << 4).astype(np.uint8).reshape(rows, -1, 32)], -1)
+    q, s = (
+        rng.integers(0, 16, (rows, cols // 64, 4, 16)),
+        rng.integers(0x20, 0x30, (rows, cols // 64, 4)),
+    )
+    s[0, 0, 0], s[1, 0, 1] = 0, 0x7F  # both are 0
+    d = np.where((s == 0) | (s == 0x7F), 0, np.exp2((s >> 3) - 7.0) * (1 + (s & 7) / 8))
+    raw = np.concatenate(
+        [s.astype(np.uint8), (q[..., :8] | q[..., 8:] << 4).astype(np.uint8).reshape(rows, -1, 32)],
+        -1,
+    )
     return raw.tobytes(), (LEVELS[q] * d[..., None]).reshape(rows, cols).astype(np.float32)
 
 
 def few_bits(bits, group):
     """An f16, then codes with the lowest first: of one bit the sign, of two the number + 1"""
+
     def make(rng, rows, cols):
-        q, d = rng.integers(0, 1 << bits, (rows, cols // group, group)).astype(np.uint8), rng.uniform(0.01, 0.05, (rows, cols // group, 1)).astype(np.float16)
-        fields = q.reshape(rows, cols // group, -1, 8 // bits) << np.arange(0, 8, bits, dtype=np.uint8)
+        q, d = (
+            rng.integers(0, 1 << bits, (rows, cols // group, group)).astype(np.uint8),
+            rng.uniform(0.01, 0.05, (rows, cols // group, 1)).astype(np.float16),
+        )
+        fields = q.reshape(rows, cols // group, -1, 8 // bits) << np.arange(
+            0, 8, bits, dtype=np.uint8
+        )
         raw = np.concatenate([d.view(np.uint8), np.bitwise_or.reduce(fields, -1)], -1)
-        return raw.tobytes(), ((2.0 * q - 1 if bits == 1 else q - 1.0) * d.astype(np.float64)).reshape(rows, cols).astype(np.float32)
+        return raw.tobytes(), (
+            (2.0 * q - 1 if bits == 1 else q - 1.0) * d.astype(np.float64)
+        ).reshape(rows, cols).astype(np.float32)
+
     return make
 
 
 def few_bits_model(kind=None):
     rng, few, plain = np.random.default_rng(4), [], []
     for t in gguf.GGUFReader(SOURCE).tensors:
-        dims, values = [int(n) for n in t.shape], gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
+        dims, values = (
+            [int(n) for n in t.shape],
+            gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32),
+        )
         made = (Q1_0, few_bits(1, 128)) if "ffn" in t.name else (Q2_0, few_bits(2, 64))
         raw = values.tobytes()
         if len(dims) == 2:
@@ -98,8 +128,12 @@ def model(change=lambda name, raw: raw, factor=lambda name, f: f):
             if ffn and "up" not in t.name:  # without a factor: 1
                 f = np.float32(0.37)
                 values = values * f
-                few.append((t.name.replace("weight", "scale"), [1], F32, factor(t.name, f.tobytes())))
-                few.append((t.name.replace("weight", "input_scale"), [1], F32, np.float32(2).tobytes()))
+                few.append(
+                    (t.name.replace("weight", "scale"), [1], F32, factor(t.name, f.tobytes()))
+                )
+                few.append(
+                    (t.name.replace("weight", "input_scale"), [1], F32, np.float32(2).tobytes())
+                )
         else:
             few.append((t.name, dims, F32, values.tobytes()))
         plain.append((t.name, dims, F32, np.ascontiguousarray(values, np.float32).tobytes()))
@@ -108,8 +142,29 @@ def model(change=lambda name, raw: raw, factor=lambda name, f: f):
 
 def run(path, tmp, *args):
     out = str(tmp / "out.npy")
-    p = subprocess.run([LLMC, "run", str(path), "--tokens", "5,9,31,7,200,3", "--logits", out, "--json", "--ignore-eos", "-n", "2", "--threads", "2",
-                        "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [
+            LLMC,
+            "run",
+            str(path),
+            "--tokens",
+            "5,9,31,7,200,3",
+            "--logits",
+            out,
+            "--json",
+            "--ignore-eos",
+            "-n",
+            "2",
+            "--threads",
+            "2",
+            "--set",
+            "kv.dtype=f32",
+            *args,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     return (np.load(out) if p.returncode == 0 else None), p.stderr
 
 
@@ -129,7 +184,10 @@ def test_values_are_those_of_the_definition(tmp_path):
     assert got is None or np.abs(got - want).max() > 1e-3 * np.ptp(want)
 
 
-@pytest.mark.parametrize("factor,says", [(np.float32("nan").tobytes(), "NaN or infinite"), (np.float32([1, 2]).tobytes(), None)])
+@pytest.mark.parametrize(
+    "factor,says",
+    [(np.float32("nan").tobytes(), "NaN or infinite"), (np.float32([1, 2]).tobytes(), None)],
+)
 def test_factors_that_are_none(tmp_path, factor, says):
     few, _ = model(factor=lambda name, f: factor if "down" in name else f)
     if says is None:

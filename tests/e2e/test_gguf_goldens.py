@@ -5,6 +5,7 @@ The reference dequantises and computes in fp32: it must agree with every file as
 meet packed weights with rounded activations, within a bound for each kind; building them takes seconds for each file and
 instruction set, so they run a choice of the files; LLMC_CHECK_ALL=1 has all run.
 """
+
 import glob
 import json
 import os
@@ -25,26 +26,58 @@ CASES = sorted(os.path.basename(p)[:-5] for p in glob.glob(os.path.join(FOLDER, 
 PLAIN, I16, I8, GPU_ROWS = 1e-5, 5e-4, 6e-2, 5e-3
 ARCHS = ("generic", "v3", "v4")
 CPU = [("llama-q4_k_m", a) for a in ARCHS] + [
-    ("llama-q4_1-mixed", "generic"), ("qwen2-q4_k_m-fallback", "v3"), ("qwen3-q4_k_m", "v3"), ("llama-q5_k_m", "v4"), ("llama-codes", "v4")]
+    ("llama-q4_1-mixed", "generic"),
+    ("qwen2-q4_k_m-fallback", "v3"),
+    ("qwen3-q4_k_m", "v3"),
+    ("llama-q5_k_m", "v4"),
+    ("llama-codes", "v4"),
+]
 CPU_I8 = [("llama-q4_1", "generic")]
-if os.environ.get("LLMC_CHECK_ALL"):     # every file on every instruction set: ten minutes
+if os.environ.get("LLMC_CHECK_ALL"):  # every file on every instruction set: ten minutes
     CPU = [(c, a) for c in CASES for a in ARCHS]
     CPU_I8 = [(c, a) for c, a in CPU if not c.endswith(("f32", "f16"))]
 # llama-q5_k_m: q5_k and q6_k in one layer
-CUDA = [c for c in CASES if c.startswith(("llama-q", "llama-codes"))] if os.environ.get("LLMC_CHECK_ALL") else ["llama-q5_k_m"]
+CUDA = (
+    [c for c in CASES if c.startswith(("llama-q", "llama-codes"))]
+    if os.environ.get("LLMC_CHECK_ALL")
+    else ["llama-q5_k_m"]
+)
 
 
 def run(name, folder, *args):
     """(error of the logits, [tokens, expected tokens])"""
     g = np.load(os.path.join(FOLDER, name + ".npz"))
     out = os.path.join(str(folder), "out.npy")
-    p = subprocess.run([LLMC, "run", os.path.join(FOLDER, name + ".gguf"), "--tokens", ",".join(map(str, g["prompt"])),
-                        "--logits", out, "--json", "--ignore-eos", "-n", str(len(g["greedy"])), "--threads", "2",
-                        "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [
+            LLMC,
+            "run",
+            os.path.join(FOLDER, name + ".gguf"),
+            "--tokens",
+            ",".join(map(str, g["prompt"])),
+            "--logits",
+            out,
+            "--json",
+            "--ignore-eos",
+            "-n",
+            str(len(g["greedy"])),
+            "--threads",
+            "2",
+            "--set",
+            "kv.dtype=f32",
+            *args,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert p.returncode == 0, p.stderr
     got, want = np.load(out), g["logits"]
     assert got.shape == want.shape and np.isfinite(got).all()
-    return float(np.abs(got - want).max() / np.ptp(want)), [json.loads(p.stdout)["tokens"], g["greedy"].tolist()]
+    return float(np.abs(got - want).max() / np.ptp(want)), [
+        json.loads(p.stdout)["tokens"],
+        g["greedy"].tolist(),
+    ]
 
 
 def test_every_type_and_family_is_there():

@@ -1,4 +1,5 @@
 """Keys of GGUF files with an entry for each layer: 0 and 1 of any type mean what false and true do, also where all are alike; one number for all layers is refused."""
+
 import os
 import re
 import subprocess
@@ -11,7 +12,18 @@ from waiting import HANG
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "gguf-families")
 SWA = "attention.sliding_window_pattern"
-FILES = ["cohere2_moe", "exaone4", "exaone_moe", "olmo3", "mellum", "granite_swa", "gemma3n", "gemma4", "step3p5", "mimo_v2"]
+FILES = [
+    "cohere2_moe",
+    "exaone4",
+    "exaone_moe",
+    "olmo3",
+    "mellum",
+    "granite_swa",
+    "gemma3n",
+    "gemma4",
+    "step3p5",
+    "mimo_v2",
+]
 
 
 def changed(name, keys, path):
@@ -20,15 +32,30 @@ def changed(name, keys, path):
     arch = r.fields["general.architecture"].contents()
     w = gguf.GGUFWriter(path, arch)
     for f in r.fields.values():
-        if f.name.startswith("GGUF.") or f.name == "general.architecture" or f.name.removeprefix(arch + ".") in keys:
+        if (
+            f.name.startswith("GGUF.")
+            or f.name == "general.architecture"
+            or f.name.removeprefix(arch + ".") in keys
+        ):
             continue
         kind = f.types[0]
-        w.add_key_value(f.name, f.contents(), kind, f.types[1] if kind == gguf.GGUFValueType.ARRAY else None)
+        w.add_key_value(
+            f.name, f.contents(), kind, f.types[1] if kind == gguf.GGUFValueType.ARRAY else None
+        )
     for key, value in keys.items():
         many = isinstance(value, list)
-        kind = gguf.GGUFValueType.BOOL if isinstance(value[0] if many else value, bool) else gguf.GGUFValueType.UINT32
+        kind = (
+            gguf.GGUFValueType.BOOL
+            if isinstance(value[0] if many else value, bool)
+            else gguf.GGUFValueType.UINT32
+        )
         if value is not None:
-            w.add_key_value(f"{arch}.{key}", value, gguf.GGUFValueType.ARRAY if many else kind, kind if many else None)
+            w.add_key_value(
+                f"{arch}.{key}",
+                value,
+                gguf.GGUFValueType.ARRAY if many else kind,
+                kind if many else None,
+            )
     for t in r.tensors:
         w.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
     w.write_header_to_file()
@@ -68,20 +95,41 @@ def test_numbers_are_flags(name, tmp_path):
 def test_all_alike(name, tmp_path):
     n = len(pattern(name))
     for value, word in ((True, "all"), (False, "none")):
-        texts = [described(changed(name, {SWA: [kind(value)] * n}, tmp_path / f"{kind.__name__}{value}.gguf")) for kind in (bool, int)]
-        assert texts[0] == texts[1] and "window: " in texts[0] and (layers_of(texts[0]) or "all") == word
+        texts = [
+            described(
+                changed(name, {SWA: [kind(value)] * n}, tmp_path / f"{kind.__name__}{value}.gguf")
+            )
+            for kind in (bool, int)
+        ]
+        assert (
+            texts[0] == texts[1]
+            and "window: " in texts[0]
+            and (layers_of(texts[0]) or "all") == word
+        )
 
 
 @pytest.mark.parametrize("name", ["cohere2_moe", "mellum", "gemma3n", "mimo_v2"])
 def test_one_number_is_refused(name, tmp_path):
-    p = subprocess.run([LLMC, "import", str(changed(name, {SWA: 4}, tmp_path / "s.gguf"))], capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [LLMC, "import", str(changed(name, {SWA: 4}, tmp_path / "s.gguf"))],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert p.returncode and "4: one number does not say which layers" in p.stderr, p.stderr
 
 
 def test_factors_and_weights_of_their_own(tmp_path):
     """A residual factor without one of the embedding; softmax scores that are not weighed anew."""
-    both, one = (described(changed("granite_swa", {"embedding_scale": v}, tmp_path / f"{v}.gguf")) for v in (1, None))
+    both, one = (
+        described(changed("granite_swa", {"embedding_scale": v}, tmp_path / f"{v}.gguf"))
+        for v in (1, None)
+    )
     assert one == both
     for norm in (True, False):
-        path = changed("cohere2_moe", {"expert_weights_norm": norm, "expert_gating_func": 1}, tmp_path / f"{norm}.gguf")
+        path = changed(
+            "cohere2_moe",
+            {"expert_weights_norm": norm, "expert_gating_func": 1},
+            tmp_path / f"{norm}.gguf",
+        )
         assert ("renorm: false" in described(path)) == (not norm)

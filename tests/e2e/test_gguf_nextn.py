@@ -1,5 +1,6 @@
 """GGUF files that hold layers which predict further tokens: they count as blocks, lists with a number a layer go on for them, and their tensors stand behind those of
 the model. What is read of such a file is what is read of it without them."""
+
 import json
 import os
 import subprocess
@@ -14,15 +15,30 @@ from test_gguf_families import FOLDER
 from waiting import HANG
 
 # files whose layers tell attention, experts and windows apart, and the layer that the added one is like
-CASES = {"mimo_v2": 1, "exaone_moe": 3, "hy_v3": 1, "qwen3_5": 2, "qwen3_5_moe": 2, "qwen3_next": 2, "glm_dsa": 3, "deepseek_v32": 1, "cohere2_moe": 3, "glm4_moe": 1, "step3p5": 3,
-         "ernie4_5_moe": 1}
+CASES = {
+    "mimo_v2": 1,
+    "exaone_moe": 3,
+    "hy_v3": 1,
+    "qwen3_5": 2,
+    "qwen3_5_moe": 2,
+    "qwen3_next": 2,
+    "glm_dsa": 3,
+    "deepseek_v32": 1,
+    "cohere2_moe": 3,
+    "glm4_moe": 1,
+    "step3p5": 3,
+    "ernie4_5_moe": 1,
+}
 
 
 def with_one_more(source, path, like, output=False):
     """A copy with one block more, like block `like`, and what a layer that predicts has beside; output: a matrix for its logits as well"""
     r = gguf.GGUFReader(source)
     arch = r.fields["general.architecture"].contents()
-    n, width = int(r.fields[f"{arch}.block_count"].contents()), int(r.fields[f"{arch}.embedding_length"].contents())
+    n, width = (
+        int(r.fields[f"{arch}.block_count"].contents()),
+        int(r.fields[f"{arch}.embedding_length"].contents()),
+    )
     w = gguf.GGUFWriter(path, arch)
     for f in r.fields.values():
         if f.name.startswith("GGUF.") or f.name == "general.architecture":
@@ -32,18 +48,28 @@ def with_one_more(source, path, like, output=False):
             value = n + 1
         elif kind == gguf.GGUFValueType.ARRAY and f.name.startswith(arch) and len(value) == n:
             value = value + [value[like]]
-        w.add_key_value(f.name, value, kind, f.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
+        w.add_key_value(
+            f.name, value, kind, f.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        )
     w.add_key_value(f"{arch}.nextn_predict_layers", 1, gguf.GGUFValueType.UINT32)
     for t in r.tensors:
         w.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
         if t.name.startswith(f"blk.{like}."):
-            w.add_tensor(t.name.replace(f"blk.{like}.", f"blk.{n}."), t.data, raw_dtype=t.tensor_type)
+            w.add_tensor(
+                t.name.replace(f"blk.{like}.", f"blk.{n}."), t.data, raw_dtype=t.tensor_type
+            )
     ones = np.ones(width, np.float32)
     for part in "enorm", "hnorm", "shared_head_norm":
         w.add_tensor(f"blk.{n}.nextn.{part}.weight", ones)
     w.add_tensor(f"blk.{n}.nextn.eh_proj.weight", np.ones((width, 2 * width), np.float32))
     if output:
-        w.add_tensor(f"blk.{n}.nextn.shared_head_head.weight", np.ones((next(t.shape[1] for t in r.tensors if t.name == "token_embd.weight"), width), np.float32))
+        w.add_tensor(
+            f"blk.{n}.nextn.shared_head_head.weight",
+            np.ones(
+                (next(t.shape[1] for t in r.tensors if t.name == "token_embd.weight"), width),
+                np.float32,
+            ),
+        )
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -56,8 +82,29 @@ def test_the_model_is_the_same(name, like, tmp_path):
     g = np.load(os.path.join(FOLDER, name + ".npz"))
     path, out = str(tmp_path / "m.gguf"), str(tmp_path / "out.npy")
     with_one_more(os.path.join(FOLDER, name + ".gguf"), path, like)
-    p = subprocess.run([LLMC, "run", path, "--device", "ref", "--tokens", ",".join(map(str, g["prompt"])), "--logits", out, "--ignore-eos", "-n", "1", "--set", "kv.dtype=f32",
-                        "--artifact", str(tmp_path)], capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [
+            LLMC,
+            "run",
+            path,
+            "--device",
+            "ref",
+            "--tokens",
+            ",".join(map(str, g["prompt"])),
+            "--logits",
+            out,
+            "--ignore-eos",
+            "-n",
+            "1",
+            "--set",
+            "kv.dtype=f32",
+            "--artifact",
+            str(tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert p.returncode == 0 and "of layers beyond the" in p.stderr, p.stderr
     got, want = np.load(out), g["logits"]
     assert got.shape == want.shape and np.abs(got - want).max() <= TOLERANCE * np.ptp(want)
@@ -70,10 +117,35 @@ def test_a_head_with_an_output_of_its_own(output, tmp_path):
     with_one_more(os.path.join(FOLDER, "step3p5.gguf"), path, 1, output)
     with llmc.Model(path, set=["mtp.part=head"], device="ref") as m:
         names = {s["name"] for t in m.plan["tensor"] for s in t["src"]}
-    assert {"blk.4.nextn.eh_proj.weight", "blk.4.ffn_gate.weight", "blk.4.attn_gate.weight", "token_embd.weight"} <= names and not any(n.startswith("blk.") and not n.startswith("blk.4.") for n in names)
-    assert ("blk.4.nextn.shared_head_head.weight" in names, "output.weight" in names) == (output, not output)
+    assert {
+        "blk.4.nextn.eh_proj.weight",
+        "blk.4.ffn_gate.weight",
+        "blk.4.attn_gate.weight",
+        "token_embd.weight",
+    } <= names and not any(n.startswith("blk.") and not n.startswith("blk.4.") for n in names)
+    assert ("blk.4.nextn.shared_head_head.weight" in names, "output.weight" in names) == (
+        output,
+        not output,
+    )
     for extra in [], ["--draft", "mtp"]:
-        p = subprocess.run([LLMC, "run", path, "--device", "ref", "--tokens", "3,7,11,5,3,7", "--json", "--ignore-eos", "-n", "12", *extra], capture_output=True, text=True)
+        p = subprocess.run(
+            [
+                LLMC,
+                "run",
+                path,
+                "--device",
+                "ref",
+                "--tokens",
+                "3,7,11,5,3,7",
+                "--json",
+                "--ignore-eos",
+                "-n",
+                "12",
+                *extra,
+            ],
+            capture_output=True,
+            text=True,
+        )
         assert p.returncode == 0, p.stderr
         said.append(json.loads(p.stdout)["tokens"])
     assert said[0] == said[1]

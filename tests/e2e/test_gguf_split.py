@@ -1,4 +1,5 @@
 """A GGUF in parts gives what the whole file gives, and says what is wrong with parts that do not fit (each case: tests/unit/test_formats_gguf.c)."""
+
 import subprocess
 
 import gguf
@@ -15,7 +16,12 @@ def part(path, reader, no, count, tensors, keys):
     w = gguf.GGUFWriter(str(path), "llama")
     for f in reader.fields.values() if keys else ():
         if not f.name.startswith("GGUF.") and f.name != "general.architecture":
-            w.add_key_value(f.name, f.contents(), f.types[0], f.types[-1] if f.types[0] == gguf.GGUFValueType.ARRAY else None)
+            w.add_key_value(
+                f.name,
+                f.contents(),
+                f.types[0],
+                f.types[-1] if f.types[0] == gguf.GGUFValueType.ARRAY else None,
+            )
     w.add_uint16("split.no", no)
     w.add_uint16("split.count", count)
     w.add_int32("split.tensors.count", len(reader.tensors))
@@ -38,8 +44,25 @@ def parts(tmp_path):
 
 
 def run(path, out, *more):
-    return subprocess.run([LLMC, "run", str(path), "--tokens", "5,6,7,8", "-n", "1", "--device", "ref", "--logits", str(out), *more],
-                          capture_output=True, text=True, timeout=HANG)
+    return subprocess.run(
+        [
+            LLMC,
+            "run",
+            str(path),
+            "--tokens",
+            "5,6,7,8",
+            "-n",
+            "1",
+            "--device",
+            "ref",
+            "--logits",
+            str(out),
+            *more,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
 
 
 def test_parts_are_the_whole_file(parts):
@@ -51,7 +74,11 @@ def test_parts_are_the_whole_file(parts):
 
 def test_parts_that_do_not_fit(parts):
     p = run(parts / "m-00002-of-00003.gguf", parts / "x.npy")
-    assert p.returncode == 1 and "name the first one" in p.stderr and "m-00001-of-00003.gguf" in p.stderr
+    assert (
+        p.returncode == 1
+        and "name the first one" in p.stderr
+        and "m-00001-of-00003.gguf" in p.stderr
+    )
     (parts / "m-00003-of-00003.gguf").rename(parts / "kept")
     p = run(parts / "m-00001-of-00003.gguf", parts / "x.npy")
     assert p.returncode == 1 and "part 3 of 3" in p.stderr and "is missing" in p.stderr

@@ -3,6 +3,7 @@
 The reference runs all of them. The kernels of each instruction set run a choice of them that covers the primitives:
 each new model costs the compilation of its kernels.
 """
+
 import json
 import os
 import subprocess
@@ -23,30 +24,106 @@ for case in CASES:
 
 
 CPU = {  # case: instruction sets
-    "llama-smol": "v3 v4 vnni amx", "llama-bias-linear-bf16": "generic v3", "mistral-window": "v3", "qwen2-windows": "v4",
-    "qwen3-bias-tied": "v3", "gemma2-caps": "generic v3", "gemma3-layers-bf16": "v4 amx", "phi3-longrope-long": "v3",
-    "mixtral-bf16": "v3", "mixtral-window": "v4", "qwen3_moe-renorm": "generic amx", "qwen2_moe-sparse": "v4", "deepseek_v2-groups": "v3", "deepseek_v3-plain": "generic v4",
-    "deepseek_v2-dense-bf16": "generic", "deepseek_v3-glm5-shares": "v4", "deepseek_v2-lite": "v4", "deepseek_v3-one-group-bf16": "v3", "deepseek_v3-yarn": "v4",
-    "glm4-bias": "v3", "bloom-post-residual-bf16": "generic", "bloom-six-heads": "v3", "gpt2-inner": "v3",
-    "gpt_neox-parallel": "v4", "baichuan-alibi": "v4", "chatglm1-plain": "v3 v4", "chatglm2-bias": "generic",
-    "granite-tied": "v4", "ernie4_5_moe-plain": "v3", "gpt_oss-plain": "generic v4 amx", "gpt_oss-modern-bf16": "v3",
-    "olmo2-olmo3-yarn": "v3", "hunyuan_v1-alpha": "v4", "nemotron-biases": "v4", "apertus-plain": "v3",
-    "qwen3_next-plain": "v3 v4", "qwen3_next-one-tap-more": "generic", "qwen3_5-modern-bf16": "v4",
-    "granitemoehybrid-plain": "generic v4", "granitemoehybrid-dense": "v3", "granitemoehybrid-all-mamba": "v4",
-    "nemotron_h-plain": "v4", "nemotron_h-latent-modern-bf16": "v3", "nemotron_h-mixtures": "generic", "bamba-bias": "v4", "falcon_h1-plain": "v4", "mamba2-bias": "v3",
-    "mamba-plain": "generic v4", "falcon_mamba-auto": "v3", "jamba-plain": "v4", "zamba2-plain": "generic", "zamba2-adapters": "v4",
-    "gemma4-small": "v4", "gemma4-experts": "v3", "mistral-temperature": "v3", "mistral4-temperature": "v4", "mimo_v2-plain": "v3",
-    "lfm2_moe-plain": "v3", "olmo_hybrid-rope": "v4", "kimi_linear-groups": "v4", "kimi_linear-plain": "generic",
-    "llama4-plain": "v4", "step3p5-plain": "v4", "laguna-element": "v3", "gemma3n-plain": "v4",
-    "bailing_moe2-plain": "v3", "minimax_m3-plain": "v3", "deepseek-plain": "v3", "orion-plain": "v4"}
+    "llama-smol": "v3 v4 vnni amx",
+    "llama-bias-linear-bf16": "generic v3",
+    "mistral-window": "v3",
+    "qwen2-windows": "v4",
+    "qwen3-bias-tied": "v3",
+    "gemma2-caps": "generic v3",
+    "gemma3-layers-bf16": "v4 amx",
+    "phi3-longrope-long": "v3",
+    "mixtral-bf16": "v3",
+    "mixtral-window": "v4",
+    "qwen3_moe-renorm": "generic amx",
+    "qwen2_moe-sparse": "v4",
+    "deepseek_v2-groups": "v3",
+    "deepseek_v3-plain": "generic v4",
+    "deepseek_v2-dense-bf16": "generic",
+    "deepseek_v3-glm5-shares": "v4",
+    "deepseek_v2-lite": "v4",
+    "deepseek_v3-one-group-bf16": "v3",
+    "deepseek_v3-yarn": "v4",
+    "glm4-bias": "v3",
+    "bloom-post-residual-bf16": "generic",
+    "bloom-six-heads": "v3",
+    "gpt2-inner": "v3",
+    "gpt_neox-parallel": "v4",
+    "baichuan-alibi": "v4",
+    "chatglm1-plain": "v3 v4",
+    "chatglm2-bias": "generic",
+    "granite-tied": "v4",
+    "ernie4_5_moe-plain": "v3",
+    "gpt_oss-plain": "generic v4 amx",
+    "gpt_oss-modern-bf16": "v3",
+    "olmo2-olmo3-yarn": "v3",
+    "hunyuan_v1-alpha": "v4",
+    "nemotron-biases": "v4",
+    "apertus-plain": "v3",
+    "qwen3_next-plain": "v3 v4",
+    "qwen3_next-one-tap-more": "generic",
+    "qwen3_5-modern-bf16": "v4",
+    "granitemoehybrid-plain": "generic v4",
+    "granitemoehybrid-dense": "v3",
+    "granitemoehybrid-all-mamba": "v4",
+    "nemotron_h-plain": "v4",
+    "nemotron_h-latent-modern-bf16": "v3",
+    "nemotron_h-mixtures": "generic",
+    "bamba-bias": "v4",
+    "falcon_h1-plain": "v4",
+    "mamba2-bias": "v3",
+    "mamba-plain": "generic v4",
+    "falcon_mamba-auto": "v3",
+    "jamba-plain": "v4",
+    "zamba2-plain": "generic",
+    "zamba2-adapters": "v4",
+    "gemma4-small": "v4",
+    "gemma4-experts": "v3",
+    "mistral-temperature": "v3",
+    "mistral4-temperature": "v4",
+    "mimo_v2-plain": "v3",
+    "lfm2_moe-plain": "v3",
+    "olmo_hybrid-rope": "v4",
+    "kimi_linear-groups": "v4",
+    "kimi_linear-plain": "generic",
+    "llama4-plain": "v4",
+    "step3p5-plain": "v4",
+    "laguna-element": "v3",
+    "gemma3n-plain": "v4",
+    "bailing_moe2-plain": "v3",
+    "minimax_m3-plain": "v3",
+    "deepseek-plain": "v3",
+    "orion-plain": "v4",
+}
 if os.environ.get("LLMC_CHECK_ALL"):
-    CPU = {c: "v4" for c in CASES} | CPU | {c: " ".join(RUNS) for c in CASES if c.split("-")[0] in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")}
+    CPU = (
+        {c: "v4" for c in CASES}
+        | CPU
+        | {
+            c: " ".join(RUNS)
+            for c in CASES
+            if c.split("-")[0]
+            in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+        }
+    )
 
 
 # Every op that any golden has is in one of these, and nearly every attribute of one. The emulated GPU runs them in make check, as each costs the
 # compilation of ten kernels and more; make check-all runs every golden there, and so each family and its combinations.
-CHOICE = ["mistral4-bf16", "qwen3_5-modern-bf16", "moss-whole-rotary", "minimax_m2-modern-bf16", "gpt2-gelu-bf16", "gpt_oss-all-experts", "apertus-bias",
-          "gemma4-experts", "lfm2_moe-all", "baichuan-alibi", "zamba2-adapters", "mamba-plain", "deepseek_v3-glm5-shares"]
+CHOICE = [
+    "mistral4-bf16",
+    "qwen3_5-modern-bf16",
+    "moss-whole-rotary",
+    "minimax_m2-modern-bf16",
+    "gpt2-gelu-bf16",
+    "gpt_oss-all-experts",
+    "apertus-bias",
+    "gemma4-experts",
+    "lfm2_moe-all",
+    "baichuan-alibi",
+    "zamba2-adapters",
+    "mamba-plain",
+    "deepseek_v3-glm5-shares",
+]
 QUICK = "LLMC_CHECK_QUICK" in os.environ  # make quick: these alone, on each target
 if QUICK:
     CPU = {c: " ".join(RUNS) for c in CHOICE}
@@ -92,9 +169,23 @@ def test_layers_by_numbers(tmp_path):
     g.build(tmp_path)
     drop = ("layer_types", "mlp_layer_types", "rope_parameters", "sliding_window", "rms_norm_eps")
     config = {k: v for k, v in g.config.items() if k not in drop} | dict(
-        hybrid_layer_pattern=[0, 1, 1, 0], moe_layer_freq=[0, 1, 1, 0], sliding_window_size=5, layernorm_epsilon=1e-2, rope_theta=5000.0, swa_rope_theta=50.0,
-        partial_rotary_factor=0.7, swa_num_key_value_heads=6, swa_num_attention_heads=12, swa_head_dim=12, swa_v_head_dim=10, n_shared_experts=None,
-        add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False, scoring_func="sigmoid", topk_method="noaux_tc")
+        hybrid_layer_pattern=[0, 1, 1, 0],
+        moe_layer_freq=[0, 1, 1, 0],
+        sliding_window_size=5,
+        layernorm_epsilon=1e-2,
+        rope_theta=5000.0,
+        swa_rope_theta=50.0,
+        partial_rotary_factor=0.7,
+        swa_num_key_value_heads=6,
+        swa_num_attention_heads=12,
+        swa_head_dim=12,
+        swa_v_head_dim=10,
+        n_shared_experts=None,
+        add_swa_attention_sink_bias=True,
+        add_full_attention_sink_bias=False,
+        scoring_func="sigmoid",
+        topk_method="noaux_tc",
+    )
     (tmp_path / "config.json").write_text(json.dumps(config))
     check(g, *run(tmp_path, g, "--device", "ref"))
 
@@ -102,9 +193,17 @@ def test_layers_by_numbers(tmp_path):
 def test_a_wrapper_with_the_keys_of_others(tmp_path):
     """Published files of Gemma 4 hold parts that see, and keys for layers that read those of others."""
     g = weights.Golden("gemma4-small")
-    config = dict(model_type="gemma4", text_config=g.config, vision_config=dict(model_type="gemma4_vision"), tie_word_embeddings=True)
+    config = dict(
+        model_type="gemma4",
+        text_config=g.config,
+        vision_config=dict(model_type="gemma4_vision"),
+        tie_word_embeddings=True,
+    )
     (tmp_path / "config.json").write_text(json.dumps(config))
-    t = {n.replace("model.", "model.language_model.", 1): weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}
+    t = {
+        n.replace("model.", "model.language_model.", 1): weights.tensor(g.seed, n, s, g.plus_one)
+        for n, s in g.tensors.items()
+    }
     t["model.vision_tower.patch.weight"] = np.ones((2, 2), np.float32)
     for part, shape in ("k_proj", (60, 60)), ("v_proj", (60, 60)), ("k_norm", (20,)):
         t[f"model.language_model.layers.6.self_attn.{part}.weight"] = np.ones(shape, np.float32)
@@ -114,15 +213,25 @@ def test_a_wrapper_with_the_keys_of_others(tmp_path):
 
 def to(prefix):
     """Names of a model as the wrapper that transformers saves has them: all behind the prefix, or what stands in "model." there and the head as it is"""
-    return lambda name: prefix + name if not prefix.startswith("model.") else prefix + name[6:] if name.startswith("model.") else name
+    return (
+        lambda name: prefix + name
+        if not prefix.startswith("model.")
+        else prefix + name[6:]
+        if name.startswith("model.")
+        else name
+    )
 
 
 # how transformers 5.23 saves the wrapper of a golden's text model, or files were published; {} of these keys stand around
 WRAPPERS = [
-    ("llama-modern", "llava", to("language_model."), "text_config"), ("llama-modern", "idefics3", to("model.text_model."), "text_config"),
-    ("qwen2-windows", "llava_onevision", to("model.language_model."), "text_config"), ("qwen2-tied", "internvl_chat", to("language_model."), "llm_config"),
-    ("lfm2-plain", "lfm2_vl", to("model.language_model."), "text_config"), ("nemotron_h-plain", "nemotron_h_omni", to("language_model."), "text_config"),
-    ("qwen3_moe-renorm", "qwen3_omni_moe", to("thinker."), "thinker_config"), ("granite-plain", "granite_docling", to("model.text_model."), "text_config"),
+    ("llama-modern", "llava", to("language_model."), "text_config"),
+    ("llama-modern", "idefics3", to("model.text_model."), "text_config"),
+    ("qwen2-windows", "llava_onevision", to("model.language_model."), "text_config"),
+    ("qwen2-tied", "internvl_chat", to("language_model."), "llm_config"),
+    ("lfm2-plain", "lfm2_vl", to("model.language_model."), "text_config"),
+    ("nemotron_h-plain", "nemotron_h_omni", to("language_model."), "text_config"),
+    ("qwen3_moe-renorm", "qwen3_omni_moe", to("thinker."), "thinker_config"),
+    ("granite-plain", "granite_docling", to("model.text_model."), "text_config"),
     ("gpt2-plain", "a_wrapper", to("language_model."), "text_config"),
 ]
 
@@ -132,49 +241,111 @@ def test_the_language_model_of_a_wrapper(name, kind, names, key, tmp_path):
     """Whatever sees and hears is left out; the head is found where the wrapper has put it, and is not taken for the embedding."""
     g = weights.Golden(name)
     text = g.config["text_config"] if "text_config" in g.config else g.config
-    text = text | {"granite_docling": {"model_type": "granite_docling_text"}, "qwen3_omni_moe": {"model_type": "qwen3_omni_moe_text"}}.get(kind, {})
-    inner = {"text_config": text, "audio_config": {"model_type": "an_ear"}} if key == "thinker_config" else text
-    config = {"model_type": kind, key: inner, "vision_config": {"model_type": "an_eye", "hidden_size": 8}, "image_token_id": 5}
+    text = text | {
+        "granite_docling": {"model_type": "granite_docling_text"},
+        "qwen3_omni_moe": {"model_type": "qwen3_omni_moe_text"},
+    }.get(kind, {})
+    inner = (
+        {"text_config": text, "audio_config": {"model_type": "an_ear"}}
+        if key == "thinker_config"
+        else text
+    )
+    config = {
+        "model_type": kind,
+        key: inner,
+        "vision_config": {"model_type": "an_eye", "hidden_size": 8},
+        "image_token_id": 5,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     t = {names(n): weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}
-    t |= {"model.vision_tower.patch.weight": np.ones((2, 2), np.float32), "multi_modal_projector.linear.bias": np.ones(2, np.float32)}
+    t |= {
+        "model.vision_tower.patch.weight": np.ones((2, 2), np.float32),
+        "multi_modal_projector.linear.bias": np.ones(2, np.float32),
+    }
     weights.write_safetensors(str(tmp_path / "model.safetensors"), t, "f32")
     check(g, *run(tmp_path, g, "--device", "ref"))
 
 
-@pytest.mark.parametrize("around", [
-    {"thinker_config": None}, {"thinker_config": {}}, {"thinker_config": {"audio_config": {"model_type": "an_ear"}}}, {"thinker_config": "deep", "text_config": None},
-    {"text_config": [1], "key": "language_config"}, {"text_config": {}, "key": "llm_config"}])
+@pytest.mark.parametrize(
+    "around",
+    [
+        {"thinker_config": None},
+        {"thinker_config": {}},
+        {"thinker_config": {"audio_config": {"model_type": "an_ear"}}},
+        {"thinker_config": "deep", "text_config": None},
+        {"text_config": [1], "key": "language_config"},
+        {"text_config": {}, "key": "llm_config"},
+    ],
+)
 def test_a_wrapper_around_nothing(around, tmp_path):
     """Keys of other wrappers that hold nothing, or no model, hide none."""
     g = weights.Golden("llama-modern")
     around = dict(around)
     key = around.pop("key", "llm_config" if "text_config" in around else "text_config")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "a_wrapper", key: g.config} | around))
-    weights.write_safetensors(str(tmp_path / "model.safetensors"), {"language_model." + n: weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}, "f32")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "a_wrapper", key: g.config} | around)
+    )
+    weights.write_safetensors(
+        str(tmp_path / "model.safetensors"),
+        {
+            "language_model." + n: weights.tensor(g.seed, n, s, g.plus_one)
+            for n, s in g.tensors.items()
+        },
+        "f32",
+    )
     check(g, *run(tmp_path, g, "--device", "ref"))
 
 
-@pytest.mark.parametrize("name", [c for c in CASES if os.path.exists(os.path.join(weights.MODELS, c, "hidden.npy"))])
+@pytest.mark.parametrize(
+    "name", [c for c in CASES if os.path.exists(os.path.join(weights.MODELS, c, "hidden.npy"))]
+)
 def test_the_stream_behind_each_layer(name, tmp_path):
     g = weights.Golden(name)
     g.build(tmp_path)
-    want = np.load(os.path.join(g.dir, "hidden.npy")) / g.config.get("residual_multiplier", 1)  # folded away: the stream is kept divided by it
+    want = np.load(os.path.join(g.dir, "hidden.npy")) / g.config.get(
+        "residual_multiplier", 1
+    )  # folded away: the stream is kept divided by it
     (tmp_path / "values").mkdir()
-    subprocess.run([LLMC, "verify", str(tmp_path), "--device", "ref", "-q", "--tokens", ",".join(map(str, g.prompt)), "--values", str(tmp_path / "values"),
-                    "--set", "kv.dtype=f32", *(a for k, v in g.set.items() for a in ("--set", f"{k}={v}"))], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [
+            LLMC,
+            "verify",
+            str(tmp_path),
+            "--device",
+            "ref",
+            "-q",
+            "--tokens",
+            ",".join(map(str, g.prompt)),
+            "--values",
+            str(tmp_path / "values"),
+            "--set",
+            "kv.dtype=f32",
+            *(a for k, v in g.set.items() for a in ("--set", f"{k}={v}")),
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     for n, layer in enumerate(want, 1):
         got = np.load(tmp_path / "values" / f"x{n}.npy")
         assert got.shape == layer.shape
-        assert np.abs(got - layer).max() <= TOLERANCE * np.ptp(layer), f"behind layer {n}: off by {np.abs(got - layer).max() / np.ptp(layer):.2e} of the range"
+        assert np.abs(got - layer).max() <= TOLERANCE * np.ptp(layer), (
+            f"behind layer {n}: off by {np.abs(got - layer).max() / np.ptp(layer):.2e} of the range"
+        )
 
 
 @pytest.mark.parametrize("head", ["lm_head.weight", "talker.lm_head.weight"])
 def test_a_head_that_stands_alone(head, tmp_path):
     """Beside a model behind a prefix it may be another's: it is not left out for the embedding."""
     g = weights.Golden("llama-modern")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "a_wrapper", "text_config": g.config}))
-    t = {head if n == "lm_head.weight" else "language_model." + n: weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "a_wrapper", "text_config": g.config})
+    )
+    t = {
+        head if n == "lm_head.weight" else "language_model." + n: weights.tensor(
+            g.seed, n, s, g.plus_one
+        )
+        for n, s in g.tensors.items()
+    }
     weights.write_safetensors(str(tmp_path / "model.safetensors"), t, "f32")
     with pytest.raises(Refused, match="language_model.lm_head.weight is missing"):
         run(tmp_path, g, "--device", "ref")
@@ -202,15 +373,29 @@ def test_experts_in_mxfp4(tmp_path):
             continue
         w = x.transpose(0, 2, 1).reshape(x.shape[0], x.shape[2], -1, 32)
         power = np.floor(np.log2(np.abs(w).max(-1, keepdims=True))) - 2
-        code = np.abs(w[..., None] / np.exp2(power)[..., None] - scheme_values.E2M1).argmin(-1).astype(np.uint8)
+        code = (
+            np.abs(w[..., None] / np.exp2(power)[..., None] - scheme_values.E2M1)
+            .argmin(-1)
+            .astype(np.uint8)
+        )
         value = (scheme_values.E2M1[code] * np.exp2(power)).astype(np.float32)
-        floats[name] = (kind, np.ascontiguousarray(value.reshape(x.shape[0], x.shape[2], x.shape[1]).transpose(0, 2, 1)))
+        floats[name] = (
+            kind,
+            np.ascontiguousarray(
+                value.reshape(x.shape[0], x.shape[2], x.shape[1]).transpose(0, 2, 1)
+            ),
+        )
         del blocks[name]
         blocks[name + "_blocks"] = ("U8", code[..., 0::2] | code[..., 1::2] << 4)
         blocks[name + "_scales"] = ("U8", (power[..., 0] + 127).astype(np.uint8))
     scheme_values.write(str(tmp_path / "floats" / "model.safetensors"), floats)
     (tmp_path / "blocks").mkdir()
-    config = g.config | dict(quantization_config=dict(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router"]))
+    config = g.config | dict(
+        quantization_config=dict(
+            quant_method="mxfp4",
+            modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+        )
+    )
     (tmp_path / "blocks" / "config.json").write_text(json.dumps(config))
     scheme_values.write(str(tmp_path / "blocks" / "model.safetensors"), blocks)
     want, tokens = run(tmp_path / "floats", g, "--device", "ref")
@@ -227,7 +412,10 @@ def test_longer_than_exact_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(g.config | dict(index_topk_freq=2)))
     check(g, *run(tmp_path, g, "--device", "ref", "--context", str(limit)))
     for args in (("--context", str(limit + 1)), ("--set", f"limits.context={limit + 1}")):
-        with pytest.raises(Refused, match=f"1 .. {limit}: as it is built|beyond {limit} positions the model does more"):
+        with pytest.raises(
+            Refused,
+            match=f"1 .. {limit}: as it is built|beyond {limit} positions the model does more",
+        ):
             run(tmp_path, g, "--device", "ref", *args)
 
 

@@ -1,5 +1,6 @@
 """Ranks on two hosts: namespaces with a network, a name and a /dev/shm each, so that MPI's messages are all that they share. The same bits as ranks that are threads; a
 process, or the cable, that goes. Needs root; part of make check-all."""
+
 import contextlib
 import ctypes
 import json
@@ -11,11 +12,24 @@ import threading
 import pytest
 
 from test_mpi import model, mpi  # noqa: F401
-from test_mpi import LLMC, STILL, Mpi, begin_request, common, end, fails_until_it_ends, names_the_lost, processes_of, serve
+from test_mpi import (
+    LLMC,
+    STILL,
+    Mpi,
+    begin_request,
+    common,
+    end,
+    fails_until_it_ends,
+    names_the_lost,
+    processes_of,
+    serve,
+)
 from waiting import HANG, wait_for
 
-pytestmark = [pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="LLMC_CHECK_ALL is not set"),
-              pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")]
+pytestmark = [
+    pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="LLMC_CHECK_ALL is not set"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root"),
+]
 CLONE_NEWNET = 0x40000000
 
 
@@ -23,7 +37,9 @@ class Hosts:
     """Two of them, with a cable between. agent HOST COMMAND: what ssh would do"""
 
     def __init__(self, folder):
-        self.name, self.link = ([f"{what}{os.getpid()}{k}" for k in (0, 1)] for what in ("llmch", "lv"))
+        self.name, self.link = (
+            [f"{what}{os.getpid()}{k}" for k in (0, 1)] for what in ("llmch", "lv")
+        )
         self.address, self.held, self.folder = ["10.77.0.1", "10.77.0.2"], [], folder
         try:
             self.build()
@@ -42,12 +58,31 @@ class Hosts:
             self.do("ip", "-n", n, "link", "set", link, "up")
             self.do("ip", "-n", n, "link", "set", "lo", "up")
         names = folder / "hosts"
-        names.write_text("127.0.0.1 localhost\n" + "".join(f"{a} {n}\n" for a, n in zip(self.address, self.name)))
+        names.write_text(
+            "127.0.0.1 localhost\n" + "".join(f"{a} {n}\n" for a, n in zip(self.address, self.name))
+        )
         self.agent = folder / "agent"
-        lines = ["#!/bin/sh", "while case $1 in -*) ;; *) false ;; esac; do shift; done", "host=$1; shift", "case $host in"]
+        lines = [
+            "#!/bin/sh",
+            "while case $1 in -*) ;; *) false ;; esac; do shift; done",
+            "host=$1; shift",
+            "case $host in",
+        ]
         for n in self.name:
-            p = subprocess.Popen(["nsenter", f"--net=/run/netns/{n}", "unshare", "-m", "-u", "sh", "-c",
-                                  f"hostname {n} && mount -t tmpfs tmpfs /dev/shm && mount --bind {names} /etc/hosts && echo up && exec sleep 100000"], stdout=subprocess.PIPE, text=True)
+            p = subprocess.Popen(
+                [
+                    "nsenter",
+                    f"--net=/run/netns/{n}",
+                    "unshare",
+                    "-m",
+                    "-u",
+                    "sh",
+                    "-c",
+                    f"hostname {n} && mount -t tmpfs tmpfs /dev/shm && mount --bind {names} /etc/hosts && echo up && exec sleep 100000",
+                ],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             self.held.append(p)
             if p.stdout.readline() != "up\n":
                 raise OSError(f"{n} does not start")
@@ -76,20 +111,63 @@ class Far(Mpi):
     def __init__(self, near, hosts):
         self.__dict__ |= near.__dict__
         self.hosts = hosts
-        self.env = {k: v for k, v in near.env.items() if k != "OMPI_MCA_osc"} | dict(PRTE_ALLOW_RUN_AS_ROOT="1", PRTE_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        self.env = {k: v for k, v in near.env.items() if k != "OMPI_MCA_osc"} | dict(
+            PRTE_ALLOW_RUN_AS_ROOT="1", PRTE_ALLOW_RUN_AS_ROOT_CONFIRM="1"
+        )
         self.env["PATH"] = os.path.dirname(self.run) + ":" + self.env["PATH"]
 
     def start(self, ranks, *args, env=(), **more):
         env, names = dict(env), self.hosts.name
         if self.kind == "openmpi":
-            far = ["--prtemca", "plm_ssh_agent", self.hosts.agent, "--prtemca", "prte_if_include", "10.77.0.0/24", "--mca", "btl_tcp_if_include", "10.77.0.0/24",
-                   "--host", ",".join(f"{n}:4" for n in names), "--map-by", "node", "--oversubscribe", "--bind-to", "none"]
-            for name in ("LD_LIBRARY_PATH", "OPAL_PREFIX", "LLMC_PIN", "LLMC_CACHE", "LLMC_COMM_TIMEOUT"):
+            far = [
+                "--prtemca",
+                "plm_ssh_agent",
+                self.hosts.agent,
+                "--prtemca",
+                "prte_if_include",
+                "10.77.0.0/24",
+                "--mca",
+                "btl_tcp_if_include",
+                "10.77.0.0/24",
+                "--host",
+                ",".join(f"{n}:4" for n in names),
+                "--map-by",
+                "node",
+                "--oversubscribe",
+                "--bind-to",
+                "none",
+            ]
+            for name in (
+                "LD_LIBRARY_PATH",
+                "OPAL_PREFIX",
+                "LLMC_PIN",
+                "LLMC_CACHE",
+                "LLMC_COMM_TIMEOUT",
+            ):
                 far += ["-x", name]
         else:
-            far = ["-launcher", "ssh", "-launcher-exec", self.hosts.agent, "-hosts", ",".join(names), "-ppn", "1", "-genvall"]
-        text = " ".join(f"'{a}'" for a in (self.run, *far, "-n", ranks, os.path.abspath(LLMC), *args))
-        return subprocess.Popen([self.hosts.agent, names[0], f"cd {os.getcwd()} && exec {text}"], env=self.env | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+            far = [
+                "-launcher",
+                "ssh",
+                "-launcher-exec",
+                self.hosts.agent,
+                "-hosts",
+                ",".join(names),
+                "-ppn",
+                "1",
+                "-genvall",
+            ]
+        text = " ".join(
+            f"'{a}'" for a in (self.run, *far, "-n", ranks, os.path.abspath(LLMC), *args)
+        )
+        return subprocess.Popen(
+            [self.hosts.agent, names[0], f"cd {os.getcwd()} && exec {text}"],
+            env=self.env | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **more,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +191,7 @@ def on(host, work):
             done.append((work(), None))
         except BaseException as e:  # told below
             done.append((None, e))
+
     t = threading.Thread(target=run)
     t.start()
     t.join()
@@ -139,7 +218,9 @@ def test_a_lost_host(far, model, tmp_path, what, when):  # noqa: F811
     log = tmp_path / "log"
 
     def run():
-        p, port = serve(far, model, "--log-file", log, ranks=2, env={"LLMC_COMM_TIMEOUT": str(STILL)})
+        p, port = serve(
+            far, model, "--log-file", log, ranks=2, env={"LLMC_COMM_TIMEOUT": str(STILL)}
+        )
         try:
             pids = processes_of(p)
             assert set(pids) == {0, 1}
@@ -159,6 +240,7 @@ def test_a_lost_host(far, model, tmp_path, what, when):  # noqa: F811
             end(p)
             with contextlib.suppress(subprocess.CalledProcessError):
                 far.hosts.cable("up")
+
     on(far.hosts.name[0], run)
     if what == "STOP" and far.kind == "mpich":
         assert names_the_lost(log, 1, 2, far.hosts.name[1])

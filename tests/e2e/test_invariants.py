@@ -2,6 +2,7 @@
 
 A request's logits are the same bits whatever it is run with: in one chunk or token by token, alone or in company, with any
 number of threads, after a fork or a trim. And a step is a known number of kernels, barriers and bytes, and no allocation."""
+
 import os
 import subprocess
 
@@ -18,7 +19,8 @@ BEST = ARCHS[-1]
 COMMON = "vocab_size: 320\nmax_positions: 1024\ntext: {bos: 1, eos: [2]}\n"
 MODELS = {
     # block-quantised weights, grouped queries, tied head: 7 query heads a group do not fill a vector
-    "llama": COMMON + """name: inv-llama
+    "llama": COMMON
+    + """name: inv-llama
 family: llama
 n_layers: 2
 hidden: 224
@@ -28,7 +30,8 @@ head: {tied: true}
 storage: {default: q4_1, rules: [{tensor: embed, type: q8_0}]}
 """,
     # norms after blocks, caps, a window on one layer, 16-bit weights
-    "gemma": COMMON + """name: inv-gemma
+    "gemma": COMMON
+    + """name: inv-gemma
 family: gemma2
 n_layers: 2
 hidden: 64
@@ -37,7 +40,8 @@ ffn: {width: 96}
 head: {cap: 30}
 """,
     # layer norms, biases, alibi
-    "bloom": COMMON + """name: inv-bloom
+    "bloom": COMMON
+    + """name: inv-bloom
 family: bloom
 n_layers: 2
 hidden: 96
@@ -45,7 +49,8 @@ attention: {n_heads: 6}
 ffn: {width: 128}
 """,
     # experts: rows of a chunk go different ways
-    "moe": COMMON + """name: inv-moe
+    "moe": COMMON
+    + """name: inv-moe
 family: qwen3_moe
 n_layers: 2
 hidden: 64
@@ -54,7 +59,8 @@ ffn: {width: 64}
 moe: {n_experts: 8, top_k: 2, width: 32}
 """,
     # prompts absorbed as decode rows are: which form is less work depends on a chunk's rows
-    "mla": COMMON + """name: inv-mla
+    "mla": COMMON
+    + """name: inv-mla
 family: deepseek_v3
 deterministic: true
 n_layers: 2
@@ -64,7 +70,8 @@ ffn: {width: 64}
 moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1, shared: {width: 32}}
 """,
     # rows that choose among their positions, in two layers of three
-    "chooses": COMMON + """name: inv-chooses
+    "chooses": COMMON
+    + """name: inv-chooses
 family: deepseek_v3
 deterministic: true
 n_layers: 3
@@ -74,7 +81,8 @@ ffn: {width: 64}
 moe: {n_experts: 5, top_k: 2, width: 32, layers: [1], groups: 1, shared: {width: 32}}
 """,
     # latents in groups, the last of which is latent and key
-    "mla4": COMMON + """name: inv-mla4
+    "mla4": COMMON
+    + """name: inv-mla4
 family: deepseek_v3
 deterministic: true
 n_layers: 2
@@ -85,7 +93,8 @@ moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1,
 kv: {dtype: int4}
 """,
     # latents of 8 bits, which are groups as well
-    "mla8": COMMON + """name: inv-mla8
+    "mla8": COMMON
+    + """name: inv-mla8
 family: deepseek_v3
 n_layers: 2
 hidden: 64
@@ -95,7 +104,8 @@ moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1,
 kv: {dtype: int8}
 """,
     # streams side by side, rows that are cut off above their mean, layers that read the keys of others
-    "streams": COMMON + """name: inv-streams
+    "streams": COMMON
+    + """name: inv-streams
 family: gemma3n
 n_layers: 3
 hidden: 60
@@ -106,7 +116,8 @@ residual: {low_rank: 5}
 streams: {count: 3, active: 1}
 """,
     # rows of one scale, and heads that are no power of two
-    "int8": COMMON + """name: inv-int8
+    "int8": COMMON
+    + """name: inv-int8
 family: llama
 n_layers: 2
 hidden: 160
@@ -115,7 +126,8 @@ ffn: {width: 96}
 kv: {dtype: int8}
 """,
     # groups, two types, turned
-    "int64": COMMON + """name: inv-int64
+    "int64": COMMON
+    + """name: inv-int64
 family: llama
 n_layers: 2
 hidden: 160
@@ -125,7 +137,7 @@ kv: {k: int6, v: int4, rotate: true}
 """,
 }
 RUNS = [("llama", a) for a in ARCHS] + [(m, BEST) for m in MODELS if m != "llama"]
-N = 300 # beyond two pages and two chunks of keys
+N = 300  # beyond two pages and two chunks of keys
 TOK = [int(t) for t in np.random.default_rng(1).integers(3, 320, N)]
 
 
@@ -139,6 +151,7 @@ def models(tmp_path_factory):
             path.write_text("llmc: 1\n" + MODELS[name])
             opened[name, arch] = llmc.open(path, random_weights=True, arch=arch)
         return opened[name, arch]
+
     yield get
     for m in opened.values():
         m.close()
@@ -158,7 +171,7 @@ def test_a_result_depends_on_the_request_alone(models, name, arch):
         s.free(q)
         q, at, got = s.seq(), 0, []
         for n in (1, 7, 31, 32, 33, 96, 2, N):
-            part = TOK[at:at + n]
+            part = TOK[at : at + n]
             got.append(rows(s, [(q, part, len(part))]))
             at += len(part)
         assert np.array_equal(np.concatenate(got), want), "chunks differ"
@@ -174,7 +187,9 @@ def test_a_result_depends_on_the_request_alone(models, name, arch):
             q = s.seq()
             assert np.array_equal(rows(s, [(q, TOK[:290], 290)]), want[:290]), f"{threads} threads"
             for i in range(290, 300 if threads < 4 else 293):
-                assert np.array_equal(rows(s, [(q, TOK[i:i + 1], 1)])[0], want[i]), f"decode with {threads} threads"
+                assert np.array_equal(rows(s, [(q, TOK[i : i + 1], 1)])[0], want[i]), (
+                    f"decode with {threads} threads"
+                )
 
 
 @pytest.mark.sample(3)
@@ -195,13 +210,13 @@ def test_company_changes_nothing(models, name, arch):
                 left = len(tok[i]) - at[i]
                 n = min(left, int(rng.choice([0, 1, 1, 1, 5, 30])))
                 if n:
-                    chunks.append((seq[i], tok[i][at[i]:at[i] + n], n))
+                    chunks.append((seq[i], tok[i][at[i] : at[i] + n], n))
                     who.append((i, n))
             if not chunks:
                 continue
             out, r = rows(s, chunks), 0
             for i, n in who:
-                got[i].append(out[r:r + n])
+                got[i].append(out[r : r + n])
                 at[i] += n
                 r += n
     for i in range(4):
@@ -213,7 +228,10 @@ def test_quantised_rows_outlive_a_session(models, tmp_path, name):
     """Saved and restored they go on with the same bits, in sessions whose rows are of the same type."""
     m = models(name, BEST)
     want = whole(m, TOK[:120])
-    with m.session(context=N, chunk=128, n_out=N) as s, m.session(context=N, chunk=128, n_out=N) as t:
+    with (
+        m.session(context=N, chunk=128, n_out=N) as s,
+        m.session(context=N, chunk=128, n_out=N) as t,
+    ):
         q = s.seq()
         s.forward([(q, TOK[:77], 0)])
         saved = s.save(q)
@@ -221,11 +239,21 @@ def test_quantised_rows_outlive_a_session(models, tmp_path, name):
         assert np.array_equal(rows(t, [(again, TOK[77:120], 43)]), want[77:])
     path = tmp_path / "other.yaml"
     path.write_text("llmc: 1\n" + MODELS[name])
-    with llmc.open(path, random_weights=True, arch=BEST, set=["kv.dtype=f8", "kv.k=f8", "kv.v=f8"]) as other, other.session(context=N) as s:
+    with (
+        llmc.open(
+            path, random_weights=True, arch=BEST, set=["kv.dtype=f8", "kv.k=f8", "kv.v=f8"]
+        ) as other,
+        other.session(context=N) as s,
+    ):
         with pytest.raises(llmc.Error, match="another model, target or type of cached rows"):
             s.load(saved)
         per = other.memory(context=64)["kv_per_token"], m.memory(context=64)["kv_per_token"]
-    assert per == {"int8": (2 * 2 * 2 * 22, 2 * 2 * 2 * 22), "int64": (2 * 2 * 82, 2 * (3 * 26 + 3 * 20))}[name]
+    assert (
+        per
+        == {"int8": (2 * 2 * 2 * 22, 2 * 2 * 2 * 22), "int64": (2 * 2 * 82, 2 * (3 * 26 + 3 * 20))}[
+            name
+        ]
+    )
 
 
 def test_rows_that_are_not_asked_for_change_nothing(models):
@@ -245,16 +273,29 @@ def test_cost_of_a_step(models):
     """Kernels and barriers a layer, and bytes that a token streams: as the architecture says, from no figure of ours."""
     m = models("llama", BEST)
     h, q, kv, f, v, layers = 224, 7 * 32, 32, 96, 320, 2
-    layer = quantised(q + 2 * kv, h, 20) + quantised(h, q, 20) + quantised(2 * f, h, 20) + quantised(h, f, 20)
+    layer = (
+        quantised(q + 2 * kv, h, 20)
+        + quantised(h, q, 20)
+        + quantised(2 * f, h, 20)
+        + quantised(h, f, 20)
+    )
     bytes_ = layers * layer + quantised(v, h, 34)
     vectors = (2 * layers + 1) * h * 4
     plan = {p["id"]: p for p in m.plan["phase"]}
     for phase in ("decode", "mixed"):
         ops = [s["op"] for s in plan[phase]["step"]]
-        assert ops == ["embed"] + ["norm_qkv", "attention", "matmul_add", "norm_glu", "matmul_add"] * layers + ["lm_head"]
+        assert ops == ["embed"] + [
+            "norm_qkv",
+            "attention",
+            "matmul_add",
+            "norm_glu",
+            "matmul_add",
+        ] * layers + ["lm_head"]
         assert all(s["kernel"] is not None for s in plan[phase]["step"]), "everything is a kernel"
     info = m.info
-    assert info["token_bytes"] - bytes_ in (0, vectors), "a token streams the matrices once, as large as in the file"
+    assert info["token_bytes"] - bytes_ in (0, vectors), (
+        "a token streams the matrices once, as large as in the file"
+    )
     with m.session(context=64, chunk=32, threads=2) as s:
         q = s.seq()
         s.forward([(q, TOK[:20], 1)])
@@ -263,7 +304,9 @@ def test_cost_of_a_step(models):
             s.forward([(q, [t], 1)])
         after = s.stats()
         done = {k: after[k] - before[k] for k in ("steps_run", "barriers", "forwards", "tokens")}
-        assert done == dict(steps_run=10 * (5 * layers + 2), barriers=10 * (5 * layers + 2), forwards=10, tokens=10)
+        assert done == dict(
+            steps_run=10 * (5 * layers + 2), barriers=10 * (5 * layers + 2), forwards=10, tokens=10
+        )
         assert after["weight_bytes"] == info["token_bytes"]
 
 
@@ -336,17 +379,34 @@ main(int argc, char **argv)
 """
 
 
-@pytest.mark.skipif("san" in os.environ.get("LLMC_LIBRARY", ""), reason="a sanitizer has an allocator of its own")
+@pytest.mark.skipif(
+    "san" in os.environ.get("LLMC_LIBRARY", ""), reason="a sanitizer has an allocator of its own"
+)
 @pytest.mark.parametrize("name", ["llama", "moe"])
 def test_running_allocates_nothing(models, name, tmp_path):
-    models(name, BEST) # compiled before
+    models(name, BEST)  # compiled before
     (tmp_path / "m.yaml").write_text("llmc: 1\n" + MODELS[name])
     (tmp_path / "count.c").write_text(COUNTER)
     build = os.path.join(ROOT, "build")
     os.symlink(f"{build}/libllmc.so", tmp_path / "libllmc.so.0")
-    subprocess.run(["gcc", "-O1", f"-I{ROOT}/include", "count.c", "-o", "count", f"-L{build}", "-lllmc", "-lpthread"],
-                   cwd=tmp_path, check=True)
+    subprocess.run(
+        [
+            "gcc",
+            "-O1",
+            f"-I{ROOT}/include",
+            "count.c",
+            "-o",
+            "count",
+            f"-L{build}",
+            "-lllmc",
+            "-lpthread",
+        ],
+        cwd=tmp_path,
+        check=True,
+    )
     env = dict(os.environ, LD_LIBRARY_PATH=str(tmp_path))
-    p = subprocess.run([tmp_path / "count", tmp_path / "m.yaml", BEST], capture_output=True, text=True, env=env)
+    p = subprocess.run(
+        [tmp_path / "count", tmp_path / "m.yaml", BEST], capture_output=True, text=True, env=env
+    )
     assert p.returncode == 0, p.stderr
     assert p.stdout.split() == ["1", "0", "0"], "allocations while running"

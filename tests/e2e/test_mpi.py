@@ -1,5 +1,6 @@
 """Ranks that mpirun starts, under both MPI libraries: the same bits as ranks that are threads, over memory and over MPI; what start-up
 refuses; a rank that dies or hangs."""
+
 import concurrent.futures
 import contextlib
 import http.client
@@ -29,14 +30,31 @@ TOK = ",".join(str(5 + 11 * i % 300) for i in range(40))
 class Mpi:
     def __init__(self, kind, folder):
         self.kind, self.run = kind, os.path.join(folder, "bin", "mpirun")
-        self.env = dict(os.environ, LD_LIBRARY_PATH=os.path.join(folder, "lib"), LLMC_PIN="0", LLMC_COMM_TIMEOUT=f"{HANG:.0f}")
+        self.env = dict(
+            os.environ,
+            LD_LIBRARY_PATH=os.path.join(folder, "lib"),
+            LLMC_PIN="0",
+            LLMC_COMM_TIMEOUT=f"{HANG:.0f}",
+        )
         if kind == "openmpi":  # root runs it in containers; it is not where it was built for
-            self.env |= dict(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OPAL_PREFIX=folder, OMPI_MCA_osc="sm")
+            self.env |= dict(
+                OMPI_ALLOW_RUN_AS_ROOT="1",
+                OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                OPAL_PREFIX=folder,
+                OMPI_MCA_osc="sm",
+            )
         self.options = ["--oversubscribe", "--bind-to", "none"] if kind == "openmpi" else []
 
     def start(self, ranks, *args, env=(), **more):
         cmd = [self.run, *self.options, "-n", str(ranks), LLMC, *map(str, args)]
-        return subprocess.Popen(cmd, env=self.env | dict(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+        return subprocess.Popen(
+            cmd,
+            env=self.env | dict(env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **more,
+        )
 
     def __call__(self, ranks, *args, code=0, env=(), timeout=HANG):
         p = self.start(ranks, *args, env=env)
@@ -65,7 +83,20 @@ def model(tmp_path_factory):
 
 
 def common(model):
-    return "run", model, "--random-weights", "--device", "ref", "--tokens", TOK, "-n", "12", "--ignore-eos", "--json", "-q"
+    return (
+        "run",
+        model,
+        "--random-weights",
+        "--device",
+        "ref",
+        "--tokens",
+        TOK,
+        "-n",
+        "12",
+        "--ignore-eos",
+        "--json",
+        "-q",
+    )
 
 
 def test_bits_are_those_of_threads(mpi, model, llmc, tmp_path):
@@ -73,7 +104,15 @@ def test_bits_are_those_of_threads(mpi, model, llmc, tmp_path):
         llmc(*common(model), "--tp", ranks, "--logits", tmp_path / "want.npy")
         want, tokens = (tmp_path / "want.npy").read_bytes(), json.loads(llmc.out)["tokens"]
         for way in ("memory", "mpi"):
-            out, _ = mpi(ranks, *common(model), "--logits", tmp_path / "have.npy", "--chunk", "7", env={"LLMC_COMM": way})
+            out, _ = mpi(
+                ranks,
+                *common(model),
+                "--logits",
+                tmp_path / "have.npy",
+                "--chunk",
+                "7",
+                env={"LLMC_COMM": way},
+            )
             assert json.loads(out)["tokens"] == tokens  # one document: rank 0's
             assert (tmp_path / "have.npy").read_bytes() == want, (ranks, way)
 
@@ -83,7 +122,18 @@ def test_start_up_compares_ranks(mpi, model, llmc, tmp_path):
     assert "the launcher started 2 ranks, parallel.tp is 3" in err
     _, err = mpi(1, *common(model), ":", "-n", "1", LLMC, *common(model), "--kv", "f16", code=1)
     assert "rank 1" in err and "has another description than rank 0" in err
-    llmc("compile", model, "-o", tmp_path / "out", "--target", "ref", "--tp", "2", "--set", "kv.dtype=f32")
+    llmc(
+        "compile",
+        model,
+        "-o",
+        tmp_path / "out",
+        "--target",
+        "ref",
+        "--tp",
+        "2",
+        "--set",
+        "kv.dtype=f32",
+    )
     plan = tmp_path / "out" / "plan-ref-r1of2.json"
     plan.write_text(re.sub(r'("keep":)23\b', r"\g<1>24", text := plan.read_text()))
     assert plan.read_text() != text
@@ -94,7 +144,24 @@ def test_start_up_compares_ranks(mpi, model, llmc, tmp_path):
 
 
 def on_gpus(model):
-    return "run", model, "--random-weights", "--device", "cuda", "--arch", "sm_75", "--tokens", TOK, "-n", "4", "--ignore-eos", "--json", "-q", "--set", "deterministic=true"
+    return (
+        "run",
+        model,
+        "--random-weights",
+        "--device",
+        "cuda",
+        "--arch",
+        "sm_75",
+        "--tokens",
+        TOK,
+        "-n",
+        "4",
+        "--ignore-eos",
+        "--json",
+        "-q",
+        "--set",
+        "deterministic=true",
+    )
 
 
 @pytest.mark.sample(1)
@@ -103,12 +170,26 @@ def test_processes_have_a_gpu_each(mpi, model, ranks, args, tmp_path):
     """What they say goes by NCCL, through the host's memory, or MPI: the bits of threads with a GPU each, of mixed steps and of graphs"""
     env = environment(mode="check" if ALL else "fast", seed=ranks, LLMC_EMU_DEVICES=ranks)
     team = ("--tp", str(ranks // 2 if args else ranks))
-    p = subprocess.run([LLMC, *on_gpus(model), *team, *args, "--logits", tmp_path / "want.npy"], env={**os.environ, **env}, capture_output=True, text=True)
+    p = subprocess.run(
+        [LLMC, *on_gpus(model), *team, *args, "--logits", tmp_path / "want.npy"],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+    )
     assert p.returncode == 0, p.stderr
     for way, nccl in ("memory", "always"), ("memory", "never"), ("mpi", "never"):
         if args and ranks == 2 and nccl == "always":
             continue  # stages of one rank
-        out, err = mpi(ranks, *on_gpus(model), *args, "--logits", tmp_path / "have.npy", "--chunk", "7", env=env | {"LLMC_COMM": way, "LLMC_NCCL": nccl})
+        out, err = mpi(
+            ranks,
+            *on_gpus(model),
+            *args,
+            "--logits",
+            tmp_path / "have.npy",
+            "--chunk",
+            "7",
+            env=env | {"LLMC_COMM": way, "LLMC_NCCL": nccl},
+        )
         assert json.loads(out)["tokens"] == json.loads(p.stdout)["tokens"] and "NCCL" not in err
         assert (tmp_path / "have.npy").read_bytes() == (tmp_path / "want.npy").read_bytes(), way
 
@@ -124,11 +205,25 @@ def test_processes_without_nccl(mpi, model):
         return mpi(1, *args, ":", "-n", "1", "env", *second, LLMC, *args, **kw)[1]
 
     err = said(env=env | fails)
-    assert len(re.findall(r"talk through the host's memory, without NCCL: (?:rank 1 \(host \S+\): )?connecting ranks: NCCL", err)) == 1, err
-    assert re.search(r'without NCCL: rank 1 \(host \S+\): LLMC_NCCL is "never"', err := said("LLMC_NCCL=never", env=env)), err
+    assert (
+        len(
+            re.findall(
+                r"talk through the host's memory, without NCCL: (?:rank 1 \(host \S+\): )?connecting ranks: NCCL",
+                err,
+            )
+        )
+        == 1
+    ), err
+    assert re.search(
+        r'without NCCL: rank 1 \(host \S+\): LLMC_NCCL is "never"',
+        err := said("LLMC_NCCL=never", env=env),
+    ), err
     assert "connecting ranks: NCCL" in said("LLMC_NCCL=always", env=env | fails, code=1)
     if ALL:  # the other one waits for it as long as for any rank
-        err = said("LLMC_EMU_FAIL=ncclCommInitRankConfig@1:2", env=env | {"LLMC_COMM_TIMEOUT": f"{20 * SLOW:.0f}"})
+        err = said(
+            "LLMC_EMU_FAIL=ncclCommInitRankConfig@1:2",
+            env=env | {"LLMC_COMM_TIMEOUT": f"{20 * SLOW:.0f}"},
+        )
         assert "without NCCL: connecting ranks: NCCL" in err, err
 
 
@@ -137,19 +232,59 @@ def test_processes_without_nccl(mpi, model):
 def test_a_gpu_of_a_process_that_fails_ends_the_job(mpi, model, nccl):
     """The other ranks wait for it in functions that their GPUs have called, or in a gather of NCCL's."""
     env = environment(LLMC_EMU_DEVICES=3, LLMC_NCCL=nccl)
-    mpi(1, *on_gpus(model), ":", "-n", "1", "env", "LLMC_EMU_FAIL=cuGraphLaunch@2:719", LLMC, *on_gpus(model), ":", "-n", "1", LLMC, *on_gpus(model), code=1, env=env)
+    mpi(
+        1,
+        *on_gpus(model),
+        ":",
+        "-n",
+        "1",
+        "env",
+        "LLMC_EMU_FAIL=cuGraphLaunch@2:719",
+        LLMC,
+        *on_gpus(model),
+        ":",
+        "-n",
+        "1",
+        LLMC,
+        *on_gpus(model),
+        code=1,
+        env=env,
+    )
     if nccl == "never":
-        mpi(2, *on_gpus(model), "--pp", "2", code=1, env=env | {"LLMC_EMU_FAIL": "cuGraphLaunch@2:719"})  # stages sum nothing with each other
+        mpi(
+            2,
+            *on_gpus(model),
+            "--pp",
+            "2",
+            code=1,
+            env=env | {"LLMC_EMU_FAIL": "cuGraphLaunch@2:719"},
+        )  # stages sum nothing with each other
 
 
 def ask(port, path, body=None, timeout=HANG):
     data = json.dumps(body).encode() if body else None
-    r = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+    r = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"}
+    )
     return urllib.request.urlopen(r, timeout=timeout).read().decode()
 
 
 def serve(mpi, model, *args, ranks=3, env=()):
-    p = mpi.start(ranks, "serve", model, "--random-weights", "--device", "ref", "--port", "0", "--seqs", "4", *args, env=env, start_new_session=True)
+    p = mpi.start(
+        ranks,
+        "serve",
+        model,
+        "--random-weights",
+        "--device",
+        "ref",
+        "--port",
+        "0",
+        "--seqs",
+        "4",
+        *args,
+        env=env,
+        start_new_session=True,
+    )
     p.model = model
     for line in p.stdout:
         url = re.search(r"http://[0-9.]+:(\d+)", line)
@@ -189,9 +324,16 @@ def begin_request(port, when):
     if when == "idle":
         return None
     c = http.client.HTTPConnection("127.0.0.1", int(port), timeout=HANG)
-    body = {"prompt": [5 + i % 300 for i in range(900 if when == "prompt" else 3)], "max_tokens": 900 if when == "decode" else 1, "ignore_eos": True}
+    body = {
+        "prompt": [5 + i % 300 for i in range(900 if when == "prompt" else 3)],
+        "max_tokens": 900 if when == "decode" else 1,
+        "ignore_eos": True,
+    }
     c.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    while json.loads(ask(port, "/status.json"))["batch"]["running"] == 0 and not select.select([c.sock], [], [], 0.01)[0]:
+    while (
+        json.loads(ask(port, "/status.json"))["batch"]["running"] == 0
+        and not select.select([c.sock], [], [], 0.01)[0]
+    ):
         pass
     return c
 
@@ -209,13 +351,17 @@ def fails_until_it_ends(port):
         except (OSError, http.client.HTTPException):
             return True
         return False
+
     wait_for(ended, every=0.05, what="the end of a server that has lost a rank")
     assert health == sorted(health, reverse=True), "well again"
 
 
 def names_the_lost(log, rank, ranks, host):
     """Does the log say who it was and at what?"""
-    return re.search(rf"rank {rank} of {ranks} \(host {host}\) is lost: no answer for {STILL} s (in step \d+, (layer \d+, )?\w+|behind step \d+|before the first step)\n", log.read_text())
+    return re.search(
+        rf"rank {rank} of {ranks} \(host {host}\) is lost: no answer for {STILL} s (in step \d+, (layer \d+, )?\w+|behind step \d+|before the first step)\n",
+        log.read_text(),
+    )
 
 
 @pytest.mark.sample(4)
@@ -227,11 +373,22 @@ def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig, way
     """Killed: the launcher ends the job. Stopped, as a host that hangs: the others miss it after LLMC_COMM_TIMEOUT, also while nothing runs; what runs fails, /health with it, rank 0 says who it
     was and at what, and the job ends. Ranks of one stage, and two stages of two; over memory, and over MPI as between hosts. Nothing is said of how far the request was: that depends on the machine."""
     ranks, log = stages * 2 if stages > 1 else 3, tmp_path / "log"
-    p, port = serve(mpi, model, "--pp", stages, "--log-file", log, ranks=ranks, env={"LLMC_COMM_TIMEOUT": str(STILL), "LLMC_COMM": way})
+    p, port = serve(
+        mpi,
+        model,
+        "--pp",
+        stages,
+        "--log-file",
+        log,
+        ranks=ranks,
+        env={"LLMC_COMM_TIMEOUT": str(STILL), "LLMC_COMM": way},
+    )
     try:
         pids = processes_of(p)
         assert set(pids) == set(range(ranks))
-        assert "choices" in ask(port, "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True})
+        assert "choices" in ask(
+            port, "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
+        )
         c = begin_request(port, when)
         os.kill(pids[lost], getattr(signal, f"SIG{sig}"))
         if lost:
@@ -249,12 +406,24 @@ def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig, way
 
 def test_a_rank_that_dies_while_it_loads(mpi, model):
     """Before it has met the others: they wait for nobody."""
-    p = mpi.start(3, "serve", model, "--random-weights", "--device", "ref", "--port", "0", start_new_session=True)
+    p = mpi.start(
+        3,
+        "serve",
+        model,
+        "--random-weights",
+        "--device",
+        "ref",
+        "--port",
+        "0",
+        start_new_session=True,
+    )
     p.model = model
     try:
+
         def pid():
             assert p.poll() is None
             return processes_of(p).get(1)
+
         os.kill(wait_for(pid, every=0.001), signal.SIGKILL)
         out, _ = p.communicate(timeout=HANG)
         assert p.returncode != 0 and "http://" not in out
@@ -264,11 +433,24 @@ def test_a_rank_that_dies_while_it_loads(mpi, model):
 
 def test_many_clients_of_a_server_over_ranks(mpi, model):
     """64 at once, more than there are sequences: each has the answer that it has alone."""
-    bodies = [{"prompt": [5 + (7 * i + k) % 300 for k in range(1 + i % 40)], "max_tokens": 4, "ignore_eos": True, "temperature": i % 2, "seed": i, "logprobs": 1} for i in range(64)]
+    bodies = [
+        {
+            "prompt": [5 + (7 * i + k) % 300 for k in range(1 + i % 40)],
+            "max_tokens": 4,
+            "ignore_eos": True,
+            "temperature": i % 2,
+            "seed": i,
+            "logprobs": 1,
+        }
+        for i in range(64)
+    ]
     p, port = serve(mpi, model)
     try:
+
         def answer(body):
-            return json.loads(ask(port, "/v1/completions", body))["choices"][0]["logprobs"]["token_logprobs"]
+            return json.loads(ask(port, "/v1/completions", body))["choices"][0]["logprobs"][
+                "token_logprobs"
+            ]
 
         alone = [answer(b) for b in bodies[::4]]
         with concurrent.futures.ThreadPoolExecutor(64) as clients:
@@ -318,23 +500,58 @@ with llmc.Model(folder, device="ref", set=["adapters.slots=2", "adapters.rank=8"
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("case,other,settings", [("qwen2-moe-experts", "qwen2-moe-down", ["adapters.expert_rank=3", "parallel.tp=3"]), ("llama-all", "llama-some", ["parallel.pp=2"]),
-                                                 ("qwen2-moe-experts", "qwen2-moe-down", ["adapters.expert_rank=3", "parallel.tp=4", "parallel.experts=whole"]), ("llama-all", "llama-some", ["parallel.tp=2", "parallel.pp=2"])])
+@pytest.mark.parametrize(
+    "case,other,settings",
+    [
+        ("qwen2-moe-experts", "qwen2-moe-down", ["adapters.expert_rank=3", "parallel.tp=3"]),
+        ("llama-all", "llama-some", ["parallel.pp=2"]),
+        (
+            "qwen2-moe-experts",
+            "qwen2-moe-down",
+            ["adapters.expert_rank=3", "parallel.tp=4", "parallel.experts=whole"],
+        ),
+        ("llama-all", "llama-some", ["parallel.tp=2", "parallel.pp=2"]),
+    ],
+)
 def test_adapters_in_slots(mpi, case, other, settings, tmp_path):
     """Bits are those of ranks that are threads, and PEFT's logits; rank 0 alone sees the adapters' files."""
     g = weights.Golden(config(case)["base_model_name_or_path"])
     g.build(tmp_path / "model")
-    ranks = int(np.prod([int(s.split("=")[1]) for s in settings if re.fullmatch(r"parallel\.[tp]p=\d", s)]))
+    ranks = int(
+        np.prod([int(s.split("=")[1]) for s in settings if re.fullmatch(r"parallel\.[tp]p=\d", s)])
+    )
     made = []
     for launcher in ([], [mpi.run, *mpi.options, "-n", str(ranks)]):
         out = tmp_path / f"{len(made)}.npz"
-        p = subprocess.run([*launcher, sys.executable, "-c", ADAPTERS, str(tmp_path / "model"), str(out), f"{LORA}/{case}", f"{LORA}/{other}", json.dumps(g.prompt), json.dumps(settings), f"{LORA}/phi3-stacks"],
-                           env=mpi.env if launcher else os.environ, capture_output=True, text=True, timeout=HANG)
+        p = subprocess.run(
+            [
+                *launcher,
+                sys.executable,
+                "-c",
+                ADAPTERS,
+                str(tmp_path / "model"),
+                str(out),
+                f"{LORA}/{case}",
+                f"{LORA}/{other}",
+                json.dumps(g.prompt),
+                json.dumps(settings),
+                f"{LORA}/phi3-stacks",
+            ],
+            env=mpi.env if launcher else os.environ,
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+        )
         assert p.returncode == 0, p.stderr[-3000:]
         made.append(list(np.load(out).values()))
     assert len(made[0]) == 5
     for x, y in zip(*made):
         assert np.array_equal(x, y)
     prompt, last = made[1][0].reshape(3, len(g.prompt) - 1, -1), made[1][1]
-    for k, want in enumerate((np.load(f"{LORA}/{case}/logits.npy"), g.logits, np.load(f"{LORA}/{other}/logits.npy"))):
-        assert np.abs(np.concatenate([prompt[k], last[k:k + 1]]) - want).max() < 3e-3 * np.abs(want).max()
+    for k, want in enumerate(
+        (np.load(f"{LORA}/{case}/logits.npy"), g.logits, np.load(f"{LORA}/{other}/logits.npy"))
+    ):
+        assert (
+            np.abs(np.concatenate([prompt[k], last[k : k + 1]]) - want).max()
+            < 3e-3 * np.abs(want).max()
+        )

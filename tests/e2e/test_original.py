@@ -1,4 +1,5 @@
 """Llama checkpoints as Meta publishes them: params.json and consolidated.*.pth, whole and in model-parallel parts, against transformers on the same weights (tests/golden/models)."""
+
 import json
 import os
 import sys
@@ -12,9 +13,21 @@ import weights
 sys.path.insert(0, os.path.join(golden_run.ROOT, "tests", "golden"))
 import torch_file  # noqa: E402
 
-NAMES = {"model.embed_tokens.": "tok_embeddings.", "model.norm.": "norm.", "lm_head.": "output.", ".input_layernorm.": ".attention_norm.", ".post_attention_layernorm.": ".ffn_norm.",
-         ".self_attn.q_proj.": ".attention.wq.", ".self_attn.k_proj.": ".attention.wk.", ".self_attn.v_proj.": ".attention.wv.", ".self_attn.o_proj.": ".attention.wo.",
-         ".mlp.gate_proj.": ".feed_forward.w1.", ".mlp.up_proj.": ".feed_forward.w3.", ".mlp.down_proj.": ".feed_forward.w2.", "model.layers.": "layers."}
+NAMES = {
+    "model.embed_tokens.": "tok_embeddings.",
+    "model.norm.": "norm.",
+    "lm_head.": "output.",
+    ".input_layernorm.": ".attention_norm.",
+    ".post_attention_layernorm.": ".ffn_norm.",
+    ".self_attn.q_proj.": ".attention.wq.",
+    ".self_attn.k_proj.": ".attention.wk.",
+    ".self_attn.v_proj.": ".attention.wv.",
+    ".self_attn.o_proj.": ".attention.wo.",
+    ".mlp.gate_proj.": ".feed_forward.w1.",
+    ".mlp.up_proj.": ".feed_forward.w3.",
+    ".mlp.down_proj.": ".feed_forward.w2.",
+    "model.layers.": "layers.",
+}
 BY_COLUMNS = ("attention.wo.", "feed_forward.w2.")
 
 
@@ -40,13 +53,26 @@ def build(folder, g, n=1, embed_rows=False, **more):
     os.makedirs(folder, exist_ok=True)
     c = g.config
     rope = c.get("rope_parameters") or {}
-    params = dict(dim=c["hidden_size"], n_layers=c["num_hidden_layers"], n_heads=c["num_attention_heads"], n_kv_heads=c["num_key_value_heads"], vocab_size=-1, multiple_of=4,
-                  norm_eps=c["rms_norm_eps"], rope_theta=rope.get("rope_theta") or c.get("rope_theta", 10000.0), **more)
+    params = dict(
+        dim=c["hidden_size"],
+        n_layers=c["num_hidden_layers"],
+        n_heads=c["num_attention_heads"],
+        n_kv_heads=c["num_key_value_heads"],
+        vocab_size=-1,
+        multiple_of=4,
+        norm_eps=c["rms_norm_eps"],
+        rope_theta=rope.get("rope_theta") or c.get("rope_theta", 10000.0),
+        **more,
+    )
     json.dump(params, open(f"{folder}/params.json", "w"))
     for i in range(n):
         part = {}
         for name, x in original(g).items():
-            cut = 1 if any(k in name for k in BY_COLUMNS) or (name.startswith("tok") and not embed_rows) else 0
+            cut = (
+                1
+                if any(k in name for k in BY_COLUMNS) or (name.startswith("tok") and not embed_rows)
+                else 0
+            )
             part[name] = x if x.ndim == 1 else np.ascontiguousarray(np.split(x, n, cut)[i])
         torch_file.write(f"{folder}/consolidated.{i:02d}.pth", part)
     return folder
@@ -68,7 +94,9 @@ def test_one_file(tmp_path):
     golden_run.check(g, got, tokens)
 
 
-@pytest.mark.parametrize("embed_rows", [False, True])  # Llama 1 and 2 cut the embedding by columns, Llama 3 by rows
+@pytest.mark.parametrize(
+    "embed_rows", [False, True]
+)  # Llama 1 and 2 cut the embedding by columns, Llama 3 by rows
 def test_parts_are_joined(tmp_path, embed_rows):
     g = smaller()
     whole, _ = golden_run.run(build(str(tmp_path / "one"), g), g, "--device", "ref")
@@ -79,15 +107,26 @@ def test_parts_are_joined(tmp_path, embed_rows):
 def test_generations(llmc, tmp_path):
     """What params.json does not say: positions and stretched frequencies, as transformers' converter has them for each generation"""
     g = weights.Golden("llama-smol")
-    want = {"1": (dict(norm_eps=1e-6), 2048, None), "2": (dict(norm_eps=1e-5), 4096, None), "3": (dict(norm_eps=1e-5, rope_theta=500000.0), 8192, None),
-            "3.2": (dict(norm_eps=1e-5, rope_theta=500000.0, use_scaled_rope=True), 131072, 32), "3.1": (dict(norm_eps=1e-5, rope_theta=500000.0, use_scaled_rope=True, rope_scaling_factor=8), 131072, 8)}
+    want = {
+        "1": (dict(norm_eps=1e-6), 2048, None),
+        "2": (dict(norm_eps=1e-5), 4096, None),
+        "3": (dict(norm_eps=1e-5, rope_theta=500000.0), 8192, None),
+        "3.2": (dict(norm_eps=1e-5, rope_theta=500000.0, use_scaled_rope=True), 131072, 32),
+        "3.1": (
+            dict(norm_eps=1e-5, rope_theta=500000.0, use_scaled_rope=True, rope_scaling_factor=8),
+            131072,
+            8,
+        ),
+    }
     folder = build(str(tmp_path / "model"), g)
     params = json.load(open(f"{folder}/params.json"))
     for generation, (more, positions, factor) in want.items():
         json.dump(dict(params, **more), open(f"{folder}/params.json", "w"))
         llmc("import", folder)
         assert f"max_positions: {positions}" in llmc.out, generation
-        assert ("kind: llama3" in llmc.out) == (factor is not None) and (factor is None or f"factor: {factor}" in llmc.out), llmc.out
+        assert ("kind: llama3" in llmc.out) == (factor is not None) and (
+            factor is None or f"factor: {factor}" in llmc.out
+        ), llmc.out
 
 
 def bad(folder, llmc):
@@ -98,7 +137,9 @@ def bad(folder, llmc):
 def test_mistakes_are_sentences(llmc, tmp_path):
     g = smaller()
     folder = build(str(tmp_path / "a"), g, 4)
-    torch_file.write(f"{folder}/consolidated.03.pth", {n: v for n, v in original(g).items() if "norm" in n})
+    torch_file.write(
+        f"{folder}/consolidated.03.pth", {n: v for n, v in original(g).items() if "norm" in n}
+    )
     assert "is in 3 of 4 shards" in bad(folder, llmc), llmc.err
     torch_file.write(f"{folder}/consolidated.03.pth", original(g))
     assert "parts of other sizes" in bad(folder, llmc), llmc.err

@@ -1,5 +1,6 @@
 """Folders of pickled weights, as models of 2023 were published: golden models written so give the logits that they give as safetensors; and folders
 that lie, or ask for more than tensors. What a file of torch.save holds is in tests/unit/test_formats_torch.c, against torch."""
+
 import json
 import os
 import sys
@@ -30,7 +31,15 @@ def glm(tmp_path):
     return g
 
 
-@pytest.mark.parametrize("name,how", [("chatglm1-plain", "shards"), ("chatglm2-groups", "whole"), ("baichuan-alibi-six-heads-bf16", "shards"), ("baichuan-rope", "old")])
+@pytest.mark.parametrize(
+    "name,how",
+    [
+        ("chatglm1-plain", "shards"),
+        ("chatglm2-groups", "whole"),
+        ("baichuan-alibi-six-heads-bf16", "shards"),
+        ("baichuan-rope", "old"),
+    ],
+)
 def test_a_model_equals_its_safetensors(name, how, tmp_path):
     g = weights.Golden(name)
     (tmp_path / "config.json").write_text(json.dumps(g.config))
@@ -41,7 +50,9 @@ def test_a_model_equals_its_safetensors(name, how, tmp_path):
     check(g, *run(tmp_path, g, "--device", "ref"))
 
 
-@pytest.mark.parametrize("name,bits", [("chatglm1-plain", 4), ("chatglm1-plain", 8), ("chatglm2-groups", 4)])
+@pytest.mark.parametrize(
+    "name,bits", [("chatglm1-plain", 4), ("chatglm1-plain", 8), ("chatglm2-groups", 4)]
+)
 def test_chatglm_in_int4_and_int8(name, bits, tmp_path):
     """quantization_bit: codes with a scale a row. The same numbers in fp32 are the oracle, and they are not the golden's."""
     g = weights.Golden(name)
@@ -51,12 +62,17 @@ def test_chatglm_in_int4_and_int8(name, bits, tmp_path):
         codes[n] = values[n] = x
         if x.ndim == 2 and x.shape[1] % 2 == 0 and ("dense" in n or "query_key_value" in n):
             scale = (np.abs(x).max(1) / most).astype(np.float16)
-            q = np.clip(np.round(x / scale[:, None].astype(np.float32)), -most - 1, most).astype(np.int8)
+            q = np.clip(np.round(x / scale[:, None].astype(np.float32)), -most - 1, most).astype(
+                np.int8
+            )
             values[n] = q.astype(np.float32) * scale[:, None].astype(np.float32)
             codes[n] = q if bits == 8 else (q[:, 0::2] << 4 | q[:, 1::2] & 15).astype(np.int8)
             codes[n + "_scale"] = scale
     assert len(codes) > len(values)
-    for folder, tensors, config in (("plain", values, {}), ("codes", codes, {"quantization_bit": bits, "quantization_embeddings": False})):
+    for folder, tensors, config in (
+        ("plain", values, {}),
+        ("codes", codes, {"quantization_bit": bits, "quantization_embeddings": False}),
+    ):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "config.json").write_text(json.dumps(g.config | config))
         T.write_shards(str(tmp_path / folder), tensors, 2)
@@ -69,11 +85,18 @@ def test_chatglm_in_int4_and_int8(name, bits, tmp_path):
 def test_moss_as_published(tmp_path):
     """CodeGen's golden under MOSS's own model_type, with the masks that its checkpoints store"""
     g = weights.Golden("moss-plain")
-    (tmp_path / "config.json").write_text(json.dumps(g.config | {"model_type": "moss", "wbits": 32, "groupsize": 128}))
-    masks = {f"transformer.h.{i}.attn.causal_mask": np.tril(np.ones((1, 1, 8, 8), np.uint8)) for i in range(g.config["n_layer"])}
+    (tmp_path / "config.json").write_text(
+        json.dumps(g.config | {"model_type": "moss", "wbits": 32, "groupsize": 128})
+    )
+    masks = {
+        f"transformer.h.{i}.attn.causal_mask": np.tril(np.ones((1, 1, 8, 8), np.uint8))
+        for i in range(g.config["n_layer"])
+    }
     T.write_shards(str(tmp_path), stored(g) | masks, 2)
     check(g, *run(tmp_path, g, "--device", "ref"))
-    (tmp_path / "config.json").write_text(json.dumps(g.config | {"model_type": "moss", "wbits": 4, "groupsize": 128}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(g.config | {"model_type": "moss", "wbits": 4, "groupsize": 128})
+    )
     refused(g, tmp_path, "wbits")
 
 
@@ -104,9 +127,14 @@ def test_a_shard_that_is_missing(glm, tmp_path):
 
 def test_an_index_that_lies(glm, tmp_path):
     where = T.write_shards(str(tmp_path), stored(glm), 2)
-    for change, says in ((dict(where, extra="pytorch_model-00001-of-00002.bin"), "tensor extra is not in"),
-                         (dict(where, extra="../pytorch_model-00001-of-00002.bin"), "plain name of a file"),
-                         ({k: v.replace("00001-of", "00002-of") for k, v in where.items()}, "where the index says it is")):
+    for change, says in (
+        (dict(where, extra="pytorch_model-00001-of-00002.bin"), "tensor extra is not in"),
+        (dict(where, extra="../pytorch_model-00001-of-00002.bin"), "plain name of a file"),
+        (
+            {k: v.replace("00001-of", "00002-of") for k, v in where.items()},
+            "where the index says it is",
+        ),
+    ):
         (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": change}))
         refused(glm, tmp_path, says)
     (tmp_path / "pytorch_model.bin.index.json").unlink()
@@ -124,7 +152,11 @@ def test_nothing_of_a_pickle_runs(glm, tmp_path):
     proof = tmp_path / "ran"
     call = b"X\x01\0\0\0x" + b"cos\nsystem\n(" + T.text(f"touch {proof}") + b"tR"
     t = stored(glm)
-    T.archive(str(tmp_path / "pytorch_model.bin"), T.entries(t, call), {str(i): x.tobytes() for i, x in enumerate(t.values())})
+    T.archive(
+        str(tmp_path / "pytorch_model.bin"),
+        T.entries(t, call),
+        {str(i): x.tobytes() for i, x in enumerate(t.values())},
+    )
     refused(glm, tmp_path, "asks for os.system", "llmc refuses the file")
     assert not proof.exists()
 
@@ -144,7 +176,9 @@ def test_archives_that_lie(glm, tmp_path):
     beyond = T.text("beyond") + T.tensor("0", x, offset=1)
     T.archive(path, T.entries(t, beyond), blobs)
     refused(glm, tmp_path, "tensor beyond reaches beyond its data")
-    wide = T.text("wide") + T.tensor("0", np.broadcast_to(x[:1, :1], (1 << 14, 1 << 14)), elems=x.size)
+    wide = T.text("wide") + T.tensor(
+        "0", np.broadcast_to(x[:1, :1], (1 << 14, 1 << 14)), elems=x.size
+    )
     T.archive(path, T.entries(t, wide), blobs)
     refused(glm, tmp_path, "tensor wide is a view that repeats its elements")
     T.archive(path, b"\x80\x02}X\x01\0\0\0aK\x01s.", {})

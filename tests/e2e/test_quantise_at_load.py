@@ -1,5 +1,6 @@
 """A 16-bit folder that is quantised while it is read: the logits are those of a folder that holds the quantised values as fp32. Values come from the gguf
 package for its types, and from the formulas of the schemes in numpy."""
+
 import json
 import os
 import subprocess
@@ -15,9 +16,25 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
 import scheme_values as S  # noqa: E402
 from waiting import HANG  # noqa: E402
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 101, "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "hidden_act": "silu", "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-          "rope_theta": 1e4, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 101,
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 PROMPT = [1, 50, 7, 99, 23, 4, 4, 88]
 
 
@@ -28,14 +45,28 @@ def bf16(x):
 def tensors(bits=32):
     rng, out = np.random.default_rng(5), {}
     hidden, width, heads, kv, dim = 256, 384, 4, 2, 64
-    shapes = {"model.embed_tokens": (101, hidden), "lm_head": (101, hidden), "model.norm": (hidden,)}
+    shapes = {
+        "model.embed_tokens": (101, hidden),
+        "lm_head": (101, hidden),
+        "model.norm": (hidden,),
+    }
     for i in range(2):
         m = f"model.layers.{i}."
-        shapes |= {m + "self_attn.q_proj": (heads * dim, hidden), m + "self_attn.k_proj": (kv * dim, hidden), m + "self_attn.v_proj": (kv * dim, hidden),
-                   m + "self_attn.o_proj": (hidden, heads * dim), m + "mlp.gate_proj": (width, hidden), m + "mlp.up_proj": (width, hidden),
-                   m + "mlp.down_proj": (hidden, width), m + "input_layernorm": (hidden,), m + "post_attention_layernorm": (hidden,)}
+        shapes |= {
+            m + "self_attn.q_proj": (heads * dim, hidden),
+            m + "self_attn.k_proj": (kv * dim, hidden),
+            m + "self_attn.v_proj": (kv * dim, hidden),
+            m + "self_attn.o_proj": (hidden, heads * dim),
+            m + "mlp.gate_proj": (width, hidden),
+            m + "mlp.up_proj": (width, hidden),
+            m + "mlp.down_proj": (hidden, width),
+            m + "input_layernorm": (hidden,),
+            m + "post_attention_layernorm": (hidden,),
+        }
     for name, shape in shapes.items():
-        x = rng.standard_normal(shape).astype(np.float32) * (0.06 if len(shape) > 1 else 0.02) + (len(shape) == 1)
+        x = rng.standard_normal(shape).astype(np.float32) * (0.06 if len(shape) > 1 else 0.02) + (
+            len(shape) == 1
+        )
         out[name + ".weight"] = S.floats("BF16", bf16(x)) if bits == 16 or len(shape) == 1 else x
     return out
 
@@ -43,8 +74,12 @@ def tensors(bits=32):
 def groups(x, columns, bits, symmetric=False, scale=np.float16):
     g = x.reshape(x.shape[0], -1, columns)
     lo, hi = np.minimum(g.min(-1, keepdims=True), 0), np.maximum(g.max(-1, keepdims=True), 0)
-    top, half = 2 ** bits - 1, 2 ** (bits - 1)
-    d = (np.maximum(hi, -lo) / np.float32(half) if symmetric else (hi - lo) / np.float32(top)).astype(scale).astype(np.float32)
+    top, half = 2**bits - 1, 2 ** (bits - 1)
+    d = (
+        (np.maximum(hi, -lo) / np.float32(half) if symmetric else (hi - lo) / np.float32(top))
+        .astype(scale)
+        .astype(np.float32)
+    )
     zero = half if symmetric else np.clip(np.floor(-lo / d + np.float32(0.5)), 0, top)
     q = np.clip(np.floor(g * (1 / d) + np.float32(zero) + np.float32(0.5)), 0, top)
     return ((q - zero) * d).astype(np.float32).reshape(x.shape)
@@ -53,7 +88,7 @@ def groups(x, columns, bits, symmetric=False, scale=np.float16):
 def affine(x, columns, bits):
     """A scale and a minimum in fp32"""
     g = x.reshape(x.shape[0], -1, columns)
-    lo, hi, top = g.min(-1, keepdims=True), g.max(-1, keepdims=True), np.float32(2 ** bits - 1)
+    lo, hi, top = g.min(-1, keepdims=True), g.max(-1, keepdims=True), np.float32(2**bits - 1)
     d = (hi - lo) / top
     q = np.clip(np.floor((g - lo) * (1 / d) + np.float32(0.5)), 0, top)
     return (q * d + lo).astype(np.float32).reshape(x.shape)
@@ -86,14 +121,34 @@ CASES = {
     "q8_0": (["--quantize", "q8_0"], of_ggml("Q8_0"), matrix),
     "q4_0": (["--quantize", "q4_0"], of_ggml("Q4_0"), matrix),
     "q5_1": (["--quantize", "q5_1"], of_ggml("Q5_1"), matrix),
-    "f16": (["--set", "storage.default=f16"], lambda x: x.astype(np.float16).astype(np.float32), matrix),
-    "rules": (["--set", "storage={default: bf16, rules: [{tensor: down, layers: 1, type: q8_0}]}"], of_ggml("Q8_0"), lambda n: n == "model.layers.1.mlp.down_proj.weight"),
+    "f16": (
+        ["--set", "storage.default=f16"],
+        lambda x: x.astype(np.float16).astype(np.float32),
+        matrix,
+    ),
+    "rules": (
+        ["--set", "storage={default: bf16, rules: [{tensor: down, layers: 1, type: q8_0}]}"],
+        of_ggml("Q8_0"),
+        lambda n: n == "model.layers.1.mlp.down_proj.weight",
+    ),
     "awq": (["--quantize", "awq"], lambda x: groups(x, 128, 4), linear),
-    "gptq-8-64": (["--set", "quant={scheme: gptq, bits: 8, group: 64}"], lambda x: groups(x, 64, 8), linear),
-    "gptq-row": (["--set", "quant.scheme=gptq", "--set", "quant.group=-1"], lambda x: groups(x, x.shape[1], 4), linear),
+    "gptq-8-64": (
+        ["--set", "quant={scheme: gptq, bits: 8, group: 64}"],
+        lambda x: groups(x, 64, 8),
+        linear,
+    ),
+    "gptq-row": (
+        ["--set", "quant.scheme=gptq", "--set", "quant.group=-1"],
+        lambda x: groups(x, x.shape[1], 4),
+        linear,
+    ),
     "gptq-3": (["--set", "quant={scheme: gptq, bits: 3}"], lambda x: groups(x, 128, 3), linear),
     "mlx": (["--quantize", "mlx"], lambda x: affine(x, 64, 4), matrix),
-    "hqq-2-128": (["--set", "quant={scheme: hqq, bits: 2, group: 128}"], lambda x: affine(x, 128, 2), linear),
+    "hqq-2-128": (
+        ["--set", "quant={scheme: hqq, bits: 2, group: 128}"],
+        lambda x: affine(x, 128, 2),
+        linear,
+    ),
     "eetq": (["--quantize", "eetq"], lambda x: groups(x, x.shape[1], 8, True), linear),
     "fp8": (["--quantize", "fp8"], lambda x: e4m3(x, 128), linear),
 }
@@ -103,14 +158,40 @@ KERNELS = ("awq", "eetq")  # on kernels as well; the others are their types' tes
 def folder(path, values, kind):
     path.mkdir()
     (path / "config.json").write_text(json.dumps(CONFIG))
-    S.write(str(path / "model.safetensors"), {k: (kind, x if kind == "F32" else bf16(x)) for k, x in values.items()})
+    S.write(
+        str(path / "model.safetensors"),
+        {k: (kind, x if kind == "F32" else bf16(x)) for k, x in values.items()},
+    )
     return path
 
 
 def run(where, tmp, *args, prompt=PROMPT):
     out = str(tmp / "out.npy")
-    p = subprocess.run([LLMC, "run", str(where), "--tokens", ",".join(map(str, prompt)), "--logits", out, "--json", "--ignore-eos", "-n", "1", "--threads", "2",
-                        "--artifact", str(tmp / "artifact"), "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [
+            LLMC,
+            "run",
+            str(where),
+            "--tokens",
+            ",".join(map(str, prompt)),
+            "--logits",
+            out,
+            "--json",
+            "--ignore-eos",
+            "-n",
+            "1",
+            "--threads",
+            "2",
+            "--artifact",
+            str(tmp / "artifact"),
+            "--set",
+            "kv.dtype=f32",
+            *args,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     return (np.load(out) if p.returncode == 0 else None), p.stderr
 
 
@@ -118,9 +199,18 @@ def run(where, tmp, *args, prompt=PROMPT):
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_the_values(name, tmp_path):
     args, rounded, which = CASES[name]
-    kind = "BF16" if name in ("rules", "awq") else "F32"  # numbers of 16 bits lie half-way between two codes often, where roundings may differ
+    kind = (
+        "BF16" if name in ("rules", "awq") else "F32"
+    )  # numbers of 16 bits lie half-way between two codes often, where roundings may differ
     t = tensors(16 if kind == "BF16" else 32)
-    want, err = run(folder(tmp_path / "values", {k: rounded(x) if which(k) else x for k, x in t.items()}, "F32"), tmp_path, "--device", "ref")
+    want, err = run(
+        folder(
+            tmp_path / "values", {k: rounded(x) if which(k) else x for k, x in t.items()}, "F32"
+        ),
+        tmp_path,
+        "--device",
+        "ref",
+    )
     assert want is not None, err
     plain = folder(tmp_path / "plain", t, kind)
     for more, within in [(["--device", "ref"], 2e-6)] + [([], 1e-3)] * (name in KERNELS):
@@ -129,34 +219,55 @@ def test_logits_are_those_of_the_values(name, tmp_path):
         off = np.abs(got - want).max() / np.ptp(want)
         assert off <= within, f"off by {off:.2e} of the range"
     bare, _ = run(plain, tmp_path, "--device", "ref")
-    assert np.abs(bare - want).max() / np.ptp(want) > 10 * 2e-6 or name == "f16"  # what was asked for shows
+    assert (
+        np.abs(bare - want).max() / np.ptp(want) > 10 * 2e-6 or name == "f16"
+    )  # what was asked for shows
 
 
 def test_the_cache_keeps_what_was_quantised(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMC_CACHE", str(tmp_path / "cache"))
     plain = folder(tmp_path / "plain", tensors(16), "BF16")
     first, err = run(plain, tmp_path, "--device", "ref", "--quantize", "q4_0", "-v")
-    assert first is not None and "quantising 16 matrices" in err and "the cache keeps them" in err, err
+    assert (
+        first is not None and "quantising 16 matrices" in err and "the cache keeps them" in err
+    ), err
     again, err = run(plain, tmp_path, "--device", "ref", "--quantize", "q4_0", "-v")
     assert (again == first).all() and "quantising" not in err
     other, err = run(plain, tmp_path, "--device", "ref", "--quantize", "q8_0", "-v")
     assert "quantising 16 matrices" in err and (other != first).any()
 
 
-@pytest.mark.parametrize("args,words", [
-    (["--quantize", "q3"], "quant.scheme = q3: one of these is expected: gptq, awq"),
-    (["--quantize", "q4_0", "--set", "quant.bits=4"], "the type says bits and groups"),
-    (["--set", "quant={scheme: awq, bits: 8}"], "quant.bits = 8: awq has 4"),
-    (["--set", "quant={scheme: awq, group: 48}"], "multiples of 32"),
-    (["--set", "quant.group=32"], "quant.group says nothing without quant.scheme"),
-    (["--set", "quant={scheme: gptq, group: 96}"], "not a multiple of the 96 that share a scale"),
-    (["--set", "storage.rules=[{tensor: q, type: q4_0, group: 64}]"], "blocks of q4_0 have their own scales"),
-    (["--set", "storage.rules=[{tensor: q, type: u4_128, group: 64}]"], "for 128 columns each"),
-    (["--set", "storage.rules=[{tensor: q, type: u4_128, group: wide}]"], "group is the number of columns"),
-    (["--set", "storage.rules=[{tensor: q, type: u4_128, symmetric: 4}]"], "symmetric is true or false"),
-])
+@pytest.mark.parametrize(
+    "args,words",
+    [
+        (["--quantize", "q3"], "quant.scheme = q3: one of these is expected: gptq, awq"),
+        (["--quantize", "q4_0", "--set", "quant.bits=4"], "the type says bits and groups"),
+        (["--set", "quant={scheme: awq, bits: 8}"], "quant.bits = 8: awq has 4"),
+        (["--set", "quant={scheme: awq, group: 48}"], "multiples of 32"),
+        (["--set", "quant.group=32"], "quant.group says nothing without quant.scheme"),
+        (
+            ["--set", "quant={scheme: gptq, group: 96}"],
+            "not a multiple of the 96 that share a scale",
+        ),
+        (
+            ["--set", "storage.rules=[{tensor: q, type: q4_0, group: 64}]"],
+            "blocks of q4_0 have their own scales",
+        ),
+        (["--set", "storage.rules=[{tensor: q, type: u4_128, group: 64}]"], "for 128 columns each"),
+        (
+            ["--set", "storage.rules=[{tensor: q, type: u4_128, group: wide}]"],
+            "group is the number of columns",
+        ),
+        (
+            ["--set", "storage.rules=[{tensor: q, type: u4_128, symmetric: 4}]"],
+            "symmetric is true or false",
+        ),
+    ],
+)
 def test_what_does_not_go_together_is_said(args, words, tmp_path):
-    got, err = run(folder(tmp_path / "plain", tensors(16), "BF16"), tmp_path, "--device", "ref", *args)
+    got, err = run(
+        folder(tmp_path / "plain", tensors(16), "BF16"), tmp_path, "--device", "ref", *args
+    )
     assert got is None and words in err, err
 
 

@@ -1,4 +1,5 @@
 """llmc quantize of a folder: safetensors as compressed-tensors lays them out, read here by the definition of its packing, and by llmc itself."""
+
 import json
 import os
 import sys
@@ -23,16 +24,32 @@ def model(request, tmp_path_factory):
     config = json.load(open(f"{folder}/config.json"))
     config.update(hidden_size=288, intermediate_size=512)
     json.dump(config, open(f"{folder}/config.json", "w"))
-    shapes = {n: [config["vocab_size"] if "embed" in n else WIDER.get(s[0], s[0])] + [WIDER[k] for k in s[1:]] for n, s in g.tensors.items()}
-    weights.write_safetensors(f"{folder}/model.safetensors", {n: weights.tensor(g.seed, n, s) for n, s in shapes.items()}, request.param)
+    shapes = {
+        n: [config["vocab_size"] if "embed" in n else WIDER.get(s[0], s[0])]
+        + [WIDER[k] for k in s[1:]]
+        for n, s in g.tensors.items()
+    }
+    weights.write_safetensors(
+        f"{folder}/model.safetensors",
+        {n: weights.tensor(g.seed, n, s) for n, s in shapes.items()},
+        request.param,
+    )
     return folder
 
 
 def tensors(folder):
     data = open(f"{folder}/model.safetensors", "rb").read()
     n = int.from_bytes(data[:8], "little")
-    head, data = json.loads(data[8:8 + n]), data[8 + n:]
-    kinds = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4", "I64": "<i8", "F8_E4M3": "u1", "U8": "u1"}
+    head, data = json.loads(data[8 : 8 + n]), data[8 + n :]
+    kinds = {
+        "F32": "<f4",
+        "F16": "<f2",
+        "BF16": "<u2",
+        "I32": "<i4",
+        "I64": "<i8",
+        "F8_E4M3": "u1",
+        "U8": "u1",
+    }
     out, end = {}, 0
     for name, t in head.items():
         if name == "__metadata__":
@@ -45,8 +62,14 @@ def tensors(folder):
     return out
 
 
-E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6] + [-0., -.5, -1, -1.5, -2, -3, -4, -6])
-E4M3 = np.array([(-1 if b >> 7 else 1) * (2.0 ** ((b >> 3 & 15) - 7) * (1 + (b & 7) / 8) if b >> 3 & 15 else (b & 7) / 8 * 2.0 ** -6) for b in range(256)])
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6] + [-0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+E4M3 = np.array(
+    [
+        (-1 if b >> 7 else 1)
+        * (2.0 ** ((b >> 3 & 15) - 7) * (1 + (b & 7) / 8) if b >> 3 & 15 else (b & 7) / 8 * 2.0**-6)
+        for b in range(256)
+    ]
+)
 
 
 def matrix(t, name, kind):
@@ -60,7 +83,9 @@ def matrix(t, name, kind):
         return E4M3[t[name]] * scale
     bits = 4 if kind == "int4" else 8
     words = t[f"{name}_packed"].view(np.uint32)
-    codes = (words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & (2 ** bits - 1)).reshape(len(words), -1).astype(np.int64) - 2 ** (bits - 1)
+    codes = (words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & (2**bits - 1)).reshape(
+        len(words), -1
+    ).astype(np.int64) - 2 ** (bits - 1)
     assert list(t[f"{name}_shape"]) == list(codes.shape)
     return codes * np.repeat(scale, codes.shape[1] // scale.shape[1], 1)
 
@@ -72,8 +97,10 @@ FORMATS = {"fp8": "float-quantized", "mxfp4": "mxfp4-pack-quantized"}
 def limit(x, kind):
     """The squares that even steps between the ends of each group lose, whose scales nothing rounds (bf16 has 8 bits); e4m3: half of the last of three bits"""
     if kind == "fp8":
-        return (2.0 ** -4 * np.abs(x) + np.abs(x).max(1, keepdims=True) * 2.0 ** -18) ** 2
-    if kind == "mxfp4":  # the rule of the format: the power of two that the largest has, less two; beyond 6 it saturates
+        return (2.0**-4 * np.abs(x) + np.abs(x).max(1, keepdims=True) * 2.0**-18) ** 2
+    if (
+        kind == "mxfp4"
+    ):  # the rule of the format: the power of two that the largest has, less two; beyond 6 it saturates
         g = x.reshape(-1, 32)
         scale = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(g).max(1, keepdims=True), 1e-30))) - 2)
         return (np.min(np.abs(np.abs(g / scale)[..., None] - E2M1[:8]), -1) * scale) ** 2
@@ -89,16 +116,24 @@ def test_matrices_are_what_the_layout_says(llmc, model, tmp_path, kind):
     before, after = tensors(model), tensors(out)
     q = json.load(open(out / "config.json"))["quantization_config"]
     w = q["config_groups"]["group_0"]["weights"]
-    assert q["quant_method"] == "compressed-tensors" and q["format"] == FORMATS.get(kind, "pack-quantized")
-    assert (w["num_bits"], w.get("group_size"), w["strategy"]) == ((4, 32, "group") if kind in ("int4", "mxfp4") else (8, None, "channel"))
-    assert "lm_head" in q["ignore"] and "model.embed_tokens" in q["ignore"] and len(q["ignore"]) == 2
+    assert q["quant_method"] == "compressed-tensors" and q["format"] == FORMATS.get(
+        kind, "pack-quantized"
+    )
+    assert (w["num_bits"], w.get("group_size"), w["strategy"]) == (
+        (4, 32, "group") if kind in ("int4", "mxfp4") else (8, None, "channel")
+    )
+    assert (
+        "lm_head" in q["ignore"] and "model.embed_tokens" in q["ignore"] and len(q["ignore"]) == 2
+    )
     for name, x in before.items():
         if "_proj" not in name:
             assert (after[name] == x).all()
             continue
         got, x = matrix(after, name, kind), x.astype(np.float64)
         assert ((got - x) ** 2).sum() < limit(x, kind).sum(), name
-    assert sorted(os.listdir(out)) == sorted(os.listdir(model)) and sorted(os.listdir(tmp_path)) == ["out"]
+    assert sorted(os.listdir(out)) == sorted(os.listdir(model)) and sorted(
+        os.listdir(tmp_path)
+    ) == ["out"]
 
 
 @pytest.mark.sample(4)
@@ -114,9 +149,17 @@ def test_llmc_reads_the_same_values(llmc, model, tmp_path, kind):
     for f in os.listdir(model):
         if f != "model.safetensors":
             (plain / f).write_bytes(open(f"{model}/{f}", "rb").read())
-    weights.write_safetensors(plain / "model.safetensors", {n: matrix(t, n, kind).astype(np.float32) if "_proj" in n else t[n] for n in names}, "f32")
-    r = llmc.json("eval", out, "--reference", plain, "--window", "64", "--windows", "2", "--arch", "generic")
-    assert r["kl"]["mean"] < 1e-4, r  # logits of this model are large, and activations meet blocks as 16-bit integers; other codes give above 1
+    weights.write_safetensors(
+        plain / "model.safetensors",
+        {n: matrix(t, n, kind).astype(np.float32) if "_proj" in n else t[n] for n in names},
+        "f32",
+    )
+    r = llmc.json(
+        "eval", out, "--reference", plain, "--window", "64", "--windows", "2", "--arch", "generic"
+    )
+    assert r["kl"]["mean"] < 1e-4, (
+        r
+    )  # logits of this model are large, and activations meet blocks as 16-bit integers; other codes give above 1
 
 
 @pytest.mark.sample(1)
@@ -124,10 +167,23 @@ def test_compensation_is_nearer(llmc, model, tmp_path):
     kl = {}
     for method in ("nearest", "awq", "gptq"):
         llmc("quantize", model, tmp_path / method, "--method", method, *SMALL)
-        kl[method] = llmc.json("eval", tmp_path / method, "--reference", model, "--text", "configs/texts/calibration.txt", "--window", "64", "--windows", "6")["kl"]["mean"]
-    assert kl["gptq"] < .8 * kl["nearest"] and kl["awq"] < kl["nearest"], kl
+        kl[method] = llmc.json(
+            "eval",
+            tmp_path / method,
+            "--reference",
+            model,
+            "--text",
+            "configs/texts/calibration.txt",
+            "--window",
+            "64",
+            "--windows",
+            "6",
+        )["kl"]["mean"]
+    assert kl["gptq"] < 0.8 * kl["nearest"] and kl["awq"] < kl["nearest"], kl
     llmc("quantize", model, tmp_path / "again", *SMALL[:-3], "-t", "1")
-    assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "gptq/model.safetensors").read_bytes()
+    assert (tmp_path / "again/model.safetensors").read_bytes() == (
+        tmp_path / "gptq/model.safetensors"
+    ).read_bytes()
 
 
 def test_mistakes_are_sentences(llmc, model, tmp_path):

@@ -1,5 +1,6 @@
 """Plans of 2, 3, 4 and 8 ranks and of two stages for every family: what each rank reads, row by row, is what the rules of docs/parallel.md give by numpy (tests/golden/rank_plans.py),
 and what it was when the files of tests/golden/ranks were written."""
+
 import pytest
 
 from golden_run import weights  # noqa: F401 (the path of tests/golden)
@@ -15,7 +16,9 @@ def test_plans_of_ranks(name, tmp_path):
         ranks = rank_plans.plans(model, way)
         rank_plans.check(one, ranks, way)
         stored = rank_plans.read(way).get(name)
-        assert stored in (None, rank_plans.paragraph(name, one, ranks)), f"python3 tests/golden/rank_plans.py writes {rank_plans.path_of(way)} again"
+        assert stored in (None, rank_plans.paragraph(name, one, ranks)), (
+            f"python3 tests/golden/rank_plans.py writes {rank_plans.path_of(way)} again"
+        )
 
 
 def test_most_models_can_be_dealt():

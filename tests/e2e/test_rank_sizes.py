@@ -1,5 +1,6 @@
 """What `llmc plan --tp N` says of each rank, against sizes worked out here from the shapes that models' cards tell; one rank emits the plan of a
 description without the key; and what a process takes is what the plan says."""
+
 import json
 import os
 import subprocess
@@ -21,7 +22,24 @@ CARDS = {
 
 
 def plan(name, *args):
-    p = subprocess.run([LLMC, "plan", f"{ROOT}/configs/{name}.yaml", "--device", "ref", "--json", "--set", "kv.dtype=f16", "-c", "4096", *args], capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [
+            LLMC,
+            "plan",
+            f"{ROOT}/configs/{name}.yaml",
+            "--device",
+            "ref",
+            "--json",
+            "--set",
+            "kv.dtype=f16",
+            "-c",
+            "4096",
+            *args,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert p.returncode == 0, p.stderr
     return json.loads(p.stdout)
 
@@ -30,7 +48,7 @@ def dealt(total, unit, n):
     """As even as whole units go, the first ranks have more"""
     units = -(-total // unit)
     share = [units // n + (k < units % n) for k in range(n)]
-    end = [min(sum(share[:k + 1]) * unit, total) for k in range(n)]
+    end = [min(sum(share[: k + 1]) * unit, total) for k in range(n)]
     return [b - a for a, b in zip([0, *end], end)]
 
 
@@ -44,7 +62,12 @@ def test_a_rank_holds_its_share(name, n):
     assert len(got) == n
     for k, r in enumerate(got):
         q = kv[k] * heads // kv_heads
-        matrices = layers * (2 * q * head * hidden + 2 * kv[k] * head * hidden + experts * 3 * width[k] * hidden) + vocab * hidden + rows[k] * hidden
+        matrices = (
+            layers
+            * (2 * q * head * hidden + 2 * kv[k] * head * hidden + experts * 3 * width[k] * hidden)
+            + vocab * hidden
+            + rows[k] * hidden
+        )
         small = layers * 2 * hidden + hidden  # norms, in 4 bytes
         router = layers * experts * hidden if experts > 1 else 0
         assert (r["heads"], r["kv_heads"], r["vocab"]) == (q, kv[k], rows[k])
@@ -57,19 +80,27 @@ def test_a_rank_holds_its_share(name, n):
 
 def test_more_ranks_than_kv_heads_share_them():
     got = plan("llama3-70b", "--tp", "16")["ranks"]
-    assert {(r["heads"], r["kv_heads"], r["kv_per_token"]) for r in got} == {(4, 1, 2 * 2 * 80 * 128)}
+    assert {(r["heads"], r["kv_heads"], r["kv_per_token"]) for r in got} == {
+        (4, 1, 2 * 2 * 80 * 128)
+    }
 
 
 def test_latents_are_on_every_rank():
     """DeepSeek-V2-Lite: 16 heads dealt, a latent of 512 + 64 of each of 27 layers everywhere, experts of 1408 columns and two shared ones"""
     got = plan("deepseek-v2-lite", "--tp", "4")["ranks"]
-    assert {(r["heads"], r["expert"], r["shared"], r["kv_per_token"]) for r in got} == {(4, 352, 704, 27 * 576 * 2)}
+    assert {(r["heads"], r["expert"], r["shared"], r["kv_per_token"]) for r in got} == {
+        (4, 352, 704, 27 * 576 * 2)
+    }
 
 
 @pytest.mark.skipif(not os.environ.get("LLMC_CHECK_ALL"), reason="large plans: make check-all")
 @pytest.mark.parametrize("name", ["llama2-70b", "deepseek-v3"])
 def test_the_guide_has_the_figures_of_the_command(name):
-    p = subprocess.run([sys.executable, f"{ROOT}/tools/parallel_doc.py", "--check", name], capture_output=True, text=True)
+    p = subprocess.run(
+        [sys.executable, f"{ROOT}/tools/parallel_doc.py", "--check", name],
+        capture_output=True,
+        text=True,
+    )
     assert p.returncode == 0, p.stderr
 
 
@@ -77,8 +108,24 @@ def test_one_rank_is_a_plan_without_the_key(tmp_path):
     source = open(f"{ROOT}/tests/golden/graphs/llama.yaml").read()
     for name, text in (("without", source), ("with", source + "parallel: {tp: 1}\n")):
         (tmp_path / f"{name}.yaml").write_text(text)
-        subprocess.run([LLMC, "compile", str(tmp_path / f"{name}.yaml"), "-o", str(tmp_path / name), "--arch", "v3"], check=True, capture_output=True)
-    files = sorted(os.path.relpath(os.path.join(d, f), tmp_path / "with") for d, _, fs in os.walk(tmp_path / "with") for f in fs)
+        subprocess.run(
+            [
+                LLMC,
+                "compile",
+                str(tmp_path / f"{name}.yaml"),
+                "-o",
+                str(tmp_path / name),
+                "--arch",
+                "v3",
+            ],
+            check=True,
+            capture_output=True,
+        )
+    files = sorted(
+        os.path.relpath(os.path.join(d, f), tmp_path / "with")
+        for d, _, fs in os.walk(tmp_path / "with")
+        for f in fs
+    )
     assert files and any(f.startswith("plan") for f in files)
     for f in files:
         assert (tmp_path / "with" / f).read_bytes() == (tmp_path / "without" / f).read_bytes(), f
@@ -100,11 +147,33 @@ with llmc.open(sys.argv[1], random_weights=True, device="ref", set=["parallel.tp
 def test_a_process_takes_what_its_plans_say(tmp_path):
     """Three ranks in one process: resident weights, and the memory that a session maps, within 5 %"""
     path = tmp_path / "m.yaml"
-    path.write_text("llmc: 1\nname: sizes\nfamily: llama\nvocab_size: 8000\nmax_positions: 4096\nn_layers: 4\nhidden: 1024\ntext: {bos: 1, eos: [2]}\n"
-                    "attention: {n_heads: 16, n_kv_heads: 8, head_dim: 64}\nffn: {width: 4096}\ndtype: bf16\n")
-    out = subprocess.run([LLMC, "plan", str(path), "--device", "ref", "--tp", "3", "--json", "-c", "4096", "--seqs", "16"], capture_output=True, text=True, check=True).stdout
+    path.write_text(
+        "llmc: 1\nname: sizes\nfamily: llama\nvocab_size: 8000\nmax_positions: 4096\nn_layers: 4\nhidden: 1024\ntext: {bos: 1, eos: [2]}\n"
+        "attention: {n_heads: 16, n_kv_heads: 8, head_dim: 64}\nffn: {width: 4096}\ndtype: bf16\n"
+    )
+    out = subprocess.run(
+        [
+            LLMC,
+            "plan",
+            str(path),
+            "--device",
+            "ref",
+            "--tp",
+            "3",
+            "--json",
+            "-c",
+            "4096",
+            "--seqs",
+            "16",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     ranks = json.loads(out)["ranks"]
-    p = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, timeout=HANG
+    )
     assert p.returncode == 0, p.stderr
     weights, session = map(int, p.stdout.split())
     assert weights == pytest.approx(sum(r["weights"] for r in ranks), rel=0.05)

@@ -1,5 +1,6 @@
 """Models split over ranks (parallel.tp): against torch's logits on the reference and on kernels, and the same bits whatever a request
 runs with. Three ranks show what two and four hide: a sum of two has one order, and four are dealt evenly."""
+
 import json
 import os
 import re
@@ -17,7 +18,9 @@ CASES = weights.cases()
 ONE_EACH = {}
 for case in CASES:
     ONE_EACH.setdefault(case.split("-")[0], case)
-REFUSED = re.compile(r"parallel\.tp: (plain experts|layers that share a block)|parallel\.tp = \d+: (more ranks than the \d+ (heads|kv heads must be a multiple)|.* is over all heads together|\d+ ranks would share a kv head|the \d+ value heads of a delta rule are dealt by \d+)")
+REFUSED = re.compile(
+    r"parallel\.tp: (plain experts|layers that share a block)|parallel\.tp = \d+: (more ranks than the \d+ (heads|kv heads must be a multiple)|.* is over all heads together|\d+ ranks would share a kv head|the \d+ value heads of a delta rule are dealt by \d+)"
+)
 ALL = os.environ.get("LLMC_CHECK_ALL")
 
 
@@ -37,44 +40,93 @@ def split(name, tmp_path, ranks, *args):
 @pytest.mark.parametrize("name", CASES if ALL else ONE_EACH.values())
 def test_reference_over_ranks(name, tmp_path):
     """Three ranks where they can be, else two; on request all numbers."""
-    done = [n for n in ((2, 3, 4, 8) if ALL else (3,)) if split(name, tmp_path, n, "--device", "ref")]
+    done = [
+        n for n in ((2, 3, 4, 8) if ALL else (3,)) if split(name, tmp_path, n, "--device", "ref")
+    ]
     if not done:
         done = split(name, tmp_path, 2, "--device", "ref")
     # one kv head that two query heads read, one key head of all value heads, no heads at all, shared blocks
-    assert done or name.startswith(("falcon", "kimi_linear-modern", "mamba", "nemotron_h", "olmo_hybrid", "qwen3_next", "zamba2"))
+    assert done or name.startswith(
+        (
+            "falcon",
+            "kimi_linear-modern",
+            "mamba",
+            "nemotron_h",
+            "olmo_hybrid",
+            "qwen3_next",
+            "zamba2",
+        )
+    )
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("name,ranks", [("llama-smol", 3), ("gpt2-inner", 2), ("gpt_neox-parallel", 2), ("gemma2-caps", 2), ("qwen2_moe-sparse", 2),
-                                        ("deepseek_v3-plain", 2), ("chatglm2-bias", 2), ("bloom-six-heads", 3)] + [("gpt_oss-plain", 2), ("olmo2-plain", 2)] * bool(ALL))
+@pytest.mark.parametrize(
+    "name,ranks",
+    [
+        ("llama-smol", 3),
+        ("gpt2-inner", 2),
+        ("gpt_neox-parallel", 2),
+        ("gemma2-caps", 2),
+        ("qwen2_moe-sparse", 2),
+        ("deepseek_v3-plain", 2),
+        ("chatglm2-bias", 2),
+        ("bloom-six-heads", 3),
+    ]
+    + [("gpt_oss-plain", 2), ("olmo2-plain", 2)] * bool(ALL),
+)
 def test_kernels_over_ranks(name, ranks, tmp_path):
     assert split(name, tmp_path, ranks, "--arch", BEST, "--threads", "2")
 
 
 @pytest.mark.sample(6)
-@pytest.mark.parametrize("name", [c for c in (CASES if ALL else ONE_EACH.values()) if ("moe" in c or c.startswith(("gpt_oss", "mixtral", "deepseek")))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        c
+        for c in (CASES if ALL else ONE_EACH.values())
+        if ("moe" in c or c.startswith(("gpt_oss", "mixtral", "deepseek")))
+    ],
+)
 def test_experts_dealt_whole(name, tmp_path):
     """parallel.experts: whole: what torch says, by fewer experts on the last rank, and choices that are all another's"""
     g = weights.Golden(name)
     g.build(tmp_path)
     for ranks in (3, 2):
         try:
-            check(g, *run(tmp_path, g, "--tp", str(ranks), "--set", "parallel.experts=whole", "--device", "ref"))
+            check(
+                g,
+                *run(
+                    tmp_path,
+                    g,
+                    "--tp",
+                    str(ranks),
+                    "--set",
+                    "parallel.experts=whole",
+                    "--device",
+                    "ref",
+                ),
+            )
             return
         except Refused as e:
             assert REFUSED.search(str(e)) or "experts are fewer" in str(e), e
     assert name.endswith("-one"), "neither 3 nor 2 ranks take it"  # one expert
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe-sparse"] + ["deepseek_v3-plain", "gpt_oss-plain", "mixtral-plain"] * bool(ALL))
+@pytest.mark.parametrize(
+    "name",
+    ["qwen2_moe-sparse"] + ["deepseek_v3-plain", "gpt_oss-plain", "mixtral-plain"] * bool(ALL),
+)
 def test_kernels_with_experts_whole(name, tmp_path):
-    assert split(name, tmp_path, 2, "--set", "parallel.experts=whole", "--arch", BEST, "--threads", "2")
+    assert split(
+        name, tmp_path, 2, "--set", "parallel.experts=whole", "--arch", BEST, "--threads", "2"
+    )
 
 
 COMMON = "llmc: 1\nvocab_size: 323\nmax_positions: 1024\ntext: {bos: 1, eos: [2]}\n"
 MODELS = {
     # 3 groups of 3 query heads, a width of 5 blocks: dealt 2, 2, 1; one layer sees a window, whose pages are numbered apart
-    "llama": COMMON + """name: ranks-llama
+    "llama": COMMON
+    + """name: ranks-llama
 family: llama
 n_layers: 2
 hidden: 288
@@ -84,7 +136,8 @@ head: {tied: true}
 storage: {default: q4_1, rules: [{tensor: embed, type: q8_0}]}
 """,
     # experts whose widths are cut, and a shared one; one block a rank
-    "moe": COMMON + """name: ranks-moe
+    "moe": COMMON
+    + """name: ranks-moe
 family: qwen2_moe
 n_layers: 2
 hidden: 64
@@ -117,9 +170,13 @@ def test_a_result_depends_on_the_request_alone(model):
         for n in (1, 7, 31, 33, N):
             n = min(n, N - at)
             other = s.seq()
-            part = rows(s, [(other, TOK[5:5 + 20], 1), (q, TOK[at:at + n], n)]) if n + 20 <= N else None
+            part = (
+                rows(s, [(other, TOK[5 : 5 + 20], 1), (q, TOK[at : at + n], n)])
+                if n + 20 <= N
+                else None
+            )
             s.free(other)
-            part = part[1:] if part is not None else rows(s, [(q, TOK[at:at + n], n)])
+            part = part[1:] if part is not None else rows(s, [(q, TOK[at : at + n], n)])
             got.append(part)
             at += n
         assert np.array_equal(np.concatenate(got), want), "chunks and company change the result"
@@ -140,7 +197,7 @@ def test_pages_are_copied_on_all_ranks(model):
 
 
 def test_requests_at_once_are_as_alone(model):
-    prompts = [TOK[i:i + 5 + 3 * i] for i in range(12)]
+    prompts = [TOK[i : i + 5 + 3 * i] for i in range(12)]
     with model.engine(seqs=1, context=N) as e:
         alone = [e.submit(p, max_tokens=12, ignore_eos=True).wait()["tokens"] for p in prompts]
     with model.engine(seqs=5, context=N) as e:
@@ -170,19 +227,55 @@ def test_a_saved_sequence_has_the_pages_of_all_ranks(model):
 def test_ops_are_timed_over_ranks(tmp_path, llmc):
     path = tmp_path / "m.yaml"
     path.write_text(MODELS["llama"])
-    llmc("bench", path, "--random-weights", "--device", "ref", "--tp", "3", "--ops", "-p", "8", "-n", "4", "-r", "1", "--json")
+    llmc(
+        "bench",
+        path,
+        "--random-weights",
+        "--device",
+        "ref",
+        "--tp",
+        "3",
+        "--ops",
+        "-p",
+        "8",
+        "-n",
+        "4",
+        "-r",
+        "1",
+        "--json",
+    )
     for result in json.loads(llmc.out)["results"]:
         ops = {o["op"]: o["n"] for o in result["ops"]}
-        assert ops["all_reduce"] == 4 and ops["all_gather"] == 1 and ops["attention"] == 2  # of two layers
+        assert (
+            ops["all_reduce"] == 4 and ops["all_gather"] == 1 and ops["attention"] == 2
+        )  # of two layers
 
 
-@pytest.mark.parametrize("was,lie", [(r'("op":"all_reduce".{0,200}?"scale":)1\.0', r"\g<1>0.5"), (r'("keep":)23\b', r"\g<1>24"), (r'("recent":)40\b', r"\g<1>39"),
-                                     (r'("sinks":)4\b', r"\g<1>3")])
+@pytest.mark.parametrize(
+    "was,lie",
+    [
+        (r'("op":"all_reduce".{0,200}?"scale":)1\.0', r"\g<1>0.5"),
+        (r'("keep":)23\b', r"\g<1>24"),
+        (r'("recent":)40\b', r"\g<1>39"),
+        (r'("sinks":)4\b', r"\g<1>3"),
+    ],
+)
 def test_plans_of_one_process_are_compared(was, lie, tmp_path, llmc):
     """Two plans that would wait for each other for ever, or number pages apart"""
     path, out = tmp_path / "m.yaml", tmp_path / "out"
     path.write_text(MODELS["llama"])
-    llmc("compile", path, "-o", out, "--arch", BEST, "--tp", "3", "--set", "kv={dtype: int8, window: 40, sinks: 4}")
+    llmc(
+        "compile",
+        path,
+        "-o",
+        out,
+        "--arch",
+        BEST,
+        "--tp",
+        "3",
+        "--set",
+        "kv={dtype: int8, window: 40, sinks: 4}",
+    )
     plan = out / f"plan-cpu-{BEST}-r2of3.json"
     text = plan.read_text()
     plan.write_text(re.sub(was, lie, text, count=1, flags=re.S))
@@ -195,10 +288,27 @@ def test_an_artifact_has_a_plan_for_each_rank(tmp_path, llmc):
     path = tmp_path / "m.yaml"
     path.write_text(MODELS["llama"])
     llmc("compile", path, "-o", tmp_path / "out", "--arch", BEST, "--tp", "3", "--aot")
-    assert {f for f in os.listdir(tmp_path / "out") if f.endswith(".json")} == {f"plan-cpu-{BEST}-r{k}of3.json" for k in range(3)}
-    run_it = ("run", "--random-weights", "--tokens", "5,6,7", "-n", "8", "--ignore-eos", "--json", "--arch", BEST)
-    llmc(*run_it, tmp_path / "out")  # its last rank has a share of its own, with kernels that were shipped as well
+    assert {f for f in os.listdir(tmp_path / "out") if f.endswith(".json")} == {
+        f"plan-cpu-{BEST}-r{k}of3.json" for k in range(3)
+    }
+    run_it = (
+        "run",
+        "--random-weights",
+        "--tokens",
+        "5,6,7",
+        "-n",
+        "8",
+        "--ignore-eos",
+        "--json",
+        "--arch",
+        BEST,
+    )
+    llmc(
+        *run_it, tmp_path / "out"
+    )  # its last rank has a share of its own, with kernels that were shipped as well
     assert "cannot be used" not in llmc.err
     first = llmc.out
     llmc(*run_it, path, "--tp", "3")
-    assert re.search(r'"tokens":\[[^]]*\]', first)[0] == re.search(r'"tokens":\[[^]]*\]', llmc.out)[0]
+    assert (
+        re.search(r'"tokens":\[[^]]*\]', first)[0] == re.search(r'"tokens":\[[^]]*\]', llmc.out)[0]
+    )

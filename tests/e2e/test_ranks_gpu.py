@@ -1,6 +1,7 @@
 """Ranks on GPUs of one process, on emulated devices in checking mode: their all-reduces write into each other's memory, and flags, slots and
 orders between devices are checked on the way, with devices that stand still in turn. Logits against the reference on one rank; the same bits
 in any batch and chunk; a rank that fails or never comes ends the group with a sentence."""
+
 import json
 import os
 import re
@@ -20,7 +21,8 @@ MODELS = {
     "llama": test_ranks.MODELS["llama"],  # 3 ranks: 9 heads over 3, a width of 5 blocks
     "moe": test_ranks.MODELS["moe"],
     # kv heads on two ranks each, biases after the sum, 10 blocks dealt to 8 ranks
-    "wide": COMMON + """name: ranks-wide
+    "wide": COMMON
+    + """name: ranks-wide
 family: qwen2
 n_layers: 1
 hidden: 96
@@ -29,7 +31,8 @@ ffn: {width: 320}
 storage: {default: q4_0}
 """,
     # 7 experts on 4 ranks: two each, one on the last; rows choose 3
-    "experts": COMMON + """name: ranks-experts
+    "experts": COMMON
+    + """name: ranks-experts
 family: qwen2_moe
 n_layers: 2
 hidden: 64
@@ -74,12 +77,25 @@ print(json.dumps([far, same, alone == [together[0], together[3]]]))
 
 
 def run(script, *args, **env):
-    return subprocess.run([sys.executable, "-c", script, *map(str, args)], capture_output=True, text=True,
-                          env={**os.environ, **environment(**env)})
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, args)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment(**env)},
+    )
 
 
-@pytest.mark.parametrize("name, ranks, device, seed", [("llama", 3, "cuda:2,0,1", 1), ("experts", 4, "cuda", 1)] + (
-    [("wide", 4, "cuda", 2), ("experts", 2, "cuda", 3)] + [("moe", 3, "cuda", seed) for seed in range(4)] + [("wide", n, "cuda", n) for n in (2, 8)] if ALL else []))
+@pytest.mark.parametrize(
+    "name, ranks, device, seed",
+    [("llama", 3, "cuda:2,0,1", 1), ("experts", 4, "cuda", 1)]
+    + (
+        [("wide", 4, "cuda", 2), ("experts", 2, "cuda", 3)]
+        + [("moe", 3, "cuda", seed) for seed in range(4)]
+        + [("wide", n, "cuda", n) for n in (2, 8)]
+        if ALL
+        else []
+    ),
+)
 def test_ranks_on_gpus(name, ranks, device, seed, tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(MODELS[name])
@@ -121,8 +137,17 @@ print(json.dumps([bool(np.array_equal(got, want)), bool(np.array_equal(np.concat
 """
 
 
-@pytest.mark.parametrize("name, team, device, mode", [("llama", 1, "cuda:1,0", "fast"), ("llama", 2, "cuda:3,0,1,2", "fast")] + [
-    ("llama", 1, "cuda", "check"), ("moe", 1, "cuda", "check"), ("moe", 2, "cuda", "check"), ("llama", 3, "cuda:5,0,4,1,3,2", "check")] * bool(ALL))
+@pytest.mark.parametrize(
+    "name, team, device, mode",
+    [("llama", 1, "cuda:1,0", "fast"), ("llama", 2, "cuda:3,0,1,2", "fast")]
+    + [
+        ("llama", 1, "cuda", "check"),
+        ("moe", 1, "cuda", "check"),
+        ("moe", 2, "cuda", "check"),
+        ("llama", 3, "cuda:5,0,4,1,3,2", "check"),
+    ]
+    * bool(ALL),
+)
 def test_stages_on_gpus(name, team, device, mode, tmp_path):
     """A GPU a stage, or a rank of a stage: the bits of one stage, in pieces, decoding, with forks, saved sequences and company"""
     path = tmp_path / "m.yaml"
@@ -179,14 +204,31 @@ def test_goldens_on_gpus(name, tmp_path, monkeypatch):
     assert test_ranks.split(name, tmp_path, 2, "--device", "cuda", "--arch", "sm_75") or ALL
 
 
-MIXTURES = [c for c in test_ranks.ONE_EACH.values() if "moe" in c or c.startswith(("gpt_oss", "mixtral", "deepseek"))]
+MIXTURES = [
+    c
+    for c in test_ranks.ONE_EACH.values()
+    if "moe" in c or c.startswith(("gpt_oss", "mixtral", "deepseek"))
+]
 
 
-@pytest.mark.parametrize("name, arch", [("qwen2_moe-sparse", "sm_75")] + ([(c, "sm_75") for c in MIXTURES] + [("mixtral-plain", "sm_80"), ("qwen2_moe-sparse", "sm_90a")]) * bool(ALL))
+@pytest.mark.parametrize(
+    "name, arch",
+    [("qwen2_moe-sparse", "sm_75")]
+    + (
+        [(c, "sm_75") for c in MIXTURES]
+        + [("mixtral-plain", "sm_80"), ("qwen2_moe-sparse", "sm_90a")]
+    )
+    * bool(ALL),
+)
 def test_goldens_with_experts_whole(name, arch, tmp_path, monkeypatch):
     for k, v in environment(arch=arch, LLMC_EMU_DEVICES=2).items():
         monkeypatch.setenv(k, v)
-    assert test_ranks.split(name, tmp_path, 2, "--set", "parallel.experts=whole", "--device", "cuda", "--arch", arch) or ALL
+    assert (
+        test_ranks.split(
+            name, tmp_path, 2, "--set", "parallel.experts=whole", "--device", "cuda", "--arch", arch
+        )
+        or ALL
+    )
 
 
 WAYS = """
@@ -223,33 +265,68 @@ def test_ways_have_the_same_bits(tmp_path):
     assert bits(LLMC_NCCL="auto", LLMC_PEER_SUMS="auto") == want
     choice = os.listdir(tmp_path / "cache" / "nccl")
     assert len(choice) == 1
-    assert bits(LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1) == want and os.listdir(tmp_path / "cache" / "nccl") == choice
+    assert (
+        bits(LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1) == want
+        and os.listdir(tmp_path / "cache" / "nccl") == choice
+    )
     if ALL:
         assert bits(LLMC_NCCL="auto", LLMC_CUDA_LIBDIR=libs) == want
-    p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1, LLMC_CUDA_LIBDIR=libs)
-    assert p.returncode and "do not reach each other's memory" in p.stderr and "libnccl.so.2 is not there: pip install" in p.stderr
+    p = run(
+        WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1, LLMC_CUDA_LIBDIR=libs
+    )
+    assert (
+        p.returncode
+        and "do not reach each other's memory" in p.stderr
+        and "libnccl.so.2 is not there: pip install" in p.stderr
+    )
     p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="sometimes")
     assert p.returncode and "expected auto, always or never" in p.stderr
     p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_PEER_SUMS="three-shot")
     assert p.returncode and "expected auto, one-shot or two-shot" in p.stderr
 
 
-@pytest.mark.parametrize("source, said", [("int ncclGetVersion(int *v) { *v = 21305; return 0; }", r"is too old: it lacks nccl\w+; pip install"),
-                                          (None, r"is of version 2\.13, 2\.14 is needed; pip install")])
+@pytest.mark.parametrize(
+    "source, said",
+    [
+        (
+            "int ncclGetVersion(int *v) { *v = 21305; return 0; }",
+            r"is too old: it lacks nccl\w+; pip install",
+        ),
+        (None, r"is of version 2\.13, 2\.14 is needed; pip install"),
+    ],
+)
 def test_an_nccl_that_is_too_old(source, said, tmp_path):
     """Whatever it lacks, or its version: who insists on it is told, others go on without it."""
-    libs, calls = tmp_path / "libs", re.findall(r"X\([^,]+, \w+, (nccl\w+),", open(os.path.join(ROOT, "runtime/cuda/nccl.c")).read())
+    libs, calls = (
+        tmp_path / "libs",
+        re.findall(
+            r"X\([^,]+, \w+, (nccl\w+),", open(os.path.join(ROOT, "runtime/cuda/nccl.c")).read()
+        ),
+    )
     libs.mkdir()
     for name in ("libcuda.so.1", "libnvrtc.so.13"):
         (libs / name).symlink_to(os.path.join(LIBS, name))
-    source = source or "int ncclGetVersion(int *v) { *v = 21305; return 0; }\n" + "".join(f"int {c}(void) {{ return 5; }}\n" for c in calls if c != "ncclGetVersion")
-    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", libs / "libnccl.so.2"], input=source, text=True, check=True)
+    source = source or "int ncclGetVersion(int *v) { *v = 21305; return 0; }\n" + "".join(
+        f"int {c}(void) {{ return 5; }}\n" for c in calls if c != "ncclGetVersion"
+    )
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", libs / "libnccl.so.2"],
+        input=source,
+        text=True,
+        check=True,
+    )
     path = tmp_path / "m.yaml"
     path.write_text(MODELS["llama"])
     p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="always", LLMC_CUDA_LIBDIR=libs)
     assert p.returncode and re.search(said, p.stderr), p.stderr
-    p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1, LLMC_CUDA_LIBDIR=libs)
-    assert p.returncode and "do not reach each other's memory" in p.stderr and re.search(said, p.stderr), p.stderr
+    p = run(
+        WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1, LLMC_CUDA_LIBDIR=libs
+    )
+    assert (
+        p.returncode
+        and "do not reach each other's memory" in p.stderr
+        and re.search(said, p.stderr)
+    ), p.stderr
 
 
 FAULT = """
@@ -279,10 +356,21 @@ def outcomes(name, tmp_path, tokens, *sets, **env):
     return said
 
 
-@pytest.mark.parametrize("sets, gpus, launch", [(["parallel.tp=3"], 3, 4), (["parallel.tp=2", "parallel.pp=2"], 4, 6)] + [(["parallel.pp=2"], 2, 3)] * bool(ALL))
+@pytest.mark.parametrize(
+    "sets, gpus, launch",
+    [(["parallel.tp=3"], 3, 4), (["parallel.tp=2", "parallel.pp=2"], 4, 6)]
+    + [(["parallel.pp=2"], 2, 3)] * bool(ALL),
+)
 def test_a_gpu_that_fails_ends_the_group(sets, gpus, launch, tmp_path):
     """Whichever rank or stage it is: the others are let go."""
-    said = outcomes("llama", tmp_path, 3, *sets, LLMC_EMU_DEVICES=gpus, LLMC_EMU_FAIL=f"cuGraphLaunch@{launch}:719")
+    said = outcomes(
+        "llama",
+        tmp_path,
+        3,
+        *sets,
+        LLMC_EMU_DEVICES=gpus,
+        LLMC_EMU_FAIL=f"cuGraphLaunch@{launch}:719",
+    )
     assert [line.split()[0] for line in said[-2:]] == ["failed"] * 2, said
 
 
@@ -290,14 +378,30 @@ def test_a_rank_that_fails_while_ways_are_measured(tmp_path):
     """The others, which wait for it, are let go: opening fails with what it said."""
     path = tmp_path / "m.yaml"
     path.write_text(MODELS["llama"])
-    p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_CACHE=tmp_path / "cache", LLMC_NCCL="auto", LLMC_EMU_FAIL="ncclAllGather@2:2")
+    p = run(
+        WAYS,
+        path,
+        LLMC_EMU_DEVICES=3,
+        LLMC_CACHE=tmp_path / "cache",
+        LLMC_NCCL="auto",
+        LLMC_EMU_FAIL="ncclAllGather@2:2",
+    )
     assert p.returncode > 0 and "an all-gather: NCCL" in p.stderr, p.stderr
 
 
 @pytest.mark.parametrize("nccl", ["never", "always"] if ALL else ["never"])
 def test_a_step_that_does_not_end_ends_the_group(nccl, tmp_path):
     """A prompt of 951 tokens takes the emulator many times the second that it is given."""
-    said = outcomes("wide", tmp_path, 951, "parallel.tp=2", "n_layers=2", LLMC_EMU_DEVICES=2, LLMC_NCCL=nccl, LLMC_COMM_TIMEOUT=1)
+    said = outcomes(
+        "wide",
+        tmp_path,
+        951,
+        "parallel.tp=2",
+        "n_layers=2",
+        LLMC_EMU_DEVICES=2,
+        LLMC_NCCL=nccl,
+        LLMC_COMM_TIMEOUT=1,
+    )
     assert [line.split()[0] for line in said] == ["failed"] * 3, said
 
 
@@ -308,7 +412,12 @@ def test_which_gpus(tmp_path, llmc):
     env = environment(LLMC_EMU_DEVICES=2)
 
     def refused(*more, **other):
-        p = subprocess.run([llmc.path, *map(str, args), *more], capture_output=True, text=True, env={**os.environ, **env, **other})
+        p = subprocess.run(
+            [llmc.path, *map(str, args), *more],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **env, **other},
+        )
         assert p.returncode, p.stdout
         return p.stderr
 
@@ -316,5 +425,10 @@ def test_which_gpus(tmp_path, llmc):
     assert "GPU 1 is named twice" in refused("--device", "cuda:1,1")
     assert "expected cuda, cuda:N" in refused("--device", "cuda:0,")
     assert "there is no GPU 2" in refused("--device", "cuda", "--tp", "3")
-    assert "there is no GPU 3" in refused("--device", "cuda", "--tp", "2", "--pp", "2", LLMC_EMU_DEVICES="3")
-    assert re.search("do not reach each other's memory.*LLMC_NCCL is", refused("--device", "cuda", "--tp", "3", LLMC_EMU_DEVICES="3", LLMC_EMU_NO_PEERS="1"))
+    assert "there is no GPU 3" in refused(
+        "--device", "cuda", "--tp", "2", "--pp", "2", LLMC_EMU_DEVICES="3"
+    )
+    assert re.search(
+        "do not reach each other's memory.*LLMC_NCCL is",
+        refused("--device", "cuda", "--tp", "3", LLMC_EMU_DEVICES="3", LLMC_EMU_NO_PEERS="1"),
+    )

@@ -1,5 +1,6 @@
 """Quantised safetensors folders as their packages write them (tests/golden/schemes), against transformers on the values that these packages read;
 and folders that lie about them. Expected logits: tests/golden/make_schemes.py."""
+
 import json
 import os
 import re
@@ -19,15 +20,50 @@ from waiting import HANG  # noqa: E402
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "schemes")
 CASES = sorted(os.listdir(FOLDER))
-TUNED = ["gptq-4", "fp8-blocks", "ct-w8a16", "ct-w4a16-asym", "ct-mxfp4", "modelopt-nvfp4", "bnb-nf4", "gptq-3", "mlx-4", "quark-uint4", "bitnet"]  # on kernels: a type each; compiling is what takes time
+TUNED = [
+    "gptq-4",
+    "fp8-blocks",
+    "ct-w8a16",
+    "ct-w4a16-asym",
+    "ct-mxfp4",
+    "modelopt-nvfp4",
+    "bnb-nf4",
+    "gptq-3",
+    "mlx-4",
+    "quark-uint4",
+    "bitnet",
+]  # on kernels: a type each; compiling is what takes time
 # Of the range of the logits: exact values; int16 activations beside integers
 REFERENCE, KERNELS = 1e-5, 1e-3
 
 
 def run(folder, tmp, prompt, *args):
     out = str(tmp / "out.npy")
-    p = subprocess.run([LLMC, "run", str(folder), "--tokens", ",".join(map(str, prompt)), "--logits", out, "--json", "--ignore-eos", "-n", "2", "--threads", "2",
-                        "--artifact", str(tmp / "artifact"), "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [
+            LLMC,
+            "run",
+            str(folder),
+            "--tokens",
+            ",".join(map(str, prompt)),
+            "--logits",
+            out,
+            "--json",
+            "--ignore-eos",
+            "-n",
+            "2",
+            "--threads",
+            "2",
+            "--artifact",
+            str(tmp / "artifact"),
+            "--set",
+            "kv.dtype=f32",
+            *args,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     return (np.load(out) if p.returncode == 0 else None), p.stderr
 
 
@@ -40,7 +76,11 @@ def error(got, want):
 @pytest.mark.parametrize("name", CASES)
 def test_a_folder_equals_transformers_on_its_values(name, tmp_path):
     g = np.load(os.path.join(FOLDER, name, "logits.npz"))
-    runs = [(["--device", "ref"], REFERENCE)] + [([], KERNELS)] * (name in TUNED) + [(["--arch", "generic"], KERNELS)] * (name in TUNED[:2])
+    runs = (
+        [(["--device", "ref"], REFERENCE)]
+        + [([], KERNELS)] * (name in TUNED)
+        + [(["--arch", "generic"], KERNELS)] * (name in TUNED[:2])
+    )
     for args, within in runs:
         got, err = run(os.path.join(FOLDER, name), tmp_path, g["prompt"], *args)
         assert got is not None, err
@@ -50,15 +90,34 @@ def test_a_folder_equals_transformers_on_its_values(name, tmp_path):
 
 
 # Whose blocks hold all columns of a head's share of o: told, and never cut in their middle
-WHOLE = {"bnb-int8", "ct-fp8", "ct-int8", "ct-w4a16-channel", "modelopt-fp8", "torchao-int8", "fp8-deepseek", "quanto-int8"}
+WHOLE = {
+    "bnb-int8",
+    "ct-fp8",
+    "ct-int8",
+    "ct-w4a16-channel",
+    "modelopt-fp8",
+    "torchao-int8",
+    "fp8-deepseek",
+    "quanto-int8",
+}
 
 
-@pytest.mark.parametrize("name", CASES if os.environ.get("LLMC_CHECK_ALL") else ["awq-gemm", "awq-gemv", "gptq-4", "fp8-blocks", "ct-w4a16-channel"])
+@pytest.mark.parametrize(
+    "name",
+    CASES
+    if os.environ.get("LLMC_CHECK_ALL")
+    else ["awq-gemm", "awq-gemv", "gptq-4", "fp8-blocks", "ct-w4a16-channel"],
+)
 def test_groups_and_blocks_are_dealt_to_ranks(name, tmp_path):
     g = np.load(os.path.join(FOLDER, name, "logits.npz"))
-    got, err = run(os.path.join(FOLDER, name), tmp_path, g["prompt"], "--device", "ref", "--tp", "2")
+    got, err = run(
+        os.path.join(FOLDER, name), tmp_path, g["prompt"], "--device", "ref", "--tp", "2"
+    )
     if name in WHOLE:
-        assert got is None and re.search(r"blocks of 128 columns of o .* which leaves shares for 1 of 2 ranks|s_down has 1 block of 32 columns", err), err
+        assert got is None and re.search(
+            r"blocks of 128 columns of o .* which leaves shares for 1 of 2 ranks|s_down has 1 block of 32 columns",
+            err,
+        ), err
     else:
         assert got is not None and error(got, g["logits"]) <= REFERENCE, err
 
@@ -88,12 +147,22 @@ def test_eetq_is_int8_in_another_order(tmp_path):
                 scale = (t[k][1] / 127).astype(np.float16)
                 del out[k]
                 if stored:
-                    out[m + "weight"], out[m + "weight_scales"] = ("I8", eetq(t[m + "weight"][1])), ("F16", scale)
+                    out[m + "weight"], out[m + "weight_scales"] = (
+                        ("I8", eetq(t[m + "weight"][1])),
+                        ("F16", scale),
+                    )
                 else:
                     out[m + "weight_scale"] = ("F16", scale[:, None])
-        config["quantization_config"] = {"quant_method": "eetq", "weights": "int8"} if stored else {"quant_method": "compressed-tensors"}
+        config["quantization_config"] = (
+            {"quant_method": "eetq", "weights": "int8"}
+            if stored
+            else {"quant_method": "compressed-tensors"}
+        )
         (folder / "config.json").write_text(json.dumps(config))
-        S.write(str(folder / "model.safetensors"), {k: v for k, v in out.items() if not k.endswith("weight_format")})
+        S.write(
+            str(folder / "model.safetensors"),
+            {k: v for k, v in out.items() if not k.endswith("weight_format")},
+        )
         got, err = run(folder, folder, g["prompt"], "--device", "ref")
         assert got is not None, err
         logits.append(got)
@@ -107,28 +176,62 @@ def swapped_nibbles(x):
 
 # one thing changed in a folder that stays well formed: the result must change, or the test above sees nothing
 MISTAKES = [
-    ("gptq-4", "qweight", swapped_nibbles), ("gptq-4", "scales", lambda x: x[::-1]), ("gptq-4-asym-v2", "qzeros", lambda x: x ^ 1),
-    ("ct-w4a16-asym", "weight_zero_point", lambda x: x ^ 1), ("ct-w4a16", "weight_packed", swapped_nibbles), ("awq-gemm", "qzeros", lambda x: x ^ 1),
-    ("awq-gemm", "qweight", lambda x: x[::-1]), ("fp8-blocks", "weight_scale_inv", lambda x: x.T.reshape(x.shape)), ("bnb-int8", "SCB", lambda x: x[::-1]),
-    ("ct-mxfp4", "weight_packed", swapped_nibbles), ("ct-mxfp4", "weight_scale", lambda x: x.T.reshape(x.shape)), ("ct-nvfp4", "weight_scale", lambda x: x[::-1]),
-    ("modelopt-nvfp4", "weight_scale_2", lambda x: x * 2), ("bnb-nf4", "weight", swapped_nibbles), ("bnb-nf4", "weight.absmax", lambda x: x[::-1]),
-    ("bnb-nf4", "weight.quant_map", lambda x: x[::-1]), ("bnb-nf4", "weight.nested_quant_map", lambda x: x[::-1]),
-    ("bnb-fp4", "weight.absmax", lambda x: x[::-1]), ("modelopt-int4-awq", "weight", swapped_nibbles), ("modelopt-int4-awq", "pre_quant_scale", lambda x: x[::-1]),
-    ("torchao-int4", "_weight_zero_point", lambda x: x + 1), ("torchao-int8", "_weight_scale", lambda x: x[::-1]), ("hqq-4", "W_q", swapped_nibbles),
-    ("hqq-4", "zero", lambda x: x + 1), ("modelopt-fp8", "weight_scale", lambda x: x * 2),
-    ("mlx-4", "weight", swapped_nibbles), ("mlx-4", "scales", lambda x: x[::-1]), ("mlx-4", "biases", lambda x: x.T.reshape(x.shape)), ("mlx-mixed", "biases", lambda x: x[::-1]),
-    ("gptq-4", "g_idx", lambda x: x[::-1]), ("gptq-4", "scales", lambda x: x.T.reshape(x.shape)), ("awq-gemm", "scales", lambda x: x.T.reshape(x.shape)),
-    ("awq-gemv", "qzeros", lambda x: x ^ 1), ("ct-w4a16", "weight_scale", lambda x: x.T.reshape(x.shape)), ("ct-w8a16", "weight_packed", lambda x: x[::-1]),
-    ("ct-int8", "weight_scale", lambda x: x[::-1]), ("ct-fp8", "weight_scale", lambda x: x * 2), ("mlx-mxfp4", "scales", lambda x: x.T.reshape(x.shape)),
-    ("mlx-nvfp4", "weight", swapped_nibbles), ("mlx-nvfp4", "scales", lambda x: x.T.reshape(x.shape)), ("mlx-mxfp8", "scales", lambda x: x[::-1]),
-    ("hqq-3", "W_q", lambda x: x[::-1]), ("gptq-3", "qweight", lambda x: x[::-1]), ("gptq-3", "scales", lambda x: x.T.reshape(x.shape)), ("gptq-2-asym", "qzeros", lambda x: x ^ 1),
-    ("quanto-int4", "weight._data._data", swapped_nibbles), ("quanto-int4", "weight._shift", lambda x: x[::-1]), ("quanto-int2", "weight._scale", lambda x: x[::-1]),
+    ("gptq-4", "qweight", swapped_nibbles),
+    ("gptq-4", "scales", lambda x: x[::-1]),
+    ("gptq-4-asym-v2", "qzeros", lambda x: x ^ 1),
+    ("ct-w4a16-asym", "weight_zero_point", lambda x: x ^ 1),
+    ("ct-w4a16", "weight_packed", swapped_nibbles),
+    ("awq-gemm", "qzeros", lambda x: x ^ 1),
+    ("awq-gemm", "qweight", lambda x: x[::-1]),
+    ("fp8-blocks", "weight_scale_inv", lambda x: x.T.reshape(x.shape)),
+    ("bnb-int8", "SCB", lambda x: x[::-1]),
+    ("ct-mxfp4", "weight_packed", swapped_nibbles),
+    ("ct-mxfp4", "weight_scale", lambda x: x.T.reshape(x.shape)),
+    ("ct-nvfp4", "weight_scale", lambda x: x[::-1]),
+    ("modelopt-nvfp4", "weight_scale_2", lambda x: x * 2),
+    ("bnb-nf4", "weight", swapped_nibbles),
+    ("bnb-nf4", "weight.absmax", lambda x: x[::-1]),
+    ("bnb-nf4", "weight.quant_map", lambda x: x[::-1]),
+    ("bnb-nf4", "weight.nested_quant_map", lambda x: x[::-1]),
+    ("bnb-fp4", "weight.absmax", lambda x: x[::-1]),
+    ("modelopt-int4-awq", "weight", swapped_nibbles),
+    ("modelopt-int4-awq", "pre_quant_scale", lambda x: x[::-1]),
+    ("torchao-int4", "_weight_zero_point", lambda x: x + 1),
+    ("torchao-int8", "_weight_scale", lambda x: x[::-1]),
+    ("hqq-4", "W_q", swapped_nibbles),
+    ("hqq-4", "zero", lambda x: x + 1),
+    ("modelopt-fp8", "weight_scale", lambda x: x * 2),
+    ("mlx-4", "weight", swapped_nibbles),
+    ("mlx-4", "scales", lambda x: x[::-1]),
+    ("mlx-4", "biases", lambda x: x.T.reshape(x.shape)),
+    ("mlx-mixed", "biases", lambda x: x[::-1]),
+    ("gptq-4", "g_idx", lambda x: x[::-1]),
+    ("gptq-4", "scales", lambda x: x.T.reshape(x.shape)),
+    ("awq-gemm", "scales", lambda x: x.T.reshape(x.shape)),
+    ("awq-gemv", "qzeros", lambda x: x ^ 1),
+    ("ct-w4a16", "weight_scale", lambda x: x.T.reshape(x.shape)),
+    ("ct-w8a16", "weight_packed", lambda x: x[::-1]),
+    ("ct-int8", "weight_scale", lambda x: x[::-1]),
+    ("ct-fp8", "weight_scale", lambda x: x * 2),
+    ("mlx-mxfp4", "scales", lambda x: x.T.reshape(x.shape)),
+    ("mlx-nvfp4", "weight", swapped_nibbles),
+    ("mlx-nvfp4", "scales", lambda x: x.T.reshape(x.shape)),
+    ("mlx-mxfp8", "scales", lambda x: x[::-1]),
+    ("hqq-3", "W_q", lambda x: x[::-1]),
+    ("gptq-3", "qweight", lambda x: x[::-1]),
+    ("gptq-3", "scales", lambda x: x.T.reshape(x.shape)),
+    ("gptq-2-asym", "qzeros", lambda x: x ^ 1),
+    ("quanto-int4", "weight._data._data", swapped_nibbles),
+    ("quanto-int4", "weight._shift", lambda x: x[::-1]),
+    ("quanto-int2", "weight._scale", lambda x: x[::-1]),
     ("quanto-int8", "weight._scale", lambda x: x[::-1]),
 ]
 
 
 @pytest.mark.sample(10)
-@pytest.mark.parametrize("name,part,change", MISTAKES, ids=[f"{n}-{p}-{i}" for i, (n, p, _) in enumerate(MISTAKES)])
+@pytest.mark.parametrize(
+    "name,part,change", MISTAKES, ids=[f"{n}-{p}-{i}" for i, (n, p, _) in enumerate(MISTAKES)]
+)
 def test_each_part_counts(name, part, change, tmp_path):
     g = np.load(os.path.join(FOLDER, name, "logits.npz"))
     t = S.read(os.path.join(FOLDER, name, "model.safetensors"))
@@ -151,23 +254,30 @@ def module_of(t, part):
 def without(part):
     def change(t, config):
         del t[module_of(t, part)]
+
     return change
 
 
 def cut(part, axis=0):
     def change(t, config):
         k = module_of(t, part)
-        t[k] = (t[k][0], np.ascontiguousarray(np.take(t[k][1], range(t[k][1].shape[axis] - 1), axis)))
+        t[k] = (
+            t[k][0],
+            np.ascontiguousarray(np.take(t[k][1], range(t[k][1].shape[axis] - 1), axis)),
+        )
+
     return change
 
 
 def one(part, value):
     """The first number of a part becomes another"""
+
     def change(t, config):
         k = module_of(t, part)
         x = t[k][1].copy()
         x.reshape(-1)[0] = value
         t[k] = (t[k][0], x)
+
     return change
 
 
@@ -177,18 +287,27 @@ def order(values):
         x = t[k][1].copy()
         values(x)
         t[k] = (t[k][0], x)
+
     return change
 
 
 def dense_twin(folder, config, tmp):
     """The same model with its values written out"""
     tmp.mkdir()
-    S.write(str(tmp / "model.safetensors"), {k: ("F32", v.astype(np.float32)) for k, v in S.dense(str(folder)).items()})
-    (tmp / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "quantization_config"}))
+    S.write(
+        str(tmp / "model.safetensors"),
+        {k: ("F32", v.astype(np.float32)) for k, v in S.dense(str(folder)).items()},
+    )
+    (tmp / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k != "quantization_config"})
+    )
     return tmp
 
 
-@pytest.mark.parametrize("name,index", [("gptq-4-asym-v2", "g_idx"), ("gptq-8", "g_idx"), ("ct-w4a16-asym", "weight_g_idx")])
+@pytest.mark.parametrize(
+    "name,index",
+    [("gptq-4-asym-v2", "g_idx"), ("gptq-8", "g_idx"), ("ct-w4a16-asym", "weight_g_idx")],
+)
 def test_columns_in_any_order(name, index, tmp_path):
     """desc_act, actorder: the group of each column by g_idx. q, k and v, gate and up were quantised together, as packages do it, and so have one order;
     here k has its own, and down groups of any size, which no block has. The oracle is the same model with its values written out."""
@@ -199,36 +318,76 @@ def test_columns_in_any_order(name, index, tmp_path):
     for k in sorted(k for k in t if k.endswith(("qweight", "weight_packed"))):
         module = k.rsplit(".", 1)[0]
         columns = {"down_proj": 96, "o_proj": 128}.get(module.rsplit(".", 1)[1], 64)
-        order = orders.setdefault(module.replace("v_proj", "q_proj").replace("gate_proj", "up_proj"), rng.permutation(columns) // 32)
+        order = orders.setdefault(
+            module.replace("v_proj", "q_proj").replace("gate_proj", "up_proj"),
+            rng.permutation(columns) // 32,
+        )
         if "down" in module:
             order = rng.integers(0, columns // 32, columns)
         t[module + "." + index] = ("I32", order.astype(np.int32))
     S.write(str(tmp_path / "model.safetensors"), t)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    want, err = run(dense_twin(tmp_path, config, tmp_path / "dense"), tmp_path / "dense", [3, 4, 5, 6], "--device", "ref")
+    want, err = run(
+        dense_twin(tmp_path, config, tmp_path / "dense"),
+        tmp_path / "dense",
+        [3, 4, 5, 6],
+        "--device",
+        "ref",
+    )
     assert want is not None, err
     # on two ranks the order of o's columns crosses them
-    for args, within in [(["--device", "ref"], REFERENCE), (["--device", "ref", "--tp", "2"], REFERENCE)] + [([], KERNELS)] * (name == "gptq-4-asym-v2"):
+    for args, within in [
+        (["--device", "ref"], REFERENCE),
+        (["--device", "ref", "--tp", "2"], REFERENCE),
+    ] + [([], KERNELS)] * (name == "gptq-4-asym-v2"):
         got, err = run(tmp_path, tmp_path, [3, 4, 5, 6], *args)
         assert got is not None and "warning" not in err, err
         assert error(got, want) <= within, args
-    description = subprocess.run([LLMC, "import", str(tmp_path)], capture_output=True, text=True).stdout
-    for role, order in {"q": "q", "k": "k", "v": "q", "gate": "gate", "up": "gate", "o": "o"}.items():
-        assert re.search(r"tensor: %s, type: u[48]_32\w*, order: %s}" % (role, order), description), description
+    description = subprocess.run(
+        [LLMC, "import", str(tmp_path)], capture_output=True, text=True
+    ).stdout
+    for role, order in {
+        "q": "q",
+        "k": "k",
+        "v": "q",
+        "gate": "gate",
+        "up": "gate",
+        "o": "o",
+    }.items():
+        assert re.search(
+            r"tensor: %s, type: u[48]_32\w*, order: %s}" % (role, order), description
+        ), description
     assert "{tensor: down, type: f32}" in description, description
 
 
 def gptq_v2(q, scale, zero, groups):
     """Four bits [out, in], scale and zero [out, groups], the group of each column, as GPTQ stores them"""
-    words = lambda a: (a.reshape(a.shape[0], -1, 8).astype(np.uint32) << np.arange(0, 32, 4, dtype=np.uint32)).sum(-1, dtype=np.uint32).view(np.int32)  # noqa: E731
-    return {"qweight": ("I32", np.ascontiguousarray(words(q).T)), "scales": ("F16", np.ascontiguousarray(scale.T)), "qzeros": ("I32", words(zero.T)), "g_idx": ("I32", groups.astype(np.int32))}
+    words = (
+        lambda a: (
+            a.reshape(a.shape[0], -1, 8).astype(np.uint32) << np.arange(0, 32, 4, dtype=np.uint32)
+        )
+        .sum(-1, dtype=np.uint32)
+        .view(np.int32)
+    )  # noqa: E731
+    return {
+        "qweight": ("I32", np.ascontiguousarray(words(q).T)),
+        "scales": ("F16", np.ascontiguousarray(scale.T)),
+        "qzeros": ("I32", words(zero.T)),
+        "g_idx": ("I32", groups.astype(np.int32)),
+    }
 
 
 def desc_act_experts(name, widths, tmp, alike=True):
     """A golden mixture whose experts GPTQ made with desc_act, in groups of 32 columns that lie in an order of each expert's own (gate and up have one, unless they are not alike; one expert's columns
     lie as they are): a folder, and the same model with its values written out"""
     g = weights.Golden(name)
-    g.config.update({k: widths.get(v, v) for k, v in g.config.items() if isinstance(v, int) and not isinstance(v, bool)})
+    g.config.update(
+        {
+            k: widths.get(v, v)
+            for k, v in g.config.items()
+            if isinstance(v, int) and not isinstance(v, bool)
+        }
+    )
     rng, packed, plain, orders = np.random.default_rng(5), {}, {}, {}
     for key, shape in g.tensors.items():
         x = weights.tensor(g.seed, key, [widths.get(s, s) for s in shape])
@@ -236,22 +395,43 @@ def desc_act_experts(name, widths, tmp, alike=True):
             plain[key] = packed[key] = ("F32", x)
             continue
         rows, cols = x.shape
-        base, own = key[:-len("weight")], key.replace("up_proj", "gate_proj").replace("w3", "w1") if alike else key
-        groups = orders.setdefault(own, (np.arange(cols) if ".1." in key.split("experts")[-1] else rng.permutation(cols)) // 32)
-        lo, hi = (np.stack([f(x[:, groups == i], 1) for i in range(cols // 32)], 1) for f in (np.min, np.max))
+        base, own = (
+            key[: -len("weight")],
+            key.replace("up_proj", "gate_proj").replace("w3", "w1") if alike else key,
+        )
+        groups = orders.setdefault(
+            own,
+            (np.arange(cols) if ".1." in key.split("experts")[-1] else rng.permutation(cols)) // 32,
+        )
+        lo, hi = (
+            np.stack([f(x[:, groups == i], 1) for i in range(cols // 32)], 1)
+            for f in (np.min, np.max)
+        )
         scale = ((hi - lo) / 15).astype(np.float16)
         zero = np.clip(np.round(-lo / scale.astype(np.float32)), 0, 15)
         s, z = scale.astype(np.float32)[:, groups], zero[:, groups]
         q = np.clip(np.round(x / s) + z, 0, 15)
         plain[key] = ("F32", ((q - z) * s).astype(np.float32))
         packed.update({base + k: v for k, v in gptq_v2(q, scale, zero, groups).items()})
-    quant = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False, "checkpoint_format": "gptq_v2"}
-    for kind, tensors, more in ("packed", packed, {"quantization_config": quant}), ("plain", plain, {}):
+    quant = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 32,
+        "desc_act": True,
+        "sym": False,
+        "checkpoint_format": "gptq_v2",
+    }
+    for kind, tensors, more in (
+        ("packed", packed, {"quantization_config": quant}),
+        ("plain", plain, {}),
+    ):
         (tmp / kind).mkdir()
         (tmp / kind / "config.json").write_text(json.dumps(g.config | more))
         S.write(str(tmp / kind / "model.safetensors"), tensors)
     values = S.dense(str(tmp / "packed"))
-    assert all(np.array_equal(values[k], v) for k, (_, v) in plain.items()), "not what GPTQ's formula says"
+    assert all(np.array_equal(values[k], v) for k, (_, v) in plain.items()), (
+        "not what GPTQ's formula says"
+    )
     return tmp / "packed", tmp / "plain", g.prompt
 
 
@@ -265,35 +445,67 @@ def test_columns_of_experts_in_orders_of_their_own(name, tmp_path):
     packed, plain, prompt = desc_act_experts(name, MIXTURES[name], tmp_path)
     want, err = run(plain, plain, prompt, "--device", "ref")
     assert want is not None, err
-    for args, within in (["--device", "ref"], REFERENCE), (["--device", "ref", "--tp", "2"], REFERENCE), ([], KERNELS), (["--threads", "1", "--set", "parallel.experts=whole", "--tp", "2"], KERNELS):
+    for args, within in (
+        (["--device", "ref"], REFERENCE),
+        (["--device", "ref", "--tp", "2"], REFERENCE),
+        ([], KERNELS),
+        (["--threads", "1", "--set", "parallel.experts=whole", "--tp", "2"], KERNELS),
+    ):
         got, err = run(packed, packed, prompt, *args)
         assert got is not None and "warning" not in err, err
         assert error(got, want) <= within, args
-    description = subprocess.run([LLMC, "import", str(packed)], capture_output=True, text=True).stdout
+    description = subprocess.run(
+        [LLMC, "import", str(packed)], capture_output=True, text=True
+    ).stdout
     for role, order in {"e_gate": "e_gate", "e_up": "e_gate", "e_down": "e_down"}.items():
-        assert re.search(r"tensor: %s(, layers: [^{}]*)?, type: u4_32, order: %s}" % (role, order), description), description
+        assert re.search(
+            r"tensor: %s(, layers: [^{}]*)?, type: u4_32, order: %s}" % (role, order), description
+        ), description
     plan = subprocess.run([LLMC, "plan", str(packed)], capture_output=True, text=True).stdout
     assert "permute_expert_cols" in plan and "norm_moe_glu" in plan and "moe_ffn" not in plan, plan
     layers, experts, chosen = (3, 4, 2) if name == "mixtral-plain" else (2, 8, 3)  # of 64 columns
-    assert f"orders     {layers * experts * 64 * 4 / 1024:.1f} KiB of the weights" in plan and f"{chosen * 64 * 4} bytes a row" in plan, plan
+    assert (
+        f"orders     {layers * experts * 64 * 4 / 1024:.1f} KiB of the weights" in plan
+        and f"{chosen * 64 * 4} bytes a row" in plan
+    ), plan
 
 
 def test_experts_whose_gate_and_up_have_two_orders_are_f32(tmp_path):
-    packed, plain, prompt = desc_act_experts("mixtral-plain", MIXTURES["mixtral-plain"], tmp_path, alike=False)
+    packed, plain, prompt = desc_act_experts(
+        "mixtral-plain", MIXTURES["mixtral-plain"], tmp_path, alike=False
+    )
     want, err = run(plain, plain, prompt, "--device", "ref")
     got, err = run(packed, packed, prompt, "--device", "ref")
     assert got is not None and error(got, want) <= REFERENCE, err
-    description = subprocess.run([LLMC, "import", str(packed)], capture_output=True, text=True).stdout
-    assert re.search(r"tensor: e_down, type: u4_32, order: e_down}", description) and "order: e_gate" not in description, description
+    description = subprocess.run(
+        [LLMC, "import", str(packed)], capture_output=True, text=True
+    ).stdout
+    assert (
+        re.search(r"tensor: e_down, type: u4_32, order: e_down}", description)
+        and "order: e_gate" not in description
+    ), description
 
 
-@pytest.mark.parametrize("name,packing", [("awq-gemm", "auto_round:auto_awq"), ("gptq-4", "auto_round:auto_gptq"), ("gptq-4-asym-v2", "auto_round"), ("gptq-4-asym-v2", "auto_round:gptqmodel")])
+@pytest.mark.parametrize(
+    "name,packing",
+    [
+        ("awq-gemm", "auto_round:auto_awq"),
+        ("gptq-4", "auto_round:auto_gptq"),
+        ("gptq-4-asym-v2", "auto_round"),
+        ("gptq-4-asym-v2", "auto_round:gptqmodel"),
+    ],
+)
 def test_packings_of_auto_round(name, packing, tmp_path):
     """auto-round stores as others do, and says as whom"""
     g = np.load(os.path.join(FOLDER, name, "logits.npz"))
     with open(os.path.join(FOLDER, name, "config.json")) as f:
         config = json.load(f)
-    config["quantization_config"] = {"quant_method": "auto-round", "packing_format": packing, "bits": 4, "group_size": config["quantization_config"]["group_size"]}
+    config["quantization_config"] = {
+        "quant_method": "auto-round",
+        "packing_format": packing,
+        "bits": 4,
+        "group_size": config["quantization_config"]["group_size"],
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     shutil.copy(os.path.join(FOLDER, name, "model.safetensors"), tmp_path)
     got, err = run(tmp_path, tmp_path, g["prompt"], "--device", "ref")
@@ -307,26 +519,47 @@ def test_experts_in_one_tensor_of_e4m3(block, tmp_path):
     g.config.update(hidden_size=64, moe_intermediate_size=32)
     rng, plain, packed = np.random.default_rng(6), {}, {}
     for key, shape in g.tensors.items():
-        x = weights.tensor(g.seed, key, [widths.get(s, s) if "experts" in key or s == 55 else s for s in shape])
+        x = weights.tensor(
+            g.seed, key, [widths.get(s, s) if "experts" in key or s == 55 else s for s in shape]
+        )
         plain[key] = packed[key] = ("F32", x)
         if ".experts." in key:
-            q = (rng.integers(0x28, 0x50, x.shape) | rng.integers(0, 2, x.shape) << 7).astype(np.uint8)
-            s = rng.uniform(0.02, 0.05, (len(x), *(n // block if block else 1 for n in x.shape[1:]))).astype(np.float32)
+            q = (rng.integers(0x28, 0x50, x.shape) | rng.integers(0, 2, x.shape) << 7).astype(
+                np.uint8
+            )
+            s = rng.uniform(
+                0.02, 0.05, (len(x), *(n // block if block else 1 for n in x.shape[1:]))
+            ).astype(np.float32)
             each = np.repeat(np.repeat(s, x.shape[1] // s.shape[1], 1), x.shape[2] // s.shape[2], 2)
-            plain[key], packed[key], packed[key + "_scale_inv"] = ("F32", S.floats("F8_E4M3", q) * each), ("F8_E4M3", q), ("F32", s)
+            plain[key], packed[key], packed[key + "_scale_inv"] = (
+                ("F32", S.floats("F8_E4M3", q) * each),
+                ("F8_E4M3", q),
+                ("F32", s),
+            )
             if not block:
                 packed[key + "_activation_scale"] = ("F32", np.ones(len(x), np.float32))
     got = []
     for kind, tensors in ("plain", plain), ("packed", packed):
         (tmp_path / kind).mkdir()
-        quant = {"quantization_config": {"quant_method": "fp8", "weight_block_size": block and [block, block]}} if kind == "packed" else {}
+        quant = (
+            {
+                "quantization_config": {
+                    "quant_method": "fp8",
+                    "weight_block_size": block and [block, block],
+                }
+            }
+            if kind == "packed"
+            else {}
+        )
         (tmp_path / kind / "config.json").write_text(json.dumps(g.config | quant))
         S.write(str(tmp_path / kind / "model.safetensors"), tensors)
         logits, err = run(tmp_path / kind, tmp_path / kind, g.prompt, "--device", "ref")
         assert logits is not None and "warning" not in err, err
         got.append(logits)
     assert error(got[1], got[0]) <= REFERENCE
-    description = subprocess.run([LLMC, "import", str(tmp_path / "packed")], capture_output=True, text=True).stdout
+    description = subprocess.run(
+        [LLMC, "import", str(tmp_path / "packed")], capture_output=True, text=True
+    ).stdout
     assert re.search(r"f8_32", description), description
 
 
@@ -336,7 +569,9 @@ def test_factors_of_columns_stay_out_of_blocks(tmp_path):
     got, err = run(os.path.join(FOLDER, "modelopt-int4-awq"), tmp_path, g["prompt"])
     assert got is not None and "warning" not in err, err
     assert error(got, g["logits"]) <= KERNELS
-    plan = subprocess.run([LLMC, "plan", os.path.join(FOLDER, "modelopt-int4-awq")], capture_output=True, text=True).stdout
+    plan = subprocess.run(
+        [LLMC, "plan", os.path.join(FOLDER, "modelopt-int4-awq")], capture_output=True, text=True
+    ).stdout
     assert "permute_cols" in plan and "u4_32_f32" in plan, plan
 
 
@@ -346,10 +581,15 @@ def test_factors_of_fp4_stay_out_of_blocks(tmp_path):
     with open(os.path.join(FOLDER, "modelopt-nvfp4", "config.json")) as f:
         config = json.load(f)
     (tmp_path / "dense").mkdir()
-    values = {k: v.astype(np.float32) for k, v in S.dense(os.path.join(FOLDER, "modelopt-nvfp4")).items()}
+    values = {
+        k: v.astype(np.float32) for k, v in S.dense(os.path.join(FOLDER, "modelopt-nvfp4")).items()
+    }
     rng, by = np.random.default_rng(2), {}
     for k in [k for k in t if k.endswith("weight_scale_2")]:
-        module, cols = k[:-len("weight_scale_2")], values[k.replace("weight_scale_2", "weight")].shape[1]
+        module, cols = (
+            k[: -len("weight_scale_2")],
+            values[k.replace("weight_scale_2", "weight")].shape[1],
+        )
         name = module.replace("k_proj", "q_proj").replace("v_proj", "q_proj")
         if "o_proj" in name or "q_proj" in name:
             scale = by.setdefault(name, rng.uniform(0.5, 2, cols).astype(np.float32))
@@ -357,17 +597,25 @@ def test_factors_of_fp4_stay_out_of_blocks(tmp_path):
             values[module + "weight"] = values[module + "weight"] * scale
     S.write(str(tmp_path / "model.safetensors"), t)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    S.write(str(tmp_path / "dense" / "model.safetensors"), {k: ("F32", v) for k, v in values.items()})
-    (tmp_path / "dense" / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "quantization_config"}))
+    S.write(
+        str(tmp_path / "dense" / "model.safetensors"), {k: ("F32", v) for k, v in values.items()}
+    )
+    (tmp_path / "dense" / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k != "quantization_config"})
+    )
     want, err = run(tmp_path / "dense", tmp_path / "dense", [3, 4, 5, 6], "--device", "ref")
     assert want is not None, err
     for args, within in ((["--device", "ref"], REFERENCE), ([], KERNELS)):
         got, err = run(tmp_path, tmp_path, [3, 4, 5, 6], *args)
         assert got is not None and "warning" not in err, err
         assert error(got, want) <= within
-    description = subprocess.run([LLMC, "import", str(tmp_path)], capture_output=True, text=True).stdout
+    description = subprocess.run(
+        [LLMC, "import", str(tmp_path)], capture_output=True, text=True
+    ).stdout
     for role, factor in {"q": "q", "k": "q", "v": "q", "o": "o"}.items():
-        assert re.search(r"tensor: %s, type: nvfp4, factor: %s}" % (role, factor), description), description
+        assert re.search(r"tensor: %s, type: nvfp4, factor: %s}" % (role, factor), description), (
+            description
+        )
 
 
 @pytest.mark.parametrize("version", ["gemm", "gemv"])
@@ -382,24 +630,61 @@ def test_scaled_activation(version, tmp_path):
         if not name.endswith("mlp.c_proj.weight"):
             continue
         rows, cols = x.shape
-        q, z = rng.integers(0, 16, (rows, cols), np.uint32), rng.integers(0, 16, (rows, 3), np.uint32)
-        s, by = rng.uniform(0.01, 0.03, (rows, 3)).astype(np.float16), rng.uniform(0.25, 4, cols).astype(np.float16)
+        q, z = (
+            rng.integers(0, 16, (rows, cols), np.uint32),
+            rng.integers(0, 16, (rows, 3), np.uint32),
+        )
+        s, by = (
+            rng.uniform(0.01, 0.03, (rows, 3)).astype(np.float16),
+            rng.uniform(0.25, 4, cols).astype(np.float16),
+        )
         each = (q.astype(np.float32) - np.repeat(z, 32, 1)) * np.repeat(s.astype(np.float32), 32, 1)
         plain[name] = ("F32", (each / by.astype(np.float32)).astype(np.float32))
-        base, words = name[:-len("weight")], lambda a, order: (a.reshape(len(a), -1, 8)[..., order] << np.arange(0, 32, 4, dtype=np.uint32)).sum(-1, dtype=np.uint32).view(np.int32)  # noqa: E731
+        base, words = (
+            name[: -len("weight")],
+            lambda a, order: (
+                a.reshape(len(a), -1, 8)[..., order] << np.arange(0, 32, 4, dtype=np.uint32)
+            )
+            .sum(-1, dtype=np.uint32)
+            .view(np.int32),
+        )  # noqa: E731
         del packed[name]
         packed[name.replace("c_proj.weight", "act.scales")] = ("F16", by)
         if version == "gemm":
             order = [0, 2, 4, 6, 1, 3, 5, 7]
-            packed.update({base + "qweight": ("I32", words(q.T, order)), base + "qzeros": ("I32", words(z.T, order)), base + "scales": ("F16", s.T)})
+            packed.update(
+                {
+                    base + "qweight": ("I32", words(q.T, order)),
+                    base + "qzeros": ("I32", words(z.T, order)),
+                    base + "scales": ("F16", s.T),
+                }
+            )
         else:  # zero points and scales of whole words of groups, and those padded to four of them
             pad = lambda a: np.concatenate([a, np.zeros((rows, 32 - a.shape[1]), a.dtype)], 1)  # noqa: E731
-            packed.update({base + "qweight": ("I32", words(q, range(8))), base + "qzeros": ("I32", words(pad(z), range(8))), base + "scales": ("F16", pad(s))})
+            packed.update(
+                {
+                    base + "qweight": ("I32", words(q, range(8))),
+                    base + "qzeros": ("I32", words(pad(z), range(8))),
+                    base + "scales": ("F16", pad(s)),
+                }
+            )
     got = []
     for kind, tensors in (("plain", plain), ("packed", packed)):
         folder = tmp_path / kind
         folder.mkdir()
-        quant = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": version}} if kind == "packed" else {}
+        quant = (
+            {
+                "quantization_config": {
+                    "quant_method": "awq",
+                    "bits": 4,
+                    "group_size": 32,
+                    "zero_point": True,
+                    "version": version,
+                }
+            }
+            if kind == "packed"
+            else {}
+        )
         (folder / "config.json").write_text(json.dumps(dict(g.config, **quant)))
         S.write(str(folder / "model.safetensors"), tensors)
         logits, err = run(folder, folder, g.prompt, "--device", "ref")
@@ -410,7 +695,9 @@ def test_scaled_activation(version, tmp_path):
         logits, err = run(tmp_path / "packed", tmp_path, g.prompt)
         assert logits is not None, err
         assert error(logits, got[0]) <= KERNELS
-    plan = subprocess.run([LLMC, "plan", str(tmp_path / "packed")], capture_output=True, text=True).stdout
+    plan = subprocess.run(
+        [LLMC, "plan", str(tmp_path / "packed")], capture_output=True, text=True
+    ).stdout
     assert "permute_cols" in plan and "u4_32" in plan, plan
 
 
@@ -438,80 +725,95 @@ def unknown(t, config):
         t[k.replace("qweight", "codes")] = t.pop(k)
 
 
-@pytest.mark.parametrize("method", ["aqlm", "vptq", "spqr", "higgs", "fp_quant", "sinq", "fouroversix", "nvfp4", "gemma", "exl9"])
+@pytest.mark.parametrize(
+    "method",
+    ["aqlm", "vptq", "spqr", "higgs", "fp_quant", "sinq", "fouroversix", "nvfp4", "gemma", "exl9"],
+)
 def test_methods_that_are_refused(method, tmp_path):
     """What transformers knows and llmc does not read, by its reason; what nobody knows, by the list of those that are read"""
-    t = {k.replace("qweight", "codes"): v for k, v in S.read(os.path.join(FOLDER, "gptq-4", "model.safetensors")).items()}
+    t = {
+        k.replace("qweight", "codes"): v
+        for k, v in S.read(os.path.join(FOLDER, "gptq-4", "model.safetensors")).items()
+    }
     with open(os.path.join(FOLDER, "gptq-4", "config.json")) as f:
         config = json.load(f)
     config["quantization_config"] = {"quant_method": method}
     (tmp_path / "config.json").write_text(json.dumps(config))
     S.write(str(tmp_path / "model.safetensors"), t)
     got, err = run(tmp_path, tmp_path, [3, 4, 5], "--device", "ref")
-    assert got is None and f"quantised by {method}, which llmc does not read" in err and "one of these: gptq, awq, quark, bitnet" in err, err
+    assert (
+        got is None
+        and f"quantised by {method}, which llmc does not read" in err
+        and "one of these: gptq, awq, quark, bitnet" in err
+    ), err
 
 
 def setting(**more):
     def change(t, config):
         config["quantization_config"].update(more)
+
     return change
 
 
 def width(hidden):
     def change(t, config):
         config["hidden_size"] = hidden
+
     return change
 
 
-@pytest.mark.parametrize("name,change,says", [
-    ("gptq-4", without("qzeros"), "down_proj.qzeros is missing"),
-    ("gptq-4", without("scales"), "down_proj"),
-    ("gptq-4", cut("scales", 1), "down_proj.scales has the shape"),
-    ("gptq-4", cut("qzeros", 1), "down_proj.qzeros has the shape"),
-    ("gptq-4", cut("qweight"), "down_proj"),
-    ("gptq-4", cut("g_idx"), "down_proj"),
-    ("gptq-4", order(lambda x: x.fill(99)), "there are 3 groups"),
-    ("gptq-4", setting(checkpoint_format="marlin"), "repacked"),
-    ("awq-gemm", setting(version="gemv_fast"), "interleaved"),
-    ("ct-w4a16", without("weight_shape"), "down_proj"),
-    ("ct-w4a16", cut("weight_scale", 1), "down_proj"),
-    ("ct-w4a16-asym", cut("weight_zero_point", 1), "down_proj.weight_zero_point has the shape"),
-    ("fp8-blocks", cut("weight_scale_inv"), "down_proj.weight_scale_inv has the shape"),
-    ("bnb-int8", cut("SCB"), "down_proj"),
-    ("ct-mxfp4", cut("weight_scale"), "down_proj.weight_scale has the shape"),
-    ("ct-mxfp4", one("weight_scale", 255), "is NaN or infinite"),
-    ("ct-nvfp4", without("weight_global_scale"), "down_proj.weight_global_scale is missing"),
-    ("ct-nvfp4", one("weight_global_scale", 0), "is no factor"),
-    ("gptq-4", one("scales", np.float16("nan")), "is NaN or infinite"),
-    ("bnb-nf4", without("weight.quant_map"), "down_proj.weight.quant_map is missing"),
-    ("bnb-nf4", without("weight.quant_state.bitsandbytes__nf4"), "quant_state"),
-    ("bnb-nf4", cut("weight.absmax"), "numbers of U8 are expected"),
-    ("bnb-nf4", cut("weight"), "two to a byte"),
-    ("bnb-nf4", without("weight.nested_absmax"), "down_proj.weight.nested_absmax is missing"),
-    ("bnb-nf4", one("weight.nested_absmax", np.inf), "is NaN or infinite"),
-    ("modelopt-int4-awq", cut("pre_quant_scale"), "down_proj.pre_quant_scale: 96 numbers"),
-    ("modelopt-int4-awq", one("pre_quant_scale", 0x7fc0), "nan is no factor of a column"),
-    ("torchao-int4", cut("_weight_zero_point"), "down_proj._weight_zero_point has the shape"),
-    ("hqq-4", without("shape"), "a shape of two"),
-    ("hqq-4", without("zero"), "down_proj.zero is missing"),
-    ("hqq-4", cut("scale"), "numbers of F16, BF16 or F32"),
-    ("hqq-4", one("nbits", 5), "1, 2, 3, 4 or 8 nbits"),
-    ("hqq-4", one("nbits", 3), "10 to an I32"),
-    ("hqq-3", cut("W_q"), "10 to an I32"),
-    ("mlx-4", without("biases"), "down_proj.biases is missing"),
-    ("mlx-4", cut("biases"), "down_proj.biases has the shape"),
-    ("mlx-4", cut("scales", 1), "down_proj"),
-    ("mlx-4", one("scales", 0x7fc0), "is NaN or infinite"),
-    ("mlx-4", one("biases", 0xff80), "is NaN or infinite"),
-    ("mlx-4", setting(bits=9), "no codes of 2 to 8 bits"),
-    ("hqq-4", one("scale", np.nan), "is NaN or infinite"),
-    ("quanto-int4", without("weight._shift"), "down_proj.weight._shift is missing"),
-    ("quanto-int4", cut("weight._scale"), "down_proj.weight._data._data holds 63 groups of 96"),
-    ("quanto-int2", cut("weight._shift"), "numbers of F16, BF16 or F32"),
-    ("quanto-int4", one("weight._scale", np.inf), "is NaN or infinite"),
-    ("quanto-int4", width(60), "that config.json says is the model's width"),
-    ("gptq-4", unknown, "one of these: gptq, awq"),
-])
+@pytest.mark.parametrize(
+    "name,change,says",
+    [
+        ("gptq-4", without("qzeros"), "down_proj.qzeros is missing"),
+        ("gptq-4", without("scales"), "down_proj"),
+        ("gptq-4", cut("scales", 1), "down_proj.scales has the shape"),
+        ("gptq-4", cut("qzeros", 1), "down_proj.qzeros has the shape"),
+        ("gptq-4", cut("qweight"), "down_proj"),
+        ("gptq-4", cut("g_idx"), "down_proj"),
+        ("gptq-4", order(lambda x: x.fill(99)), "there are 3 groups"),
+        ("gptq-4", setting(checkpoint_format="marlin"), "repacked"),
+        ("awq-gemm", setting(version="gemv_fast"), "interleaved"),
+        ("ct-w4a16", without("weight_shape"), "down_proj"),
+        ("ct-w4a16", cut("weight_scale", 1), "down_proj"),
+        ("ct-w4a16-asym", cut("weight_zero_point", 1), "down_proj.weight_zero_point has the shape"),
+        ("fp8-blocks", cut("weight_scale_inv"), "down_proj.weight_scale_inv has the shape"),
+        ("bnb-int8", cut("SCB"), "down_proj"),
+        ("ct-mxfp4", cut("weight_scale"), "down_proj.weight_scale has the shape"),
+        ("ct-mxfp4", one("weight_scale", 255), "is NaN or infinite"),
+        ("ct-nvfp4", without("weight_global_scale"), "down_proj.weight_global_scale is missing"),
+        ("ct-nvfp4", one("weight_global_scale", 0), "is no factor"),
+        ("gptq-4", one("scales", np.float16("nan")), "is NaN or infinite"),
+        ("bnb-nf4", without("weight.quant_map"), "down_proj.weight.quant_map is missing"),
+        ("bnb-nf4", without("weight.quant_state.bitsandbytes__nf4"), "quant_state"),
+        ("bnb-nf4", cut("weight.absmax"), "numbers of U8 are expected"),
+        ("bnb-nf4", cut("weight"), "two to a byte"),
+        ("bnb-nf4", without("weight.nested_absmax"), "down_proj.weight.nested_absmax is missing"),
+        ("bnb-nf4", one("weight.nested_absmax", np.inf), "is NaN or infinite"),
+        ("modelopt-int4-awq", cut("pre_quant_scale"), "down_proj.pre_quant_scale: 96 numbers"),
+        ("modelopt-int4-awq", one("pre_quant_scale", 0x7FC0), "nan is no factor of a column"),
+        ("torchao-int4", cut("_weight_zero_point"), "down_proj._weight_zero_point has the shape"),
+        ("hqq-4", without("shape"), "a shape of two"),
+        ("hqq-4", without("zero"), "down_proj.zero is missing"),
+        ("hqq-4", cut("scale"), "numbers of F16, BF16 or F32"),
+        ("hqq-4", one("nbits", 5), "1, 2, 3, 4 or 8 nbits"),
+        ("hqq-4", one("nbits", 3), "10 to an I32"),
+        ("hqq-3", cut("W_q"), "10 to an I32"),
+        ("mlx-4", without("biases"), "down_proj.biases is missing"),
+        ("mlx-4", cut("biases"), "down_proj.biases has the shape"),
+        ("mlx-4", cut("scales", 1), "down_proj"),
+        ("mlx-4", one("scales", 0x7FC0), "is NaN or infinite"),
+        ("mlx-4", one("biases", 0xFF80), "is NaN or infinite"),
+        ("mlx-4", setting(bits=9), "no codes of 2 to 8 bits"),
+        ("hqq-4", one("scale", np.nan), "is NaN or infinite"),
+        ("quanto-int4", without("weight._shift"), "down_proj.weight._shift is missing"),
+        ("quanto-int4", cut("weight._scale"), "down_proj.weight._data._data holds 63 groups of 96"),
+        ("quanto-int2", cut("weight._shift"), "numbers of F16, BF16 or F32"),
+        ("quanto-int4", one("weight._scale", np.inf), "is NaN or infinite"),
+        ("quanto-int4", width(60), "that config.json says is the model's width"),
+        ("gptq-4", unknown, "one of these: gptq, awq"),
+    ],
+)
 def test_folders_that_lie(name, change, says, tmp_path):
     t = S.read(os.path.join(FOLDER, name, "model.safetensors"))
     with open(os.path.join(FOLDER, name, "config.json")) as f:

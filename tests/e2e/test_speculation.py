@@ -1,5 +1,6 @@
 """Tokens guessed ahead change nothing: SmolLM2 says the same with and without, to the bit of its logprobs, greedy and drawn, with penalties,
 stop strings, grammars and choices, alone and beside others. Whether anything is guessed is a matter of time, so no test asks that."""
+
 import os
 
 import pytest
@@ -15,9 +16,15 @@ CODE = """def total(items, tax):
 ASK = "Repeat this Python function with the name total changed to sum_up:\n\n" + CODE
 LIST = "Name, Age\nAnna, 31\nBert, 45\nCara, 28\nDora, 52\n"
 SETTINGS = [
-    dict(), dict(temperature=0.8, seed=1), dict(temperature=1.2, top_p=0.9, seed=2), dict(temperature=0.7, top_k=20, seed=3),
-    dict(repetition_penalty=1.1), dict(frequency_penalty=0.3, presence_penalty=0.2, temperature=0.5, seed=4),
-    dict(stop=["return", "\n\n\n"]), dict(min_tokens=20, stop=["subtotal += "], temperature=0.3, seed=5), dict(n=3, temperature=0.6, seed=6),
+    dict(),
+    dict(temperature=0.8, seed=1),
+    dict(temperature=1.2, top_p=0.9, seed=2),
+    dict(temperature=0.7, top_k=20, seed=3),
+    dict(repetition_penalty=1.1),
+    dict(frequency_penalty=0.3, presence_penalty=0.2, temperature=0.5, seed=4),
+    dict(stop=["return", "\n\n\n"]),
+    dict(min_tokens=20, stop=["subtotal += "], temperature=0.3, seed=5),
+    dict(n=3, temperature=0.6, seed=6),
     dict(n=2, best_of=3, temperature=0.9, seed=7),
 ]
 if not os.environ.get("LLMC_CHECK_ALL"):
@@ -46,22 +53,40 @@ def events(request):
     """All that a request says, in the order of each choice."""
     said = {}
     for e in request.events():
-        said.setdefault(e.index, []).append((e.kind, e.token, e.logprob, e.text, e.top, getattr(e, "finish", None)))
+        said.setdefault(e.index, []).append(
+            (e.kind, e.token, e.logprob, e.text, e.top, getattr(e, "finish", None))
+        )
     return said
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(s) or "greedy")
 def test_nothing_changes(model, engine, settings):
     prompt = chat(model, ASK)
-    said = [events(engine.submit(prompt, max_tokens=32, n_top=2, speculate=k, **settings)) for k in (-1, 0, 5)]
+    said = [
+        events(engine.submit(prompt, max_tokens=32, n_top=2, speculate=k, **settings))
+        for k in (-1, 0, 5)
+    ]
     assert said[0] == said[1] == said[2]
 
 
 def test_grammars(model, engine):
-    schema = {"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}}
+    schema = {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+            "required": ["name", "age"],
+        },
+    }
     with llmc.Grammar(model.tokenizer, "json_schema", schema) as g:
         prompt = chat(model, "As JSON:\n" + LIST)
-        said = [events(engine.submit(prompt, max_tokens=60, grammar=g, speculate=k, temperature=t, seed=9)) for t in (0, 0.8) for k in (-1, 0)]
+        said = [
+            events(
+                engine.submit(prompt, max_tokens=60, grammar=g, speculate=k, temperature=t, seed=9)
+            )
+            for t in (0, 0.8)
+            for k in (-1, 0)
+        ]
     assert said[0] == said[1] and said[2] == said[3]
 
 
@@ -69,7 +94,10 @@ def test_side_by_side(model, engine):
     prompts = [chat(model, t) for t in (ASK, "Continue:\n" + LIST, "Tell a story.", ASK)]
     said = []
     for k in (-1, 0):
-        requests = [engine.submit(p, max_tokens=40, speculate=k, seed=i, temperature=0.4) for i, p in enumerate(prompts)]
+        requests = [
+            engine.submit(p, max_tokens=40, speculate=k, seed=i, temperature=0.4)
+            for i, p in enumerate(prompts)
+        ]
         said.append([events(r) for r in requests])
     assert said[0] == said[1]
 
@@ -77,11 +105,20 @@ def test_side_by_side(model, engine):
 def test_sessions_and_bounds(model, engine):
     prompt = chat(model, ASK)
     with model.session(context=512, n_out=16, threads=1) as s:
-        said = [s.run(prompt, max_tokens=32, seed=3, temperature=t, speculate=k) for t in (0, 0.7) for k in (-1, 0, 2)]
-        assert len({str(r["tokens"]) for r in said[:3]}) == 1 and len({str(r["tokens"]) for r in said[3:]}) == 1
+        said = [
+            s.run(prompt, max_tokens=32, seed=3, temperature=t, speculate=k)
+            for t in (0, 0.7)
+            for k in (-1, 0, 2)
+        ]
+        assert (
+            len({str(r["tokens"]) for r in said[:3]}) == 1
+            and len({str(r["tokens"]) for r in said[3:]}) == 1
+        )
         # the last positions of a context, and single tokens
         for n in (1, 2, 512 - len(prompt) + 1):
-            a, b = (s.run(prompt, max_tokens=n, speculate=k, ignore_eos=True)["tokens"] for k in (-1, 0))
+            a, b = (
+                s.run(prompt, max_tokens=n, speculate=k, ignore_eos=True)["tokens"] for k in (-1, 0)
+            )
             assert a == b and len(a) == n
     with pytest.raises(llmc.Error, match="speculate is 16"):
         engine.submit(prompt, speculate=16)
@@ -92,11 +129,20 @@ def test_a_draft_model(model, engine):
     prompt = chat(model, "Tell a story.")
     with model.engine(context=512, seqs=4, chunk=128, threads=1, draft=model) as own:
         for settings in (dict(), dict(temperature=0.7, seed=1), dict(n=2, temperature=0.5, seed=2)):
-            said = [events(e.submit(prompt, max_tokens=40, n_top=1, speculate=k, **settings)) for e, k in ((engine, -1), (own, 0))]
+            said = [
+                events(e.submit(prompt, max_tokens=40, n_top=1, speculate=k, **settings))
+                for e, k in ((engine, -1), (own, 0))
+            ]
             assert said[0] == said[1]
         s = own.stats()
         assert s["drafts"] > 0 and s["running"] == 0
-    with llmc.open("configs/tiny.yaml", random_weights=True) as tiny, pytest.raises(llmc.Error, match="a draft model must have the tokens of the model"):
+    with (
+        llmc.open("configs/tiny.yaml", random_weights=True) as tiny,
+        pytest.raises(llmc.Error, match="a draft model must have the tokens of the model"),
+    ):
         model.engine(draft=tiny)
-    with llmc.open("configs/tiny.yaml", random_weights=True, set=["head.kind=hidden"]) as vectors, pytest.raises(llmc.Error, match="it cannot be a draft model"):
+    with (
+        llmc.open("configs/tiny.yaml", random_weights=True, set=["head.kind=hidden"]) as vectors,
+        pytest.raises(llmc.Error, match="it cannot be a draft model"),
+    ):
         model.engine(draft=vectors)

@@ -1,5 +1,6 @@
 """Folders of mixtures as MLX's converters leave them: the experts of a layer in one tensor, `switch_mlp`, and DeepSeek-V3's kv_b_proj as two, `embed_q` and `unembed_out`, plain and of 4
 bits, against transformers on the same weights (tests/golden/models) and against a folder of the values that the formula scale * code + bias gives."""
+
 import json
 import os
 import re
@@ -26,7 +27,10 @@ def stacked(tensors):
             out.setdefault(f"{m[1]}.switch_mlp.{ROLES.get(m[3], m[3])}.weight", {})[int(m[2])] = x
         else:
             out[name] = x
-    return {n: np.stack([x[e] for e in range(len(x))]) if isinstance(x, dict) else x for n, x in out.items()}
+    return {
+        n: np.stack([x[e] for e in range(len(x))]) if isinstance(x, dict) else x
+        for n, x in out.items()
+    }
 
 
 def absorbed(tensors, config):
@@ -38,7 +42,10 @@ def absorbed(tensors, config):
             continue
         x = x.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
         k, v = np.split(x, [config["qk_nope_head_dim"]], 1)
-        out[name.replace("kv_b_proj", "embed_q")], out[name.replace("kv_b_proj", "unembed_out")] = np.ascontiguousarray(k.swapaxes(1, 2)), v
+        out[name.replace("kv_b_proj", "embed_q")], out[name.replace("kv_b_proj", "unembed_out")] = (
+            np.ascontiguousarray(k.swapaxes(1, 2)),
+            v,
+        )
     return out
 
 
@@ -47,9 +54,20 @@ def affine(x):
     groups = x.reshape(*x.shape[:-1], -1, 32)
     low, high = groups.min(-1), groups.max(-1)
     scale, bias = ((high - low) / 15).astype(np.float16), low.astype(np.float16)
-    code = np.clip(np.rint((groups - bias[..., None]) / scale[..., None].astype(np.float32)), 0, 15).astype(np.uint32).reshape(*x.shape[:-1], -1, 8)
-    packed = {"weight": ("U32", (code << np.arange(0, 32, 4, dtype=np.uint32)).sum(-1, dtype=np.uint32)), "scales": ("F16", scale), "biases": ("F16", bias)}
-    return packed, (scale[..., None].astype(np.float32) * code.reshape(groups.shape) + bias[..., None].astype(np.float32)).reshape(x.shape).astype(np.float32)
+    code = (
+        np.clip(np.rint((groups - bias[..., None]) / scale[..., None].astype(np.float32)), 0, 15)
+        .astype(np.uint32)
+        .reshape(*x.shape[:-1], -1, 8)
+    )
+    packed = {
+        "weight": ("U32", (code << np.arange(0, 32, 4, dtype=np.uint32)).sum(-1, dtype=np.uint32)),
+        "scales": ("F16", scale),
+        "biases": ("F16", bias),
+    }
+    return packed, (
+        scale[..., None].astype(np.float32) * code.reshape(groups.shape)
+        + bias[..., None].astype(np.float32)
+    ).reshape(x.shape).astype(np.float32)
 
 
 def same(tmp_path, g, packed, plain, within):
@@ -58,7 +76,10 @@ def same(tmp_path, g, packed, plain, within):
     for kind, tensors in (("plain", plain), ("packed", packed)):
         folder = tmp_path / kind
         folder.mkdir()
-        config = dict(g.config, **({"quantization": {"group_size": 32, "bits": 4}} if kind == "packed" else {}))
+        config = dict(
+            g.config,
+            **({"quantization": {"group_size": 32, "bits": 4}} if kind == "packed" else {}),
+        )
         (folder / "config.json").write_text(json.dumps(config))
         S.write(folder / "model.safetensors", tensors)
         got.append(golden_run.run(str(folder), g, "--device", "ref")[0])
@@ -66,12 +87,28 @@ def same(tmp_path, g, packed, plain, within):
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("name", ["mixtral-plain", "qwen3_moe-renorm", "qwen3_moe-dense-layers", "qwen2_moe-plain", "olmoe-plain", "glm4_moe-plain", "minimax_m2-plain", "ernie4_5_moe-plain",
-                                  "hunyuan_v1_moe-plain"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mixtral-plain",
+        "qwen3_moe-renorm",
+        "qwen3_moe-dense-layers",
+        "qwen2_moe-plain",
+        "olmoe-plain",
+        "glm4_moe-plain",
+        "minimax_m2-plain",
+        "ernie4_5_moe-plain",
+        "hunyuan_v1_moe-plain",
+    ],
+)
 def test_plain(tmp_path, name):
     g = weights.Golden(name)
     folder = g.build(str(tmp_path / "model"))
-    weights.write_safetensors(f"{folder}/model.safetensors", stacked({n: weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}), g.dtype)
+    weights.write_safetensors(
+        f"{folder}/model.safetensors",
+        stacked({n: weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}),
+        g.dtype,
+    )
     got, tokens = golden_run.run(folder, g, "--device", "ref")
     golden_run.check(g, got, tokens)
 
@@ -82,22 +119,29 @@ WIDER = {44: 128, 36: 96, 56: 64, 28: 32}  # whole groups of 32
 def test_four_bits(tmp_path):
     g = weights.Golden("mixtral-plain")
     g.config.update(hidden_size=128, intermediate_size=96, head_dim=16)
-    t = stacked({n: weights.tensor(g.seed, n, [WIDER.get(k, k) for k in s]) for n, s in g.tensors.items()})
+    t = stacked(
+        {n: weights.tensor(g.seed, n, [WIDER.get(k, k) for k in s]) for n, s in g.tensors.items()}
+    )
     packed, plain = {}, {}
     for name, x in t.items():
         plain[name] = packed[name] = ("F32", x)
         if "switch_mlp" in name:
             parts, value = affine(x)
             plain[name] = ("F32", value)
-            packed.update({name[:-len("weight")] + k: v for k, v in parts.items()})
+            packed.update({name[: -len("weight")] + k: v for k, v in parts.items()})
     same(tmp_path, g, packed, plain, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3-plain", "deepseek_v3-glm4-lite", "deepseek_v3-glm5-shares"])
+@pytest.mark.parametrize(
+    "name", ["deepseek_v3-plain", "deepseek_v3-glm4-lite", "deepseek_v3-glm5-shares"]
+)
 def test_latents_in_two(tmp_path, name):
     g = weights.Golden(name)
     folder = g.build(str(tmp_path / "model"))
-    t = absorbed(stacked({n: weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}), g.config)
+    t = absorbed(
+        stacked({n: weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}),
+        g.config,
+    )
     weights.write_safetensors(f"{folder}/model.safetensors", t, g.dtype)
     got, tokens = golden_run.run(folder, g, "--device", "ref")
     golden_run.check(g, got, tokens)
@@ -108,9 +152,17 @@ def test_latents_of_four_bits(tmp_path):
     g = weights.Golden("deepseek_v3-plain")
     g.config.update(kv_lora_rank=64, qk_nope_head_dim=96, v_head_dim=32, num_nextn_predict_layers=1)
     heads, hidden = g.config["num_attention_heads"], g.config["hidden_size"]
-    shapes = {"q_b_proj": [heads * (96 + 8), 20], "kv_a_proj_with_mqa": [64 + 8, hidden], "kv_a_layernorm": [64], "kv_b_proj": [heads * (96 + 32), 64], "o_proj": [hidden, heads * 32]}
+    shapes = {
+        "q_b_proj": [heads * (96 + 8), 20],
+        "kv_a_proj_with_mqa": [64 + 8, hidden],
+        "kv_a_layernorm": [64],
+        "kv_b_proj": [heads * (96 + 32), 64],
+        "o_proj": [hidden, heads * 32],
+    }
     packed, plain = {}, {}
-    for n, x in {n: weights.tensor(g.seed, n, shapes.get(n.split(".")[-2], s)) for n, s in g.tensors.items()}.items():
+    for n, x in {
+        n: weights.tensor(g.seed, n, shapes.get(n.split(".")[-2], s)) for n, s in g.tensors.items()
+    }.items():
         packed[n] = plain[n] = ("F32", x)
         if "kv_b_proj" not in n:
             continue
@@ -118,7 +170,7 @@ def test_latents_of_four_bits(tmp_path):
         value = []
         for part, y in absorbed({n: x}, g.config).items():
             parts, v = affine(y)
-            packed.update({part[:-len("weight")] + k: p for k, p in parts.items()})
+            packed.update({part[: -len("weight")] + k: p for k, p in parts.items()})
             value.append(v.astype(np.float16).astype(np.float32) if "embed_q" in part else v)
         plain[n] = ("F32", np.concatenate([value[0].swapaxes(1, 2), value[1]], 1).reshape(x.shape))
     same(tmp_path, g, packed, plain, 1e-5)

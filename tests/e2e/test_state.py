@@ -1,5 +1,6 @@
 """Models whose layers keep a state: what holds of sequences whose cache cannot be cut. Chunks, company, threads and forks change no bit; sequences are saved with their
 states; a prompt that was preempted goes on as it was; no prefix is taken for what it is not; what cannot work is refused in a sentence."""
+
 import json
 import os
 import re
@@ -27,15 +28,24 @@ ffn: {width: 96}
 text: {bos: 1, eos: [2]}
 """
 # a gated delta rule in layers 0 and 3, a selective scan in layer 1; scans in all layers, so that there is no cache beside the states
-TEXTS = {"kinds": COMMON + """family: qwen3_5
+TEXTS = {
+    "kinds": COMMON
+    + """family: qwen3_5
 linear: {layers: [0, 3], k_heads: 2, v_heads: 6, k_dim: 20, v_dim: 24, taps: 4}
 ssm: {layers: [1], heads: 6, dim: 20, groups: 2, state: 24, taps: 3}
 rope: {dims: 8}
 tensors: {ssm_z+ssm_x+ssm_dt: .a, ssm_conv: .b, ssm_rate: .c, ssm_dt_bias: .d, ssm_skip: .e, ssm_norm: .f, ssm_o: .g}
-""", "scans": COMMON + """family: granitemoehybrid
+""",
+    "scans": COMMON
+    + """family: granitemoehybrid
 ssm: {layers: all, heads: 3, dim: 33, groups: 3, state: 17, taps: 3, conv_bias: true, norm_groups: 3}
-"""}
-STATE = {"kinds": 4 * (2 * (3 * (2 * 2 * 20 + 6 * 24) + 6 * 20 * 24) + 2 * (6 * 20 + 2 * 2 * 24) + 6 * 24 * 20), "scans": 4 * 4 * (2 * (99 + 2 * 3 * 17) + 99 * 17)}
+""",
+}
+STATE = {
+    "kinds": 4
+    * (2 * (3 * (2 * 2 * 20 + 6 * 24) + 6 * 20 * 24) + 2 * (6 * 20 + 2 * 2 * 24) + 6 * 24 * 20),
+    "scans": 4 * 4 * (2 * (99 + 2 * 3 * 17) + 99 * 17),
+}
 ALL = pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="LLMC_CHECK_ALL is not set")
 # each channel of a key decays by itself, beside latent attention without positions and experts
 CHANNELS = """llmc: 1
@@ -77,11 +87,13 @@ def test_a_result_depends_on_the_request_alone(model):
     want = whole(model, TOK)
     with model.session(context=N, chunk=N, n_out=N, seqs=3, threads=2) as s:
         q = s.seq()
-        assert np.array_equal(np.concatenate([rows(s, [(q, [t], 1)]) for t in TOK]), want), "prefill and decode differ"
+        assert np.array_equal(np.concatenate([rows(s, [(q, [t], 1)]) for t in TOK]), want), (
+            "prefill and decode differ"
+        )
         s.free(q)
         q, at, got = s.seq(), 0, []
         for n in (1, 2, 7, 31, 33, 1, N):
-            got.append(rows(s, [(q, TOK[at:at + n], len(TOK[at:at + n]))]))
+            got.append(rows(s, [(q, TOK[at : at + n], len(TOK[at : at + n]))]))
             at += n
             if at == 41:  # a fork goes on by itself, and the other does not see it
                 fork = s.fork(q)
@@ -97,7 +109,7 @@ def test_a_result_depends_on_the_request_alone(model):
     for threads in (3, 5):
         with model.session(context=N, chunk=64, n_out=64, threads=threads) as s:
             q = s.seq()
-            got = [rows(s, [(q, TOK[i:i + 50], 50)]) for i in range(0, N, 50)]
+            got = [rows(s, [(q, TOK[i : i + 50], 50)]) for i in range(0, N, 50)]
             assert np.array_equal(np.concatenate(got), want), f"{threads} threads"
 
 
@@ -109,13 +121,13 @@ def test_company_changes_nothing(model):
             part = []
             for i, n in enumerate(((1, 5, 9), (1, 1, 1), (7, 1, 1))[step % 3]):
                 if step >= 2 * i and at[i] < N:
-                    part.append((i, TOK[at[i]:at[i] + n]))
+                    part.append((i, TOK[at[i] : at[i] + n]))
             if not part:
                 break
             out = rows(s, [(q[i], t, len(t)) for i, t in part])
             for i, t in part:
-                got[i].append(out[:len(t)])
-                out = out[len(t):]
+                got[i].append(out[: len(t)])
+                out = out[len(t) :]
                 at[i] += len(t)
         for g in got:
             assert np.array_equal(np.concatenate(g), want)
@@ -162,7 +174,7 @@ def goes_back(s, want):
     rows(s, [(q, TOK[:40], 1), (other, TOK[:3], 1)])
     s.mark(q)
     for wrong in ([5, 6, 7], [9]):
-        rows(s, [(other, TOK[s.length(other):][:2], 1), (q, TOK[40:41] + wrong, 1)])
+        rows(s, [(other, TOK[s.length(other) :][:2], 1), (q, TOK[40:41] + wrong, 1)])
         with pytest.raises(llmc.Error, match="to 0 alone, or to where it was marked"):
             s.trim(q, 41)
         s.trim(q, 40)
@@ -177,7 +189,10 @@ def goes_back(s, want):
     with pytest.raises(llmc.Error, match="keeps a state"):
         s.trim(fork, 44)  # the mark was not its own
     s.trim(q, 44)
-    assert np.array_equal(rows(s, [(q, TOK[44:50], 6), (other, TOK[7:9], 2)]), np.concatenate([want[44:50], want[7:9]]))
+    assert np.array_equal(
+        rows(s, [(q, TOK[44:50], 6), (other, TOK[7:9], 2)]),
+        np.concatenate([want[44:50], want[7:9]]),
+    )
     s.unmark(q)
     s.mark(other)
     for x in (q, fork, other):
@@ -193,24 +208,62 @@ def test_a_sequence_goes_back_to_its_mark(model):
 
 
 def test_memory_counts_states(model, path, kind):
-    one, four, kept = (model.memory(context=64, seqs=n, snapshots=k) for n, k in ((1, 0), (4, 0), (4, 3)))
-    assert kept["kv_snapshots"] == 4 * 3 * STATE[kind] == kept["kv"] - four["kv"] and four["kv_snapshots"] == 0
-    assert model.memory(context=64, seqs=4, snapshots=3, marks=2)["kv_snapshots"] == (4 * 3 + 2) * STATE[kind]
+    one, four, kept = (
+        model.memory(context=64, seqs=n, snapshots=k) for n, k in ((1, 0), (4, 0), (4, 3))
+    )
+    assert (
+        kept["kv_snapshots"] == 4 * 3 * STATE[kind] == kept["kv"] - four["kv"]
+        and four["kv_snapshots"] == 0
+    )
+    assert (
+        model.memory(context=64, seqs=4, snapshots=3, marks=2)["kv_snapshots"]
+        == (4 * 3 + 2) * STATE[kind]
+    )
     assert one["kv_per_seq"] == four["kv_per_seq"] == STATE[kind]
-    assert one["kv"] == 2 * 32 * one["kv_per_token"] + STATE[kind] and four["kv"] == 4 * one["kv"] and (one["kv_per_token"] == 0) == (kind == "scans")
-    text = subprocess.run([LLMC, "plan", path, "--random-weights", "--arch", BEST], capture_output=True, text=True, check=True).stdout
-    pools = (("ssm_conv", 4), ("ssm_state", 4)) if kind == "scans" else (("conv", 2), ("state", 2), ("ssm_conv", 1), ("ssm_state", 1))
+    assert (
+        one["kv"] == 2 * 32 * one["kv_per_token"] + STATE[kind]
+        and four["kv"] == 4 * one["kv"]
+        and (one["kv_per_token"] == 0) == (kind == "scans")
+    )
+    text = subprocess.run(
+        [LLMC, "plan", path, "--random-weights", "--arch", BEST],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    pools = (
+        (("ssm_conv", 4), ("ssm_state", 4))
+        if kind == "scans"
+        else (("conv", 2), ("state", 2), ("ssm_conv", 1), ("ssm_state", 1))
+    )
     assert re.search(r"snapshots of states, within kv: .*, 2 a sequence", text)
-    assert re.search(r"states of a sequence, within kv: ", text) and all(re.search(rf"\b{id} .* a sequence: {n} layer", text) for id, n in pools)
+    assert re.search(r"states of a sequence, within kv: ", text) and all(
+        re.search(rf"\b{id} .* a sequence: {n} layer", text) for id, n in pools
+    )
 
 
 @pytest.mark.parametrize("name", ["zamba2-plain", "zamba2-adapters"])
 def test_layers_that_share_a_block_share_what_is_made_of_it(name, tmp_path):
     """Stacks of q, k, v and of gate and up too: no two tensors of a plan are the same rows in the same order."""
     out = tmp_path / "artifact"
-    subprocess.run([LLMC, "compile", os.path.join(ROOT, "tests/golden/models", name), "--arch", BEST, "-o", out], check=True, capture_output=True)
+    subprocess.run(
+        [
+            LLMC,
+            "compile",
+            os.path.join(ROOT, "tests/golden/models", name),
+            "--arch",
+            BEST,
+            "-o",
+            out,
+        ],
+        check=True,
+        capture_output=True,
+    )
     plan = json.loads(next(out.glob("plan-*.json")).read_text())
-    made = [json.dumps([t["layout"], t["rows"], t["cols"], t["src"]], sort_keys=True) for t in plan["tensor"]]
+    made = [
+        json.dumps([t["layout"], t["rows"], t["cols"], t["src"]], sort_keys=True)
+        for t in plan["tensor"]
+    ]
     assert len(made) == len(set(made)) and any("shared" in t["id"] for t in plan["tensor"])
 
 
@@ -235,23 +288,35 @@ with llmc.open(sys.argv[1], random_weights=True, device="cuda") as m:
 def test_an_engine_takes_what_is_said(tmp_path):
     """Snapshots of states are memory as well: counted before anything is taken, refused where they do not fit."""
     path = tmp_path / "large.yaml"
-    path.write_text(COMMON.replace("n_layers: 4", "n_layers: 1") + """family: mamba2
+    path.write_text(
+        COMMON.replace("n_layers: 4", "n_layers: 1")
+        + """family: mamba2
 ssm: {layers: all, heads: 64, dim: 64, groups: 1, state: 128, norm_groups: 1}
-""")
+"""
+    )
     state = 4 * (64 * 64 * 128 + 3 * (64 * 64 + 2 * 128))
 
     def run(mb):
         env = environment("sm_90a", LLMC_EMU_SHARED=tmp_path / f"used{mb}", LLMC_EMU_MEM_MB=mb)
-        p = subprocess.run([sys.executable, "-c", TAKEN, path], env=os.environ | env, capture_output=True, text=True)
+        p = subprocess.run(
+            [sys.executable, "-c", TAKEN, path],
+            env=os.environ | env,
+            capture_output=True,
+            text=True,
+        )
         assert p.returncode == 0, p.stderr
         return p.stdout.splitlines()
 
     def check(line, n):
         took, said, snaps = (int(x) for x in line.split(","))
         assert snaps == 4 * n * state and abs(took - said) <= 0.05 * said, line
+
     both, few = run(16384), run(52)
     check(both[0], 2), check(both[1], 0), check(few[1], 0)
-    assert re.search(r"does not fit GPU 0.*; 17\.2 MB of it snapshots of states, none without a prefix cache", few[0])
+    assert re.search(
+        r"does not fit GPU 0.*; 17\.2 MB of it snapshots of states, none without a prefix cache",
+        few[0],
+    )
 
 
 @pytest.mark.parametrize("swap", [0, 1 << 24])
@@ -281,25 +346,32 @@ def test_prefixes_end_where_a_state_was_saved(model):
     def ask(e, prompt):
         events = [x for x in e.submit(prompt, **params).events()]
         return [x.token for x in events if x.token >= 0], events[-1].n_cached
+
     with model.engine(context=1024, seqs=4, chunk=64, no_prefix_cache=True) as e:
+
         def alone(p):
             return ask(e, p)[0]
+
         with model.engine(context=1024, seqs=4, chunk=64) as c:
             first, second = TOK[:100], TOK[50:90]
             a, found = ask(c, first)
             assert a == alone(first) and found == 0
-            b, found = ask(c, first)                        # the same again: behind the border before its last token
+            b, found = ask(c, first)  # the same again: behind the border before its last token
             assert b == a and found == 96
-            going_on = first + a + second                   # 140 positions, of which 139 were computed: 128 is a border
+            going_on = (
+                first + a + second
+            )  # 140 positions, of which 139 were computed: 128 is a border
             d, found = ask(c, going_on)
             assert d == alone(going_on) and found == 128
-            other = first[:70] + second                     # pages of 64 positions are the same, but no state was saved behind them
+            other = (
+                first[:70] + second
+            )  # pages of 64 positions are the same, but no state was saved behind them
             f, found = ask(c, other)
             assert f == alone(other) and found == 0
-            g, found = ask(c, first + second)               # as if the answer had been taken back
+            g, found = ask(c, first + second)  # as if the answer had been taken back
             assert g == alone(first + second) and found == 96
             exact = first[:96]
-            h, found = ask(c, exact)                        # one token at least is computed
+            h, found = ask(c, exact)  # one token at least is computed
             assert h == alone(exact) and found <= 64
 
 
@@ -309,7 +381,12 @@ def test_on_an_emulated_gpu(path, monkeypatch):
     for k, v in environment("sm_90a").items():
         monkeypatch.setenv(k, v)
     params = dict(max_tokens=40, ignore_eos=True, temperature=0)
-    with llmc.open(path, random_weights=True, device="cuda", set={"dtype": "f32", "deterministic": "true", "storage.default": "f32"}) as m:
+    with llmc.open(
+        path,
+        random_weights=True,
+        device="cuda",
+        set={"dtype": "f32", "deterministic": "true", "storage.default": "f32"},
+    ) as m:
         with m.session(context=256, seqs=3) as s:
             q = s.seq()
             rows(s, [(q, TOK[:50], 1)])
@@ -322,24 +399,42 @@ def test_on_an_emulated_gpu(path, monkeypatch):
             want = np.concatenate([rows(s, [(q, [t], 1)]) for t in TOK[:60]])
             s.free(q)
             goes_back(s, want)
-        with m.engine(context=256, seqs=4, chunk=64, no_prefix_cache=True) as plain, m.engine(context=256, seqs=4, chunk=64) as e:
+        with (
+            m.engine(context=256, seqs=4, chunk=64, no_prefix_cache=True) as plain,
+            m.engine(context=256, seqs=4, chunk=64) as e,
+        ):
             for prompt, found in ((TOK[:100], 0), (TOK[:100], 96), (TOK[:120], 96)):
-                want, events = list(plain.submit(prompt, **params).events()), list(e.submit(prompt, **params).events())
-                assert [x.token for x in events] == [x.token for x in want] and events[-1].n_cached == found
+                want, events = (
+                    list(plain.submit(prompt, **params).events()),
+                    list(e.submit(prompt, **params).events()),
+                )
+                assert [x.token for x in events] == [x.token for x in want] and events[
+                    -1
+                ].n_cached == found
 
 
-@pytest.mark.parametrize("tp,pp,order", [(2, 1, "grouped"), (2, 1, "tiled"), (3, 1, "tiled"), (1, 2, "grouped"), (2, 2, "tiled")])
+@pytest.mark.parametrize(
+    "tp,pp,order",
+    [(2, 1, "grouped"), (2, 1, "tiled"), (3, 1, "tiled"), (1, 2, "grouped"), (2, 2, "tiled")],
+)
 def test_over_ranks(path, tp, pp, order):
     """Value heads are dealt with their key heads, which two ranks may both have; stages may have no pages, or no states. Forks, saved sequences, swaps and snapshots
     have those of all ranks."""
-    heads = ["linear.order=" + order, *(["attention.n_kv_heads=1", "attention.n_heads=6"] if tp == 3 else [])]
+    heads = [
+        "linear.order=" + order,
+        *(["attention.n_kv_heads=1", "attention.n_heads=6"] if tp == 3 else []),
+    ]
     ranks = [f"parallel.tp={tp}", f"parallel.pp={pp}"]
     params = dict(max_tokens=16, ignore_eos=True, temperature=0)
     with llmc.open(path, random_weights=True, device="ref", set=heads) as one:
         first = whole(one, TOK)
     with llmc.open(path, random_weights=True, device="ref", set=heads + ranks) as m:
         want = whole(m, TOK)
-        assert np.array_equal(want, first) if tp == 1 else np.allclose(want.view(np.float32), first.view(np.float32), atol=2e-5)
+        assert (
+            np.array_equal(want, first)
+            if tp == 1
+            else np.allclose(want.view(np.float32), first.view(np.float32), atol=2e-5)
+        )
         with m.session(context=N, chunk=64, n_out=64, seqs=3, threads=2, marks=1) as s:
             goes_back(s, want)
             q, other = s.seq(), s.seq()
@@ -353,12 +448,22 @@ def test_over_ranks(path, tp, pp, order):
                 r = t.load(data)
                 assert np.array_equal(rows(t, [(r, TOK[41:105], 64)]), want[41:105])
         with m.engine(context=256, seqs=4, chunk=64, no_prefix_cache=True) as plain:
-            alone = [[x.token for x in plain.submit(p, **params).events()] for p in (TOK[:100], TOK[:100] + TOK[3:30])]
+            alone = [
+                [x.token for x in plain.submit(p, **params).events()]
+                for p in (TOK[:100], TOK[:100] + TOK[3:30])
+            ]
         with m.engine(context=256, seqs=4, chunk=64) as e:
             for k, found in ((0, 0), (0, 96), (1, 96)):
                 events = list(e.submit((TOK[:100], TOK[:100] + TOK[3:30])[k], **params).events())
                 assert [x.token for x in events] == alone[k] and events[-1].n_cached == found
-        with m.engine(context=128, seqs=4, chunk=32, kv_tokens=5 * 32, swap_bytes=1 << 24, no_prefix_cache=True) as e:
+        with m.engine(
+            context=128,
+            seqs=4,
+            chunk=32,
+            kv_tokens=5 * 32,
+            swap_bytes=1 << 24,
+            no_prefix_cache=True,
+        ) as e:
             said = [[] for _ in range(4)]
             for x in e.submit(TOK[:40], n=4, **params | {"max_tokens": 30}).events():
                 if x.kind != "prompt" and x.token >= 0:
@@ -368,22 +473,59 @@ def test_over_ranks(path, tp, pp, order):
 
 REFUSED = (  # what is set, and words of the answer
     (["attention.mask=prefix"], "causal, mask prefix is not"),
-    (["parallel.tp=4"], r"the 6 value heads of a delta rule are dealt by 3 \(2 key heads"), (["parallel.pp=2", "linear.layers=[2]", "ssm.layers=[3]"], "the first stage"),
-    (["linear.v_heads=5"], "no multiple of linear.k_heads"), (["linear.k_dim=0"], "linear.k_dim is missing"), (["ssm.layers=[0]"], "layer 0 is in ssm.layers and in linear.layers"),
-    (["ssm.groups=4"], "ssm.groups = 4 does not divide ssm.heads = 6"), (["ssm.state=0"], "ssm.state is missing: 1 layers have a selective scan"),
-    (["ssm.norm_groups=7"], "does not divide ssm.heads . ssm.dim = 120"), (["ssm.dt_max=0.1", "ssm.dt_min=0.2"], "is not above ssm.dt_min = 0.2"),
-    (["ssm.norm=norm_first", "ssm.norm_groups=2"], "norm_first: such a norm is of the whole row"), (["attention.layers=[2]"], "layer 0 is in linear.layers and not in attention.layers"),
-    (["ffn.layers=[0, 1]", "attention.layers=[0, 1, 3]"], "layer 2 is neither in"), (["residual.form=parallel", "ffn.layers=[0, 1]"], "in parallel form layers have two"),
-    (["shared.layers=[2]"], "layer 2 is in shared.layers: such a block stands in front of a selective scan"), (["shared.layers=[1]", "shared.blocks=2"], "more than the 1 layers of shared.layers"),
-    (["ssm.dt_rank=4"], "ssm.heads = 6: with ssm.dt_rank there is one"), (["ssm.dt_rank=4", "ssm.heads=1", "ssm.groups=2"], "ssm.groups belongs to scans with a rate a head"),
-    (["linear.layers=none", "ssm.layers=none", "shared.layers=[1]"], "layer 1 is in shared.layers: such a block stands in front of a selective scan"),
-    (["ssm.low_norm=unit"], "belongs to scans with ssm.dt_rank"), (["linear.layers=[0]", "shared.layers=[1]", "attention.qk_norm=head"], "have plain attention and a plain gated feed-forward"),
-    (["attention.kv_shared=2", "linear.layers=[0]", "ssm.layers=[1]", "attention.layers=[0, 1, 3]"], "no layer before them is one of attention"))
+    (["parallel.tp=4"], r"the 6 value heads of a delta rule are dealt by 3 \(2 key heads"),
+    (["parallel.pp=2", "linear.layers=[2]", "ssm.layers=[3]"], "the first stage"),
+    (["linear.v_heads=5"], "no multiple of linear.k_heads"),
+    (["linear.k_dim=0"], "linear.k_dim is missing"),
+    (["ssm.layers=[0]"], "layer 0 is in ssm.layers and in linear.layers"),
+    (["ssm.groups=4"], "ssm.groups = 4 does not divide ssm.heads = 6"),
+    (["ssm.state=0"], "ssm.state is missing: 1 layers have a selective scan"),
+    (["ssm.norm_groups=7"], "does not divide ssm.heads . ssm.dim = 120"),
+    (["ssm.dt_max=0.1", "ssm.dt_min=0.2"], "is not above ssm.dt_min = 0.2"),
+    (["ssm.norm=norm_first", "ssm.norm_groups=2"], "norm_first: such a norm is of the whole row"),
+    (["attention.layers=[2]"], "layer 0 is in linear.layers and not in attention.layers"),
+    (["ffn.layers=[0, 1]", "attention.layers=[0, 1, 3]"], "layer 2 is neither in"),
+    (["residual.form=parallel", "ffn.layers=[0, 1]"], "in parallel form layers have two"),
+    (
+        ["shared.layers=[2]"],
+        "layer 2 is in shared.layers: such a block stands in front of a selective scan",
+    ),
+    (["shared.layers=[1]", "shared.blocks=2"], "more than the 1 layers of shared.layers"),
+    (["ssm.dt_rank=4"], "ssm.heads = 6: with ssm.dt_rank there is one"),
+    (
+        ["ssm.dt_rank=4", "ssm.heads=1", "ssm.groups=2"],
+        "ssm.groups belongs to scans with a rate a head",
+    ),
+    (
+        ["linear.layers=none", "ssm.layers=none", "shared.layers=[1]"],
+        "layer 1 is in shared.layers: such a block stands in front of a selective scan",
+    ),
+    (["ssm.low_norm=unit"], "belongs to scans with ssm.dt_rank"),
+    (
+        ["linear.layers=[0]", "shared.layers=[1]", "attention.qk_norm=head"],
+        "have plain attention and a plain gated feed-forward",
+    ),
+    (
+        [
+            "attention.kv_shared=2",
+            "linear.layers=[0]",
+            "ssm.layers=[1]",
+            "attention.layers=[0, 1, 3]",
+        ],
+        "no layer before them is one of attention",
+    ),
+)
 
 
 def test_refused(path, kind):
     """Value heads that have one key head stay together, the first stage has the books of states, and the description is checked."""
     for arg, words in REFUSED[:1] if kind == "scans" else REFUSED:
         args = [x for a in arg for x in ("--set", a)]
-        p = subprocess.run([LLMC, "compile", path, "-o", path.parent / "out", *args], capture_output=True, text=True)
-        assert p.returncode != 0 and re.search(words, p.stderr), f"{args}: {p.returncode} {p.stderr}"
+        p = subprocess.run(
+            [LLMC, "compile", path, "-o", path.parent / "out", *args],
+            capture_output=True,
+            text=True,
+        )
+        assert p.returncode != 0 and re.search(words, p.stderr), (
+            f"{args}: {p.returncode} {p.stderr}"
+        )

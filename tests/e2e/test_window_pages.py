@@ -1,5 +1,6 @@
 """Layers that see a window keep what they see: whatever is done to sequences beside each other, in whatever order, each has the bits of its own tokens in one chunk,
 and can be cut back by 32 positions. Forks, cuts, saved sequences, steps with several of them, in a session with few pages; alone, over ranks and over stages."""
+
 import random
 
 import numpy as np
@@ -22,9 +23,16 @@ text: {bos: 1, eos: [2]}
 OPS, CHUNK, BACK = 120, 24, 32
 WIDE = ["attention.head_dim=32"]
 CASES = [(window, sets) for window in (1, 2, 23, 32, 33, 40) for sets in ([], ["parallel.pp=2"])]
-CASES += [(window, ["ffn.width=64", "attention.n_heads=4", "attention.n_kv_heads=2", "parallel.tp=2"]) for window in (5, 33)]
+CASES += [
+    (window, ["ffn.width=64", "attention.n_heads=4", "attention.n_kv_heads=2", "parallel.tp=2"])
+    for window in (5, 33)
+]
 # rows that are read in 16 bit while they are recent
-CASES += [(23, WIDE + ["kv.k=int4c", "kv.v=int4", "kv.window=32", "kv.sinks=5"]), (33, WIDE + ["kv.dtype=int4", "kv.window=3", "kv.sinks=40"]), (1, WIDE + ["kv.dtype=int8", "kv.window=70"])]
+CASES += [
+    (23, WIDE + ["kv.k=int4c", "kv.v=int4", "kv.window=32", "kv.sinks=5"]),
+    (33, WIDE + ["kv.dtype=int4", "kv.window=3", "kv.sinks=40"]),
+    (1, WIDE + ["kv.dtype=int8", "kv.window=70"]),
+]
 
 
 class Sequences:
@@ -47,7 +55,9 @@ class Sequences:
     def step(self):
         room, part = CHUNK, []
         for q in self.rnd.sample(sorted(self.tok), self.rnd.randint(1, min(len(self.tok), 3))):
-            n = min(self.rnd.choice([1, 1, 2, 3, 8, 9, room]), room, self.context - len(self.tok[q]))
+            n = min(
+                self.rnd.choice([1, 1, 2, 3, 8, 9, room]), room, self.context - len(self.tok[q])
+            )
             if n > 0:
                 part.append((q, [self.rnd.randrange(3, 320) for _ in range(n)], n))
                 room -= n
@@ -70,7 +80,11 @@ class Sequences:
             self.s.trim(q, to)
             self.add(q, self.tok[q][:to], self.longest[q] if to else 0)
         except llmc.Error as e:
-            assert "no longer kept" in str(e) and self.longest[q] - to > BACK, (self.longest[q], to, e)
+            assert "no longer kept" in str(e) and self.longest[q] - to > BACK, (
+                self.longest[q],
+                to,
+                e,
+            )
 
     def one(self):
         op, full = self.rnd.random(), len(self.tok) == 4
@@ -104,12 +118,19 @@ def test_sequences_have_the_bits_of_their_tokens(window, sets, tmp_path):
     rnd = random.Random(window)
     context = rnd.choice([90, 200])
     with llmc.open(path, random_weights=True, device="ref", set=sets) as m:
-        with m.session(context=context, chunk=context, n_out=context, threads=1) as whole, m.session(context=context, seqs=4, chunk=CHUNK, n_out=CHUNK, threads=1, kv_tokens=14 * 32) as s:
+        with (
+            m.session(context=context, chunk=context, n_out=context, threads=1) as whole,
+            m.session(
+                context=context, seqs=4, chunk=CHUNK, n_out=CHUNK, threads=1, kv_tokens=14 * 32
+            ) as s,
+        ):
+
             def alone(tok):
                 q = whole.seq()
                 out = rows(whole, [(q, tok, len(tok))])
                 whole.free(q)
                 return out
+
             sequences = Sequences(s, alone, context, rnd)
             for _ in range(OPS):
                 sequences.one()

@@ -1,4 +1,5 @@
-/* For the tests of this room: the stand-ins through dlopen and dlsym, as a program would have them, and small helpers. */
+/* For the tests of this room: the stand-ins through dlopen and dlsym, as a program would have them,
+ * and small helpers. */
 #ifndef TESTS_EMU_HOST_H
 #define TESTS_EMU_HOST_H
 
@@ -26,13 +27,24 @@ sym(void *lib, const char *name)
 	}
 	return p;
 }
-#define CU(name, ...) (((CUresult (*)(__VA_ARGS__))sym(cuda_lib, #name)))
-#define RTC(name, ...) (((nvrtcResult (*)(__VA_ARGS__))sym(nvrtc_lib, #name)))
+#define CU(name, ...) (((CUresult(*)(__VA_ARGS__))sym(cuda_lib, #name)))
+#define RTC(name, ...) (((nvrtcResult(*)(__VA_ARGS__))sym(nvrtc_lib, #name)))
 
-#define CHECK(cond) \
-	do { if (!(cond)) { fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #cond); failures++; } } while (0)
-#define OK(call) \
-	do { CUresult ok_ = (call); if (ok_) { fprintf(stderr, "%s:%d: %s gave %d\n", __FILE__, __LINE__, #call, ok_); failures++; } } while (0)
+#define CHECK(cond)                                                                                \
+	do {                                                                                       \
+		if (!(cond)) {                                                                     \
+			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #cond);                 \
+			failures++;                                                                \
+		}                                                                                  \
+	} while (0)
+#define OK(call)                                                                                   \
+	do {                                                                                       \
+		CUresult ok_ = (call);                                                             \
+		if (ok_) {                                                                         \
+			fprintf(stderr, "%s:%d: %s gave %d\n", __FILE__, __LINE__, #call, ok_);    \
+			failures++;                                                                \
+		}                                                                                  \
+	} while (0)
 
 static inline void
 libs_open(void)
@@ -40,7 +52,10 @@ libs_open(void)
 	const char *dir = getenv("EMU_DIR");
 	char path[4096];
 
-	const char *cuda = getenv("EMU_CUDA"), *nvrtc = getenv("EMU_NVRTC"); /* the real libraries, to run what needs no emulator on a GPU */
+	const char *
+	    cuda = getenv("EMU_CUDA"),
+	   *nvrtc =
+	       getenv("EMU_NVRTC"); /* the real libraries, to run what needs no emulator on a GPU */
 	snprintf(path, sizeof path, "%s/libcuda.so.1", dir ? dir : "build/emu");
 	cuda_lib = dlopen(cuda ? cuda : path, RTLD_NOW | RTLD_LOCAL);
 	snprintf(path, sizeof path, "%s/libnvrtc.so.13", dir ? dir : "build/emu");
@@ -83,9 +98,11 @@ compile(const char *source, const char *name, const char *arch, const char *defi
 	size_t n;
 
 	snprintf(option, sizeof option, "--gpu-architecture=%s", arch);
-	if (RTC(nvrtcCreateProgram, nvrtcProgram *, const char *, const char *, int, const char *const *, const char *const *)(&p, source, name, 0, NULL, NULL))
+	if (RTC(nvrtcCreateProgram, nvrtcProgram *, const char *, const char *, int,
+	        const char *const *, const char *const *)(&p, source, name, 0, NULL, NULL))
 		exit(2);
-	int r = RTC(nvrtcCompileProgram, nvrtcProgram, int, const char *const *)(p, define ? 4 : 3, opt);
+	int r = RTC(nvrtcCompileProgram, nvrtcProgram, int, const char *const *)(p, define ? 4 : 3,
+	                                                                         opt);
 	RTC(nvrtcGetProgramLogSize, nvrtcProgram, size_t *)(p, &n);
 	*log = malloc(n);
 	RTC(nvrtcGetProgramLog, nvrtcProgram, char *)(p, *log);
@@ -161,13 +178,17 @@ launch(CUfunction f, unsigned grid, unsigned block, unsigned dyn, CUstream s, in
 
 	memset(a, 0, sizeof a);
 	if (flags & COOPERATIVE)
-		a[c.numAttrs].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, a[c.numAttrs++].value.cooperative = 1;
+		a[c.numAttrs].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+		a[c.numAttrs++].value.cooperative = 1;
 	if (flags & PDL)
-		a[c.numAttrs].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, a[c.numAttrs++].value.programmaticStreamSerializationAllowed = 1;
+		a[c.numAttrs].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+		a[c.numAttrs++].value.programmaticStreamSerializationAllowed = 1;
 	if (flags & CLUSTER2)
-		a[c.numAttrs].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, a[c.numAttrs].value.clusterDim.x = 2, a[c.numAttrs].value.clusterDim.y = 1,
+		a[c.numAttrs].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+		a[c.numAttrs].value.clusterDim.x = 2, a[c.numAttrs].value.clusterDim.y = 1,
 		a[c.numAttrs++].value.clusterDim.z = 1;
-	return CU(cuLaunchKernelEx, const CUlaunchConfig *, CUfunction, void **, void **)(&c, f, params, NULL);
+	return CU(cuLaunchKernelEx, const CUlaunchConfig *, CUfunction, void **,
+	          void **)(&c, f, params, NULL);
 }
 
 static inline CUstream

@@ -1,7 +1,12 @@
-/* Right kernels give right results, for several seeds and in both modes (LLMC_EMU_SEED, LLMC_EMU_MODE). */
+/* Right kernels give right results, for several seeds and in both modes (LLMC_EMU_SEED,
+ * LLMC_EMU_MODE). */
 #include "host.h"
 
-typedef struct { CUdeviceptr a, b, c; int n; CUdeviceptr u; } Args;
+typedef struct {
+	CUdeviceptr a, b, c;
+	int n;
+	CUdeviceptr u;
+} Args;
 enum { N = 3000 };
 static float x[N], y[N], z[N];
 
@@ -104,7 +109,8 @@ note(CUfunction f, Args a, int n, CUstream s)
 	return launch(f, 1, 32, 0, s, 0, &a);
 }
 
-/* Two kernels in each of two streams: within a stream they keep their order, between the streams every order that the edges allow comes. */
+/* Two kernels in each of two streams: within a stream they keep their order, between the streams
+ * every order that the edges allow comes. */
 static void
 orders(CUfunction f, Args a)
 {
@@ -116,7 +122,8 @@ orders(CUfunction f, Args a)
 	OK(CU(cuEventCreate, CUevent *, unsigned)(&e, 2));
 	for (int round = 0; round < 64; round++) {
 		bool edge = round & 1;
-		OK(up(a.u, none, sizeof none)); /* which waits; a memset would be a third stream's */
+		OK(up(a.u, none,
+		      sizeof none)); /* which waits; a memset would be a third stream's */
 		OK(note(f, a, 0, s));
 		OK(CU(cuEventRecord, CUevent, CUstream)(e, s));
 		OK(note(f, a, 1, s));
@@ -161,20 +168,27 @@ updates(CUfunction f, Args a)
 			OK(note(f, a, 6, s));
 		OK(CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g[i]));
 	}
-	OK(CU(cuGraphInstantiateWithFlags, CUgraphExec *, CUgraph, unsigned long long)(&e, g[0], 0));
+	OK(CU(cuGraphInstantiateWithFlags, CUgraphExec *, CUgraph, unsigned long long)(&e, g[0],
+	                                                                               0));
 	OK(up(a.u, u, sizeof u));
 	for (int i = 0; i < 4; i++) {
 		if (i == 1) {
-			OK(CU(cuGraphGetNodes, CUgraph, CUgraphNode *, size_t *)(g[0], &node, &one));
-			OK(CU(cuGraphKernelNodeGetParams_v2, CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)(node, &p));
+			OK(CU(cuGraphGetNodes, CUgraph, CUgraphNode *, size_t *)(g[0], &node,
+			                                                         &one));
+			OK(CU(cuGraphKernelNodeGetParams_v2, CUgraphNode,
+			      CUDA_KERNEL_NODE_PARAMS *)(node, &p));
 			CHECK(p.gridDimX == 1 && p.blockDimX == 32);
 			p.kernelParams = params;
-			OK(CU(cuGraphExecKernelNodeSetParams_v2, CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS *)(e, node, &p));
+			OK(CU(cuGraphExecKernelNodeSetParams_v2, CUgraphExec, CUgraphNode,
+			      const CUDA_KERNEL_NODE_PARAMS *)(e, node, &p));
 		} else if (i == 2) {
-			OK(CU(cuGraphExecUpdate_v2, CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo *)(e, g[1], &info));
+			OK(CU(cuGraphExecUpdate_v2, CUgraphExec, CUgraph,
+			      CUgraphExecUpdateResultInfo *)(e, g[1], &info));
 			CHECK(info.result == 0);
 		} else if (i == 3) {
-			CHECK(CU(cuGraphExecUpdate_v2, CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo *)(e, g[2], &info) == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+			CHECK(CU(cuGraphExecUpdate_v2, CUgraphExec, CUgraph,
+			         CUgraphExecUpdateResultInfo *)(e, g[2], &info) ==
+			      CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
 			CHECK(info.result == 2);
 		}
 		OK(CU(cuGraphLaunch, CUgraphExec, CUstream)(e, s));
@@ -192,7 +206,8 @@ updates(CUfunction f, Args a)
 static void
 faults(Args a)
 {
-	void (*fail)(const char *, long, int) = (void (*)(const char *, long, int))sym(cuda_lib, "emu_fail");
+	void (*fail)(const char *, long, int) =
+	    (void (*)(const char *, long, int))sym(cuda_lib, "emu_fail");
 	long (*count)(const char *) = (long (*)(const char *))sym(cuda_lib, "emu_count");
 	CUdeviceptr p;
 	float f = 1;
@@ -202,7 +217,8 @@ faults(Args a)
 	OK(CU(cuMemAlloc_v2, CUdeviceptr *, size_t)(&p, 16));
 	CHECK(CU(cuMemAlloc_v2, CUdeviceptr *, size_t)(&p, 16) == CUDA_ERROR_OUT_OF_MEMORY);
 	OK(CU(cuMemAlloc_v2, CUdeviceptr *, size_t)(&p, 16));
-	CHECK(CU(cuMemAlloc_v2, CUdeviceptr *, size_t)(&p, (size_t)1 << 40) == CUDA_ERROR_OUT_OF_MEMORY);
+	CHECK(CU(cuMemAlloc_v2, CUdeviceptr *, size_t)(&p, (size_t)1 << 40) ==
+	      CUDA_ERROR_OUT_OF_MEMORY);
 	CHECK(up(a.c, &f, (size_t)1 << 30) == CUDA_ERROR_INVALID_VALUE);
 	/* A lost device stays lost until the context is gone; a fresh one works. */
 	fail(NULL, 1, CUDA_ERROR_LAUNCH_FAILED);
@@ -226,9 +242,11 @@ main(void)
 	device_open();
 	OK(CU(cuDeviceGetAttribute, int *, int, CUdevice)(&major, 75, 0));
 	CHECK(major == 9);
-	CHECK(!compile("extern \"C\" __global__ void k() { oops; }", "bad.cu", "sm_80", NULL, &log));
+	CHECK(
+	    !compile("extern \"C\" __global__ void k() { oops; }", "bad.cu", "sm_80", NULL, &log));
 	CHECK(strstr(log, "bad.cu:1:") && strstr(log, "oops"));
-	CHECK(!compile("extern \"C\" __global__ void k() { griddep_wait(); }", "old.cu", "sm_80", NULL, &log));
+	CHECK(!compile("extern \"C\" __global__ void k() { griddep_wait(); }", "old.cu", "sm_80",
+	               NULL, &log));
 	CUmodule m = module("tests/emu/t_basic.cu", NULL);
 	Args a = { device(N * 4), device(N * 4), device(N * 4), N, device(4096) };
 	float sum = 0;
@@ -243,12 +261,14 @@ main(void)
 	OK(down(z, a.c, sizeof z));
 	for (int i = 0; i < N; i++)
 		CHECK(z[i] == x[i] + y[i]);
-	CHECK(launch(function(m, "add"), 1, 512, 0, NULL, 0, &a) == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+	CHECK(launch(function(m, "add"), 1, 512, 0, NULL, 0, &a) ==
+	      CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
 	int n = N;
 	float scale = 2;
 	void *many[] = { &a.a, &a.b, &a.c, &n, &scale };
-	OK(CU(cuLaunchKernel, CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)(
-	        function(m, "add_many"), 3, 1, 1, 64, 1, 1, 0, NULL, many, NULL));
+	OK(CU(cuLaunchKernel, CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,
+	      unsigned, unsigned, CUstream, void **,
+	      void **)(function(m, "add_many"), 3, 1, 1, 64, 1, 1, 0, NULL, many, NULL));
 	OK(down(z, a.c, sizeof z));
 	CHECK(z[N - 1] == 2 * (x[N - 1] + y[N - 1]));
 	OK(CU(cuMemsetD32_v2, CUdeviceptr, unsigned, size_t)(a.u, 0, 1));

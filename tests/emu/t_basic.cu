@@ -1,8 +1,12 @@
-// Vector add, a reduction, collectives, matrix instructions, asynchronous copies: what a kernel may use, used rightly.
-struct Args { float *a, *b, *c; int n; unsigned *u; };
+// Vector add, a reduction, collectives, matrix instructions, asynchronous copies: what a kernel may
+// use, used rightly.
+struct Args {
+	float *a, *b, *c;
+	int n;
+	unsigned *u;
+};
 
-extern "C" __global__ void __launch_bounds__(256)
-add(Args a)
+extern "C" __global__ void __launch_bounds__(256) add(Args a)
 {
 	int i = blockIdx.x * blockDim.x + threadIdx.x;
 	if (i < a.n)
@@ -20,7 +24,10 @@ add_many(const float *x, const float *y, float *z, int n, float scale)
 extern "C" __global__ void
 sum(Args a)
 {
-	struct S { float part[8]; int last; };
+	struct S {
+		float part[8];
+		int last;
+	};
 	SHARED(S, s);
 	float v = 0;
 	for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n; i += gridDim.x * blockDim.x)
@@ -65,14 +72,18 @@ warp(Args a)
 		u[256 + l] = __reduce_min_sync(0xffff0000u, l + 7);
 	int p;
 	u[288 + l] = __match_all_sync(~0u, 7, &p) + p;
-	u[320 + l] = __byte_perm(0x03020100, 0x07060504, 0x6240) + __any_sync(~0u, l == 3) + (unsigned)__dp4a(0x01ff0203, 0x01010101, 10);
+	u[320 + l] = __byte_perm(0x03020100, 0x07060504, 0x6240) + __any_sync(~0u, l == 3) +
+	             (unsigned)__dp4a(0x01ff0203, 0x01010101, 10);
 }
 
-/* c = a (16 x 16, row major bf16 in a.u) times b (16 x 8, stored as b^T), through cp.async, ldmatrix and mma. */
+/* c = a (16 x 16, row major bf16 in a.u) times b (16 x 8, stored as b^T), through cp.async,
+ * ldmatrix and mma. */
 extern "C" __global__ void
 mma(Args a)
 {
-	struct alignas(16) Tile { unsigned short a[16][16], b[8][16]; };
+	struct alignas(16) Tile {
+		unsigned short a[16][16], b[8][16];
+	};
 	SHARED_STORAGE(Tile, t);
 	unsigned l = lane_id();
 	cp_async_16((char *)t.a + l * 16, (const char *)a.u + l * 16);
@@ -91,7 +102,8 @@ mma(Args a)
 	st_v2(&a.c[(g + 8) * 8 + 2 * q], make_uint2(__float_as_uint(d[2]), __float_as_uint(d[3])));
 }
 
-/* The same with int8, k = 32, fragments straight from memory: a.u holds A (16 x 32) then B^T (8 x 32). */
+/* The same with int8, k = 32, fragments straight from memory: a.u holds A (16 x 32) then B^T (8 x
+ * 32). */
 extern "C" __global__ void
 mma_int8(Args a)
 {
@@ -110,7 +122,10 @@ mma_int8(Args a)
 extern "C" __global__ void
 ring(Args a)
 {
-	struct alignas(16) Ring { float stage[2][64]; mbar_t full[2], empty[2]; };
+	struct alignas(16) Ring {
+		float stage[2][64];
+		mbar_t full[2], empty[2];
+	};
 	SHARED(Ring, r);
 	int tiles = a.n / 64;
 	if (threadIdx.x == 0)
@@ -124,7 +139,8 @@ ring(Args a)
 			for (int i = 0; i < tiles; i++) {
 				int s = i & 1;
 				mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1);
-				fence_proxy_async(); /* the copy overwrites what the other warps have read */
+				fence_proxy_async(); /* the copy overwrites what the other warps
+				                        have read */
 				mbar_arrive_expect(&r.full[s], 256);
 				bulk_load(r.stage[s], a.a + i * 64, 256, &r.full[s]);
 			}
@@ -145,7 +161,9 @@ ring(Args a)
 extern "C" __global__ void
 halves(Args a)
 {
-	struct S { float x[64]; };
+	struct S {
+		float x[64];
+	};
 	SHARED(S, s);
 	int t = threadIdx.x;
 	for (int i = 0; i < 3; i++) {
@@ -167,7 +185,9 @@ halves(Args a)
 extern "C" __global__ void
 cluster(Args a)
 {
-	struct S { float x[32]; };
+	struct S {
+		float x[32];
+	};
 	SHARED(S, s);
 	s.x[threadIdx.x] = a.a[blockIdx.x * 32 + threadIdx.x];
 	cluster_sync();
@@ -182,7 +202,8 @@ grid(Args a)
 {
 	a.b[blockIdx.x * blockDim.x + threadIdx.x] = blockIdx.x;
 	grid_sync();
-	a.c[blockIdx.x * blockDim.x + threadIdx.x] = a.b[((blockIdx.x + 1) % gridDim.x) * blockDim.x + threadIdx.x];
+	a.c[blockIdx.x * blockDim.x + threadIdx.x] =
+	    a.b[((blockIdx.x + 1) % gridDim.x) * blockDim.x + threadIdx.x];
 }
 
 /* A flag from block to block, released and acquired. */

@@ -1,11 +1,21 @@
-/* The proof that the emulator can fail: every planted bug is found in checking mode, with a message that names kernel, block,
- * thread and source line; every right twin passes in both modes with several seeds. Each run is a process of its own. */
+/* The proof that the emulator can fail: every planted bug is found in checking mode, with a message
+ * that names kernel, block, thread and source line; every right twin passes in both modes with
+ * several seeds. Each run is a process of its own. */
 #include "host.h"
 
-typedef struct { CUdeviceptr a, b, c; int n; CUdeviceptr u; } Args;
+typedef struct {
+	CUdeviceptr a, b, c;
+	int n;
+	CUdeviceptr u;
+} Args;
 typedef struct Case Case;
 typedef CUresult (*Run)(const Case *c, CUmodule m, Args *a, bool bug);
-struct Case { const char *file, *name; Run run; unsigned grid, block, dyn; int flags; };
+struct Case {
+	const char *file, *name;
+	Run run;
+	unsigned grid, block, dyn;
+	int flags;
+};
 enum { N = 4096 };
 
 static CUresult
@@ -20,7 +30,8 @@ static CUresult
 one(const Case *c, CUmodule m, Args *a, bool bug)
 {
 	(void)bug;
-	CUresult r = launch(function(m, c->name), c->grid ? c->grid : 1, c->block ? c->block : 128, c->dyn, NULL, c->flags, a);
+	CUresult r = launch(function(m, c->name), c->grid ? c->grid : 1, c->block ? c->block : 128,
+	                    c->dyn, NULL, c->flags, a);
 	return r ? r : finish(a);
 }
 
@@ -95,8 +106,9 @@ mapped(const Case *c, CUmodule m, Args *a, bool bug)
 	_Alignas(128) unsigned char map[128];
 	const uint64_t dim[] = { 1024 };
 	const unsigned box[] = { 128 }, step[] = { 1 };
-	CUresult r = CU(cuTensorMapEncodeTiled, void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const unsigned *, const unsigned *, int, int, int, int)(
-	        map, 7, 1, (void *)(uintptr_t)a->c, dim, dim, box, step, 0, 0, 0, 0);
+	CUresult r = CU(cuTensorMapEncodeTiled, void *, int, unsigned, void *, const uint64_t *,
+	                const uint64_t *, const unsigned *, const unsigned *, int, int, int,
+	                int)(map, 7, 1, (void *)(uintptr_t)a->c, dim, dim, box, step, 0, 0, 0, 0);
 
 	if (!r)
 		r = up(a->u, map, sizeof map);
@@ -168,8 +180,10 @@ synchronise(const Case *c, CUmodule m, Args *a, bool bug)
 	OK(CU(cuStreamBeginCapture_v2, CUstream, int)(s, 0));
 	r = launch(function(m, "produce"), 1, 128, 0, s, 0, a);
 	if (bug) {
-		CHECK(CU(cuStreamSynchronize, CUstream)(s) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-		CHECK(CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+		CHECK(CU(cuStreamSynchronize, CUstream)(s) ==
+		      CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		CHECK(CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g) ==
+		      CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 		/* Work forked to another stream and never joined. */
 		OK(CU(cuStreamBeginCapture_v2, CUstream, int)(s, 0));
 		OK(CU(cuEventRecord, CUevent, CUstream)(e, s));
@@ -199,7 +213,8 @@ cooperative(const Case *c, CUmodule m, Args *a, bool bug)
 static CUresult
 architecture(const Case *c, CUmodule m, Args *a, bool bug)
 {
-	char *log, *image = compile("extern \"C\" __global__ void k() {}", "k.cu", bug ? "sm_80" : "sm_90a", NULL, &log);
+	char *log, *image = compile("extern \"C\" __global__ void k() {}", "k.cu",
+	                            bug ? "sm_80" : "sm_90a", NULL, &log);
 	CUresult r = CU(cuModuleLoadData, CUmodule *, const void *)(&m, image);
 
 	(void)c, (void)a;
@@ -211,7 +226,8 @@ architecture(const Case *c, CUmodule m, Args *a, bool bug)
 static CUresult
 damaged(const Case *c, CUmodule m, Args *a, bool bug)
 {
-	char *log, *image = compile("extern \"C\" __global__ void k() {}", "k.cu", "sm_90a", NULL, &log);
+	char *log,
+	    *image = compile("extern \"C\" __global__ void k() {}", "k.cu", "sm_90a", NULL, &log);
 
 	(void)c, (void)a;
 	image[100] ^= (char)bug;
@@ -222,8 +238,10 @@ damaged(const Case *c, CUmodule m, Args *a, bool bug)
 static CUresult
 uninitialised(const Case *c, CUmodule m, Args *a, bool bug)
 {
-	static const char right[] = "extern \"C\" __global__ void k(float *p) {\n float s = 0;\n for (int i = 0; i < 4; i++)\n  s += p[i];\n *p = s; }";
-	static const char wrong[] = "extern \"C\" __global__ void k(float *p) {\n float s;\n for (int i = 0; i < 4; i++)\n  s += p[i];\n *p = s; }";
+	static const char right[] = "extern \"C\" __global__ void k(float *p) {\n float s = 0;\n "
+	                            "for (int i = 0; i < 4; i++)\n  s += p[i];\n *p = s; }";
+	static const char wrong[] = "extern \"C\" __global__ void k(float *p) {\n float s;\n for "
+	                            "(int i = 0; i < 4; i++)\n  s += p[i];\n *p = s; }";
 	char *log;
 
 	(void)c, (void)m, (void)a;
@@ -244,19 +262,53 @@ uninitialised(const Case *c, CUmodule m, Args *a, bool bug)
 #define X "proxies.cu"
 #define R "right.cu"
 static const Case cases[] = {
-	{ B, "missing_barrier", one }, { B, "divergent_barrier", one }, { B, "divergent_places", one }, { B, "reuse_barrier", one },
-	{ B, "missing_syncwarp", one }, { B, "inactive_lane", one, 1, 32 }, { B, "full_mask", one, 1, 32 }, { B, "named_count", one },
-	{ B, "mbarrier_race", one }, { B, "empty_wait", one },
-	{ M, "read_beyond", one, 4 }, { M, "write_beyond", one, 4 }, { M, "far_write", one }, { M, "shared_beyond", one, 1, 127 },
-	{ M, "arena_beyond", one, 1, 128, 512 }, { M, "array_overrun", one }, { M, "misaligned", one }, { M, "misaligned_plain", one }, { M, "misaligned_store", one }, { M, "misaligned_array", one },
-	{ M, "reads_unwritten", one }, { M, "null_pointer", one }, { M, "other_stack", one }, { M, "division", one },
-	{ M, "unwritten", output }, { M, "after_free", freed },
-	{ O, "copy_wait", one }, { O, "one_warp_waits", one }, { O, "ring_tail", one }, { O, "no_wait", pair }, { O, "warp_wait", pair },
-	{ O, "early_write", pair }, { O, "overlap", triple }, { O, "early_read", held }, { O, "two_streams", streams }, { O, "scratch", shared_scratch },
-	{ O, "flag", one, 2, 32, 0, COOPERATIVE }, { O, "flag_scope", one, 2, 32, 0, COOPERATIVE }, { O, "last_block", one, 4 },
-	{ O, "grid_race", one, 4, 128, 0, COOPERATIVE }, { O, "cluster_exit", one, 2, 128, 0, CLUSTER2 },
-	{ O, "capture", capture }, { O, "synchronise", synchronise }, { O, "cooperative", cooperative }, { O, "architecture", architecture },
-	{ O, "damaged", damaged }, { O, "uninitialised", uninitialised },
+	{ B, "missing_barrier", one },
+	{ B, "divergent_barrier", one },
+	{ B, "divergent_places", one },
+	{ B, "reuse_barrier", one },
+	{ B, "missing_syncwarp", one },
+	{ B, "inactive_lane", one, 1, 32 },
+	{ B, "full_mask", one, 1, 32 },
+	{ B, "named_count", one },
+	{ B, "mbarrier_race", one },
+	{ B, "empty_wait", one },
+	{ M, "read_beyond", one, 4 },
+	{ M, "write_beyond", one, 4 },
+	{ M, "far_write", one },
+	{ M, "shared_beyond", one, 1, 127 },
+	{ M, "arena_beyond", one, 1, 128, 512 },
+	{ M, "array_overrun", one },
+	{ M, "misaligned", one },
+	{ M, "misaligned_plain", one },
+	{ M, "misaligned_store", one },
+	{ M, "misaligned_array", one },
+	{ M, "reads_unwritten", one },
+	{ M, "null_pointer", one },
+	{ M, "other_stack", one },
+	{ M, "division", one },
+	{ M, "unwritten", output },
+	{ M, "after_free", freed },
+	{ O, "copy_wait", one },
+	{ O, "one_warp_waits", one },
+	{ O, "ring_tail", one },
+	{ O, "no_wait", pair },
+	{ O, "warp_wait", pair },
+	{ O, "early_write", pair },
+	{ O, "overlap", triple },
+	{ O, "early_read", held },
+	{ O, "two_streams", streams },
+	{ O, "scratch", shared_scratch },
+	{ O, "flag", one, 2, 32, 0, COOPERATIVE },
+	{ O, "flag_scope", one, 2, 32, 0, COOPERATIVE },
+	{ O, "last_block", one, 4 },
+	{ O, "grid_race", one, 4, 128, 0, COOPERATIVE },
+	{ O, "cluster_exit", one, 2, 128, 0, CLUSTER2 },
+	{ O, "capture", capture },
+	{ O, "synchronise", synchronise },
+	{ O, "cooperative", cooperative },
+	{ O, "architecture", architecture },
+	{ O, "damaged", damaged },
+	{ O, "uninitialised", uninitialised },
 	{ S, "wgmma_no_wait", one, 1, 128, 16384 },
 	{ S, "wgmma_wait_one", one, 1, 128, 16384 },
 	{ S, "wgmma_no_fence", one, 1, 128, 16384 },
@@ -276,8 +328,12 @@ static const Case cases[] = {
 	{ S, "store_reuse", one },
 	{ S, "store_leave", one },
 	{ S, "too_many_registers", one, 1, 384 },
-	{ C, "cluster_init", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_leave", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_own", one, 4, 64, 0, CLUSTER2 },
-	{ C, "cluster_mask", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_beyond", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_bytes", one, 4, 64, 0, CLUSTER2 },
+	{ C, "cluster_init", one, 4, 64, 0, CLUSTER2 },
+	{ C, "cluster_leave", one, 4, 64, 0, CLUSTER2 },
+	{ C, "cluster_own", one, 4, 64, 0, CLUSTER2 },
+	{ C, "cluster_mask", one, 4, 64, 0, CLUSTER2 },
+	{ C, "cluster_beyond", one, 4, 64, 0, CLUSTER2 },
+	{ C, "cluster_bytes", one, 4, 64, 0, CLUSTER2 },
 	{ C, "cluster_late", one, 4, 64, 0, CLUSTER2 },
 	{ T, "reduce_twice", one },
 	{ T, "reduce_broadcast", one },
@@ -411,7 +467,8 @@ static const Case right[] = {
 };
 enum { N_RIGHT = sizeof right / sizeof *right };
 
-/* A kernel's finding names kernel, block, thread and one of the lines that are marked with its name. */
+/* A kernel's finding names kernel, block, thread and one of the lines that are marked with its
+ * name. */
 static bool
 names_all(const Case *c, const char *text, const char *source)
 {
@@ -434,7 +491,8 @@ names_all(const Case *c, const char *text, const char *source)
 		const char *comment = strstr(p, "// ");
 		size_t n = end ? (size_t)(end - p) : strlen(p);
 		if (comment && comment < p + n && line > 1) {
-			snprintf(mark, sizeof mark, "%.*s ", (int)(p + n - comment - 3), comment + 3);
+			snprintf(mark, sizeof mark, "%.*s ", (int)(p + n - comment - 3),
+			         comment + 3);
 			char name[64];
 			snprintf(name, sizeof name, "%s ", c->name);
 			snprintf(want, sizeof want, "%s:%d:", c->file, line);
@@ -463,7 +521,8 @@ child(const Case *c, bool bug, bool check, int seed)
 	libs_open();
 	device_open();
 	snprintf(path, sizeof path, "tests/emu/bugs/%s", c->file);
-	char *source = read_text(path), *log, *image = compile(source, c->file, "sm_90a", bug ? "-DBUG=1" : "-DBUG=0", &log);
+	char *source = read_text(path), *log,
+	     *image = compile(source, c->file, "sm_90a", bug ? "-DBUG=1" : "-DBUG=0", &log);
 	CUmodule m = NULL;
 	if (!image) {
 		fprintf(stderr, "%s", log);
@@ -471,22 +530,31 @@ child(const Case *c, bool bug, bool check, int seed)
 	}
 	OK(CU(cuModuleLoadData, CUmodule *, const void *)(&m, image));
 	a = (Args){ device(N * 4), device(N * 4), device(N * 4), 512, device(4096) };
-	if (c->run != output) /* everything is written before, so that only the planted bug is one */
+	if (c->run !=
+	    output) /* everything is written before, so that only the planted bug is one */
 		OK(up(a.b, data, sizeof data));
 	OK(up(a.a, data, sizeof data));
 	OK(up(a.c, data, sizeof data));
 	OK(up(a.u, data, 4096));
 	CUresult r = c->run(c, m, &a, bug);
 	if (!bug && (r || failures)) {
-		fprintf(stderr, "%s: the right twin failed in %s mode with seed %d: %d, %s\n", c->name, check ? "checking" : "fast", seed, r, report());
+		fprintf(stderr, "%s: the right twin failed in %s mode with seed %d: %d, %s\n",
+		        c->name, check ? "checking" : "fast", seed, r, report());
 		return 1;
 	}
 	if (bug && !check)
 		return r ? 10 : 0; /* found without shadow memory, too? */
 	if (bug) {
-		bool kernel = c->run == one || c->run == pair || c->run == triple || c->run == streams || c->run == shared_scratch || c->run == freed || c->run == mapped;
-		if (!r || failures || (!*report() && c->run != synchronise && c->run != uninitialised) || (kernel && !names_all(c, report(), source))) {
-			fprintf(stderr, "%s: planted bug not found as it should be with seed %d: %d, \"%s\"\n", c->name, seed, r, report());
+		bool kernel = c->run == one || c->run == pair || c->run == triple ||
+		              c->run == streams || c->run == shared_scratch || c->run == freed ||
+		              c->run == mapped;
+		if (!r || failures ||
+		    (!*report() && c->run != synchronise && c->run != uninitialised) ||
+		    (kernel && !names_all(c, report(), source))) {
+			fprintf(
+			    stderr,
+			    "%s: planted bug not found as it should be with seed %d: %d, \"%s\"\n",
+			    c->name, seed, r, report());
 			return 1;
 		}
 		if (getenv("EMU_SHOW"))
@@ -535,10 +603,14 @@ main(int argc, char **argv)
 		found += !missed;
 	}
 	for (int i = 0; i < N_RIGHT; i++)
-		for (int s = 0; s < 2 * seeds && (argc < 2 || !*argv[1] || !strcmp(argv[1], right[i].name)); s++) {
+		for (int s = 0;
+		     s < 2 * seeds && (argc < 2 || !*argv[1] || !strcmp(argv[1], right[i].name));
+		     s++) {
 			bad += spawn(&right[i], false, true, s) != 0;
 			bad += spawn(&right[i], false, false, s) != 0;
 		}
-	printf("planted bugs: %d found of %d in checking mode, %d by fast mode's return codes alone\n", found, N_CASES, fast);
+	printf(
+	    "planted bugs: %d found of %d in checking mode, %d by fast mode's return codes alone\n",
+	    found, N_CASES, fast);
 	return bad != 0;
 }

@@ -1,5 +1,6 @@
-/* Mistakes of programs that use the driver, and right programs close to them: every mistake is refused or found in checking mode with
- * any seed, with the code and the words that it should have; every right twin passes in both modes. Each run is a process of its own. */
+/* Mistakes of programs that use the driver, and right programs close to them: every mistake is
+ * refused or found in checking mode with any seed, with the code and the words that it should have;
+ * every right twin passes in both modes. Each run is a process of its own. */
 #include "host.h"
 
 #include <pthread.h>
@@ -7,20 +8,29 @@
 
 #include "tests/unit/waiting.h"
 
-typedef struct { CUdeviceptr a, b, c; int n; CUdeviceptr u; } Args;
+typedef struct {
+	CUdeviceptr a, b, c;
+	int n;
+	CUdeviceptr u;
+} Args;
 enum { N = 4096, BYTES = N * 4 };
 static CUmodule mod;
 static Args A;
 static CUstream s, t;
 
-#define EVENT(e) CUevent e; OK(CU(cuEventCreate, CUevent *, unsigned)(&e, 2))
+#define EVENT(e)                                                                                   \
+	CUevent e;                                                                                 \
+	OK(CU(cuEventCreate, CUevent *, unsigned)(&e, 2))
 #define RECORD(e, s) CU(cuEventRecord, CUevent, CUstream)(e, s)
 #define WAIT(s, e) CU(cuStreamWaitEvent, CUstream, CUevent, unsigned)(s, e, 0)
 #define SYNC(s) CU(cuStreamSynchronize, CUstream)(s)
 #define FREE(p) CU(cuMemFree_v2, CUdeviceptr)(p)
-#define UP_ASYNC(d, p, n, s) CU(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, size_t, CUstream)(d, p, n, s)
-#define DOWN_ASYNC(p, d, n, s) CU(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, size_t, CUstream)(p, d, n, s)
-#define FILL_ASYNC(d, v, n, s) CU(cuMemsetD32Async, CUdeviceptr, unsigned, size_t, CUstream)(d, v, n, s)
+#define UP_ASYNC(d, p, n, s)                                                                       \
+	CU(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, size_t, CUstream)(d, p, n, s)
+#define DOWN_ASYNC(p, d, n, s)                                                                     \
+	CU(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, size_t, CUstream)(p, d, n, s)
+#define FILL_ASYNC(d, v, n, s)                                                                     \
+	CU(cuMemsetD32Async, CUdeviceptr, unsigned, size_t, CUstream)(d, v, n, s)
 #define BEGIN(s) OK(CU(cuStreamBeginCapture_v2, CUstream, int)(s, 0))
 #define END(s, g) CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g)
 #define REPLAY(e, s) CU(cuGraphLaunch, CUgraphExec, CUstream)(e, s)
@@ -61,34 +71,61 @@ captured(const char *name)
 #define HOW(name, ...) static CUresult name(bool bug)
 
 /* ---- launches ---- */
-HOW(grid_zero) { CUresult r = launch(function(mod, "make"), bug ? 0 : 1, 128, 0, s, 0, &A); return r ? r : SYNC(s); }
-HOW(block_large) { CUresult r = launch(function(mod, "use"), 1, bug ? 1025 : 1024, 0, s, 0, &A); return r ? r : SYNC(s); }
-HOW(bounds) { CUresult r = launch(function(mod, "make"), 1, bug ? 512 : 256, 0, s, 0, &A); return r ? r : SYNC(s); }
+HOW(grid_zero)
+{
+	CUresult r = launch(function(mod, "make"), bug ? 0 : 1, 128, 0, s, 0, &A);
+	return r ? r : SYNC(s);
+}
+HOW(block_large)
+{
+	CUresult r = launch(function(mod, "use"), 1, bug ? 1025 : 1024, 0, s, 0, &A);
+	return r ? r : SYNC(s);
+}
+HOW(bounds)
+{
+	CUresult r = launch(function(mod, "make"), 1, bug ? 512 : 256, 0, s, 0, &A);
+	return r ? r : SYNC(s);
+}
 HOW(shared_large)
 {
 	if (!bug)
-		OK(CU(cuFuncSetAttribute, CUfunction, int, int)(function(mod, "dynamic"), CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 65536));
+		OK(CU(cuFuncSetAttribute, CUfunction, int,
+		      int)(function(mod, "dynamic"),
+		           CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 65536));
 	CUresult r = launch(function(mod, "dynamic"), 1, 128, 65536, s, 0, &A);
 	return r ? r : SYNC(s);
 }
-HOW(shared_attribute) { return CU(cuFuncSetAttribute, CUfunction, int, int)(function(mod, "dynamic"), CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bug ? 256 << 10 : 200 << 10); }
-HOW(cluster_grid) { CUresult r = launch(function(mod, "make"), bug ? 3 : 1, 128, 0, s, bug ? CLUSTER2 : 0, &A); return r ? r : SYNC(s); }
+HOW(shared_attribute)
+{
+	return CU(cuFuncSetAttribute, CUfunction, int,
+	          int)(function(mod, "dynamic"), CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+	               bug ? 256 << 10 : 200 << 10);
+}
+HOW(cluster_grid)
+{
+	CUresult r = launch(function(mod, "make"), bug ? 3 : 1, 128, 0, s, bug ? CLUSTER2 : 0, &A);
+	return r ? r : SYNC(s);
+}
 HOW(few_parameters)
 {
 	void *p[] = { &A.a, bug ? (void *)16 : &A.b };
-	CUresult r = CU(cuLaunchKernel, CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)(
-	        function(mod, "pair"), 1, 1, 1, 128, 1, 1, 0, s, p, NULL);
+	CUresult r = CU(cuLaunchKernel, CUfunction, unsigned, unsigned, unsigned, unsigned,
+	                unsigned, unsigned, unsigned, CUstream, void **,
+	                void **)(function(mod, "pair"), 1, 1, 1, 128, 1, 1, 0, s, p, NULL);
 	return r ? r : SYNC(s);
 }
 HOW(buffer_size)
 {
 	size_t n = bug ? 8 : 16;
-	void *extra[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, &A, CU_LAUNCH_PARAM_BUFFER_SIZE, &n, CU_LAUNCH_PARAM_END };
-	CUresult r = CU(cuLaunchKernel, CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)(
-	        function(mod, "pair"), 1, 1, 1, 128, 1, 1, 0, s, NULL, extra);
+	void *extra[] = { CU_LAUNCH_PARAM_BUFFER_POINTER, &A, CU_LAUNCH_PARAM_BUFFER_SIZE, &n,
+		          CU_LAUNCH_PARAM_END };
+	CUresult r = CU(cuLaunchKernel, CUfunction, unsigned, unsigned, unsigned, unsigned,
+	                unsigned, unsigned, unsigned, CUstream, void **,
+	                void **)(function(mod, "pair"), 1, 1, 1, 128, 1, 1, 0, s, NULL, extra);
 	return r ? r : SYNC(s);
 }
-/* Parameters are copied when the kernel is queued: what happens to them then is nobody's business. */
+/* Parameters are copied when the kernel is queued: what happens to them then is nobody's business.
+ */
 HOW(parameters_copied)
 {
 	Args *p = malloc(sizeof *p);
@@ -128,7 +165,9 @@ HOW(module_gone)
 }
 HOW(module_queued)
 {
-	char *log, *image = compile("extern \"C\" __global__ void k(float *p) { p[threadIdx.x] = 1; }", "k.cu", "sm_90a", NULL, &log);
+	char *log,
+	    *image = compile("extern \"C\" __global__ void k(float *p) { p[threadIdx.x] = 1; }",
+	                     "k.cu", "sm_90a", NULL, &log);
 	CUmodule m = NULL;
 	OK(CU(cuModuleLoadData, CUmodule *, const void *)(&m, image));
 	OK(launch(function(m, "k"), 1, 128, 0, s, 0, &A.b));
@@ -146,7 +185,9 @@ HOW(exec_gone)
 }
 HOW(graph_module)
 {
-	char *log, *image = compile("extern \"C\" __global__ void k(float *p) { p[threadIdx.x] = 1; }", "k.cu", "sm_90a", NULL, &log);
+	char *log,
+	    *image = compile("extern \"C\" __global__ void k(float *p) { p[threadIdx.x] = 1; }",
+	                     "k.cu", "sm_90a", NULL, &log);
 	CUmodule m = NULL;
 	CUgraph g = NULL;
 	OK(CU(cuModuleLoadData, CUmodule *, const void *)(&m, image));
@@ -159,23 +200,66 @@ HOW(graph_module)
 	CUresult r = REPLAY(e, s);
 	return r ? r : SYNC(s);
 }
-HOW(no_such_kernel) { CUfunction f; return CU(cuModuleGetFunction, CUfunction *, CUmodule, const char *)(&f, mod, bug ? "makes" : "make"); }
+HOW(no_such_kernel)
+{
+	CUfunction f;
+	return CU(cuModuleGetFunction, CUfunction *, CUmodule,
+	          const char *)(&f, mod, bug ? "makes" : "make");
+}
 
 /* ---- memory ---- */
-HOW(free_twice) { CUdeviceptr p = device(64); OK(FREE(p)); return bug ? FREE(p) : FREE(0); }
-HOW(free_inside) { CUdeviceptr p = device(64); return FREE(p + 16 * bug); }
-HOW(free_other) { float *p = pinned(64); return bug ? FREE((CUdeviceptr)(uintptr_t)p) : unpin(p); }
-HOW(copy_beyond) { static float x[N + 1]; return up(A.b, x, BYTES + 4 * bug); }
-HOW(copy_from_device) { static float x[64]; return up(A.b, bug ? (void *)(uintptr_t)A.a : x, 256); }
-HOW(copy_to_device) { static float x[64]; return down(bug ? (void *)(uintptr_t)A.b : x, A.a, 256); }
-HOW(copy_overlap) { return CU(cuMemcpyDtoD_v2, CUdeviceptr, CUdeviceptr, size_t)(A.b + 256, A.b, bug ? 512 : 256); }
-HOW(fill_unaligned) { CUresult r = FILL_ASYNC(A.b + 2 * bug, 0, 16, s); return r ? r : SYNC(s); }
-HOW(fill_beyond) { CUresult r = FILL_ASYNC(A.b, 0, bug ? BYTES : N, s); return r ? r : SYNC(s); } /* bytes for elements */
+HOW(free_twice)
+{
+	CUdeviceptr p = device(64);
+	OK(FREE(p));
+	return bug ? FREE(p) : FREE(0);
+}
+HOW(free_inside)
+{
+	CUdeviceptr p = device(64);
+	return FREE(p + 16 * bug);
+}
+HOW(free_other)
+{
+	float *p = pinned(64);
+	return bug ? FREE((CUdeviceptr)(uintptr_t)p) : unpin(p);
+}
+HOW(copy_beyond)
+{
+	static float x[N + 1];
+	return up(A.b, x, BYTES + 4 * bug);
+}
+HOW(copy_from_device)
+{
+	static float x[64];
+	return up(A.b, bug ? (void *)(uintptr_t)A.a : x, 256);
+}
+HOW(copy_to_device)
+{
+	static float x[64];
+	return down(bug ? (void *)(uintptr_t)A.b : x, A.a, 256);
+}
+HOW(copy_overlap)
+{
+	return CU(cuMemcpyDtoD_v2, CUdeviceptr, CUdeviceptr, size_t)(A.b + 256, A.b,
+	                                                             bug ? 512 : 256);
+}
+HOW(fill_unaligned)
+{
+	CUresult r = FILL_ASYNC(A.b + 2 * bug, 0, 16, s);
+	return r ? r : SYNC(s);
+}
+HOW(fill_beyond)
+{
+	CUresult r = FILL_ASYNC(A.b, 0, bug ? BYTES : N, s);
+	return r ? r : SYNC(s);
+} /* bytes for elements */
 HOW(register_twice)
 {
 	void *p = aligned_alloc(4096, 4096);
 	OK(CU(cuMemHostRegister_v2, void *, size_t, unsigned)(p, 4096, 0));
-	return bug ? CU(cuMemHostRegister_v2, void *, size_t, unsigned)(p, 4096, 0) : CU(cuMemHostUnregister, void *)(p);
+	return bug ? CU(cuMemHostRegister_v2, void *, size_t, unsigned)(p, 4096, 0)
+	           : CU(cuMemHostUnregister, void *)(p);
 }
 HOW(never_written)
 {
@@ -204,7 +288,11 @@ HOW(freed_in_graph)
 	return r ? r : SYNC(s);
 }
 /* Freeing device memory waits for what is queued, by CUDA's promise. */
-HOW(free_waits) { OK(RUN("use", s)); return bug ? FREE(A.c + 4) : FREE(A.c); }
+HOW(free_waits)
+{
+	OK(RUN("use", s));
+	return bug ? FREE(A.c + 4) : FREE(A.c);
+}
 HOW(old_context)
 {
 	CUdeviceptr p = A.c;
@@ -220,8 +308,9 @@ HOW(old_context)
 }
 
 /* ---- pinned memory and the host ---- */
-/* A step's result is read when its event has come; the next step, queued already, writes the same bytes. No hook sees the host read: what is queued
- * behind runs now and then before a wait returns, so that the wrong value is there to be seen. */
+/* A step's result is read when its event has come; the next step, queued already, writes the same
+ * bytes. No hook sees the host read: what is queued behind runs now and then before a wait returns,
+ * so that the wrong value is there to be seen. */
 HOW(result_again)
 {
 	float *p = pinned(2 * 512);
@@ -291,7 +380,8 @@ HOW(step_state)
 	OK(RUN("make", s));
 	OK(END(s, g));
 	CUgraphExec e = instantiate(g);
-	for (int i = 0; i < 3; i++) { /* what the next step reads is written while this one is under way */
+	for (int i = 0; i < 3;
+	     i++) { /* what the next step reads is written while this one is under way */
 		for (int k = 0; k < 128; k++)
 			p[k] = (float)i;
 		CUresult r = REPLAY(e, s);
@@ -302,7 +392,8 @@ HOW(step_state)
 	}
 	return SYNC(s);
 }
-/* A page of host memory goes up; before anybody has waited, another one comes down into its place. */
+/* A page of host memory goes up; before anybody has waited, another one comes down into its place.
+ */
 HOW(page_again)
 {
 	float *p = pinned(512);
@@ -341,7 +432,8 @@ HOW(read_early)
 		OK(SYNC(s));
 	unsigned v;
 	memcpy(&v, p, 4);
-	CHECK(v == (bug ? 0xfbfbfbfbu : 0x3f800000u) || (bug && !strcmp(getenv("LLMC_EMU_MODE"), "fast")));
+	CHECK(v == (bug ? 0xfbfbfbfbu : 0x3f800000u) ||
+	      (bug && !strcmp(getenv("LLMC_EMU_MODE"), "fast")));
 	OK(SYNC(s));
 	CHECK(p[0] == 1);
 	return bug ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
@@ -372,8 +464,14 @@ HOW(pinned_chain)
 	OK(down(out, A.c, 512));
 	return out[0] == 1 && !bug ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
 }
-static void relays(void *p) { for (int k = 0; k < 128; k++) ((float *)p)[128 + k] += ((float *)p)[k] + 1; }
-/* A function of the host makes of what came down what goes up; the program keeps away from it meanwhile. */
+static void
+relays(void *p)
+{
+	for (int k = 0; k < 128; k++)
+		((float *)p)[128 + k] += ((float *)p)[k] + 1;
+}
+/* A function of the host makes of what came down what goes up; the program keeps away from it
+ * meanwhile. */
 HOW(host_relay)
 {
 	float *p = pinned(1024), out[128];
@@ -387,7 +485,10 @@ HOW(host_relay)
 	if (bug)
 		p[130] = 7;
 	CUresult r = SYNC(s);
-	return r ? r : down(out, A.c, 512) ? CUDA_ERROR_UNKNOWN : out[0] == 4 ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+	return r                     ? r
+	       : down(out, A.c, 512) ? CUDA_ERROR_UNKNOWN
+	       : out[0] == 4         ? CUDA_SUCCESS
+	                             : CUDA_ERROR_UNKNOWN;
 }
 HOW(mapped)
 {
@@ -478,8 +579,9 @@ HOW(wrong_stream)
 	CUresult r = down(x, A.b, 512);
 	return r ? r : sync_all();
 }
-/* Pages of a KV cache on a stream of copies (t), next to steps (s): to the host before the step that writes them has ended, back for a step that does not
- * wait, and back into a page that an earlier step still reads */
+/* Pages of a KV cache on a stream of copies (t), next to steps (s): to the host before the step
+ * that writes them has ended, back for a step that does not wait, and back into a page that an
+ * earlier step still reads */
 HOW(page_out)
 {
 	float *p = pinned(512);
@@ -538,7 +640,8 @@ HOW(graphs_share)
 }
 HOW(graph_twice)
 {
-	CUgraphExec e = captured("make"); /* one executable graph never overlaps itself, whatever the streams */
+	CUgraphExec e =
+	    captured("make"); /* one executable graph never overlaps itself, whatever the streams */
 	CUresult r = REPLAY(e, s);
 	if (!r)
 		r = REPLAY(e, t);
@@ -618,12 +721,16 @@ update(int first, int second)
 		OK(RUN("make", s));
 	OK(END(s, h));
 	if (!r)
-		r = CU(cuGraphExecUpdate_v2, CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo *)(e, h, &info);
+		r = CU(cuGraphExecUpdate_v2, CUgraphExec, CUgraph,
+		       CUgraphExecUpdateResultInfo *)(e, h, &info);
 	if (!r)
 		r = REPLAY(e, s);
 	return r ? r : SYNC(s);
 }
-HOW(graph_update) { return update(2, bug ? 3 : 2); }
+HOW(graph_update)
+{
+	return update(2, bug ? 3 : 2);
+}
 
 /* ---- threads, contexts, callbacks ---- */
 static CUfunction make;
@@ -649,12 +756,22 @@ HOW(other_thread)
 	return (CUresult)(intptr_t)r;
 }
 static CUresult called;
-static void calls(void *p) { called = CU(cuMemsetD32Async, CUdeviceptr, unsigned, size_t, CUstream)(A.b, 0, 4, *(CUstream *)p); }
-static void counts(void *p) { ++*(int *)p; }
+static void
+calls(void *p)
+{
+	called = CU(cuMemsetD32Async, CUdeviceptr, unsigned, size_t, CUstream)(A.b, 0, 4,
+	                                                                       *(CUstream *)p);
+}
+static void
+counts(void *p)
+{
+	++*(int *)p;
+}
 HOW(callback)
 {
 	int n = 0;
-	OK(CU(cuLaunchHostFunc, CUstream, CUhostFn, void *)(s, bug ? calls : counts, bug ? (void *)&t : (void *)&n));
+	OK(CU(cuLaunchHostFunc, CUstream, CUhostFn, void *)(s, bug ? calls : counts,
+	                                                    bug ? (void *)&t : (void *)&n));
 	OK(SYNC(s));
 	CHECK(bug || n == 1);
 	return called;
@@ -683,32 +800,99 @@ tensor_map(size_t stride, unsigned box, size_t off)
 	static unsigned char map[256] __attribute__((aligned(128)));
 	uint64_t dim[2] = { 60, 16 }, st[1] = { stride };
 	unsigned b[2] = { box, 16 }, step[2] = { 1, 1 };
-	return CU(cuTensorMapEncodeTiled, void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const unsigned *, const unsigned *, int, int, int, int)(
-	        map + off, 7, 2, (void *)(uintptr_t)A.b, dim, st, b, step, 0, 0, 0, 0);
+	return CU(cuTensorMapEncodeTiled, void *, int, unsigned, void *, const uint64_t *,
+	          const uint64_t *, const unsigned *, const unsigned *, int, int, int,
+	          int)(map + off, 7, 2, (void *)(uintptr_t)A.b, dim, st, b, step, 0, 0, 0, 0);
 }
-HOW(map_stride) { return tensor_map(bug ? 60 * 4 + 8 : 60 * 4, 32, 0); } /* rows of no multiple of 16 bytes */
-HOW(map_box) { return tensor_map(240, bug ? 257 : 256, 0); }
-HOW(map_place) { return tensor_map(240, 32, bug ? 64 : 0); } /* as newer headers declare it: multiples of 128 */
+HOW(map_stride)
+{
+	return tensor_map(bug ? 60 * 4 + 8 : 60 * 4, 32, 0);
+} /* rows of no multiple of 16 bytes */
+HOW(map_box)
+{
+	return tensor_map(240, bug ? 257 : 256, 0);
+}
+HOW(map_place)
+{
+	return tensor_map(240, 32, bug ? 64 : 0);
+} /* as newer headers declare it: multiples of 128 */
 
 /* A row: the mistake's code, and what its message says, NULL: the code is all that there is. */
-static const struct { const char *name; CUresult (*run)(bool bug); CUresult code; const char *words; bool fast; } cases[] = {
+static const struct {
+	const char *name;
+	CUresult (*run)(bool bug);
+	CUresult code;
+	const char *words;
+	bool fast;
+} cases[] = {
 #define X(name, code, ...) { #name, name, code, __VA_ARGS__ }
-	X(grid_zero, 1, NULL, true), X(block_large, 1, NULL, true), X(bounds, 701, "launch bounds", true), X(shared_large, 1, NULL, true),
-	X(shared_attribute, 1, NULL, true), X(cluster_grid, 912, NULL, true), X(few_parameters, 1, "parameter 2 of 2", true), X(buffer_size, 1, NULL, true),
-	X(parameters_copied, 1, NULL, true), X(stream_gone, 400, NULL, true), X(event_gone, 400, NULL, true), X(module_gone, 400, NULL, true),
-	X(module_queued, 719, "cuModuleUnload: nobody has waited for kernel 'k'"), X(exec_gone, 400, NULL, true), X(graph_module, 400, "module of node 0, a kernel, was unloaded", true), X(no_such_kernel, 500, NULL, true),
-	X(free_twice, 1, NULL, true), X(free_inside, 1, NULL, true), X(free_other, 1, NULL, true), X(copy_beyond, 1, NULL, true),
-	X(copy_from_device, 1, "memory of the device", true), X(copy_to_device, 1, "memory of the device", true), X(copy_overlap, 1, "overlap", true),
-	X(fill_unaligned, 1, NULL, true), X(fill_beyond, 1, NULL, true), X(register_twice, 712, NULL, true), X(never_written, 719, "never written"),
-	X(tail_unwritten, 719, "byte 512 of 516 was never written"), X(freed_in_graph, 700, "freed", true), X(free_waits, 1, NULL, true),
-	X(old_context, 201, NULL, true), X(staging, 719, "the host wrote to its source"), X(staging_two, 719, "the host wrote to its source"),
-	X(step_state, 719, "cuMemcpyHtoDAsync: the host wrote to its source"), X(page_again, 719, "the host wrote to its source"), X(pinned_freed, 719, "cuMemFreeHost: nobody has waited for a cuMemcpyHtoDAsync"),
-	X(result_again, 1, NULL, true), X(read_early, 600, NULL), X(query_ignored, 600, NULL), X(pinned_chain, 999, NULL), X(host_relay, 719, "the host wrote to its source"), X(mapped, 700, "out-of-bounds"),
-	X(pageable_gone, 700, "is not there any more", true), X(event_never, 719, "race"), X(event_early, 719, "race"), X(readers_two, 719, "race"),
-	X(readers_copy, 719, "race"), X(wrong_stream, 719, "race"), X(null_copy, 719, "race"), X(page_out, 719, "race"), X(page_back, 719, "race"), X(page_taken, 719, "race"), X(graphs_share, 719, "race"), X(graph_twice, 719, "race"),
-	X(graph_and_upload, 719, "race"), X(capture_query, 907, NULL, true), X(capture_blocking, 901, NULL, true), X(capture_outside, 905, NULL, true),
-	X(capture_wait, 907, NULL, true), X(graph_update, 910, NULL, true), X(other_thread, 201, NULL, true), X(callback, 800, "host function", true),
-	X(other_device, 400, "stream of device 0", true), X(other_event, 400, NULL, true), X(map_stride, 1, NULL, true), X(map_box, 1, NULL, true), X(map_place, 1, NULL, true),
+	X(grid_zero, 1, NULL, true),
+	X(block_large, 1, NULL, true),
+	X(bounds, 701, "launch bounds", true),
+	X(shared_large, 1, NULL, true),
+	X(shared_attribute, 1, NULL, true),
+	X(cluster_grid, 912, NULL, true),
+	X(few_parameters, 1, "parameter 2 of 2", true),
+	X(buffer_size, 1, NULL, true),
+	X(parameters_copied, 1, NULL, true),
+	X(stream_gone, 400, NULL, true),
+	X(event_gone, 400, NULL, true),
+	X(module_gone, 400, NULL, true),
+	X(module_queued, 719, "cuModuleUnload: nobody has waited for kernel 'k'"),
+	X(exec_gone, 400, NULL, true),
+	X(graph_module, 400, "module of node 0, a kernel, was unloaded", true),
+	X(no_such_kernel, 500, NULL, true),
+	X(free_twice, 1, NULL, true),
+	X(free_inside, 1, NULL, true),
+	X(free_other, 1, NULL, true),
+	X(copy_beyond, 1, NULL, true),
+	X(copy_from_device, 1, "memory of the device", true),
+	X(copy_to_device, 1, "memory of the device", true),
+	X(copy_overlap, 1, "overlap", true),
+	X(fill_unaligned, 1, NULL, true),
+	X(fill_beyond, 1, NULL, true),
+	X(register_twice, 712, NULL, true),
+	X(never_written, 719, "never written"),
+	X(tail_unwritten, 719, "byte 512 of 516 was never written"),
+	X(freed_in_graph, 700, "freed", true),
+	X(free_waits, 1, NULL, true),
+	X(old_context, 201, NULL, true),
+	X(staging, 719, "the host wrote to its source"),
+	X(staging_two, 719, "the host wrote to its source"),
+	X(step_state, 719, "cuMemcpyHtoDAsync: the host wrote to its source"),
+	X(page_again, 719, "the host wrote to its source"),
+	X(pinned_freed, 719, "cuMemFreeHost: nobody has waited for a cuMemcpyHtoDAsync"),
+	X(result_again, 1, NULL, true),
+	X(read_early, 600, NULL),
+	X(query_ignored, 600, NULL),
+	X(pinned_chain, 999, NULL),
+	X(host_relay, 719, "the host wrote to its source"),
+	X(mapped, 700, "out-of-bounds"),
+	X(pageable_gone, 700, "is not there any more", true),
+	X(event_never, 719, "race"),
+	X(event_early, 719, "race"),
+	X(readers_two, 719, "race"),
+	X(readers_copy, 719, "race"),
+	X(wrong_stream, 719, "race"),
+	X(null_copy, 719, "race"),
+	X(page_out, 719, "race"),
+	X(page_back, 719, "race"),
+	X(page_taken, 719, "race"),
+	X(graphs_share, 719, "race"),
+	X(graph_twice, 719, "race"),
+	X(graph_and_upload, 719, "race"),
+	X(capture_query, 907, NULL, true),
+	X(capture_blocking, 901, NULL, true),
+	X(capture_outside, 905, NULL, true),
+	X(capture_wait, 907, NULL, true),
+	X(graph_update, 910, NULL, true),
+	X(other_thread, 201, NULL, true),
+	X(callback, 800, "host function", true),
+	X(other_device, 400, "stream of device 0", true),
+	X(other_event, 400, NULL, true),
+	X(map_stride, 1, NULL, true),
+	X(map_box, 1, NULL, true),
+	X(map_place, 1, NULL, true),
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 
@@ -735,11 +919,12 @@ child(int i, bool bug, bool check, int seed)
 	CUresult r = cases[i].run(bug);
 	if (bug && !check && !cases[i].fast)
 		return 0; /* a matter of luck there */
-	bool right = bug ? r == cases[i].code && (!cases[i].words || strstr(report(), cases[i].words)) : !r;
+	bool right =
+	    bug ? r == cases[i].code && (!cases[i].words || strstr(report(), cases[i].words)) : !r;
 	if (right && !failures)
 		return 0;
-	fprintf(stderr, "%s: the %s gave %d in %s mode with seed %d, \"%s\"\n", cases[i].name, bug ? "mistake" : "right twin", r, check ? "checking" : "fast", seed,
-	        report());
+	fprintf(stderr, "%s: the %s gave %d in %s mode with seed %d, \"%s\"\n", cases[i].name,
+	        bug ? "mistake" : "right twin", r, check ? "checking" : "fast", seed, report());
 	return 1;
 }
 
@@ -774,6 +959,7 @@ main(int argc, char **argv)
 			wrong = spawn(i, k & 1, k >> 1 & 1, k / 4);
 		bad += wrong != 0;
 	}
-	printf("mistakes of programs: %d of %d found, their right twins silent\n", N_CASES - bad, N_CASES);
+	printf("mistakes of programs: %d of %d found, their right twins silent\n", N_CASES - bad,
+	       N_CASES);
 	return bad != 0;
 }

@@ -1,6 +1,7 @@
-/* Devices that write to each other's memory, a thread of the program each: a right sum over them is silent and has the same bits with every
- * seed; each planted mistake is found in checking mode, or shows in the bits. So with a sum in one step and in two, and with the kernels that ranks run. Each run
- * is a process of its own. */
+/* Devices that write to each other's memory, a thread of the program each: a right sum over them is
+ * silent and has the same bits with every seed; each planted mistake is found in checking mode, or
+ * shows in the bits. So with a sum in one step and in two, and with the kernels that ranks run.
+ * Each run is a process of its own. */
 #include "host.h"
 
 #include "templates/cuda/comm/comm.h"
@@ -9,27 +10,74 @@
 #include <sys/mman.h>
 
 enum { MOST = 8, N = 256, ROUNDS = 5 };
-enum { RIGHT, STALE_FLAG, NO_RELEASE, DEVICE_SCOPE, ARRIVAL_ORDER, EARLY_READ, ONE_SLOT, DEVICE_WAIT, LONG, LAST_UNHEARD, SKIPPED, DISAGREES, NO_ACCESS, LATE,
-	TWO, TWO_STALE_FLAG, TWO_NO_RELEASE, TWO_ARRIVAL_ORDER, TWO_EARLY_READ, TWO_ONE_SLOT, KERNELS, N_KIND };
-typedef struct { int rank, ranks; unsigned round, pieces; CUdeviceptr flag[MOST], slot[MOST]; CUdeviceptr x, y; } Args;
+enum {
+	RIGHT,
+	STALE_FLAG,
+	NO_RELEASE,
+	DEVICE_SCOPE,
+	ARRIVAL_ORDER,
+	EARLY_READ,
+	ONE_SLOT,
+	DEVICE_WAIT,
+	LONG,
+	LAST_UNHEARD,
+	SKIPPED,
+	DISAGREES,
+	NO_ACCESS,
+	LATE,
+	TWO,
+	TWO_STALE_FLAG,
+	TWO_NO_RELEASE,
+	TWO_ARRIVAL_ORDER,
+	TWO_EARLY_READ,
+	TWO_ONE_SLOT,
+	KERNELS,
+	N_KIND
+};
+typedef struct {
+	int rank, ranks;
+	unsigned round, pieces;
+	CUdeviceptr flag[MOST], slot[MOST];
+	CUdeviceptr x, y;
+} Args;
 
 /* what the finding says; "": it shows in the sums alone */
-static const struct { const char *name, *want; int two; } kinds[N_KIND] = {
-	[RIGHT] = { "RIGHT", NULL }, [LONG] = { "LONG", NULL }, [LATE] = { "LATE", NULL }, [ARRIVAL_ORDER] = { "ARRIVAL_ORDER", "" },
-	[STALE_FLAG] = { "STALE_FLAG", "race: " }, [NO_RELEASE] = { "NO_RELEASE", "race: " },
-	[DEVICE_SCOPE] = { "DEVICE_SCOPE", "an atomic without the system's scope on memory of another device" },
+static const struct {
+	const char *name, *want;
+	int two;
+} kinds[N_KIND] = {
+	[RIGHT] = { "RIGHT", NULL },
+	[LONG] = { "LONG", NULL },
+	[LATE] = { "LATE", NULL },
+	[ARRIVAL_ORDER] = { "ARRIVAL_ORDER", "" },
+	[STALE_FLAG] = { "STALE_FLAG", "race: " },
+	[NO_RELEASE] = { "NO_RELEASE", "race: " },
+	[DEVICE_SCOPE] = { "DEVICE_SCOPE",
+	                   "an atomic without the system's scope on memory of another device" },
 	[DEVICE_WAIT] = { "DEVICE_WAIT", "race: an atomic and another one" },
 	[LAST_UNHEARD] = { "LAST_UNHEARD", "race: " },
-	[EARLY_READ] = { "EARLY_READ", "race: " }, [ONE_SLOT] = { "ONE_SLOT", "race: " },
-	[SKIPPED] = { "SKIPPED", "nothing is queued on device 1" }, [DISAGREES] = { "DISAGREES", "race: " }, [NO_ACCESS] = { "NO_ACCESS", "without peer access" },
+	[EARLY_READ] = { "EARLY_READ", "race: " },
+	[ONE_SLOT] = { "ONE_SLOT", "race: " },
+	[SKIPPED] = { "SKIPPED", "nothing is queued on device 1" },
+	[DISAGREES] = { "DISAGREES", "race: " },
+	[NO_ACCESS] = { "NO_ACCESS", "without peer access" },
 	/* in two steps: which of the mistakes above */
-	[TWO] = { "TWO", NULL, RIGHT }, [TWO_STALE_FLAG] = { "TWO_STALE_FLAG", "race: ", STALE_FLAG }, [TWO_NO_RELEASE] = { "TWO_NO_RELEASE", "race: ", NO_RELEASE },
-	[TWO_ARRIVAL_ORDER] = { "TWO_ARRIVAL_ORDER", "", ARRIVAL_ORDER }, [TWO_EARLY_READ] = { "TWO_EARLY_READ", "race: ", EARLY_READ },
+	[TWO] = { "TWO", NULL, RIGHT },
+	[TWO_STALE_FLAG] = { "TWO_STALE_FLAG", "race: ", STALE_FLAG },
+	[TWO_NO_RELEASE] = { "TWO_NO_RELEASE", "race: ", NO_RELEASE },
+	[TWO_ARRIVAL_ORDER] = { "TWO_ARRIVAL_ORDER", "", ARRIVAL_ORDER },
+	[TWO_EARLY_READ] = { "TWO_EARLY_READ", "race: ", EARLY_READ },
 	[TWO_ONE_SLOT] = { "TWO_ONE_SLOT", "race: ", ONE_SLOT },
 	[KERNELS] = { "KERNELS", NULL },
 };
 
-typedef struct Rank { pthread_t thread; int number, kind; CUcontext ctx; CUdeviceptr flag, slot, x, y; CUresult r; } Rank;
+typedef struct Rank {
+	pthread_t thread;
+	int number, kind;
+	CUcontext ctx;
+	CUdeviceptr flag, slot, x, y;
+	CUresult r;
+} Rank;
 static Rank rank[MOST];
 static int ranks;
 static pthread_barrier_t all;
@@ -46,14 +94,16 @@ run(void *arg)
 	OK(CU(cuCtxSetCurrent, CUcontext)(me->ctx));
 	snprintf(define, sizeof define, "-DBUG=%d", bug);
 	CUmodule m = module("tests/emu/bugs/peers.cu", define);
-	me->flag = device(MOST * 4), me->slot = device(sizeof zero), me->x = device(sizeof x), me->y = device(sizeof *x);
+	me->flag = device(MOST * 4), me->slot = device(sizeof zero), me->x = device(sizeof x),
+	me->y = device(sizeof *x);
 	OK(up(me->flag, zero, MOST * 4));
 	OK(up(me->y, zero, sizeof *x));
 	if (bug == EARLY_READ || bug == STALE_FLAG)
 		OK(up(me->slot, zero, sizeof zero));
 	for (int r = 0; r < ROUNDS; r++)
 		for (int i = 0; i < N; i++)
-			x[r][i] = (float)(me->number * 7 + i + r) * (me->number & 1 ? 0.37f : -1234.5f) / 3;
+			x[r][i] = (float)(me->number * 7 + i + r) *
+			          (me->number & 1 ? 0.37f : -1234.5f) / 3;
 	OK(up(me->x, x, sizeof x));
 	CUstream s = stream();
 	CUfunction f = function(m, me->kind >= TWO ? "two" : "sum");
@@ -65,7 +115,8 @@ run(void *arg)
 	Args a = { .rank = me->number, .ranks = ranks, .y = me->y };
 	for (int k = 0; k < ranks; k++)
 		a.flag[k] = rank[k].flag, a.slot[k] = rank[k].slot;
-	/* two pieces a launch: what a kernel has heard of one that still runs the next one relies on */
+	/* two pieces a launch: what a kernel has heard of one that still runs the next one relies
+	 * on */
 	const int pieces = me->kind == LONG || me->kind == LAST_UNHEARD || me->kind == TWO ? 2 : 1;
 	for (int r = 0; r < ROUNDS && !me->r; r += pieces) {
 		a.round = (unsigned)r + 1;
@@ -74,11 +125,13 @@ run(void *arg)
 		if (me->kind == LATE && me->number == 1)
 			for (volatile int i = 0; i < 20000000; i++)
 				;
-		if (me->number == 1 && ((me->kind == SKIPPED && r == ROUNDS - 1) || (me->kind == DISAGREES && r == 2)))
+		if (me->number == 1 &&
+		    ((me->kind == SKIPPED && r == ROUNDS - 1) || (me->kind == DISAGREES && r == 2)))
 			continue;
 		me->r = launch(f, 1, N, 0, s, 0, &a);
 	}
-	if (me->kind != LATE) /* all have queued what they will before anyone waits: a wait that ends is not one for a slow thread */
+	if (me->kind != LATE) /* all have queued what they will before anyone waits: a wait that
+	                         ends is not one for a slow thread */
 		pthread_barrier_wait(&all);
 	if (!me->r)
 		me->r = CU(cuStreamSynchronize, CUstream)(s);
@@ -100,7 +153,8 @@ run_kernels(void *arg)
 {
 	Rank *me = arg;
 	const int large = me->kind, n = ranks; /* rows of the largest message */
-	const size_t most = (size_t)large * WIDTH, slots = 2 * (size_t)n * LLMC_LANES * LLMC_PIECE * sizeof(float);
+	const size_t most = (size_t)large * WIDTH,
+	             slots = 2 * (size_t)n * LLMC_LANES * LLMC_PIECE * sizeof(float);
 	float *x = malloc(most * sizeof *x), *y = malloc(most * sizeof *y);
 	unsigned zero[LLMC_PEERS * LLMC_LANES] = { 0 };
 	void *word;
@@ -108,9 +162,13 @@ run_kernels(void *arg)
 	OK(CU(cuDevicePrimaryCtxRetain, CUcontext *, CUdevice)(&me->ctx, me->number));
 	OK(CU(cuCtxSetCurrent, CUcontext)(me->ctx));
 	CUmodule m = module("templates/cuda/runtime/collective.cu", NULL);
-	const CUfunction way[2] = { function(m, "llmc_all_reduce"), function(m, "llmc_all_reduce_two_shot") };
-	CUdeviceptr peers = device(sizeof(llmc_peers)), rows = device(sizeof(int)), epoch = device(sizeof zero), b = device(2 * WIDTH * sizeof(float)), r = device(most * sizeof *x);
-	me->flag = device(sizeof zero), me->slot = device(slots), me->x = device(most * sizeof *x), me->y = device(most * sizeof *y);
+	const CUfunction way[2] = { function(m, "llmc_all_reduce"),
+		                    function(m, "llmc_all_reduce_two_shot") };
+	CUdeviceptr peers = device(sizeof(llmc_peers)), rows = device(sizeof(int)),
+	            epoch = device(sizeof zero), b = device(2 * WIDTH * sizeof(float)),
+	            r = device(most * sizeof *x);
+	me->flag = device(sizeof zero), me->slot = device(slots), me->x = device(most * sizeof *x),
+	me->y = device(most * sizeof *y);
 	OK(CU(cuMemHostAlloc, void **, size_t, unsigned)(&word, 4096, 3));
 	memset(word, 0, 4096);
 	OK(up(me->flag, zero, sizeof zero));
@@ -121,7 +179,11 @@ run_kernels(void *arg)
 	OK(up(r, y, most * sizeof *y));
 	OK(up(b, y, 2 * WIDTH * sizeof *y));
 	pthread_barrier_wait(&all);
-	llmc_peers p = { .rank = me->number, .ranks = n, .epoch = (unsigned *)(uintptr_t)epoch, .end = word, .late = (unsigned *)word + 16 };
+	llmc_peers p = { .rank = me->number,
+		         .ranks = n,
+		         .epoch = (unsigned *)(uintptr_t)epoch,
+		         .end = word,
+		         .late = (unsigned *)word + 16 };
 	for (int k = 0; k < n; k++) {
 		if (k != me->number)
 			OK(CU(cuCtxEnablePeerAccess, CUcontext, unsigned)(rank[k].ctx, 0));
@@ -132,11 +194,22 @@ run_kernels(void *arg)
 	CUstream s = stream();
 	pthread_barrier_wait(&all);
 	for (int run = 0; run < RUNS; run++) {
-		const int of = run == 2 || run == 3 ? large : 1 + run; /* either way has the large one */
+		const int of =
+		    run == 2 || run == 3 ? large : 1 + run; /* either way has the large one */
 		const long long count = (long long)of * WIDTH;
 		OK(up(rows, &of, sizeof of));
-		llmc_collective c = { .peers = (const llmc_peers *)(uintptr_t)peers, .rows = (const int *)(uintptr_t)rows, .x = (const float *)(uintptr_t)me->x, .y = (float *)(uintptr_t)me->y,
-			.r = (const float *)(uintptr_t)r, .b = (const float *)(uintptr_t)b, .b2 = run & 2 ? (const float *)(uintptr_t)(b + WIDTH * sizeof(float)) : NULL, .scale = 1, .width = WIDTH };
+		llmc_collective c = {
+			.peers = (const llmc_peers *)(uintptr_t)peers,
+			.rows = (const int *)(uintptr_t)rows,
+			.x = (const float *)(uintptr_t)me->x,
+			.y = (float *)(uintptr_t)me->y,
+			.r = (const float *)(uintptr_t)r,
+			.b = (const float *)(uintptr_t)b,
+			.b2 =
+			    run & 2 ? (const float *)(uintptr_t)(b + WIDTH * sizeof(float)) : NULL,
+			.scale = 1,
+			.width = WIDTH
+		};
 		OK(launch(way[run & 1], LLMC_LANES, LLMC_LANE_THREADS, 0, s, COOPERATIVE, &c));
 		OK(CU(cuStreamSynchronize, CUstream)(s));
 		OK(down(y, me->y, (size_t)count * sizeof *y));
@@ -149,7 +222,11 @@ run_kernels(void *arg)
 				want += term(9, WIDTH + i % WIDTH);
 			want += term(9, i);
 			if (memcmp(&y[i], &want, sizeof want)) {
-				fprintf(stderr, "KERNELS: rank %d of %d, %d rows, %s: element %lld is %a, not %a\n", me->number, n, of, run & 1 ? "two steps" : "one step", i, (double)y[i], (double)want);
+				fprintf(stderr,
+				        "KERNELS: rank %d of %d, %d rows, %s: element %lld is %a, "
+				        "not %a\n",
+				        me->number, n, of, run & 1 ? "two steps" : "one step", i,
+				        (double)y[i], (double)want);
 				me->r = 1;
 			}
 		}
@@ -180,12 +257,14 @@ child(int kind, int seed, bool check, float *want)
 	for (int k = 0; k < ranks; k++) {
 		rank[k].number = k;
 		rank[k].kind = kind == KERNELS ? seed == 0 && check ? LARGE : RUNS : kind;
-		pthread_create(&rank[k].thread, NULL, kind == KERNELS ? run_kernels : run, &rank[k]);
+		pthread_create(&rank[k].thread, NULL, kind == KERNELS ? run_kernels : run,
+		               &rank[k]);
 	}
 	for (int k = 0; k < ranks; k++)
 		pthread_join(rank[k].thread, NULL);
 	bool found = kinds[kind].want && *kinds[kind].want && strstr(report(), kinds[kind].want);
-	/* A device that heard the next round already while it waited for this one is in order with all that was read: then only its sums show that it left one out. */
+	/* A device that heard the next round already while it waited for this one is in order with
+	 * all that was read: then only its sums show that it left one out. */
 	if (kind == DISAGREES && !found && !*report()) {
 		float y[N];
 		OK(CU(cuCtxSetCurrent, CUcontext)(rank[0].ctx));
@@ -194,7 +273,8 @@ child(int kind, int seed, bool check, float *want)
 	}
 	if (kinds[kind].want && *kinds[kind].want) {
 		if (!found)
-			fprintf(stderr, "%s: not found as it should be with seed %d: \"%s\"\n", kinds[kind].name, seed, report());
+			fprintf(stderr, "%s: not found as it should be with seed %d: \"%s\"\n",
+			        kinds[kind].name, seed, report());
 		return !found;
 	}
 	float y[MOST][N];
@@ -203,7 +283,8 @@ child(int kind, int seed, bool check, float *want)
 		for (int k = 0; k < ranks; k++)
 			failures += rank[k].r != 0;
 		if (failures || *report())
-			fprintf(stderr, "KERNELS: failed in %s mode with seed %d: %s\n", check ? "checking" : "fast", seed, report());
+			fprintf(stderr, "KERNELS: failed in %s mode with seed %d: %s\n",
+			        check ? "checking" : "fast", seed, report());
 		return failures || *report();
 	}
 	for (int k = 0; k < ranks; k++) {
@@ -214,8 +295,10 @@ child(int kind, int seed, bool check, float *want)
 			memcpy(want, y[0], sizeof y[0]);
 		other |= memcmp(y[k], want, sizeof y[k]) != 0;
 	}
-	if (failures || *report() || (other && kind != ARRIVAL_ORDER && kind != TWO_ARRIVAL_ORDER)) {
-		fprintf(stderr, "%s: failed in %s mode with seed %d: %s%s\n", kinds[kind].name, check ? "checking" : "fast", seed, report(), other ? " (other sums)" : "");
+	if (failures || *report() ||
+	    (other && kind != ARRIVAL_ORDER && kind != TWO_ARRIVAL_ORDER)) {
+		fprintf(stderr, "%s: failed in %s mode with seed %d: %s%s\n", kinds[kind].name,
+		        check ? "checking" : "fast", seed, report(), other ? " (other sums)" : "");
 		return 1;
 	}
 	return other ? 2 : 0;
@@ -226,18 +309,22 @@ main(int argc, char **argv)
 {
 	int bad = 0, found = 0, seeds = argc > 2 ? atoi(argv[2]) : 4;
 	static const int of_kernels[4] = { 3, 2, 8, 5 };
-	float (*want)[N] = mmap(NULL, 9 * sizeof *want, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	float(*want)[N] =
+	    mmap(NULL, 9 * sizeof *want, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	for (int kind = 0; kind < N_KIND; kind++) {
 		bool seen = false;
 		if (argc > 1 && *argv[1] && strcmp(argv[1], kinds[kind].name) && kind != RIGHT)
 			continue;
 		for (int seed = 0; seed < seeds; seed++)
-			for (int check = 1; check >= (kinds[kind].want && *kinds[kind].want); check--) {
+			for (int check = 1; check >= (kinds[kind].want && *kinds[kind].want);
+			     check--) {
 				int status;
 				if (kind == KERNELS && check == seed % 2)
 					continue;
-				ranks = kind == RIGHT || kind == LONG || kind == TWO ? 2 << seed % 3 : kind == KERNELS ? of_kernels[seed % 4] : 4;
+				ranks = kind == RIGHT || kind == LONG || kind == TWO ? 2 << seed % 3
+				        : kind == KERNELS ? of_kernels[seed % 4]
+				                          : 4;
 				fflush(NULL);
 				pid_t pid = fork();
 				if (pid == 0)
@@ -247,7 +334,8 @@ main(int argc, char **argv)
 				seen |= rc == 2;
 				bad += rc == 1;
 				if (!WIFEXITED(status))
-					fprintf(stderr, "%s: signal %d\n", kinds[kind].name, WTERMSIG(status));
+					fprintf(stderr, "%s: signal %d\n", kinds[kind].name,
+					        WTERMSIG(status));
 			}
 		if ((kind == ARRIVAL_ORDER || kind == TWO_ARRIVAL_ORDER) && !seen) {
 			fprintf(stderr, "%s: the same sums with every seed\n", kinds[kind].name);
@@ -255,6 +343,7 @@ main(int argc, char **argv)
 		}
 		found += kinds[kind].want != NULL;
 	}
-	printf("between devices: %d planted mistakes, %s\n", found, bad ? "not all as they should be" : "all found, and right ones silent");
+	printf("between devices: %d planted mistakes, %s\n", found,
+	       bad ? "not all as they should be" : "all found, and right ones silent");
 	return bad != 0;
 }

@@ -1,11 +1,16 @@
-/* Tiles of tensor maps, warpgroup matrix instructions, bulk stores (t_sm90.cu), and the libraries that stand in for NVIDIA's. With
- * EMU_CUDA=libcuda.so.1 EMU_NVRTC=libnvrtc.so.13 the kernels run on the machine's own GPU (sm_90a): then this says whether the emulator's layouts are
- * those of the hardware. */
+/* Tiles of tensor maps, warpgroup matrix instructions, bulk stores (t_sm90.cu), and the libraries
+ * that stand in for NVIDIA's. With EMU_CUDA=libcuda.so.1 EMU_NVRTC=libnvrtc.so.13 the kernels run
+ * on the machine's own GPU (sm_90a): then this says whether the emulator's layouts are those of the
+ * hardware. */
 #include "host.h"
 
 #include <pthread.h>
 
-typedef struct { _Alignas(128) unsigned char map[4][128]; CUdeviceptr c, a, u; int n; } Args;
+typedef struct {
+	_Alignas(128) unsigned char map[4][128];
+	CUdeviceptr c, a, u;
+	int n;
+} Args;
 static unsigned short h[64 * 64 + 128 * 64];
 static float c[64 * 128];
 static const unsigned ones[5] = { 1, 1, 1, 1, 1 };
@@ -20,10 +25,12 @@ bf(unsigned short x)
 }
 
 static CUresult
-encode(void *map, int type, unsigned rank, CUdeviceptr p, const uint64_t *dim, const uint64_t *stride, const unsigned *box, int swizzle)
+encode(void *map, int type, unsigned rank, CUdeviceptr p, const uint64_t *dim,
+       const uint64_t *stride, const unsigned *box, int swizzle)
 {
-	return CU(cuTensorMapEncodeTiled, void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const unsigned *, const unsigned *, int, int, int, int)(
-	        map, type, rank, (void *)(uintptr_t)p, dim, stride, box, ones, 0, swizzle, 0, 0);
+	return CU(cuTensorMapEncodeTiled, void *, int, unsigned, void *, const uint64_t *,
+	          const uint64_t *, const unsigned *, const unsigned *, int, int, int, int)(
+	    map, type, rank, (void *)(uintptr_t)p, dim, stride, box, ones, 0, swizzle, 0, 0);
 }
 
 static void
@@ -69,7 +76,8 @@ products(CUmodule m, Args *p)
 		for (int j = 0; j < 32; j++) {
 			float want = 0;
 			for (int k = 0; k < 16; k++)
-				want += (float)(2 << (i * 16 + k) * 7 % 3) * (float)(2 << (1024 + j * 16 + k) * 7 % 3);
+				want += (float)(2 << (i * 16 + k) * 7 % 3) *
+				        (float)(2 << (1024 + j * 16 + k) * 7 % 3);
 			CHECK(c[i * 32 + j] == want);
 		}
 }
@@ -115,14 +123,21 @@ library(const char *name)
 }
 #define LIB(lib, name, ...) (((int (*)(__VA_ARGS__))sym(lib, #name)))
 
-/* y [n][rows] = x [n][cols] w [rows][cols]^T + bias + y, as row-major memory, directly and by a graph. */
+/* y [n][rows] = x [n][cols] w [rows][cols]^T + bias + y, as row-major memory, directly and by a
+ * graph. */
 static void
 matmul(Args *p)
 {
 	enum { ROWS = 24, COLS = 40, COUNT = 5 };
 	void *lib = library("libcublasLt.so.13"), *lt, *op, *lw, *lx, *ly, *pref;
 	static float y[COUNT * ROWS], bias[ROWS];
-	struct { uint64_t algo[8]; size_t workspace; int state; float waves; int reserved[4]; } best;
+	struct {
+		uint64_t algo[8];
+		size_t workspace;
+		int state;
+		float waves;
+		int reserved[4];
+	} best;
 	float one = 1;
 	int found, t = 1, epilogue = 4, f32 = 0;
 	CUdeviceptr b = device(sizeof bias);
@@ -131,7 +146,8 @@ matmul(Args *p)
 	CUgraphExec e = NULL;
 
 	for (int i = 0; i < ROWS * COLS + COUNT * COLS; i++)
-		((unsigned short *)c)[i] = (unsigned short)(0x3f80 + (i * 29 % 50) - (i % 4 ? 0 : 0x8000));
+		((unsigned short *)c)[i] =
+		    (unsigned short)(0x3f80 + (i * 29 % 50) - (i % 4 ? 0 : 0x8000));
 	unsigned short *v = (unsigned short *)c;
 	OK(up(p->a, v, (ROWS + COUNT) * COLS * 2));
 	for (int i = 0; i < ROWS; i++)
@@ -142,19 +158,29 @@ matmul(Args *p)
 	OK(up(p->c, y, sizeof y));
 	OK(LIB(lib, cublasLtCreate, void **)(&lt));
 	OK(LIB(lib, cublasLtMatmulDescCreate, void **, int, int)(&op, 68, 0));
-	OK(LIB(lib, cublasLtMatmulDescSetAttribute, void *, int, const void *, size_t)(op, 3, &t, 4));
-	OK(LIB(lib, cublasLtMatmulDescSetAttribute, void *, int, const void *, size_t)(op, 7, &epilogue, 4));
-	OK(LIB(lib, cublasLtMatmulDescSetAttribute, void *, int, const void *, size_t)(op, 8, &b, 8));
-	OK(LIB(lib, cublasLtMatmulDescSetAttribute, void *, int, const void *, size_t)(op, 26, &f32, 4));
-	OK(LIB(lib, cublasLtMatrixLayoutCreate, void **, int, uint64_t, uint64_t, int64_t)(&lw, 14, COLS, ROWS, COLS));
-	OK(LIB(lib, cublasLtMatrixLayoutCreate, void **, int, uint64_t, uint64_t, int64_t)(&lx, 14, COLS, COUNT, COLS));
-	OK(LIB(lib, cublasLtMatrixLayoutCreate, void **, int, uint64_t, uint64_t, int64_t)(&ly, 0, ROWS, COUNT, ROWS));
+	OK(LIB(lib, cublasLtMatmulDescSetAttribute, void *, int, const void *, size_t)(op, 3, &t,
+	                                                                               4));
+	OK(LIB(lib, cublasLtMatmulDescSetAttribute, void *, int, const void *,
+	       size_t)(op, 7, &epilogue, 4));
+	OK(LIB(lib, cublasLtMatmulDescSetAttribute, void *, int, const void *, size_t)(op, 8, &b,
+	                                                                               8));
+	OK(LIB(lib, cublasLtMatmulDescSetAttribute, void *, int, const void *, size_t)(op, 26, &f32,
+	                                                                               4));
+	OK(LIB(lib, cublasLtMatrixLayoutCreate, void **, int, uint64_t, uint64_t,
+	       int64_t)(&lw, 14, COLS, ROWS, COLS));
+	OK(LIB(lib, cublasLtMatrixLayoutCreate, void **, int, uint64_t, uint64_t,
+	       int64_t)(&lx, 14, COLS, COUNT, COLS));
+	OK(LIB(lib, cublasLtMatrixLayoutCreate, void **, int, uint64_t, uint64_t,
+	       int64_t)(&ly, 0, ROWS, COUNT, ROWS));
 	OK(LIB(lib, cublasLtMatmulPreferenceCreate, void **)(&pref));
-	OK(LIB(lib, cublasLtMatmulAlgoGetHeuristic, void *, void *, void *, void *, void *, void *, void *, int, void *, int *)(lt, op, lw, lx, ly, ly, pref, 1, &best, &found));
+	OK(LIB(lib, cublasLtMatmulAlgoGetHeuristic, void *, void *, void *, void *, void *, void *,
+	       void *, int, void *, int *)(lt, op, lw, lx, ly, ly, pref, 1, &best, &found));
 	CHECK(found == 1 && best.workspace == 0);
 	OK(CU(cuStreamBeginCapture_v2, CUstream, int)(s, 0));
-	OK(LIB(lib, cublasLtMatmul, void *, void *, const float *, CUdeviceptr, void *, CUdeviceptr, void *, const float *, CUdeviceptr, void *, CUdeviceptr, void *, void *,
-	       void *, size_t, CUstream)(lt, op, &one, p->a, lw, p->a + ROWS * COLS * 2, lx, &one, p->c, ly, p->c, ly, &best, NULL, 0, s));
+	OK(LIB(lib, cublasLtMatmul, void *, void *, const float *, CUdeviceptr, void *, CUdeviceptr,
+	       void *, const float *, CUdeviceptr, void *, CUdeviceptr, void *, void *, void *,
+	       size_t, CUstream)(lt, op, &one, p->a, lw, p->a + ROWS * COLS * 2, lx, &one, p->c, ly,
+	                         p->c, ly, &best, NULL, 0, s));
 	OK(CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g));
 	OK(CU(cuGraphInstantiateWithFlags, CUgraphExec *, CUgraph, unsigned long long)(&e, g, 0));
 	OK(CU(cuGraphLaunch, CUgraphExec, CUstream)(e, s));
@@ -177,7 +203,9 @@ ranks(void)
 {
 	enum { RANKS = 3, COUNT = 100 };
 	void *lib = library("libnccl.so.2"), *comm[RANKS];
-	struct { char c[128]; } id;
+	struct {
+		char c[128];
+	} id;
 	CUdeviceptr in[RANKS], out[RANKS];
 	CUstream s[RANKS];
 	float v[COUNT], got[RANKS * COUNT];
@@ -185,7 +213,8 @@ ranks(void)
 	OK(LIB(lib, ncclGetUniqueId, void *)(&id));
 	OK(LIB(lib, ncclGroupStart, void)());
 	for (int r = 0; r < RANKS; r++) {
-		int rc = ((int (*)(void **, int, __typeof__(id), int))sym(lib, "ncclCommInitRank"))(&comm[r], RANKS, id, r);
+		int rc = ((int (*)(void **, int, __typeof__(id), int))sym(lib, "ncclCommInitRank"))(
+		    &comm[r], RANKS, id, r);
 		OK(rc);
 		in[r] = device(COUNT * 4);
 		out[r] = device(RANKS * COUNT * 4);
@@ -195,9 +224,12 @@ ranks(void)
 	for (int r = 0; r < RANKS; r++) {
 		for (int i = 0; i < COUNT; i++)
 			v[i] = (float)(r * 1000 + i);
-		OK(CU(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, size_t, CUstream)(in[r], v, sizeof v, s[r]));
-		OK(LIB(lib, ncclAllGather, CUdeviceptr, CUdeviceptr, size_t, int, void *, CUstream)(in[r], out[r], COUNT, 7, comm[r], s[r]));
-		OK(LIB(lib, ncclAllReduce, CUdeviceptr, CUdeviceptr, size_t, int, int, void *, CUstream)(in[r], in[r], COUNT, 7, 0, comm[r], s[r]));
+		OK(CU(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, size_t,
+		      CUstream)(in[r], v, sizeof v, s[r]));
+		OK(LIB(lib, ncclAllGather, CUdeviceptr, CUdeviceptr, size_t, int, void *,
+		       CUstream)(in[r], out[r], COUNT, 7, comm[r], s[r]));
+		OK(LIB(lib, ncclAllReduce, CUdeviceptr, CUdeviceptr, size_t, int, int, void *,
+		       CUstream)(in[r], in[r], COUNT, 7, 0, comm[r], s[r]));
 	}
 	for (int r = 0; r < RANKS; r++) {
 		OK(CU(cuStreamSynchronize, CUstream)(s[r]));
@@ -211,25 +243,36 @@ ranks(void)
 	}
 }
 
-typedef struct { void *lib; CUcontext context; int rank; char id[128]; float got; } Rank;
+typedef struct {
+	void *lib;
+	CUcontext context;
+	int rank;
+	char id[128];
+	float got;
+} Rank;
 
-/* A rank with a thread of its own, which waits for its stream while the other has not called yet. */
+/* A rank with a thread of its own, which waits for its stream while the other has not called yet.
+ */
 static void *
 rank_thread(void *arg)
 {
-	struct { char c[128]; } id;
+	struct {
+		char c[128];
+	} id;
 	Rank *r = arg;
 	void *comm;
 	float v = (float)r->rank + 1;
 
 	memcpy(&id, r->id, sizeof id);
 	OK(CU(cuCtxSetCurrent, CUcontext)(r->context));
-	OK(((int (*)(void **, int, __typeof__(id), int))sym(r->lib, "ncclCommInitRank"))(&comm, 2, id, r->rank));
+	OK(((int (*)(void **, int, __typeof__(id), int))sym(r->lib, "ncclCommInitRank"))(
+	    &comm, 2, id, r->rank));
 	CUstream s = stream();
 	CUdeviceptr p = device(4);
 	OK(up(p, &v, 4));
 	for (int i = 0; i < 5; i++)
-		OK(LIB(r->lib, ncclAllReduce, CUdeviceptr, CUdeviceptr, size_t, int, int, void *, CUstream)(p, p, 1, 7, 0, comm, s));
+		OK(LIB(r->lib, ncclAllReduce, CUdeviceptr, CUdeviceptr, size_t, int, int, void *,
+		       CUstream)(p, p, 1, 7, 0, comm, s));
 	OK(CU(cuStreamSynchronize, CUstream)(s));
 	OK(down(&r->got, p, 4));
 	OK(LIB(r->lib, ncclCommDestroy, void *)(comm));

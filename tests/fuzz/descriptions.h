@@ -33,7 +33,8 @@ descriptions_list(char *path[MAX_DESCRIPTIONS])
 	if (dir)
 		closedir(dir);
 	if (n == 0) {
-		fprintf(stderr, "%s: no descriptions; run from the root of the repository\n", folder);
+		fprintf(stderr, "%s: no descriptions; run from the root of the repository\n",
+		        folder);
 		exit(2);
 	}
 	qsort(path, (size_t)n, sizeof *path, descriptions_by_name);

@@ -1,5 +1,6 @@
-/* Any bytes as an answer, in each format of calls: the first byte says which (the last: the text up to a NUL is the checkpoint's own response_template). What is read is
- * the same whole and in pieces, each call ends, and without calls or reasoning no byte of a text is lost but blanks. */
+/* Any bytes as an answer, in each format of calls: the first byte says which (the last: the text up
+ * to a NUL is the checkpoint's own response_template). What is read is the same whole and in
+ * pieces, each call ends, and without calls or reasoning no byte of a text is lost but blanks. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,19 +10,49 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char *const templates[] = {
-	"<|channel|> <|message|> functions.", "<|tool_call_begin|> <|tool_call_argument_begin|>", "<｜tool▁calls▁begin｜> ```json", "<｜tool▁calls▁begin｜>",
-	"<minimax:tool_call> <parameter name=", "<|tool_call> call:", "<start_function_call> <escape>", "<|tool_call_start|>", "<function_calls>", "<function= <parameter=",
-	"<arg_key> <arg_value>", "<tool_call> arguments", "[TOOL_CALLS] [ARGS]", "[TOOL_CALLS]", "<|START_ACTION|>", "<|tool_call|>", "functools", "func_name1(",
-	"\"parameters\" <|eot_id|>", "</think>", "nothing", "｜DSML｜ function_calls>", "<seed:tool_call> <parameter=", "<tool_sep <arg_key <arg_value", "<tool_calls <arg_key <arg_value",
-	"<tool_calls></tool_calls> <end_of_sentence>", "</arg_key><arg_value>", "<|tools_prefix|>", "<|tool_calls|> <|tool_call:name|>",
+	"<|channel|> <|message|> functions.",
+	"<|tool_call_begin|> <|tool_call_argument_begin|>",
+	"<｜tool▁calls▁begin｜> ```json",
+	"<｜tool▁calls▁begin｜>",
+	"<minimax:tool_call> <parameter name=",
+	"<|tool_call> call:",
+	"<start_function_call> <escape>",
+	"<|tool_call_start|>",
+	"<function_calls>",
+	"<function= <parameter=",
+	"<arg_key> <arg_value>",
+	"<tool_call> arguments",
+	"[TOOL_CALLS] [ARGS]",
+	"[TOOL_CALLS]",
+	"<|START_ACTION|>",
+	"<|tool_call|>",
+	"functools",
+	"func_name1(",
+	"\"parameters\" <|eot_id|>",
+	"</think>",
+	"nothing",
+	"｜DSML｜ function_calls>",
+	"<seed:tool_call> <parameter=",
+	"<tool_sep <arg_key <arg_value",
+	"<tool_calls <arg_key <arg_value",
+	"<tool_calls></tool_calls> <end_of_sentence>",
+	"</arg_key><arg_value>",
+	"<|tools_prefix|>",
+	"<|tool_calls|> <|tool_call:name|>",
 };
 enum { N_TEMPLATES = sizeof templates / sizeof *templates };
-static const char tokens[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[]}";
+static const char tokens[] =
+    "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"added_tokens\":[]}";
 static const char tools[] =
-    "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"},\"b\":{\"type\":[\"integer\",\"null\"]},"
-    "\"c\":{\"type\":\"array\",\"items\":{\"type\":\"boolean\"}}},\"required\":[\"b\"]}}},{\"type\":\"function\",\"function\":{\"name\":\"g\"}}]";
+    "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+    "\"properties\":{\"a\":{\"type\":\"string\"},\"b\":{\"type\":[\"integer\",\"null\"]},"
+    "\"c\":{\"type\":\"array\",\"items\":{\"type\":\"boolean\"}}},\"required\":[\"b\"]}}},{"
+    "\"type\":\"function\",\"function\":{\"name\":\"g\"}}]";
 
-typedef struct Read { Strbuf text, calls; int open, n; } Read;
+typedef struct Read {
+	Strbuf text, calls;
+	int open, n;
+} Read;
 
 static void
 check(bool ok, const char *what)
@@ -47,7 +78,8 @@ on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *s, size_t n
 		check(!r->open && call == r->n, "a call begins within another");
 		strbuf_printf(&r->calls, "|%d ", call);
 	}
-	check(kind == LLMC_PIECE_CALL || (r->open && call == r->n), "a piece of a call that is none");
+	check(kind == LLMC_PIECE_CALL || (r->open && call == r->n),
+	      "a piece of a call that is none");
 	strbuf_add(&r->calls, s, n);
 	r->open = kind != LLMC_PIECE_DONE;
 	r->n += kind == LLMC_PIECE_DONE;
@@ -62,7 +94,8 @@ read_answer(const llmc_tokenizer *t, const char *s, size_t n, size_t each, Read 
 	check(llmc_calls_open(t, "", 0, tools, &c, NULL) == LLMC_OK, "no reader");
 	for (size_t at = 0; at < n || at == 0; at += each) {
 		size_t k = n - at < each ? n - at : each;
-		check(llmc_calls_feed(c, s + at, k, at + k >= n, on_piece, r, NULL) == LLMC_OK, "an answer is refused");
+		check(llmc_calls_feed(c, s + at, k, at + k >= n, on_piece, r, NULL) == LLMC_OK,
+		      "an answer is refused");
 	}
 	check(!r->open, "a call without an end");
 	llmc_calls_close(c);
@@ -98,7 +131,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	size_t need;
 
 	if (!t)
-		check(text_open_json(tokens, strlen(tokens), "fuzz", &t, &err) == LLMC_OK, err.text);
+		check(text_open_json(tokens, strlen(tokens), "fuzz", &t, &err) == LLMC_OK,
+		      err.text);
 	if (size < 2)
 		return 0;
 	size_t which = data[0] % (N_TEMPLATES + 1), each = 1 + data[1] % 16;
@@ -116,8 +150,12 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	read_answer(t, answer, n, each, &cut);
 	join(&whole.text);
 	join(&cut.text);
-	check(whole.calls.len == cut.calls.len && !memcmp(strbuf_str(&whole.calls), strbuf_str(&cut.calls), cut.calls.len), "calls in pieces are others");
-	check(whole.text.len == cut.text.len && !memcmp(strbuf_str(&whole.text), strbuf_str(&cut.text), cut.text.len), "a text in pieces is another");
+	check(whole.calls.len == cut.calls.len &&
+	          !memcmp(strbuf_str(&whole.calls), strbuf_str(&cut.calls), cut.calls.len),
+	      "calls in pieces are others");
+	check(whole.text.len == cut.text.len &&
+	          !memcmp(strbuf_str(&whole.text), strbuf_str(&cut.text), cut.text.len),
+	      "a text in pieces is another");
 	check(llmc_calls_open(t, "", 0, tools, &c, NULL) == LLMC_OK, "no reader");
 	llmc_calls_rules(c, NULL, data[1] & 3, rules, sizeof rules, &need, &err);
 	llmc_calls_close(c);

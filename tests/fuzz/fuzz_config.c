@@ -1,7 +1,9 @@
-/* config.json files that lie: import answers with a description that reads back, or with a sentence.
+/* config.json files that lie: import answers with a description that reads back, or with a
+ * sentence.
  *
- * An input is a list of edits to a published file of tests/golden/config-fixtures, whose keys stand on a line each: byte 0 picks the
- * file, then 4 bytes an edit: which line (16 bits), what to do, with what. Text that begins with '{' is taken as a file itself. */
+ * An input is a list of edits to a published file of tests/golden/config-fixtures, whose keys stand
+ * on a line each: byte 0 picks the file, then 4 bytes an edit: which line (16 bits), what to do,
+ * with what. Text that begins with '{' is taken as a file itself. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +20,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 enum { MAX_FILES = 128, MAX_LINES = 4096, MAX_EDITS = 8 };
 
 static char *file[MAX_FILES];
-static int   n_file;
-static char  folder[256], path[300];
+static int n_file;
+static char folder[256], path[300];
 
 static void
 die(const char *what, const char *text)
@@ -84,16 +86,53 @@ read_files(void)
 	atexit(clean);
 }
 
-static const char *const values[] = { "0", "1", "2", "-1", "3", "7", "64", "128", "4096", "65536", "2147483647", "4294967296", "1e300", "-0.5", "1e-6", "0.5",
-	"null", "true", "false", "\"\"", "\"silu\"", "\"yarn\"", "\"llama3\"", "\"sigmoid\"", "\"noaux_tc\"", "\"full_attention\"", "[]", "[1, 2, 3]", "[0.5]",
-	"[\"sliding_attention\", \"full_attention\"]", "{}", "{\"rope_type\": \"yarn\", \"factor\": 8}", "{\"type\": \"longrope\", \"short_factor\": [1], \"long_factor\": []}",
-	"{\"rope_type\": \"linear\"}", "[[1], [2]]", "\"a\\u0000b\"", "{\"text_config\": {\"hidden_size\": 4}}", "18446744073709551616" };
+static const char *const values[] = {
+	"0",
+	"1",
+	"2",
+	"-1",
+	"3",
+	"7",
+	"64",
+	"128",
+	"4096",
+	"65536",
+	"2147483647",
+	"4294967296",
+	"1e300",
+	"-0.5",
+	"1e-6",
+	"0.5",
+	"null",
+	"true",
+	"false",
+	"\"\"",
+	"\"silu\"",
+	"\"yarn\"",
+	"\"llama3\"",
+	"\"sigmoid\"",
+	"\"noaux_tc\"",
+	"\"full_attention\"",
+	"[]",
+	"[1, 2, 3]",
+	"[0.5]",
+	"[\"sliding_attention\", \"full_attention\"]",
+	"{}",
+	"{\"rope_type\": \"yarn\", \"factor\": 8}",
+	"{\"type\": \"longrope\", \"short_factor\": [1], \"long_factor\": []}",
+	"{\"rope_type\": \"linear\"}",
+	"[[1], [2]]",
+	"\"a\\u0000b\"",
+	"{\"text_config\": {\"hidden_size\": 4}}",
+	"18446744073709551616"
+};
 
 /* The line with another value, another key, twice, or not at all */
 static void
 put_line(Strbuf *out, const char *line, size_t n, const uint8_t *e)
 {
-	const char *colon = memchr(line, ':', n), *value = values[e[3] % (sizeof values / sizeof *values)];
+	const char *colon = memchr(line, ':', n),
+	           *value = values[e[3] % (sizeof values / sizeof *values)];
 	bool comma = n && line[n - 1] == ',';
 
 	switch (e[2] % 6) {
@@ -129,7 +168,8 @@ apply(const char *text, const uint8_t *data, size_t size, Strbuf *out)
 	for (const char *p = text; *p; p++)
 		lines += *p == '\n';
 	for (size_t i = 0; *text; i++) {
-		size_t n = strcspn(text, "\n"), edit = 0, k = size < 4 * MAX_EDITS ? size / 4 : MAX_EDITS;
+		size_t n = strcspn(text, "\n"), edit = 0,
+		       k = size < 4 * MAX_EDITS ? size / 4 : MAX_EDITS;
 		while (edit < k && (data[4 * edit] | (size_t)data[4 * edit + 1] << 8) % lines != i)
 			edit++;
 		if (edit < k)

@@ -1,4 +1,5 @@
-/* Any bytes as a FastLLM model: read or refused; what was read lies within the file, rows can be made, and its vocabulary cuts a text. */
+/* Any bytes as a FastLLM model: read or refused; what was read lies within the file, rows can be
+ * made, and its vocabulary cuts a text. */
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +54,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	arena_release(&a);
 	if (text_open_flm(data, size, "fuzz", &t, &err) == LLMC_OK) {
-		(void)llmc_tokenize(t, "ab  c\n<FLM_FIX_TOKEN_1>", 23, LLMC_PARSE_SPECIAL, ids, 64, &n, &err);
+		(void)llmc_tokenize(t, "ab  c\n<FLM_FIX_TOKEN_1>", 23, LLMC_PARSE_SPECIAL, ids, 64,
+		                    &n, &err);
 		llmc_tokenizer_close(t);
 	}
 	return 0;

@@ -1,4 +1,5 @@
-/* Any bytes as a GGUF: opened or refused, and what was opened can be read in every way the reader offers. */
+/* Any bytes as a GGUF: opened or refused, and what was opened can be read in every way the reader
+ * offers. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +22,8 @@ read_strings(const Gguf *g, const char *key, size_t count, const uint8_t *data, 
 
 	for (size_t i = 0; i < count; i++) {
 		check(gguf_arr_str(g, key, i, &s));
-		check((const uint8_t *)s.s >= data && s.n <= size && (const uint8_t *)s.s + s.n <= data + size);
+		check((const uint8_t *)s.s >= data && s.n <= size &&
+		      (const uint8_t *)s.s + s.n <= data + size);
 	}
 	check(!gguf_arr_str(g, key, count, &s));
 }
@@ -63,7 +65,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (!t->data)
 			continue;
 		const uint8_t *at = t->data;
-		check(at >= data && t->bytes > 0 && (size_t)t->bytes <= size && at + t->bytes <= data + size);
+		check(at >= data && t->bytes > 0 && (size_t)t->bytes <= size &&
+		      at + t->bytes <= data + size);
 		if (at + t->bytes > end)
 			end = at + t->bytes;
 		if (scheme_ggml(t->ggml_type)) {

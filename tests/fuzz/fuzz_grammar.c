@@ -1,5 +1,6 @@
-/* Any bytes as a grammar: the first says of which kind and with which options. One that compiles is walked: each token of a mask can be accepted, a token that is
- * not in it cannot, and the bytes of a longer token are allowed one by one when the token is. */
+/* Any bytes as a grammar: the first says of which kind and with which options. One that compiles is
+ * walked: each token of a mask can be accepted, a token that is not in it cannot, and the bytes of
+ * a longer token are allowed one by one when the token is. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,9 @@ check(bool ok, const char *what)
 static TokenVocab *
 lexicon(void)
 {
-	static const char *const longer[] = { "{\"", "\":", "\", \"", "true", "]}", "123", "    ", "\n\n", "abc", "\"}", "]]", "\\u00", "00", "\xc3\xa9", "\"a\"", "-1.5" };
+	static const char *const longer[] = { "{\"",  "\":",      "\", \"", "true", "]}", "123",
+		                              "    ", "\n\n",     "abc",    "\"}",  "]]", "\\u00",
+		                              "00",   "\xc3\xa9", "\"a\"",  "-1.5" };
 	static char byte[256];
 	VocabToken tok[N_TOK] = { 0 };
 	TokenVocab *l = NULL;
@@ -55,7 +58,9 @@ walk(Grammar *g, const uint8_t *data, size_t size)
 	for (size_t i = 0; i < 60; i++) {
 		if (matcher_mask(m, bits, N_WORDS, &all, NULL) != LLMC_OK)
 			break;
-		check(has(bits, EOS) == matcher_may_end(m), "the end token is not allowed where the text may end, or is where it may not");
+		check(
+		    has(bits, EOS) == matcher_may_end(m),
+		    "the end token is not allowed where the text may end, or is where it may not");
 		uint32_t want = size ? data[i * 7 % size] * 31u + (uint32_t)i : (uint32_t)i;
 		int32_t id = -1;
 		for (uint32_t k = 0; k < EOS && id < 0; k++)
@@ -83,10 +88,16 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		l = lexicon();
 	if (size < 1)
 		return 0;
-	llmc_grammar_options opt = { .size = sizeof opt, .compact = data[0] & 8, .standard = data[0] & 16, .strict = data[0] & 32 };
-	llmc_status status = grammar_open(l, (llmc_grammar_kind)(data[0] % 7), (const char *)data + 1, size - 1, &opt, &eos, 1, &g, &err);
+	llmc_grammar_options opt = { .size = sizeof opt,
+		                     .compact = data[0] & 8,
+		                     .standard = data[0] & 16,
+		                     .strict = data[0] & 32 };
+	llmc_status status =
+	    grammar_open(l, (llmc_grammar_kind)(data[0] % 7), (const char *)data + 1, size - 1,
+	                 &opt, &eos, 1, &g, &err);
 	check((status == LLMC_OK) == (g != NULL), "a grammar and a failure");
-	check(status == LLMC_OK || (err.text[0] && status != LLMC_E_BUG), "a refusal without a sentence");
+	check(status == LLMC_OK || (err.text[0] && status != LLMC_E_BUG),
+	      "a refusal without a sentence");
 	if (g)
 		walk(g, data, size);
 	grammar_close(g);

@@ -1,5 +1,6 @@
-/* Any bytes as what a connection says: the head of a request and its body. In pieces (the first byte says of which size)
- * they mean what they mean at once, and what is accepted has one meaning. */
+/* Any bytes as what a connection says: the head of a request and its body. In pieces (the first
+ * byte says of which size) they mean what they mean at once, and what is accepted has one meaning.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,8 @@ wrong(const char *what)
 
 /* All of the body that is there: how many bytes frame it and how many it has; a sum over these. */
 static size_t
-read_body(const HttpHead *h, const char *s, size_t n, size_t step, uint64_t *sum, size_t *n_body, HttpError *e)
+read_body(const HttpHead *h, const char *s, size_t n, size_t step, uint64_t *sum, size_t *n_body,
+          HttpError *e)
 {
 	HttpBody b;
 	size_t used = 0;
@@ -28,10 +30,12 @@ read_body(const HttpHead *h, const char *s, size_t n, size_t step, uint64_t *sum
 	body_begin(&b, h);
 	while (used < n && b.at != BODY_OVER) {
 		const char *part;
-		size_t n_part, most = n - used < step ? n - used : step, k = body_next(&b, s + used, most, &part, &n_part, e);
+		size_t n_part, most = n - used < step ? n - used : step,
+		               k = body_next(&b, s + used, most, &part, &n_part, e);
 		if (e->status)
 			break;
-		if (k == 0 || k > most || n_part > k || (n_part && (part < s + used || part + n_part > s + used + k)))
+		if (k == 0 || k > most || n_part > k ||
+		    (n_part && (part < s + used || part + n_part > s + used + k)))
 			wrong("a piece that is not there");
 		for (size_t i = 0; i < n_part; i++)
 			*sum = *sum * 31 + (unsigned char)part[i];
@@ -71,11 +75,14 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	head[first] = 0;
 	if (head_parse(head, (size_t)first, &h, &whole)) {
 		if (span != first)
-			wrong("a head depends on how it comes"); /* one that is refused may be so sooner */
-		if ((h.chunked && h.length) || !h.method[0] || (h.path[0] != '/' && h.path[0] != '*') || (!h.http10 && !h.host))
+			wrong("a head depends on how it comes"); /* one that is refused may be so
+			                                            sooner */
+		if ((h.chunked && h.length) || !h.method[0] ||
+		    (h.path[0] != '/' && h.path[0] != '*') || (!h.http10 && !h.host))
 			wrong("an odd head is accepted");
 		for (int i = 0; i < h.n_fields; i++)
-			if (!h.field[i].name[0] || strpbrk(h.field[i].value, "\r\n") || head_field(&h, h.field[i].name) == NULL)
+			if (!h.field[i].name[0] || strpbrk(h.field[i].value, "\r\n") ||
+			    head_field(&h, h.field[i].name) == NULL)
 				wrong("an odd field is accepted");
 		size_t used1 = read_body(&h, s + first, n - (size_t)first, n + 1, &sum1, &n1, &e);
 		int status = e.status;

@@ -1,5 +1,6 @@
-/* Any bytes as the body of any route that takes one: parsed, checked, run on a false engine. The first byte chooses the
- * route. Whatever comes, there is one complete answer of well-formed JSON or frames, and nothing stays in the engine. */
+/* Any bytes as the body of any route that takes one: parsed, checked, run on a false engine. The
+ * first byte chooses the route. Whatever comes, there is one complete answer of well-formed JSON or
+ * frames, and nothing stays in the engine. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,20 +13,39 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const char *const paths[] = { "/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/",
-	                             "/v1/tokenize", "/v1/detokenize", "/tokenize", "/chat_tokenize",
-	                             "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/api/embed", "/api/chat", "/api/generate", "/api/show" };
+static const char *const paths[] = { "/v1/completions",
+	                             "/v1/chat/completions",
+	                             "/generate",
+	                             "/generate_stream",
+	                             "/",
+	                             "/v1/tokenize",
+	                             "/v1/detokenize",
+	                             "/tokenize",
+	                             "/chat_tokenize",
+	                             "/v1/responses",
+	                             "/v1/messages",
+	                             "/v1/messages/count_tokens",
+	                             "/v1/embeddings",
+	                             "/api/embed",
+	                             "/api/chat",
+	                             "/api/generate",
+	                             "/api/show" };
 static const char vocabulary[] =
-    "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,"
-    "\"b\":2,\"\\u0120\":3,\"\\u00c3\":4,\"\\u00a9\":5,\"h\":6,\"i\":7,\"hi\":8},\"merges\":[\"h i\"]},\"pre_tokenizer\":{\"type\":\"ByteLevel\","
+    "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":"
+    "\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,"
+    "\"b\":2,\"\\u0120\":3,\"\\u00c3\":4,\"\\u00a9\":5,\"h\":6,\"i\":7,\"hi\":8},\"merges\":[\"h "
+    "i\"]},\"pre_tokenizer\":{\"type\":\"ByteLevel\","
     "\"add_prefix_space\":false,\"use_regex\":false},\"decoder\":{\"type\":\"ByteLevel\"}}";
-static const char template[] = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}\n"
-                               "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}hi{% endif %}";
+static const char template[] = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% if "
+                               "m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}\n"
+                               "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{% if "
+                               "add_generation_prompt %}hi{% endif %}";
 
 static void
 wrong(const char *what, const Req *r)
 {
-	fprintf(stderr, "fuzz_http: %s; %s, status %d: %.*s\n", what, r->route->path, r->status, (int)r->out.len, strbuf_str(&r->out));
+	fprintf(stderr, "fuzz_http: %s; %s, status %d: %.*s\n", what, r->route->path, r->status,
+	        (int)r->out.len, strbuf_str(&r->out));
 	abort();
 }
 
@@ -81,7 +101,12 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	Fake f;
 	Server s = { 0 };
 	Slot slot = { .name = (char *)(uintptr_t)"m", .max_input = 63, .max_total = 64 };
-	ServedModel m = { .slot = &slot, .name = "m", .srv = &s, .max_input = 63, .max_total = 64, .healthy = true };
+	ServedModel m = { .slot = &slot,
+		          .name = "m",
+		          .srv = &s,
+		          .max_input = 63,
+		          .max_total = 64,
+		          .healthy = true };
 	Problem p = { 0 };
 	const char *tail;
 	bool wrong_method;
@@ -114,7 +139,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	r->srv = &s;
 	r->slot = &slot;
 	atomic_init(&r->refs, 2);
-	r->route = route_find(serve_routes, "POST", paths[data[0] % (sizeof paths / sizeof *paths)], false, &tail, &wrong_method);
+	r->route = route_find(serve_routes, "POST", paths[data[0] % (sizeof paths / sizeof *paths)],
+	                      false, &tail, &wrong_method);
 	strbuf_add(&r->body, data + 1, size - 1);
 	if (!(r->route->flags & RT_MODEL) || models_take(&s, r, &p)) /* as a worker does */
 		r->route->handle(r);

@@ -1,7 +1,9 @@
-/* GGUF files that lie about mixtures and latent attention: imported, compiled, and their weights packed, or refused in a sentence.
+/* GGUF files that lie about mixtures and latent attention: imported, compiled, and their weights
+ * packed, or refused in a sentence.
  *
- * An input is a list of edits to the header of a sound file, which is built here: byte 0 picks the file, then 4 bytes an edit: which
- * key or tensor, what to do, with what (16 bits). Data are zeros behind the header: what is packed must come from within the file. */
+ * An input is a list of edits to the header of a sound file, which is built here: byte 0 picks the
+ * file, then 4 bytes an edit: which key or tensor, what to do, with what (16 bits). Data are zeros
+ * behind the header: what is packed must come from within the file. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,9 +20,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { MAX_KEYS = 48, MAX_TENSORS = 96, MAX_EDITS = 6, MAX_FILE = 1 << 22 };
 
-typedef struct Key { char name[64]; uint32_t type; double num; uint64_t count; } Key; /* an array of one type: count of num; type 8: text */
-typedef struct Tensor { char name[64]; uint32_t n_dims; uint64_t dim[4]; uint32_t type; } Tensor;
-typedef struct File { const char *arch; int n_key, n_tensor; Key key[MAX_KEYS]; Tensor tensor[MAX_TENSORS]; } File;
+typedef struct Key {
+	char name[64];
+	uint32_t type;
+	double num;
+	uint64_t count;
+} Key; /* an array of one type: count of num; type 8: text */
+typedef struct Tensor {
+	char name[64];
+	uint32_t n_dims;
+	uint64_t dim[4];
+	uint32_t type;
+} Tensor;
+typedef struct File {
+	const char *arch;
+	int n_key, n_tensor;
+	Key key[MAX_KEYS];
+	Tensor tensor[MAX_TENSORS];
+} File;
 
 enum { F32, F16, Q4_0 = 2, Q8_0 = 8, Q4_K = 12 };
 
@@ -54,14 +71,30 @@ tensor(File *f, int layer, const char *name, uint32_t type, uint64_t a, uint64_t
 {
 	Tensor *t = &f->tensor[f->n_tensor++];
 
-	*t = (Tensor){ .n_dims = c ? 3 : b ? 2 : 1, .dim = { a, b ? b : 1, c ? c : 1, 1 }, .type = b ? type : F32 };
+	*t = (Tensor){ .n_dims = c   ? 3
+		                 : b ? 2
+		                     : 1,
+		       .dim = { a, b ? b : 1, c ? c : 1, 1 },
+		       .type = b ? type : F32 };
 	if (layer < 0)
 		snprintf(t->name, sizeof t->name, "%s", name);
 	else
 		snprintf(t->name, sizeof t->name, "blk.%d.%s", layer, name);
 }
 
-enum { H = 64, FFN = 96, WIDE = 32, HEADS = 2, NOPE = 32, ROPE = 16, V = 32, RANK = 64, EXPERTS = 5, LAYERS = 2, VOCAB = 40 };
+enum {
+	H = 64,
+	FFN = 96,
+	WIDE = 32,
+	HEADS = 2,
+	NOPE = 32,
+	ROPE = 16,
+	V = 32,
+	RANK = 64,
+	EXPERTS = 5,
+	LAYERS = 2,
+	VOCAB = 40
+};
 
 static void
 common(File *f, const char *arch, int layers)
@@ -172,13 +205,29 @@ mixture(File *f, bool mixtral)
 	}
 }
 
-static const char *const more_keys[] = { "expert_gating_func", "expert_weights_scale", "expert_weights_norm", "nextn_predict_layers",
-	"leading_dense_block_count", "expert_shared_count", "expert_group_count", "expert_group_used_count", "attention.q_lora_rank",
-	"rope.scaling.attn_factor", "rope.scaling.yarn_log_multiplier", "rope.scaling.factor", "attention.causal", "attention.key_length_mla",
-	"attention.value_length_mla", "attention.sliding_window", "split.count", "interleave_moe_layer_step" };
+static const char *const more_keys[] = { "expert_gating_func",
+	                                 "expert_weights_scale",
+	                                 "expert_weights_norm",
+	                                 "nextn_predict_layers",
+	                                 "leading_dense_block_count",
+	                                 "expert_shared_count",
+	                                 "expert_group_count",
+	                                 "expert_group_used_count",
+	                                 "attention.q_lora_rank",
+	                                 "rope.scaling.attn_factor",
+	                                 "rope.scaling.yarn_log_multiplier",
+	                                 "rope.scaling.factor",
+	                                 "attention.causal",
+	                                 "attention.key_length_mla",
+	                                 "attention.value_length_mla",
+	                                 "attention.sliding_window",
+	                                 "split.count",
+	                                 "interleave_moe_layer_step" };
 
-static const double numbers[] = { 0, 1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 33, 48, 64, 80, 96, 128, 255, 256, 1024, 65536, 1 << 20, 2147483647, 4294967295.0,
-	-1, 0.5, 1e-30, 1e30, 0.1, 2.5 };
+static const double numbers[] = { 0,   1,   2,     3,    4,     5,       7,          8,
+	                          16,  31,  32,    33,   48,    64,      80,         96,
+	                          128, 255, 256,   1024, 65536, 1 << 20, 2147483647, 4294967295.0,
+	                          -1,  0.5, 1e-30, 1e30, 0.1,   2.5 };
 
 /* ---- edits ---- */
 
@@ -215,7 +264,8 @@ edit_key(File *f, unsigned which, unsigned what, unsigned with)
 static void
 edit_tensor(File *f, unsigned which, unsigned what, unsigned with)
 {
-	static const uint32_t types[] = { F32, F16, 30, Q4_0, 3, 6, 7, Q8_0, Q4_K, 13, 14, 10, 16, 24, 26, 99 };
+	static const uint32_t types[] = { F32,  F16, 30, Q4_0, 3,  6,  7,  Q8_0,
+		                          Q4_K, 13,  14, 10,   16, 24, 26, 99 };
 	Tensor *t = &f->tensor[which % (unsigned)f->n_tensor];
 	unsigned a = with % 4, b = with / 4 % 4;
 	uint64_t x;
@@ -250,7 +300,9 @@ edit_tensor(File *f, unsigned which, unsigned what, unsigned with)
 		return;
 	default:
 		if (f->n_tensor < MAX_TENSORS)
-			f->tensor[f->n_tensor++] = *t, snprintf(f->tensor[f->n_tensor - 1].name, 64, "blk.%u.attn_kv_b.weight", with % 4);
+			f->tensor[f->n_tensor++] = *t,
+			snprintf(f->tensor[f->n_tensor - 1].name, 64, "blk.%u.attn_kv_b.weight",
+			         with % 4);
 	}
 }
 
@@ -284,7 +336,11 @@ put_value(Strbuf *out, uint32_t type, double v)
 	else if (type == 7)
 		put(out, v != 0, 1);
 	else if (type < 13)
-		put(out, v < 0 ? (uint64_t)-1 : v > 1e18 ? (uint64_t)1e18 : (uint64_t)v, size[type]);
+		put(out,
+		    v < 0      ? (uint64_t)-1
+		    : v > 1e18 ? (uint64_t)1e18
+		               : (uint64_t)v,
+		    size[type]);
 }
 
 /* The header; *end: where the data of all tensors ends, as far as it can be said */
@@ -326,7 +382,9 @@ write_header(const File *f, Strbuf *out, uint64_t *end)
 		}
 		put(out, t->type, 4);
 		put(out, at, 8);
-		bytes = d == DT_NONE ? n * 4 : n / (uint64_t)dtype_info(d)->block_elems * (uint64_t)dtype_info(d)->block_bytes;
+		bytes = d == DT_NONE ? n * 4
+		                     : n / (uint64_t)dtype_info(d)->block_elems *
+		                           (uint64_t)dtype_info(d)->block_bytes;
 		at += (bytes + 31) / 32 * 32;
 	}
 	while (out->len % 32)
@@ -409,11 +467,21 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (size == 0)
 		return 0;
 	switch (data[0] % 5) {
-	case 0: latent(&file, false, false); break;
-	case 1: latent(&file, true, false); break;
-	case 2: latent(&file, false, true); break;
-	case 3: mixture(&file, false); break;
-	case 4: mixture(&file, true); break;
+	case 0:
+		latent(&file, false, false);
+		break;
+	case 1:
+		latent(&file, true, false);
+		break;
+	case 2:
+		latent(&file, false, true);
+		break;
+	case 3:
+		mixture(&file, false);
+		break;
+	case 4:
+		mixture(&file, true);
+		break;
 	}
 	for (size_t i = 0; i < MAX_EDITS && 1 + 4 * (i + 1) <= size; i++) {
 		const uint8_t *e = data + 1 + 4 * i;
@@ -425,7 +493,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	write_header(&file, &head, &end);
 	int fd = memfd_create("fuzz.gguf", 0);
-	if (fd < 0 || write(fd, head.data, head.len) != (ssize_t)head.len || ftruncate(fd, (off_t)(end < MAX_FILE ? end : MAX_FILE)) != 0)
+	if (fd < 0 || write(fd, head.data, head.len) != (ssize_t)head.len ||
+	    ftruncate(fd, (off_t)(end < MAX_FILE ? end : MAX_FILE)) != 0)
 		die("no file", "memfd");
 	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
 	arena_init(&perm);

@@ -1,5 +1,5 @@
-/* Any text as a template of kernels, of a CPU or of a GPU, with fragments to include: expanded for a matrix product, or refused by a sentence.
- * The first byte says for which target. */
+/* Any text as a template of kernels, of a CPU or of a GPU, with fragments to include: expanded for
+ * a matrix product, or refused by a sentence. The first byte says for which target. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,9 +13,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static const char *
 fragment(const char *path, size_t *size)
 {
-	const char *text = strstr(path, "self.head") ? "//@let N = ROWS + 1\n//@include heads/self.head\n"
-	                   : strstr(path, ".head")   ? "//@let N = ROWS\n//@if HAS_B\n//@scratch s f32[N]\n//@else\n${N}\n//@end\n"
-	                                             : NULL;
+	const char *text =
+	    strstr(path, "self.head") ? "//@let N = ROWS + 1\n//@include heads/self.head\n"
+	    : strstr(path, ".head")
+	        ? "//@let N = ROWS\n//@if HAS_B\n//@scratch s f32[N]\n//@else\n${N}\n//@end\n"
+	        : NULL;
 	*size = text ? strlen(text) : 0;
 	return text;
 }
@@ -26,8 +28,13 @@ value(Graph *g, ValueKind kind, const char *name, int64_t rows, int64_t cols)
 	int v = graph_value(g, kind, name, (Loc){ 0 });
 
 	if (kind == VAL_WEIGHT) {
-		g->tensor = arena_grow(g->arena, g->tensor, &g->cap_tensor, g->n_tensor + 1, sizeof *g->tensor);
-		g->tensor[g->n_tensor] = (PlanTensor){ .id = name, .dtype = cols ? DT_BF16 : DT_F32, .rows = rows, .cols = cols, .layout = cols ? "row" : "f32" };
+		g->tensor = arena_grow(g->arena, g->tensor, &g->cap_tensor, g->n_tensor + 1,
+		                       sizeof *g->tensor);
+		g->tensor[g->n_tensor] = (PlanTensor){ .id = name,
+			                               .dtype = cols ? DT_BF16 : DT_F32,
+			                               .rows = rows,
+			                               .cols = cols,
+			                               .layout = cols ? "row" : "f32" };
 		g->val[v].tensor = (int)g->n_tensor++;
 	}
 	g->val[v].dim[0] = rows;
@@ -39,8 +46,8 @@ static void
 expand(const char *target, const char *text, Arena *a, Diag *d)
 {
 	const Spec spec = { .deterministic = false };
-	Graph     *g = graph_new(&spec, d, a);
-	Op        *op = graph_op(g, OP_matmul, 0, (Loc){ 0 });
+	Graph *g = graph_new(&spec, d, a);
+	Op *op = graph_op(g, OP_matmul, 0, (Loc){ 0 });
 
 	op_set_int(g, op, "rows", 48);
 	op_set_int(g, op, "cols", 64);
@@ -51,13 +58,14 @@ expand(const char *target, const char *text, Arena *a, Diag *d)
 	graph_infer(g);
 	Templates *ts = templates_none(target, &spec, d, a);
 	ts->included = fragment;
-	bool          added = templates_add(ts, OP_matmul, "templates/cpu/t.c.in", text);
+	bool added = templates_add(ts, OP_matmul, "templates/cpu/t.c.in", text);
 	const Kernel *k = NULL;
-	bool          taken = false;
+	bool taken = false;
 	for (int phase = 0; added && phase < PHASES; phase++) {
 		const Template *t = templates_find(ts, g, op, phase);
 		taken |= t != NULL;
-		if (t && (k = template_expand(ts, t, g, op, phase)) && (!k->text || !k->key || k->row.n_arg < 4))
+		if (t && (k = template_expand(ts, t, g, op, phase)) &&
+		    (!k->text || !k->key || k->row.n_arg < 4))
 			abort();
 	}
 	if ((!added || (taken && !k)) && d->n_error == 0) {
@@ -69,9 +77,10 @@ expand(const char *target, const char *text, Arena *a, Diag *d)
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	static const char *const targets[] = { "cpu-v3", "cuda-sm_80", "cuda-sm_90a", "cuda-sm_120a" };
+	static const char *const targets[] = { "cpu-v3", "cuda-sm_80", "cuda-sm_90a",
+		                               "cuda-sm_120a" };
 	Arena *a = calloc(1, sizeof *a);
-	Diag  *d = calloc(1, sizeof *d);
+	Diag *d = calloc(1, sizeof *d);
 
 	if (!a || !d || size == 0)
 		goto done;

@@ -1,4 +1,5 @@
-/* Any bytes as a form: up to a NUL its Content-Type, then the body. Parts lie within the body in their order, none holds the mark, and written again they read the same. */
+/* Any bytes as a form: up to a NUL its Content-Type, then the body. Parts lie within the body in
+ * their order, none holds the mark, and written again they read the same. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +38,8 @@ again(const char *type, const char *body, size_t n, Strbuf *out)
 	if (!multipart_open(&m, type, body, n))
 		return false;
 	while ((more = multipart_next(&m, &part)) > 0) {
-		if (part.data < at || part.n > (size_t)(body + n - part.data) || memchr(part.name, 0, sizeof part.name) == NULL ||
+		if (part.data < at || part.n > (size_t)(body + n - part.data) ||
+		    memchr(part.name, 0, sizeof part.name) == NULL ||
 		    memchr(part.file, 0, sizeof part.file) == NULL || !part.name[0])
 			wrong("a part that is not there");
 		if (memmem(part.data, part.n, m.mark, m.n_mark))
@@ -68,7 +70,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	size_t n = size - (size_t)(nul + 1 - data);
 	char *body = malloc(n + !n); /* not a byte more, so that reading on is seen */
 	memcpy(body, nul + 1, n);
-	if (again((const char *)data, body, n, &one) && (!again((const char *)data, one.data, one.len, &two) || one.len != two.len || memcmp(one.data, two.data, one.len) != 0))
+	if (again((const char *)data, body, n, &one) &&
+	    (!again((const char *)data, one.data, one.len, &two) || one.len != two.len ||
+	     memcmp(one.data, two.data, one.len) != 0))
 		wrong("written again it reads otherwise");
 	strbuf_release(&one);
 	strbuf_release(&two);

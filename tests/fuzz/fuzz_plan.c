@@ -1,9 +1,10 @@
-/* Plans changed within valid JSON: read and checked; what the check lets through is run by the reference interpreter.
- * A plan that plan_read accepts must be safe to run, whatever it computes.
+/* Plans changed within valid JSON: read and checked; what the check lets through is run by the
+ * reference interpreter. A plan that plan_read accepts must be safe to run, whatever it computes.
  *
- * An input is a list of edits to the plan of one of the descriptions in tests/fuzz/corpus/yaml, which are compiled
- * once, so that no seed goes stale with the format: byte 0 picks the plan, then 6 bytes an edit: which leaf or
- * array (16 bits), what to do (8), with what (16), 8 spare. Text that begins with '{' is taken as a plan itself. */
+ * An input is a list of edits to the plan of one of the descriptions in tests/fuzz/corpus/yaml,
+ * which are compiled once, so that no seed goes stale with the format: byte 0 picks the plan, then
+ * 6 bytes an edit: which leaf or array (16 bits), what to do (8), with what (16), 8 spare. Text
+ * that begins with '{' is taken as a plan itself. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,17 +18,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { MAX_BASES = 3 * MAX_DESCRIPTIONS, MAX_EDITS = 2000 };
 
-typedef struct Span { size_t off, len, key; } Span; /* key: where its name begins in the text; an array's are its array's */
-typedef struct Array { Span whole, *elem; size_t n; } Array;
+typedef struct Span {
+	size_t off, len, key;
+} Span; /* key: where its name begins in the text; an array's are its array's */
+typedef struct Array {
+	Span whole, *elem;
+	size_t n;
+} Array;
 typedef struct Base { /* a plan and the places of its values */
-	char  *text;
-	Span  *span;
+	char *text;
+	Span *span;
 	Array *array;
 	size_t n_span, n_array;
 } Base;
 
 static Base base[MAX_BASES];
-static int  n_base;
+static int n_base;
 
 static void
 die(const char *what, const char *text)
@@ -38,7 +44,10 @@ die(const char *what, const char *text)
 
 /* ---- edits: of the text, at places found once per plan ---- */
 
-typedef struct Edit { size_t off, len; char *text; } Edit; /* text replaces len bytes at off */
+typedef struct Edit {
+	size_t off, len;
+	char *text;
+} Edit; /* text replaces len bytes at off */
 
 static void scan_value(Base *b, const char **at, size_t key);
 
@@ -110,16 +119,44 @@ scan_value(Base *b, const char **at, size_t key)
 static int64_t
 changed_int(int64_t v, int what, int with)
 {
-	static const int64_t odd[] = { 0, 1, -1, 2, 3, 4, 7, 31, 32, 33, 64, 255, 256, 257, 4095, 1 << 16, 1 << 20,
-		INT32_MAX, (int64_t)INT32_MAX + 1, (int64_t)1 << 40, (int64_t)1 << 47, (int64_t)1 << 48, INT64_MAX, INT64_MIN };
+	static const int64_t odd[] = { 0,
+		                       1,
+		                       -1,
+		                       2,
+		                       3,
+		                       4,
+		                       7,
+		                       31,
+		                       32,
+		                       33,
+		                       64,
+		                       255,
+		                       256,
+		                       257,
+		                       4095,
+		                       1 << 16,
+		                       1 << 20,
+		                       INT32_MAX,
+		                       (int64_t)INT32_MAX + 1,
+		                       (int64_t)1 << 40,
+		                       (int64_t)1 << 47,
+		                       (int64_t)1 << 48,
+		                       INT64_MAX,
+		                       INT64_MIN };
 
 	switch (what % 6) {
-	case 0: return odd[(size_t)with % (sizeof odd / sizeof *odd)];
-	case 1: return (int64_t)((uint64_t)v + (uint64_t)(with % 17) - 8);
-	case 2: return (int64_t)((uint64_t)v * (uint64_t)(2 + with % 7));
-	case 3: return v / (2 + with % 7);
-	case 4: return with;
-	default: return (int64_t)((uint64_t)v + 256 * ((uint64_t)(with % 65) - 32));
+	case 0:
+		return odd[(size_t)with % (sizeof odd / sizeof *odd)];
+	case 1:
+		return (int64_t)((uint64_t)v + (uint64_t)(with % 17) - 8);
+	case 2:
+		return (int64_t)((uint64_t)v * (uint64_t)(2 + with % 7));
+	case 3:
+		return v / (2 + with % 7);
+	case 4:
+		return with;
+	default:
+		return (int64_t)((uint64_t)v + 256 * ((uint64_t)(with % 65) - 32));
 	}
 }
 
@@ -141,10 +178,13 @@ changed(const char *v, int what, int with)
 	if (*v == '"' || *v == 'n')
 		return NULL;
 	if (strpbrk(v, ".eE")) {
-		double d = what % 2 ? strtod(v, NULL) * (with % 9 - 4) : odd[(size_t)with % (sizeof odd / sizeof *odd)];
+		double d = what % 2 ? strtod(v, NULL) * (with % 9 - 4)
+		                    : odd[(size_t)with % (sizeof odd / sizeof *odd)];
 		return asprintf(&out, "%.16e", d) > 0 ? out : NULL;
 	}
-	return asprintf(&out, "%lld", (long long)changed_int(strtoll(v, NULL, 10), what, with)) > 0 ? out : NULL;
+	return asprintf(&out, "%lld", (long long)changed_int(strtoll(v, NULL, 10), what, with)) > 0
+	           ? out
+	           : NULL;
 }
 
 /* An array with an element less, twice, elsewhere, or two exchanged */
@@ -172,7 +212,8 @@ changed_array(const Base *b, const Array *x, int what, size_t with)
 	return out.data;
 }
 
-/* The leaf after number `from` that has the same name as `like` and another value; like itself: there is none. */
+/* The leaf after number `from` that has the same name as `like` and another value; like itself:
+ * there is none. */
 static Span
 namesake(const Base *b, Span like, size_t from)
 {
@@ -187,7 +228,10 @@ namesake(const Base *b, Span like, size_t from)
 	return like;
 }
 
-typedef struct Edits { Edit v[MAX_EDITS]; size_t n; } Edits; /* in the order of the text */
+typedef struct Edits {
+	Edit v[MAX_EDITS];
+	size_t n;
+} Edits; /* in the order of the text */
 
 static void
 add_edit(Edits *e, Edit x) /* takes x.text */
@@ -215,16 +259,19 @@ read_edit(const Base *b, const uint8_t *e, Edits *out)
 	if (kind >= 6) {
 		const Array *x = &b->array[where % b->n_array];
 		if (x->n)
-			add_edit(out, (Edit){ x->whole.off, x->whole.len, changed_array(b, x, what, with) });
+			add_edit(out, (Edit){ x->whole.off, x->whole.len,
+			                      changed_array(b, x, what, with) });
 		return;
 	}
-	Span s = b->span[2 + (where * 7919 + 97) % (b->n_span - 2)]; /* behind the numbers of format and step_abi */
+	Span s = b->span[2 + (where * 7919 + 97) %
+	                         (b->n_span - 2)]; /* behind the numbers of format and step_abi */
 	char *old = cut(b, s), *new = kind < 4 ? changed(old, what, (int)with) : NULL;
 	if (!new) /* names, references, words */
 		new = cut(b, what ? namesake(b, s, with) : b->span[with % b->n_span]);
 	if (kind == 3 && new) /* the same number everywhere: widths that still agree */
 		for (size_t i = 2; i < b->n_span; i++)
-			if (b->span[i].len == s.len && memcmp(b->text + b->span[i].off, old, s.len) == 0)
+			if (b->span[i].len == s.len &&
+			    memcmp(b->text + b->span[i].off, old, s.len) == 0)
 				add_edit(out, (Edit){ b->span[i].off, s.len, strdup(new) });
 	free(old);
 	add_edit(out, (Edit){ s.off, s.len, new });
@@ -271,8 +318,9 @@ add_base(const char *path, const char *target)
 		die(path, strbuf_str(&d.text));
 	plan_write(c->plan, &text);
 	Base *b = &base[n_base++];
-	*b = (Base){ .text = strdup(text.data), .span = calloc(text.len, sizeof *b->span),
-		.array = calloc(text.len, sizeof *b->array) };
+	*b = (Base){ .text = strdup(text.data),
+		     .span = calloc(text.len, sizeof *b->span),
+		     .array = calloc(text.len, sizeof *b->array) };
 	const char *at = b->text;
 	if (!b->text || !b->span || !b->array)
 		exit(2);
@@ -292,7 +340,8 @@ make_bases(void)
 		add_base(path[i], "ref");
 		add_base(path[i], "cpu-v3");
 	}
-	for (int i = 0; i < n; i++) { /* launches, tensor maps, products; behind the others, which kept inputs were made for */
+	for (int i = 0; i < n; i++) { /* launches, tensor maps, products; behind the others, which
+		                         kept inputs were made for */
 		add_base(path[i], "cuda-sm_90a");
 		free(path[i]);
 	}
@@ -345,7 +394,10 @@ run(const Plan *p)
 			bool ok = session_forward(s, c, 1, logits, &err) == LLMC_OK;
 			if (ok && session_seq_fork(s, a, &b, &err) == LLMC_OK) {
 				for (int i = 0; i < 2; i++)
-					c[i] = (llmc_chunk){ .seq = i ? b : a, .tok = tok + i, .n_tok = 1, .n_out = 1 };
+					c[i] = (llmc_chunk){ .seq = i ? b : a,
+						             .tok = tok + i,
+						             .n_tok = 1,
+						             .n_out = 1 };
 				session_forward(s, c, 2, logits, &err);
 				c[0].n_tok = 3;
 				session_forward(s, c, 2, logits, &err);

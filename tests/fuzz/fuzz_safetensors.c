@@ -1,5 +1,6 @@
-/* Any bytes as a safetensors file: opened or refused; what was opened covers the data exactly once. Files of torch.save are read as well: theirs may lie
- * anywhere in them, or in memory of its own. */
+/* Any bytes as a safetensors file: opened or refused; what was opened covers the data exactly once.
+ * Files of torch.save are read as well: theirs may lie anywhere in them, or in memory of its own.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,7 +44,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			for (int d = 0; d < t->n_dims; d++)
 				n *= t->dim[d];
 			check(dtype_row_bytes(t->dtype, n) == t->bytes);
-			check(t->copied ? torch : at >= data + (torch ? 0 : 8 + header) && at + t->bytes <= data + size);
+			check(t->copied ? torch
+			                : at >= data + (torch ? 0 : 8 + header) &&
+			                      at + t->bytes <= data + size);
 		}
 	}
 	check(torch || (uint64_t)sum == size - 8 - header);

@@ -1,5 +1,6 @@
-/* Any tensors beside each other, in any shapes, as a quantised matrix: refused, or made without a look beyond a tensor. The first bytes choose
- * the configuration, then each tensor has a type and a shape; its data is as long as these say, and not a byte longer. */
+/* Any tensors beside each other, in any shapes, as a quantised matrix: refused, or made without a
+ * look beyond a tensor. The first bytes choose the configuration, then each tensor has a type and a
+ * shape; its data is as long as these say, and not a byte longer. */
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,30 +9,87 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const char *const names[] = { "m.qweight", "m.scales", "m.qzeros", "m.g_idx", "m.weight", "m.weight_packed", "m.weight_scale",
-	"m.weight_zero_point", "m.weight_shape", "m.weight_g_idx", "m.weight_scale_inv", "m.SCB", "m.weight_scales", "m.input_scale", "m.bias",
-	"m.weight_global_scale", "m.weight_scale_2", "me_blocks", "me_scales", "m.pre_quant_scale", "m._weight_qdata", "m._weight_scale", "m._weight_zero_point",
-	"m.weight.absmax", "m.weight.quant_map", "m.weight.quant_state.bitsandbytes__nf4", "m.weight.nested_absmax", "m.weight.nested_quant_map",
-	"m.W_q", "m.scale", "m.zero", "m.shape", "m.nbits", "m.group_size", "m.axis", "m.biases", "m.qbiases", "m.gate_up_proj", "m.gate_up_proj_scale_inv", "m.qscale_weight" };
-static const struct { const char *name; int bytes; } types[] = { { "I32", 4 }, { "F16", 2 }, { "BF16", 2 }, { "F32", 4 }, { "I8", 1 },
-	{ "F8_E4M3", 1 }, { "I64", 8 }, { "U8", 1 }, { "U32", 4 }, { "F8_E8M0", 1 } };
-static const char *const configs[] = { NULL, "{", "{\"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 3}}",
-	"{\"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 4, \"checkpoint_format\": \"gptq_v2\"}}",
+static const char *const names[] = { "m.qweight",
+	                             "m.scales",
+	                             "m.qzeros",
+	                             "m.g_idx",
+	                             "m.weight",
+	                             "m.weight_packed",
+	                             "m.weight_scale",
+	                             "m.weight_zero_point",
+	                             "m.weight_shape",
+	                             "m.weight_g_idx",
+	                             "m.weight_scale_inv",
+	                             "m.SCB",
+	                             "m.weight_scales",
+	                             "m.input_scale",
+	                             "m.bias",
+	                             "m.weight_global_scale",
+	                             "m.weight_scale_2",
+	                             "me_blocks",
+	                             "me_scales",
+	                             "m.pre_quant_scale",
+	                             "m._weight_qdata",
+	                             "m._weight_scale",
+	                             "m._weight_zero_point",
+	                             "m.weight.absmax",
+	                             "m.weight.quant_map",
+	                             "m.weight.quant_state.bitsandbytes__nf4",
+	                             "m.weight.nested_absmax",
+	                             "m.weight.nested_quant_map",
+	                             "m.W_q",
+	                             "m.scale",
+	                             "m.zero",
+	                             "m.shape",
+	                             "m.nbits",
+	                             "m.group_size",
+	                             "m.axis",
+	                             "m.biases",
+	                             "m.qbiases",
+	                             "m.gate_up_proj",
+	                             "m.gate_up_proj_scale_inv",
+	                             "m.qscale_weight" };
+static const struct {
+	const char *name;
+	int bytes;
+} types[] = { { "I32", 4 },     { "F16", 2 }, { "BF16", 2 }, { "F32", 4 }, { "I8", 1 },
+	      { "F8_E4M3", 1 }, { "I64", 8 }, { "U8", 1 },   { "U32", 4 }, { "F8_E8M0", 1 } };
+static const char *const configs[] = {
+	NULL,
+	"{",
+	"{\"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 3}}",
+	"{\"quantization_config\": {\"quant_method\": \"gptq\", \"bits\": 4, "
+	"\"checkpoint_format\": \"gptq_v2\"}}",
 	"{\"quantization_config\": {\"quant_method\": \"awq\", \"version\": \"gemm\"}}",
-	"{\"quantization_config\": {\"quant_method\": \"awq\", \"version\": \"gemv\", \"group_size\": 32}}",
-	"{\"quantization_config\": {\"quant_method\": \"awq\", \"version\": \"gemv\", \"group_size\": 1}}",
+	"{\"quantization_config\": {\"quant_method\": \"awq\", \"version\": \"gemv\", "
+	"\"group_size\": 32}}",
+	"{\"quantization_config\": {\"quant_method\": \"awq\", \"version\": \"gemv\", "
+	"\"group_size\": 1}}",
 	"{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [16, 32]}}",
-	"{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [-1, 9223372036854775807]}}",
-	"{\"quantization_config\": {\"quant_method\": \"gptq\", \"checkpoint_format\": \"marlin\"}}",
-	"{\"quantization\": {\"bits\": 4, \"group_size\": 32, \"m\": {\"bits\": 3}}}", "{\"quantization_config\": {\"bits\": 4, \"group_size\": 32, \"mode\": \"mxfp4\"}}",
-	"{\"quantization_config\": {\"bits\": 4, \"group_size\": 16, \"mode\": \"nvfp4\"}}", "{\"quantization_config\": {\"bits\": 8, \"group_size\": 32, \"mode\": \"mxfp8\"}}",
-	"{\"quantization_config\": {\"quant_method\": \"quark\", \"global_quant_config\": {\"weight\": {\"dtype\": \"int4\", \"group_size\": 32}}, \"export\": {\"pack_method\": \"reorder\"}}}",
-	"{\"quantization_config\": {\"quant_method\": \"quark\", \"global_quant_config\": {\"weight\": {\"dtype\": \"uint4\"}}}}", "{\"quantization_config\": {\"quant_method\": \"bitnet\"}}",
+	"{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [-1, "
+	"9223372036854775807]}}",
+	"{\"quantization_config\": {\"quant_method\": \"gptq\", \"checkpoint_format\": "
+	"\"marlin\"}}",
+	"{\"quantization\": {\"bits\": 4, \"group_size\": 32, \"m\": {\"bits\": 3}}}",
+	"{\"quantization_config\": {\"bits\": 4, \"group_size\": 32, \"mode\": \"mxfp4\"}}",
+	"{\"quantization_config\": {\"bits\": 4, \"group_size\": 16, \"mode\": \"nvfp4\"}}",
+	"{\"quantization_config\": {\"bits\": 8, \"group_size\": 32, \"mode\": \"mxfp8\"}}",
+	"{\"quantization_config\": {\"quant_method\": \"quark\", \"global_quant_config\": "
+	"{\"weight\": {\"dtype\": \"int4\", \"group_size\": 32}}, \"export\": {\"pack_method\": "
+	"\"reorder\"}}}",
+	"{\"quantization_config\": {\"quant_method\": \"quark\", \"global_quant_config\": "
+	"{\"weight\": {\"dtype\": \"uint4\"}}}}",
+	"{\"quantization_config\": {\"quant_method\": \"bitnet\"}}",
 	"{\"quantization_config\": {\"quant_method\": \"metal\", \"bits\": 4, \"group_size\": 32}}",
-	"{\"quantization_config\": {\"quant_method\": \"auto-round\", \"packing_format\": \"auto_round:auto_awq\", \"bits\": 4, \"group_size\": 32}}" };
+	"{\"quantization_config\": {\"quant_method\": \"auto-round\", \"packing_format\": "
+	"\"auto_round:auto_awq\", \"bits\": 4, \"group_size\": 32}}"
+};
 
-static const char *const states[] = { "{\"blocksize\": 64, \"shape\": [8, 96]}", "{\"blocksize\": 32, \"shape\": [16, 32], \"nested_blocksize\": 256, \"nested_offset\": 0.5}",
-	"{\"blocksize\": 64, \"shape\": [2147483648, 2147483648]}", "{\"blocksize\": 7, \"shape\": [3, 5]}" };
+static const char *const states[] = { "{\"blocksize\": 64, \"shape\": [8, 96]}",
+	                              "{\"blocksize\": 32, \"shape\": [16, 32], "
+	                              "\"nested_blocksize\": 256, \"nested_offset\": 0.5}",
+	                              "{\"blocksize\": 64, \"shape\": [2147483648, 2147483648]}",
+	                              "{\"blocksize\": 7, \"shape\": [3, 5]}" };
 
 static void
 rows_of(const SchemeMatrix *m)
@@ -55,7 +113,9 @@ int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	/* sizes that fit each other now and then */
-	static const int64_t sizes[] = { 0, 1, 2, 3, 4, 8, 12, 16, 24, 32, 64, 96, 128, 256, 33, 7 };
+	static const int64_t sizes[] = {
+		0, 1, 2, 3, 4, 8, 12, 16, 24, 32, 64, 96, 128, 256, 33, 7
+	};
 	SchemeFile f = { .n = 0 };
 	int64_t dim[8][4];
 	void *own[8];
@@ -65,17 +125,26 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	const char *config = configs[data[0] % (sizeof configs / sizeof *configs)];
 	for (size_t i = 1; i + 5 <= size && f.n < 8; i += 5) {
-		const int at = f.n++, bytes = types[data[i + 1] % (sizeof types / sizeof *types)].bytes;
+		const int at = f.n++,
+		          bytes = types[data[i + 1] % (sizeof types / sizeof *types)].bytes;
 		SchemeTensor *t = &f.t[at];
 		int64_t n = 1;
-		memcpy(dim[at], (int64_t[]){ sizes[data[i + 3] % 16], sizes[data[i + 3] / 16], sizes[data[i + 4] % 16], 0 }, sizeof dim[at]);
-		*t = (SchemeTensor){ .name = names[data[i] % (sizeof names / sizeof *names)], .type = types[data[i + 1] % (sizeof types / sizeof *types)].name,
-			.n_dims = data[i + 2] % 4, .dim = dim[at] };
+		memcpy(dim[at],
+		       (int64_t[]){ sizes[data[i + 3] % 16], sizes[data[i + 3] / 16],
+		                    sizes[data[i + 4] % 16], 0 },
+		       sizeof dim[at]);
+		*t = (SchemeTensor){ .name = names[data[i] % (sizeof names / sizeof *names)],
+			             .type =
+			                 types[data[i + 1] % (sizeof types / sizeof *types)].name,
+			             .n_dims = data[i + 2] % 4,
+			             .dim = dim[at] };
 		for (int d = 0; d < t->n_dims; d++)
 			n *= t->dim[d];
 		own[at] = malloc((size_t)n * (size_t)bytes + (n == 0));
 		for (int64_t k = 0; k < n * bytes; k++)
-			((uint8_t *)own[at])[k] = bytes == 8 || data[i + 4] & 0x40 ? (uint8_t)(k % 8 ? 0 : data[i + 4]) : (uint8_t)(k * 37 + data[i + 4]);
+			((uint8_t *)own[at])[k] = bytes == 8 || data[i + 4] & 0x40
+			                              ? (uint8_t)(k % 8 ? 0 : data[i + 4])
+			                              : (uint8_t)(k * 37 + data[i + 4]);
 		/* JSON that is read, now and then */
 		if (strstr(t->name, "quant_state") && t->n_dims == 1 && bytes == 1) {
 			const char *const said = states[t->dim[0] % 4];
@@ -97,7 +166,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		const char *parts[SCHEME_MAX_PARTS], *name;
 		SchemeMatrix *m = NULL;
 		int n_part;
-		if (scheme_matrix(s, f.t[i].name, scheme_file_find, &f, &m, &name, parts, &n_part, &err) == LLMC_OK && m)
+		if (scheme_matrix(s, f.t[i].name, scheme_file_find, &f, &m, &name, parts, &n_part,
+		                  &err) == LLMC_OK &&
+		    m)
 			rows_of(m);
 		else if (!m && err.code != LLMC_OK && (err.code != LLMC_E_INPUT || !*err.text))
 			abort();

@@ -1,7 +1,9 @@
-/* Descriptions of the corpus with any keys set to any values within reach of their ranges: refused by a sentence or
- * compiled; then the plan is one that the runtime accepts, and the reference runs it.
+/* Descriptions of the corpus with any keys set to any values within reach of their ranges: refused
+ * by a sentence or compiled; then the plan is one that the runtime accepts, and the reference runs
+ * it.
  *
- * Input: byte 0 picks the description and target, then 4 bytes a key: which (8 bits), kind of value (8), value (16). */
+ * Input: byte 0 picks the description and target, then 4 bytes a key: which (8 bits), kind of value
+ * (8), value (16). */
 #include "compiler/compile.h"
 
 #include "base/file.h"
@@ -13,7 +15,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 enum { MAX_SETS = 12, MAX_SET_BYTES = 160 };
 
 typedef enum Kind { INT, NUM, BYTES, BOOL, WORD, STR, LAYERS, INTS, NUMS, RULES, TENSORS } Kind;
-typedef struct KeyRow { const char *path; Kind kind; double lo, hi; const char *unit; } KeyRow;
+typedef struct KeyRow {
+	const char *path;
+	Kind kind;
+	double lo, hi;
+	const char *unit;
+} KeyRow;
 static const KeyRow key[] = {
 #define KEY(id, path, type, def, lo, hi, unit, text) { path, type, lo, hi, unit },
 #include "compiler/spec/spec.def"
@@ -21,7 +28,7 @@ static const KeyRow key[] = {
 };
 
 static Strbuf base[MAX_DESCRIPTIONS];
-static int    n_base;
+static int n_base;
 
 static void
 die(const char *what, const char *text)
@@ -47,21 +54,46 @@ read_bases(void)
 static void
 set_text(char *out, const KeyRow *k, int kind, int with)
 {
-	static const char *const layers[] = { "all", "none", "0", "1", "\"0-1\"", "[0, 1]", "{from: 1}", "{every: 2}" };
-	static const char *const rules[] = { "[]", "[{tensor: \"*\", type: q8_0}]", "[{tensor: down, type: q6_k}, {tensor: q, type: f16}]",
-		"[{tensor: embed, layers: 0, type: q4_0}]", "[{tensor: head, type: bf16}]" };
-	static const char *const tensors[] = { "{}", "{q: other}", "{q+k+v: qkv | per_head}", "{gate+up: gu}", "{head: null}", "{up: up | transpose}",
-		"{q: wq | rope_pairs, k: wk | rope_pairs}", "{rope_factors: f}", "{drop: x}" };
-	static const double odd[] = { 0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 100, 256, 0.5, 1e-6, 1e6 };
-	double v = kind % 4 == 0 ? odd[with % 16] : kind % 4 == 1 ? with % 32 : kind % 4 == 2 ? k->lo : with / 16.0;
+	static const char *const layers[] = { "all",     "none",   "0",         "1",
+		                              "\"0-1\"", "[0, 1]", "{from: 1}", "{every: 2}" };
+	static const char *const rules[] = { "[]", "[{tensor: \"*\", type: q8_0}]",
+		                             "[{tensor: down, type: q6_k}, {tensor: q, type: f16}]",
+		                             "[{tensor: embed, layers: 0, type: q4_0}]",
+		                             "[{tensor: head, type: bf16}]" };
+	static const char *const tensors[] = { "{}",
+		                               "{q: other}",
+		                               "{q+k+v: qkv | per_head}",
+		                               "{gate+up: gu}",
+		                               "{head: null}",
+		                               "{up: up | transpose}",
+		                               "{q: wq | rope_pairs, k: wk | rope_pairs}",
+		                               "{rope_factors: f}",
+		                               "{drop: x}" };
+	static const double odd[] = {
+		0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 100, 256, 0.5, 1e-6, 1e6
+	};
+	double v = kind % 4 == 0   ? odd[with % 16]
+	           : kind % 4 == 1 ? with % 32
+	           : kind % 4 == 2 ? k->lo
+	                           : with / 16.0;
 	char word[64] = "null";
 	const char *w = k->unit;
 
 	switch (k->kind) {
-	case INT: snprintf(out, MAX_SET_BYTES, "%s=%lld", k->path, kind == 7 ? (long long)k->hi : (long long)v); return;
-	case NUM: snprintf(out, MAX_SET_BYTES, "%s=%.9g", k->path, v); return;
-	case BYTES: snprintf(out, MAX_SET_BYTES, "%s=%lld%s", k->path, (long long)v, with % 3 ? "K" : ""); return;
-	case BOOL: snprintf(out, MAX_SET_BYTES, "%s=%s", k->path, with % 2 ? "true" : "false"); return;
+	case INT:
+		snprintf(out, MAX_SET_BYTES, "%s=%lld", k->path,
+		         kind == 7 ? (long long)k->hi : (long long)v);
+		return;
+	case NUM:
+		snprintf(out, MAX_SET_BYTES, "%s=%.9g", k->path, v);
+		return;
+	case BYTES:
+		snprintf(out, MAX_SET_BYTES, "%s=%lld%s", k->path, (long long)v,
+		         with % 3 ? "K" : "");
+		return;
+	case BOOL:
+		snprintf(out, MAX_SET_BYTES, "%s=%s", k->path, with % 2 ? "true" : "false");
+		return;
 	case WORD:
 		for (int i = with % 12; *w; i--) {
 			size_t n = strcspn(w, " ");
@@ -72,22 +104,37 @@ set_text(char *out, const KeyRow *k, int kind, int with)
 		}
 		snprintf(out, MAX_SET_BYTES, "%s=%s", k->path, word);
 		return;
-	case STR: snprintf(out, MAX_SET_BYTES, "%s=%s", k->path, with % 3 ? "llama" : "null"); return;
-	case LAYERS: snprintf(out, MAX_SET_BYTES, "%s=%s", k->path, layers[with % 8]); return;
-	case INTS: snprintf(out, MAX_SET_BYTES, "%s=[%d, %d]", k->path, with % 16, with / 16 % 32); return;
-	case NUMS: snprintf(out, MAX_SET_BYTES, "%s=[1.5, %d%s]", k->path, with % 16, with & 16 ? "" : ", 2, 3"); return;
-	case RULES: snprintf(out, MAX_SET_BYTES, "%s=%s", k->path, rules[with % 5]); return;
-	case TENSORS: snprintf(out, MAX_SET_BYTES, "%s=%s", k->path, tensors[with % 9]); return;
+	case STR:
+		snprintf(out, MAX_SET_BYTES, "%s=%s", k->path, with % 3 ? "llama" : "null");
+		return;
+	case LAYERS:
+		snprintf(out, MAX_SET_BYTES, "%s=%s", k->path, layers[with % 8]);
+		return;
+	case INTS:
+		snprintf(out, MAX_SET_BYTES, "%s=[%d, %d]", k->path, with % 16, with / 16 % 32);
+		return;
+	case NUMS:
+		snprintf(out, MAX_SET_BYTES, "%s=[1.5, %d%s]", k->path, with % 16,
+		         with & 16 ? "" : ", 2, 3");
+		return;
+	case RULES:
+		snprintf(out, MAX_SET_BYTES, "%s=%s", k->path, rules[with % 5]);
+		return;
+	case TENSORS:
+		snprintf(out, MAX_SET_BYTES, "%s=%s", k->path, tensors[with % 9]);
+		return;
 	}
 }
 
 static bool
 small(const Spec *s)
 {
-	return s->n_layers <= 4 && s->hidden <= 256 && s->vocab_size <= 1024 && s->moe.n_experts <= 32 &&
-	       s->ffn.width <= 1024 && s->moe.width <= 256 && s->moe.shared_width <= 1024 && s->attention.n_heads <= 64 &&
-	       s->attention.n_kv_heads <= 64 && s->attention.head_dim <= 256 && s->attention.v_dim <= 256 &&
-	       s->attention.q_rank <= 256 && s->attention.kv_rank <= 256 && s->max_positions <= 1 << 16;
+	return s->n_layers <= 4 && s->hidden <= 256 && s->vocab_size <= 1024 &&
+	       s->moe.n_experts <= 32 && s->ffn.width <= 1024 && s->moe.width <= 256 &&
+	       s->moe.shared_width <= 1024 && s->attention.n_heads <= 64 &&
+	       s->attention.n_kv_heads <= 64 && s->attention.head_dim <= 256 &&
+	       s->attention.v_dim <= 256 && s->attention.q_rank <= 256 &&
+	       s->attention.kv_rank <= 256 && s->max_positions <= 1 << 16;
 }
 
 /* A plan of ours must be accepted by whatever reads plans, and run. */
@@ -111,8 +158,11 @@ run(const Plan *p)
 		die("a compiled plan does not open", err.text);
 	if (session_open(rt, &lim, &s, &err) != LLMC_OK)
 		die("a compiled plan has no session", err.text);
-	float *logits = malloc((size_t)p->vocab * sizeof *logits), *row = calloc(5 * (size_t)p->hidden, sizeof *row);
-	const float *const rows = row, *const *came = p->takes_rows ? &rows : NULL; /* of a head that guesses */
+	float *logits = malloc((size_t)p->vocab * sizeof *logits),
+	      *row = calloc(5 * (size_t)p->hidden, sizeof *row);
+	const float *const rows = row, *const *came = p->takes_rows
+	                                                  ? &rows
+	                                                  : NULL; /* of a head that guesses */
 	if (lim.context >= 6 && logits && row) {
 		llmc_chunk c = { .tok = tok, .n_tok = 5, .n_out = 1 };
 		if (session_seq_new(s, lim.context, &seq, &err) != LLMC_OK)
@@ -131,7 +181,8 @@ run(const Plan *p)
 }
 
 static void
-compile(const Strbuf *yaml, const char *const *set, const char *target, Diag *d, Arena *perm, Strbuf *json)
+compile(const Strbuf *yaml, const char *const *set, const char *target, Diag *d, Arena *perm,
+        Strbuf *json)
 {
 	llmc_error err;
 	Plan *p;
@@ -173,13 +224,15 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	for (size_t i = 0; i < MAX_SETS && 1 + 4 * (i + 1) <= size; i++) {
 		const uint8_t *e = data + 1 + 4 * i;
-		set_text(text[i], &key[e[0] % (sizeof key / sizeof *key)], e[1] % 8, e[2] | e[3] << 8);
+		set_text(text[i], &key[e[0] % (sizeof key / sizeof *key)], e[1] % 8,
+		         e[2] | e[3] << 8);
 		set[i] = text[i];
 	}
 	arena_init(&perm);
 	memset(&d, 0, sizeof d);
 	if (getenv("FUZZ_SHOW")) { /* to read an input that failed */
-		fprintf(stderr, "description %d, %s\n", data[0] % n_base, data[0] < 192 ? "ref" : "cpu-v3");
+		fprintf(stderr, "description %d, %s\n", data[0] % n_base,
+		        data[0] < 192 ? "ref" : "cpu-v3");
 		for (int i = 0; set[i]; i++)
 			fprintf(stderr, "--set %s\n", set[i]);
 	}

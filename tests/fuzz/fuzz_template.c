@@ -1,4 +1,5 @@
-/* Any text as a chat template: rendered within bounds of time and memory, or refused by a sentence. */
+/* Any text as a chat template: rendered within bounds of time and memory, or refused by a sentence.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,11 +8,14 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const char vars[] =
-    "{\"messages\":[{\"role\":\"system\",\"content\":\"Be brief.\"},{\"role\":\"user\",\"content\":\"Hi <b> \\u00e9\"},"
-    "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
-    "\"arguments\":{\"x\":1,\"y\":[1.5,true,null]}}}]}],\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
-    "\"parameters\":{\"type\":\"object\"}}}],\"add_generation_prompt\":true,\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}";
+static const char vars[] = "{\"messages\":[{\"role\":\"system\",\"content\":\"Be "
+                           "brief.\"},{\"role\":\"user\",\"content\":\"Hi <b> \\u00e9\"},"
+                           "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"type\":"
+                           "\"function\",\"function\":{\"name\":\"f\","
+                           "\"arguments\":{\"x\":1,\"y\":[1.5,true,null]}}}]}],\"tools\":[{"
+                           "\"type\":\"function\",\"function\":{\"name\":\"f\","
+                           "\"parameters\":{\"type\":\"object\"}}}],\"add_generation_prompt\":true,"
+                           "\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}";
 
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

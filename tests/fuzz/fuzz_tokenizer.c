@@ -1,5 +1,6 @@
-/* Any bytes as a tokenizer: tokenizer.json ('{' first), a GGUF's vocabulary ("GGUF" first), tokenizer.model (the rest; of ranks where its first line is).
- * One that opens encodes texts, among them the end of the input itself, and decodes them, whole and piece by piece. */
+/* Any bytes as a tokenizer: tokenizer.json ('{' first), a GGUF's vocabulary ("GGUF" first),
+ * tokenizer.model (the rest; of ranks where its first line is). One that opens encodes texts, among
+ * them the end of the input itself, and decodes them, whole and piece by piece. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,8 @@ decode(const llmc_tokenizer *t, const int32_t *ids, size_t n, bool skip_special)
 	const char *text;
 	llmc_error err;
 
-	llmc_status status = llmc_detokenize(t, ids, n, skip_special, whole, sizeof whole, &need, &err);
+	llmc_status status =
+	    llmc_detokenize(t, ids, n, skip_special, whole, sizeof whole, &need, &err);
 	if (status != LLMC_OK)
 		return;
 	check(utf8_valid(whole, need), "decoded text is not UTF-8");
@@ -37,7 +39,8 @@ decode(const llmc_tokenizer *t, const int32_t *ids, size_t n, bool skip_special)
 		status = llmc_stream_feed(s, i < n ? ids[i] : -1, &text, &len, &err);
 		if (status != LLMC_OK)
 			break;
-		check(at + len <= need && memcmp(whole + at, text, len) == 0, "the stream says another text than the whole");
+		check(at + len <= need && memcmp(whole + at, text, len) == 0,
+		      "the stream says another text than the whole");
 		at += len;
 	}
 	check(status != LLMC_OK || at == need, "the stream leaves text out");
@@ -52,7 +55,8 @@ encode_and_decode(const llmc_tokenizer *t, const char *text, size_t n)
 	llmc_error err;
 
 	for (int flags = 0; flags <= (LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL); flags++) {
-		if (llmc_tokenize(t, text, n, flags, ids, sizeof ids / sizeof *ids, &need, &err) != LLMC_OK)
+		if (llmc_tokenize(t, text, n, flags, ids, sizeof ids / sizeof *ids, &need, &err) !=
+		    LLMC_OK)
 			continue;
 		for (size_t i = 0; i < need; i++)
 			check(ids[i] >= 0 && ids[i] < llmc_tokenizer_size(t), "an id out of range");
@@ -86,7 +90,9 @@ open_any(const uint8_t *data, size_t size, llmc_tokenizer **t, llmc_error *err)
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	static const char *const text[] = { "", "Hello  world 123", " \n\tna\xc3\xafve \xe4\xb8\xad\xe6\x96\x87<s>", "\xff\x80 a" };
+	static const char *const text[] = { "", "Hello  world 123",
+		                            " \n\tna\xc3\xafve \xe4\xb8\xad\xe6\x96\x87<s>",
+		                            "\xff\x80 a" };
 	llmc_tokenizer *t = NULL;
 	llmc_error err = { 0 };
 	int32_t ids[64];
@@ -102,7 +108,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	encode_and_decode(t, (const char *)data + size - tail, tail);
 	/* ids in no order that encoding would give */
 	for (int i = 0; i < 64; i++)
-		ids[i] = (int32_t)((uint32_t)i * 2654435761u % (uint32_t)(llmc_tokenizer_size(t) + (llmc_tokenizer_size(t) == 0)));
+		ids[i] =
+		    (int32_t)((uint32_t)i * 2654435761u %
+		              (uint32_t)(llmc_tokenizer_size(t) + (llmc_tokenizer_size(t) == 0)));
 	if (llmc_tokenizer_size(t) > 0)
 		decode(t, ids, 64, false);
 	for (int32_t id = -1; id <= llmc_tokenizer_size(t); id++) {

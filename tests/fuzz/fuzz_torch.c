@@ -1,4 +1,5 @@
-/* Any bytes as a file of torch.save, or else as a bare pickle: read or refused; what was read lies within the file or in memory of its own. */
+/* Any bytes as a file of torch.save, or else as a bare pickle: read or refused; what was read lies
+ * within the file or in memory of its own. */
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,9 @@ bare(const uint8_t *data, size_t size)
 	arena_init(&a);
 	if (!setjmp(a.oom)) {
 		llmc_status s = pickle_read(&a, data, size, &at, "fuzz", &v, &err);
-		check(s == LLMC_OK ? v && at <= size : err.code == LLMC_E_INPUT && strncmp(err.text, "fuzz: ", 6) == 0);
+		check(s == LLMC_OK
+		          ? v && at <= size
+		          : err.code == LLMC_E_INPUT && strncmp(err.text, "fuzz: ", 6) == 0);
 		if (s == LLMC_OK)
 			(void)pickle_get(v, "model");
 	}
@@ -39,7 +42,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	llmc_error err = { 0 };
 	Safetensors *s;
-	static volatile uint8_t sink; /* elements are read, so that a sanitizer sees where they lie */
+	static volatile uint8_t
+	    sink; /* elements are read, so that a sanitizer sees where they lie */
 
 	if (!torch_is(data, size)) {
 		bare(data, size);

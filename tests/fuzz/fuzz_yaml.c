@@ -1,4 +1,5 @@
-/* Any text as a description: a sentence or an artifact, mostly for the reference, never a fault of the compiler. */
+/* Any text as a description: a sentence or an artifact, mostly for the reference, never a fault of
+ * the compiler. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,6 +4,7 @@
     V/bin/pip install gguf==0.19.0 safetensors numpy && V/bin/python tests/fuzz/make_corpus.py
 
 Inputs that once found a fault are kept beside the seeds under a name that says what they found."""
+
 import json
 import pathlib
 import struct
@@ -51,12 +52,39 @@ def tensors(w):
 
 def types():
     """A row of each type whose blocks are codes, or floats of 4 bits, and what belongs to one. By hand: the package lacks the newest of them."""
-    sizes = {10: (256, 84), 11: (256, 110), 16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82),
-             23: (256, 136), 29: (256, 56), 34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18), 42: (64, 18)}
+    sizes = {
+        10: (256, 84),
+        11: (256, 110),
+        16: (256, 66),
+        17: (256, 74),
+        18: (256, 98),
+        19: (256, 50),
+        20: (32, 18),
+        21: (256, 110),
+        22: (256, 82),
+        23: (256, 136),
+        29: (256, 56),
+        34: (256, 54),
+        35: (256, 66),
+        39: (32, 17),
+        40: (64, 36),
+        41: (128, 18),
+        42: (64, 18),
+    }
     tensors = [(f"t{k}.weight", [n, 2], k, bytes(2 * size)) for k, (n, size) in sizes.items()]
-    tensors += [("t40.scale", [1], 0, struct.pack("<f", 0.5)), ("t40.input_scale", [1], 0, struct.pack("<f", 2))]
+    tensors += [
+        ("t40.scale", [1], 0, struct.pack("<f", 0.5)),
+        ("t40.input_scale", [1], 0, struct.pack("<f", 2)),
+    ]
     text = lambda t: struct.pack("<Q", len(t)) + t.encode()  # noqa: E731
-    head, data = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 1) + text("general.architecture") + struct.pack("<I", 8) + text("llama"), b""
+    head, data = (
+        b"GGUF"
+        + struct.pack("<IQQ", 3, len(tensors), 1)
+        + text("general.architecture")
+        + struct.pack("<I", 8)
+        + text("llama"),
+        b"",
+    )
     for name, dims, kind, raw in tensors:
         head += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, len(data))
         data += raw + bytes(-len(raw) % 32)
@@ -74,17 +102,39 @@ def byte_chars():
     """GPT-2's printable character for each byte."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [b for b in range(256) if b not in plain]
-    return [chr(c) for _, c in sorted([(b, b) for b in plain] + [(b, 256 + i) for i, b in enumerate(rest)])]
+    return [
+        chr(c)
+        for _, c in sorted([(b, b) for b in plain] + [(b, 256 + i) for i, b in enumerate(rest)])
+    ]
 
 
 def added(i, text, **options):
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    flags = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     return {"id": i, "content": text, **flags, **options}
 
 
 def tokenizer_json(model, **parts):
-    parts = {"normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None, **parts}
-    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [added(0, "<s>")], **parts, "model": model}
+    parts = {
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        **parts,
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added(0, "<s>")],
+        **parts,
+        "model": model,
+    }
 
 
 def tokenizer_seeds(out):
@@ -93,29 +143,103 @@ def tokenizer_seeds(out):
     bpe = tokenizer_json(
         {"type": "BPE", "vocab": vocab, "merges": [["H", "e"], ["l", "l"], "\u0120 w"]},
         normalizer={"type": "NFC"},
-        pre_tokenizer={"type": "Sequence", "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}| ?\\p{L}+"}, "behavior": "Isolated", "invert": False},
-            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]},
+        pre_tokenizer={
+            "type": "Sequence",
+            "pretokenizers": [
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": "\\p{N}{1,3}| ?\\p{L}+"},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                {
+                    "type": "ByteLevel",
+                    "add_prefix_space": False,
+                    "trim_offsets": True,
+                    "use_regex": False,
+                },
+            ],
+        },
         decoder={"type": "ByteLevel"},
-        post_processor={"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
-                        {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
-                        "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}})
-    pieces = [["<s>", 0.0], ["\u2581", -2.0], ["\u2581He", -1.0], ["l", -3.0], ["lo", -2.5], ["o", -3.5]]
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": [
+                {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "pair": [],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+        },
+    )
+    pieces = [
+        ["<s>", 0.0],
+        ["\u2581", -2.0],
+        ["\u2581He", -1.0],
+        ["l", -3.0],
+        ["lo", -2.5],
+        ["o", -3.5],
+    ]
     unigram = tokenizer_json(
         {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False},
-        normalizer={"type": "Sequence", "normalizers": [{"type": "Lowercase"}, {"type": "Strip", "strip_left": True,
-                    "strip_right": False}, {"type": "Replace", "pattern": {"String": "l"}, "content": "lo"}]},
-        pre_tokenizer={"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True},
-        decoder={"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True})
-    byte_vocab = {"<unk>": 0, **{f"<0x{b:02X}>": b + 1 for b in range(256)}, "\u2581": 257, "\u2581H": 258, "H": 259}
+        normalizer={
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Lowercase"},
+                {"type": "Strip", "strip_left": True, "strip_right": False},
+                {"type": "Replace", "pattern": {"String": "l"}, "content": "lo"},
+            ],
+        },
+        pre_tokenizer={
+            "type": "Metaspace",
+            "replacement": "\u2581",
+            "prepend_scheme": "first",
+            "split": True,
+        },
+        decoder={
+            "type": "Metaspace",
+            "replacement": "\u2581",
+            "prepend_scheme": "first",
+            "split": True,
+        },
+    )
+    byte_vocab = {
+        "<unk>": 0,
+        **{f"<0x{b:02X}>": b + 1 for b in range(256)},
+        "\u2581": 257,
+        "\u2581H": 258,
+        "H": 259,
+    }
     fallback = tokenizer_json(
-        {"type": "BPE", "vocab": byte_vocab, "merges": ["\u2581 H"], "unk_token": "<unk>", "byte_fallback": True,
-         "fuse_unk": True},
-        normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"},
-                    {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]},
-        decoder={"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
-                 {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})
-    for name, tokenizer in (("bpe.json", bpe), ("unigram.json", unigram), ("fallback.json", fallback)):
+        {
+            "type": "BPE",
+            "vocab": byte_vocab,
+            "merges": ["\u2581 H"],
+            "unk_token": "<unk>",
+            "byte_fallback": True,
+            "fuse_unk": True,
+        },
+        normalizer={
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "\u2581"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+            ],
+        },
+        decoder={
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+    )
+    for name, tokenizer in (
+        ("bpe.json", bpe),
+        ("unigram.json", unigram),
+        ("fallback.json", fallback),
+    ):
         (out / name).write_text(json.dumps(tokenizer, separators=(",", ":")))
     (out / "unigram.model").write_bytes(spm(1))
     (out / "bpe.model").write_bytes(spm(2))
@@ -134,8 +258,18 @@ def field(number, value):
 
 def spm(model_type):
     """A sentencepiece ModelProto: pieces, TrainerSpec (2), NormalizerSpec (3)."""
-    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("\u2581", -2.0, 1), ("\u2581H", -1.0, 1),
-              ("H", -4.0, 1), ("l", -3.0, 1), ("ll", -2.5, 1), ("<0x41>", 0.0, 6), ("<user>", 0.0, 4)]
+    pieces = [
+        ("<unk>", 0.0, 2),
+        ("<s>", 0.0, 3),
+        ("</s>", 0.0, 3),
+        ("\u2581", -2.0, 1),
+        ("\u2581H", -1.0, 1),
+        ("H", -4.0, 1),
+        ("l", -3.0, 1),
+        ("ll", -2.5, 1),
+        ("<0x41>", 0.0, 6),
+        ("<user>", 0.0, 4),
+    ]
     out = b"".join(field(1, field(1, p.encode()) + field(2, s) + field(3, k)) for p, s, k in pieces)
     out += field(2, field(3, model_type))
     return out + field(3, field(1, b"identity") + field(3, 1) + field(4, 1) + field(5, 1))
@@ -167,9 +301,20 @@ def main():
     gguf_seed("split", split)
     v3 = (HERE / "gguf" / "tensors").read_bytes()
     (HERE / "gguf" / "version2").write_bytes(v3[:4] + b"\2" + v3[5:])
-    for name, tensor in (("empty", {}), ("one", {"w": np.zeros(2, np.float32)}), ("several", {
-            "a": np.zeros((2, 3), np.float16), "b": np.zeros((), np.float32), "c": np.zeros((0, 4), np.int64),
-            "d": np.ones(3, np.int32), "m": np.ones(5, bool)})):
+    for name, tensor in (
+        ("empty", {}),
+        ("one", {"w": np.zeros(2, np.float32)}),
+        (
+            "several",
+            {
+                "a": np.zeros((2, 3), np.float16),
+                "b": np.zeros((), np.float32),
+                "c": np.zeros((0, 4), np.int64),
+                "d": np.ones(3, np.int32),
+                "m": np.ones(5, bool),
+            },
+        ),
+    ):
         data = safetensors.numpy.save(tensor, {"format": "np"} if tensor else None)
         (HERE / "safetensors" / name).write_bytes(data)
     tokenizer_seeds(HERE / "tokenizer")

@@ -1,4 +1,5 @@
 """FastLLM's .flm in numpy: read as FastLLM reads it, and written for tests. Held against FastLLM by make_flm.py."""
+
 import struct
 from types import SimpleNamespace
 
@@ -10,10 +11,12 @@ F32, BF16, INT8, INT4, F16, INT4_NOZERO, INT4_GROUP = 0, 1, 3, 4, 7, 8, 9
 def ranges(lo, hi, bits):
     """(scale, zero) as FastLLM derives them from the two numbers that a group stores"""
     lo, hi = np.minimum(lo, np.float32(0)), np.maximum(hi, np.float32(0))
-    scale = ((hi - lo) / np.float32(2 ** bits - 1)).astype(np.float32)
+    scale = ((hi - lo) / np.float32(2**bits - 1)).astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore"):
-        zero = np.clip(np.nan_to_num(-lo / scale), 0, 2 ** bits - 1)
-    return scale, np.floor(zero + np.float32(.5)).astype(np.float32)      # C's round: halves away from zero
+        zero = np.clip(np.nan_to_num(-lo / scale), 0, 2**bits - 1)
+    return scale, np.floor(zero + np.float32(0.5)).astype(
+        np.float32
+    )  # C's round: halves away from zero
 
 
 class Reader:
@@ -23,7 +26,7 @@ class Reader:
     def raw(self, n):
         self.at += n
         assert 0 <= n and self.at <= len(self.data)
-        return self.data[self.at - n:self.at]
+        return self.data[self.at - n : self.at]
 
     def i32(self):
         return struct.unpack("<i", self.raw(4))[0]
@@ -47,7 +50,7 @@ def tensor(r, dims, kind):
     scale, zero = ranges(pairs[..., 0], pairs[..., 1], 8 if kind == INT8 else 4)
     if kind == INT8:
         q = r.array("u1", n)
-    else:       # the even element is in the high bits, and rows run on
+    else:  # the even element is in the high bits, and rows run on
         b = r.array("u1", (n + 1) // 2)
         q = np.stack([b >> 4, b & 15], 1).reshape(-1)[:n]
     at = np.minimum(np.arange(dims[1]) // size, groups - 1)
@@ -65,13 +68,25 @@ def read(path):
     pieces, weights = [], {}
     for _ in range(r.i32()):
         piece = bytes(r.array("<i4", r.i32()).astype(np.uint8))
-        pieces.append((piece, r.i32(), float(r.array("<f4", 1)[0]) if keys.get("tokenizer_use_score") == "1" else 0.0))
-    special = [r.text() for _ in range(r.i32())] if keys.get("tokenizer_has_special_tokens") == "1" else []
+        pieces.append(
+            (
+                piece,
+                r.i32(),
+                float(r.array("<f4", 1)[0]) if keys.get("tokenizer_use_score") == "1" else 0.0,
+            )
+        )
+    special = (
+        [r.text() for _ in range(r.i32())]
+        if keys.get("tokenizer_has_special_tokens") == "1"
+        else []
+    )
     for _ in range(r.i32()):
         name, dims = r.text(), [r.i32() for _ in range(r.i32())]
         weights[name] = tensor(r, dims, r.i32())
     assert r.at == len(r.data)
-    return SimpleNamespace(version=version, keys=keys, pieces=pieces, special=special, weights=weights)
+    return SimpleNamespace(
+        version=version, keys=keys, pieces=pieces, special=special, weights=weights
+    )
 
 
 def text(s):
@@ -80,7 +95,12 @@ def text(s):
 
 
 def matrix(name, dims, kind, data):
-    return text(name) + struct.pack(f"<i{len(dims)}i", len(dims), *dims) + struct.pack("<i", kind) + data
+    return (
+        text(name)
+        + struct.pack(f"<i{len(dims)}i", len(dims), *dims)
+        + struct.pack("<i", kind)
+        + data
+    )
 
 
 def floats(name, x, kind=F32):
@@ -96,10 +116,16 @@ def write(path, tensors, keys=None, pieces=(), special=None, version=2):
             keys["tokenizer_use_score"] = "1"
         if special:
             keys["tokenizer_has_special_tokens"] = "1"
-        out += struct.pack("<i", len(keys)) + b"".join(text(k) + text(str(v)) for k, v in keys.items())
+        out += struct.pack("<i", len(keys)) + b"".join(
+            text(k) + text(str(v)) for k, v in keys.items()
+        )
     out += struct.pack("<i", len(pieces))
     for piece, i, score in pieces:
-        out += struct.pack(f"<i{len(piece)}i", len(piece), *piece) + struct.pack("<i", i) + (struct.pack("<f", score) if version >= 1 else b"")
+        out += (
+            struct.pack(f"<i{len(piece)}i", len(piece), *piece)
+            + struct.pack("<i", i)
+            + (struct.pack("<f", score) if version >= 1 else b"")
+        )
     if special:
         out += struct.pack("<i", len(special)) + b"".join(map(text, special))
     out += struct.pack("<i", len(tensors)) + b"".join(tensors)

@@ -7,17 +7,49 @@ Records until the end of the file, little endian:
     char kind ('D': blocks to floats, 'Q': floats to blocks), char[7] dtype, u32 elements, u32 bytes, then
     the floats, then the blocks. Read by tests/unit/test_formats_dequant.c.
 """
+
 import pathlib
 import struct
 
 import gguf
 import numpy as np
 
-TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS",
-         "IQ2_XXS", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"]
+TYPES = [
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "Q2_K",
+    "Q3_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "IQ3_S",
+    "IQ3_XXS",
+    "IQ2_S",
+    "IQ2_XS",
+    "IQ2_XXS",
+    "IQ1_S",
+    "IQ1_M",
+    "TQ1_0",
+    "TQ2_0",
+]
 # where a block holds its fp16 scales, if not at 0
-SCALES = {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108], "TQ1_0": [52], "TQ2_0": [64],
-          "IQ1_M": []}
+SCALES = {
+    "Q4_1": [0, 2],
+    "Q5_1": [0, 2],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "TQ1_0": [52],
+    "TQ2_0": [64],
+    "IQ1_M": [],
+}
 
 
 def record(kind, name, floats, blocks):
@@ -36,11 +68,15 @@ def main():
         blocks = rng.integers(0, 256, (n, size), dtype=np.uint8)
         for at in SCALES.get(name, [0]):
             # any finite fp16 but for one subnormal and one zero: all exponents are worth a look
-            bits = rng.integers(0, 0x7c00, n, dtype=np.uint16) | (rng.integers(0, 2, n, dtype=np.uint16) << 15)
+            bits = rng.integers(0, 0x7C00, n, dtype=np.uint16) | (
+                rng.integers(0, 2, n, dtype=np.uint16) << 15
+            )
             bits[0], bits[1] = 0x0001, 0x8000
-            blocks[:, at:at + 2] = bits.astype("<u2").view(np.uint8).reshape(n, 2)
-        if name == "IQ1_M":  # its scale is in the top nibbles of four words: no exponent of all ones
-            blocks[:, 55] &= 0xbf
+            blocks[:, at : at + 2] = bits.astype("<u2").view(np.uint8).reshape(n, 2)
+        if (
+            name == "IQ1_M"
+        ):  # its scale is in the top nibbles of four words: no exponent of all ones
+            blocks[:, 55] &= 0xBF
         floats = gguf.quants.dequantize(blocks, kind)
         assert floats.size == n * elems and np.isfinite(floats).all()
         out += record(b"D", name, floats, blocks)

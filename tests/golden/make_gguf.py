@@ -8,6 +8,7 @@ nothing of llmc has a part in it. Needs torch, transformers 5, tokenizers and gg
     make bench-peer PEER_ARGS=--build-only      # fetches llama.cpp and builds llama-quantize
     python tests/golden/make_gguf.py [--llama-cpp DIR] [--quantize PROGRAM] [case ...]
 """
+
 import argparse
 import contextlib
 import glob
@@ -32,73 +33,147 @@ VOCAB, N_PROMPT, N_GREEDY = 280, 24, 6
 CASES = {}
 
 # Small shapes for the types of 32 to a block; K-quants need rows of a multiple of 256.
-TINY = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
-SMALL = dict(hidden_size=96, intermediate_size=160, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2)
+TINY = dict(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
+SMALL = dict(
+    hidden_size=96,
+    intermediate_size=160,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+)
 FLAT = dict(SMALL, num_hidden_layers=1)
-WIDE = dict(hidden_size=256, intermediate_size=256, num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=2)
+WIDE = dict(
+    hidden_size=256,
+    intermediate_size=256,
+    num_hidden_layers=1,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+)
 TIED = dict(tie_word_embeddings=True)
-COMMON = dict(vocab_size=VOCAB, hidden_act="silu", max_position_embeddings=512, rms_norm_eps=1e-5, rope_theta=500.0,
-              tie_word_embeddings=False, bos_token_id=256, eos_token_id=257)
+COMMON = dict(
+    vocab_size=VOCAB,
+    hidden_act="silu",
+    max_position_embeddings=512,
+    rms_norm_eps=1e-5,
+    rope_theta=500.0,
+    tie_word_embeddings=False,
+    bos_token_id=256,
+    eos_token_id=257,
+)
 FAMILY = {
-    "llama": dict(COMMON, model_type="llama", architectures=["LlamaForCausalLM"],
-                  rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                                    original_max_position_embeddings=64)),
-    "mistral": dict(COMMON, model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=None),
-    "qwen2": dict(COMMON, model_type="qwen2", architectures=["Qwen2ForCausalLM"], use_sliding_window=False,
-                  sliding_window=None, max_window_layers=2),
-    "qwen3": dict(COMMON, model_type="qwen3", architectures=["Qwen3ForCausalLM"], use_sliding_window=False,
-                  sliding_window=None, max_window_layers=2, attention_bias=False),
+    "llama": dict(
+        COMMON,
+        model_type="llama",
+        architectures=["LlamaForCausalLM"],
+        rope_scaling=dict(
+            rope_type="llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+    ),
+    "mistral": dict(
+        COMMON, model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=None
+    ),
+    "qwen2": dict(
+        COMMON,
+        model_type="qwen2",
+        architectures=["Qwen2ForCausalLM"],
+        use_sliding_window=False,
+        sliding_window=None,
+        max_window_layers=2,
+    ),
+    "qwen3": dict(
+        COMMON,
+        model_type="qwen3",
+        architectures=["Qwen3ForCausalLM"],
+        use_sliding_window=False,
+        sliding_window=None,
+        max_window_layers=2,
+        attention_bias=False,
+    ),
 }
 
 
 def case(family, suffix, shape, ftype=None, pure=False, outtype="f32", mix=None, **more):
     name = f"{family}-{suffix}"
     assert name not in CASES
-    CASES[name] = dict(config=FAMILY[family] | shape | more, ftype=ftype, pure=pure, outtype=outtype, mix=mix)
+    CASES[name] = dict(
+        config=FAMILY[family] | shape | more, ftype=ftype, pure=pure, outtype=outtype, mix=mix
+    )
 
 
 for plain in ("f32", "f16", "bf16"):
     case("llama", plain, TINY, outtype=plain)
 for ftype in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
     case("llama", ftype.lower(), SMALL, ftype, pure=True)
-case("llama", "q4_1-mixed", FLAT, "Q4_1", **TIED)                              # the embedding, tied: q8_0
+case("llama", "q4_1-mixed", FLAT, "Q4_1", **TIED)  # the embedding, tied: q8_0
 case("llama", "q4_k", WIDE, "Q4_K_M", pure=True, **TIED)
 case("llama", "q5_k", WIDE, "Q5_K_M", pure=True, **TIED)
 case("llama", "q6_k", WIDE, "Q6_K", **TIED)
-case("llama", "q4_k_m", dict(WIDE, num_hidden_layers=2), "Q4_K_M", **TIED)     # v and down: q4_k, then q6_k
-case("llama", "q5_k_m", WIDE, "Q5_K_M", **TIED)                                # v and down of a single layer: q6_k
+case(
+    "llama", "q4_k_m", dict(WIDE, num_hidden_layers=2), "Q4_K_M", **TIED
+)  # v and down: q4_k, then q6_k
+case("llama", "q5_k_m", WIDE, "Q5_K_M", **TIED)  # v and down of a single layer: q6_k
 case("mistral", "q8_0", FLAT, "Q8_0", head_dim=32)
 case("mistral", "q4_k_m", WIDE, "Q4_K_M", **TIED)
 case("qwen2", "q8_0", FLAT, "Q8_0", **TIED)
 case("qwen2", "q4_k_m", WIDE, "Q4_K_M", num_key_value_heads=1, **TIED)
-case("qwen2", "q4_k_m-fallback", dict(SMALL, intermediate_size=256), "Q4_K_M", **TIED)   # no row of 256: q5_0 and q8_0
+case(
+    "qwen2", "q4_k_m-fallback", dict(SMALL, intermediate_size=256), "Q4_K_M", **TIED
+)  # no row of 256: q5_0 and q8_0
 case("qwen3", "q8_0", FLAT, "Q8_0", head_dim=32)
 case("qwen3", "q4_k_m", WIDE, "Q4_K_M", head_dim=64, num_key_value_heads=1, **TIED)
 # Types that are codes, one a matrix, in the place of those of llama-q4_k_m: any codes with scales that give weights of the usual size, since llama-quantize
 # wants an importance matrix for half of them
-case("llama", "codes", dict(WIDE, num_hidden_layers=2), mix=[*(n.upper() for n in code_blocks.CODES), "IQ4_XS"], **TIED)
+case(
+    "llama",
+    "codes",
+    dict(WIDE, num_hidden_layers=2),
+    mix=[*(n.upper() for n in code_blocks.CODES), "IQ4_XS"],
+    **TIED,
+)
 
 
 def converter(folder):
     """llama.cpp's converter as a module. It reads Mistral's own formats with a package that is not needed here, and
     knows pre-tokenizers by a checksum of their output, among which ours is not."""
     import transformers  # noqa: F401  (it looks for that package too: not to see the stubs)
+
     stubs = ["mistral_common", "mistral_common.tokens", "mistral_common.tokens.tokenizers"]
-    stubs += [f"{stubs[2]}.{part}" for part in ("base", "multimodal", "tekken", "sentencepiece", "mistral", "utils")]
+    stubs += [
+        f"{stubs[2]}.{part}"
+        for part in ("base", "multimodal", "tekken", "sentencepiece", "mistral", "utils")
+    ]
     for name in stubs:
         m = sys.modules[name] = types.ModuleType(name)
         m.__getattr__ = lambda wanted: type(wanted, (), {})
     sys.path.insert(0, folder)
     import convert_hf_to_gguf as c
+
     for name in stubs:
         del sys.modules[name]
     c.TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
 
     def load_hparams(folder, is_mistral_format):
-        with open(os.path.join(folder, "config.json")) as f:    # transformers 5 would rename rope's keys
+        with open(
+            os.path.join(folder, "config.json")
+        ) as f:  # transformers 5 would rename rope's keys
             config = json.load(f)
         # it looks for this outside rope_scaling and falls back to Llama 3's
-        return dict(original_max_position_embeddings=64, **config) if "rope_scaling" in config else config
+        return (
+            dict(original_max_position_embeddings=64, **config)
+            if "rope_scaling" in config
+            else config
+        )
+
     c.ModelBase.load_hparams = staticmethod(load_hparams)
     return c
 
@@ -106,21 +181,46 @@ def converter(folder):
 def write_tokenizer(folder):
     """Bytes, two tokens that end and begin, eight merges; the rest of the vocabulary is unused."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {t: i for i, t in enumerate(letters)}
-    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("o", "r"), ("Ġw", "or"), ("l", "d")]
-    vocab.update({"<|begin|>": 256, "<|end|>": 257}, **{a + b: 258 + i for i, (a, b) in enumerate(merges)})
+    merges = [
+        ("h", "e"),
+        ("l", "l"),
+        ("he", "ll"),
+        ("hell", "o"),
+        ("Ġ", "w"),
+        ("o", "r"),
+        ("Ġw", "or"),
+        ("l", "d"),
+    ]
+    vocab.update(
+        {"<|begin|>": 256, "<|end|>": 257}, **{a + b: 258 + i for i, (a, b) in enumerate(merges)}
+    )
     t = Tokenizer(models.BPE(vocab, merges))
     t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     t.decoder = decoders.ByteLevel()
-    t.add_special_tokens([AddedToken("<|begin|>", special=True, normalized=False), AddedToken("<|end|>", special=True, normalized=False)])
+    t.add_special_tokens(
+        [
+            AddedToken("<|begin|>", special=True, normalized=False),
+            AddedToken("<|end|>", special=True, normalized=False),
+        ]
+    )
     t.save(os.path.join(folder, "tokenizer.json"))
     with open(os.path.join(folder, "tokenizer_config.json"), "w") as f:
-        json.dump(dict(tokenizer_class="PreTrainedTokenizerFast", bos_token="<|begin|>", eos_token="<|end|>"), f)
+        json.dump(
+            dict(
+                tokenizer_class="PreTrainedTokenizerFast",
+                bos_token="<|begin|>",
+                eos_token="<|end|>",
+            ),
+            f,
+        )
 
 
 def empty_model(folder):
     from transformers import AutoConfig, AutoModelForCausalLM
+
     cfg = AutoConfig.from_pretrained(folder)
     cfg._attn_implementation = "eager"
     return AutoModelForCausalLM.from_config(cfg, dtype=torch.float32).eval()
@@ -132,15 +232,33 @@ def write_folder(folder, config, seed):
         json.dump(config, f)
     write_tokenizer(folder)
     model = empty_model(folder)
-    shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}      # a tied head is not among them
-    W.write_safetensors(os.path.join(folder, "model.safetensors"), {n: W.tensor(seed, n, s) for n, s in shapes.items()}, "f32")
+    shapes = {
+        n: tuple(p.shape) for n, p in model.named_parameters()
+    }  # a tied head is not among them
+    W.write_safetensors(
+        os.path.join(folder, "model.safetensors"),
+        {n: W.tensor(seed, n, s) for n, s in shapes.items()},
+        "f32",
+    )
     return model
 
 
-HF_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head", "attn_norm": "input_layernorm",
-            "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+HF_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 
 
 def hf_name(name):
@@ -152,17 +270,26 @@ def hf_name(name):
 
 def pairs_to_halves(x, n_heads):
     """Rows of a head lie as interleaved pairs in files of the architecture llama; transformers has two halves."""
-    return x.reshape(n_heads, x.shape[0] // n_heads // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+    return (
+        x.reshape(n_heads, x.shape[0] // n_heads // 2, 2, *x.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(x.shape)
+    )
 
 
 def load_packed(model, path, config):
     """The file's weights into the model; {type: how many tensors}"""
     import gguf
+
     reader = gguf.GGUFReader(path)
     arch = reader.fields["general.architecture"].contents()
     state, kinds, factors = {}, {}, None
     for t in reader.tensors:
-        x = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32).reshape([int(n) for n in reversed(t.shape)])
+        x = (
+            gguf.quants.dequantize(t.data, t.tensor_type)
+            .astype(np.float32)
+            .reshape([int(n) for n in reversed(t.shape)])
+        )
         kinds[t.tensor_type.name] = kinds.get(t.tensor_type.name, 0) + 1
         if t.name == "rope_freqs.weight":
             factors = x
@@ -188,24 +315,40 @@ def load_packed(model, path, config):
 def codes_of(rng, kind, rows, cols):
     """Bytes of a matrix whose weights are of the size that 1 / sqrt(cols) says."""
     import gguf
+
     name, t = kind.lower(), gguf.GGMLQuantizationType[kind]
     shape = (rows, cols // code_blocks.CODES[name][0])
-    rms = np.sqrt((gguf.quants.dequantize(code_blocks.blocks(np.random.default_rng(1), name, shape, 1), t) ** 2).mean())
-    return code_blocks.blocks(rng, name, shape, cols ** -0.5 / rms).reshape(rows, -1), t
+    rms = np.sqrt(
+        (
+            gguf.quants.dequantize(code_blocks.blocks(np.random.default_rng(1), name, shape, 1), t)
+            ** 2
+        ).mean()
+    )
+    return code_blocks.blocks(rng, name, shape, cols**-0.5 / rms).reshape(rows, -1), t
 
 
 def write_mix(source, path, mix, seed):
     """The file with a type of `mix` for each of its matrices, the embedding last."""
     import gguf
+
     r, rng = gguf.GGUFReader(source), np.random.default_rng(seed)
     w = gguf.GGUFWriter(path, r.fields["general.architecture"].contents())
     for f in r.fields.values():
         if not f.name.startswith("GGUF.") and f.name != "general.architecture":
-            w.add_key_value(f.name, f.contents(), f.types[0], f.types[-1] if f.types[0] == gguf.GGUFValueType.ARRAY else None)
-    matrices = [t.name for t in r.tensors if len(t.shape) > 1 and "token_embd" not in t.name] + ["token_embd.weight"]
+            w.add_key_value(
+                f.name,
+                f.contents(),
+                f.types[0],
+                f.types[-1] if f.types[0] == gguf.GGUFValueType.ARRAY else None,
+            )
+    matrices = [t.name for t in r.tensors if len(t.shape) > 1 and "token_embd" not in t.name] + [
+        "token_embd.weight"
+    ]
     for t in r.tensors:
         if t.name in matrices:
-            data, kind = codes_of(rng, mix[matrices.index(t.name) % len(mix)], int(t.shape[1]), int(t.shape[0]))
+            data, kind = codes_of(
+                rng, mix[matrices.index(t.name) % len(mix)], int(t.shape[1]), int(t.shape[0])
+            )
             w.add_tensor(t.name, data, raw_dtype=kind)
         else:
             w.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
@@ -222,6 +365,7 @@ def run(model, ids):
 
 def convert(c, hf, packed, conv, quantize, folder):
     import gguf
+
     ftype = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16"}[c["outtype"]]
     first = os.path.join(folder, "first.gguf")
     cls = conv.ModelBase.from_model_architecture(c["config"]["architectures"][0])
@@ -267,26 +411,45 @@ def make(name, c, conv, quantize):
                 continue
             with open(packed, "rb") as f, open(os.path.join(OUT, name + ".gguf"), "wb") as g:
                 g.write(f.read())
-        np.savez_compressed(os.path.join(OUT, name + ".npz"), prompt=np.array(e["prompt"]), greedy=np.array(e["greedy"]), logits=e["logits"])
-        print(f"{name:22} seed {seed:2} {os.path.getsize(os.path.join(OUT, name + '.gguf')) // 1024:4} KiB range {np.ptp(e['logits']):6.2f} "
-              f"wobble {e['wobble']:.1e} gap {e['gap']:.3f} {e['greedy']} {kinds}", flush=True)
+        np.savez_compressed(
+            os.path.join(OUT, name + ".npz"),
+            prompt=np.array(e["prompt"]),
+            greedy=np.array(e["greedy"]),
+            logits=e["logits"],
+        )
+        print(
+            f"{name:22} seed {seed:2} {os.path.getsize(os.path.join(OUT, name + '.gguf')) // 1024:4} KiB range {np.ptp(e['logits']):6.2f} "
+            f"wobble {e['wobble']:.1e} gap {e['gap']:.3f} {e['greedy']} {kinds}",
+            flush=True,
+        )
         return
     raise SystemExit(f"{name}: no seed is good")
 
 
 def main():
-    cache = os.environ.get("LLMC_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc")
+    cache = os.environ.get("LLMC_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc"
+    )
 
     def found(pattern):
         return next(iter(sorted(glob.glob(os.path.join(cache, "peer", pattern)))), None)
+
     ap = argparse.ArgumentParser()
-    ap.add_argument("--llama-cpp", default=found("llama_cpp_python-*/vendor/llama.cpp"), help="folder with convert_hf_to_gguf.py [the cache's]")
-    ap.add_argument("--quantize", default=found("*/bin/llama-quantize"), help="llama-quantize [the cache's]")
+    ap.add_argument(
+        "--llama-cpp",
+        default=found("llama_cpp_python-*/vendor/llama.cpp"),
+        help="folder with convert_hf_to_gguf.py [the cache's]",
+    )
+    ap.add_argument(
+        "--quantize", default=found("*/bin/llama-quantize"), help="llama-quantize [the cache's]"
+    )
     ap.add_argument("case", nargs="*")
     a = ap.parse_args()
     names = a.case or list(CASES)
     if not all(CASES[n]["mix"] for n in names) and not (a.llama_cpp and a.quantize):
-        sys.exit("make_gguf: no llama.cpp in the cache: run `make bench-peer PEER_ARGS=--build-only`, or name both paths")
+        sys.exit(
+            "make_gguf: no llama.cpp in the cache: run `make bench-peer PEER_ARGS=--build-only`, or name both paths"
+        )
     os.makedirs(OUT, exist_ok=True)
     conv = None if all(CASES[n]["mix"] for n in names) else converter(a.llama_cpp)
     for name in names:

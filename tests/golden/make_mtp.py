@@ -11,6 +11,7 @@ transformers leaves these layers out. So the head is put together as DeepSeek's 
 with transformers' layer, norm and head (a model of one layer that is given x). Embedding and head are the model's own: checkpoints hold a second copy.
 Needs torch and transformers 5. Run again:  python tests/golden/make_mtp.py
 """
+
 import json
 import os
 import tempfile
@@ -21,13 +22,37 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 import weights as W
 
 torch.set_num_threads(1)
-MODELS = ["glm4_moe-qk-norm", "glm4_moe-plain", "deepseek_v3-yarn", "deepseek_v3-one-group-bf16", "qwen3_next-plain", "qwen3_5-plain", "qwen3_5_moe-plain", "exaone_moe-plain", "mimo_v2-plain",
-          "ernie4_5_moe-plain", "step3p5-plain"]
+MODELS = [
+    "glm4_moe-qk-norm",
+    "glm4_moe-plain",
+    "deepseek_v3-yarn",
+    "deepseek_v3-one-group-bf16",
+    "qwen3_next-plain",
+    "qwen3_5-plain",
+    "qwen3_5_moe-plain",
+    "exaone_moe-plain",
+    "mimo_v2-plain",
+    "ernie4_5_moe-plain",
+    "step3p5-plain",
+]
 # a model of the one layer that a head has
-ONE = {"qwen3_next": dict(layer_types=["full_attention"]), "qwen3_5": dict(layer_types=["full_attention"]), "qwen3_5_moe": dict(layer_types=["full_attention"]),
-       "exaone_moe": dict(layer_types=["full_attention"], mlp_layer_types=["dense"]), "mimo_v2": dict(layer_types=["sliding_attention"], mlp_layer_types=["dense"]),
-       "step3p5": dict(layer_types=["sliding_attention"], mlp_layer_types=["dense"], rope_theta=[50.0], partial_rotary_factors=[1.0], swiglu_limits=[0.0], swiglu_limits_shared=[0.5], moe_layers_enum=None)}
-WRAPPED = {"step3p5": "step3p7"}   # the class is that of the language model of this one
+ONE = {
+    "qwen3_next": dict(layer_types=["full_attention"]),
+    "qwen3_5": dict(layer_types=["full_attention"]),
+    "qwen3_5_moe": dict(layer_types=["full_attention"]),
+    "exaone_moe": dict(layer_types=["full_attention"], mlp_layer_types=["dense"]),
+    "mimo_v2": dict(layer_types=["sliding_attention"], mlp_layer_types=["dense"]),
+    "step3p5": dict(
+        layer_types=["sliding_attention"],
+        mlp_layer_types=["dense"],
+        rope_theta=[50.0],
+        partial_rotary_factors=[1.0],
+        swiglu_limits=[0.0],
+        swiglu_limits_shared=[0.5],
+        moe_layers_enum=None,
+    ),
+}
+WRAPPED = {"step3p5": "step3p7"}  # the class is that of the language model of this one
 OUT = os.path.join(W.HERE, "mtp", "heads.json")
 GUESSES = 4
 
@@ -38,15 +63,37 @@ def short(x):
 
 def load(config, tensors, dtype):
     if config["model_type"] in WRAPPED:
-        small = dict(num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14, hidden_size=16, intermediate_size=16)
-        config = dict(model_type=WRAPPED[config["model_type"]], text_config=config, vision_config=small, image_token_id=3, tie_word_embeddings=False)
+        small = dict(
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            image_size=28,
+            patch_size=14,
+            hidden_size=16,
+            intermediate_size=16,
+        )
+        config = dict(
+            model_type=WRAPPED[config["model_type"]],
+            text_config=config,
+            vision_config=small,
+            image_token_id=3,
+            tie_word_embeddings=False,
+        )
     with tempfile.TemporaryDirectory() as d:
         with open(os.path.join(d, "config.json"), "w") as f:
             json.dump(config, f)
         W.write_safetensors(os.path.join(d, "model.safetensors"), tensors, dtype)
         auto = AutoModelForCausalLM if "text_config" not in config else AutoModelForImageTextToText
-        m, info = auto.from_pretrained(d, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager", output_loading_info=True)
-        assert not [k for k in info["missing_keys"] if "vision" not in k and "projector" not in k] and not info["mismatched_keys"], info
+        m, info = auto.from_pretrained(
+            d,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            output_loading_info=True,
+        )
+        assert (
+            not [k for k in info["missing_keys"] if "vision" not in k and "projector" not in k]
+            and not info["mismatched_keys"]
+        ), info
         return m.eval()
 
 
@@ -65,11 +112,28 @@ def head(name):
     eps, how, plus = g.config["rms_norm_eps"], g.how, float(g.plus_one)
     own, full = how["layer"], how.get("renamed", ("", ""))
     config = {k: v for k, v in g.config.items() if k != "num_nextn_predict_layers"}
-    model = load(config | {k: g.config[k] for k in ("num_nextn_predict_layers",) if how.get("lists")}, {k: v for k, v in w.items() if "mtp" not in k and not k.startswith(own)}, g.dtype)
-    one = {"model.layers.0." + k[len(own):].replace(*full[::-1]): v for k, v in w.items() if k.startswith(own) and k[len(own):].split(".")[0] in (
-        "self_attn", "mlp", "input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm")}
-    one |= {"model.norm.weight": w[(how["norm"] or "model.norm") + ".weight"], "lm_head.weight": w["lm_head.weight"], "model.embed_tokens.weight": w["model.embed_tokens.weight"]}
-    layer = load(config | dict(num_hidden_layers=1, first_k_dense_replace=0) | ONE.get(g.family, {}), one, g.dtype)
+    model = load(
+        config | {k: g.config[k] for k in ("num_nextn_predict_layers",) if how.get("lists")},
+        {k: v for k, v in w.items() if "mtp" not in k and not k.startswith(own)},
+        g.dtype,
+    )
+    one = {
+        "model.layers.0." + k[len(own) :].replace(*full[::-1]): v
+        for k, v in w.items()
+        if k.startswith(own)
+        and k[len(own) :].split(".")[0]
+        in ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm")
+    }
+    one |= {
+        "model.norm.weight": w[(how["norm"] or "model.norm") + ".weight"],
+        "lm_head.weight": w["lm_head.weight"],
+        "model.embed_tokens.weight": w["model.embed_tokens.weight"],
+    }
+    layer = load(
+        config | dict(num_hidden_layers=1, first_k_dense_replace=0) | ONE.get(g.family, {}),
+        one,
+        g.dtype,
+    )
     body, own_body = text_of(model), text_of(layer)
     if how.get("raw"):
         body.norm = torch.nn.Identity()
@@ -80,7 +144,16 @@ def head(name):
 
     def run(rows, tokens):
         e = t["model.embed_tokens.weight"][tokens]
-        x = torch.cat([rms(e, plus + t[how["enorm"] + ".weight"], eps), rms(rows, plus + t[how["hnorm"] + ".weight"], eps)], -1) @ t[how["proj"] + ".weight"].T
+        x = (
+            torch.cat(
+                [
+                    rms(e, plus + t[how["enorm"] + ".weight"], eps),
+                    rms(rows, plus + t[how["hnorm"] + ".weight"], eps),
+                ],
+                -1,
+            )
+            @ t[how["proj"] + ".weight"].T
+        )
         h = own_body(inputs_embeds=x[None], use_cache=False).last_hidden_state[0]
         last = rms(h, plus + t[how["norm"] + ".weight"], eps) if how.get("raw") else h
         return h, last @ t[how.get("output", "lm_head") + ".weight"].T
@@ -97,8 +170,15 @@ def head(name):
         guesses.append(int(logits[-1].argmax()))
         rows, tokens = torch.cat([rows, h[-1:]]), tokens + guesses[-1:]
         h, logits = run(rows, tokens)
-    return {"model": name, "text": ids, "row": short(rows[len(ids) - 2].double().tolist()), "logits": said, "guesses": guesses, "gap": round(gap, 6),
-            "behind": short(logits[-1].double().tolist())}
+    return {
+        "model": name,
+        "text": ids,
+        "row": short(rows[len(ids) - 2].double().tolist()),
+        "logits": said,
+        "guesses": guesses,
+        "gap": round(gap, 6),
+        "behind": short(logits[-1].double().tolist()),
+    }
 
 
 if __name__ == "__main__":

@@ -2,11 +2,21 @@
 
 Line of a case: temperature top_k top_p min_p typical_p repetition min_tokens watermark, then counts and items of logit_bias
 (id value) and bad_words (length ids), then the probabilities. The processors run in the order of runtime/sample/sampler.h."""
+
 import torch
-from transformers import (LogitsProcessorList, MinNewTokensLengthLogitsProcessor, MinPLogitsWarper,
-                          NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor,
-                          TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper,
-                          WatermarkLogitsProcessor)
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+    WatermarkLogitsProcessor,
+)
 
 V, PROMPT, OUTPUT, EOS = 48, [2, 5, 5, 1], [4, 4, 10], [7, 9]
 torch.manual_seed(5)
@@ -31,7 +41,9 @@ CASES += [
 ]
 
 
-def probabilities(temperature, top_k, top_p, min_p, typical, repetition, min_tokens, watermark, bias, bad):
+def probabilities(
+    temperature, top_k, top_p, min_p, typical, repetition, min_tokens, watermark, bias, bad
+):
     steps = LogitsProcessorList()
     if bias:
         steps.append(SequenceBiasLogitsProcessor({(k,): v for k, v in bias.items()}))
@@ -63,10 +75,29 @@ with open("tests/golden/sample.txt", "w") as f:
     f.write(" ".join(map(number, LOGITS.tolist())) + "\n")
     f.write(f"{len(CASES)}\n")
     for c in CASES:
-        items = [*c[:8], len(c[8]), *[x for kv in c[8].items() for x in kv], len(c[9]), *[x for w in c[9] for x in [len(w), *w]]]
-        f.write(" ".join(map(number, items)) + "\n" + " ".join(map(number, probabilities(*c).tolist())) + "\n")
+        items = [
+            *c[:8],
+            len(c[8]),
+            *[x for kv in c[8].items() for x in kv],
+            len(c[9]),
+            *[x for w in c[9] for x in [len(w), *w]],
+        ]
+        f.write(
+            " ".join(map(number, items))
+            + "\n"
+            + " ".join(map(number, probabilities(*c).tolist()))
+            + "\n"
+        )
     # which tokens the watermark favours in a vocabulary of usual size: how many, and a sum that knows each of them
-    for vocab, last in ((49152, 0), (49152, 1), (49152, 40000), (151936, 151935), (1, 0), (2, 1), (1001, 500)):
+    for vocab, last in (
+        (49152, 0),
+        (49152, 1),
+        (49152, 40000),
+        (151936, 151935),
+        (1, 0),
+        (2, 1),
+        (1001, 500),
+    ):
         w = WatermarkLogitsProcessor(vocab, "cpu", greenlist_ratio=0.5, bias=2.0)
         ids = w._get_greenlist_ids(torch.tensor([last])).tolist()
         f.write(f"{vocab} {last} {len(ids)} {sum(i * i % 1000003 for i in ids)}\n")

@@ -5,6 +5,7 @@
 A paragraph: the sums and joins of a decode step with the bytes of a row, and a digest of their sequence (op, layer, attributes); then a line a rank: bytes of weights, bytes of
 keys and values a token, bytes of states a sequence, and the part of each role that is dealt (rows, or columns as c), where it stands for the first time. Or the
 sentence that refuses it. `check` holds every plan to shapes worked out here from the plan of one rank by the rules of docs/parallel.md, with numpy: nothing of the compiler's dealing."""
+
 import collections
 import hashlib
 import json
@@ -22,12 +23,41 @@ import weights  # noqa: E402
 
 LLMC = os.environ.get("LLMC", os.path.join(HERE, "..", "..", "build", "llmc"))
 WAYS = {"tp2": 2, "tp3": 3, "tp4": 4, "tp8": 8, "pp2": 2}
-BLOCKS = {"f32": (1, 4), "bf16": (1, 2), "f16": (1, 2), "i32": (1, 4), "q4_0": (32, 18), "q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210)}  # elements, bytes
+BLOCKS = {
+    "f32": (1, 4),
+    "bf16": (1, 2),
+    "f16": (1, 2),
+    "i32": (1, 4),
+    "q4_0": (32, 18),
+    "q8_0": (32, 34),
+    "q4_k": (256, 144),
+    "q6_k": (256, 210),
+}  # elements, bytes
 
 
 # of the first layers: what rows are dealt as is the same in all
-PUBLISHED = {name: (name, "n_layers=" + ("4" if name.startswith("deepseek") else "2")) for name in ["chatglm3-6b", "deepseek-v2-lite", "deepseek-v3", "gemma2-9b", "glm4-9b", "llama2-7b", "llama3-70b", "mistral-7b", "mixtral-8x7b", "phi3-mini", "qwen2.5-7b", "qwen3-30b-a3b", "qwen3-8b"]}
-PUBLISHED |= {f"{name}-{dtype}": (name, "n_layers=2", f"storage.default={dtype}") for name, dtype in [("qwen2.5-7b", "q4_k"), ("llama3-8b", "q6_k"), ("smollm2-135m", "q4_0")]}
+PUBLISHED = {
+    name: (name, "n_layers=" + ("4" if name.startswith("deepseek") else "2"))
+    for name in [
+        "chatglm3-6b",
+        "deepseek-v2-lite",
+        "deepseek-v3",
+        "gemma2-9b",
+        "glm4-9b",
+        "llama2-7b",
+        "llama3-70b",
+        "mistral-7b",
+        "mixtral-8x7b",
+        "phi3-mini",
+        "qwen2.5-7b",
+        "qwen3-30b-a3b",
+        "qwen3-8b",
+    ]
+}
+PUBLISHED |= {
+    f"{name}-{dtype}": (name, "n_layers=2", f"storage.default={dtype}")
+    for name, dtype in [("qwen2.5-7b", "q4_k"), ("llama3-8b", "q6_k"), ("smollm2-135m", "q4_0")]
+}
 
 
 def cases():
@@ -47,7 +77,9 @@ def plans(model, way=None):
     path, folder, args = model
     out = tempfile.mkdtemp(dir=folder)
     args = args + ["--set", "kv.dtype=f16"] + (["--" + way[:2], way[2:]] if way else [])
-    p = subprocess.run([LLMC, "compile", path, "-o", out, "--target", "ref", *args], capture_output=True, text=True)
+    p = subprocess.run(
+        [LLMC, "compile", path, "-o", out, "--target", "ref", *args], capture_output=True, text=True
+    )
     if p.returncode:
         said = re.search(r"error: (parallel\..*)", p.stderr)
         assert said, p.stderr
@@ -58,6 +90,7 @@ def plans(model, way=None):
 
 
 # ---- what a plan says -------------------------------------------------------------------------------------------------
+
 
 def role_of(name):
     """(layer, role, rest): L3.q.bias -> 3, q, bias"""
@@ -76,7 +109,12 @@ def reads(t):
         if s["rope_pairs"]:
             pair, at, half = s["rope_pairs"], i % s["rope_pairs"], s["rope_pairs"] // 2
             i = i // pair * pair + np.where(at < half, 2 * at, 2 * (at - half) + 1)
-        rows.append((number_of[s["name"]] << 32) + s["first"] + i // s["block"] * s["stride"] + i % s["block"])
+        rows.append(
+            (number_of[s["name"]] << 32)
+            + s["first"]
+            + i // s["block"] * s["stride"]
+            + i % s["block"]
+        )
     columns = {(s.get("col_first", 0), t["cols"]) for s in t["src"]}
     assert len(columns) == 1, t["id"]
     return np.concatenate(rows), columns.pop()
@@ -97,8 +135,16 @@ def together(plan):
 
 def kept(plan):
     """Bytes of keys and values a token, and of states a sequence"""
-    kv = sum(2 * p["n_layers"] * p["kv_heads"] * (p["k_dim"] + p["v_dim"]) for p in plan["pool"] if not p.get("state"))
-    return kv, sum(4 * p["n_layers"] * p["kv_heads"] * p["k_dim"] * p["v_dim"] for p in plan["pool"] if p.get("state"))
+    kv = sum(
+        2 * p["n_layers"] * p["kv_heads"] * (p["k_dim"] + p["v_dim"])
+        for p in plan["pool"]
+        if not p.get("state")
+    )
+    return kv, sum(
+        4 * p["n_layers"] * p["kv_heads"] * p["k_dim"] * p["v_dim"]
+        for p in plan["pool"]
+        if p.get("state")
+    )
 
 
 def digest(what):
@@ -123,10 +169,22 @@ def paragraph(name, one, ranks):
             if role in seen or (len(rows) == len(all_rows) and count == all_count):
                 continue
             seen.add(role)
-            parts.append(f"{role} c{first}+{count}" if count != all_count else f"{role} {int(np.flatnonzero(all_rows == rows[0])[0])}+{len(rows)}")
+            parts.append(
+                f"{role} c{first}+{count}"
+                if count != all_count
+                else f"{role} {int(np.flatnonzero(all_rows == rows[0])[0])}+{len(rows)}"
+            )
         kv, state = kept(plan)
-        stands = f"layers {layers_of(plan)[0]}+{len(layers_of(plan))}, " if plan.get("stages", 1) > 1 else ""
-        text += (f"  {k}: {stands}weights {sum(map(bytes_of, plan['tensor']))}, kv {kv}, state {state}" + "".join(", " + p for p in parts) + "\n")
+        stands = (
+            f"layers {layers_of(plan)[0]}+{len(layers_of(plan))}, "
+            if plan.get("stages", 1) > 1
+            else ""
+        )
+        text += (
+            f"  {k}: {stands}weights {sum(map(bytes_of, plan['tensor']))}, kv {kv}, state {state}"
+            + "".join(", " + p for p in parts)
+            + "\n"
+        )
     return text
 
 
@@ -136,10 +194,15 @@ def layers_of(plan):
 
 # ---- what it must say -------------------------------------------------------------------------------------------------
 
+
 def deal(total, unit, n, k):
     """Places of `total` that rank k of n has: whole units, the first ranks one more where it does not come out even"""
     units = np.array_split(np.arange(-(-total // unit)), n)[k]
-    return np.concatenate([np.arange(u * unit, min((u + 1) * unit, total)) for u in units]) if len(units) else np.arange(0)
+    return (
+        np.concatenate([np.arange(u * unit, min((u + 1) * unit, total)) for u in units])
+        if len(units)
+        else np.arange(0)
+    )
 
 
 def deal_columns(total, block, n, k):
@@ -164,7 +227,9 @@ class Whole:
     def __init__(self, plan):
         self.plan = plan
         read = {a for phase in plan["phase"] for s in phase["step"] for a in s["arg"]}
-        self.tensor = {t["id"]: t for t in plan["tensor"] if t["id"] in read}  # not what became part of another
+        self.tensor = {
+            t["id"]: t for t in plan["tensor"] if t["id"] in read
+        }  # not what became part of another
         self.attention = {s["layer"]: s["attr"] for s in steps(plan, "attention", "mla_attention")}
         self.delta = {s["layer"]: s["attr"] for s in steps(plan, "delta_rule")}
         self.experts = {s["layer"]: s["attr"] for s in steps(plan, "moe_ffn")}
@@ -214,13 +279,18 @@ class Whole:
                 return None, self.columns(layer, role, n, k)
         if role in ("e_gate", "e_up", "e_gate_b", "e_up_b"):
             e = self.experts[layer]
-            return (np.arange(e["n_experts"])[:, None] * e["width"] + self.columns(layer, "e_down", n, k)).reshape(-1), None
+            return (
+                np.arange(e["n_experts"])[:, None] * e["width"]
+                + self.columns(layer, "e_down", n, k)
+            ).reshape(-1), None
         if role == "e_down" and t["cols"]:
             return None, self.columns(layer, role, n, k)
         if role.startswith("conv_"):
             if role == "conv_o":
                 return (None, self.columns(layer, role, n, k)) if t["cols"] else (None, None)
-            return rows_of(self.columns(layer, "conv_o", n, k), self.tensor[f"L{layer}.conv_o"]["cols"])
+            return rows_of(
+                self.columns(layer, "conv_o", n, k), self.tensor[f"L{layer}.conv_o"]["cols"]
+            )
         if role.startswith("lin_") and layer in self.delta:
             return self.delta_part(t, layer, role, n, k)
         return None, None
@@ -231,8 +301,12 @@ class Whole:
         if role in ("lin_qkv", "lin_conv"):
             each = t["rows"] // sum(widths)
             starts = np.cumsum([0] + widths)
-            places = [starts[i] + (heads[:, None] * dim + np.arange(dim)).reshape(-1)
-                      for i, (heads, dim) in enumerate([(key, d["k_dim"]), (key, d["k_dim"]), (value, d["v_dim"])])]
+            places = [
+                starts[i] + (heads[:, None] * dim + np.arange(dim)).reshape(-1)
+                for i, (heads, dim) in enumerate(
+                    [(key, d["k_dim"]), (key, d["k_dim"]), (value, d["v_dim"])]
+                )
+            ]
             return (np.concatenate(places)[:, None] * each + np.arange(each)).reshape(-1), None
         if role == "lin_o":
             each = t["cols"] // d["v_heads"]
@@ -265,7 +339,10 @@ def check_rank(whole, plan, n, k):
             assert (np.diff(part[1]) == 1).all()
         assert columns == want_columns, (t["id"], k, columns, want_columns)
         want_bytes += bytes_of({"rows": len(want), "cols": want_columns[1], "dtype": base["dtype"]})
-    assert sum(bytes_of(t) for t in plan["tensor"] if t["id"] in whole.tensor or t["id"] == "head") == want_bytes
+    assert (
+        sum(bytes_of(t) for t in plan["tensor"] if t["id"] in whole.tensor or t["id"] == "head")
+        == want_bytes
+    )
     missing = whole.tensor.keys() - {t["id"] for t in plan["tensor"]}
     if k:  # weighted by the router, they are part of one term alone
         missing = {t for t in missing if role_of(t)[1] != "e_down_b"}
@@ -281,7 +358,9 @@ def check(one, ranks, way):
     if way.startswith("pp"):
         ids = [{t["id"] for t in p["tensor"]} & (whole.tensor.keys() | {"head"}) for p in ranks]
         layers = [layers_of(p) for p in ranks]
-        assert sum(layers, []) == list(range(one["n_layers"])) and all(layers), layers  # contiguous, each once
+        assert sum(layers, []) == list(range(one["n_layers"])) and all(layers), (
+            layers
+        )  # contiguous, each once
         assert not [t for t in ids[0] & ids[1] if role_of(t)[0] >= 0]
         assert set(whole.tensor) <= set().union(*ids)
         for p in ranks:
@@ -290,7 +369,9 @@ def check(one, ranks, way):
                 if t["id"] not in whole.tensor and t["id"] != "head":
                     continue
                 base = whole.tensor.get(t["id"]) or whole.tensor["embed"]
-                assert np.array_equal(reads(t)[0], reads(base)[0]) and reads(t)[1] == reads(base)[1], t["id"]
+                assert (
+                    np.array_equal(reads(t)[0], reads(base)[0]) and reads(t)[1] == reads(base)[1]
+                ), t["id"]
         return
     for k, plan in enumerate(ranks):
         assert together(plan) == together(ranks[0]), k
@@ -302,25 +383,47 @@ def check(one, ranks, way):
         total = pool["n_layers"] * pool["kv_heads"] * pool["k_dim"] * pool["v_dim"]
         if pool["mla"] or pool["id"] not in ("kv", "kv_window", "state", "short_conv"):
             continue
-        copies = n // pool["kv_heads"] if pool["id"].startswith("kv") and n > pool["kv_heads"] else 1
+        copies = (
+            n // pool["kv_heads"] if pool["id"].startswith("kv") and n > pool["kv_heads"] else 1
+        )
         assert sum(places) == copies * total, (pool["id"], places, total)
     # a sum for each block of a layer at most, each of a row of the stream; the last op of all joins the logits
     said = together(ranks[0])
     assert all(a["width"] == one["hidden"] for op, _, a in said if op == "all_reduce")
-    places = {role_of(t)[:2] for t in whole.tensor if role_of(t)[1] in ("o", "lin_o", "conv_o", "down", "e_down")}
+    places = {
+        role_of(t)[:2]
+        for t in whole.tensor
+        if role_of(t)[1] in ("o", "lin_o", "conv_o", "down", "e_down")
+    }
     sums = [layer for op, layer, _ in said if op == "all_reduce"]
     assert len(sums) <= len(places) and set(sums) == {layer for layer, _ in places}, (sums, places)
-    assert said[-1][0] == "all_gather" and said[-1][1] == -1 and said[-1][2]["width"] == one["vocab"]
+    assert (
+        said[-1][0] == "all_gather" and said[-1][1] == -1 and said[-1][2]["width"] == one["vocab"]
+    )
 
 
 def model(name, folder):
     """What `plans` takes, of a case; folder: empty"""
     if name in PUBLISHED:
         config, *settings = PUBLISHED[name]
-        return os.path.join(HERE, "..", "..", "configs", config + ".yaml"), folder, [a for s in settings for a in ("--set", s)]
+        return (
+            os.path.join(HERE, "..", "..", "configs", config + ".yaml"),
+            folder,
+            [a for s in settings for a in ("--set", s)],
+        )
     golden = weights.Golden(name)
     golden.build(folder)
-    return folder, folder, golden.args + [a for key, value in golden.set.items() if key != "kv.dtype" for a in ("--set", f"{key}={value}")]
+    return (
+        folder,
+        folder,
+        golden.args
+        + [
+            a
+            for key, value in golden.set.items()
+            if key != "kv.dtype"
+            for a in ("--set", f"{key}={value}")
+        ],
+    )
 
 
 def read(way):

@@ -1,5 +1,6 @@
 """Writes folders of pickled weights as they were published before safetensors: pytorch_model.bin, whole or in shards with an index. numpy only;
 make_torch.py holds what is written here against torch.load."""
+
 import json
 import os
 import pickle
@@ -8,8 +9,15 @@ import zipfile
 
 import numpy as np
 
-STORAGE = {np.dtype("f4"): "FloatStorage", np.dtype("f2"): "HalfStorage", np.dtype("f8"): "DoubleStorage", np.dtype("i1"): "CharStorage",
-           np.dtype("u1"): "ByteStorage", np.dtype("i8"): "LongStorage", np.dtype("u2"): "BFloat16Storage"}
+STORAGE = {
+    np.dtype("f4"): "FloatStorage",
+    np.dtype("f2"): "HalfStorage",
+    np.dtype("f8"): "DoubleStorage",
+    np.dtype("i1"): "CharStorage",
+    np.dtype("u1"): "ByteStorage",
+    np.dtype("i8"): "LongStorage",
+    np.dtype("u2"): "BFloat16Storage",
+}
 
 
 def text(s):
@@ -28,14 +36,36 @@ def name(module, what):
 def tensor(key, x, old=False, offset=0, elems=None):
     """_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, OrderedDict())"""
     strides = [s // x.itemsize for s in x.strides]
-    ref = b"(" + text("storage") + name("torch", STORAGE[x.dtype]) + text(key) + text("cpu") + number(x.size if elems is None else elems) + b"N" * old + b"tQ"
+    ref = (
+        b"("
+        + text("storage")
+        + name("torch", STORAGE[x.dtype])
+        + text(key)
+        + text("cpu")
+        + number(x.size if elems is None else elems)
+        + b"N" * old
+        + b"tQ"
+    )
     sizes, steps = (b"(" + b"".join(map(number, v)) + b"t" for v in (x.shape, strides))
-    return name("torch._utils", "_rebuild_tensor_v2") + b"(" + ref + number(offset) + sizes + steps + b"\x89" + name("collections", "OrderedDict") + b")RtR"
+    return (
+        name("torch._utils", "_rebuild_tensor_v2")
+        + b"("
+        + ref
+        + number(offset)
+        + sizes
+        + steps
+        + b"\x89"
+        + name("collections", "OrderedDict")
+        + b")RtR"
+    )
 
 
 def entries(tensors, extra=b"", old=False):
     """data.pkl of a dict of arrays; extra: pairs of values as opcodes"""
-    items = b"".join(text(n) + tensor(str(i), np.ascontiguousarray(x), old) for i, (n, x) in enumerate(tensors.items()))
+    items = b"".join(
+        text(n) + tensor(str(i), np.ascontiguousarray(x), old)
+        for i, (n, x) in enumerate(tensors.items())
+    )
     return b"\x80\x02" + name("collections", "OrderedDict") + b")R(" + items + extra + b"u."
 
 
@@ -49,14 +79,28 @@ def archive(path, pickled, storages, byteorder=b"little", method=zipfile.ZIP_STO
 
 
 def write(path, tensors, **how):
-    archive(path, entries(tensors), {str(i): np.ascontiguousarray(x).tobytes() for i, x in enumerate(tensors.values())}, **how)
+    archive(
+        path,
+        entries(tensors),
+        {str(i): np.ascontiguousarray(x).tobytes() for i, x in enumerate(tensors.values())},
+        **how,
+    )
 
 
 def write_old(path, tensors):
     """As torch before 1.6: pickles, then each storage's number of elements and the elements"""
     with open(path, "wb") as f:
-        f.write(pickle.dumps(0x1950a86a20f9469cfc6c, 2) + pickle.dumps(1001, 2))
-        f.write(pickle.dumps({"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}, 2))
+        f.write(pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2))
+        f.write(
+            pickle.dumps(
+                {
+                    "protocol_version": 1001,
+                    "little_endian": True,
+                    "type_sizes": {"short": 2, "int": 4, "long": 4},
+                },
+                2,
+            )
+        )
         f.write(entries(tensors, old=True) + pickle.dumps([str(i) for i in range(len(tensors))], 2))
         for x in tensors.values():
             f.write(struct.pack("<q", x.size) + np.ascontiguousarray(x).tobytes())

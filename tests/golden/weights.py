@@ -5,6 +5,7 @@ Every value is a hash of (seed, tensor name, element number) in integer arithmet
 generators. Matrices have about unit gain, with outlier columns; norms and biases are random: weights of the usual
 small size would hide most mistakes of a graph.
 """
+
 import hashlib
 import json
 import os
@@ -34,7 +35,9 @@ def noise(key, n):
 
 
 def tensor(seed, name, shape, plus_one=False):
-    if name.endswith(("act_fn.beta", "act_fn.eps")):  # constants of a function, which files hold all the same
+    if name.endswith(
+        ("act_fn.beta", "act_fn.eps")
+    ):  # constants of a function, which files hold all the same
         return np.full(shape, 0.5 if name.endswith("beta") else -1e-6, np.float32)
     n = noise(f"{seed}/{name}", int(np.prod(shape))).reshape(shape)
     last = name.rsplit(".", 1)[-1]
@@ -48,9 +51,17 @@ def tensor(seed, name, shape, plus_one=False):
     elif len(shape) == 1:
         n = 0.3 * n
     elif "embed" in name or "wte" in name or "wpe" in name:
-        n = (0.15 if plus_one else 0.3) * n     # small, or a tied model just repeats its input
+        n = (0.15 if plus_one else 0.3) * n  # small, or a tied model just repeats its input
     else:
-        gain = 2.0 if name.endswith(("mlp.gate.weight", "block_sparse_moe.gate.weight", ".router.proj.weight")) else 0.5 if ".shared_transformer." in name else 1.2
+        gain = (
+            2.0
+            if name.endswith(
+                ("mlp.gate.weight", "block_sparse_moe.gate.weight", ".router.proj.weight")
+            )
+            else 0.5
+            if ".shared_transformer." in name
+            else 1.2
+        )
         n = n * (gain / np.sqrt(shape[-1]))
         loud = np.abs(noise(f"{seed}/{name}/loud", shape[-1])) > 1.8
         n = np.where(loud, 4 * n, n)
@@ -64,16 +75,27 @@ def to_bf16(x):
 
 
 def rounded(x, dtype):
-    return x if dtype == "f32" else (to_bf16(x).astype(np.uint32) << 16).view(np.float32).reshape(np.shape(x))
+    return (
+        x
+        if dtype == "f32"
+        else (to_bf16(x).astype(np.uint32) << 16).view(np.float32).reshape(np.shape(x))
+    )
 
 
 def write_safetensors(path, tensors, dtype):
     """tensors: name -> float32 array; dtype f32 or bf16"""
     header, blobs, at = {}, [], 0
     for name, x in tensors.items():
-        blob = to_bf16(x).tobytes() if dtype == "bf16" else np.ascontiguousarray(x, np.float32).tobytes()
-        header[name] = {"dtype": "BF16" if dtype == "bf16" else "F32", "shape": list(x.shape),
-                        "data_offsets": [at, at + len(blob)]}
+        blob = (
+            to_bf16(x).tobytes()
+            if dtype == "bf16"
+            else np.ascontiguousarray(x, np.float32).tobytes()
+        )
+        header[name] = {
+            "dtype": "BF16" if dtype == "bf16" else "F32",
+            "shape": list(x.shape),
+            "data_offsets": [at, at + len(blob)],
+        }
         at += len(blob)
         blobs.append(blob)
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -89,7 +111,9 @@ def prompt(seed, n, vocab):
 
 
 def cases():
-    return sorted(d for d in os.listdir(MODELS) if os.path.exists(os.path.join(MODELS, d, "case.json")))
+    return sorted(
+        d for d in os.listdir(MODELS) if os.path.exists(os.path.join(MODELS, d, "case.json"))
+    )
 
 
 class Golden:
@@ -118,14 +142,48 @@ class Golden:
 
 # How a head that guesses is stored: its layer; its own names; dense: its feed-forward is that of layer 0; windowed: its attention is that of windowed layers; output: its
 # logits' matrix; raw: it reads what stands in front of norms; lists: keys of the config with an element for it, which is that of layer 1
-SEPARATE = dict(layer="mtp.layers.0.", enorm="mtp.pre_fc_norm_embedding", hnorm="mtp.pre_fc_norm_hidden", proj="mtp.fc", norm="mtp.norm")
+SEPARATE = dict(
+    layer="mtp.layers.0.",
+    enorm="mtp.pre_fc_norm_embedding",
+    hnorm="mtp.pre_fc_norm_hidden",
+    proj="mtp.fc",
+    norm="mtp.norm",
+)
 HEADS = {
-    "qwen3_next": SEPARATE, "qwen3_5": SEPARATE, "qwen3_5_moe": SEPARATE, "exaone_moe": dict(SEPARATE, dense=True),
-    "mimo_v2": dict(layer="model.mtp.layers.0.", enorm="model.mtp.layers.0.enorm", hnorm="model.mtp.layers.0.hnorm", proj="model.mtp.layers.0.eh_proj", norm="model.mtp.layers.0.final_layernorm",
-                    dense=True, windowed=True, renamed=("post_attention_layernorm", "pre_mlp_layernorm")),
-    "ernie4_5_moe": dict(layer="model.mtp_block.0.", enorm="model.mtp_emb_norm.0", hnorm="model.mtp_hidden_norm.0", proj="model.mtp_linear_proj.0", norm=None, dense=True),
-    "step3p5": dict(layer="model.layers.5.", enorm="model.layers.5.enorm", hnorm="model.layers.5.hnorm", proj="model.layers.5.eh_proj", norm="model.layers.5.transformer.shared_head.norm",
-                    output="model.layers.5.transformer.shared_head.output", dense=True, windowed=True, raw=True, lists=("layer_types", "rope_theta", "partial_rotary_factors")),
+    "qwen3_next": SEPARATE,
+    "qwen3_5": SEPARATE,
+    "qwen3_5_moe": SEPARATE,
+    "exaone_moe": dict(SEPARATE, dense=True),
+    "mimo_v2": dict(
+        layer="model.mtp.layers.0.",
+        enorm="model.mtp.layers.0.enorm",
+        hnorm="model.mtp.layers.0.hnorm",
+        proj="model.mtp.layers.0.eh_proj",
+        norm="model.mtp.layers.0.final_layernorm",
+        dense=True,
+        windowed=True,
+        renamed=("post_attention_layernorm", "pre_mlp_layernorm"),
+    ),
+    "ernie4_5_moe": dict(
+        layer="model.mtp_block.0.",
+        enorm="model.mtp_emb_norm.0",
+        hnorm="model.mtp_hidden_norm.0",
+        proj="model.mtp_linear_proj.0",
+        norm=None,
+        dense=True,
+    ),
+    "step3p5": dict(
+        layer="model.layers.5.",
+        enorm="model.layers.5.enorm",
+        hnorm="model.layers.5.hnorm",
+        proj="model.layers.5.eh_proj",
+        norm="model.layers.5.transformer.shared_head.norm",
+        output="model.layers.5.transformer.shared_head.output",
+        dense=True,
+        windowed=True,
+        raw=True,
+        lists=("layer_types", "rope_theta", "partial_rotary_factors"),
+    ),
 }
 
 
@@ -136,26 +194,54 @@ class Mtp(Golden):
         super().__init__(name)
         n, hidden = self.config["num_hidden_layers"], self.config["hidden_size"]
         own = f"model.layers.{n}."
-        self.how = HEADS.get(self.family) or dict(layer=own, enorm=own + "enorm", hnorm=own + "hnorm", proj=own + "eh_proj", norm=own + "shared_head.norm")
-        last = max(i for i in range(n) if f"model.layers.{i}.input_layernorm.weight" in self.tensors and self.is_like(i))
+        self.how = HEADS.get(self.family) or dict(
+            layer=own,
+            enorm=own + "enorm",
+            hnorm=own + "hnorm",
+            proj=own + "eh_proj",
+            norm=own + "shared_head.norm",
+        )
+        last = max(
+            i
+            for i in range(n)
+            if f"model.layers.{i}.input_layernorm.weight" in self.tensors and self.is_like(i)
+        )
         self.tensors = dict(self.tensors)
         for layer, mlp in (last, False), (0 if self.how.get("dense") else last, True):
             stem = f"model.layers.{layer}."
-            self.tensors |= {self.own_name(t[len(stem):]): s for t, s in self.tensors.items()
-                             if t.startswith(stem) and t.startswith(stem + "mlp.") == mlp and not (self.how.get("dense") and t.startswith((stem + "moe.", stem + "share_expert.")))}
-        self.tensors |= {self.how[k] + ".weight": [hidden] for k in ("enorm", "hnorm", "norm") if self.how[k]} | {self.how["proj"] + ".weight": [hidden, 2 * hidden]}
+            self.tensors |= {
+                self.own_name(t[len(stem) :]): s
+                for t, s in self.tensors.items()
+                if t.startswith(stem)
+                and t.startswith(stem + "mlp.") == mlp
+                and not (
+                    self.how.get("dense") and t.startswith((stem + "moe.", stem + "share_expert."))
+                )
+            }
+        self.tensors |= {
+            self.how[k] + ".weight": [hidden] for k in ("enorm", "hnorm", "norm") if self.how[k]
+        } | {self.how["proj"] + ".weight": [hidden, 2 * hidden]}
         if self.how.get("output"):
             self.tensors[self.how["output"] + ".weight"] = [self.config["vocab_size"], hidden]
         for key in self.how.get("lists", ()):
-            self.config[key] = self.config[key][:n] + [self.config[key][1]] + self.config[key][n + 1:]
+            self.config[key] = (
+                self.config[key][:n] + [self.config[key][1]] + self.config[key][n + 1 :]
+            )
         self.copies = {}
         if self.family not in HEADS:
             self.config["num_nextn_predict_layers"] = 1
-            self.copies = {own + "embed_tokens.weight": "model.embed_tokens.weight", own + "shared_head.head.weight": "lm_head.weight"}
+            self.copies = {
+                own + "embed_tokens.weight": "model.embed_tokens.weight",
+                own + "shared_head.head.weight": "lm_head.weight",
+            }
 
     def is_like(self, layer):
         kinds = self.config.get("layer_types")
-        return f"model.layers.{layer}.self_attn.o_proj.weight" in self.tensors and (not kinds or kinds[layer] == ("sliding_attention" if self.how.get("windowed") else "full_attention"))
+        return f"model.layers.{layer}.self_attn.o_proj.weight" in self.tensors and (
+            not kinds
+            or kinds[layer]
+            == ("sliding_attention" if self.how.get("windowed") else "full_attention")
+        )
 
     def own_name(self, part):
         return self.how["layer"] + part.replace(*self.how.get("renamed", ("", "")))

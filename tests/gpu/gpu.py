@@ -1,6 +1,7 @@
 """The GPU of this machine: what it is, and how fast it reads and copies. Prints one JSON document; on the emulator the rates mean nothing.
 
 The read kernel is llmc's own (templates/cuda/runtime/read.cu), compiled by NVRTC, or brought along as lib/read.sm_XX.cubin."""
+
 import ctypes as C
 import json
 import os
@@ -32,7 +33,11 @@ class Gpu:
         self.ok("cuDeviceGetName", name, 128, 0)
         self.ok("cuDeviceTotalMem_v2", C.byref(total), 0)
         self.name, self.memory = name.value.decode(), total.value
-        self.cc, self.sms, self.l2 = self.attr(75) * 10 + self.attr(76), self.attr(16), self.attr(38)
+        self.cc, self.sms, self.l2 = (
+            self.attr(75) * 10 + self.attr(76),
+            self.attr(16),
+            self.attr(38),
+        )
         self.arch = f"sm_{self.cc}a" if self.cc >= 90 else f"sm_{self.cc}"
         ctx = C.c_void_p()
         self.ok("cuDevicePrimaryCtxRetain", C.byref(ctx), 0)
@@ -98,17 +103,21 @@ class Gpu:
         return statistics.median(seconds), min(seconds), max(seconds)
 
     def bytes_for(self, most):
-        return 1 << 20 if self.small else min(most, self.memory // 8 & ~0xffff)
+        return 1 << 20 if self.small else min(most, self.memory // 8 & ~0xFFFF)
 
     def read_bandwidth(self):
         n = self.bytes_for(4 << 30)
         p, out = self.alloc(n), self.alloc(4)
-        self.ok("cuMemsetD8_v2", p, 0x5b, n)
+        self.ok("cuMemsetD8_v2", p, 0x5B, n)
         f = self.read_kernel()
         arg = (C.c_uint64 * 3)(p, n // 16, out)
         ptr = (C.c_void_p * 1)(C.addressof(arg))
-        best = min(self.timed(lambda: self.ok("cuLaunchKernel", f, blocks, 1, 1, 512, 1, 1, 0, None, ptr, None))
-                   for blocks in (self.sms * 2, self.sms * 3, self.sms * 4))
+        best = min(
+            self.timed(
+                lambda: self.ok("cuLaunchKernel", f, blocks, 1, 1, 512, 1, 1, 0, None, ptr, None)
+            )
+            for blocks in (self.sms * 2, self.sms * 3, self.sms * 4)
+        )
         self.ok("cuMemFree_v2", p)
         self.ok("cuMemFree_v2", out)
         return n / best[0] / 1e9, [n / best[2] / 1e9, n / best[1] / 1e9]
@@ -117,7 +126,7 @@ class Gpu:
         """Bytes read and written."""
         n = self.bytes_for(2 << 30)
         p, q = self.alloc(n), self.alloc(n)
-        self.ok("cuMemsetD8_v2", p, 0x5b, n)
+        self.ok("cuMemsetD8_v2", p, 0x5B, n)
         t, lo, hi = self.timed(lambda: self.ok("cuMemcpyDtoD_v2", q, p, n))
         self.ok("cuMemFree_v2", p)
         self.ok("cuMemFree_v2", q)
@@ -129,8 +138,19 @@ def main():
         g = Gpu()
     except OSError as e:
         sys.exit(f"no NVIDIA driver: {e}")
-    info = dict(name=g.name, arch=g.arch, cc=g.cc, sms=g.sms, l2=g.l2, memory=g.memory, driver=g.driver, nvrtc=g.nvrtc(),
-                driver_path=g.cu._name, nvrtc_path=getattr(g.rtc, "_name", None), emulator=g.small)
+    info = dict(
+        name=g.name,
+        arch=g.arch,
+        cc=g.cc,
+        sms=g.sms,
+        l2=g.l2,
+        memory=g.memory,
+        driver=g.driver,
+        nvrtc=g.nvrtc(),
+        driver_path=g.cu._name,
+        nvrtc_path=getattr(g.rtc, "_name", None),
+        emulator=g.small,
+    )
     info["copy_gbps"], info["copy_spread"] = g.copy_bandwidth()
     print(json.dumps(info), flush=True)  # what is known, should the kernel not work
     info["read_gbps"], info["read_spread"] = g.read_bandwidth()

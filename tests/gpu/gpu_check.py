@@ -13,6 +13,7 @@ The result file is written anew after every stage; stages that it has from an ea
 the bars. Exit status 3: a check failed (a bar that is not reached is no failure).
 
 Needs python3. numpy is needed for conform, models and kernels, PyTorch for the peer; what is missing is said and left out."""
+
 import argparse
 import datetime
 import glob
@@ -40,10 +41,44 @@ import figures  # noqa: E402
 
 LIMIT = dict(machine=120, conform=90, models=100, figures=320, ranks=90, kernels=120, sanitize=120)
 LEAST = dict(machine=5, conform=15, models=15, figures=30, ranks=10, kernels=25, sanitize=20)
-GOLDEN = ("llama-smol", "llama-bias-linear-bf16", "qwen3-bias-tied", "gemma2-caps", "mixtral-bf16", "deepseek_v3-plain", "gpt2-plain")
+GOLDEN = (
+    "llama-smol",
+    "llama-bias-linear-bf16",
+    "qwen3-bias-tied",
+    "gemma2-caps",
+    "mixtral-bf16",
+    "deepseek_v3-plain",
+    "gpt2-plain",
+)
 # the kernels that the measured models run on first
-KERNELS = tuple(f"test_{x}.py" for x in ("gemv", "gemm_swap_ab", "sm90", "flash", "cuda_attention", "cuda_sample", "gemm", "cuda_moe", "moe_gemm", "moe_fused", "cuda_mla", "qkv", "cuda_weights",
-                                         "two_products", "values16", "cuda_ops", "cuda_matmul", "cuda_state", "cuda_index", "kv_types", "formats", "cuda_extremes", "cuda_sizes"))
+KERNELS = tuple(
+    f"test_{x}.py"
+    for x in (
+        "gemv",
+        "gemm_swap_ab",
+        "sm90",
+        "flash",
+        "cuda_attention",
+        "cuda_sample",
+        "gemm",
+        "cuda_moe",
+        "moe_gemm",
+        "moe_fused",
+        "cuda_mla",
+        "qkv",
+        "cuda_weights",
+        "two_products",
+        "values16",
+        "cuda_ops",
+        "cuda_matmul",
+        "cuda_state",
+        "cuda_index",
+        "kv_types",
+        "formats",
+        "cuda_extremes",
+        "cuda_sizes",
+    )
+)
 
 
 class Failed(Exception):
@@ -52,7 +87,9 @@ class Failed(Exception):
 
 def missing(*modules):
     """Those that cannot be imported; a folder of a module's name (tests/golden/torch) is none."""
-    return " ".join(m for m in modules if getattr(importlib.util.find_spec(m), "origin", None) is None)
+    return " ".join(
+        m for m in modules if getattr(importlib.util.find_spec(m), "origin", None) is None
+    )
 
 
 def lacks(r):
@@ -64,18 +101,35 @@ def lacks(r):
 class Run:
     def __init__(self, args):
         self.args, self.start, self.stage, self.stage_end = args, time.time(), None, 0
-        self.small, self.patience = args.rehearse, 5 if args.rehearse else 1  # an emulator may share its processors
-        self.out = dict(date=datetime.date.today().isoformat(), host=platform.machine(), stages={}, figures={})
-        self.pack = ROOT if (ROOT / "llmc").is_file() else Path(os.environ.get("BUILD") or ROOT / "build") / "gpu"
-        self.bin = args.llmc or next((str(p) for p in (ROOT / "llmc", self.pack.parent / "llmc") if p.is_file()), str(self.pack / "llmc"))
-        self.tmp = tempfile.mkdtemp(prefix="gpu-check.")  # 0700: what llmc loads from there is trusted
+        self.small, self.patience = (
+            args.rehearse,
+            5 if args.rehearse else 1,
+        )  # an emulator may share its processors
+        self.out = dict(
+            date=datetime.date.today().isoformat(), host=platform.machine(), stages={}, figures={}
+        )
+        self.pack = (
+            ROOT
+            if (ROOT / "llmc").is_file()
+            else Path(os.environ.get("BUILD") or ROOT / "build") / "gpu"
+        )
+        self.bin = args.llmc or next(
+            (str(p) for p in (ROOT / "llmc", self.pack.parent / "llmc") if p.is_file()),
+            str(self.pack / "llmc"),
+        )
+        self.tmp = tempfile.mkdtemp(
+            prefix="gpu-check."
+        )  # 0700: what llmc loads from there is trusted
         self.env = {**os.environ, "LLMC_CACHE": self.tmp + "/cache"}
 
     def left(self):
         """Seconds of this stage. Without the first one nothing can be said, so it always has its time."""
         if self.stage == "machine":
             return self.stage_end - time.time()
-        return min(self.args.minutes * 60 - (time.time() - self.start), self.stage_end - time.time() if self.stage_end else 1e9)
+        return min(
+            self.args.minutes * 60 - (time.time() - self.start),
+            self.stage_end - time.time() if self.stage_end else 1e9,
+        )
 
     def save(self):
         self.out["seconds"] = round(time.time() - self.start, 1)
@@ -88,7 +142,9 @@ class Run:
         """The result file's name, and what is in it of earlier runs on this GPU."""
         name = self.out["machine"]["name"]
         if not self.args.out:
-            self.args.out = str(HERE / "results" / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json"))
+            self.args.out = str(
+                HERE / "results" / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json")
+            )
         if Path(self.args.out).exists():
             old = json.loads(Path(self.args.out).read_text())
             if old.get("machine", {}).get("name") == name:
@@ -101,19 +157,32 @@ class Run:
     def call(self, cmd, most=1e9, env=None, check=True, cwd=None):
         """(exit status, stdout, stderr); Failed with what it said last when it ran too long, or (check) failed."""
         cmd, limit = [str(c) for c in cmd], max(1, min(most * self.patience, self.left()))
-        p = subprocess.Popen(cmd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", cwd=cwd,
-                             env={**self.env, **(env or {})}, preexec_fn=os.setpgrp)
+        p = subprocess.Popen(
+            cmd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            cwd=cwd,
+            env={**self.env, **(env or {})},
+            preexec_fn=os.setpgrp,
+        )
         try:
             out, err = p.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             os.killpg(p.pid, signal.SIGKILL)
             out, err = p.communicate()
             self.log(cmd, f"no end after {limit:.0f} s", out, err)
-            raise Failed(f"no end after {limit:.0f} s: {' '.join(cmd)[-200:]}\n{(out[-1500:] + err[-500:]).strip()}") from None
+            raise Failed(
+                f"no end after {limit:.0f} s: {' '.join(cmd)[-200:]}\n{(out[-1500:] + err[-500:]).strip()}"
+            ) from None
         if p.returncode:
             self.log(cmd, f"exit status {p.returncode}", out, err)
         if check and p.returncode:
-            raise Failed(f"exit status {p.returncode}: {' '.join(cmd)[-300:]}\n{(out[-1500:] + err[-1500:]).strip()}")
+            raise Failed(
+                f"exit status {p.returncode}: {' '.join(cmd)[-300:]}\n{(out[-1500:] + err[-1500:]).strip()}"
+            )
         return p.returncode, out, err
 
     def log(self, cmd, end, out, err):
@@ -137,30 +206,60 @@ def stage_machine(r):
     lines = [json.loads(line) for line in out.split("\n") if line.startswith("{")]
     if lines:
         r.out["machine"] = lines[-1]
-        r.out["machine"].update(torch=None if missing("torch") else importlib.metadata.version("torch"), llmc=r.llmc("--version", check=False).strip())
+        r.out["machine"].update(
+            torch=None if missing("torch") else importlib.metadata.version("torch"),
+            llmc=r.llmc("--version", check=False).strip(),
+        )
         found = r.call([r.bin, "doctor", "--json"], check=False)[1]
         r.out["machine"]["doctor"] = json.loads(found)["cuda"] if found.startswith("{") else None
     if rc:
         raise Failed(err.strip()[-1500:])
     m = r.out["machine"]
-    return dict(result=f"{m['name']} {m['arch']}, driver {m['driver']}, NVRTC {m['nvrtc']}, cuBLASLt {'yes' if ((m['doctor'] or {}).get('cublaslt') or {}).get('found') else 'no'}, torch {m['torch']}: reads {m['read_gbps']:.0f} GB/s, copies "
-                       f"{m['copy_gbps']:.0f} GB/s")
+    return dict(
+        result=f"{m['name']} {m['arch']}, driver {m['driver']}, NVRTC {m['nvrtc']}, cuBLASLt {'yes' if ((m['doctor'] or {}).get('cublaslt') or {}).get('found') else 'no'}, torch {m['torch']}: reads {m['read_gbps']:.0f} GB/s, copies "
+        f"{m['copy_gbps']:.0f} GB/s"
+    )
 
 
 # ---- tests --------------------------------------------------------------------------------------------------------
+
 
 def pytest(r, names, what, most=1e9):
     """Files of tests on the GPU, as the processes that there are cores for: the last line; Failed with those that failed."""
     site = [str(r.pack / "site")] if (r.pack / "site").exists() else []
     # plugins of this machine that nobody asked for may want another pytest than ours
-    env = dict(LLMC_TEST_GPU="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", LLMC_TEST_ARCH=r.out["machine"]["arch"],
-               PYTHONPATH=os.pathsep.join(site + [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
-    jobs = [] if r.small and not r.args.all else ["-p", "xdist.plugin", "-n", str(max(1, min(14, (os.cpu_count() or 1) - 2)))]
+    env = dict(
+        LLMC_TEST_GPU="1",
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+        LLMC_TEST_ARCH=r.out["machine"]["arch"],
+        PYTHONPATH=os.pathsep.join(site + [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+    )
+    jobs = (
+        []
+        if r.small and not r.args.all
+        else ["-p", "xdist.plugin", "-n", str(max(1, min(14, (os.cpu_count() or 1) - 2)))]
+    )
     if jobs and r.call([sys.executable, "-c", "import xdist"], env=env, check=False)[0]:
         jobs = []
     # each test as it ends: when time runs out, it is known which did not
-    rc, out, err = r.call([sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short", *jobs, *what, *(f"tests/cuda/{name}" for name in names)],
-                          most, env, check=False, cwd=ROOT)
+    rc, out, err = r.call(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-v",
+            "-p",
+            "no:cacheprovider",
+            "--tb=short",
+            *jobs,
+            *what,
+            *(f"tests/cuda/{name}" for name in names),
+        ],
+        most,
+        env,
+        check=False,
+        cwd=ROOT,
+    )
     last = (out.strip().split("\n") or [""])[-1].strip("= ")
     if rc not in (0, 5):
         bad = [line for line in out.split("\n") if line.startswith(("FAILED", "ERROR", "E  "))]
@@ -171,13 +270,27 @@ def pytest(r, names, what, most=1e9):
 def stage_conform(r):
     if lacks(r):
         return lacks(r)
-    done = dict(wrappers=pytest(r, ["test_conformance.py"], ["-k", "access or mma_bf16_m16n8k16 or mbarriers"] if r.small else []))
+    done = dict(
+        wrappers=pytest(
+            r,
+            ["test_conformance.py"],
+            ["-k", "access or mma_bf16_m16n8k16 or mbarriers"] if r.small else [],
+        )
+    )
     r.keep(**done)
     if r.out["machine"]["cc"] == 90:  # layouts of wgmma and of tensor maps
-        t = next((p for p in (r.pack / "t_sm90", r.pack.parent / "emu" / "t_sm90") if p.exists()), None)
+        t = next(
+            (p for p in (r.pack / "t_sm90", r.pack.parent / "emu" / "t_sm90") if p.exists()), None
+        )
         if not t:
             return dict(done, sm90="no t_sm90 was brought along")
-        r.call([t], env=dict(EMU_CUDA=r.out["machine"]["driver_path"], EMU_NVRTC=r.out["machine"]["nvrtc_path"]), cwd=ROOT)
+        r.call(
+            [t],
+            env=dict(
+                EMU_CUDA=r.out["machine"]["driver_path"], EMU_NVRTC=r.out["machine"]["nvrtc_path"]
+            ),
+            cwd=ROOT,
+        )
         done["sm90"] = "passed"
     return done
 
@@ -185,8 +298,17 @@ def stage_conform(r):
 def stage_kernels(r):
     if lacks(r):
         return lacks(r)
-    others = [a for a in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a") if a != r.out["machine"]["arch"]]
-    what = ["-k", "not (real_compiler or nvrtc or sass or checked or planted or without_spills or " + " or ".join(others) + ")"]
+    others = [
+        a
+        for a in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+        if a != r.out["machine"]["arch"]
+    ]
+    what = [
+        "-k",
+        "not (real_compiler or nvrtc or sass or checked or planted or without_spills or "
+        + " or ".join(others)
+        + ")",
+    ]
     if r.small:
         return dict(result=pytest(r, ["test_cuda_ops.py"], ["-k", "test_cap_slice_pick"]))
     return dict(result=pytest(r, KERNELS, what))
@@ -194,16 +316,38 @@ def stage_kernels(r):
 
 # ---- models -------------------------------------------------------------------------------------------------------
 
+
 def golden(r, name, *more, env=None):
     import numpy as np
     import weights
+
     g = weights.Golden(name)
     with tempfile.TemporaryDirectory(dir=r.tmp) as d:
         g.build(d)
         out = os.path.join(d, "logits.npy")
-        text = r.llmc("run", d, "--device", "cuda", "--tokens", ",".join(map(str, g.prompt)), "--logits", out, "--json", "--ignore-eos",
-                      "-n", len(g.greedy) or 1, "--artifact", os.path.join(d, "artifact"), "--set", "kv.dtype=f32", *g.args,
-                      *[x for k, v in g.set.items() for x in ("--set", f"{k}={v}")], *more, most=60, env=env)
+        text = r.llmc(
+            "run",
+            d,
+            "--device",
+            "cuda",
+            "--tokens",
+            ",".join(map(str, g.prompt)),
+            "--logits",
+            out,
+            "--json",
+            "--ignore-eos",
+            "-n",
+            len(g.greedy) or 1,
+            "--artifact",
+            os.path.join(d, "artifact"),
+            "--set",
+            "kv.dtype=f32",
+            *g.args,
+            *[x for k, v in g.set.items() for x in ("--set", f"{k}={v}")],
+            *more,
+            most=60,
+            env=env,
+        )
         logits = np.load(out)
     error = float(np.abs(logits - g.logits).max() / np.ptp(g.logits))
     if not error < (2e-2 if "bf16" in name else 1e-4):
@@ -216,10 +360,25 @@ def golden(r, name, *more, env=None):
 def smollm2(r):
     """Its first layers, against what the plain interpreter made of them (tests/gpu/pack.sh)."""
     import numpy as np
+
     d = r.pack / "smollm2"
     want = json.loads((d / "want.json").read_text())
     out = os.path.join(r.tmp, "smollm2.npy")
-    text = r.llmc("run", d / "head.gguf", "--device", "cuda", "--prompt", want["prompt"], "-n", len(want["tokens"]), "--ignore-eos", "--json", "--logits", out, most=90)
+    text = r.llmc(
+        "run",
+        d / "head.gguf",
+        "--device",
+        "cuda",
+        "--prompt",
+        want["prompt"],
+        "-n",
+        len(want["tokens"]),
+        "--ignore-eos",
+        "--json",
+        "--logits",
+        out,
+        most=90,
+    )
     got, logits = json.loads(text)["tokens"], np.load(d / "logits.npy")
     error = float(np.abs(np.load(out) - logits).max() / np.ptp(logits))
     if not error < 2e-2:
@@ -274,15 +433,47 @@ def sums(r, n, env):
     told, us = {}, {}
     for way in ("auto",) if r.small else ("one-shot", "two-shot", "always", "auto"):
         cache = os.path.join(r.tmp, f"cache-{n}-{way}")
-        own = dict(LLMC_NCCL="never", LLMC_PEER_SUMS=way) if way.endswith("shot") else dict(LLMC_NCCL=way)
-        rc, out, err = r.call([r.bin, "run", model, "--random-weights", "--device", "cuda", "--tp", n, "--tokens", "1,2,3,4,5", "-n", "8", "--ignore-eos", "--json",
-                               "--set", "deterministic=true"], env={**env, **own, "LLMC_CACHE": cache}, check=way != "always" or r.small)
+        own = (
+            dict(LLMC_NCCL="never", LLMC_PEER_SUMS=way)
+            if way.endswith("shot")
+            else dict(LLMC_NCCL=way)
+        )
+        rc, out, err = r.call(
+            [
+                r.bin,
+                "run",
+                model,
+                "--random-weights",
+                "--device",
+                "cuda",
+                "--tp",
+                n,
+                "--tokens",
+                "1,2,3,4,5",
+                "-n",
+                "8",
+                "--ignore-eos",
+                "--json",
+                "--set",
+                "deterministic=true",
+            ],
+            env={**env, **own, "LLMC_CACHE": cache},
+            check=way != "always" or r.small,
+        )
         if rc and "libnccl" not in err:
             raise Failed(err.strip()[-1500:])
         told[way] = json.loads(out)["tokens"] if not rc else "no NCCL"
         for path in glob.glob(cache + "/nccl/*"):
             f = struct.unpack("48f", Path(path).read_bytes()[:192])
-            us = {f"{2 << i} KB": {name: round(f[16 * k + i], 1) for k, name in enumerate(WAYS) if f[16 * k + i] > 0} for i in range(10) if f[i] > 0}
+            us = {
+                f"{2 << i} KB": {
+                    name: round(f[16 * k + i], 1)
+                    for k, name in enumerate(WAYS)
+                    if f[16 * k + i] > 0
+                }
+                for i in range(10)
+                if f[i] > 0
+            }
     if any(t not in (told.get("one-shot", t), "no NCCL") for t in told.values()):
         raise Failed(f"other tokens by another way: {told}")
     return us
@@ -307,15 +498,38 @@ def stage_ranks(r):
 
 
 def stage_sanitize(r):
-    tool = shutil.which("compute-sanitizer") or next(iter(sorted(glob.glob("/usr/local/cuda*/bin/compute-sanitizer") + glob.glob("/opt/nvidia/*/compute-sanitizer"))), None)
+    tool = shutil.which("compute-sanitizer") or next(
+        iter(
+            sorted(
+                glob.glob("/usr/local/cuda*/bin/compute-sanitizer")
+                + glob.glob("/opt/nvidia/*/compute-sanitizer")
+            )
+        ),
+        None,
+    )
     if r.small:  # stands in for it: its options end before the program
         tool = os.path.join(r.tmp, "sanitizer")
-        Path(tool).write_text('#!/bin/sh\nshift 6\n"$@" >/dev/null && echo "========= ERROR SUMMARY: 0 errors"\n')
+        Path(tool).write_text(
+            '#!/bin/sh\nshift 6\n"$@" >/dev/null && echo "========= ERROR SUMMARY: 0 errors"\n'
+        )
         os.chmod(tool, 0o700)
     if not tool:
         return dict(skipped="no compute-sanitizer")
     model = figures.model_path(r, "tiny", None)
-    args = [r.bin, "run", *model, "--device", "cuda", "--random-weights", "--tokens", "1,2,3,4,5", "-n", "4", "--ignore-eos", "--quiet"]
+    args = [
+        r.bin,
+        "run",
+        *model,
+        "--device",
+        "cuda",
+        "--random-weights",
+        "--tokens",
+        "1,2,3,4,5",
+        "-n",
+        "4",
+        "--ignore-eos",
+        "--quiet",
+    ]
     r.call(args)  # kernels are built
     done, bad = {}, []
     for check in ("memcheck", "racecheck", "initcheck", "synccheck"):
@@ -323,9 +537,17 @@ def stage_sanitize(r):
             done[check] = "no time left"
             continue
         try:
-            rc, out, err = r.call([tool, "--tool", check, "--error-exitcode", "9", "--print-limit", "10"] + args, 60, check=False)
+            rc, out, err = r.call(
+                [tool, "--tool", check, "--error-exitcode", "9", "--print-limit", "10"] + args,
+                60,
+                check=False,
+            )
             lines = [line for line in (out + err).split("\n") if line.startswith("=========")]
-            done[check] = lines[-1].strip("= ") if lines else f"exit status {rc}: {(out + err).strip()[-300:]}"
+            done[check] = (
+                lines[-1].strip("= ")
+                if lines
+                else f"exit status {rc}: {(out + err).strip()[-300:]}"
+            )
             if rc == 9:
                 done[check + "_log"] = "\n".join(lines)[:3000]
             if rc:
@@ -338,7 +560,15 @@ def stage_sanitize(r):
     return done
 
 
-STAGES = dict(machine=stage_machine, conform=stage_conform, models=stage_models, figures=figures.stage, ranks=stage_ranks, kernels=stage_kernels, sanitize=stage_sanitize)
+STAGES = dict(
+    machine=stage_machine,
+    conform=stage_conform,
+    models=stage_models,
+    figures=figures.stage,
+    ranks=stage_ranks,
+    kernels=stage_kernels,
+    sanitize=stage_sanitize,
+)
 
 
 def libraries(r):
@@ -372,14 +602,24 @@ def unpack(r):
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     a.add_argument("--llmc", metavar="BINARY", help="what is tested [the pack's, or build/llmc]")
     a.add_argument("--out", metavar="FILE.json", help="result file [tests/gpu/results/<GPU>.json]")
-    a.add_argument("--minutes", type=float, default=9.5, help="what does not fit is left out and said [9.5]")
+    a.add_argument(
+        "--minutes", type=float, default=9.5, help="what does not fit is left out and said [9.5]"
+    )
     a.add_argument("--only", metavar="STAGE,...", help="these stages: " + ", ".join(STAGES))
     a.add_argument("--models", metavar="NAME,...", help="figures of these models only")
-    a.add_argument("--rehearse", action="store_true", help="every stage with tiny shapes on the emulator (LLMC_CUDA_LIBDIR, or build/emu); PyTorch on the CPU")
-    a.add_argument("--all", action="store_true", help="rehearse the larger models and PyTorch as well")
+    a.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="every stage with tiny shapes on the emulator (LLMC_CUDA_LIBDIR, or build/emu); PyTorch on the CPU",
+    )
+    a.add_argument(
+        "--all", action="store_true", help="rehearse the larger models and PyTorch as well"
+    )
     a.add_argument("--list-golden", action="store_true", help=argparse.SUPPRESS)
     a.add_argument("--collect", action="store_true", help=argparse.SUPPRESS)
     args = a.parse_args()
@@ -392,7 +632,9 @@ def main():
         print(pytest(r, ("test_conformance.py", *KERNELS), ["--collect-only", "-q", "-q"]))
         return 0
     if args.rehearse:
-        os.environ.setdefault("LLMC_CUDA_LIBDIR", str(Path(os.environ.get("BUILD") or ROOT / "build") / "emu"))
+        os.environ.setdefault(
+            "LLMC_CUDA_LIBDIR", str(Path(os.environ.get("BUILD") or ROOT / "build") / "emu")
+        )
         os.environ.setdefault("LLMC_EMU_CACHE", str(build_cache.root()))
         os.environ.update(LLMC_EMU_QUIET="1", LLMC_EMU_GPU="sm_90a")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -409,7 +651,10 @@ def run(r):
     todo = r.args.only.split(",") if r.args.only else list(STAGES)
     unknown = set(todo) - set(STAGES)
     if unknown:
-        print(f"gpu_check: no stage {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}", file=sys.stderr)
+        print(
+            f"gpu_check: no stage {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}",
+            file=sys.stderr,
+        )
         return 1
     if "machine" not in todo:  # the rates are this run's
         todo.insert(0, "machine")
@@ -426,7 +671,13 @@ def run(r):
         try:
             result, word = STAGES[name](r), "passed"
         except Exception as e:  # the next stages still tell something
-            result, word = dict(r.out["stages"].get(name, {}), error=(str(e) if isinstance(e, Failed) else f"{type(e).__name__}: {e}")[:6000]), "FAILED"
+            result, word = (
+                dict(
+                    r.out["stages"].get(name, {}),
+                    error=(str(e) if isinstance(e, Failed) else f"{type(e).__name__}: {e}")[:6000],
+                ),
+                "FAILED",
+            )
             failed.append(name)
         if "skipped" in result:
             word = "SKIPPED"
@@ -443,7 +694,10 @@ def run(r):
     r.out["bars"] = figures.bars(r.out)
     r.save()
     figures.table(r.out)
-    print(f"{'failed: ' + ' '.join(failed) if failed else 'nothing failed'}; {time.time() - r.start:.0f} s; {r.args.out}", flush=True)
+    print(
+        f"{'failed: ' + ' '.join(failed) if failed else 'nothing failed'}; {time.time() - r.start:.0f} s; {r.args.out}",
+        flush=True,
+    )
     return 3 if failed else 0
 
 

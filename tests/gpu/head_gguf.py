@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The first layers of a GGUF as a smaller GGUF. Usage: head_gguf.py IN.gguf OUT.gguf LAYERS"""
+
 import re
 import sys
 

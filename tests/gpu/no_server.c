@@ -1,4 +1,5 @@
-/* The command `serve` of a binary that is carried to machines without the web server's libraries. */
+/* The command `serve` of a binary that is carried to machines without the web server's libraries.
+ */
 #include "cli/cli.h"
 
 static int

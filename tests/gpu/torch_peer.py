@@ -4,6 +4,7 @@ alone (F.linear is cuBLASLt's heuristics' choice).
 
 Reads requests from stdin, one a line: {"model": NAME, "decode": [[batch, depth], ...], "prefill": [tokens, ...]}; answers with a JSON line for each
 figure, then {"done": NAME}. With --cpu the graphs and the GPU are left out: that the script works, not how fast."""
+
 import argparse
 import json
 import statistics
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 SHAPES = {  # layers, hidden, heads, kv heads, head dim, ffn (of an expert), vocabulary, q/k norm; experts, chosen, width of the shared expert, ffn of a first
-          # layer that is dense. Layers of mixtures: figures.py
+    # layer that is dense. Layers of mixtures: figures.py
     "llama3.2-1b": (16, 2048, 32, 8, 64, 8192, 128256, False),
     "llama3-8b": (32, 4096, 32, 8, 128, 14336, 128256, False),
     "qwen3-8b": (36, 4096, 32, 8, 128, 12288, 151936, True),
@@ -25,7 +26,10 @@ SHAPES = {  # layers, hidden, heads, kv heads, head dim, ffn (of an expert), voc
     "rehearsal-moe": (2, 64, 2, 1, 32, 64, 512, True, 7, 3),
     "rehearsal-mla": (2, 64, 2, 2, 48, 64, 512, False, 5, 2, 64, 96),
 }
-LATENT = {"deepseek-v2-lite": (512, 128, 64, 128), "rehearsal-mla": (64, 32, 16, 32)}  # rank, nope, rope, v
+LATENT = {
+    "deepseek-v2-lite": (512, 128, 64, 128),
+    "rehearsal-mla": (64, 32, 16, 32),
+}  # rank, nope, rope, v
 DEV = "cuda"
 
 
@@ -47,8 +51,15 @@ class Dense:
 
 class Mixture:
     """Rows sorted by expert and multiplied by torch's grouped product, where it has one for this GPU; else the experts one by one, with all rows."""
+
     def __init__(self, h, f, n, top_k, shared=0):
-        self.n, self.top_k, self.f, self.router, self.shared = n, top_k, f, weight(n, h), Dense(h, shared) if shared else None
+        self.n, self.top_k, self.f, self.router, self.shared = (
+            n,
+            top_k,
+            f,
+            weight(n, h),
+            Dense(h, shared) if shared else None,
+        )
         self.gate_up, self.down = weight(n, h, 2 * f), weight(n, f, h)
         self.grouped = DEV == "cuda" and hasattr(torch, "_grouped_mm")
 
@@ -73,7 +84,12 @@ class Mixture:
         counts = (ids[:, None] == torch.arange(self.n, device=DEV)).sum(0)
         y = torch.empty(len(order), x.shape[-1], device=DEV, dtype=x.dtype)
         y[order] = self.experts(x[order // self.top_k], counts)
-        return (y.view(len(x), self.top_k, -1) * (w / w.sum(-1, keepdim=True))[..., None]).sum(1).add(other).view(shape)
+        return (
+            (y.view(len(x), self.top_k, -1) * (w / w.sum(-1, keepdim=True))[..., None])
+            .sum(1)
+            .add(other)
+            .view(shape)
+        )
 
     def matrices(self):
         return []
@@ -92,7 +108,11 @@ class Attention:
 
     def __call__(self, y, pos, rope):
         b, t, _ = y.shape
-        q, k, v = F.linear(y, self.qkv).view(b, t, self.heads + 2 * self.kv, self.d).split([self.heads, self.kv, self.kv], 2)
+        q, k, v = (
+            F.linear(y, self.qkv)
+            .view(b, t, self.heads + 2 * self.kv, self.d)
+            .split([self.heads, self.kv, self.kv], 2)
+        )
         if self.qn is not None:
             q, k = F.rms_norm(q, (self.d,), self.qn, 1e-6), F.rms_norm(k, (self.d,), self.qn, 1e-6)
         q, k = rope(q, pos).transpose(1, 2), rope(k, pos).transpose(1, 2)
@@ -107,31 +127,58 @@ class Attention:
 
 class Latent:
     """Without a query latent. One row a sequence goes absorbed, prompts go expanded."""
+
     def __init__(self, h, heads, rank, nope, rope, v):
         self.heads, self.rank, self.nope, self.rope = heads, rank, nope, rope
-        self.qkv, self.o, self.k_b, self.v_b = weight(heads * (nope + rope) + rank + rope, h), weight(h, heads * v), weight(heads, nope, rank), weight(heads, v, rank)
+        self.qkv, self.o, self.k_b, self.v_b = (
+            weight(heads * (nope + rope) + rank + rope, h),
+            weight(h, heads * v),
+            weight(heads, nope, rank),
+            weight(heads, v, rank),
+        )
         self.norm = torch.ones(rank, device=DEV, dtype=torch.bfloat16)
 
     def cache(self, batch, context):
-        self.k = torch.zeros(batch, context, self.rank + self.rope, device=DEV, dtype=torch.bfloat16)
+        self.k = torch.zeros(
+            batch, context, self.rank + self.rope, device=DEV, dtype=torch.bfloat16
+        )
         return self.rope
 
     def __call__(self, y, pos, rope):
         b, t, _ = y.shape
-        q, c, key = F.linear(y, self.qkv).split([self.heads * (self.nope + self.rope), self.rank, self.rope], -1)
+        q, c, key = F.linear(y, self.qkv).split(
+            [self.heads * (self.nope + self.rope), self.rank, self.rope], -1
+        )
         q, turned = q.view(b, t, self.heads, -1).split([self.nope, self.rope], -1)
         turned = rope(turned, pos)
-        self.k.index_copy_(1, pos, torch.cat([F.rms_norm(c, (self.rank,), self.norm, 1e-6), rope(key[:, :, None], pos)[:, :, 0]], -1))
+        self.k.index_copy_(
+            1,
+            pos,
+            torch.cat(
+                [F.rms_norm(c, (self.rank,), self.norm, 1e-6), rope(key[:, :, None], pos)[:, :, 0]],
+                -1,
+            ),
+        )
         scale = (self.nope + self.rope) ** -0.5
         if t == 1:
             q = torch.cat([torch.einsum("bthn,hnr->bthr", q, self.k_b), turned], -1).transpose(1, 2)
-            a = F.scaled_dot_product_attention(q, self.k[:, None], self.k[:, None, :, :self.rank], scale=scale, enable_gqa=True)
+            a = F.scaled_dot_product_attention(
+                q, self.k[:, None], self.k[:, None, :, : self.rank], scale=scale, enable_gqa=True
+            )
             a = torch.einsum("bhtr,hvr->bthv", a, self.v_b)
         else:
             latent, key = self.k.split([self.rank, self.rope], -1)
-            k = torch.cat([torch.einsum("bjr,hnr->bhjn", latent, self.k_b), key[:, None].expand(-1, self.heads, -1, -1)], -1)
+            k = torch.cat(
+                [
+                    torch.einsum("bjr,hnr->bhjn", latent, self.k_b),
+                    key[:, None].expand(-1, self.heads, -1, -1),
+                ],
+                -1,
+            )
             v = torch.einsum("bjr,hvr->bhjv", latent, self.v_b)
-            a = F.scaled_dot_product_attention(torch.cat([q, turned], -1).transpose(1, 2), k, v, is_causal=True, scale=scale).transpose(1, 2)
+            a = F.scaled_dot_product_attention(
+                torch.cat([q, turned], -1).transpose(1, 2), k, v, is_causal=True, scale=scale
+            ).transpose(1, 2)
         return F.linear(a.reshape(b, t, -1), self.o)
 
     def matrices(self):
@@ -141,15 +188,36 @@ class Latent:
 class Layer:
     def __init__(self, h, attention, ffn):
         self.attention, self.ffn = attention, ffn
-        self.n1, self.n2 = torch.ones(h, device=DEV, dtype=torch.bfloat16), torch.ones(h, device=DEV, dtype=torch.bfloat16)
+        self.n1, self.n2 = (
+            torch.ones(h, device=DEV, dtype=torch.bfloat16),
+            torch.ones(h, device=DEV, dtype=torch.bfloat16),
+        )
 
 
 class Model:
     def __init__(self, name):
         n, h, heads, kv, d, f, vocab, qk, *mixture = SHAPES[name]
         dense = mixture.pop() if len(mixture) > 3 else 0
-        attention = lambda: Latent(h, heads, *LATENT[name]) if name in LATENT else Attention(h, heads, kv, d, qk)
-        self.h, self.layers = h, [Layer(h, attention(), Dense(h, dense) if dense and i == 0 else Mixture(h, f, *mixture) if mixture else Dense(h, f)) for i in range(n)]
+        attention = (
+            lambda: Latent(h, heads, *LATENT[name])
+            if name in LATENT
+            else Attention(h, heads, kv, d, qk)
+        )
+        self.h, self.layers = (
+            h,
+            [
+                Layer(
+                    h,
+                    attention(),
+                    Dense(h, dense)
+                    if dense and i == 0
+                    else Mixture(h, f, *mixture)
+                    if mixture
+                    else Dense(h, f),
+                )
+                for i in range(n)
+            ],
+        )
         self.embed, self.head = weight(vocab, h), weight(vocab, h)
         self.norm = torch.ones(h, device=DEV, dtype=torch.bfloat16)
 
@@ -242,20 +310,34 @@ def prefill(m, name, n):
     step, graph = replay(lambda: m.forward(tok, pos))
     say(model=name, test="pp", tokens=n, graph=graph, **timed(step, 5))
     del step
-    x = {w: torch.randn(n, w, device=DEV, dtype=torch.bfloat16) for w in {m.h} | {w.shape[1] for L in m.layers for w in L.attention.matrices() + L.ffn.matrices()}}
+    x = {
+        w: torch.randn(n, w, device=DEV, dtype=torch.bfloat16)
+        for w in {m.h}
+        | {w.shape[1] for L in m.layers for w in L.attention.matrices() + L.ffn.matrices()}
+    }
     step, graph = replay(lambda: m.gemms(x))
     say(model=name, test="gemms", tokens=n, graph=graph, **timed(step, 5))
     del step
     for w in m.layers[0].attention.matrices() + m.layers[0].ffn.matrices():
         t = timed(lambda: F.linear(x[w.shape[1]], w), 10)
-        say(model=name, test="gemm", m=n, n=w.shape[0], k=w.shape[1], tflops=2e-12 * n * w.numel() / t["seconds"], **t)
+        say(
+            model=name,
+            test="gemm",
+            m=n,
+            n=w.shape[0],
+            k=w.shape[1],
+            tflops=2e-12 * n * w.numel() / t["seconds"],
+            **t,
+        )
 
 
 @torch.inference_mode()
 def answer(req):
     name = req["model"]
     m = Model(name)
-    for what, args in [(decode, a) for a in req["decode"]] + [(prefill, [n]) for n in req["prefill"]]:
+    for what, args in [(decode, a) for a in req["decode"]] + [
+        (prefill, [n]) for n in req["prefill"]
+    ]:
         try:
             what(m, name, *args)
         except Exception as e:  # the next may do

@@ -1,13 +1,19 @@
-/* A template as the compiler expands it for one op, for the tests of kernels (tests/kernels/expand.py calls this):
+/* A template as the compiler expands it for one op, for the tests of kernels
+ * (tests/kernels/expand.py calls this):
  *
  *     expand TARGET FILE [NAME=VALUE...]
  *
- * FILE: an embedded template as templates/cpu/NAME or templates/cuda/NAME, in whatever folder below, or of a file of the same grammar. The values are the op's attributes and, of its arguments, what
- * the compiler takes from the model: HAS_X=0 leaves an optional one out, W_DTYPE, W_ROWS and W_LAYOUT describe a matrix, X_DTYPE the type of an activation in memory, KV_DTYPE (or KV_K, KV_V and KV_ROTATE) and KV_PAGE_BYTES the
- * pool, ROWS_OF says whether activations have n_tok or n_out rows (without: as the template takes them); DETERMINISTIC, ACT_BITS, ACT_BF16. More than the op asks for may be given.
+ * FILE: an embedded template as templates/cpu/NAME or templates/cuda/NAME, in whatever folder
+ * below, or of a file of the same grammar. The values are the op's attributes and, of its
+ * arguments, what the compiler takes from the model: HAS_X=0 leaves an optional one out, W_DTYPE,
+ * W_ROWS and W_LAYOUT describe a matrix, X_DTYPE the type of an activation in memory, KV_DTYPE (or
+ * KV_K, KV_V and KV_ROTATE) and KV_PAGE_BYTES the pool, ROWS_OF says whether activations have n_tok
+ * or n_out rows (without: as the template takes them); DETERMINISTIC, ACT_BITS, ACT_BF16. More than
+ * the op asks for may be given.
  *
- * Written: the number of bytes of the text and a newline, the text, the same of each file of products that it calls, 0 and a newline, then a plan with the rows of
- * all. Status 3: the template does not take this op. */
+ * Written: the number of bytes of the text and a newline, the text, the same of each file of
+ * products that it calls, 0 and a newline, then a plan with the rows of all. Status 3: the template
+ * does not take this op. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +22,7 @@
 #include "base/embed.h"
 #include "compiler/select_kernels.h"
 
-static int    n_given;
+static int n_given;
 static char **given;
 
 static const char *
@@ -34,7 +40,7 @@ value_of(const char *name)
 static const char *
 value_about(const char *before, const char *name, const char *after)
 {
-	char   key[64];
+	char key[64];
 	size_t i = strlen(before);
 
 	snprintf(key, sizeof key, "%s%s%s", before, name, after);
@@ -57,7 +63,8 @@ set_attributes(Graph *g, Op *op)
 	for (const char *key; (key = op_attr(op->kind, op->n_attr, &kind)) != NULL;) {
 		const char *text = value_about("", key, "");
 		if (!text) {
-			fprintf(stderr, "expand: %s needs a value for %s\n", op_info[op->kind].name, key);
+			fprintf(stderr, "expand: %s needs a value for %s\n", op_info[op->kind].name,
+			        key);
 			exit(2);
 		}
 		if (kind == ATTR_INT)
@@ -74,10 +81,15 @@ weight(Graph *g, const char *name, ArgRole role, const ArgShape *shape)
 {
 	const char *dtype = value_about("", name, "_DTYPE");
 
-	g->tensor = arena_grow(g->arena, g->tensor, &g->cap_tensor, g->n_tensor + 1, sizeof *g->tensor);
+	g->tensor =
+	    arena_grow(g->arena, g->tensor, &g->cap_tensor, g->n_tensor + 1, sizeof *g->tensor);
 	g->tensor[g->n_tensor] = (PlanTensor){
-		.id = name, .dtype = shape->cols && dtype ? dtype_from_text(dtype) : DT_F32, .layout = shape->cols ? "row" : "f32",
-		.rows = role == ROLE_TABLE ? number(value_about("", name, "_ROWS"), 1) : shape->rows, .cols = shape->cols,
+		.id = name,
+		.dtype = shape->cols && dtype ? dtype_from_text(dtype) : DT_F32,
+		.layout = shape->cols ? "row" : "f32",
+		.rows =
+		    role == ROLE_TABLE ? number(value_about("", name, "_ROWS"), 1) : shape->rows,
+		.cols = shape->cols,
 	};
 	return (int)g->n_tensor++;
 }
@@ -86,13 +98,22 @@ static void
 add_pool(Graph *g, const PoolShape *shape)
 {
 	const char *both = value_of("KV_DTYPE"), *k = value_of("KV_K"), *v = value_of("KV_V");
-	KvType      t = both ? kv_type_from_text(both) : KVT_F16;
+	KvType t = both ? kv_type_from_text(both) : KVT_F16;
 
 	g->pool = NEW(g->arena, PlanPool, 1);
 	g->pool[g->n_pool++] = (PlanPool){
-		.id = "kv", .mla = shape->mla, .k = k ? kv_type_from_text(k) : t, .v = v ? kv_type_from_text(v) : t, .n_layers = 1,
-		.rotate = number(value_of("KV_ROTATE"), 0) != 0, .recent = number(value_of("KV_RECENT"), 0), .sinks = number(value_of("KV_SINKS"), 0),
-		.keep = number(value_of("KV_WINDOWED"), 0), .kv_heads = shape->kv_heads, .k_dim = shape->k_dim, .v_dim = shape->v_dim,
+		.id = "kv",
+		.mla = shape->mla,
+		.k = k ? kv_type_from_text(k) : t,
+		.v = v ? kv_type_from_text(v) : t,
+		.n_layers = 1,
+		.rotate = number(value_of("KV_ROTATE"), 0) != 0,
+		.recent = number(value_of("KV_RECENT"), 0),
+		.sinks = number(value_of("KV_SINKS"), 0),
+		.keep = number(value_of("KV_WINDOWED"), 0),
+		.kv_heads = shape->kv_heads,
+		.k_dim = shape->k_dim,
+		.v_dim = shape->v_dim,
 	};
 	if (shape->state) {
 		g->pool[g->n_pool - 1].state = true;
@@ -101,29 +122,36 @@ add_pool(Graph *g, const PoolShape *shape)
 	}
 	/* pages of another size than the op's: some kernels refuse them */
 	PlanPool *p = &g->pool[g->n_pool - 1];
-	int64_t   bytes = number(value_of("KV_PAGE_BYTES"), -1);
+	int64_t bytes = number(value_of("KV_PAGE_BYTES"), -1);
 	if (bytes >= 0 && bytes != plan_layer_page_bytes(p))
-		*p = (PlanPool){ .id = "kv", .k = p->k, .v = p->v, .n_layers = 1, .kv_heads = 1,
-			.k_dim = bytes / (PLAN_KV_PAGE * (int64_t)kv_row_bytes(p->k, 1)) };
+		*p = (PlanPool){ .id = "kv",
+			         .k = p->k,
+			         .v = p->v,
+			         .n_layers = 1,
+			         .kv_heads = 1,
+			         .k_dim = bytes / (PLAN_KV_PAGE * (int64_t)kv_row_bytes(p->k, 1)) };
 }
 
 static void
 set_arguments(Graph *g, Op *op, PlanSym rows)
 {
 	const OpInfo *info = &op_info[op->kind];
-	ArgShape      shape[OP_MAX_ARGS];
+	ArgShape shape[OP_MAX_ARGS];
 
 	graph_shapes(g, op, shape);
 	for (int k = 0; k < info->n_arg; k++) {
 		const char *name = info->arg[k].name;
-		if (role_may_lack(info->arg[k].role) && number(value_about("HAS_", name, ""), 1) == 0)
+		if (role_may_lack(info->arg[k].role) &&
+		    number(value_about("HAS_", name, ""), 1) == 0)
 			continue;
-		int    v = graph_value(g, shape[k].kind, name, op->loc);
+		int v = graph_value(g, shape[k].kind, name, op->loc);
 		Value *val = &g->val[v];
 		val->dtype = shape[k].dtype;
 		val->rows = rows;
-		if (val->kind == VAL_ACT && value_about("", name, "_DTYPE")) /* as both phases hold it */
-			val->held[PHASE_DECODE] = val->held[PHASE_MIXED] = dtype_from_text(value_about("", name, "_DTYPE"));
+		if (val->kind == VAL_ACT &&
+		    value_about("", name, "_DTYPE")) /* as both phases hold it */
+			val->held[PHASE_DECODE] = val->held[PHASE_MIXED] =
+			    dtype_from_text(value_about("", name, "_DTYPE"));
 		if (val->kind == VAL_WEIGHT) {
 			val->tensor = weight(g, val->name, info->arg[k].role, &shape[k]);
 			val->dim[0] = g->tensor[val->tensor].rows;
@@ -153,11 +181,13 @@ static const char *
 template_text(const char *path, Arena *a)
 {
 	const char *slash = strrchr(path, '/');
-	const char *below = strncmp(path, "templates/cuda/", 15) == 0 ? "templates/cuda" : "templates/cpu";
-	const char *text = strncmp(path, "templates/", 10) == 0 ? embed_find_below(below, slash + 1, NULL) : NULL;
-	Strbuf      b = { 0 };
-	char        piece[4096];
-	FILE       *f = text ? NULL : fopen(path, "rb");
+	const char *below =
+	    strncmp(path, "templates/cuda/", 15) == 0 ? "templates/cuda" : "templates/cpu";
+	const char *text =
+	    strncmp(path, "templates/", 10) == 0 ? embed_find_below(below, slash + 1, NULL) : NULL;
+	Strbuf b = { 0 };
+	char piece[4096];
+	FILE *f = text ? NULL : fopen(path, "rb");
 
 	if (text || !f)
 		return text;
@@ -169,14 +199,20 @@ template_text(const char *path, Arena *a)
 	return text;
 }
 
-typedef struct Found { Graph *g; Templates *ts; const Template *t; int phase; } Found;
+typedef struct Found {
+	Graph *g;
+	Templates *ts;
+	const Template *t;
+	int phase;
+} Found;
 
 /* The op as a graph of its own, and the template if it takes it. */
 static bool
-find(const Spec *spec, const char *target, OpKind kind, const char *path, const char *text, PlanSym rows, Diag *d, Found *f)
+find(const Spec *spec, const char *target, OpKind kind, const char *path, const char *text,
+     PlanSym rows, Diag *d, Found *f)
 {
 	Graph *g = f->g = graph_new(spec, d, d->perm);
-	Op    *op = graph_op(g, kind, 0, (Loc){ 0 });
+	Op *op = graph_op(g, kind, 0, (Loc){ 0 });
 
 	set_attributes(g, op);
 	set_arguments(g, op, rows);
@@ -196,14 +232,16 @@ find(const Spec *spec, const char *target, OpKind kind, const char *path, const 
 static int
 run(const char *target, const char *path, Arena *a, Diag *d)
 {
-	Spec        spec = { .deterministic = number(value_of("DETERMINISTIC"), 0) != 0, .activations_i8 = number(value_of("ACT_BITS"), 16) == 8,
-		.activations_bf16 = number(value_of("ACT_BF16"), 0) != 0 };
+	Spec spec = { .deterministic = number(value_of("DETERMINISTIC"), 0) != 0,
+		      .activations_i8 = number(value_of("ACT_BITS"), 16) == 8,
+		      .activations_bf16 = number(value_of("ACT_BF16"), 0) != 0 };
 	const char *text = template_text(path, a), *rows_of = value_of("ROWS_OF");
-	OpKind      kind = text ? op_named_in(text) : OP_nop;
-	Found       f;
+	OpKind kind = text ? op_named_in(text) : OP_nop;
+	Found f;
 
 	if (kind == OP_nop || !target_find(target)) {
-		fprintf(stderr, "expand: no template %s, no op in it or no target %s\n", path, target);
+		fprintf(stderr, "expand: no template %s, no op in it or no target %s\n", path,
+		        target);
 		return 2;
 	}
 	bool wanted = rows_of && strcmp(rows_of, "n_out") == 0;
@@ -216,8 +254,12 @@ run(const char *target, const char *path, Arena *a, Diag *d)
 		return 1;
 	PlanBuffer buffer = { .id = "logits", .extent = { SYM_one, 1, 1 } };
 	PlanKernel row[1 + MAX_PRODUCTS] = { k->row };
-	Plan       plan = { .buffer = &buffer, .n_buffer = 1, .kernel = row, .n_kernel = 1 + k->n_product, .target = target };
-	Strbuf     out = { 0 };
+	Plan plan = { .buffer = &buffer,
+		      .n_buffer = 1,
+		      .kernel = row,
+		      .n_kernel = 1 + k->n_product,
+		      .target = target };
+	Strbuf out = { 0 };
 	printf("%zu\n%s", strlen(k->text), k->text);
 	for (int i = 0; i < k->n_product; i++) {
 		row[1 + i] = k->product[i]->row;
@@ -233,7 +275,7 @@ int
 main(int argc, char **argv)
 {
 	static Arena a;
-	static Diag  d;
+	static Diag d;
 	volatile int rc = 2;
 
 	if (argc < 3) {

@@ -5,6 +5,7 @@
     k["products"]                                               # the same of what it calls
 
 None: the template does not take this op. An extent (elems) is a number or {symbol: factor} or {symbol: [factor, divisor]}."""
+
 import fcntl
 import functools
 import json
@@ -19,18 +20,30 @@ BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
 @functools.cache
 def tool(name="expand"):
     brought = ROOT / "lib" / name
-    if brought.exists(): # a pack for machines without a compiler
+    if brought.exists():  # a pack for machines without a compiler
         return brought
     BUILD.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "expand.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        subprocess.run(["make", "--no-print-directory", "-s", f"BUILD={BUILD}", f"{BUILD}/{name}"], cwd=ROOT, check=True)
+        subprocess.run(
+            ["make", "--no-print-directory", "-s", f"BUILD={BUILD}", f"{BUILD}/{name}"],
+            cwd=ROOT,
+            check=True,
+        )
     return BUILD / name
 
 
 # What most ops lack: left out unless a test says otherwise
 LACKS = {"sink", "p", "add", "gate_b", "up_b", "down_b", "logit_b"}
-USUAL = {f"HAS_{n.upper()}": 0 for n in LACKS} | {"LIMIT": 0, "PLUS_ONE": 0, "JITTER": 0, "PER_GROUP": 0, "CHUNK": 0, "ALIBI_FIRST": 0, "ALIBI_HEADS": 0}
+USUAL = {f"HAS_{n.upper()}": 0 for n in LACKS} | {
+    "LIMIT": 0,
+    "PLUS_ONE": 0,
+    "JITTER": 0,
+    "PER_GROUP": 0,
+    "CHUNK": 0,
+    "ALIBI_FIRST": 0,
+    "ALIBI_HEADS": 0,
+}
 
 
 def expand(target, path, params):
@@ -50,9 +63,11 @@ def _expand(target, path, values):
         size, rest = rest.split(b"\n", 1)
         if not int(size):
             break
-        texts.append(rest[:int(size)].decode())
-        rest = rest[int(size):]
-    kernel, *products = [dict(k, text=t) for k, t in zip(json.loads(rest)["kernel"], texts, strict=True)]
+        texts.append(rest[: int(size)].decode())
+        rest = rest[int(size) :]
+    kernel, *products = [
+        dict(k, text=t) for k, t in zip(json.loads(rest)["kernel"], texts, strict=True)
+    ]
     return dict(kernel, products=products)
 
 
@@ -61,7 +76,9 @@ def complete(args, declared):
     if not declared or len(args) == len(declared):  # none: a kernel that is no template's
         return list(args), list(range(len(args)))
     place = [i for i, d in enumerate(declared) if d["name"] not in LACKS or d["dir"] != "none"]
-    assert len(place) == len(args), f"{len(declared)} arguments, {len(place)} of them are there, {len(args)} given"
+    assert len(place) == len(args), (
+        f"{len(declared)} arguments, {len(place)} of them are there, {len(args)} given"
+    )
     out = [None] * len(declared)
     for i, a in zip(place, args):
         out[i] = a
@@ -71,6 +88,6 @@ def complete(args, declared):
 def elems(extent, syms):
     if isinstance(extent, int):
         return extent
-    (sym, by), = extent.items()
+    ((sym, by),) = extent.items()
     mul, div = by if isinstance(by, list) else (by, 1)
     return mul * -(-syms[sym] // div)

@@ -1,4 +1,5 @@
 """What kernel tests need: a template expanded by the compiler, compiled as the runtime would, called through ctypes."""
+
 import ctypes as C
 import functools
 import hashlib
@@ -25,10 +26,21 @@ WARN = "-Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith -Wvla -Werror
 LEVEL = "-O2" if "LLMC_CHECK_ALL" in os.environ else "-O1"
 FLAGS = f"-std=gnu11 {LEVEL} -fstrict-aliasing -fPIC -shared -ffp-contract=off -fno-math-errno -fvisibility=default".split()
 # what is only right, not fast, is compiled quickly
-ARCH = {"generic": ["-O1"], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4", "-mavx512vnni"],
-        "vnni": ["-march=x86-64-v3", "-mavxvnni"],
-        "amx": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
-        "v4p": ["-O1", "-march=x86-64-v3", "-DLLMC_PORTABLE_V4"]}
+ARCH = {
+    "generic": ["-O1"],
+    "v3": ["-march=x86-64-v3"],
+    "v4": ["-march=x86-64-v4", "-mavx512vnni"],
+    "vnni": ["-march=x86-64-v3", "-mavxvnni"],
+    "amx": [
+        "-march=x86-64-v4",
+        "-mavx512vnni",
+        "-mavx512bf16",
+        "-mamx-tile",
+        "-mamx-int8",
+        "-mamx-bf16",
+    ],
+    "v4p": ["-O1", "-march=x86-64-v3", "-DLLMC_PORTABLE_V4"],
+}
 LAYOUT = {"generic": "r4", "v3": "r8", "vnni": "r8", "v4": "r16", "amx": "r16", "v4p": "r16"}
 PAGE = 32
 
@@ -40,12 +52,29 @@ MORE = [t for t in ("vnni", "amx") if RUNS[t]]
 
 
 class Step(C.Structure):
-    _fields_ = [("n_tok", C.c_int32), ("n_dec", C.c_int32), ("n_seq", C.c_int32), ("n_out", C.c_int32)] + \
-        [(n, C.c_void_p) for n in
-         "tok pos pos2 seq_of q_start kv_len prefix_len out_row block_table".split()] + [("block_stride", C.c_int32), ("seq", C.c_void_p), ("adapter", C.c_void_p)]
+    _fields_ = (
+        [("n_tok", C.c_int32), ("n_dec", C.c_int32), ("n_seq", C.c_int32), ("n_out", C.c_int32)]
+        + [
+            (n, C.c_void_p)
+            for n in "tok pos pos2 seq_of q_start kv_len prefix_len out_row block_table".split()
+        ]
+        + [("block_stride", C.c_int32), ("seq", C.c_void_p), ("adapter", C.c_void_p)]
+    )
 
 
-def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, pos2=None, out_row=None, n_dec=0, seq=None, adapter=None):
+def make_step(
+    pos,
+    rows=None,
+    kv_len=None,
+    prefix=None,
+    table=None,
+    tok=None,
+    pos2=None,
+    out_row=None,
+    n_dec=0,
+    seq=None,
+    adapter=None,
+):
     """pos: position of each row; rows: rows of each sequence (default: one row each); seq: the sequences' numbers in the session (default: in order); adapter: slots
     by that number (default: none). The arrays live as long as the step."""
     n_tok = len(pos)
@@ -55,13 +84,25 @@ def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, po
     assert start[-1] == n_tok
     seq_of = np.repeat(np.arange(n_seq), rows)
     if kv_len is None:
-        kv_len = [max((pos[t] for t in range(start[i], start[i + 1])), default=-1) + 1 for i in range(n_seq)]
+        kv_len = [
+            max((pos[t] for t in range(start[i], start[i + 1])), default=-1) + 1
+            for i in range(n_seq)
+        ]
     table = np.zeros((n_seq, 1)) if table is None else np.asarray(table)
     out_row = [] if out_row is None else out_row
-    arrays = dict(tok=np.zeros(n_tok) if tok is None else tok, pos=pos,
-                  pos2=np.zeros(n_tok) if pos2 is None else pos2, seq_of=seq_of, q_start=start, kv_len=kv_len,
-                  prefix_len=np.zeros(n_seq) if prefix is None else prefix, out_row=out_row, block_table=table,
-                  seq=np.arange(n_seq) if seq is None else seq, adapter=np.full(n_seq, -1) if adapter is None else adapter)
+    arrays = dict(
+        tok=np.zeros(n_tok) if tok is None else tok,
+        pos=pos,
+        pos2=np.zeros(n_tok) if pos2 is None else pos2,
+        seq_of=seq_of,
+        q_start=start,
+        kv_len=kv_len,
+        prefix_len=np.zeros(n_seq) if prefix is None else prefix,
+        out_row=out_row,
+        block_table=table,
+        seq=np.arange(n_seq) if seq is None else seq,
+        adapter=np.full(n_seq, -1) if adapter is None else adapter,
+    )
     s = Step(n_tok=n_tok, n_dec=n_dec, n_seq=n_seq, n_out=len(out_row), block_stride=table.shape[1])
     s.keep = {k: np.ascontiguousarray(v, dtype=np.int32) for k, v in arrays.items()}
     for k, v in s.keep.items():
@@ -79,12 +120,17 @@ def expand(template, target, params):
 
 @functools.cache
 def vectors():
-    return quick_cc.include([*FLAGS, *WARN], {t: ARCH[t] for t in [*TARGETS, *MORE] if t != "generic"})
+    return quick_cc.include(
+        [*FLAGS, *WARN], {t: ARCH[t] for t in [*TARGETS, *MORE] if t != "generic"}
+    )
 
 
 def build(template, target, params, extra=()):
     made = expand(template, target, params)
-    return Kernel(compiled(template, target, called(made["text"], made["products"], target, extra), extra), made)
+    return Kernel(
+        compiled(template, target, called(made["text"], made["products"], target, extra), extra),
+        made,
+    )
 
 
 @functools.cache
@@ -98,13 +144,21 @@ def product(target, symbol, text, extra):
 def called(text, products, target, extra):
     """The kernel's text, with the names of products that are loaded now."""
     for p in products:
-        text = text.replace(p["symbol"] + "\n", product(target, p["symbol"], p["text"], tuple(extra)) + "\n")
+        text = text.replace(
+            p["symbol"] + "\n", product(target, p["symbol"], p["text"], tuple(extra)) + "\n"
+        )
     return text
 
 
 def compiled(name, target, text, extra=(), mode=C.DEFAULT_MODE):
     """The library of a kernel's text, compiled once: kept by text, headers, flags and compiler."""
-    flags = [*FLAGS, *WARN, *ARCH[target], *extra, *os.environ.get("LLMC_KERNEL_TEST_CFLAGS", "").split()]
+    flags = [
+        *FLAGS,
+        *WARN,
+        *ARCH[target],
+        *extra,
+        *os.environ.get("LLMC_KERNEL_TEST_CFLAGS", "").split(),
+    ]
 
     def make(so):
         src = Path(so).with_name(f"{name}-{target}.c")
@@ -113,7 +167,9 @@ def compiled(name, target, text, extra=(), mode=C.DEFAULT_MODE):
         r = subprocess.run(cmd, capture_output=True, text=True)
         assert r.returncode == 0, f"{' '.join(cmd)}\n{r.stderr}"
 
-    key = build_cache.key(text, build_cache.included(text, [TEMPLATES]), flags, build_cache.version(CC))
+    key = build_cache.key(
+        text, build_cache.included(text, [TEMPLATES]), flags, build_cache.version(CC)
+    )
     return build_cache.library("test", key, make, mode)
 
 
@@ -122,10 +178,14 @@ def host_library(sources, flags=(), folders=()):
     flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", *flags]
     paths = [ROOT / s for s in sources]
     dirs = [ROOT, TEMPLATES, *folders]
-    texts = [(p.name, p.read_text(), build_cache.included(p.read_text(), dirs, p.parent)) for p in paths]
+    texts = [
+        (p.name, p.read_text(), build_cache.included(p.read_text(), dirs, p.parent)) for p in paths
+    ]
 
     def make(so):
-        subprocess.run([CC, *flags, *[f"-I{d}" for d in dirs], *map(str, paths), "-o", so, "-lm"], check=True)
+        subprocess.run(
+            [CC, *flags, *[f"-I{d}" for d in dirs], *map(str, paths), "-o", so, "-lm"], check=True
+        )
 
     return build_cache.library("test", build_cache.key(texts, flags, build_cache.version(CC)), make)
 
@@ -148,10 +208,16 @@ class Kernel:
     def call(self, step, args, n_parts=1, order=None, threads=False, scratch=None):
         """args: numpy arrays, None or addresses, as in the head; parts one after the other in `order`, or as threads."""
         scratch = self.scratch(step, n_parts) if scratch is None else scratch
-        ptr = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in [*E.complete(args, self.args)[0], *scratch]]
+        ptr = [
+            a.ctypes.data if isinstance(a, np.ndarray) else a
+            for a in [*E.complete(args, self.args)[0], *scratch]
+        ]
         arr = (C.c_void_p * len(ptr))(*ptr)
         if threads:
-            ts = [threading.Thread(target=self.fn, args=(C.byref(step), arr, p, n_parts)) for p in range(n_parts)]
+            ts = [
+                threading.Thread(target=self.fn, args=(C.byref(step), arr, p, n_parts))
+                for p in range(n_parts)
+            ]
             for t in ts:
                 t.start()
             for t in ts:
@@ -176,6 +242,6 @@ def aligned(shape, dtype=np.float32, fill=None):
     n = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(n + 64, np.uint8)
     off = -raw.ctypes.data % 64
-    a = raw[off:off + n].view(dtype).reshape(shape)
+    a = raw[off : off + n].view(dtype).reshape(shape)
     a[...] = np.nan if fill is None and np.issubdtype(dtype, np.floating) else (fill or 0)
     return a

@@ -1,4 +1,5 @@
 """Attention kernels against float64, and against each other bit for bit: phases, parts, batches, chunks of the prompt."""
+
 import os
 import sys
 
@@ -23,23 +24,34 @@ class Case(Attention):
             self.params |= dict(KV_RECENT=recent, KV_SINKS=sinks_kept, KV_WINDOWED=int(windowed))
 
     def make_pool(self, rng):
-        self.k_bytes, self.v_bytes = (H.PAGE * K.row_bytes(t, d) for t, d in ((self.kv, self.dim), (self.kv_v, self.v_dim)))
+        self.k_bytes, self.v_bytes = (
+            H.PAGE * K.row_bytes(t, d) for t, d in ((self.kv, self.dim), (self.kv_v, self.v_dim))
+        )
         n_pages = [-(-n // H.PAGE) for n in self.lens]
         self.table = H.page_table(rng, n_pages, 3)
         self.page_bytes = self.kv_heads * (self.k_bytes + self.v_bytes)
         n = sum(n_pages) + 3
         types = (K.exact(self.kv), self.dim), (K.exact(self.kv_v), self.v_dim)
-        self.exact_bytes = self.kv_heads * sum(H.PAGE * K.row_bytes(*t) for t in types) if self.recent or self.kept else 0
+        self.exact_bytes = (
+            self.kv_heads * sum(H.PAGE * K.row_bytes(*t) for t in types)
+            if self.recent or self.kept
+            else 0
+        )
         room = H.aligned((n * (self.exact_bytes + self.page_bytes),), np.uint8)
-        room[...] = 0xff # NaN in every type but the integers
-        self.exact, self.pool = room[:n * self.exact_bytes].reshape(n, -1), room[n * self.exact_bytes:].reshape(n, -1)
+        room[...] = 0xFF  # NaN in every type but the integers
+        self.exact, self.pool = (
+            room[: n * self.exact_bytes].reshape(n, -1),
+            room[n * self.exact_bytes :].reshape(n, -1),
+        )
         self.number = self.table
         if self.exact_bytes and not self.windowed:
             self.number = H.page_table(rng, n_pages, 3)
             self.table = np.concatenate([self.table, self.number], 1)
 
     def rounded(self, kv, x):
-        self.rows, self.exact_rows, self.plain = (getattr(self, n, []) for n in ("rows", "exact_rows", "plain"))
+        self.rows, self.exact_rows, self.plain = (
+            getattr(self, n, []) for n in ("rows", "exact_rows", "plain")
+        )
         x = x.astype(np.float32)
         turned = self.rotate and K.turns(kv)
         self.rows.append(K.encode(kv, K.turn(x) if turned else x))
@@ -53,12 +65,21 @@ class Case(Attention):
             return k, v
         at = np.arange(len(k))
         exact = ((at < self.kept) | (p - at < self.recent))[:, None, None]
-        return np.where(exact, self.plain[seq], k), np.where(exact, self.plain[len(self.lens) + seq], v)
+        return np.where(exact, self.plain[seq], k), np.where(
+            exact, self.plain[len(self.lens) + seq], v
+        )
 
     def fill(self, seq):
         self.fill_pages(seq, self.pool, self.table, self.kv, self.kv_v, self.rows)
         if self.exact_bytes:
-            self.fill_pages(seq, self.exact[::-1], self.number, K.exact(self.kv), K.exact(self.kv_v), self.exact_rows)
+            self.fill_pages(
+                seq,
+                self.exact[::-1],
+                self.number,
+                K.exact(self.kv),
+                K.exact(self.kv_v),
+                self.exact_rows,
+            )
 
     def fill_pages(self, seq, pool, table, kv, kv_v, rows):
         kk, vv = rows[seq], rows[len(self.lens) + seq]
@@ -70,7 +91,25 @@ class Case(Attention):
 
             def whole(a):
                 # beyond the end: NaN, or any code
-                return a if a is None else np.concatenate([a[part], np.full((H.PAGE - n, *a.shape[1:]), np.nan if a.dtype.kind == "f" else 15 if a.dtype == np.uint8 else 0xffff, a.dtype)])
+                return (
+                    a
+                    if a is None
+                    else np.concatenate(
+                        [
+                            a[part],
+                            np.full(
+                                (H.PAGE - n, *a.shape[1:]),
+                                np.nan
+                                if a.dtype.kind == "f"
+                                else 15
+                                if a.dtype == np.uint8
+                                else 0xFFFF,
+                                a.dtype,
+                            ),
+                        ]
+                    )
+                )
+
             if K.by_channel(kv):
                 code = whole(kk.code)
                 page[:keys] = K.plane_by_channel(code, kk.scale[p], kk.zero[p]).reshape(-1)
@@ -82,8 +121,13 @@ class Case(Attention):
         """rows: list of (sequence, [positions]); returns the outputs stacked, [rows, heads, v_dim]"""
         pos = [p for _, ps in rows for p in ps]
         q = np.concatenate([self.q[i][ps] for i, ps in rows])
-        step = H.make_step(pos, [len(ps) for _, ps in rows], [self.lens[i] for i, _ in rows] if self.mask == "prefix" else None,
-                           [self.prefix[i] for i, _ in rows], self.table[[i for i, _ in rows]])
+        step = H.make_step(
+            pos,
+            [len(ps) for _, ps in rows],
+            [self.lens[i] for i, _ in rows] if self.mask == "prefix" else None,
+            [self.prefix[i] for i, _ in rows],
+            self.table[[i for i, _ in rows]],
+        )
         y = H.aligned((len(pos), self.heads, self.v_dim))
         qa = H.aligned(q.shape)
         qa[...] = q
@@ -93,59 +137,155 @@ class Case(Attention):
 
 LENS = [1, 31, 32, 33, 127, 128, 129, 255, 256, 257, 700]
 CASES = {
-    "gqa":     dict(lens=LENS),
-    "mqa":     dict(lens=[33, 129, 300], heads=8, kv_heads=1, dim=80, kv="f32"),
-    "mha24":   dict(lens=[5, 257, 400], heads=1, kv_heads=1, dim=24, window=40),
-    "d128":    dict(lens=[31, 260], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0),
-    "odd":     dict(lens=[7, 130, 290], heads=5, kv_heads=1, dim=20, v_dim=12, window=129),
-    "chunks":  dict(lens=[5, 40, 300], heads=6, kv_heads=2, dim=24, window=33, chunk=1),
-    "alibi":   dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0),
-    "prefix":  dict(lens=[40, 300], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 200]),
-    "falcon":  dict(lens=[9, 140], heads=71, kv_heads=1, dim=64),
-    "sinks":   dict(lens=[5, 40, 300], heads=8, kv_heads=1, dim=24, window=20, sinks=True),
+    "gqa": dict(lens=LENS),
+    "mqa": dict(lens=[33, 129, 300], heads=8, kv_heads=1, dim=80, kv="f32"),
+    "mha24": dict(lens=[5, 257, 400], heads=1, kv_heads=1, dim=24, window=40),
+    "d128": dict(lens=[31, 260], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0),
+    "odd": dict(lens=[7, 130, 290], heads=5, kv_heads=1, dim=20, v_dim=12, window=129),
+    "chunks": dict(lens=[5, 40, 300], heads=6, kv_heads=2, dim=24, window=33, chunk=1),
+    "alibi": dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0),
+    "prefix": dict(lens=[40, 300], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 200]),
+    "falcon": dict(lens=[9, 140], heads=71, kv_heads=1, dim=64),
+    "sinks": dict(lens=[5, 40, 300], heads=8, kv_heads=1, dim=24, window=20, sinks=True),
     "sinkfar": dict(lens=[33, 400], heads=6, kv_heads=2, dim=64, sinks=True),
-    "capwin":  dict(lens=[513], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1, kv="f32"),
+    "capwin": dict(
+        lens=[513], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1, kv="f32"
+    ),
 }
 # Types of keys and values, heads that are no whole number of groups, and rotation
 CASES |= {
-    "int8":    dict(lens=LENS, kv="int8"),
-    "int8r":   dict(lens=[33, 129, 300], heads=8, kv_heads=1, dim=80, kv="int8", rotate=True),
-    "f8":      dict(lens=[33, 300], heads=6, kv_heads=2, dim=24, kv="f8", window=100),
-    "int6":    dict(lens=[31, 260], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0, kv="int6"),
-    "int6r":   dict(lens=[7, 130, 290], heads=5, kv_heads=1, dim=20, v_dim=12, kv="int6", rotate=True),
-    "int4":    dict(lens=LENS, kv="int4", rotate=True),
+    "int8": dict(lens=LENS, kv="int8"),
+    "int8r": dict(lens=[33, 129, 300], heads=8, kv_heads=1, dim=80, kv="int8", rotate=True),
+    "f8": dict(lens=[33, 300], heads=6, kv_heads=2, dim=24, kv="f8", window=100),
+    "int6": dict(
+        lens=[31, 260], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0, kv="int6"
+    ),
+    "int6r": dict(
+        lens=[7, 130, 290], heads=5, kv_heads=1, dim=20, v_dim=12, kv="int6", rotate=True
+    ),
+    "int4": dict(lens=LENS, kv="int4", rotate=True),
     "int4odd": dict(lens=[7, 130, 290], heads=5, kv_heads=1, dim=80, v_dim=12, kv="int4"),
-    "k6v4":    dict(lens=[40, 300], heads=4, kv_heads=2, dim=64, mask="prefix", prefix=[17, 200], kv="int6", kv_v="int4", rotate=True),
-    "k16v4":   dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, part=(5, 12), kv="f16", kv_v="int4"),
+    "k6v4": dict(
+        lens=[40, 300],
+        heads=4,
+        kv_heads=2,
+        dim=64,
+        mask="prefix",
+        prefix=[17, 200],
+        kv="int6",
+        kv_v="int4",
+        rotate=True,
+    ),
+    "k16v4": dict(
+        lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, part=(5, 12), kv="f16", kv_v="int4"
+    ),
     "int8x32": dict(lens=[33, 300], heads=6, kv_heads=2, dim=80, v_dim=12, kv="int8_32"),
-    "f8x32":   dict(lens=[40, 200], heads=3, kv_heads=1, dim=20, v_dim=64, kv="f8_32", rotate=True),
-    "bf16":    dict(lens=[64, 300], heads=6, kv_heads=2, dim=20, kv="bf16"),
+    "f8x32": dict(lens=[40, 200], heads=3, kv_heads=1, dim=20, v_dim=64, kv="f8_32", rotate=True),
+    "bf16": dict(lens=[64, 300], heads=6, kv_heads=2, dim=20, kv="bf16"),
 }
 # Recent and first positions from exact pages: fewer and more than a chunk, borders within pages, beside a window of their own, more than there are, none of one kind
 CASES |= {
-    "near8":   dict(lens=LENS, kv="int8", recent=40, sinks_kept=4),
-    "near4r":  dict(lens=[7, 33, 130, 290], heads=5, kv_heads=1, dim=20, v_dim=12, kv="int4", rotate=True, recent=129, sinks_kept=35),
-    "near64":  dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, kv="int6", kv_v="int4", recent=1),
-    "nearwin": dict(lens=[9, 40, 300], heads=8, kv_heads=2, dim=24, window=100, sinks=True, kv="int4", rotate=True, recent=33, sinks_kept=64, windowed=True),
-    "first":   dict(lens=[31, 260, 1200], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0, kv="f16", kv_v="int8", sinks_kept=130),
-    "chan":    dict(lens=LENS, kv="int4c", kv_v="int4", rotate=True, recent=32),
-    "chanodd": dict(lens=[7, 33, 130, 290], heads=10, kv_heads=2, dim=20, v_dim=12, kv="int4c", kv_v="int8", recent=100, sinks_kept=40),
-    "chanwin": dict(lens=[9, 40, 300], heads=4, kv_heads=1, dim=80, window=150, kv="int4c", kv_v="f16", recent=33, windowed=True, alibi=8.0),
-    "allnear": dict(lens=[33, 300], heads=6, kv_heads=2, dim=24, kv="f8", recent=1000, sinks_kept=1000),
+    "near8": dict(lens=LENS, kv="int8", recent=40, sinks_kept=4),
+    "near4r": dict(
+        lens=[7, 33, 130, 290],
+        heads=5,
+        kv_heads=1,
+        dim=20,
+        v_dim=12,
+        kv="int4",
+        rotate=True,
+        recent=129,
+        sinks_kept=35,
+    ),
+    "near64": dict(
+        lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, kv="int6", kv_v="int4", recent=1
+    ),
+    "nearwin": dict(
+        lens=[9, 40, 300],
+        heads=8,
+        kv_heads=2,
+        dim=24,
+        window=100,
+        sinks=True,
+        kv="int4",
+        rotate=True,
+        recent=33,
+        sinks_kept=64,
+        windowed=True,
+    ),
+    "first": dict(
+        lens=[31, 260, 1200],
+        heads=14,
+        kv_heads=2,
+        dim=128,
+        v_dim=64,
+        cap=30.0,
+        spread=2.0,
+        kv="f16",
+        kv_v="int8",
+        sinks_kept=130,
+    ),
+    "chan": dict(lens=LENS, kv="int4c", kv_v="int4", rotate=True, recent=32),
+    "chanodd": dict(
+        lens=[7, 33, 130, 290],
+        heads=10,
+        kv_heads=2,
+        dim=20,
+        v_dim=12,
+        kv="int4c",
+        kv_v="int8",
+        recent=100,
+        sinks_kept=40,
+    ),
+    "chanwin": dict(
+        lens=[9, 40, 300],
+        heads=4,
+        kv_heads=1,
+        dim=80,
+        window=150,
+        kv="int4c",
+        kv_v="f16",
+        recent=33,
+        windowed=True,
+        alibi=8.0,
+    ),
+    "allnear": dict(
+        lens=[33, 300], heads=6, kv_heads=2, dim=24, kv="f8", recent=1000, sinks_kept=1000
+    ),
 }
 # f16 or bf16, with at least four query heads to a key: dimensions that are no whole tile, windows, caps, alibi, a prefix, sinks, blocks that are not full
 CASES |= {
-    "gqa4":    dict(lens=LENS, heads=8, kv_heads=2),
-    "odd5":    dict(lens=[7, 130, 290, 520], heads=10, kv_heads=2, dim=20, v_dim=12, window=129),
+    "gqa4": dict(lens=LENS, heads=8, kv_heads=2),
+    "odd5": dict(lens=[7, 130, 290, 520], heads=10, kv_heads=2, dim=20, v_dim=12, window=129),
     "chunks4": dict(lens=[7, 130, 520], heads=8, kv_heads=2, dim=48, window=129, chunk=1),
-    "alibi4":  dict(lens=[64, 300], heads=8, kv_heads=2, dim=48, alibi=8.0),
-    "prefix4": dict(lens=[40, 300], heads=4, kv_heads=1, dim=32, mask="prefix", prefix=[17, 200], kv="bf16"),
-    "sink8":   dict(lens=[5, 40, 300], heads=8, kv_heads=1, dim=80, window=20, sinks=True),
+    "alibi4": dict(lens=[64, 300], heads=8, kv_heads=2, dim=48, alibi=8.0),
+    "prefix4": dict(
+        lens=[40, 300], heads=4, kv_heads=1, dim=32, mask="prefix", prefix=[17, 200], kv="bf16"
+    ),
+    "sink8": dict(lens=[5, 40, 300], heads=8, kv_heads=1, dim=80, window=20, sinks=True),
     "capwin4": dict(lens=[513], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1),
-    "rest4":   dict(lens=[31, 200], heads=8, kv_heads=2, dim=72, v_dim=104),
+    "rest4": dict(lens=[31, 200], heads=8, kv_heads=2, dim=72, v_dim=104),
 }
-TILES = ("rest4", "gqa4", "d128", "odd", "odd5", "chunks4", "alibi4", "prefix4", "falcon", "sinks", "sink8", "capwin4")
-WORDS = {"int8", "int8_32", "int6", "int4"} # types that v3 multiplies in whole numbers: cpu/attention/attention_int16.h
+TILES = (
+    "rest4",
+    "gqa4",
+    "d128",
+    "odd",
+    "odd5",
+    "chunks4",
+    "alibi4",
+    "prefix4",
+    "falcon",
+    "sinks",
+    "sink8",
+    "capwin4",
+)
+WORDS = {
+    "int8",
+    "int8_32",
+    "int6",
+    "int4",
+}  # types that v3 multiplies in whole numbers: cpu/attention/attention_int16.h
 QUICK = ("gqa", "odd", "prefix", "int8r", "k6v4", "near4r", "chanodd")
 
 
@@ -173,8 +313,8 @@ def test_attention(name, target):
     for n in (2, 3, 5):
         assert np.array_equal(one, c.run(dec, last, n)), f"{n} parts"
     assert np.array_equal(one, c.run(dec, last, 4, order=[3, 1, 0, 2]))
-    for i in {0, len(c.lens) - 1}: # alone
-        assert np.array_equal(one[i:i + 1], c.run(dec, [last[i]], 2))
+    for i in {0, len(c.lens) - 1}:  # alone
+        assert np.array_equal(one[i : i + 1], c.run(dec, [last[i]], 2))
     assert np.array_equal(one, c.run(mix, last, 2)), "mixed step of single rows"
 
     # all rows of all sequences in one mixed step, against float64 and row by row decode
@@ -182,10 +322,13 @@ def test_attention(name, target):
     full = c.run(mix, rows, 3)
     at = 0
     for i, ps in rows:
-        pick = sorted({0, 1, 30, 31, 32, 63, 127, 128, 129, 255, 256, 257, len(ps) // 2, len(ps) - 1} & set(ps))
-        close(full[at:at + len(ps)][pick], c.want(i, pick), tol)
+        pick = sorted(
+            {0, 1, 30, 31, 32, 63, 127, 128, 129, 255, 256, 257, len(ps) // 2, len(ps) - 1}
+            & set(ps)
+        )
+        close(full[at : at + len(ps)][pick], c.want(i, pick), tol)
         single = np.concatenate([c.run(dec, [(i, [p])], 1 + p % 3) for p in pick])
-        assert np.array_equal(full[at:at + len(ps)][pick], single), "decode and mixed differ"
+        assert np.array_equal(full[at : at + len(ps)][pick], single), "decode and mixed differ"
         at += len(ps)
     assert np.array_equal(full, c.run(mix, rows, 1))
     # another cut of the longest prompt into chunks
@@ -193,7 +336,9 @@ def test_attention(name, target):
     n, at = c.lens[i], sum(c.lens[:i])
     cuts = [0, n // 7, n // 3, n // 3 + 1, n]
     for a, b in zip(cuts, cuts[1:]):
-        assert np.array_equal(full[at + a:at + b], c.run(mix, [(i, list(range(a, b)))], 2)), f"chunk {a}..{b}"
+        assert np.array_equal(full[at + a : at + b], c.run(mix, [(i, list(range(a, b)))], 2)), (
+            f"chunk {a}..{b}"
+        )
 
 
 @pytest.mark.skipif(not H.RUNS["v4"], reason="no AVX-512")
@@ -239,9 +384,9 @@ def test_far_position(kv):
         y = H.aligned((len(pos), heads, dim))
         mix.call(H.make_step(pos, [len(pos)], None, None, table), [q, c.pool, None, y], 2)
         for r, p in enumerate(pos):
-            s = (q[r].astype(np.float64) @ k[:p + 1].T) * dim ** -0.5
+            s = (q[r].astype(np.float64) @ k[: p + 1].T) * dim**-0.5
             e = np.exp(s - s.max(-1, keepdims=True))
-            close(y[r], e @ v[:p + 1] / e.sum(-1, keepdims=True))
+            close(y[r], e @ v[: p + 1] / e.sum(-1, keepdims=True))
             for parts in (1, 3):
                 one, qr = H.aligned((1, heads, dim)), H.aligned((1, heads, dim))
                 qr[0] = q[r]

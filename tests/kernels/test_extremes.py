@@ -1,5 +1,6 @@
 """Rows of large negative values, of ties, of infinities and of NaN for every softmax, maximum and top k of the processors' kernels, on each instruction set
 that runs here. Scores are exact. Rows of products: test_matmul.py, test_infinity_and_nan_stay_in_their_row."""
+
 import numpy as np
 import pytest
 
@@ -28,7 +29,12 @@ class Case(A.Case):
         super().fill(seq)
 
 
-@pytest.mark.parametrize("target,kv", [(t, "f16") for t in ALL] + [(t, "int8") for t in ALL[-1:] + [x for x in ALL if x == "v3"]] + [("amx", "bf16") for t in ALL if t == "amx"])
+@pytest.mark.parametrize(
+    "target,kv",
+    [(t, "f16") for t in ALL]
+    + [(t, "int8") for t in ALL[-1:] + [x for x in ALL if x == "v3"]]
+    + [("amx", "bf16") for t in ALL if t == "amx"],
+)
 def test_attention(target, kv):
     c = Case(lens=EXTREMES, heads=8, kv_heads=2, dim=64, kv=kv)
     if K.plain(kv):
@@ -38,7 +44,12 @@ def test_attention(target, kv):
     rows = [(i, list(range(n - 1 - 20 * (i % 2), n))) for i, n in enumerate(c.lens)]
     for phase, some in ("decode", c.last()), ("mixed", rows):
         k = H.build(f"attention_{phase}", target, c.params)
-        extreme_close(c.run(k, some, 3), extreme_want(c, some), 6e-5 if target == "amx" else 3e-4 if not K.plain(kv) else 2e-5, some)
+        extreme_close(
+            c.run(k, some, 3),
+            extreme_want(c, some),
+            6e-5 if target == "amx" else 3e-4 if not K.plain(kv) else 2e-5,
+            some,
+        )
 
 
 def finite(c):
@@ -46,21 +57,34 @@ def finite(c):
     for i in (0, 1, 3):
         c.q[i][:], c.k[i][:] = 0, 0
     c.q[0][:, :, 0] = 256
-    c.k[0][:, :, 0] = -508    # 127 times 4: the scale is exact
+    c.k[0][:, :, 0] = -508  # 127 times 4: the scale is exact
     c.k[0][1::3, :, 0] = -1016
     c.q[3][-1, 1] = np.nan
     for i in (0, 1, 3):
         c.fill(i)
 
 
-@pytest.mark.parametrize("target,expand", [(t, e) for t in ALL for e in (0, 4) if e == 0 or t == ALL[-1] or t == TARGETS[0]])
+@pytest.mark.parametrize(
+    "target,expand",
+    [(t, e) for t in ALL for e in (0, 4) if e == 0 or t == ALL[-1] or t == TARGETS[0]],
+)
 def test_latent_attention(lib, target, expand):  # noqa: F811
     """Scores come from the last column of the rotary part alone. expand: prompts' rows multiply values, not latents."""
-    c = M.Case(lib, heads=4, rank=32, nope=16, rope=8, v_dim=16, dtype="f32", kv="bf16", lens=tuple(EXTREMES))
+    c = M.Case(
+        lib,
+        heads=4,
+        rank=32,
+        nope=16,
+        rope=8,
+        v_dim=16,
+        dtype="f32",
+        kv="bf16",
+        lens=tuple(EXTREMES),
+    )
     rng = np.random.default_rng(2)
     held = rng.standard_normal((len(EXTREMES), max(EXTREMES), c.latent))
     q = np.zeros((len(EXTREMES), max(EXTREMES), c.heads, c.rope_dim))
-    held[:6, :, c.rank:] = 0
+    held[:6, :, c.rank :] = 0
     q[[0, 2, 4], :, :, -1] = 256
     q[6] = rng.standard_normal(q[6].shape)
     held[0, :, -1] = -512
@@ -79,33 +103,49 @@ def test_latent_attention(lib, target, expand):  # noqa: F811
     for template, rows in [("mla_attend", pieces)] + [("mla_attend_decode", last)] * (not expand):
         pos, seq = [x for _, ps in rows for x in ps], [i for i, ps in rows for _ in ps]
         step = H.make_step(pos, [len(ps) for _, ps in rows], table=c.table[[i for i, _ in rows]])
-        asked, want = H.aligned((len(pos), c.heads, c.latent)), np.full((len(pos), c.heads, c.rank), np.nan)
-        whole = [bool(expand) and len(ps) > 1 and len(ps) * (2 * ps[0] + len(ps)) > 2 * expand * ps[0] for _, ps in rows for _ in ps]
+        asked, want = (
+            H.aligned((len(pos), c.heads, c.latent)),
+            np.full((len(pos), c.heads, c.rank), np.nan),
+        )
+        whole = [
+            bool(expand) and len(ps) > 1 and len(ps) * (2 * ps[0] + len(ps)) > 2 * expand * ps[0]
+            for _, ps in rows
+            for _ in ps
+        ]
         assert any(whole) == bool(expand)
         asked[...] = 0
         for t, (i, at) in enumerate(zip(seq, pos)):
             base = c.nope if whole[t] else c.rank
-            asked[t, :, base:base + c.rope_dim] = q[i, at]
+            asked[t, :, base : base + c.rope_dim] = q[i, at]
             with np.errstate(invalid="ignore"):
-                s = q[i, at].astype(np.float64) @ kept[i, :at + 1, c.rank:].T * c.scale
+                s = q[i, at].astype(np.float64) @ kept[i, : at + 1, c.rank :].T * c.scale
                 e = np.exp(s - s.max(-1, keepdims=True))
-                o = e / e.sum(-1, keepdims=True) @ kept[i, :at + 1, :c.rank]
-            want[t, :, :c.v_dim if whole[t] else c.rank] = np.einsum("hr,hvr->hv", o, value) if whole[t] else o
+                o = e / e.sum(-1, keepdims=True) @ kept[i, : at + 1, : c.rank]
+            want[t, :, : c.v_dim if whole[t] else c.rank] = (
+                np.einsum("hr,hvr->hv", o, value) if whole[t] else o
+            )
         o = H.aligned(want.shape)
         H.build(template, target, p, FAST).call(step, [asked, k_b, v_b, pool, None, None, o], 3)
-        o[np.array(whole), :, c.v_dim:] = np.nan  # unused
+        o[np.array(whole), :, c.v_dim :] = np.nan  # unused
         extreme_close(o, want, 3e-4, rows)
 
 
 ROUTERS = {
     "softmax": (128, 8, dict(renorm=1)),
-    "groups":  (64, 6, dict(score="sigmoid", renorm=1, scale=2.5, groups=8, keep=3, group_score="top2")),
-    "best":    (40, 3, dict(groups=5, keep=2, group_score="max", scale=16.0)),
-    "mixer":   (5, 2, dict(score="sparsemixer", jitter=0.25)),
+    "groups": (
+        64,
+        6,
+        dict(score="sigmoid", renorm=1, scale=2.5, groups=8, keep=3, group_score="top2"),
+    ),
+    "best": (40, 3, dict(groups=5, keep=2, group_score="max", scale=16.0)),
+    "mixer": (5, 2, dict(score="sparsemixer", jitter=0.25)),
 }
 
 
-@pytest.mark.parametrize("target,name", [(t, n) for t in TARGETS for n in ROUTERS if t == TARGETS[-1] or n in ("softmax", "groups")])
+@pytest.mark.parametrize(
+    "target,name",
+    [(t, n) for t in TARGETS for n in ROUTERS if t == TARGETS[-1] or n in ("softmax", "groups")],
+)
 def test_route(lib, target, name):  # noqa: F811
     """Logits of -400 that are equal or not, equal groups, and rows of NaN and infinity, which leave the others as they are."""
     n, top_k, c = ROUTERS[name]
@@ -118,15 +158,38 @@ def test_route(lib, target, name):  # noqa: F811
     x = np.zeros((9, hidden), np.float32)
     x[:6, :2] = [[1, 1], [1, 0], [0, 0], [0, 1], [1, 2], [-1, 1]]
     x[6, 0], x[7, 0], x[8, :2] = np.nan, np.inf, [0.5, -2]
-    k = H.build("norm_route", target, dict(
-        N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, SHARED_GATE=0, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SUM_EPS=1e-20, SCALE=float(c.get("scale", 1.0)), GROUPS=groups,
-        TOP_K_GROUPS=c.get("keep", 1), GROUP_SCORE=c.get("group_score", "max"), NORM="none", EPS=0.0, PLUS_ONE=0, HAS_BIAS=0, HAS_LOGIT_B=0, JITTER=c.get("jitter", 0), W_DTYPE="f32",
-        ACT_BITS=16), FAST)
+    k = H.build(
+        "norm_route",
+        target,
+        dict(
+            N_EXPERTS=n,
+            TOP_K=top_k,
+            HIDDEN=hidden,
+            SHARED_GATE=0,
+            SCORE=c.get("score", "softmax"),
+            RENORM=c.get("renorm", 0),
+            SUM_EPS=1e-20,
+            SCALE=float(c.get("scale", 1.0)),
+            GROUPS=groups,
+            TOP_K_GROUPS=c.get("keep", 1),
+            GROUP_SCORE=c.get("group_score", "max"),
+            NORM="none",
+            EPS=0.0,
+            PLUS_ONE=0,
+            HAS_BIAS=0,
+            HAS_LOGIT_B=0,
+            JITTER=c.get("jitter", 0),
+            W_DTYPE="f32",
+            ACT_BITS=16,
+        ),
+        FAST,
+    )
 
     def run(x):
         ids, weights = H.aligned((9, top_k), np.int32), H.aligned((9, top_k))
         k.call(H.make_step([5] * 9), [x, None, None, packed, None, None, ids, weights], 3)
         return ids, weights
+
     plain = [0, 1, 2, 3, 4, 5, 8]
     ids, weights = run(x)
     want_id, want = route(x[plain].astype(np.float64) @ w.value.T.astype(np.float64), top_k, **c)
@@ -150,8 +213,8 @@ class Scores(I.Indexer):
         self.q[..., 0], self.k[..., 0] = 1, scores
 
     def best(self, pos):
-        s = self.w[0, pos, 0] * np.maximum(self.k[0, :pos + 1, 0].astype(np.float64), 0)
-        return np.sort(np.argsort(-s, kind="stable")[:self.chosen])
+        s = self.w[0, pos, 0] * np.maximum(self.k[0, : pos + 1, 0].astype(np.float64), 0)
+        return np.sort(np.argsort(-s, kind="stable")[: self.chosen])
 
 
 N = 1500
@@ -161,7 +224,7 @@ PATTERNS = {
     "steps": np.arange(N) // 100 + 1.0,
     "steps down": 16.0 - np.arange(N) // 100,
     "infinities": np.where(np.arange(N) % 100 == 99, np.inf, np.arange(N) % 50 + 1.0),
-    "large": -np.float32(2.0 ** 100) * (np.arange(N) % 7 - 3.0),
+    "large": -np.float32(2.0**100) * (np.arange(N) % 7 - 3.0),
 }
 
 
@@ -171,7 +234,9 @@ def test_positions(target):
     kernels = None
     for name, scores in PATTERNS.items():
         c = Scores(scores.astype(np.float32), 37)
-        kernels = kernels or [H.build(t, target, c.params) for t in ("index_append", "index_select")]
+        kernels = kernels or [
+            H.build(t, target, c.params) for t in ("index_append", "index_select")
+        ]
         pool = c.fill(kernels[0], 2)
         c.w[:, 1::2] = -1
         rows = [(0, [N - 9, N - 2, N - 1])]

@@ -1,5 +1,6 @@
 """Elements beyond 2^31 and bytes beyond 2^32 of a tensor, on processors: rows of weights, experts, adapters' slots, states and pools. What lies in front of them is never
 touched and takes no memory."""
+
 import mmap
 
 import numpy as np
@@ -15,15 +16,17 @@ from state_oracle import CONV, channels, conv, delta, scan
 from test_matmul import FAST, TARGETS, Weights, close, lib, loose, seen  # noqa: F401 (lib is a fixture)
 
 TARGET = TARGETS[-1]
-ROWS = int(H.LAYOUT[TARGET][1:])     # of a group of packed rows
+ROWS = int(H.LAYOUT[TARGET][1:])  # of a group of packed rows
 ELEMENTS, BYTES = 1 << 31, 1 << 32
 
 
 def far(content, skip):
     """(address of a mapping, the content in it behind `skip` bytes); the mapping lives as long as the content"""
-    room = mmap.mmap(-1, skip + content.nbytes + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
+    room = mmap.mmap(
+        -1, skip + content.nbytes + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
+    )  # MAP_NORESERVE
     whole = np.frombuffer(room, np.uint8)
-    held = whole[skip:skip + content.nbytes].view(content.dtype).reshape(content.shape)
+    held = whole[skip : skip + content.nbytes].view(content.dtype).reshape(content.shape)
     held[...] = content
     return whole, held
 
@@ -48,9 +51,19 @@ def test_rows_of_a_matrix(lib, dtype):  # noqa: F811
     y = H.aligned((3, rows))
     k.call(H.make_step([0] * 3), [x, whole, None, y], 64, order=[63])
     xs = seen(x, dtype, 16)
-    close(y[:, -n:], xs @ w.value.T.astype(np.float64), 4 * np.abs(xs) @ np.abs(w.value.T.astype(np.float64)), 1e-5)
-    assert np.isnan(y[:, :rows // 2]).all()
-    k = H.build("embed", TARGET, dict(W_DTYPE=dtype, W_ROWS=rows, HIDDEN=cols, SCALE=1.0, W_LAYOUT=H.LAYOUT[TARGET]), FAST)
+    close(
+        y[:, -n:],
+        xs @ w.value.T.astype(np.float64),
+        4 * np.abs(xs) @ np.abs(w.value.T.astype(np.float64)),
+        1e-5,
+    )
+    assert np.isnan(y[:, : rows // 2]).all()
+    k = H.build(
+        "embed",
+        TARGET,
+        dict(W_DTYPE=dtype, W_ROWS=rows, HIDDEN=cols, SCALE=1.0, W_LAYOUT=H.LAYOUT[TARGET]),
+        FAST,
+    )
     ids = np.array([n - 1, 0, 3])
     e = H.aligned((3, cols))
     k.call(H.make_step([0] * 3, tok=ids + groups * ROWS), [whole, e], 2)
@@ -58,7 +71,9 @@ def test_rows_of_a_matrix(lib, dtype):  # noqa: F811
 
 
 def test_experts(lib):  # noqa: F811
-    m = E.Mixture(lib, TARGET, n=3, top_k=2, hidden=1024, width=1024, types=("bf16",) * 3, kind="none", rows=5)
+    m = E.Mixture(
+        lib, TARGET, n=3, top_k=2, hidden=1024, width=1024, types=("bf16",) * 3, kind="none", rows=5
+    )
     before = (1 << 11) + 3
     each = [p.nbytes // 3 for p in m.packed]
     assert before * each[0] > BYTES
@@ -87,26 +102,58 @@ def test_slots_of_adapters():
         whole, _ = far(factor, (slots - 2) * each)
         got = H.aligned(out)
         step = H.make_step([3] * n, adapter=[slots - 1, -1, slots - 2])
-        H.build(op, TARGET, dict(params, SLOTS=slots), FAST).call(step, [*(whole if v is factor else v for v in args), got], 2)
+        H.build(op, TARGET, dict(params, SLOTS=slots), FAST).call(
+            step, [*(whole if v is factor else v for v in args), got], 2
+        )
         return got
 
     def same(got, want):
         assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
-    zero = lambda f: np.array([f(t, s) if s is not None else np.zeros_like(f(t, 0)) for t, s in enumerate(own)], np.float64)
-    a, b = rng.standard_normal((2, rank, cols)).astype(np.float32), rng.standard_normal((2, rank, rows)).astype(np.float32)
-    same(run("lora_down", dict(COLS=cols, RANK=rank, COUNT=1), [x, a], a, (n, rank)), zero(lambda t, s: a[s].astype(np.float64) @ x[t]))
-    same(run("lora_up", dict(ROWS=rows, RANK=rank, COUNT=1, FIRST=0), [y, low, b], b, (n, rows)), y + zero(lambda t, s: low[t].astype(np.float64) @ b[s]))
+
+    zero = lambda f: np.array(
+        [f(t, s) if s is not None else np.zeros_like(f(t, 0)) for t, s in enumerate(own)],
+        np.float64,
+    )
+    a, b = (
+        rng.standard_normal((2, rank, cols)).astype(np.float32),
+        rng.standard_normal((2, rank, rows)).astype(np.float32),
+    )
+    same(
+        run("lora_down", dict(COLS=cols, RANK=rank, COUNT=1), [x, a], a, (n, rank)),
+        zero(lambda t, s: a[s].astype(np.float64) @ x[t]),
+    )
+    same(
+        run("lora_up", dict(ROWS=rows, RANK=rank, COUNT=1, FIRST=0), [y, low, b], b, (n, rows)),
+        y + zero(lambda t, s: low[t].astype(np.float64) @ b[s]),
+    )
     e, weight = np.array([[3], [1], [0]], np.int32), rng.random((n, 1)).astype(np.float32)
-    a, b = rng.standard_normal((2, experts, rank, cols)).astype(np.float32), rng.standard_normal((2, experts, rank, rows)).astype(np.float32)
+    a, b = (
+        rng.standard_normal((2, experts, rank, cols)).astype(np.float32),
+        rng.standard_normal((2, experts, rank, rows)).astype(np.float32),
+    )
     p = dict(N_EXPERTS=experts, N_REMOTE_EXPERTS=0, TOP_K=1, RANK=rank)
-    same(run("lora_experts_down", dict(p, COLS=cols, PER_GROUP=0, COUNT=1), [x, e, a], a, (n, rank)), zero(lambda t, s: a[s, e[t, 0]].astype(np.float64) @ x[t]))
+    same(
+        run("lora_experts_down", dict(p, COLS=cols, PER_GROUP=0, COUNT=1), [x, e, a], a, (n, rank)),
+        zero(lambda t, s: a[s, e[t, 0]].astype(np.float64) @ x[t]),
+    )
     up = zero(lambda t, s: low[t].astype(np.float64) @ b[s, e[t, 0]])
     same(run("lora_experts_up", dict(p, ROWS=rows, COUNT=1), [low, e, b], b, (n, rows)), up)
-    same(run("lora_experts_add", dict(p, ROWS=rows), [y, low, e, weight, b], b, (n, rows)), y + weight * up)
+    same(
+        run("lora_experts_add", dict(p, ROWS=rows), [y, low, e, weight, b], b, (n, rows)),
+        y + weight * up,
+    )
 
 
-@pytest.mark.parametrize("op,case", [("conv1d", conv(*CONV[0])), ("delta_rule", delta(1)), ("selective_scan", scan(5)), ("channel_scan", channels(0))],
-                         ids=lambda v: v if isinstance(v, str) else "far")
+@pytest.mark.parametrize(
+    "op,case",
+    [
+        ("conv1d", conv(*CONV[0])),
+        ("delta_rule", delta(1)),
+        ("selective_scan", scan(5)),
+        ("channel_scan", channels(0)),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "far",
+)
 def test_states(op, case):
     params, inputs, fixed, shape, out_shape, want, want_state = case
     size = int(np.prod(shape))
@@ -115,7 +162,11 @@ def test_states(op, case):
     kernel, rows = H.build(op, TARGET, params), [len(x) for x in inputs[0]]
     for i, n in enumerate(rows):
         y = H.aligned((n, *out_shape))
-        kernel.call(H.make_step(list(range(n)), [n], seq=[before + i]), [*(x[i] for x in inputs), *fixed, whole, y], 2)
+        kernel.call(
+            H.make_step(list(range(n)), [n], seq=[before + i]),
+            [*(x[i] for x in inputs), *fixed, whole, y],
+            2,
+        )
         for got, w in (y, want[i]), (state[i], want_state[i]):
             np.testing.assert_allclose(got, w, rtol=0, atol=3e-6 * max(1, np.abs(w).max()))
     assert np.isnan(state[3]).all()
@@ -137,8 +188,17 @@ def test_pages_of_attention(kv):
     for phase, some in ("decode", c.last()), ("mixed", rows):
         got = c.run(H.build(f"attention_{phase}", TARGET, c.params), some, 3)
         attention_close(got, np.concatenate([c.want(i, ps) for i, ps in some]), 3e-4)
-    k, v = (np.random.default_rng(3).standard_normal((1, 2, 64)).astype(np.float32) for _ in range(2))
-    append, was = H.build("kv_append", TARGET, dict(KV_HEADS=2, DIM=64, V_DIM=64, KV_DTYPE=kv, KV_PAGE_BYTES=c.page_bytes)), near.copy()
+    k, v = (
+        np.random.default_rng(3).standard_normal((1, 2, 64)).astype(np.float32) for _ in range(2)
+    )
+    append, was = (
+        H.build(
+            "kv_append",
+            TARGET,
+            dict(KV_HEADS=2, DIM=64, V_DIM=64, KV_DTYPE=kv, KV_PAGE_BYTES=c.page_bytes),
+        ),
+        near.copy(),
+    )
     for pool, table in (c.pool, c.table), (near, near_table):
         append.call(H.make_step([300], [1], table=table[1:]), [k, v, pool, None], 1)
     assert np.array_equal(held, near) and not np.array_equal(near, was)
@@ -159,7 +219,7 @@ def test_pages_of_latents(lib, expand):  # noqa: F811
 def test_keys_of_an_indexer():
     c = I.Indexer([700, 90], heads=3, dim=16, chosen=37, kv="f16")
     append, select = (H.build(t, TARGET, c.params) for t in ("index_append", "index_select"))
-    empty = np.full((c.n_pages, c.params["KV_PAGE_BYTES"]), 0xff, np.uint8)
+    empty = np.full((c.n_pages, c.params["KV_PAGE_BYTES"]), 0xFF, np.uint8)
     whole, _, c.table = beyond(empty, c.table)
     pos, seq, step = c.step([(i, list(range(n))) for i, n in enumerate(c.lens)])
     append.call(step, [np.ascontiguousarray(c.k[seq, pos]), whole, None], 2)

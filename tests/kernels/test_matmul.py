@@ -1,5 +1,6 @@
 """Kernels with a matrix product against float64, and against each other bit for bit: alone and in company, streamed and
 tiled, for any number of parts. Every variant that this machine can run; v4's portable definition stands in for v4."""
+
 import ctypes as C
 import os
 import re
@@ -11,14 +12,86 @@ import pytest
 import harness as H
 from code_blocks import CODES, MINS, blocks
 
-DTYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4", "nvfp4", *CODES,
-          "u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128", "nf4_32", "nf4_64", "fp4_32", "fp4_64",
-          "u2_32", "u2_128", "u3_32", "u3_128", "m2_32", "m2_64", "m3_32", "m3_64", "m4_32", "m4_64", "m8_32", "m8_64"]
+DTYPES = [
+    "f32",
+    "f16",
+    "bf16",
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q8_0",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "mxfp4",
+    "nvfp4",
+    *CODES,
+    "u4_32",
+    "u4_128",
+    "u4_32_f32",
+    "u4_128_f32",
+    "u8_32",
+    "u8_128",
+    "u8_32_f32",
+    "u8_128_f32",
+    "f8_32",
+    "f8_128",
+    "nf4_32",
+    "nf4_64",
+    "fp4_32",
+    "fp4_64",
+    "u2_32",
+    "u2_128",
+    "u3_32",
+    "u3_128",
+    "m2_32",
+    "m2_64",
+    "m3_32",
+    "m3_64",
+    "m4_32",
+    "m4_64",
+    "m8_32",
+    "m8_64",
+]
 NUMBER = {n: i for i, n in enumerate(DTYPES)}  # formats/dtype.h, checked below
-SMALL = {"q4_0": 4, "q4_1": 4, "q5_0": 5, "q5_1": 5, "q8_0": 8, "q4_k": 4, "q5_k": 5, "q6_k": 6, "mxfp4": 4, "nvfp4": 4,
-         **{n: c[2] for n, c in CODES.items()}, **{n: int(n[1]) for n in DTYPES if n[0] == "u" or (n[0] == "m" and n != "mxfp4")}}
-GROUPS = ["u4_32", "u4_128_f32", "u4_128", "u8_32_f32", "u8_128", "f8_32", "f8_128", "nf4_64", "fp4_32", "u2_128", "u3_32", "m4_64", "m3_64", "m8_32"]  # the others differ in one thing from one of these
-CODE_SAMPLE = ["q2_k", "q3_k", "iq4_nl", "iq3_s", "iq1_m"]  # the others: iq4_xs, iq2_s have what two of these have
+SMALL = {
+    "q4_0": 4,
+    "q4_1": 4,
+    "q5_0": 5,
+    "q5_1": 5,
+    "q8_0": 8,
+    "q4_k": 4,
+    "q5_k": 5,
+    "q6_k": 6,
+    "mxfp4": 4,
+    "nvfp4": 4,
+    **{n: c[2] for n, c in CODES.items()},
+    **{n: int(n[1]) for n in DTYPES if n[0] == "u" or (n[0] == "m" and n != "mxfp4")},
+}
+GROUPS = [
+    "u4_32",
+    "u4_128_f32",
+    "u4_128",
+    "u8_32_f32",
+    "u8_128",
+    "f8_32",
+    "f8_128",
+    "nf4_64",
+    "fp4_32",
+    "u2_128",
+    "u3_32",
+    "m4_64",
+    "m3_64",
+    "m8_32",
+]  # the others differ in one thing from one of these
+CODE_SAMPLE = [
+    "q2_k",
+    "q3_k",
+    "iq4_nl",
+    "iq3_s",
+    "iq1_m",
+]  # the others: iq4_xs, iq2_s have what two of these have
 # Compiling is what takes time: v4 as this machine has it, its portable definition elsewhere (and once more below)
 TARGETS = [t for t in H.TARGETS if t != "v4p" or "v4" not in H.TARGETS]
 WIDE = [t for t in TARGETS if t != "generic"]
@@ -31,8 +104,20 @@ FAST = ("-O1", "-Wno-maybe-uninitialized")
 @pytest.fixture(scope="session")
 def lib():
     """Packing and dequantisation, which tests of their own hold to other oracles."""
-    src = [str(p) for d in ("formats", "runtime/weights") for p in sorted((H.ROOT / d).glob("*.c"))
-           if p.name in ("dtype.c", "dequant.c", "quantize_row.c", "layout.c", "layout_packed.c", "layout_codes.c")]
+    src = [
+        str(p)
+        for d in ("formats", "runtime/weights")
+        for p in sorted((H.ROOT / d).glob("*.c"))
+        if p.name
+        in (
+            "dtype.c",
+            "dequant.c",
+            "quantize_row.c",
+            "layout.c",
+            "layout_packed.c",
+            "layout_codes.c",
+        )
+    ]
     so = H.host_library(src, ["-ffp-contract=off"], [H.ROOT / "include"])
     so.dtype_text.restype = C.c_char_p
     so.dtype_row_bytes.restype = C.c_int64
@@ -61,7 +146,9 @@ class Weights:
         else:
             x = rng.standard_normal((rows, cols)).astype(np.float32)
         if dtype in CODES:
-            self.file = blocks(rng, dtype, (rows, cols // CODES[dtype][0]), ends=extreme).reshape(rows, n)
+            self.file = blocks(rng, dtype, (rows, cols // CODES[dtype][0]), ends=extreme).reshape(
+                rows, n
+            )
         else:
             for r in range(rows):
                 lib.quant_row(d, x[r].ctypes.data, self.file[r].ctypes.data, cols)
@@ -74,25 +161,52 @@ class Weights:
     def _all_extreme(self, rng):
         """Elements at the ends of their range: row 0 all lowest, row 1 all highest, the others either."""
         if self.dtype[0] in "um" and self.dtype != "mxfp4":  # scale, zero point or minimum, codes
-            columns, head = int(self.dtype.split("_")[1]), 8 if self.dtype[0] == "m" else 5 if self.dtype.endswith("f32") else 3
+            columns, head = (
+                int(self.dtype.split("_")[1]),
+                8 if self.dtype[0] == "m" else 5 if self.dtype.endswith("f32") else 3,
+            )
             b = self.file.reshape(self.rows, -1, head + columns * SMALL[self.dtype] // 8)
-            b[:, :, head:] = rng.choice([0, 0xff] if SMALL[self.dtype] != 4 else [0, 0x0f, 0xf0, 0xff], b[:, :, head:].shape)
-            b[0, :, head:], b[1, :, head:] = 0, 0xff
+            b[:, :, head:] = rng.choice(
+                [0, 0xFF] if SMALL[self.dtype] != 4 else [0, 0x0F, 0xF0, 0xFF], b[:, :, head:].shape
+            )
+            b[0, :, head:], b[1, :, head:] = 0, 0xFF
             return
-        block = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34, "q4_k": 144, "q5_k": 176, "q6_k": 210, "mxfp4": 17, "nvfp4": 40}[self.dtype]
+        block = {
+            "q4_0": 18,
+            "q4_1": 20,
+            "q5_0": 22,
+            "q5_1": 24,
+            "q8_0": 34,
+            "q4_k": 144,
+            "q5_k": 176,
+            "q6_k": 210,
+            "mxfp4": 17,
+            "nvfp4": 40,
+        }[self.dtype]
         b = self.file.reshape(self.rows, -1, block)
-        skip = {"q4_0": 2, "q4_1": 4, "q5_0": 2, "q5_1": 4, "q8_0": 2, "q4_k": 16, "q5_k": 16, "q6_k": 0, "mxfp4": 1, "nvfp4": 8}[self.dtype]
+        skip = {
+            "q4_0": 2,
+            "q4_1": 4,
+            "q5_0": 2,
+            "q5_1": 4,
+            "q8_0": 2,
+            "q4_k": 16,
+            "q5_k": 16,
+            "q6_k": 0,
+            "mxfp4": 1,
+            "nvfp4": 8,
+        }[self.dtype]
         end = 192 if self.dtype == "q6_k" else block
         if self.dtype == "q8_0":
-            b[:, :, skip:] = rng.choice([0x80, 0x7f], b[:, :, skip:].shape)
-            b[0, :, skip:], b[1, :, skip:] = 0x80, 0x7f
+            b[:, :, skip:] = rng.choice([0x80, 0x7F], b[:, :, skip:].shape)
+            b[0, :, skip:], b[1, :, skip:] = 0x80, 0x7F
             return
         if self.dtype.endswith("fp4"):  # -6 and 6
-            b[:, :, skip:] = rng.choice([0x77, 0x7f, 0xf7, 0xff], b[:, :, skip:].shape)
-            b[0, :, skip:], b[1, :, skip:] = 0xff, 0x77
+            b[:, :, skip:] = rng.choice([0x77, 0x7F, 0xF7, 0xFF], b[:, :, skip:].shape)
+            b[0, :, skip:], b[1, :, skip:] = 0xFF, 0x77
             return
-        b[:, :, skip:end] = rng.choice([0, 0x0f, 0xf0, 0xff], b[:, :, skip:end].shape)
-        b[0, :, skip:end], b[1, :, skip:end] = 0, 0xff
+        b[:, :, skip:end] = rng.choice([0, 0x0F, 0xF0, 0xFF], b[:, :, skip:end].shape)
+        b[0, :, skip:end], b[1, :, skip:end] = 0, 0xFF
 
     def packed(self, target):
         R = int(H.LAYOUT[target][1:])
@@ -102,8 +216,8 @@ class Weights:
         out = H.aligned((groups, one), np.uint8)
         for g in range(groups):
             src = np.zeros((R, self.file.shape[1]), np.uint8)
-            part = self.file[g * R:(g + 1) * R]
-            src[:len(part)] = part
+            part = self.file[g * R : (g + 1) * R]
+            src[: len(part)] = part
             getattr(self.lib, name + "_pack")(d, self.cols, src.ctypes.data, out[g].ctypes.data)
         return out
 
@@ -129,7 +243,14 @@ def seen(x, dtype, bits):
 def rounded(x, down=None):
     """To bf16, as float64: halves to even, or where `down` is 1 to zero, else away from it"""
     u = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((u + (0x7fff + (u >> 16 & 1) if down is None else np.uint32(0x8000) - down)) & np.uint32(0xffff0000)).view(np.float32).astype(np.float64)
+    return (
+        (
+            (u + (0x7FFF + (u >> 16 & 1) if down is None else np.uint32(0x8000) - down))
+            & np.uint32(0xFFFF0000)
+        )
+        .view(np.float32)
+        .astype(np.float64)
+    )
 
 
 def norm(x, kind, w=None, b=None, eps=1e-5, plus=0):
@@ -148,7 +269,9 @@ def norm(x, kind, w=None, b=None, eps=1e-5, plus=0):
 
 def close(got, want, scale, rel):
     err = np.abs(got.astype(np.float64) - want)
-    assert (err <= rel * scale + 1e-30).all(), f"{np.nanmax(err / (scale + 1e-30)):.3g} of the sum of magnitudes, {rel} allowed"
+    assert (err <= rel * scale + 1e-30).all(), (
+        f"{np.nanmax(err / (scale + 1e-30)):.3g} of the sum of magnitudes, {rel} allowed"
+    )
 
 
 def same(a, b):
@@ -171,21 +294,85 @@ def run_rows(kernel, x, w, rows, parts=1, extra=None, order=None, threads=False)
 
 def columns(dtype):
     """Several chunks of a tile, the last one shorter."""
-    return 768 if dtype.endswith("k") or CODES.get(dtype, [0])[0] == 256 else 640 if "_128" in dtype or "_64" in dtype or dtype == "nvfp4" else \
-        608 if dtype in SMALL or "_32" in dtype else 203
+    return (
+        768
+        if dtype.endswith("k") or CODES.get(dtype, [0])[0] == 256
+        else 640
+        if "_128" in dtype or "_64" in dtype or dtype == "nvfp4"
+        else 608
+        if dtype in SMALL or "_32" in dtype
+        else 203
+    )
 
 
 ROWS = 43
-MORE = [(t, d, b) for t, d, b in (("vnni", "q4_1", 8), ("vnni", "q8_0", 16), ("amx", "q4_0", 16), ("amx", "q6_k", 8), ("amx", "q2_k", 16), ("amx", "bf16", 16), ("amx", "f16", 16))
-        if t in H.MORE] if not EVERY else [(t, d, b) for t in H.MORE for d in DTYPES for b in (16, 8) if b == 16 or d in SMALL]
-VARIANTS = MORE + [(t, d, 16) for t in WIDE for d in DTYPES[:13] + (list(CODES) if EVERY else CODE_SAMPLE) + GROUPS] + \
-    [(t, d, 8) for t in WIDE for d in ("q4_1", "q5_0", "q5_k", "q6_k", "q8_0", "u4_128", "u8_128", *(CODES if EVERY else ["q2_k"]))] + \
-    [("generic", d, 16) for d in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_k", "q6_k", "q8_0", "u4_128", "u8_32", "f8_128", "mxfp4", "nf4_64",
-                                  *(CODES if EVERY else ["iq2_xs"]))] + [("generic", "q4_1", 8)]
+MORE = (
+    [
+        (t, d, b)
+        for t, d, b in (
+            ("vnni", "q4_1", 8),
+            ("vnni", "q8_0", 16),
+            ("amx", "q4_0", 16),
+            ("amx", "q6_k", 8),
+            ("amx", "q2_k", 16),
+            ("amx", "bf16", 16),
+            ("amx", "f16", 16),
+        )
+        if t in H.MORE
+    ]
+    if not EVERY
+    else [(t, d, b) for t in H.MORE for d in DTYPES for b in (16, 8) if b == 16 or d in SMALL]
+)
+VARIANTS = (
+    MORE
+    + [
+        (t, d, 16)
+        for t in WIDE
+        for d in DTYPES[:13] + (list(CODES) if EVERY else CODE_SAMPLE) + GROUPS
+    ]
+    + [
+        (t, d, 8)
+        for t in WIDE
+        for d in (
+            "q4_1",
+            "q5_0",
+            "q5_k",
+            "q6_k",
+            "q8_0",
+            "u4_128",
+            "u8_128",
+            *(CODES if EVERY else ["q2_k"]),
+        )
+    ]
+    + [
+        ("generic", d, 16)
+        for d in (
+            "f32",
+            "f16",
+            "bf16",
+            "q4_0",
+            "q4_1",
+            "q5_k",
+            "q6_k",
+            "q8_0",
+            "u4_128",
+            "u8_32",
+            "f8_128",
+            "mxfp4",
+            "nf4_64",
+            *(CODES if EVERY else ["iq2_xs"]),
+        )
+    ]
+    + [("generic", "q4_1", 8)]
+)
 
 
 if not EVERY:  # a type on every other instruction set, in turn: traits are shared, so each is met, and each set meets half of them
-    VARIANTS = [v for v in VARIANTS if v[0] not in WIDE or (NUMBER[v[1]] + WIDE.index(v[0]) + v[2] // 8) % 2 == 0]
+    VARIANTS = [
+        v
+        for v in VARIANTS
+        if v[0] not in WIDE or (NUMBER[v[1]] + WIDE.index(v[0]) + v[2] // 8) % 2 == 0
+    ]
 
 
 @pytest.mark.sample(11)
@@ -197,13 +384,21 @@ def test_a_row_is_right_and_the_same_in_any_company(lib, target, dtype, bits):
     packed = w.packed(target)
     rng = np.random.default_rng(3)
     n = 101 if target == "v4p" else 200
-    x = rng.standard_normal((n, cols)).astype(np.float32) * np.exp(rng.standard_normal((n, 1))).astype(np.float32)
+    x = rng.standard_normal((n, cols)).astype(np.float32) * np.exp(
+        rng.standard_normal((n, 1))
+    ).astype(np.float32)
     x[5, 40:70] *= 1000
     x[6], x[7], x[8] = 0, 1e-41, -1e30
     all_rows = run_rows(k, x, packed, ROWS)
     xs = seen(x, dtype, bits)
     mags = np.abs(xs) @ np.abs(w.value.astype(np.float64)).T
-    if dtype in ("q4_1", "q5_1", "q4_k", "q5_k", *MINS):  # minimum and scale may cancel: each has its own rounding
+    if dtype in (
+        "q4_1",
+        "q5_1",
+        "q4_k",
+        "q5_k",
+        *MINS,
+    ):  # minimum and scale may cancel: each has its own rounding
         mags *= 4
     close(all_rows, xs @ w.value.astype(np.float64).T, mags, 3e-6 if dtype in SMALL else 1e-5)
     if bits == 16:
@@ -213,8 +408,8 @@ def test_a_row_is_right_and_the_same_in_any_company(lib, target, dtype, bits):
     for parts in (2, 3, 5):
         same(run_rows(k, x, packed, ROWS, parts, order=range(parts - 1, -1, -1)), all_rows)
     for t in range(5, 9):
-        same(run_rows(k, x[t:t + 1], packed, ROWS, 3), all_rows[t:t + 1])
-        same(run_rows(k, x[t:t + 2], packed, ROWS, 2), all_rows[t:t + 2])
+        same(run_rows(k, x[t : t + 1], packed, ROWS, 3), all_rows[t : t + 1])
+        same(run_rows(k, x[t : t + 2], packed, ROWS, 2), all_rows[t : t + 2])
 
 
 @pytest.mark.sample(6)
@@ -231,14 +426,20 @@ def test_sums_hold_the_most_extreme_elements(lib, target, dtype, bits):
     x[2] = rng.choice([-32512, 32512, 127, -128, 32383, -32384], cols) / 32512
     want = seen(x, dtype, bits) @ w.value.astype(np.float64).T
     mags = np.abs(seen(x, dtype, bits)) @ np.abs(w.value.astype(np.float64)).T
-    if dtype in ("q4_1", "q5_1", "q4_k", "q5_k", *MINS) or re.match(r"[um]\d_", dtype):  # of groups the zero point is a minimum
+    if dtype in ("q4_1", "q5_1", "q4_k", "q5_k", *MINS) or re.match(
+        r"[um]\d_", dtype
+    ):  # of groups the zero point is a minimum
         mags = mags * 4 + np.abs(x).sum(-1, keepdims=True) * np.abs(w.value).max()
     for m in (1, 2, 7):
         close(run_rows(k, x[:m], packed, ROWS), want[:m], mags[:m], 3e-6)
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("target,dtype", [(t, d) for t in TARGETS for d in ("q4_1", "q8_0", "q6_k", "f16")] + [(t, "f16") for t in H.MORE if t == "amx"])
+@pytest.mark.parametrize(
+    "target,dtype",
+    [(t, d) for t in TARGETS for d in ("q4_1", "q8_0", "q6_k", "f16")]
+    + [(t, "f16") for t in H.MORE if t == "amx"],
+)
 def test_infinity_and_nan_stay_in_their_row(lib, target, dtype):
     cols = columns(dtype)
     k = H.build("matmul", target, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=16), FAST)
@@ -246,17 +447,28 @@ def test_infinity_and_nan_stay_in_their_row(lib, target, dtype):
     x = np.random.default_rng(5).standard_normal((20, cols)).astype(np.float32)
     clean = run_rows(k, x, packed, ROWS)
     bad = x.copy()
-    bad[3, 0], bad[4, cols - 1], bad[11, 77], bad[12, 33], bad[19, 5] = np.inf, np.nan, -np.inf, np.nan, np.nan
+    bad[3, 0], bad[4, cols - 1], bad[11, 77], bad[12, 33], bad[19, 5] = (
+        np.inf,
+        np.nan,
+        -np.inf,
+        np.nan,
+        np.nan,
+    )
     hit = [3, 4, 11, 12, 19]
     got = run_rows(k, bad, packed, ROWS)
     same(np.delete(got, hit, 0), np.delete(clean, hit, 0))
     assert not np.isfinite(got[hit]).any()
     for t in hit:
-        same(run_rows(k, bad[t:t + 1], packed, ROWS), got[t:t + 1])
-        same(run_rows(k, bad[t:t + 1], packed, ROWS), run_rows(k, bad[max(t - 1, 0):t + 1], packed, ROWS)[-1:])
+        same(run_rows(k, bad[t : t + 1], packed, ROWS), got[t : t + 1])
+        same(
+            run_rows(k, bad[t : t + 1], packed, ROWS),
+            run_rows(k, bad[max(t - 1, 0) : t + 1], packed, ROWS)[-1:],
+        )
 
 
-@pytest.mark.parametrize("target,rows,cols", [(t, 70, 1536) for t in TARGETS] + [(t, 1, 32) for t in WIDE])
+@pytest.mark.parametrize(
+    "target,rows,cols", [(t, 70, 1536) for t in TARGETS] + [(t, 1, 32) for t in WIDE]
+)
 def test_other_shapes(lib, target, rows, cols):
     k = H.build("matmul", target, dict(ROWS=rows, COLS=cols, W_DTYPE="q4_1", ACT_BITS=16), FAST)
     w = Weights(lib, "q4_1", rows, cols)
@@ -264,7 +476,9 @@ def test_other_shapes(lib, target, rows, cols):
     bias = np.random.default_rng(7).standard_normal(rows).astype(np.float32)
     got = run_rows(k, x, w.packed(target), rows, 2, extra=bias)
     xs = seen(x, "q4_1", 16)
-    close(got, xs @ w.value.astype(np.float64).T + bias, 4 * np.abs(xs) @ np.abs(w.value).T + 1, 3e-6)
+    close(
+        got, xs @ w.value.astype(np.float64).T + bias, 4 * np.abs(xs) @ np.abs(w.value).T + 1, 3e-6
+    )
     same(run_rows(k, x[:1], w.packed(target), rows, 3, extra=bias), got[:1])
 
 
@@ -282,15 +496,38 @@ def test_portable_v4_has_the_bits_of_v4(lib, dtype, bits):
     cols = columns(dtype)
     packed = Weights(lib, dtype, ROWS, cols).packed("v4")
     x = np.random.default_rng(19).standard_normal((12, cols)).astype(np.float32)
-    a, b = (H.build("matmul", t, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits), FAST) for t in ("v4", "v4p"))
+    a, b = (
+        H.build("matmul", t, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits), FAST)
+        for t in ("v4", "v4p")
+    )
     for n in (1, 3, 12):
         same(run_rows(a, x[:n], packed, ROWS), run_rows(b, x[:n], packed, ROWS))
 
 
-SAME = [("amx", "v4", d, b) for d, b in (("q4_1", 16), ("q8_0", 16), ("q5_k", 8), ("q6_k", 16), ("f32", 16), ("u4_128", 16), ("nvfp4", 16), ("nf4_32", 16))] + \
-    [("vnni", "v3", d, b) for d, b in (("q4_1", 16), ("q8_0", 8), ("q6_k", 8))]
-SAME = SAME if not EVERY else [(a, b, d, n) for a, b in (("amx", "v4"), ("vnni", "v3")) for d in DTYPES for n in (16, 8)
-                               if d in SMALL or (n == 16 and (a == "vnni" or d not in ("f16", "bf16")))]
+SAME = [
+    ("amx", "v4", d, b)
+    for d, b in (
+        ("q4_1", 16),
+        ("q8_0", 16),
+        ("q5_k", 8),
+        ("q6_k", 16),
+        ("f32", 16),
+        ("u4_128", 16),
+        ("nvfp4", 16),
+        ("nf4_32", 16),
+    )
+] + [("vnni", "v3", d, b) for d, b in (("q4_1", 16), ("q8_0", 8), ("q6_k", 8))]
+SAME = (
+    SAME
+    if not EVERY
+    else [
+        (a, b, d, n)
+        for a, b in (("amx", "v4"), ("vnni", "v3"))
+        for d in DTYPES
+        for n in (16, 8)
+        if d in SMALL or (n == 16 and (a == "vnni" or d not in ("f16", "bf16")))
+    ]
+)
 
 
 @pytest.mark.parametrize("target,than,dtype,bits", SAME)
@@ -301,17 +538,27 @@ def test_the_same_integers_make_the_same_bits(lib, target, than, dtype, bits):
     cols = columns(dtype)
     packed = Weights(lib, dtype, ROWS, cols).packed(than)
     x = np.random.default_rng(21).standard_normal((130, cols)).astype(np.float32)
-    a, b = (H.build("matmul", t, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits), FAST) for t in (target, than))
+    a, b = (
+        H.build("matmul", t, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits), FAST)
+        for t in (target, than)
+    )
     for n in (1, 4, 5, 11, 16, 17, 31, 33, 95, 97, 130):
         same(run_rows(a, x[:n], packed, ROWS, 1 + n % 3), run_rows(b, x[:n], packed, ROWS))
 
 
 @pytest.mark.skipif("amx" not in H.MORE, reason="this processor has no tiles")
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "q4_1", "q6_k", "nvfp4", "iq4_nl"] if not EVERY else [d for d in DTYPES if d != "f32"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["bf16", "f16", "q4_1", "q6_k", "nvfp4", "iq4_nl"]
+    if not EVERY
+    else [d for d in DTYPES if d != "f32"],
+)
 def test_plain_bf16_activations(lib, dtype):
     """activations: bf16: one part of bf16 each, activations and scaled weights, the exact product of both, and the same row in any company."""
     cols = 608 if dtype in ("f16", "bf16") else columns(dtype)
-    k = H.build("matmul", "amx", dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=16, ACT_BF16=1), FAST)
+    k = H.build(
+        "matmul", "amx", dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=16, ACT_BF16=1), FAST
+    )
     w = Weights(lib, dtype, ROWS, cols)
     packed = w.packed("amx")
     x = np.random.default_rng(22).standard_normal((300, cols)).astype(np.float32)
@@ -319,8 +566,10 @@ def test_plain_bf16_activations(lib, dtype):
     got = run_rows(k, x, packed, ROWS)
     value = w.value.astype(np.float64).T
     # to nearest is 2 ^ -9 of a weight; where scale and minimum cancel, the rounding of each in fp32 is seen too
-    close(got, plain @ value, np.abs(plain) @ np.abs(value), 2.0 ** -9 * 1.01)
-    err = np.abs(got - plain @ rounded(w.value, np.arange(cols, dtype=np.uint32) % 2).T) / (np.abs(plain) @ np.abs(value))
+    close(got, plain @ value, np.abs(plain) @ np.abs(value), 2.0**-9 * 1.01)
+    err = np.abs(got - plain @ rounded(w.value, np.arange(cols, dtype=np.uint32) % 2).T) / (
+        np.abs(plain) @ np.abs(value)
+    )
     assert np.median(err) < 1e-6, "weights are rounded once, sums are fp32"
     assert np.abs(got - x @ value).max() > 1e-3, "activations keep their precision"
     for n in (1, 2, 5, 17, 33, 97):
@@ -337,10 +586,19 @@ def test_products_of_two_formats_and_widths_in_one_kernel(lib, target):
     text = (H.ROOT / "tests/kernels/two_products.c").read_text()
     isa = target.replace("v4p", "v4")
     for name, dtype, cols, bits in (("wide", "q4_k", 512, 16), ("narrow", "q6_k", 256, 8)):
-        p = H.expand("matmul", target, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits))["products"]
+        p = H.expand("matmul", target, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits))[
+            "products"
+        ]
         text = H.called(f"#define {name}_functions {p[0]['symbol']}\n{text}", p, target, FAST)
-    both = H.Kernel(H.compiled("two_products", target, text, (*FAST, f"-DLLMC_TARGET_{isa}")), dict(symbol="two_products", arg=[]))
-    w = [Weights(lib, "q4_k", ROWS, 512, 1), Weights(lib, "q6_k", ROWS, 256, 2), Weights(lib, "q6_k", ROWS, 256, 3)]
+    both = H.Kernel(
+        H.compiled("two_products", target, text, (*FAST, f"-DLLMC_TARGET_{isa}")),
+        dict(symbol="two_products", arg=[]),
+    )
+    w = [
+        Weights(lib, "q4_k", ROWS, 512, 1),
+        Weights(lib, "q6_k", ROWS, 256, 2),
+        Weights(lib, "q6_k", ROWS, 256, 3),
+    ]
     bits = [16, 8, 8]
     packed = [m.packed(target) for m in w]
     rng = np.random.default_rng(20)
@@ -350,17 +608,29 @@ def test_products_of_two_formats_and_widths_in_one_kernel(lib, target):
             v[...] = rng.standard_normal(v.shape)
         y = [H.aligned((n, ROWS)) for _ in w]
         scratch = [H.aligned((parts * c * 1024,), np.uint8) for c in (512, 256)]
-        both.call(H.make_step([0] * n), [x[0], packed[0], x[1], packed[1], packed[2], *y], parts, scratch=scratch)
+        both.call(
+            H.make_step([0] * n),
+            [x[0], packed[0], x[1], packed[1], packed[2], *y],
+            parts,
+            scratch=scratch,
+        )
         for i, m in enumerate(w):
             xs = seen(x[i > 0], m.dtype, bits[i])
             close(y[i], xs @ m.value.astype(np.float64).T, 4 * np.abs(xs) @ np.abs(m.value).T, 3e-6)
-            k = H.build("matmul", target, dict(ROWS=ROWS, COLS=m.cols, W_DTYPE=m.dtype, ACT_BITS=bits[i]), FAST)
+            k = H.build(
+                "matmul",
+                target,
+                dict(ROWS=ROWS, COLS=m.cols, W_DTYPE=m.dtype, ACT_BITS=bits[i]),
+                FAST,
+            )
             same(y[i], run_rows(k, x[i > 0], packed[i], ROWS, parts))
 
 
 def vectors(cols, seed=9):
     rng = np.random.default_rng(seed)
-    return (rng.standard_normal(cols) + 1).astype(np.float32), rng.standard_normal(cols).astype(np.float32)
+    return (rng.standard_normal(cols) + 1).astype(np.float32), rng.standard_normal(cols).astype(
+        np.float32
+    )
 
 
 def activation(name, x):
@@ -368,8 +638,9 @@ def activation(name, x):
         return x / (1 + np.exp(-x))
     if name == "gelu":
         from math import erf
-        return 0.5 * x * (1 + np.vectorize(erf)(x * 0.5 ** 0.5))
-    return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x ** 3)))
+
+        return 0.5 * x * (1 + np.vectorize(erf)(x * 0.5**0.5))
+    return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
 
 def loose(dtype):
@@ -378,9 +649,16 @@ def loose(dtype):
 
 
 # target, dtype, norm, plus_one, act: each value of each somewhere
-FUSED = [(t, d, n, p, a) for t in TARGETS for d, n, p, a in
-         (("q4_1", "rms", 0, "silu"), ("f16", "layer", 0, "gelu"), ("q8_0", "rms", 1, "gelu_tanh"))
-         if t != "generic" or d == "q4_1"]
+FUSED = [
+    (t, d, n, p, a)
+    for t in TARGETS
+    for d, n, p, a in (
+        ("q4_1", "rms", 0, "silu"),
+        ("f16", "layer", 0, "gelu"),
+        ("q8_0", "rms", 1, "gelu_tanh"),
+    )
+    if t != "generic" or d == "q4_1"
+]
 
 
 @pytest.mark.sample(5)
@@ -390,8 +668,21 @@ def test_norm_glu(lib, target, dtype, kind, plus, act, rows):
     if rows == 43 and dtype != "q4_1":
         pytest.skip("one type shows it")
     cols = 96
-    k = H.build("norm_glu", target, dict(ROWS=rows, COLS=cols, W_DTYPE=dtype, ACT_BITS=16, NORM=kind, EPS=1e-5, PLUS_ONE=plus,
-                                         ACT=act), FAST)
+    k = H.build(
+        "norm_glu",
+        target,
+        dict(
+            ROWS=rows,
+            COLS=cols,
+            W_DTYPE=dtype,
+            ACT_BITS=16,
+            NORM=kind,
+            EPS=1e-5,
+            PLUS_ONE=plus,
+            ACT=act,
+        ),
+        FAST,
+    )
     w = Weights(lib, dtype, 2 * rows, cols)
     nw, nb = vectors(cols)
     x = np.random.default_rng(10).standard_normal((110, cols)).astype(np.float32)
@@ -403,6 +694,7 @@ def test_norm_glu(lib, target, dtype, kind, plus, act, rows):
         y = H.aligned((n, rows))
         k.call(H.make_step([0] * n), [x, nw, nb, packed, bias, y], parts)
         return y
+
     got = run(110, 1)
     gu = xn @ w.value.astype(np.float64).T + bias
     mags = 4 * np.abs(xn) @ np.abs(w.value).T + 1
@@ -416,21 +708,39 @@ def test_norm_glu(lib, target, dtype, kind, plus, act, rows):
 @pytest.mark.parametrize("target,dtype,kind,plus,act", FUSED)
 def test_norm_matmul_and_norm_act(lib, target, dtype, kind, plus, act):
     rows, cols = 43, 96
-    params = dict(ROWS=rows, COLS=cols, W_DTYPE=dtype, ACT_BITS=16, NORM=kind, EPS=1e-5, PLUS_ONE=plus, ACT=act)
+    params = dict(
+        ROWS=rows,
+        COLS=cols,
+        W_DTYPE=dtype,
+        ACT_BITS=16,
+        NORM=kind,
+        EPS=1e-5,
+        PLUS_ONE=plus,
+        ACT=act,
+    )
     w = Weights(lib, dtype, rows, cols)
     nw, nb = vectors(cols)
     x = np.random.default_rng(12).standard_normal((9, cols)).astype(np.float32)
     packed = w.packed(target)
     mags = None
-    for name, bias in (("norm_matmul", vectors(rows)[1]), ("norm_act", None), ("norm_matmul", None)):
+    for name, bias in (
+        ("norm_matmul", vectors(rows)[1]),
+        ("norm_act", None),
+        ("norm_matmul", None),
+    ):
         if name == "norm_act" and dtype == "q8_0":
             continue
         k = H.build(name, target, params, FAST)
 
         def run(n, parts):
             y = H.aligned((n, rows))
-            k.call(H.make_step([0] * n), [x, nw, nb if bias is not None else None, packed, bias, y], parts)
+            k.call(
+                H.make_step([0] * n),
+                [x, nw, nb if bias is not None else None, packed, bias, y],
+                parts,
+            )
             return y
+
         xn = norm(x, kind, nw, nb if bias is not None else None, plus=plus)
         mags = 4 * np.abs(xn) @ np.abs(w.value).T + 1
         want = xn @ w.value.astype(np.float64).T + (0 if bias is None else bias)
@@ -444,7 +754,12 @@ def test_norm_matmul_and_norm_act(lib, target, dtype, kind, plus, act):
 @pytest.mark.parametrize("in_place", [False, True])
 def test_matmul_add(lib, target, in_place):
     rows, cols, scale = 43, 160, 0.75
-    k = H.build("matmul_add", target, dict(ROWS=rows, COLS=cols, W_DTYPE="q5_0", ACT_BITS=16, SCALE=scale), FAST)
+    k = H.build(
+        "matmul_add",
+        target,
+        dict(ROWS=rows, COLS=cols, W_DTYPE="q5_0", ACT_BITS=16, SCALE=scale),
+        FAST,
+    )
     w = Weights(lib, "q5_0", rows, cols)
     x = np.random.default_rng(13).standard_normal((101, cols)).astype(np.float32)
     r = np.random.default_rng(14).standard_normal((101, rows)).astype(np.float32)
@@ -456,9 +771,15 @@ def test_matmul_add(lib, target, in_place):
         res = r[:n].copy()
         k.call(H.make_step([0] * n), [x, packed, bias, res, res if in_place else y], parts)
         return res if in_place else y
+
     got = run(101, 1)
     xs = seen(x, "q5_0", 16)
-    close(got, scale * r.astype(np.float64) + xs @ w.value.astype(np.float64).T + bias, np.abs(xs) @ np.abs(w.value).T + 1, 3e-6)
+    close(
+        got,
+        scale * r.astype(np.float64) + xs @ w.value.astype(np.float64).T + bias,
+        np.abs(xs) @ np.abs(w.value).T + 1,
+        3e-6,
+    )
     for n, parts in ((1, 2), (2, 1), (7, 3), (101, 2)):
         same(run(n, parts), got[:n])
 
@@ -466,8 +787,22 @@ def test_matmul_add(lib, target, in_place):
 @pytest.mark.parametrize("target,cap", [(t, 30.0) for t in TARGETS] + [("generic", 0.0)])
 def test_head(lib, target, cap):
     rows, cols, scale = 203, 64, 0.8
-    k = H.build("lm_head", target, dict(ROWS=rows, COLS=cols, W_DTYPE="q8_0", ACT_BITS=16, NORM="rms", EPS=1e-5, PLUS_ONE=0, SCALE=scale, SOFTCAP=cap),
-                FAST)
+    k = H.build(
+        "lm_head",
+        target,
+        dict(
+            ROWS=rows,
+            COLS=cols,
+            W_DTYPE="q8_0",
+            ACT_BITS=16,
+            NORM="rms",
+            EPS=1e-5,
+            PLUS_ONE=0,
+            SCALE=scale,
+            SOFTCAP=cap,
+        ),
+        FAST,
+    )
     w = Weights(lib, "q8_0", rows, cols)
     nw, _ = vectors(cols)
     x = np.random.default_rng(15).standard_normal((9, cols)).astype(np.float32)
@@ -478,6 +813,7 @@ def test_head(lib, target, cap):
         k.call(H.make_step([0] * 9, out_row=wanted), [x, nw, None, packed, y], parts)
         assert np.isnan(y[-1]).all()
         return y[:-1]
+
     got = run(range(9), 1)
     want = scale * (norm(x, "rms", nw) @ w.value.astype(np.float64).T)
     want = cap * np.tanh(want / cap) if cap else want
@@ -490,31 +826,62 @@ def test_head(lib, target, cap):
 def rotated(x, angle, dims, style):
     y, h = x.copy(), dims // 2
     c, s = angle[:h], angle[h:]
-    a, b = (slice(0, dims, 2), slice(1, dims, 2)) if style == "interleaved" else (slice(0, h), slice(h, dims))
+    a, b = (
+        (slice(0, dims, 2), slice(1, dims, 2))
+        if style == "interleaved"
+        else (slice(0, h), slice(h, dims))
+    )
     y[..., a] = x[..., a] * c - x[..., b] * s
     y[..., b] = x[..., b] * c + x[..., a] * s
     return y
 
 
-QKV = [(t, *v) for t in TARGETS for v in (
-    # dtype heads kv dim norm qk_norm rope_dims style kv_dtype bias
-    ("q4_1", 3, 1, 64, "rms", False, 64, "half", "f16", False),
-    ("q8_0", 4, 2, 20, "layer", True, 8, "interleaved", "f32", True),
-    ("bf16", 2, 2, 24, "none", True, 24, "half", "f16", True),
-    ("q6_k", 2, 1, 32, "rms", False, 0, "half", "f32", False)) if t != "generic" or v[0] in ("q8_0", "bf16")]
+QKV = [
+    (t, *v)
+    for t in TARGETS
+    for v in (
+        # dtype heads kv dim norm qk_norm rope_dims style kv_dtype bias
+        ("q4_1", 3, 1, 64, "rms", False, 64, "half", "f16", False),
+        ("q8_0", 4, 2, 20, "layer", True, 8, "interleaved", "f32", True),
+        ("bf16", 2, 2, 24, "none", True, 24, "half", "f16", True),
+        ("q6_k", 2, 1, 32, "rms", False, 0, "half", "f32", False),
+    )
+    if t != "generic" or v[0] in ("q8_0", "bf16")
+]
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("target,dtype,heads,kv_heads,dim,kind,qk,rope_dims,style,kv,has_bias", QKV)
-def test_norm_qkv(lib, target, dtype, heads, kv_heads, dim, kind, qk, rope_dims, style, kv, has_bias):
+def test_norm_qkv(
+    lib, target, dtype, heads, kv_heads, dim, kind, qk, rope_dims, style, kv, has_bias
+):
     hidden = 256 if dtype == "q6_k" else 96
     rows = (heads + 2 * kv_heads) * dim
     per_page = kv_heads * dim * 2 * H.PAGE
     np_kv = np.float16 if kv == "f16" else np.float32
-    k = H.build("norm_qkv", target, dict(
-        HIDDEN=hidden, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, W_DTYPE=dtype, ACT_BITS=16, NORM=kind, EPS=1e-5, PLUS_ONE=0,
-        QK_EPS=1e-6, QK_PLUS_ONE=1 if style == "half" else 0, ROPE_DIMS=rope_dims, STYLE=style, HAS_ROPE=int(rope_dims > 0),
-        KV_DTYPE=kv, KV_PAGE_BYTES=per_page * np_kv().itemsize), FAST)
+    k = H.build(
+        "norm_qkv",
+        target,
+        dict(
+            HIDDEN=hidden,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            DIM=dim,
+            W_DTYPE=dtype,
+            ACT_BITS=16,
+            NORM=kind,
+            EPS=1e-5,
+            PLUS_ONE=0,
+            QK_EPS=1e-6,
+            QK_PLUS_ONE=1 if style == "half" else 0,
+            ROPE_DIMS=rope_dims,
+            STYLE=style,
+            HAS_ROPE=int(rope_dims > 0),
+            KV_DTYPE=kv,
+            KV_PAGE_BYTES=per_page * np_kv().itemsize,
+        ),
+        FAST,
+    )
     w = Weights(lib, dtype, rows, hidden)
     packed = w.packed(target)
     nw, nb = vectors(hidden)
@@ -533,13 +900,31 @@ def test_norm_qkv(lib, target, dtype, heads, kv_heads, dim, kind, qk, rope_dims,
         rows_of = lens if take is None else [1] * len(take)
         idx = np.arange(n_tok) if take is None else np.array(take)
         seqs = np.repeat(np.arange(3), lens)[idx]
-        step = H.make_step(np.array(pos)[idx].tolist(), rows_of, table=table if take is None else table[seqs])
+        step = H.make_step(
+            np.array(pos)[idx].tolist(), rows_of, table=table if take is None else table[seqs]
+        )
         pool = H.aligned((10, per_page), np_kv)
         q = H.aligned((len(idx), heads, dim))
         ins = [np.ascontiguousarray(v[idx]) for v in (x, rope)]
-        k.call(step, [ins[0], nw, nb if kind == "layer" else None, packed, bias, qn if qk else None, kn if qk else None,
-                      ins[1] if rope_dims else None, pool, q, None], parts)
+        k.call(
+            step,
+            [
+                ins[0],
+                nw,
+                nb if kind == "layer" else None,
+                packed,
+                bias,
+                qn if qk else None,
+                kn if qk else None,
+                ins[1] if rope_dims else None,
+                pool,
+                q,
+                None,
+            ],
+            parts,
+        )
         return q, pool
+
     q, pool = run(1)
     xn = norm(x, kind, nw, nb)
     qkv = xn @ w.value.astype(np.float64).T + (0 if bias is None else bias)
@@ -547,7 +932,13 @@ def test_norm_qkv(lib, target, dtype, heads, kv_heads, dim, kind, qk, rope_dims,
     want = heads_of.copy()
     for h in range(heads + kv_heads):
         if qk:
-            want[:, h] = norm(want[:, h], "rms", qn if h < heads else kn, eps=1e-6, plus=1 if style == "half" else 0)
+            want[:, h] = norm(
+                want[:, h],
+                "rms",
+                qn if h < heads else kn,
+                eps=1e-6,
+                plus=1 if style == "half" else 0,
+            )
         if rope_dims:
             for t in range(n_tok):
                 want[t, h] = rotated(want[t, h], rope[t].astype(np.float64), rope_dims, style)
@@ -557,14 +948,16 @@ def test_norm_qkv(lib, target, dtype, heads, kv_heads, dim, kind, qk, rope_dims,
     held = np.full((10, 2, kv_heads, dim, H.PAGE), np.nan)
     for t in range(n_tok):
         page = table[seqs[t], pos[t] // 32]
-        held[page, 0, :, :, pos[t] % 32] = want[t, heads:heads + kv_heads]
-        held[page, 1, :, :, pos[t] % 32] = want[t, heads + kv_heads:]
+        held[page, 0, :, :, pos[t] % 32] = want[t, heads : heads + kv_heads]
+        held[page, 1, :, :, pos[t] % 32] = want[t, heads + kv_heads :]
     half = per_page // 2
     got_k = pool[:, :half].reshape(10, kv_heads, dim, H.PAGE)
     got_v = pool[:, half:].reshape(10, kv_heads, H.PAGE, dim).transpose(0, 1, 3, 2)
     rel = loose(dtype) + (6e-4 if kv == "f16" else 0)
     for got, exp in ((got_k, held[:, 0]), (got_v, held[:, 1])):
-        assert (np.isnan(got) == np.isnan(exp)).all(), "wrote places of other positions, or not its own"
+        assert (np.isnan(got) == np.isnan(exp)).all(), (
+            "wrote places of other positions, or not its own"
+        )
         close(np.nan_to_num(got), np.nan_to_num(exp), size, rel)
     bits = np.int16 if kv == "f16" else np.int32
     for parts in (2, 3, 5):
@@ -578,18 +971,39 @@ def test_norm_qkv(lib, target, dtype, heads, kv_heads, dim, kind, qk, rope_dims,
         assert wrote.sum() == len(take) * 2 * kv_heads * dim and (pool1[wrote] == pool[wrote]).all()
 
 
-@pytest.mark.parametrize("target,wanted", [("v3", [("q4_1", 8, r"vpmaddubsw.*ymm"), ("q8_0", 16, r"vpmaddwd.*ymm")]),
-                                           ("v4", [("q4_1", 16, r"vpdpbusd.*zmm"), ("q4_1", 16, r"vpdpwssd.*zmm")]),
-                                           ("vnni", [("q8_0", 8, r"vpdpbusd.*ymm"), ("q8_0", 16, r"vpdpwssd.*ymm")]),
-                                           ("amx", [("q4_1", 16, r"tdpbssd"), ("bf16", 16, r"tdpbf16ps")])])
+@pytest.mark.parametrize(
+    "target,wanted",
+    [
+        ("v3", [("q4_1", 8, r"vpmaddubsw.*ymm"), ("q8_0", 16, r"vpmaddwd.*ymm")]),
+        ("v4", [("q4_1", 16, r"vpdpbusd.*zmm"), ("q4_1", 16, r"vpdpwssd.*zmm")]),
+        ("vnni", [("q8_0", 8, r"vpdpbusd.*ymm"), ("q8_0", 16, r"vpdpwssd.*ymm")]),
+        ("amx", [("q4_1", 16, r"tdpbssd"), ("bf16", 16, r"tdpbf16ps")]),
+    ],
+)
 def test_the_compiled_kernel_has_the_instructions_it_is_for(target, wanted, tmp_path):
     import re
+
     flags = [f for f in H.ARCH[target] if f.startswith("-m")]
-    if subprocess.run([H.CC, *flags, "-x", "c", "-c", "/dev/null", "-o", os.devnull], capture_output=True).returncode:
+    if subprocess.run(
+        [H.CC, *flags, "-x", "c", "-c", "/dev/null", "-o", os.devnull], capture_output=True
+    ).returncode:
         pytest.skip(f"{H.CC} does not know {flags}")
     for dtype, bits, pattern in wanted:
         k = H.expand("matmul", target, dict(ROWS=64, COLS=64, W_DTYPE=dtype, ACT_BITS=bits))
         (tmp_path / "k.c").write_text(k["products"][0]["text"])
-        subprocess.run([H.CC, "-std=gnu11", "-O1", "-S", "-ffp-contract=off", *H.ARCH[target], f"-I{H.TEMPLATES}",
-                        str(tmp_path / "k.c"), "-o", str(tmp_path / "k.s")], check=True)
+        subprocess.run(
+            [
+                H.CC,
+                "-std=gnu11",
+                "-O1",
+                "-S",
+                "-ffp-contract=off",
+                *H.ARCH[target],
+                f"-I{H.TEMPLATES}",
+                str(tmp_path / "k.c"),
+                "-o",
+                str(tmp_path / "k.s"),
+            ],
+            check=True,
+        )
         assert re.search(pattern, (tmp_path / "k.s").read_text())

@@ -1,10 +1,26 @@
 """Kernels that keep a state, against float64 and against each other bit for bit: whole sequences, cuts into steps, single rows, several sequences in the
 places of others, parts, instruction sets' odd ends."""
+
 import numpy as np
 import pytest
 
 import harness as H
-from state_oracle import AT, CHANNELS, CONV, DELTA, GATES, ROWS, SCAN, SEQS, channels, conv, delta, gate, scan, steps
+from state_oracle import (
+    AT,
+    CHANNELS,
+    CONV,
+    DELTA,
+    GATES,
+    ROWS,
+    SCAN,
+    SEQS,
+    channels,
+    conv,
+    delta,
+    gate,
+    scan,
+    steps,
+)
 
 
 def run(kernel, inputs, fixed, shape, out_shape, cuts, n_parts):
@@ -17,10 +33,14 @@ def run(kernel, inputs, fixed, shape, out_shape, cuts, n_parts):
             args.append(H.aligned((len(pos), *x[0].shape[1:])))
             args[-1][...] = np.concatenate([x[i][a:b] for i, a, b in step])
         out = H.aligned((len(pos), *out_shape))
-        kernel.call(H.make_step(pos, [b - a for _, a, b in step], seq=[AT[i] for i, _, _ in step]), [*args, *fixed, state, out], n_parts)
+        kernel.call(
+            H.make_step(pos, [b - a for _, a, b in step], seq=[AT[i] for i, _, _ in step]),
+            [*args, *fixed, state, out],
+            n_parts,
+        )
         at = 0
         for i, a, b in step:
-            y[i][a:b] = out[at:at + b - a]
+            y[i][a:b] = out[at : at + b - a]
             at += b - a
     return y, state
 
@@ -34,7 +54,9 @@ def compare(target, op, params, inputs, fixed, shape, out_shape, want, want_stat
             assert np.isfinite(g).all()
             np.testing.assert_allclose(g, w, rtol=0, atol=3e-6 * max(1, np.abs(w).max()))
         assert np.isnan(state[1]).all(), "the place of a sequence that is not in the step"
-        assert first is None or all(np.array_equal(a, b) for a, b in zip(first, got)), f"{cuts}, {parts} parts: other bits"
+        assert first is None or all(np.array_equal(a, b) for a, b in zip(first, got)), (
+            f"{cuts}, {parts} parts: other bits"
+        )
         first = first or got
 
 

@@ -5,6 +5,7 @@
 
 A mutant is caught when at least one of its tests fails, and the line names it. Errors, with exit status 1: a mutant that no test catches, an `old` that is not in its file
 exactly `count` times (1), a mutant that does not build, a test that fails without a mutant. Copies stay in build/mutants, so that later runs build little."""
+
 import argparse
 import collections
 import concurrent.futures
@@ -63,7 +64,9 @@ def planted(m, root=ROOT):
         raise Stale(f"{m['name']}: {m['file']} is not there")
     text = path.read_text()
     if (n := text.count(m["old"])) != m.get("count", 1):
-        raise Stale(f"{m['name']}: its text is in {m['file']} {n} times, expected {m.get('count', 1)}: the table is stale")
+        raise Stale(
+            f"{m['name']}: its text is in {m['file']} {n} times, expected {m.get('count', 1)}: the table is stale"
+        )
     return text.replace(m["old"], m["new"])
 
 
@@ -83,7 +86,13 @@ def lane(number):
     """A copy of the tree; what changed since the last run is copied again."""
     tree = WORK / f"tree-{number}"
     tree.mkdir(parents=True, exist_ok=True)
-    names = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout
     names = {n for n in names.split("\0") if n and (ROOT / n).is_file()}
     for n in names:
         to = tree / n
@@ -91,7 +100,9 @@ def lane(number):
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / n, to)
             os.utime(to)
-    for n in [p for p in tree.rglob("*") if p.is_file() and p.relative_to(tree).parts[0] != "build"]:
+    for n in [
+        p for p in tree.rglob("*") if p.is_file() and p.relative_to(tree).parts[0] != "build"
+    ]:
         if str(n.relative_to(tree)) not in names:
             n.unlink()
     return tree
@@ -99,17 +110,34 @@ def lane(number):
 
 def environment():
     """For builds and tests of a copy. Built code is shared with all other tests: it is found by its source, so that a mutant's own is new."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("LLMC_EMU", "LLMC_CHECK", "MAKE", "MFLAGS"))} | {"LLMC_EMU_QUIET": "1"}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("LLMC_EMU", "LLMC_CHECK", "MAKE", "MFLAGS"))
+    } | {"LLMC_EMU_QUIET": "1"}
     return env | ({"LLMC_EMU_CACHE": str(build_cache.root())} if build_cache.folder() else {})
 
 
 def make(tree, env, *targets):
     # a mistake may leave a variable unused
-    return subprocess.run(["make", "-s", f"CC={os.environ.get('CC', 'gcc')}", "CFLAGS=-O2 -Wno-error", *targets], cwd=tree, env=env, capture_output=True, text=True)
+    return subprocess.run(
+        ["make", "-s", f"CC={os.environ.get('CC', 'gcc')}", "CFLAGS=-O2 -Wno-error", *targets],
+        cwd=tree,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
 
 
 def build(tree, env, tests):
-    targets = {f"build/unit/{unit(t)[0]}" if unit(t) else "build/expand" if t.startswith("tests/cuda/") else "all" for t in tests}
+    targets = {
+        f"build/unit/{unit(t)[0]}"
+        if unit(t)
+        else "build/expand"
+        if t.startswith("tests/cuda/")
+        else "all"
+        for t in tests
+    }
     return make(tree, env, "emu-lib", *sorted(targets))
 
 
@@ -117,8 +145,18 @@ def run_tests(tree, env, tests):
     """(names of tests that failed, output). Unit programs first; of pytest's, none after the first that fails."""
     output = ""
     for name, case, checked in filter(None, map(unit, tests)):
-        more = ({"LLMC_EMU_MODE": "check"} if checked else {}) | ({"TEST_ONLY": case} if case else {})
-        r = subprocess.run([f"build/unit/{name}"], cwd=tree, env=env | more, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
+        more = ({"LLMC_EMU_MODE": "check"} if checked else {}) | (
+            {"TEST_ONLY": case} if case else {}
+        )
+        r = subprocess.run(
+            [f"build/unit/{name}"],
+            cwd=tree,
+            env=env | more,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT,
+        )
         output += r.stdout + r.stderr
         if r.returncode:
             cases = re.findall(r"^\[  FAILED  \] (\w+)$", output, re.M)
@@ -126,7 +164,15 @@ def run_tests(tree, env, tests):
     cases = [t for t in tests if not unit(t)]
     if not cases:
         return [], output
-    r = subprocess.run(["tools/pytest.sh", "-x", "-rfE", *cases], cwd=tree, env=env, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
+    r = subprocess.run(
+        ["tools/pytest.sh", "-x", "-rfE", *cases],
+        cwd=tree,
+        env=env,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=TIMEOUT,
+    )
     output += r.stdout + r.stderr
     failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", r.stdout, re.M)
     if r.returncode not in (0, 1) or (r.returncode == 1) != bool(failed):
@@ -148,7 +194,12 @@ def plant(m, tree, env):
         failed, output = run_tests(tree, env, m["tests"])
         if failed and BROKEN.search(output):
             return False, f"its kernel does not compile:\n{output[-1500:]}"
-        return bool(failed), f"{time.monotonic() - start:5.0f} s  {failed[0]}" if failed else f"not seen by {', '.join(m['tests'])}"
+        return (
+            bool(failed),
+            f"{time.monotonic() - start:5.0f} s  {failed[0]}"
+            if failed
+            else f"not seen by {', '.join(m['tests'])}",
+        )
     except subprocess.TimeoutExpired:
         return False, f"its tests did not end in {TIMEOUT} s"
     except Stale as e:
@@ -184,7 +235,9 @@ def main():
     p.add_argument("--hole", type=int, help="only those of this kind of hole")
     p.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     p.add_argument("--check", action="store_true", help="check the table, plant nothing")
-    p.add_argument("--no-baseline", action="store_true", help="do not run the tests without mutants first")
+    p.add_argument(
+        "--no-baseline", action="store_true", help="do not run the tests without mutants first"
+    )
     a = p.parse_args()
     try:
         rows = table()
@@ -192,9 +245,16 @@ def main():
     except Stale as e:
         sys.exit(f"mutants: {e}")
     if a.check:
-        print(f"mutants: {len(rows)} of {len({m['file'] for m in rows})} files, each text in its place")
+        print(
+            f"mutants: {len(rows)} of {len({m['file'] for m in rows})} files, each text in its place"
+        )
         return
-    rows = [m for m in rows if (not a.names or any(n in m["name"] for n in a.names)) and (a.hole is None or m.get("hole") == a.hole)]
+    rows = [
+        m
+        for m in rows
+        if (not a.names or any(n in m["name"] for n in a.names))
+        and (a.hole is None or m.get("hole") == a.hole)
+    ]
     lanes = queue.SimpleQueue()
     first = prepare(0)
     if not a.no_baseline:
@@ -214,7 +274,9 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
         for m, (caught, line) in zip(rows, pool.map(one, rows)):
             missed += not caught
-            print(f"{'caught' if caught else 'MISSED'}  {m['name']} ({m['file']}): {line}", flush=True)
+            print(
+                f"{'caught' if caught else 'MISSED'}  {m['name']} ({m['file']}): {line}", flush=True
+            )
     print(f"mutants: {len(rows) - missed} of {len(rows)} caught")
     sys.exit(missed > 0)
 

@@ -1,4 +1,5 @@
 """The cache of built code from Python and from C: the same files, the same bound, whole entries or none (docs/internals/built-code.md)."""
+
 import json
 import os
 import random
@@ -16,7 +17,19 @@ import build_cache as B  # noqa: E402
 import cache_stats  # noqa: E402
 from small_disk import small_disk  # noqa: E402
 
-TINY = ["run", "configs/tiny.yaml", "--random-weights", "--arch", "generic", "--tokens", "1,2,3", "-n", "2", "--ignore-eos", "--json"]
+TINY = [
+    "run",
+    "configs/tiny.yaml",
+    "--random-weights",
+    "--arch",
+    "generic",
+    "--tokens",
+    "1,2,3",
+    "-n",
+    "2",
+    "--ignore-eos",
+    "--json",
+]
 
 
 @pytest.fixture
@@ -99,7 +112,12 @@ def test_switched_off(cache, monkeypatch, tmp_path):
 def test_libraries_are_compiled_once(cache, tmp_path):
     def make(path):
         made.append(path)
-        subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", path], input="int answer(void) { return 42; }", text=True, check=True)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", path],
+            input="int answer(void) { return 42; }",
+            text=True,
+            check=True,
+        )
 
     made = []
     for _ in range(2):
@@ -121,7 +139,9 @@ def test_llmc_and_python_read_each_others_entries(cache, llmc, tmp_path):
     assert llmc.json(*TINY)["tokens"] == want and "compiling" not in llmc.err
     assert counted(tmp_path) == {"so": {"hit": n}}
     kinds = {k["name"]: k for k in llmc.json("cache")["kinds"]}
-    assert kinds["so"]["files"] == n and kinds["so"]["bytes"] == sum(p.stat().st_size for p in entries(cache, "so"))
+    assert kinds["so"]["files"] == n and kinds["so"]["bytes"] == sum(
+        p.stat().st_size for p in entries(cache, "so")
+    )
 
 
 def test_llmc_keeps_to_the_bound(cache, llmc):
@@ -133,7 +153,10 @@ def test_llmc_keeps_to_the_bound(cache, llmc):
     for env in {"LLMC_CACHE_SIZE": str(size // 2)}, {"LLMC_CACHE_SIZE": "0"}:
         assert llmc.json(*TINY, env=env)["tokens"]
         assert "not kept" not in llmc.err
-        assert sum(p.stat().st_size for p in cache.iterdir() if not p.name.startswith(".")) <= size // 2
+        assert (
+            sum(p.stat().st_size for p in cache.iterdir() if not p.name.startswith("."))
+            <= size // 2
+        )
     llmc(*TINY, env={"LLMC_CACHE_SIZE": "much"}, code=2)
     assert 'LLMC_CACHE_SIZE is "much": expected a size' in llmc.err
 
@@ -157,7 +180,10 @@ def test_writers_that_are_killed_leave_whole_entries(cache, monkeypatch):
     monkeypatch.setenv("LLMC_CACHE_SIZE", "40000")
     r = random.Random(1)
     for round_ in range(6):
-        all_ = [subprocess.Popen([sys.executable, "-c", WRITER, f"{round_} {i}"], cwd=ROOT) for i in range(4)]
+        all_ = [
+            subprocess.Popen([sys.executable, "-c", WRITER, f"{round_} {i}"], cwd=ROOT)
+            for i in range(4)
+        ]
         time.sleep(0.3 + 0.3 * r.random())
         for p in all_:
             assert p.poll() is None
@@ -181,13 +207,27 @@ def test_a_full_disk_is_one_warning(llmc, tmp_path):
     llmc("compile", TINY[1], "-o", artifact, "--arch", "generic")
     run = [TINY[0], str(artifact), *TINY[2:]]
     want = llmc.json(*run[:-1])["tokens"]
-    p = subprocess.run([*disk, llmc.path, *run], capture_output=True, text=True, env=dict(os.environ, LLMC_CACHE=str(tmp_path / "disk")))
+    p = subprocess.run(
+        [*disk, llmc.path, *run],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ, LLMC_CACHE=str(tmp_path / "disk")),
+    )
     assert p.returncode == 0, p.stderr
     assert json.loads(p.stdout)["tokens"] == want
     said = [line for line in p.stderr.splitlines() if "LLMC_CACHE" in line]
-    assert len(said) == 1 and "compiled kernels are not kept for the next time" in said[0] and "No space left on device" in said[0], p.stderr
+    assert (
+        len(said) == 1
+        and "compiled kernels are not kept for the next time" in said[0]
+        and "No space left on device" in said[0]
+    ), p.stderr
     code = "import build_cache as B\nfor i in range(40):\n B.put('test', B.key(i), b'x' * 5000)\nprint(sum(B.get('test', B.key(i)) is not None for i in range(40)))"
-    p = subprocess.run([*disk, sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ, LLMC_CACHE=str(tmp_path / "disk"), PYTHONPATH=str(ROOT / "tools")))
+    p = subprocess.run(
+        [*disk, sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ, LLMC_CACHE=str(tmp_path / "disk"), PYTHONPATH=str(ROOT / "tools")),
+    )
     assert p.returncode == 0 and 5 < int(p.stdout) < 20, p.stdout + p.stderr
     assert p.stderr.count("not kept for the next time") == 1 == len(p.stderr.splitlines()), p.stderr
 
@@ -195,15 +235,26 @@ def test_a_full_disk_is_one_warning(llmc, tmp_path):
 def test_counts_are_added_up(llmc, tmp_path, monkeypatch):
     here, there = (tmp_path / "my cache" / "kernels").resolve(), "/tmp/other cache/kernels"
     monkeypatch.setenv("LLMC_CACHE", str(tmp_path / "my cache"))
-    for i, text in enumerate([f"hit so {here}\nmiss so {here}\nhit emu {here}\nmiss so -\n", f"miss emu {here}\ndamaged so {here}\nmiss so {here}\nhit so {there}\n"]):
+    for i, text in enumerate(
+        [
+            f"hit so {here}\nmiss so {here}\nhit emu {here}\nmiss so -\n",
+            f"miss emu {here}\ndamaged so {here}\nmiss so {here}\nhit so {there}\n",
+        ]
+    ):
         (tmp_path / f"{i}").write_text(text)
     cmd = [sys.executable, str(ROOT / "tools/cache_stats.py")]
-    p = subprocess.run([*cmd, "--kinds", tmp_path / "0", tmp_path / "1"], capture_output=True, text=True)
+    p = subprocess.run(
+        [*cmd, "--kinds", tmp_path / "0", tmp_path / "1"], capture_output=True, text=True
+    )
     assert p.returncode == 0 and p.stdout == (
         "hits 2, misses 3, damaged 1; in caches of tests: hits 1, misses 1\n"
-        "  emu: hits 1, misses 1\n  so: hits 1, misses 2, damaged 1\n  so in caches of tests: hits 1, misses 1\n")
+        "  emu: hits 1, misses 1\n  so: hits 1, misses 2, damaged 1\n  so in caches of tests: hits 1, misses 1\n"
+    )
     here.mkdir(parents=True)
-    kinds = {k["name"]: k for k in llmc.json("cache", env={"LLMC_CACHE_STATS": str(tmp_path / "1")})["kinds"]}
+    kinds = {
+        k["name"]: k
+        for k in llmc.json("cache", env={"LLMC_CACHE_STATS": str(tmp_path / "1")})["kinds"]
+    }
     assert (kinds["so"]["hits"], kinds["so"]["misses"], kinds["emu"]["misses"]) == (0, 1, 1)
     p = subprocess.run([*cmd, tmp_path / "none"], capture_output=True, text=True)
     assert p.returncode == 1 and p.stdout == ""

@@ -22,7 +22,9 @@ def test_a_contract_begins_with_its_invariant_and_ends_with_its_test(page):
     assert files
     source = "".join(open(f).read() for f in files)
     for name in re.findall(r"`(\w+)`", last[1]):
-        assert re.search(rf"^(?:def {name}\(|{name}\(void|(?:BENCH_)?TEST\({name}\))", source, re.M), name
+        assert re.search(
+            rf"^(?:def {name}\(|{name}\(void|(?:BENCH_)?TEST\({name}\))", source, re.M
+        ), name
 
 
 def test_every_contract_is_listed():
@@ -39,18 +41,24 @@ def test_only_the_list_of_devices_names_a_device():
             continue
         for name in sorted(names):
             if name.endswith((".c", ".h")):
-                text = re.sub(r"/\*.*?\*/|//[^\n]*", "", open(f"{folder}/{name}").read(), flags=re.S)
+                text = re.sub(
+                    r"/\*.*?\*/|//[^\n]*", "", open(f"{folder}/{name}").read(), flags=re.S
+                )
                 found += [
                     f"{folder}/{name}: {line.strip()}"
                     for line in text.split("\n")
                     if re.search(r"runtime/(?:cpu|cuda)/|\b(?:cpu|cuda)_device\b", line)
                 ]
-    assert len(found) == 2 and all(f.startswith("runtime/runtime.c: ") for f in found), "\n".join(found)
+    assert len(found) == 2 and all(f.startswith("runtime/runtime.c: ") for f in found), "\n".join(
+        found
+    )
 
 
 def test_the_readme_is_short_and_its_figures_are_those_of_the_result_files():
     assert open("README.md").read().count("\n") <= 120
-    p = subprocess.run([sys.executable, "tools/speed_doc.py", "--check"], capture_output=True, text=True)
+    p = subprocess.run(
+        [sys.executable, "tools/speed_doc.py", "--check"], capture_output=True, text=True
+    )
     assert p.returncode == 0, p.stderr
 
 
@@ -58,7 +66,18 @@ def test_every_environment_variable_is_listed():
     """docs/environment.md has the variables that the library and the command read, and no others."""
     page = open("docs/environment.md").read()
     read = set()
-    for top in ("api", "base", "cli", "compiler", "formats", "grammar", "quant", "runtime", "serve", "text"):
+    for top in (
+        "api",
+        "base",
+        "cli",
+        "compiler",
+        "formats",
+        "grammar",
+        "quant",
+        "runtime",
+        "serve",
+        "text",
+    ):
         for folder, _, names in os.walk(top):
             for name in names:
                 if name.endswith(".c"):
@@ -67,7 +86,17 @@ def test_every_environment_variable_is_listed():
                     read |= set(re.findall(r'open_below\("(\w+)"', text))
     listed = set(re.findall(r"`([A-Z][A-Z_]+)`", page.split("The emulator")[0]))
     assert len(read) > 15 and sorted(read - listed) == []
-    other = {"LLMC_LIBRARY", "LLMC_SERVE_PORT", "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
+    other = {
+        "LLMC_LIBRARY",
+        "LLMC_SERVE_PORT",
+        "CUDA_HOME",
+        "CUDA_PATH",
+        "CUDA_ROOT",
+        "SLURM_NTASKS",
+        "OMPI_COMM_WORLD_RANK",
+        "PMI_RANK",
+        "PMIX_RANK",
+    }
     assert sorted(listed - read - other) == []
 
 
@@ -85,9 +114,20 @@ def code_of(path):
 @pytest.fixture(scope="module")
 def sources():
     """All files that are neither tests nor documents, by path."""
-    out = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True).stdout.split("\n")
+    out = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+    ).stdout.split("\n")
     prose = ("tests/", "docs/")
-    return {f: code_of(f) for f in out if f and os.path.isfile(f) and not f.startswith(prose) and not f.endswith((".md", ".json", ".1"))}
+    return {
+        f: code_of(f)
+        for f in out
+        if f
+        and os.path.isfile(f)
+        and not f.startswith(prose)
+        and not f.endswith((".md", ".json", ".1"))
+    }
 
 
 def examples():
@@ -106,14 +146,18 @@ def examples():
 
 
 @pytest.mark.parametrize("kind, name, also, count, files", examples())
-def test_a_page_on_adding_lists_the_files_that_name_its_example(kind, name, also, count, files, sources):
+def test_a_page_on_adding_lists_the_files_that_name_its_example(
+    kind, name, also, count, files, sources
+):
     """The table has every source file that names the example, and the number of the text is that of its rows."""
     assert len(files) == count
     for path in files:
         assert os.path.isfile(path), path
     if kind == "matches":
         regex = name
-    elif re.search(rf"^OP\({name},", sources["ops/ops.def"], re.M):  # a word of many meanings, but for the op
+    elif re.search(
+        rf"^OP\({name},", sources["ops/ops.def"], re.M
+    ):  # a word of many meanings, but for the op
         regex = rf"\b(?:OP_|ref_){name}\b|//@op {name}\b|\b(?:OP|SET)\((?:b, )?{name}\b"
     else:
         regex = rf"(?i)(?<![A-Za-z0-9]){name}(?![A-Za-z0-9])"
@@ -126,11 +170,23 @@ def test_a_page_on_adding_lists_the_files_that_name_its_example(kind, name, also
 def test_pages_are_wrapped():
     """At most 100 columns, except for tables, code, and lines that hold a link or one long token."""
     bad = []
-    for page in sorted(["README.md", "CONTRIBUTING.md", "templates/README.md", *glob.glob("docs/**/*.md", recursive=True)]):
+    for page in sorted(
+        [
+            "README.md",
+            "CONTRIBUTING.md",
+            "templates/README.md",
+            *glob.glob("docs/**/*.md", recursive=True),
+        ]
+    ):
         fence = False
         for n, line in enumerate(open(page).read().split("\n"), 1):
             fence ^= line.strip().startswith("```")
-            free = fence or line.strip().startswith("|") or "](" in line or line.startswith("**Test.**")
+            free = (
+                fence
+                or line.strip().startswith("|")
+                or "](" in line
+                or line.startswith("**Test.**")
+            )
             if len(line) > 100 and not free and len(line.split()) > 1:
                 bad.append(f"{page}:{n}")
     assert not bad, "\n".join(bad)
@@ -138,7 +194,11 @@ def test_pages_are_wrapped():
 
 def test_paths_in_pages_exist():
     """A path in backquotes below a folder of the tree names a file or folder."""
-    tops = {d for d in os.listdir(".") if os.path.isdir(d) and not d.startswith((".", "build", "generated"))}
+    tops = {
+        d
+        for d in os.listdir(".")
+        if os.path.isdir(d) and not d.startswith((".", "build", "generated"))
+    }
     bad = []
     for page in ["README.md", "CONTRIBUTING.md", *glob.glob("docs/**/*.md", recursive=True)]:
         for path in re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", open(page).read()):

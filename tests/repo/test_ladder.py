@@ -1,4 +1,5 @@
 """The ladder of docs/design.md holds: a room includes, and is linked with, rooms below it alone."""
+
 import os
 import re
 import subprocess
@@ -37,8 +38,17 @@ def below(upper, lower):
 
 
 def sources():
-    out = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.c", "*.h", "*.def"], capture_output=True, text=True).stdout.split()
-    out = out or [os.path.join(d, f)[2:] for d, _, names in os.walk(".") for f in names if f.endswith((".c", ".h", ".def"))]
+    out = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.c", "*.h", "*.def"],
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    out = out or [
+        os.path.join(d, f)[2:]
+        for d, _, names in os.walk(".")
+        for f in names
+        if f.endswith((".c", ".h", ".def"))
+    ]
     return [f for f in out if os.path.exists(f) and not f.startswith(("tests/", "build"))]
 
 
@@ -60,7 +70,14 @@ def test_no_include_points_up():
                 continue
             name = inc[1]
             beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
-            at = next((p for p in (beside, name, "include/" + name, "templates/" + name) if os.path.exists(p)), None)
+            at = next(
+                (
+                    p
+                    for p in (beside, name, "include/" + name, "templates/" + name)
+                    if os.path.exists(p)
+                ),
+                None,
+            )
             if not at:
                 bad.append(f"{path}:{n}: includes {name}, which is nowhere")
             elif not below(me, room_of(at)):
@@ -74,12 +91,16 @@ def nm(*args):
 
 def test_no_symbol_points_up():
     """Linking a room's objects with those of the rooms below it leaves no symbol of ours undefined."""
-    objects = [p for p in (f"{BUILD}/{path[:-2]}.o" for path in sources() if path.endswith(".c")) if os.path.exists(p)]
+    objects = [
+        p
+        for p in (f"{BUILD}/{path[:-2]}.o" for path in sources() if path.endswith(".c"))
+        if os.path.exists(p)
+    ]
     objects.append(f"{BUILD}/embed.o")
     assert len(objects) > 100, "make all first"
 
     def room(obj):
-        return "base" if obj.endswith("/embed.o") else room_of(obj[len(BUILD) + 1:])
+        return "base" if obj.endswith("/embed.o") else room_of(obj[len(BUILD) + 1 :])
 
     defined, needed = {}, defaultdict(list)
     for obj in objects:
@@ -89,8 +110,12 @@ def test_no_symbol_points_up():
                 needed[obj].append(name)
             elif name:
                 defined[name] = obj
-    bad = [f"{obj}: {name} of {defined[name]}" for obj, names in needed.items() for name in names
-           if name in defined and not below(room(obj), room(defined[name]))]
+    bad = [
+        f"{obj}: {name} of {defined[name]}"
+        for obj, names in needed.items()
+        for name in names
+        if name in defined and not below(room(obj), room(defined[name]))
+    ]
     assert not bad, "\n".join(sorted(bad))
 
 

@@ -1,4 +1,5 @@
 """The table of `make mutants` (tests/mutants/mutants.toml) fits the tree, and the runner refuses one that does not."""
+
 import sys
 from pathlib import Path
 
@@ -8,12 +9,22 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 import run as mutants  # noqa: E402
 
-ROW = dict(name="n", file="Makefile", old="PREFIX    ?= /usr/local\n", new="", tests=["tests/repo/test_mutants.py::test_the_table_fits_the_tree"])
+ROW = dict(
+    name="n",
+    file="Makefile",
+    old="PREFIX    ?= /usr/local\n",
+    new="",
+    tests=["tests/repo/test_mutants.py::test_the_table_fits_the_tree"],
+)
 
 
 def toml(**changes):
     row = ROW | changes
-    return "[[mutant]]\n" + "".join(f"{k} = {v!r}\n" if isinstance(v, (int, list)) else f"{k} = '''{v}'''\n" for k, v in row.items() if v is not None)
+    return "[[mutant]]\n" + "".join(
+        f"{k} = {v!r}\n" if isinstance(v, (int, list)) else f"{k} = '''{v}'''\n"
+        for k, v in row.items()
+        if v is not None
+    )
 
 
 def test_the_table_fits_the_tree():
@@ -23,11 +34,23 @@ def test_the_table_fits_the_tree():
     assert {9, 10, 11, 12, 13, 14} <= {m.get("hole") for m in rows}
 
 
-@pytest.mark.parametrize("changes, message", [
-    (dict(old="no such text"), "0 times"), (dict(old="the"), "times"), (dict(file="no/such/file.c"), "is not there"),
-    (dict(tests=["tests/no_such_test.py::test_x"]), "is not there"), (dict(tests=["tests/repo/test_mutants.py::test_x"]), "has no test test_x"),
-    (dict(tests=["unit:test_none"]), "is not there"), (dict(tests=["unit:test_kv::no_case"]), "has no test no_case"), (dict(new=ROW["old"]), "changes nothing"),
-    (dict(tests=[]), "names no test"), (dict(name=None), "lacks"), (dict(because="x"), "unknown fields"), (dict(count=2), "1 times, expected 2")])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(old="no such text"), "0 times"),
+        (dict(old="the"), "times"),
+        (dict(file="no/such/file.c"), "is not there"),
+        (dict(tests=["tests/no_such_test.py::test_x"]), "is not there"),
+        (dict(tests=["tests/repo/test_mutants.py::test_x"]), "has no test test_x"),
+        (dict(tests=["unit:test_none"]), "is not there"),
+        (dict(tests=["unit:test_kv::no_case"]), "has no test no_case"),
+        (dict(new=ROW["old"]), "changes nothing"),
+        (dict(tests=[]), "names no test"),
+        (dict(name=None), "lacks"),
+        (dict(because="x"), "unknown fields"),
+        (dict(count=2), "1 times, expected 2"),
+    ],
+)
 def test_a_stale_row_is_refused(changes, message):
     assert mutants.table(toml())
     mutants.check(mutants.table(toml()))
@@ -44,6 +67,13 @@ def test_a_mistake_replaces_its_text():
     assert mutants.planted(ROW) == (ROOT / "Makefile").read_text().replace(ROW["old"], "")
 
 
-@pytest.mark.parametrize("test, parts", [("unit:test_kv", ("test_kv", "", False)), ("unit:check:test_kv::case", ("test_kv", "case", True)), ("tests/repo/test_repo.py::test_x[a-b]", None)])
+@pytest.mark.parametrize(
+    "test, parts",
+    [
+        ("unit:test_kv", ("test_kv", "", False)),
+        ("unit:check:test_kv::case", ("test_kv", "case", True)),
+        ("tests/repo/test_repo.py::test_x[a-b]", None),
+    ],
+)
 def test_names_of_tests(test, parts):
     assert mutants.unit(test) == parts

@@ -55,7 +55,9 @@ def test_no_type_name_means_two_things():
     for name, paths in sorted(where.items()):
         if len(paths) > 1 and not FOREIGN.match(name):
             defined = [
-                p for p in paths if re.search(rf"(?:\}}|\))\s*{name}\s*;|struct {name} \{{", code(p))
+                p
+                for p in paths
+                if re.search(rf"(?:\}}|\))\s*{name}\s*;|struct {name} \{{", code(p))
             ]
             if len(defined) > 1:
                 bad.append(f"{name}: {' '.join(sorted(defined))}")
@@ -105,11 +107,7 @@ def test_linters_find_nothing():
     r = subprocess.run([BIN / "ruff", "check", "."], cwd=ROOT, capture_output=True, text=True)
     assert r.returncode == 0, r.stdout
     scripts = subprocess.run(
-        ["git", "ls-files", "*.sh", ".ci/run"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+        ["git", "ls-files", "*.sh", ".ci/run"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
     r = subprocess.run([BIN / "shellcheck", *scripts], cwd=ROOT, capture_output=True, text=True)
     assert r.returncode == 0, r.stdout

@@ -1,4 +1,5 @@
 """Promises about the repository itself."""
+
 import csv
 import glob
 import os
@@ -11,20 +12,42 @@ ROOT = Path(__file__).resolve().parents[2]
 
 FAMILY = re.compile(r"llama|qwen|mistral|gemma|deepseek|glm|bloom|baichuan", re.I)
 # values of file formats: the rope type of config.json and GGUF, tokenizer model names of GGUF, the class of tokenizer_config.json, model_type of an .flm; a dialect of the server
-ALLOWED = re.compile(r'[oO]llama|"llama3"|"deepseek_yarn"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp|llama-gguf-split|gpt2, gemma4, llama and t5|"gemma4"|"ChatGLMTokenizer"|"chatglm"')
+ALLOWED = re.compile(
+    r'[oO]llama|"llama3"|"deepseek_yarn"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp|llama-gguf-split|gpt2, gemma4, llama and t5|"gemma4"|"ChatGLMTokenizer"|"chatglm"'
+)
 
 
 def files(*patterns):
-    out = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns], capture_output=True, text=True).stdout.split()
+    out = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
+        capture_output=True,
+        text=True,
+    ).stdout.split()
     if not out:  # an exported tree without its history
-        for top in ("include", "serve", "api", "compiler", "runtime", "text", "ref", "plan", "ops", "formats", "base", "docs", "cli"):
+        for top in (
+            "include",
+            "serve",
+            "api",
+            "compiler",
+            "runtime",
+            "text",
+            "ref",
+            "plan",
+            "ops",
+            "formats",
+            "base",
+            "docs",
+            "cli",
+        ):
             out += [os.path.join(d, f) for d, _, fs in os.walk(top) for f in fs]
     return [f for f in out if os.path.exists(f)]
 
 
 def test_no_c_code_names_a_family():
     bad = []
-    for path in files("include", "serve", "api", "compiler", "runtime", "text", "ref", "plan", "ops"):
+    for path in files(
+        "include", "serve", "api", "compiler", "runtime", "text", "ref", "plan", "ops"
+    ):
         if not path.endswith((".c", ".h", ".def")):
             continue
         for n, line in enumerate(open(path), 1):
@@ -50,19 +73,31 @@ def test_the_server_sits_on_the_public_header():
 
     def symbols(kind, *rooms):
         objects = [f"{build}/{f[:-2]}.o" for f in files(*rooms) if f.endswith(".c")]
-        out = subprocess.run(["nm", "-g", kind, *(f for f in objects if os.path.exists(f))], capture_output=True, text=True, check=True).stdout
+        out = subprocess.run(
+            ["nm", "-g", kind, *(f for f in objects if os.path.exists(f))],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         return {line.split()[-1] for line in out.split("\n") if " " in line}
+
     rooms = ("api", "compiler", "formats", "ops", "plan", "ref", "runtime", "text")
     used = symbols("-u", "serve") & symbols("--defined-only", *rooms)
     assert used and all(name.startswith("llmc_") for name in used), used
 
 
 def test_the_library_never_prints_or_exits():
-    call = re.compile(r"\b(printf|puts|putchar|perror|exit|_exit|abort|assert|signal|setlocale|atexit)\s*\(")
+    call = re.compile(
+        r"\b(printf|puts|putchar|perror|exit|_exit|abort|assert|signal|setlocale|atexit)\s*\("
+    )
     bad = []
-    for path in files("serve", "api", "base", "formats", "ops", "plan", "compiler", "runtime", "text", "ref"):
+    for path in files(
+        "serve", "api", "base", "formats", "ops", "plan", "compiler", "runtime", "text", "ref"
+    ):
         if path.endswith(".c"):
-            text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group().count("\n"), open(path).read(), flags=re.S)
+            text = re.sub(
+                r"/\*.*?\*/", lambda m: "\n" * m.group().count("\n"), open(path).read(), flags=re.S
+            )
             for n, line in enumerate(text.split("\n"), 1):
                 if call.search(re.sub(r'"(\\.|[^"\\])*"', '""', line)):
                     bad.append(f"{path}:{n}: {line.strip()}")
@@ -72,7 +107,10 @@ def test_the_library_never_prints_or_exits():
 def anchors(path):
     """Anchors of a page's headings, as GitHub names them."""
     text = re.sub(r"^```.*?^```", "", open(path).read(), flags=re.S | re.M)
-    names = (re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in re.findall(r"^#+ (.*)", text, re.M))
+    names = (
+        re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-")
+        for h in re.findall(r"^#+ (.*)", text, re.M)
+    )
     return set(names)
 
 
@@ -95,14 +133,32 @@ def test_every_op_has_its_reference_and_its_line():
     ops = re.findall(r"^OP\((\w+),", open("ops/ops.def").read(), re.M)
     ref = "".join(open(f).read() for f in files("ref") if f.endswith(".c"))
     ranks = open("tests/unit/test_comm.c").read()
-    golden, everywhere = open("tests/golden/ops.txt").read(), open("tests/cuda/test_cuda_ops.py").read()
+    golden, everywhere = (
+        open("tests/golden/ops.txt").read(),
+        open("tests/cuda/test_cuda_ops.py").read(),
+    )
     for op in ops:
         assert f"\nref_{op}(const RefCall" in ref, op
         # those between ranks are plain additions and copies, which tests/unit/test_comm.c writes down; keys by channel are part of what transformers computes
-        assert f"case {op} " in golden or (op == "kv_quantize_page" and glob.glob("tests/golden/kv/*.int4c.*")) or f'("{op}"' in everywhere or f"ref_find(OP_{op})" in ranks, f"nothing of other makers says what {op} computes"
-        kernel = [t for d in ("cpu", "cuda") for _, _, names in os.walk(f"templates/{d}") for t in names if re.sub(r"(_decode|_mixed)?(_sm90|_sm80)?\.cu?\.in$", "", t) == op]
-        tests = "".join(open(f).read() for f in files("tests/kernels", "tests/cuda") if f.endswith(".py"))
-        assert not kernel or re.search(rf"[\"']{op}(_decode|_mixed)?[\"']", tests), f"no test runs the kernels of {op}"
+        assert (
+            f"case {op} " in golden
+            or (op == "kv_quantize_page" and glob.glob("tests/golden/kv/*.int4c.*"))
+            or f'("{op}"' in everywhere
+            or f"ref_find(OP_{op})" in ranks
+        ), f"nothing of other makers says what {op} computes"
+        kernel = [
+            t
+            for d in ("cpu", "cuda")
+            for _, _, names in os.walk(f"templates/{d}")
+            for t in names
+            if re.sub(r"(_decode|_mixed)?(_sm90|_sm80)?\.cu?\.in$", "", t) == op
+        ]
+        tests = "".join(
+            open(f).read() for f in files("tests/kernels", "tests/cuda") if f.endswith(".py")
+        )
+        assert not kernel or re.search(rf"[\"']{op}(_decode|_mixed)?[\"']", tests), (
+            f"no test runs the kernels of {op}"
+        )
     for f in sorted(glob.glob("templates/cpu/*/*.c.in")):
         name = re.sub(r"(_decode|_mixed)?\.c\.in$", "", os.path.basename(f))
         assert name in ops, f"{f} is no op's template"
@@ -121,5 +177,12 @@ def test_kernels_let_the_next_one_come_when_they_have_waited():
 def test_the_check_of_a_gpu_runs_tests_that_exist():
     sys.path.append(str(ROOT / "tests" / "gpu"))
     import gpu_check
-    assert [n for n in (*gpu_check.KERNELS, "test_conformance.py") if not (ROOT / "tests" / "cuda" / n).is_file()] == []
-    assert [n for n in gpu_check.GOLDEN if not (ROOT / "tests" / "golden" / "models" / n).is_dir()] == []
+
+    assert [
+        n
+        for n in (*gpu_check.KERNELS, "test_conformance.py")
+        if not (ROOT / "tests" / "cuda" / n).is_file()
+    ] == []
+    assert [
+        n for n in gpu_check.GOLDEN if not (ROOT / "tests" / "golden" / "models" / n).is_dir()
+    ] == []

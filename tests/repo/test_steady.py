@@ -1,5 +1,6 @@
 """Tests do not depend on how fast or how loaded the machine is, on who else runs, or on luck: what has made them fail on a correct tree does not come back. Waits go through
 tests/waiting.py and tests/unit/waiting.h, whose deadlines LLMC_TEST_SLOW scales."""
+
 import re
 
 import pytest
@@ -7,22 +8,83 @@ from test_repo import files
 
 # name: (files, pattern, what to write instead, lines that it finds)
 RULES = {
-    "a sleep instead of a condition": (".py", r"\btime\.sleep\(|\basyncio\.sleep\([^0)]", "wait_for(condition)", ["time.sleep(0.1)", "await asyncio.sleep(1)"]),
-    "elapsed time": (".py", r"\btime\.(monotonic|perf_counter|time)(_ns)?\(", "a condition, cpu_limit or time.process_time()", ["assert time.monotonic() - start < 5"]),
-    "a deadline that does not scale": (".py", r"\b(timeout|seconds) ?= ?\d(?! \* (HANG|SLOW))|\.(wait|join|communicate|poll|settimeout)\(\d+\.?\d*\)|\bcreate_connection\(.*, [1-9]\d*\)",
-                                       "HANG, or a number of seconds * SLOW", ["subprocess.run(x, timeout=60)", "p.wait(300)", "c.settimeout(5)"]),
-    "a port that is free for a moment": (".py", r"\.bind\(\(.*, ?0\)\)", "reserved_port(), or a server that reports its port", ['s.bind(("127.0.0.1", 0))']),
-    "a fixed port": (".py", r"""["']--port["'], ["']?[1-9]|\bport ?= ?[1-9]|(127\.0\.0\.1|localhost)["'], [1-9]|http://(127\.0\.0\.1|localhost):[1-9]""", "port 0, or reserved_port()",
-                     ['["serve", "--port", "8080"]', 'create_connection(("127.0.0.1", 80))', 'get("http://localhost:8000")']),
-    "a name that several modules have": (".py", r"^\s*(from conftest import|import conftest)\b", "a module of another name", ["from conftest import BUILD"]),
-    "random numbers without a seed": (".py", r"(?<![\w.])random\.(random|randint|randrange|choice|choices|shuffle|sample|uniform|gauss|randbytes)\(|\brandom\.Random\(\)|\bdefault_rng\(\)|"
-                                             r"\bnp\.random\.(rand|randn|randint|normal|uniform|choice)\(", "random.Random(seed), np.random.default_rng(seed)",
-                                      ["x = random.random()", "r = np.random.default_rng()", "np.random.rand(3)"]),
-    "a sleep of a C program": (".c .h", r"\b(u|nano|clock_nano)?sleep\(", "WAIT_FOR(condition)", ["usleep(1000);", "nanosleep(&t, NULL);"]),
-    "the clock of a C program": (".c .h", r"\b(clock_now|clock_gettime|gettimeofday|clock_after|time)\((?!z)", "WAIT_FOR(condition)", ["double t = clock_now();", "end = time(NULL) + 5;"]),
-    "a deadline of a C program that does not scale": (".c .h", r"\balarm\(\d|\bpoll\([^;()]*, [1-9]\d*\)", "wait_scaled(seconds)", ["alarm(20);", "poll(&p, 1, 60000)"]),
-    "a wait of a script": (".sh", r"(^|[;&|] *)(sleep|timeout) +\d", "a condition", ["sleep 5", "x; timeout 20 y"]),
-    "a file that others may have": (".py .c .h .sh", r"""["'=]/tmp/\w""", "tmp_path, tempdir_open, mktemp", ['open("/tmp/x")']),
+    "a sleep instead of a condition": (
+        ".py",
+        r"\btime\.sleep\(|\basyncio\.sleep\([^0)]",
+        "wait_for(condition)",
+        ["time.sleep(0.1)", "await asyncio.sleep(1)"],
+    ),
+    "elapsed time": (
+        ".py",
+        r"\btime\.(monotonic|perf_counter|time)(_ns)?\(",
+        "a condition, cpu_limit or time.process_time()",
+        ["assert time.monotonic() - start < 5"],
+    ),
+    "a deadline that does not scale": (
+        ".py",
+        r"\b(timeout|seconds) ?= ?\d(?! \* (HANG|SLOW))|\.(wait|join|communicate|poll|settimeout)\(\d+\.?\d*\)|\bcreate_connection\(.*, [1-9]\d*\)",
+        "HANG, or a number of seconds * SLOW",
+        ["subprocess.run(x, timeout=60)", "p.wait(300)", "c.settimeout(5)"],
+    ),
+    "a port that is free for a moment": (
+        ".py",
+        r"\.bind\(\(.*, ?0\)\)",
+        "reserved_port(), or a server that reports its port",
+        ['s.bind(("127.0.0.1", 0))'],
+    ),
+    "a fixed port": (
+        ".py",
+        r"""["']--port["'], ["']?[1-9]|\bport ?= ?[1-9]|(127\.0\.0\.1|localhost)["'], [1-9]|http://(127\.0\.0\.1|localhost):[1-9]""",
+        "port 0, or reserved_port()",
+        [
+            '["serve", "--port", "8080"]',
+            'create_connection(("127.0.0.1", 80))',
+            'get("http://localhost:8000")',
+        ],
+    ),
+    "a name that several modules have": (
+        ".py",
+        r"^\s*(from conftest import|import conftest)\b",
+        "a module of another name",
+        ["from conftest import BUILD"],
+    ),
+    "random numbers without a seed": (
+        ".py",
+        r"(?<![\w.])random\.(random|randint|randrange|choice|choices|shuffle|sample|uniform|gauss|randbytes)\(|\brandom\.Random\(\)|\bdefault_rng\(\)|"
+        r"\bnp\.random\.(rand|randn|randint|normal|uniform|choice)\(",
+        "random.Random(seed), np.random.default_rng(seed)",
+        ["x = random.random()", "r = np.random.default_rng()", "np.random.rand(3)"],
+    ),
+    "a sleep of a C program": (
+        ".c .h",
+        r"\b(u|nano|clock_nano)?sleep\(",
+        "WAIT_FOR(condition)",
+        ["usleep(1000);", "nanosleep(&t, NULL);"],
+    ),
+    "the clock of a C program": (
+        ".c .h",
+        r"\b(clock_now|clock_gettime|gettimeofday|clock_after|time)\((?!z)",
+        "WAIT_FOR(condition)",
+        ["double t = clock_now();", "end = time(NULL) + 5;"],
+    ),
+    "a deadline of a C program that does not scale": (
+        ".c .h",
+        r"\balarm\(\d|\bpoll\([^;()]*, [1-9]\d*\)",
+        "wait_scaled(seconds)",
+        ["alarm(20);", "poll(&p, 1, 60000)"],
+    ),
+    "a wait of a script": (
+        ".sh",
+        r"(^|[;&|] *)(sleep|timeout) +\d",
+        "a condition",
+        ["sleep 5", "x; timeout 20 y"],
+    ),
+    "a file that others may have": (
+        ".py .c .h .sh",
+        r"""["'=]/tmp/\w""",
+        "tmp_path, tempdir_open, mktemp",
+        ['open("/tmp/x")'],
+    ),
 }
 
 HELPERS = {"tests/waiting.py", "tests/unit/waiting.h", "tests/repo/test_steady.py"}
@@ -33,21 +95,36 @@ LEFT_OUT = ("tests/bench/", "tests/gpu/")
 ALLOWED = {
     ("tests/serve/soak.py", "time."): "runs for as long as it is told",
     ("tests/serve/soak.py", "stop.wait("): "how often something is asked for",
-    ("tests/serve/soak.py", 'c.settimeout(0.1)'): "a client that leaves before its answer; both outcomes are right",
+    (
+        "tests/serve/soak.py",
+        "c.settimeout(0.1)",
+    ): "a client that leaves before its answer; both outcomes are right",
     ("tests/serve/test_faults.py", "c.settimeout(0.02)"): "how often a client sends a byte",
     ("tests/serve/test_hostile.py", "time.time()"): "a date of the server lies between two of ours",
     ("tests/serve/test_server.py", '"--port", 70000'): "no port has this number",
     ("tests/serve/test_traces.py", "http://127.0.0.1:4318"): "an example in a message",
     ("tests/serve/test_guide.py", "http://127.0.0.1:8000"): "replaced by the server's own",
-    ("tests/serve/test_deploy.py", "start = time.monotonic()"): "a request counts only while the drain delay lasts",
-    ("tests/serve/test_deploy.py", "time.monotonic() - start > delay"): "a request counts only while the drain delay lasts",
+    (
+        "tests/serve/test_deploy.py",
+        "start = time.monotonic()",
+    ): "a request counts only while the drain delay lasts",
+    (
+        "tests/serve/test_deploy.py",
+        "time.monotonic() - start > delay",
+    ): "a request counts only while the drain delay lasts",
     ("tests/repo/test_build_cache.py", "time.sleep(0.3 + 0.3"): "writers are killed at any moment",
     ("tests/repo/test_build_cache.py", "/tmp/other cache"): "a path that nothing opens",
     ("tests/unit/test_cache.c", "usleep("): "writers are killed at any moment",
-    ("tests/unit/test_lost_ranks.c", "nanosleep("): "ranks are stopped for longer than they may be still",
+    (
+        "tests/unit/test_lost_ranks.c",
+        "nanosleep(",
+    ): "ranks are stopped for longer than they may be still",
     ("tests/unit/test_threads.c", "usleep(20000)"): "a part that takes long",
     ("tests/serve/fake_engine.h", "nanosleep("): "duration of a step",
-    ("tests/serve/fake_engine.h", "clock_gettime("): "an engine that is called again after 10 ms without an event",
+    (
+        "tests/serve/fake_engine.h",
+        "clock_gettime(",
+    ): "an engine that is called again after 10 ms without an event",
     ("tests/mutants/run.py", "time.monotonic()"): "how long a mutant took is printed",
 }
 
@@ -55,7 +132,11 @@ ALLOWED = {
 def lines():
     """(file, number, text) of each line of the tests"""
     for path in files("tests"):
-        if path in HELPERS or path.startswith(LEFT_OUT) or not path.endswith((".py", ".c", ".h", ".sh")):
+        if (
+            path in HELPERS
+            or path.startswith(LEFT_OUT)
+            or not path.endswith((".py", ".c", ".h", ".sh"))
+        ):
             continue
         with open(path, encoding="utf-8", errors="replace") as f:
             for n, text in enumerate(f, 1):
@@ -64,7 +145,11 @@ def lines():
 
 def found(rule):
     kinds, pattern, _, _ = RULES[rule]
-    return [(path, n, text) for path, n, text in lines() if path.endswith(tuple(kinds.split())) and re.search(pattern, text)]
+    return [
+        (path, n, text)
+        for path, n, text in lines()
+        if path.endswith(tuple(kinds.split())) and re.search(pattern, text)
+    ]
 
 
 def allowed(path, text):
@@ -73,7 +158,9 @@ def allowed(path, text):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_no_test_depends_on(rule):
-    bad = [f"{path}:{n}: {text.strip()}" for path, n, text in found(rule) if not allowed(path, text)]
+    bad = [
+        f"{path}:{n}: {text.strip()}" for path, n, text in found(rule) if not allowed(path, text)
+    ]
     assert not bad, f"{rule}; write {RULES[rule][2]}:\n" + "\n".join(bad)
 
 

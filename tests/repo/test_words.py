@@ -22,14 +22,26 @@ def found(path, text, allowed=None):
         ("base/x.c", "int x; /* a page in\n\t * front of it */\n", [(1, "front")]),
         ("base/x.c", "int x;\n// Those that wait\n", [(2, "start")]),
         ("base/x.c", "// Pages. The thread\n// of the caller knows them.\n", [(2, "know")]),
-        ("base/x.c", 'error_set(err, E, "the model lies "\n "behind the plan");\n', [(2, "behind")]),
+        (
+            "base/x.c",
+            'error_set(err, E, "the model lies "\n "behind the plan");\n',
+            [(2, "behind")],
+        ),
         ("base/x.c", '#include "tell me"\nchar c = \'"\', *s = "told";\n', []),
         ("templates/x.cu.in", "//@arg x told f32\n//@ told of it\nint x;\n", [(2, "tell")]),
         ("templates/x.h", "/* Walk over the tiles. */\n", [(1, "walk")]),
         ("base/x.h", "/* Walk over the list. */\n", []),
         ("tests/unit/test_x.c", "static void\nit_says_no(void **state)\n{\n", [(2, "say")]),
-        ("tests/x.py", '"""Whose page it is."""\ndef test_nobody_waits():\n    """One page a layer."""\n    return "told"\n', [(1, "start"), (2, "nobody"), (3, "per")]),
-        ("tools/x.py", 'a.add_argument("-x", help="tokens a second")  # of the page\n', [(1, "per"), (1, "start")]),
+        (
+            "tests/x.py",
+            '"""Whose page it is."""\ndef test_nobody_waits():\n    """One page a layer."""\n    return "told"\n',
+            [(1, "start"), (2, "nobody"), (3, "per")],
+        ),
+        (
+            "tools/x.py",
+            'a.add_argument("-x", help="tokens a second")  # of the page\n',
+            [(1, "per"), (1, "start")],
+        ),
         ("tools/x.sh", "#!/bin/sh\necho 'a # told'\nx=1 # who waits\n", [(3, "start"), (3, "who")]),
         ("Makefile", "all: ## the pages, beside each other\n", [(1, "beside")]),
         ("configs/x.yaml", "# Mixtures of Qwen\na: '# told'\n", [(1, "mixture")]),
@@ -38,10 +50,18 @@ def found(path, text, allowed=None):
         ("docs/x.md", "[told](behind.md) <!-- nobody -->\n", [(1, "tell")]),
         ("docs/x.md", "word " * 35 + "end.\n", [(1, "long")]),
         ("docs/x.md", "word " * 20 + "\nend. " + "word " * 34 + "end.\n", []),
-        ("serve/pages/assets/x.html", "<p title='x'>Nobody</p>\n<script>// told\n</script>\n", [(1, "nobody")]),
+        (
+            "serve/pages/assets/x.html",
+            "<p title='x'>Nobody</p>\n<script>// told\n</script>\n",
+            [(1, "nobody")],
+        ),
         ("serve/pages/assets/x.js", "// A page a model\n", [(1, "per")]),
         ("cli/llmc.1", ".TP\n.B told\nbits a weight\n", [(2, "tell"), (3, "per")]),
-        ("serve/pages/assets/openapi.json", '{"info": {"title": "who",\n"description": "who asks"}}\n', [(2, "ask"), (2, "who")]),
+        (
+            "serve/pages/assets/openapi.json",
+            '{"info": {"title": "who",\n"description": "who asks"}}\n',
+            [(2, "ask"), (2, "who")],
+        ),
         ("tests/golden/x.json", '{"description": "who asks"}\n', []),
     ],
 )
@@ -72,7 +92,17 @@ def test_an_exception_covers_its_line_only():
     assert found("docs/x.md", text, {"docs/x.md": ["The client"]}) == [(3, "tell")]
 
 
-@pytest.mark.parametrize("text", ["find x\n", "rule a\nfind (\n", "rule a\nhint b\n", "rule a\nin page\nfind x\nhint y\n", "allow a | b\n", "rule a\nfond x\nhint y\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "find x\n",
+        "rule a\nfind (\n",
+        "rule a\nhint b\n",
+        "rule a\nin page\nfind x\nhint y\n",
+        "allow a | b\n",
+        "rule a\nfond x\nhint y\n",
+    ],
+)
 def test_a_mistake_in_the_data_file_is_an_error(text):
     with pytest.raises(words.Mistake):
         words.read_rules(text)

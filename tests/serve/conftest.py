@@ -1,5 +1,6 @@
 """Servers for the tests of this folder: the real one on a tiny model and on SmolLM2, and the HTTP part alone over a
 false engine. Ports are chosen by the kernel."""
+
 import contextlib
 import os
 import subprocess
@@ -27,15 +28,21 @@ def tiny_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def serve(llmc_binary, tmp_path_factory):
     """serve(model, *options): a running llmc serve; use with `with`."""
+
     def start(model, *options, env=None, limit=None):
         log = str(tmp_path_factory.mktemp("log") / "log")
-        return Server([llmc_binary, "serve", str(model), "--port", "0", *map(str, options)], env, log, limit)
+        return Server(
+            [llmc_binary, "serve", str(model), "--port", "0", *map(str, options)], env, log, limit
+        )
+
     return start
 
 
 @pytest.fixture(scope="session")
 def tiny(serve, tiny_folder):
-    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "8", "--model-name", "tiny") as s:
+    with serve(
+        tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "8", "--model-name", "tiny"
+    ) as s:
         yield s
         s.idle()
         assert s.stop()[0] == 0
@@ -55,11 +62,35 @@ def fake_binary():
     """The false engine's server, built against the library as it is."""
     out = os.path.join(BUILD, "serve", "fake_server")
     os.makedirs(os.path.dirname(out), exist_ok=True)
-    packages = subprocess.run(["pkg-config", "--libs", "yaml-0.1", "jansson", "libpcre2-8", "libutf8proc"], check=True,
-                              capture_output=True, text=True).stdout.split()
+    packages = subprocess.run(
+        ["pkg-config", "--libs", "yaml-0.1", "jansson", "libpcre2-8", "libutf8proc"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
     flags = os.environ.get("LLMC_TEST_SAN", "").split()
-    subprocess.run([os.environ.get("CC", "cc"), "-I.", "-Iinclude", "-D_GNU_SOURCE", "-std=gnu11", "-O1", "-g", *flags, "tests/serve/fake_server.c",
-                    "-o", f"{out}.{os.getpid()}", os.path.join(BUILD, "libllmc.a"), *packages, "-lm", "-lpthread", "-ldl"], check=True, cwd=ROOT)
+    subprocess.run(
+        [
+            os.environ.get("CC", "cc"),
+            "-I.",
+            "-Iinclude",
+            "-D_GNU_SOURCE",
+            "-std=gnu11",
+            "-O1",
+            "-g",
+            *flags,
+            "tests/serve/fake_server.c",
+            "-o",
+            f"{out}.{os.getpid()}",
+            os.path.join(BUILD, "libllmc.a"),
+            *packages,
+            "-lm",
+            "-lpthread",
+            "-ldl",
+        ],
+        check=True,
+        cwd=ROOT,
+    )
     os.replace(f"{out}.{os.getpid()}", out)  # tests may run side by side
     return out
 
@@ -67,12 +98,16 @@ def fake_binary():
 @pytest.fixture(scope="session")
 def fake(fake_binary, tiny_folder, tmp_path_factory):
     """fake(step_ms=2, ...): a running server over a false engine that repeats its prompts."""
+
     @contextlib.contextmanager
     def start(limit=None, **options):
         log = str(tmp_path_factory.mktemp("log") / "log")
         options = {"tokenizer": tiny_folder, **options}
-        with Server([fake_binary, *(f"{k}={v}" for k, v in options.items())], log=log, limit=limit) as s:
+        with Server(
+            [fake_binary, *(f"{k}={v}" for k, v in options.items())], log=log, limit=limit
+        ) as s:
             yield s
+
     return start
 
 
@@ -84,11 +119,30 @@ def everything(serve, tmp_path_factory):
 
     @contextlib.contextmanager
     def start(limit=None, **options):
-        said = [a for k, v in {"context": 1024, **options}.items() if k != "step_ms"
-                for a in ("--" + theirs.get(k, k.removesuffix("_s").replace("_", "-")), v / 1000 if k == "drain_ms" else v)]
-        with serve(model, "--arch", "generic", "-t", "1", "--seqs", "8", *tiny_model.everything(tmp_path_factory.mktemp("below"), model, "fake"), *said, limit=limit) as s:
+        said = [
+            a
+            for k, v in {"context": 1024, **options}.items()
+            if k != "step_ms"
+            for a in (
+                "--" + theirs.get(k, k.removesuffix("_s").replace("_", "-")),
+                v / 1000 if k == "drain_ms" else v,
+            )
+        ]
+        with serve(
+            model,
+            "--arch",
+            "generic",
+            "-t",
+            "1",
+            "--seqs",
+            "8",
+            *tiny_model.everything(tmp_path_factory.mktemp("below"), model, "fake"),
+            *said,
+            limit=limit,
+        ) as s:
             s.everything = True
             yield s
+
     return start
 
 

@@ -1,6 +1,7 @@
-/* An engine that is none, for tests of what lies around it: each choice repeats its prompt, a token a step. It has no
- * thread: the caller of next() makes the steps. `hold` keeps everything waiting while it is set; `fail_at` makes the n-th step fail. From when `gone` is set its device is lost, and so are
- * the requests that it has. */
+/* An engine that is none, for tests of what lies around it: each choice repeats its prompt, a token
+ * a step. It has no thread: the caller of next() makes the steps. `hold` keeps everything waiting
+ * while it is set; `fail_at` makes the n-th step fail. From when `gone` is set its device is lost,
+ * and so are the requests that it has. */
 #ifndef LLMC_TESTS_FAKE_ENGINE_H
 #define LLMC_TESTS_FAKE_ENGINE_H
 
@@ -16,24 +17,29 @@
 enum { FAKE_LIVE = 256, FAKE_CHOICES = 128 };
 
 typedef struct FakeLive {
-	int64_t  id;
+	int64_t id;
 	int32_t *tok, n_tok, n, max_tokens, made;
-	bool     prompt_told, want_prompt, cancelled, logprobs;
-	int32_t  n_top;
-	void    *user;
+	bool prompt_told, want_prompt, cancelled, logprobs;
+	int32_t n_top;
+	void *user;
 	llmc_stream *stream[FAKE_CHOICES];
 } FakeLive;
 
-typedef struct FakeEvent { struct FakeEvent *next; llmc_event ev; char text[64]; llmc_logprob top[20]; } FakeEvent;
+typedef struct FakeEvent {
+	struct FakeEvent *next;
+	llmc_event ev;
+	char text[64];
+	llmc_logprob top[20];
+} FakeEvent;
 
 typedef struct Fake {
 	pthread_mutex_t lock;
-	pthread_cond_t  some;
+	pthread_cond_t some;
 	const llmc_tokenizer *tok;
-	FakeLive  *live[FAKE_LIVE];
+	FakeLive *live[FAKE_LIVE];
 	FakeEvent *first, **end, *held;
-	int        n_live, max_live, step_ms, vocab;
-	int64_t    next_id, steps, fail_at, tokens;
+	int n_live, max_live, step_ms, vocab;
+	int64_t next_id, steps, fail_at, tokens;
 	atomic_bool hold, gone;
 } Fake;
 
@@ -64,9 +70,16 @@ fake_submit(void *self, const llmc_request *r, int64_t *id, llmc_error *err)
 		if (!f->live[i])
 			l = f->live[i] = calloc(1, sizeof *l);
 	f->n_live++;
-	*l = (FakeLive){ .id = ++f->next_id, .n_tok = (int32_t)r->n_tok, .n = r->best_of > r->n ? r->n : r->n ? r->n : 1, .user = r->user,
-		         .max_tokens = r->params->max_tokens ? r->params->max_tokens : 256, .want_prompt = r->prompt_logprobs,
-		         .logprobs = r->logprobs, .n_top = r->n_top };
+	*l = (FakeLive){ .id = ++f->next_id,
+		         .n_tok = (int32_t)r->n_tok,
+		         .n = r->best_of > r->n ? r->n
+		              : r->n            ? r->n
+		                                : 1,
+		         .user = r->user,
+		         .max_tokens = r->params->max_tokens ? r->params->max_tokens : 256,
+		         .want_prompt = r->prompt_logprobs,
+		         .logprobs = r->logprobs,
+		         .n_top = r->n_top };
 	if (l->n > FAKE_CHOICES || l->n_top > 20 || l->max_tokens < 1 || r->n_tok == 0)
 		abort(); /* the server let something through */
 	l->tok = malloc(r->n_tok * sizeof *l->tok);
@@ -126,15 +139,18 @@ fake_step(Fake *f)
 		FakeLive *l = f->live[k];
 		if (!l)
 			continue;
-		bool fail = f->gone || (f->fail_at && f->steps >= f->fail_at), over = l->cancelled || fail;
+		bool fail = f->gone || (f->fail_at && f->steps >= f->fail_at),
+		     over = l->cancelled || fail;
 		for (int i = 0; l->want_prompt && !l->prompt_told && i < l->n_tok; i++)
-			fake_event(f, l, LLMC_EVENT_PROMPT, 0, l->tok[i])->ev.logprob = i ? -1.25f : NAN;
+			fake_event(f, l, LLMC_EVENT_PROMPT, 0, l->tok[i])->ev.logprob =
+			    i ? -1.25f : NAN;
 		l->prompt_told = true;
 		l->made += !over;
 		for (int i = 0; i < l->n && !fail; i++) {
 			if (!over) {
 				int32_t id = l->tok[(l->made - 1) % l->n_tok];
-				fake_text(fake_event(f, l, LLMC_EVENT_TOKEN, i, id), l->stream[i], id);
+				fake_text(fake_event(f, l, LLMC_EVENT_TOKEN, i, id), l->stream[i],
+				          id);
 				f->tokens++;
 			}
 			if (over || l->made == l->max_tokens) {
@@ -148,7 +164,8 @@ fake_step(Fake *f)
 			FakeEvent *e = fake_event(f, l, LLMC_EVENT_ERROR, 0, -1);
 			e->ev.status = f->gone ? LLMC_E_DEVICE : LLMC_E_CHECK;
 			e->ev.last = true;
-			snprintf(e->text, sizeof e->text, f->gone ? "rank 1 of 2 is lost" : "the model gave NaN");
+			snprintf(e->text, sizeof e->text,
+			         f->gone ? "rank 1 of 2 is lost" : "the model gave NaN");
 		}
 		if (over || l->made == l->max_tokens) {
 			for (int i = 0; i < l->n; i++)
@@ -238,7 +255,8 @@ fake_stats(void *self, llmc_counts *out)
 	out->running = f->n_live;
 	out->steps = (uint64_t)f->steps;
 	out->new_tokens = (uint64_t)f->tokens;
-	out->drafts = out->accepted = (uint64_t)f->tokens; /* as if of four guesses each time one had come true */
+	out->drafts = out->accepted =
+	    (uint64_t)f->tokens; /* as if of four guesses each time one had come true */
 	out->drafted = 4 * (uint64_t)f->tokens;
 	out->kv_pages_total = FAKE_LIVE;
 	out->kv_pages_used = f->n_live;
@@ -248,8 +266,16 @@ fake_stats(void *self, llmc_counts *out)
 static inline Backend
 fake_backend(Fake *f, int context)
 {
-	Backend b = { .self = f, .submit = fake_submit, .next = fake_next, .release = fake_release, .cancel = fake_cancel,
-		      .stats = fake_stats, .tok = f->tok, .dtype = "float32", .max_concurrent = f->max_live, .max_waiting_tokens = 20 };
+	Backend b = { .self = f,
+		      .submit = fake_submit,
+		      .next = fake_next,
+		      .release = fake_release,
+		      .cancel = fake_cancel,
+		      .stats = fake_stats,
+		      .tok = f->tok,
+		      .dtype = "float32",
+		      .max_concurrent = f->max_live,
+		      .max_waiting_tokens = 20 };
 
 	b.limits = LLMC_INIT(llmc_limits);
 	b.limits.context = context;

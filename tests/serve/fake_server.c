@@ -1,9 +1,10 @@
-/* The HTTP server over a false engine, for tests that want its clock and its failures in their hand.
+/* The HTTP server over a false engine, for tests that want its clock and its failures in their
+ * hand.
  *
  *   fake_server [key=value ...]      tokenizer= context= max_live= step_ms= fail_at= hold=1 mortal=1, and options of the server
  *
- * Prints its URL; ends on SIGTERM as llmc serve does, then prints how many requests were left in the engine. SIGUSR1 lets an engine go on
- * that holds, and is the end of one that is mortal. */
+ * Prints its URL; ends on SIGTERM as llmc serve does, then prints how many requests were left in
+ * the engine. SIGUSR1 lets an engine go on that holds, and is the end of one that is mortal. */
 #include <signal.h>
 #include <stdio.h>
 

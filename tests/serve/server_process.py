@@ -1,4 +1,5 @@
 """A server process for the tests of this folder, and what it answers. Not in conftest.py: other folders have a module of that name."""
+
 import http.client
 import json
 import os
@@ -33,23 +34,33 @@ class Answer:
 
 class Server:
     """A process that prints its URL."""
+
     everything = False  # adapters, guesses, files of prompts: see tiny_model.everything
 
     def __init__(self, command, env=None, log=None, limit=None):
         self.log = log
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=open(log, "wb") if log else subprocess.DEVNULL, cwd=ROOT,
-                                        env={**os.environ, **(env or {})}, text=True, preexec_fn=limit)
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=open(log, "wb") if log else subprocess.DEVNULL,
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            text=True,
+            preexec_fn=limit,
+        )
         self.head = ""
         for line in self.process.stdout:
             self.head += line
             m = re.search(r"http://(?:[0-9.]+|localhost):\d+", line)
             if m:
                 self.url = m.group(0)
-                self.host, port = self.url[len("http://"):].rsplit(":", 1)
+                self.host, port = self.url[len("http://") :].rsplit(":", 1)
                 self.port = int(port)
                 return
         self.process.wait()
-        raise RuntimeError(f"the server did not start: {command}\n{open(log).read() if log else ''}")
+        raise RuntimeError(
+            f"the server did not start: {command}\n{open(log).read() if log else ''}"
+        )
 
     def connect(self, timeout=HANG):
         return socket.create_connection((self.host, self.port), timeout=timeout)
@@ -77,20 +88,31 @@ class Server:
 
     def until(self, condition):
         """Waits for a condition; fails at once when the server has ended."""
+
         def holds():
             value = condition()
-            assert value or self.process.poll() is None, f"the server has ended with {self.process.poll()}"
+            assert value or self.process.poll() is None, (
+                f"the server has ended with {self.process.poll()}"
+            )
             return value
+
         wait_for(holds)
 
     def idle(self):
         """Nothing runs, no page is held. The status request itself is active."""
+
         def quiet():
             try:
                 s = self.status()
             except (OSError, http.client.HTTPException):
                 return False  # timeouts of a fraction of a second, on a slow machine
-            return s["requests"]["active"] == 1 and s["batch"]["running"] == 0 and s["queue"]["waiting"] == 0 and s["kv"]["pages_used"] == 0
+            return (
+                s["requests"]["active"] == 1
+                and s["batch"]["running"] == 0
+                and s["queue"]["waiting"] == 0
+                and s["kv"]["pages_used"] == 0
+            )
+
         self.until(quiet)
 
     def stop(self, sig=signal.SIGTERM, timeout=HANG):

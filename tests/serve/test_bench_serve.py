@@ -1,4 +1,5 @@
 """llmc bench serve: against llmc itself, and against servers that answer in every way that HTTP allows, or badly."""
+
 import json
 import socket
 import subprocess
@@ -9,7 +10,12 @@ from waiting import HANG, reserved_port
 
 
 def bench(llmc_binary, url, *args, code=0):
-    p = subprocess.run([llmc_binary, "bench", "serve", "--url", url, "--json", "-q", *args], capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [llmc_binary, "bench", "serve", "--url", url, "--json", "-q", *args],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert p.returncode == code, p.stderr
     return json.loads(p.stdout) if p.stdout else None, p.stderr
 
@@ -25,29 +31,88 @@ def test_closed_loop(llmc_binary, tiny):
 
 
 def test_open_loop_and_prefix(llmc_binary, tiny):
-    r, _ = bench(llmc_binary, tiny.url + "/v1", "-n", "10", "-r", "200", "-i", "exp:4", "-o", "1..4", "--prefix", "3", "--ttft", "1e-9")
+    r, _ = bench(
+        llmc_binary,
+        tiny.url + "/v1",
+        "-n",
+        "10",
+        "-r",
+        "200",
+        "-i",
+        "exp:4",
+        "-o",
+        "1..4",
+        "--prefix",
+        "3",
+        "--ttft",
+        "1e-9",
+    )
     assert r["completed"] == 10 and r["good"] == 0
 
 
 def test_text_report(llmc_binary, tiny):
-    p = subprocess.run([llmc_binary, "bench", "serve", "--url", tiny.url, "-n", "6", "-c", "2", "-i", "3", "-o", "4"], capture_output=True,
-                       text=True, timeout=HANG)
-    assert p.returncode == 0 and "6 of 6 requests answered" in p.stdout and "p99" in p.stdout and "###" in p.stdout
+    p = subprocess.run(
+        [
+            llmc_binary,
+            "bench",
+            "serve",
+            "--url",
+            tiny.url,
+            "-n",
+            "6",
+            "-c",
+            "2",
+            "-i",
+            "3",
+            "-o",
+            "4",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
+    assert (
+        p.returncode == 0
+        and "6 of 6 requests answered" in p.stdout
+        and "p99" in p.stdout
+        and "###" in p.stdout
+    )
 
 
-@pytest.mark.parametrize("args", [("--url", "ftp://x"), ("-i", "0"), ("-o", "5..2"), ("-n", "0"), ("--url", "http://"), ("-m", 'a"b'), ("extra",)])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--url", "ftp://x"),
+        ("-i", "0"),
+        ("-o", "5..2"),
+        ("-n", "0"),
+        ("--url", "http://"),
+        ("-m", 'a"b'),
+        ("extra",),
+    ],
+)
 def test_bad_arguments(llmc_binary, args):
-    p = subprocess.run([llmc_binary, "bench", "serve", *args], capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [llmc_binary, "bench", "serve", *args], capture_output=True, text=True, timeout=HANG
+    )
     assert p.returncode == 1 and p.stderr
 
 
 PIECE = b'data: {"choices":[{"text":" a"}]}\r\n\r\n'
-USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\ndata: [DONE]\n\n'
+USAGE = (
+    b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\ndata: [DONE]\n\n'
+)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
 
 def chunked(data, size):
-    return b"".join(b"%x\r\n%s\r\n" % (len(data[i:i + size]), data[i:i + size]) for i in range(0, len(data), size)) + b"0\r\n\r\n"
+    return (
+        b"".join(
+            b"%x\r\n%s\r\n" % (len(data[i : i + size]), data[i : i + size])
+            for i in range(0, len(data), size)
+        )
+        + b"0\r\n\r\n"
+    )
 
 
 GOOD = {
@@ -55,7 +120,9 @@ GOOD = {
     "length": HEAD + b"Content-Length: %d\r\n\r\n" % len(PIECE * 2 + USAGE) + PIECE * 2 + USAGE,
     "chunks of 1": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(PIECE * 2 + USAGE, 1),
     "chunks of 50": HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(PIECE * 2 + USAGE, 50),
-    "chunks with extensions": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"%x;name=abc\r\n%s\r\n0\r\n\r\n" % (len(PIECE * 2 + USAGE), PIECE * 2 + USAGE),
+    "chunks with extensions": HEAD
+    + b"Transfer-Encoding: chunked\r\n\r\n"
+    + b"%x;name=abc\r\n%s\r\n0\r\n\r\n" % (len(PIECE * 2 + USAGE), PIECE * 2 + USAGE),
     "after 100": b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"\r\n" + PIECE * 2 + USAGE,
     "not streamed": b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{"choices":[{"text":"aa"}],"usage":{"completion_tokens":2}}',
 }
@@ -67,7 +134,10 @@ BAD = {
     "cut": HEAD + b"Content-Length: 1000\r\n\r\n" + PIECE,
     "endless line": HEAD + b"\r\n" + b"x" * (3 << 20),
     "empty": HEAD + b"Content-Length: 0\r\n\r\n",
-    "error in the stream": HEAD + b"\r\n" + PIECE + b'data: {"error":{"message":"device lost"}}\n\n',
+    "error in the stream": HEAD
+    + b"\r\n"
+    + PIECE
+    + b'data: {"error":{"message":"device lost"}}\n\n',
 }
 
 
@@ -90,13 +160,17 @@ def fixed():
                 with c:
                     try:
                         data = b""
-                        while b"\r\n\r\n" not in data or not (data.startswith(b"GET") or data.rstrip().endswith(b"}")):
+                        while b"\r\n\r\n" not in data or not (
+                            data.startswith(b"GET") or data.rstrip().endswith(b"}")
+                        ):
                             data += c.recv(65536)
                         c.sendall(next(gets, answer) if data.startswith(b"GET") else answer)
                     except OSError:
                         pass
+
         threading.Thread(target=loop, daemon=True).start()
         return f"http://127.0.0.1:{s.getsockname()[1]}"
+
     yield start
     for s in sockets:
         s.close()
@@ -115,12 +189,23 @@ def test_bad_answers(llmc_binary, fixed, how):
     assert "no request was answered: " in err and len(err.strip()) > 30
 
 
-@pytest.mark.parametrize("told,drafts", [((0, 1), None), ((1, 0), None), ((1, 1), 5), ((0, 0), None)])
+@pytest.mark.parametrize(
+    "told,drafts", [((0, 1), None), ((1, 0), None), ((1, 1), 5), ((0, 0), None)]
+)
 def test_guesses_are_counted_from_before_to_behind(llmc_binary, fixed, told, drafts):
     """Counts are those of the server's life: where they are not read twice nothing is said of guesses."""
     names = (b"drafts", b"draft_tokens", b"accepted_tokens")
-    counts = [HEAD + b"\r\n# counts\n" + b"".join(b'vllm:spec_decode_num_%s_total{model="x"} %d\n' % (k, n) for k in names) if read else BAD["500"] for read, n in zip(told, (100, 105))]
-    r, _ = bench(llmc_binary, fixed(GOOD["until the end"], *counts), "-m", "x", "-n", "2", "-c", "1")
+    counts = [
+        HEAD
+        + b"\r\n# counts\n"
+        + b"".join(b'vllm:spec_decode_num_%s_total{model="x"} %d\n' % (k, n) for k in names)
+        if read
+        else BAD["500"]
+        for read, n in zip(told, (100, 105))
+    ]
+    r, _ = bench(
+        llmc_binary, fixed(GOOD["until the end"], *counts), "-m", "x", "-n", "2", "-c", "1"
+    )
     assert r["completed"] == 2 and r.get("drafts") == drafts
 
 

@@ -1,4 +1,5 @@
 """Constraints of requests through every door, on SmolLM2: what comes is what was asked for, whatever the model would have said."""
+
 import json
 import re
 import threading
@@ -8,7 +9,15 @@ import pydantic
 import pytest
 
 ASK = [{"role": "user", "content": "Invent a person. Answer as JSON with a name and an age."}]
-PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 40}, "age": {"type": "integer", "minimum": 0, "maximum": 150}}, "required": ["name", "age"], "additionalProperties": False}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +33,33 @@ def is_person(text):
 
 def test_openais_response_formats(client):
     args = dict(model="smollm2", messages=ASK, max_tokens=120, temperature=0)
-    r = client.chat.completions.create(**args, response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}})
+    r = client.chat.completions.create(
+        **args,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "person", "schema": PERSON, "strict": True},
+        },
+    )
     assert is_person(r.choices[0].message.content) and r.choices[0].finish_reason == "stop"
-    again = "".join(c.choices[0].delta.content or "" for c in client.chat.completions.create(
-        **args, stream=True, response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}) if c.choices)
+    again = "".join(
+        c.choices[0].delta.content or ""
+        for c in client.chat.completions.create(
+            **args,
+            stream=True,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "person", "schema": PERSON},
+            },
+        )
+        if c.choices
+    )
     assert again == r.choices[0].message.content
-    r = client.chat.completions.create(**{**args, "temperature": 1.3, "seed": 4}, response_format={"type": "json_object"})
-    assert r.choices[0].finish_reason == "length" or isinstance(json.loads(r.choices[0].message.content), dict)
+    r = client.chat.completions.create(
+        **{**args, "temperature": 1.3, "seed": 4}, response_format={"type": "json_object"}
+    )
+    assert r.choices[0].finish_reason == "length" or isinstance(
+        json.loads(r.choices[0].message.content), dict
+    )
 
 
 def test_the_clients_own_parser(client):
@@ -39,31 +68,81 @@ def test_the_clients_own_parser(client):
         age: int
         mood: None | str = None
 
-    r = client.chat.completions.parse(model="smollm2", messages=ASK, max_tokens=200, temperature=0, response_format=Person)
+    r = client.chat.completions.parse(
+        model="smollm2", messages=ASK, max_tokens=200, temperature=0, response_format=Person
+    )
     assert r.choices[0].finish_reason == "length" or isinstance(r.choices[0].message.parsed, Person)
 
 
 def test_choices_log_probabilities_and_penalties(client):
-    r = client.chat.completions.create(model="smollm2", messages=ASK, max_tokens=80, temperature=1, seed=1, n=3, logprobs=True, top_logprobs=2, presence_penalty=1.5,
-                                       extra_body={"guided_json": PERSON, "repetition_penalty": 1.2})
+    r = client.chat.completions.create(
+        model="smollm2",
+        messages=ASK,
+        max_tokens=80,
+        temperature=1,
+        seed=1,
+        n=3,
+        logprobs=True,
+        top_logprobs=2,
+        presence_penalty=1.5,
+        extra_body={"guided_json": PERSON, "repetition_penalty": 1.2},
+    )
     for c in r.choices:
         assert c.finish_reason == "length" or is_person(c.message.content)
         assert "".join(t.token for t in c.logprobs.content) == c.message.content
         # log probabilities are the model's: the likeliest token need not be one that is allowed
-        assert all(t.logprob <= 0 and t.logprob <= t.top_logprobs[0].logprob + 1e-6 for t in c.logprobs.content)
+        assert all(
+            t.logprob <= 0 and t.logprob <= t.top_logprobs[0].logprob + 1e-6
+            for t in c.logprobs.content
+        )
     assert len({c.message.content for c in r.choices}) > 1
 
 
-@pytest.mark.parametrize("extra,fits", [
-    ({"guided_regex": "[A-C]{3}-[0-9]{2}"}, "[A-C]{3}-[0-9]{2}"), ({"guided_choice": ["red", "green"]}, "red|green"),
-    ({"guided_grammar": 'root ::= "<" [a-z]{2,4} ">"'}, "<[a-z]{2,4}>"), ({"grammar": 'root ::= ("ab" | "cd")'}, "ab|cd"),
-    ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"), ({"structured_outputs": {"regex": "x{5}"}}, "x{5}"),
-    ({"structured_outputs": {"json": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}, "disable_any_whitespace": True}}, r"\[(true|false),(true|false)\]"),
-    ({"json_schema": {"enum": ["a", "b"]}}, '"[ab]"'), ({"response_format": {"type": "json_object", "schema": {"type": "object", "properties": {"k": {"const": 1}}, "required": ["k"]}}}, r'\{\s*"k":\s*1\s*\}'),
-    ({"response_format": {"type": "regex", "value": "[0-9]{4}"}}, "[0-9]{4}"),
-])
+@pytest.mark.parametrize(
+    "extra,fits",
+    [
+        ({"guided_regex": "[A-C]{3}-[0-9]{2}"}, "[A-C]{3}-[0-9]{2}"),
+        ({"guided_choice": ["red", "green"]}, "red|green"),
+        ({"guided_grammar": 'root ::= "<" [a-z]{2,4} ">"'}, "<[a-z]{2,4}>"),
+        ({"grammar": 'root ::= ("ab" | "cd")'}, "ab|cd"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"structured_outputs": {"regex": "x{5}"}}, "x{5}"),
+        (
+            {
+                "structured_outputs": {
+                    "json": {
+                        "type": "array",
+                        "items": {"type": "boolean"},
+                        "minItems": 2,
+                        "maxItems": 2,
+                    },
+                    "disable_any_whitespace": True,
+                }
+            },
+            r"\[(true|false),(true|false)\]",
+        ),
+        ({"json_schema": {"enum": ["a", "b"]}}, '"[ab]"'),
+        (
+            {
+                "response_format": {
+                    "type": "json_object",
+                    "schema": {
+                        "type": "object",
+                        "properties": {"k": {"const": 1}},
+                        "required": ["k"],
+                    },
+                }
+            },
+            r'\{\s*"k":\s*1\s*\}',
+        ),
+        ({"response_format": {"type": "regex", "value": "[0-9]{4}"}}, "[0-9]{4}"),
+    ],
+)
 def test_other_servers_fields(smol, extra, fits):
-    for path, body in (("/v1/completions", {"prompt": "Say something: ", "max_tokens": 60}), ("/v1/chat/completions", {"messages": ASK, "max_tokens": 60})):
+    for path, body in (
+        ("/v1/completions", {"prompt": "Say something: ", "max_tokens": 60}),
+        ("/v1/chat/completions", {"messages": ASK, "max_tokens": 60}),
+    ):
         a = smol.post(path, {"model": "smollm2", "temperature": 0.8, "seed": 2, **body, **extra})
         assert a.status == 200, a.text
         choice = a.json()["choices"][0]
@@ -73,38 +152,110 @@ def test_other_servers_fields(smol, extra, fits):
 
 
 def test_tgis_grammar(smol):
-    for kind, value, fits in (("regex", "[0-9]{3}", "[0-9]{3}"), ("json", PERSON, r"\{.*\}"), ("json_schema", {"name": "p", "schema": {"enum": [1, 2]}}, "[12]")):
-        a = smol.post("/generate", {"inputs": "A person: ", "parameters": {"max_new_tokens": 100, "grammar": {"type": kind, "value": value}, "details": True}})
+    for kind, value, fits in (
+        ("regex", "[0-9]{3}", "[0-9]{3}"),
+        ("json", PERSON, r"\{.*\}"),
+        ("json_schema", {"name": "p", "schema": {"enum": [1, 2]}}, "[12]"),
+    ):
+        a = smol.post(
+            "/generate",
+            {
+                "inputs": "A person: ",
+                "parameters": {
+                    "max_new_tokens": 100,
+                    "grammar": {"type": kind, "value": value},
+                    "details": True,
+                },
+            },
+        )
         assert a.status == 200 and re.fullmatch(fits, a.json()["generated_text"], re.S), a.text
-    a = smol.post("/generate", {"inputs": "A", "parameters": {"grammar": {"type": "regex", "value": "a(?=b)"}}})
+    a = smol.post(
+        "/generate",
+        {"inputs": "A", "parameters": {"grammar": {"type": "regex", "value": "a(?=b)"}}},
+    )
     assert a.status == 422 and "look-around" in a.json()["error"]
 
 
-@pytest.mark.parametrize("extra,param,words", [
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"a": {"type": "strng"}}}}}}, "response_format", "#/properties/a/type"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"type": "object", "properties": {"a": {"not": {"type": "null"}}}}}}}, "response_format", "#/properties/a/not"),
-    ({"response_format": {"type": "xml"}}, "response_format", "json_schema"), ({"response_format": {}}, "response_format", "type"),
-    ({"guided_json": {"$ref": "http://elsewhere"}}, "guided_json", "$ref"), ({"guided_regex": "("}, "guided_regex", "byte"),
-    ({"guided_grammar": "root ::= x"}, "guided_grammar", "line 1"), ({"guided_choice": []}, "guided_choice", "choice"),
-    ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "exclude"), ({"structured_outputs": {}}, "structured_outputs", "one of"),
-    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
-])
+@pytest.mark.parametrize(
+    "extra,param,words",
+    [
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {
+                        "name": "x",
+                        "schema": {"properties": {"a": {"type": "strng"}}},
+                    },
+                }
+            },
+            "response_format",
+            "#/properties/a/type",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {
+                        "name": "x",
+                        "strict": True,
+                        "schema": {
+                            "type": "object",
+                            "properties": {"a": {"not": {"type": "null"}}},
+                        },
+                    },
+                }
+            },
+            "response_format",
+            "#/properties/a/not",
+        ),
+        ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
+        ({"response_format": {}}, "response_format", "type"),
+        ({"guided_json": {"$ref": "http://elsewhere"}}, "guided_json", "$ref"),
+        ({"guided_regex": "("}, "guided_regex", "byte"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar", "line 1"),
+        ({"guided_choice": []}, "guided_choice", "choice"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "exclude"),
+        ({"structured_outputs": {}}, "structured_outputs", "one of"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
+    ],
+)
 def test_what_cannot_be_is_refused_by_path_and_keyword(smol, extra, param, words):
     a = smol.post("/v1/chat/completions", {"model": "smollm2", "messages": ASK, **extra})
-    assert a.status == 400 and a.json()["error"]["param"] == param and words in a.json()["error"]["message"], a.text
+    assert (
+        a.status == 400
+        and a.json()["error"]["param"] == param
+        and words in a.json()["error"]["message"]
+    ), a.text
 
 
 def test_requests_with_and_without_in_one_batch_are_as_alone(client):
     """A batch of different constraints: each text is what it is alone."""
-    kinds = [{}, {"guided_json": PERSON}, {"guided_regex": "[a-z]{4,30}\\."}, {"guided_choice": ["one", "two"]}, {"guided_json": PERSON, "temperature": 1.0, "seed": 7}, {"guided_grammar": 'root ::= [a-z ]{5,40}'}]
+    kinds = [
+        {},
+        {"guided_json": PERSON},
+        {"guided_regex": "[a-z]{4,30}\\."},
+        {"guided_choice": ["one", "two"]},
+        {"guided_json": PERSON, "temperature": 1.0, "seed": 7},
+        {"guided_grammar": "root ::= [a-z ]{5,40}"},
+    ]
 
     def ask(extra):
         extra = dict(extra)
         args = {"temperature": extra.pop("temperature", 0), "seed": extra.pop("seed", 0)}
-        return client.chat.completions.create(model="smollm2", messages=ASK, max_tokens=40, **args, extra_body=extra).choices[0].message.content
+        return (
+            client.chat.completions.create(
+                model="smollm2", messages=ASK, max_tokens=40, **args, extra_body=extra
+            )
+            .choices[0]
+            .message.content
+        )
 
     alone, together = [ask(k) for k in kinds], [None] * len(kinds)
-    threads = [threading.Thread(target=lambda i=i: together.__setitem__(i, ask(kinds[i]))) for i in range(len(kinds))]
+    threads = [
+        threading.Thread(target=lambda i=i: together.__setitem__(i, ask(kinds[i])))
+        for i in range(len(kinds))
+    ]
     for t in threads:
         t.start()
     for t in threads:

@@ -1,5 +1,6 @@
 """What deploy/ holds: routers that exist in front of three replicas, one of which is replaced under load without a request lost; files
 that their own checkers accept; and what routers read of a replica."""
+
 import contextlib
 import http.client
 import json
@@ -39,11 +40,26 @@ def with_ports(conf, ports, front):
 
 
 def nginx(folder, ports, front):
-    conf = with_ports(text("nginx.conf"), ports, front).replace(f"listen {front}", f"listen 127.0.0.1:{front}")
-    temp = "".join(f"{k}_temp_path {folder}/{k};\n" for k in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-    (folder / "nginx.conf").write_text(f"daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;\n"
-                                       f"events {{ worker_connections 1024; }}\nhttp {{ access_log off;\n{temp}{conf}\n}}\n")
-    return [tool("nginx"), "-p", str(folder), "-e", str(folder / "early.log"), "-c", str(folder / "nginx.conf")], ["-t"]
+    conf = with_ports(text("nginx.conf"), ports, front).replace(
+        f"listen {front}", f"listen 127.0.0.1:{front}"
+    )
+    temp = "".join(
+        f"{k}_temp_path {folder}/{k};\n"
+        for k in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    (folder / "nginx.conf").write_text(
+        f"daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;\n"
+        f"events {{ worker_connections 1024; }}\nhttp {{ access_log off;\n{temp}{conf}\n}}\n"
+    )
+    return [
+        tool("nginx"),
+        "-p",
+        str(folder),
+        "-e",
+        str(folder / "early.log"),
+        "-c",
+        str(folder / "nginx.conf"),
+    ], ["-t"]
 
 
 def haproxy(folder, ports, front):
@@ -67,11 +83,26 @@ class Load:
             stream = (n + k) % 2 == 0
             c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG)
             try:
-                c.request("POST", "/v1/completions", json.dumps({"prompt": [1 + k, 2, 3 + n % 50], "max_tokens": 12, "ignore_eos": True, "stream": stream}),
-                          {"Content-Type": "application/json"})
+                c.request(
+                    "POST",
+                    "/v1/completions",
+                    json.dumps(
+                        {
+                            "prompt": [1 + k, 2, 3 + n % 50],
+                            "max_tokens": 12,
+                            "ignore_eos": True,
+                            "stream": stream,
+                        }
+                    ),
+                    {"Content-Type": "application/json"},
+                )
                 r = c.getresponse()
                 body = r.read().decode()
-                if r.status != 200 or (not body.rstrip().endswith("data: [DONE]") if stream else json.loads(body)["usage"]["completion_tokens"] != 12):
+                if r.status != 200 or (
+                    not body.rstrip().endswith("data: [DONE]")
+                    if stream
+                    else json.loads(body)["usage"]["completion_tokens"] != 12
+                ):
                     self.lost.append((r.status, body[-200:]))
                 self.done += 1
             except Exception as e:  # whatever it is, a request was lost
@@ -89,7 +120,16 @@ class Load:
 def test_a_replica_is_replaced_under_load(router, serve, tiny_folder, tmp_path):
     """The new replica has the port of the old one, which stays reserved in between."""
     delay = 5 * SLOW
-    options = ("--arch", "generic", "--threads", "1", "--drain-delay", delay, "--drain-timeout", HANG)
+    options = (
+        "--arch",
+        "generic",
+        "--threads",
+        "1",
+        "--drain-delay",
+        delay,
+        "--drain-timeout",
+        HANG,
+    )
     with contextlib.ExitStack() as held:
         front, *ports = [held.enter_context(reserved_port()) for _ in range(4)]
         a, b, c = [held.enter_context(serve(tiny_folder, *options, "--port", p)) for p in ports]
@@ -99,10 +139,15 @@ def test_a_replica_is_replaced_under_load(router, serve, tiny_folder, tmp_path):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         load = None
         try:
+
             def listens():
                 assert process.poll() is None
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", front), timeout=HANG):
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection(("127.0.0.1", front), timeout=HANG),
+                ):
                     return True
+
             wait_for(listens, every=0.05, what="the router's port")
             for s in (a, b, c):
                 assert s.get("/health").status == 200
@@ -138,27 +183,57 @@ def test_what_routers_read(serve, tiny_folder):
         load = s.get("/get_load").json()
         assert load == [{"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}]
         info = s.get("/model_info").json()
-        assert info["served_model_name"] == s.get("/v1/models").json()["data"][0]["id"] and info == s.get("/server_info").json()
+        assert (
+            info["served_model_name"] == s.get("/v1/models").json()["data"][0]["id"]
+            and info == s.get("/server_info").json()
+        )
         metrics = s.get("/metrics").text
-        for name in ("vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_hit_rate", "vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total",
-                     "vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"):
+        for name in (
+            "vllm:gpu_cache_usage_perc",
+            "vllm:gpu_prefix_cache_hit_rate",
+            "vllm:gpu_prefix_cache_hits_total",
+            "vllm:gpu_prefix_cache_queries_total",
+            "vllm:num_requests_waiting",
+            "vllm:num_requests_running",
+            "vllm:kv_cache_usage_perc",
+        ):
             assert re.search(rf"^{name}{{[^}}]*}} [0-9.]+$", metrics, re.M), name
-        assert re.search(r'^vllm:cache_config_info{[^}]*block_size="32",num_gpu_blocks="\d+"', metrics, re.M)
-        assert re.search(r'^vllm:lora_requests_info{[^}]*max_lora="0",running_lora_adapters="",waiting_lora_adapters=""} \d{10}$', metrics, re.M)
+        assert re.search(
+            r'^vllm:cache_config_info{[^}]*block_size="32",num_gpu_blocks="\d+"', metrics, re.M
+        )
+        assert re.search(
+            r'^vllm:lora_requests_info{[^}]*max_lora="0",running_lora_adapters="",waiting_lora_adapters=""} \d{10}$',
+            metrics,
+            re.M,
+        )
         ask = {"prompt": [1, 2, 3], "max_tokens": 2}
         r = s.post("/v1/completions", ask, headers={**key, "endpoint-load-metrics-format": "TEXT"})
-        assert re.fullmatch(r"TEXT named_metrics.kv_cache_usage_perc=[0-9.]+, named_metrics.num_requests_waiting=0", r.headers["endpoint-load-metrics"])
+        assert re.fullmatch(
+            r"TEXT named_metrics.kv_cache_usage_perc=[0-9.]+, named_metrics.num_requests_waiting=0",
+            r.headers["endpoint-load-metrics"],
+        )
         r = s.post("/v1/completions", ask, headers={**key, "endpoint-load-metrics-format": "json"})
         kind, _, value = r.headers["endpoint-load-metrics"].partition(" ")
-        assert kind == "JSON" and set(json.loads(value)["named_metrics"]) == {"kv_cache_usage_perc", "num_requests_waiting"}
+        assert kind == "JSON" and set(json.loads(value)["named_metrics"]) == {
+            "kv_cache_usage_perc",
+            "num_requests_waiting",
+        }
         assert "endpoint-load-metrics" not in s.post("/v1/completions", ask, headers=key).headers
     with serve(tiny_folder, "--arch", "generic", "--api-key", "secret") as s:
-        assert [s.get(p).status for p in ("/metrics", "/v1/models", "/get_load", "/model_info", "/health")] == [401, 401, 401, 401, 200]
+        assert [
+            s.get(p).status
+            for p in ("/metrics", "/v1/models", "/get_load", "/model_info", "/health")
+        ] == [401, 401, 401, 401, 200]
 
 
 def test_settings_are_options(serve, tiny_folder, tmp_path, llmc_binary):
     """The files of settings name options that exist."""
-    known = set(re.findall(r"--([a-z-]+)", subprocess.run([llmc_binary, "serve", "--help"], capture_output=True, text=True).stdout)) | {"model"}
+    known = set(
+        re.findall(
+            r"--([a-z-]+)",
+            subprocess.run([llmc_binary, "serve", "--help"], capture_output=True, text=True).stdout,
+        )
+    ) | {"model"}
     maps = [yaml.safe_load(text("serve.yaml"))]
     kube = list(yaml.safe_load_all(text("kubernetes/llmc.yaml")))
     maps.append(yaml.safe_load(kube[0]["data"]["serve.yaml"]))
@@ -166,7 +241,9 @@ def test_settings_are_options(serve, tiny_folder, tmp_path, llmc_binary):
         assert set(m) <= known
     pod = kube[1]["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] > maps[1]["drain-delay"] + maps[1]["drain-timeout"]
-    assert f"TimeoutStopSec={maps[0]['drain-delay'] + maps[0]['drain-timeout'] + 5}" in text("llmc.service")
+    assert f"TimeoutStopSec={maps[0]['drain-delay'] + maps[0]['drain-timeout'] + 5}" in text(
+        "llmc.service"
+    )
 
 
 def test_manifests_fit_their_schemas():
@@ -183,7 +260,11 @@ def test_the_unit_verifies(tmp_path):
     analyze = tool("systemd-analyze")
     unit = text("llmc.service").replace("/usr/local/bin/llmc", "/bin/true")
     (tmp_path / "llmc.service").write_text(unit)
-    p = subprocess.run([analyze, "verify", "--man=no", str(tmp_path / "llmc.service")], capture_output=True, text=True)
+    p = subprocess.run(
+        [analyze, "verify", "--man=no", str(tmp_path / "llmc.service")],
+        capture_output=True,
+        text=True,
+    )
     said = [line for line in p.stderr.splitlines() if "llmc.service" in line]
     assert said == [], said
 
@@ -196,13 +277,25 @@ def test_ranks_over_pods():
         for path in re.findall(r"/etc/llmc/([\w./]+)", settings["data"][name]):
             assert path in settings["data"] or path.startswith("keys/"), path
     drain = yaml.safe_load(settings["data"]["serve.yaml"])
-    assert drain == yaml.safe_load(next(yaml.safe_load_all(text("kubernetes/llmc.yaml")))["data"]["serve.yaml"])
+    assert drain == yaml.safe_load(
+        next(yaml.safe_load_all(text("kubernetes/llmc.yaml")))["data"]["serve.yaml"]
+    )
     template = group["spec"]["leaderWorkerTemplate"]
     leader, worker = template["leaderTemplate"], template["workerTemplate"]
     assert service["spec"]["selector"].items() <= leader["metadata"]["labels"].items()
-    assert leader["spec"]["terminationGracePeriodSeconds"] > drain["drain-delay"] + drain["drain-timeout"]
+    assert (
+        leader["spec"]["terminationGracePeriodSeconds"]
+        > drain["drain-delay"] + drain["drain-timeout"]
+    )
     checker = pytest.importorskip("kubernetes_validate")
-    for d in (settings, service, *({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": t["spec"]} for t in (leader, worker))):
+    for d in (
+        settings,
+        service,
+        *(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": t["spec"]}
+            for t in (leader, worker)
+        ),
+    ):
         checker.validate(d, checker.latest_version(), strict=True)
 
 

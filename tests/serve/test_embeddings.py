@@ -1,4 +1,5 @@
 """/v1/embeddings by the openai client and /api/embed, against llmc_embed, which tests/e2e/test_vectors.py holds to transformers."""
+
 import json
 import math
 import pathlib
@@ -9,22 +10,40 @@ import pytest
 import tiny_model
 from waiting import HANG
 
-TEXTS = ["hello world", "hello", "An older text, of more words than a page of the cache has places for tokens, so that pieces meet."]
+TEXTS = [
+    "hello world",
+    "hello",
+    "An older text, of more words than a page of the cache has places for tokens, so that pieces meet.",
+]
 
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory):
     folder = pathlib.Path(tiny_model.build(tmp_path_factory.mktemp("embed") / "tiny"))
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    (folder / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.models.{t}", "path": p} for t, p in
-                                                    (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))]))
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_mean_tokens": True})
+    )
+    (folder / "modules.json").write_text(
+        json.dumps(
+            [
+                {"type": f"sentence_transformers.models.{t}", "path": p}
+                for t, p in (
+                    ("Transformer", ""),
+                    ("Pooling", "1_Pooling"),
+                    ("Normalize", "2_Normalize"),
+                )
+            ]
+        )
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(serve, vectors):
-    with serve(vectors, "--arch", "generic", "-t", "1", "--seqs", "4", "--model-name", "vectors") as s:
+    with serve(
+        vectors, "--arch", "generic", "-t", "1", "--seqs", "4", "--model-name", "vectors"
+    ) as s:
         yield s
         s.idle()
 
@@ -32,31 +51,52 @@ def server(serve, vectors):
 @pytest.fixture(scope="module")
 def want(vectors):
     import llmc
+
     s = llmc.Model(vectors, arch="generic").session(context=256)
     return {pool: [s.embed(t, pool) for t in TEXTS] for pool in ("last", "mean", "cls")}
 
 
 def test_the_openai_client(server, want):
     import openai
-    c = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=HANG).embeddings
+
+    c = openai.OpenAI(
+        base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=HANG
+    ).embeddings
     whole = c.create(model="vectors", input=TEXTS)  # asks for base64
-    assert [d.index for d in whole.data] == [0, 1, 2] and whole.model == "vectors" and whole.usage.prompt_tokens == whole.usage.total_tokens > 20
+    assert (
+        [d.index for d in whole.data] == [0, 1, 2]
+        and whole.model == "vectors"
+        and whole.usage.prompt_tokens == whole.usage.total_tokens > 20
+    )
     assert [d.embedding for d in whole.data] == want["mean"]
     floats = c.create(model="vectors", input=TEXTS[0], encoding_format="float").data[0].embedding
-    assert floats == pytest.approx(want["mean"][0], rel=1e-6) and math.hypot(*floats) == pytest.approx(1)
+    assert floats == pytest.approx(want["mean"][0], rel=1e-6) and math.hypot(
+        *floats
+    ) == pytest.approx(1)
     short = c.create(model="vectors", input=TEXTS[0], dimensions=5).data[0].embedding
     length = math.hypot(*floats[:5])
     assert short == pytest.approx([x / length for x in floats[:5]], rel=1e-5)
     ids = server.post("/v1/tokenize", {"prompt": TEXTS[0]}).json()["tokens"]
-    assert [d.embedding for d in c.create(model="vectors", input=[ids, ids]).data] == 2 * [want["mean"][0]]
+    assert [d.embedding for d in c.create(model="vectors", input=[ids, ids]).data] == 2 * [
+        want["mean"][0]
+    ]
     assert c.create(model="vectors", input=ids).data[0].embedding == want["mean"][0]
     for pool in ("last", "cls"):
-        assert c.create(model="vectors", input=TEXTS[2], extra_body={"pooling": pool}).data[0].embedding == want[pool][2]
+        assert (
+            c.create(model="vectors", input=TEXTS[2], extra_body={"pooling": pool})
+            .data[0]
+            .embedding
+            == want[pool][2]
+        )
 
 
 def test_ollama(server, want):
     r = server.post("/api/embed", {"model": "vectors:latest", "input": TEXTS}).json()
-    assert r["model"] == "vectors" and r["prompt_eval_count"] > 20 and [len(v) for v in r["embeddings"]] == 3 * [len(want["mean"][0])]
+    assert (
+        r["model"] == "vectors"
+        and r["prompt_eval_count"] > 20
+        and [len(v) for v in r["embeddings"]] == 3 * [len(want["mean"][0])]
+    )
     assert r["embeddings"][0] == pytest.approx(want["mean"][0], rel=1e-6)
     assert server.post("/api/embed", {"input": "x" * 5000, "truncate": False}).status == 400
     assert len(server.post("/api/embed", {"input": "x" * 5000}).json()["embeddings"]) == 1
@@ -69,25 +109,55 @@ def test_what_is_cut_keeps_its_end(serve, vectors, tmp_path):
     description = json.loads((folder / "tokenizer.json").read_text())
     ids = {name: tiny_model.vocabulary().index(name) for name in ("<s>", "</s>")}
     description["post_processor"] = {
-        "type": "TemplateProcessing", "pair": [],
-        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
-        "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]} for name, i in ids.items()},
+        "type": "TemplateProcessing",
+        "pair": [],
+        "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "</s>", "type_id": 0}},
+        ],
+        "special_tokens": {
+            name: {"id": name, "ids": [i], "tokens": [name]} for name, i in ids.items()
+        },
     }
     (folder / "tokenizer.json").write_text(json.dumps(description))
     with serve(folder, "--arch", "generic", "-t", "1", "--model-name", "ends") as s:
         theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         theirs.enable_truncation(s.get("/info").json()["max_total_tokens"])
         for text in ("hello", " a text of words" * 200):
-            want = s.post("/v1/embeddings", {"input": theirs.encode(text).ids, "pooling": "last"}).json()["data"]
-            assert s.post("/v1/embeddings", {"input": text, "pooling": "last", "truncate_prompt_tokens": -1}).json()["data"] == want
+            want = s.post(
+                "/v1/embeddings", {"input": theirs.encode(text).ids, "pooling": "last"}
+            ).json()["data"]
+            assert (
+                s.post(
+                    "/v1/embeddings",
+                    {"input": text, "pooling": "last", "truncate_prompt_tokens": -1},
+                ).json()["data"]
+                == want
+            )
 
 
-@pytest.mark.parametrize("body,said", [
-    ({}, "input"), ({"input": None}, "input"), ({"input": []}, "empty"), ({"input": 3}, "input"), ({"input": [3.5]}, "input[0]"), ({"input": [[99999]]}, "token id"),
-    ({"input": [1, "a"]}, "token id"), ({"input": [[]]}, "empty"), ({"input": "x" * 5000}, "context length"), ({"input": "a", "dimensions": 0}, "dimensions"),
-    ({"input": "a", "dimensions": 1000}, "dimensions"), ({"input": "a", "encoding_format": "int8"}, "encoding_format"), ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"), ({"input": "a", "pooling": "max"}, "pooling"),
-    ({"input": ["a"] * 3000}, "at most"), ({"input": "a", "normalize": 3}, "normalize"),
-])
+@pytest.mark.parametrize(
+    "body,said",
+    [
+        ({}, "input"),
+        ({"input": None}, "input"),
+        ({"input": []}, "empty"),
+        ({"input": 3}, "input"),
+        ({"input": [3.5]}, "input[0]"),
+        ({"input": [[99999]]}, "token id"),
+        ({"input": [1, "a"]}, "token id"),
+        ({"input": [[]]}, "empty"),
+        ({"input": "x" * 5000}, "context length"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": 1000}, "dimensions"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"input": "a", "pooling": "max"}, "pooling"),
+        ({"input": ["a"] * 3000}, "at most"),
+        ({"input": "a", "normalize": 3}, "normalize"),
+    ],
+)
 def test_refusals(server, body, said):
     r = server.post("/v1/embeddings", body)
     assert r.status == 400 and said in r.json()["error"]["message"]
@@ -110,10 +180,17 @@ def test_scores(server, want):
     """The cosine of the vectors, one text with many or one by one."""
     v = want["mean"]
     r = server.post("/v1/score", {"model": "vectors", "text_1": TEXTS[0], "text_2": TEXTS}).json()
-    assert [d["index"] for d in r["data"]] == [0, 1, 2] and r["object"] == "list" and r["model"] == "vectors" and r["usage"]["total_tokens"] > 20
+    assert (
+        [d["index"] for d in r["data"]] == [0, 1, 2]
+        and r["object"] == "list"
+        and r["model"] == "vectors"
+        and r["usage"]["total_tokens"] > 20
+    )
     assert [d["score"] for d in r["data"]] == pytest.approx([cosine(v[0], x) for x in v], abs=1e-6)
     r = server.post("/score", {"text_1": TEXTS, "text_2": TEXTS[::-1]}).json()
-    assert [d["score"] for d in r["data"]] == pytest.approx([cosine(x, y) for x, y in zip(v, v[::-1])], abs=1e-6)
+    assert [d["score"] for d in r["data"]] == pytest.approx(
+        [cosine(x, y) for x, y in zip(v, v[::-1])], abs=1e-6
+    )
     last = want["last"]
     r = server.post("/v1/score", {"text_1": TEXTS[1], "text_2": TEXTS[2], "pooling": "last"}).json()
     assert [d["score"] for d in r["data"]] == pytest.approx([cosine(last[1], last[2])], abs=1e-6)
@@ -125,19 +202,42 @@ def test_rerank(server, want):
     for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
         r = server.post(path, {"model": "vectors", "query": TEXTS[1], "documents": TEXTS}).json()
         assert [x["index"] for x in r["results"]] == order == [1, *order[1:]]
-        assert [x["relevance_score"] for x in r["results"]] == pytest.approx([cosine(v[1], v[i]) for i in order], abs=1e-6)
+        assert [x["relevance_score"] for x in r["results"]] == pytest.approx(
+            [cosine(v[1], v[i]) for i in order], abs=1e-6
+        )
         assert [x["document"]["text"] for x in r["results"]] == [TEXTS[i] for i in order]
-    r = server.post("/v1/rerank", {"query": TEXTS[1], "documents": [{"text": t} for t in TEXTS], "top_n": 1, "return_documents": False}).json()
+    r = server.post(
+        "/v1/rerank",
+        {
+            "query": TEXTS[1],
+            "documents": [{"text": t} for t in TEXTS],
+            "top_n": 1,
+            "return_documents": False,
+        },
+    ).json()
     assert [set(x) for x in r["results"]] == [{"index", "relevance_score"}]
 
 
 def test_scores_that_cannot_be(server, tiny):
-    for path, body in (("/v1/score", {"text_1": TEXTS[:2], "text_2": TEXTS}), ("/v1/score", {"text_1": "a"}), ("/v1/score", {"text_1": "a", "text_2": []}),
-                       ("/v1/score", {"text_1": "a", "text_2": [3]}), ("/v1/score", {"text_1": "a", "text_2": ""}), ("/v1/score", {"text_1": "a", "text_2": "x" * 5000}),
-                       ("/v1/rerank", {"query": ["a", "b"], "documents": ["a"]}), ("/v1/rerank", {"query": "a", "documents": "a"}), ("/v1/rerank", {"query": "a", "documents": ["a"] * 200}),
-                       ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": -1})):
+    for path, body in (
+        ("/v1/score", {"text_1": TEXTS[:2], "text_2": TEXTS}),
+        ("/v1/score", {"text_1": "a"}),
+        ("/v1/score", {"text_1": "a", "text_2": []}),
+        ("/v1/score", {"text_1": "a", "text_2": [3]}),
+        ("/v1/score", {"text_1": "a", "text_2": ""}),
+        ("/v1/score", {"text_1": "a", "text_2": "x" * 5000}),
+        ("/v1/rerank", {"query": ["a", "b"], "documents": ["a"]}),
+        ("/v1/rerank", {"query": "a", "documents": "a"}),
+        ("/v1/rerank", {"query": "a", "documents": ["a"] * 200}),
+        ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": -1}),
+    ):
         r = server.post(path, body)
         assert r.status == 400 and r.json()["error"]["param"], (path, body, r.text)
-    assert server.post("/v1/score", {"text_1": "a", "text_2": "x" * 5000, "truncate_prompt_tokens": -1}).status == 200
+    assert (
+        server.post(
+            "/v1/score", {"text_1": "a", "text_2": "x" * 5000, "truncate_prompt_tokens": -1}
+        ).status
+        == 200
+    )
     assert server.post("/v1/score", {"model": "other", "text_1": "a", "text_2": "b"}).status == 404
     assert tiny.post("/v1/score", {"text_1": "a", "text_2": "b"}).status == 400

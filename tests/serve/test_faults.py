@@ -1,6 +1,7 @@
 """Clients and machines at their worst: each request gets the right status, the server stays well, nothing is left in
 the engine. Mostly over the false engine, whose speed is a parameter, and over the real one with adapters, guesses and
 requests that grammars hold (`engine` is the one, then the other)."""
+
 import http.client
 import json
 import random
@@ -43,29 +44,46 @@ def held(server, body):
     if not server.everything:
         return body
     if "inputs" in body:
-        return {"inputs": body["inputs"], "parameters": {**body.get("parameters", {}), "grammar": {"type": "json", "value": LONG}}}
+        return {
+            "inputs": body["inputs"],
+            "parameters": {
+                **body.get("parameters", {}),
+                "grammar": {"type": "json", "value": LONG},
+            },
+        }
     return {**body, "model": "low", "guided_json": LONG, "speculate": 15, "ignore_eos": True}
 
 
 def well(server, model="fake"):
-    for body in [{**COMPLETION, "model": model}, held(server, COMPLETION)][:1 + server.everything]:
+    for body in [{**COMPLETION, "model": model}, held(server, COMPLETION)][: 1 + server.everything]:
         r = server.post("/v1/completions", {**body, "ignore_eos": True})
         assert r.status == 200 and r.json()["usage"]["completion_tokens"] == 4, r.text
     if server.everything:
-        ask = {"model": "mid", "messages": [{"role": "user", "content": "a"}], "tools": tiny_model.TOOLS, "tool_choice": "required", "max_tokens": 100}
+        ask = {
+            "model": "mid",
+            "messages": [{"role": "user", "content": "a"}],
+            "tools": tiny_model.TOOLS,
+            "tool_choice": "required",
+            "max_tokens": 100,
+        }
         r = server.post("/v1/chat/completions", ask)
-        assert r.status == 200 and r.json()["choices"][0]["finish_reason"] in ("tool_calls", "length"), r.text
+        assert r.status == 200 and r.json()["choices"][0]["finish_reason"] in (
+            "tool_calls",
+            "length",
+        ), r.text
     assert server.get("/health").status == 200
 
 
 def well_soon(server):
     """Where timeouts are a fraction of a second, a slow machine may miss one."""
+
     def try_it():
         try:
             well(server)
             return True
         except (OSError, http.client.HTTPException):
             return False
+
     server.until(try_it)
 
 
@@ -96,9 +114,17 @@ def test_clients_that_leave_are_cancelled(engine, path, stream, reset):
     """At one token in 20 ms the answers would take minutes."""
     with engine(step_ms=20, context=20000) as s:
         if path == "/generate":
-            path, body = ("/generate_stream" if stream else path), {"inputs": "hello", "parameters": {"max_new_tokens": 19000}}
+            path, body = (
+                ("/generate_stream" if stream else path),
+                {"inputs": "hello", "parameters": {"max_new_tokens": 19000}},
+            )
         else:
-            body = {"model": "fake", "prompt": ["hello", "a"], "max_tokens": 19000, "stream": stream}
+            body = {
+                "model": "fake",
+                "prompt": ["hello", "a"],
+                "max_tokens": 19000,
+                "stream": stream,
+            }
         data = json.dumps(held(s, body)).encode()
         connections = []
         for _ in range(3):
@@ -150,6 +176,7 @@ def test_reading_a_byte_at_a_time(quick):
 def test_heads_that_never_end(engine):
     """Bytes keep coming, so that no timeout of idleness would help."""
     with engine(header_timeout_s=0.3, body_timeout_s=0.3, idle_timeout_s=1) as s:
+
         def drip(first, more):
             with s.connect() as c:
                 c.sendall(first)
@@ -163,9 +190,20 @@ def test_heads_that_never_end(engine):
                             c.sendall(more)
                 except (ConnectionResetError, BrokenPipeError):
                     return True
+
         results = []
-        cases = [(b"G", b"E"), (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n", b"X-A: b\r\n"), (head("/v1/completions", 100000), b" "),
-                 (head("/generate", 10, "Transfer-Encoding: chunked\r\n").replace(b"Content-Length: 10\r\n", b""), b"1\r\n{\r\n"), (b"", b"")]
+        cases = [
+            (b"G", b"E"),
+            (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n", b"X-A: b\r\n"),
+            (head("/v1/completions", 100000), b" "),
+            (
+                head("/generate", 10, "Transfer-Encoding: chunked\r\n").replace(
+                    b"Content-Length: 10\r\n", b""
+                ),
+                b"1\r\n{\r\n",
+            ),
+            (b"", b""),
+        ]
         threads = [threading.Thread(target=lambda a=a: results.append(drip(*a))) for a in cases]
         for t in threads:
             t.start()
@@ -191,6 +229,7 @@ def test_as_many_connections_as_there_may_be(engine):
 def test_out_of_descriptors(engine):
     def limit():
         resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+
     with engine(limit=limit, header_timeout_s=0.2) as s:
         idle = [s.connect() for _ in range(100)]
         well_soon(s)
@@ -205,32 +244,67 @@ def test_out_of_descriptors(engine):
 def test_a_hundred_megabytes(quick, path, status):
     n = 100 << 20
     block = b'"' + b"a" * (1 << 20)
-    assert status in raw(quick, head(path, n, "Expect: 100-continue\r\n"))[:60], "said before it is sent"
+    assert status in raw(quick, head(path, n, "Expect: 100-continue\r\n"))[:60], (
+        "said before it is sent"
+    )
     with quick.connect() as c:
         c.sendall(head(path, n, "Connection: close\r\n"))
         sent = 0
         try:
             while sent < n:
-                sent += c.send(block[:min(len(block), n - sent)])
+                sent += c.send(block[: min(len(block), n - sent)])
         except (ConnectionResetError, BrokenPipeError):
             pytest.fail("cut off while sending")
         assert status in c.recv(100)
-    chunked = head(path, 0, "Transfer-Encoding: chunked\r\nConnection: close\r\n").replace(b"Content-Length: 0\r\n", b"")
-    assert status in raw(quick, chunked + b"".join(b"%x\r\n%s\r\n" % (len(block), block) for _ in range(5)) + b"0\r\n\r\n")[:60]
+    chunked = head(path, 0, "Transfer-Encoding: chunked\r\nConnection: close\r\n").replace(
+        b"Content-Length: 0\r\n", b""
+    )
+    assert (
+        status
+        in raw(
+            quick,
+            chunked
+            + b"".join(b"%x\r\n%s\r\n" % (len(block), block) for _ in range(5))
+            + b"0\r\n\r\n",
+        )[:60]
+    )
     huge = raw(quick, head(path, 1 << 50))
     assert status in huge[:60]
     well(quick)
 
 
 BAD_BODIES = [
-    b"", b"{", b"null", b"[]", b"5", b'"text"', b"{]", b"{'a': 1}", b'{"model": "fake", "prompt": "a"', b'{"model": "fake", "prompt": "a"} x',
-    b'{"model": "fake", "prompt": "\xff\xfe"}', b'{"model": "fake", "prompt": "\xc3"}', b'{"model": "fake", "prompt": "\xed\xa0\x80"}',
-    b'{"model": "fake", "prompt": "\\ud800"}', b'{"model": "fake", "prompt": "\\x41"}', b"\x00" * 100, b"\xef\xbb\xbf{}",
-    b"[" * 100000, b'{"a":' * 50000, b'{"model": "fake", "prompt": ' + b"[" * 90 + b"]" * 90 + b"}",
-    b'{"model": "fake", "prompt": "a", "n": 1e400}', b'{"model": "fake", "prompt": "a", "n": 99999999999999999999999999}', b'{"prompt": NaN, "model": "fake"}',
-    b'{"model": "fake", "prompt": "a", "max_tokens": -9223372036854775808}', b'{"model": "fake", "prompt": "a", "seed": 18446744073709551616}',
-    b'{"model": "fake", "prompt": {"$u64": "5"}}', b'{"model": "fake", "prompt": [{"$u64": "5"}]}', b'{"model": "fake", "prompt": "a", "stop": "\\u0000"}',
-    b'{"model": "fake", "prompt": "a", "n": true}', b'{"model": "fake", "prompt": "a", "logit_bias": []}', b'{"model": "fake", "prompt": "a", "n": 1000000}',
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"5",
+    b'"text"',
+    b"{]",
+    b"{'a': 1}",
+    b'{"model": "fake", "prompt": "a"',
+    b'{"model": "fake", "prompt": "a"} x',
+    b'{"model": "fake", "prompt": "\xff\xfe"}',
+    b'{"model": "fake", "prompt": "\xc3"}',
+    b'{"model": "fake", "prompt": "\xed\xa0\x80"}',
+    b'{"model": "fake", "prompt": "\\ud800"}',
+    b'{"model": "fake", "prompt": "\\x41"}',
+    b"\x00" * 100,
+    b"\xef\xbb\xbf{}",
+    b"[" * 100000,
+    b'{"a":' * 50000,
+    b'{"model": "fake", "prompt": ' + b"[" * 90 + b"]" * 90 + b"}",
+    b'{"model": "fake", "prompt": "a", "n": 1e400}',
+    b'{"model": "fake", "prompt": "a", "n": 99999999999999999999999999}',
+    b'{"prompt": NaN, "model": "fake"}',
+    b'{"model": "fake", "prompt": "a", "max_tokens": -9223372036854775808}',
+    b'{"model": "fake", "prompt": "a", "seed": 18446744073709551616}',
+    b'{"model": "fake", "prompt": {"$u64": "5"}}',
+    b'{"model": "fake", "prompt": [{"$u64": "5"}]}',
+    b'{"model": "fake", "prompt": "a", "stop": "\\u0000"}',
+    b'{"model": "fake", "prompt": "a", "n": true}',
+    b'{"model": "fake", "prompt": "a", "logit_bias": []}',
+    b'{"model": "fake", "prompt": "a", "n": 1000000}',
 ]
 
 
@@ -239,16 +313,33 @@ BAD_BODIES = [
 def test_bad_bodies(quick, i):
     body = BAD_BODIES[i]
     r = quick.post("/v1/completions", body)
-    assert r.status == 400 and set(r.json()["error"]) == {"message", "type", "param", "code"}, r.text
-    for path in ("/v1/chat/completions", "/v1/tokenize", "/v1/detokenize", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/api/embed", "/api/chat", "/api/generate", "/api/show"):
+    assert r.status == 400 and set(r.json()["error"]) == {"message", "type", "param", "code"}, (
+        r.text
+    )
+    for path in (
+        "/v1/chat/completions",
+        "/v1/tokenize",
+        "/v1/detokenize",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/api/embed",
+        "/api/chat",
+        "/api/generate",
+        "/api/show",
+    ):
         assert quick.post(path, body).status in (200, 400), "fields of other routes are passed over"
     for path in ("/generate", "/", "/tokenize", "/chat_tokenize", "/generate_stream"):
         assert quick.post(path, body).status in (200, 400, 422), path
 
 
 def test_nul_in_a_prompt_is_a_character(quick):
-    r = quick.post("/v1/completions", b'{"model": "fake", "prompt": "a\\u0000b", "max_tokens": 3, "echo": true}')
-    assert r.json()["choices"][0]["text"] .startswith("a\0b" if quick.everything else "a\0ba\0b")
+    r = quick.post(
+        "/v1/completions",
+        b'{"model": "fake", "prompt": "a\\u0000b", "max_tokens": 3, "echo": true}',
+    )
+    assert r.json()["choices"][0]["text"].startswith("a\0b" if quick.everything else "a\0ba\0b")
 
 
 def test_bad_requests_of_http(engine):
@@ -257,10 +348,16 @@ def test_bad_requests_of_http(engine):
 
 
 def nonsense(quick):
-    for data in (b"\r\n\r\n\r\n", b"NONSENSE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 20000 + b"\r\n",
-                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: -5\r\n\r\n",
-                 random.Random(5).randbytes(1000)):
+    for data in (
+        b"\r\n\r\n\r\n",
+        b"NONSENSE\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 20000 + b"\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: -5\r\n\r\n",
+        random.Random(5).randbytes(1000),
+    ):
         with quick.connect() as c:
             try:
                 c.sendall(data)
@@ -275,7 +372,10 @@ def nonsense(quick):
 
 
 def test_a_template_that_loops_is_stopped(quick):
-    r = quick.post("/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": "loop for ever"}]})
+    r = quick.post(
+        "/v1/chat/completions",
+        {"model": "fake", "messages": [{"role": "user", "content": "loop for ever"}]},
+    )
     assert r.status == 400 and "template" in r.json()["error"]["message"]
     well(quick)
 
@@ -288,11 +388,21 @@ def test_a_full_queue(fake):
             c.sendall(head("/generate", len(data)) + data)
         s.until(lambda: s.status()["batch"]["running"] == 4)
         r = s.post("/v1/completions", COMPLETION)
-        assert r.status == 429 and r.json()["error"]["type"] == "rate_limit_error" and r.headers["retry-after"] == "1"
+        assert (
+            r.status == 429
+            and r.json()["error"]["type"] == "rate_limit_error"
+            and r.headers["retry-after"] == "1"
+        )
         r = s.post("/generate", {"inputs": "a"})
-        assert r.status == 429 and r.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
+        assert r.status == 429 and r.json() == {
+            "error": "Model is overloaded",
+            "error_type": "overloaded",
+        }
         r = s.post("/generate_stream", {"inputs": "a"})
-        assert r.status == 200 and json.loads(r.frames()[0]) == {"error": "Model is overloaded", "error_type": "overloaded"}
+        assert r.status == 200 and json.loads(r.frames()[0]) == {
+            "error": "Model is overloaded",
+            "error_type": "overloaded",
+        }
         assert s.get("/health").status == 200, "busy is not ill"
         # of several prompts the last finds no place: none of them runs on
         waiting.pop().close()
@@ -303,7 +413,10 @@ def test_a_full_queue(fake):
             c.close()
         s.until(lambda: s.status()["batch"]["running"] == 0)
         text = s.get("/metrics").text
-        assert 'tgi_request_failure{err="overloaded"} 4' in text and 'tgi_request_failure{err="dropped"} 4' in text
+        assert (
+            'tgi_request_failure{err="overloaded"} 4' in text
+            and 'tgi_request_failure{err="dropped"} 4' in text
+        )
         assert s.stop()[0] == 0
 
 
@@ -311,13 +424,20 @@ def test_the_model_fails_midway(fake):
     with fake(step_ms=5, fail_at=4) as s:
         r = s.post("/v1/completions", {**COMPLETION, "max_tokens": 50, "stream": True})
         frames = r.frames()
-        assert r.status == 200 and "[DONE]" not in frames and json.loads(frames[-1])["error"]["message"] == "the model gave NaN"
+        assert (
+            r.status == 200
+            and "[DONE]" not in frames
+            and json.loads(frames[-1])["error"]["message"] == "the model gave NaN"
+        )
         assert json.loads(frames[0])["choices"][0]["text"] == "hello"
         assert s.get("/health").status == 200
         well(s)
     with fake(step_ms=5, fail_at=4) as s:
         r = s.post("/generate", {"inputs": "hello", "parameters": {"max_new_tokens": 50}})
-        assert r.status == 424 and r.json() == {"error": "Request failed during generation: the model gave NaN", "error_type": "generation"}
+        assert r.status == 424 and r.json() == {
+            "error": "Request failed during generation: the model gave NaN",
+            "error_type": "generation",
+        }
         well(s)
     with fake(step_ms=5, fail_at=1) as s:
         r = s.post("/v1/completions", COMPLETION)
@@ -343,7 +463,12 @@ def test_sigterm_lets_requests_finish(fake):
     with fake(hold=1, drain_ms=600000) as s:
         answers = []
         body = {**COMPLETION, "max_tokens": 20}
-        threads = [threading.Thread(target=lambda x=x: answers.append(s.post("/v1/completions", {**body, "stream": x}))) for x in (True, False)]
+        threads = [
+            threading.Thread(
+                target=lambda x=x: answers.append(s.post("/v1/completions", {**body, "stream": x}))
+            )
+            for x in (True, False)
+        ]
         for t in threads:
             t.start()
         s.until(lambda: s.status()["batch"]["running"] == 2)
@@ -367,7 +492,9 @@ def test_sigterm_lets_requests_finish(fake):
             t.join()
         code, rest = s.stop()
         assert code == 0 and "left 0" in rest
-        assert sorted(a.status for a in answers) == [200, 200] and any("[DONE]" in a.text for a in answers)
+        assert sorted(a.status for a in answers) == [200, 200] and any(
+            "[DONE]" in a.text for a in answers
+        )
         assert all("length" in a.text for a in answers)
 
 
@@ -383,7 +510,14 @@ def test_what_is_not_done_in_time_is_cut_short(engine):
     with engine(step_ms=20, drain_ms=200, context=20000) as s:
         answers = []
         body = {**COMPLETION, "max_tokens": 10000}
-        threads = [threading.Thread(target=lambda x=x: answers.append(s.post("/v1/completions", held(s, {**body, "stream": x})))) for x in (True, False)]
+        threads = [
+            threading.Thread(
+                target=lambda x=x: answers.append(
+                    s.post("/v1/completions", held(s, {**body, "stream": x}))
+                )
+            )
+            for x in (True, False)
+        ]
         for t in threads:
             t.start()
         s.until(lambda: s.status()["batch"]["running"] == 2)
@@ -394,7 +528,10 @@ def test_what_is_not_done_in_time_is_cut_short(engine):
         whole = [a for a in answers if a.status == 503]
         streamed = [a for a in answers if a.status == 200]
         assert len(whole) == 1 and "shutting down" in whole[0].text
-        assert len(streamed) == 1 and "shutting down" in json.loads(streamed[0].frames()[-1])["error"]["message"]
+        assert (
+            len(streamed) == 1
+            and "shutting down" in json.loads(streamed[0].frames()[-1])["error"]["message"]
+        )
 
 
 def test_many_at_once(quick):
@@ -402,9 +539,22 @@ def test_many_at_once(quick):
 
     def client(i):
         for k in range(5):
-            r = quick.post("/v1/completions", held(quick, {**COMPLETION, "prompt": f"{i} {k}", "max_tokens": 9, "stream": bool(i % 2), "n": 1 + k % 3}))
+            r = quick.post(
+                "/v1/completions",
+                held(
+                    quick,
+                    {
+                        **COMPLETION,
+                        "prompt": f"{i} {k}",
+                        "max_tokens": 9,
+                        "stream": bool(i % 2),
+                        "n": 1 + k % 3,
+                    },
+                ),
+            )
             with lock:
                 answers.append(r.status)
+
     threads = [threading.Thread(target=client, args=(i,)) for i in range(16)]
     for t in threads:
         t.start()
@@ -417,7 +567,16 @@ def test_many_at_once(quick):
 
 
 def test_real_engine_clients_that_leave(tiny):
-    data = json.dumps({"model": "tiny", "prompt": "hello world", "max_tokens": 200, "ignore_eos": True, "stream": True, "n": 4}).encode()
+    data = json.dumps(
+        {
+            "model": "tiny",
+            "prompt": "hello world",
+            "max_tokens": 200,
+            "ignore_eos": True,
+            "stream": True,
+            "n": 4,
+        }
+    ).encode()
     for i in range(12):
         with tiny.connect() as c:
             c.sendall(head("/v1/completions", len(data)) + data)
@@ -431,11 +590,37 @@ def test_real_engine_clients_that_leave(tiny):
 
 def test_real_engine_pages_run_out(serve, tiny_folder):
     """Room for two of the requests at a time: the others wait or are preempted, all are answered, and alike."""
-    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "8", "--kv-tokens", "288", "--no-prefix-cache", "--model-name", "tiny") as s:
-        body = {"model": "tiny", "prompt": "hello world", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
+    with serve(
+        tiny_folder,
+        "--arch",
+        "generic",
+        "-t",
+        "1",
+        "--seqs",
+        "8",
+        "--kv-tokens",
+        "288",
+        "--no-prefix-cache",
+        "--model-name",
+        "tiny",
+    ) as s:
+        body = {
+            "model": "tiny",
+            "prompt": "hello world",
+            "max_tokens": 120,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
         alone = s.post("/v1/completions", body).json()["choices"][0]["text"]
         answers = []
-        threads = [threading.Thread(target=lambda: answers.append(s.post("/v1/completions", body).json()["choices"][0]["text"])) for _ in range(12)]
+        threads = [
+            threading.Thread(
+                target=lambda: answers.append(
+                    s.post("/v1/completions", body).json()["choices"][0]["text"]
+                )
+            )
+            for _ in range(12)
+        ]
         for t in threads:
             t.start()
         for t in threads:
@@ -446,9 +631,17 @@ def test_real_engine_pages_run_out(serve, tiny_folder):
 
 
 def test_real_engine_sigterm_under_load(serve, tiny_folder):
-    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "8", "--model-name", "tiny") as s:
+    with serve(
+        tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "8", "--model-name", "tiny"
+    ) as s:
         answers = []
-        body = {"model": "tiny", "prompt": "hello world", "max_tokens": 240, "temperature": 0, "ignore_eos": True}
+        body = {
+            "model": "tiny",
+            "prompt": "hello world",
+            "max_tokens": 240,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
 
         def client(stream):
             """Asks and asks, so that whenever the signal comes somebody is being answered."""
@@ -457,6 +650,7 @@ def test_real_engine_sigterm_under_load(serve, tiny_folder):
                     answers.append(s.post("/v1/completions", {**body, "stream": stream}))
             except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
                 pass  # came too late
+
         threads = [threading.Thread(target=client, args=(i % 2 == 0,)) for i in range(8)]
         for t in threads:
             t.start()
@@ -469,8 +663,21 @@ def test_real_engine_sigterm_under_load(serve, tiny_folder):
 
 
 def test_a_deadline(serve, tiny_folder):
-    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--request-timeout", "0.000001", "--model-name", "tiny") as s:
-        r = s.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 200, "ignore_eos": True})
+    with serve(
+        tiny_folder,
+        "--arch",
+        "generic",
+        "-t",
+        "1",
+        "--request-timeout",
+        "0.000001",
+        "--model-name",
+        "tiny",
+    ) as s:
+        r = s.post(
+            "/v1/completions",
+            {"model": "tiny", "prompt": "hello", "max_tokens": 200, "ignore_eos": True},
+        )
         assert r.status == 503 and "--request-timeout" in r.json()["error"]["message"]
         r = s.post("/generate_stream", {"inputs": "hello", "parameters": {"max_new_tokens": 200}})
         assert "--request-timeout" in json.loads(r.frames()[-1])["error"]
@@ -480,7 +687,9 @@ def test_a_deadline(serve, tiny_folder):
 
 def test_the_second_signal_ends_at_once(serve, tiny_folder):
     """The first waits for a request whose body never comes."""
-    with serve(tiny_folder, "--arch", "generic", "--body-timeout", "600", "--drain-timeout", "600") as s:
+    with serve(
+        tiny_folder, "--arch", "generic", "--body-timeout", "600", "--drain-timeout", "600"
+    ) as s:
         with s.connect() as c:
             c.sendall(head("/v1/completions", 100))
             s.until(lambda: s.status()["requests"]["active"] == 2)

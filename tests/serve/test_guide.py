@@ -1,4 +1,5 @@
 """The pages on serving say what is so: each of their blocks is run, or told here as one that is not; options and routes are those of the command."""
+
 import os
 import re
 import shlex
@@ -16,10 +17,21 @@ def page(name):
         return f.read()
 
 
-SERVING = ("serving", "serving-dialects", "serving-models", "serving-batches", "serving-speculation", "serving-operations")
+SERVING = (
+    "serving",
+    "serving-dialects",
+    "serving-models",
+    "serving-batches",
+    "serving-speculation",
+    "serving-operations",
+)
 PAGES = {name: page(name) for name in (*SERVING, "tools", "constrained")}
 GUIDE = "".join(PAGES[name] for name in SERVING)
-BLOCKS = [(name, kind, text) for name, p in PAGES.items() for kind, text in re.findall(r"^```(\w*)\n(.*?)^```$", p, re.S | re.M)]
+BLOCKS = [
+    (name, kind, text)
+    for name, p in PAGES.items()
+    for kind, text in re.findall(r"^```(\w*)\n(.*?)^```$", p, re.S | re.M)
+]
 QUIET = ["--arch", "generic", "-t", "1", "--port", "0"]
 
 
@@ -37,31 +49,60 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(serve, home):
-    with serve(home / "model-folder", "--arch", "generic", "-t", "1", "--model-name", "tiny", "--batch-dir", home / "batches") as s:
+    with serve(
+        home / "model-folder",
+        "--arch",
+        "generic",
+        "-t",
+        "1",
+        "--model-name",
+        "tiny",
+        "--batch-dir",
+        home / "batches",
+    ) as s:
         yield s
 
 
 def fitted(text, server):
-    return text.replace("http://127.0.0.1:8000", server.url).replace("MODEL", "tiny").replace("sleep(5)", "sleep(0.1)")
+    return (
+        text.replace("http://127.0.0.1:8000", server.url)
+        .replace("MODEL", "tiny")
+        .replace("sleep(5)", "sleep(0.1)")
+    )
 
 
 def curl(text, server, **_):
-    p = subprocess.run(["sh", "-ec", fitted(text, server).replace("curl ", f"curl -sS -f -m {HANG} ")], capture_output=True, text=True)
+    p = subprocess.run(
+        ["sh", "-ec", fitted(text, server).replace("curl ", f"curl -sS -f -m {HANG} ")],
+        capture_output=True,
+        text=True,
+    )
     assert p.returncode == 0 and p.stdout, p.stderr
     assert '"error' not in p.stdout
 
 
 def python(text, server, home, tmp_path, **_):
     os.symlink(home / "model-folder", tmp_path / "model.gguf")
-    p = subprocess.run([sys.executable, "-c", fitted(text, server)], capture_output=True, timeout=HANG, cwd=tmp_path,
-                       env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "bindings", "python"), "PYTHONIOENCODING": "utf-8"})
+    p = subprocess.run(
+        [sys.executable, "-c", fitted(text, server)],
+        capture_output=True,
+        timeout=HANG,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.path.join(ROOT, "bindings", "python"),
+            "PYTHONIOENCODING": "utf-8",
+        },
+    )
     assert p.returncode == 0 and p.stdout.strip(), p.stderr
 
 
 def command(text, home, binary, **_):
     """The server of the first line has the models that the line names, and answers the lines behind it."""
     line, calls = text.split("\n", 1)
-    line = re.sub(r"(?<=[ =])(model-folder|model[\w-]*\.gguf|adapter-[ab])\b", rf"{home}/\1", line).replace("/srv/adapters", str(home))
+    line = re.sub(
+        r"(?<=[ =])(model-folder|model[\w-]*\.gguf|adapter-[ab])\b", rf"{home}/\1", line
+    ).replace("/srv/adapters", str(home))
     with Server([binary, *shlex.split(line)[1:], *QUIET], log=str(home / "log")) as s:
         told = [m["id"] for m in s.get("/v1/models").json()["data"]]
         assert told and set(re.findall(r"--(?:model|lora) (\w+)=", line)) <= set(told)
@@ -72,7 +113,10 @@ def command(text, home, binary, **_):
 def shape(text):
     """Lines of a server that starts, without names and numbers."""
     text = re.sub(r"^\S+ on \S+", "MODEL on TARGET", text.strip())
-    return [" ".join(line.split()) for line in re.sub(r"\d+", "N", re.sub(r"[\d.]+ (?:[KMG]i)?B\b", "SIZE", text)).split("\n")]
+    return [
+        " ".join(line.split())
+        for line in re.sub(r"\d+", "N", re.sub(r"[\d.]+ (?:[KMG]i)?B\b", "SIZE", text)).split("\n")
+    ]
 
 
 def first_lines(text, server, **_):
@@ -82,15 +126,30 @@ def first_lines(text, server, **_):
 def keys(text, home, serve, tmp_path, **_):
     (tmp_path / "keys").write_text(text)
     names = [line.split()[1] for line in text.splitlines() if not line.startswith("#")]
-    with serve(home / "model-folder", "--arch", "generic", "-t", "1", "--keys", tmp_path / "keys") as s:
+    with serve(
+        home / "model-folder", "--arch", "generic", "-t", "1", "--keys", tmp_path / "keys"
+    ) as s:
         for key, status in [*((k, 200) for k in names), ("sk-another", 401)]:
-            assert s.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers={"Authorization": f"Bearer {key}"}).status == status
+            assert (
+                s.post(
+                    "/v1/completions",
+                    {"prompt": "a", "max_tokens": 1},
+                    headers={"Authorization": f"Bearer {key}"},
+                ).status
+                == status
+            )
 
 
 def settings(text, binary, tmp_path, **_):
-    (tmp_path / "serve.yaml").write_text(text.replace("SmolLM2-135M-Instruct.Q4_1.gguf", "no-such-model.gguf"))
-    p = subprocess.run([binary, "serve", "--config", tmp_path / "serve.yaml"], capture_output=True, text=True)
-    assert p.returncode == 1 and "no-such-model.gguf" in p.stderr and "no such setting" not in p.stderr
+    (tmp_path / "serve.yaml").write_text(
+        text.replace("SmolLM2-135M-Instruct.Q4_1.gguf", "no-such-model.gguf")
+    )
+    p = subprocess.run(
+        [binary, "serve", "--config", tmp_path / "serve.yaml"], capture_output=True, text=True
+    )
+    assert (
+        p.returncode == 1 and "no-such-model.gguf" in p.stderr and "no such setting" not in p.stderr
+    )
 
 
 HOW = [  # kind, how it begins, what runs it
@@ -102,7 +161,7 @@ HOW = [  # kind, how it begins, what runs it
     ("yaml", "model:", settings),
 ]
 NOT_RUN = [  # kind, how it begins, why
-    ("yaml", "scrape_configs:", "a file of Prometheus, which the tests do not have"),
+    ("yaml", "scrape_configs:", "a file of Prometheus, which the tests do not have")
 ]
 
 
@@ -114,13 +173,21 @@ def test_no_block_escapes():
     for name, p in PAGES.items():
         assert len(re.findall(r"^ *(?:```|~~~)", p, re.M)) == 2 * sum(b[0] == name for b in BLOCKS)
     assert [(kind, text) for _, kind, text in BLOCKS if len(ways(kind, text)) != 1] == []
-    assert [row[:2] for row in (*HOW, *NOT_RUN) if not any(k == row[0] and t.startswith(row[1]) for _, k, t in BLOCKS)] == []
+    assert [
+        row[:2]
+        for row in (*HOW, *NOT_RUN)
+        if not any(k == row[0] and t.startswith(row[1]) for _, k, t in BLOCKS)
+    ] == []
 
 
 RUN = [b for b in BLOCKS if any(callable(way) for way in ways(*b[1:]))]
 
 
-@pytest.mark.parametrize("text, way", [(t, ways(k, t)[0]) for _, k, t in RUN], ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(RUN)])
+@pytest.mark.parametrize(
+    "text, way",
+    [(t, ways(k, t)[0]) for _, k, t in RUN],
+    ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(RUN)],
+)
 def test_block(text, way, server, serve, home, llmc_binary, tmp_path):
     way(text=text, server=server, serve=serve, home=home, binary=llmc_binary, tmp_path=tmp_path)
 
@@ -137,5 +204,10 @@ def test_every_option_and_route_is_told(llmc_binary):
 
 
 def test_tables_of_the_guide_are_current(llmc_binary):
-    p = subprocess.run([sys.executable, os.path.join(ROOT, "tools", "serving_doc.py"), "--check"], env={**os.environ, "LLMC": str(llmc_binary)}, capture_output=True, text=True)
+    p = subprocess.run(
+        [sys.executable, os.path.join(ROOT, "tools", "serving_doc.py"), "--check"],
+        env={**os.environ, "LLMC": str(llmc_binary)},
+        capture_output=True,
+        text=True,
+    )
     assert p.returncode == 0, p.stderr

@@ -1,6 +1,7 @@
 """Clients that mean harm, or read the standard their own way: each is answered at once with the status it should have,
 and none may hold up others. Over the false engine, on loopback, and what an engine can have a part in also over the real
 one with everything on."""
+
 import json
 import os
 import resource
@@ -29,7 +30,11 @@ def answers(data):
     while data:
         top, _, data = data.partition(b"\r\n\r\n")
         assert top.startswith(b"HTTP/1.1 "), top[:100]
-        length = [int(x.split(b":")[1]) for x in top.split(b"\r\n") if x.lower().startswith(b"content-length")]
+        length = [
+            int(x.split(b":")[1])
+            for x in top.split(b"\r\n")
+            if x.lower().startswith(b"content-length")
+        ]
         n = length[0] if length else 0
         out.append((int(top[9:12]), data[:n]))
         data = data[n:]
@@ -39,7 +44,9 @@ def answers(data):
 @pytest.fixture(scope="module")
 def patient(engine):
     """Its times are long: what is answered soon is not answered because a time was over."""
-    with engine(step_ms=0, header_timeout_s=6 * HANG, body_timeout_s=6 * HANG, idle_timeout_s=6 * HANG) as s:
+    with engine(
+        step_ms=0, header_timeout_s=6 * HANG, body_timeout_s=6 * HANG, idle_timeout_s=6 * HANG
+    ) as s:
         yield s
         s.idle()
         assert ends(s)
@@ -48,11 +55,28 @@ def patient(engine):
 # ---- heads and bodies that can be read in two ways ----
 
 REFUSED = {
-    "two lengths": (400, POST + b"Content-Length: %d\r\nContent-Length: 1\r\n\r\n" % len(BODY) + BODY),
-    "two lengths alike": (400, POST + b"Content-Length: %d\r\nContent-Length: %d\r\n\r\n" % (len(BODY), len(BODY)) + BODY),
-    "a length and chunks": (400, POST + b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), len(BODY), BODY)),
-    "chunks and a length": (400, POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"),
-    "chunks twice": (400, POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+    "two lengths": (
+        400,
+        POST + b"Content-Length: %d\r\nContent-Length: 1\r\n\r\n" % len(BODY) + BODY,
+    ),
+    "two lengths alike": (
+        400,
+        POST + b"Content-Length: %d\r\nContent-Length: %d\r\n\r\n" % (len(BODY), len(BODY)) + BODY,
+    ),
+    "a length and chunks": (
+        400,
+        POST
+        + b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"
+        % (len(BODY), len(BODY), BODY),
+    ),
+    "chunks and a length": (
+        400,
+        POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    ),
+    "chunks twice": (
+        400,
+        POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ),
     "two hosts": (400, GET + b"Host: localhost\r\n\r\n"),
     "no host": (400, b"GET /version HTTP/1.1\r\n\r\n"),
     "a list of hosts": (400, b"GET /version HTTP/1.1\r\nHost: localhost, evil.test\r\n\r\n"),
@@ -70,21 +94,57 @@ REFUSED = {
     "a hexadecimal length": (400, POST + b"Content-Length: 0x3\r\n\r\n{}\n"),
     "a list of lengths": (400, POST + b"Content-Length: 3, 3\r\n\r\n{}\n"),
     "a length beyond 2^64": (413, POST + b"Content-Length: 18446744073709551619\r\n\r\n{}\n"),
-    "a length of a thousand digits": (413, POST + b"Content-Length: " + b"9" * 1000 + b"\r\n\r\n{}\n"),
+    "a length of a thousand digits": (
+        413,
+        POST + b"Content-Length: " + b"9" * 1000 + b"\r\n\r\n{}\n",
+    ),
     "an unknown coding": (501, POST + b"Transfer-Encoding: gzip\r\n\r\n{}\n"),
     "two codings": (501, POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
-    "a coding before its time": (400, POST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
-    "a chunk that nobody has": (413, POST + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFE\r\n"),
+    "a coding before its time": (
+        400,
+        POST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ),
+    "a chunk that nobody has": (
+        413,
+        POST + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFE\r\n",
+    ),
     "a chunk beyond 2^64": (413, POST + b"Transfer-Encoding: chunked\r\n\r\n1FFFFFFFFFFFFFFFE\r\n"),
     "a chunk of size +2": (400, POST + b"Transfer-Encoding: chunked\r\n\r\n+2\r\n{}\r\n0\r\n\r\n"),
-    "a chunk without a size": (400, POST + b"Transfer-Encoding: chunked\r\n\r\n\r\n{}\r\n0\r\n\r\n"),
-    "a chunk longer than its size": (400, POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n"),
-    "extensions of 3 MB": (400, POST + b"Transfer-Encoding: chunked\r\n\r\n2;" + b"a" * (3 << 20) + b"\r\n{}\r\n0\r\n\r\n"),
-    "a line feed in an extension": (400, POST + b"Transfer-Encoding: chunked\r\n\r\n2;a\n{}\r\n0\r\n\r\n"),
-    "trailers of 3 MB": (431, POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + b"X-A: b\r\n" * (3 << 17) + b"\r\n"),
-    "a line feed alone in a trailer": (400, POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-A: b\n\r\n"),
-    "a return alone in a trailer": (400, POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-A: b\rX-B: c\r\n\r\n"),
-    "a line feed alone behind the last chunk": (400, POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\n"),
+    "a chunk without a size": (
+        400,
+        POST + b"Transfer-Encoding: chunked\r\n\r\n\r\n{}\r\n0\r\n\r\n",
+    ),
+    "a chunk longer than its size": (
+        400,
+        POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n",
+    ),
+    "extensions of 3 MB": (
+        400,
+        POST + b"Transfer-Encoding: chunked\r\n\r\n2;" + b"a" * (3 << 20) + b"\r\n{}\r\n0\r\n\r\n",
+    ),
+    "a line feed in an extension": (
+        400,
+        POST + b"Transfer-Encoding: chunked\r\n\r\n2;a\n{}\r\n0\r\n\r\n",
+    ),
+    "trailers of 3 MB": (
+        431,
+        POST
+        + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+        + b"X-A: b\r\n" * (3 << 17)
+        + b"\r\n",
+    ),
+    "a line feed alone in a trailer": (
+        400,
+        POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-A: b\n\r\n",
+    ),
+    "a return alone in a trailer": (
+        400,
+        POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-A: b\rX-B: c\r\n\r\n",
+    ),
+    "a line feed alone behind the last chunk": (
+        400,
+        POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\n",
+    ),
     "TLS": (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(200))),
     "HTTP/2": (505, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
     "no HTTP": (400, b"\x05\x01\x00"),
@@ -98,12 +158,21 @@ REFUSED = {
     "a version of three digits": (400, b"GET /version HTTP/1.11\r\nHost: localhost\r\n\r\n"),
     "a hundred thousand fields": (431, GET + b"A: b\r\n" * 100000 + b"\r\n"),
     "101 fields": (431, GET + b"A: b\r\n" * 100 + b"\r\n"),
-    "an address of 100 kB": (414, b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+    "an address of 100 kB": (
+        414,
+        b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ),
     "a method of 100 kB": (400, b"G" * 100000 + b" / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
     "a method of 32 letters": (400, b"G" * 32 + b" /version HTTP/1.1\r\nHost: localhost\r\n\r\n"),
-    "an expectation that cannot be met": (417, POST + b"Expect: a miracle\r\nContent-Length: 2\r\n\r\n{}"),
+    "an expectation that cannot be met": (
+        417,
+        POST + b"Expect: a miracle\r\nContent-Length: 2\r\n\r\n{}",
+    ),
     "a name that is not ours": (403, b"GET /version HTTP/1.1\r\nHost: evil.test\r\n\r\n"),
-    "a name that is not ours in the address": (403, b"GET http://evil.test/version HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+    "a name that is not ours in the address": (
+        403,
+        b"GET http://evil.test/version HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ),
 }
 GOES_ON = {"a name that is not ours", "a name that is not ours in the address"}
 
@@ -129,15 +198,27 @@ def test_refused_once_and_closed(patient, case):
 
 ACCEPTED = {
     "chunks": POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY),
-    "chunks of a byte": POST + b"Transfer-Encoding: Chunked\r\n\r\n" + b"".join(b"1\r\n%c\r\n" % b for b in BODY) + b"0\r\n\r\n",
-    "an extension and a trailer": POST + b"Transfer-Encoding: chunked\r\n\r\n%X;a=b\r\n%s\r\n000;c\r\nX-A: b\r\nX-B: c\r\n\r\n" % (len(BODY), BODY),
+    "chunks of a byte": POST
+    + b"Transfer-Encoding: Chunked\r\n\r\n"
+    + b"".join(b"1\r\n%c\r\n" % b for b in BODY)
+    + b"0\r\n\r\n",
+    "an extension and a trailer": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n%X;a=b\r\n%s\r\n000;c\r\nX-A: b\r\nX-B: c\r\n\r\n"
+    % (len(BODY), BODY),
     "empty lines before": b"\r\n\r\n" + POST + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
-    "spaces around values": POST.replace(b"Host: localhost", b"Host: \t localhost \t ") + b"content-length:%d  \r\n\r\n%s" % (len(BODY), BODY),
-    "the form for proxies": POST.replace(b"POST /", b"POST http://localhost/") + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
-    "letters written as %XX": POST.replace(b"completions", b"%63omple%74ions?a=%00") + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
+    "spaces around values": POST.replace(b"Host: localhost", b"Host: \t localhost \t ")
+    + b"content-length:%d  \r\n\r\n%s" % (len(BODY), BODY),
+    "the form for proxies": POST.replace(b"POST /", b"POST http://localhost/")
+    + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
+    "letters written as %XX": POST.replace(b"completions", b"%63omple%74ions?a=%00")
+    + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
     "100 fields": POST + b"A: b\r\n" * 96 + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
-    "an address of 8192 bytes": POST.replace(b" HTTP", b"?" + b"a" * (8191 - len(POST.split()[1])) + b" HTTP") + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
-    "HTTP/1.0": POST.replace(b"1.1", b"1.0").replace(b"Host: localhost\r\n", b"") + b"Content-Length: %d\r\nConnection: keep-alive\r\n\r\n%s" % (len(BODY), BODY),
+    "an address of 8192 bytes": POST.replace(
+        b" HTTP", b"?" + b"a" * (8191 - len(POST.split()[1])) + b" HTTP"
+    )
+    + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
+    "HTTP/1.0": POST.replace(b"1.1", b"1.0").replace(b"Host: localhost\r\n", b"")
+    + b"Content-Length: %d\r\nConnection: keep-alive\r\n\r\n%s" % (len(BODY), BODY),
 }
 
 
@@ -145,11 +226,14 @@ ACCEPTED = {
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_accepted_in_pieces_of_any_size(patient, case, step):
     """Twice on one connection: the end of a request is where it should be."""
-    data = 2 * ACCEPTED[case] + b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    data = (
+        2 * ACCEPTED[case]
+        + b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    )
     with patient.connect() as c:
         c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for i in range(0, len(data), step):
-            c.sendall(data[i:i + step])
+            c.sendall(data[i : i + step])
         got = answers(c.makefile("rb").read())
     assert [a[0] for a in got] == [200, 200, 200]
     assert [json.loads(a[1])["usage"]["completion_tokens"] for a in got[:2]] == [4, 4]
@@ -157,14 +241,22 @@ def test_accepted_in_pieces_of_any_size(patient, case, step):
 
 def test_a_stream_for_a_client_of_http_1_0(patient):
     data = json.dumps({**COMPLETION, "stream": True}).encode()
-    said = raw(patient, (head("/v1/completions", len(data)) + data).replace(b"HTTP/1.1", b"HTTP/1.0"))
-    assert b"Transfer-Encoding" not in said and b"Connection: close" in said and said.endswith(b"data: [DONE]\n\n")
+    said = raw(
+        patient, (head("/v1/completions", len(data)) + data).replace(b"HTTP/1.1", b"HTTP/1.0")
+    )
+    assert (
+        b"Transfer-Encoding" not in said
+        and b"Connection: close" in said
+        and said.endswith(b"data: [DONE]\n\n")
+    )
     assert b"\r\n\r\ndata: {" in said, "no chunk sizes"
 
 
 def test_expectations(patient):
     with patient.connect() as c:
-        c.sendall(head("/v1/completions", len(BODY), "Expect: 100-continue\r\nConnection: close\r\n"))
+        c.sendall(
+            head("/v1/completions", len(BODY), "Expect: 100-continue\r\nConnection: close\r\n")
+        )
         assert c.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         c.sendall(BODY)
         assert answers(c.makefile("rb").read())[0][0] == 200
@@ -174,29 +266,73 @@ def test_expectations(patient):
 
 def test_head_and_date(patient):
     import email.utils
+
     before = time.time()
     r = patient.request("HEAD", "/version")
     assert r.status == 200 and r.body == b"" and int(r.headers["content-length"]) > 10
-    assert before - 2 < email.utils.parsedate_to_datetime(r.headers["date"]).timestamp() < time.time() + 2
+    assert (
+        before - 2
+        < email.utils.parsedate_to_datetime(r.headers["date"]).timestamp()
+        < time.time() + 2
+    )
 
 
 def test_names_of_this_machine(fake):
     def asked(s, host, **kw):
         return s.get("/version", headers={"Host": host, **kw}).status
+
     with fake() as s:
-        for host in ("localhost", "LOCALHOST:1", "localhost.", "127.0.0.1", "127.9.9.9:8000", "[::1]:80", "a.localhost", "192.168.0.1"):
+        for host in (
+            "localhost",
+            "LOCALHOST:1",
+            "localhost.",
+            "127.0.0.1",
+            "127.9.9.9:8000",
+            "[::1]:80",
+            "a.localhost",
+            "192.168.0.1",
+        ):
             assert asked(s, host) == 200, host
-        for host in ("evil.test", "localhost.evil.test", "evillocalhost", "127.0.0.1.evil.test", "evil.test:80", "[evil.test]", "[", "[]", "[:1", ":", "1", "*"):
+        for host in (
+            "evil.test",
+            "localhost.evil.test",
+            "evillocalhost",
+            "127.0.0.1.evil.test",
+            "evil.test:80",
+            "[evil.test]",
+            "[",
+            "[]",
+            "[:1",
+            ":",
+            "1",
+            "*",
+        ):
             assert asked(s, host) in (400, 403), host
         r = s.post("/v1/completions", COMPLETION, headers={"Host": "evil.test"})
-        assert r.status == 403 and r.json()["error"]["code"] == "host_not_allowed" and "--allow-host" in r.json()["error"]["message"]
+        assert (
+            r.status == 403
+            and r.json()["error"]["code"] == "host_not_allowed"
+            and "--allow-host" in r.json()["error"]["message"]
+        )
         assert s.get("/", headers={"Host": "evil.test", "Accept": "text/html"}).status == 403
     with fake(allow_host="llm.example,Other.example") as s:
-        assert [asked(s, h) for h in ("llm.example", "LLM.example:443", "other.example", "localhost", "m.example", "llm.example.evil.test")] == [200, 200, 200, 200, 403, 403]
+        assert [
+            asked(s, h)
+            for h in (
+                "llm.example",
+                "LLM.example:443",
+                "other.example",
+                "localhost",
+                "m.example",
+                "llm.example.evil.test",
+            )
+        ] == [200, 200, 200, 200, 403, 403]
     with fake(allow_host="*") as s:
         assert asked(s, "evil.test") == 200
     with fake(api_key="sesame") as s:
-        assert asked(s, "evil.test", Authorization="Bearer sesame") == 200, "the key is what a page does not have"
+        assert asked(s, "evil.test", Authorization="Bearer sesame") == 200, (
+            "the key is what a page does not have"
+        )
 
 
 # ---- connections ----
@@ -232,13 +368,22 @@ def test_the_oldest_idle_connection_makes_room(engine):
 
 def test_who_leaves_in_the_middle_of_a_request_is_forgotten(engine):
     with engine(body_timeout_s=6 * HANG, header_timeout_s=6 * HANG, drain_ms=6000 * HANG) as s:
-        for data in (head("/v1/completions", 100) + b"0123456789", b"POST /v1/comp", head("/v1/completions", 5, "Transfer-Encoding: chunked\r\n").replace(b"Content-Length: 5\r\n", b"") + b"5\r\nab"):
+        for data in (
+            head("/v1/completions", 100) + b"0123456789",
+            b"POST /v1/comp",
+            head("/v1/completions", 5, "Transfer-Encoding: chunked\r\n").replace(
+                b"Content-Length: 5\r\n", b""
+            )
+            + b"5\r\nab",
+        ):
             with s.connect() as c:
                 c.sendall(data)
         s.until(lambda: s.status()["requests"]["active"] == 1 and s.status()["connections"] == 1)
         with s.connect() as c:
             c.sendall(head("/v1/completions", 100) + b"0123456789")
-        assert s.stop()[0] == 0, "SIGTERM waits for nobody: the body and the drain have six times as long"
+        assert s.stop()[0] == 0, (
+            "SIGTERM waits for nobody: the body and the drain have six times as long"
+        )
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -291,6 +436,7 @@ def test_ten_thousand_requests_in_one_go(patient):
 
         def send():
             c.sendall(one * n)
+
         threads = [threading.Thread(target=f) for f in (read, send)]
         for t in threads:
             t.start()
@@ -331,7 +477,9 @@ def test_what_is_not_answered_does_not_pile_up(patient):
 def test_a_stream_that_nobody_reads_ends(fake):
     """Its tokens are not kept without bound, nor for ever."""
     with fake(step_ms=0, context=200000, body_timeout_s=1) as s:
-        data = json.dumps({**COMPLETION, "max_tokens": 190000, "stream": True, "logprobs": 5}).encode()
+        data = json.dumps(
+            {**COMPLETION, "max_tokens": 190000, "stream": True, "logprobs": 5}
+        ).encode()
         c = socket.socket()
         c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         c.connect(("127.0.0.1", s.port))
@@ -359,6 +507,7 @@ def flood(server, path, body, n):
         r = server.request("POST", path, body, {"Content-Type": "application/json"})
         with lock:
             said.append(r)
+
     threads = [threading.Thread(target=client) for _ in range(n)]
     for t in threads:
         t.start()
@@ -374,7 +523,10 @@ def test_answers_that_nobody_reads_are_counted(serve, tiny_folder):
         assert s.post("/v1/completions", COMPLETION).status == 200
         before = rss(s)
         clients = [s.connect() for _ in range(40)]
-        senders = [threading.Thread(target=c.sendall, args=(head("/tokenize", len(body)) + body,)) for c in clients]
+        senders = [
+            threading.Thread(target=c.sendall, args=(head("/tokenize", len(body)) + body,))
+            for c in clients
+        ]
         for t in senders:
             t.start()
         peak, codes = 0, []
@@ -383,6 +535,7 @@ def test_answers_that_nobody_reads_are_counted(serve, tiny_folder):
             nonlocal peak
             peak = max(peak, rss(s))
             return not any(t.is_alive() for t in readers)
+
         readers = [threading.Thread(target=lambda c=c: codes.append(c.recv(12))) for c in clients]
         for t in readers:
             t.start()
@@ -406,7 +559,9 @@ def test_what_a_body_is_read_into_is_counted(serve, tiny_folder):
         before = rss(s)
         said, threads = flood(s, "/v1/completions", body, 8)
         small_ones_pass(s, lambda: not any(t.is_alive() for t in threads))
-        assert {r.status for r in said} <= {200, 413, 503} and all("memory" in r.text or r.status != 413 for r in said)
+        assert {r.status for r in said} <= {200, 413, 503} and all(
+            "memory" in r.text or r.status != 413 for r in said
+        )
         s.until(lambda: rss(s) - before < 48 << 20)
         assert s.stop()[0] == 0
 
@@ -414,8 +569,14 @@ def test_what_a_body_is_read_into_is_counted(serve, tiny_folder):
 def test_prompts_that_cannot_fit_are_not_tokenized(fake):
     digits = "1234567890" * 190000
     with fake(step_ms=0) as s:
-        for path, body in (("/v1/completions", {**COMPLETION, "prompt": digits}), ("/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": digits}]}),
-                           ("/generate", {"inputs": digits})):
+        for path, body in (
+            ("/v1/completions", {**COMPLETION, "prompt": digits}),
+            (
+                "/v1/chat/completions",
+                {"model": "fake", "messages": [{"role": "user", "content": digits}]},
+            ),
+            ("/generate", {"inputs": digits}),
+        ):
             said, threads = flood(s, path, json.dumps(body).encode(), 12)
             small_ones_pass(s, lambda: not any(t.is_alive() for t in threads))
             assert {r.status for r in said} == {422 if path == "/generate" else 400}
@@ -448,7 +609,11 @@ def test_out_of_memory_is_503(fake):
         for path, body in (("/v1/completions", objects), ("/tokenize", marks)):
             r = s.request("POST", path, body, {"Content-Type": "application/json"})
             told = r.text[:200]
-            assert r.status == 503 and r.headers["retry-after"] == "1" and ("memory" in told or "bytes" in told), path
+            assert (
+                r.status == 503
+                and r.headers["retry-after"] == "1"
+                and ("memory" in told or "bytes" in told)
+            ), path
             well(s)
 
 
@@ -456,9 +621,21 @@ def test_out_of_memory_is_503(fake):
 def test_an_answer_that_becomes_too_large(fake):
     """A hundred choices of two thousand tokens, each with twenty others: 500 MB of JSON before the first byte is sent."""
     with fake(step_ms=0, context=4096) as s:
-        r = s.post("/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": "a"}], "n": 100, "max_tokens": 2000, "logprobs": True, "top_logprobs": 20})
+        r = s.post(
+            "/v1/chat/completions",
+            {
+                "model": "fake",
+                "messages": [{"role": "user", "content": "a"}],
+                "n": 100,
+                "max_tokens": 2000,
+                "logprobs": True,
+                "top_logprobs": 20,
+            },
+        )
         told = r.text[:300]
-        assert r.status == 503 and ("larger than the server may hold" in told or "no memory" in told)
+        assert r.status == 503 and (
+            "larger than the server may hold" in told or "no memory" in told
+        )
         assert rss(s) < 700 << 20
         s.idle()
         well(s)
@@ -468,7 +645,14 @@ def test_an_answer_that_becomes_too_large(fake):
 def test_a_hundred_thousand_variables_of_a_template(fake):
     """They are looked up one after the other: sixteen seconds, once."""
     with fake(step_ms=0) as s:
-        r = s.post("/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {f"k{i}": i for i in range(100000)}})
+        r = s.post(
+            "/v1/chat/completions",
+            {
+                "model": "fake",
+                "messages": [{"role": "user", "content": "a"}],
+                "chat_template_kwargs": {f"k{i}": i for i in range(100000)},
+            },
+        )
         assert r.status == 400 and r.json()["error"]["param"] == "chat_template_kwargs"
 
 
@@ -486,6 +670,7 @@ def test_tiny_requests_without_end(fake):
                             c.recv(100)
                 except OSError:
                     pass
+
         threads = [threading.Thread(target=connect, args=(i % 2 == 0,)) for i in range(6)]
         for t in threads:
             t.start()
@@ -502,7 +687,9 @@ def test_tiny_requests_without_end(fake):
 
 def test_keys_said_twice_and_texts_that_are_none(patient):
     """One meaning each: of two the last, as every JSON library at hand has it; what is no UTF-8 is refused."""
-    r = patient.post("/v1/completions", b'{"model": "fake", "prompt": "a", "max_tokens": 9, "max_tokens": 2}')
+    r = patient.post(
+        "/v1/completions", b'{"model": "fake", "prompt": "a", "max_tokens": 9, "max_tokens": 2}'
+    )
     assert r.json()["usage"]["completion_tokens"] == 2
     for bad in (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82"):
         r = patient.post("/v1/completions", b'{"model": "fake", "prompt": "' + bad + b'"}')
@@ -511,7 +698,14 @@ def test_keys_said_twice_and_texts_that_are_none(patient):
 
 def test_stopping_with_every_kind_of_client(engine):
     """Half a head, half a body, a stream that nobody reads, an idle connection: none of them keeps the server."""
-    with engine(step_ms=1, context=30000, drain_ms=300, body_timeout_s=6 * HANG, header_timeout_s=6 * HANG, idle_timeout_s=6 * HANG) as s:
+    with engine(
+        step_ms=1,
+        context=30000,
+        drain_ms=300,
+        body_timeout_s=6 * HANG,
+        header_timeout_s=6 * HANG,
+        idle_timeout_s=6 * HANG,
+    ) as s:
         data = json.dumps(held(s, {**COMPLETION, "max_tokens": 29000, "stream": True})).encode()
         clients = [s.connect() for _ in range(4)]
         clients[0].sendall(b"GET /vers")

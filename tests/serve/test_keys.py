@@ -1,4 +1,5 @@
 """Keys with limits: who may ask, for how much at once, what the log says of it; and files of keys that are wrong."""
+
 import json
 import pathlib
 import signal
@@ -21,15 +22,35 @@ carl   sk-carl    tokens=100000
 def server(serve, tiny_folder, tmp_path_factory):
     d = tmp_path_factory.mktemp("keys")
     (d / "keys.txt").write_text(KEYS)
-    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "4", "--model-name", "tiny", "--keys", d / "keys.txt", "--api-key", "sk-all", "--log-json",
-               "--log-file", d / "log") as s:
+    with serve(
+        tiny_folder,
+        "--arch",
+        "generic",
+        "-t",
+        "1",
+        "--seqs",
+        "4",
+        "--model-name",
+        "tiny",
+        "--keys",
+        d / "keys.txt",
+        "--api-key",
+        "sk-all",
+        "--log-json",
+        "--log-file",
+        d / "log",
+    ) as s:
         s.lines = d / "log"
         yield s
 
 
 def ask(s, key, tokens=8, **more):
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return s.post("/v1/completions", {"model": "tiny", "prompt": "a b c", "max_tokens": tokens, "ignore_eos": True, **more}, headers=headers)
+    return s.post(
+        "/v1/completions",
+        {"model": "tiny", "prompt": "a b c", "max_tokens": tokens, "ignore_eos": True, **more},
+        headers=headers,
+    )
 
 
 def test_who_may_ask(server):
@@ -38,7 +59,11 @@ def test_who_may_ask(server):
     for key in (None, "", "sk-alic", "sk-alicee", "alice", "#"):
         a = ask(server, key)
         assert (a.status, a.json()["error"]["code"]) == (401, "invalid_api_key")
-    assert server.post("/v1/messages", {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}]}, headers={"x-api-key": "sk-bob"}).status in (200, 400)
+    assert server.post(
+        "/v1/messages",
+        {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}]},
+        headers={"x-api-key": "sk-bob"},
+    ).status in (200, 400)
 
 
 def test_limits_hold_and_places_come_back(server):
@@ -51,20 +76,37 @@ def test_limits_hold_and_places_come_back(server):
     assert ask(server, "sk-alice", 15, n=4).status == 429  # of all choices
     frames = ask(server, "sk-alice", 40, stream=True).frames()
     assert frames[-1] == "[DONE]" and ask(server, "sk-alice", 40).status == 200
-    assert ask(server, "sk-alice", 8, temperature=9).status == 400 and ask(server, "sk-alice", 8).status == 200
+    assert (
+        ask(server, "sk-alice", 8, temperature=9).status == 400
+        and ask(server, "sk-alice", 8).status == 200
+    )
 
 
 def test_priorities(server):
-    texts = {ask(server, key, 20, seed=1, **more).json()["choices"][0]["text"] for key in ("sk-bob", "sk-carl") for more in ({}, {"priority": -3}, {"priority": 7})}
+    texts = {
+        ask(server, key, 20, seed=1, **more).json()["choices"][0]["text"]
+        for key in ("sk-bob", "sk-carl")
+        for more in ({}, {"priority": -3}, {"priority": 7})
+    }
     assert len(texts) == 1
-    assert ask(server, "sk-bob", priority=1001).status == 400 and ask(server, "sk-bob", priority="x").status == 400
+    assert (
+        ask(server, "sk-bob", priority=1001).status == 400
+        and ask(server, "sk-bob", priority="x").status == 400
+    )
 
 
 def test_the_log_names_who_asked(server):
     ask(server, "sk-bob", 3)
     ask(server, "sk-all", 3)
+
     def keys():
-        return {x.get("key") for x in map(json.loads, filter(lambda x: x.endswith("}"), server.lines.read_text().splitlines()))}
+        return {
+            x.get("key")
+            for x in map(
+                json.loads, filter(lambda x: x.endswith("}"), server.lines.read_text().splitlines())
+            )
+        }
+
     server.until(lambda: keys() >= {"bob", None})  # a line may come after its answer
 
 
@@ -72,7 +114,20 @@ def test_the_log_names_who_asked(server):
 def test_sighup_reads_the_file_again(serve, tiny_folder, tmp_path, file):
     keys, log = tmp_path / "keys", tmp_path / "log"
     keys.write_text("alice sk-alice\nbob sk-bob requests=1\n")
-    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "2", "--model-name", "tiny", "--keys", keys, *(("--log-file", log) if file else ())) as s:
+    with serve(
+        tiny_folder,
+        "--arch",
+        "generic",
+        "-t",
+        "1",
+        "--seqs",
+        "2",
+        "--model-name",
+        "tiny",
+        "--keys",
+        keys,
+        *(("--log-file", log) if file else ()),
+    ) as s:
         log = log if file else pathlib.Path(s.log)
 
         def again(text, said):
@@ -83,9 +138,12 @@ def test_sighup_reads_the_file_again(serve, tiny_folder, tmp_path, file):
 
         def statuses():
             return [ask(s, key).status for key in ("sk-alice", "sk-bob", "sk-bobby", "sk-carl")]
+
         assert statuses() == [200, 200, 401, 401]
         again("bob sk-bobby requests=2 tokens=9\ncarl sk-carl\n", "the keys are read again")
-        assert statuses() == [401, 401, 429, 200] and ask(s, "sk-bobby", 1).status == 200  # bob has a new key, and its limit
+        assert (
+            statuses() == [401, 401, 429, 200] and ask(s, "sk-bobby", 1).status == 200
+        )  # bob has a new key, and its limit
         again("bob\n", "expected NAME KEY and limits, found bob alone; the keys of before hold on")
         assert statuses() == [401, 401, 429, 200]
         again("alice sk-alice\nbob sk-bob\n", "the keys are read again")
@@ -93,12 +151,37 @@ def test_sighup_reads_the_file_again(serve, tiny_folder, tmp_path, file):
         assert s.stop()[0] == 0
 
 
-@pytest.mark.parametrize("text,why", [
-    ("", "holds no key"), ("# a b\n", "holds no key"), ("alice\n", ":1: expected NAME KEY"), ("a x requests=0", "expected requests=N"),
-    ("a x\nb x", ":2: b has a name or a key that an earlier line has"), ("a x\na y", ":2: a has a name"), ("a x priority=1001", "priority=N (-1000 .. 1000)"),
-    ("a x tokens=1.5", "expected requests=N"), ("a x speed=9", "speed=9: expected"), ("a x\nb \0y\nc z\n", "byte 6 is 0"),
-])
+@pytest.mark.parametrize(
+    "text,why",
+    [
+        ("", "holds no key"),
+        ("# a b\n", "holds no key"),
+        ("alice\n", ":1: expected NAME KEY"),
+        ("a x requests=0", "expected requests=N"),
+        ("a x\nb x", ":2: b has a name or a key that an earlier line has"),
+        ("a x\na y", ":2: a has a name"),
+        ("a x priority=1001", "priority=N (-1000 .. 1000)"),
+        ("a x tokens=1.5", "expected requests=N"),
+        ("a x speed=9", "speed=9: expected"),
+        ("a x\nb \0y\nc z\n", "byte 6 is 0"),
+    ],
+)
 def test_wrong_files(tmp_path, tiny_folder, text, why):
     (tmp_path / "keys").write_text(text)
-    p = subprocess.run([BUILD + "/llmc", "serve", tiny_folder, "--arch", "generic", "-p", "0", "--keys", tmp_path / "keys"], capture_output=True, text=True, timeout=HANG)
+    p = subprocess.run(
+        [
+            BUILD + "/llmc",
+            "serve",
+            tiny_folder,
+            "--arch",
+            "generic",
+            "-p",
+            "0",
+            "--keys",
+            tmp_path / "keys",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert p.returncode == 1 and why in p.stderr

@@ -1,4 +1,5 @@
 """A server whose cores other processes use all the time: it decodes, answers and ends. Deadlines end hangs only; nothing here measures speed (tests/bench/loaded.py does)."""
+
 import json
 import os
 import signal
@@ -16,7 +17,10 @@ ENDLESS = {"model": "tiny", "prompt": "hello", "ignore_eos": True, "stream": Tru
 
 def body(n):
     data = json.dumps(dict(ENDLESS, max_tokens=n)).encode()
-    return f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+    return (
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        + data
+    )
 
 
 def read_until(c, what):
@@ -45,7 +49,20 @@ def busy():
 
 
 def test_requests_in_work_are_drained(serve, tiny_folder, busy):
-    with serve(tiny_folder, "--arch", "generic", "-t", CORES, "--drain-timeout", "600", "--model-name", "tiny") as s, s.connect() as c:
+    with (
+        serve(
+            tiny_folder,
+            "--arch",
+            "generic",
+            "-t",
+            CORES,
+            "--drain-timeout",
+            "600",
+            "--model-name",
+            "tiny",
+        ) as s,
+        s.connect() as c,
+    ):
         c.sendall(body(100))
         text = read_until(c, b"data:")
         for _ in range(10):
@@ -59,7 +76,22 @@ def test_requests_in_work_are_drained(serve, tiny_folder, busy):
 
 def test_the_drain_timeout_cuts_a_request(serve, tiny_folder, busy):
     """29,000 tokens take seconds on an idle machine."""
-    with serve(tiny_folder, "--arch", "generic", "-t", CORES, "--context", "30000", "--drain-timeout", "0.2", "--model-name", "tiny") as s, s.connect() as c:
+    with (
+        serve(
+            tiny_folder,
+            "--arch",
+            "generic",
+            "-t",
+            CORES,
+            "--context",
+            "30000",
+            "--drain-timeout",
+            "0.2",
+            "--model-name",
+            "tiny",
+        ) as s,
+        s.connect() as c,
+    ):
         c.sendall(body(29000))
         text = read_until(c, b"data:")
         assert s.get("/health").status == 200
@@ -77,7 +109,10 @@ def test_workers_that_hardly_run_hold_nothing_up(serve, tiny_folder, busy):
         assert len(workers) >= CORES - 1, "workers of the pool"
         for tid in workers:
             os.sched_setscheduler(tid, os.SCHED_IDLE, os.sched_param(0))
-        r = s.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 200, "ignore_eos": True})
+        r = s.post(
+            "/v1/completions",
+            {"model": "tiny", "prompt": "hello", "max_tokens": 200, "ignore_eos": True},
+        )
         assert r.status == 200 and r.json()["usage"]["completion_tokens"] == 200
         assert s.get("/health").status == 200
         assert s.stop()[0] == 0

@@ -1,4 +1,5 @@
 """Several models in one server: chosen by name, opened when they are asked for, closed for others within a budget, put to sleep, read again."""
+
 import json
 import os
 import shutil
@@ -26,7 +27,10 @@ def folders(tmp_path_factory):
 
 
 def ask(s, model, prompt="hello world", n=8, **kw):
-    return s.post("/v1/completions", {"model": model, "prompt": prompt, "max_tokens": n, "temperature": 0, **kw})
+    return s.post(
+        "/v1/completions",
+        {"model": model, "prompt": prompt, "max_tokens": n, "temperature": 0, **kw},
+    )
 
 
 def states(s):
@@ -49,21 +53,47 @@ def test_names_choose_and_the_first_is_the_default(both):
     a, b = ask(both, "a").json(), ask(both, "b").json()
     assert a["model"] == "a" and b["model"] == "b"
     assert states(both) == {"a": "loaded", "b": "loaded"}
-    no_name = both.post("/v1/completions", {"prompt": "hello world", "max_tokens": 8, "temperature": 0}).json()
+    no_name = both.post(
+        "/v1/completions", {"prompt": "hello world", "max_tokens": 8, "temperature": 0}
+    ).json()
     assert no_name["model"] == "a" and no_name["choices"] == a["choices"]
     assert both.get("/v1/models/b").json()["max_model_len"] == 128
     # other dialects choose alike
-    assert both.post("/api/generate", {"model": "b:latest", "prompt": "hello", "stream": False, "options": {"num_predict": 2}}).json()["model"] == "b"
-    assert both.post("/v1/messages", {"model": "b", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}).json()["model"] == "b"
+    assert (
+        both.post(
+            "/api/generate",
+            {
+                "model": "b:latest",
+                "prompt": "hello",
+                "stream": False,
+                "options": {"num_predict": 2},
+            },
+        ).json()["model"]
+        == "b"
+    )
+    assert (
+        both.post(
+            "/v1/messages",
+            {"model": "b", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]},
+        ).json()["model"]
+        == "b"
+    )
     assert [m["name"] for m in both.get("/api/tags").json()["models"]] == ["a", "b"]
 
 
 def test_unknown_names_are_told_which_there_are(both):
-    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-                       ("/v1/embeddings", {"input": "x"}), ("/tokenize", {"prompt": "x"})):
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/embeddings", {"input": "x"}),
+        ("/tokenize", {"prompt": "x"}),
+    ):
         r = both.post(path, {"model": "c", **body})
         assert r.status == 404 and "'a', 'b'" in r.text, (path, r.text)
-    assert both.post("/v1/completions", {"model": "c", "prompt": "x"}).json()["error"]["code"] == "model_not_found"
+    assert (
+        both.post("/v1/completions", {"model": "c", "prompt": "x"}).json()["error"]["code"]
+        == "model_not_found"
+    )
     assert both.get("/v1/models/c").status == 404
     assert both.post("/v1/completions", {"model": 3, "prompt": "x"}).status == 400
 
@@ -74,8 +104,13 @@ def test_with_the_openai_client(both):
     assert [m.id for m in client.models.list()] == ["a", "b"]
     for name in ("b", "a"):
         assert client.completions.create(model=name, prompt="hello", max_tokens=2).model == name
-        text = [c.choices[0].delta.content for c in client.chat.completions.create(
-            model=name, messages=[{"role": "user", "content": "x"}], max_tokens=3, stream=True) if c.choices]
+        text = [
+            c.choices[0].delta.content
+            for c in client.chat.completions.create(
+                model=name, messages=[{"role": "user", "content": "x"}], max_tokens=3, stream=True
+            )
+            if c.choices
+        ]
         assert text
     with pytest.raises(openai.NotFoundError, match="'a', 'b'"):
         client.chat.completions.create(model="gpt-4o", messages=[{"role": "user", "content": "x"}])
@@ -99,32 +134,48 @@ def test_metrics_say_which_model(both):
     lines = metrics(both)
     for name in ("a", "b"):
         assert any(line.startswith(f'tgi_request_count{{model_name="{name}"}}') for line in lines)
-        assert any(line.startswith(f'vllm:generation_tokens_total{{engine="0",model_name="{name}"}}') for line in lines)
+        assert any(
+            line.startswith(f'vllm:generation_tokens_total{{engine="0",model_name="{name}"}}')
+            for line in lines
+        )
         assert f'tgi_request_failure{{model_name="{name}",err="dropped"}} 0' in lines
 
 
 def test_sleep_and_wake(both):
     first = ask(both, "b").json()["choices"]
     assert both.get("/is_sleeping?model=b").json() == {"is_sleeping": False}
-    assert both.request("POST", "/sleep?level=1&model=b").json() == {"model": "b", "status": "unloaded"}
+    assert both.request("POST", "/sleep?level=1&model=b").json() == {
+        "model": "b",
+        "status": "unloaded",
+    }
     assert states(both) == {"a": "loaded", "b": "unloaded"}
     assert both.get("/is_sleeping?model=b").json() == {"is_sleeping": True}
     assert both.get("/is_sleeping").json() == {"is_sleeping": False}
     assert both.get("/health").status == 200
-    assert 'vllm:engine_sleep_state{engine="0",model_name="b",sleep_state="awake"} 0' in both.get("/metrics").text
+    assert (
+        'vllm:engine_sleep_state{engine="0",model_name="b",sleep_state="awake"} 0'
+        in both.get("/metrics").text
+    )
     assert both.request("POST", "/wake_up?model=b").status == 200 and states(both)["b"] == "loaded"
     assert both.request("POST", "/wake_up?model=b").status == 200  # again: nothing to do
     both.request("POST", "/sleep?model=b")
     assert ask(both, "b").json()["choices"] == first  # asking wakes it, and it is what it was
     assert both.request("POST", "/sleep").status == 200  # all
     assert both.get("/is_sleeping").json() == {"is_sleeping": True}
-    assert both.get("/health").status == 200 and both.get("/info").status == 200 and both.get("/status.json").status == 200
+    assert (
+        both.get("/health").status == 200
+        and both.get("/info").status == 200
+        and both.get("/status.json").status == 200
+    )
     assert ask(both, "a").status == 200
     assert both.request("POST", "/wake_up").status == 400  # which?
     assert both.request("POST", "/wake_up?model=c").status == 404
     assert both.request("POST", "/sleep?level=7").status == 400
     # a page of somebody else's cannot do that
-    assert both.request("POST", "/sleep?model=a", headers={"Origin": "http://evil.example"}).status == 403
+    assert (
+        both.request("POST", "/sleep?model=a", headers={"Origin": "http://evil.example"}).status
+        == 403
+    )
     assert states(both)["a"] == "loaded"
 
 
@@ -135,6 +186,7 @@ def test_what_runs_ends_before_its_model_sleeps(both):
 
     def run():
         got["text"] = ask(both, "b", n=100, ignore_eos=True).json()["choices"][0]["text"]
+
     threads = [threading.Thread(target=run) for _ in range(3)]
     for t in threads:
         t.start()
@@ -154,7 +206,7 @@ def test_reload(serve, folders, tmp_path):
         before = ask(s, "m").json()["choices"]
         good = weights.read_bytes()
         fresh = tmp_path / "fresh"
-        fresh.write_bytes(good[:len(good) // 2])
+        fresh.write_bytes(good[: len(good) // 2])
         os.replace(fresh, weights)
         r = s.request("POST", "/reload")
         assert r.status == 400 and "stays" in r.json()["error"]["message"], r.text
@@ -162,11 +214,14 @@ def test_reload(serve, folders, tmp_path):
         # other weights: the same bytes of values in another order
         n = int.from_bytes(good[:8], "little")
         changed = bytearray(good)
-        head = json.loads(good[8:8 + n])
+        head = json.loads(good[8 : 8 + n])
         name = next(k for k in head if "embed" in k)
         lo, hi = (8 + n + x for x in head[name]["data_offsets"])
         half = (hi - lo) // 2
-        changed[lo:lo + half], changed[lo + half:lo + 2 * half] = good[lo + half:lo + 2 * half], good[lo:lo + half]
+        changed[lo : lo + half], changed[lo + half : lo + 2 * half] = (
+            good[lo + half : lo + 2 * half],
+            good[lo : lo + half],
+        )
         fresh.write_bytes(changed)
         os.replace(fresh, weights)
         assert s.request("POST", "/reload?model=m").json() == {"model": "m", "status": "reloaded"}
@@ -181,13 +236,19 @@ def test_a_budget_for_one_of_two(serve, both, folders):
     """Both are answered though only one fits at a time; nothing is lost when many ask for both at once."""
     budget = max(need(both, "a"), need(both, "b")) + 1000
     want = {name: ask(both, name, n=16).json()["choices"] for name in "ab"}
-    with serve(f"--model=a={folders[0]}", "--model", f"b={folders[1]}", *OPTIONS, "--memory", budget) as s:
+    with serve(
+        f"--model=a={folders[0]}", "--model", f"b={folders[1]}", *OPTIONS, "--memory", budget
+    ) as s:
         assert states(s) == {"a": "loaded", "b": "unloaded"}
-        assert ask(s, "b", n=16).json()["choices"] == want["b"] and states(s) == {"a": "unloaded", "b": "loaded"}
+        assert ask(s, "b", n=16).json()["choices"] == want["b"] and states(s) == {
+            "a": "unloaded",
+            "b": "loaded",
+        }
         got = []
 
         def run(name):
             got.append((name, ask(s, name, n=16)))
+
         threads = [threading.Thread(target=run, args=("ab"[i % 2],)) for i in range(12)]
         for t in threads:
             t.start()
@@ -204,7 +265,12 @@ def test_a_budget_for_one_of_two(serve, both, folders):
 
 
 def fails(llmc_binary, *args):
-    r = subprocess.run([llmc_binary, "serve", "--port", "0", *map(str, args)], capture_output=True, text=True, timeout=HANG)
+    r = subprocess.run(
+        [llmc_binary, "serve", "--port", "0", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
     assert r.returncode == 1 or r.returncode == 2, (r.returncode, r.stderr)
     return r.stderr
 
@@ -212,11 +278,17 @@ def fails(llmc_binary, *args):
 def test_mistakes_at_the_start(llmc_binary, folders, tmp_path):
     a, b = folders
     assert "name a model" in fails(llmc_binary)
-    assert "two models are named x" in fails(llmc_binary, "--model", f"x={a}", "--model", f"x={b}", *OPTIONS)
+    assert "two models are named x" in fails(
+        llmc_binary, "--model", f"x={a}", "--model", f"x={b}", *OPTIONS
+    )
     assert "no/where" in fails(llmc_binary, "--model", f"a={a}", "--model", "b=no/where", *OPTIONS)
     assert "--memory allows" in fails(llmc_binary, "--model", f"a={a}", "--memory", "1K", *OPTIONS)
-    assert "--model-name" in fails(llmc_binary, "--model", f"a={a}", "--model", f"b={b}", "--model-name", "c", *OPTIONS)
-    assert "--draft" in fails(llmc_binary, "--model", f"a={a}", "--model", f"b={b}", "--draft", a, *OPTIONS)
+    assert "--model-name" in fails(
+        llmc_binary, "--model", f"a={a}", "--model", f"b={b}", "--model-name", "c", *OPTIONS
+    )
+    assert "--draft" in fails(
+        llmc_binary, "--model", f"a={a}", "--model", f"b={b}", "--draft", a, *OPTIONS
+    )
     broken = tmp_path / "broken"
     shutil.copytree(b, broken)
     (broken / "config.json").write_text("{")
@@ -233,14 +305,20 @@ def test_a_model_that_breaks_later(serve, folders, tmp_path):
         r = ask(s, "m")
         assert r.status == 503 and r.json()["error"]["code"] == "model_not_loaded", r.text
         assert s.request("POST", "/wake_up?model=m").status == 503
-        assert ask(s, "a").status == 200 and s.get("/health").status == 200 and states(s)["m"] == "unloaded"
+        assert (
+            ask(s, "a").status == 200
+            and s.get("/health").status == 200
+            and states(s)["m"] == "unloaded"
+        )
         os.rename(tmp_path / "away", weights)
         assert ask(s, "m").status == 200
 
 
 def test_settings_file_names_several(serve, folders, tmp_path):
     config = tmp_path / "serve.yaml"
-    config.write_text(f"model: [a={folders[0]}, b={folders[1]}]\narch: generic\nthreads: 1\nseqs: 2\n")
+    config.write_text(
+        f"model: [a={folders[0]}, b={folders[1]}]\narch: generic\nthreads: 1\nseqs: 2\n"
+    )
     with serve(folders[0], "--config", config, "--model-name", "only") as s:
         assert list(states(s)) == ["only"]  # the command line's models replace those of the file
     with serve(f"--config={config}") as s:
@@ -259,9 +337,19 @@ LORA = os.path.join(weights.HERE, "lora")
 
 def agrees(s, model, prompt, logits):
     """Sums of log probabilities of the prompt's tokens are those of PEFT's logits."""
-    r = s.post("/v1/completions", {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 0})
+    r = s.post(
+        "/v1/completions",
+        {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": 1,
+            "temperature": 0,
+            "echo": True,
+            "logprobs": 0,
+        },
+    )
     assert r.status == 200, r.text
-    got = r.json()["choices"][0]["logprobs"]["token_logprobs"][1:len(prompt)]
+    got = r.json()["choices"][0]["logprobs"]["token_logprobs"][1 : len(prompt)]
     x = logits.astype(np.float64)
     x = x - x.max(-1, keepdims=True)
     x = x - np.log(np.exp(x).sum(-1, keepdims=True))
@@ -280,25 +368,59 @@ def test_adapters_by_name(serve, tmp_path):
     shutil.copytree(os.path.join(LORA, "embed-head"), outside)
     os.symlink(outside, home / "link")
     logits = {c: np.load(os.path.join(LORA, c, "logits.npy")) for c in ("llama-all", "embed-head")}
-    with serve(tmp_path / "base", "--model-name", "base", "--lora", f"all={LORA}/llama-all", "--lora-dir", home, "--set", "kv.dtype=f32", "--arch", "generic",
-               "-t", "1", "--seqs", "2") as s:
+    with serve(
+        tmp_path / "base",
+        "--model-name",
+        "base",
+        "--lora",
+        f"all={LORA}/llama-all",
+        "--lora-dir",
+        home,
+        "--set",
+        "kv.dtype=f32",
+        "--arch",
+        "generic",
+        "-t",
+        "1",
+        "--seqs",
+        "2",
+    ) as s:
+
         def load(name, path, **kw):
             return s.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, **kw})
-        assert {m["id"]: m["parent"] for m in s.get("/v1/models").json()["data"]} == {"base": None, "all": "base"}
+
+        assert {m["id"]: m["parent"] for m in s.get("/v1/models").json()["data"]} == {
+            "base": None,
+            "all": "base",
+        }
         r = load("head", "head")
         assert r.status == 200 and "'head'" in r.text, r.text
         scale = np.abs(logits["llama-all"]).max()
-        for model, want in (("base", g.logits), ("all", logits["llama-all"]), ("head", logits["embed-head"])):
+        for model, want in (
+            ("base", g.logits),
+            ("all", logits["llama-all"]),
+            ("head", logits["embed-head"]),
+        ):
             assert agrees(s, model, g.prompt, want) < 6e-3 * scale, model
         assert agrees(s, "all", g.prompt, g.logits) > 0.1
-        assert s.post("/generate", {"inputs": "a", "parameters": {"adapter_id": "none"}}).status == 404  # found as "model" is
+        assert (
+            s.post("/generate", {"inputs": "a", "parameters": {"adapter_id": "none"}}).status == 404
+        )  # found as "model" is
         told = [line for line in metrics(s) if line.startswith("vllm:lora_requests_info{")]
-        assert len(told) == 1 and 'model_name="base",max_lora="2",running_lora_adapters="",waiting_lora_adapters=""' in told[0]  # of the base alone
+        assert (
+            len(told) == 1
+            and 'model_name="base",max_lora="2",running_lora_adapters="",waiting_lora_adapters=""'
+            in told[0]
+        )  # of the base alone
         # mistakes
         assert load("head", "head").status == 400 and load("base", "head").status == 400
         for path in ("link", "../outside", str(outside), "/etc", "none"):
             assert load("x", path).status == 404, path
-        assert load("x", "other").status == 400 and load("x", "head", base_model_name="none").status == 404 and load("x", "head", base_model_name="all").status == 400
+        assert (
+            load("x", "other").status == 400
+            and load("x", "head", base_model_name="none").status == 404
+            and load("x", "head", base_model_name="all").status == 400
+        )
         assert s.post("/v1/load_lora_adapter", {"lora_name": "x"}).status == 400
         assert s.post("/v1/unload_lora_adapter", {"lora_name": "base"}).status == 404
         # gone, and back
@@ -317,19 +439,57 @@ def test_adapters_in_slots(serve, tmp_path):
     home = tmp_path / "adapters"
     for case in ("llama-all", "embed-head"):
         shutil.copytree(os.path.join(LORA, case), home / case)
-    logits = {"base": g.logits} | {n: np.load(os.path.join(LORA, c, "logits.npy")) for n, c in (("all", "llama-all"), ("some", "llama-some"))}
+    logits = {"base": g.logits} | {
+        n: np.load(os.path.join(LORA, c, "logits.npy"))
+        for n, c in (("all", "llama-all"), ("some", "llama-some"))
+    }
     scale = np.abs(logits["all"]).max()
-    options = ("--model-name", "base", "--lora-slots", "2", "--lora-rank", "5", "--set", "kv.dtype=f32", "--arch", "generic", "-t", "1", "--seqs", "6", "--speculate", "0")
-    with serve(tmp_path / "base", *options, "--lora", f"some={LORA}/llama-some", "--lora-dir", home) as s:
+    options = (
+        "--model-name",
+        "base",
+        "--lora-slots",
+        "2",
+        "--lora-rank",
+        "5",
+        "--set",
+        "kv.dtype=f32",
+        "--arch",
+        "generic",
+        "-t",
+        "1",
+        "--seqs",
+        "6",
+        "--speculate",
+        "0",
+    )
+    with serve(
+        tmp_path / "base", *options, "--lora", f"some={LORA}/llama-some", "--lora-dir", home
+    ) as s:
+
         def load(name, path):
             return s.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
 
         def answer(model):
-            r = s.post("/v1/completions", {"model": model, "prompt": g.prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 1})
+            r = s.post(
+                "/v1/completions",
+                {
+                    "model": model,
+                    "prompt": g.prompt,
+                    "max_tokens": 12,
+                    "temperature": 0,
+                    "ignore_eos": True,
+                    "logprobs": 1,
+                },
+            )
             assert r.status == 200 and r.json()["model"] == model, r.text
             return r.json()["choices"][0]["logprobs"]["token_logprobs"]
+
         assert load("all", "llama-all").status == 200
-        assert {m["id"]: m["parent"] for m in s.get("/v1/models").json()["data"]} == {"base": None, "all": "base", "some": "base"}
+        assert {m["id"]: m["parent"] for m in s.get("/v1/models").json()["data"]} == {
+            "base": None,
+            "all": "base",
+            "some": "base",
+        }
         for model, want in logits.items():
             assert agrees(s, model, g.prompt, want) < 6e-3 * scale, model
         alone = {n: answer(n) for n in logits}
@@ -347,7 +507,10 @@ def test_adapters_in_slots(serve, tmp_path):
                 assert got == alone["all" if name == "third" else name], name
         for name in ("some", "third", "all"):
             assert s.post(f"/reload?model={name}", {}).status == 200
-        assert answer("some") == alone["some"] and s.post("/v1/unload_lora_adapter", {"lora_name": "third"}).status == 200
+        assert (
+            answer("some") == alone["some"]
+            and s.post("/v1/unload_lora_adapter", {"lora_name": "third"}).status == 200
+        )
         assert s.post("/v1/unload_lora_adapter", {"lora_name": "all"}).status == 200
         assert ask(s, "all", prompt=[5, 6]).status == 404
         refused = load("head", "embed-head")

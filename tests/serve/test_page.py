@@ -1,4 +1,5 @@
 """The chat page and the status page in Debian's Chromium. Screenshots go to build/screens."""
+
 import contextlib
 import json
 import os
@@ -45,8 +46,14 @@ HOSTILE = r"""<script>window.pwned = 1</script><img src=x onerror="window.pwned 
 @pytest.fixture(scope="module")
 def browser():
     o = Options()
-    for a in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1100,800",
-              "--host-resolver-rules=MAP plain.test 127.0.0.1"):
+    for a in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1100,800",
+        "--host-resolver-rules=MAP plain.test 127.0.0.1",
+    ):
         o.add_argument(a)
     o.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     b = webdriver.Chrome(options=o, service=Service(shutil.which("chromedriver")))
@@ -60,14 +67,18 @@ def chat(browser, smol):
     """The chat page of a server with SmolLM2, empty."""
     browser.set_window_size(1100, 800)
     browser.get(smol.url + "/chat")
-    browser.execute_script("localStorage.clear(); localStorage.setItem('llmc.settings.v1', JSON.stringify({temperature: '0', max_tokens: '24'}))")
+    browser.execute_script(
+        "localStorage.clear(); localStorage.setItem('llmc.settings.v1', JSON.stringify({temperature: '0', max_tokens: '24'}))"
+    )
     browser.refresh()
     wait(browser, lambda b: b.find_element(By.ID, "model").text)
     return browser
 
 
 def wait(b, what):
-    return WebDriverWait(b, HANG, poll_frequency=0.05, ignored_exceptions=[StaleElementReferenceException]).until(what)
+    return WebDriverWait(
+        b, HANG, poll_frequency=0.05, ignored_exceptions=[StaleElementReferenceException]
+    ).until(what)
 
 
 def say(b, text):
@@ -113,7 +124,9 @@ def endless(browser, fake):
     with fake(step_ms=100, context=4096) as s:
         browser.set_window_size(1100, 800)
         browser.get(s.url + "/chat")
-        browser.execute_script("localStorage.setItem('llmc.settings.v1', JSON.stringify({max_tokens: '4000'}))")
+        browser.execute_script(
+            "localStorage.setItem('llmc.settings.v1', JSON.stringify({max_tokens: '4000'}))"
+        )
         reopen(browser)
         yield s
 
@@ -145,7 +158,9 @@ def test_several_conversations(chat):
 
 
 def keep(b, conversations):
-    b.execute_script("localStorage.setItem('llmc.chat.v1', arguments[0])", json.dumps(conversations))
+    b.execute_script(
+        "localStorage.setItem('llmc.chat.v1', arguments[0])", json.dumps(conversations)
+    )
 
 
 def titles(b):
@@ -189,15 +204,21 @@ def test_a_conversation_longer_than_the_context_goes_on(browser, tiny):
     browser.get(tiny.url + "/chat")
     turns = [{"role": r, "content": "z" * 60} for _ in range(6) for r in ("user", "assistant")]
     keep(browser, [{"id": "x", "title": "Long", "turns": turns}])
-    browser.execute_script("localStorage.setItem('llmc.settings.v1', JSON.stringify({max_tokens: '8'}))")
+    browser.execute_script(
+        "localStorage.setItem('llmc.settings.v1', JSON.stringify({max_tokens: '8'}))"
+    )
     browser.refresh()
     wait(browser, lambda b: b.find_element(By.ID, "model").text)
     for n in (7, 8):
         say(browser, "hello")
         wait(browser, lambda b: len(answers(b)) == n and idle(b))
-        assert not browser.find_elements(By.CSS_SELECTOR, ".error"), browser.find_element(By.CSS_SELECTOR, ".error").text
+        assert not browser.find_elements(By.CSS_SELECTOR, ".error"), browser.find_element(
+            By.CSS_SELECTOR, ".error"
+        ).text
     assert "no longer sent" in browser.find_element(By.ID, "note").text
-    assert len(browser.find_elements(By.CSS_SELECTOR, ".turn")) == 16, "what is not sent is still shown"
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".turn")) == 16, (
+        "what is not sent is still shown"
+    )
     say(browser, "z" * 400)  # does not fit alone
     wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, ".error") and idle(b))
     say(browser, "hello")
@@ -210,11 +231,26 @@ def test_a_conversation_longer_than_the_context_goes_on(browser, tiny):
 def test_copy_on_plain_http(browser, serve, tiny_folder):
     with serve(tiny_folder, "--arch", "generic", "-t", "1", "--allow-host", "plain.test") as s:
         browser.get(f"http://plain.test:{s.port}/chat")
-        keep(browser, [{"id": "x", "title": "t", "turns": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "an answer\n\n```c\nint x;\n```"}]}])
+        keep(
+            browser,
+            [
+                {
+                    "id": "x",
+                    "title": "t",
+                    "turns": [
+                        {"role": "user", "content": "q"},
+                        {"role": "assistant", "content": "an answer\n\n```c\nint x;\n```"},
+                    ],
+                }
+            ],
+        )
         browser.refresh()
         assert not browser.execute_script("return window.isSecureContext")
         prompt = browser.find_element(By.ID, "prompt")
-        for button, text in ((".code-head button", "int x;"), (".assistant .tools button", "an answer\n\n```c\nint x;\n```")):
+        for button, text in (
+            (".code-head button", "int x;"),
+            (".assistant .tools button", "an answer\n\n```c\nint x;\n```"),
+        ):
             browser.find_element(By.CSS_SELECTOR, button).click()
             wait(browser, lambda b: b.find_element(By.CSS_SELECTOR, button).text == "Copied")
             prompt.clear()
@@ -223,17 +259,39 @@ def test_copy_on_plain_http(browser, serve, tiny_folder):
 
 
 def test_a_table_after_a_line_of_text(chat):
-    keep(chat, [{"id": "x", "title": "t", "turns": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Some towns:\n| town | people |\n|:--|--:|\n| Ghent | 265 |\nNot a | row"}]}])
+    keep(
+        chat,
+        [
+            {
+                "id": "x",
+                "title": "t",
+                "turns": [
+                    {"role": "user", "content": "q"},
+                    {
+                        "role": "assistant",
+                        "content": "Some towns:\n| town | people |\n|:--|--:|\n| Ghent | 265 |\nNot a | row",
+                    },
+                ],
+            }
+        ],
+    )
     chat.refresh()
     body = chat.find_element(By.CSS_SELECTOR, ".turn.assistant .body")
     assert body.find_element(By.TAG_NAME, "p").text == "Some towns:"
-    assert [e.text for e in body.find_elements(By.CSS_SELECTOR, "th, td")][:4] == ["town", "people", "Ghent", "265"]
+    assert [e.text for e in body.find_elements(By.CSS_SELECTOR, "th, td")][:4] == [
+        "town",
+        "people",
+        "Ghent",
+        "265",
+    ]
 
 
 def test_hostile_markdown_stays_inert(chat):
     turns = [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": HOSTILE}]
-    chat.execute_script("localStorage.setItem('llmc.chat.v1', arguments[0])",
-                        json.dumps([{"id": "x", "title": "<img src=x onerror='window.pwned=12'>", "turns": turns}]))
+    chat.execute_script(
+        "localStorage.setItem('llmc.chat.v1', arguments[0])",
+        json.dumps([{"id": "x", "title": "<img src=x onerror='window.pwned=12'>", "turns": turns}]),
+    )
     chat.refresh()
     body = chat.find_element(By.CSS_SELECTOR, ".turn.assistant .body")
     for e in chat.find_elements(By.CSS_SELECTOR, ".turn a"):
@@ -241,18 +299,34 @@ def test_hostile_markdown_stays_inert(chat):
         assert "noopener" in e.get_attribute("rel")
     for name in ("script", "img", "iframe", "svg", "b", "i"):
         assert not chat.find_elements(By.CSS_SELECTOR, f"#log {name}, #list {name}"), name
-    assert body.find_elements(By.TAG_NAME, "table") and body.find_elements(By.TAG_NAME, "pre") and body.find_elements(By.TAG_NAME, "strong")
+    assert (
+        body.find_elements(By.TAG_NAME, "table")
+        and body.find_elements(By.TAG_NAME, "pre")
+        and body.find_elements(By.TAG_NAME, "strong")
+    )
     assert "window.pwned = 10" in body.find_element(By.TAG_NAME, "pre").text
-    chat.execute_async_script("const done = arguments[0]; fetch('/version').finally(() => requestAnimationFrame(() => setTimeout(done)))")  # handlers of loads that fail have run
+    chat.execute_async_script(
+        "const done = arguments[0]; fetch('/version').finally(() => requestAnimationFrame(() => setTimeout(done)))"
+    )  # handlers of loads that fail have run
     assert chat.execute_script("return window.pwned") is None
     shot(chat, "chat-hostile")
 
 
 CODE = {
-    "python": "@cached\ndef f(x: int) -> str:\n    '''a \"text\"'''\n    return f\"{x}\" if x > 0x1F else None  # why\n", "js": "const a = `x ${b}`; // c\nfunction g() { return a + 1.5e3; }\n",
-    "c": "#include <stdio.h>\nint main(void) { printf(\"hi\\n\"); /* c */ return 0; }\n", "rust": "fn main() { let x: &'a str = \"a\"; let c = 'x'; }\n", "sh": "for i in $HOME; do echo \"${i}#\"; done # end\n",
-    "json": '{"a": [1, true, "b"]}\n', "yaml": "a: 1 # c\nb: 'x'\n", "html": "<a href=\"x\">b &amp; c</a><!-- d -->\n", "css": ".a { color: #fff; }\n", "sql": "SELECT count(*) FROM t -- c\n", "diff": "-a\n+b\n",
-    "go": "func main() { x := `a` }\n", "java": "@Override public int f() { return 1; }\n", "unknown": "<b>x</b> \"unfinished\n",
+    "python": "@cached\ndef f(x: int) -> str:\n    '''a \"text\"'''\n    return f\"{x}\" if x > 0x1F else None  # why\n",
+    "js": "const a = `x ${b}`; // c\nfunction g() { return a + 1.5e3; }\n",
+    "c": '#include <stdio.h>\nint main(void) { printf("hi\\n"); /* c */ return 0; }\n',
+    "rust": "fn main() { let x: &'a str = \"a\"; let c = 'x'; }\n",
+    "sh": 'for i in $HOME; do echo "${i}#"; done # end\n',
+    "json": '{"a": [1, true, "b"]}\n',
+    "yaml": "a: 1 # c\nb: 'x'\n",
+    "html": '<a href="x">b &amp; c</a><!-- d -->\n',
+    "css": ".a { color: #fff; }\n",
+    "sql": "SELECT count(*) FROM t -- c\n",
+    "diff": "-a\n+b\n",
+    "go": "func main() { x := `a` }\n",
+    "java": "@Override public int f() { return 1; }\n",
+    "unknown": '<b>x</b> "unfinished\n',
 }
 FORMULAS = r"""Inline $e^{i\pi} + 1 = 0$ and \(a_1^2 \le \sqrt[3]{b}\), prices of $5 and $6 stay, `$x$` too.
 
@@ -273,27 +347,91 @@ $$\begin{nothing} x \end{nothing}$$ and $$ unclosed
 
 def test_code_has_colours_and_formulas_are_drawn(chat):
     """Colours change no character, and what cannot be read as a formula stands as its source."""
-    content = "\n\n".join(f"```{name}\n{text}```" for name, text in CODE.items()) + "\n\n" + FORMULAS
-    keep(chat, [{"id": "x", "title": "t", "turns": [{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]}])
+    content = (
+        "\n\n".join(f"```{name}\n{text}```" for name, text in CODE.items()) + "\n\n" + FORMULAS
+    )
+    keep(
+        chat,
+        [
+            {
+                "id": "x",
+                "title": "t",
+                "turns": [
+                    {"role": "user", "content": "q"},
+                    {"role": "assistant", "content": content},
+                ],
+            }
+        ],
+    )
     chat.refresh()
     code = chat.find_elements(By.CSS_SELECTOR, ".turn.assistant .body pre code")
     assert [e.get_property("textContent") for e in code] == [t[:-1] for t in CODE.values()]
-    kinds = {name: {(s.get_attribute("class")[4:], s.get_property("textContent")) for s in e.find_elements(By.TAG_NAME, "span")} for name, e in zip(CODE, code)}
-    assert {("w", "def"), ("s", "'''a \"text\"'''"), ("n", "0x1F"), ("c", "# why"), ("k", "@cached"), ("f", "f")} <= kinds["python"]
-    assert {("c", "#include <stdio.h>"), ("w", "int"), ("f", "printf"), ("s", '"hi\\n"'), ("c", "/* c */"), ("n", "0")} <= kinds["c"]
-    assert {("s", '"a"'), ("k", "'a"), ("s", "'x'"), ("w", "let")} <= kinds["rust"] and {("k", '"a"'), ("s", '"b"'), ("w", "true")} <= kinds["json"]
-    assert {("w", "SELECT"), ("c", "-- c")} <= kinds["sql"] and {("d", "-a"), ("s", "+b")} == kinds["diff"] and not kinds["unknown"]
+    kinds = {
+        name: {
+            (s.get_attribute("class")[4:], s.get_property("textContent"))
+            for s in e.find_elements(By.TAG_NAME, "span")
+        }
+        for name, e in zip(CODE, code)
+    }
+    assert {
+        ("w", "def"),
+        ("s", "'''a \"text\"'''"),
+        ("n", "0x1F"),
+        ("c", "# why"),
+        ("k", "@cached"),
+        ("f", "f"),
+    } <= kinds["python"]
+    assert {
+        ("c", "#include <stdio.h>"),
+        ("w", "int"),
+        ("f", "printf"),
+        ("s", '"hi\\n"'),
+        ("c", "/* c */"),
+        ("n", "0"),
+    } <= kinds["c"]
+    assert {("s", '"a"'), ("k", "'a"), ("s", "'x'"), ("w", "let")} <= kinds["rust"] and {
+        ("k", '"a"'),
+        ("s", '"b"'),
+        ("w", "true"),
+    } <= kinds["json"]
+    assert (
+        {("w", "SELECT"), ("c", "-- c")} <= kinds["sql"]
+        and {("d", "-a"), ("s", "+b")} == kinds["diff"]
+        and not kinds["unknown"]
+    )
     drawn = chat.execute_script("""return [...document.querySelectorAll('.turn.assistant math')].map((m) => [m.namespaceURI, m.getAttribute('display'), m.textContent.replace(/\\s+/g, ''),
         [...new Set([...m.querySelectorAll('*')].map((e) => e.localName))], m.getBoundingClientRect().height > 5])""")
-    assert [d[1] for d in drawn] == [None, None, "block", "block", "block"] and all(d[0].endswith("MathML") and d[4] for d in drawn)
-    assert [d[2] for d in drawn][:2] == ["eiπ+1=0", "a12≤b3"] and {"msubsup", "mroot"} <= set(drawn[1][3]) and {"munderover", "mfrac", "msup"} <= set(drawn[2][3]) and "mtable" in drawn[3][3]
-    assert "∑i=1ni=n(n+1)2" in drawn[2][2] and "ℝ" in drawn[3][2] and "else" in drawn[3][2] and "\\unknown" in drawn[4][2]
+    assert [d[1] for d in drawn] == [None, None, "block", "block", "block"] and all(
+        d[0].endswith("MathML") and d[4] for d in drawn
+    )
+    assert (
+        [d[2] for d in drawn][:2] == ["eiπ+1=0", "a12≤b3"]
+        and {"msubsup", "mroot"} <= set(drawn[1][3])
+        and {"munderover", "mfrac", "msup"} <= set(drawn[2][3])
+        and "mtable" in drawn[3][3]
+    )
+    assert (
+        "∑i=1ni=n(n+1)2" in drawn[2][2]
+        and "ℝ" in drawn[3][2]
+        and "else" in drawn[3][2]
+        and "\\unknown" in drawn[4][2]
+    )
     text = chat.find_element(By.CSS_SELECTOR, ".turn.assistant .body").text
-    assert "prices of $5 and $6 stay, $x$ too" in text and "\\begin{nothing} x \\end{nothing}" in text and "$$ unclosed" in text
+    assert (
+        "prices of $5 and $6 stay, $x$ too" in text
+        and "\\begin{nothing} x \\end{nothing}" in text
+        and "$$ unclosed" in text
+    )
     chat.execute_script("document.querySelector('#log math').scrollIntoView()")
     shot(chat, "chat-code-formulas")
-    chat.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 375, "height": 720, "deviceScaleFactor": 1, "mobile": True})
-    chat.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    chat.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 375, "height": 720, "deviceScaleFactor": 1, "mobile": True},
+    )
+    chat.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": "dark"}]},
+    )
     try:
         assert chat.execute_script("return document.scrollingElement.scrollWidth") <= 375
         chat.execute_script("document.querySelector('#log pre').scrollIntoView()")
@@ -306,19 +444,63 @@ def test_code_has_colours_and_formulas_are_drawn(chat):
 
 
 def test_phone_and_dark(chat):
-    chat.execute_script("localStorage.setItem('llmc.chat.v1', arguments[0])", json.dumps([{"id": "x", "title": "A table", "turns": [
-        {"role": "user", "content": "w" * 300}, {"role": "assistant", "content": "| a | b |\n|---|---|\n| " + "1" * 200 + " | 2 |\n\n```c\n" + "int x; " * 60 + "\n```"}]}]))
+    chat.execute_script(
+        "localStorage.setItem('llmc.chat.v1', arguments[0])",
+        json.dumps(
+            [
+                {
+                    "id": "x",
+                    "title": "A table",
+                    "turns": [
+                        {"role": "user", "content": "w" * 300},
+                        {
+                            "role": "assistant",
+                            "content": "| a | b |\n|---|---|\n| "
+                            + "1" * 200
+                            + " | 2 |\n\n```c\n"
+                            + "int x; " * 60
+                            + "\n```",
+                        },
+                    ],
+                }
+            ]
+        ),
+    )
     light = chat.execute_script("return getComputedStyle(document.body).backgroundColor")
-    chat.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 375, "height": 720, "deviceScaleFactor": 1, "mobile": True})
-    chat.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    chat.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 375, "height": 720, "deviceScaleFactor": 1, "mobile": True},
+    )
+    chat.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": "dark"}]},
+    )
     try:
         chat.refresh()
         assert chat.execute_script("return document.scrollingElement.scrollWidth") <= 375
-        assert chat.execute_script("return getComputedStyle(document.body).backgroundColor") != light
+        assert (
+            chat.execute_script("return getComputedStyle(document.body).backgroundColor") != light
+        )
         # a word that fits is not broken: each stands on one line
-        chat.execute_script("localStorage.setItem('llmc.chat.v1', arguments[0])", json.dumps([{"id": "y", "title": "Words", "turns": [
-            {"role": "user", "content": "Compare them."}, {"role": "assistant", "note": "24 tokens, 31.4 tokens/s, first after 0.12 s", "content":
-             "| Characteristic | Description | Consequences |\n|---|---|---|\n| Responsiveness | Immediate acknowledgement | Satisfaction |\n\nIncomprehensibilities notwithstanding."}]}]))
+        chat.execute_script(
+            "localStorage.setItem('llmc.chat.v1', arguments[0])",
+            json.dumps(
+                [
+                    {
+                        "id": "y",
+                        "title": "Words",
+                        "turns": [
+                            {"role": "user", "content": "Compare them."},
+                            {
+                                "role": "assistant",
+                                "note": "24 tokens, 31.4 tokens/s, first after 0.12 s",
+                                "content": "| Characteristic | Description | Consequences |\n|---|---|---|\n| Responsiveness | Immediate acknowledgement | Satisfaction |\n\nIncomprehensibilities notwithstanding.",
+                            },
+                        ],
+                    }
+                ]
+            ),
+        )
         shot(chat, "chat-phone-dark")
         chat.refresh()
         assert chat.execute_script("return document.scrollingElement.scrollWidth") <= 375
@@ -360,23 +542,56 @@ def css(b, what):
 
 
 def test_reasoning_calls_and_probabilities_are_drawn(chat):
-    turn = {"role": "assistant", "content": "Sunny.", "reasoning": "They ask for **weather**.", "calls": [{"name": "weather", "arguments": '{"city":"Ghent"}'}],
-            "tokens": [{"text": "Sun", "p": 0.9, "top": [["Sun", 0.9], ["Rain", 0.05]]}, {"text": "ny.", "p": 0.1, "top": [["ny.", 0.1]]}]}
-    keep(chat, [{"id": "x", "title": "Weather", "turns": [{"role": "user", "content": "Weather in Ghent?"}, turn]}])
+    turn = {
+        "role": "assistant",
+        "content": "Sunny.",
+        "reasoning": "They ask for **weather**.",
+        "calls": [{"name": "weather", "arguments": '{"city":"Ghent"}'}],
+        "tokens": [
+            {"text": "Sun", "p": 0.9, "top": [["Sun", 0.9], ["Rain", 0.05]]},
+            {"text": "ny.", "p": 0.1, "top": [["ny.", 0.1]]},
+        ],
+    }
+    keep(
+        chat,
+        [
+            {
+                "id": "x",
+                "title": "Weather",
+                "turns": [{"role": "user", "content": "Weather in Ghent?"}, turn],
+            }
+        ],
+    )
     chat.refresh()
     reasoning = css(chat, "details.reasoning")
     assert not reasoning.get_attribute("open") and "weather" not in reasoning.text
     reasoning.find_element(By.TAG_NAME, "summary").click()
     assert reasoning.find_element(By.TAG_NAME, "strong").text == "weather"
-    assert "weather" in css(chat, "details.call summary").text and '"city": "Ghent"' in css(chat, "details.call pre").text
+    assert (
+        "weather" in css(chat, "details.call summary").text
+        and '"city": "Ghent"' in css(chat, "details.call pre").text
+    )
     css(chat, ".probs").click()
     token = css(chat, ".tokens .token")
-    assert token.text == "Sun" and "90.0 %" in token.get_attribute("title") and "Rain" in token.get_attribute("title")
+    assert (
+        token.text == "Sun"
+        and "90.0 %" in token.get_attribute("title")
+        and "Rain" in token.get_attribute("title")
+    )
     token.click()
-    assert [e.text for e in chat.find_elements(By.CSS_SELECTOR, ".top tr")] == ["Sun 90.0 %", "Rain 5.0 %"]
+    assert [e.text for e in chat.find_elements(By.CSS_SELECTOR, ".top tr")] == [
+        "Sun 90.0 %",
+        "Rain 5.0 %",
+    ]
     shot(chat, "chat-turn")
-    chat.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 375, "height": 720, "deviceScaleFactor": 1, "mobile": True})
-    chat.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    chat.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 375, "height": 720, "deviceScaleFactor": 1, "mobile": True},
+    )
+    chat.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": "dark"}]},
+    )
     try:
         assert chat.execute_script("return document.scrollingElement.scrollWidth") <= 375
         shot(chat, "chat-turn-phone-dark")
@@ -391,7 +606,9 @@ def page(browser, tiny):
     """The chat page of the tiny server, empty."""
     browser.set_window_size(1100, 800)
     browser.get(tiny.url + "/chat")
-    browser.execute_script("localStorage.clear(); localStorage.setItem('llmc.settings.v1', JSON.stringify({temperature: '0', max_tokens: '8'}))")
+    browser.execute_script(
+        "localStorage.clear(); localStorage.setItem('llmc.settings.v1', JSON.stringify({temperature: '0', max_tokens: '8'}))"
+    )
     reopen(browser)
     return browser
 
@@ -403,7 +620,8 @@ def reopen(b):
 
 def listen(b, *given):
     """What the page asks for is kept as window.sent; the first questions get these deltas, each list an answer, the others the server's."""
-    b.execute_script("""
+    b.execute_script(
+        """
         const given = arguments[0], fetch = window.fetch;
         window.sent = [];
         window.fetch = (url, o) => {
@@ -411,7 +629,9 @@ def listen(b, *given):
           if (o?.method !== "POST" || !given.length) return fetch(url, o);
           const frames = given.shift().map((delta) => "data: " + JSON.stringify({ choices: [{ index: 0, delta }] }) + "\\n\\n");
           return Promise.resolve(new Response(frames.join("") + "data: [DONE]\\n\\n"));
-        };""", list(given))
+        };""",
+        list(given),
+    )
 
 
 def sent(b):
@@ -420,51 +640,119 @@ def sent(b):
 
 def test_calls_are_sent_again_with_their_results(page, tiny):
     def call(index, name, *arguments):
-        return [{"tool_calls": [{"index": index, "id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": ""}}]},
-                *({"tool_calls": [{"index": index, "function": {"arguments": a}}]} for a in arguments)]
-    listen(page, [*call(0, "f", '{"x": ', '"a"}'), *call(1, "g", "{}"), *call(2, "h", '{"cut')], [{"content": "Both."}])
+        return [
+            {
+                "tool_calls": [
+                    {
+                        "index": index,
+                        "id": f"call_{index}",
+                        "type": "function",
+                        "function": {"name": name, "arguments": ""},
+                    }
+                ]
+            },
+            *({"tool_calls": [{"index": index, "function": {"arguments": a}}]} for a in arguments),
+        ]
+
+    listen(
+        page,
+        [*call(0, "f", '{"x": ', '"a"}'), *call(1, "g", "{}"), *call(2, "h", '{"cut')],
+        [{"content": "Both."}],
+    )
     say(page, "Call them.")
     wait(page, idle)
     boxes = page.find_elements(By.CSS_SELECTOR, ".results textarea")
-    assert [e.text for e in page.find_elements(By.CSS_SELECTOR, ".results label")] == ["Result of f", "Result of g"], "a call that was cut short has none"
+    assert [e.text for e in page.find_elements(By.CSS_SELECTOR, ".results label")] == [
+        "Result of f",
+        "Result of g",
+    ], "a call that was cut short has none"
     boxes[0].send_keys("<b>12</b> degrees")
     shot(page, "chat-results")
     css(page, ".results button").click()
     wait(page, lambda b: answers(b)[-1] == "Both." and idle(b))
-    calls = [{"id": "call_0", "type": "function", "function": {"name": "f", "arguments": '{"x": "a"}'}}, {"id": "call_1", "type": "function", "function": {"name": "g", "arguments": "{}"}}]
-    talk = [{"role": "user", "content": "Call them."}, {"role": "assistant", "content": "", "tool_calls": calls},
-            {"role": "tool", "content": "<b>12</b> degrees", "tool_call_id": "call_0", "name": "f"}, {"role": "tool", "content": "", "tool_call_id": "call_1", "name": "g"}]
-    assert sent(page)[-1]["messages"] == talk and tiny.post("/v1/chat/completions", sent(page)[-1]).status == 200
+    calls = [
+        {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": '{"x": "a"}'}},
+        {"id": "call_1", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+    talk = [
+        {"role": "user", "content": "Call them."},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "<b>12</b> degrees", "tool_call_id": "call_0", "name": "f"},
+        {"role": "tool", "content": "", "tool_call_id": "call_1", "name": "g"},
+    ]
+    assert (
+        sent(page)[-1]["messages"] == talk
+        and tiny.post("/v1/chat/completions", sent(page)[-1]).status == 200
+    )
     assert not page.find_elements(By.CSS_SELECTOR, ".results"), "they have their results"
     reopen(page)
-    assert [e.text for e in page.find_elements(By.CSS_SELECTOR, ".turn .who")] == ["You", "Model", "Result of f", "Result of g", "Model"]
-    assert css(page, ".turn.tool .body").text == "<b>12</b> degrees" and css(page, "details.call pre").is_displayed()
+    assert [e.text for e in page.find_elements(By.CSS_SELECTOR, ".turn .who")] == [
+        "You",
+        "Model",
+        "Result of f",
+        "Result of g",
+        "Model",
+    ]
+    assert (
+        css(page, ".turn.tool .body").text == "<b>12</b> degrees"
+        and css(page, "details.call pre").is_displayed()
+    )
     listen(page)
     say(page, "And now?")
     wait(page, lambda b: len(answers(b)) == 3 and idle(b))
-    assert sent(page)[-1]["messages"] == [*talk, {"role": "assistant", "content": "Both."}, {"role": "user", "content": "And now?"}]
+    assert sent(page)[-1]["messages"] == [
+        *talk,
+        {"role": "assistant", "content": "Both."},
+        {"role": "user", "content": "And now?"},
+    ]
     assert not page.find_elements(By.CSS_SELECTOR, ".error")
     no_errors(page)
 
 
 def test_a_call_without_a_result_is_not_forgotten(page):
-    keep(page, [{"id": "x", "title": "t", "turns": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "calls": [{"id": "i", "name": "f", "arguments": '{"x":1}'}]}]}])
+    keep(
+        page,
+        [
+            {
+                "id": "x",
+                "title": "t",
+                "turns": [
+                    {"role": "user", "content": "q"},
+                    {
+                        "role": "assistant",
+                        "content": "",
+                        "calls": [{"id": "i", "name": "f", "arguments": '{"x":1}'}],
+                    },
+                ],
+            }
+        ],
+    )
     reopen(page)
     listen(page)
     say(page, "Never mind.")
     wait(page, lambda b: len(answers(b)) == 2 and idle(b))
-    assert [m["role"] for m in sent(page)[0]["messages"]] == ["user", "assistant", "user"] and sent(page)[0]["messages"][1]["tool_calls"][0]["id"] == "i"
+    assert [m["role"] for m in sent(page)[0]["messages"]] == ["user", "assistant", "user"] and sent(
+        page
+    )[0]["messages"][1]["tool_calls"][0]["id"] == "i"
 
 
 def test_a_schema_and_probabilities_of_an_answer(chat):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    chat.execute_script("localStorage.setItem('llmc.settings.v1', arguments[0])", json.dumps({"temperature": "0", "max_tokens": "24", "schema": json.dumps(schema), "probs": True}))
+    chat.execute_script(
+        "localStorage.setItem('llmc.settings.v1', arguments[0])",
+        json.dumps(
+            {"temperature": "0", "max_tokens": "24", "schema": json.dumps(schema), "probs": True}
+        ),
+    )
     chat.refresh()
     say(chat, "Give a number.")
     wait(chat, idle)
     assert list(json.loads(answers(chat)[-1])) == ["n"]
     css(chat, ".probs").click()
-    assert "".join(e.get_attribute("textContent") for e in chat.find_elements(By.CSS_SELECTOR, ".tokens .token")).startswith("{")
+    assert "".join(
+        e.get_attribute("textContent")
+        for e in chat.find_elements(By.CSS_SELECTOR, ".tokens .token")
+    ).startswith("{")
     meter = css(chat, "#context")
     assert meter.is_displayed() and "of 1024 tokens" in meter.get_attribute("title")
     chat.execute_script("localStorage.setItem('llmc.settings.v1', JSON.stringify({schema: '{'}))")
@@ -493,7 +781,9 @@ def test_edit_branches_rename_search_export(chat, tmp_path):
     css(chat, "#search").clear()
     css(chat, "#search").send_keys("name")
     assert titles(chat) == ["Second name"]
-    chat.execute_script("HTMLAnchorElement.prototype.click = function () { window.saved = this.download; fetch(this.href).catch(() => 0); }")
+    chat.execute_script(
+        "HTMLAnchorElement.prototype.click = function () { window.saved = this.download; fetch(this.href).catch(() => 0); }"
+    )
     css(chat, "#export").click()
     assert chat.execute_script("return window.saved") == "Second name.md"
     chat.get_log("browser")
@@ -508,7 +798,9 @@ def test_a_file_alone_is_sent(page, tmp_path):
     wait(page, lambda b: b.find_element(By.ID, "files").is_displayed())
     css(page, "#send").click()
     wait(page, idle)
-    assert sent(page)[0]["messages"] == [{"role": "user", "content": "a.txt:\n```\nb\n```"}] and titles(page) == ["a.txt"]
+    assert sent(page)[0]["messages"] == [
+        {"role": "user", "content": "a.txt:\n```\nb\n```"}
+    ] and titles(page) == ["a.txt"]
 
 
 def test_the_context_in_use_is_shown_again(page):
@@ -526,14 +818,29 @@ def test_the_context_in_use_is_shown_again(page):
 
 
 def test_the_model_that_is_chosen(browser, serve, tiny_folder):
-    with serve(f"--model=first={tiny_folder}", "--model", f"second={tiny_folder}", "--arch", "generic", "-t", "1", "--seqs", "4") as s:
+    with serve(
+        f"--model=first={tiny_folder}",
+        "--model",
+        f"second={tiny_folder}",
+        "--arch",
+        "generic",
+        "-t",
+        "1",
+        "--seqs",
+        "4",
+    ) as s:
         browser.set_window_size(1100, 800)
         browser.get(s.url + "/chat")
-        browser.execute_script("localStorage.setItem('llmc.settings.v1', JSON.stringify({max_tokens: '4'}))")
+        browser.execute_script(
+            "localStorage.setItem('llmc.settings.v1', JSON.stringify({max_tokens: '4'}))"
+        )
         reopen(browser)
         models = lambda: css(browser, "#models")
         assert models().is_displayed() and not css(browser, "#model").is_displayed()
-        assert [e.text for e in models().find_elements(By.TAG_NAME, "option")] == ["first", "second"] and models().get_property("value") == "first"
+        assert [e.text for e in models().find_elements(By.TAG_NAME, "option")] == [
+            "first",
+            "second",
+        ] and models().get_property("value") == "first"
         models().send_keys(Keys.ARROW_DOWN)
         shot(browser, "chat-models")
         reopen(browser)
@@ -541,8 +848,12 @@ def test_the_model_that_is_chosen(browser, serve, tiny_folder):
         listen(browser)
         say(browser, "hello")
         wait(browser, idle)
-        assert sent(browser)[0]["model"] == "second" and not browser.find_elements(By.CSS_SELECTOR, ".error")
-        browser.execute_script("localStorage.setItem('llmc.settings.v1', JSON.stringify({model: 'gone'}))")
+        assert sent(browser)[0]["model"] == "second" and not browser.find_elements(
+            By.CSS_SELECTOR, ".error"
+        )
+        browser.execute_script(
+            "localStorage.setItem('llmc.settings.v1', JSON.stringify({model: 'gone'}))"
+        )
         reopen(browser)
         assert models().get_property("value") == "first", "a model that is no longer there"
         no_errors(browser)
@@ -553,7 +864,10 @@ def test_a_branch_goes_on_from_an_earlier_answer(page):
         say(page, f"hello {n}")
         wait(page, lambda b: len(answers(b)) == n and idle(b))
     first = answers(page)[0]
-    buttons = [[e.text for e in t.find_elements(By.TAG_NAME, "button")] for t in page.find_elements(By.CSS_SELECTOR, ".turn.assistant .tools")]
+    buttons = [
+        [e.text for e in t.find_elements(By.TAG_NAME, "button")]
+        for t in page.find_elements(By.CSS_SELECTOR, ".turn.assistant .tools")
+    ]
     assert ["Branch" in b for b in buttons] == [True, False] and "Regenerate" in buttons[1]
     css(page, ".branch").click()
     assert answers(page) == [first] and titles(page) == ["hello 1", "hello 1"]
@@ -585,25 +899,35 @@ def test_everything_by_the_keyboard(browser, endless):
     wait(browser, lambda b: answers(b) and answers(b)[-1])
     keys(Keys.ESCAPE)
     wait(browser, idle)
-    assert "stopped" in css(browser, ".turn.assistant .tools").text and css(browser, ".turn.user .body").text == "one\ntwo"
+    assert (
+        "stopped" in css(browser, ".turn.assistant .tools").text
+        and css(browser, ".turn.user .body").text == "one\ntwo"
+    )
     endless.idle()
     keys("again", Keys.ENTER)
     wait(browser, lambda b: len(answers(b)) == 2 and answers(b)[-1])
     tab_to("#stop")
     keys(Keys.ENTER)
     wait(browser, lambda b: len(answers(b)) == 2 and idle(b))
-    assert browser.find_elements(By.CSS_SELECTOR, ".turn.assistant .tools")[1].text.endswith("stopped")
+    assert browser.find_elements(By.CSS_SELECTOR, ".turn.assistant .tools")[1].text.endswith(
+        "stopped"
+    )
     endless.idle()
     browser.find_element(By.ID, "prompt").send_keys("")
     tab_to(".edit", back=True)
     keys(Keys.ENTER)
-    assert browser.execute_script("return document.activeElement.getAttribute('aria-label')") == "Edit the message"
+    assert (
+        browser.execute_script("return document.activeElement.getAttribute('aria-label')")
+        == "Edit the message"
+    )
     keys(Keys.CONTROL + "a")
     keys("other")
     tab_to(".edited")
     keys(Keys.ENTER)
     wait(browser, lambda b: len(titles(b)) == 2 and answers(b)[-1])
-    assert [e.text for e in browser.find_elements(By.CSS_SELECTOR, ".turn.user .body")][-1] == "other"
+    assert [e.text for e in browser.find_elements(By.CSS_SELECTOR, ".turn.user .body")][
+        -1
+    ] == "other"
     keys(Keys.ESCAPE)
     wait(browser, idle)
     keys("more", Keys.ENTER)
@@ -615,22 +939,47 @@ def test_everything_by_the_keyboard(browser, endless):
 
 
 def test_all_conversations_are_exported_and_imported(page, tmp_path):
-    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "calls": [{"id": "i", "name": "f", "arguments": "{}"}]}]
+    turns = [
+        {"role": "user", "content": "q"},
+        {
+            "role": "assistant",
+            "content": "a",
+            "calls": [{"id": "i", "name": "f", "arguments": "{}"}],
+        },
+    ]
     mine = [{"id": i, "title": f"{i} \u00e9", "turns": turns} for i in "ab"]
     keep(page, mine)
     reopen(page)
-    page.execute_script("HTMLAnchorElement.prototype.click = function () { window.saved = this.download; }; URL.createObjectURL = (b) => { b.text().then((t) => { window.text = t; }); return '#'; }")
+    page.execute_script(
+        "HTMLAnchorElement.prototype.click = function () { window.saved = this.download; }; URL.createObjectURL = (b) => { b.text().then((t) => { window.text = t; }); return '#'; }"
+    )
     css(page, "#settings-open").click()
     shot(page, "chat-settings")
     css(page, "#export-all").click()
     text = wait(page, lambda b: b.execute_script("return window.text"))
-    assert page.execute_script("return window.saved") == "conversations.json" and json.loads(text) == mine
-    bad = [{"id": "c", "title": "c", "turns": [{"role": "user", "content": 1}]}, {"id": "d", "title": "d", "turns": [{"role": "assistant", "content": "", "calls": 7}]}, None, 3]
-    for name, content in (("all.json", json.dumps(json.loads(text) + bad)), ("none.json", "{"), ("other.json", "{}")):
+    assert (
+        page.execute_script("return window.saved") == "conversations.json"
+        and json.loads(text) == mine
+    )
+    bad = [
+        {"id": "c", "title": "c", "turns": [{"role": "user", "content": 1}]},
+        {"id": "d", "title": "d", "turns": [{"role": "assistant", "content": "", "calls": 7}]},
+        None,
+        3,
+    ]
+    for name, content in (
+        ("all.json", json.dumps(json.loads(text) + bad)),
+        ("none.json", "{"),
+        ("other.json", "{}"),
+    ):
         (tmp_path / name).write_text(content)
     keep(page, [{**mine[1], "title": "mine"}])
     reopen(page)
-    for name, told in (("all.json", "1 conversations of all.json are new."), ("none.json", "none.json holds no conversations."), ("other.json", "other.json holds no conversations.")):
+    for name, told in (
+        ("all.json", "1 conversations of all.json are new."),
+        ("none.json", "none.json holds no conversations."),
+        ("other.json", "other.json holds no conversations."),
+    ):
         css(page, "#import-file").send_keys(str(tmp_path / name))
         wait(page, lambda b: b.find_element(By.ID, "note").text == told)
         assert titles(page) == ["mine", "a \u00e9"]
@@ -644,12 +993,19 @@ def test_attached_files_go_with_the_message(chat, tmp_path):
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
     css(chat, "#file").send_keys(f"{tmp_path}/notes.txt\n{tmp_path}/picture.png")
     wait(chat, lambda b: "no text" in b.find_element(By.ID, "note").text)
-    assert [e.text.split()[0] for e in chat.find_elements(By.CSS_SELECTOR, "#files li")] == ["notes.txt"]
+    assert [e.text.split()[0] for e in chat.find_elements(By.CSS_SELECTOR, "#files li")] == [
+        "notes.txt"
+    ]
     shot(chat, "chat-files")
     say(chat, "What is the word?")
     wait(chat, idle)
     sent = css(chat, ".turn.user .body").text
-    assert sent.startswith("What is the word?") and "notes.txt:" in sent and "lighthouse" in sent and "````" in sent
+    assert (
+        sent.startswith("What is the word?")
+        and "notes.txt:" in sent
+        and "lighthouse" in sent
+        and "````" in sent
+    )
     assert not css(chat, "#files").is_displayed()
 
 
@@ -657,9 +1013,19 @@ def test_status_page(browser, smol):
     browser.set_window_size(1100, 800)
     browser.get(smol.url + "/status")
     wait(browser, lambda b: b.find_element(By.ID, "state").text == "running")
-    wait(browser, lambda b: all(p.get_attribute("d") for p in b.find_elements(By.CSS_SELECTOR, "#plots .plot:nth-child(-n+6) path")))  # of guesses there may be none
+    wait(
+        browser,
+        lambda b: all(
+            p.get_attribute("d")
+            for p in b.find_elements(By.CSS_SELECTOR, "#plots .plot:nth-child(-n+6) path")
+        ),
+    )  # of guesses there may be none
     wait(browser, lambda b: all(e.text for e in b.find_elements(By.CSS_SELECTOR, "#hour .now")))
-    assert len(browser.find_elements(By.CSS_SELECTOR, "#plots .plot")) == len(browser.find_elements(By.CSS_SELECTOR, "#hour .plot")) == 7
+    assert (
+        len(browser.find_elements(By.CSS_SELECTOR, "#plots .plot"))
+        == len(browser.find_elements(By.CSS_SELECTOR, "#hour .plot"))
+        == 7
+    )
     shot(browser, "status")
     no_errors(browser)
 
@@ -672,6 +1038,7 @@ def asked_again_and_again(server, body):
     def ask():
         while not over.is_set():
             assert server.post("/v1/completions", body).status == 200
+
     t = threading.Thread(target=ask)
     t.start()
     try:
@@ -687,23 +1054,62 @@ def test_status_page_draws_what_came_of_guesses(browser, fake):
         browser.set_window_size(1100, 1200)
         browser.get(s.url + "/status")
         plot = lambda b, where: b.find_element(By.CSS_SELECTOR, f"#{where} .plot:nth-child(7)")
-        wait(browser, lambda b: "none now" in plot(b, "plots").text and "none yet" in plot(b, "hour").text)
-        with asked_again_and_again(s, {"prompt": "a b c d", "max_tokens": 200}):  # the plots are of the last seconds
-            wait(browser, lambda b: "25 of 100" in plot(b, "plots").text and plot(b, "plots").find_element(By.CSS_SELECTOR, "path").get_attribute("d"))
+        wait(
+            browser,
+            lambda b: "none now" in plot(b, "plots").text and "none yet" in plot(b, "hour").text,
+        )
+        with asked_again_and_again(
+            s, {"prompt": "a b c d", "max_tokens": 200}
+        ):  # the plots are of the last seconds
+            wait(
+                browser,
+                lambda b: "25 of 100" in plot(b, "plots").text
+                and plot(b, "plots").find_element(By.CSS_SELECTOR, "path").get_attribute("d"),
+            )
             wait(browser, lambda b: "most 25" in plot(b, "hour").text)  # with the next sample
-            true, made = (int(n.replace(",", "")) for n in re.search(r"Guesses that came true, tokens ([\d,]+) of ([\d,]+)", browser.find_element(By.ID, "facts").text).groups())
+            true, made = (
+                int(n.replace(",", ""))
+                for n in re.search(
+                    r"Guesses that came true, tokens ([\d,]+) of ([\d,]+)",
+                    browser.find_element(By.ID, "facts").text,
+                ).groups()
+            )
             assert 0 < 4 * true == made
         paper = set()
         try:
             for scheme in ("light", "dark"):
-                browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
-                paper.add(browser.execute_script("return [document.body, document.querySelector('#plots path')].map((e) => getComputedStyle(e)).map((c) => [c.backgroundColor, c.color, c.stroke]).join()"))
+                browser.execute_cdp_cmd(
+                    "Emulation.setEmulatedMedia",
+                    {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+                )
+                paper.add(
+                    browser.execute_script(
+                        "return [document.body, document.querySelector('#plots path')].map((e) => getComputedStyle(e)).map((c) => [c.backgroundColor, c.color, c.stroke]).join()"
+                    )
+                )
                 for width in (375, 1100):
-                    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 1400, "deviceScaleFactor": 1, "mobile": width < 500})
-                    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-                    places = browser.execute_script("return [...document.querySelectorAll('.plot, #facts')].map((e) => e.getBoundingClientRect()).map((r) => [r.left, r.right, r.width])")
-                    assert len(places) == 15 and all(0 <= left and right <= width and w > 200 for left, right, w in places)
-                    assert len({left for left, _, _ in places[:7]}) == (1 if width == 375 else 3), "columns"
+                    browser.execute_cdp_cmd(
+                        "Emulation.setDeviceMetricsOverride",
+                        {
+                            "width": width,
+                            "height": 1400,
+                            "deviceScaleFactor": 1,
+                            "mobile": width < 500,
+                        },
+                    )
+                    assert (
+                        browser.execute_script("return document.documentElement.scrollWidth")
+                        <= width
+                    )
+                    places = browser.execute_script(
+                        "return [...document.querySelectorAll('.plot, #facts')].map((e) => e.getBoundingClientRect()).map((r) => [r.left, r.right, r.width])"
+                    )
+                    assert len(places) == 15 and all(
+                        0 <= left and right <= width and w > 200 for left, right, w in places
+                    )
+                    assert len({left for left, _, _ in places[:7]}) == (1 if width == 375 else 3), (
+                        "columns"
+                    )
                     shot(browser, f"status-{width}-{scheme}")
             assert len(paper) == 2, "light and dark"
         finally:

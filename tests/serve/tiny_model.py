@@ -3,6 +3,7 @@
 Every byte is a token, so any text has one; half of the ids are single bytes beyond ASCII, so that answers are full of
 broken UTF-8.
 """
+
 import json
 import os
 import random
@@ -25,14 +26,31 @@ TEMPLATE = (
 )
 
 NAMES = ["tiny", "low", "mid", "high"]  # a model and its adapters
-SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 6}, "b": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["a", "b"], "additionalProperties": False}
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}, {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string", "maxLength": 6},
+        "b": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "parameters": SCHEMA}},
+    {
+        "type": "function",
+        "function": {"name": "g", "parameters": {"type": "object", "properties": {}}},
+    },
+]
 
 
 def byte_chars():
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [b for b in range(256) if b not in plain]
-    return [chr(c) for _, c in sorted([(b, b) for b in plain] + [(b, 256 + i) for i, b in enumerate(rest)])]
+    return [
+        chr(c)
+        for _, c in sorted([(b, b) for b in plain] + [(b, 256 + i) for i, b in enumerate(rest)])
+    ]
 
 
 def vocabulary(marks=()):
@@ -42,19 +60,59 @@ def vocabulary(marks=()):
 def tokenizer(marks=(), words=()):
     vocab = {t: i for i, t in enumerate(vocabulary((*marks, *words)))}
     return {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [{"id": vocab[t], "content": t, "special": t not in words, "lstrip": False, "rstrip": False, "normalized": False,
-                          "single_word": False} for t in (*SPECIAL, *marks, *words)],
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": vocab[t],
+                "content": t,
+                "special": t not in words,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "single_word": False,
+            }
+            for t in (*SPECIAL, *marks, *words)
+        ],
         "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
         "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
-                  "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": MERGES},
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": vocab,
+            "merges": MERGES,
+        },
     }
 
 
-def build(folder, context=256, base="llama-smol", padding=0, template=TEMPLATE, golden=None, marks=(), words=()):
+def build(
+    folder,
+    context=256,
+    base="llama-smol",
+    padding=0,
+    template=TEMPLATE,
+    golden=None,
+    marks=(),
+    words=(),
+):
     """golden: weights.Mtp for a head that guesses as well; marks: special tokens more, behind all others; words: tokens more that are text, behind those"""
     g = (golden or weights.Golden)(base)
     n = len(vocabulary((*marks, *words))) + padding  # tokens that the tokenizer does not know
@@ -63,8 +121,17 @@ def build(folder, context=256, base="llama-smol", padding=0, template=TEMPLATE, 
         if "embed_tokens" in name or "lm_head" in name or "shared_head.output" in name:
             g.tensors[name] = [n, g.tensors[name][1]]
     g.build(folder)
-    for name, content in (("tokenizer.json", tokenizer(marks, words)),
-                          ("tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>", **({"chat_template": template} if template else {})})):
+    for name, content in (
+        ("tokenizer.json", tokenizer(marks, words)),
+        (
+            "tokenizer_config.json",
+            {
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                **({"chat_template": template} if template else {}),
+            },
+        ),
+    ):
         with open(os.path.join(folder, name), "w") as f:
             json.dump(content, f)
     return str(folder)
@@ -78,8 +145,15 @@ def adapter(folder, model, seed):
     data, head, at = b"", {}, 0
     r = random.Random(seed)
     for name, shape in (("A", [4, hidden]), ("B", [hidden, 4])):
-        raw = struct.pack(f"<{shape[0] * shape[1]}f", *(r.uniform(-0.05, 0.05) for _ in range(shape[0] * shape[1])))
-        head[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{name}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + len(raw)]}
+        raw = struct.pack(
+            f"<{shape[0] * shape[1]}f",
+            *(r.uniform(-0.05, 0.05) for _ in range(shape[0] * shape[1])),
+        )
+        head[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{name}.weight"] = {
+            "dtype": "F32",
+            "shape": shape,
+            "data_offsets": [at, at + len(raw)],
+        }
         data += raw
         at += len(raw)
     text = json.dumps(head).encode()
@@ -93,8 +167,26 @@ def adapter(folder, model, seed):
 def everything(folder, model, name=NAMES[0]):
     """Options of a server that has all on: NAMES, three of them adapters in two slots, which others may be read into, guesses ahead, prompts and batches that are kept below the folder"""
     home = os.path.join(folder, "adapters")
-    loras = [a for i, name in enumerate(NAMES[1:]) for a in ("--lora", f"{name}=" + adapter(os.path.join(home, name), model, i))]
-    return ["--model-name", name, "--lora-slots", "2", "--lora-dir", home, *loras, "--speculate", "15", "--prefix-dir", os.path.join(folder, "prefix"), "--batch-dir", os.path.join(folder, "batches")]
+    loras = [
+        a
+        for i, name in enumerate(NAMES[1:])
+        for a in ("--lora", f"{name}=" + adapter(os.path.join(home, name), model, i))
+    ]
+    return [
+        "--model-name",
+        name,
+        "--lora-slots",
+        "2",
+        "--lora-dir",
+        home,
+        *loras,
+        "--speculate",
+        "15",
+        "--prefix-dir",
+        os.path.join(folder, "prefix"),
+        "--batch-dir",
+        os.path.join(folder, "batches"),
+    ]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import text_lib as lib  # noqa: E402
 from small_tokenizer import CONFIG, SMALL  # noqa: E402
 
+
 @pytest.fixture
 def chat(tmp_path):
     """chat(template, messages, **options): the library's rendering."""
@@ -18,7 +19,9 @@ def chat(tmp_path):
 
     def render(source, messages, **options):
         if source not in opened:
-            (tmp_path / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "chat_template": source}))
+            (tmp_path / "tokenizer_config.json").write_text(
+                json.dumps({**CONFIG, "chat_template": source})
+            )
             opened[source] = lib.Tokenizer(tmp_path)
         return opened[source].chat(messages, **options)
 

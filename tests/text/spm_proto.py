@@ -29,11 +29,19 @@ def fields(data):
 
 
 def read(path):
-    model = SimpleNamespace(pieces=[], model_type=1, charsmap=b"", add_dummy_prefix=True, remove_extra_whitespaces=True)
+    model = SimpleNamespace(
+        pieces=[], model_type=1, charsmap=b"", add_dummy_prefix=True, remove_extra_whitespaces=True
+    )
     for field, value in fields(path.read_bytes()):
         if field == 1:
             p = dict(fields(value))
-            model.pieces.append(SimpleNamespace(piece=p[1].decode(), score=struct.unpack("<f", p.get(2, b"\0\0\0\0"))[0], type=p.get(3, 1)))
+            model.pieces.append(
+                SimpleNamespace(
+                    piece=p[1].decode(),
+                    score=struct.unpack("<f", p.get(2, b"\0\0\0\0"))[0],
+                    type=p.get(3, 1),
+                )
+            )
         elif field == 2:
             model.model_type = dict(fields(value)).get(3, 1)
         elif field == 3:

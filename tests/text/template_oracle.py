@@ -29,7 +29,9 @@ def raise_exception(message):
 
 
 def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def environment():
@@ -47,6 +49,15 @@ compiled = functools.lru_cache(ENV.from_string)
 
 
 def render(source, messages, **options):
-    variables = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": False,
-                 "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<unk>", **options}
+    variables = {
+        "messages": messages,
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": False,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": "<unk>",
+        **options,
+    }
     return compiled(source).render(**variables)

@@ -38,23 +38,41 @@ def test_without_config(folder):
 
 
 def test_marks_at_the_ends(folder):
-    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": True, "add_eos_token": True}
+    config = {
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>"},
+        "add_bos_token": True,
+        "add_eos_token": True,
+    }
     assert opened(folder(tokenizer_config__json=config)) == [1, 3, 2]
     assert opened(folder(tokenizer_config__json={**config, "add_eos_token": False})) == [1, 3]
     assert opened(folder(tokenizer_config__json={**config, "bos_token": None})) == [3, 2]
 
 
 def test_the_tokenizer_json_goes_first(folder):
-    post = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "</s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [], "special_tokens": {"</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}}}
-    path = folder(tokenizer__json={**SMALL, "post_processor": post}, tokenizer_config__json={"bos_token": "<s>", "add_bos_token": True})
+    post = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "</s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [],
+        "special_tokens": {"</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}},
+    }
+    path = folder(
+        tokenizer__json={**SMALL, "post_processor": post},
+        tokenizer_config__json={"bos_token": "<s>", "add_bos_token": True},
+    )
     assert opened(path) == [2, 3]
 
 
 def test_templates(folder):
     config = {"bos_token": "<s>", "chat_template": "config {{ bos_token }}{{ eos_token }}"}
     assert chat(folder(tokenizer_config__json=config)) == "config <s>"
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools {{ tools | length }}"}]
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools {{ tools | length }}"},
+    ]
     path = folder(tokenizer_config__json={**config, "chat_template": named})
     assert chat(path) == "plain"
     assert chat(path, tools=[{"a": 1}]) == "tools 1"
@@ -66,8 +84,12 @@ def test_options_and_messages_must_be_json(folder):
     path = folder(tokenizer_config__json={"chat_template": "x"})
     with lib.Tokenizer(path) as tok:
         assert tok.chat_json("[]", None) == "x"
-        for messages, options, words in [("{", None, "messages: line 1"), ("{}", None, "messages: not an array"),
-                                         ("[]", "{", "options: line 1"), ("[]", "[]", "options: not an object")]:
+        for messages, options, words in [
+            ("{", None, "messages: line 1"),
+            ("{}", None, "messages: not an array"),
+            ("[]", "{", "options: line 1"),
+            ("[]", "[]", "options: not an object"),
+        ]:
             with pytest.raises(lib.LlmcError, match=words):
                 tok.chat_json(messages, options)
 

@@ -4,7 +4,15 @@ normalizer, model and decoder that Gemma 4's tokenizer.json has."""
 import json
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 import random_texts as texts
 import text_lib as lib
@@ -12,7 +20,14 @@ import vocab_gguf as gguf
 
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
 CONTROL = ["<pad>", "<eos>", "<bos>", "<unk>"]
-PROSE = ["  Zwölf Boxkämpfer jagen Viktor.\n\n\tx = [1,  2]", "我能吞下玻璃。 나는 유리를", "🇩🇪👩‍👩‍👧🦙 e\u0301 \u200b\ufeff\u00a0\u3000", "a <bos>b<turn|>\n<|turn>user\nhi", "▁a ▁▁ b", ""]
+PROSE = [
+    "  Zwölf Boxkämpfer jagen Viktor.\n\n\tx = [1,  2]",
+    "我能吞下玻璃。 나는 유리를",
+    "🇩🇪👩‍👩‍👧🦙 e\u0301 \u200b\ufeff\u00a0\u3000",
+    "a <bos>b<turn|>\n<|turn>user\nhi",
+    "▁a ▁▁ b",
+    "",
+]
 
 
 def library(known=BYTES):
@@ -20,37 +35,71 @@ def library(known=BYTES):
     learner = Tokenizer(models.BPE())
     learner.normalizer = normalizers.Replace(" ", "▁")
     learner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    learner.train_from_iterator([t.replace("🦙", "") for t in texts.CORPUS], trainers.BpeTrainer(vocab_size=1500, limit_alphabet=400, show_progress=False))
+    learner.train_from_iterator(
+        [t.replace("🦙", "") for t in texts.CORPUS],
+        trainers.BpeTrainer(vocab_size=1500, limit_alphabet=400, show_progress=False),
+    )
     model = json.loads(learner.to_str())["model"]
     pieces = [t for t, _ in sorted(model["vocab"].items(), key=lambda x: x[1])]
     vocab = {t: i for i, t in enumerate(dict.fromkeys([*CONTROL, *known, *pieces]))}
-    tok = Tokenizer(models.BPE(vocab, [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tok = Tokenizer(
+        models.BPE(
+            vocab,
+            [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]],
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
     tok.normalizer = normalizers.Replace(" ", "▁")
-    tok.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tok.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in (*CONTROL, "<|turn>", "<turn|>")])
+    tok.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tok.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in (*CONTROL, "<|turn>", "<turn|>")]
+    )
     return tok
 
 
-@pytest.fixture(scope="module", params=[(BYTES, "gemma4"), (BYTES[:0xC0] + BYTES[0xE5:], "gemma4"), (BYTES, "gpt2")], ids=["bytes", "some bytes", "by name"])
+@pytest.fixture(
+    scope="module",
+    params=[(BYTES, "gemma4"), (BYTES[:0xC0] + BYTES[0xE5:], "gemma4"), (BYTES, "gpt2")],
+    ids=["bytes", "some bytes", "by name"],
+)
 def pair(request, tmp_path_factory):
     """With some bytes alone, letters whose bytes are no tokens are the unknown one, several in a row one of them."""
     known, model = request.param
     want = library(known)
-    merges = [m if isinstance(m, str) else " ".join(m) for m in json.loads(want.to_str())["model"]["merges"]]
+    merges = [
+        m if isinstance(m, str) else " ".join(m)
+        for m in json.loads(want.to_str())["model"]["merges"]
+    ]
     assert len(merges) > 300
     tokens = [want.id_to_token(i) for i in range(want.get_vocab_size())]
-    kinds = [3 if t in CONTROL[:3] or t in ("<|turn>", "<turn|>") else 2 if t == "<unk>" else 6 if t in BYTES else 1 for t in tokens]
+    kinds = [
+        3
+        if t in CONTROL[:3] or t in ("<|turn>", "<turn|>")
+        else 2
+        if t == "<unk>"
+        else 6
+        if t in BYTES
+        else 1
+        for t in tokens
+    ]
     path = tmp_path_factory.mktemp("characters") / "v.gguf"
-    gguf.write(path, {
-        "general.architecture": (gguf.STR, "gemma4"),
-        "tokenizer.ggml.model": (gguf.STR, model),
-        "tokenizer.ggml.pre": (gguf.STR, "gemma4" if model == "gemma4" else "sarvam-moe"),
-        "tokenizer.ggml.tokens": (gguf.ARR, gguf.STR, tokens),
-        "tokenizer.ggml.token_type": (gguf.ARR, gguf.I32, kinds),
-        "tokenizer.ggml.merges": (gguf.ARR, gguf.STR, merges),
-        "tokenizer.ggml.unknown_token_id": (gguf.U32, 3),
-        "tokenizer.ggml.bos_token_id": (gguf.U32, 2),
-    })
+    gguf.write(
+        path,
+        {
+            "general.architecture": (gguf.STR, "gemma4"),
+            "tokenizer.ggml.model": (gguf.STR, model),
+            "tokenizer.ggml.pre": (gguf.STR, "gemma4" if model == "gemma4" else "sarvam-moe"),
+            "tokenizer.ggml.tokens": (gguf.ARR, gguf.STR, tokens),
+            "tokenizer.ggml.token_type": (gguf.ARR, gguf.I32, kinds),
+            "tokenizer.ggml.merges": (gguf.ARR, gguf.STR, merges),
+            "tokenizer.ggml.unknown_token_id": (gguf.U32, 3),
+            "tokenizer.ggml.bos_token_id": (gguf.U32, 2),
+        },
+    )
     with lib.Tokenizer(path) as got:
         yield want, got, model
 
@@ -70,4 +119,6 @@ def test_cuts_and_joins_as_tokenizers_does(pair):
 def test_begins_with_its_token(pair):
     """The model gemma4 has one although the file does not say so."""
     want, got, model = pair
-    assert (got.encode("hi", lib.ADD_SPECIAL)[0] == 2) == (model == "gemma4") and want.id_to_token(2) == "<bos>"
+    assert (got.encode("hi", lib.ADD_SPECIAL)[0] == 2) == (model == "gemma4") and want.id_to_token(
+        2
+    ) == "<bos>"

@@ -19,16 +19,28 @@ import text_lib
 from grammar_cases import APPLY_PATCH, CASES, LARK, PATCH
 
 DATA = os.environ.get("LLMC_TEST_DATA")
-FILES = [pathlib.Path(DATA, "tokenizers", f"ggml-vocab-{n}.gguf") for n in ("gpt-2", "llama-bpe", "qwen2")] if DATA else []
+FILES = (
+    [
+        pathlib.Path(DATA, "tokenizers", f"ggml-vocab-{n}.gguf")
+        for n in ("gpt-2", "llama-bpe", "qwen2")
+    ]
+    if DATA
+    else []
+)
 
 
 def token_bytes(t):
     """Bytes of each token, those that only their number matches behind 0xff, as llguidance takes them."""
     out, buf, need, err = [], ctypes.create_string_buffer(2048), ctypes.c_size_t(), text_lib.Error()
     for i in range(len(t)):
-        fits = text_lib.LIB.llmc_token_bytes(t._t, i, buf, len(buf), ctypes.byref(need), ctypes.byref(err)) == 0
+        fits = (
+            text_lib.LIB.llmc_token_bytes(
+                t._t, i, buf, len(buf), ctypes.byref(need), ctypes.byref(err)
+            )
+            == 0
+        )
         special = text_lib.LIB.llmc_token_is_special(t._t, i)
-        out.append((b"\xff" if special else b"") + buf.raw[:need.value] if fits else b"")
+        out.append((b"\xff" if special else b"") + buf.raw[: need.value] if fits else b"")
     return out
 
 
@@ -51,7 +63,7 @@ class Vocabulary:
         return self.tokenizer.encode(text, special=0)
 
     def bits(self, mask):
-        return numpy.unpackbits(mask, bitorder="little")[:len(self.tokens)]
+        return numpy.unpackbits(mask, bitorder="little")[: len(self.tokens)]
 
 
 EOS = {"gpt-2": b"<|endoftext|>", "llama-bpe": b"<|end_of_text|>", "qwen2": b"<|endoftext|>"}
@@ -73,7 +85,11 @@ def same(v, ours, theirs, where):
     diff = numpy.nonzero(ours != theirs)[0]
     if theirs.sum() == 1 and (ours >= theirs).all():
         forced = v.tokens[int(numpy.nonzero(theirs)[0][0])]
-        diff = [i for i in diff if not (forced.startswith(v.tokens[i]) or v.tokens[i].startswith(forced))]
+        diff = [
+            i
+            for i in diff
+            if not (forced.startswith(v.tokens[i]) or v.tokens[i].startswith(forced))
+        ]
     # other keys than those listed: the judge lets them be written with \u escapes of any character
     diff = [i for i in diff if not (theirs[i] and b"\\u" in v.tokens[i])]
     assert not len(diff), (where, [v.tokens[i] for i in diff[:8]], len(diff))
@@ -88,12 +104,19 @@ def walk(v, name, grammar, rules, text):
         while True:
             ours = v.bits(numpy.frombuffer(m.mask(), dtype=numpy.uint8))
             fill_next_token_bitmask(judge, theirs_now)
-            same(v, ours, v.bits(theirs_now.view(numpy.uint8)[0]), f"{name} behind {text.encode()[:at][-40:]}")
+            same(
+                v,
+                ours,
+                v.bits(theirs_now.view(numpy.uint8)[0]),
+                f"{name} behind {text.encode()[:at][-40:]}",
+            )
             n += 1
             if at == len(data):
                 assert m.may_end
                 return n
-            token = next(i for i in v.by_first[data[at]] if ours[i] and data.startswith(v.tokens[i], at))
+            token = next(
+                i for i in v.by_first[data[at]] if ours[i] and data.startswith(v.tokens[i], at)
+            )
             m.accept(token)
             judge.consume_token(token)
             at += len(v.tokens[token])
@@ -102,11 +125,32 @@ def walk(v, name, grammar, rules, text):
 def test_masks_are_those_of_llguidance(vocabulary):
     v, n = vocabulary, 0
     for name, schema, texts in CASES:
-        rules = LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}}))
+        rules = LLMatcher.grammar_from_json_schema(
+            json.dumps(
+                {
+                    **schema,
+                    "x-guidance": {
+                        "whitespace_flexible": False,
+                        "item_separator": ",",
+                        "key_separator": ":",
+                    },
+                }
+            )
+        )
         assert not LLMatcher.validate_grammar(rules, v.judge), name
-        with llmc.Grammar(v.tokenizer, "json_schema", schema, compact=True, standard=True) as grammar:
+        with llmc.Grammar(
+            v.tokenizer, "json_schema", schema, compact=True, standard=True
+        ) as grammar:
             for text in texts:
-                n += walk(v, name, grammar, rules, text if isinstance(text, str) else json.dumps(text, separators=(",", ":"), ensure_ascii=False))
+                n += walk(
+                    v,
+                    name,
+                    grammar,
+                    rules,
+                    text
+                    if isinstance(text, str)
+                    else json.dumps(text, separators=(",", ":"), ensure_ascii=False),
+                )
     assert n > 400
 
 
@@ -123,8 +167,19 @@ def test_a_patch_within_json_is_a_patch(smollm2):
     tok, rng = llmc.Tokenizer(smollm2), random.Random(2)
     tokens = token_bytes(tok)
     usable = numpy.array([t[:1] != b"\xff" and 0 < len(t) < 4 for t in tokens])
-    parts = {"seq": [{"text": '"'}, {"grammar": APPLY_PATCH, "kind": "lark", "json": True}, {"text": '"'}]}
-    with llmc.Grammar(tok, "parts", parts if isinstance(parts, str) else json.dumps(parts)) as inside, llmc.Grammar(tok, "lark", APPLY_PATCH) as plain:
+    parts = {
+        "seq": [
+            {"text": '"'},
+            {"grammar": APPLY_PATCH, "kind": "lark", "json": True},
+            {"text": '"'},
+        ]
+    }
+    with (
+        llmc.Grammar(
+            tok, "parts", parts if isinstance(parts, str) else json.dumps(parts)
+        ) as inside,
+        llmc.Grammar(tok, "lark", APPLY_PATCH) as plain,
+    ):
         with inside.matcher() as m:
             for t in tok.encode(json.dumps(PATCH, ensure_ascii=False), special=0):
                 assert m.allows(t)
@@ -136,14 +191,24 @@ def test_a_patch_within_json_is_a_patch(smollm2):
                 for step in range(300):
                     if m.may_end:
                         break
-                    allowed = numpy.unpackbits(numpy.frombuffer(m.mask(), dtype=numpy.uint8), bitorder="little")[:len(tokens)].astype(bool)
+                    allowed = numpy.unpackbits(
+                        numpy.frombuffer(m.mask(), dtype=numpy.uint8), bitorder="little"
+                    )[: len(tokens)].astype(bool)
                     some = numpy.nonzero(allowed & usable)[0]
-                    ends = [i for i in some if tokens[i] in (b"\\n", b"\\", b"n", b'"')] if step % 3 else []
+                    ends = (
+                        [i for i in some if tokens[i] in (b"\\n", b"\\", b"n", b'"')]
+                        if step % 3
+                        else []
+                    )
                     pick = int(rng.choice(ends if ends else some))
                     m.accept(pick)
                     out += tokens[pick]
                 done = m.may_end
-            text = json.loads(out.decode("utf-8", "ignore") + ("" if done else '"'), strict=True) if done else None
+            text = (
+                json.loads(out.decode("utf-8", "ignore") + ("" if done else '"'), strict=True)
+                if done
+                else None
+            )
             if text is not None:
                 with plain.matcher() as m:
                     for t in tok.encode(text, special=0):
@@ -163,7 +228,12 @@ def test_random_texts_of_schemas_are_json_that_fits(smollm2):
             for step in range(400):
                 if m.may_end and (m.ended or step > 40):
                     break
-                allowed = numpy.unpackbits(numpy.frombuffer(m.mask(), dtype=numpy.uint8), bitorder="little")[:len(tokens)].astype(bool) & usable
+                allowed = (
+                    numpy.unpackbits(
+                        numpy.frombuffer(m.mask(), dtype=numpy.uint8), bitorder="little"
+                    )[: len(tokens)].astype(bool)
+                    & usable
+                )
                 # what closes, when it has gone on for long
                 closing = numpy.nonzero(allowed & closes)[0] if step > 40 else ()
                 pick = int(rng.choice(closing if len(closing) else numpy.nonzero(allowed)[0]))
@@ -173,11 +243,15 @@ def test_random_texts_of_schemas_are_json_that_fits(smollm2):
                 json.loads(out.decode())
 
 
-@pytest.mark.parametrize("kind,text,word", [
-    ("json_schema", {"properties": {"a": {"pattern": "(?=x)"}}}, "#/properties/a/pattern"),
-    ("json_schema", {"properties": {"a": {"type": "text"}}}, "#/properties/a/type"),
-    ("regex", "a{3,2}", "byte"), ("gbnf", "root ::= (", "line 1"),
-])
+@pytest.mark.parametrize(
+    "kind,text,word",
+    [
+        ("json_schema", {"properties": {"a": {"pattern": "(?=x)"}}}, "#/properties/a/pattern"),
+        ("json_schema", {"properties": {"a": {"type": "text"}}}, "#/properties/a/type"),
+        ("regex", "a{3,2}", "byte"),
+        ("gbnf", "root ::= (", "line 1"),
+    ],
+)
 def test_what_cannot_be_compiled_is_told_by_place(smollm2, kind, text, word):
     with pytest.raises(llmc.Error, match=word.replace("(", "\\(")) as e:
         llmc.Grammar(llmc.Tokenizer(smollm2), kind, text)
@@ -185,25 +259,59 @@ def test_what_cannot_be_compiled_is_told_by_place(smollm2, kind, text, word):
 
 
 def test_generation_follows_a_grammar(smollm2):
-    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 30}, "age": {"type": "integer", "minimum": 0, "maximum": 150}}, "required": ["name", "age"]}
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 30},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        },
+        "required": ["name", "age"],
+    }
     with llmc.open(smollm2) as model, model.session() as session:
         prompt = model.tokenizer.chat([{"role": "user", "content": "Invent a person, as JSON."}])
-        for kind, text, check in [("json_schema", schema, lambda s: 0 <= json.loads(s)["age"] <= 150), ("choice", ["red", "green"], lambda s: s in ("red", "green")),
-                                  ("regex", "[A-C]{3}-[0-9]{2}", lambda s: len(s) == 6), ("gbnf", 'root ::= "<" [a-z]{3} ">"', lambda s: len(s) == 5)]:
+        for kind, text, check in [
+            ("json_schema", schema, lambda s: 0 <= json.loads(s)["age"] <= 150),
+            ("choice", ["red", "green"], lambda s: s in ("red", "green")),
+            ("regex", "[A-C]{3}-[0-9]{2}", lambda s: len(s) == 6),
+            ("gbnf", 'root ::= "<" [a-z]{3} ">"', lambda s: len(s) == 5),
+        ]:
             with llmc.Grammar(model.tokenizer, kind, text) as grammar:
                 for params in ({}, {"temperature": 1.0, "seed": 3}):
-                    assert check("".join(session.generate(prompt, max_tokens=80, grammar=grammar, **params))), (kind, params)
+                    assert check(
+                        "".join(session.generate(prompt, max_tokens=80, grammar=grammar, **params))
+                    ), (kind, params)
 
 
 def test_the_command_line(smollm2, tmp_path):
     schema = tmp_path / "schema.json"
-    schema.write_text(json.dumps({"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 1}}, "required": ["n"]}))
-    run = [os.environ.get("LLMC", str(text_lib.ROOT / "build" / "llmc")), "run", str(smollm2), "--prompt", "A number: ", "-n", "20", "--quiet"]
+    schema.write_text(
+        json.dumps(
+            {
+                "type": "object",
+                "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 1}},
+                "required": ["n"],
+            }
+        )
+    )
+    run = [
+        os.environ.get("LLMC", str(text_lib.ROOT / "build" / "llmc")),
+        "run",
+        str(smollm2),
+        "--prompt",
+        "A number: ",
+        "-n",
+        "20",
+        "--quiet",
+    ]
     p = subprocess.run([*run, "--schema", str(schema)], capture_output=True, text=True)
     assert p.returncode == 0 and 1 <= json.loads(p.stdout)["n"] <= 9, p.stderr
     (tmp_path / "two.lark").write_text('start: WORD " " WORD\nWORD: /[a-c]{3}/')
-    p = subprocess.run([*run, "--grammar", str(tmp_path / "two.lark")], capture_output=True, text=True)
-    assert p.returncode == 0 and len(p.stdout.strip()) == 7 and set(p.stdout.strip()) <= set("abc "), p.stderr
+    p = subprocess.run(
+        [*run, "--grammar", str(tmp_path / "two.lark")], capture_output=True, text=True
+    )
+    assert (
+        p.returncode == 0 and len(p.stdout.strip()) == 7 and set(p.stdout.strip()) <= set("abc ")
+    ), p.stderr
     (tmp_path / "bad").write_text("root ::= x")
     p = subprocess.run([*run, "--grammar", str(tmp_path / "bad")], capture_output=True, text=True)
     assert p.returncode == 1 and "no rule 'x'" in p.stderr

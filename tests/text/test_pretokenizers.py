@@ -13,13 +13,34 @@ import text_lib as lib
 import vocab_gguf as gguf
 from waiting import SLOW
 
-ENTRIES = yaml.safe_load((pathlib.Path(__file__).parents[2] / "configs/pretokenizers.yaml").read_text())["pretokenizers"]
-EXTRA = ["ἀβώ Ὗώ ᾼιῂ ῐΐῖΊ ῠῬ Ω K Å ℂℊ", "\u1f7d\u1fbe\u1fd3\u1fdb\u2126\u212a\u212b", "Ωmega Kelvin Ångström", "１２３ ４５６７ ٣٤٥", "IMGIMGABCZ <sentinel:12>",
-         "don't WE'LL o'clock", "a\r\nb \n\n c   ", "x==y!=z", "中文，标点。　空格", "한국어 ไทย हिन्दी।"]
+ENTRIES = yaml.safe_load(
+    (pathlib.Path(__file__).parents[2] / "configs/pretokenizers.yaml").read_text()
+)["pretokenizers"]
+EXTRA = [
+    "ἀβώ Ὗώ ᾼιῂ ῐΐῖΊ ῠῬ Ω K Å ℂℊ",
+    "\u1f7d\u1fbe\u1fd3\u1fdb\u2126\u212a\u212b",
+    "Ωmega Kelvin Ångström",
+    "１２３ ４５６７ ٣٤٥",
+    "IMGIMGABCZ <sentinel:12>",
+    "don't WE'LL o'clock",
+    "a\r\nb \n\n c   ",
+    "x==y!=z",
+    "中文，标点。　空格",
+    "한국어 ไทย हिन्दी।",
+]
 
 # As the models' tokenizer.json has them, quadratic in a number's digits, where the file says the same in linear time: the expression at this place
-PUBLISHED = {"cohere2moe": (0, r"\d{1,3}(?=(?:\d{3})*\b)"), "afmoe": (0, r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"), "superbpe": (1, r"(?=(\d{3})+(?!\d))")}
-NUMBERS = [a + "9876543210123"[:n] + z for n in range(1, 13) for a in ("", "a", " ", "_", "²", "x1 ") for z in ("", "b", ".", "_", "ⅷ", "٣", " 12345")]
+PUBLISHED = {
+    "cohere2moe": (0, r"\d{1,3}(?=(?:\d{3})*\b)"),
+    "afmoe": (0, r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"),
+    "superbpe": (1, r"(?=(\d{3})+(?!\d))"),
+}
+NUMBERS = [
+    a + "9876543210123"[:n] + z
+    for n in range(1, 13)
+    for a in ("", "a", " ", "_", "²", "x1 ")
+    for z in ("", "b", ".", "_", "ⅷ", "٣", " 12345")
+]
 
 
 def trained(entry):
@@ -27,30 +48,54 @@ def trained(entry):
     split = list(entry["split"])
     if entry["names"][0] in PUBLISHED:
         at, split[at] = PUBLISHED[entry["names"][0]]
-    tok.pre_tokenizer = pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(p), "isolated") for p in split),
-                                                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    tok.train_from_iterator(texts.CORPUS + EXTRA + NUMBERS, trainers.BpeTrainer(vocab_size=900, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tok.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(p), "isolated") for p in split),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tok.train_from_iterator(
+        texts.CORPUS + EXTRA + NUMBERS,
+        trainers.BpeTrainer(
+            vocab_size=900,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
     return tok
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=[e["names"][0] for e in ENTRIES])
 def test_cuts_as_tokenizers_does(entry, tmp_path):
     want = trained(entry)
-    merges = [m if isinstance(m, str) else " ".join(m) for m in json.loads(want.to_str())["model"]["merges"]]
+    merges = [
+        m if isinstance(m, str) else " ".join(m)
+        for m in json.loads(want.to_str())["model"]["merges"]
+    ]
     tokens = [want.id_to_token(i) for i in range(want.get_vocab_size())]
     for name in entry["names"]:
         path = tmp_path / f"{name}.gguf"
-        gguf.write(path, {
-            "general.architecture": (gguf.STR, "llama"),
-            "tokenizer.ggml.model": (gguf.STR, "gpt2"),
-            "tokenizer.ggml.pre": (gguf.STR, name),
-            "tokenizer.ggml.tokens": (gguf.ARR, gguf.STR, tokens),
-            "tokenizer.ggml.token_type": (gguf.ARR, gguf.I32, [1] * len(tokens)),
-            "tokenizer.ggml.merges": (gguf.ARR, gguf.STR, merges),
-        })
+        gguf.write(
+            path,
+            {
+                "general.architecture": (gguf.STR, "llama"),
+                "tokenizer.ggml.model": (gguf.STR, "gpt2"),
+                "tokenizer.ggml.pre": (gguf.STR, name),
+                "tokenizer.ggml.tokens": (gguf.ARR, gguf.STR, tokens),
+                "tokenizer.ggml.token_type": (gguf.ARR, gguf.I32, [1] * len(tokens)),
+                "tokenizer.ggml.merges": (gguf.ARR, gguf.STR, merges),
+            },
+        )
         with lib.Tokenizer(path) as got:
-            for text in EXTRA + NUMBERS * (entry["names"][0] in PUBLISHED) + (list(texts.texts(name, 300)) if name == entry["names"][0] else []):
-                assert got.encode(text) == want.encode(text, add_special_tokens=False).ids, (name, text)
+            for text in (
+                EXTRA
+                + NUMBERS * (entry["names"][0] in PUBLISHED)
+                + (list(texts.texts(name, 300)) if name == entry["names"][0] else [])
+            ):
+                assert got.encode(text) == want.encode(text, add_special_tokens=False).ids, (
+                    name,
+                    text,
+                )
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -58,14 +103,17 @@ def test_long_numbers(name, tmp_path):
     """Groups of three from the end, in a time that a quadratic expression would take minutes over."""
     path = tmp_path / "v.gguf"
     tokens = [chr(c) for c in range(33, 127)] + ["12", "123", "1234"]
-    gguf.write(path, {
-        "general.architecture": (gguf.STR, "llama"),
-        "tokenizer.ggml.model": (gguf.STR, "gpt2"),
-        "tokenizer.ggml.pre": (gguf.STR, name),
-        "tokenizer.ggml.tokens": (gguf.ARR, gguf.STR, tokens),
-        "tokenizer.ggml.token_type": (gguf.ARR, gguf.I32, [1] * len(tokens)),
-        "tokenizer.ggml.merges": (gguf.ARR, gguf.STR, ["1 2", "12 3", "123 4"]),
-    })
+    gguf.write(
+        path,
+        {
+            "general.architecture": (gguf.STR, "llama"),
+            "tokenizer.ggml.model": (gguf.STR, "gpt2"),
+            "tokenizer.ggml.pre": (gguf.STR, name),
+            "tokenizer.ggml.tokens": (gguf.ARR, gguf.STR, tokens),
+            "tokenizer.ggml.token_type": (gguf.ARR, gguf.I32, [1] * len(tokens)),
+            "tokenizer.ggml.merges": (gguf.ARR, gguf.STR, ["1 2", "12 3", "123 4"]),
+        },
+    )
     with lib.Tokenizer(path) as got:
         start = time.process_time()
         for n in (200_001, 200_002, 200_003):

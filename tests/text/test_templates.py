@@ -11,12 +11,25 @@ import text_lib as lib
 import template_oracle as oracle
 
 DATA = os.environ.get("LLMC_TEST_DATA")
-CACHE = os.environ.get("LLMC_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc")
+CACHE = os.environ.get("LLMC_CACHE") or os.path.join(
+    os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc"
+)
 OWN = sorted((pathlib.Path(__file__).parent / "templates").glob("*.jinja"))
 REAL = sorted(pathlib.Path(DATA, "chat-templates").glob("*.jinja")) if DATA else []
 # two of llama.cpp's are left out: one writes a generator as JSON, which jinja2 refuses, the other's |safe has Python escape what is added to it
-PEER = [p for p in sorted(pathlib.Path(CACHE, "peer").glob("llama_cpp_python-*/vendor/llama.cpp/models/templates/*.jinja"))
-        if p.stem not in ("llama-cpp-deepseek-r1", "meetkai-functionary-medium-v3.1")] if os.environ.get("LLMC_CHECK_ALL") else []
+PEER = (
+    [
+        p
+        for p in sorted(
+            pathlib.Path(CACHE, "peer").glob(
+                "llama_cpp_python-*/vendor/llama.cpp/models/templates/*.jinja"
+            )
+        )
+        if p.stem not in ("llama-cpp-deepseek-r1", "meetkai-functionary-medium-v3.1")
+    ]
+    if os.environ.get("LLMC_CHECK_ALL")
+    else []
+)
 
 
 def both_agree(chat, source, messages, options):

@@ -3,14 +3,26 @@
 import itertools
 
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 import text_lib as lib
 import random_texts as texts
 
-LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
-         r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 BYTES = "".join(f"<0x{b:02X}>\n" for b in range(256)).split()
 SPECIAL = ["<unk>", "<s>", "</s>"]
 
@@ -21,10 +33,24 @@ def byte_level(pre, decoder=None, post=None, normalizer=None, **model):
     tok.decoder = decoder or decoders.ByteLevel()
     if normalizer:
         tok.normalizer = normalizer
-    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tok.train_from_iterator(texts.CORPUS, trainer)
-    tok.add_special_tokens(["<|im_start|>", AddedToken("<s>", lstrip=True), AddedToken("</s>", rstrip=True)])
-    tok.add_tokens([AddedToken("[MASK]", normalized=False), AddedToken("foo", single_word=True), AddedToken("Hello w", normalized=True), AddedToken("  ")])
+    tok.add_special_tokens(
+        ["<|im_start|>", AddedToken("<s>", lstrip=True), AddedToken("</s>", rstrip=True)]
+    )
+    tok.add_tokens(
+        [
+            AddedToken("[MASK]", normalized=False),
+            AddedToken("foo", single_word=True),
+            AddedToken("Hello w", normalized=True),
+            AddedToken("  "),
+        ]
+    )
     if post:
         tok.post_processor = post
     return tok
@@ -35,46 +61,107 @@ def gpt2():
 
 
 def gpt2_prefix():
-    return byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), post=processors.ByteLevel(trim_offsets=True))
+    return byte_level(
+        pre_tokenizers.ByteLevel(add_prefix_space=True),
+        post=processors.ByteLevel(trim_offsets=True),
+    )
 
 
 def llama3():
-    pre = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    pre = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tok = byte_level(pre, normalizer=normalizers.NFC(), ignore_merges=True)
     end = tok.token_to_id("<|end|>")
-    tok.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(single="<|end|> $A <|end|>", special_tokens=[("<|end|>", end)])])
+    tok.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(
+                single="<|end|> $A <|end|>", special_tokens=[("<|end|>", end)]
+            ),
+        ]
+    )
     return tok
 
 
 def cased():
-    return byte_level(pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CASED), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]))
+    return byte_level(
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(CASED), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    )
 
 
 def digits():
-    return byte_level(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]))
+    return byte_level(
+        pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+    )
 
 
 def deepseek():
-    pre = [pre_tokenizers.Split(Regex(p), "isolated") for p in ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")]
-    return byte_level(pre_tokenizers.Sequence([*pre, pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]))
+    pre = [
+        pre_tokenizers.Split(Regex(p), "isolated")
+        for p in ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")
+    ]
+    return byte_level(
+        pre_tokenizers.Sequence(
+            [
+                *pre,
+                pre_tokenizers.Digits(individual_digits=False),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    )
 
 
 def splits(behavior, invert=False):
-    pre = [pre_tokenizers.Split(Regex(r"\d+|[aeiou]|\s\s"), behavior, invert), pre_tokenizers.Punctuation("merged_with_previous"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    return byte_level(pre_tokenizers.Sequence(pre), normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]))
+    pre = [
+        pre_tokenizers.Split(Regex(r"\d+|[aeiou]|\s\s"), behavior, invert),
+        pre_tokenizers.Punctuation("merged_with_previous"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    return byte_level(
+        pre_tokenizers.Sequence(pre),
+        normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]),
+    )
 
 
 def llama2(fuse_unk=True, byte_fallback=True):
     """What converted sentencepiece BPE looks like: normalizers make the spaces, bytes stand in for the unknown."""
     tok = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=fuse_unk, byte_fallback=byte_fallback))
     norm = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=SPECIAL + (BYTES if byte_fallback else []), limit_alphabet=200, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=SPECIAL + (BYTES if byte_fallback else []),
+        limit_alphabet=200,
+        show_progress=False,
+    )
     tok.pre_tokenizer = pre_tokenizers.Split(Regex(r"▁+[^▁]*"), "isolated")
     tok.normalizer = norm
     tok.train_from_iterator(texts.CORPUS, trainer)
     tok.pre_tokenizer = pre_tokenizers.Sequence([])
-    tok.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    tok.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tok.token_to_id("<s>"))])
+    tok.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tok.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tok.token_to_id("<s>"))]
+    )
     return tok
 
 
@@ -82,32 +169,72 @@ def metaspace(scheme, split):
     tok = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=False))
     tok.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=split)
     tok.decoder = decoders.Metaspace("▁", prepend_scheme=scheme)
-    tok.train_from_iterator(texts.CORPUS, trainers.BpeTrainer(vocab_size=800, special_tokens=SPECIAL, limit_alphabet=300, show_progress=False))
+    tok.train_from_iterator(
+        texts.CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=800, special_tokens=SPECIAL, limit_alphabet=300, show_progress=False
+        ),
+    )
     return tok
 
 
 def words(byte_fallback=False):
-    tok = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=byte_fallback, continuing_subword_prefix="##", end_of_word_suffix="</w>"))
-    tok.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.Strip(), normalizers.Nmt()])
+    tok = Tokenizer(
+        models.BPE(
+            unk_token="<unk>",
+            byte_fallback=byte_fallback,
+            continuing_subword_prefix="##",
+            end_of_word_suffix="</w>",
+        )
+    )
+    tok.normalizer = normalizers.Sequence(
+        [normalizers.NFD(), normalizers.StripAccents(), normalizers.Strip(), normalizers.Nmt()]
+    )
     tok.pre_tokenizer = pre_tokenizers.Whitespace()
     tok.decoder = decoders.BPEDecoder("</w>")
-    tok.train_from_iterator(texts.CORPUS, trainers.BpeTrainer(vocab_size=900, special_tokens=SPECIAL + (BYTES if byte_fallback else []), limit_alphabet=200, show_progress=False, continuing_subword_prefix="##", end_of_word_suffix="</w>"))
+    tok.train_from_iterator(
+        texts.CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=900,
+            special_tokens=SPECIAL + (BYTES if byte_fallback else []),
+            limit_alphabet=200,
+            show_progress=False,
+            continuing_subword_prefix="##",
+            end_of_word_suffix="</w>",
+        ),
+    )
     return tok
 
 
 def unigram(byte_fallback=False):
     tok = Tokenizer(models.Unigram())
-    tok.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tok.normalizer = normalizers.Sequence(
+        [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
     tok.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="always")
     tok.decoder = decoders.Metaspace("▁", prepend_scheme="always")
-    trainer = trainers.UnigramTrainer(vocab_size=700, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=700, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
+    )
     tok.train_from_iterator([t for t in texts.CORPUS if t.isascii()], trainer)
     if byte_fallback:
         import json
+
         state = json.loads(tok.to_str())
         state["model"]["vocab"] += [[b, -30.0] for b in BYTES]
         state["model"]["byte_fallback"] = True
-        state["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}]}
+        state["decoder"] = {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "ByteFallback"},
+                {
+                    "type": "Metaspace",
+                    "replacement": "▁",
+                    "prepend_scheme": "always",
+                    "split": True,
+                },
+            ],
+        }
         tok = Tokenizer.from_str(json.dumps(state))
     return tok
 
@@ -115,18 +242,47 @@ def unigram(byte_fallback=False):
 def plain():
     """No decoder: tokens are joined by spaces."""
     tok = Tokenizer(models.BPE(unk_token="<unk>"))
-    tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.CharDelimiterSplit("."), pre_tokenizers.BertPreTokenizer()])
-    tok.train_from_iterator(texts.CORPUS, trainers.BpeTrainer(vocab_size=500, special_tokens=SPECIAL, limit_alphabet=150, show_progress=False))
+    tok.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.CharDelimiterSplit("."),
+            pre_tokenizers.BertPreTokenizer(),
+        ]
+    )
+    tok.train_from_iterator(
+        texts.CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=500, special_tokens=SPECIAL, limit_alphabet=150, show_progress=False
+        ),
+    )
     return tok
 
 
 KINDS = {
-    "gpt2": gpt2, "gpt2 with prefix space": gpt2_prefix, "llama3": llama3, "cased": cased, "digits": digits, "deepseek": deepseek,
-    "llama2": llama2, "llama2 without bytes": lambda: llama2(True, False), "llama2 unfused": lambda: llama2(False, False),
-    "metaspace always": lambda: metaspace("always", True), "metaspace first": lambda: metaspace("first", False),
-    "metaspace never": lambda: metaspace("never", True), "words": words, "words with bytes": lambda: words(True), "unigram": unigram, "unigram with bytes": lambda: unigram(True), "plain": plain,
-    **{f"split {b}{' inverted' * i}": (lambda b=b, i=i: splits(b, bool(i)))
-       for b, i in itertools.product(["removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"], [0, 1])},
+    "gpt2": gpt2,
+    "gpt2 with prefix space": gpt2_prefix,
+    "llama3": llama3,
+    "cased": cased,
+    "digits": digits,
+    "deepseek": deepseek,
+    "llama2": llama2,
+    "llama2 without bytes": lambda: llama2(True, False),
+    "llama2 unfused": lambda: llama2(False, False),
+    "metaspace always": lambda: metaspace("always", True),
+    "metaspace first": lambda: metaspace("first", False),
+    "metaspace never": lambda: metaspace("never", True),
+    "words": words,
+    "words with bytes": lambda: words(True),
+    "unigram": unigram,
+    "unigram with bytes": lambda: unigram(True),
+    "plain": plain,
+    **{
+        f"split {b}{' inverted' * i}": (lambda b=b, i=i: splits(b, bool(i)))
+        for b, i in itertools.product(
+            ["removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"],
+            [0, 1],
+        )
+    },
 }
 
 
@@ -150,7 +306,9 @@ def test_ids_and_text(kind, tmp_path):
                 assert "".join(got.stream(ids, skip)) == whole, repr(text)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama2", "metaspace always", "unigram with bytes", "words", "plain"])
+@pytest.mark.parametrize(
+    "kind", ["gpt2", "llama2", "metaspace always", "unigram with bytes", "words", "plain"]
+)
 def test_text_of_random_ids(kind, tmp_path):
     """Ids that no text gives: halves of characters, stray bytes, spaces anywhere."""
     import random
@@ -161,18 +319,35 @@ def test_text_of_random_ids(kind, tmp_path):
     rng = random.Random(kind)
     with lib.Tokenizer(path) as got:
         for _ in range(800):
-            ids = [rng.randrange(want.get_vocab_size()) if rng.random() < 0.6 else rng.randrange(300) for _ in range(rng.randrange(12))]
+            ids = [
+                rng.randrange(want.get_vocab_size()) if rng.random() < 0.6 else rng.randrange(300)
+                for _ in range(rng.randrange(12))
+            ]
             for skip in (True, False):
                 whole = want.decode(ids, skip_special_tokens=skip)
                 assert got.decode(ids, skip) == whole, ids
                 assert "".join(got.stream(ids, skip)) == whole, ids
 
 
-@pytest.mark.parametrize("post", [
-    None, lambda b, e: processors.ByteLevel(trim_offsets=False), lambda b, e: processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B:1", special_tokens=[b]),
-    lambda b, e: processors.TemplateProcessing(single="<s> $A <|end|>", pair="<s> $A <|end|> <|end|> $B <|end|> <s>", special_tokens=[b, e]),
-    lambda b, e: processors.TemplateProcessing(single="<s> $A", special_tokens=[b]), lambda b, e: processors.RobertaProcessing(sep=e, cls=b), lambda b, e: processors.BertProcessing(sep=e, cls=b),
-], ids=["none", "bytes", "begin", "ends", "single", "roberta", "bert"])
+@pytest.mark.parametrize(
+    "post",
+    [
+        None,
+        lambda b, e: processors.ByteLevel(trim_offsets=False),
+        lambda b, e: processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A <s> $B:1", special_tokens=[b]
+        ),
+        lambda b, e: processors.TemplateProcessing(
+            single="<s> $A <|end|>",
+            pair="<s> $A <|end|> <|end|> $B <|end|> <s>",
+            special_tokens=[b, e],
+        ),
+        lambda b, e: processors.TemplateProcessing(single="<s> $A", special_tokens=[b]),
+        lambda b, e: processors.RobertaProcessing(sep=e, cls=b),
+        lambda b, e: processors.BertProcessing(sep=e, cls=b),
+    ],
+    ids=["none", "bytes", "begin", "ends", "single", "roberta", "bert"],
+)
 def test_pairs(post, tmp_path):
     """Two texts that are one input, with what stands around them."""
     want = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))
@@ -182,4 +357,7 @@ def test_pairs(post, tmp_path):
     want.save(str(tmp_path / "tokenizer.json"))
     with lib.Tokenizer(tmp_path / "tokenizer.json") as got:
         for a, b in (("hello there", "a world"), ("", "b"), ("a", ""), ("", "")):
-            assert got.encode(a, lib.ADD_FIRST) + got.encode(b, lib.ADD_SECOND) == want.encode(a, b).ids, (a, b)
+            assert (
+                got.encode(a, lib.ADD_FIRST) + got.encode(b, lib.ADD_SECOND)
+                == want.encode(a, b).ids
+            ), (a, b)

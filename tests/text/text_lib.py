@@ -29,10 +29,28 @@ def load():
     lib.llmc_tokenizer_open.argtypes = [ctypes.c_char_p, ctypes.POINTER(p), err]
     lib.llmc_tokenizer_close.argtypes = [p]
     lib.llmc_tokenizer_size.argtypes = [p]
-    lib.llmc_tokenize.argtypes = [p, ctypes.c_char_p, z, i, ctypes.POINTER(ctypes.c_int32), z, sizes, err]
+    lib.llmc_tokenize.argtypes = [
+        p,
+        ctypes.c_char_p,
+        z,
+        i,
+        ctypes.POINTER(ctypes.c_int32),
+        z,
+        sizes,
+        err,
+    ]
     lib.llmc_tokenize_least.argtypes = [p, ctypes.c_char_p, z]
     lib.llmc_tokenize_least.restype = z
-    lib.llmc_detokenize.argtypes = [p, ctypes.POINTER(ctypes.c_int32), z, ctypes.c_bool, ctypes.c_char_p, z, sizes, err]
+    lib.llmc_detokenize.argtypes = [
+        p,
+        ctypes.POINTER(ctypes.c_int32),
+        z,
+        ctypes.c_bool,
+        ctypes.c_char_p,
+        z,
+        sizes,
+        err,
+    ]
     lib.llmc_token_text.argtypes = [p, ctypes.c_int32]
     lib.llmc_token_text.restype = ctypes.c_char_p
     lib.llmc_chat.argtypes = [p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, z, sizes, err]
@@ -54,7 +72,12 @@ class Tokenizer:
     def __init__(self, path):
         self.handle = ctypes.c_void_p()
         err = Error()
-        check(LIB.llmc_tokenizer_open(str(path).encode(), ctypes.byref(self.handle), ctypes.byref(err)), err)
+        check(
+            LIB.llmc_tokenizer_open(
+                str(path).encode(), ctypes.byref(self.handle), ctypes.byref(err)
+            ),
+            err,
+        )
 
     def close(self):
         LIB.llmc_tokenizer_close(self.handle)
@@ -79,7 +102,12 @@ class Tokenizer:
         ids = (ctypes.c_int32 * cap)()
         need = ctypes.c_size_t()
         err = Error()
-        check(LIB.llmc_tokenize(self.handle, data, len(data), flags, ids, cap, ctypes.byref(need), ctypes.byref(err)), err)
+        check(
+            LIB.llmc_tokenize(
+                self.handle, data, len(data), flags, ids, cap, ctypes.byref(need), ctypes.byref(err)
+            ),
+            err,
+        )
         least = LIB.llmc_tokenize_least(self.handle, data, len(data))
         assert least <= need.value, f"{need.value} ids for {data[:80]}, said to be {least} at least"
         return ids[: need.value]
@@ -91,7 +119,16 @@ class Tokenizer:
             need = ctypes.c_size_t()
             err = Error()
             arr = (ctypes.c_int32 * len(ids))(*ids)
-            status = LIB.llmc_detokenize(self.handle, arr, len(ids), skip_special, buf, cap, ctypes.byref(need), ctypes.byref(err))
+            status = LIB.llmc_detokenize(
+                self.handle,
+                arr,
+                len(ids),
+                skip_special,
+                buf,
+                cap,
+                ctypes.byref(need),
+                ctypes.byref(err),
+            )
             if status == E_RANGE and need.value >= cap:
                 cap = need.value + 1
                 continue
@@ -102,11 +139,16 @@ class Tokenizer:
         """The pieces that a stream gives, the flush last."""
         s = ctypes.c_void_p()
         err = Error()
-        check(LIB.llmc_stream_open(self.handle, skip_special, ctypes.byref(s), ctypes.byref(err)), err)
+        check(
+            LIB.llmc_stream_open(self.handle, skip_special, ctypes.byref(s), ctypes.byref(err)), err
+        )
         out = []
         for token in [*ids, -1]:
             p, n = ctypes.c_void_p(), ctypes.c_size_t()
-            check(LIB.llmc_stream_feed(s, token, ctypes.byref(p), ctypes.byref(n), ctypes.byref(err)), err)
+            check(
+                LIB.llmc_stream_feed(s, token, ctypes.byref(p), ctypes.byref(n), ctypes.byref(err)),
+                err,
+            )
             out.append(ctypes.string_at(p.value, n.value).decode())
         LIB.llmc_stream_close(s)
         return out
@@ -120,8 +162,15 @@ class Tokenizer:
             buf = ctypes.create_string_buffer(cap)
             need = ctypes.c_size_t()
             err = Error()
-            status = LIB.llmc_chat(self.handle, messages.encode(), options.encode() if options is not None else None,
-                                   buf, cap, ctypes.byref(need), ctypes.byref(err))
+            status = LIB.llmc_chat(
+                self.handle,
+                messages.encode(),
+                options.encode() if options is not None else None,
+                buf,
+                cap,
+                ctypes.byref(need),
+                ctypes.byref(err),
+            )
             if status == E_RANGE and need.value >= cap:
                 cap = need.value + 1
                 continue

@@ -22,7 +22,9 @@ def write(path, keys):
         out.append(_str(name) + struct.pack("<I", kind))
         if kind == ARR:
             elem, values = rest
-            out.append(struct.pack("<IQ", elem, len(values)) + b"".join(_value(elem, v) for v in values))
+            out.append(
+                struct.pack("<IQ", elem, len(values)) + b"".join(_value(elem, v) for v in values)
+            )
         else:
             out.append(_value(kind, rest[0]))
     path.write_bytes(b"".join(out))

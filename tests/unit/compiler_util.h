@@ -1,4 +1,5 @@
-/* For tests of the compiler: a description, an arena and a Diag in one place, and what to do when something jumps. */
+/* For tests of the compiler: a description, an arena and a Diag in one place, and what to do when
+ * something jumps. */
 #ifndef TESTS_COMPILER_UTIL_H
 #define TESTS_COMPILER_UTIL_H
 
@@ -16,11 +17,12 @@
 
 typedef struct Bench {
 	Arena arena;
-	Diag  diag;
+	Diag diag;
 	Spec *spec;
 } Bench;
 
-/* Runs fn with a fresh arena and Diag; the jumps end in this frame, so fn may keep what it likes in variables. */
+/* Runs fn with a fresh arena and Diag; the jumps end in this frame, so fn may keep what it likes in
+ * variables. */
 static inline void
 bench_run(void (*fn)(Bench *, int), int n)
 {
@@ -65,8 +67,11 @@ bench_spec(Bench *b, const char *family, const char *more)
 	char text[4096];
 
 	snprintf(text, sizeof text,
-	         "llmc: 1\nname: tiny\nfamily: %s\nvocab_size: 96\nmax_positions: 64\nn_layers: 2\nhidden: 32\n%s", family, more);
-	b->spec = spec_from_text("tiny.yaml", arena_strdup(&b->arena, text), strlen(text), NULL, &b->diag, &b->arena);
+	         "llmc: 1\nname: tiny\nfamily: %s\nvocab_size: 96\nmax_positions: 64\nn_layers: "
+	         "2\nhidden: 32\n%s",
+	         family, more);
+	b->spec = spec_from_text("tiny.yaml", arena_strdup(&b->arena, text), strlen(text), NULL,
+	                         &b->diag, &b->arena);
 	if (!b->spec)
 		fail_msg("%s", strbuf_str(&b->diag.text));
 	return b->spec;
@@ -109,17 +114,21 @@ graph_first(const Graph *g, OpKind kind)
 
 /* Names of the tiny descriptions under tests/golden/graphs, without ".yaml". */
 static const char *const tiny_models[] = {
-	"baichuan2", "bloom",     "chatglm1", "chatglm2",  "deepseek-v2", "deepseek-v3-gguf",
-	"gemma2",    "gemma3",    "glm4",     "gpt-neox",  "gpt2",        "llama",
-	"llama-gguf", "mixtral",  "parallel-one-norm", "post-norm", "qwen2", "qwen2-moe",
-	"qwen3",     "qwen3-moe-gguf",
+	"baichuan2",  "bloom",          "chatglm1",
+	"chatglm2",   "deepseek-v2",    "deepseek-v3-gguf",
+	"gemma2",     "gemma3",         "glm4",
+	"gpt-neox",   "gpt2",           "llama",
+	"llama-gguf", "mixtral",        "parallel-one-norm",
+	"post-norm",  "qwen2",          "qwen2-moe",
+	"qwen3",      "qwen3-moe-gguf",
 };
 enum { N_TINY = sizeof tiny_models / sizeof *tiny_models };
 
 static inline Spec *
 bench_file(Bench *b, const char *name)
 {
-	b->spec = spec_from_file(arena_printf(&b->arena, "tests/golden/graphs/%s.yaml", name), NULL, &b->diag, &b->arena);
+	b->spec = spec_from_file(arena_printf(&b->arena, "tests/golden/graphs/%s.yaml", name), NULL,
+	                         &b->diag, &b->arena);
 	if (!b->spec)
 		fail_msg("%s", strbuf_str(&b->diag.text));
 	return b->spec;

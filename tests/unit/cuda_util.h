@@ -1,4 +1,5 @@
-/* The emulated GPU for tests: found beside the test's own program, opened through the library's own path. */
+/* The emulated GPU for tests: found beside the test's own program, opened through the library's own
+ * path. */
 #ifndef TESTS_UNIT_CUDA_UTIL_H
 #define TESTS_UNIT_CUDA_UTIL_H
 
@@ -51,14 +52,16 @@ emulator(char dir[4096])
 	*(void **)&emu_report_count = dlsym(lib, "emu_report_count");
 	*(void **)&emu_last_report = dlsym(lib, "emu_last_report");
 	*(void **)&emu_graph = dlsym(lib, "emu_graph");
-	/* a test that begins with an empty cache of images takes the emulator's objects from the one that it was started with */
+	/* a test that begins with an empty cache of images takes the emulator's objects from the
+	 * one that it was started with */
 	Strbuf cache = { 0 };
 	if (file_cache_dir(&cache, NULL) == LLMC_OK)
 		setenv("LLMC_EMU_CACHE", strbuf_str(&cache), 0);
 	strbuf_release(&cache);
 	setenv("LLMC_CUDA_LIBDIR", dir, 1);
 	setenv("LLMC_EMU_QUIET", "1", 1);
-	return emu_count && emu_count_reset && emu_fail && emu_failed && emu_leaks && emu_graph && emu_report_count && emu_last_report;
+	return emu_count && emu_count_reset && emu_fail && emu_failed && emu_leaks && emu_graph &&
+	       emu_report_count && emu_last_report;
 }
 
 /* For what main returns: a finding of the emulator fails a test whose assertions all hold. */
@@ -67,7 +70,8 @@ no_findings(int rc)
 {
 	if (emu_report_count() == 0)
 		return rc;
-	printf("%d findings of the emulator, the last: %s\n", emu_report_count(), emu_last_report());
+	printf("%d findings of the emulator, the last: %s\n", emu_report_count(),
+	       emu_last_report());
 	return rc ? rc : 1;
 }
 
@@ -83,7 +87,8 @@ keep_log(void *user, int level, const char *line)
 
 /* configs/tiny.yaml, with changes: "key=value", NULL-terminated, or NULL */
 static inline llmc_status
-open_tiny_with(const char *device, const char *arch, const char *const *set, llmc_model **m, llmc_error *err)
+open_tiny_with(const char *device, const char *arch, const char *const *set, llmc_model **m,
+               llmc_error *err)
 {
 	llmc_options o = LLMC_INIT(llmc_options);
 
@@ -103,9 +108,13 @@ open_tiny(const char *device, const char *arch, llmc_model **m, llmc_error *err)
 	return open_tiny_with(device, arch, NULL, m, err);
 }
 
-/* Models that the tests of a program share: each is opened for the first test that asks for it, and closed by close_shared. A test that breaks its model's device, or that is
- * about opening and closing, opens its own. */
-typedef struct SharedModel { char name[200]; llmc_model *m; } SharedModel;
+/* Models that the tests of a program share: each is opened for the first test that asks for it, and
+ * closed by close_shared. A test that breaks its model's device, or that is about opening and
+ * closing, opens its own. */
+typedef struct SharedModel {
+	char name[200];
+	llmc_model *m;
+} SharedModel;
 static SharedModel shared_model[16];
 
 static inline SharedModel *
@@ -127,7 +136,8 @@ shared_slot(const char *device, const char *arch, const char *const *set)
 
 /* arch, set: as in open_tiny_with */
 static inline llmc_status
-shared_tiny(const char *device, const char *arch, const char *const *set, llmc_model **m, llmc_error *err)
+shared_tiny(const char *device, const char *arch, const char *const *set, llmc_model **m,
+            llmc_error *err)
 {
 	SharedModel *s = shared_slot(device, arch, set);
 	llmc_status status = s->m ? LLMC_OK : open_tiny_with(device, arch, set, &s->m, err);
@@ -136,7 +146,8 @@ shared_tiny(const char *device, const char *arch, const char *const *set, llmc_m
 	return status;
 }
 
-/* Also after a failure of the device, whose context all its models share: the next test that asks for one opens it again. */
+/* Also after a failure of the device, whose context all its models share: the next test that asks
+ * for one opens it again. */
 static inline void
 close_models(void)
 {
@@ -146,7 +157,8 @@ close_models(void)
 	}
 }
 
-/* For what the tests returned: the models are closed, and something of them that stays on the device is a failure. */
+/* For what the tests returned: the models are closed, and something of them that stays on the
+ * device is a failure. */
 static inline int
 close_shared(int rc)
 {

@@ -1,5 +1,6 @@
-/* Pages of a Kv in this process, whose copies beside steps are made as late as they may be, or whenever somebody asks: who does not wait for one reads what was there before,
- * or copies what is there now. */
+/* Pages of a Kv in this process, whose copies beside steps are made as late as they may be, or
+ * whenever somebody asks: who does not wait for one reads what was there before, or copies what is
+ * there now. */
 #ifndef TESTS_UNIT_LATE_COPIES_H
 #define TESTS_UNIT_LATE_COPIES_H
 
@@ -8,13 +9,18 @@
 
 #include "runtime/kv/kv.h"
 
-typedef struct LateCopy { void *to; const void *from; size_t bytes; uint32_t group; } LateCopy;
+typedef struct LateCopy {
+	void *to;
+	const void *from;
+	size_t bytes;
+	uint32_t group;
+} LateCopy;
 
 typedef struct Late {
-	LateCopy copy[8192]; /* that are yet to be made, in order */
-	int      n, n_asked, n_waited; /* asked whether pages have come; and they had not */
-	uint32_t group;      /* that ended last */
-	uint64_t random;     /* not 0 */
+	LateCopy copy[8192];      /* that are yet to be made, in order */
+	int n, n_asked, n_waited; /* asked whether pages have come; and they had not */
+	uint32_t group;           /* that ended last */
+	uint64_t random;          /* not 0 */
 } Late;
 
 static inline uint32_t
@@ -89,7 +95,9 @@ late_beside(void *user, void *to, const void *from, size_t bytes)
 
 	if (l->n == (int)(sizeof l->copy / sizeof *l->copy))
 		late_make(l, l->group);
-	assert_true(l->n < (int)(sizeof l->copy / sizeof *l->copy)); /* none of the group that is open has been made */
+	assert_true(l->n <
+	            (int)(sizeof l->copy /
+	                  sizeof *l->copy)); /* none of the group that is open has been made */
 	l->copy[l->n++] = (LateCopy){ to, from, bytes, l->group + 1 };
 }
 
@@ -124,8 +132,21 @@ late_over(void *user, uint32_t number)
 static inline KvMem
 late_mem(Late *l)
 {
-	return (KvMem){ .user = l, .alloc = late_alloc, .free = late_free, .copy = late_now, .clear = late_clear, .read = late_now, .write = late_now, .pin = late_alloc,
-		.unpin = late_unpin, .begin = late_begin, .out = late_beside, .in = late_beside, .end = late_end, .wait = late_wait, .over = late_over };
+	return (KvMem){ .user = l,
+		        .alloc = late_alloc,
+		        .free = late_free,
+		        .copy = late_now,
+		        .clear = late_clear,
+		        .read = late_now,
+		        .write = late_now,
+		        .pin = late_alloc,
+		        .unpin = late_unpin,
+		        .begin = late_begin,
+		        .out = late_beside,
+		        .in = late_beside,
+		        .end = late_end,
+		        .wait = late_wait,
+		        .over = late_over };
 }
 
 #endif

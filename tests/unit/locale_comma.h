@@ -1,4 +1,5 @@
-/* A locale whose numbers have a comma, made where the machine has none: numbers of files must not follow it. */
+/* A locale whose numbers have a comma, made where the machine has none: numbers of files must not
+ * follow it. */
 #ifndef TESTS_UNIT_LOCALE_COMMA_H
 #define TESTS_UNIT_LOCALE_COMMA_H
 
@@ -11,7 +12,8 @@
 static inline bool
 locale_comma(void)
 {
-	static const char text[] = "LC_NUMERIC\ndecimal_point \"<U002C>\"\nthousands_sep \"<U002E>\"\ngrouping 3;3\nEND LC_NUMERIC\n";
+	static const char text[] = "LC_NUMERIC\ndecimal_point \"<U002C>\"\nthousands_sep "
+	                           "\"<U002E>\"\ngrouping 3;3\nEND LC_NUMERIC\n";
 	char command[1200], number[8];
 	Tempdir t;
 
@@ -22,7 +24,9 @@ locale_comma(void)
 		fputs(text, f);
 		fclose(f);
 	}
-	snprintf(command, sizeof command, "localedef -c -i %s/comma -f UTF-8 %s/xx_XX.UTF-8 >/dev/null 2>&1", t.path, t.path);
+	snprintf(command, sizeof command,
+	         "localedef -c -i %s/comma -f UTF-8 %s/xx_XX.UTF-8 >/dev/null 2>&1", t.path,
+	         t.path);
 	bool made = system(command) >= 0;
 	setenv("LOCPATH", t.path, 1);
 	made = made && setlocale(LC_NUMERIC, "xx_XX.UTF-8");

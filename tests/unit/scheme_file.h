@@ -1,4 +1,5 @@
-/* A few tensors in memory as the file that formats/scheme.h looks things up in; for unit tests and fuzzers. */
+/* A few tensors in memory as the file that formats/scheme.h looks things up in; for unit tests and
+ * fuzzers. */
 #ifndef LLMC_TESTS_SCHEME_FILE_H
 #define LLMC_TESTS_SCHEME_FILE_H
 
@@ -8,7 +9,7 @@
 
 typedef struct SchemeFile {
 	SchemeTensor t[8];
-	int          n;
+	int n;
 } SchemeFile;
 
 /* a scheme_find_fn; user: a SchemeFile */

@@ -9,7 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-typedef struct Tempdir { char path[256]; } Tempdir;
+typedef struct Tempdir {
+	char path[256];
+} Tempdir;
 
 static inline int
 tempdir_open(Tempdir *t)
@@ -38,13 +40,15 @@ tempdir_remove(const char *path)
 {
 	struct stat st;
 	char child[1024];
-	DIR *d = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(path) : NULL; /* links are not followed */
+	DIR *d = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(path)
+	                                                      : NULL; /* links are not followed */
 
 	if (d) {
 		for (struct dirent *e; (e = readdir(d)) != NULL;) {
 			if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
 				continue;
-			if (snprintf(child, sizeof child, "%s/%s", path, e->d_name) < (int)sizeof child)
+			if (snprintf(child, sizeof child, "%s/%s", path, e->d_name) <
+			    (int)sizeof child)
 				tempdir_remove(child);
 		}
 		closedir(d);

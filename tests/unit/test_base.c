@@ -235,11 +235,15 @@ errors_are_sentences_of_the_caller(void **state)
 	assert_int_equal(three_steps(-1, &steps, NULL), LLMC_OK);
 }
 
-/* sums of bytes 0, 7, 14, ... (mod 256), from Python's hashlib; "abc" and a million a's are FIPS 180's examples */
+/* sums of bytes 0, 7, 14, ... (mod 256), from Python's hashlib; "abc" and a million a's are FIPS
+ * 180's examples */
 static void
 sha256_matches_known_sums(void **state)
 {
-	static const struct { size_t n; const char *hex; } row[] = {
+	static const struct {
+		size_t n;
+		const char *hex;
+	} row[] = {
 		{ 0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" },
 		{ 1, "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d" },
 		{ 55, "576a1bf8d4478657e6dc4af9398544765c2a92cde28478b019235cfed315fc09" },
@@ -263,37 +267,57 @@ sha256_matches_known_sums(void **state)
 		for (size_t piece = 1; piece <= 64; piece += 21) {
 			sha256_init(&s);
 			for (size_t at = 0; at < row[r].n; at += piece)
-				sha256_add(&s, data + at, row[r].n - at < piece ? row[r].n - at : piece);
+				sha256_add(&s, data + at,
+				           row[r].n - at < piece ? row[r].n - at : piece);
 			sha256_hex(&s, hex);
 			assert_string_equal(hex, row[r].hex);
 		}
 	sha256_init(&s);
 	sha256_add(&s, "abc", 3);
 	sha256_hex(&s, hex);
-	assert_string_equal(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+	assert_string_equal(hex,
+	                    "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 	sha256_init(&s);
 	memset(data, 'a', sizeof data);
 	for (int i = 0; i < 1000; i++)
 		sha256_add(&s, data, sizeof data);
 	sha256_hex(&s, hex);
-	assert_string_equal(hex, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+	assert_string_equal(hex,
+	                    "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
 /* What Python's repr says, and for any double a text that strtod reads back. */
 static void
 numbers_in_any_locale(void **state)
 {
-	static const struct { double v; const char *text, *plain, *nine; } row[] = {
-		{ 0, "0.0", "0", "0.0" }, { 1, "1.0", "1", "1.0" }, { -3, "-3.0", "-3", "-3.0" }, { 50, "50.0", "50", "50.0" },
-		{ 0.1, "0.1", "0.1", "0.1" }, { 1e-5, "1e-05", "1e-05", "1e-05" }, { 1e-4, "0.0001", "0.0001", "0.0001" },
-		{ 0.00012345, "0.00012345", "0.00012345", "0.00012345" }, { 1e300, "1e+300", "1e+300", "1e+300" },
-		{ 1.0 / 3, "0.3333333333333333", "0.3333333333333333", "0.333333333" }, { 2.0 / 3, "0.6666666666666666", "0.6666666666666666", "0.666666667" },
-		{ 1e15, "1000000000000000.0", "1000000000000000", "1000000000000000.0" }, { 1e16, "1e+16", "1e+16", "1e+16" },
-		{ 123456789012, "123456789012.0", "123456789012", "123456789000.0" }, { 5e-324, "5e-324", "5e-324", "5e-324" },
-		{ 1.7976931348623157e308, "1.7976931348623157e+308", "1.7976931348623157e+308", "1.79769313e+308" },
-		{ 0.08838834764831845, "0.08838834764831845", "0.08838834764831845", "0.0883883476" }, { (double)0.1f, "0.10000000149011612", "0.10000000149011612", "0.100000001" },
+	static const struct {
+		double v;
+		const char *text, *plain, *nine;
+	} row[] = {
+		{ 0, "0.0", "0", "0.0" },
+		{ 1, "1.0", "1", "1.0" },
+		{ -3, "-3.0", "-3", "-3.0" },
+		{ 50, "50.0", "50", "50.0" },
+		{ 0.1, "0.1", "0.1", "0.1" },
+		{ 1e-5, "1e-05", "1e-05", "1e-05" },
+		{ 1e-4, "0.0001", "0.0001", "0.0001" },
+		{ 0.00012345, "0.00012345", "0.00012345", "0.00012345" },
+		{ 1e300, "1e+300", "1e+300", "1e+300" },
+		{ 1.0 / 3, "0.3333333333333333", "0.3333333333333333", "0.333333333" },
+		{ 2.0 / 3, "0.6666666666666666", "0.6666666666666666", "0.666666667" },
+		{ 1e15, "1000000000000000.0", "1000000000000000", "1000000000000000.0" },
+		{ 1e16, "1e+16", "1e+16", "1e+16" },
+		{ 123456789012, "123456789012.0", "123456789012", "123456789000.0" },
+		{ 5e-324, "5e-324", "5e-324", "5e-324" },
+		{ 1.7976931348623157e308, "1.7976931348623157e+308", "1.7976931348623157e+308",
+		  "1.79769313e+308" },
+		{ 0.08838834764831845, "0.08838834764831845", "0.08838834764831845",
+		  "0.0883883476" },
+		{ (double)0.1f, "0.10000000149011612", "0.10000000149011612", "0.100000001" },
 	};
-	static const char *const wrong[] = { "0x10", "inf", "nan", "1e999", "", "1,5", "1 ", " 1", "-", "--1", "1e", "1.2.3", ".", "1.500,5" };
+	static const char *const wrong[] = { "0x10", "inf",   "nan", "1e999",  "",
+		                             "1,5",  "1 ",    " 1",  "-",      "--1",
+		                             "1e",   "1.2.3", ".",   "1.500,5" };
 	char out[NUMBER_SIZE];
 	double back;
 	uint64_t bits = 1;
@@ -335,7 +359,8 @@ static void
 json_reads_back(void **state)
 {
 	Strbuf b = { 0 }, fixed = { 0 };
-	static const char pieces[] = "\0\1\n\t\"\\/\x7f\x80\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80\xed\xa0x\b\f\r\x1f";
+	static const char pieces[] =
+	    "\0\1\n\t\"\\/\x7f\x80\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80\xed\xa0x\b\f\r\x1f";
 	char text[64];
 	const char *volatile none = NULL;
 	uint64_t bits = 7;
@@ -359,22 +384,27 @@ json_reads_back(void **state)
 		json_decref(v);
 	}
 	strbuf_clear(&b);
-	json_printf(&b, "{\"a\":%s,\"b\":%s,\"c\":[%d,%lld,%g,%g]}", "x\"\n", none, -1, 1ll << 40, 0.5, 1.0 / 0.0);
-	assert_string_equal(strbuf_str(&b), "{\"a\":\"x\\\"\\n\",\"b\":null,\"c\":[-1,1099511627776,0.5,null]}");
+	json_printf(&b, "{\"a\":%s,\"b\":%s,\"c\":[%d,%lld,%g,%g]}", "x\"\n", none, -1, 1ll << 40,
+	            0.5, 1.0 / 0.0);
+	assert_string_equal(strbuf_str(&b),
+	                    "{\"a\":\"x\\\"\\n\",\"b\":null,\"c\":[-1,1099511627776,0.5,null]}");
 	strbuf_release(&b);
 	strbuf_release(&fixed);
 }
 
-/* Configurations that Python wrote: words that JSON lacks are null, and texts that hold them stay. */
+/* Configurations that Python wrote: words that JSON lacks are null, and texts that hold them stay.
+ */
 static void
 json_of_python(void **state)
 {
-	static const char text[] = "{\"a\": [0.0, Infinity, -Infinity, NaN], \"In\\\"NaN\": \"Infinity\", \"b\": -1}";
+	static const char text[] =
+	    "{\"a\": [0.0, Infinity, -Infinity, NaN], \"In\\\"NaN\": \"Infinity\", \"b\": -1}";
 	json_error_t why;
 	Arena a = { 0 };
 
 	(void)state;
-	json_t *v = json_read_python(&a, text, sizeof text - 1, 0, &why), *list = json_object_get(v, "a");
+	json_t *v = json_read_python(&a, text, sizeof text - 1, 0, &why),
+	       *list = json_object_get(v, "a");
 	assert_non_null(v);
 	assert_int_equal(json_array_size(list), 4);
 	assert_true(json_number_value(json_array_get(list, 0)) == 0);
@@ -390,8 +420,16 @@ json_of_python(void **state)
 static void
 sizes_have_units(void **state)
 {
-	static const struct { const char *text; int64_t bytes; } right[] = { { "1", 1 }, { "8G", 8ll << 30 }, { "1.5k", 1536 }, { "512MiB", 512 << 20 }, { "2tb", 2ll << 40 }, { "1e3K", 1024000 } };
-	static const char *const wrong[] = { "", "0", "-1", "8X", "G", "8Gi ", "8 G", "8GG", "1e40G", "nan", "8iB", "12345678901234567890123456789012345678901G" };
+	static const struct {
+		const char *text;
+		int64_t bytes;
+	} right[] = { { "1", 1 },           { "8G", 8ll << 30 },
+		      { "1.5k", 1536 },     { "512MiB", 512 << 20 },
+		      { "2tb", 2ll << 40 }, { "1e3K", 1024000 } };
+	static const char *const wrong[] = {
+		"",    "0",   "-1",    "8X",  "G",   "8Gi ",
+		"8 G", "8GG", "1e40G", "nan", "8iB", "12345678901234567890123456789012345678901G"
+	};
 	int64_t n;
 
 	(void)state;
@@ -414,7 +452,8 @@ main(void)
 		cmocka_unit_test(sha256_matches_known_sums),
 		cmocka_unit_test(numbers_in_any_locale),
 		cmocka_unit_test(sizes_have_units),
-		cmocka_unit_test(json_reads_back), cmocka_unit_test(json_of_python),
+		cmocka_unit_test(json_reads_back),
+		cmocka_unit_test(json_of_python),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

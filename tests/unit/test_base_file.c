@@ -83,7 +83,8 @@ unchanged_files_are_left_alone(void **state)
 	assert_int_not_equal(b.st_mtime, 1000);
 }
 
-/* A write that fails half way (here: a limit on file size, as a full disk would) leaves the old file and no other. */
+/* A write that fails half way (here: a limit on file size, as a full disk would) leaves the old
+ * file and no other. */
 static void
 failed_writes_leave_the_old_file(void **state)
 {
@@ -172,7 +173,8 @@ files_that_others_may_write_are_not_trusted(void **state)
 	assert_int_equal(chmod(path, 0602), 0);
 	assert_int_equal(file_check_trusted(path, &err), LLMC_E_IO);
 	assert_int_equal(file_check_trusted(tempdir_file(*state, "gone"), &err), LLMC_E_IO);
-	assert_int_equal(file_check_trusted("/tmp", &err), LLMC_OK); /* sticky: others cannot replace what is ours */
+	assert_int_equal(file_check_trusted("/tmp", &err),
+	                 LLMC_OK); /* sticky: others cannot replace what is ours */
 }
 
 static void

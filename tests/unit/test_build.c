@@ -1,5 +1,6 @@
-/* Kernels built by the system's compiler: compiled once, found again, healed when damaged, shipped with an artifact, and
- * every way it can fail said in a sentence. The artifact here has two small kernels in one header's company. */
+/* Kernels built by the system's compiler: compiled once, found again, healed when damaged, shipped
+ * with an artifact, and every way it can fail said in a sentence. The artifact here has two small
+ * kernels in one header's company. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <fcntl.h>
@@ -17,14 +18,17 @@
 #include "tests/unit/tempdir.h"
 
 static Tempdir dir;
-static char    said[8192];
-static int     n_compiled;
-static char    artifact[400];
+static char said[8192];
+static int n_compiled;
+static char artifact[400];
 
 static PlanKernel kernels[] = {
 	{ .id = "one", .file = "kernels/one.c", .symbol = "one", .n_arg = 1 },
 	{ .id = "two", .file = "kernels/two.c", .symbol = "two", .n_arg = 1 },
-	{ .id = "again", .file = "kernels/one.c", .symbol = "one", .n_arg = 1 }, /* a file may hold several */
+	{ .id = "again",
+	  .file = "kernels/one.c",
+	  .symbol = "one",
+	  .n_arg = 1 }, /* a file may hold several */
 };
 static const Plan plan = { .target = "cpu-generic", .n_kernel = 3, .kernel = kernels };
 
@@ -51,9 +55,10 @@ put(const char *name, const char *text)
 	chmod(path, 0644);
 }
 
-static const char good[] = "#include \"common/step.h\"\nvoid one(const llmc_step *s, void *const *a, int part, int n);\n"
-                           "void\none(const llmc_step *s, void *const *a, int part, int n)\n{\n\t(void)s;\n"
-                           "\t*(int *)a[0] = ANSWER + part * n;\n}\n";
+static const char good[] =
+    "#include \"common/step.h\"\nvoid one(const llmc_step *s, void *const *a, int part, int n);\n"
+    "void\none(const llmc_step *s, void *const *a, int part, int n)\n{\n\t(void)s;\n"
+    "\t*(int *)a[0] = ANSWER + part * n;\n}\n";
 
 /* A fresh artifact and an empty cache. */
 static void
@@ -71,8 +76,10 @@ fresh(void)
 	}
 	put("kernels/common/step.h", "typedef struct llmc_step llmc_step;\n#define ANSWER 42\n");
 	put("kernels/one.c", good);
-	put("kernels/two.c", "void two(const void *s, void *const *a, int part, int n);\nvoid\ntwo(const void *s, void *const *a, "
-	                     "int part, int n)\n{\n\t(void)s, (void)part;\n\t*(int *)a[0] = n;\n}\n");
+	put("kernels/two.c",
+	    "void two(const void *s, void *const *a, int part, int n);\nvoid\ntwo(const void *s, "
+	    "void *const *a, "
+	    "int part, int n)\n{\n\t(void)s, (void)part;\n\t*(int *)a[0] = n;\n}\n");
 	setenv("LLMC_CACHE", tempdir_file(&dir, "cache"), 1);
 	unsetenv("LLMC_CC");
 	unsetenv("LLMC_KERNEL_CFLAGS");
@@ -231,7 +238,8 @@ what_others_may_write_is_not_run(void **state)
 	fresh();
 	assert_int_equal(works(42), 2);
 	each_object(tempdir_file(&dir, "cache/kernels"), open_to_others);
-	refused(LLMC_E_IO, "others may write to it (mode 777): llmc does not run code from it; chmod go-w it");
+	refused(LLMC_E_IO,
+	        "others may write to it (mode 777): llmc does not run code from it; chmod go-w it");
 	fresh();
 	snprintf(path, sizeof path, "%s/kernels/two.c", artifact);
 	chmod(path, 0666);
@@ -305,14 +313,21 @@ long_sources_are_compiled_first(void **state)
 
 	(void)state;
 	fresh();
-	snprintf(text, sizeof text, "/*%3000s*/\nvoid two(const void *s, void *const *a, int part, int n);\nvoid\ntwo(const void *s, void *const *a, int part, int n)\n"
-	         "{\n\t(void)s, (void)part;\n\t*(int *)a[0] = n;\n}\n", "");
+	snprintf(text, sizeof text,
+	         "/*%3000s*/\nvoid two(const void *s, void *const *a, int part, int "
+	         "n);\nvoid\ntwo(const void *s, void *const *a, int part, int n)\n"
+	         "{\n\t(void)s, (void)part;\n\t*(int *)a[0] = n;\n}\n",
+	         "");
 	put("kernels/two.c", text);
-	snprintf(line, sizeof line, "#!/bin/sh\nfor x in \"$@\"; do case \"$x\" in */one.c|*/two.c) basename \"$x\" >> %s/order;; esac; done\nexec cc \"$@\"\n", artifact);
+	snprintf(line, sizeof line,
+	         "#!/bin/sh\nfor x in \"$@\"; do case \"$x\" in */one.c|*/two.c) basename \"$x\" "
+	         ">> %s/order;; esac; done\nexec cc \"$@\"\n",
+	         artifact);
 	put("cc", line);
 	snprintf(line, sizeof line, "%s/cc", artifact);
 	chmod(line, 0755);
-	for (int called = 0; called < 2; called++) { /* a source that others call includes what is long */
+	for (int called = 0; called < 2;
+	     called++) { /* a source that others call includes what is long */
 		PlanKernel row[] = { kernels[0], kernels[1] };
 		const Plan p = { .target = "cpu-generic", .n_kernel = 2, .kernel = row };
 		row[0].n_arg = !called;
@@ -331,8 +346,8 @@ long_sources_are_compiled_first(void **state)
 	}
 }
 
-/* Threads that open two models at once are one process, and containers that share a cache have the same numbers: no two compilations
- * ever write to one name. */
+/* Threads that open two models at once are one process, and containers that share a cache have the
+ * same numbers: no two compilations ever write to one name. */
 static void
 temporary_names_are_never_used_twice(void **state)
 {
@@ -342,7 +357,9 @@ temporary_names_are_never_used_twice(void **state)
 	(void)state;
 	fresh();
 	put("cc", "");
-	snprintf(line, sizeof line, "#!/bin/sh\nfor x in \"$@\"; do case \"$x\" in *tmp.*) echo \"$x\" >> %s/names;; esac; done\nexec cc \"$@\"\n",
+	snprintf(line, sizeof line,
+	         "#!/bin/sh\nfor x in \"$@\"; do case \"$x\" in *tmp.*) echo \"$x\" >> %s/names;; "
+	         "esac; done\nexec cc \"$@\"\n",
 	         artifact);
 	put("cc", line);
 	snprintf(line, sizeof line, "%s/cc", artifact);
@@ -366,12 +383,14 @@ temporary_names_are_never_used_twice(void **state)
 		free(name[--n]);
 }
 
-/* Where threads have several kernels each, what all of them include is precompiled once. Whether that works or not, kernels are built and nothing of it stays. */
+/* Where threads have several kernels each, what all of them include is precompiled once. Whether
+ * that works or not, kernels are built and nothing of it stays. */
 static void
 headers_are_precompiled(void **state)
 {
 	enum { N = 8 };
-	static const char *const way[] = { "", "case \"$*\" in *c-header*) exit 1;; esac\n", "case \"$*\" in *-include*) exit 1;; esac\n" };
+	static const char *const way[] = { "", "case \"$*\" in *c-header*) exit 1;; esac\n",
+		                           "case \"$*\" in *-include*) exit 1;; esac\n" };
 	PlanKernel many[N];
 	const Plan p = { .target = "cpu-v3", .n_kernel = N, .kernel = many };
 	char name[N][24], line[2000], path[600];
@@ -387,15 +406,20 @@ headers_are_precompiled(void **state)
 		int made = 0, used = 0;
 		fresh();
 		for (int i = 0; i < N; i++) {
-			snprintf(line, sizeof line, "%sint u(void);\nint\nu(void)\n{\n\treturn %d;\n}\n", i ? "" : "#include <immintrin.h>\n", i);
+			snprintf(line, sizeof line,
+			         "%sint u(void);\nint\nu(void)\n{\n\treturn %d;\n}\n",
+			         i ? "" : "#include <immintrin.h>\n", i);
 			put(name[i], line);
 		}
-		snprintf(line, sizeof line, "#!/bin/sh\necho \"$*\" >> %s/args\n%sexec cc \"$@\"\n", artifact, way[w]);
+		snprintf(line, sizeof line, "#!/bin/sh\necho \"$*\" >> %s/args\n%sexec cc \"$@\"\n",
+		         artifact, way[w]);
 		put("cc", line);
 		snprintf(path, sizeof path, "%s/cc", artifact);
 		chmod(path, 0755);
 		setenv("LLMC_CC", path, 1);
-		if (kernels_open(&p, &(KernelBuildOptions){ .artifact = artifact, .n_jobs = 2, .log = hear }, &k, &err) != LLMC_OK)
+		if (kernels_open(
+		        &p, &(KernelBuildOptions){ .artifact = artifact, .n_jobs = 2, .log = hear },
+		        &k, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
 		assert_string_equal(said, "");
 		kernels_close(k);
@@ -421,7 +445,8 @@ headers_are_precompiled(void **state)
 	}
 }
 
-/* A model that is compiled into the folder while its kernels are built: nothing is kept under the key of another source. */
+/* A model that is compiled into the folder while its kernels are built: nothing is kept under the
+ * key of another source. */
 static void
 sources_that_change_meanwhile(void **state)
 {
@@ -430,11 +455,15 @@ sources_that_change_meanwhile(void **state)
 	(void)state;
 	fresh();
 	snprintf(path, sizeof path, "%s/cc", artifact);
-	snprintf(script, sizeof script, "#!/bin/sh\ncase \"$*\" in *one.c*) sed -i 's/ANSWER/7/' %s/kernels/one.c;; esac\nexec cc \"$@\"\n", artifact);
+	snprintf(script, sizeof script,
+	         "#!/bin/sh\ncase \"$*\" in *one.c*) sed -i 's/ANSWER/7/' %s/kernels/one.c;; "
+	         "esac\nexec cc \"$@\"\n",
+	         artifact);
 	put("cc", script);
 	chmod(path, 0755);
 	setenv("LLMC_CC", path, 1);
-	refused(LLMC_E_IO, "kernels/one.c, or a header of it, changed while it was compiled: open the model again");
+	refused(LLMC_E_IO, "kernels/one.c, or a header of it, changed while it was compiled: open "
+	                   "the model again");
 	assert_true(works(7) >= 1);
 	put("kernels/one.c", good);
 	put("cc", "#!/bin/sh\nexec cc \"$@\"\n");
@@ -443,11 +472,13 @@ sources_that_change_meanwhile(void **state)
 	unsetenv("LLMC_CC");
 }
 
-/* A process that was killed leaves a file: neither in the way of the next one of its number, nor there for ever. */
+/* A process that was killed leaves a file: neither in the way of the next one of its number, nor
+ * there for ever. */
 static void
 what_dead_processes_leave(void **state)
 {
-	static const char *const left[] = { "put.abcdef", "put.ghijkl", "tmp.abcdef", "tmp.ghijkl" };
+	static const char *const left[] = { "put.abcdef", "put.ghijkl", "tmp.abcdef",
+		                            "tmp.ghijkl" };
 	const struct timespec old[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
 	char path[900];
 	llmc_error err;
@@ -469,7 +500,8 @@ what_dead_processes_leave(void **state)
 		snprintf(path, sizeof path, "%s/../cache/kernels/.tmp/%s", artifact, left[i]);
 		if (i >= 2)
 			mkdir(path, 0700);
-		snprintf(path, sizeof path, "../cache/kernels/.tmp/%s%s", left[i], i >= 2 ? "/kernel.so" : "");
+		snprintf(path, sizeof path, "../cache/kernels/.tmp/%s%s", left[i],
+		         i >= 2 ? "/kernel.so" : "");
 		put(path, "left");
 		snprintf(path, sizeof path, "%s/../cache/kernels/.tmp/%s", artifact, left[i]);
 		if (i % 2 == 0) /* the others are new: another process may be writing them */
@@ -490,12 +522,15 @@ failures_are_sentences(void **state)
 	(void)state;
 	fresh();
 	setenv("LLMC_CC", "/nonexistent/cc", 1);
-	refused(LLMC_E_MISSING, "LLMC_CC is \"/nonexistent/cc\", which is no C compiler that runs; unset it or give the path of gcc "
+	refused(LLMC_E_MISSING, "LLMC_CC is \"/nonexistent/cc\", which is no C compiler that runs; "
+	                        "unset it or give the path of gcc "
 	                        "or clang");
 	unsetenv("LLMC_CC");
 	setenv("PATH", "/nonexistent", 1);
-	refused(LLMC_E_MISSING, "no C compiler found (cc, gcc or clang): llmc compiles the model's kernels with it; install one "
-	                        "(`apt install gcc libc6-dev`), name one in LLMC_CC, or run without it, slowly, with --device ref");
+	refused(LLMC_E_MISSING, "no C compiler found (cc, gcc or clang): llmc compiles the model's "
+	                        "kernels with it; install one "
+	                        "(`apt install gcc libc6-dev`), name one in LLMC_CC, or run "
+	                        "without it, slowly, with --device ref");
 	setenv("PATH", path, 1);
 	free(path);
 	put("kernels/one.c", "this is no C\n");
@@ -516,7 +551,8 @@ failures_are_sentences(void **state)
 	assert_non_null(strstr(said, " warns about it"));
 }
 
-/* Kernels are compiled for the process alone, in memory: two at once do not mix, nothing stays behind, and one line says so. */
+/* Kernels are compiled for the process alone, in memory: two at once do not mix, nothing stays
+ * behind, and one line says so. */
 static void
 a_cache_that_takes_no_files(void **state)
 {
@@ -534,11 +570,13 @@ a_cache_that_takes_no_files(void **state)
 	setenv("TMPDIR", tmp, 1);
 	for (int i = 0; i < 2; i++) {
 		if (i)
-			put("kernels/common/step.h", "typedef struct llmc_step llmc_step;\n#define ANSWER 43\n");
+			put("kernels/common/step.h",
+			    "typedef struct llmc_step llmc_step;\n#define ANSWER 43\n");
 		if (open_kernels(&k[i], &err) != LLMC_OK)
 			fail_msg("%s", err.text);
 		assert_int_equal(n_compiled, 2);
-		assert_ptr_equal(strstr(said, "compiled kernels are not kept for the next time: "), said);
+		assert_ptr_equal(strstr(said, "compiled kernels are not kept for the next time: "),
+		                 said);
 		assert_non_null(strstr(said, "LLMC_CACHE"));
 		assert_string_equal(strchr(said, '\n'), "\n");
 	}
@@ -551,7 +589,8 @@ a_cache_that_takes_no_files(void **state)
 	unsetenv("TMPDIR");
 }
 
-/* What kernels call is loaded before them and found by its name, which two models may have in files of their own: whoever goes first takes nothing away. */
+/* What kernels call is loaded before them and found by its name, which two models may have in files
+ * of their own: whoever goes first takes nothing away. */
 static void
 what_kernels_call_outlives_its_model(void **state)
 {
@@ -569,11 +608,17 @@ what_kernels_call_outlives_its_model(void **state)
 	(void)state;
 	for (int first = 0; first < 2; first++) {
 		fresh();
-		put("kernels/called.c", "typedef struct calls { int (*answer)(void); } calls;\nstatic int\nanswer(void)\n{\n\treturn 42;\n}\n"
-		                        "extern const calls called_by_all;\nconst calls called_by_all = { answer };\n");
-		put("kernels/calls.c", "typedef struct table { int (*answer)(void); } table;\nextern const table called_by_all;\n"
-		                       "void calls(const void *s, void *const *a, int part, int n);\nvoid\ncalls(const void *s, void *const *a, int part, int n)\n"
-		                       "{\n\t(void)s, (void)part, (void)n;\n\t*(int *)a[0] = called_by_all.answer();\n}\n");
+		put("kernels/called.c",
+		    "typedef struct calls { int (*answer)(void); } calls;\nstatic "
+		    "int\nanswer(void)\n{\n\treturn 42;\n}\n"
+		    "extern const calls called_by_all;\nconst calls called_by_all = { answer };\n");
+		put("kernels/calls.c",
+		    "typedef struct table { int (*answer)(void); } table;\nextern const table "
+		    "called_by_all;\n"
+		    "void calls(const void *s, void *const *a, int part, int "
+		    "n);\nvoid\ncalls(const void *s, void *const *a, int part, int n)\n"
+		    "{\n\t(void)s, (void)part, (void)n;\n\t*(int *)a[0] = "
+		    "called_by_all.answer();\n}\n");
 		for (int i = 0; i < 2; i++) {
 			setenv("LLMC_CACHE", tempdir_file(&dir, i ? "cache2" : "cache"), 1);
 			n_compiled = 0;
@@ -625,7 +670,8 @@ shipped_kernels_are_used_when_they_fit(void **state)
 	put("kernels/one.c", "/* new */\n#include \"one2.h\"\n");
 	put("kernels/one2.h", good);
 	assert_int_equal(works(42), 1);
-	assert_non_null(strstr(said, "1 of 2 kernels built ahead of time cannot be used (one.so was built from another source or "
+	assert_non_null(strstr(said, "1 of 2 kernels built ahead of time cannot be used (one.so "
+	                             "was built from another source or "
 	                             "with other flags): they are compiled here"));
 	put("aot/cpu-generic/manifest.json", "{\"manifest\":1,\"step_abi\":77}");
 	assert_int_equal(works(42), 0); /* the cache has them */
@@ -640,7 +686,8 @@ shipped_kernels_are_used_when_they_fit(void **state)
 	works(42);
 	assert_non_null(strstr(said, "the manifest is missing"));
 	assert_int_equal(kernels_open(&plan, &o, &k, &err), LLMC_E_INPUT);
-	assert_string_equal(err.text, "the plan has kernels, but no folder to find their sources in");
+	assert_string_equal(err.text,
+	                    "the plan has kernels, but no folder to find their sources in");
 }
 
 /* Several processes, one key, one empty cache: all of them work. */

@@ -1,5 +1,6 @@
-/* The cache of built code: entries come back whole or not at all, whatever happens to writers, to the files and to the disk; the bound holds, and the least
- * recently used entries go first, except those in use. */
+/* The cache of built code: entries come back whole or not at all, whatever happens to writers, to
+ * the files and to the disk; the bound holds, and the least recently used entries go first, except
+ * those in use. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -86,7 +87,8 @@ there(const Cache *c, int n, size_t bytes)
 	key_of(n, key);
 	contents_of(n, bytes, &text);
 	llmc_status status = cache_find(c, "so", key, &e, &got, NULL);
-	bool same = status != LLMC_OK || (got.len == text.len && !memcmp(got.data, text.data, got.len));
+	bool same =
+	    status != LLMC_OK || (got.len == text.len && !memcmp(got.data, text.data, got.len));
 	strbuf_release(&text);
 	strbuf_release(&got);
 	cache_entry_release(&e);
@@ -156,7 +158,8 @@ entries_come_back(void **state)
 	for (int i = 1; i <= 2; i++)
 		assert_true(there(&c, i, 0));
 	assert_false(there(&c, 3, 0));
-	/* the kind is part of the name, the contents may be any bytes, and only we read what is kept */
+	/* the kind is part of the name, the contents may be any bytes, and only we read what is
+	 * kept */
 	char key[65];
 	key_of(1, key);
 	assert_int_equal(cache_put(&c, "emu", key, "\0\1", 2, NULL, NULL), LLMC_OK);
@@ -188,7 +191,10 @@ damaged_entries_are_not_taken(void **state)
 		assert_true(fd >= 0);
 		const off_t flip = how == 3 ? 500 : how == 4 ? st.st_size - 100 : -1;
 		if (how < 3)
-			assert_int_equal(ftruncate(fd, how == 0 ? 0 : how == 1 ? 100 : st.st_size - 1), 0);
+			assert_int_equal(ftruncate(fd, how == 0   ? 0
+			                               : how == 1 ? 100
+			                                          : st.st_size - 1),
+			                 0);
 		char byte;
 		if (flip >= 0) {
 			assert_int_equal(pread(fd, &byte, 1, flip), 1);
@@ -202,7 +208,8 @@ damaged_entries_are_not_taken(void **state)
 			assert_int_equal(rename(other, path), 0);
 		}
 		assert_int_equal(cache_find(&c, "so", key, &e, NULL, &err), LLMC_E_CHECK);
-		assert_non_null(strstr(err.text, how == 5 ? "built from another source" : "damaged or cut off"));
+		assert_non_null(strstr(err.text, how == 5 ? "built from another source"
+		                                          : "damaged or cut off"));
 		assert_int_equal(e.held, 0);
 		/* a writer replaces it */
 		assert_int_equal(put(&c, 1, 0, NULL), LLMC_OK);
@@ -239,7 +246,8 @@ least_recently_used_entries_go(void **state)
 	assert_int_equal(bytes, 100000);
 	assert_true(there(&c, 0, size)); /* used now */
 	key_of(2, key);
-	assert_int_equal(cache_find(&c, "so", key, &held, NULL, NULL), LLMC_OK); /* in use, though it looks the oldest */
+	assert_int_equal(cache_find(&c, "so", key, &held, NULL, NULL),
+	                 LLMC_OK); /* in use, though it looks the oldest */
 	used_at(&c, 2, 0);
 	assert_int_equal(put(&c, 10, size, NULL), LLMC_OK);
 	assert_int_equal(files(&c, "", &bytes), 9);
@@ -291,7 +299,8 @@ switched_off(void **state)
 	cache_entry_release(&e);
 }
 
-/* Writers and readers of the same few entries, in a cache that always evicts: each finds an entry as it was put, or none; one that is held stays. */
+/* Writers and readers of the same few entries, in a cache that always evicts: each finds an entry
+ * as it was put, or none; one that is held stays. */
 static int
 worker(unsigned seed)
 {
@@ -316,7 +325,8 @@ worker(unsigned seed)
 			llmc_status status = cache_find(&c, "so", key, &e, &got, NULL);
 			if (status != LLMC_OK && status != LLMC_E_IO)
 				return 4;
-			if (status == LLMC_OK && (got.len != want.len || memcmp(got.data, want.data, got.len)))
+			if (status == LLMC_OK &&
+			    (got.len != want.len || memcmp(got.data, want.data, got.len)))
 				return 5;
 			if (status == LLMC_OK && access(strbuf_str(&e.path), R_OK) != 0)
 				return 6;
@@ -354,7 +364,8 @@ many_processes_at_once(void **state)
 	cache_close(&c);
 }
 
-/* Killed at any moment: entries are whole or not there, no lock stays, and what lies around is removed once it is old. */
+/* Killed at any moment: entries are whole or not there, no lock stays, and what lies around is
+ * removed once it is old. */
 static void
 killed_writers(void **state)
 {
@@ -423,8 +434,10 @@ a_disk_that_takes_no_more(void **state)
 		signal(SIGXFSZ, SIG_IGN);
 		setrlimit(RLIMIT_FSIZE, &tight);
 		key_of(2, key);
-		bool ok = cache_put(&c, "so", key, text, sizeof text, NULL, &err) == LLMC_E_IO && strstr(err.text, "cannot write: File too large") &&
-		          files(&c, "/.tmp", &bytes) == 0 && files(&c, "", &bytes) == 1 && there(&c, 1, 2000) && put(&c, 3, 100, NULL) == LLMC_OK;
+		bool ok = cache_put(&c, "so", key, text, sizeof text, NULL, &err) == LLMC_E_IO &&
+		          strstr(err.text, "cannot write: File too large") &&
+		          files(&c, "/.tmp", &bytes) == 0 && files(&c, "", &bytes) == 1 &&
+		          there(&c, 1, 2000) && put(&c, 3, 100, NULL) == LLMC_OK;
 		_exit(ok ? 0 : 1);
 	}
 	assert_int_equal(waitpid(pid, &code, 0), pid);
@@ -441,7 +454,8 @@ may_mount(void)
 	int fd, n = snprintf(map, sizeof map, "0 %u 1", (unsigned)geteuid());
 
 	if (unshare(CLONE_NEWNS) != 0) {
-		if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0 || (fd = open("/proc/self/uid_map", O_WRONLY | O_CLOEXEC)) < 0)
+		if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0 ||
+		    (fd = open("/proc/self/uid_map", O_WRONLY | O_CLOEXEC)) < 0)
 			return false;
 		bool mapped = write(fd, map, (size_t)n) == n;
 		close(fd);
@@ -469,7 +483,9 @@ on_a_small_disk(void)
 		n++;
 	char key[65], text[9000] = "";
 	key_of(200, key);
-	if (n < 2 || n > 7 || cache_put(&c, "so", key, text, sizeof text, NULL, &err) != LLMC_E_IO || !strstr(err.text, "cannot write: No space left on device"))
+	if (n < 2 || n > 7 ||
+	    cache_put(&c, "so", key, text, sizeof text, NULL, &err) != LLMC_E_IO ||
+	    !strstr(err.text, "cannot write: No space left on device"))
 		return 2;
 	for (int i = 0; i < n; i++)
 		if (!there(&c, i, 9000))
@@ -530,7 +546,9 @@ lookups_are_counted(void **state)
 	fclose(f);
 	char *real = realpath(tempdir_file(&dir, "cache/kernels"), NULL), want[3000];
 	assert_non_null(real);
-	snprintf(want, sizeof want, "miss so %s\nhit so %s\ndamaged so %s\nmiss so %s\nmiss emu -\n", real, real, real, real);
+	snprintf(want, sizeof want,
+	         "miss so %s\nhit so %s\ndamaged so %s\nmiss so %s\nmiss emu -\n", real, real, real,
+	         real);
 	free(real);
 	assert_string_equal(got, want);
 }

@@ -1,5 +1,6 @@
-/* Ranks that share memory: sums against additions in the order of ranks, bit for bit; joins of uneven shares; bytes in order, and round a ring; stages of several ranks; the end of a
- * group while somebody waits. The reference's ops between ranks are held to the same. */
+/* Ranks that share memory: sums against additions in the order of ranks, bit for bit; joins of
+ * uneven shares; bytes in order, and round a ring; stages of several ranks; the end of a group
+ * while somebody waits. The reference's ops between ranks are held to the same. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,15 +18,20 @@
 enum { RANKS = 6, PARTS = 3 };
 
 typedef struct Case {
-	int      ranks, parts;
-	int64_t  rows, width, unit;
-	bool     b, b2, r, same; /* same: y is r's memory */
-	Comm    *comm[RANKS];
-	float   *x[RANKS], *y[RANKS], *res[RANKS], *bias, *bias2;
-	int      rounds;
+	int ranks, parts;
+	int64_t rows, width, unit;
+	bool b, b2, r, same; /* same: y is r's memory */
+	Comm *comm[RANKS];
+	float *x[RANKS], *y[RANKS], *res[RANKS], *bias, *bias2;
+	int rounds;
 } Case;
 
-typedef struct Thread { Case *c; int rank, part; pthread_t id; bool ok; } Thread;
+typedef struct Thread {
+	Case *c;
+	int rank, part;
+	pthread_t id;
+	bool ok;
+} Thread;
 
 /* Numbers whose sum depends on the order of the additions. */
 static float
@@ -40,7 +46,7 @@ static void
 run_threads(Case *c, void *(*fn)(void *))
 {
 	Thread t[RANKS * PARTS];
-	int    n = 0;
+	int n = 0;
 
 	for (int r = 0; r < c->ranks; r++)
 		for (int p = 0; p < c->parts; p++, n++) {
@@ -57,12 +63,18 @@ static void *
 sum_main(void *arg)
 {
 	Thread *t = arg;
-	Case   *c = t->c;
+	Case *c = t->c;
 
 	t->ok = true;
 	for (int i = 0; i < c->rounds && t->ok; i++) {
-		CommReduce s = { .x = c->x[t->rank], .b = c->b ? c->bias : NULL, .b2 = c->b2 ? c->bias2 : NULL, .r = c->r ? c->res[t->rank] : NULL,
-			      .y = c->same ? c->res[t->rank] : c->y[t->rank], .scale = 0.75f, .rows = c->rows, .width = c->width };
+		CommReduce s = { .x = c->x[t->rank],
+			         .b = c->b ? c->bias : NULL,
+			         .b2 = c->b2 ? c->bias2 : NULL,
+			         .r = c->r ? c->res[t->rank] : NULL,
+			         .y = c->same ? c->res[t->rank] : c->y[t->rank],
+			         .scale = 0.75f,
+			         .rows = c->rows,
+			         .width = c->width };
 		t->ok = comm_all_reduce(c->comm[t->rank], t->part, &s);
 	}
 	return NULL;
@@ -71,10 +83,18 @@ sum_main(void *arg)
 static void
 sum_case(int ranks, int parts, int64_t rows, int64_t width, int terms, bool same)
 {
-	Case          c = { .ranks = ranks, .parts = parts, .rows = rows, .width = width, .b = terms > 0, .b2 = terms > 1, .r = terms > 2 || same, .same = same, .rounds = 1 };
+	Case c = { .ranks = ranks,
+		   .parts = parts,
+		   .rows = rows,
+		   .width = width,
+		   .b = terms > 0,
+		   .b2 = terms > 1,
+		   .r = terms > 2 || same,
+		   .same = same,
+		   .rounds = 1 };
 	const int64_t n = rows * width;
-	llmc_error    err;
-	float        *want = calloc((size_t)n + 1, 4), *scratch = calloc((size_t)(2 * width), 4);
+	llmc_error err;
+	float *want = calloc((size_t)n + 1, 4), *scratch = calloc((size_t)(2 * width), 4);
 
 	c.bias = calloc((size_t)width, 4);
 	c.bias2 = calloc((size_t)width, 4);
@@ -102,17 +122,31 @@ sum_case(int ranks, int parts, int64_t rows, int64_t width, int terms, bool same
 
 	/* the reference */
 	const PlanTensor vector = { .id = "b", .dtype = DT_F32, .rows = width, .layout = "f32" };
-	const PlanStep   step = { .op = OP_all_reduce, .kernel = -1, .n_attr = 2,
-		                  .attr = { { .key = "width", .kind = ATTR_INT, .i = width }, { .key = "scale", .kind = ATTR_NUM, .f = 0.75 } } };
-	const llmc_step  now = { .n_tok = (int32_t)rows };
-	const RefArg     arg[] = { { .kind = REF_BUFFER, .data = c.x[0] }, { .kind = c.b ? REF_TENSOR : REF_NONE, .data = c.bias, .tensor = &vector },
-		                   { .kind = c.b2 ? REF_TENSOR : REF_NONE, .data = c.bias2, .tensor = &vector },
-		                   { .kind = c.r ? REF_BUFFER : REF_NONE, .data = c.res[0] }, { .kind = REF_BUFFER, .data = c.y[0] } };
-	ref_find(OP_all_reduce)(&(RefCall){ .step = &step, .s = &now, .arg = arg, .scratch = scratch, .n_peer = ranks, .peer = (const float *const *)c.x });
+	const PlanStep step = { .op = OP_all_reduce,
+		                .kernel = -1,
+		                .n_attr = 2,
+		                .attr = { { .key = "width", .kind = ATTR_INT, .i = width },
+		                          { .key = "scale", .kind = ATTR_NUM, .f = 0.75 } } };
+	const llmc_step now = { .n_tok = (int32_t)rows };
+	const RefArg arg[] = {
+		{ .kind = REF_BUFFER, .data = c.x[0] },
+		{ .kind = c.b ? REF_TENSOR : REF_NONE, .data = c.bias, .tensor = &vector },
+		{ .kind = c.b2 ? REF_TENSOR : REF_NONE, .data = c.bias2, .tensor = &vector },
+		{ .kind = c.r ? REF_BUFFER : REF_NONE, .data = c.res[0] },
+		{ .kind = REF_BUFFER, .data = c.y[0] }
+	};
+	ref_find(OP_all_reduce)(&(RefCall){ .step = &step,
+	                                    .s = &now,
+	                                    .arg = arg,
+	                                    .scratch = scratch,
+	                                    .n_peer = ranks,
+	                                    .peer = (const float *const *)c.x });
 	assert_memory_equal(c.y[0], want, (size_t)n * 4);
 	memset(c.y[0], 0xff, (size_t)n * 4);
 
-	assert_int_equal(comm_threads((CommShape){ .ranks = ranks, .team = ranks, .parts = parts }, c.comm, &err), LLMC_OK);
+	assert_int_equal(comm_threads((CommShape){ .ranks = ranks, .team = ranks, .parts = parts },
+	                              c.comm, &err),
+	                 LLMC_OK);
 	run_threads(&c, sum_main);
 	for (int k = 0; k < ranks; k++) {
 		assert_memory_equal(c.same ? c.res[k] : c.y[k], want, (size_t)n * 4);
@@ -137,18 +171,18 @@ sums_are_in_the_order_of_ranks(void **state)
 			sum_case(ranks, parts, 3, 37, 3, false);
 			sum_case(ranks, parts, 1, 1, 1, false);
 		}
-	sum_case(3, 2, 33, 576, 2, true);  /* several pieces, in place */
+	sum_case(3, 2, 33, 576, 2, true); /* several pieces, in place */
 	sum_case(4, 1, 7, 5003, 3, true);
-	sum_case(3, 3, 0, 8, 3, false);    /* no row */
+	sum_case(3, 3, 0, 8, 3, false); /* no row */
 }
 
 /* One rank behind the others by as much as can be: slots of two pieces are enough. */
 static void
 many_rounds_keep_apart(void **state)
 {
-	Case       c = { .ranks = 4, .parts = 2, .rows = 2, .width = 40, .rounds = 3000 };
+	Case c = { .ranks = 4, .parts = 2, .rows = 2, .width = 40, .rounds = 3000 };
 	llmc_error err;
-	float      want[80];
+	float want[80];
 
 	(void)state;
 	for (int k = 0; k < c.ranks; k++) {
@@ -162,7 +196,10 @@ many_rounds_keep_apart(void **state)
 		for (int k = 1; k < c.ranks; k++)
 			want[i] += c.x[k][i];
 	}
-	assert_int_equal(comm_threads((CommShape){ .ranks = c.ranks, .team = c.ranks, .parts = c.parts }, c.comm, &err), LLMC_OK);
+	assert_int_equal(
+	    comm_threads((CommShape){ .ranks = c.ranks, .team = c.ranks, .parts = c.parts }, c.comm,
+	                 &err),
+	    LLMC_OK);
 	run_threads(&c, sum_main);
 	for (int k = 0; k < c.ranks; k++) {
 		assert_memory_equal(c.y[k], want, sizeof want);
@@ -176,20 +213,24 @@ static void *
 join_main(void *arg)
 {
 	Thread *t = arg;
-	Case   *c = t->c;
+	Case *c = t->c;
 
 	t->ok = comm_all_gather(c->comm[t->rank], t->part,
-	                  &(CommGather){ .x = c->x[t->rank], .y = t->rank < 2 ? c->y[t->rank] : NULL, .rows = c->rows, .width = c->width, .unit = c->unit });
+	                        &(CommGather){ .x = c->x[t->rank],
+	                                       .y = t->rank < 2 ? c->y[t->rank] : NULL,
+	                                       .rows = c->rows,
+	                                       .width = c->width,
+	                                       .unit = c->unit });
 	return NULL;
 }
 
 static void
 join_case(int ranks, int parts, int64_t rows, int64_t width, int64_t unit)
 {
-	Case       c = { .ranks = ranks, .parts = parts, .rows = rows, .width = width, .unit = unit };
+	Case c = { .ranks = ranks, .parts = parts, .rows = rows, .width = width, .unit = unit };
 	llmc_error err;
-	float     *want = calloc((size_t)(rows * width) + 1, 4);
-	int64_t    first, count, at = 0;
+	float *want = calloc((size_t)(rows * width) + 1, 4);
+	int64_t first, count, at = 0;
 
 	for (int64_t i = 0; i < rows * width; i++)
 		want[i] = noise((uint64_t)i);
@@ -204,15 +245,25 @@ join_case(int ranks, int parts, int64_t rows, int64_t width, int64_t unit)
 	}
 	assert_int_equal(at, width);
 
-	const PlanStep  step = { .op = OP_all_gather, .kernel = -1, .n_attr = 2,
-		                 .attr = { { .key = "width", .kind = ATTR_INT, .i = width }, { .key = "unit", .kind = ATTR_INT, .i = unit } } };
+	const PlanStep step = { .op = OP_all_gather,
+		                .kernel = -1,
+		                .n_attr = 2,
+		                .attr = { { .key = "width", .kind = ATTR_INT, .i = width },
+		                          { .key = "unit", .kind = ATTR_INT, .i = unit } } };
 	const llmc_step now = { .n_tok = (int32_t)rows };
-	const RefArg    arg[] = { { .kind = REF_BUFFER, .data = c.x[0] }, { .kind = REF_BUFFER, .data = c.y[0] } };
-	ref_find(OP_all_gather)(&(RefCall){ .step = &step, .s = &now, .arg = arg, .n_peer = ranks, .peer = (const float *const *)c.x });
+	const RefArg arg[] = { { .kind = REF_BUFFER, .data = c.x[0] },
+		               { .kind = REF_BUFFER, .data = c.y[0] } };
+	ref_find(OP_all_gather)(&(RefCall){ .step = &step,
+	                                    .s = &now,
+	                                    .arg = arg,
+	                                    .n_peer = ranks,
+	                                    .peer = (const float *const *)c.x });
 	assert_memory_equal(c.y[0], want, (size_t)(rows * width) * 4);
 	memset(c.y[0], 0xff, (size_t)(rows * width) * 4);
 
-	assert_int_equal(comm_threads((CommShape){ .ranks = ranks, .team = ranks, .parts = parts }, c.comm, &err), LLMC_OK);
+	assert_int_equal(comm_threads((CommShape){ .ranks = ranks, .team = ranks, .parts = parts },
+	                              c.comm, &err),
+	                 LLMC_OK);
 	run_threads(&c, join_main);
 	for (int k = 0; k < ranks; k++) {
 		if (k < 2)
@@ -238,14 +289,15 @@ joins_of_uneven_shares(void **state)
 static void *
 bytes_main(void *arg)
 {
-	Thread       *t = arg;
+	Thread *t = arg;
 	unsigned char *data = malloc(700001);
 
 	t->ok = true;
 	for (size_t n = 1, i = 0; n <= 700001 && t->ok; n = n * 3 + 1, i++) {
 		for (size_t k = 0; k < n; k++)
 			data[k] = t->rank ? 0 : (unsigned char)(k * 31 + i);
-		t->ok = t->rank ? comm_receive(t->c->comm[t->rank], data, n) : comm_send(t->c->comm[0], data, n);
+		t->ok = t->rank ? comm_receive(t->c->comm[t->rank], data, n)
+		                : comm_send(t->c->comm[0], data, n);
 		for (size_t k = 0; k < n && t->ok; k++)
 			t->ok = data[k] == (unsigned char)(k * 31 + i);
 	}
@@ -256,37 +308,45 @@ bytes_main(void *arg)
 static void
 bytes_arrive_in_order(void **state)
 {
-	Case       c = { .ranks = 4, .parts = 1 };
+	Case c = { .ranks = 4, .parts = 1 };
 	llmc_error err;
 
 	(void)state;
-	assert_int_equal(comm_threads((CommShape){ .ranks = c.ranks, .team = c.ranks, .parts = 1 }, c.comm, &err), LLMC_OK);
+	assert_int_equal(comm_threads((CommShape){ .ranks = c.ranks, .team = c.ranks, .parts = 1 },
+	                              c.comm, &err),
+	                 LLMC_OK);
 	run_threads(&c, bytes_main);
 	for (int k = 0; k < c.ranks; k++)
 		comm_close(c.comm[k]);
 }
 
-/* Each rank adds one to what the rank before it hands on; rank 0 begins, as far ahead of the last one as there is room. */
+/* Each rank adds one to what the rank before it hands on; rank 0 begins, as far ahead of the last
+ * one as there is room. */
 static void *
 ring_main(void *arg)
 {
-	Thread    *t = arg;
+	Thread *t = arg;
 	enum { ROUNDS = 400, MOST = 900, AHEAD = 5 };
-	uint32_t   data[MOST];
+	uint32_t data[MOST];
 
 	t->ok = true;
 	for (int i = 0; i < ROUNDS + AHEAD && t->ok; i++) {
-		const int in = t->rank ? i : i - AHEAD, n_in = (in * 37) % MOST + 1, n_out = (i * 37) % MOST + 1;
+		const int in = t->rank ? i : i - AHEAD, n_in = (in * 37) % MOST + 1,
+		          n_out = (i * 37) % MOST + 1;
 		if (in >= 0 && in < ROUNDS) {
-			t->ok = comm_pipe_receive(t->c->comm[t->rank], data, (size_t)n_in * sizeof *data);
+			t->ok = comm_pipe_receive(t->c->comm[t->rank], data,
+			                          (size_t)n_in * sizeof *data);
 			for (int k = 0; k < n_in && t->ok; k++)
-				t->ok = data[k] == (uint32_t)(in * 1000 + k + (t->rank ? t->rank - 1 : t->c->ranks - 1));
+				t->ok = data[k] ==
+				        (uint32_t)(in * 1000 + k +
+				                   (t->rank ? t->rank - 1 : t->c->ranks - 1));
 		}
 		if (i >= ROUNDS)
 			continue;
 		for (int k = 0; k < n_out; k++)
 			data[k] = (uint32_t)(i * 1000 + k + t->rank);
-		t->ok = t->ok && comm_pipe_send(t->c->comm[t->rank], data, (size_t)n_out * sizeof *data);
+		t->ok = t->ok &&
+		        comm_pipe_send(t->c->comm[t->rank], data, (size_t)n_out * sizeof *data);
 	}
 	return NULL;
 }
@@ -296,19 +356,25 @@ static void
 a_choice_is_of_one_rank(void **state)
 {
 	enum { N = 7, TOP_K = 3, RANKS_OF_EXPERTS = 3 };
-	int32_t         id[2 * TOP_K] = { 6, 0, 3, 2, 4, 5 };
+	int32_t id[2 * TOP_K] = { 6, 0, 3, 2, 4, 5 };
 	const llmc_step now = { .n_tok = 2 };
-	int             seen[2 * TOP_K] = { 0 };
+	int seen[2 * TOP_K] = { 0 };
 
 	(void)state;
 	for (int r = 0; r < RANKS_OF_EXPERTS; r++) {
 		int64_t first, count;
 		int32_t own[2 * TOP_K];
 		op_share(N, 1, RANKS_OF_EXPERTS, r, &first, &count);
-		const PlanStep step = { .op = OP_local_experts, .kernel = -1, .n_attr = 4,
-			                .attr = { { .key = "n_experts", .kind = ATTR_INT, .i = N }, { .key = "top_k", .kind = ATTR_INT, .i = TOP_K },
-			                          { .key = "first", .kind = ATTR_INT, .i = first }, { .key = "count", .kind = ATTR_INT, .i = count } } };
-		const RefArg arg[] = { { .kind = REF_BUFFER, .data = id }, { .kind = REF_BUFFER, .data = own } };
+		const PlanStep step = { .op = OP_local_experts,
+			                .kernel = -1,
+			                .n_attr = 4,
+			                .attr = {
+			                    { .key = "n_experts", .kind = ATTR_INT, .i = N },
+			                    { .key = "top_k", .kind = ATTR_INT, .i = TOP_K },
+			                    { .key = "first", .kind = ATTR_INT, .i = first },
+			                    { .key = "count", .kind = ATTR_INT, .i = count } } };
+		const RefArg arg[] = { { .kind = REF_BUFFER, .data = id },
+			               { .kind = REF_BUFFER, .data = own } };
 		ref_find(OP_local_experts)(&(RefCall){ .step = &step, .s = &now, .arg = arg });
 		for (int i = 0; i < 2 * TOP_K; i++)
 			if (own[i] >= 0) {
@@ -327,51 +393,66 @@ bytes_go_round(void **state)
 {
 	llmc_error err;
 	/* the reference's op: what the stage before leaves, as it is */
-	const PlanStep step = { .op = OP_stage_in, .kernel = -1, .n_attr = 1, .attr = { { .key = "hidden", .kind = ATTR_INT, .i = 3 } } };
+	const PlanStep step = { .op = OP_stage_in,
+		                .kernel = -1,
+		                .n_attr = 1,
+		                .attr = { { .key = "hidden", .kind = ATTR_INT, .i = 3 } } };
 	const llmc_step now = { .n_tok = 2 };
-	const float     left[6] = { 1, -2, 3, 0.5f, 1e9f, -0.0f }, *const peer[] = { left };
-	float           y[6] = { 0 };
-	const RefArg    arg[] = { { .kind = REF_BUFFER, .data = y } };
+	const float left[6] = { 1, -2, 3, 0.5f, 1e9f, -0.0f }, *const peer[] = { left };
+	float y[6] = { 0 };
+	const RefArg arg[] = { { .kind = REF_BUFFER, .data = y } };
 
 	(void)state;
-	ref_find(OP_stage_in)(&(RefCall){ .step = &step, .s = &now, .arg = arg, .n_peer = 1, .peer = peer });
+	ref_find(OP_stage_in)(
+	    &(RefCall){ .step = &step, .s = &now, .arg = arg, .n_peer = 1, .peer = peer });
 	assert_memory_equal(y, left, sizeof y);
 	for (int ranks = 2; ranks < 5; ranks++) {
 		Case c = { .ranks = ranks, .parts = 1 };
-		/* pipes that are shorter than a message, and one that holds all that is on its way */
-		assert_int_equal(comm_threads((CommShape){ .ranks = c.ranks, .team = 1, .parts = 1, .onward = 1000, .back = 32000 }, c.comm, &err), LLMC_OK);
+		/* pipes that are shorter than a message, and one that holds all that is on its way
+		 */
+		assert_int_equal(comm_threads((CommShape){ .ranks = c.ranks,
+		                                           .team = 1,
+		                                           .parts = 1,
+		                                           .onward = 1000,
+		                                           .back = 32000 },
+		                              c.comm, &err),
+		                 LLMC_OK);
 		run_threads(&c, ring_main);
 		for (int k = 0; k < c.ranks; k++)
 			comm_close(c.comm[k]);
 	}
 }
 
-/* Three stages of two ranks: sums of a stage, of which each has another number, are those of its ranks; what its first rank makes goes to the first of the next,
- * the second's to the second, and from the last stage to rank 0 alone; rank 0 collects what all have. */
+/* Three stages of two ranks: sums of a stage, of which each has another number, are those of its
+ * ranks; what its first rank makes goes to the first of the next, the second's to the second, and
+ * from the last stage to rank 0 alone; rank 0 collects what all have. */
 static void *
 stages_main(void *arg)
 {
-	Thread   *t = arg;
-	Comm     *c = t->c->comm[t->rank];
+	Thread *t = arg;
+	Comm *c = t->c->comm[t->rank];
 	const int stage = t->rank / 2;
-	float     x[37], y[37], got = 0;
-	int32_t   own[5000], *all = t->rank ? NULL : malloc(sizeof own * (size_t)t->c->ranks);
+	float x[37], y[37], got = 0;
+	int32_t own[5000], *all = t->rank ? NULL : malloc(sizeof own * (size_t)t->c->ranks);
 
 	t->ok = true;
 	for (int round = 0; round < 60 && t->ok; round++) {
 		if (stage)
-			t->ok = comm_pipe_receive(c, &got, sizeof got) && got == (float)(round + 10 * (t->rank - 2));
+			t->ok = comm_pipe_receive(c, &got, sizeof got) &&
+			        got == (float)(round + 10 * (t->rank - 2));
 		for (int i = 0; i < 5 + 3 * stage && t->ok; i++) {
 			for (int k = 0; k < 37; k++)
 				x[k] = (float)(k + t->rank + i);
-			t->ok = comm_all_reduce(c, 0, &(CommReduce){ .x = x, .y = y, .rows = 1, .width = 37 });
+			t->ok = comm_all_reduce(
+			    c, 0, &(CommReduce){ .x = x, .y = y, .rows = 1, .width = 37 });
 			for (int k = 0; k < 37; k++)
 				t->ok = t->ok && y[k] == (float)(2 * (k + i) + 4 * stage + 1);
 		}
 		got = (float)(round + 10 * t->rank);
 		t->ok = t->ok && (t->rank == 5 || comm_pipe_send(c, &got, sizeof got));
 		if (t->rank == 0)
-			t->ok = t->ok && comm_pipe_receive(c, &got, sizeof got) && got == (float)(round + 40);
+			t->ok = t->ok && comm_pipe_receive(c, &got, sizeof got) &&
+			        got == (float)(round + 40);
 		const int n = round % 7 ? round * 3 + 1 : 5000;
 		for (int k = 0; k < n; k++)
 			own[k] = t->rank * 100000 + round + k;
@@ -386,11 +467,14 @@ stages_main(void *arg)
 static void
 stages_of_several_ranks(void **state)
 {
-	Case       c = { .ranks = 6, .parts = 1 };
+	Case c = { .ranks = 6, .parts = 1 };
 	llmc_error err;
 
 	(void)state;
-	assert_int_equal(comm_threads((CommShape){ .ranks = 6, .team = 2, .parts = 1, .onward = 40, .back = 4 }, c.comm, &err), LLMC_OK);
+	assert_int_equal(
+	    comm_threads((CommShape){ .ranks = 6, .team = 2, .parts = 1, .onward = 40, .back = 4 },
+	                 c.comm, &err),
+	    LLMC_OK);
 	run_threads(&c, stages_main);
 	for (int k = 0; k < c.ranks; k++)
 		comm_close(c.comm[k]);
@@ -400,16 +484,18 @@ static void *
 waiting_main(void *arg)
 {
 	Thread *t = arg;
-	char    byte;
-	float   x = 1, y;
+	char byte;
+	float x = 1, y;
 
 	if (t->rank == 2) {
 		comm_end(t->c->comm[2]);
 		t->ok = comm_ended(t->c->comm[2]);
 	} else if (t->rank == 1) {
-		t->ok = !comm_receive(t->c->comm[1], &byte, 1) && !comm_pipe_receive(t->c->comm[1], &byte, 1);
+		t->ok = !comm_receive(t->c->comm[1], &byte, 1) &&
+		        !comm_pipe_receive(t->c->comm[1], &byte, 1);
 	} else {
-		t->ok = !comm_all_reduce(t->c->comm[0], 0, &(CommReduce){ .x = &x, .y = &y, .rows = 1, .width = 1 });
+		t->ok = !comm_all_reduce(t->c->comm[0], 0,
+		                         &(CommReduce){ .x = &x, .y = &y, .rows = 1, .width = 1 });
 	}
 	return NULL;
 }
@@ -419,10 +505,13 @@ an_end_wakes_who_waits(void **state)
 {
 	(void)state;
 	for (int i = 0; i < 20; i++) {
-		Case       c = { .ranks = 3, .parts = 1 };
+		Case c = { .ranks = 3, .parts = 1 };
 		llmc_error err;
-		char       byte = 0;
-		assert_int_equal(comm_threads((CommShape){ .ranks = c.ranks, .team = c.ranks, .parts = 1 }, c.comm, &err), LLMC_OK);
+		char byte = 0;
+		assert_int_equal(
+		    comm_threads((CommShape){ .ranks = c.ranks, .team = c.ranks, .parts = 1 },
+		                 c.comm, &err),
+		    LLMC_OK);
 		run_threads(&c, waiting_main);
 		assert_false(comm_send(c.comm[0], &byte, 1));
 		for (int k = 0; k < c.ranks; k++)
@@ -434,9 +523,14 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(sums_are_in_the_order_of_ranks), cmocka_unit_test(many_rounds_keep_apart), cmocka_unit_test(joins_of_uneven_shares),
-		cmocka_unit_test(bytes_arrive_in_order), cmocka_unit_test(bytes_go_round), cmocka_unit_test(stages_of_several_ranks),
-		cmocka_unit_test(a_choice_is_of_one_rank), cmocka_unit_test(an_end_wakes_who_waits),
+		cmocka_unit_test(sums_are_in_the_order_of_ranks),
+		cmocka_unit_test(many_rounds_keep_apart),
+		cmocka_unit_test(joins_of_uneven_shares),
+		cmocka_unit_test(bytes_arrive_in_order),
+		cmocka_unit_test(bytes_go_round),
+		cmocka_unit_test(stages_of_several_ranks),
+		cmocka_unit_test(a_choice_is_of_one_rank),
+		cmocka_unit_test(an_end_wakes_who_waits),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

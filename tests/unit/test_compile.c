@@ -1,4 +1,5 @@
-/* The compiler as a whole: same input, same bytes; plans that the reader takes; clean ends when memory is out. */
+/* The compiler as a whole: same input, same bytes; plans that the reader takes; clean ends when
+ * memory is out. */
 #include "compiler_util.h"
 
 #include <unistd.h>
@@ -43,11 +44,13 @@ same_files(const Compiled *a, const Compiled *b)
 
 BENCH_TEST(same_input_same_bytes)
 {
-	static const char yaml[] = "llmc: 1\nname: tiny\nfamily: gemma3\nvocab_size: 96\nmax_positions: 64\nn_layers: 3\nhidden: 32\n"
-	                           "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 8, score_cap: 12.5}\nffn: {width: 48}\nhead: {tied: true}\n";
+	static const char yaml[] = "llmc: 1\nname: tiny\nfamily: gemma3\nvocab_size: "
+	                           "96\nmax_positions: 64\nn_layers: 3\nhidden: 32\n"
+	                           "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 8, score_cap: "
+	                           "12.5}\nffn: {width: 48}\nhead: {tied: true}\n";
 	const Compiled *c[2];
-	Tempdir         t;
-	char            cwd[1024];
+	Tempdir t;
+	char cwd[1024];
 
 	assert_int_equal(tempdir_open(&t), 0);
 	assert_non_null(getcwd(cwd, sizeof cwd));
@@ -56,7 +59,8 @@ BENCH_TEST(same_input_same_bytes)
 			assert_int_equal(chdir(t.path), 0);
 			locale_comma();
 		}
-		b->spec = spec_from_text("tiny.yaml", yaml, sizeof yaml - 1, NULL, &b->diag, &b->arena);
+		b->spec =
+		    spec_from_text("tiny.yaml", yaml, sizeof yaml - 1, NULL, &b->diag, &b->arena);
 		assert_non_null(b->spec);
 		c[k] = compile_ok(b, "cpu-v3");
 	}
@@ -73,13 +77,15 @@ round_trip(Bench *b, int n)
 {
 	bench_file(b, tiny_models[n]);
 	for (size_t t = 0; t < sizeof targets / sizeof *targets; t++) {
-		const Compiled     *c = compile_ok(b, targets[t]);
-		const ArtifactFile *f = file_of(c, arena_printf(&b->arena, "plan-%s.json", targets[t]));
-		Plan               *p;
-		llmc_error          err;
-		Strbuf              again = { 0 };
+		const Compiled *c = compile_ok(b, targets[t]);
+		const ArtifactFile *f =
+		    file_of(c, arena_printf(&b->arena, "plan-%s.json", targets[t]));
+		Plan *p;
+		llmc_error err;
+		Strbuf again = { 0 };
 
-		if (plan_read(f->text, f->size, f->path, &b->arena, &p, &err) != LLMC_OK || plan_check(p, &err) != LLMC_OK)
+		if (plan_read(f->text, f->size, f->path, &b->arena, &p, &err) != LLMC_OK ||
+		    plan_check(p, &err) != LLMC_OK)
 			fail_msg("%s: %s", tiny_models[n], err.text);
 		plan_write(p, &again);
 		assert_int_equal(again.len, f->size);
@@ -100,10 +106,10 @@ the_reader_takes_every_plan(void **state)
 
 BENCH_TEST(targets_share_an_artifact)
 {
-	Tempdir         t;
-	llmc_error      err;
+	Tempdir t;
+	llmc_error err;
 	const Compiled *c[3];
-	Strbuf          text = { 0 };
+	Strbuf text = { 0 };
 
 	assert_int_equal(tempdir_open(&t), 0);
 	bench_file(b, "llama");
@@ -116,7 +122,8 @@ BENCH_TEST(targets_share_an_artifact)
 	for (int k = 0; k < 3; k++)
 		for (size_t i = 0; i < c[k]->n_file; i++) {
 			strbuf_clear(&text);
-			const char *path = arena_printf(&b->arena, "%s/%s", dir, c[k]->file[i].path);
+			const char *path =
+			    arena_printf(&b->arena, "%s/%s", dir, c[k]->file[i].path);
 			assert_int_equal(file_read(path, 1 << 24, &text, &err), LLMC_OK);
 			assert_int_equal(text.len, c[k]->file[i].size);
 		}
@@ -143,18 +150,22 @@ BENCH_TEST(host_memory_holds_a_page_or_is_refused)
 	const char *set[] = { "kv.host=8192", "kv.dtype=f32", NULL };
 
 	for (int i = 0; i < 2; i++) {
-		b->spec = spec_from_file("tests/golden/graphs/llama.yaml", set, &b->diag, &b->arena);
+		b->spec =
+		    spec_from_file("tests/golden/graphs/llama.yaml", set, &b->diag, &b->arena);
 		assert_non_null(b->spec);
-		assert_true((compile_spec(b->spec, "cuda-sm_80", NULL, NULL, &b->diag, &b->arena) != NULL) == (i == 0));
+		assert_true((compile_spec(b->spec, "cuda-sm_80", NULL, NULL, &b->diag, &b->arena) !=
+		             NULL) == (i == 0));
 		set[0] = "kv.host=8191";
 	}
-	assert_non_null(strstr(strbuf_str(&b->diag.text), "kv.host = 8191: a page of this model has 8192 bytes"));
+	assert_non_null(strstr(strbuf_str(&b->diag.text),
+	                       "kv.host = 8191: a page of this model has 8192 bytes"));
 }
 
 BENCH_TEST(every_stage_can_be_dumped)
 {
 	static const char *const stage[] = { "spec", "graph", "fuse", "order", "plan" };
-	static const char *const has[] = { "n_layers: 2", "= rmsnorm ", "embed", "by reference", "memory" };
+	static const char *const has[] = { "n_layers: 2", "= rmsnorm ", "embed", "by reference",
+		                           "memory" };
 
 	bench_file(b, "llama");
 	for (int i = 0; i < 5; i++) {
@@ -194,12 +205,15 @@ BENCH_TEST(a_name_cannot_end_a_comment)
 
 /* ---- lines ---- */
 
-/* Steps and kernels name lines of the resolved description, which the artifact holds, not of what it was made from: each is the
- * line of the key that the step comes from, defaults included. */
+/* Steps and kernels name lines of the resolved description, which the artifact holds, not of what
+ * it was made from: each is the line of the key that the step comes from, defaults included. */
 BENCH_TEST(lines_are_those_of_the_artifacts_description)
 {
-	static const struct { const char *op, *line; } want[] = {
-		{ "embed", "vocab_size: 96" }, { "norm_qkv", "  n_heads: 4" }, { "attention", "  n_heads: 4" }, { "norm_glu", "  width: 48" },
+	static const struct {
+		const char *op, *line;
+	} want[] = {
+		{ "embed", "vocab_size: 96" },   { "norm_qkv", "  n_heads: 4" },
+		{ "attention", "  n_heads: 4" }, { "norm_glu", "  width: 48" },
 		{ "lm_head", "  tied: false" },
 	};
 	size_t found = 0;
@@ -219,9 +233,12 @@ BENCH_TEST(lines_are_those_of_the_artifacts_description)
 			if (strcmp(op_info[s->op].name, want[k].op) != 0)
 				continue;
 			if (strncmp(at, want[k].line, strlen(want[k].line)) != 0)
-				fail_msg("%s: line %d is \"%.20s\"", op_info[s->op].name, s->yaml_line, at);
+				fail_msg("%s: line %d is \"%.20s\"", op_info[s->op].name,
+				         s->yaml_line, at);
 			const ArtifactFile *f = file_of(c, c->plan->kernel[s->kernel].file);
-			assert_non_null(strstr(f->text, arena_printf(&b->arena, "lines of model.yaml: %d", s->yaml_line)));
+			assert_non_null(
+			    strstr(f->text, arena_printf(&b->arena, "lines of model.yaml: %d",
+			                                 s->yaml_line)));
 			found |= (size_t)1 << k;
 		}
 	}
@@ -235,7 +252,8 @@ BENCH_TEST(figures_are_those_of_the_model)
 	bench_file(b, "llama");
 	const Plan *p = compile_ok(b, "ref")->plan;
 	/* by hand: embedding and head, two norms and the final one, q o k v, gate up down */
-	int64_t layer = 2 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32, want = 2 * 96 * 32 + 32 + 2 * layer;
+	int64_t layer = 2 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32,
+	        want = 2 * 96 * 32 + 32 + 2 * layer;
 	int64_t bytes = 0, flops = 0;
 
 	assert_int_equal(p->n_params, want);
@@ -243,20 +261,22 @@ BENCH_TEST(figures_are_those_of_the_model)
 		bytes += p->phase[0].step[i].weight_bytes;
 		flops += p->phase[0].step[i].flops_per_row;
 	}
-	assert_int_equal(flops, 2 * (want - 96 * 32 - 5 * 32)); /* a gather and the norms multiply no matrix */
-	assert_int_equal(bytes, (want - 96 * 32) * 4);          /* dtype f32; of the embedding one row is read */
+	assert_int_equal(
+	    flops, 2 * (want - 96 * 32 - 5 * 32)); /* a gather and the norms multiply no matrix */
+	assert_int_equal(bytes,
+	                 (want - 96 * 32) * 4); /* dtype f32; of the embedding one row is read */
 	assert_int_equal(plan_layer_page_bytes(&p->pool[0]), 32 * 2 * 16 * 2);
 }
 
 /* ---- out of memory ---- */
 
-/* The nth piece of the arena is refused: the call ends through the arena's way out, with nothing left behind (the leak
- * checker looks). false: there were fewer pieces. */
+/* The nth piece of the arena is refused: the call ends through the arena's way out, with nothing
+ * left behind (the leak checker looks). false: there were fewer pieces. */
 static bool
 nth_fails(long n, const char *target)
 {
-	Arena       *arena = calloc(1, sizeof *arena);
-	Diag        *diag = calloc(1, sizeof *diag);
+	Arena *arena = calloc(1, sizeof *arena);
+	Diag *diag = calloc(1, sizeof *diag);
 	volatile bool jumped = false;
 
 	arena_init(arena);
@@ -264,7 +284,8 @@ nth_fails(long n, const char *target)
 	if (setjmp(arena->oom) || setjmp(diag->bug)) {
 		jumped = true;
 	} else {
-		const Spec *s = spec_from_file("tests/golden/graphs/qwen2-moe.yaml", NULL, diag, arena);
+		const Spec *s =
+		    spec_from_file("tests/golden/graphs/qwen2-moe.yaml", NULL, diag, arena);
 		assert_non_null(s);
 		arena->fail_after = arena->n_alloc + n;
 		assert_non_null(compile_spec(s, target, NULL, NULL, diag, arena));
@@ -299,7 +320,8 @@ main(void)
 		cmocka_unit_test(the_reader_takes_every_plan),
 		cmocka_unit_test(targets_share_an_artifact),
 		cmocka_unit_test(unknown_targets_and_stages_are_refused),
-		cmocka_unit_test(host_memory_holds_a_page_or_is_refused), cmocka_unit_test(every_stage_can_be_dumped),
+		cmocka_unit_test(host_memory_holds_a_page_or_is_refused),
+		cmocka_unit_test(every_stage_can_be_dumped),
 		cmocka_unit_test(the_plan_text_folds_equal_layers),
 		cmocka_unit_test(a_name_cannot_end_a_comment),
 		cmocka_unit_test(lines_are_those_of_the_artifacts_description),

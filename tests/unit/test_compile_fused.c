@@ -1,5 +1,6 @@
-/* Fused equals unfused: the same random checkpoint through both plans, on the reference. The checkpoint is made from the
- * places that the unfused plan names, so stacking weights must also put their sources together rightly. */
+/* Fused equals unfused: the same random checkpoint through both plans, on the reference. The
+ * checkpoint is made from the places that the unfused plan names, so stacking weights must also put
+ * their sources together rightly. */
 #include "compiler_util.h"
 
 #include <math.h>
@@ -19,7 +20,8 @@ next_random(uint32_t *s)
 }
 
 static void
-put_tensor(Strbuf *head, Strbuf *data, const char *name, int64_t rows, int64_t cols, float middle, float spread, uint32_t *r)
+put_tensor(Strbuf *head, Strbuf *data, const char *name, int64_t rows, int64_t cols, float middle,
+           float spread, uint32_t *r)
 {
 	size_t start = data->len;
 
@@ -27,7 +29,8 @@ put_tensor(Strbuf *head, Strbuf *data, const char *name, int64_t rows, int64_t c
 		float v = middle + spread * ((float)(next_random(r) >> 8) / 8388608.0f - 1.0f);
 		strbuf_add(data, &v, sizeof v);
 	}
-	strbuf_printf(head, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%lld", head->len > 1 ? "," : "", name, (long long)rows);
+	strbuf_printf(head, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%lld", head->len > 1 ? "," : "",
+	              name, (long long)rows);
 	if (cols)
 		strbuf_printf(head, ",%lld", (long long)cols);
 	strbuf_printf(head, "],\"data_offsets\":[%zu,%zu]}", start, data->len);
@@ -37,24 +40,27 @@ put_tensor(Strbuf *head, Strbuf *data, const char *name, int64_t rows, int64_t c
 static void
 write_checkpoint(const Plan *p, const char *path)
 {
-	Strbuf      head = { 0 }, data = { 0 }, file = { 0 };
-	uint32_t    r = 88172645u;
-	llmc_error  err;
+	Strbuf head = { 0 }, data = { 0 }, file = { 0 };
+	uint32_t r = 88172645u;
+	llmc_error err;
 
 	strbuf_putc(&head, '{');
 	for (int i = 0; i < p->n_tensor; i++)
 		for (int k = 0; k < p->tensor[i].n_src; k++) {
 			const PlanSource *s = &p->tensor[i].src[k];
-			char              quoted[300];
+			char quoted[300];
 			snprintf(quoted, sizeof quoted, "\"%s\"", s->name);
 			bool norm = s->cols == 0 && !strstr(s->name, "bias");
 			if (!strstr(strbuf_str(&head), quoted))
-				put_tensor(&head, &data, s->name, s->rows, s->cols, norm ? 1.0f : 0.0f, s->cols ? 0.4f : 0.2f, &r);
+				put_tensor(&head, &data, s->name, s->rows, s->cols,
+				           norm ? 1.0f : 0.0f, s->cols ? 0.4f : 0.2f, &r);
 		}
 	for (int i = 0; i < p->n_rope; i++)
 		for (int k = 0; k < 2; k++)
-			if (p->rope[i].factors_tensor[k] && !strstr(strbuf_str(&head), p->rope[i].factors_tensor[k]))
-				put_tensor(&head, &data, p->rope[i].factors_tensor[k], p->rope[i].dims / 2, 0, 2.0f, 0.5f, &r);
+			if (p->rope[i].factors_tensor[k] &&
+			    !strstr(strbuf_str(&head), p->rope[i].factors_tensor[k]))
+				put_tensor(&head, &data, p->rope[i].factors_tensor[k],
+				           p->rope[i].dims / 2, 0, 2.0f, 0.5f, &r);
 	strbuf_putc(&head, '}');
 	while (head.len % 8)
 		strbuf_putc(&head, ' ');
@@ -89,12 +95,12 @@ static void
 run(const Plan *p, const char *weights, float *logits)
 {
 	RuntimeOptions opt = { .weights = weights, .n_threads = 1 };
-	llmc_limits    lim = LLMC_INIT(llmc_limits);
-	llmc_error     err;
-	Runtime       *rt;
-	Session       *s;
-	llmc_seq       q;
-	int32_t        tok[N_TOK];
+	llmc_limits lim = LLMC_INIT(llmc_limits);
+	llmc_error err;
+	Runtime *rt;
+	Session *s;
+	llmc_seq q;
+	int32_t tok[N_TOK];
 
 	for (int i = 0; i < N_TOK; i++)
 		tok[i] = (int32_t)((i * 37 + 5) % p->vocab_used);
@@ -107,7 +113,8 @@ run(const Plan *p, const char *weights, float *logits)
 	lim.n_out = N_PROMPT;
 	if (plan_check(p, &err) != LLMC_OK || runtime_open(p, &opt, &rt, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
-	if (session_limits(p, &lim, &lim, &err) != LLMC_OK || session_open(rt, &lim, &s, &err) != LLMC_OK ||
+	if (session_limits(p, &lim, &lim, &err) != LLMC_OK ||
+	    session_open(rt, &lim, &s, &err) != LLMC_OK ||
 	    session_seq_new(s, N_TOK, &q, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
 	for (int at = 0; at < N_TOK;) {
@@ -124,10 +131,13 @@ run(const Plan *p, const char *weights, float *logits)
 static void
 check_model(Bench *b, int n)
 {
-	static const char *const set[] = { "storage.default=f32", "kv.dtype=f32", "dtype=f32", NULL };
+	static const char *const set[] = { "storage.default=f32", "kv.dtype=f32", "dtype=f32",
+		                           NULL };
 	Tempdir t;
 
-	b->spec = spec_from_file(arena_printf(&b->arena, "tests/golden/graphs/%s.yaml", tiny_models[n]), set, &b->diag, &b->arena);
+	b->spec =
+	    spec_from_file(arena_printf(&b->arena, "tests/golden/graphs/%s.yaml", tiny_models[n]),
+	                   set, &b->diag, &b->arena);
 	if (!b->spec)
 		fail_msg("%s", strbuf_str(&b->diag.text));
 	b->spec->n_storage = 0; /* whatever a description mixes, the checkpoint here is f32 */
@@ -137,7 +147,8 @@ check_model(Bench *b, int n)
 	const char *file = tempdir_file(&t, "model.safetensors");
 	assert_true(fused->phase[0].n_step < plain->phase[0].n_step);
 	write_checkpoint(plain, file);
-	float *x = NEW(&b->arena, float, N_TOK * plain->vocab), *y = NEW(&b->arena, float, N_TOK * plain->vocab);
+	float *x = NEW(&b->arena, float, N_TOK * plain->vocab),
+	      *y = NEW(&b->arena, float, N_TOK * plain->vocab);
 	run(plain, file, x);
 	run(fused, file, y);
 	double largest = 0, differ = 0;

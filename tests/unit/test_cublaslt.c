@@ -1,5 +1,6 @@
-/* cuBLASLt in the runtime, by its stand-in on the emulated GPU: the numbers of a model that it does the products of, which way is chosen and
- * kept, every one of its calls failing, what a machine may lack, and the times of ops. */
+/* cuBLASLt in the runtime, by its stand-in on the emulated GPU: the numbers of a model that it does
+ * the products of, which way is chosen and kept, every one of its calls failing, what a machine may
+ * lack, and the times of ops. */
 #include "tests/unit/cuda_util.h"
 
 #include <dirent.h>
@@ -10,7 +11,13 @@
 #include "runtime/cuda/cublaslt.h"
 #include "tests/unit/tempdir.h"
 
-enum { VOCAB = 300, LAYERS = 3, PRODUCTS = 4 /* q/k/v, o, gate and up, down */, FEW = 9, MANY = 128 };
+enum {
+	VOCAB = 300,
+	LAYERS = 3,
+	PRODUCTS = 4 /* q/k/v, o, gate and up, down */,
+	FEW = 9,
+	MANY = 128
+};
 
 static char cache[4096];
 static int32_t tok[MANY];
@@ -24,9 +31,11 @@ calls(const char *what)
 	return emu_count(name);
 }
 
-/* Run one chunk of n tokens in a session of the tiny model with weights of 16 bits; logits of the last. own: of a model that is opened and closed here */
+/* Run one chunk of n tokens in a session of the tiny model with weights of 16 bits; logits of the
+ * last. own: of a model that is opened and closed here */
 static llmc_status
-run_in(bool own, const char *mode, const char *dtype, const char *more, const char *arch, int32_t n, int32_t chunk, float out[VOCAB], llmc_error *err)
+run_in(bool own, const char *mode, const char *dtype, const char *more, const char *arch, int32_t n,
+       int32_t chunk, float out[VOCAB], llmc_error *err)
 {
 	char first[64];
 	const char *set[] = { first, more, NULL };
@@ -60,16 +69,17 @@ run_in(bool own, const char *mode, const char *dtype, const char *more, const ch
 }
 
 static llmc_status
-run(const char *mode, const char *dtype, const char *more, const char *arch, int32_t n, int32_t chunk, float out[VOCAB], llmc_error *err)
+run(const char *mode, const char *dtype, const char *more, const char *arch, int32_t n,
+    int32_t chunk, float out[VOCAB], llmc_error *err)
 {
 	return run_in(false, mode, dtype, more, arch, n, chunk, out, err);
 }
 
-#define OK(...)                                                                  \
-	do {                                                                         \
-		llmc_error ok_ = { 0 };                                                  \
-		if (run(__VA_ARGS__, &ok_) != LLMC_OK)                                   \
-			fail_msg("%s", ok_.text);                                            \
+#define OK(...)                                                                                    \
+	do {                                                                                       \
+		llmc_error ok_ = { 0 };                                                            \
+		if (run(__VA_ARGS__, &ok_) != LLMC_OK)                                             \
+			fail_msg("%s", ok_.text);                                                  \
 	} while (0)
 
 static void
@@ -85,12 +95,18 @@ close_to(const float *got, const float *want, float most)
 	assert_true(off <= most * (high - low)); /* also not NaN */
 }
 
-/* Both ways round activations to the same 16 bits; beside bf16 the library's gate and up are rounded, too. */
+/* Both ways round activations to the same 16 bits; beside bf16 the library's gate and up are
+ * rounded, too. */
 static void
 same_numbers(void **state)
 {
-	static const struct { const char *dtype, *more, *arch; float most; int products; } by[] = {
-		{ "bf16", NULL, "sm_80", 1e-2f, PRODUCTS }, { "f16", NULL, "sm_80", 1e-5f, PRODUCTS - 1 },
+	static const struct {
+		const char *dtype, *more, *arch;
+		float most;
+		int products;
+	} by[] = {
+		{ "bf16", NULL, "sm_80", 1e-2f, PRODUCTS },
+		{ "f16", NULL, "sm_80", 1e-5f, PRODUCTS - 1 },
 		{ "bf16", "hidden=128", "sm_90a", 1e-2f, PRODUCTS }, /* whole stages of wgmma */
 	};
 	float own[VOCAB], library[VOCAB];
@@ -101,13 +117,15 @@ same_numbers(void **state)
 		assert_int_equal(calls("Create") + calls("Matmul"), 0);
 		OK("always", by[i].dtype, by[i].more, by[i].arch, FEW, 16, library);
 		assert_int_equal(calls("Matmul"), LAYERS * by[i].products);
-		assert_int_equal(calls("MatmulAlgoGetHeuristic"), by[i].products * 5); /* 1, 2, 4, 8, 16 rows */
+		assert_int_equal(calls("MatmulAlgoGetHeuristic"),
+		                 by[i].products * 5); /* 1, 2, 4, 8, 16 rows */
 		close_to(library, own, by[i].most);
 		assert_true(memcmp(library, own, sizeof own) != 0 || i == 1);
 	}
 }
 
-/* Rows must not depend on how many there are; sums of f32 are nobody else's; and small steps are our own. */
+/* Rows must not depend on how many there are; sums of f32 are nobody else's; and small steps are
+ * our own. */
 static void
 not_asked(void **state)
 {
@@ -128,8 +146,13 @@ not_asked(void **state)
 static void
 memory_is_counted(void **state)
 {
-	static const struct { const char *mode, *arch; int32_t chunk; int64_t bytes; } by[] = {
-		{ "never", "sm_80", 128, 0 }, { "auto", "sm_80", 128, 4 << 20 }, { "auto", "sm_90a", 128, 32 << 20 }, { "auto", "sm_80", 127, 0 },
+	static const struct {
+		const char *mode, *arch;
+		int32_t chunk;
+		int64_t bytes;
+	} by[] = {
+		{ "never", "sm_80", 128, 0 },        { "auto", "sm_80", 128, 4 << 20 },
+		{ "auto", "sm_90a", 128, 32 << 20 }, { "auto", "sm_80", 127, 0 },
 		{ "always", "sm_80", 127, 4 << 20 }, { "auto", "sm_75", 128, 0 },
 	};
 	static const char *const set[] = { "dtype=bf16", NULL };
@@ -199,7 +222,8 @@ damage(const char *path, int how)
 		assert_int_equal(chmod(path, 0666), 0);
 }
 
-/* Open until nothing is left to measure (one start takes no longer than it may); how often the library was asked. */
+/* Open until nothing is left to measure (one start takes no longer than it may); how often the
+ * library was asked. */
 static long
 settle(int32_t chunk, float out[VOCAB])
 {
@@ -214,7 +238,8 @@ settle(int32_t chunk, float out[VOCAB])
 	return asked;
 }
 
-/* Measured once: another open asks the library nothing; what is damaged is measured again, and only that. */
+/* Measured once: another open asks the library nothing; what is damaged is measured again, and only
+ * that. */
 static void
 choices_are_kept(void **state)
 {
@@ -228,7 +253,8 @@ choices_are_kept(void **state)
 	assert_int_equal(calls("MatmulAlgoGetHeuristic"), 0);
 	assert_int_equal(emu_count("cuEventElapsedTime"), 0);
 	assert_memory_equal(again, first, sizeof first); /* the same way again */
-	assert_int_equal(calls("Create"), calls("Matmul") > 0); /* not needed where our own is faster everywhere */
+	assert_int_equal(calls("Create"),
+	                 calls("Matmul") > 0); /* not needed where our own is faster everywhere */
 	for (int how = 0; how < 3; how++) {
 		assert_int_equal(files(path), PRODUCTS);
 		damage(path, how);
@@ -244,11 +270,18 @@ choices_are_kept(void **state)
 }
 
 static const char *const calls_that_fail[] = {
-	"cublasLtCreate", "cublasLtMatmulPreferenceCreate", "cublasLtMatmulPreferenceSetAttribute", "cublasLtMatmulDescCreate",
-	"cublasLtMatmulDescSetAttribute", "cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutSetAttribute", "cublasLtMatmulAlgoGetHeuristic",
+	"cublasLtCreate",
+	"cublasLtMatmulPreferenceCreate",
+	"cublasLtMatmulPreferenceSetAttribute",
+	"cublasLtMatmulDescCreate",
+	"cublasLtMatmulDescSetAttribute",
+	"cublasLtMatrixLayoutCreate",
+	"cublasLtMatrixLayoutSetAttribute",
+	"cublasLtMatmulAlgoGetHeuristic",
 };
 
-/* What fails before a step is the library's own affair: our kernels go on, and what was opened is closed. */
+/* What fails before a step is the library's own affair: our kernels go on, and what was opened is
+ * closed. */
 static void
 refusals_before_a_step(void **state)
 {
@@ -314,7 +347,10 @@ choices_reach_so_far(void **state)
 
 /* ---- llmc_op_times ---- */
 
-typedef struct Told { int n, library, launches; bool sane; } Told;
+typedef struct Told {
+	int n, library, launches;
+	bool sane;
+} Told;
 
 static void
 tell(void *user, const llmc_op_time *t)
@@ -324,7 +360,8 @@ tell(void *user, const llmc_op_time *t)
 	all->n++;
 	all->library += t->library;
 	all->launches += t->n;
-	all->sane = all->sane && t->op && *t->op && t->n > 0 && t->seconds > 0 && t->weight_bytes >= 0;
+	all->sane =
+	    all->sane && t->op && *t->op && t->n > 0 && t->seconds > 0 && t->weight_bytes >= 0;
 }
 
 static void
@@ -337,7 +374,8 @@ step_of(llmc_session *s, llmc_seq *q, int32_t n, float *out)
 	assert_int_equal(llmc_forward(s, &c, 1, out, &err), LLMC_OK);
 }
 
-/* Products of the library are in the graphs that are measured; a later step is what it would have been. */
+/* Products of the library are in the graphs that are measured; a later step is what it would have
+ * been. */
 static void
 times_of_ops(void **state)
 {
@@ -394,7 +432,9 @@ failures_in_a_step(void **state)
 		OK("always", "bf16", NULL, "sm_80", FEW, 16, got);
 		emu_fail(NULL, 0, 0);
 		close_to(got, own, 1e-2f);
-		assert_int_equal(calls("Matmul"), 1 + LAYERS * (PRODUCTS - 1) + 0); /* this kernel's product is not tried again */
+		assert_int_equal(calls("Matmul"),
+		                 1 + LAYERS * (PRODUCTS - 1) +
+		                     0); /* this kernel's product is not tried again */
 	}
 	emu_fail("cublasLtMatmul", 6, 719);
 	assert_int_equal(run("always", "bf16", NULL, "sm_80", FEW, 16, got, &err), LLMC_E_DEVICE);
@@ -406,7 +446,8 @@ failures_in_a_step(void **state)
 	close_to(got, own, 1e-2f);
 }
 
-/* While it measures, any call of the driver or of the library may fail: an error with a sentence or none, and nothing is left. */
+/* While it measures, any call of the driver or of the library may fail: an error with a sentence or
+ * none, and nothing is left. */
 static void
 failures_while_measuring(void **state)
 {
@@ -418,7 +459,8 @@ failures_while_measuring(void **state)
 	close_models();
 	for (int left = files(path); left > 0; left = files(path))
 		assert_int_equal(unlink(path), 0);
-	if (run_in(true, "auto", "bf16", "n_layers=1", "sm_80", FEW, MANY, x, &(llmc_error){ 0 }) != LLMC_OK)
+	if (run_in(true, "auto", "bf16", "n_layers=1", "sm_80", FEW, MANY, x, &(llmc_error){ 0 }) !=
+	    LLMC_OK)
 		fail();
 	total = emu_count(NULL);
 	assert_int_equal(emu_count("cuEventCreate"), emu_count("cuEventDestroy_v2"));
@@ -428,10 +470,12 @@ failures_while_measuring(void **state)
 		for (int left = files(path); left > 0; left = files(path))
 			assert_int_equal(unlink(path), 0);
 		emu_fail(NULL, n, n % 2 ? 2 : 719);
-		llmc_status status = run_in(true, "auto", "bf16", "n_layers=1", "sm_80", FEW, MANY, x, &err);
+		llmc_status status =
+		    run_in(true, "auto", "bf16", "n_layers=1", "sm_80", FEW, MANY, x, &err);
 		emu_fail(NULL, 0, 0);
 		failed += status != LLMC_OK;
-		if (status != LLMC_OK && (!err.text[0] || (status != LLMC_E_DEVICE && status != LLMC_E_MEMORY)))
+		if (status != LLMC_OK &&
+		    (!err.text[0] || (status != LLMC_E_DEVICE && status != LLMC_E_MEMORY)))
 			fail_msg("call %ld: status %d, %s", n, status, err.text);
 	}
 	assert_true(failed > 1);
@@ -452,7 +496,8 @@ apart(const char *mode, const char *dir, llmc_status want, const char *word)
 		llmc_status status = run(mode, "bf16", "n_layers=1", "sm_80", FEW, MANY, x, &err);
 		bool ok = status == want && strstr(err.text, word);
 		if (!ok)
-			fprintf(stderr, "LLMC_CUBLASLT=%s: status %d: %s\n", mode, status, err.text);
+			fprintf(stderr, "LLMC_CUBLASLT=%s: status %d: %s\n", mode, status,
+			        err.text);
 		_exit(!ok);
 	}
 	waitpid(pid, &code, 0);
@@ -476,20 +521,27 @@ machines(void **state)
 	assert_non_null(strstr(err.text, "is of CUDA 13.0, the driver is for CUDA 12"));
 	assert_null(l.lib);
 	assert_int_equal(tempdir_open(&t), 0);
-	for (const char *const *name = (const char *const[]){ "libcuda.so.1", "libnvrtc.so.13", NULL }; *name; name++) {
+	for (const char *const *name =
+	         (const char *const[]){ "libcuda.so.1", "libnvrtc.so.13", NULL };
+	     *name; name++) {
 		snprintf(from, sizeof from, "%s/%s", emu, *name);
 		snprintf(to, sizeof to, "%s/%s", t.path, *name);
 		assert_int_equal(symlink(from, to), 0);
 	}
 	assert_int_equal(apart("auto", t.path, LLMC_OK, ""), 0);
-	assert_int_equal(apart("always", t.path, LLMC_E_MISSING, "LLMC_CUBLASLT is \"always\", but cuBLASLt: not found"), 0);
-	assert_int_equal(apart("sometimes", NULL, LLMC_E_INPUT, "LLMC_CUBLASLT is \"sometimes\", expected auto, always or never"), 0);
+	assert_int_equal(apart("always", t.path, LLMC_E_MISSING,
+	                       "LLMC_CUBLASLT is \"always\", but cuBLASLt: not found"),
+	                 0);
+	assert_int_equal(apart("sometimes", NULL, LLMC_E_INPUT,
+	                       "LLMC_CUBLASLT is \"sometimes\", expected auto, always or never"),
+	                 0);
 	/* a library of that name which is another one */
 	snprintf(from, sizeof from, "%s/libnvrtc.so.13", emu);
 	snprintf(to, sizeof to, "%s/libcublasLt.so.13", t.path);
 	assert_int_equal(symlink(from, to), 0);
 	assert_int_equal(apart("auto", t.path, LLMC_OK, ""), 0);
-	assert_int_equal(apart("always", t.path, LLMC_E_MISSING, "is too old: it lacks cublasLtGetVersion"), 0);
+	assert_int_equal(
+	    apart("always", t.path, LLMC_E_MISSING, "is too old: it lacks cublasLtGetVersion"), 0);
 	tempdir_close(&t);
 }
 

@@ -1,4 +1,5 @@
-/* The CUDA runtime on the emulated GPU: tokens, what one costs in driver calls, and every driver call failing once. */
+/* The CUDA runtime on the emulated GPU: tokens, what one costs in driver calls, and every driver
+ * call failing once. */
 #include "runtime/cuda/cuda.h"
 #include "tests/unit/cuda_whole.h"
 #include "tests/unit/tempdir.h"
@@ -8,10 +9,14 @@ static int32_t reference[40];
 static void
 targets(void **state)
 {
-	static const struct { int cc; const char *best; } want[] = {
-		{ 70, NULL }, { 75, "cuda-sm_75" }, { 80, "cuda-sm_80" }, { 86, "cuda-sm_86" }, { 87, "cuda-sm_86" }, { 89, "cuda-sm_89" },
-		{ 90, "cuda-sm_90a" }, { 100, "cuda-sm_100a" }, { 103, "cuda-sm_89" }, { 110, "cuda-sm_89" }, { 120, "cuda-sm_120a" },
-		{ 121, "cuda-sm_89" },
+	static const struct {
+		int cc;
+		const char *best;
+	} want[] = {
+		{ 70, NULL },          { 75, "cuda-sm_75" },    { 80, "cuda-sm_80" },
+		{ 86, "cuda-sm_86" },  { 87, "cuda-sm_86" },    { 89, "cuda-sm_89" },
+		{ 90, "cuda-sm_90a" }, { 100, "cuda-sm_100a" }, { 103, "cuda-sm_89" },
+		{ 110, "cuda-sm_89" }, { 120, "cuda-sm_120a" }, { 121, "cuda-sm_89" },
 	};
 	char arch[16];
 
@@ -36,7 +41,8 @@ targets(void **state)
 	assert_string_equal(arch, "sm_90a");
 	cuda_arch(0, "cuda-sm_80", arch);
 	assert_string_equal(arch, "sm_80");
-	/* images: the same major and no earlier minor, "a" exactly, Tegra (8.7, 11.0) with nobody */
+	/* images: the same major and no earlier minor, "a" exactly, Tegra (8.7, 11.0) with nobody
+	 */
 	assert_true(cuda_image_fits("cuda-sm_80", 86));
 	assert_true(cuda_image_fits("cuda-sm_86", 89));
 	assert_false(cuda_image_fits("cuda-sm_86", 80));
@@ -60,21 +66,33 @@ same_tokens(void **state)
 	llmc_error err;
 
 	(void)state;
-	if (shared_tiny("ref", NULL, NULL, &m, &err) != LLMC_OK || greedy(m, 36, reference, &err) != LLMC_OK || shared_tiny("cuda", NULL, NULL, &m, &err) != LLMC_OK ||
+	if (shared_tiny("ref", NULL, NULL, &m, &err) != LLMC_OK ||
+	    greedy(m, 36, reference, &err) != LLMC_OK ||
+	    shared_tiny("cuda", NULL, NULL, &m, &err) != LLMC_OK ||
 	    greedy(m, 36, got, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
 	for (int i = 0; i < 36; i++)
 		assert_int_equal(got[i], reference[i]);
 }
 
-/* The reference's sampler and the device's pick alike, also when a sequence is preempted and goes on elsewhere. */
+/* The reference's sampler and the device's pick alike, also when a sequence is preempted and goes
+ * on elsewhere. */
 static void
 samples(void **state)
 {
 	enum { N = 24, CUT = 9 };
 	static const llmc_params set[] = {
-		{ .size = sizeof(llmc_params), .temperature = 0.8f, .top_k = 40, .top_p = 0.9f, .seed = 7 },
-		{ .size = sizeof(llmc_params), .temperature = 1.3f, .min_p = 0.05f, .seed = 9, .presence_penalty = 0.5f, .frequency_penalty = 0.25f },
+		{ .size = sizeof(llmc_params),
+		  .temperature = 0.8f,
+		  .top_k = 40,
+		  .top_p = 0.9f,
+		  .seed = 7 },
+		{ .size = sizeof(llmc_params),
+		  .temperature = 1.3f,
+		  .min_p = 0.05f,
+		  .seed = 9,
+		  .presence_penalty = 0.5f,
+		  .frequency_penalty = 0.25f },
 		{ .size = sizeof(llmc_params), .repetition_penalty = 1.3f },
 	};
 	llmc_model *m[2];
@@ -95,17 +113,22 @@ samples(void **state)
 		p.ignore_eos = true;
 		for (int k = 0; k < 2; k++) {
 			int32_t *at = id[k];
-			assert_int_equal(llmc_generate(s[k], prompt, PROMPT, &p, keep_id, &at, NULL, &err), LLMC_OK);
+			assert_int_equal(
+			    llmc_generate(s[k], prompt, PROMPT, &p, keep_id, &at, NULL, &err),
+			    LLMC_OK);
 		}
 		for (int k = 0; k < N; k++)
 			assert_int_equal(id[1][k], id[0][k]);
-		/* all but the last of the tokens so far are read again, then the last is taken from the resumed state */
+		/* all but the last of the tokens so far are read again, then the last is taken from
+		 * the resumed state */
 		llmc_seq q;
 		int32_t got;
 		memcpy(all, prompt, sizeof prompt);
 		memcpy(all + PROMPT, id[0], CUT * sizeof *all);
 		assert_int_equal(session_seq_new(s[1]->s, 0, &q, &err), LLMC_OK);
-		assert_int_equal(session_sample_params(s[1]->s, q, &p, prompt, PROMPT, id[0], CUT, &err), LLMC_OK);
+		assert_int_equal(
+		    session_sample_params(s[1]->s, q, &p, prompt, PROMPT, id[0], CUT, &err),
+		    LLMC_OK);
 		llmc_chunk c = { .seq = q, .tok = all, .n_tok = PROMPT + CUT - 1 };
 		assert_int_equal(session_queue_step(s[1]->s, &c, 1, &err), LLMC_OK);
 		c = (llmc_chunk){ .seq = q, .n_tok = 1, .n_out = 1 };
@@ -120,7 +143,8 @@ samples(void **state)
 		llmc_session_close(s[k]);
 }
 
-/* A token: one launch, one event, no allocation, no waiting but for the token; around them the context is put in place. */
+/* A token: one launch, one event, no allocation, no waiting but for the token; around them the
+ * context is put in place. */
 static void
 calls_of_a_token(void **state)
 {
@@ -139,7 +163,8 @@ calls_of_a_token(void **state)
 	assert_int_equal(llmc_session_open(m, &l, &s, &err), LLMC_OK);
 	assert_int_equal(session_seq_new(s->s, 0, &q, &err), LLMC_OK);
 	assert_true(session_can_sample(s->s, &p));
-	assert_int_equal(session_sample_params(s->s, q, &p, prompt, PROMPT, NULL, 0, &err), LLMC_OK);
+	assert_int_equal(session_sample_params(s->s, q, &p, prompt, PROMPT, NULL, 0, &err),
+	                 LLMC_OK);
 	llmc_chunk c = { .seq = q, .tok = prompt, .n_tok = PROMPT, .n_out = 1 };
 	assert_int_equal(session_queue_step(s->s, &c, 1, &err), LLMC_OK);
 	c.tok = NULL;
@@ -155,7 +180,8 @@ calls_of_a_token(void **state)
 	}
 	assert_int_equal(emu_count("cuGraphLaunch"), N);
 	assert_int_equal(emu_count("cuEventRecord"), N);
-	long waits = emu_count("cuEventSynchronize"), context = emu_count("cuCtxPushCurrent_v2") + emu_count("cuCtxPopCurrent_v2");
+	long waits = emu_count("cuEventSynchronize"),
+	     context = emu_count("cuCtxPushCurrent_v2") + emu_count("cuCtxPopCurrent_v2");
 	assert_true(waits <= 2 * N);
 	assert_int_equal(emu_count(NULL), 2 * N + waits + context);
 	assert_int_equal(session_take_sampled(s->s, &id, NULL, &err), LLMC_OK);
@@ -186,32 +212,50 @@ driver_words(int code, char *buf, size_t cap)
 	dlclose(lib);
 }
 
-/* The driver's own words stand behind a sentence of ours, "copying weights to the GPU: GPU 0 (H100): ..."; without them: a table of memory. */
+/* The driver's own words stand behind a sentence of ours, "copying weights to the GPU: GPU 0
+ * (H100): ..."; without them: a table of memory. */
 static bool
 says_what(const llmc_error *err, const char *words)
 {
 	const char *own = strstr(err->text, words), *end = strstr(err->text, ": ");
 
 	if (!own)
-		return err->code == LLMC_E_MEMORY && strstr(err->text, " does not fit GPU 0 (") && strstr(err->text, "free");
-	return end && end < own && memchr(err->text, ' ', (size_t)(end - err->text)) && strncmp(err->text, "GPU ", 4) != 0;
+		return err->code == LLMC_E_MEMORY && strstr(err->text, " does not fit GPU 0 (") &&
+		       strstr(err->text, "free");
+	return end && end < own && memchr(err->text, ' ', (size_t)(end - err->text)) &&
+	       strncmp(err->text, "GPU ", 4) != 0;
 }
 
-/* Each part of opening and running says its own: the call fails for the nth time, and the sentence begins like this. */
+/* Each part of opening and running says its own: the call fails for the nth time, and the sentence
+ * begins like this. */
 static void
 steps_are_named(void **state)
 {
-	static const struct { const char *call; int n; const char *says; } part[] = {
-		{ "cuDriverGetVersion", 1, "asking the driver for its version: GPU 0: " }, { "cuInit", 1, "starting the NVIDIA driver: GPU 0: " },
-		{ "cuDeviceGetCount", 1, "counting GPUs: " }, { "cuDevicePrimaryCtxRetain", 1, "opening GPU 0: GPU 0 (Emulated H100): " },
-		{ "cuMemGetInfo_v2", 1, "asking GPU 0 for free memory: " }, { "cuMemAlloc_v2", 1, "allocating 1.1 MB for weights: " },
-		{ "cuMemHostAlloc", 1, "pinning 1 MB to load weights: " }, { "cuMemcpyHtoDAsync_v2", 1, "copying weights to the GPU: " },
-		{ "cuModuleLoadData", 1, "loading the kernel kernels/embed." }, { "cuModuleGetFunction", 1, "looking for embed_" },
-		{ "cuFuncSetAttribute", 1, "preferring shared memory for embed_" }, { "cuFuncSetAttribute", 4, "granting " }, { "cuMemAlloc_v2", 2, "allocating 0 MB for the KV cache: " },
-		{ "cuMemHostAlloc", 4, "pinning 0 MB for steps: " }, { "cuTensorMapEncodeTiled", 1, "mapping argument kv of op attention (layer 0): " },
-		{ "cuStreamBeginCapture_v2", 1, "capturing the decode step of 1 rows: " }, { "cuLaunchKernelEx", 2, "op embed: launching embed_" },
+	static const struct {
+		const char *call;
+		int n;
+		const char *says;
+	} part[] = {
+		{ "cuDriverGetVersion", 1, "asking the driver for its version: GPU 0: " },
+		{ "cuInit", 1, "starting the NVIDIA driver: GPU 0: " },
+		{ "cuDeviceGetCount", 1, "counting GPUs: " },
+		{ "cuDevicePrimaryCtxRetain", 1, "opening GPU 0: GPU 0 (Emulated H100): " },
+		{ "cuMemGetInfo_v2", 1, "asking GPU 0 for free memory: " },
+		{ "cuMemAlloc_v2", 1, "allocating 1.1 MB for weights: " },
+		{ "cuMemHostAlloc", 1, "pinning 1 MB to load weights: " },
+		{ "cuMemcpyHtoDAsync_v2", 1, "copying weights to the GPU: " },
+		{ "cuModuleLoadData", 1, "loading the kernel kernels/embed." },
+		{ "cuModuleGetFunction", 1, "looking for embed_" },
+		{ "cuFuncSetAttribute", 1, "preferring shared memory for embed_" },
+		{ "cuFuncSetAttribute", 4, "granting " },
+		{ "cuMemAlloc_v2", 2, "allocating 0 MB for the KV cache: " },
+		{ "cuMemHostAlloc", 4, "pinning 0 MB for steps: " },
+		{ "cuTensorMapEncodeTiled", 1, "mapping argument kv of op attention (layer 0): " },
+		{ "cuStreamBeginCapture_v2", 1, "capturing the decode step of 1 rows: " },
+		{ "cuLaunchKernelEx", 2, "op embed: launching embed_" },
 		{ "cuLaunchKernelEx", 3, "op norm_qkv of layer 0: launching norm_qkv_" },
-		{ "cuGraphInstantiateWithFlags", 1, "making the decode graph of 1 rows: " }, { "cuGraphLaunch", 1, "launching the decode graph of 1 rows: " },
+		{ "cuGraphInstantiateWithFlags", 1, "making the decode graph of 1 rows: " },
+		{ "cuGraphLaunch", 1, "launching the decode graph of 1 rows: " },
 		{ "cuEventSynchronize", 1, "waiting for a step: " },
 	};
 	enum { INVALID_VALUE = 1 };
@@ -225,18 +269,24 @@ steps_are_named(void **state)
 		emu_fail(part[i].call, part[i].n, INVALID_VALUE);
 		llmc_status status = whole("cuda", NULL, NEW, got, &err);
 		emu_fail(NULL, 0, 0);
-		if (status != LLMC_E_DEVICE || strncmp(err.text, part[i].says, strlen(part[i].says)) != 0 || !strstr(err.text, words))
-			fail_msg("%s: status %d, expected \"%s... %s\", got: %s", part[i].call, status, part[i].says, words, err.text);
+		if (status != LLMC_E_DEVICE ||
+		    strncmp(err.text, part[i].says, strlen(part[i].says)) != 0 ||
+		    !strstr(err.text, words))
+			fail_msg("%s: status %d, expected \"%s... %s\", got: %s", part[i].call,
+			         status, part[i].says, words, err.text);
 	}
 	assert_int_equal(whole("cuda", NULL, NEW, got, &(llmc_error){ 0 }), LLMC_OK);
 }
 
-/* The nth driver call fails: an error with a sentence or, where only cleaning up failed, none; nothing is left behind; and the next open
- * works. 46 is a device that is gone, the ones from 700 on end the context. LLMC_CHECK_ALL=1: twice as many n, LLMC_TEST_FAULTS=1: every one. */
+/* The nth driver call fails: an error with a sentence or, where only cleaning up failed, none;
+ * nothing is left behind; and the next open works. 46 is a device that is gone, the ones from 700
+ * on end the context. LLMC_CHECK_ALL=1: twice as many n, LLMC_TEST_FAULTS=1: every one. */
 static void
 every_call_fails(void **state)
 {
-	static const struct { int code, stride; } with[] = { { 2, 3 }, { 719, 9 }, { 46, 41 }, { 214, 43 }, { 700, 47 }, { 999, 37 } };
+	static const struct {
+		int code, stride;
+	} with[] = { { 2, 3 }, { 719, 9 }, { 46, 41 }, { 214, 43 }, { 700, 47 }, { 999, 37 } };
 	bool all = getenv("LLMC_TEST_FAULTS") != NULL;
 	int32_t got[40];
 	llmc_error err;
@@ -249,7 +299,9 @@ every_call_fails(void **state)
 	assert_int_equal(emu_count("cuCtxPushCurrent_v2"), emu_count("cuCtxPopCurrent_v2"));
 	assert_int_equal(emu_leaks(), 0);
 	for (size_t k = 0; k < sizeof with / sizeof *with; k++) {
-		int code = with[k].code, stride = all ? 1 : getenv("LLMC_CHECK_ALL") ? with[k].stride : 2 * with[k].stride;
+		int code = with[k].code, stride = all                        ? 1
+		                                  : getenv("LLMC_CHECK_ALL") ? with[k].stride
+		                                                             : 2 * with[k].stride;
 		long failed = 0;
 		char words[256];
 		driver_words(code, words, sizeof words);
@@ -263,14 +315,23 @@ every_call_fails(void **state)
 			if (status != LLMC_OK) {
 				failed++;
 				if (!says_what(&err, words))
-					fail_msg("call %ld (%s), code %d: what was being done is not said: %s", n, call, code, err.text);
-				if (strlen(err.text) < 20 || (status != LLMC_E_DEVICE && status != LLMC_E_MEMORY && status != LLMC_E_MISSING))
-					fail_msg("call %ld (%s), code %d: status %d, %s", n, call, code, status, err.text);
+					fail_msg("call %ld (%s), code %d: what was being done is "
+					         "not said: %s",
+					         n, call, code, err.text);
+				if (strlen(err.text) < 20 ||
+				    (status != LLMC_E_DEVICE && status != LLMC_E_MEMORY &&
+				     status != LLMC_E_MISSING))
+					fail_msg("call %ld (%s), code %d: status %d, %s", n, call,
+					         code, status, err.text);
 			}
 			if (status != LLMC_OK && call && !gives_back(call) && emu_leaks() != leaks)
-				fail_msg("call %ld (%s), code %d: %ld things were not given back; %s", n, call, code, emu_leaks() - leaks, err.text);
-			if ((all || n % 10 == 0) && (status = whole("cuda", NULL, NEW, got, &err)) != LLMC_OK)
-				fail_msg("after call %ld (%s) failed with %d: %s", n, call, code, err.text);
+				fail_msg(
+				    "call %ld (%s), code %d: %ld things were not given back; %s", n,
+				    call, code, emu_leaks() - leaks, err.text);
+			if ((all || n % 10 == 0) &&
+			    (status = whole("cuda", NULL, NEW, got, &err)) != LLMC_OK)
+				fail_msg("after call %ld (%s) failed with %d: %s", n, call, code,
+				         err.text);
 		}
 		assert_true(failed * stride > total / 3);
 	}
@@ -297,11 +358,30 @@ doctor(void **state)
 static void
 lost_in_a_request(void **state)
 {
-	static const struct { int code; const char *name; } with[] = { { 700, "ILLEGAL_ADDRESS" }, { 4, "DEINITIALIZED" }, { 46, "DEVICE_UNAVAILABLE" },
-		{ 100, "NO_DEVICE" }, { 214, "ECC_UNCORRECTABLE" }, { 220, "NVLINK_UNCORRECTABLE" }, { 226, "CONTAINED" }, { 702, "LAUNCH_TIMEOUT" },
-		{ 709, "CONTEXT_IS_DESTROYED" }, { 710, "ASSERT" }, { 714, "HARDWARE_STACK" }, { 715, "ILLEGAL_INSTRUCTION" }, { 716, "MISALIGNED" },
-		{ 717, "ADDRESS_SPACE" }, { 718, "INVALID_PC" }, { 719, "LAUNCH_FAILED" }, { 721, "TENSOR_MEMORY_LEAK" }, { 806, "MPS_RPC" },
-		{ 810, "MPS_CLIENT" }, { 911, "EXTERNAL_DEVICE" }, { 999, "UNKNOWN" } };
+	static const struct {
+		int code;
+		const char *name;
+	} with[] = { { 700, "ILLEGAL_ADDRESS" },
+		     { 4, "DEINITIALIZED" },
+		     { 46, "DEVICE_UNAVAILABLE" },
+		     { 100, "NO_DEVICE" },
+		     { 214, "ECC_UNCORRECTABLE" },
+		     { 220, "NVLINK_UNCORRECTABLE" },
+		     { 226, "CONTAINED" },
+		     { 702, "LAUNCH_TIMEOUT" },
+		     { 709, "CONTEXT_IS_DESTROYED" },
+		     { 710, "ASSERT" },
+		     { 714, "HARDWARE_STACK" },
+		     { 715, "ILLEGAL_INSTRUCTION" },
+		     { 716, "MISALIGNED" },
+		     { 717, "ADDRESS_SPACE" },
+		     { 718, "INVALID_PC" },
+		     { 719, "LAUNCH_FAILED" },
+		     { 721, "TENSOR_MEMORY_LEAK" },
+		     { 806, "MPS_RPC" },
+		     { 810, "MPS_CLIENT" },
+		     { 911, "EXTERNAL_DEVICE" },
+		     { 999, "UNKNOWN" } };
 	llmc_model *m;
 	llmc_session *s;
 	llmc_error err;
@@ -316,11 +396,13 @@ lost_in_a_request(void **state)
 		assert_int_equal(open_tiny("cuda", NULL, &m, &err), LLMC_OK);
 		assert_int_equal(llmc_session_open(m, &l, &s, &err), LLMC_OK);
 		emu_fail("cuEventSynchronize", 4, with[k].code);
-		assert_int_equal(llmc_generate(s, prompt, PROMPT, &p, keep_id, &at, NULL, &err), LLMC_E_DEVICE);
+		assert_int_equal(llmc_generate(s, prompt, PROMPT, &p, keep_id, &at, NULL, &err),
+		                 LLMC_E_DEVICE);
 		assert_non_null(strstr(err.text, "waiting for a step"));
 		assert_non_null(strstr(err.text, with[k].name));
 		assert_non_null(strstr(err.text, "open it again"));
-		assert_int_equal(llmc_generate(s, prompt, PROMPT, &p, keep_id, &at, NULL, &err), LLMC_E_DEVICE);
+		assert_int_equal(llmc_generate(s, prompt, PROMPT, &p, keep_id, &at, NULL, &err),
+		                 LLMC_E_DEVICE);
 		assert_non_null(strstr(err.text, "has failed before"));
 		llmc_session_close(s);
 		llmc_close(m);
@@ -344,13 +426,12 @@ main(void)
 		return 1;
 	setenv("LLMC_CACHE", cache.path, 1);
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(targets),
-		cmocka_unit_test(same_tokens),
-		cmocka_unit_test(samples),
-		cmocka_unit_test(calls_of_a_token),
+		cmocka_unit_test(targets), cmocka_unit_test(same_tokens),
+		cmocka_unit_test(samples), cmocka_unit_test(calls_of_a_token),
 		cmocka_unit_test(doctor),
 	};
-	const struct CMUnitTest of_opening[] = { /* each opens models of its own, that fail or are lost */
+	const struct CMUnitTest of_opening[] = {
+		/* each opens models of its own, that fail or are lost */
 		cmocka_unit_test(steps_are_named),
 		cmocka_unit_test(lost_in_a_request),
 		cmocka_unit_test(every_call_fails),

@@ -1,4 +1,5 @@
-/* Opening a model on the emulated GPU: weights go there while kernels are compiled, and both say how far they are. */
+/* Opening a model on the emulated GPU: weights go there while kernels are compiled, and both say
+ * how far they are. */
 #include "tests/unit/cuda_util.h"
 
 #include <dirent.h>
@@ -14,7 +15,7 @@ typedef struct Heard {
 	int n, done[MOST], total; /* lines about weights: MB */
 	int compiling, compiled, n_kernel;
 	int lines_before_weights;
-	bool side_by_side;        /* a kernel was there before the weights were */
+	bool side_by_side; /* a kernel was there before the weights were */
 } Heard;
 
 static int
@@ -74,7 +75,11 @@ progress(void **state)
 		fail_msg("%s", err.text);
 	setenv("LLMC_CACHE", dir->path, 1); /* where nothing is compiled yet */
 	assert_int_equal(files_in(h.kernels), 0);
-	RuntimeOptions r = { .artifact = m->artifact, .random_weights = true, .n_threads = 2, .log = hear, .log_user = &h };
+	RuntimeOptions r = { .artifact = m->artifact,
+		             .random_weights = true,
+		             .n_threads = 2,
+		             .log = hear,
+		             .log_user = &h };
 	for (int small = 1; small >= 0; small--) {
 		r.stage_bytes = small ? 256 << 10 : 0;
 		if (runtime_open(m->plan, &r, &rt, &err) != LLMC_OK)

@@ -1,5 +1,5 @@
-/* The CUDA runtime on machines of all kinds, each in a process of its own: GPUs and drivers that are too old or too small, another process on
- * the GPU, libraries in odd places. */
+/* The CUDA runtime on machines of all kinds, each in a process of its own: GPUs and drivers that
+ * are too old or too small, another process on the GPU, libraries in odd places. */
 #include <sys/wait.h>
 
 #include "base/file.h"
@@ -40,21 +40,37 @@ machines(void **state)
 	(void)state;
 	assert_int_equal(tempdir_open(&t), 0);
 	const char *dir = t.path;
-	assert_int_equal(apart("LLMC_EMU_DRIVER", "11040", LLMC_E_MISSING, (const char *[]){ "11.4", "11.8", "update", NULL }), 0);
-	assert_int_equal(apart("LLMC_CUDA_LIBDIR", dir, LLMC_E_MISSING, (const char *[]){ "libcuda.so.1", dir, NULL }), 0);
-	assert_int_equal(apart("LLMC_EMU_GPU", "none", LLMC_E_MISSING, (const char *[]){ "no GPU is visible", "--device cpu", NULL }), 0);
-	const char *const too_old[] = { "GPU 0 (Emulated V100) is of architecture sm_70", "needs sm_75 (Turing", "--device cpu", NULL };
+	assert_int_equal(apart("LLMC_EMU_DRIVER", "11040", LLMC_E_MISSING,
+	                       (const char *[]){ "11.4", "11.8", "update", NULL }),
+	                 0);
+	assert_int_equal(apart("LLMC_CUDA_LIBDIR", dir, LLMC_E_MISSING,
+	                       (const char *[]){ "libcuda.so.1", dir, NULL }),
+	                 0);
+	assert_int_equal(apart("LLMC_EMU_GPU", "none", LLMC_E_MISSING,
+	                       (const char *[]){ "no GPU is visible", "--device cpu", NULL }),
+	                 0);
+	const char *const too_old[] = { "GPU 0 (Emulated V100) is of architecture sm_70",
+		                        "needs sm_75 (Turing", "--device cpu", NULL };
 	assert_int_equal(apart("LLMC_EMU_GPU", "sm_70", LLMC_E_MISSING, too_old), 0);
 	plan_arch = "sm_75"; /* also when the plan is for another one */
 	assert_int_equal(apart("LLMC_EMU_GPU", "sm_70", LLMC_E_MISSING, too_old), 0);
 	plan_arch = "sm_80";
-	assert_int_equal(apart("LLMC_EMU_GPU", "sm_75", LLMC_E_MISSING, (const char *[]){ "the plan is for sm_80", "Emulated T4", "sm_75",
-	                 "--arch sm_75", NULL }), 0);
+	assert_int_equal(apart("LLMC_EMU_GPU", "sm_75", LLMC_E_MISSING,
+	                       (const char *[]){ "the plan is for sm_80", "Emulated T4", "sm_75",
+	                                         "--arch sm_75", NULL }),
+	                 0);
 	plan_arch = NULL;
-	assert_int_equal(apart("LLMC_EMU_DRIVER", "12040", LLMC_E_MISSING, (const char *[]){ "13.0", "CUDA 12", "NVRTC", NULL }), 0);
-	assert_int_equal(apart("LLMC_EMU_MEM_MB", "1", LLMC_E_MEMORY, (const char *[]){ "weights  1.1 MB", "kv       384 bytes a position",
-	                 "free     1.0 MB", "weights stored as Q8_0 (", "another GPU", NULL }), 0);
-	assert_int_equal(apart("LLMC_EMU_MEM_MB", "2", LLMC_E_MEMORY, (const char *[]){ "kv", "scratch", "state", "free", NULL }), 0);
+	assert_int_equal(apart("LLMC_EMU_DRIVER", "12040", LLMC_E_MISSING,
+	                       (const char *[]){ "13.0", "CUDA 12", "NVRTC", NULL }),
+	                 0);
+	assert_int_equal(apart("LLMC_EMU_MEM_MB", "1", LLMC_E_MEMORY,
+	                       (const char *[]){ "weights  1.1 MB", "kv       384 bytes a position",
+	                                         "free     1.0 MB", "weights stored as Q8_0 (",
+	                                         "another GPU", NULL }),
+	                 0);
+	assert_int_equal(apart("LLMC_EMU_MEM_MB", "2", LLMC_E_MEMORY,
+	                       (const char *[]){ "kv", "scratch", "state", "free", NULL }),
+	                 0);
 	tempdir_close(&t);
 }
 
@@ -70,8 +86,10 @@ told_limits_fit(void)
 
 	setenv("LLMC_EMU_MEM_MB", "64", 1);
 	l.context = l.seqs = l.chunk = 512; /* 101 MB of KV */
-	if (open_tiny("cuda", NULL, &m, &err) != LLMC_OK || llmc_session_open(m, &l, &s, &err) != LLMC_E_MEMORY || !strstr(err.text, "would fit") ||
-	    !(told = strstr(err.text, "--context ")) || sscanf(told, "--context %d with --seqs %d", &l.context, &l.seqs) != 2) {
+	if (open_tiny("cuda", NULL, &m, &err) != LLMC_OK ||
+	    llmc_session_open(m, &l, &s, &err) != LLMC_E_MEMORY || !strstr(err.text, "would fit") ||
+	    !(told = strstr(err.text, "--context ")) ||
+	    sscanf(told, "--context %d with --seqs %d", &l.context, &l.seqs) != 2) {
 		fprintf(stderr, "not told: %s\n", err.text);
 		return 1;
 	}
@@ -82,7 +100,8 @@ told_limits_fit(void)
 	llmc_session_close(s);
 	*(l.context < 512 ? &l.context : &l.seqs) *= 2;
 	if (llmc_session_open(m, &l, &s, &err) == LLMC_OK) {
-		fprintf(stderr, "context %d with %d sequences would have fit as well\n", l.context, l.seqs);
+		fprintf(stderr, "context %d with %d sequences would have fit as well\n", l.context,
+		        l.seqs);
 		return 1;
 	}
 	llmc_close(m);
@@ -111,7 +130,8 @@ holds_memory(llmc_limits l, int ready, int go)
 	llmc_error err = { 0 };
 	char byte = 0;
 
-	if (open_tiny("cuda", NULL, &m, &err) != LLMC_OK || llmc_session_open(m, &l, &s, &err) != LLMC_OK) {
+	if (open_tiny("cuda", NULL, &m, &err) != LLMC_OK ||
+	    llmc_session_open(m, &l, &s, &err) != LLMC_OK) {
 		fprintf(stderr, "the first process: %s\n", err.text);
 		return 1;
 	}
@@ -122,8 +142,8 @@ holds_memory(llmc_limits l, int ready, int go)
 	return 0;
 }
 
-/* With half of the GPU in another process's hands: what does not fit is refused with what is left, what is told fits, and once the other has
- * gone all fits. */
+/* With half of the GPU in another process's hands: what does not fit is refused with what is left,
+ * what is told fits, and once the other has gone all fits. */
 static int
 beside_another(void)
 {
@@ -154,8 +174,10 @@ beside_another(void)
 		fprintf(stderr, "not refused: %s\n", err.text);
 		return 1;
 	}
-	const char *free_of = strstr(err.text, "  free     "), *fits = strstr(err.text, "--context ");
-	if (!free_of || sscanf(free_of, "  free %lf MB of %lf MB", &left, &total) != 2 || left < 16 || left > 34 || total < 67 || !fits ||
+	const char *free_of = strstr(err.text, "  free     "),
+	           *fits = strstr(err.text, "--context ");
+	if (!free_of || sscanf(free_of, "  free %lf MB of %lf MB", &left, &total) != 2 ||
+	    left < 16 || left > 34 || total < 67 || !fits ||
 	    sscanf(fits, "--context %d with --seqs %d would fit", &told.context, &told.seqs) != 2) {
 		fprintf(stderr, "not told: %s\n", err.text);
 		return 1;
@@ -195,7 +217,8 @@ two_processes(void **state)
 	assert_int_equal(code, 0);
 }
 
-/* A process of its own, as `test_cuda_machines wheel FILE`, since the loader reads its path once. FILE is the NVRTC to be found, the driver the loader's. */
+/* A process of its own, as `test_cuda_machines wheel FILE`, since the loader reads its path once.
+ * FILE is the NVRTC to be found, the driver the loader's. */
 static int
 with_wheel(const char *file)
 {
@@ -206,7 +229,8 @@ with_wheel(const char *file)
 	Nvrtc n;
 	void *lib;
 
-	if (nvrtc_open(&n, 0, &err) != LLMC_OK || cuda_driver_open(&lib, &api, driver, sizeof driver, &err) != LLMC_OK) {
+	if (nvrtc_open(&n, 0, &err) != LLMC_OK ||
+	    cuda_driver_open(&lib, &api, driver, sizeof driver, &err) != LLMC_OK) {
 		fprintf(stderr, "%s\n", err.text);
 		return 1;
 	}
@@ -222,7 +246,8 @@ with_wheel(const char *file)
 	return !right;
 }
 
-/* LLMC_CUDA_LIBDIR names a folder of NVRTC alone, or one below which it lies as in Python's site-packages: the driver is the system's. */
+/* LLMC_CUDA_LIBDIR names a folder of NVRTC alone, or one below which it lies as in Python's
+ * site-packages: the driver is the system's. */
 static void
 nvrtc_alone(void **state)
 {
@@ -255,8 +280,9 @@ nvrtc_alone(void **state)
 	}
 }
 
-/* Each kernel of a decode step but the first starts before the one in front of it has ended, beside it on a multiprocessor, from sm_90 on; before that, and in graphs of
- * drivers before CUDA 12.3, nothing asks for it. No graph makes a multiprocessor divide its memory anew. */
+/* Each kernel of a decode step but the first starts before the one in front of it has ended, beside
+ * it on a multiprocessor, from sm_90 on; before that, and in graphs of drivers before CUDA 12.3,
+ * nothing asks for it. No graph makes a multiprocessor divide its memory anew. */
 static void
 overlaps(const char *gpu, const char *driver, bool all)
 {
@@ -275,23 +301,31 @@ overlaps(const char *gpu, const char *driver, bool all)
 		setenv("LLMC_EMU_NVRTC", driver, 1);
 		l.context = 128;
 		l.seqs = 16;
-		if (open_tiny_with("cuda", NULL, set, &m, &err) != LLMC_OK || llmc_session_open(m, &l, &s, &err) != LLMC_OK) {
+		if (open_tiny_with("cuda", NULL, set, &m, &err) != LLMC_OK ||
+		    llmc_session_open(m, &l, &s, &err) != LLMC_OK) {
 			fprintf(stderr, "%s, driver %s: %s\n", gpu, driver, err.text);
 			_exit(1);
 		}
 		emu_graph(&kernels, &asked, &edges, &changes);
-		bool right = kernels > 10 && asked == (all ? kernels - 1 : 0) && edges == asked && !changes;
+		bool right =
+		    kernels > 10 && asked == (all ? kernels - 1 : 0) && edges == asked && !changes;
 		if (!right)
-			fprintf(stderr, "%s, driver %s: of %ld kernels %ld ask for a programmatic edge, %ld have one; %ld changes of L1\n", gpu, driver, kernels,
-			        asked, edges, changes);
-		/* a graph of many rows has the products of mixed steps, whose kernels overlap with nothing */
+			fprintf(stderr,
+			        "%s, driver %s: of %ld kernels %ld ask for a programmatic edge, "
+			        "%ld have one; %ld changes of L1\n",
+			        gpu, driver, kernels, asked, edges, changes);
+		/* a graph of many rows has the products of mixed steps, whose kernels overlap with
+		 * nothing */
 		if (right && session_prepare(s->s, &err) != LLMC_OK) {
 			fprintf(stderr, "%s, driver %s: %s\n", gpu, driver, err.text);
 			_exit(1);
 		}
 		emu_graph(&kernels, &asked, &edges, &changes);
 		if (right && (changes || kernels < 6))
-			fprintf(stderr, "%s, driver %s: L1 changes %ld times in a graph of 16 rows with %ld kernels\n", gpu, driver, changes, kernels);
+			fprintf(stderr,
+			        "%s, driver %s: L1 changes %ld times in a graph of 16 rows with "
+			        "%ld kernels\n",
+			        gpu, driver, changes, kernels);
 		right = right && !changes && kernels >= 6;
 		_exit(!right);
 	}
@@ -326,10 +360,8 @@ main(int argc, char **argv)
 		return 1;
 	setenv("LLMC_CACHE", cache.path, 1);
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(machines),
-		cmocka_unit_test(what_is_told_fits),
-		cmocka_unit_test(two_processes),
-		cmocka_unit_test(edges_of_graphs),
+		cmocka_unit_test(machines),      cmocka_unit_test(what_is_told_fits),
+		cmocka_unit_test(two_processes), cmocka_unit_test(edges_of_graphs),
 		cmocka_unit_test(nvrtc_alone),
 	};
 	int rc = no_findings(cmocka_run_group_tests(tests, NULL, NULL));

@@ -1,5 +1,6 @@
-/* A session on the emulated GPU beside one of the reference interpreter: the same calls in random order, the same logits and
- * picks. Forks (copy on write), trims, save and load, mixed steps, several decode buckets, host-fed and device-fed steps. */
+/* A session on the emulated GPU beside one of the reference interpreter: the same calls in random
+ * order, the same logits and picks. Forks (copy on write), trims, save and load, mixed steps,
+ * several decode buckets, host-fed and device-fed steps. */
 #include "tests/unit/cuda_util.h"
 
 #include <math.h>
@@ -12,11 +13,11 @@
 enum { SEQS = 5, CHUNK = 24, CONTEXT = 120, VOCAB = 300 };
 
 typedef struct Pair {
-	llmc_model   *m[2];
+	llmc_model *m[2];
 	llmc_session *s[2];
-	llmc_seq      q[SEQS][2];  /* -1: none */
-	bool          fed[SEQS];   /* the device has picked its next token */
-	int32_t       next[SEQS];  /* by the reference: greedy */
+	llmc_seq q[SEQS][2]; /* -1: none */
+	bool fed[SEQS];      /* the device has picked its next token */
+	int32_t next[SEQS];  /* by the reference: greedy */
 } Pair;
 
 static uint32_t seed = 1;
@@ -46,12 +47,12 @@ best(const float *v)
 	return best_of(v, NULL);
 }
 
-#define OK(call)                                                                  \
-	do {                                                                          \
-		llmc_error e_ = { 0 };                                                    \
-		llmc_error *err = &e_;                                                    \
-		if ((call) != LLMC_OK)                                                    \
-			fail_msg("%s: %s", #call, e_.text);                                   \
+#define OK(call)                                                                                   \
+	do {                                                                                       \
+		llmc_error e_ = { 0 };                                                             \
+		llmc_error *err = &e_;                                                             \
+		if ((call) != LLMC_OK)                                                             \
+			fail_msg("%s: %s", #call, e_.text);                                        \
 	} while (0)
 
 /* One step of some sequences on both; device-fed when `ahead`. */
@@ -67,10 +68,13 @@ step(Pair *p, bool ahead)
 	bool decode = pick(3) > 0, masked = ahead && pick(3) == 0;
 
 	for (int32_t i = 0; i < SEQS; i++) {
-		int32_t len = p->q[i][0] < 0 ? 0 : session_seq_len(p->s[0]->s, p->q[i][0]), most = CONTEXT - len;
+		int32_t len = p->q[i][0] < 0 ? 0 : session_seq_len(p->s[0]->s, p->q[i][0]),
+		        most = CONTEXT - len;
 		if (p->q[i][0] < 0 || most < 1 || room < 1 || pick(4) == 0)
 			continue;
-		int32_t k = decode || most < 2 || room < 2 ? 1 : 1 + pick((most < room ? most : room) < 9 ? 2 : 9);
+		int32_t k = decode || most < 2 || room < 2
+		                ? 1
+		                : 1 + pick((most < room ? most : room) < 9 ? 2 : 9);
 		for (int32_t t = 0; t < k; t++)
 			tok[i][t] = pick(VOCAB);
 		bool feed = ahead && p->fed[i] && len > 0 && k == 1;
@@ -107,7 +111,8 @@ step(Pair *p, bool ahead)
 		OK(llmc_forward(p->s[1], c[1], (size_t)n, got, err));
 		for (int32_t i = 0; i < n * VOCAB; i++)
 			if (!(fabsf(got[i] - want[i]) < 2e-4f))
-				fail_msg("logit %d of chunk %d: %g, the reference has %g", i % VOCAB, i / VOCAB, (double)got[i], (double)want[i]);
+				fail_msg("logit %d of chunk %d: %g, the reference has %g",
+				         i % VOCAB, i / VOCAB, (double)got[i], (double)want[i]);
 	}
 	for (int32_t i = 0; i < n; i++) {
 		p->next[who[i]] = best_of(want + i * VOCAB, mask[i]);
@@ -235,14 +240,16 @@ many_steps(void **state)
 static void
 many_steps_with_windows(void **state)
 {
-	static const char *const set[] = { "attention.window=21", "attention.window_layers=[1]", NULL };
+	static const char *const set[] = { "attention.window=21", "attention.window_layers=[1]",
+		                           NULL };
 
 	(void)state;
 	many_steps_of(set, getenv("LLMC_CHECK_ALL") ? 60 : 30);
 }
 
-/* A decode step of two rows that cannot be queued, because there is no memory for its graph, at a place where both sequences
- * begin a page: it can be tried again, and what follows is the reference's. */
+/* A decode step of two rows that cannot be queued, because there is no memory for its graph, at a
+ * place where both sequences begin a page: it can be tried again, and what follows is the
+ * reference's. */
 static void
 queued_again(void **state)
 {
@@ -270,24 +277,31 @@ queued_again(void **state)
 			for (int at = 0; at < PROMPT; at += 16) {
 				for (int t = at; t < at + 16; t++)
 					tok[i][t] = (7 * t + 31 * i) % VOCAB;
-				const llmc_chunk c = { .seq = q, .tok = tok[i] + at, .n_tok = 16, .n_out = at + 16 == PROMPT };
+				const llmc_chunk c = { .seq = q,
+					               .tok = tok[i] + at,
+					               .n_tok = 16,
+					               .n_out = at + 16 == PROMPT };
 				if (k == 0) {
 					OK(llmc_forward(s[k], &c, 1, logits, err));
 				} else {
 					if (at == 0)
-						OK(session_sample_params(s[k]->s, q, &greedy, NULL, 0, NULL, 0, err));
+						OK(session_sample_params(s[k]->s, q, &greedy, NULL,
+						                         0, NULL, 0, err));
 					OK(session_queue_step(s[k]->s, &c, 1, err));
 				}
 			}
 			if (k)
 				OK(session_take_sampled(s[k]->s, &got[1][i][0], NULL, err));
 			for (int n = 0; k == 0 && n < NEW; n++) {
-				const llmc_chunk c = { .seq = q, .tok = &got[0][i][n], .n_tok = 1, .n_out = 1 };
+				const llmc_chunk c = {
+					.seq = q, .tok = &got[0][i][n], .n_tok = 1, .n_out = 1
+				};
 				got[0][i][n] = best(logits);
 				OK(llmc_forward(s[k], &c, 1, logits, err));
 			}
 		}
-	const llmc_chunk both[2] = { { .seq = 0, .n_tok = 1, .n_out = 1 }, { .seq = 1, .n_tok = 1, .n_out = 1 } };
+	const llmc_chunk both[2] = { { .seq = 0, .n_tok = 1, .n_out = 1 },
+		                     { .seq = 1, .n_tok = 1, .n_out = 1 } };
 	emu_fail("cuGraphInstantiateWithFlags", 1, 2);
 	assert_int_equal(session_queue_step(s[1]->s, both, 2, NULL), LLMC_E_MEMORY);
 	emu_fail(NULL, 0, 0);
@@ -303,7 +317,8 @@ queued_again(void **state)
 		llmc_session_close(s[k]);
 }
 
-/* Steps whose picks nobody has taken, one of them queued behind another: closing waits for them, and nothing stays. */
+/* Steps whose picks nobody has taken, one of them queued behind another: closing waits for them,
+ * and nothing stays. */
 static void
 closed_in_flight(void **state)
 {
@@ -367,9 +382,13 @@ picks_in_their_order(void **state)
 	llmc_session_close(s);
 }
 
-typedef struct Told { int32_t id[40], n; llmc_finish finish; } Told;
+typedef struct Told {
+	int32_t id[40], n;
+	llmc_finish finish;
+} Told;
 
-/* n requests at once, each with a grammar (or none); host: so that the host picks, as it does where log probabilities of others are asked for. */
+/* n requests at once, each with a grammar (or none); host: so that the host picks, as it does where
+ * log probabilities of others are asked for. */
 static void
 ask_engine(Engine *e, Grammar *const *g, const llmc_params *p, int n, bool host, Told *out)
 {
@@ -404,7 +423,8 @@ ask_engine(Engine *e, Grammar *const *g, const llmc_params *p, int n, bool host,
 	llmc_event_release(&ev);
 }
 
-/* Under grammars the device picks by masks, which a thread makes while it runs, or the engine's own: the tokens are those that the host picks. */
+/* Under grammars the device picks by masks, which a thread makes while it runs, or the engine's
+ * own: the tokens are those that the host picks. */
 static void
 grammars_are_masks(void **state)
 {
@@ -412,7 +432,8 @@ grammars_are_masks(void **state)
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	llmc_params p[2] = { LLMC_INIT(llmc_params), LLMC_INIT(llmc_params) };
-	Grammar *g[N] = { tiny_grammar("([a-f][0-4]){3,6}"), NULL, tiny_grammar("(a0|b1|([x-z][0-9])*q2){1,9}") };
+	Grammar *g[N] = { tiny_grammar("([a-f][0-4]){3,6}"), NULL,
+		          tiny_grammar("(a0|b1|([x-z][0-9])*q2){1,9}") };
 	llmc_model *m;
 	llmc_session *s;
 	Engine *e;
@@ -437,11 +458,13 @@ grammars_are_masks(void **state)
 		ask_engine(e, g, &p[ahead], N, true, want);
 		long down = emu_count("cuMemcpyDtoHAsync_v2");
 		ask_engine(e, g, &p[ahead], N, false, got);
-		assert_int_equal(emu_count("cuMemcpyDtoHAsync_v2"), down); /* no logits came to the host */
+		assert_int_equal(emu_count("cuMemcpyDtoHAsync_v2"),
+		                 down); /* no logits came to the host */
 		for (int i = 0; i < N; i++) {
 			assert_int_equal(got[i].n, want[i].n);
 			assert_int_equal(got[i].finish, want[i].finish);
-			assert_memory_equal(got[i].id, want[i].id, (size_t)want[i].n * sizeof want[i].id[0]);
+			assert_memory_equal(got[i].id, want[i].id,
+			                    (size_t)want[i].n * sizeof want[i].id[0]);
 		}
 		engine_close(e, -1);
 		llmc_session_close(s);
@@ -451,7 +474,8 @@ grammars_are_masks(void **state)
 			grammar_close(g[i]);
 }
 
-/* Steps in flight with masks of their own: each sequence may go on with one token alone, which it then has sampled. */
+/* Steps in flight with masks of their own: each sequence may go on with one token alone, which it
+ * then has sampled. */
 static void
 masks_in_flight(void **state)
 {
@@ -493,14 +517,16 @@ masks_in_flight(void **state)
 	llmc_session_close(s);
 }
 
-/* Prompts come and go in a session with few pages, whose prefix cache goes to host memory and comes back. Half of them are given up with their steps in flight, whose pages
- * others then take. The token after each is the reference's. */
+/* Prompts come and go in a session with few pages, whose prefix cache goes to host memory and comes
+ * back. Half of them are given up with their steps in flight, whose pages others then take. The
+ * token after each is the reference's. */
 static void
 pages_of_steps_in_flight(void **state)
 {
 	enum { PROMPTS = 4, LONGEST = 97 };
 	static const int32_t length[PROMPTS] = { 70, LONGEST, 40, 66 };
-	static const char *const set[] = { "kv.host=1M", "attention.window=40", "attention.window_layers=[0]", NULL };
+	static const char *const set[] = { "kv.host=1M", "attention.window=40",
+		                           "attention.window_layers=[0]", NULL };
 	static int32_t tok[PROMPTS][LONGEST];
 	static float logits[VOCAB];
 	llmc_params greedy = LLMC_INIT(llmc_params);
@@ -542,8 +568,11 @@ pages_of_steps_in_flight(void **state)
 		OK(llmc_seq_new(s[1], 0, &q, err));
 		OK(session_sample_params(s[1]->s, q, &greedy, NULL, 0, NULL, 0, err));
 		for (int32_t at = session_prefix_find(s[1]->s, q, tok[p], length[p]); at < end;) {
-			const int32_t left = length[p] - at, some = 1 + pick(2 * CHUNK), n = pick(3) && some < left ? some : left;
-			const llmc_chunk c = { .seq = q, .tok = tok[p] + at, .n_tok = n, .n_out = n == left };
+			const int32_t left = length[p] - at, some = 1 + pick(2 * CHUNK),
+			              n = pick(3) && some < left ? some : left;
+			const llmc_chunk c = {
+				.seq = q, .tok = tok[p] + at, .n_tok = n, .n_out = n == left
+			};
 			OK(session_queue_step(s[1]->s, &c, 1, err));
 			session_prefix_keep(s[1]->s, q, tok[p]);
 			at += n;
@@ -579,8 +608,14 @@ main(void)
 	if (tempdir_open(&cache) != 0)
 		return 1;
 	setenv("LLMC_CACHE", cache.path, 1);
-	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps), cmocka_unit_test(many_steps_with_windows), cmocka_unit_test(queued_again), cmocka_unit_test(closed_in_flight),
-		cmocka_unit_test(picks_in_their_order), cmocka_unit_test(masks_in_flight), cmocka_unit_test(pages_of_steps_in_flight), cmocka_unit_test(grammars_are_masks) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps),
+		                            cmocka_unit_test(many_steps_with_windows),
+		                            cmocka_unit_test(queued_again),
+		                            cmocka_unit_test(closed_in_flight),
+		                            cmocka_unit_test(picks_in_their_order),
+		                            cmocka_unit_test(masks_in_flight),
+		                            cmocka_unit_test(pages_of_steps_in_flight),
+		                            cmocka_unit_test(grammars_are_masks) };
 	int rc = no_findings(close_shared(cmocka_run_group_tests(tests, NULL, NULL)));
 	tempdir_close(&cache);
 	return rc;

@@ -1,4 +1,5 @@
-/* Which way messages between GPUs go: the fastest of those that there are, by size, measured once for a machine. */
+/* Which way messages between GPUs go: the fastest of those that there are, by size, measured once
+ * for a machine. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,16 +14,21 @@
 enum { ONE = 1 << ALGO_ONE_SHOT, TWO = 1 << ALGO_TWO_SHOT, NCCL = 1 << ALGO_NCCL };
 
 /* A machine: a latency, and bytes a microsecond */
-static const struct { double us, bytes_us; } machine[N_ALGO] = { { 4, 10000 }, { 6, 30000 }, { 20, 60000 } };
+static const struct {
+	double us, bytes_us;
+} machine[N_ALGO] = { { 4, 10000 }, { 6, 30000 }, { 20, 60000 } };
 
-typedef struct Runs { int n[N_ALGO]; } Runs;
+typedef struct Runs {
+	int n[N_ALGO];
+} Runs;
 
 static llmc_status
 run(void *user, CommAlgorithm algorithm, int64_t bytes, int times, double *seconds, llmc_error *err)
 {
 	(void)err;
 	((Runs *)user)->n[algorithm]++;
-	*seconds = times * (machine[algorithm].us + (double)bytes / machine[algorithm].bytes_us) * 1e-6;
+	*seconds =
+	    times * (machine[algorithm].us + (double)bytes / machine[algorithm].bytes_us) * 1e-6;
 	return LLMC_OK;
 }
 
@@ -33,12 +39,15 @@ the_fastest_goes(void **state)
 	Runs r = { 0 };
 
 	(void)state;
-	assert_int_equal(comm_algorithm_tune(&w, "all", ONE | TWO | NCCL, 1 << 21, INFINITY, run, &r, NULL), LLMC_OK);
+	assert_int_equal(
+	    comm_algorithm_tune(&w, "all", ONE | TWO | NCCL, 1 << 21, INFINITY, run, &r, NULL),
+	    LLMC_OK);
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1), ALGO_ONE_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 14), ALGO_ONE_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 17), ALGO_TWO_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 21), ALGO_NCCL);
-	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 30), ALGO_NCCL); /* as the largest that was measured */
+	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 30),
+	                 ALGO_NCCL); /* as the largest that was measured */
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO, 1 << 21), ALGO_TWO_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, ONE | NCCL, 1 << 17), ALGO_ONE_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, NCCL, 1), ALGO_NCCL);
@@ -46,11 +55,16 @@ the_fastest_goes(void **state)
 	/* kept; another machine, and another set, is measured by itself */
 	CommAlgorithmTimes again = { 0 };
 	Runs none = { 0 };
-	assert_int_equal(comm_algorithm_tune(&again, "all", ONE | TWO | NCCL, 1 << 21, INFINITY, run, &none, NULL), LLMC_OK);
+	assert_int_equal(comm_algorithm_tune(&again, "all", ONE | TWO | NCCL, 1 << 21, INFINITY,
+	                                     run, &none, NULL),
+	                 LLMC_OK);
 	assert_int_equal(none.n[ALGO_ONE_SHOT] + none.n[ALGO_TWO_SHOT] + none.n[ALGO_NCCL], 0);
 	assert_memory_equal(&again, &w, sizeof w);
-	assert_int_equal(comm_algorithm_tune(&again, "other", TWO | NCCL, 1 << 14, INFINITY, run, &none, NULL), LLMC_OK);
-	assert_true(none.n[ALGO_ONE_SHOT] == 0 && none.n[ALGO_TWO_SHOT] > 0 && none.n[ALGO_NCCL] == none.n[ALGO_TWO_SHOT]);
+	assert_int_equal(
+	    comm_algorithm_tune(&again, "other", TWO | NCCL, 1 << 14, INFINITY, run, &none, NULL),
+	    LLMC_OK);
+	assert_true(none.n[ALGO_ONE_SHOT] == 0 && none.n[ALGO_TWO_SHOT] > 0 &&
+	            none.n[ALGO_NCCL] == none.n[ALGO_TWO_SHOT]);
 }
 
 /* Nothing was measured: the first that there is. */
@@ -82,7 +96,9 @@ words_are_known(void **state)
 int
 main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(the_fastest_goes), cmocka_unit_test(one_way_needs_no_figures), cmocka_unit_test(words_are_known) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(the_fastest_goes),
+		                            cmocka_unit_test(one_way_needs_no_figures),
+		                            cmocka_unit_test(words_are_known) };
 	Tempdir dir;
 
 	if (tempdir_open(&dir))

@@ -1,6 +1,7 @@
-/* The engine on a compiled tiny model: what requests say in a crowd, with cancels, preemption, prefix hits, choices and
- * seeds, is what each says alone; what is refused, cancelled, late or broken harms nobody and leaves nothing behind.
- * One file: all of it follows the same crowd, whose answers alone take longest and are made once for each of three models. */
+/* The engine on a compiled tiny model: what requests say in a crowd, with cancels, preemption,
+ * prefix hits, choices and seeds, is what each says alone; what is refused, cancelled, late or
+ * broken harms nobody and leaves nothing behind. One file: all of it follows the same crowd, whose
+ * answers alone take longest and are made once for each of three models. */
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
@@ -23,17 +24,18 @@
 
 enum { VOCAB = 300, MOST = 256, CONTEXT = 160, CROWD = 64 };
 
-static const llmc_model *crowd_of; /* who has said what the crowd says alone */
+static const llmc_model *crowd_of;  /* who has said what the crowd says alone */
 static llmc_model *model, *guesser; /* guesser: for it, another one where it keeps states */
-static bool quick, few;       /* LLMC_TEST_QUICK, under sanitizers: only what threads do; few: of each the least that shows it, without LLMC_CHECK_ALL */
+static bool quick, few; /* LLMC_TEST_QUICK, under sanitizers: only what threads do; few: of each the
+                           least that shows it, without LLMC_CHECK_ALL */
 static int n_crowd = CROWD;
 
 static llmc_model *
 opened(const char *path)
 {
 	llmc_options o = LLMC_INIT(llmc_options);
-	llmc_model  *m = NULL;
-	llmc_error   err;
+	llmc_model *m = NULL;
+	llmc_error err;
 
 	o.random_weights = true;
 	o.n_threads = 2;
@@ -96,7 +98,10 @@ text_without_room(void **state)
 	assert_string_equal(buf, "tiny");
 }
 
-typedef struct Box { llmc_session *s; Engine *e; } Box; /* an engine that checks its books */
+typedef struct Box {
+	llmc_session *s;
+	Engine *e;
+} Box; /* an engine that checks its books */
 
 static Box
 open_engine(int32_t seqs, int32_t chunk, int64_t kv_tokens, const llmc_engine_options *more)
@@ -115,7 +120,8 @@ open_engine(int32_t seqs, int32_t chunk, int64_t kv_tokens, const llmc_engine_op
 	l.kv_tokens = kv_tokens;
 	l.n_threads = 2;
 	llmc_limits lim = engine_limits(model->plan, &o);
-	if (llmc_session_open(model, &lim, &b.s, &err) != LLMC_OK || engine_open(b.s->s, NULL, &o, &b.e, &err) != LLMC_OK)
+	if (llmc_session_open(model, &lim, &b.s, &err) != LLMC_OK ||
+	    engine_open(b.s->s, NULL, &o, &b.e, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
 	engine_set_check(b.e);
 	return b;
@@ -147,10 +153,10 @@ close_engine(Box b)
 }
 
 typedef struct Ask {
-	int32_t      prompt[CONTEXT], n_prompt;
-	llmc_params  p;
-	int32_t      want[MOST], n_want;
-	llmc_finish  finish;
+	int32_t prompt[CONTEXT], n_prompt;
+	llmc_params p;
+	int32_t want[MOST], n_want;
+	llmc_finish finish;
 } Ask;
 
 static uint32_t
@@ -184,7 +190,8 @@ make_ask(Ask *a, uint64_t *r)
 	a->n_prompt = 1 + (int32_t)roll(r, roll(r, 3) ? 60 : 100);
 	int32_t same = roll(r, 2) ? a->n_prompt : (int32_t)roll(r, (uint32_t)a->n_prompt + 1);
 	for (int32_t i = 0; i < CONTEXT; i++) /* all of it: tests may lengthen the prompt */
-		a->prompt[i] = 3 + (i < same ? (int32_t)((family + 7) * (uint32_t)(i + 3) % 290) : (int32_t)roll(r, 290));
+		a->prompt[i] = 3 + (i < same ? (int32_t)((family + 7) * (uint32_t)(i + 3) % 290)
+		                             : (int32_t)roll(r, 290));
 	a->p.max_tokens = 1 + (int32_t)roll(r, 60) + (roll(r, 2) ? 0 : (int32_t)roll(r, 90));
 	a->p.ignore_eos = roll(r, 2);
 	a->p.seed = roll(r, 1000);
@@ -283,13 +290,15 @@ follow(Box b, int64_t id, const Ask *a, int32_t cancel_after, char *why, size_t 
 		engine_cancel(b.e, id, false);
 	do {
 		if (engine_next(b.e, id, -1, &ev, &err) != LLMC_OK || ev.kind == LLMC_EVENT_ERROR) {
-			snprintf(why, cap, "%.200s", ev.kind == LLMC_EVENT_ERROR ? ev.text : err.text);
+			snprintf(why, cap, "%.200s",
+			         ev.kind == LLMC_EVENT_ERROR ? ev.text : err.text);
 			ok = false;
 			break;
 		}
 		if (ev.kind == LLMC_EVENT_TOKEN) {
 			if (n >= a->n_want || ev.token != a->want[n]) {
-				snprintf(why, cap, "request %lld, token %d: %d, alone %d", (long long)id, n, ev.token, a->want[n]);
+				snprintf(why, cap, "request %lld, token %d: %d, alone %d",
+				         (long long)id, n, ev.token, a->want[n]);
 				ok = false;
 			}
 			if (++n == cancel_after)
@@ -297,16 +306,23 @@ follow(Box b, int64_t id, const Ask *a, int32_t cancel_after, char *why, size_t 
 		}
 	} while (!ev.last);
 	if (ok && (ev.kind != LLMC_EVENT_FINISH || ev.n_new != n ||
-	           (ev.finish == LLMC_FINISH_CANCEL ? cancel_after < 0 : ev.finish != a->finish || n != a->n_want))) {
-		snprintf(why, cap, "request %lld ended as %d after %d tokens, alone as %d after %d", (long long)id, (int)ev.finish, n,
-		         (int)a->finish, a->n_want);
+	           (ev.finish == LLMC_FINISH_CANCEL ? cancel_after < 0
+	                                            : ev.finish != a->finish || n != a->n_want))) {
+		snprintf(why, cap, "request %lld ended as %d after %d tokens, alone as %d after %d",
+		         (long long)id, (int)ev.finish, n, (int)a->finish, a->n_want);
 		ok = false;
 	}
 	llmc_event_release(&ev);
 	return ok;
 }
 
-typedef struct Client { Box b; int first, step; char why[256]; bool ok; pthread_t thread; } Client;
+typedef struct Client {
+	Box b;
+	int first, step;
+	char why[256];
+	bool ok;
+	pthread_t thread;
+} Client;
 
 static void *
 client(void *user)
@@ -323,16 +339,24 @@ client(void *user)
 	}
 	n = 0;
 	for (int i = c->first; i < n_crowd && c->ok; i += c->step)
-		c->ok = follow(c->b, id[n++], &crowd[i], i % 5 == 3 ? i % 17 : -1, c->why, sizeof c->why);
+		c->ok = follow(c->b, id[n++], &crowd[i], i % 5 == 3 ? i % 17 : -1, c->why,
+		               sizeof c->why);
 	return NULL;
 }
 
-/* From four threads, with every fifth cancelled somewhere; then all at once before the first step. */
+/* From four threads, with every fifth cancelled somewhere; then all at once before the first step.
+ */
 static void
 a_crowd_answers_as_each_alone(void **state)
 {
-	static const struct { int32_t seqs, chunk; int64_t kv, swap; bool no_prefix; } with[] = {
-		{ 16, 128, 4 * CONTEXT, 0, false }, { 8, 24, 192, 1 << 20, false }, { 12, 512, 224, 0, true },
+	static const struct {
+		int32_t seqs, chunk;
+		int64_t kv, swap;
+		bool no_prefix;
+	} with[] = {
+		{ 16, 128, 4 * CONTEXT, 0, false },
+		{ 8, 24, 192, 1 << 20, false },
+		{ 12, 512, 224, 0, true },
 	};
 
 	(void)state;
@@ -366,9 +390,11 @@ a_crowd_answers_as_each_alone(void **state)
 			if (!follow(b, id[i], &crowd[i], -1, why, sizeof why))
 				fail_msg("engine %zu: %s", w, why);
 		llmc_counts n = counts(b);
-		print_message("%llu steps, %llu preemptions, %llu swaps, %llu of %llu prompt tokens cached\n",
-		              (unsigned long long)n.steps, (unsigned long long)n.preemptions, (unsigned long long)n.swaps_in,
-		              (unsigned long long)n.prefix_hits, (unsigned long long)n.prefix_queries);
+		print_message(
+		    "%llu steps, %llu preemptions, %llu swaps, %llu of %llu prompt tokens cached\n",
+		    (unsigned long long)n.steps, (unsigned long long)n.preemptions,
+		    (unsigned long long)n.swaps_in, (unsigned long long)n.prefix_hits,
+		    (unsigned long long)n.prefix_queries);
 		assert_true(w == 0 || quick || n.preemptions > 0);
 		assert_true(with[w].no_prefix ? n.prefix_hits == 0 : quick || n.prefix_hits > 0);
 		assert_int_equal(n.requests, quick ? n_crowd : 2 * n_crowd);
@@ -377,13 +403,16 @@ a_crowd_answers_as_each_alone(void **state)
 	}
 }
 
-/* A mask is what it is whoever makes it, and when: on a thread of its own beside the steps, or behind them. */
+/* A mask is what it is whoever makes it, and when: on a thread of its own beside the steps, or
+ * behind them. */
 static void
 masks_ahead_change_nothing(void **state)
 {
 	enum { N = 24 };
 	static Ask ask[N];
-	Grammar *g[3] = { tiny_grammar("([a-f][0-4]){3,40}"), tiny_grammar("(a0|b1|([x-z][0-9])*q2){1,30}"), tiny_grammar("([a-m]3|[n-z][1-9])*") };
+	Grammar *g[3] = { tiny_grammar("([a-f][0-4]){3,40}"),
+		          tiny_grammar("(a0|b1|([x-z][0-9])*q2){1,30}"),
+		          tiny_grammar("([a-m]3|[n-z][1-9])*") };
 	uint64_t r = 4711;
 
 	(void)state;
@@ -474,9 +503,18 @@ choices_draw_with_their_own_seeds(void **state)
 
 enum { CHOICES = 3, TOPS = 2 };
 
-typedef struct Said { int32_t tok[MOST], n; float logprob[MOST]; llmc_logprob top[MOST][TOPS]; llmc_finish finish; } Said;
+typedef struct Said {
+	int32_t tok[MOST], n;
+	float logprob[MOST];
+	llmc_logprob top[MOST][TOPS];
+	llmc_finish finish;
+} Said;
 
-typedef struct Teller { const Said *said; int32_t n_prompt; uint64_t random; } Teller;
+typedef struct Teller {
+	const Said *said;
+	int32_t n_prompt;
+	uint64_t random;
+} Teller;
 
 /* What one of the choices says next, one token in five wrong; now and then nothing. */
 static int32_t
@@ -491,7 +529,9 @@ tell(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
 			continue;
 		most = (int32_t)roll(&t->random, (uint32_t)most + 1);
 		for (int32_t i = 0; i < most; i++)
-			out[i] = roll(&t->random, 5) && at + i < s->n ? s->tok[at + i] : (int32_t)roll(&t->random, VOCAB);
+			out[i] = roll(&t->random, 5) && at + i < s->n
+			             ? s->tok[at + i]
+			             : (int32_t)roll(&t->random, VOCAB);
 		return most;
 	}
 	return 0;
@@ -522,14 +562,15 @@ gather(Box b, const llmc_request *q, Said said[CHOICES])
 	llmc_event_release(&ev);
 }
 
-/* The same tokens and logprobs, bit for bit, whatever is guessed: greedy, drawn, with penalties and forbidden words, of several choices, at stop
- * tokens and at the last token that fits. */
+/* The same tokens and logprobs, bit for bit, whatever is guessed: greedy, drawn, with penalties and
+ * forbidden words, of several choices, at stop tokens and at the last token that fits. */
 static void
 guesses_change_nothing(void **state)
 {
 	static Said off[CHOICES], on[CHOICES];
 	llmc_engine_options none = LLMC_INIT(llmc_engine_options);
-	const llmc_sequence bad[] = { { (const int32_t[]){ 20, 21 }, 2 }, { (const int32_t[]){ 30 }, 1 } };
+	const llmc_sequence bad[] = { { (const int32_t[]){ 20, 21 }, 2 },
+		                      { (const int32_t[]){ 30 }, 1 } };
 	const llmc_bias bias[] = { { 40, 3 }, { 41, -5 } };
 	Teller t = { .said = off, .random = 12345 };
 	int rounds = few ? 6 : getenv("LLMC_CHECK_ALL") ? 400 : 24;
@@ -566,21 +607,26 @@ guesses_change_nothing(void **state)
 		for (int32_t c = 0; c < q.n; c++) {
 			assert_int_equal(on[c].n, off[c].n);
 			assert_int_equal(on[c].finish, off[c].finish);
-			assert_memory_equal(on[c].tok, off[c].tok, (size_t)on[c].n * sizeof *on[c].tok);
-			assert_memory_equal(on[c].logprob, off[c].logprob, (size_t)on[c].n * sizeof *on[c].logprob);
-			assert_memory_equal(on[c].top, off[c].top, q.n_top ? (size_t)on[c].n * sizeof *on[c].top : 0);
+			assert_memory_equal(on[c].tok, off[c].tok,
+			                    (size_t)on[c].n * sizeof *on[c].tok);
+			assert_memory_equal(on[c].logprob, off[c].logprob,
+			                    (size_t)on[c].n * sizeof *on[c].logprob);
+			assert_memory_equal(on[c].top, off[c].top,
+			                    q.n_top ? (size_t)on[c].n * sizeof *on[c].top : 0);
 		}
 	}
 	llmc_counts n = counts(b), plain = counts(a);
 	assert_true(n.accepted > 100 && n.drafted > n.accepted && n.drafts > 20);
-	assert_true(n.accepted_at[0] > n.accepted_at[1] && n.accepted_at[1] > n.accepted_at[5] && n.accepted_at[5] > 0);
+	assert_true(n.accepted_at[0] > n.accepted_at[1] && n.accepted_at[1] > n.accepted_at[5] &&
+	            n.accepted_at[5] > 0);
 	assert_true(n.steps < plain.steps);
 	assert_int_equal(plain.drafts + plain.drafted, 0);
 	close_engine(a);
 	close_engine(b);
 }
 
-/* Texts of which fewer tokens are there than a step may have rows: those stay in the form of single ones, also where they run again. */
+/* Texts of which fewer tokens are there than a step may have rows: those stay in the form of single
+ * ones, also where they run again. */
 static void
 short_texts_keep_their_form(void **state)
 {
@@ -601,7 +647,8 @@ short_texts_keep_their_form(void **state)
 		gather(b, &q, on);
 		assert_int_equal(on[0].n, off[0].n);
 		assert_memory_equal(on[0].tok, off[0].tok, (size_t)on[0].n * sizeof *on[0].tok);
-		assert_memory_equal(on[0].logprob, off[0].logprob, (size_t)on[0].n * sizeof *on[0].logprob);
+		assert_memory_equal(on[0].logprob, off[0].logprob,
+		                    (size_t)on[0].n * sizeof *on[0].logprob);
 	}
 	assert_true(counts(b).accepted > 100);
 	close_engine(a);
@@ -609,7 +656,10 @@ short_texts_keep_their_form(void **state)
 }
 
 /* What the texts of the crowd that begin so say next, with errors; wrong of five */
-typedef struct Rumour { uint64_t random; uint32_t wrong; } Rumour;
+typedef struct Rumour {
+	uint64_t random;
+	uint32_t wrong;
+} Rumour;
 
 static int32_t
 rumour(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
@@ -619,22 +669,33 @@ rumour(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
 	for (int k = 0; k < n_crowd; k++) {
 		const Ask *a = &crowd[k];
 		const int32_t at = n - a->n_prompt;
-		if (at < 0 || at > a->n_want || memcmp(a->prompt, tok, (size_t)a->n_prompt * sizeof *tok) || memcmp(a->want, tok + a->n_prompt, (size_t)at * sizeof *tok))
+		if (at < 0 || at > a->n_want ||
+		    memcmp(a->prompt, tok, (size_t)a->n_prompt * sizeof *tok) ||
+		    memcmp(a->want, tok + a->n_prompt, (size_t)at * sizeof *tok))
 			continue;
 		most = (int32_t)roll(&t->random, (uint32_t)most + 1);
 		for (int32_t i = 0; i < most; i++)
-			out[i] = roll(&t->random, 5) >= t->wrong && at + i < a->n_want ? a->want[at + i] : (int32_t)roll(&t->random, VOCAB);
+			out[i] = roll(&t->random, 5) >= t->wrong && at + i < a->n_want
+			             ? a->want[at + i]
+			             : (int32_t)roll(&t->random, VOCAB);
 		return most;
 	}
 	return 0;
 }
 
-/* Guesses, right and wrong, in steps of many texts: fewer marks than texts, little room, chunks of fewer tokens than run again, cancelled and preempted ones. */
+/* Guesses, right and wrong, in steps of many texts: fewer marks than texts, little room, chunks of
+ * fewer tokens than run again, cancelled and preempted ones. */
 static void
 a_crowd_guesses(void **state)
 {
-	static const struct { int32_t seqs, chunk, n_out, marks; int64_t kv, swap; uint32_t wrong; bool no_prefix; } with[] = {
-		{ 8, 40, 0, 0, 3 * CONTEXT, 0, 1, false }, { 8, 24, 0, 2, 192, 1 << 20, 1, false }, { 6, 10, 9, 3, 256, 1 << 20, 2, false }, { 3, 40, 0, 0, 224, 0, 1, true },
+	static const struct {
+		int32_t seqs, chunk, n_out, marks;
+		int64_t kv, swap;
+		uint32_t wrong;
+		bool no_prefix;
+	} with[] = {
+		{ 8, 40, 0, 0, 3 * CONTEXT, 0, 1, false }, { 8, 24, 0, 2, 192, 1 << 20, 1, false },
+		{ 6, 10, 9, 3, 256, 1 << 20, 2, false },   { 3, 40, 0, 0, 224, 0, 1, true },
 		{ 1, 40, 3, 0, CONTEXT, 0, 2, false },
 	};
 
@@ -661,7 +722,8 @@ a_crowd_guesses(void **state)
 		l.kv_tokens = with[w].kv;
 		l.n_threads = 2;
 		llmc_limits lim = engine_limits(model->plan, &o);
-		if (llmc_session_open(model, &lim, &b.s, &err) != LLMC_OK || engine_open(b.s->s, NULL, &o, &b.e, &err) != LLMC_OK)
+		if (llmc_session_open(model, &lim, &b.s, &err) != LLMC_OK ||
+		    engine_open(b.s->s, NULL, &o, &b.e, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
 		engine_set_check(b.e);
 		engine_set_draft_fn(b.e, rumour, &t);
@@ -675,14 +737,19 @@ a_crowd_guesses(void **state)
 			if (!follow(b, id[i], &crowd[i], i % 5 == 3 ? i % 17 : -1, why, sizeof why))
 				fail_msg("engine %zu: %s", w, why);
 		llmc_counts n = counts(b);
-		print_message("%llu steps, %llu preemptions, %llu swaps, %llu of %llu guesses right, %llu of %llu prompt tokens cached\n", (unsigned long long)n.steps, (unsigned long long)n.preemptions,
-		              (unsigned long long)n.swaps_in, (unsigned long long)n.accepted, (unsigned long long)n.drafted, (unsigned long long)n.prefix_hits, (unsigned long long)n.prefix_queries);
+		print_message("%llu steps, %llu preemptions, %llu swaps, %llu of %llu guesses "
+		              "right, %llu of %llu prompt tokens cached\n",
+		              (unsigned long long)n.steps, (unsigned long long)n.preemptions,
+		              (unsigned long long)n.swaps_in, (unsigned long long)n.accepted,
+		              (unsigned long long)n.drafted, (unsigned long long)n.prefix_hits,
+		              (unsigned long long)n.prefix_queries);
 		assert_true(n.accepted > 20 && n.drafted > n.accepted);
 		close_engine(b);
 	}
 }
 
-/* The model, or another one, guesses for it, from a session with room for two texts of eight: whoever finds room or not, is cancelled or preempted, all say what they say alone. */
+/* The model, or another one, guesses for it, from a session with room for two texts of eight:
+ * whoever finds room or not, is cancelled or preempted, all say what they say alone. */
 static void
 a_second_model_changes_nothing(void **state)
 {
@@ -702,7 +769,8 @@ a_second_model_changes_nothing(void **state)
 		l.n_out = DRAFT_MAX_SEQS;
 		l.kv_tokens = 160;
 		l.n_threads = 1;
-		if (llmc_session_open(guesser, &l, &draft_session, &err) != LLMC_OK || engine_set_draft_model(b.e, draft_session->s, &err) != LLMC_OK)
+		if (llmc_session_open(guesser, &l, &draft_session, &err) != LLMC_OK ||
+		    engine_set_draft_model(b.e, draft_session->s, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
 		int n = getenv("LLMC_CHECK_ALL") ? CROWD : few ? 6 : 16;
 		for (int i = 0; i < n; i++) {
@@ -768,7 +836,8 @@ what_came_before_is_guessed_again(void **state)
 	draft_free(d);
 }
 
-/* A step may hold more rows that run again than are measured, where texts have come back beside them: none is put behind those. */
+/* A step may hold more rows that run again than are measured, where texts have come back beside
+ * them: none is put behind those. */
 static void
 full_steps_have_no_guesses(void **state)
 {
@@ -837,7 +906,8 @@ logprobs_are_those_of_the_logits(void **state)
 	const llmc_chunk c = { seq, a.prompt, 75, 75 };
 	assert_int_equal(llmc_forward(s, &c, 1, logits, NULL), LLMC_OK);
 	llmc_session_close(s);
-	for (int round = 0; round < 2; round++) { /* the second time the prompt is in the cache, and must run all the same */
+	for (int round = 0; round < 2;
+	     round++) { /* the second time the prompt is in the cache, and must run all the same */
 		Box b = open_engine(4, 48, 0, NULL);
 		llmc_request q = request(&a);
 		q.prompt_logprobs = q.logprobs = true;
@@ -849,17 +919,21 @@ logprobs_are_those_of_the_logits(void **state)
 				next(b, id, &ev);
 				if (ev.kind == LLMC_EVENT_FINISH)
 					break;
-				assert_int_equal(ev.kind, at < 70 ? LLMC_EVENT_PROMPT : LLMC_EVENT_TOKEN);
+				assert_int_equal(ev.kind,
+				                 at < 70 ? LLMC_EVENT_PROMPT : LLMC_EVENT_TOKEN);
 				assert_int_equal(ev.token, a.prompt[at]);
 				if (at == 0) {
 					assert_true(isnan(ev.logprob));
 					assert_int_equal(ev.n_top, 0);
 				} else {
 					const float *v = logits + (at - 1) * VOCAB;
-					assert_true(fabs(ev.logprob - logprob_of(v, ev.token)) < 1e-4);
+					assert_true(fabs(ev.logprob - logprob_of(v, ev.token)) <
+					            1e-4);
 					assert_int_equal(ev.n_top, 4);
 					for (int k = 0; k < 4; k++) {
-						assert_true(fabs(ev.top[k].logprob - logprob_of(v, ev.top[k].id)) < 1e-4);
+						assert_true(fabs(ev.top[k].logprob -
+						                 logprob_of(v, ev.top[k].id)) <
+						            1e-4);
 						int above = 0, as_high = 0;
 						for (int i = 0; i < VOCAB; i++) {
 							above += v[i] > v[ev.top[k].id];
@@ -896,7 +970,8 @@ the_queue_and_the_cache_have_bounds(void **state)
 	first = submit(b, &q);
 	id = submit(b, &q);
 	assert_int_equal(engine_submit(b.e, &q, &id, &err), LLMC_E_BUSY);
-	assert_string_equal(err.text, "overloaded: 2 requests are in work (max_concurrent_requests)");
+	assert_string_equal(err.text,
+	                    "overloaded: 2 requests are in work (max_concurrent_requests)");
 	assert_int_equal(id, 0);
 	assert_int_equal(counts(b).refused, 1);
 	assert_int_equal(counts(b).waiting, 2);
@@ -940,29 +1015,36 @@ what_cannot_run_is_refused(void **state)
 	Box b = open_engine(4, 64, 128, &o);
 	q = request(&a);
 	q.n_tok = 0;
-	no(b, &q, LLMC_E_INPUT, "the prompt is empty: a model needs at least one token to continue");
+	no(b, &q, LLMC_E_INPUT,
+	   "the prompt is empty: a model needs at least one token to continue");
 	q.n_tok = 10;
 	q.pool = LLMC_POOL_LAST;
-	no(b, &q, LLMC_E_INPUT, "this model makes text, not vectors: open it with head.kind=hidden for its last hidden states");
+	no(b, &q, LLMC_E_INPUT,
+	   "this model makes text, not vectors: open it with head.kind=hidden for its last hidden "
+	   "states");
 	q.pool_tok = (const int32_t[]){ 5, VOCAB };
 	q.n_pool_tok = 2;
 	no(b, &q, LLMC_E_RANGE, "pool_tok holds what is no token, or is NULL; ids are 0 .. 299");
 	q.n_pool_tok = 1;
 	q.pool = LLMC_POOL_MEAN;
-	no(b, &q, LLMC_E_RANGE, "n_pool_tok is 1: up to 1024 tokens of a model that makes text, with pool last or cls");
+	no(b, &q, LLMC_E_RANGE,
+	   "n_pool_tok is 1: up to 1024 tokens of a model that makes text, with pool last or cls");
 	q.pool = LLMC_POOL_NONE;
-	no(b, &q, LLMC_E_RANGE, "n_pool_tok is 1: up to 1024 tokens of a model that makes text, with pool last or cls");
+	no(b, &q, LLMC_E_RANGE,
+	   "n_pool_tok is 1: up to 1024 tokens of a model that makes text, with pool last or cls");
 	q.n_pool_tok = 0;
 	q.n_tok = 161;
 	no(b, &q, LLMC_E_RANGE, "the prompt has 161 tokens, the context holds 160");
 	q.n_tok = 100;
 	no(b, &q, LLMC_E_RANGE,
-	   "the request (100 tokens, 61 new ones, 1 choices) cannot run here: prompt and new tokens do not fit the KV cache "
+	   "the request (100 tokens, 61 new ones, 1 choices) cannot run here: prompt and new "
+	   "tokens do not fit the KV cache "
 	   "(kv_tokens)");
 	a.p.max_tokens = 29;
 	q.n = 5;
 	no(b, &q, LLMC_E_RANGE,
-	   "the request (100 tokens, 29 new ones, 5 choices) cannot run here: it has more choices than sequences may run at once "
+	   "the request (100 tokens, 29 new ones, 5 choices) cannot run here: it has more choices "
+	   "than sequences may run at once "
 	   "(seqs)");
 	q.best_of = 2;
 	no(b, &q, LLMC_E_RANGE, "best_of is 2, possible are n (5) .. 128");
@@ -992,7 +1074,8 @@ what_cannot_run_is_refused(void **state)
 	close_engine(b);
 }
 
-/* One is cancelled, one is late, one has no token to pick; the one beside them says what it says alone. */
+/* One is cancelled, one is late, one has no token to pick; the one beside them says what it says
+ * alone. */
 static void
 the_unlucky_harm_nobody(void **state)
 {
@@ -1136,7 +1219,11 @@ draining_serves_or_cuts(void **state)
 	llmc_event_release(&ev);
 }
 
-typedef struct Listener { Box b; pthread_t thread; int n_token, n_last, wrong; } Listener;
+typedef struct Listener {
+	Box b;
+	pthread_t thread;
+	int n_token, n_last, wrong;
+} Listener;
 
 static void *
 listen_to_all(void *user)
@@ -1150,13 +1237,15 @@ listen_to_all(void *user)
 		const Ask *a = ev.user;
 		l->n_token += ev.kind == LLMC_EVENT_TOKEN;
 		l->n_last += ev.last;
-		l->wrong += ev.kind == LLMC_EVENT_ERROR || (ev.kind == LLMC_EVENT_FINISH && ev.n_new > a->n_want);
+		l->wrong += ev.kind == LLMC_EVENT_ERROR ||
+		            (ev.kind == LLMC_EVENT_FINISH && ev.n_new > a->n_want);
 	}
 	llmc_event_release(&ev);
 	return NULL;
 }
 
-/* Two listeners share all events, while requests come, are cancelled and forgotten; the end of the engine ends them. */
+/* Two listeners share all events, while requests come, are cancelled and forgotten; the end of the
+ * engine ends them. */
 static void
 listeners_and_requests_come_and_go(void **state)
 {
@@ -1316,7 +1405,8 @@ main(void)
 		cmocka_unit_test(a_sequence_moves_to_another_session),
 	};
 
-	/* rows of a prompt may take another form of attention than single ones, so that texts are not those of other chunks */
+	/* rows of a prompt may take another form of attention than single ones, so that texts are
+	 * not those of other chunks */
 	const struct CMUnitTest with_latents[] = {
 		cmocka_unit_test(guesses_change_nothing),
 		cmocka_unit_test(short_texts_keep_their_form),

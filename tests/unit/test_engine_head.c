@@ -1,5 +1,6 @@
-/* An engine whose model has a head that guesses (mtp.part), all of whose guesses run: texts are those of the model alone, and guesses are those that the
- * head makes step by step, whatever pieces, preemption and choices come between. */
+/* An engine whose model has a head that guesses (mtp.part), all of whose guesses run: texts are
+ * those of the model alone, and guesses are those that the head makes step by step, whatever
+ * pieces, preemption and choices come between. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,17 +19,22 @@
 enum { VOCAB = 11, HIDDEN = 40, CONTEXT = 160, MOST = 96, CHOICES = 3, GUESSES = 3 };
 
 static const char mixture[] =
-	"llmc: 1\nname: tiny-mtp\nfamily: glm4_moe\nvocab_size: 11\nmax_positions: 256\nn_layers: 2\nhidden: 40\n"
-	"attention: {n_heads: 3, n_kv_heads: 1, head_dim: 8}\nffn: {width: 24}\n"
-	"moe: {n_experts: 5, top_k: 2, width: 12, layers: {from: 1}, shared: {width: 12}, scale: 1.5, renorm: true}\n"
-	"rope: {theta: 10000, dims: 4}\nnorm: {eps: 1.0e-5}\nmtp: {layers: 1}\ntext: {eos: [2]}\ndtype: f32\n";
+    "llmc: 1\nname: tiny-mtp\nfamily: glm4_moe\nvocab_size: 11\nmax_positions: 256\nn_layers: "
+    "2\nhidden: 40\n"
+    "attention: {n_heads: 3, n_kv_heads: 1, head_dim: 8}\nffn: {width: 24}\n"
+    "moe: {n_experts: 5, top_k: 2, width: 12, layers: {from: 1}, shared: {width: 12}, scale: 1.5, "
+    "renorm: true}\n"
+    "rope: {theta: 10000, dims: 4}\nnorm: {eps: 1.0e-5}\nmtp: {layers: 1}\ntext: {eos: "
+    "[2]}\ndtype: f32\n";
 
 /* wrong guesses take it back to a mark */
 static const char states[] =
-	"llmc: 1\nname: tiny-mtp\nfamily: qwen3_5\nvocab_size: 11\nmax_positions: 256\nn_layers: 3\nhidden: 40\n"
-	"attention: {n_heads: 3, n_kv_heads: 1, head_dim: 8}\nffn: {width: 24}\n"
-	"linear: {layers: [0, 2], k_heads: 2, v_heads: 4, k_dim: 12, v_dim: 10, taps: 3}\n"
-	"rope: {theta: 10000, dims: 4}\nnorm: {eps: 1.0e-5}\nmtp: {layers: 1}\ntext: {eos: [2]}\ndtype: f32\n";
+    "llmc: 1\nname: tiny-mtp\nfamily: qwen3_5\nvocab_size: 11\nmax_positions: 256\nn_layers: "
+    "3\nhidden: 40\n"
+    "attention: {n_heads: 3, n_kv_heads: 1, head_dim: 8}\nffn: {width: 24}\n"
+    "linear: {layers: [0, 2], k_heads: 2, v_heads: 4, k_dim: 12, v_dim: 10, taps: 3}\n"
+    "rope: {theta: 10000, dims: 4}\nnorm: {eps: 1.0e-5}\nmtp: {layers: 1}\ntext: {eos: "
+    "[2]}\ndtype: f32\n";
 
 static llmc_model *whole, *model, *head; /* without a head; with its rows handed out; the head */
 
@@ -93,7 +99,10 @@ tear_down(void **state)
 	return 0;
 }
 
-typedef struct Box { llmc_session *s, *draft_session; Engine *e; } Box;
+typedef struct Box {
+	llmc_session *s, *draft_session;
+	Engine *e;
+} Box;
 
 static llmc_session *
 open_session(llmc_model *m, llmc_limits l)
@@ -151,10 +160,10 @@ close_engine(Box b)
 }
 
 typedef struct Ask {
-	int32_t     prompt[CONTEXT], n_prompt, choices;
+	int32_t prompt[CONTEXT], n_prompt, choices;
 	llmc_params p;
-	int32_t     said[CHOICES][MOST], n[CHOICES];
-	int64_t     id;
+	int32_t said[CHOICES][MOST], n[CHOICES];
+	int64_t id;
 } Ask;
 
 static uint32_t
@@ -169,7 +178,9 @@ roll(uint64_t *r, uint32_t n)
 static void
 make_ask(Ask *a, uint64_t *r)
 {
-	*a = (Ask){ .p = LLMC_INIT(llmc_params), .n_prompt = 1 + (int32_t)roll(r, 60), .choices = 1 + (int32_t)roll(r, CHOICES) };
+	*a = (Ask){ .p = LLMC_INIT(llmc_params),
+		    .n_prompt = 1 + (int32_t)roll(r, 60),
+		    .choices = 1 + (int32_t)roll(r, CHOICES) };
 	const int32_t alike = roll(r, 2) ? 40 : 0; /* some begin alike, past a page */
 	for (int32_t i = 0; i < a->n_prompt; i++)
 		a->prompt[i] = i < alike ? i * 7 % VOCAB : (int32_t)roll(r, VOCAB);
@@ -244,18 +255,28 @@ guesses_are_the_heads(void **state)
 		llmc_session *m = open_session(model, l), *s = open_session(head, l);
 		assert_int_equal(llmc_seq_new(m, CONTEXT, &q, NULL), LLMC_OK);
 		assert_int_equal(llmc_seq_new(s, CONTEXT, &h, NULL), LLMC_OK);
-		assert_int_equal(llmc_forward_rows(m, &(llmc_chunk){ .seq = q, .tok = text, .n_tok = n }, 1, NULL, NULL, rows, &err), LLMC_OK);
+		assert_int_equal(
+		    llmc_forward_rows(m, &(llmc_chunk){ .seq = q, .tok = text, .n_tok = n }, 1,
+		                      NULL, NULL, rows, &err),
+		    LLMC_OK);
 		for (int32_t k = a.n_prompt + 1, read = 0, again = 0; k < n;) {
-			int32_t left = n - 1 - k, most = left < GUESSES ? left : GUESSES, right = 0, id = -1;
-			bool    wrong = false;
+			int32_t left = n - 1 - k, most = left < GUESSES ? left : GUESSES, right = 0,
+			        id = -1;
+			bool wrong = false;
 			if (most > draft_rows(model->plan) - again - 1)
 				most = draft_rows(model->plan) - again - 1;
-			if (most > k - 1 - again - (again + 1)) /* no more rows than positions before them */
+			if (most > k - 1 - again -
+			               (again + 1)) /* no more rows than positions before them */
 				most = k - 1 - again - (again + 1);
 			for (int32_t g = 0; g < most; g++) {
-				const int32_t from = g ? k - 1 + g : read, count = g ? 1 : k - 1 - read;
-				llmc_chunk c = { .seq = h, .tok = g ? &id : text + from + 1, .n_tok = count, .n_out = 1 };
-				if (llmc_forward_rows(s, &c, 1, g ? own : rows + from * HIDDEN, logits, own, &err) != LLMC_OK)
+				const int32_t from = g ? k - 1 + g : read,
+				              count = g ? 1 : k - 1 - read;
+				llmc_chunk c = { .seq = h,
+					         .tok = g ? &id : text + from + 1,
+					         .n_tok = count,
+					         .n_out = 1 };
+				if (llmc_forward_rows(s, &c, 1, g ? own : rows + from * HIDDEN,
+				                      logits, own, &err) != LLMC_OK)
 					fail_msg("%s", err.text);
 				memmove(own, own + (count - 1) * HIDDEN, HIDDEN * sizeof *own);
 				id = 0;
@@ -272,7 +293,9 @@ guesses_are_the_heads(void **state)
 				want.drafted += (uint64_t)most;
 				want.accepted += (uint64_t)right;
 			}
-			again = right < most && plan_has_state(model->plan) ? again + right + 1 : 0; /* rows that the next step has in front of its own */
+			again = right < most && plan_has_state(model->plan)
+			            ? again + right + 1
+			            : 0; /* rows that the next step has in front of its own */
 			k += right + 1;
 		}
 		llmc_session_close(m);
@@ -289,7 +312,10 @@ static void
 texts_are_those_without(void **state)
 {
 	enum { CROWD = 14 };
-	static const struct { int32_t seqs, chunk; int64_t kv; } with[] = { { 6, 128, 0 }, { 8, 24, 192 }, { 12, 64, 256 } };
+	static const struct {
+		int32_t seqs, chunk;
+		int64_t kv;
+	} with[] = { { 6, 128, 0 }, { 8, 24, 192 }, { 12, 64, 256 } };
 	static Ask alone[CROWD], now;
 	uint64_t r = 20261123;
 
@@ -313,7 +339,8 @@ texts_are_those_without(void **state)
 			gather(b, &now);
 			assert_memory_equal(now.n, alone[i].n, sizeof now.n);
 			for (int k = 0; k < now.choices; k++)
-				assert_memory_equal(now.said[k], alone[i].said[k], (size_t)now.n[k] * sizeof **now.said);
+				assert_memory_equal(now.said[k], alone[i].said[k],
+				                    (size_t)now.n[k] * sizeof **now.said);
 		}
 		llmc_counts c = close_engine(b);
 		assert_true(c.drafts > 0 && c.accepted > 0 && c.accepted < c.drafted);

@@ -1,5 +1,5 @@
-/* The N-th allocation fails, for every N: opening an engine, putting a request in and answering it either work or say that
- * memory is out; afterwards nothing is held and the engine serves on. */
+/* The N-th allocation fails, for every N: opening an engine, putting a request in and answering it
+ * either work or say that memory is out; afterwards nothing is held and the engine serves on. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>

@@ -1,6 +1,7 @@
-/* The scheduler over real pages and a fake model, whose next token is a hash of what it reads back through the page table:
- * a wrong copy on write, prefix hit, saved or recomputed page gives another answer than the request gets alone. Over
- * 100,000 random steps the answers agree, the books agree after every step, nobody starves, and nothing is left over. */
+/* The scheduler over real pages and a fake model, whose next token is a hash of what it reads back
+ * through the page table: a wrong copy on write, prefix hit, saved or recomputed page gives another
+ * answer than the request gets alone. Over 100,000 random steps the answers agree, the books agree
+ * after every step, nobody starves, and nothing is left over. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,22 +16,85 @@
 
 enum { VOCAB = 400, EOS = 0, CONTEXT = 336 };
 
-static PlanPool pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 } };
+static PlanPool pools[] = { { .id = "kv",
+	                      .k = KVT_F32,
+	                      .v = KVT_F32,
+	                      .n_layers = 1,
+	                      .kv_heads = 1,
+	                      .k_dim = 1,
+	                      .v_dim = 1 } };
 static const Plan plan = { .n_pool = 1, .pool = pools };
 /* A state beside it, as models with such layers have: the value of the last position */
-static PlanPool state_pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 },
-	{ .id = "state", .state = true, .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 } };
+static PlanPool state_pools[] = { { .id = "kv",
+	                            .k = KVT_F32,
+	                            .v = KVT_F32,
+	                            .n_layers = 1,
+	                            .kv_heads = 1,
+	                            .k_dim = 1,
+	                            .v_dim = 1 },
+	                          { .id = "state",
+	                            .state = true,
+	                            .k = KVT_F32,
+	                            .v = KVT_F32,
+	                            .n_layers = 1,
+	                            .kv_heads = 1,
+	                            .k_dim = 1,
+	                            .v_dim = 1 } };
 static const Plan state_plan = { .n_pool = 2, .pool = state_pools };
 /* Layers that see the last positions, beside it, and beside both: a copy of the values */
-#define SEES { .id = "kv_window", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1, .keep = 23 }
-static PlanPool window_pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 }, SEES };
+#define SEES                                                                                       \
+	{ .id = "kv_window",                                                                       \
+	  .k = KVT_F32,                                                                            \
+	  .v = KVT_F32,                                                                            \
+	  .n_layers = 1,                                                                           \
+	  .kv_heads = 1,                                                                           \
+	  .k_dim = 1,                                                                              \
+	  .v_dim = 1,                                                                              \
+	  .keep = 23 }
+static PlanPool window_pools[] = { { .id = "kv",
+	                             .k = KVT_F32,
+	                             .v = KVT_F32,
+	                             .n_layers = 1,
+	                             .kv_heads = 1,
+	                             .k_dim = 1,
+	                             .v_dim = 1 },
+	                           SEES };
 static const Plan window_plan = { .n_pool = 2, .pool = window_pools };
-/* A layer that reads recent and first positions from exact pages, of which the test writes and sees nothing else */
-static PlanPool exact_pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 },
-	{ .id = "kv_exact", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1, .recent = 23, .sinks = 40 } };
+/* A layer that reads recent and first positions from exact pages, of which the test writes and sees
+ * nothing else */
+static PlanPool exact_pools[] = { { .id = "kv",
+	                            .k = KVT_F32,
+	                            .v = KVT_F32,
+	                            .n_layers = 1,
+	                            .kv_heads = 1,
+	                            .k_dim = 1,
+	                            .v_dim = 1 },
+	                          { .id = "kv_exact",
+	                            .k = KVT_F32,
+	                            .v = KVT_F32,
+	                            .n_layers = 1,
+	                            .kv_heads = 1,
+	                            .k_dim = 1,
+	                            .v_dim = 1,
+	                            .recent = 23,
+	                            .sinks = 40 } };
 static const Plan exact_plan = { .n_pool = 2, .pool = exact_pools };
-static PlanPool both_pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 },
-	{ .id = "state", .state = true, .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 }, SEES };
+static PlanPool both_pools[] = { { .id = "kv",
+	                           .k = KVT_F32,
+	                           .v = KVT_F32,
+	                           .n_layers = 1,
+	                           .kv_heads = 1,
+	                           .k_dim = 1,
+	                           .v_dim = 1 },
+	                         { .id = "state",
+	                           .state = true,
+	                           .k = KVT_F32,
+	                           .v = KVT_F32,
+	                           .n_layers = 1,
+	                           .kv_heads = 1,
+	                           .k_dim = 1,
+	                           .v_dim = 1 },
+	                         SEES };
 static const Plan both_plan = { .n_pool = 3, .pool = both_pools };
 
 static uint32_t
@@ -41,11 +105,11 @@ mix(uint32_t h, uint32_t x)
 }
 
 typedef struct Fake {
-	Kv       kv;
-	int      save;      /* of 8 */
-	int      n_saved;   /* alive */
-	int      n_dropped; /* forwards of sequences that had let go of window pages */
-	Late     late;
+	Kv kv;
+	int save;      /* of 8 */
+	int n_saved;   /* alive */
+	int n_dropped; /* forwards of sequences that had let go of window pages */
+	Late late;
 } Fake;
 
 static uint32_t
@@ -58,8 +122,9 @@ roll(Fake *f, uint32_t n)
 static uint32_t *
 cell(Fake *f, llmc_seq q, int32_t pos, bool value)
 {
-	uint32_t *page = (uint32_t *)((char *)kv_layer(&f->kv, 0, 0) +
-	                              f->kv.seq[q].page[pos / PLAN_KV_PAGE] * plan_layer_page_bytes(&pools[0]));
+	uint32_t *page =
+	    (uint32_t *)((char *)kv_layer(&f->kv, 0, 0) +
+	                 f->kv.seq[q].page[pos / PLAN_KV_PAGE] * plan_layer_page_bytes(&pools[0]));
 	return &page[pos % PLAN_KV_PAGE + (value ? PLAN_KV_PAGE : 0)];
 }
 
@@ -137,7 +202,10 @@ fake_here(void *user, llmc_seq q)
 	return kv_seq_ready(&((Fake *)user)->kv, q);
 }
 
-typedef struct Saved { int32_t n; uint32_t cells[]; } Saved;
+typedef struct Saved {
+	int32_t n;
+	uint32_t cells[];
+} Saved;
 
 static void *
 fake_save(void *user, llmc_seq q, int32_t n_tok)
@@ -152,7 +220,8 @@ fake_save(void *user, llmc_seq q, int32_t n_tok)
 	kv_seq_wait(&f->kv, q);
 	kv_state_read(&f->kv, q, (char *)s->cells + pages);
 	s->n = n_tok;
-	kv_pages_read(&f->kv, f->kv.seq[q].page, f->kv.seq[q].n_page, kv_windowless_pages(&f->kv, n_tok), s->cells);
+	kv_pages_read(&f->kv, f->kv.seq[q].page, f->kv.seq[q].n_page,
+	              kv_windowless_pages(&f->kv, n_tok), s->cells);
 	f->n_saved++;
 	return s;
 }
@@ -173,7 +242,8 @@ fake_load(void *user, void *saved, llmc_seq *out)
 	*out = kv_seq_new(&f->kv);
 	assert_true(*out >= 0 && kv_pages_needed(&f->kv, out, &s->n, 1) <= f->kv.n_free);
 	kv_seq_reserve(&f->kv, *out, s->n, kv_windowless_pages(&f->kv, s->n));
-	kv_pages_write(&f->kv, f->kv.seq[*out].page, f->kv.seq[*out].n_page, kv_windowless_pages(&f->kv, s->n), s->cells);
+	kv_pages_write(&f->kv, f->kv.seq[*out].page, f->kv.seq[*out].n_page,
+	               kv_windowless_pages(&f->kv, s->n), s->cells);
 	kv_state_write(&f->kv, *out, (char *)s->cells + kv_bytes(f->kv.plan, kv_seq_pages(s->n)));
 	fake_drop(f, s);
 	return true;
@@ -185,15 +255,18 @@ enum { GUESSES = 6 };
 static uint32_t *
 window_cell(Fake *f, llmc_seq q, int32_t pos)
 {
-	const int       last = f->kv.plan->n_pool - 1;
+	const int last = f->kv.plan->n_pool - 1;
 	const PlanPool *p = &f->kv.plan->pool[last];
-	const int32_t   at = f->kv.seq[q].page[f->kv.max_page + pos / PLAN_KV_PAGE];
-	char           *layer = kv_layer(&f->kv, last, 0);
+	const int32_t at = f->kv.seq[q].page[f->kv.max_page + pos / PLAN_KV_PAGE];
+	char *layer = kv_layer(&f->kv, last, 0);
 
-	return (uint32_t *)(p->recent ? layer - (at + 1) * plan_layer_exact_bytes(p) : layer + at * plan_layer_page_bytes(p)) + pos % PLAN_KV_PAGE;
+	return (uint32_t *)(p->recent ? layer - (at + 1) * plan_layer_exact_bytes(p)
+	                              : layer + at * plan_layer_page_bytes(p)) +
+	       pos % PLAN_KV_PAGE;
 }
 
-/* Rows at .. end - 1 write window pages, and see in them what lies in the window of each, and the sinks. */
+/* Rows at .. end - 1 write window pages, and see in them what lies in the window of each, and the
+ * sinks. */
 static void
 see_window(Fake *f, llmc_seq q, int32_t at, int32_t end)
 {
@@ -271,26 +344,37 @@ foretell(Fake *f, const SchedSeq *c, int32_t *out, int32_t n, uint32_t wrong)
 		v = mix(v, id);
 		h = mix(mix(h, id), v);
 		if (i + 1 >= c->n_tok && i + 1 < c->n_tok + n)
-			out[i + 1 - c->n_tok] = roll(f, wrong) ? token(h, c->index) : 1 + (int32_t)roll(f, VOCAB - 1);
+			out[i + 1 - c->n_tok] =
+			    roll(f, wrong) ? token(h, c->index) : 1 + (int32_t)roll(f, VOCAB - 1);
 	}
 	return n;
 }
 
 typedef struct Sim {
-	Fake      f;
-	Sched    *s;
+	Fake f;
+	Sched *s;
 	SchedReq *live[64];
-	uint64_t  born[64];
-	int       priorities;
-	int       windows;   /* 1: a layer sees one, 2: it has exact pages */
-	int32_t   host;      /* pages in host memory */
-	int       n_live;
-	uint64_t  step, n_done, n_cancelled, slowest, n_guessed, n_right;
+	uint64_t born[64];
+	int priorities;
+	int windows;  /* 1: a layer sees one, 2: it has exact pages */
+	int32_t host; /* pages in host memory */
+	int n_live;
+	uint64_t step, n_done, n_cancelled, slowest, n_guessed, n_right;
 } Sim;
 
-static const SchedOps ops = { .seq_new = fake_new, .seq_fork = fake_fork, .seq_free = fake_free, .seq_trim = fake_trim, .seq_mark = fake_mark, .pages_need = fake_need,
-	.pages_free = fake_pages, .prefix_find = fake_find, .prefix_keep = fake_keep, .here = fake_here, .save = fake_save, .load = fake_load,
-	.drop = fake_drop };
+static const SchedOps ops = { .seq_new = fake_new,
+	                      .seq_fork = fake_fork,
+	                      .seq_free = fake_free,
+	                      .seq_trim = fake_trim,
+	                      .seq_mark = fake_mark,
+	                      .pages_need = fake_need,
+	                      .pages_free = fake_pages,
+	                      .prefix_find = fake_find,
+	                      .prefix_keep = fake_keep,
+	                      .here = fake_here,
+	                      .save = fake_save,
+	                      .load = fake_load,
+	                      .drop = fake_drop };
 
 static void
 check(Sim *m)
@@ -310,19 +394,24 @@ check(Sim *m)
 static void
 submit(Sim *m, int choices)
 {
-	int32_t prompt[CONTEXT], n = 1 + (int32_t)roll(&m->f, roll(&m->f, 3) ? 60 : 180), same, max_new;
+	int32_t prompt[CONTEXT], n = 1 + (int32_t)roll(&m->f, roll(&m->f, 3) ? 60 : 180), same,
+	                         max_new;
 	uint32_t family = roll(&m->f, 4);
 
-	/* prompts of a family begin alike, now and then to the end, which may be that of a page; or all but the first token */
+	/* prompts of a family begin alike, now and then to the end, which may be that of a page; or
+	 * all but the first token */
 	if (roll(&m->f, 3) == 0)
 		n = (n + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE * PLAN_KV_PAGE;
 	same = roll(&m->f, 4) ? (int32_t)roll(&m->f, (uint32_t)n + 1) : n;
 	for (int32_t i = 0; i < n; i++)
-		prompt[i] = 1 + (int32_t)((i < same ? mix(family, (uint32_t)i) >> 4 : roll(&m->f, 1000)) % (VOCAB - 1));
+		prompt[i] =
+		    1 + (int32_t)((i < same ? mix(family, (uint32_t)i) >> 4 : roll(&m->f, 1000)) %
+		                  (VOCAB - 1));
 	if (roll(&m->f, 3) == 0)
 		prompt[0] = 1 + (int32_t)roll(&m->f, 3);
 	max_new = 1 + (int32_t)roll(&m->f, roll(&m->f, 2) ? 20 : 130);
-	SchedReq *r = sched_req_new(prompt, n, max_new, 1 + (int32_t)roll(&m->f, (uint32_t)choices));
+	SchedReq *r =
+	    sched_req_new(prompt, n, max_new, 1 + (int32_t)roll(&m->f, (uint32_t)choices));
 	assert_non_null(r);
 	r->prompt_rows = roll(&m->f, 8) == 0;
 	r->priority = m->priorities ? (int32_t)roll(&m->f, (uint32_t)m->priorities) - 1 : 0;
@@ -352,13 +441,16 @@ finish_some(Sim *m)
 			m->slowest = m->step - m->born[i];
 		/* requests start in order */
 		for (int k = 0; r->started && k < m->n_live; k++)
-			assert_true(m->live[k]->started || m->live[k]->priority != r->priority || m->live[k]->order > r->order);
+			assert_true(m->live[k]->started || m->live[k]->priority != r->priority ||
+			            m->live[k]->order > r->order);
 		if (r->n_open)
 			continue;
 		for (int32_t k = 0; k < r->n_seq; k++) {
-			int32_t want[CONTEXT], n = alone(r->seq[k].tok, r->n_prompt, r->max_new, k, want);
+			int32_t want[CONTEXT],
+			    n = alone(r->seq[k].tok, r->n_prompt, r->max_new, k, want);
 			assert_int_equal(r->seq[k].n_tok, r->n_prompt + n);
-			assert_memory_equal(want, r->seq[k].tok + r->n_prompt, (size_t)n * sizeof *want);
+			assert_memory_equal(want, r->seq[k].tok + r->n_prompt,
+			                    (size_t)n * sizeof *want);
 		}
 		m->n_done++;
 		leave(m, i);
@@ -393,23 +485,31 @@ step(Sim *m)
 
 	/* a step without work while there is some would be for ever */
 	if (n == 0 && m->n_live)
-		fail_msg("step %llu: nothing runs, %d wait", (unsigned long long)m->step, m->n_live);
+		fail_msg("step %llu: nothing runs, %d wait", (unsigned long long)m->step,
+		         m->n_live);
 	for (int32_t i = 0; i < n && guesses; i++) { /* in any step, whatever runs beside */
 		int32_t guess[GUESSES];
 		if (sched_may_draft(m->s, i) && roll(&m->f, 3))
-			m->n_guessed += (uint64_t)sched_add_drafts(m->s, i, guess, foretell(&m->f, m->s->chunk_seq[i], guess, (int32_t)roll(&m->f, GUESSES + 1), 6));
+			m->n_guessed += (uint64_t)sched_add_drafts(
+			    m->s, i, guess,
+			    foretell(&m->f, m->s->chunk_seq[i], guess,
+			             (int32_t)roll(&m->f, GUESSES + 1), 6));
 	}
 	for (int32_t i = 0; i < n; i++) {
 		n_tok += m->s->chunk[i].n_tok;
 		n_out += m->s->chunk[i].n_out;
-		assert_true(m->s->chunk[i].n_tok > 0 && m->s->chunk[i].n_out <= m->s->chunk[i].n_tok);
+		assert_true(m->s->chunk[i].n_tok > 0 &&
+		            m->s->chunk[i].n_out <= m->s->chunk[i].n_tok);
 	}
 	assert_true(n_tok <= m->s->lim.chunk && n_out <= m->s->lim.n_out);
-	assert_true(n == 0 || kv_pages_needed(&m->f.kv, m->s->q, m->s->add, (size_t)n) <= m->f.kv.n_free);
+	assert_true(n == 0 ||
+	            kv_pages_needed(&m->f.kv, m->s->q, m->s->add, (size_t)n) <= m->f.kv.n_free);
 	for (int32_t i = 0; i < n; i++) {
 		ran[i] = who[i] = m->s->chunk_seq[i];
 		fake_forward(&m->f, &m->s->chunk[i], 1 + who[i]->n_draft_tokens, state[i]);
-		bool says = m->s->chunk[i].n_out > 0 && who[i]->n_done + m->s->chunk[i].n_tok - who[i]->n_draft_tokens == who[i]->n_tok;
+		bool says =
+		    m->s->chunk[i].n_out > 0 &&
+		    who[i]->n_done + m->s->chunk[i].n_tok - who[i]->n_draft_tokens == who[i]->n_tok;
 		assert_int_equal(sched_chunk_done(m->s, i), says);
 		who[i] = says ? who[i] : NULL;
 	}
@@ -432,7 +532,8 @@ step(Sim *m)
 }
 
 static void
-simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /* m->priorities: kinds of them */
+simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy,
+         int save) /* m->priorities: kinds of them */
 {
 	SchedOps o = ops;
 	int32_t pages = (int32_t)lim.pages;
@@ -441,15 +542,25 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 	m->f.save = save;
 	m->slowest = 0;
 	/* less than sessions take: what all sequences see, and the rows of a step */
-	const Plan *p = m->windows == 2 ? &exact_plan : m->windows ? lim.page_aligned ? &both_plan : &window_plan : lim.page_aligned ? &state_plan : &plan;
+	const Plan *p = m->windows == 2    ? &exact_plan
+	                : m->windows       ? lim.page_aligned ? &both_plan : &window_plan
+	                : lim.page_aligned ? &state_plan
+	                                   : &plan;
 	const KvMem mem = late_mem(&m->f.late);
-	assert_int_equal(kv_open_on(&m->f.kv, &mem, p, pages, m->windows ? (m->windows == 2 ? 5 : 4) * lim.seqs + lim.chunk / PLAN_KV_PAGE + 1 : 0,
-	                            lim.no_prefix ? 0 : 2 * lim.seqs, CONTEXT, lim.seqs, NULL), LLMC_OK);
-	assert_int_equal(kv_host_open(&m->f.kv, m->host, lim.chunk / PLAN_KV_PAGE + 1, NULL), LLMC_OK);
-	m->f.late.group = m->f.kv.host.n_moved = m->f.kv.host.waited = (uint32_t)-1000; /* numbers come round */
+	assert_int_equal(kv_open_on(&m->f.kv, &mem, p, pages,
+	                            m->windows ? (m->windows == 2 ? 5 : 4) * lim.seqs +
+	                                             lim.chunk / PLAN_KV_PAGE + 1
+	                                       : 0,
+	                            lim.no_prefix ? 0 : 2 * lim.seqs, CONTEXT, lim.seqs, NULL),
+	                 LLMC_OK);
+	assert_int_equal(kv_host_open(&m->f.kv, m->host, lim.chunk / PLAN_KV_PAGE + 1, NULL),
+	                 LLMC_OK);
+	m->f.late.group = m->f.kv.host.n_moved = m->f.kv.host.waited =
+	    (uint32_t)-1000; /* numbers come round */
 	if (!lim.no_prefix)
 		assert_int_equal(kv_prefix_open(&m->f.kv, NULL), LLMC_OK);
-	assert_int_equal(kv_marks_open(&m->f.kv, lim.states ? (lim.seqs + 1) / 2 : 0, NULL), LLMC_OK); /* fewer than would guess */
+	assert_int_equal(kv_marks_open(&m->f.kv, lim.states ? (lim.seqs + 1) / 2 : 0, NULL),
+	                 LLMC_OK); /* fewer than would guess */
 	assert_int_equal(sched_open(&lim, &o, &m->s, NULL), LLMC_OK);
 	for (int i = 0; i < steps; i++) {
 		while (m->n_live < busy && roll(&m->f, 4) == 0)
@@ -477,44 +588,271 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 static void
 random_requests_answer_as_alone(void **state)
 {
-	static const struct { SchedLimits lim; int choices, busy, save, windows, host; } with[] = {
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14 }, 3, 16, 3, 0, 0 },
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 32, .pages = 10 }, 3, 12, 0, 0, 0 },
-		{ { .seqs = 8, .chunk = 48, .n_out = 8, .prefill = 48, .pages = 11 }, 4, 30, 8, 0, 0 },
+	static const struct {
+		SchedLimits lim;
+		int choices, busy, save, windows, host;
+	} with[] = {
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14 },
+		  3,
+		  16,
+		  3,
+		  0,
+		  0 },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 32, .pages = 10 },
+		  3,
+		  12,
+		  0,
+		  0,
+		  0 },
+		{ { .seqs = 8, .chunk = 48, .n_out = 8, .prefill = 48, .pages = 11 },
+		  4,
+		  30,
+		  8,
+		  0,
+		  0 },
 		{ { .seqs = 3, .chunk = 2, .n_out = 2, .prefill = 1, .pages = 60 }, 2, 8, 4, 0, 0 },
-		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 }, 1, 40, 4, 0, 0 },
-		{ { .seqs = 6, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 9, .no_prefix = true }, 2, 10, 2, 0, 0 },
-		{ { .seqs = 10, .chunk = 100, .n_out = 10, .prefill = 100, .pages = 12, .total_tokens = 900,
-		    .waiting_ratio = 1.2f, .max_waiting_steps = 20 }, 2, 30, 2, 0, 0 },
-		{ { .seqs = 8, .chunk = 256, .n_out = 200, .prefill = 100, .pages = 12, .prompt_whole = true, .no_prefix = true }, 2, 20, 2, 0, 0 },
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .page_aligned = true }, 3, 16, 3, 0, 0 },
-		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .page_aligned = true }, 2, 12, 4, 0, 0 },
-		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 40 }, 3, 12, 3, 1, 0 },
-		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 18 }, 2, 10, 4, 1, 0 },
-		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 36, .page_aligned = true }, 2, 12, 3, 1, 0 },
-		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 44 }, 2, 10, 4, 2, 0 },
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14 }, 3, 16, 1, 0, 7 },
-		{ { .seqs = 8, .chunk = 48, .n_out = 8, .prefill = 48, .pages = 11 }, 4, 30, 0, 0, 200 },
-		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 40 }, 3, 12, 0, 1, 60 },
-		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 }, 1, 40, 0, 0, 1 },
-		{ { .seqs = 3, .chunk = 2, .n_out = 2, .prefill = 1, .pages = 30 }, 2, 8, 0, 0, 30 },
-		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 44 }, 2, 10, 0, 2, 60 },
-		{ { .seqs = 8, .chunk = 40, .n_out = 6, .prefill = 33, .pages = 40, .page_aligned = true }, 3, 12, 3, 0, 0 },
-		{ { .seqs = 8, .chunk = 24, .n_out = 4, .prefill = 20, .pages = 40, .page_aligned = true }, 3, 12, 3, 0, 0 },
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .page_aligned = true, .states = true, .draft_rows_max = 16 }, 3, 16, 3, 0, 0 },
-		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .page_aligned = true, .states = true, .draft_rows_max = 9 }, 2, 12, 4, 0, 0 },
-		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 36, .page_aligned = true, .states = true, .draft_rows_max = 16 }, 2, 12, 3, 1, 0 },
-		{ { .seqs = 4, .chunk = 13, .n_out = 7, .prefill = 11, .pages = 40, .page_aligned = true, .states = true, .draft_rows_max = 16 }, 3, 12, 3, 0, 0 },
-		{ { .seqs = 8, .chunk = 12, .n_out = 9, .prefill = 3, .pages = 16, .page_aligned = true, .states = true, .draft_rows_max = 16 }, 2, 12, 4, 0, 0 },
-		{ { .seqs = 6, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 12, .page_aligned = true, .states = true, .draft_rows_max = 16, .no_prefix = true }, 3, 14, 3, 0, 0 },
+		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 },
+		  1,
+		  40,
+		  4,
+		  0,
+		  0 },
+		{ { .seqs = 6,
+		    .chunk = 40,
+		    .n_out = 40,
+		    .prefill = 40,
+		    .pages = 9,
+		    .no_prefix = true },
+		  2,
+		  10,
+		  2,
+		  0,
+		  0 },
+		{ { .seqs = 10,
+		    .chunk = 100,
+		    .n_out = 10,
+		    .prefill = 100,
+		    .pages = 12,
+		    .total_tokens = 900,
+		    .waiting_ratio = 1.2f,
+		    .max_waiting_steps = 20 },
+		  2,
+		  30,
+		  2,
+		  0,
+		  0 },
+		{ { .seqs = 8,
+		    .chunk = 256,
+		    .n_out = 200,
+		    .prefill = 100,
+		    .pages = 12,
+		    .prompt_whole = true,
+		    .no_prefix = true },
+		  2,
+		  20,
+		  2,
+		  0,
+		  0 },
+		{ { .seqs = 8,
+		    .chunk = 64,
+		    .n_out = 24,
+		    .prefill = 64,
+		    .pages = 14,
+		    .page_aligned = true },
+		  3,
+		  16,
+		  3,
+		  0,
+		  0 },
+		{ { .seqs = 5,
+		    .chunk = 200,
+		    .n_out = 60,
+		    .prefill = 160,
+		    .pages = 40,
+		    .page_aligned = true },
+		  2,
+		  12,
+		  4,
+		  0,
+		  0 },
+		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 40 },
+		  3,
+		  12,
+		  3,
+		  1,
+		  0 },
+		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 18 },
+		  2,
+		  10,
+		  4,
+		  1,
+		  0 },
+		{ { .seqs = 4,
+		    .chunk = 64,
+		    .n_out = 24,
+		    .prefill = 64,
+		    .pages = 36,
+		    .page_aligned = true },
+		  2,
+		  12,
+		  3,
+		  1,
+		  0 },
+		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 44 },
+		  2,
+		  10,
+		  4,
+		  2,
+		  0 },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14 },
+		  3,
+		  16,
+		  1,
+		  0,
+		  7 },
+		{ { .seqs = 8, .chunk = 48, .n_out = 8, .prefill = 48, .pages = 11 },
+		  4,
+		  30,
+		  0,
+		  0,
+		  200 },
+		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 40 },
+		  3,
+		  12,
+		  0,
+		  1,
+		  60 },
+		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 },
+		  1,
+		  40,
+		  0,
+		  0,
+		  1 },
+		{ { .seqs = 3, .chunk = 2, .n_out = 2, .prefill = 1, .pages = 30 },
+		  2,
+		  8,
+		  0,
+		  0,
+		  30 },
+		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 44 },
+		  2,
+		  10,
+		  0,
+		  2,
+		  60 },
+		{ { .seqs = 8,
+		    .chunk = 40,
+		    .n_out = 6,
+		    .prefill = 33,
+		    .pages = 40,
+		    .page_aligned = true },
+		  3,
+		  12,
+		  3,
+		  0,
+		  0 },
+		{ { .seqs = 8,
+		    .chunk = 24,
+		    .n_out = 4,
+		    .prefill = 20,
+		    .pages = 40,
+		    .page_aligned = true },
+		  3,
+		  12,
+		  3,
+		  0,
+		  0 },
+		{ { .seqs = 8,
+		    .chunk = 64,
+		    .n_out = 24,
+		    .prefill = 64,
+		    .pages = 14,
+		    .page_aligned = true,
+		    .states = true,
+		    .draft_rows_max = 16 },
+		  3,
+		  16,
+		  3,
+		  0,
+		  0 },
+		{ { .seqs = 5,
+		    .chunk = 200,
+		    .n_out = 60,
+		    .prefill = 160,
+		    .pages = 40,
+		    .page_aligned = true,
+		    .states = true,
+		    .draft_rows_max = 9 },
+		  2,
+		  12,
+		  4,
+		  0,
+		  0 },
+		{ { .seqs = 4,
+		    .chunk = 64,
+		    .n_out = 24,
+		    .prefill = 64,
+		    .pages = 36,
+		    .page_aligned = true,
+		    .states = true,
+		    .draft_rows_max = 16 },
+		  2,
+		  12,
+		  3,
+		  1,
+		  0 },
+		{ { .seqs = 4,
+		    .chunk = 13,
+		    .n_out = 7,
+		    .prefill = 11,
+		    .pages = 40,
+		    .page_aligned = true,
+		    .states = true,
+		    .draft_rows_max = 16 },
+		  3,
+		  12,
+		  3,
+		  0,
+		  0 },
+		{ { .seqs = 8,
+		    .chunk = 12,
+		    .n_out = 9,
+		    .prefill = 3,
+		    .pages = 16,
+		    .page_aligned = true,
+		    .states = true,
+		    .draft_rows_max = 16 },
+		  2,
+		  12,
+		  4,
+		  0,
+		  0 },
+		{ { .seqs = 6,
+		    .chunk = 40,
+		    .n_out = 40,
+		    .prefill = 40,
+		    .pages = 12,
+		    .page_aligned = true,
+		    .states = true,
+		    .draft_rows_max = 16,
+		    .no_prefix = true },
+		  3,
+		  14,
+		  3,
+		  0,
+		  0 },
 	};
 	static Sim m;
-	uint64_t preempted = 0, saved = 0, hits = 0, guessed = 0, right = 0, out = 0, in = 0, waited = 0;
+	uint64_t preempted = 0, saved = 0, hits = 0, guessed = 0, right = 0, out = 0, in = 0,
+	         waited = 0;
 	int steps = 10000;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
-		m = (Sim){ .f.late.random = 88172645463325252u + i, .windows = with[i].windows, .host = with[i].host, .priorities = i % 3 == 1 || with[i].lim.total_tokens ? 3 : 0 };
+		m = (Sim){ .f.late.random = 88172645463325252u + i,
+			   .windows = with[i].windows,
+			   .host = with[i].host,
+			   .priorities = i % 3 == 1 || with[i].lim.total_tokens ? 3 : 0 };
 		simulate(&m, with[i].lim, steps, with[i].choices, with[i].busy, with[i].save);
 		preempted += m.s->n_preempted;
 		saved += m.s->n_loaded;
@@ -524,13 +862,18 @@ random_requests_answer_as_alone(void **state)
 		out += m.f.kv.host.n_out;
 		in += m.f.kv.host.n_in;
 		waited += (uint64_t)m.f.late.n_waited;
-		print_message("%zu: %llu answered, %llu cancelled, %llu preempted, %llu loaded, %llu cached, %llu of %llu guesses right, at most %llu steps\n", i,
-		              (unsigned long long)m.n_done, (unsigned long long)m.n_cancelled, (unsigned long long)m.s->n_preempted,
-		              (unsigned long long)m.s->n_loaded, (unsigned long long)m.s->prefix_hits, (unsigned long long)m.n_right, (unsigned long long)m.n_guessed,
-		              (unsigned long long)m.slowest);
+		print_message("%zu: %llu answered, %llu cancelled, %llu preempted, %llu loaded, "
+		              "%llu cached, %llu of %llu guesses right, at most %llu steps\n",
+		              i, (unsigned long long)m.n_done, (unsigned long long)m.n_cancelled,
+		              (unsigned long long)m.s->n_preempted,
+		              (unsigned long long)m.s->n_loaded,
+		              (unsigned long long)m.s->prefix_hits, (unsigned long long)m.n_right,
+		              (unsigned long long)m.n_guessed, (unsigned long long)m.slowest);
 		assert_true(m.n_done > 100);
-		assert_true((!with[i].lim.page_aligned && !with[i].windows) || with[i].lim.no_prefix || m.s->prefix_hits > 500);
-		assert_true(!with[i].lim.states || (m.n_right > 200 && m.n_guessed > m.n_right + 200));
+		assert_true((!with[i].lim.page_aligned && !with[i].windows) ||
+		            with[i].lim.no_prefix || m.s->prefix_hits > 500);
+		assert_true(!with[i].lim.states ||
+		            (m.n_right > 200 && m.n_guessed > m.n_right + 200));
 		assert_true(!with[i].windows || m.f.n_dropped > 200);
 		sched_close(m.s);
 		kv_release(&m.f.kv);
@@ -538,7 +881,9 @@ random_requests_answer_as_alone(void **state)
 	/* the simulation has been where it matters */
 	assert_true(preempted > 500 && saved > 200 && hits > 10000);
 	assert_true(right > 5000 && guessed - right > 2000);
-	print_message("%llu pages to host memory, %llu back, %llu times a sequence waited for them\n", (unsigned long long)out, (unsigned long long)in, (unsigned long long)waited);
+	print_message(
+	    "%llu pages to host memory, %llu back, %llu times a sequence waited for them\n",
+	    (unsigned long long)out, (unsigned long long)in, (unsigned long long)waited);
 	assert_true(out > 1000 && in > 300 && waited > 100);
 }
 
@@ -552,7 +897,8 @@ open_sim(SchedLimits lim)
 
 	m = (Sim){ .f.late.random = 1 };
 	o.user = &m.f;
-	assert_int_equal(kv_open(&m.f.kv, &plan, (int32_t)lim.pages, CONTEXT, lim.seqs, NULL), LLMC_OK);
+	assert_int_equal(kv_open(&m.f.kv, &plan, (int32_t)lim.pages, CONTEXT, lim.seqs, NULL),
+	                 LLMC_OK);
 	assert_int_equal(sched_open(&lim, &o, &m.s, NULL), LLMC_OK);
 	return &m;
 }
@@ -621,7 +967,8 @@ close_sim(Sim *m)
 static void
 the_token_budget_stops_at_the_first_that_does_not_fit(void **state)
 {
-	Sim *m = open_sim((SchedLimits){ .seqs = 8, .chunk = 64, .n_out = 8, .prefill = 64, .pages = 60, .total_tokens = 100 });
+	Sim *m = open_sim((SchedLimits){
+	    .seqs = 8, .chunk = 64, .n_out = 8, .prefill = 64, .pages = 60, .total_tokens = 100 });
 
 	(void)state;
 	SchedReq *a = put(m, 10, 40, 1), *b = put(m, 20, 40, 1), *c = put(m, 5, 5, 1);
@@ -634,7 +981,8 @@ the_token_budget_stops_at_the_first_that_does_not_fit(void **state)
 	assert_int_equal(m->s->total_tokens, 70);
 	/* cost of choices: the prompt once */
 	SchedReq *d = sched_req_new((const int32_t[]){ 1, 2 }, 2, 25, 4);
-	assert_string_equal(sched_reject_reason(&m->s->lim, d), "prompt and new tokens are more than max_batch_total_tokens");
+	assert_string_equal(sched_reject_reason(&m->s->lim, d),
+	                    "prompt and new tokens are more than max_batch_total_tokens");
 	sched_req_free(d);
 	close_sim(m);
 }
@@ -642,7 +990,8 @@ the_token_budget_stops_at_the_first_that_does_not_fit(void **state)
 static void
 the_urgent_come_first(void **state)
 {
-	Sim *m = open_sim((SchedLimits){ .seqs = 2, .chunk = 64, .n_out = 8, .prefill = 64, .pages = 60 });
+	Sim *m = open_sim(
+	    (SchedLimits){ .seqs = 2, .chunk = 64, .n_out = 8, .prefill = 64, .pages = 60 });
 
 	(void)state;
 	SchedReq *a = put(m, 10, 40, 1), *b = put_at(m, 20, 40, 1, 3);
@@ -650,7 +999,8 @@ the_urgent_come_first(void **state)
 	assert_true(a->started && b->started);
 	SchedReq *later = put(m, 5, 40, 1), *urgent = put_at(m, 6, 40, 1, -1);
 	assert_ptr_equal(m->s->first, urgent);
-	quiet_step(m); /* it takes the place of the one with the worst priority; the other of its own stays */
+	quiet_step(m); /* it takes the place of the one with the worst priority; the other of its
+	                  own stays */
 	assert_true(urgent->started && !later->started);
 	assert_int_equal(b->seq[0].state, SEQ_PREEMPTED);
 	assert_int_equal(a->seq[0].state, SEQ_RUNNING);
@@ -667,14 +1017,16 @@ the_urgent_come_first(void **state)
 static void
 who_waits_for_tokens_lets_the_preempted_end(void **state)
 {
-	Sim *m = open_sim((SchedLimits){ .seqs = 1, .chunk = 64, .n_out = 4, .prefill = 64, .pages = 60, .total_tokens = 100 });
+	Sim *m = open_sim((SchedLimits){
+	    .seqs = 1, .chunk = 64, .n_out = 4, .prefill = 64, .pages = 60, .total_tokens = 100 });
 
 	(void)state;
 	SchedReq *slow = put_at(m, 10, 50, 1, 9);
 	quiet_step(m);
 	SchedReq *soon = put_at(m, 10, 20, 1, 0), *large = put_at(m, 10, 50, 1, 0);
 	quiet_step(m);
-	assert_true(soon->started && !large->started); /* 60 + 30 of 100 tokens: 60 more do not fit */
+	assert_true(soon->started &&
+	            !large->started); /* 60 + 30 of 100 tokens: 60 more do not fit */
 	assert_int_equal(slow->seq[0].state, SEQ_PREEMPTED);
 	for (int i = 0; i < 200 && large->n_open; i++)
 		assert_true(quiet_step(m) > 0);
@@ -685,8 +1037,13 @@ who_waits_for_tokens_lets_the_preempted_end(void **state)
 static void
 who_decodes_is_not_disturbed_until_enough_wait(void **state)
 {
-	Sim *m = open_sim((SchedLimits){ .seqs = 12, .chunk = 64, .n_out = 12, .prefill = 64, .pages = 90, .waiting_ratio = 1.2f,
-		.max_waiting_steps = 6 });
+	Sim *m = open_sim((SchedLimits){ .seqs = 12,
+	                                 .chunk = 64,
+	                                 .n_out = 12,
+	                                 .prefill = 64,
+	                                 .pages = 90,
+	                                 .waiting_ratio = 1.2f,
+	                                 .max_waiting_steps = 6 });
 	SchedReq *r[8];
 
 	(void)state;
@@ -710,11 +1067,13 @@ who_decodes_is_not_disturbed_until_enough_wait(void **state)
 	close_sim(m);
 }
 
-/* Of models with states: what is left of a step behind a prompt is another's where a page is, or that ends in it. */
+/* Of models with states: what is left of a step behind a prompt is another's where a page is, or
+ * that ends in it. */
 static void
 pieces_end_at_borders_whatever_runs_beside(void **state)
 {
-	Sim *m = open_sim((SchedLimits){ .seqs = 4, .chunk = 96, .n_out = 4, .prefill = 80, .pages = 40, .page_aligned = true });
+	Sim *m = open_sim((SchedLimits){
+	    .seqs = 4, .chunk = 96, .n_out = 4, .prefill = 80, .pages = 40, .page_aligned = true });
 
 	(void)state;
 	put(m, 5, 100, 1);
@@ -734,7 +1093,8 @@ pieces_end_at_borders_whatever_runs_beside(void **state)
 static void
 prompts_run_in_pieces_beside_decoding(void **state)
 {
-	Sim *m = open_sim((SchedLimits){ .seqs = 4, .chunk = 64, .n_out = 4, .prefill = 20, .pages = 40 });
+	Sim *m = open_sim(
+	    (SchedLimits){ .seqs = 4, .chunk = 64, .n_out = 4, .prefill = 20, .pages = 40 });
 
 	(void)state;
 	put(m, 5, 100, 1);
@@ -752,7 +1112,8 @@ prompts_run_in_pieces_beside_decoding(void **state)
 static void
 the_youngest_makes_room_and_goes_on_first(void **state)
 {
-	Sim *m = open_sim((SchedLimits){ .seqs = 4, .chunk = 128, .n_out = 4, .prefill = 128, .pages = 6 });
+	Sim *m = open_sim(
+	    (SchedLimits){ .seqs = 4, .chunk = 128, .n_out = 4, .prefill = 128, .pages = 6 });
 
 	(void)state;
 	SchedReq *a = put(m, 30, 100, 1), *b = put(m, 30, 100, 1);

@@ -1,4 +1,5 @@
-/* The language of family files, against values worked out by hand; and what nearest-key and carets make of words. */
+/* The language of family files, against values worked out by hand; and what nearest-key and carets
+ * make of words. */
 #include <math.h>
 
 #include "compiler/spec/expr.h"
@@ -22,21 +23,32 @@ key(void *user, const char *name)
 	if (strcmp(name, "list") == 0)
 		return (SpecExprVal){ .kind = EXPR_LIST, .n = 1, .item = item };
 	if (strcmp(name, "kinds") == 0) {
-		static const SpecExprVal word[] = { { .kind = EXPR_STR, .str = "conv" }, { .kind = EXPR_STR, .str = "attn" }, { .kind = EXPR_NUM, .num = 3 }, { .kind = EXPR_STR, .str = "convs" } };
+		static const SpecExprVal word[] = { { .kind = EXPR_STR, .str = "conv" },
+			                            { .kind = EXPR_STR, .str = "attn" },
+			                            { .kind = EXPR_NUM, .num = 3 },
+			                            { .kind = EXPR_STR, .str = "convs" } };
 		return (SpecExprVal){ .kind = EXPR_LIST, .n = 4, .item = word };
 	}
 	if (strcmp(name, "heads") == 0 || strcmp(name, "mixed") == 0) {
-		static const SpecExprVal num[] = { { .kind = EXPR_NUM, .num = 4 }, { .kind = EXPR_NUM, .num = 6 }, { .kind = EXPR_NULL }, { .kind = EXPR_NUM, .num = 6 } };
+		static const SpecExprVal num[] = { { .kind = EXPR_NUM, .num = 4 },
+			                           { .kind = EXPR_NUM, .num = 6 },
+			                           { .kind = EXPR_NULL },
+			                           { .kind = EXPR_NUM, .num = 6 } };
 		return (SpecExprVal){ .kind = EXPR_LIST, .n = *name == 'h' ? 2 : 4, .item = num };
 	}
 	if (strcmp(name, "slides") == 0) {
-		static const SpecExprVal flag[] = { { .kind = EXPR_BOOL }, { .kind = EXPR_BOOL, .num = 1 }, { .kind = EXPR_BOOL }, { .kind = EXPR_BOOL, .num = 1 } };
+		static const SpecExprVal flag[] = { { .kind = EXPR_BOOL },
+			                            { .kind = EXPR_BOOL, .num = 1 },
+			                            { .kind = EXPR_BOOL },
+			                            { .kind = EXPR_BOOL, .num = 1 } };
 		return (SpecExprVal){ .kind = EXPR_LIST, .n = 4, .item = flag };
 	}
 	if (strcmp(name, "ones") == 0) /* a list of four */
 		return (SpecExprVal){ .kind = EXPR_NUM, .num = 1, .n = 4 };
 	if (strcmp(name, "deviations") == 0) {
-		static const SpecExprVal at[] = { { .kind = EXPR_NUM }, { .kind = EXPR_NUM, .num = 1.6448536269514722 }, { .kind = EXPR_NUM, .num = -INFINITY } };
+		static const SpecExprVal at[] = { { .kind = EXPR_NUM },
+			                          { .kind = EXPR_NUM, .num = 1.6448536269514722 },
+			                          { .kind = EXPR_NUM, .num = -INFINITY } };
 		return (SpecExprVal){ .kind = EXPR_LIST, .n = 3, .item = at };
 	}
 	if (strcmp(name, "letters") == 0)
@@ -50,7 +62,8 @@ static SpecExprVal
 resolved(void *user, const char *name)
 {
 	(void)user;
-	return strcmp(name, "hidden") == 0 ? (SpecExprVal){ .kind = EXPR_NUM, .num = 64 } : (SpecExprVal){ .kind = EXPR_NULL };
+	return strcmp(name, "hidden") == 0 ? (SpecExprVal){ .kind = EXPR_NUM, .num = 64 }
+	                                   : (SpecExprVal){ .kind = EXPR_NULL };
 }
 
 static bool
@@ -231,7 +244,8 @@ BENCH_TEST(shares_of_a_normal_distribution)
 
 	assert_true(expr_eval("shares(deviations)", (Loc){ 0 }, &env, &b->diag, &b->arena, &v));
 	assert_int_equal(v.n, 3);
-	assert_true(v.item[0].num == 0.5 && fabs(v.item[1].num - 0.95) < 1e-9 && v.item[2].num == 0);
+	assert_true(v.item[0].num == 0.5 && fabs(v.item[1].num - 0.95) < 1e-9 &&
+	            v.item[2].num == 0);
 }
 
 BENCH_TEST(mistakes)
@@ -242,9 +256,13 @@ BENCH_TEST(mistakes)
 	wrong(b, "1 2", "it should end here");
 	wrong(b, "kind + 1", "text where a number is wanted");
 	wrong(b, "list * 2", "a list where a number is wanted");
-	wrong(b, "max(1)", "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list), at(list, n), greatest(list), first(list, n), pick(list, types, word), shares(list) and layers(tensors)");
+	wrong(b, "max(1)",
+	      "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), "
+	      "where(list, words), length(list), at(list, n), greatest(list), first(list, n), "
+	      "pick(list, types, word), shares(list) and layers(tensors)");
 	wrong(b, "pick(heads)", "layers differ: llmc has one number for all of them");
-	wrong(b, "pick(mixed, slides, false)", "layers of one kind differ: llmc has one number for each kind of layer");
+	wrong(b, "pick(mixed, slides, false)",
+	      "layers of one kind differ: llmc has one number for each kind of layer");
 	wrong(b, "has(", "a name and ) are expected");
 	wrong(b, "$", "$ wants the name of a key");
 	wrong(b, "1 & 2", "it should end here");
@@ -276,7 +294,8 @@ BENCH_TEST(nearest_words)
 	static const char *const word[] = { "hidden", "n_heads", "n_kv_heads", "dtype" };
 
 	assert_string_equal(diag_nearest("hiden", word, 4), "hidden");
-	assert_string_equal(diag_nearest("n_haeds", word, 4), "n_heads"); /* neighbours swapped are one edit */
+	assert_string_equal(diag_nearest("n_haeds", word, 4),
+	                    "n_heads"); /* neighbours swapped are one edit */
 	assert_string_equal(diag_nearest("n_kv_head", word, 4), "n_kv_heads");
 	assert_null(diag_nearest("completely", word, 4));
 	assert_null(diag_nearest("", word, 4));
@@ -290,7 +309,9 @@ BENCH_TEST(carets)
 	err_at(&b->diag, (Loc){ .src = src, .line = 2, .col = 7 }, "found");
 	note_at(&b->diag, (Loc){ .src = src, .line = 1, .col = 1 }, "there");
 	warn_at(&b->diag, (Loc){ 0 }, "no place");
-	assert_string_equal(strbuf_str(&b->diag.text), "f:2:7: error: found\n    2 | \tb: \xc3\xa4 c\n      | \t     ^\nf:1:1: note: there\nwarning: no place\n");
+	assert_string_equal(strbuf_str(&b->diag.text),
+	                    "f:2:7: error: found\n    2 | \tb: \xc3\xa4 c\n      | \t     "
+	                    "^\nf:1:1: note: there\nwarning: no place\n");
 	strbuf_clear(&b->diag.text);
 	warn_at(&b->diag, (Loc){ 0 }, "a name: %s", "\x1b[31m\xff\xc3\xa4");
 	assert_string_equal(strbuf_str(&b->diag.text), "warning: a name: ?[31m?\xc3\xa4\n");
@@ -301,9 +322,19 @@ BENCH_TEST(carets)
 BENCH_TEST(numbers)
 {
 	(void)b;
-	static const struct { double v; const char *text; } pair[] = {
-		{ 0, "0" }, { 1e-5, "1.0e-05" }, { 0.125, "0.125" }, { 500000, "500000" }, { -3, "-3" }, { 0.1, "0.1" },
-		{ 1.0 / 3, "0.3333333333333333" }, { 1e300, "1.0e+300" }, { 1e15, "1000000000000000" },
+	static const struct {
+		double v;
+		const char *text;
+	} pair[] = {
+		{ 0, "0" },
+		{ 1e-5, "1.0e-05" },
+		{ 0.125, "0.125" },
+		{ 500000, "500000" },
+		{ -3, "-3" },
+		{ 0.1, "0.1" },
+		{ 1.0 / 3, "0.3333333333333333" },
+		{ 1e300, "1.0e+300" },
+		{ 1e15, "1000000000000000" },
 	};
 
 	for (size_t i = 0; i < sizeof pair / sizeof *pair; i++) {
@@ -314,16 +345,23 @@ BENCH_TEST(numbers)
 		assert_true(number_parse(out, &back) && back == pair[i].v);
 	}
 	double v;
-	assert_false(number_parse("0x10", &v) || number_parse("inf", &v) || number_parse("nan", &v) || number_parse("1e999", &v) ||
-	             number_parse("", &v) || number_parse("1,5", &v) || number_parse("1 ", &v) || number_parse("-", &v));
+	assert_false(number_parse("0x10", &v) || number_parse("inf", &v) ||
+	             number_parse("nan", &v) || number_parse("1e999", &v) || number_parse("", &v) ||
+	             number_parse("1,5", &v) || number_parse("1 ", &v) || number_parse("-", &v));
 }
 
 int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(values), cmocka_unit_test(lists), cmocka_unit_test(shares_of_a_normal_distribution), cmocka_unit_test(mistakes), cmocka_unit_test(globs), cmocka_unit_test(nearest_words),
-		cmocka_unit_test(carets), cmocka_unit_test(numbers),
+		cmocka_unit_test(values),
+		cmocka_unit_test(lists),
+		cmocka_unit_test(shares_of_a_normal_distribution),
+		cmocka_unit_test(mistakes),
+		cmocka_unit_test(globs),
+		cmocka_unit_test(nearest_words),
+		cmocka_unit_test(carets),
+		cmocka_unit_test(numbers),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* Conversions against the gguf package (tests/golden/dequant.bin, made by make_dequant.py) and against arithmetic
- * on the definitions of fp16 and bf16. */
+/* Conversions against the gguf package (tests/golden/dequant.bin, made by make_dequant.py) and
+ * against arithmetic on the definitions of fp16 and bf16. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -61,7 +61,8 @@ blocks_match_the_gguf_package(void **state)
 				float want;
 				memcpy(&want, floats + 4 * i, 4);
 				if (bits(x[i]) != bits(want))
-					fail_msg("%s element %u: %a, expected %a", name, i, x[i], want);
+					fail_msg("%s element %u: %a, expected %a", name, i, x[i],
+					         want);
 			}
 			seen_from[d] = 1;
 		} else {
@@ -69,7 +70,8 @@ blocks_match_the_gguf_package(void **state)
 			assert_true(quant_row(d, x, b, n));
 			for (uint32_t i = 0; i < size; i++)
 				if (b[i] != blocks[i])
-					fail_msg("%s byte %u: %02x, expected %02x", name, i, b[i], blocks[i]);
+					fail_msg("%s byte %u: %02x, expected %02x", name, i, b[i],
+					         blocks[i]);
 			seen_to[d] = 1;
 		}
 		free(x);
@@ -91,7 +93,8 @@ value_of(uint32_t h, int exp, int frac)
 	int bias = (1 << (exp - 1)) - 1, e = (int)(h >> frac) & ((1 << exp) - 1);
 	double m = h & ((1u << frac) - 1), sign = h >> (exp + frac) ? -1 : 1;
 
-	return e ? sign * ldexp(m + (1 << frac), e - bias - frac) : sign * ldexp(m, 1 - bias - frac);
+	return e ? sign * ldexp(m + (1 << frac), e - bias - frac)
+	         : sign * ldexp(m, 1 - bias - frac);
 }
 
 static void
@@ -130,7 +133,8 @@ groups_have_their_values(void **state)
 		uint8_t b[160] = { 0 }, again[160] = { 0 };
 		float y[128];
 
-		assert_int_equal(g.scale_bytes + (g.values == VALUES_INT) + g.columns * g.bits / 8, dtype_info(d)->block_bytes);
+		assert_int_equal(g.scale_bytes + (g.values == VALUES_INT) + g.columns * g.bits / 8,
+		                 dtype_info(d)->block_bytes);
 		for (int first = 0; first < 256; first += g.columns) {
 			const float scale = 0.0625f;
 			uint16_t half = 0x2c00;
@@ -145,17 +149,23 @@ groups_have_their_values(void **state)
 				if (g.bits == 8)
 					q[i] = (uint8_t)(first + i);
 				else
-					q[i / 32 * 16 + i % 16] = (uint8_t)((i + first / 32) % 16 * 17);
+					q[i / 32 * 16 + i % 16] =
+					    (uint8_t)((i + first / 32) % 16 * 17);
 			dequant_row(d, b, y, g.columns);
 			for (int i = 0; i < g.columns; i++) {
 				if (g.values == VALUES_E4M3 && ((first + i) & 0x7f) == 0x7f)
 					assert_true(isnan(y[i]));
 				else if (g.values == VALUES_E4M3)
-					assert_true(y[i] == scale * (float)value_of((uint32_t)(first + i), 4, 3));
+					assert_true(
+					    y[i] ==
+					    scale * (float)value_of((uint32_t)(first + i), 4, 3));
 				else if (g.bits == 8)
 					assert_true(y[i] == scale * (float)(first + i - 131));
 				else
-					assert_true(y[i] == scale * (float)((i / 16 * 16 + i % 16 + first / 32) % 16 - 5));
+					assert_true(y[i] == scale * (float)((i / 16 * 16 + i % 16 +
+					                                     first / 32) %
+					                                        16 -
+					                                    5));
 			}
 			for (int i = 0; g.values == VALUES_E4M3 && i < g.columns; i++)
 				if (isnan(y[i]))
@@ -170,7 +180,8 @@ groups_have_their_values(void **state)
 	}
 }
 
-/* Groups of other bits and of minima: one bit at a time, where templates/common/llmc_groups.h says that it stands, and back */
+/* Groups of other bits and of minima: one bit at a time, where templates/common/llmc_groups.h says
+ * that it stands, and back */
 static void
 bits_of_groups_have_their_places(void **state)
 {
@@ -186,7 +197,10 @@ bits_of_groups_have_their_places(void **state)
 		for (int i = 0; i < g.columns; i++)
 			for (int bit = 0; bit < g.bits; bit++) {
 				uint8_t b[80] = { 0 };
-				memcpy(b, g.scale_bytes == 2 ? (const void *)&half : (const void *)&scale, (size_t)g.scale_bytes);
+				memcpy(b,
+				       g.scale_bytes == 2 ? (const void *)&half
+				                          : (const void *)&scale,
+				       (size_t)g.scale_bytes);
 				if (g.zero_bytes == 4)
 					memcpy(b + 4, &least, 4);
 				else
@@ -195,18 +209,24 @@ bits_of_groups_have_their_places(void **state)
 				if (g.bits == 8)
 					b[head + i] = (uint8_t)(1 << bit);
 				else if (g.bits == 4)
-					b[head + piece * 16 + at % 16] = (uint8_t)(1 << (bit + at / 16 * 4));
+					b[head + piece * 16 + at % 16] =
+					    (uint8_t)(1 << (bit + at / 16 * 4));
 				else if (bit < 2)
-					b[head + piece * 8 + at / 16 * 4 + at % 4] = (uint8_t)(1 << (bit + at % 16 / 4 * 2));
+					b[head + piece * 8 + at / 16 * 4 + at % 4] =
+					    (uint8_t)(1 << (bit + at % 16 / 4 * 2));
 				else
-					b[head + g.columns / 4 + piece * 4 + at % 4] = (uint8_t)(1 << at / 4);
+					b[head + g.columns / 4 + piece * 4 + at % 4] =
+					    (uint8_t)(1 << at / 4);
 				dequant_row(d, b, y, g.columns);
 				for (int k = 0; k < g.columns; k++)
-					assert_true(y[k] == scale * (float)(k == i ? 1 << bit : 0) + (g.zero_bytes == 4 ? least : -scale));
+					assert_true(y[k] ==
+					            scale * (float)(k == i ? 1 << bit : 0) +
+					                (g.zero_bytes == 4 ? least : -scale));
 			}
 		uint8_t all[80];
 		for (int i = 0; i < g.columns; i++) /* all codes */
-			x[i] = 0.25f * (float)(i * 7 % (1 << g.bits)) - (g.zero_bytes == 4 ? 1 : 0.25f);
+			x[i] = 0.25f * (float)(i * 7 % (1 << g.bits)) -
+			       (g.zero_bytes == 4 ? 1 : 0.25f);
 		x[0] = 0.25f * (float)((1 << g.bits) - 1) - (g.zero_bytes == 4 ? 1 : 0.25f);
 		x[1] = g.zero_bytes == 4 ? -1 : -0.25f;
 		assert_true(quant_row(d, x, all, g.columns));
@@ -220,30 +240,37 @@ bits_of_groups_have_their_places(void **state)
 static void
 floats_of_four_bits_have_their_values(void **state)
 {
-	static const Dtype types[] = { DT_MXFP4, DT_NVFP4, DT_NF4_32, DT_NF4_64, DT_FP4_32, DT_FP4_64 };
+	static const Dtype types[] = { DT_MXFP4,  DT_NVFP4,  DT_NF4_32,
+		                       DT_NF4_64, DT_FP4_32, DT_FP4_64 };
 
 	(void)state;
 	for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
 		const Dtype d = types[t];
-		const int columns = dtype_info(d)->block_elems, head = dtype_info(d)->block_bytes - columns / 2;
+		const int columns = dtype_info(d)->block_elems,
+		          head = dtype_info(d)->block_bytes - columns / 2;
 		for (int first = 0; first < 16; first++) {
 			uint8_t b[64] = { 0 }, again[64] = { 0 };
 			float y[64], back[64], d32 = 0.375f;
 			if (d == DT_MXFP4)
-				b[0] = 120;                                /* 2^-7 */
+				b[0] = 120; /* 2^-7 */
 			else
 				memcpy(b, &d32, 4);
 			if (d == DT_NVFP4)
-				memcpy(b + 4, (uint8_t[]){ 0x30, 0x3c, 0x7e, 0x01 }, 4); /* 0.5, 1.5, 448, 2^-9 */
+				memcpy(b + 4, (uint8_t[]){ 0x30, 0x3c, 0x7e, 0x01 },
+				       4); /* 0.5, 1.5, 448, 2^-9 */
 			for (int i = 0; i < columns; i++)
-				b[head + i / 32 * 16 + i % 16] |= (uint8_t)((i + first) % 16 << i % 32 / 16 * 4);
+				b[head + i / 32 * 16 + i % 16] |=
+				    (uint8_t)((i + first) % 16 << i % 32 / 16 * 4);
 			dequant_row(d, b, y, columns);
 			for (int i = 0; i < columns; i++) {
 				static const float nv[] = { 0.5f, 1.5f, 448, 0x1p-9f };
 				const int code = (i + first) % 16;
 				const float *table = dtype_codes(dtype_group(d).values);
-				const float want = (code & 8 ? -1.0f : 1.0f) * (float)value_of((uint32_t)code & 7, 2, 1);
-				const float scale = d == DT_MXFP4 ? 0x1p-7f : d == DT_NVFP4 ? d32 * nv[i / 16] : d32;
+				const float want = (code & 8 ? -1.0f : 1.0f) *
+				                   (float)value_of((uint32_t)code & 7, 2, 1);
+				const float scale = d == DT_MXFP4   ? 0x1p-7f
+				                    : d == DT_NVFP4 ? d32 * nv[i / 16]
+				                                    : d32;
 				assert_true(y[i] == scale * (table ? table[code] : want));
 			}
 			assert_true(quant_row(d, y, again, columns));
@@ -252,10 +279,12 @@ floats_of_four_bits_have_their_values(void **state)
 				assert_true(back[i] == y[i]);
 		}
 	}
-	assert_true(isnan(e8m0_to_f32(255)) && e8m0_to_f32(0) == 0x1p-127f && e8m0_to_f32(254) == 0x1p127f);
+	assert_true(isnan(e8m0_to_f32(255)) && e8m0_to_f32(0) == 0x1p-127f &&
+	            e8m0_to_f32(254) == 0x1p127f);
 }
 
-/* Between two neighbours: the middle goes to the even one, the next float beside it to the nearer one. */
+/* Between two neighbours: the middle goes to the even one, the next float beside it to the nearer
+ * one. */
 static void
 rounding_is_to_nearest_even(void **state)
 {
@@ -285,15 +314,19 @@ rounding_is_to_nearest_even(void **state)
 	assert_true(isnan(bf16_to_f32(f32_to_bf16(from_bits(0x7f800001)))));
 }
 
-/* There and back: no element moves by more than a step of its block's grid allows. The K formats have no
- * reference without search; their bound is half a step plus what rounding scales to 6 (Q6_K: 8) bits may add. */
+/* There and back: no element moves by more than a step of its block's grid allows. The K formats
+ * have no reference without search; their bound is half a step plus what rounding scales to 6
+ * (Q6_K: 8) bits may add. */
 static void
 quantised_values_stay_near(void **state)
 {
-	static const struct { Dtype d; float steps; } row[] = {
-		{ DT_F32, INFINITY }, { DT_F16, 1024 }, { DT_BF16, 128 },
-		{ DT_Q8_0, 127 }, { DT_Q4_0, 7 }, { DT_Q4_1, 7.5f }, { DT_Q5_0, 15 }, { DT_Q5_1, 15.5f },
-		{ DT_Q4_K, 7.5f }, { DT_Q5_K, 15.5f }, { DT_Q6_K, 31 },
+	static const struct {
+		Dtype d;
+		float steps;
+	} row[] = {
+		{ DT_F32, INFINITY }, { DT_F16, 1024 },   { DT_BF16, 128 }, { DT_Q8_0, 127 },
+		{ DT_Q4_0, 7 },       { DT_Q4_1, 7.5f },  { DT_Q5_0, 15 },  { DT_Q5_1, 15.5f },
+		{ DT_Q4_K, 7.5f },    { DT_Q5_K, 15.5f }, { DT_Q6_K, 31 },
 	};
 	float x[2048], y[2048];
 	unsigned char b[2048 * 4];
@@ -315,7 +348,8 @@ quantised_values_stay_near(void **state)
 				top = fmaxf(top, fabsf(x[j]));
 			float slack = span == 256 ? 1.6f : 1.01f;
 			if (!(fabsf(x[i] - y[i]) <= top / row[r].steps * slack))
-				fail_msg("%s element %d: %g became %g (largest %g)", dtype_text(row[r].d), i, x[i], y[i], top);
+				fail_msg("%s element %d: %g became %g (largest %g)",
+				         dtype_text(row[r].d), i, x[i], y[i], top);
 		}
 	}
 	/* zeros stay zeros, constants nearly stay */
@@ -378,9 +412,11 @@ dtype_table_answers(void **state)
 	for (int d = 0; d < DT_COUNT; d++) {
 		const DtypeInfo *t = dtype_info((Dtype)d);
 		assert_int_equal(dtype_from_text(t->text), d);
-		assert_int_equal(dtype_from_ggml((uint32_t)t->ggml_type), t->ggml_type < 0 ? DT_NONE : d);
+		assert_int_equal(dtype_from_ggml((uint32_t)t->ggml_type),
+		                 t->ggml_type < 0 ? DT_NONE : d);
 		if (*t->safetensors)
-			assert_int_equal(dtype_from_safetensors(t->safetensors, strlen(t->safetensors)), d);
+			assert_int_equal(
+			    dtype_from_safetensors(t->safetensors, strlen(t->safetensors)), d);
 		if (t->ggml_type >= 0)
 			assert_non_null(ggml_type_name((uint32_t)t->ggml_type));
 		assert_int_equal(dtype_row_bytes((Dtype)d, 3 * t->block_elems), 3 * t->block_bytes);
@@ -410,7 +446,8 @@ main(void)
 		cmocka_unit_test(quantised_values_stay_near),
 		cmocka_unit_test(noise_has_the_size_that_is_asked_for),
 		cmocka_unit_test(integers_become_floats),
-		cmocka_unit_test(groups_have_their_values), cmocka_unit_test(bits_of_groups_have_their_places),
+		cmocka_unit_test(groups_have_their_values),
+		cmocka_unit_test(bits_of_groups_have_their_places),
 		cmocka_unit_test(floats_of_four_bits_have_their_values),
 		cmocka_unit_test(dtype_table_answers),
 	};

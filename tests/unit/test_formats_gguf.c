@@ -1,5 +1,5 @@
-/* The GGUF reader on files made here: what it reads, and that every kind of lie is refused by a sentence that
- * names the file and the thing. */
+/* The GGUF reader on files made here: what it reads, and that every kind of lie is refused by a
+ * sentence that names the file and the thing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -136,9 +136,12 @@ put_whole_file(Strbuf *b, uint32_t version)
 	str(b, "f64"), u32(b, GGUF_F64), strbuf_add(b, &(double){ 0.1 }, 8);
 	str(b, "yes"), u32(b, GGUF_BOOL), strbuf_putc(b, 1);
 	str(b, "text"), u32(b, GGUF_STR), u64(b, 5), strbuf_add(b, "a\0b\xc3\xa9", 5);
-	str(b, "words"), u32(b, GGUF_ARR), u32(b, GGUF_STR), u64(b, 3), str(b, "one"), str(b, ""), str(b, "three");
-	str(b, "floats"), u32(b, GGUF_ARR), u32(b, GGUF_F32), u64(b, 2), strbuf_add(b, (float[]){ 0.5f, -2 }, 8);
-	str(b, "ints"), u32(b, GGUF_ARR), u32(b, GGUF_I32), u64(b, 2), strbuf_add(b, (int32_t[]){ -5, 6 }, 8);
+	str(b, "words"), u32(b, GGUF_ARR), u32(b, GGUF_STR), u64(b, 3), str(b, "one"), str(b, ""),
+	    str(b, "three");
+	str(b, "floats"), u32(b, GGUF_ARR), u32(b, GGUF_F32), u64(b, 2),
+	    strbuf_add(b, (float[]){ 0.5f, -2 }, 8);
+	str(b, "ints"), u32(b, GGUF_ARR), u32(b, GGUF_I32), u64(b, 2),
+	    strbuf_add(b, (int32_t[]){ -5, 6 }, 8);
 	str(b, "none"), u32(b, GGUF_ARR), u32(b, GGUF_U64), u64(b, 0);
 	key_u32(b, "general.alignment", 64);
 	matrix(b, "b.weight", 32, 3, 8, 64);
@@ -171,9 +174,13 @@ reads_keys_and_tensors(void **state)
 		assert_string_equal(gguf_key_at(g, 0), "u8");
 		assert_string_equal(gguf_key_at(g, 17), "general.alignment");
 		assert_null(gguf_key_at(g, 18));
-		static const struct { const char *key; int64_t want; } ints[] = {
-			{ "u8", 200 }, { "i8", -3 }, { "u16", 40000 }, { "i16", -2 }, { "u32", 4000000000 }, { "i32", -7 },
-			{ "u64", 1ll << 40 }, { "i64", -9 }, { "yes", 1 },
+		static const struct {
+			const char *key;
+			int64_t want;
+		} ints[] = {
+			{ "u8", 200 },        { "i8", -3 },          { "u16", 40000 },
+			{ "i16", -2 },        { "u32", 4000000000 }, { "i32", -7 },
+			{ "u64", 1ll << 40 }, { "i64", -9 },         { "yes", 1 },
 		};
 		for (size_t k = 0; k < sizeof ints / sizeof *ints; k++) {
 			assert_true(gguf_int(g, ints[k].key, &i) && i == ints[k].want);
@@ -189,12 +196,17 @@ reads_keys_and_tensors(void **state)
 		assert_false(gguf_int(g, "ints", &i));
 		assert_false(gguf_str(g, "u8", &s));
 		assert_false(gguf_str(g, "words", &s));
-		assert_true(gguf_str(g, "text", &s) && s.n == 5 && memcmp(s.s, "a\0b\xc3\xa9", 5) == 0);
-		assert_true(gguf_type(g, "text", &type, &elem, &n) && type == GGUF_STR && elem == GGUF_STR && n == 1);
-		assert_true(gguf_type(g, "words", &type, &elem, &n) && type == GGUF_ARR && elem == GGUF_STR && n == 3);
-		assert_true(gguf_type(g, "none", &type, &elem, &n) && type == GGUF_ARR && elem == GGUF_U64 && n == 0);
+		assert_true(gguf_str(g, "text", &s) && s.n == 5 &&
+		            memcmp(s.s, "a\0b\xc3\xa9", 5) == 0);
+		assert_true(gguf_type(g, "text", &type, &elem, &n) && type == GGUF_STR &&
+		            elem == GGUF_STR && n == 1);
+		assert_true(gguf_type(g, "words", &type, &elem, &n) && type == GGUF_ARR &&
+		            elem == GGUF_STR && n == 3);
+		assert_true(gguf_type(g, "none", &type, &elem, &n) && type == GGUF_ARR &&
+		            elem == GGUF_U64 && n == 0);
 		assert_false(gguf_type(g, "nothing", &type, &elem, &n));
-		assert_true(gguf_arr_str(g, "words", 2, &s) && s.n == 5 && memcmp(s.s, "three", 5) == 0);
+		assert_true(gguf_arr_str(g, "words", 2, &s) && s.n == 5 &&
+		            memcmp(s.s, "three", 5) == 0);
 		assert_true(gguf_arr_str(g, "words", 1, &s) && s.n == 0);
 		assert_false(gguf_arr_str(g, "words", 3, &s));
 		assert_false(gguf_arr_str(g, "ints", 0, &s));
@@ -253,7 +265,8 @@ every_truncation_is_refused(void **state)
 
 	(void)state;
 	put_whole_file(&b, 3);
-	/* the last 84 bytes belong to the tensor of a type that is not read, so its length is not known */
+	/* the last 84 bytes belong to the tensor of a type that is not read, so its length is not
+	 * known */
 	const size_t full = b.len - 84;
 	for (size_t n = 0; n < full; n++) {
 		b.len = n;
@@ -330,13 +343,15 @@ bad_keys_are_refused(void **state)
 	str(&b, "flag"), u32(&b, GGUF_BOOL), strbuf_putc(&b, 2);
 	refused(&b, "key flag holds the bool 2");
 	head(&b, 3, 0, 1);
-	str(&b, "flags"), u32(&b, GGUF_ARR), u32(&b, GGUF_BOOL), u64(&b, 2), strbuf_add(&b, "\1\3", 2);
+	str(&b, "flags"), u32(&b, GGUF_ARR), u32(&b, GGUF_BOOL), u64(&b, 2),
+	    strbuf_add(&b, "\1\3", 2);
 	refused(&b, "key flags holds the bool 3");
 	head(&b, 3, 0, 1);
 	str(&b, "text"), u32(&b, GGUF_STR), u64(&b, 9), strbuf_puts(&b, "12345678");
 	refused(&b, "key text: string 0 of 1 reaches beyond");
 	head(&b, 3, 0, 1);
-	str(&b, "nest"), u32(&b, GGUF_ARR), u32(&b, GGUF_ARR), u64(&b, 1), u32(&b, GGUF_U8), u64(&b, 0);
+	str(&b, "nest"), u32(&b, GGUF_ARR), u32(&b, GGUF_ARR), u64(&b, 1), u32(&b, GGUF_U8),
+	    u64(&b, 0);
 	refused(&b, "key nest is an array of arrays");
 	head(&b, 3, 0, 1);
 	str(&b, "arr"), u32(&b, GGUF_ARR), u32(&b, 99), u64(&b, 1), u64(&b, 0);
@@ -345,13 +360,15 @@ bad_keys_are_refused(void **state)
 	str(&b, "arr"), u32(&b, GGUF_ARR), u32(&b, GGUF_F64), u64(&b, 3), zeros(&b, 16);
 	refused(&b, "key arr claims 3 elements of at least 8 bytes, but 16 bytes are left");
 	head(&b, 3, 0, 1);
-	str(&b, "arr"), u32(&b, GGUF_ARR), u32(&b, GGUF_U64), u64(&b, (1ull << 61) + 1), zeros(&b, 64);
+	str(&b, "arr"), u32(&b, GGUF_ARR), u32(&b, GGUF_U64), u64(&b, (1ull << 61) + 1),
+	    zeros(&b, 64);
 	refused(&b, "key arr claims 2305843009213693953 elements");
 	head(&b, 3, 0, 1);
 	str(&b, "arr"), u32(&b, GGUF_ARR), u32(&b, GGUF_STR), u64(&b, 1ull << 61), zeros(&b, 64);
 	refused(&b, "key arr claims");
 	head(&b, 3, 0, 1);
-	str(&b, "arr"), u32(&b, GGUF_ARR), u32(&b, GGUF_STR), u64(&b, 2), str(&b, "ok"), u64(&b, UINT64_MAX);
+	str(&b, "arr"), u32(&b, GGUF_ARR), u32(&b, GGUF_STR), u64(&b, 2), str(&b, "ok"),
+	    u64(&b, UINT64_MAX);
 	refused(&b, "key arr: string 1 of 2");
 	/* control bytes do not reach the terminal, long names are cut */
 	head(&b, 3, 0, 1);
@@ -421,7 +438,8 @@ bad_tensors_are_refused(void **state)
 	ONE(matrix(&b, "w", 32, 1, 14, 0));
 	refused(&b, "no whole number of q6_k blocks of 256");
 	ONE(matrix(&b, "w", 1, 1, 0, 8));
-	refused(&b, "tensor w starts at byte 8 of the data, which is no multiple of the alignment 32");
+	refused(&b,
+	        "tensor w starts at byte 8 of the data, which is no multiple of the alignment 32");
 	ONE(matrix(&b, "w", 65, 1, 0, 0));
 	refused(&b, "tensor w needs 260 bytes from byte 0 of the data, but the data has 256");
 	ONE(matrix(&b, "w", 1, 1, 0, 256));
@@ -479,8 +497,14 @@ files_are_opened_by_path(void **state)
 	strbuf_release(&b);
 }
 
-/* A part: split.no, split.count (0: none of these keys), split.tensors.count; n tensors of one float, named from `first` on; more: another key */
-typedef struct Part { uint32_t no, count, tensors; char first; int n; const char *name; } Part;
+/* A part: split.no, split.count (0: none of these keys), split.tensors.count; n tensors of one
+ * float, named from `first` on; more: another key */
+typedef struct Part {
+	uint32_t no, count, tensors;
+	char first;
+	int n;
+	const char *name;
+} Part;
 
 static void
 put_part(Tempdir *dir, const char *file, const Part *p)
@@ -548,21 +572,95 @@ parts_are_joined(void **state)
 static void
 parts_that_do_not_fit_are_refused(void **state)
 {
-	static const struct { const char *file, *says; Part a, b, c; const char *gone; } row[] = {
-		{ A, "m-00002-of-00003.gguf: no such file: part 2 of 3", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 3, 3, 'c', 1, NULL }, B },
-		{ B, "part 2 of 3 of a split GGUF: name the first one", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 3, 3, 'c', 1, NULL }, NULL },
-		{ A, "its name says part 2, its key split.no part 3", { 0, 3, 3, 'a', 1, NULL }, { 2, 3, 3, 'b', 1, NULL }, { 1, 3, 3, 'c', 1, NULL }, NULL },
-		{ A, "its name says part 1, its key split.no part 2", { 1, 3, 3, 'a', 1, NULL }, { 0, 3, 3, 'b', 1, NULL }, { 2, 3, 3, 'c', 1, NULL }, NULL },
-		{ A, "one of 2 parts", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 2, 3, 'c', 1, NULL }, NULL },
-		{ A, "its name says 3 parts, its key split.count 4", { 0, 4, 3, 'a', 1, NULL }, { 1, 4, 3, 'b', 1, NULL }, { 2, 4, 3, 'c', 1, NULL }, NULL },
-		{ A, "is no part of a split GGUF", { 0, 3, 3, 'a', 1, NULL }, { 0, 0, 0, 'b', 1, NULL }, { 2, 3, 3, 'c', 1, NULL }, NULL },
-		{ A, "has 4 tensors in all parts", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 3, 4, 'c', 1, NULL }, NULL },
-		{ A, "its parts hold 2 tensors", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 3, 3, 'c', 0, NULL }, NULL },
-		{ A, "holds 4 tensors of the 3", { 0, 3, 3, 'a', 4, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 3, 3, 'c', 1, NULL }, NULL },
-		{ A, "tensor b is there twice", { 0, 3, 4, 'a', 2, NULL }, { 1, 3, 4, 'b', 1, NULL }, { 2, 3, 4, 'c', 1, NULL }, NULL },
-		{ A, "its general.name is 'other'", { 0, 3, 3, 'a', 1, "model" }, { 1, 3, 3, 'b', 1, "other" }, { 2, 3, 3, 'c', 1, NULL }, NULL },
-		{ A, "they belong to different models", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, "model" }, { 2, 3, 3, 'c', 1, NULL }, NULL },
-		{ "x.gguf", "give the parts their names back", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 3, 3, 'c', 1, NULL }, NULL },
+	static const struct {
+		const char *file, *says;
+		Part a, b, c;
+		const char *gone;
+	} row[] = {
+		{ A,
+		  "m-00002-of-00003.gguf: no such file: part 2 of 3",
+		  { 0, 3, 3, 'a', 1, NULL },
+		  { 1, 3, 3, 'b', 1, NULL },
+		  { 2, 3, 3, 'c', 1, NULL },
+		  B },
+		{ B,
+		  "part 2 of 3 of a split GGUF: name the first one",
+		  { 0, 3, 3, 'a', 1, NULL },
+		  { 1, 3, 3, 'b', 1, NULL },
+		  { 2, 3, 3, 'c', 1, NULL },
+		  NULL },
+		{ A,
+		  "its name says part 2, its key split.no part 3",
+		  { 0, 3, 3, 'a', 1, NULL },
+		  { 2, 3, 3, 'b', 1, NULL },
+		  { 1, 3, 3, 'c', 1, NULL },
+		  NULL },
+		{ A,
+		  "its name says part 1, its key split.no part 2",
+		  { 1, 3, 3, 'a', 1, NULL },
+		  { 0, 3, 3, 'b', 1, NULL },
+		  { 2, 3, 3, 'c', 1, NULL },
+		  NULL },
+		{ A,
+		  "one of 2 parts",
+		  { 0, 3, 3, 'a', 1, NULL },
+		  { 1, 3, 3, 'b', 1, NULL },
+		  { 2, 2, 3, 'c', 1, NULL },
+		  NULL },
+		{ A,
+		  "its name says 3 parts, its key split.count 4",
+		  { 0, 4, 3, 'a', 1, NULL },
+		  { 1, 4, 3, 'b', 1, NULL },
+		  { 2, 4, 3, 'c', 1, NULL },
+		  NULL },
+		{ A,
+		  "is no part of a split GGUF",
+		  { 0, 3, 3, 'a', 1, NULL },
+		  { 0, 0, 0, 'b', 1, NULL },
+		  { 2, 3, 3, 'c', 1, NULL },
+		  NULL },
+		{ A,
+		  "has 4 tensors in all parts",
+		  { 0, 3, 3, 'a', 1, NULL },
+		  { 1, 3, 3, 'b', 1, NULL },
+		  { 2, 3, 4, 'c', 1, NULL },
+		  NULL },
+		{ A,
+		  "its parts hold 2 tensors",
+		  { 0, 3, 3, 'a', 1, NULL },
+		  { 1, 3, 3, 'b', 1, NULL },
+		  { 2, 3, 3, 'c', 0, NULL },
+		  NULL },
+		{ A,
+		  "holds 4 tensors of the 3",
+		  { 0, 3, 3, 'a', 4, NULL },
+		  { 1, 3, 3, 'b', 1, NULL },
+		  { 2, 3, 3, 'c', 1, NULL },
+		  NULL },
+		{ A,
+		  "tensor b is there twice",
+		  { 0, 3, 4, 'a', 2, NULL },
+		  { 1, 3, 4, 'b', 1, NULL },
+		  { 2, 3, 4, 'c', 1, NULL },
+		  NULL },
+		{ A,
+		  "its general.name is 'other'",
+		  { 0, 3, 3, 'a', 1, "model" },
+		  { 1, 3, 3, 'b', 1, "other" },
+		  { 2, 3, 3, 'c', 1, NULL },
+		  NULL },
+		{ A,
+		  "they belong to different models",
+		  { 0, 3, 3, 'a', 1, NULL },
+		  { 1, 3, 3, 'b', 1, "model" },
+		  { 2, 3, 3, 'c', 1, NULL },
+		  NULL },
+		{ "x.gguf",
+		  "give the parts their names back",
+		  { 0, 3, 3, 'a', 1, NULL },
+		  { 1, 3, 3, 'b', 1, NULL },
+		  { 2, 3, 3, 'c', 1, NULL },
+		  NULL },
 	};
 	Tempdir dir;
 	llmc_error err;
@@ -577,7 +675,8 @@ parts_that_do_not_fit_are_refused(void **state)
 		put_part(&dir, "x.gguf", &row[i].a);
 		if (row[i].gone)
 			assert_int_equal(unlink(tempdir_file(&dir, row[i].gone)), 0);
-		if (gguf_open(tempdir_file(&dir, row[i].file), &g, &err) != LLMC_E_INPUT || !strstr(err.text, row[i].says))
+		if (gguf_open(tempdir_file(&dir, row[i].file), &g, &err) != LLMC_E_INPUT ||
+		    !strstr(err.text, row[i].says))
 			fail_msg("row %zu: '%s', expected '%s'", i, err.text, row[i].says);
 		assert_null(g);
 		tempdir_close(&dir);

@@ -1,4 +1,5 @@
-/* Which pair of an adapter a module's name means. What adapters do to logits: tests/e2e/test_adapters.py. */
+/* Which pair of an adapter a module's name means. What adapters do to logits:
+ * tests/e2e/test_adapters.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,8 +27,12 @@ adapter(const Tempdir *dir, const char *const *module, size_t n)
 	size_t size = (size_t)sprintf(header, "{");
 	for (size_t i = 0; i < n; i++)
 		for (size_t side = 0; side < 2; side++)
-			size += (size_t)sprintf(header + size, "%s\"base_model.model.%s.lora_%c.weight\": {\"dtype\": \"F32\", \"shape\": [1, 1], \"data_offsets\": [%zu, %zu]}",
-			                        i || side ? ", " : "", module[i], side ? 'B' : 'A', 8 * i + 4 * side, 8 * i + 4 * side + 4);
+			size += (size_t)sprintf(
+			    header + size,
+			    "%s\"base_model.model.%s.lora_%c.weight\": {\"dtype\": \"F32\", "
+			    "\"shape\": [1, 1], \"data_offsets\": [%zu, %zu]}",
+			    i || side ? ", " : "", module[i], side ? 'B' : 'A', 8 * i + 4 * side,
+			    8 * i + 4 * side + 4);
 	size += (size_t)sprintf(header + size, "}");
 	const uint64_t length = size;
 	f = fopen(tempdir_file(dir, "adapter_model.safetensors"), "wb");
@@ -63,11 +68,16 @@ added(Peft *p, const char *module)
 static void
 a_name_or_its_end_finds_a_pair_and_two_ends_none(void **state)
 {
-	const char *const module[] = { "model.layers.1.mlp.up_proj", "model.layers.11.mlp.up_proj", "h.0.attn.c_attn", "model.h.3.mlp", "draft.h.3.mlp", "score" };
+	const char *const module[] = { "model.layers.1.mlp.up_proj",
+		                       "model.layers.11.mlp.up_proj",
+		                       "h.0.attn.c_attn",
+		                       "model.h.3.mlp",
+		                       "draft.h.3.mlp",
+		                       "score" };
 	Peft *p = adapter(*state, module, sizeof module / sizeof *module);
 
 	assert_true(added(p, "model.layers.1.mlp.up_proj") == 1);
-	assert_true(added(p, "layers.1.mlp.up_proj") == 1);        /* the adapter's is longer */
+	assert_true(added(p, "layers.1.mlp.up_proj") == 1); /* the adapter's is longer */
 	assert_true(added(p, "language_model.model.layers.11.mlp.up_proj") == 2);
 	assert_true(added(p, "transformer.h.0.attn.c_attn") == 3); /* the model's is */
 	assert_true(added(p, "1.mlp.up_proj") == 1);               /* no part of 11 */
@@ -89,7 +99,8 @@ each_of_many_experts_has_its_own(void **state)
 	const char *module[N];
 
 	for (int i = 0; i < N; i++) {
-		snprintf(text[i], sizeof text[i], "model.layers.%d.mlp.experts.%d.down_proj", i % LAYERS, i / LAYERS);
+		snprintf(text[i], sizeof text[i], "model.layers.%d.mlp.experts.%d.down_proj",
+		         i % LAYERS, i / LAYERS);
 		module[i] = text[i];
 	}
 	Peft *p = adapter(*state, module, N);
@@ -105,8 +116,10 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(a_name_or_its_end_finds_a_pair_and_two_ends_none, tempdir_setup, tempdir_teardown),
-		cmocka_unit_test_setup_teardown(each_of_many_experts_has_its_own, tempdir_setup, tempdir_teardown),
+		cmocka_unit_test_setup_teardown(a_name_or_its_end_finds_a_pair_and_two_ends_none,
+		                                tempdir_setup, tempdir_teardown),
+		cmocka_unit_test_setup_teardown(each_of_many_experts_has_its_own, tempdir_setup,
+		                                tempdir_teardown),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

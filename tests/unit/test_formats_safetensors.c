@@ -92,7 +92,8 @@ reads_a_file(void **state)
 	assert_int_equal(t->dim[2], 1);
 	assert_int_equal(t->bytes, 12);
 	assert_string_equal(t->file, "made.st");
-	assert_memory_equal(t->data, ((unsigned char[]){ 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19 }), 12);
+	assert_memory_equal(
+	    t->data, ((unsigned char[]){ 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19 }), 12);
 	t = safetensors_find(s, "scalar");
 	assert_int_equal(t->n_dims, 0);
 	assert_int_equal(t->bytes, 2);
@@ -132,12 +133,17 @@ every_truncation_is_refused(void **state)
 }
 
 #define T(name, dtype, shape, from, to)                                                            \
-	"\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" from "," to "]}"
+	"\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" from      \
+	"," to "]}"
 
 static void
 bad_headers_are_refused(void **state)
 {
-	static const struct { const char *header; size_t data; const char *what; } row[] = {
+	static const struct {
+		const char *header;
+		size_t data;
+		const char *what;
+	} row[] = {
 		{ "[1]", 0, "does not begin with '{'" },
 		{ " {}", 0, "does not begin with '{'" },
 		{ "", 5, "does not begin with '{'" },
@@ -147,35 +153,54 @@ bad_headers_are_refused(void **state)
 		{ "{\"a\":\"\xff\"}", 0, "not valid JSON" },
 		{ "{\"a\":1e999}", 0, "not valid JSON" },
 		{ "{\"a\":1}", 0, "tensor a: expected an object with a string dtype" },
-		{ "{\"a\":{\"shape\":[],\"data_offsets\":[0,0]}}", 0, "tensor a: expected an object" },
-		{ "{\"a\":{\"dtype\":1,\"shape\":[],\"data_offsets\":[0,0]}}", 0, "tensor a: expected an object" },
-		{ "{\"a\":{\"dtype\":\"F32\",\"shape\":4,\"data_offsets\":[0,0]}}", 0, "tensor a: expected an object" },
-		{ "{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0]}}", 0, "tensor a: expected an object" },
-		{ "{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,1,2]}}", 0, "tensor a: expected an object" },
+		{ "{\"a\":{\"shape\":[],\"data_offsets\":[0,0]}}", 0,
+		  "tensor a: expected an object" },
+		{ "{\"a\":{\"dtype\":1,\"shape\":[],\"data_offsets\":[0,0]}}", 0,
+		  "tensor a: expected an object" },
+		{ "{\"a\":{\"dtype\":\"F32\",\"shape\":4,\"data_offsets\":[0,0]}}", 0,
+		  "tensor a: expected an object" },
+		{ "{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0]}}", 0,
+		  "tensor a: expected an object" },
+		{ "{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,1,2]}}", 0,
+		  "tensor a: expected an object" },
 		{ "{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 0, "tensor a: expected an object" },
-		{ "{" T("a", "Q9", "1", "0", "4") "}", 4, "tensor a has dtype 'Q9', which safetensors does not define" },
+		{ "{" T("a", "Q9", "1", "0", "4") "}", 4,
+		  "tensor a has dtype 'Q9', which safetensors does not define" },
 		{ "{" T("a", "", "1", "0", "4") "}", 4, "tensor a has dtype ''" },
-		{ "{" T("a", "F32", "1,1,1,1,1,1,1,1,1", "0", "4") "}", 4, "tensor a has 9 dimensions" },
-		{ "{" T("a", "F32", "1.5", "0", "4") "}", 4, "dimension 0 of the shape is no whole number" },
-		{ "{" T("a", "F32", "1,-1", "0", "4") "}", 4, "dimension 1 of the shape is no whole number" },
+		{ "{" T("a", "F32", "1,1,1,1,1,1,1,1,1", "0", "4") "}", 4,
+		  "tensor a has 9 dimensions" },
+		{ "{" T("a", "F32", "1.5", "0", "4") "}", 4,
+		  "dimension 0 of the shape is no whole number" },
+		{ "{" T("a", "F32", "1,-1", "0", "4") "}", 4,
+		  "dimension 1 of the shape is no whole number" },
 		{ "{" T("a", "F32", "\\\"1\\\"", "0", "4") "}", 4, "not valid JSON" },
-		{ "{" T("a", "F32", "4294967296,4294967296", "0", "4") "}", 4, "its shape is too large to count" },
-		{ "{" T("a", "F32", "9223372036854775807", "0", "4") "}", 4, "do not fill the 4 bytes" },
+		{ "{" T("a", "F32", "4294967296,4294967296", "0", "4") "}", 4,
+		  "its shape is too large to count" },
+		{ "{" T("a", "F32", "9223372036854775807", "0", "4") "}", 4,
+		  "do not fill the 4 bytes" },
 		{ "{" T("a", "F32", "99999999999999999999", "0", "4") "}", 4, "not valid JSON" },
-		{ "{" T("a", "F32", "1", "-4", "0") "}", 4, "data_offsets are no pair of rising whole numbers" },
+		{ "{" T("a", "F32", "1", "-4", "0") "}", 4,
+		  "data_offsets are no pair of rising whole numbers" },
 		{ "{" T("a", "F32", "1", "4", "0") "}", 4, "data_offsets are no pair" },
 		{ "{" T("a", "F32", "1", "0.0", "4") "}", 4, "data_offsets are no pair" },
-		{ "{" T("a", "F32", "2", "0", "8") "}", 4, "tensor a ends at byte 8 of the data, but the file holds 4" },
-		{ "{" T("a", "F32", "2", "0", "4") "}", 4, "tensor a: 2 elements of F32 do not fill the 4 bytes" },
-		{ "{" T("a", "F4", "3", "0", "2") "}", 2, "tensor a: 3 elements of F4 do not fill the 2 bytes" },
-		{ "{" T("a", "F32", "1", "0", "4") "," T("b", "F32", "1", "0", "4") "}", 4, "tensors a and b overlap" },
-		{ "{" T("a", "F32", "2", "0", "8") "," T("b", "F32", "1", "4", "8") "}", 8, "tensors a and b overlap" },
+		{ "{" T("a", "F32", "2", "0", "8") "}", 4,
+		  "tensor a ends at byte 8 of the data, but the file holds 4" },
+		{ "{" T("a", "F32", "2", "0", "4") "}", 4,
+		  "tensor a: 2 elements of F32 do not fill the 4 bytes" },
+		{ "{" T("a", "F4", "3", "0", "2") "}", 2,
+		  "tensor a: 3 elements of F4 do not fill the 2 bytes" },
+		{ "{" T("a", "F32", "1", "0", "4") "," T("b", "F32", "1", "0", "4") "}", 4,
+		  "tensors a and b overlap" },
+		{ "{" T("a", "F32", "2", "0", "8") "," T("b", "F32", "1", "4", "8") "}", 8,
+		  "tensors a and b overlap" },
 		{ "{" T("a", "F32", "1", "0", "4") "," T("b", "F32", "1", "8", "12") "}", 12,
 		  "bytes 4 to 8 of the data, before tensor b, belong to no tensor" },
 		{ "{" T("a", "F32", "1", "4", "8") "}", 8, "bytes 0 to 4 of the data" },
-		{ "{" T("a", "F32", "1", "0", "4") "}", 6, "the last 2 bytes of the data belong to no tensor" },
+		{ "{" T("a", "F32", "1", "0", "4") "}", 6,
+		  "the last 2 bytes of the data belong to no tensor" },
 		{ "{}", 1, "the last 1 bytes" },
-		{ "{" T("a", "F32", "1", "0", "4") "," T("a", "F32", "1", "4", "8") "}", 8, "duplicate" },
+		{ "{" T("a", "F32", "1", "0", "4") "," T("a", "F32", "1", "4", "8") "}", 8,
+		  "duplicate" },
 		{ "{\"__metadata__\":[]}", 0, "__metadata__ is no object of strings" },
 		{ "{\"__metadata__\":{\"n\":1}}", 0, "__metadata__ is no object of strings" },
 	};
@@ -187,7 +212,8 @@ bad_headers_are_refused(void **state)
 		refused(&b, row[i].what);
 	}
 	/* lying lengths */
-	static const uint64_t lie[] = { 3, 100, 100000000, 100000001, 1ull << 40, UINT64_MAX, UINT64_MAX - 7 };
+	static const uint64_t lie[] = { 3,          100,        100000000,     100000001,
+		                        1ull << 40, UINT64_MAX, UINT64_MAX - 7 };
 	for (size_t i = 0; i < sizeof lie / sizeof *lie; i++) {
 		make(&b, "{}", 0);
 		memcpy(b.data, &lie[i], sizeof *lie);
@@ -214,7 +240,10 @@ bad_headers_are_refused(void **state)
 	strbuf_release(&b);
 }
 
-typedef struct Folder { Tempdir dir; Strbuf b; } Folder;
+typedef struct Folder {
+	Tempdir dir;
+	Strbuf b;
+} Folder;
 
 static void
 put(Folder *f, const char *name, const char *header, size_t data)
@@ -291,15 +320,19 @@ folders_resolve(void **state)
 	path_refused(f->dir.path, LLMC_E_INPUT, NULL, "holds no weights");
 	put_text(f, "pytorch_model-00002-of-00002.bin", "x");
 	put_text(f, "pytorch_model-00001-of-00002.bin", "x");
-	path_refused(f->dir.path, LLMC_E_INPUT, "(pytorch_model-00001-of-00002.bin, pytorch_model-00002-of-00002.bin)", "several pickled files");
-	path_refused(tempdir_file(&f->dir, "pytorch_model-00001-of-00002.bin"), LLMC_E_INPUT, f->dir.path, "not a file of torch.save");
+	path_refused(f->dir.path, LLMC_E_INPUT,
+	             "(pytorch_model-00001-of-00002.bin, pytorch_model-00002-of-00002.bin)",
+	             "several pickled files");
+	path_refused(tempdir_file(&f->dir, "pytorch_model-00001-of-00002.bin"), LLMC_E_INPUT,
+	             f->dir.path, "not a file of torch.save");
 	put(f, "only.safetensors", FOUR("one"), 4);
 	s = open_path(f->dir.path);
 	assert_string_equal(safetensors_at(s, 0)->name, "one");
 	safetensors_close(s);
 	put(f, "b.safetensors", FOUR("two"), 4);
 	put(f, "c.safetensors", FOUR("two"), 4);
-	path_refused(f->dir.path, LLMC_E_INPUT, "(b.safetensors, c.safetensors)", "several .safetensors files");
+	path_refused(f->dir.path, LLMC_E_INPUT, "(b.safetensors, c.safetensors)",
+	             "several .safetensors files");
 	put_text(f, INDEX, "{\"weight_map\":{\"two\":\"c.safetensors\"}}");
 	s = open_path(f->dir.path);
 	assert_non_null(strstr(safetensors_find(s, "two")->file, "/c.safetensors"));
@@ -335,19 +368,23 @@ shards_are_joined_and_checked(void **state)
 	char index_path[512];
 
 	snprintf(index_path, sizeof index_path, "%s", index);
-	put(f, "s1.safetensors", "{" T("a", "F32", "1", "0", "4") "," T("b", "F32", "1", "4", "8") "}", 8);
+	put(f, "s1.safetensors",
+	    "{" T("a", "F32", "1", "0", "4") "," T("b", "F32", "1", "4", "8") "}", 8);
 	put(f, "s2.safetensors", FOUR("c"), 4);
-	put_text(f, INDEX, "{\"metadata\":{\"total_size\":12},\"weight_map\":{\"c\":\"s2.safetensors\","
-	                   "\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\"}}");
+	put_text(f, INDEX,
+	         "{\"metadata\":{\"total_size\":12},\"weight_map\":{\"c\":\"s2.safetensors\","
+	         "\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\"}}");
 	Safetensors *s = open_path(f->dir.path);
 	assert_int_equal(safetensors_n(s), 3);
 	assert_int_equal(*(const unsigned char *)safetensors_find(s, "b")->data, 4);
 	assert_int_equal(*(const unsigned char *)safetensors_find(s, "c")->data, 0);
-	assert_string_equal(safetensors_find(s, "c")->file, tempdir_file(&f->dir, "s2.safetensors"));
+	assert_string_equal(safetensors_find(s, "c")->file,
+	                    tempdir_file(&f->dir, "s2.safetensors"));
 	safetensors_close(s);
 
 	put_text(f, INDEX, "{\"weight_map\":{\"a\":\"s1.safetensors\",\"c\":\"s3.safetensors\"}}");
-	path_refused(index_path, LLMC_E_INPUT, "s3.safetensors", "which the index names, is not there");
+	path_refused(index_path, LLMC_E_INPUT, "s3.safetensors",
+	             "which the index names, is not there");
 	put_text(f, INDEX, "{\"weight_map\":{\"a\":\"s1.safetensors\",\"zz\":\"s2.safetensors\"}}");
 	path_refused(index_path, LLMC_E_INPUT, "s2.safetensors", "tensor zz is not in");
 	put_text(f, INDEX, "{\"weight_map\":{\"a\":\"s2.safetensors\",\"c\":\"s1.safetensors\"}}");
@@ -359,7 +396,9 @@ shards_are_joined_and_checked(void **state)
 	put_text(f, INDEX, "{\"weight_map\":{\"e\":\"s5.safetensors\"}}");
 	path_refused(index_path, LLMC_E_INPUT, "s5.safetensors", "but the file holds 3");
 
-	static const struct { const char *text, *what; } bad[] = {
+	static const struct {
+		const char *text, *what;
+	} bad[] = {
 		{ "", "the index is not valid JSON" },
 		{ "{", "the index is not valid JSON" },
 		{ "[]", "expected an object with an object weight_map" },
@@ -367,11 +406,15 @@ shards_are_joined_and_checked(void **state)
 		{ "{\"weight_map\":[]}", "expected an object with an object weight_map" },
 		{ "{\"weight_map\":{\"a\":1}}", "tensor a is not mapped to the plain name" },
 		{ "{\"weight_map\":{\"a\":\"\"}}", "tensor a is not mapped to the plain name" },
-		{ "{\"weight_map\":{\"a\":\"../s1.safetensors\"}}", "tensor a is not mapped to the plain name" },
-		{ "{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "tensor a is not mapped to the plain name" },
+		{ "{\"weight_map\":{\"a\":\"../s1.safetensors\"}}",
+		  "tensor a is not mapped to the plain name" },
+		{ "{\"weight_map\":{\"a\":\"/etc/passwd\"}}",
+		  "tensor a is not mapped to the plain name" },
 		{ "{\"weight_map\":{\"a\":\"..\"}}", "tensor a is not mapped to the plain name" },
-		{ "{\"weight_map\":{\"a\":\"s1.safetensors\",\"a\":\"s2.safetensors\"}}", "duplicate" },
-		{ "{\"weight_map\":{\"a\":\"pytorch_model-1.bin\"}}", "pytorch_model-1.bin, which the index names, is not there" },
+		{ "{\"weight_map\":{\"a\":\"s1.safetensors\",\"a\":\"s2.safetensors\"}}",
+		  "duplicate" },
+		{ "{\"weight_map\":{\"a\":\"pytorch_model-1.bin\"}}",
+		  "pytorch_model-1.bin, which the index names, is not there" },
 	};
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		put_text(f, INDEX, bad[i].text);
@@ -389,8 +432,10 @@ many_tensors_are_found_quickly(void **state)
 	(void)state;
 	strbuf_puts(&header, "{");
 	for (int i = 0; i < N; i++)
-		strbuf_printf(&header, "%s\"layers.%d.w\":{\"dtype\":\"F16\",\"shape\":[1],\"data_offsets\":[%d,%d]}",
-		              i ? "," : "", (i * 7919) % N, 2 * i, 2 * i + 2);
+		strbuf_printf(
+		    &header,
+		    "%s\"layers.%d.w\":{\"dtype\":\"F16\",\"shape\":[1],\"data_offsets\":[%d,%d]}",
+		    i ? "," : "", (i * 7919) % N, 2 * i, 2 * i + 2);
 	strbuf_puts(&header, "}");
 	make(&b, header.data, 2 * N);
 	Safetensors *s = accepted(&b);
@@ -413,7 +458,8 @@ main(void)
 		cmocka_unit_test(every_truncation_is_refused),
 		cmocka_unit_test(bad_headers_are_refused),
 		cmocka_unit_test_setup_teardown(folders_resolve, folder_setup, folder_teardown),
-		cmocka_unit_test_setup_teardown(shards_are_joined_and_checked, folder_setup, folder_teardown),
+		cmocka_unit_test_setup_teardown(shards_are_joined_and_checked, folder_setup,
+		                                folder_teardown),
 		cmocka_unit_test(many_tensors_are_found_quickly),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
-/* Matrices of schemes that no small model of a family that is read has: gpt-oss's experts, in blocks of MXFP4. The others: tests/e2e/test_schemes.py. */
+/* Matrices of schemes that no small model of a family that is read has: gpt-oss's experts, in
+ * blocks of MXFP4. The others: tests/e2e/test_schemes.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +18,8 @@ static void
 blocks_of_experts_are_rows_of_mxfp4(void **state)
 {
 	static const float value[8] = { 0, 0.5f, 1, 1.5f, 2, 3, 4, 6 };
-	const int64_t block_dim[] = { EXPERTS, ROWS, GROUPS, 16 }, scale_dim[] = { EXPERTS, ROWS, GROUPS };
+	const int64_t block_dim[] = { EXPERTS, ROWS, GROUPS, 16 },
+	              scale_dim[] = { EXPERTS, ROWS, GROUPS };
 	uint8_t blocks[EXPERTS][ROWS][GROUPS][16], scales[EXPERTS][ROWS][GROUPS], row[2 * 17];
 	const char *parts[SCHEME_MAX_PARTS], *name = NULL;
 	float y[32 * GROUPS];
@@ -35,9 +37,13 @@ blocks_of_experts_are_rows_of_mxfp4(void **state)
 	arena_init(&a);
 	if (setjmp(a.oom))
 		fail();
-	SchemeFile f = { { { "mlp.experts.down_proj_blocks", "U8", 4, block_dim, blocks }, { "mlp.experts.down_proj_scales", "U8", 3, scale_dim, scales } }, 2 };
+	SchemeFile f = { { { "mlp.experts.down_proj_blocks", "U8", 4, block_dim, blocks },
+		           { "mlp.experts.down_proj_scales", "U8", 3, scale_dim, scales } },
+		         2 };
 	assert_int_equal(schemes_open(&a, NULL, 0, &s, &err), LLMC_OK);
-	assert_int_equal(scheme_matrix(s, f.t[0].name, scheme_file_find, &f, &m, &name, parts, &n_part, &err), LLMC_OK);
+	assert_int_equal(
+	    scheme_matrix(s, f.t[0].name, scheme_file_find, &f, &m, &name, parts, &n_part, &err),
+	    LLMC_OK);
 	assert_non_null(m);
 	assert_string_equal(name, "mlp.experts.down_proj");
 	assert_int_equal(n_part, 2);
@@ -49,18 +55,24 @@ blocks_of_experts_are_rows_of_mxfp4(void **state)
 		assert_true(scheme_row(m, r, row));
 		dequant_row(m->dtype, row, y, m->cols);
 		for (int k = 0; k < m->cols; k++) {
-			const int code = blocks[r / ROWS][r % ROWS][k / 32][k % 32 / 2] >> k % 2 * 4 & 15;
-			const float scale = (float)(1 << (scales[r / ROWS][r % ROWS][k / 32] - 110)) * 0x1p-17f;
+			const int code =
+			    blocks[r / ROWS][r % ROWS][k / 32][k % 32 / 2] >> k % 2 * 4 & 15;
+			const float scale =
+			    (float)(1 << (scales[r / ROWS][r % ROWS][k / 32] - 110)) * 0x1p-17f;
 			assert_true(y[k] == (code & 8 ? -scale : scale) * value[code & 7]);
 		}
 	}
 	/* a scale too few, and one that is no number */
 	const int64_t short_dim[] = { EXPERTS, ROWS, GROUPS - 1 };
 	f.t[1].dim = short_dim;
-	assert_int_equal(scheme_matrix(s, f.t[0].name, scheme_file_find, &f, &m, &name, parts, &n_part, &err), LLMC_E_INPUT);
+	assert_int_equal(
+	    scheme_matrix(s, f.t[0].name, scheme_file_find, &f, &m, &name, parts, &n_part, &err),
+	    LLMC_E_INPUT);
 	f.t[1].dim = scale_dim;
 	scales[0][1][1] = 255;
-	assert_int_equal(scheme_matrix(s, f.t[0].name, scheme_file_find, &f, &m, &name, parts, &n_part, &err), LLMC_OK);
+	assert_int_equal(
+	    scheme_matrix(s, f.t[0].name, scheme_file_find, &f, &m, &name, parts, &n_part, &err),
+	    LLMC_OK);
 	assert_true(scheme_row(m, 0, row));
 	assert_false(scheme_row(m, 1, row));
 	arena_release(&a);

@@ -1,5 +1,5 @@
-/* Files of torch.save (tests/golden/torch, made by torch, with what torch.load finds in them as safetensors), and pickles made here that must be
- * refused. */
+/* Files of torch.save (tests/golden/torch, made by torch, with what torch.load finds in them as
+ * safetensors), and pickles made here that must be refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,8 @@
 static void
 files_hold_what_torch_finds(void **state)
 {
-	static const char *const names[] = { "zip", "old", "protocol4", "newer", "linear", "linear-old", "inner" };
+	static const char *const names[] = { "zip",    "old",        "protocol4", "newer",
+		                             "linear", "linear-old", "inner" };
 	Safetensors *s, *want;
 	char path[128];
 	llmc_error err;
@@ -30,7 +31,8 @@ files_hold_what_torch_finds(void **state)
 			fail_msg("%s", err.text);
 		assert_int_equal(safetensors_n(s), safetensors_n(want));
 		for (size_t i = 0; i < safetensors_n(s); i++) {
-			const StTensor *t = safetensors_at(s, i), *w = safetensors_find(want, t->name);
+			const StTensor *t = safetensors_at(s, i),
+			               *w = safetensors_find(want, t->name);
 			assert_non_null(w);
 			assert_string_equal(t->dtype_name, w->dtype_name);
 			assert_int_equal(t->n_dims, w->n_dims);
@@ -59,7 +61,8 @@ views_in_order_are_not_copied(void **state)
 	assert_int_equal(n, sizeof copied / sizeof *copied);
 	for (size_t i = 0; i < n; i++)
 		assert_true(safetensors_find(s, copied[i])->copied);
-	const char *whole = safetensors_find(s, "whole")->data, *rows = safetensors_find(s, "rows")->data;
+	const char *whole = safetensors_find(s, "whole")->data,
+	           *rows = safetensors_find(s, "rows")->data;
 	assert_ptr_equal(rows, whole + 5 * sizeof(float)); /* one storage */
 	safetensors_close(s);
 }
@@ -68,7 +71,8 @@ views_in_order_are_not_copied(void **state)
 static void
 files_that_are_cut_off(void **state)
 {
-	static const char *const names[] = { "tests/golden/torch/linear.bin", "tests/golden/torch/linear-old.bin" };
+	static const char *const names[] = { "tests/golden/torch/linear.bin",
+		                             "tests/golden/torch/linear-old.bin" };
 	Safetensors *s;
 	llmc_error err;
 	FileMap m;
@@ -80,7 +84,9 @@ files_that_are_cut_off(void **state)
 		strbuf_add(&b, m.data, m.size);
 		for (size_t n = 0; n < m.size; n++) {
 			b.len = n;
-			assert_int_equal(safetensors_open_memory(tight_copy(&b), n, "cut.bin", &s, &err), LLMC_E_INPUT);
+			assert_int_equal(
+			    safetensors_open_memory(tight_copy(&b), n, "cut.bin", &s, &err),
+			    LLMC_E_INPUT);
 			assert_ptr_equal(strstr(err.text, "cut.bin: "), err.text);
 		}
 		strbuf_release(&b);
@@ -88,20 +94,38 @@ files_that_are_cut_off(void **state)
 	}
 }
 
-typedef struct Bad { const char *text; size_t n; const char *what; } Bad;
+typedef struct Bad {
+	const char *text;
+	size_t n;
+	const char *what;
+} Bad;
 #define BAD(text, what) { text, sizeof(text) - 1, what }
 
 static void
 pickles_are_refused_by_name(void **state)
 {
 	static const Bad bad[] = {
-		BAD("\x80\x02" "cos\nsystem\n(X\x02\0\0\0hitR.", "asks for os.system"),
-		BAD("\x80\x02" "c__builtin__\neval\n.", "asks for __builtin__.eval"),
-		BAD("\x80\x04\x8c\x02os\x8c\x06" "system\x93.", "asks for os.system"),
-		BAD("\x80\x02" "ctorch._utils\n_rebuild_qtensor\n.", "asks for torch._utils._rebuild_qtensor"),
-		BAD("\x80\x02" "ctorch\nFloatStorage\n)R.", "calls torch.FloatStorage"),
-		BAD("\x80\x02" "(ios\nsystem\n.", "byte 0x69 at 3 is no opcode"),
-		BAD("\x80\x02" "I1\n.", "byte 0x49"),
+		BAD("\x80\x02"
+		    "cos\nsystem\n(X\x02\0\0\0hitR.",
+		    "asks for os.system"),
+		BAD("\x80\x02"
+		    "c__builtin__\neval\n.",
+		    "asks for __builtin__.eval"),
+		BAD("\x80\x04\x8c\x02os\x8c\x06"
+		    "system\x93.",
+		    "asks for os.system"),
+		BAD("\x80\x02"
+		    "ctorch._utils\n_rebuild_qtensor\n.",
+		    "asks for torch._utils._rebuild_qtensor"),
+		BAD("\x80\x02"
+		    "ctorch\nFloatStorage\n)R.",
+		    "calls torch.FloatStorage"),
+		BAD("\x80\x02"
+		    "(ios\nsystem\n.",
+		    "byte 0x69 at 3 is no opcode"),
+		BAD("\x80\x02"
+		    "I1\n.",
+		    "byte 0x49"),
 		BAD("\x80\x01.", "a protocol that is none of 2 to 5"),
 		BAD("", "it ends within a value"),
 		BAD(".", "an opcode finds nothing on the stack"),
@@ -110,7 +134,9 @@ pickles_are_refused_by_name(void **state)
 		BAD("t.", "an opcode finds no mark"),
 		BAD("h\x05.", "the memo is empty there"),
 		BAD("}r\xff\xff\xff\x7f.", "the memo has no such place"),
-		BAD("X\xff\xff\xff\xff" "a.", "it ends within a value"),
+		BAD("X\xff\xff\xff\xff"
+		    "a.",
+		    "it ends within a value"),
 		BAD("X\1\0\0\0\0.", "text with a NUL"),
 		BAD("\x8b\xff\xff\xff\xff.", "it ends within a value"),
 		BAD("N}b.", "attributes of something that has none"),
@@ -120,7 +146,8 @@ pickles_are_refused_by_name(void **state)
 		BAD("(Nd.", "a dict with a key without a value"),
 		BAD("NQ.", "a reference to data that is no storage"),
 		BAD("N)R.", "a call of something that is no function"),
-		BAD("ctorch._utils\n_rebuild_tensor_v2\n)R.", "a tensor that is not made of a storage"),
+		BAD("ctorch._utils\n_rebuild_tensor_v2\n)R.",
+		    "a tensor that is not made of a storage"),
 		BAD("ctorch._utils\n_rebuild_parameter\n)R.", "a parameter that is no tensor"),
 		BAD("ccollections\nOrderedDict\nN\x85R.", "no list of pairs"),
 		BAD("ccollections\n", "a name without an end"),
@@ -129,14 +156,17 @@ pickles_are_refused_by_name(void **state)
 	llmc_error err;
 
 	(void)state;
-	for (volatile size_t i = 0; i < sizeof bad / sizeof *bad; i++) { /* volatile: setjmp stands within */
+	for (volatile size_t i = 0; i < sizeof bad / sizeof *bad;
+	     i++) { /* volatile: setjmp stands within */
 		Arena a;
 		Strbuf b = { 0 };
 		size_t at = 0;
 		arena_init(&a);
 		assert_false(setjmp(a.oom));
 		strbuf_add(&b, bad[i].text, bad[i].n);
-		assert_int_equal(pickle_read(&a, (const uint8_t *)tight_copy(&b), bad[i].n, &at, "x.bin", &v, &err), LLMC_E_INPUT);
+		assert_int_equal(pickle_read(&a, (const uint8_t *)tight_copy(&b), bad[i].n, &at,
+		                             "x.bin", &v, &err),
+		                 LLMC_E_INPUT);
 		if (!strstr(err.text, bad[i].what) || strncmp(err.text, "x.bin: ", 7) != 0)
 			fail_msg("got '%s', expected '%s'", err.text, bad[i].what);
 		strbuf_release(&b);
@@ -144,7 +174,8 @@ pickles_are_refused_by_name(void **state)
 	}
 }
 
-/* A list of a million pairs, made into dicts again and again out of the memo: refused long before memory is out. */
+/* A list of a million pairs, made into dicts again and again out of the memo: refused long before
+ * memory is out. */
 static void
 pickles_do_not_grow_beyond_their_bytes(void **state)
 {
@@ -164,7 +195,8 @@ pickles_do_not_grow_beyond_their_bytes(void **state)
 	for (int i = 0; i < 10000; i++)
 		strbuf_puts(&b, "h\x02h\x01\x85R0");
 	strbuf_puts(&b, ".");
-	assert_int_equal(pickle_read(&a, (const uint8_t *)b.data, b.len, &at, "x.bin", &v, &err), LLMC_E_INPUT);
+	assert_int_equal(pickle_read(&a, (const uint8_t *)b.data, b.len, &at, "x.bin", &v, &err),
+	                 LLMC_E_INPUT);
 	assert_non_null(strstr(err.text, "copies more than it holds"));
 	assert_true(a.total_bytes < (size_t)200 << 20);
 	strbuf_release(&b);

@@ -47,7 +47,7 @@ BENCH_TEST(a_second_run_finds_nothing)
 BENCH_TEST(qkv_takes_head_norms_and_rope)
 {
 	const Graph *g = fused(b, "qwen3", TINY_GQA TINY_FFN);
-	const Op    *op = graph_first(g, OP_norm_qkv);
+	const Op *op = graph_first(g, OP_norm_qkv);
 
 	assert_string_equal(value_name(g, op->arg[ARG(norm_qkv, w)]), "L0.qkv");
 	assert_string_equal(value_name(g, op->arg[ARG(norm_qkv, qn)]), "L0.q_norm");
@@ -55,15 +55,16 @@ BENCH_TEST(qkv_takes_head_norms_and_rope)
 	assert_string_equal(value_name(g, op->arg[ARG(norm_qkv, rope)]), "rope0");
 	assert_string_equal(value_name(g, op->arg[ARG(norm_qkv, q)]), "L0.q_rope");
 	assert_int_equal(op_int(op, "rope_dims"), 8);
-	assert_int_equal(graph_count(g, OP_rope) + graph_count(g, OP_rmsnorm) + graph_count(g, OP_kv_append), 0);
+	assert_int_equal(
+	    graph_count(g, OP_rope) + graph_count(g, OP_rmsnorm) + graph_count(g, OP_kv_append), 0);
 }
 
 /* What a fused step makes is told by the names of the unfused graph. */
 BENCH_TEST(fused_ops_tell_what_they_make)
 {
 	const Graph *g = fused(b, "llama", TINY_GQA TINY_FFN);
-	const char  *want[] = { "L0.q_rope", "L0.attn_in", "L0.q", "L0.k", "L0.k_rope", "L0.v" };
-	const Op    *op = graph_first(g, OP_norm_qkv);
+	const char *want[] = { "L0.q_rope", "L0.attn_in", "L0.q", "L0.k", "L0.k_rope", "L0.v" };
+	const Op *op = graph_first(g, OP_norm_qkv);
 
 	assert_int_equal(op->n_makes, 6);
 	for (int i = 0; i < 6; i++)
@@ -83,7 +84,8 @@ BENCH_TEST(a_sandwich_norm_keeps_matmul_and_add_apart)
 /* The skip branch carries the norm's output, so the norm stays, and no kernel repeats it. */
 BENCH_TEST(a_norm_that_the_residual_reads_stays)
 {
-	const Graph *g = fused(b, "bloom", "attention: {n_heads: 4}\nffn: {width: 128}\nresidual: {from: norm}\n");
+	const Graph *g = fused(
+	    b, "bloom", "attention: {n_heads: 4}\nffn: {width: 128}\nresidual: {from: norm}\n");
 
 	assert_string_equal(op_word(graph_first(g, OP_norm_qkv), "norm"), "none");
 	assert_string_equal(op_word(graph_first(g, OP_norm_act), "norm"), "none");
@@ -93,18 +95,24 @@ BENCH_TEST(a_norm_that_the_residual_reads_stays)
 /* Two blocks share a norm: both repeat it, and it is gone. */
 BENCH_TEST(a_shared_norm_is_repeated)
 {
-	const Graph *g = fused(b, "llama", TINY_GQA TINY_FFN "residual: {form: parallel}\nnorm: {ffn_in: false}\n");
+	const Graph *g = fused(
+	    b, "llama", TINY_GQA TINY_FFN "residual: {form: parallel}\nnorm: {ffn_in: false}\n");
 
 	assert_string_equal(op_word(graph_first(g, OP_norm_qkv), "norm"), "rms");
 	assert_string_equal(op_word(graph_first(g, OP_norm_glu), "norm"), "rms");
-	assert_int_equal(graph_first(g, OP_norm_qkv)->arg[ARG(norm_qkv, nw)], graph_first(g, OP_norm_glu)->arg[ARG(norm_glu, nw)]);
+	assert_int_equal(graph_first(g, OP_norm_qkv)->arg[ARG(norm_qkv, nw)],
+	                 graph_first(g, OP_norm_glu)->arg[ARG(norm_glu, nw)]);
 	assert_int_equal(graph_count(g, OP_rmsnorm), 0);
 }
 
-/* Rows of one tensor have one type: v in another one keeps the three apart in that layer, and only there. */
+/* Rows of one tensor have one type: v in another one keeps the three apart in that layer, and only
+ * there. */
 BENCH_TEST(types_that_differ_are_not_stacked)
 {
-	const Graph *g = fused(b, "llama", TINY_GQA TINY_FFN "storage: {default: q8_0, rules: [{tensor: v, layers: 1, type: q5_0}]}\n");
+	const Graph *g =
+	    fused(b, "llama",
+	          TINY_GQA TINY_FFN
+	          "storage: {default: q8_0, rules: [{tensor: v, layers: 1, type: q5_0}]}\n");
 
 	assert_int_equal(graph_count(g, OP_norm_qkv), 1);
 	assert_int_equal(graph_first(g, OP_norm_qkv)->layer, 0);
@@ -124,17 +132,21 @@ BENCH_TEST(a_mixture_has_six_steps)
 	int first = 0;
 	while (g->op[first].kind != OP_norm_route)
 		first++;
-	const OpKind want[] = { OP_norm_qkv, OP_attention, OP_matmul_add, OP_norm_route, OP_norm_moe_glu, OP_moe_down_add };
+	const OpKind want[] = { OP_norm_qkv,   OP_attention,    OP_matmul_add,
+		                OP_norm_route, OP_norm_moe_glu, OP_moe_down_add };
 	for (int i = 0; i < 6; i++)
 		assert_int_equal(g->op[first - 3 + i].kind, want[i]);
 	const Op *route = &g->op[first], *glu = route + 1, *down = route + 2;
-	assert_int_equal(graph_count(g, OP_rmsnorm) + graph_count(g, OP_moe_ffn) + graph_count(g, OP_moe_route) + graph_count(g, OP_add), 0);
+	assert_int_equal(graph_count(g, OP_rmsnorm) + graph_count(g, OP_moe_ffn) +
+	                     graph_count(g, OP_moe_route) + graph_count(g, OP_add),
+	                 0);
 	assert_string_equal(op_word(route, "norm"), "rms");
 	assert_string_equal(op_word(glu, "norm"), "rms");
 	assert_int_equal(route->arg[ARG(norm_route, nw)], glu->arg[ARG(norm_moe_glu, nw)]);
 	assert_int_equal(glu->arg[ARG(norm_moe_glu, s_gate)], -1);
 	assert_int_equal(down->arg[ARG(moe_down_add, r)], glu->arg[ARG(norm_moe_glu, x)]);
-	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, weight)]), "L0.expert_weight");
+	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, weight)]),
+	                    "L0.expert_weight");
 	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, y)]), "x1");
 	assert_int_equal(op_int(glu, "shared"), 0);
 	assert_int_equal(graph_fuse(g, NULL, NULL), 0);
@@ -147,7 +159,8 @@ BENCH_TEST(a_shared_expert_joins_the_mixture)
 	Graph *g = bench_graph(b);
 	graph_fuse(g, NULL, NULL);
 
-	const Op *route = graph_first(g, OP_norm_route), *glu = graph_first(g, OP_norm_moe_glu), *down = graph_first(g, OP_moe_down_add);
+	const Op *route = graph_first(g, OP_norm_route), *glu = graph_first(g, OP_norm_moe_glu),
+	         *down = graph_first(g, OP_moe_down_add);
 	assert_int_equal(g->n_op, 1 + 5 + 6 + 1);
 	assert_string_equal(value_name(g, route->arg[ARG(norm_route, w)]), "L1.router_mix");
 	assert_int_equal(g->val[route->arg[ARG(norm_route, w)]].dim[0], 4 + 1);
@@ -160,7 +173,8 @@ BENCH_TEST(a_shared_expert_joins_the_mixture)
 	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, y)]), "x2");
 }
 
-/* Its gate in a type of its own: the routed experts' result is added to it, and both keep the norm's row. */
+/* Its gate in a type of its own: the routed experts' result is added to it, and both keep the
+ * norm's row. */
 BENCH_TEST(a_shared_expert_may_stay_apart)
 {
 	bench_file(b, "qwen2-moe");
@@ -183,9 +197,11 @@ BENCH_TEST(a_shared_expert_may_stay_apart)
 /* A norm behind the experts: nothing to add to. */
 BENCH_TEST(a_mixture_may_add_to_nothing)
 {
-	const Graph *g = fused(b, "mixtral", TINY_GQA "moe: {n_experts: 4, top_k: 2, width: 16}\nnorm: {ffn_out: true}\n"
-	                       "tensors: {ffn_out_norm: .post_feedforward_layernorm}\n");
-	const Op    *down = graph_first(g, OP_moe_down_add);
+	const Graph *g =
+	    fused(b, "mixtral",
+	          TINY_GQA "moe: {n_experts: 4, top_k: 2, width: 16}\nnorm: {ffn_out: true}\n"
+	                   "tensors: {ffn_out_norm: .post_feedforward_layernorm}\n");
+	const Op *down = graph_first(g, OP_moe_down_add);
 
 	assert_int_equal(down->arg[ARG(moe_down_add, r)], -1);
 	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, y)]), "L0.ffn_out");
@@ -195,11 +211,13 @@ BENCH_TEST(a_mixture_may_add_to_nothing)
 /* Templates for two of the three ops are none. */
 BENCH_TEST(a_mixture_is_fused_whole_or_not)
 {
-	static const char route[] = "//@op norm_route\n//@arg x in f32[n_tok, HIDDEN]\n//@arg nw? in f32[HIDDEN]\n//@arg nb? in f32[HIDDEN]\n"
-	                            "//@arg w in packed\n//@arg bias? in f32[N_EXPERTS]\n//@arg id out i32[n_tok, TOP_K]\n"
-	                            "//@arg weight out f32[n_tok, TOP_K]\n";
+	static const char route[] =
+	    "//@op norm_route\n//@arg x in f32[n_tok, HIDDEN]\n//@arg nw? in f32[HIDDEN]\n//@arg "
+	    "nb? in f32[HIDDEN]\n"
+	    "//@arg w in packed\n//@arg bias? in f32[N_EXPERTS]\n//@arg id out i32[n_tok, TOP_K]\n"
+	    "//@arg weight out f32[n_tok, TOP_K]\n";
 	bench_file(b, "mixtral");
-	Graph     *g = bench_graph(b);
+	Graph *g = bench_graph(b);
 	Templates *ts = templates_none("cpu-v3", b->spec, &b->diag, &b->arena);
 
 	assert_true(templates_add(ts, OP_norm_route, "test.c.in", route));
@@ -222,13 +240,14 @@ BENCH_TEST(head_with_a_bias_stays)
 
 	assert_int_equal(graph_count(g, OP_lm_head), 0);
 	assert_int_equal(graph_count(g, OP_gather_rows), 1);
-	assert_string_equal(value_name(g, g->op[g->n_op - 1].arg[op_info[g->op[g->n_op - 1].kind].n_in]), "logits");
+	assert_string_equal(
+	    value_name(g, g->op[g->n_op - 1].arg[op_info[g->op[g->n_op - 1].kind].n_in]), "logits");
 }
 
 BENCH_TEST(head_takes_the_cap)
 {
 	const Graph *g = fused(b, "gemma2", TINY_GQA TINY_FFN "head: {tied: true, cap: 30}\n");
-	const Op    *op = &g->op[g->n_op - 1];
+	const Op *op = &g->op[g->n_op - 1];
 
 	assert_int_equal(op->kind, OP_lm_head);
 	assert_true(op_num(op, "softcap") == 30);
@@ -243,18 +262,20 @@ BENCH_TEST(nothing_is_fused_without_templates)
 	Graph *g = bench_graph(b);
 	size_t n = g->n_op;
 
-	assert_int_equal(graph_fuse(g, templates_none("cpu-v3", b->spec, &b->diag, &b->arena), NULL), 0);
+	assert_int_equal(
+	    graph_fuse(g, templates_none("cpu-v3", b->spec, &b->diag, &b->arena), NULL), 0);
 	assert_int_equal(g->n_op, n);
 }
 
 /* A template that takes no norm in front: the norm stays an op. */
 BENCH_TEST(the_norm_stays_out_where_the_template_wants_it)
 {
-	static const char text[] = "//@op norm_glu\n//@require NORM == none\n"
-	                           "//@arg x in f32[n_tok, COLS]\n//@arg nw? in f32[COLS]\n//@arg nb? in f32[COLS]\n"
-	                           "//@arg w in packed\n//@arg b? in f32[2*ROWS]\n//@arg y out f32[n_tok, ROWS]\n";
+	static const char text[] =
+	    "//@op norm_glu\n//@require NORM == none\n"
+	    "//@arg x in f32[n_tok, COLS]\n//@arg nw? in f32[COLS]\n//@arg nb? in f32[COLS]\n"
+	    "//@arg w in packed\n//@arg b? in f32[2*ROWS]\n//@arg y out f32[n_tok, ROWS]\n";
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
-	Graph     *g = bench_graph(b);
+	Graph *g = bench_graph(b);
 	Templates *ts = templates_none("cpu-v3", b->spec, &b->diag, &b->arena);
 
 	assert_true(templates_add(ts, OP_norm_glu, "test.c.in", text));
@@ -264,12 +285,15 @@ BENCH_TEST(the_norm_stays_out_where_the_template_wants_it)
 	assert_int_equal(graph_count(g, OP_matmul), 2 * 5 + 1);
 }
 
-#define TINY_MLA "attention: {n_heads: 4, q_rank: 32, kv_rank: 32, nope_dim: 16, rope_dim: 8, v_dim: 24}\nrope: {dims: 8}\nmoe: {n_experts: 0}\n"
+#define TINY_MLA                                                                                   \
+	"attention: {n_heads: 4, q_rank: 32, kv_rank: 32, nope_dim: 16, rope_dim: 8, v_dim: "      \
+	"24}\nrope: {dims: 8}\nmoe: {n_experts: 0}\n"
 
 BENCH_TEST(latent_attention_is_four_steps)
 {
 	const Graph *g = fused(b, "deepseek_v2", TINY_MLA TINY_FFN);
-	const Op    *a = graph_first(g, OP_norm_matmul), *query = graph_first(g, OP_mla_query), *attend = graph_first(g, OP_mla_attend);
+	const Op *a = graph_first(g, OP_norm_matmul), *query = graph_first(g, OP_mla_query),
+	         *attend = graph_first(g, OP_mla_attend);
 
 	assert_int_equal(g->n_op, 1 + 2 * 7 + 1);
 	assert_string_equal(value_name(g, a->arg[ARG(norm_matmul, w)]), "L0.qkv_a");
@@ -284,23 +308,31 @@ BENCH_TEST(latent_attention_is_four_steps)
 	/* a pair costs 2 * 32 + 8 absorbed, 16 + 8 + 24 expanded, a position 32 * (16 + 24) */
 	assert_int_equal(op_int(query, "expand"), (32 * 40 + 23) / 24);
 	assert_int_equal(op_int(attend, "expand"), op_int(query, "expand"));
-	assert_string_equal(value_name(g, graph_first(g, OP_mla_value)->arg[ARG(mla_value, y)]), "L0.attn");
-	assert_int_equal(graph_count(g, OP_rope) + graph_count(g, OP_rmsnorm) + graph_count(g, OP_slice) + graph_count(g, OP_mla_append), 0);
+	assert_string_equal(value_name(g, graph_first(g, OP_mla_value)->arg[ARG(mla_value, y)]),
+	                    "L0.attn");
+	assert_int_equal(graph_count(g, OP_rope) + graph_count(g, OP_rmsnorm) +
+	                     graph_count(g, OP_slice) + graph_count(g, OP_mla_append),
+	                 0);
 }
 
 /* Query and latent of different types are two products, and what follows is the same. */
 BENCH_TEST(latents_of_two_types_are_two_products)
 {
-	const Graph *g = fused(b, "deepseek_v2", TINY_MLA TINY_FFN "storage: {default: q8_0, rules: [{tensor: kv_a, layers: 1, type: q5_0}]}\n");
-	int          n = 0;
+	const Graph *g =
+	    fused(b, "deepseek_v2",
+	          TINY_MLA TINY_FFN
+	          "storage: {default: q8_0, rules: [{tensor: kv_a, layers: 1, type: q5_0}]}\n");
+	int n = 0;
 
 	assert_int_equal(graph_count(g, OP_mla_query), 2);
 	assert_int_equal(graph_count(g, OP_norm_matmul), 1 + 2);
 	for (size_t i = 0; i < g->n_op; i++)
 		if (g->op[i].kind == OP_mla_query) {
 			assert_int_equal(op_int(&g->op[i], "fused"), n == 0);
-			assert_string_equal(value_name(g, g->op[i].arg[ARG(mla_query, a)]), n == 0 ? "L0.qkv_a" : "L1.q_a");
-			assert_string_equal(value_name(g, g->op[i].arg[ARG(mla_query, c)]), n == 0 ? "-" : "L1.kv_a");
+			assert_string_equal(value_name(g, g->op[i].arg[ARG(mla_query, a)]),
+			                    n == 0 ? "L0.qkv_a" : "L1.q_a");
+			assert_string_equal(value_name(g, g->op[i].arg[ARG(mla_query, c)]),
+			                    n == 0 ? "-" : "L1.kv_a");
 			n++;
 		}
 }
@@ -318,8 +350,10 @@ BENCH_TEST(deterministic_latent_attention_is_absorbed)
 /* Keys and values as wide as the latents: expanding saves nothing. */
 BENCH_TEST(wide_heads_are_not_expanded)
 {
-	const Graph *g = fused(b, "deepseek_v2", "attention: {n_heads: 4, q_rank: 0, kv_rank: 16, nope_dim: 24, rope_dim: 8, v_dim: 8}\n"
-	                                         "rope: {dims: 8}\nmoe: {n_experts: 0}\n" TINY_FFN);
+	const Graph *g = fused(
+	    b, "deepseek_v2",
+	    "attention: {n_heads: 4, q_rank: 0, kv_rank: 16, nope_dim: 24, rope_dim: 8, v_dim: 8}\n"
+	    "rope: {dims: 8}\nmoe: {n_experts: 0}\n" TINY_FFN);
 
 	assert_int_equal(op_int(graph_first(g, OP_mla_query), "q_rank"), 0);
 	assert_int_equal(op_int(graph_first(g, OP_mla_query), "expand"), 0);

@@ -1,5 +1,6 @@
-/* llmc_generate on a tiny model: the same tokens as plain forwards and a sampler, next to other sequences of the session,
- * after a cancellation, and a clear error when those sequences leave too few pages. */
+/* llmc_generate on a tiny model: the same tokens as plain forwards and a sampler, next to other
+ * sequences of the session, after a cancellation, and a clear error when those sequences leave too
+ * few pages. */
 #include <string.h>
 
 #include "tests/unit/alone.h"
@@ -7,9 +8,12 @@
 enum { CONTEXT = 128, N_PROMPT = 40, N_NEW = 24 };
 
 static llmc_model *model;
-static int32_t     prompt[CONTEXT];
+static int32_t prompt[CONTEXT];
 
-typedef struct Heard { int32_t id[CONTEXT]; int32_t n, most; } Heard;
+typedef struct Heard {
+	int32_t id[CONTEXT];
+	int32_t n, most;
+} Heard;
 
 static bool
 hear(void *user, int32_t id, const char *text, size_t n_bytes)
@@ -96,9 +100,11 @@ tokens_are_those_of_plain_forwards(void **state)
 	(void)state;
 	assert_int_equal(alone_generate(s, prompt, N_PROMPT, &p, want, &finish), N_NEW);
 	llmc_seq other = occupy(s, 33);
-	for (int i = 0; i < 2; i++) { /* the second request finds what drafting has learned from the first */
+	for (int i = 0; i < 2;
+	     i++) { /* the second request finds what drafting has learned from the first */
 		Heard h = { .most = CONTEXT };
-		assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, hear, &h, &res, &err), LLMC_OK);
+		assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, hear, &h, &res, &err),
+		                 LLMC_OK);
 		assert_int_equal(h.n, N_NEW);
 		assert_memory_equal(h.id, want, sizeof want);
 		assert_int_equal(res.finish, LLMC_FINISH_LENGTH);
@@ -121,7 +127,8 @@ cancelled_requests_count_what_came(void **state)
 		llmc_result res = LLMC_INIT(llmc_result);
 		llmc_stats st = LLMC_INIT(llmc_stats);
 		Heard h = { .most = most };
-		assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, hear, &h, &res, &err), LLMC_OK);
+		assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, hear, &h, &res, &err),
+		                 LLMC_OK);
 		assert_int_equal(h.n, most);
 		assert_int_equal(res.n_new, most);
 		assert_int_equal(res.finish, LLMC_FINISH_CANCEL);
@@ -140,7 +147,9 @@ other_sequences_leave_too_few_pages(void **state)
 	llmc_error err;
 
 	(void)state;
-	llmc_seq other = occupy(s, CONTEXT - 2 * LLMC_KV_PAGE); /* two pages are free: the prompt fits, the text does not */
+	llmc_seq other = occupy(
+	    s, CONTEXT -
+	           2 * LLMC_KV_PAGE); /* two pages are free: the prompt fits, the text does not */
 	p.max_tokens = 2 * LLMC_KV_PAGE;
 	assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, hear, &h, NULL, &err), LLMC_E_FULL);
 	assert_non_null(strstr(err.text, "other sequences"));

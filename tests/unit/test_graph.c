@@ -1,14 +1,16 @@
-/* build, infer, verify: the graph of each primitive against its golden text, and what is refused. */
+/* build, infer, verify: the graph of each primitive against its golden text, and what is refused.
+ */
 #include "compiler_util.h"
 
 #include "base/file.h"
 
-/* Unfused graph, then the graph with every legal fusion. LLMC_GOLDEN=1 writes the files instead; the review is the diff. */
+/* Unfused graph, then the graph with every legal fusion. LLMC_GOLDEN=1 writes the files instead;
+ * the review is the diff. */
 static void
 check_golden(Bench *b, int n)
 {
 	const char *name = tiny_models[n];
-	Strbuf     have = { 0 }, want = { 0 }, path = { 0 };
+	Strbuf have = { 0 }, want = { 0 }, path = { 0 };
 	llmc_error err;
 
 	bench_file(b, name);
@@ -27,7 +29,8 @@ check_golden(Bench *b, int n)
 			size_t k = 0, line = 1;
 			for (; have.data[k] && have.data[k] == want.data[k]; k++)
 				line += have.data[k] == '\n';
-			fail_msg("%s: line %zu differs: \"%.80s\"", strbuf_str(&path), line, have.data + k);
+			fail_msg("%s: line %zu differs: \"%.80s\"", strbuf_str(&path), line,
+			         have.data + k);
 		}
 	}
 	strbuf_release(&have);
@@ -47,7 +50,7 @@ BENCH_TEST(rows_change_at_pick_only)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
 	const Graph *g = bench_graph(b);
-	bool         picked = false;
+	bool picked = false;
 	for (size_t i = 0; i < g->n_op; i++) {
 		picked |= g->op[i].kind == OP_gather_rows;
 		const Value *v = &g->val[g->op[i].arg[op_info[g->op[i].kind].n_in]];
@@ -70,7 +73,8 @@ BENCH_TEST(rows_must_be_whole_blocks)
 {
 	bench_spec(b, "llama", TINY_GQA "ffn: {width: 48}\nstorage: {default: q4_0}\n");
 	assert_null(graph_build(b->spec, &b->diag, &b->arena));
-	assert_non_null(strstr(strbuf_str(&b->diag.text), "rows of down in layer 0 have 48 elements"));
+	assert_non_null(
+	    strstr(strbuf_str(&b->diag.text), "rows of down in layer 0 have 48 elements"));
 }
 
 /* Sizes that would overflow somewhere behind are refused in front. */
@@ -86,31 +90,40 @@ BENCH_TEST(absurd_sizes_are_refused)
 }
 
 /* q, k and v of a tensor stacked head by head: each takes its part of every head's rows. */
-#define TINY_LINEAR TINY_GQA TINY_FFN "linear: {layers: [0], k_heads: 2, v_heads: 4, k_dim: 8, v_dim: 8}\n"
+#define TINY_LINEAR                                                                                \
+	TINY_GQA TINY_FFN "linear: {layers: [0], k_heads: 2, v_heads: 4, k_dim: 8, v_dim: 8}\n"
 
 /* q, k and v of a delta rule are one product: x is brought into the order of their columns once */
 BENCH_TEST(columns_in_front_of_a_delta_rule_are_in_one_order)
 {
-	bench_spec(b, "qwen3_next", TINY_LINEAR "storage: {rules: [{tensor: lin_q, type: u4_32, order: lin_q}, {tensor: lin_k, type: u4_32, order: lin_q}, "
-	           "{tensor: lin_v, type: u4_32, order: lin_q}, {tensor: lin_z, type: u4_32, order: lin_q}]}\n");
+	bench_spec(b, "qwen3_next",
+	           TINY_LINEAR "storage: {rules: [{tensor: lin_q, type: u4_32, order: lin_q}, "
+	                       "{tensor: lin_k, type: u4_32, order: lin_q}, "
+	                       "{tensor: lin_v, type: u4_32, order: lin_q}, {tensor: lin_z, type: "
+	                       "u4_32, order: lin_q}]}\n");
 	const Graph *g = bench_graph(b);
-	const Op    *arrange = graph_first(g, OP_permute_cols), *first = graph_first(g, OP_matmul);
+	const Op *arrange = graph_first(g, OP_permute_cols), *first = graph_first(g, OP_matmul);
 	assert_int_equal(graph_count(g, OP_permute_cols), 1);
 	assert_string_equal(g->val[first->arg[ARG(matmul, y)]].name, "L0.lin_qkv");
 	assert_int_equal(first->arg[ARG(matmul, x)], arrange->arg[ARG(permute_cols, y)]);
-	bench_spec(b, "qwen3_next", TINY_LINEAR "storage: {rules: [{tensor: lin_q, type: u4_32, order: lin_q}, {tensor: lin_k, type: u4_32}, {tensor: lin_v, type: u4_32}]}\n");
+	bench_spec(b, "qwen3_next",
+	           TINY_LINEAR "storage: {rules: [{tensor: lin_q, type: u4_32, order: lin_q}, "
+	                       "{tensor: lin_k, type: u4_32}, {tensor: lin_v, type: u4_32}]}\n");
 	assert_null(graph_build(b->spec, &b->diag, &b->arena));
-	assert_non_null(strstr(strbuf_str(&b->diag.text), "q, k and v in front of a convolution must have their columns in one order, with one factor"));
+	assert_non_null(strstr(strbuf_str(&b->diag.text),
+	                       "q, k and v in front of a convolution must have "
+	                       "their columns in one order, with one factor"));
 }
 
 BENCH_TEST(stacked_heads_are_taken_apart)
 {
 	bench_file(b, "gpt-neox");
 	const Graph *g = bench_graph(b);
-	int          seen = 0;
+	int seen = 0;
 	for (size_t i = 0; i < g->n_tensor; i++) {
 		const PlanTensor *t = &g->tensor[i];
-		const char       *part = "qkv", *at = strncmp(t->id, "L0.", 3) == 0 ? strchr(part, t->id[3]) : NULL;
+		const char *part = "qkv",
+		           *at = strncmp(t->id, "L0.", 3) == 0 ? strchr(part, t->id[3]) : NULL;
 		if (!at || t->id[4] != 0)
 			continue;
 		assert_int_equal(t->n_src, 1);
@@ -136,7 +149,7 @@ check_fault(Bench *b, int fault)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
 	Graph *g = bench_graph(b);
-	Op    *op = &g->op[2];
+	Op *op = &g->op[2];
 
 	if (fault == 0) /* reads what is made later */
 		op->arg[ARG(matmul, x)] = g->op[9].arg[op_info[g->op[9].kind].n_in];
@@ -161,10 +174,14 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(graphs_are_as_reviewed),          cmocka_unit_test(rows_change_at_pick_only),
-		cmocka_unit_test(missing_tensor_name_is_an_error), cmocka_unit_test(rows_must_be_whole_blocks),
-		cmocka_unit_test(absurd_sizes_are_refused),        cmocka_unit_test(columns_in_front_of_a_delta_rule_are_in_one_order),
-		cmocka_unit_test(stacked_heads_are_taken_apart),   cmocka_unit_test(verify_finds_a_broken_graph),
+		cmocka_unit_test(graphs_are_as_reviewed),
+		cmocka_unit_test(rows_change_at_pick_only),
+		cmocka_unit_test(missing_tensor_name_is_an_error),
+		cmocka_unit_test(rows_must_be_whole_blocks),
+		cmocka_unit_test(absurd_sizes_are_refused),
+		cmocka_unit_test(columns_in_front_of_a_delta_rule_are_in_one_order),
+		cmocka_unit_test(stacked_heads_are_taken_apart),
+		cmocka_unit_test(verify_finds_a_broken_graph),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* Files, tensors and KV pools beyond 4 GiB, as sparse files and address space without memory: sizes, offsets and counts that 32 bits do not hold. */
+/* Files, tensors and KV pools beyond 4 GiB, as sparse files and address space without memory:
+ * sizes, offsets and counts that 32 bits do not hold. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +21,10 @@
 
 static const int64_t COLS = 65536, ROWS = 65537 + 32; /* more than 2^32 elements */
 
-typedef struct Piece { int64_t at; const char *text; } Piece;
+typedef struct Piece {
+	int64_t at;
+	const char *text;
+} Piece;
 
 /* false: this file system cannot hold such a file */
 static bool
@@ -50,7 +54,8 @@ u64(Strbuf *b, uint64_t v)
 }
 
 static void
-put_tensor(Strbuf *b, const char *name, uint64_t cols, uint64_t rows, uint32_t type, uint64_t offset)
+put_tensor(Strbuf *b, const char *name, uint64_t cols, uint64_t rows, uint32_t type,
+           uint64_t offset)
 {
 	u64(b, strlen(name));
 	strbuf_puts(b, name);
@@ -75,7 +80,9 @@ gguf_beyond_4_gib(void **state)
 	put_tensor(&b, "big", (uint64_t)COLS, (uint64_t)ROWS, 1, 0);
 	put_tensor(&b, "small", 1, 1, 0, (uint64_t)small_at);
 	const int64_t start = ((int64_t)b.len + 31) / 32 * 32;
-	const Piece piece[] = { { start, "head" }, { start + big - 4, "last" }, { start + small_at, "tail" } };
+	const Piece piece[] = { { start, "head" },
+		                { start + big - 4, "last" },
+		                { start + small_at, "tail" } };
 	if (!make_sparse(path, &b, start + small_at + 4, piece, 3)) {
 		strbuf_release(&b);
 		skip();
@@ -113,15 +120,18 @@ safetensors_beyond_4_gib(void **state)
 	llmc_error err;
 	Safetensors *s;
 
-	strbuf_printf(&header,
-	              "{\"small\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[%lld,%lld]},"
-	              "\"big\":{\"dtype\":\"BF16\",\"shape\":[%lld,%lld],\"data_offsets\":[0,%lld]}}",
-	              big, end, (long long)ROWS, (long long)COLS, big);
+	strbuf_printf(
+	    &header,
+	    "{\"small\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[%lld,%lld]},"
+	    "\"big\":{\"dtype\":\"BF16\",\"shape\":[%lld,%lld],\"data_offsets\":[0,%lld]}}",
+	    big, end, (long long)ROWS, (long long)COLS, big);
 	u64(&b, header.len);
 	strbuf_add(&b, header.data, header.len);
 	strbuf_release(&header);
 	const int64_t start = (int64_t)b.len;
-	const Piece piece[] = { { start, "head" }, { start + big - 4, "last" }, { start + big, "tail" } };
+	const Piece piece[] = { { start, "head" },
+		                { start + big - 4, "last" },
+		                { start + big, "tail" } };
 	if (!make_sparse(path, &b, start + end, piece, 3)) {
 		strbuf_release(&b);
 		skip();
@@ -146,8 +156,10 @@ static void
 tensors_follow_those_beyond_2_31_elements(void **state)
 {
 	static PlanTensor tensor[] = {
-		{ .id = "a", .dtype = DT_BF16, .rows = 70000, .cols = 65536, .layout = "row" }, { .id = "b", .dtype = DT_F32, .rows = 5, .layout = "f32" },
-		{ .id = "c", .dtype = DT_Q4_0, .rows = 140000, .cols = 65536, .layout = "row" }, { .id = "d", .dtype = DT_F32, .rows = 5, .layout = "f32" },
+		{ .id = "a", .dtype = DT_BF16, .rows = 70000, .cols = 65536, .layout = "row" },
+		{ .id = "b", .dtype = DT_F32, .rows = 5, .layout = "f32" },
+		{ .id = "c", .dtype = DT_Q4_0, .rows = 140000, .cols = 65536, .layout = "row" },
+		{ .id = "d", .dtype = DT_F32, .rows = 5, .layout = "f32" },
 	};
 	const Plan plan = { .n_tensor = 4, .tensor = tensor };
 	const Weights w = { .plan = &plan };
@@ -156,7 +168,8 @@ tensors_follow_those_beyond_2_31_elements(void **state)
 
 	(void)state;
 	assert_int_equal(weights_layout(&w, offset, &bytes, NULL), LLMC_OK);
-	assert_true(offset[0] == 0 && offset[1] == a && offset[2] == a + 256 && offset[3] == a + 256 + c && bytes == a + 512 + c);
+	assert_true(offset[0] == 0 && offset[1] == a && offset[2] == a + 256 &&
+	            offset[3] == a + 256 + c && bytes == a + 512 + c);
 	assert_true(layout_bytes("r16", DT_BF16, 70001, 65536) == 70016ll * 65536 * 2);
 }
 
@@ -164,27 +177,48 @@ tensors_follow_those_beyond_2_31_elements(void **state)
 static void
 rows_beyond_2_31_elements_are_packed(void **state)
 {
-	static const struct { const char *layout; Dtype dtype; } as[] = { { "row", DT_BF16 }, { "r8", DT_BF16 }, { "row", DT_F32 } };
+	static const struct {
+		const char *layout;
+		Dtype dtype;
+	} as[] = { { "row", DT_BF16 }, { "r8", DT_BF16 }, { "row", DT_F32 } };
 	const int64_t first = 1, stride = 32783;
 	const char *path = tempdir_file(*state, "rows.safetensors");
 	Strbuf b = { 0 }, header = { 0 };
 
-	strbuf_printf(&header, "{\"big\":{\"dtype\":\"BF16\",\"shape\":[%lld,%lld],\"data_offsets\":[0,%lld]}}", (long long)ROWS, (long long)COLS, (long long)(COLS * ROWS * 2));
+	strbuf_printf(
+	    &header,
+	    "{\"big\":{\"dtype\":\"BF16\",\"shape\":[%lld,%lld],\"data_offsets\":[0,%lld]}}",
+	    (long long)ROWS, (long long)COLS, (long long)(COLS * ROWS * 2));
 	u64(&b, header.len);
 	strbuf_add(&b, header.data, header.len);
 	strbuf_release(&header);
 	const int64_t start = (int64_t)b.len;
 	Piece piece[3];
 	for (int i = 0; i < 3; i++)
-		piece[i] = (Piece){ start + ((first + i * stride) * COLS + 2 * i) * 2, i == 0 ? "one." : i == 1 ? "two." : "last" };
+		piece[i] =
+		    (Piece){ start + ((first + i * stride) * COLS + 2 * i) * 2, i == 0   ? "one."
+			                                                        : i == 1 ? "two."
+			                                                                 : "last" };
 	if (!make_sparse(path, &b, start + COLS * ROWS * 2, piece, 3)) {
 		strbuf_release(&b);
 		skip();
 	}
 	strbuf_release(&b);
 	for (int l = 0; l < 3; l++) {
-		const PlanSource src = { .name = "big", .rows = ROWS, .cols = COLS, .first = first, .block = 1, .stride = stride, .n_block = 3 };
-		PlanTensor t = { .id = "t", .dtype = as[l].dtype, .rows = 3, .cols = COLS, .layout = as[l].layout, .n_src = 1, .src = &src };
+		const PlanSource src = { .name = "big",
+			                 .rows = ROWS,
+			                 .cols = COLS,
+			                 .first = first,
+			                 .block = 1,
+			                 .stride = stride,
+			                 .n_block = 3 };
+		PlanTensor t = { .id = "t",
+			         .dtype = as[l].dtype,
+			         .rows = 3,
+			         .cols = COLS,
+			         .layout = as[l].layout,
+			         .n_src = 1,
+			         .src = &src };
 		const Plan plan = { .n_tensor = 1, .tensor = &t };
 		WeightsOptions o = { .path = path };
 		float *row = malloc((size_t)COLS * sizeof *row);
@@ -198,7 +232,9 @@ rows_beyond_2_31_elements_are_packed(void **state)
 			memcpy(pair, piece[i].text, 4);
 			plan_tensor_row(&t, weights_data(w, 0), i, row);
 			for (int64_t c = 0; c < COLS; c++)
-				assert_true(row[c] == (c == 2 * i ? bf16_to_f32(pair[0]) : c == 2 * i + 1 ? bf16_to_f32(pair[1]) : 0));
+				assert_true(row[c] == (c == 2 * i       ? bf16_to_f32(pair[0])
+				                       : c == 2 * i + 1 ? bf16_to_f32(pair[1])
+				                                        : 0));
 		}
 		weights_close(w);
 		threads_close(o.threads);
@@ -209,7 +245,14 @@ rows_beyond_2_31_elements_are_packed(void **state)
 /* ---- pages ---- */
 
 /* Address space without memory, and the copies that are requested there */
-typedef struct Far { char *pages, *host; struct { const char *to, *from; } copy[8]; int n_copy; int64_t n_out, most_page, most_host; } Far;
+typedef struct Far {
+	char *pages, *host;
+	struct {
+		const char *to, *from;
+	} copy[8];
+	int n_copy;
+	int64_t n_out, most_page, most_host;
+} Far;
 
 static llmc_status
 reserve(size_t bytes, char **out)
@@ -267,7 +310,8 @@ far_clear(void *user, void *at, size_t bytes, size_t apart, int n)
 enum { FAR_LAYERS = 2, FAR_PAGES = 4300, FAR_HOST = 2100 };
 static const int64_t FAR_BYTES = 2ll << 20; /* of a page of a layer */
 
-/* A layer's page to its place in the host's page: pages of a layer follow each other, and so do layers of a page in host memory. */
+/* A layer's page to its place in the host's page: pages of a layer follow each other, and so do
+ * layers of a page in host memory. */
 static void
 far_out(void *user, void *host, const void *at, size_t bytes)
 {
@@ -275,7 +319,8 @@ far_out(void *user, void *host, const void *at, size_t bytes)
 	const int64_t to = (char *)host - f->host, from = (const char *)at - f->pages;
 
 	assert_true((int64_t)bytes == FAR_BYTES && to % FAR_BYTES == 0 && from % FAR_BYTES == 0);
-	assert_true(to >= 0 && to < FAR_HOST * FAR_LAYERS * FAR_BYTES && from >= 0 && from < FAR_PAGES * FAR_LAYERS * FAR_BYTES);
+	assert_true(to >= 0 && to < FAR_HOST * FAR_LAYERS * FAR_BYTES && from >= 0 &&
+	            from < FAR_PAGES * FAR_LAYERS * FAR_BYTES);
 	assert_true(to / FAR_BYTES % FAR_LAYERS == from / FAR_BYTES / FAR_PAGES);
 	f->n_out++;
 	f->most_host = to > f->most_host ? to : f->most_host;
@@ -307,15 +352,33 @@ far_over(void *user, uint32_t number)
 	return true;
 }
 
-/* Copies on write of pages at both ends of a pool of 17 GiB, and a prefix cache of 8 GiB that goes to host memory */
+/* Copies on write of pages at both ends of a pool of 17 GiB, and a prefix cache of 8 GiB that goes
+ * to host memory */
 static void
 pages_beyond_4_gib(void **state)
 {
-	static PlanPool pool = { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = FAR_LAYERS, .kv_heads = 64, .k_dim = 128, .v_dim = 128 };
+	static PlanPool pool = { .id = "kv",
+		                 .k = KVT_F32,
+		                 .v = KVT_F32,
+		                 .n_layers = FAR_LAYERS,
+		                 .kv_heads = 64,
+		                 .k_dim = 128,
+		                 .v_dim = 128 };
 	static const Plan plan = { .n_pool = 1, .pool = &pool };
 	static Far f;
-	const KvMem mem = { .user = &f, .alloc = far_alloc, .free = far_free, .copy = far_copy, .clear = far_clear, .pin = far_pin, .unpin = far_free, .begin = far_begin,
-		.out = far_out, .in = far_in, .end = far_number, .wait = far_number, .over = far_over };
+	const KvMem mem = { .user = &f,
+		            .alloc = far_alloc,
+		            .free = far_free,
+		            .copy = far_copy,
+		            .clear = far_clear,
+		            .pin = far_pin,
+		            .unpin = far_free,
+		            .begin = far_begin,
+		            .out = far_out,
+		            .in = far_in,
+		            .end = far_number,
+		            .wait = far_number,
+		            .over = far_over };
 	const int32_t half = FAR_PAGES / 2 * PLAN_KV_PAGE - 40;
 	int32_t *tok = calloc(2 * (size_t)half, sizeof *tok), q[2], fork;
 	int64_t most = 0;
@@ -342,11 +405,13 @@ pages_beyond_4_gib(void **state)
 		kv_extend(&kv, fork, 1); /* its last page is the other's as well */
 		kv_advance(&kv, fork, 1);
 		assert_int_equal(f.n_copy, FAR_LAYERS);
-		const int32_t at = half / PLAN_KV_PAGE, from = kv.seq[q[i]].page[at], to = kv.seq[fork].page[at];
+		const int32_t at = half / PLAN_KV_PAGE, from = kv.seq[q[i]].page[at],
+		              to = kv.seq[fork].page[at];
 		assert_true(from != to);
 		for (int l = 0; l < FAR_LAYERS; l++) {
 			const int64_t layer = (int64_t)l * FAR_PAGES * FAR_BYTES;
-			assert_true(f.copy[l].from - f.pages == layer + from * FAR_BYTES && f.copy[l].to - f.pages == layer + to * FAR_BYTES);
+			assert_true(f.copy[l].from - f.pages == layer + from * FAR_BYTES &&
+			            f.copy[l].to - f.pages == layer + to * FAR_BYTES);
 			most = f.copy[l].to - f.pages > most ? f.copy[l].to - f.pages : most;
 		}
 		kv_seq_free(&kv, fork);
@@ -369,9 +434,11 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(gguf_beyond_4_gib, tempdir_setup, tempdir_teardown),
-		cmocka_unit_test_setup_teardown(safetensors_beyond_4_gib, tempdir_setup, tempdir_teardown),
+		cmocka_unit_test_setup_teardown(safetensors_beyond_4_gib, tempdir_setup,
+		                                tempdir_teardown),
 		cmocka_unit_test(tensors_follow_those_beyond_2_31_elements),
-		cmocka_unit_test_setup_teardown(rows_beyond_2_31_elements_are_packed, tempdir_setup, tempdir_teardown),
+		cmocka_unit_test_setup_teardown(rows_beyond_2_31_elements_are_packed, tempdir_setup,
+		                                tempdir_teardown),
 		cmocka_unit_test(pages_beyond_4_gib),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

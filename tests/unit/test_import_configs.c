@@ -1,7 +1,9 @@
-/* Published config.json files against facts about the models: what import and resolution together make of them. Each folder of
- * tests/golden/config-fixtures holds config.json, perhaps generation_config.json, and facts: lines "key = value" of the
- * resolved description ("~" before a number: to nine digits), or one line "error = words of the message". Where transformers.json
- * is there, transformers has read config.json and written it again in the spelling of today: the facts hold for it too. */
+/* Published config.json files against facts about the models: what import and resolution together
+ * make of them. Each folder of tests/golden/config-fixtures holds config.json, perhaps
+ * generation_config.json, and facts: lines "key = value" of the resolved description ("~" before a
+ * number: to nine digits), or one line "error = words of the message". Where transformers.json is
+ * there, transformers has read config.json and written it again in the spelling of today: the facts
+ * hold for it too. */
 #include <dirent.h>
 #include <math.h>
 
@@ -26,7 +28,8 @@ folders(Bench *b, char **name, size_t cap)
 
 	assert_non_null(dir);
 	for (struct dirent *e; (e = readdir(dir));)
-		if (e->d_name[0] != '.' && file_is_dir(arena_printf(&b->arena, TOP "/%s", e->d_name)) && n < cap)
+		if (e->d_name[0] != '.' &&
+		    file_is_dir(arena_printf(&b->arena, TOP "/%s", e->d_name)) && n < cap)
 			name[n++] = arena_strdup(&b->arena, e->d_name);
 	closedir(dir);
 	qsort(name, n, sizeof *name, by_name);
@@ -41,7 +44,8 @@ agrees(const char *have, const char *want)
 	if (strcmp(have, want) == 0)
 		return true;
 	if (*want == '~')
-		return number_parse(want + 1, &x) && number_parse(have, &y) && fabs(x - y) <= 1e-9 * fabs(x);
+		return number_parse(want + 1, &x) && number_parse(have, &y) &&
+		       fabs(x - y) <= 1e-9 * fabs(x);
 	return number_parse(want, &x) && number_parse(have, &y) && x == y;
 }
 
@@ -57,7 +61,8 @@ check_facts(Bench *b, const char *name, const Spec *spec, char *facts)
 		*eq = 0;
 		if (strcmp(line, "error") == 0) {
 			if (spec || !strstr(strbuf_str(&b->diag.text), eq + 3))
-				fail_msg("%s: the message lacks \"%s\":\n%s", name, eq + 3, strbuf_str(&b->diag.text));
+				fail_msg("%s: the message lacks \"%s\":\n%s", name, eq + 3,
+				         strbuf_str(&b->diag.text));
 			n++;
 			continue;
 		}
@@ -65,7 +70,8 @@ check_facts(Bench *b, const char *name, const Spec *spec, char *facts)
 			fail_msg("%s: %s", name, strbuf_str(&b->diag.text));
 		const char *have = spec_get(spec, &b->arena, line);
 		if (!have || !agrees(have, eq + 3))
-			fail_msg("%s: %s is %s, the model has %s", name, line, have ? have : "no key", eq + 3);
+			fail_msg("%s: %s is %s, the model has %s", name, line,
+			         have ? have : "no key", eq + 3);
 		n++;
 	}
 	return n;
@@ -80,7 +86,9 @@ one_folder(Bench *b, const char *name, const char *dir)
 	llmc_error err = { 0 };
 	Spec *spec = NULL;
 
-	assert_int_equal(file_read(arena_printf(&b->arena, TOP "/%s/facts", name), 1 << 16, &facts, &err), LLMC_OK);
+	assert_int_equal(
+	    file_read(arena_printf(&b->arena, TOP "/%s/facts", name), 1 << 16, &facts, &err),
+	    LLMC_OK);
 	char *yaml = import_yaml(dir, false, &b->diag, &b->arena, &err);
 	if (yaml)
 		spec = spec_from_text("imported", yaml, strlen(yaml), NULL, &b->diag, &b->arena);
@@ -89,10 +97,12 @@ one_folder(Bench *b, const char *name, const char *dir)
 	if (!spec)
 		return;
 	/* every key of a published file is known; what is left out is said */
-	if (b->diag.n_warning && !strstr(strbuf_str(&b->diag.text), "only the language model is imported"))
+	if (b->diag.n_warning &&
+	    !strstr(strbuf_str(&b->diag.text), "only the language model is imported"))
 		fail_msg("%s: %s", name, strbuf_str(&b->diag.text));
 	/* the resolved description reads back as itself */
-	Spec *again = spec_from_text("resolved", spec->yaml, strlen(spec->yaml), NULL, &b->diag, &b->arena);
+	Spec *again =
+	    spec_from_text("resolved", spec->yaml, strlen(spec->yaml), NULL, &b->diag, &b->arena);
 	assert_non_null(again);
 	assert_string_equal(again->yaml, spec->yaml);
 	assert_string_equal(again->sha256, spec->sha256);
@@ -111,14 +121,17 @@ published(Bench *b, int at)
 static void
 written_again(Bench *b, int at)
 {
-	static const char *const file[][2] = { { "transformers.json", "config.json" }, { "generation_config.json", "generation_config.json" } };
+	static const char *const file[][2] = { { "transformers.json", "config.json" },
+		                               { "generation_config.json",
+		                                 "generation_config.json" } };
 	char *name[128];
 	llmc_error err = { 0 };
 	int n = 0;
 
 	assert_true((size_t)at < folders(b, name, 128));
 	for (int i = 0; i < 2; i++) {
-		const char *from = arena_printf(&b->arena, TOP "/%s/%s", name[at], file[i][0]), *to = tempdir_file(&temp, file[i][1]);
+		const char *from = arena_printf(&b->arena, TOP "/%s/%s", name[at], file[i][0]),
+		           *to = tempdir_file(&temp, file[i][1]);
 		Strbuf text = { 0 };
 		remove(to);
 		if (!file_exists(from))

@@ -1,4 +1,5 @@
-/* Templates from strangers: every way to run on for ever, to take all memory or to be wrong ends in a sentence. */
+/* Templates from strangers: every way to run on for ever, to take all memory or to be wrong ends in
+ * a sentence. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -74,15 +75,22 @@ static void
 endless(void **state)
 {
 	(void)state;
-	refused("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "the template takes more than");
-	refused("{% set x = range(90000) %}{% for a in x %}{% if 'z' in x %}{% endif %}{% endfor %}", "steps");
+	refused("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+	        "the template takes more than");
+	refused(
+	    "{% set x = range(90000) %}{% for a in x %}{% if 'z' in x %}{% endif %}{% endfor %}",
+	    "steps");
 	refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nested deeper");
-	refused("{% macro a(x) %}{{ b(x) }}{% endmacro %}{% macro b(x) %}{{ a(x) }}{% endmacro %}{{ a(1) }}", "nested deeper");
+	refused("{% macro a(x) %}{{ b(x) }}{% endmacro %}{% macro b(x) %}{{ a(x) }}{% endmacro "
+	        "%}{{ a(1) }}",
+	        "nested deeper");
 	refused("{{ range(100001) }}", "Range too big");
 	refused("{{ range(0, 9223372036854775807, 1) }}", "Range too big");
 	refused("{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}", "nested deeper");
-	refused("{% set ns = namespace() %}{% set ns.l = [1] %}{% for i in range(400) %}{% set ns.l = [ns.l] %}{% endfor %}"
-	        "{{ ns.l | tojson }}", "nested deeper");
+	refused("{% set ns = namespace() %}{% set ns.l = [1] %}{% for i in range(400) %}{% set "
+	        "ns.l = [ns.l] %}{% endfor %}"
+	        "{{ ns.l | tojson }}",
+	        "nested deeper");
 }
 
 static void
@@ -91,8 +99,12 @@ greedy(void **state)
 	(void)state;
 	refused("{{ 'x' * 9999999999 }}", "memory");
 	refused("{{ [1] * 9999999999 }}", "");
-	refused("{% set ns = namespace(s='xxxxxxxxxxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "memory");
-	refused("{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s.replace('a', ns.s) %}{% endfor %}", "memory");
+	refused("{% set ns = namespace(s='xxxxxxxxxxxxxxxx') %}{% for i in range(60) %}{% set ns.s "
+	        "= ns.s ~ ns.s %}{% endfor %}",
+	        "memory");
+	refused("{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = "
+	        "ns.s.replace('a', ns.s) %}{% endfor %}",
+	        "memory");
 	refused("{{ '%999999999d' | format(1) }}", "");
 	refused("{{ 'a' | indent(99999) | length ~ ('b' * 300000000) }}", "memory");
 }
@@ -171,13 +183,17 @@ right(void **state)
 	gives("", NULL, "");
 	gives("\n", NULL, "");
 	gives("plain \xF0\x9F\xA6\x99", NULL, "plain \xF0\x9F\xA6\x99");
-	gives("\xff{{ 'a\x80' | length }}", NULL, "\xEF\xBF\xBD" "2"); /* a stranger's bytes may not be UTF-8 */
+	gives("\xff{{ 'a\x80' | length }}", NULL,
+	      "\xEF\xBF\xBD"
+	      "2"); /* a stranger's bytes may not be UTF-8 */
 	gives("{{ x.y[1] | length }}", "{\"x\":{\"y\":[1,\"\\u0000\\u00e9\"]}}", "2");
 	gives("{{ a }}{% set a = 2 %}{{ a }}", "{\"a\":1}", "12");
 	gives("{% set x %}a{% endset %}{{ x ~ x }}", NULL, "aa");
-	gives("{{ (9223372036854775807 // -1) ~ (-9223372036854775807 - 1) % -1 }}", NULL, "-92233720368547758070");
+	gives("{{ (9223372036854775807 // -1) ~ (-9223372036854775807 - 1) % -1 }}", NULL,
+	      "-92233720368547758070");
 	gives("{{ [3, 1, 2] | sort | join }}{{ 'b' 'c' }}", NULL, "123bc");
-	gives("{% for i in range(3) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", NULL, "02");
+	gives("{% for i in range(3) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}",
+	      NULL, "02");
 }
 
 static void
@@ -209,8 +225,9 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(endless),   cmocka_unit_test(greedy),    cmocka_unit_test(deep),
-		cmocka_unit_test(wrong),     cmocka_unit_test(right),     cmocka_unit_test(time_is_a_format),
+		cmocka_unit_test(endless),   cmocka_unit_test(greedy),
+		cmocka_unit_test(deep),      cmocka_unit_test(wrong),
+		cmocka_unit_test(right),     cmocka_unit_test(time_is_a_format),
 		cmocka_unit_test(variables),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

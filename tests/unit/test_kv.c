@@ -1,4 +1,5 @@
-/* Pages: taken when needed, shared by forks, copied before a write, given back; nothing lost over many random steps. */
+/* Pages: taken when needed, shared by forks, copied before a write, given back; nothing lost over
+ * many random steps. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,8 +11,20 @@
 #include "runtime/kv/kv.h"
 
 static PlanPool pools[] = {
-	{ .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 2, .kv_heads = 1, .k_dim = 2, .v_dim = 1 },
-	{ .id = "latent", .mla = true, .k = KVT_F16, .v = KVT_F16, .n_layers = 1, .kv_heads = 1, .k_dim = 3 },
+	{ .id = "kv",
+	  .k = KVT_F32,
+	  .v = KVT_F32,
+	  .n_layers = 2,
+	  .kv_heads = 1,
+	  .k_dim = 2,
+	  .v_dim = 1 },
+	{ .id = "latent",
+	  .mla = true,
+	  .k = KVT_F16,
+	  .v = KVT_F16,
+	  .n_layers = 1,
+	  .kv_heads = 1,
+	  .k_dim = 3 },
 };
 static const Plan plan = { .n_pool = 2, .pool = pools };
 
@@ -26,8 +39,9 @@ append(Kv *kv, int32_t q, int32_t n)
 static float *
 cell(Kv *kv, int32_t q, int32_t pos, int layer)
 {
-	float *page = (float *)((char *)kv_layer(kv, 0, layer) +
-	                        kv->seq[q].page[pos / PLAN_KV_PAGE] * plan_layer_page_bytes(&pools[0]));
+	float *page =
+	    (float *)((char *)kv_layer(kv, 0, layer) +
+	              kv->seq[q].page[pos / PLAN_KV_PAGE] * plan_layer_page_bytes(&pools[0]));
 	return &page[pos % PLAN_KV_PAGE];
 }
 
@@ -141,7 +155,8 @@ a_page_is_clean_when_taken_again(void **state)
 	kv_release(&kv);
 }
 
-/* Random forks, appends, trims and frees: counts of holders always agree, and what one writes no other sees. */
+/* Random forks, appends, trims and frees: counts of holders always agree, and what one writes no
+ * other sees. */
 static void
 random_steps_keep_the_books(void **state)
 {
@@ -177,7 +192,8 @@ random_steps_keep_the_books(void **state)
 				kv_seq_free(&kv, q);
 			break;
 		default:
-			if (kv.seq[q].len + n > CONTEXT || kv_pages_needed(&kv, &q, &n, 1) > kv.n_free)
+			if (kv.seq[q].len + n > CONTEXT ||
+			    kv_pages_needed(&kv, &q, &n, 1) > kv.n_free)
 				break;
 			int32_t was = kv.seq[q].len;
 			append(&kv, q, n);
@@ -245,7 +261,8 @@ a_prefix_is_found_again(void **state)
 	for (int32_t i = 0; i < 96; i++)
 		assert_true(*cell(&kv, q, i, 1) == (float)b[i]);
 	assert_int_equal(kv.n_free, 5);
-	/* trimmed into a cached page that nobody else holds: what it will hold then is something else */
+	/* trimmed into a cached page that nobody else holds: what it will hold then is something
+	 * else */
 	kv_seq_trim(&kv, q, 80);
 	append(&kv, q, 1);
 	*cell(&kv, q, 80, 1) = -1;
@@ -295,7 +312,8 @@ a_sequence_is_saved_and_restored(void **state)
 	kv_release(&kv);
 }
 
-/* A sequence can be cut back by KV_MAX_ROLLBACK positions, whoever took pages since; what is saved of it can be cut back as far. */
+/* A sequence can be cut back by KV_MAX_ROLLBACK positions, whoever took pages since; what is saved
+ * of it can be cut back as far. */
 static void
 a_window_stays_for_a_little_back(void **state)
 {
@@ -303,21 +321,34 @@ a_window_stays_for_a_little_back(void **state)
 
 	(void)state;
 	for (size_t k = 0; k < sizeof keeps / sizeof *keeps; k++) {
-		PlanPool seen[] = { pools[0], { .id = "kv_window", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1, .keep = keeps[k] } };
+		PlanPool seen[] = { pools[0],
+			            { .id = "kv_window",
+			              .k = KVT_F32,
+			              .v = KVT_F32,
+			              .n_layers = 1,
+			              .kv_heads = 1,
+			              .k_dim = 1,
+			              .v_dim = 1,
+			              .keep = keeps[k] } };
 		const Plan windowed = { .n_pool = 2, .pool = seen };
 		const int32_t pages = 64, seqs = 3, chunk = 8, context = 640;
 		Kv kv;
-		assert_int_equal(kv_open_on(&kv, NULL, &windowed, pages, (int32_t)kv_window_pages(&windowed, pages, seqs, chunk), 0, context, seqs, NULL), LLMC_OK);
+		assert_int_equal(kv_open_on(&kv, NULL, &windowed, pages,
+		                            (int32_t)kv_window_pages(&windowed, pages, seqs, chunk),
+		                            0, context, seqs, NULL),
+		                 LLMC_OK);
 		for (int32_t len = 1; len < 170; len += 1 + len % 3) {
 			int32_t a = kv_seq_new(&kv), b = kv_seq_new(&kv);
 			for (int32_t at = 0; at < len; at += chunk)
 				append(&kv, a, len - at < chunk ? len - at : chunk);
-			for (int32_t at = 0; at < context; at += chunk) /* all that is not needed is taken */
+			for (int32_t at = 0; at < context;
+			     at += chunk) /* all that is not needed is taken */
 				append(&kv, b, chunk);
 			assert_null(kv_check(&kv));
 			for (int32_t back = 0; back <= KV_MAX_ROLLBACK && back <= len; back++)
 				assert_true(kv_can_trim(&kv, a, len - back));
-			int32_t to = len > KV_MAX_ROLLBACK ? len - len % (KV_MAX_ROLLBACK + 1) : 0, fork = kv_seq_fork(&kv, a);
+			int32_t to = len > KV_MAX_ROLLBACK ? len - len % (KV_MAX_ROLLBACK + 1) : 0,
+			        fork = kv_seq_fork(&kv, a);
 			kv_seq_trim(&kv, a, to);
 			assert_null(kv_check(&kv));
 			append(&kv, a, 1);
@@ -343,7 +374,8 @@ a_window_stays_for_a_little_back(void **state)
 	}
 }
 
-/* Of eight pages of prompts four are on the device: the first ones, found again, are read as they were written, with a page of host memory for each that is not here. */
+/* Of eight pages of prompts four are on the device: the first ones, found again, are read as they
+ * were written, with a page of host memory for each that is not here. */
 static void
 what_the_cache_forgets_comes_back_from_the_host(void **state)
 {
@@ -375,13 +407,16 @@ what_the_cache_forgets_comes_back_from_the_host(void **state)
 			assert_true(kv_seq_ready(&kv, q));
 			for (int i = 0; i < LONG; i++)
 				for (int l = 0; l < 2; l++)
-					assert_true(*cell(&kv, q, i, l) == (float)(1000 * p + 2 * i + l));
+					assert_true(*cell(&kv, q, i, l) ==
+					            (float)(1000 * p + 2 * i + l));
 			assert_null(kv_check(&kv));
 			kv_seq_free(&kv, q);
 		}
-	assert_true(kv.host.n_in == 2 * 12 && kv.host.n_out >= kv.host.n_in); /* the one asked for was always the oldest */
+	assert_true(kv.host.n_in == 2 * 12 &&
+	            kv.host.n_out >= kv.host.n_in); /* the one asked for was always the oldest */
 	assert_true(kv_host_used(&kv) >= 4 && kv_host_used(&kv) <= 6);
-	/* what two sequences hold leaves no page to bring others to: they are found as far as there is room */
+	/* what two sequences hold leaves no page to bring others to: they are found as far as there
+	 * is room */
 	int32_t a = kv_seq_new(&kv), b = kv_seq_new(&kv);
 	append(&kv, a, LONG + 1);
 	assert_int_equal(kv_prefix_find(&kv, b, -1, tok[1], LONG + 1), PLAN_KV_PAGE);

@@ -1,4 +1,5 @@
-/* Pages in host memory beside windows, with copies that run late: what a sequence reads is what was written, whoever had its pages, and their window pages, before. */
+/* Pages in host memory beside windows, with copies that run late: what a sequence reads is what was
+ * written, whoever had its pages, and their window pages, before. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,8 +11,21 @@
 
 enum { KEEP = 40, PROMPTS = 7, LONGEST = 5 * PLAN_KV_PAGE };
 static PlanPool pools[] = {
-	{ .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 },
-	{ .id = "kv_window", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1, .keep = KEEP },
+	{ .id = "kv",
+	  .k = KVT_F32,
+	  .v = KVT_F32,
+	  .n_layers = 1,
+	  .kv_heads = 1,
+	  .k_dim = 1,
+	  .v_dim = 1 },
+	{ .id = "kv_window",
+	  .k = KVT_F32,
+	  .v = KVT_F32,
+	  .n_layers = 1,
+	  .kv_heads = 1,
+	  .k_dim = 1,
+	  .v_dim = 1,
+	  .keep = KEEP },
 };
 static const Plan plan = { .n_pool = 2, .pool = pools };
 
@@ -21,7 +35,9 @@ open_late(Kv *kv, Late *l, int32_t pages, int32_t windows, int32_t host, int32_t
 	const KvMem mem = late_mem(l);
 
 	*l = (Late){ .random = 5 };
-	assert_int_equal(kv_open_on(kv, &mem, &plan, pages, windows, 0, LONGEST + 2 * PLAN_KV_PAGE, seqs, NULL), LLMC_OK);
+	assert_int_equal(
+	    kv_open_on(kv, &mem, &plan, pages, windows, 0, LONGEST + 2 * PLAN_KV_PAGE, seqs, NULL),
+	    LLMC_OK);
 	assert_int_equal(kv_host_open(kv, host, 3, NULL), LLMC_OK);
 	assert_int_equal(kv_prefix_open(kv, NULL), LLMC_OK);
 }
@@ -29,10 +45,13 @@ open_late(Kv *kv, Late *l, int32_t pages, int32_t windows, int32_t host, int32_t
 static float *
 cell(Kv *kv, int pool, int32_t q, int32_t pos)
 {
-	const int32_t page = kv->seq[q].page[pos / PLAN_KV_PAGE], place = pool ? kv->window[page] : page;
+	const int32_t page = kv->seq[q].page[pos / PLAN_KV_PAGE],
+	              place = pool ? kv->window[page] : page;
 
 	assert_true(place >= 0);
-	return (float *)((char *)kv_layer(kv, pool, 0) + place * plan_layer_page_bytes(&pools[pool])) + pos % PLAN_KV_PAGE;
+	return (float *)((char *)kv_layer(kv, pool, 0) +
+	                 place * plan_layer_page_bytes(&pools[pool])) +
+	       pos % PLAN_KV_PAGE;
 }
 
 /* A step: n more positions of prompt p, written, and everything that its last one sees read */
@@ -49,7 +68,8 @@ step(Kv *kv, int32_t q, int p, int32_t n)
 	for (int32_t i = 0; i < len; i++)
 		for (int pool = 0; pool < (i > len - 1 - KEEP ? 2 : 1); pool++)
 			if (*cell(kv, pool, q, i) != (float)(1000 * p + i + 7000 * pool + 1))
-				fail_msg("prompt %d of %d positions: position %d of pool %d", p, len, i, pool);
+				fail_msg("prompt %d of %d positions: position %d of pool %d", p,
+				         len, i, pool);
 	assert_null(kv_check(kv));
 }
 
@@ -60,7 +80,8 @@ tokens(int p, int32_t *tok)
 		tok[i] = 1000 * p + i;
 }
 
-/* Prompts come and go; each reads what it finds, and writes on behind it, while copies of others are on their way. */
+/* Prompts come and go; each reads what it finds, and writes on behind it, while copies of others
+ * are on their way. */
 static void
 late_copies_disturb_nobody(void **state)
 {
@@ -73,13 +94,15 @@ late_copies_disturb_nobody(void **state)
 	open_late(&kv, &l, 14, 9, 20, 2);
 	for (int round = 0; round < 3000; round++) {
 		const int p = (int)late_roll(&l, PROMPTS);
-		const int32_t len = PLAN_KV_PAGE + (int32_t)late_roll(&l, LONGEST - PLAN_KV_PAGE), q = kv_seq_new(&kv);
+		const int32_t len = PLAN_KV_PAGE + (int32_t)late_roll(&l, LONGEST - PLAN_KV_PAGE),
+		              q = kv_seq_new(&kv);
 		tokens(p, tok);
 		found += kv_prefix_find(&kv, q, -1, tok, len);
 		waited += !kv_seq_ready(&kv, q);
 		if (late_roll(&l, 8)) /* else it is given up, copies and all */
 			while (kv.seq[q].len < len) {
-				const int32_t left = len - kv.seq[q].len, n = 1 + (int32_t)late_roll(&l, 2 * PLAN_KV_PAGE);
+				const int32_t left = len - kv.seq[q].len,
+				              n = 1 + (int32_t)late_roll(&l, 2 * PLAN_KV_PAGE);
 				step(&kv, q, p, left < n ? left : n);
 				kv_prefix_keep(&kv, q, -1, tok);
 			}

@@ -1,6 +1,6 @@
-/* Sessions on a plan written by hand, which the reference runs over noise: a prompt in one piece, in pieces and token by
- * token gives the same bits, so do batches, forks and trims; what cannot run is refused and changes nothing; a step
- * allocates nothing. */
+/* Sessions on a plan written by hand, which the reference runs over noise: a prompt in one piece,
+ * in pieces and token by token gives the same bits, so do batches, forks and trims; what cannot run
+ * is refused and changes nothing; a step allocates nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -39,8 +39,8 @@ calloc(size_t n, size_t each)
 
 enum { VOCAB = 6, LONG = 100 };
 
-static Arena    arena;
-static Plan    *plan;
+static Arena arena;
+static Plan *plan;
 static Runtime *rt;
 
 static int
@@ -66,7 +66,8 @@ tear_down(void **state)
 }
 
 static Session *
-open_session(int32_t context, int32_t seqs, int32_t chunk, int32_t n_out, int64_t kv_tokens, int threads)
+open_session(int32_t context, int32_t seqs, int32_t chunk, int32_t n_out, int64_t kv_tokens,
+             int threads)
 {
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	llmc_error err;
@@ -111,7 +112,8 @@ feed(Session *s, llmc_seq q, const int32_t *tok, int n, float *logits)
 		fail_msg("%s", err.text);
 }
 
-/* Logits of all rows of a prompt, run in one piece on one thread: what all the others must match bit for bit. */
+/* Logits of all rows of a prompt, run in one piece on one thread: what all the others must match
+ * bit for bit. */
 static void
 baseline(const int32_t *tok, int n, float *logits)
 {
@@ -135,14 +137,16 @@ pieces_make_no_difference(void **state)
 			Session *s = open_session(128, 2, 64, 64, 0, threads);
 			llmc_seq q = new_seq(s);
 			for (int at = 0; at < LONG; at += piece)
-				feed(s, q, tok + at, LONG - at < piece ? LONG - at : piece, got[at]);
+				feed(s, q, tok + at, LONG - at < piece ? LONG - at : piece,
+				     got[at]);
 			assert_int_equal(session_seq_len(s, q), LONG);
 			assert_memory_equal(want, got, sizeof want);
 			session_close(s);
 		}
 }
 
-/* Three sequences of different lengths side by side, single tokens among longer chunks, logits in the caller's order. */
+/* Three sequences of different lengths side by side, single tokens among longer chunks, logits in
+ * the caller's order. */
 static void
 company_makes_no_difference(void **state)
 {
@@ -171,7 +175,8 @@ company_makes_no_difference(void **state)
 				count = 60 - at[who];
 			if (!count || (r >> 24 & 7) == 0)
 				continue;
-			c[n] = (llmc_chunk){ q[who], tok[who] + at[who], count, (int32_t)(r >> 10) % (count + 1) };
+			c[n] = (llmc_chunk){ q[who], tok[who] + at[who], count,
+				             (int32_t)(r >> 10) % (count + 1) };
 			if (c[n].n_out < 0)
 				c[n].n_out = 0;
 			rows[n++] = who;
@@ -179,7 +184,7 @@ company_makes_no_difference(void **state)
 		if (!n)
 			continue;
 		assert_int_equal(session_forward(s, c, n, got[0], NULL), LLMC_OK);
-		float (*g)[VOCAB] = got;
+		float(*g)[VOCAB] = got;
 		for (size_t i = 0; i < n; i++) {
 			int who = rows[i], first = at[who] + c[i].n_tok - c[i].n_out;
 			assert_memory_equal(want[who][first], g, (size_t)c[i].n_out * sizeof *g);
@@ -248,27 +253,37 @@ refusals_change_nothing(void **state)
 	a = new_seq(s);
 	b = new_seq(s);
 	assert_int_equal(session_seq_new(s, 0, &c, &err), LLMC_E_FULL);
-	assert_string_equal(err.text,
-	                    "all 2 sequences of this session are taken; free one or open a session with more (seqs)");
+	assert_string_equal(err.text, "all 2 sequences of this session are taken; free one or open "
+	                              "a session with more (seqs)");
 	assert_int_equal(session_seq_fork(s, a, &c, &err), LLMC_E_FULL);
 	assert_int_equal(session_seq_new(s, 65, &c, &err), LLMC_E_RANGE);
-	assert_string_equal(err.text, "a sequence of 65 positions does not fit the context of 64 (context)");
+	assert_string_equal(err.text,
+	                    "a sequence of 65 positions does not fit the context of 64 (context)");
 	feed(s, a, tok, 20, NULL);
 	no(s, NULL, 0, LLMC_E_RANGE, "no chunk to run");
-	no(s, &(llmc_chunk){ 7, tok, 1, 0 }, 1, LLMC_E_RANGE, "chunk 0: there is no sequence 7 in this session");
-	no(s, &(llmc_chunk){ -1, tok, 1, 0 }, 1, LLMC_E_RANGE, "chunk 0: there is no sequence -1 in this session");
-	no(s, &(llmc_chunk){ a, tok, 0, 0 }, 1, LLMC_E_RANGE, "chunk 0: 0 tokens, at least one is needed");
-	no(s, &(llmc_chunk){ a, tok, 2, 3 }, 1, LLMC_E_RANGE, "chunk 0: logits of 3 rows are wanted, the chunk has 2");
-	no(s, &(llmc_chunk){ a, wrong, 2, 0 }, 1, LLMC_E_RANGE, "chunk 0: token 1 is 6, ids are 0 .. 5");
+	no(s, &(llmc_chunk){ 7, tok, 1, 0 }, 1, LLMC_E_RANGE,
+	   "chunk 0: there is no sequence 7 in this session");
+	no(s, &(llmc_chunk){ -1, tok, 1, 0 }, 1, LLMC_E_RANGE,
+	   "chunk 0: there is no sequence -1 in this session");
+	no(s, &(llmc_chunk){ a, tok, 0, 0 }, 1, LLMC_E_RANGE,
+	   "chunk 0: 0 tokens, at least one is needed");
+	no(s, &(llmc_chunk){ a, tok, 2, 3 }, 1, LLMC_E_RANGE,
+	   "chunk 0: logits of 3 rows are wanted, the chunk has 2");
+	no(s, &(llmc_chunk){ a, wrong, 2, 0 }, 1, LLMC_E_RANGE,
+	   "chunk 0: token 1 is 6, ids are 0 .. 5");
 	no(s, &(llmc_chunk){ a, tok, 45, 0 }, 1, LLMC_E_RANGE,
-	   "chunk 0: sequence 0 holds 20 positions, 45 more do not fit the context of 64 (context)");
-	no(s, &(llmc_chunk){ b, tok, 49, 0 }, 1, LLMC_E_RANGE, "49 tokens in one step, the session allows 48 (chunk)");
-	no(s, &(llmc_chunk){ b, tok, 5, 3 }, 1, LLMC_E_RANGE, "logits of 3 rows are wanted, the session allows 2 (n_out)");
+	   "chunk 0: sequence 0 holds 20 positions, 45 more do not fit the context of 64 "
+	   "(context)");
+	no(s, &(llmc_chunk){ b, tok, 49, 0 }, 1, LLMC_E_RANGE,
+	   "49 tokens in one step, the session allows 48 (chunk)");
+	no(s, &(llmc_chunk){ b, tok, 5, 3 }, 1, LLMC_E_RANGE,
+	   "logits of 3 rows are wanted, the session allows 2 (n_out)");
 	const llmc_chunk twice[] = { { a, tok, 1, 0 }, { b, tok, 1, 0 }, { a, tok, 1, 0 } };
 	no(s, twice, 3, LLMC_E_RANGE, "chunk 2: sequence 0 has another chunk in this call already");
 	feed(s, b, tok, 40, NULL); /* three pages, all taken */
 	no(s, &(llmc_chunk){ a, tok, 13, 0 }, 1, LLMC_E_FULL,
-	   "this step needs 1 KV pages of 32 positions, 0 of 3 are free; free or trim a sequence, or open a session with more "
+	   "this step needs 1 KV pages of 32 positions, 0 of 3 are free; free or trim a sequence, "
+	   "or open a session with more "
 	   "(kv_tokens)");
 	feed(s, a, tok, 12, NULL); /* its last page has just that room */
 	assert_int_equal(session_seq_len(s, a), 32);
@@ -286,14 +301,18 @@ refusals_change_nothing(void **state)
 static void
 limits_are_checked(void **state)
 {
-	static const struct { llmc_limits l; const char *text; } bad[] = {
+	static const struct {
+		llmc_limits l;
+		const char *text;
+	} bad[] = {
 		{ { .context = -1 }, "limit context is -1, possible are 1 .. 268435456" },
 		{ { .seqs = 70000 }, "limit seqs is 70000, possible are 1 .. 65536" },
 		{ { .chunk = -5 }, "limit chunk is -5, possible are 1 .. 268435456" },
 		{ { .n_out = -1 }, "limit n_out is -1, possible are 1 .. 512" },
 		{ { .kv_tokens = -1 }, "limit kv_tokens is -1, possible are 1 .. 34359738336" },
 		{ { .n_threads = 2000 }, "limit n_threads is 2000, possible are 1 .. 1024" },
-		{ { .snapshots = -1 }, "limit snapshots is -1, possible are 1 .. 1024, or 0: none" },
+		{ { .snapshots = -1 },
+		  "limit snapshots is -1, possible are 1 .. 1024, or 0: none" },
 	};
 	llmc_limits l = LLMC_INIT(llmc_limits), out;
 	llmc_memory m = LLMC_INIT(llmc_memory);
@@ -317,14 +336,18 @@ limits_are_checked(void **state)
 	hard.hard_limit = true;
 	l = (llmc_limits){ .size = sizeof l, .context = 257 };
 	assert_int_equal(session_limits(&hard, &l, &out, &err), LLMC_E_RANGE);
-	assert_string_equal(err.text, "limit context is 257, possible are 1 .. 256: as it is built the model has no positions beyond");
+	assert_string_equal(err.text, "limit context is 257, possible are 1 .. 256: as it is built "
+	                              "the model has no positions beyond");
 	/* memory by hand: weights 96 + 16 + 128 + 64; a position holds 1 head of 2 + 2 floats */
-	l = (llmc_limits){ .size = sizeof l, .context = 64, .seqs = 3, .chunk = 10, .n_out = 2, .n_threads = 1 };
+	l = (llmc_limits){
+		.size = sizeof l, .context = 64, .seqs = 3, .chunk = 10, .n_out = 2, .n_threads = 1
+	};
 	assert_int_equal(session_memory(plan, &l, &m, NULL), LLMC_OK);
 	assert_int_equal(m.weights, 304);
 	assert_int_equal(m.kv_per_token, 16);
 	assert_int_equal(m.kv, 3 * 64 * 16);
-	assert_int_equal(m.scratch, 3 * 256); /* 16, 16 and 24 bytes for each of 10 rows, each rounded up */
+	assert_int_equal(m.scratch,
+	                 3 * 256); /* 16, 16 and 24 bytes for each of 10 rows, each rounded up */
 }
 
 static void
@@ -355,7 +378,8 @@ a_step_allocates_nothing_and_is_counted(void **state)
 	assert_int_equal(st.forwards, 12);
 	assert_int_equal(st.tokens, 50 + 10 + 40);
 	assert_int_equal(st.steps_run, 12 * 5);
-	/* the reference runs all steps of a forward between two barriers; angles of many rows take one more */
+	/* the reference runs all steps of a forward between two barriers; angles of many rows take
+	 * one more */
 	assert_int_equal(st.barriers, 12 + 2);
 	assert_int_equal(st.weight_bytes, 128 + 64 + 96);
 	assert_int_equal(st.kv_pages_used, 1 + 1 + 1 + 2);
@@ -363,10 +387,14 @@ a_step_allocates_nothing_and_is_counted(void **state)
 	session_close(s);
 }
 
-typedef struct Heard { int n; char names[256]; } Heard;
+typedef struct Heard {
+	int n;
+	char names[256];
+} Heard;
 
 static bool
-on_value(void *user, const PlanStep *step, const char *name, Dtype dtype, void *data, int64_t rows, int64_t width)
+on_value(void *user, const PlanStep *step, const char *name, Dtype dtype, void *data, int64_t rows,
+         int64_t width)
 {
 	Heard *h = user;
 	size_t n = strlen(h->names);
@@ -413,11 +441,12 @@ a_prefix_stays_whole(void **state)
 	assert_int_equal(session_open(own, &l, &s, NULL), LLMC_OK);
 	llmc_seq q = new_seq(s);
 	no(s, &(llmc_chunk){ q, tok, 11, 0 }, 1, LLMC_E_RANGE,
-	   "11 tokens in one step, the session allows 10 (chunk); the prompts of this model run in one piece");
+	   "11 tokens in one step, the session allows 10 (chunk); the prompts of this model run in "
+	   "one piece");
 	feed(s, q, tok, 7, NULL); /* token 5 ends the prefix after four positions */
 	assert_int_equal(session_seq_trim(s, q, 3, &err), LLMC_E_RANGE);
-	assert_string_equal(err.text,
-	                    "the first 4 positions of sequence 0 see each other: it can be trimmed to 0 or to 4 and more");
+	assert_string_equal(err.text, "the first 4 positions of sequence 0 see each other: it can "
+	                              "be trimmed to 0 or to 4 and more");
 	assert_int_equal(session_seq_trim(s, q, 4, NULL), LLMC_OK);
 	assert_int_equal(session_seq_trim(s, q, 0, NULL), LLMC_OK);
 	feed(s, q, tok + 1, 3, NULL); /* no end in it: all of it is prefix */
@@ -426,8 +455,9 @@ a_prefix_stays_whole(void **state)
 	runtime_close(own);
 }
 
-/* The tiny plan whose layer sees 9 positions: pages behind them are let go. A session for many sequences has room to keep all that one of them
- * leaves behind, one for a single sequence has not: the same bits, through forks, trims, saved sequences and reused prompts. */
+/* The tiny plan whose layer sees 9 positions: pages behind them are let go. A session for many
+ * sequences has room to keep all that one of them leaves behind, one for a single sequence has not:
+ * the same bits, through forks, trims, saved sequences and reused prompts. */
 enum { FAR = 700 };
 
 static Plan *
@@ -477,7 +507,8 @@ pages_behind_change_nothing(Plan *windowed, int sinks, const char *see)
 	tokens(b, 40, 4);
 	s[0] = open_session(FAR, 16, 64, 64, 0, 1);
 	s[1] = open_session(FAR, 2, 16, 16, 0, 2);
-	assert_true(s[0]->kv.n_window > FAR / PLAN_KV_PAGE && s[1]->kv.n_window < FAR / PLAN_KV_PAGE);
+	assert_true(s[0]->kv.n_window > FAR / PLAN_KV_PAGE &&
+	            s[1]->kv.n_window < FAR / PLAN_KV_PAGE);
 	full = new_seq(s[0]);
 	for (int at = 0; at < FAR; at += 64)
 		feed(s[0], full, tok + at, FAR - at < 64 ? FAR - at : 64, want[at]);
@@ -510,13 +541,17 @@ pages_behind_change_nothing(Plan *windowed, int sinks, const char *see)
 	session_seq_free(s[1], fork);
 	assert_int_equal(session_seq_trim(s[0], full, FAR - 20, NULL), LLMC_OK);
 	assert_int_equal(session_seq_trim(s[1], q, FAR - 20, NULL), LLMC_OK);
-	assert_int_equal(session_seq_save(s[0], full, saved[0], sizeof saved[0], &need[0], NULL), LLMC_OK);
-	assert_int_equal(session_seq_save(s[1], q, saved[1], sizeof saved[1], &need[1], NULL), LLMC_OK);
+	assert_int_equal(session_seq_save(s[0], full, saved[0], sizeof saved[0], &need[0], NULL),
+	                 LLMC_OK);
+	assert_int_equal(session_seq_save(s[1], q, saved[1], sizeof saved[1], &need[1], NULL),
+	                 LLMC_OK);
 	assert_true(need[0] == need[1]);
 	if (!sinks)
 		assert_true(need[0] < 3 * (size_t)plan_layer_page_bytes(&rt->plan->pool[0]) + 256);
 	else
-		assert_true(need[0] < 22 * (size_t)plan_layer_page_bytes(&rt->plan->pool[0]) + 5 * (size_t)plan_layer_exact_bytes(&rt->plan->pool[0]) + 256);
+		assert_true(need[0] < 22 * (size_t)plan_layer_page_bytes(&rt->plan->pool[0]) +
+		                          5 * (size_t)plan_layer_exact_bytes(&rt->plan->pool[0]) +
+		                          256);
 	session_seq_free(s[1], q);
 	for (int k = 0; k < 2; k++) {
 		assert_int_equal(session_seq_load(s[1 - k], saved[k], need[k], &q, NULL), LLMC_OK);
@@ -556,26 +591,41 @@ pages_behind_change_nothing(Plan *windowed, int sinks, const char *see)
 static void
 pages_behind_a_window_change_nothing(void **state)
 {
-	static const char *const narrow[][2] = { { "\"window\":0", "\"window\":9" }, { "\"keep\":0", "\"keep\":8" }, { NULL, NULL } };
-	static const char *const fits[][2] = { { "\"window\":0", "\"window\":9" }, { "\"keep\":0", "\"keep\":9" }, { NULL, NULL } };
+	static const char *const narrow[][2] = { { "\"window\":0", "\"window\":9" },
+		                                 { "\"keep\":0", "\"keep\":8" },
+		                                 { NULL, NULL } };
+	static const char *const fits[][2] = { { "\"window\":0", "\"window\":9" },
+		                               { "\"keep\":0", "\"keep\":9" },
+		                               { NULL, NULL } };
 
 	(void)state;
-	assert_null(edited_plan(narrow, "attention: a window of 9 positions (0: all) over pool kv, which keeps 8"));
+	assert_null(edited_plan(
+	    narrow, "attention: a window of 9 positions (0: all) over pool kv, which keeps 8"));
 	pages_behind_change_nothing(edited_plan(fits, NULL), 0,
-	                            "sequence 0 cannot be trimmed to 100: layers of this model see the last 9 positions, and older ones are no longer kept");
+	                            "sequence 0 cannot be trimmed to 100: layers of this model see "
+	                            "the last 9 positions, and older ones are no longer kept");
 }
 
 /* Quantised rows, of which the last 9 and the first 8 positions are read from exact pages. */
 static void
 exact_pages_behind_change_nothing(void **state)
 {
-	static const char *const plain[][2] = { { "\"keep\":0", "\"keep\":0,\"recent\":9,\"sinks\":8" }, { NULL, NULL } };
-	static const char *const fits[][2] = { { "\"keep\":0", "\"keep\":0,\"recent\":9,\"sinks\":8" }, { "\"k\":\"f32\",\"v\":\"f32\"", "\"k\":\"int8\",\"v\":\"int8\"" }, { NULL, NULL } };
+	static const char *const plain[][2] = {
+		{ "\"keep\":0", "\"keep\":0,\"recent\":9,\"sinks\":8" }, { NULL, NULL }
+	};
+	static const char *const fits[][2] = {
+		{ "\"keep\":0", "\"keep\":0,\"recent\":9,\"sinks\":8" },
+		{ "\"k\":\"f32\",\"v\":\"f32\"", "\"k\":\"int8\",\"v\":\"int8\"" },
+		{ NULL, NULL }
+	};
 
 	(void)state;
-	assert_null(edited_plan(plain, "pool kv: exact pages go with pages of quantised keys or values"));
-	pages_behind_change_nothing(edited_plan(fits, NULL), 8,
-	                            "sequence 0 cannot be trimmed to 100: layers of this model see the last 9 positions, or read them in 16 bit (kv.window), and older ones are no longer kept");
+	assert_null(
+	    edited_plan(plain, "pool kv: exact pages go with pages of quantised keys or values"));
+	pages_behind_change_nothing(
+	    edited_plan(fits, NULL), 8,
+	    "sequence 0 cannot be trimmed to 100: layers of this model see the last 9 positions, "
+	    "or read them in 16 bit (kv.window), and older ones are no longer kept");
 }
 
 static void
@@ -589,12 +639,14 @@ plans_of_other_targets_are_refused(void **state)
 	(void)state;
 	other.target = "gpu-x";
 	assert_int_equal(runtime_open(&other, &o, &none, &err), LLMC_E_INPUT);
-	assert_string_equal(err.text, "the plan is for target \"gpu-x\", which this llmc does not know");
+	assert_string_equal(err.text,
+	                    "the plan is for target \"gpu-x\", which this llmc does not know");
 	assert_null(none);
 	if (!isa_runs("cpu-v4")) {
 		other.target = "cpu-v4";
 		assert_int_equal(runtime_open(&other, &o, &none, &err), LLMC_E_MISSING);
-		assert_non_null(strstr(err.text, "the plan is for cpu-v4, this processor runs cpu-"));
+		assert_non_null(
+		    strstr(err.text, "the plan is for cpu-v4, this processor runs cpu-"));
 	}
 }
 

@@ -1,5 +1,6 @@
-/* Ranks that are processes, two stages of two: one is stopped, or killed, within a sum, in front of a message of the stage before, or between two steps. All that are left
- * stop waiting and know which one it was, where, and what it was at. All groups run side by side, and mostly sleep. */
+/* Ranks that are processes, two stages of two: one is stopped, or killed, within a sum, in front of
+ * a message of the stage before, or between two steps. All that are left stop waiting and know
+ * which one it was, where, and what it was at. All groups run side by side, and mostly sleep. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -26,10 +27,20 @@ static int timeout_s; /* without an answer for so long, a rank is lost */
 
 static const CommShape shape = { .ranks = RANKS, .team = 2, .parts = 1, .onward = 64, .back = 64 };
 
-typedef enum When { IN_SUM, IN_TAKE, IDLE, LEAVES, NEVER } When; /* LEAVES: it closes its end, and is gone; NEVER: all are stopped for a while */
+typedef enum When {
+	IN_SUM,
+	IN_TAKE,
+	IDLE,
+	LEAVES,
+	NEVER
+} When; /* LEAVES: it closes its end, and is gone; NEVER: all are stopped for a while */
 
 /* How each group is to end. sig: what the rank does to itself; where: NULL, nobody is lost */
-static const struct { When when; int rank, sig; const char *where; } cases[] = {
+static const struct {
+	When when;
+	int rank, sig;
+	const char *where;
+} cases[] = {
 	{ IN_SUM, 3, SIGSTOP, "in step 2, layer 3, all_reduce" },
 	{ IN_SUM, 3, SIGKILL, "in step 2, layer 3, all_reduce" },
 	{ IN_SUM, 0, SIGSTOP, "in step 2, layer 3, all_reduce" },
@@ -46,13 +57,20 @@ enum { GROUPS = sizeof cases / sizeof *cases };
 /* Seen by all */
 typedef struct Told {
 	atomic_int idle, over; /* it has done its steps; it has written its text, or has left */
-	bool       ended;
+	bool ended;
 	llmc_error err;
 } Told;
-typedef struct Wall { Told rank[RANKS]; atomic_bool end; } Wall;
+typedef struct Wall {
+	Told rank[RANKS];
+	atomic_bool end;
+} Wall;
 
 /* The parent's alone: fork tells the child another number */
-typedef struct Group { Wall *w; char *comm; pid_t pid[RANKS]; } Group;
+typedef struct Group {
+	Wall *w;
+	char *comm;
+	pid_t pid[RANKS];
+} Group;
 
 static void
 rest(int ms)
@@ -71,9 +89,9 @@ static bool
 run_step(Comm *c, int64_t step, When when, int sig)
 {
 	const int rank = comm_rank(c), stage = rank / shape.team;
-	float     x[WIDTH] = { (float)rank }, y[WIDTH] = { 0 };
-	char      record = 0;
-	bool      ok = rank ? comm_receive(c, &record, 1) : comm_send(c, &record, 1);
+	float x[WIDTH] = { (float)rank }, y[WIDTH] = { 0 };
+	char record = 0;
+	bool ok = rank ? comm_receive(c, &record, 1) : comm_send(c, &record, 1);
 
 	if (ok && stage) {
 		comm_set_position(c, step, -1, OP_stage_in);
@@ -85,7 +103,8 @@ run_step(Comm *c, int64_t step, When when, int sig)
 		comm_set_position(c, step, layer, OP_all_reduce);
 		if (when == IN_SUM && step == LAST_STEP && layer == 3)
 			raise(sig);
-		ok = comm_all_reduce(c, 0, &(CommReduce){ .x = x, .y = y, .rows = 1, .width = WIDTH });
+		ok = comm_all_reduce(c, 0,
+		                     &(CommReduce){ .x = x, .y = y, .rows = 1, .width = WIDTH });
 	}
 	if (ok && rank != 3) /* of the last stage the first one alone */
 		ok = comm_pipe_send(c, y, sizeof y);
@@ -100,10 +119,10 @@ run_rank(Wall *w, char *memory, int group, int rank)
 {
 	const bool lost = cases[group].rank == rank;
 	const When when = lost ? cases[group].when : NEVER;
-	Told      *told = &w->rank[rank];
-	Comm      *c;
-	char       record;
-	bool       ok = true;
+	Told *told = &w->rank[rank];
+	Comm *c;
+	char record;
+	bool ok = true;
 
 	if (comm_shm(memory, rank, shape, timeout_s, release, NULL, &c, &told->err) != LLMC_OK)
 		_exit(1);
@@ -129,7 +148,8 @@ run_rank(Wall *w, char *memory, int group, int rank)
 static void
 begin(Group *g, int group)
 {
-	g->comm = mmap(NULL, comm_shm_bytes(shape), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	g->comm = mmap(NULL, comm_shm_bytes(shape), PROT_READ | PROT_WRITE,
+	               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	assert_ptr_not_equal(g->comm, MAP_FAILED);
 	for (int k = 0; k < RANKS; k++) {
 		pid_t pid = fork();
@@ -160,12 +180,16 @@ static void
 finish(const Group *g, int group)
 {
 	Wall *w = g->w;
-	char  host[60] = "", how[40], want[200];
+	char host[60] = "", how[40], want[200];
 
 	gethostname(host, sizeof host - 1);
 	if (cases[group].where) {
-		snprintf(how, sizeof how, cases[group].sig == SIGSTOP ? "no answer for %d s" : "its process has ended", timeout_s);
-		snprintf(want, sizeof want, "rank %d of 4 (host %s) is lost: %s %s", cases[group].rank, host, how, cases[group].where);
+		snprintf(how, sizeof how,
+		         cases[group].sig == SIGSTOP ? "no answer for %d s"
+		                                     : "its process has ended",
+		         timeout_s);
+		snprintf(want, sizeof want, "rank %d of 4 (host %s) is lost: %s %s",
+		         cases[group].rank, host, how, cases[group].where);
 	} else {
 		snprintf(want, sizeof want, "a rank of this model has ended");
 		if (cases[group].when == LEAVES)
@@ -189,7 +213,8 @@ static void
 all_that_are_left_know_who_is_lost(void **state)
 {
 	Group group[GROUPS];
-	Wall *wall = mmap(NULL, sizeof *wall * GROUPS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	Wall *wall = mmap(NULL, sizeof *wall * GROUPS, PROT_READ | PROT_WRITE,
+	                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	(void)state;
 	assert_ptr_not_equal(wall, MAP_FAILED);
@@ -213,8 +238,8 @@ static void
 a_place_is_told_as_it_is(void **state)
 {
 	atomic_ullong where = 0;
-	Comm          c = { .where = &where };
-	char          text[100];
+	Comm c = { .where = &where };
+	char text[100];
 
 	(void)state;
 	comm_position_text(0, text, sizeof text);
@@ -238,7 +263,8 @@ int
 main(void)
 {
 	timeout_s = (int)wait_scaled(3);
-	const struct CMUnitTest tests[] = { cmocka_unit_test(a_place_is_told_as_it_is), cmocka_unit_test(all_that_are_left_know_who_is_lost) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(a_place_is_told_as_it_is),
+		                            cmocka_unit_test(all_that_are_left_know_who_is_lost) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

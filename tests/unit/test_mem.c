@@ -1,4 +1,5 @@
-/* Memory: no two buffers that live at the same time overlap. The checker plays the steps and looks at every byte. */
+/* Memory: no two buffers that live at the same time overlap. The checker plays the steps and looks
+ * at every byte. */
 #include "compiler_util.h"
 
 #include "compiler/select_kernels.h"
@@ -18,7 +19,8 @@ enum { N_BUF = 60, N_STEP = 40 };
 
 static const PlanSym kinds[] = { SYM_n_tok, SYM_n_out, SYM_n_part };
 
-/* Who owns each slot at each step, by brute force. Buffers that share memory on purpose count as one. */
+/* Who owns each slot at each step, by brute force. Buffers that share memory on purpose count as
+ * one. */
 static void
 check_no_overlap(const MemBuf *buf, int n, int n_slot)
 {
@@ -31,12 +33,15 @@ check_no_overlap(const MemBuf *buf, int n, int n_slot)
 				int root = i;
 				while (buf[root].same >= 0)
 					root = buf[root].same;
-				bool live = buf[i].alone || (buf[i].first[ph] >= 0 && buf[i].first[ph] <= t && t <= buf[i].last[ph]);
+				bool live =
+				    buf[i].alone || (buf[i].first[ph] >= 0 &&
+				                     buf[i].first[ph] <= t && t <= buf[i].last[ph]);
 				if (!live)
 					continue;
 				assert_in_range(buf[i].slot, 0, n_slot - 1);
 				if (owner[buf[i].slot] >= 0 && owner[buf[i].slot] != root)
-					fail_msg("step %d: buffers %d and %d share slot %d", t, owner[buf[i].slot], i, buf[i].slot);
+					fail_msg("step %d: buffers %d and %d share slot %d", t,
+					         owner[buf[i].slot], i, buf[i].slot);
 				owner[buf[i].slot] = root;
 			}
 		}
@@ -45,29 +50,39 @@ check_no_overlap(const MemBuf *buf, int n, int n_slot)
 static void
 random_lives(Bench *b, int seed)
 {
-	uint32_t  r = 2463534242u + (uint32_t)seed * 7919u;
-	MemBuf   *buf = NEW(&b->arena, MemBuf, N_BUF);
+	uint32_t r = 2463534242u + (uint32_t)seed * 7919u;
+	MemBuf *buf = NEW(&b->arena, MemBuf, N_BUF);
 	PlanExtent *slot;
-	int       n_slot, n = 0;
+	int n_slot, n = 0;
 
 	while (n < N_BUF) {
 		MemBuf *m = &buf[n];
-		*m = (MemBuf){ .id = "b", .dtype = DT_F32, .kernel = -1, .same = -1, .alone = next_random(&r) % 16 == 0 };
-		m->extent = (PlanExtent){ kinds[next_random(&r) % 3], 1 + next_random(&r) % 500, next_random(&r) % 8 ? 1 : 32 };
+		*m = (MemBuf){ .id = "b",
+			       .dtype = DT_F32,
+			       .kernel = -1,
+			       .same = -1,
+			       .alone = next_random(&r) % 16 == 0 };
+		m->extent = (PlanExtent){ kinds[next_random(&r) % 3], 1 + next_random(&r) % 500,
+			                  next_random(&r) % 8 ? 1 : 32 };
 		for (int ph = 0; ph < PHASES; ph++) {
 			m->first[ph] = (int)(next_random(&r) % N_STEP);
-			m->last[ph] = m->first[ph] + (int)(next_random(&r) % (unsigned)(N_STEP - m->first[ph]));
+			m->last[ph] = m->first[ph] +
+			              (int)(next_random(&r) % (unsigned)(N_STEP - m->first[ph]));
 			if (next_random(&r) % 5 == 0)
 				m->first[ph] = m->last[ph] = -1;
 		}
-		/* now and then, take over the memory of the one before, which ends where this begins */
+		/* now and then, take over the memory of the one before, which ends where this
+		 * begins */
 		if (n > 0 && next_random(&r) % 3 == 0 && !buf[n - 1].alone && !m->alone) {
 			m->extent = buf[n - 1].extent;
 			m->same = n - 1;
 			for (int ph = 0; ph < PHASES; ph++) {
 				int from = buf[n - 1].last[ph];
 				m->first[ph] = from;
-				m->last[ph] = from < 0 ? -1 : from + (int)(next_random(&r) % (unsigned)(N_STEP - from));
+				m->last[ph] =
+				    from < 0
+				        ? -1
+				        : from + (int)(next_random(&r) % (unsigned)(N_STEP - from));
 			}
 		}
 		n++;
@@ -97,20 +112,24 @@ static void
 play(const Graph *g, const Selection *sel)
 {
 	for (int ph = 0; ph < PHASES; ph++) {
-		int *holds = calloc((size_t)sel->n_slot, sizeof *holds); /* value in each slot, + 1 */
+		int *holds =
+		    calloc((size_t)sel->n_slot, sizeof *holds); /* value in each slot, + 1 */
 		for (int i = 0; i < sel->n_step; i++) {
 			const Op *op = &g->op[i];
 			for (int k = 0; k < op_info[op->kind].n_in; k++) {
 				int v = op->arg[k];
-				if (v >= 0 && sel->buf_of[ph][v] >= 0 && holds[sel->buf[sel->buf_of[ph][v]].slot] != v + 1)
-					fail_msg("step %d (%s): %s is gone", i, op_info[op->kind].name, g->val[v].name);
+				if (v >= 0 && sel->buf_of[ph][v] >= 0 &&
+				    holds[sel->buf[sel->buf_of[ph][v]].slot] != v + 1)
+					fail_msg("step %d (%s): %s is gone", i,
+					         op_info[op->kind].name, g->val[v].name);
 			}
 			for (int k = 0; k < sel->step[ph][i].n_scratch; k++) {
 				const MemBuf *s = &sel->buf[sel->step[ph][i].scratch[k]];
 				for (int a = 0; a < op_info[op->kind].n_arg; a++) {
 					int v = op->arg[a];
 					if (v >= 0 && sel->buf_of[ph][v] >= 0)
-						assert_int_not_equal(sel->buf[sel->buf_of[ph][v]].slot, s->slot);
+						assert_int_not_equal(
+						    sel->buf[sel->buf_of[ph][v]].slot, s->slot);
 				}
 				holds[s->slot] = 0;
 			}
@@ -122,7 +141,8 @@ play(const Graph *g, const Selection *sel)
 				/* written over an input only where the op allows it */
 				for (int a = 0; a < op_info[op->kind].n_in; a++) {
 					int x = op->arg[a];
-					if (x < 0 || sel->buf_of[ph][x] < 0 || sel->buf[sel->buf_of[ph][x]].slot != slot)
+					if (x < 0 || sel->buf_of[ph][x] < 0 ||
+					    sel->buf[sel->buf_of[ph][x]].slot != slot)
 						continue;
 					assert_true(role_in_place(op_info[op->kind].arg[a].role));
 				}
@@ -143,7 +163,7 @@ plan_of(Bench *b, int n)
 
 	for (size_t t = 0; t < 2; t++) {
 		bench_file(b, tiny_models[n]);
-		Graph     *g = bench_graph(b);
+		Graph *g = bench_graph(b);
 		Templates *ts = t ? templates_load(targets[t], b->spec, &b->diag, &b->arena) : NULL;
 		if (ts) {
 			select_layouts(g, ts);
@@ -176,9 +196,9 @@ slot_bytes(Bench *b, const char *layers)
 	const char *set[] = { layers, NULL };
 	b->spec = spec_from_file("tests/golden/graphs/llama.yaml", set, &b->diag, &b->arena);
 	assert_non_null(b->spec);
-	Graph     *g = bench_graph(b);
+	Graph *g = bench_graph(b);
 	Selection *sel = select_steps(g, NULL, &b->diag);
-	int64_t    total = 0;
+	int64_t total = 0;
 	mem_buffers(g, sel);
 	mem_assign(&b->arena, sel->buf, sel->n_buf, &sel->slot, &sel->n_slot);
 	for (int i = 0; i < sel->n_slot; i++)

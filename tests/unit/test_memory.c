@@ -1,6 +1,7 @@
-/* Memory that runs out, at every allocation in turn: a compile, an import, an open and a request end with E_MEMORY or as if nothing
- * had been, and give back all that they took. The linker hands the allocations of the library, and of the libraries it
- * is linked with, to the functions below (--wrap). LLMC_CHECK_ALL=1: every one, on the CPU too, else a sample. */
+/* Memory that runs out, at every allocation in turn: a compile, an import, an open and a request
+ * end with E_MEMORY or as if nothing had been, and give back all that they took. The linker hands
+ * the allocations of the library, and of the libraries it is linked with, to the functions below
+ * (--wrap). LLMC_CHECK_ALL=1: every one, on the CPU too, else a sample. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,26 +19,26 @@ json_t *__real_json_loadb(const char *text, size_t n, size_t flags, json_error_t
 json_t *__wrap_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why);
 void *__real_malloc(size_t n);
 void *__real_realloc(void *p, size_t n);
-void  __real_free(void *p);
+void __real_free(void *p);
 void *__real_aligned_alloc(size_t align, size_t n);
 void *__wrap_malloc(size_t n);
 void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *p, size_t n);
-void  __wrap_free(void *p);
+void __wrap_free(void *p);
 char *__wrap_strdup(const char *s);
 char *__wrap_strndup(const char *s, size_t n);
 void *__wrap_aligned_alloc(size_t align, size_t n);
-int   __wrap_posix_memalign(void **out, size_t align, size_t n);
+int __wrap_posix_memalign(void **out, size_t align, size_t n);
 
 /* ---- the allocations of one attempt ---- */
 
 enum { MAX_LIVE = 1 << 17 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool  watching;
-static bool  on_from; /* fail all from there on, not one */
-static long  count, fail_at, n_live;
+static bool watching;
+static bool on_from; /* fail all from there on, not one */
+static long count, fail_at, n_live;
 static const char *volatile trying; /* for debuggers */
-static void *live[MAX_LIVE]; /* open addressing; DEAD where one was */
+static void *live[MAX_LIVE];        /* open addressing; DEAD where one was */
 #define DEAD ((void *)1)
 
 static size_t
@@ -50,7 +51,8 @@ place(const void *p)
 	return i;
 }
 
-/* jansson drops a character when its buffer cannot grow, and goes on: within one parse memory that is out stays out. */
+/* jansson drops a character when its buffer cannot grow, and goes on: within one parse memory that
+ * is out stays out. */
 static _Thread_local bool parsing, parse_failed;
 
 json_t *
@@ -285,7 +287,9 @@ chat(llmc_error *err)
 	char text[512];
 	int32_t id[64];
 	size_t need = 0, n = 0;
-	llmc_status s = llmc_chat(t, "[{\"role\":\"user\",\"content\":\"a b \\u00e9\"}]", "{\"add_generation_prompt\":true}", text, sizeof text, &need, err);
+	llmc_status s =
+	    llmc_chat(t, "[{\"role\":\"user\",\"content\":\"a b \\u00e9\"}]",
+	              "{\"add_generation_prompt\":true}", text, sizeof text, &need, err);
 
 	if (s == LLMC_OK)
 		s = llmc_tokenize(t, text, need, LLMC_PARSE_SPECIAL, id, 64, &n, err);
@@ -313,7 +317,8 @@ attempt(const char *what, llmc_status (*fn)(llmc_error *), long n, bool all_afte
 	if (s != LLMC_OK && !err.text[0])
 		fail_msg("%s, allocation %ld fails: no sentence", what, n);
 	if (n_live)
-		fail_msg("%s, allocation %ld fails: %ld pieces are never given back", what, n, n_live);
+		fail_msg("%s, allocation %ld fails: %ld pieces are never given back", what, n,
+		         n_live);
 	if (n == 0 && s != LLMC_OK)
 		fail_msg("%s: %s", what, err.text);
 	return n == 0 || count >= n;
@@ -379,29 +384,44 @@ put(const Tempdir *t, const char *name, const char *text, size_t n)
 }
 
 static const char config[] =
-	"{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"],\"vocab_size\":8,\"hidden_size\":32,\"intermediate_size\":64,"
-	"\"num_hidden_layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":16,\"hidden_act\":\"silu\",\"rms_norm_eps\":1e-5,"
-	"\"rope_theta\":10000.0,\"max_position_embeddings\":64,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\","
-	"\"bos_token_id\":1,\"eos_token_id\":2}";
+    "{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"],\"vocab_size\":8,\"hidden_"
+    "size\":32,\"intermediate_size\":64,"
+    "\"num_hidden_layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":16,"
+    "\"hidden_act\":\"silu\",\"rms_norm_eps\":1e-5,"
+    "\"rope_theta\":10000.0,\"max_position_embeddings\":64,\"tie_word_embeddings\":true,\"torch_"
+    "dtype\":\"float32\","
+    "\"bos_token_id\":1,\"eos_token_id\":2}";
 static const char tokenizer[] =
-	"{\"added_tokens\":[{\"id\":0,\"content\":\"<unk>\",\"special\":true},{\"id\":1,\"content\":\"<s>\",\"special\":true},"
-	"{\"id\":2,\"content\":\"</s>\",\"special\":true}],"
-	"\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\s+|\\\\S+\"},\"behavior\":\"Isolated\",\"invert\":false},"
-	"\"model\":{\"type\":\"BPE\",\"vocab\":{\"<unk>\":0,\"<s>\":1,\"</s>\":2,\"a\":3,\"b\":4,\"ab\":5,\" \":6,\"\u00e9\":7},"
-	"\"merges\":[\"a b\"],\"unk_token\":\"<unk>\"},\"decoder\":{\"type\":\"Fuse\"}}";
+    "{\"added_tokens\":[{\"id\":0,\"content\":\"<unk>\",\"special\":true},{\"id\":1,\"content\":\"<"
+    "s>\",\"special\":true},"
+    "{\"id\":2,\"content\":\"</s>\",\"special\":true}],"
+    "\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{"
+    "\"Regex\":\"\\\\s+|\\\\S+\"},\"behavior\":\"Isolated\",\"invert\":false},"
+    "\"model\":{\"type\":\"BPE\",\"vocab\":{\"<unk>\":0,\"<s>\":1,\"</"
+    "s>\":2,\"a\":3,\"b\":4,\"ab\":5,\" \":6,\"\u00e9\":7},"
+    "\"merges\":[\"a b\"],\"unk_token\":\"<unk>\"},\"decoder\":{\"type\":\"Fuse\"}}";
 static const char tokenizer_config[] =
-	"{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\",\"chat_template\":"
-	"\"{% for m in messages %}{{ bos_token }}{{ m.role | upper }} {{ m.content | tojson }}{{ eos_token }}{% endfor %}\"}";
+    "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\",\"chat_template\":"
+    "\"{% for m in messages %}{{ bos_token }}{{ m.role | upper }} {{ m.content | tojson }}{{ "
+    "eos_token }}{% endfor %}\"}";
 
 static void
 put_weights(const Tempdir *t)
 {
-	static const struct { const char *name; int rows, cols; } tensor[] = {
-		{ "model.embed_tokens.weight", 8, 32 }, { "model.norm.weight", 32, 0 },
-		{ "model.layers.0.input_layernorm.weight", 32, 0 }, { "model.layers.0.post_attention_layernorm.weight", 32, 0 },
-		{ "model.layers.0.self_attn.q_proj.weight", 32, 32 }, { "model.layers.0.self_attn.k_proj.weight", 16, 32 },
-		{ "model.layers.0.self_attn.v_proj.weight", 16, 32 }, { "model.layers.0.self_attn.o_proj.weight", 32, 32 },
-		{ "model.layers.0.mlp.gate_proj.weight", 64, 32 }, { "model.layers.0.mlp.up_proj.weight", 64, 32 },
+	static const struct {
+		const char *name;
+		int rows, cols;
+	} tensor[] = {
+		{ "model.embed_tokens.weight", 8, 32 },
+		{ "model.norm.weight", 32, 0 },
+		{ "model.layers.0.input_layernorm.weight", 32, 0 },
+		{ "model.layers.0.post_attention_layernorm.weight", 32, 0 },
+		{ "model.layers.0.self_attn.q_proj.weight", 32, 32 },
+		{ "model.layers.0.self_attn.k_proj.weight", 16, 32 },
+		{ "model.layers.0.self_attn.v_proj.weight", 16, 32 },
+		{ "model.layers.0.self_attn.o_proj.weight", 32, 32 },
+		{ "model.layers.0.mlp.gate_proj.weight", 64, 32 },
+		{ "model.layers.0.mlp.up_proj.weight", 64, 32 },
 		{ "model.layers.0.mlp.down_proj.weight", 32, 64 },
 	};
 	static char file[1 << 16];
@@ -409,11 +429,15 @@ put_weights(const Tempdir *t)
 
 	at += (size_t)sprintf(file + at, "{");
 	for (size_t i = 0; i < sizeof tensor / sizeof *tensor; i++) {
-		size_t bytes = 4 * (size_t)tensor[i].rows * (size_t)(tensor[i].cols ? tensor[i].cols : 1);
+		size_t bytes =
+		    4 * (size_t)tensor[i].rows * (size_t)(tensor[i].cols ? tensor[i].cols : 1);
 		char shape[32];
-		snprintf(shape, sizeof shape, tensor[i].cols ? "%d,%d" : "%d", tensor[i].rows, tensor[i].cols);
-		at += (size_t)sprintf(file + at, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", i ? "," : "", tensor[i].name,
-		                      shape, end, end + bytes);
+		snprintf(shape, sizeof shape, tensor[i].cols ? "%d,%d" : "%d", tensor[i].rows,
+		         tensor[i].cols);
+		at += (size_t)sprintf(
+		    file + at,
+		    "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+		    i ? "," : "", tensor[i].name, shape, end, end + bytes);
 		end += bytes;
 	}
 	at += (size_t)sprintf(file + at, "}");

@@ -4,14 +4,16 @@
 #include "compiler/template/template.h"
 
 typedef struct Case {
-	const char *target, *more;   /* lines of YAML */
-	OpKind      makes;
-	int         arg;             /* of it, the value that is looked at */
-	Dtype       decode, mixed;
+	const char *target, *more; /* lines of YAML */
+	OpKind makes;
+	int arg; /* of it, the value that is looked at */
+	Dtype decode, mixed;
 } Case;
 
 #define GLU OP_norm_glu, ARG(norm_glu, y)
-#define EXPERTS "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 8}\nmoe: {n_experts: 4, top_k: 2, width: 64}\n"
+#define EXPERTS                                                                                    \
+	"attention: {n_heads: 4, n_kv_heads: 2, head_dim: 8}\nmoe: {n_experts: 4, top_k: 2, "      \
+	"width: 64}\n"
 
 static const Case cases[] = {
 	{ "cuda-sm_80", TINY_GQA TINY_FFN, GLU, DT_F32, DT_BF16 },
@@ -26,9 +28,11 @@ static const Case cases[] = {
 	{ "cuda-sm_90a", TINY_GQA TINY_FFN "storage: {default: f32}\n", GLU, DT_F32, DT_F32 },
 	/* rows of no whole 16 bytes; another op reads it too; processors */
 	{ "cuda-sm_90a", TINY_GQA "ffn: {width: 60}\n", GLU, DT_F32, DT_F32 },
-	{ "cuda-sm_90a", TINY_GQA TINY_FFN "adapters: {slots: 2, rank: 4}\n", OP_glu, ARG(glu, y), DT_F32, DT_F32 },
+	{ "cuda-sm_90a", TINY_GQA TINY_FFN "adapters: {slots: 2, rank: 4}\n", OP_glu, ARG(glu, y),
+	  DT_F32, DT_F32 },
 	{ "cpu-v3", TINY_GQA TINY_FFN, GLU, DT_F32, DT_F32 },
-	/* attention runs decode kernels in decode steps of any number of rows; the stream is added to */
+	/* attention runs decode kernels in decode steps of any number of rows; the stream is added
+	   to */
 	{ "cuda-sm_90a", TINY_GQA TINY_FFN, OP_attention, ARG(attention, y), DT_F32, DT_F32 },
 	{ "cuda-sm_90a", TINY_GQA TINY_FFN, OP_matmul_add, ARG(matmul_add, y), DT_F32, DT_F32 },
 	{ "cuda-sm_90a", EXPERTS, OP_norm_moe_glu, ARG(norm_moe_glu, h), DT_F32, DT_BF16 },
@@ -50,15 +54,18 @@ static void
 one(Bench *b, int n)
 {
 	const Case *c = &cases[n];
-	llmc_error  err;
+	llmc_error err;
 
-	bench_spec(b, strstr(c->more, "moe") ? "mixtral" : "llama", c->more); /* in bf16 where it says nothing else */
+	bench_spec(b, strstr(c->more, "moe") ? "mixtral" : "llama",
+	           c->more); /* in bf16 where it says nothing else */
 	const Compiled *made_of = compile_spec(b->spec, c->target, NULL, NULL, &b->diag, &b->arena);
 	if (!made_of)
 		fail_msg("case %d: %s", n, strbuf_str(&b->diag.text));
-	const PlanBuffer *decode = made(made_of->plan, PHASE_DECODE, c->makes, c->arg), *mixed = made(made_of->plan, PHASE_MIXED, c->makes, c->arg);
+	const PlanBuffer *decode = made(made_of->plan, PHASE_DECODE, c->makes, c->arg),
+	                 *mixed = made(made_of->plan, PHASE_MIXED, c->makes, c->arg);
 	if (decode->dtype != c->decode || mixed->dtype != c->mixed)
-		fail_msg("case %d: %s in decode steps, %s in mixed ones", n, dtype_text(decode->dtype), dtype_text(mixed->dtype));
+		fail_msg("case %d: %s in decode steps, %s in mixed ones", n,
+		         dtype_text(decode->dtype), dtype_text(mixed->dtype));
 	assert_int_equal(decode->slot, mixed->slot);
 	if (plan_check(made_of->plan, &err) != LLMC_OK)
 		fail_msg("case %d: %s", n, err.text);
@@ -72,19 +79,23 @@ values_are_held_as_their_products_take_them(void **state)
 		bench_run(one, i);
 }
 
-/* A plan is a file: a kernel for bf16 takes no buffer of fp32, nor the other way round, and the reference takes fp32 alone. */
+/* A plan is a file: a kernel for bf16 takes no buffer of fp32, nor the other way round, and the
+ * reference takes fp32 alone. */
 static void
 wrong_type(Bench *b, int n)
 {
 	llmc_error err;
 
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
-	Plan *p = (Plan *)compile_spec(b->spec, "cuda-sm_80", NULL, NULL, &b->diag, &b->arena)->plan;
+	Plan *p =
+	    (Plan *)compile_spec(b->spec, "cuda-sm_80", NULL, NULL, &b->diag, &b->arena)->plan;
 	for (int ph = 0; ph < 2; ph++)
 		for (int i = 0; i < p->phase[ph].n_step; i++) {
 			PlanStep *s = &p->phase[ph].step[i];
 			if (ph == n && s->op == OP_norm_glu)
-				s->arg[ARG(norm_glu, y)].index = (int)(made(p, 1 - n, OP_norm_glu, ARG(norm_glu, y)) - p->buffer);
+				s->arg[ARG(norm_glu, y)].index =
+				    (int)(made(p, 1 - n, OP_norm_glu, ARG(norm_glu, y)) -
+				          p->buffer);
 		}
 	assert_int_not_equal(plan_check(p, &err), LLMC_OK);
 	assert_non_null(strstr(err.text, "the kernel wants"));

@@ -1,4 +1,5 @@
-/* The op table: rows, attributes and shapes fit together. What an op computes is tests/unit/test_ref_ops.c. */
+/* The op table: rows, attributes and shapes fit together. What an op computes is
+ * tests/unit/test_ref_ops.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,13 +13,22 @@
 
 static const OpModel model = { .vocab = 96, .max_positions = 64 };
 
-/* Attributes as the row wants them: whole numbers `i` (but for what must be small), the first word of each list */
+/* Attributes as the row wants them: whole numbers `i` (but for what must be small), the first word
+ * of each list */
 static int
 attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 {
-	const struct { const char *key, *word; } words[] = {
-		{ "norm", "rms" }, { "act", "gelu_tanh" }, { "mask", "prefix" }, { "style", "half" }, { "score", "softmax" }, { "group_score", "top2" },
-		{ "gate", op == OP_gate_mul ? "softplus" : "silu" }, { "order", "norm_first" },
+	const struct {
+		const char *key, *word;
+	} words[] = {
+		{ "norm", "rms" },
+		{ "act", "gelu_tanh" },
+		{ "mask", "prefix" },
+		{ "style", "half" },
+		{ "score", "softmax" },
+		{ "group_score", "top2" },
+		{ "gate", op == OP_gate_mul ? "softplus" : "silu" },
+		{ "order", "norm_first" },
 	};
 	int n = 0;
 
@@ -32,7 +42,9 @@ attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 			a[n].i = 0;
 		if (!strcmp(key, "rope_dims"))
 			a[n].i = i / 2;
-		if (!strcmp(key, "groups") || !strcmp(key, "shared_gate") || !strcmp(key, "per_group") || !strcmp(key, "chunk") || !strcmp(key, "x_rows_per_token"))
+		if (!strcmp(key, "groups") || !strcmp(key, "shared_gate") ||
+		    !strcmp(key, "per_group") || !strcmp(key, "chunk") ||
+		    !strcmp(key, "x_rows_per_token"))
 			a[n].i = 1;
 	}
 	return n;
@@ -49,7 +61,8 @@ arguments_have_their_places(void **state)
 		const OpInfo *info = &op_info[op];
 		assert_in_range(info->n_in, op == OP_stage_in ? 0 : 1, info->n_arg - 1);
 		assert_in_range(info->n_arg, info->n_in + 1, OP_MAX_ARGS);
-		for (int k = 0; k < info->n_arg; k++) { /* n_in counts wherever the inputs stand: they must stand in front */
+		for (int k = 0; k < info->n_arg;
+		     k++) { /* n_in counts wherever the inputs stand: they must stand in front */
 			assert_int_equal(info->arg[k].role == ROLE_OUT, k >= info->n_in);
 			for (int o = 0; o < k; o++)
 				assert_string_not_equal(info->arg[k].name, info->arg[o].name);
@@ -66,14 +79,16 @@ each_attribute_is_known(void **state)
 {
 	(void)state;
 	for (int op = OP_nop + 1; op < OP_COUNT; op++) {
-		Attr       a[OP_MAX_ATTRS + 1];
+		Attr a[OP_MAX_ATTRS + 1];
 		llmc_error err;
-		int        n = attributes((OpKind)op, 8, a), words = 1;
+		int n = attributes((OpKind)op, 8, a), words = 1;
 		for (const char *p = op_info[op].attrs; *p; p++)
 			words += *p == ' ';
 		assert_in_range(n, 1, OP_MAX_ATTRS);
 		if (n != words)
-			fail_msg("%s: \"%s\": the attribute after number %d is in no list of ops.def", op_info[op].name, op_info[op].attrs, n);
+			fail_msg(
+			    "%s: \"%s\": the attribute after number %d is in no list of ops.def",
+			    op_info[op].name, op_info[op].attrs, n);
 		if (attr_check((OpKind)op, a, n, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
 		assert_int_equal(attr_check((OpKind)op, a, n - 1, &err), LLMC_E_INPUT);
@@ -86,35 +101,39 @@ each_argument_has_a_shape(void **state)
 {
 	(void)state;
 	for (int op = OP_nop + 1; op < OP_COUNT; op++) {
-		Attr        a[OP_MAX_ATTRS + 1];
-		ArgShape    shape[OP_MAX_ARGS] = { 0 };
-		const char *rule = op_shapes((OpKind)op, a, attributes((OpKind)op, 8, a), &model, shape);
+		Attr a[OP_MAX_ATTRS + 1];
+		ArgShape shape[OP_MAX_ARGS] = { 0 };
+		const char *rule =
+		    op_shapes((OpKind)op, a, attributes((OpKind)op, 8, a), &model, shape);
 		if (rule)
 			fail_msg("%s: %s", op_info[op].name, rule);
 		for (int k = 0; k < op_info[op].n_arg; k++) {
 			const ArgShape *s = &shape[k];
-			bool            ok = s->kind == VAL_ORDER;
+			bool ok = s->kind == VAL_ORDER;
 			if (s->kind == VAL_ACT || s->kind == VAL_ROPE)
 				ok = s->cols > 0 && (s->dtype == DT_F32 || s->dtype == DT_I32);
 			else if (s->kind == VAL_WEIGHT)
-				ok = s->rows > 0 && s->pieces >= 1 && s->used >= 1 && s->used <= s->pieces && s->rows % s->pieces == 0;
+				ok = s->rows > 0 && s->pieces >= 1 && s->used >= 1 &&
+				     s->used <= s->pieces && s->rows % s->pieces == 0;
 			else if (s->kind == VAL_POOL)
 				ok = s->pool.kv_heads > 0 && s->pool.k_dim > 0;
 			if (!ok)
-				fail_msg("ops/shapes.c: %s says nothing of %s", op_info[op].name, op_info[op].arg[k].name);
+				fail_msg("ops/shapes.c: %s says nothing of %s", op_info[op].name,
+				         op_info[op].arg[k].name);
 		}
 	}
 }
 
-/* The largest attributes that are let through overflow nothing (the sanitizer build sees to that), and no tensor is so large. */
+/* The largest attributes that are let through overflow nothing (the sanitizer build sees to that),
+ * and no tensor is so large. */
 static void
 no_size_overflows(void **state)
 {
 	(void)state;
 	for (int op = OP_nop + 1; op < OP_COUNT; op++) {
-		Attr     a[OP_MAX_ATTRS + 1];
+		Attr a[OP_MAX_ATTRS + 1];
 		ArgShape shape[OP_MAX_ARGS];
-		int      n = attributes((OpKind)op, INT32_MAX, a);
+		int n = attributes((OpKind)op, INT32_MAX, a);
 		if (op_shapes((OpKind)op, a, n, &model, shape))
 			continue;
 		for (int k = 0; k < op_info[op].n_arg; k++)
@@ -127,7 +146,13 @@ no_size_overflows(void **state)
 static void
 rules_are_kept(void **state)
 {
-	static const struct { OpKind op; const char *key; int64_t i; double f; const char *rule; } bad[] = {
+	static const struct {
+		OpKind op;
+		const char *key;
+		int64_t i;
+		double f;
+		const char *rule;
+	} bad[] = {
 		{ OP_attention, "chunk", 2, 0, "chunk <= 1" },
 		{ OP_attention, "heads", 9, 0, "heads is a multiple of kv_heads" },
 		{ OP_attention, "alibi_first", 1, 0, "alibi_first + heads <= alibi_heads" },
@@ -159,9 +184,9 @@ rules_are_kept(void **state)
 
 	(void)state;
 	for (size_t b = 0; b < sizeof bad / sizeof *bad; b++) {
-		Attr     a[OP_MAX_ATTRS + 1];
+		Attr a[OP_MAX_ATTRS + 1];
 		ArgShape shape[OP_MAX_ARGS];
-		int      n = attributes(bad[b].op, 8, a), at = 0;
+		int n = attributes(bad[b].op, 8, a), at = 0;
 		while (strcmp(a[at].key, bad[b].key) != 0)
 			at++;
 		a[at].i = bad[b].i;
@@ -176,8 +201,10 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(arguments_have_their_places), cmocka_unit_test(each_attribute_is_known),
-		cmocka_unit_test(each_argument_has_a_shape),   cmocka_unit_test(no_size_overflows),
+		cmocka_unit_test(arguments_have_their_places),
+		cmocka_unit_test(each_attribute_is_known),
+		cmocka_unit_test(each_argument_has_a_shape),
+		cmocka_unit_test(no_size_overflows),
 		cmocka_unit_test(rules_are_kept),
 	};
 

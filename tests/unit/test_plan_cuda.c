@@ -1,5 +1,5 @@
-/* Plans for GPUs: one comes through the reader whole, and what a library is to read and write is proved like a kernel's. Edits replace
- * the first occurrence of a text. */
+/* Plans for GPUs: one comes through the reader whole, and what a library is to read and write is
+ * proved like a kernel's. Edits replace the first occurrence of a text. */
 #include "compiler_util.h"
 #include "runtime/runtime.h"
 
@@ -55,9 +55,13 @@ BENCH_TEST(a_plan_comes_through_whole)
 	arena_release(&a);
 }
 
-#define FIRST "\"product\":{\"act\":11,\"w\":3,\"y\":15,\"add\":-1,\"beta\":0.0}" /* of q, k, v: 64 rows of 32, raw f32 */
+#define FIRST                                                                                      \
+	"\"product\":{\"act\":11,\"w\":3,\"y\":15,\"add\":-1,\"beta\":0.0}" /* of q, k, v: 64 rows \
+	                                                                       of 32, raw f32 */
 
-static const struct { const char *from, *to, *text; } bad[] = {
+static const struct {
+	const char *from, *to, *text;
+} bad[] = {
 	{ "\"act\":11", "\"act\":16", "launch[3].product.act: is 16, expected 0 .. 15" },
 	{ "\"act\":5,\"w\":1", "\"act\":15,\"w\":1", "a product is of arguments of this kernel" },
 	{ "\"act\":11", "\"act\":0", "a product takes an input or scratch: rows of f16 or bf16" },
@@ -65,12 +69,14 @@ static const struct { const char *from, *to, *text; } bad[] = {
 	{ "\"act\":11,\"w\":3", "\"act\":11,\"w\":0", "a product takes a matrix of weights" },
 	{ "\"y\":15,", "\"y\":11,", "a product leaves rows" },
 	{ "\"y\":15,", "\"y\":0,", "a product leaves rows" },
-	{ "\"y\":15,", "\"y\":9,", "the product of the library is with [32, 32]" }, /* q: narrower */
+	{ "\"y\":15,", "\"y\":9,",
+	  "the product of the library is with [32, 32]" }, /* q: narrower */
 	{ "\"add\":-1", "\"add\":-2", "is -2, expected -1 .. 15" },
 	{ "\"add\":-1", "\"add\":0", "as wide as what it leaves" },
 	{ "\"beta\":0.0", "\"beta\":0", "expected a number with a point" },
 	{ FIRST, FIRST ",\"fn\":\"x\"", "unknown key \"fn\"" },
-	{ FIRST, "\"product\":{\"act\":11,\"w\":3,\"y\":15,\"add\":-1}", "product.beta: is missing" },
+	{ FIRST, "\"product\":{\"act\":11,\"w\":3,\"y\":15,\"add\":-1}",
+	  "product.beta: is missing" },
 	{ FIRST, "\"product\":3", "launch[3].product: is an integer" },
 	{ "\"rows\":\"n_tok\"", "\"rows\":\"n_toks\"", "\"n_toks\" is no symbol" },
 	{ "\"most\":64", "\"most\":-1", "most: is -1" },
@@ -78,9 +84,11 @@ static const struct { const char *from, *to, *text; } bad[] = {
 	{ "{" FIRST "},", "", "a kernel without a product has one path" },
 	{ "{" FIRST "},", "{" FIRST "},{" FIRST "},", "at most one product" },
 	{ "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":64}",
-	  "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":56}", "the product of the library is with [56, 32]" },
+	  "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":56}",
+	  "the product of the library is with [56, 32]" },
 	{ "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":64}",
-	  "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":[64,2]}", "a product leaves rows" },
+	  "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":[64,2]}",
+	  "a product leaves rows" },
 };
 
 BENCH_TEST(each_break_is_named)
@@ -94,10 +102,12 @@ BENCH_TEST(each_break_is_named)
 		Plan *p;
 		if (!at)
 			fail_msg("the plan does not hold %s", bad[i].from);
-		const char *other = arena_printf(&b->arena, "%.*s%s%s", (int)(at - text), text, bad[i].to, at + strlen(bad[i].from));
+		const char *other = arena_printf(&b->arena, "%.*s%s%s", (int)(at - text), text,
+		                                 bad[i].to, at + strlen(bad[i].from));
 		llmc_status s = read_text(other, &a, &p, &err);
 		if (s != LLMC_E_INPUT || !strstr(err.text, bad[i].text))
-			fail_msg("%s -> %s: expected %s, got: %s", bad[i].from, bad[i].to, bad[i].text, s == LLMC_OK ? "(taken)" : err.text);
+			fail_msg("%s -> %s: expected %s, got: %s", bad[i].from, bad[i].to,
+			         bad[i].text, s == LLMC_OK ? "(taken)" : err.text);
 		arena_release(&a);
 	}
 }
@@ -106,8 +116,9 @@ BENCH_TEST(each_break_is_named)
 BENCH_TEST(weights_of_a_product)
 {
 	const char *text = plan_text(b);
-	static const char *const want[] = { "is bf16 in layout f32, a library multiplies by", "is f32 in layout row, a library multiplies by",
-		"a library leaves f32 or the type of the weights" };
+	static const char *const want[] = { "is bf16 in layout f32, a library multiplies by",
+		                            "is f32 in layout row, a library multiplies by",
+		                            "a library leaves f32 or the type of the weights" };
 	llmc_error err;
 	Arena a;
 	Plan *p;
@@ -131,11 +142,14 @@ BENCH_TEST(weights_of_a_product)
 	}
 }
 
-/* Kernels of decode steps leave something for each multiprocessor: the memory of a session has room for those of any GPU. */
+/* Kernels of decode steps leave something for each multiprocessor: the memory of a session has room
+ * for those of any GPU. */
 BENCH_TEST(memory_for_each_multiprocessor)
 {
-	static const char yaml[] = "llmc: 1\nname: tiny\nfamily: llama\nvocab_size: 96\nmax_positions: 64\nn_layers: 1\nhidden: 64\n"
-	                           "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 16}\nffn: {width: 128}\n";
+	static const char yaml[] =
+	    "llmc: 1\nname: tiny\nfamily: llama\nvocab_size: 96\nmax_positions: 64\nn_layers: "
+	    "1\nhidden: 64\n"
+	    "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 16}\nffn: {width: 128}\n";
 	llmc_memory with = LLMC_INIT(llmc_memory), without = LLMC_INIT(llmc_memory);
 	int64_t each = 0;
 

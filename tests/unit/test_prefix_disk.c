@@ -1,5 +1,6 @@
-/* Prefix pages as files: what was saved comes back as it was, also in the next life of a server and before it is written; what is damaged, cut short,
- * of other tokens or of another model does not, and is gone afterwards; the limit holds; a disk that takes nothing harms nobody. */
+/* Prefix pages as files: what was saved comes back as it was, also in the next life of a server and
+ * before it is written; what is damaged, cut short, of other tokens or of another model does not,
+ * and is gone afterwards; the limit holds; a disk that takes nothing harms nobody. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -123,7 +124,8 @@ pages_come_back(void **state)
 	d = open_disk("a", 1 << 20);
 	KvDisk *beside = open_disk("a", 1 << 20), *other = open_disk("b", 1 << 20);
 	for (int n = 0; n < 5; n++)
-		assert_true(get(d, 1, n) && get(beside, 1, n) && !get(other, 1, n) && !get(d, 2, n));
+		assert_true(get(d, 1, n) && get(beside, 1, n) && !get(other, 1, n) &&
+		            !get(d, 2, n));
 	put(beside, 7, 0);
 	kv_disk_flush(beside);
 	assert_true(get(d, 7, 0)); /* while both run */
@@ -149,7 +151,8 @@ files(char *path, size_t cap, int n)
 	return seen;
 }
 
-/* One byte anywhere, any cut, something behind it, another page's bytes, a folder, a link: never taken, and what can be deleted is. */
+/* One byte anywhere, any cut, something behind it, another page's bytes, a folder, a link: never
+ * taken, and what can be deleted is. */
 static void
 what_is_wrong_is_not_taken(void **state)
 {
@@ -223,7 +226,7 @@ the_least_used_go_first(void **state)
 		KvKey key = key_of(d, 2 + n % 30, n / 30, tok);
 		snprintf(path, sizeof path, "%s/%s.kv", dir, key.hex);
 		utimensat(AT_FDCWD, path, old, 0); /* long ago, in this order */
-		assert_true(get(d, 1, 0)); /* used all the time */
+		assert_true(get(d, 1, 0));         /* used all the time */
 	}
 	assert_in_range(files(NULL, 0, 0), 10, 21);
 	kv_disk_close(d);
@@ -278,7 +281,8 @@ servers_share_the_limit(void **state)
 	assert_in_range(files(NULL, 0, 0), 20, 45);
 }
 
-/* What a server of the same process number has begun to write, in a container of its own or before it ended. */
+/* What a server of the same process number has begun to write, in a container of its own or before
+ * it ended. */
 static void
 names_that_are_taken(void **state)
 {
@@ -352,7 +356,8 @@ answer(llmc_model *m, int32_t tok[NEW])
 	r.tok = prompt;
 	r.n_tok = PROMPT;
 	r.params = &p;
-	if (llmc_engine_open(m, &o, &e, &err) != LLMC_OK || llmc_submit(e, &r, &id, &err) != LLMC_OK)
+	if (llmc_engine_open(m, &o, &e, &err) != LLMC_OK ||
+	    llmc_submit(e, &r, &id, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
 	do {
 		assert_int_equal(llmc_next(e, id, -1, &ev, &err), LLMC_OK);
@@ -385,10 +390,12 @@ a_restart_finds_what_was_read(void **state)
 	if (llmc_open("configs/tiny.yaml", &o, &m, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
 	assert_int_equal(answer(m, first), 0);
-	assert_int_equal(files(NULL, 0, 0), (PROMPT + NEW - 1) / PLAN_KV_PAGE); /* of prompt and answer */
+	assert_int_equal(files(NULL, 0, 0),
+	                 (PROMPT + NEW - 1) / PLAN_KV_PAGE); /* of prompt and answer */
 	assert_int_equal(answer(m, again), 96);
 	assert_memory_equal(first, again, sizeof first);
-	/* one of them is damaged: found up to it at most, written again, and the answer is the same */
+	/* one of them is damaged: found up to it at most, written again, and the answer is the same
+	 */
 	assert_true(files(path, sizeof path, 1) > 1);
 	assert_int_equal(truncate(path, 100), 0);
 	assert_in_range(answer(m, again), 0, 96);

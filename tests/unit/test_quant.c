@@ -1,4 +1,5 @@
-/* Quantising: grids against what a reader of the blocks sees, the factor of a Hessian, and error compensation against rounding. */
+/* Quantising: grids against what a reader of the blocks sees, the factor of a Hessian, and error
+ * compensation against rounding. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,10 +29,13 @@ noise(void)
 	return sum * 1.7f;
 }
 
-static const Dtype types[] = { DT_Q4_0, DT_Q4_1, DT_Q5_0, DT_Q5_1, DT_Q8_0, DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_MXFP4, DT_Q2_K, DT_Q3_K, DT_IQ4_NL, DT_IQ4_XS, DT_U4_32, DT_U4_128_F32 };
+static const Dtype types[] = { DT_Q4_0, DT_Q4_1,   DT_Q5_0,   DT_Q5_1,  DT_Q8_0,
+	                       DT_Q4_K, DT_Q5_K,   DT_Q6_K,   DT_MXFP4, DT_Q2_K,
+	                       DT_Q3_K, DT_IQ4_NL, DT_IQ4_XS, DT_U4_32, DT_U4_128_F32 };
 enum { N_TYPES = sizeof types / sizeof *types };
 
-/* Every code of a grid reads back as the value that the grid says, and the nearest code is the nearest value. */
+/* Every code of a grid reads back as the value that the grid says, and the nearest code is the
+ * nearest value. */
 static void
 grids_are_what_readers_see(void **unused)
 {
@@ -44,7 +48,10 @@ grids_are_what_readers_see(void **unused)
 	for (int k = 0; k < N_TYPES; k++)
 		for (int round = 0; round < 40; round++) {
 			int n = dtype_info(types[k])->block_elems;
-			float shift = round % 4 == 1 ? 3.0f : round % 4 == 2 ? -3.0f : 0, size = powf(10, (float)(round % 7) - 4);
+			float shift = round % 4 == 1   ? 3.0f
+			              : round % 4 == 2 ? -3.0f
+			                               : 0,
+			      size = powf(10, (float)(round % 7) - 4);
 			for (int i = 0; i < n; i++) {
 				x[i] = round == 5 ? 0 : (noise() + shift) * size;
 				w[i] = round % 3 ? 1 : fabsf(noise());
@@ -55,7 +62,10 @@ grids_are_what_readers_see(void **unused)
 				assert_in_range(code[i] - g.low, 0, g.high - g.low);
 				for (int c = code[i] - 1; c <= code[i] + 1; c++)
 					if (c >= g.low && c <= g.high)
-						assert_true(fabsf(grid_value(&g, i, code[i]) - x[i]) <= fabsf(grid_value(&g, i, c) - x[i]) * 1.00001f + 1e-12f);
+						assert_true(
+						    fabsf(grid_value(&g, i, code[i]) - x[i]) <=
+						    fabsf(grid_value(&g, i, c) - x[i]) * 1.00001f +
+						        1e-12f);
 			}
 			grid_pack(types[k], &g, code, block);
 			dequant_row(types[k], block, y, n);
@@ -64,7 +74,8 @@ grids_are_what_readers_see(void **unused)
 		}
 }
 
-/* The search is better than taking the range, in the sum that it makes small: large elements weigh more there; eight bits have little to find. */
+/* The search is better than taking the range, in the sum that it makes small: large elements weigh
+ * more there; eight bits have little to find. */
 static void
 searching_beats_the_range(void **unused)
 {
@@ -143,7 +154,8 @@ the_factor_is_one(void **unused)
 	(void)unused;
 	assert_int_equal(threads_open(2, &two, NULL), LLMC_OK);
 	for (int n = 40; n <= 320; n += 140) {
-		float *h = malloc((size_t)(n * n) * sizeof *h), *f = malloc((size_t)(n * n) * sizeof *f);
+		float *h = malloc((size_t)(n * n) * sizeof *h),
+		      *f = malloc((size_t)(n * n) * sizeof *f);
 		double mean = 0;
 		hessian(h, n, 3 * n);
 		for (int i = 0; i < n; i++)
@@ -156,9 +168,14 @@ the_factor_is_one(void **unused)
 			for (int j = i; j < n; j += 3) {
 				double sum = 0;
 				for (int k = j; k < n; k++)
-					sum += (double)(i == k ? f[k * n + k] : f[i * n + k] * f[k * n + k]) * (double)(j == k ? f[k * n + k] : f[j * n + k] * f[k * n + k]);
+					sum += (double)(i == k ? f[k * n + k]
+					                       : f[i * n + k] * f[k * n + k]) *
+					       (double)(j == k ? f[k * n + k]
+					                       : f[j * n + k] * f[k * n + k]);
 				double want = (double)h[i * n + j];
-				assert_true(fabs(sum - want) <= 2e-4 * sqrt((double)h[i * n + i] * (double)h[j * n + j]) + 2e-4 * mean);
+				assert_true(fabs(sum - want) <= 2e-4 * sqrt((double)h[i * n + i] *
+				                                            (double)h[j * n + j]) +
+				                                    2e-4 * mean);
 			}
 		free(h);
 		free(f);
@@ -173,7 +190,8 @@ compensation_pays(void **unused)
 	enum { ROWS = 21, COLS = 512 };
 	static float w[ROWS * COLS], v[ROWS * COLS], importance[COLS];
 	static uint8_t one[ROWS * COLS * 2], other[ROWS * COLS * 2];
-	float *h = malloc(COLS * COLS * sizeof *h), *f = malloc(COLS * COLS * sizeof *f), *full = malloc(COLS * COLS * sizeof *full);
+	float *h = malloc(COLS * COLS * sizeof *h), *f = malloc(COLS * COLS * sizeof *f),
+	      *full = malloc(COLS * COLS * sizeof *full);
 	Threads *alone, *two;
 
 	(void)unused;
@@ -209,7 +227,8 @@ compensation_pays(void **unused)
 		assert_memory_equal(one, other, (size_t)(ROWS * bytes));
 		for (int r = 0; r < ROWS; r++)
 			dequant_row(types[k], one + r * bytes, v + r * COLS, COLS);
-		assert_true(loss(full, w, v, ROWS, COLS) < compensated); /* each step of a pass lowers the loss */
+		assert_true(loss(full, w, v, ROWS, COLS) <
+		            compensated); /* each step of a pass lowers the loss */
 		compensated = loss(h, w, v, ROWS, COLS);
 		assert_true(compensated < .5 * rounded);
 	}
@@ -220,8 +239,15 @@ compensation_pays(void **unused)
 	free(full);
 }
 
-/* Beside sums in doubles, of rows that tiles see rounded; two rounds add up; nothing depends on the number of threads. */
-typedef struct Add { Gram *g; Threads *threads; const float *x; int64_t rows, n; float *h; } Add;
+/* Beside sums in doubles, of rows that tiles see rounded; two rounds add up; nothing depends on the
+ * number of threads. */
+typedef struct Add {
+	Gram *g;
+	Threads *threads;
+	const float *x;
+	int64_t rows, n;
+	float *h;
+} Add;
 
 static void
 add(void *user, int part, int n_parts)
@@ -236,7 +262,9 @@ static void
 products_are_sums(void **unused)
 {
 	enum { MOST = 300 };
-	static const int shape[][2] = { { 1, 1 }, { 37, 53 }, { 64, 32 }, { 31, 300 }, { 100, 16 } };
+	static const int shape[][2] = {
+		{ 1, 1 }, { 37, 53 }, { 64, 32 }, { 31, 300 }, { 100, 16 }
+	};
 	static float x[MOST * MOST], h[2][MOST * MOST];
 
 	(void)unused;
@@ -256,7 +284,8 @@ products_are_sums(void **unused)
 				g.tiles = tiles && has;
 				assert_true(gram_room(&g, rows, n));
 				for (int round = 0; round < 2; round++)
-					threads_run(t, add, &(Add){ &g, t, x, rows, n, h[n_threads - 1] });
+					threads_run(t, add,
+					            &(Add){ &g, t, x, rows, n, h[n_threads - 1] });
 				gram_release(&g);
 				threads_close(t);
 			}
@@ -266,10 +295,13 @@ products_are_sums(void **unused)
 				for (int j = 0; j <= i; j++) {
 					double want = 0, size = 0;
 					for (int r = 0; r < rows; r++) {
-						want += 2 * (double)x[r * n + i] * (double)x[r * n + j];
-						size += 2 * fabs((double)x[r * n + i] * (double)x[r * n + j]);
+						want +=
+						    2 * (double)x[r * n + i] * (double)x[r * n + j];
+						size += 2 * fabs((double)x[r * n + i] *
+						                 (double)x[r * n + j]);
 					}
-					assert_true(fabs((double)h[0][i * n + j] - want) <= 1e-5 * size + 1e-30);
+					assert_true(fabs((double)h[0][i * n + j] - want) <=
+					            1e-5 * size + 1e-30);
 					assert_true(h[0][i * n + j] == h[1][i * n + j]);
 				}
 		}

@@ -1,5 +1,6 @@
-/* Every op of ref/ against tests/golden/ops.txt, whose expectations torch made (tests/golden/make_ops.py), and the check
- * of steps: each case's step must pass it, and spoiled copies of the step must not. Run from the root of the repository. */
+/* Every op of ref/ against tests/golden/ops.txt, whose expectations torch made
+ * (tests/golden/make_ops.py), and the check of steps: each case's step must pass it, and spoiled
+ * copies of the step must not. Run from the root of the repository. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,22 +18,23 @@
 enum { PAGES = 4 };
 
 typedef struct Case {
-	char       op[32], name[32];
-	PlanStep   step;
-	char       key[OP_MAX_ATTRS][32], word[OP_MAX_ATTRS][32];
-	llmc_step  s;
-	int32_t    pos[64], pos2[64], seq_of[64], tok[64], kv_len[8], prefix_len[8], out_row[64], table[2 * PAGES];
-	int32_t    q_start[9], seq[8];
-	RefArg     arg[PLAN_MAX_ARGS];
+	char op[32], name[32];
+	PlanStep step;
+	char key[OP_MAX_ATTRS][32], word[OP_MAX_ATTRS][32];
+	llmc_step s;
+	int32_t pos[64], pos2[64], seq_of[64], tok[64], kv_len[8], prefix_len[8], out_row[64],
+	    table[2 * PAGES];
+	int32_t q_start[9], seq[8];
+	RefArg arg[PLAN_MAX_ARGS];
 	PlanTensor tensor[PLAN_MAX_ARGS];
 	PlanBuffer buffer[PLAN_MAX_ARGS];
-	PlanPool   pool[PLAN_MAX_ARGS];
-	PlanRope   rope[PLAN_MAX_ARGS];
-	int64_t    elems[PLAN_MAX_ARGS];
-	int        n_out, out_arg[8];
-	int64_t    out_n[8];
-	float     *out[8];
-	Plan       plan;
+	PlanPool pool[PLAN_MAX_ARGS];
+	PlanRope rope[PLAN_MAX_ARGS];
+	int64_t elems[PLAN_MAX_ARGS];
+	int n_out, out_arg[8];
+	int64_t out_n[8];
+	float *out[8];
+	Plan plan;
 } Case;
 
 static void
@@ -61,7 +63,8 @@ scan_floats(FILE *f, int64_t n)
 	return p;
 }
 
-/* Rows that lie in a pool before the op runs go in by the layout that plan.h documents, not by the code under test. */
+/* Rows that lie in a pool before the op runs go in by the layout that plan.h documents, not by the
+ * code under test. */
 static void
 pool_put(const PlanPool *p, char *base, int32_t page, int64_t at, const float *k, const float *v)
 {
@@ -69,11 +72,12 @@ pool_put(const PlanPool *p, char *base, int32_t page, int64_t at, const float *k
 
 	for (int64_t h = 0; h < (p->mla ? 1 : p->kv_heads); h++)
 		for (int64_t i = 0; i < p->k_dim + p->v_dim; i++) {
-			bool    is_k = i < p->k_dim;
-			float   x = is_k ? k[h * p->k_dim + i] : v[h * p->v_dim + i - p->k_dim];
+			bool is_k = i < p->k_dim;
+			float x = is_k ? k[h * p->k_dim + i] : v[h * p->v_dim + i - p->k_dim];
 			int64_t e = p->mla ? at * p->k_dim + i
 			            : is_k ? (h * p->k_dim + i) * 32 + at
-			                   : p->kv_heads * p->k_dim * 32 + (h * 32 + at) * p->v_dim + i - p->k_dim;
+			                   : p->kv_heads * p->k_dim * 32 +
+			                         (h * 32 + at) * p->v_dim + i - p->k_dim;
 
 			if (p->k == KVT_F32)
 				((float *)q)[e] = x;
@@ -86,9 +90,9 @@ static void
 scan_pool(FILE *f, Case *c, int i)
 {
 	PlanPool *p = &c->pool[i];
-	char      dtype[16];
-	int64_t   rows, seqs = 0, len[8] = { 0 }, r = 0, v_dim, k_dim;
-	float    *k, *v;
+	char dtype[16];
+	int64_t rows, seqs = 0, len[8] = { 0 }, r = 0, v_dim, k_dim;
+	float *k, *v;
 
 	p->id = "pool";
 	p->mla = scan_int(f) != 0;
@@ -114,7 +118,7 @@ scan_pool(FILE *f, Case *c, int i)
 	v = scan_floats(f, rows * p->kv_heads * v_dim);
 	for (int64_t q = 0; q < seqs; q++)
 		for (int64_t at = 0; at < len[q]; at++, r++) {
-			float  row[64];
+			float row[64];
 			float *kr = k + r * p->kv_heads * k_dim;
 
 			if (p->mla) {
@@ -122,7 +126,8 @@ scan_pool(FILE *f, Case *c, int i)
 				memcpy(row + k_dim, v + r * v_dim, (size_t)v_dim * sizeof *row);
 				kr = row;
 			}
-			pool_put(p, c->arg[i].data, c->table[q * PAGES + at / 32], at % 32, kr, v + r * p->kv_heads * v_dim);
+			pool_put(p, c->arg[i].data, c->table[q * PAGES + at / 32], at % 32, kr,
+			         v + r * p->kv_heads * v_dim);
 		}
 	free(k);
 	free(v);
@@ -145,11 +150,14 @@ static void
 set_buffer(Case *c, int i, int64_t n, Dtype dtype)
 {
 	/* the ops with n_out rows have 2 of them in the file, of at least 3 tokens */
-	bool    out = (!strcmp(c->op, "gather_rows") && i == 1) || (!strcmp(c->op, "lm_head") && i == 4);
+	bool out =
+	    (!strcmp(c->op, "gather_rows") && i == 1) || (!strcmp(c->op, "lm_head") && i == 4);
 	int64_t rows = out ? c->s.n_out : c->s.n_tok;
 
 	c->elems[i] = n;
-	c->buffer[i] = (PlanBuffer){ .id = "b", .dtype = dtype, .extent = { out ? SYM_n_out : SYM_n_tok, n / rows, 1 } };
+	c->buffer[i] = (PlanBuffer){ .id = "b",
+		                     .dtype = dtype,
+		                     .extent = { out ? SYM_n_out : SYM_n_tok, n / rows, 1 } };
 	c->arg[i].kind = REF_BUFFER;
 	c->arg[i].buffer = &c->buffer[i];
 	assert_int_equal(n % rows, 0);
@@ -177,7 +185,7 @@ scan_arg(FILE *f, Case *c, const char *what)
 		set_buffer(c, i, n, DT_F32);
 		c->arg[i].data = scan_floats(f, n);
 	} else if (!strcmp(what, "i32")) {
-		int64_t  n = scan_int(f);
+		int64_t n = scan_int(f);
 		int32_t *p = calloc((size_t)n + 1, sizeof *p);
 
 		set_buffer(c, i, n, DT_I32);
@@ -185,7 +193,7 @@ scan_arg(FILE *f, Case *c, const char *what)
 			p[j] = (int32_t)scan_int(f);
 		c->arg[i].data = p;
 	} else if (!strcmp(what, "room")) {
-		char    kind[8];
+		char kind[8];
 		int64_t n;
 
 		scan(f, "%7s", kind);
@@ -211,9 +219,9 @@ scan_arg(FILE *f, Case *c, const char *what)
 static void
 scan_step(FILE *f, Case *c)
 {
-	char     key[16];
+	char key[16];
 	int32_t *dst = NULL;
-	int64_t  n;
+	int64_t n;
 
 	scan(f, "%15s", key);
 	n = scan_int(f);
@@ -277,9 +285,9 @@ scan_case(FILE *f, Case *c)
 			break;
 		}
 		if (!strcmp(what, "attr")) {
-			int       i = c->step.n_attr++;
-			Attr     *a = &c->step.attr[i];
-			char      kind[4];
+			int i = c->step.n_attr++;
+			Attr *a = &c->step.attr[i];
+			char kind[4];
 
 			scan(f, "%31s", c->key[i]);
 			scan(f, "%3s", kind);
@@ -304,9 +312,16 @@ scan_case(FILE *f, Case *c)
 			scan_arg(f, c, what);
 		}
 	}
-	c->plan = (Plan){ .vocab = 7, .max_positions = 5, .n_tensor = PLAN_MAX_ARGS, .tensor = c->tensor,
-		          .n_buffer = PLAN_MAX_ARGS, .buffer = c->buffer, .n_pool = PLAN_MAX_ARGS, .pool = c->pool,
-		          .n_rope = PLAN_MAX_ARGS, .rope = c->rope };
+	c->plan = (Plan){ .vocab = 7,
+		          .max_positions = 5,
+		          .n_tensor = PLAN_MAX_ARGS,
+		          .tensor = c->tensor,
+		          .n_buffer = PLAN_MAX_ARGS,
+		          .buffer = c->buffer,
+		          .n_pool = PLAN_MAX_ARGS,
+		          .pool = c->pool,
+		          .n_rope = PLAN_MAX_ARGS,
+		          .rope = c->rope };
 	return true;
 }
 
@@ -345,13 +360,13 @@ compare(const Case *c)
 
 		assert_true(c->out_n[o] <= c->elems[c->out_arg[o]]);
 		for (int64_t i = 0; i < c->out_n[o]; i++) {
-			bool   is_int = a->buffer && a->buffer->dtype == DT_I32;
+			bool is_int = a->buffer && a->buffer->dtype == DT_I32;
 			double got = is_int ? ((int32_t *)a->data)[i] : ((float *)a->data)[i];
 			double want = c->out[o][i];
 
 			if (!(fabs(got - want) <= 2e-6 * (1 + fabs(want))))
-				fail_msg("%s %s: argument %d, element %lld is %.8g, expected %.8g", c->op, c->name, c->out_arg[o],
-				         (long long)i, got, want);
+				fail_msg("%s %s: argument %d, element %lld is %.8g, expected %.8g",
+				         c->op, c->name, c->out_arg[o], (long long)i, got, want);
 		}
 	}
 }
@@ -369,8 +384,8 @@ static void
 test_values(void **state)
 {
 	FILE *f = open_cases();
-	Case  c;
-	int   n = 0;
+	Case c;
+	int n = 0;
 
 	(void)state;
 	for (; scan_case(f, &c); n++) {
@@ -386,10 +401,12 @@ test_values(void **state)
 static void
 test_in_place(void **state)
 {
-	static const char *const ops[] = { "act", "glu", "add", "softcap", "clamp", "scale_cols", "pos_scale", "gate_mul", "rmsnorm", "layernorm", "rope", "rope_2d",
+	static const char *const ops[] = { "act",       "glu",        "add",       "softcap",
+		                           "clamp",     "scale_cols", "pos_scale", "gate_mul",
+		                           "rmsnorm",   "layernorm",  "rope",      "rope_2d",
 		                           "matmul_add" };
 	FILE *f = open_cases();
-	Case  c;
+	Case c;
 
 	(void)state;
 	while (scan_case(f, &c)) {
@@ -423,7 +440,7 @@ static void
 test_check(void **state)
 {
 	FILE *f = open_cases();
-	Case  c;
+	Case c;
 
 	(void)state;
 	while (scan_case(f, &c)) {
@@ -489,7 +506,8 @@ test_check(void **state)
 static void
 test_scratch_overflow(void **state)
 {
-	PlanStep step = { .op = OP_matmul_add, .n_attr = 2,
+	PlanStep step = { .op = OP_matmul_add,
+		          .n_attr = 2,
 		          .attr = { { .key = "rows", .kind = ATTR_INT, .i = INT32_MAX },
 		                    { .key = "cols", .kind = ATTR_INT, .i = INT32_MAX } } };
 

@@ -1,4 +1,5 @@
-/* Layouts against formats/dequant.c: whatever order the bytes lie in, a row reads back bit for bit. */
+/* Layouts against formats/dequant.c: whatever order the bytes lie in, a row reads back bit for bit.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,9 +14,10 @@
 #include "plan/plan.h"
 #include "plan/target.h"
 
-static const Dtype weight_types[] = { DT_F32, DT_F16, DT_BF16, DT_Q4_0, DT_Q4_1, DT_Q5_0,
-	                              DT_Q5_1, DT_Q8_0, DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_MXFP4, DT_NVFP4,
-	                              DT_U4_32, DT_U8_128_F32, DT_F8_32, DT_NF4_32, DT_NF4_64, DT_FP4_64,
+static const Dtype weight_types[] = { DT_F32,        DT_F16,    DT_BF16,   DT_Q4_0,   DT_Q4_1,
+	                              DT_Q5_0,       DT_Q5_1,   DT_Q8_0,   DT_Q4_K,   DT_Q5_K,
+	                              DT_Q6_K,       DT_MXFP4,  DT_NVFP4,  DT_U4_32,  DT_U8_128_F32,
+	                              DT_F8_32,      DT_NF4_32, DT_NF4_64, DT_FP4_64,
 #define X(name, ...) DT_##name,
 	                              CODE_DTYPES(X)
 #undef X
@@ -28,7 +30,8 @@ next(uint32_t *seed)
 	return *seed;
 }
 
-/* Any bytes but for the exponents that would be infinite or NaN, whose payloads need not survive. */
+/* Any bytes but for the exponents that would be infinite or NaN, whose payloads need not survive.
+ */
 static void
 fill(Dtype d, uint8_t *p, int64_t rows, int64_t cols, uint32_t seed)
 {
@@ -39,16 +42,45 @@ fill(Dtype d, uint8_t *p, int64_t rows, int64_t cols, uint32_t seed)
 	int block = dtype_info(d)->block_bytes;
 	for (int64_t i = 0; i < n; i += block)
 		switch (d) {
-		case DT_F32: case DT_NVFP4: case DT_U8_128_F32: case DT_F8_32: case DT_NF4_32: case DT_NF4_64: case DT_FP4_64: p[i + 3] &= 0xbf; break;
-		case DT_MXFP4: p[i] &= 0x7f; break;
-		case DT_Q6_K: p[i + 209] &= 0xbf; break;
-		case DT_Q2_K: p[i + 81] &= 0xbf; p[i + 83] &= 0xbf; break;
-		case DT_Q3_K: p[i + 109] &= 0xbf; break;
-		case DT_IQ1_M: p[i + 55] &= 0xbf; break;
-		case DT_TQ1_0: p[i + 53] &= 0xbf; break;
-		case DT_TQ2_0: p[i + 65] &= 0xbf; break;
-		case DT_Q4_1: case DT_Q5_1: case DT_Q4_K: case DT_Q5_K: p[i + 3] &= 0xbf; /* fall through */
-		default: p[i + 1] &= 0xbf; break;
+		case DT_F32:
+		case DT_NVFP4:
+		case DT_U8_128_F32:
+		case DT_F8_32:
+		case DT_NF4_32:
+		case DT_NF4_64:
+		case DT_FP4_64:
+			p[i + 3] &= 0xbf;
+			break;
+		case DT_MXFP4:
+			p[i] &= 0x7f;
+			break;
+		case DT_Q6_K:
+			p[i + 209] &= 0xbf;
+			break;
+		case DT_Q2_K:
+			p[i + 81] &= 0xbf;
+			p[i + 83] &= 0xbf;
+			break;
+		case DT_Q3_K:
+			p[i + 109] &= 0xbf;
+			break;
+		case DT_IQ1_M:
+			p[i + 55] &= 0xbf;
+			break;
+		case DT_TQ1_0:
+			p[i + 53] &= 0xbf;
+			break;
+		case DT_TQ2_0:
+			p[i + 65] &= 0xbf;
+			break;
+		case DT_Q4_1:
+		case DT_Q5_1:
+		case DT_Q4_K:
+		case DT_Q5_K:
+			p[i + 3] &= 0xbf; /* fall through */
+		default:
+			p[i + 1] &= 0xbf;
+			break;
 		}
 	for (int64_t r = 0; dtype_row_factor(d) && r < rows; r++)
 		for (int64_t i = block; i < n / rows; i += block)
@@ -66,7 +98,11 @@ a_packed_row_reads_back_as_the_file_row(void **state)
 			Dtype d = weight_types[i];
 			const Layout *l = layout_find(names[n]);
 			int64_t cols = 256 * 3, rows = 32;
-			PlanTensor t = { .id = "t", .dtype = d, .rows = rows, .cols = cols, .layout = names[n] };
+			PlanTensor t = { .id = "t",
+				         .dtype = d,
+				         .rows = rows,
+				         .cols = cols,
+				         .layout = names[n] };
 			int64_t row_bytes = dtype_row_bytes(d, cols), one = l->group_bytes(d, cols);
 			uint8_t *file = malloc((size_t)(rows * row_bytes));
 			uint8_t *packed = malloc((size_t)plan_tensor_bytes(&t));
@@ -95,21 +131,33 @@ planes_read_back_as_the_file_row(void **state)
 	for (size_t i = 0; i < sizeof weight_types / sizeof *weight_types; i++)
 		for (int64_t blocks = 1; blocks <= 9; blocks++) {
 			Dtype d = weight_types[i];
-			int64_t cols = blocks * dtype_info(d)->block_elems, rows = 3, file_row = dtype_row_bytes(d, cols);
-			PlanTensor t = { .id = "t", .dtype = d, .rows = rows, .cols = cols, .layout = target_layout(target_find("cuda-sm_90a"), d, rows, cols) };
+			int64_t cols = blocks * dtype_info(d)->block_elems, rows = 3,
+			        file_row = dtype_row_bytes(d, cols);
+			PlanTensor t = { .id = "t",
+				         .dtype = d,
+				         .rows = rows,
+				         .cols = cols,
+				         .layout = target_layout(target_find("cuda-sm_90a"), d,
+				                                 rows, cols) };
 			const Layout *l = layout_find(t.layout);
 			float want[9 * 256], got[9 * 256];
 
-			assert_string_equal(t.layout, dtype_info(d)->block_elems > 1 ? "planes" : "row");
+			assert_string_equal(t.layout,
+			                    dtype_info(d)->block_elems > 1 ? "planes" : "row");
 			assert_int_equal(l->group, 1);
 			int64_t one = l->group_bytes(d, cols);
 			assert_int_equal(plan_tensor_bytes(&t), rows * one);
 			if (dtype_info(d)->block_elems > 1) {
 				assert_int_equal(one % 16, 0);
-				const int64_t less = dtype_row_factor(d) ? 4 * (blocks - 1) : 0; /* once a row, not once a block */
-				assert_in_range(one, file_row - less, (file_row - less) * (dtype_kind(d) ? 123 : 100) / 100 + 4 * 15);
+				const int64_t less = dtype_row_factor(d)
+				                         ? 4 * (blocks - 1)
+				                         : 0; /* once a row, not once a block */
+				assert_in_range(
+				    one, file_row - less,
+				    (file_row - less) * (dtype_kind(d) ? 123 : 100) / 100 + 4 * 15);
 			}
-			uint8_t *file = malloc((size_t)(rows * file_row)), *packed = malloc((size_t)(rows * one));
+			uint8_t *file = malloc((size_t)(rows * file_row)),
+			        *packed = malloc((size_t)(rows * one));
 			fill(d, file, rows, cols, 11 + (uint32_t)i);
 			memset(packed, 0xee, (size_t)(rows * one));
 			for (int64_t r = 0; r < rows; r++)
@@ -154,7 +202,7 @@ planes_hold_one_field_after_the_other(void **state)
 static void
 planes_of_q5_k_hold_three_pairs_a_word(void **state)
 {
-	uint8_t  file[176] = { 0 }, packed[176];
+	uint8_t file[176] = { 0 }, packed[176];
 	uint32_t w[5], want[5] = { 0 };
 
 	(void)state;
@@ -190,12 +238,16 @@ sizes_are_whole_groups_and_close_to_the_file(void **state)
 	assert_int_equal(plan_tensor_bytes(&t), -1);
 	PlanTensor v = { .id = "v", .dtype = DT_F16, .rows = 10, .cols = 0, .layout = "f32" };
 	assert_int_equal(plan_tensor_bytes(&v), 40);
-	PlanTensor huge = { .id = "h", .dtype = DT_F32, .rows = INT64_MAX / 2, .cols = 64, .layout = "r16" };
+	PlanTensor huge = {
+		.id = "h", .dtype = DT_F32, .rows = INT64_MAX / 2, .cols = 64, .layout = "r16"
+	};
 	assert_int_equal(plan_tensor_bytes(&huge), -1);
 	for (size_t i = 0; i < sizeof weight_types / sizeof *weight_types; i++) {
 		Dtype d = weight_types[i];
-		int64_t file = 16 * (dtype_row_bytes(d, 512) - (dtype_row_factor(d) ? 4 * 7 : 0)), packed = layout_find("r16")->group_bytes(d, 512);
-		assert_true(packed >= file && packed <= file + file * (dtype_kind(d) ? 23 : 3) / 100);
+		int64_t file = 16 * (dtype_row_bytes(d, 512) - (dtype_row_factor(d) ? 4 * 7 : 0)),
+		        packed = layout_find("r16")->group_bytes(d, 512);
+		assert_true(packed >= file &&
+		            packed <= file + file * (dtype_kind(d) ? 23 : 3) / 100);
 		assert_int_equal(packed, 4 * layout_find("r4")->group_bytes(d, 512));
 		assert_int_equal(packed, 2 * layout_find("r8")->group_bytes(d, 512));
 	}

@@ -1,5 +1,6 @@
-/* The sampler against transformers' logits processors: the distribution that each setting leaves was printed by them (the
- * presence and frequency penalties, which they lack, as OpenAI defines them); here many seeded draws must follow it. */
+/* The sampler against transformers' logits processors: the distribution that each setting leaves
+ * was printed by them (the presence and frequency penalties, which they lack, as OpenAI defines
+ * them); here many seeded draws must follow it. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,25 +20,39 @@ static const float logits[V] = { 1.5f, -0.25f, 3, 0.5f, 2.75f, -4, 2, 0, 1.25f, 
 static const int32_t prompt[] = { 2, 5, 5, 1 }, output[] = { 4, 4, 10 };
 
 typedef struct Case {
-	struct { float temperature; int32_t top_k; float top_p, min_p, repetition, presence, frequency; } p;
+	struct {
+		float temperature;
+		int32_t top_k;
+		float top_p, min_p, repetition, presence, frequency;
+	} p;
 	double want[V];
 } Case;
 
 static const Case cases[] = {
-	{ { 1.0f, 0, 0, 0, 1, 0, 0 }, { 0.064762, 0.0112539, 0.290243, 0.0238246, 0.226042, 0.000264667, 0.106774, 0.0144504,
-	                                0.0504367, 0.00531599, 0.176041, 0.0305914 } },
-	{ { 0.7f, 0, 0, 0, 1, 0, 0 }, { 0.0430797, 0.00353619, 0.367201, 0.0103241, 0.25692, 1.66709e-05, 0.088, 0.00505407,
-	                                0.0301417, 0.00121121, 0.17976, 0.0147556 } },
-	{ { 2.0f, 5, 0, 0, 1, 0, 0 }, { 0.126295, 0, 0.267366, 0, 0.235949, 0, 0.162166, 0, 0, 0, 0.208225, 0 } },
-	{ { 1.0f, 0, 0.8f, 0, 1, 0, 0 }, { 0.0749679, 0, 0.335983, 0, 0.261664, 0, 0.123601, 0, 0, 0, 0.203784, 0 } },
-	{ { 1.3f, 0, 0.5f, 0, 1, 0, 0 }, { 0, 0, 0.39908, 0, 0.329262, 0, 0, 0, 0, 0, 0.271658, 0 } },
-	{ { 1.5f, 0, 0, 0.3f, 1, 0, 0 }, { 0.097952, 0, 0.266261, 0, 0.225385, 0, 0.136703, 0, 0.0829145, 0, 0.190784, 0 } },
-	{ { 1.2f, 7, 0.9f, 0.1f, 1, 0, 0 }, { 0.0836534, 0, 0.291979, 0, 0.237068, 0, 0.126894, 0, 0.0679212, 0, 0.192484, 0 } },
-	{ { 1.0f, 0, 0, 0, 1.5f, 0, 0 }, { 0.1117, 0.0171297, 0.184161, 0.041092, 0.155889, 6.17793e-05, 0.184161, 0.0249235,
-	                                   0.0869917, 0.00916886, 0.131957, 0.0527631 } },
-	{ { 0.9f, 4, 0.95f, 0, 1.3f, 0.5f, 0.25f }, { 0.167963, 0, 0.412065, 0, 0, 0, 0.292745, 0, 0.127226, 0, 0, 0 } },
+	{ { 1.0f, 0, 0, 0, 1, 0, 0 },
+	  { 0.064762, 0.0112539, 0.290243, 0.0238246, 0.226042, 0.000264667, 0.106774, 0.0144504,
+	    0.0504367, 0.00531599, 0.176041, 0.0305914 } },
+	{ { 0.7f, 0, 0, 0, 1, 0, 0 },
+	  { 0.0430797, 0.00353619, 0.367201, 0.0103241, 0.25692, 1.66709e-05, 0.088, 0.00505407,
+	    0.0301417, 0.00121121, 0.17976, 0.0147556 } },
+	{ { 2.0f, 5, 0, 0, 1, 0, 0 },
+	  { 0.126295, 0, 0.267366, 0, 0.235949, 0, 0.162166, 0, 0, 0, 0.208225, 0 } },
+	{ { 1.0f, 0, 0.8f, 0, 1, 0, 0 },
+	  { 0.0749679, 0, 0.335983, 0, 0.261664, 0, 0.123601, 0, 0, 0, 0.203784, 0 } },
+	{ { 1.3f, 0, 0.5f, 0, 1, 0, 0 },
+	  { 0, 0, 0.39908, 0, 0.329262, 0, 0, 0, 0, 0, 0.271658, 0 } },
+	{ { 1.5f, 0, 0, 0.3f, 1, 0, 0 },
+	  { 0.097952, 0, 0.266261, 0, 0.225385, 0, 0.136703, 0, 0.0829145, 0, 0.190784, 0 } },
+	{ { 1.2f, 7, 0.9f, 0.1f, 1, 0, 0 },
+	  { 0.0836534, 0, 0.291979, 0, 0.237068, 0, 0.126894, 0, 0.0679212, 0, 0.192484, 0 } },
+	{ { 1.0f, 0, 0, 0, 1.5f, 0, 0 },
+	  { 0.1117, 0.0171297, 0.184161, 0.041092, 0.155889, 6.17793e-05, 0.184161, 0.0249235,
+	    0.0869917, 0.00916886, 0.131957, 0.0527631 } },
+	{ { 0.9f, 4, 0.95f, 0, 1.3f, 0.5f, 0.25f },
+	  { 0.167963, 0, 0.412065, 0, 0, 0, 0.292745, 0, 0.127226, 0, 0, 0 } },
 	{ { 1.0f, 0, 0.05f, 0, 1, 0, 0 }, { 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0 } },
-	{ { 1.0f, 3, 0, 0, 0.8f, -1, -0.5f }, { 0, 0, 0.113574, 0, 0.613976, 0, 0, 0, 0, 0, 0.27245, 0 } },
+	{ { 1.0f, 3, 0, 0, 0.8f, -1, -0.5f },
+	  { 0, 0, 0.113574, 0, 0.613976, 0, 0, 0, 0, 0, 0.27245, 0 } },
 };
 
 static llmc_sampler *
@@ -77,7 +92,9 @@ draws_follow_transformers(void **state)
 		for (int i = 0; i < V; i++) {
 			double p = cases[c].want[i], sigma = sqrt(p * (1 - p) * DRAWS);
 			if (fabs(count[i] - p * DRAWS) > 4 * sigma + (p > 0 ? 1 : 0))
-				fail_msg("case %zu: token %d was drawn %d times of %d, expected %.1f", c, i, count[i], DRAWS, p * DRAWS);
+				fail_msg(
+				    "case %zu: token %d was drawn %d times of %d, expected %.1f", c,
+				    i, count[i], DRAWS, p * DRAWS);
 		}
 		llmc_sampler_close(s);
 	}
@@ -107,7 +124,8 @@ greedy_is_the_largest_after_penalties(void **state)
 static void
 the_seed_and_the_place_decide(void **state)
 {
-	llmc_sampler *a = open_case(&cases[0], 1), *b = open_case(&cases[0], 1), *c = open_case(&cases[0], 2);
+	llmc_sampler *a = open_case(&cases[0], 1), *b = open_case(&cases[0], 1),
+	             *c = open_case(&cases[0], 2);
 	int32_t first[64], x, differ = 0;
 
 	(void)state;
@@ -235,7 +253,9 @@ draws_follow_the_goldens(void **state)
 			double want = next_number(f), sigma = sqrt(want * (1 - want) * DRAWS);
 			top = want > top ? (float)want : top;
 			if (fabs(count[i] - want * DRAWS) > 4 * sigma + (want > 0 ? 1 : 0))
-				fail_msg("case %d: token %d was drawn %d times of %d, expected %.1f", c, i, count[i], DRAWS, want * DRAWS);
+				fail_msg(
+				    "case %d: token %d was drawn %d times of %d, expected %.1f", c,
+				    i, count[i], DRAWS, want * DRAWS);
 		}
 		llmc_sampler_close(s);
 	}
@@ -298,8 +318,10 @@ logprobs_agree_with_the_library(void **state)
 		}
 		for (int k = 0; k < 20; k++) {
 			assert_true(v[best[k].id] == w[k]);
-			assert_true(fabs(best[k].logprob - (w[k] - scale - log(sum))) < 1e-5 * (1 + fabs(best[k].logprob)));
-			assert_true(k == 0 || best[k - 1].logprob > best[k].logprob || best[k - 1].id < best[k].id);
+			assert_true(fabs(best[k].logprob - (w[k] - scale - log(sum))) <
+			            1e-5 * (1 + fabs(best[k].logprob)));
+			assert_true(k == 0 || best[k - 1].logprob > best[k].logprob ||
+			            best[k - 1].id < best[k].id);
 		}
 	}
 }
@@ -331,7 +353,8 @@ large_vocabularies_agree_with_a_sort(void **state)
 			p.top_p = with_p ? 0.5f : 0;
 			assert_int_equal(llmc_sampler_open(N, &p, &s, NULL), LLMC_OK);
 			for (int i = 0; i < 20; i++) {
-				assert_int_equal(llmc_sampler_sample(s, v, &id, NULL, NULL), LLMC_OK);
+				assert_int_equal(llmc_sampler_sample(s, v, &id, NULL, NULL),
+				                 LLMC_OK);
 				assert_true(v[id] >= sorted[k - 1]);
 			}
 			llmc_sampler_close(s);
@@ -352,7 +375,9 @@ broken_logits_are_refused(void **state)
 	memcpy(bad, logits, sizeof bad);
 	bad[3] = NAN;
 	assert_int_equal(llmc_sampler_sample(s, bad, &id, NULL, &err), LLMC_E_CHECK);
-	assert_string_equal(err.text, "the logits hold NaN (token 3): weights or kernels are broken, try `llmc verify`");
+	assert_string_equal(
+	    err.text,
+	    "the logits hold NaN (token 3): weights or kernels are broken, try `llmc verify`");
 	bad[3] = INFINITY;
 	assert_int_equal(llmc_sampler_sample(s, bad, &id, NULL, &err), LLMC_OK);
 	assert_int_equal(id, 3);
@@ -369,15 +394,26 @@ broken_logits_are_refused(void **state)
 static void
 settings_out_of_range_are_refused(void **state)
 {
-	static const struct { size_t at; float f; int32_t i; const char *text; } bad[] = {
-		{ offsetof(llmc_params, temperature), -1, 0, "temperature is -1, it must be a finite number of at least 0" },
+	static const struct {
+		size_t at;
+		float f;
+		int32_t i;
+		const char *text;
+	} bad[] = {
+		{ offsetof(llmc_params, temperature), -1, 0,
+		  "temperature is -1, it must be a finite number of at least 0" },
 		{ offsetof(llmc_params, temperature), NAN, 0, NULL },
-		{ offsetof(llmc_params, top_k), 0, -3, "top_k is -3, it must be a finite number of at least 0" },
+		{ offsetof(llmc_params, top_k), 0, -3,
+		  "top_k is -3, it must be a finite number of at least 0" },
 		{ offsetof(llmc_params, top_p), 1.5f, 0, "top_p is 1.5, valid values are 0 to 1" },
-		{ offsetof(llmc_params, min_p), -0.5f, 0, "min_p is -0.5, valid values are 0 to 1" },
-		{ offsetof(llmc_params, repetition_penalty), -2, 0, "repetition_penalty is -2, it must be a finite number of at least 0" },
-		{ offsetof(llmc_params, typical_p), 1.5f, 0, "typical_p is 1.5, valid values are 0 to 1" },
-		{ offsetof(llmc_params, min_tokens), 0, -1, "min_tokens is -1, it must be a finite number of at least 0" },
+		{ offsetof(llmc_params, min_p), -0.5f, 0,
+		  "min_p is -0.5, valid values are 0 to 1" },
+		{ offsetof(llmc_params, repetition_penalty), -2, 0,
+		  "repetition_penalty is -2, it must be a finite number of at least 0" },
+		{ offsetof(llmc_params, typical_p), 1.5f, 0,
+		  "typical_p is 1.5, valid values are 0 to 1" },
+		{ offsetof(llmc_params, min_tokens), 0, -1,
+		  "min_tokens is -1, it must be a finite number of at least 0" },
 		{ offsetof(llmc_params, n_bad_words), 0, 1,
 		  "stop_tokens, logit_bias or bad_words has a count without a list" },
 		{ offsetof(llmc_params, presence_penalty), INFINITY, 0,

@@ -1,4 +1,5 @@
-/* Which lines of a batch have been tried when its next turn begins. How long that takes is a matter of minutes, so the parts are looked at alone. */
+/* Which lines of a batch have been tried when its next turn begins. How long that takes is a matter
+ * of minutes, so the parts are looked at alone. */
 #include "serve/batch/batch_runner.c"
 
 #include <setjmp.h>
@@ -8,19 +9,21 @@
 
 enum { N = 200 };
 
-/* Lines that fail at once, of such as have been tried as often as they may be: those that waited, and no others. */
+/* Lines that fail at once, of such as have been tried as often as they may be: those that waited,
+ * and no others. */
 static void
 only_who_waited_has_tried(void **state)
 {
-	BatchLine  line[N];
+	BatchLine line[N];
 	Batch b = { .tries = MAX_TRIES };
-	Req   r = { .status = 503 };
+	Req r = { .status = 503 };
 	Server srv = { 0 };
 
 	(void)state;
 	r.srv = &srv;
 	for (b.waited = 0; b.waited <= N + 1; b.waited++)
-		for (size_t apart = 1; apart < 4; apart++) { /* some have been answered in turns before */
+		for (size_t apart = 1; apart < 4;
+		     apart++) { /* some have been answered in turns before */
 			BatchRun run = { .b = &b, .line = line, .n_line = N };
 			int failed = 0;
 			memset(line, 0, sizeof line);

@@ -1,4 +1,5 @@
-/* Bodies of requests: what is too large for a number, and memory that runs out while one is read. */
+/* Bodies of requests: what is too large for a number, and memory that runs out while one is read.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +21,9 @@ few(size_t n)
 static void
 out_of_memory_is_no_mistake_of_the_client(void **state)
 {
-	static const char body[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a text that is longer than a short one\"}], \"n\": 1.5, \"seed\": 18446744073709551615}";
+	static const char body[] =
+	    "{\"messages\": [{\"role\": \"user\", \"content\": \"a text that is longer than a "
+	    "short one\"}], \"n\": 1.5, \"seed\": 18446744073709551615}";
 	json_t *o = NULL;
 	int n = 0;
 
@@ -41,11 +44,23 @@ out_of_memory_is_no_mistake_of_the_client(void **state)
 static void
 integers_beyond_63_bits(void **state)
 {
-	static const struct { const char *text; uint64_t want; bool ok; } row[] = {
-		{ "0", 0, true }, { "9223372036854775807", INT64_MAX, true }, { "9223372036854775808", (uint64_t)INT64_MAX + 1, true },
-		{ "18446744073709551615", UINT64_MAX, true }, { "18446744073709551616", 0, false }, { "-1", 0, false },
-		{ "-9223372036854775809", 0, false }, { "9223372036854775808.0", 0, false }, { "1e19", 0, false }, { "99999999999999999999999999", 0, false },
-		{ "{\"$u64\": \"5\"}", 0, false }, { "\"5\"", 0, false },
+	static const struct {
+		const char *text;
+		uint64_t want;
+		bool ok;
+	} row[] = {
+		{ "0", 0, true },
+		{ "9223372036854775807", INT64_MAX, true },
+		{ "9223372036854775808", (uint64_t)INT64_MAX + 1, true },
+		{ "18446744073709551615", UINT64_MAX, true },
+		{ "18446744073709551616", 0, false },
+		{ "-1", 0, false },
+		{ "-9223372036854775809", 0, false },
+		{ "9223372036854775808.0", 0, false },
+		{ "1e19", 0, false },
+		{ "99999999999999999999999999", 0, false },
+		{ "{\"$u64\": \"5\"}", 0, false },
+		{ "\"5\"", 0, false },
 	};
 
 	(void)state;
@@ -54,10 +69,15 @@ integers_beyond_63_bits(void **state)
 		Problem p = { 0 };
 		uint64_t x;
 		/* the same key elsewhere, and the key's name as a text, mislead nobody */
-		strbuf_printf(&b, "{\"a\": {\"seed\" : 9300000000000000000}, \"b\": \"\\\"seed\\\": 1\", \"c\": \"seed\", \"p\": {\"seed\"\n: %s}}", row[i].text);
+		strbuf_printf(&b,
+		              "{\"a\": {\"seed\" : 9300000000000000000}, \"b\": \"\\\"seed\\\": "
+		              "1\", \"c\": \"seed\", \"p\": {\"seed\"\n: %s}}",
+		              row[i].text);
 		json_t *o = body_parse(b.data, b.len, &p);
 		assert_non_null(o);
-		assert_int_equal(body_u64(&b, "seed", json_object_get(json_object_get(o, "p"), "seed"), &x), row[i].ok);
+		assert_int_equal(
+		    body_u64(&b, "seed", json_object_get(json_object_get(o, "p"), "seed"), &x),
+		    row[i].ok);
 		if (row[i].ok)
 			assert_true(x == row[i].want);
 		json_decref(o);

@@ -1,5 +1,7 @@
-/* Several models in one server: engines come and go while requests ask for them, fail to open, are put to sleep, read again, get adapters and lose them.
- * Every request is answered, engines never take more than the budget, none is closed with work in it, none is left. The engines are false ones. */
+/* Several models in one server: engines come and go while requests ask for them, fail to open, are
+ * put to sleep, read again, get adapters and lose them. Every request is answered, engines never
+ * take more than the budget, none is closed with work in it, none is left. The engines are false
+ * ones. */
 #include <arpa/inet.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,22 +24,31 @@ enum { BUDGET = 60, N_MODELS = 4, N_CLIENTS = 5, N_ASKED = 40, PLACES = 1 };
 #define MUST(x) ((x) ? (void)0 : (fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x), abort()))
 
 static const char vocabulary[] =
-    "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,\"b\":2,\"\\u0120\":3},\"merges\":[]},"
-    "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false},\"decoder\":{\"type\":\"ByteLevel\"}}";
+    "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":"
+    "\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,\"b\":2,\"\\u0120\":3},\"merges\":[]},"
+    "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false},"
+    "\"decoder\":{\"type\":\"ByteLevel\"}}";
 static llmc_tokenizer *tokenizer;
 static Tempdir dir;
 
 typedef struct MpiWorld {
 	atomic_int bytes, n_engines, n_sources, n_opened; /* now, now, now, ever */
-	atomic_int opening;   /* an engine that is being opened stands at the gate */
-	atomic_bool gate;     /* closed */
+	atomic_int opening;    /* an engine that is being opened stands at the gate */
+	atomic_bool gate;      /* closed */
 	atomic_int fail_every; /* each so many openings fail; 0: none */
-	atomic_bool shares;   /* adapters are names in one of PLACES of their model's engine */
+	atomic_bool shares;    /* adapters are names in one of PLACES of their model's engine */
 } MpiWorld;
 static MpiWorld world;
 
-typedef struct Origin { const char *name; int bytes; } Origin; /* a Source's self */
-typedef struct Engine { Fake fake; int bytes; atomic_int taken; } Engine;
+typedef struct Origin {
+	const char *name;
+	int bytes;
+} Origin; /* a Source's self */
+typedef struct Engine {
+	Fake fake;
+	int bytes;
+	atomic_int taken;
+} Engine;
 
 static llmc_status
 look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
@@ -103,7 +114,12 @@ source(const char *name, int bytes)
 
 	*o = (Origin){ name, bytes };
 	atomic_fetch_add(&world.n_sources, 1);
-	return (ModelSource){ .self = o, .look = look, .open = open_engine, .close = close_engine, .free = free_source, .adapt = adapt };
+	return (ModelSource){ .self = o,
+		              .look = look,
+		              .open = open_engine,
+		              .close = close_engine,
+		              .free = free_source,
+		              .adapt = adapt };
 }
 
 static llmc_status
@@ -169,19 +185,25 @@ end(Server *s)
 	world = (MpiWorld){ 0 };
 }
 
-/* One request on a connection of its own; its status, and the answer into `said`. leave: nobody waits for it, 0. */
+/* One request on a connection of its own; its status, and the answer into `said`. leave: nobody
+ * waits for it, 0. */
 static int
-ask(const Server *s, const char *method, const char *path, const char *body, bool leave, char *said, size_t cap)
+ask(const Server *s, const char *method, const char *path, const char *body, bool leave, char *said,
+    size_t cap)
 {
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons((uint16_t)server_port(s)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in at = { .sin_family = AF_INET,
+		                  .sin_port = htons((uint16_t)server_port(s)),
+		                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), status = 0;
 	char text[1024];
 	size_t n = 0;
 	ssize_t k;
 
 	MUST(fd >= 0 && connect(fd, (struct sockaddr *)&at, sizeof at) == 0);
-	int len = snprintf(text, sizeof text, "%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s", method,
-	                   path, strlen(body), body);
+	int len = snprintf(text, sizeof text,
+	                   "%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+	                   "application/json\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s",
+	                   method, path, strlen(body), body);
 	MUST(len < (int)sizeof text && write(fd, text, (size_t)len) == len);
 	if (leave) {
 		close(fd);
@@ -208,7 +230,11 @@ complete(const Server *s, const char *model, char *said, size_t cap)
 	return status;
 }
 
-typedef struct Client { const Server *s; uint32_t state; pthread_t thread; } Client;
+typedef struct Client {
+	const Server *s;
+	uint32_t state;
+	pthread_t thread;
+} Client;
 
 static uint32_t
 roll(Client *c, uint32_t n)
@@ -220,8 +246,11 @@ roll(Client *c, uint32_t n)
 static void *
 client(void *arg)
 {
-	static const char *const models[] = { "a", "b", "c", "d", "x", "y", "b:latest", "tgi" }, *const calls[] = { "sleep", "wake_up", "reload" };
-	static const char *const reads[] = { "/metrics", "/v1/models", "/status.json", "/is_sleeping", "/health", "/get_load", "/v1/models/x" };
+	static const char *const models[] = { "a", "b", "c", "d", "x", "y", "b:latest", "tgi" },
+	                         *const calls[] = { "sleep", "wake_up", "reload" };
+	static const char *const reads[] = { "/metrics",     "/v1/models", "/status.json",
+		                             "/is_sleeping", "/health",    "/get_load",
+		                             "/v1/models/x" };
 	Client *c = arg;
 	char said[65536], text[200];
 
@@ -233,19 +262,26 @@ client(void *arg)
 			status = complete(c->s, model, said, sizeof said);
 			MUST(status == 200 || status == 404 || status == 503);
 		} else if (what < 13) {
-			snprintf(text, sizeof text, "{\"model\":\"%s\",\"prompt\":[1,2],\"max_tokens\":50,\"stream\":true}", model);
+			snprintf(
+			    text, sizeof text,
+			    "{\"model\":\"%s\",\"prompt\":[1,2],\"max_tokens\":50,\"stream\":true}",
+			    model);
 			ask(c->s, "POST", "/v1/completions", text, true, NULL, 0);
 		} else if (what < 15) {
 			snprintf(text, sizeof text, "/%s?model=%s", calls[roll(c, 3)], model);
 			status = ask(c->s, "POST", text, "", false, said, sizeof said);
 			MUST(status == 200 || status == 400 || status == 404 || status == 503);
 		} else if (what < 17) {
-			snprintf(text, sizeof text, "{\"lora_name\":\"%s\",\"lora_path\":\"%s\"}", roll(c, 2) ? "x" : "y", roll(c, 4) ? "one" : "other");
-			status = ask(c->s, "POST", "/v1/load_lora_adapter", text, false, said, sizeof said);
+			snprintf(text, sizeof text, "{\"lora_name\":\"%s\",\"lora_path\":\"%s\"}",
+			         roll(c, 2) ? "x" : "y", roll(c, 4) ? "one" : "other");
+			status = ask(c->s, "POST", "/v1/load_lora_adapter", text, false, said,
+			             sizeof said);
 			MUST(status == 200 || status == 400);
 		} else if (what < 18) {
-			snprintf(text, sizeof text, "{\"lora_name\":\"%s\"}", roll(c, 2) ? "x" : "y");
-			status = ask(c->s, "POST", "/v1/unload_lora_adapter", text, false, said, sizeof said);
+			snprintf(text, sizeof text, "{\"lora_name\":\"%s\"}",
+			         roll(c, 2) ? "x" : "y");
+			status = ask(c->s, "POST", "/v1/unload_lora_adapter", text, false, said,
+			             sizeof said);
 			MUST(status == 200 || status == 404);
 		} else {
 			status = ask(c->s, "GET", reads[roll(c, 7)], "", false, said, sizeof said);
@@ -271,9 +307,11 @@ ask_at_once(bool shares)
 	for (int i = 0; i < N_CLIENTS; i++)
 		pthread_join(c[i].thread, NULL);
 	atomic_store(&world.fail_every, 0);
-	for (int i = 0; i < N_MODELS; i++) { /* an opening that has decided to fail may still be on its way, once */
+	for (int i = 0; i < N_MODELS;
+	     i++) { /* an opening that has decided to fail may still be on its way, once */
 		char name[2] = { (char)('a' + i), 0 };
-		assert_true(complete(s, name, said, sizeof said) == 200 || complete(s, name, said, sizeof said) == 200);
+		assert_true(complete(s, name, said, sizeof said) == 200 ||
+		            complete(s, name, said, sizeof said) == 200);
 	}
 	end(s);
 }
@@ -304,7 +342,8 @@ more_adapters_than_places(void **state)
 	for (int i = 0; i < 3; i++) {
 		char body[100];
 		snprintf(body, sizeof body, "{\"lora_name\":\"n%d\",\"lora_path\":\"one\"}", i);
-		assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", body, false, said, sizeof said), 200);
+		assert_int_equal(
+		    ask(s, "POST", "/v1/load_lora_adapter", body, false, said, sizeof said), 200);
 	}
 	for (int i = 0; i < 12; i++) {
 		char name[8];
@@ -364,7 +403,13 @@ no_engine_is_left(Server *s)
 	return world.n_engines == 0;
 }
 
-typedef struct Call { const Server *s; const char *method, *path, *body; int status; char said[4096]; pthread_t thread; } Call;
+typedef struct Call {
+	const Server *s;
+	const char *method, *path, *body;
+	int status;
+	char said[4096];
+	pthread_t thread;
+} Call;
 
 static void *
 call(void *arg)
@@ -400,18 +445,21 @@ an_adapter_that_goes_while_it_is_opened(void **state)
 
 	(void)state;
 	Server *s = begin(1);
-	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said), 200);
+	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said),
+	                 200);
 	assert_int_equal(ask(s, "POST", "/sleep", "", false, said, sizeof said), 200);
 	assert_int_equal(world.n_engines, 0);
 	world.gate = true;
 	later(&c, s, "/v1/completions", FOR_X);
 	until(stands_at_the_gate, s);
-	assert_int_equal(ask(s, "POST", "/v1/unload_lora_adapter", ADD, false, said, sizeof said), 200);
+	assert_int_equal(ask(s, "POST", "/v1/unload_lora_adapter", ADD, false, said, sizeof said),
+	                 200);
 	world.gate = false;
 	assert_int_equal(came(&c), 404);
 	until(no_engine_is_left, s);
 	assert_int_equal(complete(s, "x", said, sizeof said), 404);
-	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said), 200);
+	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said),
+	                 200);
 	assert_int_equal(complete(s, "x", said, sizeof said), 200);
 	end(s);
 }
@@ -424,13 +472,15 @@ an_adapter_that_goes_before_it_is_read_again(void **state)
 
 	(void)state;
 	Server *s = begin(1);
-	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said), 200);
+	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said),
+	                 200);
 	world.gate = true;
 	later(&c[0], s, "/v1/completions", "{\"model\":\"a\",\"prompt\":[1],\"max_tokens\":2}");
 	until(stands_at_the_gate, s);
 	later(&c[1], s, "/reload?model=x", "");
 	until(reload_waits, s);
-	assert_int_equal(ask(s, "POST", "/v1/unload_lora_adapter", ADD, false, said, sizeof said), 200);
+	assert_int_equal(ask(s, "POST", "/v1/unload_lora_adapter", ADD, false, said, sizeof said),
+	                 200);
 	world.gate = false;
 	assert_int_equal(came(&c[0]), 200);
 	assert_int_equal(came(&c[1]), 404);
@@ -457,7 +507,8 @@ waker_waits(Server *s)
 	return waits;
 }
 
-/* Who has waited for it is served, and the call is answered when it has gone. Who asks for it after that call has it. */
+/* Who has waited for it is served, and the call is answered when it has gone. Who asks for it after
+ * that call has it. */
 static void
 asleep_while_it_is_opened(void **state)
 {
@@ -468,7 +519,8 @@ asleep_while_it_is_opened(void **state)
 	Server *s = begin(2);
 	for (int wake = 0; wake < 3; wake++) { /* one, all, and one that is woken up at once */
 		world.gate = true;
-		later(&c[0], s, "/v1/completions", "{\"model\":\"a\",\"prompt\":[1],\"max_tokens\":2}");
+		later(&c[0], s, "/v1/completions",
+		      "{\"model\":\"a\",\"prompt\":[1],\"max_tokens\":2}");
 		until(stands_at_the_gate, s);
 		later(&c[1], s, wake == 1 ? "/sleep" : "/sleep?model=a", "");
 		until(is_drowsy, s);
@@ -497,7 +549,8 @@ asleep_while_it_is_opened_for_another_name(void **state)
 	for (int all = 0; all < 2; all++) {
 		Server *s = begin(1);
 		world.shares = true;
-		assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said), 200);
+		assert_int_equal(
+		    ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said), 200);
 		assert_int_equal(ask(s, "POST", "/sleep", "", false, said, sizeof said), 200);
 		assert_int_equal(world.n_engines, 0);
 		const int before = world.n_opened;
@@ -548,7 +601,8 @@ the_end_while_an_engine_is_opened(void **state)
 	world = (MpiWorld){ 0 };
 }
 
-/* Adapters that cannot be opened take no names, and what names hold goes into logs and metrics without harm. */
+/* Adapters that cannot be opened take no names, and what names hold goes into logs and metrics
+ * without harm. */
 static void
 names_of_adapters(void **state)
 {
@@ -560,13 +614,19 @@ names_of_adapters(void **state)
 	world.fail_every = 1;
 	for (int i = 0; i < MAX_MODELS + 10; i++) {
 		snprintf(body, sizeof body, "{\"lora_name\":\"n%d\",\"lora_path\":\"one\"}", i);
-		assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", body, false, said, sizeof said), 400);
+		assert_int_equal(
+		    ask(s, "POST", "/v1/load_lora_adapter", body, false, said, sizeof said), 400);
 		assert_non_null(strstr(said, "no such file"));
 	}
 	world.fail_every = 0;
-	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", "{\"lora_name\":\"\\t\\u0001\\n\\\\\\\"\\u00e9\",\"lora_path\":\"one\"}", false, said, sizeof said), 200);
+	assert_int_equal(
+	    ask(s, "POST", "/v1/load_lora_adapter",
+	        "{\"lora_name\":\"\\t\\u0001\\n\\\\\\\"\\u00e9\",\"lora_path\":\"one\"}", false,
+	        said, sizeof said),
+	    200);
 	assert_int_equal(ask(s, "GET", "/metrics", "", false, said, sizeof said), 200);
-	assert_non_null(strstr(said, "tgi_request_count{model_name=\" t u0001\\n\\\\\\\"\xc3\xa9\"} 0\n"));
+	assert_non_null(
+	    strstr(said, "tgi_request_count{model_name=\" t u0001\\n\\\\\\\"\xc3\xa9\"} 0\n"));
 	assert_non_null(strstr(said, "tgi_request_count{model_name=\"a\"} 0\n"));
 	assert_null(strstr(said, "\"n1\""));
 	end(s);
@@ -578,9 +638,13 @@ setup(void **state)
 	llmc_error err;
 
 	(void)state;
-	if (tempdir_open(&dir) != 0 || mkdir(tempdir_file(&dir, "one"), 0700) != 0 || mkdir(tempdir_file(&dir, "other"), 0700) != 0)
+	if (tempdir_open(&dir) != 0 || mkdir(tempdir_file(&dir, "one"), 0700) != 0 ||
+	    mkdir(tempdir_file(&dir, "other"), 0700) != 0)
 		return -1;
-	return text_open_json(vocabulary, sizeof vocabulary - 1, "test", &tokenizer, &err) == LLMC_OK ? 0 : -1;
+	return text_open_json(vocabulary, sizeof vocabulary - 1, "test", &tokenizer, &err) ==
+	               LLMC_OK
+	           ? 0
+	           : -1;
 }
 
 static int
@@ -596,11 +660,14 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(all_at_once), cmocka_unit_test(all_at_once_in_places_of_one_engine), cmocka_unit_test(more_adapters_than_places),
+		cmocka_unit_test(all_at_once),
+		cmocka_unit_test(all_at_once_in_places_of_one_engine),
+		cmocka_unit_test(more_adapters_than_places),
 		cmocka_unit_test(an_adapter_that_goes_while_it_is_opened),
 		cmocka_unit_test(an_adapter_that_goes_before_it_is_read_again),
 		cmocka_unit_test(asleep_while_it_is_opened),
-		cmocka_unit_test(asleep_while_it_is_opened_for_another_name), cmocka_unit_test(the_end_while_an_engine_is_opened),
+		cmocka_unit_test(asleep_while_it_is_opened_for_another_name),
+		cmocka_unit_test(the_end_while_an_engine_is_opened),
 		cmocka_unit_test(names_of_adapters),
 	};
 

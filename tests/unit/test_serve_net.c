@@ -1,12 +1,13 @@
-/* Connections from within: wakes of an answer that grows, and memory that runs out while one is sent. */
+/* Connections from within: wakes of an answer that grows, and memory that runs out while one is
+ * sent. */
 #include "serve/http/connection.c"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <cmocka.h>
 
-/* An answer may be looked at for another reason while its wake still waits in the list, and grow again after that: it
- * stands in the list once, and the list has an end. */
+/* An answer may be looked at for another reason while its wake still waits in the list, and grow
+ * again after that: it stands in the list once, and the list has an end. */
 static void
 a_request_is_woken_once(void **state)
 {
@@ -50,7 +51,9 @@ an_answer_without_memory_is_not_sent(void **state)
 	char said[64];
 
 	(void)state;
-	n = (Net){ .s = &s, .epoll_fd = epoll_create1(EPOLL_CLOEXEC), .wake_fd = -1, .listening = true };
+	n = (Net){
+		.s = &s, .epoll_fd = epoll_create1(EPOLL_CLOEXEC), .wake_fd = -1, .listening = true
+	};
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
 	conn_open(&n, fd[0], &addr);
 	assert_non_null(n.idle.first);
@@ -64,7 +67,8 @@ an_answer_without_memory_is_not_sent(void **state)
 	close(n.epoll_fd);
 }
 
-/* A process that starts has copies of all descriptors until it runs another program: what is closed meanwhile tells nothing of itself. */
+/* A process that starts has copies of all descriptors until it runs another program: what is closed
+ * meanwhile tells nothing of itself. */
 static void
 a_closed_connection_has_no_events(void **state)
 {
@@ -75,7 +79,9 @@ a_closed_connection_has_no_events(void **state)
 	int fd[2];
 
 	(void)state;
-	n = (Net){ .s = &s, .epoll_fd = epoll_create1(EPOLL_CLOEXEC), .wake_fd = -1, .listening = true };
+	n = (Net){
+		.s = &s, .epoll_fd = epoll_create1(EPOLL_CLOEXEC), .wake_fd = -1, .listening = true
+	};
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
 	int copy = dup(fd[0]);
 	conn_open(&n, fd[0], &addr);
@@ -91,8 +97,9 @@ a_closed_connection_has_no_events(void **state)
 int
 main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(a_request_is_woken_once), cmocka_unit_test(an_answer_without_memory_is_not_sent),
-		cmocka_unit_test(a_closed_connection_has_no_events) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(a_request_is_woken_once),
+		                            cmocka_unit_test(an_answer_without_memory_is_not_sent),
+		                            cmocka_unit_test(a_closed_connection_has_no_events) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

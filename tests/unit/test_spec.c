@@ -1,5 +1,5 @@
-/* From description to Spec: layers, defaults that rest on other keys, selectors, overrides, storage, tensor rules; and the
- * resolved text, which reads back as itself. */
+/* From description to Spec: layers, defaults that rest on other keys, selectors, overrides,
+ * storage, tensor rules; and the resolved text, which reads back as itself. */
 #include <math.h>
 
 #include "base/file.h"
@@ -8,8 +8,11 @@
 #include "tests/unit/compiler_util.h"
 #include "tests/unit/locale_comma.h"
 
-#define TEXT(b, text, set) spec_from_text("in.yaml", text, strlen(text), set, &(b)->diag, &(b)->arena)
-#define HEAD "llmc: 1\nname: t\nfamily: llama\nvocab_size: 300\nmax_positions: 256\nn_layers: 4\nhidden: 96\n"
+#define TEXT(b, text, set)                                                                         \
+	spec_from_text("in.yaml", text, strlen(text), set, &(b)->diag, &(b)->arena)
+#define HEAD                                                                                       \
+	"llmc: 1\nname: t\nfamily: llama\nvocab_size: 300\nmax_positions: 256\nn_layers: "         \
+	"4\nhidden: 96\n"
 #define GOOD HEAD "attention: {n_heads: 6}\nffn: {width: 160}\n"
 
 static const char *
@@ -38,7 +41,8 @@ BENCH_TEST(defaults_rest_on_other_keys)
 
 BENCH_TEST(later_layers_hide_earlier_ones)
 {
-	static const char *const set[] = { "attention.n_kv_heads=2", "kv={dtype: f32}", "rope.theta=5e5", "ffn.act=gelu", NULL };
+	static const char *const set[] = { "attention.n_kv_heads=2", "kv={dtype: f32}",
+		                           "rope.theta=5e5", "ffn.act=gelu", NULL };
 	Spec *s = TEXT(b, GOOD, set);
 
 	assert_non_null(s);
@@ -52,8 +56,10 @@ BENCH_TEST(later_layers_hide_earlier_ones)
 	Spec *hf = TEXT(b, GOOD, NULL);
 	static const char *const gguf[] = { "checkpoint=gguf", NULL };
 	Spec *gg = TEXT(b, GOOD, gguf);
-	assert_string_equal(rule_for(hf->tensor_rule, hf->n_tensor_rule, "q")->name, "model.layers.{l}.self_attn.q_proj");
-	assert_string_equal(rule_for(gg->tensor_rule, gg->n_tensor_rule, "q")->name, "blk.{l}.attn_q");
+	assert_string_equal(rule_for(hf->tensor_rule, hf->n_tensor_rule, "q")->name,
+	                    "model.layers.{l}.self_attn.q_proj");
+	assert_string_equal(rule_for(gg->tensor_rule, gg->n_tensor_rule, "q")->name,
+	                    "blk.{l}.attn_q");
 	assert_true(rule_for(gg->tensor_rule, gg->n_tensor_rule, "k")->rope_pairs);
 	assert_false(rule_for(gg->tensor_rule, gg->n_tensor_rule, "v")->rope_pairs);
 }
@@ -62,18 +68,34 @@ BENCH_TEST(later_layers_hide_earlier_ones)
 BENCH_TEST(types_of_cached_rows)
 {
 	static const char *const set[] = { "kv.dtype=int6", "kv.v=int4", "kv.rotate=true", NULL };
-	static const struct { const char *set[4], *want; } bad[] = {
-		{ { "kv={k: int4c, window: 31}" }, "kv.k = int4c: a page of keys is quantised when it is full, kv.window of at least 32 positions is needed beside it" },
-		{ { "kv={dtype: int4c, window: 32}" }, "kv.dtype = int4c: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 int4; did you mean int" },
-		{ { "kv={k: int4c, v: int4c, window: 32}" }, "kv.v = int4c: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 int4; did you mean int" },
-		{ { "kv.window=64" }, "--set:1:11: error: kv.window = 64: it is for quantised rows, keys are f16 and values f16" },
-		{ { "kv={k: int8, sinks: 4}", "parallel.pp=2" }, "kv.sinks = 4: stages keep all positions in one type" },
-		{ { "kv.dtype=int9" }, "kv.dtype = int9: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 int4; did you mean int" },
+	static const struct {
+		const char *set[4], *want;
+	} bad[] = {
+		{ { "kv={k: int4c, window: 31}" },
+		  "kv.k = int4c: a page of keys is quantised when it is full, kv.window of at "
+		  "least 32 positions is needed beside it" },
+		{ { "kv={dtype: int4c, window: 32}" },
+		  "kv.dtype = int4c: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 "
+		  "int6 int4; did you mean int" },
+		{ { "kv={k: int4c, v: int4c, window: 32}" },
+		  "kv.v = int4c: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 "
+		  "int4; did you mean int" },
+		{ { "kv.window=64" },
+		  "--set:1:11: error: kv.window = 64: it is for quantised rows, keys are f16 and "
+		  "values f16" },
+		{ { "kv={k: int8, sinks: 4}", "parallel.pp=2" },
+		  "kv.sinks = 4: stages keep all positions in one type" },
+		{ { "kv.dtype=int9" },
+		  "kv.dtype = int9: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 "
+		  "int6 int4; did you mean int" },
 		{ { "kv.host=8X" }, "kv.host = 8X: a size is expected, as 512M or 8G" },
 		{ { "kv.host=-1" }, "kv.host = -1 is out of range: at most 64T" },
 		{ { "kv.host=65T" }, "kv.host = 65T is out of range: at most 64T" },
-		{ { "kv.rotate=true" }, "--set:1:11: error: kv.rotate = true: only rows of quantised types are rotated, keys are f16 and values f16" },
-		{ { "attention.head_dim=6", "kv={dtype: int8, rotate: true}" }, "attention.head_dim = 6 is no multiple of 4, and rotation mixes a power of two" },
+		{ { "kv.rotate=true" },
+		  "--set:1:11: error: kv.rotate = true: only rows of quantised types are rotated, "
+		  "keys are f16 and values f16" },
+		{ { "attention.head_dim=6", "kv={dtype: int8, rotate: true}" },
+		  "attention.head_dim = 6 is no multiple of 4, and rotation mixes a power of two" },
 	};
 	Spec *s = TEXT(b, GOOD, set);
 
@@ -99,12 +121,16 @@ BENCH_TEST(types_of_cached_rows)
 
 BENCH_TEST(overrides_have_places)
 {
-	static const char *const bad[] = { "attention.n_haeds=3", "hidden", "=3", "hidden=", "hidden=wide", "rope={theta", NULL };
+	static const char *const bad[] = { "attention.n_haeds=3", "hidden",      "=3", "hidden=",
+		                           "hidden=wide",         "rope={theta", NULL };
 
 	assert_null(TEXT(b, GOOD, bad));
-	assert_non_null(strstr(said(b), "--set:1:1: error: unknown key attention.n_haeds; did you mean attention.n_heads?"));
+	assert_non_null(strstr(
+	    said(b),
+	    "--set:1:1: error: unknown key attention.n_haeds; did you mean attention.n_heads?"));
 	assert_non_null(strstr(said(b), "--set:1:1: error: --set wants key=value"));
-	assert_non_null(strstr(said(b), "--set:1:8: error: hidden = wide: a whole number is expected"));
+	assert_non_null(
+	    strstr(said(b), "--set:1:8: error: hidden = wide: a whole number is expected"));
 	assert_non_null(strstr(said(b), "not YAML"));
 }
 
@@ -126,7 +152,8 @@ selects(Bench *b, const char *yaml, int n, const char *want)
 {
 	uint8_t out[64];
 	char have[65] = "";
-	Node *node = yaml_parse(yaml_source(&b->arena, "s", yaml, strlen(yaml)), &b->diag, &b->arena);
+	Node *node =
+	    yaml_parse(yaml_source(&b->arena, "s", yaml, strlen(yaml)), &b->diag, &b->arena);
 
 	assert_non_null(node);
 	if (!selector_read(node, "key", n, out, &b->diag))
@@ -137,7 +164,9 @@ selects(Bench *b, const char *yaml, int n, const char *want)
 	/* its text selects the same */
 	uint8_t again[64];
 	const char *text = selector_text(out, n, &b->arena);
-	assert_true(selector_read(yaml_parse(yaml_source(&b->arena, "s", text, strlen(text)), &b->diag, &b->arena), "key", n, again, &b->diag));
+	assert_true(selector_read(
+	    yaml_parse(yaml_source(&b->arena, "s", text, strlen(text)), &b->diag, &b->arena), "key",
+	    n, again, &b->diag));
 	assert_memory_equal(out, again, (size_t)n);
 }
 
@@ -160,8 +189,12 @@ BENCH_TEST(selectors)
 
 BENCH_TEST(storage_rules_in_order)
 {
-	Spec *s = TEXT(b, GOOD "storage: {default: q4_0, rules: [{tensor: q.bias, type: f32}, {tensor: down, layers: \"0-1\", type: q6_k}, "
-	                       "{tensor: down, type: q5_0}, {tensor: embed, layers: all, type: q8_0}, {layers: 3, type: f16}]}\n", NULL);
+	Spec *s = TEXT(b,
+	               GOOD "storage: {default: q4_0, rules: [{tensor: q.bias, type: f32}, "
+	                    "{tensor: down, layers: \"0-1\", type: q6_k}, "
+	                    "{tensor: down, type: q5_0}, {tensor: embed, layers: all, type: q8_0}, "
+	                    "{layers: 3, type: f16}]}\n",
+	               NULL);
 
 	assert_non_null(s);
 	assert_int_equal(spec_storage(s, "down", 0).dtype, DT_Q6_K);
@@ -173,7 +206,10 @@ BENCH_TEST(storage_rules_in_order)
 	assert_int_equal(spec_storage(s, "q.bias", 0).dtype, DT_F32);
 	assert_int_equal(spec_storage(s, "q", 0).dtype, DT_Q4_0);
 	assert_int_equal(spec_storage(s, "down.bias", 0).dtype, DT_Q6_K); /* follows its role */
-	s = TEXT(b, GOOD "storage: {rules: [{tensor: k, type: u4_32, order: q}, {tensor: o, type: u4_32, factor: o}]}\n", NULL);
+	s = TEXT(b,
+	         GOOD "storage: {rules: [{tensor: k, type: u4_32, order: q}, {tensor: o, type: "
+	              "u4_32, factor: o}]}\n",
+	         NULL);
 	assert_non_null(s);
 	assert_string_equal(spec_storage(s, "k", 0).order, "q");
 	assert_null(spec_storage(s, "k", 0).factor);
@@ -183,7 +219,11 @@ BENCH_TEST(storage_rules_in_order)
 
 BENCH_TEST(tensor_rules_replace_by_role)
 {
-	Spec *s = TEXT(b, GOOD "tensors: {layer: \"blocks.{l}\", q+k+v: \".qkv | per_head transpose\", head: /out, drop: [.mask, x]}\nnames: {prefix: top., replace: \"top.model.>m.\"}\n", NULL);
+	Spec *s = TEXT(
+	    b,
+	    GOOD "tensors: {layer: \"blocks.{l}\", q+k+v: \".qkv | per_head transpose\", head: "
+	         "/out, drop: [.mask, x]}\nnames: {prefix: top., replace: \"top.model.>m.\"}\n",
+	    NULL);
 
 	assert_non_null(s);
 	const TensorRule *k = rule_for(s->tensor_rule, s->n_tensor_rule, "k");
@@ -191,7 +231,8 @@ BENCH_TEST(tensor_rules_replace_by_role)
 	assert_string_equal(k->name, "top.blocks.{l}.qkv");
 	assert_true(k->per_head && k->transpose && !k->stacked && !k->whole);
 	assert_string_equal(rule_for(s->tensor_rule, s->n_tensor_rule, "head")->name, "out");
-	assert_string_equal(rule_for(s->tensor_rule, s->n_tensor_rule, "embed")->name, "m.embed_tokens");
+	assert_string_equal(rule_for(s->tensor_rule, s->n_tensor_rule, "embed")->name,
+	                    "m.embed_tokens");
 	int n = 0, drops = 0;
 	for (int i = 0; i < s->n_tensor_rule; i++) {
 		n += rule_has_role(s->tensor_rule[i].role, "v");
@@ -203,9 +244,14 @@ BENCH_TEST(tensor_rules_replace_by_role)
 
 BENCH_TEST(latent_attention_scale_follows_yarn)
 {
-	Spec *s = TEXT(b, "llmc: 1\nname: t\nfamily: deepseek_v2\nvocab_size: 300\nmax_positions: 256\nn_layers: 2\nhidden: 96\nffn: {width: 64}\n"
-	                  "attention: {n_heads: 4, kv_rank: 32, nope_dim: 16, rope_dim: 8, v_dim: 16}\n"
-	                  "rope: {scaling: {kind: yarn, factor: 40, original_positions: 64, mscale: 0.707, mscale_all_dim: 0.707}}\n", NULL);
+	Spec *s =
+	    TEXT(b,
+	         "llmc: 1\nname: t\nfamily: deepseek_v2\nvocab_size: 300\nmax_positions: "
+	         "256\nn_layers: 2\nhidden: 96\nffn: {width: 64}\n"
+	         "attention: {n_heads: 4, kv_rank: 32, nope_dim: 16, rope_dim: 8, v_dim: 16}\n"
+	         "rope: {scaling: {kind: yarn, factor: 40, original_positions: 64, mscale: 0.707, "
+	         "mscale_all_dim: 0.707}}\n",
+	         NULL);
 
 	assert_non_null(s);
 	assert_int_equal(s->attention.head_dim, 24);
@@ -224,7 +270,8 @@ fixpoint(Bench *b, const char *path)
 
 	if (!s)
 		fail_msg("%s", said(b));
-	Spec *again = spec_from_text("resolved", s->yaml, strlen(s->yaml), NULL, &b->diag, &b->arena);
+	Spec *again =
+	    spec_from_text("resolved", s->yaml, strlen(s->yaml), NULL, &b->diag, &b->arena);
 	if (!again)
 		fail_msg("%s", said(b));
 	assert_string_equal(again->yaml, s->yaml);
@@ -234,11 +281,15 @@ fixpoint(Bench *b, const char *path)
 
 BENCH_TEST(resolved_text_is_a_fixpoint)
 {
-	static const char *const name[] = { "smollm2-135m", "llama2-7b", "llama2-70b", "llama3-8b", "llama3-70b", "llama3.2-1b",
-		                            "mistral-7b", "qwen2.5-7b", "qwen3-8b", "tiny",
-		                            "deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "mixtral-8x7b", "qwen3-30b-a3b", "gemma2-9b",
-		                            "phi3-mini", "glm4-9b", "chatglm3-6b", "baichuan2-13b", "bloom-7b1",
-		                            "gpt-oss-20b", "qwen3.5-9b", "qwen3.5-35b-a3b", "gemma4-26b-a4b" };
+	static const char *const name[] = { "smollm2-135m",  "llama2-7b",        "llama2-70b",
+		                            "llama3-8b",     "llama3-70b",       "llama3.2-1b",
+		                            "mistral-7b",    "qwen2.5-7b",       "qwen3-8b",
+		                            "tiny",          "deepseek-v2-lite", "deepseek-v2",
+		                            "deepseek-v3",   "mixtral-8x7b",     "qwen3-30b-a3b",
+		                            "gemma2-9b",     "phi3-mini",        "glm4-9b",
+		                            "chatglm3-6b",   "baichuan2-13b",    "bloom-7b1",
+		                            "gpt-oss-20b",   "qwen3.5-9b",       "qwen3.5-35b-a3b",
+		                            "gemma4-26b-a4b" };
 
 	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
 		fixpoint(b, arena_printf(&b->arena, "configs/%s.yaml", name[i]));
@@ -257,7 +308,8 @@ BENCH_TEST(resolved_text_keeps_its_format)
 /* Numbers are written and read with a point wherever the program runs. */
 BENCH_TEST(numbers_do_not_follow_the_locale)
 {
-	static const char text[] = GOOD "rope: {theta: 12345.5}\nnorm: {eps: 1.5e-6}\ntensors: {drop: x | all=0.5}\n";
+	static const char text[] =
+	    GOOD "rope: {theta: 12345.5}\nnorm: {eps: 1.5e-6}\ntensors: {drop: x | all=0.5}\n";
 	Spec *plain = TEXT(b, text, NULL);
 
 	locale_comma();
@@ -271,17 +323,34 @@ BENCH_TEST(numbers_do_not_follow_the_locale)
 
 BENCH_TEST(text_survives_quoting)
 {
-	static const char *const words[] = { "a", "true", "1.5", "", "a: b", "# x", "\"q\"", "back\\slash", "new\nline", "tab\there", "\xe9\x97\xae {text}", "-x", "null", " lead", "{a}" };
+	static const char *const words[] = { "a",
+		                             "true",
+		                             "1.5",
+		                             "",
+		                             "a: b",
+		                             "# x",
+		                             "\"q\"",
+		                             "back\\slash",
+		                             "new\nline",
+		                             "tab\there",
+		                             "\xe9\x97\xae {text}",
+		                             "-x",
+		                             "null",
+		                             " lead",
+		                             "{a}" };
 
 	for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-		const char *text = arena_printf(&b->arena, "k: %s\n", spec_quote(&b->arena, words[i]));
-		Node *n = yaml_parse(yaml_source(&b->arena, "q", text, strlen(text)), &b->diag, &b->arena);
+		const char *text =
+		    arena_printf(&b->arena, "k: %s\n", spec_quote(&b->arena, words[i]));
+		Node *n = yaml_parse(yaml_source(&b->arena, "q", text, strlen(text)), &b->diag,
+		                     &b->arena);
 		if (!n)
 			fail_msg("%s: %s", text, said(b));
 		assert_string_equal(node_get(n, "k")->text, words[i]);
 		double v;
 		bool t;
-		assert_false(node_num(node_get(n, "k"), &v) || node_bool(node_get(n, "k"), &t) || node_is_null(node_get(n, "k")));
+		assert_false(node_num(node_get(n, "k"), &v) || node_bool(node_get(n, "k"), &t) ||
+		             node_is_null(node_get(n, "k")));
 	}
 }
 
@@ -316,12 +385,19 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(defaults_rest_on_other_keys), cmocka_unit_test(later_layers_hide_earlier_ones),
-		cmocka_unit_test(types_of_cached_rows), cmocka_unit_test(overrides_have_places), cmocka_unit_test(a_value_knows_its_place),
-		cmocka_unit_test(selectors), cmocka_unit_test(storage_rules_in_order),
-		cmocka_unit_test(tensor_rules_replace_by_role), cmocka_unit_test(latent_attention_scale_follows_yarn),
-		cmocka_unit_test(resolved_text_is_a_fixpoint), cmocka_unit_test(resolved_text_keeps_its_format),
-		cmocka_unit_test(numbers_do_not_follow_the_locale), cmocka_unit_test(text_survives_quoting),
+		cmocka_unit_test(defaults_rest_on_other_keys),
+		cmocka_unit_test(later_layers_hide_earlier_ones),
+		cmocka_unit_test(types_of_cached_rows),
+		cmocka_unit_test(overrides_have_places),
+		cmocka_unit_test(a_value_knows_its_place),
+		cmocka_unit_test(selectors),
+		cmocka_unit_test(storage_rules_in_order),
+		cmocka_unit_test(tensor_rules_replace_by_role),
+		cmocka_unit_test(latent_attention_scale_follows_yarn),
+		cmocka_unit_test(resolved_text_is_a_fixpoint),
+		cmocka_unit_test(resolved_text_keeps_its_format),
+		cmocka_unit_test(numbers_do_not_follow_the_locale),
+		cmocka_unit_test(text_survives_quoting),
 		cmocka_unit_test(failing_allocations),
 	};
 

@@ -22,7 +22,9 @@ feed(const char *const *stops, const char *text, size_t step, Strbuf *shown)
 	strbuf_clear(shown);
 	assert_int_equal(stop_open(stops, &s, NULL), LLMC_OK);
 	for (size_t i = 0; i < len && !found; i += step) {
-		assert_int_equal(stop_feed(s, text + i, step < len - i ? step : len - i, false, &safe, &n, &found, NULL), LLMC_OK);
+		assert_int_equal(stop_feed(s, text + i, step < len - i ? step : len - i, false,
+		                           &safe, &n, &found, NULL),
+		                 LLMC_OK);
 		strbuf_add(shown, safe, n);
 	}
 	if (!found) {
@@ -38,7 +40,10 @@ cut_where_the_first_begins(void **state)
 {
 	(void)state;
 	static const char *const stops[] = { "\n\nUser:", "END", NULL };
-	static const struct { const char *text, *want; bool found; } row[] = {
+	static const struct {
+		const char *text, *want;
+		bool found;
+	} row[] = {
 		{ "hello\n\nUser: x", "hello", true },
 		{ "hello\n\nUse it", "hello\n\nUse it", false },
 		{ "an EN EEND more END", "an EN E", true },

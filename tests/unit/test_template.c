@@ -1,4 +1,5 @@
-/* Templates: the expression language, heads, expansion, keys; and every template of the tree against every tiny model. */
+/* Templates: the expression language, heads, expansion, keys; and every template of the tree
+ * against every tiny model. */
 #include "compiler_util.h"
 
 #include "compiler/select_kernels.h"
@@ -25,9 +26,9 @@ test_names(void *user, const char *name, HeadValue *out)
 static int64_t
 value_of(const char *text)
 {
-	HeadValue   v;
+	HeadValue v;
 	const char *why;
-	size_t      at;
+	size_t at;
 
 	if (!head_eval(text, strlen(text), test_names, NULL, &v, &why, &at))
 		fail_msg("%s: %s at %zu", text, why, at);
@@ -38,9 +39,9 @@ value_of(const char *text)
 static void
 refuses(const char *text, const char *want, size_t want_at)
 {
-	HeadValue   v;
+	HeadValue v;
 	const char *why = NULL;
-	size_t      at = 0;
+	size_t at = 0;
 
 	if (head_eval(text, strlen(text), test_names, NULL, &v, &why, &at))
 		fail_msg("%s was taken", text);
@@ -98,19 +99,22 @@ expressions_that_make_no_sense(void **state)
 /* ---- heads ---- */
 
 /* What stands before the text of a matmul. */
-#define NAMES(of) \
-	"#define ARG_x ((const float *)" of "[0])\n#define ARG_w ((const void *)" of "[1])\n#define ARG_b ((const float *)" of "[2])\n" \
+#define NAMES(of)                                                                                  \
+	"#define ARG_x ((const float *)" of "[0])\n#define ARG_w ((const void *)" of               \
+	"[1])\n#define ARG_b ((const float *)" of "[2])\n"                                         \
 	"#define ARG_y ((float *)" of "[3])\n"
 #define WEIGHTS "#define LLMC_WEIGHTS 2\n" /* bf16: cpu/weights/weights.h */
 #define CUDA_NAMES "#include \"cuda/runtime/step.h\"\n" NAMES("p.a")
-#define ARGS "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n"
+#define ARGS                                                                                       \
+	"//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]\n//@arg y out "  \
+	"f32[n_tok, ROWS]\n"
 
 static const Kernel *
 expand_for(Bench *b, const char *target, const char *text, int op_index)
 {
 	if (!b->spec)
 		bench_spec(b, "llama", TINY_GQA TINY_FFN);
-	Graph     *g = bench_graph(b);
+	Graph *g = bench_graph(b);
 	Templates *ts = templates_none(target, b->spec, &b->diag, &b->arena);
 
 	select_layouts(g, ts);
@@ -130,12 +134,19 @@ BENCH_TEST(names_become_values)
 {
 	const Kernel *k = expand(b,
 	                         "//@op matmul\n//@phase mixed\n" ARGS
-	                         "void ${SYMBOL}(void); /* ${ROWS}x${COLS} ${W_DTYPE} ${W_LAYOUT} ${HAS_B} ${TARGET} ${PHASE} ${ACT_BITS} ${W_ROWS} */\n",
+	                         "void ${SYMBOL}(void); /* ${ROWS}x${COLS} ${W_DTYPE} ${W_LAYOUT} "
+	                         "${HAS_B} ${TARGET} ${PHASE} ${ACT_BITS} ${W_ROWS} */\n",
 	                         2);
 	assert_non_null(k);
-	assert_string_equal(k->text, arena_printf(&b->arena, NAMES("a") WEIGHTS "void matmul_mixed_%s(void); /* 32x32 bf16 r8 0 v3 mixed 16 32 */\n", k->key));
+	assert_string_equal(
+	    k->text,
+	    arena_printf(&b->arena,
+	                 NAMES("a") WEIGHTS
+	                 "void matmul_mixed_%s(void); /* 32x32 bf16 r8 0 v3 mixed 16 32 */\n",
+	                 k->key));
 	assert_string_equal(k->row.symbol, arena_printf(&b->arena, "matmul_mixed_%s", k->key));
-	assert_string_equal(k->row.file, arena_printf(&b->arena, "kernels/matmul_mixed.%s.c", k->key));
+	assert_string_equal(k->row.file,
+	                    arena_printf(&b->arena, "kernels/matmul_mixed.%s.c", k->key));
 	assert_int_equal(k->row.n_arg, 4);
 	assert_int_equal(k->row.arg[0].extent.sym, SYM_n_tok);
 	assert_int_equal(k->row.arg[0].extent.mul, 32);
@@ -146,20 +157,23 @@ BENCH_TEST(names_become_values)
 
 BENCH_TEST(numbers_become_float_constants)
 {
-	const Kernel *k = expand(b,
-	                         "//@op rmsnorm\n//@arg x in f32[n_tok, GROUPS, DIM]\n//@arg w in f32[DIM]\n"
-	                         "//@arg y out f32[n_tok, GROUPS*DIM]\n${EPS}\n",
-	                         1);
+	const Kernel *k =
+	    expand(b,
+	           "//@op rmsnorm\n//@arg x in f32[n_tok, GROUPS, DIM]\n//@arg w in f32[DIM]\n"
+	           "//@arg y out f32[n_tok, GROUPS*DIM]\n${EPS}\n",
+	           1);
 	assert_non_null(k);
 	assert_string_equal(k->text + strlen(k->text) - 7, "1e-05f\n");
 }
 
 BENCH_TEST(scratch_follows_the_arguments)
 {
-	const Kernel *k = expand(b,
-	                         "//@op matmul\n" ARGS "//@scratch part u8[n_part, 65536]\n//@scratch tile f32[n_tok/32, 2*ROWS, 3]\n"
-	                         "//@scratch count i32[n_part, 16]\nx\n",
-	                         2);
+	const Kernel *k =
+	    expand(b,
+	           "//@op matmul\n" ARGS
+	           "//@scratch part u8[n_part, 65536]\n//@scratch tile f32[n_tok/32, 2*ROWS, 3]\n"
+	           "//@scratch count i32[n_part, 16]\nx\n",
+	           2);
 	assert_non_null(k);
 	assert_int_equal(k->row.n_arg, 7);
 	assert_int_equal(k->n_scratch, 3);
@@ -177,21 +191,31 @@ BENCH_TEST(scratch_follows_the_arguments)
 /* What products by weights of a type are made of is one file, whatever kernel calls it. */
 BENCH_TEST(products_of_a_type_have_a_file)
 {
-	static const char head[] = "//@op matmul\n" ARGS "//@let COLUMNS = COLS\n//@product first W_DTYPE COLUMNS\n//@if HAS_B\n//@product second W_DTYPE COLS\n//@end\nx\n";
-	const Kernel *k = expand(b, head, 2), *other = expand(b, head, 3), *tiles = expand_for(b, "cpu-amx", head, 2), *p;
+	static const char head[] =
+	    "//@op matmul\n" ARGS "//@let COLUMNS = COLS\n//@product first W_DTYPE COLUMNS\n//@if "
+	    "HAS_B\n//@product second W_DTYPE COLS\n//@end\nx\n";
+	const Kernel *k = expand(b, head, 2), *other = expand(b, head, 3),
+	             *tiles = expand_for(b, "cpu-amx", head, 2), *p;
 
 	assert_non_null(k);
 	assert_int_equal(k->n_product, 1);
 	p = k->product[0];
-	assert_string_equal(k->text, arena_printf(&b->arena, NAMES("a") WEIGHTS "#define first_functions %s\nx\n", p->row.symbol));
+	assert_string_equal(
+	    k->text, arena_printf(&b->arena, NAMES("a") WEIGHTS "#define first_functions %s\nx\n",
+	                          p->row.symbol));
 	assert_string_equal(p->row.symbol, arena_printf(&b->arena, "products_bf16_%s", p->key));
-	assert_string_equal(p->row.file, arena_printf(&b->arena, "kernels/products_bf16.%s.c", p->key));
+	assert_string_equal(p->row.file,
+	                    arena_printf(&b->arena, "kernels/products_bf16.%s.c", p->key));
 	assert_int_equal(p->row.n_arg, 0);
 	const char *code = strstr(p->text, "*/\n");
 	assert_non_null(code);
 	assert_non_null(strstr(p->text, "do not edit"));
-	assert_string_equal(code + 3, arena_printf(&b->arena, WEIGHTS "#define LLMC_TARGET_v3 1\n#define LLMC_ACT_BF16 0\n#include \"cpu/gemm/matmul_kernel.h\"\n\n"
-	                                          "PRODUCTS(%s, W_bf16, 16, 0)\n", p->row.symbol));
+	assert_string_equal(code + 3,
+	                    arena_printf(&b->arena,
+	                                 WEIGHTS "#define LLMC_TARGET_v3 1\n#define LLMC_ACT_BF16 "
+	                                         "0\n#include \"cpu/gemm/matmul_kernel.h\"\n\n"
+	                                         "PRODUCTS(%s, W_bf16, 16, 0)\n",
+	                                 p->row.symbol));
 	assert_true(p->n_header > 4);
 	assert_string_not_equal(k->key, other->key);
 	assert_string_equal(p->key, other->product[0]->key);
@@ -200,22 +224,35 @@ BENCH_TEST(products_of_a_type_have_a_file)
 
 BENCH_TEST(faults_of_products)
 {
-	static const char *const wrong[] = { "", "p", "p W_DTYPE", "p COLS W_DTYPE", "p W_DTYPE COLS 3", "p W_LAYOUT COLS", "p NO_NAME COLS" };
-	const char *five = "//@op matmul\n" ARGS "//@product a W_DTYPE COLS\n//@product b W_DTYPE COLS\n//@product c W_DTYPE COLS\n//@product d W_DTYPE COLS\n"
-			   "//@product e W_DTYPE COLS\nx\n";
+	static const char *const wrong[] = { "",
+		                             "p",
+		                             "p W_DTYPE",
+		                             "p COLS W_DTYPE",
+		                             "p W_DTYPE COLS 3",
+		                             "p W_LAYOUT COLS",
+		                             "p NO_NAME COLS" };
+	const char *five = "//@op matmul\n" ARGS "//@product a W_DTYPE COLS\n//@product b W_DTYPE "
+	                   "COLS\n//@product c W_DTYPE COLS\n//@product d W_DTYPE COLS\n"
+	                   "//@product e W_DTYPE COLS\nx\n";
 
 	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-		assert_null(expand(b, arena_printf(&b->arena, "//@op matmul\n" ARGS "//@product %s\nx\n", wrong[i]), 2));
-		assert_non_null(strstr(strbuf_str(&b->diag.text), "t.c.in:6:1: error: expected @product NAME DTYPE COLS"));
+		assert_null(expand(
+		    b,
+		    arena_printf(&b->arena, "//@op matmul\n" ARGS "//@product %s\nx\n", wrong[i]),
+		    2));
+		assert_non_null(strstr(strbuf_str(&b->diag.text),
+		                       "t.c.in:6:1: error: expected @product NAME DTYPE COLS"));
 		strbuf_clear(&b->diag.text);
 	}
 	assert_null(expand(b, five, 2));
-	assert_non_null(strstr(strbuf_str(&b->diag.text), "t.c.in:10:1: error: more than 4 @product lines"));
+	assert_non_null(
+	    strstr(strbuf_str(&b->diag.text), "t.c.in:10:1: error: more than 4 @product lines"));
 }
 
 BENCH_TEST(headers_are_followed)
 {
-	const Kernel *k = expand(b, "//@op matmul\n" ARGS "#include \"common/llmc_step.h\"\nint x;\n", 2);
+	const Kernel *k =
+	    expand(b, "//@op matmul\n" ARGS "#include \"common/llmc_step.h\"\nint x;\n", 2);
 
 	assert_non_null(k);
 	assert_int_equal(k->n_header, 1);
@@ -224,7 +261,8 @@ BENCH_TEST(headers_are_followed)
 
 BENCH_TEST(keys_tell_kernels_apart)
 {
-	const Kernel *a = expand(b, "//@op matmul\n" ARGS "int x;\n", 2), *same = expand(b, "//@op matmul\n" ARGS "int x;\n", 2);
+	const Kernel *a = expand(b, "//@op matmul\n" ARGS "int x;\n", 2),
+	             *same = expand(b, "//@op matmul\n" ARGS "int x;\n", 2);
 	const Kernel *text = expand(b, "//@op matmul\n" ARGS "int y;\n", 2);
 	const Kernel *arg = expand(b, "//@op matmul\n" ARGS "//@scratch s u8[8]\nint x;\n", 2);
 	const Kernel *shape = expand(b, "//@op matmul\n" ARGS "int x;\n", 3);
@@ -232,17 +270,22 @@ BENCH_TEST(keys_tell_kernels_apart)
 	assert_string_equal(a->key, same->key);
 	assert_string_not_equal(a->key, text->key);
 	assert_string_not_equal(a->key, arg->key);
-	assert_string_not_equal(a->key, shape->key); /* the same text, but other extents to check against */
+	assert_string_not_equal(a->key,
+	                        shape->key); /* the same text, but other extents to check against */
 }
 
 BENCH_TEST(launches_have_grids)
 {
-	const Kernel *k = expand_for(b, "cuda-sm_90a",
-	                             "//@op matmul\n//@launch prep; block 128; grid n_tok; rows n_tok <= 8*8\n"
-	                             "//@launch main; block 32*8; grid (ROWS + 7) / 8, 2 * n_tok/64, n_sm; shared 4*COLS; cluster 2; rows n_out > 64; pdl\n"
-	                             ARGS "${SYMBOL} ${ARCH} ${TARGET} ${DETERMINISTIC}\n", 2);
+	const Kernel *k =
+	    expand_for(b, "cuda-sm_90a",
+	               "//@op matmul\n//@launch prep; block 128; grid n_tok; rows n_tok <= 8*8\n"
+	               "//@launch main; block 32*8; grid (ROWS + 7) / 8, 2 * n_tok/64, n_sm; "
+	               "shared 4*COLS; cluster 2; rows n_out > 64; pdl\n" ARGS
+	               "${SYMBOL} ${ARCH} ${TARGET} ${DETERMINISTIC}\n",
+	               2);
 	assert_non_null(k);
-	assert_string_equal(k->text, arena_printf(&b->arena, CUDA_NAMES "%s 90 sm_90a 0\n", k->row.symbol));
+	assert_string_equal(k->text,
+	                    arena_printf(&b->arena, CUDA_NAMES "%s 90 sm_90a 0\n", k->row.symbol));
 	assert_string_equal(k->row.file, arena_printf(&b->arena, "kernels/matmul.%s.cu", k->key));
 	assert_int_equal(k->row.n_launch, 2);
 	const PlanLaunch *p = &k->row.launch[0], *m = &k->row.launch[1];
@@ -257,8 +300,10 @@ BENCH_TEST(launches_have_grids)
 	assert_int_equal(m->rows, SYM_n_out);
 	assert_int_equal(m->least, 65);
 	assert_int_equal(m->most, 0);
-	const int64_t few[SYM_COUNT] = { [SYM_n_tok] = 64, [SYM_n_out] = 64 }, many[SYM_COUNT] = { [SYM_n_tok] = 65, [SYM_n_out] = 65 };
-	assert_true(plan_launch_runs(p, few) && !plan_launch_runs(m, few) && !plan_launch_runs(p, many) && plan_launch_runs(m, many));
+	const int64_t few[SYM_COUNT] = { [SYM_n_tok] = 64, [SYM_n_out] = 64 },
+	              many[SYM_COUNT] = { [SYM_n_tok] = 65, [SYM_n_out] = 65 };
+	assert_true(plan_launch_runs(p, few) && !plan_launch_runs(m, few) &&
+	            !plan_launch_runs(p, many) && plan_launch_runs(m, many));
 	assert_int_equal(m->block, 256);
 	assert_int_equal(m->shared, 128);
 	assert_int_equal(m->cluster, 2);
@@ -269,24 +314,32 @@ BENCH_TEST(launches_have_grids)
 	assert_int_equal(m->grid[1].div, 64);
 	assert_int_equal(m->grid[2].sym, SYM_n_sm);
 	/* another grid is another kernel, though the text is the same */
-	const Kernel *x = expand_for(b, "cuda-sm_80", "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS "a\n", 2);
-	const Kernel *y = expand_for(b, "cuda-sm_80", "//@op matmul\n//@launch main; block 32; grid 2\n" ARGS "a\n", 2);
+	const Kernel *x = expand_for(
+	    b, "cuda-sm_80", "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS "a\n", 2);
+	const Kernel *y = expand_for(
+	    b, "cuda-sm_80", "//@op matmul\n//@launch main; block 32; grid 2\n" ARGS "a\n", 2);
 	assert_string_not_equal(x->key, y->key);
 }
 
 /* Conditions of the template are gone from the text; the C preprocessor's stay. */
 BENCH_TEST(conditions_are_decided)
 {
-	const Kernel *k = expand_for(b, "cuda-sm_90a",
-	                             "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS
-	                             "//@if DETERMINISTIC\n//@if NO_NAME\nno\n//@end\n#define NO ${ROWS}\n//@else\nelse\n//@if COLS == 32\n"
-	                             "yes ${COLS}\n//@else\nno\n//@end\nafter\n//@end\n#if ${HAS_B}\nx\n#endif\n", 2);
+	const Kernel *k =
+	    expand_for(b, "cuda-sm_90a",
+	               "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS
+	               "//@if DETERMINISTIC\n//@if NO_NAME\nno\n//@end\n#define NO "
+	               "${ROWS}\n//@else\nelse\n//@if COLS == 32\n"
+	               "yes ${COLS}\n//@else\nno\n//@end\nafter\n//@end\n#if ${HAS_B}\nx\n#endif\n",
+	               2);
 	assert_non_null(k);
 	assert_string_equal(k->text, CUDA_NAMES "else\nyes 32\nafter\n#if 0\nx\n#endif\n");
 	/* the head too; one launch of each branch */
-	static const char head[] = "//@op matmul\n" ARGS "//@if ARCH >= 90\n//@let N = 64\n//@launch main; block N; pdl\n//@else\n//@let N = 96\n"
-				   "//@scratch s f32[N]\n//@launch main; block N; pdl\n//@end\n${N}\n";
-	const Kernel *older = expand_for(b, "cuda-sm_80", head, 2), *newer = expand_for(b, "cuda-sm_90a", head, 2);
+	static const char head[] =
+	    "//@op matmul\n" ARGS "//@if ARCH >= 90\n//@let N = 64\n//@launch main; block N; "
+	    "pdl\n//@else\n//@let N = 96\n"
+	    "//@scratch s f32[N]\n//@launch main; block N; pdl\n//@end\n${N}\n";
+	const Kernel *older = expand_for(b, "cuda-sm_80", head, 2),
+	             *newer = expand_for(b, "cuda-sm_90a", head, 2);
 	assert_int_equal(older->row.n_launch, 1);
 	assert_int_equal(older->row.launch[0].block, 96);
 	assert_int_equal(older->n_scratch, 1);
@@ -300,19 +353,24 @@ BENCH_TEST(conditions_are_decided)
 BENCH_TEST(lets_are_names)
 {
 	const Kernel *k = expand(b,
-	                         "//@op matmul\n//@ a remark\n//@let HALF = ROWS / 2\n//@let TILE = HALF * 3\n//@let KIND = W_DTYPE\n//@require TILE == 48\n" ARGS
-	                         "//@scratch s u8[TILE, 2]\n${TILE} ${KIND}\n", 2);
+	                         "//@op matmul\n//@ a remark\n//@let HALF = ROWS / 2\n//@let TILE "
+	                         "= HALF * 3\n//@let KIND = W_DTYPE\n//@require TILE == 48\n" ARGS
+	                         "//@scratch s u8[TILE, 2]\n${TILE} ${KIND}\n",
+	                         2);
 
 	assert_non_null(k);
-	assert_string_equal(k->text, NAMES("a") "#define ARG_s ((unsigned char *)a[4])\n" WEIGHTS "48 bf16\n");
+	assert_string_equal(k->text, NAMES("a") "#define ARG_s ((unsigned char *)a[4])\n" WEIGHTS
+	                                        "48 bf16\n");
 	assert_int_equal(k->row.arg[4].extent.mul, 96);
 }
 
 /* The same template for all rows and for the wanted ones. */
 BENCH_TEST(rows_are_those_of_the_op)
 {
-	static const char text[] = "//@op matmul\n//@arg x in f32[n_row, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]\n//@arg y out f32[n_row, ROWS]\n"
-				   "//@launch main; block 32; grid ROWS, n_row / 8\n//@scratch s f32[n_row]\nx\n";
+	static const char text[] =
+	    "//@op matmul\n//@arg x in f32[n_row, COLS]\n//@arg w in packed\n//@arg b? in "
+	    "f32[ROWS]\n//@arg y out f32[n_row, ROWS]\n"
+	    "//@launch main; block 32; grid ROWS, n_row / 8\n//@scratch s f32[n_row]\nx\n";
 	const Kernel *k = expand_for(b, "cuda-sm_80", text, 2);
 
 	assert_int_equal(k->row.arg[0].extent.sym, SYM_n_tok);
@@ -324,7 +382,8 @@ BENCH_TEST(rows_are_those_of_the_op)
 	Templates *ts = templates_none("cuda-sm_80", b->spec, &b->diag, &b->arena);
 	select_layouts(g, ts);
 	templates_add(ts, OP_matmul, "templates/cuda/t.cu.in", text);
-	k = template_expand(ts, templates_find(ts, g, &g->op[2], PHASE_MIXED), g, &g->op[2], PHASE_MIXED);
+	k = template_expand(ts, templates_find(ts, g, &g->op[2], PHASE_MIXED), g, &g->op[2],
+	                    PHASE_MIXED);
 	assert_int_equal(k->row.arg[3].extent.sym, SYM_n_out);
 	assert_int_equal(k->row.arg[4].extent.sym, SYM_n_out);
 	assert_int_equal(k->row.launch[0].grid[1].sym, SYM_n_out);
@@ -334,13 +393,17 @@ BENCH_TEST(rows_are_those_of_the_op)
 static const char *
 fragment(const char *path, size_t *size)
 {
-	const char *text = strcmp(path, "templates/cpu/heads/good.head") == 0    ? "//@let N = ROWS * 2\n//@scratch s u8[N]\n#define FROM_GOOD ${N}\n"
-	                   : strcmp(path, "templates/cpu/heads/bad.head") == 0   ? "//@let N = 1\n\n//@require M == 3\n"
+	const char *text = strcmp(path, "templates/cpu/heads/good.head") == 0
+	                       ? "//@let N = ROWS * 2\n//@scratch s u8[N]\n#define FROM_GOOD ${N}\n"
+	                   : strcmp(path, "templates/cpu/heads/bad.head") == 0
+	                       ? "//@let N = 1\n\n//@require M == 3\n"
 	                   : strcmp(path, "templates/cpu/heads/open.head") == 0  ? "//@if ROWS\n"
 	                   : strcmp(path, "templates/cpu/heads/close.head") == 0 ? "//@end\n"
-	                   : strcmp(path, "templates/cpu/heads/outer.head") == 0 ? "\n//@include cpu/heads/bad.head\n"
-	                   : strcmp(path, "templates/cpu/heads/self.head") == 0  ? "//@include cpu/heads/self.head\n"
-	                                                                         : NULL;
+	                   : strcmp(path, "templates/cpu/heads/outer.head") == 0
+	                       ? "\n//@include cpu/heads/bad.head\n"
+	                   : strcmp(path, "templates/cpu/heads/self.head") == 0
+	                       ? "//@include cpu/heads/self.head\n"
+	                       : NULL;
 	*size = text ? strlen(text) : 0;
 	return text;
 }
@@ -350,7 +413,7 @@ expand_with(Bench *b, const char *text)
 {
 	if (!b->spec)
 		bench_spec(b, "llama", TINY_GQA TINY_FFN);
-	Graph     *g = bench_graph(b);
+	Graph *g = bench_graph(b);
 	Templates *ts = templates_none("cpu-v3", b->spec, &b->diag, &b->arena);
 
 	ts->included = fragment;
@@ -362,11 +425,16 @@ expand_with(Bench *b, const char *text)
 
 BENCH_TEST(fragments_stand_in_place)
 {
-	const Kernel *k = expand_with(b, "//@op matmul\n" ARGS "//@if ROWS == 32\n//@include cpu/heads/good.head\n//@end\n${N}\n");
+	const Kernel *k =
+	    expand_with(b, "//@op matmul\n" ARGS
+	                   "//@if ROWS == 32\n//@include cpu/heads/good.head\n//@end\n${N}\n");
 
 	assert_non_null(k);
-	assert_string_equal(k->text, NAMES("a") "#define ARG_s ((unsigned char *)a[4])\n" WEIGHTS "#define FROM_GOOD 64\n64\n");
-	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@if ROWS == 31\n//@include cpu/heads/good.head\n//@end\n${N}\n"));
+	assert_string_equal(k->text, NAMES("a") "#define ARG_s ((unsigned char *)a[4])\n" WEIGHTS
+	                                        "#define FROM_GOOD 64\n64\n");
+	assert_null(
+	    expand_with(b, "//@op matmul\n" ARGS
+	                   "//@if ROWS == 31\n//@include cpu/heads/good.head\n//@end\n${N}\n"));
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "N: the op matmul gives no such value"));
 }
 
@@ -374,25 +442,37 @@ BENCH_TEST(fragments_stand_in_place)
 BENCH_TEST(faults_of_fragments_name_both_files)
 {
 	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@include cpu/heads/outer.head\nx\n"));
-	const char *at = strstr(strbuf_str(&b->diag.text), "templates/cpu/heads/bad.head:3:12: error: no such name");
+	const char *at = strstr(strbuf_str(&b->diag.text),
+	                        "templates/cpu/heads/bad.head:3:12: error: no such name");
 	assert_non_null(at);
 	at = strstr(at, "templates/cpu/heads/outer.head:2:1: note: included here");
 	assert_non_null(at);
 	assert_non_null(strstr(at, "templates/cpu/t.c.in:6:1: note: included here"));
 	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@include cpu/heads/open.head\nx\n"));
-	assert_non_null(strstr(strbuf_str(&b->diag.text), "heads/open.head:1:1: error: this condition has no @end"));
-	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@if ROWS\n//@include cpu/heads/close.head\nx\n//@end\n"));
-	assert_non_null(strstr(strbuf_str(&b->diag.text), "heads/close.head:1:1: error: there is no @if"));
+	assert_non_null(strstr(strbuf_str(&b->diag.text),
+	                       "heads/open.head:1:1: error: this condition has no @end"));
+	assert_null(expand_with(b, "//@op matmul\n" ARGS
+	                           "//@if ROWS\n//@include cpu/heads/close.head\nx\n//@end\n"));
+	assert_non_null(
+	    strstr(strbuf_str(&b->diag.text), "heads/close.head:1:1: error: there is no @if"));
 	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@include cpu/heads/none.head\nx\n"));
-	assert_non_null(strstr(strbuf_str(&b->diag.text), "t.c.in:6:1: error: there is no templates/cpu/heads/none.head to include"));
+	assert_non_null(
+	    strstr(strbuf_str(&b->diag.text),
+	           "t.c.in:6:1: error: there is no templates/cpu/heads/none.head to include"));
 	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@include cpu/heads/self.head\nx\n"));
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "without an end"));
 }
 
 BENCH_TEST(tensor_maps_are_of_arguments)
 {
-	static const char text[] = "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS "//@scratch act f16[n_tok, COLS]\n%sx\n";
-	const Kernel *k = expand_for(b, "cuda-sm_90a", arena_printf(&b->arena, text, "//@map act; cols COLS; box 8*2, 64; swizzle 128\n//@map w; cols 64; box 64, 8\n"), 2);
+	static const char text[] = "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS
+	                           "//@scratch act f16[n_tok, COLS]\n%sx\n";
+	const Kernel *k = expand_for(
+	    b, "cuda-sm_90a",
+	    arena_printf(
+	        &b->arena, text,
+	        "//@map act; cols COLS; box 8*2, 64; swizzle 128\n//@map w; cols 64; box 64, 8\n"),
+	    2);
 
 	assert_non_null(k);
 	assert_int_equal(k->row.n_map, 2);
@@ -404,30 +484,40 @@ BENCH_TEST(tensor_maps_are_of_arguments)
 	assert_int_equal(k->row.map[1].arg, 1);
 	assert_int_equal(k->row.map[1].swizzle, 0);
 	/* another box is another kernel, though the text is the same */
-	const Kernel *x = expand_for(b, "cuda-sm_90a", arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 8\n"), 2);
-	const Kernel *y = expand_for(b, "cuda-sm_90a", arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 16\n"), 2);
+	const Kernel *x = expand_for(
+	    b, "cuda-sm_90a", arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 8\n"), 2);
+	const Kernel *y = expand_for(
+	    b, "cuda-sm_90a", arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 16\n"), 2);
 	assert_string_not_equal(x->key, y->key);
-	assert_null(expand_for(b, "cuda-sm_80", arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 8\n"), 2));
+	assert_null(expand_for(b, "cuda-sm_80",
+	                       arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 8\n"), 2));
 	/* one that does not hold is not there, also where there could be none */
-	static const char some[] = "//@if ARCH >= 100\n//@map act; cols 64; box 8, 8\n//@end\n//@if ARCH >= 90\n//@map w; cols 64; box 8, 16\n//@end\n";
+	static const char some[] =
+	    "//@if ARCH >= 100\n//@map act; cols 64; box 8, 8\n//@end\n//@if ARCH >= 90\n//@map w; "
+	    "cols 64; box 8, 16\n//@end\n";
 	const Kernel *hopper = expand_for(b, "cuda-sm_90a", arena_printf(&b->arena, text, some), 2);
 	assert_int_equal(hopper->row.n_map, 1);
 	assert_int_equal(hopper->row.map[0].arg, 1);
-	assert_int_equal(expand_for(b, "cuda-sm_100a", arena_printf(&b->arena, text, some), 2)->row.n_map, 2);
-	assert_int_equal(expand_for(b, "cuda-sm_80", arena_printf(&b->arena, text, some), 2)->row.n_map, 0);
+	assert_int_equal(
+	    expand_for(b, "cuda-sm_100a", arena_printf(&b->arena, text, some), 2)->row.n_map, 2);
+	assert_int_equal(
+	    expand_for(b, "cuda-sm_80", arena_printf(&b->arena, text, some), 2)->row.n_map, 0);
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "from sm_90 on"));
 }
 
-#define SCRATCH "//@scratch act f16[n_tok, COLS]\n//@if LIBRARY and HAS_B == 0\n//@scratch raw f32[n_tok, ROWS]\n//@end\n"
-#define PATHS                                                                     \
-	"//@launch prep; block 32; grid n_tok\n//@launch main; path own; block 32\n"  \
-	"//@if LIBRARY\n//@launch product; gemm act, w, raw; add x, 2*ROWS\n//@end\n" \
+#define SCRATCH                                                                                    \
+	"//@scratch act f16[n_tok, COLS]\n//@if LIBRARY and HAS_B == 0\n//@scratch raw "           \
+	"f32[n_tok, ROWS]\n//@end\n"
+#define PATHS                                                                                      \
+	"//@launch prep; block 32; grid n_tok\n//@launch main; path own; block 32\n"               \
+	"//@if LIBRARY\n//@launch product; gemm act, w, raw; add x, 2*ROWS\n//@end\n"              \
 	"//@launch finish; path library; block 32\n"
 
 /* This model's weights are bf16, COLS and ROWS 32. */
 BENCH_TEST(a_library_may_do_the_product)
 {
-	const Kernel *k = expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH PATHS "${LIBRARY}\n", 2);
+	const Kernel *k =
+	    expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH PATHS "${LIBRARY}\n", 2);
 
 	assert_non_null(k);
 	assert_string_equal(k->text + strlen(k->text) - 2, "1\n");
@@ -446,9 +536,12 @@ BENCH_TEST(a_library_may_do_the_product)
 	assert_int_equal(k->n_scratch, 2);
 	/* another factor is another kernel, though the text is the same */
 	const Kernel *x = expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH PATHS "x\n", 2);
-	const Kernel *y = expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH "//@launch prep; block 32; grid n_tok\n"
-	                             "//@launch main; path own; block 32\n//@launch product; gemm act, w, raw; add x, 1\n"
-	                             "//@launch finish; path library; block 32\nx\n", 2);
+	const Kernel *y = expand_for(
+	    b, "cuda-sm_80",
+	    "//@op matmul\n" ARGS SCRATCH "//@launch prep; block 32; grid n_tok\n"
+	    "//@launch main; path own; block 32\n//@launch product; gemm act, w, raw; add x, 1\n"
+	    "//@launch finish; path library; block 32\nx\n",
+	    2);
 	assert_string_not_equal(x->key, y->key);
 }
 
@@ -457,7 +550,8 @@ BENCH_TEST(no_library_where_rows_must_not_depend)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
 	b->spec->deterministic = true;
-	const Kernel *k = expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH PATHS "${LIBRARY}\n", 2);
+	const Kernel *k =
+	    expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH PATHS "${LIBRARY}\n", 2);
 
 	assert_non_null(k);
 	assert_null(plan_library_gemm(&k->row));
@@ -467,7 +561,11 @@ BENCH_TEST(no_library_where_rows_must_not_depend)
 	assert_int_equal(k->n_scratch, 1);
 }
 
-typedef struct Wrong { const char *text; int line; const char *says; } Wrong;
+typedef struct Wrong {
+	const char *text;
+	int line;
+	const char *says;
+} Wrong;
 
 static const Wrong wrong[] = {
 	{ "//@op matmul\n//@what 3\n" ARGS, 2, "unknown directive @what" },
@@ -492,21 +590,38 @@ static const Wrong wrong[] = {
 	{ ARGS "a\n  ${NOPE}\n", 6, "NOPE: the op matmul gives no such value" },
 	{ ARGS "${ROWS\n", 5, "without }" },
 	{ "//@arg x in f32[n_tok, COLS]\n", 1, "1 @arg lines, but matmul has 4 arguments" },
-	{ "//@arg w in packed\n//@arg x in f32[n_tok, COLS]\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 1, "argument 0 of matmul is x, not w" },
-	{ "//@arg x in f32[n_tok, ROWS + 1]\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 1, "not the width" },
-	{ "//@arg x in i32[n_tok, COLS]\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 1, "another type" },
-	{ "//@arg x in f32[n_tok, COLS]\n//@arg w in f32[ROWS]\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 2, "a matrix is `packed`" },
-	{ "//@arg x into f32[n_tok, COLS]\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 1, "expected in, out" },
-	{ "//@arg x in f64[n_tok, COLS]\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 1, "unknown type" },
-	{ "//@arg x in f32[n_tok, COLS\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 1, "expected ]" },
+	{ "//@arg w in packed\n//@arg x in f32[n_tok, COLS]\n//@arg b in f32[ROWS]\n//@arg y out "
+	  "f32[n_tok, ROWS]\n",
+	  1, "argument 0 of matmul is x, not w" },
+	{ "//@arg x in f32[n_tok, ROWS + 1]\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y "
+	  "out f32[n_tok, ROWS]\n",
+	  1, "not the width" },
+	{ "//@arg x in i32[n_tok, COLS]\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out "
+	  "f32[n_tok, ROWS]\n",
+	  1, "another type" },
+	{ "//@arg x in f32[n_tok, COLS]\n//@arg w in f32[ROWS]\n//@arg b in f32[ROWS]\n//@arg y "
+	  "out f32[n_tok, ROWS]\n",
+	  2, "a matrix is `packed`" },
+	{ "//@arg x into f32[n_tok, COLS]\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out "
+	  "f32[n_tok, ROWS]\n",
+	  1, "expected in, out" },
+	{ "//@arg x in f64[n_tok, COLS]\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out "
+	  "f32[n_tok, ROWS]\n",
+	  1, "unknown type" },
+	{ "//@arg x in f32[n_tok, COLS\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out "
+	  "f32[n_tok, ROWS]\n",
+	  1, "expected ]" },
 	{ ARGS "//@scratch s u8[n_tok, n_seq]\nx\n", 5, "at most one symbol" },
 	{ ARGS "//@scratch s u8[n_tok*2]\nx\n", 5, "after a symbol only" },
 	{ ARGS "//@scratch s u8[n_tok/0]\nx\n", 5, "positive integer" },
 	{ ARGS "//@scratch s u8[0]\nx\n", 5, "at least one element" },
 	{ ARGS "//@scratch s\nx\n", 5, "expected a type" },
-	{ ARGS "//@scratch a u8[1]\n//@scratch b u8[1]\n//@scratch c u8[1]\n//@scratch d u8[1]\n//@scratch e u8[1]\n//@scratch f u8[1]\n//@scratch g u8[1]\n", 11, "too many @scratch lines" },
+	{ ARGS "//@scratch a u8[1]\n//@scratch b u8[1]\n//@scratch c u8[1]\n//@scratch d "
+	       "u8[1]\n//@scratch e u8[1]\n//@scratch f u8[1]\n//@scratch g u8[1]\n",
+	  11, "too many @scratch lines" },
 	{ ARGS "#include \"common/nothing.h\"\n", 1, "common/nothing.h: no such header" },
-	{ ARGS "//@include cpu/nothing.head\n", 5, "there is no templates/cpu/nothing.head to include" },
+	{ ARGS "//@include cpu/nothing.head\n", 5,
+	  "there is no templates/cpu/nothing.head to include" },
 };
 
 static void
@@ -516,8 +631,10 @@ says(Bench *b, const char *target, const Wrong *w)
 
 	assert_null(expand_for(b, target, w->text, 2));
 	snprintf(place, sizeof place, "templates/cpu/t.c.in:%d:", w->line);
-	if (!strstr(strbuf_str(&b->diag.text), place) || !strstr(strbuf_str(&b->diag.text), w->says))
-		fail_msg("\"%s\": expected %s %s, got: %s", w->text, place, w->says, strbuf_str(&b->diag.text));
+	if (!strstr(strbuf_str(&b->diag.text), place) ||
+	    !strstr(strbuf_str(&b->diag.text), w->says))
+		fail_msg("\"%s\": expected %s %s, got: %s", w->text, place, w->says,
+		         strbuf_str(&b->diag.text));
 }
 
 static void
@@ -536,12 +653,16 @@ static const Wrong wrong_launch[] = {
 	{ ARGS "//@launch main; block 32; grid 2 + n_tok\n", 5, "before a symbol" },
 	{ ARGS "//@launch main; block 32; grid n_tok * 2\n", 5, "after a symbol" },
 	{ ARGS "//@launch main; block 32; color 2\n", 5, "expected block, grid" },
-	{ ARGS "//@launch main; block 32\n//@map v; cols 8; box 8, 8\n", 6, "of an argument of this kernel" },
-	{ ARGS "//@launch main; block 32\n//@map w; cols 12; box 8, 8\n", 6, "no tensor map that a GPU has" },
-	{ ARGS "//@launch main; block 32\n//@map w; cols 64; box 64, 8; swizzle 64\n", 6, "no tensor map that a GPU has" },
+	{ ARGS "//@launch main; block 32\n//@map v; cols 8; box 8, 8\n", 6,
+	  "of an argument of this kernel" },
+	{ ARGS "//@launch main; block 32\n//@map w; cols 12; box 8, 8\n", 6,
+	  "no tensor map that a GPU has" },
+	{ ARGS "//@launch main; block 32\n//@map w; cols 64; box 64, 8; swizzle 64\n", 6,
+	  "no tensor map that a GPU has" },
 	{ ARGS "//@launch main; block 32\n//@map w; cols 64; box 8, 300\n", 6, "out of range" },
 	{ ARGS "//@launch main; block 32\n//@map w; cols 64; square 8, 8\n", 6, "expected cols N" },
-#define LAUNCH_4 "//@launch a; block 1\n//@launch b; block 1\n//@launch c; block 1\n//@launch d; block 1\n"
+#define LAUNCH_4                                                                                   \
+	"//@launch a; block 1\n//@launch b; block 1\n//@launch c; block 1\n//@launch d; block 1\n"
 	{ ARGS LAUNCH_4 LAUNCH_4 "//@launch e; block 1\n", 13, "more than 8 @launch lines" },
 #define OWN "//@scratch act f16[n_tok, COLS]\n//@launch main; path own; block 1\n"
 	{ ARGS "//@launch main; path else; block 1\n", 5, "a path is own or library" },
@@ -549,23 +670,33 @@ static const Wrong wrong_launch[] = {
 	{ ARGS "//@launch main; pdl if HAS_B; block 1\n", 5, "nothing may follow pdl" },
 	{ ARGS "//@launch main; rows 64; block 1\n", 5, "rows of a step are a symbol" },
 	{ ARGS "//@launch main; rows n_tok == 3; block 1\n", 5, "rows are bound by <= or by >" },
-	{ ARGS "//@scratch raw f32[n_tok] if LIBRARY\n//@launch main; block 1\n", 5, "nothing more may follow" },
-	{ "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]; HAS_B\n//@arg y out f32[n_tok, ROWS]\n//@launch main; block 1\n", 3, "nothing more may follow" },
+	{ ARGS "//@scratch raw f32[n_tok] if LIBRARY\n//@launch main; block 1\n", 5,
+	  "nothing more may follow" },
+	{ "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]; HAS_B\n//@arg "
+	  "y out f32[n_tok, ROWS]\n//@launch main; block 1\n",
+	  3, "nothing more may follow" },
 	{ ARGS OWN "//@launch product; block 3\n", 7, "expected path library, gemm" },
 	{ ARGS OWN "//@launch product\n", 7, "needs its gemm" },
 	{ ARGS OWN "//@launch product; gemm act, w\n", 7, "three arguments" },
 	{ ARGS OWN "//@launch product; gemm act, w, y, y\n", 7, "three arguments" },
 	{ ARGS OWN "//@launch product; gemm act, w, z\n", 7, "three arguments" },
-	{ ARGS OWN "//@launch product; gemm act, w, y; add z, 1\n", 7, "an argument of this kernel and a factor" },
-	{ ARGS OWN "//@launch product; gemm act, w, y; add x, W_DTYPE\n", 7, "a factor is a number" },
+	{ ARGS OWN "//@launch product; gemm act, w, y; add z, 1\n", 7,
+	  "an argument of this kernel and a factor" },
+	{ ARGS OWN "//@launch product; gemm act, w, y; add x, W_DTYPE\n", 7,
+	  "a factor is a number" },
 	{ ARGS OWN "//@launch product; gemm act, w, y; add w, 1\n", 6, "what a product adds to" },
 	{ ARGS OWN "//@launch product; gemm x, w, y\n", 6, "takes an input or scratch" },
 	{ ARGS OWN "//@launch product; gemm act, x, y\n", 6, "a matrix of weights" },
 	{ ARGS OWN "//@launch product; gemm act, w, x\n", 6, "in an output or in scratch" },
 	{ ARGS OWN "//@launch product; gemm act, w, act\n", 6, "in an output or in scratch" },
-	{ ARGS OWN "//@launch product; gemm act, w, y\n//@launch product; gemm act, w, y\n", 6, "at most one product" },
-	{ ARGS "//@scratch act f16[n_tok, COLS]\n//@launch main; block 1\n//@launch product; gemm act, w, y\n", 6, "a way of its own" },
-	{ ARGS "//@scratch act f16[n_tok, COLS + 4]\n//@launch main; path own; block 1\n//@launch product; gemm act, w, y\n", 6, "whole 16 bytes" },
+	{ ARGS OWN "//@launch product; gemm act, w, y\n//@launch product; gemm act, w, y\n", 6,
+	  "at most one product" },
+	{ ARGS "//@scratch act f16[n_tok, COLS]\n//@launch main; block 1\n//@launch product; gemm "
+	       "act, w, y\n",
+	  6, "a way of its own" },
+	{ ARGS "//@scratch act f16[n_tok, COLS + 4]\n//@launch main; path own; block 1\n//@launch "
+	       "product; gemm act, w, y\n",
+	  6, "whole 16 bytes" },
 };
 
 static void
@@ -595,15 +726,20 @@ faults_name_template_and_line(void **state)
 static void
 compile_one(Bench *b, int n)
 {
-	static const char *const targets[] = { "cpu-generic", "cpu-v3", "cpu-v4", "cuda-sm_75", "cuda-sm_80", "cuda-sm_90a", "cuda-sm_120a" };
+	static const char *const targets[] = { "cpu-generic", "cpu-v3",     "cpu-v4",
+		                               "cuda-sm_75",  "cuda-sm_80", "cuda-sm_90a",
+		                               "cuda-sm_120a" };
 
 	for (size_t t = 0; t < sizeof targets / sizeof *targets; t++) {
 		bench_file(b, tiny_models[n]);
-		const Compiled *c = compile_spec(b->spec, targets[t], NULL, NULL, &b->diag, &b->arena);
+		const Compiled *c =
+		    compile_spec(b->spec, targets[t], NULL, NULL, &b->diag, &b->arena);
 		if (!c || b->diag.n_error)
-			fail_msg("%s for %s: %s", tiny_models[n], targets[t], strbuf_str(&b->diag.text));
+			fail_msg("%s for %s: %s", tiny_models[n], targets[t],
+			         strbuf_str(&b->diag.text));
 		for (size_t f = 0; f < c->n_file; f++)
-			if (strncmp(c->file[f].path, "kernels/", 8) == 0 && !strchr(c->file[f].path + 8, '/')) {
+			if (strncmp(c->file[f].path, "kernels/", 8) == 0 &&
+			    !strchr(c->file[f].path + 8, '/')) {
 				assert_null(strstr(c->file[f].text, "${"));
 				assert_null(strstr(c->file[f].text, "//@"));
 			}
@@ -622,17 +758,27 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(expressions_have_values),     cmocka_unit_test(expressions_that_make_no_sense),
-		cmocka_unit_test(names_become_values),         cmocka_unit_test(numbers_become_float_constants),
-		cmocka_unit_test(scratch_follows_the_arguments), cmocka_unit_test(headers_are_followed),
-		cmocka_unit_test(products_of_a_type_have_a_file), cmocka_unit_test(faults_of_products),
-		cmocka_unit_test(keys_tell_kernels_apart),     cmocka_unit_test(faults_name_template_and_line),
-		cmocka_unit_test(every_template_fits_every_model), cmocka_unit_test(launches_have_grids),
-		cmocka_unit_test(conditions_are_decided),      cmocka_unit_test(lets_are_names),
-		cmocka_unit_test(rows_are_those_of_the_op),    cmocka_unit_test(fragments_stand_in_place),
+		cmocka_unit_test(expressions_have_values),
+		cmocka_unit_test(expressions_that_make_no_sense),
+		cmocka_unit_test(names_become_values),
+		cmocka_unit_test(numbers_become_float_constants),
+		cmocka_unit_test(scratch_follows_the_arguments),
+		cmocka_unit_test(headers_are_followed),
+		cmocka_unit_test(products_of_a_type_have_a_file),
+		cmocka_unit_test(faults_of_products),
+		cmocka_unit_test(keys_tell_kernels_apart),
+		cmocka_unit_test(faults_name_template_and_line),
+		cmocka_unit_test(every_template_fits_every_model),
+		cmocka_unit_test(launches_have_grids),
+		cmocka_unit_test(conditions_are_decided),
+		cmocka_unit_test(lets_are_names),
+		cmocka_unit_test(rows_are_those_of_the_op),
+		cmocka_unit_test(fragments_stand_in_place),
 		cmocka_unit_test(faults_of_fragments_name_both_files),
-		cmocka_unit_test(a_library_may_do_the_product), cmocka_unit_test(no_library_where_rows_must_not_depend),
-		cmocka_unit_test(faulty_launches),             cmocka_unit_test(tensor_maps_are_of_arguments),
+		cmocka_unit_test(a_library_may_do_the_product),
+		cmocka_unit_test(no_library_where_rows_must_not_depend),
+		cmocka_unit_test(faulty_launches),
+		cmocka_unit_test(tensor_maps_are_of_arguments),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Tokenizers from strangers: a file that lies is refused by a sentence that says where; what is asked of a sound one
- * with wrong arguments, too. */
+/* Tokenizers from strangers: a file that lies is refused by a sentence that says where; what is
+ * asked of a sound one with wrong arguments, too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,8 +28,10 @@ json_refused(const char *text, const char *want)
 }
 
 #define MODEL(x) "{\"model\": {" x "}}"
-#define BPE(x)   MODEL("\"type\": \"BPE\", " x)
-#define WITH(x)  "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}, \"merges\": [\"a b\"]}, " x "}"
+#define BPE(x) MODEL("\"type\": \"BPE\", " x)
+#define WITH(x)                                                                                    \
+	"{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}, \"merges\": " \
+	"[\"a b\"]}, " x "}"
 
 static void
 bad_json(void **state)
@@ -40,7 +42,8 @@ bad_json(void **state)
 	json_refused("[]", "no object \"model\"");
 	json_refused("{\"model\": 5}", "no object \"model\"");
 	json_refused("{\"a\": \"\\u0000\", }", "line 1");
-	json_refused(MODEL("\"type\": \"WordPiece\""), "\"WordPiece\"; BPE and Unigram are supported");
+	json_refused(MODEL("\"type\": \"WordPiece\""),
+	             "\"WordPiece\"; BPE and Unigram are supported");
 	json_refused(BPE("\"vocab\": []"), "not an object");
 	json_refused(BPE("\"vocab\": {\"a\": -1}"), "no number from 0");
 	json_refused(BPE("\"vocab\": {\"a\": 1.5}"), "no number from 0");
@@ -50,11 +53,14 @@ bad_json(void **state)
 	json_refused(BPE("\"vocab\": {\"a\": 0}, \"merges\": [\"a\"]"), "merges[0]: no space");
 	json_refused(BPE("\"vocab\": {\"a\": 0}, \"merges\": [5]"), "merges[0]");
 	json_refused(BPE("\"vocab\": {\"a\": 0}, \"merges\": [[\"a\", 5]]"), "merges[0]");
-	json_refused(BPE("\"vocab\": {\"a\": 0}, \"merges\": [\"a b\"]"), "the second is not in the vocabulary");
-	json_refused(BPE("\"vocab\": {\"a\": 0}, \"merges\": [\"a a\"]"), "the result is not in the vocabulary");
+	json_refused(BPE("\"vocab\": {\"a\": 0}, \"merges\": [\"a b\"]"),
+	             "the second is not in the vocabulary");
+	json_refused(BPE("\"vocab\": {\"a\": 0}, \"merges\": [\"a a\"]"),
+	             "the result is not in the vocabulary");
 	json_refused(MODEL("\"type\": \"Unigram\", \"vocab\": {}"), "not an array");
 	json_refused(MODEL("\"type\": \"Unigram\", \"vocab\": [[\"a\"]]"), "vocab[0]");
-	json_refused(MODEL("\"type\": \"Unigram\", \"vocab\": [[\"a\", -1]], \"unk_id\": 7"), "unk_id is outside");
+	json_refused(MODEL("\"type\": \"Unigram\", \"vocab\": [[\"a\", -1]], \"unk_id\": 7"),
+	             "unk_id is outside");
 	json_refused(WITH("\"added_tokens\": 5"), "added_tokens is not an array");
 	json_refused(WITH("\"added_tokens\": [{\"id\": -5}]"), "added_tokens[0]: id");
 	json_refused(WITH("\"added_tokens\": [{\"id\": 5}]"), "added_tokens[0]: content");
@@ -66,24 +72,39 @@ bad_pipeline(void **state)
 	char *deep = malloc(100000), *p = deep;
 
 	(void)state;
-	json_refused(WITH("\"normalizer\": {\"type\": \"Magic\"}"), "normalizer: type \"Magic\" is not supported");
+	json_refused(WITH("\"normalizer\": {\"type\": \"Magic\"}"),
+	             "normalizer: type \"Magic\" is not supported");
 	json_refused(WITH("\"normalizer\": {}"), "type \"\" is not supported");
 	json_refused(WITH("\"normalizer\": {\"type\": \"Replace\"}"), "pattern");
-	json_refused(WITH("\"normalizer\": {\"type\": \"Precompiled\", \"precompiled_charsmap\": \"AAAA\"}"), "precompiled_charsmap");
-	json_refused(WITH("\"normalizer\": {\"type\": \"Precompiled\", \"precompiled_charsmap\": \"/////w==\"}"), "precompiled_charsmap");
-	json_refused(WITH("\"pre_tokenizer\": {\"type\": \"Magic\"}"), "pre_tokenizer: type \"Magic\"");
-	json_refused(WITH("\"pre_tokenizer\": {\"type\": \"Split\", \"behavior\": \"Odd\"}"), "\"Odd\" is not supported");
-	json_refused(WITH("\"pre_tokenizer\": {\"type\": \"Split\", \"behavior\": \"Isolated\", \"pattern\": {\"Regex\": \"(a\"}}"),
+	json_refused(
+	    WITH("\"normalizer\": {\"type\": \"Precompiled\", \"precompiled_charsmap\": \"AAAA\"}"),
+	    "precompiled_charsmap");
+	json_refused(WITH("\"normalizer\": {\"type\": \"Precompiled\", \"precompiled_charsmap\": "
+	                  "\"/////w==\"}"),
+	             "precompiled_charsmap");
+	json_refused(WITH("\"pre_tokenizer\": {\"type\": \"Magic\"}"),
+	             "pre_tokenizer: type \"Magic\"");
+	json_refused(WITH("\"pre_tokenizer\": {\"type\": \"Split\", \"behavior\": \"Odd\"}"),
+	             "\"Odd\" is not supported");
+	json_refused(WITH("\"pre_tokenizer\": {\"type\": \"Split\", \"behavior\": \"Isolated\", "
+	                  "\"pattern\": {\"Regex\": \"(a\"}}"),
 	             "cannot compile the expression `(a`");
-	json_refused(WITH("\"pre_tokenizer\": {\"type\": \"Metaspace\", \"replacement\": \"xy\"}"), "not one character");
+	json_refused(WITH("\"pre_tokenizer\": {\"type\": \"Metaspace\", \"replacement\": \"xy\"}"),
+	             "not one character");
 	json_refused(WITH("\"decoder\": {\"type\": \"Magic\"}"), "decoder: type \"Magic\"");
-	json_refused(WITH("\"decoder\": {\"type\": \"Strip\", \"content\": \"x\", \"start\": -1}"), "decoder Strip");
-	json_refused(WITH("\"post_processor\": {\"type\": \"Magic\"}"), "post_processor: type \"Magic\"");
-	json_refused(WITH("\"post_processor\": {\"type\": \"TemplateProcessing\"}"), "no array \"single\"");
-	json_refused(WITH("\"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"x\"}}]}"),
+	json_refused(WITH("\"decoder\": {\"type\": \"Strip\", \"content\": \"x\", \"start\": -1}"),
+	             "decoder Strip");
+	json_refused(WITH("\"post_processor\": {\"type\": \"Magic\"}"),
+	             "post_processor: type \"Magic\"");
+	json_refused(WITH("\"post_processor\": {\"type\": \"TemplateProcessing\"}"),
+	             "no array \"single\"");
+	json_refused(WITH("\"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": "
+	                  "[{\"SpecialToken\": {\"id\": \"x\"}}]}"),
 	             "no ids for the special token \"x\"");
-	json_refused(WITH("\"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"x\"}}], "
-	                  "\"special_tokens\": {\"x\": {\"ids\": [77]}}}"), "no id in 0 to 2");
+	json_refused(WITH("\"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": "
+	                  "[{\"SpecialToken\": {\"id\": \"x\"}}], "
+	                  "\"special_tokens\": {\"x\": {\"ids\": [77]}}}"),
+	             "no id in 0 to 2");
 	p += sprintf(p, "{\"model\": {\"type\": \"BPE\", \"vocab\": {}}, \"decoder\": ");
 	for (int i = 0; i < 100; i++)
 		p += sprintf(p, "{\"type\": \"Sequence\", \"decoders\": [");
@@ -96,7 +117,7 @@ bad_pipeline(void **state)
 
 /* A protobuf message, built by hand. */
 typedef struct Msg {
-	char   b[4096];
+	char b[4096];
 	size_t n;
 } Msg;
 
@@ -172,7 +193,10 @@ sound_model(void)
 	put_piece(&m, "</s>", 0, TT_CONTROL);
 	put_piece(&m, "\xE2\x96\x81", -1, TT_NORMAL);
 	put_piece(&m, "a", -2, TT_NORMAL);
-	put_piece(&m, "\xE2\x96\x81" "a", -0.5f, TT_NORMAL);
+	put_piece(&m,
+	          "\xE2\x96\x81"
+	          "a",
+	          -0.5f, TT_NORMAL);
 	put_int(&trainer, 3, 2);
 	put_bytes(&m, 2, trainer.b, trainer.n);
 	put_int(&norm, 4, 0);
@@ -198,10 +222,12 @@ lying_protobuf(void **state)
 		if (status == LLMC_OK)
 			llmc_tokenizer_close(t);
 	}
-	memcpy(m.b, "\x0A\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", 11); /* a piece of 2^64 - 1 bytes */
+	memcpy(m.b, "\x0A\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01",
+	       11); /* a piece of 2^64 - 1 bytes */
 	m.n = 11;
 	spm_refused(&m, "damaged");
-	memcpy(m.b, "\x0A\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x7F", 11); /* a length beyond 64 bits */
+	memcpy(m.b, "\x0A\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x7F",
+	       11); /* a length beyond 64 bits */
 	spm_refused(&m, "damaged");
 	memset(m.b, 0x80, 40); /* a varint without an end */
 	m.n = 40;
@@ -301,7 +327,8 @@ arguments(void **state)
 	assert_int_equal(llmc_token_bytes(t, 5, buf, 2, &n, &err), LLMC_E_RANGE);
 	assert_int_equal(n, 2);
 	assert_int_equal(llmc_token_bytes(t, 6, buf, sizeof buf, &n, &err), LLMC_E_INPUT);
-	assert_true(llmc_token_is_special(t, 1) && !llmc_token_is_special(t, 5) && !llmc_token_is_special(t, 6));
+	assert_true(llmc_token_is_special(t, 1) && !llmc_token_is_special(t, 5) &&
+	            !llmc_token_is_special(t, 6));
 	assert_false(llmc_has_chat_template(t) || llmc_has_chat_template(NULL));
 	assert_int_equal(text_bos(t), 1);
 	assert_true(text_is_eos(t, 2));
@@ -377,7 +404,10 @@ utf8(void **state)
 	assert_int_equal(utf8_whole("a\xE4\xBD", 3), 1);
 	assert_int_equal(utf8_whole("a\xE4\xBD\xA0", 4), 4);
 	assert_int_equal(utf8_whole("\xF0\x9F\xA6", 3), 0);
-	assert_int_equal(utf8_whole("\xE4" "a", 2), 2);
+	assert_int_equal(utf8_whole("\xE4"
+	                            "a",
+	                            2),
+	                 2);
 	assert_int_equal(utf8_whole("\xED\xA0", 2), 2); /* can never become a character */
 	for (unsigned c = 0; c < 256; c++)
 		assert_int_equal(bytelevel_byte(bytelevel_char((unsigned char)c)), (int)c);
@@ -387,8 +417,9 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(bad_json),       cmocka_unit_test(bad_pipeline), cmocka_unit_test(lying_protobuf),
-		cmocka_unit_test(lying_charsmap), cmocka_unit_test(arguments),    cmocka_unit_test(long_text),
+		cmocka_unit_test(bad_json),       cmocka_unit_test(bad_pipeline),
+		cmocka_unit_test(lying_protobuf), cmocka_unit_test(lying_charsmap),
+		cmocka_unit_test(arguments),      cmocka_unit_test(long_text),
 		cmocka_unit_test(utf8),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

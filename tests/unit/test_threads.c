@@ -1,5 +1,7 @@
-/* The pool: every part runs, barriers and stages order memory, nothing hangs with more threads than processors or with a thread that is displaced for long, the caller keeps its
- * affinity. Whether a team or the caller alone runs jobs, on given times. And which processors a pool would use, on stand-ins for /sys and /proc. */
+/* The pool: every part runs, barriers and stages order memory, nothing hangs with more threads than
+ * processors or with a thread that is displaced for long, the caller keeps its affinity. Whether a
+ * team or the caller alone runs jobs, on given times. And which processors a pool would use, on
+ * stand-ins for /sys and /proc. */
 #include <pthread.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -19,7 +21,8 @@
 #include "tests/unit/tempdir.h"
 #include "tests/unit/waiting.h"
 
-/* TSan delivers signals when a thread calls a function that it knows, which a thread that waits does not. */
+/* TSan delivers signals when a thread calls a function that it knows, which a thread that waits
+ * does not. */
 #if defined(__SANITIZE_THREAD__)
 #define HAS_TSAN 1
 #elif defined(__has_feature)
@@ -32,9 +35,9 @@ enum { STAGES = 200, MOST = 9 };
 
 typedef struct Sum {
 	Threads *pool;
-	int64_t  cell[MOST * 16]; /* plain memory: only the barriers order it */
-	int64_t  bad;
-	int      seen[MOST];
+	int64_t cell[MOST * 16]; /* plain memory: only the barriers order it */
+	int64_t bad;
+	int seen[MOST];
 } Sum;
 
 /* In each stage every part adds its neighbour's cell of the last stage to its own. */
@@ -82,9 +85,9 @@ nothing(void *user, int part, int n)
 
 /* In each stage every part writes its own cell of one array from its neighbour's of the other. */
 typedef struct Deal {
-	int64_t    cell[2][MOST * 16]; /* plain memory: only the stages order it */
+	int64_t cell[2][MOST * 16]; /* plain memory: only the stages order it */
 	atomic_int runs[STAGES][MOST];
-	int        from, parts;
+	int from, parts;
 } Deal;
 
 static void
@@ -139,7 +142,7 @@ every_part_of_a_stage_runs_once(void **state)
 
 #if !HAS_TSAN
 
-static int        release_[2];
+static int release_[2];
 static atomic_int entered;
 
 static void
@@ -153,7 +156,7 @@ stay_away(int sig)
 }
 
 typedef struct Away {
-	pthread_t  thread[MOST];
+	pthread_t thread[MOST];
 } Away;
 
 /* Threads of a pool have all signals blocked. */
@@ -180,8 +183,8 @@ threads_that_are_displaced_hold_nothing_up(void **state)
 	assert_int_equal(sigaction(SIGUSR1, &sa, &was), 0);
 	for (int gone = 1; gone <= GONE; gone++) {
 		Threads *t;
-		Away     a;
-		Deal     d = { .from = 0 };
+		Away a;
+		Deal d = { .from = 0 };
 		atomic_store(&entered, 0);
 		assert_int_equal(threads_open(N, &t, NULL), LLMC_OK);
 		threads_run(t, let_signals_in, &a);
@@ -227,7 +230,8 @@ idle_threads_sleep(void **state)
 static void
 spins_are_bounded(void **state)
 {
-	Topology two = { .n_allowed = 2, .n_core = 2 }, half = { .n_allowed = 8, .n_core = 8, .quota = 2.5 };
+	Topology two = { .n_allowed = 2, .n_core = 2 },
+	         half = { .n_allowed = 8, .n_core = 8, .quota = 2.5 };
 	atomic_ullong word = 5;
 	double waited = 0;
 
@@ -253,8 +257,8 @@ spins_are_bounded(void **state)
 
 /* ---- team or alone ---- */
 
-/* Jobs for so many seconds, of so long alone and so long in a team that waits for displaced threads most of the time, or does not. Returns the share of the time
- * that went to jobs alone. */
+/* Jobs for so many seconds, of so long alone and so long in a team that waits for displaced threads
+ * most of the time, or does not. Returns the share of the time that went to jobs alone. */
 static double
 simulate(TeamKind *k, double *now, double seconds, double team, double alone, bool held)
 {
@@ -427,7 +431,8 @@ put_cpu(int cpu, int package, int core)
 {
 	char path[128], text[16];
 
-	snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/physical_package_id", cpu);
+	snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/physical_package_id",
+	         cpu);
 	snprintf(text, sizeof text, "%d\n", package);
 	put(path, text);
 	snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/core_id", cpu);
@@ -448,7 +453,8 @@ put_machine(void)
 static void
 siblings_count_once(void **state)
 {
-	bool all[TOPOLOGY_MAX] = { 1, 1, 1, 1, 1, 1, 1, 1 }, some[TOPOLOGY_MAX] = { 0, 1, 0, 0, 0, 1, 1, 0 };
+	bool all[TOPOLOGY_MAX] = { 1, 1, 1, 1, 1, 1, 1, 1 },
+	     some[TOPOLOGY_MAX] = { 0, 1, 0, 0, 0, 1, 1, 0 };
 	Topology t;
 
 	(void)state;
@@ -501,7 +507,8 @@ quotas_of_both_versions(void **state)
 	assert_true(t.quota == 0);
 }
 
-/* Instead of the system's: the n-th fails when asked to, by its result as it does, with an errno of something else. */
+/* Instead of the system's: the n-th fails when asked to, by its result as it does, with an errno of
+ * something else. */
 static int fail_at;
 
 int
@@ -528,7 +535,8 @@ a_thread_that_does_not_start(void **state)
 	fail_at = 2;
 	assert_int_equal(threads_open(4, &t, &err), LLMC_E_MEMORY);
 	assert_null(t);
-	assert_string_equal(err.text, "cannot start thread 3 of 4: Resource temporarily unavailable");
+	assert_string_equal(err.text,
+	                    "cannot start thread 3 of 4: Resource temporarily unavailable");
 	assert_int_equal(threads_open(4, &t, &err), LLMC_OK);
 	threads_close(t);
 }
@@ -554,8 +562,8 @@ bandwidth_is_of_memory_and_not_of_caches(void **state)
 	const int64_t mb = 1 << 20;
 
 	(void)state;
-	assert_int_equal(cpu_bandwidth_bytes(0, 0), 256 * mb);               /* nothing is known */
-	assert_int_equal(cpu_bandwidth_bytes(480 * mb, 0), 1920 * mb);       /* two sockets of 240 MB */
+	assert_int_equal(cpu_bandwidth_bytes(0, 0), 256 * mb);         /* nothing is known */
+	assert_int_equal(cpu_bandwidth_bytes(480 * mb, 0), 1920 * mb); /* two sockets of 240 MB */
 	assert_int_equal(cpu_bandwidth_bytes(1152 * mb, 0), 2048 * mb);
 	assert_int_equal(cpu_bandwidth_bytes(480 * mb, 4096 * mb), 1024 * mb);
 }

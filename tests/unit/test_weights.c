@@ -1,5 +1,6 @@
-/* Weights from a checkpoint: pieces cut, stacked, turned and packed as the plan says, files that lie, the cache of packed
- * weights, and noise. Element (r, c) of the tensor "a" of the test file is 100 r + c + 1, of "b" its negative. */
+/* Weights from a checkpoint: pieces cut, stacked, turned and packed as the plan says, files that
+ * lie, the cache of packed weights, and noise. Element (r, c) of the tensor "a" of the test file is
+ * 100 r + c + 1, of "b" its negative. */
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -24,7 +25,7 @@
 enum { ROWS = 24, COLS = 8 };
 
 static Tempdir dir;
-static char    warned[4096];
+static char warned[4096];
 
 static void
 hear(void *user, int level, const char *line)
@@ -50,7 +51,8 @@ put_file(const char *path, const void *data, size_t n)
 	assert_int_equal(fclose(f), 0);
 }
 
-/* a [24, 8] f32, b [24, 8] f32, v [24] f32, w [24] bf16, h [24, 8] f16, q [4, 32] q8_0-like is not in safetensors */
+/* a [24, 8] f32, b [24, 8] f32, v [24] f32, w [24] bf16, h [24, 8] f16, q [4, 32] q8_0-like is not
+ * in safetensors */
 static void
 put_checkpoint(const char *path)
 {
@@ -60,7 +62,8 @@ put_checkpoint(const char *path)
 	    "\"v\":{\"dtype\":\"F32\",\"shape\":[24],\"data_offsets\":[1536,1632]},"
 	    "\"w\":{\"dtype\":\"BF16\",\"shape\":[24],\"data_offsets\":[1632,1680]},"
 	    "\"h\":{\"dtype\":\"F16\",\"shape\":[24,8],\"data_offsets\":[1680,2064]},"
-	    "\"layers.0.attn.weight\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[2064,2072]}}    ";
+	    "\"layers.0.attn.weight\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[2064,2072]"
+	    "}}    ";
 	unsigned char file[8 + sizeof head - 1 + 2072];
 	uint64_t n = sizeof head - 1;
 	unsigned char *at = file + 8 + n;
@@ -86,15 +89,21 @@ put_checkpoint(const char *path)
 }
 
 /* rows and columns of the file's tensor; first row, rows of a block, blocks */
-#define PIECE(n, r, c, f, b, k, ...) \
-	(const PlanSource){ .name = n, .rows = r, .cols = c, .first = f, .block = b, .n_block = k, __VA_ARGS__ }
+#define PIECE(n, r, c, f, b, k, ...)                                                               \
+	(const PlanSource)                                                                         \
+	{                                                                                          \
+		.name = n, .rows = r, .cols = c, .first = f, .block = b, .n_block = k, __VA_ARGS__ \
+	}
 #define SRC(n, ...) &PIECE(n, ROWS, COLS, 0, ROWS, 1, __VA_ARGS__)
 
 static llmc_status
-load(PlanTensor *t, int n, const char *path, int n_threads, bool cache, Weights **out, llmc_error *err)
+load(PlanTensor *t, int n, const char *path, int n_threads, bool cache, Weights **out,
+     llmc_error *err)
 {
 	const Plan p = { .n_tensor = n, .tensor = t };
-	WeightsOptions o = { .path = path, .random_weights = !path, .cache_packed = cache, .log = hear };
+	WeightsOptions o = {
+		.path = path, .random_weights = !path, .cache_packed = cache, .log = hear
+	};
 
 	warned[0] = 0;
 	assert_int_equal(threads_open(n_threads, &o.threads, NULL), LLMC_OK);
@@ -122,22 +131,51 @@ expect(PlanTensor t, float (*want)(int64_t, int64_t))
 			plan_tensor_row(&t, weights_data(w, 0), r, row);
 			for (int64_t c = 0; c < (t.cols ? t.cols : t.rows); c++)
 				if (!(fabsf(row[c] - want(r, c)) <= 1e-6f * fabsf(row[c])))
-					fail_msg("layout %s, row %d, column %d: %g, expected %g", t.layout, (int)r, (int)c, (double)row[c],
+					fail_msg("layout %s, row %d, column %d: %g, expected %g",
+					         t.layout, (int)r, (int)c, (double)row[c],
 					         (double)want(r, c));
 		}
 		weights_close(w);
 	}
 }
 
-static float whole(int64_t r, int64_t c) { return value(r, c); }
-static float stacked(int64_t r, int64_t c) { return r < 24 ? value(r, c) : -value(r - 24 + 4, c); }
+static float
+whole(int64_t r, int64_t c)
+{
+	return value(r, c);
+}
+static float
+stacked(int64_t r, int64_t c)
+{
+	return r < 24 ? value(r, c) : -value(r - 24 + 4, c);
+}
 /* heads of q, k, v interleaved, 2 rows each: k is the second pair of every six rows */
-static float strided(int64_t r, int64_t c) { return value(2 + r / 2 * 6 + r % 2, c); }
-static float paired(int64_t r, int64_t c) { return value(r / 8 * 8 + (r % 8 < 4 ? r % 8 * 2 : (r % 8 - 4) * 2 + 1), c); }
-static float turned(int64_t r, int64_t c) { return value(c, r); }
+static float
+strided(int64_t r, int64_t c)
+{
+	return value(2 + r / 2 * 6 + r % 2, c);
+}
+static float
+paired(int64_t r, int64_t c)
+{
+	return value(r / 8 * 8 + (r % 8 < 4 ? r % 8 * 2 : (r % 8 - 4) * 2 + 1), c);
+}
+static float
+turned(int64_t r, int64_t c)
+{
+	return value(c, r);
+}
 /* a stack of three [8, 8] matrices, each turned; the second and third of them */
-static float turned_stack(int64_t r, int64_t c) { return -value((r + 8) / 8 * 8 + c, r % 8); }
-static float plain_h(int64_t r, int64_t c) { return (float)(r + c); }
+static float
+turned_stack(int64_t r, int64_t c)
+{
+	return -value((r + 8) / 8 * 8 + c, r % 8);
+}
+static float
+plain_h(int64_t r, int64_t c)
+{
+	return (float)(r + c);
+}
 
 static float
 unit(int64_t r, int64_t c)
@@ -160,23 +198,51 @@ static void
 pieces_become_tensors(void **state)
 {
 	(void)state;
-	expect((PlanTensor){ .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .stride = 0) }, whole);
-	expect((PlanTensor){ .dtype = DT_F16, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("h", .stride = 0) }, plain_h);
-	const PlanSource two[] = { PIECE("a", 24, 8, 0, 24, 1, .stride = 0), PIECE("b", 24, 8, 4, 7, 1, .stride = 0) };
-	expect((PlanTensor){ .dtype = DT_F32, .rows = 31, .cols = 8, .n_src = 2, .src = two }, stacked);
+	expect(
+	    (PlanTensor){
+	        .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .stride = 0) },
+	    whole);
+	expect(
+	    (PlanTensor){
+	        .dtype = DT_F16, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("h", .stride = 0) },
+	    plain_h);
+	const PlanSource two[] = { PIECE("a", 24, 8, 0, 24, 1, .stride = 0),
+		                   PIECE("b", 24, 8, 4, 7, 1, .stride = 0) };
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 31, .cols = 8, .n_src = 2, .src = two },
+	       stacked);
 	const PlanSource heads[] = { PIECE("a", 24, 8, 2, 2, 4, .stride = 6) };
-	expect((PlanTensor){ .dtype = DT_F32, .rows = 8, .cols = 8, .n_src = 1, .src = heads }, strided);
-	expect((PlanTensor){ .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .rope_pairs = 8) }, paired);
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 8, .cols = 8, .n_src = 1, .src = heads },
+	       strided);
+	expect((PlanTensor){ .dtype = DT_F32,
+	                     .rows = 24,
+	                     .cols = 8,
+	                     .n_src = 1,
+	                     .src = SRC("a", .rope_pairs = 8) },
+	       paired);
 	const PlanSource t[] = { PIECE("a", 24, 8, 0, 8, 1, .transpose = 8) };
-	expect((PlanTensor){ .dtype = DT_F32, .rows = 8, .cols = 24, .n_src = 1, .src = t }, turned);
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 8, .cols = 24, .n_src = 1, .src = t },
+	       turned);
 	const PlanSource s[] = { PIECE("b", 24, 8, 8, 16, 1, .transpose = 8) };
-	expect((PlanTensor){ .dtype = DT_F32, .rows = 16, .cols = 8, .n_src = 1, .src = s }, turned_stack);
-	expect((PlanTensor){ .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .unit_rows = true) }, unit);
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 16, .cols = 8, .n_src = 1, .src = s },
+	       turned_stack);
+	expect((PlanTensor){ .dtype = DT_F32,
+	                     .rows = 24,
+	                     .cols = 8,
+	                     .n_src = 1,
+	                     .src = SRC("a", .unit_rows = true) },
+	       unit);
 	/* of another type than the file's */
-	expect((PlanTensor){ .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("h", .stored = "f16") }, plain_h);
+	expect((PlanTensor){ .dtype = DT_F32,
+	                     .rows = 24,
+	                     .cols = 8,
+	                     .n_src = 1,
+	                     .src = SRC("h", .stored = "f16") },
+	       plain_h);
 	const PlanSource th[] = { PIECE("h", 24, 8, 0, 8, 1, .transpose = 8, .stored = "f16") };
-	expect((PlanTensor){ .dtype = DT_BF16, .rows = 8, .cols = 24, .n_src = 1, .src = th }, plain_h);
-	const PlanSource vec[] = { PIECE("v", 24, 0, 0, 24, 1, .stride = 0), PIECE("w", 24, 0, 3, 5, 1, .stride = 0) };
+	expect((PlanTensor){ .dtype = DT_BF16, .rows = 8, .cols = 24, .n_src = 1, .src = th },
+	       plain_h);
+	const PlanSource vec[] = { PIECE("v", 24, 0, 0, 24, 1, .stride = 0),
+		                   PIECE("w", 24, 0, 3, 5, 1, .stride = 0) };
 	expect((PlanTensor){ .dtype = DT_F32, .rows = 29, .n_src = 2, .src = vec }, vector);
 }
 
@@ -186,14 +252,27 @@ plain_rows_stay_in_the_file(void **state)
 {
 	const PlanSource part[] = { PIECE("a", 24, 8, 3, 10, 1, .stride = 0) };
 	PlanTensor t[] = {
-		{ .id = "a", .dtype = DT_F32, .rows = 24, .cols = 8, .layout = "row", .n_src = 1, .src = SRC("a", .stride = 0) },
-		{ .id = "part", .dtype = DT_F32, .rows = 10, .cols = 8, .layout = "row", .n_src = 1, .src = part },
+		{ .id = "a",
+		  .dtype = DT_F32,
+		  .rows = 24,
+		  .cols = 8,
+		  .layout = "row",
+		  .n_src = 1,
+		  .src = SRC("a", .stride = 0) },
+		{ .id = "part",
+		  .dtype = DT_F32,
+		  .rows = 10,
+		  .cols = 8,
+		  .layout = "row",
+		  .n_src = 1,
+		  .src = part },
 	};
 	Weights *w;
 	CheckpointTensor c;
 
 	(void)state;
-	assert_int_equal(load(t, 2, tempdir_file(&dir, "model.safetensors"), 1, false, &w, NULL), LLMC_OK);
+	assert_int_equal(load(t, 2, tempdir_file(&dir, "model.safetensors"), 1, false, &w, NULL),
+	                 LLMC_OK);
 	assert_true(checkpoint_find(weights_checkpoint(w), "a", &c));
 	if ((uintptr_t)c.data % 4 == 0) {
 		assert_ptr_equal(weights_data(w, 0), c.data);
@@ -220,31 +299,39 @@ static void
 files_that_do_not_fit_are_named(void **state)
 {
 	const char *path = tempdir_file(&dir, "model.safetensors");
-	const PlanTensor plain = { .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .stride = 0) };
+	const PlanTensor plain = {
+		.dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .stride = 0)
+	};
 	PlanTensor t = plain;
 
 	(void)state;
 	t.src = SRC("layers.0.atn.weight", .stride = 0);
 	refused(t, path, LLMC_E_INPUT,
-	        "has no tensor \"layers.0.atn.weight\", which the model needs (L0.q); the nearest name is \"layers.0.attn.weight\"");
+	        "has no tensor \"layers.0.atn.weight\", which the model needs (L0.q); the nearest "
+	        "name is \"layers.0.attn.weight\"");
 	t.src = SRC("quite.another", .stride = 0);
-	refused(t, path, LLMC_E_INPUT, "has no tensor \"quite.another\", which the model needs (L0.q)");
+	refused(t, path, LLMC_E_INPUT,
+	        "has no tensor \"quite.another\", which the model needs (L0.q)");
 	t.src = &PIECE("a", 12, 16, 0, 24, 1, .stride = 0);
-	refused(t, path, LLMC_E_INPUT, "tensor \"a\": plan wants shape [12, 16], file holds [24, 8]");
+	refused(t, path, LLMC_E_INPUT,
+	        "tensor \"a\": plan wants shape [12, 16], file holds [24, 8]");
 	t.src = &PIECE("b", 25, 8, 0, 24, 1, .stride = 0);
-	refused(t, path, LLMC_E_INPUT, "tensor \"b\": plan wants shape [25, 8], file holds [3, 8, 8]");
+	refused(t, path, LLMC_E_INPUT,
+	        "tensor \"b\": plan wants shape [25, 8], file holds [3, 8, 8]");
 	t.src = &PIECE("v", 25, 0, 0, 24, 1, .stride = 0);
 	refused(t, path, LLMC_E_INPUT, "tensor \"v\": plan wants shape [25], file holds [24]");
 	t.dtype = DT_F16;
 	t.cols = 0; /* a vector is expanded to f32, never rounded */
 	t.rows = 192;
 	t.src = &PIECE("a", 24, 8, 0, 24, 1, .stride = 0);
-	refused(t, path, LLMC_E_INPUT, "tensor \"a\": plan wants f16, file holds f32: import the file again");
+	refused(t, path, LLMC_E_INPUT,
+	        "tensor \"a\": plan wants f16, file holds f32: import the file again");
 	t = plain;
 	t.src = SRC("layers.0.attn.weight", .stride = 0);
 	refused(t, path, LLMC_E_INPUT, "holds integers (i64), weights are expected");
 	refused(plain, tempdir_file(&dir, "nowhere"), LLMC_E_INPUT,
-	        "no such file or folder; the weights are expected there (another place: --weights PATH)");
+	        "no such file or folder; the weights are expected there (another place: --weights "
+	        "PATH)");
 
 	Weights *w;
 	llmc_error err;
@@ -252,7 +339,8 @@ files_that_do_not_fit_are_named(void **state)
 	WeightsOptions o = { 0 };
 	assert_int_equal(threads_open(1, &o.threads, NULL), LLMC_OK);
 	assert_int_equal(weights_load(&p, &o, &w, &err), LLMC_E_INPUT);
-	assert_string_equal(err.text, "the model does not say where its weights are: give their file or folder (--weights PATH), "
+	assert_string_equal(err.text, "the model does not say where its weights are: give their "
+	                              "file or folder (--weights PATH), "
 	                              "or try it with --random-weights");
 	threads_close(o.threads);
 }
@@ -260,13 +348,17 @@ files_that_do_not_fit_are_named(void **state)
 static void
 cut_files_and_missing_shards_are_named(void **state)
 {
-	const PlanTensor t = { .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .stride = 0) };
-	static const char index[] = "{\"metadata\":{},\"weight_map\":{\"a\":\"model-00002-of-00002.safetensors\"}}";
+	const PlanTensor t = {
+		.dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .stride = 0)
+	};
+	static const char index[] =
+	    "{\"metadata\":{},\"weight_map\":{\"a\":\"model-00002-of-00002.safetensors\"}}";
 	Strbuf file = { 0 };
 	char sub[600], path[700];
 
 	(void)state;
-	assert_int_equal(file_read(tempdir_file(&dir, "model.safetensors"), 1 << 20, &file, NULL), LLMC_OK);
+	assert_int_equal(file_read(tempdir_file(&dir, "model.safetensors"), 1 << 20, &file, NULL),
+	                 LLMC_OK);
 	for (size_t n = 0; n < file.len; n += file.len / 9 + 1) {
 		put_file(tempdir_file(&dir, "cut.safetensors"), file.data, n);
 		refused(t, tempdir_file(&dir, "cut.safetensors"), LLMC_E_INPUT, "cut.safetensors");
@@ -338,7 +430,13 @@ load_cached(PlanTensor *t, bool *from_cache)
 static void
 packed_weights_are_kept(void **state)
 {
-	PlanTensor t = { .id = "a", .dtype = DT_F32, .rows = 24, .cols = 8, .layout = "r8", .n_src = 1, .src = SRC("a", .stride = 0) };
+	PlanTensor t = { .id = "a",
+		         .dtype = DT_F32,
+		         .rows = 24,
+		         .cols = 8,
+		         .layout = "r8",
+		         .n_src = 1,
+		         .src = SRC("a", .stride = 0) };
 	const char *model = tempdir_file(&dir, "model.safetensors");
 	Strbuf file = { 0 };
 	bool hit;
@@ -351,7 +449,8 @@ packed_weights_are_kept(void **state)
 	find_packed(tempdir_file(&dir, "cache"), 3);
 	assert_true(cached[0]);
 	assert_int_equal(file_read(cached, 1 << 20, &file, NULL), LLMC_OK);
-	/* cut off, lying about its key, or open to others: said, and healed where that is possible */
+	/* cut off, lying about its key, or open to others: said, and healed where that is possible
+	 */
 	put_file(cached, file.data, file.len / 2);
 	assert_true(load_cached(&t, &hit) && !hit);
 	assert_non_null(strstr(warned, "damaged or cut off; it is written again"));
@@ -380,11 +479,18 @@ packed_weights_are_kept(void **state)
 	strbuf_release(&file);
 }
 
-/* The file goes while a model runs from it: nothing happens to the model. In a process of its own: a mapping of it would end that. */
+/* The file goes while a model runs from it: nothing happens to the model. In a process of its own:
+ * a mapping of it would end that. */
 static void
 a_cache_that_is_cut_while_in_use(void **state)
 {
-	PlanTensor t = { .id = "a", .dtype = DT_F32, .rows = 24, .cols = 8, .layout = "r8", .n_src = 1, .src = SRC("a", .stride = 0) };
+	PlanTensor t = { .id = "a",
+		         .dtype = DT_F32,
+		         .rows = 24,
+		         .cols = 8,
+		         .layout = "r8",
+		         .n_src = 1,
+		         .src = SRC("a", .stride = 0) };
 	bool hit;
 	int code = 1;
 
@@ -398,8 +504,9 @@ a_cache_that_is_cut_while_in_use(void **state)
 	if (!pid) {
 		Weights *w;
 		float row[COLS];
-		bool right = load(&t, 1, tempdir_file(&dir, "model.safetensors"), 1, true, &w, NULL) == LLMC_OK && weights_from_cache(w) &&
-		             truncate(cached, 0) == 0;
+		bool right = load(&t, 1, tempdir_file(&dir, "model.safetensors"), 1, true, &w,
+		                  NULL) == LLMC_OK &&
+		             weights_from_cache(w) && truncate(cached, 0) == 0;
 		for (int r = 0; right && r < ROWS; r++) {
 			plan_tensor_row(&t, weights_data(w, 0), r, row);
 			right = row[1] == value(r, 1);
@@ -410,11 +517,18 @@ a_cache_that_is_cut_while_in_use(void **state)
 	assert_int_equal(code, 0);
 }
 
-/* Files may not grow: the load goes on in memory, with a warning, and leaves no half-written file. */
+/* Files may not grow: the load goes on in memory, with a warning, and leaves no half-written file.
+ */
 static void
 a_full_disk_is_a_warning(void **state)
 {
-	PlanTensor t = { .id = "a", .dtype = DT_F32, .rows = 24, .cols = 8, .layout = "r8", .n_src = 1, .src = SRC("a", .stride = 0) };
+	PlanTensor t = { .id = "a",
+		         .dtype = DT_F32,
+		         .rows = 24,
+		         .cols = 8,
+		         .layout = "r8",
+		         .n_src = 1,
+		         .src = SRC("a", .stride = 0) };
 	int code = 0;
 
 	(void)state;
@@ -426,7 +540,8 @@ a_full_disk_is_a_warning(void **state)
 		bool hit, ok;
 		signal(SIGXFSZ, SIG_IGN);
 		setrlimit(RLIMIT_FSIZE, &none);
-		ok = load_cached(&t, &hit) && !hit && strstr(warned, "packed weights are not kept for the next time");
+		ok = load_cached(&t, &hit) && !hit &&
+		     strstr(warned, "packed weights are not kept for the next time");
 		cached[0] = 0;
 		find_packed(tempdir_file(&dir, "full"), 3);
 		_exit(ok && !cached[0] ? 0 : 1);
@@ -446,20 +561,33 @@ a_full_disk_is_a_warning(void **state)
 static void
 noise_is_seeded(void **state)
 {
-	static const Dtype types[] = { DT_F32, DT_BF16, DT_Q4_0, DT_Q4_1, DT_Q5_1, DT_Q8_0, DT_Q4_K, DT_Q6_K };
+	static const Dtype types[] = { DT_F32,  DT_BF16, DT_Q4_0, DT_Q4_1,
+		                       DT_Q5_1, DT_Q8_0, DT_Q4_K, DT_Q6_K };
 	float a[512], b[512];
 
 	(void)state;
 	for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
 		PlanTensor t[] = {
-			{ .id = "w", .dtype = types[i], .rows = 20, .cols = 512, .layout = "r8", .n_src = 1, .src = &PIECE("m", 20, 512, 0, 20, 1, .stride = 0) },
-			{ .id = "norm", .dtype = DT_F32, .rows = 24, .layout = "f32", .n_src = 1, .src = &PIECE("v", 24, 0, 0, 24, 1, .stride = 0) },
+			{ .id = "w",
+			  .dtype = types[i],
+			  .rows = 20,
+			  .cols = 512,
+			  .layout = "r8",
+			  .n_src = 1,
+			  .src = &PIECE("m", 20, 512, 0, 20, 1, .stride = 0) },
+			{ .id = "norm",
+			  .dtype = DT_F32,
+			  .rows = 24,
+			  .layout = "f32",
+			  .n_src = 1,
+			  .src = &PIECE("v", 24, 0, 0, 24, 1, .stride = 0) },
 		};
 		Weights *w, *again;
 		assert_int_equal(load(t, 2, NULL, 1, false, &w, NULL), LLMC_OK);
 		assert_int_equal(load(t, 2, NULL, 3, false, &again, NULL), LLMC_OK);
 		assert_null(weights_checkpoint(w));
-		assert_memory_equal(weights_data(w, 0), weights_data(again, 0), (size_t)plan_tensor_bytes(&t[0]));
+		assert_memory_equal(weights_data(w, 0), weights_data(again, 0),
+		                    (size_t)plan_tensor_bytes(&t[0]));
 		plan_tensor_row(&t[0], weights_data(w, 0), 0, a);
 		plan_tensor_row(&t[0], weights_data(w, 0), 19, b);
 		double sum = 0, cross = 0;

@@ -1,5 +1,6 @@
-/* Every mistake that a description can hold, and what is said of it: tests/golden/yaml-errors/<mistake>/in.yaml against
- * want.err. LLMC_GOLDEN=1 writes want.err anew; review is the diff. */
+/* Every mistake that a description can hold, and what is said of it:
+ * tests/golden/yaml-errors/<mistake>/in.yaml against want.err. LLMC_GOLDEN=1 writes want.err anew;
+ * review is the diff. */
 #include <dirent.h>
 
 #include "base/file.h"
@@ -8,7 +9,7 @@
 #define TOP "tests/golden/yaml-errors"
 
 static char *name[256];
-static int   n_name;
+static int n_name;
 
 static int
 by_name(const void *a, const void *b)
@@ -32,7 +33,8 @@ find_cases(void)
 static void
 one(Bench *b, int at)
 {
-	const char *in = arena_printf(&b->arena, TOP "/%s/in.yaml", name[at]), *want = arena_printf(&b->arena, TOP "/%s/want.err", name[at]);
+	const char *in = arena_printf(&b->arena, TOP "/%s/in.yaml", name[at]),
+	           *want = arena_printf(&b->arena, TOP "/%s/want.err", name[at]);
 	Strbuf text = { 0 }, golden = { 0 };
 	llmc_error err = { 0 };
 

@@ -1,4 +1,5 @@
-/* Grammars over the 300 tokens of configs/tiny.yaml, which have no texts of their own: token i is a letter and a digit, a0, b0, ... z0, a1, ..., token 2 ends a text. */
+/* Grammars over the 300 tokens of configs/tiny.yaml, which have no texts of their own: token i is a
+ * letter and a digit, a0, b0, ... z0, a1, ..., token 2 ends a text. */
 #ifndef TESTS_UNIT_TINY_GRAMMAR_H
 #define TESTS_UNIT_TINY_GRAMMAR_H
 
@@ -22,7 +23,9 @@ tiny_grammar(const char *regex)
 		text[i][1] = (char)('0' + i / 26);
 		tok[i] = (VocabToken){ .bytes = text[i], .n = 2, .special = i == eos };
 	}
-	if (token_vocab_open(tok, N, &l, NULL) != LLMC_OK || grammar_open(l, LLMC_GRAMMAR_REGEX, regex, strlen(regex), NULL, &eos, 1, &g, NULL) != LLMC_OK)
+	if (token_vocab_open(tok, N, &l, NULL) != LLMC_OK ||
+	    grammar_open(l, LLMC_GRAMMAR_REGEX, regex, strlen(regex), NULL, &eos, 1, &g, NULL) !=
+	        LLMC_OK)
 		abort();
 	token_vocab_close(l);
 	return g;

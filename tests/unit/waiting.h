@@ -1,4 +1,5 @@
-/* Waits of unit tests. Every deadline is a multiple of LLMC_TEST_SLOW (default 1), as in tests/waiting.py. */
+/* Waits of unit tests. Every deadline is a multiple of LLMC_TEST_SLOW (default 1), as in
+ * tests/waiting.py. */
 #ifndef TESTS_UNIT_WAITING_H
 #define TESTS_UNIT_WAITING_H
 
@@ -19,22 +20,24 @@ wait_scaled(double seconds)
 	return seconds * (factor > 0 ? factor : 1);
 }
 
-/* Sleep for a moment between two looks; end the program when the deadline is over. Any thread and any process may wait, so it does not use cmocka's assertions. */
+/* Sleep for a moment between two looks; end the program when the deadline is over. Any thread and
+ * any process may wait, so it does not use cmocka's assertions. */
 static inline void
 wait_look_again(double begun, const char *condition, const char *file, int line)
 {
 	if (clock_now() - begun > wait_scaled(WAIT_HANG_S)) {
-		fprintf(stderr, "%s:%d: %s did not come true within %g s\n", file, line, condition, wait_scaled(WAIT_HANG_S));
+		fprintf(stderr, "%s:%d: %s did not come true within %g s\n", file, line, condition,
+		        wait_scaled(WAIT_HANG_S));
 		abort();
 	}
 	nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
 }
 
-#define WAIT_FOR(condition)                                                    \
-	do {                                                                       \
-		const double begun_ = clock_now();                                     \
-		while (!(condition))                                                   \
-			wait_look_again(begun_, #condition, __FILE__, __LINE__);           \
+#define WAIT_FOR(condition)                                                                        \
+	do {                                                                                       \
+		const double begun_ = clock_now();                                                 \
+		while (!(condition))                                                               \
+			wait_look_again(begun_, #condition, __FILE__, __LINE__);                   \
 	} while (0)
 
 #endif

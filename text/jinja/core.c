@@ -1,4 +1,5 @@
-/* What all of a template's parts stand on: failing, limits on steps, memory and depth, arguments of calls. */
+/* What all of a template's parts stand on: failing, limits on steps, memory and depth, arguments of
+ * calls. */
 #include "text/jinja/jinja.h"
 
 #include <stdio.h>
@@ -21,7 +22,8 @@ jinja_step(Jinja *j, size_t bytes)
 {
 	j->steps += 1 + (int64_t)(bytes / 64);
 	if (j->steps > JINJA_MAX_STEPS)
-		jinja_fail(j, "the template takes more than %lld steps", (long long)JINJA_MAX_STEPS);
+		jinja_fail(j, "the template takes more than %lld steps",
+		           (long long)JINJA_MAX_STEPS);
 }
 
 void *
@@ -40,7 +42,9 @@ void
 jinja_enter(Jinja *j)
 {
 	if (++j->nest > JINJA_MAX_NEST)
-		jinja_fail(j, "nested deeper than %d: calls that call themselves, or values within values", JINJA_MAX_NEST);
+		jinja_fail(
+		    j, "nested deeper than %d: calls that call themselves, or values within values",
+		    JINJA_MAX_NEST);
 }
 
 Val
@@ -58,7 +62,8 @@ void
 args_check(Jinja *j, const char *what, const CallArgs *a, size_t max)
 {
 	if (a->n_pos > max || a->n_pos + a->n_kw > max)
-		jinja_fail(j, "%s() takes at most %zu argument(s), %zu given", what, max, a->n_pos + a->n_kw);
+		jinja_fail(j, "%s() takes at most %zu argument(s), %zu given", what, max,
+		           a->n_pos + a->n_kw);
 }
 
 int64_t

@@ -96,7 +96,11 @@ item_only(Jinja *j, Val v, Val key)
 	case V_STR:
 		if (key.type != V_INT && key.type != V_BOOL)
 			break;
-		out = get_slice(j, v, key, key.type == V_INT && key.i == -1 ? val_none() : val_int((key.type == V_INT ? key.i : key.b) + 1), val_none());
+		out = get_slice(j, v, key,
+		                key.type == V_INT && key.i == -1
+		                    ? val_none()
+		                    : val_int((key.type == V_INT ? key.i : key.b) + 1),
+		                val_none());
 		if (out.s.n)
 			return out;
 		break;
@@ -134,8 +138,9 @@ get_item(Jinja *j, Val v, Val key)
 		undefined(j, v);
 	Val out = item_only(j, v, key);
 	if (out.type == V_UNDEF && key.type == V_STR)
-		out = v.type == V_DICT || v.type == V_LIST || v.type == V_TUPLE || v.type == V_STR ? method(j, v, key.s)
-		                                                                                 : get_attr(j, v, key.s);
+		out = v.type == V_DICT || v.type == V_LIST || v.type == V_TUPLE || v.type == V_STR
+		          ? method(j, v, key.s)
+		          : get_attr(j, v, key.s);
 	return out;
 }
 
@@ -178,7 +183,8 @@ get_slice(Jinja *j, Val v, Val from, Val to, Val step)
 	}
 	l = val_iter(j, v);
 	n = (int64_t)l->n;
-	int64_t i = by > 0 ? slice_bound(j, from, 0, n, 0, n) : slice_bound(j, from, n - 1, n, -1, n - 1);
+	int64_t i =
+	    by > 0 ? slice_bound(j, from, 0, n, 0, n) : slice_bound(j, from, n - 1, n, -1, n - 1);
 	int64_t k = by > 0 ? slice_bound(j, to, n, n, 0, n) : slice_bound(j, to, -1, n, -1, n - 1);
 	out = val_list(j, v.type == V_TUPLE ? V_TUPLE : V_LIST, 0);
 	Buf b = { 0 };
@@ -201,7 +207,8 @@ repeat(Jinja *j, Val v, int64_t times)
 	if (v.type == V_STR) {
 		Buf b = { 0 };
 		if (v.s.n && n > JINJA_MAX_BYTES / v.s.n)
-			jinja_fail(j, "the template takes more than %zu bytes of memory", JINJA_MAX_BYTES);
+			jinja_fail(j, "the template takes more than %zu bytes of memory",
+			           JINJA_MAX_BYTES);
 		for (size_t i = 0; i < n && v.s.n; i++)
 			buf_add(j, &b, v.s.s, v.s.n);
 		return val_span(buf_span(&b));
@@ -317,14 +324,16 @@ op_binary(Jinja *j, int op, Val a, Val b)
 		a = b;
 		b = t;
 	}
-	if (op == '*' && (a.type == V_STR || a.type == V_LIST || a.type == V_TUPLE) && (b.type == V_INT || b.type == V_BOOL))
+	if (op == '*' && (a.type == V_STR || a.type == V_LIST || a.type == V_TUPLE) &&
+	    (b.type == V_INT || b.type == V_BOOL))
 		return repeat(j, a, b.type == V_INT ? b.i : b.b);
 	if (a.type == V_UNDEF)
 		undefined(j, a);
 	if (b.type == V_UNDEF)
 		undefined(j, b);
 	char sign[3] = { (char)(op > 255 ? op >> 8 : op), (char)(op > 255 ? op & 255 : 0), 0 };
-	jinja_fail(j, "unsupported operand types for %s: '%s' and '%s'", sign, val_type_name(a), val_type_name(b));
+	jinja_fail(j, "unsupported operand types for %s: '%s' and '%s'", sign, val_type_name(a),
+	           val_type_name(b));
 }
 
 static bool
@@ -411,7 +420,8 @@ eval_node(Jinja *j, Scope *s, const AstNode *n)
 		return get_item(j, v, out);
 	case N_SLICE:
 		v = eval(j, s, n->d);
-		return get_slice(j, v, n->a ? eval(j, s, n->a) : val_none(), n->b ? eval(j, s, n->b) : val_none(),
+		return get_slice(j, v, n->a ? eval(j, s, n->a) : val_none(),
+		                 n->b ? eval(j, s, n->b) : val_none(),
 		                 n->c ? eval(j, s, n->c) : val_none());
 	case N_CALL:
 		v = eval(j, s, n->a);
@@ -439,7 +449,8 @@ eval_node(Jinja *j, Scope *s, const AstNode *n)
 		if (v.type == V_UNDEF)
 			undefined(j, v);
 		if (!val_is_number(v))
-			jinja_fail(j, "bad operand type for unary %c: '%s'", n->kind == N_NEG ? '-' : '+', val_type_name(v));
+			jinja_fail(j, "bad operand type for unary %c: '%s'",
+			           n->kind == N_NEG ? '-' : '+', val_type_name(v));
 		if (v.type == V_FLOAT)
 			return val_float(n->kind == N_NEG ? -v.f : v.f);
 		return int_op(j, n->kind == N_NEG ? '-' : '+', 0, v.type == V_INT ? v.i : v.b);
@@ -462,7 +473,8 @@ eval_node(Jinja *j, Scope *s, const AstNode *n)
 	case N_COND:
 		if (val_true(eval(j, s, n->a)))
 			return eval(j, s, n->b);
-		return n->c ? eval(j, s, n->c) : val_undef((ByteSpan){ "the inline if-expression without else", 37 });
+		return n->c ? eval(j, s, n->c)
+		            : val_undef((ByteSpan){ "the inline if-expression without else", 37 });
 	default:
 		jinja_fail(j, "a statement where an expression belongs");
 	}

@@ -18,7 +18,8 @@ path(Jinja *j, Val v, Val attr)
 		const char *dot = memchr(s.s, '.', s.n);
 		ByteSpan part = { s.s, dot ? (size_t)(dot - s.s) : s.n };
 		Val num;
-		bool digit = part.n > 0 && part.s[0] >= '0' && part.s[0] <= '9' && num_parse(part, false, &num);
+		bool digit = part.n > 0 && part.s[0] >= '0' && part.s[0] <= '9' &&
+		             num_parse(part, false, &num);
 		v = get_item(j, v, digit ? num : val_span(part));
 		if (!dot)
 			return v;
@@ -86,7 +87,8 @@ f_case(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	/* the filter's idea of a word: what spaces, dashes and opening brackets separate */
 	for (size_t i = 0; i < s.n;) {
 		size_t end = i;
-		while (end < s.n && !strchr("-([{<", s.s[end]) && str_strip((ByteSpan){ s.s + end, 1 }, NULL, true, false).n)
+		while (end < s.n && !strchr("-([{<", s.s[end]) &&
+		       str_strip((ByteSpan){ s.s + end, 1 }, NULL, true, false).n)
 			end++;
 		ByteSpan word = str_case(j, (ByteSpan){ s.s + i, end - i }, 'c');
 		buf_add(j, &b, word.s, word.n);
@@ -103,7 +105,8 @@ f_replace(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	Val max = arg(a, 2, "count", val_none());
 	(void)name;
 	return val_span(str_replace(j, val_str(j, v), val_str(j, arg(a, 0, "old", val_none())),
-	                            val_str(j, arg(a, 1, "new", val_none())), max.type == V_NONE ? -1 : arg_int(j, "replace", max)));
+	                            val_str(j, arg(a, 1, "new", val_none())),
+	                            max.type == V_NONE ? -1 : arg_int(j, "replace", max)));
 }
 
 static Val
@@ -111,7 +114,9 @@ f_default(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	bool falsy = val_true(arg(a, 1, "boolean", val_bool(false)));
 	(void)j, (void)name;
-	return v.type == V_UNDEF || (falsy && !val_true(v)) ? arg(a, 0, "default_value", val_text("")) : v;
+	return v.type == V_UNDEF || (falsy && !val_true(v))
+	           ? arg(a, 0, "default_value", val_text(""))
+	           : v;
 }
 
 static Val
@@ -185,7 +190,8 @@ f_select(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 		jinja_fail(j, "%.*s: missing parameter for attribute name", (int)name.n, name.s);
 	for (size_t i = 0; i < l->n; i++) {
 		Val x = by_attr ? path(j, l->v[i], a->pos[0]) : l->v[i];
-		bool yes = a->n_pos > at ? apply_test(j, arg_str(j, "select", a->pos[at]), x, &more) : val_true(x);
+		bool yes = a->n_pos > at ? apply_test(j, arg_str(j, "select", a->pos[at]), x, &more)
+		                         : val_true(x);
 		if (yes == keep)
 			list_push(j, out.l, l->v[i]);
 	}
@@ -216,7 +222,8 @@ merge_sort(Jinja *j, Val *key, Val *item, size_t n, bool reverse, Val *key2, Val
 	while (i < half || k < n) {
 		bool left = k >= n;
 		if (i < half && k < n) {
-			int c = reverse ? val_compare(j, key[i], key[k]) : val_compare(j, key[k], key[i]);
+			int c = reverse ? val_compare(j, key[i], key[k])
+			                : val_compare(j, key[k], key[i]);
 			left = c >= 0;
 		}
 		size_t from = left ? i++ : k++;
@@ -240,7 +247,8 @@ sorted(Jinja *j, const ValList *l, Val *key, bool reverse)
 
 	for (size_t i = 0; i < l->n; i++)
 		list_push(j, out.l, l->v[i]);
-	merge_sort(j, key, out.l->v, l->n, reverse, jinja_alloc(j, l->n + 1, sizeof(Val)), jinja_alloc(j, l->n + 1, sizeof(Val)));
+	merge_sort(j, key, out.l->v, l->n, reverse, jinja_alloc(j, l->n + 1, sizeof(Val)),
+	           jinja_alloc(j, l->n + 1, sizeof(Val)));
 	return out;
 }
 
@@ -257,12 +265,15 @@ f_sort(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 		if (attr.type == V_STR && memchr(attr.s.s, ',', attr.s.n)) {
 			Method m = { attr, { "split", 5 } };
 			Val comma = val_text(",");
-			ValList *parts = call_method(j, &m, &(CallArgs){ .pos = &comma, .n_pos = 1 }).l;
+			ValList *parts =
+			    call_method(j, &m, &(CallArgs){ .pos = &comma, .n_pos = 1 }).l;
 			key[i] = val_list(j, V_TUPLE, parts->n);
 			for (size_t k = 0; k < parts->n; k++)
-				list_push(j, key[i].l, sort_key(j, path(j, l->v[i], parts->v[k]), exact));
+				list_push(j, key[i].l,
+				          sort_key(j, path(j, l->v[i], parts->v[k]), exact));
 		} else {
-			key[i] = sort_key(j, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr), exact);
+			key[i] = sort_key(j, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr),
+			                  exact);
 		}
 	}
 	return sorted(j, l, key, reverse);
@@ -290,11 +301,13 @@ f_unique(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	ValList *l = val_iter(j, v);
 	bool exact = val_true(arg(a, 0, "case_sensitive", val_bool(false)));
-	Val attr = arg(a, 1, "attribute", val_none()), out = val_list(j, V_LIST, 0), seen = val_dict(j, V_DICT), unused;
+	Val attr = arg(a, 1, "attribute", val_none()), out = val_list(j, V_LIST, 0),
+	    seen = val_dict(j, V_DICT), unused;
 
 	(void)name;
 	for (size_t i = 0; i < l->n; i++) {
-		Val key = sort_key(j, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr), exact);
+		Val key =
+		    sort_key(j, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr), exact);
 		if (dict_get(j, seen.d, key, &unused))
 			continue;
 		dict_put(j, seen.d, key, val_none());
@@ -309,7 +322,8 @@ f_reverse(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	(void)name, (void)a;
 	if (v.type == V_STR)
 		return get_slice(j, v, val_none(), val_none(), val_int(-1));
-	return get_slice(j, (Val){ .type = V_LIST, .l = val_iter(j, v) }, val_none(), val_none(), val_int(-1));
+	return get_slice(j, (Val){ .type = V_LIST, .l = val_iter(j, v) }, val_none(), val_none(),
+	                 val_int(-1));
 }
 
 static Val
@@ -334,7 +348,8 @@ f_int(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 		buf_add(j, &b, v.s.s, v.s.n);
 		return num_parse(buf_span(&b), false, &out) ? out : otherwise;
 	}
-	if (v.type == V_STR && num_parse(v.s, false, &out) && !(base == 10 && v.s.n > 1 && v.s.s[0] == '0' && (v.s.s[1] | 32) >= 'a'))
+	if (v.type == V_STR && num_parse(v.s, false, &out) &&
+	    !(base == 10 && v.s.n > 1 && v.s.s[0] == '0' && (v.s.s[1] | 32) >= 'a'))
 		return out;
 	if (v.type == V_FLOAT || (v.type == V_STR && num_parse(v.s, true, &out))) {
 		double f = v.type == V_FLOAT ? v.f : out.f;
@@ -364,8 +379,12 @@ f_escape(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 
 	(void)name, (void)a;
 	for (size_t i = 0; i < s.n; i++) {
-		const char *to = s.s[i] == '&' ? "&amp;" : s.s[i] == '<' ? "&lt;" : s.s[i] == '>' ? "&gt;"
-		                 : s.s[i] == '"' ? "&#34;" : s.s[i] == '\'' ? "&#39;" : NULL;
+		const char *to = s.s[i] == '&'    ? "&amp;"
+		                 : s.s[i] == '<'  ? "&lt;"
+		                 : s.s[i] == '>'  ? "&gt;"
+		                 : s.s[i] == '"'  ? "&#34;"
+		                 : s.s[i] == '\'' ? "&#39;"
+		                                  : NULL;
 		if (to)
 			buf_puts(j, &b, to);
 		else
@@ -383,7 +402,10 @@ f_round(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	(void)name;
 	if (!val_is_number(v))
 		jinja_fail(j, "round: a number is needed, not '%s'", val_type_name(v));
-	double scale = pow(10, (double)(places < -300 ? -300 : places > 300 ? 300 : places)), x = val_number(v);
+	double scale = pow(10, (double)(places < -300  ? -300
+	                                : places > 300 ? 300
+	                                               : places)),
+	       x = val_number(v);
 	if (span_is(how, "ceil"))
 		return val_float(ceil(x * scale) / scale);
 	if (span_is(how, "floor"))
@@ -422,7 +444,8 @@ static Val
 f_indent(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	Val width = arg(a, 0, "width", val_int(4));
-	bool first = val_true(arg(a, 1, "first", val_bool(false))), blank = val_true(arg(a, 2, "blank", val_bool(false)));
+	bool first = val_true(arg(a, 1, "first", val_bool(false))),
+	     blank = val_true(arg(a, 2, "blank", val_bool(false)));
 	ByteSpan s = val_str(j, v), pad;
 	Buf b = { 0 }, spaces = { 0 };
 
@@ -466,7 +489,8 @@ f_sum(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 
 	(void)name;
 	for (size_t i = 0; i < l->n; i++)
-		out = op_binary(j, '+', out, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr));
+		out =
+		    op_binary(j, '+', out, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr));
 	return out;
 }
 
@@ -479,7 +503,8 @@ f_extreme(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	Val best = val_undef(name), best_key = val_none();
 
 	for (size_t i = 0; i < l->n; i++) {
-		Val key = sort_key(j, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr), exact);
+		Val key =
+		    sort_key(j, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr), exact);
 		int c = i ? val_compare(j, key, best_key) : 0;
 		if (i == 0 || (max ? c > 0 && c != 2 : c < 0)) {
 			best = l->v[i];
@@ -501,18 +526,21 @@ f_format(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 
 static const struct {
 	const char *name;
-	FilterFn    fn;
+	FilterFn fn;
 } filters[] = {
-	{ "length", f_length },   { "count", f_length },     { "trim", f_trim },         { "join", f_join },
-	{ "upper", f_case },      { "lower", f_case },       { "title", f_case },        { "capitalize", f_case },
-	{ "replace", f_replace }, { "default", f_default },  { "d", f_default },         { "first", f_edge },
-	{ "last", f_edge },       { "list", f_list },        { "map", f_map },           { "select", f_select },
-	{ "reject", f_select },   { "selectattr", f_select }, { "rejectattr", f_select }, { "items", f_items },
-	{ "sort", f_sort },       { "dictsort", f_dictsort }, { "unique", f_unique },    { "reverse", f_reverse },
-	{ "string", f_string },   { "safe", f_string },      { "int", f_int },           { "float", f_float },
-	{ "escape", f_escape },   { "e", f_escape },         { "round", f_round },       { "abs", f_abs },
-	{ "indent", f_indent },   { "tojson", f_tojson },    { "sum", f_sum },           { "min", f_extreme },
-	{ "max", f_extreme },     { "format", f_format },
+	{ "length", f_length },     { "count", f_length },    { "trim", f_trim },
+	{ "join", f_join },         { "upper", f_case },      { "lower", f_case },
+	{ "title", f_case },        { "capitalize", f_case }, { "replace", f_replace },
+	{ "default", f_default },   { "d", f_default },       { "first", f_edge },
+	{ "last", f_edge },         { "list", f_list },       { "map", f_map },
+	{ "select", f_select },     { "reject", f_select },   { "selectattr", f_select },
+	{ "rejectattr", f_select }, { "items", f_items },     { "sort", f_sort },
+	{ "dictsort", f_dictsort }, { "unique", f_unique },   { "reverse", f_reverse },
+	{ "string", f_string },     { "safe", f_string },     { "int", f_int },
+	{ "float", f_float },       { "escape", f_escape },   { "e", f_escape },
+	{ "round", f_round },       { "abs", f_abs },         { "indent", f_indent },
+	{ "tojson", f_tojson },     { "sum", f_sum },         { "min", f_extreme },
+	{ "max", f_extreme },       { "format", f_format },
 };
 
 Val

@@ -47,7 +47,8 @@ assign(Jinja *j, Scope *s, const AstNode *to, Val v)
 		AstNode name = { .kind = N_NAME, .line = to->line, .name = to->name };
 		Val ns = eval(j, s, &name);
 		if (ns.type != V_NS)
-			jinja_fail(j, "cannot assign attribute on non-namespace object `%.*s`", (int)to->name.n, to->name.s);
+			jinja_fail(j, "cannot assign attribute on non-namespace object `%.*s`",
+			           (int)to->name.n, to->name.s);
 		dict_put(j, ns.d, val_span(to->a->name), v);
 	} else {
 		ValList *l = val_iter(j, v);
@@ -116,7 +117,8 @@ macro_value(Jinja *j, Scope *s, const AstNode *def)
 	return (Val){ .type = V_MACRO, .macro = m };
 }
 
-/* A filter applied to text: the innermost node of the chain is a constant that stands for the text. */
+/* A filter applied to text: the innermost node of the chain is a constant that stands for the text.
+ */
 static Val
 filter_text(Jinja *j, Scope *s, const AstNode *chain, ByteSpan text)
 {
@@ -230,17 +232,20 @@ call_macro(Jinja *j, const Macro *m, const CallArgs *args)
 	for (size_t i = def->n_kw; i < args->n_pos; i++)
 		list_push(j, extra.l, args->pos[i]);
 	if (args->n_pos > def->n_kw)
-		jinja_fail(j, "macro '%.*s' takes not more than %zu argument(s)", (int)def->name.n, def->name.s, def->n_kw);
+		jinja_fail(j, "macro '%.*s' takes not more than %zu argument(s)", (int)def->name.n,
+		           def->name.s, def->n_kw);
 	for (size_t k = 0; k < args->n_kw; k++) {
 		bool known = false;
 		for (size_t i = 0; i < def->n_kw && !known; i++)
-			known = def->kw_name[i].n == args->kw_name[k].n &&
-			        memcmp(def->kw_name[i].s, args->kw_name[k].s, args->kw_name[k].n) == 0;
+			known =
+			    def->kw_name[i].n == args->kw_name[k].n &&
+			    memcmp(def->kw_name[i].s, args->kw_name[k].s, args->kw_name[k].n) == 0;
 		if (!known && span_is(args->kw_name[k], "caller"))
 			caller = args->kw[k];
 		else if (!known)
-			jinja_fail(j, "macro '%.*s' takes no keyword argument '%.*s'", (int)def->name.n, def->name.s,
-			           (int)args->kw_name[k].n, args->kw_name[k].s);
+			jinja_fail(j, "macro '%.*s' takes no keyword argument '%.*s'",
+			           (int)def->name.n, def->name.s, (int)args->kw_name[k].n,
+			           args->kw_name[k].s);
 	}
 	scope_set(j, s, (ByteSpan){ "caller", 6 }, caller);
 	for (size_t i = 0; i < def->n_kw; i++) {
@@ -250,7 +255,8 @@ call_macro(Jinja *j, const Macro *m, const CallArgs *args)
 			v = args->pos[i];
 		for (size_t k = 0; !given && k < args->n_kw; k++) {
 			if (def->kw_name[i].n == args->kw_name[k].n &&
-			    memcmp(def->kw_name[i].s, args->kw_name[k].s, args->kw_name[k].n) == 0) {
+			    memcmp(def->kw_name[i].s, args->kw_name[k].s, args->kw_name[k].n) ==
+			        0) {
 				v = args->kw[k];
 				given = true;
 			}
@@ -293,11 +299,15 @@ static void
 define_functions(Jinja *j, Scope *s)
 {
 	static const char *const names[] = {
-		[FUNC_RANGE] = "range", [FUNC_NAMESPACE] = "namespace", [FUNC_DICT] = "dict",
-		[FUNC_RAISE] = "raise_exception", [FUNC_STRFTIME] = "strftime_now",
+		[FUNC_RANGE] = "range",
+		[FUNC_NAMESPACE] = "namespace",
+		[FUNC_DICT] = "dict",
+		[FUNC_RAISE] = "raise_exception",
+		[FUNC_STRFTIME] = "strftime_now",
 	};
 	for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
-		scope_set(j, s, (ByteSpan){ names[i], strlen(names[i]) }, (Val){ .type = V_FUNC, .func = i });
+		scope_set(j, s, (ByteSpan){ names[i], strlen(names[i]) },
+		          (Val){ .type = V_FUNC, .func = i });
 }
 
 static void
@@ -307,14 +317,15 @@ run(Jinja *j, const json_t *vars, Buf *out)
 
 	j->line = 1;
 	if (j->source.n > JINJA_MAX_SOURCE)
-		jinja_fail(j, "the template has %zu bytes; at most %zu are taken", j->source.n, JINJA_MAX_SOURCE);
+		jinja_fail(j, "the template has %zu bytes; at most %zu are taken", j->source.n,
+		           JINJA_MAX_SOURCE);
 	globals = inner(j, NULL);
 	context = inner(j, globals);
 	define_functions(j, globals);
 	if (json_is_object(vars)) {
 		const char *key;
 		json_t *v;
-		json_object_foreach((json_t *)vars, key, v) {
+		json_object_foreach ((json_t *)vars, key, v) {
 			size_t n = strlen(key);
 			char *copy = jinja_alloc(j, n + 1, 1);
 			memcpy(copy, key, n);
@@ -342,7 +353,8 @@ guarded(Jinja *j, const json_t *vars, Strbuf *out)
 }
 
 llmc_status
-text_render_vars(const char *source, size_t n, const char *name, const json_t *vars, Strbuf *out, llmc_error *err)
+text_render_vars(const char *source, size_t n, const char *name, const json_t *vars, Strbuf *out,
+                 llmc_error *err)
 {
 	Jinja *j = calloc(1, sizeof *j);
 

@@ -1,6 +1,6 @@
-/* Tokens of a template. Whitespace control works as in Jinja with trim_blocks and lstrip_blocks: a tag that stands
- * first on its line takes the spaces before it, a block's or comment's end takes one newline; - takes all
- * whitespace, + none. */
+/* Tokens of a template. Whitespace control works as in Jinja with trim_blocks and lstrip_blocks: a
+ * tag that stands first on its line takes the spaces before it, a block's or comment's end takes
+ * one newline; - takes all whitespace, + none. */
 #include "text/jinja/jinja.h"
 
 #include <stdlib.h>
@@ -22,8 +22,8 @@ blank(char c)
 
 typedef struct Lex {
 	const char *s;
-	size_t      n, at;
-	int         line;
+	size_t n, at;
+	int line;
 } Lex;
 
 static void
@@ -119,7 +119,9 @@ hex_digits(const char *s, size_t n, uint32_t *out)
 	*out = 0;
 	for (size_t i = 0; i < n; i++) {
 		char c = s[i] | 32;
-		int v = s[i] >= '0' && s[i] <= '9' ? s[i] - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+		int v = s[i] >= '0' && s[i] <= '9' ? s[i] - '0'
+		        : c >= 'a' && c <= 'f'     ? c - 'a' + 10
+		                                   : -1;
 		if (v < 0)
 			return -1;
 		*out = *out << 4 | (uint32_t)v;
@@ -157,10 +159,11 @@ unescape(Jinja *j, ByteSpan in)
 			i--;
 			n += utf8_put(p + n, cp);
 		} else if (digits) {
-			if (in.n - i - 1 < digits || hex_digits(in.s + i + 1, digits, &cp) < 0 || cp > 0x10FFFF ||
-			    (cp >= 0xD800 && cp < 0xE000))
+			if (in.n - i - 1 < digits || hex_digits(in.s + i + 1, digits, &cp) < 0 ||
+			    cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000))
 				jinja_fail(j, "a string holds a bad \\%c escape", c);
-			/* \xNN is shorter than its character never by more than the escape is long */
+			/* \xNN is shorter than its character never by more than the escape is long
+			 */
 			n += utf8_put(p + n, cp);
 			i += digits;
 		} else {
@@ -178,15 +181,17 @@ name_char(const Lex *x, size_t at, size_t *len, bool first)
 		return false;
 	int32_t cp = utf8_next(x->s + at, x->n - at, len);
 	if (cp < 0x80)
-		return cp == '_' || ((cp | 32) >= 'a' && (cp | 32) <= 'z') || (!first && cp >= '0' && cp <= '9');
+		return cp == '_' || ((cp | 32) >= 'a' && (cp | 32) <= 'z') ||
+		       (!first && cp >= '0' && cp <= '9');
 	return cp_is_word((uint32_t)cp);
 }
 
 static size_t
 digits(const Lex *x, size_t at)
 {
-	while (at < x->n && ((x->s[at] >= '0' && x->s[at] <= '9') ||
-	                     (x->s[at] == '_' && at + 1 < x->n && x->s[at + 1] >= '0' && x->s[at + 1] <= '9')))
+	while (at < x->n &&
+	       ((x->s[at] >= '0' && x->s[at] <= '9') ||
+	        (x->s[at] == '_' && at + 1 < x->n && x->s[at + 1] >= '0' && x->s[at + 1] <= '9')))
 		at++;
 	return at;
 }
@@ -197,11 +202,13 @@ lex_number(Jinja *j, Lex *x)
 	size_t end = digits(x, x->at), k;
 	bool is_float = false;
 
-	if (x->s[x->at] == '0' && x->at + 1 < x->n && strchr("xXoObB", x->s[x->at + 1]) && x->s[x->at + 1]) {
+	if (x->s[x->at] == '0' && x->at + 1 < x->n && strchr("xXoObB", x->s[x->at + 1]) &&
+	    x->s[x->at + 1]) {
 		for (end = x->at + 2; end < x->n && name_char(x, end, &k, false) && k == 1; end++)
 			;
 	} else {
-		if (end + 1 < x->n && x->s[end] == '.' && x->s[end + 1] >= '0' && x->s[end + 1] <= '9') {
+		if (end + 1 < x->n && x->s[end] == '.' && x->s[end + 1] >= '0' &&
+		    x->s[end + 1] <= '9') {
 			is_float = true;
 			end = digits(x, end + 1);
 		}
@@ -216,9 +223,11 @@ lex_number(Jinja *j, Lex *x)
 			}
 		}
 	}
-	Tok *t = push(j, is_float ? T_FLOAT : T_INT, x->line, (ByteSpan){ x->s + x->at, end - x->at });
+	Tok *t =
+	    push(j, is_float ? T_FLOAT : T_INT, x->line, (ByteSpan){ x->s + x->at, end - x->at });
 	if (!num_parse(t->s, is_float, &t->num))
-		jinja_fail(j, "the number %.*s is too large", (int)(t->s.n < 40 ? t->s.n : 40), t->s.s);
+		jinja_fail(j, "the number %.*s is too large", (int)(t->s.n < 40 ? t->s.n : 40),
+		           t->s.s);
 	advance(x, end);
 }
 
@@ -259,7 +268,8 @@ lex_tag(Jinja *j, Lex *x, bool variable)
 		else if (depth == 0 && variable && looking_at(x, x->at, "}}"))
 			end = x->at + 2;
 		if (end || (depth == 0 && !variable && tag_end(x, x->at, true, &end))) {
-			push(j, variable ? T_VAR_END : T_BLOCK_END, x->line, (ByteSpan){ "end of the tag", 14 });
+			push(j, variable ? T_VAR_END : T_BLOCK_END, x->line,
+			     (ByteSpan){ "end of the tag", 14 });
 			advance(x, end);
 			return;
 		}
@@ -372,7 +382,8 @@ jinja_lex(Jinja *j)
 		size_t from = x.at, to = from;
 		char kind = 0;
 		for (; to + 1 < x.n; to++) {
-			if (x.s[to] == '{' && (x.s[to + 1] == '{' || x.s[to + 1] == '%' || x.s[to + 1] == '#')) {
+			if (x.s[to] == '{' &&
+			    (x.s[to + 1] == '{' || x.s[to + 1] == '%' || x.s[to + 1] == '#')) {
 				kind = x.s[to + 1];
 				break;
 			}
@@ -393,7 +404,8 @@ jinja_lex(Jinja *j)
 			advance(&x, end);
 			lex_raw(j, &x, end);
 		} else {
-			push(j, kind == '%' ? T_BLOCK_BEGIN : T_VAR_BEGIN, x.line, (ByteSpan){ x.s + to, 2 });
+			push(j, kind == '%' ? T_BLOCK_BEGIN : T_VAR_BEGIN, x.line,
+			     (ByteSpan){ x.s + to, 2 });
 			advance(&x, to + 2 + (sign ? 1 : 0));
 			lex_tag(j, &x, kind == '{');
 		}

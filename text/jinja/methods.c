@@ -1,5 +1,6 @@
-/* Methods of strings and mappings, attributes that are called on loops, and the global functions. Lists and mappings
- * cannot be changed: transformers runs templates in an immutable sandbox, and templates cope with that. */
+/* Methods of strings and mappings, attributes that are called on loops, and the global functions.
+ * Lists and mappings cannot be changed: transformers runs templates in an immutable sandbox, and
+ * templates cope with that. */
 #include "text/jinja/jinja.h"
 
 #include <string.h>
@@ -7,13 +8,16 @@
 #include <utf8proc.h>
 
 static const char *const str_methods[] = {
-	"strip", "lstrip", "rstrip", "split", "rsplit", "splitlines", "startswith", "endswith", "upper", "lower", "title",
-	"capitalize", "replace", "find", "rfind", "index", "count", "join", "format", "isdigit", "isalpha", "isalnum",
-	"isspace", "isupper", "islower", "removeprefix", "removesuffix", "partition", "rpartition", NULL,
+	"strip",      "lstrip",       "rstrip",       "split",     "rsplit",     "splitlines",
+	"startswith", "endswith",     "upper",        "lower",     "title",      "capitalize",
+	"replace",    "find",         "rfind",        "index",     "count",      "join",
+	"format",     "isdigit",      "isalpha",      "isalnum",   "isspace",    "isupper",
+	"islower",    "removeprefix", "removesuffix", "partition", "rpartition", NULL,
 };
 static const char *const dict_methods[] = { "items", "keys", "values", "get", "copy", NULL };
 static const char *const list_methods[] = { "index", "count", "copy", NULL };
-static const char *const changing[] = { "append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse",
+static const char *const changing[] = { "append", "extend",     "insert",  "pop",
+	                                "remove", "clear",      "sort",    "reverse",
 	                                "update", "setdefault", "popitem", NULL };
 
 static bool
@@ -33,13 +37,14 @@ method_exists(Val self, ByteSpan name)
 		return listed(str_methods, name);
 	case V_DICT:
 		return listed(dict_methods, name) ||
-		       (listed(changing, name) && listed((const char *const[]){ "pop", "clear", "update", "setdefault",
-		                                                                "popitem", NULL },
-		                                         name));
+		       (listed(changing, name) &&
+		        listed((const char *const[]){ "pop", "clear", "update", "setdefault",
+		                                      "popitem", NULL },
+		               name));
 	case V_LIST:
 		return listed(list_methods, name) ||
-		       listed((const char *const[]){ "append", "extend", "insert", "pop", "remove", "clear", "sort",
-		                                     "reverse", NULL },
+		       listed((const char *const[]){ "append", "extend", "insert", "pop", "remove",
+		                                     "clear", "sort", "reverse", NULL },
 		              name);
 	case V_TUPLE:
 		return span_is(name, "index") || span_is(name, "count");
@@ -94,7 +99,8 @@ split(Jinja *j, ByteSpan s, Val sep, int64_t max, bool right)
 		for (; max > 0; max--) {
 			const char *hit = NULL;
 			if (right) {
-				for (size_t i = s.n >= by.n ? s.n - by.n + 1 : 0; i > 0 && !hit; i--)
+				for (size_t i = s.n >= by.n ? s.n - by.n + 1 : 0; i > 0 && !hit;
+				     i--)
 					if (memcmp(s.s + i - 1, by.s, by.n) == 0)
 						hit = s.s + i - 1;
 			} else {
@@ -104,7 +110,8 @@ split(Jinja *j, ByteSpan s, Val sep, int64_t max, bool right)
 				break;
 			size_t at = (size_t)(hit - s.s);
 			push_span(j, out, right ? hit + by.n : s.s, right ? s.n - at - by.n : at);
-			s = right ? (ByteSpan){ s.s, at } : (ByteSpan){ hit + by.n, s.n - at - by.n };
+			s = right ? (ByteSpan){ s.s, at }
+			          : (ByteSpan){ hit + by.n, s.n - at - by.n };
 		}
 		push_span(j, out, s.s, s.n);
 	}
@@ -121,7 +128,8 @@ edge(Jinja *j, ByteSpan s, Val with, bool start)
 {
 	if (with.type == V_TUPLE) {
 		for (size_t i = 0; i < with.l->n; i++)
-			if (edge(j, s, with.l->v[i].type == V_TUPLE ? val_none() : with.l->v[i], start))
+			if (edge(j, s, with.l->v[i].type == V_TUPLE ? val_none() : with.l->v[i],
+			         start))
 				return true;
 		return false;
 	}
@@ -243,10 +251,14 @@ format(Jinja *j, ByteSpan f, const CallArgs *a)
 			v = arg(a, (size_t)num.i, NULL, v);
 		else
 			for (size_t k = 0; k < a->n_kw; k++)
-				if (a->kw_name[k].n == name.n && memcmp(a->kw_name[k].s, name.s, name.n) == 0)
+				if (a->kw_name[k].n == name.n &&
+				    memcmp(a->kw_name[k].s, name.s, name.n) == 0)
 					v = a->kw[k];
 		if (v.type == V_UNDEF)
-			jinja_fail(j, "format: no argument for {%.*s}; format specifications are not supported", (int)(name.n < 40 ? name.n : 40), name.s);
+			jinja_fail(j,
+			           "format: no argument for {%.*s}; format specifications are not "
+			           "supported",
+			           (int)(name.n < 40 ? name.n : 40), name.s);
 		ByteSpan s = val_str(j, v);
 		buf_add(j, &b, s.s, s.n);
 		i = (size_t)(end - f.s);
@@ -275,22 +287,26 @@ call_str(Jinja *j, ByteSpan s, ByteSpan name, const CallArgs *a)
 		args_check(j, "strip", a, 1);
 		if (first.type != V_NONE)
 			arg_str(j, "strip", first);
-		return val_span(str_strip(s, first.type == V_NONE ? NULL : &first, name.s[0] != 'r', name.s[0] != 'l'));
+		return val_span(str_strip(s, first.type == V_NONE ? NULL : &first, name.s[0] != 'r',
+		                          name.s[0] != 'l'));
 	}
 	if (span_is(name, "split") || span_is(name, "rsplit")) {
 		args_check(j, "split", a, 2);
-		return split(j, s, arg(a, 0, "sep", val_none()), arg_int(j, "split", arg(a, 1, "maxsplit", val_int(-1))),
+		return split(j, s, arg(a, 0, "sep", val_none()),
+		             arg_int(j, "split", arg(a, 1, "maxsplit", val_int(-1))),
 		             name.s[0] == 'r');
 	}
 	if (span_is(name, "splitlines"))
 		return lines(j, s, val_true(arg(a, 0, "keepends", val_bool(false))));
 	if (span_is(name, "startswith") || span_is(name, "endswith"))
 		return val_bool(edge(j, s, first, name.s[0] == 's'));
-	if (span_is(name, "upper") || span_is(name, "lower") || span_is(name, "title") || span_is(name, "capitalize"))
+	if (span_is(name, "upper") || span_is(name, "lower") || span_is(name, "title") ||
+	    span_is(name, "capitalize"))
 		return val_span(str_case(j, s, name.s[0]));
 	if (span_is(name, "replace"))
-		return val_span(str_replace(j, s, arg_str(j, "replace", first), arg_str(j, "replace", second),
-		                            arg_int(j, "replace", arg(a, 2, "count", val_int(-1)))));
+		return val_span(
+		    str_replace(j, s, arg_str(j, "replace", first), arg_str(j, "replace", second),
+		                arg_int(j, "replace", arg(a, 2, "count", val_int(-1)))));
 	if (span_is(name, "find") || span_is(name, "index"))
 		return find(j, s, first, false, name.s[0] == 'i');
 	if (span_is(name, "rfind"))
@@ -415,7 +431,8 @@ call_range(Jinja *j, const CallArgs *a)
 		jinja_fail(j, "range() arg 3 must not be zero");
 	for (int64_t i = from; by > 0 ? i < to : i > to;) {
 		if (out.l->n >= 100000) /* the limit of Jinja's sandbox */
-			jinja_fail(j, "Range too big. The sandbox blocks ranges larger than 100000");
+			jinja_fail(j,
+			           "Range too big. The sandbox blocks ranges larger than 100000");
 		jinja_step(j, 0);
 		list_push(j, out.l, val_int(i));
 		if (__builtin_add_overflow(i, by, &i))
@@ -456,7 +473,8 @@ call_strftime(Jinja *j, const CallArgs *a)
 	struct tm tm;
 
 	if (f.n >= sizeof fmt || memchr(f.s, 0, f.n) || !localtime_r(&now, &tm))
-		jinja_fail(j, "strftime_now: a format of %zu bytes; at most %zu are taken", f.n, sizeof fmt - 1);
+		jinja_fail(j, "strftime_now: a format of %zu bytes; at most %zu are taken", f.n,
+		           sizeof fmt - 1);
 	memcpy(fmt, f.s, f.n);
 	fmt[f.n] = 0;
 #pragma GCC diagnostic push
@@ -503,7 +521,9 @@ call_method(Jinja *j, const Method *m, const CallArgs *a)
 		break;
 	}
 	if (listed(changing, m->name))
-		jinja_fail(j, "'%.*s' would change a %s, which templates may not do; use a namespace", (int)m->name.n, m->name.s,
-		           val_type_name(m->self));
-	return m->self.type == V_DICT ? call_dict(j, m->self, m->name, a) : call_list(j, m->self, m->name, a);
+		jinja_fail(j,
+		           "'%.*s' would change a %s, which templates may not do; use a namespace",
+		           (int)m->name.n, m->name.s, val_type_name(m->self));
+	return m->self.type == V_DICT ? call_dict(j, m->self, m->name, a)
+	                              : call_list(j, m->self, m->name, a);
 }

@@ -13,7 +13,8 @@ static void
 expect(Jinja *j, TokType type, const char *what)
 {
 	if (cur(j)->type != type)
-		jinja_fail(j, "%s was expected, `%.*s` was found", what, (int)(cur(j)->s.n < 60 ? cur(j)->s.n : 60), cur(j)->s.s);
+		jinja_fail(j, "%s was expected, `%.*s` was found", what,
+		           (int)(cur(j)->s.n < 60 ? cur(j)->s.n : 60), cur(j)->s.s);
 	if (type != T_EOF)
 		j->at++;
 	j->line = cur(j)->line;
@@ -39,7 +40,8 @@ stops(const Jinja *j, const char *const *names)
 	return false;
 }
 
-/* Statements up to `{% name`, of which the brace is taken and the name is not. names NULL: to the end. */
+/* Statements up to `{% name`, of which the brace is taken and the name is not. names NULL: to the
+ * end. */
 static AstNode *
 body(Jinja *j, const char *const *names, const char *of, int line)
 {
@@ -90,7 +92,9 @@ end_tag(Jinja *j)
 static AstNode *
 parse_if(Jinja *j, int line)
 {
-	static const char *const ends[] = { "elif", "else", "endif", NULL }, *const last[] = { "endif", NULL };
+	static const char *const ends[] = { "elif", "else", "endif", NULL }, *const last[] = {
+		"endif", NULL
+	};
 	AstNode *n = jinja_new(j, N_IF, line);
 
 	for (;;) {
@@ -126,7 +130,8 @@ target(Jinja *j, bool namespace, const char *end_name)
 		} else {
 			n = jinja_new(j, N_NAME, line);
 			n->name = jinja_expect_name(j);
-			static const char *const reserved[] = { "true", "false", "none", "True", "False", "None", NULL };
+			static const char *const reserved[] = { "true",  "false", "none", "True",
+				                                "False", "None",  NULL };
 			for (const char *const *r = reserved; *r; r++)
 				if (span_is(n->name, *r))
 					jinja_fail(j, "cannot assign to `%s`", *r);
@@ -146,7 +151,8 @@ target(Jinja *j, bool namespace, const char *end_name)
 			tuple = jinja_new(j, N_TUPLE, line);
 			jinja_node_push(j, tuple, first);
 		}
-		if ((end_name && jinja_is_name(j, end_name)) || jinja_is_op(j, ')') || jinja_is_op(j, '='))
+		if ((end_name && jinja_is_name(j, end_name)) || jinja_is_op(j, ')') ||
+		    jinja_is_op(j, '='))
 			break;
 	}
 	if (bracket)
@@ -157,12 +163,14 @@ target(Jinja *j, bool namespace, const char *end_name)
 static AstNode *
 parse_for(Jinja *j, int line)
 {
-	static const char *const ends[] = { "else", "endfor", NULL }, *const last[] = { "endfor", NULL };
+	static const char *const ends[] = { "else", "endfor", NULL }, *const last[] = { "endfor",
+		                                                                        NULL };
 	AstNode *n = jinja_new(j, N_FOR, line), *parts;
 
 	n->a = target(j, false, "in");
 	if (!jinja_skip_name(j, "in"))
-		jinja_fail(j, "`in` was expected, `%.*s` was found", (int)(cur(j)->s.n < 60 ? cur(j)->s.n : 60), cur(j)->s.s);
+		jinja_fail(j, "`in` was expected, `%.*s` was found",
+		           (int)(cur(j)->s.n < 60 ? cur(j)->s.n : 60), cur(j)->s.s);
 	n->b = jinja_tuple(j, false, "recursive");
 	if (jinja_skip_name(j, "if"))
 		n->c = jinja_expression(j, true);
@@ -196,7 +204,8 @@ parse_set(Jinja *j, int line)
 		return n;
 	}
 	n->kind = N_SET_BLOCK;
-	n->b = jinja_filter_chain(j, jinja_new(j, N_CONST, line)); /* the constant is replaced by the text */
+	n->b = jinja_filter_chain(
+	    j, jinja_new(j, N_CONST, line)); /* the constant is replaced by the text */
 	block_end(j);
 	int loops = j->loop_depth;
 	n->c = body(j, ends, "set", line);

@@ -1,5 +1,5 @@
-/* Expressions: tokens to nodes, by Jinja's own precedences (~ binds tighter than +, filters tighter than all
- * operators; a unary minus takes its filters with it). */
+/* Expressions: tokens to nodes, by Jinja's own precedences (~ binds tighter than +, filters tighter
+ * than all operators; a unary minus takes its filters with it). */
 #include "text/jinja/jinja.h"
 
 #include <string.h>
@@ -233,7 +233,8 @@ jinja_call_args(Jinja *j, AstNode *call)
 			break;
 		if (jinja_is_op(j, '*') || jinja_is_op(j, OP2('*', '*')))
 			jinja_fail(j, "* and ** arguments are not supported");
-		if (cur(j)->type == T_NAME && j->tok[j->at + 1].type == T_OP && j->tok[j->at + 1].op == '=') {
+		if (cur(j)->type == T_NAME && j->tok[j->at + 1].type == T_OP &&
+		    j->tok[j->at + 1].op == '=') {
 			if (call->n_kw >= cap) {
 				cap = cap ? cap * 2 : 4;
 				ByteSpan *names = jinja_alloc(j, cap, sizeof *names);
@@ -340,8 +341,10 @@ test_expr(Jinja *j, AstNode *of)
 	TokType t = cur(j)->type;
 	if (jinja_is_op(j, '(')) {
 		jinja_call_args(j, n);
-	} else if ((t == T_NAME || t == T_STR || t == T_INT || t == T_FLOAT || jinja_is_op(j, '[') || jinja_is_op(j, '{')) &&
-	           !jinja_is_name(j, "else") && !jinja_is_name(j, "or") && !jinja_is_name(j, "and")) {
+	} else if ((t == T_NAME || t == T_STR || t == T_INT || t == T_FLOAT ||
+	            jinja_is_op(j, '[') || jinja_is_op(j, '{')) &&
+	           !jinja_is_name(j, "else") && !jinja_is_name(j, "or") &&
+	           !jinja_is_name(j, "and")) {
 		if (jinja_is_name(j, "is"))
 			jinja_fail(j, "tests cannot be chained with `is`");
 		jinja_node_push(j, n, postfix(j, primary(j)));
@@ -396,12 +399,14 @@ unary(Jinja *j, bool with_filter)
 	return n;
 }
 
-/* Chains of one precedence become left-deep nests; their length is bounded like depth, as evaluation recurses. */
+/* Chains of one precedence become left-deep nests; their length is bounded like depth, as
+ * evaluation recurses. */
 static void
 link_count(Jinja *j, int *n)
 {
 	if (++*n > JINJA_MAX_DEPTH)
-		jinja_fail(j, "more than %d operators in a row: use brackets or several tags", JINJA_MAX_DEPTH);
+		jinja_fail(j, "more than %d operators in a row: use brackets or several tags",
+		           JINJA_MAX_DEPTH);
 }
 
 static AstNode *
@@ -423,7 +428,8 @@ product(Jinja *j)
 	int line = cur(j)->line, n = 0;
 	AstNode *left = power(j);
 
-	while (jinja_is_op(j, '*') || jinja_is_op(j, '/') || jinja_is_op(j, OP2('/', '/')) || jinja_is_op(j, '%')) {
+	while (jinja_is_op(j, '*') || jinja_is_op(j, '/') || jinja_is_op(j, OP2('/', '/')) ||
+	       jinja_is_op(j, '%')) {
 		int op = cur(j)->op;
 		take(j);
 		link_count(j, &n);
@@ -466,14 +472,16 @@ sum(Jinja *j)
 static int
 compare_op(Jinja *j)
 {
-	static const int ops[] = { OP2('=', '='), OP2('!', '='), '<', '>', OP2('<', '='), OP2('>', '=') };
+	static const int ops[] = { OP2('=', '='), OP2('!', '='), '<',
+		                   '>',           OP2('<', '='), OP2('>', '=') };
 
 	for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
 		if (jinja_skip_op(j, ops[i]))
 			return ops[i];
 	if (jinja_skip_name(j, "in"))
 		return 'i';
-	if (jinja_is_name(j, "not") && j->tok[j->at + 1].type == T_NAME && span_is(j->tok[j->at + 1].s, "in")) {
+	if (jinja_is_name(j, "not") && j->tok[j->at + 1].type == T_NAME &&
+	    span_is(j->tok[j->at + 1].s, "in")) {
 		take(j);
 		take(j);
 		return 'n';

@@ -45,7 +45,8 @@ put_cp(Jinja *j, Buf *b, int32_t cp)
 	buf_add(j, b, c, utf8_put(c, (uint32_t)cp));
 }
 
-/* The letters whose upper case is several: the rest of SpecialCasing is rarer than chat templates are. */
+/* The letters whose upper case is several: the rest of SpecialCasing is rarer than chat templates
+ * are. */
 static void
 put_upper(Jinja *j, Buf *b, int32_t cp, bool title)
 {
@@ -91,7 +92,10 @@ str_case(Jinja *j, ByteSpan s, int how)
 		else if (start)
 			put_upper(j, &b, cp, true);
 		else
-			put_lower(j, &b, cp, after_cased && (i + len == s.n || !cased(utf8_next(s.s + i + len, s.n - i - len, &next))));
+			put_lower(j, &b, cp,
+			          after_cased &&
+			              (i + len == s.n ||
+			               !cased(utf8_next(s.s + i + len, s.n - i - len, &next))));
 		after_cased = cased(cp);
 		first = false;
 	}
@@ -154,7 +158,8 @@ str_percent(Jinja *j, ByteSpan f, Val args)
 			continue;
 		}
 		if (!c || !strchr("sdirfeEgGxXo", c) || n >= 8)
-			jinja_fail(j, "unsupported format in \"%.*s\"", (int)(f.n < 60 ? f.n : 60), f.s);
+			jinja_fail(j, "unsupported format in \"%.*s\"", (int)(f.n < 60 ? f.n : 60),
+			           f.s);
 		if (next >= given)
 			jinja_fail(j, "not enough arguments for format string");
 		Val v = args.type == V_TUPLE ? args.l->v[next] : args;
@@ -175,7 +180,8 @@ str_percent(Jinja *j, ByteSpan f, Val args)
 				for (cut = 0, p++; *p >= '0' && *p <= '9'; p++)
 					cut = cut * 10 + (*p - '0');
 			if (cut >= 0)
-				s = get_slice(j, val_span(s), val_none(), val_int(cut), val_none()).s;
+				s = get_slice(j, val_span(s), val_none(), val_int(cut), val_none())
+				        .s;
 			int64_t pad = width - (int64_t)utf8_count(s.s, s.n);
 			for (int64_t k = 0; !left && k < pad; k++)
 				buf_puts(j, &b, " ");
@@ -185,12 +191,14 @@ str_percent(Jinja *j, ByteSpan f, Val args)
 			continue;
 		}
 		if (!val_is_number(v))
-			jinja_fail(j, "%%%c format: a real number is required, not %s", c, val_type_name(v));
+			jinja_fail(j, "%%%c format: a real number is required, not %s", c,
+			           val_type_name(v));
 		int wide = 0;
 		for (size_t k = 1; k < n; k++) {
 			wide = spec[k] >= '0' && spec[k] <= '9' ? wide * 10 + (spec[k] - '0') : 0;
 			if (wide > 60)
-				jinja_fail(j, "a width or precision above 60 in \"%.*s\"", (int)(f.n < 60 ? f.n : 60), f.s);
+				jinja_fail(j, "a width or precision above 60 in \"%.*s\"",
+				           (int)(f.n < 60 ? f.n : 60), f.s);
 		}
 		if (strchr("feEgG", c)) {
 			spec[n++] = c;
@@ -205,7 +213,10 @@ str_percent(Jinja *j, ByteSpan f, Val args)
 			double d = val_number(v);
 			if (v.type == V_FLOAT && !(d > -9e18 && d < 9e18))
 				jinja_fail(j, "a whole number leaves 64 bits");
-			snprintf(text, sizeof text, spec, v.type == V_INT ? (long long)v.i : v.type == V_BOOL ? (long long)v.b : (long long)d);
+			snprintf(text, sizeof text, spec,
+			         v.type == V_INT    ? (long long)v.i
+			         : v.type == V_BOOL ? (long long)v.b
+			                            : (long long)d);
 #pragma GCC diagnostic pop
 		}
 		buf_puts(j, &b, text);

@@ -5,24 +5,75 @@
 #include <string.h>
 
 typedef enum Test {
-	IS_DEFINED, IS_UNDEFINED, IS_NONE, IS_STRING, IS_NUMBER, IS_MAPPING, IS_ITERABLE, IS_SEQUENCE, IS_BOOLEAN,
-	IS_TRUE, IS_FALSE, IS_INTEGER, IS_FLOAT, IS_EVEN, IS_ODD, IS_DIVISIBLE, IS_EQ, IS_NE, IS_LT, IS_LE, IS_GT,
-	IS_GE, IS_IN, IS_SAMEAS, IS_CALLABLE, IS_LOWER, IS_UPPER,
+	IS_DEFINED,
+	IS_UNDEFINED,
+	IS_NONE,
+	IS_STRING,
+	IS_NUMBER,
+	IS_MAPPING,
+	IS_ITERABLE,
+	IS_SEQUENCE,
+	IS_BOOLEAN,
+	IS_TRUE,
+	IS_FALSE,
+	IS_INTEGER,
+	IS_FLOAT,
+	IS_EVEN,
+	IS_ODD,
+	IS_DIVISIBLE,
+	IS_EQ,
+	IS_NE,
+	IS_LT,
+	IS_LE,
+	IS_GT,
+	IS_GE,
+	IS_IN,
+	IS_SAMEAS,
+	IS_CALLABLE,
+	IS_LOWER,
+	IS_UPPER,
 } Test;
 
 static const struct {
 	const char *name;
-	Test        test;
+	Test test;
 } tests[] = {
-	{ "defined", IS_DEFINED },   { "undefined", IS_UNDEFINED }, { "none", IS_NONE },         { "string", IS_STRING },
-	{ "number", IS_NUMBER },     { "mapping", IS_MAPPING },     { "iterable", IS_ITERABLE }, { "sequence", IS_SEQUENCE },
-	{ "boolean", IS_BOOLEAN },   { "true", IS_TRUE },           { "false", IS_FALSE },       { "integer", IS_INTEGER },
-	{ "float", IS_FLOAT },       { "even", IS_EVEN },           { "odd", IS_ODD },           { "divisibleby", IS_DIVISIBLE },
-	{ "eq", IS_EQ },             { "equalto", IS_EQ },          { "==", IS_EQ },             { "ne", IS_NE },
-	{ "!=", IS_NE },             { "lt", IS_LT },               { "lessthan", IS_LT },       { "<", IS_LT },
-	{ "le", IS_LE },             { "<=", IS_LE },               { "gt", IS_GT },             { "greaterthan", IS_GT },
-	{ ">", IS_GT },              { "ge", IS_GE },               { ">=", IS_GE },             { "in", IS_IN },
-	{ "sameas", IS_SAMEAS },     { "callable", IS_CALLABLE },   { "lower", IS_LOWER },       { "upper", IS_UPPER },
+	{ "defined", IS_DEFINED },
+	{ "undefined", IS_UNDEFINED },
+	{ "none", IS_NONE },
+	{ "string", IS_STRING },
+	{ "number", IS_NUMBER },
+	{ "mapping", IS_MAPPING },
+	{ "iterable", IS_ITERABLE },
+	{ "sequence", IS_SEQUENCE },
+	{ "boolean", IS_BOOLEAN },
+	{ "true", IS_TRUE },
+	{ "false", IS_FALSE },
+	{ "integer", IS_INTEGER },
+	{ "float", IS_FLOAT },
+	{ "even", IS_EVEN },
+	{ "odd", IS_ODD },
+	{ "divisibleby", IS_DIVISIBLE },
+	{ "eq", IS_EQ },
+	{ "equalto", IS_EQ },
+	{ "==", IS_EQ },
+	{ "ne", IS_NE },
+	{ "!=", IS_NE },
+	{ "lt", IS_LT },
+	{ "lessthan", IS_LT },
+	{ "<", IS_LT },
+	{ "le", IS_LE },
+	{ "<=", IS_LE },
+	{ "gt", IS_GT },
+	{ "greaterthan", IS_GT },
+	{ ">", IS_GT },
+	{ "ge", IS_GE },
+	{ ">=", IS_GE },
+	{ "in", IS_IN },
+	{ "sameas", IS_SAMEAS },
+	{ "callable", IS_CALLABLE },
+	{ "lower", IS_LOWER },
+	{ "upper", IS_UPPER },
 	{ "None", IS_NONE },
 };
 
@@ -79,9 +130,11 @@ apply_test(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	case IS_MAPPING:
 		return v.type == V_DICT;
 	case IS_ITERABLE:
-		return v.type == V_STR || v.type == V_LIST || v.type == V_TUPLE || v.type == V_DICT || v.type == V_UNDEF;
+		return v.type == V_STR || v.type == V_LIST || v.type == V_TUPLE ||
+		       v.type == V_DICT || v.type == V_UNDEF;
 	case IS_SEQUENCE:
-		return v.type == V_STR || v.type == V_LIST || v.type == V_TUPLE || v.type == V_DICT || v.type == V_UNDEF;
+		return v.type == V_STR || v.type == V_LIST || v.type == V_TUPLE ||
+		       v.type == V_DICT || v.type == V_UNDEF;
 	case IS_BOOLEAN:
 		return v.type == V_BOOL;
 	case IS_TRUE:

@@ -1,4 +1,5 @@
-/* JSON in and out. tojson is that of transformers: json.dumps with ensure_ascii off, no HTML escaping. */
+/* JSON in and out. tojson is that of transformers: json.dumps with ensure_ascii off, no HTML
+ * escaping. */
 #include "text/jinja/jinja.h"
 
 #include <math.h>
@@ -19,7 +20,7 @@ val_from_json(Jinja *j, const json_t *v)
 	case JSON_OBJECT:
 		jinja_enter(j);
 		out = val_dict(j, V_DICT);
-		json_object_foreach((json_t *)v, key, item) {
+		json_object_foreach ((json_t *)v, key, item) {
 			size_t n = strlen(key);
 			char *copy = jinja_alloc(j, n + 1, 1);
 			memcpy(copy, key, n);
@@ -30,7 +31,7 @@ val_from_json(Jinja *j, const json_t *v)
 	case JSON_ARRAY:
 		jinja_enter(j);
 		out = val_list(j, V_LIST, json_array_size(v));
-		json_array_foreach(v, i, item)
+		json_array_foreach (v, i, item)
 			list_push(j, out.l, val_from_json(j, item));
 		j->nest--;
 		return out;
@@ -98,7 +99,8 @@ put_key(Jinja *j, Buf *b, const JsonStyle *st, Val key)
 		return;
 	}
 	if (key.type != V_NONE && !val_is_number(key))
-		jinja_fail(j, "keys must be str, int, float, bool or None, not %s", val_type_name(key));
+		jinja_fail(j, "keys must be str, int, float, bool or None, not %s",
+		           val_type_name(key));
 	put(j, &text, st, key, 0);
 	put_string(j, b, buf_span(&text), st->ascii);
 }
@@ -110,7 +112,8 @@ put_dict(Jinja *j, Buf *b, const JsonStyle *st, const Dict *d, int level)
 
 	for (size_t i = 0; i < d->n; i++) {
 		size_t k = i;
-		for (; st->sort && k > 0 && val_compare(j, d->key[i], d->key[order[k - 1]]) < 0; k--)
+		for (; st->sort && k > 0 && val_compare(j, d->key[i], d->key[order[k - 1]]) < 0;
+		     k--)
 			order[k] = order[k - 1];
 		order[k] = i;
 	}
@@ -182,7 +185,8 @@ put(Jinja *j, Buf *b, const JsonStyle *st, Val v, int level)
 Val
 to_json(Jinja *j, Val v, const CallArgs *args)
 {
-	Val indent = arg(args, 1, "indent", val_none()), sep = arg(args, 2, "separators", val_none());
+	Val indent = arg(args, 1, "indent", val_none()),
+	    sep = arg(args, 2, "separators", val_none());
 	JsonStyle st = { .comma = { ", ", 2 }, .colon = { ": ", 2 } };
 	Buf b = { 0 };
 

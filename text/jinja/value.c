@@ -368,7 +368,8 @@ val_in(Jinja *j, Val needle, Val hay)
 	switch (hay.type) {
 	case V_STR:
 		if (needle.type != V_STR)
-			jinja_fail(j, "'in <string>' requires string as left operand, not %s", val_type_name(needle));
+			jinja_fail(j, "'in <string>' requires string as left operand, not %s",
+			           val_type_name(needle));
 		jinja_step(j, hay.s.n);
 		return !needle.s.n || memmem(hay.s.s, hay.s.n, needle.s.s, needle.s.n);
 	case V_DICT:
@@ -514,8 +515,11 @@ num_parse(ByteSpan s, bool floats, Val *out)
 	if (!*p)
 		return false;
 	for (; *p; p++) {
-		int c = *p | 32, d = *p >= '0' && *p <= '9' ? *p - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : 99;
-		if (d >= base || __builtin_mul_overflow(v, (uint64_t)base, &v) || __builtin_add_overflow(v, (uint64_t)d, &v))
+		int c = *p | 32, d = *p >= '0' && *p <= '9' ? *p - '0'
+		                     : c >= 'a' && c <= 'f' ? c - 'a' + 10
+		                                            : 99;
+		if (d >= base || __builtin_mul_overflow(v, (uint64_t)base, &v) ||
+		    __builtin_add_overflow(v, (uint64_t)d, &v))
 			return false;
 	}
 	if (v > (uint64_t)INT64_MAX)
@@ -542,7 +546,11 @@ str_repr(Jinja *j, Buf *b, ByteSpan s)
 		                         c == UTF8PROC_CATEGORY_CS || c == UTF8PROC_CATEGORY_CO ||
 		                         c == UTF8PROC_CATEGORY_CN || c == UTF8PROC_CATEGORY_ZL ||
 		                         c == UTF8PROC_CATEGORY_ZP || c == UTF8PROC_CATEGORY_ZS)) {
-			snprintf(esc, sizeof esc, cp < 0x100 ? "\\x%02x" : cp < 0x10000 ? "\\u%04x" : "\\U%08x", (unsigned)cp);
+			snprintf(esc, sizeof esc,
+			         cp < 0x100     ? "\\x%02x"
+			         : cp < 0x10000 ? "\\u%04x"
+			                        : "\\U%08x",
+			         (unsigned)cp);
 			buf_puts(j, b, esc);
 		} else {
 			buf_add(j, b, s.s + i, len);

@@ -14,6 +14,7 @@
 Errors raise llmc.Error with the library's sentence; .code is the status (negative).
 A model may be used from any thread, a session from one at a time.
 """
+
 import asyncio
 import ctypes as C
 import json
@@ -24,7 +25,19 @@ import threading
 from . import _ffi
 from ._ffi import lib
 
-__all__ = ["Engine", "Error", "Event", "Grammar", "Matcher", "Model", "Request", "Session", "Tokenizer", "open", "version"]
+__all__ = [
+    "Engine",
+    "Error",
+    "Event",
+    "Grammar",
+    "Matcher",
+    "Model",
+    "Request",
+    "Session",
+    "Tokenizer",
+    "open",
+    "version",
+]
 ADD_SPECIAL, PARSE_SPECIAL, ADD_FIRST, ADD_SECOND = 1, 2, 4, 8
 FINISH = tuple(lib.llmc_finish_name(i).decode() for i in range(6))
 KINDS = ("none", "prompt", "token", "finish", "error")
@@ -80,20 +93,39 @@ def open(path, **options):
     return Model(path, **options)
 
 
-def _params(stop=None, stop_tokens=None, logit_bias=None, bad_words=None, grammar=None, grammar_after=None, **params):
+def _params(
+    stop=None,
+    stop_tokens=None,
+    logit_bias=None,
+    bad_words=None,
+    grammar=None,
+    grammar_after=None,
+    **params,
+):
     """llmc_params, and what must live as long as it: logit_bias {id: value}, bad_words [[id, ...], ...], grammar a Grammar"""
     keep = [grammar]
-    p = _ffi.Params(stop=_strings(stop), grammar=grammar and grammar._h, grammar_after=_strings(grammar_after), **params)
+    p = _ffi.Params(
+        stop=_strings(stop),
+        grammar=grammar and grammar._h,
+        grammar_after=_strings(grammar_after),
+        **params,
+    )
     if stop_tokens:
         keep.append(_ids(stop_tokens))
         p.stop_tokens, p.n_stop_tokens = C.cast(keep[-1], C.POINTER(C.c_int32)), len(stop_tokens)
     if logit_bias:
-        keep.append((_ffi.Bias * len(logit_bias))(*[_ffi.Bias(int(k), v) for k, v in logit_bias.items()]))
+        keep.append(
+            (_ffi.Bias * len(logit_bias))(*[_ffi.Bias(int(k), v) for k, v in logit_bias.items()])
+        )
         p.logit_bias, p.n_logit_bias = C.cast(keep[-1], C.POINTER(_ffi.Bias)), len(logit_bias)
     if bad_words:
         words = [_ids(w) for w in bad_words]
         keep += words
-        keep.append((_ffi.Sequence * len(words))(*[_ffi.Sequence(C.cast(w, C.POINTER(C.c_int32)), len(w)) for w in words]))
+        keep.append(
+            (_ffi.Sequence * len(words))(
+                *[_ffi.Sequence(C.cast(w, C.POINTER(C.c_int32)), len(w)) for w in words]
+            )
+        )
         p.bad_words, p.n_bad_words = C.cast(keep[-1], C.POINTER(_ffi.Sequence)), len(words)
     return p, keep
 
@@ -119,6 +151,7 @@ class _Handle:
 
 class Tokenizer(_Handle):
     """A tokenizer of its own file, or (through Model.tokenizer) a model's."""
+
     _close = lib.llmc_tokenizer_close
 
     def __init__(self, path=None, _borrowed=None, _owner=None):
@@ -140,7 +173,9 @@ class Tokenizer(_Handle):
         cap = len(data) + 16
         while True:
             ids, need, err = (C.c_int32 * cap)(), C.c_size_t(), _ffi.Error()
-            code = lib.llmc_tokenize(self._t, data, len(data), flags, ids, cap, C.byref(need), C.byref(err))
+            code = lib.llmc_tokenize(
+                self._t, data, len(data), flags, ids, cap, C.byref(need), C.byref(err)
+            )
             if code == 0:
                 return list(ids[: need.value])
             if code != _E_RANGE or need.value <= cap:
@@ -157,11 +192,14 @@ class Tokenizer(_Handle):
     def chat(self, messages, **options):
         """The prompt that the model's chat template makes of the messages."""
         options.setdefault("add_generation_prompt", True)
-        return _text_call(lib.llmc_chat, self._t, json.dumps(messages).encode(), json.dumps(options).encode()).decode()
+        return _text_call(
+            lib.llmc_chat, self._t, json.dumps(messages).encode(), json.dumps(options).encode()
+        ).decode()
 
 
 class Grammar(_Handle):
     """What a text may be: Grammar(tokenizer, "json_schema", schema), or of kind "json", "regex", "gbnf", "choice", "parts", "lark". Schemas and choices may be Python objects."""
+
     _close = lib.llmc_grammar_close
     KINDS = ("json", "json_schema", "regex", "gbnf", "choice", "parts", "lark")
 
@@ -170,7 +208,15 @@ class Grammar(_Handle):
         data = (text if isinstance(text, str) else json.dumps(text)).encode()
         h = C.c_void_p()
         options = _ffi.GrammarOptions(compact=compact, standard=standard, strict=strict)
-        _call(lib.llmc_grammar_open, tokenizer._t, self.KINDS.index(kind), data, len(data), C.byref(options), C.byref(h))
+        _call(
+            lib.llmc_grammar_open,
+            tokenizer._t,
+            self.KINDS.index(kind),
+            data,
+            len(data),
+            C.byref(options),
+            C.byref(h),
+        )
         self._h = h
         self._words = (len(tokenizer) + 31) // 32
 
@@ -180,6 +226,7 @@ class Grammar(_Handle):
 
 class Matcher(_Handle):
     """A place in one text of a grammar."""
+
     _close = lib.llmc_matcher_close
 
     def __init__(self, grammar):
@@ -215,20 +262,50 @@ class Matcher(_Handle):
 class Model(_Handle):
     _close = lib.llmc_close
 
-    def __init__(self, path, *, device=None, arch=None, weights=None, out_dir=None, set=None, threads=0,
-                 random_weights=False, no_weights=False, cache_packed=False, log=None, mpi_comm=None,
-                 allow_unknown_keys=False):
+    def __init__(
+        self,
+        path,
+        *,
+        device=None,
+        arch=None,
+        weights=None,
+        out_dir=None,
+        set=None,
+        threads=0,
+        random_weights=False,
+        no_weights=False,
+        cache_packed=False,
+        log=None,
+        mpi_comm=None,
+        allow_unknown_keys=False,
+    ):
         """mpi_comm: the address of an MPI_Comm (mpi4py: MPI._addressof(comm)) whose processes are the model's ranks; allow_unknown_keys: those of config.json that
         the family does not know are told to log, and are no error"""
+
         def text(s):
             return None if s is None else str(s).encode()
 
         self._h = None
         keep = _strings([f"{k}={v}" for k, v in set.items()] if isinstance(set, dict) else set)
-        log_fn = _ffi.LOG_FN(lambda user, level, line: log(level, line.decode("utf-8", "replace"))) if log else _ffi.LOG_FN()
-        o = _ffi.Options(device=text(device), arch=text(arch), weights=text(weights), out_dir=text(out_dir), set=keep,
-                         n_threads=threads, random_weights=random_weights, no_weights=no_weights,
-                         cache_packed=cache_packed, log=log_fn, mpi_comm=mpi_comm, allow_unknown_keys=allow_unknown_keys)
+        log_fn = (
+            _ffi.LOG_FN(lambda user, level, line: log(level, line.decode("utf-8", "replace")))
+            if log
+            else _ffi.LOG_FN()
+        )
+        o = _ffi.Options(
+            device=text(device),
+            arch=text(arch),
+            weights=text(weights),
+            out_dir=text(out_dir),
+            set=keep,
+            n_threads=threads,
+            random_weights=random_weights,
+            no_weights=no_weights,
+            cache_packed=cache_packed,
+            log=log_fn,
+            mpi_comm=mpi_comm,
+            allow_unknown_keys=allow_unknown_keys,
+        )
         h = C.c_void_p()
         _call(lib.llmc_open, str(path).encode(), C.byref(o), C.byref(h))
         self._h = h
@@ -365,8 +442,12 @@ class Session(_Handle):
 
     def _chunks(self, chunks):
         keep = [_ids(t) for _, t, _ in chunks]
-        arr = (_ffi.Chunk * len(chunks))(*[
-            _ffi.Chunk(q, C.cast(ids, C.POINTER(C.c_int32)), len(ids), n) for (q, _, n), ids in zip(chunks, keep)])
+        arr = (_ffi.Chunk * len(chunks))(
+            *[
+                _ffi.Chunk(q, C.cast(ids, C.POINTER(C.c_int32)), len(ids), n)
+                for (q, _, n), ids in zip(chunks, keep)
+            ]
+        )
         rows = sum(n for _, _, n in chunks)
         return arr, rows, (C.c_float * max(1, rows * self.model.info["out_width"]))(), keep
 
@@ -375,7 +456,11 @@ class Session(_Handle):
         rows of info["out_width"]."""
         arr, rows, out, _ = self._chunks(chunks)
         _call(lib.llmc_forward, self._h, arr, len(chunks), out)
-        return memoryview(out).cast("B").cast("f", (rows, self.model.info["out_width"])) if rows else None
+        return (
+            memoryview(out).cast("B").cast("f", (rows, self.model.info["out_width"]))
+            if rows
+            else None
+        )
 
     def forward_rows(self, chunks, came=None):
         """(logits or None, rows): forward() of a model of mtp.part rows, or of the head that guesses for it, whose tokens come with rows `came`, a
@@ -386,7 +471,11 @@ class Session(_Handle):
         if came is not None:
             came = (C.c_float * (n * hidden)).from_buffer_copy(memoryview(came).cast("B"))
         _call(lib.llmc_forward_rows, self._h, arr, len(chunks), came, out, rows)
-        logits = memoryview(out).cast("B").cast("f", (n_out, self.model.info["out_width"])) if n_out else None
+        logits = (
+            memoryview(out).cast("B").cast("f", (n_out, self.model.info["out_width"]))
+            if n_out
+            else None
+        )
         return logits, memoryview(rows).cast("B").cast("f", (n, hidden))
 
     def embed(self, text, pool=None, normalize=None):
@@ -395,7 +484,15 @@ class Session(_Handle):
         ids = self.model.tokenizer.encode(text) if isinstance(text, str) else list(text)
         kind = info["pool"] if pool is None else ["none", "last", "mean", "cls"].index(pool)
         out = (C.c_float * info["out_width"])()
-        _call(lib.llmc_embed, self._h, _ids(ids), len(ids), kind, info["normalize"] if normalize is None else normalize, out)
+        _call(
+            lib.llmc_embed,
+            self._h,
+            _ids(ids),
+            len(ids),
+            kind,
+            info["normalize"] if normalize is None else normalize,
+            out,
+        )
         return list(out)
 
     def stats(self):
@@ -421,11 +518,27 @@ class Session(_Handle):
 
         r = _ffi.Result()
         p, keep = _params(stop=stop, **params)
-        _call(lib.llmc_generate, self._h, _ids(tokens), len(tokens), C.byref(p), _ffi.TOKEN_FN(each), None, C.byref(r))
+        _call(
+            lib.llmc_generate,
+            self._h,
+            _ids(tokens),
+            len(tokens),
+            C.byref(p),
+            _ffi.TOKEN_FN(each),
+            None,
+            C.byref(r),
+        )
         if raised:
             raise raised[0]
-        return {"tokens": ids, "text": text.decode(), "finish": FINISH[r.finish], "n_prompt": r.n_prompt,
-                "n_new": r.n_new, "prefill_s": r.prefill_s, "decode_s": r.decode_s}
+        return {
+            "tokens": ids,
+            "text": text.decode(),
+            "finish": FINISH[r.finish],
+            "n_prompt": r.n_prompt,
+            "n_new": r.n_new,
+            "prefill_s": r.prefill_s,
+            "decode_s": r.decode_s,
+        }
 
     def generate(self, prompt, **params):
         """A generator of pieces of text; closing it early stops the model."""
@@ -465,7 +578,16 @@ class Event:
         self.text = C.string_at(e.text, e.n_bytes).decode("utf-8", "replace") if e.n_bytes else ""
         if self.kind == "finish":
             self.finish, self.stop = FINISH[e.finish], e.stop
-            for name in ("n_prompt", "n_new", "n_cached", "n_preempted", "sum_logprob", "queue_s", "prefill_s", "decode_s"):
+            for name in (
+                "n_prompt",
+                "n_new",
+                "n_cached",
+                "n_preempted",
+                "sum_logprob",
+                "queue_s",
+                "prefill_s",
+                "decode_s",
+            ):
                 setattr(self, name, getattr(e, name))
         elif self.kind == "error":
             self.error = Error(e.status, self.text)
@@ -501,9 +623,17 @@ class Request:
                 if e.kind == "token":
                     tokens.append(e.token)
                 else:
-                    self.result = {"tokens": tokens, "text": "".join(text), "finish": e.finish, "n_prompt": e.n_prompt,
-                                   "n_new": e.n_new, "n_cached": e.n_cached, "queue_s": e.queue_s,
-                                   "prefill_s": e.prefill_s, "decode_s": e.decode_s}
+                    self.result = {
+                        "tokens": tokens,
+                        "text": "".join(text),
+                        "finish": e.finish,
+                        "n_prompt": e.n_prompt,
+                        "n_new": e.n_new,
+                        "n_cached": e.n_cached,
+                        "queue_s": e.queue_s,
+                        "prefill_s": e.prefill_s,
+                        "decode_s": e.decode_s,
+                    }
                 if e.text:
                     yield e.text
         finally:
@@ -534,13 +664,31 @@ class Engine(_Handle):
         self._h = None
         self.model = model
         self._loop, self._waiting = None, {}
-        limits = {k: options.pop(k) for k in ("context", "seqs", "chunk", "n_out", "kv_tokens", "threads", "snapshots", "host_tokens", "marks") if k in options}
+        limits = {
+            k: options.pop(k)
+            for k in (
+                "context",
+                "seqs",
+                "chunk",
+                "n_out",
+                "kv_tokens",
+                "threads",
+                "snapshots",
+                "host_tokens",
+                "marks",
+            )
+            if k in options
+        }
         keep = _ffi.Limits(**_limits(limits))
         if options.get("prefix_dir"):
             options["prefix_dir"] = os.fsencode(options["prefix_dir"])
         if options.get("draft"):
             options["draft"] = options["draft"]._h
-        self._log = _ffi.LOG_FN(lambda user, level, line: log(level, line.decode("utf-8", "replace"))) if log else _ffi.LOG_FN()
+        self._log = (
+            _ffi.LOG_FN(lambda user, level, line: log(level, line.decode("utf-8", "replace")))
+            if log
+            else _ffi.LOG_FN()
+        )
         o = _ffi.EngineOptions(limits=C.pointer(keep), log=self._log, **options)
         h = C.c_void_p()
         _call(lib.llmc_engine_open, model._h, C.byref(o), C.byref(h))
@@ -554,18 +702,49 @@ class Engine(_Handle):
 
     def drain(self, seconds=None):
         """No more requests; true when all were served in time."""
-        return lib.llmc_engine_drain(self._h, -1 if seconds is None else int(seconds * 1000), None) == 0
+        return (
+            lib.llmc_engine_drain(self._h, -1 if seconds is None else int(seconds * 1000), None)
+            == 0
+        )
 
-    def submit(self, prompt, *, n=0, best_of=0, logprobs=False, prompt_logprobs=False, n_top=0, keep_stop=False,
-               show_special=False, deadline=0, priority=0, adapter=0, prefix_salt=0, **params):
+    def submit(
+        self,
+        prompt,
+        *,
+        n=0,
+        best_of=0,
+        logprobs=False,
+        prompt_logprobs=False,
+        n_top=0,
+        keep_stop=False,
+        show_special=False,
+        deadline=0,
+        priority=0,
+        adapter=0,
+        prefix_salt=0,
+        **params,
+    ):
         """Put a request in; a Request. prompt: text or ids. adapter: a number of Model.load_adapter. prefix_salt: its
         prompt is found again by requests of the same number alone. llmc.Error with name LLMC_E_BUSY when the queue is full."""
         tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         p, keep = _params(**params)
         ids = _ids(tokens)
-        r = _ffi.Request(tok=C.cast(ids, C.POINTER(C.c_int32)), n_tok=len(tokens), params=C.pointer(p), n=n, best_of=best_of,
-                         logprobs=logprobs, prompt_logprobs=prompt_logprobs, n_top=n_top, keep_stop=keep_stop,
-                         show_special=show_special, deadline_s=deadline, priority=priority, adapter=adapter, prefix_salt=prefix_salt)
+        r = _ffi.Request(
+            tok=C.cast(ids, C.POINTER(C.c_int32)),
+            n_tok=len(tokens),
+            params=C.pointer(p),
+            n=n,
+            best_of=best_of,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            n_top=n_top,
+            keep_stop=keep_stop,
+            show_special=show_special,
+            deadline_s=deadline,
+            priority=priority,
+            adapter=adapter,
+            prefix_salt=prefix_salt,
+        )
         id = C.c_int64()
         _call(lib.llmc_submit, self._h, C.byref(r), C.byref(id))
         return Request(self, id.value)

@@ -1,4 +1,5 @@
 """The C declarations of llmc.h, as ctypes. Field order and types follow the header; tests compare the sizes."""
+
 import ctypes as C
 import ctypes.util
 import os
@@ -8,7 +9,7 @@ def _load():
     named = os.environ.get("LLMC_LIBRARY")
     here = os.path.dirname(os.path.abspath(__file__))
     built = os.path.join(here, "..", "..", "..", "build", "libllmc.so")
-    for path in ([named] if named else [built, "libllmc.so.0", ctypes.util.find_library("llmc")]):
+    for path in [named] if named else [built, "libllmc.so.0", ctypes.util.find_library("llmc")]:
         if not path:
             continue
         try:
@@ -36,16 +37,37 @@ class Sized(C.Structure):
 
 
 class Options(Sized):
-    _fields_ = [("size", C.c_size_t), ("device", C.c_char_p), ("arch", C.c_char_p), ("weights", C.c_char_p),
-                ("out_dir", C.c_char_p), ("set", C.POINTER(C.c_char_p)), ("n_threads", C.c_int),
-                ("random_weights", C.c_bool), ("no_weights", C.c_bool), ("cache_packed", C.c_bool),
-                ("log", LOG_FN), ("log_user", C.c_void_p), ("mpi_comm", C.c_void_p), ("allow_unknown_keys", C.c_bool)]
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("device", C.c_char_p),
+        ("arch", C.c_char_p),
+        ("weights", C.c_char_p),
+        ("out_dir", C.c_char_p),
+        ("set", C.POINTER(C.c_char_p)),
+        ("n_threads", C.c_int),
+        ("random_weights", C.c_bool),
+        ("no_weights", C.c_bool),
+        ("cache_packed", C.c_bool),
+        ("log", LOG_FN),
+        ("log_user", C.c_void_p),
+        ("mpi_comm", C.c_void_p),
+        ("allow_unknown_keys", C.c_bool),
+    ]
 
 
 class Limits(Sized):
-    _fields_ = [("size", C.c_size_t), ("context", C.c_int32), ("seqs", C.c_int32), ("chunk", C.c_int32),
-                ("n_out", C.c_int32), ("kv_tokens", C.c_int64), ("n_threads", C.c_int), ("snapshots", C.c_int32),
-                ("host_tokens", C.c_int64), ("marks", C.c_int32)]
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("context", C.c_int32),
+        ("seqs", C.c_int32),
+        ("chunk", C.c_int32),
+        ("n_out", C.c_int32),
+        ("kv_tokens", C.c_int64),
+        ("n_threads", C.c_int),
+        ("snapshots", C.c_int32),
+        ("host_tokens", C.c_int64),
+        ("marks", C.c_int32),
+    ]
 
 
 class Bias(C.Structure):
@@ -57,9 +79,18 @@ class Sequence(C.Structure):
 
 
 class SamplingOption(C.Structure):
-    _fields_ = [("kind", C.c_int), ("name", C.c_char_p), ("alias", C.c_char_p), ("text", C.c_char_p),
-                ("offset", C.c_size_t), ("least", C.c_double), ("most", C.c_double), ("http_least", C.c_double),
-                ("http_most", C.c_double), ("http_default", C.c_double)]
+    _fields_ = [
+        ("kind", C.c_int),
+        ("name", C.c_char_p),
+        ("alias", C.c_char_p),
+        ("text", C.c_char_p),
+        ("offset", C.c_size_t),
+        ("least", C.c_double),
+        ("most", C.c_double),
+        ("http_least", C.c_double),
+        ("http_most", C.c_double),
+        ("http_default", C.c_double),
+    ]
 
 
 def _sampling_options():
@@ -71,65 +102,156 @@ def _sampling_options():
 
 
 class Params(Sized):
-    _fields_ = [("size", C.c_size_t),
-                *((o.name.decode(), (C.c_float, C.c_int32, C.c_bool)[o.kind]) for o in _sampling_options()),
-                ("seed", C.c_uint64), ("max_tokens", C.c_int32), ("stop", C.POINTER(C.c_char_p)),
-                ("n_stop_tokens", C.c_int32), ("n_logit_bias", C.c_int32), ("n_bad_words", C.c_int32),
-                ("stop_tokens", C.POINTER(C.c_int32)), ("logit_bias", C.POINTER(Bias)),
-                ("bad_words", C.POINTER(Sequence)), ("grammar", C.c_void_p),
-                ("grammar_after", C.POINTER(C.c_char_p)), ("speculate", C.c_int32)]
+    _fields_ = [
+        ("size", C.c_size_t),
+        *((o.name.decode(), (C.c_float, C.c_int32, C.c_bool)[o.kind]) for o in _sampling_options()),
+        ("seed", C.c_uint64),
+        ("max_tokens", C.c_int32),
+        ("stop", C.POINTER(C.c_char_p)),
+        ("n_stop_tokens", C.c_int32),
+        ("n_logit_bias", C.c_int32),
+        ("n_bad_words", C.c_int32),
+        ("stop_tokens", C.POINTER(C.c_int32)),
+        ("logit_bias", C.POINTER(Bias)),
+        ("bad_words", C.POINTER(Sequence)),
+        ("grammar", C.c_void_p),
+        ("grammar_after", C.POINTER(C.c_char_p)),
+        ("speculate", C.c_int32),
+    ]
 
 
 class GrammarOptions(Sized):
-    _fields_ = [("size", C.c_size_t), ("compact", C.c_bool), ("standard", C.c_bool), ("strict", C.c_bool)]
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("compact", C.c_bool),
+        ("standard", C.c_bool),
+        ("strict", C.c_bool),
+    ]
 
 
 class Result(Sized):
-    _fields_ = [("size", C.c_size_t), ("finish", C.c_int), ("n_prompt", C.c_int32), ("n_new", C.c_int32),
-                ("prefill_s", C.c_double), ("decode_s", C.c_double)]
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("finish", C.c_int),
+        ("n_prompt", C.c_int32),
+        ("n_new", C.c_int32),
+        ("prefill_s", C.c_double),
+        ("decode_s", C.c_double),
+    ]
 
 
 class Info(Sized):
-    _fields_ = [("size", C.c_size_t), ("name", C.c_char * 128), ("family", C.c_char * 64), ("target", C.c_char * 64),
-                ("vocab", C.c_int32), ("n_layers", C.c_int32), ("hidden", C.c_int32), ("max_positions", C.c_int32),
-                ("hard_limit", C.c_bool), ("n_eos", C.c_int32), ("eos", C.c_int32 * 8), ("bos", C.c_int32),
-                ("has_tokenizer", C.c_bool), ("has_chat_template", C.c_bool), ("n_params", C.c_int64),
-                ("weight_bytes", C.c_int64), ("token_bytes", C.c_int64), ("load_s", C.c_double),
-                ("compile_s", C.c_double), ("pack_s", C.c_double), ("rank", C.c_int32), ("ranks", C.c_int32),
-                ("output", C.c_int), ("out_width", C.c_int32), ("pool", C.c_int), ("normalize", C.c_bool)]
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("name", C.c_char * 128),
+        ("family", C.c_char * 64),
+        ("target", C.c_char * 64),
+        ("vocab", C.c_int32),
+        ("n_layers", C.c_int32),
+        ("hidden", C.c_int32),
+        ("max_positions", C.c_int32),
+        ("hard_limit", C.c_bool),
+        ("n_eos", C.c_int32),
+        ("eos", C.c_int32 * 8),
+        ("bos", C.c_int32),
+        ("has_tokenizer", C.c_bool),
+        ("has_chat_template", C.c_bool),
+        ("n_params", C.c_int64),
+        ("weight_bytes", C.c_int64),
+        ("token_bytes", C.c_int64),
+        ("load_s", C.c_double),
+        ("compile_s", C.c_double),
+        ("pack_s", C.c_double),
+        ("rank", C.c_int32),
+        ("ranks", C.c_int32),
+        ("output", C.c_int),
+        ("out_width", C.c_int32),
+        ("pool", C.c_int),
+        ("normalize", C.c_bool),
+    ]
 
 
 class Memory(Sized):
-    _fields_ = [("size", C.c_size_t), ("weights", C.c_int64), ("kv", C.c_int64), ("scratch", C.c_int64),
-                ("state", C.c_int64), ("kv_per_token", C.c_int64), ("kv_per_seq", C.c_int64), ("kv_saved", C.c_int64),
-                ("kv_snapshots", C.c_int64), ("kv_exact", C.c_int64), ("kv_host", C.c_int64)]
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("weights", C.c_int64),
+        ("kv", C.c_int64),
+        ("scratch", C.c_int64),
+        ("state", C.c_int64),
+        ("kv_per_token", C.c_int64),
+        ("kv_per_seq", C.c_int64),
+        ("kv_saved", C.c_int64),
+        ("kv_snapshots", C.c_int64),
+        ("kv_exact", C.c_int64),
+        ("kv_host", C.c_int64),
+    ]
 
 
 class Chunk(C.Structure):
-    _fields_ = [("seq", C.c_int32), ("tok", C.POINTER(C.c_int32)), ("n_tok", C.c_int32), ("n_out", C.c_int32)]
+    _fields_ = [
+        ("seq", C.c_int32),
+        ("tok", C.POINTER(C.c_int32)),
+        ("n_tok", C.c_int32),
+        ("n_out", C.c_int32),
+    ]
 
 
 class Stats(Sized):
-    _fields_ = [("size", C.c_size_t), ("steps_run", C.c_int64), ("barriers", C.c_int64), ("forwards", C.c_int64),
-                ("tokens", C.c_int64), ("weight_bytes", C.c_int64), ("kv_pages_used", C.c_int64),
-                ("kv_pages_total", C.c_int64)]
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("steps_run", C.c_int64),
+        ("barriers", C.c_int64),
+        ("forwards", C.c_int64),
+        ("tokens", C.c_int64),
+        ("weight_bytes", C.c_int64),
+        ("kv_pages_used", C.c_int64),
+        ("kv_pages_total", C.c_int64),
+    ]
 
 
 class EngineOptions(Sized):
-    _fields_ = [("size", C.c_size_t), ("limits", C.POINTER(Limits)), ("max_concurrent_requests", C.c_int32),
-                ("max_batch_prefill_tokens", C.c_int32), ("max_batch_total_tokens", C.c_int64),
-                ("waiting_served_ratio", C.c_float), ("max_waiting_tokens", C.c_int32), ("no_prefix_cache", C.c_bool),
-                ("swap_bytes", C.c_int64), ("log", LOG_FN), ("log_user", C.c_void_p), ("speculate", C.c_int32),
-                ("prefix_dir", C.c_char_p), ("prefix_dir_bytes", C.c_int64), ("draft", C.c_void_p)]
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("limits", C.POINTER(Limits)),
+        ("max_concurrent_requests", C.c_int32),
+        ("max_batch_prefill_tokens", C.c_int32),
+        ("max_batch_total_tokens", C.c_int64),
+        ("waiting_served_ratio", C.c_float),
+        ("max_waiting_tokens", C.c_int32),
+        ("no_prefix_cache", C.c_bool),
+        ("swap_bytes", C.c_int64),
+        ("log", LOG_FN),
+        ("log_user", C.c_void_p),
+        ("speculate", C.c_int32),
+        ("prefix_dir", C.c_char_p),
+        ("prefix_dir_bytes", C.c_int64),
+        ("draft", C.c_void_p),
+    ]
 
 
 class Request(Sized):
-    _fields_ = [("size", C.c_size_t), ("tok", C.POINTER(C.c_int32)), ("n_tok", C.c_size_t), ("params", C.POINTER(Params)),
-                ("n", C.c_int32), ("best_of", C.c_int32), ("logprobs", C.c_bool), ("prompt_logprobs", C.c_bool),
-                ("n_top", C.c_int32), ("keep_stop", C.c_bool), ("show_special", C.c_bool), ("deadline_s", C.c_double),
-                ("user", C.c_void_p), ("pool", C.c_int), ("normalize", C.c_bool), ("priority", C.c_int32),
-                ("adapter", C.c_int32),
-                ("pool_tok", C.POINTER(C.c_int32)), ("n_pool_tok", C.c_int32), ("prefix_salt", C.c_uint64)]
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("tok", C.POINTER(C.c_int32)),
+        ("n_tok", C.c_size_t),
+        ("params", C.POINTER(Params)),
+        ("n", C.c_int32),
+        ("best_of", C.c_int32),
+        ("logprobs", C.c_bool),
+        ("prompt_logprobs", C.c_bool),
+        ("n_top", C.c_int32),
+        ("keep_stop", C.c_bool),
+        ("show_special", C.c_bool),
+        ("deadline_s", C.c_double),
+        ("user", C.c_void_p),
+        ("pool", C.c_int),
+        ("normalize", C.c_bool),
+        ("priority", C.c_int32),
+        ("adapter", C.c_int32),
+        ("pool_tok", C.POINTER(C.c_int32)),
+        ("n_pool_tok", C.c_int32),
+        ("prefix_salt", C.c_uint64),
+    ]
 
 
 class Logprob(C.Structure):
@@ -137,13 +259,35 @@ class Logprob(C.Structure):
 
 
 class Event(Sized):
-    _fields_ = [("size", C.c_size_t), ("kind", C.c_int), ("last", C.c_bool), ("request", C.c_int64), ("user", C.c_void_p),
-                ("index", C.c_int32), ("token", C.c_int32), ("logprob", C.c_float), ("n_top", C.c_int32),
-                ("top", C.POINTER(Logprob)), ("text", C.POINTER(C.c_char)), ("n_bytes", C.c_size_t), ("time_s", C.c_double),
-                ("status", C.c_int), ("finish", C.c_int), ("stop", C.c_int32), ("n_prompt", C.c_int32), ("n_new", C.c_int32),
-                ("n_cached", C.c_int32), ("n_preempted", C.c_int32), ("sum_logprob", C.c_double), ("queue_s", C.c_double),
-                ("prefill_s", C.c_double), ("decode_s", C.c_double), ("memory_", C.c_void_p),
-                ("vector", C.POINTER(C.c_float)), ("n_vector", C.c_int32)]
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("kind", C.c_int),
+        ("last", C.c_bool),
+        ("request", C.c_int64),
+        ("user", C.c_void_p),
+        ("index", C.c_int32),
+        ("token", C.c_int32),
+        ("logprob", C.c_float),
+        ("n_top", C.c_int32),
+        ("top", C.POINTER(Logprob)),
+        ("text", C.POINTER(C.c_char)),
+        ("n_bytes", C.c_size_t),
+        ("time_s", C.c_double),
+        ("status", C.c_int),
+        ("finish", C.c_int),
+        ("stop", C.c_int32),
+        ("n_prompt", C.c_int32),
+        ("n_new", C.c_int32),
+        ("n_cached", C.c_int32),
+        ("n_preempted", C.c_int32),
+        ("sum_logprob", C.c_double),
+        ("queue_s", C.c_double),
+        ("prefill_s", C.c_double),
+        ("decode_s", C.c_double),
+        ("memory_", C.c_void_p),
+        ("vector", C.POINTER(C.c_float)),
+        ("n_vector", C.c_int32),
+    ]
 
 
 class Histogram(C.Structure):
@@ -151,20 +295,66 @@ class Histogram(C.Structure):
 
 
 class Counts(Sized):
-    _fields_ = [("size", C.c_size_t), ("running", C.c_int32), ("waiting", C.c_int32), ("preempted", C.c_int32),
-                ("batch_size", C.c_int32), ("batch_max_tokens", C.c_int64), ("kv_pages_total", C.c_int64),
-                ("kv_pages_used", C.c_int64), ("kv_pages_cached", C.c_int64), ("swap_bytes_used", C.c_int64),
-                ("last_step_s", C.c_double), ("steps", C.c_uint64), ("prefill_steps", C.c_uint64), ("requests", C.c_uint64),
-                ("finished", C.c_uint64 * 6), ("failed", C.c_uint64), ("refused", C.c_uint64), ("prompt_tokens", C.c_uint64),
-                ("new_tokens", C.c_uint64), ("prefix_queries", C.c_uint64), ("prefix_hits", C.c_uint64),
-                ("preemptions", C.c_uint64), ("swaps_out", C.c_uint64), ("swaps_in", C.c_uint64)] + [
-                    (name, Histogram) for name in (
-                        "prefill_step_s", "decode_step_s", "queue_s", "first_token_s", "inter_token_s", "prefill_s", "decode_s",
-                        "request_s", "step_tokens", "start_size", "request_prompt", "request_new", "request_max_new",
-                        "request_n")] + [
-                            ("drafts", C.c_uint64), ("drafted", C.c_uint64), ("accepted", C.c_uint64), ("prefix_read", C.c_uint64),
-                            ("prefix_written", C.c_uint64), ("prefix_wrong", C.c_uint64), ("accepted_at", C.c_uint64 * 15),
-                            ("host_pages_total", C.c_int64), ("host_pages_used", C.c_int64), ("host_out", C.c_uint64), ("host_in", C.c_uint64)]
+    _fields_ = (
+        [
+            ("size", C.c_size_t),
+            ("running", C.c_int32),
+            ("waiting", C.c_int32),
+            ("preempted", C.c_int32),
+            ("batch_size", C.c_int32),
+            ("batch_max_tokens", C.c_int64),
+            ("kv_pages_total", C.c_int64),
+            ("kv_pages_used", C.c_int64),
+            ("kv_pages_cached", C.c_int64),
+            ("swap_bytes_used", C.c_int64),
+            ("last_step_s", C.c_double),
+            ("steps", C.c_uint64),
+            ("prefill_steps", C.c_uint64),
+            ("requests", C.c_uint64),
+            ("finished", C.c_uint64 * 6),
+            ("failed", C.c_uint64),
+            ("refused", C.c_uint64),
+            ("prompt_tokens", C.c_uint64),
+            ("new_tokens", C.c_uint64),
+            ("prefix_queries", C.c_uint64),
+            ("prefix_hits", C.c_uint64),
+            ("preemptions", C.c_uint64),
+            ("swaps_out", C.c_uint64),
+            ("swaps_in", C.c_uint64),
+        ]
+        + [
+            (name, Histogram)
+            for name in (
+                "prefill_step_s",
+                "decode_step_s",
+                "queue_s",
+                "first_token_s",
+                "inter_token_s",
+                "prefill_s",
+                "decode_s",
+                "request_s",
+                "step_tokens",
+                "start_size",
+                "request_prompt",
+                "request_new",
+                "request_max_new",
+                "request_n",
+            )
+        ]
+        + [
+            ("drafts", C.c_uint64),
+            ("drafted", C.c_uint64),
+            ("accepted", C.c_uint64),
+            ("prefix_read", C.c_uint64),
+            ("prefix_written", C.c_uint64),
+            ("prefix_wrong", C.c_uint64),
+            ("accepted_at", C.c_uint64 * 15),
+            ("host_pages_total", C.c_int64),
+            ("host_pages_used", C.c_int64),
+            ("host_out", C.c_uint64),
+            ("host_in", C.c_uint64),
+        ]
+    )
 
 
 P = C.POINTER
@@ -177,7 +367,10 @@ _SIGNATURES = {
     "llmc_session_open": (C.c_int, [C.c_void_p, P(Limits), P(C.c_void_p), _E]),
     "llmc_follow": (C.c_int, [C.c_void_p, _E]),
     "llmc_session_close": (None, [C.c_void_p]),
-    "llmc_generate": (C.c_int, [C.c_void_p, P(C.c_int32), C.c_size_t, P(Params), TOKEN_FN, C.c_void_p, P(Result), _E]),
+    "llmc_generate": (
+        C.c_int,
+        [C.c_void_p, P(C.c_int32), C.c_size_t, P(Params), TOKEN_FN, C.c_void_p, P(Result), _E],
+    ),
     "llmc_info": (None, [C.c_void_p, P(Info)]),
     "llmc_get": (C.c_int, [C.c_void_p, C.c_char_p, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
     "llmc_memory_for": (C.c_int, [C.c_void_p, P(Limits), P(Memory), _E]),
@@ -188,13 +381,25 @@ _SIGNATURES = {
     "llmc_tokenizer_open": (C.c_int, [C.c_char_p, P(C.c_void_p), _E]),
     "llmc_tokenizer_close": (None, [C.c_void_p]),
     "llmc_tokenizer_size": (C.c_int32, [C.c_void_p]),
-    "llmc_tokenize": (C.c_int, [C.c_void_p, C.c_char_p, C.c_size_t, C.c_int, P(C.c_int32), C.c_size_t, P(C.c_size_t), _E]),
-    "llmc_detokenize": (C.c_int, [C.c_void_p, P(C.c_int32), C.c_size_t, C.c_bool, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
+    "llmc_tokenize": (
+        C.c_int,
+        [C.c_void_p, C.c_char_p, C.c_size_t, C.c_int, P(C.c_int32), C.c_size_t, P(C.c_size_t), _E],
+    ),
+    "llmc_detokenize": (
+        C.c_int,
+        [C.c_void_p, P(C.c_int32), C.c_size_t, C.c_bool, C.c_char_p, C.c_size_t, P(C.c_size_t), _E],
+    ),
     "llmc_token_text": (C.c_char_p, [C.c_void_p, C.c_int32]),
     "llmc_tokenize_least": (C.c_size_t, [C.c_void_p, C.c_char_p, C.c_size_t]),
-    "llmc_token_bytes": (C.c_int, [C.c_void_p, C.c_int32, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
+    "llmc_token_bytes": (
+        C.c_int,
+        [C.c_void_p, C.c_int32, C.c_char_p, C.c_size_t, P(C.c_size_t), _E],
+    ),
     "llmc_token_is_special": (C.c_bool, [C.c_void_p, C.c_int32]),
-    "llmc_grammar_open": (C.c_int, [C.c_void_p, C.c_int, C.c_char_p, C.c_size_t, P(GrammarOptions), P(C.c_void_p), _E]),
+    "llmc_grammar_open": (
+        C.c_int,
+        [C.c_void_p, C.c_int, C.c_char_p, C.c_size_t, P(GrammarOptions), P(C.c_void_p), _E],
+    ),
     "llmc_grammar_close": (None, [C.c_void_p]),
     "llmc_matcher_open": (C.c_int, [C.c_void_p, P(C.c_void_p), _E]),
     "llmc_matcher_close": (None, [C.c_void_p]),
@@ -206,7 +411,10 @@ _SIGNATURES = {
     "llmc_has_chat_template": (C.c_bool, [C.c_void_p]),
     "llmc_chat_template": (C.c_char_p, [C.c_void_p]),
     "llmc_finish_name": (C.c_char_p, [C.c_int]),
-    "llmc_chat": (C.c_int, [C.c_void_p, C.c_char_p, C.c_char_p, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
+    "llmc_chat": (
+        C.c_int,
+        [C.c_void_p, C.c_char_p, C.c_char_p, C.c_char_p, C.c_size_t, P(C.c_size_t), _E],
+    ),
     "llmc_seq_new": (C.c_int, [C.c_void_p, C.c_int32, P(C.c_int32), _E]),
     "llmc_seq_adapt": (C.c_int, [C.c_void_p, C.c_int32, C.c_int32, _E]),
     "llmc_adapter_load": (C.c_int, [C.c_void_p, C.c_char_p, C.c_double, P(C.c_int32), _E]),
@@ -219,8 +427,14 @@ _SIGNATURES = {
     "llmc_seq_len": (C.c_int32, [C.c_void_p, C.c_int32]),
     "llmc_seq_free": (None, [C.c_void_p, C.c_int32]),
     "llmc_forward": (C.c_int, [C.c_void_p, P(Chunk), C.c_size_t, P(C.c_float), _E]),
-    "llmc_forward_rows": (C.c_int, [C.c_void_p, P(Chunk), C.c_size_t, P(C.c_float), P(C.c_float), P(C.c_float), _E]),
-    "llmc_embed": (C.c_int, [C.c_void_p, P(C.c_int32), C.c_size_t, C.c_int, C.c_bool, P(C.c_float), _E]),
+    "llmc_forward_rows": (
+        C.c_int,
+        [C.c_void_p, P(Chunk), C.c_size_t, P(C.c_float), P(C.c_float), P(C.c_float), _E],
+    ),
+    "llmc_embed": (
+        C.c_int,
+        [C.c_void_p, P(C.c_int32), C.c_size_t, C.c_int, C.c_bool, P(C.c_float), _E],
+    ),
     "llmc_session_stats": (None, [C.c_void_p, P(Stats)]),
     "llmc_seq_save": (C.c_int, [C.c_void_p, C.c_int32, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
     "llmc_seq_load": (C.c_int, [C.c_void_p, C.c_char_p, C.c_size_t, P(C.c_int32), _E]),

@@ -1,22 +1,28 @@
-/* Attention of one row, the same bits in every phase, batch, chunk of the prompt and number of threads.
+/* Attention of one row, the same bits in every phase, batch, chunk of the prompt and number of
+ * threads.
  *
- * Keys and values of quantised types are read as cpu/attention/kv_cache.h says: the scale of a row multiplies s_j before cap, and e_j after l. Where a pool has exact
- * pages (KvExact), a chunk is up to three pieces, each with m, l and o of its own, merged in order: first positions, those that are read quantised, recent ones.
+ * Keys and values of quantised types are read as cpu/attention/kv_cache.h says: the scale of a row
+ * multiplies s_j before cap, and e_j after l. Where a pool has exact pages (KvExact), a chunk is up
+ * to three pieces, each with m, l and o of its own, merged in order: first positions, those that
+ * are read quantised, recent ones.
  *
  * For a row at position p and one query head, over the visible positions lo <= j < hi:
  *   score    s_j = cap(scale q . k_j) + alibi: products added in the order of d by one fused chain
  *   chunk    positions [128 c, 128 c + 128): m = max s_j, e_j = exp(s_j - m), l = sum e_j in lanes of VL, o = sum e_j v_j
  *            in the order of j
  *   span     2^k whole chunks, at multiples of their size; chunks are merged in order. k is the smallest with at most
- *            64 spans in [lo, hi), so it depends on the row alone; partial results fit fixed memory at any length
+ *            64 spans in [lo, hi), so it depends on the row alone; partial results fit fixed memory
+ * at any length
  *   row      spans are merged in order; y = o / l, with a sink o / (l + exp(sink - m))
- * Rows of integer codes are multiplied in whole numbers on v3 (cpu/attention/attention_int16.h), in decode and in tiles alike.
- * On tile registers (cpu/attention/attention_amx.h) a score and the sum of a chunk are added up as there, in decode as well; all else is the same.
- * Terms outside [lo, hi) may be added as exact zeros, as long as what they multiply is finite. That is all a tile of many rows does
- * differently from a single row.
+ * Rows of integer codes are multiplied in whole numbers on v3 (cpu/attention/attention_int16.h), in
+ * decode and in tiles alike. On tile registers (cpu/attention/attention_amx.h) a score and the sum
+ * of a chunk are added up as there, in decode as well; all else is the same. Terms outside [lo, hi)
+ * may be added as exact zeros, as long as what they multiply is finite. That is all a tile of many
+ * rows does differently from a single row.
  *
- * An attention is a value of type Att, constant wherever functions are inlined; ATTENTION(name, value) makes the functions of one, any
- * number of them in a file. Memory to work in is the caller's: the work of heads/attention.head. */
+ * An attention is a value of type Att, constant wherever functions are inlined; ATTENTION(name,
+ * value) makes the functions of one, any number of them in a file. Memory to work in is the
+ * caller's: the work of heads/attention.head. */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_H
 #define LLMC_CPU_ATTENTION_ATTENTION_H
 
@@ -24,12 +30,13 @@
 #include "cpu/attention/split_kv.h"
 
 typedef struct Att {
-	int    heads, kv_heads, dim, v_dim;
-	float  scale, cap;
-	int    window, chunk; /* chunk: positions are seen from the last multiple of the window on */
+	int heads, kv_heads, dim, v_dim;
+	float scale, cap;
+	int window, chunk; /* chunk: positions are seen from the last multiple of the window on */
 	double alibi;
-	int    alibi_first, alibi_heads; /* slopes of heads from that one on, of so many; 0: of all from the first */
-	int    prefix;       /* 1: rows see the prefix of their sequence */
+	int alibi_first, alibi_heads; /* slopes of heads from that one on, of so many; 0: of all
+	                                 from the first */
+	int prefix;                   /* 1: rows see the prefix of their sequence */
 	KvForm kv;
 } Att;
 
@@ -38,11 +45,14 @@ enum { MASK_causal, MASK_prefix };
 enum {
 	ATT_CHUNK = 128,
 	ATT_SPANS = 64,
-	ATT_PAGES = ATT_CHUNK / KV_PAGE,                      /* of a chunk */
+	ATT_PAGES = ATT_CHUNK / KV_PAGE, /* of a chunk */
 	ATT_MOST_HB = 8,
-	ATT_AHEAD = VL == 8 ? 4 : 2,                          /* planes that are asked for before they are read, of quantised types */
-	ATT_NK    = KV_PAGE / VL,                             /* vectors of keys in a page */
-	ATT_ACC   = VL == 16 ? 24 : 12,                       /* accumulators: half of 16 or three quarters of 32 registers */
+	ATT_AHEAD =
+	    VL == 8 ? 4
+	            : 2, /* planes that are asked for before they are read, of quantised types */
+	ATT_NK = KV_PAGE / VL, /* vectors of keys in a page */
+	ATT_ACC =
+	    VL == 16 ? 24 : 12, /* accumulators: half of 16 or three quarters of 32 registers */
 };
 
 LLMC_INLINE int
@@ -53,7 +63,8 @@ att_group(const Att a)
 
 #define ATT_SPLIT ((Split){ ATT_CHUNK, ATT_SPANS })
 
-/* A unit of work is a sequence, a kv head and at most 8 query heads: how many such blocks of query heads a kv head has, */
+/* A unit of work is a sequence, a kv head and at most 8 query heads: how many such blocks of query
+ * heads a kv head has, */
 LLMC_INLINE int
 att_blocks(const Att a)
 {
@@ -94,7 +105,8 @@ att_range(const Att a, const llmc_step *s, int seq, int pos)
 	SplitRange r = { 0, pos + 1 };
 
 	if (a.prefix) {
-		int prefix = s->prefix_len[seq] < s->kv_len[seq] ? s->prefix_len[seq] : s->kv_len[seq];
+		int prefix =
+		    s->prefix_len[seq] < s->kv_len[seq] ? s->prefix_len[seq] : s->kv_len[seq];
 		if (r.hi < prefix)
 			r.hi = prefix;
 	}
@@ -122,14 +134,17 @@ att_piece_form(const Att a, const int piece)
 LLMC_INLINE int
 att_has_piece(const Att a, const int piece)
 {
-	return piece == ATT_FIRST ? a.kv.exact.sinks > 0 : piece == ATT_RECENT ? a.kv.exact.recent > 0 : 1;
+	return piece == ATT_FIRST    ? a.kv.exact.sinks > 0
+	       : piece == ATT_RECENT ? a.kv.exact.recent > 0
+	                             : 1;
 }
 
 /* The positions of a piece, of those in r that a row at pos sees; lo >= hi: none */
 LLMC_INLINE SplitRange
 att_piece(const Att a, const int piece, SplitRange r, int pos)
 {
-	const int first = r.lo > a.kv.exact.sinks ? r.lo : a.kv.exact.sinks, from = pos + 1 - a.kv.exact.recent;
+	const int first = r.lo > a.kv.exact.sinks ? r.lo : a.kv.exact.sinks,
+	          from = pos + 1 - a.kv.exact.recent;
 	const int recent = from > first ? from : first;
 
 	if (!a.kv.exact.page_bytes)
@@ -157,7 +172,8 @@ att_exp2_neg(double x)
 	return (float)sum;
 }
 
-/* With c the largest power of two <= heads: head h < c has 2^(-B (h + 1) / c), the others the odd powers of 2^(-B / 2c). */
+/* With c the largest power of two <= heads: head h < c has 2^(-B (h + 1) / c), the others the odd
+ * powers of 2^(-B / 2c). */
 LLMC_INLINE float
 att_slope(const Att a, int head)
 {
@@ -166,12 +182,15 @@ att_slope(const Att a, int head)
 	while (c * 2 <= (a.alibi_heads ? a.alibi_heads : a.heads))
 		c *= 2;
 	head += a.alibi_first;
-	return head < c ? att_exp2_neg(a.alibi * (head + 1) / c) : att_exp2_neg(a.alibi * (2 * (head - c) + 1) / (2 * c));
+	return head < c ? att_exp2_neg(a.alibi * (head + 1) / c)
+	                : att_exp2_neg(a.alibi * (2 * (head - c) + 1) / (2 * c));
 }
 
-/* Scores of a chunk of positions (pos0: its first) to weights: s[j] for lo <= j < hi (relative to it), 0 elsewhere. */
+/* Scores of a chunk of positions (pos0: its first) to weights: s[j] for lo <= j < hi (relative to
+ * it), 0 elsewhere. */
 LLMC_INLINE void
-att_softmax(const Att a, const int chunk, float *s, int pos0, int lo, int hi, int pos, float slope, float *m_out, float *l_out)
+att_softmax(const Att a, const int chunk, float *s, int pos0, int lo, int hi, int pos, float slope,
+            float *m_out, float *l_out)
 {
 	const vf none = vf_set1(-__builtin_inff());
 	vf top = none, sum = vf_set1(0);
@@ -183,7 +202,8 @@ att_softmax(const Att a, const int chunk, float *s, int pos0, int lo, int hi, in
 		if (a.cap > 0)
 			v = vf_set1(a.cap) * vf_tanh(v * vf_set1((float)(1 / (double)a.cap)));
 		if (a.alibi > 0)
-			v = vf_fma(vf_set1(slope), __builtin_convertvector(at + vi_set1(pos0 - pos), vf), v);
+			v = vf_fma(vf_set1(slope),
+			           __builtin_convertvector(at + vi_set1(pos0 - pos), vf), v);
 		if (j < lo || j + VL > hi)
 			v = vf_select((vi)(at >= vi_set1(lo)) & (vi)(at < vi_set1(hi)), v, none);
 		vf_store(s + j, v);
@@ -223,7 +243,8 @@ att_merge(const int v_dim, float *m, float *l, float *o, float mc, float lc, con
 		o[d] = f32_fma(o[d], a, oc[d] * b);
 }
 
-/* The sum of a row's weights with that of its head's sink, or NULL: a score without a value. m: the maximum of the others */
+/* The sum of a row's weights with that of its head's sink, or NULL: a score without a value. m: the
+ * maximum of the others */
 LLMC_INLINE float
 att_sink(const float *sink, float m, float l)
 {
@@ -270,7 +291,8 @@ att_prefetch(const void *p, const int bytes)
 		__builtin_prefetch((const char *)p + i);
 }
 
-/* Piece i of those of `bytes` bytes each that lie one behind the other: the lines that begin in it */
+/* Piece i of those of `bytes` bytes each that lie one behind the other: the lines that begin in it
+ */
 LLMC_INLINE void
 att_prefetch_piece(const char *p, int i, const int bytes)
 {
@@ -280,13 +302,15 @@ att_prefetch_piece(const char *p, int i, const int bytes)
 		__builtin_prefetch(p + i * bytes);
 }
 
-/* On tile registers? Not where exact pages stand beside others: the sums of both forms are those below. Parts of keys and values cost as much as products of four heads with them, which is what a row alone has to pay:
- * beside memory it is hidden. */
+/* On tile registers? Not where exact pages stand beside others: the sums of both forms are those
+ * below. Parts of keys and values cost as much as products of four heads with them, which is what a
+ * row alone has to pay: beside memory it is hidden. */
 LLMC_INLINE int
 att_tiled(const Att a)
 {
 #if defined(LLMC_TILES)
-	return att_group(a) >= 4 && !a.kv.is_exact && (a.kv.k == KV_f16 || a.kv.k == KV_bf16) && (a.kv.v == KV_f16 || a.kv.v == KV_bf16);
+	return att_group(a) >= 4 && !a.kv.is_exact && (a.kv.k == KV_f16 || a.kv.k == KV_bf16) &&
+	       (a.kv.v == KV_f16 || a.kv.v == KV_bf16);
 #else
 	(void)a;
 	return 0;
@@ -300,37 +324,46 @@ att_tiled(const Att a)
 #include "cpu/attention/attention_int16.h"
 
 /* ---- one row: units, chunks, spans ---- */
-/* Element d of nk vectors of keys, from j on, times those of gb queries, stride apart; acc, and of both the one of which there is less, stay in registers */
+/* Element d of nk vectors of keys, from j on, times those of gb queries, stride apart; acc, and of
+ * both the one of which there is less, stay in registers */
 LLMC_INLINE void
-att_scores_of(const int type, const int gb, const int nk, const char *k, const float *q, const int stride, int d, int j, vf acc[8][8])
+att_scores_of(const int type, const int gb, const int nk, const char *k, const float *q,
+              const int stride, int d, int j, vf acc[8][8])
 {
 	vf x[8], y[8];
 
 	if (gb <= nk) {
 		LLMC_EACH(g, gb, 8)
-			y[g] = vf_set1(q[g * stride]);
-		LLMC_EACH(i, nk, 8) {
+		y[g] = vf_set1(q[g * stride]);
+		LLMC_EACH(i, nk, 8)
+		{
 			const vf key = kv_key(type, k, d, j + i * VL);
 			LLMC_EACH(g, gb, 8)
-				acc[g][i] = vf_fma(key, y[g], acc[g][i]);
+			acc[g][i] = vf_fma(key, y[g], acc[g][i]);
 		}
 		return;
 	}
 	LLMC_EACH(i, nk, 8)
-		x[i] = kv_key(type, k, d, j + i * VL);
-	LLMC_EACH(g, gb, 8) {
+	x[i] = kv_key(type, k, d, j + i * VL);
+	LLMC_EACH(g, gb, 8)
+	{
 		const vf query = vf_set1(q[g * stride]);
 		LLMC_EACH(i, nk, 8)
-			acc[g][i] = vf_fma(x[i], query, acc[g][i]);
+		acc[g][i] = vf_fma(x[i], query, acc[g][i]);
 	}
 }
 
-/* Scores of a page's 32 keys for gb heads; next: a page to be read soon. sums: kv_query_sums of each query */
+/* Scores of a page's 32 keys for gb heads; next: a page to be read soon. sums: kv_query_sums of
+ * each query */
 LLMC_INLINE void
-att_scores(const Att a, const int gb, const char *k, const float *q, const float *sums, float *s, const char *next)
+att_scores(const Att a, const int gb, const char *k, const float *q, const float *sums, float *s,
+           const char *next)
 {
 	const int group = kv_group(a.kv.k, a.dim), groups = kv_groups(a.kv.k, a.dim);
-	const int nk = gb * ATT_NK <= ATT_ACC ? ATT_NK : gb * (ATT_NK / 2) <= ATT_ACC ? ATT_NK / 2 : ATT_NK > 4 ? ATT_NK / 4 : 1;
+	const int nk = gb * ATT_NK <= ATT_ACC         ? ATT_NK
+	               : gb * (ATT_NK / 2) <= ATT_ACC ? ATT_NK / 2
+	               : ATT_NK > 4                   ? ATT_NK / 4
+	                                              : 1;
 	const int apart = VL < 16 && (kv_plain(a.kv.k) || kv_wide(a.kv.k));
 
 	_Alignas(64) float channels[2 * KV_MOST_DIM];
@@ -341,75 +374,89 @@ att_scores(const Att a, const int gb, const char *k, const float *q, const float
 		vf total[8][8];
 
 		LLMC_EACH(g, gb, 8)
-			LLMC_EACH(j, nk, 8)
-				total[g][j] = vf_set1(0);
+		LLMC_EACH(j, nk, 8)
+		total[g][j] = vf_set1(0);
 		for (int at = 0; at < a.dim; at += group) {
 			const int end = at + group < a.dim ? at + group : a.dim;
 			vf acc[8][8];
 			LLMC_EACH(g, gb, 8)
-				LLMC_EACH(j, nk, 8)
-					acc[g][j] = vf_set1(0);
+			LLMC_EACH(j, nk, 8)
+			acc[g][j] = vf_set1(0);
 			for (int d = at; d < end; d += 4) {
 				LLMC_EACH(e, 4, 4)
-					if (j0 == 0 && (a.dim % 4 == 0 || d + e < end))
-						att_prefetch_piece(next, d + e, (int)kv_plane(a.kv.k, a.dim) / a.dim);
+				if (j0 == 0 && (a.dim % 4 == 0 || d + e < end))
+					att_prefetch_piece(next, d + e,
+					                   (int)kv_plane(a.kv.k, a.dim) / a.dim);
 				LLMC_EACH(e, 4, 4)
-					if (apart && (a.dim % 4 == 0 || d + e < end))
-						att_scores_of(a.kv.k, gb, nk, k, q + d + e, a.dim, d + e, j0 * VL, acc);
-				LLMC_EACH(j, apart ? 0 : nk, 8) {
+				if (apart && (a.dim % 4 == 0 || d + e < end))
+					att_scores_of(a.kv.k, gb, nk, k, q + d + e, a.dim, d + e,
+					              j0 * VL, acc);
+				LLMC_EACH(j, apart ? 0 : nk, 8)
+				{
 					vf x[4];
-					kv_keys(a.kv.k, a.dim, k, d / 4, (j0 + j) * VL, channels, x);
+					kv_keys(a.kv.k, a.dim, k, d / 4, (j0 + j) * VL, channels,
+					        x);
 					LLMC_EACH(e, 4, 4)
-						if (a.dim % 4 == 0 || d + e < end)
-							LLMC_EACH(g, gb, 8)
-								acc[g][j] = vf_fma(x[e], vf_set1(q[g * a.dim + d + e]), acc[g][j]);
+					if (a.dim % 4 == 0 || d + e < end)
+						LLMC_EACH(g, gb, 8)
+					acc[g][j] =
+					    vf_fma(x[e], vf_set1(q[g * a.dim + d + e]), acc[g][j]);
 				}
 			}
-			LLMC_EACH(j, nk, 8) {
-				const KvScale scale = kv_scale_k(a.kv.k, a.dim, k, at / group, (j0 + j) * VL);
+			LLMC_EACH(j, nk, 8)
+			{
+				const KvScale scale =
+				    kv_scale_k(a.kv.k, a.dim, k, at / group, (j0 + j) * VL);
 				LLMC_EACH(g, gb, 8)
-					total[g][j] = kv_score(a.kv.k, at == 0, total[g][j], acc[g][j], scale,
-					                       vf_set1(a.kv.k == KV_int4 ? sums[g * groups + at / group] : 0));
+				total[g][j] = kv_score(
+				    a.kv.k, at == 0, total[g][j], acc[g][j], scale,
+				    vf_set1(a.kv.k == KV_int4 ? sums[g * groups + at / group] : 0));
 			}
 		}
 		LLMC_EACH(g, gb, 8)
-			LLMC_EACH(j, nk, 8)
-				vf_store(s + g * ATT_CHUNK + (j0 + j) * VL, total[g][j]);
+		LLMC_EACH(j, nk, 8)
+		vf_store(s + g * ATT_CHUNK + (j0 + j) * VL, total[g][j]);
 	}
 }
 
-/* o[g][d0 .. d0 + nv * VL) of gb heads over keys [lo, hi) of a chunk whose values are v[page]; ahead[page]: a plane to be read soon */
+/* o[g][d0 .. d0 + nv * VL) of gb heads over keys [lo, hi) of a chunk whose values are v[page];
+ * ahead[page]: a plane to be read soon */
 LLMC_INLINE void
-att_values(const Att a, const int gb, const int nv, const char *const *v, const char *const *ahead, int lo, int hi, const float *s, int d0,
-           float *o)
+att_values(const Att a, const int gb, const int nv, const char *const *v, const char *const *ahead,
+           int lo, int hi, const float *s, int d0, float *o)
 {
 	vf acc[8][4];
 	_Alignas(64) float scale[KV_ROOM];
 
 	LLMC_EACH(g, gb, 8)
-		LLMC_EACH(i, nv, 4)
-			acc[g][i] = vf_set1(0);
+	LLMC_EACH(i, nv, 4)
+	acc[g][i] = vf_set1(0);
 	for (int p = lo / KV_PAGE; p * KV_PAGE < hi; p++) {
-		int j0 = lo > p * KV_PAGE ? lo : p * KV_PAGE, j1 = hi < (p + 1) * KV_PAGE ? hi : (p + 1) * KV_PAGE;
+		int j0 = lo > p * KV_PAGE ? lo : p * KV_PAGE,
+		    j1 = hi < (p + 1) * KV_PAGE ? hi : (p + 1) * KV_PAGE;
 		if (kv_grouped(a.kv.v))
 			kv_scales_v(a.kv.v, a.v_dim, v[p], scale);
 		for (int j = j0; j < j1; j++) {
 			if (d0 == 0)
-				att_prefetch_piece(ahead[p], j - p * KV_PAGE, (int)kv_plane(a.kv.v, a.v_dim) / KV_PAGE);
-			LLMC_EACH(i, nv, 4) {
-				vf x = kv_val(a.kv.v, a.v_dim, v[p], j - p * KV_PAGE, d0 + i * VL, scale);
+				att_prefetch_piece(ahead[p], j - p * KV_PAGE,
+				                   (int)kv_plane(a.kv.v, a.v_dim) / KV_PAGE);
+			LLMC_EACH(i, nv, 4)
+			{
+				vf x = kv_val(a.kv.v, a.v_dim, v[p], j - p * KV_PAGE, d0 + i * VL,
+				              scale);
 				LLMC_EACH(g, gb, 8)
-					acc[g][i] = vf_fma(x, vf_set1(s[g * ATT_CHUNK + j]), acc[g][i]);
+				acc[g][i] = vf_fma(x, vf_set1(s[g * ATT_CHUNK + j]), acc[g][i]);
 			}
 		}
 	}
 	LLMC_EACH(g, gb, 8)
-		LLMC_EACH(i, nv, 4)
-			vf_store(o + g * att_vs(a) + d0 + i * VL, acc[g][i]);
+	LLMC_EACH(i, nv, 4)
+	vf_store(o + g * att_vs(a) + d0 + i * VL, acc[g][i]);
 }
 
 LLMC_INLINE void
-att_values_all(const Att a, const int gb, const char *const *v, const char *const *ahead, int lo, int hi, const float *s, float *o)
+att_values_all(const Att a, const int gb, const char *const *v, const char *const *ahead, int lo,
+               int hi, const float *s, float *o)
 {
 	const int nv = gb * 4 <= ATT_ACC ? 4 : gb * 2 <= ATT_ACC ? 2 : 1;
 	int d = 0;
@@ -424,27 +471,28 @@ att_values_all(const Att a, const int gb, const char *const *v, const char *cons
 /* Partial result of a block of heads; o [att_hb][att_vs] */
 typedef struct AttPart {
 	float *o;
-	float  m[ATT_MOST_HB], l[ATT_MOST_HB];
+	float m[ATT_MOST_HB], l[ATT_MOST_HB];
 } AttPart;
 
 /* What a unit of one row needs */
 typedef struct AttUnit {
 	const llmc_step *s;
 	const void *pool;
-	int      row, seq, pos, kv_head, head; /* head: its first query head */
-	int      n_head;                       /* att_hb, fewer in the last block of a group */
-	int      shift;
+	int row, seq, pos, kv_head, head; /* head: its first query head */
+	int n_head;                       /* att_hb, fewer in the last block of a group */
+	int shift;
 	SplitRange range;
-	float    slope[ATT_MOST_HB];
-	const float *sink;                     /* [heads], or NULL */
-	float   *q;                            /* [att_hb][dim], scaled */
-	float   *sums;                         /* [att_hb][kv_groups] of it: kv_query_sums */
-	int32_t *q_words;                      /* [att_hb][dim / 2], [att_hb][kv_groups] of it: kv_query_words */
+	float slope[ATT_MOST_HB];
+	const float *sink; /* [heads], or NULL */
+	float *q;          /* [att_hb][dim], scaled */
+	float *sums;       /* [att_hb][kv_groups] of it: kv_query_sums */
+	int32_t *q_words;  /* [att_hb][dim / 2], [att_hb][kv_groups] of it: kv_query_words */
 	KvWords *words;
-	AttWords w;                            /* weights of a chunk */
-	float   *scores;                       /* [att_hb][ATT_CHUNK] */
-	AttPart  chunk, span, sum;             /* of a chunk, a span, the row */
-	uint8_t *queries, *weights, *ring; /* on tile registers, in parts: of the row, a chunk, keys or values in hand */
+	AttWords w;               /* weights of a chunk */
+	float *scores;            /* [att_hb][ATT_CHUNK] */
+	AttPart chunk, span, sum; /* of a chunk, a span, the row */
+	uint8_t *queries, *weights,
+	    *ring; /* on tile registers, in parts: of the row, a chunk, keys or values in hand */
 } AttUnit;
 
 LLMC_INLINE void
@@ -457,7 +505,8 @@ LLMC_INLINE void
 att_part_merge(const Att a, AttPart *to, const AttPart *from)
 {
 	for (int g = 0; g < att_hb(a); g++)
-		att_merge(a.v_dim, &to->m[g], &to->l[g], to->o + g * att_vs(a), from->m[g], from->l[g], from->o + g * att_vs(a));
+		att_merge(a.v_dim, &to->m[g], &to->l[g], to->o + g * att_vs(a), from->m[g],
+		          from->l[g], from->o + g * att_vs(a));
 }
 
 #if defined(LLMC_TILES)
@@ -478,9 +527,11 @@ att_amx_unit(const Att a, AttUnit *u, float *work)
 
 /* unit: 0 .. att_units of row `row`; work: ATT_WORK floats, 64-byte aligned */
 LLMC_INLINE void
-att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, const float *q, const float *sink, float *work, int row, int unit)
+att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, const float *q,
+              const float *sink, float *work, int row, int unit)
 {
-	const int hb = att_hb(a), part = hb * att_vs(a), n_weights = hb * kv_groups(a.kv.v, a.v_dim);
+	const int hb = att_hb(a), part = hb * att_vs(a),
+	          n_weights = hb * kv_groups(a.kv.v, a.v_dim);
 
 	u->s = s;
 	u->pool = pool;
@@ -511,16 +562,19 @@ att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, con
 	u->words = (KvWords *)(void *)(u->sums + hb * kv_groups(a.kv.k, a.dim));
 	u->q_words = (int32_t *)(void *)(u->words + hb * kv_groups(a.kv.k, a.dim));
 	u->w.zeros = (float *)(void *)(u->q_words + hb * a.dim / 2);
-	u->w.p = (int16_t (*)[KV_PAGE])(void *)(u->w.zeros + n_weights * VL);
+	u->w.p = (int16_t(*)[KV_PAGE])(void *)(u->w.zeros + n_weights * VL);
 	for (int g = 0; g < hb; g++) {
 		/* a block that is not full repeats its last head */
 		int h = u->head + (g < u->n_head ? g : u->n_head - 1);
 		const float *from = q + ((size_t)row * (size_t)a.heads + (size_t)h) * (size_t)a.dim;
 		att_query(a, u->q + g * a.dim, from);
-		kv_query_sums(a.kv.k, a.dim, u->q + g * a.dim, u->sums + g * kv_groups(a.kv.k, a.dim), 1);
+		kv_query_sums(a.kv.k, a.dim, u->q + g * a.dim,
+		              u->sums + g * kv_groups(a.kv.k, a.dim), 1);
 #if KV_HAS_WORDS
 		if (kv_in_words(a.kv.k, a.dim))
-			kv_query_words(a.kv.k, a.dim, u->q + g * a.dim, u->q_words + g * (a.dim / 2), u->words + g * kv_groups(a.kv.k, a.dim), 1);
+			kv_query_words(a.kv.k, a.dim, u->q + g * a.dim,
+			               u->q_words + g * (a.dim / 2),
+			               u->words + g * kv_groups(a.kv.k, a.dim), 1);
 #endif
 #if defined(LLMC_TILES)
 		if (att_tiled(a)) {
@@ -545,10 +599,12 @@ att_page_v(const Att a, const AttUnit *u, int page)
 	return kv_v(a.kv, kv_page_at(a.kv, u->s, u->pool, u->seq, page), u->kv_head);
 }
 
-/* A plane to ask memory for while plane i of a chunk is read, K of its n pages, then V of them. Quantised planes, and those that become tiles, are read
- * faster than memory answers, so it is one further on. end: behind the last position that is read so */
+/* A plane to ask memory for while plane i of a chunk is read, K of its n pages, then V of them.
+ * Quantised planes, and those that become tiles, are read faster than memory answers, so it is one
+ * further on. end: behind the last position that is read so */
 LLMC_INLINE const char *
-att_ahead(const Att a, const AttUnit *u, const char *const *k, const char *const *v, int n, int i, int page, int end)
+att_ahead(const Att a, const AttUnit *u, const char *const *k, const char *const *v, int n, int i,
+          int page, int end)
 {
 	i += kv_plain(a.kv.k) && !att_tiled(a) ? 1 : ATT_AHEAD;
 	if (i < 2 * n)
@@ -559,13 +615,15 @@ att_ahead(const Att a, const AttUnit *u, const char *const *k, const char *const
 
 /* Scores of a page for gb heads from g on, to s of the first head */
 LLMC_INLINE void
-att_scores_some(const Att a, const AttUnit *u, const int gb, const char *k, int g, float *s, const char *next)
+att_scores_some(const Att a, const AttUnit *u, const int gb, const char *k, int g, float *s,
+                const char *next)
 {
 	const int groups = kv_groups(a.kv.k, a.dim);
 
 #if KV_HAS_WORDS
 	if (kv_in_words(a.kv.k, a.dim)) {
-		att_word_scores(a, gb, k, u->q_words + g * (a.dim / 2), u->words + g * groups, u->sums + g * groups, s + g * ATT_CHUNK, next);
+		att_word_scores(a, gb, k, u->q_words + g * (a.dim / 2), u->words + g * groups,
+		                u->sums + g * groups, s + g * ATT_CHUNK, next);
 		return;
 	}
 #endif
@@ -597,8 +655,10 @@ att_chunk(const Att a, AttUnit *u, SplitRange see, int chunk, AttPart *out)
 		}
 		att_amx_row_scores(a, u->queries, k, soon, n, u->ring, s + p0 * KV_PAGE);
 		for (int g = 0; g < hb; g++)
-			att_amx_softmax(a, s + g * ATT_CHUNK, p0, p0 + n, pos0, lo, hi, u->pos, u->slope[g], u->weights, g, &out->m[g], &out->l[g]);
-		att_amx_row_sums(a, u->weights, v, ahead, p0, p0 + n, hi - p0 * KV_PAGE, u->ring, out->o);
+			att_amx_softmax(a, s + g * ATT_CHUNK, p0, p0 + n, pos0, lo, hi, u->pos,
+			                u->slope[g], u->weights, g, &out->m[g], &out->l[g]);
+		att_amx_row_sums(a, u->weights, v, ahead, p0, p0 + n, hi - p0 * KV_PAGE, u->ring,
+		                 out->o);
 		return;
 	}
 #endif
@@ -612,7 +672,8 @@ att_chunk(const Att a, AttUnit *u, SplitRange see, int chunk, AttPart *out)
 		ahead[p0 + p] = att_ahead(a, u, k, v + p0, n, n + p, base, see.hi);
 	}
 	for (int g = 0; g < hb; g++)
-		att_softmax(a, ATT_CHUNK, s + g * ATT_CHUNK, pos0, lo, hi, u->pos, u->slope[g], &out->m[g], &out->l[g]);
+		att_softmax(a, ATT_CHUNK, s + g * ATT_CHUNK, pos0, lo, hi, u->pos, u->slope[g],
+		            &out->m[g], &out->l[g]);
 #if KV_HAS_WORDS
 	if (kv_in_words(a.kv.v, a.v_dim)) {
 		att_word_weights(a, hb, v, p0, n, hi, s, &u->w);
@@ -630,7 +691,8 @@ att_chunk(const Att a, AttUnit *u, SplitRange see, int chunk, AttPart *out)
 	for (; g + gb <= hb; g += gb)
 		att_values_all(a, gb, v, ahead, lo, hi, s + g * ATT_CHUNK, out->o + g * att_vs(a));
 	if (tail)
-		att_values_all(a, tail, v, ahead, lo, hi, s + g * ATT_CHUNK, out->o + g * att_vs(a));
+		att_values_all(a, tail, v, ahead, lo, hi, s + g * ATT_CHUNK,
+		               out->o + g * att_vs(a));
 }
 
 /* A piece of a chunk, if the row reads such a one, to u->span */
@@ -672,19 +734,22 @@ LLMC_INLINE void
 att_unit_finish(const Att a, const AttUnit *u, float *y)
 {
 	for (int g = 0; g < u->n_head; g++)
-		att_put(a, y + ((size_t)u->row * (size_t)a.heads + (size_t)(u->head + g)) * (size_t)a.v_dim, u->sum.o + g * att_vs(a),
+		att_put(a,
+		        y + ((size_t)u->row * (size_t)a.heads + (size_t)(u->head + g)) *
+		                (size_t)a.v_dim,
+		        u->sum.o + g * att_vs(a),
 		        att_sink(u->sink ? u->sink + u->head + g : NULL, u->sum.m[g], u->sum.l[g]));
 }
 
 /* name(): the value; name_run_span: att_span of it, compiled once */
-#define ATTENTION(name, ...)                                                           \
-	LLMC_INLINE Att name(void)                                                     \
-	{                                                                              \
-		return (Att){ __VA_ARGS__ };                                           \
-	}                                                                              \
-	static __attribute__((noinline, unused)) void name##_run_span(AttUnit *u, int span) \
-	{                                                                              \
-		att_span(name(), u, span);                                             \
+#define ATTENTION(name, ...)                                                                       \
+	LLMC_INLINE Att name(void)                                                                 \
+	{                                                                                          \
+		return (Att){ __VA_ARGS__ };                                                       \
+	}                                                                                          \
+	static __attribute__((noinline, unused)) void name##_run_span(AttUnit *u, int span)        \
+	{                                                                                          \
+		att_span(name(), u, span);                                                         \
 	}
 
 #endif

@@ -1,29 +1,36 @@
-/* Attention on tile registers, where keys and values are f16 or bf16 and at least four query heads share them: the sums of cpu/attention/attention.h with other products.
+/* Attention on tile registers, where keys and values are f16 or bf16 and at least four query heads
+ * share them: the sums of cpu/attention/attention.h with other products.
  *
- * A half is exactly two parts of bf16, hi + lo; queries and weights become two parts each, relative error 2^-17. Products of lo and lo are left
- * out. A score adds over dimensions by 32: q_hi k_hi, q_lo k_hi, q_hi k_lo; a sum over positions by 32 likewise; each in the order of the
- * instruction. What meets in one lane pair is element i and element i + 16 of 32, so that parts of 32 numbers are made without moving any:
+ * A half is exactly two parts of bf16, hi + lo; queries and weights become two parts each, relative
+ * error 2^-17. Products of lo and lo are left out. A score adds over dimensions by 32: q_hi k_hi,
+ * q_lo k_hi, q_hi k_lo; a sum over positions by 32 likewise; each in the order of the instruction.
+ * What meets in one lane pair is element i and element i + 16 of 32, so that parts of 32 numbers
+ * are made without moving any:
  *
  *   q   [block of 16 rows][32 of dim][hi, lo]  tiles of A           --+
  *   K of a page --parts--> [16 keys][32 of dim][hi, lo]  tiles of B --+--> s [32][128] --softmax, parts--> P [block][page][hi, lo]  tiles of A --+
  *   V of a page --parts--> [16 of v_dim][page][hi, lo]  tiles of B  -----------------------------------------------------------------------------+--> oc
  *
- * Two blocks of rows meet two tiles of B at a time: four chains of dots, a load for each of the first, so none waits for the one before it. By count 32 rows take 192 dots
- * of 16 cycles for a chunk of 128 positions and 64 dimensions, where fp32 takes 33,000 products of vectors, and the softmax of these rows 3700 cycles of vector instructions;
- * both run at a time (att_amx_blocks). Parts of K and V are made once for up to ATT_AMX_R rows.
+ * Two blocks of rows meet two tiles of B at a time: four chains of dots, a load for each of the
+ * first, so none waits for the one before it. By count 32 rows take 192 dots of 16 cycles for a
+ * chunk of 128 positions and 64 dimensions, where fp32 takes 33,000 products of vectors, and the
+ * softmax of these rows 3700 cycles of vector instructions; both run at a time (att_amx_blocks).
+ * Parts of K and V are made once for up to ATT_AMX_R rows.
  *
- * Measured beside cpu-v4's form, one thread of an Intel Xeon with AMX that others used, medians of paired rounds. 128 tokens at depth 8192: 32 heads of 64 over 8 at
- * 254 GFLOP/s, of 128 over 4 at 326. A row alone, four heads to a key: 0.95 to 0.97 of v4's rate from memory at depth 4096 with heads of 64, 0.99 of 128; 0.72
- * from the caches, where v4 makes half as many instructions for a line. Making all parts of a page before its dots, and asking for memory into the nearest cache, cost
- * a third of that. */
+ * Measured beside cpu-v4's form, one thread of an Intel Xeon with AMX that others used, medians of
+ * paired rounds. 128 tokens at depth 8192: 32 heads of 64 over 8 at 254 GFLOP/s, of 128 over 4 at
+ * 326. A row alone, four heads to a key: 0.95 to 0.97 of v4's rate from memory at depth 4096 with
+ * heads of 64, 0.99 of 128; 0.72 from the caches, where v4 makes half as many instructions for a
+ * line. Making all parts of a page before its dots, and asking for memory into the nearest cache,
+ * cost a third of that. */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_AMX_H
 #define LLMC_CPU_ATTENTION_ATTENTION_AMX_H
 
 #include "cpu/gemm/amx_tiles.h"
 
 enum {
-	ATT_AMX_R = 256,        /* rows of a tile of tokens and heads, at most */
-	ATT_AMX_B = 16,         /* rows of a block */
+	ATT_AMX_R = 256, /* rows of a tile of tokens and heads, at most */
+	ATT_AMX_B = 16,  /* rows of a block */
 };
 
 /* parts of an element of the cache */
@@ -59,16 +66,20 @@ LLMC_INLINE void
 att_amx_query(const Att a, const float *x, int r, uint8_t *block)
 {
 	for (int i = 0; i < att_amx_steps(a.dim); i++)
-		amx_put_rounded(vf_load(x + i * 32), vf_load(x + i * 32 + 16), block + i * 2 * AMX_TILE + r * 64);
+		amx_put_rounded(vf_load(x + i * 32), vf_load(x + i * 32 + 16),
+		                block + i * 2 * AMX_TILE + r * 64);
 }
 
-/* Row i of the tiles of 32 dimensions `step` of a page's keys, of the first 16 at `to`, of the others `apart` bytes behind it */
+/* Row i of the tiles of 32 dimensions `step` of a page's keys, of the first 16 at `to`, of the
+ * others `apart` bytes behind it */
 LLMC_INLINE void
 att_amx_keys_row(const Att a, const char *k, int step, int i, uint8_t *to, const int apart)
 {
-	const int parts = att_amx_parts(a.kv.k), whole = a.dim % 32 == 0, d = step * 32 + i, e = d + 16;
+	const int parts = att_amx_parts(a.kv.k), whole = a.dim % 32 == 0, d = step * 32 + i,
+	          e = d + 16;
 
-	LLMC_EACH(t, 2, 2) {
+	LLMC_EACH(t, 2, 2)
+	{
 		vf x = { 0 }, y = { 0 };
 		if (whole || d < a.dim)
 			x = kv_load(a.kv.k, k, d * KV_PAGE + t * 16);
@@ -89,9 +100,11 @@ att_amx_keys(const Att a, const char *k, uint8_t *to)
 			att_amx_keys_row(a, k, step, i, to + step * tile, steps * tile);
 }
 
-/* Row i of the tiles, `apart` bytes from each other, of n_d values from d0 on of a page, of which n positions, or all, hold something */
+/* Row i of the tiles, `apart` bytes from each other, of n_d values from d0 on of a page, of which n
+ * positions, or all, hold something */
 LLMC_INLINE void
-att_amx_values_row(const Att a, const int all, const char *v, int n, int d0, const int n_d, int i, uint8_t *to, const int apart)
+att_amx_values_row(const Att a, const int all, const char *v, int n, int d0, const int n_d, int i,
+                   uint8_t *to, const int apart)
 {
 	for (int d = d0; d < d0 + n_d; d += VL) {
 		vf x = { 0 }, y = { 0 };
@@ -118,30 +131,34 @@ att_amx_values(const Att a, const char *v, int n, int page, uint8_t *to)
 /* ---- products ---- */
 enum { ATT_AMX_P = ATT_PAGES * 2 * AMX_TILE }; /* bytes of a block's weights */
 
-/* Products of one or two blocks of rows with pairs of columns of tiles, which are done step by step, beside other work */
+/* Products of one or two blocks of rows with pairs of columns of tiles, which are done step by
+ * step, beside other work */
 typedef struct AttDots {
-	const uint8_t *rows, *tiles;    /* [step][hi, lo] of the first block; [step][parts] of the next column */
+	const uint8_t *rows,
+	    *tiles; /* [step][hi, lo] of the first block; [step][parts] of the next column */
 	float *out;
-	int    two, step, steps, left;  /* left: pairs of columns */
+	int two, step, steps, left; /* left: pairs of columns */
 } AttDots;
 
-/* 32 of what is summed: one or two blocks of rows (a0, a1: hi, lo) with one or two columns (b0, b1: parts) */
+/* 32 of what is summed: one or two blocks of rows (a0, a1: hi, lo) with one or two columns (b0, b1:
+ * parts) */
 LLMC_INLINE void
-att_amx_step(const int parts, const int two, const int wide, const uint8_t *a0, const uint8_t *a1, const uint8_t *b0, const uint8_t *b1)
+att_amx_step(const int parts, const int two, const int wide, const uint8_t *a0, const uint8_t *a1,
+             const uint8_t *b0, const uint8_t *b1)
 {
 /* part `part` of the rows with what lies in 6 and 7 */
-#define ATT_AMX_ROWS(part)                                       \
-	do {                                                     \
-		AMX_LOAD(4, a0 + (part) * AMX_TILE, 64);         \
-		AMX_BF16(0, 4, 6);                               \
-		if (wide)                                        \
-			AMX_BF16(1, 4, 7);                       \
-		if (two) {                                       \
-			AMX_LOAD(5, a1 + (part) * AMX_TILE, 64); \
-			AMX_BF16(2, 5, 6);                       \
-			if (wide)                                \
-				AMX_BF16(3, 5, 7);               \
-		}                                                \
+#define ATT_AMX_ROWS(part)                                                                         \
+	do {                                                                                       \
+		AMX_LOAD(4, a0 + (part) * AMX_TILE, 64);                                           \
+		AMX_BF16(0, 4, 6);                                                                 \
+		if (wide)                                                                          \
+			AMX_BF16(1, 4, 7);                                                         \
+		if (two) {                                                                         \
+			AMX_LOAD(5, a1 + (part) * AMX_TILE, 64);                                   \
+			AMX_BF16(2, 5, 6);                                                         \
+			if (wide)                                                                  \
+				AMX_BF16(3, 5, 7);                                                 \
+		}                                                                                  \
 	} while (0)
 	AMX_LOAD(6, b0, 64);
 	if (wide)
@@ -157,15 +174,17 @@ att_amx_step(const int parts, const int two, const int wide, const uint8_t *a0, 
 #undef ATT_AMX_ROWS
 }
 
-/* A step of what is left. Bytes between the blocks of rows, and between columns; n: elements of a row of out, of which it has ld. Returned: 0 when there
- * was nothing to do. */
+/* A step of what is left. Bytes between the blocks of rows, and between columns; n: elements of a
+ * row of out, of which it has ld. Returned: 0 when there was nothing to do. */
 LLMC_INLINE int
-att_amx_some(const int parts, const int block, const int column, const int n, const int ld, AttDots *d)
+att_amx_some(const int parts, const int block, const int column, const int n, const int ld,
+             AttDots *d)
 {
 	if (d->left == 0)
 		return 0;
 	const int wide = n % 32 == 0 || d->left > 1;
-	const uint8_t *a0 = d->rows + d->step * 2 * AMX_TILE, *b0 = d->tiles + d->step * parts * AMX_TILE;
+	const uint8_t *a0 = d->rows + d->step * 2 * AMX_TILE,
+	              *b0 = d->tiles + d->step * parts * AMX_TILE;
 	float *const c1 = d->out + ATT_AMX_B * ld;
 
 	if (d->step == 0) {
@@ -201,9 +220,16 @@ att_amx_some(const int parts, const int block, const int column, const int n, co
 
 /* Scores of blocks of rows with the keys of pages [first, last) of a chunk, s [16 or 32][128], */
 LLMC_INLINE AttDots
-att_amx_scores(const Att a, int two, const uint8_t *q, const uint8_t *keys, int first, int last, float *s)
+att_amx_scores(const Att a, int two, const uint8_t *q, const uint8_t *keys, int first, int last,
+               float *s)
 {
-	return (AttDots){ q, keys + first * (att_amx_key_bytes(a) / ATT_PAGES), s + first * KV_PAGE, two, 0, att_amx_steps(a.dim), last - first };
+	return (AttDots){ q,
+		          keys + first * (att_amx_key_bytes(a) / ATT_PAGES),
+		          s + first * KV_PAGE,
+		          two,
+		          0,
+		          att_amx_steps(a.dim),
+		          last - first };
 }
 
 LLMC_INLINE int
@@ -211,26 +237,36 @@ att_amx_score(const Att a, AttDots *d)
 {
 	const int parts = att_amx_parts(a.kv.k), steps = att_amx_steps(a.dim);
 
-	return att_amx_some(parts, steps * 2 * AMX_TILE, steps * parts * AMX_TILE, ATT_CHUNK, ATT_CHUNK, d);
+	return att_amx_some(parts, steps * 2 * AMX_TILE, steps * parts * AMX_TILE, ATT_CHUNK,
+	                    ATT_CHUNK, d);
 }
 
 /* and oc [16 or 32][vs] of the weights of these pages and their values */
 LLMC_INLINE AttDots
-att_amx_sums(const Att a, int two, const uint8_t *p, const uint8_t *values, int first, int last, float *oc)
+att_amx_sums(const Att a, int two, const uint8_t *p, const uint8_t *values, int first, int last,
+             float *oc)
 {
-	return (AttDots){ p + first * 2 * AMX_TILE, values + first * att_amx_parts(a.kv.v) * AMX_TILE, oc, two, 0, last - first, (att_vs(a) + 31) / 32 };
+	return (AttDots){ p + first * 2 * AMX_TILE,
+		          values + first * att_amx_parts(a.kv.v) * AMX_TILE,
+		          oc,
+		          two,
+		          0,
+		          last - first,
+		          (att_vs(a) + 31) / 32 };
 }
 
 LLMC_INLINE int
 att_amx_sum(const Att a, AttDots *d)
 {
-	return att_amx_some(att_amx_parts(a.kv.v), ATT_AMX_P, att_amx_value_tile(a), att_vs(a), att_vs(a), d);
+	return att_amx_some(att_amx_parts(a.kv.v), ATT_AMX_P, att_amx_value_tile(a), att_vs(a),
+	                    att_vs(a), d);
 }
 
 /* ---- a chunk of one row, whose heads are a block ---- */
-/* Making parts takes longest. Tiles are multiplied while the next ones are made, a dot after every few rows of parts, so that none waits for the one before
- * it nor for stores. Memory is asked for the planes after next all the while. */
-enum { ATT_AMX_V = 64 };        /* values at once, whose sums stay in registers */
+/* Making parts takes longest. Tiles are multiplied while the next ones are made, a dot after every
+ * few rows of parts, so that none waits for the one before it nor for stores. Memory is asked for
+ * the planes after next all the while. */
+enum { ATT_AMX_V = 64 }; /* values at once, whose sums stay in registers */
 
 /* bytes of keys, and of values, in hand: those that are multiplied and those that are made */
 LLMC_INLINE int
@@ -241,9 +277,11 @@ att_amx_ring_bytes(const Att a)
 
 /* s [heads][128] of n pages; k, next: their planes, and ones to be read soon */
 LLMC_INLINE void
-att_amx_row_scores(const Att a, const uint8_t *q, const char *const *k, const char *const *next, int n, uint8_t *ring, float *s)
+att_amx_row_scores(const Att a, const uint8_t *q, const char *const *k, const char *const *next,
+                   int n, uint8_t *ring, float *s)
 {
-	const int parts = att_amx_parts(a.kv.k), tile = parts * AMX_TILE, steps = att_amx_steps(a.dim);
+	const int parts = att_amx_parts(a.kv.k), tile = parts * AMX_TILE,
+	          steps = att_amx_steps(a.dim);
 
 	for (int i = 0; i <= n * steps; i++) {
 		const int step = i % steps, before = (i + steps - 1) % steps;
@@ -255,12 +293,15 @@ att_amx_row_scores(const Att a, const uint8_t *q, const char *const *k, const ch
 		}
 		for (int r = 0; r < 16; r++) {
 			if (i < n * steps) {
-				amx_request_permission(next[i / steps], (int)kv_plane(a.kv.k, a.dim), step * 16 + r, steps * 16);
+				amx_request_permission(next[i / steps],
+				                       (int)kv_plane(a.kv.k, a.dim), step * 16 + r,
+				                       steps * 16);
 				att_amx_keys_row(a, k[i / steps], step, r, to, tile);
 			}
 			if (i > 0)
 				switch (r) {
-					AMX_CASES(0, 6, 0, 1, parts, 1, q + before * 2 * AMX_TILE, from, tile)
+					AMX_CASES(0, 6, 0, 1, parts, 1, q + before * 2 * AMX_TILE,
+					          from, tile)
 				}
 		}
 		if (i > 0 && before == steps - 1) {
@@ -271,10 +312,12 @@ att_amx_row_scores(const Att a, const uint8_t *q, const char *const *k, const ch
 	}
 }
 
-/* n_d of oc from d on, as att_amx_row_sums. Of planes to be read soon piece `piece` of `of` is asked for. */
+/* n_d of oc from d on, as att_amx_row_sums. Of planes to be read soon piece `piece` of `of` is
+ * asked for. */
 LLMC_INLINE void
-att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const char *const *next, int first, int last, int n, int d, const int n_d,
-                   int piece, const int of, uint8_t *ring, float *oc)
+att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const char *const *next,
+                   int first, int last, int n, int d, const int n_d, int piece, const int of,
+                   uint8_t *ring, float *oc)
 {
 	const int vs = att_vs(a), parts = att_amx_parts(a.kv.v), tile = parts * AMX_TILE;
 
@@ -288,7 +331,8 @@ att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const ch
 		const uint8_t *const from = ring + (page + 1) % 2 * (ATT_AMX_V / VL) * tile;
 		for (int i = 0; i < 16; i++) {
 			if (page < last) {
-				amx_request_permission(next[page], (int)kv_plane(a.kv.v, a.v_dim), piece * 16 + i, of * 16);
+				amx_request_permission(next[page], (int)kv_plane(a.kv.v, a.v_dim),
+				                       piece * 16 + i, of * 16);
 				if (n >= KV_PAGE)
 					att_amx_values_row(a, 1, v[page], n, d, n_d, i, to, tile);
 				else
@@ -297,7 +341,8 @@ att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const ch
 			if (page > first)
 				switch (i) {
 					AMX_CASES(0, 12, 0, 1, parts, n_d > 16, p, from, tile)
-					AMX_CASES(6, 12, 2, 3, parts, n_d > 48, p, from + 2 * tile, tile)
+					AMX_CASES(6, 12, 2, 3, parts, n_d > 48, p, from + 2 * tile,
+					          tile)
 				}
 		}
 	}
@@ -310,24 +355,31 @@ att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const ch
 		AMX_STORE(3, oc + d + 48, vs * 4);
 }
 
-/* oc [heads][vs] of the weights p of pages [first, last) of a chunk, n of whose positions from first on hold something */
+/* oc [heads][vs] of the weights p of pages [first, last) of a chunk, n of whose positions from
+ * first on hold something */
 LLMC_INLINE void
-att_amx_row_sums(const Att a, const uint8_t *p, const char *const *v, const char *const *next, int first, int last, int n, uint8_t *ring, float *oc)
+att_amx_row_sums(const Att a, const uint8_t *p, const char *const *v, const char *const *next,
+                 int first, int last, int n, uint8_t *ring, float *oc)
 {
 	const int whole = a.v_dim / ATT_AMX_V, rest = a.v_dim % ATT_AMX_V, of = whole + (rest > 0);
 
 	for (int i = 0; i < whole; i++)
-		att_amx_row_values(a, p, v, next, first, last, n, i * ATT_AMX_V, ATT_AMX_V, i, of, ring, oc);
+		att_amx_row_values(a, p, v, next, first, last, n, i * ATT_AMX_V, ATT_AMX_V, i, of,
+		                   ring, oc);
 	if (rest)
-		att_amx_row_values(a, p, v, next, first, last, n, whole * ATT_AMX_V, rest, whole, of, ring, oc);
+		att_amx_row_values(a, p, v, next, first, last, n, whole * ATT_AMX_V, rest, whole,
+		                   of, ring, oc);
 }
 /* ---- rows ---- */
-/* att_softmax of pages [first, last) of a chunk, lo < hi among them; weights in parts to row r of the block p */
+/* att_softmax of pages [first, last) of a chunk, lo < hi among them; weights in parts to row r of
+ * the block p */
 LLMC_INLINE void
-att_amx_softmax(const Att a, float *s, int first, int last, int pos0, int lo, int hi, int pos, float slope, uint8_t *p, int r, float *m_out, float *l_out)
+att_amx_softmax(const Att a, float *s, int first, int last, int pos0, int lo, int hi, int pos,
+                float slope, uint8_t *p, int r, float *m_out, float *l_out)
 {
 	const vf none = vf_set1(-__builtin_inff());
-	const int whole = lo <= first * KV_PAGE && hi >= last * KV_PAGE && !(a.cap > 0) && !(a.alibi > 0);
+	const int whole =
+	    lo <= first * KV_PAGE && hi >= last * KV_PAGE && !(a.cap > 0) && !(a.alibi > 0);
 	vf top = none, sum = vf_set1(0);
 
 	if (whole)
@@ -338,9 +390,12 @@ att_amx_softmax(const Att a, float *s, int first, int last, int pos0, int lo, in
 			vf v = vf_load(s + j);
 			vi at = vi_iota() + vi_set1(j);
 			if (a.cap > 0)
-				v = vf_set1(a.cap) * vf_tanh(v * vf_set1((float)(1 / (double)a.cap)));
+				v = vf_set1(a.cap) *
+				    vf_tanh(v * vf_set1((float)(1 / (double)a.cap)));
 			if (a.alibi > 0)
-				v = vf_fma(vf_set1(slope), __builtin_convertvector(at + vi_set1(pos0 - pos), vf), v);
+				v = vf_fma(vf_set1(slope),
+				           __builtin_convertvector(at + vi_set1(pos0 - pos), vf),
+				           v);
 			v = vf_select((vi)(at >= vi_set1(lo)) & (vi)(at < vi_set1(hi)), v, none);
 			vf_store(s + j, v);
 			top = vf_max(top, v);
@@ -348,7 +403,8 @@ att_amx_softmax(const Att a, float *s, int first, int last, int pos0, int lo, in
 	const float m = vf_hmax(top);
 	p += r * 64;
 	for (int page = first; page < last; page++) {
-		const vf x = vf_exp(vf_load(s + page * KV_PAGE) - vf_set1(m)), y = vf_exp(vf_load(s + page * KV_PAGE + VL) - vf_set1(m));
+		const vf x = vf_exp(vf_load(s + page * KV_PAGE) - vf_set1(m)),
+		         y = vf_exp(vf_load(s + page * KV_PAGE + VL) - vf_set1(m));
 		sum += x;
 		sum += y;
 		amx_put_rounded(x, y, p + page * 2 * AMX_TILE);
@@ -367,12 +423,14 @@ att_amx_unseen(int first, int last, uint8_t *p, int r)
 
 /* att_merge of the rows of a block whose lc is not 0 */
 LLMC_INLINE void
-att_amx_merge(const int vs, float *m, float *l, float *o, const float *mc, const float *lc, const float *oc)
+att_amx_merge(const int vs, float *m, float *l, float *o, const float *mc, const float *lc,
+              const float *oc)
 {
-	const vf was = vf_load(m), is = vf_load(mc), top = vf_select((vi)(was > is), was, is), sum = vf_load(lc), before = vf_load(l);
+	const vf was = vf_load(m), is = vf_load(mc), top = vf_select((vi)(was > is), was, is),
+	         sum = vf_load(lc), before = vf_load(l);
 	const vf a = vf_exp(was - top), b = vf_exp(is - top);
 	const vi add = (vi)(sum != vf_set1(0)), begin = (vi)(before == vf_set1(0));
-	float    by[VL], with[VL];
+	float by[VL], with[VL];
 
 	vf_store(by, a);
 	vf_store(with, b);
@@ -386,7 +444,8 @@ att_amx_merge(const int vs, float *m, float *l, float *o, const float *mc, const
 				vf_store(o + d, vf_load(oc + d));
 		else
 			for (int d = 0; d < vs; d += VL)
-				vf_store(o + d, vf_fma(vf_load(o + d), vf_set1(by[r]), vf_load(oc + d) * vf_set1(with[r])));
+				vf_store(o + d, vf_fma(vf_load(o + d), vf_set1(by[r]),
+				                       vf_load(oc + d) * vf_set1(with[r])));
 	}
 }
 

@@ -1,18 +1,23 @@
-/* Attention over keys and values of integer codes in whole numbers, on v3, where a vector of words is multiplied as fast as half as many floats: a code
- * never becomes a float, and two of them meet in one instruction. Types and widths: kv_in_words.
+/* Attention over keys and values of integer codes in whole numbers, on v3, where a vector of words
+ * is multiplied as fast as half as many floats: a code never becomes a float, and two of them meet
+ * in one instruction. Types and widths: kv_in_words.
  *
  *   query    elements of a group / step, in 16 bits; step: the largest of them / 32767
  *   score    of groups in order: + (sum of words times codes) * scale * step, and before it what zeros add, by one chain of products
- *   weights  e_j * scale_j of a page / step, in 16 bits; step: the largest of the page and row / 32767
+ *   weights  e_j * scale_j of a page / step, in 16 bits; step: the largest of the page and row /
+ * 32767
  *   o        of pages of a chunk in order: + (sum of words times codes) * step; at last what zeros add: sum of e_j zero_j
  *
- * Codes without a sign (int4) count from 8: what rounding leaves of a word then meets a number that is small on average.
- * A sum of whole numbers is the same in any order, so rows alone and in tiles agree as they do in floats. A word is off by 2^-16 of the largest at most: an
- * eighth of what f16 does to a large element, a hundredth of what 8 bits do. Positions that a row does not see have weight 0, whatever lies there.
+ * Codes without a sign (int4) count from 8: what rounding leaves of a word then meets a number that
+ * is small on average. A sum of whole numbers is the same in any order, so rows alone and in tiles
+ * agree as they do in floats. A word is off by 2^-16 of the largest at most: an eighth of what f16
+ * does to a large element, a hundredth of what 8 bits do. Positions that a row does not see have
+ * weight 0, whatever lies there.
  *
- * 64 codes and three heads take 24 instructions of products and sums on four units and 8 that make words; floats take 24 on two units and 16 or more that
- * make them. Cycles of that on Zen 3, from the cache: int8 10.0 for keys, 12.3 for values, int4 12.1 and 16.3; in
- * floats f16 takes 12.8 and 12.5, int8 takes 15.8 for both. */
+ * 64 codes and three heads take 24 instructions of products and sums on four units and 8 that make
+ * words; floats take 24 on two units and 16 or more that make them. Cycles of that on Zen 3, from
+ * the cache: int8 10.0 for keys, 12.3 for values, int4 12.1 and 16.3; in floats f16 takes 12.8
+ * and 12.5, int8 takes 15.8 for both. */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_INT16_H
 #define LLMC_CPU_ATTENTION_ATTENTION_INT16_H
 
@@ -22,9 +27,10 @@
 #define KV_HAS_WORDS 0
 #endif
 
-/* Of a group of a query: what its words were divided by, and what a sum of products with codes starts from */
+/* Of a group of a query: what its words were divided by, and what a sum of products with codes
+ * starts from */
 typedef struct KvWords {
-	float   step;
+	float step;
 	int32_t start;
 } KvWords;
 
@@ -34,8 +40,8 @@ enum { KV_ZERO = 8 /* of codes without a sign */, KV_WORD = 32767 };
 
 /* Weights of a chunk in words */
 typedef struct AttWords {
-	int16_t (*p)[KV_PAGE];                                                  /* [page][head][group] */
-	float *zeros;                                                           /* [head][group][VL] of the chunk */
+	int16_t (*p)[KV_PAGE]; /* [page][head][group] */
+	float *zeros;          /* [head][group][VL] of the chunk */
 	float steps[ATT_PAGES * ATT_MOST_HB], inverse[ATT_PAGES * ATT_MOST_HB]; /* [page][head] */
 } AttWords;
 
@@ -44,7 +50,8 @@ LLMC_INLINE int
 kv_in_words(const int type, const int dim)
 {
 #if KV_HAS_WORDS
-	return dim % 4 == 0 && (type == KV_int8_32 || type == KV_int6 || type == KV_int4 || (type == KV_int8 && dim <= 512));
+	return dim % 4 == 0 && (type == KV_int8_32 || type == KV_int6 || type == KV_int4 ||
+	                        (type == KV_int8 && dim <= 512));
 #else
 	(void)type;
 	(void)dim;
@@ -65,16 +72,18 @@ kv_pair(int lo, int hi)
 	return (int32_t)((uint32_t)hi << 16 | (uint16_t)lo);
 }
 
-/* A query as pairs of words in the order of kv_pairs_k, and what its groups are in, all stride apart */
+/* A query as pairs of words in the order of kv_pairs_k, and what its groups are in, all stride
+ * apart */
 LLMC_INLINE void
-kv_query_words(const int type, const int dim, const float *q, int32_t *to, KvWords *words, const int stride)
+kv_query_words(const int type, const int dim, const float *q, int32_t *to, KvWords *words,
+               const int stride)
 {
 	const int size = kv_group(type, dim), next = type == KV_int4 ? 2 : 1;
 
 	for (int g = 0; g < kv_groups(type, dim); g++) {
 		const int end = (g + 1) * size < dim ? (g + 1) * size : dim;
 		float most = 0, none = 0;
-		int   sum = 0;
+		int sum = 0;
 		for (int d = g * size; d < end; d++) {
 			const float x = q[d] < 0 ? -q[d] : q[d];
 			most = x > most ? x : most;
@@ -84,11 +93,15 @@ kv_query_words(const int type, const int dim, const float *q, int32_t *to, KvWor
 		for (int d = g * size; d < end; d += 4)
 			for (int p = 0; p < 2; p++) {
 				const float *x = q + d + p * (3 - next);
-				const int lo = kv_round(kv_limit(x[0] * inverse, -KV_WORD, KV_WORD)), hi = kv_round(kv_limit(x[next] * inverse, -KV_WORD, KV_WORD));
+				const int lo =
+				              kv_round(kv_limit(x[0] * inverse, -KV_WORD, KV_WORD)),
+				          hi = kv_round(
+				              kv_limit(x[next] * inverse, -KV_WORD, KV_WORD));
 				to[(d / 2 + p) * stride] = kv_pair(lo, hi);
 				sum += lo + hi;
 			}
-		words[g * stride] = (KvWords){ (most + none) * (1.0f / KV_WORD), type == KV_int4 ? -KV_ZERO * sum : 0 };
+		words[g * stride] = (KvWords){ (most + none) * (1.0f / KV_WORD),
+			                       type == KV_int4 ? -KV_ZERO * sum : 0 };
 	}
 }
 
@@ -132,24 +145,31 @@ kv_pairs_four(const int high, vi x[2])
 {
 	LLMC_UNROLL
 	for (int i = 0; i < 2; i++)
-		x[i] = high ? (vi)_mm256_srli_epi16((__m256i)x[i], 4) : (vi)_mm256_and_si256((__m256i)x[i], _mm256_set1_epi16(15));
+		x[i] = high ? (vi)_mm256_srli_epi16((__m256i)x[i], 4)
+		            : (vi)_mm256_and_si256((__m256i)x[i], _mm256_set1_epi16(15));
 }
 
 /* Codes of 6 bits of a page's keys, a byte each: [dim][32] */
 LLMC_INLINE void
 kv_unpack_k(const int dim, const char *plane, uint8_t *to)
 {
-	const __m256i four = _mm256_set1_epi8(15), high = _mm256_set1_epi8(0x30), zero = _mm256_set1_epi8(32);
+	const __m256i four = _mm256_set1_epi8(15), high = _mm256_set1_epi8(0x30),
+	              zero = _mm256_set1_epi8(32);
 	const char *two = plane + kv_groups(KV_int6, dim) * 16 * KV_PAGE;
 
 	for (int i = 0; i < dim / 4; i++) {
-		const __m256i a = kv_32_at(plane + 2 * i * KV_PAGE), b = kv_32_at(plane + (2 * i + 1) * KV_PAGE), h = kv_32_at(two + i * KV_PAGE);
+		const __m256i a = kv_32_at(plane + 2 * i * KV_PAGE),
+		              b = kv_32_at(plane + (2 * i + 1) * KV_PAGE),
+		              h = kv_32_at(two + i * KV_PAGE);
 		const __m256i c[4] = { a, _mm256_srli_epi16(a, 4), b, _mm256_srli_epi16(b, 4) };
-		const __m256i t[4] = { _mm256_slli_epi16(h, 4), _mm256_slli_epi16(h, 2), h, _mm256_srli_epi16(h, 2) };
+		const __m256i t[4] = { _mm256_slli_epi16(h, 4), _mm256_slli_epi16(h, 2), h,
+			               _mm256_srli_epi16(h, 2) };
 		LLMC_UNROLL
 		for (int e = 0; e < 4; e++) {
-			const __m256i x = _mm256_or_si256(_mm256_and_si256(c[e], four), _mm256_and_si256(t[e], high));
-			_mm256_storeu_si256((__m256i *)(void *)(to + (4 * i + e) * KV_PAGE), _mm256_sub_epi8(x, zero));
+			const __m256i x = _mm256_or_si256(_mm256_and_si256(c[e], four),
+			                                  _mm256_and_si256(t[e], high));
+			_mm256_storeu_si256((__m256i *)(void *)(to + (4 * i + e) * KV_PAGE),
+			                    _mm256_sub_epi8(x, zero));
 		}
 	}
 }
@@ -158,16 +178,23 @@ kv_unpack_k(const int dim, const char *plane, uint8_t *to)
 LLMC_INLINE void
 kv_unpack_v(const int dim, const char *plane, uint8_t *to)
 {
-	const __m256i four = _mm256_set1_epi8(15), high = _mm256_set1_epi8(0x30), zero = _mm256_set1_epi8(32);
+	const __m256i four = _mm256_set1_epi8(15), high = _mm256_set1_epi8(0x30),
+	              zero = _mm256_set1_epi8(32);
 	const int n = kv_groups(KV_int6, dim) * KV_PAGE;
 	const char *two = plane + n * 16;
 
 	for (int i = 0; i < n; i++) {
-		const __m256i c = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(plane + i * 16)));
-		const __m256i h = _mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(const void *)(two + i * 8)));
-		const __m256i a = _mm256_and_si256(_mm256_srlv_epi64(c, _mm256_setr_epi64x(0, 0, 4, 4)), four);
-		const __m256i b = _mm256_and_si256(_mm256_slli_epi16(_mm256_srlv_epi64(h, _mm256_setr_epi64x(0, 2, 4, 6)), 4), high);
-		_mm256_storeu_si256((__m256i *)(void *)(to + i * 32), _mm256_sub_epi8(_mm256_or_si256(a, b), zero));
+		const __m256i c = _mm256_broadcastsi128_si256(
+		    _mm_loadu_si128((const __m128i *)(const void *)(plane + i * 16)));
+		const __m256i h = _mm256_broadcastq_epi64(
+		    _mm_loadl_epi64((const __m128i *)(const void *)(two + i * 8)));
+		const __m256i a =
+		    _mm256_and_si256(_mm256_srlv_epi64(c, _mm256_setr_epi64x(0, 0, 4, 4)), four);
+		const __m256i b = _mm256_and_si256(
+		    _mm256_slli_epi16(_mm256_srlv_epi64(h, _mm256_setr_epi64x(0, 2, 4, 6)), 4),
+		    high);
+		_mm256_storeu_si256((__m256i *)(void *)(to + i * 32),
+		                    _mm256_sub_epi8(_mm256_or_si256(a, b), zero));
 	}
 }
 
@@ -184,7 +211,8 @@ kv_word_plane(const int type, const int key, const int dim, const char *plane, u
 	return room;
 }
 
-/* Elements 4 i .. 4 i + 3 of keys j .. j + 15: two pairs, of int4 0 and 2, 1 and 3, else neighbours. plane: kv_word_plane's */
+/* Elements 4 i .. 4 i + 3 of keys j .. j + 15: two pairs, of int4 0 and 2, 1 and 3, else
+ * neighbours. plane: kv_word_plane's */
 LLMC_INLINE void
 kv_pairs_k(const int type, const uint8_t *plane, int i, int j, vi x[2][2])
 {
@@ -204,11 +232,14 @@ kv_pairs_k(const int type, const uint8_t *plane, int i, int j, vi x[2][2])
 	}
 }
 
-/* Elements d .. d + 15 of values j and j + 1 in pairs; d is a multiple of 16, an odd one where half is 1 */
+/* Elements d .. d + 15 of values j and j + 1 in pairs; d is a multiple of 16, an odd one where half
+ * is 1 */
 LLMC_INLINE void
-kv_pairs_v(const int type, const int dim, const uint8_t *plane, int j, int d, const int half, vi x[2])
+kv_pairs_v(const int type, const int dim, const uint8_t *plane, int j, int d, const int half,
+           vi x[2])
 {
-	const int row = type == KV_int8 ? dim : kv_groups(type, dim) * (type == KV_int4 ? 16 : KV_GROUP);
+	const int row =
+	    type == KV_int8 ? dim : kv_groups(type, dim) * (type == KV_int4 ? 16 : KV_GROUP);
 	const uint8_t *p = plane + j * row + (type == KV_int4 ? d / KV_GROUP * 16 : d);
 
 	kv_pairs_of(kv_16_at(type, p), kv_16_at(type, p + row), x);
@@ -216,7 +247,8 @@ kv_pairs_v(const int type, const int dim, const uint8_t *plane, int j, int d, co
 		kv_pairs_four(half, x);
 }
 
-/* Scales of a page's values, of which `end` hold something, and zeros, those of code KV_ZERO: [group][scale, zero][32]; tops: of each value the largest */
+/* Scales of a page's values, of which `end` hold something, and zeros, those of code KV_ZERO:
+ * [group][scale, zero][32]; tops: of each value the largest */
 LLMC_INLINE void
 kv_word_scales(const int type, const int dim, const char *plane, int end, float *to, float *tops)
 {
@@ -235,12 +267,16 @@ kv_word_scales(const int type, const int dim, const char *plane, int end, float 
 			__m256 r[4];
 			LLMC_UNROLL
 			for (int i = 0; i < 4; i++) {
-				const __m128i lo = _mm_loadl_epi64((const __m128i *)(const void *)(s + (j + i) * n + c));
-				const __m128i hi = _mm_loadl_epi64((const __m128i *)(const void *)(s + (j + i + 4) * n + c));
+				const __m128i lo = _mm_loadl_epi64(
+				    (const __m128i *)(const void *)(s + (j + i) * n + c));
+				const __m128i hi = _mm_loadl_epi64(
+				    (const __m128i *)(const void *)(s + (j + i + 4) * n + c));
 				r[i] = _mm256_cvtph_ps(_mm_unpacklo_epi64(lo, hi));
 			}
-			const __m256d a = (__m256d)_mm256_unpacklo_ps(r[0], r[1]), b = (__m256d)_mm256_unpackhi_ps(r[0], r[1]);
-			const __m256d d = (__m256d)_mm256_unpacklo_ps(r[2], r[3]), e = (__m256d)_mm256_unpackhi_ps(r[2], r[3]);
+			const __m256d a = (__m256d)_mm256_unpacklo_ps(r[0], r[1]),
+			              b = (__m256d)_mm256_unpackhi_ps(r[0], r[1]);
+			const __m256d d = (__m256d)_mm256_unpacklo_ps(r[2], r[3]),
+			              e = (__m256d)_mm256_unpackhi_ps(r[2], r[3]);
 			vf_store(to + c * KV_PAGE + j, (vf)_mm256_unpacklo_pd(a, d));
 			vf_store(to + (c + 1) * KV_PAGE + j, (vf)_mm256_unpackhi_pd(a, d));
 			vf_store(to + (c + 2) * KV_PAGE + j, (vf)_mm256_unpacklo_pd(b, e));
@@ -248,10 +284,12 @@ kv_word_scales(const int type, const int dim, const char *plane, int end, float 
 		}
 	for (int c = 0; type == KV_int4 && c < n; c += 2)
 		for (int j = c * KV_PAGE; j < (c + 1) * KV_PAGE; j += VL)
-			vf_store(to + KV_PAGE + j, vf_fma(vf_load(to + j), vf_set1(KV_ZERO), vf_load(to + KV_PAGE + j)));
+			vf_store(to + KV_PAGE + j, vf_fma(vf_load(to + j), vf_set1(KV_ZERO),
+			                                  vf_load(to + KV_PAGE + j)));
 	for (int c = 0; end < KV_PAGE && c < n; c++)
 		memset(to + c * KV_PAGE + end, 0, (size_t)(KV_PAGE - end) * sizeof *to);
-	LLMC_EACH(i, 4, 4) {
+	LLMC_EACH(i, 4, 4)
+	{
 		vf top = vf_load(to + i * VL);
 		for (int c = kv_scales(type); c < n; c += kv_scales(type))
 			top = vf_max(vf_load(to + c * KV_PAGE + i * VL), top);
@@ -259,63 +297,75 @@ kv_word_scales(const int type, const int dim, const char *plane, int end, float 
 	}
 }
 
-/* Of weights of a page, of one row, times the largest scales of its values the largest: the largest lane of what is put at `to` */
+/* Of weights of a page, of one row, times the largest scales of its values the largest: the largest
+ * lane of what is put at `to` */
 LLMC_INLINE void
 kv_weight_most(const float *weights, const float *tops, float *to)
 {
 	vf x[4];
 
 	LLMC_EACH(i, 4, 4)
-		x[i] = vf_load(weights + i * VL) * vf_load(tops + i * VL);
+	x[i] = vf_load(weights + i * VL) * vf_load(tops + i * VL);
 	vf_store(to, vf_max(vf_max(x[0], x[1]), vf_max(x[2], x[3])));
 }
 
-/* Of VL rows, for whom kv_weight_most has been: steps, and what is multiplied by for words. (Row by row a division would wait for each.) */
+/* Of VL rows, for whom kv_weight_most has been: steps, and what is multiplied by for words. (Row by
+ * row a division would wait for each.) */
 LLMC_INLINE void
 kv_weight_steps(const float *most, float *step, float *inverse)
 {
 	__m256 t[8];
 
 	LLMC_EACH(i, 8, 8)
-		t[i] = (__m256)vf_load(most + i * VL);
+	t[i] = (__m256)vf_load(most + i * VL);
 	LLMC_EACH(i, 4, 4)
-		t[i] = _mm256_max_ps(_mm256_unpacklo_ps(t[2 * i], t[2 * i + 1]), _mm256_unpackhi_ps(t[2 * i], t[2 * i + 1]));
+	t[i] = _mm256_max_ps(_mm256_unpacklo_ps(t[2 * i], t[2 * i + 1]),
+	                     _mm256_unpackhi_ps(t[2 * i], t[2 * i + 1]));
 	LLMC_EACH(i, 2, 2)
-		t[i] = _mm256_max_ps(_mm256_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44), _mm256_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee));
-	const vf top = (vf)_mm256_max_ps(_mm256_permute2f128_ps(t[0], t[1], 0x20), _mm256_permute2f128_ps(t[0], t[1], 0x31));
+	t[i] = _mm256_max_ps(_mm256_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44),
+	                     _mm256_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee));
+	const vf top = (vf)_mm256_max_ps(_mm256_permute2f128_ps(t[0], t[1], 0x20),
+	                                 _mm256_permute2f128_ps(t[0], t[1], 0x31));
 	vf_store(step, top * vf_set1(1.0f / KV_WORD));
 	vf_store(inverse, (vf)((vi)(vf_set1(KV_WORD) / top) & (vi)(top > vf_set1(KV_LEAST))));
 }
 
-/* Weights of a page, of one row, times the scales of its values, as words: [group][32], in the order of kv_word_at. zeros: [group][VL], to which is added
- * what, added over lanes, each element of a group gets beside the products of words with codes */
+/* Weights of a page, of one row, times the scales of its values, as words: [group][32], in the
+ * order of kv_word_at. zeros: [group][VL], to which is added what, added over lanes, each element
+ * of a group gets beside the products of words with codes */
 LLMC_INLINE void
-kv_weight_words(const int type, const int dim, const float *weights, const float *scales, float step, float inverse, int16_t *to, float *zeros)
+kv_weight_words(const int type, const int dim, const float *weights, const float *scales,
+                float step, float inverse, int16_t *to, float *zeros)
 {
 	vf w[4], x[4];
 
-	LLMC_EACH(i, 4, 4) {
+	LLMC_EACH(i, 4, 4)
+	{
 		w[i] = vf_load(weights + i * VL);
 		x[i] = w[i] * vf_set1(inverse);
 	}
 	for (int g = 0; g < kv_groups(type, dim); g++, scales += kv_scales(type) * KV_PAGE) {
 		vf none = vf_set1(0);
 		vi y[4];
-		LLMC_EACH(i, 4, 4) {
+		LLMC_EACH(i, 4, 4)
+		{
 			y[i] = (vi)_mm256_cvtps_epi32((__m256)(x[i] * vf_load(scales + i * VL)));
 			if (type == KV_int4)
 				none = vf_fma(w[i], vf_load(scales + KV_PAGE + i * VL), none);
 		}
 		LLMC_EACH(i, 2, 2)
-			_mm256_storeu_si256((__m256i *)(void *)(to + g * KV_PAGE + i * 16), _mm256_packs_epi32((__m256i)y[2 * i], (__m256i)y[2 * i + 1]));
+		_mm256_storeu_si256((__m256i *)(void *)(to + g * KV_PAGE + i * 16),
+		                    _mm256_packs_epi32((__m256i)y[2 * i], (__m256i)y[2 * i + 1]));
 		if (type == KV_int4) {
 			const vf sum = vf_of_vi((y[0] + y[1]) + (y[2] + y[3])) * vf_set1(-KV_ZERO);
-			vf_store(zeros + g * VL, vf_load(zeros + g * VL) + vf_fma(sum, vf_set1(step), none));
+			vf_store(zeros + g * VL,
+			         vf_load(zeros + g * VL) + vf_fma(sum, vf_set1(step), none));
 		}
 	}
 }
 
-/* Where among the words of a page's weights that of position j is: of 16 they lie as 0-3, 8-11, 4-7, 12-15 */
+/* Where among the words of a page's weights that of position j is: of 16 they lie as 0-3, 8-11,
+ * 4-7, 12-15 */
 LLMC_INLINE int
 kv_word_at(int j)
 {
@@ -345,7 +395,8 @@ kv_word_scale_k(const int type, const int dim, const char *plane, int group, int
 	return s;
 }
 
-/* Scores of VL keys after one more group: acc, the sum of its products; sum: of the query's elements that it meets */
+/* Scores of VL keys after one more group: acc, the sum of its products; sum: of the query's
+ * elements that it meets */
 LLMC_INLINE void
 kv_word_score(const int type, int group, vi acc, float step, KvScale scale, float sum, float *to)
 {
@@ -358,9 +409,11 @@ kv_word_score(const int type, int group, vi acc, float step, KvScale scale, floa
 
 /* As att_scores; q: gb queries in words, dim / 2 apart */
 LLMC_INLINE void
-att_word_scores(const Att a, const int gb, const char *k, const int32_t *q, const KvWords *words, const float *sums, float *s, const char *next)
+att_word_scores(const Att a, const int gb, const char *k, const int32_t *q, const KvWords *words,
+                const float *sums, float *s, const char *next)
 {
-	const int size = kv_group(a.kv.k, a.dim) / 4, groups = kv_groups(a.kv.k, a.dim), n = a.dim / 4;
+	const int size = kv_group(a.kv.k, a.dim) / 4, groups = kv_groups(a.kv.k, a.dim),
+	          n = a.dim / 4;
 	_Alignas(32) uint8_t room[KV_PAGE * KV_MOST_DIM];
 	const uint8_t *codes = kv_word_plane(a.kv.k, 1, a.dim, k, room);
 
@@ -369,55 +422,69 @@ att_word_scores(const Att a, const int gb, const char *k, const int32_t *q, cons
 			const int end = (group + 1) * size < n ? (group + 1) * size : n;
 			vi acc[8][2];
 			LLMC_EACH(g, gb, 8)
-				acc[g][0] = acc[g][1] = vi_all(words[g * groups + group].start);
+			acc[g][0] = acc[g][1] = vi_all(words[g * groups + group].start);
 			for (int i0 = group * size; i0 < end; i0 += 2) {
-				att_prefetch_part(next, (j / 16 * n + i0) / 2, n, kv_plane(a.kv.k, a.dim));
-				LLMC_EACH(u, 2, 2) {
+				att_prefetch_part(next, (j / 16 * n + i0) / 2, n,
+				                  kv_plane(a.kv.k, a.dim));
+				LLMC_EACH(u, 2, 2)
+				{
 					const int i = i0 + u;
 					vi x[2][2];
 					if (a.dim % 8 && i >= end)
 						continue;
 					kv_pairs_k(a.kv.k, codes, i, j, x);
 					LLMC_EACH(e, 2, 2)
-						LLMC_EACH(g, gb, 8) {
-							const vi y = vi_bcast4(q + g * (a.dim / 2) + 2 * i + e);
-							acc[g][0] = dot_words(acc[g][0], x[e][0], y);
-							acc[g][1] = dot_words(acc[g][1], x[e][1], y);
-						}
+					LLMC_EACH(g, gb, 8)
+					{
+						const vi y =
+						    vi_bcast4(q + g * (a.dim / 2) + 2 * i + e);
+						acc[g][0] = dot_words(acc[g][0], x[e][0], y);
+						acc[g][1] = dot_words(acc[g][1], x[e][1], y);
+					}
 				}
 			}
 			LLMC_EACH(g, gb, 8)
-				kv_pairs_sort(acc[g]);
-			LLMC_EACH(i, 2, 2) {
-				const KvScale scale = kv_word_scale_k(a.kv.k, a.dim, k, group, j + i * VL);
+			kv_pairs_sort(acc[g]);
+			LLMC_EACH(i, 2, 2)
+			{
+				const KvScale scale =
+				    kv_word_scale_k(a.kv.k, a.dim, k, group, j + i * VL);
 				LLMC_EACH(g, gb, 8)
-					kv_word_score(a.kv.k, group, acc[g][i], words[g * groups + group].step, scale, a.kv.k == KV_int4 ? sums[g * groups + group] : 0,
-					              s + g * ATT_CHUNK + j + i * VL);
+				kv_word_score(a.kv.k, group, acc[g][i],
+				              words[g * groups + group].step, scale,
+				              a.kv.k == KV_int4 ? sums[g * groups + group] : 0,
+				              s + g * ATT_CHUNK + j + i * VL);
 			}
 		}
 }
 
 /* Weights of pages [p0, p0 + n) of a chunk, of which positions below hi hold something */
 LLMC_INLINE void
-att_word_weights(const Att a, const int hb, const char *const *v, int p0, int n, int hi, const float *s, AttWords *w)
+att_word_weights(const Att a, const int hb, const char *const *v, int p0, int n, int hi,
+                 const float *s, AttWords *w)
 {
 	const int groups = kv_groups(a.kv.v, a.v_dim), per = kv_scales(a.kv.v) * groups * KV_PAGE;
-	_Alignas(32) float scales[ATT_PAGES * KV_ROOM], tops[KV_PAGE], most[ATT_PAGES * ATT_MOST_HB * VL];
+	_Alignas(32) float scales[ATT_PAGES * KV_ROOM], tops[KV_PAGE],
+	    most[ATT_PAGES * ATT_MOST_HB * VL];
 
 	if (a.kv.v == KV_int4)
 		memset(w->zeros, 0, (size_t)(hb * groups * VL) * sizeof *w->zeros);
 	for (int i = 0; i < n; i++) {
 		const int end = hi - (p0 + i) * KV_PAGE;
-		kv_word_scales(a.kv.v, a.v_dim, v[p0 + i], end < KV_PAGE ? end : KV_PAGE, scales + i * per, tops);
+		kv_word_scales(a.kv.v, a.v_dim, v[p0 + i], end < KV_PAGE ? end : KV_PAGE,
+		               scales + i * per, tops);
 		for (int g = 0; g < hb; g++)
-			kv_weight_most(s + g * ATT_CHUNK + (p0 + i) * KV_PAGE, tops, most + (i * hb + g) * VL);
+			kv_weight_most(s + g * ATT_CHUNK + (p0 + i) * KV_PAGE, tops,
+			               most + (i * hb + g) * VL);
 	}
 	for (int i = 0; i < n * hb; i += VL)
 		kv_weight_steps(most + i * VL, w->steps + i, w->inverse + i);
 	for (int i = 0; i < n; i++)
 		for (int g = 0; g < hb; g++)
-			kv_weight_words(a.kv.v, a.v_dim, s + g * ATT_CHUNK + (p0 + i) * KV_PAGE, scales + i * per, w->steps[i * hb + g], w->inverse[i * hb + g],
-			                w->p[(i * hb + g) * groups], w->zeros + g * groups * VL);
+			kv_weight_words(a.kv.v, a.v_dim, s + g * ATT_CHUNK + (p0 + i) * KV_PAGE,
+			                scales + i * per, w->steps[i * hb + g],
+			                w->inverse[i * hb + g], w->p[(i * hb + g) * groups],
+			                w->zeros + g * groups * VL);
 }
 
 /* Elements of o after one more page, or the first */
@@ -427,7 +494,8 @@ att_word_add(int first, vi acc, float step, float *o)
 	vf_store(o, vf_fma(vf_of_vi(acc), vf_set1(step), first ? vf_set1(0) : vf_load(o)));
 }
 
-/* After the last page: o in order, with what zeros add; as many elements as there is room for from d on */
+/* After the last page: o in order, with what zeros add; as many elements as there is room for from
+ * d on */
 LLMC_INLINE void
 att_word_close(const Att a, int d, const float *zero, const float *from, float *o)
 {
@@ -441,19 +509,24 @@ att_word_close(const Att a, int d, const float *zero, const float *from, float *
 			vf_store(o + i * VL, (vf)x[i] + add);
 }
 
-/* Sums of elements d .. d + 15 of gb heads over a page; p: weights of their group, a head's `apart` from the one's before. half: as kv_pairs_v's */
+/* Sums of elements d .. d + 15 of gb heads over a page; p: weights of their group, a head's `apart`
+ * from the one's before. half: as kv_pairs_v's */
 LLMC_INLINE void
-att_word_slice(const Att a, const int gb, const uint8_t *codes, const char *ahead, int d, const int half, const int16_t *p, const int apart, vi acc[8][2])
+att_word_slice(const Att a, const int gb, const uint8_t *codes, const char *ahead, int d,
+               const int half, const int16_t *p, const int apart, vi acc[8][2])
 {
 	LLMC_EACH(g, gb, 8)
-		acc[g][0] = acc[g][1] = vi_all(0);
+	acc[g][0] = acc[g][1] = vi_all(0);
 	for (int j = 0; j < KV_PAGE; j += 8) {
 		const int at = kv_word_at(j);
-		att_prefetch_part(ahead, d / 4 + j / 8, (a.v_dim + 15) / 16 * (KV_PAGE / 8), kv_plane(a.kv.v, a.v_dim));
-		LLMC_EACH(e, 4, 4) {
+		att_prefetch_part(ahead, d / 4 + j / 8, (a.v_dim + 15) / 16 * (KV_PAGE / 8),
+		                  kv_plane(a.kv.v, a.v_dim));
+		LLMC_EACH(e, 4, 4)
+		{
 			vi x[2];
 			kv_pairs_v(a.kv.v, a.v_dim, codes, j + 2 * e, d, half, x);
-			LLMC_EACH(g, gb, 8) {
+			LLMC_EACH(g, gb, 8)
+			{
 				const vi y = vi_bcast4(p + g * apart + at + kv_word_at(2 * e));
 				acc[g][0] = dot_words(acc[g][0], x[0], y);
 				acc[g][1] = dot_words(acc[g][1], x[1], y);
@@ -464,7 +537,8 @@ att_word_slice(const Att a, const int gb, const uint8_t *codes, const char *ahea
 
 /* o of gb heads from g0 of hb on over pages [p0, p0 + n) of a chunk */
 LLMC_INLINE void
-att_word_values(const Att a, const int hb, const int gb, int g0, const char *const *v, const char *const *ahead, int p0, int n, const AttWords *w, float *o)
+att_word_values(const Att a, const int hb, const int gb, int g0, const char *const *v,
+                const char *const *ahead, int p0, int n, const AttWords *w, float *o)
 {
 	const int size = kv_group(a.kv.v, a.v_dim), groups = kv_groups(a.kv.v, a.v_dim);
 	_Alignas(32) uint8_t room[KV_PAGE * KV_MOST_DIM];
@@ -473,20 +547,25 @@ att_word_values(const Att a, const int hb, const int gb, int g0, const char *con
 	for (int i = 0; i < n; i++) {
 		const uint8_t *codes = kv_word_plane(a.kv.v, 0, a.v_dim, v[p0 + i], room);
 		for (int at = 0; at < a.v_dim; at += 32)
-			LLMC_EACH(half, 2, 2) {
+			LLMC_EACH(half, 2, 2)
+			{
 				const int d = at + 16 * half;
 				vi acc[8][2];
 				if (a.v_dim % 32 && d >= a.v_dim)
 					continue;
-				att_word_slice(a, gb, codes, ahead[p0 + i], d, half, w->p[(i * hb + g0) * groups + at / size], groups * KV_PAGE, acc);
+				att_word_slice(a, gb, codes, ahead[p0 + i], d, half,
+				               w->p[(i * hb + g0) * groups + at / size],
+				               groups * KV_PAGE, acc);
 				LLMC_EACH(g, gb, 8)
-					LLMC_EACH(e, 2, 2)
-						att_word_add(i == 0, acc[g][e], w->steps[i * hb + g0 + g], sums[g] + d + e * VL);
+				LLMC_EACH(e, 2, 2)
+				att_word_add(i == 0, acc[g][e], w->steps[i * hb + g0 + g],
+				             sums[g] + d + e * VL);
 			}
 	}
 	for (int g = 0; g < gb; g++)
 		for (int d = 0; d < a.v_dim; d += 16)
-			att_word_close(a, d, w->zeros + ((g0 + g) * groups + d / size) * VL, sums[g] + d, o + (g0 + g) * att_vs(a) + d);
+			att_word_close(a, d, w->zeros + ((g0 + g) * groups + d / size) * VL,
+			               sums[g] + d, o + (g0 + g) * att_vs(a) + d);
 }
 #endif
 

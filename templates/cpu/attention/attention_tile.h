@@ -1,21 +1,26 @@
-/* Attention of a tile: several rows of one sequence and the query heads of one group, so that each page of K and V is read and
- * converted once for all of them. Every row's sums are those of cpu/attention/attention.h, bit for bit.
+/* Attention of a tile: several rows of one sequence and the query heads of one group, so that each
+ * page of K and V is read and converted once for all of them. Every row's sums are those of
+ * cpu/attention/attention.h, bit for bit.
  *
- *   for each chunk of 128 positions that a row of the tile sees (each piece of it, where there are exact pages):
+ *   for each chunk of 128 positions that a row of the tile sees (each piece of it, where there are
+ * exact pages):
  *     K of a page --to fp32, once--> x [D][32] --blocks of ATT_TILE_MR rows--> s [rows][128]
  *     s --cap, bias, mask, softmax of each row--> weights, m, l
  *     V of a page --to fp32, once--> x [32][V] --blocks of ATT_TILE_MR rows--> oc [rows][V]
  *     oc --at ends of spans--> os, o
  *
- * Bytes of a tile: K and V of the visible positions once, for att_tile_tokens tokens; q, s and sums stay in the second cache. */
+ * Bytes of a tile: K and V of the visible positions once, for att_tile_tokens tokens; q, s and sums
+ * stay in the second cache. */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_TILE_H
 #define LLMC_CPU_ATTENTION_ATTENTION_TILE_H
 
 #include "cpu/attention/attention.h"
 
 enum {
-	ATT_TILE_MR = VL == 16 ? 12 : VL == 8 ? 6 : 4,  /* rows of a register tile, of two vectors each */
-	ATT_TILE_R  = 48,                               /* rows of a tile, at most: a multiple of ATT_TILE_MR */
+	ATT_TILE_MR = VL == 16  ? 12
+	              : VL == 8 ? 6
+	                        : 4, /* rows of a register tile, of two vectors each */
+	ATT_TILE_R = 48,             /* rows of a tile, at most: a multiple of ATT_TILE_MR */
 };
 
 /* tokens of a tile */
@@ -37,18 +42,20 @@ att_tile_nv(const Att a)
 }
 
 typedef struct AttTile {
-	int32_t *q_words;            /* [block][dim / 2][ATT_TILE_MR]: of queries, */
-	KvWords *words;              /* [block][group][ATT_TILE_MR], */
-	int16_t *p;                  /* [row][group][32]: and of a page's weights: cpu/attention/attention_int16.h */
-	float *zeros;                /* [row][group][VL] */
-	float *q;                    /* [block][dim][ATT_TILE_MR], scaled */
-	float *sums;                 /* [block][group][ATT_TILE_MR] of them: kv_query_sums */
-	float *x;                    /* a page's K [dim][32], codes where it is quantised, or V [32][att_tile_xs], as fp32 */
-	float *s;                    /* [row][ATT_CHUNK] */
-	float *oc, *os, *o;          /* [row][att_vs]: of a chunk, of a span, of the row */
-	float  mc[ATT_TILE_R], lc[ATT_TILE_R], ms[ATT_TILE_R], ls[ATT_TILE_R], m[ATT_TILE_R], l[ATT_TILE_R], slope[ATT_MOST_HB];
+	int32_t *q_words; /* [block][dim / 2][ATT_TILE_MR]: of queries, */
+	KvWords *words;   /* [block][group][ATT_TILE_MR], */
+	int16_t *p; /* [row][group][32]: and of a page's weights: cpu/attention/attention_int16.h */
+	float *zeros; /* [row][group][VL] */
+	float *q;     /* [block][dim][ATT_TILE_MR], scaled */
+	float *sums;  /* [block][group][ATT_TILE_MR] of them: kv_query_sums */
+	float *x; /* a page's K [dim][32], codes where it is quantised, or V [32][att_tile_xs], as
+	             fp32 */
+	float *s; /* [row][ATT_CHUNK] */
+	float *oc, *os, *o; /* [row][att_vs]: of a chunk, of a span, of the row */
+	float mc[ATT_TILE_R], lc[ATT_TILE_R], ms[ATT_TILE_R], ls[ATT_TILE_R], m[ATT_TILE_R],
+	    l[ATT_TILE_R], slope[ATT_MOST_HB];
 	SplitRange range[ATT_TILE_R];
-	int    shift[ATT_TILE_R], pos[ATT_TILE_R];
+	int shift[ATT_TILE_R], pos[ATT_TILE_R];
 } AttTile;
 
 LLMC_INLINE void
@@ -59,17 +66,22 @@ att_tile_group(const Att a, const AttTile *t, const char *k, int n_block, int at
 
 	for (int b = 0; b < n_block; b++)
 		for (int j = 0; j < KV_PAGE; j += 2 * VL) {
-			const KvScale s0 = kv_scale_k(a.kv.k, a.dim, k, group, j), s1 = kv_scale_k(a.kv.k, a.dim, k, group, j + VL);
+			const KvScale s0 = kv_scale_k(a.kv.k, a.dim, k, group, j),
+			              s1 = kv_scale_k(a.kv.k, a.dim, k, group, j + VL);
 			vf acc[ATT_TILE_MR][2];
 
 			LLMC_UNROLL
 			for (int r = 0; r < ATT_TILE_MR; r++)
 				acc[r][0] = acc[r][1] = vf_set1(0);
 			for (int d = first; d < end; d++) {
-				vf x0 = vf_load(t->x + d * KV_PAGE + j), x1 = vf_load(t->x + d * KV_PAGE + j + VL);
+				vf x0 = vf_load(t->x + d * KV_PAGE + j),
+				   x1 = vf_load(t->x + d * KV_PAGE + j + VL);
 				LLMC_UNROLL
 				for (int r = 0; r < ATT_TILE_MR; r++) {
-					vf q = vf_set1(t->q[((size_t)b * (size_t)a.dim + (size_t)d) * ATT_TILE_MR + (size_t)r]);
+					vf q =
+					    vf_set1(t->q[((size_t)b * (size_t)a.dim + (size_t)d) *
+					                     ATT_TILE_MR +
+					                 (size_t)r]);
 					acc[r][0] = vf_fma(x0, q, acc[r][0]);
 					acc[r][1] = vf_fma(x1, q, acc[r][1]);
 				}
@@ -77,9 +89,14 @@ att_tile_group(const Att a, const AttTile *t, const char *k, int n_block, int at
 			LLMC_UNROLL
 			for (int r = 0; r < ATT_TILE_MR; r++) {
 				float *to = t->s + (b * ATT_TILE_MR + r) * ATT_CHUNK + at + j;
-				const vf sum = vf_set1(a.kv.k == KV_int4 ? t->sums[(b * groups + group) * ATT_TILE_MR + r] : 0);
-				vf_store(to, kv_score(a.kv.k, group == 0, vf_load(to), acc[r][0], s0, sum));
-				vf_store(to + VL, kv_score(a.kv.k, group == 0, vf_load(to + VL), acc[r][1], s1, sum));
+				const vf sum =
+				    vf_set1(a.kv.k == KV_int4
+				                ? t->sums[(b * groups + group) * ATT_TILE_MR + r]
+				                : 0);
+				vf_store(to, kv_score(a.kv.k, group == 0, vf_load(to), acc[r][0],
+				                      s0, sum));
+				vf_store(to + VL, kv_score(a.kv.k, group == 0, vf_load(to + VL),
+				                           acc[r][1], s1, sum));
 			}
 		}
 }
@@ -101,7 +118,8 @@ att_tile_xs(const Att a)
 
 /* oc += weights times values, xs apart, of keys [j0, j1) of the chunk, whose page starts at `at` */
 LLMC_INLINE void
-att_tile_values(const Att a, const AttTile *t, const int xs, int n_block, int at, int j0, int j1, int d, int first)
+att_tile_values(const Att a, const AttTile *t, const int xs, int n_block, int at, int j0, int j1,
+                int d, int first)
 {
 	const int nv = att_tile_nv(a), vs = att_vs(a);
 
@@ -111,23 +129,24 @@ att_tile_values(const Att a, const AttTile *t, const int xs, int n_block, int at
 		LLMC_UNROLL
 		for (int r = 0; r < ATT_TILE_MR; r++)
 			LLMC_EACH(i, nv, 2)
-				acc[r][i] = first ? vf_set1(0) : vf_load(t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL);
+		acc[r][i] =
+		    first ? vf_set1(0) : vf_load(t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL);
 		for (int j = j0; j < j1; j++) {
 			const float *row = t->x + (j - at) * xs + d;
 			vf x[2];
 			LLMC_EACH(i, nv, 2)
-				x[i] = vf_load(row + i * VL);
+			x[i] = vf_load(row + i * VL);
 			LLMC_UNROLL
 			for (int r = 0; r < ATT_TILE_MR; r++) {
 				vf p = vf_set1(t->s[(b * ATT_TILE_MR + r) * ATT_CHUNK + j]);
 				LLMC_EACH(i, nv, 2)
-					acc[r][i] = vf_fma(x[i], p, acc[r][i]);
+				acc[r][i] = vf_fma(x[i], p, acc[r][i]);
 			}
 		}
 		LLMC_UNROLL
 		for (int r = 0; r < ATT_TILE_MR; r++)
 			LLMC_EACH(i, nv, 2)
-				vf_store(t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL, acc[r][i]);
+		vf_store(t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL, acc[r][i]);
 	}
 }
 
@@ -143,7 +162,8 @@ att_tile_word_keys(const Att a, const char *k, int32_t *to)
 		for (int j = 0; j < KV_PAGE; j += 16) {
 			vi x[2][2];
 			kv_pairs_k(a.kv.k, codes, i, j, x);
-			LLMC_EACH(e, 2, 2) {
+			LLMC_EACH(e, 2, 2)
+			{
 				kv_pairs_sort(x[e]);
 				vi_store(to + (2 * i + e) * KV_PAGE + j, x[e][0]);
 				vi_store(to + (2 * i + e) * KV_PAGE + j + VL, x[e][1]);
@@ -168,39 +188,51 @@ att_tile_word_group(const Att a, const AttTile *t, const char *k, int n_block, i
 			for (int r = 0; r < ATT_TILE_MR; r++)
 				acc[r][0] = acc[r][1] = vi_all(words[r].start);
 			for (int i = first; i < end; i++) {
-				const vi x0 = vi_load(x + i * KV_PAGE + j), x1 = vi_load(x + i * KV_PAGE + j + VL);
+				const vi x0 = vi_load(x + i * KV_PAGE + j),
+				         x1 = vi_load(x + i * KV_PAGE + j + VL);
 				LLMC_UNROLL
 				for (int r = 0; r < ATT_TILE_MR; r++) {
-					const vi q = vi_bcast4(t->q_words + (b * (a.dim / 2) + i) * ATT_TILE_MR + r);
+					const vi q = vi_bcast4(
+					    t->q_words + (b * (a.dim / 2) + i) * ATT_TILE_MR + r);
 					acc[r][0] = dot_words(acc[r][0], x0, q);
 					acc[r][1] = dot_words(acc[r][1], x1, q);
 				}
 			}
-			LLMC_EACH(i, 2, 2) {
-				const KvScale scale = kv_word_scale_k(a.kv.k, a.dim, k, group, j + i * VL);
+			LLMC_EACH(i, 2, 2)
+			{
+				const KvScale scale =
+				    kv_word_scale_k(a.kv.k, a.dim, k, group, j + i * VL);
 				LLMC_UNROLL
 				for (int r = 0; r < ATT_TILE_MR; r++)
-					kv_word_score(a.kv.k, group, acc[r][i], words[r].step, scale, a.kv.k == KV_int4 ? t->sums[(b * groups + group) * ATT_TILE_MR + r] : 0,
-					              t->s + (b * ATT_TILE_MR + r) * ATT_CHUNK + at + j + i * VL);
+					kv_word_score(
+					    a.kv.k, group, acc[r][i], words[r].step, scale,
+					    a.kv.k == KV_int4
+					        ? t->sums[(b * groups + group) * ATT_TILE_MR + r]
+					        : 0,
+					    t->s + (b * ATT_TILE_MR + r) * ATT_CHUNK + at + j +
+					        i * VL);
 			}
 		}
 }
 
 /* 16 elements of oc from d on, plus what a page adds to them; x: its values in pairs of words */
 LLMC_INLINE void
-att_tile_word_slice(const Att a, const AttTile *t, const int32_t *x, const int xs, int n_block, int d, int first, const float *step)
+att_tile_word_slice(const Att a, const AttTile *t, const int32_t *x, const int xs, int n_block,
+                    int d, int first, const float *step)
 {
 	const int groups = kv_groups(a.kv.v, a.v_dim), vs = att_vs(a);
 
 	for (int b = 0; b < n_block; b++) {
-		const int16_t *p = t->p + (b * ATT_TILE_MR * groups + d / kv_group(a.kv.v, a.v_dim)) * KV_PAGE;
+		const int16_t *p =
+		    t->p + (b * ATT_TILE_MR * groups + d / kv_group(a.kv.v, a.v_dim)) * KV_PAGE;
 		vi acc[ATT_TILE_MR][2];
 
 		LLMC_UNROLL
 		for (int r = 0; r < ATT_TILE_MR; r++)
 			acc[r][0] = acc[r][1] = vi_all(0);
 		for (int j = 0; j < KV_PAGE; j += 2) {
-			const vi x0 = vi_load(x + j / 2 * xs + d), x1 = vi_load(x + j / 2 * xs + d + VL);
+			const vi x0 = vi_load(x + j / 2 * xs + d),
+			         x1 = vi_load(x + j / 2 * xs + d + VL);
 			const int at = kv_word_at(j);
 			LLMC_UNROLL
 			for (int r = 0; r < ATT_TILE_MR; r++) {
@@ -212,18 +244,23 @@ att_tile_word_slice(const Att a, const AttTile *t, const int32_t *x, const int x
 		LLMC_UNROLL
 		for (int r = 0; r < ATT_TILE_MR; r++)
 			LLMC_EACH(i, 2, 2)
-				if (d + i * VL < vs)
-					att_word_add(first, acc[r][i], step[b * ATT_TILE_MR + r], t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL);
+		if (d + i * VL < vs)
+			att_word_add(first, acc[r][i], step[b * ATT_TILE_MR + r],
+			             t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL);
 	}
 }
 
-/* oc plus what a page adds, of whose positions those below `end` hold something, and whose first is `at` of the chunk */
+/* oc plus what a page adds, of whose positions those below `end` hold something, and whose first is
+ * `at` of the chunk */
 LLMC_INLINE void
-att_tile_word_values(const Att a, const AttTile *t, const char *v, int n_block, int at, int end, int first)
+att_tile_word_values(const Att a, const AttTile *t, const char *v, int n_block, int at, int end,
+                     int first)
 {
-	const int groups = kv_groups(a.kv.v, a.v_dim), n_row = n_block * ATT_TILE_MR, xs = (a.v_dim + 15) / 16 * 16 + VL;
+	const int groups = kv_groups(a.kv.v, a.v_dim), n_row = n_block * ATT_TILE_MR,
+	          xs = (a.v_dim + 15) / 16 * 16 + VL;
 	_Alignas(32) uint8_t room[KV_PAGE * KV_MOST_DIM];
-	_Alignas(32) float scales[KV_ROOM], tops[KV_PAGE], most[ATT_TILE_R * VL], step[ATT_TILE_R], inverse[ATT_TILE_R];
+	_Alignas(32) float scales[KV_ROOM], tops[KV_PAGE], most[ATT_TILE_R * VL], step[ATT_TILE_R],
+	    inverse[ATT_TILE_R];
 	const uint8_t *codes = kv_word_plane(a.kv.v, 0, a.v_dim, v, room);
 	int32_t *x = (int32_t *)(void *)t->x;
 
@@ -235,7 +272,9 @@ att_tile_word_values(const Att a, const AttTile *t, const char *v, int n_block, 
 	if (first)
 		memset(t->zeros, 0, (size_t)(n_row * groups * VL) * sizeof *t->zeros);
 	for (int r = 0; r < n_row; r++)
-		kv_weight_words(a.kv.v, a.v_dim, t->s + r * ATT_CHUNK + at, scales, step[r], inverse[r], t->p + r * groups * KV_PAGE, t->zeros + r * groups * VL);
+		kv_weight_words(a.kv.v, a.v_dim, t->s + r * ATT_CHUNK + at, scales, step[r],
+		                inverse[r], t->p + r * groups * KV_PAGE,
+		                t->zeros + r * groups * VL);
 	for (int j = 0; j < KV_PAGE; j += 2)
 		for (int d = 0; d < a.v_dim; d += 16) {
 			vi pair[2];
@@ -256,7 +295,10 @@ att_tile_word_close(const Att a, const AttTile *t, int n_row)
 
 	for (int r = 0; a.kv.v == KV_int4 && r < n_row; r++)
 		for (int d = 0; d < vs; d += VL)
-			vf_store(t->oc + r * vs + d, vf_load(t->oc + r * vs + d) + vf_set1(vf_hsum(vf_load(t->zeros + (r * groups + d / KV_GROUP) * VL))));
+			vf_store(t->oc + r * vs + d,
+			         vf_load(t->oc + r * vs + d) +
+			             vf_set1(vf_hsum(
+			                 vf_load(t->zeros + (r * groups + d / KV_GROUP) * VL))));
 }
 #endif
 
@@ -265,10 +307,11 @@ typedef struct AttRows {
 	const llmc_step *s;
 	const void *pool;
 	int seq, kv_head;
-	int n, nh, n_row, n_block;   /* tokens, heads, rows, blocks of rows */
+	int n, nh, n_row, n_block; /* tokens, heads, rows, blocks of rows */
 } AttRows;
 
-/* A piece of a chunk of all rows that read such a one: to their spans, or where a span is a chunk that is no more than this, to the rows */
+/* A piece of a chunk of all rows that read such a one: to their spans, or where a span is a chunk
+ * that is no more than this, to the rows */
 LLMC_INLINE void
 att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, int chunk)
 {
@@ -289,7 +332,9 @@ att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, 
 		j1 = see[i].hi > j1 ? see[i].hi : j1;
 	}
 	for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
-		const char *k = kv_k(a.kv, kv_page_at(a.kv, in->s, in->pool, in->seq, chunk * ATT_PAGES + p), in->kv_head);
+		const char *k =
+		    kv_k(a.kv, kv_page_at(a.kv, in->s, in->pool, in->seq, chunk * ATT_PAGES + p),
+		         in->kv_head);
 		_Alignas(64) float channels[2 * KV_MOST_DIM];
 #if KV_HAS_WORDS
 		if (kv_in_words(a.kv.k, a.dim)) {
@@ -305,8 +350,8 @@ att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, 
 				vf x[4];
 				kv_keys(a.kv.k, a.dim, k, d / 4, j, channels, x);
 				LLMC_EACH(e, 4, 4)
-					if (a.dim % 4 == 0 || d + e < a.dim)
-						vf_store(t->x + (d + e) * KV_PAGE + j, x[e]);
+				if (a.dim % 4 == 0 || d + e < a.dim)
+					vf_store(t->x + (d + e) * KV_PAGE + j, x[e]);
 			}
 		att_tile_scores(a, t, k, in->n_block, p * KV_PAGE);
 	}
@@ -316,13 +361,17 @@ att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, 
 		t->lc[r] = 0;
 		const SplitRange own = see[r < n_row ? r / nh : 0];
 		if (r < n_row && own.lo < own.hi)
-			att_softmax(a, ATT_CHUNK, t->s + r * ATT_CHUNK, pos0, own.lo, own.hi, t->pos[r / nh], t->slope[r % nh], &t->mc[r], &t->lc[r]);
+			att_softmax(a, ATT_CHUNK, t->s + r * ATT_CHUNK, pos0, own.lo, own.hi,
+			            t->pos[r / nh], t->slope[r % nh], &t->mc[r], &t->lc[r]);
 		else
 			memset(t->s + r * ATT_CHUNK, 0, ATT_CHUNK * sizeof *t->s);
 	}
 	for (int p = j0 / KV_PAGE, first = 1; p * KV_PAGE < j1; p++, first = 0) {
-		int at = p * KV_PAGE, from = j0 > at ? j0 : at, to = j1 < at + KV_PAGE ? j1 : at + KV_PAGE, d = 0;
-		const char *v = kv_v(a.kv, kv_page_at(a.kv, in->s, in->pool, in->seq, chunk * ATT_PAGES + p), in->kv_head);
+		int at = p * KV_PAGE, from = j0 > at ? j0 : at,
+		    to = j1 < at + KV_PAGE ? j1 : at + KV_PAGE, d = 0;
+		const char *v =
+		    kv_v(a.kv, kv_page_at(a.kv, in->s, in->pool, in->seq, chunk * ATT_PAGES + p),
+		         in->kv_head);
 		_Alignas(64) float scale[KV_ROOM];
 #if KV_HAS_WORDS
 		if (kv_in_words(a.kv.v, a.v_dim)) {
@@ -338,7 +387,8 @@ att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, 
 			kv_fold_v(a.kv.v, a.v_dim, v, t->s + r * ATT_CHUNK + at);
 		for (int j = from - at; j < to - at; j++)
 			for (int i = 0; i < vs; i += VL)
-				vf_store(t->x + j * att_tile_xs(a) + i, kv_val(a.kv.v, a.v_dim, v, j, i, scale));
+				vf_store(t->x + j * att_tile_xs(a) + i,
+				         kv_val(a.kv.v, a.v_dim, v, j, i, scale));
 		for (; d < vs; d += att_tile_nv(a) * VL)
 			att_tile_values(a, t, att_tile_xs(a), in->n_block, at, from, to, d, first);
 	}
@@ -347,17 +397,22 @@ att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, 
 			continue;
 		/* the same bits as by way of the span, one copy less */
 		if (t->shift[r / nh] == 0 && !a.kv.exact.page_bytes)
-			att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->mc[r], t->lc[r], t->oc + r * vs);
+			att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->mc[r], t->lc[r],
+			          t->oc + r * vs);
 		else
-			att_merge(a.v_dim, &t->ms[r], &t->ls[r], t->os + r * vs, t->mc[r], t->lc[r], t->oc + r * vs);
+			att_merge(a.v_dim, &t->ms[r], &t->ls[r], t->os + r * vs, t->mc[r], t->lc[r],
+			          t->oc + r * vs);
 	}
 }
 
-/* Rows [row0, row0 + n) of sequence seq, n <= att_tile_tokens, unit 0 .. att_units; sink [heads], or NULL; work: as att_unit_init's */
+/* Rows [row0, row0 + n) of sequence seq, n <= att_tile_tokens, unit 0 .. att_units; sink [heads],
+ * or NULL; work: as att_unit_init's */
 LLMC_INLINE void
-att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, const float *sink, float *y, int seq, int row0, int n, int unit)
+att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q,
+         const float *sink, float *y, int seq, int row0, int n, int unit)
 {
-	const int hb = att_hb(a), vs = att_vs(a), group = att_group(a), k_groups = kv_groups(a.kv.k, a.dim);
+	const int hb = att_hb(a), vs = att_vs(a), group = att_group(a),
+	          k_groups = kv_groups(a.kv.k, a.dim);
 	AttTile tile, *const t = &tile;
 	int kv_head = unit / att_blocks(a), head = kv_head * group + unit % att_blocks(a) * hb;
 	int nh = (kv_head + 1) * group - head < hb ? (kv_head + 1) * group - head : hb;
@@ -384,17 +439,26 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		hi = t->range[i].hi > hi ? t->range[i].hi : hi;
 	}
 	for (int r = 0; r < n_block * ATT_TILE_MR; r++) {
-		const float *from = q + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.dim;
+		const float *from =
+		    q + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) *
+		            (size_t)a.dim;
 		if (r < n_row)
 			att_query(a, t->x, from);
-		kv_query_sums(a.kv.k, a.dim, t->x, t->sums + r / ATT_TILE_MR * k_groups * ATT_TILE_MR + r % ATT_TILE_MR, ATT_TILE_MR);
+		kv_query_sums(a.kv.k, a.dim, t->x,
+		              t->sums + r / ATT_TILE_MR * k_groups * ATT_TILE_MR + r % ATT_TILE_MR,
+		              ATT_TILE_MR);
 #if KV_HAS_WORDS
 		if (kv_in_words(a.kv.k, a.dim))
-			kv_query_words(a.kv.k, a.dim, t->x, t->q_words + r / ATT_TILE_MR * (a.dim / 2) * ATT_TILE_MR + r % ATT_TILE_MR,
-			               t->words + r / ATT_TILE_MR * k_groups * ATT_TILE_MR + r % ATT_TILE_MR, ATT_TILE_MR);
+			kv_query_words(a.kv.k, a.dim, t->x,
+			               t->q_words + r / ATT_TILE_MR * (a.dim / 2) * ATT_TILE_MR +
+			                   r % ATT_TILE_MR,
+			               t->words + r / ATT_TILE_MR * k_groups * ATT_TILE_MR +
+			                   r % ATT_TILE_MR,
+			               ATT_TILE_MR);
 #endif
 		for (int d = 0; d < a.dim; d++)
-			t->q[((size_t)(r / ATT_TILE_MR) * (size_t)a.dim + (size_t)d) * ATT_TILE_MR + (size_t)(r % ATT_TILE_MR)] = r < n_row ? t->x[d] : 0;
+			t->q[((size_t)(r / ATT_TILE_MR) * (size_t)a.dim + (size_t)d) * ATT_TILE_MR +
+			     (size_t)(r % ATT_TILE_MR)] = r < n_row ? t->x[d] : 0;
 		t->l[r] = t->ls[r] = 0;
 	}
 	for (int g = 0; g < nh; g++)
@@ -406,28 +470,35 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		att_tile_piece(a, ATT_RECENT, t, &in, chunk);
 		for (int r = 0; r < n_row; r++) {
 			int i = r / nh, mask = (1 << t->shift[i]) - 1;
-			if (t->ls[r] == 0 || ((chunk & mask) != mask && chunk != (t->range[i].hi - 1) / ATT_CHUNK))
+			if (t->ls[r] == 0 ||
+			    ((chunk & mask) != mask && chunk != (t->range[i].hi - 1) / ATT_CHUNK))
 				continue;
-			att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->ms[r], t->ls[r], t->os + r * vs);
+			att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->ms[r], t->ls[r],
+			          t->os + r * vs);
 			t->ls[r] = 0;
 		}
 	}
 	for (int r = 0; r < n_row; r++)
-		att_put(a, y + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.v_dim, t->o + r * vs,
+		att_put(a,
+		        y + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) *
+		                (size_t)a.v_dim,
+		        t->o + r * vs,
 		        att_sink(sink ? sink + head + r % nh : NULL, t->m[r], t->l[r]));
 }
 
 #if defined(LLMC_TILES)
-/* What a tile on tile registers works in: cpu/attention/attention_amx.h. Rows are tokens by heads, row r is token r / nh */
+/* What a tile on tile registers works in: cpu/attention/attention_amx.h. Rows are tokens by heads,
+ * row r is token r / nh */
 typedef struct AttAmx {
 	uint8_t *q, *keys, *values;
-	float   *oc, *os, *o;                    /* [32][vs], [row][vs] twice */
+	float *oc, *os, *o; /* [32][vs], [row][vs] twice */
 	_Alignas(64) float ms[ATT_AMX_R], ls[ATT_AMX_R], m[ATT_AMX_R], l[ATT_AMX_R];
 	float slope[ATT_MOST_HB];
-	SplitRange range[ATT_AMX_R];             /* of a token */
-	int   shift[ATT_AMX_R], pos[ATT_AMX_R];
-	const char *next[2 * ATT_PAGES];         /* planes of keys, and of values, of the chunk after this one, */
-	int   n_next, asked;                     /* pages of it; lines that memory has been asked for */
+	SplitRange range[ATT_AMX_R]; /* of a token */
+	int shift[ATT_AMX_R], pos[ATT_AMX_R];
+	const char
+	    *next[2 * ATT_PAGES]; /* planes of keys, and of values, of the chunk after this one, */
+	int n_next, asked;        /* pages of it; lines that memory has been asked for */
 } AttAmx;
 
 /* Asks memory for n lines of the next chunk */
@@ -438,21 +509,28 @@ att_amx_ahead(const Att a, AttAmx *t, int n)
 
 	for (; n > 0 && t->asked < t->n_next * (k + v); n--, t->asked++) {
 		const int page = t->asked / (k + v), line = t->asked % (k + v);
-		__builtin_prefetch(line < k ? t->next[2 * page] + line * 64 : t->next[2 * page + 1] + (line - k) * 64, 0, 2);
+		__builtin_prefetch(line < k ? t->next[2 * page] + line * 64
+		                            : t->next[2 * page + 1] + (line - k) * 64,
+		                   0, 2);
 	}
 }
 
-/* Rows [r0, r0 + 16) after a chunk, whose sums are oc, mc, lc: to their spans, and these, where they end, to the rows */
+/* Rows [r0, r0 + 16) after a chunk, whose sums are oc, mc, lc: to their spans, and these, where
+ * they end, to the rows */
 LLMC_INLINE void
-att_amx_close(const Att a, AttAmx *t, int chunk, int n_row, int nh, int r0, const float *mc, const float *lc, const float *oc)
+att_amx_close(const Att a, AttAmx *t, int chunk, int n_row, int nh, int r0, const float *mc,
+              const float *lc, const float *oc)
 {
 	const int vs = att_vs(a);
 	_Alignas(64) float alone[ATT_AMX_B], some[ATT_AMX_B], ended[ATT_AMX_B];
 	int n_alone = 0, n_some = 0, n_end = 0;
 
 	for (int r = 0; r < ATT_AMX_B; r++) {
-		const int i = (r0 + r < n_row ? r0 + r : 0) / nh, mask = (1 << t->shift[i]) - 1, add = lc[r] != 0;
-		const int end = add && mask && ((chunk & mask) == mask || chunk == (t->range[i].hi - 1) / ATT_CHUNK);
+		const int i = (r0 + r < n_row ? r0 + r : 0) / nh, mask = (1 << t->shift[i]) - 1,
+		          add = lc[r] != 0;
+		const int end =
+		    add && mask &&
+		    ((chunk & mask) == mask || chunk == (t->range[i].hi - 1) / ATT_CHUNK);
 		alone[r] = mask ? 0 : lc[r];
 		some[r] = mask ? lc[r] : 0;
 		ended[r] = end;
@@ -475,9 +553,9 @@ att_amx_close(const Att a, AttAmx *t, int chunk, int n_row, int nh, int r0, cons
 
 /* One or two blocks of rows from r0 on with pages [first, last) of a chunk */
 typedef struct AttBlocks {
-	int      r0, two, first, last;
-	float   *s;                              /* [32][128] */
-	uint8_t *p;                              /* [2] weights in parts */
+	int r0, two, first, last;
+	float *s;   /* [32][128] */
+	uint8_t *p; /* [2] weights in parts */
 	_Alignas(64) float mc[2 * ATT_AMX_B], lc[2 * ATT_AMX_B];
 } AttBlocks;
 
@@ -485,7 +563,9 @@ typedef struct AttBlocks {
 LLMC_INLINE int
 att_amx_seen(const AttAmx *t, AttBlocks *b, int chunk, int n_row, int nh)
 {
-	const int end = b->r0 + (b->two + 1) * ATT_AMX_B < n_row ? b->r0 + (b->two + 1) * ATT_AMX_B : n_row, pos0 = chunk * ATT_CHUNK;
+	const int end = b->r0 + (b->two + 1) * ATT_AMX_B < n_row ? b->r0 + (b->two + 1) * ATT_AMX_B
+	                                                         : n_row,
+	          pos0 = chunk * ATT_CHUNK;
 	const int lo = t->range[b->r0 / nh].lo - pos0, hi = t->range[(end - 1) / nh].hi - pos0;
 
 	b->first = lo > 0 ? lo / KV_PAGE : 0;
@@ -498,25 +578,28 @@ LLMC_INLINE void
 att_amx_weigh(const Att a, const AttAmx *t, AttBlocks *b, int chunk, int n_row, int nh, int r)
 {
 	const int row = b->r0 + r, i = row < n_row ? row / nh : 0, pos0 = chunk * ATT_CHUNK;
-	const int lo = t->range[i].lo > pos0 ? t->range[i].lo - pos0 : 0, hi = t->range[i].hi < pos0 + ATT_CHUNK ? t->range[i].hi - pos0 : ATT_CHUNK;
+	const int lo = t->range[i].lo > pos0 ? t->range[i].lo - pos0 : 0,
+	          hi = t->range[i].hi < pos0 + ATT_CHUNK ? t->range[i].hi - pos0 : ATT_CHUNK;
 	uint8_t *p = b->p + r / ATT_AMX_B * ATT_AMX_P;
 
 	b->mc[r] = b->lc[r] = 0;
 	if (row < n_row && lo < hi)
-		att_amx_softmax(a, b->s + r * ATT_CHUNK, b->first, b->last, pos0, lo, hi, t->pos[i], t->slope[row % nh], p, r % ATT_AMX_B, &b->mc[r], &b->lc[r]);
+		att_amx_softmax(a, b->s + r * ATT_CHUNK, b->first, b->last, pos0, lo, hi, t->pos[i],
+		                t->slope[row % nh], p, r % ATT_AMX_B, &b->mc[r], &b->lc[r]);
 	else
 		att_amx_unseen(b->first, b->last, p, r % ATT_AMX_B);
 }
 
-/* All rows with a chunk, whose keys and values are there; ahead: lines of the next one that a row asks for. While scores of some blocks become weights,
- * those of the next ones are multiplied, and weights of the ones before with values: vector instructions beside tile instructions. */
+/* All rows with a chunk, whose keys and values are there; ahead: lines of the next one that a row
+ * asks for. While scores of some blocks become weights, those of the next ones are multiplied, and
+ * weights of the ones before with values: vector instructions beside tile instructions. */
 LLMC_INLINE void
 att_amx_blocks(const Att a, AttAmx *t, AttBlocks *turn, int chunk, int n_row, int nh, int ahead)
 {
 	const int vs = att_vs(a), n_block = (n_row + ATT_AMX_B - 1) / ATT_AMX_B;
 	AttBlocks *now = NULL, *before = NULL;
 
-	for (int k = 0, b = 0; ; k++) {
+	for (int k = 0, b = 0;; k++) {
 		AttBlocks *next = NULL;
 		AttDots scores = { 0 }, sums = { 0 };
 		for (; b < n_block && !next; b += 2) { /* those that see something */
@@ -526,10 +609,15 @@ att_amx_blocks(const Att a, AttAmx *t, AttBlocks *turn, int chunk, int n_row, in
 				next = &turn[k % 3];
 		}
 		if (next)
-			scores = att_amx_scores(a, next->two, t->q + next->r0 / ATT_AMX_B * att_amx_steps(a.dim) * 2 * AMX_TILE, t->keys, next->first, next->last, next->s);
+			scores = att_amx_scores(a, next->two,
+			                        t->q + next->r0 / ATT_AMX_B * att_amx_steps(a.dim) *
+			                                   2 * AMX_TILE,
+			                        t->keys, next->first, next->last, next->s);
 		if (before)
-			sums = att_amx_sums(a, before->two, before->p, t->values, before->first, before->last, t->oc);
-		const int rows = now ? (now->two + 1) * ATT_AMX_B : 0, steps = scores.left * scores.steps + sums.left * sums.steps;
+			sums = att_amx_sums(a, before->two, before->p, t->values, before->first,
+			                    before->last, t->oc);
+		const int rows = now ? (now->two + 1) * ATT_AMX_B : 0,
+		          steps = scores.left * scores.steps + sums.left * sums.steps;
 		for (int r = 0, done = 0; r < rows; r++) {
 			for (; done < (r + 1) * steps / rows; done++)
 				if (!att_amx_sum(a, &sums))
@@ -540,7 +628,9 @@ att_amx_blocks(const Att a, AttAmx *t, AttBlocks *turn, int chunk, int n_row, in
 		while (att_amx_sum(a, &sums) || att_amx_score(a, &scores))
 			;
 		for (int i = 0; before && i <= before->two; i++)
-			att_amx_close(a, t, chunk, n_row, nh, before->r0 + i * ATT_AMX_B, before->mc + i * ATT_AMX_B, before->lc + i * ATT_AMX_B, t->oc + i * ATT_AMX_B * vs);
+			att_amx_close(a, t, chunk, n_row, nh, before->r0 + i * ATT_AMX_B,
+			              before->mc + i * ATT_AMX_B, before->lc + i * ATT_AMX_B,
+			              t->oc + i * ATT_AMX_B * vs);
 		if (!next && !now)
 			return;
 		before = now;
@@ -550,13 +640,18 @@ att_amx_blocks(const Att a, AttAmx *t, AttBlocks *turn, int chunk, int n_row, in
 
 /* As att_tile */
 LLMC_INLINE void
-att_amx_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, const float *sink, float *y, int seq, int row0, int n, int unit)
+att_amx_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q,
+             const float *sink, float *y, int seq, int row0, int n, int unit)
 {
-	const int hb = att_hb(a), vs = att_vs(a), group = att_group(a), steps = att_amx_steps(a.dim);
-	const int kv_head = unit / att_blocks(a), head = kv_head * group + unit % att_blocks(a) * hb;
+	const int hb = att_hb(a), vs = att_vs(a), group = att_group(a),
+	          steps = att_amx_steps(a.dim);
+	const int kv_head = unit / att_blocks(a),
+	          head = kv_head * group + unit % att_blocks(a) * hb;
 	const int nh = (kv_head + 1) * group - head < hb ? (kv_head + 1) * group - head : hb;
 	const int n_row = n * nh, n_block = (n_row + ATT_AMX_B - 1) / ATT_AMX_B;
-	const int ahead = (int)(kv_plane(a.kv.k, a.dim) + kv_plane(a.kv.v, a.v_dim)) / 64 * ATT_PAGES / (n_block * ATT_AMX_B) + 1;
+	const int ahead = (int)(kv_plane(a.kv.k, a.dim) + kv_plane(a.kv.v, a.v_dim)) / 64 *
+	                      ATT_PAGES / (n_block * ATT_AMX_B) +
+	                  1;
 	AttAmx tile, *const t = &tile;
 	AttBlocks turn[3];
 	int lo = s->pos[row0], hi = 0;
@@ -587,7 +682,10 @@ att_amx_tile(const Att a, float *work, const llmc_step *s, const void *pool, con
 	memset(row, 0, (size_t)(steps * 32) * sizeof *row);
 	for (int r = 0; r < n_block * ATT_AMX_B; r++) {
 		if (r < n_row)
-			att_query(a, row, q + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.dim);
+			att_query(a, row,
+			          q + ((size_t)(row0 + r / nh) * (size_t)a.heads +
+			               (size_t)(head + r % nh)) *
+			                  (size_t)a.dim);
 		att_amx_query(a, row, r % ATT_AMX_B, t->q + r / ATT_AMX_B * steps * 2 * AMX_TILE);
 	}
 	for (int g = 0; g < nh; g++)
@@ -595,16 +693,21 @@ att_amx_tile(const Att a, float *work, const llmc_step *s, const void *pool, con
 
 	amx_begin(ATT_AMX_B, 64);
 	for (int chunk = lo / ATT_CHUNK; chunk * ATT_CHUNK < hi; chunk++) {
-		const int pos0 = chunk * ATT_CHUNK, j0 = lo > pos0 ? lo - pos0 : 0, j1 = hi < pos0 + ATT_CHUNK ? hi - pos0 : ATT_CHUNK;
+		const int pos0 = chunk * ATT_CHUNK, j0 = lo > pos0 ? lo - pos0 : 0,
+		          j1 = hi < pos0 + ATT_CHUNK ? hi - pos0 : ATT_CHUNK;
 
 		for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
 			char *page = kv_page(s, pool, a.kv.page_bytes, seq, chunk * ATT_PAGES + p);
-			att_amx_keys(a, kv_k(a.kv, page, kv_head), t->keys + p * (att_amx_key_bytes(a) / ATT_PAGES));
-			att_amx_values(a, kv_v(a.kv, page, kv_head), j1 - p * KV_PAGE, p, t->values);
+			att_amx_keys(a, kv_k(a.kv, page, kv_head),
+			             t->keys + p * (att_amx_key_bytes(a) / ATT_PAGES));
+			att_amx_values(a, kv_v(a.kv, page, kv_head), j1 - p * KV_PAGE, p,
+			               t->values);
 		}
 		t->n_next = t->asked = 0;
-		for (int p = 0; p < ATT_PAGES && pos0 + ATT_CHUNK + p * KV_PAGE < hi; p++, t->n_next++) {
-			char *page = kv_page(s, pool, a.kv.page_bytes, seq, (chunk + 1) * ATT_PAGES + p);
+		for (int p = 0; p < ATT_PAGES && pos0 + ATT_CHUNK + p * KV_PAGE < hi;
+		     p++, t->n_next++) {
+			char *page =
+			    kv_page(s, pool, a.kv.page_bytes, seq, (chunk + 1) * ATT_PAGES + p);
 			t->next[2 * p] = kv_k(a.kv, page, kv_head);
 			t->next[2 * p + 1] = kv_v(a.kv, page, kv_head);
 		}
@@ -612,13 +715,17 @@ att_amx_tile(const Att a, float *work, const llmc_step *s, const void *pool, con
 	}
 	amx_end();
 	for (int r = 0; r < n_row; r++)
-		att_put(a, y + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.v_dim, t->o + r * vs,
+		att_put(a,
+		        y + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) *
+		                (size_t)a.v_dim,
+		        t->o + r * vs,
 		        att_sink(sink ? sink + head + r % nh : NULL, t->m[r], t->l[r]));
 }
 #endif
 
 LLMC_INLINE void
-att_any_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, const float *sink, float *y, int seq, int row0, int n, int unit)
+att_any_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q,
+             const float *sink, float *y, int seq, int row0, int n, int unit)
 {
 #if defined(LLMC_TILES)
 	if (att_tiled(a)) {
@@ -629,11 +736,12 @@ att_any_tile(const Att a, float *work, const llmc_step *s, const void *pool, con
 	att_tile(a, work, s, pool, q, sink, y, seq, row0, n, unit);
 }
 
-#define ATTENTION_TILE(name)                                                                                                             \
-	static __attribute__((noinline, unused)) void name##_run_tile(float *work, const llmc_step *s, const void *pool, const float *q, \
-	                                                              const float *sink, float *y, int seq, int row0, int n, int unit)   \
-	{                                                                                                                                \
-		att_any_tile(name(), work, s, pool, q, sink, y, seq, row0, n, unit);                                              \
+#define ATTENTION_TILE(name)                                                                       \
+	static __attribute__((noinline, unused)) void name##_run_tile(                             \
+	    float *work, const llmc_step *s, const void *pool, const float *q, const float *sink,  \
+	    float *y, int seq, int row0, int n, int unit)                                          \
+	{                                                                                          \
+		att_any_tile(name(), work, s, pool, q, sink, y, seq, row0, n, unit);               \
 	}
 
 #endif

@@ -4,10 +4,12 @@
  *     keys --to fp32--> x [32][stride]
  *     x, q --dot products along a head, VL of them summed across at once--> s [heads][32]
  *     s, w --each dot that is above 0 times its head's weight, heads in order--> scores --those above the bar--> candidates, by position
- *   twice as many candidates as are chosen: the bar rises to the least score that is still chosen, and what lies below it goes.
+ *   twice as many candidates as are chosen: the bar rises to the least score that is still chosen,
+ * and what lies below it goes.
  *
- * A score depends on its row and its key alone, and what is chosen on scores and positions alone: not on pages taken together, threads, or rows beside it.
- * Scores are compared as integers, in their order, so that there is always a choice. Bytes: the keys once a row. */
+ * A score depends on its row and its key alone, and what is chosen on scores and positions alone:
+ * not on pages taken together, threads, or rows beside it. Scores are compared as integers, in
+ * their order, so that there is always a choice. Bytes: the keys once a row. */
 #ifndef LLMC_CPU_ATTENTION_INDEXER_H
 #define LLMC_CPU_ATTENTION_INDEXER_H
 
@@ -16,16 +18,16 @@
 #include "cpu/attention/split_kv.h"
 
 typedef struct Index {
-	int    heads, dim, chosen;
-	float  scale;
-	int    kv;
+	int heads, dim, chosen;
+	float scale;
+	int kv;
 	size_t page_bytes;
 } Index;
 
 enum {
 	INDEX_RB = LANES_ROWS, /* heads and positions of VL dot products */
 	INDEX_JB = LANES_OF,
-	INDEX_CHUNK = 256,      /* of positions, that threads share */
+	INDEX_CHUNK = 256, /* of positions, that threads share */
 	INDEX_SPANS = 32,
 };
 #define INDEX_SPLIT ((Split){ INDEX_CHUNK, INDEX_SPANS })
@@ -46,11 +48,12 @@ index_heads(const Index a)
 
 /* Candidates in ascending order of position */
 typedef struct Candidates {
-	uint32_t *score;        /* [2 * chosen + 32], in the order of the scores as integers */
-	int32_t  *pos;
-	int       n;
-	uint32_t  bar;          /* scores that are not above it are not among the chosen: those came earlier, and are as many */
-	int       full;
+	uint32_t *score; /* [2 * chosen + 32], in the order of the scores as integers */
+	int32_t *pos;
+	int n;
+	uint32_t bar; /* scores that are not above it are not among the chosen: those came earlier,
+	                 and are as many */
+	int full;
 } Candidates;
 
 LLMC_INLINE uint32_t
@@ -68,7 +71,7 @@ static uint32_t
 index_kth(const uint32_t *score, int n, int k, int *above)
 {
 	uint32_t value = 0, mask = 0;
-	int      over = 0;
+	int over = 0;
 
 	for (int shift = 24; shift >= 0; shift -= 8) {
 		int count[256] = { 0 }, byte = 255;
@@ -123,12 +126,14 @@ index_query(const Index a, const float *from, float *q)
 
 	for (int h = 0; h < index_heads(a); h++)
 		for (int i = 0; i < stride; i++)
-			q[h * stride + i] = h < a.heads && i < a.dim ? from[h * a.dim + i] * a.scale : 0;
+			q[h * stride + i] =
+			    h < a.heads && i < a.dim ? from[h * a.dim + i] * a.scale : 0;
 }
 
 /* Scores of n positions of a page: out [32]. x [32][stride], s [index_heads][32]: memory */
 LLMC_INLINE void
-index_page(const Index a, const char *page, int n, const float *q, const float *w, float *x, float *s, float *out)
+index_page(const Index a, const char *page, int n, const float *q, const float *w, float *x,
+           float *s, float *out)
 {
 	const int stride = index_stride(a), up = (n + INDEX_JB - 1) / INDEX_JB * INDEX_JB;
 
@@ -136,7 +141,9 @@ index_page(const Index a, const char *page, int n, const float *q, const float *
 		for (int i = 0; i < stride; i += VL) {
 			vf v = vf_set1(0);
 			if (j < n)
-				v = a.dim - i >= VL ? kv_load(a.kv, page, (int64_t)j * a.dim + i) : kv_load_n(a.kv, page, (int64_t)j * a.dim + i, a.dim - i);
+				v = a.dim - i >= VL
+				        ? kv_load(a.kv, page, (int64_t)j * a.dim + i)
+				        : kv_load_n(a.kv, page, (int64_t)j * a.dim + i, a.dim - i);
 			vf_store(x + j * stride + i, v);
 		}
 	for (int r0 = 0; r0 < index_heads(a); r0 += INDEX_RB)
@@ -144,12 +151,14 @@ index_page(const Index a, const char *page, int n, const float *q, const float *
 			float sum[VL];
 			vf_store(sum, lanes_dots(q + r0 * stride, x + j0 * stride, stride));
 			for (int r = 0; r < INDEX_RB; r++)
-				memcpy(s + (r0 + r) * KV_PAGE + j0, sum + r * INDEX_JB, INDEX_JB * sizeof *sum);
+				memcpy(s + (r0 + r) * KV_PAGE + j0, sum + r * INDEX_JB,
+				       INDEX_JB * sizeof *sum);
 		}
 	for (int j = 0; j < KV_PAGE; j += VL) {
 		vf sum = vf_set1(0);
 		for (int h = 0; h < a.heads; h++)
-			sum = vf_fma(vf_max(vf_load(s + h * KV_PAGE + j), vf_set1(0)), vf_set1(w[h]), sum);
+			sum = vf_fma(vf_max(vf_load(s + h * KV_PAGE + j), vf_set1(0)),
+			             vf_set1(w[h]), sum);
 		vf_store(out + j, sum);
 	}
 }

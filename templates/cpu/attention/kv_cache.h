@@ -1,10 +1,15 @@
-/* Pages of the KV cache: 32 positions each. The page of one layer holds planes of k, a head each, then planes of v; or latent and key
- * [32][rank + rope]. A type is KV_f32 ... KV_int4, a constant wherever functions are inlined; what rows of each are is said in
- * formats/kv_type.h, where their codes lie in ref/ref_kv.c. Plain types: k [D][32], v [32][V]. A kernel must not read positions at or beyond
- * kv_len: they hold anything. Recent and first positions may lie in exact pages as well (KvExact; plan/plan.h has their place). A latent and its key are a row of values, of a plain type or one with groups.
+/* Pages of the KV cache: 32 positions each. The page of one layer holds planes of k, a head each,
+ * then planes of v; or latent and key [32][rank + rope]. A type is KV_f32 ... KV_int4, a constant
+ * wherever functions are inlined; what rows of each are is said in formats/kv_type.h, where their
+ * codes lie in ref/ref_kv.c. Plain types: k [D][32], v [32][V]. A kernel must not read positions at
+ * or beyond kv_len: they hold anything. Recent and first positions may lie in exact pages as well
+ * (KvExact; plan/plan.h has their place). A latent and its key are a row of values, of a plain type
+ * or one with groups.
  *
- * Whoever reads them adds up the same numbers in the same order. Keys are read as codes: a group's products are added up, then scaled, and its zero times the sum
- * of its queries is added (kv_score); keys by channel are code * scale + zero. Values are code * scale + zero where groups have scales, else codes, and the row's scale multiplies a weight. */
+ * Whoever reads them adds up the same numbers in the same order. Keys are read as codes: a group's
+ * products are added up, then scaled, and its zero times the sum of its queries is added
+ * (kv_score); keys by channel are code * scale + zero. Values are code * scale + zero where groups
+ * have scales, else codes, and the row's scale multiplies a weight. */
 #ifndef LLMC_CPU_ATTENTION_KV_CACHE_H
 #define LLMC_CPU_ATTENTION_KV_CACHE_H
 
@@ -16,7 +21,9 @@ enum { KV_PAGE = 32, KV_GROUP = 32, KV_MOST_DIM = 1024 /* of quantised rows */ }
 enum { KV_f32, KV_f16, KV_bf16, KV_f8, KV_int8, KV_f8_32, KV_int8_32, KV_int6, KV_int4, KV_int4c };
 
 /* scale and zero of a group for each lane */
-typedef struct KvScale { vf s, z; } KvScale;
+typedef struct KvScale {
+	vf s, z;
+} KvScale;
 
 /* ---- sizes ---- */
 LLMC_INLINE int
@@ -76,12 +83,12 @@ kv_group(const int type, const int dim)
 LLMC_INLINE int
 kv_codes(const int type, const int dim)
 {
-	return kv_plain(type)   ? dim * kv_bytes(type)
-	     : type == KV_int6  ? kv_groups(type, dim) * 24
-	     : type == KV_int4  ? kv_groups(type, dim) * 16
-	     : type == KV_int4c ? (dim + KV_GROUP - 1) / KV_GROUP * 16
-	     : kv_grouped(type) ? kv_groups(type, dim) * KV_GROUP
-	                        : dim;
+	return kv_plain(type)     ? dim * kv_bytes(type)
+	       : type == KV_int6  ? kv_groups(type, dim) * 24
+	       : type == KV_int4  ? kv_groups(type, dim) * 16
+	       : type == KV_int4c ? (dim + KV_GROUP - 1) / KV_GROUP * 16
+	       : kv_grouped(type) ? kv_groups(type, dim) * KV_GROUP
+	                          : dim;
 }
 
 /* numbers that a group has beside its codes */
@@ -94,7 +101,10 @@ kv_scales(const int type)
 LLMC_INLINE size_t
 kv_plane(const int type, const int dim)
 {
-	return (size_t)KV_PAGE * (size_t)(kv_codes(type, dim) + 2 * kv_scales(type) * (kv_by_channel(type) ? (dim + KV_GROUP - 1) / KV_GROUP : kv_groups(type, dim)));
+	return (size_t)KV_PAGE * (size_t)(kv_codes(type, dim) +
+	                                  2 * kv_scales(type) *
+	                                      (kv_by_channel(type) ? (dim + KV_GROUP - 1) / KV_GROUP
+	                                                           : kv_groups(type, dim)));
 }
 
 /* elements that a rotation mixes; 0: none */
@@ -115,7 +125,9 @@ kv_load_bf16(const uint16_t *p)
 LLMC_INLINE vf
 kv_load(const int type, const void *p, int64_t i)
 {
-	return type == KV_f32 ? vf_load((const float *)p + i) : type == KV_bf16 ? kv_load_bf16((const uint16_t *)p + i) : vf_load_f16((const f16 *)p + i);
+	return type == KV_f32    ? vf_load((const float *)p + i)
+	       : type == KV_bf16 ? kv_load_bf16((const uint16_t *)p + i)
+	                         : vf_load_f16((const f16 *)p + i);
 }
 
 LLMC_INLINE vf
@@ -127,10 +139,12 @@ kv_load_n(const int type, const void *p, int64_t i, int n)
 			x[k] = ((const uint16_t *)p)[i + k];
 		return kv_load_bf16(x);
 	}
-	return type == KV_f32 ? vf_load_n((const float *)p + i, n) : vf_load_f16_n((const f16 *)p + i, n);
+	return type == KV_f32 ? vf_load_n((const float *)p + i, n)
+	                      : vf_load_f16_n((const f16 *)p + i, n);
 }
 
-/* Too large for a half: the largest half. An infinity would turn weights of 0 into NaN for rows that do not see it. */
+/* Too large for a half: the largest half. An infinity would turn weights of 0 into NaN for rows
+ * that do not see it. */
 LLMC_INLINE f16
 kv_half(float x)
 {
@@ -153,13 +167,15 @@ kv_put(const int type, void *p, int64_t i, float x)
 }
 
 /* ---- codes ---- */
-/* VL e4m3 as numbers / 256: a half has the bits of an e4m3 beyond its sign one place lower, and a greater bias */
+/* VL e4m3 as numbers / 256: a half has the bits of an e4m3 beyond its sign one place lower, and a
+ * greater bias */
 LLMC_INLINE vf
 kv_of_e4m3(const uint8_t *p)
 {
 #if defined(VF_NATIVE_512)
 	__m256i c = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
-	c = _mm256_and_si256(_mm256_slli_epi16(c, 7), _mm256_set1_epi16((short)0xbfff)); /* the sign is there twice */
+	c = _mm256_and_si256(_mm256_slli_epi16(c, 7),
+	                     _mm256_set1_epi16((short)0xbfff)); /* the sign is there twice */
 	return (vf)_mm512_cvtph_ps(c);
 #elif VL == 8 && defined(VF_HAVE_256)
 	__m128i c = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p));
@@ -172,7 +188,8 @@ kv_of_e4m3(const uint8_t *p)
 #endif
 }
 
-/* A type whose rows have one scale: reading gives codes, and sums over them (scores), or what they meet (weights), are multiplied by it. */
+/* A type whose rows have one scale: reading gives codes, and sums over them (scores), or what they
+ * meet (weights), are multiplied by it. */
 LLMC_INLINE int
 kv_folded(const int type)
 {
@@ -204,7 +221,8 @@ LLMC_INLINE vf
 kv_four(vi c)
 {
 #if defined(VF_NATIVE_512)
-	return (vf)_mm512_permutexvar_ps((__m512i)c, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+	return (vf)_mm512_permutexvar_ps(
+	    (__m512i)c, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
 #else
 	return vf_of_vi(c & vi_set1(15));
 #endif
@@ -215,7 +233,9 @@ LLMC_INLINE vf
 kv_six(vi c, vi high)
 {
 #if defined(VF_NATIVE_512)
-	return kv_four(c) + (vf)_mm512_permutexvar_ps((__m512i)high, _mm512_setr_ps(-32, -16, 0, 16, -32, -16, 0, 16, -32, -16, 0, 16, -32, -16, 0, 16));
+	return kv_four(c) + (vf)_mm512_permutexvar_ps(
+	                        (__m512i)high, _mm512_setr_ps(-32, -16, 0, 16, -32, -16, 0, 16, -32,
+	                                                      -16, 0, 16, -32, -16, 0, 16));
 #else
 	return vf_of_vi(((c & vi_set1(15)) | (high & vi_set1(3)) << 4) - vi_set1(32));
 #endif
@@ -242,7 +262,8 @@ kv_scale_k(const int type, const int dim, const char *plane, int g, int j)
 	return v;
 }
 
-/* A score after one more group: acc, the products of its codes; query, the sum of the elements that they met. first: total is nothing yet */
+/* A score after one more group: acc, the products of its codes; query, the sum of the elements that
+ * they met. first: total is nothing yet */
 LLMC_INLINE vf
 kv_score(const int type, int first, vf total, vf acc, KvScale s, vf query)
 {
@@ -269,7 +290,8 @@ kv_query_sums(const int type, const int dim, const float *query, float *to, int 
 	}
 }
 
-/* Scales, and from KV_MOST_DIM on zeros, of the elements of keys by channel: room for 2 KV_MOST_DIM */
+/* Scales, and from KV_MOST_DIM on zeros, of the elements of keys by channel: room for 2 KV_MOST_DIM
+ */
 LLMC_INLINE void
 kv_channels(const int type, const int dim, const char *plane, float *to)
 {
@@ -282,9 +304,11 @@ kv_channels(const int type, const int dim, const char *plane, float *to)
 	}
 }
 
-/* Elements 4 i .. 4 i + 3, as far as there are some; of quantised types: their codes, by channel: their values. channels: kv_channels */
+/* Elements 4 i .. 4 i + 3, as far as there are some; of quantised types: their codes, by channel:
+ * their values. channels: kv_channels */
 LLMC_INLINE void
-kv_keys(const int type, const int dim, const char *plane, int i, int j, const float *channels, vf *x)
+kv_keys(const int type, const int dim, const char *plane, int i, int j, const float *channels,
+        vf *x)
 {
 	const uint8_t *p = (const uint8_t *)plane;
 
@@ -300,7 +324,8 @@ kv_keys(const int type, const int dim, const char *plane, int i, int j, const fl
 			}
 		return;
 	}
-	vi a = vi_of_u8(p + 2 * i * KV_PAGE + j), b = vi_of_u8(p + (2 * i + 1) * KV_PAGE + j), c[4] = { a, a >> 4, b, b >> 4 };
+	vi a = vi_of_u8(p + 2 * i * KV_PAGE + j), b = vi_of_u8(p + (2 * i + 1) * KV_PAGE + j),
+	   c[4] = { a, a >> 4, b, b >> 4 };
 	if (type == KV_int6) {
 		vi h = vi_of_u8(p + (kv_groups(type, dim) * 16 + i) * KV_PAGE + j);
 		LLMC_UNROLL
@@ -312,17 +337,20 @@ kv_keys(const int type, const int dim, const char *plane, int i, int j, const fl
 	for (int e = 0; e < 4; e++) {
 		x[e] = kv_four(c[e]);
 		if (kv_by_channel(type))
-			x[e] = vf_fma(x[e], vf_set1(channels[4 * i + e]), vf_set1(channels[KV_MOST_DIM + 4 * i + e]));
+			x[e] = vf_fma(x[e], vf_set1(channels[4 * i + e]),
+			              vf_set1(channels[KV_MOST_DIM + 4 * i + e]));
 	}
 }
 
-/* Element d of VL positions from j on, of a type that has each element in a place of its own; as kv_keys */
+/* Element d of VL positions from j on, of a type that has each element in a place of its own; as
+ * kv_keys */
 LLMC_INLINE vf
 kv_key(const int type, const char *plane, int d, int j)
 {
 	const int at = d * KV_PAGE + j;
 
-	return kv_plain(type) ? kv_load(type, plane, at) : kv_bytes_at(type, (const uint8_t *)plane + at);
+	return kv_plain(type) ? kv_load(type, plane, at)
+	                      : kv_bytes_at(type, (const uint8_t *)plane + at);
 }
 
 /* ---- reading values: elements d .. d + VL of position j; d is a multiple of VL ---- */
@@ -346,7 +374,8 @@ kv_val(const int type, const int dim, const char *plane, int j, int d, const flo
 
 	if (kv_plain(type)) {
 		const int64_t at = (int64_t)j * dim + d;
-		return d + VL <= dim ? kv_load(type, plane, at) : kv_load_n(type, plane, at, dim % VL);
+		return d + VL <= dim ? kv_load(type, plane, at)
+		                     : kv_load_n(type, plane, at, dim % VL);
 	}
 	if (kv_folded(type))
 		return kv_bytes_at(type, p + j * dim + d);
@@ -355,13 +384,15 @@ kv_val(const int type, const int dim, const char *plane, int j, int d, const flo
 		return kv_bytes_at(type, p + j * groups * KV_GROUP + d) * vf_set1(s[0]);
 	vi c = vi_of_u8(p + (j * groups + g) * 16 + part % 16) >> (part / 16 * 4);
 	if (type == KV_int6) {
-		const uint8_t *high = p + groups * 16 * KV_PAGE + (j * groups + g) * 8 + (VL < 8 ? part % 8 : 0);
+		const uint8_t *high =
+		    p + groups * 16 * KV_PAGE + (j * groups + g) * 8 + (VL < 8 ? part % 8 : 0);
 #if VL == 16
 		uint64_t both[2];
 		memcpy(both, high, 8);
 		both[1] = both[0];
 		const vi shift = { 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2 };
-		vi h = vi_of_u8((const uint8_t *)(const void *)both) >> (shift + vi_set1(part / 16 * 4));
+		vi h = vi_of_u8((const uint8_t *)(const void *)both) >>
+		       (shift + vi_set1(part / 16 * 4));
 #else
 		vi h = vi_of_u8(high) >> (part / 8 * 2);
 #endif
@@ -376,7 +407,9 @@ kv_fold_v(const int type, const int dim, const char *plane, float *weights)
 {
 	if (kv_folded(type))
 		for (int j = 0; j < KV_PAGE; j += VL)
-			vf_store(weights + j, vf_load(weights + j) * kv_scale_at(type, kv_scales_of(type, dim, plane) + j));
+			vf_store(weights + j,
+			         vf_load(weights + j) *
+			             kv_scale_at(type, kv_scales_of(type, dim, plane) + j));
 }
 
 /* ---- rotation: row times the Hadamard matrices of n elements each, n a power of two; its own inverse ---- */
@@ -384,7 +417,7 @@ LLMC_INLINE void
 kv_rotate(const int dim, const int n, float *row)
 {
 	float scale = 1;
-	int   m = n;
+	int m = n;
 
 	for (; m >= 4; m /= 4)
 		scale *= 0.5f;
@@ -458,16 +491,17 @@ kv_encode(const int type, const float *x, int n, uint8_t *code, f16 *scale_out, 
 	float inverse = scale > 0 ? 1 / scale : 0;
 	for (int i = 0; i < n; i++) {
 		float v = (x[i] - zero) * inverse;
-		code[i] = kv_is_f8(type)  ? kv_to_e4m3(v)
-		        : kv_wide(type)   ? (uint8_t)kv_round(kv_limit(v, -127, 127))
-		        : type == KV_int6 ? (uint8_t)(kv_round(kv_limit(v, -31, 31)) + 32)
-		                          : (uint8_t)kv_round(kv_limit(v, 0, 15));
+		code[i] = kv_is_f8(type)    ? kv_to_e4m3(v)
+		          : kv_wide(type)   ? (uint8_t)kv_round(kv_limit(v, -127, 127))
+		          : type == KV_int6 ? (uint8_t)(kv_round(kv_limit(v, -31, 31)) + 32)
+		                            : (uint8_t)kv_round(kv_limit(v, 0, 15));
 	}
 }
 
 /* A row (dim) to position pos of a plane of keys, or of values. turn: kv_rotated */
 LLMC_INLINE void
-kv_store(const int type, const int turn, const int key, char *plane, int pos, const int dim, const float *row)
+kv_store(const int type, const int turn, const int key, char *plane, int pos, const int dim,
+         const float *row)
 {
 	const int at = pos % KV_PAGE, groups = kv_groups(type, dim), size = kv_group(type, dim);
 	uint8_t *p = (uint8_t *)plane, code[KV_MOST_DIM + KV_GROUP];
@@ -503,13 +537,15 @@ kv_store(const int type, const int turn, const int key, char *plane, int pos, co
 	/* two elements a byte, then the high bits of four */
 	for (int i = 0; i < groups * 16; i++) {
 		const uint8_t *c = code + (key ? 2 * i : i / 16 * 32 + i % 16);
-		p[key ? i * KV_PAGE + at : at * groups * 16 + i] = (uint8_t)((c[0] & 15) | c[key ? 1 : 16] << 4);
+		p[key ? i * KV_PAGE + at : at * groups * 16 + i] =
+		    (uint8_t)((c[0] & 15) | c[key ? 1 : 16] << 4);
 	}
 	for (int i = 0; type == KV_int6 && i < groups * 8; i++) {
 		const uint8_t *c = code + (key ? 4 * i : i / 8 * 32 + i % 8);
 		const int step = key ? 1 : 8;
 		p[groups * 16 * KV_PAGE + (key ? i * KV_PAGE + at : at * groups * 8 + i)] =
-		    (uint8_t)(c[0] >> 4 | c[step] >> 4 << 2 | c[2 * step] >> 4 << 4 | c[3 * step] >> 4 << 6);
+		    (uint8_t)(c[0] >> 4 | c[step] >> 4 << 2 | c[2 * step] >> 4 << 4 |
+		              c[3 * step] >> 4 << 6);
 	}
 }
 
@@ -530,20 +566,22 @@ kv_page_of(const llmc_step *s, const void *pool, size_t page_bytes, int t)
 	return kv_page(s, pool, page_bytes, s->seq_of[t], s->pos[t] / KV_PAGE);
 }
 
-/* Exact pages of a pool: a row reads the last `recent` positions, its own included, and the first `sinks` from them, all others from the quantised pages.
- * What a row reads so depends on its position alone. page_bytes 0: there are none. windowed: all pages of the pool are window pages, so both have one number */
+/* Exact pages of a pool: a row reads the last `recent` positions, its own included, and the first
+ * `sinks` from them, all others from the quantised pages. What a row reads so depends on its
+ * position alone. page_bytes 0: there are none. windowed: all pages of the pool are window pages,
+ * so both have one number */
 typedef struct KvExact {
 	size_t page_bytes;
-	int    recent, sinks, windowed;
+	int recent, sinks, windowed;
 } KvExact;
 
 /* What a pool of keys and values is */
 typedef struct KvForm {
-	int    k, v, rotate;            /* types */
-	int    heads, dim, v_dim;
+	int k, v, rotate; /* types */
+	int heads, dim, v_dim;
 	size_t page_bytes;
 	KvExact exact;
-	int    is_exact;                /* this is the form of the exact pages themselves */
+	int is_exact; /* this is the form of the exact pages themselves */
 } KvForm;
 
 /* The type of exact rows */
@@ -556,7 +594,15 @@ kv_exact_type(const int type)
 LLMC_INLINE KvForm
 kv_exact_form(const KvForm f)
 {
-	return (KvForm){ kv_exact_type(f.k), kv_exact_type(f.v), 0, f.heads, f.dim, f.v_dim, f.exact.page_bytes, f.exact, 1 };
+	return (KvForm){ kv_exact_type(f.k),
+		         kv_exact_type(f.v),
+		         0,
+		         f.heads,
+		         f.dim,
+		         f.v_dim,
+		         f.exact.page_bytes,
+		         f.exact,
+		         1 };
 }
 
 /* Page `index` of sequence `seq` in this form */
@@ -565,7 +611,9 @@ kv_page_at(const KvForm f, const llmc_step *s, const void *pool, int seq, int in
 {
 	if (!f.is_exact)
 		return kv_page(s, pool, f.page_bytes, seq, index);
-	int32_t page = s->block_table[(size_t)seq * (size_t)s->block_stride + (size_t)(f.exact.windowed ? 0 : s->block_stride / 2) + (size_t)index];
+	int32_t page =
+	    s->block_table[(size_t)seq * (size_t)s->block_stride +
+	                   (size_t)(f.exact.windowed ? 0 : s->block_stride / 2) + (size_t)index];
 	return (char *)(uintptr_t)pool - (size_t)(page + 1) * f.page_bytes;
 }
 
@@ -579,7 +627,8 @@ kv_k(const KvForm f, char *page, int head)
 LLMC_INLINE char *
 kv_v(const KvForm f, char *page, int head)
 {
-	return page + (size_t)f.heads * kv_plane(f.k, f.dim) + (size_t)head * kv_plane(f.v, f.v_dim);
+	return page + (size_t)f.heads * kv_plane(f.k, f.dim) +
+	       (size_t)head * kv_plane(f.v, f.v_dim);
 }
 
 /* Key (dim) of one head in row t of the step to its place in the pool, */
@@ -589,21 +638,28 @@ kv_store_k(const KvForm f, const llmc_step *s, const void *pool, int t, int head
 	const int turn = kv_rotated(f.k, f.rotate, f.dim), seq = s->seq_of[t], pos = s->pos[t];
 	const KvForm exact = kv_exact_form(f);
 
-	kv_store(f.k, turn, 1, kv_k(f, kv_page_at(f, s, pool, seq, pos / KV_PAGE), head), pos, f.dim, key);
+	kv_store(f.k, turn, 1, kv_k(f, kv_page_at(f, s, pool, seq, pos / KV_PAGE), head), pos,
+	         f.dim, key);
 	if (exact.page_bytes)
-		kv_store(exact.k, turn, 1, kv_k(exact, kv_page_at(exact, s, pool, seq, pos / KV_PAGE), head), pos, f.dim, key);
+		kv_store(exact.k, turn, 1,
+		         kv_k(exact, kv_page_at(exact, s, pool, seq, pos / KV_PAGE), head), pos,
+		         f.dim, key);
 }
 
 /* and value (v_dim) */
 LLMC_INLINE void
-kv_store_v(const KvForm f, const llmc_step *s, const void *pool, int t, int head, const float *value)
+kv_store_v(const KvForm f, const llmc_step *s, const void *pool, int t, int head,
+           const float *value)
 {
 	const int turn = kv_rotated(f.v, f.rotate, f.v_dim), seq = s->seq_of[t], pos = s->pos[t];
 	const KvForm exact = kv_exact_form(f);
 
-	kv_store(f.v, turn, 0, kv_v(f, kv_page_at(f, s, pool, seq, pos / KV_PAGE), head), pos, f.v_dim, value);
+	kv_store(f.v, turn, 0, kv_v(f, kv_page_at(f, s, pool, seq, pos / KV_PAGE), head), pos,
+	         f.v_dim, value);
 	if (exact.page_bytes)
-		kv_store(exact.v, turn, 0, kv_v(exact, kv_page_at(exact, s, pool, seq, pos / KV_PAGE), head), pos, f.v_dim, value);
+		kv_store(exact.v, turn, 0,
+		         kv_v(exact, kv_page_at(exact, s, pool, seq, pos / KV_PAGE), head), pos,
+		         f.v_dim, value);
 }
 
 /* Keys by channel of a full page of a head, from its exact page */
@@ -613,7 +669,8 @@ kv_quantize_page(const KvForm f, const llmc_step *s, const void *pool, int seq, 
 	const KvForm exact = kv_exact_form(f);
 	const char *from = kv_k(exact, kv_page_at(exact, s, pool, seq, index), head);
 	char *plane = kv_k(f, kv_page_at(f, s, pool, seq, index), head);
-	f16 *scale = (f16 *)(void *)(plane + KV_PAGE * kv_codes(f.k, f.dim)), *zero = scale + (f.dim + KV_GROUP - 1) / KV_GROUP * KV_GROUP;
+	f16 *scale = (f16 *)(void *)(plane + KV_PAGE * kv_codes(f.k, f.dim)),
+	    *zero = scale + (f.dim + KV_GROUP - 1) / KV_GROUP * KV_GROUP;
 
 	for (int d = 0; d < f.dim; d += 2) {
 		uint8_t code[2][KV_PAGE] = { { 0 } };

@@ -4,14 +4,19 @@
 
 #include "cpu/math/vector.h"
 
-enum { ROPE_half, ROPE_interleaved, ROPE_none }; /* pairs (i, i + dims / 2); pairs (2i, 2i + 1); nothing is turned */
+enum {
+	ROPE_half,
+	ROPE_interleaved,
+	ROPE_none
+}; /* pairs (i, i + dims / 2); pairs (2i, 2i + 1); nothing is turned */
 
 /* dims elements of x to y, which may be x; angle: cos of dims / 2 angles, then their sines */
 LLMC_INLINE void
 rope_rotate(const int style, const float *x, float *y, int dims, const float *angle)
 {
 	for (int i = 0; i < dims / 2; i++) {
-		int j = style == ROPE_interleaved ? 2 * i : i, k = style == ROPE_interleaved ? j + 1 : i + dims / 2;
+		int j = style == ROPE_interleaved ? 2 * i : i,
+		    k = style == ROPE_interleaved ? j + 1 : i + dims / 2;
 		float c = angle[i], sn = angle[dims / 2 + i], u = x[j], v = x[k];
 		y[j] = u * c - v * sn;
 		y[k] = v * c + u * sn;

@@ -1,20 +1,26 @@
 /* Visible positions of a row in spans, and units of decode rows dealt to threads by their spans.
  *
  *   row   positions [lo, hi), in chunks at multiples of `chunk`
- *   span  2^k whole chunks at multiples of their size, k the smallest with at most `most` spans: it depends on the row alone
- *   part  all spans of all units (whatever of a row shares its keys) in order, cut into one run for each part by the pages they read
+ *   span  2^k whole chunks at multiples of their size, k the smallest with at most `most` spans: it
+ * depends on the row alone part  all spans of all units (whatever of a row shares its keys) in
+ * order, cut into one run for each part by the pages they read
  *
- * A unit may so lie in several parts. Such parts leave the results of their spans in scratch and draw a ticket; who draws the last
- * merges the spans in order. Nobody waits, and nothing depends on who it was. Slots of a part's scratch: `most` spans of a unit that began
- * in an earlier part, then `most` of a unit that ends in a later one. Tickets are zero between calls, 16 integers a part. */
+ * A unit may so lie in several parts. Such parts leave the results of their spans in scratch and
+ * draw a ticket; who draws the last merges the spans in order. Nobody waits, and nothing depends on
+ * who it was. Slots of a part's scratch: `most` spans of a unit that began in an earlier part, then
+ * `most` of a unit that ends in a later one. Tickets are zero between calls, 16 integers a part. */
 #ifndef LLMC_CPU_ATTENTION_SPLIT_KV_H
 #define LLMC_CPU_ATTENTION_SPLIT_KV_H
 
 #include "cpu/attention/kv_cache.h"
 
-typedef struct Split { int chunk, most; } Split;
+typedef struct Split {
+	int chunk, most;
+} Split;
 
-typedef struct SplitRange { int lo, hi; } SplitRange;
+typedef struct SplitRange {
+	int lo, hi;
+} SplitRange;
 
 LLMC_INLINE int
 split_shift(const Split p, SplitRange r)
@@ -33,7 +39,9 @@ split_spans(const Split p, SplitRange r, int shift)
 	return ((r.hi - 1) / p.chunk >> shift) - (r.lo / p.chunk >> shift) + 1;
 }
 
-typedef struct SplitChunks { int first, last; } SplitChunks;
+typedef struct SplitChunks {
+	int first, last;
+} SplitChunks;
 
 LLMC_INLINE SplitChunks
 split_chunks(const Split p, SplitRange r, int shift, int span)
@@ -49,12 +57,16 @@ split_chunks(const Split p, SplitRange r, int shift, int span)
 /* ---- dealing ---- */
 enum { SPLIT_ITEM = 2 }; /* cost of a span besides its pages, in pages */
 
-typedef struct SplitCost { int first_page, last_page, shift, n_span; } SplitCost;
+typedef struct SplitCost {
+	int first_page, last_page, shift, n_span;
+} SplitCost;
 
 LLMC_INLINE SplitCost
 split_cost(const Split p, SplitRange r)
 {
-	SplitCost c = { .first_page = r.lo / KV_PAGE, .last_page = (r.hi - 1) / KV_PAGE, .shift = split_shift(p, r) };
+	SplitCost c = { .first_page = r.lo / KV_PAGE,
+		        .last_page = (r.hi - 1) / KV_PAGE,
+		        .shift = split_shift(p, r) };
 
 	c.n_span = split_spans(p, r, c.shift);
 	return c;
@@ -70,7 +82,8 @@ split_unit(const SplitCost *c)
 LLMC_INLINE int64_t
 split_middle(const Split p, const SplitCost *c, int span)
 {
-	int64_t pages = (int64_t)(p.chunk / KV_PAGE) << c->shift, grid = c->first_page / pages + span;
+	int64_t pages = (int64_t)(p.chunk / KV_PAGE) << c->shift,
+	        grid = c->first_page / pages + span;
 	int64_t from = span ? grid * pages : c->first_page, to = (grid + 1) * pages;
 
 	if (to > c->last_page + 1)
@@ -82,14 +95,15 @@ split_middle(const Split p, const SplitCost *c, int span)
 typedef struct SplitWork {
 	SplitRange (*range)(void *u, int row);
 	void (*begin)(void *u, int row, int unit);
-	void (*add)(void *u, int span);                 /* to the unit's sum */
+	void (*add)(void *u, int span); /* to the unit's sum */
 	void (*put)(void *u, int span, int part, int slot);
-	void (*get)(void *u, int part, int slot);       /* to the unit's sum */
+	void (*get)(void *u, int part, int slot); /* to the unit's sum */
 	void (*end)(void *u);
 } SplitWork;
 
 LLMC_INLINE void
-split_run(const Split p, const SplitWork w, void *u, int rows, int units, int32_t *ticket, int part, int n_parts)
+split_run(const Split p, const SplitWork w, void *u, int rows, int units, int32_t *ticket, int part,
+          int n_parts)
 {
 	int64_t total = 0, start = 0;
 
@@ -126,11 +140,13 @@ split_run(const Split p, const SplitWork w, void *u, int rows, int units, int32_
 					w.put(u, i, part, (first == part ? p.most : 0) + i);
 			}
 			if (first != last) {
-				if (__atomic_add_fetch(&ticket[first * 16], 1, __ATOMIC_ACQ_REL) < arrivals)
+				if (__atomic_add_fetch(&ticket[first * 16], 1, __ATOMIC_ACQ_REL) <
+				    arrivals)
 					continue;
 				__atomic_store_n(&ticket[first * 16], 0, __ATOMIC_RELAXED);
 				for (int i = 0; i < c.n_span; i++)
-					w.get(u, SPLIT_OWNER(i), (SPLIT_OWNER(i) == first ? p.most : 0) + i);
+					w.get(u, SPLIT_OWNER(i),
+					      (SPLIT_OWNER(i) == first ? p.most : 0) + i);
 			}
 			w.end(u);
 		}

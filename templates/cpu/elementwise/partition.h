@@ -5,7 +5,9 @@
 #include "cpu/math/vector.h"
 #include "common/llmc_step.h"
 
-typedef struct { int64_t from, to; } Share;
+typedef struct {
+	int64_t from, to;
+} Share;
 
 LLMC_INLINE Share
 share_rows(int64_t n, int part, int n_parts)
@@ -23,9 +25,9 @@ share_elems(int64_t n, int part, int n_parts)
 	return s;
 }
 
-/* For each vector of elements [s.from, s.to): EXPR of i and `n`, its first element and number of lanes. The last may be short;
- * an element's value must not depend on its lane. */
-#define SHARE_EACH(s, i, n)                                                                                            \
+/* For each vector of elements [s.from, s.to): EXPR of i and `n`, its first element and number of
+ * lanes. The last may be short; an element's value must not depend on its lane. */
+#define SHARE_EACH(s, i, n)                                                                        \
 	for (int64_t i = (s).from, n = VL; n = (s).to - i < VL ? (s).to - i : VL, n > 0; i += VL)
 
 /* the first n lanes of a vector, all of them for n >= VL */

@@ -1,4 +1,5 @@
-/* One row of a matrix as fp32, rounded as formats/dequant.c rounds: what gathers rows of an embedding.
+/* One row of a matrix as fp32, rounded as formats/dequant.c rounds: what gathers rows of an
+ * embedding.
  *
  *   r4, r8, r16 of this target:  cpu/weights/weights.h decodes VL rows, one lane of which is wanted
  *   row, the order of a file:    a block of one row, element by element
@@ -12,14 +13,14 @@
 
 typedef struct Table {
 	Weight w;
-	int    packed;   /* 1: groups of VL rows; 0: rows as in a file */
-	int    cols;
+	int packed; /* 1: groups of VL rows; 0: rows as in a file */
+	int cols;
 } Table;
 
 #define TABLE_row(weight, columns) ((Table){ weight, 0, columns })
 #define TABLE_f32(weight, columns) ((Table){ W_f32, 0, columns })
-#define TABLE_r4(weight, columns)  ((Table){ weight, 1, columns })
-#define TABLE_r8  TABLE_r4
+#define TABLE_r4(weight, columns) ((Table){ weight, 1, columns })
+#define TABLE_r8 TABLE_r4
 #define TABLE_r16 TABLE_r4
 
 enum { GATHER_MOST = 256 };
@@ -39,7 +40,8 @@ gather_lane(const Weight w, const w_at k, int lane, float *y)
 
 	LLMC_UNROLL
 	for (int i = 0; i < 8; i++) {
-		float d = w_scale(w, k, i / 4 * (w.halves - 1))[lane], m = w.min && !whole ? w_min(w, k, i / 4 * (w.halves - 1))[lane] : 0;
+		float d = w_scale(w, k, i / 4 * (w.halves - 1))[lane],
+		      m = w.min && !whole ? w_min(w, k, i / 4 * (w.halves - 1))[lane] : 0;
 		uint32_t q = (uint32_t)w_bytes(w, k, i)[lane];
 		for (int c = 0; c < 4; c++) {
 			int v = (int)(q >> 8 * c & 255) - w_offset(w) - zero;
@@ -60,10 +62,12 @@ gather(const Table t, const uint8_t *data, int64_t row, int p0, int p1, float *y
 	for (int64_t p = p0; p < p1; p++, y += n) {
 		if (w_is_float(w) && (t.packed || !w.group)) {
 			for (int64_t c = 0; c < n; c++)
-				y[c] = t.packed ? w_column(w, group, p * n + c)[lane] : file_float(w, line + (p * n + c) * file_bytes(w));
+				y[c] = t.packed ? w_column(w, group, p * n + c)[lane]
+				                : file_float(w, line + (p * n + c) * file_bytes(w));
 		} else if (t.packed) {
 			for (int b = 0; b < w_together(w); b++)
-				gather_lane(w, w_block(w, group, (int)p * w_together(w) + b), lane, y + 32 * b);
+				gather_lane(w, w_block(w, group, (int)p * w_together(w) + b), lane,
+				            y + 32 * b);
 		} else {
 			file_block(w, line + p * file_bytes(w), y);
 		}

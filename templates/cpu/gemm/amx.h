@@ -1,26 +1,34 @@
-/* Many tokens on AMX: a tile register has 16 rows of 64 bytes, and one instruction multiplies up to 16 tokens by 16 rows of weights.
- * Here integers of block formats; it takes the place of tile_dot (cpu/gemm/gemm_tile.h), with an unpacking of its own and the same sums in the same
- * order. Products of bf16 are in cpu/gemm/amx_bf16.h.
+/* Many tokens on AMX: a tile register has 16 rows of 64 bytes, and one instruction multiplies up to
+ * 16 tokens by 16 rows of weights. Here integers of block formats; it takes the place of tile_dot
+ * (cpu/gemm/gemm_tile.h), with an unpacking of its own and the same sums in the same order.
+ * Products of bf16 are in cpu/gemm/amx_bf16.h.
  *
- *   tdpbssd over the 32 columns of a block (16 where a block has two scales): exact integers of T tokens x 16 rows, stored, and scaled by
- *   AVX-512 as everywhere: the same bits as v4. Activations of 16 bits are two signed digits, hi and lo of cpu/gemm/quantize_act.h, each with sums of its
+ *   tdpbssd over the 32 columns of a block (16 where a block has two scales): exact integers of T
+ * tokens x 16 rows, stored, and scaled by AVX-512 as everywhere: the same bits as v4. Activations
+ * of 16 bits are two signed digits, hi and lo of cpu/gemm/quantize_act.h, each with sums of its
  *   own; 256 hi + lo is what v4's words give.
  *
  *   step i      tiles: load A, B of piece i + 4, dot         |  tiles of piece i + 2, stored between the two halves of the vectors --> ring of results
  *               vectors: results of piece i, scaled, added to 16 sums in registers            <--
  *
- * The steps run on from one tile or group to the next, or filling and draining them would cost half as much again.
+ * The steps run on from one tile or group to the next, or filling and draining them would cost half
+ * as much again.
  *
- * A dot takes max(rows of A, rows of B) cycles however few columns there are, a load half a cycle a row, a store 15, in which no other instruction begins. Beside tiles
- * a cycle has one instruction on floats and two on integers. A piece of 16 tokens x 16 rows x 32 columns has 16 vectors of integers: with 8 bits an addition
- * that makes floats of them, a product with the weight's scale and a fused one with the token's, so 32 cycles at least; 40 are measured in a loop of its own, all in
- * the nearest cache, and 59 with a conversion. With 16 bits high digits are moved up and low ones added, converted, and scaled: 48. With everything around it a piece of Q4_0 takes
- * 75 cycles with 8 bits and 120 with 16 (2048 x 2048, 256 tokens). Digits as bf16, exact in fp32 to 2^24, save the conversion and one of two stores, but A has twice
- * the bytes and half as many tokens are in hand: no gain. Two groups beside tiles of 8 tokens save loads, and lose more by stores.
+ * A dot takes max(rows of A, rows of B) cycles however few columns there are, a load half a cycle a
+ * row, a store 15, in which no other instruction begins. Beside tiles a cycle has one instruction
+ * on floats and two on integers. A piece of 16 tokens x 16 rows x 32 columns has 16 vectors of
+ * integers: with 8 bits an addition that makes floats of them, a product with the weight's scale
+ * and a fused one with the token's, so 32 cycles at least; 40 are measured in a loop of its own,
+ * all in the nearest cache, and 59 with a conversion. With 16 bits high digits are moved up and low
+ * ones added, converted, and scaled: 48. With everything around it a piece of Q4_0 takes 75 cycles
+ * with 8 bits and 120 with 16 (2048 x 2048, 256 tokens). Digits as bf16, exact in fp32 to 2^24,
+ * save the conversion and one of two stores, but A has twice the bytes and half as many tokens are
+ * in hand: no gain. Two groups beside tiles of 8 tokens save loads, and lose more by stores.
  *
- * Up to AMX_SMALL_M tokens have one tile, of which each token takes a row a digit, so that both digits are one dot and one store. Their sums stay in
- * registers along the whole row, and blocks are unpacked between the dots (amx_small_m_rows): 8 tokens of Q4_0 take 14 % less time with 16 bits and 3 % with 8,
- * Q8_0 13 % and 8 %, Q6_K the same.
+ * Up to AMX_SMALL_M tokens have one tile, of which each token takes a row a digit, so that both
+ * digits are one dot and one store. Their sums stay in registers along the whole row, and blocks
+ * are unpacked between the dots (amx_small_m_rows): 8 tokens of Q4_0 take 14 % less time with 16
+ * bits and 3 % with 8, Q8_0 13 % and 8 %, Q6_K the same.
  *
  * Order of summation: cpu/gemm/gemv.h.
  *
@@ -33,16 +41,18 @@
 
 #if defined(LLMC_TILES)
 enum {
-	AMX_T = 16, AMX_B = 16,     /* tokens, and rows of B, of a tile at most */
-	AMX_SMALL_M = 8,                /* tokens that share no unpacking with others: amx_small_m_rows */
-	AMX_STEPS = 8,              /* vectors of integers that a block of a group becomes */
+	AMX_T = 16,
+	AMX_B = 16,      /* tokens, and rows of B, of a tile at most */
+	AMX_SMALL_M = 8, /* tokens that share no unpacking with others: amx_small_m_rows */
+	AMX_STEPS = 8,   /* vectors of integers that a block of a group becomes */
 };
 
 /* ---- sizes ---- */
 LLMC_INLINE int
 amx_chunk(const Product p)
 {
-	const int most = TILE_VECTORS / (TILE_H * AMX_STEPS), all = p_blocks(p), chunks = (all + most - 1) / most;
+	const int most = TILE_VECTORS / (TILE_H * AMX_STEPS), all = p_blocks(p),
+	          chunks = (all + most - 1) / most;
 
 	return (all + chunks - 1) / chunks;
 }
@@ -55,11 +65,12 @@ amx_unpack_block(const Product p, w_at k, vi *to, vf *scale, vf *min)
 	typedef uint8_t bytes __attribute__((vector_size(64)));
 
 	LLMC_EACH(i, 8, 8)
-		to[i] = (vi)((bytes)w_bytes(p.w, k, i) - (bytes)vi_all((int32_t)((uint32_t)w_offset(p.w) * 0x1010101u)));
+	to[i] = (vi)((bytes)w_bytes(p.w, k, i) -
+	             (bytes)vi_all((int32_t)((uint32_t)w_offset(p.w) * 0x1010101u)));
 	LLMC_EACH(s, p.w.halves, 2)
-		scale[s] = w_scale(p.w, k, s);
+	scale[s] = w_scale(p.w, k, s);
 	LLMC_EACH(s, p.w.min ? p.w.halves : 0, 2)
-		min[s] = w_min(p.w, k, s);
+	min[s] = w_min(p.w, k, s);
 }
 
 LLMC_INLINE void
@@ -70,19 +81,23 @@ amx_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile
 	for (int h = 0; h < groups; h++)
 		for (int b = 0; b < n; b++) {
 			const int at = h * n + b;
-			amx_unpack_block(p, w_block(p.w, w + h * group, first + b), o->q + at * AMX_STEPS, o->scale + at * p.w.halves, o->min + at * p.w.halves);
+			amx_unpack_block(p, w_block(p.w, w + h * group, first + b),
+			                 o->q + at * AMX_STEPS, o->scale + at * p.w.halves,
+			                 o->min + at * p.w.halves);
 		}
 }
 
 /* ---- blocks ---- */
-/* Is a scale times 1.5 x 2^23 exact, so of at most 22 bits? Those that are halves times small numbers are. */
+/* Is a scale times 1.5 x 2^23 exact, so of at most 22 bits? Those that are halves times small
+ * numbers are. */
 LLMC_INLINE int
 amx_short_scale(const Product p)
 {
 	return !p.w.wide && !p.w.code && !w_is_coded(p.w);
 }
 
-/* What a number of whole sums becomes a float with: its bits added to the integer, and -1.5 x 2^23 of it taken away in the product with the scale */
+/* What a number of whole sums becomes a float with: its bits added to the integer, and -1.5 x 2^23
+ * of it taken away in the product with the scale */
 #define AMX_MAGIC (vi_all(0x4b400000))
 
 /* scale of a piece as AMX_ADD wants it */
@@ -96,122 +111,135 @@ amx_scale_of(vf scale)
 	return (amx_scale){ scale, scale * vf_set1(-12582912.0f) };
 }
 
-/* sum += float(256 hi + lo) * scale * d, in v4's order: rounded after each. Beside tiles a cycle has one instruction on floats and two on integers, so sums of
- * 8 bits, which are below 2^22, become floats by an addition of integers. magic: AMX_MAGIC, or AMX_UP where there are two digits */
-#define AMX_ADD(p, sum, hi, lo, d, scale, magic)                                                                              \
-	do {                                                                                                                  \
-		vi x_;                                                                                                        \
-		if ((p).act_bits == 16)                                                                                       \
-			__asm__ volatile("vmovdqa32 %[h], %[x]\n\tvpshufb %[u], %[x], %[x]\n\tvpaddd %[l], %[x], %[x]\n\t"    \
-			                 "vcvtdq2ps %[x], %[x]\n\tvmulps %[s], %[x], %[x]\n\t"                               \
-			                 "vfmadd231ps %[m]%{1to16%}, %[x], %[a]"                                              \
-			                 : [a] "+v"(sum), [x] "=&v"(x_)                                                       \
-			                 : [h] "m"(hi), [l] "m"(lo), [m] "m"(d), [s] "v"((scale).by), [u] "v"(magic));        \
-		else if (amx_short_scale(p))                                                                                  \
-			__asm__ volatile("vpaddd %[h], %[u], %[x]\n\tvfmadd213ps %[n], %[s], %[x]\n\t"                       \
-			                 "vfmadd231ps %[m]%{1to16%}, %[x], %[a]"                                              \
-			                 : [a] "+v"(sum), [x] "=&v"(x_)                                                       \
-			                 : [h] "m"(hi), [m] "m"(d), [s] "v"((scale).by), [n] "v"((scale).less), [u] "v"(magic)); \
-		else                                                                                                          \
-			__asm__ volatile("vcvtdq2ps %[h], %[x]\n\tvmulps %[s], %[x], %[x]\n\tvfmadd231ps %[m]%{1to16%}, %[x], %[a]" \
-			                 : [a] "+v"(sum), [x] "=&v"(x_)                                                       \
-			                 : [h] "m"(hi), [m] "m"(d), [s] "v"((scale).by));                                     \
+/* sum += float(256 hi + lo) * scale * d, in v4's order: rounded after each. Beside tiles a cycle
+ * has one instruction on floats and two on integers, so sums of 8 bits, which are below 2^22,
+ * become floats by an addition of integers. magic: AMX_MAGIC, or AMX_UP where there are two digits
+ */
+#define AMX_ADD(p, sum, hi, lo, d, scale, magic)                                                   \
+	do {                                                                                       \
+		vi x_;                                                                             \
+		if ((p).act_bits == 16)                                                            \
+			__asm__ volatile("vmovdqa32 %[h], %[x]\n\tvpshufb %[u], %[x], "            \
+			                 "%[x]\n\tvpaddd %[l], %[x], %[x]\n\t"                     \
+			                 "vcvtdq2ps %[x], %[x]\n\tvmulps %[s], %[x], %[x]\n\t"     \
+			                 "vfmadd231ps %[m]%{1to16%}, %[x], %[a]"                   \
+			                 : [a] "+v"(sum), [x] "=&v"(x_)                            \
+			                 : [h] "m"(hi), [l] "m"(lo), [m] "m"(d),                   \
+			                   [s] "v"((scale).by), [u] "v"(magic));                   \
+		else if (amx_short_scale(p))                                                       \
+			__asm__ volatile(                                                          \
+			    "vpaddd %[h], %[u], %[x]\n\tvfmadd213ps %[n], %[s], %[x]\n\t"          \
+			    "vfmadd231ps %[m]%{1to16%}, %[x], %[a]"                                \
+			    : [a] "+v"(sum), [x] "=&v"(x_)                                         \
+			    : [h] "m"(hi), [m] "m"(d), [s] "v"((scale).by), [n] "v"((scale).less), \
+			      [u] "v"(magic));                                                     \
+		else                                                                               \
+			__asm__ volatile("vcvtdq2ps %[h], %[x]\n\tvmulps %[s], %[x], "             \
+			                 "%[x]\n\tvfmadd231ps %[m]%{1to16%}, %[x], %[a]"           \
+			                 : [a] "+v"(sum), [x] "=&v"(x_)                            \
+			                 : [h] "m"(hi), [m] "m"(d), [s] "v"((scale).by));          \
 	} while (0)
 
 /* four bytes up one: times 256 */
-#define AMX_UP ((vi){ 0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80, 0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80,         \
-		      0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80, 0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80 })
+#define AMX_UP                                                                                     \
+	((vi){ 0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80, 0x02010080, 0x06050480, 0x0a090880, \
+	       0x0e0d0c80, 0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80, 0x02010080, 0x06050480, \
+	       0x0a090880, 0x0e0d0c80 })
 
 /* The next piece into results c0 (hi, or all) and c1 (lo) */
-#define AMX_DOT(c0, c1)                                                                                                      \
-	do {                                                                                                                 \
-		const uint8_t *x_ = halves == 2 && dot % 2 ? x + 16 : x;                                                      \
-		AMX_LOAD(6, q, 64);                                                                                          \
-		AMX_LOAD(4, x_, block);                                                                                      \
-		AMX_ZERO(c0);                                                                                                \
-		AMX_INT8(c0, 4, 6);                                                                                          \
-		if (digits == 2) {                                                                                           \
-			AMX_LOAD(5, x_ + 32, block);                                                                         \
-			AMX_ZERO(c1);                                                                                        \
-			AMX_INT8(c1, 5, 6);                                                                                  \
-		}                                                                                                            \
-		q += step;                                                                                                   \
-		dot++;                                                                                                       \
-		if (halves == 1 || dot % 2 == 0)                                                                             \
-			x += T * block;                                                                                      \
-		if (dot == pieces) {                                                                                         \
-			dot = 0;                                                                                             \
-			x -= n * T * block;                                                                                  \
-			if (++dot_h == groups) {                                                                             \
-				dot_h = 0;                                                                                   \
-				q = w->q;                                                                                    \
-				x += (size_t)T * (size_t)act_row_bytes(p);                                                   \
-			}                                                                                                    \
-		}                                                                                                            \
+#define AMX_DOT(c0, c1)                                                                            \
+	do {                                                                                       \
+		const uint8_t *x_ = halves == 2 && dot % 2 ? x + 16 : x;                           \
+		AMX_LOAD(6, q, 64);                                                                \
+		AMX_LOAD(4, x_, block);                                                            \
+		AMX_ZERO(c0);                                                                      \
+		AMX_INT8(c0, 4, 6);                                                                \
+		if (digits == 2) {                                                                 \
+			AMX_LOAD(5, x_ + 32, block);                                               \
+			AMX_ZERO(c1);                                                              \
+			AMX_INT8(c1, 5, 6);                                                        \
+		}                                                                                  \
+		q += step;                                                                         \
+		dot++;                                                                             \
+		if (halves == 1 || dot % 2 == 0)                                                   \
+			x += T * block;                                                            \
+		if (dot == pieces) {                                                               \
+			dot = 0;                                                                   \
+			x -= n * T * block;                                                        \
+			if (++dot_h == groups) {                                                   \
+				dot_h = 0;                                                         \
+				q = w->q;                                                          \
+				x += (size_t)T * (size_t)act_row_bytes(p);                         \
+			}                                                                          \
+		}                                                                                  \
 	} while (0)
 
-#define AMX_PUT(c0, c1, ring)                                                                                                \
-	do {                                                                                                                 \
-		AMX_STORE(c0, result[(ring) * digits], 64);                                                                \
-		if (digits == 2)                                                                                             \
-			AMX_STORE(c1, result[(ring) * digits + 1], 64);                                                            \
+#define AMX_PUT(c0, c1, ring)                                                                      \
+	do {                                                                                       \
+		AMX_STORE(c0, result[(ring) * digits], 64);                                        \
+		if (digits == 2)                                                                   \
+			AMX_STORE(c1, result[(ring) * digits + 1], 64);                            \
 	} while (0)
 
 /* Tokens of the lower half, or of the upper one */
-#define AMX_SCALE(ring, upper)                                                                                               \
-	LLMC_EACH(t, T, AMX_T)                                                                                               \
-		if ((t >= T / 2) == (upper))                                                                                 \
-			AMX_ADD(p, sums[t], result[(ring) * digits][t], result[(ring) * digits + digits - 1][t], d_[t], scale, magic)
+#define AMX_SCALE(ring, upper)                                                                     \
+	LLMC_EACH(t, T, AMX_T)                                                                     \
+	if ((t >= T / 2) == (upper))                                                               \
+	AMX_ADD(p, sums[t], result[(ring) * digits][t], result[(ring) * digits + digits - 1][t],   \
+	        d_[t], scale, magic)
 
-/* A piece is multiplied, the one two before it stored, and the one two before that, in `ring`, added: of 8 bits. Of 16, with half as many registers for a piece, one and
- * two. While one is stored no other instruction begins, so it stands between those that do not wait for it. At the end of a unit sums change. */
-#define AMX_STEP(ring, next, dot0, dot1, put0, put1)                                                                         \
-	scale = amx_scale_of(*by++);                                                                                      \
-	d_ = d;                                                                                                              \
-	__asm__("" : "+r"(d_)); /* one register for all of them */                                                           \
-	if (digits == 1) {                                                                                                   \
-		if (left > 4)                                                                                                \
-			AMX_DOT(ring, ring);                                                                                 \
-	} else if (left > 3) {                                                                                               \
-		AMX_DOT(dot0, dot1);                                                                                         \
-	}                                                                                                                    \
-	AMX_SCALE(ring, 0);                                                                                                  \
-	if (left > 2) {                                                                                                      \
-		if (digits == 1)                                                                                             \
-			AMX_PUT(next, next, next);                                                                           \
-		else                                                                                                         \
-			AMX_PUT(put0, put1, next);                                                                           \
-	}                                                                                                                    \
-	AMX_SCALE(ring, 1);                                                                                                  \
-	i++;                                                                                                                 \
-	if (halves == 1 || i % 2 == 0)                                                                                       \
-		d += T;                                                                                                      \
-	if (i == pieces) {                                                                                                   \
-		i = 0;                                                                                                       \
-		d -= n * T;                                                                                                  \
-		LLMC_EACH(t, T, AMX_T)                                                                                       \
-			at[t].v[h] = sums[t];                                                                                \
-		if (++h == groups) {                                                                                         \
-			h = 0;                                                                                               \
-			at += AMX_T;                                                                                         \
-			d += T * p_blocks(p);                                                                                \
-			by = w->scale;                                                                                       \
-		}                                                                                                            \
-		if (first == 0) {                                                                                            \
-			LLMC_EACH(t, T, AMX_T)                                                                               \
-				sums[t] = vf_set1(0);                                                                        \
-		} else if (left > 1) {                                                                                       \
-			LLMC_EACH(t, T, AMX_T)                                                                               \
-				sums[t] = at[t].v[h];                                                                        \
-		}                                                                                                            \
-	}                                                                                                                    \
-	if (--left == 0)                                                                                                     \
-		break
+/* A piece is multiplied, the one two before it stored, and the one two before that, in `ring`,
+ * added: of 8 bits. Of 16, with half as many registers for a piece, one and two. While one is
+ * stored no other instruction begins, so it stands between those that do not wait for it. At the
+ * end of a unit sums change. */
+#define AMX_STEP(ring, next, dot0, dot1, put0, put1)                                               \
+	scale = amx_scale_of(*by++);                                                               \
+	d_ = d;                                                                                    \
+	__asm__("" : "+r"(d_)); /* one register for all of them */                                 \
+	if (digits == 1) {                                                                         \
+		if (left > 4)                                                                      \
+			AMX_DOT(ring, ring);                                                       \
+	} else if (left > 3) {                                                                     \
+		AMX_DOT(dot0, dot1);                                                               \
+	}                                                                                          \
+	AMX_SCALE(ring, 0);                                                                        \
+	if (left > 2) {                                                                            \
+		if (digits == 1)                                                                   \
+			AMX_PUT(next, next, next);                                                 \
+		else                                                                               \
+			AMX_PUT(put0, put1, next);                                                 \
+	}                                                                                          \
+	AMX_SCALE(ring, 1);                                                                        \
+	i++;                                                                                       \
+	if (halves == 1 || i % 2 == 0)                                                             \
+		d += T;                                                                            \
+	if (i == pieces) {                                                                         \
+		i = 0;                                                                             \
+		d -= n * T;                                                                        \
+		LLMC_EACH(t, T, AMX_T)                                                             \
+		at[t].v[h] = sums[t];                                                              \
+		if (++h == groups) {                                                               \
+			h = 0;                                                                     \
+			at += AMX_T;                                                               \
+			d += T * p_blocks(p);                                                      \
+			by = w->scale;                                                             \
+		}                                                                                  \
+		if (first == 0) {                                                                  \
+			LLMC_EACH(t, T, AMX_T)                                                     \
+			sums[t] = vf_set1(0);                                                      \
+		} else if (left > 1) {                                                             \
+			LLMC_EACH(t, T, AMX_T)                                                     \
+			sums[t] = at[t].v[h];                                                      \
+		}                                                                                  \
+	}                                                                                          \
+	if (--left == 0)                                                                           \
+	break
 
-/* A chunk's products of all groups with all tiles of T tokens, added to their sums. A unit is a tile and a group. */
+/* A chunk's products of all groups with all tiles of T tokens, added to their sums. A unit is a
+ * tile and a group. */
 LLMC_INLINE void
-amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int first, int n, const act_rows *a, int tiles, tile_sums *sum,
-           tile_ahead *ahead)
+amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int first, int n,
+           const act_rows *a, int tiles, tile_sums *sum, tile_ahead *ahead)
 {
 	const int halves = p.w.halves, block = act_block_bytes(p), digits = p.act_bits / 8;
 	const int step = AMX_STEPS / halves, pieces = n * halves;
@@ -230,10 +258,10 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int 
 	int i = 0, h = 0, left = pieces * groups * tiles;
 
 	LLMC_EACH(t, T, AMX_T)
-		sums[t] = vf_set1(0);
+	sums[t] = vf_set1(0);
 	if (first)
 		LLMC_EACH(t, T, AMX_T)
-			sums[t] = at[t].v[0];
+	sums[t] = at[t].v[0];
 	if (digits == 1) {
 		AMX_DOT(0, 0);
 		if (left > 1)
@@ -266,46 +294,59 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int 
 		return;
 	for (int tile = 0; tile < tiles; tile++)
 		for (h = 0; h < groups; h++) {
-			const float *totals = a->s + ((size_t)(tile * T) * (size_t)p_blocks(p) + (size_t)(first * T)) * (size_t)halves;
+			const float *totals = a->s + ((size_t)(tile * T) * (size_t)p_blocks(p) +
+			                              (size_t)(first * T)) *
+			                                 (size_t)halves;
 			at = sum->m + tile * AMX_T;
 			LLMC_EACH(t, T, AMX_T)
-				sums[t] = at[t].v[h];
+			sums[t] = at[t].v[h];
 			for (int b = 0; b < n; b++)
 				LLMC_EACH(half, halves, 2)
-					LLMC_EACH(t, T, AMX_T)
-						sums[t] = vf_fma(w->min[(h * n + b) * halves + half], vf_set1(totals[(b * T + t) * halves + half]), sums[t]);
 			LLMC_EACH(t, T, AMX_T)
-				at[t].v[h] = sums[t];
+			sums[t] = vf_fma(w->min[(h * n + b) * halves + half],
+			                 vf_set1(totals[(b * T + t) * halves + half]), sums[t]);
+			LLMC_EACH(t, T, AMX_T)
+			at[t].v[h] = sums[t];
 		}
 }
 
-/* T <= AMX_SMALL_M tokens with G groups, out[t][row] of them. While a block is multiplied one before it is scaled and one after it unpacked, so far apart that no
- * load waits for the store that it needs. */
+/* T <= AMX_SMALL_M tokens with G groups, out[t][row] of them. While a block is multiplied one
+ * before it is scaled and one after it unpacked, so far apart that no load waits for the store that
+ * it needs. */
 LLMC_INLINE void
-amx_small_m_blocks(const Product p, const int T, const int G, const uint8_t *w, const act_rows *a, int tokens, float *out, int ld)
+amx_small_m_blocks(const Product p, const int T, const int G, const uint8_t *w, const act_rows *a,
+                   int tokens, float *out, int ld)
 {
 	enum { RING = 8, AHEAD = 2, BEHIND = 2, RESULTS = 4 };
-	const int halves = p.w.halves, block = act_block_bytes(p), digits = p.act_bits / 8, all = p_blocks(p), piece = w_piece_bytes(p.w);
+	const int halves = p.w.halves, block = act_block_bytes(p), digits = p.act_bits / 8,
+	          all = p_blocks(p), piece = w_piece_bytes(p.w);
 	const int64_t group = w_group_bytes(p.w, p.cols);
 	const vi up = AMX_UP, whole = AMX_MAGIC, magic = digits == 2 ? up : whole;
 	_Alignas(64) vi q[RING][TILE_H][AMX_STEPS], result[RESULTS][TILE_H][2][AMX_B];
-	vf scale[RING][TILE_H][2], min[RING][TILE_H][2], sums[TILE_H][AMX_SMALL_M], mins[TILE_H][AMX_SMALL_M];
+	vf scale[RING][TILE_H][2], min[RING][TILE_H][2], sums[TILE_H][AMX_SMALL_M],
+	    mins[TILE_H][AMX_SMALL_M];
 
 	LLMC_EACH(g, G, TILE_H)
-		LLMC_EACH(t, T, AMX_SMALL_M)
-			sums[g][t] = mins[g][t] = vf_set1(0);
+	LLMC_EACH(t, T, AMX_SMALL_M)
+	sums[g][t] = mins[g][t] = vf_set1(0);
 	for (int b = -AHEAD; b < all + BEHIND; b++) {
 		if (b + AHEAD < all)
-			LLMC_EACH(g, G, TILE_H) {
+			LLMC_EACH(g, G, TILE_H)
+			{
 				const uint8_t *from = w + g * group;
 				const int r = (b + AHEAD) % RING;
 				const int64_t at = (int64_t)(b + AHEAD) * piece;
-				stream_prefetch(from + at + (at + STREAM_AHEAD < group ? 0 : (G - 1) * group), piece);
-				amx_unpack_block(p, w_block(p.w, from, b + AHEAD), q[r][g], scale[r][g], min[r][g]);
+				stream_prefetch(
+				    from + at + (at + STREAM_AHEAD < group ? 0 : (G - 1) * group),
+				    piece);
+				amx_unpack_block(p, w_block(p.w, from, b + AHEAD), q[r][g],
+				                 scale[r][g], min[r][g]);
 			}
 		if (b >= 0 && b < all)
-			LLMC_EACH(half, halves, 2) {
-				const uint8_t *x = a->q + (size_t)b * (size_t)(T * block) + half * 16;
+			LLMC_EACH(half, halves, 2)
+			{
+				const uint8_t *x =
+				    a->q + (size_t)b * (size_t)(T * block) + half * 16;
 				AMX_LOAD(4, x, 32);
 				AMX_LOAD(6, q[b % RING][0] + half * AMX_STEPS / halves, 64);
 				AMX_ZERO(0);
@@ -319,34 +360,43 @@ amx_small_m_blocks(const Product p, const int T, const int G, const uint8_t *w, 
 				}
 			}
 		if (b >= BEHIND)
-			LLMC_EACH(half, halves, 2) {
-				const float *d = a->d + (b - BEHIND) * T, *totals = a->s + (b - BEHIND) * T * halves + half;
+			LLMC_EACH(half, halves, 2)
+			{
+				const float *d = a->d + (b - BEHIND) * T,
+				            *totals = a->s + (b - BEHIND) * T * halves + half;
 				const int r = (b - BEHIND) % RING;
-				LLMC_EACH(g, G, TILE_H) {
+				LLMC_EACH(g, G, TILE_H)
+				{
 					const amx_scale by = amx_scale_of(scale[r][g][half]);
-					const vi *const dot = result[(b - BEHIND) % RESULTS][g][half];
+					const vi *const dot =
+					    result[(b - BEHIND) % RESULTS][g][half];
 					LLMC_EACH(t, T, AMX_SMALL_M)
-						AMX_ADD(p, sums[g][t], dot[t * digits], dot[t * digits + digits - 1], d[t], by, magic);
+					AMX_ADD(p, sums[g][t], dot[t * digits],
+					        dot[t * digits + digits - 1], d[t], by, magic);
 				}
 				LLMC_EACH(g, p.w.min ? G : 0, TILE_H)
-					LLMC_EACH(t, T, AMX_SMALL_M)
-						mins[g][t] = vf_fma(min[r][g][half], vf_set1(totals[t * halves]), mins[g][t]);
+				LLMC_EACH(t, T, AMX_SMALL_M)
+				mins[g][t] = vf_fma(min[r][g][half], vf_set1(totals[t * halves]),
+				                    mins[g][t]);
 			}
 	}
 	LLMC_EACH(t, T, AMX_SMALL_M)
-		if (t < tokens)
-			LLMC_EACH(g, G, TILE_H) {
-				if (p.w.min)
-					sums[g][t] += mins[g][t];
-				vf_store(out + (int64_t)t * ld + g * VL, sums[g][t]);
-			}
+	if (t < tokens)
+		LLMC_EACH(g, G, TILE_H)
+		{
+			if (p.w.min)
+				sums[g][t] += mins[g][t];
+			vf_store(out + (int64_t)t * ld + g * VL, sums[g][t]);
+		}
 }
 
 /* A function of its own for each number of tokens, as below; all rows of the groups from w on */
-typedef void amx_small_m_fn(const uint8_t *w, int groups, const act_rows *a, int tokens, float *out, int ld);
+typedef void amx_small_m_fn(const uint8_t *w, int groups, const act_rows *a, int tokens, float *out,
+                            int ld);
 
 LLMC_INLINE void
-amx_small_m_rows(const Product p, const int T, const uint8_t *w, int groups, const act_rows *a, int tokens, float *out, int ld)
+amx_small_m_rows(const Product p, const int T, const uint8_t *w, int groups, const act_rows *a,
+                 int tokens, float *out, int ld)
 {
 	amx_begin(T * p.act_bits / 8, 32 / p.w.halves);
 	for (; groups >= 2; groups -= 2, w += 2 * w_group_bytes(p.w, p.cols), out += 2 * VL)
@@ -357,12 +407,14 @@ amx_small_m_rows(const Product p, const int T, const uint8_t *w, int groups, con
 }
 
 /* A function of its own for each number of tokens of a tile (AMX_EACH, cpu/gemm/matmul_kernel.h) */
-typedef void amx_fn(const tile_weights *w, int groups, int first, int n, const act_rows *a, int tiles, tile_sums *sum, tile_ahead *ahead);
+typedef void amx_fn(const tile_weights *w, int groups, int first, int n, const act_rows *a,
+                    int tiles, tile_sums *sum, tile_ahead *ahead);
 
 /* ---- all of it ---- */
 /* out[t][row] of at most TILE_H groups, as tile_rows; dot[T]: amx_blocks of T tokens */
 LLMC_INLINE void
-amx_rows(const Product p, amx_fn *const *dot, const uint8_t *w, int groups, const act_rows *a, int tokens, tile_sums *sum, float *out, int ld)
+amx_rows(const Product p, amx_fn *const *dot, const uint8_t *w, int groups, const act_rows *a,
+         int tokens, tile_sums *sum, float *out, int ld)
 {
 	const int all = p_blocks(p), chunk = amx_chunk(p), block = w_piece_bytes(p.w);
 	const int tiles = (tokens + a->tile - 1) / a->tile;
@@ -375,7 +427,8 @@ amx_rows(const Product p, amx_fn *const *dot, const uint8_t *w, int groups, cons
 		int n = all - first < chunk ? all - first : chunk;
 		int next = first + chunk < all ? first + chunk : 0;
 		tile_ahead ahead = {
-			.p = w + (next ? 0 : groups * w_group_bytes(p.w, p.cols)) + (int64_t)next * block,
+			.p = w + (next ? 0 : groups * w_group_bytes(p.w, p.cols)) +
+			     (int64_t)next * block,
 			.end = (all - next < chunk ? all - next : chunk) * block,
 		};
 		int calls = (tiles * groups * n * p.w.halves + 3) / 4;

@@ -1,5 +1,6 @@
-/* Products of bf16 on AMX: of 16-bit weights, and under activations: bf16 of every type but f32, which becomes bf16 panel by panel.
- * The sums are in the accumulators from the first column to the last.
+/* Products of bf16 on AMX: of 16-bit weights, and under activations: bf16 of every type but f32,
+ * which becomes bf16 panel by panel. The sums are in the accumulators from the first column to the
+ * last.
  *
  *   weights, memory --amx_take, amx_slice: scaled, rounded to bf16--> panel of 2 groups x 16 blocks, nearest cache; two of them
  *                                                                        |
@@ -7,25 +8,31 @@
  *                                                                        |
  *                                                          out, loaded and stored once a panel
  *
- * While a panel meets all tokens the next one is made, four columns of a block between two dots and the next two: vector instructions in slots
- * that tile instructions leave free. A whole block at a time would fill the machine's window and stop the dots.
+ * While a panel meets all tokens the next one is made, four columns of a block between two dots and
+ * the next two: vector instructions in slots that tile instructions leave free. A whole block at a
+ * time would fill the machine's window and stop the dots.
  *
- * What bounds it, in cycles, where a dot of 16 tokens x 16 rows x 32 columns takes 16, one after the other in one unit:
+ * What bounds it, in cycles, where a dot of 16 tokens x 16 rows x 32 columns takes 16, one after
+ * the other in one unit:
  *   loads    a tile from the nearest cache 8, from the second about 24; 2 x 2 tiles need one a dot. A by plain loads would drive the
- *            panel out of the nearest cache; by tileloaddt1 it passes beside it: 94 % of the peak without sums, up to 44 KiB of panel
+ *            panel out of the nearest cache; by tileloaddt1 it passes beside it: 94 % of the peak
+ * without sums, up to 44 KiB of panel
  *   sums     out and in, four tiles a panel: about 170, because loads wait for stores of tiles, and those for the last dot. With 16 blocks
  *            a panel 82 % of the peak is left, with 8 75 %
  *   data     random numbers instead of zeros, of which the peak is measured, take 15 to 20 % of the time more
- *   weights  a block of a group 84 (Q4_0), once for all tokens in hand: with 256 a third of its dots' 256, hidden beside them; with 16
- *            it is what there is to wait for, and sums stay in registers to the end (amx_small_m)
- * 2048 x 2048, Q4_0, one thread, best of 5 x 9 interleaved with the kernel before, which scaled results instead of weights: 256 tokens 1.18 TFLOP/s
- * beside 0.68 (36 % of the peak of registers, 20 %), Q4_K 1.28 beside 0.51, 32 tokens 0.70 beside 0.66, one token 25 GFLOP/s beside 37.
+ *   weights  a block of a group 84 (Q4_0), once for all tokens in hand: with 256 a third of its
+ * dots' 256, hidden beside them; with 16 it is what there is to wait for, and sums stay in
+ * registers to the end (amx_small_m) 2048 x 2048, Q4_0, one thread, best of 5 x 9 interleaved with
+ * the kernel before, which scaled results instead of weights: 256 tokens 1.18 TFLOP/s beside 0.68
+ * (36 % of the peak of registers, 20 %), Q4_K 1.28 beside 0.51, 32 tokens 0.70 beside 0.66, one
+ * token 25 GFLOP/s beside 37.
  *
- * Parts. Activations: two, x = hi + lo, each rounded to bf16, relative error 2^-17 an element, or one (activations: bf16). Weights beside
- * two: bf16 as it is, f16 in two parts exactly, of which lo x lo is left out; beside one all are scaled in fp32 and rounded once, 2^-9.
+ * Parts. Activations: two, x = hi + lo, each rounded to bf16, relative error 2^-17 an element, or
+ * one (activations: bf16). Weights beside two: bf16 as it is, f16 in two parts exactly, of which lo
+ * x lo is left out; beside one all are scaled in fp32 and rounded once, 2^-9.
  *
- * Order of summation: over blocks of 32 columns in order, of each hi w, lo w (f16: then hi w_lo), in the order of the instruction. Any number
- * of tokens goes this way, decode too. */
+ * Order of summation: over blocks of 32 columns in order, of each hi w, lo w (f16: then hi w_lo),
+ * in the order of the instruction. Any number of tokens goes this way, decode too. */
 #ifndef LLMC_CPU_GEMM_AMX_BF16_H
 #define LLMC_CPU_GEMM_AMX_BF16_H
 
@@ -33,9 +40,10 @@
 
 #if defined(LLMC_TILES)
 enum {
-	AMX_PANEL = 32 * 1024 / 64,     /* vectors of a panel */
-	AMX_START = 4,                  /* blocks of the first, which nothing hides */
-	AMX_RING = 8, AMX_AHEAD = 2,    /* blocks, where there are few tokens */
+	AMX_PANEL = 32 * 1024 / 64, /* vectors of a panel */
+	AMX_START = 4,              /* blocks of the first, which nothing hides */
+	AMX_RING = 8,
+	AMX_AHEAD = 2, /* blocks, where there are few tokens */
 };
 
 /* of bf16 that a weight becomes */
@@ -45,8 +53,9 @@ amx_parts(const Product p)
 	return p.w.bits == 16 && !p.w.brain && !p.act_plain ? 2 : 1;
 }
 
-/* two columns as bf16, side by side in each row. Rounded to nearest, halves away from zero in even columns and to it in odd ones, so that
- * f16, where one of eight values is a half, has no drift: the instruction that rounds takes as long as four additions. */
+/* two columns as bf16, side by side in each row. Rounded to nearest, halves away from zero in even
+ * columns and to it in odd ones, so that f16, where one of eight values is a half, has no drift:
+ * the instruction that rounds takes as long as four additions. */
 LLMC_INLINE vi
 amx_pair(vf even, vf odd)
 {
@@ -54,25 +63,26 @@ amx_pair(vf even, vf odd)
 	const vi upper = vi_all((int32_t)0xffff0000);
 	vi low = (vi)((unsigneds)((vi)even + vi_all(0x8000)) >> 16);
 
-	return (vi)_mm512_ternarylogic_epi32((__m512i)((vi)odd + vi_all(0x7fff)), (__m512i)upper, (__m512i)low, 0xea);
+	return (vi)_mm512_ternarylogic_epi32((__m512i)((vi)odd + vi_all(0x7fff)), (__m512i)upper,
+	                                     (__m512i)low, 0xea);
 }
 
 /* ---- panels ---- */
-enum { AMX_SLICES = 8 };                /* of an item: four columns each */
+enum { AMX_SLICES = 8 }; /* of an item: four columns each */
 
 /* What is left to do of a panel: items are blocks of a group, groups in turn */
 typedef struct amx_work {
 	const uint8_t *w;
-	vi            *to;
-	int            cols, groups, block, g, left;
+	vi *to;
+	int cols, groups, block, g, left;
 } amx_work;
 
 typedef struct amx_item {
 	const uint8_t *group;
-	int            block;
-	w_at           k;
-	vf             d[2], m[2];      /* of the block's halves: scale, and what is added */
-	vi            *o;
+	int block;
+	w_at k;
+	vf d[2], m[2]; /* of the block's halves: scale, and what is added */
+	vi *o;
 } amx_item;
 
 typedef void amx_expand_fn(amx_work *k);
@@ -89,20 +99,24 @@ amx_slice_floats(const Product p, const amx_item *k, const int i)
 {
 	typedef uint16_t words __attribute__((vector_size(64)));
 	typedef uint32_t unsigneds __attribute__((vector_size(64)));
-	const words pairs = { 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31 };
+	const words pairs = { 0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+		              8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31 };
 
 	LLMC_UNROLL
 	for (int j = 2 * i; j < 2 * i + 2; j++) {
 		const int64_t col = (int64_t)k->block * 32 + 2 * j;
 		if (p.w.brain) {
-			k->o[j] = (vi)_mm512_permutexvar_epi16((__m512i)pairs, (__m512i)vi_load(k->group + col * 2 * VL));
+			k->o[j] = (vi)_mm512_permutexvar_epi16(
+			    (__m512i)pairs, (__m512i)vi_load(k->group + col * 2 * VL));
 			continue;
 		}
 		if (amx_parts(p) == 1) {
-			k->o[j] = amx_pair(w_column(p.w, k->group, col), w_column(p.w, k->group, col + 1));
+			k->o[j] = amx_pair(w_column(p.w, k->group, col),
+			                   w_column(p.w, k->group, col + 1));
 			continue;
 		}
-		vi upper = vi_all((int32_t)0xffff0000), x = (vi)w_column(p.w, k->group, col), y = (vi)w_column(p.w, k->group, col + 1);
+		vi upper = vi_all((int32_t)0xffff0000), x = (vi)w_column(p.w, k->group, col),
+		   y = (vi)w_column(p.w, k->group, col + 1);
 		vi x_lo = (vi)((vf)x - (vf)(x & upper)), y_lo = (vi)((vf)y - (vf)(y & upper));
 		k->o[j] = (vi)((unsigneds)x >> 16) | (y & upper);
 		k->o[AMX_B + j] = (vi)((unsigneds)x_lo >> 16) | (y_lo & upper);
@@ -115,17 +129,18 @@ amx_slice_block(const Product p, const amx_item *k, const int i)
 	typedef uint32_t unsigneds __attribute__((vector_size(64)));
 	typedef uint8_t bytes __attribute__((vector_size(64)));
 	enum { Z = 0x80 };
-	const bytes second = { 1, Z, Z, Z, 5, Z, Z, Z, 9, Z, Z, Z, 13, Z, Z, Z, 1, Z, Z, Z, 5, Z, Z, Z, 9, Z, Z, Z, 13, Z, Z, Z,
-		1, Z, Z, Z, 5, Z, Z, Z, 9, Z, Z, Z, 13, Z, Z, Z, 1, Z, Z, Z, 5, Z, Z, Z, 9, Z, Z, Z, 13, Z, Z, Z };
+	const bytes second = { 1,  Z, Z, Z, 5, Z, Z,  Z, 9, Z, Z, Z, 13, Z, Z, Z, 1,  Z, Z, Z, 5, Z,
+		               Z,  Z, 9, Z, Z, Z, 13, Z, Z, Z, 1, Z, Z,  Z, 5, Z, Z,  Z, 9, Z, Z, Z,
+		               13, Z, Z, Z, 1, Z, Z,  Z, 5, Z, Z, Z, 9,  Z, Z, Z, 13, Z, Z, Z };
 	const bytes third = second + (bytes)vi_all(1);
 	const int half = p.w.halves == 2 ? i / 4 : 0;
 	const vi q = w_bytes(p.w, k->k, i);
-	vi b[4] = { q & vi_all(255), (vi)_mm512_shuffle_epi8((__m512i)q, (__m512i)second), (vi)_mm512_shuffle_epi8((__m512i)q, (__m512i)third),
-		(vi)((unsigneds)q >> 24) };
+	vi b[4] = { q & vi_all(255), (vi)_mm512_shuffle_epi8((__m512i)q, (__m512i)second),
+		    (vi)_mm512_shuffle_epi8((__m512i)q, (__m512i)third), (vi)((unsigneds)q >> 24) };
 	vf v[4];
 
 	LLMC_EACH(c, 4, 4)
-		v[c] = vf_fma(vf_of_vi(b[c]), k->d[half], k->m[half]);
+	v[c] = vf_fma(vf_of_vi(b[c]), k->d[half], k->m[half]);
 	k->o[2 * i] = amx_pair(v[0], v[1]);
 	k->o[2 * i + 1] = amx_pair(v[2], v[3]);
 }
@@ -144,14 +159,18 @@ LLMC_INLINE amx_item
 amx_take(const Product p, amx_work *k)
 {
 	const int bytes = w_is_float(p.w) ? 32 * w_piece_bytes(p.w) : w_piece_bytes(p.w);
-	amx_item t = { .group = k->w + k->g * w_group_bytes(p.w, p.cols), .block = k->block, .o = k->to + k->g * AMX_B * amx_parts(p) };
-	const uint8_t *ahead = t.group + (int64_t)t.block * bytes + (bytes < 1024 ? STREAM_AHEAD : 2 * STREAM_AHEAD);
+	amx_item t = { .group = k->w + k->g * w_group_bytes(p.w, p.cols),
+		       .block = k->block,
+		       .o = k->to + k->g * AMX_B * amx_parts(p) };
+	const uint8_t *ahead =
+	    t.group + (int64_t)t.block * bytes + (bytes < 1024 ? STREAM_AHEAD : 2 * STREAM_AHEAD);
 
 	LLMC_EACH(i, (bytes + 63) / 64, 16)
-		__builtin_prefetch(ahead + 64 * i);
+	__builtin_prefetch(ahead + 64 * i);
 	if (!w_is_float(p.w)) {
 		t.k = w_block(p.w, t.group, t.block);
-		LLMC_EACH(half, p.w.halves, 2) {
+		LLMC_EACH(half, p.w.halves, 2)
+		{
 			t.d[half] = w_scale(p.w, t.k, half);
 			t.m[half] = vf_set1(-(float)w_offset(p.w)) * t.d[half];
 			if (p.w.min)
@@ -173,29 +192,31 @@ amx_expand(const Product p, amx_work *k)
 	const amx_item t = amx_take(p, k);
 
 	LLMC_EACH(i, AMX_SLICES, 8)
-		amx_slice(p, &t, i);
+	amx_slice(p, &t, i);
 }
 
 /* ---- tiles ---- */
 /* A of part `part` of the activations of tiles x0 and x1, with weights in registers 6 and 7 */
-#define AMX_FLOATS(part, between)                                \
-	do {                                                     \
-		AMX_PASS(4, x0 + (part), row);                   \
-		AMX_BF16(0, 4, 6);                               \
-		if (wide)                                        \
-			AMX_BF16(1, 4, 7);                       \
-		between;                                         \
-		if (two) {                                       \
-			AMX_PASS(5, x1 + (part), row);           \
-			AMX_BF16(2, 5, 6);                       \
-			if (wide)                                \
-				AMX_BF16(3, 5, 7);               \
-		}                                                \
+#define AMX_FLOATS(part, between)                                                                  \
+	do {                                                                                       \
+		AMX_PASS(4, x0 + (part), row);                                                     \
+		AMX_BF16(0, 4, 6);                                                                 \
+		if (wide)                                                                          \
+			AMX_BF16(1, 4, 7);                                                         \
+		between;                                                                           \
+		if (two) {                                                                         \
+			AMX_PASS(5, x1 + (part), row);                                             \
+			AMX_BF16(2, 5, 6);                                                         \
+			if (wide)                                                                  \
+				AMX_BF16(3, 5, 7);                                                 \
+		}                                                                                  \
 	} while (0)
 
-/* A block of one or two groups with one or two tiles of activations; meanwhile slices `slice` and the next of an item, if there is one */
+/* A block of one or two groups with one or two tiles of activations; meanwhile slices `slice` and
+ * the next of an item, if there is one */
 LLMC_INLINE void
-amx_step(const Product p, const int two, const int wide, const vi *q, const uint8_t *x0, const uint8_t *x1, const amx_item *item, const int slice)
+amx_step(const Product p, const int two, const int wide, const vi *q, const uint8_t *x0,
+         const uint8_t *x1, const amx_item *item, const int slice)
 {
 	const int row = act_block_bytes(p);
 	const vi *const q1 = q + AMX_B * amx_parts(p);
@@ -230,13 +251,15 @@ amx_store(const int two, const int wide, float *c0, int64_t c0_row, float *c1, i
 	}
 }
 
-/* A panel's n blocks from `first` on with one tile of activations, or that and the next, added to c0 and c1, whose rows are c_row bytes apart */
+/* A panel's n blocks from `first` on with one tile of activations, or that and the next, added to
+ * c0 and c1, whose rows are c_row bytes apart */
 LLMC_INLINE void
-amx_floats(const Product p, const vi *q, int groups, int first, int n, const act_rows *a, int tile, float *c0, int64_t c0_row, float *c1,
-           int64_t c1_row, amx_work *next)
+amx_floats(const Product p, const vi *q, int groups, int first, int n, const act_rows *a, int tile,
+           float *c0, int64_t c0_row, float *c1, int64_t c1_row, amx_work *next)
 {
 	const int two = c1 != NULL, wide = groups > 1, vectors = amx_block_vectors(p);
-	const size_t block = (size_t)(a->tile * act_block_bytes(p)), x_tile = (size_t)a->tile * (size_t)act_row_bytes(p);
+	const size_t block = (size_t)(a->tile * act_block_bytes(p)),
+	             x_tile = (size_t)a->tile * (size_t)act_row_bytes(p);
 	const uint8_t *x0 = a->q + (size_t)tile * x_tile + (size_t)first * block, *x1 = x0 + x_tile;
 	int b = 0;
 
@@ -257,7 +280,8 @@ amx_floats(const Product p, const vi *q, int groups, int first, int n, const act
 	}
 	for (; two && wide && b + AMX_SLICES / 2 <= n && next->left; b += AMX_SLICES / 2) {
 		const amx_item item = amx_take(p, next);
-		LLMC_EACH(i, AMX_SLICES / 2, 4) {
+		LLMC_EACH(i, AMX_SLICES / 2, 4)
+		{
 			amx_step(p, 1, 1, q, x0, x1, &item, 2 * i);
 			x0 += block;
 			x1 += block;
@@ -269,11 +293,11 @@ amx_floats(const Product p, const vi *q, int groups, int first, int n, const act
 	amx_store(two, wide, c0, c0_row, c1, c1_row);
 }
 
-/* All columns with one or two tiles of activations: sums stay in registers, and the blocks of a ring are made one after the other, AMX_AHEAD before
- * they are multiplied */
+/* All columns with one or two tiles of activations: sums stay in registers, and the blocks of a
+ * ring are made one after the other, AMX_AHEAD before they are multiplied */
 LLMC_INLINE void
-amx_small_m(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups, const act_rows *a, int two, vi *ring, float *c0, int64_t c0_row,
-        float *c1, int64_t c1_row)
+amx_small_m(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups, const act_rows *a,
+            int two, vi *ring, float *c0, int64_t c0_row, float *c1, int64_t c1_row)
 {
 	const int all = p_blocks(p), wide = groups > 1, vectors = amx_block_vectors(p);
 	const size_t block = (size_t)(a->tile * act_block_bytes(p));
@@ -301,20 +325,24 @@ amx_small_m(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups
 
 /* out[t][row] of at most TILE_H groups, as tile_rows */
 LLMC_INLINE void
-amx_rows_bf16(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups, const act_rows *a, int tokens, float *out, int ld)
+amx_rows_bf16(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups,
+              const act_rows *a, int tokens, float *out, int ld)
 {
 	const int T = a->tile, tiles = (tokens + T - 1) / T, whole = tokens / T;
 	const int all = p_blocks(p), most = AMX_PANEL / amx_block_vectors(p);
 	const int64_t inside = (int64_t)ld * 4, outside = (int64_t)(VL * TILE_H * sizeof *out);
 	_Alignas(64) vi panel[2][AMX_PANEL];
-	_Alignas(64) float edge[AMX_T][TILE_H * VL];    /* of a tile with rows that do not exist */
+	_Alignas(64) float edge[AMX_T][TILE_H * VL]; /* of a tile with rows that do not exist */
 	int n = all < AMX_START ? all : AMX_START, now = 0;
-	amx_work k = { .w = w, .cols = p.cols, .to = panel[0], .groups = groups, .left = n * groups };
+	amx_work k = {
+		.w = w, .cols = p.cols, .to = panel[0], .groups = groups, .left = n * groups
+	};
 
 	amx_begin(T, 64);
 	if (tiles <= 2)
-		amx_small_m(p, expand, w, groups, a, tiles == 2, panel[0], whole ? out : edge[0], whole ? inside : outside,
-		        whole == 2 ? out + (int64_t)T * ld : edge[0], whole == 2 ? inside : outside);
+		amx_small_m(p, expand, w, groups, a, tiles == 2, panel[0], whole ? out : edge[0],
+		            whole ? inside : outside, whole == 2 ? out + (int64_t)T * ld : edge[0],
+		            whole == 2 ? inside : outside);
 	else
 		while (k.left)
 			expand(&k);
@@ -323,8 +351,10 @@ amx_rows_bf16(const Product p, amx_expand_fn *expand, const uint8_t *w, int grou
 		k.to = panel[!now];
 		k.left = after * groups;
 		for (int i = 0; i < tiles; i += 2) {
-			float *c0 = i < whole ? out + (int64_t)(i * T) * ld : edge[0], *c1 = i + 1 < whole ? out + (int64_t)((i + 1) * T) * ld : edge[0];
-			amx_floats(p, panel[now], groups, first, n, a, i, c0, i < whole ? inside : outside, i + 1 < tiles ? c1 : NULL,
+			float *c0 = i < whole ? out + (int64_t)(i * T) * ld : edge[0],
+			      *c1 = i + 1 < whole ? out + (int64_t)((i + 1) * T) * ld : edge[0];
+			amx_floats(p, panel[now], groups, first, n, a, i, c0,
+			           i < whole ? inside : outside, i + 1 < tiles ? c1 : NULL,
 			           i + 1 < whole ? inside : outside, &k);
 		}
 		while (k.left)
@@ -333,7 +363,8 @@ amx_rows_bf16(const Product p, amx_expand_fn *expand, const uint8_t *w, int grou
 	amx_end();
 	for (int t = whole * T; t < tokens; t++)
 		for (int h = 0; h < groups; h++)
-			vf_store(out + (int64_t)t * ld + h * VL, vf_load(edge[t - whole * T] + h * VL));
+			vf_store(out + (int64_t)t * ld + h * VL,
+			         vf_load(edge[t - whole * T] + h * VL));
 }
 #endif
 

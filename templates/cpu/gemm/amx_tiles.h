@@ -1,7 +1,9 @@
-/* The tile registers of AMX and what works on them: products of matrices (cpu/gemm/amx.h) and attention (cpu/attention/attention_amx.h).
+/* The tile registers of AMX and what works on them: products of matrices (cpu/gemm/amx.h) and
+ * attention (cpu/attention/attention_amx.h).
  *
- * A register has up to 16 rows of 64 bytes. C += A B: rows of A are rows of C, and B has pairs of bf16 (fours of int8) of 16 columns in each of its rows. The
- * process has the system's permission before a kernel runs (runtime/cpu/isa.c). */
+ * A register has up to 16 rows of 64 bytes. C += A B: rows of A are rows of C, and B has pairs of
+ * bf16 (fours of int8) of 16 columns in each of its rows. The process has the system's permission
+ * before a kernel runs (runtime/cpu/isa.c). */
 #ifndef LLMC_CPU_GEMM_AMX_TILES_H
 #define LLMC_CPU_GEMM_AMX_TILES_H
 
@@ -11,15 +13,21 @@
 enum { AMX_TILE = 1024 }; /* bytes of a register */
 
 typedef struct amx_config {
-	uint8_t  palette, start, none[14];
-	uint16_t bytes[16];             /* of a row of each register */
-	uint8_t  rows[16];
+	uint8_t palette, start, none[14];
+	uint16_t bytes[16]; /* of a row of each register */
+	uint8_t rows[16];
 } amx_config;
 
-#define AMX_LOAD(r, p, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride)) : "memory")
+#define AMX_LOAD(r, p, stride)                                                                     \
+	__asm__ volatile("tileloadd (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride))          \
+	                 : "memory")
 /* past the nearest cache: what is met once, beside what is met again and again */
-#define AMX_PASS(r, p, stride) __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride)) : "memory")
-#define AMX_STORE(r, p, stride) __asm__ volatile("tilestored %%tmm" #r ", (%0,%1,1)" ::"r"(p), "r"((int64_t)(stride)) : "memory")
+#define AMX_PASS(r, p, stride)                                                                     \
+	__asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride))        \
+	                 : "memory")
+#define AMX_STORE(r, p, stride)                                                                    \
+	__asm__ volatile("tilestored %%tmm" #r ", (%0,%1,1)" ::"r"(p), "r"((int64_t)(stride))      \
+	                 : "memory")
 #define AMX_ZERO(r) __asm__ volatile("tilezero %tmm" #r)
 #define AMX_INT8(c, a, b) __asm__ volatile("tdpbssd %tmm" #b ", %tmm" #a ", %tmm" #c)
 #define AMX_BF16(c, a, b) __asm__ volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
@@ -50,7 +58,8 @@ typedef uint32_t amx_bits __attribute__((vector_size(64), may_alias));
 LLMC_INLINE vi
 amx_two(vi x, vi y)
 {
-	return (vi)_mm512_ternarylogic_epi32((__m512i)y, (__m512i)vi_set1((int32_t)0xffff0000), (__m512i)((amx_bits)x >> 16), 0xea);
+	return (vi)_mm512_ternarylogic_epi32((__m512i)y, (__m512i)vi_set1((int32_t)0xffff0000),
+	                                     (__m512i)((amx_bits)x >> 16), 0xea);
 }
 
 /* the part of x that bf16 holds, cut: exact for halves, whose rest it holds as well */
@@ -66,7 +75,8 @@ amx_put_exact(const int parts, vf x, vf y, uint8_t *to)
 {
 	*(vi *)(void *)to = amx_two((vi)x, (vi)y);
 	if (parts == 2)
-		*(vi *)(void *)(to + AMX_TILE) = amx_two((vi)(x - amx_cut(x)), (vi)(y - amx_cut(y)));
+		*(vi *)(void *)(to + AMX_TILE) =
+		    amx_two((vi)(x - amx_cut(x)), (vi)(y - amx_cut(y)));
 }
 
 /* x and y in two parts, each rounded to nearest: relative error 2^-17 */
@@ -77,7 +87,8 @@ amx_put_rounded(vf x, vf y, uint8_t *to)
 	const vi hx = (vi)x + half, hy = (vi)y + half;
 
 	*(vi *)(void *)to = amx_two(hx, hy);
-	*(vi *)(void *)(to + AMX_TILE) = amx_two((vi)(x - amx_cut((vf)hx)) + half, (vi)(y - amx_cut((vf)hy)) + half);
+	*(vi *)(void *)(to + AMX_TILE) =
+	    amx_two((vi)(x - amx_cut((vf)hx)) + half, (vi)(y - amx_cut((vf)hy)) + half);
 }
 
 /* 16 x 16 lanes, turned */
@@ -95,7 +106,8 @@ amx_transpose(const uint8_t *from, uint8_t *to)
 		b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
 	}
 	LLMC_UNROLL
-	for (int i = 0; i < 16; i += 4) { /* a[i + c], of lanes 4 k .. 4 k + 3: column 4 k + c of rows i .. i + 3 */
+	for (int i = 0; i < 16;
+	     i += 4) { /* a[i + c], of lanes 4 k .. 4 k + 3: column 4 k + c of rows i .. i + 3 */
 		a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
 		a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
 		a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
@@ -103,8 +115,10 @@ amx_transpose(const uint8_t *from, uint8_t *to)
 	}
 	LLMC_UNROLL
 	for (int c = 0; c < 4; c++) {
-		const __m512i x = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88), y = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
-		const __m512i z = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd), u = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+		const __m512i x = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88),
+		              y = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+		const __m512i z = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd),
+		              u = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
 		_mm512_storeu_si512(to + c * 64, _mm512_shuffle_i32x4(x, y, 0x88));
 		_mm512_storeu_si512(to + (4 + c) * 64, _mm512_shuffle_i32x4(z, u, 0x88));
 		_mm512_storeu_si512(to + (8 + c) * 64, _mm512_shuffle_i32x4(x, y, 0xdd));
@@ -112,39 +126,54 @@ amx_transpose(const uint8_t *from, uint8_t *to)
 	}
 }
 
-/* Dot i of six of rows (hi, lo tiles at a) with tiles (parts) at b and, where it is wide, `apart` bytes behind it: results c0 and c1 */
-#define AMX_PAIR(i, c0, c1, parts, wide, a, b, apart)                           \
-	do {                                                                    \
-		if ((i) == 0) {                                                 \
-			AMX_LOAD(4, a, 64);                                     \
-			AMX_LOAD(6, b, 64);                                     \
-			AMX_BF16(c0, 4, 6);                                     \
-		} else if ((i) == 1 && (wide)) {                                \
-			AMX_LOAD(7, (b) + (apart), 64);                         \
-			AMX_BF16(c1, 4, 7);                                     \
-		} else if ((i) == 2) {                                          \
-			AMX_LOAD(5, (a) + AMX_TILE, 64);                        \
-			AMX_BF16(c0, 5, 6);                                     \
-		} else if ((i) == 3 && (wide)) {                                \
-			AMX_BF16(c1, 5, 7);                                     \
-		} else if ((i) == 4 && (parts) == 2) {                          \
-			AMX_LOAD(6, (b) + AMX_TILE, 64);                        \
-			AMX_BF16(c0, 4, 6);                                     \
-		} else if ((i) == 5 && (parts) == 2 && (wide)) {                \
-			AMX_LOAD(7, (b) + (apart) + AMX_TILE, 64);              \
-			AMX_BF16(c1, 4, 7);                                     \
-		}                                                               \
+/* Dot i of six of rows (hi, lo tiles at a) with tiles (parts) at b and, where it is wide, `apart`
+ * bytes behind it: results c0 and c1 */
+#define AMX_PAIR(i, c0, c1, parts, wide, a, b, apart)                                              \
+	do {                                                                                       \
+		if ((i) == 0) {                                                                    \
+			AMX_LOAD(4, a, 64);                                                        \
+			AMX_LOAD(6, b, 64);                                                        \
+			AMX_BF16(c0, 4, 6);                                                        \
+		} else if ((i) == 1 && (wide)) {                                                   \
+			AMX_LOAD(7, (b) + (apart), 64);                                            \
+			AMX_BF16(c1, 4, 7);                                                        \
+		} else if ((i) == 2) {                                                             \
+			AMX_LOAD(5, (a) + AMX_TILE, 64);                                           \
+			AMX_BF16(c0, 5, 6);                                                        \
+		} else if ((i) == 3 && (wide)) {                                                   \
+			AMX_BF16(c1, 5, 7);                                                        \
+		} else if ((i) == 4 && (parts) == 2) {                                             \
+			AMX_LOAD(6, (b) + AMX_TILE, 64);                                           \
+			AMX_BF16(c0, 4, 6);                                                        \
+		} else if ((i) == 5 && (parts) == 2 && (wide)) {                                   \
+			AMX_LOAD(7, (b) + (apart) + AMX_TILE, 64);                                 \
+			AMX_BF16(c1, 4, 7);                                                        \
+		}                                                                                  \
 	} while (0)
-/* In a switch over the rows of parts that are made meanwhile, 0 to 15: these dots are the ones from `first` on of `of` */
-#define AMX_CASES(first, of, ...)                                               \
-	case ((first) + 1) * 16 / (of) - 1: AMX_PAIR(0, __VA_ARGS__); break;    \
-	case ((first) + 2) * 16 / (of) - 1: AMX_PAIR(1, __VA_ARGS__); break;    \
-	case ((first) + 3) * 16 / (of) - 1: AMX_PAIR(2, __VA_ARGS__); break;    \
-	case ((first) + 4) * 16 / (of) - 1: AMX_PAIR(3, __VA_ARGS__); break;    \
-	case ((first) + 5) * 16 / (of) - 1: AMX_PAIR(4, __VA_ARGS__); break;    \
-	case ((first) + 6) * 16 / (of) - 1: AMX_PAIR(5, __VA_ARGS__); break;
+/* In a switch over the rows of parts that are made meanwhile, 0 to 15: these dots are the ones from
+ * `first` on of `of` */
+#define AMX_CASES(first, of, ...)                                                                  \
+	case ((first) + 1) * 16 / (of) - 1:                                                        \
+		AMX_PAIR(0, __VA_ARGS__);                                                          \
+		break;                                                                             \
+	case ((first) + 2) * 16 / (of) - 1:                                                        \
+		AMX_PAIR(1, __VA_ARGS__);                                                          \
+		break;                                                                             \
+	case ((first) + 3) * 16 / (of) - 1:                                                        \
+		AMX_PAIR(2, __VA_ARGS__);                                                          \
+		break;                                                                             \
+	case ((first) + 4) * 16 / (of) - 1:                                                        \
+		AMX_PAIR(3, __VA_ARGS__);                                                          \
+		break;                                                                             \
+	case ((first) + 5) * 16 / (of) - 1:                                                        \
+		AMX_PAIR(4, __VA_ARGS__);                                                          \
+		break;                                                                             \
+	case ((first) + 6) * 16 / (of) - 1:                                                        \
+		AMX_PAIR(5, __VA_ARGS__);                                                          \
+		break;
 
-/* Asks memory for piece i of `of` of some bytes, to the second cache: what waits for the nearest one holds up its loads */
+/* Asks memory for piece i of `of` of some bytes, to the second cache: what waits for the nearest
+ * one holds up its loads */
 LLMC_INLINE void
 amx_request_permission(const char *p, const int bytes, int i, const int of)
 {

@@ -1,14 +1,16 @@
-/* Many tokens, a GEMM: weights of TILE_H groups are unpacked once per chunk of columns into the nearest cache and meet up to TILE_T
- * tokens at a time in registers.
+/* Many tokens, a GEMM: weights of TILE_H groups are unpacked once per chunk of columns into the
+ * nearest cache and meet up to TILE_T tokens at a time in registers.
  *
  *   chunk of a row:  memory --tile_unpack: w_bytes / w_words, w_scale, w_min--> tile_weights, 18 KiB
  *                       ^                                                          |
  *   tile_ahead prefetches the next one                                             | tile_step: TILE_H vectors of rows x
  *                                                                                  |   broadcasts of up to TILE_T tokens
- *   sums of all tokens, waiting in memory between chunks  <--fp32, per block-- exact integers in registers
+ *   sums of all tokens, waiting in memory between chunks  <--fp32, per block-- exact integers in
+ * registers
  *
- * Bytes of a tile: TILE_H groups of weights once for all tokens of a call; activations once for each TILE_H groups, from cache, in the order of cpu/gemm/quantize_act.h.
- * Instructions a block and token: 8 (bytes) or 16 (words) broadcasts, TILE_H dots each, then 4 in fp32 for each of TILE_H.
+ * Bytes of a tile: TILE_H groups of weights once for all tokens of a call; activations once for
+ * each TILE_H groups, from cache, in the order of cpu/gemm/quantize_act.h. Instructions a block and
+ * token: 8 (bytes) or 16 (words) broadcasts, TILE_H dots each, then 4 in fp32 for each of TILE_H.
  * Order of summation: cpu/gemm/gemv.h. */
 #ifndef LLMC_CPU_GEMM_GEMM_TILE_H
 #define LLMC_CPU_GEMM_GEMM_TILE_H
@@ -17,15 +19,17 @@
 
 enum {
 	TILE_H = 2,
-	TILE_VECTORS = 18 * 1024 / (4 * VL),    /* of weights in a chunk; activations need the cache beside them */
-	TILE_BLOCKS = TILE_VECTORS / TILE_H / 8, /* blocks have at least 8 vectors, at most two scales */
+	TILE_VECTORS = 18 * 1024 /
+	               (4 * VL), /* of weights in a chunk; activations need the cache beside them */
+	TILE_BLOCKS =
+	    TILE_VECTORS / TILE_H / 8, /* blocks have at least 8 vectors, at most two scales */
 	TILE_SCALES = TILE_BLOCKS * TILE_H * 2,
 };
 
 typedef struct tile_weights {
-	_Alignas(64) vi q[TILE_VECTORS];        /* [block][step][TILE_H]; floats: [column][TILE_H] */
-	vf scale[TILE_SCALES];                  /* [block][half][TILE_H]; floats: [group][TILE_H] */
-	vf min[TILE_SCALES];                    /* the same */
+	_Alignas(64) vi q[TILE_VECTORS]; /* [block][step][TILE_H]; floats: [column][TILE_H] */
+	vf scale[TILE_SCALES];           /* [block][half][TILE_H]; floats: [group][TILE_H] */
+	vf min[TILE_SCALES];             /* the same */
 } tile_weights;
 
 /* of each token: D of each row, M of each row */
@@ -37,11 +41,12 @@ typedef struct tile_sums {
 	tile_sum d[TILE_TOKENS], m[TILE_TOKENS];
 } tile_sums;
 
-/* What the next unpacking will read, fetched while this chunk computes: some lines after each block. Without it memory and
- * arithmetic take turns, which for a handful of tokens is half of the time. */
+/* What the next unpacking will read, fetched while this chunk computes: some lines after each
+ * block. Without it memory and arithmetic take turns, which for a handful of tokens is half of the
+ * time. */
 typedef struct tile_ahead {
-	const uint8_t *p;            /* and the same in the TILE_H - 1 groups after it */
-	int            at, end, step; /* bytes of p */
+	const uint8_t *p;  /* and the same in the TILE_H - 1 groups after it */
+	int at, end, step; /* bytes of p */
 } tile_ahead;
 
 LLMC_INLINE void
@@ -49,8 +54,8 @@ tile_fetch(const Product p, tile_ahead *f)
 {
 	for (int stop = f->at + f->step; f->at < stop && f->at < f->end; f->at += 64)
 		LLMC_UNROLL
-		for (int h = 0; h < TILE_H; h++)
-			__builtin_prefetch(f->p + h * w_group_bytes(p.w, p.cols) + f->at);
+	for (int h = 0; h < TILE_H; h++)
+		__builtin_prefetch(f->p + h * w_group_bytes(p.w, p.cols) + f->at);
 }
 
 /* ---- sizes: pieces are blocks, or columns of floats ---- */
@@ -71,12 +76,14 @@ tile_steps(const Product p)
 LLMC_INLINE int
 tile_chunk(const Product p)
 {
-	const int most = w_is_float(p.w) ? 128 : TILE_VECTORS / (TILE_H * tile_steps(p)), all = tile_pieces(p), chunks = (all + most - 1) / most;
+	const int most = w_is_float(p.w) ? 128 : TILE_VECTORS / (TILE_H * tile_steps(p)),
+	          all = tile_pieces(p), chunks = (all + most - 1) / most;
 
 	return !w_is_float(p.w) ? (all + chunks - 1) / chunks : all < most ? all : most;
 }
 
-/* Steps of a part of a block: half of it where it has two scales, and no more than 16-bit sums of bytes have room for */
+/* Steps of a part of a block: half of it where it has two scales, and no more than 16-bit sums of
+ * bytes have room for */
 LLMC_INLINE int
 tile_part(const Product p)
 {
@@ -88,7 +95,8 @@ tile_part(const Product p)
 }
 
 /* ---- a chunk ---- */
-/* Groups that do not exist (past the last) are zeros, or the first once more: nobody reads their sums. */
+/* Groups that do not exist (past the last) are zeros, or the first once more: nobody reads their
+ * sums. */
 LLMC_INLINE void
 tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile_weights *o)
 {
@@ -99,7 +107,8 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 		const w_planes planes = w_planes_of(p.w);
 		for (int h = 0; h < TILE_H; h++)
 			for (int at = 0; at < n; at += p.w.group) {
-				const w_span s = w_span_at(p.w, w + (h < groups ? h : 0) * group, (first + at) / p.w.group);
+				const w_span s = w_span_at(p.w, w + (h < groups ? h : 0) * group,
+				                           (first + at) / p.w.group);
 				vi *const q = &o->q[at * TILE_H + h];
 				o->scale[at / p.w.group * TILE_H + h] = s.d;
 				for (int k = 0; k < p.w.group; k += 8) {
@@ -108,9 +117,9 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 						w_eight(&planes, s, k, v);
 					else
 						LLMC_EACH(pair, 4, 4)
-							w_span_pair(p.w, s, k / 2 + pair, v + 2 * pair);
+					w_span_pair(p.w, s, k / 2 + pair, v + 2 * pair);
 					LLMC_EACH(j, 8, 8)
-						q[(k + j) * TILE_H] = (vi)v[j];
+					q[(k + j) * TILE_H] = (vi)v[j];
 				}
 			}
 		return;
@@ -118,7 +127,9 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 	if (w_is_float(p.w)) {
 		for (int h = 0; h < TILE_H; h++)
 			for (int k = 0; k < n; k++)
-				o->q[k * TILE_H + h] = h < groups ? (vi)w_column(p.w, w + h * group, first + k) : vi_all(0);
+				o->q[k * TILE_H + h] =
+				    h < groups ? (vi)w_column(p.w, w + h * group, first + k)
+				               : vi_all(0);
 		return;
 	}
 	for (int h = 0; h < TILE_H; h++) {
@@ -130,17 +141,19 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 			w_at k = w_block(p.w, rows, first + b);
 			k.found = w_is_indexed(p.w) ? &found[b] : NULL;
 			/* what four steps share is loaded before the first is stored */
-			LLMC_EACH(i, steps / 4, 4) {
+			LLMC_EACH(i, steps / 4, 4)
+			{
 				vi v[4];
 				LLMC_EACH(j, 4, 4)
-					v[j] = act_tile_bytes(p) ? w_bytes(p.w, k, 4 * i + j) : w_words(p.w, k, 4 * i + j);
+				v[j] = act_tile_bytes(p) ? w_bytes(p.w, k, 4 * i + j)
+				                         : w_words(p.w, k, 4 * i + j);
 				LLMC_EACH(j, 4, 4)
-					o->q[(b * steps + 4 * i + j) * TILE_H + h] = v[j];
+				o->q[(b * steps + 4 * i + j) * TILE_H + h] = v[j];
 			}
 			LLMC_EACH(s, p.w.halves, 2)
-				o->scale[(b * p.w.halves + s) * TILE_H + h] = w_scale(p.w, k, s);
+			o->scale[(b * p.w.halves + s) * TILE_H + h] = w_scale(p.w, k, s);
 			LLMC_EACH(s, p.w.min ? p.w.halves : 0, 2)
-				o->min[(b * p.w.halves + s) * TILE_H + h] = w_min(p.w, k, s);
+			o->min[(b * p.w.halves + s) * TILE_H + h] = w_min(p.w, k, s);
 		}
 	}
 }
@@ -159,28 +172,34 @@ tile_load(const vi *p)
 	return v;
 }
 
-/* One step of a token: both groups' sums, in this order of instructions. Left alone, compilers move the broadcasts of a whole
- * block before it and spill the sums. */
+/* One step of a token: both groups' sums, in this order of instructions. Left alone, compilers move
+ * the broadcasts of a whole block before it and spill the sums. */
 #if defined(VF_NATIVE_512)
-#define TILE_STEP(dot)                                                                                                      \
-	__asm__ volatile("vpbroadcastd %[p], %[x]\n\t" dot " %[x], %[w0], %[a0]\n\t" dot " %[x], %[w1], %[a1]"              \
-	                 : [a0] "+v"(acc[0]), [a1] "+v"(acc[1]), [x] "=&v"(x)                                               \
-	                 : [w0] "v"(w[0]), [w1] "v"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
+#define TILE_STEP(dot)                                                                             \
+	__asm__ volatile(                                                                          \
+	    "vpbroadcastd %[p], %[x]\n\t" dot " %[x], %[w0], %[a0]\n\t" dot " %[x], %[w1], %[a1]"  \
+	    : [a0] "+v"(acc[0]), [a1] "+v"(acc[1]), [x] "=&v"(x)                                   \
+	    : [w0] "v"(w[0]), [w1] "v"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
 #elif defined(LLMC_VNNI_256)
-#define TILE_STEP(dot)                                                                                                      \
-	__asm__ volatile("vpbroadcastd %[p], %[x]\n\t%{vex%} " dot " %[x], %[w0], %[a0]\n\t%{vex%} " dot " %[x], %[w1], %[a1]" \
-	                 : [a0] "+x"(acc[0]), [a1] "+x"(acc[1]), [x] "=&x"(x)                                               \
-	                 : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
+#define TILE_STEP(dot)                                                                             \
+	__asm__ volatile(                                                                          \
+	    "vpbroadcastd %[p], %[x]\n\t%{vex%} " dot " %[x], %[w0], %[a0]\n\t%{vex%} " dot        \
+	    " %[x], %[w1], %[a1]"                                                                  \
+	    : [a0] "+x"(acc[0]), [a1] "+x"(acc[1]), [x] "=&x"(x)                                   \
+	    : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
 #elif VL == 8 && defined(VF_HAVE_256)
-#define TILE_FIRST(mul)                                                                                                     \
-	__asm__ volatile("vpbroadcastd %[p], %[a1]\n\t" mul " %[a1], %[w0], %[a0]\n\t" mul " %[a1], %[w1], %[a1]"           \
-	                 : [a0] "=&x"(acc[0]), [a1] "=&x"(acc[1])                                                           \
-	                 : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
-#define TILE_STEP(mul, add)                                                                                                 \
-	__asm__ volatile("vpbroadcastd %[p], %[x]\n\t" mul " %[x], %[w0], %[t]\n\t" add " %[t], %[a0], %[a0]\n\t" mul       \
-	                 " %[x], %[w1], %[x]\n\t" add " %[x], %[a1], %[a1]"                                                 \
-	                 : [a0] "+x"(acc[0]), [a1] "+x"(acc[1]), [x] "=&x"(x), [t] "=&x"(t)                                 \
-	                 : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
+#define TILE_FIRST(mul)                                                                            \
+	__asm__ volatile(                                                                          \
+	    "vpbroadcastd %[p], %[a1]\n\t" mul " %[a1], %[w0], %[a0]\n\t" mul                      \
+	    " %[a1], %[w1], %[a1]"                                                                 \
+	    : [a0] "=&x"(acc[0]), [a1] "=&x"(acc[1])                                               \
+	    : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
+#define TILE_STEP(mul, add)                                                                        \
+	__asm__ volatile(                                                                          \
+	    "vpbroadcastd %[p], %[x]\n\t" mul " %[x], %[w0], %[t]\n\t" add                         \
+	    " %[t], %[a0], %[a0]\n\t" mul " %[x], %[w1], %[x]\n\t" add " %[x], %[a1], %[a1]"       \
+	    : [a0] "+x"(acc[0]), [a1] "+x"(acc[1]), [x] "=&x"(x), [t] "=&x"(t)                     \
+	    : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
 #endif
 
 LLMC_INLINE void
@@ -215,19 +234,22 @@ tile_step(const int bytes, vi acc[TILE_H], const vi w[TILE_H], const uint8_t *p,
 #endif
 }
 
-/* A chunk's products with tokens t0 .. t0 + T, added to their sums, which stay in registers within a block */
+/* A chunk's products with tokens t0 .. t0 + T, added to their sums, which stay in registers within
+ * a block */
 LLMC_INLINE void
-tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
+tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, int n,
+                const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
 {
 	vf d[TILE_T][TILE_H];
 	tile_sum *const sums = sum->d + t0;
-	const float *x = (const float *)(const void *)(a->q + (size_t)t0 * (size_t)act_row_bytes(p)) + first * T;
+	const float *x =
+	    (const float *)(const void *)(a->q + (size_t)t0 * (size_t)act_row_bytes(p)) + first * T;
 
 	for (int at = 0, span = p.w.group ? p.w.group : n; at < n; at += span) {
 		LLMC_EACH(t, T, TILE_T)
-			LLMC_UNROLL
-			for (int h = 0; h < TILE_H; h++)
-				d[t][h] = p.w.group ? vf_set1(0) : sums[t].v[h];
+		LLMC_UNROLL
+		for (int h = 0; h < TILE_H; h++)
+			d[t][h] = p.w.group ? vf_set1(0) : sums[t].v[h];
 		for (int k = at; k < at + span; k++, x += T) {
 			vf v[TILE_H];
 			if (k % 8 == 0)
@@ -235,7 +257,8 @@ tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, 
 			LLMC_UNROLL
 			for (int h = 0; h < TILE_H; h++)
 				v[h] = (vf)w->q[k * TILE_H + h];
-			LLMC_EACH(t, T, TILE_T) {
+			LLMC_EACH(t, T, TILE_T)
+			{
 				vf xv = vf_set1(x[t]);
 				LLMC_UNROLL
 				for (int h = 0; h < TILE_H; h++)
@@ -243,19 +266,24 @@ tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, 
 			}
 		}
 		LLMC_EACH(t, T, TILE_T)
-			LLMC_UNROLL
-			for (int h = 0; h < TILE_H; h++)
-				sums[t].v[h] = p.w.group ? vf_fma(d[t][h], w->scale[at / span * TILE_H + h], sums[t].v[h]) : d[t][h];
+		LLMC_UNROLL
+		for (int h = 0; h < TILE_H; h++)
+			sums[t].v[h] = p.w.group ? vf_fma(d[t][h], w->scale[at / span * TILE_H + h],
+			                                  sums[t].v[h])
+			                         : d[t][h];
 	}
 }
 
 LLMC_INLINE void
-tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
+tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, int n,
+                const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
 {
 	const int steps = tile_steps(p), halves = p.w.halves, bytes = act_tile_bytes(p);
-	const int N = tile_part(p), parts = steps / N, each = parts / halves; /* parts under a scale */
+	const int N = tile_part(p), parts = steps / N,
+	          each = parts / halves; /* parts under a scale */
 	const int block = act_block_bytes(p);
-	const uint8_t *x = a->q + (size_t)t0 * (size_t)act_row_bytes(p) + (size_t)(first * T * block);
+	const uint8_t *x =
+	    a->q + (size_t)t0 * (size_t)act_row_bytes(p) + (size_t)(first * T * block);
 	const size_t at = (size_t)t0 * (size_t)p_blocks(p) + (size_t)(first * T);
 	const float *const scales = a->d + at, *const totals = a->s + at * (size_t)halves;
 	const int32_t *const offsets = a->z + at * (size_t)halves;
@@ -264,42 +292,48 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 	for (int b = 0; b < n; b++, x += T * block) {
 		vi wide[TILE_T][TILE_H];
 		tile_fetch(p, ahead);
-		LLMC_EACH(part, parts, 4) {
+		LLMC_EACH(part, parts, 4)
+		{
 			vi acc[TILE_T][TILE_H];
-			LLMC_EACH(step, N, 16) {
+			LLMC_EACH(step, N, 16)
+			{
 				const int i = part * N + step;
 				vi v[TILE_H];
 				LLMC_UNROLL
 				for (int h = 0; h < TILE_H; h++)
 					v[h] = tile_load(&w->q[(b * steps + i) * TILE_H + h]);
 				LLMC_EACH(t, T, TILE_T)
-					tile_step(bytes, acc[t], v, x + t * block + 4 * i, step == 0);
+				tile_step(bytes, acc[t], v, x + t * block + 4 * i, step == 0);
 			}
 			if (bytes)
 				LLMC_EACH(t, T, TILE_T)
-					LLMC_UNROLL
-					for (int h = 0; h < TILE_H; h++)
-						acc[t][h] = dot_bytes_sum(acc[t][h], 1);
+			LLMC_UNROLL
+			for (int h = 0; h < TILE_H; h++)
+				acc[t][h] = dot_bytes_sum(acc[t][h], 1);
 			if (each > 1) {
 				LLMC_EACH(t, T, TILE_T)
-					LLMC_UNROLL
-					for (int h = 0; h < TILE_H; h++) {
-						if (part % each)
-							acc[t][h] += wide[t][h];
-						wide[t][h] = acc[t][h];
-					}
+				LLMC_UNROLL
+				for (int h = 0; h < TILE_H; h++) {
+					if (part % each)
+						acc[t][h] += wide[t][h];
+					wide[t][h] = acc[t][h];
+				}
 				if (part % each != each - 1)
 					continue;
 			}
 			const int half = part / each;
-			LLMC_EACH(t, T, TILE_T) {
+			LLMC_EACH(t, T, TILE_T)
+			{
 				vf scale = vf_set1(scales[b * T + t]);
 				LLMC_UNROLL
 				for (int h = 0; h < TILE_H; h++) {
 					vi dot = acc[t][h];
 					if (bytes && w_offset(p.w))
 						dot -= vi_all(offsets[(b * T + t) * halves + half]);
-					d[t].v[h] = vf_fma(vf_of_vi(dot) * w->scale[(b * halves + half) * TILE_H + h], scale, d[t].v[h]);
+					d[t].v[h] =
+					    vf_fma(vf_of_vi(dot) *
+					               w->scale[(b * halves + half) * TILE_H + h],
+					           scale, d[t].v[h]);
 				}
 			}
 		}
@@ -308,26 +342,30 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 		return;
 	vf m[TILE_T][TILE_H];
 	LLMC_EACH(t, T, TILE_T)
-		LLMC_UNROLL
-		for (int h = 0; h < TILE_H; h++)
-			m[t][h] = mins[t].v[h];
+	LLMC_UNROLL
+	for (int h = 0; h < TILE_H; h++)
+		m[t][h] = mins[t].v[h];
 	for (int b = 0; b < n; b++)
 		LLMC_EACH(half, halves, 2)
-			LLMC_EACH(t, T, TILE_T)
-				LLMC_UNROLL
-				for (int h = 0; h < TILE_H; h++)
-					m[t][h] = vf_fma(w->min[(b * halves + half) * TILE_H + h], vf_set1(totals[(b * T + t) * halves + half]), m[t][h]);
 	LLMC_EACH(t, T, TILE_T)
-		LLMC_UNROLL
-		for (int h = 0; h < TILE_H; h++)
-			mins[t].v[h] = m[t][h];
+	LLMC_UNROLL
+	for (int h = 0; h < TILE_H; h++)
+		m[t][h] = vf_fma(w->min[(b * halves + half) * TILE_H + h],
+		                 vf_set1(totals[(b * T + t) * halves + half]), m[t][h]);
+	LLMC_EACH(t, T, TILE_T)
+	LLMC_UNROLL
+	for (int h = 0; h < TILE_H; h++)
+		mins[t].v[h] = m[t][h];
 }
 
-/* A function of its own for each number of tokens (TILE_EACH, cpu/gemm/matmul_kernel.h): registers are counted one by one. */
-typedef void tile_fn(const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead);
+/* A function of its own for each number of tokens (TILE_EACH, cpu/gemm/matmul_kernel.h): registers
+ * are counted one by one. */
+typedef void tile_fn(const tile_weights *w, int first, int n, const act_rows *a, int t0,
+                     tile_sums *sum, tile_ahead *ahead);
 
 LLMC_INLINE void
-tile_dot(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
+tile_dot(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a,
+         int t0, tile_sums *sum, tile_ahead *ahead)
 {
 #if defined(LLMC_TILES) /* but for floats that no tile register takes, cpu/gemm/amx.h does it */
 	if (act_is_bf16(p) || !w_is_float(p.w))
@@ -339,9 +377,11 @@ tile_dot(const Product p, const int T, const tile_weights *w, int first, int n, 
 		tile_dot_blocks(p, T, w, first, n, a, t0, sum, ahead);
 }
 
-/* out[t][row] for all rows of at most TILE_H groups and tokens >= 2; dot[T]: tile_dot of T tokens; sum: to work in */
+/* out[t][row] for all rows of at most TILE_H groups and tokens >= 2; dot[T]: tile_dot of T tokens;
+ * sum: to work in */
 LLMC_INLINE void
-tile_rows(const Product p, tile_fn *const *dot, const uint8_t *w, int groups, const act_rows *a, int tokens, tile_sums *sum, float *out, int ld)
+tile_rows(const Product p, tile_fn *const *dot, const uint8_t *w, int groups, const act_rows *a,
+          int tokens, tile_sums *sum, float *out, int ld)
 {
 	const int all = tile_pieces(p), chunk = tile_chunk(p), piece = w_piece_bytes(p.w);
 	tile_weights unpacked;
@@ -354,10 +394,12 @@ tile_rows(const Product p, tile_fn *const *dot, const uint8_t *w, int groups, co
 		int n = all - first < chunk ? all - first : chunk;
 		int next = first + chunk < all ? first + chunk : 0;
 		tile_ahead ahead = {
-			.p = w + (next ? 0 : groups * w_group_bytes(p.w, p.cols)) + (int64_t)next * piece,
+			.p = w + (next ? 0 : groups * w_group_bytes(p.w, p.cols)) +
+			     (int64_t)next * piece,
 			.end = (all - next < chunk ? all - next : chunk) * piece,
 		};
-		ahead.step = (ahead.end / (tiles * (w_is_float(p.w) ? (n + 7) / 8 : n)) + 63) / 64 * 64;
+		ahead.step =
+		    (ahead.end / (tiles * (w_is_float(p.w) ? (n + 7) / 8 : n)) + 63) / 64 * 64;
 		tile_unpack(p, w, groups, first, n, &unpacked);
 		for (int i = 0, t = 0, size; i < tiles; i++, t += size) {
 			size = a->tile + (i < a->longer);

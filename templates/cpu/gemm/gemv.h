@@ -1,4 +1,5 @@
-/* Few tokens (STREAM_TOKENS), a GEMV: weights go from memory through registers once, each block meeting every token's block.
+/* Few tokens (STREAM_TOKENS), a GEMV: weights go from memory through registers once, each block
+ * meeting every token's block.
  *
  *   memory --prefetch, STREAM_AHEAD bytes ahead--> cache --w_bytes / w_words--> registers
  *                                                                          |
@@ -6,12 +7,14 @@
  *                                                                          |
  *                        per block and token: float(dot) * w_scale, fma with act.d, w_min --> sum[token], VL rows a register
  *
- * Bytes: a block of VL rows once (w_piece_bytes), 32 or 64 bytes of activations a token from the nearest cache.
- * Instructions a block: 8 loads and masks for 4 to 6 bits, and a token 8 dot_bytes for 8 bits, 16 of them for 16 bits or
- * dot_words instead, 4 in fp32. Grids on AVX2 come as eights of columns of four rows instead (cpu/weights/grids.h), 8 bytes of activations a broadcast.
+ * Bytes: a block of VL rows once (w_piece_bytes), 32 or 64 bytes of activations a token from the
+ * nearest cache. Instructions a block: 8 loads and masks for 4 to 6 bits, and a token 8 dot_bytes
+ * for 8 bits, 16 of them for 16 bits or dot_words instead, 4 in fp32. Grids on AVX2 come as eights
+ * of columns of four rows instead (cpu/weights/grids.h), 8 bytes of activations a broadcast.
  *
  * A row's sum, here and in cpu/gemm/gemm_tile.h, bit for bit:
- *   integers  over blocks b in order (halves in order), D = fma(float(dot) * w.d, act.d, D), M = fma(w.min, act.s, M); D + M
+ *   integers  over blocks b in order (halves in order), D = fma(float(dot) * w.d, act.d, D), M =
+ * fma(w.min, act.s, M); D + M
  *   floats    over columns k in order, D = fma(w, x, D); with scales over groups in order, from S = 0 S = fma(code, x, S), then D = fma(S, scale, D) */
 #ifndef LLMC_CPU_GEMM_GEMV_H
 #define LLMC_CPU_GEMM_GEMV_H
@@ -22,12 +25,14 @@ LLMC_INLINE void
 stream_prefetch(const uint8_t *w, int bytes)
 {
 	LLMC_EACH(i, (bytes + 63) / 64, 9)
-		__builtin_prefetch(w + STREAM_AHEAD + 64 * i);
+	__builtin_prefetch(w + STREAM_AHEAD + 64 * i);
 }
 
-/* Rows of `groups` groups side by side: independent sums hide the latency of the fused multiply-add. */
+/* Rows of `groups` groups side by side: independent sums hide the latency of the fused
+ * multiply-add. */
 LLMC_INLINE void
-stream_floats(const Product p, const uint8_t *w, const act_rows *a, const int tokens, const int groups, float *out, int ld)
+stream_floats(const Product p, const uint8_t *w, const act_rows *a, const int tokens,
+              const int groups, float *out, int ld)
 {
 	const int64_t group = w_group_bytes(p.w, p.cols);
 	const int column = w_piece_bytes(p.w), COLUMNS = w_is_tabled(p.w) ? 8 : 2;
@@ -38,44 +43,54 @@ stream_floats(const Product p, const uint8_t *w, const act_rows *a, const int to
 		w_span s[4];
 		vf part[STREAM_TOKENS][4] = { { { 0 } } };
 		LLMC_EACH(g, groups, 4)
-			s[g] = w_span_at(p.w, w + g * group, i);
+		s[g] = w_span_at(p.w, w + g * group, i);
 		for (int k = 0; k < p.w.group; k += COLUMNS) {
 			vf v[4][8];
-			LLMC_EACH(g, groups, 4) {
+			LLMC_EACH(g, groups, 4)
+			{
 				if (k % (64 / column) == 0)
-					__builtin_prefetch(s[g].codes + k * column + STREAM_AHEAD / 2);
+					__builtin_prefetch(s[g].codes + k * column +
+					                   STREAM_AHEAD / 2);
 				if (w_is_tabled(p.w))
 					w_eight(&planes, s[g], k, v[g]);
 				else
 					w_span_pair(p.w, s[g], k / 2, v[g]);
 			}
 			LLMC_EACH(t, tokens, STREAM_TOKENS)
-				LLMC_EACH(j, COLUMNS, 8) {
-					vf x = vf_set1(((const float *)(const void *)(a->q + (size_t)t * (size_t)act_row_bytes(p)))[i * p.w.group + k + j]);
-					LLMC_EACH(g, groups, 4)
-						part[t][g] = vf_fma(v[g][j], x, part[t][g]);
-				}
+			LLMC_EACH(j, COLUMNS, 8)
+			{
+				vf x = vf_set1(((
+				    const float *)(const void *)(a->q + (size_t)t *
+				                                            (size_t)act_row_bytes(
+				                                                p)))[i * p.w.group +
+				                                                     k + j]);
+				LLMC_EACH(g, groups, 4)
+				part[t][g] = vf_fma(v[g][j], x, part[t][g]);
+			}
 		}
 		LLMC_EACH(t, tokens, STREAM_TOKENS)
-			LLMC_EACH(g, groups, 4)
-				sum[t][g] = vf_fma(part[t][g], s[g].d, sum[t][g]);
+		LLMC_EACH(g, groups, 4)
+		sum[t][g] = vf_fma(part[t][g], s[g].d, sum[t][g]);
 	}
 	for (int k = 0; !p.w.group && k < p.cols; k++) {
 		vf v[4];
 		if (k % (64 / column) == 0)
 			LLMC_EACH(g, groups, 4)
-				__builtin_prefetch(w + g * group + (int64_t)k * column + STREAM_AHEAD / 2);
+		__builtin_prefetch(w + g * group + (int64_t)k * column + STREAM_AHEAD / 2);
 		LLMC_EACH(g, groups, 4)
-			v[g] = w_column(p.w, w + g * group, k);
-		LLMC_EACH(t, tokens, STREAM_TOKENS) {
-			vf x = vf_set1(((const float *)(const void *)(a->q + (size_t)t * (size_t)act_row_bytes(p)))[k]);
+		v[g] = w_column(p.w, w + g * group, k);
+		LLMC_EACH(t, tokens, STREAM_TOKENS)
+		{
+			vf x = vf_set1((
+			    (const float *)(const void *)(a->q + (size_t)t *
+			                                             (size_t)act_row_bytes(p)))[k]);
 			LLMC_EACH(g, groups, 4)
-				sum[t][g] = vf_fma(v[g], x, sum[t][g]);
+			sum[t][g] = vf_fma(v[g], x, sum[t][g]);
 		}
 	}
 	LLMC_EACH(t, tokens, STREAM_TOKENS)
-		LLMC_EACH(g, groups, 4)
-			vf_store(out + t * ld + g * VL, sum[t][g]);
+	LLMC_EACH(g, groups, 4)
+	vf_store(out + t * ld + g * VL, sum[t][g]);
 }
 
 /* stream_dot of eights */
@@ -84,27 +99,36 @@ stream_eights(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 {
 	vi rows = vi_all(0);
 #ifdef LLMC_EIGHTS
-	/* of bytes as many steps as have room in 16 bits: 4 of 25 x 128 x 2 (iq1) or 15 x 127 x 2 (iq3_s), 2 of 62 x 127 x 2 */
-	const int N = 4 / p.w.halves, bytes = act_stream_bytes(p), PASSES = p.act_bits / 8, STEPS = w_is_iq1(p.w) || p.w.kind == CODES_iq3_s ? N : 2;
+	/* of bytes as many steps as have room in 16 bits: 4 of 25 x 128 x 2 (iq1) or 15 x 127 x 2
+	 * (iq3_s), 2 of 62 x 127 x 2 */
+	const int N = 4 / p.w.halves, bytes = act_stream_bytes(p), PASSES = p.act_bits / 8,
+	          STEPS = w_is_iq1(p.w) || p.w.kind == CODES_iq3_s ? N : 2;
 	vi sum[2][2], total[2] = { { 0 } };
 
-	/* two eights of four rows, then of the other four: their x stays in registers, as do indices */
-	LLMC_EACH(at, 2 * N, 8) {
+	/* two eights of four rows, then of the other four: their x stays in registers, as do
+	 * indices */
+	LLMC_EACH(at, 2 * N, 8)
+	{
 		const int u = at / 2 % 2, i = at / 4 * 2 + at % 2, n = N * half + i;
 		vi v = grid_eight(p.w, k, n, u);
 		if (!w_is_iq1(p.w) && !bytes)
 			v = grid_signed(v, grid_signs(p.w, k, n, u));
-		LLMC_EACH(pass, bytes ? PASSES : 2, 2) {
+		LLMC_EACH(pass, bytes ? PASSES : 2, 2)
+		{
 			if (bytes) {
 				vi q = vi_bcast8(x + 32 * pass + 8 * n);
 				if (!w_is_iq1(p.w))
 					q = grid_signed(q, grid_signs(p.w, k, n, u));
-				sum[u][pass] = i % STEPS ? dot_bytes(sum[u][pass], v, q) : dot_bytes_first(v, q);
+				sum[u][pass] = i % STEPS ? dot_bytes(sum[u][pass], v, q)
+				                         : dot_bytes_first(v, q);
 				if (i % STEPS == STEPS - 1)
-					total[u] += dot_bytes_sum(sum[u][pass], PASSES == 2 && pass == 0 ? 256 : 1);
+					total[u] += dot_bytes_sum(
+					    sum[u][pass], PASSES == 2 && pass == 0 ? 256 : 1);
 			} else {
-				const vi words = pass ? w_odd_words(v) : w_even_words(v), q = vi_bcast8(x + 16 * n + 8 * pass);
-				sum[u][pass] = i ? dot_words(sum[u][pass], words, q) : dot_words_first(words, q);
+				const vi words = pass ? w_odd_words(v) : w_even_words(v),
+				         q = vi_bcast8(x + 16 * n + 8 * pass);
+				sum[u][pass] = i ? dot_words(sum[u][pass], words, q)
+				                 : dot_words_first(words, q);
 				if (i == N - 1)
 					total[u] += sum[u][pass];
 			}
@@ -119,7 +143,8 @@ stream_eights(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 	return vf_of_vi(rows);
 }
 
-/* float(dot) of half h (or of the whole block) with row x of integers; z: w_offset times their sum */
+/* float(dot) of half h (or of the whole block) with row x of integers; z: w_offset times their sum
+ */
 LLMC_INLINE vf
 stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 {
@@ -128,17 +153,22 @@ stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 	if (w_is_eights(p.w))
 		return stream_eights(p, k, x, half, z);
 	if (act_stream_bytes(p)) {
-		const int PASSES = p.act_bits / 8, STEPS = DOT_BYTES_ROOM >> w_width(p.w) < N ? N / 2 : N;
+		const int PASSES = p.act_bits / 8,
+		          STEPS = DOT_BYTES_ROOM >> w_width(p.w) < N ? N / 2 : N;
 		vi sum[2], total = vi_all(0);
-		LLMC_EACH(n, N, 8) {
+		LLMC_EACH(n, N, 8)
+		{
 			/* low and high nibbles of one load */
 			int i = p.w.halves == 2 ? 4 * half + n : n / 2 + n % 2 * 4;
 			vi v = w_bytes(p.w, k, i);
-			LLMC_EACH(pass, PASSES, 2) {
+			LLMC_EACH(pass, PASSES, 2)
+			{
 				const vi q = vi_bcast4(x + 32 * pass + 4 * i);
-				sum[pass] = n % STEPS ? dot_bytes(sum[pass], v, q) : dot_bytes_first(v, q);
+				sum[pass] =
+				    n % STEPS ? dot_bytes(sum[pass], v, q) : dot_bytes_first(v, q);
 				if (n % STEPS == STEPS - 1)
-					total += dot_bytes_sum(sum[pass], PASSES == 2 && pass == 0 ? 256 : 1);
+					total += dot_bytes_sum(sum[pass],
+					                       PASSES == 2 && pass == 0 ? 256 : 1);
 			}
 		}
 		if (w_offset(p.w))
@@ -146,10 +176,13 @@ stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 		return vf_of_vi(total);
 	}
 	vi sum[2];
-	LLMC_EACH(n, N, 8) {
+	LLMC_EACH(n, N, 8)
+	{
 		int i = p.w.halves == 2 ? 4 * half + n : n / 2 + n % 2 * 4;
-		LLMC_EACH(odd, 2, 2) {
-			const vi v = w_words(p.w, k, 2 * i + odd), q = vi_bcast4(x + 8 * i + 4 * odd);
+		LLMC_EACH(odd, 2, 2)
+		{
+			const vi v = w_words(p.w, k, 2 * i + odd),
+			         q = vi_bcast4(x + 8 * i + 4 * odd);
 			sum[odd] = n ? dot_words(sum[odd], v, q) : dot_words_first(v, q);
 		}
 	}
@@ -157,7 +190,8 @@ stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 }
 
 LLMC_INLINE void
-stream_blocks(const Product p, const uint8_t *w, const act_rows *a, const int tokens, float *out, int ld)
+stream_blocks(const Product p, const uint8_t *w, const act_rows *a, const int tokens, float *out,
+              int ld)
 {
 	const int blocks = p_blocks(p), together = w_together(p.w), piece = w_piece_bytes(p.w);
 	vf sum[STREAM_TOKENS] = { { 0 } }, mins[STREAM_TOKENS] = { { 0 } };
@@ -166,30 +200,43 @@ stream_blocks(const Product p, const uint8_t *w, const act_rows *a, const int to
 		w_at k = w_shared(p.w, w, first);
 		w_indices found[8];
 		w_at next = k;
-		LLMC_EACH(b, w_is_indexed(p.w) ? together : 0, 8) {
+		LLMC_EACH(b, w_is_indexed(p.w) ? together : 0, 8)
+		{
 			w_gather_indices(p.w, next, &found[b]);
 			next = w_next(p.w, next);
 		}
 		for (int b = first; b < first + together; b++, k = w_next(p.w, k)) {
 			k.found = w_is_indexed(p.w) ? &found[b - first] : NULL;
 			stream_prefetch(w + (int64_t)b * piece, piece);
-			LLMC_EACH(h, p.w.halves, 2) {
+			LLMC_EACH(h, p.w.halves, 2)
+			{
 				vf scale = w_scale(p.w, k, h);
-				LLMC_EACH(t, tokens, STREAM_TOKENS) {
-					const uint8_t *x = a->q + (size_t)t * (size_t)act_row_bytes(p) + (size_t)b * (size_t)act_block_bytes(p);
+				LLMC_EACH(t, tokens, STREAM_TOKENS)
+				{
+					const uint8_t *x = a->q +
+					                   (size_t)t * (size_t)act_row_bytes(p) +
+					                   (size_t)b * (size_t)act_block_bytes(p);
 					size_t at = (size_t)t * (size_t)blocks + (size_t)b;
-					vf dot = stream_dot(p, k, x, h, a->z[at * (size_t)p.w.halves + (size_t)h]);
+					vf dot = stream_dot(
+					    p, k, x, h, a->z[at * (size_t)p.w.halves + (size_t)h]);
 					sum[t] = vf_fma(dot * scale, vf_set1(a->d[at]), sum[t]);
 				}
 			}
-			LLMC_EACH(h, p.w.min ? p.w.halves : 0, 2) {
+			LLMC_EACH(h, p.w.min ? p.w.halves : 0, 2)
+			{
 				vf m = w_min(p.w, k, h);
 				LLMC_EACH(t, tokens, STREAM_TOKENS)
-					mins[t] = vf_fma(m, vf_set1(a->s[((size_t)t * (size_t)blocks + (size_t)b) * (size_t)p.w.halves + (size_t)h]), mins[t]);
+				mins[t] =
+				    vf_fma(m,
+				           vf_set1(a->s[((size_t)t * (size_t)blocks + (size_t)b) *
+				                            (size_t)p.w.halves +
+				                        (size_t)h]),
+				           mins[t]);
 			}
 		}
 	}
-	LLMC_EACH(t, tokens, STREAM_TOKENS) {
+	LLMC_EACH(t, tokens, STREAM_TOKENS)
+	{
 		if (p.w.min)
 			sum[t] += mins[t];
 		vf_store(out + t * ld, sum[t]);
@@ -197,7 +244,8 @@ stream_blocks(const Product p, const uint8_t *w, const act_rows *a, const int to
 }
 
 LLMC_INLINE void
-stream_some(const Product p, const uint8_t *w, int groups, const act_rows *a, const int tokens, float *out, int ld)
+stream_some(const Product p, const uint8_t *w, int groups, const act_rows *a, const int tokens,
+            float *out, int ld)
 {
 	const int64_t group = w_group_bytes(p.w, p.cols);
 
@@ -213,16 +261,26 @@ stream_some(const Product p, const uint8_t *w, int groups, const act_rows *a, co
 
 /* out[t][row] of all rows of the groups from w on */
 LLMC_INLINE void
-stream_rows(const Product p, const uint8_t *w, int groups, const act_rows *a, int tokens, float *out, int ld)
+stream_rows(const Product p, const uint8_t *w, int groups, const act_rows *a, int tokens,
+            float *out, int ld)
 {
 	switch (tokens) {
-	case 1: stream_some(p, w, groups, a, 1, out, ld); break;
-	case 2: stream_some(p, w, groups, a, 2, out, ld); break;
+	case 1:
+		stream_some(p, w, groups, a, 1, out, ld);
+		break;
+	case 2:
+		stream_some(p, w, groups, a, 2, out, ld);
+		break;
 #if VL == 16
-	case 3: stream_some(p, w, groups, a, 3, out, ld); break;
-	case 4: stream_some(p, w, groups, a, 4, out, ld); break;
+	case 3:
+		stream_some(p, w, groups, a, 3, out, ld);
+		break;
+	case 4:
+		stream_some(p, w, groups, a, 4, out, ld);
+		break;
 #endif
-	default: break;
+	default:
+		break;
 	}
 }
 

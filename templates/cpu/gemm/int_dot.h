@@ -1,9 +1,11 @@
-/* Integer dot products of one step: VL rows at once, the lane of a row holding 2 (words) or 4 (bytes) columns of it.
- * All are exact, so any mixture of them gives the same integers; only what comes after, in fp32, has an order.
+/* Integer dot products of one step: VL rows at once, the lane of a row holding 2 (words) or 4
+ * (bytes) columns of it. All are exact, so any mixture of them gives the same integers; only what
+ * comes after, in fp32, has an order.
  *
  *   words  s16 x s16, exact in 32 bits
- *   bytes  u8 weights x s8 activations. With VNNI sums are 32 bits wide (DOT_BYTES_WIDE); on v3 they are pairs of 16 bits, which
- *          hold DOT_BYTES_ROOM / (largest weight) steps before dot_bytes_sum has to be called
+ *   bytes  u8 weights x s8 activations. With VNNI sums are 32 bits wide (DOT_BYTES_WIDE); on v3
+ * they are pairs of 16 bits, which hold DOT_BYTES_ROOM / (largest weight) steps before
+ * dot_bytes_sum has to be called
  *
  *           generic   v3                    vnni        v4 and amx
  *   VL      4         8                     8           16
@@ -12,7 +14,8 @@
  *
  * amx has tiles in the place of tile_dot for all but fp32 weights (cpu/gemm/amx.h).
  *
- * Each native instruction has a definition in plain vectors beside it: what tests run where the processor lacks it. */
+ * Each native instruction has a definition in plain vectors beside it: what tests run where the
+ * processor lacks it. */
 #ifndef LLMC_CPU_GEMM_INT_DOT_H
 #define LLMC_CPU_GEMM_INT_DOT_H
 
@@ -22,7 +25,7 @@
 #include <emmintrin.h>
 #endif
 
-typedef vi      vi_mem __attribute__((aligned(1)));
+typedef vi vi_mem __attribute__((aligned(1)));
 typedef int16_t vw __attribute__((vector_size(4 * VL), may_alias));
 
 LLMC_INLINE vi
@@ -56,7 +59,8 @@ vi_bcast4(const void *p)
 	return vi_all(x);
 }
 
-/* VL small integers at p, widened. (Compilers make __builtin_convertvector of these lane by lane.) */
+/* VL small integers at p, widened. (Compilers make __builtin_convertvector of these lane by lane.)
+ */
 LLMC_INLINE vi
 vi_of_u8(const uint8_t *p)
 {
@@ -91,7 +95,8 @@ vi_of_u16(const uint8_t *p)
 #elif VL == 8 && defined(VF_HAVE_256)
 	return (vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
 #elif VL == 4 && defined(__SSE2__)
-	return (vi)_mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p), _mm_setzero_si128());
+	return (vi)_mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p),
+	                              _mm_setzero_si128());
 #else
 	typedef uint16_t mem __attribute__((vector_size(2 * VL), aligned(1), may_alias));
 	return __builtin_convertvector(*(const mem *)p, vi);
@@ -120,7 +125,9 @@ dot_words(vi acc, vi w, vi x)
 	return (vi)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
 #elif VL == 8 && defined(VF_HAVE_256)
 	vi t; /* assembly, or gcc would add in trees, for which registers are too few */
-	__asm__("vpmaddwd %[x], %[w], %[t]\n\tvpaddd %[t], %[a], %[a]" : [a] "+x"(acc), [t] "=&x"(t) : [w] "x"(w), [x] "x"(x));
+	__asm__("vpmaddwd %[x], %[w], %[t]\n\tvpaddd %[t], %[a], %[a]"
+	        : [a] "+x"(acc), [t] "=&x"(t)
+	        : [w] "x"(w), [x] "x"(x));
 	return acc;
 #elif VL == 4 && defined(__SSE2__)
 	return acc + (vi)_mm_madd_epi16((__m128i)w, (__m128i)x);
@@ -146,7 +153,7 @@ dot_words_first(vi w, vi x)
 #define DOT_BYTES_WIDE 0
 #endif
 #if VL == 8 && !DOT_BYTES_WIDE
-#define DOT_BYTES_ROOM 248   /* 31 x 8 steps: 248 x 128 is below 2^15 */
+#define DOT_BYTES_ROOM 248 /* 31 x 8 steps: 248 x 128 is below 2^15 */
 #else
 #define DOT_BYTES_ROOM 65536
 #endif
@@ -160,7 +167,9 @@ dot_bytes(vi acc, vi w, vi x)
 	return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
 #elif VL == 8 && defined(VF_HAVE_256)
 	vi t;
-	__asm__("vpmaddubsw %[x], %[w], %[t]\n\tvpaddw %[t], %[a], %[a]" : [a] "+x"(acc), [t] "=&x"(t) : [w] "x"(w), [x] "x"(x));
+	__asm__("vpmaddubsw %[x], %[w], %[t]\n\tvpaddw %[t], %[a], %[a]"
+	        : [a] "+x"(acc), [t] "=&x"(t)
+	        : [w] "x"(w), [x] "x"(x));
 	return acc;
 #else
 	vi byte = vi_all(255);

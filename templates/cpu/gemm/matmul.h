@@ -6,13 +6,14 @@
  *                                               |    more: GEMM, cpu/gemm/gemm_tile.h, on tile registers cpu/gemm/amx.h, cpu/gemm/amx_bf16.h
  *                                       out[t][r] of a unit, fp32, in the nearest cache --> the op's epilogue
  *
- * A kernel's work is tokens x units (a unit is whatever rows its epilogue needs together). Few tokens: each thread prepares all
- * of them, for itself, and takes its share of the units. Many: each takes its share of the tokens and all units. Neither
- * changes a result.
+ * A kernel's work is tokens x units (a unit is whatever rows its epilogue needs together). Few
+ *tokens: each thread prepares all of them, for itself, and takes its share of the units. Many: each
+ *takes its share of the tokens and all units. Neither changes a result.
  *
- * PRODUCT(name, format, columns, bits of activations) makes the functions of one kind of matrix, any number of them in a file; which
- * matrix of that kind is meant (a layer's, an expert's) is a pointer. They call what the file of the format's products has (cpu/gemm/matmul_kernel.h), by the name that the
- * head's `@product name` gives:
+ * PRODUCT(name, format, columns, bits of activations) makes the functions of one kind of matrix,
+ *any number of them in a file; which matrix of that kind is meant (a layer's, an expert's) is a
+ *pointer. They call what the file of the format's products has (cpu/gemm/matmul_kernel.h), by the
+ *name that the head's `@product name` gives:
  *
  *	PRODUCT(down, W_q4_k, 1536, 16)
  *	...
@@ -23,9 +24,11 @@
  *			down_rows(&m, w, row, rows, out, ld);   out[t][r], whole groups: row is a multiple of VL
  *			...
  *
- * Rows that lie anywhere are taken one by one: m = mm_place(down(), part, scratch); m.n = their number; down_token(&m, t, row, norm).
+ * Rows that lie anywhere are taken one by one: m = mm_place(down(), part, scratch); m.n = their
+ *number; down_token(&m, t, row, norm).
  *
- * Scratch: mm_scratch bytes a column and thread, which the heads say as SCRATCH. Bytes of a call: w once, or once a thread when tokens are split. */
+ * Scratch: mm_scratch bytes a column and thread, which the heads say as SCRATCH. Bytes of a call: w
+ *once, or once a thread when tokens are split. */
 #ifndef LLMC_CPU_GEMM_MATMUL_H
 #define LLMC_CPU_GEMM_MATMUL_H
 
@@ -34,21 +37,25 @@
 #include "cpu/gemm/quantize_act.h"
 
 enum {
-	MM_TOKENS = TILE_TOKENS,         /* prepared at a time, at most */
-	MM_SPLIT_TOKENS = 32,            /* tokens a thread must have before tokens are split */
+	MM_TOKENS = TILE_TOKENS, /* prepared at a time, at most */
+	MM_SPLIT_TOKENS = 32,    /* tokens a thread must have before tokens are split */
 	MM_WHOLE = MM_TOKENS > 96 ? 16 : TILE_T, /* tokens of a whole tile */
-	MM_UNIT = 32,                    /* rows of a unit where the epilogue has no wish */
+	MM_UNIT = 32,                            /* rows of a unit where the epilogue has no wish */
 	MM_SCRATCH = 512,
-	MM_CACHE = 1600 * 1024,          /* with tiles: bytes of activations in hand, for a second cache of 2 MiB */
-	MM_CACHE_PLAIN = 2200 * 1024,    /* of plain bf16 and more than 4096 columns, beside weights that take longest to unpack: 8192 columns have 128 tokens */
-	MM_CACHE_WIDE = 1100 * 1024,     /* the same beside 16-bit weights, of which four times as much passes through it */
+	MM_CACHE =
+	    1600 * 1024, /* with tiles: bytes of activations in hand, for a second cache of 2 MiB */
+	MM_CACHE_PLAIN =
+	    2200 * 1024, /* of plain bf16 and more than 4096 columns, beside weights that take
+	                    longest to unpack: 8192 columns have 128 tokens */
+	MM_CACHE_WIDE = 1100 * 1024, /* the same beside 16-bit weights, of which four times as much
+	                                passes through it */
 };
 
 typedef struct mm_work {
-	int      tok, tok_end, unit, unit_end;
-	int      n;                      /* tokens in hand */
+	int tok, tok_end, unit, unit_end;
+	int n; /* tokens in hand */
 	act_rows act;
-	float   *row;                    /* [cols] a normed row */
+	float *row; /* [cols] a normed row */
 } mm_work;
 
 /* scratch of a column and thread, in bytes */
@@ -58,19 +65,29 @@ mm_scratch(const Product p)
 	return MM_TOKENS > 96 && p.cols <= 2048 ? 2 * MM_SCRATCH : MM_SCRATCH;
 }
 
-/* tokens prepared at a time: their activations fit the second cache and the scratch; whole pairs of tiles where there are many */
+/* tokens prepared at a time: their activations fit the second cache and the scratch; whole pairs of
+ * tiles where there are many */
 LLMC_INLINE int
 mm_most(const Product p)
 {
-	const int scales = w_is_float(p.w) || act_is_bf16(p) ? 0 : (1 + 2 * p.w.halves) * p_blocks(p) * 4, token = act_row_bytes(p) + scales;
+	const int scales = w_is_float(p.w) || act_is_bf16(p)
+	                       ? 0
+	                       : (1 + 2 * p.w.halves) * p_blocks(p) * 4,
+	          token = act_row_bytes(p) + scales;
 	const int room = (p.cols * mm_scratch(p) - p.cols * 4) / token;
-	const int cache = p.act_plain ? p.cols > 4096 ? MM_CACHE_PLAIN : MM_CACHE : p.w.bits == 16 ? MM_CACHE_WIDE : MM_CACHE;
+	const int cache = p.act_plain      ? p.cols > 4096 ? MM_CACHE_PLAIN : MM_CACHE
+	                  : p.w.bits == 16 ? MM_CACHE_WIDE
+	                                   : MM_CACHE;
 	int most = MM_TOKENS == 96 ? p.cols > 4096 ? MM_TOKENS / 2 : MM_TOKENS : cache / token;
 
 	most = most < room ? most : room;
 	most = most < MM_TOKENS ? most : MM_TOKENS;
 	/* so that tiles with rows that do not exist have room as well */
-	return most >= 64 ? most / 32 * 32 : most >= 16 ? most / 16 * 16 : most >= 12 ? 12 : most >= 8 ? 8 : most;
+	return most >= 64   ? most / 32 * 32
+	       : most >= 16 ? most / 16 * 16
+	       : most >= 12 ? 12
+	       : most >= 8  ? 8
+	                    : most;
 }
 
 LLMC_INLINE int
@@ -137,17 +154,19 @@ mm_prefetch(const Product p, const mm_work *m, const uint8_t *w, int64_t row)
 }
 
 typedef void mm_token_fn(const mm_work *m, int t, const float *in, Norm norm);
-typedef void mm_rows_fn(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out, int ld);
+typedef void mm_rows_fn(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out,
+                        int ld);
 
 /* The file of a type's products has one of these. */
 typedef struct mm_functions {
-	void (*take)(const mm_work *m, int t, const float *row);   /* as row t of the m->n in hand */
+	void (*take)(const mm_work *m, int t, const float *row); /* as row t of the m->n in hand */
 	mm_rows_fn *rows;
 } mm_functions;
 
 /* Take rows from t0 on, normed; index: of which rows of x (NULL: themselves) */
 LLMC_INLINE void
-mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *x, const int32_t *index, const Norm norm)
+mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *x,
+          const int32_t *index, const Norm norm)
 {
 	m->n = m->tok_end - t0 < mm_most(p) ? m->tok_end - t0 : mm_most(p);
 	for (int t = 0; t < m->n; t++)
@@ -155,23 +174,30 @@ mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *
 }
 
 /* One kind of matrix: `name`_functions is what the unit of its type has */
-#define PRODUCT(name, weight, columns, bits)                                                                                                       \
-	extern const mm_functions name##_functions;                                                                                                \
-	LLMC_INLINE Product name(void)                                                                                                             \
-	{                                                                                                                                          \
-		return (Product){ .w = weight, .cols = (columns), .ragged = (columns) % 32 != 0, .act_bits = (bits), .act_plain = LLMC_ACT_BF16 }; \
-	}                                                                                                                                          \
-	static __attribute__((noinline)) void name##_token(const mm_work *m, int t, const float *in, Norm norm)                                    \
-	{                                                                                                                                          \
-		name##_functions.take(m, t, norm_row(norm, in, (columns), m->row));                                                                \
-	}                                                                                                                                          \
-	LLMC_INLINE void name##_tokens(mm_work *m, int t0, const float *x, const int32_t *index, Norm norm)                                        \
-	{                                                                                                                                          \
-		mm_tokens(name(), name##_token, m, t0, x, index, norm);                                                                            \
-	}                                                                                                                                          \
-	LLMC_INLINE void name##_rows(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out, int ld)                                \
-	{                                                                                                                                          \
-		name##_functions.rows(m, w, row, rows, out, ld);                                                                                   \
+#define PRODUCT(name, weight, columns, bits)                                                       \
+	extern const mm_functions name##_functions;                                                \
+	LLMC_INLINE Product name(void)                                                             \
+	{                                                                                          \
+		return (Product){ .w = weight,                                                     \
+			          .cols = (columns),                                               \
+			          .ragged = (columns) % 32 != 0,                                   \
+			          .act_bits = (bits),                                              \
+			          .act_plain = LLMC_ACT_BF16 };                                    \
+	}                                                                                          \
+	static __attribute__((noinline)) void name##_token(const mm_work *m, int t,                \
+	                                                   const float *in, Norm norm)             \
+	{                                                                                          \
+		name##_functions.take(m, t, norm_row(norm, in, (columns), m->row));                \
+	}                                                                                          \
+	LLMC_INLINE void name##_tokens(mm_work *m, int t0, const float *x, const int32_t *index,   \
+	                               Norm norm)                                                  \
+	{                                                                                          \
+		mm_tokens(name(), name##_token, m, t0, x, index, norm);                            \
+	}                                                                                          \
+	LLMC_INLINE void name##_rows(const mm_work *m, const uint8_t *w, int64_t row, int rows,    \
+	                             float *out, int ld)                                           \
+	{                                                                                          \
+		name##_functions.rows(m, w, row, rows, out, ld);                                   \
 	}
 
 /* v + bias of n rows from `row` on; bias may be NULL */
@@ -184,8 +210,8 @@ mm_bias(vf v, const float *bias, int64_t row, int n)
 }
 
 /* vectors of the n rows of a unit, of each token */
-#define MM_EACH(t, r, n_tok, n)            \
-	for (int t = 0; t < (n_tok); t++)  \
+#define MM_EACH(t, r, n_tok, n)                                                                    \
+	for (int t = 0; t < (n_tok); t++)                                                          \
 		for (int r = 0; r < (n); r += VL)
 
 #endif

@@ -1,5 +1,6 @@
-/* What the products of all kernels with weights of one type do with a row of activations and with rows of weights, for any number of columns: one file for each type,
- * compiled once for all kernels, and all models, that have it. cpu/gemm/matmul.h is the side of those who call it. */
+/* What the products of all kernels with weights of one type do with a row of activations and with
+ * rows of weights, for any number of columns: one file for each type, compiled once for all
+ * kernels, and all models, that have it. cpu/gemm/matmul.h is the side of those who call it. */
 #ifndef LLMC_CPU_GEMM_MATMUL_KERNEL_H
 #define LLMC_CPU_GEMM_MATMUL_KERNEL_H
 
@@ -44,7 +45,8 @@ mm_next(const Product p, const mm_work *m, int t, const float *x)
 		act_quantise(p, &a, t, x, mm_streams(p, m));
 }
 
-/* functions of cpu/gemm/amx.h by tokens of a tile, and of cpu/gemm/amx_bf16.h; nothing where there are no tile registers */
+/* functions of cpu/gemm/amx.h by tokens of a tile, and of cpu/gemm/amx_bf16.h; nothing where there
+ * are no tile registers */
 typedef struct mm_amx {
 #if defined(LLMC_TILES)
 	amx_fn *const *dot;
@@ -56,7 +58,8 @@ typedef struct mm_amx {
 } mm_amx;
 
 LLMC_INLINE void
-mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m, const uint8_t *data, int64_t row, int rows, float *out, int ld)
+mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m,
+        const uint8_t *data, int64_t row, int rows, float *out, int ld)
 {
 	const int64_t group = w_group_bytes(p.w, p.cols);
 	const uint8_t *w = data + row / VL * group;
@@ -70,7 +73,9 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 #if defined(LLMC_TILES)
 	if (act_is_bf16(p)) {
 		for (int g = 0; g < groups; g += TILE_H)
-			amx_rows_bf16(p, amx.expand, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, out + g * VL, ld);
+			amx_rows_bf16(p, amx.expand, w + g * group,
+			              groups - g < TILE_H ? groups - g : TILE_H, &a, m->n,
+			              out + g * VL, ld);
 		return;
 	}
 	if (!w_is_float(p.w) && m->n <= AMX_SMALL_M) {
@@ -80,14 +85,17 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	if (!w_is_float(p.w)) {
 		tile_sums sum;
 		for (int g = 0; g < groups; g += TILE_H)
-			amx_rows(p, amx.dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
+			amx_rows(p, amx.dot, w + g * group,
+			         groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum,
+			         out + g * VL, ld);
 		return;
 	}
 #endif
 	(void)amx;
 	tile_sums sum;
 	for (int g = 0; g < groups; g += TILE_H)
-		tile_rows(p, dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
+		tile_rows(p, dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a,
+		          m->n, &sum, out + g * VL, ld);
 }
 
 /* X(name, tokens) for the sizes that tile_rows cuts more than STREAM_TOKENS into */
@@ -107,7 +115,8 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	}
 #define TILE_ENTRY(name, T) [T] = name##_tile_##T,
 
-/* AMX_EACH(X, name): tokens of a tile of blocks, more than AMX_SMALL_M; AMX_EACH_SMALL_M: at most so many, more than STREAM_TOKENS */
+/* AMX_EACH(X, name): tokens of a tile of blocks, more than AMX_SMALL_M; AMX_EACH_SMALL_M: at most
+ * so many, more than STREAM_TOKENS */
 #if defined(LLMC_TILES)
 #define AMX_EACH(X, name) X(name, 12) X(name, 16)
 #define AMX_EACH_SMALL_M(X, name) X(name, 6) X(name, 8)
@@ -129,40 +138,48 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	}
 #define AMX_ENTRY_SMALL_M(name, T) [T] = name##_few_##T,
 #define AMX_ENTRY(name, T) [T] = name##_amx_##T,
-#define AMX_TABLE(name)                                                                                                         \
-	AMX_EACH(AMX_DEFINE, name)                                                                                                  \
-	AMX_EACH_SMALL_M(AMX_DEFINE_SMALL_M, name)                                                                                          \
-	static __attribute__((noinline)) void name##_expand(amx_work *k)                                                            \
-	{                                                                                                                           \
-		const Product p = name##_of(k->cols);                                                                               \
-		if (act_is_bf16(p))                                                                                                 \
-			amx_expand(p, k);                                                                                           \
-	}                                                                                                                           \
-	static amx_fn *const name##_dot[17] = { AMX_EACH(AMX_ENTRY, name) };                                                        \
-	static amx_small_m_fn *const name##_few[AMX_SMALL_M + 1] = { NULL, AMX_EACH_SMALL_M(AMX_ENTRY_SMALL_M, name) };                             \
-	static const mm_amx  name##_amx = { name##_dot, name##_few, name##_expand };
+#define AMX_TABLE(name)                                                                            \
+	AMX_EACH(AMX_DEFINE, name)                                                                 \
+	AMX_EACH_SMALL_M(AMX_DEFINE_SMALL_M, name)                                                 \
+	static __attribute__((noinline)) void name##_expand(amx_work *k)                           \
+	{                                                                                          \
+		const Product p = name##_of(k->cols);                                              \
+		if (act_is_bf16(p))                                                                \
+			amx_expand(p, k);                                                          \
+	}                                                                                          \
+	static amx_fn *const name##_dot[17] = { AMX_EACH(AMX_ENTRY, name) };                       \
+	static amx_small_m_fn *const name##_few[AMX_SMALL_M + 1] = {                               \
+		NULL, AMX_EACH_SMALL_M(AMX_ENTRY_SMALL_M, name)                                    \
+	};                                                                                         \
+	static const mm_amx name##_amx = { name##_dot, name##_few, name##_expand };
 #else
 #define AMX_TABLE(name) static const mm_amx name##_amx = { 0 };
 #endif
 
-/* The table `name` of products by weights of a type. odd: of rows that are no whole blocks of 32 columns */
-#define PRODUCTS(name, weight, bits, odd)                                                                                       \
-	LLMC_INLINE Product name##_of(int cols)                                                                                     \
-	{                                                                                                                           \
-		return (Product){ .w = weight, .cols = cols, .ragged = odd, .act_bits = (bits), .act_plain = LLMC_ACT_BF16 };       \
-	}                                                                                                                           \
-	TILE_EACH(TILE_DEFINE, name)                                                                                                \
-	AMX_TABLE(name)                                                                                                             \
-	static void name##_take(const mm_work *m, int t, const float *row)                                                          \
-	{                                                                                                                           \
-		mm_next(name##_of(m->act.cols), m, t, row);                                                                         \
-	}                                                                                                                           \
-	static void name##_rows(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out, int ld)                      \
-	{                                                                                                                           \
-		static tile_fn *const dot[TILE_T + 1] = { TILE_EACH(TILE_ENTRY, name) };                                            \
-		mm_rows(name##_of(m->act.cols), dot, name##_amx, m, w, row, rows, out, ld);                                         \
-	}                                                                                                                           \
-	extern const mm_functions name;                                                                                             \
+/* The table `name` of products by weights of a type. odd: of rows that are no whole blocks of 32
+ * columns */
+#define PRODUCTS(name, weight, bits, odd)                                                          \
+	LLMC_INLINE Product name##_of(int cols)                                                    \
+	{                                                                                          \
+		return (Product){ .w = weight,                                                     \
+			          .cols = cols,                                                    \
+			          .ragged = odd,                                                   \
+			          .act_bits = (bits),                                              \
+			          .act_plain = LLMC_ACT_BF16 };                                    \
+	}                                                                                          \
+	TILE_EACH(TILE_DEFINE, name)                                                               \
+	AMX_TABLE(name)                                                                            \
+	static void name##_take(const mm_work *m, int t, const float *row)                         \
+	{                                                                                          \
+		mm_next(name##_of(m->act.cols), m, t, row);                                        \
+	}                                                                                          \
+	static void name##_rows(const mm_work *m, const uint8_t *w, int64_t row, int rows,         \
+	                        float *out, int ld)                                                \
+	{                                                                                          \
+		static tile_fn *const dot[TILE_T + 1] = { TILE_EACH(TILE_ENTRY, name) };           \
+		mm_rows(name##_of(m->act.cols), dot, name##_amx, m, w, row, rows, out, ld);        \
+	}                                                                                          \
+	extern const mm_functions name;                                                            \
 	const mm_functions name = { name##_take, name##_rows };
 
 #endif

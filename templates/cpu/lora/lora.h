@@ -1,5 +1,6 @@
-/* Products of low-rank adapters: dots of a row with the rows of a right factor, and a left factor's rows added up. Every sum has one order, whatever rows
- * are beside it: a dot adds VL columns at a time, an element of y the ranks in turn. */
+/* Products of low-rank adapters: dots of a row with the rows of a right factor, and a left factor's
+ * rows added up. Every sum has one order, whatever rows are beside it: a dot adds VL columns at a
+ * time, an element of y the ranks in turn. */
 #ifndef LLMC_CPU_LORA_LORA_H
 #define LLMC_CPU_LORA_LORA_H
 
@@ -14,30 +15,34 @@ lora_slot(const llmc_step *s, int64_t t)
 	return s->adapter[s->seq[s->seq_of[t]]];
 }
 
-/* y[t * ld + k] = x[t] . a[k], of T rows and K dots, constants of the caller; a: rows `wide` apart */
+/* y[t * ld + k] = x[t] . a[k], of T rows and K dots, constants of the caller; a: rows `wide` apart
+ */
 LLMC_INLINE void
-lora_dots(const int T, const int K, const int cols, const float *x, const float *a, const int wide, float *y, const int ld)
+lora_dots(const int T, const int K, const int cols, const float *x, const float *a, const int wide,
+          float *y, const int ld)
 {
 	vf sum[LORA_ROWS][LORA_DOTS] = { 0 };
 
 	for (int c = 0; c < cols; c += VL) {
 		vf row[LORA_ROWS];
 		LLMC_EACH(t, T, LORA_ROWS)
-			row[t] = share_get(x + (int64_t)t * cols + c, cols - c);
-		LLMC_EACH(k, K, LORA_DOTS) {
+		row[t] = share_get(x + (int64_t)t * cols + c, cols - c);
+		LLMC_EACH(k, K, LORA_DOTS)
+		{
 			const vf w = share_get(a + (int64_t)k * wide + c, cols - c);
 			LLMC_EACH(t, T, LORA_ROWS)
-				sum[t][k] = vf_fma(row[t], w, sum[t][k]);
+			sum[t][k] = vf_fma(row[t], w, sum[t][k]);
 		}
 	}
 	LLMC_EACH(t, T, LORA_ROWS)
-		LLMC_EACH(k, K, LORA_DOTS)
-			y[t * ld + k] = vf_hsum(sum[t][k]);
+	LLMC_EACH(k, K, LORA_DOTS)
+	y[t * ld + k] = vf_hsum(sum[t][k]);
 }
 
 /* Dots [from, to) of T rows that share a slot */
 LLMC_INLINE void
-lora_rows(const int T, const int cols, const float *x, const float *a, const int wide, int from, int to, float *y, const int ld)
+lora_rows(const int T, const int cols, const float *x, const float *a, const int wide, int from,
+          int to, float *y, const int ld)
 {
 	int k = from;
 
@@ -60,13 +65,15 @@ lora_sum(int64_t i, int64_t n, const int rank, const float *low, const float *b,
 
 /* y[i] = x[i] + low b, columns e */
 LLMC_INLINE void
-lora_add(Share e, const int rank, const float *low, const float *b, const int wide, const float *x, float *y)
+lora_add(Share e, const int rank, const float *low, const float *b, const int wide, const float *x,
+         float *y)
 {
 	SHARE_EACH(e, i, n)
-		share_put(y + i, share_get(x + i, n) + lora_sum(i, n, rank, low, b, wide), n);
+	share_put(y + i, share_get(x + i, n) + lora_sum(i, n, rank, low, b, wide), n);
 }
 
-/* Place of the factors of choice i, of all rows' choices, among those of all slots and experts; below 0: its row has no adapter, or its expert is elsewhere */
+/* Place of the factors of choice i, of all rows' choices, among those of all slots and experts;
+ * below 0: its row has no adapter, or its expert is elsewhere */
 LLMC_INLINE int64_t
 lora_expert(const llmc_step *s, const int32_t *id, int64_t i, const int top_k, const int n_experts)
 {

@@ -11,7 +11,8 @@
 #define GATE_sigmoid(z) vf_sigmoid(z)
 #define GATE_softplus(z) vf_softplus(z)
 
-/* log(1 + e^x) = max(x, 0) + log(1 + u), u = e^-|x| in (0, 1]; log(1 + u) = 2 artanh(z), z = u / (2 + u) <= 1/3, by its series. Relative error about 2e-7. */
+/* log(1 + e^x) = max(x, 0) + log(1 + u), u = e^-|x| in (0, 1]; log(1 + u) = 2 artanh(z), z = u / (2
+ * + u) <= 1/3, by its series. Relative error about 2e-7. */
 LLMC_INLINE vf
 vf_softplus(vf x)
 {
@@ -27,7 +28,8 @@ vf_softplus(vf x)
 	return vf_fma(p, z, vf_max(x, vf_set1(0)));
 }
 
-/* 2^x, about 1 ulp; exactly 1 at 0, exactly 0 below -126. As vf_exp: x = n + r, 2^r by a polynomial of degree 6 (largest relative error 2e-8). */
+/* 2^x, about 1 ulp; exactly 1 at 0, exactly 0 below -126. As vf_exp: x = n + r, 2^r by a polynomial
+ * of degree 6 (largest relative error 2e-8). */
 LLMC_INLINE vf
 vf_exp2(vf x)
 {

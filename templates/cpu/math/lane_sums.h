@@ -9,16 +9,21 @@ LLMC_INLINE vf
 lanes_pairs(vf a, vf b)
 {
 #if VL == 16
-	return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
-	       __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+	return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28,
+	                               30) +
+	       __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29,
+	                               31);
 #elif VL == 8
-	return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) + __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+	return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) +
+	       __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
 #else
-	return __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+	return __builtin_shufflevector(a, b, 0, 2, 4, 6) +
+	       __builtin_shufflevector(a, b, 1, 3, 5, 7);
 #endif
 }
 
-/* lane i: the sum of v[i], neighbours first, whichever vectors it is summed beside. v is overwritten. */
+/* lane i: the sum of v[i], neighbours first, whichever vectors it is summed beside. v is
+ * overwritten. */
 LLMC_INLINE vf
 lanes_sums(vf *v)
 {
@@ -41,7 +46,8 @@ lanes_sums(vf *v)
 
 enum { LANES_ROWS = VL / 4, LANES_OF = 4 };
 
-/* VL dot products along `stride` elements, LANES_ROWS rows of q with LANES_OF of x: lane r * LANES_OF + j is row r of q with row j of x, whichever rows stand beside them. */
+/* VL dot products along `stride` elements, LANES_ROWS rows of q with LANES_OF of x: lane r *
+ * LANES_OF + j is row r of q with row j of x, whichever rows stand beside them. */
 LLMC_INLINE vf
 lanes_dots(const float *q, const float *x, int stride)
 {
@@ -71,7 +77,8 @@ LLMC_INLINE vf
 lanes_low(vf a, vf b)
 {
 #if VL == 16
-	return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+	return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7,
+	                               23);
 #elif VL == 8
 	return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
 #else
@@ -83,7 +90,8 @@ LLMC_INLINE vf
 lanes_high(vf a, vf b)
 {
 #if VL == 16
-	return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+	return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30,
+	                               15, 31);
 #elif VL == 8
 	return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
 #else

@@ -1,10 +1,12 @@
-/* Vectors of fp32 for emitted C, and the functions that kernels share: exp, tanh, erf, f16 to and from fp32.
+/* Vectors of fp32 for emitted C, and the functions that kernels share: exp, tanh, erf, f16 to and
+ * from fp32.
  *
- * The target is chosen before inclusion by LLMC_TARGET_generic, _v3, _vnni, _v4 or _amx: lanes VL = 4, 8, 8, 16, 16. _vnni is v3 with 256-bit
- * dot products (cpu/gemm/int_dot.h), _amx is v4 with tiles (cpu/gemm/amx.h).
- * LLMC_PORTABLE_V4 gives v4 in terms of what v3 has: slow, the same bits; it is how machines without AVX-512 test it.
- * Built with -ffp-contract=off: a fused multiply-add happens where vf_fma says so and nowhere else, or two kernels that
- * must agree bit for bit would not. No libm, so that every kernel everywhere has the same exp. */
+ * The target is chosen before inclusion by LLMC_TARGET_generic, _v3, _vnni, _v4 or _amx: lanes VL =
+ * 4, 8, 8, 16, 16. _vnni is v3 with 256-bit dot products (cpu/gemm/int_dot.h), _amx is v4 with
+ * tiles (cpu/gemm/amx.h). LLMC_PORTABLE_V4 gives v4 in terms of what v3 has: slow, the same bits;
+ * it is how machines without AVX-512 test it. Built with -ffp-contract=off: a fused multiply-add
+ * happens where vf_fma says so and nowhere else, or two kernels that must agree bit for bit would
+ * not. No libm, so that every kernel everywhere has the same exp. */
 #ifndef LLMC_CPU_MATH_VECTOR_H
 #define LLMC_CPU_MATH_VECTOR_H
 
@@ -32,7 +34,8 @@
 #if defined(LLMC_TARGET_v4) && !defined(LLMC_PORTABLE_V4)
 #define VF_NATIVE_512 1
 #endif
-#if (defined(LLMC_TARGET_v4) || defined(LLMC_TARGET_v3)) && defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
+#if (defined(LLMC_TARGET_v4) || defined(LLMC_TARGET_v3)) && defined(__AVX2__) &&                   \
+    defined(__F16C__) && defined(__FMA__)
 #define VF_HAVE_256 1
 #endif
 #if defined(VF_NATIVE_512) || defined(VF_HAVE_256)
@@ -47,16 +50,17 @@
 #else
 #define LLMC_UNROLL _Pragma("GCC unroll 32")
 #endif
-/* i = 0 .. n - 1, unrolled. n is a constant in what a function is inlined into; `most` is one already in the function: clang
- * optimises that first and unrolls no loop whose end it does not know. */
-#define LLMC_EACH(i, n, most)                  \
-	LLMC_UNROLL                            \
-	for (int i = 0; i < (most); i++)       \
+/* i = 0 .. n - 1, unrolled. n is a constant in what a function is inlined into; `most` is one
+ * already in the function: clang optimises that first and unrolls no loop whose end it does not
+ * know. */
+#define LLMC_EACH(i, n, most)                                                                      \
+	LLMC_UNROLL                                                                                \
+	for (int i = 0; i < (most); i++)                                                           \
 		if (i < (n))
 
-typedef float    vf __attribute__((vector_size(4 * VL), may_alias));
-typedef int32_t  vi __attribute__((vector_size(4 * VL), may_alias));
-typedef float    vf_mem __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef float vf __attribute__((vector_size(4 * VL), may_alias));
+typedef int32_t vi __attribute__((vector_size(4 * VL), may_alias));
+typedef float vf_mem __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef uint16_t f16;
 
 #if VL == 16
@@ -140,7 +144,10 @@ vf_fma(vf a, vf b, vf c)
 #elif VL == 8 && defined(VF_HAVE_256)
 	return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif VL == 16 && defined(VF_HAVE_256)
-	union { vf v; __m256 h[2]; } x = { a }, y = { b }, z = { c };
+	union {
+		vf v;
+		__m256 h[2];
+	} x = { a }, y = { b }, z = { c };
 	z.h[0] = _mm256_fmadd_ps(x.h[0], y.h[0], z.h[0]);
 	z.h[1] = _mm256_fmadd_ps(x.h[1], y.h[1], z.h[1]);
 	return z.v;
@@ -196,7 +203,8 @@ LLMC_INLINE vf
 vf_zero_below(vf x, vf lo, vf v)
 {
 #if defined(VF_NATIVE_512)
-	return (vf)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)lo, _CMP_NLT_UQ), (__m512)v);
+	return (vf)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)lo, _CMP_NLT_UQ),
+	                               (__m512)v);
 #else
 	return (vf)((vi)v & ~(vi)(x < lo));
 #endif
@@ -210,15 +218,19 @@ vf_abs(vf a)
 
 #if defined(VF_HAVE_256) && VL >= 8
 /* lanes of halves joined by op until one is left */
-#define VF_FOLD(v, op)                                                                                                 \
-	do {                                                                                                           \
-		__m128 a_ = op(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));                                \
-		a_ = op(a_, _mm_movehl_ps(a_, a_));                                                                    \
-		return _mm_cvtss_f32(op(a_, _mm_movehdup_ps(a_)));                                                     \
+#define VF_FOLD(v, op)                                                                             \
+	do {                                                                                       \
+		__m128 a_ = op(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));            \
+		a_ = op(a_, _mm_movehl_ps(a_, a_));                                                \
+		return _mm_cvtss_f32(op(a_, _mm_movehdup_ps(a_)));                                 \
 	} while (0)
 #endif
 #if VL == 16
-typedef union { vf v; float f[VL]; float half[2][8]; } vf_lanes;
+typedef union {
+	vf v;
+	float f[VL];
+	float half[2][8];
+} vf_lanes;
 #endif
 
 LLMC_INLINE float
@@ -268,11 +280,11 @@ f16_get(f16 h)
 	uint32_t em = (uint32_t)(h & 0x7fff) << 13, top = 0x77800000u, out;
 	float scale, f;
 
-	memcpy(&scale, &top, 4);            /* 2^112: moves the exponent's bias, and makes subnormals right */
+	memcpy(&scale, &top, 4); /* 2^112: moves the exponent's bias, and makes subnormals right */
 	memcpy(&f, &em, 4);
 	f *= scale;
 	memcpy(&out, &f, 4);
-	if (em >= 0x0f800000u)              /* infinity, NaN */
+	if (em >= 0x0f800000u) /* infinity, NaN */
 		out |= 0x7f800000u;
 	out |= (uint32_t)(h & 0x8000) << 16;
 	memcpy(&f, &out, 4);
@@ -296,7 +308,7 @@ f16_put(float x)
 		return (f16)(sign | 0x7e00);
 	if (u >= 0x477ff000)
 		return (f16)(sign | 0x7c00);
-	if (u < 0x38800000) {               /* subnormal: adding 1/2 rounds at 2^-24 */
+	if (u < 0x38800000) { /* subnormal: adding 1/2 rounds at 2^-24 */
 		float half = 0.5f, f;
 		memcpy(&f, &u, 4);
 		f += half;
@@ -316,7 +328,10 @@ vf_load_f16(const f16 *p)
 #elif VL == 8 && defined(VF_HAVE_256)
 	return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 #elif VL == 16 && defined(VF_HAVE_256)
-	union { __m256 h[2]; vf v; } x;
+	union {
+		__m256 h[2];
+		vf v;
+	} x;
 	x.h[0] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 	x.h[1] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)));
 	return x.v;
@@ -342,9 +357,10 @@ vf_load_f16_n(const f16 *p, int n)
 }
 
 /* ---- functions ---- */
-/* e^x, about 1 ulp; exactly 1 at 0, exactly 0 below -87 (so also for -infinity), e^88.37 above that, NaN for NaN.
- * x = n ln 2 + r, e^r by a polynomial of degree 6 (largest relative error 3e-9 before rounding). Adding 1.5 * 2^23 + 127
- * rounds n to an integer and leaves 2^n's exponent in the low bits of the sum. */
+/* e^x, about 1 ulp; exactly 1 at 0, exactly 0 below -87 (so also for -infinity), e^88.37 above
+ * that, NaN for NaN. x = n ln 2 + r, e^r by a polynomial of degree 6 (largest relative error 3e-9
+ * before rounding). Adding 1.5 * 2^23 + 127 rounds n to an integer and leaves 2^n's exponent in the
+ * low bits of the sum. */
 LLMC_INLINE vf
 vf_exp(vf x)
 {
@@ -448,8 +464,11 @@ vf_relu2(vf x)
 	return r * r;
 }
 
-/* The two factors of an xielu, of the numbers p [2] that a layer has: a = log(1 + e^p[0]), b = 1/2 + log(1 + e^p[1]) */
-typedef struct Xielu { float a, b; } Xielu;
+/* The two factors of an xielu, of the numbers p [2] that a layer has: a = log(1 + e^p[0]), b = 1/2
+ * + log(1 + e^p[1]) */
+typedef struct Xielu {
+	float a, b;
+} Xielu;
 
 LLMC_INLINE float
 f32_softplus(float x)
@@ -463,8 +482,9 @@ xielu_of(const float *p)
 	return (Xielu){ f32_softplus(p[0]), 0.5f + f32_softplus(p[1]) };
 }
 
-/* x > 0: a x^2 + x / 2; else b (e^x - 1 - x) + x / 2, by the series of e^x - 1 - x near 0, where the difference loses digits. x is at most
- * -1e-6 in the exponential, which the series does not see: both round to x / 2 there. */
+/* x > 0: a x^2 + x / 2; else b (e^x - 1 - x) + x / 2, by the series of e^x - 1 - x near 0, where
+ * the difference loses digits. x is at most -1e-6 in the exponential, which the series does not
+ * see: both round to x / 2 there. */
 LLMC_INLINE vf
 vf_xielu(vf x, const Xielu of)
 {
@@ -481,19 +501,18 @@ vf_xielu(vf x, const Xielu of)
 }
 
 /* g and u within what a gated activation lets through; limit 0: everything */
-#define VF_LIMIT(g, u, limit)                                           \
-	if ((limit) > 0) {                                              \
-		g = vf_min(g, vf_set1(limit));                          \
-		u = vf_max(vf_min(u, vf_set1(limit)), vf_set1(-(limit))); \
+#define VF_LIMIT(g, u, limit)                                                                      \
+	if ((limit) > 0) {                                                                         \
+		g = vf_min(g, vf_set1(limit));                                                     \
+		u = vf_max(vf_min(u, vf_set1(limit)), vf_set1(-(limit)));                          \
 	}
 
 /* vf_glu_<act>(g, u, limit) = act(g) * u */
-#define VF_GLU(act)                                    \
-	LLMC_INLINE vf                                 \
-	vf_glu_##act(vf g, vf u, const float limit)    \
-	{                                              \
-		VF_LIMIT(g, u, limit)                  \
-		return vf_##act(g) * u;                \
+#define VF_GLU(act)                                                                                \
+	LLMC_INLINE vf vf_glu_##act(vf g, vf u, const float limit)                                 \
+	{                                                                                          \
+		VF_LIMIT(g, u, limit)                                                              \
+		return vf_##act(g) * u;                                                            \
 	}
 VF_GLU(silu)
 VF_GLU(gelu)

@@ -1,9 +1,11 @@
-/* Products with the rows of a matrix summed over its rows, q w: what takes a query head into the space of latents.
+/* Products with the rows of a matrix summed over its rows, q w: what takes a query head into the
+ * space of latents.
  *
  *   16 columns of the head's rows --w_bytes, w_scale, w_min--> fp32 [groups of VL rows][16], once for all tokens
  *   of each token: 16 sums of VL lanes over the groups in order --lanes_sums--> 16 elements
  *
- * A head that begins inside a group of rows reads that group whole, with zeros in the query for the rows before it. */
+ * A head that begins inside a group of rows reads that group whole, with zeros in the query for the
+ * rows before it. */
 #ifndef LLMC_CPU_MLA_ABSORB_H
 #define LLMC_CPU_MLA_ABSORB_H
 
@@ -19,17 +21,20 @@ absorb_groups(int row, int n)
 	return (row % VL + n + VL - 1) / VL;
 }
 
-/* columns [c0, c0 + ABSORB_COLS) of a group to y [ABSORB_COLS][VL]; half: c0 is in the second half of its block */
+/* columns [c0, c0 + ABSORB_COLS) of a group to y [ABSORB_COLS][VL]; half: c0 is in the second half
+ * of its block */
 LLMC_INLINE void
 absorb_unpack(const Weight w, const uint8_t *group, int cols, int c0, const int half, float *y)
 {
 	if (w_is_float(w)) {
 		for (int c = 0; c < ABSORB_COLS; c++)
-			vf_store(y + c * VL, c0 + c < cols ? w_column(w, group, c0 + c) : vf_set1(0));
+			vf_store(y + c * VL,
+			         c0 + c < cols ? w_column(w, group, c0 + c) : vf_set1(0));
 		return;
 	}
 	const w_at k = w_block(w, group, c0 / 32);
-	const vf d = w_scale(w, k, half * (w.halves - 1)), m = w.min ? w_min(w, k, half * (w.halves - 1)) : vf_set1(0);
+	const vf d = w_scale(w, k, half * (w.halves - 1)),
+	         m = w.min ? w_min(w, k, half * (w.halves - 1)) : vf_set1(0);
 	LLMC_UNROLL
 	for (int i = 0; i < 4; i++) {
 		vi v = w_bytes(w, k, 4 * half + i);
@@ -42,10 +47,12 @@ absorb_unpack(const Weight w, const uint8_t *group, int cols, int c0, const int 
 	}
 }
 
-/* out[t] (cols elements, out_stride apart) = sum over i < n of q[t][i] * row `row` + i; q: zero before row and behind its end, from the first
- * row of the first group on, q_stride apart; space: ABSORB_COLS vectors a group */
+/* out[t] (cols elements, out_stride apart) = sum over i < n of q[t][i] * row `row` + i; q: zero
+ * before row and behind its end, from the first row of the first group on, q_stride apart; space:
+ * ABSORB_COLS vectors a group */
 LLMC_INLINE void
-absorb(const Weight w, const uint8_t *data, int cols, int row, int n, const float *q, int q_stride, int tokens, float *const *out, float *space)
+absorb(const Weight w, const uint8_t *data, int cols, int row, int n, const float *q, int q_stride,
+       int tokens, float *const *out, float *space)
 {
 	const int groups = absorb_groups(row, n);
 	const int64_t bytes = w_group_bytes(w, cols);
@@ -55,9 +62,11 @@ absorb(const Weight w, const uint8_t *data, int cols, int row, int n, const floa
 		for (int g = 0; g < groups; g++) {
 			__builtin_prefetch(first + g * bytes + (int64_t)c0 * bytes / cols + 512);
 			if (c0 % 32 == 0 || w_is_float(w))
-				absorb_unpack(w, first + g * bytes, cols, c0, 0, space + g * ABSORB_COLS * VL);
+				absorb_unpack(w, first + g * bytes, cols, c0, 0,
+				              space + g * ABSORB_COLS * VL);
 			else
-				absorb_unpack(w, first + g * bytes, cols, c0, 1, space + g * ABSORB_COLS * VL);
+				absorb_unpack(w, first + g * bytes, cols, c0, 1,
+				              space + g * ABSORB_COLS * VL);
 		}
 		for (int t = 0; t < tokens; t++) {
 			vf acc[ABSORB_COLS];
@@ -69,12 +78,15 @@ absorb(const Weight w, const uint8_t *data, int cols, int row, int n, const floa
 				vf v = vf_load(q + t * q_stride + g * VL);
 				LLMC_UNROLL
 				for (int c = 0; c < ABSORB_COLS; c++)
-					acc[c] = vf_fma(vf_load(space + (g * ABSORB_COLS + c) * VL), v, acc[c]);
+					acc[c] = vf_fma(vf_load(space + (g * ABSORB_COLS + c) * VL),
+					                v, acc[c]);
 			}
 			LLMC_UNROLL
 			for (int c = 0; c < ABSORB_COLS; c += VL)
 				vf_store(sum + c, lanes_sums(acc + c));
-			memcpy(out[t] + c0, sum, (size_t)(cols - c0 < ABSORB_COLS ? cols - c0 : ABSORB_COLS) * sizeof *sum);
+			memcpy(out[t] + c0, sum,
+			       (size_t)(cols - c0 < ABSORB_COLS ? cols - c0 : ABSORB_COLS) *
+			           sizeof *sum);
 		}
 	}
 }

@@ -1,12 +1,14 @@
-/* Latent attention: rows of one sequence over the latents and keys of its pages, in one of two forms (common/llmc_mla.h).
+/* Latent attention: rows of one sequence over the latents and keys of its pages, in one of two
+ * forms (common/llmc_mla.h).
  *
- * Absorbed: one key and value head, the latent, for all query heads. A tile has some tokens and up to 32 of their heads:
- *   for each chunk of 64 positions:
+ * Absorbed: one key and value head, the latent, for all query heads. A tile has some tokens and up
+ * to 32 of their heads: for each chunk of 64 positions:
  *     pages --to fp32, once for all heads--> x [64][rank + rope]
  *     x, q --dot products along rank + rope, VL of them summed across at once--> s [rows][64] --softmax--> weights, m, l
  *     x, weights --sums over positions--> oc [rows][rank] --at ends of spans--> os, o
- * A row whose positions are chosen has a tile for itself, of fp32; its positions lie one behind the other as if they were all.
- *   a row's spans: cpu/attention/split_kv.h; merging: cpu/attention/attention.h. Bytes: the latents once a tile.
+ * A row whose positions are chosen has a tile for itself, of fp32; its positions lie one behind the
+ * other as if they were all. a row's spans: cpu/attention/split_kv.h; merging:
+ * cpu/attention/attention.h. Bytes: the latents once a tile.
  *
  * Expanded: a unit is a query head and up to 512 rows.
  *   for each chunk of 128 positions:
@@ -14,7 +16,8 @@
  *     rows by 48 --cpu_attention_tile.h--> o
  *   Chunks are merged in order. Bytes: the latents, k_b[h] and v_b[h] once a chunk and head.
  *
- * A row's result depends on its form and itself alone, not on the tile, the thread or the rows beside it. */
+ * A row's result depends on its form and itself alone, not on the tile, the thread or the rows
+ * beside it. */
 #ifndef LLMC_CPU_MLA_MLA_H
 #define LLMC_CPU_MLA_MLA_H
 
@@ -23,27 +26,27 @@
 #include "common/llmc_mla.h"
 
 typedef struct Mla {
-	int    heads, rank, nope, rope, v_dim, expand, chosen;
-	float  scale;
-	int    kv;
+	int heads, rank, nope, rope, v_dim, expand, chosen;
+	float scale;
+	int kv;
 	size_t page_bytes;
 } Mla;
 
 enum {
 	MLA_CHUNK = 64,
 	MLA_SPANS = 32,
-	MLA_HEADS = 32,       /* of a tile, at most */
-	MLA_R     = 64,       /* rows of a tile: tokens times heads */
-	MLA_RB    = LANES_ROWS, /* rows and positions of VL dot products */
-	MLA_JB    = LANES_OF,
-	MLA_MR    = VL == 16 ? 8 : 4,
-	MLA_ROWS  = 512,      /* of an expanded unit */
+	MLA_HEADS = 32,      /* of a tile, at most */
+	MLA_R = 64,          /* rows of a tile: tokens times heads */
+	MLA_RB = LANES_ROWS, /* rows and positions of VL dot products */
+	MLA_JB = LANES_OF,
+	MLA_MR = VL == 16 ? 8 : 4,
+	MLA_ROWS = 512, /* of an expanded unit */
 #if defined(LLMC_TILES)
 	MLA_TILES = 1,
 #else
 	MLA_TILES = 0,
 #endif
-	MLA_PAD   = MLA_TILES ? 16 : 8, /* rows are padded to */
+	MLA_PAD = MLA_TILES ? 16 : 8, /* rows are padded to */
 };
 #define MLA_SPLIT ((Split){ MLA_CHUNK, MLA_SPANS })
 
@@ -96,17 +99,19 @@ mla_tokens(const Mla a)
 typedef struct MlaTile {
 	const llmc_step *s;
 	const void *pool;
-	int    seq, row0, n_tok, head, n_head, rows;     /* rows: n_tok * n_head, row r is token r / n_head */
-	const int32_t *sel;                              /* positions of the one token; NULL: the first ones */
-	float *x, *q, *w;                                /* [64][stride], [row][stride] scaled, weights [row][64] */
-	float *oc, *os, *o;                              /* [row][mla_os]: of a chunk, of a span, of the row */
-	uint8_t *ring, *weights;                         /* cpu/mla/mla_amx.h */
-	float  mc[MLA_R], lc[MLA_R], ms[MLA_R], ls[MLA_R], m[MLA_R], l[MLA_R];
-	SplitRange range[MLA_R];                         /* of each token */
-	int    shift[MLA_R];
+	int seq, row0, n_tok, head, n_head,
+	    rows;                /* rows: n_tok * n_head, row r is token r / n_head */
+	const int32_t *sel;      /* positions of the one token; NULL: the first ones */
+	float *x, *q, *w;        /* [64][stride], [row][stride] scaled, weights [row][64] */
+	float *oc, *os, *o;      /* [row][mla_os]: of a chunk, of a span, of the row */
+	uint8_t *ring, *weights; /* cpu/mla/mla_amx.h */
+	float mc[MLA_R], lc[MLA_R], ms[MLA_R], ls[MLA_R], m[MLA_R], l[MLA_R];
+	SplitRange range[MLA_R]; /* of each token */
+	int shift[MLA_R];
 } MlaTile;
 
-/* Does a row see more positions than are chosen? It has a tile for itself, and positions are numbered in order of sel. */
+/* Does a row see more positions than are chosen? It has a tile for itself, and positions are
+ * numbered in order of sel. */
 LLMC_INLINE int
 mla_selected(const Mla a, const llmc_step *s, int row)
 {
@@ -155,9 +160,11 @@ mla_tiled(const Mla a)
 #include "cpu/mla/mla_amx.h"
 #endif
 
-/* Tokens [row0, row0 + n) of a sequence, unit 0 .. mla_blocks; sel: positions of all rows of the step, or NULL; work: 64-byte aligned, see heads/mla.head */
+/* Tokens [row0, row0 + n) of a sequence, unit 0 .. mla_blocks; sel: positions of all rows of the
+ * step, or NULL; work: 64-byte aligned, see heads/mla.head */
 LLMC_INLINE void
-mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, const int32_t *sel, const float *q, float *work, int row0, int n, int unit)
+mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, const int32_t *sel,
+              const float *q, float *work, int row0, int n, int unit)
 {
 	const int stride = mla_stride(a), width = mla_width(a);
 
@@ -185,7 +192,9 @@ mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, con
 		t->shift[i] = split_shift(MLA_SPLIT, t->range[i]);
 	}
 	for (int r = 0; r < mla_up(t->rows, MLA_PAD); r++) {
-		const float *from = q + ((size_t)(row0 + r / t->n_head) * (size_t)a.heads + (size_t)(t->head + r % t->n_head)) * (size_t)width;
+		const float *from = q + ((size_t)(row0 + r / t->n_head) * (size_t)a.heads +
+		                         (size_t)(t->head + r % t->n_head)) *
+		                            (size_t)width;
 		float *to = t->q + r * stride;
 		t->l[r] = t->ls[r] = 0;
 #if defined(LLMC_TILES)
@@ -199,19 +208,25 @@ mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, con
 	}
 }
 
-/* Positions [0, n) of a chunk as fp32; of chosen ones those behind it are asked for meanwhile, up to `end` */
+/* Positions [0, n) of a chunk as fp32; of chosen ones those behind it are asked for meanwhile, up
+ * to `end` */
 LLMC_INLINE void
-mla_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, const int32_t *sel, int pos0, int n, int end, float *x)
+mla_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, const int32_t *sel, int pos0,
+          int n, int end, float *x)
 {
-	const int stride = mla_stride(a), width = mla_width(a), bytes = (int)kv_plane(a.kv, width) / KV_PAGE;
+	const int stride = mla_stride(a), width = mla_width(a),
+	          bytes = (int)kv_plane(a.kv, width) / KV_PAGE;
 	const char *last = NULL;
 	_Alignas(64) float scale[KV_ROOM];
 
 	for (int j = 0; j < n; j++) {
-		const int pos = sel ? sel[pos0 + j] : pos0 + j, at = pos % KV_PAGE, ahead = pos0 + MLA_CHUNK + j;
+		const int pos = sel ? sel[pos0 + j] : pos0 + j, at = pos % KV_PAGE,
+		          ahead = pos0 + MLA_CHUNK + j;
 		const char *page = kv_page(s, pool, a.page_bytes, seq, pos / KV_PAGE);
 		if (sel && ahead < end) {
-			const char *next = kv_page(s, pool, a.page_bytes, seq, sel[ahead] / KV_PAGE) + sel[ahead] % KV_PAGE * bytes;
+			const char *next =
+			    kv_page(s, pool, a.page_bytes, seq, sel[ahead] / KV_PAGE) +
+			    sel[ahead] % KV_PAGE * bytes;
 			for (int i = 0; i < bytes; i += 64)
 				__builtin_prefetch(next + i);
 		}
@@ -227,20 +242,27 @@ mla_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, const int3
 LLMC_INLINE void
 mla_scores(const Mla a, const MlaTile *t, int pos0, int n)
 {
-	const int stride = mla_stride(a), bytes = (int)kv_plane(a.kv, mla_width(a)) / KV_PAGE, end = t->range[t->n_tok - 1].hi;
+	const int stride = mla_stride(a), bytes = (int)kv_plane(a.kv, mla_width(a)) / KV_PAGE,
+	          end = t->range[t->n_tok - 1].hi;
 
 	for (int j0 = 0; j0 < n; j0 += MLA_JB) {
 		const float *x = t->x + j0 * stride;
 		/* the same of the next chunk, some of it with each block of rows */
-		const int ahead = pos0 + MLA_CHUNK + j0, share = mla_up(MLA_JB * bytes * MLA_RB / t->rows, 64);
-		const char *next = !mla_sel(a, t) && ahead < end ? kv_page(t->s, t->pool, a.page_bytes, t->seq, ahead / KV_PAGE) + ahead % KV_PAGE * bytes : NULL;
+		const int ahead = pos0 + MLA_CHUNK + j0,
+		          share = mla_up(MLA_JB * bytes * MLA_RB / t->rows, 64);
+		const char *next =
+		    !mla_sel(a, t) && ahead < end
+		        ? kv_page(t->s, t->pool, a.page_bytes, t->seq, ahead / KV_PAGE) +
+		              ahead % KV_PAGE * bytes
+		        : NULL;
 		for (int r0 = 0; r0 < t->rows; r0 += MLA_RB) {
 			for (int i = 0; next && i < share; i += 64)
 				__builtin_prefetch(next + r0 / MLA_RB * share + i);
 			float sum[VL];
 			vf_store(sum, lanes_dots(t->q + r0 * stride, x, stride));
 			for (int r = 0; r < MLA_RB; r++)
-				memcpy(t->w + (r0 + r) * MLA_CHUNK + j0, sum + r * MLA_JB, MLA_JB * sizeof *sum);
+				memcpy(t->w + (r0 + r) * MLA_CHUNK + j0, sum + r * MLA_JB,
+				       MLA_JB * sizeof *sum);
 		}
 	}
 }
@@ -260,18 +282,18 @@ mla_sums(const Mla a, const MlaTile *t, const int nv, int n, int d)
 		for (int j = 0; j < n; j++) {
 			vf x[2];
 			LLMC_EACH(i, nv, 2)
-				x[i] = vf_load(t->x + j * stride + d + i * VL);
+			x[i] = vf_load(t->x + j * stride + d + i * VL);
 			LLMC_UNROLL
 			for (int r = 0; r < MLA_MR; r++) {
 				vf p = vf_set1(t->w[(r0 + r) * MLA_CHUNK + j]);
 				LLMC_EACH(i, nv, 2)
-					acc[r][i] = vf_fma(x[i], p, acc[r][i]);
+				acc[r][i] = vf_fma(x[i], p, acc[r][i]);
 			}
 		}
 		LLMC_UNROLL
 		for (int r = 0; r < MLA_MR; r++)
 			LLMC_EACH(i, nv, 2)
-				vf_store(t->oc + (r0 + r) * os + d + i * VL, acc[r][i]);
+		vf_store(t->oc + (r0 + r) * os + d + i * VL, acc[r][i]);
 	}
 }
 
@@ -280,7 +302,8 @@ LLMC_INLINE void
 mla_chunk(const Mla a, MlaTile *t, int chunk)
 {
 	const int os = mla_os(a), pos0 = chunk * MLA_CHUNK;
-	int end = t->range[t->n_tok - 1].hi, n = end - pos0 < MLA_CHUNK ? end - pos0 : MLA_CHUNK, d = 0;
+	int end = t->range[t->n_tok - 1].hi, n = end - pos0 < MLA_CHUNK ? end - pos0 : MLA_CHUNK,
+	    d = 0;
 
 #if defined(LLMC_TILES)
 	if (mla_tiled(a) && !mla_sel(a, t)) {
@@ -295,7 +318,8 @@ mla_chunk(const Mla a, MlaTile *t, int chunk)
 		int hi = r < t->rows ? t->range[r / t->n_head].hi - pos0 : 0;
 		t->lc[r] = 0;
 		if (hi > 0)
-			att_softmax((Att){ 0 }, MLA_CHUNK, w, pos0, 0, hi < MLA_CHUNK ? hi : MLA_CHUNK, 0, 0, &t->mc[r], &t->lc[r]);
+			att_softmax((Att){ 0 }, MLA_CHUNK, w, pos0, 0,
+			            hi < MLA_CHUNK ? hi : MLA_CHUNK, 0, 0, &t->mc[r], &t->lc[r]);
 		else
 			memset(w, 0, MLA_CHUNK * sizeof *w);
 	}
@@ -315,7 +339,8 @@ mla_span(const Mla a, MlaTile *t, int span)
 	for (; c.first <= c.last; c.first++) {
 		mla_chunk(a, t, c.first);
 		for (int r = 0; r < t->rows; r++)
-			att_merge(a.rank, &t->ms[r], &t->ls[r], t->os + r * mla_os(a), t->mc[r], t->lc[r], t->oc + r * mla_os(a));
+			att_merge(a.rank, &t->ms[r], &t->ls[r], t->os + r * mla_os(a), t->mc[r],
+			          t->lc[r], t->oc + r * mla_os(a));
 	}
 }
 
@@ -323,7 +348,10 @@ LLMC_INLINE void
 mla_finish(const Mla a, const MlaTile *t, float *y)
 {
 	for (int r = 0; r < t->rows; r++)
-		att_finish(a.rank, y + ((size_t)(t->row0 + r / t->n_head) * (size_t)a.heads + (size_t)(t->head + r % t->n_head)) * (size_t)a.rank,
+		att_finish(a.rank,
+		           y + ((size_t)(t->row0 + r / t->n_head) * (size_t)a.heads +
+		                (size_t)(t->head + r % t->n_head)) *
+		                   (size_t)a.rank,
 		           t->o + r * mla_os(a), t->l[r]);
 }
 
@@ -339,9 +367,11 @@ mla_tile(const Mla a, MlaTile *t)
 			int i = r / t->n_head, mask = (1 << t->shift[i]) - 1;
 			if (t->lc[r] == 0)
 				continue;
-			att_merge(a.rank, &t->ms[r], &t->ls[r], t->os + r * os, t->mc[r], t->lc[r], t->oc + r * os);
+			att_merge(a.rank, &t->ms[r], &t->ls[r], t->os + r * os, t->mc[r], t->lc[r],
+			          t->oc + r * os);
 			if ((chunk & mask) == mask || chunk == (t->range[i].hi - 1) / MLA_CHUNK) {
-				att_merge(a.rank, &t->m[r], &t->l[r], t->o + r * os, t->ms[r], t->ls[r], t->os + r * os);
+				att_merge(a.rank, &t->m[r], &t->l[r], t->o + r * os, t->ms[r],
+				          t->ls[r], t->os + r * os);
 				t->ls[r] = 0;
 			}
 		}
@@ -349,18 +379,18 @@ mla_tile(const Mla a, MlaTile *t)
 }
 
 /* name(): the value; name_run_span, name_run_tile: compiled once */
-#define LATENT_ATTENTION(name, ...)                                                      \
-	LLMC_INLINE Mla name(void)                                                       \
-	{                                                                                \
-		return (Mla){ __VA_ARGS__ };                                             \
-	}                                                                                \
-	static __attribute__((noinline, unused)) void name##_run_span(MlaTile *t, int i) \
-	{                                                                                \
-		mla_span(name(), t, i);                                                  \
-	}                                                                                \
-	static __attribute__((noinline, unused)) void name##_run_tile(MlaTile *t)        \
-	{                                                                                \
-		mla_tile(name(), t);                                                     \
+#define LATENT_ATTENTION(name, ...)                                                                \
+	LLMC_INLINE Mla name(void)                                                                 \
+	{                                                                                          \
+		return (Mla){ __VA_ARGS__ };                                                       \
+	}                                                                                          \
+	static __attribute__((noinline, unused)) void name##_run_span(MlaTile *t, int i)           \
+	{                                                                                          \
+		mla_span(name(), t, i);                                                            \
+	}                                                                                          \
+	static __attribute__((noinline, unused)) void name##_run_tile(MlaTile *t)                  \
+	{                                                                                          \
+		mla_tile(name(), t);                                                               \
 	}
 
 #endif

@@ -1,6 +1,7 @@
-/* A chunk of the absorbed form (cpu/mla/mla.h) on tile registers, where the cache is f16 or of groups. A half is exactly two parts of bf16, hi + lo; queries
- * and weights become two parts as well: relative error 2^-17. Products of lo and lo are left out. What meets in a lane pair is element or position i and
- * i + 16 of 32, so that parts are made without moving any.
+/* A chunk of the absorbed form (cpu/mla/mla.h) on tile registers, where the cache is f16 or of
+ * groups. A half is exactly two parts of bf16, hi + lo; queries and weights become two parts as
+ * well: relative error 2^-17. Products of lo and lo are left out. What meets in a lane pair is
+ * element or position i and i + 16 of 32, so that parts are made without moving any.
  *
  *   pages --32 positions x 32 elements--> [16 positions][hi, lo]  tiles of A --+
  *     |          queries [32 elements][hi, lo]  B -----------------------------+--> s [position][16 rows] --softmax, a row a lane; turned--> p
@@ -9,24 +10,27 @@
  *                                         p [32 positions][hi, lo]  A <----------------+-- <-------------------------------------------------+
  *                                                                                      +--> oc [row][rank]
  *
- * One or two blocks of 16 rows at a time; a row's sums are the same in any company. Latents are made into parts twice, from the second cache, since in both
- * orders they would fill it and pass through it twice: 12 vector instructions for 32 elements, between which dots of the tiles before run. By count a chunk of rank
- * 512 + 64 takes 408 dots of 16 cycles for 16 rows, where fp32 takes 70,000 multiplications. Memory is asked for the next chunk meanwhile. */
+ * One or two blocks of 16 rows at a time; a row's sums are the same in any company. Latents are
+ * made into parts twice, from the second cache, since in both orders they would fill it and pass
+ * through it twice: 12 vector instructions for 32 elements, between which dots of the tiles before
+ * run. By count a chunk of rank 512 + 64 takes 408 dots of 16 cycles for 16 rows, where fp32 takes
+ * 70,000 multiplications. Memory is asked for the next chunk meanwhile. */
 #ifndef LLMC_CPU_MLA_MLA_AMX_H
 #define LLMC_CPU_MLA_MLA_AMX_H
 
 #include "cpu/gemm/amx_tiles.h"
 
 enum {
-	MLA_TR     = 16,                        /* rows of a tile register */
-	MLA_RING   = 2 * 4 * 2 * AMX_TILE,      /* bytes: tiles that are multiplied, and those that are made */
-	MLA_WEIGHT = 2 * 2 * AMX_TILE,          /* of the weights of 16 rows */
+	MLA_TR = 16, /* rows of a tile register */
+	MLA_RING =
+	    2 * 4 * 2 * AMX_TILE, /* bytes: tiles that are multiplied, and those that are made */
+	MLA_WEIGHT = 2 * 2 * AMX_TILE, /* of the weights of 16 rows */
 };
 
 /* Where a chunk's latents are */
 typedef struct MlaPages {
-	const char *page[2], *next[2];          /* of the chunk, and of the one after it; or NULL */
-	int         n;                          /* positions */
+	const char *page[2], *next[2]; /* of the chunk, and of the one after it; or NULL */
+	int n;                         /* positions */
 	_Alignas(64) float scale[2][KV_ROOM];
 } MlaPages;
 
@@ -37,7 +41,8 @@ mla_steps(const Mla a)
 	return (mla_width(a) + 31) / 32;
 }
 
-/* Row r of the tile's queries, n elements, scaled, and zeros behind them: to its place in q, [16 rows][step][hi, lo] tiles */
+/* Row r of the tile's queries, n elements, scaled, and zeros behind them: to its place in q, [16
+ * rows][step][hi, lo] tiles */
 LLMC_INLINE void
 mla_amx_query(const Mla a, uint8_t *q, int r, const float *from, int n)
 {
@@ -48,7 +53,8 @@ mla_amx_query(const Mla a, uint8_t *q, int r, const float *from, int n)
 		vf x[2];
 		for (int e = 0; e < 2; e++) {
 			const int at = d + e * VL;
-			x[e] = (n - at >= VL ? vf_load(from + at) : vf_load_n(from + at, n - at)) * vf_set1(a.scale);
+			x[e] = (n - at >= VL ? vf_load(from + at) : vf_load_n(from + at, n - at)) *
+			       vf_set1(a.scale);
 		}
 		amx_put_rounded(x[0], x[1], pairs);
 		for (int i = 0; i < 16; i++) {
@@ -58,7 +64,8 @@ mla_amx_query(const Mla a, uint8_t *q, int r, const float *from, int n)
 	}
 }
 
-/* Elements [d, d + VL) of position `at` of half of a chunk, or zeros: all: it has all positions; some: there are some elements */
+/* Elements [d, d + VL) of position `at` of half of a chunk, or zeros: all: it has all positions;
+ * some: there are some elements */
 LLMC_INLINE vf
 mla_amx_get(const Mla a, const int all, const int some, const MlaPages *p, int half, int at, int d)
 {
@@ -74,29 +81,38 @@ mla_amx_keys_row(const Mla a, const int all, const MlaPages *p, int half, int d,
 	const int whole = mla_width(a) % 32 == 0;
 
 	for (int k = 0; k < 2; k++)
-		amx_put_exact(2, mla_amx_get(a, all, whole, p, half, i + k * 16, d), mla_amx_get(a, all, whole, p, half, i + k * 16, d + VL),
+		amx_put_exact(2, mla_amx_get(a, all, whole, p, half, i + k * 16, d),
+		              mla_amx_get(a, all, whole, p, half, i + k * 16, d + VL),
 		              to + k * 2 * AMX_TILE + i * 64);
 }
 
 /* Row i of n tiles of 16 elements from d on: positions i and i + 16 in pairs */
 LLMC_INLINE void
-mla_amx_values_row(const Mla a, const int all, const MlaPages *p, int half, int d, int n, int i, uint8_t *to)
+mla_amx_values_row(const Mla a, const int all, const MlaPages *p, int half, int d, int n, int i,
+                   uint8_t *to)
 {
 	for (int k = 0; k < n; k++)
 		if (mla_os(a) % 64 == 0 || d + k * 16 < mla_os(a))
-			amx_put_exact(2, mla_amx_get(a, all, 1, p, half, i, d + k * 16), mla_amx_get(a, all, 1, p, half, i + 16, d + k * 16), to + k * 2 * AMX_TILE + i * 64);
+			amx_put_exact(2, mla_amx_get(a, all, 1, p, half, i, d + k * 16),
+			              mla_amx_get(a, all, 1, p, half, i + 16, d + k * 16),
+			              to + k * 2 * AMX_TILE + i * 64);
 }
 
-/* Scores w [64][16] of one or two blocks of rows, whose queries are q, with a chunk. ask: for the first page of the next one */
+/* Scores w [64][16] of one or two blocks of rows, whose queries are q, with a chunk. ask: for the
+ * first page of the next one */
 LLMC_INLINE void
-mla_amx_scores(const Mla a, int two, const MlaPages *p, const uint8_t *q, int ask, uint8_t *ring, float *w)
+mla_amx_scores(const Mla a, int two, const MlaPages *p, const uint8_t *q, int ask, uint8_t *ring,
+               float *w)
 {
-	const int steps = mla_steps(a), block = steps * 2 * AMX_TILE, bytes = (int)kv_plane(a.kv, mla_width(a));
+	const int steps = mla_steps(a), block = steps * 2 * AMX_TILE,
+	          bytes = (int)kv_plane(a.kv, mla_width(a));
 
 	for (int n = 0; n <= 2 * steps; n++) {
 		const int half = n / steps, step = n % steps, before = (n + steps - 1) % steps;
 		uint8_t *const to = ring + n % 2 * 4 * AMX_TILE;
-		const uint8_t *const from = ring + (n + 1) % 2 * 4 * AMX_TILE, *const at = q + before * 2 * AMX_TILE;
+		const uint8_t *const from = ring + (n + 1) % 2 * 4 * AMX_TILE, *const at =
+		                                                                   q + before * 2 *
+		                                                                           AMX_TILE;
 		if (n > 0 && before == 0) {
 			AMX_ZERO(0);
 			AMX_ZERO(1);
@@ -106,7 +122,8 @@ mla_amx_scores(const Mla a, int two, const MlaPages *p, const uint8_t *q, int as
 		for (int i = 0; i < 16; i++) {
 			if (n < 2 * steps) {
 				if (ask && p->next[0])
-					amx_request_permission(p->next[0], bytes, n * 16 + i, 2 * steps * 16);
+					amx_request_permission(p->next[0], bytes, n * 16 + i,
+					                       2 * steps * 16);
 				if (p->n == MLA_CHUNK)
 					mla_amx_keys_row(a, 1, p, half, step * 32, i, to);
 				else
@@ -115,7 +132,8 @@ mla_amx_scores(const Mla a, int two, const MlaPages *p, const uint8_t *q, int as
 			if (n > 0)
 				switch (i) {
 					AMX_CASES(0, 12, 0, 1, 2, two, from, at, block)
-					AMX_CASES(6, 12, 2, 3, 2, two, from + 2 * AMX_TILE, at, block)
+					AMX_CASES(6, 12, 2, 3, 2, two, from + 2 * AMX_TILE, at,
+					          block)
 				}
 		}
 		if (n > 0 && before == steps - 1) {
@@ -130,8 +148,8 @@ mla_amx_scores(const Mla a, int two, const MlaPages *p, const uint8_t *q, int as
 	}
 }
 
-/* Scores w [64][16] of 16 rows to weights, [32 positions][hi, lo] tiles p. see: positions that each row sees, `whole`: all of them do all; l is 0 where
- * it is none. */
+/* Scores w [64][16] of 16 rows to weights, [32 positions][hi, lo] tiles p. see: positions that each
+ * row sees, `whole`: all of them do all; l is 0 where it is none. */
 LLMC_INLINE void
 mla_amx_softmax(float *w, const vi see, int whole, float *m, float *l, uint8_t *p)
 {
@@ -162,13 +180,18 @@ mla_amx_softmax(float *w, const vi see, int whole, float *m, float *l, uint8_t *
 
 /* oc [16 or 32][os] of weights in parts. ask: for the second page of the next chunk */
 LLMC_INLINE void
-mla_amx_sums(const Mla a, int two, const MlaPages *p, const uint8_t *weights, int ask, uint8_t *ring, float *oc)
+mla_amx_sums(const Mla a, int two, const MlaPages *p, const uint8_t *weights, int ask,
+             uint8_t *ring, float *oc)
 {
-	const int os = mla_os(a), tiles = two ? 2 : 4, blocks = (os / 16 + tiles - 1) / tiles, bytes = (int)kv_plane(a.kv, mla_width(a));
+	const int os = mla_os(a), tiles = two ? 2 : 4, blocks = (os / 16 + tiles - 1) / tiles,
+	          bytes = (int)kv_plane(a.kv, mla_width(a));
 
 	for (int n = 0; n <= 2 * blocks; n++) {
 		uint8_t *const to = ring + n % 2 * 8 * AMX_TILE;
-		const uint8_t *const from = ring + (n + 1) % 2 * 8 * AMX_TILE, *const rows = weights + (n + 1) % 2 * 2 * AMX_TILE;
+		const uint8_t *const from = ring + (n + 1) % 2 * 8 * AMX_TILE, *const rows =
+		                                                                   weights +
+		                                                                   (n + 1) % 2 * 2 *
+		                                                                       AMX_TILE;
 		const int d = n / 2 * tiles * 16, before = (n - 1) / 2 * tiles * 16;
 		if (n % 2) {
 			AMX_ZERO(0);
@@ -179,7 +202,8 @@ mla_amx_sums(const Mla a, int two, const MlaPages *p, const uint8_t *weights, in
 		for (int i = 0; i < 16; i++) {
 			if (n < 2 * blocks) {
 				if (ask && p->next[1])
-					amx_request_permission(p->next[1], bytes, n * 16 + i, 2 * blocks * 16);
+					amx_request_permission(p->next[1], bytes, n * 16 + i,
+					                       2 * blocks * 16);
 				if (p->n == MLA_CHUNK)
 					mla_amx_values_row(a, 1, p, n % 2, d, tiles, i, to);
 				else
@@ -188,7 +212,8 @@ mla_amx_sums(const Mla a, int two, const MlaPages *p, const uint8_t *weights, in
 			if (n > 0)
 				switch (i) {
 					AMX_CASES(0, 12, 0, 1, 2, 1, rows, from, 2 * AMX_TILE)
-					AMX_CASES(6, 12, 2, 3, 2, 1, two ? rows + MLA_WEIGHT : rows, two ? from : from + 4 * AMX_TILE, 2 * AMX_TILE)
+					AMX_CASES(6, 12, 2, 3, 2, 1, two ? rows + MLA_WEIGHT : rows,
+					          two ? from : from + 4 * AMX_TILE, 2 * AMX_TILE)
 				}
 		}
 		if (n == 0 || n % 2)
@@ -213,18 +238,21 @@ mla_amx_sums(const Mla a, int two, const MlaPages *p, const uint8_t *weights, in
 LLMC_INLINE void
 mla_amx_rows(const Mla a, int two, MlaTile *t, const MlaPages *p, int pos0, int r0)
 {
-	const uint8_t *q = (const uint8_t *)t->q + (size_t)(r0 / MLA_TR * mla_steps(a)) * 2 * AMX_TILE;
+	const uint8_t *q =
+	    (const uint8_t *)t->q + (size_t)(r0 / MLA_TR * mla_steps(a)) * 2 * AMX_TILE;
 
 	mla_amx_scores(a, two, p, q, r0 == 0, t->ring, t->w + r0 * MLA_CHUNK);
 	for (int b = 0; b <= two; b++) {
 		int see[MLA_TR], whole = 1, first = r0 + b * MLA_TR;
 		vi lanes;
 		for (int r = 0; r < MLA_TR; r++) { /* rows that do not exist: nobody reads theirs */
-			see[r] = first + r < t->rows ? t->range[(first + r) / t->n_head].hi - pos0 : MLA_CHUNK;
+			see[r] = first + r < t->rows ? t->range[(first + r) / t->n_head].hi - pos0
+			                             : MLA_CHUNK;
 			whole &= see[r] >= MLA_CHUNK;
 		}
 		memcpy(&lanes, see, sizeof lanes);
-		mla_amx_softmax(t->w + first * MLA_CHUNK, lanes, whole, t->mc + first, t->lc + first, t->weights + b * MLA_WEIGHT);
+		mla_amx_softmax(t->w + first * MLA_CHUNK, lanes, whole, t->mc + first,
+		                t->lc + first, t->weights + b * MLA_WEIGHT);
 	}
 	mla_amx_sums(a, two, p, t->weights, r0 == 0, t->ring, t->oc + r0 * mla_os(a));
 }
@@ -240,7 +268,8 @@ mla_amx_chunk(const Mla a, MlaTile *t, int pos0, int n)
 		if (half * KV_PAGE < n)
 			p.page[half] = kv_page(t->s, t->pool, a.page_bytes, t->seq, at / KV_PAGE);
 		if (at + MLA_CHUNK < end)
-			p.next[half] = kv_page(t->s, t->pool, a.page_bytes, t->seq, (at + MLA_CHUNK) / KV_PAGE);
+			p.next[half] = kv_page(t->s, t->pool, a.page_bytes, t->seq,
+			                       (at + MLA_CHUNK) / KV_PAGE);
 		if (kv_grouped(a.kv) && p.page[half])
 			kv_scales_v(a.kv, mla_width(a), p.page[half], p.scale[half]);
 	}

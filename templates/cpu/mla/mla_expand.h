@@ -5,20 +5,24 @@
 #include "cpu/gemm/matmul.h"
 #include "cpu/mla/mla.h"
 
-enum { MLA_MADE = (64 + MM_WHOLE - 1) / MM_WHOLE * MM_WHOLE }; /* positions whose keys and values are made at a time */
+enum {
+	MLA_MADE = (64 + MM_WHOLE - 1) / MM_WHOLE * MM_WHOLE
+}; /* positions whose keys and values are made at a time */
 
 typedef void mla_tokens_fn(mm_work *m, int t0, const float *x, const int32_t *index, Norm norm);
-typedef void mla_rows_fn(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out, int ld);
+typedef void mla_rows_fn(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out,
+                         int ld);
 
 typedef struct MlaMatrix {
-	Product        p;
+	Product p;
 	mla_tokens_fn *tokens;
-	mla_rows_fn   *rows;
+	mla_rows_fn *rows;
 	const uint8_t *data;
-	void          *scratch;      /* of mm_begin, this part's */
+	void *scratch; /* of mm_begin, this part's */
 } MlaMatrix;
 
-/* out[j][skip + i] = row head * dim + i of w times the latent of position j, of n positions, whole tiles of them; returned: skip */
+/* out[j][skip + i] = row head * dim + i of w times the latent of position j, of n positions, whole
+ * tiles of them; returned: skip */
 LLMC_INLINE int
 mla_make(const MlaMatrix w, int head, int dim, const float *latent, int n, float *out, int ld)
 {
@@ -38,14 +42,14 @@ typedef struct MlaUnit {
 	const void *pool;
 	const float *q;
 	float *o;
-	int    seq, row0, n, head;
-	float *work;                 /* see heads/mla.head */
+	int seq, row0, n, head;
+	float *work; /* see heads/mla.head */
 } MlaUnit;
 
 /* What a unit works in. Rows by MLA_EB, side by side for one page or tile after the other */
 typedef struct MlaSpace {
 	float *q, *w, *oc, *o, *m, *l, *keys, *values, *x, *latent, *out;
-	float *row;                  /* a query or key, zeros behind it */
+	float *row; /* a query or key, zeros behind it */
 } MlaSpace;
 
 enum { MLA_EB = MLA_TILES ? 16 : ATT_TILE_R };
@@ -64,7 +68,8 @@ mla_vd(const Mla a)
 }
 
 #if defined(LLMC_TILES)
-/* On tile registers keys, values, queries and weights are two parts of bf16 each, as in cpu/mla/mla_amx.h:
+/* On tile registers keys, values, queries and weights are two parts of bf16 each, as in
+ * cpu/mla/mla_amx.h:
  *   q       [block of 16 rows][2][16][kd]     A of the scores
  *   keys    [2][kd / 2][128][2]               B of the scores
  *   values  [2][128 / 2][vd][2]               B of the sums, with weights [2][16][128] as A */
@@ -73,7 +78,8 @@ typedef uint32_t mla_bits __attribute__((vector_size(64), may_alias));
 LLMC_INLINE void
 mla_put16(uint16_t *to, vf x)
 {
-	_mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16((__m512i)((mla_bits)x >> 16)));
+	_mm256_storeu_si256((__m256i *)(void *)to,
+	                    _mm512_cvtepi32_epi16((__m512i)((mla_bits)x >> 16)));
 }
 
 /* to bf16 */
@@ -86,7 +92,8 @@ mla_round(vf x)
 LLMC_INLINE void
 mla_put_query(const Mla a, const MlaSpace *p, int r, const float *row)
 {
-	uint16_t *to = (uint16_t *)(void *)p->q + (size_t)(r / 16 * 32 + r % 16) * (size_t)mla_kd(a);
+	uint16_t *to =
+	    (uint16_t *)(void *)p->q + (size_t)(r / 16 * 32 + r % 16) * (size_t)mla_kd(a);
 
 	for (int d = 0; d < mla_kd(a); d += VL) {
 		vf x = vf_load(row + d), h = mla_round(x);
@@ -104,7 +111,8 @@ mla_put_key(const Mla a, const MlaSpace *p, int j, const float *row)
 		vf x = vf_load(row + d), part[2] = { x, x - mla_round(x) };
 		for (int k = 0; k < 2; k++) {
 			uint32_t pair[VL / 2];
-			_mm256_storeu_si256((__m256i *)(void *)pair, (__m256i)_mm512_cvtneps_pbh((__m512)part[k]));
+			_mm256_storeu_si256((__m256i *)(void *)pair,
+			                    (__m256i)_mm512_cvtneps_pbh((__m512)part[k]));
 			for (int i = 0; i < VL / 2; i++)
 				to[(k * mla_kd(a) / 2 + d / 2 + i) * ATT_CHUNK] = pair[i];
 		}
@@ -115,12 +123,14 @@ mla_put_key(const Mla a, const MlaSpace *p, int j, const float *row)
 LLMC_INLINE void
 mla_put_values(const Mla a, const MlaSpace *p, int j, const float *row, const float *next)
 {
-	uint16_t *hi = (uint16_t *)(void *)p->values + j * mla_vd(a), *lo = hi + ATT_CHUNK * mla_vd(a);
+	uint16_t *hi = (uint16_t *)(void *)p->values + j * mla_vd(a),
+	         *lo = hi + ATT_CHUNK * mla_vd(a);
 
 	for (int d = 0; d < mla_vd(a); d += VL) {
 		vf x = vf_load(row + d), y = vf_load(next + d), h = mla_round(x), g = mla_round(y);
 		_mm512_storeu_si512(hi + 2 * d, (__m512i)amx_two((vi)h, (vi)g));
-		_mm512_storeu_si512(lo + 2 * d, (__m512i)amx_two((vi)mla_round(x - h), (vi)mla_round(y - g)));
+		_mm512_storeu_si512(lo + 2 * d,
+		                    (__m512i)amx_two((vi)mla_round(x - h), (vi)mla_round(y - g)));
 	}
 }
 
@@ -129,14 +139,15 @@ LLMC_INLINE void
 mla_block_scores(const Mla a, const MlaSpace *p, int r0, int see)
 {
 	const int kd = mla_kd(a);
-	const uint16_t *qh = (const uint16_t *)(const void *)p->q + (size_t)(r0 * 2) * (size_t)kd, *ql = qh + 16 * kd;
+	const uint16_t *qh = (const uint16_t *)(const void *)p->q + (size_t)(r0 * 2) * (size_t)kd,
+	               *ql = qh + 16 * kd;
 	const uint16_t *kh = (const uint16_t *)(const void *)p->keys, *kl = kh + ATT_CHUNK * kd;
 
-#define MLA_KEYS(c)                                                                          \
-	AMX_LOAD(6, kh + (d / 2 * ATT_CHUNK + j0 + 16 * (c)) * 2, 4 * ATT_CHUNK);            \
-	AMX_BF16(c, 4, 6);                                                                   \
-	AMX_BF16(c, 5, 6);                                                                   \
-	AMX_LOAD(7, kl + (d / 2 * ATT_CHUNK + j0 + 16 * (c)) * 2, 4 * ATT_CHUNK);            \
+#define MLA_KEYS(c)                                                                                \
+	AMX_LOAD(6, kh + (d / 2 * ATT_CHUNK + j0 + 16 * (c)) * 2, 4 * ATT_CHUNK);                  \
+	AMX_BF16(c, 4, 6);                                                                         \
+	AMX_BF16(c, 5, 6);                                                                         \
+	AMX_LOAD(7, kl + (d / 2 * ATT_CHUNK + j0 + 16 * (c)) * 2, 4 * ATT_CHUNK);                  \
 	AMX_BF16(c, 4, 7)
 	for (int j0 = 0; j0 < see; j0 += 64) {
 		AMX_ZERO(0);
@@ -164,7 +175,8 @@ LLMC_INLINE void
 mla_block_sums(const Mla a, const MlaSpace *p, int see)
 {
 	const int vd = mla_vd(a);
-	uint16_t *parts = (uint16_t *)(void *)(p->w + 16 * ATT_CHUNK), *rest = parts + 16 * ATT_CHUNK;
+	uint16_t *parts = (uint16_t *)(void *)(p->w + 16 * ATT_CHUNK),
+	         *rest = parts + 16 * ATT_CHUNK;
 	const uint16_t *vh = (const uint16_t *)(const void *)p->values, *vl = vh + ATT_CHUNK * vd;
 
 	for (int i = 0; i < 16 * ATT_CHUNK; i += VL) {
@@ -217,7 +229,8 @@ mla_block_scores(const Mla a, const MlaSpace *p, int r0, int see)
 
 	for (int page = 0; page * KV_PAGE < see; page++) {
 		t.x = p->keys + page * KV_PAGE * mla_kd(a);
-		att_tile_scores(att, &t, (const char *)t.x, ATT_TILE_R / ATT_TILE_MR, page * KV_PAGE);
+		att_tile_scores(att, &t, (const char *)t.x, ATT_TILE_R / ATT_TILE_MR,
+		                page * KV_PAGE);
 	}
 }
 
@@ -230,35 +243,42 @@ mla_block_sums(const Mla a, const MlaSpace *p, int see)
 	for (int at = 0; at < see; at += KV_PAGE) {
 		t.x = p->values + at * mla_vd(a);
 		for (int d = 0; d < mla_vd(a); d += att_tile_nv(att) * VL)
-			att_tile_values(att, &t, mla_vd(a), ATT_TILE_R / ATT_TILE_MR, at, at, see < at + KV_PAGE ? see : at + KV_PAGE, d, at == 0);
+			att_tile_values(att, &t, mla_vd(a), ATT_TILE_R / ATT_TILE_MR, at, at,
+			                see < at + KV_PAGE ? see : at + KV_PAGE, d, at == 0);
 	}
 }
 #endif
 
 /* Keys and values of positions [pos0, pos0 + see), of the unit's head */
 LLMC_INLINE void
-mla_make_all(const Mla a, const MlaUnit *u, const MlaSpace *p, const MlaMatrix kb, const MlaMatrix vb, int pos0, int see)
+mla_make_all(const Mla a, const MlaUnit *u, const MlaSpace *p, const MlaMatrix kb,
+             const MlaMatrix vb, int pos0, int see)
 {
-	const int ld = mla_up((a.nope > a.v_dim ? a.nope : a.v_dim) + 2 * VL, 2 * VL), stride = mla_stride(a);
+	const int ld = mla_up((a.nope > a.v_dim ? a.nope : a.v_dim) + 2 * VL, 2 * VL),
+	          stride = mla_stride(a);
 
 	for (int j0 = 0; j0 < see; j0 += MLA_MADE) {
 		const int n = see - j0 < MLA_MADE ? see - j0 : MLA_MADE;
 		mla_fetch(a, u->s, u->pool, u->seq, NULL, pos0 + j0, n, 0, p->x);
 		for (int j = 0; j < n; j++)
-			memcpy(p->latent + j * a.rank, p->x + j * stride, (size_t)a.rank * sizeof *p->latent);
+			memcpy(p->latent + j * a.rank, p->x + j * stride,
+			       (size_t)a.rank * sizeof *p->latent);
 		const int whole = mla_up(n, MM_WHOLE);
-		memset(p->latent + n * a.rank, 0, (size_t)((whole - n) * a.rank) * sizeof *p->latent);
+		memset(p->latent + n * a.rank, 0,
+		       (size_t)((whole - n) * a.rank) * sizeof *p->latent);
 		int skip = mla_make(kb, u->head, a.nope, p->latent, whole, p->out, ld);
 		for (int j = 0; j < n; j++) {
 			memcpy(p->row, p->out + j * ld + skip, (size_t)a.nope * sizeof *p->row);
-			memcpy(p->row + a.nope, p->x + j * stride + a.rank, (size_t)a.rope * sizeof *p->row);
+			memcpy(p->row + a.nope, p->x + j * stride + a.rank,
+			       (size_t)a.rope * sizeof *p->row);
 			mla_put_key(a, p, j0 + j, p->row);
 		}
 		skip = mla_make(vb, u->head, a.v_dim, p->latent, whole, p->out, ld);
 		if (n % 2)
 			memset(p->out + n * ld, 0, (size_t)ld * sizeof *p->out);
 		for (int j = 0; j < n; j += 2)
-			mla_put_values(a, p, j0 + j, p->out + j * ld + skip, p->out + (j + 1) * ld + skip);
+			mla_put_values(a, p, j0 + j, p->out + j * ld + skip,
+			               p->out + (j + 1) * ld + skip);
 	}
 }
 
@@ -266,7 +286,8 @@ mla_make_all(const Mla a, const MlaUnit *u, const MlaSpace *p, const MlaMatrix k
 LLMC_INLINE void
 mla_expand(const Mla a, const MlaUnit *u, const MlaMatrix kb, const MlaMatrix vb)
 {
-	const int dim = a.nope + a.rope, kd = mla_kd(a), vd = mla_vd(a), width = mla_width(a), rows = mla_up(MLA_ROWS, MLA_EB);
+	const int dim = a.nope + a.rope, kd = mla_kd(a), vd = mla_vd(a), width = mla_width(a),
+	          rows = mla_up(MLA_ROWS, MLA_EB);
 	const llmc_step *s = u->s;
 	const int end = s->pos[u->row0 + u->n - 1] + 1;
 	MlaSpace p = { .q = u->work };
@@ -286,7 +307,9 @@ mla_expand(const Mla a, const MlaUnit *u, const MlaMatrix kb, const MlaMatrix vb
 	/* what no position or element fills */
 	memset(p.keys, 0, (size_t)(ATT_CHUNK * (kd + vd)) * sizeof *p.keys);
 	for (int r = 0; r < mla_up(u->n, MLA_EB); r++) {
-		const float *from = u->q + ((size_t)(u->row0 + r) * (size_t)a.heads + (size_t)u->head) * (size_t)width;
+		const float *from =
+		    u->q +
+		    ((size_t)(u->row0 + r) * (size_t)a.heads + (size_t)u->head) * (size_t)width;
 		for (int d = 0; d < dim; d++)
 			p.row[d] = r < u->n ? from[d] * a.scale : 0;
 		mla_put_query(a, &p, r, p.row);
@@ -310,21 +333,27 @@ mla_expand(const Mla a, const MlaUnit *u, const MlaMatrix kb, const MlaMatrix vb
 				int hi = r < n ? s->pos[u->row0 + r0 + r] + 1 - pos0 : 0;
 				lc[r] = 0;
 				if (hi > 0)
-					att_softmax((Att){ 0 }, ATT_CHUNK, p.w + r * ATT_CHUNK, pos0, 0, hi < ATT_CHUNK ? hi : ATT_CHUNK, 0, 0, &mc[r], &lc[r]);
+					att_softmax((Att){ 0 }, ATT_CHUNK, p.w + r * ATT_CHUNK,
+					            pos0, 0, hi < ATT_CHUNK ? hi : ATT_CHUNK, 0, 0,
+					            &mc[r], &lc[r]);
 				else
 					memset(p.w + r * ATT_CHUNK, 0, ATT_CHUNK * sizeof *p.w);
 			}
 			mla_block_sums(a, &p, see);
 			for (int r = 0; r < n; r++)
 				if (lc[r] != 0)
-					att_merge(a.v_dim, &p.m[r0 + r], &p.l[r0 + r], p.o + (r0 + r) * vd, mc[r], lc[r], p.oc + r * vd);
+					att_merge(a.v_dim, &p.m[r0 + r], &p.l[r0 + r],
+					          p.o + (r0 + r) * vd, mc[r], lc[r], p.oc + r * vd);
 		}
 #if defined(LLMC_TILES)
 		amx_end();
 #endif
 	}
 	for (int r = 0; r < u->n; r++)
-		att_finish(a.v_dim, u->o + ((size_t)(u->row0 + r) * (size_t)a.heads + (size_t)u->head) * (size_t)a.rank, p.o + r * vd, p.l[r]);
+		att_finish(a.v_dim,
+		           u->o + ((size_t)(u->row0 + r) * (size_t)a.heads + (size_t)u->head) *
+		                      (size_t)a.rank,
+		           p.o + r * vd, p.l[r]);
 }
 
 #endif

@@ -1,4 +1,5 @@
-/* Experts: rows of a step sorted by the expert that they chose, and which part runs which of an expert's rows.
+/* Experts: rows of a step sorted by the expert that they chose, and which part runs which of an
+ * expert's rows.
  *
  *   id [n_tok][top_k] --moe_count--> how many chose each expert
  *                                        |
@@ -8,8 +9,9 @@
  *                                        |
  *                            cpu/gemm/matmul.h's products, as for any other matrix
  *
- * A unit is 32 rows of one expert. Neither the parts nor the company of a row change its sums. The shared expert is one more, chosen by
- * all rows. An expert may begin inside a group of packed rows: the rows before it are computed too, and nobody reads them.
+ * A unit is 32 rows of one expert. Neither the parts nor the company of a row change its sums. The
+ * shared expert is one more, chosen by all rows. An expert may begin inside a group of packed rows:
+ * the rows before it are computed too, and nobody reads them.
  *
  * Bytes: each chosen expert once for up to mm_most rows. */
 #ifndef LLMC_CPU_MOE_MOE_H
@@ -18,7 +20,7 @@
 #include "cpu/gemm/matmul.h"
 
 enum {
-	MOE_FETCH = 4,   /* what it costs to fetch and unpack a unit, in rows of x that meet it */
+	MOE_FETCH = 4, /* what it costs to fetch and unpack a unit, in rows of x that meet it */
 };
 
 /* count[e] of n choices; numbers that are no expert here are other ranks' */
@@ -31,7 +33,8 @@ moe_count(const int32_t *id, int n, int n_experts, int32_t *count)
 			count[id[i]]++;
 }
 
-/* The next n choices of expert e among all, from *at on: where they are in id. There are so many. */
+/* The next n choices of expert e among all, from *at on: where they are in id. There are so many.
+ */
 LLMC_INLINE void
 moe_gather_row(const int32_t *id, int all, int e, int n, int *at, int32_t *choice)
 {
@@ -63,7 +66,7 @@ moe_chunk(const Product p, int n)
 
 /* --- units of all experts dealt to parts --- */
 typedef struct moe_schedule {
-	int64_t from, to, at;   /* this part's share of the cost; the cost of the experts so far */
+	int64_t from, to, at; /* this part's share of the cost; the cost of the experts so far */
 } moe_schedule;
 
 LLMC_INLINE int64_t
@@ -78,7 +81,8 @@ moe_schedule_begin(int64_t cost, int part, int n_parts)
 	return (moe_schedule){ cost * part / n_parts, cost * (part + 1) / n_parts, 0 };
 }
 
-/* The part's units of the next expert, which n rows chose. Shares of neighbouring parts meet at one unit. */
+/* The part's units of the next expert, which n rows chose. Shares of neighbouring parts meet at one
+ * unit. */
 LLMC_INLINE Share
 moe_schedule_next(moe_schedule *d, int n, int units)
 {
@@ -95,13 +99,14 @@ moe_schedule_next(moe_schedule *d, int n, int units)
 
 /* --- an expert's matrix --- */
 typedef struct moe_matrix {
-	mm_work       *m;        /* with the rows of x in hand */
-	mm_rows_fn    *rows;
+	mm_work *m; /* with the rows of x in hand */
+	mm_rows_fn *rows;
 	const uint8_t *w;
-	int64_t        first;    /* row of the stack that the expert begins with */
+	int64_t first; /* row of the stack that the expert begins with */
 } moe_matrix;
 
-/* out[t][r] = rows row .. row + n of the expert: returns where row `row` is in out, whose rows are ld apart: n and a group, at least */
+/* out[t][r] = rows row .. row + n of the expert: returns where row `row` is in out, whose rows are
+ * ld apart: n and a group, at least */
 LLMC_INLINE const float *
 moe_rows(const moe_matrix *w, const int aligned, int row, int n, float *out, int ld)
 {

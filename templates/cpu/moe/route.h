@@ -1,19 +1,20 @@
-/* The choice of experts for a row, by its logits: scores, groups, the top k, their weights (ops.def: moe_route). */
+/* The choice of experts for a row, by its logits: scores, groups, the top k, their weights
+ * (ops.def: moe_route). */
 #ifndef LLMC_CPU_MOE_ROUTE_H
 #define LLMC_CPU_MOE_ROUTE_H
 
 #include "cpu/math/vector.h"
 
 typedef struct Route {
-	int   n_experts, top_k;
-	int   score;                /* ROUTE_softmax, .. */
-	int   renorm;
-	int   groups, keep_groups;
-	int   top2;                 /* a group's score: the sum of its best two, or its best */
+	int n_experts, top_k;
+	int score; /* ROUTE_softmax, .. */
+	int renorm;
+	int groups, keep_groups;
+	int top2; /* a group's score: the sum of its best two, or its best */
 	float sum_eps, scale, jitter;
 } Route;
 
-enum { ROUTE_MOST = 4096 };         /* experts */
+enum { ROUTE_MOST = 4096 }; /* experts */
 enum { ROUTE_softmax, ROUTE_sigmoid, ROUTE_sparsemixer };
 
 /* s[e] of all experts, and what follows them up to a whole vector. x is readable as far. */
@@ -37,7 +38,8 @@ route_scores(const Route r, const float *x, float *s)
 		vf_store(s + e, vf_load(s + e) / vf_set1(sum));
 }
 
-/* The choice score of experts outside of the best groups becomes that of no expert. Of equal groups the first is the better. */
+/* The choice score of experts outside of the best groups becomes that of no expert. Of equal groups
+ * the first is the better. */
 LLMC_INLINE void
 route_groups(const Route r, float *choice)
 {
@@ -66,7 +68,8 @@ route_groups(const Route r, float *choice)
 	}
 }
 
-/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax over those near it. */
+/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax
+ * over those near it. */
 LLMC_INLINE void
 route_sparsemixer(const Route r, const float *x, int32_t *id, float *weight)
 {
@@ -80,7 +83,8 @@ route_sparsemixer(const Route r, const float *x, int32_t *id, float *weight)
 				best = e;
 		for (int e = 0; e < r.n_experts; e++) {
 			const float below = x[best] - x[e], size = x[e] < 0 ? -x[e] : x[e];
-			if (!taken[e] && !(below / (size > x[best] ? size : x[best]) > 2 * r.jitter))
+			if (!taken[e] &&
+			    !(below / (size > x[best] ? size : x[best]) > 2 * r.jitter))
 				sum += vf_exp(vf_set1(-below))[0];
 		}
 		taken[best] = 1;
@@ -89,7 +93,8 @@ route_sparsemixer(const Route r, const float *x, int32_t *id, float *weight)
 	}
 }
 
-/* x: logits, readable up to a whole vector. Of equal experts the first is chosen; each is chosen once, whatever the logits are. */
+/* x: logits, readable up to a whole vector. Of equal experts the first is chosen; each is chosen
+ * once, whatever the logits are. */
 LLMC_INLINE void
 route_row(const Route r, const float *x, const float *bias, int32_t *id, float *weight)
 {

@@ -13,10 +13,10 @@ norm_squares(const float *x, int n, float mean)
 
 	for (; i + 4 * VL <= n; i += 4 * VL)
 		LLMC_UNROLL
-		for (int j = 0; j < 4; j++) {
-			vf d = vf_load(x + i + j * VL) - m;
-			sum[j] = vf_fma(d, d, sum[j]);
-		}
+	for (int j = 0; j < 4; j++) {
+		vf d = vf_load(x + i + j * VL) - m;
+		sum[j] = vf_fma(d, d, sum[j]);
+	}
 	for (; i + VL <= n; i += VL) {
 		vf d = vf_load(x + i) - m;
 		sum[0] = vf_fma(d, d, sum[0]);
@@ -43,7 +43,8 @@ norm_sum(const float *x, int n)
 
 /* y = (x - mean) * r * (w + plus) + b; w, b may be NULL */
 LLMC_INLINE void
-norm_apply(const float *x, int n, float mean, float r, const float *w, float plus, const float *b, float *y)
+norm_apply(const float *x, int n, float mean, float r, const float *w, float plus, const float *b,
+           float *y)
 {
 	vf m = vf_set1(mean), rv = vf_set1(r), p = vf_set1(plus);
 	int i = 0;
@@ -74,9 +75,9 @@ norm_rms(const float *x, int n, const float *w, float plus, float eps, float *y)
 
 typedef struct Norm {
 	enum { NORM_none, NORM_rms, NORM_layer } kind;
-	float        plus;     /* added to the weight */
-	float        eps;
-	const float *w, *b;    /* may be NULL */
+	float plus; /* added to the weight */
+	float eps;
+	const float *w, *b; /* may be NULL */
 } Norm;
 
 /* Where the row is normed: y, or x itself when there is nothing to do. */

@@ -2,7 +2,8 @@
  *
  *     S = diag(e) S;  u = beta (v - S^T k);  S += k u^T;  y = S^T q
  *
- * Two walks over the columns, which lie in the nearest cache: the first adds up S^T k, the second changes S and adds up S^T q. */
+ * Two walks over the columns, which lie in the nearest cache: the first adds up S^T k, the second
+ * changes S and adds up S^T q. */
 #ifndef LLMC_CPU_SSM_DELTA_RULE_H
 #define LLMC_CPU_SSM_DELTA_RULE_H
 
@@ -12,9 +13,9 @@
 enum { DELTA_COLS = 32, DELTA_NV = DELTA_COLS / VL };
 
 typedef struct Delta {
-	int    k_heads, v_heads, k_dim, v_dim, g_dim;
-	float  scale, eps, b_scale;
-	bool   tiled, a_log;
+	int k_heads, v_heads, k_dim, v_dim, g_dim;
+	float scale, eps, b_scale;
+	bool tiled, a_log;
 	const float *x, *a, *b, *rate, *dt;
 } Delta;
 
@@ -26,7 +27,7 @@ delta_unit(const float *u, int n, float eps, float scale, float *to)
 	Share all = { 0, n };
 
 	SHARE_EACH(all, i, m)
-		share_put(to + i, share_get(u + i, m) * r, m);
+	share_put(to + i, share_get(u + i, m) * r, m);
 }
 
 /* What a head keeps of its state: e[0], or e [k_dim] */
@@ -38,25 +39,31 @@ delta_decay(const Delta d, int64_t t, int64_t h, float *e)
 	Share all = { 0, d.g_dim };
 
 	SHARE_EACH(all, i, n)
-		share_put(e + i, vf_exp(r * vf_softplus(share_get(a + i, n) + share_get(dt + i, n))), n);
+	share_put(e + i, vf_exp(r * vf_softplus(share_get(a + i, n) + share_get(dt + i, n))), n);
 }
 
-/* One row: nv vectors of columns from s on, the last of `last` columns (VL and more: all of them) */
+/* One row: nv vectors of columns from s on, the last of `last` columns (VL and more: all of them)
+ */
 LLMC_INLINE void
-delta_row(const Delta d, const int nv, int64_t last, const float *q, const float *k, const float *e, float beta, const float *v, float *s, float *y)
+delta_row(const Delta d, const int nv, int64_t last, const float *q, const float *k, const float *e,
+          float beta, const float *v, float *s, float *y)
 {
 	vf seen[DELTA_NV] = { { 0 } }, sum[DELTA_NV] = { { 0 } };
 
 	for (int j = 0; j < d.k_dim; j++) {
 		const vf keep = vf_set1(e[d.g_dim > 1 ? j : 0]), kj = vf_set1(k[j]);
 		LLMC_EACH(c, nv, DELTA_NV)
-			seen[c] = vf_fma(share_get(s + (int64_t)j * d.v_dim + c * VL, c + 1 < nv ? VL : last) * keep, kj, seen[c]);
+		seen[c] = vf_fma(
+		    share_get(s + (int64_t)j * d.v_dim + c * VL, c + 1 < nv ? VL : last) * keep, kj,
+		    seen[c]);
 	}
 	LLMC_EACH(c, nv, DELTA_NV)
-		seen[c] = vf_set1(beta) * (share_get(v + c * VL, c + 1 < nv ? VL : last) - seen[c]);
+	seen[c] = vf_set1(beta) * (share_get(v + c * VL, c + 1 < nv ? VL : last) - seen[c]);
 	for (int j = 0; j < d.k_dim; j++) {
-		const vf keep = vf_set1(e[d.g_dim > 1 ? j : 0]), kj = vf_set1(k[j]), qj = vf_set1(q[j]);
-		LLMC_EACH(c, nv, DELTA_NV) {
+		const vf keep = vf_set1(e[d.g_dim > 1 ? j : 0]), kj = vf_set1(k[j]),
+		         qj = vf_set1(q[j]);
+		LLMC_EACH(c, nv, DELTA_NV)
+		{
 			float *at = s + (int64_t)j * d.v_dim + c * VL;
 			vf now = vf_fma(seen[c], kj, share_get(at, c + 1 < nv ? VL : last) * keep);
 			share_put(at, now, c + 1 < nv ? VL : last);
@@ -64,22 +71,27 @@ delta_row(const Delta d, const int nv, int64_t last, const float *q, const float
 		}
 	}
 	LLMC_EACH(c, nv, DELTA_NV)
-		share_put(y + c * VL, sum[c], c + 1 < nv ? VL : last);
+	share_put(y + c * VL, sum[c], c + 1 < nv ? VL : last);
 }
 
-/* All rows of the step's sequence n: columns from `col` on of head h. state: of the sequence; q, k [k_dim], e [g_dim]: room */
+/* All rows of the step's sequence n: columns from `col` on of head h. state: of the sequence; q, k
+ * [k_dim], e [g_dim]: room */
 LLMC_INLINE void
-delta_block(const llmc_step *step, const Delta d, int32_t n, int64_t h, int64_t col, float *state, float *y, float *q, float *k, float *e)
+delta_block(const llmc_step *step, const Delta d, int32_t n, int64_t h, int64_t col, float *state,
+            float *y, float *q, float *k, float *e)
 {
 	const int64_t row = 2 * (int64_t)d.k_heads * d.k_dim + (int64_t)d.v_heads * d.v_dim;
-	const int64_t from = d.tiled ? h % d.k_heads : h / (d.v_heads / d.k_heads), cols = d.v_dim - col;
+	const int64_t from = d.tiled ? h % d.k_heads : h / (d.v_heads / d.k_heads),
+	              cols = d.v_dim - col;
 	float *s = state + h * d.k_dim * d.v_dim + col;
 
 	if (step->pos[step->q_start[n]] == 0)
 		for (int j = 0; j < d.k_dim; j++)
-			memset(s + (int64_t)j * d.v_dim, 0, (size_t)(cols < DELTA_COLS ? cols : DELTA_COLS) * sizeof *s);
+			memset(s + (int64_t)j * d.v_dim, 0,
+			       (size_t)(cols < DELTA_COLS ? cols : DELTA_COLS) * sizeof *s);
 	for (int64_t t = step->q_start[n]; t < step->q_start[n + 1]; t++) {
-		const float *x = d.x + t * row, *v = x + 2 * (int64_t)d.k_heads * d.k_dim + h * d.v_dim + col;
+		const float *x = d.x + t * row,
+		            *v = x + 2 * (int64_t)d.k_heads * d.k_dim + h * d.v_dim + col;
 		float *to = y + (t * d.v_heads + h) * d.v_dim + col;
 		float beta = d.b_scale * vf_sigmoid(vf_set1(d.b[t * d.v_heads + h]))[0];
 

@@ -1,4 +1,5 @@
-/* Weights in the packed layouts (order of bytes: formats/layout_packed.h): one decoder a format, for decode, prefill and gather.
+/* Weights in the packed layouts (order of bytes: formats/layout_packed.h): one decoder a format,
+ * for decode, prefill and gather.
  *
  *   group of VL rows   | block 0 | block 1 | ...   32 columns each; super-blocks: 8 of them behind shared scales
  *                           |
@@ -11,13 +12,15 @@
  *        |                  |
  *   cpu/gemm/gemv.h       cpu/gemm/gemm_tile.h                      cpu/embedding/gather_row.h takes one lane of the bytes
  *
- * A format is a value of type Weight. It is passed, constant, to functions that are always inlined: compilers fold what depends on
- * it, and a file may hold matrices of as many formats as it likes. i and h are constants wherever these are called, so loads and
- * shifts that two of them share are made once. Float formats are read a column at a time (w_column).
+ * A format is a value of type Weight. It is passed, constant, to functions that are always inlined:
+ * compilers fold what depends on it, and a file may hold matrices of as many formats as it likes. i
+ * and h are constants wherever these are called, so loads and shifts that two of them share are
+ * made once. Float formats are read a column at a time (w_column).
  *
  * The file_ functions read the same formats in the order of a file, for gather.
  *
- * Bytes a block and row: 4 * bits of elements, 2 or 4 of scales (Q4_K and Q5_K 2.5, Q6_K 2.25); of codes: common/llmc_codes.h. */
+ * Bytes a block and row: 4 * bits of elements, 2 or 4 of scales (Q4_K and Q5_K 2.5, Q6_K 2.25); of
+ * codes: common/llmc_codes.h. */
 #ifndef LLMC_CPU_WEIGHTS_WEIGHTS_H
 #define LLMC_CPU_WEIGHTS_WEIGHTS_H
 
@@ -27,26 +30,29 @@
 
 /* What codes stand for, where it is not the number that they are */
 enum {
-	W_E4M3 = 1,   /* floats of 8 bits */
-	W_E2M1,       /* floats of 4 bits, which are whole numbers when doubled */
-	W_NF4, W_FP4, /* w_table */
+	W_E4M3 = 1, /* floats of 8 bits */
+	W_E2M1,     /* floats of 4 bits, which are whole numbers when doubled */
+	W_NF4,
+	W_FP4, /* w_table */
 };
 
 typedef struct Weight {
-	int bits;     /* of an element; 16 and 32: floats */
-	int brain;    /* 1: of 16 bits the upper half of an fp32 */
-	int min;      /* 1: a minimum is added to elements, which are unsigned */
-	int super;    /* 1: eight blocks share d and m, their own scales are bytes */
-	int halves;   /* scales of a block: of 32 columns, or of 16 each */
-	int group;    /* columns that share a scale and a zero point, which is what min becomes; 0: not that kind */
-	int wide;     /* 1: the group's scale is fp32 */
-	int affine;   /* 1: the group has an fp32 minimum in place of the zero point */
-	int code;     /* see above; groups of such have no zero point */
-	int kind;     /* an llmc_codes_kind, which says what words of codes are; bits: of what w_bytes makes of them */
+	int bits;   /* of an element; 16 and 32: floats */
+	int brain;  /* 1: of 16 bits the upper half of an fp32 */
+	int min;    /* 1: a minimum is added to elements, which are unsigned */
+	int super;  /* 1: eight blocks share d and m, their own scales are bytes */
+	int halves; /* scales of a block: of 32 columns, or of 16 each */
+	int group; /* columns that share a scale and a zero point, which is what min becomes; 0: not
+	              that kind */
+	int wide;  /* 1: the group's scale is fp32 */
+	int affine; /* 1: the group has an fp32 minimum in place of the zero point */
+	int code;   /* see above; groups of such have no zero point */
+	int kind;   /* an llmc_codes_kind, which says what words of codes are; bits: of what w_bytes
+	               makes of them */
 } Weight;
 
-#define W_f32  ((Weight){ .bits = 32 })
-#define W_f16  ((Weight){ .bits = 16 })
+#define W_f32 ((Weight){ .bits = 32 })
+#define W_f16 ((Weight){ .bits = 16 })
 #define W_bf16 ((Weight){ .bits = 16, .brain = 1 })
 #define W_q4_0 ((Weight){ .bits = 4, .halves = 1 })
 #define W_q4_1 ((Weight){ .bits = 4, .halves = 1, .min = 1 })
@@ -56,58 +62,68 @@ typedef struct Weight {
 #define W_q4_k ((Weight){ .bits = 4, .halves = 1, .min = 1, .super = 1 })
 #define W_q5_k ((Weight){ .bits = 5, .halves = 1, .min = 1, .super = 1 })
 #define W_q6_k ((Weight){ .bits = 6, .halves = 2, .super = 1 })
-#define W_codes(which, halves_, min_) ((Weight){ .bits = llmc_codes_of(which).bits, .halves = halves_, .min = min_, .super = (which) != CODES_iq4_nl, .kind = which })
-#define W_q2_k    W_codes(CODES_q2_k, 2, 1)
-#define W_q3_k    W_codes(CODES_q3_k, 2, 0)
-#define W_iq4_nl  W_codes(CODES_iq4_nl, 1, 0)
-#define W_iq4_xs  W_codes(CODES_iq4_xs, 1, 0)
-#define W_iq3_s   W_codes(CODES_iq3_s, 1, 0)
+#define W_codes(which, halves_, min_)                                                              \
+	((Weight){ .bits = llmc_codes_of(which).bits,                                              \
+	           .halves = halves_,                                                              \
+	           .min = min_,                                                                    \
+	           .super = (which) != CODES_iq4_nl,                                               \
+	           .kind = which })
+#define W_q2_k W_codes(CODES_q2_k, 2, 1)
+#define W_q3_k W_codes(CODES_q3_k, 2, 0)
+#define W_iq4_nl W_codes(CODES_iq4_nl, 1, 0)
+#define W_iq4_xs W_codes(CODES_iq4_xs, 1, 0)
+#define W_iq3_s W_codes(CODES_iq3_s, 1, 0)
 #define W_iq3_xxs W_codes(CODES_iq3_xxs, 1, 0)
-#define W_iq2_s   W_codes(CODES_iq2_s, 2, 0)
-#define W_iq2_xs  W_codes(CODES_iq2_xs, 2, 0)
+#define W_iq2_s W_codes(CODES_iq2_s, 2, 0)
+#define W_iq2_xs W_codes(CODES_iq2_xs, 2, 0)
 #define W_iq2_xxs W_codes(CODES_iq2_xxs, 1, 0)
-#define W_iq1_s   W_codes(CODES_iq1_s, 1, 0)
-#define W_iq1_m   W_codes(CODES_iq1_m, 2, 0)
-#define W_tq1_0   W_codes(CODES_tq1_0, 1, 0)
-#define W_tq2_0   W_codes(CODES_tq2_0, 1, 0)
-#define W_group(b, columns, w) ((Weight){ .bits = b, .halves = 1, .min = 1, .group = columns, .wide = w })
-#define W_u4_32      W_group(4, 32, 0)
-#define W_u4_128     W_group(4, 128, 0)
-#define W_u4_32_f32  W_group(4, 32, 1)
+#define W_iq1_s W_codes(CODES_iq1_s, 1, 0)
+#define W_iq1_m W_codes(CODES_iq1_m, 2, 0)
+#define W_tq1_0 W_codes(CODES_tq1_0, 1, 0)
+#define W_tq2_0 W_codes(CODES_tq2_0, 1, 0)
+#define W_group(b, columns, w)                                                                     \
+	((Weight){ .bits = b, .halves = 1, .min = 1, .group = columns, .wide = w })
+#define W_u4_32 W_group(4, 32, 0)
+#define W_u4_128 W_group(4, 128, 0)
+#define W_u4_32_f32 W_group(4, 32, 1)
 #define W_u4_128_f32 W_group(4, 128, 1)
-#define W_u8_32      W_group(8, 32, 0)
-#define W_u8_128     W_group(8, 128, 0)
-#define W_u8_32_f32  W_group(8, 32, 1)
+#define W_u8_32 W_group(8, 32, 0)
+#define W_u8_128 W_group(8, 128, 0)
+#define W_u8_32_f32 W_group(8, 32, 1)
 #define W_u8_128_f32 W_group(8, 128, 1)
-#define W_u2_32      W_group(2, 32, 0)
-#define W_u2_128     W_group(2, 128, 0)
-#define W_u3_32      W_group(3, 32, 0)
-#define W_u3_128     W_group(3, 128, 0)
-#define W_affine(b, columns) ((Weight){ .bits = b, .halves = 1, .min = 1, .group = columns, .wide = 1, .affine = 1 })
-#define W_m2_32      W_affine(2, 32)
-#define W_m2_64      W_affine(2, 64)
-#define W_m3_32      W_affine(3, 32)
-#define W_m3_64      W_affine(3, 64)
-#define W_m4_32      W_affine(4, 32)
-#define W_m4_64      W_affine(4, 64)
-#define W_m8_32      W_affine(8, 32)
-#define W_m8_64      W_affine(8, 64)
+#define W_u2_32 W_group(2, 32, 0)
+#define W_u2_128 W_group(2, 128, 0)
+#define W_u3_32 W_group(3, 32, 0)
+#define W_u3_128 W_group(3, 128, 0)
+#define W_affine(b, columns)                                                                       \
+	((Weight){ .bits = b, .halves = 1, .min = 1, .group = columns, .wide = 1, .affine = 1 })
+#define W_m2_32 W_affine(2, 32)
+#define W_m2_64 W_affine(2, 64)
+#define W_m3_32 W_affine(3, 32)
+#define W_m3_64 W_affine(3, 64)
+#define W_m4_32 W_affine(4, 32)
+#define W_m4_64 W_affine(4, 64)
+#define W_m8_32 W_affine(8, 32)
+#define W_m8_64 W_affine(8, 64)
 #define W_float(b, columns, kind) ((Weight){ .bits = b, .group = columns, .wide = 1, .code = kind })
-#define W_f8_32      W_float(8, 32, W_E4M3)
-#define W_f8_128     W_float(8, 128, W_E4M3)
-#define W_nf4_32     W_float(4, 32, W_NF4)
-#define W_nf4_64     W_float(4, 64, W_NF4)
-#define W_fp4_32     W_float(4, 32, W_FP4)
-#define W_fp4_64     W_float(4, 64, W_FP4)
-#define W_mxfp4      ((Weight){ .bits = 4, .halves = 1, .code = W_E2M1 })
-#define W_nvfp4      ((Weight){ .bits = 4, .halves = 2, .code = W_E2M1 })
+#define W_f8_32 W_float(8, 32, W_E4M3)
+#define W_f8_128 W_float(8, 128, W_E4M3)
+#define W_nf4_32 W_float(4, 32, W_NF4)
+#define W_nf4_64 W_float(4, 64, W_NF4)
+#define W_fp4_32 W_float(4, 32, W_FP4)
+#define W_fp4_64 W_float(4, 64, W_FP4)
+#define W_mxfp4 ((Weight){ .bits = 4, .halves = 1, .code = W_E2M1 })
+#define W_nvfp4 ((Weight){ .bits = 4, .halves = 2, .code = W_E2M1 })
 
-/* The families among the kernel's weights, as the compiler says in front of it: what no weight needs is never seen by the C compiler, which would inline it
- * a hundred times before it found that out. 1: blocks of numbers; 2: floats, read column by column; 4: blocks of codes */
+/* The families among the kernel's weights, as the compiler says in front of it: what no weight
+ * needs is never seen by the C compiler, which would inline it a hundred times before it found that
+ * out. 1: blocks of numbers; 2: floats, read column by column; 4: blocks of codes */
 #ifndef LLMC_WEIGHTS
 #define LLMC_WEIGHTS 7
 #endif
-#define w_is_float(w) ((LLMC_WEIGHTS & 2) && (LLMC_WEIGHTS == 2 || (w).bits >= 16 || ((w).code && (w).code != W_E2M1)))
+#define w_is_float(w)                                                                              \
+	((LLMC_WEIGHTS & 2) &&                                                                     \
+	 (LLMC_WEIGHTS == 2 || (w).bits >= 16 || ((w).code && (w).code != W_E2M1)))
 #define w_is_coded(w) ((LLMC_WEIGHTS & 4) && (LLMC_WEIGHTS == 4 || (w).kind))
 
 /* what w_bytes returns is below 1 << this */
@@ -172,7 +188,10 @@ w_whole_bytes(const Weight w)
 LLMC_INLINE int
 w_columns(const Weight w)
 {
-	return w.group ? w.group : w_is_float(w) ? 1 : w.super ? 256 : 32 * (1 + (w.code && w.halves == 2));
+	return w.group         ? w.group
+	       : w_is_float(w) ? 1
+	       : w.super       ? 256
+	                       : 32 * (1 + (w.code && w.halves == 2));
 }
 
 /* blocks that share what w_shared reads */
@@ -233,7 +252,8 @@ LLMC_INLINE vf
 w_e4m3(vi b)
 {
 	/* the upper half of an fp32 begins with the same bits, but where the exponent is 0 */
-	vi small = b & vi_all(0x7f), bits = (small << 20) + vi_all(120 << 23), tiny = (vi)(small < vi_all(8));
+	vi small = b & vi_all(0x7f), bits = (small << 20) + vi_all(120 << 23),
+	   tiny = (vi)(small < vi_all(8));
 	vi value = (bits & ~tiny) | ((vi)(vf_of_vi(small) * vf_set1(0x1p-9f)) & tiny);
 
 	return (vf)(value | (b & vi_all(0x80)) << 24);
@@ -241,9 +261,12 @@ w_e4m3(vi b)
 
 /* bitsandbytes's numbers, formats/dtype.c */
 static const float w_table[2][16] = {
-	{ -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
-	  0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f },
-	{ 0.0f, 0.0625f / 12, 8.0f / 12, 1.0f, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f, 0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f },
+	{ -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+	  -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+	  0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+	  0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f },
+	{ 0.0f, 0.0625f / 12, 8.0f / 12, 1.0f, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f, 0.0f,
+	  -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f },
 };
 
 /* e4m3 / 256 of VL codes at p */
@@ -252,9 +275,14 @@ w_e4m3_over_256(const uint8_t *p)
 {
 	/* a half begins with the same bits, but for the place of the sign */
 #if defined(VF_NATIVE_512)
-	return (vf)_mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)), 7), _mm256_set1_epi16((short)0xbf80)));
+	return (vf)_mm512_cvtph_ps(_mm256_and_si256(
+	    _mm256_slli_epi16(
+	        _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)), 7),
+	    _mm256_set1_epi16((short)0xbf80)));
 #elif VL == 8 && defined(VF_HAVE_256)
-	return (vf)_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p)), 7), _mm_set1_epi16((short)0xbf80)));
+	return (vf)_mm256_cvtph_ps(_mm_and_si128(
+	    _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p)), 7),
+	    _mm_set1_epi16((short)0xbf80)));
 #else
 	return w_e4m3(vi_of_u8(p)) * vf_set1(0x1p-8f);
 #endif
@@ -268,7 +296,8 @@ w_looked_up(const Weight w, vi code)
 #if defined(VF_NATIVE_512)
 	return (vf)_mm512_permutexvar_ps((__m512i)code, _mm512_loadu_ps(table));
 #elif VL == 8 && defined(VF_HAVE_256)
-	__m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)code), high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)code);
+	__m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)code),
+	       high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)code);
 	return (vf)_mm256_blendv_ps(low, high, (__m256)(code << 28));
 #else
 	vf v;
@@ -281,7 +310,7 @@ w_looked_up(const Weight w, vi code)
 
 /* Columns of a float format that share a scale */
 typedef struct w_span {
-	vf             d;
+	vf d;
 	const uint8_t *codes;
 } w_span;
 
@@ -290,7 +319,9 @@ w_span_at(const Weight w, const uint8_t *group, int64_t i)
 {
 	const uint8_t *head = group + i * w_columns_bytes(w);
 
-	return (w_span){ vf_load((const float *)(const void *)head) * vf_set1(w.code == W_E4M3 ? 256.0f : 1.0f), head + w_head_bytes(w) };
+	return (w_span){ vf_load((const float *)(const void *)head) *
+		             vf_set1(w.code == W_E4M3 ? 256.0f : 1.0f),
+		         head + w_head_bytes(w) };
 }
 
 /* column 2 pair + odd of it, without the scale */
@@ -308,8 +339,10 @@ w_span_pair(const Weight w, const w_span s, int pair, vf v[2])
 {
 #if VL == 8 && defined(VF_HAVE_256)
 	if (w.code == W_E4M3) { /* w_e4m3_over_256 of both at once */
-		const __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(s.codes + 2 * pair * VL)));
-		const __m256i h = _mm256_and_si256(_mm256_slli_epi16(b, 7), _mm256_set1_epi16((short)0xbf80));
+		const __m256i b = _mm256_cvtepi8_epi16(
+		    _mm_loadu_si128((const __m128i *)(const void *)(s.codes + 2 * pair * VL)));
+		const __m256i h =
+		    _mm256_and_si256(_mm256_slli_epi16(b, 7), _mm256_set1_epi16((short)0xbf80));
 		v[0] = (vf)_mm256_cvtph_ps(_mm256_castsi256_si128(h));
 		v[1] = (vf)_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1));
 		return;
@@ -319,7 +352,8 @@ w_span_pair(const Weight w, const w_span s, int pair, vf v[2])
 	v[1] = w_span_column(w, s, pair, 1);
 }
 
-/* Tables of numbers whose bytes are looked up apart, for 32 codes at a time: of AVX2's instructions the ones that permute numbers are slow. The same bits. */
+/* Tables of numbers whose bytes are looked up apart, for 32 codes at a time: of AVX2's instructions
+ * the ones that permute numbers are slow. The same bits. */
 #if VL == 8 && defined(VF_HAVE_256)
 #define w_is_tabled(w) (w_is_float(w) && ((w).code == W_NF4 || (w).code == W_FP4))
 #else
@@ -327,7 +361,9 @@ w_span_pair(const Weight w, const w_span s, int pair, vf v[2])
 #endif
 
 /* byte i of all 16 numbers, in both halves */
-typedef struct w_planes { uint8_t of[4][32]; } w_planes;
+typedef struct w_planes {
+	uint8_t of[4][32];
+} w_planes;
 
 LLMC_INLINE w_planes
 w_planes_of(const Weight w)
@@ -349,15 +385,22 @@ w_eight(const w_planes *p, const w_span s, int col, vf v[8])
 {
 #if VL == 8 && defined(VF_HAVE_256)
 	/* rows 0 to 3 of four pairs of columns, then rows 4 to 7 */
-	const __m256i c = _mm256_permutevar8x32_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(s.codes + col / 2 * VL)), _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+	const __m256i c = _mm256_permutevar8x32_epi32(
+	    _mm256_loadu_si256((const __m256i *)(const void *)(s.codes + col / 2 * VL)),
+	    _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
 	LLMC_UNROLL
 	for (int odd = 0; odd < 2; odd++) {
-		const __m256i n = _mm256_and_si256(odd ? _mm256_srli_epi16(c, 4) : c, _mm256_set1_epi8(15));
+		const __m256i n =
+		    _mm256_and_si256(odd ? _mm256_srli_epi16(c, 4) : c, _mm256_set1_epi8(15));
 		__m256i b[4];
 		LLMC_UNROLL
 		for (int k = 0; k < 4; k++)
-			b[k] = _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)(const void *)p->of[k]), n);
-		const __m256i low = _mm256_unpacklo_epi8(b[0], b[1]), high = _mm256_unpacklo_epi8(b[2], b[3]), low2 = _mm256_unpackhi_epi8(b[0], b[1]), high2 = _mm256_unpackhi_epi8(b[2], b[3]);
+			b[k] = _mm256_shuffle_epi8(
+			    _mm256_loadu_si256((const __m256i *)(const void *)p->of[k]), n);
+		const __m256i low = _mm256_unpacklo_epi8(b[0], b[1]),
+		              high = _mm256_unpacklo_epi8(b[2], b[3]),
+		              low2 = _mm256_unpackhi_epi8(b[0], b[1]),
+		              high2 = _mm256_unpackhi_epi8(b[2], b[3]);
 		v[odd] = (vf)_mm256_unpacklo_epi16(low, high);
 		v[2 + odd] = (vf)_mm256_unpackhi_epi16(low, high);
 		v[4 + odd] = (vf)_mm256_unpacklo_epi16(low2, high2);
@@ -386,9 +429,9 @@ w_column(const Weight w, const uint8_t *group, int64_t col)
 
 typedef struct w_at {
 	const uint8_t *head, *quant;
-	int            sub;      /* which of the super-block */
+	int sub;                       /* which of the super-block */
 	const struct w_indices *found; /* NULL: w_bytes does what w_gather_indices does */
-	vf             d, m;     /* of the super-block, or the block */
+	vf d, m;                       /* of the super-block, or the block */
 } w_at;
 
 /* zero points of a group of columns, less w_offset */
@@ -402,19 +445,23 @@ w_zeros(const Weight w, const uint8_t *head)
 LLMC_INLINE w_at
 w_shared(const Weight w, const uint8_t *group, int b)
 {
-	w_at k = { .head = group + w_whole_bytes(w) + (int64_t)(b / w_together(w)) * w_columns_bytes(w) };
+	w_at k = { .head = group + w_whole_bytes(w) +
+		           (int64_t)(b / w_together(w)) * w_columns_bytes(w) };
 
 	k.quant = k.head + w_head_bytes(w);
 	if (w.group) {
 		k.d = w.wide ? vf_load((const float *)k.head) : w_halves(k.head);
 		if (w.affine)
-			k.m = vf_load((const float *)k.head + VL) + k.d * vf_set1((float)w_offset(w));
+			k.m =
+			    vf_load((const float *)k.head + VL) + k.d * vf_set1((float)w_offset(w));
 		else
 			k.m = k.d * vf_of_vi(-w_zeros(w, k.head));
 		return k;
 	}
 	if (w.code) { /* half of it: w_bytes has the doubled numbers */
-		k.d = w.halves == 1 ? w_exponents(k.head) * vf_set1(0.5f) : vf_load((const float *)group) * vf_set1(128); /* w_e4m3_over_256 */
+		k.d = w.halves == 1
+		          ? w_exponents(k.head) * vf_set1(0.5f)
+		          : vf_load((const float *)group) * vf_set1(128); /* w_e4m3_over_256 */
 		return k;
 	}
 	k.d = w_halves(k.head);
@@ -446,18 +493,25 @@ w_block(const Weight w, const uint8_t *group, int b)
 }
 
 /* ---- codes ---- */
-/* each byte of x, of which the upper half does not matter where its bit 7 is clear, as its entry in a table of 16 bytes */
+/* each byte of x, of which the upper half does not matter where its bit 7 is clear, as its entry in
+ * a table of 16 bytes */
 LLMC_INLINE vi
 w_sixteen(const uint8_t *table, vi x)
 {
 #if defined(VF_NATIVE_512)
-	return (vi)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)table)), (__m512i)x);
+	return (vi)_mm512_shuffle_epi8(
+	    _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)table)),
+	    (__m512i)x);
 #elif VL == 8 && defined(VF_HAVE_256)
-	return (vi)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)table)), (__m256i)x);
+	return (vi)_mm256_shuffle_epi8(
+	    _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)table)),
+	    (__m256i)x);
 #else
 	for (int i = 0; i < VL; i++) {
 		uint32_t v = (uint32_t)x[i];
-		x[i] = (int32_t)(table[v & 15] | (uint32_t)table[v >> 8 & 15] << 8 | (uint32_t)table[v >> 16 & 15] << 16 | (uint32_t)table[v >> 24 & 15] << 24);
+		x[i] = (int32_t)(table[v & 15] | (uint32_t)table[v >> 8 & 15] << 8 |
+		                 (uint32_t)table[v >> 16 & 15] << 16 |
+		                 (uint32_t)table[v >> 24 & 15] << 24);
 	}
 	return x;
 #endif
@@ -467,7 +521,9 @@ w_sixteen(const uint8_t *table, vi x)
 LLMC_INLINE vi
 w_doubled(vi v)
 {
-	static const uint8_t table[16] = { 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0 };
+	static const uint8_t table[16] = {
+		12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
+	};
 
 	return w_sixteen(table, v);
 }
@@ -490,20 +546,27 @@ w_high_bits(const Weight w)
 	return w_is_iq1(w) ? 3 : llmc_codes_extra_bytes((llmc_codes_kind)w.kind);
 }
 
-/* what stands beside an index, of number 4 j + c in the lowest bits of byte c: its upper bits; iq1: then a flag */
+/* what stands beside an index, of number 4 j + c in the lowest bits of byte c: its upper bits; iq1:
+ * then a flag */
 LLMC_INLINE vi
 w_high(const Weight w, w_at k, int j)
 {
 	const llmc_codes_shape s = llmc_codes_of((llmc_codes_kind)w.kind);
-	const int bits = llmc_codes_extra_bytes((llmc_codes_kind)w.kind), blocks = 8 / bits; /* that share bytes */
+	const int bits = llmc_codes_extra_bytes((llmc_codes_kind)w.kind),
+	          blocks = 8 / bits; /* that share bytes */
 
-	return vi_load(k.head + (2 + 2 * s.min + 8 * s.scales + 4 * (bits * j + k.sub / blocks)) * VL) >> bits * (k.sub % blocks);
+	return vi_load(k.head +
+	               (2 + 2 * s.min + 8 * s.scales + 4 * (bits * j + k.sub / blocks)) * VL) >>
+	       bits * (k.sub % blocks);
 }
 
-/* AVX2's gathers take longer than single loads, whose addresses come from memory: bytes as they lie there, wider indices after w_gather_indices has put them together.
- * Callers do that for some blocks at once, since what was just stored as a vector cannot be read as numbers at once.
+/* AVX2's gathers take longer than single loads, whose addresses come from memory: bytes as they lie
+ * there, wider indices after w_gather_indices has put them together. Callers do that for some
+ * blocks at once, since what was just stored as a vector cannot be read as numbers at once.
  * [word][rows 0, 1, 4, 5 or 2, 3, 6, 7][row][number in the word] */
-typedef struct w_indices { _Alignas(32) uint16_t of[2][2][4][4]; } w_indices;
+typedef struct w_indices {
+	_Alignas(32) uint16_t of[2][2][4][4];
+} w_indices;
 
 #if VL == 8 && defined(VF_HAVE_256)
 #define w_is_indexed(w) (w_is_coded(w) && w_high_bits(w))
@@ -515,8 +578,11 @@ LLMC_INLINE void
 w_gather_indices(const Weight w, w_at k, w_indices *o)
 {
 #if VL == 8 && defined(VF_HAVE_256)
-	LLMC_EACH(j, w.kind == CODES_iq3_s ? 2 : 1, 2) {
-		const __m256i low = (__m256i)vi_load(k.quant + 4 * VL * j), high = (__m256i)(w_high(w, k, j) & vi_all(0x01010101 * ((1 << w_high_bits(w)) - 1)));
+	LLMC_EACH(j, w.kind == CODES_iq3_s ? 2 : 1, 2)
+	{
+		const __m256i low = (__m256i)vi_load(k.quant + 4 * VL * j),
+		              high = (__m256i)(w_high(w, k, j) &
+		                               vi_all(0x01010101 * ((1 << w_high_bits(w)) - 1)));
 		_mm256_store_si256((__m256i *)(void *)o->of[j][0], _mm256_unpacklo_epi8(low, high));
 		_mm256_store_si256((__m256i *)(void *)o->of[j][1], _mm256_unpackhi_epi8(low, high));
 	}
@@ -532,20 +598,29 @@ w_gather_indices(const Weight w, w_at k, w_indices *o)
 LLMC_INLINE uint64_t
 w_index(const Weight w, w_at k, int row, int n)
 {
-	const uint16_t *const found = w_high_bits(w) ? k.found->of[n / 4][row / 2 % 2][row / 4 * 2 + row % 2] : NULL;
+	const uint16_t *const found =
+	    w_high_bits(w) ? k.found->of[n / 4][row / 2 % 2][row / 4 * 2 + row % 2] : NULL;
 	const uint8_t *const word = k.quant + 4 * VL * (n / 4) + 4 * row;
 
 	if (w.kind == CODES_iq3_s || w.kind == CODES_iq3_xxs) {
-		/* loads are what entries of four columns have too many of: one brings four indices to a register, whence compilers would rather load each apart */
+		/* loads are what entries of four columns have too many of: one brings four indices
+		 * to a register, whence compilers would rather load each apart */
 		typedef uint64_t eight_bytes __attribute__((may_alias, aligned(1)));
 		typedef uint32_t four_bytes __attribute__((may_alias, aligned(1)));
 		const int bits = found ? 16 : 8, at = n % 4 * bits;
 		uint64_t four;
 		if (found)
-			__asm__("mov %1, %0" : "=r"(four) : "m"(*(const eight_bytes *)(const void *)found));
+			__asm__("mov %1, %0"
+			        : "=r"(four)
+			        : "m"(*(const eight_bytes *)(const void *)found));
 		else
-			__asm__("mov %1, %k0" : "=r"(four) : "m"(*(const four_bytes *)(const void *)word));
-		return n % 4 == 0 ? four & ((1u << bits) - 1) : n % 4 == 3 ? four >> at : __builtin_ia32_bextr_u64(four, (unsigned long long)(at | bits << 8));
+			__asm__("mov %1, %k0"
+			        : "=r"(four)
+			        : "m"(*(const four_bytes *)(const void *)word));
+		return n % 4 == 0 ? four & ((1u << bits) - 1)
+		       : n % 4 == 3
+		           ? four >> at
+		           : __builtin_ia32_bextr_u64(four, (unsigned long long)(at | bits << 8));
 	}
 	return found ? found[n % 4] : word[n % 4];
 }
@@ -561,7 +636,8 @@ w_entry(const Weight w, w_at k, int n)
 #ifdef LLMC_EIGHTS
 	if (!bits || k.found) {
 #define W_OF(row) (int)grid[w_index(w, k, row, n)]
-		return (vi)_mm256_setr_epi32(W_OF(0), W_OF(1), W_OF(2), W_OF(3), W_OF(4), W_OF(5), W_OF(6), W_OF(7));
+		return (vi)_mm256_setr_epi32(W_OF(0), W_OF(1), W_OF(2), W_OF(3), W_OF(4), W_OF(5),
+		                             W_OF(6), W_OF(7));
 #undef W_OF
 	}
 #endif
@@ -582,7 +658,8 @@ LLMC_INLINE vi
 w_spread(vi x, int n)
 {
 #if defined(VF_NATIVE_512) || (VL == 8 && defined(VF_HAVE_256))
-	const __m128i at = _mm_add_epi8(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c), _mm_set1_epi8((char)n));
+	const __m128i at = _mm_add_epi8(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c),
+	                                _mm_set1_epi8((char)n));
 #if defined(VF_NATIVE_512)
 	return (vi)_mm512_shuffle_epi8((__m512i)x, _mm512_broadcast_i32x4(at));
 #else
@@ -609,12 +686,15 @@ w_moved(const Weight w, w_at k)
 	return vi_all(0x09090909) - (w_high(w, k, 0) >> 2 & vi_all(0x02020202));
 }
 
-/* w_bytes of columns 4 i .. 4 i + 3: common/llmc_codes.h, on VL rows. plain: of kinds with tables, without the zero that w_bytes adds */
+/* w_bytes of columns 4 i .. 4 i + 3: common/llmc_codes.h, on VL rows. plain: of kinds with tables,
+ * without the zero that w_bytes adds */
 LLMC_INLINE vi
 w_codes_bytes(const Weight w, w_at k, int i, const int plain)
 {
-	static const uint8_t iq4[2][16] = { LLMC_IQ4(0), LLMC_IQ4(128) }, iq3_xxs[2][16] = { LLMC_IQ3_XXS(0), LLMC_IQ3_XXS(64) },
-	                     iq3_s[2][16] = { LLMC_IQ3_S(0), LLMC_IQ3_S(16) }, iq2[2][16] = { LLMC_IQ2(0), LLMC_IQ2(64) };
+	static const uint8_t iq4[2][16] = { LLMC_IQ4(0), LLMC_IQ4(128) },
+	                     iq3_xxs[2][16] = { LLMC_IQ3_XXS(0), LLMC_IQ3_XXS(64) },
+	                     iq3_s[2][16] = { LLMC_IQ3_S(0), LLMC_IQ3_S(16) },
+	                     iq2[2][16] = { LLMC_IQ2(0), LLMC_IQ2(64) };
 	const llmc_codes_kind kind = (llmc_codes_kind)w.kind;
 	vi v;
 
@@ -653,19 +733,24 @@ w_codes_scale(const Weight w, w_at k, int half)
 	vi v;
 
 	switch ((llmc_codes_kind)w.kind) {
-	case CODES_q2_k: return k.d * vf_of_vi(vi_of_u8(p + half * VL) & vi_all(15));
-	case CODES_q3_k: return k.d * vf_of_vi(vi_of_s8(p + half * VL));
+	case CODES_q2_k:
+		return k.d * vf_of_vi(vi_of_u8(p + half * VL) & vi_all(15));
+	case CODES_q3_k:
+		return k.d * vf_of_vi(vi_of_s8(p + half * VL));
 	case CODES_iq4_xs:
 	case CODES_iq3_s:
 	case CODES_iq3_xxs:
-	case CODES_iq2_xxs: return k.d * vf_of_vi(vi_of_s8(p));
+	case CODES_iq2_xxs:
+		return k.d * vf_of_vi(vi_of_s8(p));
 	case CODES_iq2_s:
 	case CODES_iq2_xs:
-	case CODES_iq1_m: return k.d * vf_of_vi((vi_of_u8(p) >> 4 * half & vi_all(15)) * 2 + vi_all(1));
+	case CODES_iq1_m:
+		return k.d * vf_of_vi((vi_of_u8(p) >> 4 * half & vi_all(15)) * 2 + vi_all(1));
 	case CODES_iq1_s:
 		v = w_high(w, k, 0) >> 3 & vi_all(0x00010101);
 		return k.d * vf_of_vi(((v | v >> 7 | v >> 14) & vi_all(7)) * 2 + vi_all(1));
-	default: return k.d;
+	default:
+		return k.d;
 	}
 }
 
@@ -710,7 +795,8 @@ LLMC_INLINE vi
 w_even_words(vi v)
 {
 #if VL == 8 && defined(VF_HAVE_256)
-	return (vi)_mm256_maddubs_epi16(_mm256_set1_epi16(1), (__m256i)v); /* shifts are what there is least of */
+	return (vi)_mm256_maddubs_epi16(_mm256_set1_epi16(1),
+	                                (__m256i)v); /* shifts are what there is least of */
 #else
 	return (vi)((vw)v << 8 >> 8);
 #endif
@@ -726,7 +812,8 @@ LLMC_INLINE vi
 w_words(const Weight w, w_at k, int i)
 {
 	if (w_is_signed(w)) {
-		const vi v = w_is_coded(w) ? w_codes_bytes(w, k, i / 2, 1) : vi_load(k.quant + 4 * VL * (i / 2));
+		const vi v = w_is_coded(w) ? w_codes_bytes(w, k, i / 2, 1)
+		                           : vi_load(k.quant + 4 * VL * (i / 2));
 		return i & 1 ? w_odd_words(v) : w_even_words(v);
 	}
 	vi v = w_bytes(w, k, i / 2);
@@ -812,7 +899,8 @@ file_small(const Weight w, const uint8_t *p, float *y)
 		q += 4;
 	}
 	for (int i = 0; i < 32; i++) {
-		int v = w.bits == 8 ? (int8_t)q[i] : (q[i % 16] >> (i / 16 * 4) & 15) | (int)(high >> i & 1) << 4;
+		int v = w.bits == 8 ? (int8_t)q[i]
+		                    : (q[i % 16] >> (i / 16 * 4) & 15) | (int)(high >> i & 1) << 4;
 		y[i] = w.min ? d * (float)v + m : d * (float)(w.bits == 8 ? v : v - w_offset(w));
 	}
 }
@@ -824,7 +912,8 @@ file_q6_k(const uint8_t *p, float *y)
 
 	for (int e = 0; e < 256; e++) {
 		int half = e / 128, group = e / 32 % 4, i = e % 32;
-		int v = (p[half * 64 + group % 2 * 32 + i] >> (group / 2 * 4) & 15) | (p[128 + half * 32 + i] >> (group * 2) & 3) << 4;
+		int v = (p[half * 64 + group % 2 * 32 + i] >> (group / 2 * 4) & 15) |
+		        (p[128 + half * 32 + i] >> (group * 2) & 3) << 4;
 		y[e] = d * (float)(int8_t)p[192 + e / 16] * (float)(v - 32);
 	}
 }
@@ -875,7 +964,10 @@ file_group(const Weight w, const uint8_t *p, float *y)
 	p += w_zero_bytes(w);
 	for (int i = 0; i < w.group; i++) {
 		const int code = llmc_group_code(p, w.group, w.bits, i);
-		y[i] = w.affine ? d * (float)code + m : d * (w.code == W_E4M3 ? file_e4m3(code) : w.code ? w_table[w.code == W_FP4][code] : (float)(code - zero));
+		y[i] = w.affine ? d * (float)code + m
+		                : d * (w.code == W_E4M3 ? file_e4m3(code)
+		                       : w.code         ? w_table[w.code == W_FP4][code]
+		                                        : (float)(code - zero));
 	}
 }
 
@@ -901,7 +993,8 @@ file_codes(const Weight w, const uint8_t *p, float *y)
 	llmc_codes c;
 
 	llmc_codes_read((llmc_codes_kind)w.kind, p, &c);
-	llmc_codes_values((llmc_codes_kind)w.kind, &c, file_f16((const uint8_t *)&c.d), file_f16((const uint8_t *)&c.m), y);
+	llmc_codes_values((llmc_codes_kind)w.kind, &c, file_f16((const uint8_t *)&c.d),
+	                  file_f16((const uint8_t *)&c.m), y);
 }
 
 LLMC_INLINE void

@@ -1,24 +1,30 @@
-/* Decode attention by tensor cores, without a shuffle in the products. The 16-byte pieces in which lanes load K and V are mma fragments
- * already, once the dimensions of q (and the rows of the sum) are numbered to suit:
+/* Decode attention by tensor cores, without a shuffle in the products. The 16-byte pieces in which
+ * lanes load K and V are mma fragments already, once the dimensions of q (and the rows of the sum)
+ * are numbered to suit:
  *
  *   S = Q K^T   m16n8k16: rows are heads, columns positions. Lane (g, t) = (lane / 4, lane % 4) holds dimensions 32c + 8t .. + 7 of
- *               position g as words; they count as columns 2t, 2t+1, 2t+8, 2t+9 of two products. Rows 0-7 are 8 heads of q rounded,
- *               rows 8-15 what rounding left, so that q counts in full.
- *   O = V^T P^T m16n8k16: rows are dimensions of V, columns heads. Lane (g, t) holds dimensions 64c + 8g .. + 7 of positions 2t, 2t+1,
- *               2t+8, 2t+9; a byte permutation pairs positions. P comes as S leaves it, rounded and rest, in two products.
+ *               position g as words; they count as columns 2t, 2t+1, 2t+8, 2t+9 of two products.
+ * Rows 0-7 are 8 heads of q rounded, rows 8-15 what rounding left, so that q counts in full. O =
+ * V^T P^T m16n8k16: rows are dimensions of V, columns heads. Lane (g, t) holds dimensions 64c + 8g
+ * .. + 7 of positions 2t, 2t+1, 2t+8, 2t+9; a byte permutation pairs positions. P comes as S leaves
+ * it, rounded and rest, in two products.
  *
- * A unit (a row, a kv head and 8 of its query heads) is whole in a block, or in a team of its warps, where lengths are alike (att_schedule).
+ * A unit (a row, a kv head and 8 of its query heads) is whole in a block, or in a team of its
+ * warps, where lengths are alike (att_schedule).
  *
  *   K, V of this warp's first tile --cp.async--> shared, where they are older than the step; PDL wait; q --split--> shared
  *   main loop: wait K, S, prefetch K of the next tile, softmax, wait V, O, prefetch V
  *
- * A warp takes 16 positions at a time. Each lane's pieces wait in places of its own in shared memory, brought by cp.async: K of the
- * next tile comes once K has been used, and so does V, so that 64 KB are on their way for 128 dimensions of 16 bits, and no register
- * waits with them. (Loads to registers are moved behind the products of K by ptxas.) Places beyond the range or the dimensions
- * read a valid neighbour and count 0. More than 128 dimensions of V are loaded to registers after all: shared memory ends.
+ * A warp takes 16 positions at a time. Each lane's pieces wait in places of its own in shared
+ * memory, brought by cp.async: K of the next tile comes once K has been used, and so does V, so
+ * that 64 KB are on their way for 128 dimensions of 16 bits, and no register waits with them.
+ * (Loads to registers are moved behind the products of K by ptxas.) Places beyond the range or the
+ * dimensions read a valid neighbour and count 0. More than 128 dimensions of V are loaded to
+ * registers after all: shared memory ends.
  *
- * A piece of quantised rows is 8 codes, which the lane makes into numbers of 16 bits on their way to its place: what remains of the work is that of
- * plain rows, where fp32 takes a multiplication for each element and head. Turned rows meet turned queries, which wait in shared memory. */
+ * A piece of quantised rows is 8 codes, which the lane makes into numbers of 16 bits on their way
+ * to its place: what remains of the work is that of plain rows, where fp32 takes a multiplication
+ * for each element and head. Turned rows meet turned queries, which wait in shared memory. */
 #ifndef LLMC_CUDA_ATTENTION_ATTENTION_DECODE_MMA_H
 #define LLMC_CUDA_ATTENTION_ATTENTION_DECODE_MMA_H
 
@@ -27,12 +33,21 @@
 
 template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
 	enum {
-		KC = (A::D + 31) / 32, VCN = (A::V + 63) / 64,
+		KC = (A::D + 31) / 32,
+		VCN = (A::V + 63) / 64,
 		V_SHARED = A::V <= 128,
-		TEAMS = A::ROTATE ? 1 : A::D <= 128 ? 4 : 2, /* of warps, at most: as shared memory has room for queries; turning is the block's work */
-		WHOLE = 24,                                /* tiles of a unit that one block takes although others idle: three turns of 8 warps, of which two cost less than parts */
-		/* a multiprocessor: a block leaves room for the next kernel; where 128 registers do not do, it has more */
-		MMA_BLOCKS = !V_SHARED || (ARCH >= 100 && A::D + A::V > 128) || !A::KP::ROW_MAJOR_ACT || !A::VP::ROW_MAJOR_ACT ? 1 : 2
+		TEAMS = A::ROTATE     ? 1
+		        : A::D <= 128 ? 4
+		                      : 2, /* of warps, at most: as shared memory has room for
+		                              queries; turning is the block's work */
+		WHOLE = 24, /* tiles of a unit that one block takes although others idle: three
+		               turns of 8 warps, of which two cost less than parts */
+		/* a multiprocessor: a block leaves room for the next kernel; where 128 registers do
+		   not do, it has more */
+		MMA_BLOCKS = !V_SHARED || (ARCH >= 100 && A::D + A::V > 128) ||
+		                     !A::KP::ROW_MAJOR_ACT || !A::VP::ROW_MAJOR_ACT
+		                 ? 1
+		                 : 2
 	};
 };
 
@@ -40,9 +55,21 @@ template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
 typedef struct AttTeam {
 	int warps, team, member; /* member: this warp in its team */
 
-	__device__ __forceinline__ int thread() const { return member * 32 + (int)lane_id(); }
-	__device__ __forceinline__ int threads() const { return warps * 32; }
-	__device__ __forceinline__ void sync() const { bar_sync(1 + team, warps * 32); }
+	__device__ __forceinline__ int
+	thread() const
+	{
+		return member * 32 + (int)lane_id();
+	}
+	__device__ __forceinline__ int
+	threads() const
+	{
+		return warps * 32;
+	}
+	__device__ __forceinline__ void
+	sync() const
+	{
+		bar_sync(1 + team, warps * 32);
+	}
 } AttTeam;
 
 /* A warp's own: pieces on their way, then what its tiles of a segment come to */
@@ -51,20 +78,23 @@ template <class S> union att_own {
 		uint4 k[2][S::KC][32];
 		uint4 v[S::V_SHARED ? S::VCN : 1][S::V_SHARED ? 4 : 1][S::V_SHARED ? 32 : 1];
 	};
-	struct { float o[S::HB][S::VS], m[S::HB], l[S::HB]; };
+	struct {
+		float o[S::HB][S::VS], m[S::HB], l[S::HB];
+	};
 };
 
 template <class S> struct alignas(16) att_mma_shared_storage {
-	uint4      q[S::TEAMS][S::KC][2][32]; /* fragments by lane */
-	AttSegment at[S::TEAMS];              /* for what comes after the tiles: registers are few */
-	float      top[S::HB], sum[S::HB];    /* of a unit that lies in several blocks, as is last */
-	int        last;
+	uint4 q[S::TEAMS][S::KC][2][32]; /* fragments by lane */
+	AttSegment at[S::TEAMS];         /* for what comes after the tiles: registers are few */
+	float top[S::HB], sum[S::HB];    /* of a unit that lies in several blocks, as is last */
+	int last;
 	alignas(16) float turned[S::KP::TURNS ? 8 : 1][S::KP::TURNS ? S::D : 4];
 	att_own<S> warp[S::WARPS];
 };
 
 template <class S> DEV void
-att_load_q(const float *from, const AttSegment &g, att_mma_shared_storage<S> &s, const AttTeam &team)
+att_load_q(const float *from, const AttSegment &g, att_mma_shared_storage<S> &s,
+           const AttTeam &team)
 {
 	constexpr float Q_FACTOR = kv_mma<typename S::E>::Q_FACTOR;
 	const float *rows = from + ((long long)g.row * S::HEADS + g.head) * S::D;
@@ -79,12 +109,15 @@ att_load_q(const float *from, const AttSegment &g, att_mma_shared_storage<S> &s,
 	}
 #pragma unroll 4
 	for (int i = team.thread(); i < S::KC * 64; i += team.threads()) {
-		const int lane = i % 32, part = i / 32 % 2, c = i / 64, head = lane / 4, d = 32 * c + 8 * (lane % 4) + 4 * part;
+		const int lane = i % 32, part = i / 32 % 2, c = i / 64, head = lane / 4,
+		          d = 32 * c + 8 * (lane % 4) + 4 * part;
 		uint4 f = {};
 		if (head < g.n_head && d < S::D) {
 			uint4 x = ld_v4(rows + head * S::D + d);
-			kv_pair_split<typename S::E>(__uint_as_float(x.x) * Q_FACTOR, __uint_as_float(x.y) * Q_FACTOR, &f.x, &f.y);
-			kv_pair_split<typename S::E>(__uint_as_float(x.z) * Q_FACTOR, __uint_as_float(x.w) * Q_FACTOR, &f.z, &f.w);
+			kv_pair_split<typename S::E>(__uint_as_float(x.x) * Q_FACTOR,
+			                             __uint_as_float(x.y) * Q_FACTOR, &f.x, &f.y);
+			kv_pair_split<typename S::E>(__uint_as_float(x.z) * Q_FACTOR,
+			                             __uint_as_float(x.w) * Q_FACTOR, &f.z, &f.w);
 		}
 		st_v4(&s.q[team.team][c][part][lane], f);
 	}
@@ -94,10 +127,12 @@ att_load_q(const float *from, const AttSegment &g, att_mma_shared_storage<S> &s,
 template <class S> DEV int
 att_place(int tile, const AttRange &r, int at)
 {
-	return tile * S::TILE % KV_PAGE + min(max(at, r.lo - tile * S::TILE), r.hi - tile * S::TILE - 1);
+	return tile * S::TILE % KV_PAGE +
+	       min(max(at, r.lo - tile * S::TILE), r.hi - tile * S::TILE - 1);
 }
 
-/* 0, but the compiler does not know: addresses made with it are made when they are wanted, not kept in registers throughout */
+/* 0, but the compiler does not know: addresses made with it are made when they are wanted, not kept
+ * in registers throughout */
 DEV int
 att_zero()
 {
@@ -111,7 +146,7 @@ att_zero()
 template <class S, class P> DEV uint4
 att_made(const void *plane, int j, int d)
 {
-	float    x[8];
+	float x[8];
 	unsigned two[4];
 
 	P::load(plane, j, d, x);
@@ -142,13 +177,15 @@ att_fetch_k(const typename S::elem *base, int tile, const AttRange &r, uint4 (&k
 	}
 }
 
-/* The piece of V for position i of a lane's four, dimensions from 64 c on: x its row, y its first dimension */
+/* The piece of V for position i of a lane's four, dimensions from 64 c on: x its row, y its first
+ * dimension */
 template <class S> DEV int2
 att_piece_v(int tile, const AttRange &r, int c, int i)
 {
 	const int lane = lane_id(), d = 64 * c + 8 * (lane / 4);
 
-	return make_int2(att_place<S>(tile, r, lane % 4 * 2 + i % 2 + i / 2 * 8), 64 * c + 64 <= S::V || d < S::V ? d : 0);
+	return make_int2(att_place<S>(tile, r, lane % 4 * 2 + i % 2 + i / 2 * 8),
+	                 64 * c + 64 <= S::V || d < S::V ? d : 0);
 }
 
 DEV unsigned
@@ -159,12 +196,15 @@ att_word(const uint4 &v, int i)
 
 /* o += V^T P^T for 64 dimensions */
 template <class S> DEV void
-att_weigh(const uint4 (&v)[4], const unsigned (&whole)[2], const unsigned (&rest)[2], float (&o)[4][4])
+att_weigh(const uint4 (&v)[4], const unsigned (&whole)[2], const unsigned (&rest)[2],
+          float (&o)[4][4])
 {
 #pragma unroll
 	for (int j = 0; j < 4; j++) {
-		unsigned a = att_word(v[0], j), b = att_word(v[1], j), c = att_word(v[2], j), d = att_word(v[3], j);
-		const unsigned frag[4] = { __byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x5410), __byte_perm(c, d, 0x7632) };
+		unsigned a = att_word(v[0], j), b = att_word(v[1], j), c = att_word(v[2], j),
+		         d = att_word(v[3], j);
+		const unsigned frag[4] = { __byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632),
+			                   __byte_perm(c, d, 0x5410), __byte_perm(c, d, 0x7632) };
 		kv_mma<typename S::E>::product(o[j], frag, whole);
 		kv_mma<typename S::E>::product(o[j], frag, rest);
 	}
@@ -184,14 +224,16 @@ att_fetch_v(const typename S::v_elem *base, int tile, const AttRange &r, Place &
 				if constexpr (S::VP::ROW_MAJOR_ACT)
 					cp_async_16(&v[c][i][to], base + piece.x * S::V + piece.y);
 				else
-					st_v4(&v[c][i][to], att_made<S, typename S::VP>(base, piece.x, piece.y));
+					st_v4(&v[c][i][to],
+					      att_made<S, typename S::VP>(base, piece.x, piece.y));
 			}
 	}
 }
 
 /* The same 64 dimensions' pieces in registers */
 template <class S, class Place> DEV void
-att_load_v(const typename S::v_elem *base, int tile, const AttRange &r, int c, const Place &v, uint4 (&to)[4])
+att_load_v(const typename S::v_elem *base, int tile, const AttRange &r, int c, const Place &v,
+           uint4 (&to)[4])
 {
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
@@ -207,11 +249,12 @@ att_load_v(const typename S::v_elem *base, int tile, const AttRange &r, int c, c
 
 /* Where this warp's tiles of a segment come from */
 template <class S> struct att_pages {
-	int               pages; /* of the i-th of 32 tiles, in lane i */
-	typename S::elem *next;  /* the page of the tile on its way */
+	int pages;              /* of the i-th of 32 tiles, in lane i */
+	typename S::elem *next; /* the page of the tile on its way */
 };
 
-/* A tile as far as L2; of one that has the step's own position, what is older. Positions of a page lie side by side */
+/* A tile as far as L2; of one that has the step's own position, what is older. Positions of a page
+ * lie side by side */
 template <class S> DEV void
 att_near(const AttSegment &g, int tile, const typename S::elem *page)
 {
@@ -225,10 +268,12 @@ att_near(const AttSegment &g, int tile, const typename S::elem *page)
 			prefetch_l2(S::v(page, g.kv_head) + at * S::V + i);
 }
 
-/* The page of this warp's first tile of a segment, if it has one; near: that tile is not asked for yet. The second one waits for the first one's places, so it
- * comes closer as well: its 0.8 us become 0.4. */
+/* The page of this warp's first tile of a segment, if it has one; near: that tile is not asked for
+ * yet. The second one waits for the first one's places, so it comes closer as well: its 0.8 us
+ * become 0.4. */
 template <class S> DEV void
-att_look_up(const llmc_step &step, const att_args &args, const AttSegment &g, const AttTeam &team, bool near, att_pages<S> &from)
+att_look_up(const llmc_step &step, const att_args &args, const AttSegment &g, const AttTeam &team,
+            bool near, att_pages<S> &from)
 {
 	const int tile = g.tile + team.member;
 
@@ -237,17 +282,21 @@ att_look_up(const llmc_step &step, const att_args &args, const AttSegment &g, co
 	if (tile >= g.end)
 		return;
 	if (tile + (int)lane_id() * team.warps < g.end)
-		from.pages = step.block_table[(long long)g.seq * step.block_stride + (tile + (int)lane_id() * team.warps) * S::TILE / KV_PAGE];
+		from.pages =
+		    step.block_table[(long long)g.seq * step.block_stride +
+		                     (tile + (int)lane_id() * team.warps) * S::TILE / KV_PAGE];
 	from.next = S::page_at(args.kv, __shfl_sync(~0u, from.pages, 0));
 	if (near)
 		att_near<S>(g, tile, from.next);
 	if (tile + team.warps < g.end)
-		att_near<S>(g, tile + team.warps, S::page_at(args.kv, __shfl_sync(~0u, from.pages, 1)));
+		att_near<S>(g, tile + team.warps,
+		            S::page_at(args.kv, __shfl_sync(~0u, from.pages, 1)));
 }
 
 /* That tile on its way */
 template <class S> DEV void
-att_begin(const AttSegment &g, const AttTeam &team, att_mma_shared_storage<S> &s, const att_pages<S> &from)
+att_begin(const AttSegment &g, const AttTeam &team, att_mma_shared_storage<S> &s,
+          const att_pages<S> &from)
 {
 	const int tile = g.tile + team.member;
 
@@ -265,18 +314,28 @@ att_put(float *to, const float (&o)[4][4], int e)
 {
 #pragma unroll
 	for (int j = 0; j < 4; j += 2)
-		st_v4(to + 2 * j, make_uint4(__float_as_uint(o[j][e]), __float_as_uint(o[j][e + 2]), __float_as_uint(o[j + 1][e]), __float_as_uint(o[j + 1][e + 2])));
+		st_v4(to + 2 * j,
+		      make_uint4(__float_as_uint(o[j][e]), __float_as_uint(o[j][e + 2]),
+		                 __float_as_uint(o[j + 1][e]), __float_as_uint(o[j + 1][e + 2])));
 }
 
-/* What the warps of a team leave of a segment goes to y, or to scratch and, from the last part, to y. A thread has four dimensions of a head, and
- * weighs the warps' maxima itself: one barrier, where finding the head's first would take three. */
+/* What the warps of a team leave of a segment goes to y, or to scratch and, from the last part, to
+ * y. A thread has four dimensions of a head, and weighs the warps' maxima itself: one barrier,
+ * where finding the head's first would take three. */
 template <class S> DEV void
-att_merge(const att_args &a, att_mma_shared_storage<S> &s, const AttTeam &team, const float (&o)[S::VCN][4][4], float m, float l)
+att_merge(const att_args &a, att_mma_shared_storage<S> &s, const AttTeam &team,
+          const float (&o)[S::VCN][4][4], float m, float l)
 {
 	const AttSegment &g = s.at[team.team];
-	const AttOut out = { a.y + ((long long)g.row * S::HEADS + g.head) * S::V, S::V, a.part_o, a.part_ml, a.ticket + g.unit, a.sink ? a.sink + g.head : 0 };
+	const AttOut out = { a.y + ((long long)g.row * S::HEADS + g.head) * S::V,
+		             S::V,
+		             a.part_o,
+		             a.part_ml,
+		             a.ticket + g.unit,
+		             a.sink ? a.sink + g.head : 0 };
 	const bool whole = g.first_block == g.last_block;
-	const int n = min(team.warps, g.end - g.tile), n_head = g.n_head, lane = lane_id(), head = lane / 4, quad = lane % 4; /* n: warps that had a tile */
+	const int n = min(team.warps, g.end - g.tile), n_head = g.n_head, lane = lane_id(),
+	          head = lane / 4, quad = lane % 4; /* n: warps that had a tile */
 	float *part = out.part_o + (2 * (long long)blockIdx.x + g.begins) * S::HB * S::V;
 	att_own<S> &mine = s.warp[warp_id()], *first = &s.warp[team.team * team.warps];
 
@@ -314,9 +373,11 @@ att_merge(const att_args &a, att_mma_shared_storage<S> &s, const AttTeam &team, 
 				for (int c = 0; c < 4; c++)
 					x[c] = fmaf(y[c], f, x[c]);
 			}
-			const float all = whole ? sum + att_sink(out.sink ? out.sink + h : 0, top) : 1;
-			st_v4((whole ? out.y : part) + h * S::V + v0 + v, make_uint4(__float_as_uint(x[0] / all), __float_as_uint(x[1] / all),
-			                                                            __float_as_uint(x[2] / all), __float_as_uint(x[3] / all)));
+			const float all =
+			    whole ? sum + att_sink(out.sink ? out.sink + h : 0, top) : 1;
+			st_v4((whole ? out.y : part) + h * S::V + v0 + v,
+			      make_uint4(__float_as_uint(x[0] / all), __float_as_uint(x[1] / all),
+			                 __float_as_uint(x[2] / all), __float_as_uint(x[3] / all)));
 			if (!whole && v0 + v == 0) {
 				s.top[h] = top;
 				s.sum[h] = sum;
@@ -333,7 +394,8 @@ att_merge(const att_args &a, att_mma_shared_storage<S> &s, const AttTeam &team, 
 
 /* from: of its first tile, which is on its way */
 template <class S> DEV void
-att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment &g, att_mma_shared_storage<S> &s, const AttTeam &team, att_pages<S> &from)
+att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment &g,
+                   att_mma_shared_storage<S> &s, const AttTeam &team, att_pages<S> &from)
 {
 	const int lane = lane_id(), head = lane / 4, quad = lane % 4;
 	constexpr float Q_FACTOR = kv_mma<typename S::E>::Q_FACTOR;
@@ -342,7 +404,8 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 	typename S::elem *page = 0;
 	att_own<S> &mine = s.warp[warp_id()];
 
-	/* this warp's tiles are tile, tile + team.warps, ...; lane i holds the page of the i-th of 32 */
+	/* this warp's tiles are tile, tile + team.warps, ...; lane i holds the page of the i-th of
+	 * 32 */
 	for (int tile = g.tile + team.member, n = 0; tile < g.end; tile += team.warps, n++) {
 		const int after = tile + team.warps;
 		page = from.next;
@@ -350,8 +413,10 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 		float x[2][4] = {};
 #pragma unroll
 		for (int c = 0; c < S::KC; c++) {
-			uint4 a = ld_v4(&s.q[team.team][c][0][lane]), b = ld_v4(&s.q[team.team][c][1][lane]);
-			const unsigned qa[4] = { a.x, a.y, a.z, a.w }, qb[4] = { b.x, b.y, b.z, b.w };
+			uint4 a = ld_v4(&s.q[team.team][c][0][lane]),
+			      b = ld_v4(&s.q[team.team][c][1][lane]);
+			const unsigned qa[4] = { a.x, a.y, a.z, a.w },
+			               qb[4] = { b.x, b.y, b.z, b.w };
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
 				const uint4 k = ld_v4(&mine.k[i][c][lane]);
@@ -362,7 +427,9 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 		}
 		if (after < g.end) { /* all lanes take the same way */
 			if ((n + 1) % 32 == 0 && after + lane * team.warps < g.end)
-				from.pages = step.block_table[(long long)g.seq * step.block_stride + (after + lane * team.warps) * S::TILE / KV_PAGE];
+				from.pages = step.block_table[(long long)g.seq * step.block_stride +
+				                              (after + lane * team.warps) *
+				                                  S::TILE / KV_PAGE];
 			from.next = S::page_at(args.kv, __shfl_sync(~0u, from.pages, (n + 1) % 32));
 			att_fetch_k<S>(S::k(from.next, g.kv_head), after, g.range, mine.k);
 		}
@@ -373,7 +440,9 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 		for (int i = 0; i < 4; i++) {
 			int at = tile * S::TILE + quad * 2 + i % 2 + i / 2 * 8;
 			float product = (x[i / 2][i % 2] + x[i / 2][i % 2 + 2]) * (1 / Q_FACTOR);
-			w[i] = at >= g.range.lo && at < g.range.hi ? att_score<S>(product, slope, at - g.pos) : ATT_NONE;
+			w[i] = at >= g.range.lo && at < g.range.hi
+			           ? att_score<S>(product, slope, at - g.pos)
+			           : ATT_NONE;
 			top = fmaxf(top, w[i]);
 		}
 		top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
@@ -383,14 +452,16 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 		l *= keep;
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
-			w[i] = w[i] != ATT_NONE ? exp2f(w[i] - top) : 0; /* a score that is NaN stays NaN */
+			w[i] = w[i] != ATT_NONE ? exp2f(w[i] - top)
+			                        : 0; /* a score that is NaN stays NaN */
 			l += w[i];
 		}
 		unsigned whole[2], rest[2];
 		kv_pair_split<typename S::E>(w[0], w[1], &whole[0], &rest[0]);
 		kv_pair_split<typename S::E>(w[2], w[3], &whole[1], &rest[1]);
 		/* o's columns are heads 2t and 2t+1 */
-		float keep0 = __shfl_sync(~0u, keep, quad * 8), keep1 = __shfl_sync(~0u, keep, quad * 8 + 4);
+		float keep0 = __shfl_sync(~0u, keep, quad * 8),
+		      keep1 = __shfl_sync(~0u, keep, quad * 8 + 4);
 		cp_async_wait<1>(); /* V */
 #pragma unroll
 		for (int c = 0; c < S::VCN; c++) {
@@ -416,13 +487,18 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 	att_merge<S>(args, s, team, o, m, l);
 }
 
-/* What a block does. parts > 0: units as they are, each in up to so many blocks, or one to a team of warps and in one block; 0: its run of the
- * list. The first costs a chain of page, K, V and sums once, the second as often as a run has units, and what it shares with other blocks is put
+/* What a block does. parts > 0: units as they are, each in up to so many blocks, or one to a team
+ * of warps and in one block; 0: its run of the list. The first costs a chain of page, K, V and sums
+ * once, the second as often as a run has units, and what it shares with other blocks is put
  * together once more. */
-typedef struct AttSchedule { AttList list; int parts, warps, units; } AttSchedule;
+typedef struct AttSchedule {
+	AttList list;
+	int parts, warps, units;
+} AttSchedule;
 
-/* The first is as long as the longest unit, so lengths that are much unlike take runs. Counted in turns of a warp (16 positions, about 0.8 us): a unit's
- * page, K, V and sums until something is under way are two, parts of a unit put together two, of which a run has two ends. */
+/* The first is as long as the longest unit, so lengths that are much unlike take runs. Counted in
+ * turns of a warp (16 positions, about 0.8 us): a unit's page, K, V and sums until something is
+ * under way are two, parts of a unit put together two, of which a run has two ends. */
 template <class S> DEV AttSchedule
 att_schedule(const llmc_step &s)
 {
@@ -439,7 +515,9 @@ att_schedule(const llmc_step &s)
 		/* 64 rows at a time: nobody waits for 32 positions before it asks for others */
 #pragma unroll 1
 		for (int row = lane_id(); row < n; row += 64) {
-			const int x = att_row_tiles<S>(s, row), last = att_row_tiles<S>(s, min(row + 32, n - 1)), y = row + 32 < n ? last : 0;
+			const int x = att_row_tiles<S>(s, row),
+			          last = att_row_tiles<S>(s, min(row + 32, n - 1)),
+			          y = row + 32 < n ? last : 0;
 			total += x + y;
 			most = max(most, max(x, y));
 		}
@@ -456,9 +534,13 @@ att_schedule(const llmc_step &s)
 	d.parts = 1;
 	if (d.units <= blocks && most > S::WHOLE)
 		d.parts = min(blocks / max(d.units, 1), (most + S::WARPS - 1) / S::WARPS);
-	const unsigned teams = blocks * (S::WARPS / d.warps), tiles = (most + d.parts - 1) / d.parts;
-	const int dealt = (int)((d.units + teams - 1) / teams * ((tiles + d.warps - 1) / d.warps + 2)) + 2 * (d.parts > 1);
-	const int even = (int)((unsigned)(total * S::UNITS) / (unsigned)(S::WARPS * blocks)), segments = (int)((unsigned)d.units / (unsigned)blocks) + 1;
+	const unsigned teams = blocks * (S::WARPS / d.warps),
+	               tiles = (most + d.parts - 1) / d.parts;
+	const int dealt =
+	    (int)((d.units + teams - 1) / teams * ((tiles + d.warps - 1) / d.warps + 2)) +
+	    2 * (d.parts > 1);
+	const int even = (int)((unsigned)(total * S::UNITS) / (unsigned)(S::WARPS * blocks)),
+	          segments = (int)((unsigned)d.units / (unsigned)blocks) + 1;
 	if (dealt > even + even / 8 + 2 * segments + 4) {
 		d.parts = 0;
 		d.warps = S::WARPS;
@@ -467,7 +549,8 @@ att_schedule(const llmc_step &s)
 	return d;
 }
 
-/* The part of a unit that is dealt to this block; none of it, tile == end, where its row is not cut so often */
+/* The part of a unit that is dealt to this block; none of it, tile == end, where its row is not cut
+ * so often */
 template <class S> DEV AttSegment
 att_scheduled(const llmc_step &s, const AttRange &only, int unit, int part, int parts)
 {
@@ -493,26 +576,35 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 {
 	typedef att_mma_shared_storage<S> shared_storage;
 	SHARED_STORAGE(shared_storage, s);
-	static_assert(sizeof(shared_storage) <= (8192 + 1024 * S::TEAMS) * S::KC + 16384 * S::V_SHARED * S::VCN + 36864 * (S::V > 128) * (S::D <= 128) + 32 * S::D * S::KP::TURNS + 768, "the @launch lines say so");
+	static_assert(sizeof(shared_storage) <=
+	                  (8192 + 1024 * S::TEAMS) * S::KC + 16384 * S::V_SHARED * S::VCN +
+	                      36864 * (S::V > 128) * (S::D <= 128) + 32 * S::D * S::KP::TURNS + 768,
+	              "the @launch lines say so");
 
 	AttSchedule d = att_schedule<S>(step);
 	const AttTeam team = { d.warps, (int)warp_id() / d.warps, (int)warp_id() % d.warps };
 	const int teams = S::WARPS / d.warps, blocks = min((int)gridDim.x, (int)S::BLOCKS);
-	int  unit = d.parts > 1 ? (int)((unsigned)blockIdx.x / (unsigned)d.parts) : (int)blockIdx.x + team.team * blocks;
+	int unit = d.parts > 1 ? (int)((unsigned)blockIdx.x / (unsigned)d.parts)
+	                       : (int)blockIdx.x + team.team * blocks;
 	bool more = d.parts ? unit < d.units && (int)blockIdx.x < blocks : d.list.at < d.list.end;
 	AttSegment g;
 
 	if (more) {
-		g = d.parts ? att_scheduled<S>(step, d.list.only, unit, d.parts > 1 ? (int)((unsigned)blockIdx.x % (unsigned)d.parts) : 0, d.parts) : att_segment<S>(step, d.list);
+		g = d.parts ? att_scheduled<S>(
+		                  step, d.list.only, unit,
+		                  d.parts > 1 ? (int)((unsigned)blockIdx.x % (unsigned)d.parts) : 0,
+		                  d.parts)
+		            : att_segment<S>(step, d.list);
 		more = g.tile < g.end;
 	}
 	if (!more) {
 		PDL_WAIT();
 		return;
 	}
-	/* K and V are older than this step, but for the row's own position: a warp whose first tile lies before it does not wait with it */
+	/* K and V are older than this step, but for the row's own position: a warp whose first tile
+	 * lies before it does not wait with it */
 	att_pages<S> from;
-	const bool   early = (g.tile + team.member + 1) * S::TILE <= g.pos;
+	const bool early = (g.tile + team.member + 1) * S::TILE <= g.pos;
 	att_look_up<S>(step, a, g, team, !early, from);
 	if (early)
 		att_begin<S>(g, team, s, from);
@@ -529,7 +621,8 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 		unit += teams * blocks;
 		if (d.parts ? d.parts > 1 || unit >= d.units : d.list.at >= d.list.end)
 			return;
-		g = d.parts ? att_scheduled<S>(step, d.list.only, unit, 0, 1) : att_segment<S>(step, d.list);
+		g = d.parts ? att_scheduled<S>(step, d.list.only, unit, 0, 1)
+		            : att_segment<S>(step, d.list);
 		att_look_up<S>(step, a, g, team, false, from);
 		team.sync(); /* the segment before is done with s */
 		att_begin<S>(g, team, s, from);

@@ -1,52 +1,70 @@
-/* Decode attention split over positions. A unit is a row, a kv head and up to HB of its query heads; the tiles (TILE positions)
- * of all units in order are cut into one run of equal length for each block, so that every multiprocessor reads as much however many
- * rows there are and however long they are. A run is read unit by unit: a segment. Warps of a block take a segment's tiles in turn
- * and put their sums together; a unit that lies in several blocks is put together, in their order, by whichever of them comes last.
- * Nobody waits for another block. The cut depends on lengths and the grid alone, so equal steps give equal results.
+/* Decode attention split over positions. A unit is a row, a kv head and up to HB of its query
+ * heads; the tiles (TILE positions) of all units in order are cut into one run of equal length for
+ * each block, so that every multiprocessor reads as much however many rows there are and however
+ * long they are. A run is read unit by unit: a segment. Warps of a block take a segment's tiles in
+ * turn and put their sums together; a unit that lies in several blocks is put together, in their
+ * order, by whichever of them comes last. Nobody waits for another block. The cut depends on
+ * lengths and the grid alone, so equal steps give equal results.
  *
- * Scratch: part_o [2 * BLOCKS][HB][V], part_ml [2 * BLOCKS][HB][2]: of each block, [0] the end of a unit that began
- * in an earlier block, [1] the beginning of one that goes on in a later one; ticket [rows][units]: blocks that have left their
- * part, zero between calls. */
+ * Scratch: part_o [2 * BLOCKS][HB][V], part_ml [2 * BLOCKS][HB][2]: of each block, [0] the end of a
+ * unit that began in an earlier block, [1] the beginning of one that goes on in a later one; ticket
+ * [rows][units]: blocks that have left their part, zero between calls. */
 #ifndef LLMC_CUDA_ATTENTION_ATTENTION_SPLIT_KV_H
 #define LLMC_CUDA_ATTENTION_ATTENTION_SPLIT_KV_H
 
 #include "cuda/attention/attention.h"
 
-/* An attention A in tiles of TILE_ positions and blocks of HB_ query heads; a block of threads has at least MIN_TILES_ of them, and BLOCKS_ blocks
- * of threads do something; more of them idle. PART_: what putting a part of a unit to the others costs, in hundredths of a tile: blocks have as many tiles
- * that a unit's tiles one behind the other and its parts one behind the other take least (n tiles in k parts: n / k + k PART_ / 100). */
-template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512, int PART_ = 0> struct att_split : A {
+/* An attention A in tiles of TILE_ positions and blocks of HB_ query heads; a block of threads has
+ * at least MIN_TILES_ of them, and BLOCKS_ blocks of threads do something; more of them idle.
+ * PART_: what putting a part of a unit to the others costs, in hundredths of a tile: blocks have as
+ * many tiles that a unit's tiles one behind the other and its parts one behind the other take least
+ * (n tiles in k parts: n / k + k PART_ / 100). */
+template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512,
+          int PART_ = 0> struct att_split : A {
 	enum {
-		TILE = TILE_, HB = HB_, MIN_TILES = MIN_TILES_, BLOCKS = BLOCKS_, PART = PART_,
-		AT_ONCE = PART > 0 ? 16 : 8,                /* parts that are read together */
+		TILE = TILE_,
+		HB = HB_,
+		MIN_TILES = MIN_TILES_,
+		BLOCKS = BLOCKS_,
+		PART = PART_,
+		AT_ONCE = PART > 0 ? 16 : 8, /* parts that are read together */
 		WARPS = 8,
-		NHB = (A::G + HB - 1) / HB,                 /* blocks of heads in a group */
-		UNITS = A::KV_HEADS * NHB,                  /* of a row */
-		VC_MAX = 1024 / HB / 64 * 64,               /* dimensions put together at a time */
-		VC = A::V < VC_MAX ? (A::V + 7) / 8 * 8 : VC_MAX < 64 ? 64 : VC_MAX,
-		VS = VC < 64 ? 64 : VC + 4                  /* a row of them in shared memory, off the same banks; WARPS rows hold BLOCKS factors */
+		NHB = (A::G + HB - 1) / HB,   /* blocks of heads in a group */
+		UNITS = A::KV_HEADS * NHB,    /* of a row */
+		VC_MAX = 1024 / HB / 64 * 64, /* dimensions put together at a time */
+		VC = A::V < VC_MAX ? (A::V + 7) / 8 * 8
+		     : VC_MAX < 64 ? 64
+		                   : VC_MAX,
+		VS = VC < 64 ? 64 : VC + 4 /* a row of them in shared memory, off the same banks;
+		                              WARPS rows hold BLOCKS factors */
 	};
 };
 
 /* The arguments of the kernel; part_o to ticket: scratch; sink [HEADS], or NULL */
-struct att_args { const float *q; const void *kv; float *y, *part_o, *part_ml; int *ticket; const float *sink; };
+struct att_args {
+	const float *q;
+	const void *kv;
+	float *y, *part_o, *part_ml;
+	int *ticket;
+	const float *sink;
+};
 
 /* What a block is at: tiles [tile, end) of one unit, in tiles of absolute positions */
 typedef struct AttSegment {
-	int row, seq, pos, kv_head, head;   /* head: its first query head */
-	int n_head;                         /* HB, or fewer */
+	int row, seq, pos, kv_head, head; /* head: its first query head */
+	int n_head;                       /* HB, or fewer */
 	int tile, end;
 	AttRange range;
-	int unit;                           /* row * UNITS + unit of the row */
-	int first_block, last_block;        /* that have tiles of the unit; equal: it is whole here */
-	bool begins;                        /* the unit's first tile is here */
+	int unit;                    /* row * UNITS + unit of the row */
+	int first_block, last_block; /* that have tiles of the unit; equal: it is whole here */
+	bool begins;                 /* the unit's first tile is here */
 } AttSegment;
 
 template <class S> struct att_shared {
 	float m[S::WARPS][S::HB], l[S::WARPS][S::HB];
 	float sum[S::HB], top[S::HB];
 	float o[S::WARPS][S::HB][S::VS];
-	int   last;
+	int last;
 };
 
 template <class S> DEV int
@@ -59,7 +77,8 @@ att_tiles(const AttRange &r)
 template <class S> DEV int
 att_row_tiles(const llmc_step &s, int row)
 {
-	return S::takes_row(s, row) ? att_tiles<S>(att_range<S>(s, S::seq_of(s, row), s.pos[row])) : 0;
+	return S::takes_row(s, row) ? att_tiles<S>(att_range<S>(s, S::seq_of(s, row), s.pos[row]))
+	                            : 0;
 }
 
 DEV int
@@ -71,16 +90,21 @@ warp_sum_int(int v)
 	return v;
 }
 
-/* Tiles [at, end) of the list are this block's. The first `longer` of the blocks that have some have each + 1 of them. Decode rows: row i
- * is sequence i (S::seq_of). */
-typedef struct AttList { int at, end, blocks, each, longer; AttRange only; } AttList;
+/* Tiles [at, end) of the list are this block's. The first `longer` of the blocks that have some
+ * have each + 1 of them. Decode rows: row i is sequence i (S::seq_of). */
+typedef struct AttList {
+	int at, end, blocks, each, longer;
+	AttRange only;
+} AttList;
 
 /* A list of `total` tiles, of units of about `unit` each, cut */
 template <class S> DEV AttList
 att_cut(int total, const AttRange &only, int unit = 0)
 {
 	AttList list;
-	const int least = S::PART > 0 ? max((int)S::MIN_TILES, (int)sqrtf((float)unit * (S::PART * 0.01f) + 0.5f)) : (int)S::MIN_TILES;
+	const int least =
+	    S::PART > 0 ? max((int)S::MIN_TILES, (int)sqrtf((float)unit * (S::PART * 0.01f) + 0.5f))
+	                : (int)S::MIN_TILES;
 
 	list.only = only;
 	list.blocks = max(1, min(min((int)gridDim.x, (int)S::BLOCKS), (total + least - 1) / least));
@@ -94,7 +118,8 @@ att_cut(int total, const AttRange &only, int unit = 0)
 	return list;
 }
 
-/* Every warp finds out by itself. A launch for one row does not wait for n before it reads the position. */
+/* Every warp finds out by itself. A launch for one row does not wait for n before it reads the
+ * position. */
 template <class S> DEV AttList
 att_list(const llmc_step &s)
 {
@@ -111,7 +136,8 @@ att_list(const llmc_step &s)
 			total += att_row_tiles<S>(s, row);
 		total = warp_sum_int(total);
 	}
-	return att_cut<S>(total * S::UNITS, only, one ? total : (int)((unsigned)total / (unsigned)max(n, 1)));
+	return att_cut<S>(total * S::UNITS, only,
+	                  one ? total : (int)((unsigned)total / (unsigned)max(n, 1)));
 }
 
 /* block of a tile of the list */
@@ -120,7 +146,8 @@ att_block_of(const AttList &list, int tile)
 {
 	const int rest = tile - list.longer * (list.each + 1);
 
-	return rest < 0 ? (int)((unsigned)tile / (unsigned)(list.each + 1)) : list.longer + (int)((unsigned)rest / (unsigned)list.each);
+	return rest < 0 ? (int)((unsigned)tile / (unsigned)(list.each + 1))
+	                : list.longer + (int)((unsigned)rest / (unsigned)list.each);
 }
 
 /* Unit u of a segment's row, and its heads */
@@ -146,7 +173,8 @@ att_segment(const llmc_step &s, AttList &list)
 		const int n = s.n[0], lane = lane_id();
 #pragma unroll 1
 		for (int first = 0;; first += 32) {
-			int mine = first + lane < n ? att_row_tiles<S>(s, first + lane) : 0, upto = mine;
+			int mine = first + lane < n ? att_row_tiles<S>(s, first + lane) : 0,
+			    upto = mine;
 #pragma unroll
 			for (int d = 1; d < 32; d *= 2) {
 				int below = __shfl_up_sync(~0u, upto, d);
@@ -168,7 +196,8 @@ att_segment(const llmc_step &s, AttList &list)
 	g.seq = S::seq_of(s, g.row);
 	g.pos = s.pos[g.row];
 	const int tiles = att_tiles<S>(g.range), first = g.range.lo / S::TILE;
-	const int u = (int)((unsigned)(list.at - base) / (unsigned)tiles), from = base + u * tiles, in = list.at - from;
+	const int u = (int)((unsigned)(list.at - base) / (unsigned)tiles), from = base + u * tiles,
+	          in = list.at - from;
 	att_unit<S>(g, u);
 	g.begins = in == 0;
 	g.tile = first + in;
@@ -179,14 +208,33 @@ att_segment(const llmc_step &s, AttList &list)
 	return g;
 }
 
-/* Where results go: y of the row's first head in the segment, and scratch; sink: of that head, or NULL */
-typedef struct AttOut { float *y; int y_step; float *part_o, *part_ml; int *ticket; const float *sink; } AttOut;
+/* Where results go: y of the row's first head in the segment, and scratch; sink: of that head, or
+ * NULL */
+typedef struct AttOut {
+	float *y;
+	int y_step;
+	float *part_o, *part_ml;
+	int *ticket;
+	const float *sink;
+} AttOut;
 
 /* The threads that put parts together: all of a block */
 struct att_block {
-	DEV int thread() { return (int)threadIdx.x; }
-	DEV int threads() { return (int)blockDim.x; }
-	DEV void sync() { __syncthreads(); }
+	DEV int
+	thread()
+	{
+		return (int)threadIdx.x;
+	}
+	DEV int
+	threads()
+	{
+		return (int)blockDim.x;
+	}
+	DEV void
+	sync()
+	{
+		__syncthreads();
+	}
 };
 
 /* y of a segment's heads is written: turned back where values are turned */
@@ -195,7 +243,8 @@ att_rotate_back(const AttSegment &g, const AttOut &out)
 {
 	if constexpr (S::VP::TURNS) {
 		TEAM::sync();
-		kv_rotate_rows<S::V>(out.y, g.n_head, out.y_step, TEAM::thread() / 32, TEAM::threads() / 32);
+		kv_rotate_rows<S::V>(out.y, g.n_head, out.y_step, TEAM::thread() / 32,
+		                     TEAM::threads() / 32);
 	}
 }
 
@@ -213,13 +262,19 @@ att_sums(const float *from, float (&x)[W])
 	}
 }
 
-/* part_o of this block is written; top and sum (shared) are its heads' maxima and sums. The block whose part is the last makes y.
- * last: shared; factor: shared, [S::BLOCKS][S::HB], free from the next barrier on */
+/* part_o of this block is written; top and sum (shared) are its heads' maxima and sums. The block
+ * whose part is the last makes y. last: shared; factor: shared, [S::BLOCKS][S::HB], free from the
+ * next barrier on */
 template <class S, class TEAM = att_block> DEV void
-att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum, int *last, float *factor)
+att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum, int *last,
+            float *factor)
 {
-	enum { W = S::V % 4 ? 1 : 4 }; /* sums a load: with four of 512 (4 heads of 128) 128 threads have all of a part in one */
-	const int thread = TEAM::thread(), mine = 2 * (int)blockIdx.x + g.begins, n = g.last_block - g.first_block + 1;
+	enum {
+		W = S::V % 4 ? 1 : 4
+	}; /* sums a load: with four of 512 (4 heads of 128) 128 threads have all of a part in one
+	    */
+	const int thread = TEAM::thread(), mine = 2 * (int)blockIdx.x + g.begins,
+	          n = g.last_block - g.first_block + 1;
 
 	if (thread < g.n_head) {
 		out.part_ml[(mine * S::HB + thread) * 2] = top[thread];
@@ -238,10 +293,13 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 	for (int h = thread / 32; h < g.n_head; h += S::WARPS) {
 		float most = ATT_NONE, all = 0;
 		for (int i = lane_id(); i < n; i += 32)
-			most = fmaxf(most, out.part_ml[((2 * (g.first_block + i) + (i == 0)) * S::HB + h) * 2]);
+			most = fmaxf(
+			    most,
+			    out.part_ml[((2 * (g.first_block + i) + (i == 0)) * S::HB + h) * 2]);
 		most = warp_max(most);
 		for (int i = lane_id(); i < n; i += 32) {
-			const float *ml = out.part_ml + ((2 * (g.first_block + i) + (i == 0)) * S::HB + h) * 2;
+			const float *ml =
+			    out.part_ml + ((2 * (g.first_block + i) + (i == 0)) * S::HB + h) * 2;
 			float f = exp2f(ml[0] - most);
 			factor[i * S::HB + h] = f;
 			all += ml[1] * f;
@@ -270,12 +328,18 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 	att_rotate_back<S, TEAM>(g, out);
 }
 
-/* s.m and s.l are those of the warps; store(v0) leaves o[.][v0 .. v0 + S::VC) of this warp in s.o[warp], times
- * exp2f(s.m[warp][head] - s.top[head]). What comes out goes to y, or to scratch and, from the last part, to y. */
+/* s.m and s.l are those of the warps; store(v0) leaves o[.][v0 .. v0 + S::VC) of this warp in
+ * s.o[warp], times exp2f(s.m[warp][head] - s.top[head]). What comes out goes to y, or to scratch
+ * and, from the last part, to y. */
 template <class S, class Store> DEV void
 att_finish(const att_args &a, const AttSegment &g, att_shared<S> &s, Store store)
 {
-	const AttOut out = { a.y + ((long long)g.row * S::HEADS + g.head) * S::V, S::V, a.part_o, a.part_ml, a.ticket + g.unit, a.sink ? a.sink + g.head : 0 };
+	const AttOut out = { a.y + ((long long)g.row * S::HEADS + g.head) * S::V,
+		             S::V,
+		             a.part_o,
+		             a.part_ml,
+		             a.ticket + g.unit,
+		             a.sink ? a.sink + g.head : 0 };
 	const bool whole = g.first_block == g.last_block;
 	const int mine = 2 * (int)blockIdx.x + g.begins;
 

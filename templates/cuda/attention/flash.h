@@ -1,8 +1,10 @@
-/* Attention of mixed steps on tensor cores: rows of many sequences, any number of rows each, over paged K and V of 16 bits.
+/* Attention of mixed steps on tensor cores: rows of many sequences, any number of rows each, over
+ * paged K and V of 16 bits.
  *
  *   all warps   K and V of a chunk   memory --cp.async--> stage of the ring --ldmatrix (V: .trans)--> B of the mma
  *               queries              memory --round--> registers, or shared memory --ld.shared--> A of the mma
- *               prefetch STAGES - 1 chunks; main loop: wait for the oldest, barrier, prefetch the next, commit,
+ *               prefetch STAGES - 1 chunks; main loop: wait for the oldest, barrier, prefetch the
+ * next, commit,
  *               S = Q K^T, scores --softmax--> A of the mma (registers), o = o keep + P V
  *   segment     o, m, l --> y (what came before is read back), or a part in memory, counter; the last block puts parts together
  *
@@ -14,14 +16,15 @@
  *     segment  16 chunks, from m = none, l = 0, o = 0; a round's end (MADE) ends one, too
  *     row      segments in order: m' = max(m, m_i), o = o 2^(m - m') + o_i 2^(m_i - m'), l likewise; y = o (1 / l)
  *
- * Chunks and segments in which a row sees nothing change nothing, to the bit, so rows with different ranges share a tile.
+ * Chunks and segments in which a row sees nothing change nothing, to the bit, so rows with
+ * different ranges share a tile.
  *
- * Work is handed out by cuda/attention/flash_tile.h. A warp holds MT times 16 pairs. Long tiles go through their segments in order and keep what
- * came before in y.
+ * Work is handed out by cuda/attention/flash_tile.h. A warp holds MT times 16 pairs. Long tiles go
+ * through their segments in order and keep what came before in y.
  *
- * Resources (ptxas 13.0, no spills): heads of 128 take 237-255 registers, so two blocks (8 warps) share a multiprocessor; a chunk is 128 mma, 48
- * loads from shared memory and about 250 other instructions a warp, and 24 KB of shared memory for 32 x 32 scores. Not measured on a
- * GPU yet.
+ * Resources (ptxas 13.0, no spills): heads of 128 take 237-255 registers, so two blocks (8 warps)
+ * share a multiprocessor; a chunk is 128 mma, 48 loads from shared memory and about 250 other
+ * instructions a warp, and 24 KB of shared memory for 32 x 32 scores. Not measured on a GPU yet.
  *
  * flash_run<F>, with F a flash_config. */
 #ifndef LLMC_CUDA_ATTENTION_FLASH_H
@@ -30,34 +33,54 @@
 #include "cuda/attention/flash_tile.h"
 
 /* An attention on an architecture. Wide heads: one with more than 128 elements */
-template <class A, int ARCH> struct flash_config : flash_parts<A, A::D <= 128 && A::V <= 128 ? 128 : 64, 512> {
+template <class A, int ARCH> struct flash_config
+    : flash_parts<A, A::D <= 128 && A::V <= 128 ? 128 : 64, 512> {
 	enum {
 		THREADS = 128,
 		WARPS = THREADS / 32,
-		C = KV_PAGE,                                          /* positions of a chunk */
-		/* chunks on their way, as far as two blocks fit on a multiprocessor; the template's launch knows it, too */
-		STAGES = A::D <= 64 && A::V <= 64 || (ARCH == 90 || ARCH == 100) && A::D <= 128 && A::V <= 128 ? 3 : 2,
-		MT = A::D <= 128 && A::V <= 128 ? 2 : 1,              /* times 16 pairs a warp: ROWS is WARPS * MT * 16 */
-		KK = A::D / 16, VN = A::V / 8,
-		K_ROW = (A::D / 8 / 2 * 2 + 1) * 16,                  /* bytes; an odd number of chunks of 16: ldmatrix meets no bank twice */
-		V_ROTATED = A::V == 256,                               /* no room for that: chunks stand in another order instead */
+		C = KV_PAGE, /* positions of a chunk */
+		/* chunks on their way, as far as two blocks fit on a multiprocessor; the template's
+		   launch knows it, too */
+		STAGES = A::D <= 64 && A::V <= 64 ||
+		                 (ARCH == 90 || ARCH == 100) && A::D <= 128 && A::V <= 128
+		             ? 3
+		             : 2,
+		MT = A::D <= 128 && A::V <= 128
+		         ? 2
+		         : 1, /* times 16 pairs a warp: ROWS is WARPS * MT * 16 */
+		KK = A::D / 16,
+		VN = A::V / 8,
+		K_ROW = (A::D / 8 / 2 * 2 + 1) *
+		        16, /* bytes; an odd number of chunks of 16: ldmatrix meets no bank twice */
+		V_ROTATED =
+		    A::V == 256, /* no room for that: chunks stand in another order instead */
 		V_ROW = V_ROTATED ? A::V * 2 : (A::V / 8 / 2 * 2 + 1) * 16,
 		STAGE = C * (K_ROW + V_ROW),
-		Q_SHARED = A::D > 64 || A::V > 64,                    /* 1: no registers are left for the queries */
-		UNROLL = Q_SHARED ? (A::D % 64 ? 2 : 4) : KK,         /* else they all come early, and registers overflow */
+		Q_SHARED = A::D > 64 || A::V > 64, /* 1: no registers are left for the queries */
+		UNROLL = Q_SHARED ? (A::D % 64 ? 2 : 4)
+		                  : KK, /* else they all come early, and registers overflow */
 		Q_BYTES = Q_SHARED * WARPS * MT * 16 * A::D * 2
 	};
 	static_assert(A::D % 16 == 0 && A::V % 16 == 0, "shapes");
 };
 
 /* Where chunk c of row r of V stands. */
-template <class F> DEV int flash_place(int r, int c) { return r * F::V_ROW + (F::V_ROTATED ? c ^ (r & 7) : c) * 16; }
+template <class F> DEV int
+flash_place(int r, int c)
+{
+	return r * F::V_ROW + (F::V_ROTATED ? c ^ (r & 7) : c) * 16;
+}
 
-/* Elements before piece `at` of a chunk, piece c of row j, where rows are APART elements apart and have D */
-template <int STRIDE, int D> DEV long long flash_at(int at, int j, int c) { return STRIDE == D ? at * 8 : (long long)j * STRIDE + c * 8; }
+/* Elements before piece `at` of a chunk, piece c of row j, where rows are APART elements apart and
+ * have D */
+template <int STRIDE, int D> DEV long long
+flash_at(int at, int j, int c)
+{
+	return STRIDE == D ? at * 8 : (long long)j * STRIDE + c * 8;
+}
 
-/* Piece c of 8 elements of row j of a plane P, `before` elements from its beginning, to shared memory: on its way, or at once where it has to be made
- * of codes. Zeros where it is not seen. */
+/* Piece c of 8 elements of row j of a plane P, `before` elements from its beginning, to shared
+ * memory: on its way, or at once where it has to be made of codes. Zeros where it is not seen. */
 template <class F, class P, class T> DEV void
 flash_piece(unsigned char *to, const T *plane, long long before, int j, int c, bool seen)
 {
@@ -67,7 +90,8 @@ flash_piece(unsigned char *to, const T *plane, long long before, int j, int c, b
 		float x[8] = {};
 		if (seen)
 			P::load(plane, j, c * 8, x);
-		st_v4(to, make_uint4(flash_pack<F>(x[0], x[1]), flash_pack<F>(x[2], x[3]), flash_pack<F>(x[4], x[5]), flash_pack<F>(x[6], x[7])));
+		st_v4(to, make_uint4(flash_pack<F>(x[0], x[1]), flash_pack<F>(x[2], x[3]),
+		                     flash_pack<F>(x[4], x[5]), flash_pack<F>(x[6], x[7])));
 	}
 }
 
@@ -77,30 +101,38 @@ flash_load(unsigned char *stage, typename F::source from, int page, const FlashW
 {
 	const auto *k = F::chunk_k(from, page, w.base, w.kv_head, c0);
 	const auto *v = F::chunk_v(from, page, w.base, w.kv_head, c0);
-	const int  lo = w.lo - c0, hi = w.hi - c0;
+	const int lo = w.lo - c0, hi = w.hi - c0;
 
 	/* codes are unpacked one piece after the other: registers are few */
-	constexpr int K_PIECES = (F::C * F::D / 8 + F::THREADS - 1) / F::THREADS, V_PIECES = (F::C * F::V / 8 + F::THREADS - 1) / F::THREADS;
-	constexpr int K_UNROLL = F::KP::ROW_MAJOR_ACT ? K_PIECES : 1, V_UNROLL = F::VP::ROW_MAJOR_ACT ? V_PIECES : 1;
+	constexpr int K_PIECES = (F::C * F::D / 8 + F::THREADS - 1) / F::THREADS,
+	              V_PIECES = (F::C * F::V / 8 + F::THREADS - 1) / F::THREADS;
+	constexpr int K_UNROLL = F::KP::ROW_MAJOR_ACT ? K_PIECES : 1,
+	              V_UNROLL = F::VP::ROW_MAJOR_ACT ? V_PIECES : 1;
 #pragma unroll(K_UNROLL)
 	for (int i = 0; i < K_PIECES; i++) {
-		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::D / 8), c = at % (F::D / 8);
+		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::D / 8),
+		          c = at % (F::D / 8);
 		if (F::C * F::D / 8 % F::THREADS == 0 || at < F::C * F::D / 8)
-			flash_piece<F, typename F::KP>(stage + j * F::K_ROW + c * 16, k, flash_at<F::K_APART, F::D>(at, j, c), j, c, j >= lo && j < hi);
+			flash_piece<F, typename F::KP>(stage + j * F::K_ROW + c * 16, k,
+			                               flash_at<F::K_APART, F::D>(at, j, c), j, c,
+			                               j >= lo && j < hi);
 	}
 	stage += F::C * F::K_ROW;
 #pragma unroll(V_UNROLL)
 	for (int i = 0; i < V_PIECES; i++) {
-		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::V / 8), c = at % (F::V / 8);
+		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::V / 8),
+		          c = at % (F::V / 8);
 		if (F::C * F::V / 8 % F::THREADS == 0 || at < F::C * F::V / 8)
-			flash_piece<F, typename F::VP>(stage + flash_place<F>(j, c), v, flash_at<F::V_APART, F::V>(at, j, c), j, c, j >= lo && j < hi);
+			flash_piece<F, typename F::VP>(stage + flash_place<F>(j, c), v,
+			                               flash_at<F::V_APART, F::V>(at, j, c), j, c,
+			                               j >= lo && j < hi);
 	}
 }
 
-/* A pair of the tile: what it sees, and what the segments before came to. Only threads of one warp read what that warp wrote, so these are
- * the few values that registers are too dear for. */
+/* A pair of the tile: what it sees, and what the segments before came to. Only threads of one warp
+ * read what that warp wrote, so these are the few values that registers are too dear for. */
 typedef struct FlashPair {
-	int   lo, hi, pos;
+	int lo, hi, pos;
 	float slope, m, l;
 } FlashPair;
 
@@ -113,14 +145,15 @@ template <class F> struct flash_block {
 	FlashWork w;
 	FlashWarp warp[F::WARPS];
 	FlashPair pair[F::ROWS];
-	int       found, item, last;
+	int found, item, last;
 };
 
-/* A thread's share of its warp's pairs: rows g and g + 8 of each of F::MT times 16, in the fragments of mma. */
+/* A thread's share of its warp's pairs: rows g and g + 8 of each of F::MT times 16, in the
+ * fragments of mma. */
 template <class F> struct flash_rows {
 	unsigned q[F::MT][F::Q_SHARED ? 1 : F::KK][4];
-	float    o[F::MT][F::VN][4];
-	float    m[F::MT][2], l[F::MT][2];         /* of the segment; l: this thread's columns only */
+	float o[F::MT][F::VN][4];
+	float m[F::MT][2], l[F::MT][2]; /* of the segment; l: this thread's columns only */
 };
 
 /* Queries in shared memory: the 16 bytes of each lane, in the order of fragments. */
@@ -130,7 +163,11 @@ flash_query(unsigned char *queries, int i, int kk)
 	return queries + ((((int)warp_id() * F::MT + i) * F::KK + kk) * 32 + (int)lane_id()) * 16;
 }
 
-template <class F> DEV int flash_pair(int i, int half) { return ((int)warp_id() * F::MT + i) * 16 + half * 8 + (int)(lane_id() >> 2); }
+template <class F> DEV int
+flash_pair(int i, int half)
+{
+	return ((int)warp_id() * F::MT + i) * 16 + half * 8 + (int)(lane_id() >> 2);
+}
 
 template <class F> DEV void
 flash_reset(flash_rows<F> &r)
@@ -151,14 +188,17 @@ flash_reset(flash_rows<F> &r)
 }
 
 template <class F> DEV void
-flash_begin(unsigned char *queries, const llmc_step &s, const float *q, float *parts, flash_block<F> &b, flash_rows<F> &r)
+flash_begin(unsigned char *queries, const llmc_step &s, const float *q, float *parts,
+            flash_block<F> &b, flash_rows<F> &r)
 {
 	const FlashWork &w = b.w;
 	const int warp_first = (int)warp_id() * F::MT * 16;
 
 	for (int at = (int)lane_id(); at < F::MT * 16; at += 32) {
 		const int pair = w.first + warp_first + at;
-		FlashPair x = { 0, 0, 0, att_slope<F>(w.kv_head * F::G + pair % F::G), ATT_NONE, 0 };
+		FlashPair x = {
+			0, 0, 0, att_slope<F>(w.kv_head * F::G + pair % F::G), ATT_NONE, 0
+		};
 		if (warp_first + at < w.pairs) {
 			x.pos = s.pos[w.row0 + pair / F::G];
 			const AttRange range = att_range<F>(s, w.seq, x.pos);
@@ -178,7 +218,11 @@ flash_begin(unsigned char *queries, const llmc_step &s, const float *q, float *p
 #pragma unroll
 		for (int h = 0; h < 2; h++) {
 			const int pair = w.first + min(flash_pair<F>(i, h), w.pairs - 1);
-			from[h] = q + ((long long)(w.row0 + pair / F::G) * F::HEADS + w.kv_head * F::G + pair % F::G) * F::Q_STRIDE + (lane_id() & 3) * 2;
+			from[h] = q +
+			          ((long long)(w.row0 + pair / F::G) * F::HEADS + w.kv_head * F::G +
+			           pair % F::G) *
+			              F::Q_STRIDE +
+			          (lane_id() & 3) * 2;
 		}
 #pragma unroll
 		for (int k = 0; k < F::KK; k++) {
@@ -189,7 +233,8 @@ flash_begin(unsigned char *queries, const llmc_step &s, const float *q, float *p
 				a[c] = flash_pack<F>(__uint_as_float(v.x), __uint_as_float(v.y));
 			}
 			if (F::Q_SHARED)
-				st_v4(flash_query<F>(queries, i, k), make_uint4(a[0], a[1], a[2], a[3]));
+				st_v4(flash_query<F>(queries, i, k),
+				      make_uint4(a[0], a[1], a[2], a[3]));
 			else
 #pragma unroll
 				for (int c = 0; c < 4; c++)
@@ -198,8 +243,9 @@ flash_begin(unsigned char *queries, const llmc_step &s, const float *q, float *p
 	}
 	FlashWarp x = { 0, 0, 0, 0 };
 	if (warp_first < w.pairs) {
-		const int      last = min(warp_first + F::MT * 16, w.pairs) - 1;
-		const AttRange from = att_range<F>(s, w.seq, s.pos[w.row0 + (w.first + warp_first) / F::G]);
+		const int last = min(warp_first + F::MT * 16, w.pairs) - 1;
+		const AttRange from =
+		    att_range<F>(s, w.seq, s.pos[w.row0 + (w.first + warp_first) / F::G]);
 		const AttRange to = att_range<F>(s, w.seq, s.pos[w.row0 + (w.first + last) / F::G]);
 		x = { to.lo, from.hi, from.lo, to.hi };
 	}
@@ -211,13 +257,17 @@ flash_begin(unsigned char *queries, const llmc_step &s, const float *q, float *p
 
 /* The chunk at c0 for this warp's pairs. */
 template <class F> DEV void
-flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const flash_block<F> &b, flash_rows<F> &r)
+flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const flash_block<F> &b,
+            flash_rows<F> &r)
 {
 	const int lane = (int)lane_id();
-	constexpr bool  ROW_MAJOR_ACT = !(F::SCORES::SOFTCAP > 0) && !(F::SCORES::ALIBI > 0); /* the score is a multiple of the product */
+	constexpr bool ROW_MAJOR_ACT =
+	    !(F::SCORES::SOFTCAP > 0) &&
+	    !(F::SCORES::ALIBI > 0); /* the score is a multiple of the product */
 	constexpr float UNIT = ROW_MAJOR_ACT ? F::SCORES::SCALE * ATT_LOG2E : 1.0f;
-	float           t[F::MT][F::C / 8][4] = {};
-	const unsigned char *k = stage + ((lane & 7) + (lane >> 4 << 3)) * F::K_ROW + (lane >> 3 & 1) * 16;
+	float t[F::MT][F::C / 8][4] = {};
+	const unsigned char *k =
+	    stage + ((lane & 7) + (lane >> 4 << 3)) * F::K_ROW + (lane >> 3 & 1) * 16;
 
 	constexpr int UNROLL = F::UNROLL;
 #pragma unroll(UNROLL)
@@ -256,7 +306,9 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 				for (int n = 0; n < F::C / 8; n++)
 #pragma unroll
 					for (int c = 0; c < 2; c++)
-						t[i][n][2 * h + c] = flash_score<F>(t[i][n][2 * h + c], x.slope, c0 + n * 8 + (lane & 3) * 2 + c - x.pos);
+						t[i][n][2 * h + c] = flash_score<F>(
+						    t[i][n][2 * h + c], x.slope,
+						    c0 + n * 8 + (lane & 3) * 2 + c - x.pos);
 			}
 	}
 	if (c0 < b.warp[warp_id()].all_lo || c0 + F::C > b.warp[warp_id()].all_hi) {
@@ -264,20 +316,23 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 		for (int i = 0; i < F::MT; i++)
 #pragma unroll
 			for (int h = 0; h < 2; h++) {
-				const int lo = b.pair[flash_pair<F>(i, h)].lo, hi = b.pair[flash_pair<F>(i, h)].hi;
+				const int lo = b.pair[flash_pair<F>(i, h)].lo,
+				          hi = b.pair[flash_pair<F>(i, h)].hi;
 #pragma unroll
 				for (int n = 0; n < F::C / 8; n++)
 #pragma unroll
 					for (int c = 0; c < 2; c++) {
 						const int j = c0 + n * 8 + (lane & 3) * 2 + c;
 						if (j < lo || j >= hi)
-							t[i][n][2 * h + c] = __uint_as_float(0xff800000u); /* minus infinity: its weight is 0 */
+							t[i][n][2 * h + c] = __uint_as_float(
+							    0xff800000u); /* minus infinity: its
+							                     weight is 0 */
 					}
 			}
 	}
 	unsigned p[F::MT][F::C / 16][4];
-	float    keep[F::MT][2];
-	bool     same = true;
+	float keep[F::MT][2];
+	bool same = true;
 #pragma unroll
 	for (int i = 0; i < F::MT; i++)
 #pragma unroll
@@ -294,7 +349,8 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 			r.m[i][h] = m;
 #pragma unroll
 			for (int n = 0; n < F::C / 8; n++) {
-				const float a = flash_exp2(fmaf(t[i][n][2 * h], UNIT, -m)), b = flash_exp2(fmaf(t[i][n][2 * h + 1], UNIT, -m));
+				const float a = flash_exp2(fmaf(t[i][n][2 * h], UNIT, -m)),
+				            b = flash_exp2(fmaf(t[i][n][2 * h + 1], UNIT, -m));
 				sum += a + b;
 				p[i][n / 2][n % 2 * 2 + h] = flash_pack_weights<F>(a, b);
 			}
@@ -315,7 +371,8 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 #pragma unroll
 		for (int n = 0; n < F::VN; n += 2) {
 			unsigned kv[4];
-			ldmatrix_x4_trans(kv, v + flash_place<F>(lane & 15, n + (lane >> 4)) + kk * 16 * F::V_ROW);
+			ldmatrix_x4_trans(kv, v + flash_place<F>(lane & 15, n + (lane >> 4)) +
+			                          kk * 16 * F::V_ROW);
 			const unsigned b0[2] = { kv[0], kv[1] }, b1[2] = { kv[2], kv[3] };
 #pragma unroll
 			for (int i = 0; i < F::MT; i++) {
@@ -327,7 +384,8 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 
 /* A segment ends: into y, or to memory for the block that will put the parts together. */
 template <class F> DEV void
-flash_segment(const FlashWork &w, const float *sink, FlashPair *pairs, flash_rows<F> &r, float *y, float *parts, bool first, bool last)
+flash_segment(const FlashWork &w, const float *sink, FlashPair *pairs, flash_rows<F> &r, float *y,
+              float *parts, bool first, bool last)
 {
 	const int lane = (int)lane_id();
 
@@ -346,31 +404,47 @@ flash_segment(const FlashWork &w, const float *sink, FlashPair *pairs, flash_row
 				float *o = part + pair * F::V + (lane & 3) * 2;
 #pragma unroll
 				for (int n = 0; n < F::VN; n++)
-					st_v2(o + n * 8, make_uint2(__float_as_uint(r.o[i][n][2 * h]), __float_as_uint(r.o[i][n][2 * h + 1])));
+					st_v2(o + n * 8,
+					      make_uint2(__float_as_uint(r.o[i][n][2 * h]),
+					                 __float_as_uint(r.o[i][n][2 * h + 1])));
 				if ((lane & 3) == 0)
-					st_v2(part + F::PART_ROWS * F::V + pair * 2, make_uint2(__float_as_uint(r.m[i][h]), __float_as_uint(l)));
+					st_v2(part + F::PART_ROWS * F::V + pair * 2,
+					      make_uint2(__float_as_uint(r.m[i][h]),
+					                 __float_as_uint(l)));
 				continue;
 			}
 			const int at = w.first + pair;
-			float    *o = y + ((long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G + at % F::G) * F::Y_APART + (lane & 3) * 2;
+			float *o = y +
+			           ((long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G +
+			            at % F::G) *
+			               F::Y_APART +
+			           (lane & 3) * 2;
 			float m = pairs[pair].m, sum = pairs[pair].l;
 			flash_merge(m, sum, r.m[i][h], l, a, b);
-			const float scale = last ? 1.0f / (sum + att_sink(flash_sink<F>(sink, w, at), m)) : 1.0f;
-			__syncwarp(0xfu << (lane & 28)); /* the four threads of a pair have read it */
+			const float scale =
+			    last ? 1.0f / (sum + att_sink(flash_sink<F>(sink, w, at), m)) : 1.0f;
+			__syncwarp(0xfu
+			           << (lane & 28)); /* the four threads of a pair have read it */
 			if ((lane & 3) == 0) {
 				pairs[pair].m = m;
 				pairs[pair].l = sum;
 				if (F::MADE && w.open)
-					st_v2(flash_kept<F>(parts, w, pair), make_uint2(__float_as_uint(m), __float_as_uint(sum)));
+					st_v2(flash_kept<F>(parts, w, pair),
+					      make_uint2(__float_as_uint(m), __float_as_uint(sum)));
 			}
 #pragma unroll
 			for (int n = 0; n < F::VN; n++) {
 				uint2 old = make_uint2(0, 0);
 				if (!first)
 					old = ld_v2(o + n * 8);
-				const float x = __fmul_rn(fmaf(__uint_as_float(old.x), a, __fmul_rn(r.o[i][n][2 * h], b)), scale);
-				const float z = __fmul_rn(fmaf(__uint_as_float(old.y), a, __fmul_rn(r.o[i][n][2 * h + 1], b)), scale);
-				st_v2(o + n * 8, make_uint2(__float_as_uint(x), __float_as_uint(z)));
+				const float x = __fmul_rn(
+				    fmaf(__uint_as_float(old.x), a, __fmul_rn(r.o[i][n][2 * h], b)),
+				    scale);
+				const float z = __fmul_rn(fmaf(__uint_as_float(old.y), a,
+				                               __fmul_rn(r.o[i][n][2 * h + 1], b)),
+				                          scale);
+				st_v2(o + n * 8,
+				      make_uint2(__float_as_uint(x), __float_as_uint(z)));
 			}
 		}
 }
@@ -385,13 +459,13 @@ flash_page(const llmc_step &s, const FlashWork &w, int chunk)
 
 /* One piece of work. done: how many parts of each tile are there, zeros before and after */
 template <class F> DEV void
-flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const float *q, typename F::source pool, const float *sink, float *y, float *parts,
-           int *done)
+flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const float *q,
+           typename F::source pool, const float *sink, float *y, float *parts, int *done)
 {
 	const FlashWork &w = b.w;
-	flash_rows<F>        r;
-	unsigned char   *queries = smem + F::STAGES * F::STAGE;
-	int              page = flash_page<F>(s, w, w.lo / F::C); /* of the next chunk to load */
+	flash_rows<F> r;
+	unsigned char *queries = smem + F::STAGES * F::STAGE;
+	int page = flash_page<F>(s, w, w.lo / F::C); /* of the next chunk to load */
 
 #pragma unroll
 	for (int i = 0; i < F::STAGES - 1; i++) {
@@ -410,15 +484,18 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 		__syncthreads();
 		const int next = c + F::STAGES - 1;
 		if (next * F::C < w.hi)
-			flash_load<F>(smem + (at == 0 ? F::STAGES - 1 : at - 1) * F::STAGE,
-			           pool, page, w, next * F::C);
+			flash_load<F>(smem + (at == 0 ? F::STAGES - 1 : at - 1) * F::STAGE, pool,
+			              page, w, next * F::C);
 		cp_async_commit();
 		page = flash_page<F>(s, w, next + 1);
-		if (c * F::C < b.warp[warp_id()].some_hi && (c + 1) * F::C > b.warp[warp_id()].some_lo)
+		if (c * F::C < b.warp[warp_id()].some_hi &&
+		    (c + 1) * F::C > b.warp[warp_id()].some_lo)
 			flash_chunk<F>(queries, smem + at * F::STAGE, c * F::C, b, r);
 		const bool last = (c + 1) * F::C >= w.hi;
 		if (last || (c + 1) % (F::SEGMENT / F::C) == 0) {
-			flash_segment<F>(w, sink, b.pair, r, y, parts, c * F::C / F::SEGMENT == w.lo / F::SEGMENT && !w.begun, last && !w.open);
+			flash_segment<F>(w, sink, b.pair, r, y, parts,
+			                 c * F::C / F::SEGMENT == w.lo / F::SEGMENT && !w.begun,
+			                 last && !w.open);
 			flash_reset<F>(r);
 		}
 		at = at + 1 == F::STAGES ? 0 : at + 1;
@@ -437,9 +514,12 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 	}
 }
 
-/* sink: of the heads, or NULL. parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */
+/* sink: of the heads, or NULL. parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l
+ * between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have
+ * ended, then of parts; zeros before and after */
 template <class F> DEV void
-flash_run(const llmc_step &s, const float *q, typename F::source pool, const float *sink, float *y, float *parts, int *count)
+flash_run(const llmc_step &s, const float *q, typename F::source pool, const float *sink, float *y,
+          float *parts, int *count)
 {
 	SHARED_BYTES(smem);
 	static_assert(sizeof(flash_block<F>) <= 1664 * F::MT, "the template's launch says so");

@@ -1,9 +1,11 @@
-/* Attention of mixed steps on sm_90a: products by wgmma, pages of K and V by the copy unit. The way of FlashAttention-3 (Shah et al. 2024) over
- * paged K and V: one warp copies, GROUPS warpgroups multiply, 64 pairs of a row and a query head each.
+/* Attention of mixed steps on sm_90a: products by wgmma, pages of K and V by the copy unit. The way
+ * of FlashAttention-3 (Shah et al. 2024) over paged K and V: one warp copies, GROUPS warpgroups
+ * multiply, 64 pairs of a row and a query head each.
  *
  *   producer (1 warp)        find work --> ring of 2; K, V of a chunk --TMA--> rings of STAGES; wait empty, expect bytes, load
  *   consumers (GROUPS x 128) queries --round--> shared; wait full K; S = Q K^T (wgmma, both from shared)
- *                            main loop: my turn; S of chunk c and P V of chunk c - 1 handed in, arrive at the next one's turn,
+ *                            main loop: my turn; S of chunk c and P V of chunk c - 1 handed in,
+ * arrive at the next one's turn,
  *                            wait S, arrive empty K, softmax beside P V, wait P V, arrive empty V, o = o keep, P --round--> registers
  *
  * Definition of a row's result:
@@ -14,23 +16,28 @@
  *     segment  SEGMENT positions, from m = none, l = 0, o = 0
  *     row      segments in order: m' = max(m, m_i), o = o 2^(m - m') + o_i 2^(m_i - m'), l likewise; y = o (1 / l)
  *
- * With SEGMENTED (deterministic) nothing else decides on it. Without, only tiles that are cut over blocks know segments, the others
- * go through all that they see (with MADE: in a round) at once, and keep nothing in y in between. Chunks in which a row sees nothing change nothing, to the bit.
+ * With SEGMENTED (deterministic) nothing else decides on it. Without, only tiles that are cut over
+ * blocks know segments, the others go through all that they see (with MADE: in a round) at once,
+ * and keep nothing in y in between. Chunks in which a row sees nothing change nothing, to the bit.
  *
  *   copying     the first warp finds work (cuda/attention/flash_tile.h), a tile ahead, and fills two rings of stages, K and V of a chunk, in the order in
- *               which they are used: a page of a head is D / 64 boxes of 64 columns, rows of 128 bytes, swizzled. A page that the tile does
- *               not see is a box outside of the tensor: zeros. The last page of a sequence may hold anything behind its last
- *               position (a weight of 0 does not undo a NaN): its rows come by cp.async, zeros behind the last one.
- *               Keys and values that were made for the step (latent attention) are boxes of a chunk's length, and nothing else.
+ *               which they are used: a page of a head is D / 64 boxes of 64 columns, rows of 128
+ * bytes, swizzled. A page that the tile does not see is a box outside of the tensor: zeros. The
+ * last page of a sequence may hold anything behind its last position (a weight of 0 does not undo a
+ * NaN): its rows come by cp.async, zeros behind the last one. Keys and values that were made for
+ * the step (latent attention) are boxes of a chunk's length, and nothing else.
  *   queries     by the warpgroup that needs them, rounded, from memory (the copying warp has them brought to L2) to shared memory
  *   a chunk     S = Q K^T from shared memory; P V with P from registers; the softmax of chunk c runs beside the P V of chunk c - 1.
- *               Warpgroups take turns to hand in their products, so that one computes weights while the other multiplies.
+ *               Warpgroups take turns to hand in their products, so that one computes weights while
+ * the other multiplies.
  *
- * Floor: 64 rows by 128 positions are 16 D / 2 cycles of products (4096 operations a cycle and multiprocessor) and 512 of exponentials (16 a
- * cycle). Heads of 128: 1024 and 512, the products decide, two warpgroups of 232 registers keep both busy; heads of 64: 512 and 512, three of
- * 160. A prompt of 4096 of an 8B (32 layers, 32 heads of 128, causal): 4.4 tera-operations, 4.5 ms at the peak of an H200 (989 TFLOP/s), 8
- * expected at 550; with mma.sync 14 at 300. K and V out of L2: 64 KB a chunk and block, 31 bytes a cycle and multiprocessor. Measured
- * on an H100: docs/kernels/attention.md.
+ * Floor: 64 rows by 128 positions are 16 D / 2 cycles of products (4096 operations a cycle and
+ * multiprocessor) and 512 of exponentials (16 a cycle). Heads of 128: 1024 and 512, the products
+ * decide, two warpgroups of 232 registers keep both busy; heads of 64: 512 and 512, three of 160. A
+ * prompt of 4096 of an 8B (32 layers, 32 heads of 128, causal): 4.4 tera-operations, 4.5 ms at the
+ * peak of an H200 (989 TFLOP/s), 8 expected at 550; with mma.sync 14 at 300. K and V out of L2: 64
+ * KB a chunk and block, 31 bytes a cycle and multiprocessor. Measured on an H100:
+ * docs/kernels/attention.md.
  *
  * flash90_run<F>, with F a flash90_config. */
 #ifndef LLMC_CUDA_ATTENTION_FLASH_SM90_H
@@ -39,32 +46,44 @@
 #include "cuda/attention/flash_tile.h"
 #include "cuda/ptx/wgmma.h"
 
-template <class A, bool SEGMENTED_> struct flash90_config : flash_parts<A, A::D == 64 && A::V == 64 ? 192 : 128, 1024> {
+template <class A, bool SEGMENTED_> struct flash90_config
+    : flash_parts<A, A::D == 64 && A::V == 64 ? 192 : 128, 1024> {
 	enum {
-		GROUPS = A::D == 64 && A::V == 64 ? 3 : 2,      /* warpgroups that multiply; the template's launch knows it, too */
+		GROUPS =
+		    A::D == 64 && A::V == 64
+		        ? 3
+		        : 2, /* warpgroups that multiply; the template's launch knows it, too */
 		THREADS = 128 * (1 + GROUPS),
-		N = A::V <= 128 ? 128 : 64,                     /* positions of a chunk; so it does this and STAGES */
+		N = A::V <= 128 ? 128 : 64, /* positions of a chunk; so it does this and STAGES */
 		PAGES = N / KV_PAGE,
-		K_BOXES = (A::D + 63) / 64, V_BOXES = (A::V + 63) / 64, /* of 64 columns */
-		PV_COLS = V_BOXES * 64,                         /* columns that P V has: whole patterns of 128 bytes */
-		BOX = KV_PAGE * 128,                            /* bytes */
-		HALF = N * 128,                                 /* of a chunk's 64 columns */
-		K_TILE = K_BOXES * HALF, V_TILE = V_BOXES * HALF, /* of a chunk */
-		STAGES = A::D <= 64 && A::V <= 64 ? 4 : A::D <= (N == 128 ? 128 : 192) && A::V <= 192 ? 3 : 2,
-		ROTATE = 1, OWN = ROTATE + GROUPS, ALL = OWN + GROUPS, /* named barriers */
+		K_BOXES = (A::D + 63) / 64,
+		V_BOXES = (A::V + 63) / 64, /* of 64 columns */
+		PV_COLS = V_BOXES * 64,     /* columns that P V has: whole patterns of 128 bytes */
+		BOX = KV_PAGE * 128,        /* bytes */
+		HALF = N * 128,             /* of a chunk's 64 columns */
+		K_TILE = K_BOXES * HALF,
+		V_TILE = V_BOXES * HALF, /* of a chunk */
+		STAGES = A::D <= 64 && A::V <= 64                        ? 4
+		         : A::D <= (N == 128 ? 128 : 192) && A::V <= 192 ? 3
+		                                                         : 2,
+		ROTATE = 1,
+		OWN = ROTATE + GROUPS,
+		ALL = OWN + GROUPS, /* named barriers */
 		SEGMENTED = SEGMENTED_,
-		KEEPS = SEGMENTED_ || A::MADE                   /* y is read again */
+		KEEPS = SEGMENTED_ || A::MADE /* y is read again */
 	};
-	static_assert((A::D == A::V || A::MADE) && A::D % 16 == 0 && A::V % 16 == 0 && A::D <= 256 && A::V <= 256 && 1024 % N == 0, "shapes");
+	static_assert((A::D == A::V || A::MADE) && A::D % 16 == 0 && A::V % 16 == 0 &&
+	                  A::D <= 256 && A::V <= 256 && 1024 % N == 0,
+	              "shapes");
 };
 
 template <class F> struct alignas(1024) flash90_shared_storage {
 	unsigned char q[F::GROUPS][F::K_BOXES * 64 * 128];
 	unsigned char k[F::STAGES][F::K_TILE], v[F::STAGES][F::V_TILE];
-	mbar_t        k_full[F::STAGES], k_empty[F::STAGES], v_full[F::STAGES], v_empty[F::STAGES];
-	mbar_t        work_full[2], work_empty[2];
-	FlashWork     work[2];
-	int           found[2], last;
+	mbar_t k_full[F::STAGES], k_empty[F::STAGES], v_full[F::STAGES], v_empty[F::STAGES];
+	mbar_t work_full[2], work_empty[2];
+	FlashWork work[2];
+	int found[2], last;
 };
 
 /* A place in a ring of N, and the parity of its round. */
@@ -81,9 +100,17 @@ template <int N> struct flash90_ring {
 template <class F> using flash90_stage = flash90_ring<F::STAGES>;
 
 /* The products as wide as d. */
-#define FLASH90_WIDTH(type, n) \
-	DEV void flash90_qk(kv_##type, float (&d)[n / 2], unsigned long long a, unsigned long long b, int acc) { wgmma_##type##_m64n##n##k16(d, a, b, acc); } \
-	DEV void flash90_pv(kv_##type, float (&d)[n / 2], const unsigned (&a)[4], unsigned long long b) { wgmma_##type##_m64n##n##k16_ra_bt(d, a, b, 1); }
+#define FLASH90_WIDTH(type, n)                                                                     \
+	DEV void flash90_qk(kv_##type, float(&d)[n / 2], unsigned long long a,                     \
+	                    unsigned long long b, int acc)                                         \
+	{                                                                                          \
+		wgmma_##type##_m64n##n##k16(d, a, b, acc);                                         \
+	}                                                                                          \
+	DEV void flash90_pv(kv_##type, float(&d)[n / 2], const unsigned(&a)[4],                    \
+	                    unsigned long long b)                                                  \
+	{                                                                                          \
+		wgmma_##type##_m64n##n##k16_ra_bt(d, a, b, 1);                                     \
+	}
 #define FLASH90_WIDTHS(n) FLASH90_WIDTH(bf16, n) FLASH90_WIDTH(f16, n)
 FLASH90_WIDTHS(64)
 FLASH90_WIDTHS(128)
@@ -100,28 +127,35 @@ flash90_page(const llmc_step &s, const FlashWork &w, int c)
 
 	if (F::MADE)
 		return 0;
-	return lane_id() < F::PAGES && at * KV_PAGE < w.hi && (at + 1) * KV_PAGE > w.lo ? s.block_table[(long long)w.seq * s.block_stride + at] : -1;
+	return lane_id() < F::PAGES && at * KV_PAGE < w.hi && (at + 1) * KV_PAGE > w.lo
+	           ? s.block_table[(long long)w.seq * s.block_stride + at]
+	           : -1;
 }
 
-/* Chunk c of K (col 0) or V to a stage, out of keys and values made for the step: places behind a sequence's end hold something finite. */
+/* Chunk c of K (col 0) or V to a stage, out of keys and values made for the step: places behind a
+ * sequence's end hold something finite. */
 template <class F, int BOXES> DEV void
-flash90_load_made(unsigned char *tile, mbar_t *full, const tensor_map *map, const FlashWork &w, int col, int c)
+flash90_load_made(unsigned char *tile, mbar_t *full, const tensor_map *map, const FlashWork &w,
+                  int col, int c)
 {
 	if (lane_id() == 0) {
 		mbar_arrive_expect(full, BOXES * F::HALF);
 #pragma unroll
 		for (int b = 0; b < BOXES; b++)
-			tensor_load_2d(tile + b * F::HALF, map, col + b * 64, w.base + c * F::N, full);
+			tensor_load_2d(tile + b * F::HALF, map, col + b * 64, w.base + c * F::N,
+			               full);
 	}
 	__syncwarp(); /* a lane that was left behind would wait for a round that is over */
 }
 
-/* Chunk c of K or V to a stage, out of pages. page: this lane's; head: among the heads of K and V in a page; held: positions that the sequence holds */
+/* Chunk c of K or V to a stage, out of pages. page: this lane's; head: among the heads of K and V
+ * in a page; held: positions that the sequence holds */
 template <class F> DEV void
-flash90_load(unsigned char *tile, mbar_t *full, const tensor_map *map, const void *pool, int page, int head, int c, int held)
+flash90_load(unsigned char *tile, mbar_t *full, const tensor_map *map, const void *pool, int page,
+             int head, int c, int held)
 {
-	const int  left = held - c * F::N, last = left / KV_PAGE;
-	const int  last_page = __shfl_sync(~0u, page, last & 31);
+	const int left = held - c * F::N, last = left / KV_PAGE;
+	const int last_page = __shfl_sync(~0u, page, last & 31);
 	const bool whole = left >= F::N || left % KV_PAGE == 0 || last_page < 0;
 
 	if (lane_id() == 0) {
@@ -132,21 +166,25 @@ flash90_load(unsigned char *tile, mbar_t *full, const tensor_map *map, const voi
 	}
 #pragma unroll
 	for (int i = 0; i < F::PAGES; i++) {
-		const int at = __shfl_sync(~0u, page, i), row = at < 0 ? -KV_PAGE : (at * 2 * F::KV_HEADS + head) * KV_PAGE;
+		const int at = __shfl_sync(~0u, page, i),
+		          row = at < 0 ? -KV_PAGE : (at * 2 * F::KV_HEADS + head) * KV_PAGE;
 		if (lane_id() == 0 && (whole || i != last))
 #pragma unroll
 			for (int b = 0; b < F::K_BOXES; b++)
-				tensor_load_2d(tile + b * F::HALF + i * F::BOX, map, b * 64, row, full);
+				tensor_load_2d(tile + b * F::HALF + i * F::BOX, map, b * 64, row,
+				               full);
 	}
 	if (whole)
 		return;
 	const typename F::elem *from = F::k(F::page_at(pool, last_page), head);
-	constexpr int  ROW = F::PV_COLS / 8; /* pieces of 16 bytes that the products read */
+	constexpr int ROW = F::PV_COLS / 8; /* pieces of 16 bytes that the products read */
 #pragma unroll 4
 	for (int i = (int)lane_id(); i < KV_PAGE * ROW; i += 32) {
-		const int  r = i / ROW, p = i % ROW;
+		const int r = i / ROW, p = i % ROW;
 		const bool in = r < left % KV_PAGE && p < F::D / 8;
-		cp_async_16_fill(tile + p / 8 * F::HALF + last * F::BOX + r * 128 + ((p ^ r) & 7) * 16, in ? from + r * F::D + p * 8 : from, in ? 16 : 0);
+		cp_async_16_fill(tile + p / 8 * F::HALF + last * F::BOX + r * 128 +
+		                     ((p ^ r) & 7) * 16,
+		                 in ? from + r * F::D + p * 8 : from, in ? 16 : 0);
 	}
 	cp_async_wait_all();
 	fence_proxy_async();
@@ -160,17 +198,21 @@ template <class F> DEV void
 flash90_issue_loads(const float *q, const FlashWork &w)
 {
 	constexpr int ROW = (F::G * F::Q_STRIDE * 4 + 127) / 128; /* lines of a row's heads */
-	const int     first = w.first / F::G, rows = (w.first + w.pairs - 1) / F::G - first + 1;
+	const int first = w.first / F::G, rows = (w.first + w.pairs - 1) / F::G - first + 1;
 
 	for (int i = (int)lane_id(); i < rows * ROW; i += 32)
-		prefetch_l2(q + ((long long)(w.row0 + first + i / ROW) * F::HEADS + w.kv_head * F::G) * F::Q_STRIDE + i % ROW * 32);
+		prefetch_l2(q +
+		            ((long long)(w.row0 + first + i / ROW) * F::HEADS + w.kv_head * F::G) *
+		                F::Q_STRIDE +
+		            i % ROW * 32);
 }
 
 template <class F> DEV void
-flash90_copy(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, const void *pool, const tensor_map *map, int *count)
+flash90_copy(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, const void *pool,
+             const tensor_map *map, int *count)
 {
 	flash90_ring<2> work;
-	flash90_stage<F>   ks, vs;
+	flash90_stage<F> ks, vs;
 
 	if (lane_id() == 0)
 		tensor_prefetch(map);
@@ -182,7 +224,8 @@ flash90_copy(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 			flash_clip<F>(s, w);
 		if (lane_id() == 0) {
 			a.found[work.at] = found;
-			if (found) /* lane 0 will know, the others hear of it when it is needed: before this block counts itself out */
+			if (found) /* lane 0 will know, the others hear of it when it is needed:
+			              before this block counts itself out */
 				item = (int)gridDim.x + atomicAdd(count, 1);
 		}
 		__syncwarp();
@@ -191,25 +234,33 @@ flash90_copy(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 		if (!found)
 			break;
 		flash90_issue_loads<F>(q, w);
-		const int first = w.lo / F::N, end = (w.hi + F::N - 1) / F::N, held = s.kv_len[w.seq];
-		int       page = flash90_page<F>(s, w, first), v_page = 0;
+		const int first = w.lo / F::N, end = (w.hi + F::N - 1) / F::N,
+		          held = s.kv_len[w.seq];
+		int page = flash90_page<F>(s, w, first), v_page = 0;
 #pragma unroll 1
 		for (int c = first; c <= end; c++) {
 			const int next = flash90_page<F>(s, w, c + 1);
 			if (c < end) {
 				mbar_wait(&a.k_empty[ks.at], ks.round ^ 1);
 				if constexpr (F::MADE)
-					flash90_load_made<F, F::K_BOXES>(a.k[ks.at], &a.k_full[ks.at], map, w, w.kv_head * F::D, c);
+					flash90_load_made<F, F::K_BOXES>(a.k[ks.at],
+					                                 &a.k_full[ks.at], map, w,
+					                                 w.kv_head * F::D, c);
 				else
-					flash90_load<F>(a.k[ks.at], &a.k_full[ks.at], map, pool, page, w.kv_head, c, held);
+					flash90_load<F>(a.k[ks.at], &a.k_full[ks.at], map, pool,
+					                page, w.kv_head, c, held);
 				ks.next();
 			}
 			if (c > first) {
 				mbar_wait(&a.v_empty[vs.at], vs.round ^ 1);
 				if constexpr (F::MADE)
-					flash90_load_made<F, F::V_BOXES>(a.v[vs.at], &a.v_full[vs.at], map, w, F::KV_HEADS * F::D + w.kv_head * F::V, c - 1);
+					flash90_load_made<F, F::V_BOXES>(
+					    a.v[vs.at], &a.v_full[vs.at], map, w,
+					    F::KV_HEADS * F::D + w.kv_head * F::V, c - 1);
 				else
-					flash90_load<F>(a.v[vs.at], &a.v_full[vs.at], map, pool, v_page, F::KV_HEADS + w.kv_head, c - 1, held);
+					flash90_load<F>(a.v[vs.at], &a.v_full[vs.at], map, pool,
+					                v_page, F::KV_HEADS + w.kv_head, c - 1,
+					                held);
 				vs.next();
 			}
 			v_page = page;
@@ -226,27 +277,38 @@ flash90_copy(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 
 /* A thread's share of its warpgroup: rows g and g + 8 of the 16 of its warp. */
 template <class F> struct flash90_rows {
-	float    o[F::PV_COLS / 2], t[F::N / 2]; /* sums; scores, then weights */
-	unsigned p[F::N / 16][4];               /* weights, as the product reads them */
-	float    m[2], l[2], keep[2];                /* of the segment; l: this thread's columns only; keep: what o is to be multiplied by */
-	float    m_all[2], l_all[2];                 /* of the segments before */
-	int      lo[2], hi[2], pos[2];
-	float    slope[2];
-	int      all_lo, all_hi;                     /* what all pairs of the warpgroup see */
+	float o[F::PV_COLS / 2], t[F::N / 2]; /* sums; scores, then weights */
+	unsigned p[F::N / 16][4];             /* weights, as the product reads them */
+	float m[2], l[2], keep[2]; /* of the segment; l: this thread's columns only; keep: what o is
+	                              to be multiplied by */
+	float m_all[2], l_all[2];  /* of the segments before */
+	int lo[2], hi[2], pos[2];
+	float slope[2];
+	int all_lo, all_hi; /* what all pairs of the warpgroup see */
 };
 
-template <class F> DEV int flash90_group() { return __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0); }
-template <class F> DEV int flash90_pair(int h) { return flash90_group<F>() * 64 + ((int)warp_id() & 3) * 16 + h * 8 + (int)(lane_id() >> 2); }
+template <class F> DEV int
+flash90_group()
+{
+	return __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
+}
+template <class F> DEV int
+flash90_pair(int h)
+{
+	return flash90_group<F>() * 64 + ((int)warp_id() & 3) * 16 + h * 8 + (int)(lane_id() >> 2);
+}
 
 /* where pair number `pair` of the tile stands among the heads of all rows */
-template <class F> DEV long long flash90_head(const FlashWork &w, int pair)
+template <class F> DEV long long
+flash90_head(const FlashWork &w, int pair)
 {
 	const int at = w.first + pair;
 
 	return (long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G + at % F::G;
 }
 
-/* This warp is done with what b guards: all its lanes, or one that was left behind would wait for a round that is over. */
+/* This warp is done with what b guards: all its lanes, or one that was left behind would wait for a
+ * round that is over. */
 DEV void
 flash90_arrive(mbar_t *b)
 {
@@ -257,10 +319,17 @@ flash90_arrive(mbar_t *b)
 
 /* The warpgroup's queries to shared memory, and what its rows see. */
 template <class F> DEV void
-flash90_begin(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, float *parts, const FlashWork &w, flash90_rows<F> &r)
+flash90_begin(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, float *parts,
+              const FlashWork &w, flash90_rows<F> &r)
 {
-	constexpr int  ROW = F::D / 8, STEPS = ROW / 2, BATCH = STEPS % 8 == 0 ? 8 : STEPS % 7 == 0 ? 7 : STEPS % 6 == 0 ? 6 : STEPS % 5 == 0 ? 5 : STEPS < 5 ? STEPS : 1;
-	const int      group = flash90_group<F>(), thread = (int)threadIdx.x & 127;
+	constexpr int ROW = F::D / 8, STEPS = ROW / 2,
+	              BATCH = STEPS % 8 == 0   ? 8
+	                      : STEPS % 7 == 0 ? 7
+	                      : STEPS % 6 == 0 ? 6
+	                      : STEPS % 5 == 0 ? 5
+	                      : STEPS < 5      ? STEPS
+	                                       : 1;
+	const int group = flash90_group<F>(), thread = (int)threadIdx.x & 127;
 	unsigned char *to = a.q[group];
 
 	bar_sync(F::OWN + group, 128); /* products with the queries before are done in all warps */
@@ -269,33 +338,39 @@ flash90_begin(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, 
 		uint4 x[BATCH][2]; /* all asked for before the first is there */
 #pragma unroll
 		for (int i = 0; i < BATCH; i++) {
-			const int    at = thread + (i0 + i) * 128, pair = min(group * 64 + at / ROW, w.pairs - 1);
-			const float *from = q + flash90_head<F>(w, pair) * F::Q_STRIDE + at % ROW * 8;
+			const int at = thread + (i0 + i) * 128,
+			          pair = min(group * 64 + at / ROW, w.pairs - 1);
+			const float *from =
+			    q + flash90_head<F>(w, pair) * F::Q_STRIDE + at % ROW * 8;
 			x[i][0] = ld_v4(from);
 			x[i][1] = ld_v4(from + 4);
 		}
 #pragma unroll
 		for (int i = 0; i < BATCH; i++) {
 			const int at = thread + (i0 + i) * 128, row = at / ROW, c = at % ROW;
-			unsigned  half[4];
+			unsigned half[4];
 #pragma unroll
 			for (int k = 0; k < 4; k++) {
 				const uint4 v = x[i][k / 2];
-				half[k] = k % 2 ? flash_pack<F>(__uint_as_float(v.z), __uint_as_float(v.w)) : flash_pack<F>(__uint_as_float(v.x), __uint_as_float(v.y));
+				half[k] =
+				    k % 2
+				        ? flash_pack<F>(__uint_as_float(v.z), __uint_as_float(v.w))
+				        : flash_pack<F>(__uint_as_float(v.x), __uint_as_float(v.y));
 			}
-			st_v4(to + c / 8 * 8192 + row * 128 + ((c ^ row) & 7) * 16, make_uint4(half[0], half[1], half[2], half[3]));
+			st_v4(to + c / 8 * 8192 + row * 128 + ((c ^ row) & 7) * 16,
+			      make_uint4(half[0], half[1], half[2], half[3]));
 		}
 	}
 	fence_proxy_async();
-	const int      last = min(group * 64 + 64, w.pairs) - 1;
+	const int last = min(group * 64 + 64, w.pairs) - 1;
 	const AttRange from = att_range<F>(s, w.seq, s.pos[w.row0 + (w.first + group * 64) / F::G]);
 	const AttRange upto = att_range<F>(s, w.seq, s.pos[w.row0 + (w.first + last) / F::G]);
 	r.all_lo = upto.lo;
 	r.all_hi = from.hi;
 #pragma unroll
 	for (int h = 0; h < 2; h++) {
-		const int      pair = w.first + min(flash90_pair<F>(h), w.pairs - 1);
-		const int      pos = s.pos[w.row0 + pair / F::G];
+		const int pair = w.first + min(flash90_pair<F>(h), w.pairs - 1);
+		const int pos = s.pos[w.row0 + pair / F::G];
 		const AttRange range = att_range<F>(s, w.seq, pos);
 		r.lo[h] = range.lo;
 		r.hi[h] = range.hi;
@@ -318,7 +393,8 @@ flash90_scores(flash90_rows<F> &r, unsigned long long q, unsigned long long k)
 	wgmma_fence();
 #pragma unroll
 	for (int i = 0; i < F::D / 16; i++)
-		flash90_qk(typename F::E(), r.t, q + (i / 4 * 8192 + i % 4 * 32) / 16, k + (i / 4 * F::HALF + i % 4 * 32) / 16, i > 0);
+		flash90_qk(typename F::E(), r.t, q + (i / 4 * 8192 + i % 4 * 32) / 16,
+		           k + (i / 4 * F::HALF + i % 4 * 32) / 16, i > 0);
 	wgmma_commit();
 }
 
@@ -336,21 +412,25 @@ flash90_sums(flash90_rows<F> &r, unsigned long long v)
 template <class F> DEV void
 flash90_weights(flash90_rows<F> &r, int c0)
 {
-	constexpr bool  ROW_MAJOR_ACT = !(F::SCORES::SOFTCAP > 0) && !(F::SCORES::ALIBI > 0); /* the score is a multiple of the product */
+	constexpr bool ROW_MAJOR_ACT =
+	    !(F::SCORES::SOFTCAP > 0) &&
+	    !(F::SCORES::ALIBI > 0); /* the score is a multiple of the product */
 	constexpr float UNIT = ROW_MAJOR_ACT ? F::SCORES::SCALE * ATT_LOG2E : 1.0f;
-	const int       j0 = c0 + (int)(lane_id() & 3) * 2;
+	const int j0 = c0 + (int)(lane_id() & 3) * 2;
 
 	if (!ROW_MAJOR_ACT) {
 #pragma unroll
 		for (int i = 0; i < F::N / 2; i++)
-			r.t[i] = flash_score<F>(r.t[i], r.slope[i / 2 % 2], j0 + i / 4 * 8 + i % 2 - r.pos[i / 2 % 2]);
+			r.t[i] = flash_score<F>(r.t[i], r.slope[i / 2 % 2],
+			                        j0 + i / 4 * 8 + i % 2 - r.pos[i / 2 % 2]);
 	}
 	if (c0 < r.all_lo || c0 + F::N > r.all_hi) {
 #pragma unroll
 		for (int i = 0; i < F::N / 2; i++) {
 			const int j = j0 + i / 4 * 8 + i % 2;
 			if (j >= r.hi[i / 2 % 2] || (F::WINDOW > 0 && j < r.lo[i / 2 % 2]))
-				r.t[i] = __uint_as_float(0xff800000u); /* minus infinity: its weight is 0 */
+				r.t[i] = __uint_as_float(
+				    0xff800000u); /* minus infinity: its weight is 0 */
 		}
 	}
 #pragma unroll
@@ -382,12 +462,14 @@ flash90_round(flash90_rows<F> &r)
 	for (int i = 0; i < F::N / 16; i++)
 #pragma unroll
 		for (int c = 0; c < 4; c++)
-			r.p[i][c] = flash_pack_weights<F>(r.t[8 * i + 2 * c], r.t[8 * i + 2 * c + 1]);
+			r.p[i][c] =
+			    flash_pack_weights<F>(r.t[8 * i + 2 * c], r.t[8 * i + 2 * c + 1]);
 }
 
 /* A segment ends: into y, or to memory for the block that will put the parts together. */
 template <class F> DEV void
-flash90_end(const FlashWork &w, const float *sink, flash90_rows<F> &r, float *y, float *parts, bool first, bool last)
+flash90_end(const FlashWork &w, const float *sink, flash90_rows<F> &r, float *y, float *parts,
+            bool first, bool last)
 {
 	const int q = (int)(lane_id() & 3) * 2;
 
@@ -400,19 +482,28 @@ flash90_end(const FlashWork &w, const float *sink, flash90_rows<F> &r, float *y,
 		if (pair >= w.pairs)
 			continue;
 		if (w.parts) {
-			float *part = parts + (long long)(w.slot + w.part) * F::PART, *o = part + pair * F::V + q;
+			float *part = parts + (long long)(w.slot + w.part) * F::PART,
+			      *o = part + pair * F::V + q;
 #pragma unroll
 			for (int n = 0; n < F::V / 8; n++)
-				st_v2(o + n * 8, make_uint2(__float_as_uint(r.o[4 * n + 2 * h]), __float_as_uint(r.o[4 * n + 2 * h + 1])));
+				st_v2(o + n * 8,
+				      make_uint2(__float_as_uint(r.o[4 * n + 2 * h]),
+				                 __float_as_uint(r.o[4 * n + 2 * h + 1])));
 			if (q == 0)
-				st_v2(part + F::PART_ROWS * F::V + pair * 2, make_uint2(__float_as_uint(r.m[h]), __float_as_uint(l)));
+				st_v2(part + F::PART_ROWS * F::V + pair * 2,
+				      make_uint2(__float_as_uint(r.m[h]), __float_as_uint(l)));
 			continue;
 		}
 		float *o = y + flash90_head<F>(w, pair) * F::Y_APART + q;
 		flash_merge(r.m_all[h], r.l_all[h], r.m[h], l, a, b);
 		if (F::MADE && w.open && q == 0)
-			st_v2(flash_kept<F>(parts, w, pair), make_uint2(__float_as_uint(r.m_all[h]), __float_as_uint(r.l_all[h])));
-		const float scale = !F::KEEPS || last ? 1.0f / (r.l_all[h] + att_sink(flash_sink<F>(sink, w, w.first + pair), r.m_all[h])) : 1.0f;
+			st_v2(flash_kept<F>(parts, w, pair),
+			      make_uint2(__float_as_uint(r.m_all[h]), __float_as_uint(r.l_all[h])));
+		const float scale =
+		    !F::KEEPS || last
+		        ? 1.0f / (r.l_all[h] +
+		                  att_sink(flash_sink<F>(sink, w, w.first + pair), r.m_all[h]))
+		        : 1.0f;
 		uint2 old[F::V / 8] = {};
 		if (F::KEEPS && !first)
 #pragma unroll
@@ -420,26 +511,37 @@ flash90_end(const FlashWork &w, const float *sink, flash90_rows<F> &r, float *y,
 				old[n] = ld_v2(o + n * 8);
 #pragma unroll
 		for (int n = 0; n < F::V / 8; n++) {
-			const float x = __fmul_rn(fmaf(__uint_as_float(old[n].x), a, __fmul_rn(r.o[4 * n + 2 * h], b)), scale);
-			const float z = __fmul_rn(fmaf(__uint_as_float(old[n].y), a, __fmul_rn(r.o[4 * n + 2 * h + 1], b)), scale);
+			const float x = __fmul_rn(
+			    fmaf(__uint_as_float(old[n].x), a, __fmul_rn(r.o[4 * n + 2 * h], b)),
+			    scale);
+			const float z = __fmul_rn(fmaf(__uint_as_float(old[n].y), a,
+			                               __fmul_rn(r.o[4 * n + 2 * h + 1], b)),
+			                          scale);
 			st_v2(o + n * 8, make_uint2(__float_as_uint(x), __float_as_uint(z)));
 		}
 	}
 }
 
-/* A tile. turns: all warpgroups are at it. done: how many parts of each tile are there, zeros before and after */
+/* A tile. turns: all warpgroups are at it. done: how many parts of each tile are there, zeros
+ * before and after */
 template <class F> DEV void
-flash90_tile(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, const float *sink, float *y, float *parts, const FlashWork &w, flash90_stage<F> &ks, flash90_stage<F> &vs)
+flash90_tile(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, const float *sink,
+             float *y, float *parts, const FlashWork &w, flash90_stage<F> &ks, flash90_stage<F> &vs)
 {
-	const int                group = flash90_group<F>(), first = __shfl_sync(~0u, w.lo / F::N, 0), end = __shfl_sync(~0u, (w.hi + F::N - 1) / F::N, 0);
-	const bool               turns = __shfl_sync(~0u, w.pairs, 0) > 64 * (F::GROUPS - 1);
-	const unsigned long long qd = smem_desc(a.q[group], 16, 1024, 128), kd = smem_desc(a.k[0], 16, 1024, 128);
+	const int group = flash90_group<F>(), first = __shfl_sync(~0u, w.lo / F::N, 0),
+	          end = __shfl_sync(~0u, (w.hi + F::N - 1) / F::N, 0);
+	const bool turns = __shfl_sync(~0u, w.pairs, 0) > 64 * (F::GROUPS - 1);
+	const unsigned long long qd = smem_desc(a.q[group], 16, 1024, 128),
+	                         kd = smem_desc(a.k[0], 16, 1024, 128);
 	const unsigned long long vd = smem_desc(a.v[0], F::HALF, 1024, 128);
-	flash90_rows<F>             r;
+	flash90_rows<F> r;
 
 	flash90_begin<F>(a, s, q, parts, w, r);
 	for (int c = first; c < end;) {
-		const int start = c, stop = F::SEGMENTED ? min(end, (c * F::N / F::SEGMENT + 1) * (F::SEGMENT / F::N)) : end;
+		const int start = c,
+		          stop = F::SEGMENTED
+		                     ? min(end, (c * F::N / F::SEGMENT + 1) * (F::SEGMENT / F::N))
+		                     : end;
 #pragma unroll
 		for (int h = 0; h < 2; h++) {
 			r.m[h] = ATT_NONE;
@@ -473,7 +575,8 @@ flash90_tile(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 			ks.next();
 			flash90_weights<F>(r, c * F::N);
 			wgmma_pin(r.t);
-			if (c + 1 < stop) /* the loop of this wait also keeps the wait below it from being moved above the exponentials */
+			if (c + 1 < stop) /* the loop of this wait also keeps the wait below it from
+			                     being moved above the exponentials */
 				mbar_wait(&a.k_full[ks.at], ks.round);
 			wgmma_wait<0>();
 			wgmma_pin(r.o);
@@ -490,13 +593,16 @@ flash90_tile(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 		wgmma_pin(r.o);
 		flash90_arrive(&a.v_empty[vs.at]);
 		vs.next();
-		flash90_end<F>(w, sink, r, y, parts, start == first && !w.begun, stop == end && !w.open);
+		flash90_end<F>(w, sink, r, y, parts, start == first && !w.begun,
+		               stop == end && !w.open);
 	}
 }
 
-/* A part is in memory; the block that brings the last one puts them together. threads: of this block that are at it, from the first warpgroup on */
+/* A part is in memory; the block that brings the last one puts them together. threads: of this
+ * block that are at it, from the first warpgroup on */
 template <class F> DEV void
-flash90_part(flash90_shared_storage<F> &a, const FlashWork &w, const float *sink, float *y, const float *parts, int *done, int threads)
+flash90_part(flash90_shared_storage<F> &a, const FlashWork &w, const float *sink, float *y,
+             const float *parts, int *done, int threads)
 {
 	const int thread = (int)threadIdx.x - 128;
 
@@ -512,11 +618,12 @@ flash90_part(flash90_shared_storage<F> &a, const FlashWork &w, const float *sink
 }
 
 template <class F> DEV void
-flash90_multiply(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, const float *sink, float *y, float *parts, int *done)
+flash90_multiply(flash90_shared_storage<F> &a, const llmc_step &s, const float *q,
+                 const float *sink, float *y, float *parts, int *done)
 {
-	const int       group = flash90_group<F>();
+	const int group = flash90_group<F>();
 	flash90_ring<2> work;
-	flash90_stage<F>   ks, vs;
+	flash90_stage<F> ks, vs;
 
 	if (group == F::GROUPS - 1)
 		bar_arrive(F::ROTATE, 256);
@@ -528,7 +635,8 @@ flash90_multiply(flash90_shared_storage<F> &a, const llmc_step &s, const float *
 		if (group * 64 < w.pairs) {
 			flash90_tile<F>(a, s, q, sink, y, parts, w, ks, vs);
 			if (w.parts)
-				flash90_part<F>(a, w, sink, y, parts, done, (w.pairs + 63) / 64 * 128);
+				flash90_part<F>(a, w, sink, y, parts, done,
+				                (w.pairs + 63) / 64 * 128);
 		} else {
 			for (int c = w.lo / F::N; c * F::N < w.hi; c++, ks.next(), vs.next()) {
 				mbar_wait(&a.k_full[ks.at], ks.round);
@@ -543,9 +651,12 @@ flash90_multiply(flash90_shared_storage<F> &a, const llmc_step &s, const float *
 		bar_sync(F::ROTATE, 256);
 }
 
-/* sink: of the heads, or NULL. parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */
+/* sink: of the heads, or NULL. parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l
+ * between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have
+ * ended, then of parts; zeros before and after */
 template <class F> DEV void
-flash90_run(const llmc_step &s, const float *q, const void *pool, const tensor_map *map, const float *sink, float *y, float *parts, int *count)
+flash90_run(const llmc_step &s, const float *q, const void *pool, const tensor_map *map,
+            const float *sink, float *y, float *parts, int *count)
 {
 	SHARED_STORAGE(flash90_shared_storage<F>, a);
 
@@ -561,7 +672,8 @@ flash90_run(const llmc_step &s, const float *q, const void *pool, const tensor_m
 	}
 	__syncthreads();
 	if (threadIdx.x < 128) {
-		reg_dec<(F::GROUPS == 3 ? 32 : 40)>(); /* of what there is: 504 or 512 by fours of warps */
+		reg_dec<(F::GROUPS == 3 ? 32 : 40)>(); /* of what there is: 504 or 512 by fours of
+		                                          warps */
 		if (threadIdx.x < 32)
 			flash90_copy<F>(a, s, q, pool, map, count);
 	} else {

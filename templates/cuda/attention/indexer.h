@@ -5,9 +5,10 @@
  *   scores above the bar --ballots, in order of position--> candidates, in memory of the block
  *   twice as many candidates as are chosen: radix select, 8 bits a pass --> the bar rises, what lies below it goes
  *
- * A row's pages are cut into equal runs for as many blocks as a step has for each row; each leaves its candidates, and the block that is done last puts them
- * together in order. Scores are compared as integers, in their order. A score depends on its row and its key alone, and what is chosen on scores and positions
- * alone, so nothing depends on the cut. Bytes: the keys once a row. */
+ * A row's pages are cut into equal runs for as many blocks as a step has for each row; each leaves
+ * its candidates, and the block that is done last puts them together in order. Scores are compared
+ * as integers, in their order. A score depends on its row and its key alone, and what is chosen on
+ * scores and positions alone, so nothing depends on the cut. Bytes: the keys once a row. */
 #ifndef LLMC_CUDA_ATTENTION_INDEXER_H
 #define LLMC_CUDA_ATTENTION_INDEXER_H
 
@@ -16,15 +17,19 @@
 
 enum { INDEX_WARPS = 8, INDEX_ROUND = INDEX_WARPS * KV_PAGE, INDEX_BLOCKS = 512 };
 
-/* An indexer: keys of type E, heads, their width, how many positions are chosen; bytes from page to page */
-template <class E, int HEADS_, int DIM_, int INDEX_TOP_K_, long long PAGE_BYTES_> struct index_config {
+/* An indexer: keys of type E, heads, their width, how many positions are chosen; bytes from page to
+ * page */
+template <class E, int HEADS_, int DIM_, int INDEX_TOP_K_,
+          long long PAGE_BYTES_> struct index_config {
 	typedef kv_plane<E, DIM_> P;
 	enum {
-		HEADS = HEADS_, DIM = DIM_, INDEX_TOP_K = INDEX_TOP_K_,
-		ROOM = 2 * INDEX_TOP_K + INDEX_ROUND,    /* candidates of a block */
-		LEFT = 2 * INDEX_TOP_K + 1,              /* what it leaves: how many, scores, positions */
-		SOME = 8,                           /* heads at a time */
-		HELD = HEADS * DIM <= 8192          /* queries in shared memory? */
+		HEADS = HEADS_,
+		DIM = DIM_,
+		INDEX_TOP_K = INDEX_TOP_K_,
+		ROOM = 2 * INDEX_TOP_K + INDEX_ROUND, /* candidates of a block */
+		LEFT = 2 * INDEX_TOP_K + 1, /* what it leaves: how many, scores, positions */
+		SOME = 8,                   /* heads at a time */
+		HELD = HEADS * DIM <= 8192  /* queries in shared memory? */
 	};
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
 };
@@ -32,14 +37,17 @@ template <class E, int HEADS_, int DIM_, int INDEX_TOP_K_, long long PAGE_BYTES_
 /* of a block; n, bar and full: as in index_list, for all threads */
 template <class C> struct index_shared {
 	float q[C::HELD ? C::HEADS * C::DIM : 1];
-	int   count[256];
-	int   warps[2][INDEX_WARPS];
-	int   n, full, last, above;
+	int count[256];
+	int warps[2][INDEX_WARPS];
+	int n, full, last, above;
 	unsigned bar;
 };
 
 /* Candidates of a block, in ascending order of position */
-struct index_list { unsigned *score; int *pos; };
+struct index_list {
+	unsigned *score;
+	int *pos;
+};
 
 DEV unsigned
 index_order(float x)
@@ -49,7 +57,8 @@ index_order(float x)
 	return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* Where threads that have `mine` stand among them, in order of threads; all: how many there are. which: one of two rooms; a barrier is inside */
+/* Where threads that have `mine` stand among them, in order of threads; all: how many there are.
+ * which: one of two rooms; a barrier is inside */
 template <class C> DEV int
 index_place(index_shared<C> &s, bool mine, int which, int &all)
 {
@@ -164,7 +173,8 @@ index_score(const typename C::P::elem *page, int at, const float *q, const float
 #pragma unroll
 					for (int h = 0; h < C::SOME; h++)
 						if (h0 + h < C::HEADS)
-							dot[h] = fmaf(q[(h0 + h) * C::DIM + i + k], x, dot[h]);
+							dot[h] = fmaf(q[(h0 + h) * C::DIM + i + k],
+							              x, dot[h]);
 				}
 		}
 #pragma unroll
@@ -175,27 +185,31 @@ index_score(const typename C::P::elem *page, int at, const float *q, const float
 	return sum;
 }
 
-/* queries [n_tok, HEADS, DIM], weights [n_tok, HEADS], the pool, sel [n_tok, CHOSEN]; work [BLOCKS][2 * ROOM], left [BLOCKS][LEFT], ticket [n_tok]: scratch */
+/* queries [n_tok, HEADS, DIM], weights [n_tok, HEADS], the pool, sel [n_tok, CHOSEN]; work
+ * [BLOCKS][2 * ROOM], left [BLOCKS][LEFT], ticket [n_tok]: scratch */
 struct index_args {
 	const float *q, *w;
-	float        scale;
-	const void  *kv;
-	int         *sel;
-	unsigned    *work, *left;
-	int         *ticket;
+	float scale;
+	const void *kv;
+	int *sel;
+	unsigned *work, *left;
+	int *ticket;
 };
 
 template <class C> DEV void
 index_select(const llmc_step &step, const index_args &a)
 {
 	SHARED(index_shared<C>, s);
-	const int rows = step.n[0], blocks = min((int)gridDim.x, (int)INDEX_BLOCKS), most = max(1, blocks / max(rows, 1));
-	const index_list c = { a.work + (long long)blockIdx.x * 2 * C::ROOM, (int *)a.work + ((long long)blockIdx.x * 2 + 1) * C::ROOM };
+	const int rows = step.n[0], blocks = min((int)gridDim.x, (int)INDEX_BLOCKS),
+	          most = max(1, blocks / max(rows, 1));
+	const index_list c = { a.work + (long long)blockIdx.x * 2 * C::ROOM,
+		               (int *)a.work + ((long long)blockIdx.x * 2 + 1) * C::ROOM };
 
 	if ((int)blockIdx.x >= blocks)
 		return;
 	for (long long unit = blockIdx.x; unit < (long long)rows * most; unit += blocks) {
-		const int row = (int)(unit / most), part = (int)(unit % most), pos = step.pos[row], seq = step.seq_of[row];
+		const int row = (int)(unit / most), part = (int)(unit % most), pos = step.pos[row],
+		          seq = step.seq_of[row];
 		int *sel = a.sel + (long long)row * C::INDEX_TOP_K;
 		if (pos < C::INDEX_TOP_K) {
 			for (int i = threadIdx.x; part == 0 && i < C::INDEX_TOP_K; i += blockDim.x)
@@ -203,11 +217,13 @@ index_select(const llmc_step &step, const index_args &a)
 			continue;
 		}
 		/* rounds of this part: a block has four at least */
-		const int all = pos / INDEX_ROUND + 1, parts = min(most, (all + 3) / 4), first = (int)((long long)all * part / parts);
+		const int all = pos / INDEX_ROUND + 1, parts = min(most, (all + 3) / 4),
+		          first = (int)((long long)all * part / parts);
 		const int end = (int)((long long)all * (part + 1) / parts);
 		if (part >= parts)
 			continue;
-		const float *q = a.q + (long long)row * C::HEADS * C::DIM, *w = a.w + (long long)row * C::HEADS;
+		const float *q = a.q + (long long)row * C::HEADS * C::DIM,
+		            *w = a.w + (long long)row * C::HEADS;
 		__syncthreads();
 		for (int i = threadIdx.x; C::HELD && i < C::HEADS * C::DIM; i += blockDim.x)
 			s.q[i] = q[i];
@@ -218,7 +234,11 @@ index_select(const llmc_step &step, const index_args &a)
 			const int at = round * INDEX_ROUND + (int)threadIdx.x;
 			float score = 0;
 			if (at <= pos)
-				score = index_score<C>((const typename C::P::elem *)((const char *)a.kv + kv_page_of(step, seq, at) * C::PAGE_BYTES), at % KV_PAGE, C::HELD ? s.q : q, w, a.scale);
+				score = index_score<C>(
+				    (const typename C::P::elem *)((const char *)a.kv +
+				                                  kv_page_of(step, seq, at) *
+				                                      C::PAGE_BYTES),
+				    at % KV_PAGE, C::HELD ? s.q : q, w, a.scale);
 			index_add(s, c, at <= pos, index_order(score), at);
 		}
 		index_prune(s, c);
@@ -245,7 +265,8 @@ index_select(const llmc_step &step, const index_args &a)
 				for (int base = 0; base < (int)from[0]; base += blockDim.x) {
 					const int i = base + (int)threadIdx.x;
 					const bool mine = i < (int)from[0];
-					index_add(s, c, mine, mine ? from[1 + i] : 0, mine ? (int)from[1 + C::INDEX_TOP_K + i] : 0);
+					index_add(s, c, mine, mine ? from[1 + i] : 0,
+					          mine ? (int)from[1 + C::INDEX_TOP_K + i] : 0);
 				}
 			index_prune(s, c);
 		}

@@ -1,6 +1,7 @@
-/* Pages of the KV cache on a GPU: KV_PAGE positions each. The page of one layer holds k [K][32][D], then v [K][32][V], position by
- * position; the latent kind holds [32][rank + rope]. Elements are of a type E: kv_f32, kv_f16 or kv_bf16; quantised rows: cuda/attention/kv_quantized.h. Positions at or beyond kv_len hold
- * anything, NaN too: a kernel must not read them. */
+/* Pages of the KV cache on a GPU: KV_PAGE positions each. The page of one layer holds k [K][32][D],
+ * then v [K][32][V], position by position; the latent kind holds [32][rank + rope]. Elements are of
+ * a type E: kv_f32, kv_f16 or kv_bf16; quantised rows: cuda/attention/kv_quantized.h. Positions at
+ * or beyond kv_len hold anything, NaN too: a kernel must not read them. */
 #ifndef LLMC_CUDA_ATTENTION_KV_CACHE_H
 #define LLMC_CUDA_ATTENTION_KV_CACHE_H
 
@@ -9,14 +10,23 @@
 
 enum { KV_PAGE = 32 };
 
-/* An element in memory; get and put: as a number; VEC of them are 16 bytes; unpack: those as numbers */
+/* An element in memory; get and put: as a number; VEC of them are 16 bytes; unpack: those as
+ * numbers */
 struct kv_f32 {
 	typedef kv_f32 math;
 	typedef float elem;
 	enum { VEC = 4, ROW_MAJOR_ACT = 1 };
 
-	DEV float get(elem x) { return x; }
-	DEV elem put(float x) { return x; }
+	DEV float
+	get(elem x)
+	{
+		return x;
+	}
+	DEV elem
+	put(float x)
+	{
+		return x;
+	}
 
 	DEV void
 	unpack(uint4 v, float (&x)[VEC])
@@ -33,8 +43,16 @@ struct kv_bf16 {
 	typedef unsigned short elem;
 	enum { VEC = 8, ROW_MAJOR_ACT = 1 };
 
-	DEV float get(elem x) { return bf16_to_f32(x); }
-	DEV elem put(float x) { return f32_to_bf16(x); }
+	DEV float
+	get(elem x)
+	{
+		return bf16_to_f32(x);
+	}
+	DEV elem
+	put(float x)
+	{
+		return f32_to_bf16(x);
+	}
 
 	DEV void
 	unpack(uint4 v, float (&x)[VEC])
@@ -53,9 +71,14 @@ struct kv_f16 {
 	typedef unsigned short elem;
 	enum { VEC = 8, ROW_MAJOR_ACT = 1 };
 
-	DEV float get(elem x) { return f16_to_f32(x); }
+	DEV float
+	get(elem x)
+	{
+		return f16_to_f32(x);
+	}
 
-	/* Too large for a half: the largest half. An infinity would turn weights of 0 into NaN for rows that do not see it. */
+	/* Too large for a half: the largest half. An infinity would turn weights of 0 into NaN for
+	 * rows that do not see it. */
 	DEV elem
 	put(float x)
 	{
@@ -82,7 +105,8 @@ kv_page_of(const llmc_step &s, int seq, int pos)
 	return s.block_table[(long long)seq * s.block_stride + pos / KV_PAGE];
 }
 
-/* Page number `page`, and the page of a position. pool: the layer's first page; page_bytes: from page to page */
+/* Page number `page`, and the page of a position. pool: the layer's first page; page_bytes: from
+ * page to page */
 template <class E> DEV typename E::elem *
 kv_page_at(const void *pool, long long page_bytes, int page)
 {

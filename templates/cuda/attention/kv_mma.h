@@ -7,19 +7,52 @@
 template <class E> struct kv_mma;
 
 template <> struct kv_mma<kv_bf16> {
-	static constexpr float Q_FACTOR = 1.0f; /* queries are multiplied by it before they are rounded */
-	DEV unsigned pair(float lo, float hi) { return pack_bf16(lo, hi); }
-	DEV float lo(unsigned pair) { return bf16_lo(pair); }
-	DEV float hi(unsigned pair) { return bf16_hi(pair); }
-	DEV void product(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { mma_bf16_m16n8k16(d, a, b, d); }
+	static constexpr float Q_FACTOR =
+	    1.0f; /* queries are multiplied by it before they are rounded */
+	DEV unsigned
+	pair(float lo, float hi)
+	{
+		return pack_bf16(lo, hi);
+	}
+	DEV float
+	lo(unsigned pair)
+	{
+		return bf16_lo(pair);
+	}
+	DEV float
+	hi(unsigned pair)
+	{
+		return bf16_hi(pair);
+	}
+	DEV void
+	product(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2])
+	{
+		mma_bf16_m16n8k16(d, a, b, d);
+	}
 };
 
 template <> struct kv_mma<kv_f16> {
 	static constexpr float Q_FACTOR = 0.0625f; /* room for large ones */
-	DEV unsigned pair(float lo, float hi) { return pack_f16(lo, hi); }
-	DEV float lo(unsigned pair) { return f16_lo(pair); }
-	DEV float hi(unsigned pair) { return f16_hi(pair); }
-	DEV void product(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { mma_f16_m16n8k16(d, a, b, d); }
+	DEV unsigned
+	pair(float lo, float hi)
+	{
+		return pack_f16(lo, hi);
+	}
+	DEV float
+	lo(unsigned pair)
+	{
+		return f16_lo(pair);
+	}
+	DEV float
+	hi(unsigned pair)
+	{
+		return f16_hi(pair);
+	}
+	DEV void
+	product(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2])
+	{
+		mma_f16_m16n8k16(d, a, b, d);
+	}
 };
 
 /* two numbers as a rounded pair and the pair of what is left */

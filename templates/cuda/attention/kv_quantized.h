@@ -1,33 +1,48 @@
-/* Rows of K and V as a page keeps them: kv_plane<E, D>, E one of kv_f32, kv_f16, kv_bf16 (cuda/attention/kv_cache.h) and, quantised, kv_f8, kv_int8, kv_int6,
- * kv_int4, and of keys alone kv_int4c (what a row is: formats/kv_type.h). A plane is the 32 rows of a head:
+/* Rows of K and V as a page keeps them: kv_plane<E, D>, E one of kv_f32, kv_f16, kv_bf16
+ * (cuda/attention/kv_cache.h) and, quantised, kv_f8, kv_int8, kv_int6, kv_int4, and of keys alone
+ * kv_int4c (what a row is: formats/kv_type.h). A plane is the 32 rows of a head:
  *
  *   plain   [32][D]
  *   8 bits  [32][D], scale [32]; kv_f8_32, kv_int8_32: [32][32 G], scale [32][G]
  *   4 bits  [32][16 G]: byte i of a group has elements i and i + 16; scale and zero [32][G][2]
  *   int4c   codes as 4 bits; scale and zero of an element, over the page's positions, [32 G][2]
- *   6 bits  as 4 bits, +32; then two high bits [32][8 G]: byte i of elements i, i + 8, i + 16, i + 24; scale [32][G]
+ *   6 bits  as 4 bits, +32; then two high bits [32][8 G]: byte i of elements i, i + 8, i + 16, i +
+ * 24; scale [32][G]
  *
  * G: groups of 32 elements. value = code * scale + zero, in fp32, whoever reads it.
  *
- * kv_plane<E, D, true>: rows of a quantised type are turned on their way in (kv_rotate), which TURNS says; whoever reads them turns the other side: the query, or
- * what values add up to.
+ * kv_plane<E, D, true>: rows of a quantised type are turned on their way in (kv_rotate), which
+ * TURNS says; whoever reads them turns the other side: the query, or what values add up to.
  *
- * Rows may be kept a second time, exactly: planes of kv_exact's type, turned as those of the page are, in pages of their own (kv_exact_page). */
+ * Rows may be kept a second time, exactly: planes of kv_exact's type, turned as those of the page
+ * are, in pages of their own (kv_exact_page). */
 #ifndef LLMC_CUDA_ATTENTION_KV_QUANTIZED_H
 #define LLMC_CUDA_ATTENTION_KV_QUANTIZED_H
 
 #include "cuda/attention/kv_cache.h"
 
 /* An integer below 2^23 as a number, without a conversion, which few units do */
-DEV float kv_small(unsigned u) { return __uint_as_float(0x4b000000u | u) - 8388608.0f; }
+DEV float
+kv_small(unsigned u)
+{
+	return __uint_as_float(0x4b000000u | u) - 8388608.0f;
+}
 
 /* math: what tensor cores take values of the type as */
 struct kv_int8 {
 	typedef kv_f16 math;
 	typedef unsigned char elem;
 	enum { ROW_MAJOR_ACT = 0, BITS = 8, GROUPED = 0, SCALES = 1, MOST = 127 };
-	DEV float value(unsigned c) { return kv_small(c ^ 128) - 128.0f; }
-	DEV unsigned code(float v) { return (unsigned)(int)rintf(fminf(fmaxf(v, -127.0f), 127.0f)) & 255; }
+	DEV float
+	value(unsigned c)
+	{
+		return kv_small(c ^ 128) - 128.0f;
+	}
+	DEV unsigned
+	code(float v)
+	{
+		return (unsigned)(int)rintf(fminf(fmaxf(v, -127.0f), 127.0f)) & 255;
+	}
 };
 
 struct kv_f8 {
@@ -35,12 +50,17 @@ struct kv_f8 {
 	typedef unsigned char elem;
 	enum { ROW_MAJOR_ACT = 0, BITS = 8, GROUPED = 0, SCALES = 1, MOST = 448 };
 	/* a half has the bits of an e4m3 beyond its sign one place lower, and a greater bias */
-	DEV float value(unsigned c) { return f16_to_f32((unsigned short)((c & 0x80) << 8 | (c & 0x7f) << 7)) * 256.0f; }
+	DEV float
+	value(unsigned c)
+	{
+		return f16_to_f32((unsigned short)((c & 0x80) << 8 | (c & 0x7f) << 7)) * 256.0f;
+	}
 
 	DEV unsigned
 	code(float v)
 	{
-		const unsigned u = __float_as_uint(v), sign = u >> 24 & 0x80, top = min(u & 0x7fffffffu, 0x43e00000u);
+		const unsigned u = __float_as_uint(v), sign = u >> 24 & 0x80,
+		               top = min(u & 0x7fffffffu, 0x43e00000u);
 
 		if (top < 0x3c800000u) /* 2^-6 */
 			return sign | (unsigned)(int)rintf(__uint_as_float(top) * 512.0f);
@@ -48,44 +68,74 @@ struct kv_f8 {
 	}
 };
 
-struct kv_int8_32 : kv_int8 { enum { GROUPED = 1 }; };
-struct kv_f8_32 : kv_f8 { enum { GROUPED = 1 }; };
+struct kv_int8_32 : kv_int8 {
+	enum { GROUPED = 1 };
+};
+struct kv_f8_32 : kv_f8 {
+	enum { GROUPED = 1 };
+};
 
 struct kv_int6 {
 	typedef kv_f16 math;
 	typedef unsigned char elem;
 	enum { ROW_MAJOR_ACT = 0, BITS = 6, GROUPED = 1, SCALES = 1, MOST = 31 };
-	DEV float value(unsigned c) { return kv_small(c) - 32.0f; }
-	DEV unsigned code(float v) { return (unsigned)((int)rintf(fminf(fmaxf(v, -31.0f), 31.0f)) + 32); }
+	DEV float
+	value(unsigned c)
+	{
+		return kv_small(c) - 32.0f;
+	}
+	DEV unsigned
+	code(float v)
+	{
+		return (unsigned)((int)rintf(fminf(fmaxf(v, -31.0f), 31.0f)) + 32);
+	}
 };
 
 struct kv_int4 {
 	typedef kv_f16 math;
 	typedef unsigned char elem;
 	enum { ROW_MAJOR_ACT = 0, BITS = 4, GROUPED = 1, SCALES = 2, MOST = 15 };
-	DEV float value(unsigned c) { return kv_small(c); }
-	DEV unsigned code(float v) { return (unsigned)(int)rintf(fminf(fmaxf(v, 0.0f), 15.0f)); }
+	DEV float
+	value(unsigned c)
+	{
+		return kv_small(c);
+	}
+	DEV unsigned
+	code(float v)
+	{
+		return (unsigned)(int)rintf(fminf(fmaxf(v, 0.0f), 15.0f));
+	}
 };
 
 /* of keys alone: rows get their codes together, when their page is full */
-struct kv_int4c : kv_int4 { enum { CHANNELS = 1 }; };
+struct kv_int4c : kv_int4 {
+	enum { CHANNELS = 1 };
+};
 
 /* The type of a row's exact copy */
-template <class E, bool ROW_MAJOR_ACT = E::ROW_MAJOR_ACT> struct kv_exact { typedef E type; };
-template <class E> struct kv_exact<E, false> { typedef kv_f16 type; };
+template <class E, bool ROW_MAJOR_ACT = E::ROW_MAJOR_ACT> struct kv_exact {
+	typedef E type;
+};
+template <class E> struct kv_exact<E, false> {
+	typedef kv_f16 type;
+};
 
-/* The exact page of position `pos` of sequence `seq` (plan/plan.h). pool: the layer's first page, behind them; windowed: pages of the pool are window pages too, so
- * both have one number, else that of the exact one stands in the second half of the table */
+/* The exact page of position `pos` of sequence `seq` (plan/plan.h). pool: the layer's first page,
+ * behind them; windowed: pages of the pool are window pages too, so both have one number, else that
+ * of the exact one stands in the second half of the table */
 DEV char *
-kv_exact_page(const llmc_step &s, const void *pool, long long exact_bytes, int windowed, int seq, int pos)
+kv_exact_page(const llmc_step &s, const void *pool, long long exact_bytes, int windowed, int seq,
+              int pos)
 {
-	const int *table = s.block_table + (long long)seq * s.block_stride + (windowed ? 0 : s.block_stride / 2);
+	const int *table =
+	    s.block_table + (long long)seq * s.block_stride + (windowed ? 0 : s.block_stride / 2);
 
 	return (char *)pool - (table[pos / KV_PAGE] + 1) * exact_bytes;
 }
 
-/* A row of D elements, of which each lane of a warp has M, lane, lane + 32, ... (zeros beyond D), times the Hadamard matrices of the largest power of two that
- * divides D; its own inverse. All lanes call. */
+/* A row of D elements, of which each lane of a warp has M, lane, lane + 32, ... (zeros beyond D),
+ * times the Hadamard matrices of the largest power of two that divides D; its own inverse. All
+ * lanes call. */
 template <int D, int M> DEV void
 kv_rotate(float (&z)[M])
 {
@@ -113,7 +163,8 @@ kv_rotate(float (&z)[M])
 		z[m] = __fmul_rn(z[m], scale);
 }
 
-/* The same of n rows in memory, `apart` elements apart, by the warps of a block; who writes and reads them otherwise is kept away by barriers */
+/* The same of n rows in memory, `apart` elements apart, by the warps of a block; who writes and
+ * reads them otherwise is kept away by barriers */
 template <int D> DEV void
 kv_rotate_rows(float *rows, int n, int apart, int warp, int warps)
 {
@@ -123,7 +174,8 @@ kv_rotate_rows(float *rows, int n, int apart, int warp, int warps)
 		float z[M];
 #pragma unroll
 		for (int m = 0; m < M; m++)
-			z[m] = (int)lane_id() + 32 * m < D ? rows[r * apart + lane_id() + 32 * m] : 0;
+			z[m] =
+			    (int)lane_id() + 32 * m < D ? rows[r * apart + lane_id() + 32 * m] : 0;
 		kv_rotate<D>(z);
 #pragma unroll
 		for (int m = 0; m < M; m++)
@@ -132,16 +184,36 @@ kv_rotate_rows(float *rows, int n, int apart, int warp, int warps)
 	}
 }
 
-/* VEC elements are read at once where WHOLE; M: elements of a row that each lane of a warp has, lane, lane + 32, ... */
+/* VEC elements are read at once where WHOLE; M: elements of a row that each lane of a warp has,
+ * lane, lane + 32, ... */
 template <class E, int D, bool ROTATE_ = false, bool PLAIN_ = E::ROW_MAJOR_ACT> struct kv_plane {
 	typedef typename E::elem elem;
-	enum { ROW_MAJOR_ACT = 1, TURNS = 0, VEC = E::VEC, WHOLE = D % VEC == 0, M = (D + 31) / 32, BYTES = KV_PAGE * D * (int)sizeof(elem) };
+	enum {
+		ROW_MAJOR_ACT = 1,
+		TURNS = 0,
+		VEC = E::VEC,
+		WHOLE = D % VEC == 0,
+		M = (D + 31) / 32,
+		BYTES = KV_PAGE * D * (int)sizeof(elem)
+	};
 
 	/* elements d .. d + VEC of row j, and one */
-	DEV void load(const void *p, int j, int d, float (&x)[VEC]) { E::unpack(ld_v4((const elem *)p + j * D + d), x); }
-	DEV float get(const void *p, int j, int d) { return E::get(((const elem *)p)[j * D + d]); }
+	DEV void
+	load(const void *p, int j, int d, float (&x)[VEC])
+	{
+		E::unpack(ld_v4((const elem *)p + j * D + d), x);
+	}
+	DEV float
+	get(const void *p, int j, int d)
+	{
+		return E::get(((const elem *)p)[j * D + d]);
+	}
 
-	DEV void set(void *p, int j, int d, float x) { ((elem *)p)[j * D + d] = E::put(x); }
+	DEV void
+	set(void *p, int j, int d, float x)
+	{
+		((elem *)p)[j * D + d] = E::put(x);
+	}
 
 	/* all lanes of a warp: row `at` */
 	DEV void
@@ -157,18 +229,23 @@ template <class E, int D, bool ROTATE_ = false, bool PLAIN_ = E::ROW_MAJOR_ACT> 
 template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 	typedef unsigned char elem;
 	enum {
-		ROW_MAJOR_ACT = 0, TURNS = ROTATE_, VEC = 8, WHOLE = D % 8 == 0, M = (D + 31) / 32,
+		ROW_MAJOR_ACT = 0,
+		TURNS = ROTATE_,
+		VEC = 8,
+		WHOLE = D % 8 == 0,
+		M = (D + 31) / 32,
 		G = E::GROUPED ? M : 1,
-		CODES = E::GROUPED ? G * 4 * E::BITS : D,  /* bytes of a row's codes */
-		NIBBLES = E::BITS < 8,                     /* two elements a byte */
-		HIGH = KV_PAGE * 16 * G,                   /* before the high bits */
+		CODES = E::GROUPED ? G * 4 * E::BITS : D, /* bytes of a row's codes */
+		NIBBLES = E::BITS < 8,                    /* two elements a byte */
+		HIGH = KV_PAGE * 16 * G,                  /* before the high bits */
 		BYTES = KV_PAGE * (CODES + 2 * E::SCALES * G)
 	};
 
 	DEV const unsigned short *
 	scales(const void *p, int j, int d)
 	{
-		return (const unsigned short *)((const unsigned char *)p + KV_PAGE * CODES) + (j * G + (E::GROUPED ? d / 32 : 0)) * E::SCALES;
+		return (const unsigned short *)((const unsigned char *)p + KV_PAGE * CODES) +
+		       (j * G + (E::GROUPED ? d / 32 : 0)) * E::SCALES;
 	}
 
 	DEV float
@@ -180,9 +257,12 @@ template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 	DEV void
 	load(const void *p, int j, int d, float (&x)[VEC])
 	{
-		const unsigned char *at = (const unsigned char *)p + (NIBBLES ? (j * G + d / 32) * 16 + d % 16 : j * CODES + d);
+		const unsigned char *at =
+		    (const unsigned char *)p +
+		    (NIBBLES ? (j * G + d / 32) * 16 + d % 16 : j * CODES + d);
 		const unsigned short *s = scales(p, j, d);
-		const float scale = f16_to_f32(s[0]), zero = E::SCALES == 2 ? f16_to_f32(s[1]) : 0.0f;
+		const float scale = f16_to_f32(s[0]),
+		            zero = E::SCALES == 2 ? f16_to_f32(s[1]) : 0.0f;
 		const int shift = d % 32 / 16 * 4;
 		uint2 c = ld_v2(at), h = {};
 
@@ -219,7 +299,10 @@ template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 	}
 
 	/* nothing: a row is written whole, by put */
-	DEV void set(void *, int, int, float) { }
+	DEV void
+	set(void *, int, int, float)
+	{
+	}
 
 	DEV void
 	put(void *p, int at, const float (&row)[M])
@@ -250,20 +333,27 @@ template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 				zero = f16_to_f32(zero_half);
 				scale = (warp_max(here ? z[m] : -3.4e38f) - zero) / (float)E::MOST;
 			} else {
-				scale = (E::GROUPED ? warp_max(here ? fabsf(z[m]) : 0.0f) : most) / (float)E::MOST;
+				scale = (E::GROUPED ? warp_max(here ? fabsf(z[m]) : 0.0f) : most) /
+				        (float)E::MOST;
 			}
 			const unsigned short half = kv_f16::put(fmaxf(scale, 0.0f));
 			scale = f16_to_f32(half);
-			unsigned c = here ? E::code((z[m] - zero) * (scale > 0 ? 1.0f / scale : 0.0f)) : 0;
+			unsigned c =
+			    here ? E::code((z[m] - zero) * (scale > 0 ? 1.0f / scale : 0.0f)) : 0;
 			if (!NIBBLES) {
 				if (here || E::GROUPED)
 					to[at * CODES + lane + 32 * m] = (unsigned char)c;
 			} else {
-				const unsigned other = __shfl_down_sync(~0u, c, 16), b = __shfl_down_sync(~0u, c, 8), d = __shfl_down_sync(~0u, c, 24);
+				const unsigned other = __shfl_down_sync(~0u, c, 16),
+				               b = __shfl_down_sync(~0u, c, 8),
+				               d = __shfl_down_sync(~0u, c, 24);
 				if (lane < 16)
-					to[(at * G + m) * 16 + lane] = (unsigned char)((c & 15) | other << 4);
+					to[(at * G + m) * 16 + lane] =
+					    (unsigned char)((c & 15) | other << 4);
 				if (E::BITS == 6 && lane < 8)
-					to[HIGH + (at * G + m) * 8 + lane] = (unsigned char)(c >> 4 | b >> 4 << 2 | other >> 4 << 4 | d >> 4 << 6);
+					to[HIGH + (at * G + m) * 8 + lane] =
+					    (unsigned char)(c >> 4 | b >> 4 << 2 | other >> 4 << 4 |
+					                    d >> 4 << 6);
 			}
 			if (lane == 0 && (E::GROUPED || m == 0)) {
 				s[0] = half;
@@ -277,9 +367,22 @@ template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 /* Keys by channel */
 template <int D, bool ROTATE_> struct kv_plane<kv_int4c, D, ROTATE_, false> {
 	typedef unsigned char elem;
-	enum { ROW_MAJOR_ACT = 0, TURNS = 0, VEC = 8, WHOLE = D % 8 == 0, M = (D + 31) / 32, G = M, CODES = 16 * G, BYTES = KV_PAGE * CODES + 4 * 32 * G };
+	enum {
+		ROW_MAJOR_ACT = 0,
+		TURNS = 0,
+		VEC = 8,
+		WHOLE = D % 8 == 0,
+		M = (D + 31) / 32,
+		G = M,
+		CODES = 16 * G,
+		BYTES = KV_PAGE * CODES + 4 * 32 * G
+	};
 
-	DEV unsigned short *scales(const void *p, int d) { return (unsigned short *)((char *)p + KV_PAGE * CODES) + 2 * d; }
+	DEV unsigned short *
+	scales(const void *p, int d)
+	{
+		return (unsigned short *)((char *)p + KV_PAGE * CODES) + 2 * d;
+	}
 
 	DEV void
 	load(const void *p, int j, int d, float (&x)[VEC])
@@ -290,19 +393,29 @@ template <int D, bool ROTATE_> struct kv_plane<kv_int4c, D, ROTATE_, false> {
 		const int shift = d % 32 / 16 * 4;
 #pragma unroll
 		for (int i = 0; i < 8; i++)
-			x[i] = fmaf(kv_int4::value((i < 4 ? c.x : c.y) >> (i % 4 * 8 + shift) & 15), f16_lo(s[i]), f16_hi(s[i]));
+			x[i] = fmaf(kv_int4::value((i < 4 ? c.x : c.y) >> (i % 4 * 8 + shift) & 15),
+			            f16_lo(s[i]), f16_hi(s[i]));
 	}
 
 	DEV float
 	get(const void *p, int j, int d)
 	{
-		const unsigned c = ((const unsigned char *)p)[(j * G + d / 32) * 16 + d % 16] >> d % 32 / 16 * 4 & 15;
+		const unsigned c =
+		    ((const unsigned char *)p)[(j * G + d / 32) * 16 + d % 16] >> d % 32 / 16 * 4 &
+		    15;
 
-		return fmaf(kv_int4::value(c), f16_to_f32(scales(p, d)[0]), f16_to_f32(scales(p, d)[1]));
+		return fmaf(kv_int4::value(c), f16_to_f32(scales(p, d)[0]),
+		            f16_to_f32(scales(p, d)[1]));
 	}
 
-	DEV void set(void *, int, int, float) { }
-	DEV void put(void *, int, const float (&)[M]) { }
+	DEV void
+	set(void *, int, int, float)
+	{
+	}
+	DEV void
+	put(void *, int, const float (&)[M])
+	{
+	}
 
 	/* all lanes of a warp: codes of a page that is full, from its exact rows [32][D] */
 	DEV void
@@ -312,7 +425,7 @@ template <int D, bool ROTATE_> struct kv_plane<kv_int4c, D, ROTATE_, false> {
 
 #pragma unroll 1
 		for (int m = 0; m < M; m++) {
-			const int  d = lane + 32 * m;
+			const int d = lane + 32 * m;
 			const bool here = d < D;
 			float lo = 3.4e38f, hi = -3.4e38f;
 			for (int j = 0; j < KV_PAGE; j++) {
@@ -322,12 +435,20 @@ template <int D, bool ROTATE_> struct kv_plane<kv_int4c, D, ROTATE_, false> {
 			}
 			const unsigned short zero_half = kv_f16::put(lo);
 			const float zero = f16_to_f32(zero_half);
-			const unsigned short half = kv_f16::put(fmaxf((hi - zero) / (float)kv_int4::MOST, 0.0f));
-			const float scale = f16_to_f32(half), inverse = scale > 0 ? 1.0f / scale : 0.0f;
+			const unsigned short half =
+			    kv_f16::put(fmaxf((hi - zero) / (float)kv_int4::MOST, 0.0f));
+			const float scale = f16_to_f32(half),
+			            inverse = scale > 0 ? 1.0f / scale : 0.0f;
 			for (int j = 0; j < KV_PAGE; j++) {
-				const unsigned c = here ? kv_int4::code((f16_to_f32(exact[j * D + d]) - zero) * inverse) : 0, other = __shfl_down_sync(~0u, c, 16);
+				const unsigned c = here
+				                       ? kv_int4::code(
+				                             (f16_to_f32(exact[j * D + d]) - zero) *
+				                             inverse)
+				                       : 0,
+				               other = __shfl_down_sync(~0u, c, 16);
 				if (lane < 16)
-					((unsigned char *)p)[(j * G + m) * 16 + lane] = (unsigned char)(c | other << 4);
+					((unsigned char *)p)[(j * G + m) * 16 + lane] =
+					    (unsigned char)(c | other << 4);
 			}
 			scales(p, d)[0] = half;
 			scales(p, d)[1] = zero_half;

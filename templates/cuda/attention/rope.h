@@ -1,4 +1,5 @@
-/* Rotary positions. Tables hold, for each row, the cosines of R/2 angles, then their sines; and qkv_finish: what follows the product in norm_qkv. */
+/* Rotary positions. Tables hold, for each row, the cosines of R/2 angles, then their sines; and
+ * qkv_finish: what follows the product in norm_qkv. */
 #ifndef LLMC_CUDA_ATTENTION_ROPE_H
 #define LLMC_CUDA_ATTENTION_ROPE_H
 
@@ -6,12 +7,28 @@
 
 /* Places of pair i of R dimensions */
 struct rope_half {
-	DEV int first(int i, int) { return i; }
-	DEV int second(int i, int rope_dims) { return i + rope_dims / 2; }
+	DEV int
+	first(int i, int)
+	{
+		return i;
+	}
+	DEV int
+	second(int i, int rope_dims)
+	{
+		return i + rope_dims / 2;
+	}
 };
 struct rope_interleaved {
-	DEV int first(int i, int) { return 2 * i; }
-	DEV int second(int i, int) { return 2 * i + 1; }
+	DEV int
+	first(int i, int)
+	{
+		return 2 * i;
+	}
+	DEV int
+	second(int i, int)
+	{
+		return 2 * i + 1;
+	}
 };
 typedef rope_half rope_none; /* nothing is turned */
 
@@ -25,38 +42,55 @@ rope_rotate(float *a, float *b, const float *table, int i, int rope_dims)
 	*b = y * c + x * s;
 }
 
-/* norm_qkv: K of type E and V of type EV (cuda/attention/kv_quantized.h; TURN: quantised rows are turned), rotated in the way of ROPE, its first R dimensions (0: not at all) */
-template <class E_, class ROPE_, int HEADS_, int KV_HEADS_, int D_, int R_, bool HAS_QN_, bool HAS_KN_, long long PAGE_BYTES_, class EV_ = E_, bool ROTATE_ = false> struct qkv_config {
-	typedef kv_plane<E_, D_, ROTATE_>  KP;
+/* norm_qkv: K of type E and V of type EV (cuda/attention/kv_quantized.h; TURN: quantised rows are
+ * turned), rotated in the way of ROPE, its first R dimensions (0: not at all) */
+template <class E_, class ROPE_, int HEADS_, int KV_HEADS_, int D_, int R_, bool HAS_QN_,
+          bool HAS_KN_, long long PAGE_BYTES_, class EV_ = E_,
+          bool ROTATE_ = false> struct qkv_config {
+	typedef kv_plane<E_, D_, ROTATE_> KP;
 	typedef kv_plane<EV_, D_, ROTATE_> VP;
 	typedef ROPE_ ROPE;
-	enum { HEADS = HEADS_, KV_HEADS = KV_HEADS_, D = D_, R = R_, HAS_QN = HAS_QN_, HAS_KN = HAS_KN_, WHOLE = HAS_QN || HAS_KN || !KP::ROW_MAJOR_ACT || !VP::ROW_MAJOR_ACT }; /* WHOLE: a head is finished as one */
+	enum {
+		HEADS = HEADS_,
+		KV_HEADS = KV_HEADS_,
+		D = D_,
+		R = R_,
+		HAS_QN = HAS_QN_,
+		HAS_KN = HAS_KN_,
+		WHOLE = HAS_QN || HAS_KN || !KP::ROW_MAJOR_ACT || !VP::ROW_MAJOR_ACT
+	}; /* WHOLE: a head is finished as one */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
 };
 
 /* Its arguments; eps and plus_one are those of the norm of heads */
 struct qkv_args {
 	const float *b, *qn, *kn, *rope;
-	void        *kv;
-	float       *q, eps, plus_one;
+	void *kv;
+	float *q, eps, plus_one;
 };
 
 /* Sums of a product that know neither their row's scale nor their bias (NULL: none) yet */
 struct qkv_scaled {
 	const float *sum, *b;
-	float        scale;
-	__device__ __forceinline__ float operator[](int i) const { return sum[i] * scale + (b ? b[i] : 0.0f); }
+	float scale;
+	__device__ __forceinline__ float
+	operator[](int i) const
+	{
+		return sum[i] * scale + (b ? b[i] : 0.0f);
+	}
 };
 
-/* One warp: head `head` of row t, counted over q heads, then k heads, then v heads. raw: its D sums with bias, in shared or
- * global memory, ordered before the call (or a qkv_scaled of such); it stays as it is. Norm of the head, rope, and the way to q or to the page. All 32
- * lanes call. */
+/* One warp: head `head` of row t, counted over q heads, then k heads, then v heads. raw: its D sums
+ * with bias, in shared or global memory, ordered before the call (or a qkv_scaled of such); it
+ * stays as it is. Norm of the head, rope, and the way to q or to the page. All 32 lanes call. */
 template <class Q, class Raw> DEV void
 qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &raw)
 {
 	typedef typename Q::ROPE ROPE;
 	enum { D = Q::D, R = Q::R, PAIRS = R / 2, ITEMS = D - PAIRS, N = (ITEMS + 31) / 32 };
-	const int lane = lane_id(), kind = head < Q::HEADS ? 0 : head < Q::HEADS + Q::KV_HEADS ? 1 : 2;
+	const int lane = lane_id(), kind = head < Q::HEADS                 ? 0
+	                                   : head < Q::HEADS + Q::KV_HEADS ? 1
+	                                                                   : 2;
 	const bool normed = kind == 0 ? Q::HAS_QN : kind == 1 ? Q::HAS_KN : false;
 	const float *table = a.rope + (long long)t * R;
 	const float *w = kind == 0 ? a.qn : a.kn;
@@ -81,11 +115,14 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 	}
 	if (kind > 0) {
 		plane = (char *)a.kv + kv_page_of(s, s.seq_of[t], pos) * Q::PAGE_BYTES;
-		plane += kind == 1 ? (head - Q::HEADS) * Q::KP::BYTES : Q::KV_HEADS * Q::KP::BYTES + (head - Q::HEADS - Q::KV_HEADS) * Q::VP::BYTES;
+		plane += kind == 1 ? (head - Q::HEADS) * Q::KP::BYTES
+		                   : Q::KV_HEADS * Q::KP::BYTES +
+		                         (head - Q::HEADS - Q::KV_HEADS) * Q::VP::BYTES;
 	}
 #pragma unroll
 	for (int n = 0; n < N; n++) {
-		int i = lane + 32 * n, at = i < PAIRS ? ROPE::first(i, R) : i + PAIRS, to = ROPE::second(i, R);
+		int i = lane + 32 * n, at = i < PAIRS ? ROPE::first(i, R) : i + PAIRS,
+		    to = ROPE::second(i, R);
 		if (i >= ITEMS)
 			break; /* of its last item: shuffles come later */
 		if (normed) {
@@ -118,12 +155,14 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 		for (int m = 0; m < Q::KP::M; m++) {
 			const int d = lane + 32 * m;
 			const bool half = ROPE::second(0, R) > 1; /* pairs are R / 2 apart */
-			const bool pair = d < 2 * PAIRS, second = pair && (half ? d >= PAIRS : d % 2);
+			const bool pair = d < 2 * PAIRS,
+			           second = pair && (half ? d >= PAIRS : d % 2);
 			const int item = !pair ? d - PAIRS : half ? d % max((int)PAIRS, 1) : d / 2;
 			z[m] = 0;
 #pragma unroll
 			for (int n = 0; n < N; n++) {
-				const float one = __shfl_sync(~0u, x[n], item & 31), two = __shfl_sync(~0u, y[n], item & 31);
+				const float one = __shfl_sync(~0u, x[n], item & 31),
+				            two = __shfl_sync(~0u, y[n], item & 31);
 				if (item / 32 == n)
 					z[m] = second ? two : one;
 			}

@@ -4,7 +4,8 @@
 
 #include "cuda/weights/weights.h"
 
-/* y = scale * row `id` of w, by the whole block; zeros where the table of `rows` has no such row. With x: x + that. */
+/* y = scale * row `id` of w, by the whole block; zeros where the table of `rows` has no such row.
+ * With x: x + that. */
 template <class W> DEV void
 embed_row(const void *w, long long id, int rows, float scale, const float *x, float *y)
 {

@@ -1,17 +1,21 @@
-/* What becomes of the results of a matrix product: C neighbouring columns at a time (2, or 4 where threads have exchanged theirs), by the
- * thread that holds them. take(m, n, v, u): v[j] are the columns of row m from n + 4 C j on. It reads what it needs of them before; who has
- * several rows at once says read(m, n, before) of all of them first, and take(m, n, v, u, before) then, so that one's loads do not wait for another's stores.
- * prefetch<OUT>(m, n): OUT columns of row m will end in a while. */
+/* What becomes of the results of a matrix product: C neighbouring columns at a time (2, or 4 where
+ * threads have exchanged theirs), by the thread that holds them. take(m, n, v, u): v[j] are the
+ * columns of row m from n + 4 C j on. It reads what it needs of them before; who has several rows
+ * at once says read(m, n, before) of all of them first, and take(m, n, v, u, before) then, so that
+ * one's loads do not wait for another's stores. prefetch<OUT>(m, n): OUT columns of row m will end
+ * in a while. */
 #ifndef LLMC_CUDA_EPILOGUE_EPILOGUE_H
 #define LLMC_CUDA_EPILOGUE_EPILOGUE_H
 
 #include "cuda/math/math.h"
 
-/* What values between steps lie in memory as: value_${Y_DTYPE}. bf16 is rounded here, as the product that reads it would. */
+/* What values between steps lie in memory as: value_${Y_DTYPE}. bf16 is rounded here, as the
+ * product that reads it would. */
 typedef float value_f32;
 typedef unsigned short value_bf16;
 
-/* C columns of a row at p from column n, a multiple of C: in one access where rows are whole ones. */
+/* C columns of a row at p from column n, a multiple of C: in one access where rows are whole ones.
+ */
 template <int WIDTH, int C> DEV void
 gemm_read(const float *p, int n, float (&v)[C])
 {
@@ -44,12 +48,14 @@ gemm_write(float *p, int n, const float (&v)[C])
 {
 	if constexpr (C == 4 && WIDTH % 4 == 0) {
 		if (n < WIDTH)
-			st_v4(p + n, make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])));
+			st_v4(p + n, make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]),
+			                        __float_as_uint(v[2]), __float_as_uint(v[3])));
 	} else if constexpr (WIDTH % 2 == 0) {
 #pragma unroll
 		for (int c = 0; c < C; c += 2)
 			if (n + c < WIDTH)
-				st_v2(p + n + c, make_uint2(__float_as_uint(v[c]), __float_as_uint(v[c + 1])));
+				st_v2(p + n + c,
+				      make_uint2(__float_as_uint(v[c]), __float_as_uint(v[c + 1])));
 	} else {
 #pragma unroll
 		for (int c = 0; c < C; c++)
@@ -90,15 +96,22 @@ gemm_bias(const float *b, int n, float (&v)[N][C])
 }
 
 /* What an epilogue reads of its row before: nothing */
-struct gemm_nothing {};
+struct gemm_nothing {
+};
 
 /* y = F(v + b) */
 template <int WIDTH, float (*F)(float), class Y = value_f32> struct gemm_store {
-	Y           *y;
+	Y *y;
 	const float *b;
 	template <int N, int C> using before = gemm_nothing;
-	__device__ __forceinline__ void read(int, int, gemm_nothing &) const {}
-	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
+	__device__ __forceinline__ void
+	read(int, int, gemm_nothing &) const
+	{
+	}
+	template <int OUT> __device__ __forceinline__ void
+	prefetch(int, int) const
+	{
+	}
 	template <int N, int C> __device__ __forceinline__ void
 	store(int m, int n, float (&v)[N][C], float (&)[N][C], gemm_nothing = {}) const
 	{
@@ -113,21 +126,25 @@ template <int WIDTH, float (*F)(float), class Y = value_f32> struct gemm_store {
 	}
 };
 
-/* y = scale * r + v + b; y may be r: each thread reads its places before it writes them. TIGHT: two of them at a time, for kernels that have few registers. */
+/* y = scale * r + v + b; y may be r: each thread reads its places before it writes them. TIGHT: two
+ * of them at a time, for kernels that have few registers. */
 template <int WIDTH, bool TIGHT = false> struct gemm_add {
-	float       *y;
+	float *y;
 	const float *b, *r;
-	float        scale;
+	float scale;
 	/* begins to bring OUT columns of a row near */
 	template <int OUT> __device__ __forceinline__ void
 	prefetch(int m, int n) const
 	{
 #if __CUDA_ARCH__ >= 900
 		if (WIDTH % 4 == 0 && n < WIDTH)
-			bulk_prefetch_l2(r + (long long)m * WIDTH + n, (unsigned)min(OUT, WIDTH - n) * 4);
+			bulk_prefetch_l2(r + (long long)m * WIDTH + n,
+			                 (unsigned)min(OUT, WIDTH - n) * 4);
 #endif
 	}
-	template <int N, int C> struct before { float r[N][C]; };
+	template <int N, int C> struct before {
+		float r[N][C];
+	};
 	template <int N, int C> __device__ __forceinline__ void
 	read(int m, int n, before<N, C> &t) const
 	{
@@ -154,7 +171,7 @@ template <int WIDTH, bool TIGHT = false> struct gemm_add {
 		gemm_bias<WIDTH>(b, n, v);
 #pragma unroll
 		for (int j = 0; j < N; j += AT_ONCE) {
-			float (&some)[AT_ONCE][C] = (float (&)[AT_ONCE][C])v[j];
+			float(&some)[AT_ONCE][C] = (float(&)[AT_ONCE][C])v[j];
 			before<AT_ONCE, C> t;
 			read(m, n + 4 * C * j, t);
 			write(m, n + 4 * C * j, some, t);
@@ -170,11 +187,17 @@ template <int WIDTH, bool TIGHT = false> struct gemm_add {
 
 /* y = F(v + b, u + b'): v gate, u up */
 template <int WIDTH, float (*F)(float, float), class Y = value_f32> struct gemm_glu {
-	Y           *y;
+	Y *y;
 	const float *b;
 	template <int N, int C> using before = gemm_nothing;
-	__device__ __forceinline__ void read(int, int, gemm_nothing &) const {}
-	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
+	__device__ __forceinline__ void
+	read(int, int, gemm_nothing &) const
+	{
+	}
+	template <int OUT> __device__ __forceinline__ void
+	prefetch(int, int) const
+	{
+	}
 	template <int N, int C> __device__ __forceinline__ void
 	store(int m, int n, float (&v)[N][C], float (&u)[N][C], gemm_nothing = {}) const
 	{
@@ -210,15 +233,17 @@ gemm_left2(const unsigned short *p, int n, float (&v)[2]) /* bf16 */
 	}
 }
 
-/* What follows a product that a library has left in memory, raw [n, SHARE, ROWS]: blocks of 256 threads, blockIdx.x the row, blockIdx.y
- * GEMM_LEFT of its columns. scale, e: as in cuda/gemm/gemm.h; e may write over raw, each thread over what it has read. */
+/* What follows a product that a library has left in memory, raw [n, SHARE, ROWS]: blocks of 256
+ * threads, blockIdx.x the row, blockIdx.y GEMM_LEFT of its columns. scale, e: as in
+ * cuda/gemm/gemm.h; e may write over raw, each thread over what it has read. */
 enum { GEMM_LEFT = 2048 };
 
 template <class G, class T, class E> DEV void
 gemm_post(const T *raw, const float *scale, int n, const E &e)
 {
 	enum { WIDTH = G::ROWS, PARTS = G::SHARE };
-	const int m = (int)blockIdx.x, c = (int)blockIdx.y * GEMM_LEFT + (int)threadIdx.x / 4 * 32 + (int)threadIdx.x % 4 * 2;
+	const int m = (int)blockIdx.x, c = (int)blockIdx.y * GEMM_LEFT + (int)threadIdx.x / 4 * 32 +
+	                                   (int)threadIdx.x % 4 * 2;
 	float v[4][2] = {}, u[4][2] = {};
 
 	if (m >= n || c >= WIDTH)

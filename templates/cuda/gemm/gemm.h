@@ -1,4 +1,5 @@
-/* y = a w^T for the rows of a mixed step, with an epilogue: the walk over tiles. Stages: cuda/gemm/gemm_cp_async.h, cuda/gemm/gemm_tma.h.
+/* y = a w^T for the rows of a mixed step, with an epilogue: the walk over tiles. Stages:
+ * cuda/gemm/gemm_cp_async.h, cuda/gemm/gemm_tma.h.
  *
  *   a tile of BM x BN results, BK columns a stage, STAGES in shared memory:
  *     sm_80 .. 90, and block formats            sm_100, sm_120, elements
@@ -13,18 +14,22 @@
  *     e   epilogue (cuda/epilogue/epilogue.h): e.take(m, n, v, u) gets neighbouring results v of row m, columns n and on; with SHARE 2, u are those
  *         of the second half of the matrix
  *
- * Blocks stay and walk over tiles, so any n is covered by any grid. Three tiles: of 16, 64 and 128 rows; which one is used depends on
- * n and on how many tiles keep the multiprocessors busy; results do not (cuda/gemm/gemm_tile.h). A kernel may run several products, of one matrix or
- * format after another: their shared memory is the same.
+ * Blocks stay and walk over tiles, so any n is covered by any grid. Three tiles: of 16, 64 and 128
+ * rows; which one is used depends on n and on how many tiles keep the multiprocessors busy; results
+ * do not (cuda/gemm/gemm_tile.h). A kernel may run several products, of one matrix or format after
+ * another: their shared memory is the same.
  *
- * Bytes: a stage of the large tile of elements is 8 KB of activations and 8 KB of weights for 32 mma of each of 8 warps, of blocks 16 KB of
- * activations and, from memory, 4.5 to 8.5 KB of weights for 64. A step of the large tile is 91 instructions for 32 mma with 16-bit weights (sm_80); a warp
- * reads 3 KB of shared memory for 16 mma, three quarters of what an A100 can feed.
+ * Bytes: a stage of the large tile of elements is 8 KB of activations and 8 KB of weights for 32
+ * mma of each of 8 warps, of blocks 16 KB of activations and, from memory, 4.5 to 8.5 KB of weights
+ * for 64. A step of the large tile is 91 instructions for 32 mma with 16-bit weights (sm_80); a
+ * warp reads 3 KB of shared memory for 16 mma, three quarters of what an A100 can feed.
  *
- * Resources (ptxas 13.0, all of sm_80 to sm_120a, no spills): 16-bit weights and blocks of 32: 124-128 registers, two blocks (16 warps) a
- * multiprocessor, 3 or 4 stages of 32 columns (2 of 64 for blocks of 32); k formats: 162-183 registers, one block, 3 stages of 64. From sm_100a on
- * 16-bit weights and the activations beside them come by tensor maps: 119-123 registers, 6 stages of 32 columns of the large tile
- * in the 227 KB of an sm_100a, 3 in the 99 KB of an sm_120a, and no instruction for an address but the producer's. Not measured on sm_100a and sm_120a.
+ * Resources (ptxas 13.0, all of sm_80 to sm_120a, no spills): 16-bit weights and blocks of 32:
+ * 124-128 registers, two blocks (16 warps) a multiprocessor, 3 or 4 stages of 32 columns (2 of 64
+ * for blocks of 32); k formats: 162-183 registers, one block, 3 stages of 64. From sm_100a on
+ * 16-bit weights and the activations beside them come by tensor maps: 119-123 registers, 6 stages
+ * of 32 columns of the large tile in the 227 KB of an sm_100a, 3 in the 99 KB of an sm_120a, and no
+ * instruction for an address but the producer's. Not measured on sm_100a and sm_120a.
  *
  * Shared memory: G::SHARED bytes, dynamic, and 256 for the barriers of G::TMA. */
 #ifndef LLMC_CUDA_GEMM_GEMM_H
@@ -35,7 +40,8 @@
 
 /* The results of this warp go to the epilogue. */
 template <class G, class T, class E> DEV void
-gemm_epilogue(const float (&acc)[T::MT][T::NT][4], const gemm_operands<typename G::W> &in, int m0, int n0, int wm, int wn, const E &e)
+gemm_epilogue(const float (&acc)[T::MT][T::NT][4], const gemm_operands<typename G::W> &in, int m0,
+              int n0, int wm, int wn, const E &e)
 {
 	const int lane = (int)lane_id();
 	constexpr int N_OUT_TILES = T::NT / G::SHARE;
@@ -62,7 +68,8 @@ gemm_epilogue(const float (&acc)[T::MT][T::NT][4], const gemm_operands<typename 
 }
 
 template <class G, class T, class E> DEV void
-gemm_tile_compute(gemm_stages<G, T> &stages, const gemm_operands<typename G::W> &in, int m0, int n0, const E &e)
+gemm_tile_compute(gemm_stages<G, T> &stages, const gemm_operands<typename G::W> &in, int m0, int n0,
+                  const E &e)
 {
 	const int warp = (int)warp_id(), wm = warp / T::WARPS_N, wn = warp % T::WARPS_N;
 	float acc[T::MT][T::NT][4];
@@ -79,19 +86,23 @@ gemm_tile_compute(gemm_stages<G, T> &stages, const gemm_operands<typename G::W> 
 		gemm_epilogue<G, T>(acc, in, m0, n0, wm, wn, e);
 }
 
-/* All tiles of a product, in bands of 8 tiles of rows, so that what runs at one time shares both matrices in L2; their number. Products of one
- * configuration may follow each other on the same stages: `before`, the tiles of those before, keeps blocks evenly busy. */
+/* All tiles of a product, in bands of 8 tiles of rows, so that what runs at one time shares both
+ * matrices in L2; their number. Products of one configuration may follow each other on the same
+ * stages: `before`, the tiles of those before, keeps blocks evenly busy. */
 template <class G, class T, class E> DEV int
-gemm_tile_loop(gemm_stages<G, T> &stages, const gemm_operands<typename G::W> &in, const E &e, int before = 0)
+gemm_tile_loop(gemm_stages<G, T> &stages, const gemm_operands<typename G::W> &in, const E &e,
+               int before = 0)
 {
 	constexpr int OUT = T::BN / G::SHARE, TILES_N = (G::ROWS + OUT - 1) / OUT;
 	const int tiles_m = (in.n + T::BM - 1) / T::BM, grid = (int)gridDim.x;
 
 #pragma unroll 1
-	for (int t = before ? ((int)blockIdx.x + grid - before % grid) % grid : (int)blockIdx.x; t < tiles_m * TILES_N; t += grid) {
+	for (int t = before ? ((int)blockIdx.x + grid - before % grid) % grid : (int)blockIdx.x;
+	     t < tiles_m * TILES_N; t += grid) {
 		const int band = t / (8 * TILES_N), at = t - band * (8 * TILES_N);
 		const int height = min(tiles_m - band * 8, 8);
-		gemm_tile_compute<G, T>(stages, in, (band * 8 + at % height) * T::BM, at / height * OUT, e);
+		gemm_tile_compute<G, T>(stages, in, (band * 8 + at % height) * T::BM,
+		                        at / height * OUT, e);
 	}
 	return tiles_m * TILES_N;
 }
@@ -117,7 +128,9 @@ gemm_run(const gemm_operands<typename G::W> &in, const E &e)
 	if constexpr (SMALL_M < 16)
 		if (in.n <= 16)
 			return gemm_tiles<G, typename G::small>(smem, in, e);
-	if (in.n <= 64 || 2 * G::BLOCKS * large <= (int)gridDim.x) /* large tiles for less than half of the multiprocessors */
+	if (in.n <= 64 ||
+	    2 * G::BLOCKS * large <=
+	        (int)gridDim.x) /* large tiles for less than half of the multiprocessors */
 		gemm_tiles<G, typename G::middle>(smem, in, e);
 	else
 		gemm_tiles<G, typename G::large>(smem, in, e);

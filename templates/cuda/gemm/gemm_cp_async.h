@@ -1,5 +1,6 @@
-/* The stages of cuda/gemm/gemm.h's tiles, filled by all threads: activations and 16-bit weights by cp.async, a group of copies a stage; blocks are
- * unpacked from registers (cuda/gemm/gemm_weights.h). */
+/* The stages of cuda/gemm/gemm.h's tiles, filled by all threads: activations and 16-bit weights by
+ * cp.async, a group of copies a stage; blocks are unpacked from registers
+ * (cuda/gemm/gemm_weights.h). */
 #ifndef LLMC_CUDA_GEMM_GEMM_CP_ASYNC_H
 #define LLMC_CUDA_GEMM_GEMM_CP_ASYNC_H
 
@@ -9,10 +10,11 @@
 template <class G, class T> struct gemm_activations {
 	static constexpr int PASS = GEMM_THREADS / T::CHUNKS;
 	const unsigned short *from;
-	int                   r, c, left;
+	int r, c, left;
 
-	__device__ __forceinline__ gemm_activations(const unsigned short *act, int m0, int n)
-		: r((int)threadIdx.x / T::CHUNKS), c((int)threadIdx.x % T::CHUNKS)
+	__device__ __forceinline__
+	gemm_activations(const unsigned short *act, int m0, int n)
+	    : r((int)threadIdx.x / T::CHUNKS), c((int)threadIdx.x % T::CHUNKS)
 	{
 		left = n - m0 - r;
 		from = act + (long long)(m0 + r) * G::COLS + c * 8;
@@ -24,9 +26,12 @@ template <class G, class T> struct gemm_activations {
 		to += gemm_place<T>(r, c);
 #pragma unroll
 		for (int i = 0; i < (T::BM + PASS - 1) / PASS; i++) {
-			const bool in = i * PASS < left && (G::COLS % T::BK == 0 || k0 + c * 8 < G::COLS);
+			const bool in =
+			    i * PASS < left && (G::COLS % T::BK == 0 || k0 + c * 8 < G::COLS);
 			if (T::BM % PASS == 0 || r + i * PASS < T::BM)
-				cp_async_16_fill(to + i * PASS * T::BK * 2, from + k0 + (long long)i * PASS * G::COLS, in ? 16 : 0);
+				cp_async_16_fill(to + i * PASS * T::BK * 2,
+				                 from + k0 + (long long)i * PASS * G::COLS,
+				                 in ? 16 : 0);
 		}
 	}
 };
@@ -36,10 +41,14 @@ template <class G, class T, bool TMA = G::TMA> struct gemm_stages {
 	unsigned char *smem;
 
 	__device__ __forceinline__ explicit gemm_stages(unsigned char *smem) : smem(smem) {}
-	__device__ __forceinline__ void end() {}
+	__device__ __forceinline__ void
+	end()
+	{
+	}
 
 	__device__ __forceinline__ void
-	product(const gemm_operands<typename G::W> &in, int m0, int n0, int wm, int wn, float (&acc)[T::MT][T::NT][4])
+	product(const gemm_operands<typename G::W> &in, int m0, int n0, int wm, int wn,
+	        float (&acc)[T::MT][T::NT][4])
 	{
 		gemm_weights<G, T> weights(in.w, n0);
 		gemm_activations<G, T> rows(in.act, m0, in.n);
@@ -64,11 +73,13 @@ template <class G, class T, bool TMA = G::TMA> struct gemm_stages {
 			const bool more = step + T::STAGES - 1 < STEPS;
 			if (more) {
 				rows.prefetch(stage, (step + T::STAGES - 1) * T::BK);
-				weights.prefetch(stage + T::A_BYTES, (step + T::STAGES - 1) * T::BK);
+				weights.prefetch(stage + T::A_BYTES,
+				                 (step + T::STAGES - 1) * T::BK);
 			}
 			cp_async_commit();
 			if (T::WARPS == GEMM_THREADS / 32 || (int)warp_id() < T::WARPS)
-				gemm_multiply<typename G::W, T>(smem + at * T::STAGE_BYTES, wm, wn, acc);
+				gemm_multiply<typename G::W, T>(smem + at * T::STAGE_BYTES, wm, wn,
+				                                acc);
 			if (more)
 				weights.store(stage + T::A_BYTES);
 			at = at + 1 == T::STAGES ? 0 : at + 1;

@@ -1,8 +1,10 @@
-/* The portable product: normed rows of x by rows of weights in fp32, for every shape, storage type and architecture.
+/* The portable product: normed rows of x by rows of weights in fp32, for every shape, storage type
+ * and architecture.
  *
- * A block of 8 warps takes 8 tokens at a time; a warp two rows of weights, a lane a unit of them (cuda/weights/weights.h). The tokens' columns
- * are normed into shared memory in chunks that all warps read. What a token's row gives does not depend on the other tokens: its sum
- * is that of a lane's units in order, then of the lanes. */
+ * A block of 8 warps takes 8 tokens at a time; a warp two rows of weights, a lane a unit of them
+ * (cuda/weights/weights.h). The tokens' columns are normed into shared memory in chunks that all
+ * warps read. What a token's row gives does not depend on the other tokens: its sum is that of a
+ * lane's units in order, then of the lanes. */
 #ifndef LLMC_CUDA_GEMM_GEMM_GENERIC_H
 #define LLMC_CUDA_GEMM_GEMM_GENERIC_H
 
@@ -12,7 +14,11 @@
 enum { ROWS_TOKENS = 8, ROWS_CHUNK = 1024, ROWS_WARPS = 8 };
 
 /* 4 floats after every 32: lanes whose units lie 32 columns apart read different banks */
-DEV constexpr int rows_at(int c) { return c + c / 32 * 4; }
+DEV constexpr int
+rows_at(int c)
+{
+	return c + c / 32 * 4;
+}
 
 struct alignas(16) rows_shared {
 	float x[ROWS_TOKENS][ROWS_CHUNK + ROWS_CHUNK / 8];
@@ -20,17 +26,30 @@ struct alignas(16) rows_shared {
 };
 
 /* Where rows of x come from: row t, or row out_row[t] when that is given; nw, nb may be NULL. */
-struct rows_x { const float *x; const int *out_row; const float *nw, *nb; float eps; int plus_one; };
+struct rows_x {
+	const float *x;
+	const int *out_row;
+	const float *nw, *nb;
+	float eps;
+	int plus_one;
+};
 
-DEV const float *rows_of(const rows_x &x, int t, int cols) { return x.x + (long long)(x.out_row ? x.out_row[t] : t) * cols; }
+DEV const float *
+rows_of(const rows_x &x, int t, int cols)
+{
+	return x.x + (long long)(x.out_row ? x.out_row[t] : t) * cols;
+}
 
-/* The units from `first` to `last` of two rows, times NT tokens of the chunk that begins at column c0 */
+/* The units from `first` to `last` of two rows, times NT tokens of the chunk that begins at column
+ * c0 */
 template <class W, int NT> DEV void
-rows_chunk(const rows_shared &s, const unsigned char *const (&w)[2], int first, int last, int c0, float (&acc)[2][ROWS_TOKENS])
+rows_chunk(const rows_shared &s, const unsigned char *const (&w)[2], int first, int last, int c0,
+           float (&acc)[2][ROWS_TOKENS])
 {
 #pragma unroll 1 /* more would need more registers than there are */
 	for (int u = first + lane_id(); u < last; u += 32) {
-		const int at0 = rows_at(W::column(u, 0) - c0), at1 = rows_at(W::column(u, 0) + W::SPAN - c0);
+		const int at0 = rows_at(W::column(u, 0) - c0),
+		          at1 = rows_at(W::column(u, 0) + W::SPAN - c0);
 		float v[2][W::UNIT];
 		W::decode(W::load(w[0], u), u, v[0]);
 		W::decode(W::load(w[1], u), u, v[1]);
@@ -38,20 +57,25 @@ rows_chunk(const rows_shared &s, const unsigned char *const (&w)[2], int first, 
 		for (int t = 0; t < NT; t++)
 #pragma unroll
 			for (int i = 0; i < W::UNIT; i += 4) {
-				const float4 f = *(const float4 *)&s.x[t][i < 16 ? at0 + i : at1 + i - 16];
+				const float4 f =
+				    *(const float4 *)&s.x[t][i < 16 ? at0 + i : at1 + i - 16];
 #pragma unroll
 				for (int r = 0; r < 2; r++)
-					acc[r][t] = fmaf(v[r][i + 3], f.w, fmaf(v[r][i + 2], f.z, fmaf(v[r][i + 1], f.y, fmaf(v[r][i], f.x, acc[r][t]))));
+					acc[r][t] = fmaf(v[r][i + 3], f.w,
+					                 fmaf(v[r][i + 2], f.z,
+					                      fmaf(v[r][i + 1], f.y,
+					                           fmaf(v[r][i], f.x, acc[r][t]))));
 			}
 	}
 }
 
-/* Tokens [t0, t0 + 8) below n, times the two rows at w. Lane r * 8 + i has the product of row w[r] and token t0 + i. All threads of the
- * block call. */
+/* Tokens [t0, t0 + 8) below n, times the two rows at w. Lane r * 8 + i has the product of row w[r]
+ * and token t0 + i. All threads of the block call. */
 template <class W, class NORM> DEV float
 rows_times(rows_shared &s, const rows_x &x, const unsigned char *const (&w)[2], int t0, int n)
 {
-	const int nt = min((int)ROWS_TOKENS, n - t0), stage = nt > 1 ? (int)ROWS_TOKENS : 1, lane = lane_id(), warp = warp_id();
+	const int nt = min((int)ROWS_TOKENS, n - t0), stage = nt > 1 ? (int)ROWS_TOKENS : 1,
+	          lane = lane_id(), warp = warp_id();
 	float acc[2][ROWS_TOKENS] = {};
 
 	__syncthreads(); /* the tile before is done with s */
@@ -64,16 +88,21 @@ rows_times(rows_shared &s, const rows_x &x, const unsigned char *const (&w)[2], 
 		}
 	}
 	for (int c0 = 0; c0 < W::COLS; c0 += ROWS_CHUNK) {
-		const int width = min((int)ROWS_CHUNK, W::COLS - c0), padded = (width + 31) / 32 * 32;
+		const int width = min((int)ROWS_CHUNK, W::COLS - c0),
+		          padded = (width + 31) / 32 * 32;
 		__syncthreads();
 		for (int t = 0; t < stage; t++) { /* zeros beyond the columns and the tokens */
 			const float *from = rows_of(x, t0 + min(t, nt - 1), W::COLS) + c0;
 			for (int c = threadIdx.x; c < padded; c += 32 * ROWS_WARPS)
-				s.x[t][rows_at(c)] = c < width && t < nt
-				    ? NORM::apply(from[c], s.mean[t], s.scale[t], x.nw, x.nb, c0 + c, x.plus_one) : 0.0f;
+				s.x[t][rows_at(c)] =
+				    c < width && t < nt
+				        ? NORM::apply(from[c], s.mean[t], s.scale[t], x.nw, x.nb,
+				                      c0 + c, x.plus_one)
+				        : 0.0f;
 		}
 		__syncthreads();
-		const int first = c0 / W::UNIT, last = min((int)W::UNITS, (c0 + ROWS_CHUNK) / W::UNIT);
+		const int first = c0 / W::UNIT,
+		          last = min((int)W::UNITS, (c0 + ROWS_CHUNK) / W::UNIT);
 		if (nt > 1)
 			rows_chunk<W, ROWS_TOKENS>(s, w, first, last, c0, acc);
 		else
@@ -93,10 +122,14 @@ rows_times(rows_shared &s, const rows_x &x, const unsigned char *const (&w)[2], 
 }
 
 /* Rows row, row + 1 of a matrix of `rows` (the last one instead of what is beyond) */
-template <class W> DEV const unsigned char *rows_w(const void *w, int row, int rows) { return (const unsigned char *)w + min(row, rows - 1) * W::ROW; }
+template <class W> DEV const unsigned char *
+rows_w(const void *w, int row, int rows)
+{
+	return (const unsigned char *)w + min(row, rows - 1) * W::ROW;
+}
 
-/* y[t][row] = FINISH(product, row, t, ...) for ROWS rows and n tokens: the loop of most kernels here. A block takes 16 rows
- * (ROWS_BLOCK) of each tile. */
+/* y[t][row] = FINISH(product, row, t, ...) for ROWS rows and n tokens: the loop of most kernels
+ * here. A block takes 16 rows (ROWS_BLOCK) of each tile. */
 enum { ROWS_BLOCK = 2 * ROWS_WARPS };
 
 template <class W, class NORM, class FINISH> DEV void

@@ -1,5 +1,6 @@
-/* y = a w^T for the rows of a mixed step on sm_90a: wgmma, fed by a ring of stages in shared memory. What is in cuda/gemm/gemm.h (operands,
- * epilogues) holds here too; columns are a multiple of 64.
+/* y = a w^T for the rows of a mixed step on sm_90a: wgmma, fed by a ring of stages in shared
+ * memory. What is in cuda/gemm/gemm.h (operands, epilogues) holds here too; columns are a multiple
+ * of 64.
  *
  *   a cluster of two blocks, a tile of results each; 64 columns a stage:
  *     producer warps (4, or 8 that unpack)              consumer warpgroups (2, half of the tile's rows each)
@@ -10,89 +11,116 @@
  *       all: unpack blocks of weights from registers,     after the last stage: exchange pairs, epilogue; the producers
  *         st.shared, arrive at full[s]; prefetch s + 1      fill the next tile's stages meanwhile
  *
- * Activations are stored by prep in the order in which they stand in a stage (gemm90_act), or lie as the step before has left them and are brought in that order
- * by a tensor map (ROW_MAJOR_ACT): of a box of 64 rows those behind the last one are whatever is there, multiplied and dropped. full[s] has an arrival with the bytes of the copies,
- * whichever block they come from, and 8 of the warps that unpack. empty[s] has 8 of the consumer warps of each block, since the copies of one
+ * Activations are stored by prep in the order in which they stand in a stage (gemm90_act), or lie
+ * as the step before has left them and are brought in that order by a tensor map (ROW_MAJOR_ACT):
+ * of a box of 64 rows those behind the last one are whatever is there, multiplied and dropped.
+ * full[s] has an arrival with the bytes of the copies, whichever block they come from, and 8 of the
+ * warps that unpack. empty[s] has 8 of the consumer warps of each block, since the copies of one
  * block write into the other.
  *
- * Instructions of a consumer warp for a stage: 70 to 80, of which 4 wgmma (8 of two 128-column ones). Arithmetic, by stages; a multiprocessor multiplies 128 x 256 x 64 in 1024 cycles, reads 128 bytes a cycle of shared memory and gets 25 to 32
- * out of L2 when all ask (measured):
+ * Instructions of a consumer warp for a stage: 70 to 80, of which 4 wgmma (8 of two 128-column
+ * ones). Arithmetic, by stages; a multiprocessor multiplies 128 x 256 x 64 in 1024 cycles, reads
+ * 128 bytes a cycle of shared memory and gets 25 to 32 out of L2 when all ask (measured):
  *   tile          blocks share   bytes out of L2          a cycle   shared memory, read + filled, a cycle
  *   256 x 128     nothing        32 K + 16 K              48        96 + 48
  *   128 x 256     weights        16 K + 32 K / 2          32        80 + 48   16-bit weights, large
  *   256 x 128     activations    32 K / 2 + 4.6 to 8.7 K  20 - 24   96 + 48   others, large
  *   128 x 128     activations    16 K / 2 + 16 K          48        96 + 64   middle (512 cycles)
  *   128 x 32      activations    16 K / 2 + 4 K           96        192 + 160 small (128 cycles; 440 for L2), 16-bit weights
- * A warpgroup's m64n256k16 reads 2 + 8 KB in 128 cycles, two m64n128k16 4 + 8 KB: so 16-bit weights have the wide tile. Unpacking is 6 to 7
- * instructions a weight, 380 to 450 of 1024 issue slots that nobody else wants (of 512 in the middle tile). Halves of unpacked weights could go to
- * the other block through distributed shared memory, but then both need the same columns and all of their activations: 36 KB out of L2.
+ * A warpgroup's m64n256k16 reads 2 + 8 KB in 128 cycles, two m64n128k16 4 + 8 KB: so 16-bit weights
+ * have the wide tile. Unpacking is 6 to 7 instructions a weight, 380 to 450 of 1024 issue slots
+ * that nobody else wants (of 512 in the middle tile). Halves of unpacked weights could go to the
+ * other block through distributed shared memory, but then both need the same columns and all of
+ * their activations: 36 KB out of L2.
  *
- * Results leave by the threads that hold them, 4096 x 4096 of them (64 MB) beside 64 x 1024 cycles of products a tile. Pairs of columns would be 64
- * stores a thread, 8 lines each: 4096 cycles. Lanes exchange first (gemm90_quad_exchange): 32 stores and 64 shuffles, 2560 cycles, 4 %; the ring fills
- * meanwhile. Through shared memory it is 2 x 1024 cycles of what the products want, 32 KB at a time beside the ring, so no sooner over.
- * Warpgroups in turns on tiles of their own (64 x 256) would hide all of it but want 48 bytes a cycle out of L2. One warpgroup a stage or two behind the
- * other would hide a fifth to two fifths of it and keep as many of the ring's four stages from being filled ahead, 1000 cycles of latency each. What is added to the
- * results (64 MB more) is prefetched while the products run.
+ * Results leave by the threads that hold them, 4096 x 4096 of them (64 MB) beside 64 x 1024 cycles
+ * of products a tile. Pairs of columns would be 64 stores a thread, 8 lines each: 4096 cycles.
+ * Lanes exchange first (gemm90_quad_exchange): 32 stores and 64 shuffles, 2560 cycles, 4 %; the
+ * ring fills meanwhile. Through shared memory it is 2 x 1024 cycles of what the products want, 32
+ * KB at a time beside the ring, so no sooner over. Warpgroups in turns on tiles of their own (64 x
+ * 256) would hide all of it but want 48 bytes a cycle out of L2. One warpgroup a stage or two
+ * behind the other would hide a fifth to two fifths of it and keep as many of the ring's four
+ * stages from being filled ahead, 1000 cycles of latency each. What is added to the results (64 MB
+ * more) is prefetched while the products run.
  *
- * Every result is one chain of sums over k, whatever the tile, so that a row depends neither on others nor on how many there are. Tiles
- * are walked in bands of 8 tiles of rows: what runs at one time shares both matrices in L2. A block without rows or columns of its own (an odd
- * number of tiles) does its part of the copies all the same.
+ * Every result is one chain of sums over k, whatever the tile, so that a row depends neither on
+ * others nor on how many there are. Tiles are walked in bands of 8 tiles of rows: what runs at one
+ * time shares both matrices in L2. A block without rows or columns of its own (an odd number of
+ * tiles) does its part of the copies all the same.
  *
- * Steps of at most 64 rows are another kernel's (cuda/gemm/gemm_swap_ab.h). Measured on an H100: docs/results.md. */
+ * Steps of at most 64 rows are another kernel's (cuda/gemm/gemm_swap_ab.h). Measured on an H100:
+ * docs/results.md. */
 #ifndef LLMC_CUDA_GEMM_GEMM_SM90_H
 #define LLMC_CUDA_GEMM_GEMM_SM90_H
 
 #include "cuda/gemm/gemm.h"
 #include "cuda/ptx/wgmma.h"
 
-/* The tile of each of two blocks. SHARE_A: they have the same rows and neighbouring columns; otherwise the same columns and neighbouring rows. */
-template <int BM, int BN, int STAGES, bool SHARE_A_, int ROWS, int SHARE> struct gemm90_tile : gemm_tile<BM, BN, 64, 64, BN, STAGES> {
+/* The tile of each of two blocks. SHARE_A: they have the same rows and neighbouring columns;
+ * otherwise the same columns and neighbouring rows. */
+template <int BM, int BN, int STAGES, bool SHARE_A_, int ROWS, int SHARE> struct gemm90_tile
+    : gemm_tile<BM, BN, 64, 64, BN, STAGES> {
 	static constexpr bool SHARE_A = SHARE_A_;
-	static constexpr int  OUT = BN / SHARE;                                                 /* columns of y */
-	static constexpr int  BOTH_M = SHARE_A ? BM : 2 * BM, BOTH_N = SHARE_A ? 2 * OUT : OUT; /* of the two blocks together */
-	static constexpr int  TILES_N = (ROWS + BOTH_N - 1) / BOTH_N;
-	static constexpr int  MAP = BN < 128, BOX = MAP ? 32 / SHARE : 64;                      /* which tensor map, rows of its box */
+	static constexpr int OUT = BN / SHARE; /* columns of y */
+	static constexpr int BOTH_M = SHARE_A ? BM : 2 * BM,
+	                     BOTH_N = SHARE_A ? 2 * OUT : OUT; /* of the two blocks together */
+	static constexpr int TILES_N = (ROWS + BOTH_N - 1) / BOTH_N;
+	static constexpr int MAP = BN < 128,
+	                     BOX = MAP ? 32 / SHARE : 64; /* which tensor map, rows of its box */
 };
 
-/* 16-bit weights: one thread copies, and a warpgroup goes with it. Others are unpacked by two. ROW_MAJOR_ACT: activations lie row by row, as values do between
- * steps, and come by the tensor map behind those of the weights. */
-template <class W, int ROWS, int SHARE_ = 1, int ROW_MAJOR_ = 0> struct gemm90_config : gemm_config<W, ROWS, 90, SHARE_> {
+/* 16-bit weights: one thread copies, and a warpgroup goes with it. Others are unpacked by two.
+ * ROW_MAJOR_ACT: activations lie row by row, as values do between steps, and come by the tensor map
+ * behind those of the weights. */
+template <class W, int ROWS, int SHARE_ = 1, int ROW_MAJOR_ = 0> struct gemm90_config
+    : gemm_config<W, ROWS, 90, SHARE_> {
 	enum {
 		SHARE = SHARE_,
 		ROW_MAJOR = ROW_MAJOR_,
 		PRODUCERS = W::PACKED ? 256 : 128,
 		THREADS = PRODUCERS + 256,
-		SEPARATE_HALVES = 0,                                  /* halves are matrices of their own, each with its map */
+		SEPARATE_HALVES = 0, /* halves are matrices of their own, each with its map */
 		STAGE_BYTES = 196608
 	};
-	typedef gemm90_tile<W::PACKED ? 256 : 128, W::PACKED ? 128 : 256, 4, W::PACKED, ROWS, SHARE> large90;
-	typedef gemm90_tile<128, 128, 6, true, ROWS, SHARE>                                         middle90;
-	typedef gemm90_tile<128, 32, 8, true, ROWS, SHARE>                                          small90;
+	typedef gemm90_tile<W::PACKED ? 256 : 128, W::PACKED ? 128 : 256, 4, W::PACKED, ROWS, SHARE>
+	    large90;
+	typedef gemm90_tile<128, 128, 6, true, ROWS, SHARE> middle90;
+	typedef gemm90_tile<128, 32, 8, true, ROWS, SHARE> small90;
 	static_assert(W::COLS % 64 == 0, "whole stages");
-	static_assert(large90::BYTES <= STAGE_BYTES && middle90::BYTES <= STAGE_BYTES && small90::BYTES <= STAGE_BYTES, "stages");
+	static_assert(large90::BYTES <= STAGE_BYTES && middle90::BYTES <= STAGE_BYTES &&
+	                  small90::BYTES <= STAGE_BYTES,
+	              "stages");
 };
 
 struct alignas(1024) gemm90_shared_storage {
 	unsigned char stage[196608];
-	mbar_t        full[8], empty[8];
-	int           n; /* producer warps have no register left for it */
+	mbar_t full[8], empty[8];
+	int n; /* producer warps have no register left for it */
 };
 static_assert(sizeof(gemm90_shared_storage) == 197632, "the @launch lines say so");
 
-#define GEMM90_MMA(n) \
-	template <class W> DEV void gemm90_mma(float (&d)[n / 2], unsigned long long a, unsigned long long b, int add) { \
-		if (W::BF16) wgmma_bf16_m64n##n##k16(d, a, b, add); else wgmma_f16_m64n##n##k16(d, a, b, add); }
+#define GEMM90_MMA(n)                                                                              \
+	template <class W> DEV void gemm90_mma(float(&d)[n / 2], unsigned long long a,             \
+	                                       unsigned long long b, int add)                      \
+	{                                                                                          \
+		if (W::BF16)                                                                       \
+			wgmma_bf16_m64n##n##k16(d, a, b, add);                                     \
+		else                                                                               \
+			wgmma_f16_m64n##n##k16(d, a, b, add);                                      \
+	}
 GEMM90_MMA(32)
 GEMM90_MMA(128)
 GEMM90_MMA(256)
 
-/* Where prep puts a row: rows in groups of 64 (the last one of what is left), each group in pieces of
- * 64 columns, a piece as it stands in shared memory: rows of 128 bytes whose 16-byte chunks are xored with the row. */
+/* Where prep puts a row: rows in groups of 64 (the last one of what is left), each group in pieces
+ * of 64 columns, a piece as it stands in shared memory: rows of 128 bytes whose 16-byte chunks are
+ * xored with the row. */
 template <class G> struct gemm90_act {
 	unsigned char *at;
-	int            piece, flip;
+	int piece, flip;
 
-	__device__ __forceinline__ gemm90_act(void *act, int t, int n)
+	__device__ __forceinline__
+	gemm90_act(void *act, int t, int n)
 	{
 		const int group = t / 64, in = t % 64;
 
@@ -108,29 +136,46 @@ template <class G> struct gemm90_act {
 };
 
 /* pairs of tiles */
-template <class T> DEV int gemm90_tile_pairs(int n) { return (n + T::BOTH_M - 1) / T::BOTH_M * T::TILES_N; }
+template <class T> DEV int
+gemm90_tile_pairs(int n)
+{
+	return (n + T::BOTH_M - 1) / T::BOTH_M * T::TILES_N;
+}
 
 /* this block's tile of pair t of the walk */
 template <class T> DEV void
 gemm90_tile_coord(int t, int n, int rank, int &m0, int &n0)
 {
 	const int pairs_m = (n + T::BOTH_M - 1) / T::BOTH_M;
-	const int band = t / (8 * T::TILES_N), in = t - band * (8 * T::TILES_N), height = min(pairs_m - band * 8, 8);
+	const int band = t / (8 * T::TILES_N), in = t - band * (8 * T::TILES_N),
+	          height = min(pairs_m - band * 8, 8);
 
 	m0 = (band * 8 + in % height) * T::BOTH_M + (T::SHARE_A ? 0 : rank * T::BM);
 	n0 = in / height * T::BOTH_N + (T::SHARE_A ? rank * T::OUT : 0);
 }
 
-/* What the producer warps unpack: nothing, of 16-bit weights; of blocks, units that are a stage ahead in registers. */
+/* What the producer warps unpack: nothing, of 16-bit weights; of blocks, units that are a stage
+ * ahead in registers. */
 template <class G, class T, bool PACKED = G::W::PACKED> struct gemm90_unpack {
-	__device__ __forceinline__ gemm90_unpack(const w_matrix<typename G::W> &, int) {}
-	__device__ __forceinline__ void store(unsigned char *, mbar_t *, int) {}
+	__device__ __forceinline__
+	gemm90_unpack(const w_matrix<typename G::W> &, int)
+	{
+	}
+	__device__ __forceinline__ void
+	store(unsigned char *, mbar_t *, int)
+	{
+	}
 };
 
 template <class G, class T> struct gemm90_unpack<G, T, true> {
 	gemm_weights<G, T> weights;
 
-	__device__ __forceinline__ gemm90_unpack(const w_matrix<typename G::W> &w, int n0) : weights(w, n0) { weights.prefetch(0, 0); }
+	__device__ __forceinline__
+	gemm90_unpack(const w_matrix<typename G::W> &w, int n0)
+	    : weights(w, n0)
+	{
+		weights.prefetch(0, 0);
+	}
 	__device__ __forceinline__ void
 	store(unsigned char *to, mbar_t *full, int next)
 	{
@@ -145,12 +190,14 @@ template <class G, class T> struct gemm90_unpack<G, T, true> {
 	}
 };
 
-/* Activations of a block's tile on their way: pieces of 64 rows, or of what is left, FIRST and on. Of prep's order the next piece of a group follows. */
+/* Activations of a block's tile on their way: pieces of 64 rows, or of what is left, FIRST and on.
+ * Of prep's order the next piece of a group follows. */
 template <class G, int PIECES, bool ROW_MAJOR = G::ROW_MAJOR> struct gemm90_rows {
 	const unsigned char *from[PIECES];
-	int                  bytes[PIECES];
+	int bytes[PIECES];
 
-	__device__ __forceinline__ gemm90_rows(const unsigned short *act, int m0, int first, int rows)
+	__device__ __forceinline__
+	gemm90_rows(const unsigned short *act, int m0, int first, int rows)
 	{
 #pragma unroll
 		for (int i = 0; i < PIECES; i++) {
@@ -160,7 +207,11 @@ template <class G, int PIECES, bool ROW_MAJOR = G::ROW_MAJOR> struct gemm90_rows
 		}
 	}
 	/* what so many rows are in a stage */
-	DEV int in_stage(int rows) { return rows * 128; }
+	DEV int
+	in_stage(int rows)
+	{
+		return rows * 128;
+	}
 	template <bool BOTH> __device__ __forceinline__ void
 	load(int i, unsigned char *to, mbar_t *full, const tensor_map *, int)
 	{
@@ -175,15 +226,24 @@ template <class G, int PIECES, bool ROW_MAJOR = G::ROW_MAJOR> struct gemm90_rows
 template <class G, int PIECES> struct gemm90_rows<G, PIECES, true> {
 	int m, left; /* of the first piece */
 
-	__device__ __forceinline__ gemm90_rows(const unsigned short *, int m0, int first, int rows) : m(m0 + first * 64), left(rows - first * 64) {}
-	DEV int in_stage(int rows) { return (rows + 63) / 64 * 8192; }
+	__device__ __forceinline__
+	gemm90_rows(const unsigned short *, int m0, int first, int rows)
+	    : m(m0 + first * 64), left(rows - first * 64)
+	{
+	}
+	DEV int
+	in_stage(int rows)
+	{
+		return (rows + 63) / 64 * 8192;
+	}
 	template <bool BOTH> __device__ __forceinline__ void
 	load(int i, unsigned char *to, mbar_t *full, const tensor_map *w, int step)
 	{
 		const int rows = left - i * 64;
 
 		if (rows > 0 && BOTH)
-			tensor_load_2d_rows_multicast(to, w + 2, step * 64, m + i * 64, rows, full, 3);
+			tensor_load_2d_rows_multicast(to, w + 2, step * 64, m + i * 64, rows, full,
+			                              3);
 		if (rows > 0 && !BOTH)
 			tensor_load_2d_rows(to, w + 2, step * 64, m + i * 64, rows, full);
 	}
@@ -191,13 +251,15 @@ template <class G, int PIECES> struct gemm90_rows<G, PIECES, true> {
 
 /* One thread's part of the stages of a tile: this block's half of what both share goes to both. */
 template <class G, class T> struct gemm90_loads {
-	static constexpr int A = T::BM / 64 / (T::SHARE_A ? 2 : 1), B = T::BN / T::BOX / (T::SHARE_A ? 1 : 2);
+	static constexpr int A = T::BM / 64 / (T::SHARE_A ? 2 : 1),
+	                     B = T::BN / T::BOX / (T::SHARE_A ? 1 : 2);
 	typedef gemm90_rows<G, A> Rows;
 	Rows act;
-	int  all, n0, rank;
+	int all, n0, rank;
 
 	/* n0: the first row of weights, of their tensor */
-	__device__ __forceinline__ gemm90_loads(const unsigned short *act, int m0, int n0, int n, int rank)
+	__device__ __forceinline__
+	gemm90_loads(const unsigned short *act, int m0, int n0, int n, int rank)
 	    : act(act, m0, T::SHARE_A ? rank * A : 0, min(T::BM, n - m0)), n0(n0), rank(rank)
 	{
 		all = Rows::in_stage(max(min(T::BM, n - m0), 0)) + (G::W::PACKED ? 0 : T::BN * 128);
@@ -208,26 +270,33 @@ template <class G, class T> struct gemm90_loads {
 		mbar_arrive_expect(full, (unsigned)all);
 #pragma unroll
 		for (int i = 0; i < A; i++)
-			act.template load<T::SHARE_A>(i, stage + (T::SHARE_A ? rank * A + i : i) * 8192, full, w, step);
+			act.template load<T::SHARE_A>(
+			    i, stage + (T::SHARE_A ? rank * A + i : i) * 8192, full, w, step);
 #pragma unroll
 		for (int i = 0; !G::W::PACKED && i < B; i++) {
-			const int r = (T::SHARE_A ? i : rank * B + i) * T::BOX, row = n0 + (r < T::OUT ? r : r - T::OUT + (G::SEPARATE_HALVES ? 0 : G::ROWS));
+			const int r = (T::SHARE_A ? i : rank * B + i) * T::BOX,
+			          row = n0 + (r < T::OUT ? r
+			                                 : r - T::OUT +
+			                                       (G::SEPARATE_HALVES ? 0 : G::ROWS));
 			const tensor_map *map = w + T::MAP + (G::SEPARATE_HALVES && r >= T::OUT);
 			if (T::SHARE_A)
-				tensor_load_2d(stage + T::A_BYTES + r * 128, map, step * 64, row, full);
+				tensor_load_2d(stage + T::A_BYTES + r * 128, map, step * 64, row,
+				               full);
 			else
-				tensor_load_2d_multicast(stage + T::A_BYTES + r * 128, map, step * 64, row, full, 3);
+				tensor_load_2d_multicast(stage + T::A_BYTES + r * 128, map,
+				                         step * 64, row, full, 3);
 		}
 	}
 };
 
-/* What the clusters walk over: pairs of tiles of one product. find(t, ..): where pair t is; false: there is none. Of what it found: rows() of the product
- * operands(), whose results taker() takes. LANES: so many threads of a warp ask together. */
+/* What the clusters walk over: pairs of tiles of one product. find(t, ..): where pair t is; false:
+ * there is none. Of what it found: rows() of the product operands(), whose results taker() takes.
+ * LANES: so many threads of a warp ask together. */
 template <class G, class T, class E> struct gemm90_tile_scheduler {
 	enum { LANES = 1 };
 	const gemm_operands<typename G::W> &in;
-	const E                            &e;
-	const int                          &n; /* of in, or in shared memory */
+	const E &e;
+	const int &n; /* of in, or in shared memory */
 
 	__device__ __forceinline__ bool
 	find(int t, int rank, int &m0, int &n0)
@@ -237,13 +306,26 @@ template <class G, class T, class E> struct gemm90_tile_scheduler {
 		gemm90_tile_coord<T>(t, n, rank, m0, n0);
 		return true;
 	}
-	__device__ __forceinline__ int rows() const { return n; }
-	__device__ __forceinline__ const gemm_operands<typename G::W> &operands() const { return in; }
-	__device__ __forceinline__ const E &epilogue() const { return e; }
+	__device__ __forceinline__ int
+	rows() const
+	{
+		return n;
+	}
+	__device__ __forceinline__ const gemm_operands<typename G::W> &
+	operands() const
+	{
+		return in;
+	}
+	__device__ __forceinline__ const E &
+	epilogue() const
+	{
+		return e;
+	}
 };
 
-/* The producer warps; of 16-bit weights, one thread, or one warp whose first thread copies. it: stages of the ring so far; first: this cluster's first
- * pair. Products may follow each other on one ring. */
+/* The producer warps; of 16-bit weights, one thread, or one warp whose first thread copies. it:
+ * stages of the ring so far; first: this cluster's first pair. Products may follow each other on
+ * one ring. */
 template <class G, class T, class SCHEDULER> DEV void
 gemm90_produce(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it)
 {
@@ -272,13 +354,15 @@ gemm90_produce(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it
 				for (int r = step; r < rows; r += STEPS)
 					scheduler.epilogue().template prefetch<T::OUT>(m0 + r, n0);
 			}
-			weights.store(stage + T::A_BYTES, &s.full[at], step + 1 < STEPS ? step + 1 : -1);
+			weights.store(stage + T::A_BYTES, &s.full[at],
+			              step + 1 < STEPS ? step + 1 : -1);
 		}
 	}
 }
 
-/* Lanes of four hold columns 2 q and 2 q + 1 of every eight. Of two eights, even lanes get four neighbouring columns of the first and odd ones
- * of the second: stores of 64 bytes in a row instead of 32. */
+/* Lanes of four hold columns 2 q and 2 q + 1 of every eight. Of two eights, even lanes get four
+ * neighbouring columns of the first and odd ones of the second: stores of 64 bytes in a row instead
+ * of 32. */
 template <int N> DEV void
 gemm90_quad_exchange(const float (&v)[2 * N][2], float (&to)[N][4])
 {
@@ -289,19 +373,24 @@ gemm90_quad_exchange(const float (&v)[2 * N][2], float (&to)[N][4])
 #pragma unroll
 		for (int c = 0; c < 2; c++) {
 			const float keep = odd ? v[2 * j + 1][c] : v[2 * j][c];
-			const float got = __shfl_xor_sync(0xffffffffu, odd ? v[2 * j][c] : v[2 * j + 1][c], 1);
+			const float got =
+			    __shfl_xor_sync(0xffffffffu, odd ? v[2 * j][c] : v[2 * j + 1][c], 1);
 			to[j][c] = odd ? got : keep;
 			to[j][2 + c] = odd ? keep : got;
 		}
 }
 
-/* The consumer warps. A group whose rows are all past the last one lets the stages go by: tails of up to 64 rows cost half a tile. */
+/* The consumer warps. A group whose rows are all past the last one lets the stages go by: tails of
+ * up to 64 rows cost half a tile. */
 template <class G, class T, class SCHEDULER> DEV void
 gemm90_consume(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it)
 {
 	constexpr int STEPS = G::COLS / 64, MT = T::BM / 128;
-	constexpr int EIGHTS = T::OUT / 8 < 8 / G::SHARE ? T::OUT / 8 : 8 / G::SHARE; /* that end at one time: registers */
-	const int lane = (int)lane_id(), warp = (int)warp_id() - G::PRODUCERS / 32, group = warp / 4, rank = (int)cluster_rank();
+	constexpr int EIGHTS = T::OUT / 8 < 8 / G::SHARE
+	                           ? T::OUT / 8
+	                           : 8 / G::SHARE; /* that end at one time: registers */
+	const int lane = (int)lane_id(), warp = (int)warp_id() - G::PRODUCERS / 32,
+	          group = warp / 4, rank = (int)cluster_rank();
 	int m0, n0;
 
 #pragma unroll 1
@@ -311,7 +400,8 @@ gemm90_consume(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it
 #pragma unroll 1
 			for (int step = 0; step < STEPS; step++, it++) {
 				mbar_wait(&s.full[it % T::STAGES], it / T::STAGES & 1);
-				__syncwarp(); /* a lane that came late would wait for a phase that is over */
+				__syncwarp(); /* a lane that came late would wait for a phase that
+				                 is over */
 				if (lane < 2)
 					mbar_arrive_cluster(&s.empty[it % T::STAGES], lane);
 			}
@@ -321,14 +411,17 @@ gemm90_consume(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it
 		for (int step = 0; step < STEPS; step++, it++) {
 			const int at = it % T::STAGES;
 			const unsigned char *stage = s.stage + at * T::STAGE_BYTES;
-			const unsigned long long a = smem_desc(stage + group * MT * 8192, 16, 1024, 128), b = smem_desc(stage + T::A_BYTES, 16, 1024, 128);
+			const unsigned long long a = smem_desc(stage + group * MT * 8192, 16, 1024,
+			                                       128),
+			                         b = smem_desc(stage + T::A_BYTES, 16, 1024, 128);
 			mbar_wait(&s.full[at], it / T::STAGES & 1);
 			wgmma_fence();
 #pragma unroll
 			for (int k = 0; k < 4; k++)
 #pragma unroll
 				for (int i = 0; i < MT; i++)
-					gemm90_mma<typename G::W>(acc[i], a + i * 512 + k * 2, b + k * 2, step > 0 || k > 0);
+					gemm90_mma<typename G::W>(acc[i], a + i * 512 + k * 2,
+					                          b + k * 2, step > 0 || k > 0);
 			wgmma_commit();
 			wgmma_wait<1>();
 			if (step > 0 && lane < 2)
@@ -344,24 +437,30 @@ gemm90_consume(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it
 		for (int i = 0; i < MT; i++)
 #pragma unroll
 			for (int half = 0; half < 2; half++) {
-				const int m = m0 + (group * MT + i) * 64 + warp % 4 * 16 + half * 8 + (lane >> 2);
-				const float f = m < scheduler.rows() ? scheduler.operands().factor(m) : 1.0f;
+				const int m = m0 + (group * MT + i) * 64 + warp % 4 * 16 +
+				              half * 8 + (lane >> 2);
+				const float f =
+				    m < scheduler.rows() ? scheduler.operands().factor(m) : 1.0f;
 #pragma unroll
 				for (int col = 0; col < T::OUT / 8; col += EIGHTS) {
-					float v[EIGHTS][2], u[EIGHTS][2], v4[EIGHTS / 2][4], u4[EIGHTS / 2][4];
+					float v[EIGHTS][2], u[EIGHTS][2], v4[EIGHTS / 2][4],
+					    u4[EIGHTS / 2][4];
 #pragma unroll
 					for (int j = 0; j < EIGHTS; j++)
 #pragma unroll
 						for (int c = 0; c < 2; c++) {
 							const int at = 4 * (col + j) + 2 * half + c;
 							v[j][c] = acc[i][at] * f;
-							u[j][c] = acc[i][at + (T::BN - T::OUT) / 2] * f;
+							u[j][c] =
+							    acc[i][at + (T::BN - T::OUT) / 2] * f;
 						}
 					gemm90_quad_exchange(v, v4);
 					if (G::SHARE == 2)
 						gemm90_quad_exchange(u, u4);
 					if (m < scheduler.rows())
-						scheduler.epilogue().store(m, n0 + (col + (lane & 1)) * 8 + (lane & 2) * 2, v4, u4);
+						scheduler.epilogue().store(
+						    m, n0 + (col + (lane & 1)) * 8 + (lane & 2) * 2,
+						    v4, u4);
 				}
 			}
 	}
@@ -385,16 +484,19 @@ gemm90_init(gemm90_shared_storage &s, int n, bool tails)
 	cluster_sync();
 }
 
-/* Which tiles: rounds, times a stage at 28 bytes a cycle out of L2 (1170, 860, 440 cycles; with weights to unpack 1024 and 590). Small ones are
- * for what would leave most multiprocessors idle: 128 rows, 4096 columns are 32 middle tiles and 128 small ones. */
+/* Which tiles: rounds, times a stage at 28 bytes a cycle out of L2 (1170, 860, 440 cycles; with
+ * weights to unpack 1024 and 590). Small ones are for what would leave most multiprocessors idle:
+ * 128 rows, 4096 columns are 32 middle tiles and 128 small ones. */
 enum { GEMM90_LARGE, GEMM90_MIDDLE, GEMM90_SMALL };
 
 template <class G> DEV int
 gemm90_choose_tile(int n)
 {
 	const int g = (int)gridDim.x / 2;
-	const int large = (gemm90_tile_pairs<typename G::large90>(n) + g - 1) / g * (G::W::PACKED ? 102 : 117);
-	const int middle = (gemm90_tile_pairs<typename G::middle90>(n) + g - 1) / g * (G::W::PACKED ? 59 : 86);
+	const int large =
+	    (gemm90_tile_pairs<typename G::large90>(n) + g - 1) / g * (G::W::PACKED ? 102 : 117);
+	const int middle =
+	    (gemm90_tile_pairs<typename G::middle90>(n) + g - 1) / g * (G::W::PACKED ? 59 : 86);
 	const int small = (gemm90_tile_pairs<typename G::small90>(n) + g - 1) / g * 44;
 
 	if (!G::W::PACKED && small < min(large, middle))
@@ -421,24 +523,37 @@ gemm90_run(const gemm_operands<typename G::W> &in, const E &e)
 		gemm90_init<G, middle>(s, in.n, in.n % middle::BOTH_M != 0);
 	else
 		gemm90_init<G, small>(s, in.n, in.n % small::BOTH_M != 0);
-	/* the first pair is blockIdx.x / 2, not a name for it: producers that unpack q6_k would have no register for that */
+	/* the first pair is blockIdx.x / 2, not a name for it: producers that unpack q6_k would
+	 * have no register for that */
 	int it = 0;
 	if (threadIdx.x < G::PRODUCERS) {
 		reg_dec<(PACKED ? 72 : 40)>();
 		if (kind == GEMM90_LARGE)
-			gemm90_produce<G, large>(s, gemm90_tile_scheduler<G, large, E>{ in, e, s.n }, (int)blockIdx.x / 2, it);
+			gemm90_produce<G, large>(s,
+			                         gemm90_tile_scheduler<G, large, E>{ in, e, s.n },
+			                         (int)blockIdx.x / 2, it);
 		else if (PACKED || kind == GEMM90_MIDDLE)
-			gemm90_produce<G, middle>(s, gemm90_tile_scheduler<G, middle, E>{ in, e, s.n }, (int)blockIdx.x / 2, it);
+			gemm90_produce<G, middle>(s,
+			                          gemm90_tile_scheduler<G, middle, E>{ in, e, s.n },
+			                          (int)blockIdx.x / 2, it);
 		else if constexpr (!PACKED)
-			gemm90_produce<G, small>(s, gemm90_tile_scheduler<G, small, E>{ in, e, s.n }, (int)blockIdx.x / 2, it);
+			gemm90_produce<G, small>(s,
+			                         gemm90_tile_scheduler<G, small, E>{ in, e, s.n },
+			                         (int)blockIdx.x / 2, it);
 	} else {
 		reg_inc<(PACKED ? 184 : 232)>();
 		if (kind == GEMM90_LARGE)
-			gemm90_consume<G, large>(s, gemm90_tile_scheduler<G, large, E>{ in, e, in.n }, (int)blockIdx.x / 2, it);
+			gemm90_consume<G, large>(s,
+			                         gemm90_tile_scheduler<G, large, E>{ in, e, in.n },
+			                         (int)blockIdx.x / 2, it);
 		else if (PACKED || kind == GEMM90_MIDDLE)
-			gemm90_consume<G, middle>(s, gemm90_tile_scheduler<G, middle, E>{ in, e, in.n }, (int)blockIdx.x / 2, it);
+			gemm90_consume<G, middle>(
+			    s, gemm90_tile_scheduler<G, middle, E>{ in, e, in.n },
+			    (int)blockIdx.x / 2, it);
 		else if constexpr (!PACKED)
-			gemm90_consume<G, small>(s, gemm90_tile_scheduler<G, small, E>{ in, e, in.n }, (int)blockIdx.x / 2, it);
+			gemm90_consume<G, small>(s,
+			                         gemm90_tile_scheduler<G, small, E>{ in, e, in.n },
+			                         (int)blockIdx.x / 2, it);
 	}
 	__syncwarp();
 	cluster_sync(); /* the other block still arrives at barriers of this one */

@@ -1,27 +1,36 @@
-/* y = a w^T for up to 64 rows of a: the products of a decode step of 5 rows and more and of small mixed steps, bound by the bytes of W as those of cuda/gemv/gemv.h are.
- * Operands are swapped: weights are the rows of the mma, rows of a its columns, so that what is streamed goes from its ring to registers in the
- * order of W::stream, past no tile in shared memory and no ldmatrix, and 9 rows cost little more than 8.
+/* y = a w^T for up to 64 rows of a: the products of a decode step of 5 rows and more and of small
+ * mixed steps, bound by the bytes of W as those of cuda/gemv/gemv.h are. Operands are swapped:
+ * weights are the rows of the mma, rows of a its columns, so that what is streamed goes from its
+ * ring to registers in the order of W::stream, past no tile in shared memory and no ldmatrix, and 9
+ * rows cost little more than 8.
  *
- *   a block of 8 warps, MW of them beside each other in rows of W and KW in columns (swap_ab_tile); a step is KW units of MW * 32 rows:
+ *   a block of 8 warps, MW of them beside each other in rows of W and KW in columns (swap_ab_tile);
+ * a step is KW units of MW * 32 rows:
  *     weights   memory --cp.async--> stage --ld.shared--> fragment --scales, chunk--> A of the mma       each warp its own 32 rows and unit
  *     a         memory --cp.async--> stage --ld.shared.v4--> B of the mma                                 all threads copy, all warps of a unit read
  *     ring      STAGES steps; weights of the first ones are asked for before the PDL wait, a after it
  *     step      wait for its copies, barrier, ask for step + AHEAD, multiply
- *   after the last step of a tile: sums of the KW warps meet in the stage that was read last, in their order; epilogue
+ *   after the last step of a tile: sums of the KW warps meet in the stage that was read last, in
+ * their order; epilogue
  *
- * On sm_90a weights that are taken apart are multiplied by wgmma (cuda/gemm/gemm_swap_ab_sm90.h), which reads a where it lies in the stage, for 64 rows of W at once.
+ * On sm_90a weights that are taken apart are multiplied by wgmma (cuda/gemm/gemm_swap_ab_sm90.h),
+ * which reads a where it lies in the stage, for 64 rows of W at once.
  *
- * Columns of a lie in the order in which a stage wants them (swap_ab_act): of 16-bit weights, and where a lane has eight neighbours, that is the order of
- * the row itself.
+ * Columns of a lie in the order in which a stage wants them (swap_ab_act): of 16-bit weights, and
+ * where a lane has eight neighbours, that is the order of the row itself.
  *
- * Split-K: tiles times steps are one line, of which each block has an equal share, wherever tiles end: no block waits for another, and no multiprocessor
- * is without work but for one step; of few tiles, 12 blocks each have a part and no more. Of a tile that several blocks have parts of, each writes its sums to scratch and counts itself; who
- * counts last adds them all, in the order of the blocks, and has the epilogue: a block, or where warps share no rows of W (KW 1) each warp for itself. So results depend on the number of multiprocessors and
- * the tile (rows that the launch was made for: 16, 32, 64), not on the order in which blocks end.
+ * Split-K: tiles times steps are one line, of which each block has an equal share, wherever tiles
+ * end: no block waits for another, and no multiprocessor is without work but for one step; of few
+ * tiles, 12 blocks each have a part and no more. Of a tile that several blocks have parts of, each
+ * writes its sums to scratch and counts itself; who counts last adds them all, in the order of the
+ * blocks, and has the epilogue: a block, or where warps share no rows of W (KW 1) each warp for
+ * itself. So results depend on the number of multiprocessors and the tile (rows that the launch was
+ * made for: 16, 32, 64), not on the order in which blocks end.
  *
- * swap_ab_run<G>(rows, in, count, e, to): rows that the launch was made for, which decide the tile before anything else is known; in.n is not looked at,
- * *count is, once the kernels before have ended. The epilogue is one of cuda/epilogue/epilogue.h: neighbouring rows of W are neighbouring columns of y,
- * four of them in a lane, or two of both halves (SHARE 2).
+ * swap_ab_run<G>(rows, in, count, e, to): rows that the launch was made for, which decide the tile
+ * before anything else is known; in.n is not looked at, *count is, once the kernels before have
+ * ended. The epilogue is one of cuda/epilogue/epilogue.h: neighbouring rows of W are neighbouring
+ * columns of y, four of them in a lane, or two of both halves (SHARE 2).
  *
  * Arithmetic: docs/kernels/gemm.md. */
 #ifndef LLMC_CUDA_GEMM_GEMM_SWAP_AB_H
@@ -33,21 +42,36 @@
 
 enum { SWAP_AB_WARPS = 8, SWAP_AB_THREADS = SWAP_AB_WARPS * 32, SWAP_AB_ROWS = 64 };
 
-/* ROWS: columns of y; SHARE 2: each of rows of both halves of W. SHARED: bytes of dynamic shared memory, which the @launch line says too. WGMMA: products are of
- * warpgroups (cuda/gemm/gemm_swap_ab_sm90.h). */
+/* ROWS: columns of y; SHARE 2: each of rows of both halves of W. SHARED: bytes of dynamic shared
+ * memory, which the @launch line says too. WGMMA: products are of warpgroups
+ * (cuda/gemm/gemm_swap_ab_sm90.h). */
 template <class W_, int ROWS_, int SHARE_, int SHARED_, int WGMMA_ = 0> struct swap_ab_config {
-	typedef W_                 W;
+	typedef W_ W;
 	typedef typename W::stream S;
-	enum { ROWS = ROWS_, SHARE = SHARE_, COLS = W::COLS, UNITS = (COLS + S::UNIT - 1) / S::UNIT, SHARED = SHARED_, WGMMA = WGMMA_ };
+	enum {
+		ROWS = ROWS_,
+		SHARE = SHARE_,
+		COLS = W::COLS,
+		UNITS = (COLS + S::UNIT - 1) / S::UNIT,
+		SHARED = SHARED_,
+		WGMMA = WGMMA_
+	};
 };
 
 /* Has the launch the tile of 16 rows? */
-DEV bool swap_ab_tiny(int rows) { return rows > 0 && rows <= 16; }
+DEV bool
+swap_ab_tiny(int rows)
+{
+	return rows > 0 && rows <= 16;
+}
 
 /* What a warp has of a stage: eight rows, four times */
-template <class S> struct swap_ab_weights { typename S::stage group[4]; };
+template <class S> struct swap_ab_weights {
+	typename S::stage group[4];
+};
 
-/* For NT * 8 rows of a. KW: as many units a step, up to 4, as keep the bytes of a below half of those of the weights. */
+/* For NT * 8 rows of a. KW: as many units a step, up to 4, as keep the bytes of a below half of
+ * those of the weights. */
 template <class G, int NT_> struct swap_ab_tile {
 	typedef typename G::S S;
 	enum {
@@ -55,49 +79,72 @@ template <class G, int NT_> struct swap_ab_tile {
 		WGMMA = G::WGMMA && NT > 2, /* of 16 rows wgmma would take more instructions */
 		W_BYTES = SWAP_AB_WARPS * (int)sizeof(swap_ab_weights<S>),
 		UNIT_BYTES = S::CHUNKS * NT * 512, /* of a, for a unit */
-		KW = 8 * UNIT_BYTES <= W_BYTES && !WGMMA ? 4 : 4 * UNIT_BYTES <= W_BYTES ? 2 : 1,
+		KW = 8 * UNIT_BYTES <= W_BYTES && !WGMMA ? 4
+		     : 4 * UNIT_BYTES <= W_BYTES         ? 2
+		                                         : 1,
 		MW = SWAP_AB_WARPS / KW,
-		KEEP = KW < NT ? KW : NT,          /* warps with the same rows of W that have results: NT / KEEP times 8 rows of a each */
+		KEEP = KW < NT ? KW : NT, /* warps with the same rows of W that have results: NT /
+		                             KEEP times 8 rows of a each */
 		OWN = NT / KEEP,
-		OUT = MW * 32 / G::SHARE,          /* columns of y */
+		OUT = MW * 32 / G::SHARE, /* columns of y */
 		TILES = (G::ROWS + OUT - 1) / OUT,
 		STEPS = (G::UNITS + KW - 1) / KW,
-		PIECES = KW * S::CHUNKS * NT / 8,  /* 16 bytes of a, for each thread and step */
+		PIECES = KW * S::CHUNKS * NT / 8, /* 16 bytes of a, for each thread and step */
 		STAGE_BYTES = W_BYTES + KW * UNIT_BYTES,
 		STAGES = G::SHARED / STAGE_BYTES < 8 ? G::SHARED / STAGE_BYTES : 8,
-		AHEAD = STAGES - 1 - WGMMA,        /* stages on their way: not the one that is read, nor by wgmma the one before it */
-		SUMS = MW * 32 * NT * 8,           /* of a tile */
-		BLOCKS = TILES * (STEPS < 12 ? STEPS : 12) /* that have work: who adds a tile's sums reads one block's after the other */
+		AHEAD = STAGES - 1 - WGMMA, /* stages on their way: not the one that is read, nor by
+		                               wgmma the one before it */
+		SUMS = MW * 32 * NT * 8,    /* of a tile */
+		BLOCKS = TILES * (STEPS < 12 ? STEPS : 12) /* that have work: who adds a tile's sums
+		                                              reads one block's after the other */
 	};
 	static_assert(AHEAD >= 1 && PIECES >= 1, "shared memory for two stages, or three");
-	static_assert((KW - 1) * MW * NT * 512 <= STAGE_BYTES, "half of the warps' sums in one stage");
+	static_assert((KW - 1) * MW * NT * 512 <= STAGE_BYTES,
+	              "half of the warps' sums in one stage");
 	static_assert(NT % KEEP == 0, "the same number of results for each warp that has some");
-	static_assert(SWAP_AB_THREADS % 128 == 0 && NT <= SWAP_AB_WARPS, "a thread's pieces are of one lane");
+	static_assert(SWAP_AB_THREADS % 128 == 0 && NT <= SWAP_AB_WARPS,
+	              "a thread's pieces are of one lane");
 };
 
 /* ---- activations ---- */
 
-/* Where prep puts a row of a: pieces of 16 bytes, of each unit by chunks, of a chunk what its four lanes have; each the four columns from col on,
- * then those from col2 on, as in W::stream. */
-struct swap_ab_four { unsigned char *at; };
-struct swap_ab_four_nibbles { unsigned char *at; };
+/* Where prep puts a row of a: pieces of 16 bytes, of each unit by chunks, of a chunk what its four
+ * lanes have; each the four columns from col on, then those from col2 on, as in W::stream. */
+struct swap_ab_four {
+	unsigned char *at;
+};
+struct swap_ab_four_nibbles {
+	unsigned char *at;
+};
 
-DEV void st_v2(const swap_ab_four &to, uint2 v) { st_v2(to.at, v); }
+DEV void
+st_v2(const swap_ab_four &to, uint2 v)
+{
+	st_v2(to.at, v);
+}
 /* in the order 0 2 1 3 */
-DEV void st_v2(const swap_ab_four_nibbles &to, uint2 v) { st_v2(to.at, make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632))); }
+DEV void
+st_v2(const swap_ab_four_nibbles &to, uint2 v)
+{
+	st_v2(to.at, make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632)));
+}
 
-template <bool NIBBLES> struct swap_ab_four_of { typedef swap_ab_four type; };
-template <> struct swap_ab_four_of<true> { typedef swap_ab_four_nibbles type; };
+template <bool NIBBLES> struct swap_ab_four_of {
+	typedef swap_ab_four type;
+};
+template <> struct swap_ab_four_of<true> {
+	typedef swap_ab_four_nibbles type;
+};
 
 /* Which of W::stream's pieces column k is in: the bits of a column in its unit */
 template <class W> struct swap_ab_place {
 	typedef typename W::stream S;
 	int half, chunk, lane;
 
-	__device__ __forceinline__ explicit
-	swap_ab_place(int k)
+	__device__ __forceinline__ explicit swap_ab_place(int k)
 	{
-		const int HALF = S::col2(0, 0, 0), CHUNK = S::CHUNKS > 1 ? S::col(0, 1 % S::CHUNKS, 0) : 1, f = k % S::UNIT;
+		const int HALF = S::col2(0, 0, 0),
+		          CHUNK = S::CHUNKS > 1 ? S::col(0, 1 % S::CHUNKS, 0) : 1, f = k % S::UNIT;
 
 		half = f / HALF & 1;
 		chunk = f / CHUNK & (S::CHUNKS - 1);
@@ -109,41 +156,59 @@ template <class W> struct swap_ab_act {
 	typedef typename W::stream S;
 	typedef typename swap_ab_four_of<S::NIBBLES != 0>::type four;
 	/* bytes of a row: units are whole */
-	static constexpr long long ROW = W::PACKED ? (long long)((W::COLS + S::UNIT - 1) / S::UNIT * S::UNIT) * 2 : (long long)W::COLS * 2;
+	static constexpr long long ROW =
+	    W::PACKED ? (long long)((W::COLS + S::UNIT - 1) / S::UNIT * S::UNIT) * 2
+	              : (long long)W::COLS * 2;
 	unsigned char *row;
 
-	__device__ __forceinline__ swap_ab_act(void *act, long long t) : row((unsigned char *)act + t * ROW) {}
+	__device__ __forceinline__
+	swap_ab_act(void *act, long long t)
+	    : row((unsigned char *)act + t * ROW)
+	{
+	}
 	/* of columns k .. k + 3 */
 	__device__ __forceinline__ four
 	operator+(int k) const
 	{
 		const swap_ab_place<W> p(k);
 
-		return { row + ((k / S::UNIT * S::CHUNKS + p.chunk) * 4 + p.lane) * 16 + p.half * 8 };
+		return { row + ((k / S::UNIT * S::CHUNKS + p.chunk) * 4 + p.lane) * 16 +
+			 p.half * 8 };
 	}
 };
 
 /* ---- weights ---- */
 
-/* A chunk as w times GAIN, in the 16 bits of the mma: what the stream has; of formats whose sub-blocks have minima, those too, in one sum each. */
+/* A chunk as w times GAIN, in the 16 bits of the mma: what the stream has; of formats whose
+ * sub-blocks have minima, those too, in one sum each. */
 template <class S, bool MINS = S::MINS> struct swap_ab_chunk {
 	static constexpr float GAIN = S::GAIN;
 	typename S::scale s;
-
-	__device__ __forceinline__ void set(const typename S::fragment &u, int unit, int t) { S::scales(s, u, unit, t); }
-	__device__ __forceinline__ void get(unsigned (&b)[4], const typename S::fragment &u, int unit, int c, int t) const { S::template chunk<false>(b, u, s, unit, c, t); }
-};
-
-template <class S> struct swap_ab_chunk<S, true> {
-	static constexpr float GAIN = 0x1p-4f;
-	typename S::scale s;
-	unsigned d, m[2]; /* the block's d times 2^10; minus the minima of col and of col2 over 2^4 */
 
 	__device__ __forceinline__ void
 	set(const typename S::fragment &u, int unit, int t)
 	{
 		S::scales(s, u, unit, t);
-		const unsigned f = S::factors(u), least = h2_mul(s.mins, 0xac00ac00u), by = h2_twice_hi(f);
+	}
+	__device__ __forceinline__ void
+	get(unsigned (&b)[4], const typename S::fragment &u, int unit, int c, int t) const
+	{
+		S::template chunk<false>(b, u, s, unit, c, t);
+	}
+};
+
+template <class S> struct swap_ab_chunk<S, true> {
+	static constexpr float GAIN = 0x1p-4f;
+	typename S::scale s;
+	unsigned d,
+	    m[2]; /* the block's d times 2^10; minus the minima of col and of col2 over 2^4 */
+
+	__device__ __forceinline__ void
+	set(const typename S::fragment &u, int unit, int t)
+	{
+		S::scales(s, u, unit, t);
+		const unsigned f = S::factors(u), least = h2_mul(s.mins, 0xac00ac00u),
+		               by = h2_twice_hi(f);
 		d = h2_mul(h2_twice(f), 0x64006400u);
 		m[0] = h2_mul(h2_twice(least), by);
 		m[1] = h2_mul(h2_twice_hi(least), by);
@@ -158,11 +223,12 @@ template <class S> struct swap_ab_chunk<S, true> {
 	}
 };
 
-/* A warp's 32 rows of a tile: row 4 g + 2 i + h is row g of mma i, in its half h, so that lane 4 g + t ends with four neighbours. With SHARE 2 mma 0
- * has rows of the first half of W and mma 1 the same ones of the second. */
+/* A warp's 32 rows of a tile: row 4 g + 2 i + h is row g of mma i, in its half h, so that lane 4 g
+ * + t ends with four neighbours. With SHARE 2 mma 0 has rows of the first half of W and mma 1 the
+ * same ones of the second. */
 template <class G, class T> struct swap_ab_rows {
 	const unsigned char *row[2];
-	unsigned             next[2]; /* from h 0 to h 1 */
+	unsigned next[2]; /* from h 0 to h 1 */
 
 	__device__ __forceinline__ void
 	aim(const w_matrix<typename G::W> &w, int n0)
@@ -170,7 +236,8 @@ template <class G, class T> struct swap_ab_rows {
 		const int g = (int)lane_id() >> 2;
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
-			const int r = min(n0 + (G::SHARE == 2 ? 2 * g : 4 * g + 2 * i), G::ROWS - 1);
+			const int r =
+			    min(n0 + (G::SHARE == 2 ? 2 * g : 4 * g + 2 * i), G::ROWS - 1);
 			row[i] = w.row(r) + (G::SHARE == 2 && i ? w.half : 0);
 			next[i] = r + 1 < G::ROWS ? (unsigned)w.apart : 0;
 		}
@@ -189,31 +256,46 @@ template <class G, class T> struct swap_ab_rows {
 			at[p] = S::place(p, unit, lane & 3);
 #pragma unroll
 		for (int i = 0; i < 4; i++)
-			S::prefetch(to.group[i], row[i / 2] + (i % 2 ? next[i / 2] : 0), at, lane, 16);
+			S::prefetch(to.group[i], row[i / 2] + (i % 2 ? next[i / 2] : 0), at, lane,
+			            16);
 	}
 };
 
 /* ---- the line of steps ---- */
 
-/* Of `total` steps, block b of `blocks`, of which there are no more than steps, has those from first(b) on; owner(u) has step u. */
+/* Of `total` steps, block b of `blocks`, of which there are no more than steps, has those from
+ * first(b) on; owner(u) has step u. */
 struct swap_ab_line {
 	unsigned total, blocks;
-	__device__ __forceinline__ unsigned first(unsigned b) const { return total * min(b, blocks) / blocks; }
-	__device__ __forceinline__ unsigned owner(unsigned u) const { return ((u + 1) * blocks - 1) / total; }
+	__device__ __forceinline__ unsigned
+	first(unsigned b) const
+	{
+		return total * min(b, blocks) / blocks;
+	}
+	__device__ __forceinline__ unsigned
+	owner(unsigned u) const
+	{
+		return ((u + 1) * blocks - 1) / total;
+	}
 };
 
-/* Scratch: part [blocks, 2, SUMS] sums of tiles that several blocks have; count [TILES, MW] of zeros. */
-struct swap_ab_scratch { float *part; int *count; };
+/* Scratch: part [blocks, 2, SUMS] sums of tiles that several blocks have; count [TILES, MW] of
+ * zeros. */
+struct swap_ab_scratch {
+	float *part;
+	int *count;
+};
 
 /* A lane's part of a unit of a warp's 32 rows */
 template <class G> struct swap_ab_unit {
 	typedef typename G::S S;
 	typename S::fragment u[4];
-	swap_ab_chunk<S>        chunk[4];
-	int                  unit;
+	swap_ab_chunk<S> chunk[4];
+	int unit;
 
 	__device__ __forceinline__
-	swap_ab_unit(const swap_ab_weights<S> &from, int unit) : unit(unit)
+	swap_ab_unit(const swap_ab_weights<S> &from, int unit)
+	    : unit(unit)
 	{
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
@@ -244,11 +326,18 @@ template <class G> struct swap_ab_unit {
 /* How a step is multiplied, and in which order its part of a lies in its stage */
 template <class G, class T, bool WGMMA = T::WGMMA> struct swap_ab_mainloop {
 	typedef typename G::S S;
-	const unsigned char *act; /* this thread's pieces: of row tid / 4 % 8 of eight rows each, what lane tid % 4 has */
-	int                  n;
+	const unsigned char *act; /* this thread's pieces: of row tid / 4 % 8 of eight rows each,
+	                             what lane tid % 4 has */
+	int n;
 
-	__device__ __forceinline__ swap_ab_mainloop(const void *act, int, int n)
-		: act((const unsigned char *)act + (long long)((int)lane_id() >> 2) * swap_ab_act<typename G::W>::ROW + ((int)lane_id() & 3) * 16), n(n) {}
+	__device__ __forceinline__
+	swap_ab_mainloop(const void *act, int, int n)
+	    : act((const unsigned char *)act +
+	          (long long)((int)lane_id() >> 2) * swap_ab_act<typename G::W>::ROW +
+	          ((int)lane_id() & 3) * 16),
+	      n(n)
+	{
+	}
 	/* asks for a's part of step `at` */
 	__device__ __forceinline__ void
 	issue_loads(unsigned char *stage, int at) const
@@ -257,17 +346,29 @@ template <class G, class T, bool WGMMA = T::WGMMA> struct swap_ab_mainloop {
 
 #pragma unroll
 		for (int i = 0; i < T::PIECES; i++) {
-			const int p = i * SWAP_AB_WARPS + (int)warp_id(), j = p % T::NT, k = p / T::NT, unit = at * T::KW + k / S::CHUNKS;
-			const bool is = j * 8 + (lane >> 2) < n && (G::COLS % (S::UNIT * T::KW) == 0 || S::col(unit, k % S::CHUNKS, lane & 3) < G::COLS);
-			cp_async_16_fill(stage + T::W_BYTES + (p * 32 + lane) * 16, act + (is ? (long long)j * 8 * swap_ab_act<typename G::W>::ROW + (at * T::KW * S::CHUNKS + k) * 64 : 0), is ? 16 : 0);
+			const int p = i * SWAP_AB_WARPS + (int)warp_id(), j = p % T::NT,
+			          k = p / T::NT, unit = at * T::KW + k / S::CHUNKS;
+			const bool is = j * 8 + (lane >> 2) < n &&
+			                (G::COLS % (S::UNIT * T::KW) == 0 ||
+			                 S::col(unit, k % S::CHUNKS, lane & 3) < G::COLS);
+			cp_async_16_fill(
+			    stage + T::W_BYTES + (p * 32 + lane) * 16,
+			    act + (is ? (long long)j * 8 * swap_ab_act<typename G::W>::ROW +
+			                    (at * T::KW * S::CHUNKS + k) * 64
+			              : 0),
+			    is ? 16 : 0);
 		}
 	}
 	/* what came of a stage is there for all, behind a barrier */
-	__device__ __forceinline__ void share() const {}
+	__device__ __forceinline__ void
+	share() const
+	{
+	}
 	__device__ __forceinline__ void
 	multiply(const unsigned char *stage, int wm, int wk, int unit, float (&acc)[2][T::NT][4])
 	{
-		const unsigned char *x = stage + T::W_BYTES + wk * T::UNIT_BYTES + (int)lane_id() * 16;
+		const unsigned char *x =
+		    stage + T::W_BYTES + wk * T::UNIT_BYTES + (int)lane_id() * 16;
 
 		if (G::UNITS % T::KW && unit >= G::UNITS)
 			return;
@@ -289,7 +390,10 @@ template <class G, class T, bool WGMMA = T::WGMMA> struct swap_ab_mainloop {
 		}
 	}
 	/* all sums are there */
-	__device__ __forceinline__ void finish(float (&)[2][T::NT][4]) const {}
+	__device__ __forceinline__ void
+	finish(float (&)[2][T::NT][4]) const
+	{
+	}
 };
 
 template <int N> DEV void
@@ -304,7 +408,12 @@ swap_ab_clear(float (&acc)[2][N][4])
 				acc[i][j][c] = 0;
 }
 
-DEV uint4 swap_ab_bits(const float (&v)[4]) { return make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])); }
+DEV uint4
+swap_ab_bits(const float (&v)[4])
+{
+	return make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
+	                  __float_as_uint(v[3]));
+}
 
 DEV void
 swap_ab_add(float (&to)[4], uint4 v)
@@ -315,7 +424,8 @@ swap_ab_add(float (&to)[4], uint4 v)
 	to[3] += __uint_as_float(v.w);
 }
 
-/* The sums of warps that had other columns of the same rows join those of the first ones, through `room`, which everybody has read */
+/* The sums of warps that had other columns of the same rows join those of the first ones, through
+ * `room`, which everybody has read */
 template <class T> DEV void
 swap_ab_join(unsigned char *room, int lane, int wm, int wk, float (&acc)[2][T::NT][4])
 {
@@ -325,19 +435,27 @@ swap_ab_join(unsigned char *room, int lane, int wm, int wk, float (&acc)[2][T::N
 		if (wk > 0)
 #pragma unroll
 			for (int j = 0; j < T::NT; j++)
-				st_v4(room + ((((wk - 1) * T::MW + wm) * T::NT + j) * 32 + lane) * 16, swap_ab_bits(acc[i][j]));
+				st_v4(room +
+				          ((((wk - 1) * T::MW + wm) * T::NT + j) * 32 + lane) * 16,
+				      swap_ab_bits(acc[i][j]));
 		__syncthreads();
 		if (wk == 0)
 #pragma unroll
 			for (int k = 0; k < T::KW - 1; k++)
 #pragma unroll
 				for (int j = 0; j < T::NT; j++)
-					swap_ab_add(acc[i][j], ld_v4(room + (((k * T::MW + wm) * T::NT + j) * 32 + lane) * 16));
+					swap_ab_add(
+					    acc[i][j],
+					    ld_v4(room +
+					          (((k * T::MW + wm) * T::NT + j) * 32 + lane) *
+					              16));
 	}
 }
 
-/* Of what blocks from .. upto have written of a tile, in their order: rows of a from 8 j0 on. A block's loads are all on their way together, and no warp waits for another: 32 or 64 KB at once.
- * (Loads of the next block as each register is added need no more registers, but ptxas puts them behind the additions.) */
+/* Of what blocks from .. upto have written of a tile, in their order: rows of a from 8 j0 on. A
+ * block's loads are all on their way together, and no warp waits for another: 32 or 64 KB at once.
+ * (Loads of the next block as each register is added need no more registers, but ptxas puts them
+ * behind the additions.) */
 template <class T, class P> DEV void
 swap_ab_gather(unsigned from, unsigned upto, const P &sums, int j0, float (&own)[2][T::OWN][4])
 {
@@ -347,18 +465,24 @@ swap_ab_gather(unsigned from, unsigned upto, const P &sums, int j0, float (&own)
 		const float *const at = sums(b) + j0 * 128;
 #pragma unroll
 		for (int i = 0; i < 2 * T::OWN; i++)
-			swap_ab_add(own[i / T::OWN][i % T::OWN], ld_v4(at + (i / T::OWN * T::NT + i % T::OWN) * 128));
+			swap_ab_add(own[i / T::OWN][i % T::OWN],
+			            ld_v4(at + (i / T::OWN * T::NT + i % T::OWN) * 128));
 	}
 }
 
-/* A warp's results go to the epilogue, whose own reads are all on their way first. n0: the first column of its 32 rows; m0: its first row of a */
+/* A warp's results go to the epilogue, whose own reads are all on their way first. n0: the first
+ * column of its 32 rows; m0: its first row of a */
 template <class G, int OWN, class E> DEV void
-swap_ab_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W> &in, int lane, int n, int n0, int m0, const E &e)
+swap_ab_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W> &in, int lane,
+                int n, int n0, int m0, const E &e)
 {
 	constexpr int C = G::SHARE == 2 ? 2 : 4;
 	typedef w_row_factor<typename G::W> F;
 	const int g = lane >> 2, t = lane & 3;
-	constexpr int NEAR = OWN <= 4 ? OWN : G::WGMMA ? 4 : 1; /* times two rows, whose reads are on their way together: as many as there are registers */
+	constexpr int NEAR = OWN <= 4   ? OWN
+	                     : G::WGMMA ? 4
+	                                : 1; /* times two rows, whose reads are on their way
+	                                        together: as many as there are registers */
 	float f[2][C];
 
 #pragma unroll
@@ -374,7 +498,8 @@ swap_ab_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W
 #pragma unroll
 		for (int i = 0; i < 2 * NEAR; i++) {
 			const int m = m0 + (j0 + i / 2) * 8 + 2 * t + i % 2;
-			scale[i] = in.factor(min(m, n - 1)) * (1.0f / swap_ab_chunk<typename G::S>::GAIN);
+			scale[i] =
+			    in.factor(min(m, n - 1)) * (1.0f / swap_ab_chunk<typename G::S>::GAIN);
 			if (m < n)
 				e.read(m, n0 + C * g, before[i]);
 		}
@@ -394,7 +519,8 @@ swap_ab_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W
 	}
 }
 
-/* One more has left its sums, whose threads have met; is it the last of `others` and itself? The count is 0 again then. */
+/* One more has left its sums, whose threads have met; is it the last of `others` and itself? The
+ * count is 0 again then. */
 DEV bool
 swap_ab_last(int *count, int others)
 {
@@ -406,20 +532,26 @@ swap_ab_last(int *count, int others)
 }
 
 template <class G, int NT, class E> DEV void
-swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &e, const swap_ab_scratch &to)
+swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &e,
+                const swap_ab_scratch &to)
 {
 	typedef swap_ab_tile<G, NT> T;
 	typedef typename G::S S;
 	SHARED_BYTES(smem);
 	SHARED(int, last);
-	const int tid = (int)threadIdx.x, warp = (int)warp_id(), lane = (int)lane_id(), wm = T::KW > 1 ? warp % T::MW : warp, wk = T::KW > 1 ? warp / T::MW : 0;
-	const swap_ab_line line = { (unsigned)T::TILES * T::STEPS, min(gridDim.x, (unsigned)T::BLOCKS) };
+	const int tid = (int)threadIdx.x, warp = (int)warp_id(), lane = (int)lane_id(),
+	          wm = T::KW > 1 ? warp % T::MW : warp, wk = T::KW > 1 ? warp / T::MW : 0;
+	const swap_ab_line line = { (unsigned)T::TILES * T::STEPS,
+		                    min(gridDim.x, (unsigned)T::BLOCKS) };
 	const int stop = (int)line.first(blockIdx.x + 1), begin = (int)line.first(blockIdx.x);
 
 	/* where the next stage to be filled is on the line */
-	int tile = begin / T::STEPS, step = begin - tile * T::STEPS, next_tile = tile, next_step = step;
+	int tile = begin / T::STEPS, step = begin - tile * T::STEPS, next_tile = tile,
+	    next_step = step;
 	swap_ab_rows<G, T> rows;
-	auto ask_weights = [&](unsigned char *stage) { rows.prefetch(((swap_ab_weights<S> *)stage)[warp], next_step * T::KW + wk); };
+	auto ask_weights = [&](unsigned char *stage) {
+		rows.prefetch(((swap_ab_weights<S> *)stage)[warp], next_step * T::KW + wk);
+	};
 	auto advance = [&] {
 		if (++next_step == T::STEPS) {
 			next_step = 0;
@@ -450,7 +582,7 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 	}
 
 	float acc[2][NT][4];
-	int   at = 0;
+	int at = 0;
 	swap_ab_clear(acc);
 #pragma unroll 1
 	for (int u = begin; u < stop; u++) {
@@ -458,7 +590,10 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 		product.share();
 		__syncthreads();
 		if (u + T::AHEAD < stop) {
-			unsigned char *into = smem + (at + T::AHEAD < T::STAGES ? at + T::AHEAD : at + T::AHEAD - T::STAGES) * T::STAGE_BYTES;
+			unsigned char *into =
+			    smem + (at + T::AHEAD < T::STAGES ? at + T::AHEAD
+			                                      : at + T::AHEAD - T::STAGES) *
+			               T::STAGE_BYTES;
 			ask_weights(into);
 			product.issue_loads(into, next_step);
 			advance();
@@ -468,38 +603,56 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 
 		if (++step == T::STEPS || u + 1 == stop) {
 			product.finish(acc);
-			const int warp = here(tid / 32), lane = here(tid % 32), wm = T::KW > 1 ? warp % T::MW : warp, wk = T::KW > 1 ? warp / T::MW : 0;
+			const int warp = here(tid / 32), lane = here(tid % 32),
+			          wm = T::KW > 1 ? warp % T::MW : warp,
+			          wk = T::KW > 1 ? warp / T::MW : 0;
 			if (T::KW > 1)
 				swap_ab_join<T>(smem + at * T::STAGE_BYTES, lane, wm, wk, acc);
 			/* the blocks that have parts of this tile, and where their sums are */
-			const unsigned from = line.owner(tile * T::STEPS), upto = line.owner(tile * T::STEPS + T::STEPS - 1);
+			const unsigned from = line.owner(tile * T::STEPS),
+			               upto = line.owner(tile * T::STEPS + T::STEPS - 1);
 			const int n0 = (tile * T::MW + wm) * (32 / G::SHARE);
 			if (from == upto) {
 				if (wk == 0)
 					swap_ab_results<G>(acc, in, lane, n, n0, 0, e);
 			} else {
-				auto sums = [&](unsigned b) { return to.part + (long long)(2 * b + (line.first(b) < (unsigned)(tile * T::STEPS))) * T::SUMS + (wm * 2 * NT * 32 + lane) * 4; };
+				auto sums = [&](unsigned b) {
+					return to.part +
+					       (long long)(2 * b + (line.first(b) <
+					                            (unsigned)(tile * T::STEPS))) *
+					           T::SUMS +
+					       (wm * 2 * NT * 32 + lane) * 4;
+				};
 				if (wk == 0)
 #pragma unroll
 					for (int i = 0; i < 2 * NT; i++)
-						st_v4(sums(blockIdx.x) + i * 128, swap_ab_bits(acc[i / NT][i % NT]));
+						st_v4(sums(blockIdx.x) + i * 128,
+						      swap_ab_bits(acc[i / NT][i % NT]));
 				bool is_last;
 				if constexpr (T::KW > 1) {
 					__syncthreads();
 					if (tid == 0)
-						last = swap_ab_last(to.count + tile * T::MW, (int)(upto - from));
+						last = swap_ab_last(to.count + tile * T::MW,
+						                    (int)(upto - from));
 					__syncthreads();
 					is_last = last && wk < T::KEEP;
 				} else {
-					/* a warp has what it left: no other is waited for, and warps of blocks that end together may each be the last of theirs */
+					/* a warp has what it left: no other is waited for, and
+					 * warps of blocks that end together may each be the last of
+					 * theirs */
 					__syncwarp();
-					is_last = __shfl_sync(0xffffffffu, lane == 0 && swap_ab_last(to.count + tile * T::MW + wm, (int)(upto - from)), 0);
+					is_last = __shfl_sync(
+					    0xffffffffu,
+					    lane == 0 && swap_ab_last(to.count + tile * T::MW + wm,
+					                              (int)(upto - from)),
+					    0);
 					__syncwarp();
 				}
 				if (is_last) {
 					float own[2][T::OWN][4];
 					swap_ab_gather<T>(from, upto, sums, wk * T::OWN, own);
-					swap_ab_results<G>(own, in, lane, n, n0, wk * T::OWN * 8, e);
+					swap_ab_results<G>(own, in, lane, n, n0, wk * T::OWN * 8,
+					                   e);
 				}
 			}
 			swap_ab_clear(acc);
@@ -512,7 +665,8 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 }
 
 template <class G, class E> DEV void
-swap_ab_run(int rows, const gemm_operands<typename G::W> &in, const int *count, const E &e, const swap_ab_scratch &to)
+swap_ab_run(int rows, const gemm_operands<typename G::W> &in, const int *count, const E &e,
+            const swap_ab_scratch &to)
 {
 	if (swap_ab_tiny(rows))
 		swap_ab_rows_of<G, 2>(in, count, e, to);

@@ -1,21 +1,30 @@
-/* Products of 9 to 64 rows by wgmma, for weights that are taken apart: cuda/gemm/gemm_swap_ab.h says what is around them. Two warpgroups; a warp's 32 rows of W are its part of two
- * m64, so lanes hold the weights and the sums that they hold beside mma.sync. A comes from registers; B, rows of a, from the stage, once for 64 rows of W.
+/* Products of 9 to 64 rows by wgmma, for weights that are taken apart: cuda/gemm/gemm_swap_ab.h
+ * says what is around them. Two warpgroups; a warp's 32 rows of W are its part of two m64, so lanes
+ * hold the weights and the sums that they hold beside mma.sync. A comes from registers; B, rows of
+ * a, from the stage, once for 64 rows of W.
  *
  *   chunk c of a step   four sets of A in turns, two where a step has two chunks:
  *     weights to A      while the tensor cores are at chunks c - 1 and c - 2 (of two sets c - 1), of this step or the last ones of the step before
  *     4 wgmma, commit   two k16 of both m64
  *     wait              for chunk c - 2 (c - 1): there is an A that is free, and before a step is through all of the stage before it
  *
- * Tiles of 32 and 64 rows; of 16, wgmma takes more instructions than mma.sync. A stage is filled again a step later than by mma.sync (AHEAD). Of a stage, columns in eights: rows of a, 16 bytes each, as a descriptor without a swizzle wants them.
- * Lane t of A has columns 2 t and 2 t + 1 of each eight: of each chunk, word i of lane t's four is at t of eight i. */
+ * Tiles of 32 and 64 rows; of 16, wgmma takes more instructions than mma.sync. A stage is filled
+ * again a step later than by mma.sync (AHEAD). Of a stage, columns in eights: rows of a, 16 bytes
+ * each, as a descriptor without a swizzle wants them. Lane t of A has columns 2 t and 2 t + 1 of
+ * each eight: of each chunk, word i of lane t's four is at t of eight i. */
 #ifndef LLMC_CUDA_GEMM_GEMM_SWAP_AB_SM90_H
 #define LLMC_CUDA_GEMM_GEMM_SWAP_AB_SM90_H
 
 #include "cuda/gemm/gemm_swap_ab.h"
 #include "cuda/ptx/wgmma.h"
 
-/* Where prep puts a row of the step's n: eights of columns as in a stage, of all rows each; of up to 16 rows as swap_ab_act. */
-struct swap_ab_ab90_four { unsigned char *at; unsigned apart; bool nibbles; };
+/* Where prep puts a row of the step's n: eights of columns as in a stage, of all rows each; of up
+ * to 16 rows as swap_ab_act. */
+struct swap_ab_ab90_four {
+	unsigned char *at;
+	unsigned apart;
+	bool nibbles;
+};
 
 DEV void
 st_v2(const swap_ab_ab90_four &to, uint2 v)
@@ -32,12 +41,17 @@ st_v2(const swap_ab_ab90_four &to, uint2 v)
 
 template <class W> struct swap_ab_ab90_act {
 	typedef typename W::stream S;
-	static constexpr int COLS = (W::COLS + S::UNIT - 1) / S::UNIT * S::UNIT; /* units are whole */
+	static constexpr int COLS =
+	    (W::COLS + S::UNIT - 1) / S::UNIT * S::UNIT; /* units are whole */
 	unsigned char *row;
-	unsigned       apart; /* 0: as swap_ab_act */
+	unsigned apart; /* 0: as swap_ab_act */
 
-	__device__ __forceinline__ swap_ab_ab90_act(void *act, int t, int n, int rows)
-		: row((unsigned char *)act + t * (swap_ab_tiny(rows) ? swap_ab_act<W>::ROW : 16)), apart(swap_ab_tiny(rows) ? 0 : (unsigned)n * 16) {}
+	__device__ __forceinline__
+	swap_ab_ab90_act(void *act, int t, int n, int rows)
+	    : row((unsigned char *)act + t * (swap_ab_tiny(rows) ? swap_ab_act<W>::ROW : 16)),
+	      apart(swap_ab_tiny(rows) ? 0 : (unsigned)n * 16)
+	{
+	}
 	/* of columns k .. k + 3 */
 	__device__ __forceinline__ swap_ab_ab90_four
 	operator+(int k) const
@@ -45,24 +59,45 @@ template <class W> struct swap_ab_ab90_act {
 		const swap_ab_place<W> p(k);
 		const int chunk = k / S::UNIT * S::CHUNKS + p.chunk;
 
-		return { row + (apart ? (chunk * 4 + p.half * 2) * apart + p.lane * 4 : (unsigned)(chunk * 64 + p.lane * 16 + p.half * 8)), apart, S::NIBBLES != 0 };
+		return { row + (apart ? (chunk * 4 + p.half * 2) * apart + p.lane * 4
+			              : (unsigned)(chunk * 64 + p.lane * 16 + p.half * 8)),
+			 apart, S::NIBBLES != 0 };
 	}
 };
 
-DEV void swap_ab_ab90_wgmma(float (&d)[4][4], const unsigned (&a)[4], unsigned long long b) { wgmma_f16_m64n32k16_ra((float (&)[16])d, a, b, 1); }
-DEV void swap_ab_ab90_wgmma(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b) { wgmma_f16_m64n64k16_ra((float (&)[32])d, a, b, 1); }
+DEV void
+swap_ab_ab90_wgmma(float (&d)[4][4], const unsigned (&a)[4], unsigned long long b)
+{
+	wgmma_f16_m64n32k16_ra((float(&)[16])d, a, b, 1);
+}
+DEV void
+swap_ab_ab90_wgmma(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b)
+{
+	wgmma_f16_m64n64k16_ra((float(&)[32])d, a, b, 1);
+}
 
 template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 	typedef typename G::S S;
-	enum { SETS = S::CHUNKS % 4 ? 2 : 4, LEFT = SETS == 4 ? 2 : 1 /* chunks that the tensor cores are at */, ROWS = T::NT * 8, EIGHTS = S::CHUNKS * 4, EACH = SWAP_AB_THREADS / ROWS /* eights that the block asks for together */ };
-	static_assert(S::CHUNKS % 2 == 0 && T::KW <= 2 && !G::W::BF16, "sets of A in turns; a warpgroup has one unit; halves");
+	enum {
+		SETS = S::CHUNKS % 4 ? 2 : 4,
+		LEFT = SETS == 4 ? 2 : 1 /* chunks that the tensor cores are at */,
+		ROWS = T::NT * 8,
+		EIGHTS = S::CHUNKS * 4,
+		EACH = SWAP_AB_THREADS / ROWS /* eights that the block asks for together */
+	};
+	static_assert(S::CHUNKS % 2 == 0 && T::KW <= 2 && !G::W::BF16,
+	              "sets of A in turns; a warpgroup has one unit; halves");
 	const unsigned char *act; /* this thread's row */
-	unsigned             apart;
-	bool                 is;
-	unsigned             a[SETS][2][2][4];
+	unsigned apart;
+	bool is;
+	unsigned a[SETS][2][2][4];
 
-	__device__ __forceinline__ swap_ab_mainloop(const void *act, int count, int n)
-		: act((const unsigned char *)act + (int)threadIdx.x % ROWS * 16), apart((unsigned)count * 16), is((int)threadIdx.x % ROWS < n) {}
+	__device__ __forceinline__
+	swap_ab_mainloop(const void *act, int count, int n)
+	    : act((const unsigned char *)act + (int)threadIdx.x % ROWS * 16),
+	      apart((unsigned)count * 16), is((int)threadIdx.x % ROWS < n)
+	{
+	}
 
 	__device__ __forceinline__ void
 	issue_loads(unsigned char *stage, int at) const
@@ -70,12 +105,17 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 #pragma unroll
 		for (int i = 0; i < T::PIECES; i++) {
 			const int k = i * EACH + (int)threadIdx.x / ROWS;
-			const bool in = is && (G::UNITS % T::KW == 0 || at * T::KW + k / EIGHTS < G::UNITS);
-			cp_async_16_fill(stage + T::W_BYTES + (i * SWAP_AB_THREADS + (int)threadIdx.x) * 16, act + (in ? (at * T::KW * EIGHTS + k) * apart : 0), in ? 16 : 0);
+			const bool in =
+			    is && (G::UNITS % T::KW == 0 || at * T::KW + k / EIGHTS < G::UNITS);
+			cp_async_16_fill(
+			    stage + T::W_BYTES + (i * SWAP_AB_THREADS + (int)threadIdx.x) * 16,
+			    act + (in ? (at * T::KW * EIGHTS + k) * apart : 0), in ? 16 : 0);
 		}
 	}
-	/* What cp.async brought is there for the tensor cores, too, once waited for and behind a barrier: CUTLASS and Triton rely on it. The fence that the manual asks for is membar.cta as well to ptxas,
-	 * behind all copies of the ring that are on their way: a step would take as long as a load from memory. The emulator goes by the manual. */
+	/* What cp.async brought is there for the tensor cores, too, once waited for and behind a
+	 * barrier: CUTLASS and Triton rely on it. The fence that the manual asks for is membar.cta
+	 * as well to ptxas, behind all copies of the ring that are on their way: a step would take
+	 * as long as a load from memory. The emulator goes by the manual. */
 	__device__ __forceinline__ void
 	share() const
 	{
@@ -86,23 +126,29 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 	__device__ __forceinline__ void
 	multiply(const unsigned char *stage, int wm, int wk, int unit, float (&acc)[2][T::NT][4])
 	{
-		if (G::UNITS % T::KW && unit >= G::UNITS) /* of a tile's last step: finish follows */
+		if (G::UNITS % T::KW &&
+		    unit >= G::UNITS) /* of a tile's last step: finish follows */
 			return;
-		const unsigned long long b = smem_desc(stage + T::W_BYTES + wk * T::UNIT_BYTES, ROWS * 16, 128, 0);
-		/* places are in the low word alone; of one lane, so that the compiler sees that a warp has one: descriptors are counted on in uniform registers, where each took two moves to one, behind
-		 * the wgmma that read it last */
-		const unsigned start = __shfl_sync(0xffffffffu, (unsigned)b, 0), rest = (unsigned)(b >> 32);
+		const unsigned long long b =
+		    smem_desc(stage + T::W_BYTES + wk * T::UNIT_BYTES, ROWS * 16, 128, 0);
+		/* places are in the low word alone; of one lane, so that the compiler sees that a
+		 * warp has one: descriptors are counted on in uniform registers, where each took
+		 * two moves to one, behind the wgmma that read it last */
+		const unsigned start = __shfl_sync(0xffffffffu, (unsigned)b, 0),
+		               rest = (unsigned)(b >> 32);
 		const swap_ab_unit<G> w(((const swap_ab_weights<S> *)stage)[wk * T::MW + wm], unit);
 #pragma unroll
 		for (int c = 0; c < S::CHUNKS; c++) {
-			unsigned (&now)[2][2][4] = a[c % SETS];
+			unsigned(&now)[2][2][4] = a[c % SETS];
 			w.get(now, c);
 			wgmma_fence();
 #pragma unroll
 			for (int k = 0; k < 2; k++)
 #pragma unroll
 				for (int i = 0; i < 2; i++)
-					swap_ab_ab90_wgmma(acc[i], now[i][k], (unsigned long long)rest << 32 | (start + (c * 4 + k * 2) * ROWS));
+					swap_ab_ab90_wgmma(acc[i], now[i][k],
+					                   (unsigned long long)rest << 32 |
+					                       (start + (c * 4 + k * 2) * ROWS));
 			wgmma_commit();
 			wgmma_wait<LEFT>();
 		}
@@ -113,7 +159,7 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 		wgmma_wait<0>();
 #pragma unroll
 		for (int i = 0; i < 2; i++)
-			wgmma_pin((float (&)[T::NT * 4])acc[i]);
+			wgmma_pin((float(&)[T::NT * 4]) acc[i]);
 	}
 };
 

@@ -1,10 +1,13 @@
-/* The inner part of a matrix product on tensor cores: one tile of y = a w^T from shared memory, by mma.sync m16n8k16.
+/* The inner part of a matrix product on tensor cores: one tile of y = a w^T from shared memory, by
+ * mma.sync m16n8k16.
  *
- * Every result is one chain of sums in the order of k, 16 terms at a time, whatever the tile: so a row's results depend neither on
- * the other rows nor on how many there are, and tiles of different shapes may be mixed freely.
+ * Every result is one chain of sums in the order of k, 16 terms at a time, whatever the tile: so a
+ * row's results depend neither on the other rows nor on how many there are, and tiles of different
+ * shapes may be mixed freely.
  *
- * In shared memory a stage is BM rows of activations, then BN rows of weights, BK 16-bit values each, in chunks of 16 bytes
- * whose place is changed (`gemm_place`) so that ldmatrix and the copies meet no bank twice. bf16 weights meet bf16 activations, all others f16.
+ * In shared memory a stage is BM rows of activations, then BN rows of weights, BK 16-bit values
+ * each, in chunks of 16 bytes whose place is changed (`gemm_place`) so that ldmatrix and the copies
+ * meet no bank twice. bf16 weights meet bf16 activations, all others f16.
  *
  * Also what a product is made for (gemm_config) and what it works on (gemm_operands). */
 #ifndef LLMC_CUDA_GEMM_GEMM_TILE_H
@@ -15,12 +18,13 @@
 
 enum { GEMM_THREADS = 256 };
 
-/* BM x BN results by WARPS warps (further ones only copy), WM x WN each; STAGES of BK columns in flight. */
+/* BM x BN results by WARPS warps (further ones only copy), WM x WN each; STAGES of BK columns in
+ * flight. */
 template <int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_> struct gemm_tile {
 	static constexpr int BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_;
 	static constexpr int WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N;
 	static constexpr int MT = WM / 16, NT = WN / 8;
-	static constexpr int CHUNKS = BK / 8;                    /* of a row */
+	static constexpr int CHUNKS = BK / 8; /* of a row */
 	static constexpr int A_BYTES = BM * BK * 2, STAGE_BYTES = (BM + BN) * BK * 2;
 	static constexpr int BYTES = STAGES * STAGE_BYTES;
 	static_assert(WARPS <= GEMM_THREADS / 32 && WM % 16 == 0 && WN % 16 == 0, "warps");
@@ -34,10 +38,13 @@ gemm_place(int r, int c)
 	return (r * T::CHUNKS + (T::BK == 32 ? c ^ (r >> 1 & 3) : c ^ (r & 7))) * 16;
 }
 
-/* W of a matrix of ROWS rows for each column of y (its rows times SHARE: 2 where a result wants one of each half, as norm_glu does), on a GPU.
+/* W of a matrix of ROWS rows for each column of y (its rows times SHARE: 2 where a result wants one
+ * of each half, as norm_glu does), on a GPU.
  *
- * BLOCKS share a multiprocessor: 48 KB let two fit where it has 100 KB. Unpacked weights need whole groups of 64 columns; those of blocks of 256
- * so many registers that one block has a multiprocessor to itself, as on some GPUs all unpacked ones have: ptxas spills at 128 registers. */
+ * BLOCKS share a multiprocessor: 48 KB let two fit where it has 100 KB. Unpacked weights need whole
+ * groups of 64 columns; those of blocks of 256 so many registers that one block has a
+ * multiprocessor to itself, as on some GPUs all unpacked ones have: ptxas spills at 128 registers.
+ */
 template <class W_, int ROWS_, int ARCH_, int SHARE_ = 1> struct gemm_config {
 	typedef W_ W;
 	enum {
@@ -46,37 +53,61 @@ template <class W_, int ROWS_, int ARCH_, int SHARE_ = 1> struct gemm_config {
 		ARCH = ARCH_,
 		SHARE = SHARE_,
 		TMA = ARCH >= 100 && !W::PACKED,
-		WIDE = ARCH == 80 || ARCH == 90 || ARCH == 100, /* has more than 100 KB of shared memory */
+		WIDE = ARCH == 80 || ARCH == 90 ||
+		       ARCH == 100, /* has more than 100 KB of shared memory */
 		BLOCKS = W::BLOCK == 256 || (W::PACKED && ARCH != 80 && ARCH != 90) ? 1 : 2,
-		SHARED = W::BLOCK == 256 || (ARCH == 100 && !W::PACKED) ? 98304 : W::PACKED || WIDE ? 65536 : 49152,
+		SHARED = W::BLOCK == 256 || (ARCH == 100 && !W::PACKED) ? 98304
+		         : W::PACKED || WIDE                            ? 65536
+		                                                        : 49152,
 		MANY = ROWS >= 8192
 	};
-	typedef gemm_tile<16, W::PACKED || MANY ? 64 : 32, W::PACKED ? 128 : 64, 16, 16, W::PACKED ? 3 : MANY ? SHARED / 10240 : 8> small;
-	typedef gemm_tile<64, 64, 64, 32, 16, W::PACKED ? 3 : SHARED / 16384>                                                       middle;
-	typedef gemm_tile<128, 128, W::PACKED ? 64 : 32, 64, 32, SHARED / (W::PACKED ? 32768 : 16384)>                              large;
-	static_assert(small::BYTES <= SHARED && middle::BYTES <= SHARED && large::BYTES <= SHARED, "shared memory");
+	typedef gemm_tile<16, W::PACKED || MANY ? 64 : 32, W::PACKED ? 128 : 64, 16, 16,
+	                  W::PACKED ? 3
+	                  : MANY    ? SHARED / 10240
+	                            : 8>
+	    small;
+	typedef gemm_tile<64, 64, 64, 32, 16, W::PACKED ? 3 : SHARED / 16384> middle;
+	typedef gemm_tile<128, 128, W::PACKED ? 64 : 32, 64, 32,
+	                  SHARED / (W::PACKED ? 32768 : 16384)>
+	    large;
+	static_assert(small::BYTES <= SHARED && middle::BYTES <= SHARED && large::BYTES <= SHARED,
+	              "shared memory");
 };
 
 #if __CUDA_ARCH__ < 900
 struct tensor_map;
 #endif
 
-/* act [n, COLS]: activations in 16 bits (cuda/gemm/quantize_act.h); scale [n]: what a row's results are multiplied by (NULL, or bf16: 1); w; maps: of w, then
- * of act, where the product takes them so. */
+/* act [n, COLS]: activations in 16 bits (cuda/gemm/quantize_act.h); scale [n]: what a row's results
+ * are multiplied by (NULL, or bf16: 1); w; maps: of w, then of act, where the product takes them
+ * so. */
 template <class W> struct gemm_operands {
 	const unsigned short *act;
-	const float          *scale;
-	w_matrix<W>           w;
-	int                   n;
-	const tensor_map     *maps;
-	int                   row;
-	__device__ __forceinline__ float factor(int m) const { return (W::BF16 || !scale ? 1.0f : scale[m]) * w.scale; }
+	const float *scale;
+	w_matrix<W> w;
+	int n;
+	const tensor_map *maps;
+	int row;
+	__device__ __forceinline__ float
+	factor(int m) const
+	{
+		return (W::BF16 || !scale ? 1.0f : scale[m]) * w.scale;
+	}
 };
 
-/* The column of y that row r of a tile stands for, from the tile's first, and whether it is in the second half. Where results have rows of both
- * halves (SHARE 2), a warp's rows are half of the matrix' first half and half of its second, so that a thread holds both of one column of y. */
-template <class G, class T> DEV int gemm_column(int r) { return G::SHARE == 2 ? r / T::WN * (T::WN / 2) + r % (T::WN / 2) : r; }
-template <class G, class T> DEV bool gemm_second(int r) { return G::SHARE == 2 && r % T::WN >= T::WN / 2; }
+/* The column of y that row r of a tile stands for, from the tile's first, and whether it is in the
+ * second half. Where results have rows of both halves (SHARE 2), a warp's rows are half of the
+ * matrix' first half and half of its second, so that a thread holds both of one column of y. */
+template <class G, class T> DEV int
+gemm_column(int r)
+{
+	return G::SHARE == 2 ? r / T::WN * (T::WN / 2) + r % (T::WN / 2) : r;
+}
+template <class G, class T> DEV bool
+gemm_second(int r)
+{
+	return G::SHARE == 2 && r % T::WN >= T::WN / 2;
+}
 
 /* acc += the stage's product, for this warp */
 template <class W, class T> DEV void
@@ -92,7 +123,8 @@ gemm_multiply(const unsigned char *stage, int wm, int wn, float (&acc)[T::MT][T:
 #pragma unroll
 		for (int j = 0; j < T::NT; j += 2) {
 			unsigned r[4];
-			ldmatrix_x4(r, stage + T::A_BYTES + gemm_place<T>(rb, 2 * kk + cb) + j * 8 * T::BK * 2);
+			ldmatrix_x4(r, stage + T::A_BYTES + gemm_place<T>(rb, 2 * kk + cb) +
+			                   j * 8 * T::BK * 2);
 			b[j][0] = r[0];
 			b[j][1] = r[1];
 			b[j + 1][0] = r[2];

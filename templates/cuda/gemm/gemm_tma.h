@@ -1,15 +1,18 @@
-/* The stages of cuda/gemm/gemm.h's tiles, filled by the copy unit (sm_100a, sm_120a; 16-bit weights): one thread, the producer, asks for boxes of tensor maps, of
- * weights and of activations, and no other thread computes an address or holds a group of copies.
+/* The stages of cuda/gemm/gemm.h's tiles, filled by the copy unit (sm_100a, sm_120a; 16-bit
+ * weights): one thread, the producer, asks for boxes of tensor maps, of weights and of activations,
+ * and no other thread computes an address or holds a group of copies.
  *
- * full[s] counts the bytes of a stage, empty[s] the warps that have read it; the ring goes on from tile to tile. A box stands as gemm_place
- * wants it: rows of 64 bytes with the maps' swizzle of 64 bytes, rows of 128 with that of 128. What lies outside of a matrix becomes zeros;
- * rows of activations past n are whatever is there: their results are dropped.
+ * full[s] counts the bytes of a stage, empty[s] the warps that have read it; the ring goes on from
+ * tile to tile. A box stands as gemm_place wants it: rows of 64 bytes with the maps' swizzle of 64
+ * bytes, rows of 128 with that of 128. What lies outside of a matrix becomes zeros; rows of
+ * activations past n are whatever is there: their results are dropped.
  *
- * Boxes of weights have 64 and 32 rows, with SHARE 2 what a warp has of one half of the matrix (16 and 8); of activations 128 and 16: the //@map
- * lines of the templates. A tile begins when its first stage is there: the other block of the multiprocessor works meanwhile.
+ * Boxes of weights have 64 and 32 rows, with SHARE 2 what a warp has of one half of the matrix (16
+ * and 8); of activations 128 and 16: the //@map lines of the templates. A tile begins when its
+ * first stage is there: the other block of the multiprocessor works meanwhile.
  *
- * No clusters: the product is bound by mma.sync, not by L2 (the large tile takes 16 KB for 32 mma of each of 8 warps), and a cluster would make two
- * blocks wait for each other at every stage. */
+ * No clusters: the product is bound by mma.sync, not by L2 (the large tile takes 16 KB for 32 mma
+ * of each of 8 warps), and a cluster would make two blocks wait for each other at every stage. */
 #ifndef LLMC_CUDA_GEMM_GEMM_TMA_H
 #define LLMC_CUDA_GEMM_GEMM_TMA_H
 
@@ -19,16 +22,19 @@
 #if __CUDA_ARCH__ >= 900
 
 template <class G, class T> struct gemm_stages<G, T, true> {
-	static constexpr int  STEPS = (G::COLS + T::BK - 1) / T::BK;
+	static constexpr int STEPS = (G::COLS + T::BK - 1) / T::BK;
 	static constexpr bool LARGE = T::BK == 32;
-	static constexpr int  W_BOX = (LARGE ? 64 : 32) / (G::SHARE == 2 ? 4 : 1), A_BOX = LARGE ? 128 : 16;
-	static constexpr int  PRODUCER = GEMM_THREADS - 32; /* a warp that has nothing else to do, where there is one */
+	static constexpr int W_BOX = (LARGE ? 64 : 32) / (G::SHARE == 2 ? 4 : 1),
+	                     A_BOX = LARGE ? 128 : 16;
+	static constexpr int PRODUCER =
+	    GEMM_THREADS - 32; /* a warp that has nothing else to do, where there is one */
 	static_assert(G::SHARE == 1 || W_BOX == T::WN / 2, "a box is what a warp has of a half");
 	static_assert(T::BN % W_BOX == 0 && T::BM % A_BOX == 0 && T::STAGES <= 16, "boxes");
 	unsigned char *smem;
-	int            at, phase; /* the stage that is read next, how often the ring has been round (parity) */
+	int at, phase; /* the stage that is read next, how often the ring has been round (parity) */
 
-	__device__ __forceinline__ explicit gemm_stages(unsigned char *smem) : smem(smem), at(0), phase(0)
+	__device__ __forceinline__ explicit gemm_stages(unsigned char *smem)
+	    : smem(smem), at(0), phase(0)
 	{
 		if (threadIdx.x < T::STAGES) {
 			mbar_init(full((int)threadIdx.x), 1);
@@ -49,8 +55,16 @@ template <class G, class T> struct gemm_stages<G, T, true> {
 		}
 	}
 
-	__device__ __forceinline__ mbar_t *full(int s) const { return (mbar_t *)(smem + G::SHARED) + s; }
-	__device__ __forceinline__ mbar_t *empty(int s) const { return (mbar_t *)(smem + G::SHARED) + 16 + s; }
+	__device__ __forceinline__ mbar_t *
+	full(int s) const
+	{
+		return (mbar_t *)(smem + G::SHARED) + s;
+	}
+	__device__ __forceinline__ mbar_t *
+	empty(int s) const
+	{
+		return (mbar_t *)(smem + G::SHARED) + 16 + s;
+	}
 
 	/* Asks for a tile's stage `step`, which is to be read `ahead` stages from now. */
 	__device__ __forceinline__ void
@@ -65,25 +79,32 @@ template <class G, class T> struct gemm_stages<G, T, true> {
 		mbar_arrive_expect(full(s), T::STAGE_BYTES);
 #pragma unroll
 		for (int r = 0; r < T::BM; r += A_BOX)
-			tensor_load_2d_rows(stage + r * T::BK * 2, map + 2, step * T::BK, m0 + r, in.n - m0 - r, full(s));
+			tensor_load_2d_rows(stage + r * T::BK * 2, map + 2, step * T::BK, m0 + r,
+			                    in.n - m0 - r, full(s));
 #pragma unroll
 		for (int r = 0; r < T::BN; r += W_BOX)
-			tensor_load_2d(stage + T::A_BYTES + r * T::BK * 2, map, step * T::BK, n0 + gemm_column<G, T>(r) + (gemm_second<G, T>(r) ? G::ROWS : 0), full(s));
+			tensor_load_2d(stage + T::A_BYTES + r * T::BK * 2, map, step * T::BK,
+			               n0 + gemm_column<G, T>(r) +
+			                   (gemm_second<G, T>(r) ? G::ROWS : 0),
+			               full(s));
 	}
 
 	__device__ __forceinline__ void
-	product(const gemm_operands<typename G::W> &in, int m0, int n0, int wm, int wn, float (&acc)[T::MT][T::NT][4])
+	product(const gemm_operands<typename G::W> &in, int m0, int n0, int wm, int wn,
+	        float (&acc)[T::MT][T::NT][4])
 	{
 #pragma unroll 1
 		for (int step = 0; step < STEPS; step++) {
 			if (threadIdx.x == PRODUCER)
 #pragma unroll 1
-				for (int s = step ? step + T::STAGES - 1 : 0; s < min(step + T::STAGES, STEPS); s++)
+				for (int s = step ? step + T::STAGES - 1 : 0;
+				     s < min(step + T::STAGES, STEPS); s++)
 					load(in, s, s - step, m0, n0);
 			__syncwarp();
 			if (T::WARPS == GEMM_THREADS / 32 || (int)warp_id() < T::WARPS) {
 				mbar_wait(full(at), phase);
-				gemm_multiply<typename G::W, T>(smem + at * T::STAGE_BYTES, wm, wn, acc);
+				gemm_multiply<typename G::W, T>(smem + at * T::STAGE_BYTES, wm, wn,
+				                                acc);
 				__syncwarp();
 				if (lane_id() == 0)
 					mbar_arrive(empty(at));

@@ -1,4 +1,5 @@
-/* Weights of a tile on their way to shared memory, by all threads: elements by cp.async as they are; block formats by registers, as f16.
+/* Weights of a tile on their way to shared memory, by all threads: elements by cp.async as they
+ * are; block formats by registers, as f16.
  *
  *     prefetch(to, k0)   begins to bring columns [k0, k0 + BK)
  *     store(to)          ends it: what prefetch holds in registers is unpacked
@@ -10,16 +11,20 @@
 #include "cuda/gemm/gemm_tile.h"
 
 template <class G, class T, bool PACKED = G::W::PACKED> struct gemm_weights {
-	static constexpr int PASS = GEMM_THREADS / T::CHUNKS; /* rows that all threads copy at one time */
+	static constexpr int PASS =
+	    GEMM_THREADS / T::CHUNKS; /* rows that all threads copy at one time */
 	static_assert(PASS % T::WN == 0, "a thread's rows are equally far apart");
 	const unsigned short *from;
-	int                   r, c, left; /* first row and chunk; columns of y from the row's to the last */
+	int r, c, left; /* first row and chunk; columns of y from the row's to the last */
 
-	__device__ __forceinline__ gemm_weights(const w_matrix<typename G::W> &w, int n0) : r((int)threadIdx.x / T::CHUNKS), c((int)threadIdx.x % T::CHUNKS)
+	__device__ __forceinline__
+	gemm_weights(const w_matrix<typename G::W> &w, int n0)
+	    : r((int)threadIdx.x / T::CHUNKS), c((int)threadIdx.x % T::CHUNKS)
 	{
 		const int n = n0 + gemm_column<G, T>(r);
 		left = G::ROWS - n;
-		from = (const unsigned short *)(w.w + (gemm_second<G, T>(r) ? w.half : 0)) + (long long)n * G::COLS + c * 8;
+		from = (const unsigned short *)(w.w + (gemm_second<G, T>(r) ? w.half : 0)) +
+		       (long long)n * G::COLS + c * 8;
 	}
 
 	__device__ __forceinline__ void
@@ -28,32 +33,44 @@ template <class G, class T, bool PACKED = G::W::PACKED> struct gemm_weights {
 		to += gemm_place<T>(r, c);
 #pragma unroll
 		for (int i = 0; i < (T::BN + PASS - 1) / PASS; i++) {
-			const bool in = i * (PASS / G::SHARE) < left && (G::COLS % T::BK == 0 || k0 + c * 8 < G::COLS);
+			const bool in = i * (PASS / G::SHARE) < left &&
+			                (G::COLS % T::BK == 0 || k0 + c * 8 < G::COLS);
 			if (T::BN % PASS == 0 || r + i * PASS < T::BN)
-				cp_async_16_fill(to + i * PASS * T::BK * 2, from + k0 + (long long)i * (PASS / G::SHARE) * G::COLS, in ? 16 : 0);
+				cp_async_16_fill(to + i * PASS * T::BK * 2,
+				                 from + k0 +
+				                     (long long)i * (PASS / G::SHARE) * G::COLS,
+				                 in ? 16 : 0);
 		}
 	}
-	__device__ __forceinline__ void store(unsigned char *) {}
+	__device__ __forceinline__ void
+	store(unsigned char *)
+	{
+	}
 };
 
 /* Units of 32 weights of a row, one for each thread (W::tile, cuda/weights/weights.h) */
 template <class G, class T> struct gemm_weights<G, T, true> {
 	typedef typename G::W::tile W;
 	static constexpr int IN_ROW = T::BK / 32, UNITS = T::BN * IN_ROW;
-	static_assert(T::BK % 64 == 0 && UNITS <= GEMM_THREADS, "a unit a thread, and they come in pairs");
+	static_assert(T::BK % 64 == 0 && UNITS <= GEMM_THREADS,
+	              "a unit a thread, and they come in pairs");
 	const unsigned char *row;
-	int                  r, u, unit; /* row of the tile, unit in it, and in the row of the matrix */
-	typename W::raw      raw;
+	int r, u, unit; /* row of the tile, unit in it, and in the row of the matrix */
+	typename W::raw raw;
 
-	__device__ __forceinline__ gemm_weights(const w_matrix<typename G::W> &w, int n0) : r((int)threadIdx.x / IN_ROW), u((int)threadIdx.x % IN_ROW), unit(0)
+	__device__ __forceinline__
+	gemm_weights(const w_matrix<typename G::W> &w, int n0)
+	    : r((int)threadIdx.x / IN_ROW), u((int)threadIdx.x % IN_ROW), unit(0)
 	{
-		row = w.row(min(n0 + gemm_column<G, T>(r), G::ROWS - 1)) + (gemm_second<G, T>(r) ? w.half : 0);
+		row = w.row(min(n0 + gemm_column<G, T>(r), G::ROWS - 1)) +
+		      (gemm_second<G, T>(r) ? w.half : 0);
 	}
 
 	__device__ __forceinline__ bool
 	here() const
 	{
-		return (UNITS == GEMM_THREADS || (int)threadIdx.x < UNITS) && (G::COLS % T::BK == 0 || unit < W::UNITS);
+		return (UNITS == GEMM_THREADS || (int)threadIdx.x < UNITS) &&
+		       (G::COLS % T::BK == 0 || unit < W::UNITS);
 	}
 
 	__device__ __forceinline__ void
@@ -71,7 +88,8 @@ template <class G, class T> struct gemm_weights<G, T, true> {
 			return;
 #pragma unroll
 		for (int c = 0; c < 4; c++)
-			st_v4(to + gemm_place<T>(r, W::column(u, 8 * c) / 8), here() ? W::eight(raw, unit, c) : make_uint4(0, 0, 0, 0));
+			st_v4(to + gemm_place<T>(r, W::column(u, 8 * c) / 8),
+			      here() ? W::eight(raw, unit, c) : make_uint4(0, 0, 0, 0));
 	}
 };
 

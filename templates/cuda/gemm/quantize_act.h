@@ -1,5 +1,6 @@
-/* Activations for tensor cores: a row normed, then rounded to the 16 bits that its weights ask for. Half floats are scaled by a power of
- * two for each row, so that the largest value is in [2^13, 2^14): nothing overflows, and small values keep their digits. */
+/* Activations for tensor cores: a row normed, then rounded to the 16 bits that its weights ask for.
+ * Half floats are scaled by a power of two for each row, so that the largest value is in [2^13,
+ * 2^14): nothing overflows, and small values keep their digits. */
 #ifndef LLMC_CUDA_GEMM_QUANTIZE_ACT_H
 #define LLMC_CUDA_GEMM_QUANTIZE_ACT_H
 
@@ -32,8 +33,8 @@ quantize_act_read(const value_bf16 *x, float (&v)[4])
 	v[3] = bf16_hi(q.y);
 }
 
-/* To which power of two a row of half floats is scaled: the exponent of the largest value becomes 13; zero rows, infinities and the very small stay as
- * they are. */
+/* To which power of two a row of half floats is scaled: the exponent of the largest value becomes
+ * 13; zero rows, infinities and the very small stay as they are. */
 DEV int
 quantize_act_bias(float top)
 {
@@ -42,13 +43,17 @@ quantize_act_bias(float top)
 	return e == 128 || e < -112 ? 0 : 13 - e;
 }
 
-/* A thread's part of a norm's weights, in registers where they fit. They are the model's and in nobody's cache: asked for before the wait, memory brings them while the kernels before end. */
+/* A thread's part of a norm's weights, in registers where they fit. They are the model's and in
+ * nobody's cache: asked for before the wait, memory brings them while the kernels before end. */
 template <class W, class NORM> struct quantize_act_gain {
-	enum { N = (W::COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS), EARLY = NORM::NORMED && N <= 16, HELD = EARLY ? N : 1 };
+	enum {
+		N = (W::COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS),
+		EARLY = NORM::NORMED && N <= 16,
+		HELD = EARLY ? N : 1
+	};
 	float w[HELD][4];
 
-	__device__ __forceinline__ explicit
-	quantize_act_gain(const norm_vectors &norm)
+	__device__ __forceinline__ explicit quantize_act_gain(const norm_vectors &norm)
 	{
 #pragma unroll
 		for (int i = 0; i < HELD; i++) {
@@ -61,13 +66,19 @@ template <class W, class NORM> struct quantize_act_gain {
 		}
 	}
 	/* of value k + c, the thread's i-th four */
-	__device__ __forceinline__ float of(const norm_vectors &norm, int i, int k, int c) const { return EARLY ? w[EARLY ? i : 0][c] : norm.w ? norm.w[k + c] : 1.0f; }
+	__device__ __forceinline__ float
+	of(const norm_vectors &norm, int i, int k, int c) const
+	{
+		return EARLY ? w[EARLY ? i : 0][c] : norm.w ? norm.w[k + c] : 1.0f;
+	}
 };
 
-/* The block's row: x [W::COLS] to act [W::COLS]; scale: what results are multiplied by (half floats only). act is a pointer, or
- * something else whose act + k is the place of value k (in steps of 4). upto: zeros are written from COLS to there. */
+/* The block's row: x [W::COLS] to act [W::COLS]; scale: what results are multiplied by (half floats
+ * only). act is a pointer, or something else whose act + k is the place of value k (in steps of 4).
+ * upto: zeros are written from COLS to there. */
 template <class W, class NORM, class X, class A> DEV void
-quantize_act_row(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain, A act, float *scale, int upto = W::COLS)
+quantize_act_row(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain,
+                 A act, float *scale, int upto = W::COLS)
 {
 	SHARED(prep_shared, s);
 	constexpr int COLS = W::COLS, N = (COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS);
@@ -106,7 +117,9 @@ quantize_act_row(const X *x, const norm_vectors &norm, const quantize_act_gain<W
 #pragma unroll
 			for (int c = 0; c < 4; c++)
 				if (k < COLS)
-					v[i][c] = v[i][c] * r * (gain.of(norm, i, k, c) + norm.plus_one) + (norm.b ? norm.b[k + c] : 0.0f);
+					v[i][c] =
+					    v[i][c] * r * (gain.of(norm, i, k, c) + norm.plus_one) +
+					    (norm.b ? norm.b[k + c] : 0.0f);
 		}
 	}
 	float up = 1;
@@ -126,7 +139,8 @@ quantize_act_row(const X *x, const norm_vectors &norm, const quantize_act_gain<W
 	for (int i = 0; i < N; i++) {
 		const int k = ((int)threadIdx.x + i * GEMM_THREADS) * 4;
 		if (k < upto)
-			st_v2(act + k, make_uint2(w_pack<W>(v[i][0] * up, v[i][1] * up), w_pack<W>(v[i][2] * up, v[i][3] * up)));
+			st_v2(act + k, make_uint2(w_pack<W>(v[i][0] * up, v[i][1] * up),
+			                          w_pack<W>(v[i][2] * up, v[i][3] * up)));
 	}
 }
 

@@ -1,14 +1,20 @@
-/* Products of fp32 on tensor cores: an operand is a sum of two tf32, its first 11 bits and what they leave, and a product three of the four products of parts;
- * what is left out, and the last bits of the second part, are 2^-21 of a term.
+/* Products of fp32 on tensor cores: an operand is a sum of two tf32, its first 11 bits and what
+ * they leave, and a product three of the four products of parts; what is left out, and the last
+ * bits of the second part, are 2^-21 of a term.
  *
- * A fragment's eight columns (of a; rows of b) may come in any order that both operands agree on: lane t has 2 t and 2 t + 1 of those that lie side by side in memory. */
+ * A fragment's eight columns (of a; rows of b) may come in any order that both operands agree on:
+ * lane t has 2 t and 2 t + 1 of those that lie side by side in memory. */
 #ifndef LLMC_CUDA_GEMM_TF32_H
 #define LLMC_CUDA_GEMM_TF32_H
 
 #include "cuda/ptx/ptx.h"
 
-struct tf32_a { unsigned hi[4], lo[4]; };
-struct tf32_b { unsigned hi[2], lo[2]; };
+struct tf32_a {
+	unsigned hi[4], lo[4];
+};
+struct tf32_b {
+	unsigned hi[2], lo[2];
+};
 
 DEV void
 tf32_split(float v, unsigned &hi, unsigned &lo)
@@ -17,7 +23,8 @@ tf32_split(float v, unsigned &hi, unsigned &lo)
 	lo = __float_as_uint(v - __uint_as_float(hi));
 }
 
-/* 16 rows of a, or 8 columns of b, each `stride` floats behind the other, of which eight are multiplied; stride: 8 more than a multiple of 32 */
+/* 16 rows of a, or 8 columns of b, each `stride` floats behind the other, of which eight are
+ * multiplied; stride: 8 more than a multiple of 32 */
 DEV void
 tf32_get(tf32_a &a, const float *p, int stride)
 {

@@ -7,35 +7,47 @@
  *   block       8 partial sums of each result --> shared, barrier --> epilogue (of a tile of groups)
  *   split-K     partial sums --> scratch, counter; the last block of a range adds them in order --> epilogue
  *
- * Bytes: W once; a stage is 1 KB of bf16 (16 rows x 32 columns), q8_0 (16 x 64) or nibbles (16 x 128), and its scales. Instructions of a warp for a
- * stage (sm_90a, one row of x): bf16 53, of which 2 LDGSTS, 3 LDS, 2 HMMA; q8_0 101; q4_0 127, q4_k 157, q5_k 183, with 4 to 6 LDGSTS and 8 HMMA.
+ * Bytes: W once; a stage is 1 KB of bf16 (16 rows x 32 columns), q8_0 (16 x 64) or nibbles (16 x
+ * 128), and its scales. Instructions of a warp for a stage (sm_90a, one row of x): bf16 53, of
+ * which 2 LDGSTS, 3 LDS, 2 HMMA; q8_0 101; q4_0 127, q4_k 157, q5_k 183, with 4 to 6 LDGSTS and 8
+ * HMMA.
  *
- * Rows of W go in groups of 8, two groups at a time, columns in units (W::stream, cuda/weights/weights.h). A block of 8 warps has a range of groups; a row's
- * units go round the warps, so that the block reads its 16 rows as 16 wide streams and nobody waits for anybody but at the end of a tile of
- * groups, where the 8 partial sums of each result meet in shared memory (in the order of the warps). The product is that of the tensor
- * cores with the weights as A (16 of their rows) and x as B: of one row of x, what 16 bits hold in one column and what rounding took in
- * another; of up to 8 rows, one product for each of the two. So x keeps 16 (bf16) or 22 bits (f16), and 8 rows cost little more than one.
- * Blocks for one row: columns are in plenty, so each of a unit's four sub-blocks has a pair of its own, and the weights go in as whole numbers, which
- * takes one instruction for a pair of them and rounds nothing; each lane scales one sub-block's sums (gemv_unit_whole).
- * Where a range has an odd number of groups its last one goes alone.
+ * Rows of W go in groups of 8, two groups at a time, columns in units (W::stream,
+ * cuda/weights/weights.h). A block of 8 warps has a range of groups; a row's units go round the
+ * warps, so that the block reads its 16 rows as 16 wide streams and nobody waits for anybody but at
+ * the end of a tile of groups, where the 8 partial sums of each result meet in shared memory (in
+ * the order of the warps). The product is that of the tensor cores with the weights as A (16 of
+ * their rows) and x as B: of one row of x, what 16 bits hold in one column and what rounding took
+ * in another; of up to 8 rows, one product for each of the two. So x keeps 16 (bf16) or 22 bits
+ * (f16), and 8 rows cost little more than one. Blocks for one row: columns are in plenty, so each
+ * of a unit's four sub-blocks has a pair of its own, and the weights go in as whole numbers, which
+ * takes one instruction for a pair of them and rounds nothing; each lane scales one sub-block's
+ * sums (gemv_unit_whole). Where a range has an odd number of groups its last one goes alone.
  *
- * In flight: each warp's ring of units, prefetched as stages are emptied: 40 KB a multiprocessor (sm_80, 90, 100) or 24 KB; for one row
- * (RING1) also all the room that x does not take, 88 KB at 4096 columns. The ring is first filled before PDL_WAIT, from addresses that
- * need nothing but the launch: what comes meanwhile covers most of the end of the kernel before (docs/kernels/gemv.md has the figures). One block a
- * multiprocessor, which the runtime gives it alone (cuda_shared_of): blocks of the next kernel come as these go. Shared memory and not
- * registers: a warp has six scoreboards, so a register ring deeper than that waits for its newest load when it wants the oldest.
+ * In flight: each warp's ring of units, prefetched as stages are emptied: 40 KB a multiprocessor
+ * (sm_80, 90, 100) or 24 KB; for one row (RING1) also all the room that x does not take, 88 KB at
+ * 4096 columns. The ring is first filled before PDL_WAIT, from addresses that need nothing but the
+ * launch: what comes meanwhile covers most of the end of the kernel before (docs/kernels/gemv.md
+ * has the figures). One block a multiprocessor, which the runtime gives it alone (cuda_shared_of):
+ * blocks of the next kernel come as these go. Shared memory and not registers: a warp has six
+ * scoreboards, so a register ring deeper than that waits for its newest load when it wants the
+ * oldest.
  *
- * The norm is no phase of its own: weights of the norm are multiplied into x on its way to shared memory, the sum of squares is taken there
- * too, and its root divides the sums at the end. (Layer norms need the mean first: a pass over x more.)
+ * The norm is no phase of its own: weights of the norm are multiplied into x on its way to shared
+ * memory, the sum of squares is taken there too, and its root divides the sums at the end. (Layer
+ * norms need the mean first: a pass over x more.)
  *
- * Split-K: the columns may be cut, blocks of one range then write partial sums to scratch, and the last one adds them, split by split. The launch's
- * `rows` decide, in gemv_splits: because more rows of x than shared memory takes (4 at 4096 columns) are wanted, or because groups do not
- * come out even: a range has G / blocks of them, rounded up or down. H200, 132 blocks, largest share over mean: 4096 rows 512 groups,
- * 4 / 3.88; 6144 rows 6 / 5.82; 2 x 14336 rows 28 / 27.2; 128256 rows 122 / 121.5; 2048 rows 2 / 1.94; but 3584 rows 4 / 3.39, in two
- * splits 7 / 6.79 (taken for block formats of many columns). More than 8 rows: in turns.
+ * Split-K: the columns may be cut, blocks of one range then write partial sums to scratch, and the
+ * last one adds them, split by split. The launch's `rows` decide, in gemv_splits: because more rows
+ * of x than shared memory takes (4 at 4096 columns) are wanted, or because groups do not come out
+ * even: a range has G / blocks of them, rounded up or down. H200, 132 blocks, largest share over
+ * mean: 4096 rows 512 groups, 4 / 3.88; 6144 rows 6 / 5.82; 2 x 14336 rows 28 / 27.2; 128256 rows
+ * 122 / 121.5; 2048 rows 2 / 1.94; but 3584 rows 4 / 3.39, in two splits 7 / 6.79 (taken for block
+ * formats of many columns). More than 8 rows: in turns.
  *
- * gemv<G>(rows, x, norm, w, e, to), with G a gemv_config (cuda_gemv_shared_storage.h) and the rows that the launch was made for; a kernel may call it for
- * several matrices, with a barrier between. The epilogue e says which rows of W are wanted and what becomes of the results:
+ * gemv<G>(rows, x, norm, w, e, to), with G a gemv_config (cuda_gemv_shared_storage.h) and the rows
+ * that the launch was made for; a kernel may call it for several matrices, with a barrier between.
+ * The epilogue e says which rows of W are wanted and what becomes of the results:
  *     GROUPS, UNIT            groups of 8 weight rows; groups that are finished together by the last of their blocks, 0: as they come
  *     FIRST                   1: where rows of x are is read from count and x_row before x
  *     row(group, n)           row of W, for n in 0 .. 7; n and n + 4 are a pair
@@ -53,15 +65,16 @@
 
 /* ---- weights ---- */
 
-/* A warp's way through its units: those of a pair of groups (the last may be alone), then those of the next. Units of a row go round the warps, so
- * that a block reads its rows as few wide streams. */
+/* A warp's way through its units: those of a pair of groups (the last may be alone), then those of
+ * the next. Units of a row go round the warps, so that a block reads its rows as few wide streams.
+ */
 template <class G, class E> struct gemv_stream {
 	typedef typename G::S S;
 	w_matrix<typename G::W> w;
-	const unsigned char *row;     /* of the pair's first group */
-	unsigned             apart;   /* bytes from there to the second one's */
-	int                  unit0, stop, group, end;
-	int                  at[S::PLANES]; /* the lane's places of the next unit in a row */
+	const unsigned char *row; /* of the pair's first group */
+	unsigned apart;           /* bytes from there to the second one's */
+	int unit0, stop, group, end;
+	int at[S::PLANES]; /* the lane's places of the next unit in a row */
 
 	__device__ __forceinline__ explicit gemv_stream(const w_matrix<typename G::W> &w) : w(w) {}
 
@@ -79,15 +92,22 @@ template <class G, class E> struct gemv_stream {
 		const int n = lane_id() >> 2, first = E::row(group, n);
 
 		row = w.row(first);
-		apart = group + 1 < end ? (unsigned)(E::row(group + 1, n) - first) * (unsigned)w.apart : 0;
+		apart = group + 1 < end
+		            ? (unsigned)(E::row(group + 1, n) - first) * (unsigned)w.apart
+		            : 0;
 #pragma unroll
 		for (int p = 0; p < S::PLANES; p++)
 			at[p] = S::place(p, unit0, lane_id() & 3);
 	}
 
-	__device__ __forceinline__ int units() const { return stop > unit0 ? (unsigned)(stop - unit0 + GEMV_WARPS - 1) / GEMV_WARPS : 0; }
+	__device__ __forceinline__ int
+	units() const
+	{
+		return stop > unit0 ? (unsigned)(stop - unit0 + GEMV_WARPS - 1) / GEMV_WARPS : 0;
+	}
 
-	/* The next unit, if there is one; a commit in any case, so that groups of copies can be counted. */
+	/* The next unit, if there is one; a commit in any case, so that groups of copies can be
+	 * counted. */
 	__device__ __forceinline__ void
 	prefetch(gemv_stage<typename G::W> &to)
 	{
@@ -107,7 +127,8 @@ template <class G, class E> struct gemv_stream {
 		cp_async_commit();
 	}
 
-	/* Groups [g0, g1), and of units [unit0, stop) every eighth: from the start, as far as the ring goes */
+	/* Groups [g0, g1), and of units [unit0, stop) every eighth: from the start, as far as the
+	 * ring goes */
 	__device__ __forceinline__ void
 	begin(typename G::room &room, bool one, int g0, int g1)
 	{
@@ -123,12 +144,16 @@ template <class G, class E> struct gemv_stream {
 	}
 };
 
-/* A stage (its first byte in the ring) as what a lane has of it, and the next unit on its way there */
-template <class G, class E, int RING> DEV void
-gemv_next(typename G::S::fragment (&u)[2], gemv_stream<G, E> &in, gemv_stage<typename G::W> *ring, int &stage)
+/* A stage (its first byte in the ring) as what a lane has of it, and the next unit on its way there
+ */
+template <class G, class E, int RING> DEV void gemv_next(typename G::S::fragment (&u)[2],
+                                                         gemv_stream<G, E> &in,
+                                                         gemv_stage<typename G::W> *ring,
+                                                         int &stage)
 {
 	typedef typename G::S S;
-	gemv_stage<typename G::W> &from = *(gemv_stage<typename G::W> *)((unsigned char *)ring + stage);
+	gemv_stage<typename G::W> &from =
+	    *(gemv_stage<typename G::W> *)((unsigned char *)ring + stage);
 	const int lane = lane_id();
 
 	cp_async_wait<RING - 1>();
@@ -143,13 +168,16 @@ gemv_next(typename G::S::fragment (&u)[2], gemv_stream<G, E> &in, gemv_stage<typ
 	stage = stage < RING * (int)sizeof from ? stage : 0;
 }
 
-/* One row of x by a unit of a block format: total[i] for row n of group i, of the columns that share lane t's scales.
+/* One row of x by a unit of a block format: total[i] for row n of group i, of the columns that
+ * share lane t's scales.
  *
- * The weights go into the mma as whole numbers, so nothing rounds them and nothing is done to them. Scales come after, and the columns of the mma
- * keep what they belong to apart: pair p of columns has high and low parts of those x whose sub-block lane p has, zeros for the others. low:
- * x of chunks, for lanes that have such; others keep zeros in it */
+ * The weights go into the mma as whole numbers, so nothing rounds them and nothing is done to them.
+ * Scales come after, and the columns of the mma keep what they belong to apart: pair p of columns
+ * has high and low parts of those x whose sub-block lane p has, zeros for the others. low: x of
+ * chunks, for lanes that have such; others keep zeros in it */
 template <class G> DEV void
-gemv_unit_whole(float (&total)[2], const typename G::S::fragment (&u)[2], uint4 (&x)[G::S::CHUNKS], const uint4 *xq, uint2 sums, int unit)
+gemv_unit_whole(float (&total)[2], const typename G::S::fragment (&u)[2], uint4 (&x)[G::S::CHUNKS],
+                const uint4 *xq, uint2 sums, int unit)
 {
 	typedef typename G::S S;
 	const int lane = lane_id(), t = lane & 3, pair = lane >> 3;
@@ -173,18 +201,24 @@ gemv_unit_whole(float (&total)[2], const typename G::S::fragment (&u)[2], uint4 
 		unsigned w[4], v[4];
 		S::template chunk<true>(w, u[0], none, unit, c, t);
 		S::template chunk<true>(v, u[1], none, unit, c, t);
-		const unsigned a0[4] = { w[0], v[0], w[1], v[1] }, a1[4] = { w[2], v[2], w[3], v[3] }, b0[2] = { x[c].x, x[c].y }, b1[2] = { x[c].z, x[c].w };
+		const unsigned a0[4] = { w[0], v[0], w[1], v[1] },
+		               a1[4] = { w[2], v[2], w[3], v[3] }, b0[2] = { x[c].x, x[c].y },
+		               b1[2] = { x[c].z, x[c].w };
 		w_mma<typename G::W>(low, a0, b0);
 		w_mma<typename G::W>(S::SPLIT == 2 ? high : low, a1, b1);
 	}
-	const float l[2] = { low[0] + low[1], low[2] + low[3] }, h[2] = { high[0] + high[1], high[2] + high[3] };
-	S::add(total, u, l, h, make_float2(__uint_as_float(sums.x), __uint_as_float(sums.y)), unit, t);
+	const float l[2] = { low[0] + low[1], low[2] + low[3] },
+	            h[2] = { high[0] + high[1], high[2] + high[3] };
+	S::add(total, u, l, h, make_float2(__uint_as_float(sums.x), __uint_as_float(sums.y)), unit,
+	       t);
 }
 
-/* Rows of x by a unit. ONE: for one row, whose high and low parts are columns of one product; otherwise its columns are rows of x, and lanes
- * that have none multiply another's: nobody looks at what they get. */
+/* Rows of x by a unit. ONE: for one row, whose high and low parts are columns of one product;
+ * otherwise its columns are rows of x, and lanes that have none multiply another's: nobody looks at
+ * what they get. */
 template <class G, bool ONE> DEV void
-gemv_unit_scaled(float (&total)[4], float (&acc)[2][4], const typename G::S::fragment (&u)[2], const uint4 *xq, const uint2 *xm, int R, int unit)
+gemv_unit_scaled(float (&total)[4], float (&acc)[2][4], const typename G::S::fragment (&u)[2],
+                 const uint4 *xq, const uint2 *xm, int R, int unit)
 {
 	typedef typename G::S S;
 	const int t = lane_id() & 3;
@@ -197,7 +231,8 @@ gemv_unit_scaled(float (&total)[4], float (&acc)[2][4], const typename G::S::fra
 		unsigned w[4], v[4];
 		S::template chunk<false>(w, u[0], s, unit, c, t);
 		S::template chunk<false>(v, u[1], r, unit, c, t);
-		const unsigned a0[4] = { w[0], v[0], w[1], v[1] }, a1[4] = { w[2], v[2], w[3], v[3] };
+		const unsigned a0[4] = { w[0], v[0], w[1], v[1] },
+		               a1[4] = { w[2], v[2], w[3], v[3] };
 #pragma unroll
 		for (int part = 0; part < (ONE ? 1 : 2); part++) {
 			const uint4 x = xq[c * 8 * R + part * 4 * R];
@@ -223,13 +258,15 @@ gemv_unit_scaled(float (&total)[4], float (&acc)[2][4], const typename G::S::fra
 
 /* This warp's sums of groups [first, stop), counted from g0 */
 template <class G, class E, bool ONE> DEV void
-gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int log_r, const float (&back)[2], int first, int stop, int &stage)
+gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int log_r,
+            const float (&back)[2], int first, int stop, int &stage)
 {
 	typedef typename G::S S;
 	typedef typename G::W W;
 	enum { RING = ONE ? G::RING1 : G::RING };
 	constexpr bool WHOLE = ONE && W::PACKED;
-	const int warp = warp_id(), lane = lane_id(), n = lane >> 2, t = lane & 3, R = ONE ? 1 : 1 << log_r, tile = 16 >> (ONE ? 0 : log_r);
+	const int warp = warp_id(), lane = lane_id(), n = lane >> 2, t = lane & 3,
+	          R = ONE ? 1 : 1 << log_r, tile = 16 >> (ONE ? 0 : log_r);
 	typename G::room &room = sm.warp[warp];
 	gemv_stage<W> *const ring = ONE ? room.one.ring : room.many.ring;
 	const int mine = WHOLE ? (n & 1) * 4 + t : ONE ? (n & 4) + t : (n & (R - 1)) * 4 + t;
@@ -237,19 +274,26 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 	typename S::fragment u[2];
 
 	/* the sum of row `done` + i at hand for row b of x */
-	auto put = [&](int done, int i, int b, float v) { sm.sum[((((done + i) & (2 * tile - 1)) * GEMV_WARPS + warp) * R + b) * 8 + n] = v; };
+	auto put = [&](int done, int i, int b, float v) {
+		sm.sum[((((done + i) & (2 * tile - 1)) * GEMV_WARPS + warp) * R + b) * 8 + n] = v;
+	};
 
 	for (int done = first; done < stop; done += 2) {
 		const uint4 *xq = xs;
-		float     factor[2]; /* of row n of both groups: here by the time that the units are through */
+		float factor[2]; /* of row n of both groups: here by the time that the units are
+		                    through */
 #pragma unroll
 		for (int i = 0; i < 2; i++)
-			factor[i] = w_row_factor<W>::HAS ? w_row_factor<W>::of(in.w.row(E::row(g0 + min(done + i, stop - 1), n))) : 1.0f;
+			factor[i] = w_row_factor<W>::HAS
+			                ? w_row_factor<W>::of(
+			                      in.w.row(E::row(g0 + min(done + i, stop - 1), n)))
+			                : 1.0f;
 		if constexpr (WHOLE) {
 			float total[2] = { 0, 0 };
 			uint4 x[S::CHUNKS] = {};
 			const uint2 *xm = room.one.sums + t;
-			for (int left = in.units(); left > 0; left--, xm += 4, xq += S::CHUNKS * 8) {
+			for (int left = in.units(); left > 0;
+			     left--, xm += 4, xq += S::CHUNKS * 8) {
 				gemv_next<G, E, RING>(u, in, ring, stage);
 				gemv_unit_whole<G>(total, u, x, xq, *xm, in.unit0);
 			}
@@ -258,7 +302,8 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 				total[i] += __shfl_xor_sync(0xffffffffu, total[i], 1);
 				total[i] += __shfl_xor_sync(0xffffffffu, total[i], 2);
 				if (t == 0)
-					put(done, i, 0, total[i] * (S::GAIN * S::UNDO) * back[0] * factor[i]);
+					put(done, i, 0,
+					    total[i] * (S::GAIN * S::UNDO) * back[0] * factor[i]);
 			}
 		} else {
 			float acc[2][4] = { { 0, 0, 0, 0 }, { 0, 0, 0, 0 } };
@@ -280,7 +325,8 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 					total[i] += __shfl_xor_sync(0xffffffffu, total[i], 2);
 				const int b = 2 * t + (i & 1);
 				if (b < R)
-					put(done, i >> 1, b, total[i] * back[i & 1] * factor[i >> 1]);
+					put(done, i >> 1, b,
+					    total[i] * back[i & 1] * factor[i >> 1]);
 			}
 		}
 	}
@@ -320,12 +366,16 @@ gemv_partial(const float *from, int splits, long long stride)
 	return sum;
 }
 
-/* Scratch: part [8 * MAX_SPLITS, GROUPS * 8] sums of splits; all [n_tok, GROUPS * 8] sums of rows, for UNIT > 0; squares [blocks, 8]; count, of
- * zeros: blocks, or units for each turn. */
-struct gemv_scratch { float *part, *all, *squares; int *count; };
+/* Scratch: part [8 * MAX_SPLITS, GROUPS * 8] sums of splits; all [n_tok, GROUPS * 8] sums of rows,
+ * for UNIT > 0; squares [blocks, 8]; count, of zeros: blocks, or units for each turn. */
+struct gemv_scratch {
+	float *part, *all, *squares;
+	int *count;
+};
 
 template <class G, class E> DEV void
-gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename G::W> &w, const E &e, const gemv_scratch &to)
+gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename G::W> &w,
+     const E &e, const gemv_scratch &to)
 {
 	typedef typename G::shared_storage shared_storage;
 	SHARED_STORAGE(shared_storage, sm);
@@ -340,9 +390,14 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	};
 	static_assert(ROWS > 0, "too many columns");
 	const int tid = (int)threadIdx.x, warp = warp_id(), lane = lane_id();
-	int       splits = rows < 1 || rows > 8 ? 1 : rows == 1 ? SPLITS1 : rows == 2 ? SPLITS2 : rows <= 4 ? SPLITS4 : SPLITS8;
+	int splits = rows < 1 || rows > 8 ? 1
+	             : rows == 1          ? SPLITS1
+	             : rows == 2          ? SPLITS2
+	             : rows <= 4          ? SPLITS4
+	                                  : SPLITS8;
 
-	/* Few instructions stand before the first load: one division, of 32 bits. Ranges with a group more come first. */
+	/* Few instructions stand before the first load: one division, of 32 bits. Ranges with a
+	 * group more come first. */
 	unsigned ranges = gridDim.x, range = blockIdx.x, split = 0;
 	if (splits > (int)gridDim.x)
 		splits = 1;
@@ -353,7 +408,8 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	}
 	const unsigned each = E::GROUPS / ranges, more = E::GROUPS - each * ranges;
 	const bool work = range < ranges;
-	const int g0 = work ? (int)(each * range + min(range, more)) : 0, g1 = work ? (int)(g0 + each + (range < more)) : 0;
+	const int g0 = work ? (int)(each * range + min(range, more)) : 0,
+	          g1 = work ? (int)(g0 + each + (range < more)) : 0;
 	if (tid == 0) {
 		sm.range = range;
 		sm.split = split;
@@ -390,13 +446,15 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	const int R = 1 << log_r, tile = 16 >> log_r;
 
 	for (int t0 = 0;;) {
-		/* places are found by loads that need each other's results: one before x, one while it is made, none waited for */
+		/* places are found by loads that need each other's results: one before x, one while
+		 * it is made, none waited for */
 		const bool places = E::PLACED && tid < R && t0 + tid < n;
 		const int2 spot = places ? e.spot(t0 + tid) : make_int2(0, 0);
 		if (G::NORM::MEAN)
 			gemv_moments<G>(sm, x, norm, e, R, t0, n);
 		float back[2];
-		gemv_load_x<G>(sm, one, back, x, norm, e, log_r, t0, blind ? 1 : n, in.unit0, in.units());
+		gemv_load_x<G>(sm, one, back, x, norm, e, log_r, t0, blind ? 1 : n, in.unit0,
+		               in.units());
 		back[0] *= w.scale;
 		back[1] *= w.scale;
 		const int page = places ? e.page(spot) : 0;
@@ -405,11 +463,12 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 
 		/* ---- stream ---- */
 		const int ng = in.end - g0;
-		int       stage = 0;
+		int stage = 0;
 
 		for (int first = 0; first < ng; first += tile) {
 			const int stop = min(first + tile, ng), items = (stop - first) * R * 4;
-			const int j = tid & 3, b = (tid >> 2) & (R - 1), at = first + (tid >> (2 + log_r));
+			const int j = tid & 3, b = (tid >> 2) & (R - 1),
+			          at = first + (tid >> (2 + log_r));
 			float4 early = make_float4(0, 0, 0, 0);
 			if (!counted && tid < items && t0 + b < n)
 				early = e.prefetch(g0 + at, j, t0 + b);
@@ -417,14 +476,16 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 			if (one)
 				gemv_groups<G, E, true>(sm, in, g0, 0, back, first, stop, stage);
 			else
-				gemv_groups<G, E, false>(sm, in, g0, log_r, back, first, stop, stage);
+				gemv_groups<G, E, false>(sm, in, g0, log_r, back, first, stop,
+				                         stage);
 			if (E::PLACED && first == 0 && tid < R)
 				sm.place[tid].x = page;
 			__syncthreads();
 
 			if (tid < items && t0 + b < sm.n) {
 				const int group = sm.g0 + at;
-				const float *from = sm.sum + (at & (2 * tile - 1)) * GEMV_WARPS * R * 8 + b * 8 + j;
+				const float *from =
+				    sm.sum + (at & (2 * tile - 1)) * GEMV_WARPS * R * 8 + b * 8 + j;
 				float v = 0, u = 0;
 #pragma unroll 4
 				for (int i = 0; i < G::KWARPS; i++) {
@@ -432,12 +493,18 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 					u += from[i * R * 8 + 4];
 				}
 				if (counted) {
-					float *sum = (splits > 1 ? to.part + (long long)(sm.split * 8 + b) * RESULTS : to.all + (long long)(t0 + b) * RESULTS) + group * 8 + j;
+					float *sum =
+					    (splits > 1
+					         ? to.part + (long long)(sm.split * 8 + b) * RESULTS
+					         : to.all + (long long)(t0 + b) * RESULTS) +
+					    group * 8 + j;
 					sum[0] = v;
 					sum[4] = u;
 				} else {
-					const float root = gemv_root<G>(gemv_squares<G>(sm, b), norm.eps);
-					e.store(group, j, t0 + b, v * root, u * root, early, sm.place[b]);
+					const float root =
+					    gemv_root<G>(gemv_squares<G>(sm, b), norm.eps);
+					e.store(group, j, t0 + b, v * root, u * root, early,
+					        sm.place[b]);
 				}
 			}
 		}
@@ -446,14 +513,21 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 		if (counted) {
 			enum { UNIT = E::UNIT > 0 ? E::UNIT : 1 };
 			float *raw = (float *)sm.warp; /* free by now */
-			const int range = sm.range, split = sm.split, g0 = sm.g0, g1 = in.end, n = sm.n;
-			const int first = E::UNIT > 0 ? g0 / UNIT : range, units = E::UNIT > 0 ? (g1 - 1) / UNIT + 1 - first : 1;
+			const int range = sm.range, split = sm.split, g0 = sm.g0, g1 = in.end,
+			          n = sm.n;
+			const int first = E::UNIT > 0 ? g0 / UNIT : range,
+			          units = E::UNIT > 0 ? (g1 - 1) / UNIT + 1 - first : 1;
 			if (tid < R && t0 + tid < n)
-				to.squares[(range * splits + split) * 8 + tid] = gemv_squares<G>(sm, tid);
+				to.squares[(range * splits + split) * 8 + tid] =
+				    gemv_squares<G>(sm, tid);
 			__syncthreads();
 			for (int i = tid; i < units; i += GEMV_THREADS) {
-				int *c = to.count + (t0 >> log_r) * (E::GROUPS / UNIT) * (E::UNIT > 0) + first + i;
-				const int add = E::UNIT > 0 ? min(g1, (first + i + 1) * UNIT) - max(g0, (first + i) * UNIT) : 1;
+				int *c = to.count +
+				         (t0 >> log_r) * (E::GROUPS / UNIT) * (E::UNIT > 0) +
+				         first + i;
+				const int add = E::UNIT > 0 ? min(g1, (first + i + 1) * UNIT) -
+				                                  max(g0, (first + i) * UNIT)
+				                            : 1;
 				const int full = E::UNIT > 0 ? UNIT * splits : splits;
 				const bool last = atom_add_acq_rel_gpu(c, add) == full - add;
 				if (last)
@@ -467,34 +541,60 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 			if (any) {
 				const long long apart = (long long)8 * RESULTS;
 				if (tid < R && t0 + tid < n)
-					sm.stat[tid][1] = gemv_root<G>(gemv_partial<G>(to.squares + range * splits * 8 + tid, splits, 8), norm.eps);
+					sm.stat[tid][1] = gemv_root<G>(
+					    gemv_partial<G>(to.squares + range * splits * 8 + tid,
+					                    splits, 8),
+					    norm.eps);
 				__syncthreads();
 				for (int i = 0; i < units; i++) {
 					if (!sm.done[i])
 						continue;
 					if constexpr (E::UNIT > 0) {
 						const int base = (first + i) * UNIT * 8;
-						for (int k = tid; k < R * UNIT * 8; k += GEMV_THREADS) {
-							const int b = k / (UNIT * 8), at = base + k % (UNIT * 8);
+						for (int k = tid; k < R * UNIT * 8;
+						     k += GEMV_THREADS) {
+							const int b = k / (UNIT * 8),
+							          at = base + k % (UNIT * 8);
 							if (t0 + b >= n)
 								break;
-							const float v = splits > 1 ? gemv_partial<G>(to.part + (long long)b * RESULTS + at, splits, apart) : to.all[(long long)(t0 + b) * RESULTS + at];
+							const float v =
+							    splits > 1
+							        ? gemv_partial<G>(to.part +
+							                              (long long)b *
+							                                  RESULTS +
+							                              at,
+							                          splits, apart)
+							        : to.all[(long long)(t0 + b) *
+							                     RESULTS +
+							                 at];
 							raw[k] = e.raw(at, v * sm.stat[b][1]);
 						}
 						__syncthreads();
-						for (int b = warp; b < R && t0 + b < n; b += GEMV_WARPS)
-							e.finish(t0 + b, first + i, raw + b * UNIT * 8);
+						for (int b = warp; b < R && t0 + b < n;
+						     b += GEMV_WARPS)
+							e.finish(t0 + b, first + i,
+							         raw + b * UNIT * 8);
 						__syncthreads();
 					} else {
 #pragma unroll 1
-						for (int k = tid; k < (g1 - g0) * R * 4; k += GEMV_THREADS) {
-							const int j = k & 3, b = (k >> 2) & (R - 1), group = g0 + (k >> (2 + log_r));
+						for (int k = tid; k < (g1 - g0) * R * 4;
+						     k += GEMV_THREADS) {
+							const int j = k & 3, b = (k >> 2) & (R - 1),
+							          group = g0 + (k >> (2 + log_r));
 							if (t0 + b >= n)
 								continue;
-							const float4 early = e.prefetch(group, j, t0 + b);
-							const float *from = to.part + (long long)b * RESULTS + group * 8 + j;
-							const float v = gemv_partial<G>(from, splits, apart), u = gemv_partial<G>(from + 4, splits, apart);
-							e.store(group, j, t0 + b, v * sm.stat[b][1], u * sm.stat[b][1], early, sm.place[b]);
+							const float4 early =
+							    e.prefetch(group, j, t0 + b);
+							const float *from = to.part +
+							                    (long long)b * RESULTS +
+							                    group * 8 + j;
+							const float v = gemv_partial<G>(
+							                from, splits, apart),
+							            u = gemv_partial<G>(
+							                from + 4, splits, apart);
+							e.store(group, j, t0 + b, v * sm.stat[b][1],
+							        u * sm.stat[b][1], early,
+							        sm.place[b]);
 						}
 					}
 				}

@@ -1,4 +1,5 @@
-/* GEMV of norm_glu: a group has 4 rows of gate and the same of up, so that both halves of a result meet in one thread. */
+/* GEMV of norm_glu: a group has 4 rows of gate and the same of up, so that both halves of a result
+ * meet in one thread. */
 #ifndef LLMC_CUDA_GEMV_GEMV_GLU_H
 #define LLMC_CUDA_GEMV_GEMV_GLU_H
 
@@ -8,14 +9,34 @@
 template <int N, float (*F)(float, float)> struct gemv_glu {
 	enum { GROUPS = (N + 3) / 4, UNIT = 0, PLACED = 0, FIRST = 0 };
 	const llmc_step &s;
-	float           *y;
-	const float     *b;
+	float *y;
+	const float *b;
 
-	DEV int row(int group, int n) { return min(group * 4 + (n & 3), N - 1) + (n >> 2) * N; }
-	__device__ __forceinline__ int count() const { return s.n[0]; }
-	__device__ __forceinline__ int x_row(int t) const { return t; }
-	__device__ __forceinline__ int2 spot(int) const { return make_int2(0, 0); }
-	__device__ __forceinline__ int page(const int2 &) const { return 0; }
+	DEV int
+	row(int group, int n)
+	{
+		return min(group * 4 + (n & 3), N - 1) + (n >> 2) * N;
+	}
+	__device__ __forceinline__ int
+	count() const
+	{
+		return s.n[0];
+	}
+	__device__ __forceinline__ int
+	x_row(int t) const
+	{
+		return t;
+	}
+	__device__ __forceinline__ int2
+	spot(int) const
+	{
+		return make_int2(0, 0);
+	}
+	__device__ __forceinline__ int
+	page(const int2 &) const
+	{
+		return 0;
+	}
 
 	__device__ __forceinline__ float4
 	prefetch(int group, int j, int) const
@@ -34,8 +55,15 @@ template <int N, float (*F)(float, float)> struct gemv_glu {
 			y[(long long)t * N + r] = F(u + early.x, v + early.y);
 	}
 
-	__device__ __forceinline__ float raw(int, float v) const { return v; }
-	__device__ __forceinline__ void finish(int, int, const float *) const {}
+	__device__ __forceinline__ float
+	raw(int, float v) const
+	{
+		return v;
+	}
+	__device__ __forceinline__ void
+	finish(int, int, const float *) const
+	{
+	}
 };
 
 #endif

@@ -1,5 +1,6 @@
-/* GEMV of norm_qkv. Without a norm of heads a group has four pairs of the rotary embedding, so that a thread rotates what it has summed,
- * and nothing waits: it goes to q or to its page. With such a norm, and with quantised rows, heads are finished whole by the last of their blocks.
+/* GEMV of norm_qkv. Without a norm of heads a group has four pairs of the rotary embedding, so that
+ * a thread rotates what it has summed, and nothing waits: it goes to q or to its page. With such a
+ * norm, and with quantised rows, heads are finished whole by the last of their blocks.
  */
 #ifndef LLMC_CUDA_GEMV_GEMV_QKV_H
 #define LLMC_CUDA_GEMV_GEMV_QKV_H
@@ -21,7 +22,7 @@ template <class Q> struct gemv_qkv {
 		FIRST = 0
 	};
 	const llmc_step &s;
-	qkv_args         a;
+	qkv_args a;
 
 	DEV bool
 	turned(int head, int part)
@@ -29,7 +30,8 @@ template <class Q> struct gemv_qkv {
 		return !NORMED && head < Q::HEADS + Q::KV_HEADS && part < R / 8;
 	}
 
-	/* dimension of result n of a group: the four first halves of pairs, then the second ones; otherwise in order */
+	/* dimension of result n of a group: the four first halves of pairs, then the second ones;
+	 * otherwise in order */
 	DEV int
 	dim(int head, int part, int n)
 	{
@@ -46,12 +48,28 @@ template <class Q> struct gemv_qkv {
 		return head * D + dim(head, group % PER_HEAD, n);
 	}
 
-	__device__ __forceinline__ int count() const { return s.n[0]; }
-	__device__ __forceinline__ int x_row(int t) const { return t; }
+	__device__ __forceinline__ int
+	count() const
+	{
+		return s.n[0];
+	}
+	__device__ __forceinline__ int
+	x_row(int t) const
+	{
+		return t;
+	}
 
 	/* the row's position and sequence */
-	__device__ __forceinline__ int2 spot(int t) const { return make_int2(s.pos[t], s.seq_of[t]); }
-	__device__ __forceinline__ int page(const int2 &spot) const { return kv_page_of(s, spot.y, spot.x); }
+	__device__ __forceinline__ int2
+	spot(int t) const
+	{
+		return make_int2(s.pos[t], s.seq_of[t]);
+	}
+	__device__ __forceinline__ int
+	page(const int2 &spot) const
+	{
+		return kv_page_of(s, spot.y, spot.x);
+	}
 
 	/* x, y: cosine and sine; z, w: biases */
 	__device__ __forceinline__ float4
@@ -74,10 +92,13 @@ template <class Q> struct gemv_qkv {
 	}
 
 	__device__ __forceinline__ void
-	store(int group, int j, int t, float first, float second, const float4 &early, const int2 &place) const
+	store(int group, int j, int t, float first, float second, const float4 &early,
+	      const int2 &place) const
 	{
-		const int head = group / PER_HEAD, part = group % PER_HEAD, d = dim(head, part, j), e = dim(head, part, j + 4);
-		const float x = first + early.z, y = second + early.w, u = x * early.x - y * early.y, v = y * early.x + x * early.y;
+		const int head = group / PER_HEAD, part = group % PER_HEAD, d = dim(head, part, j),
+		          e = dim(head, part, j + 4);
+		const float x = first + early.z, y = second + early.w,
+		            u = x * early.x - y * early.y, v = y * early.x + x * early.y;
 
 		if (head < Q::HEADS) {
 			float *q = a.q + ((long long)t * Q::HEADS + head) * D;
@@ -91,8 +112,12 @@ template <class Q> struct gemv_qkv {
 				Q::KP::set(page + h * Q::KP::BYTES, at, d, u);
 				Q::KP::set(page + h * Q::KP::BYTES, at, e, v);
 			} else {
-				Q::VP::set(page + Q::KV_HEADS * Q::KP::BYTES + (h - Q::KV_HEADS) * Q::VP::BYTES, at, d, u);
-				Q::VP::set(page + Q::KV_HEADS * Q::KP::BYTES + (h - Q::KV_HEADS) * Q::VP::BYTES, at, e, v);
+				Q::VP::set(page + Q::KV_HEADS * Q::KP::BYTES +
+				               (h - Q::KV_HEADS) * Q::VP::BYTES,
+				           at, d, u);
+				Q::VP::set(page + Q::KV_HEADS * Q::KP::BYTES +
+				               (h - Q::KV_HEADS) * Q::VP::BYTES,
+				           at, e, v);
 			}
 		}
 	}

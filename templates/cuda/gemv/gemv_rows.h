@@ -4,19 +4,40 @@
 
 #include "cuda/gemv/gemv.h"
 
-/* y = scale * add + F(W x + b) for N rows of W; b, add: NULL without. WANTED: rows of x are the wanted ones. */
+/* y = scale * add + F(W x + b) for N rows of W; b, add: NULL without. WANTED: rows of x are the
+ * wanted ones. */
 template <int N, float (*F)(float) = act_none, bool WANTED = false> struct gemv_rows {
 	enum { GROUPS = (N + 7) / 8, UNIT = 0, PLACED = 0, FIRST = WANTED };
 	const llmc_step &s;
-	float           *y;
-	const float     *b, *add;
-	float            scale;
+	float *y;
+	const float *b, *add;
+	float scale;
 
-	DEV int row(int group, int n) { return min(group * 8 + n, N - 1); }
-	__device__ __forceinline__ int count() const { return s.n[WANTED ? 3 : 0]; }
-	__device__ __forceinline__ int x_row(int t) const { return WANTED ? s.out_row[t] : t; }
-	__device__ __forceinline__ int2 spot(int) const { return make_int2(0, 0); }
-	__device__ __forceinline__ int page(const int2 &) const { return 0; }
+	DEV int
+	row(int group, int n)
+	{
+		return min(group * 8 + n, N - 1);
+	}
+	__device__ __forceinline__ int
+	count() const
+	{
+		return s.n[WANTED ? 3 : 0];
+	}
+	__device__ __forceinline__ int
+	x_row(int t) const
+	{
+		return WANTED ? s.out_row[t] : t;
+	}
+	__device__ __forceinline__ int2
+	spot(int) const
+	{
+		return make_int2(0, 0);
+	}
+	__device__ __forceinline__ int
+	page(const int2 &) const
+	{
+		return 0;
+	}
 
 	/* x, y: what is added to rows j and j + 4; z, w: their biases */
 	__device__ __forceinline__ float4
@@ -51,8 +72,15 @@ template <int N, float (*F)(float) = act_none, bool WANTED = false> struct gemv_
 			to[r + 4] = early.y + F(v + early.w);
 	}
 
-	__device__ __forceinline__ float raw(int, float v) const { return v; }
-	__device__ __forceinline__ void finish(int, int, const float *) const {}
+	__device__ __forceinline__ float
+	raw(int, float v) const
+	{
+		return v;
+	}
+	__device__ __forceinline__ void
+	finish(int, int, const float *) const
+	{
+	}
 };
 
 #endif

@@ -1,4 +1,5 @@
-/* What a GEMV is made for, what a block of it has in shared memory, and in how many splits its columns are cut. */
+/* What a GEMV is made for, what a block of it has in shared memory, and in how many splits its
+ * columns are cut. */
 #ifndef LLMC_CUDA_GEMV_GEMV_SMEM_H
 #define LLMC_CUDA_GEMV_GEMV_SMEM_H
 
@@ -9,33 +10,44 @@
 enum { GEMV_WARPS = 8, GEMV_THREADS = GEMV_WARPS * 32, GEMV_FLAGS = 256 };
 
 /* A ring's stage: a unit of both groups */
-template <class W> struct gemv_stage { typename W::stream::stage group[2]; };
+template <class W> struct gemv_stage {
+	typename W::stream::stage group[2];
+};
 
-/* What a warp has for itself: x first, then sums of x, where weights have minima (two pairs a unit and lane that has x), and the ring */
+/* What a warp has for itself: x first, then sums of x, where weights have minima (two pairs a unit
+ * and lane that has x), and the ring */
 template <class W, int X, int SUMS, int RING> struct gemv_share {
-	uint4         x[X];
-	uint2         sums[SUMS];
+	uint4 x[X];
+	uint2 sums[SUMS];
 	gemv_stage<W> ring[RING];
 };
 template <class W, int X, int RING> struct gemv_share<W, X, 0, RING> {
-	uint4         x[X];
+	uint4 x[X];
 	gemv_stage<W> ring[RING];
 };
 
-/* W of a matrix of COLS columns, the norm of x (norm_none, norm_rms, norm_layer), the GPU, the most splits: by default such that 8 rows of x fit. */
-template <class W_, class NORM_, int ARCH_, int MAX_SPLITS_ = (W_::COLS > 16384 ? 16 : 8)> struct gemv_config {
-	typedef W_                 W;
+/* W of a matrix of COLS columns, the norm of x (norm_none, norm_rms, norm_layer), the GPU, the most
+ * splits: by default such that 8 rows of x fit. */
+template <class W_, class NORM_, int ARCH_,
+          int MAX_SPLITS_ = (W_::COLS > 16384 ? 16 : 8)> struct gemv_config {
+	typedef W_ W;
 	typedef typename W::stream S;
-	typedef NORM_              NORM;
+	typedef NORM_ NORM;
 	enum {
 		ARCH = ARCH_,
 		MAX_SPLITS = MAX_SPLITS_,
 		COLS = W::COLS,
-		SMS = ARCH == 80 ? 108 : ARCH == 86 ? 84 : ARCH == 89 ? 128 : ARCH == 90 ? 132 : ARCH == 100 ? 148 : 170,
+		SMS = ARCH == 80    ? 108
+		      : ARCH == 86  ? 84
+		      : ARCH == 89  ? 128
+		      : ARCH == 90  ? 132
+		      : ARCH == 100 ? 148
+		                    : 170,
 		UNITS = (COLS + S::UNIT - 1) / S::UNIT, /* of a row */
 		MOST = (UNITS + GEMV_WARPS - 1) / GEMV_WARPS,
 		KWARPS = UNITS < GEMV_WARPS ? UNITS : GEMV_WARPS,
-		/* 64 KB for x, more where one row needs it; templates' @launch lines count the same */
+		/* 64 KB for x, more where one row needs it; templates' @launch lines count the same
+		 */
 		X = (COLS > 16384 ? (COLS + 1023) / 1024 * 4096 : 65536) / 16 / GEMV_WARPS,
 		SUMS = S::MINS ? X / 8 : 0,
 		ROOM = X * 16 + (ARCH == 80 || ARCH == 90 || ARCH == 100 ? 5120 : 3072),
@@ -47,22 +59,23 @@ template <class W_, class NORM_, int ARCH_, int MAX_SPLITS_ = (W_::COLS > 16384 
 	};
 
 	union room {
-		gemv_share<W, X, SUMS, RING>    many;
+		gemv_share<W, X, SUMS, RING> many;
 		gemv_share<W, X1, SUMS1, RING1> one;
 	};
 	struct shared_storage {
-		room          warp[GEMV_WARPS];
-		float         sum[2048];               /* 2 tiles of (16 / R groups) x (8 warps) x (R rows of x) x 8 */
-		float         squares[GEMV_WARPS][8];
-		float         stat[8][2];              /* mean and 1 / deviation */
-		int2          place[8];                /* page and position of a row */
-		int           range, split, g0, n;     /* of the block: for when its registers are free again */
+		room warp[GEMV_WARPS];
+		float sum[2048]; /* 2 tiles of (16 / R groups) x (8 warps) x (R rows of x) x 8 */
+		float squares[GEMV_WARPS][8];
+		float stat[8][2];        /* mean and 1 / deviation */
+		int2 place[8];           /* page and position of a row */
+		int range, split, g0, n; /* of the block: for when its registers are free again */
 		unsigned char done[GEMV_FLAGS];
 	};
 	static_assert(sizeof(shared_storage) <= 8848 + GEMV_WARPS * ROOM, "@launch says so");
 };
 
-/* Rows of x (a power of two) that a block takes at once when columns are cut in `splits`; 0: none */
+/* Rows of x (a power of two) that a block takes at once when columns are cut in `splits`; 0: none
+ */
 template <class G> static __device__ constexpr int
 gemv_rows_at_once(int splits)
 {
@@ -76,25 +89,36 @@ gemv_rows_at_once(int splits)
 	return 0;
 }
 
-/* For so many rows of x and groups of W: the number of splits with which all is soonest read. Ranges with a group more are alone at the end, and then
- * each reads at twice its share of the bandwidth (block formats, which cost instructions, hardly faster than before). Units of a split that are no multiple
- * of the warps leave some waiting. A column of x costs what a multiprocessor reads meanwhile: 10 bytes for one row on an H100 (with 4, as before, down of
- * Llama 8B took 49.5 us and not 44.2, gate and up 91.3 and not 84.2), 4 of it beside more, whose launches have less to gain. More than one split costs
- * what a multiprocessor reads in the 1.5 us that sums take through memory. 1 where rows do not fit whatever is done: they go in turns. */
+/* For so many rows of x and groups of W: the number of splits with which all is soonest read.
+ * Ranges with a group more are alone at the end, and then each reads at twice its share of the
+ * bandwidth (block formats, which cost instructions, hardly faster than before). Units of a split
+ * that are no multiple of the warps leave some waiting. A column of x costs what a multiprocessor
+ * reads meanwhile: 10 bytes for one row on an H100 (with 4, as before, down of Llama 8B took 49.5
+ * us and not 44.2, gate and up 91.3 and not 84.2), 4 of it beside more, whose launches have less to
+ * gain. More than one split costs what a multiprocessor reads in the 1.5 us that sums take through
+ * memory. 1 where rows do not fit whatever is done: they go in turns. */
 template <class G> static __device__ constexpr int
 gemv_splits(int rows, int groups)
 {
-	const long long joined = 1024 * (G::ARCH == 90 ? 48 : G::ARCH == 100 ? 80 : G::ARCH == 80 ? 28 : 14);
+	const long long joined = 1024 * (G::ARCH == 90    ? 48
+	                                 : G::ARCH == 100 ? 80
+	                                 : G::ARCH == 80  ? 28
+	                                                  : 14);
 	const int alone = G::S::CHUNKS == 1 ? 50 : 85;
 	long long least = 0;
 	int best = 1;
 
 	for (int s = 1; s <= G::MAX_SPLITS; s++) {
 		const int ranges = G::SMS / s, more = groups % ranges * 100 / ranges; /* percent */
-		const int percent = groups / ranges * 100 + (groups % ranges == 0 ? 0 : more > alone ? more : alone);
-		const int each = (G::UNITS + s - 1) / s, ways = (each + GEMV_WARPS - 1) / GEMV_WARPS * GEMV_WARPS; /* units of a split, and as the warps share them */
+		const int percent = groups / ranges * 100 + (groups % ranges == 0 ? 0
+		                                             : more > alone       ? more
+		                                                                  : alone);
+		const int each = (G::UNITS + s - 1) / s,
+		          ways = (each + GEMV_WARPS - 1) / GEMV_WARPS *
+		                 GEMV_WARPS; /* units of a split, and as the warps share them */
 		const long long x = (long long)G::COLS / s * (rows == 1 ? 10 : 4);
-		const long long cost = (long long)percent * 8 * G::W::ROW / 100 / s * ways / each + x + (s > 1 ? joined : 0);
+		const long long cost = (long long)percent * 8 * G::W::ROW / 100 / s * ways / each +
+		                       x + (s > 1 ? joined : 0);
 		if (gemv_rows_at_once<G>(s) >= rows && (least == 0 || cost < least)) {
 			best = s;
 			least = cost;

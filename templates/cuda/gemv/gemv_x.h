@@ -1,5 +1,5 @@
-/* x of a GEMV on its way to shared memory: normed but for the root, split in what 16 bits hold and what rounding takes, and laid out as the tensor
- * cores want it. */
+/* x of a GEMV on its way to shared memory: normed but for the root, split in what 16 bits hold and
+ * what rounding takes, and laid out as the tensor cores want it. */
 #ifndef LLMC_CUDA_GEMV_GEMV_X_H
 #define LLMC_CUDA_GEMV_GEMV_X_H
 
@@ -10,7 +10,8 @@ gemv_floats(float (&v)[4], const float *p)
 {
 	const uint4 q = ld_v4(p);
 
-	v[0] = __uint_as_float(q.x), v[1] = __uint_as_float(q.y), v[2] = __uint_as_float(q.z), v[3] = __uint_as_float(q.w);
+	v[0] = __uint_as_float(q.x), v[1] = __uint_as_float(q.y), v[2] = __uint_as_float(q.z),
+	v[3] = __uint_as_float(q.w);
 }
 
 /* A pair as the mma takes it, and what rounding took */
@@ -28,7 +29,8 @@ gemv_split(unsigned &hi, unsigned &lo, float a, float b)
 
 /* Two fours of a chunk as the registers of B for its two mma, and those of what rounding took */
 template <class W> DEV void
-gemv_fragments(uint4 &hi, uint4 &lo, const float (&v)[4], const float (&w)[4], const float (&scale)[4])
+gemv_fragments(uint4 &hi, uint4 &lo, const float (&v)[4], const float (&w)[4],
+               const float (&scale)[4])
 {
 	enum { B = W::stream::NIBBLES ? 2 : 1, C = W::stream::NIBBLES ? 1 : 2 };
 	gemv_split<W>(hi.x, lo.x, v[0] * scale[0], v[B] * scale[0]);
@@ -38,13 +40,20 @@ gemv_fragments(uint4 &hi, uint4 &lo, const float (&v)[4], const float (&w)[4], c
 }
 
 /* Are the columns of a lane's chunk within the row? */
-template <class W> DEV bool gemv_in(int unit, int c, int t) { return W::stream::TAIL == 0 || W::stream::col(unit, c, t) < W::COLS; }
-
-/* Four elements of a row, normed but for the root; their squares are added to ss. g: weights of the norm; b: its bias, or NULL */
-template <class NORM> DEV void
-gemv_norm(float (&v)[4], const uint4 &q, const norm_vectors &norm, const float (&g)[4], const float *b, const float (&stat)[2], float &ss)
+template <class W> DEV bool
+gemv_in(int unit, int c, int t)
 {
-	v[0] = __uint_as_float(q.x), v[1] = __uint_as_float(q.y), v[2] = __uint_as_float(q.z), v[3] = __uint_as_float(q.w);
+	return W::stream::TAIL == 0 || W::stream::col(unit, c, t) < W::COLS;
+}
+
+/* Four elements of a row, normed but for the root; their squares are added to ss. g: weights of the
+ * norm; b: its bias, or NULL */
+template <class NORM> DEV void
+gemv_norm(float (&v)[4], const uint4 &q, const norm_vectors &norm, const float (&g)[4],
+          const float *b, const float (&stat)[2], float &ss)
+{
+	v[0] = __uint_as_float(q.x), v[1] = __uint_as_float(q.y), v[2] = __uint_as_float(q.z),
+	v[3] = __uint_as_float(q.w);
 	if (NORM::MEAN) {
 #pragma unroll
 		for (int i = 0; i < 4; i++)
@@ -67,10 +76,19 @@ gemv_norm(float (&v)[4], const uint4 &q, const norm_vectors &norm, const float (
 }
 
 /* Floats from row to row of x: E::X_STRIDE, where the epilogue has it, else the columns */
-template <class G, class E> DEV constexpr auto gemv_apart(int) -> decltype((int)E::X_STRIDE) { return E::X_STRIDE; }
-template <class G, class E> DEV constexpr int gemv_apart(long) { return G::COLS; }
+template <class G, class E> DEV constexpr auto
+gemv_apart(int) -> decltype((int)E::X_STRIDE)
+{
+	return E::X_STRIDE;
+}
+template <class G, class E> DEV constexpr int
+gemv_apart(long)
+{
+	return G::COLS;
+}
 
-/* Of one row, for block formats: sums of the columns that share a lane's scales (SPLIT), in the unit of the mma's results, times SUM */
+/* Of one row, for block formats: sums of the columns that share a lane's scales (SPLIT), in the
+ * unit of the mma's results, times SUM */
 template <class G> DEV void
 gemv_sums(typename G::shared_storage &sm, int units)
 {
@@ -86,8 +104,10 @@ gemv_sums(typename G::shared_storage &sm, int units)
 #pragma unroll
 		for (int c = 0; c < 2 * S::CHUNKS; c++) {
 			const uint4 v = from[c * 4];
-			low += (f16_lo(v.x) + f16_hi(v.x)) * (1 / S::part(c / 2, 0)) + (f16_lo(v.y) + f16_hi(v.y)) * (1 / S::part(c / 2, 1));
-			high += (f16_lo(v.z) + f16_hi(v.z)) * (1 / S::part(c / 2, 2)) + (f16_lo(v.w) + f16_hi(v.w)) * (1 / S::part(c / 2, 3));
+			low += (f16_lo(v.x) + f16_hi(v.x)) * (1 / S::part(c / 2, 0)) +
+			       (f16_lo(v.y) + f16_hi(v.y)) * (1 / S::part(c / 2, 1));
+			high += (f16_lo(v.z) + f16_hi(v.z)) * (1 / S::part(c / 2, 2)) +
+			        (f16_lo(v.w) + f16_hi(v.w)) * (1 / S::part(c / 2, 3));
 		}
 		if (S::SPLIT == 0)
 			low += high;
@@ -96,39 +116,47 @@ gemv_sums(typename G::shared_storage &sm, int units)
 			low = (i & 1 ? high : low) + other;
 		}
 		if (i < n)
-			room.one.sums[i] = make_uint2(__float_as_uint(low * (S::SUM * W_WHOLE)), __float_as_uint(high * (S::SUM * W_WHOLE)));
+			room.one.sums[i] = make_uint2(__float_as_uint(low * (S::SUM * W_WHOLE)),
+			                              __float_as_uint(high * (S::SUM * W_WHOLE)));
 	}
 }
 
-/* This warp's columns of rows [t0, t0 + R): to x, chunk by chunk two planes of 4 R pieces: a piece for each row and lane of a quad, and what
- * rounding took from it. All of them are asked for at once, and lie where their fragments will; a lane makes what it asked for. back: what the sums of rows 2 t and 2 t + 1 are to be multiplied by. */
+/* This warp's columns of rows [t0, t0 + R): to x, chunk by chunk two planes of 4 R pieces: a piece
+ * for each row and lane of a quad, and what rounding took from it. All of them are asked for at
+ * once, and lie where their fragments will; a lane makes what it asked for. back: what the sums of
+ * rows 2 t and 2 t + 1 are to be multiplied by. */
 template <class G, class E> DEV void
-gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const float *x, const norm_vectors &norm, const E &e, int log_r, int t0, int n, int unit0,
-            int units)
+gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const float *x,
+            const norm_vectors &norm, const E &e, int log_r, int t0, int n, int unit0, int units)
 {
 	typedef typename G::W W;
 	typedef typename G::S S;
 	enum { CHUNKS = S::CHUNKS, BATCH = S::BATCH, WARPS = GEMV_WARPS };
-	const int R = 1 << log_r, warp = warp_id(), lane = lane_id(), slot = lane & (4 * R - 1), b = slot >> 2, t = slot & 3;
+	const int R = 1 << log_r, warp = warp_id(), lane = lane_id(), slot = lane & (4 * R - 1),
+	          b = slot >> 2, t = slot & 3;
 	const int begin = lane >> (2 + log_r), step = 8 >> log_r, end = units * CHUNKS;
 	const bool valid = t0 + b < n, weighted = G::NORM::NORMED && norm.w != 0;
 	const float *row = x + (valid ? (long long)e.x_row(t0 + b) * gemv_apart<G, E>(0) : 0);
-	const float stat[2] = { G::NORM::MEAN ? sm.stat[b][0] : 0, G::NORM::MEAN ? sm.stat[b][1] : 1 };
+	const float stat[2] = { G::NORM::MEAN ? sm.stat[b][0] : 0,
+		                G::NORM::MEAN ? sm.stat[b][1] : 1 };
 	uint4 *to = sm.warp[warp].many.x + slot;
 	float ss = 0, most = 0;
 
 	for (int i = begin; i < end; i += step) {
 		const int unit = unit0 + i / CHUNKS * WARPS, c = i % CHUNKS;
 		const bool in = gemv_in<W>(unit, c, t), some = valid && in;
-		cp_async_16_fill(&to[i * 8 * R], row + (in ? S::col(unit, c, t) : 0), some ? 16 : 0);
-		cp_async_16_fill(&to[i * 8 * R + 4 * R], row + (in ? S::col2(unit, c, t) : 0), some ? 16 : 0);
+		cp_async_16_fill(&to[i * 8 * R], row + (in ? S::col(unit, c, t) : 0),
+		                 some ? 16 : 0);
+		cp_async_16_fill(&to[i * 8 * R + 4 * R], row + (in ? S::col2(unit, c, t) : 0),
+		                 some ? 16 : 0);
 	}
 	cp_async_commit();
 	for (int first = begin; first < end; first += BATCH * step) {
 		float g[BATCH][2][4];
 #pragma unroll
 		for (int k = 0; k < BATCH; k++) {
-			const int i = min(first + k * step, end - 1), unit = unit0 + i / CHUNKS * WARPS, c = i % CHUNKS;
+			const int i = min(first + k * step, end - 1),
+			          unit = unit0 + i / CHUNKS * WARPS, c = i % CHUNKS;
 			const bool in = gemv_in<W>(unit, c, t);
 			if (weighted) {
 				gemv_floats(g[k][0], norm.w + (in ? S::col(unit, c, t) : 0));
@@ -138,32 +166,43 @@ gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const fl
 		cp_async_wait_all();
 #pragma unroll
 		for (int k = 0; k < BATCH; k++) {
-			const int i = first + k * step, unit = unit0 + i / CHUNKS * WARPS, c = i % CHUNKS;
+			const int i = first + k * step, unit = unit0 + i / CHUNKS * WARPS,
+			          c = i % CHUNKS;
 			float v[4], w[4];
 			if (i >= end)
 				break;
 			const bool in = gemv_in<W>(unit, c, t);
-			gemv_norm<typename G::NORM>(v, to[i * 8 * R], norm, g[k][0], norm.b ? norm.b + (in ? S::col(unit, c, t) : 0) : 0, stat, ss);
-			gemv_norm<typename G::NORM>(w, to[i * 8 * R + 4 * R], norm, g[k][1], norm.b ? norm.b + (in ? S::col2(unit, c, t) : 0) : 0, stat, ss);
+			gemv_norm<typename G::NORM>(
+			    v, to[i * 8 * R], norm, g[k][0],
+			    norm.b ? norm.b + (in ? S::col(unit, c, t) : 0) : 0, stat, ss);
+			gemv_norm<typename G::NORM>(
+			    w, to[i * 8 * R + 4 * R], norm, g[k][1],
+			    norm.b ? norm.b + (in ? S::col2(unit, c, t) : 0) : 0, stat, ss);
 #pragma unroll
 			for (int j = 0; S::TAIL && j < 4; j++) {
 				v[j] = in ? v[j] : 0;
 				w[j] = in ? w[j] : 0;
 			}
 			if constexpr (W::BF16) {
-				gemv_fragments<W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, { 1.0f, 1.0f, 1.0f, 1.0f });
+				gemv_fragments<W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w,
+				                  { 1.0f, 1.0f, 1.0f, 1.0f });
 			} else {
 #pragma unroll
 				for (int j = 0; j < 4; j++)
 					most = fmaxf(most, fmaxf(fabsf(v[j]), fabsf(w[j])));
-				to[i * 8 * R] = make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
-				to[i * 8 * R + 4 * R] = make_uint4(__float_as_uint(w[0]), __float_as_uint(w[1]), __float_as_uint(w[2]), __float_as_uint(w[3]));
+				to[i * 8 * R] =
+				    make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]),
+				               __float_as_uint(v[2]), __float_as_uint(v[3]));
+				to[i * 8 * R + 4 * R] =
+				    make_uint4(__float_as_uint(w[0]), __float_as_uint(w[1]),
+				               __float_as_uint(w[2]), __float_as_uint(w[3]));
 			}
 		}
 	}
 	back[0] = back[1] = 1.0f;
 	if constexpr (!W::BF16) {
-		/* The row's largest comes to 2^13 .. 2^14 by a power of two, so that nothing overflows and little is lost. */
+		/* The row's largest comes to 2^13 .. 2^14 by a power of two, so that nothing
+		 * overflows and little is lost. */
 		for (int d = 1; d < 32; d = d == 2 ? 4 * R : 2 * d)
 			most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
 		int exp = 267 - (int)(__float_as_uint(most) >> 23);
@@ -178,8 +217,10 @@ gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const fl
 			for (int k = 0; k < 4; k++)
 				s[k] = one ? scale * S::part(i % CHUNKS, k) : scale;
 			const uint4 f = to[i * 8 * R], h = to[i * 8 * R + 4 * R];
-			const float v[4] = { __uint_as_float(f.x), __uint_as_float(f.y), __uint_as_float(f.z), __uint_as_float(f.w) };
-			const float w[4] = { __uint_as_float(h.x), __uint_as_float(h.y), __uint_as_float(h.z), __uint_as_float(h.w) };
+			const float v[4] = { __uint_as_float(f.x), __uint_as_float(f.y),
+				             __uint_as_float(f.z), __uint_as_float(f.w) };
+			const float w[4] = { __uint_as_float(h.x), __uint_as_float(h.y),
+				             __uint_as_float(h.z), __uint_as_float(h.w) };
 			gemv_fragments<W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, s);
 		}
 	}
@@ -187,26 +228,31 @@ gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const fl
 		if (one)
 			gemv_sums<G>(sm, units);
 	if constexpr (S::MINS)
-	if (!one) {
-		/* Sums of a unit's low columns and of its high ones, for the lane that has them, split as x is; -1/16 of them: sums may be 16 times x,
-		 * and minima are taken away. */
-		uint2 *const sums = sm.warp[warp].many.sums;
-		__syncwarp();
+		if (!one) {
+			/* Sums of a unit's low columns and of its high ones, for the lane that has
+			 * them, split as x is; -1/16 of them: sums may be 16 times x, and minima
+			 * are taken away. */
+			uint2 *const sums = sm.warp[warp].many.sums;
+			__syncwarp();
 #pragma unroll 1
-		for (int i = lane; i < units * 4 * R; i += 32) {
-			const uint4 *from = sm.warp[warp].many.x + (i >> (2 + log_r)) * CHUNKS * 8 * R + (i & (4 * R - 1));
-			float low = 0, high = 0;
+			for (int i = lane; i < units * 4 * R; i += 32) {
+				const uint4 *from = sm.warp[warp].many.x +
+				                    (i >> (2 + log_r)) * CHUNKS * 8 * R +
+				                    (i & (4 * R - 1));
+				float low = 0, high = 0;
 #pragma unroll
-			for (int c = 0; c < 2 * CHUNKS; c++) {
-				const uint4 v = from[c * 4 * R];
-				low += (f16_lo(v.x) + f16_hi(v.x)) + (f16_lo(v.y) + f16_hi(v.y));
-				high += (f16_lo(v.z) + f16_hi(v.z)) + (f16_lo(v.w) + f16_hi(v.w));
+				for (int c = 0; c < 2 * CHUNKS; c++) {
+					const uint4 v = from[c * 4 * R];
+					low += (f16_lo(v.x) + f16_hi(v.x)) +
+					       (f16_lo(v.y) + f16_hi(v.y));
+					high += (f16_lo(v.z) + f16_hi(v.z)) +
+					        (f16_lo(v.w) + f16_hi(v.w));
+				}
+				unsigned hi, lo;
+				gemv_split<W>(hi, lo, low * -0.0625f, high * -0.0625f);
+				sums[i] = make_uint2(hi, lo);
 			}
-			unsigned hi, lo;
-			gemv_split<W>(hi, lo, low * -0.0625f, high * -0.0625f);
-			sums[i] = make_uint2(hi, lo);
 		}
-	}
 	if (G::NORM::NORMED && !G::NORM::MEAN) {
 		for (int d = 1; d < 32; d = d == 2 ? 4 * R : 2 * d)
 			ss += __shfl_xor_sync(0xffffffffu, ss, d);
@@ -218,7 +264,8 @@ gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const fl
 
 /* Mean and deviation of row t0 + warp, for a layer norm */
 template <class G, class E> DEV void
-gemv_moments(typename G::shared_storage &sm, const float *x, const norm_vectors &norm, const E &e, int R, int t0, int n)
+gemv_moments(typename G::shared_storage &sm, const float *x, const norm_vectors &norm, const E &e,
+             int R, int t0, int n)
 {
 	const int b = warp_id(), lane = lane_id();
 

@@ -1,5 +1,6 @@
-/* Sums over a warp of several columns at once: at each distance half of the columns go to the other side, so that n columns cost n - 1 exchanges and what is left of
- * five, in place of five each. Pairs are those of warp_sum: the same bits. */
+/* Sums over a warp of several columns at once: at each distance half of the columns go to the other
+ * side, so that n columns cost n - 1 exchanges and what is left of five, in place of five each.
+ * Pairs are those of warp_sum: the same bits. */
 #ifndef LLMC_CUDA_GEMV_WARP_COLUMN_SUM_H
 #define LLMC_CUDA_GEMV_WARP_COLUMN_SUM_H
 

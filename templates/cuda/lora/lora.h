@@ -1,4 +1,5 @@
-/* Adapters in slots: whose a row is, where the factors of a choice of experts are, and a left one's sum. */
+/* Adapters in slots: whose a row is, where the factors of a choice of experts are, and a left one's
+ * sum. */
 #ifndef LLMC_CUDA_LORA_LORA_H
 #define LLMC_CUDA_LORA_LORA_H
 
@@ -11,7 +12,8 @@ lora_slot(const S &s, long long t)
 	return s.adapter[s.seq[s.seq_of[t]]];
 }
 
-/* Place of the factors of choice i, of all rows' choices, among those of all slots and experts; below 0: its row has no adapter, or its expert is elsewhere */
+/* Place of the factors of choice i, of all rows' choices, among those of all slots and experts;
+ * below 0: its row has no adapter, or its expert is elsewhere */
 template <class S> DEV long long
 lora_expert(const S &s, const int *id, long long i, int top_k, int n_experts)
 {
@@ -20,18 +22,34 @@ lora_expert(const S &s, const int *id, long long i, int top_k, int n_experts)
 	return slot < 0 || id[i] < 0 ? -1 : (long long)slot * n_experts + id[i];
 }
 
-/* What adapters add in front of a mixture's activation, [pairs][2][F] of gate and up, to pairs of a row and one of its K choices whose rows have one */
+/* What adapters add in front of a mixture's activation, [pairs][2][F] of gate and up, to pairs of a
+ * row and one of its K choices whose rows have one */
 struct moe_added_none {
-	__device__ __forceinline__ void to(int, int, float &, float &) const {}
-	__device__ __forceinline__ moe_added_none from(int) const { return {}; }
-	__device__ __forceinline__ const float *of(int) const { return 0; }
+	__device__ __forceinline__ void
+	to(int, int, float &, float &) const
+	{
+	}
+	__device__ __forceinline__ moe_added_none
+	from(int) const
+	{
+		return {};
+	}
+	__device__ __forceinline__ const float *
+	of(int) const
+	{
+		return 0;
+	}
 };
 
 template <int K, int F> struct moe_added {
 	const float *add;
-	const int   *adapter, *seq, *seq_of;
+	const int *adapter, *seq, *seq_of;
 
-	template <class S> __device__ __forceinline__ moe_added(const S &s, const float *add) : add(add), adapter(s.adapter), seq(s.seq), seq_of(s.seq_of) {}
+	template <class S> __device__ __forceinline__
+	moe_added(const S &s, const float *add)
+	    : add(add), adapter(s.adapter), seq(s.seq), seq_of(s.seq_of)
+	{
+	}
 	/* of rows from t0 on */
 	__device__ __forceinline__ moe_added
 	from(int t0) const
@@ -42,7 +60,11 @@ template <int K, int F> struct moe_added {
 		return a;
 	}
 	/* of a pair; NULL: its row has no adapter */
-	__device__ __forceinline__ const float *of(int pair) const { return adapter[seq[seq_of[pair / K]]] < 0 ? 0 : add + (long long)pair * 2 * F; }
+	__device__ __forceinline__ const float *
+	of(int pair) const
+	{
+		return adapter[seq[seq_of[pair / K]]] < 0 ? 0 : add + (long long)pair * 2 * F;
+	}
 	__device__ __forceinline__ void
 	to(int pair, int row, float &g, float &u) const
 	{

@@ -36,7 +36,8 @@ h2_select(unsigned v, unsigned mask, unsigned bits)
 	asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(v), "r"(mask), "r"(bits));
 	return d;
 }
-/* Four of the bytes of a (0 .. 3) and b (4 .. 7), which the nibbles of `which` name; 8 and more: eight times the top bit of the one that is 8 less.
+/* Four of the bytes of a (0 .. 3) and b (4 .. 7), which the nibbles of `which` name; 8 and more:
+ * eight times the top bit of the one that is 8 less.
  * __byte_perm takes three bits of a nibble, and has them cut out first. */
 DEV unsigned
 byte_choose(unsigned a, unsigned b, unsigned which)
@@ -48,7 +49,15 @@ byte_choose(unsigned a, unsigned b, unsigned which)
 #endif
 
 /* v in both halves */
-DEV unsigned h2_twice(unsigned v) { return __byte_perm(v, 0, 0x1010); }
-DEV unsigned h2_twice_hi(unsigned v) { return __byte_perm(v, 0, 0x3232); }
+DEV unsigned
+h2_twice(unsigned v)
+{
+	return __byte_perm(v, 0, 0x1010);
+}
+DEV unsigned
+h2_twice_hi(unsigned v)
+{
+	return __byte_perm(v, 0, 0x3232);
+}
 
 #endif

@@ -1,23 +1,72 @@
-/* Arithmetic that kernels share: activations as the op table names them, sums over a block, the thread's place in the grid. */
+/* Arithmetic that kernels share: activations as the op table names them, sums over a block, the
+ * thread's place in the grid. */
 #ifndef LLMC_CUDA_MATH_MATH_H
 #define LLMC_CUDA_MATH_MATH_H
 
 #include "cuda/ptx/ptx.h"
 
 /* this thread among all threads of a one-dimensional grid, and their number */
-DEV long long flat_thread() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
-DEV long long flat_threads() { return (long long)gridDim.x * blockDim.x; }
+DEV long long
+flat_thread()
+{
+	return (long long)blockIdx.x * blockDim.x + threadIdx.x;
+}
+DEV long long
+flat_threads()
+{
+	return (long long)gridDim.x * blockDim.x;
+}
 
-DEV float act_none(float x) { return x; }
-DEV float act_silu(float x) { return x / (1.0f + expf(-x)); }
-DEV float act_gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
-DEV float act_gelu_tanh(float x) { return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x))); }
-DEV float act_relu(float x) { return fmaxf(x, 0.0f); }
-DEV float act_relu2(float x) { return act_relu(x) * act_relu(x); }
-DEV float act_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-DEV float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
-DEV float act_softplus(float x) { return softplus(x); }
-DEV float soft_cap(float x, float cap) { return cap * tanhf(x / cap); }
+DEV float
+act_none(float x)
+{
+	return x;
+}
+DEV float
+act_silu(float x)
+{
+	return x / (1.0f + expf(-x));
+}
+DEV float
+act_gelu(float x)
+{
+	return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+}
+DEV float
+act_gelu_tanh(float x)
+{
+	return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+}
+DEV float
+act_relu(float x)
+{
+	return fmaxf(x, 0.0f);
+}
+DEV float
+act_relu2(float x)
+{
+	return act_relu(x) * act_relu(x);
+}
+DEV float
+act_sigmoid(float x)
+{
+	return 1.0f / (1.0f + expf(-x));
+}
+DEV float
+softplus(float x)
+{
+	return x > 20.0f ? x : log1pf(expf(x));
+}
+DEV float
+act_softplus(float x)
+{
+	return softplus(x);
+}
+DEV float
+soft_cap(float x, float cap)
+{
+	return cap * tanhf(x / cap);
+}
 
 /* xielu of the numbers p [2] that a layer has: a = log(1 + e^p[0]), b = 1/2 + log(1 + e^p[1]) */
 
@@ -30,14 +79,46 @@ act_xielu(float x, const float *p)
 }
 
 /* A gated activation, glu_<act>(g, u, limit) = act(g) * u; limit > 0: of what is within it */
-DEV float glu_gate(float g, float limit) { return limit > 0 ? fminf(g, limit) : g; }
-DEV float glu_up(float u, float limit) { return limit > 0 ? fmaxf(fminf(u, limit), -limit) : u; }
-DEV float glu_silu(float g, float u, float limit) { return act_silu(glu_gate(g, limit)) * glu_up(u, limit); }
-DEV float glu_gelu(float g, float u, float limit) { return act_gelu(glu_gate(g, limit)) * glu_up(u, limit); }
-DEV float glu_gelu_tanh(float g, float u, float limit) { return act_gelu_tanh(glu_gate(g, limit)) * glu_up(u, limit); }
-DEV float glu_relu(float g, float u, float limit) { return act_relu(glu_gate(g, limit)) * glu_up(u, limit); }
-DEV float glu_silu_limit(float g, float u, float limit) { return glu_gate(act_silu(g), limit) * glu_up(u, limit); }
-DEV float glu_relu2(float g, float u, float limit) { return act_relu2(glu_gate(g, limit)) * glu_up(u, limit); }
+DEV float
+glu_gate(float g, float limit)
+{
+	return limit > 0 ? fminf(g, limit) : g;
+}
+DEV float
+glu_up(float u, float limit)
+{
+	return limit > 0 ? fmaxf(fminf(u, limit), -limit) : u;
+}
+DEV float
+glu_silu(float g, float u, float limit)
+{
+	return act_silu(glu_gate(g, limit)) * glu_up(u, limit);
+}
+DEV float
+glu_gelu(float g, float u, float limit)
+{
+	return act_gelu(glu_gate(g, limit)) * glu_up(u, limit);
+}
+DEV float
+glu_gelu_tanh(float g, float u, float limit)
+{
+	return act_gelu_tanh(glu_gate(g, limit)) * glu_up(u, limit);
+}
+DEV float
+glu_relu(float g, float u, float limit)
+{
+	return act_relu(glu_gate(g, limit)) * glu_up(u, limit);
+}
+DEV float
+glu_silu_limit(float g, float u, float limit)
+{
+	return glu_gate(act_silu(g), limit) * glu_up(u, limit);
+}
+DEV float
+glu_relu2(float g, float u, float limit)
+{
+	return act_relu2(glu_gate(g, limit)) * glu_up(u, limit);
+}
 
 DEV float
 glu_swiglu_oai(float g, float u, float limit)
@@ -48,10 +129,26 @@ glu_swiglu_oai(float g, float u, float limit)
 }
 
 /* 16-bit values in pairs: the lower half is the first. */
-DEV float bf16_lo(unsigned pair) { return __uint_as_float(pair << 16); }
-DEV float bf16_hi(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
-DEV float f16_lo(unsigned pair) { return f16_to_f32((unsigned short)pair); }
-DEV float f16_hi(unsigned pair) { return f16_to_f32((unsigned short)(pair >> 16)); }
+DEV float
+bf16_lo(unsigned pair)
+{
+	return __uint_as_float(pair << 16);
+}
+DEV float
+bf16_hi(unsigned pair)
+{
+	return __uint_as_float(pair & 0xffff0000u);
+}
+DEV float
+f16_lo(unsigned pair)
+{
+	return f16_to_f32((unsigned short)pair);
+}
+DEV float
+f16_hi(unsigned pair)
+{
+	return f16_to_f32((unsigned short)(pair >> 16));
+}
 
 #if __CUDA_ARCH__ >= 800 && !defined(LLMC_EMU)
 DEV unsigned
@@ -70,12 +167,20 @@ pack_f16(float lo, float hi)
 	return pair;
 }
 #elif !defined(LLMC_EMU)
-DEV unsigned pack_bf16(float lo, float hi) { return f32_to_bf16(lo) | (unsigned)f32_to_bf16(hi) << 16; }
-DEV unsigned pack_f16(float lo, float hi) { return f32_to_f16(lo) | (unsigned)f32_to_f16(hi) << 16; }
+DEV unsigned
+pack_bf16(float lo, float hi)
+{
+	return f32_to_bf16(lo) | (unsigned)f32_to_bf16(hi) << 16;
+}
+DEV unsigned
+pack_f16(float lo, float hi)
+{
+	return f32_to_f16(lo) | (unsigned)f32_to_f16(hi) << 16;
+}
 #endif
 
-/* Sums and maxima over a block of NW warps, for every thread; the order is fixed. `part` is shared and free again after the next
- * barrier; every thread of the block calls. */
+/* Sums and maxima over a block of NW warps, for every thread; the order is fixed. `part` is shared
+ * and free again after the next barrier; every thread of the block calls. */
 template <int NW> DEV float
 block_sum(float v, float (&part)[NW])
 {

@@ -1,5 +1,6 @@
-/* Multi-head latent attention: what takes a query head into the space of latents, and a sum of latents out of it. Both matrices are
- * stacked by head: k_b [heads * nope, rank], v_b [heads * v, rank]. */
+/* Multi-head latent attention: what takes a query head into the space of latents, and a sum of
+ * latents out of it. Both matrices are stacked by head: k_b [heads * nope, rank], v_b [heads * v,
+ * rank]. */
 #ifndef LLMC_CUDA_MLA_MLA_H
 #define LLMC_CUDA_MLA_MLA_H
 
@@ -16,12 +17,20 @@ struct mla_scores {
 	enum { WINDOW = 0, CHUNK = 0, PREFIX = 0 };
 };
 
-/* A latent attention: KV elements of type E, heads, the latent's width, that of a query's part without and with positions (and of the shared
- * rotary key), that of a head's value; bytes from page to page. In the space of latents it is an attention with one head of K, WIDTH
- * wide, of which the first RANK elements are V. */
+/* A latent attention: KV elements of type E, heads, the latent's width, that of a query's part
+ * without and with positions (and of the shared rotary key), that of a head's value; bytes from
+ * page to page. In the space of latents it is an attention with one head of K, WIDTH wide, of which
+ * the first RANK elements are V. */
 template <class E, int HEADS_, int RANK_, int NOPE_, int ROPE_, int V_DIM_, long long PAGE_BYTES>
 struct mla_config : att_config<E, mla_scores, HEADS_, 1, RANK_ + ROPE_, RANK_, PAGE_BYTES> {
-	enum { RANK = RANK_, NOPE = NOPE_, ROPE = ROPE_, WIDTH = RANK + ROPE, Q = NOPE + ROPE, V_DIM = V_DIM_ };
+	enum {
+		RANK = RANK_,
+		NOPE = NOPE_,
+		ROPE = ROPE_,
+		WIDTH = RANK + ROPE,
+		Q = NOPE + ROPE,
+		V_DIM = V_DIM_
+	};
 };
 
 /* Does row t of the step go expanded? EXPAND: the op's attribute */
@@ -35,9 +44,11 @@ mla_row_expanded(const llmc_step &s, int t)
 	return mla_expanded(rows, s.kv_len[seq] - rows, EXPAND, 0);
 }
 
-/* One warp: the latent c of row t normed (kvn, eps), its key behind it rotated (rope: the row's table, or NULL), and both go to the pool. */
+/* One warp: the latent c of row t normed (kvn, eps), its key behind it rotated (rope: the row's
+ * table, or NULL), and both go to the pool. */
 template <class A, class ROPE> DEV void
-mla_append_row(const llmc_step &s, const float *c, const float *kvn, float eps, const float *rope, void *pool, int t)
+mla_append_row(const llmc_step &s, const float *c, const float *kvn, float eps, const float *rope,
+               void *pool, int t)
 {
 	const int pos = s.pos[t];
 	float sum = 0, z[A::KP::M];
@@ -54,9 +65,11 @@ mla_append_row(const llmc_step &s, const float *c, const float *kvn, float eps, 
 		else if (i < A::WIDTH && !rope)
 			z[m] = c[i];
 		else if (i < A::WIDTH) {
-			const bool apart = ROPE::second(0, A::ROPE) > 1; /* pairs are half of the key apart */
+			const bool apart =
+			    ROPE::second(0, A::ROPE) > 1; /* pairs are half of the key apart */
 			const int k = apart ? at % (A::ROPE / 2) : at / 2;
-			float x = c[A::RANK + ROPE::first(k, A::ROPE)], y = c[A::RANK + ROPE::second(k, A::ROPE)];
+			float x = c[A::RANK + ROPE::first(k, A::ROPE)],
+			      y = c[A::RANK + ROPE::second(k, A::ROPE)];
 			rope_rotate(&x, &y, rope, k, A::ROPE);
 			z[m] = at == ROPE::first(k, A::ROPE) ? x : y;
 		}
@@ -109,13 +122,22 @@ mla_value_rows(const unsigned char *w, const float *x, int first, int step, floa
 }
 
 /* What a block has to attend over latents for one row and head, without tensor cores */
-template <class A> struct mla_row { float part[MLA_WARPS][A::RANK], q[A::WIDTH], w[MLA_WARPS][KV_PAGE], m[MLA_WARPS], l[MLA_WARPS]; };
+template <class A> struct mla_row {
+	float part[MLA_WARPS][A::RANK], q[A::WIDTH], w[MLA_WARPS][KV_PAGE], m[MLA_WARPS],
+	    l[MLA_WARPS];
+};
 
-/* The same over an indexer's choice: a row that sees more than CHOSEN positions attends to those of its sel, one behind the other */
-template <class A, int INDEX_TOP_K_> struct mla_chosen : A { enum { INDEX_TOP_K = INDEX_TOP_K_ }; };
+/* The same over an indexer's choice: a row that sees more than CHOSEN positions attends to those of
+ * its sel, one behind the other */
+template <class A, int INDEX_TOP_K_> struct mla_chosen : A {
+	enum { INDEX_TOP_K = INDEX_TOP_K_ };
+};
 
 /* What a row attends to: positions of its choice, or the first ones where sel is NULL */
-struct mla_seen { const int *sel; int n; };
+struct mla_seen {
+	const int *sel;
+	int n;
+};
 
 /* CHOSEN: the op's attribute; sel [n_tok, CHOSEN] */
 template <int INDEX_TOP_K> DEV mla_seen
@@ -128,9 +150,10 @@ mla_sees(const llmc_step &step, const int *sel, int t)
 	return { 0, n };
 }
 
-/* A block: s.q, the query in the space of latents times scale and log2(e), becomes the sum of the latents that are seen. Warps take
- * 32 positions in turn, lanes first positions, then dimensions; their sums are put together in the order of the warps. Barriers before and
- * after are the caller's. */
+/* A block: s.q, the query in the space of latents times scale and log2(e), becomes the sum of the
+ * latents that are seen. Warps take 32 positions in turn, lanes first positions, then dimensions;
+ * their sums are put together in the order of the warps. Barriers before and after are the
+ * caller's. */
 template <class A> DEV void
 mla_attend_row(const llmc_step &step, const void *pool, int seq, mla_seen see, mla_row<A> &s)
 {
@@ -140,7 +163,9 @@ mla_attend_row(const llmc_step &step, const void *pool, int seq, mla_seen see, m
 	float m = ATT_NONE, l = 0, o[CN] = {};
 
 	for (int base = warp * KV_PAGE; base < end; base += MLA_WARPS * KV_PAGE) {
-		const int n = min(end - base, (int)KV_PAGE), pos = lane >= n ? 0 : see.sel ? see.sel[base + lane] : base + lane;
+		const int n = min(end - base, (int)KV_PAGE), pos = lane >= n ? 0
+		                                                   : see.sel ? see.sel[base + lane]
+		                                                             : base + lane;
 		float score = ATT_NONE;
 		if (lane < n) {
 			const typename A::elem *page = A::page(step, pool, seq, pos);
@@ -152,10 +177,15 @@ mla_attend_row(const llmc_step &step, const void *pool, int seq, mla_seen see, m
 #pragma unroll
 				for (int k = 0; k < VEC; k++)
 					if (P::WHOLE || i + k < WIDTH)
-						score = fmaf(s.q[i + k], P::WHOLE ? e[k] : P::get(page, pos % KV_PAGE, i + k), score);
+						score = fmaf(
+						    s.q[i + k],
+						    P::WHOLE ? e[k]
+						             : P::get(page, pos % KV_PAGE, i + k),
+						    score);
 			}
 		}
-		float top = fmaxf(m, warp_max(score)), keep = exp2f(m - top), weight = lane < n ? exp2f(score - top) : 0;
+		float top = fmaxf(m, warp_max(score)), keep = exp2f(m - top),
+		      weight = lane < n ? exp2f(score - top) : 0;
 		m = top;
 		l = l * keep + warp_sum(weight);
 		s.w[warp][lane] = weight;
@@ -169,7 +199,9 @@ mla_attend_row(const llmc_step &step, const void *pool, int seq, mla_seen see, m
 #pragma unroll
 			for (int i = 0; i < CN; i++)
 				if (lane + 32 * i < RANK)
-					o[i] = fmaf(s.w[warp][at], P::get(page, from % KV_PAGE, lane + 32 * i), o[i]);
+					o[i] =
+					    fmaf(s.w[warp][at],
+					         P::get(page, from % KV_PAGE, lane + 32 * i), o[i]);
 		}
 		__syncwarp();
 	}

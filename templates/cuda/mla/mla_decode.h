@@ -5,8 +5,8 @@
  *   main loop: wait for the page, barrier, prefetch the next, scores --shared, barrier--> softmax --shared, barrier--> sum
  *   unit in one block: o; else parts, ticket; the last block puts them together --> o
  *
- * A unit is a row and 16 of its heads, all of which share one read of the latents; units are cut into runs of pages, a run a
- * block (cuda/attention/attention_split_kv.h). The block's 8 warps:
+ * A unit is a row and 16 of its heads, all of which share one read of the latents; units are cut
+ * into runs of pages, a run a block (cuda/attention/attention_split_kv.h). The block's 8 warps:
  *   scores    warp (half, quarter): 8 heads, all 32 positions, a quarter of the dimensions. m16n8k16: rows 0-7 are the heads' queries
  *             rounded, rows 8-15 what rounding left; they stay in registers for the unit.
  *   weights   16 threads a head
@@ -22,25 +22,29 @@
 template <class S> DEV int
 mla_position(const int *sel, const AttSegment &g, int i)
 {
-	return S::INDEX_TOP_K > 0 && g.pos >= S::INDEX_TOP_K ? sel[(long long)g.row * S::INDEX_TOP_K + i] : i;
+	return S::INDEX_TOP_K > 0 && g.pos >= S::INDEX_TOP_K
+	           ? sel[(long long)g.row * S::INDEX_TOP_K + i]
+	           : i;
 }
 
-/* queries [n_tok, HEADS, WIDTH], the factor of scores, the pool, sums o [n_tok, HEADS, RANK]; part_o, part_ml and ticket are the split's */
+/* queries [n_tok, HEADS, WIDTH], the factor of scores, the pool, sums o [n_tok, HEADS, RANK];
+ * part_o, part_ml and ticket are the split's */
 struct mla_args {
 	const float *q;
-	float        scale;
-	const void  *kv;
-	float       *o, *part_o, *part_ml;
-	int         *ticket;
-	const int   *sel;      /* [n_tok, CHOSEN], or NULL */
+	float scale;
+	const void *kv;
+	float *o, *part_o, *part_ml;
+	int *ticket;
+	const int *sel; /* [n_tok, CHOSEN], or NULL */
 };
 
 template <class A> struct mla_split : att_split<A, KV_PAGE, 16, 1, 256> {
 	enum {
-		STEPS = A::WIDTH / 16,                  /* of 16 dimensions */
+		STEPS = A::WIDTH / 16, /* of 16 dimensions */
 		QUARTER = (STEPS + 3) / 4,
-		STRIDE = A::WIDTH + 8,                  /* of a position in shared memory: ldmatrix meets no bank twice */
-		TILES = A::RANK / 16,                   /* of the latent's dimensions */
+		STRIDE =
+		    A::WIDTH + 8, /* of a position in shared memory: ldmatrix meets no bank twice */
+		TILES = A::RANK / 16, /* of the latent's dimensions */
 		MINE = (TILES + MLA_WARPS - 1) / MLA_WARPS
 	};
 	typedef unsigned short page_room[KV_PAGE][STRIDE];
@@ -49,22 +53,26 @@ template <class A> struct mla_split : att_split<A, KV_PAGE, 16, 1, 256> {
 template <class S> struct alignas(16) mla_shared_storage {
 	typename S::page_room page[2];
 	union {
-		float scores[MLA_WARPS][16][36];         /* parts: of 8 heads rounded, and of the rest, by position */
-		float factor[S::BLOCKS][S::HB];          /* when parts of blocks are put together */
+		float scores[MLA_WARPS][16]
+		            [36]; /* parts: of 8 heads rounded, and of the rest, by position */
+		float factor[S::BLOCKS][S::HB]; /* when parts of blocks are put together */
 	};
-	unsigned short weight[2][16][40];            /* rounded, and rest */
+	unsigned short weight[2][16][40]; /* rounded, and rest */
 	float keep[16], top[16], sum[16];
-	int   last;
+	int last;
 	AttSegment at; /* for what comes after the pages: registers are few */
 };
 
-/* A page, or 32 positions of an indexer's choice, on its way to shared memory, or at once where it has to be made of codes; positions that nobody wrote become zeros */
+/* A page, or 32 positions of an indexer's choice, on its way to shared memory, or at once where it
+ * has to be made of codes; positions that nobody wrote become zeros */
 template <class S> DEV void
-mla_fetch(const llmc_step &step, const void *pool, const int *sel, const AttSegment &g, int tile, typename S::page_room &to)
+mla_fetch(const llmc_step &step, const void *pool, const int *sel, const AttSegment &g, int tile,
+          typename S::page_room &to)
 {
 	enum { PIECES = S::WIDTH / 8 };
 	const int n = min(g.range.hi - tile * KV_PAGE, (int)KV_PAGE);
-	const typename S::elem *page = S::INDEX_TOP_K > 0 ? 0 : S::page(step, pool, g.seq, tile * KV_PAGE);
+	const typename S::elem *page =
+	    S::INDEX_TOP_K > 0 ? 0 : S::page(step, pool, g.seq, tile * KV_PAGE);
 
 	for (int i = threadIdx.x; i < KV_PAGE * PIECES; i += blockDim.x) {
 		const int row = i / PIECES, at = i % PIECES * 8;
@@ -75,15 +83,17 @@ mla_fetch(const llmc_step &step, const void *pool, const int *sel, const AttSegm
 			from = pos % KV_PAGE;
 		}
 		if constexpr (S::KP::ROW_MAJOR_ACT) {
-			cp_async_16_fill(&to[row][at], page + from * S::WIDTH + at, row < n ? 16 : 0);
+			cp_async_16_fill(&to[row][at], page + from * S::WIDTH + at,
+			                 row < n ? 16 : 0);
 		} else {
-			float    x[8] = {};
+			float x[8] = {};
 			unsigned two[4];
 			if (row < n)
 				S::KP::load(page, from, at, x);
 #pragma unroll
 			for (int c = 0; c < 4; c++)
-				two[c] = S::E::put(x[2 * c]) | (unsigned)S::E::put(x[2 * c + 1]) << 16;
+				two[c] = S::E::put(x[2 * c]) | (unsigned)S::E::put(x[2 * c + 1])
+				                                   << 16;
 			st_v4(&to[row][at], make_uint4(two[0], two[1], two[2], two[3]));
 		}
 	}
@@ -95,8 +105,10 @@ template <class S> DEV void
 mla_load_q(const float *queries, float scale, const AttSegment &g, unsigned (&q)[S::QUARTER][4])
 {
 	const float factor = scale * (float)ATT_LOG2E * kv_mma<typename S::E>::Q_FACTOR;
-	const int lane = lane_id(), head = warp_id() / 4 * 8 + lane / 4, first = (int)warp_id() % 4 * S::QUARTER;
-	const float *from = queries + ((long long)g.row * S::HEADS + g.head + head) * S::WIDTH + lane % 4 * 2;
+	const int lane = lane_id(), head = warp_id() / 4 * 8 + lane / 4,
+	          first = (int)warp_id() % 4 * S::QUARTER;
+	const float *from =
+	    queries + ((long long)g.row * S::HEADS + g.head + head) * S::WIDTH + lane % 4 * 2;
 
 #pragma unroll
 	for (int i = 0; i < S::QUARTER; i++) {
@@ -105,13 +117,16 @@ mla_load_q(const float *queries, float scale, const AttSegment &g, unsigned (&q)
 			a = ld_v2(from + (first + i) * 16);
 			b = ld_v2(from + (first + i) * 16 + 8);
 		}
-		kv_pair_split<typename S::E>(__uint_as_float(a.x) * factor, __uint_as_float(a.y) * factor, &q[i][0], &q[i][1]);
-		kv_pair_split<typename S::E>(__uint_as_float(b.x) * factor, __uint_as_float(b.y) * factor, &q[i][2], &q[i][3]);
+		kv_pair_split<typename S::E>(__uint_as_float(a.x) * factor,
+		                             __uint_as_float(a.y) * factor, &q[i][0], &q[i][1]);
+		kv_pair_split<typename S::E>(__uint_as_float(b.x) * factor,
+		                             __uint_as_float(b.y) * factor, &q[i][2], &q[i][3]);
 	}
 }
 
 template <class S> DEV void
-mla_scores(mla_shared_storage<S> &s, const typename S::page_room &page, const unsigned (&q)[S::QUARTER][4])
+mla_scores(mla_shared_storage<S> &s, const typename S::page_room &page,
+           const unsigned (&q)[S::QUARTER][4])
 {
 	const int lane = lane_id(), warp = warp_id(), first = warp % 4 * S::QUARTER;
 	float x[4][4] = {};
@@ -122,7 +137,9 @@ mla_scores(mla_shared_storage<S> &s, const typename S::page_room &page, const un
 #pragma unroll
 		for (int n = 0; n < 2; n++) {
 			unsigned k[4];
-			ldmatrix_x4(k, &page[16 * n + lane / 16 * 8 + lane % 8][step * 16 + lane / 8 % 2 * 8]);
+			ldmatrix_x4(
+			    k,
+			    &page[16 * n + lane / 16 * 8 + lane % 8][step * 16 + lane / 8 % 2 * 8]);
 			const unsigned a[2] = { k[0], k[1] }, b[2] = { k[2], k[3] };
 			kv_mma<typename S::E>::product(x[2 * n], q[i], a);
 			kv_mma<typename S::E>::product(x[2 * n + 1], q[i], b);
@@ -132,10 +149,12 @@ mla_scores(mla_shared_storage<S> &s, const typename S::page_room &page, const un
 	for (int n = 0; n < 4; n++)
 #pragma unroll
 		for (int i = 0; i < 4; i++)
-			s.scores[warp][lane / 4 + i / 2 * 8][8 * n + lane % 4 * 2 + i % 2] = x[n][i];
+			s.scores[warp][lane / 4 + i / 2 * 8][8 * n + lane % 4 * 2 + i % 2] =
+			    x[n][i];
 }
 
-/* Thread i: head i / 16, positions 2 (i % 16) and the next. m and l are of its head; l its own part. */
+/* Thread i: head i / 16, positions 2 (i % 16) and the next. m and l are of its head; l its own
+ * part. */
 template <class S> DEV void
 mla_weights(mla_shared_storage<S> &s, int visible, float &m, float &l)
 {
@@ -170,7 +189,8 @@ mla_weights(mla_shared_storage<S> &s, int visible, float &m, float &l)
 
 /* o[tile][half of the heads] of this warp */
 template <class S> DEV void
-mla_sum(const mla_shared_storage<S> &s, const typename S::page_room &page, float (&o)[S::MINE][2][4])
+mla_sum(const mla_shared_storage<S> &s, const typename S::page_room &page,
+        float (&o)[S::MINE][2][4])
 {
 	const int lane = lane_id(), warp = warp_id(), pair = lane % 4 * 2;
 
@@ -190,7 +210,8 @@ mla_sum(const mla_shared_storage<S> &s, const typename S::page_room &page, float
 		unsigned w[2][2][2]; /* half of the heads; rounded, rest */
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
-			const unsigned short *from = &s.weight[i % 2][i / 2 * 8 + lane / 4][k + pair];
+			const unsigned short *from =
+			    &s.weight[i % 2][i / 2 * 8 + lane / 4][k + pair];
 			w[i / 2][i % 2][0] = ld_v1(from);
 			w[i / 2][i % 2][1] = ld_v1(from + 8);
 		}
@@ -200,7 +221,8 @@ mla_sum(const mla_shared_storage<S> &s, const typename S::page_room &page, float
 			unsigned v[4];
 			if (tile >= S::TILES)
 				break;
-			ldmatrix_x4_trans(v, &page[k + lane / 16 * 8 + lane % 8][tile * 16 + lane / 8 % 2 * 8]);
+			ldmatrix_x4_trans(
+			    v, &page[k + lane / 16 * 8 + lane % 8][tile * 16 + lane / 8 % 2 * 8]);
 #pragma unroll
 			for (int half = 0; half < 2; half++) {
 				kv_mma<typename S::E>::product(o[i][half], v, w[half][0]);
@@ -216,11 +238,13 @@ mla_attend(const llmc_step &step, const mla_args &a)
 	typedef mla_split<A> S;
 	typedef mla_shared_storage<S> shared_storage;
 	SHARED_STORAGE(shared_storage, s);
-	static_assert(sizeof(shared_storage) <= 128 * (S::WIDTH + 8) + 21376, "the @launch lines say so");
+	static_assert(sizeof(shared_storage) <= 128 * (S::WIDTH + 8) + 21376,
+	              "the @launch lines say so");
 
 	const int lane = lane_id(), warp = warp_id();
 	AttList list = att_list<S>(step);
-	bool first = true; /* of this block's segments: its first page is older than the step unless it has the row's own position */
+	bool first = true; /* of this block's segments: its first page is older than the step unless
+	                      it has the row's own position */
 	while (list.at < list.end) {
 		const AttSegment g = att_segment<S>(step, list);
 		const bool early = S::INDEX_TOP_K == 0 && first && (g.tile + 1) * KV_PAGE <= g.pos;
@@ -262,17 +286,25 @@ mla_attend(const llmc_step &step, const mla_args &a)
 		__syncthreads();
 		const AttSegment &f = s.at;
 		const bool whole = f.first_block == f.last_block;
-		const AttOut out = { a.o + ((long long)f.row * S::HEADS + f.head) * S::RANK, S::RANK, a.part_o, a.part_ml, a.ticket + f.unit, 0 };
-		float *part = out.part_o + (long long)(2 * (int)blockIdx.x + f.begins) * S::HB * S::RANK;
+		const AttOut out = { a.o + ((long long)f.row * S::HEADS + f.head) * S::RANK,
+			             S::RANK,
+			             a.part_o,
+			             a.part_ml,
+			             a.ticket + f.unit,
+			             0 };
+		float *part =
+		    out.part_o + (long long)(2 * (int)blockIdx.x + f.begins) * S::HB * S::RANK;
 #pragma unroll
 		for (int i = 0; i < S::MINE; i++)
 #pragma unroll
 			for (int e = 0; e < 8; e++) {
-				const int head = e / 4 * 8 + lane % 4 * 2 + e % 2, d = (warp * S::MINE + i) * 16 + lane / 4 + e / 2 % 2 * 8;
+				const int head = e / 4 * 8 + lane % 4 * 2 + e % 2,
+				          d = (warp * S::MINE + i) * 16 + lane / 4 + e / 2 % 2 * 8;
 				if (head >= f.n_head || d >= S::RANK)
 					continue;
 				if (whole)
-					out.y[head * out.y_step + d] = o[i][e / 4][e % 4] / s.sum[head];
+					out.y[head * out.y_step + d] =
+					    o[i][e / 4][e % 4] / s.sum[head];
 				else
 					part[head * S::RANK + d] = o[i][e / 4][e % 4];
 			}

@@ -1,17 +1,19 @@
-/* Attention over latents of a decode step on sm_90a: up to 64 heads of a row a tile, products by wgmma, pages by the copy unit. The memory of
- * FlashMLA (64 queries and two blocks of 64 positions fill a multiprocessor), with one barrier for 64 positions.
+/* Attention over latents of a decode step on sm_90a: up to 64 heads of a row a tile, products by
+ * wgmma, pages by the copy unit. The memory of FlashMLA (64 queries and two blocks of 64 positions
+ * fill a multiprocessor), with one barrier for 64 positions.
  *
  *   producer (1 warp)      tile of 64 positions: 2 pages x BOXES of 64 columns --TMA--> ring of 2; wait empty, expect bytes, load. Pages that are older than
  *                          the step are asked for before the PDL wait
  *   consumers (2 x 128)    queries --round--> shared (once a unit); main loop, both warpgroups:
  *                          wait full; S (64 heads x its 32 positions) = Q K^T, both from shared; its maximum, its weights --round--> shared
- *                          barrier; the other's weights and maximum; o = o keep + P V (64 heads x its half of the latent, P from registers, the
- *                          same latents as V); arrive empty
+ *                          barrier; the other's weights and maximum; o = o keep + P V (64 heads x
+ * its half of the latent, P from registers, the same latents as V); arrive empty
  *   unit in one block: o; else parts, ticket; the last block puts them together --> o
  *
- * Weights change hands through the rotary columns of the stage, which nobody reads once S is there: each warpgroup writes where its own 32
- * positions stood. A warpgroup's weights are relative to the larger of the common maximum and its own new one; behind the barrier both
- * know the new common maximum, and weights that were relative to less are multiplied by the difference.
+ * Weights change hands through the rotary columns of the stage, which nobody reads once S is there:
+ * each warpgroup writes where its own 32 positions stood. A warpgroup's weights are relative to the
+ * larger of the common maximum and its own new one; behind the barrier both know the new common
+ * maximum, and weights that were relative to less are multiplied by the difference.
  *
  * Arithmetic for a tile and 512 + 64 dimensions: docs/kernels/mla.md.
  *
@@ -23,45 +25,66 @@
 #include "cuda/mla/mla_decode.h"
 
 /* Blocks that fit the queries' memory with a factor for each of HB heads */
-template <class A> DEV constexpr int mla90_blocks(int hb) { return (A::RANK + 64) * 32 / hb < 256 ? (A::RANK + 64) * 32 / hb : 256; }
+template <class A> DEV constexpr int
+mla90_blocks(int hb)
+{
+	return (A::RANK + 64) * 32 / hb < 256 ? (A::RANK + 64) * 32 / hb : 256;
+}
 
-template <class A, int HB> struct mla90_config : att_split<A, 64, HB, 1, mla90_blocks<A>(HB), 30 * (HB * A::RANK / 1024) / 8> {
+template <class A, int HB> struct mla90_config
+    : att_split<A, 64, HB, 1, mla90_blocks<A>(HB), 30 * (HB * A::RANK / 1024) / 8> {
 	enum {
 		THREADS = 384,
 		STAGES = 2,
-		BOXES = A::RANK / 64 + 1,       /* of 64 columns; the last one is the rotary key, zeros behind it */
-		BOX = 64 * 128,                 /* bytes, of 64 positions or heads */
+		BOXES = A::RANK / 64 +
+		        1,      /* of 64 columns; the last one is the rotary key, zeros behind it */
+		BOX = 64 * 128, /* bytes, of 64 positions or heads */
 		STAGE = BOXES * BOX,
-		HALF = A::RANK / 2,             /* columns of V of a warpgroup */
-		EXCHANGE = (BOXES - 1) * BOX,   /* where weights change hands in a stage */
-		BOTH = 1                        /* named barrier */
+		HALF = A::RANK / 2,           /* columns of V of a warpgroup */
+		EXCHANGE = (BOXES - 1) * BOX, /* where weights change hands in a stage */
+		BOTH = 1                      /* named barrier */
 	};
-	static_assert(A::RANK % 128 == 0 && A::RANK <= 512 && A::ROPE % 16 == 0 && A::ROPE <= 64, "shapes");
+	static_assert(A::RANK % 128 == 0 && A::RANK <= 512 && A::ROPE % 16 == 0 && A::ROPE <= 64,
+	              "shapes");
 };
 
 template <class S> struct alignas(1024) mla90_shared_storage {
 	unsigned char q[S::STAGE]; /* and, when parts are put together, the factors of blocks */
 	unsigned char page[S::STAGES][S::STAGE];
-	float         most[2][2][64]; /* by turn and warpgroup: what weights are relative to */
-	float         part[2][64], sum[64], top[64];
-	mbar_t        full[S::STAGES], empty[S::STAGES];
-	int           last;
+	float most[2][2][64]; /* by turn and warpgroup: what weights are relative to */
+	float part[2][64], sum[64], top[64];
+	mbar_t full[S::STAGES], empty[S::STAGES];
+	int last;
 	static_assert(sizeof(float) * S::BLOCKS * S::HB <= S::STAGE, "factors");
 };
 
 /* The threads that multiply, as att_combine takes a block */
 struct mla90_team {
-	DEV int thread() { return (int)threadIdx.x - 128; }
-	DEV int threads() { return 256; }
-	DEV void sync() { bar_sync(1, 256); }
+	DEV int
+	thread()
+	{
+		return (int)threadIdx.x - 128;
+	}
+	DEV int
+	threads()
+	{
+		return 256;
+	}
+	DEV void
+	sync()
+	{
+		bar_sync(1, 256);
+	}
 };
 
 /* ---- the copying warp ---- */
 
 template <class S> DEV void
-mla90_load(unsigned char *to, mbar_t *full, const tensor_map *map, const llmc_step &step, const void *pool, const AttSegment &g, int tile)
+mla90_load(unsigned char *to, mbar_t *full, const tensor_map *map, const llmc_step &step,
+           const void *pool, const AttSegment &g, int tile)
 {
-	const int left = g.range.hi - tile * 64, whole = left >= 64 ? 2 : left / KV_PAGE; /* pages to their end */
+	const int left = g.range.hi - tile * 64,
+	          whole = left >= 64 ? 2 : left / KV_PAGE; /* pages to their end */
 	const bool ragged = left < 64 && left % KV_PAGE;
 
 	if (lane_id() == 0) {
@@ -73,10 +96,13 @@ mla90_load(unsigned char *to, mbar_t *full, const tensor_map *map, const llmc_st
 		for (int j = 0; j < 2; j++) {
 			if (ragged && j == whole)
 				continue;
-			const int row = j < whole ? kv_page_of(step, g.seq, tile * 64 + j * KV_PAGE) * KV_PAGE : -KV_PAGE; /* outside: zeros */
+			const int row =
+			    j < whole ? kv_page_of(step, g.seq, tile * 64 + j * KV_PAGE) * KV_PAGE
+			              : -KV_PAGE; /* outside: zeros */
 #pragma unroll
 			for (int b = 0; b < S::BOXES; b++)
-				tensor_load_2d(to + b * S::BOX + j * (S::BOX / 2), map, b * 64, row, full);
+				tensor_load_2d(to + b * S::BOX + j * (S::BOX / 2), map, b * 64, row,
+				               full);
 		}
 	}
 	if (!ragged)
@@ -84,9 +110,11 @@ mla90_load(unsigned char *to, mbar_t *full, const tensor_map *map, const llmc_st
 	/* what lies behind the last position may be anything: zeros instead */
 	const typename S::elem *from = S::page(step, pool, g.seq, tile * 64 + whole * KV_PAGE);
 	for (int i = (int)lane_id(); i < KV_PAGE * S::BOXES * 8; i += 32) {
-		const int  r = i / (S::BOXES * 8), p = i % (S::BOXES * 8);
+		const int r = i / (S::BOXES * 8), p = i % (S::BOXES * 8);
 		const bool in = r < left % KV_PAGE && p * 8 < S::WIDTH;
-		cp_async_16_fill(to + p / 8 * S::BOX + whole * (S::BOX / 2) + r * 128 + ((p ^ r) & 7) * 16, in ? from + r * S::WIDTH + p * 8 : from, in ? 16 : 0);
+		cp_async_16_fill(to + p / 8 * S::BOX + whole * (S::BOX / 2) + r * 128 +
+		                     ((p ^ r) & 7) * 16,
+		                 in ? from + r * S::WIDTH + p * 8 : from, in ? 16 : 0);
 	}
 	cp_async_wait_all();
 	fence_proxy_async();
@@ -96,7 +124,8 @@ mla90_load(unsigned char *to, mbar_t *full, const tensor_map *map, const llmc_st
 }
 
 template <class S> DEV void
-mla90_copy(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args &a, const tensor_map *map)
+mla90_copy(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args &a,
+           const tensor_map *map)
 {
 	flash90_ring<S::STAGES> ring;
 	bool waited = false;
@@ -110,7 +139,8 @@ mla90_copy(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args &a,
 				waited = true;
 			}
 			mbar_wait(&s.empty[ring.at], ring.round ^ 1);
-			__syncwarp(); /* a lane that is left behind would wait for a round that is over */
+			__syncwarp(); /* a lane that is left behind would wait for a round that is
+			                 over */
 			mla90_load<S>(s.page[ring.at], &s.full[ring.at], map, step, a.kv, g, tile);
 		}
 	}
@@ -120,8 +150,16 @@ mla90_copy(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args &a,
 
 /* ---- the warpgroups that multiply ---- */
 
-DEV void mla90_qk(kv_bf16, float (&d)[16], unsigned long long a, unsigned long long b, int acc) { wgmma_bf16_m64n32k16(d, a, b, acc); }
-DEV void mla90_qk(kv_f16, float (&d)[16], unsigned long long a, unsigned long long b, int acc) { wgmma_f16_m64n32k16(d, a, b, acc); }
+DEV void
+mla90_qk(kv_bf16, float (&d)[16], unsigned long long a, unsigned long long b, int acc)
+{
+	wgmma_bf16_m64n32k16(d, a, b, acc);
+}
+DEV void
+mla90_qk(kv_f16, float (&d)[16], unsigned long long a, unsigned long long b, int acc)
+{
+	wgmma_f16_m64n32k16(d, a, b, acc);
+}
 
 /* The unit's queries, rounded; zeros for heads and columns that there are not */
 template <class S> DEV void
@@ -132,7 +170,7 @@ mla90_queries(mla90_shared_storage<S> &s, const mla_args &a, const AttSegment &g
 #pragma unroll 1
 	for (int i = mla90_team::thread(); i < 64 * S::BOXES * 8; i += 256) {
 		const int row = i / (S::BOXES * 8), c = i % (S::BOXES * 8);
-		uint4     v[2] = {};
+		uint4 v[2] = {};
 		if (row < g.n_head && c * 8 < S::WIDTH) {
 			v[0] = ld_v4(from + row * S::WIDTH + c * 8);
 			v[1] = ld_v4(from + row * S::WIDTH + c * 8 + 4);
@@ -140,10 +178,13 @@ mla90_queries(mla90_shared_storage<S> &s, const mla_args &a, const AttSegment &g
 		unsigned half[4];
 #pragma unroll
 		for (int k = 0; k < 2; k++) {
-			half[2 * k] = flash_pack<S>(__uint_as_float(v[k].x), __uint_as_float(v[k].y));
-			half[2 * k + 1] = flash_pack<S>(__uint_as_float(v[k].z), __uint_as_float(v[k].w));
+			half[2 * k] =
+			    flash_pack<S>(__uint_as_float(v[k].x), __uint_as_float(v[k].y));
+			half[2 * k + 1] =
+			    flash_pack<S>(__uint_as_float(v[k].z), __uint_as_float(v[k].w));
 		}
-		st_v4(s.q + c / 8 * S::BOX + row * 128 + ((c ^ row) & 7) * 16, make_uint4(half[0], half[1], half[2], half[3]));
+		st_v4(s.q + c / 8 * S::BOX + row * 128 + ((c ^ row) & 7) * 16,
+		      make_uint4(half[0], half[1], half[2], half[3]));
 	}
 	fence_proxy_async();
 }
@@ -164,12 +205,15 @@ mla90_scale(unsigned (&p)[2][4], const float (&f)[2])
 template <class S> DEV void
 mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args &a)
 {
-	const int   group = flash90_group<S>(), lane = (int)lane_id(), thread = (int)threadIdx.x & 127, row = ((int)warp_id() & 3) * 16 + lane / 4;
+	const int group = flash90_group<S>(), lane = (int)lane_id(),
+	          thread = (int)threadIdx.x & 127, row = ((int)warp_id() & 3) * 16 + lane / 4;
 	const float unit = a.scale * (float)ATT_LOG2E;
-	const unsigned long long qd = smem_desc(s.q, 16, 1024, 128), kd = smem_desc(s.page[0] + group * (S::BOX / 2), 16, 1024, 128);
-	const unsigned long long vd = smem_desc(s.page[0] + group * (S::HALF / 64) * S::BOX, S::BOX, 1024, 128);
+	const unsigned long long qd = smem_desc(s.q, 16, 1024, 128),
+	                         kd = smem_desc(s.page[0] + group * (S::BOX / 2), 16, 1024, 128);
+	const unsigned long long vd =
+	    smem_desc(s.page[0] + group * (S::HALF / 64) * S::BOX, S::BOX, 1024, 128);
 	flash90_ring<S::STAGES> ring;
-	int     turn = 0;
+	int turn = 0;
 
 	PDL_WAIT();
 	PDL_LAUNCH();
@@ -186,28 +230,36 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 		mla90_team::sync();
 #pragma unroll 1
 		for (int tile = g.tile; tile < g.end; tile++, turn ^= 1) {
-			float    x[16], most[2], sum[2] = { 0, 0 };
+			float x[16], most[2], sum[2] = { 0, 0 };
 			unsigned mine[2][4], others[2][4];
 			mbar_wait(&s.full[ring.at], ring.round);
 			wgmma_fence();
 #pragma unroll
 			for (int i = 0; i < S::WIDTH / 16; i++)
-				mla90_qk(typename S::E(), x, qd + (i / 4 * S::BOX + i % 4 * 32) / 16, kd + (ring.at * S::STAGE + i / 4 * S::BOX + i % 4 * 32) / 16, i > 0);
+				mla90_qk(
+				    typename S::E(), x, qd + (i / 4 * S::BOX + i % 4 * 32) / 16,
+				    kd + (ring.at * S::STAGE + i / 4 * S::BOX + i % 4 * 32) / 16,
+				    i > 0);
 			wgmma_commit();
 			wgmma_wait<0>();
 			wgmma_pin(x);
 			if ((tile + 1) * 64 > g.range.hi) {
 #pragma unroll
 				for (int i = 0; i < 16; i++)
-					if (tile * 64 + group * 32 + i / 4 * 8 + lane % 4 * 2 + i % 2 >= g.range.hi)
-						x[i] = __uint_as_float(0xff800000u); /* minus infinity: its weight is 0 */
+					if (tile * 64 + group * 32 + i / 4 * 8 + lane % 4 * 2 +
+					        i % 2 >=
+					    g.range.hi)
+						x[i] = __uint_as_float(
+						    0xff800000u); /* minus infinity: its weight is 0
+						                   */
 			}
 #pragma unroll
 			for (int h = 0; h < 2; h++) {
 				float top = x[2 * h];
 #pragma unroll
 				for (int i = 0; i < 4; i++)
-					top = fmaxf(top, fmaxf(x[4 * i + 2 * h], x[4 * i + 2 * h + 1]));
+					top = fmaxf(top,
+					            fmaxf(x[4 * i + 2 * h], x[4 * i + 2 * h + 1]));
 				top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
 				top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
 				most[h] = fmaxf(m[h], __fmul_rn(top, unit));
@@ -226,15 +278,18 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 			for (int k = 0; k < 2; k++)
 #pragma unroll
 				for (int c = 0; c < 4; c++)
-					mine[k][c] = flash_pack_weights<S>(x[8 * k + 2 * c], x[8 * k + 2 * c + 1]);
+					mine[k][c] = flash_pack_weights<S>(x[8 * k + 2 * c],
+					                                   x[8 * k + 2 * c + 1]);
 			unsigned char *room = s.page[ring.at] + S::EXCHANGE;
 #pragma unroll
 			for (int k = 0; k < 2; k++)
-				st_v4(room + group * 4096 + k * 2048 + thread * 16, make_uint4(mine[k][0], mine[k][1], mine[k][2], mine[k][3]));
+				st_v4(room + group * 4096 + k * 2048 + thread * 16,
+				      make_uint4(mine[k][0], mine[k][1], mine[k][2], mine[k][3]));
 			mla90_team::sync(); /* the one for 64 positions */
 #pragma unroll
 			for (int k = 0; k < 2; k++) {
-				const uint4 v = ld_v4(room + (1 - group) * 4096 + k * 2048 + thread * 16);
+				const uint4 v =
+				    ld_v4(room + (1 - group) * 4096 + k * 2048 + thread * 16);
 				others[k][0] = v.x;
 				others[k][1] = v.y;
 				others[k][2] = v.z;
@@ -243,7 +298,8 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 			float keep[2], f[2], e[2];
 #pragma unroll
 			for (int h = 0; h < 2; h++) {
-				const float other = s.most[turn][1 - group][row + 8 * h], top = fmaxf(most[h], other);
+				const float other = s.most[turn][1 - group][row + 8 * h],
+				            top = fmaxf(most[h], other);
 				keep[h] = flash_exp2(m[h] - top);
 				f[h] = flash_exp2(most[h] - top);
 				e[h] = flash_exp2(other - top);
@@ -257,18 +313,23 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 				for (int i = 0; i < S::HALF / 2; i++)
 					o[i] *= keep[i / 2 % 2];
 			}
-			const int first = (1 - group) * 4096 / 16; /* the other's positions, after ours */
+			const int first =
+			    (1 - group) * 4096 / 16; /* the other's positions, after ours */
 			wgmma_fence();
 #pragma unroll
 			for (int k = 0; k < 2; k++)
-				flash90_pv(typename S::E(), o, mine[k], vd + (ring.at * S::STAGE + k * 2048) / 16 + group * 4096 / 16);
+				flash90_pv(typename S::E(), o, mine[k],
+				           vd + (ring.at * S::STAGE + k * 2048) / 16 +
+				               group * 4096 / 16);
 #pragma unroll
 			for (int k = 0; k < 2; k++)
-				flash90_pv(typename S::E(), o, others[k], vd + (ring.at * S::STAGE + k * 2048) / 16 + first);
+				flash90_pv(typename S::E(), o, others[k],
+				           vd + (ring.at * S::STAGE + k * 2048) / 16 + first);
 			wgmma_commit();
 			wgmma_wait<0>();
 			wgmma_pin(o);
-			fence_proxy_async(); /* weights were written where the copy unit will write */
+			fence_proxy_async(); /* weights were written where the copy unit will write
+			                      */
 			flash90_arrive(&s.empty[ring.at]);
 			ring.next();
 		}
@@ -283,24 +344,36 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 			}
 		}
 		mla90_team::sync();
-		const bool   whole = g.first_block == g.last_block;
-		const AttOut out = { a.o + ((long long)g.row * S::HEADS + g.head) * S::RANK, S::RANK, a.part_o, a.part_ml, a.ticket + g.unit, 0 };
-		float       *part = out.part_o + (long long)(2 * (int)blockIdx.x + g.begins) * S::HB * S::RANK;
+		const bool whole = g.first_block == g.last_block;
+		const AttOut out = { a.o + ((long long)g.row * S::HEADS + g.head) * S::RANK,
+			             S::RANK,
+			             a.part_o,
+			             a.part_ml,
+			             a.ticket + g.unit,
+			             0 };
+		float *part =
+		    out.part_o + (long long)(2 * (int)blockIdx.x + g.begins) * S::HB * S::RANK;
 #pragma unroll
 		for (int h = 0; h < 2; h++) {
-			const int   head = row + 8 * h;
-			const float sum = s.part[0][head] + s.part[1][head], scale = whole ? 1.0f / sum : 1.0f;
+			const int head = row + 8 * h;
+			const float sum = s.part[0][head] + s.part[1][head],
+			            scale = whole ? 1.0f / sum : 1.0f;
 			if (group == 0 && lane % 4 == 0)
 				s.sum[head] = sum;
 			if (head >= g.n_head)
 				continue;
-			float *to = (whole ? out.y + (long long)head * out.y_step : part + head * S::RANK) + group * S::HALF + lane % 4 * 2;
+			float *to =
+			    (whole ? out.y + (long long)head * out.y_step : part + head * S::RANK) +
+			    group * S::HALF + lane % 4 * 2;
 #pragma unroll
 			for (int n = 0; n < S::HALF / 8; n++)
-				st_v2(to + n * 8, make_uint2(__float_as_uint(o[4 * n + 2 * h] * scale), __float_as_uint(o[4 * n + 2 * h + 1] * scale)));
+				st_v2(to + n * 8,
+				      make_uint2(__float_as_uint(o[4 * n + 2 * h] * scale),
+				                 __float_as_uint(o[4 * n + 2 * h + 1] * scale)));
 		}
 		if (!whole) {
-			mla90_team::sync(); /* sums are there, and nobody looks at the queries any more */
+			mla90_team::sync(); /* sums are there, and nobody looks at the queries any
+			                       more */
 			att_combine<S, mla90_team>(g, out, s.top, s.sum, &s.last, (float *)s.q);
 		}
 	}

@@ -1,13 +1,15 @@
-/* Latent attention of mixed steps. Where that is fewer operations (llmc_mla.h), rows go expanded: keys and values of each head are made of the
- * latents of all positions of their sequences, ROUND places at a time, and the flash kernels (cuda/attention/flash.h, cuda/attention/flash_sm90.h) attend to them, K as wide
- * as NOPE + ROPE, V as V_DIM. All other rows go absorbed, by cuda/mla/mla_decode.h. The first three launches are a round:
+/* Latent attention of mixed steps. Where that is fewer operations (llmc_mla.h), rows go expanded:
+ * keys and values of each head are made of the latents of all positions of their sequences, ROUND
+ * places at a time, and the flash kernels (cuda/attention/flash.h, cuda/attention/flash_sm90.h)
+ * attend to them, K as wide as NOPE + ROPE, V as V_DIM. All other rows go absorbed, by
+ * cuda/mla/mla_decode.h. The first three launches are a round:
  *
  *   mla_latents   page of a position --ld.global--> act (16 bits, as the weights want it), and its key to each head of `made`
  *   mla_expand    act k_b^T, act v_b^T (cuda/gemm/gemm.h; cuda/mla/mla_prefill_sm90.h) --round--> made
  *   flash_run     made --cp.async, TMA--> ...; sums that are not complete stay in o, their m and l in `kept`, for the next round
  *
- * made: ROUND places of [HEADS][NOPE + ROPE] keys, then [HEADS][V_DIM] values. Places are dealt by mla_places, sequence by sequence; those behind a
- * sequence's end are made of zeros. */
+ * made: ROUND places of [HEADS][NOPE + ROPE] keys, then [HEADS][V_DIM] values. Places are dealt by
+ * mla_places, sequence by sequence; those behind a sequence's end are made of zeros. */
 #ifndef LLMC_CUDA_MLA_MLA_PREFILL_H
 #define LLMC_CUDA_MLA_MLA_PREFILL_H
 
@@ -30,9 +32,14 @@ mla_base(const llmc_step &s, int seq)
 }
 
 /* Places of this round */
-template <int EXPAND, int ROUND> DEV int mla_round(const llmc_step &s) { return max(0, min(ROUND, mla_base<EXPAND>(s, s.n[2]) - s.round * ROUND)); }
+template <int EXPAND, int ROUND> DEV int
+mla_round(const llmc_step &s)
+{
+	return max(0, min(ROUND, mla_base<EXPAND>(s, s.n[2]) - s.round * ROUND));
+}
 
-/* The sequence of a place that one has; pos: the place becomes a position of it. All lanes of a warp call. */
+/* The sequence of a place that one has; pos: the place becomes a position of it. All lanes of a
+ * warp call. */
 template <int EXPAND> DEV int
 mla_find(const llmc_step &s, int &pos)
 {
@@ -40,12 +47,12 @@ mla_find(const llmc_step &s, int &pos)
 
 	for (int first = 0; first < n_seq; first += 32) {
 		const int i = first + (int)lane_id();
-		int       mine = 0;
+		int mine = 0;
 		if (i < n_seq) {
 			const int rows = s.q_start[i + 1] - s.q_start[i];
 			mine = mla_places(rows, s.kv_len[i] - rows, EXPAND);
 		}
-		const int      upto = flash_upto(mine);
+		const int upto = flash_upto(mine);
 		const unsigned behind = __ballot_sync(~0u, pos < upto);
 		if (behind) {
 			const int lane = __ffs((int)behind) - 1;
@@ -57,16 +64,36 @@ mla_find(const llmc_step &s, int &pos)
 	return 0;
 }
 
-/* A, in keys and values of this round's places: with the scale of SCORES, queries and sums in the places that A's have */
-template <class A, class SCORES, int EXPAND, int ROUND> struct mla_whole : att_config<typename A::E, SCORES, A::HEADS, A::HEADS, A::Q, A::V_DIM, 0> {
+/* A, in keys and values of this round's places: with the scale of SCORES, queries and sums in the
+ * places that A's have */
+template <class A, class SCORES, int EXPAND, int ROUND> struct mla_whole
+    : att_config<typename A::E, SCORES, A::HEADS, A::HEADS, A::Q, A::V_DIM, 0> {
 	typedef typename A::E::elem elem;
-	enum { Q_STRIDE = A::WIDTH, Y_APART = A::RANK, K_APART = A::HEADS * (A::Q + A::V_DIM), V_APART = K_APART, MADE = ROUND };
+	enum {
+		Q_STRIDE = A::WIDTH,
+		Y_APART = A::RANK,
+		K_APART = A::HEADS * (A::Q + A::V_DIM),
+		V_APART = K_APART,
+		MADE = ROUND
+	};
 	typedef const elem *source;
 	static_assert(ROUND % MLA_TILE == 0, "places of a tile lie in one round");
 
-	DEV const elem *chunk_k(source made, int, int base, int head, int c0) { return made + (long long)(base + c0) * K_APART + head * A::Q; }
-	DEV const elem *chunk_v(source made, int, int base, int head, int c0) { return made + (long long)(base + c0) * K_APART + A::HEADS * A::Q + head * A::V_DIM; }
-	DEV int base(const llmc_step &s, int seq) { return mla_base<EXPAND>(s, seq) - s.round * ROUND; }
+	DEV const elem *
+	chunk_k(source made, int, int base, int head, int c0)
+	{
+		return made + (long long)(base + c0) * K_APART + head * A::Q;
+	}
+	DEV const elem *
+	chunk_v(source made, int, int base, int head, int c0)
+	{
+		return made + (long long)(base + c0) * K_APART + A::HEADS * A::Q + head * A::V_DIM;
+	}
+	DEV int
+	base(const llmc_step &s, int seq)
+	{
+		return mla_base<EXPAND>(s, seq) - s.round * ROUND;
+	}
 
 	DEV bool
 	takes(const llmc_step &s, int seq)
@@ -79,18 +106,36 @@ template <class A, class SCORES, int EXPAND, int ROUND> struct mla_whole : att_c
 
 /* A, for the rows that are left */
 template <class A, int EXPAND> struct mla_absorbed : A {
-	DEV bool takes_row(const llmc_step &s, int row) { return !mla_row_expanded<EXPAND>(s, row); }
-	DEV int seq_of(const llmc_step &s, int row) { return s.seq_of[row]; }
+	DEV bool
+	takes_row(const llmc_step &s, int row)
+	{
+		return !mla_row_expanded<EXPAND>(s, row);
+	}
+	DEV int
+	seq_of(const llmc_step &s, int row)
+	{
+		return s.seq_of[row];
+	}
 };
 
 /* Rows of act one behind the other */
-template <class W> struct mla_act_rows { DEV unsigned short *at(unsigned short *act, int t, int) { return act + (long long)t * W::COLS; } };
+template <class W> struct mla_act_rows {
+	DEV unsigned short *
+	at(unsigned short *act, int t, int)
+	{
+		return act + (long long)t * W::COLS;
+	}
+};
 
-/* Latents and keys of this round's places, UNIT at a time a block. W: weights of both products, of one kind of 16 bits; ACT: where rows of act stand */
+/* Latents and keys of this round's places, UNIT at a time a block. W: weights of both products, of
+ * one kind of 16 bits; ACT: where rows of act stand */
 template <class A, int EXPAND, int ROUND, class W, class ACT = mla_act_rows<W>> DEV void
-mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float *scale, typename A::E::elem *made)
+mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float *scale,
+            typename A::E::elem *made)
 {
-	struct alignas(16) shared { float c[A::RANK]; };
+	struct alignas(16) shared {
+		float c[A::RANK];
+	};
 	SHARED(shared, s);
 	enum { UNIT = 8 };
 	const int n = mla_round<EXPAND, ROUND>(step);
@@ -105,19 +150,27 @@ mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float 
 			for (int i = threadIdx.x; i < A::RANK; i += blockDim.x)
 				s.c[i] = held ? A::KP::get(page, pos % KV_PAGE, i) : 0;
 			__syncthreads();
-			quantize_act_row<W, norm_none>(s.c, norm_vectors(), ACT::at(act, t, n), scale + t);
-			typename A::E::elem *to = made + (long long)t * (A::HEADS * (A::Q + A::V_DIM)) + A::NOPE;
+			quantize_act_row<W, norm_none>(s.c, norm_vectors(), ACT::at(act, t, n),
+			                               scale + t);
+			typename A::E::elem *to =
+			    made + (long long)t * (A::HEADS * (A::Q + A::V_DIM)) + A::NOPE;
 			for (int i = threadIdx.x; i < A::HEADS * A::ROPE; i += blockDim.x)
-				to[i / A::ROPE * A::Q + i % A::ROPE] = A::E::put(held ? A::KP::get(page, pos % KV_PAGE, A::RANK + i % A::ROPE) : 0.0f);
+				to[i / A::ROPE * A::Q + i % A::ROPE] = A::E::put(
+				    held ? A::KP::get(page, pos % KV_PAGE, A::RANK + i % A::ROPE)
+				         : 0.0f);
 		}
 	}
 }
 
-/* Results of a product to `made`: ROWS columns in heads of FROM, which lie `head` elements apart; rows APART apart */
+/* Results of a product to `made`: ROWS columns in heads of FROM, which lie `head` elements apart;
+ * rows APART apart */
 template <class E, int ROWS, int FROM, int STRIDE> struct mla_store {
 	typename E::elem *to;
-	int               head;
-	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
+	int head;
+	template <int OUT> __device__ __forceinline__ void
+	prefetch(int, int) const
+	{
+	}
 	template <int N, int C> __device__ __forceinline__ void
 	store(int m, int n, float (&v)[N][C], float (&)[N][C]) const
 	{
@@ -125,7 +178,8 @@ template <class E, int ROWS, int FROM, int STRIDE> struct mla_store {
 #pragma unroll
 		for (int j = 0; j < N; j++) {
 			const int at = n + 4 * C * j;
-			typename E::elem *p = to + (long long)m * STRIDE + at / FROM * head + at % FROM;
+			typename E::elem *p =
+			    to + (long long)m * STRIDE + at / FROM * head + at % FROM;
 			if (at >= ROWS) /* beyond the matrix */
 				continue;
 			unsigned two[C / 2];

@@ -1,14 +1,19 @@
-/* Both products of latent attention in steps of many rows, by tensor cores: queries go into the space of latents, sums of latents out of it.
+/* Both products of latent attention in steps of many rows, by tensor cores: queries go into the
+ * space of latents, sums of latents out of it.
  *
  *   weights --ld.global--> registers, PDL wait, rows of x --ld.global--> registers --mma--> sums of a part of the columns --shared--> one sum --> out
  *
- * Products are of two tf32 (cuda/gemm/tf32.h): of x's two parts and the weight, which is one where it has 16 bits, so terms of all types are
- * fp32's to 2^-21. Which of its columns a lane has in an mma is free as long as both operands agree: it takes neighbours, so no operand goes through
- * shared memory. A row is summed in one order, whatever is beside it. A block takes units: a head, some of its columns, and rows of a tile.
+ * Products are of two tf32 (cuda/gemm/tf32.h): of x's two parts and the weight, which is one where
+ * it has 16 bits, so terms of all types are fp32's to 2^-21. Which of its columns a lane has in an
+ * mma is free as long as both operands agree: it takes neighbours, so no operand goes through
+ * shared memory. A row is summed in one order, whatever is beside it. A block takes units: a head,
+ * some of its columns, and rows of a tile.
  *
- * Bytes: weights once a tile of rows; x once for each 64 (queries) or 32 (values) columns of a head, of which all but the first come out of L2. Of 64
- * rows of 16 heads, rank 512, 128 and 128 wide, weights of 16 bits, each product is 128 units: of queries 16 KB of weights, which 4 warps read, and 32 KB of
- * x; of values 32 KB of weights and 64 KB of x; 1024 mma. Measured: docs/kernels/mla.md. */
+ * Bytes: weights once a tile of rows; x once for each 64 (queries) or 32 (values) columns of a
+ * head, of which all but the first come out of L2. Of 64 rows of 16 heads, rank 512, 128 and 128
+ * wide, weights of 16 bits, each product is 128 units: of queries 16 KB of weights, which 4 warps
+ * read, and 32 KB of x; of values 32 KB of weights and 64 KB of x; 1024 mma. Measured:
+ * docs/kernels/mla.md. */
 #ifndef LLMC_CUDA_MLA_MLA_PROJECT_H
 #define LLMC_CUDA_MLA_MLA_PROJECT_H
 
@@ -16,7 +21,9 @@
 #include "cuda/gemm/tf32.h"
 
 /* Are there absorbed rows in the step, and expanded ones? All threads of the block call. */
-struct mla_forms { bool absorbed, expanded; };
+struct mla_forms {
+	bool absorbed, expanded;
+};
 
 template <int EXPAND> DEV mla_forms
 mla_forms_of(const llmc_step &s)
@@ -62,13 +69,15 @@ mla_split(tf32_a &a, float r0, float r1, float s0, float s1)
 	tf32_split(s1, a.hi[3], a.lo[3]);
 }
 
-/* Four neighbours of which the first `n` are there, the others 0; WHOLE: all or none, and 16 bytes have one address */
+/* Four neighbours of which the first `n` are there, the others 0; WHOLE: all or none, and 16 bytes
+ * have one address */
 template <bool WHOLE> DEV void
 mla_four(float *to, const float *p, int n)
 {
 	if (WHOLE) {
 		const uint4 v = n > 0 ? ld_v4(p) : make_uint4(0, 0, 0, 0);
-		to[0] = __uint_as_float(v.x), to[1] = __uint_as_float(v.y), to[2] = __uint_as_float(v.z), to[3] = __uint_as_float(v.w);
+		to[0] = __uint_as_float(v.x), to[1] = __uint_as_float(v.y),
+		to[2] = __uint_as_float(v.z), to[3] = __uint_as_float(v.w);
 	} else {
 #pragma unroll
 		for (int i = 0; i < 4; i++)
@@ -81,7 +90,8 @@ mla_put_four(float *p, const float *v, int n)
 {
 	if (WHOLE) {
 		if (n > 0)
-			st_v4(p, make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])));
+			st_v4(p, make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]),
+			                    __float_as_uint(v[2]), __float_as_uint(v[3])));
 	} else {
 #pragma unroll
 		for (int i = 0; i < 4; i++)
@@ -93,30 +103,39 @@ mla_put_four(float *p, const float *v, int n)
 /* ---- queries ---- */
 
 enum {
-	MLA_Q_ROWS = 64, /* of a unit */
-	MLA_EARLY = 1024, /* rows of a step: in larger ones weights may be read in vain, so it is looked first whether they are needed */
+	MLA_Q_ROWS = 64,  /* of a unit */
+	MLA_EARLY = 1024, /* rows of a step: in larger ones weights may be read in vain, so it is
+	                     looked first whether they are needed */
 	MLA_FEW = 512
 };
 
-/* A unit of mla_query_tiles: 64 columns of a head. Warps are 4 times 16 rows by 2 halves of NOPE; lane 4 g + t has columns 8 g .. 8 g + 7, in rows
- * 4 t .. 4 t + 3 of each 16 of k_b: n-tile j is the j-th column of each g. */
+/* A unit of mla_query_tiles: 64 columns of a head. Warps are 4 times 16 rows by 2 halves of NOPE;
+ * lane 4 g + t has columns 8 g .. 8 g + 7, in rows 4 t .. 4 t + 3 of each 16 of k_b: n-tile j is
+ * the j-th column of each g. */
 template <class A, class W> struct mla_query_unit {
 	enum {
-		HEADS = A::HEADS, NOPE = A::NOPE, RANK = A::RANK,
-		PAIR = W::UNIT < 8 ? 2 : 1,                      /* units of W that make 8 columns */
-		PARTS = W::UNIT > 8 ? W::UNIT / 8 : 1,           /* or such a part of one is 8 columns */
+		HEADS = A::HEADS,
+		NOPE = A::NOPE,
+		RANK = A::RANK,
+		PAIR = W::UNIT < 8 ? 2 : 1,            /* units of W that make 8 columns */
+		PARTS = W::UNIT > 8 ? W::UNIT / 8 : 1, /* or such a part of one is 8 columns */
 		CHUNKS = (W::UNITS + 8 * PAIR - 1) / (8 * PAIR) * PARTS,
-		OF_HALF = ((NOPE + 15) / 16 + 1) / 2,            /* times 16 rows of k_b a half */
-		ROOM = W::UNIT > 8 ? 1 : 2 / PAIR,                /* 32 registers, or 36 */
+		OF_HALF = ((NOPE + 15) / 16 + 1) / 2, /* times 16 rows of k_b a half */
+		ROOM = W::UNIT > 8 ? 1 : 2 / PAIR,    /* 32 registers, or 36 */
 		DEEP = (int)ROOM < (int)OF_HALF ? (int)ROOM : (int)OF_HALF, /* of them at a time */
-		EVEN = NOPE % (32 * DEEP) == 0,                  /* nothing reaches beyond a half */
+		EVEN = NOPE % (32 * DEEP) == 0, /* nothing reaches beyond a half */
 		EVEN_UNITS = W::UNITS % (8 * PAIR) == 0
 	};
 	typedef typename W::raw weights[DEEP][4][PAIR];
 
-	DEV int unit_of(int chunk, int g) { return (chunk / PARTS * 8 + g) * PAIR; }
+	DEV int
+	unit_of(int chunk, int g)
+	{
+		return (chunk / PARTS * 8 + g) * PAIR;
+	}
 
-	/* 16 rows from `at` on; beyond the matrix some that are in it, which nobody uses, or times 0 */
+	/* 16 rows from `at` on; beyond the matrix some that are in it, which nobody uses, or times
+	 * 0 */
 	DEV void
 	load(weights &raw, const w_matrix<W> &k_b, int h, int chunk, int at)
 	{
@@ -126,10 +145,15 @@ template <class A, class W> struct mla_query_unit {
 		for (int i = 0; i < DEEP; i++)
 #pragma unroll
 			for (int e = 0; e < 4; e++) {
-				const unsigned char *row = k_b.row((long long)h * NOPE + (EVEN ? (at + i) * 16 + 4 * t + e : min((at + i) * 16 + 4 * t + e, (int)NOPE - 1)));
+				const unsigned char *row =
+				    k_b.row((long long)h * NOPE +
+				            (EVEN ? (at + i) * 16 + 4 * t + e
+				                  : min((at + i) * 16 + 4 * t + e, (int)NOPE - 1)));
 #pragma unroll
 				for (int k = 0; k < PAIR; k++)
-					raw[i][e][k] = W::load(row, EVEN_UNITS ? u + k : min(u + k, (int)W::UNITS - 1));
+					raw[i][e][k] = W::load(
+					    row,
+					    EVEN_UNITS ? u + k : min(u + k, (int)W::UNITS - 1));
 			}
 	}
 
@@ -141,7 +165,8 @@ template <class A, class W> struct mla_query_unit {
 
 		for (int k = at * 16 + (int)lane_id() % 4; k < OF_HALF * 16; k += 4)
 			if (half * OF_HALF * 16 + k < NOPE && W::UNIT <= 8)
-				prefetch_l2(k_b.row((long long)h * NOPE + half * OF_HALF * 16 + k) + u * 16);
+				prefetch_l2(k_b.row((long long)h * NOPE + half * OF_HALF * 16 + k) +
+				            u * 16);
 	}
 
 	/* the lane's columns of a row of k_b */
@@ -165,14 +190,26 @@ template <class A, class W> struct mla_query_unit {
 	}
 };
 
-struct mla_tiles_shared { float part[4][32][32]; bool expanded[MLA_Q_ROWS]; };
+struct mla_tiles_shared {
+	float part[4][32][32];
+	bool expanded[MLA_Q_ROWS];
+};
 
-/* What is no product of rows t0 .. end - 1: what has positions, of expanded rows all of the query, and their latents to the pool, h a share of them.
- * first: nothing has been waited for */
+/* What is no product of rows t0 .. end - 1: what has positions, of expanded rows all of the query,
+ * and their latents to the pool, h a share of them. first: nothing has been waited for */
 template <class A, class ROPE, int EXPAND, class S> DEV void
-mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, int end, bool first, S &s)
+mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, int end, bool first,
+               S &s)
 {
-	enum { HEADS = A::HEADS, NOPE = A::NOPE, R = A::ROPE, Q = A::Q, WIDTH = A::WIDTH, DEEP = 4, FOURS = (NOPE + 3) / 4 };
+	enum {
+		HEADS = A::HEADS,
+		NOPE = A::NOPE,
+		R = A::ROPE,
+		Q = A::Q,
+		WIDTH = A::WIDTH,
+		DEEP = 4,
+		FOURS = (NOPE + 3) / 4
+	};
 	constexpr bool WHOLE = Q % 4 == 0 && NOPE % 4 == 0 && WIDTH % 4 == 0;
 	bool expanded = false;
 
@@ -192,7 +229,8 @@ mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, in
 		float x[DEEP], y[DEEP];
 #pragma unroll
 		for (int j = 0; j < DEEP; j++) {
-			const int i = i0 + j * (int)blockDim.x, t = t0 + i / (R / 2), k = i % (R / 2);
+			const int i = i0 + j * (int)blockDim.x, t = t0 + i / (R / 2),
+			          k = i % (R / 2);
 			if (i < (end - t0) * (R / 2)) {
 				const float *q = a.q + t * a.q_apart + h * Q + NOPE;
 				x[j] = q[a.rope ? ROPE::first(k, R) : 2 * k];
@@ -203,59 +241,79 @@ mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, in
 		}
 #pragma unroll
 		for (int j = 0; j < DEEP; j++) {
-			const int i = i0 + j * (int)blockDim.x, t = t0 + i / (R / 2), k = i % (R / 2);
+			const int i = i0 + j * (int)blockDim.x, t = t0 + i / (R / 2),
+			          k = i % (R / 2);
 			if (i < (end - t0) * (R / 2)) {
-				float *out = a.out + ((long long)t * HEADS + h) * WIDTH + (EXPAND > 0 && s.expanded[t - t0] ? (int)NOPE : (int)A::RANK);
+				float *out =
+				    a.out + ((long long)t * HEADS + h) * WIDTH +
+				    (EXPAND > 0 && s.expanded[t - t0] ? (int)NOPE : (int)A::RANK);
 				out[a.rope ? ROPE::first(k, R) : 2 * k] = x[j];
 				out[a.rope ? ROPE::second(k, R) : 2 * k + 1] = y[j];
 			}
 		}
 	}
-	for (int i0 = threadIdx.x; EXPAND > 0 && expanded && i0 < (end - t0) * FOURS; i0 += DEEP * blockDim.x) {
+	for (int i0 = threadIdx.x; EXPAND > 0 && expanded && i0 < (end - t0) * FOURS;
+	     i0 += DEEP * blockDim.x) {
 		float v[DEEP][4];
 #pragma unroll
 		for (int j = 0; j < DEEP; j++) {
 			const int i = i0 + j * (int)blockDim.x, t = i / FOURS, k = i % FOURS * 4;
 			if (i < (end - t0) * FOURS && s.expanded[t])
-				mla_four<WHOLE>(v[j], a.q + (t0 + t) * a.q_apart + h * Q + k, NOPE - k);
+				mla_four<WHOLE>(v[j], a.q + (t0 + t) * a.q_apart + h * Q + k,
+				                NOPE - k);
 		}
 #pragma unroll
 		for (int j = 0; j < DEEP; j++) {
 			const int i = i0 + j * (int)blockDim.x, t = i / FOURS, k = i % FOURS * 4;
 			if (i < (end - t0) * FOURS && s.expanded[t])
-				mla_put_four<WHOLE>(a.out + ((long long)(t0 + t) * HEADS + h) * WIDTH + k, v[j], NOPE - k);
+				mla_put_four<WHOLE>(
+				    a.out + ((long long)(t0 + t) * HEADS + h) * WIDTH + k, v[j],
+				    NOPE - k);
 		}
 	}
 	for (int t = t0 + h + warp_id() * HEADS; t < end; t += MLA_WARPS * HEADS)
-		mla_append_row<A, ROPE>(step, a.c + t * a.c_apart, a.kvn, a.eps, a.rope ? a.rope + (long long)t * R : 0, a.kv, t);
+		mla_append_row<A, ROPE>(step, a.c + t * a.c_apart, a.kvn, a.eps,
+		                        a.rope ? a.rope + (long long)t * R : 0, a.kv, t);
 }
 
-/* Units of all rows: first products, where rows are absorbed, tile after tile, then for some rows and a head what else is to do. APART4: rows of q begin
- * at multiples of 16 bytes. */
+/* Units of all rows: first products, where rows are absorbed, tile after tile, then for some rows
+ * and a head what else is to do. APART4: rows of q begin at multiples of 16 bytes. */
 template <class A, class ROPE, int EXPAND, bool APART4, class W> DEV void
 mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b)
 {
 	typedef mla_query_unit<A, W> U;
 	typedef mla_tiles_shared shared;
-	enum { HEADS = A::HEADS, NOPE = A::NOPE, RANK = A::RANK, WIDTH = A::WIDTH, SLICES = HEADS * U::CHUNKS };
-	constexpr bool WHOLE = APART4 && A::Q % 4 == 0 && NOPE % 4 == 0, WHOLE_OUT = WIDTH % 4 == 0 && RANK % 4 == 0;
+	enum {
+		HEADS = A::HEADS,
+		NOPE = A::NOPE,
+		RANK = A::RANK,
+		WIDTH = A::WIDTH,
+		SLICES = HEADS * U::CHUNKS
+	};
+	constexpr bool WHOLE = APART4 && A::Q % 4 == 0 && NOPE % 4 == 0,
+	               WHOLE_OUT = WIDTH % 4 == 0 && RANK % 4 == 0;
 	SHARED(shared, s);
-	const int lane = lane_id(), g = lane / 4, t = lane % 4, m = (int)warp_id() % 4, half = (int)warp_id() / 4;
+	const int lane = lane_id(), g = lane / 4, t = lane % 4, m = (int)warp_id() % 4,
+	          half = (int)warp_id() / 4;
 	const bool early = blockIdx.x < SLICES && (EXPAND == 0 || step.rows <= MLA_EARLY);
 	typename U::weights raw;
 	bool first = true;
 
 	if (early) {
-		U::load(raw, k_b, blockIdx.x / U::CHUNKS, blockIdx.x % U::CHUNKS, half * U::OF_HALF);
+		U::load(raw, k_b, blockIdx.x / U::CHUNKS, blockIdx.x % U::CHUNKS,
+		        half * U::OF_HALF);
 		if (m == 0)
-			U::issue_loads(k_b, blockIdx.x / U::CHUNKS, blockIdx.x % U::CHUNKS, U::DEEP, half);
+			U::issue_loads(k_b, blockIdx.x / U::CHUNKS, blockIdx.x % U::CHUNKS, U::DEEP,
+			               half);
 	}
 	const bool absorbed = mla_forms_of<EXPAND>(step).absorbed;
-	const int n = step.n[0], products = absorbed ? (n + MLA_Q_ROWS - 1) / MLA_Q_ROWS * SLICES : 0;
+	const int n = step.n[0],
+	          products = absorbed ? (n + MLA_Q_ROWS - 1) / MLA_Q_ROWS * SLICES : 0;
 
 	int unit = blockIdx.x;
 	for (; unit < products; unit += gridDim.x) {
-		const int h = unit % SLICES / U::CHUNKS, chunk = unit % U::CHUNKS, t0 = unit / SLICES * MLA_Q_ROWS + m * 16 + g;
+		const int h = unit % SLICES / U::CHUNKS, chunk = unit % U::CHUNKS,
+		          t0 = unit / SLICES * MLA_Q_ROWS + m * 16 + g;
 		bool store[2];
 
 		if (!early || !first)
@@ -274,14 +332,21 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 			for (int at = 0; at < U::OF_HALF; at += U::DEEP) {
 				if (at > 0)
 					U::load(raw, k_b, h, chunk, half * U::OF_HALF + at);
-				const float *from = a.q + t0 * a.q_apart + h * A::Q + (half * U::OF_HALF + at) * 16 + 4 * t;
+				const float *from = a.q + t0 * a.q_apart + h * A::Q +
+				                    (half * U::OF_HALF + at) * 16 + 4 * t;
 				float x[U::DEEP][2][4];
 #pragma unroll
 				for (int i = 0; i < U::DEEP; i++)
 #pragma unroll
 					for (int r = 0; r < 2; r++) {
-						const int k = (half * U::OF_HALF + at + i) * 16 + 4 * t;
-						mla_four<WHOLE>(x[i][r], from + 8 * r * a.q_apart + 16 * i, !store[r] ? 0 : U::EVEN ? 4 : at + i < U::OF_HALF ? NOPE - k : 0);
+						const int k =
+						    (half * U::OF_HALF + at + i) * 16 + 4 * t;
+						mla_four<WHOLE>(x[i][r],
+						                from + 8 * r * a.q_apart + 16 * i,
+						                !store[r]             ? 0
+						                : U::EVEN             ? 4
+						                : at + i < U::OF_HALF ? NOPE - k
+						                                      : 0);
 					}
 #pragma unroll
 				for (int i = 0; i < U::DEEP; i++)
@@ -289,7 +354,8 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 					for (int e = 0; e < 4; e += 2) {
 						float b[2][8];
 						tf32_a f;
-						mla_split(f, x[i][0][e], x[i][0][e + 1], x[i][1][e], x[i][1][e + 1]);
+						mla_split(f, x[i][0][e], x[i][0][e + 1], x[i][1][e],
+						          x[i][1][e + 1]);
 						U::columns(raw[i][e], chunk, b[0]);
 						U::columns(raw[i][e + 1], chunk, b[1]);
 #pragma unroll
@@ -306,26 +372,34 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 		if (half == 0)
 #pragma unroll
 			for (int c = 0; c < 2; c++) {
-				const int u = U::unit_of(chunk, 2 * t + c), col = W::column(u, chunk % U::PARTS * 8);
+				const int u = U::unit_of(chunk, 2 * t + c),
+				          col = W::column(u, chunk % U::PARTS * 8);
 				float *to = a.out + ((long long)t0 * HEADS + h) * WIDTH + col;
 #pragma unroll
 				for (int r = 0; r < 2; r++) {
 					float v[8];
 #pragma unroll
 					for (int j = 0; j < 8; j++)
-						v[j] = (sum[j][2 * r + c] + s.part[m][4 * j + 2 * r + c][lane]) * k_b.scale;
+						v[j] = (sum[j][2 * r + c] +
+						        s.part[m][4 * j + 2 * r + c][lane]) *
+						       k_b.scale;
 #pragma unroll
 					for (int j = 0; j < 8; j += 4)
-						mla_put_four<WHOLE_OUT>(to + 8LL * r * HEADS * WIDTH + j, v + j, store[r] && u < W::UNITS ? RANK - col - j : 0);
+						mla_put_four<WHOLE_OUT>(
+						    to + 8LL * r * HEADS * WIDTH + j, v + j,
+						    store[r] && u < W::UNITS ? RANK - col - j : 0);
 				}
 			}
 	}
-	/* small where blocks are many for what is to be done, else large, so that more is on its way */
+	/* small where blocks are many for what is to be done, else large, so that more is on its
+	 * way */
 	const int rows = n <= MLA_FEW ? 16 : 64;
-	for (unit -= products; unit < (n + rows - 1) / rows * HEADS; unit += gridDim.x, first = false) {
+	for (unit -= products; unit < (n + rows - 1) / rows * HEADS;
+	     unit += gridDim.x, first = false) {
 		const int from = unit / HEADS * rows;
 
-		mla_query_rest<A, ROPE, EXPAND>(step, a, unit % HEADS, from, min(from + rows, n), first, s);
+		mla_query_rest<A, ROPE, EXPAND>(step, a, unit % HEADS, from, min(from + rows, n),
+		                                first, s);
 	}
 	if (first) {
 		PDL_WAIT();
@@ -335,21 +409,28 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 
 /* ---- values ---- */
 
-/* A unit of mla_value_tiles: 32 rows, 32 columns of a head. Warps are parts of RANK (of blocks of 32, half as many, by two times 16 rows); lane 4 g + t
- * has units t, t + 4, ... of W in row g of each eight of v_b. */
+/* A unit of mla_value_tiles: 32 rows, 32 columns of a head. Warps are parts of RANK (of blocks of
+ * 32, half as many, by two times 16 rows); lane 4 g + t has units t, t + 4, ... of W in row g of
+ * each eight of v_b. */
 template <class W, int V> struct mla_value_unit {
 	enum {
-		RANK = W::COLS, UNIT = W::UNIT, ROWS = 32, COLS = 32,
-		PARTS = UNIT > 8 ? 4 : 8, ROW_TILES = PARTS / 4, /* of a warp */
+		RANK = W::COLS,
+		UNIT = W::UNIT,
+		ROWS = 32,
+		COLS = 32,
+		PARTS = UNIT > 8 ? 4 : 8,
+		ROW_TILES = PARTS / 4,                              /* of a warp */
 		OF_PART = ((W::UNITS + 3) / 4 + PARTS - 1) / PARTS, /* times 4 units */
 		ROOM = UNIT > 8 ? 1 : 16 / UNIT,
 		DEEP = (int)ROOM < (int)OF_PART ? (int)ROOM : (int)OF_PART,
 		TOGETHER = UNIT > 8 ? 1 : 4, /* columns of v_b as floats */
-		EVEN = V % COLS == 0 && W::UNITS == 4 * OF_PART * PARTS && OF_PART % DEEP == 0 /* nothing reaches beyond a matrix or a part */
+		EVEN = V % COLS == 0 && W::UNITS == 4 * OF_PART * PARTS &&
+		       OF_PART % DEEP == 0 /* nothing reaches beyond a matrix or a part */
 	};
 	typedef typename W::raw weights[DEEP][4];
 
-	/* v_b: rows first .. first + 31, or as many as there are before `end`; beyond the matrix some that are in it */
+	/* v_b: rows first .. first + 31, or as many as there are before `end`; beyond the matrix
+	 * some that are in it */
 	DEV void
 	load(weights &raw, const w_matrix<W> &v_b, int first, int end, int at)
 	{
@@ -359,37 +440,55 @@ template <class W, int V> struct mla_value_unit {
 		for (int i = 0; i < DEEP; i++)
 #pragma unroll
 			for (int j = 0; j < 4; j++)
-				raw[i][j] = W::load(v_b.row(EVEN ? first + 8 * j + g : min(first + 8 * j + g, end - 1)), EVEN ? 4 * (at + i) + t : min(4 * (at + i) + t, (int)W::UNITS - 1));
+				raw[i][j] =
+				    W::load(v_b.row(EVEN ? first + 8 * j + g
+				                         : min(first + 8 * j + g, end - 1)),
+				            EVEN ? 4 * (at + i) + t
+				                 : min(4 * (at + i) + t, (int)W::UNITS - 1));
 	}
 };
 
-template <class W> struct mla_value_shared { float part[mla_value_unit<W, 1>::PARTS][32][40]; };
+template <class W> struct mla_value_shared {
+	float part[mla_value_unit<W, 1>::PARTS][32][40];
+};
 
-/* y of absorbed rows by units, tile after tile; expanded rows are copied. o [n_tok, HEADS, W::COLS] */
+/* y of absorbed rows by units, tile after tile; expanded rows are copied. o [n_tok, HEADS, W::COLS]
+ */
 template <class W, int HEADS, int V, int EXPAND> DEV void
 mla_value_tiles(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *y)
 {
 	typedef mla_value_unit<W, V> U;
 	typedef mla_value_shared<W> shared;
-	enum { RANK = U::RANK, UNIT = U::UNIT, CHUNKS = (V + U::COLS - 1) / U::COLS, SLICES = HEADS * CHUNKS, M = U::ROW_TILES };
+	enum {
+		RANK = U::RANK,
+		UNIT = U::UNIT,
+		CHUNKS = (V + U::COLS - 1) / U::COLS,
+		SLICES = HEADS * CHUNKS,
+		M = U::ROW_TILES
+	};
 	constexpr bool WHOLE = RANK % 4 == 0 && RANK % UNIT == 0, WHOLE_Y = V % 4 == 0;
 	SHARED(shared, s);
-	const int lane = lane_id(), g = lane / 4, t = lane % 4, part = (int)warp_id() % U::PARTS, m0 = (int)warp_id() / U::PARTS * 16;
+	const int lane = lane_id(), g = lane / 4, t = lane % 4, part = (int)warp_id() % U::PARTS,
+	          m0 = (int)warp_id() / U::PARTS * 16;
 	const bool early = blockIdx.x < SLICES && (EXPAND == 0 || step.rows <= MLA_EARLY);
 	typename U::weights raw;
 	bool first = true;
 
 	if (early) {
 		const int h = blockIdx.x / CHUNKS;
-		U::load(raw, v_b, h * V + blockIdx.x % CHUNKS * U::COLS, (h + 1) * V, part * U::OF_PART);
+		U::load(raw, v_b, h * V + blockIdx.x % CHUNKS * U::COLS, (h + 1) * V,
+		        part * U::OF_PART);
 	}
 	const mla_forms forms = mla_forms_of<EXPAND>(step);
 	const int n = step.n[0], units = forms.absorbed ? (n + U::ROWS - 1) / U::ROWS * SLICES : 0;
 
 	for (int unit = blockIdx.x; unit < units || first; unit += gridDim.x) {
-		const int h = unit % SLICES / CHUNKS, col = unit % CHUNKS * U::COLS, t0 = unit / SLICES * U::ROWS;
+		const int h = unit % SLICES / CHUNKS, col = unit % CHUNKS * U::COLS,
+		          t0 = unit / SLICES * U::ROWS;
 		const bool loaded = early && first;
-		const unsigned store = __ballot_sync(~0u, unit < units && t0 + lane < n && !mla_row_expanded<EXPAND>(step, t0 + lane));
+		const unsigned store =
+		    __ballot_sync(~0u, unit < units && t0 + lane < n &&
+		                           !mla_row_expanded<EXPAND>(step, t0 + lane));
 
 		if (store && !loaded)
 			U::load(raw, v_b, h * V + col, (h + 1) * V, part * U::OF_PART);
@@ -408,16 +507,22 @@ mla_value_tiles(const llmc_step &step, const float *o, const w_matrix<W> &v_b, f
 				U::load(raw, v_b, h * V + col, (h + 1) * V, part * U::OF_PART + at);
 #pragma unroll
 			for (int i = 0; i < U::DEEP; i++) {
-				const int u = 4 * (part * U::OF_PART + at + i) + t, in = U::EVEN ? (int)UNIT : u < W::UNITS && at + i < U::OF_PART ? W::width(u) : 0;
+				const int u = 4 * (part * U::OF_PART + at + i) + t,
+				          in = U::EVEN                               ? (int)UNIT
+				               : u < W::UNITS && at + i < U::OF_PART ? W::width(u)
+				                                                     : 0;
 #pragma unroll
 				for (int m = 0; m < M; m++)
 #pragma unroll
 					for (int r = 0; r < 2; r++) {
 						const int row = m0 + 16 * m + 8 * r + g;
-						const float *from = o + ((long long)(t0 + row) * HEADS + h) * RANK;
+						const float *from =
+						    o + ((long long)(t0 + row) * HEADS + h) * RANK;
 #pragma unroll
 						for (int k = 0; k < UNIT; k += 4)
-							mla_four<WHOLE>(&x[i][m][r][k], from + W::column(u, k), store >> row & 1 ? in - k : 0);
+							mla_four<WHOLE>(
+							    &x[i][m][r][k], from + W::column(u, k),
+							    store >> row & 1 ? in - k : 0);
 					}
 			}
 #pragma unroll
@@ -427,16 +532,22 @@ mla_value_tiles(const llmc_step &step, const float *o, const w_matrix<W> &v_b, f
 					float b[U::TOGETHER][UNIT];
 #pragma unroll
 					for (int j = 0; j < U::TOGETHER; j++)
-						W::decode(raw[i][j0 + j], min(4 * (part * U::OF_PART + at + i) + t, (int)W::UNITS - 1), b[j]);
+						W::decode(raw[i][j0 + j],
+						          min(4 * (part * U::OF_PART + at + i) + t,
+						              (int)W::UNITS - 1),
+						          b[j]);
 #pragma unroll
 					for (int k = 0; k < UNIT; k += 2)
 #pragma unroll
 						for (int m = 0; m < M; m++) {
 							tf32_a f;
-							mla_split(f, x[i][m][0][k], x[i][m][0][k + 1], x[i][m][1][k], x[i][m][1][k + 1]);
+							mla_split(f, x[i][m][0][k],
+							          x[i][m][0][k + 1], x[i][m][1][k],
+							          x[i][m][1][k + 1]);
 #pragma unroll
 							for (int j = 0; j < U::TOGETHER; j++)
-								mla_mma<W>(sum[m][j0 + j], f, b[j][k], b[j][k + 1]);
+								mla_mma<W>(sum[m][j0 + j], f,
+								           b[j][k], b[j][k + 1]);
 						}
 				}
 		}
@@ -447,7 +558,9 @@ mla_value_tiles(const llmc_step &step, const float *o, const w_matrix<W> &v_b, f
 			for (int j = 0; j < 4; j++)
 #pragma unroll
 				for (int r = 0; r < 2; r++)
-					st_v2(&s.part[part][m0 + 16 * m + 8 * r + g][8 * j + 2 * t], make_uint2(__float_as_uint(sum[m][j][2 * r]), __float_as_uint(sum[m][j][2 * r + 1])));
+					st_v2(&s.part[part][m0 + 16 * m + 8 * r + g][8 * j + 2 * t],
+					      make_uint2(__float_as_uint(sum[m][j][2 * r]),
+					                 __float_as_uint(sum[m][j][2 * r + 1])));
 		__syncthreads();
 		const int row = (int)threadIdx.x / 8, c = (int)threadIdx.x % 8 * 4;
 		float v[4] = {};
@@ -462,7 +575,8 @@ mla_value_tiles(const llmc_step &step, const float *o, const w_matrix<W> &v_b, f
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			v[i] *= v_b.scale;
-		mla_put_four<WHOLE_Y>(y + ((long long)(t0 + row) * HEADS + h) * V + col + c, v, store >> row & 1 ? V - col - c : 0);
+		mla_put_four<WHOLE_Y>(y + ((long long)(t0 + row) * HEADS + h) * V + col + c, v,
+		                      store >> row & 1 ? V - col - c : 0);
 	}
 	if (!forms.expanded)
 		return;
@@ -476,13 +590,19 @@ mla_value_tiles(const llmc_step &step, const float *o, const w_matrix<W> &v_b, f
 				for (int j = 0; j < DEEP; j++) {
 					const int i = i0 + 32 * j, k = i % FOURS * 4;
 					if (i < HEADS * FOURS)
-						mla_four<WHOLE && WHOLE_Y>(v[j], o + ((long long)t * HEADS + i / FOURS) * RANK + k, V - k);
+						mla_four<WHOLE && WHOLE_Y>(
+						    v[j],
+						    o + ((long long)t * HEADS + i / FOURS) * RANK +
+						        k,
+						    V - k);
 				}
 #pragma unroll
 				for (int j = 0; j < DEEP; j++) {
 					const int i = i0 + 32 * j, k = i % FOURS * 4;
 					if (i < HEADS * FOURS)
-						mla_put_four<WHOLE_Y>(y + ((long long)t * HEADS + i / FOURS) * V + k, v[j], V - k);
+						mla_put_four<WHOLE_Y>(
+						    y + ((long long)t * HEADS + i / FOURS) * V + k,
+						    v[j], V - k);
 				}
 			}
 }

@@ -1,5 +1,6 @@
-/* The first step of latent attention, behind the query's product: queries go into the space of latents, latents to the pool. For decode steps, whose rows are
- * all absorbed; cuda/mla/mla_project.h has the others.
+/* The first step of latent attention, behind the query's product: queries go into the space of
+ * latents, latents to the pool. For decode steps, whose rows are all absorbed;
+ * cuda/mla/mla_project.h has the others.
  *
  *   k_b --ld.global--> registers, PDL wait, q --ld.global--> sums --shuffle, shared--> out, 4 rows a barrier
  *   q_rope --turned--> out;  latent, key --normed, turned--> the row's page
@@ -10,35 +11,44 @@
 
 #include "cuda/mla/mla.h"
 
-/* q: rows of HEADS x Q, q_apart floats apart; c: rows of [latent | key], c_apart apart; rope: the step's table or NULL; out [n_tok, HEADS, WIDTH] */
+/* q: rows of HEADS x Q, q_apart floats apart; c: rows of [latent | key], c_apart apart; rope: the
+ * step's table or NULL; out [n_tok, HEADS, WIDTH] */
 struct mla_query_args {
 	const float *q;
-	long long    q_apart;
+	long long q_apart;
 	const float *c;
-	long long    c_apart;
+	long long c_apart;
 	const float *kvn, *rope;
-	float        eps;
-	void        *kv;
-	float       *out;
+	float eps;
+	void *kv;
+	float *out;
 };
 
 enum { MLA_SUB = 8, MLA_ROWS = 16 }; /* of a block: units of columns; rows at a time */
 
-template <class W> struct mla_query_shared { float part[MLA_WARPS][4][MLA_SUB * W::UNIT]; };
+template <class W> struct mla_query_shared {
+	float part[MLA_WARPS][4][MLA_SUB * W::UNIT];
+};
 
-/* blockIdx.x is a head and MLA_SUB units of the latent's columns, blockIdx.y where it begins to take MLA_ROWS rows at a time: a warp 4 rows of k_b at a time, a lane a unit of one of them. The rows are on
- * their way before the launch before has ended. */
+/* blockIdx.x is a head and MLA_SUB units of the latent's columns, blockIdx.y where it begins to
+ * take MLA_ROWS rows at a time: a warp 4 rows of k_b at a time, a lane a unit of one of them. The
+ * rows are on their way before the launch before has ended. */
 template <class A, class ROPE, class W> DEV void
 mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b)
 {
 	enum {
 		CHUNKS = (W::UNITS + MLA_SUB - 1) / MLA_SUB, /* blocks of a head */
 		DEEP = (A::NOPE + 31) / 32,                  /* rows of k_b a lane */
-		HEADS = A::HEADS, NOPE = A::NOPE, R = A::ROPE, Q = A::Q, WIDTH = A::WIDTH
+		HEADS = A::HEADS,
+		NOPE = A::NOPE,
+		R = A::ROPE,
+		Q = A::Q,
+		WIDTH = A::WIDTH
 	};
 	typedef mla_query_shared<W> shared;
 	SHARED(shared, s);
-	const int h = blockIdx.x / CHUNKS, chunk = blockIdx.x % CHUNKS, lane = lane_id(), warp = warp_id();
+	const int h = blockIdx.x / CHUNKS, chunk = blockIdx.x % CHUNKS, lane = lane_id(),
+	          warp = warp_id();
 	const int sub = lane % MLA_SUB, u = chunk * MLA_SUB + sub, row = warp * 4 + lane / MLA_SUB;
 	const bool mine = h < HEADS && u < W::UNITS;
 	typename W::raw raw[DEEP];
@@ -81,22 +91,28 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 				continue;
 			/* up to 4 rows together */
 			__syncthreads();
-			for (int i = threadIdx.x; i < (t % 4 + 1) * MLA_SUB * W::UNIT; i += blockDim.x) {
-				const int to = t - t % 4 + i / (MLA_SUB * W::UNIT), at = i % (MLA_SUB * W::UNIT), unit = chunk * MLA_SUB + at / W::UNIT;
+			for (int i = threadIdx.x; i < (t % 4 + 1) * MLA_SUB * W::UNIT;
+			     i += blockDim.x) {
+				const int to = t - t % 4 + i / (MLA_SUB * W::UNIT),
+				          at = i % (MLA_SUB * W::UNIT),
+				          unit = chunk * MLA_SUB + at / W::UNIT;
 				if (unit >= W::UNITS || at % W::UNIT >= W::width(unit))
 					continue;
 				float v = 0;
 #pragma unroll
 				for (int w = 0; w < MLA_WARPS; w++)
 					v += s.part[w][to % 4][at];
-				a.out[((long long)to * HEADS + h) * WIDTH + W::column(unit, at % W::UNIT)] = v * k_b.scale;
+				a.out[((long long)to * HEADS + h) * WIDTH +
+				      W::column(unit, at % W::UNIT)] = v * k_b.scale;
 			}
 			__syncthreads();
 		}
 		/* what has positions, of this head */
-		for (int i = chunk * (int)blockDim.x + threadIdx.x; i < (end - t0) * (R / 2); i += CHUNKS * blockDim.x) {
+		for (int i = chunk * (int)blockDim.x + threadIdx.x; i < (end - t0) * (R / 2);
+		     i += CHUNKS * blockDim.x) {
 			const int t = t0 + i / (R / 2), k = i % (R / 2);
-			const int first = a.rope ? ROPE::first(k, R) : 2 * k, second = a.rope ? ROPE::second(k, R) : 2 * k + 1;
+			const int first = a.rope ? ROPE::first(k, R) : 2 * k,
+			          second = a.rope ? ROPE::second(k, R) : 2 * k + 1;
 			const float *q = a.q + t * a.q_apart + h * Q + NOPE;
 			float *out = a.out + ((long long)t * HEADS + h) * WIDTH + A::RANK;
 			float x = q[first], y = q[second];
@@ -106,8 +122,10 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 			out[second] = y;
 		}
 		/* rows of the cache go round heads, chunks and warps */
-		for (int t = t0 + h + (chunk * MLA_WARPS + warp) * HEADS; t < end; t += CHUNKS * MLA_WARPS * HEADS)
-			mla_append_row<A, ROPE>(step, a.c + t * a.c_apart, a.kvn, a.eps, a.rope ? a.rope + (long long)t * R : 0, a.kv, t);
+		for (int t = t0 + h + (chunk * MLA_WARPS + warp) * HEADS; t < end;
+		     t += CHUNKS * MLA_WARPS * HEADS)
+			mla_append_row<A, ROPE>(step, a.c + t * a.c_apart, a.kvn, a.eps,
+			                        a.rope ? a.rope + (long long)t * R : 0, a.kv, t);
 	}
 }
 

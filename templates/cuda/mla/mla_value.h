@@ -5,8 +5,8 @@
 #include "cuda/mla/mla.h"
 #include "cuda/moe/moe.h"
 
-/* Elements of y go round the warps, each for some of the absorbed rows together, T at a time; rows [n_tok] of o are HEADS x W::COLS. Expanded rows
- * are copied. */
+/* Elements of y go round the warps, each for some of the absorbed rows together, T at a time; rows
+ * [n_tok] of o are HEADS x W::COLS. Expanded rows are copied. */
 template <class W, int HEADS, int V, int EXPAND> DEV void
 mla_value(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *y)
 {
@@ -17,33 +17,39 @@ mla_value(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *
 	const int n = step.n[0], lane = lane_id();
 	bool absorbed = EXPAND == 0 || n <= 32;
 
-	/* a long prompt has mostly none: each warp would go through all rows to see that, one read behind the other */
+	/* a long prompt has mostly none: each warp would go through all rows to see that, one read
+	 * behind the other */
 	if (!absorbed) {
 		for (int t = threadIdx.x; t < n; t += blockDim.x)
 			absorbed |= !mla_row_expanded<EXPAND>(step, t);
 		absorbed = __syncthreads_or(absorbed);
 	}
-	for (int r = absorbed ? (int)blockIdx.x * MLA_WARPS + warp_id() : HEADS * V; r < HEADS * V; r += (int)gridDim.x * MLA_WARPS) {
+	for (int r = absorbed ? (int)blockIdx.x * MLA_WARPS + warp_id() : HEADS * V; r < HEADS * V;
+	     r += (int)gridDim.x * MLA_WARPS) {
 		const unsigned char *const w[1] = { v_b.row(r) };
 		const float *from = o + r / V * RANK;
 
 		for (int base = 0; base < n; base += 32) {
-			unsigned todo = __ballot_sync(~0u, base + lane < n && !mla_row_expanded<EXPAND>(step, base + lane));
+			unsigned todo = __ballot_sync(
+			    ~0u, base + lane < n && !mla_row_expanded<EXPAND>(step, base + lane));
 			while (todo) {
 				int t = base + __ffs((int)todo) - 1;
 				todo &= todo - 1;
 				if (!todo) {
-					const float *const x[1] = { from + (long long)t * HEADS * RANK };
+					const float *const x[1] = { from +
+						                    (long long)t * HEADS * RANK };
 					float sum[1][1] = {};
 					moe_rows<W, 1, 1>(w, x, sum);
 					sum[0][0] = warp_sum(sum[0][0]);
 					if (lane == 0)
-						y[(long long)t * HEADS * V + r] = sum[0][0] * v_b.scale;
+						y[(long long)t * HEADS * V + r] =
+						    sum[0][0] * v_b.scale;
 					break;
 				}
 				const float *x[T];
 				float sum[1][T] = {};
-				int   mine = lane == 0 ? t : -1; /* lane i has the sum of the i-th row */
+				int mine =
+				    lane == 0 ? t : -1; /* lane i has the sum of the i-th row */
 				x[0] = from + (long long)t * HEADS * RANK;
 #pragma unroll
 				for (int i = 1; i < T; i++) {
@@ -67,7 +73,8 @@ mla_value(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *
 	for (int t = blockIdx.x; EXPAND > 0 && t < n; t += gridDim.x)
 		if (mla_row_expanded<EXPAND>(step, t))
 			for (int i = threadIdx.x; i < HEADS * V; i += blockDim.x)
-				y[(long long)t * HEADS * V + i] = o[((long long)t * HEADS + i / V) * RANK + i % V];
+				y[(long long)t * HEADS * V + i] =
+				    o[((long long)t * HEADS + i / V) * RANK + i % V];
 }
 
 #endif

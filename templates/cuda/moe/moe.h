@@ -1,15 +1,21 @@
-/* What kernels of experts share: the order in which a row's experts are summed, and the products of a decode step, in which a warp streams
- * rows of chosen experts from memory for one or a few rows of x. */
+/* What kernels of experts share: the order in which a row's experts are summed, and the products of
+ * a decode step, in which a warp streams rows of chosen experts from memory for one or a few rows
+ * of x. */
 #ifndef LLMC_CUDA_MOE_MOE_H
 #define LLMC_CUDA_MOE_MOE_H
 
 #include "cuda/runtime/step.h"
 #include "cuda/weights/weights.h"
 
-template <class A, class B> struct same_type { enum { value = 0 }; };
-template <class A> struct same_type<A, A> { enum { value = 1 }; };
+template <class A, class B> struct same_type {
+	enum { value = 0 };
+};
+template <class A> struct same_type<A, A> {
+	enum { value = 1 };
+};
 
-/* The block's threads: order[i] is the place in id[0 .. K) of the expert with i lower ones before it; -1: it is another rank's */
+/* The block's threads: order[i] is the place in id[0 .. K) of the expert with i lower ones before
+ * it; -1: it is another rank's */
 template <int K> DEV void
 moe_order(const int *id, int *order)
 {
@@ -22,7 +28,11 @@ moe_order(const int *id, int *order)
 }
 
 /* What was read is read again, rather than early or once: registers are few */
-DEV void moe_forget() { asm volatile("" ::: "memory"); }
+DEV void
+moe_forget()
+{
+	asm volatile("" ::: "memory");
+}
 
 /* sum[t] += products of unit u, decoded to v, with the same columns of x[t] */
 template <class W, int T> DEV void
@@ -51,13 +61,19 @@ moe_unit(const float (&v)[W::UNIT], const float *const (&x)[T], int u, float (&s
 }
 
 /* units of a row that a lane holds at a time: about 128 bytes */
-template <class W> struct moe_depth { enum { value = sizeof(typename W::raw) <= 16 ? 8 : sizeof(typename W::raw) <= 32 ? 4 : 2 }; };
+template <class W> struct moe_depth {
+	enum { value = sizeof(typename W::raw) <= 16 ? 8 : sizeof(typename W::raw) <= 32 ? 4 : 2 };
+};
 
 /* One warp, all of its lanes: sum[r][t] += this lane's part of row w[r] of W times x[t] */
 template <class W, int R, int T> DEV void
 moe_rows(const unsigned char *const (&w)[R], const float *const (&x)[T], float (&sum)[R][T])
 {
-	enum { DEEP = moe_depth<W>::value / R / (T > 1 ? 2 : 1), N = DEEP > 0 ? DEEP : 1, STEP = 32 * N };
+	enum {
+		DEEP = moe_depth<W>::value / R / (T > 1 ? 2 : 1),
+		N = DEEP > 0 ? DEEP : 1,
+		STEP = 32 * N
+	};
 
 	for (int first = 0; first < W::UNITS; first += STEP) {
 		const int u0 = first + lane_id();
@@ -77,7 +93,8 @@ moe_rows(const unsigned char *const (&w)[R], const float *const (&x)[T], float (
 					W::decode(raw[n][r], u0 + 32 * n, v);
 					moe_unit<W, T>(v, x, u0 + 32 * n, sum[r]);
 				}
-				if (R > 1 && W::UNIT > 8) /* which ptxas keeps: else it decodes both rows at once, and spills */
+				if (R > 1 && W::UNIT > 8) /* which ptxas keeps: else it decodes both
+				                             rows at once, and spills */
 					__syncwarp();
 			}
 	}

@@ -1,17 +1,20 @@
-/* Experts of a decode step, in two launches: bytes of the chosen experts, each once for 2 or 4 rows that chose it.
+/* Experts of a decode step, in two launches: bytes of the chosen experts, each once for 2 or 4 rows
+ * that chose it.
  *
- * A pair is a row and one of its experts. moe_up: rows of x, normed, in shared memory; the rows of gate and up of all chosen experts in one list,
- * which is cut into a run for each warp, then the shared expert's; h = act(gate x) * (up x) of each pair. moe_down: an element of y a
- * warp; its experts' rows of down, in the order of their numbers, are one long row, times their weights, and the shared expert's follows. Warps work
- * alone, and loads of 128 bytes a lane are in flight.
+ * A pair is a row and one of its experts. moe_up: rows of x, normed, in shared memory; the rows of
+ * gate and up of all chosen experts in one list, which is cut into a run for each warp, then the
+ * shared expert's; h = act(gate x) * (up x) of each pair. moe_down: an element of y a warp; its
+ * experts' rows of down, in the order of their numbers, are one long row, times their weights, and
+ * the shared expert's follows. Warps work alone, and loads of 128 bytes a lane are in flight.
  *
  *   moe_up, a block: rows of x --norm--> shared, barrier
  *           a warp:  list of chosen experts' rows --> for each of its rows: 128 bytes a lane of gate and up prefetched to registers,
  *                    decoded, times x of 1, 2 or 4 pairs, sums over the warp --> act, h
  *   moe_down, a warp: for each of its elements of y: units of the experts' rows of down, likewise, times h --> y
  *
- * Bytes: gate, up and down of the chosen experts and of the shared one; h lies in L1 and L2. A unit of 32 weights costs its decoding once and for
- * each pair 8 loads and 32 FMA. More rows than fit beside each other (C::ROWS) go in turns. */
+ * Bytes: gate, up and down of the chosen experts and of the shared one; h lies in L1 and L2. A unit
+ * of 32 weights costs its decoding once and for each pair 8 loads and 32 FMA. More rows than fit
+ * beside each other (C::ROWS) go in turns. */
 #ifndef LLMC_CUDA_MOE_MOE_DECODE_H
 #define LLMC_CUDA_MOE_MOE_DECODE_H
 
@@ -19,53 +22,67 @@
 #include "cuda/moe/moe.h"
 #include "cuda/norm/norm.h"
 
-/* The first half: E experts of width F, K chosen of them, and a shared one of width S (0: none); ROOM bytes for rows of x */
-template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E_, int K_, int F_, int S_, int ROWS_, float (*GLU_)(float, float), class ADD_ = moe_added_none> struct moe_up_config {
-	typedef GATE_   GATE;
-	typedef UP_     UP;
+/* The first half: E experts of width F, K chosen of them, and a shared one of width S (0: none);
+ * ROOM bytes for rows of x */
+template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E_, int K_, int F_,
+          int S_, int ROWS_, float (*GLU_)(float, float),
+          class ADD_ = moe_added_none> struct moe_up_config {
+	typedef GATE_ GATE;
+	typedef UP_ UP;
 	typedef S_GATE_ S_GATE;
-	typedef S_UP_   S_UP;
-	typedef NORM_   NORM;
-	typedef ADD_    ADD; /* what adapters add to pairs; then S is 0 */
+	typedef S_UP_ S_UP;
+	typedef NORM_ NORM;
+	typedef ADD_ ADD; /* what adapters add to pairs; then S is 0 */
 	enum {
 		E = E_,
 		K = K_,
 		H = GATE::COLS,
 		F = F_,
 		S = S_,
-		ROWS = ROWS_,            /* of x at a time */
-		STRIDE = K * F + S,       /* of h, from row to row */
-		WIDE = (int)GATE::UNIT > 8 || (int)UP::UNIT > 8 || (S > 0 && ((int)S_GATE::UNIT > 8 || (int)S_UP::UNIT > 8)), /* registers are few */
+		ROWS = ROWS_,       /* of x at a time */
+		STRIDE = K * F + S, /* of h, from row to row */
+		WIDE = (int)GATE::UNIT > 8 || (int)UP::UNIT > 8 ||
+		       (S > 0 &&
+		        ((int)S_GATE::UNIT > 8 || (int)S_UP::UNIT > 8)), /* registers are few */
 		THREADS = 512,
-		PAIRS = ROWS == 1 ? 1 : WIDE ? 2 : 4 /* that moe_up takes at once */
+		PAIRS = ROWS == 1 ? 1
+		        : WIDE    ? 2
+		                  : 4 /* that moe_up takes at once */
 	};
-	DEV float glu(float g, float u) { return GLU_(g, u); }
+	DEV float
+	glu(float g, float u)
+	{
+		return GLU_(g, u);
+	}
 };
 
-/* n rows of x [n, H], id [n, K]; matrices of all experts, stacked, with their biases or NULL, and of the shared one; h [n, K * F + S] */
+/* n rows of x [n, H], id [n, K]; matrices of all experts, stacked, with their biases or NULL, and
+ * of the shared one; h [n, K * F + S] */
 template <class C> struct moe_up_operands {
-	int                           n;
-	const float                  *x;
-	norm_vectors                  norm;
-	const int                    *id;
-	w_matrix<typename C::GATE>    gate;
-	w_matrix<typename C::UP>      up;
-	w_matrix<typename C::S_GATE>  s_gate;
-	w_matrix<typename C::S_UP>    s_up;
-	float                        *h;
-	const float                  *gate_b, *up_b;
-	typename C::ADD               add;
+	int n;
+	const float *x;
+	norm_vectors norm;
+	const int *id;
+	w_matrix<typename C::GATE> gate;
+	w_matrix<typename C::UP> up;
+	w_matrix<typename C::S_GATE> s_gate;
+	w_matrix<typename C::S_UP> s_up;
+	float *h;
+	const float *gate_b, *up_b;
+	typename C::ADD add;
 };
 
 template <class C> struct alignas(16) moe_up_shared_storage {
 	float x[C::ROWS][(C::H + 3) / 4 * 4]; /* normed */
-	int   count[C::E], used[C::E], n_used;
+	int count[C::E], used[C::E], n_used;
 };
 
-/* One row of gate and up, of biases gb and ub, for T rows of x: lane at + t says where in x (mine), which pair, and, of h, the element (to). Those of [at, stop) are written. */
+/* One row of gate and up, of biases gb and ub, for T rows of x: lane at + t says where in x (mine),
+ * which pair, and, of h, the element (to). Those of [at, stop) are written. */
 template <class C, int T, class G, class U> DEV void
-moe_up_row(const unsigned char *gate, const unsigned char *up, const float *x, float *h, int mine, int pair, int to, int at, int stop, float g_scale, float u_scale,
-           float gb, float ub, const typename C::ADD &add, int r)
+moe_up_row(const unsigned char *gate, const unsigned char *up, const float *x, float *h, int mine,
+           int pair, int to, int at, int stop, float g_scale, float u_scale, float gb, float ub,
+           const typename C::ADD &add, int r)
 {
 	const float *xs[T];
 	float sum[2][T] = {};
@@ -89,7 +106,8 @@ moe_up_row(const unsigned char *gate, const unsigned char *up, const float *x, f
 	}
 #pragma unroll
 	for (int t = 0; t < T; t++) {
-		float g = warp_sum(sum[0][t]) * g_scale + gb, u = warp_sum(sum[1][t]) * u_scale + ub;
+		float g = warp_sum(sum[0][t]) * g_scale + gb,
+		      u = warp_sum(sum[1][t]) * u_scale + ub;
 		if ((int)lane_id() == at + t && at + t < stop) {
 			add.to(pair, r, g, u);
 			h[to] = C::glu(g, u);
@@ -98,16 +116,20 @@ moe_up_row(const unsigned char *gate, const unsigned char *up, const float *x, f
 }
 
 template <class C, class G, class U> DEV void
-moe_up_pairs(const w_matrix<G> &gate, const w_matrix<U> &up, long long row, const float *x, float *h, int mine, int pair, int to, int n,
-             const float *gate_b, const float *up_b, const typename C::ADD &add, int r)
+moe_up_pairs(const w_matrix<G> &gate, const w_matrix<U> &up, long long row, const float *x,
+             float *h, int mine, int pair, int to, int n, const float *gate_b, const float *up_b,
+             const typename C::ADD &add, int r)
 {
 	const float gb = gate_b ? gate_b[row] : 0, ub = up_b ? up_b[row] : 0;
 
 	for (int at = 0; at < n; at += C::PAIRS)
 		if (n - at == 1)
-			moe_up_row<C, 1, G, U>(gate.row(row), up.row(row), x, h, mine, pair, to, at, n, gate.scale, up.scale, gb, ub, add, r);
+			moe_up_row<C, 1, G, U>(gate.row(row), up.row(row), x, h, mine, pair, to, at,
+			                       n, gate.scale, up.scale, gb, ub, add, r);
 		else
-			moe_up_row<C, C::PAIRS, G, U>(gate.row(row), up.row(row), x, h, mine, pair, to, at, min(n, at + (int)C::PAIRS), gate.scale, up.scale, gb, ub, add, r);
+			moe_up_row<C, C::PAIRS, G, U>(gate.row(row), up.row(row), x, h, mine, pair,
+			                              to, at, min(n, at + (int)C::PAIRS),
+			                              gate.scale, up.scale, gb, ub, add, r);
 }
 
 /* The i-th bit that is set, from 0 */
@@ -119,14 +141,16 @@ moe_bit(unsigned mask, int i)
 	return __ffs((int)mask) - 1;
 }
 
-/* Up to 32 pairs of expert e, one a lane, from pair `from` on, which moves behind them; their number */
+/* Up to 32 pairs of expert e, one a lane, from pair `from` on, which moves behind them; their
+ * number */
 DEV int
 moe_gather(const int *id, int pairs, int e, int &from, int &mine)
 {
 	int have = 0;
 
 	for (; from < pairs; from += 32) {
-		unsigned votes = __ballot_sync(~0u, from + (int)lane_id() < pairs && id[from + lane_id()] == e);
+		unsigned votes =
+		    __ballot_sync(~0u, from + (int)lane_id() < pairs && id[from + lane_id()] == e);
 		if (have + __popc(votes) > 32)
 			break;
 		for (; votes; votes &= votes - 1, have++)
@@ -173,26 +197,33 @@ moe_norm(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const float 
 		float mean, scale;
 		C::NORM::stats(row, C::H, in.norm.eps, mean, scale);
 		for (int i = lane_id(); i < C::H; i += 32)
-			s.x[t][i] = C::NORM::apply(row[i], mean, scale, in.norm.w, in.norm.b, i, in.norm.plus_one);
+			s.x[t][i] = C::NORM::apply(row[i], mean, scale, in.norm.w, in.norm.b, i,
+			                           in.norm.plus_one);
 	}
 	__syncthreads();
 }
 
 /* Rows of gate and up of the experts that n rows of x chose; h of the first of them */
 template <class C> DEV void
-moe_up_chosen(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const int *id, float *h, const typename C::ADD &add, int n)
+moe_up_chosen(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const int *id, float *h,
+              const typename C::ADD &add, int n)
 {
 	enum { XS = sizeof s.x[0] / 4 };
 	const int lane = lane_id(), pairs = n * C::K;
-	const long long warp = (long long)blockIdx.x * (C::THREADS / 32) + warp_id(), warps = (long long)gridDim.x * (C::THREADS / 32);
-	const bool few = C::ROWS * C::K <= 32 || pairs <= 32; /* then the lanes are the pairs, and the first of those that share an expert stands for it */
+	const long long warp = (long long)blockIdx.x * (C::THREADS / 32) + warp_id(),
+	                warps = (long long)gridDim.x * (C::THREADS / 32);
+	const bool few =
+	    C::ROWS * C::K <= 32 || pairs <= 32; /* then the lanes are the pairs, and the first of
+	                                            those that share an expert stands for it */
 	int own = -1 - lane, used = 0;
 	unsigned same = 0, first = 0;
 
 	if (few) {
 		own = lane < pairs ? id[lane] : own;
 		same = __match_any_sync(~0u, own);
-		first = __ballot_sync(~0u, own >= 0 && __ffs((int)same) - 1 == lane); /* below: no pair, or another rank's */
+		first = __ballot_sync(~0u,
+		                      own >= 0 && __ffs((int)same) - 1 ==
+		                                      lane); /* below: no pair, or another rank's */
 		used = __popc(first);
 	} else {
 		moe_used<C>(id, pairs, s);
@@ -219,7 +250,8 @@ moe_up_chosen(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const i
 		}
 		for (;;) {
 			const int t = mine / C::K;
-			moe_up_pairs<C>(in.gate, in.up, (long long)e * C::F + r, s.x[0], h, t * XS, mine, t * C::STRIDE + (mine - t * C::K) * C::F + r, have,
+			moe_up_pairs<C>(in.gate, in.up, (long long)e * C::F + r, s.x[0], h, t * XS,
+			                mine, t * C::STRIDE + (mine - t * C::K) * C::F + r, have,
 			                in.gate_b, in.up_b, add, r);
 			if (from >= pairs)
 				break;
@@ -235,7 +267,8 @@ moe_up(const moe_up_operands<C> &in)
 	typedef moe_up_shared_storage<C> shared_storage;
 	SHARED_STORAGE(shared_storage, s);
 	enum { XS = sizeof s.x[0] / 4 };
-	const long long warp = (long long)blockIdx.x * (C::THREADS / 32) + warp_id(), warps = (long long)gridDim.x * (C::THREADS / 32);
+	const long long warp = (long long)blockIdx.x * (C::THREADS / 32) + warp_id(),
+	                warps = (long long)gridDim.x * (C::THREADS / 32);
 
 	for (int t0 = 0; t0 < in.n; t0 += C::ROWS) {
 		const int n = min((int)C::ROWS, in.n - t0);
@@ -244,31 +277,46 @@ moe_up(const moe_up_operands<C> &in)
 		moe_up_chosen<C>(s, in, in.id + t0 * C::K, h, in.add.from(t0), n);
 		if constexpr (C::S > 0) {
 			const int t = min((int)lane_id(), n - 1);
-			for (int r = (int)(C::S * warp / warps); r < (int)(C::S * (warp + 1) / warps); r++)
-				moe_up_pairs<C>(in.s_gate, in.s_up, r, s.x[0], h, t * XS, 0, t * C::STRIDE + C::K * C::F + r, n, 0, 0, moe_added_none{}, r);
+			for (int r = (int)(C::S * warp / warps);
+			     r < (int)(C::S * (warp + 1) / warps); r++)
+				moe_up_pairs<C>(in.s_gate, in.s_up, r, s.x[0], h, t * XS, 0,
+				                t * C::STRIDE + C::K * C::F + r, n, 0, 0,
+				                moe_added_none{}, r);
 		}
 		__syncthreads(); /* s.x and s.used have been read */
 	}
 }
 
-/* The second half: DOWN of E experts, K chosen of them and of those ELSEWHERE; S_DOWN of a shared one of width S (0: none), for MIX with a weight of its own */
-template <class DOWN_, class S_DOWN_, int H_, int E_, int N_REMOTE_EXPERTS_, int K_, int S_, int SHARED_GATE_> struct moe_down_config {
-	typedef DOWN_   DOWN;
+/* The second half: DOWN of E experts, K chosen of them and of those ELSEWHERE; S_DOWN of a shared
+ * one of width S (0: none), for MIX with a weight of its own */
+template <class DOWN_, class S_DOWN_, int H_, int E_, int N_REMOTE_EXPERTS_, int K_, int S_,
+          int SHARED_GATE_> struct moe_down_config {
+	typedef DOWN_ DOWN;
 	typedef S_DOWN_ S_DOWN;
-	enum { H = H_, E = E_, N_REMOTE_EXPERTS = N_REMOTE_EXPERTS_, K = K_, F = DOWN::COLS, S = S_, SHARED_GATE = SHARED_GATE_, STRIDE = K * F + S };
+	enum {
+		H = H_,
+		E = E_,
+		N_REMOTE_EXPERTS = N_REMOTE_EXPERTS_,
+		K = K_,
+		F = DOWN::COLS,
+		S = S_,
+		SHARED_GATE = SHARED_GATE_,
+		STRIDE = K * F + S
+	};
 };
 
-/* h [n, K * F + S], id [n, K], weight [n, K + MIX]; y [n, H] = scale * r + the sum; r NULL: without, and may be y; down_b: biases of all experts, or NULL */
+/* h [n, K * F + S], id [n, K], weight [n, K + MIX]; y [n, H] = scale * r + the sum; r NULL:
+ * without, and may be y; down_b: biases of all experts, or NULL */
 template <class C> struct moe_down_operands {
-	int                           n;
-	const float                  *h;
-	const int                    *id;
-	const float                  *weight;
-	w_matrix<typename C::DOWN>    down;
-	w_matrix<typename C::S_DOWN>  s_down;
-	const float                  *r;
-	float                         scale, *y;
-	const float                  *down_b;
+	int n;
+	const float *h;
+	const int *id;
+	const float *weight;
+	w_matrix<typename C::DOWN> down;
+	w_matrix<typename C::S_DOWN> s_down;
+	const float *r;
+	float scale, *y;
+	const float *down_b;
 };
 
 template <class C> DEV void
@@ -278,21 +326,24 @@ moe_down(const moe_down_operands<C> &in)
 	enum { K = C::K, UNITS = K * W::UNITS, N = moe_depth<W>::value };
 
 	const int lane = lane_id(), n = in.n, block = (int)blockDim.x / 32;
-	const long long warp = (long long)blockIdx.x * block + warp_id(), warps = (long long)gridDim.x * block, total = (long long)n * C::H;
+	const long long warp = (long long)blockIdx.x * block + warp_id(),
+	                warps = (long long)gridDim.x * block, total = (long long)n * C::H;
 	int at = -1, expert = 0, place = 0, units = UNITS;
 	float weight = 0;
 
 	const int stop = (int)(total * (warp + 1) / warps), first = (int)(total * warp / warps);
 	if (first == stop)
 		return;
-	int t = first % n - 1, o = first / n; /* by steps: quotients in the loop cost registers that W has not */
+	int t = first % n - 1,
+	    o = first / n; /* by steps: quotients in the loop cost registers that W has not */
 	for (int i = first; i < stop; i++) {
 		if (++t == n) {
 			t = 0;
 			o++;
 		}
 		const float *h = in.h + (long long)t * C::STRIDE;
-		if (t != at) { /* lane k gets the expert with k lower ones; other ranks' come last */
+		if (t !=
+		    at) { /* lane k gets the expert with k lower ones; other ranks' come last */
 			const int e = lane < K ? in.id[(long long)t * K + lane] : 0;
 			int before = 0;
 			place = 0;
@@ -314,7 +365,9 @@ moe_down(const moe_down_operands<C> &in)
 		for (int u0 = 0; u0 < all; u0 += 32 * N) {
 			typename W::raw raw[N];
 #pragma unroll
-			for (int k = 0; k < N; k++) { /* past the end the last unit once more: a condition costs registers, which sm_120a spilled */
+			for (int k = 0; k < N;
+			     k++) { /* past the end the last unit once more: a condition costs
+				       registers, which sm_120a spilled */
 				const int u = min(u0 + 32 * k + lane, all - 1);
 				const long long e = __shfl_sync(~0u, expert, u / W::UNITS);
 				raw[k] = W::load(in.down.row(e * C::H + o), u % W::UNITS);
@@ -322,9 +375,12 @@ moe_down(const moe_down_operands<C> &in)
 #pragma unroll
 			for (int k = 0; k < N; k++) {
 				const int u = min(u0 + 32 * k + lane, all - 1);
-				const float *const x[1] = { h + __shfl_sync(~0u, place, u / W::UNITS) * C::F };
+				const float *const x[1] = {
+					h + __shfl_sync(~0u, place, u / W::UNITS) * C::F
+				};
 				const float times = __shfl_sync(~0u, weight, u / W::UNITS);
-				if ((UNITS % (32 * N) == 0 && !C::N_REMOTE_EXPERTS) || u0 + 32 * k + lane < all) {
+				if ((UNITS % (32 * N) == 0 && !C::N_REMOTE_EXPERTS) ||
+				    u0 + 32 * k + lane < all) {
 					float v[W::UNIT], sum[1] = {};
 					W::decode(raw[k], u % W::UNITS, v);
 					moe_unit<W, 1>(v, x, u % W::UNITS, sum);
@@ -334,17 +390,21 @@ moe_down(const moe_down_operands<C> &in)
 		}
 		y = warp_sum(y) * in.down.scale;
 		if (in.down_b) /* lane k has the expert with k lower ones */
-			y += warp_sum(lane < K && expert >= 0 ? weight * in.down_b[(long long)expert * C::H + o] : 0.0f);
+			y += warp_sum(lane < K && expert >= 0
+			                  ? weight * in.down_b[(long long)expert * C::H + o]
+			                  : 0.0f);
 		if constexpr (C::S > 0) {
 			const unsigned char *const row[1] = { in.s_down.row(o) };
 			const float *const x[1] = { h + K * C::F };
 			float sum[1][1] = {};
 			moe_rows<typename C::S_DOWN, 1, 1>(row, x, sum);
 			const float z = warp_sum(sum[0][0]) * in.s_down.scale;
-			y += C::SHARED_GATE ? in.weight[(long long)t * (K + C::SHARED_GATE) + K] * z : z;
+			y += C::SHARED_GATE ? in.weight[(long long)t * (K + C::SHARED_GATE) + K] * z
+			                    : z;
 		}
 		if (lane == 0)
-			in.y[(long long)t * C::H + o] = in.r ? fmaf(in.scale, in.r[(long long)t * C::H + o], y) : y;
+			in.y[(long long)t * C::H + o] =
+			    in.r ? fmaf(in.scale, in.r[(long long)t * C::H + o], y) : y;
 	}
 }
 

@@ -1,4 +1,5 @@
-/* Experts of any shape, on any GPU: products by cuda/gemm/gemm_generic.h, a block some rows of an expert's matrices, times its pairs of a row and a choice, 8 at a time.
+/* Experts of any shape, on any GPU: products by cuda/gemm/gemm_generic.h, a block some rows of an
+ * expert's matrices, times its pairs of a row and a choice, 8 at a time.
  * Experts that nobody chose are not read. sort (cuda/moe/moe_sort.h) --> pairs of each expert --> up: h --> down: z of each pair --> sum: y */
 #ifndef LLMC_CUDA_MOE_MOE_GENERIC_H
 #define LLMC_CUDA_MOE_MOE_GENERIC_H
@@ -8,15 +9,19 @@
 #include "cuda/moe/moe.h"
 #include "cuda/moe/moe_sort.h"
 
-/* h [pairs, F] = GLU(gate x, up x) of a pair, matrices and biases, or NULL, of all experts; ADD: what adapters add */
+/* h [pairs, F] = GLU(gate x, up x) of a pair, matrices and biases, or NULL, of all experts; ADD:
+ * what adapters add */
 template <class GATE, class UP, int F, float (*GLU)(float, float), class ADD> DEV void
-moe_generic_up(const float *rows, const moe_pairs &pairs, int e, const void *gates, const void *ups, const float *gate_b, const float *up_b, const ADD &add, float *h)
+moe_generic_up(const float *rows, const moe_pairs &pairs, int e, const void *gates, const void *ups,
+               const float *gate_b, const float *up_b, const ADD &add, float *h)
 {
 	SHARED(rows_shared, s);
 	const int row = blockIdx.x * ROWS_WARPS + warp_id(), lane = lane_id();
 	const rows_x x = { rows, pairs.row, 0, 0, 0, 0 };
-	const unsigned char *gate = (const unsigned char *)gates + ((long long)e * F + min(row, F - 1)) * GATE::ROW;
-	const unsigned char *up = (const unsigned char *)ups + ((long long)e * F + min(row, F - 1)) * UP::ROW;
+	const unsigned char *gate =
+	    (const unsigned char *)gates + ((long long)e * F + min(row, F - 1)) * GATE::ROW;
+	const unsigned char *up =
+	    (const unsigned char *)ups + ((long long)e * F + min(row, F - 1)) * UP::ROW;
 
 	for (int t0 = 0; t0 < pairs.count; t0 += ROWS_TOKENS) {
 		float v, u;
@@ -41,7 +46,8 @@ moe_generic_up(const float *rows, const moe_pairs &pairs, int e, const void *gat
 
 /* z [pairs, H] = down h + its bias */
 template <class DOWN, int H> DEV void
-moe_generic_down(const float *h, const moe_pairs &pairs, int e, const void *downs, const float *down_b, float *z)
+moe_generic_down(const float *h, const moe_pairs &pairs, int e, const void *downs,
+                 const float *down_b, float *z)
 {
 	SHARED(rows_shared, s);
 	const int row = (blockIdx.x * ROWS_WARPS + warp_id()) * 2, lane = lane_id();
@@ -49,7 +55,8 @@ moe_generic_down(const float *h, const moe_pairs &pairs, int e, const void *down
 	const unsigned char *down = (const unsigned char *)downs + (long long)e * H * DOWN::ROW;
 
 	for (int t0 = 0; t0 < pairs.count; t0 += ROWS_TOKENS) {
-		const unsigned char *const w[2] = { rows_w<DOWN>(down, row, H), rows_w<DOWN>(down, row + 1, H) };
+		const unsigned char *const w[2] = { rows_w<DOWN>(down, row, H),
+			                            rows_w<DOWN>(down, row + 1, H) };
 		float v = rows_times<DOWN, norm_none>(s, x, w, t0, pairs.count);
 		int r = row + lane / ROWS_TOKENS, t = t0 + lane % ROWS_TOKENS;
 		if (lane < 2 * ROWS_TOKENS && r < H && t < pairs.count)
@@ -57,11 +64,15 @@ moe_generic_down(const float *h, const moe_pairs &pairs, int e, const void *down
 	}
 }
 
-/* y = scale * r + the sum of a row's z times their weights, in the order of expert numbers; r NULL: without, and may be y */
+/* y = scale * r + the sum of a row's z times their weights, in the order of expert numbers; r NULL:
+ * without, and may be y */
 template <int H, int K> DEV void
-moe_generic_sum(const int *ids, const float *weights, const float *zs, const float *r, float scale, float *y, int n)
+moe_generic_sum(const int *ids, const float *weights, const float *zs, const float *r, float scale,
+                float *y, int n)
 {
-	struct Shared { int order[K]; };
+	struct Shared {
+		int order[K];
+	};
 	SHARED(Shared, s);
 
 	for (int t = blockIdx.x; t < n; t += gridDim.x) {
@@ -74,8 +85,10 @@ moe_generic_sum(const int *ids, const float *weights, const float *zs, const flo
 			float sum = 0;
 			for (int k = 0; k < K; k++)
 				if (s.order[k] >= 0)
-					sum = fmaf(weight[s.order[k]], z[(long long)s.order[k] * H + i], sum);
-			y[(long long)t * H + i] = r ? fmaf(scale, r[(long long)t * H + i], sum) : sum;
+					sum = fmaf(weight[s.order[k]],
+					           z[(long long)s.order[k] * H + i], sum);
+			y[(long long)t * H + i] =
+			    r ? fmaf(scale, r[(long long)t * H + i], sum) : sum;
 		}
 	}
 }

@@ -1,16 +1,19 @@
-/* The router of a mixture in one launch: norm, product, choice, for rows of mixed steps, of 16-bit weights.
+/* The router of a mixture in one launch: norm, product, choice, for rows of mixed steps, of 16-bit
+ * weights.
  *
  * A block of 8 warps has 8 rows of x and 16 rows of w (its experts):
  *     norm      a warp a row of x, in the 16 bits that w asks for, to shared memory
  *     product   a warp an eighth of the columns, by mma of 16 rows of w times 8 rows of x; both operands of 32 columns are 16 bytes a lane, so that
- *               nothing but the order of columns within a sum of 16 differs from the usual fragments: w comes straight from L2, many loads at a time
+ *               nothing but the order of columns within a sum of 16 differs from the usual
+ * fragments: w comes straight from L2, many loads at a time
  *     sums      of the warps meet in shared memory, in the order of the columns
  *     choice    by the last block of these 8 rows, a warp a row (cuda/moe/moe_topk.h)
  *
  * The order of a row's sums depends neither on the other rows nor on how many there are.
  *
- * Bytes of a block: 32 H of x from L2, again from L1 where they fit, and 32 H of w (16 H of at most 8 experts) from L2. docs/kernels/moe.md has what that takes, and
- * why this is no product by cuda/gemm/gemm_swap_ab.h. */
+ * Bytes of a block: 32 H of x from L2, again from L1 where they fit, and 32 H of w (16 H of at most
+ * 8 experts) from L2. docs/kernels/moe.md has what that takes, and why this is no product by
+ * cuda/gemm/gemm_swap_ab.h. */
 #ifndef LLMC_CUDA_MOE_MOE_ROUTER_H
 #define LLMC_CUDA_MOE_MOE_ROUTER_H
 
@@ -19,8 +22,9 @@
 
 enum { ROUTER_WARPS = 8, ROUTER_ROWS = 8, ROUTER_EXPERTS = 16 };
 
-/* ROWS of w. APART: 16-bit values from row to row of x, 64 bytes more than whole 128, so that neighbouring rows lie in other banks. AHEAD: units of
- * 32 columns that a warp asks for at a time. */
+/* ROWS of w. APART: 16-bit values from row to row of x, 64 bytes more than whole 128, so that
+ * neighbouring rows lie in other banks. AHEAD: units of 32 columns that a warp asks for at a time.
+ */
 template <class W_, int ROWS_> struct router_config {
 	typedef W_ W;
 	enum {
@@ -39,7 +43,8 @@ template <class G> struct router_shared {
 	float scale[ROUTER_ROWS];
 };
 
-/* f(k, v): v the values of columns k .. k + 3 of a row, normed; a lane has each 32nd four of them. */
+/* f(k, v): v the values of columns k .. k + 3 of a row, normed; a lane has each 32nd four of them.
+ */
 template <class NORM, int COLS, class F> DEV void
 router_each(const float *x, const norm_vectors &norm, float mean, float r, F f)
 {
@@ -65,13 +70,16 @@ router_each(const float *x, const norm_vectors &norm, float mean, float r, F f)
 #pragma unroll
 			for (int c = 0; c < 4; c++)
 				if (NORM::NORMED)
-					v[j][c] = (v[j][c] - mean) * r * ((norm.w ? w[j][c] : 1.0f) + norm.plus_one) + (NORM::MEAN ? norm_bias(norm.b, k + c) : 0.0f);
+					v[j][c] = (v[j][c] - mean) * r *
+					              ((norm.w ? w[j][c] : 1.0f) + norm.plus_one) +
+					          (NORM::MEAN ? norm_bias(norm.b, k + c) : 0.0f);
 			f(k, v[j]);
 		}
 	}
 }
 
-/* The warp's row x [COLS], normed, to `to` [APART], zeros behind it up to a whole unit; what its results are to be multiplied by (half floats, as quantize_act_row) */
+/* The warp's row x [COLS], normed, to `to` [APART], zeros behind it up to a whole unit; what its
+ * results are to be multiplied by (half floats, as quantize_act_row) */
 template <class G, class NORM> DEV float
 router_row(const float *x, const norm_vectors &norm, unsigned short *to)
 {
@@ -81,12 +89,14 @@ router_row(const float *x, const norm_vectors &norm, unsigned short *to)
 
 	if constexpr (NORM::MEAN) {
 		float sum = 0;
-		router_each<norm_none, COLS>(x, norm, 0, 1, [&](int, const float (&v)[4]) { sum += v[0] + v[1] + (v[2] + v[3]); });
+		router_each<norm_none, COLS>(x, norm, 0, 1, [&](int, const float(&v)[4]) {
+			sum += v[0] + v[1] + (v[2] + v[3]);
+		});
 		mean = warp_sum(sum) / COLS;
 	}
 	if constexpr (NORM::NORMED) {
 		float square = 0;
-		router_each<norm_none, COLS>(x, norm, 0, 1, [&](int, const float (&v)[4]) {
+		router_each<norm_none, COLS>(x, norm, 0, 1, [&](int, const float(&v)[4]) {
 #pragma unroll
 			for (int c = 0; c < 4; c++)
 				square = fmaf(v[c] - mean, v[c] - mean, square);
@@ -95,15 +105,17 @@ router_row(const float *x, const norm_vectors &norm, unsigned short *to)
 	}
 	if constexpr (!W::BF16) {
 		float top = 0;
-		router_each<NORM, COLS>(x, norm, mean, r, [&](int, const float (&v)[4]) {
-			top = fmaxf(top, fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))));
+		router_each<NORM, COLS>(x, norm, mean, r, [&](int, const float(&v)[4]) {
+			top = fmaxf(top, fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])),
+			                       fmaxf(fabsf(v[2]), fabsf(v[3]))));
 		});
 		const int shift = quantize_act_bias(warp_max(top));
 		up = __uint_as_float((unsigned)(127 + shift) << 23);
 		down = __uint_as_float((unsigned)(127 - shift) << 23);
 	}
-	router_each<NORM, COLS>(x, norm, mean, r, [&](int k, const float (&v)[4]) {
-		st_v2(to + k, make_uint2(w_pack<W>(v[0] * up, v[1] * up), w_pack<W>(v[2] * up, v[3] * up)));
+	router_each<NORM, COLS>(x, norm, mean, r, [&](int k, const float(&v)[4]) {
+		st_v2(to + k,
+		      make_uint2(w_pack<W>(v[0] * up, v[1] * up), w_pack<W>(v[2] * up, v[3] * up)));
 	});
 	if (COLS + (int)lane_id() < G::UNITS * 32)
 		to[COLS + lane_id()] = 0;
@@ -112,10 +124,13 @@ router_row(const float *x, const norm_vectors &norm, unsigned short *to)
 
 /* acc [16, 8] += rows r0 .. r0 + 15 of w times x, this warp's columns */
 template <class G> DEV void
-router_gemm(const w_matrix<typename G::W> &w, const unsigned short (&x)[ROUTER_ROWS][G::STRIDE], int r0, float (&acc)[4])
+router_gemm(const w_matrix<typename G::W> &w, const unsigned short (&x)[ROUTER_ROWS][G::STRIDE],
+            int r0, float (&acc)[4])
 {
-	const int g = (int)lane_id() >> 2, t = (int)lane_id() & 3, warp = (int)warp_id(), stop = G::UNITS * (warp + 1) / ROUTER_WARPS;
-	const unsigned char *row[2] = { w.row(min(r0 + g, G::ROWS - 1)) + t * 16, w.row(min(r0 + 8 + g, G::ROWS - 1)) + t * 16 };
+	const int g = (int)lane_id() >> 2, t = (int)lane_id() & 3, warp = (int)warp_id(),
+	          stop = G::UNITS * (warp + 1) / ROUTER_WARPS;
+	const unsigned char *row[2] = { w.row(min(r0 + g, G::ROWS - 1)) + t * 16,
+		                        w.row(min(r0 + 8 + g, G::ROWS - 1)) + t * 16 };
 
 #pragma unroll 1
 	for (int u = G::UNITS * warp / ROUTER_WARPS; u < stop; u += G::AHEAD) {
@@ -124,13 +139,17 @@ router_gemm(const w_matrix<typename G::W> &w, const unsigned short (&x)[ROUTER_R
 		for (int i = 0; i < G::AHEAD; i++)
 #pragma unroll
 			for (int h = 0; h < 2; h++)
-				a[i][h] = u + i < stop && (u + i) * 32 + t * 8 < G::COLS && r0 + h * 8 < G::ROWS ? ld_v4(row[h] + (u + i) * 64) : make_uint4(0, 0, 0, 0);
+				a[i][h] = u + i < stop && (u + i) * 32 + t * 8 < G::COLS &&
+				                  r0 + h * 8 < G::ROWS
+				              ? ld_v4(row[h] + (u + i) * 64)
+				              : make_uint4(0, 0, 0, 0);
 #pragma unroll
 		for (int i = 0; i < G::AHEAD; i++) {
 			if (u + i >= stop)
 				break;
 			const uint4 q = ld_v4(&x[g][(u + i) * 32 + t * 8]);
-			const unsigned a0[4] = { a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y }, a1[4] = { a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w };
+			const unsigned a0[4] = { a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y },
+			               a1[4] = { a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w };
 			const unsigned b0[2] = { q.x, q.y }, b1[2] = { q.z, q.w };
 			w_mma<typename G::W>(acc, a0, b0);
 			w_mma<typename G::W>(acc, a1, b1);
@@ -139,14 +158,23 @@ router_gemm(const w_matrix<typename G::W> &w, const unsigned short (&x)[ROUTER_R
 }
 
 /* What becomes of logits [n, ROWS]: bias of R's choice, or NULL */
-struct router_choice { const float *bias; float scale; int *id; float *weight; };
+struct router_choice {
+	const float *bias;
+	float scale;
+	int *id;
+	float *weight;
+};
 
-/* Rows x [n, COLS], blockIdx.x eight of them and blockIdx.y sixteen experts; logit_b [ROWS] or NULL; arrived: a 0 for each eight rows */
+/* Rows x [n, COLS], blockIdx.x eight of them and blockIdx.y sixteen experts; logit_b [ROWS] or
+ * NULL; arrived: a 0 for each eight rows */
 template <class G, class NORM, class R> DEV void
-router_run(const int *count, const float *x, const norm_vectors &norm, const w_matrix<typename G::W> &w, const float *logit_b, float *logits, int *arrived, const router_choice &to)
+router_run(const int *count, const float *x, const norm_vectors &norm,
+           const w_matrix<typename G::W> &w, const float *logit_b, float *logits, int *arrived,
+           const router_choice &to)
 {
 	SHARED_STORAGE(router_shared<G>, s);
-	const int tid = (int)threadIdx.x, lane = (int)lane_id(), warp = (int)warp_id(), t0 = (int)blockIdx.x * ROUTER_ROWS, r0 = (int)blockIdx.y * ROUTER_EXPERTS;
+	const int tid = (int)threadIdx.x, lane = (int)lane_id(), warp = (int)warp_id(),
+	          t0 = (int)blockIdx.x * ROUTER_ROWS, r0 = (int)blockIdx.y * ROUTER_EXPERTS;
 	const int bytes = min((int)ROUTER_EXPERTS, G::ROWS - r0) * G::COLS * 2;
 
 	for (int i = tid * 128; i < bytes; i += ROUTER_WARPS * 32 * 128)
@@ -160,7 +188,8 @@ router_run(const int *count, const float *x, const norm_vectors &norm, const w_m
 	if (t0 >= n)
 		return;
 
-	const float back = router_row<G, NORM>(x + (long long)min(t0 + warp, n - 1) * G::COLS, norm, s.x[warp]);
+	const float back =
+	    router_row<G, NORM>(x + (long long)min(t0 + warp, n - 1) * G::COLS, norm, s.x[warp]);
 	if (lane == 0)
 		s.scale[warp] = back * w.scale;
 	__syncthreads();
@@ -178,7 +207,8 @@ router_run(const int *count, const float *x, const norm_vectors &norm, const w_m
 #pragma unroll
 		for (int i = 0; i < ROUTER_WARPS; i++)
 			sum += s.part[i][e][t];
-		logits[(long long)(t0 + t) * G::ROWS + r0 + e] = sum * s.scale[t] + norm_bias(logit_b, r0 + e);
+		logits[(long long)(t0 + t) * G::ROWS + r0 + e] =
+		    sum * s.scale[t] + norm_bias(logit_b, r0 + e);
 	}
 	if (G::TILES > 1) {
 		if (!route_last(arrived + blockIdx.x, G::TILES))
@@ -188,7 +218,9 @@ router_run(const int *count, const float *x, const norm_vectors &norm, const w_m
 	}
 	SHARED_STORAGE(route_rooms<R>, rooms); /* what was there has been read */
 	if (t0 + warp < n)
-		route_row<R>(rooms.of[warp], logits + (long long)(t0 + warp) * G::ROWS, to.bias, to.scale, to.id + (long long)(t0 + warp) * R::K, to.weight + (long long)(t0 + warp) * (R::K + R::SHARED_GATE));
+		route_row<R>(rooms.of[warp], logits + (long long)(t0 + warp) * G::ROWS, to.bias,
+		             to.scale, to.id + (long long)(t0 + warp) * R::K,
+		             to.weight + (long long)(t0 + warp) * (R::K + R::SHARED_GATE));
 }
 
 #endif

@@ -1,8 +1,10 @@
-/* Pairs of a row and one of its experts, brought together by expert, and the way over all experts' tiles.
+/* Pairs of a row and one of its experts, brought together by expert, and the way over all experts'
+ * tiles.
  *
- * moe_sort makes, by counting: range [2, E], of each expert the place of its first pair and their number; list [2, pairs], for each place the
- * row of x, of which K pairs have one each, and the pair (token * its choices + choice). Pairs of an expert stay in order, so the same choices always give the same list. Experts of other ranks, -1,
- * have no places. */
+ * moe_sort makes, by counting: range [2, E], of each expert the place of its first pair and their
+ * number; list [2, pairs], for each place the row of x, of which K pairs have one each, and the
+ * pair (token * its choices + choice). Pairs of an expert stay in order, so the same choices always
+ * give the same list. Experts of other ranks, -1, have no places. */
 #ifndef LLMC_CUDA_MOE_MOE_SORT_H
 #define LLMC_CUDA_MOE_MOE_SORT_H
 
@@ -10,7 +12,10 @@
 #include "cuda/math/math.h"
 
 /* The pairs of one expert: places first .. first + count of the list; their rows and numbers */
-struct moe_pairs { int first, count; const int *row, *pair; };
+struct moe_pairs {
+	int first, count;
+	const int *row, *pair;
+};
 
 template <int E> DEV moe_pairs
 moe_pairs_of(const int *range, const int *list, int pairs, int e)
@@ -20,13 +25,17 @@ moe_pairs_of(const int *range, const int *list, int pairs, int e)
 	return { first, range[E + e], list + first, list + pairs + first };
 }
 
-/* Expert e is this block's, of 8 warps: each takes an equal piece of the pairs, in order. id [pairs] */
+/* Expert e is this block's, of 8 warps: each takes an equal piece of the pairs, in order. id
+ * [pairs] */
 template <int E, int K> DEV void
 moe_sort(const int *id, int pairs, int *range, int *list, int e)
 {
-	struct Shared { int below[8], here[8]; };
+	struct Shared {
+		int below[8], here[8];
+	};
 	SHARED(Shared, s);
-	const int lane = lane_id(), warp = warp_id(), piece = ((pairs + 7) / 8 + 31) / 32 * 32, from = warp * piece, to = min(pairs, from + piece);
+	const int lane = lane_id(), warp = warp_id(), piece = ((pairs + 7) / 8 + 31) / 32 * 32,
+	          from = warp * piece, to = min(pairs, from + piece);
 	int below = 0, here = 0;
 
 	for (int i = from; i < to; i += 32) {
@@ -69,15 +78,21 @@ moe_sorted_pairs(const int *range, int pairs)
 	return N_REMOTE_EXPERTS ? range[E - 1] + range[2 * E - 1] : pairs;
 }
 
-/* All tiles of E experts in one row: expert by expert, of each TILES::of(count of its pairs). Numbers are asked for in rising order, by whole warps,
- * whose lanes look at 32 experts at a time: no list of tiles is made, and none is read. Little is kept between two tiles, whose products want all
- * registers. */
+/* All tiles of E experts in one row: expert by expert, of each TILES::of(count of its pairs).
+ * Numbers are asked for in rising order, by whole warps, whose lanes look at 32 experts at a time:
+ * no list of tiles is made, and none is read. Little is kept between two tiles, whose products want
+ * all registers. */
 template <int E, class TILES> struct moe_tile_scheduler {
 	int base, before; /* the first of the 32, and the tiles of all before it */
 
-	__device__ __forceinline__ moe_tile_scheduler() : base(0), before(0) {}
+	__device__ __forceinline__
+	moe_tile_scheduler()
+	    : base(0), before(0)
+	{
+	}
 
-	/* The expert of tile t and the tile among its own; false: there is none, and `before` is the number of all. count [E] */
+	/* The expert of tile t and the tile among its own; false: there is none, and `before` is
+	 * the number of all. count [E] */
 	__device__ __forceinline__ bool
 	find(const int *count, int t, int &e, int &at)
 	{

@@ -1,5 +1,6 @@
-/* The choice of experts: of a row's logits the experts and their weights, a warp a row. A choice is the largest key: the score's order above, the
- * expert's number below, so that of equal scores the lower number wins; 0 is an expert that is taken. */
+/* The choice of experts: of a row's logits the experts and their weights, a warp a row. A choice is
+ * the largest key: the score's order above, the expert's number below, so that of equal scores the
+ * lower number wins; 0 is an expert that is taken. */
 #ifndef LLMC_CUDA_MOE_MOE_TOPK_H
 #define LLMC_CUDA_MOE_MOE_TOPK_H
 
@@ -8,14 +9,30 @@
 
 enum { ROUTE_softmax, ROUTE_sigmoid, ROUTE_sparsemixer, ROUTE_max, ROUTE_top2 };
 
-/* E experts in GROUPS, of which KEEP stay, K chosen; MIX: behind the logits is one more, of the shared expert's gate, and behind the weights its
- * sigmoid. R, made of it, has SUM_EPS, and NEAR: how near to the greatest logit those are that sparsemixer sums, as a share of it. */
-template <int E_, int K_, int SCORE_, int RENORM_, int GROUPS_, int KEEP_, int GROUP_, int SHARED_GATE_> struct route_config {
-	enum { E = E_, K = K_, SCORE = SCORE_, RENORM = RENORM_, GROUPS = GROUPS_, KEEP = KEEP_, GROUP = GROUP_, SHARED_GATE = SHARED_GATE_, SIZE = GROUPS > 0 ? E / GROUPS : E };
+/* E experts in GROUPS, of which KEEP stay, K chosen; MIX: behind the logits is one more, of the
+ * shared expert's gate, and behind the weights its sigmoid. R, made of it, has SUM_EPS, and NEAR:
+ * how near to the greatest logit those are that sparsemixer sums, as a share of it. */
+template <int E_, int K_, int SCORE_, int RENORM_, int GROUPS_, int KEEP_, int GROUP_,
+          int SHARED_GATE_> struct route_config {
+	enum {
+		E = E_,
+		K = K_,
+		SCORE = SCORE_,
+		RENORM = RENORM_,
+		GROUPS = GROUPS_,
+		KEEP = KEEP_,
+		GROUP = GROUP_,
+		SHARED_GATE = SHARED_GATE_,
+		SIZE = GROUPS > 0 ? E / GROUPS : E
+	};
 };
 
 /* What a warp has for itself */
-template <class R> struct route_room { float score[R::E], choice[R::E], group[R::GROUPS > 0 ? (int)R::GROUPS : 1]; int id[R::K]; unsigned short taken[R::E]; };
+template <class R> struct route_room {
+	float score[R::E], choice[R::E], group[R::GROUPS > 0 ? (int)R::GROUPS : 1];
+	int id[R::K];
+	unsigned short taken[R::E];
+};
 
 /* NaN is the lowest; a zero has one form */
 DEV unsigned
@@ -38,7 +55,8 @@ route_top(unsigned long long k)
 	return k;
 }
 
-/* The lane's best key among those that are left, then the warp's: an expert's number, taken from now on */
+/* The lane's best key among those that are left, then the warp's: an expert's number, taken from
+ * now on */
 template <class R> DEV int
 route_take(route_room<R> &s, const float *choice)
 {
@@ -47,13 +65,15 @@ route_take(route_room<R> &s, const float *choice)
 
 	for (int e = lane_id(); e < E; e += 32)
 		if (!s.taken[e]) {
-			const unsigned long long key = (unsigned long long)route_order(choice[e]) << 32 | (unsigned)(E - e);
+			const unsigned long long key =
+			    (unsigned long long)route_order(choice[e]) << 32 | (unsigned)(E - e);
 			best = key > best ? key : best;
 		}
 	return E - (int)(unsigned)route_top(best);
 }
 
-/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax over those near it. */
+/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax
+ * over those near it. */
 template <class R> DEV void
 route_sparsemixer(route_room<R> &s, const float *x, float scale, int *id, float *weight)
 {
@@ -65,9 +85,9 @@ route_sparsemixer(route_room<R> &s, const float *x, float scale, int *id, float 
 		s.taken[e] = 0;
 	__syncwarp();
 	for (int k = 0; k < K; k++) {
-		const int   e = route_take<R>(s, x);
+		const int e = route_take<R>(s, x);
 		const float top = x[e];
-		float       sum = 0;
+		float sum = 0;
 		for (int o = lane; o < E; o += 32)
 			if (!s.taken[o] && !((top - x[o]) / fmaxf(fabsf(x[o]), top) > R::NEAR))
 				sum += expf(x[o] - top);
@@ -107,7 +127,8 @@ route_row(route_room<R> &s, const float *x, const float *bias, float scale, int 
 	}
 	__syncwarp();
 	for (int e = lane; e < E; e += 32) {
-		const float v = R::SCORE == ROUTE_softmax ? expf(x[e] - top) / sum : act_sigmoid(x[e]);
+		const float v =
+		    R::SCORE == ROUTE_softmax ? expf(x[e] - top) / sum : act_sigmoid(x[e]);
 		s.score[e] = v;
 		s.choice[e] = bias ? v + bias[e] : v;
 		s.taken[e] = 0;
@@ -132,7 +153,8 @@ route_row(route_room<R> &s, const float *x, const float *bias, float scale, int 
 		for (int g = lane; g < R::GROUPS; g += 32) {
 			int before = 0;
 			for (int o = 0; o < R::GROUPS; o++)
-				before += s.group[o] > s.group[g] || (s.group[o] == s.group[g] && o < g);
+				before +=
+				    s.group[o] > s.group[g] || (s.group[o] == s.group[g] && o < g);
 			if (before >= R::KEEP)
 				for (int e = g * SIZE; e < (g + 1) * SIZE; e++)
 					s.choice[e] = -__uint_as_float(0x7f800000u);
@@ -160,21 +182,30 @@ route_row(route_room<R> &s, const float *x, const float *bias, float scale, int 
 	__syncwarp();
 }
 
-/* Rows of logits [n, E + MIX], by all warps of the grid, or of this block alone. room: one for each of the block's warps */
+/* Rows of logits [n, E + MIX], by all warps of the grid, or of this block alone. room: one for each
+ * of the block's warps */
 template <class R, bool ALONE> DEV void
-route_rows(route_room<R> *room, const float *logits, const float *bias, float scale, int *id, float *weight, int n)
+route_rows(route_room<R> *room, const float *logits, const float *bias, float scale, int *id,
+           float *weight, int n)
 {
-	const int warps = (int)blockDim.x / 32, first = (ALONE ? 0 : (int)blockIdx.x * warps) + (int)warp_id(), step = ALONE ? warps : (int)gridDim.x * warps;
+	const int warps = (int)blockDim.x / 32,
+	          first = (ALONE ? 0 : (int)blockIdx.x * warps) + (int)warp_id(),
+	          step = ALONE ? warps : (int)gridDim.x * warps;
 
 	for (int t = first; t < n; t += step)
-		route_row<R>(room[warp_id()], logits + (long long)t * (R::E + R::SHARED_GATE), bias, scale, id + (long long)t * R::K, weight + (long long)t * (R::K + R::SHARED_GATE));
+		route_row<R>(room[warp_id()], logits + (long long)t * (R::E + R::SHARED_GATE), bias,
+		             scale, id + (long long)t * R::K,
+		             weight + (long long)t * (R::K + R::SHARED_GATE));
 }
 
-/* Is this block the last of `all` to come here? What the others wrote before they came is then seen. count: 0, and 0 again */
+/* Is this block the last of `all` to come here? What the others wrote before they came is then
+ * seen. count: 0, and 0 again */
 DEV bool
 route_last(int *count, int all)
 {
-	struct Shared { int last; };
+	struct Shared {
+		int last;
+	};
 	SHARED(Shared, s);
 
 	__syncthreads();
@@ -187,11 +218,15 @@ route_last(int *count, int all)
 	return s.last != 0;
 }
 
-template <class R> struct route_rooms { route_room<R> of[8]; };
+template <class R> struct route_rooms {
+	route_room<R> of[8];
+};
 
-/* The last block of the grid to come here chooses for all rows. Its dynamic shared memory, of route_rooms<R>, is free. */
+/* The last block of the grid to come here chooses for all rows. Its dynamic shared memory, of
+ * route_rooms<R>, is free. */
 template <class R> DEV void
-route_by_last(int *count, const float *logits, const float *bias, float scale, int *id, float *weight, int n)
+route_by_last(int *count, const float *logits, const float *bias, float scale, int *id,
+              float *weight, int n)
 {
 	typedef route_rooms<R> rooms;
 

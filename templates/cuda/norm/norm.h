@@ -1,21 +1,42 @@
-/* Norms of rows, as `norm_${NORM}`: what one warp finds out about a row, and what that makes of an element. Sums are in a fixed order.
- * NORMED: rows are normed; MEAN: by their deviation from the mean. */
+/* Norms of rows, as `norm_${NORM}`: what one warp finds out about a row, and what that makes of an
+ * element. Sums are in a fixed order. NORMED: rows are normed; MEAN: by their deviation from the
+ * mean. */
 #ifndef LLMC_CUDA_NORM_NORM_H
 #define LLMC_CUDA_NORM_NORM_H
 
 #include "cuda/math/math.h"
 
 /* A norm's weights and biases (NULL: none); plus_one: it multiplies by 1 + weight */
-struct norm_vectors { const float *w, *b; float eps; int plus_one; };
+struct norm_vectors {
+	const float *w, *b;
+	float eps;
+	int plus_one;
+};
 
 /* w[i], or 1 + w[i]; 1 without weights */
-DEV float norm_gain(const float *w, int i, int plus_one) { return w ? w[i] + (float)plus_one : 1.0f; }
-DEV float norm_bias(const float *b, int i) { return b ? b[i] : 0.0f; }
+DEV float
+norm_gain(const float *w, int i, int plus_one)
+{
+	return w ? w[i] + (float)plus_one : 1.0f;
+}
+DEV float
+norm_bias(const float *b, int i)
+{
+	return b ? b[i] : 0.0f;
+}
 
 struct norm_none {
 	enum { NORMED = 0, MEAN = 0 };
-	DEV void stats(const float *, int, float, float &mean, float &scale) { mean = 0, scale = 1; }
-	DEV float apply(float x, float, float, const float *, const float *, int, int) { return x; }
+	DEV void
+	stats(const float *, int, float, float &mean, float &scale)
+	{
+		mean = 0, scale = 1;
+	}
+	DEV float
+	apply(float x, float, float, const float *, const float *, int, int)
+	{
+		return x;
+	}
 };
 
 struct norm_rms {

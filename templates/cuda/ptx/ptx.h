@@ -1,8 +1,9 @@
-/* The wrappers: everything that is PTX on a device. The emulator has host definitions of the same names
- * (emu/README.md lists them); a name that an architecture lacks is not defined for it.
+/* The wrappers: everything that is PTX on a device. The emulator has host definitions of the same
+ * names (emu/README.md lists them); a name that an architecture lacks is not defined for it.
  *
- * Order: what must keep its place is volatile, what other threads may see, or be seen through, clobbers memory. Plain loads stay plain C++,
- * so that the compiler knows which memory they read; they never become ld.global.nc, which ptxas moves across griddep_wait. */
+ * Order: what must keep its place is volatile, what other threads may see, or be seen through,
+ * clobbers memory. Plain loads stay plain C++, so that the compiler knows which memory they read;
+ * they never become ld.global.nc, which ptxas moves across griddep_wait. */
 #ifndef LLMC_CUDA_PTX_PTX_H
 #define LLMC_CUDA_PTX_PTX_H
 
@@ -12,29 +13,59 @@
 
 /* ---- shared memory: structs, so that the emulator sees their bounds ---- */
 #define SHARED(T, name) __shared__ T name
-#define SHARED_STORAGE(T, name) \
-	extern __shared__ __align__(1024) unsigned char llmc_shared_storage[]; \
+#define SHARED_STORAGE(T, name)                                                                    \
+	extern __shared__ __align__(1024) unsigned char llmc_shared_storage[];                     \
 	T &name = *reinterpret_cast<T *>(llmc_shared_storage)
-#define SHARED_BYTES(name) \
-	extern __shared__ __align__(1024) unsigned char llmc_shared_storage[]; \
+#define SHARED_BYTES(name)                                                                         \
+	extern __shared__ __align__(1024) unsigned char llmc_shared_storage[];                     \
 	unsigned char *name = llmc_shared_storage
 
-DEV unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+DEV unsigned
+shared_address(const void *p)
+{
+	return (unsigned)__cvta_generic_to_shared(p);
+}
 
 /* ---- vector accesses: one instruction each ---- */
-DEV unsigned ld_v1(const void *p) { return *(const unsigned *)p; }
-DEV uint2 ld_v2(const void *p) { return *(const uint2 *)p; }
-DEV uint4 ld_v4(const void *p) { return *(const uint4 *)p; }
-DEV void st_v1(void *p, unsigned v) { *(unsigned *)p = v; }
-DEV void st_v2(void *p, uint2 v) { *(uint2 *)p = v; }
-DEV void st_v4(void *p, uint4 v) { *(uint4 *)p = v; }
+DEV unsigned
+ld_v1(const void *p)
+{
+	return *(const unsigned *)p;
+}
+DEV uint2
+ld_v2(const void *p)
+{
+	return *(const uint2 *)p;
+}
+DEV uint4
+ld_v4(const void *p)
+{
+	return *(const uint4 *)p;
+}
+DEV void
+st_v1(void *p, unsigned v)
+{
+	*(unsigned *)p = v;
+}
+DEV void
+st_v2(void *p, uint2 v)
+{
+	*(uint2 *)p = v;
+}
+DEV void
+st_v4(void *p, uint4 v)
+{
+	*(uint4 *)p = v;
+}
 
 /* Read once: global memory that no thread of this kernel writes. */
 DEV uint4
 ld_v4_stream(const void *p)
 {
 	uint4 v;
-	asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+	asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+	             : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+	             : "l"(p));
 	return v;
 }
 
@@ -43,18 +74,38 @@ DEV uint4
 ld_v4_const(const void *p)
 {
 	uint4 v;
-	asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+	asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+	             : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+	             : "l"(p));
 	return v;
 }
 
-DEV void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" : : "l"(p)); }
+DEV void
+prefetch_l2(const void *p)
+{
+	asm volatile("prefetch.global.L2 [%0];" : : "l"(p));
+}
 
 /* ---- warps and barriers; blocks have one dimension ---- */
-DEV unsigned lane_id() { return threadIdx.x & 31; }
-DEV unsigned warp_id() { return threadIdx.x >> 5; }
+DEV unsigned
+lane_id()
+{
+	return threadIdx.x & 31;
+}
+DEV unsigned
+warp_id()
+{
+	return threadIdx.x >> 5;
+}
 
-/* x, as something new: what is made of it is not made before, in registers that a loop around has none of */
-DEV int here(int x) { asm volatile("" : "+r"(x)); return x; }
+/* x, as something new: what is made of it is not made before, in registers that a loop around has
+ * none of */
+DEV int
+here(int x)
+{
+	asm volatile("" : "+r"(x));
+	return x;
+}
 
 DEV float
 warp_sum(float v)
@@ -83,11 +134,23 @@ warp_min(float v)
 	return v;
 }
 
-DEV void bar_sync(int id, int n) { asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(n) : "memory"); }
-DEV void bar_arrive(int id, int n) { asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(n) : "memory"); }
+DEV void
+bar_sync(int id, int n)
+{
+	asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(n) : "memory");
+}
+DEV void
+bar_arrive(int id, int n)
+{
+	asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(n) : "memory");
+}
 
 /* ---- conversions: bit patterns of 16-bit types, nearest even, NaN is 0x7fff ---- */
-DEV float bf16_to_f32(unsigned short h) { return __uint_as_float((unsigned)h << 16); }
+DEV float
+bf16_to_f32(unsigned short h)
+{
+	return __uint_as_float((unsigned)h << 16);
+}
 
 DEV float
 f16_to_f32(unsigned short h)
@@ -121,24 +184,40 @@ f32_to_bf16(float f)
 }
 
 /* ---- order and scope ---- */
-#define LLMC_LD(name, ptx, T, c, t) \
-	DEV T name(const T *p) { T v; asm volatile("ld." ptx "." t " %0, [%1];" : "=" c(v) : "l"(p) : "memory"); return v; }
-#define LLMC_ST(name, ptx, T, c, t) \
-	DEV void name(T *p, T v) { asm volatile("st." ptx "." t " [%0], %1;" : : "l"(p), c(v) : "memory"); }
-#define LLMC_ADD(name, ptx, T, c, t) \
-	DEV T name(T *p, T v) { T o; asm volatile("atom." ptx ".add." t " %0, [%1], %2;" : "=" c(o) : "l"(p), c(v) : "memory"); return o; }
-#define LLMC_SCOPE(s, T, c, t, a) \
-	LLMC_LD(ld_acquire_##s, "acquire." #s, T, c, t) \
-	LLMC_LD(ld_relaxed_##s, "relaxed." #s, T, c, t) \
-	LLMC_ST(st_release_##s, "release." #s, T, c, t) \
-	LLMC_ST(st_relaxed_##s, "relaxed." #s, T, c, t) \
-	LLMC_ADD(atom_add_acq_rel_##s, "acq_rel." #s, T, c, a) \
-	LLMC_ADD(atom_add_release_##s, "release." #s, T, c, a) \
+#define LLMC_LD(name, ptx, T, c, t)                                                                \
+	DEV T name(const T *p)                                                                     \
+	{                                                                                          \
+		T v;                                                                               \
+		asm volatile("ld." ptx "." t " %0, [%1];" : "=" c(v) : "l"(p) : "memory");         \
+		return v;                                                                          \
+	}
+#define LLMC_ST(name, ptx, T, c, t)                                                                \
+	DEV void name(T *p, T v)                                                                   \
+	{                                                                                          \
+		asm volatile("st." ptx "." t " [%0], %1;" : : "l"(p), c(v) : "memory");            \
+	}
+#define LLMC_ADD(name, ptx, T, c, t)                                                               \
+	DEV T name(T *p, T v)                                                                      \
+	{                                                                                          \
+		T o;                                                                               \
+		asm volatile("atom." ptx ".add." t " %0, [%1], %2;"                                \
+		             : "=" c(o)                                                            \
+		             : "l"(p), c(v)                                                        \
+		             : "memory");                                                          \
+		return o;                                                                          \
+	}
+#define LLMC_SCOPE(s, T, c, t, a)                                                                  \
+	LLMC_LD(ld_acquire_##s, "acquire." #s, T, c, t)                                            \
+	LLMC_LD(ld_relaxed_##s, "relaxed." #s, T, c, t)                                            \
+	LLMC_ST(st_release_##s, "release." #s, T, c, t)                                            \
+	LLMC_ST(st_relaxed_##s, "relaxed." #s, T, c, t)                                            \
+	LLMC_ADD(atom_add_acq_rel_##s, "acq_rel." #s, T, c, a)                                     \
+	LLMC_ADD(atom_add_release_##s, "release." #s, T, c, a)                                     \
 	LLMC_ADD(atom_add_relaxed_##s, "relaxed." #s, T, c, a)
-#define LLMC_SCOPES(s) \
-	LLMC_SCOPE(s, int, "r", "s32", "s32") \
-	LLMC_SCOPE(s, unsigned, "r", "u32", "u32") \
-	LLMC_SCOPE(s, float, "f", "f32", "f32") \
+#define LLMC_SCOPES(s)                                                                             \
+	LLMC_SCOPE(s, int, "r", "s32", "s32")                                                      \
+	LLMC_SCOPE(s, unsigned, "r", "u32", "u32")                                                 \
+	LLMC_SCOPE(s, float, "f", "f32", "f32")                                                    \
 	LLMC_SCOPE(s, unsigned long long, "l", "u64", "u64")
 LLMC_SCOPES(cta)
 LLMC_SCOPES(gpu)
@@ -147,8 +226,9 @@ LLMC_SCOPES(sys)
 LLMC_SCOPES(cluster)
 #endif
 
-/* The barrier of a cooperative launch: a word of the workspace that the driver provides, whose address is envreg1 (upper half) and envreg2.
- * Block 0 adds what flips the top bit once all others have added one; everyone waits for the flip. */
+/* The barrier of a cooperative launch: a word of the workspace that the driver provides, whose
+ * address is envreg1 (upper half) and envreg2. Block 0 adds what flips the top bit once all others
+ * have added one; everyone waits for the flip. */
 DEV void
 grid_sync()
 {
@@ -173,59 +253,88 @@ grid_sync()
 DEV void
 ldmatrix_x1(unsigned (&r)[1], const void *row)
 {
-	asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(shared_address(row)) : "memory");
+	asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+	             : "=r"(r[0])
+	             : "r"(shared_address(row))
+	             : "memory");
 }
 
 DEV void
 ldmatrix_x2(unsigned (&r)[2], const void *row)
 {
-	asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
+	asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+	             : "=r"(r[0]), "=r"(r[1])
+	             : "r"(shared_address(row))
+	             : "memory");
 }
 
 DEV void
 ldmatrix_x4(unsigned (&r)[4], const void *row)
 {
 	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-	             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+	             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+	             : "r"(shared_address(row))
+	             : "memory");
 }
 
 DEV void
 ldmatrix_x1_trans(unsigned (&r)[1], const void *row)
 {
-	asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(shared_address(row)) : "memory");
+	asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+	             : "=r"(r[0])
+	             : "r"(shared_address(row))
+	             : "memory");
 }
 
 DEV void
 ldmatrix_x2_trans(unsigned (&r)[2], const void *row)
 {
-	asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
+	asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+	             : "=r"(r[0]), "=r"(r[1])
+	             : "r"(shared_address(row))
+	             : "memory");
 }
 
 DEV void
 ldmatrix_x4_trans(unsigned (&r)[4], const void *row)
 {
 	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-	             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+	             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+	             : "r"(shared_address(row))
+	             : "memory");
 }
 
 /* By the number of registers of a, b and the sums; d may be c. */
-#define LLMC_MMA_214(name, ptx) \
-	DEV void name(float (&d)[4], const unsigned (&a)[2], const unsigned (&b)[1], const float (&c)[4]) { \
-		asm volatile("mma.sync.aligned." ptx " {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};" \
-		             : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) \
-		             : "r"(a[0]), "r"(a[1]), "r"(b[0]), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3])); }
-#define LLMC_MMA_424(name, ptx) \
-	DEV void name(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&c)[4]) { \
-		asm volatile("mma.sync.aligned." ptx " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};" \
-		             : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) \
-		             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3])); }
+#define LLMC_MMA_214(name, ptx)                                                                    \
+	DEV void name(float(&d)[4], const unsigned(&a)[2], const unsigned(&b)[1],                  \
+	              const float(&c)[4])                                                          \
+	{                                                                                          \
+		asm volatile("mma.sync.aligned." ptx                                               \
+		             " {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"               \
+		             : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                      \
+		             : "r"(a[0]), "r"(a[1]), "r"(b[0]), "f"(c[0]), "f"(c[1]), "f"(c[2]),   \
+		               "f"(c[3]));                                                         \
+	}
+#define LLMC_MMA_424(name, ptx)                                                                    \
+	DEV void name(float(&d)[4], const unsigned(&a)[4], const unsigned(&b)[2],                  \
+	              const float(&c)[4])                                                          \
+	{                                                                                          \
+		asm volatile(                                                                      \
+		    "mma.sync.aligned." ptx                                                        \
+		    " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"         \
+		    : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                               \
+		    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), \
+		      "f"(c[1]), "f"(c[2]), "f"(c[3]));                                            \
+	}
 LLMC_MMA_214(mma_f16_m16n8k8, "m16n8k8.row.col.f32.f16.f16.f32")
 
 DEV void
 mma_s8_m8n8k16(int (&d)[2], const unsigned (&a)[1], const unsigned (&b)[1], const int (&c)[2])
 {
-	asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%4, %5};"
-	             : "=r"(d[0]), "=r"(d[1]) : "r"(a[0]), "r"(b[0]), "r"(c[0]), "r"(c[1]));
+	asm volatile(
+	    "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%4, %5};"
+	    : "=r"(d[0]), "=r"(d[1])
+	    : "r"(a[0]), "r"(b[0]), "r"(c[0]), "r"(c[1]));
 }
 
 #if __CUDA_ARCH__ >= 800
@@ -237,15 +346,18 @@ LLMC_MMA_214(mma_bf16_m16n8k8, "m16n8k8.row.col.f32.bf16.bf16.f32")
 DEV void
 mma_s8_m16n8k32(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const int (&c)[4])
 {
-	asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+	asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, "
+	             "%6, %7}, {%8, %9}, {%10, %11, %12, %13};"
 	             : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]),
+	               "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
 DEV void
 mma_s8_m16n8k16(int (&d)[4], const unsigned (&a)[2], const unsigned (&b)[1], const int (&c)[4])
 {
-	asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+	asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, "
+	             "{%6}, {%7, %8, %9, %10};"
 	             : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
 	             : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
@@ -254,31 +366,55 @@ mma_s8_m16n8k16(int (&d)[4], const unsigned (&a)[2], const unsigned (&b)[1], con
 DEV void
 cp_async_4(void *dst, const void *src)
 {
-	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(shared_address(dst)), "l"(src) : "memory");
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+	             :
+	             : "r"(shared_address(dst)), "l"(src)
+	             : "memory");
 }
 
 DEV void
 cp_async_8(void *dst, const void *src)
 {
-	asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" : : "r"(shared_address(dst)), "l"(src) : "memory");
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 8;"
+	             :
+	             : "r"(shared_address(dst)), "l"(src)
+	             : "memory");
 }
 
 DEV void
 cp_async_16(void *dst, const void *src)
 {
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared_address(dst)), "l"(src) : "memory");
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+	             :
+	             : "r"(shared_address(dst)), "l"(src)
+	             : "memory");
 }
 
 /* n bytes, the rest of the 16 becomes zero */
 DEV void
 cp_async_16_fill(void *dst, const void *src, unsigned n)
 {
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(shared_address(dst)), "l"(src), "r"(n) : "memory");
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+	             :
+	             : "r"(shared_address(dst)), "l"(src), "r"(n)
+	             : "memory");
 }
 
-DEV void cp_async_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
-template <int LEFT> DEV void cp_async_wait() { asm volatile("cp.async.wait_group %0;" : : "n"(LEFT) : "memory"); }
-DEV void cp_async_wait_all() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+DEV void
+cp_async_commit()
+{
+	asm volatile("cp.async.commit_group;" : : : "memory");
+}
+template <int LEFT> DEV void
+cp_async_wait()
+{
+	asm volatile("cp.async.wait_group %0;" : : "n"(LEFT) : "memory");
+}
+DEV void
+cp_async_wait_all()
+{
+	asm volatile("cp.async.wait_all;" : : : "memory");
+}
 
 /* ---- mbarriers ---- */
 typedef unsigned long long mbar_t;
@@ -287,18 +423,31 @@ typedef unsigned long long mbar_t;
 DEV void
 mbar_init(mbar_t *b, unsigned n)
 {
-	asm volatile("mbarrier.init.shared.b64 [%0], %1;" : : "r"(shared_address(b)), "r"(n) : "memory");
+	asm volatile("mbarrier.init.shared.b64 [%0], %1;"
+	             :
+	             : "r"(shared_address(b)), "r"(n)
+	             : "memory");
 #if __CUDA_ARCH__ >= 900
-	asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); /* for the copy unit and for other blocks */
+	asm volatile("fence.mbarrier_init.release.cluster;"
+	             :
+	             :
+	             : "memory"); /* for the copy unit and for other blocks */
 #endif
 }
 
-DEV void mbar_inval(mbar_t *b) { asm volatile("mbarrier.inval.shared.b64 [%0];" : : "r"(shared_address(b)) : "memory"); }
+DEV void
+mbar_inval(mbar_t *b)
+{
+	asm volatile("mbarrier.inval.shared.b64 [%0];" : : "r"(shared_address(b)) : "memory");
+}
 
 DEV void
 mbar_arrive(mbar_t *b)
 {
-	asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" : : "r"(shared_address(b)) : "memory");
+	asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }"
+	             :
+	             : "r"(shared_address(b))
+	             : "memory");
 }
 
 /* Has the phase of this parity completed? */
@@ -306,8 +455,11 @@ DEV bool
 mbar_test(mbar_t *b, unsigned parity)
 {
 	unsigned done;
-	asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-	             : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
+	asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 "
+	             "%0, 1, 0, p; }"
+	             : "=r"(done)
+	             : "r"(shared_address(b)), "r"(parity)
+	             : "memory");
 	return done != 0;
 }
 
@@ -317,8 +469,11 @@ mbar_wait(mbar_t *b, unsigned parity)
 #if __CUDA_ARCH__ >= 900
 	unsigned done;
 	do
-		asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-		             : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
+		asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; "
+		             "selp.u32 %0, 1, 0, p; }"
+		             : "=r"(done)
+		             : "r"(shared_address(b)), "r"(parity)
+		             : "memory");
 	while (!done);
 #else
 	while (!mbar_test(b, parity))
@@ -331,39 +486,70 @@ mbar_wait(mbar_t *b, unsigned parity)
 DEV void
 mbar_expect(mbar_t *b, unsigned bytes)
 {
-	asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(shared_address(b)), "r"(bytes) : "memory");
+	asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;"
+	             :
+	             : "r"(shared_address(b)), "r"(bytes)
+	             : "memory");
 }
 
 DEV void
 mbar_arrive_expect(mbar_t *b, unsigned bytes)
 {
-	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(shared_address(b)), "r"(bytes) : "memory");
+	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+	             :
+	             : "r"(shared_address(b)), "r"(bytes)
+	             : "memory");
 }
 
 /* A multiple of 16 bytes, both sides aligned to 16; adds its bytes to the phase of b. */
 DEV void
 bulk_load(void *dst, const void *src, unsigned bytes, mbar_t *b)
 {
-	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-	             : : "r"(shared_address(dst)), "l"(src), "r"(bytes), "r"(shared_address(b)) : "memory");
+	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+	             "[%1], %2, [%3];"
+	             :
+	             : "r"(shared_address(dst)), "l"(src), "r"(bytes), "r"(shared_address(b))
+	             : "memory");
 }
 
 /* Asks for a multiple of 16 bytes at a multiple of 16. */
-DEV void bulk_prefetch_l2(const void *p, unsigned bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(p), "r"(bytes)); }
+DEV void
+bulk_prefetch_l2(const void *p, unsigned bytes)
+{
+	asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(p), "r"(bytes));
+}
 
 DEV void
 stmatrix_x4(void *row, const unsigned (&r)[4])
 {
 	asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-	             : : "r"(shared_address(row)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+	             :
+	             : "r"(shared_address(row)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+	             : "memory");
 }
 
 /* ---- dependent launches, clusters ---- */
-DEV void griddep_wait() { asm volatile("griddepcontrol.wait;" : : : "memory"); }
-DEV void griddep_launch() { asm volatile("griddepcontrol.launch_dependents;" : : : "memory"); }
+DEV void
+griddep_wait()
+{
+	asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+DEV void
+griddep_launch()
+{
+	asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
 
-DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" : : : "memory"); }
-DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" : : : "memory"); }
+DEV void
+cluster_arrive()
+{
+	asm volatile("barrier.cluster.arrive.release;" : : : "memory");
+}
+DEV void
+cluster_wait()
+{
+	asm volatile("barrier.cluster.wait.acquire;" : : : "memory");
+}
 
 DEV void
 cluster_sync()
@@ -400,10 +586,11 @@ cluster_map(T *p, unsigned rank)
 
 #endif /* LLMC_EMU */
 
-/* Of kernels launched with `pdl`: nothing below sm_90, where launches wait for each other as they always did.
+/* Of kernels launched with `pdl`: nothing below sm_90, where launches wait for each other as they
+ * always did.
  *
- * PDL_LAUNCH stands behind PDL_WAIT, in every kernel: then two kernels at most are on the GPU. How the blocks of the second find their places, cuda_shared_of in
- * runtime/cuda/cuda_model.c says. */
+ * PDL_LAUNCH stands behind PDL_WAIT, in every kernel: then two kernels at most are on the GPU. How
+ * the blocks of the second find their places, cuda_shared_of in runtime/cuda/cuda_model.c says. */
 #if __CUDA_ARCH__ >= 900
 #define PDL_WAIT() griddep_wait()
 #define PDL_LAUNCH() griddep_launch()

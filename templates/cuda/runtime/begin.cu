@@ -1,11 +1,14 @@
-/* First kernel of a step: makes the step's arrays out of the host's note, feeds the tokens that the last step picked, and computes rotary
- * angles. templates/cuda/sampling/sampler_state.h says what is made of what. A block a row. */
+/* First kernel of a step: makes the step's arrays out of the host's note, feeds the tokens that the
+ * last step picked, and computes rotary angles. templates/cuda/sampling/sampler_state.h says what
+ * is made of what. A block a row. */
 #include "cuda/ptx/ptx.h"
 #include "cuda/sampling/sampler_state.h"
 
 enum { WORDS = sizeof(llmc_note_row) / sizeof(int), PAGE = 32 };
 
-struct begin_row { int number, word[WORDS]; };
+struct begin_row {
+	int number, word[WORDS];
+};
 
 /* Angles of a row, in double throughout: position 131071 keeps its digits. */
 static __device__ void
@@ -15,7 +18,8 @@ angles(const llmc_state &p, int r, int slot, int rope_pos, int pos2)
 		const llmc_rope_table t = p.rope[i];
 		const int half = t.dims / 2;
 		const float *freq = p.freq + (long long)slot * p.n_freq + t.freq_at;
-		const double pos = t.axis ? pos2 : rope_pos, factor = p.factor[(long long)slot * p.n_rope + i];
+		const double pos = t.axis ? pos2 : rope_pos,
+		             factor = p.factor[(long long)slot * p.n_rope + i];
 		float *to = t.dst + (long long)r * t.dims;
 		for (int k = threadIdx.x; k < half; k += blockDim.x) {
 			const double angle = pos * (double)freq[k];
@@ -45,7 +49,8 @@ decode_row(const llmc_state &p, const llmc_note_row &w, int r, int n)
 		p.tables[(long long)w.slot * p.block_stride + w.page_at] = w.page;
 		if (p.window_at > 0) {
 			to[p.window_at + w.page_at] = w.window;
-			p.tables[(long long)w.slot * p.block_stride + p.window_at + w.page_at] = w.window;
+			p.tables[(long long)w.slot * p.block_stride + p.window_at + w.page_at] =
+			    w.window;
 		}
 	}
 	p.s_tok[r] = w.tok < 0 ? p.slot[w.slot].last : w.tok;
@@ -76,13 +81,19 @@ llmc_begin(const llmc_state p)
 	if (r == 0 && threadIdx.x == 0)
 		*p.now = (unsigned)s.number;
 	if (p.note) { /* pinned memory of the host: read as it stands */
-		const int *from = (const int *)((const char *)p.note + (unsigned)s.number % LLMC_RING * (long long)p.note_stride) + (long long)r * WORDS;
+		const int *from =
+		    (const int *)((const char *)p.note +
+		                  (unsigned)s.number % LLMC_RING * (long long)p.note_stride) +
+		    (long long)r * WORDS;
 		if (threadIdx.x < WORDS)
 			s.word[threadIdx.x] = ld_relaxed_sys(from + threadIdx.x);
 		__syncthreads();
 		if (s.word[0] >= 0) {
 			const int n = s.word[0];
-			const llmc_note_row w = { n, s.word[1], s.word[2], s.word[3], s.word[4], s.word[5], s.word[6], s.word[7], s.word[8], s.word[9], s.word[10], s.word[11], s.word[12] };
+			const llmc_note_row w = { n,         s.word[1], s.word[2],  s.word[3],
+				                  s.word[4], s.word[5], s.word[6],  s.word[7],
+				                  s.word[8], s.word[9], s.word[10], s.word[11],
+				                  s.word[12] };
 			if (r == 0 && threadIdx.x == 0) {
 				p.s_n[0] = p.s_n[1] = p.s_n[2] = n;
 				p.s_n[3] = w.n_out;

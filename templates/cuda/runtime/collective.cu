@@ -1,8 +1,11 @@
-/* All-reduce and all-gather over the memory of peers; templates/cuda/comm/comm.h has the protocol. A block is a lane. */
+/* All-reduce and all-gather over the memory of peers; templates/cuda/comm/comm.h has the protocol.
+ * A block is a lane. */
 #include "cuda/ptx/ptx.h"
 #include "cuda/comm/comm.h"
 
-struct lane_state { int ended; };
+struct lane_state {
+	int ended;
+};
 
 /* Elements [at, end) of a message of n that a lane has: whole lines of 16 while there are such. */
 static __device__ void
@@ -18,7 +21,8 @@ share_of(long long n, int lane, long long &at, long long &end)
 static __device__ float *
 slot_of(const llmc_peers &p, int of, unsigned piece, int from, int lane)
 {
-	return p.slot[of] + (((long long)(piece & 1) * p.ranks + from) * LLMC_LANES + lane) * LLMC_PIECE;
+	return p.slot[of] +
+	       (((long long)(piece & 1) * p.ranks + from) * LLMC_LANES + lane) * LLMC_PIECE;
 }
 
 static __device__ void
@@ -106,8 +110,9 @@ llmc_all_reduce(const llmc_collective c)
 		p.epoch[lane] = piece;
 }
 
-/* In two steps: a lane takes as many pieces at a time as there are ranks, one of them for each to add up and to hand out. Either step is a piece of the
- * protocol: the terms go to the rank that adds them, then what they make, with biases and residual, goes to all. So a message of n elements
+/* In two steps: a lane takes as many pieces at a time as there are ranks, one of them for each to
+ * add up and to hand out. Either step is a piece of the protocol: the terms go to the rank that
+ * adds them, then what they make, with biases and residual, goes to all. So a message of n elements
  * takes 2 (ranks - 1) / ranks * n from each rank, not (ranks - 1) * n, and a second meeting. */
 extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
 llmc_all_reduce_two_shot(const llmc_collective c)
@@ -122,13 +127,16 @@ llmc_all_reduce_two_shot(const llmc_collective c)
 		s.ended = 0;
 	share_of((long long)*c.rows * c.width, lane, at, end);
 	for (; at < end; at += (long long)ranks * LLMC_PIECE) {
-		const int n = end - at < (long long)ranks * LLMC_PIECE ? (int)(end - at) : ranks * LLMC_PIECE;
-		const int each = ((n + ranks - 1) / ranks + 3) / 4 * 4; /* of a rank, the last ones less: whole accesses of 16 bytes */
+		const int n =
+		    end - at < (long long)ranks * LLMC_PIECE ? (int)(end - at) : ranks * LLMC_PIECE;
+		const int each = ((n + ranks - 1) / ranks + 3) / 4 *
+		                 4; /* of a rank, the last ones less: whole accesses of 16 bytes */
 		const int first = min(p.rank * each, n), own = min(each, n - first);
 		piece++;
 		for (int j = 1; j < ranks; j++) {
 			const int k = (p.rank + j) % ranks, from = min(k * each, n);
-			copy(slot_of(p, k, piece, p.rank, lane), c.x + at + from, min(each, n - from));
+			copy(slot_of(p, k, piece, p.rank, lane), c.x + at + from,
+			     min(each, n - from));
 		}
 		if (!meet(p, s, piece, lane, c.step))
 			return;
@@ -137,19 +145,23 @@ llmc_all_reduce_two_shot(const llmc_collective c)
 		__syncthreads();
 		piece++;
 		for (int j = 1; j < ranks; j++)
-			copy(slot_of(p, (p.rank + j) % ranks, piece, p.rank, lane), c.y + at + first, own);
+			copy(slot_of(p, (p.rank + j) % ranks, piece, p.rank, lane),
+			     c.y + at + first, own);
 		if (!meet(p, s, piece, lane, c.step))
 			return;
 		for (int k = 0; k < ranks; k++)
 			if (k != p.rank)
-				copy(c.y + at + min(k * each, n), slot_of(p, p.rank, piece, k, lane), min(each, n - min(k * each, n)));
+				copy(c.y + at + min(k * each, n),
+				     slot_of(p, p.rank, piece, k, lane),
+				     min(each, n - min(k * each, n)));
 	}
 	__syncthreads();
 	if (threadIdx.x == 0)
 		p.epoch[lane] = piece;
 }
 
-/* Shares of ranks differ by a unit at most: a rank whose lane is done takes part with nothing until all are. */
+/* Shares of ranks differ by a unit at most: a rank whose lane is done takes part with nothing until
+ * all are. */
 extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
 llmc_all_gather(const llmc_collective c)
 {
@@ -179,9 +191,12 @@ llmc_all_gather(const llmc_collective c)
 		for (int k = 0; k < ranks; k++) {
 			const int first = c.first[k], width = c.first[k + 1] - first;
 			share_of((long long)rows * width, lane, at, end);
-			const long long last = at + from + LLMC_PIECE < end ? at + from + LLMC_PIECE : end;
-			const float *x = k == p.rank ? c.x + at + from : slot_of(p, p.rank, piece, k, lane);
-			for (long long i = at + from + threadIdx.x; i < last; i += LLMC_LANE_THREADS)
+			const long long last =
+			    at + from + LLMC_PIECE < end ? at + from + LLMC_PIECE : end;
+			const float *x =
+			    k == p.rank ? c.x + at + from : slot_of(p, p.rank, piece, k, lane);
+			for (long long i = at + from + threadIdx.x; i < last;
+			     i += LLMC_LANE_THREADS)
 				c.y[i / width * c.width + first + i % width] = x[i - at - from];
 		}
 	}
@@ -197,7 +212,8 @@ llmc_add_ranks(const llmc_gathered g)
 {
 	const long long all = (long long)*g.c.rows * g.c.width - g.at, n = g.n < all ? g.n : all;
 
-	for (long long i = (long long)blockIdx.x * LLMC_LANE_THREADS + threadIdx.x; i < n; i += (long long)gridDim.x * LLMC_LANE_THREADS) {
+	for (long long i = (long long)blockIdx.x * LLMC_LANE_THREADS + threadIdx.x; i < n;
+	     i += (long long)gridDim.x * LLMC_LANE_THREADS) {
 		float sum = g.from[i];
 		for (int k = 1; k < g.ranks; k++)
 			sum += g.from[k * g.stride + i];

@@ -1,12 +1,19 @@
-/* How fast the device reads: every byte once, 16 bytes a load, eight loads under way in each thread. One argument, by value. */
+/* How fast the device reads: every byte once, 16 bytes a load, eight loads under way in each
+ * thread. One argument, by value. */
 #include "cuda/ptx/ptx.h"
 
-typedef struct llmc_read { const uint4 *p; unsigned long long n; unsigned *out; } llmc_read;
+typedef struct llmc_read {
+	const uint4 *p;
+	unsigned long long n;
+	unsigned *out;
+} llmc_read;
 
-extern "C" __global__ void __launch_bounds__(512) llmc_read_all(const llmc_read r)
+extern "C" __global__ void __launch_bounds__(512)
+llmc_read_all(const llmc_read r)
 {
-	unsigned           sum = 0;
-	unsigned long long step = (unsigned long long)gridDim.x * 512, i = (unsigned long long)blockIdx.x * 512 + threadIdx.x;
+	unsigned sum = 0;
+	unsigned long long step = (unsigned long long)gridDim.x * 512,
+	                   i = (unsigned long long)blockIdx.x * 512 + threadIdx.x;
 
 	for (; i + 7 * step < r.n; i += 8 * step) {
 		uint4 v[8];

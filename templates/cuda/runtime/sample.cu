@@ -1,5 +1,7 @@
-/* Last kernel of a step: the next token of every row of logits, its logprob, and the state of its sequence. templates/cuda/sampling/sampler_state.h
- * says what is picked. A row has LLMC_SAMPLE_PARTS parts, however many blocks share it: each looks through its parts, the last one to finish does what remains. */
+/* Last kernel of a step: the next token of every row of logits, its logprob, and the state of its
+ * sequence. templates/cuda/sampling/sampler_state.h says what is picked. A row has
+ * LLMC_SAMPLE_PARTS parts, however many blocks share it: each looks through its parts, the last one
+ * to finish does what remains. */
 #include "cuda/sampling/sample.h"
 
 enum { AT_ONCE = 8 }; /* logits of a thread that are on their way */
@@ -14,7 +16,8 @@ penalised(const llmc_slot &slot, float v, int count)
 		return v;
 	v = v < 0 ? __fmul_rn(v, slot.repetition) : v / slot.repetition;
 	if (count & LLMC_COUNT)
-		v = __fadd_rn(v, -__fadd_rn(__fmul_rn(slot.frequency, (float)(count & LLMC_COUNT)), slot.presence));
+		v = __fadd_rn(v, -__fadd_rn(__fmul_rn(slot.frequency, (float)(count & LLMC_COUNT)),
+		                            slot.presence));
 	return v;
 }
 
@@ -69,13 +72,17 @@ best_of(sample_shared &s, float &v, int &id, int &bad)
 	warp_best<SAMPLE_WARPS>(v, id, bad);
 }
 
-/* Elements [first, hi) of a row, the rest of a part: the block's threads have AT_ONCE of them each. */
-struct rest { int part, first, hi; };
+/* Elements [first, hi) of a row, the rest of a part: the block's threads have AT_ONCE of them each.
+ */
+struct rest {
+	int part, first, hi;
+};
 
 DEV rest
 part_of(int vocab, int part)
 {
-	const int piece = (vocab + LLMC_SAMPLE_PARTS - 1) / LLMC_SAMPLE_PARTS, lo = min(part * piece, vocab);
+	const int piece = (vocab + LLMC_SAMPLE_PARTS - 1) / LLMC_SAMPLE_PARTS,
+	          lo = min(part * piece, vocab);
 	return rest{ part, lo, min(lo + piece, vocab) };
 }
 
@@ -85,11 +92,16 @@ issue_loads(float (&raw)[AT_ONCE], const float *v, const rest &at)
 	v += at.first + threadIdx.x;
 #pragma unroll
 	for (int k = 0; k < AT_ONCE; k++)
-		raw[k] = (int)threadIdx.x < at.hi - at.first - k * SAMPLE_THREADS ? v[k * SAMPLE_THREADS] : SAMPLE_NONE;
+		raw[k] = (int)threadIdx.x < at.hi - at.first - k * SAMPLE_THREADS
+		             ? v[k * SAMPLE_THREADS]
+		             : SAMPLE_NONE;
 }
 
 /* What a thread has found in the logits of a part */
-struct seen { float most; int id; };
+struct seen {
+	float most;
+	int id;
+};
 
 DEV void
 see(seen &a, bool &bad, const float (&raw)[AT_ONCE], int first)
@@ -110,8 +122,9 @@ see(seen &a, bool &bad, const float (&raw)[AT_ONCE], int first)
 	}
 }
 
-/* The largest of the block's parts of row o as they are, without mask or penalties, into s.most and p.part; their number. `raw` is the first of it,
- * which has been asked for. A warp has its 8 loads of the next part on their way while it looks at the last 8, and no barrier makes it wait for the
+/* The largest of the block's parts of row o as they are, without mask or penalties, into s.most and
+ * p.part; their number. `raw` is the first of it, which has been asked for. A warp has its 8 loads
+ * of the next part on their way while it looks at the last 8, and no barrier makes it wait for the
  * others before the end. */
 DEV int
 largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
@@ -119,7 +132,7 @@ largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], res
 	const float *v = p.logits + (long long)o * p.vocab;
 	seen a = { SAMPLE_NONE, 0x7fffffff };
 	bool bad = false; /* in this part or one before: the row's it is */
-	int n = 0; /* parts that are done */
+	int n = 0;        /* parts that are done */
 
 #pragma unroll 1
 	while (at.part < LLMC_SAMPLE_PARTS) {
@@ -156,7 +169,9 @@ largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], res
 	int id = of < n ? s.seen_id[threadIdx.x] : 0, broken = id < 0;
 	warp_best<SAMPLE_WARPS>(most, id, broken);
 	if (of < n && threadIdx.x % SAMPLE_WARPS == 0) {
-		double *to = p.part + ((long long)o * LLMC_SAMPLE_PARTS + blockIdx.x + of * gridDim.x) * PART_WORDS;
+		double *to =
+		    p.part +
+		    ((long long)o * LLMC_SAMPLE_PARTS + blockIdx.x + of * gridDim.x) * PART_WORDS;
 		to[PART_MAX] = to[PART_BEST] = s.most[of] = most;
 		to[PART_ID] = id;
 		to[PART_BAD] = broken;
@@ -164,11 +179,13 @@ largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], res
 	return n;
 }
 
-/* The block's parts of row o: what is the largest, and what all weigh beside it, by the exp of runtime/sample/softmax.c and added in double, so that log
- * probabilities are the host's and the same however many blocks share the row.
+/* The block's parts of row o: what is the largest, and what all weigh beside it, by the exp of
+ * runtime/sample/softmax.c and added in double, so that log probabilities are the host's and the
+ * same however many blocks share the row.
  *
- * 64 rows of 128256 are 33 MB, 16 parts a block: at 3 TB/s 11 us, behind which 200 instructions a part and warp hide. A second time they come out of L2, 6 us,
- * with some 27 instructions a logit: 230 x 16 parts x 4 warps of a scheduler, 9 us, and for each part the way to L2, 16 x 0.5 us. */
+ * 64 rows of 128256 are 33 MB, 16 parts a block: at 3 TB/s 11 us, behind which 200 instructions a
+ * part and warp hide. A second time they come out of L2, 6 us, with some 27 instructions a logit:
+ * 230 x 16 parts x 4 warps of a scheduler, 9 us, and for each part the way to L2, 16 x 0.5 us. */
 DEV void
 weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
 {
@@ -182,7 +199,8 @@ weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest 
 		double sum = 0;
 		rest l = part_of(p.vocab, (int)blockIdx.x + i * (int)gridDim.x);
 #pragma unroll 1
-		for (; l.first < l.hi && most > SAMPLE_NONE; l.first += AT_ONCE * SAMPLE_THREADS) { /* else none of them weighs anything */
+		for (; l.first < l.hi && most > SAMPLE_NONE;
+		     l.first += AT_ONCE * SAMPLE_THREADS) { /* else none of them weighs anything */
 			issue_loads(raw, v, l);
 #pragma unroll
 			for (int k = 0; k < AT_ONCE; k++)
@@ -195,12 +213,15 @@ weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest 
 	__syncthreads();
 	const double sum = lanes_sum<SAMPLE_WARPS>(of < n ? s.seen_sum[threadIdx.x] : 0);
 	if (of < n && threadIdx.x % SAMPLE_WARPS == 0)
-		p.part[((long long)o * LLMC_SAMPLE_PARTS + blockIdx.x + of * gridDim.x) * PART_WORDS + PART_SUM] = sum;
+		p.part[((long long)o * LLMC_SAMPLE_PARTS + blockIdx.x + of * gridDim.x) *
+		           PART_WORDS +
+		       PART_SUM] = sum;
 }
 
 /* What mask, penalties and short lists make of one part of row o, over what `weigh` said of it. */
 DEV void
-look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o, int part)
+look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask,
+     int slot_at, int o, int part)
 {
 	const rest l = part_of(p.vocab, part);
 	const int lo = l.first, hi = l.hi;
@@ -211,13 +232,15 @@ look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 	unsigned least = 0;
 	const int wanted = sample_wants(slot, p.vocab);
 
-	/* logits are asked for together: w might be v, for all that the compiler knows, and each would wait for what is stored before it */
+	/* logits are asked for together: w might be v, for all that the compiler knows, and each
+	 * would wait for what is stored before it */
 #pragma unroll 1
 	for (int first = lo + threadIdx.x; first < hi; first += AT_ONCE * SAMPLE_THREADS) {
 		float raw[AT_ONCE];
 #pragma unroll
 		for (int k = 0; k < AT_ONCE; k++)
-			raw[k] = first + k * SAMPLE_THREADS < hi ? v[first + k * SAMPLE_THREADS] : 0;
+			raw[k] =
+			    first + k * SAMPLE_THREADS < hi ? v[first + k * SAMPLE_THREADS] : 0;
 #pragma unroll
 		for (int k = 0; k < AT_ONCE; k++) {
 			const int i = first + k * SAMPLE_THREADS;
@@ -240,7 +263,8 @@ look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 	const float mine = best;
 	best_of(s, best, best_id, bad);
 	if (wanted && !bad) /* this block's part of w is behind best_of's barrier */
-		few = sample_shortlist(s, mask || slot.penalties ? w : v, mine, sample_list{ 0, hi - lo, lo }, wanted, ids + lo, &least);
+		few = sample_shortlist(s, mask || slot.penalties ? w : v, mine,
+		                       sample_list{ 0, hi - lo, lo }, wanted, ids + lo, &least);
 	if (threadIdx.x == 0) {
 		double *to = p.part + ((long long)o * LLMC_SAMPLE_PARTS + part) * PART_WORDS;
 		to[PART_BEST] = best;
@@ -251,12 +275,13 @@ look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 	}
 }
 
-/* The lists that the parts of a row made, in one, in shared memory; none where it is too long. `part` is the lane's. *whole: the highest of the
- * keys that the parts listed down to. */
+/* The lists that the parts of a row made, in one, in shared memory; none where it is too long.
+ * `part` is the lane's. *whole: the highest of the keys that the parts listed down to. */
 DEV sample_list
 gather(sample_shared &s, const llmc_state &p, const double *part, const int *ids, unsigned *whole)
 {
-	const int piece = (p.vocab + LLMC_SAMPLE_PARTS - 1) / LLMC_SAMPLE_PARTS, few = (int)part[PART_FEW];
+	const int piece = (p.vocab + LLMC_SAMPLE_PARTS - 1) / LLMC_SAMPLE_PARTS,
+	          few = (int)part[PART_FEW];
 	int n = 0;
 
 	*whole = (unsigned)part[PART_LEAST];
@@ -276,7 +301,8 @@ gather(sample_shared &s, const llmc_state &p, const double *part, const int *ids
 
 /* All parts of row o are there, one a lane of every warp: pick, and note it. */
 DEV void
-settle(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o, unsigned number)
+settle(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask,
+       int slot_at, int o, unsigned number)
 {
 	static_assert(LLMC_SAMPLE_PARTS == 32, "parts of a row are lanes");
 	const float *v = p.logits + (long long)o * p.vocab;
@@ -296,7 +322,8 @@ settle(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsig
 		sample_list few = { 0, 0, 0 };
 		if (sample_wants(slot, p.vocab))
 			few = gather(s, p, part, ids, &whole);
-		id = sample_draw(s, slot, mask || slot.penalties ? w : v, p.vocab, best, id, few, whole, w, ids);
+		id = sample_draw(s, slot, mask || slot.penalties ? w : v, p.vocab, best, id, few,
+		                 whole, w, ids);
 	}
 	if (warp_id())
 		return;
@@ -304,7 +331,9 @@ settle(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsig
 	if (threadIdx.x)
 		return;
 	llmc_sampled *to = p.sampled + (unsigned)number % LLMC_RING * (long long)p.max_out + o;
-	const float x = id == best_id && !slot.penalties ? best : v[id]; /* most often there is no need to ask */
+	const float x = id == best_id && !slot.penalties
+	                    ? best
+	                    : v[id]; /* most often there is no need to ask */
 	float logprob = 0;
 	if (status == 0 && most == -SAMPLE_NONE) /* one token takes all */
 		logprob = x == -SAMPLE_NONE ? 0 : SAMPLE_NONE;
@@ -339,7 +368,8 @@ llmc_sample(const llmc_state p)
 		const rest first = part_of(p.vocab, blockIdx.x);
 		float raw[AT_ONCE];
 		issue_loads(raw, p.logits + (long long)o * p.vocab, first);
-		__syncwarp(); /* asked for before the slot is looked up, by four loads, each of which needs the last */
+		__syncwarp(); /* asked for before the slot is looked up, by four loads, each of
+		                 which needs the last */
 		const int slot_at = p.slot_of[p.s_seq_of[p.s_out_row[o]]];
 		const llmc_slot slot = p.slot[slot_at];
 		const unsigned *mask = mask_of(p, o);
@@ -347,7 +377,8 @@ llmc_sample(const llmc_state p)
 		if (mask || slot.penalties || sample_wants(slot, p.vocab))
 #pragma unroll 1
 			for (int part = blockIdx.x; part < LLMC_SAMPLE_PARTS; part += gridDim.x) {
-				__syncthreads(); /* the part before is done with s, and p.part is as weigh left it */
+				__syncthreads(); /* the part before is done with s, and p.part is as
+				                    weigh left it */
 				look(s, p, slot, mask, slot_at, o, part);
 			}
 		__syncthreads();

@@ -1,24 +1,35 @@
-/* Picking from one row of logits by a block of 512 threads, as runtime/sample/sampler.c does: the same weights bit for bit, sums of them as integers, so
- * that no order of adding matters. Everything is found by counting what lies above a value or before an id; nothing is sorted. The blocks that
- * share a row each list a few of the largest of their part, among which top-k, and mostly top-p, find theirs. */
+/* Picking from one row of logits by a block of 512 threads, as runtime/sample/sampler.c does: the
+ * same weights bit for bit, sums of them as integers, so that no order of adding matters.
+ * Everything is found by counting what lies above a value or before an id; nothing is sorted. The
+ * blocks that share a row each list a few of the largest of their part, among which top-k, and
+ * mostly top-p, find theirs. */
 #ifndef LLMC_CUDA_SAMPLING_SAMPLE_H
 #define LLMC_CUDA_SAMPLING_SAMPLE_H
 
 #include "cuda/ptx/ptx.h"
 #include "cuda/sampling/sampler_state.h"
 
-enum { SAMPLE_THREADS = 512, SAMPLE_WARPS = 16, SAMPLE_STEPS = 7, SAMPLE_FEW = 8192, SAMPLE_MOST_K = 256, SAMPLE_NUCLEUS = 128, SAMPLE_AT_ONCE = 8 };
+enum {
+	SAMPLE_THREADS = 512,
+	SAMPLE_WARPS = 16,
+	SAMPLE_STEPS = 7,
+	SAMPLE_FEW = 8192,
+	SAMPLE_MOST_K = 256,
+	SAMPLE_NUCLEUS = 128,
+	SAMPLE_AT_ONCE = 8
+};
 typedef unsigned long long u64;
 
 struct sample_shared {
-	u64    part[SAMPLE_WARPS][SAMPLE_STEPS];
-	u64    sum[SAMPLE_STEPS];
-	float  top[SAMPLE_THREADS], best[SAMPLE_WARPS];
-	int    id[SAMPLE_WARPS], bad[SAMPLE_WARPS];
-	double seen_sum[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* of each warp, of each of the block's parts */
-	float  seen_max[LLMC_SAMPLE_PARTS * SAMPLE_WARPS], most[LLMC_SAMPLE_PARTS];
-	int    seen_id[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* -1: not all were numbers */
-	int    last, few[SAMPLE_FEW];
+	u64 part[SAMPLE_WARPS][SAMPLE_STEPS];
+	u64 sum[SAMPLE_STEPS];
+	float top[SAMPLE_THREADS], best[SAMPLE_WARPS];
+	int id[SAMPLE_WARPS], bad[SAMPLE_WARPS];
+	double seen_sum[LLMC_SAMPLE_PARTS *
+	                SAMPLE_WARPS]; /* of each warp, of each of the block's parts */
+	float seen_max[LLMC_SAMPLE_PARTS * SAMPLE_WARPS], most[LLMC_SAMPLE_PARTS];
+	int seen_id[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* -1: not all were numbers */
+	int last, few[SAMPLE_FEW];
 };
 
 /* Called from several places, and long: not repeated at each. */
@@ -27,7 +38,11 @@ struct sample_shared {
 #define SAMPLE_NONE __uint_as_float(0xff800000u) /* -inf */
 
 /* v before w: the larger, of equals the lower id */
-DEV bool sample_before(float v, int id, float w, int of) { return v > w || (v == w && id < of); }
+DEV bool
+sample_before(float v, int id, float w, int of)
+{
+	return v > w || (v == w && id < of);
+}
 
 /* exp for x <= 0: 0 below -87. Step by step as runtime/sample/softmax.c, without contraction. */
 DEV float
@@ -51,7 +66,11 @@ sample_exp(float x)
 }
 
 /* A weight of at most 1 in units of 2^-44; 2^18 of them fit a word with room */
-DEV u64 sample_mass(float w) { return (u64)(w * 17592186044416.0f + 0.5f); }
+DEV u64
+sample_mass(float w)
+{
+	return (u64)(w * 17592186044416.0f + 0.5f);
+}
 
 /* Larger keys are larger values. */
 DEV unsigned
@@ -61,7 +80,11 @@ sample_key(float v)
 	return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-DEV float sample_value(unsigned key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+DEV float
+sample_value(unsigned key)
+{
+	return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
 
 DEV u64
 sample_add(u64 v)
@@ -112,29 +135,57 @@ sample_sum(sample_shared &s, u64 v)
 /* What is counted of element i of a row, and its key: 1 each, or masses. */
 struct sample_counts {
 	const float *v;
-	SAMPLE_FN u64 amount(int) const { return 1; }
-	SAMPLE_FN unsigned key(int i) const { return sample_key(v[i]); }
+	SAMPLE_FN u64
+	amount(int) const
+	{
+		return 1;
+	}
+	SAMPLE_FN unsigned
+	key(int i) const
+	{
+		return sample_key(v[i]);
+	}
 };
 
 struct sample_masses {
 	const float *v;
-	SAMPLE_FN u64 amount(int i) const { return sample_mass(v[i]); }
-	SAMPLE_FN unsigned key(int i) const { return sample_key(v[i]); }
+	SAMPLE_FN u64
+	amount(int i) const
+	{
+		return sample_mass(v[i]);
+	}
+	SAMPLE_FN unsigned
+	key(int i) const
+	{
+		return sample_key(v[i]);
+	}
 };
 
 /* amount 1 for elements of one key, in walks */
 struct sample_equals {
 	const float *v;
 	unsigned at;
-	SAMPLE_FN u64 amount(int i) const { return sample_key(v[i]) == at; }
+	SAMPLE_FN u64
+	amount(int i) const
+	{
+		return sample_key(v[i]) == at;
+	}
 };
 
 /* Elements [first, first + n) of a row, or those that are listed, in ascending order of id */
-struct sample_list { const int *id; int n, first; };
+struct sample_list {
+	const int *id;
+	int n, first;
+};
 
-DEV int sample_at(const sample_list &l, int i) { return l.id ? l.id[i] : l.first + i; }
+DEV int
+sample_at(const sample_list &l, int i)
+{
+	return l.id ? l.id[i] : l.first + i;
+}
 
-/* The largest key with more than `target` at or above it, which must exist; *above: what is above it. Three bits a round. */
+/* The largest key with more than `target` at or above it, which must exist; *above: what is above
+ * it. Three bits a round. */
 template <class F> FAR unsigned
 sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u64 *above)
 {
@@ -143,7 +194,8 @@ sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u6
 
 #pragma unroll 1
 	for (int shift = 30; shift >= 0; shift -= 3) {
-		const int steps = shift == 30 ? 3 : SAMPLE_STEPS; /* 32 bits: the first round has two */
+		const int steps =
+		    shift == 30 ? 3 : SAMPLE_STEPS; /* 32 bits: the first round has two */
 		u64 sum[SAMPLE_STEPS] = {};
 #pragma unroll 1
 		for (int i = threadIdx.x; i < l.n; i += SAMPLE_THREADS) {
@@ -152,7 +204,8 @@ sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u6
 			if (key < low)
 				continue;
 			const u64 a = f.amount(id);
-			const unsigned digit = shift == 30 ? key >> 30 : min((key - low) >> shift, 8u);
+			const unsigned digit =
+			    shift == 30 ? key >> 30 : min((key - low) >> shift, 8u);
 #pragma unroll
 			for (int k = 0; k < SAMPLE_STEPS; k++)
 				if (digit > (unsigned)k)
@@ -171,8 +224,8 @@ sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u6
 	return low;
 }
 
-/* The first place of the list where the running sum of amounts exceeds target; -1: nowhere. Each warp takes a piece, then
- * the block the piece in which it happens. */
+/* The first place of the list where the running sum of amounts exceeds target; -1: nowhere. Each
+ * warp takes a piece, then the block the piece in which it happens. */
 template <class F> FAR int
 sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
 {
@@ -180,7 +233,8 @@ sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
 
 	for (;;) {
 		const int piece = (n + SAMPLE_WARPS - 1) / SAMPLE_WARPS;
-		const int lo = first + min(warp_id() * piece, (unsigned)n), hi = first + min((warp_id() + 1) * piece, (unsigned)n);
+		const int lo = first + min(warp_id() * piece, (unsigned)n),
+		          hi = first + min((warp_id() + 1) * piece, (unsigned)n);
 		u64 sum = 0;
 		for (int i = lo + lane_id(); i < hi; i += 32)
 			sum += f.amount(sample_at(l, i));
@@ -203,12 +257,14 @@ sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
 	}
 }
 
-/* Those of the row (or of the list) whose key is at least `least`, in their order, as a list in `to`, which is not l's memory. */
+/* Those of the row (or of the list) whose key is at least `least`, in their order, as a list in
+ * `to`, which is not l's memory. */
 FAR sample_list
 sample_keep(sample_shared &s, const float *v, const sample_list &l, unsigned least, int *to)
 {
 	const int piece = (l.n + SAMPLE_WARPS - 1) / SAMPLE_WARPS;
-	const int lo = min(warp_id() * piece, (unsigned)l.n), hi = min((warp_id() + 1) * piece, (unsigned)l.n);
+	const int lo = min(warp_id() * piece, (unsigned)l.n),
+	          hi = min((warp_id() + 1) * piece, (unsigned)l.n);
 	u64 mine = 0;
 
 	for (int i = lo + lane_id(); i < hi; i += 32)
@@ -247,10 +303,11 @@ sample_wants(const llmc_slot &slot, int vocab)
 	return slot.top_p > 0 && slot.top_p < 1 ? SAMPLE_NUCLEUS : 0;
 }
 
-/* Lists, in `to`, at least the k largest of part l of a row and all that equal them: what lies below the k-th largest of the
- * threads' own largest, `mine`, falls out; that is *least. */
+/* Lists, in `to`, at least the k largest of part l of a row and all that equal them: what lies
+ * below the k-th largest of the threads' own largest, `mine`, falls out; that is *least. */
 DEV int
-sample_shortlist(sample_shared &s, const float *v, float mine, const sample_list &l, int k, int *to, unsigned *least)
+sample_shortlist(sample_shared &s, const float *v, float mine, const sample_list &l, int k, int *to,
+                 unsigned *least)
 {
 	u64 above;
 
@@ -276,7 +333,8 @@ DEV double
 sample_random(u64 seed, u64 n)
 {
 	const u64 start = sample_mix(seed + 0x9e3779b97f4a7c15u);
-	return (double)(sample_mix(start + (n + 1) * 0x9e3779b97f4a7c15u) >> 11) * (1.0 / 9007199254740992.0);
+	return (double)(sample_mix(start + (n + 1) * 0x9e3779b97f4a7c15u) >> 11) *
+	       (1.0 / 9007199254740992.0);
 }
 
 FAR u64
@@ -292,11 +350,12 @@ sample_mass_of(sample_shared &s, const float *w, const sample_list &l, unsigned 
 	return sample_sum(s, sum);
 }
 
-/* An id by the logits `v` of a row, whose largest, `top`, belongs to `best`. few: the parts' lists, if they made any:
- * all logits from the key `whole` up are there, and the k largest. w, ids: [vocab] of scratch; w may be v. */
+/* An id by the logits `v` of a row, whose largest, `top`, belongs to `best`. few: the parts' lists,
+ * if they made any: all logits from the key `whole` up are there, and the k largest. w, ids:
+ * [vocab] of scratch; w may be v. */
 DEV int
-sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, float top, int best, const sample_list &few, unsigned whole,
-          float *w, int *ids)
+sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, float top, int best,
+            const sample_list &few, unsigned whole, float *w, int *ids)
 {
 	const float max_v = top / slot.temperature, temperature = slot.temperature;
 	const double at = sample_random(slot.seed, slot.n_sampled);
@@ -304,14 +363,17 @@ sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, 
 	sample_list l = { 0, vocab, 0 };
 	u64 above, all = 0, target;
 
-	if (top == -SAMPLE_NONE || max_v == -SAMPLE_NONE || max_v == SAMPLE_NONE) /* a temperature that is all but 0 */
+	if (top == -SAMPLE_NONE || max_v == -SAMPLE_NONE ||
+	    max_v == SAMPLE_NONE) /* a temperature that is all but 0 */
 		return best;
 	if (slot.top_k > 0 && slot.top_k < vocab) {
 		const sample_counts f = { v };
 		const sample_list &from = few.id ? few : l;
-		l = sample_keep(s, v, from, sample_search(s, f, from, slot.top_k - 1, &above), ids); /* ties of the last stay */
+		l = sample_keep(s, v, from, sample_search(s, f, from, slot.top_k - 1, &above),
+		                ids); /* ties of the last stay */
 	}
-	/* w might be v for the compiler too, as it is below penalties: loads come before what is stored */
+	/* w might be v for the compiler too, as it is below penalties: loads come before what is
+	 * stored */
 #pragma unroll 1
 	for (int first = threadIdx.x; first < l.n; first += SAMPLE_AT_ONCE * SAMPLE_THREADS) {
 		int id[SAMPLE_AT_ONCE];
@@ -339,14 +401,16 @@ sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, 
 	}
 	/* the largest, until their sum reaches top_p of all */
 	const double want = -floor(-((double)slot.top_p * (double)all));
-	target = want < 1 ? 1 : want > (double)all ? all : (u64)want;
-	if (!l.id && few.id) { /* the weight at `whole`, and a little for exp, which need not rise with every bit */
+	target = want<1 ? 1 : want>(double) all ? all : (u64)want;
+	if (!l.id && few.id) { /* the weight at `whole`, and a little for exp, which need not rise
+		                  with every bit */
 		const float edge = sample_exp(__fadd_rn(sample_value(whole) / temperature, -max_v));
 		if (sample_mass_of(s, w, few, sample_key(edge) + 8) >= target)
 			l = few;
 	}
 	const unsigned cut = sample_search(s, f, l, target - 1, &above);
-	u64 one = sample_mass(sample_value(cut)), kept = above + (target - above + one - 1) / one * one;
+	u64 one = sample_mass(sample_value(cut)),
+	    kept = above + (target - above + one - 1) / one * one;
 	if (sample_value(cut) < slot.min_p)
 		kept = sample_mass_of(s, w, l, sample_key(slot.min_p));
 	target = (u64)(at * (double)kept);

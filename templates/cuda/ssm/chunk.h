@@ -1,6 +1,7 @@
-/* Prompts in chunks of CHUNK positions, for layers with states. Chunks begin at multiples of CHUNK, which a page has, wherever a step begins: of a chunk that the step cuts, rows
- * that are not in the step count as ones that leave the state as it is. So a state at a multiple of CHUNK is the same however a prompt was cut at such positions; cut
- * elsewhere it differs by rounding. */
+/* Prompts in chunks of CHUNK positions, for layers with states. Chunks begin at multiples of CHUNK,
+ * which a page has, wherever a step begins: of a chunk that the step cuts, rows that are not in the
+ * step count as ones that leave the state as it is. So a state at a multiple of CHUNK is the same
+ * however a prompt was cut at such positions; cut elsewhere it differs by rounding. */
 #ifndef LLMC_CUDA_SSM_CHUNK_H
 #define LLMC_CUDA_SSM_CHUNK_H
 
@@ -9,8 +10,11 @@
 
 enum { CHUNK = 32 };
 
-/* Part of a chunk that is in the step: local rows [from, to), of which `from` is row `row` of the step */
-struct chunk_part { int row, from, to; };
+/* Part of a chunk that is in the step: local rows [from, to), of which `from` is row `row` of the
+ * step */
+struct chunk_part {
+	int row, from, to;
+};
 
 DEV int
 chunk_count(const llmc_step &s, int q)
@@ -23,12 +27,14 @@ chunk_count(const llmc_step &s, int q)
 DEV chunk_part
 chunk_part_of(const llmc_step &s, int q, int i)
 {
-	const int first = s.q_start[q], pos = s.pos[first], end = pos + s.q_start[q + 1] - first, at = (pos / CHUNK + i) * CHUNK;
+	const int first = s.q_start[q], pos = s.pos[first], end = pos + s.q_start[q + 1] - first,
+	          at = (pos / CHUNK + i) * CHUNK;
 	const int begin = max(at, pos);
 	return { first + begin - pos, begin - at, min(end - at, (int)CHUNK) };
 }
 
-/* Calls run(part, 0 .. each - 1) for the chunks of the sequences behind the first n_dec, dealt to the blocks of the grid */
+/* Calls run(part, 0 .. each - 1) for the chunks of the sequences behind the first n_dec, dealt to
+ * the blocks of the grid */
 template <class Run> DEV void
 chunk_schedule(const llmc_step &s, int n_dec, int n_seq, int each, Run run)
 {

@@ -1,10 +1,13 @@
-/* The gated delta rule, row by row. A warp is COLS columns of one head's state S of one sequence, all of it in registers from the step's first row to its last:
+/* The gated delta rule, row by row. A warp is COLS columns of one head's state S of one sequence,
+ * all of it in registers from the step's first row to its last:
  *
  *     lane        rows j = lane, lane + 32, .. of S, and the same elements of q, k and the decays
  *     a row of x  q, k to unit length; S = diag(e) S; u = beta (v - S^T k); S += k u^T; y = S^T q
  *
- * Sums over a head's rows are sums over the warp, so no warp waits for another, and the order of summation is that of the head alone. A long prompt of one sequence leaves
- * a scheduler one warp, so all that does not hang on S is done ahead: while row t is worked on, row t + 1 gets its unit vectors and decays and row t + 2 is on its way. */
+ * Sums over a head's rows are sums over the warp, so no warp waits for another, and the order of
+ * summation is that of the head alone. A long prompt of one sequence leaves a scheduler one warp,
+ * so all that does not hang on S is done ahead: while row t is worked on, row t + 1 gets its unit
+ * vectors and decays and row t + 2 is on its way. */
 #ifndef LLMC_CUDA_SSM_DELTA_RULE_H
 #define LLMC_CUDA_SSM_DELTA_RULE_H
 
@@ -12,24 +15,57 @@
 #include "cuda/math/math.h"
 #include "cuda/runtime/step.h"
 
-struct delta_args { const float *x, *a, *b, *rate, *dt; float *state, *y; };
+struct delta_args {
+	const float *x, *a, *b, *rate, *dt;
+	float *state, *y;
+};
 
-/* Floats of a row of x; the key head of value head h; the decay rate of value head h; its state of the step's sequence q */
-template <class D> DEV constexpr int delta_row() { return 2 * D::KH * D::KD + D::VH * D::VD; }
-template <class D> DEV int delta_from(int h) { return D::TILED ? h % D::KH : h / (D::VH / D::KH); }
-template <class D> DEV float delta_rate(const delta_args &in, int h) { return D::A_LOG ? -expf(in.rate[h]) : in.rate[h]; }
-template <class D> DEV float *delta_state(const llmc_step &s, const delta_args &in, int q, int h) { return in.state + (s.seq[q] * (long long)D::VH + h) * D::KD * D::VD; }
+/* Floats of a row of x; the key head of value head h; the decay rate of value head h; its state of
+ * the step's sequence q */
+template <class D> DEV constexpr int
+delta_row()
+{
+	return 2 * D::KH * D::KD + D::VH * D::VD;
+}
+template <class D> DEV int
+delta_from(int h)
+{
+	return D::TILED ? h % D::KH : h / (D::VH / D::KH);
+}
+template <class D> DEV float
+delta_rate(const delta_args &in, int h)
+{
+	return D::A_LOG ? -expf(in.rate[h]) : in.rate[h];
+}
+template <class D> DEV float *
+delta_state(const llmc_step &s, const delta_args &in, int q, int h)
+{
+	return in.state + (s.seq[q] * (long long)D::VH + h) * D::KD * D::VD;
+}
 
 template <class D> struct delta_schedule {
 	enum {
-		KD = D::KD, VD = D::VD, GD = D::GD, KH = D::KH, VH = D::VH,
-		R = (KD + 31) / 32, COLS = R <= 4 ? 8 : R <= 8 ? 4 : R <= 16 ? 2 : 1, BLOCKS = (VD + COLS - 1) / COLS,
+		KD = D::KD,
+		VD = D::VD,
+		GD = D::GD,
+		KH = D::KH,
+		VH = D::VH,
+		R = (KD + 31) / 32,
+		COLS = R <= 4    ? 8
+		       : R <= 8  ? 4
+		       : R <= 16 ? 2
+		                 : 1,
+		BLOCKS = (VD + COLS - 1) / COLS,
 		AHEAD = R <= 8 /* registers for it */
 	};
 	/* A row as it lies in memory: this lane's elements, columns from `col` on */
-	struct Raw { float q[R], k[R], v[COLS], a[GD > 1 ? R : 1], b; };
+	struct Raw {
+		float q[R], k[R], v[COLS], a[GD > 1 ? R : 1], b;
+	};
 	/* The same as the rule takes it */
-	struct Row { float q[R], k[R], v[COLS], keep[GD > 1 ? R : 1], beta; };
+	struct Row {
+		float q[R], k[R], v[COLS], keep[GD > 1 ? R : 1], beta;
+	};
 
 	/* This lane's elements of a head's vector */
 	DEV void
@@ -79,7 +115,9 @@ template <class D> struct delta_schedule {
 			row.q[r] = raw.q[r];
 			row.k[r] = raw.k[r];
 			if (GD > 1)
-				row.keep[r] = r * 32 + (int)lane_id() < KD ? expf(rate * softplus(raw.a[r] + dt[r])) : 0;
+				row.keep[r] = r * 32 + (int)lane_id() < KD
+				                  ? expf(rate * softplus(raw.a[r] + dt[r]))
+				                  : 0;
 		}
 		if (GD == 1)
 			row.keep[0] = expf(rate * softplus(raw.a[0] + dt[0]));
@@ -95,7 +133,8 @@ template <class D> struct delta_schedule {
 	DEV void
 	run(const llmc_step &s, const delta_args &in, int q, int h, int col)
 	{
-		const int lane = lane_id(), from = delta_from<D>(h), first = s.q_start[q], end = s.q_start[q + 1];
+		const int lane = lane_id(), from = delta_from<D>(h), first = s.q_start[q],
+		          end = s.q_start[q + 1];
 		const bool begins = s.pos[first] == 0;
 		const float rate = delta_rate<D>(in, h);
 		float *state = delta_state<D>(s, in, q, h) + col, own[R][COLS], dt[GD > 1 ? R : 1];
@@ -110,7 +149,9 @@ template <class D> struct delta_schedule {
 		for (int r = 0; r < R; r++)
 #pragma unroll
 			for (int c = 0; c < COLS; c++)
-				own[r][c] = !begins && r * 32 + lane < KD && col + c < VD ? state[(long long)(r * 32 + lane) * VD + c] : 0;
+				own[r][c] = !begins && r * 32 + lane < KD && col + c < VD
+				                ? state[(long long)(r * 32 + lane) * VD + c]
+				                : 0;
 		if (AHEAD) {
 			get(raw, in, first, h, from, col);
 			make(next, raw, dt, rate);
@@ -167,7 +208,8 @@ template <class D> struct delta_schedule {
 		const long long n = (long long)n_seq * VH * BLOCKS, warps = blockDim.x / 32;
 
 		for (long long i = blockIdx.x * warps + warp_id(); i < n; i += gridDim.x * warps)
-			run(s, in, (int)(i / BLOCKS / VH), (int)(i / BLOCKS % VH), (int)(i % BLOCKS) * COLS);
+			run(s, in, (int)(i / BLOCKS / VH), (int)(i / BLOCKS % VH),
+			    (int)(i % BLOCKS) * COLS);
 	}
 };
 

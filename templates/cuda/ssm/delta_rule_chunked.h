@@ -1,5 +1,7 @@
-/* The gated delta rule in chunks of C positions on tensor cores, for decays by the head. With S the state in front of a chunk and, of its rows i,
- * g_i = e_0 .. e_i and d_ij = e_{j+1} .. e_i, the rule's u are the solution of a lower triangular system (Yang et al., arXiv 2406.06484 and 2412.06464):
+/* The gated delta rule in chunks of C positions on tensor cores, for decays by the head. With S the
+ * state in front of a chunk and, of its rows i, g_i = e_0 .. e_i and d_ij = e_{j+1} .. e_i, the
+ * rule's u are the solution of a lower triangular system (Yang et al., arXiv 2406.06484 and
+ * 2412.06464):
  *
  *     prep   a block a chunk and head    A_ij = beta_i d_ij k_i.k_j (j < i);  T = (I + A)^-1;  P_ij = d_ij q_i.k_j (j <= i)
  *     main   a block 32 columns of a head's state, which lie in registers from the step's first chunk to its last
@@ -8,10 +10,12 @@
  *              Y = g Q S + P U           four warps
  *              S = g_last S + K^T (U / g_i g_last)
  *
- * Rows of a chunk that are not in the step (cuda/ssm/chunk.h) are zeros with a decay of 1. Products are of two parts each (cuda/gemm/tf32.h), d and g are products of decays, never
- * quotients, and T is made by substitution in fp32: about 2^-20 of the largest term, as row by row.
+ * Rows of a chunk that are not in the step (cuda/ssm/chunk.h) are zeros with a decay of 1. Products
+ * are of two parts each (cuda/gemm/tf32.h), d and g are products of decays, never quotients, and T
+ * is made by substitution in fp32: about 2^-20 of the largest term, as row by row.
  *
- * Operations of a token and head, n = 32 columns, K = KD: 4 K n (K S, Q S) + 2 K n (S) + 4 C n, three times, for each of VD / n blocks; 4 C K for prep. */
+ * Operations of a token and head, n = 32 columns, K = KD: 4 K n (K S, Q S) + 2 K n (S) + 4 C n,
+ * three times, for each of VD / n blocks; 4 C K for prep. */
 #ifndef LLMC_CUDA_SSM_DELTA_RULE_CHUNKED_H
 #define LLMC_CUDA_SSM_DELTA_RULE_CHUNKED_H
 
@@ -20,27 +24,53 @@
 #include "cuda/gemm/tf32.h"
 
 /* Of the rows [n_tok, VH]: those of T and P, and { 1 / |k|, scale / |q|, decay, beta } */
-struct delta_room { float *tp; float4 *unit; };
+struct delta_room {
+	float *tp;
+	float4 *unit;
+};
 
 template <class D> struct delta_tile {
 	enum {
-		KD = D::KD, VD = D::VD, KH = D::KH, VH = D::VH, C = CHUNK, COLS = 32, SLICES = (VD + COLS - 1) / COLS,
-		KP = (KD + 7) / 8 * 8, STEPS = KP / 8, STRIDE = (KD + 31) / 32 * 32 + 8, SHORT = C + 8,
+		KD = D::KD,
+		VD = D::VD,
+		KH = D::KH,
+		VH = D::VH,
+		C = CHUNK,
+		COLS = 32,
+		SLICES = (VD + COLS - 1) / COLS,
+		KP = (KD + 7) / 8 * 8,
+		STEPS = KP / 8,
+		STRIDE = (KD + 31) / 32 * 32 + 8,
+		SHORT = C + 8,
 		EACH = (STEPS + 7) / 8 /* tiles of S that a warp of eight has */
 	};
-	static_assert(KD <= 128 && KD % 4 == 0 && VD % 4 == 0 && D::GD == 1, "one access a lane and row");
+	static_assert(KD <= 128 && KD % 4 == 0 && VD % 4 == 0 && D::GD == 1,
+	              "one access a lane and row");
 };
 
-DEV float4 delta_load(const float *p, bool there) { return there ? *(const float4 *)p : make_float4(0, 0, 0, 0); }
-DEV float4 delta_scaled(float4 v, float f) { return make_float4(v.x * f, v.y * f, v.z * f, v.w * f); }
-DEV float delta_square(float4 v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+DEV float4
+delta_load(const float *p, bool there)
+{
+	return there ? *(const float4 *)p : make_float4(0, 0, 0, 0);
+}
+DEV float4
+delta_scaled(float4 v, float f)
+{
+	return make_float4(v.x * f, v.y * f, v.z * f, v.w * f);
+}
+DEV float
+delta_square(float4 v)
+{
+	return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+}
 
 /* ---- T and P of the chunks ---- */
 
 template <class D> struct alignas(16) delta_prepare {
 	typedef delta_tile<D> T;
 	enum { WARPS = 4 };
-	float k[T::C * T::STRIDE], q[T::C * T::STRIDE], a[T::C * T::SHORT], d[T::C * T::SHORT], beta[T::C], k_unit[T::C], q_unit[T::C];
+	float k[T::C * T::STRIDE], q[T::C * T::STRIDE], a[T::C * T::SHORT], d[T::C * T::SHORT],
+	    beta[T::C], k_unit[T::C], q_unit[T::C];
 
 	/* Rows of unit length, and how long they were */
 	__device__ __forceinline__ void
@@ -50,9 +80,12 @@ template <class D> struct alignas(16) delta_prepare {
 
 		for (int i = (int)warp_id(); i < T::C; i += WARPS) {
 			const bool there = i >= at.from && i < at.to;
-			const float *x = in.x + (long long)(at.row + i - at.from) * delta_row<D>() + delta_from<D>(h) * T::KD + 4 * lane;
-			const float4 u = delta_load(x, there && 4 * lane < T::KD), v = delta_load(x + T::KH * T::KD, there && 4 * lane < T::KD);
-			const float by_q = D::SCALE / sqrtf(warp_sum(delta_square(u)) + D::EPS), by_k = 1 / sqrtf(warp_sum(delta_square(v)) + D::EPS);
+			const float *x = in.x + (long long)(at.row + i - at.from) * delta_row<D>() +
+			                 delta_from<D>(h) * T::KD + 4 * lane;
+			const float4 u = delta_load(x, there && 4 * lane < T::KD),
+			             v = delta_load(x + T::KH * T::KD, there && 4 * lane < T::KD);
+			const float by_q = D::SCALE / sqrtf(warp_sum(delta_square(u)) + D::EPS),
+			            by_k = 1 / sqrtf(warp_sum(delta_square(v)) + D::EPS);
 
 			if (4 * lane < T::STRIDE - 8) {
 				*(float4 *)(q + i * T::STRIDE + 4 * lane) = delta_scaled(u, by_q);
@@ -72,7 +105,9 @@ template <class D> struct alignas(16) delta_prepare {
 		const int i = (int)lane_id();
 		const long long t = at.row + i - at.from;
 		const bool there = i >= at.from && i < at.to;
-		const float e = there ? expf(delta_rate<D>(in, h) * softplus(in.a[t * T::VH + h] + in.dt[h])) : 1;
+		const float e =
+		    there ? expf(delta_rate<D>(in, h) * softplus(in.a[t * T::VH + h] + in.dt[h]))
+		          : 1;
 		float run = 0;
 
 		beta[i] = there ? D::B_SCALE * act_sigmoid(in.b[t * T::VH + h]) : 0;
@@ -104,7 +139,8 @@ template <class D> struct alignas(16) delta_prepare {
 	__device__ __forceinline__ void
 	run(const delta_args &in, const chunk_part &at, int h, const delta_room &to)
 	{
-		const int lane = (int)lane_id(), warp = (int)warp_id(), g = lane >> 2, c = 2 * (lane & 3);
+		const int lane = (int)lane_id(), warp = (int)warp_id(), g = lane >> 2,
+		          c = 2 * (lane & 3);
 		float e = 1, kk[2][4] = {}, qk[2][4] = {};
 
 		__syncthreads();
@@ -135,7 +171,8 @@ template <class D> struct alignas(16) delta_prepare {
 				const float keep = d[i * T::SHORT + j];
 				a[i * T::SHORT + j] = j < i ? beta[i] * keep * kk[m][n] : 0;
 				if (i >= at.from && i < at.to)
-					to.tp[((at.row + i - at.from) * (long long)T::VH + h) * 64 + 32 + j] = j <= i ? keep * qk[m][n] : 0;
+					to.tp[((at.row + i - at.from) * (long long)T::VH + h) * 64 +
+					      32 + j] = j <= i ? keep * qk[m][n] : 0;
 			}
 		__syncthreads();
 		if (warp == 0) {
@@ -144,9 +181,11 @@ template <class D> struct alignas(16) delta_prepare {
 #pragma unroll
 			for (int i = 0; i < T::C; i++)
 				if (i >= at.from && i < at.to)
-					to.tp[((at.row + i - at.from) * (long long)T::VH + h) * 64 + lane] = t[i];
+					to.tp[((at.row + i - at.from) * (long long)T::VH + h) * 64 +
+					      lane] = t[i];
 			if (lane >= at.from && lane < at.to)
-				to.unit[(at.row + lane - at.from) * (long long)T::VH + h] = make_float4(k_unit[lane], q_unit[lane], e, beta[lane]);
+				to.unit[(at.row + lane - at.from) * (long long)T::VH + h] =
+				    make_float4(k_unit[lane], q_unit[lane], e, beta[lane]);
 		}
 	}
 
@@ -154,7 +193,8 @@ template <class D> struct alignas(16) delta_prepare {
 	__device__ __forceinline__ void
 	deal(const llmc_step &s, const delta_args &in, int n_dec, int n_seq, const delta_room &to)
 	{
-		chunk_schedule(s, n_dec, n_seq, T::VH, [&](const chunk_part &at, int h) { run(in, at, h, to); });
+		chunk_schedule(s, n_dec, n_seq, T::VH,
+		               [&](const chunk_part &at, int h) { run(in, at, h, to); });
 	}
 };
 
@@ -163,17 +203,25 @@ template <class D> struct alignas(16) delta_prepare {
 template <class D> struct alignas(16) delta_main {
 	typedef delta_tile<D> T;
 	enum { WARPS = 8, ROWS = T::C / WARPS };
-	float k[T::C * T::STRIDE], q[T::C * T::STRIDE], s[T::COLS * T::STRIDE];  /* s: [column][row] */
-	float t[T::C * T::SHORT], p[T::C * T::SHORT], x[T::COLS * T::SHORT], u[T::COLS * T::SHORT], v[T::C * T::SHORT]; /* x, u: [column][row of the chunk] */
-	float gain[T::C], rest[T::C], beta[T::C], all;                          /* g_i, g_last / g_i, beta_i, g_last */
+	float k[T::C * T::STRIDE], q[T::C * T::STRIDE],
+	    s[T::COLS * T::STRIDE]; /* s: [column][row] */
+	float t[T::C * T::SHORT], p[T::C * T::SHORT], x[T::COLS * T::SHORT], u[T::COLS * T::SHORT],
+	    v[T::C * T::SHORT];                        /* x, u: [column][row of the chunk] */
+	float gain[T::C], rest[T::C], beta[T::C], all; /* g_i, g_last / g_i, beta_i, g_last */
 
-	/* What this thread brings of a chunk: four elements of rows of k and q, of T, P and V; in warp 0 a lane a row's decay and beta */
-	struct Ahead { float4 k[ROWS], q[ROWS], t, p, v; float by_k[ROWS], by_q[ROWS], e, beta; };
+	/* What this thread brings of a chunk: four elements of rows of k and q, of T, P and V; in
+	 * warp 0 a lane a row's decay and beta */
+	struct Ahead {
+		float4 k[ROWS], q[ROWS], t, p, v;
+		float by_k[ROWS], by_q[ROWS], e, beta;
+	};
 
 	DEV void
-	issue_loads(Ahead &to, const delta_args &in, const delta_room &room, const chunk_part &at, int h, int col)
+	issue_loads(Ahead &to, const delta_args &in, const delta_room &room, const chunk_part &at,
+	            int h, int col)
 	{
-		const int lane = (int)lane_id(), warp = (int)warp_id(), i = (int)threadIdx.x / 8, j = 4 * ((int)threadIdx.x % 8);
+		const int lane = (int)lane_id(), warp = (int)warp_id(), i = (int)threadIdx.x / 8,
+		          j = 4 * ((int)threadIdx.x % 8);
 		const int step = at.row - at.from; /* from local rows to those of the step */
 		const bool there = i >= at.from && i < at.to;
 		const float *x = in.x + (long long)step * delta_row<D>();
@@ -182,18 +230,25 @@ template <class D> struct alignas(16) delta_main {
 		for (int r = 0; r < ROWS; r++) {
 			const int row = warp * ROWS + r;
 			const bool is = row >= at.from && row < at.to;
-			const float *own = x + (long long)row * delta_row<D>() + delta_from<D>(h) * T::KD + 4 * lane;
-			const float4 by = is ? room.unit[(long long)(step + row) * T::VH + h] : make_float4(0, 0, 1, 0);
+			const float *own = x + (long long)row * delta_row<D>() +
+			                   delta_from<D>(h) * T::KD + 4 * lane;
+			const float4 by = is ? room.unit[(long long)(step + row) * T::VH + h]
+			                     : make_float4(0, 0, 1, 0);
 			to.q[r] = delta_load(own, is && 4 * lane < T::KD);
 			to.k[r] = delta_load(own + T::KH * T::KD, is && 4 * lane < T::KD);
 			to.by_k[r] = by.x;
 			to.by_q[r] = by.y;
 		}
 		to.t = delta_load(room.tp + ((long long)(step + i) * T::VH + h) * 64 + j, there);
-		to.p = delta_load(room.tp + ((long long)(step + i) * T::VH + h) * 64 + 32 + j, there);
-		to.v = delta_load(x + (long long)i * delta_row<D>() + 2 * T::KH * T::KD + h * T::VD + col + j, there && col + j < T::VD);
+		to.p =
+		    delta_load(room.tp + ((long long)(step + i) * T::VH + h) * 64 + 32 + j, there);
+		to.v = delta_load(x + (long long)i * delta_row<D>() + 2 * T::KH * T::KD +
+		                      h * T::VD + col + j,
+		                  there && col + j < T::VD);
 		if (warp == 0) {
-			const float4 by = lane >= at.from && lane < at.to ? room.unit[(long long)(step + lane) * T::VH + h] : make_float4(0, 0, 1, 0);
+			const float4 by = lane >= at.from && lane < at.to
+			                      ? room.unit[(long long)(step + lane) * T::VH + h]
+			                      : make_float4(0, 0, 1, 0);
 			to.e = by.z;
 			to.beta = by.w;
 		}
@@ -202,13 +257,16 @@ template <class D> struct alignas(16) delta_main {
 	__device__ __forceinline__ void
 	load_chunk(const Ahead &from)
 	{
-		const int lane = (int)lane_id(), warp = (int)warp_id(), at = (int)threadIdx.x / 8 * T::SHORT + 4 * ((int)threadIdx.x % 8);
+		const int lane = (int)lane_id(), warp = (int)warp_id(),
+		          at = (int)threadIdx.x / 8 * T::SHORT + 4 * ((int)threadIdx.x % 8);
 
 		if (4 * lane < T::STRIDE - 8)
 #pragma unroll
 			for (int r = 0; r < ROWS; r++) {
-				*(float4 *)(k + (warp * ROWS + r) * T::STRIDE + 4 * lane) = delta_scaled(from.k[r], from.by_k[r]);
-				*(float4 *)(q + (warp * ROWS + r) * T::STRIDE + 4 * lane) = delta_scaled(from.q[r], from.by_q[r]);
+				*(float4 *)(k + (warp * ROWS + r) * T::STRIDE + 4 * lane) =
+				    delta_scaled(from.k[r], from.by_k[r]);
+				*(float4 *)(q + (warp * ROWS + r) * T::STRIDE + 4 * lane) =
+				    delta_scaled(from.q[r], from.by_q[r]);
 			}
 		*(float4 *)(t + at) = from.t;
 		*(float4 *)(p + at) = from.p;
@@ -217,7 +275,8 @@ template <class D> struct alignas(16) delta_main {
 			float up = from.e, down = from.e;
 #pragma unroll
 			for (int n = 1; n < T::C; n *= 2) {
-				const float a = __shfl_up_sync(0xffffffffu, up, n), b = __shfl_down_sync(0xffffffffu, down, n);
+				const float a = __shfl_up_sync(0xffffffffu, up, n),
+				            b = __shfl_down_sync(0xffffffffu, down, n);
 				up *= lane >= n ? a : 1;
 				down *= lane + n < T::C ? b : 1;
 			}
@@ -230,8 +289,13 @@ template <class D> struct alignas(16) delta_main {
 		}
 	}
 
-	/* Columns of the state that this lane has: of tile e of its warp and half m, row j + n % 2, column m * 16 + g + n / 2 * 8 */
-	DEV int tile_row(int e) { return ((int)warp_id() * T::EACH + e) * 8 + 2 * ((int)lane_id() & 3); }
+	/* Columns of the state that this lane has: of tile e of its warp and half m, row j + n % 2,
+	 * column m * 16 + g + n / 2 * 8 */
+	DEV int
+	tile_row(int e)
+	{
+		return ((int)warp_id() * T::EACH + e) * 8 + 2 * ((int)lane_id() & 3);
+	}
 
 	/* Its copy for K S and Q S */
 	__device__ __forceinline__ void
@@ -246,7 +310,11 @@ template <class D> struct alignas(16) delta_main {
 				for (int m = 0; m < 2; m++)
 #pragma unroll
 					for (int n = 0; n < 4; n += 2)
-						st_v2(s + (m * 16 + g + n * 4) * T::STRIDE + tile_row(e), make_uint2(__float_as_uint(own[e][m][n]), __float_as_uint(own[e][m][n + 1])));
+						st_v2(
+						    s + (m * 16 + g + n * 4) * T::STRIDE +
+						        tile_row(e),
+						    make_uint2(__float_as_uint(own[e][m][n]),
+						               __float_as_uint(own[e][m][n + 1])));
 	}
 
 	/* y of the chunk's rows: acc has Q S of both halves of them */
@@ -272,12 +340,14 @@ template <class D> struct alignas(16) delta_main {
 			for (int n = 0; n < 4; n++) {
 				const int i = m * 16 + g + n / 2 * 8;
 				if (i >= at.from && i < at.to && c + n % 2 < T::VD)
-					y[((long long)(at.row + i - at.from) * T::VH + h) * T::VD + c + n % 2] = acc[m][n];
+					y[((long long)(at.row + i - at.from) * T::VH + h) * T::VD +
+					  c + n % 2] = acc[m][n];
 			}
 		}
 	}
 
-	/* S^T = g_last S^T + (U g_last / g_i)^T K; positions are the products' columns, lane t has t and t + 4 of eight */
+	/* S^T = g_last S^T + (U g_last / g_i)^T K; positions are the products' columns, lane t has
+	 * t and t + 4 of eight */
 	__device__ __forceinline__ void
 	advance(float (&own)[T::EACH][2][4]) const
 	{
@@ -299,7 +369,9 @@ template <class D> struct alignas(16) delta_main {
 #pragma unroll
 				for (int n = 0; n < 4; n++) {
 					const int row = step * 8 + i + n / 2 * 4;
-					tf32_split(u[(m * 16 + g + n % 2 * 8) * T::SHORT + row] * rest[row], a[m].hi[n], a[m].lo[n]);
+					tf32_split(u[(m * 16 + g + n % 2 * 8) * T::SHORT + row] *
+					               rest[row],
+					           a[m].hi[n], a[m].lo[n]);
 				}
 #pragma unroll
 			for (int e = 0; e < T::EACH; e++)
@@ -307,7 +379,10 @@ template <class D> struct alignas(16) delta_main {
 					tf32_b b;
 #pragma unroll
 					for (int n = 0; n < 2; n++)
-						tf32_split(k[(step * 8 + i + n * 4) * T::STRIDE + ((int)warp_id() * T::EACH + e) * 8 + g], b.hi[n], b.lo[n]);
+						tf32_split(
+						    k[(step * 8 + i + n * 4) * T::STRIDE +
+						      ((int)warp_id() * T::EACH + e) * 8 + g],
+						    b.hi[n], b.lo[n]);
 #pragma unroll
 					for (int m = 0; m < 2; m++)
 						tf32_mma(own[e][m], a[m], b);
@@ -317,9 +392,12 @@ template <class D> struct alignas(16) delta_main {
 
 	/* All chunks of the step's sequence q: columns of head h from `col` on */
 	__device__ __forceinline__ void
-	run(const llmc_step &step, const delta_args &in, const delta_room &room, int seq, int h, int col)
+	run(const llmc_step &step, const delta_args &in, const delta_room &room, int seq, int h,
+	    int col)
 	{
-		const int lane = (int)lane_id(), warp = (int)warp_id(), g = lane >> 2, c = 2 * (lane & 3), half = warp / 4, tile = warp % 4, chunks = chunk_count(step, seq);
+		const int lane = (int)lane_id(), warp = (int)warp_id(), g = lane >> 2,
+		          c = 2 * (lane & 3), half = warp / 4, tile = warp % 4,
+		          chunks = chunk_count(step, seq);
 		const bool begins = step.pos[step.q_start[seq]] == 0;
 		float *state = delta_state<D>(step, in, seq, h) + col, own[T::EACH][2][4];
 		chunk_part at = chunk_part_of(step, seq, 0);
@@ -332,8 +410,11 @@ template <class D> struct alignas(16) delta_main {
 			for (int m = 0; m < 2; m++)
 #pragma unroll
 				for (int n = 0; n < 4; n++) {
-					const int j = tile_row(e) + n % 2, at_col = m * 16 + g + n / 2 * 8;
-					own[e][m][n] = !begins && j < T::KD && col + at_col < T::VD ? state[(long long)j * T::VD + at_col] : 0;
+					const int j = tile_row(e) + n % 2,
+					          at_col = m * 16 + g + n / 2 * 8;
+					own[e][m][n] = !begins && j < T::KD && col + at_col < T::VD
+					                   ? state[(long long)j * T::VD + at_col]
+					                   : 0;
 				}
 		show(own);
 #pragma unroll 1
@@ -355,7 +436,8 @@ template <class D> struct alignas(16) delta_main {
 #pragma unroll
 				for (int m = 0; m < 2; m++) {
 					tf32_a a;
-					tf32_get(a, (half ? q : k) + m * 16 * T::STRIDE + i * 8, T::STRIDE);
+					tf32_get(a, (half ? q : k) + m * 16 * T::STRIDE + i * 8,
+					         T::STRIDE);
 					tf32_mma(acc[m], a, b);
 				}
 			}
@@ -364,8 +446,11 @@ template <class D> struct alignas(16) delta_main {
 				for (int m = 0; m < 2; m++)
 #pragma unroll
 					for (int n = 0; n < 4; n++) {
-						const int i = m * 16 + g + n / 2 * 8, j = tile * 8 + c + n % 2;
-						x[j * T::SHORT + i] = beta[i] * (v[i * T::SHORT + j] - gain[i] * acc[m][n]);
+						const int i = m * 16 + g + n / 2 * 8,
+						          j = tile * 8 + c + n % 2;
+						x[j * T::SHORT + i] =
+						    beta[i] *
+						    (v[i * T::SHORT + j] - gain[i] * acc[m][n]);
 					}
 			__syncthreads();
 #pragma unroll
@@ -379,7 +464,8 @@ template <class D> struct alignas(16) delta_main {
 				}
 #pragma unroll
 			for (int n = 0; n < 4; n++)
-				u[(tile * 8 + c + n % 2) * T::SHORT + half * 16 + g + n / 2 * 8] = one[n];
+				u[(tile * 8 + c + n % 2) * T::SHORT + half * 16 + g + n / 2 * 8] =
+				    one[n];
 			__syncthreads();
 			if (half)
 				results(acc, now, h, col, tile, in.y);
@@ -393,7 +479,8 @@ template <class D> struct alignas(16) delta_main {
 			for (int m = 0; m < 2; m++)
 #pragma unroll
 				for (int n = 0; n < 4; n++) {
-					const int j = tile_row(e) + n % 2, at_col = m * 16 + g + n / 2 * 8;
+					const int j = tile_row(e) + n % 2,
+					          at_col = m * 16 + g + n / 2 * 8;
 					if (j < T::KD && col + at_col < T::VD)
 						state[(long long)j * T::VD + at_col] = own[e][m][n];
 				}
@@ -401,12 +488,14 @@ template <class D> struct alignas(16) delta_main {
 
 	/* Columns of heads of the sequences behind the first n_dec, one of them for a block */
 	__device__ __forceinline__ void
-	deal(const llmc_step &step, const delta_args &in, const delta_room &room, int n_dec, int n_seq)
+	deal(const llmc_step &step, const delta_args &in, const delta_room &room, int n_dec,
+	     int n_seq)
 	{
 		const int i = (int)blockIdx.x;
 
 		if (i < (n_seq - n_dec) * T::VH * T::SLICES)
-			run(step, in, room, n_dec + i / T::SLICES / T::VH, i / T::SLICES % T::VH, i % T::SLICES * T::COLS);
+			run(step, in, room, n_dec + i / T::SLICES / T::VH, i / T::SLICES % T::VH,
+			    i % T::SLICES * T::COLS);
 	}
 };
 

@@ -1,11 +1,12 @@
-/* The selective scan with one rate a head, row by row. A warp is COLS columns of one head's state S of one sequence, all of it in registers from the step's first
- * row to its last:
+/* The selective scan with one rate a head, row by row. A warp is COLS columns of one head's state S
+ * of one sequence, all of it in registers from the step's first row to its last:
  *
  *     lane        rows j = lane, lane + 32, .. of S, and the same elements of B and C
  *     a row of x  S = e S + B (d u)^T; y = S^T C + skip u
  *
- * Sums over a head's rows are sums over the warp, so no warp waits for another, and the order of summation is that of the head alone. What the next row needs is
- * asked for before this one is worked on. */
+ * Sums over a head's rows are sums over the warp, so no warp waits for another, and the order of
+ * summation is that of the head alone. What the next row needs is asked for before this one is
+ * worked on. */
 #ifndef LLMC_CUDA_SSM_SELECTIVE_SCAN_H
 #define LLMC_CUDA_SSM_SELECTIVE_SCAN_H
 
@@ -13,19 +14,56 @@
 #include "cuda/math/math.h"
 #include "cuda/runtime/step.h"
 
-struct scan_args { const float *x, *dt, *rate, *bias, *skip; float *state, *y; };
+struct scan_args {
+	const float *x, *dt, *rate, *bias, *skip;
+	float *state, *y;
+};
 
-/* Floats of a row of x; the group of head h; its rate; its step, of what the row has; its state of the step's sequence q */
-template <class D> DEV constexpr int scan_row() { return D::H * D::DIM + 2 * D::G * D::N; }
-template <class D> DEV int scan_group(int h) { return h / (D::H / D::G); }
-template <class D> DEV float scan_rate(const scan_args &in, int h) { return D::A_LOG ? -expf(in.rate[h]) : in.rate[h]; }
-template <class D> DEV float scan_step(float dt, float bias) { const float d = fmaxf(softplus(dt + bias), D::DT_MIN); return D::DT_MAX > 0 ? fminf(d, D::DT_MAX) : d; }
-template <class D> DEV float *scan_state(const llmc_step &s, const scan_args &in, int q, int h) { return in.state + (s.seq[q] * (long long)D::H + h) * D::N * D::DIM; }
+/* Floats of a row of x; the group of head h; its rate; its step, of what the row has; its state of
+ * the step's sequence q */
+template <class D> DEV constexpr int
+scan_row()
+{
+	return D::H * D::DIM + 2 * D::G * D::N;
+}
+template <class D> DEV int
+scan_group(int h)
+{
+	return h / (D::H / D::G);
+}
+template <class D> DEV float
+scan_rate(const scan_args &in, int h)
+{
+	return D::A_LOG ? -expf(in.rate[h]) : in.rate[h];
+}
+template <class D> DEV float
+scan_step(float dt, float bias)
+{
+	const float d = fmaxf(softplus(dt + bias), D::DT_MIN);
+	return D::DT_MAX > 0 ? fminf(d, D::DT_MAX) : d;
+}
+template <class D> DEV float *
+scan_state(const llmc_step &s, const scan_args &in, int q, int h)
+{
+	return in.state + (s.seq[q] * (long long)D::H + h) * D::N * D::DIM;
+}
 
 template <class D> struct scan_schedule {
-	enum { N = D::N, DIM = D::DIM, H = D::H, R = (N + 31) / 32, COLS = R <= 4 ? 8 : R <= 8 ? 4 : R <= 16 ? 2 : 1, BLOCKS = (DIM + COLS - 1) / COLS };
+	enum {
+		N = D::N,
+		DIM = D::DIM,
+		H = D::H,
+		R = (N + 31) / 32,
+		COLS = R <= 4    ? 8
+		       : R <= 8  ? 4
+		       : R <= 16 ? 2
+		                 : 1,
+		BLOCKS = (DIM + COLS - 1) / COLS
+	};
 	/* What a row has for this lane */
-	struct Row { float dt, u[COLS], b[R], o[R]; };
+	struct Row {
+		float dt, u[COLS], b[R], o[R];
+	};
 
 	/* This lane's elements of a group's vector */
 	DEV void
@@ -54,7 +92,8 @@ template <class D> struct scan_schedule {
 	DEV void
 	run(const llmc_step &s, const scan_args &in, int q, int h, int col)
 	{
-		const int lane = lane_id(), from = scan_group<D>(h), first = s.q_start[q], end = s.q_start[q + 1];
+		const int lane = lane_id(), from = scan_group<D>(h), first = s.q_start[q],
+		          end = s.q_start[q + 1];
 		const bool begins = s.pos[first] == 0;
 		const float rate = scan_rate<D>(in, h), bias = in.bias[h], skip = in.skip[h];
 		float *state = scan_state<D>(s, in, q, h) + col, own[R][COLS];
@@ -64,7 +103,9 @@ template <class D> struct scan_schedule {
 		for (int r = 0; r < R; r++)
 #pragma unroll
 			for (int c = 0; c < COLS; c++)
-				own[r][c] = !begins && r * 32 + lane < N && col + c < DIM ? state[(long long)(r * 32 + lane) * DIM + c] : 0;
+				own[r][c] = !begins && r * 32 + lane < N && col + c < DIM
+				                ? state[(long long)(r * 32 + lane) * DIM + c]
+				                : 0;
 		get(next, in, first, h, from, col);
 		for (int t = first; t < end; t++) {
 			row = next;
@@ -101,7 +142,8 @@ template <class D> struct scan_schedule {
 		const long long n = (long long)n_seq * H * BLOCKS, warps = blockDim.x / 32;
 
 		for (long long i = blockIdx.x * warps + warp_id(); i < n; i += gridDim.x * warps)
-			run(s, in, (int)(i / BLOCKS / H), (int)(i / BLOCKS % H), (int)(i % BLOCKS) * COLS);
+			run(s, in, (int)(i / BLOCKS / H), (int)(i / BLOCKS % H),
+			    (int)(i % BLOCKS) * COLS);
 	}
 };
 

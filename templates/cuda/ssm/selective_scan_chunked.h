@@ -1,5 +1,6 @@
-/* The selective scan in chunks of C positions on tensor cores (Dao and Gu, arXiv 2405.21060). With S the state in front of a chunk, u_i, B_i, C_i and d_i of its row i,
- * and l_i the sum of rate d_0 .. rate d_i:
+/* The selective scan in chunks of C positions on tensor cores (Dao and Gu, arXiv 2405.21060). With
+ * S the state in front of a chunk, u_i, B_i, C_i and d_i of its row i, and l_i the sum of rate d_0
+ * .. rate d_i:
  *
  *     prep   a block a chunk and group   C_i.B_j; a warp a head: l and d
  *     main   a block 32 columns of a head's state, which lie in registers from the step's first chunk to its last, each of eight warps half of the columns and
@@ -11,10 +12,13 @@
  *            what is on its way:   B of the chunk     while Y is made of C
  *                                  C, U of the next   while S is made of B
  *
- * The state of a warp, S^T in the order that sums leave tensor cores in, is the first factor of Y^T = S^T C^T as it lies. Rows of a chunk that are not in the step (cuda/ssm/chunk.h)
- * are zeros that do not decay. Products are of two parts each (cuda/gemm/tf32.h) and l has two floats, whose differences are as good as the steps they are sums of.
+ * The state of a warp, S^T in the order that sums leave tensor cores in, is the first factor of Y^T
+ * = S^T C^T as it lies. Rows of a chunk that are not in the step (cuda/ssm/chunk.h) are zeros that
+ * do not decay. Products are of two parts each (cuda/gemm/tf32.h) and l has two floats, whose
+ * differences are as good as the steps they are sums of.
  *
- * Operations of a token and head: (4 N + 2 C) DIM, three times; of a token and group 2 C N for prep. */
+ * Operations of a token and head: (4 N + 2 C) DIM, three times; of a token and group 2 C N for
+ * prep. */
 #ifndef LLMC_CUDA_SSM_SELECTIVE_SCAN_CHUNKED_H
 #define LLMC_CUDA_SSM_SELECTIVE_SCAN_CHUNKED_H
 
@@ -22,8 +26,13 @@
 #include "cuda/ssm/selective_scan.h"
 #include "cuda/gemm/tf32.h"
 
-/* Of the step's n rows: products [n, G, C] of C_i and B_j, j a row of i's chunk; [H, n] of { l, what that left out, d } */
-struct scan_room { float *cb; float4 *way; int n; };
+/* Of the step's n rows: products [n, G, C] of C_i and B_j, j a row of i's chunk; [H, n] of { l,
+ * what that left out, d } */
+struct scan_room {
+	float *cb;
+	float4 *way;
+	int n;
+};
 
 /* ---- what chunks know of themselves ---- */
 
@@ -39,9 +48,12 @@ template <class D> struct alignas(16) scan_prepare {
 
 		for (int i = (int)warp_id(); i < C; i += WARPS) {
 			const bool there = i >= at.from && i < at.to && j < D::N;
-			const float *x = in.x + (long long)(at.row + i - at.from) * scan_row<D>() + D::H * D::DIM + group * D::N + j;
-			*(float4 *)(b + i * STRIDE + j - n) = there ? *(const float4 *)x : make_float4(0, 0, 0, 0);
-			*(float4 *)(c + i * STRIDE + j - n) = there ? *(const float4 *)(x + D::G * D::N) : make_float4(0, 0, 0, 0);
+			const float *x = in.x + (long long)(at.row + i - at.from) * scan_row<D>() +
+			                 D::H * D::DIM + group * D::N + j;
+			*(float4 *)(b + i * STRIDE + j - n) =
+			    there ? *(const float4 *)x : make_float4(0, 0, 0, 0);
+			*(float4 *)(c + i * STRIDE + j - n) =
+			    there ? *(const float4 *)(x + D::G * D::N) : make_float4(0, 0, 0, 0);
 		}
 	}
 
@@ -57,7 +69,8 @@ template <class D> struct alignas(16) scan_prepare {
 
 #pragma unroll
 		for (int n = 1; n < C; n *= 2) {
-			const float a = __shfl_up_sync(0xffffffffu, l, n), a_rest = __shfl_up_sync(0xffffffffu, rest, n);
+			const float a = __shfl_up_sync(0xffffffffu, l, n),
+			            a_rest = __shfl_up_sync(0xffffffffu, rest, n);
 			if (i >= n) {
 				const float sum = l + a, of_a = sum - l;
 				rest += a_rest + ((l - (sum - of_a)) + (a - of_a));
@@ -96,9 +109,12 @@ template <class D> struct alignas(16) scan_prepare {
 		for (int m = 0; m < 2; m++)
 #pragma unroll
 			for (int n = 0; n < 4; n++) {
-				const int i = m * 16 + (lane >> 2) + n / 2 * 8, j = warp * 8 + 2 * (lane & 3) + n % 2;
+				const int i = m * 16 + (lane >> 2) + n / 2 * 8,
+				          j = warp * 8 + 2 * (lane & 3) + n % 2;
 				if (i >= at.from && i < at.to)
-					to.cb[((at.row + i - at.from) * (long long)D::G + group) * C + j] = sum[m][n];
+					to.cb[((at.row + i - at.from) * (long long)D::G + group) *
+					          C +
+					      j] = sum[m][n];
 			}
 		for (int h = warp; h < D::H / D::G; h += WARPS)
 			way(in, at, group * (D::H / D::G) + h, to);
@@ -108,7 +124,8 @@ template <class D> struct alignas(16) scan_prepare {
 	__device__ __forceinline__ void
 	deal(const llmc_step &s, const scan_args &in, int n_dec, int n_seq, const scan_room &to)
 	{
-		chunk_schedule(s, n_dec, n_seq, D::G, [&](const chunk_part &at, int group) { run(in, at, group, to); });
+		chunk_schedule(s, n_dec, n_seq, D::G,
+		               [&](const chunk_part &at, int group) { run(in, at, group, to); });
 	}
 };
 
@@ -116,50 +133,92 @@ template <class D> struct alignas(16) scan_prepare {
 
 template <class D> struct alignas(16) scan_main {
 	enum {
-		C = CHUNK, WARPS = 8, COLS = 32, SLICES = (D::DIM + COLS - 1) / COLS, SHORT = C + 8,
-		KP = (D::N + 31) / 32 * 32, EACH = KP / 32 /* tiles of eight rows of S that a quarter has */, C_ROW = KP + 8, B_ROW = KP + 4
+		C = CHUNK,
+		WARPS = 8,
+		COLS = 32,
+		SLICES = (D::DIM + COLS - 1) / COLS,
+		SHORT = C + 8,
+		KP = (D::N + 31) / 32 * 32,
+		EACH = KP / 32 /* tiles of eight rows of S that a quarter has */,
+		C_ROW = KP + 8,
+		B_ROW = KP + 4
 	};
 	static_assert(D::N % 4 == 0 && D::DIM % 4 == 0, "pieces of 16 bytes");
-	float c[C * C_ROW], b[C * B_ROW];                               /* [row of the chunk][row of S] */
-	float u[COLS * SHORT], w[2][COLS * SHORT], p[C * SHORT];        /* u, w: [column][row of the chunk]; w: u d_j exp(l_last - l_j), of this chunk or the next */
-	float gain[C];                                                  /* exp(l) */
-	float4 part[3][WARPS][32];                                      /* sums for a warp, of the quarter so many behind its own */
+	float c[C * C_ROW], b[C * B_ROW]; /* [row of the chunk][row of S] */
+	float u[COLS * SHORT], w[2][COLS * SHORT],
+	    p[C * SHORT]; /* u, w: [column][row of the chunk]; w: u d_j exp(l_last - l_j), of this
+	                     chunk or the next */
+	float gain[C];    /* exp(l) */
+	float4 part[3][WARPS][32]; /* sums for a warp, of the quarter so many behind its own */
 
-	/* What this thread brings of a chunk: four columns of row `lane` of U and its l and d, four C_i.B_j */
-	struct Ahead { float4 u, cb, way; };
+	/* What this thread brings of a chunk: four columns of row `lane` of U and its l and d, four
+	 * C_i.B_j */
+	struct Ahead {
+		float4 u, cb, way;
+	};
 
-	DEV int quarter() { return (int)warp_id() / 2; }
-	DEV int side() { return (int)warp_id() % 2; }
+	DEV int
+	quarter()
+	{
+		return (int)warp_id() / 2;
+	}
+	DEV int
+	side()
+	{
+		return (int)warp_id() % 2;
+	}
 
 	DEV void
-	issue_loads(Ahead &to, const scan_args &in, const scan_room &room, const chunk_part &at, int h, int col)
+	issue_loads(Ahead &to, const scan_args &in, const scan_room &room, const chunk_part &at,
+	            int h, int col)
 	{
-		const int lane = (int)lane_id(), i = (int)threadIdx.x / 8, at_col = col + 4 * (int)warp_id();
+		const int lane = (int)lane_id(), i = (int)threadIdx.x / 8,
+		          at_col = col + 4 * (int)warp_id();
 		const long long step = at.row - at.from; /* from local rows to those of the step */
 		const bool there = lane >= at.from && lane < at.to;
 
-		to.u = there && at_col < D::DIM ? *(const float4 *)(in.x + (step + lane) * scan_row<D>() + h * D::DIM + at_col) : make_float4(0, 0, 0, 0);
-		to.way = lane >= at.from ? room.way[(long long)h * room.n + step + min(lane, at.to - 1)] : make_float4(0, 0, 0, 0);
-		to.cb = i >= at.from && i < at.to ? *(const float4 *)(room.cb + ((step + i) * D::G + scan_group<D>(h)) * C + 4 * (threadIdx.x % 8)) : make_float4(0, 0, 0, 0);
+		to.u = there && at_col < D::DIM
+		           ? *(const float4 *)(in.x + (step + lane) * scan_row<D>() + h * D::DIM +
+		                               at_col)
+		           : make_float4(0, 0, 0, 0);
+		to.way = lane >= at.from
+		             ? room.way[(long long)h * room.n + step + min(lane, at.to - 1)]
+		             : make_float4(0, 0, 0, 0);
+		to.cb =
+		    i >= at.from && i < at.to
+		        ? *(const float4 *)(room.cb + ((step + i) * D::G + scan_group<D>(h)) * C +
+		                            4 * (threadIdx.x % 8))
+		        : make_float4(0, 0, 0, 0);
 	}
 
 	/* exp(l_i - l_j) */
-	DEV float fades(float l, float rest, float of_l, float of_rest) { return expf((l - of_l) + (rest - of_rest)); }
+	DEV float
+	fades(float l, float rest, float of_l, float of_rest)
+	{
+		return expf((l - of_l) + (rest - of_rest));
+	}
 
 	__device__ __forceinline__ void
 	load_chunk(const Ahead &from, float skip, int turn)
 	{
-		const int lane = (int)lane_id(), warp = (int)warp_id(), i = (int)threadIdx.x / 8, j = 4 * ((int)threadIdx.x % 8);
+		const int lane = (int)lane_id(), warp = (int)warp_id(), i = (int)threadIdx.x / 8,
+		          j = 4 * ((int)threadIdx.x % 8);
 		const float l = from.way.x, rest = from.way.y, d = from.way.z;
-		const float left = d * fades(__shfl_sync(0xffffffffu, l, C - 1), __shfl_sync(0xffffffffu, rest, C - 1), l, rest);
-		const float l_i = __shfl_sync(0xffffffffu, l, i), rest_i = __shfl_sync(0xffffffffu, rest, i);
+		const float left = d * fades(__shfl_sync(0xffffffffu, l, C - 1),
+		                             __shfl_sync(0xffffffffu, rest, C - 1), l, rest);
+		const float l_i = __shfl_sync(0xffffffffu, l, i),
+		            rest_i = __shfl_sync(0xffffffffu, rest, i);
 		const float us[4] = { from.u.x, from.u.y, from.u.z, from.u.w };
 		float ps[4] = { from.cb.x, from.cb.y, from.cb.z, from.cb.w };
 
 #pragma unroll
 		for (int n = 0; n < 4; n++) {
-			const float l_j = __shfl_sync(0xffffffffu, l, j + n), rest_j = __shfl_sync(0xffffffffu, rest, j + n), d_j = __shfl_sync(0xffffffffu, d, j + n);
-			ps[n] = j + n > i ? 0 : ps[n] * d_j * fades(l_i, rest_i, l_j, rest_j) + (j + n == i ? skip : 0);
+			const float l_j = __shfl_sync(0xffffffffu, l, j + n),
+			            rest_j = __shfl_sync(0xffffffffu, rest, j + n),
+			            d_j = __shfl_sync(0xffffffffu, d, j + n);
+			ps[n] = j + n > i ? 0
+			                  : ps[n] * d_j * fades(l_i, rest_i, l_j, rest_j) +
+			                        (j + n == i ? skip : 0);
 			u[(4 * warp + n) * SHORT + lane] = us[n];
 			w[turn][(4 * warp + n) * SHORT + lane] = us[n] * left;
 		}
@@ -176,12 +235,18 @@ template <class D> struct alignas(16) scan_main {
 		for (int n = threadIdx.x; n < C * KP / 4; n += WARPS * 32) {
 			const int i = n / (KP / 4), j = 4 * (n % (KP / 4));
 			const bool there = i >= at.from && i < at.to && j < D::N;
-			cp_async_16_fill(to + i * stride + j, there ? in.x + (long long)(at.row + i - at.from) * scan_row<D>() + from + j : in.x, there ? 16 : 0);
+			cp_async_16_fill(
+			    to + i * stride + j,
+			    there ? in.x + (long long)(at.row + i - at.from) * scan_row<D>() +
+			                from + j
+			          : in.x,
+			    there ? 16 : 0);
 		}
 		cp_async_commit();
 	}
 
-	/* This warp's part of Y^T: its own eight rows of the chunk in mine, those of others in shared memory */
+	/* This warp's part of Y^T: its own eight rows of the chunk in mine, those of others in
+	 * shared memory */
 	__device__ __forceinline__ void
 	results(const float (&own)[EACH][4], float (&mine)[4])
 	{
@@ -194,7 +259,8 @@ template <class D> struct alignas(16) scan_main {
 		for (int e = 0; e < EACH; e++) {
 #pragma unroll
 			for (int n = 0; n < 4; n++)
-				tf32_split(own[e][n], a.hi[n / 2 + n % 2 * 2], a.lo[n / 2 + n % 2 * 2]);
+				tf32_split(own[e][n], a.hi[n / 2 + n % 2 * 2],
+				           a.lo[n / 2 + n % 2 * 2]);
 #pragma unroll
 			for (int n = 0; n < 4; n++) {
 				tf32_get(v, c + n * 8 * C_ROW + (quarter() * EACH + e) * 8, C_ROW);
@@ -204,7 +270,8 @@ template <class D> struct alignas(16) scan_main {
 #pragma unroll
 		for (int n = 0; n < 4; n++) {
 			const float2 g = *(const float2 *)(gain + n * 8 + 2 * (lane & 3));
-			const float4 sum = make_float4(acc[n][0] * g.x, acc[n][1] * g.y, acc[n][2] * g.x, acc[n][3] * g.y);
+			const float4 sum = make_float4(acc[n][0] * g.x, acc[n][1] * g.y,
+			                               acc[n][2] * g.x, acc[n][3] * g.y);
 			if (n != quarter())
 				part[((quarter() - n) & 3) - 1][n * 2 + side()][lane] = sum;
 			else {
@@ -225,7 +292,8 @@ template <class D> struct alignas(16) scan_main {
 	__device__ __forceinline__ void
 	finish(float (&mine)[4], const chunk_part &at, int h, int col, float *y) const
 	{
-		const int lane = (int)lane_id(), row = quarter() * 8 + 2 * (lane & 3), at_col = col + side() * 16 + (lane >> 2);
+		const int lane = (int)lane_id(), row = quarter() * 8 + 2 * (lane & 3),
+		          at_col = col + side() * 16 + (lane >> 2);
 
 #pragma unroll
 		for (int n = 0; n < 3; n++) {
@@ -239,7 +307,8 @@ template <class D> struct alignas(16) scan_main {
 		for (int n = 0; n < 4; n++) {
 			const int i = row + n % 2, j = at_col + n / 2 * 8;
 			if (i >= at.from && i < at.to && j < D::DIM)
-				y[((long long)(at.row + i - at.from) * D::H + h) * D::DIM + j] = mine[n];
+				y[((long long)(at.row + i - at.from) * D::H + h) * D::DIM + j] =
+				    mine[n];
 		}
 	}
 
@@ -263,7 +332,9 @@ template <class D> struct alignas(16) scan_main {
 				tf32_b v;
 #pragma unroll
 				for (int n = 0; n < 2; n++)
-					tf32_split(b[(step * 8 + 2 * (lane & 3) + n) * B_ROW + (quarter() * EACH + e) * 8 + (lane >> 2)], v.hi[n], v.lo[n]);
+					tf32_split(b[(step * 8 + 2 * (lane & 3) + n) * B_ROW +
+					             (quarter() * EACH + e) * 8 + (lane >> 2)],
+					           v.hi[n], v.lo[n]);
 				tf32_mma(own[e], a, v);
 			}
 		}
@@ -273,8 +344,11 @@ template <class D> struct alignas(16) scan_main {
 	__device__ __forceinline__ void
 	run(const llmc_step &s, const scan_args &in, const scan_room &room, int q, int h, int col)
 	{
-		const int lane = (int)lane_id(), chunks = chunk_count(s, q), b_from = D::H * D::DIM + scan_group<D>(h) * D::N, c_from = b_from + D::G * D::N;
-		const int row = quarter() * EACH * 8 + 2 * (lane & 3), at_col = side() * 16 + (lane >> 2);
+		const int lane = (int)lane_id(), chunks = chunk_count(s, q),
+		          b_from = D::H * D::DIM + scan_group<D>(h) * D::N,
+		          c_from = b_from + D::G * D::N;
+		const int row = quarter() * EACH * 8 + 2 * (lane & 3),
+		          at_col = side() * 16 + (lane >> 2);
 		const bool begins = s.pos[s.q_start[q]] == 0;
 		const float skip = in.skip[h];
 		float *state = scan_state<D>(s, in, q, h) + col, own[EACH][4];
@@ -288,7 +362,9 @@ template <class D> struct alignas(16) scan_main {
 #pragma unroll
 			for (int n = 0; n < 4; n++) {
 				const int i = row + e * 8 + n % 2, j = at_col + n / 2 * 8;
-				own[e][n] = !begins && i < D::N && col + j < D::DIM ? state[(long long)i * D::DIM + j] : 0;
+				own[e][n] = !begins && i < D::N && col + j < D::DIM
+				                ? state[(long long)i * D::DIM + j]
+				                : 0;
 			}
 		load_chunk(ahead, skip, 0);
 		cp_async_wait_all();
@@ -324,14 +400,16 @@ template <class D> struct alignas(16) scan_main {
 			}
 	}
 
-	/* Columns of heads of the sequences behind the first n_dec: one of them for a block, so nothing waits for what was in shared memory before */
+	/* Columns of heads of the sequences behind the first n_dec: one of them for a block, so
+	 * nothing waits for what was in shared memory before */
 	__device__ __forceinline__ void
 	deal(const llmc_step &s, const scan_args &in, const scan_room &room, int n_dec, int n_seq)
 	{
 		const int i = (int)blockIdx.x;
 
 		if (i < (n_seq - n_dec) * D::H * SLICES)
-			run(s, in, room, n_dec + i / SLICES / D::H, i / SLICES % D::H, i % SLICES * COLS);
+			run(s, in, room, n_dec + i / SLICES / D::H, i / SLICES % D::H,
+			    i % SLICES * COLS);
 	}
 };
 

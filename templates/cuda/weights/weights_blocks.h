@@ -1,18 +1,42 @@
-/* Weights in blocks of 32, q4_0, q4_1, q5_0, q5_1 and q8_0: the contract is in cuda/weights/weights.h. Planes of a row: nibbles (or bytes), fifth bits where
- * there are such, then each block's f16 scale d, with its minimum m behind it where there is one. */
+/* Weights in blocks of 32, q4_0, q4_1, q5_0, q5_1 and q8_0: the contract is in
+ * cuda/weights/weights.h. Planes of a row: nibbles (or bytes), fifth bits where there are such,
+ * then each block's f16 scale d, with its minimum m behind it where there is one. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_BLOCKS_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_BLOCKS_H
 
-/* 16 bytes a block: byte i has weight i and, above it, weight i + 16. FIFTH: bytes of a block's fifth bits, or 0; HEAD: bytes of d, 2, or of d and m,
- * 4: without a minimum, weights are counted from the middle. */
+/* 16 bytes a block: byte i has weight i and, above it, weight i + 16. FIFTH: bytes of a block's
+ * fifth bits, or 0; HEAD: bytes of d, 2, or of d and m, 4: without a minimum, weights are counted
+ * from the middle. */
 template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
-	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16, BLOCK = 32, PACKED = 1, BF16 = 0, ZERO = HEAD == 4 ? 0 : FIFTH ? 16 : 8 };
+	enum {
+		COLS = COLS_,
+		UNIT = 32,
+		UNITS = COLS_ / 32,
+		SPAN = 16,
+		BLOCK = 32,
+		PACKED = 1,
+		BF16 = 0,
+		ZERO = HEAD == 4 ? 0
+		       : FIFTH   ? 16
+		                 : 8
+	};
 	static constexpr int QH = w_plane(UNITS, 16), D = QH + w_plane(UNITS, FIFTH);
 	static constexpr long long ROW = D + w_plane(UNITS, HEAD);
-	struct raw { uint4 q; unsigned qh, d; };
+	struct raw {
+		uint4 q;
+		unsigned qh, d;
+	};
 
-	DEV int column(int u, int i) { return u * 32 + i; }
-	DEV int width(int) { return 32; }
+	DEV int
+	column(int u, int i)
+	{
+		return u * 32 + i;
+	}
+	DEV int
+	width(int)
+	{
+		return 32;
+	}
 
 	DEV raw
 	load(const unsigned char *row, int u, bool again = false)
@@ -29,7 +53,8 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 	{
 #pragma unroll
 		for (int e = 0; e < 2; e++)
-			b[e] = w_nibbles(w_word(r.q, c % 2 * 2 + e), c / 2) | (FIFTH ? w_fifth(r.qh >> (c * 8 + e * 4)) : 0);
+			b[e] = w_nibbles(w_word(r.q, c % 2 * 2 + e), c / 2) |
+			       (FIFTH ? w_fifth(r.qh >> (c * 8 + e * 4)) : 0);
 		d = f16_lo(r.d);
 		m = HEAD == 4 ? f16_hi(r.d) : 0;
 	}
@@ -37,20 +62,41 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 #if __CUDA_ARCH__ >= 800
 	/* Lane t has block t of four; a scale of 2 bytes comes with its neighbour's */
 	struct stream {
-		enum { UNIT = 128, CHUNKS = 4, PLANES = FIFTH ? 3 : 2, QUADS = 0, NIBBLES = 1, MINS = 0, SPLIT = 0, ADDS = HEAD == 4, ZERO = w_nibble_blocks::ZERO, TAIL = COLS % UNIT, BATCH = 4 };
+		enum {
+			UNIT = 128,
+			CHUNKS = 4,
+			PLANES = FIFTH ? 3 : 2,
+			QUADS = 0,
+			NIBBLES = 1,
+			MINS = 0,
+			SPLIT = 0,
+			ADDS = HEAD == 4,
+			ZERO = w_nibble_blocks::ZERO,
+			TAIL = COLS % UNIT,
+			BATCH = 4
+		};
 		static constexpr float GAIN = W_GAIN, SUM = HEAD == 4 ? 1 : -ZERO, UNDO = 0x1p24f;
-		struct stage { uint4 q[32]; unsigned d[FIFTH ? 64 : 32]; }; /* fifth bits behind the scales */
-		struct fragment { uint4 q; unsigned d, h; };
+		struct stage {
+			uint4 q[32];
+			unsigned d[FIFTH ? 64 : 32];
+		}; /* fifth bits behind the scales */
+		struct fragment {
+			uint4 q;
+			unsigned d, h;
+		};
 		typedef w_nibble_scale scale;
 
 		DEV constexpr int
 		place(int plane, int unit, int t)
 		{
-			return plane == 0 ? unit * 64 + t * 16 : plane == 1 ? D + unit * 4 * HEAD + t * HEAD / 4 * 4 : QH + unit * 16 + t * 4;
+			return plane == 0   ? unit * 64 + t * 16
+			       : plane == 1 ? D + unit * 4 * HEAD + t * HEAD / 4 * 4
+			                    : QH + unit * 16 + t * 4;
 		}
 
 		DEV void
-		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane,
+		         unsigned bytes)
 		{
 			static_assert(TAIL % 32 == 0, "rows of whole blocks");
 			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(at[0], QH), bytes);
@@ -63,13 +109,26 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 		load(fragment &u, const stage &s, int, int lane)
 		{
 			u.q = s.q[lane];
-			u.d = HEAD == 4 ? s.d[lane] : ((const unsigned short *)s.d)[2 * lane + (lane & 1)];
+			u.d = HEAD == 4 ? s.d[lane]
+			                : ((const unsigned short *)s.d)[2 * lane + (lane & 1)];
 			u.h = FIFTH ? s.d[32 + lane] : 0;
 		}
 
-		DEV constexpr float part(int, int i) { return i < 2 ? 1.0f : 0x1p-4f; }
-		DEV int col(int unit, int c, int t) { return unit * 128 + t * 32 + c * 4; }
-		DEV int col2(int unit, int c, int t) { return unit * 128 + t * 32 + 16 + c * 4; }
+		DEV constexpr float
+		part(int, int i)
+		{
+			return i < 2 ? 1.0f : 0x1p-4f;
+		}
+		DEV int
+		col(int unit, int c, int t)
+		{
+			return unit * 128 + t * 32 + c * 4;
+		}
+		DEV int
+		col2(int unit, int c, int t)
+		{
+			return unit * 128 + t * 32 + 16 + c * 4;
+		}
 
 		DEV void
 		scales(scale &s, const fragment &u, int, int)
@@ -79,11 +138,14 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 		}
 
 		DEV void
-		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&)[2], float2 x, int, int)
+		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2],
+		    const float (&)[2], float2 x, int, int)
 		{
 #pragma unroll
 			for (int i = 0; i < 2; i++)
-				total[i] = HEAD == 4 ? fmaf(f16_hi(u[i].d), x.x, fmaf(f16_lo(u[i].d), low[i], total[i])) : fmaf(f16_lo(u[i].d), low[i] + x.x, total[i]);
+				total[i] = HEAD == 4 ? fmaf(f16_hi(u[i].d), x.x,
+				                            fmaf(f16_lo(u[i].d), low[i], total[i]))
+				                     : fmaf(f16_lo(u[i].d), low[i] + x.x, total[i]);
 		}
 
 		template <bool WHOLE> DEV void
@@ -94,12 +156,15 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 
 			if (FIFTH) {
 				/* a bit and the next but one, 16 bits apart */
-				const unsigned a = __byte_perm(u.h, u.h >> 2, 0x5410), h = __byte_perm(u.h, u.h >> 2, 0x7632);
+				const unsigned a = __byte_perm(u.h, u.h >> 2, 0x5410),
+				               h = __byte_perm(u.h, u.h >> 2, 0x7632);
 #pragma unroll
 				for (int i = 0; i < 2; i++) {
 					const int at = 4 * c + i;
-					low[i] = h2_select(at < 4 ? a << (4 - at) : a >> (at - 4), 0x00100010u, one);
-					high[i] = h2_select(at < 8 ? h << (8 - at) : h >> (at - 8), 0x01000100u, one);
+					low[i] = h2_select(at < 4 ? a << (4 - at) : a >> (at - 4),
+					                   0x00100010u, one);
+					high[i] = h2_select(at < 8 ? h << (8 - at) : h >> (at - 8),
+					                    0x01000100u, one);
 				}
 			}
 			w_nibble_chunk<stream, WHOLE>(b, w_word(u.q, c), low, high, s);
@@ -107,20 +172,44 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 	};
 #endif
 };
-template <int COLS> struct w_q4_0 : w_bytes<w_nibble_blocks<COLS, 0, 2>> {};
-template <int COLS> struct w_q4_1 : w_bytes<w_nibble_blocks<COLS, 0, 4>> {};
-template <int COLS> struct w_q5_0 : w_bytes<w_nibble_blocks<COLS, 4, 2>> {};
-template <int COLS> struct w_q5_1 : w_bytes<w_nibble_blocks<COLS, 4, 4>> {};
+template <int COLS> struct w_q4_0 : w_bytes<w_nibble_blocks<COLS, 0, 2>> {
+};
+template <int COLS> struct w_q4_1 : w_bytes<w_nibble_blocks<COLS, 0, 4>> {
+};
+template <int COLS> struct w_q5_0 : w_bytes<w_nibble_blocks<COLS, 4, 2>> {
+};
+template <int COLS> struct w_q5_1 : w_bytes<w_nibble_blocks<COLS, 4, 4>> {
+};
 
 /* 32 signed bytes a block */
 template <int COLS_> struct w_byte_blocks {
-	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16, BLOCK = 32, PACKED = 1, BF16 = 0, ZERO = 128 };
+	enum {
+		COLS = COLS_,
+		UNIT = 32,
+		UNITS = COLS_ / 32,
+		SPAN = 16,
+		BLOCK = 32,
+		PACKED = 1,
+		BF16 = 0,
+		ZERO = 128
+	};
 	static constexpr int D = w_plane(UNITS, 32);
 	static constexpr long long ROW = D + w_plane(UNITS, 2);
-	struct raw { uint4 q[2]; unsigned d; };
+	struct raw {
+		uint4 q[2];
+		unsigned d;
+	};
 
-	DEV int column(int u, int i) { return u * 32 + i; }
-	DEV int width(int) { return 32; }
+	DEV int
+	column(int u, int i)
+	{
+		return u * 32 + i;
+	}
+	DEV int
+	width(int)
+	{
+		return 32;
+	}
 
 	DEV raw
 	load(const unsigned char *row, int u, bool again = false)
@@ -137,7 +226,8 @@ template <int COLS_> struct w_byte_blocks {
 	{
 #pragma unroll
 		for (int e = 0; e < 2; e++)
-			b[e] = w_word(r.q[c / 2], c % 2 * 2 + e) ^ 0x80808080u; /* offset by 128, so that bytes are unsigned */
+			b[e] = w_word(r.q[c / 2], c % 2 * 2 + e) ^
+			       0x80808080u; /* offset by 128, so that bytes are unsigned */
 		d = f16_lo(r.d);
 		m = 0;
 	}
@@ -145,16 +235,39 @@ template <int COLS_> struct w_byte_blocks {
 #if __CUDA_ARCH__ >= 800
 	/* A lane has 16 columns of block t / 2; scales come in pairs */
 	struct stream {
-		enum { UNIT = 64, CHUNKS = 2, PLANES = 2, QUADS = 0, NIBBLES = 0, MINS = 0, SPLIT = 0, TAIL = COLS % UNIT, BATCH = 4 };
+		enum {
+			UNIT = 64,
+			CHUNKS = 2,
+			PLANES = 2,
+			QUADS = 0,
+			NIBBLES = 0,
+			MINS = 0,
+			SPLIT = 0,
+			TAIL = COLS % UNIT,
+			BATCH = 4
+		};
 		static constexpr float GAIN = W_GAIN, SUM = -128, UNDO = 0x1p24f;
-		struct stage { uint4 q[32]; unsigned d[32]; };
-		struct fragment { uint4 q; unsigned d; };
-		struct scale { unsigned d; };
+		struct stage {
+			uint4 q[32];
+			unsigned d[32];
+		};
+		struct fragment {
+			uint4 q;
+			unsigned d;
+		};
+		struct scale {
+			unsigned d;
+		};
 
-		DEV constexpr int place(int plane, int unit, int t) { return plane == 0 ? unit * 64 + t * 16 : D + unit * 4; }
+		DEV constexpr int
+		place(int plane, int unit, int t)
+		{
+			return plane == 0 ? unit * 64 + t * 16 : D + unit * 4;
+		}
 
 		DEV void
-		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane,
+		         unsigned bytes)
 		{
 			static_assert(TAIL % 32 == 0, "rows of whole blocks");
 			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(at[0], D), bytes);
@@ -168,13 +281,30 @@ template <int COLS_> struct w_byte_blocks {
 			u.d = ((const unsigned short *)s.d)[2 * lane + (lane >> 1 & 1)];
 		}
 
-		DEV constexpr float part(int, int) { return 1.0f; }
-		DEV int col(int unit, int c, int t) { return unit * 64 + t * 16 + c * 8; }
-		DEV int col2(int unit, int c, int t) { return col(unit, c, t) + 4; }
-		DEV void scales(scale &s, const fragment &u, int, int) { s.d = h2_mul(h2_twice(u.d), W_GAIN_H); }
+		DEV constexpr float
+		part(int, int)
+		{
+			return 1.0f;
+		}
+		DEV int
+		col(int unit, int c, int t)
+		{
+			return unit * 64 + t * 16 + c * 8;
+		}
+		DEV int
+		col2(int unit, int c, int t)
+		{
+			return col(unit, c, t) + 4;
+		}
+		DEV void
+		scales(scale &s, const fragment &u, int, int)
+		{
+			s.d = h2_mul(h2_twice(u.d), W_GAIN_H);
+		}
 
 		DEV void
-		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&)[2], float2 x, int, int)
+		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2],
+		    const float (&)[2], float2 x, int, int)
 		{
 			total[0] = fmaf(f16_lo(u[0].d), low[0] + x.x, total[0]);
 			total[1] = fmaf(f16_lo(u[1].d), low[1] + x.x, total[1]);
@@ -192,13 +322,16 @@ template <int COLS_> struct w_byte_blocks {
 					b[2 * i + 1] = __byte_perm(v, 0, 0x4342);
 					continue;
 				}
-				b[2 * i] = h2_mul(h2_add(__byte_perm(v, 0x64646464u, 0x4140), 0xe480e480u), s.d);
-				b[2 * i + 1] = h2_mul(h2_add(__byte_perm(v, 0x64646464u, 0x4342), 0xe480e480u), s.d);
+				b[2 * i] = h2_mul(
+				    h2_add(__byte_perm(v, 0x64646464u, 0x4140), 0xe480e480u), s.d);
+				b[2 * i + 1] = h2_mul(
+				    h2_add(__byte_perm(v, 0x64646464u, 0x4342), 0xe480e480u), s.d);
 			}
 		}
 	};
 #endif
 };
-template <int COLS> struct w_q8_0 : w_bytes<w_byte_blocks<COLS>> {};
+template <int COLS> struct w_q8_0 : w_bytes<w_byte_blocks<COLS>> {
+};
 
 #endif

@@ -1,15 +1,31 @@
-/* Weights as elements, f32, f16 and bf16: the contract is in cuda/weights/weights.h. A row is its columns in order. */
+/* Weights as elements, f32, f16 and bf16: the contract is in cuda/weights/weights.h. A row is its
+ * columns in order. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_ELEMENTS_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_ELEMENTS_H
 
 template <int COLS_, int SIZE> struct w_elements {
-	enum { COLS = COLS_, UNIT = 16 / SIZE, UNITS = (COLS_ + UNIT - 1) / UNIT, SPAN = 16, BLOCK = 1, PACKED = 0 };
+	enum {
+		COLS = COLS_,
+		UNIT = 16 / SIZE,
+		UNITS = (COLS_ + UNIT - 1) / UNIT,
+		SPAN = 16,
+		BLOCK = 1,
+		PACKED = 0
+	};
 	static constexpr long long ROW = (long long)COLS_ * SIZE;
 	static constexpr bool WHOLE = ROW % 16 == 0;
 	typedef uint4 raw;
 
-	DEV int column(int u, int i) { return u * UNIT + i; }
-	DEV int width(int u) { return WHOLE || u < UNITS - 1 ? (int)UNIT : COLS - u * UNIT; }
+	DEV int
+	column(int u, int i)
+	{
+		return u * UNIT + i;
+	}
+	DEV int
+	width(int u)
+	{
+		return WHOLE || u < UNITS - 1 ? (int)UNIT : COLS - u * UNIT;
+	}
 
 	DEV raw
 	load(const void *row, int u)
@@ -35,26 +51,64 @@ template <int COLS_, int SIZE> struct w_elements {
 template <int COLS> struct w_halves : w_elements<COLS, 2> {
 #if __CUDA_ARCH__ >= 800
 	struct stream {
-		enum { UNIT = 32, CHUNKS = 1, PLANES = 1, QUADS = 0, NIBBLES = 0, MINS = 0, TAIL = COLS % UNIT, BATCH = 4 };
+		enum {
+			UNIT = 32,
+			CHUNKS = 1,
+			PLANES = 1,
+			QUADS = 0,
+			NIBBLES = 0,
+			MINS = 0,
+			TAIL = COLS % UNIT,
+			BATCH = 4
+		};
 		static constexpr float GAIN = 1.0f;
-		struct stage { uint4 q[32]; };
-		struct fragment { uint4 q; };
-		struct scale {};
+		struct stage {
+			uint4 q[32];
+		};
+		struct fragment {
+			uint4 q;
+		};
+		struct scale {
+		};
 
-		DEV constexpr float part(int, int) { return 1.0f; }
-		DEV constexpr int place(int, int unit, int t) { return unit * 64 + t * 16; }
+		DEV constexpr float
+		part(int, int)
+		{
+			return 1.0f;
+		}
+		DEV constexpr int
+		place(int, int unit, int t)
+		{
+			return unit * 64 + t * 16;
+		}
 
 		DEV void
-		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane,
+		         unsigned bytes)
 		{
 			static_assert(TAIL % 8 == 0, "rows of whole 16 bytes");
 			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(at[0], COLS * 2), bytes);
 		}
 
-		DEV void load(fragment &u, const stage &s, int, int lane) { u.q = s.q[lane]; }
-		DEV int col(int unit, int, int t) { return unit * 32 + t * 8; }
-		DEV int col2(int unit, int c, int t) { return col(unit, c, t) + 4; }
-		DEV void scales(scale &, const fragment &, int, int) {}
+		DEV void
+		load(fragment &u, const stage &s, int, int lane)
+		{
+			u.q = s.q[lane];
+		}
+		DEV int
+		col(int unit, int, int t)
+		{
+			return unit * 32 + t * 8;
+		}
+		DEV int
+		col2(int unit, int c, int t)
+		{
+			return col(unit, c, t) + 4;
+		}
+		DEV void
+		scales(scale &, const fragment &, int, int)
+		{
+		}
 		template <bool> DEV void
 		chunk(unsigned (&b)[4], const fragment &u, const scale &, int, int, int)
 		{
@@ -69,7 +123,8 @@ template <int COLS> struct w_f32 : w_elements<COLS, 4> {
 	DEV void
 	decode(uint4 r, int, float (&v)[4])
 	{
-		v[0] = __uint_as_float(r.x), v[1] = __uint_as_float(r.y), v[2] = __uint_as_float(r.z), v[3] = __uint_as_float(r.w);
+		v[0] = __uint_as_float(r.x), v[1] = __uint_as_float(r.y),
+		v[2] = __uint_as_float(r.z), v[3] = __uint_as_float(r.w);
 	}
 };
 

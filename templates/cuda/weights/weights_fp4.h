@@ -1,12 +1,20 @@
-/* Weights of 4 bits that are floats (E2M1) with scales of 8 bits, mxfp4 and nvfp4: the contract is in cuda/weights/weights.h. Planes of a row: four words for 32
- * columns (formats/layout_packed.h), word i of columns 4 i .. 4 i + 3 and 16 + 4 i .. 16 + 4 i + 3; a byte of scale for each 32 columns (mxfp4: a power of two) or 16 (nvfp4: e4m3); nvfp4: an f32 for all of the row. */
+/* Weights of 4 bits that are floats (E2M1) with scales of 8 bits, mxfp4 and nvfp4: the contract is
+ * in cuda/weights/weights.h. Planes of a row: four words for 32 columns (formats/layout_packed.h),
+ * word i of columns 4 i .. 4 i + 3 and 16 + 4 i .. 16 + 4 i + 3; a byte of scale for each 32
+ * columns (mxfp4: a power of two) or 16 (nvfp4: e4m3); nvfp4: an f32 for all of the row. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_FP4_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_FP4_H
 
-DEV unsigned w_reorder(unsigned v, int k) { return __funnelshift_r(v, v, 32 - k); }
+DEV unsigned
+w_reorder(unsigned v, int k)
+{
+	return __funnelshift_r(v, v, 32 - k);
+}
 
-/* A word's eight E2M1 as f16 of their value / 2^14, exactly, subnormals too: b[0] columns 0 and 2, b[1] 1 and 3, b[2] 16 and 18, b[3] 17 and 19. Sign
- * and magnitude are bits 15 and 9 to 11 of a half, a pattern that no four turns of a word lay side by side: the last two are differences of turns. */
+/* A word's eight E2M1 as f16 of their value / 2^14, exactly, subnormals too: b[0] columns 0 and 2,
+ * b[1] 1 and 3, b[2] 16 and 18, b[3] 17 and 19. Sign and magnitude are bits 15 and 9 to 11 of a
+ * half, a pattern that no four turns of a word lay side by side: the last two are differences of
+ * turns. */
 DEV void
 w_e2m1(unsigned (&b)[4], unsigned v)
 {
@@ -21,21 +29,53 @@ w_e2m1(unsigned (&b)[4], unsigned v)
 #define W_E2M1_H 0x74007400u
 
 /* 2 ^ (e - 127) */
-DEV float w_power(unsigned e) { return fmaxf(__uint_as_float(e << 23), 5.8774717541114375e-39f); }
+DEV float
+w_power(unsigned e)
+{
+	return fmaxf(__uint_as_float(e << 23), 5.8774717541114375e-39f);
+}
 /* e4m3 without a sign */
-DEV float w_e4m3_scale(unsigned b) { return f16_lo(b << 7) * 256.0f; }
+DEV float
+w_e4m3_scale(unsigned b)
+{
+	return f16_lo(b << 7) * 256.0f;
+}
 /* two of them as halves, over 256 */
-DEV unsigned w_e4m3_pair(unsigned s) { return __byte_perm(s, 0, 0x4140) << 7; }
+DEV unsigned
+w_e4m3_pair(unsigned s)
+{
+	return __byte_perm(s, 0, 0x4140) << 7;
+}
 
 template <int COLS_, bool NV> struct w_fp4_blocks {
-	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16, BLOCK = NV ? 64 : 32, PACKED = 1, BF16 = 0, SCALES = NV ? 2 : 1 };
+	enum {
+		COLS = COLS_,
+		UNIT = 32,
+		UNITS = COLS_ / 32,
+		SPAN = 16,
+		BLOCK = NV ? 64 : 32,
+		PACKED = 1,
+		BF16 = 0,
+		SCALES = NV ? 2 : 1
+	};
 	static constexpr int S = w_plane(UNITS, 16), D = S + w_plane(UNITS, SCALES);
 	static constexpr long long ROW = D + (NV ? w_plane(1, 4) : 0);
 	typedef w_fp4_blocks tile;
-	struct raw { uint4 q; unsigned s, d; };
+	struct raw {
+		uint4 q;
+		unsigned s, d;
+	};
 
-	DEV int column(int u, int i) { return u * 32 + i; }
-	DEV int width(int) { return 32; }
+	DEV int
+	column(int u, int i)
+	{
+		return u * 32 + i;
+	}
+	DEV int
+	width(int)
+	{
+		return 32;
+	}
 
 	DEV raw
 	load(const unsigned char *row, int u, bool again = false)
@@ -63,10 +103,15 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		const unsigned even = b[c / 2 * 2], odd = b[c / 2 * 2 + 1];
 		const float d = factor(r.s, r.d, c / 2);
 
-		v[0] = f16_lo(even) * W_E2M1 * d, v[1] = f16_lo(odd) * W_E2M1 * d, v[2] = f16_hi(even) * W_E2M1 * d, v[3] = f16_hi(odd) * W_E2M1 * d;
+		v[0] = f16_lo(even) * W_E2M1 * d, v[1] = f16_lo(odd) * W_E2M1 * d,
+		v[2] = f16_hi(even) * W_E2M1 * d, v[3] = f16_hi(odd) * W_E2M1 * d;
 	}
 
-	DEV void decode(const raw &r, int, float (&v)[32]) { w_decode_fours<w_fp4_blocks>(r, v); }
+	DEV void
+	decode(const raw &r, int, float (&v)[32])
+	{
+		w_decode_fours<w_fp4_blocks>(r, v);
+	}
 
 	DEV uint4
 	eight(const raw &r, int, int c)
@@ -75,28 +120,56 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 
 		four(r, c, 0, a);
 		four(r, c, 1, b);
-		return make_uint4(pack_f16(a[0], a[1]), pack_f16(a[2], a[3]), pack_f16(b[0], b[1]), pack_f16(b[2], b[3]));
+		return make_uint4(pack_f16(a[0], a[1]), pack_f16(a[2], a[3]), pack_f16(b[0], b[1]),
+		                  pack_f16(b[2], b[3]));
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has 32 columns of four, whose scales come with a neighbour's (mxfp4: with all of them) */
+	/* Lane t has 32 columns of four, whose scales come with a neighbour's (mxfp4: with all of
+	 * them) */
 	struct stream {
-		enum { UNIT = 128, CHUNKS = 4, PLANES = 2, QUADS = 0, NIBBLES = 1, MINS = 0, SPLIT = NV ? 2 : 0, ADDS = 0, TAIL = COLS_ % UNIT, BATCH = 2 };
-		static constexpr float GAIN = NV ? 0x1p-9f : W_GAIN, SUM = 1, UNDO = NV ? W_E2M1 * 256 : W_E2M1;
-		struct stage { uint4 q[32]; unsigned s[32]; };
-		struct fragment { uint4 q; unsigned s; };
-		struct scale { unsigned d[2]; };
+		enum {
+			UNIT = 128,
+			CHUNKS = 4,
+			PLANES = 2,
+			QUADS = 0,
+			NIBBLES = 1,
+			MINS = 0,
+			SPLIT = NV ? 2 : 0,
+			ADDS = 0,
+			TAIL = COLS_ % UNIT,
+			BATCH = 2
+		};
+		static constexpr float GAIN = NV ? 0x1p-9f : W_GAIN, SUM = 1,
+		                       UNDO = NV ? W_E2M1 * 256 : W_E2M1;
+		struct stage {
+			uint4 q[32];
+			unsigned s[32];
+		};
+		struct fragment {
+			uint4 q;
+			unsigned s;
+		};
+		struct scale {
+			unsigned d[2];
+		};
 
-		DEV constexpr float part(int, int) { return 1.0f; }
+		DEV constexpr float
+		part(int, int)
+		{
+			return 1.0f;
+		}
 
 		DEV constexpr int
 		place(int plane, int unit, int t)
 		{
-			return plane == 0 ? unit * 64 + t * 16 : S + unit * 4 * SCALES + t * SCALES / 4 * 4;
+			return plane == 0 ? unit * 64 + t * 16
+			                  : S + unit * 4 * SCALES + t * SCALES / 4 * 4;
 		}
 
 		DEV void
-		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane,
+		         unsigned bytes)
 		{
 			static_assert(TAIL % 32 == 0, "rows of whole blocks");
 			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(at[0], S), bytes);
@@ -107,16 +180,26 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		load(fragment &u, const stage &s, int, int lane)
 		{
 			u.q = s.q[lane];
-			u.s = NV ? ((const unsigned short *)s.s)[2 * lane + (lane & 1)] : ((const unsigned char *)s.s)[4 * lane + (lane & 3)];
+			u.s = NV ? ((const unsigned short *)s.s)[2 * lane + (lane & 1)]
+			         : ((const unsigned char *)s.s)[4 * lane + (lane & 3)];
 		}
 
-		DEV int col(int unit, int c, int t) { return unit * 128 + t * 32 + c * 4; }
-		DEV int col2(int unit, int c, int t) { return unit * 128 + t * 32 + 16 + c * 4; }
+		DEV int
+		col(int unit, int c, int t)
+		{
+			return unit * 128 + t * 32 + c * 4;
+		}
+		DEV int
+		col2(int unit, int c, int t)
+		{
+			return unit * 128 + t * 32 + 16 + c * 4;
+		}
 
 		DEV void
 		scales(scale &s, const fragment &u, int, int)
 		{
-			if (NV) { /* GAIN leaves room for W_E2M1 in them, and keeps all products exact */
+			if (NV) { /* GAIN leaves room for W_E2M1 in them, and keeps all products
+				     exact */
 				const unsigned d = h2_mul(w_e4m3_pair(u.s), 0x70007000u);
 				s.d[0] = h2_twice(d);
 				s.d[1] = h2_twice_hi(d);
@@ -127,12 +210,15 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		}
 
 		DEV void
-		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&high)[2], float2, int, int)
+		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2],
+		    const float (&high)[2], float2, int, int)
 		{
 #pragma unroll
 			for (int i = 0; i < 2; i++)
-				total[i] = NV ? fmaf(f16_lo(w_e4m3_pair(u[i].s)), low[i], fmaf(f16_hi(w_e4m3_pair(u[i].s)), high[i], total[i]))
-				              : fmaf(w_power(u[i].s), low[i], total[i]);
+				total[i] =
+				    NV ? fmaf(f16_lo(w_e4m3_pair(u[i].s)), low[i],
+				              fmaf(f16_hi(w_e4m3_pair(u[i].s)), high[i], total[i]))
+				       : fmaf(w_power(u[i].s), low[i], total[i]);
 		}
 
 		template <bool WHOLE> DEV void
@@ -141,17 +227,25 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 			w_e2m1(b, w_word(u.q, c));
 #pragma unroll
 			for (int i = 0; i < 4 && !WHOLE; i++)
-				b[i] = h2_mul(NV ? b[i] : h2_mul(b[i], W_E2M1_H), s.d[i / 2]); /* mxfp4's scales of 2^-4 and more do not have room for both factors */
+				b[i] = h2_mul(NV ? b[i] : h2_mul(b[i], W_E2M1_H),
+				              s.d[i / 2]); /* mxfp4's scales of 2^-4 and more do not
+				                              have room for both factors */
 		}
 	};
 #endif
 };
-template <int COLS> struct w_mxfp4 : w_fp4_blocks<COLS, false> {};
-template <int COLS> struct w_nvfp4 : w_fp4_blocks<COLS, true> {};
+template <int COLS> struct w_mxfp4 : w_fp4_blocks<COLS, false> {
+};
+template <int COLS> struct w_nvfp4 : w_fp4_blocks<COLS, true> {
+};
 
 template <int COLS> struct w_row_factor<w_nvfp4<COLS>> {
 	enum { HAS = 1 };
-	DEV float of(const unsigned char *row) { return __uint_as_float(ld_v1(row + w_nvfp4<COLS>::D)); }
+	DEV float
+	of(const unsigned char *row)
+	{
+		return __uint_as_float(ld_v1(row + w_nvfp4<COLS>::D));
+	}
 };
 
 #endif

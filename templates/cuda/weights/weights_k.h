@@ -1,31 +1,55 @@
-/* Weights in blocks of 256, q4_k, q5_k and q6_k: the contract is in cuda/weights/weights.h. Each block's sub-blocks have scales of their own, which are
- * themselves whole numbers times the block's f16 factors. */
+/* Weights in blocks of 256, q4_k, q5_k and q6_k: the contract is in cuda/weights/weights.h. Each
+ * block's sub-blocks have scales of their own, which are themselves whole numbers times the block's
+ * f16 factors. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_K_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_K_H
 
-/* Heads of q4_k and q5_k: f16 d and dmin, and twelve bytes that hold 6 bits of scale and of minimum of 8 sub-blocks of 32. The first four
- * have 6 bits of a byte of their own, the second four 4 bits in one word, 2 in another. */
+/* Heads of q4_k and q5_k: f16 d and dmin, and twelve bytes that hold 6 bits of scale and of minimum
+ * of 8 sub-blocks of 32. The first four have 6 bits of a byte of their own, the second four 4 bits
+ * in one word, 2 in another. */
 DEV void
 w_k_head(const uint4 &head, int j, float &d, float &m)
 {
 	const int s = j % 4 * 8;
-	const unsigned sc = j < 4 ? head.y >> s & 63 : (head.w >> s & 15) | (head.y >> (s + 6) & 3) << 4;
-	const unsigned mn = j < 4 ? head.z >> s & 63 : (head.w >> (s + 4) & 15) | (head.z >> (s + 6) & 3) << 4;
+	const unsigned sc =
+	    j < 4 ? head.y >> s & 63 : (head.w >> s & 15) | (head.y >> (s + 6) & 3) << 4;
+	const unsigned mn =
+	    j < 4 ? head.z >> s & 63 : (head.w >> (s + 4) & 15) | (head.z >> (s + 6) & 3) << 4;
 
 	d = f16_lo(head.x) * (float)sc;
 	m = -(f16_hi(head.x) * (float)mn);
 }
 
-/* Planes of q4_k: nibbles, heads. Of 32 bytes of nibbles the low ones are a sub-block and the high ones the next. Unit u: 16 bytes of nibbles,
- * columns of sub-blocks 2 k and 2 k + 1. */
+/* Planes of q4_k: nibbles, heads. Of 32 bytes of nibbles the low ones are a sub-block and the high
+ * ones the next. Unit u: 16 bytes of nibbles, columns of sub-blocks 2 k and 2 k + 1. */
 template <int COLS_> struct w_k_fours {
-	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 32, BLOCKS = COLS_ / 256, BLOCK = 256, PACKED = 1, BF16 = 0, ZERO = 0 };
+	enum {
+		COLS = COLS_,
+		UNIT = 32,
+		UNITS = COLS_ / 32,
+		SPAN = 32,
+		BLOCKS = COLS_ / 256,
+		BLOCK = 256,
+		PACKED = 1,
+		BF16 = 0,
+		ZERO = 0
+	};
 	static constexpr int MORE = 128 * BLOCKS, HEAD = MORE; /* MORE: the second plane */
 	static constexpr long long ROW = HEAD + 16 * BLOCKS;
-	struct raw { uint4 q, head; };
+	struct raw {
+		uint4 q, head;
+	};
 
-	DEV int column(int u, int i) { return u / 2 * 64 + u % 2 * 16 + (i < 16 ? i : i + 16); }
-	DEV int width(int) { return 32; }
+	DEV int
+	column(int u, int i)
+	{
+		return u / 2 * 64 + u % 2 * 16 + (i < 16 ? i : i + 16);
+	}
+	DEV int
+	width(int)
+	{
+		return 32;
+	}
 
 	DEV raw
 	load(const unsigned char *row, int u, bool again = false)
@@ -46,17 +70,51 @@ template <int COLS_> struct w_k_fours {
 	/* Lane t has half of sub-blocks t & 2 and the next of the unit's four */
 	struct order {
 		enum { PLANES = 2, SPLIT = 1, NIBBLES = 1, BATCH = 1 };
-		struct stage { uint4 q[32], d[8]; };
-		struct fragment { uint4 q, d; };
+		struct stage {
+			uint4 q[32], d[8];
+		};
+		struct fragment {
+			uint4 q, d;
+		};
 
-		DEV constexpr int more(int, int) { return 0; }
-		DEV void prefetch(stage &, const unsigned char *, const int (&)[PLANES], int) {}
-		DEV void load(fragment &, const stage &, int) {}
-		DEV constexpr int low(int t) { return t & 2; }        /* the sub-blocks of col and col2 */
-		DEV constexpr int high(int t) { return (t & 2) + 1; }
-		DEV int col(int unit, int c, int t) { return unit * 128 + (t >> 1) * 64 + (t & 1) * 16 + c * 4; }
-		DEV int col2(int unit, int c, int t) { return col(unit, c, t) + 32; }
-		DEV constexpr float part(int, int i) { return i < 2 ? 1.0f : 0x1p-4f; }
+		DEV constexpr int
+		more(int, int)
+		{
+			return 0;
+		}
+		DEV void
+		prefetch(stage &, const unsigned char *, const int (&)[PLANES], int)
+		{
+		}
+		DEV void
+		load(fragment &, const stage &, int)
+		{
+		}
+		DEV constexpr int
+		low(int t)
+		{
+			return t & 2;
+		} /* the sub-blocks of col and col2 */
+		DEV constexpr int
+		high(int t)
+		{
+			return (t & 2) + 1;
+		}
+		DEV int
+		col(int unit, int c, int t)
+		{
+			return unit * 128 + (t >> 1) * 64 + (t & 1) * 16 + c * 4;
+		}
+		DEV int
+		col2(int unit, int c, int t)
+		{
+			return col(unit, c, t) + 32;
+		}
+		DEV constexpr float
+		part(int, int i)
+		{
+			return i < 2 ? 1.0f : 0x1p-4f;
+		}
 
 		DEV void
 		whole(unsigned (&b)[4], const fragment &u, int c)
@@ -72,15 +130,18 @@ template <int COLS_> struct w_k_fours {
 #endif
 };
 
-/* Pair p of 16 in five words (formats/layout_packed.h): three pairs a word, 5 bits each in both of its halves, and of the last pair a bit in each word.
- * Below the 15th, each p = 3 k + 1 comes 32 times as large. */
+/* Pair p of 16 in five words (formats/layout_packed.h): three pairs a word, 5 bits each in both of
+ * its halves, and of the last pair a bit in each word. Below the 15th, each p = 3 k + 1 comes 32
+ * times as large. */
 DEV unsigned
 w_five(const uint4 &q, unsigned more, int p)
 {
 	const unsigned w = p / 3 < 4 ? w_word(q, p / 3) : more, top = 0x80008000u;
 
 	if (p < 15)
-		return p % 3 == 0 ? w & 0x001f001fu : p % 3 == 1 ? w & 0x03e003e0u : w >> 10 & 0x001f001fu;
+		return p % 3 == 0   ? w & 0x001f001fu
+		       : p % 3 == 1 ? w & 0x03e003e0u
+		                    : w >> 10 & 0x001f001fu;
 	unsigned v = q.x & top;
 	v = h2_select(q.y, top, v >> 1);
 	v = h2_select(q.z, top, v >> 1);
@@ -90,18 +151,40 @@ w_five(const uint4 &q, unsigned more, int p)
 
 /* Planes of q5_k: four words of each sub-block, the fifth ones, heads. Unit u: sub-block u. */
 template <int COLS_> struct w_k_fives {
-	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16, BLOCKS = COLS_ / 256, BLOCK = 256, PACKED = 1, BF16 = 0, ZERO = 0 };
+	enum {
+		COLS = COLS_,
+		UNIT = 32,
+		UNITS = COLS_ / 32,
+		SPAN = 16,
+		BLOCKS = COLS_ / 256,
+		BLOCK = 256,
+		PACKED = 1,
+		BF16 = 0,
+		ZERO = 0
+	};
 	static constexpr int MORE = 128 * BLOCKS, HEAD = MORE + 32 * BLOCKS;
 	static constexpr long long ROW = HEAD + 16 * BLOCKS;
-	struct raw { uint4 q, head; unsigned more; };
+	struct raw {
+		uint4 q, head;
+		unsigned more;
+	};
 
-	DEV int column(int u, int i) { return u * 32 + i; }
-	DEV int width(int) { return 32; }
+	DEV int
+	column(int u, int i)
+	{
+		return u * 32 + i;
+	}
+	DEV int
+	width(int)
+	{
+		return 32;
+	}
 
 	DEV raw
 	load(const unsigned char *row, int u, bool again = false)
 	{
-		return { w_read(row + 16 * u, again), w_read(row + HEAD + u / 8 * 16, again), ld_v1(row + MORE + 4 * u) };
+		return { w_read(row + 16 * u, again), w_read(row + HEAD + u / 8 * 16, again),
+			 ld_v1(row + MORE + 4 * u) };
 	}
 
 	DEV void
@@ -112,7 +195,8 @@ template <int COLS_> struct w_k_fives {
 		w_k_head(r.head, u % 8, d, m);
 #pragma unroll
 		for (int i = 0; i < 4; i++)
-			p[i] = w_five(r.q, r.more, 4 * c + i) >> (4 * c + i < 15 && (4 * c + i) % 3 == 1 ? 5 : 0);
+			p[i] = w_five(r.q, r.more, 4 * c + i) >>
+			       (4 * c + i < 15 && (4 * c + i) % 3 == 1 ? 5 : 0);
 		b[0] = __byte_perm(p[0], p[1], 0x6420);
 		b[1] = __byte_perm(p[2], p[3], 0x6420);
 	}
@@ -121,17 +205,55 @@ template <int COLS_> struct w_k_fives {
 	/* Lane t has sub-block t of the unit's four */
 	struct order {
 		enum { PLANES = 3, SPLIT = 0, NIBBLES = 0, BATCH = 1 };
-		struct stage { uint4 q[32], d[8]; unsigned more[32]; };
-		struct fragment { uint4 q, d; unsigned more; };
+		struct stage {
+			uint4 q[32], d[8];
+			unsigned more[32];
+		};
+		struct fragment {
+			uint4 q, d;
+			unsigned more;
+		};
 
-		DEV constexpr int more(int unit, int t) { return MORE + unit * 16 + t * 4; }
-		DEV void prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane) { cp_async_4(&s.more[lane], row + (unsigned)at[2]); }
-		DEV void load(fragment &u, const stage &s, int lane) { u.more = s.more[lane]; }
-		DEV constexpr int low(int t) { return t; }
-		DEV constexpr int high(int t) { return t; }
-		DEV int col(int unit, int c, int t) { return unit * 128 + t * 32 + c * 8; }
-		DEV int col2(int unit, int c, int t) { return col(unit, c, t) + 4; }
-		DEV constexpr float part(int c, int i) { return 4 * c + i < 15 && (4 * c + i) % 3 == 1 ? 0x1p-5f : 1.0f; }
+		DEV constexpr int
+		more(int unit, int t)
+		{
+			return MORE + unit * 16 + t * 4;
+		}
+		DEV void
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane)
+		{
+			cp_async_4(&s.more[lane], row + (unsigned)at[2]);
+		}
+		DEV void
+		load(fragment &u, const stage &s, int lane)
+		{
+			u.more = s.more[lane];
+		}
+		DEV constexpr int
+		low(int t)
+		{
+			return t;
+		}
+		DEV constexpr int
+		high(int t)
+		{
+			return t;
+		}
+		DEV int
+		col(int unit, int c, int t)
+		{
+			return unit * 128 + t * 32 + c * 8;
+		}
+		DEV int
+		col2(int unit, int c, int t)
+		{
+			return col(unit, c, t) + 4;
+		}
+		DEV constexpr float
+		part(int c, int i)
+		{
+			return 4 * c + i < 15 && (4 * c + i) % 3 == 1 ? 0x1p-5f : 1.0f;
+		}
 
 		DEV void
 		whole(unsigned (&b)[4], const fragment &u, int c)
@@ -148,21 +270,34 @@ template <int COLS_> struct w_k_fives {
 /* The stream of either, F: what differs is the order of its weights, F::order. */
 template <class F> struct w_k_stream : F::order {
 	typedef typename F::order O;
-	enum { COLS = F::COLS, UNIT = 128, CHUNKS = 4, QUADS = 1, MINS = 1, TAIL = COLS % UNIT, PLANES = O::PLANES };
+	enum {
+		COLS = F::COLS,
+		UNIT = 128,
+		CHUNKS = 4,
+		QUADS = 1,
+		MINS = 1,
+		TAIL = COLS % UNIT,
+		PLANES = O::PLANES
+	};
 	static constexpr float GAIN = 1.0f, SUM = -1, UNDO = 0x1p48f;
 	typedef typename O::stage stage;
 	typedef typename O::fragment fragment;
-	struct scale { unsigned d[2], mins; }; /* of col and of col2, for pairs as they are and for those that come part() times */
+	struct scale {
+		unsigned d[2], mins;
+	}; /* of col and of col2, for pairs as they are and for those that come part() times */
 
 	DEV constexpr int
 	place(int plane, int unit, int t)
 	{
-		return plane == 0 ? unit * 64 + t * 16 : plane == 1 ? F::HEAD + (unit >> 1) * 16 + t * 4 : O::more(unit, t);
+		return plane == 0   ? unit * 64 + t * 16
+		       : plane == 1 ? F::HEAD + (unit >> 1) * 16 + t * 4
+		                    : O::more(unit, t);
 	}
 
 	/* The block's head, of which a lane wants most: a quarter each */
 	DEV void
-	prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
+	prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane,
+	         unsigned bytes)
 	{
 		cp_async_16_fill(&s.q[lane], row + (unsigned)at[0], bytes);
 		cp_async_4((unsigned *)s.d + lane, row + (unsigned)at[1]);
@@ -178,37 +313,51 @@ template <class F> struct w_k_stream : F::order {
 	}
 
 	/* d and dmin */
-	DEV unsigned factors(const fragment &u) { return u.d.x; }
+	DEV unsigned
+	factors(const fragment &u)
+	{
+		return u.d.x;
+	}
 
-	/* Scales times 2^10, so that the product with W_WHOLE is no half below the normal ones, over part(); minima */
+	/* Scales times 2^10, so that the product with W_WHOLE is no half below the normal ones,
+	 * over part(); minima */
 	DEV void
 	scales(scale &s, const fragment &u, int unit, int t)
 	{
-		const bool     second = unit & 1;
-		const unsigned own = second ? 0x0f0f0f0fu : 0x3f3f3f3fu, more = second ? 0x30303030u : 0, at = O::low(t) | O::high(t) << 8;
+		const bool second = unit & 1;
+		const unsigned own = second ? 0x0f0f0f0fu : 0x3f3f3f3fu,
+		               more = second ? 0x30303030u : 0, at = O::low(t) | O::high(t) << 8;
 		const unsigned sc = ((second ? u.d.w : u.d.y) & own) | (u.d.y >> 2 & more);
 		const unsigned mn = ((second ? u.d.w >> 4 : u.d.z) & own) | (u.d.z >> 2 & more);
 
 		/* a byte in the low bits of 1024, less that */
-		const unsigned both = h2_add(__byte_perm(sc, 0x64646464u, 0x4040 + at), 0xe400e400u);
+		const unsigned both =
+		    h2_add(__byte_perm(sc, 0x64646464u, 0x4040 + at), 0xe400e400u);
 		s.mins = h2_add(__byte_perm(mn, 0x64646464u, 0x4040 + at), 0xe400e400u);
 		s.d[0] = h2_mul(h2_twice(both), 0x64006400u);
 		s.d[1] = h2_mul(h2_twice_hi(both), O::SPLIT == 1 ? 0x54005400u : 0x50005000u);
 	}
 
-	/* Lane t has sub-block t of the unit's four. The bytes of both rows go through it together, 16 bits apart: halves below the normal ones. */
+	/* Lane t has sub-block t of the unit's four. The bytes of both rows go through it together,
+	 * 16 bits apart: halves below the normal ones. */
 	DEV void
-	add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&)[2], float2 x, int unit, int t)
+	add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&)[2],
+	    float2 x, int unit, int t)
 	{
-		const bool     second = unit & 1;
-		const unsigned own = second ? 0x000f000fu : 0x003f003fu, more = second ? 0x00300030u : 0, at = 0x0400 + t * 0x0101;
-		const unsigned y = __byte_perm(u[0].d.y, u[1].d.y, at), z = __byte_perm(u[0].d.z, u[1].d.z, at), w = __byte_perm(u[0].d.w, u[1].d.w, at);
-		const unsigned sc = h2_select(second ? w : y, own, y >> 2 & more), mn = h2_select(second ? w >> 4 : z, own, z >> 2 & more);
+		const bool second = unit & 1;
+		const unsigned own = second ? 0x000f000fu : 0x003f003fu,
+		               more = second ? 0x00300030u : 0, at = 0x0400 + t * 0x0101;
+		const unsigned y = __byte_perm(u[0].d.y, u[1].d.y, at),
+		               z = __byte_perm(u[0].d.z, u[1].d.z, at),
+		               w = __byte_perm(u[0].d.w, u[1].d.w, at);
+		const unsigned sc = h2_select(second ? w : y, own, y >> 2 & more),
+		               mn = h2_select(second ? w >> 4 : z, own, z >> 2 & more);
 
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
 			const unsigned d = factors(u[i]);
-			total[i] = fmaf(f16_lo(d), (i ? f16_hi(sc) : f16_lo(sc)) * low[i], total[i]);
+			total[i] =
+			    fmaf(f16_lo(d), (i ? f16_hi(sc) : f16_lo(sc)) * low[i], total[i]);
 			total[i] = fmaf(f16_hi(d), (i ? f16_hi(mn) : f16_lo(mn)) * x.x, total[i]);
 		}
 	}
@@ -235,27 +384,57 @@ template <int COLS> struct w_q5_k : w_bytes<w_k_fives<COLS>> {
 #endif
 };
 
-/* Planes: low nibbles, two upper bits, signed scales of 16 sub-blocks of 16, f16 d. In each half of a block, weights i, i + 32, i + 64, i + 96 have
- * the low and high nibbles of bytes i and i + 32, and share byte i of the upper bits. */
+/* Planes: low nibbles, two upper bits, signed scales of 16 sub-blocks of 16, f16 d. In each half of
+ * a block, weights i, i + 32, i + 64, i + 96 have the low and high nibbles of bytes i and i + 32,
+ * and share byte i of the upper bits. */
 template <int COLS_> struct w_q6_k_planes {
-	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, BLOCKS = COLS_ / 256, BLOCK = 256, PACKED = 1, BF16 = 0, ZERO = 32 };
+	enum {
+		COLS = COLS_,
+		UNIT = 32,
+		UNITS = COLS_ / 32,
+		BLOCKS = COLS_ / 256,
+		BLOCK = 256,
+		PACKED = 1,
+		BF16 = 0,
+		ZERO = 32
+	};
 	static constexpr int QH = 128 * BLOCKS, SCALES = QH + 64 * BLOCKS, D = SCALES + 16 * BLOCKS;
 	static constexpr long long ROW = D + w_plane(BLOCKS, 2);
 
-	DEV int width(int) { return 32; }
+	DEV int
+	width(int)
+	{
+		return 32;
+	}
 
 	/* four weights: nibbles and upper bits of `part`, 0 to 3 */
-	DEV unsigned four(unsigned q, unsigned h, int part) { return w_nibbles(q, part / 2) | (h >> 2 * part & 0x03030303u) << 4; }
-	DEV float factor(unsigned d, unsigned scale) { return f16_lo(d) * (float)(signed char)scale; }
+	DEV unsigned
+	four(unsigned q, unsigned h, int part)
+	{
+		return w_nibbles(q, part / 2) | (h >> 2 * part & 0x03030303u) << 4;
+	}
+	DEV float
+	factor(unsigned d, unsigned scale)
+	{
+		return f16_lo(d) * (float)(signed char)scale;
+	}
 };
 
 /* Unit u: 16 bytes of low nibbles, columns of group a (low) and a + 2 (high) of half a block */
 template <int COLS> struct w_q6_k_units : w_q6_k_planes<COLS> {
 	typedef w_q6_k_planes<COLS> P;
 	enum { SPAN = 64 };
-	struct raw { uint4 q, qh; unsigned d; int lo, hi; };
+	struct raw {
+		uint4 q, qh;
+		unsigned d;
+		int lo, hi;
+	};
 
-	DEV int column(int u, int i) { return u / 4 * 128 + u % 4 * 16 + (i < 16 ? i : i + 48); }
+	DEV int
+	column(int u, int i)
+	{
+		return u / 4 * 128 + u % 4 * 16 + (i < 16 ? i : i + 48);
+	}
 
 	DEV raw
 	load(const unsigned char *row, int u)
@@ -275,7 +454,8 @@ template <int COLS> struct w_q6_k_units : w_q6_k_planes<COLS> {
 	{
 #pragma unroll
 		for (int e = 0; e < 2; e++)
-			b[e] = P::four(w_word(r.q, c % 2 * 2 + e), w_word(r.qh, c % 2 * 2 + e), u % 4 / 2 + c / 2 * 2);
+			b[e] = P::four(w_word(r.q, c % 2 * 2 + e), w_word(r.qh, c % 2 * 2 + e),
+			               u % 4 / 2 + c / 2 * 2);
 		d = P::factor(r.d, c < 2 ? r.lo : r.hi);
 		m = 0;
 	}
@@ -284,9 +464,16 @@ template <int COLS> struct w_q6_k_units : w_q6_k_planes<COLS> {
 /* Unit u: 32 columns in a row, low nibbles of 32 bytes or high ones */
 template <int COLS> struct w_q6_k_tile : w_q6_k_planes<COLS> {
 	typedef w_q6_k_planes<COLS> P;
-	struct raw { uint4 q[2], qh[2]; unsigned d, scales; };
+	struct raw {
+		uint4 q[2], qh[2];
+		unsigned d, scales;
+	};
 
-	DEV int column(int u, int i) { return u * 32 + i; }
+	DEV int
+	column(int u, int i)
+	{
+		return u * 32 + i;
+	}
 
 	DEV raw
 	load(const unsigned char *row, int u, bool again)
@@ -307,7 +494,8 @@ template <int COLS> struct w_q6_k_tile : w_q6_k_planes<COLS> {
 	{
 #pragma unroll
 		for (int e = 0; e < 2; e++)
-			b[e] = P::four(w_word(r.q[c / 2], c % 2 * 2 + e), w_word(r.qh[c / 2], c % 2 * 2 + e), u % 4);
+			b[e] = P::four(w_word(r.q[c / 2], c % 2 * 2 + e),
+			               w_word(r.qh[c / 2], c % 2 * 2 + e), u % 4);
 		d = P::factor(r.d, r.scales >> c / 2 * 8 & 255);
 		m = 0;
 	}
@@ -319,23 +507,51 @@ template <int COLS_> struct w_q6_k : w_bytes<w_q6_k_units<COLS_>> {
 
 #if __CUDA_ARCH__ >= 800
 	struct stream {
-		enum { UNIT = 128, CHUNKS = 4, PLANES = 3, QUADS = 1, NIBBLES = 1, MINS = 0, SPLIT = 2, ADDS = 0, ZERO = 32, TAIL = COLS_ % UNIT, BATCH = 2 };
+		enum {
+			UNIT = 128,
+			CHUNKS = 4,
+			PLANES = 3,
+			QUADS = 1,
+			NIBBLES = 1,
+			MINS = 0,
+			SPLIT = 2,
+			ADDS = 0,
+			ZERO = 32,
+			TAIL = COLS_ % UNIT,
+			BATCH = 2
+		};
 		static constexpr float GAIN = W_GAIN, SUM = -32, UNDO = 0x1p24f;
-		struct stage { uint4 q[32], h[16]; unsigned s[32]; };
-		struct fragment { uint4 q, h; uint2 s; unsigned d; };
+		struct stage {
+			uint4 q[32], h[16];
+			unsigned s[32];
+		};
+		struct fragment {
+			uint4 q, h;
+			uint2 s;
+			unsigned d;
+		};
 		typedef w_nibble_scale scale;
 
-		DEV constexpr float part(int, int i) { return i < 2 ? 1.0f : 0x1p-4f; }
+		DEV constexpr float
+		part(int, int i)
+		{
+			return i < 2 ? 1.0f : 0x1p-4f;
+		}
 
-		/* plane 2: two words of scales, and of lanes 2 and 3 the one that has the block's d */
+		/* plane 2: two words of scales, and of lanes 2 and 3 the one that has the block's d
+		 */
 		DEV constexpr int
 		place(int plane, int unit, int t)
 		{
-			return plane == 0 ? unit * 64 + t * 16 : plane == 1 ? P::QH + unit * 32 + t * 8 : t < 2 ? P::SCALES + unit * 8 + t * 4 : P::D + (unit >> 2) * 4;
+			return plane == 0   ? unit * 64 + t * 16
+			       : plane == 1 ? P::QH + unit * 32 + t * 8
+			       : t < 2      ? P::SCALES + unit * 8 + t * 4
+			                    : P::D + (unit >> 2) * 4;
 		}
 
 		DEV void
-		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane,
+		         unsigned bytes)
 		{
 			cp_async_16_fill(&s.q[lane], row + (unsigned)at[0], bytes);
 			cp_async_8((uint2 *)s.h + lane, row + (unsigned)at[1]);
@@ -351,14 +567,23 @@ template <int COLS_> struct w_q6_k : w_bytes<w_q6_k_units<COLS_>> {
 			u.d = ((const unsigned short *)&s.s[(lane & ~3) + 2])[unit >> 1 & 1];
 		}
 
-		DEV int col(int unit, int c, int t) { return unit * 128 + t * 16 + c * 4; }
-		DEV int col2(int unit, int c, int t) { return unit * 128 + 64 + t * 16 + c * 4; }
+		DEV int
+		col(int unit, int c, int t)
+		{
+			return unit * 128 + t * 16 + c * 4;
+		}
+		DEV int
+		col2(int unit, int c, int t)
+		{
+			return unit * 128 + 64 + t * 16 + c * 4;
+		}
 
 		DEV void
 		scales(scale &s, const fragment &u, int, int t)
 		{
 			const float d = f16_lo(u.d) * GAIN;
-			const float a = d * (float)(signed char)(u.s.x >> 8 * t), b = d * (float)(signed char)(u.s.y >> 8 * t);
+			const float a = d * (float)(signed char)(u.s.x >> 8 * t),
+			            b = d * (float)(signed char)(u.s.y >> 8 * t);
 
 			s.d[0] = pack_f16(a, a);
 			s.d[1] = pack_f16(b, b);
@@ -366,12 +591,16 @@ template <int COLS_> struct w_q6_k : w_bytes<w_q6_k_units<COLS_>> {
 		}
 
 		DEV void
-		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&high)[2], float2 x, int, int t)
+		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2],
+		    const float (&high)[2], float2 x, int, int t)
 		{
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				const float a = (float)(signed char)(u[i].s.x >> 8 * t), b = (float)(signed char)(u[i].s.y >> 8 * t);
-				total[i] = fmaf(f16_lo(u[i].d), fmaf(a, low[i] + x.x, b * (high[i] + x.y)), total[i]);
+				const float a = (float)(signed char)(u[i].s.x >> 8 * t),
+				            b = (float)(signed char)(u[i].s.y >> 8 * t);
+				total[i] =
+				    fmaf(f16_lo(u[i].d), fmaf(a, low[i] + x.x, b * (high[i] + x.y)),
+				         total[i]);
 			}
 		}
 
@@ -379,8 +608,10 @@ template <int COLS_> struct w_q6_k : w_bytes<w_q6_k_units<COLS_>> {
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int t)
 		{
 			const unsigned one = WHOLE ? 0 : 0x64006400u, z = w_word(u.h, c) >> (t & 2);
-			const unsigned low[2] = { h2_select(z << 4, 0x00300030u, one), h2_select(z >> 4, 0x00300030u, one) };
-			const unsigned high[2] = { h2_select(z << 4, 0x03000300u, one), h2_select(z >> 4, 0x03000300u, one) };
+			const unsigned low[2] = { h2_select(z << 4, 0x00300030u, one),
+				                  h2_select(z >> 4, 0x00300030u, one) };
+			const unsigned high[2] = { h2_select(z << 4, 0x03000300u, one),
+				                   h2_select(z >> 4, 0x03000300u, one) };
 
 			w_nibble_chunk<stream, WHOLE>(b, w_word(u.q, c), low, high, s);
 		}

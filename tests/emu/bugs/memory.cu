@@ -1,5 +1,9 @@
 // Planted bugs of addresses and of memory that nobody wrote.
-struct Args { float *a, *b, *c; int n; unsigned *u; };
+struct Args {
+	float *a, *b, *c;
+	int n;
+	unsigned *u;
+};
 
 extern "C" __global__ void
 read_beyond(Args a)
@@ -25,7 +29,9 @@ far_write(Args a)
 extern "C" __global__ void
 shared_beyond(Args a)
 {
-	struct S { float x[128]; };
+	struct S {
+		float x[128];
+	};
 	SHARED(S, s);
 	float *p = s.x;
 	p[threadIdx.x] = 0; // shared_beyond
@@ -45,7 +51,9 @@ arena_beyond(Args a)
 extern "C" __global__ void
 array_overrun(Args a)
 {
-	struct S { float x[128], y[128]; };
+	struct S {
+		float x[128], y[128];
+	};
 	SHARED(S, s);
 	s.y[threadIdx.x] = 0;
 	s.x[threadIdx.x] = 1;
@@ -70,7 +78,9 @@ unwritten(Args a)
 extern "C" __global__ void
 reads_unwritten(Args a)
 {
-	struct S { float x[128]; };
+	struct S {
+		float x[128];
+	};
 	SHARED(S, s);
 	if (!BUG || threadIdx.x < 100)
 		s.x[threadIdx.x] = 1;
@@ -88,7 +98,9 @@ null_pointer(Args a)
 extern "C" __global__ void
 other_stack(Args a)
 {
-	struct S { float *p; };
+	struct S {
+		float *p;
+	};
 	SHARED(S, s);
 	float local = a.a[threadIdx.x];
 	if (threadIdx.x == 5)

@@ -6,6 +6,7 @@ sides see the same weights. Needs torch, transformers, accelerate and gguf:
     python tests/golden/smollm2/make.py SmolLM2-135M-Instruct.Q4_1.gguf
 Each step keeps the gap between its two best logits: where it is small, rounding may decide.
 """
+
 import hashlib
 import json
 import os
@@ -29,7 +30,7 @@ PROMPTS = {
     "chat-long": chat("Explain in three sentences why the sky is blue, and why sunsets are red."),
     "chat-system": chat("Who are you?", "You answer like a pirate."),
     "code-c": "#include <stdio.h>\n\nint main(void)\n{\n\tfor (int i = 0; i < 10; i++)\n\t\t",
-    "code-python": "def fibonacci(n):\n    \"\"\"Return the n-th Fibonacci number.\"\"\"\n    ",
+    "code-python": 'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n    ',
     "json": '{"name": "Ada", "born": 1815, "works": [',
     "german": "Der schnelle braune Fuchs springt über den faulen Hund. Die Straße",
     "russian": "Москва — столица России. Население города",
@@ -55,9 +56,14 @@ with torch.no_grad():
             top = out.logits[0, -1].topk(2)
             tokens.append(int(top.indices[0]))
             gaps.append(round(float(top.values[0] - top.values[1]), 4))
-            out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+            out = model(
+                torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True
+            )
         cases.append({"name": label, "text": text, "prompt": ids, "tokens": tokens, "gaps": gaps})
-        print(f"{label:12} {len(ids):3} tokens, smallest gap {min(gaps):.3f}: {tokenizer.decode(tokens)!r}", flush=True)
+        print(
+            f"{label:12} {len(ids):3} tokens, smallest gap {min(gaps):.3f}: {tokenizer.decode(tokens)!r}",
+            flush=True,
+        )
 
 with open(path, "rb") as f:
     sha = hashlib.sha256(f.read()).hexdigest()
