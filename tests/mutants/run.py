@@ -57,17 +57,26 @@ def table(text=None):
     return rows
 
 
+def anywhere(code):
+    """Matches code however its lines are broken: any whitespace, or none, between two tokens."""
+    between = r"(?:\s|\\\n)*"
+    tokens = re.findall(r"\w+|[^\w\s]", code)
+    start = r"(?<!\w)" if code[0].isspace() else ""
+    end = r"\n" if code[-1] == "\n" else r"(?!\w)" if code[-1].isspace() else ""
+    return re.compile(start + between.join(re.escape(t) for t in tokens) + end)
+
+
 def planted(m, root=ROOT):
     """The mutant's file with the mistake in it."""
     path = root / m["file"]
     if not path.is_file():
         raise Stale(f"{m['name']}: {m['file']} is not there")
-    text = path.read_text()
-    if (n := text.count(m["old"])) != m.get("count", 1):
+    text, n = anywhere(m["old"]).subn(lambda _: m["new"], path.read_text())
+    if n != m.get("count", 1):
         raise Stale(
             f"{m['name']}: its text is in {m['file']} {n} times, expected {m.get('count', 1)}: the table is stale"
         )
-    return text.replace(m["old"], m["new"])
+    return text
 
 
 def check(rows, root=ROOT):
