@@ -108,7 +108,7 @@ def test_the_example_in_c(mpi, tmp_path):  # noqa: F811
         os.path.dirname(os.path.dirname(mpi.run)),
         os.path.dirname(os.path.abspath(os.environ.get("LLMC_LIBRARY", "build/libllmc.so"))),
     )
-    if not os.path.exists(os.path.join(folder, "include", "mpi_internal.h")):
+    if not os.path.exists(os.path.join(folder, "include", "mpi.h")):
         pytest.skip("no header of MPI")
     g = weights.Golden("llama-smol")
     g.build(tmp_path)
