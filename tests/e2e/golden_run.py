@@ -10,6 +10,7 @@ import numpy as np
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.join(ROOT, "tests", "golden"), os.path.join(ROOT, "tests")]
+import weights  # noqa: E402, F401 (other tests import it from here)
 from waiting import HANG  # noqa: E402
 
 LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
