@@ -1,17 +1,16 @@
-/* Anthropic's dialect: POST /v1/messages and /v1/messages/count_tokens. A body is turned into one
- * of OpenAI's chat, whose reader then checks it: fields, ranges, tools and the template are looked
- * at in one place. Images, documents and the server's own tools are not for us: the first two are
- * refused. */
+/* Anthropic dialect: POST /v1/messages and /v1/messages/count_tokens. A body is translated to an
+ * OpenAI chat body, whose reader checks fields, ranges, tools and the template. Images and
+ * documents are refused; tools that the provider would run are dropped. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "serve/dialects/openai.h"
 
 typedef struct Anthropic {
-	OpenAi base;       /* what openai_read fills in */
-	int32_t stop;      /* which stop sequence ended it; -1: none */
-	bool started;      /* of a stream: the message; then its blocks */
-	const char *block; /* type of the open block; NULL: none */
+	OpenAi base;       /* filled by openai_read */
+	int32_t stop;      /* index of the stop sequence that ended the answer; -1: none */
+	bool started;      /* in a stream: message_start was sent */
+	const char *block; /* type of the open block; NULL: no block is open */
 	int n_blocks;
 } Anthropic;
 
@@ -57,7 +56,8 @@ anthropic_problem(Req *r, const Problem *p)
 
 /* ---- requests ---- */
 
-/* where a block's text is; thinking is taken for itself */
+/* Return the key under which a block of this type holds its text. Thinking is handled by the
+ * caller. */
 static const char *
 block_field(const char *type)
 {
@@ -98,8 +98,8 @@ is_block(const json_t *block, const char *type)
 	return t && !strcmp(t, type);
 }
 
-/* What is said of tools leaves the blocks: calls for the same message, results as messages of their
- * own, before it. The rest is a new reference. */
+/* Move tool blocks out of the content. tool_use becomes tool_calls of the same message; tool_result
+ * becomes a message of its own before it. Returns the rest as a new reference. */
 static json_t *
 split(const json_t *content, json_t *messages, json_t *calls)
 {
@@ -146,7 +146,7 @@ add_message(json_t *messages, const char *role, const json_t *content, const cha
 
 	if (text) {
 		json_t *m = json_pack("{s:s,s:o}", "role", role, "content", text);
-		if (json_string_length(thought)) /* templates decide what they show of it */
+		if (json_string_length(thought)) /* the template decides how much of it to show */
 			json_object_set(m, "reasoning_content", thought);
 		if (json_array_size(calls))
 			json_object_set(m, "tool_calls", calls);
@@ -190,8 +190,8 @@ read_messages(const json_t *in, json_t *messages, Problem *p)
 	return true;
 }
 
-/* tools and tool_choice; tools that a provider runs itself, which have a type of their own, are
- * left out. */
+/* Translate tools and tool_choice. Tools that the provider would run have a type of their own and
+ * are dropped. */
 static bool
 read_tools(const json_t *in, json_t *out, Problem *p)
 {
@@ -259,8 +259,8 @@ static const FieldName names[] = {
 	{ NULL, NULL },
 };
 
-/* The same request as OpenAI's chat has it; NULL with a Problem. counting: only the prompt matters.
- */
+/* Translate the request to an OpenAI chat body. Returns NULL with a Problem. counting: only the
+ * prompt matters. */
 static json_t *
 translate(const json_t *in, bool counting, Problem *p)
 {
@@ -353,7 +353,8 @@ event(const Generation *g, const char *name, Strbuf *data)
 	strbuf_release(data);
 }
 
-/* fresh: tokens of the prompt that were not found in the cache are what they count as input */
+/* Append usage. input_tokens excludes tokens found in the prefix cache, as Anthropic counts
+ * them. */
 static void
 usage(Strbuf *b, int32_t n_prompt, int32_t n_cached, int32_t n_new)
 {
@@ -363,7 +364,7 @@ usage(Strbuf *b, int32_t n_prompt, int32_t n_cached, int32_t n_new)
 	            n_prompt - n_cached, n_cached, n_new);
 }
 
-/* up to "content": */
+/* Append the message up to "content": */
 static void
 message_open(const Generation *g, Strbuf *b)
 {
@@ -416,7 +417,7 @@ block_end(Generation *g)
 	own->block = NULL;
 }
 
-/* fields: of the block as it begins, behind its type */
+/* Start a content block. fields: JSON that follows its type. */
 static void
 block_begin(Generation *g, const char *type, const char *fields)
 {
@@ -503,7 +504,7 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 	case LLMC_PIECE_DONE:
 		if (g->stream) {
 			block_end(g);
-		} else { /* cut off at max_tokens it is no JSON */
+		} else { /* truncated at max_tokens: not valid JSON */
 			json_t *input =
 			    json_loadb(strbuf_str(&c->held), c->held.len, JSON_ALLOW_NUL, NULL);
 			if (json_is_object(input))
@@ -534,7 +535,7 @@ on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 	gen_pieces(g, c, ev, true, on_piece);
 }
 
-/* blocks of a whole answer: thinking, text, calls */
+/* Append the blocks of a complete answer: thinking, text, calls. */
 static void
 blocks(const Choice *c, Strbuf *b)
 {
@@ -549,7 +550,7 @@ blocks(const Choice *c, Strbuf *b)
 		json_str(b, strbuf_str(&c->text), c->text.len);
 		strbuf_putc(b, '}');
 	}
-	if (c->call.len) { /* each begins with a comma */
+	if (c->call.len) { /* each call begins with a comma */
 		size_t skip = !c->reasoning.len && !c->text.len;
 		strbuf_add(b, strbuf_str(&c->call) + skip, c->call.len - skip);
 	}

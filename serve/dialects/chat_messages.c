@@ -1,4 +1,4 @@
-/* Messages of a chat: checked, brought into the form that templates expect, and rendered. */
+/* Messages of a chat: check them, convert them to the form that templates expect, render them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 
 enum { MAX_KWARGS = 100 };
 
-/* Parts become one text; pictures and sounds are refused. */
+/* Join text parts to one string. Refuse images and audio. */
 static json_t *
 content_text(const json_t *content, size_t at, const char *role, bool may_be_null, Problem *p)
 {
@@ -105,7 +105,7 @@ out:
 	return out;
 }
 
-/* Templates want the arguments of a call as an object; the protocol has them as text. */
+/* Parse the arguments of calls: the protocol sends a string, templates expect an object. */
 static bool
 fix_calls(json_t *message, size_t at, Problem *p)
 {
@@ -177,7 +177,7 @@ one_message(const json_t *in, size_t at, Problem *p)
 		problem_memory(p);
 		return NULL;
 	}
-	/* no template knows the newer name of the system's role */
+	/* no template has "developer", the newer name of the system role */
 	if (!strcmp(name, "developer"))
 		json_object_set_new(out, "role", json_string("system"));
 	if (!fix_calls(out, at, p)) {
@@ -212,8 +212,8 @@ apply(ServedModel *model, const json_t *messages, const json_t *options, char **
 	return status;
 }
 
-/* Calls without content: some templates ask whether the content is null, others add it to a text.
- */
+/* Replace null contents with "". Some templates test for null, others append the content to a
+ * string. */
 static bool
 empty_nulls(json_t *messages)
 {
@@ -244,7 +244,7 @@ render(ServedModel *model, json_t *messages, const json_t *options, char **text,
 	               err.text);
 }
 
-/* Whether the template shows the tools of the options: without them, its text is another. */
+/* Report whether the template shows the tools in `options`: rendering without them differs. */
 static bool
 tools_shown(ServedModel *model, json_t *messages, json_t *options, const char *text, size_t n,
             bool *shown, Problem *p)
@@ -260,7 +260,8 @@ tools_shown(ServedModel *model, json_t *messages, json_t *options, const char *t
 	return true;
 }
 
-/* The prompt with its tools: as the template has them, or else told in the system message. */
+/* Render the prompt with tools. If the template does not show them, list them in the system
+ * message. */
 static bool
 with_tools(ServedModel *model, json_t **messages, json_t *options, char **text, size_t *n,
            const json_t *tools, Problem *p)
@@ -279,7 +280,7 @@ with_tools(ServedModel *model, json_t **messages, json_t *options, char **text, 
 	return render(model, *messages, options, text, n, p);
 }
 
-/* For continue_final_message: what the template put behind the last message's text goes. */
+/* Cut what the template added after the last message's content, for continue_final_message. */
 static bool
 leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 {
@@ -288,7 +289,7 @@ leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 	size_t len = last ? strlen(last) : 0;
 
 	while (len && strchr(" \n\t\r", last[len - 1]))
-		len--; /* many templates trim */
+		len--; /* many templates trim the content */
 	while (len && strchr(" \n\t\r", *last))
 		last++, len--;
 	for (size_t i = *n >= len ? *n - len + 1 : 0; len && i-- > 0;)
@@ -324,7 +325,7 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 		               "Invalid 'messages': expected an array with at least one message, "
 		               "but got %s instead.",
 		               json_is_array(in) ? "an empty array" : json_type_name(in));
-	if (json_object_size(kwargs) > MAX_KWARGS) /* each is a variable of the template */
+	if (json_object_size(kwargs) > MAX_KWARGS) /* each becomes a variable of the template */
 		return problem(p, 400, "chat_template_kwargs",
 		               "Invalid 'chat_template_kwargs': at most %d are taken, got %zu.",
 		               MAX_KWARGS, json_object_size(kwargs));

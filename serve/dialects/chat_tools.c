@@ -1,5 +1,6 @@
-/* Tools of a chat. What holds an answer to calls is a grammar: from the first token where a call
- * must come, from the mark of a call on, or beside the answer's own grammar. */
+/* Tools of a chat. A grammar constrains calls. It applies from the first token when a call is
+ * required, from the call mark on when calls are optional, or joined with the request's own
+ * grammar. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,7 @@
 
 enum { MAX_NAME = 256 };
 
-/* What each format of calls writes and reads as it is */
+/* Report whether v is a name that every call format can write and read without escapes. */
 static bool
 is_name(const json_t *v)
 {
@@ -34,7 +35,7 @@ tool_named(const json_t *tools, const char *name)
 	return NULL;
 }
 
-/* names: of the tools before it, and then its own */
+/* Check one tool. names: names of the tools before it; adds its own. */
 static bool
 check_tool(const json_t *tool, json_t *names, size_t i, Problem *p)
 {
@@ -77,7 +78,7 @@ check_tool(const json_t *tool, json_t *names, size_t i, Problem *p)
 	       problem_memory(p);
 }
 
-/* {"mode": "auto" | "required", "tools": [...]}: those of the body's that may be called */
+/* Read {"mode": "auto" | "required", "tools": [...]}: keep the listed tools only. */
 static bool
 read_allowed(const json_t *allowed, ToolUse *use, Problem *p)
 {
@@ -138,7 +139,7 @@ read_choice(const json_t *choice, ToolUse *use, bool *none, Problem *p)
 		return problem(p, 400, "tool_choice",
 		               "Invalid 'tool_choice': there is no tool '%.100s'.", name);
 	use->only = name;
-	use->one = true; /* a call of this one is asked for, not as many as the model likes */
+	use->one = true; /* a named function means one call, not any number of calls */
 	return use->forced = true;
 }
 
@@ -153,8 +154,8 @@ is_grammar(const json_t *format)
 	       json_is_string(json_object_get(format, "definition"));
 }
 
-/* Grammars of texts are no part of what the model is told: {"format": {"type": "grammar", ...}}
- * beside a function goes from *tools to use->formats. */
+/* Move grammars of custom tools, {"format": {"type": "grammar", ...}} next to a function, from
+ * *tools to use->formats. The prompt does not show them. */
 static bool
 take_formats(json_t **tools, ToolUse *use, Problem *p)
 {
@@ -225,7 +226,7 @@ tools_release(ToolUse *use)
 	use->tools = use->formats = NULL;
 }
 
-/* ---- a template without a place for tools ---- */
+/* ---- templates without tool support ---- */
 
 static bool
 add_tool(Strbuf *b, const json_t *tool)
@@ -238,7 +239,7 @@ add_tool(Strbuf *b, const json_t *tool)
 	return text != NULL;
 }
 
-/* Calls and results of an earlier turn as plain messages */
+/* Convert calls and results of earlier turns to plain messages. */
 static json_t *
 plain_message(const json_t *m)
 {
@@ -336,7 +337,7 @@ rules(const llmc_calls *c, const char *only, int flags)
 	}
 }
 
-/* The grammar waits for these; NULL: for nothing */
+/* Apply the grammar only after these strings; NULL: from the start. */
 static bool
 wait_for(Generation *g, const char *first, const char *second, Problem *p)
 {
@@ -350,8 +351,8 @@ wait_for(Generation *g, const char *first, const char *second, Problem *p)
 	return true;
 }
 
-/* The calls' rules; beside the request's own constraint the answer is of one or the other. NULL:
- * there are none. */
+/* Return the grammar of calls. With an optional call and a constraint of the request, the answer
+ * matches one or the other. NULL: this model has no call format. */
 static char *
 forced_text(const Generation *g, const ToolUse *use, const llmc_calls *c, int flags, Problem *p)
 {
@@ -370,8 +371,8 @@ forced_text(const Generation *g, const ToolUse *use, const llmc_calls *c, int fl
 	return both.data;
 }
 
-/* A grammar of the calls; where a schema cannot be compiled, arguments are any object, unless the
- * tools are strict. */
+/* Compile the grammar of calls. If a schema does not compile, arguments are any object; with strict
+ * tools it is an error. */
 static bool
 force(Generation *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 {
@@ -382,7 +383,7 @@ force(Generation *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 	int flags = (use->one ? LLMC_CALLS_ONE : 0) | (free_text ? LLMC_CALLS_BEGUN : 0);
 
 	if (free_text && !mark)
-		return true; /* nothing tells where a call begins */
+		return true; /* no mark shows where a call begins */
 	opt.strict = use->strict;
 	opt.compact = !use->forced && g->compact;
 	for (int turn = 0; turn < 2; turn++) {
@@ -394,8 +395,9 @@ force(Generation *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 			return problem(
 			    p, 400, "tool_choice",
 			    "This model's format of calls is not known: they cannot be forced.");
-		if (!text) /* it makes no calls: its answer is text, of the constraint where there
-		              is one */
+		/* the model makes no calls: its answer is text under the request's constraint, if
+		 * any */
+		if (!text)
 			return g->grammar ? wait_for(g, end, NULL, p) : true;
 		bool ok = grammar_of(g->model, LLMC_GRAMMAR_PARTS, text, strlen(text), &opt,
 		                     "tools", &made, p);
@@ -413,7 +415,7 @@ force(Generation *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 	return wait_for(g, end, free_text ? mark : NULL, p);
 }
 
-/* The tools as a reader of calls has them, with their grammars; NULL: see *p. */
+/* Return the tools for llmc_calls, with their grammars, as JSON. NULL with a Problem. */
 static char *
 tools_text(Generation *g, const ToolUse *use, Problem *p)
 {
@@ -429,7 +431,7 @@ tools_text(Generation *g, const ToolUse *use, Problem *p)
 		       *with = format ? json_copy(tool) : json_incref(tool);
 		const json_t *text = json_object_get(format, "definition");
 		const char *syntax = json_string_value(json_object_get(format, "syntax"));
-		if (format && ok) { /* a mistake in it is told as its own */
+		if (format && ok) { /* report a mistake in the format as one of the tool's */
 			llmc_grammar *made = NULL;
 			char param[400];
 			snprintf(param, sizeof param, "%s.format.definition", name);
@@ -457,7 +459,7 @@ bool
 tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Problem *p)
 {
 	if (!use->tools && (!g->dialect->pieces || atomic_load(&g->model->plain_chat)))
-		return true; /* this model's answers are text alone */
+		return true; /* answers of this model are text only */
 	char *tools = use->tools ? tools_text(g, use, p) : NULL;
 	llmc_error err = { 0 };
 
@@ -475,11 +477,11 @@ tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Pro
 	free(tools);
 	llmc_calls *first = g->choice[0].calls;
 	if (use->tools) {
-		g->er.show_special = true; /* marks may be special tokens */
+		g->er.show_special = true; /* call marks may be special tokens */
 		return force(g, use, first, p);
 	}
 	if (!llmc_calls_mark(
-	        first, LLMC_MARK_REASONING)) { /* neither reasoning nor calls: it is all text */
+	        first, LLMC_MARK_REASONING)) { /* no reasoning and no calls: all output is text */
 		for (int32_t i = 0; i < g->n; i++) {
 			llmc_calls_close(g->choice[i].calls);
 			g->choice[i].calls = NULL;

@@ -1,5 +1,5 @@
-/* Tools of a chat: which the model may call, how its template has them, and what reads its answer.
- */
+/* Tools of a chat: which ones the model may call, how they are shown to it, and how its calls are
+ * read. */
 #ifndef LLMC_SERVE_DIALECTS_CHAT_TOOLS_H
 #define LLMC_SERVE_DIALECTS_CHAT_TOOLS_H
 
@@ -8,20 +8,20 @@
 
 typedef struct ToolUse {
 	json_t *tools;    /* owned; NULL: none */
-	json_t *formats;  /* owned: of tools by name, the grammar of their one text; NULL: none */
-	const char *only; /* the one that must be called; into the body */
-	bool forced;      /* some call must come */
+	json_t *formats;  /* owned: grammar of each custom tool's input, by tool name; NULL: none */
+	const char *only; /* name of the tool that must be called; points into the body */
+	bool forced;      /* at least one call is required */
 	bool strict;      /* a schema that cannot be compiled is an error */
 	bool one;         /* no calls side by side */
 } ToolUse;
 
-/* tools, tool_choice and parallel_tool_calls of a body, which lives as long as *use. */
+/* Read tools, tool_choice and parallel_tool_calls. The body must outlive *use. */
 bool tools_read(const json_t *body, ToolUse *use, Problem *p);
 void tools_release(ToolUse *use);
-/* The messages with the tools in them, for a template that has no place for tools; a new reference,
- * NULL: out of memory. */
+/* Return the messages with the tools listed in the system message, for a template without tool
+ * support. New reference; NULL: out of memory. */
 json_t *messages_with_tools(ServedModel *model, const json_t *messages, const json_t *tools);
-/* Readers of the choices, and the grammar of calls, for the prompt as it is rendered. */
+/* Make the readers of the choices and the grammar of calls for a rendered prompt. */
 bool tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Problem *p);
 
 #endif

@@ -1,4 +1,5 @@
-/* Grammars of requests: compiled on the workers, kept for the next request with the same. */
+/* Grammars of requests, compiled by the workers and cached for requests with the same
+ * constraint. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,7 +72,7 @@ find(Grammars *c, llmc_grammar_kind kind, const char *text, size_t n,
 	return g;
 }
 
-/* In the place of the one that was used longest ago. */
+/* Insert a grammar, evicting the least recently used one. */
 static void
 keep(Grammars *c, llmc_grammar *g, llmc_grammar_kind kind, const char *text, size_t n,
      const llmc_grammar_options *opt)
@@ -114,7 +115,7 @@ grammar_of(ServedModel *m, llmc_grammar_kind kind, const char *text, size_t n,
 	return true;
 }
 
-/* The answer is held to this, alone, or beside calls of tools as the part that g->form becomes. */
+/* Constrain the answer. With tools, g->form becomes one alternative of a combined grammar. */
 static bool
 hold(Generation *g, llmc_grammar_kind kind, const char *text, size_t n,
      const llmc_grammar_options *opt, const char *param, Problem *p)
@@ -134,7 +135,7 @@ hold(Generation *g, llmc_grammar_kind kind, const char *text, size_t n,
 	return !g->form.failed || problem_memory(p);
 }
 
-/* A schema: an object, true or false, or its text */
+/* Read a schema: an object, true or false, or a string with JSON. */
 static bool
 of_schema(Generation *g, const json_t *schema, const llmc_grammar_options *opt, const char *param,
           Problem *p)
@@ -235,7 +236,7 @@ read_format(Generation *g, const json_t *v, Problem *p)
 			schema = json_object_get(inner, "schema");
 			if (!field_bool(inner, "strict", &opt.strict, p))
 				return false;
-			if (!schema || json_is_null(schema)) /* a name alone */
+			if (!schema || json_is_null(schema)) /* a name without a schema */
 				return of_any_json(g, &opt, "response_format", p);
 		}
 		if (!schema)
@@ -258,7 +259,7 @@ asks(const json_t *v)
 	return v && !json_is_null(v) && !json_is_false(v);
 }
 
-/* vLLM's object of constraints */
+/* Read vLLM's structured_outputs object. */
 static bool
 read_structured(Generation *g, const json_t *v, Problem *p)
 {

@@ -5,19 +5,18 @@
 
 #include "serve/dialects/generation.h"
 
-/* The grammars that were used last, for their masks: a request with the same schema finds them
- * made. */
+/* Cache of the most recently used grammars with their masks. */
 typedef struct Grammars Grammars;
 Grammars *grammars_open(void); /* NULL: out of memory */
 void grammars_close(Grammars *c);
 
-/* The grammar of a text, kept or compiled; it is the caller's to close. param: the field it stands
- * in, for the Problem. */
+/* Compile `text` or take it from the cache; the caller closes the grammar. param: request field
+ * named in the Problem. */
 bool grammar_of(ServedModel *m, llmc_grammar_kind kind, const char *text, size_t n,
                 const llmc_grammar_options *opt, const char *param, llmc_grammar **out, Problem *p);
-/* What a body asks for, into g->grammar and g->form: at most one constraint. */
+/* Read the constraint of a body into g->grammar and g->form; more than one is refused. */
 bool grammar_read(Generation *g, const json_t *body, Problem *p);
-/* TGI's: {"type": "json" | "json_schema" | "regex" | "grammar", "value": ...} */
+/* Read TGI's constraint: {"type": "json" | "json_schema" | "regex" | "grammar", "value": ...} */
 bool grammar_read_typed(Generation *g, const json_t *v, const char *param, Problem *p);
 
 #endif

@@ -1,6 +1,6 @@
-/* Vectors of texts: OpenAI's /v1/embeddings and Ollama's /api/embed. A model for embeddings says
- * how it pools (llmc_model_info); a request may ask for another way. A text that is too long is
- * refused unless the request says that it may be cut. */
+/* Embeddings: OpenAI's /v1/embeddings and Ollama's /api/embed. An embedding model has a default
+ * pooling (llmc_model_info), which a request may override. An input longer than the context is
+ * refused unless the request allows truncation. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@ enum { MAX_TEXTS = 2048 };
 typedef struct Embeddings {
 	OpenAi base;
 	bool base64, ollama;
-	int32_t dimensions; /* 0: all */
+	int32_t dimensions; /* 0: full length */
 } Embeddings;
 
 /* ---- requests ---- */
@@ -40,7 +40,7 @@ ids_of(const Generation *g, const json_t *list, SubRequest *sub, Problem *p)
 	return true;
 }
 
-/* How many tokens the tokenizer puts behind a text that it is given with these flags */
+/* Count the tokens that the tokenizer adds after an input with these flags. */
 static size_t
 n_behind(const ServedModel *m, int flags)
 {
@@ -107,7 +107,7 @@ embeddings_most(const Generation *g)
 	return n && n < MAX_TEXTS ? (size_t)n : MAX_TEXTS;
 }
 
-/* One text, ids of one, or a list of these. */
+/* Read one string, one list of ids, or a list of either. */
 static bool
 read_input(Generation *g, const json_t *v, bool cut, Problem *p)
 {
@@ -226,7 +226,7 @@ put_floats(Strbuf *b, const float *x, int32_t n)
 	strbuf_putc(b, ']');
 }
 
-/* The first of them, and as long as the whole was. */
+/* Truncate to n dimensions and, if `normalize`, rescale to unit length. */
 static void
 shorten(float *x, int32_t n, bool normalize)
 {

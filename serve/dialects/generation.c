@@ -1,5 +1,5 @@
-/* Prompts to the engine, events to the dialect, and who finishes what when several of them end at
- * once. */
+/* Passes prompts to the engine and its events to the dialect, and decides which thread finishes a
+ * generation when several of its requests end at once. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -133,7 +133,7 @@ submit_problem(Generation *g, llmc_status status, const llmc_error *err, Problem
 	}
 }
 
-/* Cancel what the request runs; lock held. */
+/* Cancel the engine requests of r; lock held. */
 static void
 gen_cancel(Req *r)
 {
@@ -156,7 +156,7 @@ gen_sums(const Generation *g, int32_t *n_prompt, int32_t *n_new, int32_t *n_cach
 		*n_new += g->choice[i].n_new;
 }
 
-/* All prompts are over: the last words, the counters, and the end. */
+/* Finish: all prompts are over. Send the end of the answer, update the counters, free. */
 static void
 done(Generation *g)
 {
@@ -168,7 +168,9 @@ done(Generation *g)
 
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
 	pthread_mutex_lock(&s->lock);
-	if (g->key_taken) /* before the answer: a client's next request finds its place free */
+	/* release the key's limits before the answer is sent: the client's next request must find
+	 * them free */
+	if (g->key_taken)
 		key_give(r->key, g->key_tokens);
 	bool gone = r->gone, told = g->silent || (r->ready && !g->stream);
 	r->n_prompt = n_prompt;
@@ -183,7 +185,7 @@ done(Generation *g)
 	if (!gone && !told && r->generates) {
 		Metrics *m = &r->slot->metrics;
 		if (g->failed) {
-			if (g->stream) /* else the answer counts it */
+			if (g->stream) /* a complete answer counts itself */
 				m->failure[ERR_GENERATION]++;
 		} else {
 			m->success++;
@@ -221,7 +223,7 @@ done(Generation *g)
 	gen_free(g);
 }
 
-/* A sub begins or ends; whoever brings it to nothing finishes the Gen. */
+/* Count a sub-request in or out. The call that brings the count to 0 finishes the Generation. */
 static void
 settle(Generation *g, int delta, bool submitted)
 {
@@ -268,7 +270,7 @@ gen_start(Generation *g, Problem *p)
 	if (r->key && g->er.priority < r->key->priority)
 		g->er.priority = r->key->priority;
 	if (r->answered)
-		g->er.priority = PRIORITY_MOST + 1; /* behind all clients */
+		g->er.priority = PRIORITY_MOST + 1; /* lower priority than any client's */
 	if (r->key)
 		g->failed = !(ok = g->key_taken = key_take(r->key, g->key_tokens, p));
 	g->submitting = true;
@@ -312,7 +314,7 @@ gen_start(Generation *g, Problem *p)
 		return true;
 	}
 	pthread_mutex_lock(&s->lock);
-	g->silent = true; /* what had begun ends without a word */
+	g->silent = true; /* sub-requests that were submitted end without output */
 	pthread_mutex_unlock(&s->lock);
 	settle(g, 0, true);
 	return false;
@@ -330,7 +332,7 @@ gen_handle(Req *r, const Dialect *d, GenReadFn read, const void *how)
 		problem_memory(&p);
 	bool ok = g && read(g, o, how, &p);
 	json_decref(o);
-	bool stream = ok && g->stream; /* g may be gone once it has started */
+	bool stream = ok && g->stream; /* g may be freed once it has started */
 	if (!ok)
 		gen_free(g);
 	if (!ok || !gen_start(g, &p))
@@ -404,7 +406,7 @@ gen_pieces(Generation *g, Choice *c, const llmc_event *ev, bool last, GenPieceFn
 	c->n_reasoning += l.reasoned && !last;
 }
 
-/* Bytes that an answer has gathered where events of this choice go. */
+/* Bytes of output buffered for this choice. */
 static size_t
 gathered(const SubRequest *sub, const Choice *c)
 {

@@ -1,4 +1,4 @@
-/* What the server is and how it fares: models, TGI's info, health, version. */
+/* Information about the server: models, TGI's info, health, version. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ answer(Req *r, Strbuf *b)
 	req_answer(r, 200, type_json, b);
 }
 
-/* Anthropic's clients ask for models at the same paths as OpenAI's. */
+/* Report whether the client is Anthropic's: both APIs list models at the same paths. */
 static bool
 is_anthropic(Req *r)
 {
@@ -25,7 +25,7 @@ info_problem(Req *r, const Problem *p)
 	(is_anthropic(r) ? anthropic_problem : openai_problem)(r, p);
 }
 
-/* OpenAI's form; max_model_len is vLLM's, meta llama.cpp's. */
+/* Append OpenAI's form; max_model_len is vLLM's, meta is llama.cpp's. */
 static void
 one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 {
@@ -72,7 +72,7 @@ info_models(Req *r)
 		(anthropic ? one_anthropic : one_model)(s, last, &b);
 	}
 	strbuf_putc(&b, ']');
-	if (anthropic) /* all are on the first page */
+	if (anthropic) /* all models fit on the first page */
 		json_printf(&b, ",\"has_more\":false,\"first_id\":%s,\"last_id\":%s",
 		            first ? first->name : NULL, last ? last->name : NULL);
 	pthread_mutex_unlock(&s->lock);
@@ -163,8 +163,8 @@ failed(Generation *g, const Problem *p)
 
 static const Dialect health = { .done = well, .problem = failed };
 
-/* The first time a token is really made, by each engine; later its own word is taken. One that
- * sleeps or is being opened is not ill. */
+/* Health check. The first check of each engine generates one token; later ones use the engine's
+ * state. A model that sleeps or is being opened counts as healthy. */
 void
 info_health(Req *r)
 {
@@ -189,7 +189,7 @@ info_health(Req *r)
 		                                                              : LLMC_POOL_LAST;
 		if (gen_start(g, &p))
 			return;
-		if (p.status == 429) /* busy is not ill */
+		if (p.status == 429) /* busy is healthy */
 			req_answer(r, 200, NULL, NULL);
 		else
 			unwell(r);

@@ -1,6 +1,6 @@
-/* How busy this replica is and what it serves, as routers ask for it: SGLang's gateway by GET
- * /get_load and GET /model_info, Envoy and others by the header endpoint-load-metrics-format on any
- * request (ORCA, Open Request Cost Aggregation; vLLM answers it alike). */
+/* Load and capabilities of this replica, for routers. SGLang's gateway calls GET /get_load and GET
+ * /model_info. Envoy and others send the header endpoint-load-metrics-format with any request
+ * (ORCA, Open Request Cost Aggregation), as with vLLM. */
 #include <string.h>
 #include <strings.h>
 

@@ -1,5 +1,5 @@
-/* Adapters while the server runs, as vLLM has it: /v1/load_lora_adapter and
- * /v1/unload_lora_adapter. Off unless a folder is named that they may come from. */
+/* LoRA adapters at run time, as in vLLM: /v1/load_lora_adapter and /v1/unload_lora_adapter. Off
+ * unless the server has an adapter folder. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,8 +24,7 @@ text_field(const json_t *o, const char *key, const char **out, Problem *p)
 	return true;
 }
 
-/* The folder that is meant, malloc'd: of `path`, or of what lies so below the server's folder;
- * nothing else is opened for a client. */
+/* Resolve `path` to a folder below the adapter folder; malloc'd. Clients can open nothing else. */
 static char *
 allowed(const Server *s, const char *path, Problem *p)
 {

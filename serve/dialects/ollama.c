@@ -1,6 +1,6 @@
-/* Ollama's dialect: POST /api/chat and /api/generate, and what its clients ask beside them. Streams
- * are lines of JSON, and on unless the body says otherwise. A body is turned into one of OpenAI's
- * chat, whose reader then checks it. Images are refused by name. */
+/* Ollama dialect: POST /api/chat, /api/generate and the other calls of its clients. Streams are
+ * lines of JSON and on by default. A body is translated to an OpenAI chat body, whose reader checks
+ * it. Images are refused. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 #include "serve/dialects/openai.h"
 
 typedef struct Ollama {
-	OpenAi base; /* what openai_read fills in */
-	bool chat;   /* else generate: "response" in place of "message" */
+	OpenAi base; /* filled by openai_read */
+	bool chat;   /* false: generate, which has "response" instead of "message" */
 } Ollama;
 
 static const char type_lines[] = "application/x-ndjson";
@@ -28,7 +28,7 @@ ollama_problem(Req *r, const Problem *p)
 
 /* ---- requests ---- */
 
-/* Ways to draw a token that are not ours; nothing, 0 and what off names ask for nothing. */
+/* Refuse samplers that llmc does not have, unless their value disables them. */
 static bool
 refuse_options(const json_t *o, Problem *p)
 {
@@ -57,8 +57,8 @@ copy_option(const json_t *from, const char *theirs, json_t *to, const char *ours
 		json_object_set(to, ours, v);
 }
 
-/* Fields of "options"; those that shape the runner, such as num_ctx or num_gpu, are the server's
- * own settings here. */
+/* Translate "options". Options that configure the runner, such as num_ctx or num_gpu, are ignored:
+ * they are server settings here. */
 static bool
 read_options(const json_t *in, json_t *out, Problem *p)
 {
@@ -131,7 +131,7 @@ read_think(const json_t *think, json_t *out, Problem *p)
 	       problem_memory(p);
 }
 
-/* The part that chat and generate share. */
+/* Translate the fields that chat and generate share. */
 static json_t *
 translate(const json_t *in, Problem *p)
 {
@@ -247,8 +247,7 @@ static const FieldName names[] = {
 	{ NULL, NULL },
 };
 
-/* Nothing to answer asks for the model to be there, as it is by now: a generation without a prompt.
- */
+/* Answer a request without a prompt, by which clients load a model. It is loaded by now. */
 static bool
 read_generate(Generation *g, const json_t *o, Problem *p)
 {
@@ -274,8 +273,8 @@ read_chat(Generation *g, const json_t *o, Problem *p)
 
 /* ---- answers ---- */
 
-/* {"model":..., and what was said: text, reasoning, calls and tokens' log probabilities as JSON
- * without brackets; each may be empty */
+/* Append {"model":..., text, reasoning, calls and log probabilities. The arguments are JSON without
+ * brackets; each may be empty. */
 static void
 line_open(const Generation *g, Strbuf *b, const char *text, size_t n, const Strbuf *thinking,
           const Strbuf *calls, Strbuf *places)
@@ -354,7 +353,8 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 	case LLMC_PIECE_ARGUMENTS:
 		strbuf_add(&c->held, text, n);
 		break;
-	case LLMC_PIECE_DONE: { /* an object here, not text: what was cut off is none */
+	/* Ollama has an object here, not a string; a truncated call is not an object */
+	case LLMC_PIECE_DONE: {
 		json_t *o = json_loadb(strbuf_str(&c->held), c->held.len, JSON_ALLOW_NUL, NULL);
 		if (json_is_object(o))
 			strbuf_add(&c->call, strbuf_str(&c->held), c->held.len);
@@ -395,7 +395,7 @@ on_done(Generation *g)
 
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
 	line_open(g, &b, strbuf_str(&c->text), c->text.len, &c->reasoning, &c->call,
-	          &c->col[2]); /* nothing, in a stream */
+	          &c->col[2]); /* empty in a stream */
 	strbuf_puts(&b, "\"done\":true,");
 	json_printf(
 	    &b,
@@ -477,8 +477,8 @@ details(const Slot *t, Strbuf *b) /* lock held */
 	            t->parent ? t->parent : "", i->family, i->family, size, level);
 }
 
-/* Of what we know of the model: the same for the same one, also in another server; clients compare
- * it and show its first digits. */
+/* Derive a digest from the model's properties. It is equal for the same model on any server;
+ * clients compare it and show its first digits. */
 static void
 digest(const Slot *t, char hex[65])
 {
@@ -494,7 +494,7 @@ digest(const Slot *t, char hex[65])
 	strbuf_release(&b);
 }
 
-/* Without its closing brace. */
+/* Append one model without its closing brace. */
 static void
 one_model(const Slot *t, int64_t bytes, Strbuf *b) /* lock held */
 {
@@ -528,7 +528,7 @@ ollama_tags(Req *r)
 	req_answer(r, 200, type_json, &b);
 }
 
-/* Models that are there, with what their engines take, and until when. */
+/* List loaded models with the memory of their engines and their expiry time. */
 void
 ollama_ps(Req *r)
 {
@@ -566,7 +566,7 @@ ollama_show(Req *r)
 	Strbuf b = { 0 };
 	json_t *in = body_object(&r->body, &p);
 
-	if (in && !json_object_get(in, "model")) /* as older clients say it */
+	if (in && !json_object_get(in, "model")) /* older clients send "name" */
 		json_object_set(in, "model", json_object_get(in, "name"));
 	json_t *o = in ? translate(in, &p) : NULL;
 	bool ok = o && openai_model(r, o, &p);
@@ -580,7 +580,7 @@ ollama_show(Req *r)
 	pthread_mutex_lock(&r->srv->lock);
 	const llmc_model_info *i = &t->about.info;
 	const char *template = t->model ? llmc_chat_template(t->model->back.tok)
-	                                : NULL; /* of one that sleeps it is not read */
+	                                : NULL; /* unknown for a model that sleeps */
 	json_printf(&b, "{\"modelfile\":\"\",\"parameters\":\"\",\"template\":%s,\"modified_at\":",
 	            template ? template : "");
 	json_time(&b, r->srv->started);

@@ -1,4 +1,4 @@
-/* What OpenAI's chat and completions share: fields with their ranges and refusals, frames, usage,
+/* Shared by OpenAI's chat and completions: fields with ranges and refusals, frames, usage,
  * errors. */
 #include <math.h>
 #include <stdlib.h>
@@ -54,7 +54,7 @@ openai_model(Req *r, const json_t *o, Problem *p)
 	const json_t *v = json_object_get(o, "model");
 
 	if (!v || json_is_null(v))
-		return true; /* the first, or the only one */
+		return true; /* the first model or the only one */
 	if (!json_is_string(v))
 		return problem(p, 400, "model",
 		               "Invalid type for 'model': expected a string, but got %s instead.",
@@ -68,7 +68,7 @@ openai_model(Req *r, const json_t *o, Problem *p)
 	return true;
 }
 
-/* What would change the answer and is not done is refused, not passed over. */
+/* Refuse fields that would change the answer and are not implemented. */
 static bool
 check_unsupported(const json_t *o, Problem *p)
 {
@@ -79,7 +79,7 @@ check_unsupported(const json_t *o, Problem *p)
 		"function_call",     "audio",
 		"modalities",        "web_search_options",
 	};
-	/* values that ask for nothing */
+	/* values that disable a field */
 	static const struct {
 		const char *key, *word;
 	} harmless[] = { { "function_call", "none" }, { "modalities", "text" } };
@@ -102,7 +102,7 @@ check_unsupported(const json_t *o, Problem *p)
 	return true;
 }
 
-/* llama.cpp mixes adapters by scales, from request to request. */
+/* Refuse llama.cpp's per-request adapter scales. */
 static bool
 check_lora(const json_t *o, Problem *p)
 {
@@ -227,8 +227,8 @@ read_bias(Generation *g, const json_t *o, Problem *p)
 	return true;
 }
 
-/* vLLM's cache_salt: who does not know it finds no pages of the prompt, and so cannot tell by time
- * what was asked. */
+/* Hash vLLM's cache_salt into the prefix cache key. Without the salt a client cannot find the
+ * prompt's pages, so timing reveals nothing about the prompt. */
 static bool
 read_salt(Generation *g, const json_t *o, Problem *p)
 {
@@ -249,8 +249,8 @@ read_salt(Generation *g, const json_t *o, Problem *p)
 	return true;
 }
 
-/* Fields of LLMC_SAMPLING_OPTIONS. In HTTP top_k -1 is off, top_p 0 selects the most likely token,
- * and repetition_penalty 0 is an error. */
+/* Read the fields of LLMC_SAMPLING_OPTIONS. Over HTTP top_k -1 is off, top_p 0 selects the most
+ * likely token and repetition_penalty 0 is an error. */
 static bool
 read_sampling(Generation *g, const json_t *o, Problem *p)
 {
@@ -282,7 +282,7 @@ read_sampling(Generation *g, const json_t *o, Problem *p)
 	return true;
 }
 
-/* The fields that all routes have. */
+/* Read the fields that all routes have. */
 static bool
 read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p)
 {
@@ -353,21 +353,22 @@ openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p)
 	return true;
 }
 
-/* The row of the name that s begins with, as a whole: behind it the name ends, or a place within
- * the field is told. */
+/* Find the row whose name is a prefix of s and is followed by the end or by a path into the
+ * field. */
 static const FieldName *
 name_at(const FieldName *names, const char *s, const char *ends)
 {
 	for (; names->ours; names++) {
 		size_t n = strlen(names->ours);
-		if (!strncmp(s, names->ours, n) && strchr(ends, s[n])) /* also at the end of s */
+		/* strchr also accepts the end of s */
+		if (!strncmp(s, names->ours, n) && strchr(ends, s[n]))
 			return names;
 	}
 	return NULL;
 }
 
-/* What a chat's reader said is told with the names of the body: in quotes, as all of its texts have
- * them, and as the param. */
+/* Replace chat field names in a Problem by the names in the client's body, in param and in
+ * quotes. */
 void
 openai_rename(const FieldName *names, Problem *p)
 {
@@ -510,7 +511,7 @@ openai_finish(const Choice *c)
 void
 openai_logprob(Strbuf *b, float x)
 {
-	/* JSON has no infinity; this is what the API says of impossible tokens */
+	/* JSON has no infinity; the API uses -9999 for impossible tokens */
 	json_num(b, isinf(x) ? -9999.0 : (double)x, 9);
 }
 
@@ -531,8 +532,8 @@ place_token(const Generation *g, Strbuf *b, int32_t id, float lp)
 	strbuf_release(&raw);
 }
 
-/* A token whose text may be held back: where that stands in the answer, and how long its log
- * probability is. Choice.col[0] has the log probabilities, col[1] these. */
+/* Byte range of a token in the output, and the length of its JSON. Its text may be held back.
+ * Choice.col[0] has the log probabilities, col[1] the TextPositions. */
 typedef struct TextPosition {
 	size_t from, to, n_json;
 } TextPosition;
@@ -566,8 +567,8 @@ drop(Strbuf *b, size_t n)
 	b->len -= n;
 }
 
-/* Of those before the text nothing is told: they are marks, reasoning or calls. A token without
- * text belongs to what stands behind it. */
+/* Skip tokens before the range: they are marks, reasoning or calls. A token without text belongs to
+ * the text after it. */
 void
 openai_places_of(Choice *c, size_t n, Strbuf *out)
 {

@@ -1,10 +1,10 @@
-/* OpenAI's chat: messages through the template, answers as messages and deltas. */
+/* OpenAI's chat: renders messages by the template; answers are messages and deltas. */
 #include <stdlib.h>
 
 #include "serve/dialects/openai.h"
 #include "serve/dialects/chat_tools.h"
 
-/* -1: as many as the context holds */
+/* Read max_tokens; -1: up to the end of the context. */
 static bool
 new_tokens(const json_t *o, const char *key, int64_t *out, bool *set, Problem *p)
 {
@@ -82,7 +82,7 @@ logprobs_object(const Generation *g, Strbuf *b, const Strbuf *places)
 
 /* ---- answers ---- */
 
-/* delta: an object without its braces; finish NULL: not yet */
+/* Send a delta. delta: object without its braces; finish NULL: not over. */
 static void
 frame(const Generation *g, const Choice *c, const Strbuf *delta, const Strbuf *places,
       const char *finish)
@@ -109,7 +109,7 @@ frame_of(const Generation *g, const Choice *c, Strbuf *delta, const Strbuf *plac
 	strbuf_release(delta);
 }
 
-/* What comes before the first token of a choice: the role. */
+/* Send the role before a choice's first token. */
 static void
 begin(const Generation *g, Choice *c)
 {
@@ -161,7 +161,7 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 			strbuf_add(&c->reasoning, text, n);
 			return;
 		}
-		strbuf_puts(&delta, "\"reasoning_content\":"); /* both names are in use */
+		strbuf_puts(&delta, "\"reasoning_content\":"); /* clients use either name */
 		json_str(&delta, text, n);
 		strbuf_puts(&delta, ",\"reasoning\":");
 		json_str(&delta, text, n);

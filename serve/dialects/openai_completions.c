@@ -1,4 +1,4 @@
-/* OpenAI's completions: prompts as text or ids, echo, and log probabilities in four columns. */
+/* OpenAI's completions: prompts as strings or ids, echo, and log probabilities in four columns. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -135,7 +135,7 @@ read_completion(Generation *g, const json_t *o, Problem *p)
 
 /* ---- log probabilities ---- */
 
-/* A token as text: when its bytes are no whole characters, written out as the older API does. */
+/* Append a token as text. Incomplete UTF-8 is written as "bytes:\x..", as the older API does. */
 static void
 token_text(const Generation *g, int32_t id, Strbuf *out)
 {
@@ -160,7 +160,7 @@ comma(Strbuf *b)
 		strbuf_putc(b, ',');
 }
 
-/* completions: a place in the four columns tokens, token_logprobs, top_logprobs, text_offset */
+/* Append an entry to the four columns tokens, token_logprobs, top_logprobs, text_offset. */
 static void
 completion_place(const Generation *g, Strbuf col[4], const llmc_event *ev, bool first,
                  int64_t offset)
@@ -215,7 +215,7 @@ logprobs_object(const Generation *g, Strbuf *b, const Strbuf col[4])
 
 /* ---- answers ---- */
 
-/* finish NULL: not yet; col NULL: a text of no token */
+/* Append a choice. finish NULL: not over; col NULL: text without tokens. */
 static void
 frame(const Generation *g, const Choice *c, const char *text, size_t n_text, const Strbuf *col,
       const char *finish)
@@ -234,7 +234,7 @@ frame(const Generation *g, const Choice *c, const char *text, size_t n_text, con
 	openai_frame_close(g, &b, finish);
 }
 
-/* What comes before the first token of a choice: the prompt's echo. */
+/* Send the echo of the prompt before a choice's first token. */
 static void
 begin(const Generation *g, const SubRequest *sub, Choice *c)
 {

@@ -1,7 +1,7 @@
-/* OpenAI's responses: POST /v1/responses, whole or as its events. Nothing is kept: the whole
- * conversation comes in `input`. A body is turned into one of the chat (responses_in.c). An answer
- * is a list of items (reasoning, message, calls), each told as it begins, grows and ends; ids and
- * numbers of an item are the same in all events and in the last one, which has everything. */
+/* OpenAI's responses: POST /v1/responses, complete or as events. The server stores nothing: `input`
+ * holds the whole conversation. responses_in.c translates a body to a chat body. An answer is a
+ * list of items (reasoning, message, calls). Events report when an item begins, grows and ends; an
+ * item keeps its id and index through all events and in the final response. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,8 @@ typedef enum ItemKind { ITEM_NONE, ITEM_MESSAGE, ITEM_REASONING, ITEM_CALL, ITEM
 static const struct {
 	const char *type, *prefix, *event, *key;
 } kinds[] = {
-	/* event: of its growth and end; key: where its end has all */
+	/* event: infix of its delta and done events; key: field with the whole text in the done
+	 * event */
 	[ITEM_MESSAGE] = { "message", "msg", "output_text", "text" },
 	[ITEM_REASONING] = { "reasoning", "rs", "reasoning_text", "text" },
 	[ITEM_CALL] = { "function_call", "fc", "function_call_arguments", "arguments" },
@@ -21,18 +22,18 @@ static const struct {
 
 enum {
 	COL_ITEM = 2
-}; /* Choice.col: log probabilities of the open item, behind the columns of openai_place() */
+}; /* Choice.col of the open item's log probabilities, after the columns of openai_place() */
 
 typedef struct Responses {
-	OpenAi base; /* what openai_read fills in */
+	OpenAi base; /* filled by openai_read */
 	int n_events, n_items;
 	bool started;
-	ItemKind open; /* its text grows in Choice.text, items that are over lie in Choice.call */
+	ItemKind open; /* its text grows in Choice.text; finished items are in Choice.call */
 	char id[40], call_id[40];
-	Strbuf name;    /* of the tool that the open call is for */
-	json_t *custom; /* names of custom tools, the reader's own copies */
-	size_t n_read; /* of a custom call, whose arguments lie in Choice.held: where its input goes
-	                  on; 0: it has not begun */
+	Strbuf name;    /* tool of the open call */
+	json_t *custom; /* names of custom tools, copied by the reader */
+	/* offset of the next input byte of a custom call in Choice.held; 0: not begun */
+	size_t n_read;
 	bool input_over;
 } Responses;
 
@@ -53,7 +54,7 @@ read_chat(Generation *g, const json_t *o, Problem *p)
 			                                       json_object_get(tool, "name"))));
 	char *text = json_dumps(kept, JSON_COMPACT);
 	size_t n = text ? strlen(text) : 0;
-	if (n > 2) /* without its braces, behind other fields */
+	if (n > 2) /* without its braces, after other fields */
 		strbuf_add(&g->asked, text + 1, n - 2);
 	free(text);
 	if (n <= 2 || g->asked.failed)
@@ -61,9 +62,9 @@ read_chat(Generation *g, const json_t *o, Problem *p)
 	return req_charge(g->req, g->asked.cap) || problem_busy(p);
 }
 
-/* ---- answers ---- */
+/* Send an event. fields: JSON after type and sequence_number, with a leading comma; released. */
 
-/* fields: behind type and sequence_number, with their comma; released */
+/* Send an event. fields: JSON after type and sequence_number, with a leading comma; released. */
 static void
 event(const Generation *g, const char *type, Strbuf *fields)
 {
@@ -82,7 +83,7 @@ event(const Generation *g, const char *type, Strbuf *fields)
 	strbuf_release(fields);
 }
 
-/* items NULL: none yet; error NULL: none */
+/* Append the response object. items NULL: none yet; error NULL: none. */
 static void
 response(const Generation *g, Strbuf *b, const char *status, const Choice *c, const Problem *error)
 {
@@ -155,7 +156,7 @@ logprobs(Strbuf *b, const Strbuf *places)
 	strbuf_putc(b, ']');
 }
 
-/* the text of a message, as a part */
+/* Append a message's text as a content part. */
 static void
 part(const Choice *c, Strbuf *b)
 {
@@ -166,7 +167,7 @@ part(const Choice *c, Strbuf *b)
 	strbuf_putc(b, '}');
 }
 
-/* The open item as it stands; while it grows it has no text yet. */
+/* Append the open item. While it grows, its text is empty. */
 static void
 item(const Generation *g, const Choice *c, Strbuf *b, const char *status)
 {
@@ -195,7 +196,7 @@ item(const Generation *g, const Choice *c, Strbuf *b, const char *status)
 	strbuf_puts(b, "]}");
 }
 
-/* where an event of the open item belongs */
+/* Append the ids and indices that locate the open item. */
 static void
 place(const Generation *g, Strbuf *b)
 {
@@ -206,7 +207,7 @@ place(const Generation *g, Strbuf *b)
 		strbuf_puts(b, ",\"content_index\":0");
 }
 
-/* An event of the open item with a part (of a message) or with the item itself. */
+/* Send an event of the open item, with a content part (of a message) or the item itself. */
 static void
 event_part(const Generation *g, const Choice *c, const char *type)
 {
@@ -281,7 +282,7 @@ item_grow(Generation *g, Choice *c, const char *text, size_t n)
 	event_kind(g, "delta", &b);
 }
 
-/* Where the text of {"input": "..." begins in arguments; 0: not there. */
+/* Return the offset of the string in {"input": "..."; 0: not found. */
 static size_t
 input_at(const char *s)
 {
@@ -297,8 +298,8 @@ input_at(const char *s)
 	return (size_t)(at - s);
 }
 
-/* Bytes at s that are whole characters and escapes of a JSON string, up to its end; *over: that is
- * there. */
+/* Return the bytes at s that hold complete characters and escapes of a JSON string, at most up to
+ * its closing quote. *over: the quote was reached. */
 static size_t
 string_whole(const char *s, size_t n, bool *over)
 {
@@ -317,8 +318,8 @@ string_whole(const char *s, size_t n, bool *over)
 	return i;
 }
 
-/* More arguments of a custom call: what its one text has got is told without its escapes. last:
- * whole arguments of another form are the text as they are. */
+/* Add arguments of a custom call. Send the new part of its "input" string with escapes decoded.
+ * last: arguments of another form are sent unchanged. */
 static void
 custom_grow(Generation *g, Choice *c, const char *text, size_t n, bool last)
 {
@@ -340,7 +341,7 @@ custom_grow(Generation *g, Choice *c, const char *text, size_t n, bool last)
 	json_t *said =
 	    json_loadb(strbuf_str(&quoted), quoted.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
 	item_grow(g, c, said ? json_string_value(said) : s,
-	          said ? json_string_length(said) : more); /* a text that is no JSON: as it is */
+	          said ? json_string_length(said) : more); /* not valid JSON: send it unchanged */
 	own->n_read += more;
 	json_decref(said);
 	strbuf_release(&quoted);
@@ -378,7 +379,7 @@ item_end(Generation *g, Choice *c, const char *status)
 	own->open = ITEM_NONE;
 }
 
-/* How a call ends: one that was cut off is no object. */
+/* Return the status of a call; truncated arguments are not an object. */
 static const char *
 call_status(const Generation *g, const Choice *c)
 {

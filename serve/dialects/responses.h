@@ -1,4 +1,4 @@
-/* OpenAI's responses: what its reader and its answers share. */
+/* OpenAI's responses: shared by the reader and the answers. */
 #ifndef LLMC_SERVE_DIALECTS_RESPONSES_H
 #define LLMC_SERVE_DIALECTS_RESPONSES_H
 
@@ -9,9 +9,9 @@
 	         */
 
 extern const FieldName responses_names[];
-/* The body as OpenAI's chat has it; a new reference, or NULL with a Problem. */
+/* Translate the body to a chat body; a new reference, or NULL with a Problem. */
 json_t *responses_chat(const json_t *in, Problem *p);
-/* Of that: what the answer repeats of the request, an object. */
+/* Return the object of request fields that the answer repeats. */
 const json_t *responses_kept(const json_t *chat);
 
 #endif

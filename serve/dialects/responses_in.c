@@ -1,5 +1,5 @@
-/* Requests of OpenAI's responses, as a body of its chat, whose reader then checks it: items become
- * messages, custom tools functions of one text. */
+/* Requests of OpenAI's responses, translated to a chat body, whose reader checks it. Items become
+ * messages; custom tools become functions with one string argument. */
 #include <string.h>
 
 #include "serve/dialects/responses.h"
@@ -35,11 +35,11 @@ part_fault(Problem *p, const char *where, PartFault fault, size_t at, const char
 
 typedef struct ResponseInput {
 	json_t *messages;
-	json_t *thought; /* reasoning before what the assistant says next; NULL: none */
+	json_t *thought; /* reasoning that precedes the assistant's next message; NULL: none */
 } ResponseInput;
 
-/* A message takes the reasoning before it, where it is the assistant's. m is taken over; NULL: out
- * of memory. */
+/* Append m. An assistant's message takes the pending reasoning. m is owned; returns NULL if out of
+ * memory. */
 static json_t *
 add_message(ResponseInput *t, json_t *m)
 {
@@ -61,7 +61,7 @@ thought_field(const char *type)
 	                                                                                  : NULL;
 }
 
-/* The text of a reasoning, or else its summary; an item may have neither. */
+/* Read the text of a reasoning item, else its summary; both may be absent. */
 static bool
 add_reasoning(ResponseInput *t, const json_t *item, const char *where, Problem *p)
 {
@@ -89,8 +89,7 @@ part_text(const json_t *content, const char *where, Problem *p)
 	return parts_text(content, where, part_field, part_fault, p);
 }
 
-/* Calls of one turn stand in the message before them, when the assistant said it, else in a message
- * of their own. */
+/* Add a call to the preceding message if it is the assistant's, else to a new one. */
 static bool
 add_call(ResponseInput *t, const json_t *item, json_t *arguments, const char *where, Problem *p)
 {
@@ -172,7 +171,7 @@ add_item(ResponseInput *t, const json_t *item, size_t i, Problem *p)
 	                problem_memory(p));
 }
 
-/* What the text of a custom tool must look like: a grammar, or nothing; NULL in *out. */
+/* Read the format of a custom tool's input: a grammar, or NULL in *out. */
 static bool
 custom_format(const json_t *tool, size_t i, json_t **out, Problem *p)
 {
@@ -200,7 +199,8 @@ custom_format(const json_t *tool, size_t i, json_t **out, Problem *p)
 	return true;
 }
 
-/* A custom tool as a function of one text. What its text must look like is told to the model. */
+/* Translate a custom tool to a function of one string. Its description states the required
+ * format. */
 static json_t *
 custom_function(const json_t *tool)
 {
@@ -223,8 +223,8 @@ custom_function(const json_t *tool)
 	return f;
 }
 
-/* {"type": "function", "name", ...} -> {"type": "function", "function": {"name", ...}}; tools that
- * a provider runs itself are left out */
+/* Translate {"type": "function", "name", ...} to {"type": "function", "function": {"name", ...}}.
+ * Tools that the provider would run are dropped. */
 static bool
 read_tools(const json_t *in, json_t *out, Problem *p)
 {
@@ -322,7 +322,7 @@ read_format(const json_t *in, json_t *out, Problem *p)
 	return true;
 }
 
-static const char KEPT[] = "response"; /* in the chat's body */
+static const char KEPT[] = "response"; /* key in the chat body */
 
 const json_t *
 responses_kept(const json_t *chat)
@@ -341,8 +341,8 @@ or_else(const json_t *in, const char *key, json_t *preset)
 	return json_incref(v);
 }
 
-/* Fields of the request that its answer has as well, with their defaults. Tools as they were sent:
- * also those that the model is not told of. */
+/* Collect the request fields that the answer repeats, with defaults. Tools are repeated as sent,
+ * including those that the model does not see. */
 static json_t *
 repeated(const json_t *in)
 {
@@ -358,7 +358,7 @@ repeated(const json_t *in)
 		const char *type = json_string_value(json_object_get(tool, "type"));
 		for (size_t k = 0; k < sizeof may / sizeof *may; k++)
 			if (type && !strcmp(type, "function") &&
-			    !json_object_get(tool, may[k])) /* clients want them, if only as null */
+			    !json_object_get(tool, may[k])) /* clients require them, even as null */
 				json_object_set_new(tool, may[k], json_null());
 	}
 	json_object_set_new(out, "tools", mine);
@@ -380,8 +380,8 @@ repeated(const json_t *in)
 	return out;
 }
 
-/* Log probabilities, by either of the two fields that ask for them; of the rest that may be
- * included this server has nothing. */
+/* Read the two fields that request log probabilities. The other values of `include` have no data
+ * here. */
 static bool
 read_include(const json_t *in, json_t *out, Problem *p)
 {

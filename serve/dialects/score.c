@@ -1,8 +1,8 @@
-/* What documents are worth to a query: vLLM's /v1/score, and /v1/rerank in the form of Jina's and
- * Cohere's clients. A model for embeddings compares the vectors of both by their cosine; a
- * classifier of one label reads both as one input, as transformers' tokenizers make it of a pair; a
- * model that makes text is asked whether the document meets the query, in words that rerankers of
- * this kind are trained on, and what counts are its logits of yes and no. */
+/* Scores of documents for a query: vLLM's /v1/score, and /v1/rerank as Jina's and Cohere's clients
+ * call it. An embedding model compares two vectors by cosine. A classifier with one label reads
+ * query and document as one input, paired as transformers' tokenizers do. A generative model is
+ * prompted, in the words that such rerankers are trained on, whether the document answers the
+ * query; the score comes from its logits of yes and no. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +16,11 @@ typedef enum ScoreRequest { JUDGE_COSINE, JUDGE_LABEL, JUDGE_YES } ScoreRequest;
 typedef struct Score {
 	OpenAi base;
 	ScoreRequest judge;
-	bool rerank, show; /* show: documents come back */
-	int32_t n_first;   /* COSINE: texts of the first list; the others follow. Else prompts are
-	                      pairs */
-	int32_t n, top_n;  /* scores */
+	bool rerank, show; /* show: return the documents */
+	/* COSINE: number of inputs in the first list; the second follows. Other judges: prompts are
+	 * pairs */
+	int32_t n_first;
+	int32_t n, top_n; /* number of scores */
 	int32_t yes_no[2];
 } Score;
 
@@ -31,7 +32,7 @@ at(const json_t *v, size_t i)
 	return json_is_array(v) ? json_array_get(v, i) : v;
 }
 
-/* A text, or a list of texts. */
+/* Read a string or a list of strings. */
 static bool
 count(const json_t *v, const char *what, bool list, size_t *n, Problem *p)
 {
@@ -67,7 +68,7 @@ text_at(const json_t *v, size_t i)
 	return json_is_object(one) ? json_object_get(one, "text") : one;
 }
 
-/* A word that is one token. */
+/* Look up a word that must be one token. */
 static bool
 one_token(const Generation *g, const char *word, int32_t *id, Problem *p)
 {
@@ -83,7 +84,7 @@ one_token(const Generation *g, const char *word, int32_t *id, Problem *p)
 	               word);
 }
 
-/* How this model judges, and of a request what only some of the ways know. */
+/* Choose how this model scores, and read the fields that only some methods accept. */
 static bool
 read_judge(Generation *g, const json_t *o, Problem *p)
 {
@@ -101,9 +102,9 @@ read_judge(Generation *g, const json_t *o, Problem *p)
 	if (own->judge != JUDGE_YES) {
 		if (!embeddings_pool(g, o, p))
 			return false;
-		g->er.normalize =
-		    g->er.normalize &&
-		    own->judge == JUDGE_COSINE; /* one logit over its length is its sign */
+		g->er.normalize = g->er.normalize &&
+		                  /* a single logit, normalised, would be only its sign */
+		                  own->judge == JUDGE_COSINE;
 		return true;
 	}
 	if (!g->model->back.tok || !m->has_chat_template)
@@ -116,7 +117,7 @@ read_judge(Generation *g, const json_t *o, Problem *p)
 	return one_token(g, "yes", &own->yes_no[0], p) && one_token(g, "no", &own->yes_no[1], p);
 }
 
-/* The input of a classifier: both texts; cut: the second is, to what fits. */
+/* Build the input of a classifier: query and document. cut: truncate the document. */
 static bool
 pair_tokens(const Generation *g, const json_t *a, const json_t *b, bool cut, SubRequest *sub,
             Problem *p)
@@ -152,7 +153,7 @@ pair_tokens(const Generation *g, const json_t *a, const json_t *b, bool cut, Sub
 	return ok;
 }
 
-/* The question to a model that makes text, through its chat template. */
+/* Build the prompt for a generative model by its chat template. */
 static bool
 question(const Generation *g, const char *instruction, const json_t *a, const json_t *b,
          SubRequest *sub, Problem *p)
@@ -299,7 +300,7 @@ cosine(const Strbuf *a, const Strbuf *b)
 	return aa > 0 && bb > 0 ? ab / sqrt(aa * bb) : 0;
 }
 
-/* Of yes against no, or of a label that is there or not */
+/* Return the probability of yes versus no, or of the label. */
 static double
 odds(const Strbuf *x)
 {

@@ -5,13 +5,13 @@
 #include "serve/models/model.h"
 #include "serve/http/route.h"
 
-/* Once a second the totals go into a ring, from which rates follow. */
+/* Sample the totals once per second into a ring; rates are computed from it. */
 void
 status_tick(Server *s, double now)
 {
 	llmc_counts c = LLMC_INIT(llmc_counts);
 
-	pthread_mutex_lock(&s->lock); /* every pump comes by */
+	pthread_mutex_lock(&s->lock); /* called by every event thread */
 	bool due = now - s->ticked >= 1;
 	if (due)
 		s->ticked = now;
@@ -49,7 +49,7 @@ put_share(Strbuf *b, uint64_t some, uint64_t all)
 		strbuf_puts(b, "null");
 }
 
-/* The last hour, oldest first: what was so at the time, and rates since the sample before. */
+/* Write the last hour, oldest first: gauges at each sample and rates since the one before. */
 void
 info_history(Req *r)
 {

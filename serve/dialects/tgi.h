@@ -1,12 +1,12 @@
-/* TGI's dialect: what its two files share. */
+/* TGI dialect: shared by its reader and its answers. */
 #ifndef LLMC_SERVE_DIALECTS_TGI_H
 #define LLMC_SERVE_DIALECTS_TGI_H
 
 #include "serve/dialects/generation.h"
 
-typedef struct Tgi { /* of a generation, beside what the engine knows */
+typedef struct Tgi { /* per-generation state of the dialect */
 	bool details, full_text, seeded;
-	bool in_list; /* a whole answer comes in an array */
+	bool in_list; /* a complete answer is wrapped in an array */
 } Tgi;
 
 static inline Tgi *
@@ -16,6 +16,6 @@ tgi_own(const Generation *g)
 }
 
 extern const Dialect tgi_dialect;
-void tgi_frame_problem(Req *r, const Problem *p); /* as a frame of a stream */
+void tgi_frame_problem(Req *r, const Problem *p); /* send it as a frame of a stream */
 
 #endif

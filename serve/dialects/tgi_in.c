@@ -1,4 +1,4 @@
-/* TGI's requests. Its clients match on the sentences: they are part of the protocol. */
+/* TGI's requests. Its clients match on the messages, so their wording is part of the protocol. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ invalid(Problem *p, const char *fmt, ...)
 	return false;
 }
 
-/* The framework's own refusal: plain text, before validation. */
+/* Report a refusal of TGI's web framework: plain text, before validation. */
 static bool
 wrong_type(Problem *p, const char *key, const char *want, const json_t *v)
 {
@@ -36,7 +36,7 @@ wrong_type(Problem *p, const char *key, const char *want, const json_t *v)
 	return false;
 }
 
-typedef struct TgiFields { /* of a request, as they came */
+typedef struct TgiFields { /* fields of a request, not validated */
 	json_t *inputs, *stop, *grammar, *adapter;
 	bool has_best, has_temperature, has_repetition, has_frequency, has_top_k, has_top_p,
 	    has_typical, has_truncate, has_seed, has_top_n, has_max_new, has_full;
@@ -79,7 +79,8 @@ get_bool(const json_t *o, const char *key, bool *out, bool *has, Problem *p)
 {
 	const json_t *v = json_object_get(o, key);
 	bool there =
-	    v && (has == NULL || !json_is_null(v)); /* plain bools are not nullable, options are */
+	    /* plain bools are not nullable, optional ones are */
+	    v && (has == NULL || !json_is_null(v));
 
 	if (has)
 		*has = there;
@@ -116,7 +117,7 @@ read_fields(const json_t *o, const Strbuf *body, TgiFields *f, Problem *p)
 		return wrong_type(p, "inputs", "a string", f->inputs);
 	if (q && !json_is_object(q))
 		return wrong_type(p, "parameters", "struct GenerateParameters", q);
-	f->do_sample = !q; /* TGI's default parameters sample, its parameters' default does not */
+	f->do_sample = !q; /* absent `parameters` samples, absent `do_sample` does not */
 	if (!get_bool(o, "stream", &f->stream, NULL, p) ||
 	    !get_int(q, "best_of", false, &f->best_of, &f->has_best, p) ||
 	    !get_num(q, "temperature", &f->temperature, &f->has_temperature, p) ||
@@ -153,7 +154,7 @@ read_fields(const json_t *o, const Strbuf *body, TgiFields *f, Problem *p)
 	return true;
 }
 
-/* models_take looks for it where there are several models. */
+/* Read the adapter's name; models_take looks for it there when the server has several models. */
 static bool
 known_adapter(Req *r, const json_t *id, Problem *p)
 {
@@ -163,7 +164,7 @@ known_adapter(Req *r, const json_t *id, Problem *p)
 	return false;
 }
 
-/* In TGI's order: the first fault is the one told. */
+/* Validate in TGI's order: the first mistake is reported. */
 static bool
 validate(Generation *g, TgiFields *f, Problem *p)
 {
@@ -244,7 +245,7 @@ read_stop(Generation *g, const json_t *stop, Problem *p)
 	for (size_t i = 0; g->stop && i < n; i++) {
 		const json_t *v = json_array_get(stop, i);
 		if (json_string_length(v) == 0)
-			continue; /* would end every text at once */
+			continue; /* an empty string would stop every output at once */
 		if (strlen(json_string_value(v)) != json_string_length(v))
 			return invalid(p, "`stop` sequences must not contain NUL");
 		g->stop[k] = strdup(json_string_value(v));
@@ -303,7 +304,7 @@ read_request(Generation *g, TgiFields *f, Problem *p)
 	return true;
 }
 
-/* A stream has begun as soon as its body is well-formed: what is wrong later comes as a frame. */
+/* Report a Problem as a frame: a stream begins as soon as its body is well-formed. */
 static void
 refuse(Req *r, bool stream, const Problem *p)
 {
@@ -327,7 +328,7 @@ typedef enum TgiStream {
 	STREAM_NO,
 	STREAM_YES,
 	STREAM_BODY
-} TgiStream; /* whether an answer is one; the body says */
+} TgiStream; /* BODY: the body's `stream` decides */
 
 static void
 generate(Req *r, TgiStream stream)
@@ -389,7 +390,7 @@ tgi_generate_stream(Req *r)
 	generate(r, STREAM_YES);
 }
 
-/* The older route: `stream` is in the body, a whole answer comes in an array. */
+/* Handle the older route: `stream` is in the body, a complete answer is wrapped in an array. */
 void
 tgi_compat(Req *r)
 {

@@ -1,4 +1,4 @@
-/* TGI's answers: details, frames with a token each, errors with a type. */
+/* TGI's answers: details, one frame per token, errors with a type. */
 #include <math.h>
 #include <string.h>
 
@@ -45,7 +45,7 @@ tgi_problem(Req *r, const Problem *p)
 	Strbuf b = { 0 };
 	int status = p->status;
 
-	/* what its framework says, before any of its own code */
+	/* refused by TGI's framework before its own code runs */
 	if (status == 413 || status == 415 || (p->type && !strcmp(p->type, "plain"))) {
 		req_text(r, status, "%s",
 		         status == 413   ? "length limit exceeded"
@@ -54,7 +54,7 @@ tgi_problem(Req *r, const Problem *p)
 		return;
 	}
 	if (r->generates && (status == 500 || status == 400)) {
-		/* the engine's failures are 424 here, its refusals 422 */
+		/* engine failures are 424 in TGI, refusals 422 */
 		Problem q;
 		problem(&q, status == 500 ? 424 : 422, NULL,
 		        status == 500 ? "Request failed during generation: %.900s"
@@ -76,7 +76,7 @@ tgi_frame_problem(Req *r, const Problem *p)
 
 	if (p->status == 500)
 		problem(&q, 424, NULL, "Request failed during generation: %.900s", p->text);
-	else if (p->status == 400) /* a refusal of the engine, as in tgi_problem */
+	else if (p->status == 400) /* refused by the engine, as in tgi_problem */
 		problem(&q, 422, NULL, "Input validation error: %.900s", p->text);
 	strbuf_puts(&b, "data:");
 	error_object(&b, &q);
@@ -87,7 +87,7 @@ tgi_frame_problem(Req *r, const Problem *p)
 
 /* ---- tokens ---- */
 
-/* Text of one token by itself: special ones are shown here, though not in the text. */
+/* Append the text of one token. Special tokens are shown here, but not in the output. */
 static void
 token_json(const Generation *g, Strbuf *b, int32_t id, const char *text, size_t n_text, float lp,
            bool with_special)
@@ -178,7 +178,7 @@ on_prompt(Generation *g, SubRequest *sub, const llmc_event *ev)
 	           sub->n_seen == 1 ? NAN : ev->logprob, false);
 }
 
-/* The frame of a token without its end: what follows tells whether it was the last. */
+/* Open a token's frame. Its end depends on whether it is the last one. */
 static void
 frame_open(Generation *g, Choice *c, const llmc_event *ev)
 {
@@ -212,7 +212,7 @@ frame_close(Generation *g, Choice *c, bool last)
 	strbuf_clear(b);
 }
 
-/* A stop string stands in the text: the engine is about to end it. */
+/* Report whether the output contains a stop string, after which the engine ends it. */
 static bool
 stop_seen(const Generation *g, const Choice *c, size_t n_fresh)
 {
@@ -249,8 +249,8 @@ on_token(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 		return;
 	}
 	frame_open(g, c, ev);
-	/* the last frame carries the whole text; which one that is can be foreseen, else nothing is
-	 * held back */
+	/* Hold the frame back if it may be the last, because the last frame carries the whole text.
+	 * Limits and stop strings predict that; other frames are sent at once. */
 	if (c->n_new < g->max_new && !stop_seen(g, c, ev->n_bytes))
 		frame_close(g, c, false);
 }
@@ -262,17 +262,17 @@ on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 
 	(void)sub;
 	if (c->n_new >= g->max_new)
-		c->finish = LLMC_FINISH_LENGTH; /* TGI looks at the length first */
+		c->finish = LLMC_FINISH_LENGTH; /* TGI checks the length first */
 	strbuf_add(&c->text, ev->text ? ev->text : "", ev->n_bytes);
 	if (ev->token >= 0) {
-		last.text = NULL; /* what was held back belongs to earlier tokens */
+		last.text = NULL; /* text held back belongs to earlier tokens */
 		last.n_bytes = 0;
 		if (!g->stream && tgi_own(g)->details)
 			column(g, c, &last);
 		if (g->stream)
 			frame_open(g, c, &last);
 	} else if (g->stream && c->held.len == 0) {
-		/* an end that was not foreseen: repeats the last token, without text */
+		/* unpredicted end: repeat the last token without text */
 		last.token = c->last_id;
 		last.text = "";
 		last.n_bytes = 0;

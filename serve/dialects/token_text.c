@@ -1,4 +1,4 @@
-/* Text to ids and back. */
+/* Conversion of text to ids and back. */
 #include <stdlib.h>
 
 #include "serve/models/model.h"

@@ -1,4 +1,4 @@
-/* Tokens and text, without a generation: vLLM's, TGI's and llama.cpp's forms. */
+/* Tokenisation without generation, in vLLM's, TGI's and llama.cpp's forms. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,9 +10,9 @@
 enum {
 	OF_LIST = 32,
 	OF_PLACES = 64
-}; /* bytes of an answer for each byte of a body, at most: each may be a token */
+}; /* largest answer, in bytes per byte of the body: each byte may be a token */
 
-/* The body as an object, when the server may hold the answer. */
+/* Parse the body as an object, if the memory limit allows the largest possible answer. */
 static json_t *
 begin(Req *r, size_t each, Problem *p)
 {
@@ -30,7 +30,8 @@ static void
 end(Req *r, size_t each, json_t *o, Strbuf *b, const Problem *p)
 {
 	if (o)
-		req_release(r, each * r->body.len); /* the answer counts for itself from here on */
+		/* the answer is counted separately from here on */
+		req_release(r, each * r->body.len);
 	json_decref(o);
 	if (!p->status)
 		req_answer(r, 200, type_json, b);
@@ -39,7 +40,8 @@ end(Req *r, size_t each, json_t *o, Strbuf *b, const Problem *p)
 	strbuf_release(b);
 }
 
-/* {"prompt": text} or {"messages": [...]} -> {"count", "max_model_len", "tokens", "token_strs"} */
+/* Tokenize {"prompt": text} or {"messages": [...]}; answers {"count", "max_model_len", "tokens",
+ * "token_strs"}. */
 static void
 tokenize_object(Req *r, json_t *o, Strbuf *b, Problem *p)
 {
@@ -102,7 +104,7 @@ text_tokenize(Req *r)
 	end(r, OF_LIST, o, &b, &p);
 }
 
-/* {"tokens": [ids]} -> the text, "prompt" as vLLM and "content" as llama.cpp calls it */
+/* Detokenize {"tokens": [ids]}; the answer is "prompt" for vLLM and "content" for llama.cpp. */
 void
 text_detokenize(Req *r)
 {
@@ -159,7 +161,7 @@ out:
 		req_problem(r, &p);
 }
 
-/* TGI: a list of tokens with the bytes' places in the text. */
+/* Write TGI's list of tokens with their byte offsets in the text. */
 static void
 tgi_list(const ServedModel *m, const char *text, size_t n_text, const int32_t *tok, size_t n_tok,
          Strbuf *b)
@@ -173,7 +175,8 @@ tgi_list(const ServedModel *m, const char *text, size_t n_text, const int32_t *t
 		token_bytes(m->back.tok, tok[i], &piece);
 		const char *t = strbuf_str(&piece);
 		size_t n = piece.len, skip = 0;
-		/* what the tokenizer put in front (a prefix space, bos) has no place in the text */
+		/* tokens that the tokenizer added at the start (prefix space, bos) have no offset
+		 * in the text */
 		if (!(n <= n_text - at && memcmp(text + at, t, n) == 0) && n && *t == ' ' &&
 		    n - 1 <= n_text - at && memcmp(text + at, t + 1, n - 1) == 0)
 			skip = 1;
@@ -189,8 +192,8 @@ tgi_list(const ServedModel *m, const char *text, size_t n_text, const int32_t *t
 	strbuf_release(&piece);
 }
 
-/* llama.cpp: {"content": text} -> {"tokens": [ids]}, with_pieces: [{"id", "piece": text, or bytes
- * that are none}] */
+/* Write llama.cpp's answer. {"content": text} gives {"tokens": [ids]}; with_pieces gives [{"id",
+ * "piece": text, or bytes if not UTF-8}]. */
 static void
 tokenize_content(Req *r, json_t *o, Strbuf *b, Problem *p)
 {
@@ -235,8 +238,8 @@ tokenize_content(Req *r, json_t *o, Strbuf *b, Problem *p)
 	strbuf_release(&piece);
 }
 
-/* Body of a generation: {"inputs": text}; vLLM's clients send {"prompt"} or {"messages"} to the
- * same path, llama.cpp's {"content"}. */
+/* Handle the body of TGI, {"inputs": text}. The same path serves vLLM's {"prompt"} or {"messages"}
+ * and llama.cpp's {"content"}. */
 void
 text_tgi_tokenize(Req *r)
 {
