@@ -10,7 +10,6 @@
 #include "base/file.h"
 #include "base/sized_struct.h"
 #include "formats/layout.h"
-#include "runtime/cpu/cpu.h"
 
 static void
 model_free(llmc_model *m)
@@ -509,7 +508,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	if (status == LLMC_E_MISSING && !opt->arch && target_find(target)->kind == TARGET_CPU &&
 	    strcmp(m->plan->target, target) == 0) {
 		char refused[1024];
-		const char *next = cc_target(target, refused, sizeof refused);
+		const char *next =
+		    device_of(TARGET_CPU)->compiler_target(target, refused, sizeof refused);
 		if (next && strcmp(next, target) != 0) {
 			log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
 			         "%s; using %s, which is slower: install a newer compiler, or name "

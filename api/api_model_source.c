@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "formats/flm.h"
-#include "runtime/cpu/cpu.h"
+#include "runtime/device.h"
 
 static bool
 has_file(const char *dir, const char *name)
@@ -225,17 +225,18 @@ target_name(const char *device, const char *arch, bool must_run, char out[32], l
 	if (device && strcmp(device, "cpu") != 0)
 		return error_set(err, LLMC_E_INPUT,
 		                 "device %s: expected cpu, cuda, cuda:0, ... or ref", device);
-	if (!arch) {
-		snprintf(out, 32, "%s", isa_best());
-		return LLMC_OK;
-	}
+	const Device *cpu = device_of(TARGET_CPU);
+	if (!arch)
+		return cpu->best_target(0, out, err);
 	const Target *t = target_of_arch(TARGET_CPU, arch, err);
 	if (!t)
 		return LLMC_E_INPUT;
 	snprintf(out, 32, "%s", t->name);
-	char why[160];
-	if (must_run && isa_lacks(out, why, sizeof why))
+	char why[160], best[32];
+	if (must_run && cpu->lacks(out, why, sizeof why)) {
+		TRY(cpu->best_target(0, best, err));
 		return error_set(err, LLMC_E_MISSING, "arch %s: %s; the best that runs here is %s",
-		                 arch, why, target_find(isa_best())->isa);
+		                 arch, why, target_find(best)->isa);
+	}
 	return LLMC_OK;
 }

@@ -4,7 +4,8 @@
 #include <string.h>
 
 #include "quant/rank_update.h"
-#include "runtime/cpu/cpu.h"
+#include "runtime/device.h"
+#include "runtime/threads/threads.h"
 
 enum {
 	TILE_M = 64,
@@ -222,7 +223,10 @@ add_tiles(const Gram *g, Threads *threads, int part, const float *x, int64_t row
 void
 gram_open(Gram *g, const Threads *threads)
 {
-	*g = (Gram){ .tiles = isa_runs("cpu-amx"), .n_part = threads_count(threads) };
+	char why[160];
+
+	*g = (Gram){ .tiles = !device_of(TARGET_CPU)->lacks("cpu-amx", why, sizeof why),
+		     .n_part = threads_count(threads) };
 }
 
 void

@@ -51,6 +51,12 @@ typedef struct Device {
 	llmc_status (*best_target)(int number, char out[32], llmc_error *err);
 	/* Can plans of this target run, as far as is known before anything is opened? */
 	llmc_status (*check_target)(const char *target, llmc_error *err);
+	/* True when the machine cannot run the target; `why`: the reason, cut at `cap`. NULL in
+	 * devices that know only through check_target. */
+	bool (*lacks)(const char *target, char *why, size_t cap);
+	/* The best target up to `target` whose flags the host's compiler accepts, NULL if there is
+	 * none; `why`: what it refuses. NULL in devices without a host compiler. */
+	const char *(*compiler_target)(const char *target, char *why, size_t cap);
 	/* Does an artifact ship built kernels of this target that run there as they are? */
 	bool (*ships)(const char *artifact, const char *target, int number);
 	double (*bandwidth)(int number, int n_threads,

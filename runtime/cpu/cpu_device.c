@@ -1,4 +1,5 @@
 /* The processor in the runtime's table of devices. */
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +16,19 @@ best_target(int number, char out[32], llmc_error *err)
 	return LLMC_OK;
 }
 
+static bool
+lacks(const char *target, char *why, size_t cap)
+{
+	return isa_lacks(target, why, cap) != 0;
+}
+
 static llmc_status
 check_target(const char *target, llmc_error *err)
 {
 	if (target_find(target)->kind == TARGET_REF || isa_runs(target))
 		return LLMC_OK;
 	char why[160];
-	isa_lacks(target, why, sizeof why);
+	lacks(target, why, sizeof why);
 	return error_set(
 	    err, LLMC_E_MISSING,
 	    "the plan is for %s, this processor runs %s: compile the model for it (--arch %s); %s",
@@ -40,6 +47,53 @@ bandwidth(int number, int n_threads, double seconds)
 {
 	(void)number;
 	return cpu_bandwidth(n_threads, seconds);
+}
+
+static void
+processor_name(char *out, size_t cap)
+{
+	char line[512];
+	FILE *f = fopen("/proc/cpuinfo", "re");
+
+	snprintf(out, cap, "unknown");
+	while (f && fgets(line, sizeof line, f)) {
+		char *colon = strchr(line, ':');
+		if (strncmp(line, "model name", 10) == 0 && colon) {
+			colon[1 + strcspn(colon + 1, "\n")] = 0;
+			snprintf(out, cap, "%s", colon + 2);
+			break;
+		}
+	}
+	if (f)
+		fclose(f);
+}
+
+/* The processor and the compiler of its kernels. */
+static llmc_status
+describe(char **json, llmc_error *err)
+{
+	char name[512], threads[512], amx[160], cc[512] = "", cc_version[512] = "";
+	llmc_error why = { 0 };
+
+	processor_name(name, sizeof name);
+	topology_describe(threads, sizeof threads);
+	bool tiles = !lacks("cpu-amx", amx, sizeof amx);
+	bool have_cc = cc_find(cc, sizeof cc, cc_version, sizeof cc_version, &why) == LLMC_OK;
+	json_t *runs = json_object();
+	for (int i = 0; target_at(i); i++)
+		if (target_at(i)->kind == TARGET_CPU)
+			json_object_set_new(runs, target_at(i)->isa,
+			                    json_boolean(isa_runs(target_at(i)->name)));
+	json_t *processor = json_pack(
+	    "{s:s, s:s, s:i, s:s, s:o, s:{s:b, s:s}}", "name", name, "best_target", isa_best(),
+	    "threads", topology_threads(), "topology", threads, "runs", runs, "amx", "found", tiles,
+	    "text", tiles ? "tiles of int8 and bf16, granted by the system" : amx);
+	json_t *compiler = json_pack("{s:b, s:s, s:s}", "found", have_cc, "path", cc, "text",
+	                             have_cc ? cc_version : why.text);
+	json_t *j = json_pack("{s:o, s:o}", "processor", processor, "compiler", compiler);
+	*json = j ? json_dumps(j, JSON_COMPACT) : NULL;
+	json_decref(j);
+	return *json ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
 }
 
 static void
@@ -130,6 +184,9 @@ leave(Session *s)
 const Device cpu_device = {
 	.best_target = best_target,
 	.check_target = check_target,
+	.lacks = lacks,
+	.compiler_target = cc_target,
+	.describe = describe,
 	.ships = ships,
 	.bandwidth = bandwidth,
 	.model_open = model_open,

@@ -60,6 +60,15 @@ def test_every_source_has_a_room():
         assert room_of(path), path
 
 
+def test_devices_are_reached_through_their_table():
+    """Only a device's own folder includes its headers: the rest calls runtime/device.h."""
+    for path in sources():
+        for device in re.findall(
+            r'#\s*include\s*"(runtime/(?:cpu|cuda))/', open(path, errors="replace").read()
+        ):
+            assert path.startswith((device, "emu/")), f"{path} includes a header of {device}"
+
+
 def test_no_include_points_up():
     bad = []
     for path in sources():
