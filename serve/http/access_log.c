@@ -1,4 +1,4 @@
-/* Lines for the caller's log: one a request. */
+/* Access log: one line per request, passed to the caller's log function. */
 #include <string.h>
 
 #include "base/json.h"
@@ -15,7 +15,7 @@ serve_log(Server *s, int level, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
-	for (char *c = text; *c; c++) /* one line, whatever a name or a path holds */
+	for (char *c = text; *c; c++) /* keep one line, whatever a name or path contains */
 		*c = (unsigned char)*c < ' ' || *c == 127 ? ' ' : *c;
 	pthread_mutex_lock(&s->log_lock);
 	s->opt.log(s->opt.log_user, level, text);
@@ -52,7 +52,8 @@ log_request(Req *r)
 	const char *finish = r->finish;
 	pthread_mutex_unlock(&s->lock);
 	double ms = 1000 * (clock_now() - r->t_start);
-	json_str(&path, r->path, strlen(r->path)); /* no newline of a request reaches the log */
+	/* a newline in the path must not reach the log */
+	json_str(&path, r->path, strlen(r->path));
 	if (s->opt.log_json) {
 		json_printf(&b,
 		            "{\"time\":%s,\"id\":%s,\"client\":%s,\"method\":%s,\"path\":", when,

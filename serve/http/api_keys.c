@@ -1,4 +1,4 @@
-/* Keys of several clients, each with limits on what it has in work at once. */
+/* API keys of several clients, each with limits on its requests in flight. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "serve/http/api_keys.h"
 
-/* name=N of a line; false: it is not this one, or no number */
+/* Parse name=N. False: another name, or not a number. */
 static bool
 limit(const char *word, const char *name, int64_t least, int64_t most, int64_t *out)
 {
@@ -83,7 +83,7 @@ keys_open(const char *path, Keys **out, llmc_error *err)
 	llmc_status status =
 	    k && k->path ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
 	if (status == LLMC_OK && text.data &&
-	    strlen(text.data) != text.len) /* keys behind it would be lost */
+	    strlen(text.data) != text.len) /* a NUL would hide the keys after it */
 		status = error_set(err, LLMC_E_INPUT, "%s: no text: byte %zu is 0", path,
 		                   strlen(text.data));
 	for (char *at = text.data; at && *at && status == LLMC_OK; number++) {
@@ -176,7 +176,8 @@ keys_find(const Keys *k, const char *given)
 {
 	ApiKey *found = NULL;
 
-	for (ApiKey *at = k ? k->first : NULL; at; at = at->next) /* all of them, whichever it is */
+	/* compare with all keys, so that the time does not depend on the match */
+	for (ApiKey *at = k ? k->first : NULL; at; at = at->next)
 		if (at->text && keys_same(given, at->text))
 			found = at;
 	return found;

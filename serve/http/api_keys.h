@@ -1,10 +1,10 @@
-/* Keys of several clients: a file with a line for each,
+/* API keys of several clients: a file with one line per client,
  *
  *     NAME KEY [requests=N] [tokens=N] [priority=N]
  *
- * requests and tokens bound what a key has in work at once, tokens being those of prompts and of
- * the most that answers may have; priority is the best that its requests get. Lines that begin with
- * # are remarks. */
+ * requests and tokens limit what a key has in flight. tokens counts those of prompts plus the
+ * largest possible answers. priority is the best one that the key's requests get. Lines that begin
+ * with # are comments. */
 #ifndef LLMC_SERVE_HTTP_API_KEYS_H
 #define LLMC_SERVE_HTTP_API_KEYS_H
 
@@ -12,13 +12,14 @@
 
 enum { PRIORITY_MOST = 1000 };
 
-typedef struct ApiKey { /* it stays when the file is read again, so that requests may hold it; what
-	                   a line says is under Server.lock */
+/* never freed while the server runs, so that requests may point to it; fields read from the file
+ * are protected by Server.lock */
+typedef struct ApiKey {
 	char *name;
-	char *text;                     /* NULL: no line has it any more */
-	int32_t max_requests, priority; /* max 0: no limit */
+	char *text;                     /* NULL: no longer in the file */
+	int32_t max_requests, priority; /* max_requests 0: no limit */
 	int64_t max_tokens;
-	int32_t requests; /* in work; Server.lock */
+	int32_t requests; /* in flight; Server.lock */
 	int64_t tokens;
 	struct ApiKey *next;
 } ApiKey;
@@ -27,18 +28,18 @@ typedef struct Keys {
 	ApiKey *first;
 	char *path;
 	atomic_int n;
-} Keys; /* n: that the file has */
+} Keys; /* n: keys in the file */
 
 llmc_status keys_open(const char *path, Keys **out, llmc_error *err);
 void keys_close(Keys *k);
-/* The file again: keys that it has no more are refused, limits of others hold from now on. After an
- * error all is as before. */
+/* Read the file again. Keys that it no longer has are refused; new limits apply at once. After an
+ * error nothing has changed. */
 llmc_status keys_reread(Keys *k, pthread_mutex_t *lock, llmc_error *err);
-/* In a time that does not tell how much of it is right. */
+/* Compare in constant time. */
 bool keys_same(const char *given, const char *key);
 ApiKey *keys_find(const Keys *k, const char *given); /* NULL: none; lock held */
-/* One more request of so many tokens; false: it is more than the key may have, *p says so. Lock
- * held. */
+/* Count one more request of `tokens` tokens. False with a Problem: it exceeds the key's limits.
+ * Lock held. */
 bool key_take(ApiKey *k, int64_t tokens, Problem *p);
 void key_give(ApiKey *k, int64_t tokens);
 

@@ -1,15 +1,14 @@
-/* Connections: one thread that accepts, reads, writes, and closes who has gone, is too slow, or
- * only fills a place.
+/* Connections: one thread accepts, reads, writes and closes. It closes connections that the client
+ * has closed, that are too slow, or that are idle when a new one needs the slot.
  *
- *   IDLE --first byte--> HEAD --whole--> BODY --whole--> WORK --answer begins--> SEND --sent--> IDLE
- *                                                                                 `--to be closed--> LINGER
- * Own code, because the libraries at hand decide in their own words and too late: a hang-up must be
- * seen in every state, the oldest idle connection must make room for a new one, and request_head.c
- * reads more strictly than they do.
+ *   IDLE --first byte--> HEAD --complete--> BODY --complete--> WORK --answer begins--> SEND --sent--> IDLE
+ *                                                                                     `--close--> LINGER
+ * llmc has its own HTTP code for three reasons. A client's hang-up must be seen in every state. The
+ * oldest idle connection must yield to a new one. request_head.c is stricter than the libraries.
  *
- * A Conn belongs to this thread. Other threads reach it through http_wake() alone, which puts its
- * request into Server.woken. Nothing here waits: sockets do not block, and a connection has one
- * turn, then others have theirs. */
+ * A Conn belongs to this thread. Other threads reach it only through http_wake(), which puts its
+ * request into Server.woken. Nothing here blocks: sockets are non-blocking, and a connection is
+ * served one turn at a time. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -30,7 +29,7 @@ enum {
 	KEEP_ALIVE_S = 15,
 	LINGER_S = 2,
 	PRESSED_S = 1,
-	UPLOAD_RATE = 128 << 10 /* bytes a second */
+	UPLOAD_RATE = 128 << 10 /* bytes per second */
 };
 #define SETTLE_S 0.1
 
@@ -38,23 +37,26 @@ struct Conn {
 	Conn *prev, *next; /* in Net.idle or Net.busy, oldest first */
 	int fd;            /* -1: closed, freed when the turn is over */
 	enum { CONN_IDLE, CONN_HEAD, CONN_BODY, CONN_WORK, CONN_SEND, CONN_LINGER } state;
-	uint32_t events; /* that epoll tells of */
-	double since; /* when it entered the state; in SEND: when the client last took something */
-	bool eof, close;  /* nothing more will come; this answer is the last */
-	bool used, again; /* had a request before; is in Net.again */
+	uint32_t events; /* events registered with epoll */
+	/* time when it entered the state; in SEND: when the client last accepted bytes */
+	double since;
+	bool eof, close;  /* eof: the client sends no more; close: this answer is the last */
+	bool used, again; /* used: had a request before; again: is in Net.again */
 	Conn *next_again;
 	struct in6_addr from;
 	char client[INET6_ADDRSTRLEN];
 	Strbuf
-	    in; /* what came; bytes before `at` are used, those before `seen` hold no whole head */
+	    /* received bytes; those before `at` are consumed, those before `seen` hold no complete
+	     * head */
+	    in;
 	size_t at, seen;
 	HttpBody body;
 	Req *req;
-	/* what is being sent: three parts in a row, and how much of them is sent */
+	/* output: three consecutive parts; `sent` counts bytes of all */
 	Strbuf head, piece;
 	const char *data;
 	size_t n_data, n_tail, sent;
-	bool last; /* behind it nothing follows */
+	bool last; /* no output follows it */
 };
 
 typedef struct ConnList {
@@ -66,9 +68,9 @@ typedef struct Net {
 	int epoll_fd, wake_fd;
 	bool listening, has_thread, aborted;
 	pthread_t thread;
-	ConnList idle, busy; /* IDLE and LINGER; all others */
-	Conn *dead;          /* closed in this turn; by next */
-	Conn *again;         /* whose next request is there already; by next_again */
+	ConnList idle, busy; /* idle: IDLE and LINGER; busy: all others */
+	Conn *dead;          /* closed in this turn; linked by next */
+	Conn *again;         /* connections whose next request has arrived; linked by next_again */
 	int n;
 	char scratch[READ_BYTES];
 	double now;
@@ -138,8 +140,9 @@ conn_close(Net *n, Conn *c)
 		req_over(c->req, false);
 	c->req = NULL;
 	epoll_ctl(n->epoll_fd, EPOLL_CTL_DEL, c->fd,
-	          NULL); /* a compiler that is being started has a copy of the descriptor until it
-	                    runs: events would go on */
+	          /* a compiler process that is being started has a copy of the descriptor until
+	           * exec, and epoll would keep reporting it */
+	          NULL);
 	close(c->fd);
 	c->fd = -1;
 	c->next = n->dead;
@@ -156,7 +159,7 @@ free_closed(Net *n)
 	n->dead = NULL;
 	for (; c; c = next) {
 		next = c->next;
-		if (c->again) { /* until that list has been gone through */
+		if (c->again) { /* wait until that list has been processed */
 			c->next = n->dead;
 			n->dead = c;
 			continue;
@@ -168,9 +171,9 @@ free_closed(Net *n)
 	}
 }
 
-/* A place for one more: the connection that has waited longest for its next request goes, but none
- * that is just opened, else a flood would wash away who is about to ask. When all have requests:
- * the one that has begun to send its own and did not end within a second. */
+/* Close a connection to make a slot free. The candidate is the one idle longest, but not one just
+ * opened: a flood of new connections would evict clients about to send. If none is idle, close one
+ * that has been sending its request for more than a second. */
 static bool
 make_room(Net *n)
 {
@@ -220,7 +223,7 @@ conn_open(Net *n, int fd, const struct sockaddr_storage *addr)
 		free(c);
 		return;
 	}
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* a token is a packet */
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* each token is a packet */
 	c->fd = fd;
 	c->events = e.events;
 	c->since = n->now;
@@ -235,7 +238,7 @@ accept_some(Net *n)
 
 	for (int i = 0; i < 16; i++) {
 		if (n->n >= n->s->opt.max_connections) {
-			if (i == 0 && !make_room(n)) /* now one is known to wait */
+			if (i == 0 && !make_room(n)) /* at least one connection is known to wait */
 				listen_again(n, false);
 			if (i || n->n >= n->s->opt.max_connections)
 				return;
@@ -246,8 +249,8 @@ accept_some(Net *n)
 		if (fd < 0) {
 			if (errno == EINTR || errno == ECONNABORTED)
 				continue;
-			/* no descriptor or memory: a connection less, or later. Or the server stops
-			 */
+			/* Out of descriptors or memory: close a connection or accept later. When
+			 * draining, stop accepting. */
 			if (n->s->draining || ((errno == EMFILE || errno == ENFILE ||
 			                        errno == ENOBUFS || errno == ENOMEM) &&
 			                       !make_room(n)))
@@ -260,7 +263,7 @@ accept_some(Net *n)
 
 /* ---- sending ---- */
 
-/* True: all is sent. False: the socket is full, or the connection is closed. */
+/* Send the output. True: all is sent. False: the socket is full, or the connection is closed. */
 static bool
 send_parts(Net *n, Conn *c)
 {
@@ -269,7 +272,7 @@ send_parts(Net *n, Conn *c)
 		                      { (void *)(uintptr_t)"\r\n", c->n_tail } };
 	size_t total = c->head.len + c->n_data + c->n_tail;
 
-	if (c->head.failed) { /* a body without its head would be taken for another answer */
+	if (c->head.failed) { /* a body without its head would be read as another answer */
 		conn_close(n, c);
 		return false;
 	}
@@ -305,7 +308,7 @@ send_parts(Net *n, Conn *c)
 	return true;
 }
 
-/* The next part of a stream; false: there is none yet, or the connection is closed. */
+/* Take the next part of a stream. False: there is none yet, or the connection is closed. */
 static bool
 next_piece(Net *n, Conn *c)
 {
@@ -332,7 +335,7 @@ next_piece(Net *n, Conn *c)
 	return true;
 }
 
-/* The answer has begun: its head, and its body if that is there as a whole. */
+/* Begin the answer: its head, and its body if that is complete. */
 static void
 begin_answer(Net *n, Conn *c)
 {
@@ -359,8 +362,9 @@ end_answer(Net *n, Conn *c)
 	strbuf_release(&c->piece);
 	if (c->close && c->eof) {
 		conn_close(n, c);
-	} else if (c->close) { /* what still comes is read: to close upon it would destroy the
-		                  answer on its way */
+		/* keep reading: closing with unread input would reset the connection and lose the
+		 * answer in flight */
+	} else if (c->close) {
 		shutdown(c->fd, SHUT_WR);
 		strbuf_release(&c->in);
 		watch(n, c, EPOLLIN);
@@ -373,7 +377,7 @@ end_answer(Net *n, Conn *c)
 
 /* ---- reading ---- */
 
-/* A request begins; false: out of memory. */
+/* Begin a request; false: out of memory. */
 static bool
 begin_request(Net *n, Conn *c)
 {
@@ -386,24 +390,24 @@ begin_request(Net *n, Conn *c)
 	return c->req != NULL;
 }
 
-/* Answer without the rest of the request, and then no more. */
+/* Answer without reading the rest of the request, then close. */
 static void
 answer_early(Conn *c, const HttpError *e)
 {
-	if (!c->req->ready) /* only this thread has had it */
+	if (!c->req->ready) /* not yet shared with another thread */
 		req_refuse(c->req, e);
 	c->close = true;
 	c->body.at = BODY_OVER;
 }
 
-/* The head of a request, when it is there. */
+/* Parse the head of a request, once complete. */
 static bool
 take_head(Net *n, Conn *c)
 {
 	HttpError e = { 0 };
 
 	while (c->in.len - c->at >= 2 && memcmp(c->in.data + c->at, "\r\n", 2) == 0)
-		c->at += 2; /* some clients end a body so */
+		c->at += 2; /* some clients send CRLF after a body */
 	size_t len = c->in.len - c->at;
 	if (len == 0 || (len == 1 && c->in.data[c->at] == '\r')) {
 		if (len == 0)
@@ -439,12 +443,13 @@ take_head(Net *n, Conn *c)
 	body_begin(&c->body, &c->req->in);
 	if (c->req->in.expect && c->body.at != BODY_OVER && c->at == c->in.len) {
 		strbuf_puts(&c->head, "HTTP/1.1 100 Continue\r\n\r\n");
-		send_parts(n, c); /* what does not fit now goes before the answer */
+		/* bytes that the socket does not take are sent before the answer */
+		send_parts(n, c);
 	}
 	return c->fd >= 0;
 }
 
-/* The body, when all of it is there. */
+/* Read the body. True: complete. */
 static bool
 take_body(Conn *c)
 {
@@ -469,7 +474,7 @@ take_body(Conn *c)
 	return c->body.at == BODY_OVER;
 }
 
-/* Whether the answer has begun; if not, http_wake() will tell. */
+/* Report whether the answer has begun; if not, http_wake() announces it. */
 static bool
 answer_begins(Req *r)
 {
@@ -479,7 +484,7 @@ answer_begins(Req *r)
 	return ready;
 }
 
-/* All that can be done for a connection now, but one request at a time. */
+/* Advance a connection as far as possible, but at most by one request. */
 static void
 conn_step(Net *n, Conn *c)
 {
@@ -490,7 +495,8 @@ conn_step(Net *n, Conn *c)
 		case CONN_IDLE:
 		case CONN_HEAD:
 			if (answered &&
-			    c->in.len > c->at) { /* the next is there already: after the others */
+			    /* the next request is here already: serve the others first */
+			    c->in.len > c->at) {
 				if (!c->again) {
 					c->next_again = n->again;
 					n->again = c;
@@ -556,7 +562,7 @@ conn_read(Net *n, Conn *c)
 	c->eof |= k == 0;
 	if (c->state == CONN_LINGER)
 		return;
-	if (c->at) { /* what is used makes room */
+	if (c->at) { /* discard consumed bytes */
 		memmove(c->in.data, c->in.data + c->at, c->in.len - c->at);
 		c->in.len -= c->at;
 		c->at = 0;
@@ -577,11 +583,11 @@ conn_event(Net *n, Conn *c, uint32_t events)
 	if (events & (EPOLLERR | EPOLLHUP)) {
 		conn_close(n, c);
 	} else if (c->events & EPOLLIN) {
-		if (!c->again) /* what is read has its turn first, else it piles up */
+		if (!c->again) /* process what was read first, or input accumulates */
 			conn_read(n, c);
 	} else if (events & EPOLLRDHUP) {
-		/* it has closed, at least its side, before the answer was there: nobody waits for
-		 * that. What is ready is sent */
+		/* The client closed at least its side before the answer was ready: send what is
+		 * ready, drop the rest. */
 		c->eof = true;
 		if (c->state == CONN_WORK || !c->last)
 			conn_close(n, c);
@@ -600,17 +606,19 @@ idle_timeout(const Net *n, const Conn *c, bool pressed)
 	const llmc_serve_options *o = &n->s->opt;
 
 	switch (c->state) {
-	case CONN_IDLE: /* the first request must begin at once, later ones may take their time */
+	/* a new connection must begin its request soon; between requests clients may pause */
+	case CONN_IDLE:
 		return c->used ? o->idle_timeout_s : o->header_timeout_s;
 	case CONN_HEAD:
 		return o->header_timeout_s;
-	case CONN_BODY: /* of a file: besides, what its bytes take at the slowest rate */
+	/* an upload gets additional time for its bytes at the slowest allowed rate */
+	case CONN_BODY:
 		return o->body_timeout_s + (c->req->route && c->req->route->flags & RT_UPLOAD
 		                                ? (double)c->req->in.length / UPLOAD_RATE
 		                                : 0);
 	case CONN_WORK:
 		break;
-	case CONN_SEND: /* whose answer waits for the client */
+	case CONN_SEND: /* the answer waits for the client */
 		if (c->events & EPOLLOUT) {
 			pthread_mutex_lock(&n->s->lock);
 			size_t held = c->req->held;
@@ -648,8 +656,8 @@ check_clocks(Net *n)
 				}
 			} else if (c->state == CONN_SEND && !(c->events & EPOLLOUT) &&
 			           t > KEEP_ALIVE_S) {
-				/* a comment keeps proxies from closing a stream that is still in
-				 * the queue */
+				/* an SSE comment, so that proxies do not close a stream that is
+				 * still queued */
 				strbuf_puts(&c->head,
 				            c->req->in.http10 ? ":\n\n" : "3\r\n:\n\n\r\n");
 				conn_step(n, c);
@@ -676,13 +684,13 @@ serve_woken(Net *n)
 		next = r->wake_next;
 		r->listed = false;
 		pthread_mutex_unlock(&n->s->lock);
-		if (r->conn) /* only this thread changes it */
+		if (r->conn) /* only this thread changes conn */
 			conn_step(n, r->conn);
 		req_unref(r);
 	}
 }
 
-/* Everything that runs is cancelled: its answer comes as an error. */
+/* Cancel everything that runs; clients get an error. */
 static void
 abort_all(Net *n)
 {
@@ -723,7 +731,7 @@ run(void *arg)
 		}
 		if (woken)
 			serve_woken(n);
-		if (more) /* after those that leave */
+		if (more) /* after closed connections have left */
 			accept_some(n);
 		if (n->now - checked >= 0.1) {
 			checked = n->now;
@@ -734,7 +742,8 @@ run(void *arg)
 		free_closed(n);
 		if (!s->ended)
 			continue;
-		/* answers that are ready are also sent, to clients that take them */
+		/* For a limited time, keep sending answers that are ready to clients that accept
+		 * them. */
 		if (end == 0)
 			end = n->now + LINGER_S;
 		for (Conn *c = n->busy.first, *next; c; c = next) {
@@ -763,7 +772,7 @@ net_wake(Server *s)
 	uint64_t one = 1;
 
 	if (s->net && write(s->net->wake_fd, &one, sizeof one) < 0)
-		return; /* the counter is full: it is awake */
+		return; /* the counter is full, so the thread is awake */
 }
 
 void

@@ -1,5 +1,5 @@
-/* Requests and their answers: who may ask, what is kept of a body, what an answer looks like.
- * connection.c carries the bytes. */
+/* Requests and their answers: authorisation, body buffers, response heads. connection.c moves the
+ * bytes. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -12,11 +12,10 @@
 #include "serve/models/model.h"
 
 enum {
-	MAX_UNREAD = 64 << 20, /* bytes of a stream that its client has not taken */
-	SMALL =
-	    256 << 10, /* bytes that a request may always hold: --max-connections bounds these */
-	READ_ANYWAY = 256 << 20, /* a body that is not wanted is read if it is not larger, and the
-	                            answer comes after it */
+	MAX_UNREAD = 64 << 20, /* bytes of a stream that its client has not read */
+	SMALL = 256 << 10, /* bytes that any request may hold; --max-connections bounds their sum */
+	/* a refused body up to this size is read before the error is sent */
+	READ_ANYWAY = 256 << 20,
 };
 
 const char type_json[] = "application/json", type_text[] = "text/plain; charset=utf-8",
@@ -36,7 +35,7 @@ req_header(Req *r, const char *name)
 	return head_field(&r->in, name);
 }
 
-/* The client's id when it is harmless in a header and a log line, else one of ours. */
+/* Choose the request id: the client's if it is safe in a header and a log line, else a new one. */
 static void
 choose_id(Req *r)
 {
@@ -58,7 +57,7 @@ choose_id(Req *r)
 		snprintf(r->id + 2 * i, 3, "%02x", b[i]);
 }
 
-/* Equal without telling by its time where the first difference is. */
+/* Compare in constant time. */
 static bool
 key_ok(Req *r)
 {
@@ -69,7 +68,7 @@ key_ok(Req *r)
 	if (given)
 		given = strncasecmp(given, "Bearer ", 7) == 0 ? given + 7 : NULL;
 	else
-		given = req_header(r, "x-api-key"); /* Anthropic's clients */
+		given = req_header(r, "x-api-key"); /* sent by Anthropic's clients */
 	if (!given)
 		return false;
 	pthread_mutex_lock(&r->srv->lock);
@@ -93,7 +92,7 @@ req_new(Server *s, Conn *conn, const char *client)
 	snprintf(r->client, sizeof r->client, "%s", client);
 	r->awake = true;
 	for (r->route = s->routes; r->route->path || r->route->below; r->route++)
-		; /* what cannot be read has the last row's form */
+		; /* a path that cannot be parsed gets the last row's form of errors */
 	pthread_mutex_lock(&s->lock);
 	s->next_id++;
 	s->n_active++;
@@ -128,7 +127,7 @@ charge_bytes(Req *r, size_t n) /* lock held */
 	Server *s = r->srv;
 
 	if (r->held + n > SMALL && s->held + n > s->max_held) {
-		s->pressed = true; /* who does not take his answer now loses it */
+		s->pressed = true; /* clients that do not read their answers now lose them */
 		return false;
 	}
 	r->held += n;
@@ -181,7 +180,7 @@ req_unref(Req *r)
 	strbuf_release(&r->body);
 	strbuf_release(&r->out);
 	file_unmap(&r->file);
-	req_release(r, r->held); /* when it is free: the heap may be trimmed now */
+	req_release(r, r->held); /* release after the free, because the heap may be trimmed now */
 	free(r->head_bytes);
 	free(r);
 }
@@ -320,7 +319,7 @@ req_push(Req *r, const char *data, size_t n)
 			strbuf_add(&r->out, data, n);
 		else
 			r->out.failed = true;
-		if (r->out.failed) { /* who does not read for so long will not */
+		if (r->out.failed) { /* this client will not read the rest */
 			r->gone = true;
 			req_cancel(r);
 		}
@@ -397,7 +396,7 @@ static void
 field(Strbuf *b, const char *name, const char *value)
 {
 	strbuf_printf(b, "%s: ", name);
-	for (; *value; value++) /* nothing of a value can end its line */
+	for (; *value; value++) /* a value must not end its header line */
 		strbuf_putc(b, *value >= 0 && *value < 32 ? ' ' : *value);
 	strbuf_puts(b, "\r\n");
 }
@@ -410,7 +409,7 @@ req_write_head(Req *r, bool close, Strbuf *b)
 	time_t now = time(NULL);
 	struct tm t;
 
-	gmtime_r(&now, &t); /* strftime would speak the caller's language */
+	gmtime_r(&now, &t); /* strftime depends on the caller's locale */
 	strbuf_printf(b, "HTTP/1.1 %d %s\r\nDate: %.3s, %02d %.3s %d %02d:%02d:%02d GMT\r\n",
 	              r->status, reason(r->status), days + 3 * t.tm_wday, t.tm_mday,
 	              months + 3 * t.tm_mon, t.tm_year + 1900, t.tm_hour, t.tm_min, t.tm_sec);
@@ -442,8 +441,8 @@ req_write_head(Req *r, bool close, Strbuf *b)
 
 /* ---- reading ---- */
 
-/* A page of the web can give its name our address (DNS rebinding) and then read what we answer:
- * where anybody on this machine may ask, only names that are this machine's are answered. */
+/* Refuse foreign host names on a loopback server. A web page can resolve its own name to this
+ * machine (DNS rebinding) and would then be allowed to read the answers. */
 static bool
 host_ok(const Req *r)
 {
@@ -457,9 +456,9 @@ host_ok(const Req *r)
 	bool six = *host == '[';
 	size_t n = six ? strcspn(host, "]") - (strchr(host, ']') != NULL) : strcspn(host, ":");
 	snprintf(name, sizeof name, "%.*s", (int)n, host + six);
-	n = strlen(name); /* of "[" nothing is left */
+	n = strlen(name); /* "[" alone leaves an empty name */
 	if (n && name[n - 1] == '.')
-		name[--n] = 0; /* the root of all names */
+		name[--n] = 0; /* the dot of the DNS root */
 	if (inet_pton(six ? AF_INET6 : AF_INET, name, addr) == 1 ||
 	    !strcasecmp(name, "localhost") || !strcasecmp(name, s->opt.host) ||
 	    (n > 10 && !strcasecmp(name + n - 10, ".localhost")))
@@ -484,7 +483,7 @@ req_own_page(Req *r, Problem *p)
 	               origin);
 }
 
-/* Who asks for what; a request that may not go on has its answer. */
+/* Admit the request: route, method, key. A refused request has its answer. */
 static void
 admit(Req *r)
 {
@@ -507,8 +506,8 @@ admit(Req *r)
 	if (!r->route->path && !strcmp(r->method, "OPTIONS") && r->allow_origin[0]) {
 		req_head(r, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
 		req_head(r, "Access-Control-Max-Age", "600");
-		/* clients send headers of their own invention, x-stainless-* for one: none of them
-		 * matters here */
+		/* Allow all requested headers: clients send headers such as x-stainless-*, and none
+		 * of them changes what the server does. */
 		r->allow_headers = req_header(r, "Access-Control-Request-Headers");
 		req_answer(r, 204, NULL, NULL);
 		return;
@@ -537,14 +536,15 @@ admit(Req *r)
 	req_problem(r, &p);
 }
 
-/* Bytes that its body may have. */
+/* Return the largest allowed body in bytes. */
 static size_t
 body_limit(const Req *r)
 {
 	return r->route->flags & RT_UPLOAD && r->srv->store ? r->srv->max_upload : r->srv->max_body;
 }
 
-/* The request is complete: check its form, then let it be handled here or by a worker. */
+/* Dispatch a complete request: check its content type, then handle it here or queue it for a
+ * worker. */
 static void
 dispatch(Req *r)
 {
@@ -605,8 +605,8 @@ req_begin(Req *r, char *head, size_t n)
 	           *origin = req_header(r, "Origin");
 	r->wants_html = accept && strstr(accept, "text/html") != NULL;
 	r->content_json = type && strncasecmp(type, "application/json", 16) == 0;
-	/* Ollama's clients may leave the type out. A page of the web can do so too, but its browser
-	 * tells where it is from. */
+	/* Ollama's clients may omit the content type. A web page can omit it too, but its browser
+	 * adds Origin or Sec-Fetch-Site. */
 	if (!type && !origin && !req_header(r, "Sec-Fetch-Site") &&
 	    strncmp(r->path, "/api/", 5) == 0)
 		r->content_json = true;
@@ -616,7 +616,7 @@ req_begin(Req *r, char *head, size_t n)
 	choose_id(r);
 	trace_begin(r);
 	admit(r);
-	/* a small body is read even so, that the client is not cut off while it sends */
+	/* read a small refused body to its end, so that the client can read the error */
 	bool large = r->in.expect || r->in.length > READ_ANYWAY;
 	if (!r->ready && r->in.length > body_limit(r) && large) {
 		r->too_large = true;

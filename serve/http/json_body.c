@@ -1,4 +1,4 @@
-/* Bodies of requests: untrusted JSON. */
+/* Request bodies: untrusted JSON. */
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -19,10 +19,10 @@ problem(Problem *p, int status, const char *param, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(p->text, sizeof p->text, fmt, ap);
 	va_end(ap);
-	/* a quoted piece of the request may have been cut within a character */
+	/* a quote from the request may be cut within a character */
 	size_t n = utf8_whole(p->text, strlen(p->text)), len;
 	p->text[n] = 0;
-	for (size_t i = 0; i < n; i += len) /* and it may be no text at all */
+	for (size_t i = 0; i < n; i += len) /* it may also be invalid UTF-8 */
 		if (utf8_next(p->text + i, n - i, &len) < 0)
 			memset(p->text + i, '?', len);
 	snprintf(p->param, sizeof p->param, "%s", param ? param : "");
@@ -43,8 +43,8 @@ problem_memory(Problem *p)
 	return problem(p, 503, NULL, "The server is out of memory; try again later.");
 }
 
-/* The digits at s when they are an integer that int64 does not hold; else 0, and *skip is what to
- * go on behind. */
+/* Return the length of an integer at s that int64 cannot hold; else 0, and *skip is the number of
+ * bytes to skip. */
 static size_t
 big_integer(const char *s, size_t n, size_t *skip)
 {
@@ -68,7 +68,7 @@ big_integer(const char *s, size_t n, size_t *skip)
 	return errno == ERANGE ? digits : 0;
 }
 
-/* Where the string that begins at s, behind its quote, ends: at its other quote, or at n. */
+/* Return the end of the string whose content begins at s: its closing quote, or n. */
 static size_t
 string_end(const char *s, size_t n)
 {
@@ -79,7 +79,7 @@ string_end(const char *s, size_t n)
 	return i < n ? i : n;
 }
 
-/* jansson holds int64: larger integers become reals. False when there are none. */
+/* Write integers beyond int64 as reals, because jansson holds int64. False: there are none. */
 static bool
 rewrite_numbers(const char *s, size_t n, Strbuf *out)
 {
@@ -155,8 +155,8 @@ body_parse(const char *data, size_t n, Problem *p)
 	json_t *o = json_loadb(big ? fixed.data : data, big ? fixed.len : n,
 	                       JSON_DECODE_ANY | JSON_ALLOW_NUL, &je);
 	strbuf_release(&fixed);
-	/* jansson tells mistakes of syntax when memory ran out within a token: is there room for as
-	 * many bytes? */
+	/* jansson reports a syntax error when memory runs out within a token. Allocate as many
+	 * bytes to distinguish the two. */
 	json_t *room = o ? NULL : json_stringn_nocheck(data, n);
 	if (!o && (!room || je.line < 0 || json_error_code(&je) == json_error_out_of_memory))
 		problem_memory(p);
@@ -181,8 +181,7 @@ body_object(const Strbuf *body, Problem *p)
 	return o;
 }
 
-/* Beyond int64 v is a rounded real: the digits are taken from the body, from behind a key of this
- * name. */
+/* v is rounded if beyond int64: find its digits in the body, after a key of this name. */
 bool
 body_u64(const Strbuf *body, const char *key, const json_t *v, uint64_t *out)
 {
@@ -251,7 +250,7 @@ field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out
 	if (!v || json_is_null(v))
 		return true;
 	if (json_is_real(v) && json_real_value(v) == floor(json_real_value(v))) {
-		double x = json_real_value(v); /* clients of languages without integers send 16.0 */
+		double x = json_real_value(v); /* clients in languages without integers send 16.0 */
 		*out = x >= 0x1p63 ? INT64_MAX : x < -0x1p63 ? INT64_MIN : (int64_t)x;
 		if (fabs(x) >= 0x1p63)
 			return problem(p, 400, key, "Invalid '%s': %.0f is %s than the %s of %lld.",

@@ -1,4 +1,4 @@
-/* Bodies of requests: parsed, their fields taken, and what is wrong with them. */
+/* Request bodies: parsing, access to fields, and Problems that describe mistakes. */
 #ifndef LLMC_SERVE_HTTP_JSON_BODY_H
 #define LLMC_SERVE_HTTP_JSON_BODY_H
 
@@ -9,28 +9,28 @@
 #include "base/strbuf.h"
 
 enum { JSON_MAX_NEST = 100 };
-typedef struct Problem { /* what is wrong with a request */
-	int status;      /* 0: nothing */
+typedef struct Problem { /* why a request is refused */
+	int status;      /* HTTP status; 0: no problem */
 	char text[1024];
-	char param[128];  /* "": null */
-	const char *code; /* NULL: null */
-	const char *type; /* OpenAI's error.type, TGI's error_type; NULL: by the status */
+	char param[128];  /* "": null in the answer */
+	const char *code; /* NULL: null in the answer */
+	const char *type; /* OpenAI's error.type, TGI's error_type; NULL: derived from the status */
 } Problem;
 bool problem(Problem *p, int status, const char *param, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5))); /* false */
-bool problem_busy(Problem *p);             /* req_charge() said no; false */
+    __attribute__((format(printf, 4, 5))); /* returns false */
+bool problem_busy(Problem *p);             /* after req_charge() failed; returns false */
 
-bool problem_memory(Problem *p); /* false */
+bool problem_memory(Problem *p); /* returns false */
 
-size_t body_cost(const char *data, size_t n); /* bytes that parsing may take at most: values are
-                                                 much larger in memory than as text */
-/* Parse a body: nesting bounded; integers beyond int64 become reals. */
+/* largest memory that parsing may take, in bytes: values are much larger in memory than as text */
+size_t body_cost(const char *data, size_t n);
+/* Parse a body. Nesting is bounded; integers beyond int64 become reals. */
 json_t *body_parse(const char *data, size_t n, Problem *p);
-json_t *body_object(const Strbuf *body, Problem *p); /* the same, and it is an object */
-/* A whole number in 0 .. 2^64-1, the value of `key` somewhere in the body. */
+json_t *body_object(const Strbuf *body, Problem *p); /* like body_parse, but only an object */
+/* Read an integer in 0 .. 2^64-1, the value of `key` anywhere in the body. */
 bool body_u64(const Strbuf *body, const char *key, const json_t *v, uint64_t *out);
-/* Fields of an object, OpenAI's manners: null is absent; false with a Problem when the type or the
- * range is wrong. */
+/* Read fields of an object as OpenAI does: null means absent. False with a Problem on a wrong type
+ * or range. */
 bool field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out, bool *set,
                Problem *p);
 bool field_num(const json_t *o, const char *key, double lo, double hi, double *out, bool *set,

@@ -1,4 +1,4 @@
-/* Counters in Prometheus' text form: TGI's names, and vLLM's for what these have in common. */
+/* Metrics in Prometheus' text format: TGI's names, and vLLM's for the metrics that both have. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ metrics_init(Metrics *m, int32_t max_input, int32_t max_total)
 
 	for (size_t i = 0; i < sizeof seconds / sizeof *seconds; i++)
 		hist_init(seconds[i], 35, 0.0001 * 1.5, 1.5, 0);
-	/* a hundred equal steps to the limit */
+	/* 100 equal steps up to the limit */
 	hist_init(&m->input_length, 100, max_input / 100.0, 0, max_input / 100.0);
 	hist_init(&m->max_new, 100, max_total / 100.0, 0, max_total / 100.0);
 	hist_init(&m->generated, 100, max_total / 100.0, 0, max_total / 100.0);
@@ -57,7 +57,7 @@ head(Strbuf *b, const char *name, const char *kind, const char *help)
 	strbuf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind);
 }
 
-/* a line: name{labels} value */
+/* Append one line: name{labels} value */
 static void
 line(Strbuf *b, const char *name, const char *end, const char *labels, double x)
 {
@@ -92,7 +92,7 @@ hist(Strbuf *b, const char *name, const char *help, const Histogram *h)
 	hist_lines(b, name, "", h->n_bounds, h->bound, h->count, h->sum);
 }
 
-/* a histogram of the engine: seconds, or things */
+/* Append a histogram of the engine, of seconds or counts. */
 static void
 engine_lines(Strbuf *b, const char *name, const char *labels, const llmc_histogram *h, bool things)
 {
@@ -103,13 +103,13 @@ engine_lines(Strbuf *b, const char *name, const char *labels, const llmc_histogr
 	hist_lines(b, name, labels, LLMC_BUCKETS - 1, bound, h->bucket, h->sum);
 }
 
-/* A value of a label, with the escapes that the format has, which are fewer than those of JSON. */
+/* Append a label value. Prometheus has fewer escapes than JSON. */
 static void
 label_text(Strbuf *b, const char *s)
 {
 	Strbuf json = { 0 };
 
-	json_str(&json, s, strlen(s)); /* UTF-8 from here on */
+	json_str(&json, s, strlen(s)); /* valid UTF-8 from here on */
 	for (const char *c = strbuf_str(&json); *c; c++) {
 		bool known = *c == '\\' && c[1] && strchr("\\\"n", c[1]);
 		strbuf_putc(b, *c == '\\' && !known ? ' ' : *c);
@@ -187,9 +187,8 @@ tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back
 		engine_lines(b, "tgi_batch_forward_duration", step[i].label, step[i].h, false);
 }
 
-/* Adapters of a model, each a name of its own: those that have sequences in a batch, and those that
- * requests wait for. Of an adapter: nothing. places: in the model's engine; 0: each has an engine
- * of its own. */
+/* Append the adapters of a model that run and those that requests wait for. Nothing for an adapter
+ * itself. places: adapter slots of the model's engine; 0: each adapter has its own engine. */
 static void
 adapter_lines(Strbuf *b, Server *s, const Slot *t, int places, const char *label)
 {
@@ -367,9 +366,9 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 	strbuf_release(&label);
 }
 
-/* Texts of several models have the same families in the same order; here each family's lines stand
- * together, as the format demands. TGI's names have no label for the model: they get one. at: where
- * each text has been read to. */
+/* Merge the metrics of several models. Each text has the same families in the same order; the
+ * format demands that the lines of a family are contiguous. TGI's metrics have no model label, so
+ * add one. at: read position in each text. */
 static void
 weave(Strbuf *b, Strbuf *text, Slot *const *slot, int n)
 {
@@ -384,7 +383,7 @@ weave(Strbuf *b, Strbuf *text, Slot *const *slot, int n)
 	while (more) {
 		more = false;
 		for (int i = 0; i < n; i++) {
-			int comments = 0; /* of a family: two, then lines, or none */
+			int comments = 0; /* per family: two comments, then samples, perhaps none */
 			while (*at[i] && (*at[i] != '#' || comments < 2)) {
 				size_t len = strcspn(at[i], "\n") + 1, name = strcspn(at[i], "{ ");
 				comments = *at[i] == '#' ? comments + 1 : 2;

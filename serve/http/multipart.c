@@ -7,8 +7,8 @@
 
 enum { MAX_PART_HEAD = 8192, MAX_BOUNDARY = 70 };
 
-/* The value of a parameter `key` of a header's value: a token or a quoted string. False: it is not
- * there, longer than out or no text. */
+/* Copy the parameter `key` of a header value: a token or a quoted string. False: absent, longer
+ * than out or not printable. */
 static bool
 parameter(const char *s, size_t n, const char *key, char *out, size_t cap)
 {
@@ -36,7 +36,7 @@ parameter(const char *s, size_t n, const char *key, char *out, size_t cap)
 				fits &= !ours;
 		}
 		if (quoted && i == n)
-			return false; /* the string does not end */
+			return false; /* unterminated string */
 		if (ours) {
 			out[len] = 0;
 			return fits;
@@ -63,11 +63,11 @@ multipart_open(Multipart *m, const char *type, const char *data, size_t n)
 	m->end = data + n;
 	if (n < m->n_mark - 2 || memcmp(data, m->mark + 2, m->n_mark - 2) != 0)
 		return false;
-	m->at += m->n_mark - 2; /* as behind every mark */
+	m->at += m->n_mark - 2; /* now at the CRLF or "--" after the mark */
 	return true;
 }
 
-/* A line of a part's head, without its end. */
+/* Read one line of a part's head, without its line end. */
 static bool
 read_field(MultipartPart *out, const char *s, size_t n)
 {
@@ -108,7 +108,7 @@ multipart_next(Multipart *m, MultipartPart *out)
 		if (!n)
 			break;
 	}
-	/* the mark of an empty part begins with the end of the head */
+	/* the mark of an empty part overlaps the end of the head */
 	const char *from = head - 2,
 	           *mark = memmem(from, (size_t)(m->end - from), m->mark, m->n_mark);
 	if (!mark || !out->name[0])

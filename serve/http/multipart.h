@@ -1,5 +1,5 @@
-/* Bodies of multipart/form-data (RFC 7578), from bytes alone. Strict, as heads are: parts end with
- * CRLF and the mark, names are texts without control characters. */
+/* Reader of multipart/form-data bodies (RFC 7578). Strict, as for heads: parts end with CRLF and
+ * the mark, names have no control characters. */
 #ifndef LLMC_SERVE_HTTP_MULTIPART_H
 #define LLMC_SERVE_HTTP_MULTIPART_H
 
@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 typedef struct MultipartPart {
-	char name[64], file[256]; /* file: the name that its sender gives, "" without */
+	char name[64], file[256]; /* file: file name given by the client, "" if absent */
 	bool is_file;
 	const char *data; /* points into the body */
 	size_t n;
@@ -15,13 +15,13 @@ typedef struct MultipartPart {
 
 typedef struct Multipart {
 	const char *at, *end;
-	char mark[80]; /* what ends a part: CRLF, two dashes, the boundary */
+	char mark[80]; /* end of a part: CRLF, two dashes, the boundary */
 	size_t n_mark;
 } Multipart;
 
-/* type: the Content-Type. False: it is another, or the body does not begin with its boundary. */
+/* type: the Content-Type. False: another type, or the body does not begin with its boundary. */
 bool multipart_open(Multipart *m, const char *type, const char *data, size_t n);
-/* 1: a part; 0: that was the last; -1: the body is broken. */
+/* Returns 1: a part; 0: no more parts; -1: malformed body. */
 int multipart_next(Multipart *m, MultipartPart *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* A request, its route and its answer: what a handler sees of the server. */
+/* A request, its route and its answer: the interface of handlers to the server. */
 #ifndef LLMC_SERVE_HTTP_REQUEST_H
 #define LLMC_SERVE_HTTP_REQUEST_H
 
@@ -10,62 +10,61 @@
 #include "serve/serve.h"
 
 enum {                  /* flags of a Route */
-       RT_JSON = 1,     /* the body must be JSON: checked before the handler */
-       RT_WORK = 2,     /* by a worker, else at once on the http thread */
+       RT_JSON = 1,     /* the body must be JSON, which is checked before the handler runs */
+       RT_WORK = 2,     /* handled by a worker, else on the HTTP thread */
        RT_OPEN = 4,     /* needs no key */
-       RT_PREFIX = 8,   /* also takes what lies below its path, which ends in '/' */
-       RT_HTML = 16,    /* for clients that accept HTML */
-       RT_DRAIN = 32,   /* answered by a worker while the server shuts down, too */
-       RT_MODEL = 128,  /* asks a model, by the "model" of its body */
-       RT_UPLOAD = 256, /* its body is a file's bytes: larger than others, and no JSON */
-       RT_PROBE =
-	   64, /* for routers and scrapers: needs no key where the server's open_probes say so */
+       RT_PREFIX = 8,   /* also matches paths below its path, which ends in '/' */
+       RT_HTML = 16,    /* only for clients that accept HTML */
+       RT_DRAIN = 32,   /* also answered while the server drains */
+       RT_MODEL = 128,  /* needs the model named in its body */
+       RT_UPLOAD = 256, /* the body is a file: other size limit, not JSON */
+       RT_PROBE = 64,   /* for routers and scrapers: no key needed if open_probes is set */
 };
 
 typedef struct Route {             /* a row of serve/http/routes.def */
-	const char *method, *path; /* path NULL: of what has no other row; the last rows */
-	const char *below; /* of those: for paths that begin so; NULL: for all, the last row */
+	const char *method, *path; /* path NULL: not found; these are the last rows */
+	/* for not-found rows: path prefix that the row covers; NULL: all paths, the last row */
+	const char *below;
 	void (*handle)(Req *r);
-	void (*problem)(Req *r,
-	                const Problem *p); /* answers with an error, in the dialect's form */
+	void (*problem)(Req *r, const Problem *p); /* writes an error in the dialect's form */
 	int flags;
 } Route;
 
 /* One request and its answer. */
 struct Req {
 	Server *srv;
-	Conn *conn; /* http's; NULL when it has closed (Server.lock) */
+	Conn *conn; /* owned by the HTTP thread; NULL when closed (Server.lock) */
 	HttpHead in;
-	char *head_bytes; /* that the texts of in point into */
+	char *head_bytes; /* memory that the strings of `in` point into */
 	atomic_int refs;
 	const Route *route;
-	Req *next; /* in the workers' queue */
+	Req *next; /* link in the workers' queue */
 	char id[136];
 	char method[16], path[256], client[64];
 	double t_start;
 	Strbuf body;
 	bool too_large, no_memory, wants_html, content_json, auth_ok;
-	struct ApiKey *key; /* whose limits hold; NULL: none */
-	Slot *slot;         /* whose metrics count it */
+	struct ApiKey *key; /* key whose limits apply; NULL: none */
+	Slot *slot;         /* slot whose metrics count it */
 	ServedModel
-	    *model;      /* while a worker handles it, of a route that asks one; with a reference */
-	bool all_models; /* a call to sleep: of all */
+	    *model;      /* set while a worker handles a route with RT_MODEL; holds a reference */
+	bool all_models; /* /sleep for all models */
 	char allow_origin[256];
-	const char *allow_headers; /* of a preflight, as it asked */
-	const char *tail;          /* of the path, below a prefix route; points into path */
+	const char *allow_headers; /* headers that a preflight requested */
+	const char *tail;          /* path below a prefix route; points into path */
 
 	/* shared, under Server.lock */
 	bool ready;  /* status, type and headers are set */
 	bool done;   /* out is complete */
-	bool stream; /* answered in pieces */
-	bool awake;  /* http will look at it */
-	bool listed; /* it is in Server.woken, by wake_next; it may have been looked at since */
+	bool stream; /* answered in parts */
+	bool awake;  /* the HTTP thread will look at it */
+	bool listed; /* in Server.woken, linked by wake_next; may have been processed since */
 	Req *wake_next;
-	bool gone;      /* nobody will read the answer */
-	size_t held;    /* bytes, of Server.held */
-	bool generates; /* counts in the metrics of requests */
+	bool gone;      /* no client reads the answer */
+	size_t held;    /* bytes counted in Server.held */
+	bool generates; /* counted in the request metrics */
 	int status;
-	const char *type; /* content type, a constant */
+	const char *type; /* content type, a string constant */
 	Strbuf out;
 	struct {
 		const char *name;
@@ -73,67 +72,71 @@ struct Req {
 	} head[12];
 	int n_head;
 	const char *policy; /* Content-Security-Policy of a page */
-	const char *fixed;  /* an embedded file instead of out, or what file maps */
+	const char *fixed;  /* embedded or mapped file to send instead of out */
 	size_t n_fixed;
 	FileMap file;
-	void *gen;              /* what is being generated; NULL: nothing, or over */
-	void (*cancel)(Req *r); /* stops that; called with the lock held */
+	void *gen;              /* generation in flight; NULL: none */
+	void (*cancel)(Req *r); /* cancels gen; called with the lock held */
 	void (*answered)(
-	    Req *r); /* of a request without a connection: its answer is whole; NULL: it has one */
+	    /* for a request without a connection: its answer is complete; NULL: it has a
+	     * connection */
+	    Req *r);
 	/* for the log */
 	int32_t n_prompt, n_new;
 	const char *finish;
 	double t_valid, queue_s, prefill_s, decode_s;
-	char trace[33], parent[17], span[17]; /* digits, as OpenTelemetry has them */
-	bool untraced;                        /* its client does not want it told */
+	char trace[33], parent[17], span[17]; /* hexadecimal digits, as in OpenTelemetry */
+	bool untraced;                        /* the client's traceparent is not sampled */
 };
 
 /* http.c */
-/* The row that fits; *tail: of the path, below a prefix. One without a path: there is none, maybe
- * because of the method. */
+/* Find the row for a request. *tail: path below a prefix row. A row without a path means not found
+ * or method not allowed. */
 const Route *route_find(const Route *table, const char *method, const char *path, bool html,
                         const char **tail, bool *wrong_method);
 extern const Route serve_routes[]; /* route.c */
 
-/* http.c: what connection.c calls, on its thread, in this order */
+/* http.c: called by connection.c on its thread, in this order */
 Req *req_new(Server *s, Conn *conn, const char *client);
 bool req_begin(Req *r, char *head,
                size_t n); /* takes the head over; false: answer now, without the body */
-void req_refuse(Req *r, const HttpError *e); /* it cannot be read */
+void req_refuse(Req *r, const HttpError *e); /* the request is malformed */
 void req_body(Req *r, const char *data, size_t n);
 void req_whole(Req *r);
 void req_write_head(Req *r, bool close, Strbuf *b);
 bool req_take(Req *r, Strbuf *piece,
-              bool *over); /* the next piece of a stream, for the last; false: it breaks off */
+              /* next part of a stream; *over: it was the last; false: the stream is broken off */
+              bool *over);
 void req_over(Req *r, bool sent);
-/* A request of the server's own to a route, behind all others: then req_whole, when answered() may
- * come on any thread, at last req_over. NULL: out of memory. */
+/* Make a request of the server itself with the lowest priority. Then call req_whole; answered() may
+ * run on any thread; call req_over last. NULL: out of memory. */
 Req *req_inside(Server *s, const char *path, const char *body, size_t n, void (*answered)(Req *r));
 
-/* http.c: what handlers call, from any thread */
-bool req_charge(
-    Req *r,
-    size_t n); /* count n bytes as in use until req_release or the end; false: too many are */
+/* http.c: called by handlers on any thread */
+bool
+req_charge(Req *r,
+           /* count n bytes until req_release or the end of the request; false: over the limit */
+           size_t n);
 void req_release(Req *r, size_t n);
 void req_drop_body(Req *r);
 void req_unref(Req *r);
 void req_head(Req *r, const char *name, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* The whole answer; `body` is taken over (may be NULL). Wakes the connection. */
+/* Send the complete answer; takes `body` over (may be NULL) and wakes the connection. */
 void req_answer(Req *r, int status, const char *type, Strbuf *body);
-void req_problem(Req *r, const Problem *p); /* in the form of the route */
-void req_cancel(Req *r);                    /* stop what it generates, if anything; lock held */
+void req_problem(Req *r, const Problem *p); /* in the route's form */
+void req_cancel(Req *r);                    /* cancel its generation, if any; lock held */
 void req_answer_file(Req *r, const char *type, const char *data, size_t n);
 void req_text(Req *r, int status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* Begin an answer in pieces, type NULL: server-sent events; then req_push and at last req_end, from
- * any thread. */
+/* Begin an answer in parts; type NULL: server-sent events. Then call req_push and finally req_end,
+ * from any thread. */
 void req_stream(Req *r, const char *type);
 void req_push(Req *r, const char *data, size_t n);
 void req_end(Req *r);
 const char *req_header(Req *r, const char *name);
-/* Not a web page of somebody else's: it may send some kinds of requests without asking first. False
- * with a Problem. */
+/* Refuse requests from web pages of other origins: browsers send some requests without a preflight.
+ * False with a Problem. */
 bool req_own_page(Req *r, Problem *p);
-/* load_report.c: the header of how busy we are, where the request asks for it */
+/* load_report.c: append the load header, if the request asks for it */
 void load_header(Req *r, Strbuf *b);
 extern const char type_json[], type_text[], type_sse[], type_html[];
 

@@ -5,8 +5,8 @@
 
 enum {
 	METHOD_MAX = 31,
-	FIRST_LINE_MAX = METHOD_MAX + 1 + HEAD_TARGET_MAX + sizeof " HTTP/1.1\r\n" -
-	                 1, /* no request's first line is longer */
+	/* longest request line */
+	FIRST_LINE_MAX = METHOD_MAX + 1 + HEAD_TARGET_MAX + sizeof " HTTP/1.1\r\n" - 1,
 };
 
 static bool
@@ -16,7 +16,7 @@ refuse(HttpError *e, int status, const char *text)
 	return false;
 }
 
-/* Characters of a method and of a field's name. */
+/* Report whether c may be part of a method or field name (RFC 9110 token). */
 static bool
 is_token(unsigned char c)
 {
@@ -35,7 +35,7 @@ hex(unsigned char c)
 ptrdiff_t
 head_span(const char *s, size_t n, size_t seen, HttpError *e)
 {
-	/* what is no HTTP is told at once, not when the time for a head is over */
+	/* refuse what is not HTTP at once, not at the head timeout */
 	for (size_t i = seen; i < n && i < HEAD_MAX; i++) {
 		unsigned char c = (unsigned char)s[i];
 		if (c == '\n' && (i == 0 || s[i - 1] != '\r')) {
@@ -75,7 +75,7 @@ head_span(const char *s, size_t n, size_t seen, HttpError *e)
 	return 0;
 }
 
-/* METHOD SP target SP HTTP/1.x */
+/* Parse METHOD SP target SP HTTP/1.x */
 static bool
 request_line(char *s, HttpHead *h, char **authority, HttpError *e)
 {
@@ -106,9 +106,9 @@ request_line(char *s, HttpHead *h, char **authority, HttpError *e)
 	if (strlen(target) > HEAD_TARGET_MAX)
 		return refuse(e, 414, "The address is longer than 8192 bytes.");
 	if (strncasecmp(target, "http://", 7) ==
-	    0) { /* as it is said to proxies; its host is the one that counts */
+	    0) { /* absolute form, as sent to proxies; its host overrides the header */
 		size_t n = strcspn(target + 7, "/?");
-		memmove(target, target + 7, n); /* makes room for an end */
+		memmove(target, target + 7, n); /* leave space for a NUL */
 		*authority = target;
 		target = target + 7 + n;
 		(*authority)[n] = 0;
@@ -145,7 +145,7 @@ request_line(char *s, HttpHead *h, char **authority, HttpError *e)
 	return true;
 }
 
-/* Whether a list such as "keep-alive, close" has the word. */
+/* Report whether a list such as "keep-alive, close" contains the word. */
 static bool
 has_word(const char *list, const char *word)
 {
@@ -157,7 +157,7 @@ has_word(const char *list, const char *word)
 	return false;
 }
 
-/* The fields that say who is meant, where the body ends and what follows. */
+/* Read the fields that define host, body length and connection handling. */
 static bool
 meaning(HttpHead *h, const char *authority, HttpError *e)
 {
@@ -228,12 +228,12 @@ meaning(HttpHead *h, const char *authority, HttpError *e)
 bool
 head_parse(char *s, size_t n, HttpHead *h, HttpError *e)
 {
-	char *authority = NULL, *end = s + n - 2; /* where the empty line is */
+	char *authority = NULL, *end = s + n - 2; /* start of the empty line */
 
 	*h = (HttpHead){ 0 };
 	for (char *line = s, *next; line < end; line = next) {
 		next = (char *)memchr(line, '\n', (size_t)(end - line)) + 1;
-		next[-2] = 0; /* the line's CR */
+		next[-2] = 0; /* the CR of the line */
 		if (line == s) {
 			if (!request_line(s, h, &authority, e))
 				return false;
@@ -296,7 +296,7 @@ body_begin(HttpBody *b, const HttpHead *h)
 		         .left = h->length };
 }
 
-/* One byte of what frames chunks. */
+/* Consume one byte of chunk framing. */
 static bool
 framing(HttpBody *b, unsigned char c, HttpError *e)
 {
@@ -326,7 +326,8 @@ framing(HttpBody *b, unsigned char c, HttpError *e)
 			              "The line of a chunk's size does not end with CR LF.");
 		b->at = b->left ? BODY_CHUNK : BODY_TRAILER;
 		b->line = 0;
-		b->last = 0x0d0a; /* the size's own end: an empty line may follow at once */
+		/* the CRLF after the size counts: an empty line may follow at once */
+		b->last = 0x0d0a;
 		return true;
 	case BODY_CR:
 	case BODY_LF:

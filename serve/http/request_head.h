@@ -1,9 +1,8 @@
-/* The head of an HTTP/1 request and the framing of its body, from bytes alone.
+/* Parser of HTTP/1 request heads and body framing.
  *
- * Strict: what two readers might take differently (two lengths, a length beside chunks, two hosts,
- * a bare line feed, a folded line, a space before a colon, a NUL) is refused, so that nothing can
- * be smuggled past a proxy. All limits are here; nothing is kept of a chunk's extension or of
- * trailers. */
+ * Strict, to prevent request smuggling: it refuses what two parsers might read differently (two
+ * lengths, a length with chunks, two hosts, a bare line feed, a folded line, a space before a
+ * colon, a NUL). All limits are defined here. Chunk extensions and trailers are discarded. */
 #ifndef LLMC_SERVE_HTTP_REQUEST_HEAD_H
 #define LLMC_SERVE_HTTP_REQUEST_HEAD_H
 
@@ -12,42 +11,43 @@
 #include <stdint.h>
 
 enum {
-	HEAD_MAX = 32768,       /* bytes of a head, the request line included */
+	HEAD_MAX = 32768,       /* bytes of a head, including the request line */
 	HEAD_TARGET_MAX = 8192, /* bytes of a path with its query */
 	HEAD_FIELDS = 100,
-	CHUNK_LINE_MAX = 256, /* bytes of a chunk's size with its extensions */
+	CHUNK_LINE_MAX = 256, /* bytes of a chunk size line with extensions */
 	TRAILER_MAX = 8192,
 };
 
 typedef struct HttpError {
-	int status; /* 0: none */
+	int status; /* 0: no error */
 	const char *text;
 } HttpError;
 
-typedef struct HttpHead {          /* texts point into the bytes that were parsed */
+typedef struct HttpHead {          /* strings point into the parsed bytes */
 	const char *method, *path; /* path: decoded, without the query */
-	const char *query;         /* behind the '?', as it was sent; "": none */
-	const char *host;          /* with its port; NULL: HTTP/1.0 that names none */
+	const char *query;         /* raw text after '?'; "": none */
+	const char *host;          /* with port; NULL: HTTP/1.0 without a host */
 	bool http10, close; /* close: the client wants no further answer on this connection */
-	bool expect;        /* waits for "100 Continue" before it sends the body */
+	bool expect;        /* the client waits for "100 Continue" before it sends the body */
 	bool chunked;
-	uint64_t length; /* of the body when not chunked */
+	uint64_t length; /* body bytes when not chunked */
 	int n_fields;
 	struct {
 		const char *name, *value;
 	} field[HEAD_FIELDS];
 } HttpHead;
 
-/* How many of the n bytes at s are the head: 0 while it is not whole, -1 when it can be none (e
- * tells). `seen` bytes were there at an earlier call, which returned 0. */
+/* Return the length of the head in the n bytes at s: 0 while incomplete, -1 if malformed (see e).
+ * `seen` bytes were there at an earlier call that returned 0. */
 ptrdiff_t head_span(const char *s, size_t n, size_t seen, HttpError *e);
 bool head_parse(char *s, size_t n, HttpHead *h,
-                HttpError *e); /* s: a whole head; becomes the texts of h */
-const char *head_field(const HttpHead *h, const char *name); /* the first of that name, or NULL */
-/* A field of the query, decoded; false: it is not there, or longer than out. */
+                /* s: a complete head; it is modified and the strings of h point into it */
+                HttpError *e);
+const char *head_field(const HttpHead *h, const char *name); /* first field of that name, or NULL */
+/* Copy a decoded field of the query; false: absent, or longer than out. */
 bool head_query(const HttpHead *h, const char *key, char *out, size_t cap);
 
-typedef struct HttpBody { /* where in its body a request is */
+typedef struct HttpBody { /* parser state of a body */
 	enum {
 		BODY_PLAIN,
 		BODY_SIZE,
@@ -59,14 +59,14 @@ typedef struct HttpBody { /* where in its body a request is */
 		BODY_TRAILER,
 		BODY_OVER
 	} at;
-	uint64_t left; /* of the plain body, or of the chunk */
-	size_t line;   /* bytes of this chunk line, or of the trailers */
-	uint32_t last; /* the last four bytes of the trailers */
+	uint64_t left; /* bytes left of the plain body or of the chunk */
+	size_t line;   /* bytes so far of this chunk line or of the trailers */
+	uint32_t last; /* last four bytes of the trailers */
 } HttpBody;
 
 void body_begin(HttpBody *b, const HttpHead *h);
-/* Use some of the n > 0 bytes at s; how many is returned, those of the body are then at *data. 0:
- * refused (e tells), or the body is over. */
+/* Consume some of the n > 0 bytes at s and return their number; body bytes among them are at *data.
+ * 0: malformed (see e), or the body is over. */
 size_t body_next(HttpBody *b, const char *s, size_t n, const char **data, size_t *n_data,
                  HttpError *e);
 

@@ -1,4 +1,4 @@
-/* Which path is answered by what: the rows of serve/http/routes.def as a table. */
+/* The route table, from the rows of serve/http/routes.def. */
 #include "serve/http/route.h"
 
 const Route serve_routes[] = {
@@ -6,7 +6,7 @@ const Route serve_routes[] = {
 #include "serve/http/routes.def"
 #undef ROUTE
 	{ .below = "/v1/messages/",
-	  .problem = anthropic_problem }, /* what is not there, in the form of its dialect */
+	  .problem = anthropic_problem }, /* paths without a route, in the form of their dialect */
 	{ .below = "/api/", .problem = ollama_problem },
 	{ .problem = openai_problem },
 };

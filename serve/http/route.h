@@ -1,4 +1,4 @@
-/* Handlers and problems of all routes, declared by their rows. */
+/* Handlers and error writers of all routes, declared from routes.def. */
 #ifndef LLMC_SERVE_HTTP_ROUTE_H
 #define LLMC_SERVE_HTTP_ROUTE_H
 

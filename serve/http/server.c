@@ -1,4 +1,4 @@
-/* Opening and closing, and the public calls. */
+/* Opening and closing of a server, and the public calls. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -14,7 +14,7 @@
 #include "serve/models/model.h"
 #include "base/sized_struct.h"
 
-enum { UPLOAD_HEADS = 16384 }; /* what a file's body holds beside the file */
+enum { UPLOAD_HEADS = 16384 }; /* bytes of an upload's body in addition to the file */
 
 static bool
 is_loopback(const struct sockaddr *a)
@@ -69,7 +69,9 @@ listen_on(Server *s, llmc_error *err)
 			                                  : ((struct sockaddr_in *)&a)->sin_port);
 		const char *own = !strcmp(host, "0.0.0.0") ? "127.0.0.1"
 		                  : !strcmp(host, "::")    ? "::1"
-		                                           : host; /* not where to connect to */
+		                                        /* a wildcard is not an address to
+		                                         * connect to */
+		                                        : host;
 		snprintf(s->url, sizeof s->url,
 		         strchr(own, ':') ? "http://[%s]:%d" : "http://%s:%d", own, s->port);
 	}
@@ -96,8 +98,8 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	o->otlp = NULL;
 	if (o->keys)
 		TRY(keys_open(o->keys, &s->keys, err));
-	o->keys = NULL;       /* the path is read */
-	o->model_name = NULL; /* the first slot has it */
+	o->keys = NULL;       /* the path has been read */
+	o->model_name = NULL; /* kept by the first slot */
 	if (!o->host)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 #define DEFAULT(field, value)                                                                      \
@@ -107,7 +109,7 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 		if (o->field < 0)                                                                  \
 			return error_set(err, LLMC_E_INPUT, #field " is negative");                \
 	} while (0)
-	DEFAULT(max_total_tokens, 0); /* by the model, as the next */
+	DEFAULT(max_total_tokens, 0); /* derived from the model, as is the next one */
 	DEFAULT(max_input_length, 0);
 	DEFAULT(max_best_of, 2);
 	DEFAULT(max_stop_sequences, 4);
@@ -136,8 +138,8 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 		return error_set(err, LLMC_E_INPUT, "max_body_bytes: at most 1 GiB");
 	if (o->idle_timeout_s < 1)
 		o->idle_timeout_s =
-		    1; /* less would close connections between two requests of one client */
-	/* descriptors that connections do not take: files of the model, of a log, of a resolver */
+		    1; /* less would close connections between two requests of a client */
+	/* leave descriptors for model files, logs and name resolution */
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur != RLIM_INFINITY &&
 	    (rlim_t)o->max_connections + 32 > files.rlim_cur) {
 		int32_t fit = files.rlim_cur > 64 ? (int32_t)files.rlim_cur - 32
@@ -227,7 +229,7 @@ server_stop(Server *s)
 	s->draining = true;
 	pthread_mutex_unlock(&s->lock);
 	if (first && s->listen_fd >= 0)
-		shutdown(s->listen_fd, SHUT_RDWR); /* clients are refused from here on */
+		shutdown(s->listen_fd, SHUT_RDWR); /* new connections are refused from here on */
 }
 
 bool
@@ -255,16 +257,17 @@ server_close(Server *s)
 	pthread_mutex_lock(&s->lock);
 	s->closing = true;
 	pthread_mutex_unlock(&s->lock);
-	net_wake(s); /* it cancels what runs */
+	net_wake(s); /* the HTTP thread cancels what runs */
 	batch_stop(s->store);
 	models_stop(s);
 	work_close(s);
-	models_end(s); /* the pumps have taken the last events: no request is with an engine */
+	/* the event threads have taken the last events: no request is in an engine */
+	models_end(s);
 	s->ended = true;
 	net_close(s);
 	trace_close(s->trace);
 	for (Req *list[] = { s->small.first, s->large.first }, **l = list; l < list + 2;
-	     l++) /* they came when the workers had ended */
+	     l++) /* arrived after the workers had ended */
 		for (Req *r = *l, *next; r; r = next) {
 			next = r->next;
 			req_unref(r);

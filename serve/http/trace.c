@@ -24,10 +24,10 @@ struct Trace {
 	Server *server;
 	char host[256], port[8], path[256];
 	pthread_t thread;
-	bool has_thread, told; /* told: that the collector takes nothing; the thread's */
+	bool has_thread, told; /* told: a failure was logged; used by the thread only */
 	pthread_mutex_t lock;
 	pthread_cond_t work;
-	/* lock */
+	/* protected by lock */
 	TraceSpan *first, *last;
 	int n;
 	bool stop;
@@ -41,12 +41,12 @@ random_hex(char *out, size_t bytes)
 	unsigned char raw[16] = { 0 };
 
 	if (getrandom(raw, bytes, 0) != (ssize_t)bytes)
-		raw[0] = 1; /* not all zeros, which is none */
+		raw[0] = 1; /* an id of all zeros is invalid */
 	for (size_t i = 0; i < bytes; i++)
 		snprintf(out + 2 * i, 3, "%02x", raw[i]);
 }
 
-/* n digits, not all of them 0 */
+/* Report whether s has n hexadecimal digits, not all 0. */
 static bool
 is_hex(const char *s, size_t n)
 {
@@ -164,7 +164,7 @@ trace_request(Trace *t, Req *r)
 		free(s);
 }
 
-/* ---- to the collector ---- */
+/* Append a span. wall: offset from the monotonic to the wall clock, in seconds. */
 
 static bool
 send_all(int fd, const char *at, size_t n, double until)
@@ -183,8 +183,8 @@ send_all(int fd, const char *at, size_t n, double until)
 	return true;
 }
 
-/* One request, its status; 0: no answer. A collector that takes or gives a byte now and then does
- * not hold the thread, which the server waits for at its end. */
+/* Send one request and return its status; 0: no answer. The total time is bounded, because the
+ * server waits for this thread when it closes. */
 static int
 post(const Trace *t, const Strbuf *body)
 {
@@ -203,7 +203,7 @@ post(const Trace *t, const Strbuf *body)
 		if (fd < 0)
 			continue;
 		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience,
-		           sizeof patience); /* of connect as well */
+		           sizeof patience); /* also bounds connect */
 		setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
 		if (connect(fd, a->ai_addr, a->ai_addrlen) != 0) {
 			close(fd);
@@ -229,7 +229,8 @@ post(const Trace *t, const Strbuf *body)
 		for (ssize_t k = 1;
 		     status && k > 0 &&
 		     clock_now() <
-		         until;) /* to its end, so that the collector sees no broken connection */
+		         /* read to the end, so that the collector sees no broken connection */
+		         until;)
 			k = recv(fd, head, sizeof head, 0);
 	}
 	close(fd);

@@ -1,7 +1,7 @@
-/* Spans of requests for an OpenTelemetry collector: OTLP over HTTP, as JSON, from a thread of its
- * own. A request's span has the queue, the prompt and the answer below it; a `traceparent` of the
- * client becomes its parent, and one that is not sampled is not told. What the collector does not
- * take is dropped: nothing waits for it. */
+/* OpenTelemetry spans of requests: OTLP/HTTP as JSON, sent by one thread. A request's span has
+ * children for queue, prompt and answer. A `traceparent` header of the client sets the parent; if
+ * it is not sampled, no span is sent. Spans that the collector does not accept are dropped: no
+ * request waits for it. */
 #ifndef LLMC_SERVE_HTTP_TRACE_H
 #define LLMC_SERVE_HTTP_TRACE_H
 
@@ -9,13 +9,13 @@
 
 typedef struct Trace Trace;
 
-/* url: http://host[:port][/path], without a path /v1/traces. E_INPUT: it is another. */
+/* url: http://host[:port][/path]; the default path is /v1/traces. E_INPUT: another form. */
 llmc_status trace_open(Server *s, const char *url, Trace **out, llmc_error *err);
-/* What is left goes out first, if the collector takes it within seconds. NULL is fine. */
+/* Send the remaining spans, within seconds, and free. t may be NULL. */
 void trace_close(Trace *t);
-/* Its identity, by its traceparent or a new one: r->trace, r->parent. */
+/* Set r->trace and r->parent from its traceparent, or make new ids. */
 void trace_begin(Req *r);
-/* It is over; t NULL: nobody wants to know. */
+/* Record a finished request; t NULL: tracing is off. */
 void trace_request(Trace *t, Req *r);
 
 #endif

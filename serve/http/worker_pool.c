@@ -1,5 +1,4 @@
-/* The workers: what takes longer than a few microseconds is done here, so that the HTTP thread
- * never waits. */
+/* Workers: they do what takes more than a few microseconds, so that the HTTP thread never waits. */
 #include <malloc.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -17,7 +16,8 @@ work_push(Server *s, Req *r)
 	r->next = NULL;
 	*q->end = r;
 	q->end = &r->next;
-	pthread_cond_broadcast(&s->work); /* not every worker takes everything */
+	/* wake all, because a worker does not take every kind of request */
+	pthread_cond_broadcast(&s->work);
 }
 
 static Req *
@@ -32,7 +32,7 @@ pop(Queue *q)
 	return r;
 }
 
-/* false: it has been put aside, and is no longer ours */
+/* Handle a request. False: it waits for its model and no longer belongs to the worker. */
 static bool
 handle(Server *s, Req *r)
 {
@@ -70,7 +70,8 @@ drop_model(Req *r)
 	model_unref(m);
 }
 
-/* The first worker takes small requests alone, so that none waits behind large ones. */
+/* Run a worker. The first one handles small requests only, so that they never wait for large
+ * ones. */
 static void *
 worker(void *arg)
 {
@@ -78,8 +79,8 @@ worker(void *arg)
 
 	pthread_mutex_lock(&s->lock);
 	bool first = pthread_equal(pthread_self(), s->worker[0]);
-	if (!first &&
-	    setpriority(PRIO_PROCESS, 0, 5) != 0) /* of this thread: the engine's come first */
+	/* lower this thread's priority: the engine's threads have precedence */
+	if (!first && setpriority(PRIO_PROCESS, 0, 5) != 0)
 		serve_log(s, LLMC_LOG_DEBUG, "the priority of a worker could not be set");
 	for (;;) {
 		Queue *q =
@@ -96,12 +97,12 @@ worker(void *arg)
 			req_unref(r);
 			pthread_mutex_lock(&s->lock);
 		} else if (s->work_over) {
-			break; /* all that came is handled */
+			break; /* all requests are handled */
 		} else if (s->trim && !first) {
 			s->trim = false;
 			pthread_mutex_unlock(&s->lock);
 #ifdef __GLIBC__
-			malloc_trim(0); /* else the heap keeps what the largest requests took */
+			malloc_trim(0); /* else the heap keeps the memory of the largest requests */
 #endif
 			pthread_mutex_lock(&s->lock);
 		} else {
@@ -119,7 +120,7 @@ work_open(Server *s, llmc_error *err)
 
 	s->small.end = &s->small.first;
 	s->large.end = &s->large.first;
-	pthread_mutex_lock(&s->lock); /* a worker reads where it stands */
+	pthread_mutex_lock(&s->lock); /* a worker reads this field */
 	int rc = 0;
 	for (; s->n_workers < n && rc == 0; s->n_workers += rc == 0)
 		rc = pthread_create(&s->worker[s->n_workers], NULL, worker, s);
@@ -130,7 +131,7 @@ work_open(Server *s, llmc_error *err)
 }
 
 void
-work_close(Server *s) /* nobody hands them anything any more */
+work_close(Server *s) /* no thread pushes requests any more */
 {
 	pthread_mutex_lock(&s->lock);
 	s->work_over = true;
