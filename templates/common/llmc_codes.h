@@ -1,26 +1,35 @@
-/* Block types of GGUF whose weights are codes: numbers of 2 or 3 bits, places in a table of sixteen
- * (IQ4), points of a grid of eight or four weights (IQ1 to IQ3). One way to take a block of a file
- * apart, for the dequantiser, for packing and for the gather of processors:
+/* GGUF block types whose weights are codes: numbers of 2 or 3 bits, indices into a table of sixteen
+ * (IQ4), or points of a grid of eight or four weights (IQ1 to IQ3). The dequantiser, the packer and
+ * the CPU gather share this unpacking of a block.
  *
- *   columns of 32   `words` words of codes, `scales` bytes of scales, `high` bytes of what grid indices have above 8 bits
- *   block           f16 d, and m where there are minima
+ *   columns of 32   `words` words of codes, `scales` bytes of scales, `high` bytes for the parts of
+ *                   grid indices above 8 bits
+ *   block           f16 d, and m for types with minima
  *
- *   value = d * factor * scale * (byte - zero) - m * minimum,  where byte, unsigned, is what
- * kernels make of a code
+ *   value           d * factor * scale * (byte - zero) - m * minimum; kernels compute byte,
+ *                   which is unsigned, from a code
  *
- *   words of  q2_k, tq1_0, tq2_0   two: byte c of word h has column 16 h + 4 k + c in bits 2 k
- *             q3_k                 two the same, then third bits in the order of signs
- *             iq4_nl, iq4_xs       four of nibbles: byte c of word j has column 4 j + c low, 16 + 4 j + c high
- *             iq3                  two of indices (a byte for each four columns), then signs
- *             iq2                  indices (a byte for each eight columns), signs
+ *   codes     q2_k, tq1_0, tq2_0   two words: byte c of word h has column 16 h + 4 k + c in
+ *                                  bits 2 k
+ *             q3_k                 the same two words, then third bits in sign order
+ *             iq4_nl, iq4_xs       four words of nibbles: byte c of word j has column 4 j + c in
+ *                                  the low nibble, 16 + 4 j + c in the high one
+ *             iq3                  two words of indices (one byte per four columns), then signs
+ *             iq2                  indices (one byte per eight columns), signs
  *             iq1                  indices
  *   signs     byte c has bit i for column 4 i + c
- *   high      iq2_xs, iq2_s: 2 bits for each index; iq3_s: 1; iq1: 3, then in bits 12 .. 15 which eights are moved by -1/8 instead of 1/8 (iq1_s: bit 15 for
- *             all, and bits 12 .. 14 the scale)
- *   scales    q2_k: two, as in the file: scale and minimum; q3_k: two signed; iq4_xs: one signed; iq3_s, iq3_xxs, iq2_xxs: 2 s + 1; iq2_xs, iq2_s, iq1_m: two
- *             nibbles s, of which 2 s + 1 is meant
+ *   high      iq2_xs, iq2_s        2 bits per index
+ *             iq3_s                1 bit per index
+ *             iq1                  3 bits per index; bits 12 .. 15: which groups of eight are
+ *                                  shifted by -1/8 instead of 1/8 (iq1_s: bit 15 for all groups,
+ * and bits 12 .. 14 are the scale)
+ *   scales    q2_k                 two bytes, as in the file: scale and minimum
+ *             q3_k                 two signed bytes
+ *             iq4_xs               one signed byte
+ *             iq3_s, iq3_xxs, iq2_xxs   2 s + 1
+ *             iq2_xs, iq2_s, iq1_m      two nibbles s, which mean 2 s + 1
  *
- * All products are exact in fp32 but those of q2_k, which are rounded as ggml rounds them. */
+ * All multiplications are exact in fp32 except those of q2_k, which round as in ggml. */
 #ifndef LLMC_CODES_H
 #define LLMC_CODES_H
 
@@ -49,9 +58,9 @@ typedef enum llmc_codes_kind {
 } llmc_codes_kind;
 
 typedef struct llmc_codes_shape {
-	int columns, bytes;      /* of a block of the file */
-	int halves, min;         /* scales of 32 columns, 1 or 2; 1: minima */
-	int scales, high, words; /* of 32 columns: bytes, bytes, words */
+	int columns, bytes;      /* per block of the file */
+	int halves, min;         /* scales per 32 columns, 1 or 2; 1: the type has minima */
+	int scales, high, words; /* per 32 columns: bytes, bytes, words */
 	int zero, bits;          /* bytes are below 2^bits */
 	float factor;
 } llmc_codes_shape;
@@ -92,8 +101,8 @@ llmc_codes_of(llmc_codes_kind kind)
 	return (llmc_codes_shape){ 0 };
 }
 
-/* bits that stand beside an index of a grid: the upper ones of the index; iq1: and one of bits 12
- * .. 15 of `high` */
+/* Bits stored apart from the low byte of a grid index: the index's upper bits; for iq1 also one of
+ * bits 12 .. 15 of `high` */
 LLMC_CODES_FN int
 llmc_codes_extra_bytes(llmc_codes_kind kind)
 {
@@ -103,8 +112,8 @@ llmc_codes_extra_bytes(llmc_codes_kind kind)
 	                                                     : 0;
 }
 
-/* Tables of sixteen bytes; z: what is taken from each, 0 or the type's zero, which leaves signed
- * numbers */
+/* Tables of sixteen bytes; z is subtracted from each: 0, or the type's zero, which yields signed
+ * values. */
 #define LLMC_CODES_16(z, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)                           \
 	{                                                                                          \
 		(a - z) & 255, (b - z) & 255, (c - z) & 255, (d - z) & 255,                        \
@@ -112,11 +121,11 @@ llmc_codes_extra_bytes(llmc_codes_kind kind)
 		(i - z) & 255, (j - z) & 255, (k - z) & 255, (l - z) & 255,                        \
 		(m - z) & 255, (n - z) & 255, (o - z) & 255, (p - z) & 255                         \
 	}
-/* What nibbles of iq4_nl and iq4_xs mean, + 128 */
+/* Values of the nibbles of iq4_nl and iq4_xs, + 128 */
 #define LLMC_IQ4(z)                                                                                \
 	LLMC_CODES_16(z, 1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241)
-/* Magnitudes of grids, the negative ones behind (at 8: of iq2, at 4, and all once more), + the
- * type's zero */
+/* Magnitudes of grid codes plus the type's zero: positive ones first, then the negative ones (from
+ * index 8; for iq2 from index 4, and the table repeated) */
 #define LLMC_IQ3_XXS(z)                                                                            \
 	LLMC_CODES_16(z, 68, 76, 84, 92, 100, 108, 116, 126, 60, 52, 44, 36, 28, 20, 12, 2)
 #define LLMC_IQ3_S(z) LLMC_CODES_16(z, 17, 19, 21, 23, 25, 27, 29, 31, 15, 13, 11, 9, 7, 5, 3, 1)
@@ -134,7 +143,7 @@ llmc_codes_grid(llmc_codes_kind kind)
 	                               : llmc_grid_iq1;
 }
 
-/* A block taken apart; of iq4_nl only [0] is used */
+/* An unpacked block; iq4_nl uses index [0] only */
 typedef struct llmc_codes {
 	uint16_t d, m; /* f16 */
 	uint8_t scale[8][2];
@@ -154,18 +163,18 @@ llmc_codes_u32(const uint8_t *p)
 	return llmc_codes_u16(p) | (uint32_t)llmc_codes_u16(p + 2) << 16;
 }
 
-/* bit i for column i -> the order of signs */
+/* Reorders bits from bit i for column i to sign order. */
 LLMC_CODES_FN uint32_t
 llmc_codes_signs(uint32_t bits)
 {
 	uint32_t out = 0;
 
-	for (int i = 0; i < 8; i++) /* four bits to bit i of the four bytes */
+	for (int i = 0; i < 8; i++) /* four bits go to bit i of the four bytes */
 		out |= ((bits >> 4 * i & 15) * 0x00204081u & 0x01010101u) << i;
 	return out;
 }
 
-/* Seven signs, and an eighth that makes their number even */
+/* Seven signs, and an eighth that makes the number of negative signs even */
 LLMC_CODES_FN uint32_t
 llmc_codes_even(uint32_t seven)
 {
@@ -176,7 +185,7 @@ llmc_codes_even(uint32_t seven)
 	return seven | (odd & 1) << 7;
 }
 
-/* Pairs of bits of 32 columns, which lie in the bytes at p, `shift` up */
+/* Gathers the 2-bit codes of 32 columns from the bytes at p, at bit position `shift`. */
 LLMC_CODES_FN void
 llmc_codes_pairs(const uint8_t *p, int shift, uint32_t word[2])
 {
@@ -214,8 +223,8 @@ llmc_codes_tq(llmc_codes_kind kind, const uint8_t *b, llmc_codes *o)
 
 	o->d = (uint16_t)llmc_codes_u16(b + (kind == CODES_tq1_0 ? 52 : 64));
 	for (int e = 0; e < 256; e++) {
-		/* base three: 5 x 32 from 32 bytes, 5 x 16 from the next 16, 4 x 4 from the last 4
-		 */
+		/* base three: 5 x 32 from 32 bytes, 5 x 16 from the next 16, 4 x 4 from the last
+		 * 4 */
 		const int at = e < 160   ? e % 32
 		               : e < 240 ? 32 + e % 16
 		                         : 48 + e % 4,
@@ -354,7 +363,7 @@ llmc_codes_read(llmc_codes_kind kind, const uint8_t *b, llmc_codes *o)
 	}
 }
 
-/* column e of 32 columns, as kernels make it: value + zero */
+/* Byte (value + zero) of column e of a group of 32 columns, as computed by kernels */
 LLMC_CODES_FN int
 llmc_codes_byte(llmc_codes_kind kind, const llmc_codes *o, int i, int e)
 {
@@ -398,7 +407,7 @@ llmc_codes_byte(llmc_codes_kind kind, const llmc_codes *o, int i, int e)
 	return 0;
 }
 
-/* d times the scale of half h of 32 columns */
+/* Scale of half h of 32 columns, times d */
 LLMC_CODES_FN float
 llmc_codes_scale(llmc_codes_kind kind, const llmc_codes *o, float d, int i, int h)
 {
@@ -428,7 +437,7 @@ llmc_codes_scale(llmc_codes_kind kind, const llmc_codes *o, float d, int i, int 
 	return d;
 }
 
-/* The block's values; d, m: what o->d and o->m say */
+/* Dequantises a block; d and m are o->d and o->m as floats. */
 LLMC_CODES_FN void
 llmc_codes_values(llmc_codes_kind kind, const llmc_codes *o, float d, float m, float *y)
 {

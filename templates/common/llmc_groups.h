@@ -1,9 +1,11 @@
-/* Codes of a block of GROUP_DTYPES (formats/dtype.h), as its bytes hold them; shared with the host.
+/* Codes in a block of GROUP_DTYPES (formats/dtype.h), in the byte order of the block; shared with
+ * the host.
  *
- *   8 bits  in order
- *   4       pieces of 32 columns: byte b has column b low and 16 + b high
- *   2       pieces of 32 columns: byte 4 h + c has column 16 h + 4 k + c in bits 2 k
- *   3       the same of their low two bits, of all pieces; then third bits: byte c of a piece's four has bit i for column 4 i + c */
+ *   8 bits   in order
+ *   4 bits   per 32 columns: byte b has column b low and 16 + b high
+ *   2 bits   per 32 columns: byte 4 h + c has column 16 h + 4 k + c in bits 2 k
+ *   3 bits   low two bits of all columns as for 2 bits; then third bits, four bytes per 32 columns:
+ *            byte c has bit i for column 4 i + c */
 #ifndef LLMC_GROUPS_H
 #define LLMC_GROUPS_H
 
@@ -11,7 +13,7 @@
 
 #define LLMC_GROUPS_FN static inline __attribute__((always_inline, unused))
 
-/* Column i of a block of `columns` */
+/* Returns the code of column i in a block of `columns`. */
 LLMC_GROUPS_FN int
 llmc_group_code(const uint8_t *q, int columns, int bits, int i)
 {
@@ -25,7 +27,7 @@ llmc_group_code(const uint8_t *q, int columns, int bits, int i)
 	return bits == 2 ? low : low | (q[columns / 4 + piece * 4 + at % 4] >> at / 4 & 1) << 2;
 }
 
-/* The same into bytes that are 0 there */
+/* Sets the code of column i; its bits must be 0 before. */
 LLMC_GROUPS_FN void
 llmc_group_put(uint8_t *q, int columns, int bits, int i, int v)
 {

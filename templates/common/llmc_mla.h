@@ -1,5 +1,5 @@
-/* In which form a sequence's rows attend over latents: one rule for all steps of latent attention,
- * on every target, and the reference. */
+/* Choice between absorbed and expanded latent attention per sequence: one rule for all steps, all
+ * targets and the reference. */
 #ifndef LLMC_MLA_H
 #define LLMC_MLA_H
 
@@ -9,18 +9,18 @@
 #define LLMC_MLA_FN static inline __attribute__((unused))
 #endif
 
-/* where the description asks for the expanded form: single rows too */
+/* value of `expand` if the description requests the expanded form: also for single rows */
 enum { MLA_EXPAND_ALWAYS = 1 };
 
-/* rows of one sequence in this step, behind `before` positions; expand, chosen: the op's
- * attributes; expand 0: never.
+/* Returns whether the rows of one sequence in this step, at positions from `before` on, use the
+ * expanded form. expand and chosen are attributes of the op; expand 0: never.
  *
- * Expanding makes a key and a value for every position and head, which costs as much as a number of
- * pairs of a row and a position do absorbed more than expanded: `expand` is that number. The step's
- * own positions are free, since absorbing takes the same products for each of its rows. So expanded
- * is cheaper where the pairs, rows * (before + rows / 2), are more than expand * before. A single
- * row is a decode row, absorbed unless the other form is asked for. Where a row of them chooses
- * among its positions, all are absorbed. */
+ * Expansion computes a key and a value per position and head. Its cost equals the extra cost of
+ * `expand` (row, position) pairs in absorbed form. The step's own positions are free, because the
+ * absorbed form multiplies by the same matrices for each of its rows. Expanded is therefore cheaper
+ * if the number of pairs, rows * (before + rows / 2), exceeds expand * before. A single row is a
+ * decode row; it is absorbed unless the other form is requested. If any row selects among its
+ * positions, all rows are absorbed. */
 LLMC_MLA_FN int
 mla_expanded(int rows, int before, int expand, int chosen)
 {
@@ -32,9 +32,9 @@ mla_expanded(int rows, int before, int expand, int chosen)
 	       (long long)rows * (2LL * before + rows) > 2LL * expand * before;
 }
 
-/* On GPUs, the places that the keys and values of a sequence of the step take in those of all
- * sequences, one after the other: its positions in whole tiles, or none. Rounds take so many places
- * at a time. */
+/* Number of slots, on GPUs, for the expanded keys and values of a sequence: its positions rounded
+ * up to tiles, or 0. The slots of all sequences are contiguous; a round processes a fixed number of
+ * slots. */
 enum { MLA_TILE = 128 };
 
 LLMC_MLA_FN int

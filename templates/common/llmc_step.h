@@ -1,11 +1,11 @@
-/* llmc_step: all that changes between steps. A kernel is
+/* llmc_step: all values that change between steps. A CPU kernel is
  *
  *     void k(const llmc_step *s, void *const *a, int part, int n_parts)
  *
- * a: its arguments, fixed for the life of the session. part of n_parts: threads that run the same
- * call side by side; the work split must not change any result, bit for bit. Rows of the step:
- * decode rows (one a sequence) first, then the chunks of the others. Freestanding: emitted kernels
- * include this file. */
+ * a: its arguments, fixed for the life of the session. n_parts threads run the same call in
+ * parallel, each with its own part; the division of work must not change any bit of the result. The
+ * rows of a step are decode rows (one per sequence) first, then the chunks of the other sequences.
+ * Freestanding: emitted kernels include this file. */
 #ifndef LLMC_STEP_H
 #define LLMC_STEP_H
 
@@ -15,23 +15,25 @@ typedef struct llmc_step {
 	int32_t n_tok;       /* rows of this step */
 	int32_t n_dec;       /* rows [0, n_dec) are decode rows: sequence i has the single row i */
 	int32_t n_seq;       /* sequences of this step, in row order */
-	int32_t n_out;       /* rows of logits wanted */
+	int32_t n_out;       /* rows of logits needed */
 	const int32_t *tok;  /* [n_tok] ids */
 	const int32_t *pos;  /* [n_tok] positions */
 	const int32_t *pos2; /* [n_tok] second position (2-D rotary), else zeros */
-	const int32_t *seq_of;  /* [n_tok] sequence of the step, 0 .. n_seq */
+	const int32_t *seq_of;  /* [n_tok] index of the row's sequence in the step, 0 .. n_seq */
 	const int32_t *q_start; /* [n_seq + 1] first row of each sequence */
 	const int32_t *kv_len;  /* [n_seq] positions held after this step */
 	const int32_t
 	    *prefix_len;        /* [n_seq] positions that all rows see (prefix mask), else zeros */
-	const int32_t *out_row; /* [n_out] rows whose logits are wanted, ascending */
+	const int32_t *out_row; /* [n_out] rows whose logits are needed, ascending */
 	const int32_t
 	    *block_table; /* [n_seq, block_stride] page numbers; position p is in page p / 32 */
 	int32_t block_stride;
-	const int32_t *seq; /* [n_seq] numbers of the sequences in the session: their places in
-	                       pools of states */
+	/* [n_seq] index of each sequence in the session, and thus in the pools of recurrent
+	 * states */
+	const int32_t *seq;
 	const int32_t
-	    *adapter; /* by those numbers: the slot of a sequence's adapter; below 0: none */
+	    /* indexed by the values of `seq`: adapter slot of a sequence; below 0: none */
+	    *adapter;
 } llmc_step;
 
 typedef void llmc_kernel(const llmc_step *s, void *const *a, int part, int n_parts);

@@ -1,23 +1,28 @@
-/* What the attention kernels of a GPU agree on: which positions a row sees, how a score is made of
- * a product, and how partial results (maximum m, sum l of the weights, weighted sum o of V) are put
- * together. Scores are in units of log 2, so that a weight is one exp2f. */
+/* Definitions shared by the GPU attention kernels: visible positions of a row, computation of a
+ * score from q.k, and merging of partial results (maximum m, sum l of the weights, weighted sum o
+ * of V). Scores are in log2 units, so a softmax weight is one exp2f. */
 #ifndef LLMC_CUDA_ATTENTION_ATTENTION_H
 #define LLMC_CUDA_ATTENTION_ATTENTION_H
 
 #include "cuda/attention/kv_quantized.h"
 
 #define ATT_LOG2E 1.4426950408889634f
-#define ATT_NONE (-1e30f) /* below every score; its difference with itself is 0, not NaN */
+#define ATT_NONE (-1e30f) /* below every score; ATT_NONE - ATT_NONE is 0, not NaN */
 
-/* An attention: K of a type E_ and V of a type EV_ (cuda/attention/kv_quantized.h), query heads in
- * groups that share a head of K, D elements wide, and of V, V wide; bytes from page to page of the
- * pool; TURN_: quantised rows are turned. SCORES says how scores are made and what is seen:
- *     static constexpr float SCALE, CAP, ALIBI;     CAP, ALIBI 0: none
- *     enum { ALIBI_FIRST, ALIBI_HEADS };            with ALIBI: slopes of heads from that one on, of so many; 0: of all from the first
- *     enum { WINDOW, CHUNK, PREFIX };               WINDOW 0: none; CHUNK 1: rows see from the last multiple of the window on; PREFIX 1: all rows see the sequence's first prefix_len positions */
+/* Compile-time description of one attention op. K has type E_ and V type EV_
+ * (cuda/attention/kv_quantized.h). HEADS_ query heads form KV_HEADS_ groups that share a key
+ * head. D_ and V_ are the head dimensions of K and V; PAGE_BYTES_ is the stride of pages in the
+ * pool. ROTATE_: quantised rows are stored Hadamard-rotated. SCORES_ defines the scores and the
+ * visible positions:
+ *     static constexpr float SCALE, SOFTCAP, ALIBI;  SOFTCAP, ALIBI 0: none
+ *     enum { ALIBI_FIRST, ALIBI_HEADS };             ALiBi: index of the first head and number of
+ *                                                    heads in the model (0: HEADS)
+ *     enum { WINDOW, CHUNK, PREFIX };                WINDOW 0: none. CHUNK 1: a row sees positions
+ *                                                    from the last multiple of WINDOW on. PREFIX 1:
+ *                                                    all rows see the first prefix_len. */
 template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, long long PAGE_BYTES_,
           class EV_ = E_, bool ROTATE_ = false> struct att_config {
-	typedef typename E_::math E; /* for tensor cores */
+	typedef typename E_::math E; /* element type of the mma */
 	typedef kv_plane<E_, D_, ROTATE_> KP;
 	typedef kv_plane<EV_, V_, ROTATE_> VP;
 	typedef kv_plane<typename kv_exact<E_>::type, D_> KX; /* exact rows */
@@ -36,15 +41,12 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	enum { ROTATE = ROTATE_ };
 	enum {
 		INDEX_TOP_K = 0
-	}; /* of the positions that a row sees it attends to so many, which it chooses:
-	      cuda/mla/mla.h; 0: to all */
-	enum {
-		Q_STRIDE = D,
-		Y_APART = V
-	}; /* elements from head to head of the queries, and of y */
+	}; /* number of selected positions per row (cuda/mla/mla.h); 0: all visible ones */
+	enum { Q_STRIDE = D, Y_APART = V }; /* stride between heads, in elements */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
 
-	/* Is a sequence, and a row, of the step one that this attention is for? */
+	/* Return whether this attention handles sequence i, or row i. Kernels that share a step
+	 * divide its rows between them. */
 	DEV bool
 	takes(const llmc_step &, int)
 	{
@@ -62,9 +64,9 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 		return row;
 	}
 
-	/* Where a chunk of a page's length comes from: K and V of head `head` of positions c0 and
-	 * on, in rows K_APART and V_APART elements apart. Here: from page number `page` of the
-	 * pool; others (MADE) have them in places, position 0 in place `base`. */
+	/* Source of a chunk of one page's length: K and V of a head, with row strides K_APART and
+	 * V_APART elements. Here the rows come from a page of the pool. If MADE is not 0, they come
+	 * from scratch with MADE slots, in which position 0 has slot `base`. */
 	typedef const void *source;
 	enum { K_APART = D, V_APART = V, MADE = 0 };
 	DEV const elem *
@@ -78,7 +80,7 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 		return v(page_at(pool, page), head);
 	}
 
-	/* a page of the layer's pool; K and V of a head in it */
+	/* a page of the layer's pool; K and V of one head in it */
 	DEV elem *
 	page_at(const void *pool, int page)
 	{
@@ -102,13 +104,13 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	}
 };
 
-/* What an attention A reads from exact pages (cuda/attention/kv_quantized.h): the last RECENT_
- * positions of a row, its own included, and the first SINKS_ of a sequence. BYTES_ of such a page,
- * 0: there are none; WINDOWED_: as kv_exact_page. */
+/* Positions that attention A reads from exact pages (cuda/attention/kv_quantized.h): the last
+ * RECENT_ positions of a row, including its own, and the first SINKS_ of a sequence. BYTES_ is the
+ * size of an exact page (0: no exact pages). WINDOWED_: see kv_exact_page. */
 template <class A, long long BYTES_, int RECENT_, int SINKS_, int WINDOWED_> struct att_exact {
 	enum { HAS = BYTES_ > 0 };
 
-	/* position j, for the row at `pos`; any of the page that begins at `base` */
+	/* position j for the row at `pos`; any position of the page that starts at `base` */
 	DEV bool
 	reads(int pos, int j)
 	{
@@ -157,8 +159,8 @@ att_range(const llmc_step &s, int seq, int pos)
 	return r;
 }
 
-/* ALiBi: powers of 2^(-bias / n) for the first n heads, n the largest power of two within the
- * heads; the others take the odd powers of the series for 2n heads. */
+/* ALiBi slopes: powers of 2^(-bias / n) for the first n heads, where n is the largest power of two
+ * up to the number of heads. The remaining heads use the odd powers of the series for 2n heads. */
 template <class A> DEV float
 att_slope(int head)
 {
@@ -176,16 +178,16 @@ att_slope(int head)
 	return 0;
 }
 
-/* The weight of a head's sink, a score without a value, beside others whose maximum is m (in units
- * of log 2). sink: NULL without */
+/* Softmax weight of a head's attention sink (a score without a value), relative to maximum m in
+ * log2 units. sink is NULL if the head has none. */
 DEV float
 att_sink(const float *sink, float m)
 {
 	return sink ? exp2f(*sink * ATT_LOG2E - m) : 0.0f;
 }
 
-/* The score, times log2(e), of a product q.k; q as it came. distance: position of the key minus
- * position of the row */
+/* Returns the score of dot product q.k, times log2(e). distance: position of the key minus position
+ * of the row. */
 template <class A> DEV float
 att_score(float product, float slope, int distance)
 {

@@ -1,30 +1,34 @@
-/* Decode attention by tensor cores, without a shuffle in the products. The 16-byte pieces in which
- * lanes load K and V are mma fragments already, once the dimensions of q (and the rows of the sum)
+/* Decode attention on tensor cores, without shuffles around the mma. The 16-byte vectors in which
+ * lanes load K and V already are mma fragments if the dimensions of q (and the rows of the output)
  * are numbered to suit:
  *
- *   S = Q K^T   m16n8k16: rows are heads, columns positions. Lane (g, t) = (lane / 4, lane % 4) holds dimensions 32c + 8t .. + 7 of
- *               position g as words; they count as columns 2t, 2t+1, 2t+8, 2t+9 of two products.
- * Rows 0-7 are 8 heads of q rounded, rows 8-15 what rounding left, so that q counts in full. O =
- * V^T P^T m16n8k16: rows are dimensions of V, columns heads. Lane (g, t) holds dimensions 64c + 8g
- * .. + 7 of positions 2t, 2t+1, 2t+8, 2t+9; a byte permutation pairs positions. P comes as S leaves
- * it, rounded and rest, in two products.
+ *   S = Q K^T    m16n8k16: rows are heads, columns are positions. Lane (g, t) = (lane / 4,
+ *                lane % 4) holds dimensions 32c + 8t .. + 7 of position g as words. They count
+ *                as columns 2t, 2t+1, 2t+8, 2t+9 of two mma. Rows 0-7 are 8 heads of q rounded,
+ *                rows 8-15 the rounding residue, so q keeps its precision.
+ *   O = V^T P^T  m16n8k16: rows are dimensions of V, columns are heads. Lane (g, t) holds
+ *                dimensions 64c + 8g .. + 7 of positions 2t, 2t+1, 2t+8, 2t+9. A byte
+ *                permutation pairs the positions. P has the layout of S, rounded plus residue,
+ *                in two mma.
  *
- * A unit (a row, a kv head and 8 of its query heads) is whole in a block, or in a team of its
- * warps, where lengths are alike (att_schedule).
+ * A unit (a row, a kv head and 8 of its query heads) belongs to one CTA, or to one team of its
+ * warps, if lengths are similar (att_schedule).
  *
- *   K, V of this warp's first tile --cp.async--> shared, where they are older than the step; PDL wait; q --split--> shared
- *   main loop: wait K, S, prefetch K of the next tile, softmax, wait V, O, prefetch V
+ *   K, V of this warp's first tile --cp.async--> shared, if older than the step
+ *   PDL wait; q --split--> shared
+ *   mainloop: wait K; S; prefetch K of the next tile; softmax; wait V; O; prefetch V
  *
- * A warp takes 16 positions at a time. Each lane's pieces wait in places of its own in shared
- * memory, brought by cp.async: K of the next tile comes once K has been used, and so does V, so
- * that 64 KB are on their way for 128 dimensions of 16 bits, and no register waits with them.
- * (Loads to registers are moved behind the products of K by ptxas.) Places beyond the range or the
- * dimensions read a valid neighbour and count 0. More than 128 dimensions of V are loaded to
- * registers after all: shared memory ends.
+ * A warp processes 16 positions per iteration. Each lane's vectors have their own slots in shared
+ * memory, filled by cp.async. K of the next tile is issued as soon as K has been used, and likewise
+ * V. For 128 dimensions of 16 bits, 64 KB are in flight and no register is held for them. (ptxas
+ * moves loads to registers after the mma of K.) Slots beyond the range or the dimensions load a
+ * valid neighbour and have weight 0. With more than 128 dimensions V is loaded to registers,
+ * because shared memory does not suffice.
  *
- * A piece of quantised rows is 8 codes, which the lane makes into numbers of 16 bits on their way
- * to its place: what remains of the work is that of plain rows, where fp32 takes a multiplication
- * for each element and head. Turned rows meet turned queries, which wait in shared memory. */
+ * Quantised rows: the lane converts a vector of 8 codes to 16-bit values as it stores them to the
+ * slot; the rest is the same as for plain rows. (The fp32 kernel needs one multiplication per
+ * element and head instead.) Rotated rows are multiplied with rotated queries, which are kept in
+ * shared memory. */
 #ifndef LLMC_CUDA_ATTENTION_ATTENTION_DECODE_MMA_H
 #define LLMC_CUDA_ATTENTION_ATTENTION_DECODE_MMA_H
 
@@ -36,14 +40,16 @@ template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
 		KC = (A::D + 31) / 32,
 		VCN = (A::V + 63) / 64,
 		V_SHARED = A::V <= 128,
+		/* teams per CTA at most: shared memory holds this many sets of queries; rotation
+		 * needs the whole CTA */
 		TEAMS = A::ROTATE     ? 1
 		        : A::D <= 128 ? 4
-		                      : 2, /* of warps, at most: as shared memory has room for
-		                              queries; turning is the block's work */
-		WHOLE = 24, /* tiles of a unit that one block takes although others idle: three
-		               turns of 8 warps, of which two cost less than parts */
-		/* a multiprocessor: a block leaves room for the next kernel; where 128 registers do
-		   not do, it has more */
+		                      : 2,
+		/* tiles of a unit that one CTA processes even if others idle: three rounds of 8
+		 * warps, of which two cost less than combining parts */
+		WHOLE = 24,
+		/* CTAs per SM: two, so that the next kernel can start early; one where 128
+		 * registers per thread do not suffice */
 		MMA_BLOCKS = !V_SHARED || (ARCH >= 100 && A::D + A::V > 128) ||
 		                     !A::KP::ROW_MAJOR_ACT || !A::VP::ROW_MAJOR_ACT
 		                 ? 1
@@ -51,9 +57,9 @@ template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
 	};
 };
 
-/* Who works on a unit: warps of a block, four teams of 2, two of 4, or all 8 */
+/* Warps that share a unit: four teams of 2 warps of a CTA, two of 4, or one of 8. */
 typedef struct AttTeam {
-	int warps, team, member; /* member: this warp in its team */
+	int warps, team, member; /* member: index of this warp in its team */
 
 	__device__ __forceinline__ int
 	thread() const
@@ -72,7 +78,7 @@ typedef struct AttTeam {
 	}
 } AttTeam;
 
-/* A warp's own: pieces on their way, then what its tiles of a segment come to */
+/* Per-warp shared memory: vectors in flight during the mainloop, then the results of its tiles. */
 template <class S> union att_own {
 	struct {
 		uint4 k[2][S::KC][32];
@@ -85,8 +91,8 @@ template <class S> union att_own {
 
 template <class S> struct alignas(16) att_mma_shared_storage {
 	uint4 q[S::TEAMS][S::KC][2][32]; /* fragments by lane */
-	AttSegment at[S::TEAMS];         /* for what comes after the tiles: registers are few */
-	float top[S::HB], sum[S::HB];    /* of a unit that lies in several blocks, as is last */
+	AttSegment at[S::TEAMS];         /* kept here for the merge, to save registers */
+	float top[S::HB], sum[S::HB];    /* top, sum and last: for a unit split over several CTAs */
 	int last;
 	alignas(16) float turned[S::KP::TURNS ? 8 : 1][S::KP::TURNS ? S::D : 4];
 	att_own<S> warp[S::WARPS];
@@ -123,7 +129,8 @@ att_load_q(const float *from, const AttSegment &g, att_mma_shared_storage<S> &s,
 	}
 }
 
-/* Place in its page of position `at` of a tile, or of a neighbour that the row sees */
+/* Row within its page of position `at` of a tile. Positions outside the visible range map to the
+ * nearest visible one. */
 template <class S> DEV int
 att_place(int tile, const AttRange &r, int at)
 {
@@ -131,8 +138,8 @@ att_place(int tile, const AttRange &r, int at)
 	       min(max(at, r.lo - tile * S::TILE), r.hi - tile * S::TILE - 1);
 }
 
-/* 0, but the compiler does not know: addresses made with it are made when they are wanted, not kept
- * in registers throughout */
+/* Returns 0, opaque to the compiler: addresses that include it are computed where they are used
+ * instead of being held in registers. */
 DEV int
 att_zero()
 {
@@ -142,7 +149,7 @@ att_zero()
 	return zero;
 }
 
-/* Elements d .. d + 8 of row j of a quantised plane P, as 16 bits */
+/* Dequantises elements d .. d + 8 of row j of plane P to 16 bits. */
 template <class S, class P> DEV uint4
 att_made(const void *plane, int j, int d)
 {
@@ -156,7 +163,7 @@ att_made(const void *plane, int j, int d)
 	return make_uint4(two[0], two[1], two[2], two[3]);
 }
 
-/* K of a tile on its way; base: K of the head in the page */
+/* Starts the loads of a tile of K. base: K of the head in the page. */
 template <class S> DEV void
 att_fetch_k(const typename S::elem *base, int tile, const AttRange &r, uint4 (&k)[2][S::KC][32])
 {
@@ -177,8 +184,8 @@ att_fetch_k(const typename S::elem *base, int tile, const AttRange &r, uint4 (&k
 	}
 }
 
-/* The piece of V for position i of a lane's four, dimensions from 64 c on: x its row, y its first
- * dimension */
+/* Coordinates of a lane's V vector: x is the row of its i-th position (of four), y the first
+ * dimension, for dimensions from 64 c on. */
 template <class S> DEV int2
 att_piece_v(int tile, const AttRange &r, int c, int i)
 {
@@ -210,7 +217,7 @@ att_weigh(const uint4 (&v)[4], const unsigned (&whole)[2], const unsigned (&rest
 	}
 }
 
-/* V of a tile on its way */
+/* Starts the loads of a tile of V. */
 template <class S, class Place> DEV void
 att_fetch_v(const typename S::v_elem *base, int tile, const AttRange &r, Place &v)
 {
@@ -230,7 +237,7 @@ att_fetch_v(const typename S::v_elem *base, int tile, const AttRange &r, Place &
 	}
 }
 
-/* The same 64 dimensions' pieces in registers */
+/* Returns a lane's vectors of the same 64 dimensions in registers. */
 template <class S, class Place> DEV void
 att_load_v(const typename S::v_elem *base, int tile, const AttRange &r, int c, const Place &v,
            uint4 (&to)[4])
@@ -247,30 +254,30 @@ att_load_v(const typename S::v_elem *base, int tile, const AttRange &r, int c, c
 	}
 }
 
-/* Where this warp's tiles of a segment come from */
+/* Pages of this warp's tiles in a segment */
 template <class S> struct att_pages {
-	int pages;              /* of the i-th of 32 tiles, in lane i */
-	typename S::elem *next; /* the page of the tile on its way */
+	int pages;              /* lane i: page of the i-th of 32 tiles */
+	typename S::elem *next; /* page of the tile in flight */
 };
 
-/* A tile as far as L2; of one that has the step's own position, what is older. Positions of a page
- * lie side by side */
+/* Prefetches a tile to L2, only positions before the step's own one. Positions of a page are
+ * contiguous. */
 template <class S> DEV void
 att_near(const AttSegment &g, int tile, const typename S::elem *page)
 {
 	const int at = tile * S::TILE % KV_PAGE, n = min(g.pos - tile * S::TILE, (int)S::TILE);
 
 	if constexpr (S::KP::ROW_MAJOR_ACT)
-		for (int i = lane_id() * 64; i < n * S::D; i += 32 * 64) /* 128 bytes each */
+		for (int i = lane_id() * 64; i < n * S::D; i += 32 * 64) /* 128 bytes per lane */
 			prefetch_l2(S::k(page, g.kv_head) + at * S::D + i);
 	if constexpr (S::VP::ROW_MAJOR_ACT)
 		for (int i = lane_id() * 64; i < n * S::V; i += 32 * 64)
 			prefetch_l2(S::v(page, g.kv_head) + at * S::V + i);
 }
 
-/* The page of this warp's first tile of a segment, if it has one; near: that tile is not asked for
- * yet. The second one waits for the first one's places, so it comes closer as well: its 0.8 us
- * become 0.4. */
+/* Looks up the pages of this warp's tiles of a segment, if it has any. near: the first tile is not
+ * in flight yet, prefetch it to L2. The second tile waits for the slots of the first, so it is
+ * prefetched too: its load takes 0.4 us instead of 0.8. */
 template <class S> DEV void
 att_look_up(const llmc_step &step, const att_args &args, const AttSegment &g, const AttTeam &team,
             bool near, att_pages<S> &from)
@@ -293,7 +300,7 @@ att_look_up(const llmc_step &step, const att_args &args, const AttSegment &g, co
 		            S::page_at(args.kv, __shfl_sync(~0u, from.pages, 1)));
 }
 
-/* That tile on its way */
+/* Starts the loads of the first tile. */
 template <class S> DEV void
 att_begin(const AttSegment &g, const AttTeam &team, att_mma_shared_storage<S> &s,
           const att_pages<S> &from)
@@ -308,7 +315,7 @@ att_begin(const AttSegment &g, const AttTeam &team, att_mma_shared_storage<S> &s
 	cp_async_commit();
 }
 
-/* 8 dimensions of a head's sum, of which fragments have every second one and its neighbour */
+/* Stores 8 dimensions of one head; fragments hold every second one and its neighbour. */
 template <class S> DEV void
 att_put(float *to, const float (&o)[4][4], int e)
 {
@@ -319,9 +326,10 @@ att_put(float *to, const float (&o)[4][4], int e)
 		                 __float_as_uint(o[j + 1][e]), __float_as_uint(o[j + 1][e + 2])));
 }
 
-/* What the warps of a team leave of a segment goes to y, or to scratch and, from the last part, to
- * y. A thread has four dimensions of a head, and weighs the warps' maxima itself: one barrier,
- * where finding the head's first would take three. */
+/* Merges the results of a team's warps for a segment and stores them to y, or to scratch if the
+ * unit is split. The last part to arrive then writes y. A thread has four dimensions of a head and
+ * weighs the warps' maxima itself. That needs one barrier; finding the head's maximum first would
+ * need three. */
 template <class S> DEV void
 att_merge(const att_args &a, att_mma_shared_storage<S> &s, const AttTeam &team,
           const float (&o)[S::VCN][4][4], float m, float l)
@@ -388,11 +396,11 @@ att_merge(const att_args &a, att_mma_shared_storage<S> &s, const AttTeam &team,
 		att_rotate_back<S>(g, out);
 		return;
 	}
-	team.sync(); /* maxima and sums of all heads are there */
+	team.sync(); /* maxima and sums of all heads are in shared memory */
 	att_combine<S>(g, out, s.top, s.sum, &s.last, (float *)s.warp);
 }
 
-/* from: of its first tile, which is on its way */
+/* Processes this warp's tiles of a segment. The first one is already in flight; from: its page. */
 template <class S> DEV void
 att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment &g,
                    att_mma_shared_storage<S> &s, const AttTeam &team, att_pages<S> &from)
@@ -404,12 +412,12 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 	typename S::elem *page = 0;
 	att_own<S> &mine = s.warp[warp_id()];
 
-	/* this warp's tiles are tile, tile + team.warps, ...; lane i holds the page of the i-th of
-	 * 32 */
+	/* This warp's tiles are tile, tile + team.warps, ...; lane i holds the page of the i-th of
+	 * 32. */
 	for (int tile = g.tile + team.member, n = 0; tile < g.end; tile += team.warps, n++) {
 		const int after = tile + team.warps;
 		page = from.next;
-		cp_async_wait<1>(); /* K: a lane waits for its own pieces, and reads no others */
+		cp_async_wait<1>(); /* K: a lane waits for its own vectors and reads no others */
 		float x[2][4] = {};
 #pragma unroll
 		for (int c = 0; c < S::KC; c++) {
@@ -425,7 +433,7 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 				kv_mma<typename S::E>::product(x[i], qb, kb);
 			}
 		}
-		if (after < g.end) { /* all lanes take the same way */
+		if (after < g.end) { /* uniform within the warp */
 			if ((n + 1) % 32 == 0 && after + lane * team.warps < g.end)
 				from.pages = step.block_table[(long long)g.seq * step.block_stride +
 				                              (after + lane * team.warps) *
@@ -434,7 +442,7 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 			att_fetch_k<S>(S::k(from.next, g.kv_head), after, g.range, mine.k);
 		}
 		cp_async_commit();
-		/* weights of the positions 2t, 2t+1, 8+2t, 9+2t of head g */
+		/* weights of positions 2t, 2t+1, 8+2t, 9+2t of head g */
 		float w[4], top = m;
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
@@ -452,14 +460,13 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 		l *= keep;
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
-			w[i] = w[i] != ATT_NONE ? exp2f(w[i] - top)
-			                        : 0; /* a score that is NaN stays NaN */
+			w[i] = w[i] != ATT_NONE ? exp2f(w[i] - top) : 0; /* a NaN score stays NaN */
 			l += w[i];
 		}
 		unsigned whole[2], rest[2];
 		kv_pair_split<typename S::E>(w[0], w[1], &whole[0], &rest[0]);
 		kv_pair_split<typename S::E>(w[2], w[3], &whole[1], &rest[1]);
-		/* o's columns are heads 2t and 2t+1 */
+		/* columns of o are heads 2t and 2t+1 */
 		float keep0 = __shfl_sync(~0u, keep, quad * 8),
 		      keep1 = __shfl_sync(~0u, keep, quad * 8 + 4);
 		cp_async_wait<1>(); /* V */
@@ -483,22 +490,22 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 	cp_async_wait_all();
 	l += __shfl_xor_sync(~0u, l, 1);
 	l += __shfl_xor_sync(~0u, l, 2);
-	__syncwarp(); /* the pieces make room for the sums */
+	__syncwarp(); /* the vectors share memory with the sums */
 	att_merge<S>(args, s, team, o, m, l);
 }
 
-/* What a block does. parts > 0: units as they are, each in up to so many blocks, or one to a team
- * of warps and in one block; 0: its run of the list. The first costs a chain of page, K, V and sums
- * once, the second as often as a run has units, and what it shares with other blocks is put
- * together once more. */
+/* Schedule of a CTA. parts > 0: units are assigned whole, each to at most `parts` CTAs or to one
+ * team of warps. parts 0: the CTA processes its run of the tile list. The first has one chain of
+ * latencies (page, K, V, sums). The second has one chain per unit in the run, and combines units
+ * that are shared with other CTAs. */
 typedef struct AttSchedule {
 	AttList list;
 	int parts, warps, units;
 } AttSchedule;
 
-/* The first is as long as the longest unit, so lengths that are much unlike take runs. Counted in
- * turns of a warp (16 positions, about 0.8 us): a unit's page, K, V and sums until something is
- * under way are two, parts of a unit put together two, of which a run has two ends. */
+/* Chooses between the two. Whole units take as long as the longest unit, so very different lengths
+ * use runs. Costs are counted in warp iterations (16 positions, about 0.8 us): two to start a unit
+ * (page, K, V, sums), two to combine its parts, and a run has two ends to combine. */
 template <class S> DEV AttSchedule
 att_schedule(const llmc_step &s)
 {
@@ -512,7 +519,7 @@ att_schedule(const llmc_step &s)
 	if (one) {
 		total = most = n > 0 ? att_tiles<S>(only) : 0;
 	} else {
-		/* 64 rows at a time: nobody waits for 32 positions before it asks for others */
+		/* 64 rows per iteration, so that two loads of positions are in flight */
 #pragma unroll 1
 		for (int row = lane_id(); row < n; row += 64) {
 			const int x = att_row_tiles<S>(s, row),
@@ -549,8 +556,8 @@ att_schedule(const llmc_step &s)
 	return d;
 }
 
-/* The part of a unit that is dealt to this block; none of it, tile == end, where its row is not cut
- * so often */
+/* Returns the part of a unit that this CTA is assigned. It is empty (tile == end) if the row has
+ * fewer parts. */
 template <class S> DEV AttSegment
 att_scheduled(const llmc_step &s, const AttRange &only, int unit, int part, int parts)
 {
@@ -579,7 +586,7 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 	static_assert(sizeof(shared_storage) <=
 	                  (8192 + 1024 * S::TEAMS) * S::KC + 16384 * S::V_SHARED * S::VCN +
 	                      36864 * (S::V > 128) * (S::D <= 128) + 32 * S::D * S::KP::TURNS + 768,
-	              "the @launch lines say so");
+	              "must match shared in the @launch lines");
 
 	AttSchedule d = att_schedule<S>(step);
 	const AttTeam team = { d.warps, (int)warp_id() / d.warps, (int)warp_id() % d.warps };
@@ -601,8 +608,8 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 		PDL_WAIT();
 		return;
 	}
-	/* K and V are older than this step, but for the row's own position: a warp whose first tile
-	 * lies before it does not wait with it */
+	/* K and V were written before this step, except at the row's own position. A warp whose
+	 * first tile precedes that position loads it before the PDL wait. */
 	att_pages<S> from;
 	const bool early = (g.tile + team.member + 1) * S::TILE <= g.pos;
 	att_look_up<S>(step, a, g, team, !early, from);
@@ -616,7 +623,7 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 		att_load_q<S>(a.q, g, s, team);
 		if (team.thread() == 0)
 			s.at[team.team] = g;
-		team.sync(); /* queries are there */
+		team.sync(); /* queries are in shared memory */
 		att_decode_segment<S>(step, a, g, s, team, from);
 		unit += teams * blocks;
 		if (d.parts ? d.parts > 1 || unit >= d.units : d.list.at >= d.list.end)
@@ -624,7 +631,7 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 		g = d.parts ? att_scheduled<S>(step, d.list.only, unit, 0, 1)
 		            : att_segment<S>(step, d.list);
 		att_look_up<S>(step, a, g, team, false, from);
-		team.sync(); /* the segment before is done with s */
+		team.sync(); /* the previous segment no longer uses s */
 		att_begin<S>(g, team, s, from);
 	}
 }

@@ -1,24 +1,23 @@
-/* Decode attention split over positions. A unit is a row, a kv head and up to HB of its query
- * heads; the tiles (TILE positions) of all units in order are cut into one run of equal length for
- * each block, so that every multiprocessor reads as much however many rows there are and however
- * long they are. A run is read unit by unit: a segment. Warps of a block take a segment's tiles in
- * turn and put their sums together; a unit that lies in several blocks is put together, in their
- * order, by whichever of them comes last. Nobody waits for another block. The cut depends on
- * lengths and the grid alone, so equal steps give equal results.
+/* Split-KV schedule of decode attention. A unit is a row, a kv head and up to HB of its query
+ * heads. The tiles (TILE positions each) of all units form one list, which is cut into runs of
+ * equal length, one per CTA. Every SM thus reads the same amount for any number and length of rows.
+ * A CTA processes its run unit by unit; the part of a unit in a run is a segment. The warps of a
+ * CTA share the tiles of a segment and combine their sums. A unit in several CTAs is combined, in
+ * order, by the last CTA to arrive. No CTA waits for another. The cut depends on lengths and grid
+ * only, so equal steps give equal results.
  *
- * Scratch: part_o [2 * BLOCKS][HB][V], part_ml [2 * BLOCKS][HB][2]: of each block, [0] the end of a
- * unit that began in an earlier block, [1] the beginning of one that goes on in a later one; ticket
- * [rows][units]: blocks that have left their part, zero between calls. */
+ * Scratch: part_o [2 * BLOCKS][HB][V] and part_ml [2 * BLOCKS][HB][2]. Per CTA, entry 0 is the end
+ * of a unit that starts in an earlier CTA, entry 1 the start of one that continues in a later CTA.
+ * ticket [rows][units] counts the CTAs that have stored their part; it is 0 between calls. */
 #ifndef LLMC_CUDA_ATTENTION_ATTENTION_SPLIT_KV_H
 #define LLMC_CUDA_ATTENTION_ATTENTION_SPLIT_KV_H
 
 #include "cuda/attention/attention.h"
 
-/* An attention A in tiles of TILE_ positions and blocks of HB_ query heads; a block of threads has
- * at least MIN_TILES_ of them, and BLOCKS_ blocks of threads do something; more of them idle.
- * PART_: what putting a part of a unit to the others costs, in hundredths of a tile: blocks have as
- * many tiles that a unit's tiles one behind the other and its parts one behind the other take least
- * (n tiles in k parts: n / k + k PART_ / 100). */
+/* Attention A in tiles of TILE_ positions and groups of HB_ query heads. A CTA has at least
+ * MIN_TILES_ tiles; at most BLOCKS_ CTAs work, the others idle. PART_ is the cost of combining one
+ * part of a unit, in hundredths of a tile. The number of tiles per CTA minimises the time of one
+ * unit: n tiles in k parts take n / k + k PART_ / 100. */
 template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512,
           int PART_ = 0> struct att_split : A {
 	enum {
@@ -27,20 +26,21 @@ template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512,
 		MIN_TILES = MIN_TILES_,
 		BLOCKS = BLOCKS_,
 		PART = PART_,
-		AT_ONCE = PART > 0 ? 16 : 8, /* parts that are read together */
+		AT_ONCE = PART > 0 ? 16 : 8, /* parts in flight while combining */
 		WARPS = 8,
-		NHB = (A::G + HB - 1) / HB,   /* blocks of heads in a group */
-		UNITS = A::KV_HEADS * NHB,    /* of a row */
-		VC_MAX = 1024 / HB / 64 * 64, /* dimensions put together at a time */
+		NHB = (A::G + HB - 1) / HB,   /* head groups of HB per kv head */
+		UNITS = A::KV_HEADS * NHB,    /* per row */
+		VC_MAX = 1024 / HB / 64 * 64, /* dimensions combined at a time */
 		VC = A::V < VC_MAX ? (A::V + 7) / 8 * 8
 		     : VC_MAX < 64 ? 64
 		                   : VC_MAX,
-		VS = VC < 64 ? 64 : VC + 4 /* a row of them in shared memory, off the same banks;
-		                              WARPS rows hold BLOCKS factors */
+		/* row stride in shared memory, free of bank conflicts; WARPS rows also hold BLOCKS
+		 * factors */
+		VS = VC < 64 ? 64 : VC + 4
 	};
 };
 
-/* The arguments of the kernel; part_o to ticket: scratch; sink [HEADS], or NULL */
+/* Kernel arguments; part_o to ticket are scratch; sink is [HEADS] or NULL. */
 struct att_args {
 	const float *q;
 	const void *kv;
@@ -49,15 +49,15 @@ struct att_args {
 	const float *sink;
 };
 
-/* What a block is at: tiles [tile, end) of one unit, in tiles of absolute positions */
+/* Part of a unit that a CTA processes: tiles [tile, end) in absolute positions */
 typedef struct AttSegment {
 	int row, seq, pos, kv_head, head; /* head: its first query head */
-	int n_head;                       /* HB, or fewer */
+	int n_head;                       /* at most HB */
 	int tile, end;
 	AttRange range;
-	int unit;                    /* row * UNITS + unit of the row */
-	int first_block, last_block; /* that have tiles of the unit; equal: it is whole here */
-	bool begins;                 /* the unit's first tile is here */
+	int unit;                    /* row * UNITS + unit within the row */
+	int first_block, last_block; /* CTAs that share the unit; equal: the unit is whole */
+	bool begins;                 /* the segment has the unit's first tile */
 } AttSegment;
 
 template <class S> struct att_shared {
@@ -73,7 +73,7 @@ att_tiles(const AttRange &r)
 	return (r.hi - 1) / S::TILE - r.lo / S::TILE + 1;
 }
 
-/* of a row; none where it is another kernel's */
+/* Number of tiles of a row; 0 if another kernel processes it. */
 template <class S> DEV int
 att_row_tiles(const llmc_step &s, int row)
 {
@@ -90,14 +90,14 @@ warp_sum_int(int v)
 	return v;
 }
 
-/* Tiles [at, end) of the list are this block's. The first `longer` of the blocks that have some
- * have each + 1 of them. Decode rows: row i is sequence i (S::seq_of). */
+/* This CTA's run of the list: tiles [at, end). The first `longer` of the `blocks` CTAs with work
+ * have each + 1 tiles, the others `each`. Row i of a decode step is sequence S::seq_of(i). */
 typedef struct AttList {
 	int at, end, blocks, each, longer;
 	AttRange only;
 } AttList;
 
-/* A list of `total` tiles, of units of about `unit` each, cut */
+/* Cuts a list of `total` tiles; `unit` is the mean number of tiles per unit. */
 template <class S> DEV AttList
 att_cut(int total, const AttRange &only, int unit = 0)
 {
@@ -118,8 +118,8 @@ att_cut(int total, const AttRange &only, int unit = 0)
 	return list;
 }
 
-/* Every warp finds out by itself. A launch for one row does not wait for n before it reads the
- * position. */
+/* Each warp computes the list by itself. A launch for one row reads its position without waiting
+ * for n. */
 template <class S> DEV AttList
 att_list(const llmc_step &s)
 {
@@ -140,7 +140,7 @@ att_list(const llmc_step &s)
 	                  one ? total : (int)((unsigned)total / (unsigned)max(n, 1)));
 }
 
-/* block of a tile of the list */
+/* CTA that has a tile of the list */
 template <class S> DEV int
 att_block_of(const AttList &list, int tile)
 {
@@ -150,7 +150,7 @@ att_block_of(const AttList &list, int tile)
 	                : list.longer + (int)((unsigned)rest / (unsigned)list.each);
 }
 
-/* Unit u of a segment's row, and its heads */
+/* Sets unit u of a segment's row, and its heads. */
 template <class S> DEV void
 att_unit(AttSegment &g, int u)
 {
@@ -160,7 +160,7 @@ att_unit(AttSegment &g, int u)
 	g.n_head = min((int)S::HB, (g.kv_head + 1) * S::G - g.head);
 }
 
-/* The segment at list.at, which moves behind it */
+/* Returns the segment at list.at and advances list.at past it. */
 template <class S> DEV AttSegment
 att_segment(const llmc_step &s, AttList &list)
 {
@@ -208,7 +208,7 @@ att_segment(const llmc_step &s, AttList &list)
 	return g;
 }
 
-/* Where results go: y of the row's first head in the segment, and scratch; sink: of that head, or
+/* Destinations of results: y of the segment's first head, and scratch; sink of that head, or
  * NULL */
 typedef struct AttOut {
 	float *y;
@@ -218,7 +218,7 @@ typedef struct AttOut {
 	const float *sink;
 } AttOut;
 
-/* The threads that put parts together: all of a block */
+/* Threads that combine parts: the whole CTA */
 struct att_block {
 	DEV int
 	thread()
@@ -237,7 +237,7 @@ struct att_block {
 	}
 };
 
-/* y of a segment's heads is written: turned back where values are turned */
+/* Rotates y of a segment back if V is stored rotated. y has been written. */
 template <class S, class TEAM = att_block> DEV void
 att_rotate_back(const AttSegment &g, const AttOut &out)
 {
@@ -262,17 +262,18 @@ att_sums(const float *from, float (&x)[W])
 	}
 }
 
-/* part_o of this block is written; top and sum (shared) are its heads' maxima and sums. The block
- * whose part is the last makes y. last: shared; factor: shared, [S::BLOCKS][S::HB], free from the
- * next barrier on */
+/* Combines the parts of a unit. part_o of this CTA has been written; top and sum (shared) are the
+ * maxima and sums of its heads. The CTA that arrives last writes y. last: shared; factor: shared
+ * [S::BLOCKS][S::HB], free from the next barrier on. */
 template <class S, class TEAM = att_block> DEV void
 att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum, int *last,
             float *factor)
 {
 	enum {
 		W = S::V % 4 ? 1 : 4
-	}; /* sums a load: with four of 512 (4 heads of 128) 128 threads have all of a part in one
-	    */
+		/* sums per load: with four, 128 threads load a part of 512 sums (4 heads of 128) at
+		   once */
+	};
 	const int thread = TEAM::thread(), mine = 2 * (int)blockIdx.x + g.begins,
 	          n = g.last_block - g.first_block + 1;
 
@@ -289,7 +290,7 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 	TEAM::sync();
 	if (!*last)
 		return;
-	/* a warp a head: what each part counts */
+	/* one warp per head computes the weight of each part */
 	for (int h = thread / 32; h < g.n_head; h += S::WARPS) {
 		float most = ATT_NONE, all = 0;
 		for (int i = lane_id(); i < n; i += 32)
@@ -328,9 +329,9 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 	att_rotate_back<S, TEAM>(g, out);
 }
 
-/* s.m and s.l are those of the warps; store(v0) leaves o[.][v0 .. v0 + S::VC) of this warp in
- * s.o[warp], times exp2f(s.m[warp][head] - s.top[head]). What comes out goes to y, or to scratch
- * and, from the last part, to y. */
+/* Combines the warps of a CTA. s.m and s.l hold their maxima and sums. store(v0) writes o[.][v0 ..
+ * v0 + S::VC) of this warp to s.o[warp], multiplied by exp2f(s.m[warp][head] - s.top[head]). The
+ * result goes to y, or to scratch if the unit is split; the last CTA to arrive then writes y. */
 template <class S, class Store> DEV void
 att_finish(const att_args &a, const AttSegment &g, att_shared<S> &s, Store store)
 {

@@ -1,86 +1,95 @@
-/* Attention of mixed steps on tensor cores: rows of many sequences, any number of rows each, over
- * paged K and V of 16 bits.
+/* Flash attention of mixed steps on tensor cores: any number of rows per sequence, over paged K and
+ * V of 16 bits.
  *
- *   all warps   K and V of a chunk   memory --cp.async--> stage of the ring --ldmatrix (V: .trans)--> B of the mma
- *               queries              memory --round--> registers, or shared memory --ld.shared--> A of the mma
- *               prefetch STAGES - 1 chunks; main loop: wait for the oldest, barrier, prefetch the
- * next, commit,
- *               S = Q K^T, scores --softmax--> A of the mma (registers), o = o keep + P V
- *   segment     o, m, l --> y (what came before is read back), or a part in memory, counter; the last block puts parts together
+ *   all warps   K, V of a chunk  memory --cp.async--> stage --ldmatrix (V: .trans)--> B of the mma
+ *               queries          memory --round--> registers, or shared memory --> A of the mma
+ *               prologue: prefetch STAGES - 1 chunks
+ *               mainloop: wait for the oldest, barrier, prefetch the next, commit
+ *                         S = Q K^T, scores --softmax--> A of the mma (registers), O = O keep + P V
+ *   segment     O, m, l --> y (merged with earlier segments), or a part in memory and a counter;
+ *               the last CTA to arrive combines the parts
  *
- * Definition of a row's result; nothing else may decide on it:
+ * The result of a row is defined as follows, and depends on nothing else:
  *
- *     score    s_j = flash_score<F>(q . k_j), q rounded to the type of the pool, products added 16 at a time in the order of d
- *     chunk    positions [32 c, 32 c + 32), a page: m' = max(m, max s_j), o = o 2^(m - m') + sum 2^(s_j - m') v_j, weights rounded to the
- *              pool's type; l likewise, unrounded
- *     segment  16 chunks, from m = none, l = 0, o = 0; a round's end (MADE) ends one, too
- *     row      segments in order: m' = max(m, m_i), o = o 2^(m - m') + o_i 2^(m_i - m'), l likewise; y = o (1 / l)
+ *   score    s_j = flash_score<F>(q . k_j), q rounded to the type of the pool, terms added 16 at a
+ *            time in the order of d
+ *   chunk    positions [32 c, 32 c + 32), a page: m' = max(m, max s_j),
+ *            o = o 2^(m - m') + sum 2^(s_j - m') v_j, weights rounded to the pool's type;
+ *            l likewise, unrounded
+ *   segment  16 chunks, from m = none, l = 0, o = 0; the end of a round (MADE) ends one, too
+ *   row      segments in order: m' = max(m, m_i), o = o 2^(m - m') + o_i 2^(m_i - m'),
+ *            l likewise; y = o (1 / l)
  *
- * Chunks and segments in which a row sees nothing change nothing, to the bit, so rows with
- * different ranges share a tile.
+ * Chunks and segments in which a row sees nothing leave its result bit-identical, so rows with
+ * different ranges can share a tile.
  *
- * Work is handed out by cuda/attention/flash_tile.h. A warp holds MT times 16 pairs. Long tiles go
- * through their segments in order and keep what came before in y.
+ * cuda/attention/flash_tile.h schedules the work. A warp holds 16 * MT pairs. Long tiles process
+ * their segments in order and keep the running result in y.
  *
- * Resources (ptxas 13.0, no spills): heads of 128 take 237-255 registers, so two blocks (8 warps)
- * share a multiprocessor; a chunk is 128 mma, 48 loads from shared memory and about 250 other
- * instructions a warp, and 24 KB of shared memory for 32 x 32 scores. Not measured on a GPU yet.
+ * Resources (ptxas 13.0, no spills): heads of 128 take 237-255 registers, so two CTAs (8 warps)
+ * share an SM. Per chunk a warp issues 128 mma, 48 loads from shared memory and about 250 other
+ * instructions; 32 x 32 scores need 24 KB of shared memory. Not measured on a GPU yet.
  *
- * flash_run<F>, with F a flash_config. */
+ * Entry point: flash_run<F>, with F a flash_config. */
 #ifndef LLMC_CUDA_ATTENTION_FLASH_H
 #define LLMC_CUDA_ATTENTION_FLASH_H
 
 #include "cuda/attention/flash_tile.h"
 
-/* An attention on an architecture. Wide heads: one with more than 128 elements */
+/* Tiling of an attention on an architecture. */
 template <class A, int ARCH> struct flash_config
     : flash_parts<A, A::D <= 128 && A::V <= 128 ? 128 : 64, 512> {
 	enum {
 		THREADS = 128,
 		WARPS = THREADS / 32,
-		C = KV_PAGE, /* positions of a chunk */
-		/* chunks on their way, as far as two blocks fit on a multiprocessor; the template's
-		   launch knows it, too */
+		C = KV_PAGE, /* positions per chunk */
+		/* chunks in flight: as many as allow two CTAs per SM; the @launch line repeats
+		 * this */
 		STAGES = A::D <= 64 && A::V <= 64 ||
 		                 (ARCH == 90 || ARCH == 100) && A::D <= 128 && A::V <= 128
 		             ? 3
 		             : 2,
 		MT = A::D <= 128 && A::V <= 128
 		         ? 2
-		         : 1, /* times 16 pairs a warp: ROWS is WARPS * MT * 16 */
+		         : 1, /* multiples of 16 pairs per warp: ROWS is WARPS * MT * 16 */
 		KK = A::D / 16,
 		VN = A::V / 8,
 		K_ROW = (A::D / 8 / 2 * 2 + 1) *
-		        16, /* bytes; an odd number of chunks of 16: ldmatrix meets no bank twice */
-		V_ROTATED =
-		    A::V == 256, /* no room for that: chunks stand in another order instead */
+		        /* bytes; an odd number of 16-byte vectors, so ldmatrix has no bank
+		         * conflicts */
+		        16,
+		V_ROTATED = A::V == 256, /* no memory for padding: swizzle instead */
 		V_ROW = V_ROTATED ? A::V * 2 : (A::V / 8 / 2 * 2 + 1) * 16,
 		STAGE = C * (K_ROW + V_ROW),
-		Q_SHARED = A::D > 64 || A::V > 64, /* 1: no registers are left for the queries */
+		/* 1: queries in shared memory, because registers do not suffice */
+		Q_SHARED = A::D > 64 || A::V > 64,
 		UNROLL = Q_SHARED ? (A::D % 64 ? 2 : 4)
-		                  : KK, /* else they all come early, and registers overflow */
+		                  /* less than full unrolling, else all loads are hoisted and
+		                   * registers spill */
+		                  : KK,
 		Q_BYTES = Q_SHARED * WARPS * MT * 16 * A::D * 2
 	};
 	static_assert(A::D % 16 == 0 && A::V % 16 == 0, "shapes");
 };
 
-/* Where chunk c of row r of V stands. */
+/* Byte offset of 16-byte vector c of row r of V. */
 template <class F> DEV int
 flash_place(int r, int c)
 {
 	return r * F::V_ROW + (F::V_ROTATED ? c ^ (r & 7) : c) * 16;
 }
 
-/* Elements before piece `at` of a chunk, piece c of row j, where rows are APART elements apart and
- * have D */
+/* Source offset, in elements, of vector `at` of a chunk: vector c of row j, rows STRIDE elements
+ * apart with D elements each. */
 template <int STRIDE, int D> DEV long long
 flash_at(int at, int j, int c)
 {
 	return STRIDE == D ? at * 8 : (long long)j * STRIDE + c * 8;
 }
 
-/* Piece c of 8 elements of row j of a plane P, `before` elements from its beginning, to shared
- * memory: on its way, or at once where it has to be made of codes. Zeros where it is not seen. */
+/* Loads 8-element vector c of row j of a plane P to shared memory; `before` is its offset in
+ * elements. Plain rows use cp.async; quantised rows are converted at once. Vectors that no row sees
+ * are zero. */
 template <class F, class P, class T> DEV void
 flash_piece(unsigned char *to, const T *plane, long long before, int j, int c, bool seen)
 {
@@ -95,7 +104,8 @@ flash_piece(unsigned char *to, const T *plane, long long before, int j, int c, b
 	}
 }
 
-/* A chunk of K and V on its way to shared memory; what the tile does not see is zeros. */
+/* Starts the loads of a chunk of K and V to shared memory. Positions that the tile does not see are
+ * zero. */
 template <class F> DEV void
 flash_load(unsigned char *stage, typename F::source from, int page, const FlashWork &w, int c0)
 {
@@ -103,7 +113,7 @@ flash_load(unsigned char *stage, typename F::source from, int page, const FlashW
 	const auto *v = F::chunk_v(from, page, w.base, w.kv_head, c0);
 	const int lo = w.lo - c0, hi = w.hi - c0;
 
-	/* codes are unpacked one piece after the other: registers are few */
+	/* codes are unpacked one vector at a time to save registers */
 	constexpr int K_PIECES = (F::C * F::D / 8 + F::THREADS - 1) / F::THREADS,
 	              V_PIECES = (F::C * F::V / 8 + F::THREADS - 1) / F::THREADS;
 	constexpr int K_UNROLL = F::KP::ROW_MAJOR_ACT ? K_PIECES : 1,
@@ -129,14 +139,14 @@ flash_load(unsigned char *stage, typename F::source from, int page, const FlashW
 	}
 }
 
-/* A pair of the tile: what it sees, and what the segments before came to. Only threads of one warp
- * read what that warp wrote, so these are the few values that registers are too dear for. */
+/* A pair of the tile: its visible positions and the result of earlier segments. Only threads of one
+ * warp read what that warp wrote. These few values are in shared memory to save registers. */
 typedef struct FlashPair {
 	int lo, hi, pos;
 	float slope, m, l;
 } FlashPair;
 
-/* What all pairs of a warp see, and what some see. */
+/* Positions that all pairs of a warp see, and positions that any of them sees. */
 typedef struct FlashWarp {
 	int all_lo, all_hi, some_lo, some_hi;
 } FlashWarp;
@@ -148,15 +158,14 @@ template <class F> struct flash_block {
 	int found, item, last;
 };
 
-/* A thread's share of its warp's pairs: rows g and g + 8 of each of F::MT times 16, in the
- * fragments of mma. */
+/* A thread's fragment of its warp's pairs: rows g and g + 8 of each of F::MT times 16. */
 template <class F> struct flash_rows {
 	unsigned q[F::MT][F::Q_SHARED ? 1 : F::KK][4];
 	float o[F::MT][F::VN][4];
-	float m[F::MT][2], l[F::MT][2]; /* of the segment; l: this thread's columns only */
+	float m[F::MT][2], l[F::MT][2]; /* state of the segment; l: this thread's columns only */
 };
 
-/* Queries in shared memory: the 16 bytes of each lane, in the order of fragments. */
+/* Slot of the queries in shared memory: 16 bytes per lane, in fragment order. */
 template <class F> DEV unsigned char *
 flash_query(unsigned char *queries, int i, int kk)
 {
@@ -252,18 +261,17 @@ flash_begin(unsigned char *queries, const llmc_step &s, const float *q, float *p
 	if (lane_id() == 0)
 		b.warp[warp_id()] = x;
 	__syncwarp();
-	flash_reset<F>(r); /* not before: zeros take registers, too */
+	flash_reset<F>(r); /* as late as possible: zeros take registers, too */
 }
 
-/* The chunk at c0 for this warp's pairs. */
+/* Processes the chunk at c0 for this warp's pairs. */
 template <class F> DEV void
 flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const flash_block<F> &b,
             flash_rows<F> &r)
 {
 	const int lane = (int)lane_id();
 	constexpr bool ROW_MAJOR_ACT =
-	    !(F::SCORES::SOFTCAP > 0) &&
-	    !(F::SCORES::ALIBI > 0); /* the score is a multiple of the product */
+	    !(F::SCORES::SOFTCAP > 0) && !(F::SCORES::ALIBI > 0); /* the score is linear in q.k */
 	constexpr float UNIT = ROW_MAJOR_ACT ? F::SCORES::SCALE * ATT_LOG2E : 1.0f;
 	float t[F::MT][F::C / 8][4] = {};
 	const unsigned char *k =
@@ -325,8 +333,8 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 						const int j = c0 + n * 8 + (lane & 3) * 2 + c;
 						if (j < lo || j >= hi)
 							t[i][n][2 * h + c] = __uint_as_float(
-							    0xff800000u); /* minus infinity: its
-							                     weight is 0 */
+							    /* -inf: its weight is 0 */
+							    0xff800000u);
 					}
 			}
 	}
@@ -382,7 +390,7 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 		}
 }
 
-/* A segment ends: into y, or to memory for the block that will put the parts together. */
+/* Ends a segment: merges it into y, or stores it for the CTA that combines the parts. */
 template <class F> DEV void
 flash_segment(const FlashWork &w, const float *sink, FlashPair *pairs, flash_rows<F> &r, float *y,
               float *parts, bool first, bool last)
@@ -424,7 +432,8 @@ flash_segment(const FlashWork &w, const float *sink, FlashPair *pairs, flash_row
 			const float scale =
 			    last ? 1.0f / (sum + att_sink(flash_sink<F>(sink, w, at), m)) : 1.0f;
 			__syncwarp(0xfu
-			           << (lane & 28)); /* the four threads of a pair have read it */
+			           /* the four threads of a pair have read the old value */
+			           << (lane & 28));
 			if ((lane & 3) == 0) {
 				pairs[pair].m = m;
 				pairs[pair].l = sum;
@@ -457,7 +466,7 @@ flash_page(const llmc_step &s, const FlashWork &w, int chunk)
 	return chunk * F::C < w.hi ? s.block_table[(long long)w.seq * s.block_stride + chunk] : 0;
 }
 
-/* One piece of work. done: how many parts of each tile are there, zeros before and after */
+/* Processes one work item. done: number of finished parts per split tile, 0 before and after. */
 template <class F> DEV void
 flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const float *q,
            typename F::source pool, const float *sink, float *y, float *parts, int *done)
@@ -465,7 +474,7 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 	const FlashWork &w = b.w;
 	flash_rows<F> r;
 	unsigned char *queries = smem + F::STAGES * F::STAGE;
-	int page = flash_page<F>(s, w, w.lo / F::C); /* of the next chunk to load */
+	int page = flash_page<F>(s, w, w.lo / F::C); /* page of the next chunk to load */
 
 #pragma unroll
 	for (int i = 0; i < F::STAGES - 1; i++) {
@@ -477,7 +486,8 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 	}
 	flash_begin<F>(queries, s, q, parts, b, r);
 	int at = 0;
-	/* what the loop needs seldom is read where it is needed: registers are for sums */
+	/* values that the loop rarely needs are reloaded where they are needed, to save
+	 * registers */
 #pragma unroll 1
 	for (int c = w.lo / F::C; c * F::C < w.hi; c++) {
 		cp_async_wait<F::STAGES - 2>();
@@ -514,15 +524,16 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 	}
 }
 
-/* sink: of the heads, or NULL. parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l
- * between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have
- * ended, then of parts; zeros before and after */
+/* Kernel body. sink: per head, or NULL. parts: results of split tiles; with MADE, m and l
+ * [n_tok][HEADS] between rounds. count: [0] work items handed out beyond the first one per CTA, [1]
+ * CTAs that have finished, then finished parts; all 0 before and after. */
 template <class F> DEV void
 flash_run(const llmc_step &s, const float *q, typename F::source pool, const float *sink, float *y,
           float *parts, int *count)
 {
 	SHARED_BYTES(smem);
-	static_assert(sizeof(flash_block<F>) <= 1664 * F::MT, "the template's launch says so");
+	static_assert(sizeof(flash_block<F>) <= 1664 * F::MT,
+	              "must match shared in the @launch line");
 	flash_block<F> &b = *(flash_block<F> *)(smem + F::STAGES * F::STAGE + F::Q_BYTES);
 
 	for (int item = (int)blockIdx.x;; item = b.item) {

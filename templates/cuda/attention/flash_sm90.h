@@ -1,45 +1,53 @@
-/* Attention of mixed steps on sm_90a: products by wgmma, pages of K and V by the copy unit. The way
- * of FlashAttention-3 (Shah et al. 2024) over paged K and V: one warp copies, GROUPS warpgroups
- * multiply, 64 pairs of a row and a query head each.
+/* Flash attention of mixed steps on sm_90a, after FlashAttention-3 (Shah et al. 2024), over paged K
+ * and V: wgmma, and TMA for pages. One producer warp, and GROUPS consumer warpgroups with 64 pairs
+ * (a row and a query head) each.
  *
- *   producer (1 warp)        find work --> ring of 2; K, V of a chunk --TMA--> rings of STAGES; wait empty, expect bytes, load
- *   consumers (GROUPS x 128) queries --round--> shared; wait full K; S = Q K^T (wgmma, both from shared)
- *                            main loop: my turn; S of chunk c and P V of chunk c - 1 handed in,
- * arrive at the next one's turn,
- *                            wait S, arrive empty K, softmax beside P V, wait P V, arrive empty V, o = o keep, P --round--> registers
+ *   producer (1 warp)        find work --> ring of 2; K, V of a chunk --TMA--> rings of STAGES:
+ *                            wait empty, expect bytes, load
+ *   consumers (GROUPS x 128) queries --round--> shared; wait full K; S = Q K^T (both from shared)
+ *                            mainloop, by turns: issue S of chunk c and P V of chunk c - 1,
+ *                            pass the turn on; wait S, arrive empty K, softmax during P V,
+ *                            wait P V, arrive empty V, O = O keep, P --round--> registers
  *
- * Definition of a row's result:
+ * The result of a row is defined as follows:
  *
- *     score    s_j = flash_score<F>(q . k_j), q rounded to the type of the pool, products added 16 at a time in the order of d
- *     chunk    positions [N c, N c + N), N = 64 or 128: m' = max(m, max s_j), o = o 2^(m - m') + sum 2^(s_j - m') v_j, weights rounded
- *              to the pool's type; l likewise, unrounded
- *     segment  SEGMENT positions, from m = none, l = 0, o = 0
- *     row      segments in order: m' = max(m, m_i), o = o 2^(m - m') + o_i 2^(m_i - m'), l likewise; y = o (1 / l)
+ *   score    s_j = flash_score<F>(q . k_j), q rounded to the type of the pool, terms added 16 at a
+ *            time in the order of d
+ *   chunk    positions [N c, N c + N), N = 64 or 128: m' = max(m, max s_j),
+ *            o = o 2^(m - m') + sum 2^(s_j - m') v_j, weights rounded to the pool's type;
+ *            l likewise, unrounded
+ *   segment  SEGMENT positions, from m = none, l = 0, o = 0
+ *   row      segments in order: m' = max(m, m_i), o = o 2^(m - m') + o_i 2^(m_i - m'),
+ *            l likewise; y = o (1 / l)
  *
- * With SEGMENTED (deterministic) nothing else decides on it. Without, only tiles that are cut over
- * blocks know segments, the others go through all that they see (with MADE: in a round) at once,
- * and keep nothing in y in between. Chunks in which a row sees nothing change nothing, to the bit.
+ * With SEGMENTED (deterministic mode) the result depends on nothing else. Otherwise only tiles that
+ * are split over CTAs use segments. Other tiles process all visible positions (with MADE: of a
+ * round) at once and need no intermediate result in y. Chunks in which a row sees nothing leave its
+ * result bit-identical.
  *
- *   copying     the first warp finds work (cuda/attention/flash_tile.h), a tile ahead, and fills two rings of stages, K and V of a chunk, in the order in
- *               which they are used: a page of a head is D / 64 boxes of 64 columns, rows of 128
- * bytes, swizzled. A page that the tile does not see is a box outside of the tensor: zeros. The
- * last page of a sequence may hold anything behind its last position (a weight of 0 does not undo a
- * NaN): its rows come by cp.async, zeros behind the last one. Keys and values that were made for
- * the step (latent attention) are boxes of a chunk's length, and nothing else.
- *   queries     by the warpgroup that needs them, rounded, from memory (the copying warp has them brought to L2) to shared memory
- *   a chunk     S = Q K^T from shared memory; P V with P from registers; the softmax of chunk c runs beside the P V of chunk c - 1.
- *               Warpgroups take turns to hand in their products, so that one computes weights while
- * the other multiplies.
+ * Loads. The producer finds work (cuda/attention/flash_tile.h) one tile ahead. It fills the K and V
+ * rings in the order of use. A page of a head is D / 64 boxes of 64 columns, rows of 128 bytes,
+ * swizzled. For a page that the tile does not see, it loads a box outside the tensor, which yields
+ * zeros. The last page of a sequence may hold anything, NaN too, after its last position, and a
+ * weight of 0 does not cancel a NaN. Its rows therefore come by cp.async with zero fill. Keys and
+ * values computed in this step (latent attention) are boxes of one chunk.
  *
- * Floor: 64 rows by 128 positions are 16 D / 2 cycles of products (4096 operations a cycle and
- * multiprocessor) and 512 of exponentials (16 a cycle). Heads of 128: 1024 and 512, the products
- * decide, two warpgroups of 232 registers keep both busy; heads of 64: 512 and 512, three of 160. A
- * prompt of 4096 of an 8B (32 layers, 32 heads of 128, causal): 4.4 tera-operations, 4.5 ms at the
- * peak of an H200 (989 TFLOP/s), 8 expected at 550; with mma.sync 14 at 300. K and V out of L2: 64
- * KB a chunk and block, 31 bytes a cycle and multiprocessor. Measured on an H100:
+ * Queries. The warpgroup that needs them rounds them from memory to shared memory; the producer has
+ * prefetched them to L2.
+ *
+ * Mainloop. S = Q K^T from shared memory, P V with P in registers. The softmax of chunk c overlaps
+ * P V of chunk c - 1. Warpgroups issue wgmma by turns, so one computes softmax while the other
+ * multiplies.
+ *
+ * Limits: 64 rows by 128 positions are 16 D / 2 cycles of mma (4096 operations per cycle and SM)
+ * and 512 cycles of exponentials (16 per cycle). Heads of 128: 1024 and 512, so mma is the limit
+ * and two warpgroups of 232 registers suffice for both. Heads of 64: 512 and 512, three warpgroups
+ * of 160. A prompt of 4096 tokens of an 8B model (32 layers, 32 heads of 128, causal) is 4.4 Tflop:
+ * 4.5 ms at the peak of an H200 (989 TFLOP/s), 8 expected at 550; with mma.sync 14 at 300. K and V
+ * from L2: 64 KB per chunk and CTA, 31 bytes per cycle and SM. Measured on an H100:
  * docs/kernels/attention.md.
  *
- * flash90_run<F>, with F a flash90_config. */
+ * Entry point: flash90_run<F>, with F a flash90_config. */
 #ifndef LLMC_CUDA_ATTENTION_FLASH_SM90_H
 #define LLMC_CUDA_ATTENTION_FLASH_SM90_H
 
@@ -49,20 +57,20 @@
 template <class A, bool SEGMENTED_> struct flash90_config
     : flash_parts<A, A::D == 64 && A::V == 64 ? 192 : 128, 1024> {
 	enum {
-		GROUPS =
-		    A::D == 64 && A::V == 64
-		        ? 3
-		        : 2, /* warpgroups that multiply; the template's launch knows it, too */
+		GROUPS = A::D == 64 && A::V == 64
+		             ? 3
+		             : 2, /* consumer warpgroups; the @launch line repeats this */
 		THREADS = 128 * (1 + GROUPS),
-		N = A::V <= 128 ? 128 : 64, /* positions of a chunk; so it does this and STAGES */
+		/* positions per chunk; the @launch line repeats this and STAGES */
+		N = A::V <= 128 ? 128 : 64,
 		PAGES = N / KV_PAGE,
 		K_BOXES = (A::D + 63) / 64,
-		V_BOXES = (A::V + 63) / 64, /* of 64 columns */
-		PV_COLS = V_BOXES * 64,     /* columns that P V has: whole patterns of 128 bytes */
+		V_BOXES = (A::V + 63) / 64, /* boxes of 64 columns */
+		PV_COLS = V_BOXES * 64,     /* columns of P V: a multiple of the 128-byte swizzle */
 		BOX = KV_PAGE * 128,        /* bytes */
-		HALF = N * 128,             /* of a chunk's 64 columns */
+		HALF = N * 128,             /* 64 columns of a chunk, in bytes */
 		K_TILE = K_BOXES * HALF,
-		V_TILE = V_BOXES * HALF, /* of a chunk */
+		V_TILE = V_BOXES * HALF, /* bytes per chunk */
 		STAGES = A::D <= 64 && A::V <= 64                        ? 4
 		         : A::D <= (N == 128 ? 128 : 192) && A::V <= 192 ? 3
 		                                                         : 2,
@@ -70,7 +78,7 @@ template <class A, bool SEGMENTED_> struct flash90_config
 		OWN = ROTATE + GROUPS,
 		ALL = OWN + GROUPS, /* named barriers */
 		SEGMENTED = SEGMENTED_,
-		KEEPS = SEGMENTED_ || A::MADE /* y is read again */
+		KEEPS = SEGMENTED_ || A::MADE /* y holds intermediate results */
 	};
 	static_assert((A::D == A::V || A::MADE) && A::D % 16 == 0 && A::V % 16 == 0 &&
 	                  A::D <= 256 && A::V <= 256 && 1024 % N == 0,
@@ -86,7 +94,7 @@ template <class F> struct alignas(1024) flash90_shared_storage {
 	int found[2], last;
 };
 
-/* A place in a ring of N, and the parity of its round. */
+/* Index in a ring of N stages, and its parity. */
 template <int N> struct flash90_ring {
 	int at = 0, round = 0;
 
@@ -99,7 +107,7 @@ template <int N> struct flash90_ring {
 };
 template <class F> using flash90_stage = flash90_ring<F::STAGES>;
 
-/* The products as wide as d. */
+/* S and P V for each size of accumulator d. */
 #define FLASH90_WIDTH(type, n)                                                                     \
 	DEV void flash90_qk(kv_##type, float(&d)[n / 2], unsigned long long a,                     \
 	                    unsigned long long b, int acc)                                         \
@@ -117,9 +125,9 @@ FLASH90_WIDTHS(128)
 FLASH90_WIDTHS(192)
 FLASH90_WIDTHS(256)
 
-/* ---- the copying warp ---- */
+/* ---- producer warp ---- */
 
-/* The pages of a chunk that tile w sees, lane by lane; the others are -1. */
+/* Returns, in lane i, the i-th page of chunk c; -1 if tile w does not see it. */
 template <class F> DEV int
 flash90_page(const llmc_step &s, const FlashWork &w, int c)
 {
@@ -132,8 +140,8 @@ flash90_page(const llmc_step &s, const FlashWork &w, int c)
 	           : -1;
 }
 
-/* Chunk c of K (col 0) or V to a stage, out of keys and values made for the step: places behind a
- * sequence's end hold something finite. */
+/* Loads chunk c of K (col 0) or V that was computed for the step. Slots after the end of a sequence
+ * hold finite values. */
 template <class F, int BOXES> DEV void
 flash90_load_made(unsigned char *tile, mbar_t *full, const tensor_map *map, const FlashWork &w,
                   int col, int c)
@@ -145,11 +153,11 @@ flash90_load_made(unsigned char *tile, mbar_t *full, const tensor_map *map, cons
 			tensor_load_2d(tile + b * F::HALF, map, col + b * 64, w.base + c * F::N,
 			               full);
 	}
-	__syncwarp(); /* a lane that was left behind would wait for a round that is over */
+	__syncwarp(); /* a lane that lags could wait for a parity that has passed */
 }
 
-/* Chunk c of K or V to a stage, out of pages. page: this lane's; head: among the heads of K and V
- * in a page; held: positions that the sequence holds */
+/* Loads chunk c of K or V from pages. page: lane i has page i of the chunk; head: index among the
+ * heads of K and V in a page; held: number of positions of the sequence. */
 template <class F> DEV void
 flash90_load(unsigned char *tile, mbar_t *full, const tensor_map *map, const void *pool, int page,
              int head, int c, int held)
@@ -177,7 +185,7 @@ flash90_load(unsigned char *tile, mbar_t *full, const tensor_map *map, const voi
 	if (whole)
 		return;
 	const typename F::elem *from = F::k(F::page_at(pool, last_page), head);
-	constexpr int ROW = F::PV_COLS / 8; /* pieces of 16 bytes that the products read */
+	constexpr int ROW = F::PV_COLS / 8; /* 16-byte vectors per row that the mma reads */
 #pragma unroll 4
 	for (int i = (int)lane_id(); i < KV_PAGE * ROW; i += 32) {
 		const int r = i / ROW, p = i % ROW;
@@ -193,11 +201,11 @@ flash90_load(unsigned char *tile, mbar_t *full, const tensor_map *map, const voi
 		mbar_arrive(full);
 }
 
-/* The queries of a tile to L2. */
+/* Prefetches the queries of a tile to L2. */
 template <class F> DEV void
 flash90_issue_loads(const float *q, const FlashWork &w)
 {
-	constexpr int ROW = (F::G * F::Q_STRIDE * 4 + 127) / 128; /* lines of a row's heads */
+	constexpr int ROW = (F::G * F::Q_STRIDE * 4 + 127) / 128; /* cache lines per row */
 	const int first = w.first / F::G, rows = (w.first + w.pairs - 1) / F::G - first + 1;
 
 	for (int i = (int)lane_id(); i < rows * ROW; i += 32)
@@ -224,8 +232,9 @@ flash90_copy(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 			flash_clip<F>(s, w);
 		if (lane_id() == 0) {
 			a.found[work.at] = found;
-			if (found) /* lane 0 will know, the others hear of it when it is needed:
-			              before this block counts itself out */
+			/* the other lanes get it by the next shuffle; this CTA counts itself as
+			 * finished after that */
+			if (found)
 				item = (int)gridDim.x + atomicAdd(count, 1);
 		}
 		__syncwarp();
@@ -273,18 +282,18 @@ flash90_copy(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 	}
 }
 
-/* ---- the warpgroups that multiply ---- */
+/* ---- consumer warpgroups ---- */
 
-/* A thread's share of its warpgroup: rows g and g + 8 of the 16 of its warp. */
+/* A thread's fragment of its warpgroup: rows g and g + 8 of the 16 of its warp. */
 template <class F> struct flash90_rows {
-	float o[F::PV_COLS / 2], t[F::N / 2]; /* sums; scores, then weights */
-	unsigned p[F::N / 16][4];             /* weights, as the product reads them */
-	float m[2], l[2], keep[2]; /* of the segment; l: this thread's columns only; keep: what o is
-	                              to be multiplied by */
-	float m_all[2], l_all[2];  /* of the segments before */
+	float o[F::PV_COLS / 2], t[F::N / 2]; /* output; scores, then weights */
+	unsigned p[F::N / 16][4];             /* weights as A fragments of P V */
+	/* state of the segment; l: this thread's columns only; keep: rescaling factor of o */
+	float m[2], l[2], keep[2];
+	float m_all[2], l_all[2]; /* state of earlier segments */
 	int lo[2], hi[2], pos[2];
 	float slope[2];
-	int all_lo, all_hi; /* what all pairs of the warpgroup see */
+	int all_lo, all_hi; /* positions that all pairs of the warpgroup see */
 };
 
 template <class F> DEV int
@@ -298,7 +307,7 @@ flash90_pair(int h)
 	return flash90_group<F>() * 64 + ((int)warp_id() & 3) * 16 + h * 8 + (int)(lane_id() >> 2);
 }
 
-/* where pair number `pair` of the tile stands among the heads of all rows */
+/* Index of a pair among the heads of all rows */
 template <class F> DEV long long
 flash90_head(const FlashWork &w, int pair)
 {
@@ -307,8 +316,8 @@ flash90_head(const FlashWork &w, int pair)
 	return (long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G + at % F::G;
 }
 
-/* This warp is done with what b guards: all its lanes, or one that was left behind would wait for a
- * round that is over. */
+/* Releases the buffer that b guards, once all lanes of the warp have passed their waits: a lane
+ * that lags could wait for a parity that has passed. */
 DEV void
 flash90_arrive(mbar_t *b)
 {
@@ -317,7 +326,7 @@ flash90_arrive(mbar_t *b)
 		mbar_arrive(b);
 }
 
-/* The warpgroup's queries to shared memory, and what its rows see. */
+/* Stores the warpgroup's queries to shared memory and sets the visible positions of its rows. */
 template <class F> DEV void
 flash90_begin(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, float *parts,
               const FlashWork &w, flash90_rows<F> &r)
@@ -332,10 +341,11 @@ flash90_begin(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, 
 	const int group = flash90_group<F>(), thread = (int)threadIdx.x & 127;
 	unsigned char *to = a.q[group];
 
-	bar_sync(F::OWN + group, 128); /* products with the queries before are done in all warps */
+	/* all warps have finished the mma with the previous queries */
+	bar_sync(F::OWN + group, 128);
 #pragma unroll 1
 	for (int i0 = 0; i0 < STEPS; i0 += BATCH) {
-		uint4 x[BATCH][2]; /* all asked for before the first is there */
+		uint4 x[BATCH][2]; /* all loads are issued before the first is used */
 #pragma unroll
 		for (int i = 0; i < BATCH; i++) {
 			const int at = thread + (i0 + i) * 128,
@@ -408,13 +418,12 @@ flash90_sums(flash90_rows<F> &r, unsigned long long v)
 	wgmma_commit();
 }
 
-/* Products become weights; m, l, keep. */
+/* Softmax step: turns q.k into weights and updates m, l and keep. */
 template <class F> DEV void
 flash90_weights(flash90_rows<F> &r, int c0)
 {
 	constexpr bool ROW_MAJOR_ACT =
-	    !(F::SCORES::SOFTCAP > 0) &&
-	    !(F::SCORES::ALIBI > 0); /* the score is a multiple of the product */
+	    !(F::SCORES::SOFTCAP > 0) && !(F::SCORES::ALIBI > 0); /* the score is linear in q.k */
 	constexpr float UNIT = ROW_MAJOR_ACT ? F::SCORES::SCALE * ATT_LOG2E : 1.0f;
 	const int j0 = c0 + (int)(lane_id() & 3) * 2;
 
@@ -429,8 +438,7 @@ flash90_weights(flash90_rows<F> &r, int c0)
 		for (int i = 0; i < F::N / 2; i++) {
 			const int j = j0 + i / 4 * 8 + i % 2;
 			if (j >= r.hi[i / 2 % 2] || (F::WINDOW > 0 && j < r.lo[i / 2 % 2]))
-				r.t[i] = __uint_as_float(
-				    0xff800000u); /* minus infinity: its weight is 0 */
+				r.t[i] = __uint_as_float(0xff800000u); /* -inf: its weight is 0 */
 		}
 	}
 #pragma unroll
@@ -466,7 +474,7 @@ flash90_round(flash90_rows<F> &r)
 			    flash_pack_weights<F>(r.t[8 * i + 2 * c], r.t[8 * i + 2 * c + 1]);
 }
 
-/* A segment ends: into y, or to memory for the block that will put the parts together. */
+/* Ends a segment: merges it into y, or stores it for the CTA that combines the parts. */
 template <class F> DEV void
 flash90_end(const FlashWork &w, const float *sink, flash90_rows<F> &r, float *y, float *parts,
             bool first, bool last)
@@ -522,8 +530,8 @@ flash90_end(const FlashWork &w, const float *sink, flash90_rows<F> &r, float *y,
 	}
 }
 
-/* A tile. turns: all warpgroups are at it. done: how many parts of each tile are there, zeros
- * before and after */
+/* Mainloop of a tile. turns: all warpgroups take part. done: number of finished parts per split
+ * tile, 0 before and after. */
 template <class F> DEV void
 flash90_tile(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, const float *sink,
              float *y, float *parts, const FlashWork &w, flash90_stage<F> &ks, flash90_stage<F> &vs)
@@ -575,8 +583,9 @@ flash90_tile(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 			ks.next();
 			flash90_weights<F>(r, c * F::N);
 			wgmma_pin(r.t);
-			if (c + 1 < stop) /* the loop of this wait also keeps the wait below it from
-			                     being moved above the exponentials */
+			/* this loop also keeps the compiler from moving the wait below above the
+			 * exponentials */
+			if (c + 1 < stop)
 				mbar_wait(&a.k_full[ks.at], ks.round);
 			wgmma_wait<0>();
 			wgmma_pin(r.o);
@@ -598,8 +607,8 @@ flash90_tile(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 	}
 }
 
-/* A part is in memory; the block that brings the last one puts them together. threads: of this
- * block that are at it, from the first warpgroup on */
+/* Counts a stored part; the CTA with the last one combines them. threads: number of threads of this
+ * CTA that take part, from the first consumer warpgroup on. */
 template <class F> DEV void
 flash90_part(flash90_shared_storage<F> &a, const FlashWork &w, const float *sink, float *y,
              const float *parts, int *done, int threads)
@@ -651,9 +660,9 @@ flash90_multiply(flash90_shared_storage<F> &a, const llmc_step &s, const float *
 		bar_sync(F::ROTATE, 256);
 }
 
-/* sink: of the heads, or NULL. parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l
- * between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have
- * ended, then of parts; zeros before and after */
+/* Kernel body. sink: per head, or NULL. parts: results of split tiles; with MADE, m and l
+ * [n_tok][HEADS] between rounds. count: [0] work items handed out beyond the first one per CTA, [1]
+ * CTAs that have finished, then finished parts; all 0 before and after. */
 template <class F> DEV void
 flash90_run(const llmc_step &s, const float *q, const void *pool, const tensor_map *map,
             const float *sink, float *y, float *parts, int *count)
@@ -672,8 +681,8 @@ flash90_run(const llmc_step &s, const float *q, const void *pool, const tensor_m
 	}
 	__syncthreads();
 	if (threadIdx.x < 128) {
-		reg_dec<(F::GROUPS == 3 ? 32 : 40)>(); /* of what there is: 504 or 512 by fours of
-		                                          warps */
+		/* registers per thread: 32 + 3 * 160 = 512 or 40 + 2 * 232 = 504 */
+		reg_dec<(F::GROUPS == 3 ? 32 : 40)>();
 		if (threadIdx.x < 32)
 			flash90_copy<F>(a, s, q, pool, map, count);
 	} else {

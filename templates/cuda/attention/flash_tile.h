@@ -1,29 +1,30 @@
-/* What the kernels of attention for mixed steps share: pieces of work, how they are found, how
- * parts of a row are put together.
+/* Work scheduling shared by the flash attention kernels of mixed steps: work items, their order,
+ * and the combination of a row's parts.
  *
- * A tile is ROWS pairs of a row of one sequence and a query head of one group, the head running
- * faster: K and V are read once for all of them. Where K and V are made for the step (MADE: places
- * of a round), a launch is a round, and sums wait in y for the next one. A tile of few pairs is cut
- * into segments of SEGMENT positions: a block a segment, the last one to end puts them together.
- * Blocks fetch their next piece of work from a counter; long ones come first: sequences from the
- * last one, since decode rows stand before prompts, and of a sequence the tiles that see most.
+ * A tile is ROWS pairs of a row of one sequence and a query head of one group, with the head as the
+ * fast index, so K and V are read once for all of them. If K and V are computed in rounds (MADE
+ * slots per round), each launch is a round, and y holds the sums between rounds. A tile of few
+ * pairs is split into segments of SEGMENT positions, one CTA each; the last CTA to finish combines
+ * them. CTAs fetch work items from a counter, long items first: the last sequence first (decode
+ * rows precede prefill rows), and within a sequence the tiles that see most positions.
  *
- * F, of flash_config or flash90_config, is an att_config with ROWS and SEGMENT and, by flash_parts,
- * what is said of parts. */
+ * F (flash_config or flash90_config) derives from flash_parts, which adds ROWS, SEGMENT and the
+ * layout of parts to an att_config. */
 #ifndef LLMC_CUDA_ATTENTION_FLASH_TILE_H
 #define LLMC_CUDA_ATTENTION_FLASH_TILE_H
 
 #include "cuda/attention/attention.h"
 #include "cuda/attention/kv_mma.h"
 
-/* An attention A, whose tiles have ROWS_ pairs and whose segments SEGMENT_ positions */
+/* Attention A with tiles of ROWS_ pairs and segments of SEGMENT_ positions */
 template <class A, int ROWS_, int SEGMENT_> struct flash_parts : A {
 	enum {
 		ROWS = ROWS_,
 		SEGMENT = SEGMENT_,
-		PART_ROWS = (A::G + 15) / 16 * 16, /* pairs of a tile that may be cut */
-		PARTS = PART_ROWS <= ROWS && !A::MADE ? 1024 : 0, /* in memory */
-		PART = PART_ROWS * (A::V + 2) /* floats of a part: o, then m and l of each pair */
+		/* largest number of pairs of a tile that may be split */
+		PART_ROWS = (A::G + 15) / 16 * 16,
+		PARTS = PART_ROWS <= ROWS && !A::MADE ? 1024 : 0, /* capacity for parts */
+		PART = PART_ROWS * (A::V + 2) /* floats per part: o, then m and l of each pair */
 	};
 };
 
@@ -51,8 +52,8 @@ flash_reciprocal(float x)
 #endif
 }
 
-/* att_score with a bound that costs two instructions of the special unit: tanh x = 1 - 2 / (e^2x +
- * 1), which is off by some 2^-22 of the bound (scores of 16-bit numbers are off by more). */
+/* att_score with a softcap that takes two special-function instructions: tanh x = 1 - 2 / (e^2x +
+ * 1). The error is about 2^-22 of the cap, less than that of 16-bit scores. */
 template <class F> DEV float
 flash_score(float product, float slope, int distance)
 {
@@ -73,28 +74,28 @@ flash_pack(float lo, float hi)
 	return F::E::put(lo) | (unsigned)F::E::put(hi) << 16;
 }
 
-/* weights are at most 1 */
+/* Packs weights, which are at most 1, so no clamp is needed. */
 template <class F> DEV unsigned
 flash_pack_weights(float lo, float hi)
 {
 	return kv_mma<typename F::E>::pair(lo, hi);
 }
 
-/* What a block works on. */
+/* A work item */
 typedef struct FlashWork {
-	int seq, row0, rows; /* sequence; its first row and how many */
-	int first,
-	    pairs; /* first pair of the tile among the sequence's, and how many the tile has */
+	int seq, row0, rows; /* sequence; its first row and number of rows */
+	int first, pairs;    /* first pair of the tile within the sequence, and number of pairs */
 	int kv_head;
-	int lo, hi; /* positions read: all that the pairs see, or the part of it in one segment */
-	int parts, part, slot; /* parts: 0, or of how many segments this is number `part`; slot: of
-	                          the tile's first part in memory */
-	int base; /* where K and V are made in rounds: place of position 0 in this round's */
-	short begun, open; /* 1: rounds before have left sums in y; rounds behind this one will go
-	                      on with them */
+	int lo, hi; /* positions read: all that the pairs see, or those of one segment */
+	/* parts: number of segments of a split tile, else 0; part: index of this segment; slot:
+	 * index of the tile's first part in scratch */
+	int parts, part, slot;
+	int base; /* with MADE: slot of position 0 in this round */
+	/* 1: earlier rounds have left sums in y; later rounds will continue with them */
+	short begun, open;
 } FlashWork;
 
-/* Positions that the tile of pairs [first, first + pairs) sees. */
+/* Sets the positions that the pairs [first, first + pairs) see. */
 template <class F> DEV void
 flash_range(const llmc_step &s, FlashWork &w)
 {
@@ -105,7 +106,7 @@ flash_range(const llmc_step &s, FlashWork &w)
 	w.hi = b.hi;
 }
 
-/* v of this lane and of those before it */
+/* Inclusive prefix sum over the warp */
 DEV int
 flash_upto(int v)
 {
@@ -117,13 +118,13 @@ flash_upto(int v)
 	return v;
 }
 
-/* Work number `item` of the step, of all kv heads, to `to`; false: there are no more. All lanes of
- * one warp call. */
+/* Finds work item `item` of the step, over all kv heads, and stores it in `to`. Returns false if
+ * there are no more. All lanes of one warp call. */
 template <class F> DEV bool
 flash_find(const llmc_step &s, int item, FlashWork &to)
 {
 	const int lane = (int)lane_id(), n_seq = s.n[2];
-	int slots = 0; /* of the sequences before */
+	int slots = 0; /* part slots of earlier sequences */
 	bool found = false;
 
 	for (int base = 0; base < n_seq; base += 32) {
@@ -141,18 +142,19 @@ flash_find(const llmc_step &s, int item, FlashWork &to)
 				need = need > 1 ? need : 0;
 			}
 		}
-		/* slots in the order of sequences, as long as there are some */
+		/* slots are assigned in the order of sequences until they run out */
 		const int slots_upto = slots + flash_upto(need * F::KV_HEADS);
 		w.parts = need > 0 && slots_upto <= F::PARTS ? need : 0;
 		const int mine = (w.parts ? w.parts : tiles) * F::KV_HEADS, upto = flash_upto(mine);
-		int at = item - (upto - mine); /* number within this sequence */
+		int at = item - (upto - mine); /* index within this sequence */
 		if (at >= 0 && at < mine) {
 			w.kv_head = at % F::KV_HEADS;
 			at /= F::KV_HEADS;
 			w.part = at;
 			w.slot = slots_upto - (need * F::KV_HEADS - w.kv_head * need);
 			w.first =
-			    w.parts ? 0 : (tiles - 1 - at) * F::ROWS; /* the last ones see most */
+			    /* the last tiles see most positions */
+			    w.parts ? 0 : (tiles - 1 - at) * F::ROWS;
 			w.pairs = min((int)F::ROWS, w.rows * F::G - w.first);
 			flash_range<F>(s, w);
 			if (w.parts) {
@@ -171,8 +173,8 @@ flash_find(const llmc_step &s, int item, FlashWork &to)
 	return __any_sync(~0u, found);
 }
 
-/* With K and V made in rounds: what of tile w is in this round's places; without pairs, if nothing
- * is. All lanes of the warp that found it call. */
+/* With MADE: clips tile w to the positions of this round; pairs is 0 if none is left. All lanes of
+ * the warp that found it call. */
 template <class F> DEV void
 flash_clip(const llmc_step &s, FlashWork &w)
 {
@@ -192,7 +194,7 @@ flash_clip(const llmc_step &s, FlashWork &w)
 	}
 }
 
-/* Place in memory of m and l of a pair, between rounds */
+/* Slot of m and l of a pair between rounds */
 template <class F> DEV float *
 flash_kept(float *parts, const FlashWork &w, int pair)
 {
@@ -202,7 +204,7 @@ flash_kept(float *parts, const FlashWork &w, int pair)
 	       ((long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G + at % F::G) * 2;
 }
 
-/* m, l with m2, l2 put to them; what goes before is to be multiplied by a, what comes by b */
+/* Merges m2, l2 into m, l. Previous sums are to be multiplied by a, added sums by b. */
 DEV void
 flash_merge(float &m, float &l, float m2, float l2, float &a, float &b)
 {
@@ -214,15 +216,15 @@ flash_merge(float &m, float &l, float m2, float l2, float &a, float &b)
 	l = fmaf(l, a, __fmul_rn(l2, b));
 }
 
-/* Of the heads' sinks [HEADS], or NULL, that of a pair's head */
+/* Returns the sink of a pair's head, or NULL. */
 template <class F> DEV const float *
 flash_sink(const float *sink, const FlashWork &w, int at)
 {
 	return sink ? sink + w.kv_head * F::G + at % F::G : 0;
 }
 
-/* The block that ended last: all parts of the tile, in order, by `threads` threads of which this is
- * number `thread`. */
+/* Combines all parts of a tile in order, in the CTA that finished last; `thread` of `threads`
+ * threads calls. */
 template <class F> DEV void
 flash_gather(const FlashWork &w, const float *sink, float *y, const float *parts, int thread,
              int threads)

@@ -1,14 +1,14 @@
-/* The indexer of sparse attention: which positions a row attends to.
+/* Indexer of sparse attention: selects the positions that a row attends to.
  *
- *   8 pages of keys a round, a warp a page, a lane a position:
- *     keys x queries --dots of 8 heads in registers--> those above 0 times the head's weight, heads in order --> scores
- *   scores above the bar --ballots, in order of position--> candidates, in memory of the block
- *   twice as many candidates as are chosen: radix select, 8 bits a pass --> the bar rises, what lies below it goes
+ *   8 pages of keys per round, one warp per page, one lane per position:
+ *     keys x queries --dots of 8 heads in registers--> relu, times head weights, summed --> scores
+ *   scores above the bar --ballots, in order of position--> candidates (global memory of the CTA)
+ *   2 TOP_K candidates: radix select, 8 bits per pass --> the bar rises, lower ones are dropped
  *
- * A row's pages are cut into equal runs for as many blocks as a step has for each row; each leaves
- * its candidates, and the block that is done last puts them together in order. Scores are compared
- * as integers, in their order. A score depends on its row and its key alone, and what is chosen on
- * scores and positions alone, so nothing depends on the cut. Bytes: the keys once a row. */
+ * The pages of a row are cut into equal runs, one per CTA that the step has for the row. Each CTA
+ * stores its candidates, and the last CTA to arrive merges them in order. Scores are compared as
+ * integers of the same order. A score depends only on its row and key, and the selection only on
+ * scores and positions, so the cut does not affect the result. Bytes: the keys once per row. */
 #ifndef LLMC_CUDA_ATTENTION_INDEXER_H
 #define LLMC_CUDA_ATTENTION_INDEXER_H
 
@@ -17,8 +17,8 @@
 
 enum { INDEX_WARPS = 8, INDEX_ROUND = INDEX_WARPS * KV_PAGE, INDEX_BLOCKS = 512 };
 
-/* An indexer: keys of type E, heads, their width, how many positions are chosen; bytes from page to
- * page */
+/* Indexer with keys of type E: number of heads, their dimension, number of selected positions, and
+ * stride of pages in bytes */
 template <class E, int HEADS_, int DIM_, int INDEX_TOP_K_,
           long long PAGE_BYTES_> struct index_config {
 	typedef kv_plane<E, DIM_> P;
@@ -26,15 +26,15 @@ template <class E, int HEADS_, int DIM_, int INDEX_TOP_K_,
 		HEADS = HEADS_,
 		DIM = DIM_,
 		INDEX_TOP_K = INDEX_TOP_K_,
-		ROOM = 2 * INDEX_TOP_K + INDEX_ROUND, /* candidates of a block */
-		LEFT = 2 * INDEX_TOP_K + 1, /* what it leaves: how many, scores, positions */
+		ROOM = 2 * INDEX_TOP_K + INDEX_ROUND, /* candidates per CTA */
+		LEFT = 2 * INDEX_TOP_K + 1, /* words stored per CTA: count, scores, positions */
 		SOME = 8,                   /* heads at a time */
-		HELD = HEADS * DIM <= 8192  /* queries in shared memory? */
+		HELD = HEADS * DIM <= 8192  /* queries in shared memory */
 	};
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
 };
 
-/* of a block; n, bar and full: as in index_list, for all threads */
+/* Shared memory of a CTA; n, bar and full describe its index_list */
 template <class C> struct index_shared {
 	float q[C::HELD ? C::HEADS * C::DIM : 1];
 	int count[256];
@@ -43,7 +43,7 @@ template <class C> struct index_shared {
 	unsigned bar;
 };
 
-/* Candidates of a block, in ascending order of position */
+/* Candidates of a CTA, in ascending order of position */
 struct index_list {
 	unsigned *score;
 	int *pos;
@@ -52,13 +52,13 @@ struct index_list {
 DEV unsigned
 index_order(float x)
 {
-	const unsigned u = __float_as_uint(x + 0.0f); /* there is one zero */
+	const unsigned u = __float_as_uint(x + 0.0f); /* -0 becomes +0 */
 
 	return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* Where threads that have `mine` stand among them, in order of threads; all: how many there are.
- * which: one of two rooms; a barrier is inside */
+/* Returns the rank of this thread among the threads with `mine`, in thread order; all: their
+ * number. which: one of two buffers, to be used alternately. Contains a barrier. */
 template <class C> DEV int
 index_place(index_shared<C> &s, bool mine, int which, int &all)
 {
@@ -77,7 +77,7 @@ index_place(index_shared<C> &s, bool mine, int which, int &all)
 	return before + __popc(votes & ((1u << lane_id()) - 1));
 }
 
-/* More candidates than are chosen: the best stay, of equal scores those in front */
+/* Reduces more than TOP_K candidates to the best TOP_K. Among equal scores, lower positions win. */
 template <class C> DEV void
 index_prune(index_shared<C> &s, index_list c)
 {
@@ -107,7 +107,8 @@ index_prune(index_shared<C> &s, index_list c)
 		over = s.above;
 		mask |= 255u << shift;
 	}
-	int kept = 0, equal = C::INDEX_TOP_K - over; /* to keep of those that equal the bar */
+	/* number of candidates equal to the bar that are kept */
+	int kept = 0, equal = C::INDEX_TOP_K - over;
 	for (int base = 0; base < n; base += blockDim.x) {
 		const int i = base + (int)threadIdx.x;
 		const unsigned score = i < n ? c.score[i] : 0;
@@ -117,7 +118,7 @@ index_prune(index_shared<C> &s, index_list c)
 		const int place = index_place(s, same, 0, here);
 		const bool keep = i < n && (score > value || (same && place < equal));
 		const int at = index_place(s, keep, 1, all);
-		if (keep) { /* not beyond what has been read */
+		if (keep) { /* in place: never written beyond what has been read */
 			c.score[kept + at] = score;
 			c.pos[kept + at] = pos;
 		}
@@ -132,7 +133,7 @@ index_prune(index_shared<C> &s, index_list c)
 	__syncthreads();
 }
 
-/* A candidate a thread, in order of threads */
+/* Appends at most one candidate per thread, in thread order. */
 template <class C> DEV void
 index_add(index_shared<C> &s, index_list c, bool mine, unsigned score, int pos)
 {
@@ -152,7 +153,7 @@ index_add(index_shared<C> &s, index_list c, bool mine, unsigned score, int pos)
 		index_prune(s, c);
 }
 
-/* Score of a lane's position: key `at` of a page; q [HEADS][DIM], w [HEADS] */
+/* Returns the score of key `at` of a page; q [HEADS][DIM], w [HEADS]. */
 template <class C> DEV float
 index_score(const typename C::P::elem *page, int at, const float *q, const float *w, float scale)
 {
@@ -185,8 +186,8 @@ index_score(const typename C::P::elem *page, int at, const float *q, const float
 	return sum;
 }
 
-/* queries [n_tok, HEADS, DIM], weights [n_tok, HEADS], the pool, sel [n_tok, CHOSEN]; work
- * [BLOCKS][2 * ROOM], left [BLOCKS][LEFT], ticket [n_tok]: scratch */
+/* Kernel arguments: q [n_tok, HEADS, DIM], w [n_tok, HEADS], kv: the pool, sel [n_tok, TOP_K].
+ * Scratch: work [BLOCKS][2 * ROOM], left [BLOCKS][LEFT], ticket [n_tok]. */
 struct index_args {
 	const float *q, *w;
 	float scale;
@@ -216,7 +217,7 @@ index_select(const llmc_step &step, const index_args &a)
 				sel[i] = i <= pos ? i : -1;
 			continue;
 		}
-		/* rounds of this part: a block has four at least */
+		/* rounds of this part, at least four per CTA */
 		const int all = pos / INDEX_ROUND + 1, parts = min(most, (all + 3) / 4),
 		          first = (int)((long long)all * part / parts);
 		const int end = (int)((long long)all * (part + 1) / parts);
@@ -242,7 +243,7 @@ index_select(const llmc_step &step, const index_args &a)
 			index_add(s, c, at <= pos, index_order(score), at);
 		}
 		index_prune(s, c);
-		if (parts > 1) { /* a unit a block: the place of what it leaves is the block's */
+		if (parts > 1) { /* one unit per CTA, so its output slot is that of the CTA */
 			unsigned *left = a.left + (long long)blockIdx.x * C::LEFT;
 			const unsigned *from = a.left + (long long)(blockIdx.x - part) * C::LEFT;
 			for (int i = threadIdx.x; i < s.n; i += blockDim.x) {

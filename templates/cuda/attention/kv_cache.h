@@ -1,7 +1,7 @@
-/* Pages of the KV cache on a GPU: KV_PAGE positions each. The page of one layer holds k [K][32][D],
- * then v [K][32][V], position by position; the latent kind holds [32][rank + rope]. Elements are of
- * a type E: kv_f32, kv_f16 or kv_bf16; quantised rows: cuda/attention/kv_quantized.h. Positions at
- * or beyond kv_len hold anything, NaN too: a kernel must not read them. */
+/* Pages of the KV cache on a GPU, with KV_PAGE positions each. The page of one layer holds k
+ * [KV_HEADS][32][D], then v [KV_HEADS][32][V]. A latent page holds [32][rank + rope]. The element
+ * type E is kv_f32, kv_f16 or kv_bf16; for quantised rows see cuda/attention/kv_quantized.h.
+ * Positions at or beyond kv_len may hold anything, NaN too; a kernel must not read them. */
 #ifndef LLMC_CUDA_ATTENTION_KV_CACHE_H
 #define LLMC_CUDA_ATTENTION_KV_CACHE_H
 
@@ -10,8 +10,7 @@
 
 enum { KV_PAGE = 32 };
 
-/* An element in memory; get and put: as a number; VEC of them are 16 bytes; unpack: those as
- * numbers */
+/* A stored element. get and put convert it; VEC elements are 16 bytes; unpack converts those. */
 struct kv_f32 {
 	typedef kv_f32 math;
 	typedef float elem;
@@ -77,8 +76,8 @@ struct kv_f16 {
 		return f16_to_f32(x);
 	}
 
-	/* Too large for a half: the largest half. An infinity would turn weights of 0 into NaN for
-	 * rows that do not see it. */
+	/* Clamps to the largest half: an infinity would turn a weight of 0 into NaN for rows that
+	 * do not see the position. */
 	DEV elem
 	put(float x)
 	{
@@ -98,15 +97,15 @@ struct kv_f16 {
 	}
 };
 
-/* Number of the page of position `pos` of sequence `seq` of the step */
+/* Page number of position `pos` of sequence `seq` of the step */
 DEV int
 kv_page_of(const llmc_step &s, int seq, int pos)
 {
 	return s.block_table[(long long)seq * s.block_stride + pos / KV_PAGE];
 }
 
-/* Page number `page`, and the page of a position. pool: the layer's first page; page_bytes: from
- * page to page */
+/* Address of page number `page`, and of the page of a position. pool: the layer's first page;
+ * page_bytes: stride. */
 template <class E> DEV typename E::elem *
 kv_page_at(const void *pool, long long page_bytes, int page)
 {

@@ -1,4 +1,4 @@
-/* Pairs of 16-bit KV elements as tensor cores take them: kv_mma<kv_f16>, kv_mma<kv_bf16>. */
+/* Pairs of 16-bit KV elements as mma operands: kv_mma<kv_f16>, kv_mma<kv_bf16>. */
 #ifndef LLMC_CUDA_ATTENTION_KV_MMA_H
 #define LLMC_CUDA_ATTENTION_KV_MMA_H
 
@@ -7,8 +7,7 @@
 template <class E> struct kv_mma;
 
 template <> struct kv_mma<kv_bf16> {
-	static constexpr float Q_FACTOR =
-	    1.0f; /* queries are multiplied by it before they are rounded */
+	static constexpr float Q_FACTOR = 1.0f; /* queries are multiplied by it before rounding */
 	DEV unsigned
 	pair(float lo, float hi)
 	{
@@ -32,7 +31,7 @@ template <> struct kv_mma<kv_bf16> {
 };
 
 template <> struct kv_mma<kv_f16> {
-	static constexpr float Q_FACTOR = 0.0625f; /* room for large ones */
+	static constexpr float Q_FACTOR = 0.0625f; /* headroom against overflow of a half */
 	DEV unsigned
 	pair(float lo, float hi)
 	{
@@ -55,7 +54,7 @@ template <> struct kv_mma<kv_f16> {
 	}
 };
 
-/* two numbers as a rounded pair and the pair of what is left */
+/* Splits two numbers into a rounded pair and a pair of residues. */
 template <class E> DEV void
 kv_pair_split(float a, float b, unsigned *whole, unsigned *rest)
 {

@@ -1,34 +1,35 @@
-/* Rows of K and V as a page keeps them: kv_plane<E, D>, E one of kv_f32, kv_f16, kv_bf16
- * (cuda/attention/kv_cache.h) and, quantised, kv_f8, kv_int8, kv_int6, kv_int4, and of keys alone
- * kv_int4c (what a row is: formats/kv_type.h). A plane is the 32 rows of a head:
+/* Storage of K and V rows in a page: kv_plane<E, D>. E is kv_f32, kv_f16 or kv_bf16
+ * (cuda/attention/kv_cache.h) or a quantised type: kv_f8, kv_int8, kv_int6, kv_int4, and for keys
+ * only kv_int4c (formats/kv_type.h defines the rows). A plane is the 32 rows of a head:
  *
  *   plain   [32][D]
  *   8 bits  [32][D], scale [32]; kv_f8_32, kv_int8_32: [32][32 G], scale [32][G]
  *   4 bits  [32][16 G]: byte i of a group has elements i and i + 16; scale and zero [32][G][2]
- *   int4c   codes as 4 bits; scale and zero of an element, over the page's positions, [32 G][2]
- *   6 bits  as 4 bits, +32; then two high bits [32][8 G]: byte i of elements i, i + 8, i + 16, i +
- * 24; scale [32][G]
+ *   int4c   codes as 4 bits; scale and zero per channel, over the page's positions, [32 G][2]
+ *   6 bits  as 4 bits, +32; then two high bits [32][8 G]: byte i has elements i, i + 8, i + 16,
+ *           i + 24; scale [32][G]
  *
- * G: groups of 32 elements. value = code * scale + zero, in fp32, whoever reads it.
+ * G is the number of groups of 32 elements. All readers compute value = code * scale + zero in
+ * fp32.
  *
- * kv_plane<E, D, true>: rows of a quantised type are turned on their way in (kv_rotate), which
- * TURNS says; whoever reads them turns the other side: the query, or what values add up to.
+ * kv_plane<E, D, true> rotates rows of a quantised type as they are stored (kv_rotate), and sets
+ * TURNS. Readers rotate the other operand: the query, or the weighted sum of V.
  *
- * Rows may be kept a second time, exactly: planes of kv_exact's type, turned as those of the page
- * are, in pages of their own (kv_exact_page). */
+ * Rows may also be stored exactly: planes of kv_exact's type, rotated like the page's rows, in
+ * pages of their own (kv_exact_page). */
 #ifndef LLMC_CUDA_ATTENTION_KV_QUANTIZED_H
 #define LLMC_CUDA_ATTENTION_KV_QUANTIZED_H
 
 #include "cuda/attention/kv_cache.h"
 
-/* An integer below 2^23 as a number, without a conversion, which few units do */
+/* Converts an integer below 2^23 without a conversion instruction, whose throughput is low. */
 DEV float
 kv_small(unsigned u)
 {
 	return __uint_as_float(0x4b000000u | u) - 8388608.0f;
 }
 
-/* math: what tensor cores take values of the type as */
+/* math: type in which tensor cores process the values */
 struct kv_int8 {
 	typedef kv_f16 math;
 	typedef unsigned char elem;
@@ -49,7 +50,8 @@ struct kv_f8 {
 	typedef kv_f16 math;
 	typedef unsigned char elem;
 	enum { ROW_MAJOR_ACT = 0, BITS = 8, GROUPED = 0, SCALES = 1, MOST = 448 };
-	/* a half has the bits of an e4m3 beyond its sign one place lower, and a greater bias */
+	/* An e4m3 shifted by one bit is a half with a different exponent bias, except for the
+	 * sign. */
 	DEV float
 	value(unsigned c)
 	{
@@ -107,12 +109,12 @@ struct kv_int4 {
 	}
 };
 
-/* of keys alone: rows get their codes together, when their page is full */
+/* Keys only: the rows of a page are quantised together when the page is full. */
 struct kv_int4c : kv_int4 {
 	enum { CHANNELS = 1 };
 };
 
-/* The type of a row's exact copy */
+/* Type of a row's exact copy */
 template <class E, bool ROW_MAJOR_ACT = E::ROW_MAJOR_ACT> struct kv_exact {
 	typedef E type;
 };
@@ -120,9 +122,10 @@ template <class E> struct kv_exact<E, false> {
 	typedef kv_f16 type;
 };
 
-/* The exact page of position `pos` of sequence `seq` (plan/plan.h). pool: the layer's first page,
- * behind them; windowed: pages of the pool are window pages too, so both have one number, else that
- * of the exact one stands in the second half of the table */
+/* Returns the exact page of position `pos` of sequence `seq` (plan/plan.h). pool: the layer's first
+ * page; exact pages are stored before it, in descending order. windowed: pages of the pool are
+ * window pages too, so a page and its exact page have the same number. Otherwise the number of the
+ * exact page is in the second half of the block table. */
 DEV char *
 kv_exact_page(const llmc_step &s, const void *pool, long long exact_bytes, int windowed, int seq,
               int pos)
@@ -163,8 +166,8 @@ kv_rotate(float (&z)[M])
 		z[m] = __fmul_rn(z[m], scale);
 }
 
-/* The same of n rows in memory, `apart` elements apart, by the warps of a block; who writes and
- * reads them otherwise is kept away by barriers */
+/* Applies kv_rotate to n rows in memory, `apart` elements apart, by the warps of a CTA. The caller
+ * separates it from other accesses by barriers. */
 template <int D> DEV void
 kv_rotate_rows(float *rows, int n, int apart, int warp, int warps)
 {
@@ -184,8 +187,8 @@ kv_rotate_rows(float *rows, int n, int apart, int warp, int warps)
 	}
 }
 
-/* VEC elements are read at once where WHOLE; M: elements of a row that each lane of a warp has,
- * lane, lane + 32, ... */
+/* Plain rows. If WHOLE, VEC elements are read at once; M: elements per lane (lane, lane + 32,
+ * ...). */
 template <class E, int D, bool ROTATE_ = false, bool PLAIN_ = E::ROW_MAJOR_ACT> struct kv_plane {
 	typedef typename E::elem elem;
 	enum {
@@ -197,7 +200,7 @@ template <class E, int D, bool ROTATE_ = false, bool PLAIN_ = E::ROW_MAJOR_ACT> 
 		BYTES = KV_PAGE * D * (int)sizeof(elem)
 	};
 
-	/* elements d .. d + VEC of row j, and one */
+	/* elements d .. d + VEC of row j; one element */
 	DEV void
 	load(const void *p, int j, int d, float (&x)[VEC])
 	{
@@ -215,7 +218,7 @@ template <class E, int D, bool ROTATE_ = false, bool PLAIN_ = E::ROW_MAJOR_ACT> 
 		((elem *)p)[j * D + d] = E::put(x);
 	}
 
-	/* all lanes of a warp: row `at` */
+	/* Stores row `at`; all lanes of a warp call. */
 	DEV void
 	put(void *p, int at, const float (&z)[M])
 	{
@@ -235,9 +238,9 @@ template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 		WHOLE = D % 8 == 0,
 		M = (D + 31) / 32,
 		G = E::GROUPED ? M : 1,
-		CODES = E::GROUPED ? G * 4 * E::BITS : D, /* bytes of a row's codes */
-		NIBBLES = E::BITS < 8,                    /* two elements a byte */
-		HIGH = KV_PAGE * 16 * G,                  /* before the high bits */
+		CODES = E::GROUPED ? G * 4 * E::BITS : D, /* bytes of codes per row */
+		NIBBLES = E::BITS < 8,                    /* two elements per byte */
+		HIGH = KV_PAGE * 16 * G,                  /* offset of the high bits */
 		BYTES = KV_PAGE * (CODES + 2 * E::SCALES * G)
 	};
 
@@ -298,7 +301,7 @@ template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 		return number(c, f16_to_f32(s[0]), E::SCALES == 2 ? f16_to_f32(s[1]) : 0.0f);
 	}
 
-	/* nothing: a row is written whole, by put */
+	/* Does nothing: put stores whole rows. */
 	DEV void
 	set(void *, int, int, float)
 	{
@@ -364,7 +367,7 @@ template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 	}
 };
 
-/* Keys by channel */
+/* Keys quantised per channel */
 template <int D, bool ROTATE_> struct kv_plane<kv_int4c, D, ROTATE_, false> {
 	typedef unsigned char elem;
 	enum {
@@ -417,7 +420,7 @@ template <int D, bool ROTATE_> struct kv_plane<kv_int4c, D, ROTATE_, false> {
 	{
 	}
 
-	/* all lanes of a warp: codes of a page that is full, from its exact rows [32][D] */
+	/* Quantises a full page from its exact rows [32][D]; all lanes of a warp call. */
 	DEV void
 	close(void *p, const unsigned short *exact)
 	{

@@ -1,11 +1,11 @@
-/* Rotary positions. Tables hold, for each row, the cosines of R/2 angles, then their sines; and
- * qkv_finish: what follows the product in norm_qkv. */
+/* Rotary position embedding, and qkv_finish, the epilogue of norm_qkv. Tables hold the cosines of
+ * R/2 angles per row, then their sines. */
 #ifndef LLMC_CUDA_ATTENTION_ROPE_H
 #define LLMC_CUDA_ATTENTION_ROPE_H
 
 #include "cuda/attention/kv_quantized.h"
 
-/* Places of pair i of R dimensions */
+/* Positions of pair i among R dimensions */
 struct rope_half {
 	DEV int
 	first(int i, int)
@@ -30,9 +30,9 @@ struct rope_interleaved {
 		return 2 * i + 1;
 	}
 };
-typedef rope_half rope_none; /* nothing is turned */
+typedef rope_half rope_none; /* no rotation */
 
-/* a and b turned by angle i of the row's table */
+/* Rotates (a, b) by angle i of the row's table. */
 DEV void
 rope_rotate(float *a, float *b, const float *table, int i, int rope_dims)
 {
@@ -42,8 +42,9 @@ rope_rotate(float *a, float *b, const float *table, int i, int rope_dims)
 	*b = y * c + x * s;
 }
 
-/* norm_qkv: K of type E and V of type EV (cuda/attention/kv_quantized.h; TURN: quantised rows are
- * turned), rotated in the way of ROPE, its first R dimensions (0: not at all) */
+/* Description of norm_qkv. K has type E_, V has type EV_ (cuda/attention/kv_quantized.h). ROTATE_:
+ * quantised rows are stored Hadamard-rotated. ROPE_: pairing of RoPE, applied to the first R_
+ * dimensions (0: none). */
 template <class E_, class ROPE_, int HEADS_, int KV_HEADS_, int D_, int R_, bool HAS_QN_,
           bool HAS_KN_, long long PAGE_BYTES_, class EV_ = E_,
           bool ROTATE_ = false> struct qkv_config {
@@ -58,18 +59,18 @@ template <class E_, class ROPE_, int HEADS_, int KV_HEADS_, int D_, int R_, bool
 		HAS_QN = HAS_QN_,
 		HAS_KN = HAS_KN_,
 		WHOLE = HAS_QN || HAS_KN || !KP::ROW_MAJOR_ACT || !VP::ROW_MAJOR_ACT
-	}; /* WHOLE: a head is finished as one */
+	}; /* WHOLE: a head is finished by one warp */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
 };
 
-/* Its arguments; eps and plus_one are those of the norm of heads */
+/* Arguments of qkv_finish; eps and plus_one belong to the norm of heads */
 struct qkv_args {
 	const float *b, *qn, *kn, *rope;
 	void *kv;
 	float *q, eps, plus_one;
 };
 
-/* Sums of a product that know neither their row's scale nor their bias (NULL: none) yet */
+/* Accumulators before row scale and bias (NULL: none) are applied */
 struct qkv_scaled {
 	const float *sum, *b;
 	float scale;
@@ -80,9 +81,9 @@ struct qkv_scaled {
 	}
 };
 
-/* One warp: head `head` of row t, counted over q heads, then k heads, then v heads. raw: its D sums
- * with bias, in shared or global memory, ordered before the call (or a qkv_scaled of such); it
- * stays as it is. Norm of the head, rope, and the way to q or to the page. All 32 lanes call. */
+/* Finishes head `head` of row t, counted over q heads, then k heads, then v heads: norm of the
+ * head, RoPE, store to q or to the page. raw: its D sums with bias, in shared or global memory,
+ * visible to the warp (or a qkv_scaled of such); it is not modified. All 32 lanes call. */
 template <class Q, class Raw> DEV void
 qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &raw)
 {
@@ -99,7 +100,7 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 	const int pos = kind > 0 ? s.pos[t] : 0;
 	char *plane = 0;
 
-	/* item i < PAIRS is a pair, the others are single values behind the rotated ones */
+	/* Item i < PAIRS is a pair; the others are single values after the rotated ones. */
 #pragma unroll
 	for (int n = 0; n < N; n++) {
 		int i = lane + 32 * n;
@@ -124,7 +125,7 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 		int i = lane + 32 * n, at = i < PAIRS ? ROPE::first(i, R) : i + PAIRS,
 		    to = ROPE::second(i, R);
 		if (i >= ITEMS)
-			break; /* of its last item: shuffles come later */
+			break; /* end of the lane's items; continue to the shuffles below */
 		if (normed) {
 			x[n] *= scale * (w[at] + a.plus_one);
 			if (i < PAIRS)
@@ -149,7 +150,7 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 	if constexpr (!Q::KP::ROW_MAJOR_ACT || !Q::VP::ROW_MAJOR_ACT) {
 		if (kind == 0 || (kind == 1 ? Q::KP::ROW_MAJOR_ACT : Q::VP::ROW_MAJOR_ACT))
 			return;
-		/* element lane + 32 m to this lane, from wherever it was made */
+		/* Exchanges elements so that this lane has element lane + 32 m. */
 		float z[Q::KP::M];
 #pragma unroll
 		for (int m = 0; m < Q::KP::M; m++) {

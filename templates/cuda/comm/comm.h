@@ -1,59 +1,64 @@
-/* What ranks on GPUs of one machine say to each other in a step: each writes into the others'
- * memory. The host includes this file too.
+/* Protocol of collectives over peer memory between the GPUs of one machine. The host includes this
+ * file too.
  *
- * A rank has a window in its own memory: flags and slots that the others fill. A message goes in
- * pieces, which are dealt to lanes, a block each; lane l of one rank meets lane l of the others
- * alone. For piece e the lane
+ * Each rank has a window in its own memory: flags and slots that the other ranks write. A message
+ * is divided among lanes, one CTA each; lane l of a rank exchanges data only with lane l of the
+ * others. A lane sends its share in chunks. For chunk e it
  *
- *     writes its x into slot [e & 1][own rank][l] of every other rank        (push: a store does not wait for the link, a load would)
- *     raises flag [own rank][l] there to e, with release at system scope
- *     waits until its own flags [k][l] are at e or beyond, with acquire      (numbers only grow: nothing is reset, graphs replay as they are)
- *     adds up its own slots in the order of ranks
+ *    1. writes its x into slot [e & 1][own rank][l] of every other rank (push, because stores
+ *       do not wait for the link and loads would)
+ *    2. sets flag [own rank][l] there to e, with release at system scope
+ *    3. waits until its own flags [k][l] are at e or beyond, with acquire (flags only grow, so
+ *       nothing is reset and graphs replay unchanged)
+ *    4. adds its own slots in the order of ranks
  *
- * Who writes piece e + 2 has seen all flags at e + 1, and who raises a flag to e + 1 has read piece
- * e: two slots are enough. All lanes of all ranks must be on their GPUs at a time: launches are
- * cooperative. A wait ends early when *end says that the group has ended.
+ * Two slots suffice: a rank that writes chunk e + 2 has seen all flags at e + 1, and a rank that
+ * sets a flag to e + 1 has read chunk e. All lanes of all ranks must be resident at the same time,
+ * so launches are cooperative. A wait ends early if *end reports that the group has ended.
  *
- * A sum goes in one step, as above, or in two, each a piece: a rank writes to each other the
- * elements that that one adds up, then what it has added up itself to all. Either has the order of
- * ranks for each element, so the bits are the same. */
+ * An all-reduce is one-shot, as above, or two-shot. In a two-shot all-reduce, each rank first sends
+ * every other rank the elements which that rank adds, then sends its sums to all. Both add in the
+ * order of ranks, so the results are bit-identical. */
 #ifndef LLMC_CUDA_COMM_COMM_H
 #define LLMC_CUDA_COMM_COMM_H
 
 enum {
-	LLMC_PEERS = 8,  /* ranks, at most */
-	LLMC_LANES = 16, /* blocks of a launch */
+	LLMC_PEERS = 8,  /* maximum number of ranks */
+	LLMC_LANES = 16, /* CTAs per launch */
 	LLMC_LANE_THREADS = 256,
-	LLMC_LANE_LEAST = 1024, /* elements that a lane takes before the next one gets some */
-	LLMC_PIECE = 2048,      /* elements of a slot */
-	LLMC_LOOK = 4096        /* looks at a flag between two looks at *end */
+	LLMC_LANE_LEAST = 1024, /* least number of elements per lane before another lane is used */
+	LLMC_PIECE = 2048,      /* elements per slot */
+	LLMC_LOOK = 4096        /* polls of a flag between two polls of *end */
 };
 
 typedef struct llmc_peers {
 	int rank, ranks;
-	unsigned *epoch;            /* [LANES] pieces that each lane has sent; own memory */
-	unsigned *flag[LLMC_PEERS]; /* [ranks, LANES] of each rank, in its memory */
-	float *slot[LLMC_PEERS];    /* [2, ranks, LANES, PIECE] of each rank, in its memory */
-	const unsigned *end;        /* the host's: not 0: the group has ended */
-	unsigned *late; /* [LANES, LLMC_PEERS] the host's: 1 + the step in which this lane was let
-	                   go while it waited for that rank */
+	unsigned *epoch;            /* [LANES] chunks sent per lane; own memory */
+	unsigned *flag[LLMC_PEERS]; /* per rank, in its memory: [ranks, LANES] */
+	float *slot[LLMC_PEERS];    /* per rank, in its memory: [2, ranks, LANES, LLMC_PIECE] */
+	const unsigned *end;        /* host memory; not 0: the group has ended */
+	/* [LANES, LLMC_PEERS] host memory: 1 + the step in which this lane gave up waiting for that
+	 * rank */
+	unsigned *late;
 } llmc_peers;
 
-/* all_reduce: y = ((x_0 + x_1) + x_2 ...) + b + b2 + scale * r, [rows, width]; all_gather: columns
- * first[k] to first[k + 1] of y are x of rank k, which is [rows, first[k + 1] - first[k]] there. */
+/* all_reduce: y = ((x_0 + x_1) + x_2 ...) + b + b2 + scale * r, [rows, width]. all_gather: columns
+ * first[k] to first[k + 1] of y are the x of rank k, which has shape [rows, first[k + 1] -
+ * first[k]]. */
 typedef struct llmc_collective {
 	const llmc_peers *peers;
 	const int *rows;
 	const float *x, *b, *b2,
-	    *r; /* b, b2 [width], r [rows, width], which may be y: NULL where there is none */
+	    *r; /* b, b2 [width], r [rows, width]: each NULL if absent; r may be y */
 	float *y;
 	float scale;
-	int width, step; /* step: its number in the plan, for messages */
+	int width, step; /* step: index in the plan, for messages */
 	int first[LLMC_PEERS + 1];
 } llmc_collective;
 
-/* What a library has gathered: [ranks, stride] floats at `from`. llmc_add_ranks: elements [at, at +
- * n) of the all_reduce's message; llmc_place_ranks: rows [at, at + n) of the all_gather's. */
+/* Result of a library's all-gather: [ranks, stride] floats at `from`. llmc_add_ranks processes
+ * elements [at, at + n) of an all_reduce message, llmc_place_ranks rows [at, at + n) of an
+ * all_gather. */
 typedef struct llmc_gathered {
 	llmc_collective c;
 	const float *from;

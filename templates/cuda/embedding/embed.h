@@ -1,11 +1,11 @@
-/* Rows of an embedding table, of any storage type. */
+/* Rows of an embedding table of any storage type. */
 #ifndef LLMC_CUDA_EMBEDDING_EMBED_H
 #define LLMC_CUDA_EMBEDDING_EMBED_H
 
 #include "cuda/weights/weights.h"
 
-/* y = scale * row `id` of w, by the whole block; zeros where the table of `rows` has no such row.
- * With x: x + that. */
+/* y = scale * row `id` of w, or zero if the table has no such row; x is added if given. The whole
+ * CTA calls. */
 template <class W> DEV void
 embed_row(const void *w, long long id, int rows, float scale, const float *x, float *y)
 {

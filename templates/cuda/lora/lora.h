@@ -1,19 +1,20 @@
-/* Adapters in slots: whose a row is, where the factors of a choice of experts are, and a left one's
- * sum. */
+/* LoRA adapters in slots: slot of a row, factors of a routed expert, multiplication with the B
+ * factor. */
 #ifndef LLMC_CUDA_LORA_LORA_H
 #define LLMC_CUDA_LORA_LORA_H
 
 #include "cuda/math/math.h"
 
-/* Slot of the adapter of a row's sequence; below 0: none. S: of a call or of a step */
+/* Returns the adapter slot of a row's sequence; below 0: no adapter. S: type of a call or of a
+ * step. */
 template <class S> DEV int
 lora_slot(const S &s, long long t)
 {
 	return s.adapter[s.seq[s.seq_of[t]]];
 }
 
-/* Place of the factors of choice i, of all rows' choices, among those of all slots and experts;
- * below 0: its row has no adapter, or its expert is elsewhere */
+/* Index of the factors of choice i (counted over all rows) among the factors of all slots and
+ * experts. Below 0 if the row has no adapter or the expert is on another rank. */
 template <class S> DEV long long
 lora_expert(const S &s, const int *id, long long i, int top_k, int n_experts)
 {
@@ -22,8 +23,8 @@ lora_expert(const S &s, const int *id, long long i, int top_k, int n_experts)
 	return slot < 0 || id[i] < 0 ? -1 : (long long)slot * n_experts + id[i];
 }
 
-/* What adapters add in front of a mixture's activation, [pairs][2][F] of gate and up, to pairs of a
- * row and one of its K choices whose rows have one */
+/* Adapter terms added to gate and up of a MoE layer before the activation: [pairs][2][F], for pairs
+ * of a row and one of its K experts. Only pairs whose row has an adapter get one. */
 struct moe_added_none {
 	__device__ __forceinline__ void
 	to(int, int, float &, float &) const
@@ -50,7 +51,7 @@ template <int K, int F> struct moe_added {
 	    : add(add), adapter(s.adapter), seq(s.seq), seq_of(s.seq_of)
 	{
 	}
-	/* of rows from t0 on */
+	/* the same for rows from t0 on */
 	__device__ __forceinline__ moe_added
 	from(int t0) const
 	{
@@ -59,7 +60,7 @@ template <int K, int F> struct moe_added {
 		a.seq_of += t0;
 		return a;
 	}
-	/* of a pair; NULL: its row has no adapter */
+	/* terms of a pair; NULL if its row has no adapter */
 	__device__ __forceinline__ const float *
 	of(int pair) const
 	{
@@ -76,7 +77,7 @@ template <int K, int F> struct moe_added {
 	}
 };
 
-/* low b, of a column of b [RANK, ROWS] */
+/* Dot product of `low` with a column of b [RANK, ROWS]. */
 template <int RANK, int ROWS> DEV float
 lora_sum(const float *low, const float *b)
 {

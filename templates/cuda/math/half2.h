@@ -28,7 +28,7 @@ h2_fma(unsigned a, unsigned b, unsigned c)
 	asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
 	return d;
 }
-/* v & mask | bits: one instruction, where a compiler that sees both constants makes two */
+/* v & mask | bits in one instruction; if the compiler sees both constants, it emits two. */
 DEV unsigned
 h2_select(unsigned v, unsigned mask, unsigned bits)
 {
@@ -36,9 +36,9 @@ h2_select(unsigned v, unsigned mask, unsigned bits)
 	asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(v), "r"(mask), "r"(bits));
 	return d;
 }
-/* Four of the bytes of a (0 .. 3) and b (4 .. 7), which the nibbles of `which` name; 8 and more:
- * eight times the top bit of the one that is 8 less.
- * __byte_perm takes three bits of a nibble, and has them cut out first. */
+/* Permutes the bytes of a (0 .. 3) and b (4 .. 7); each nibble of `which` selects one. A nibble n
+ * >= 8 yields the sign bit of byte n - 8, replicated. __byte_perm uses only three bits per nibble,
+ * and the compiler would mask them first. */
 DEV unsigned
 byte_choose(unsigned a, unsigned b, unsigned which)
 {
@@ -48,7 +48,7 @@ byte_choose(unsigned a, unsigned b, unsigned which)
 }
 #endif
 
-/* v in both halves */
+/* v in both halves of the register */
 DEV unsigned
 h2_twice(unsigned v)
 {

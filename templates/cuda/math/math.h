@@ -1,11 +1,11 @@
-/* Arithmetic that kernels share: activations as the op table names them, sums over a block, the
- * thread's place in the grid. */
+/* Shared arithmetic: activations by the names of the op table, CTA-wide reductions, index of the
+ * thread in the grid. */
 #ifndef LLMC_CUDA_MATH_MATH_H
 #define LLMC_CUDA_MATH_MATH_H
 
 #include "cuda/ptx/ptx.h"
 
-/* this thread among all threads of a one-dimensional grid, and their number */
+/* Index of this thread in a one-dimensional grid, and number of threads */
 DEV long long
 flat_thread()
 {
@@ -68,7 +68,7 @@ soft_cap(float x, float cap)
 	return cap * tanhf(x / cap);
 }
 
-/* xielu of the numbers p [2] that a layer has: a = log(1 + e^p[0]), b = 1/2 + log(1 + e^p[1]) */
+/* xielu with the layer's parameters p [2]: a = log(1 + e^p[0]), b = 1/2 + log(1 + e^p[1]) */
 
 DEV float
 act_xielu(float x, const float *p)
@@ -78,7 +78,7 @@ act_xielu(float x, const float *p)
 	return fmaf(0.5f + softplus(p[1]), expm1f(fminf(x, -1e-6f)) - x, 0.5f * x);
 }
 
-/* A gated activation, glu_<act>(g, u, limit) = act(g) * u; limit > 0: of what is within it */
+/* Gated activation: glu_<act>(g, u, limit) = act(g) * u. limit > 0: g and u are clamped first. */
 DEV float
 glu_gate(float g, float limit)
 {
@@ -128,7 +128,7 @@ glu_swiglu_oai(float g, float u, float limit)
 	return v / (1.0f + expf(-1.702f * v)) * (glu_up(u, limit) + 1.0f);
 }
 
-/* 16-bit values in pairs: the lower half is the first. */
+/* Pairs of 16-bit values; the lower half is the first. */
 DEV float
 bf16_lo(unsigned pair)
 {
@@ -179,8 +179,8 @@ pack_f16(float lo, float hi)
 }
 #endif
 
-/* Sums and maxima over a block of NW warps, for every thread; the order is fixed. `part` is shared
- * and free again after the next barrier; every thread of the block calls. */
+/* Sum and maximum over a CTA of NW warps, returned to every thread, in a fixed order. `part` is
+ * shared memory, free again after the next barrier. Every thread of the CTA calls. */
 template <int NW> DEV float
 block_sum(float v, float (&part)[NW])
 {

@@ -1,12 +1,11 @@
-/* Norms of rows, as `norm_${NORM}`: what one warp finds out about a row, and what that makes of an
- * element. Sums are in a fixed order. NORMED: rows are normed; MEAN: by their deviation from the
- * mean. */
+/* Row norms, as `norm_${NORM}`: statistics of a row, computed by one warp, and their application to
+ * an element. Sums have a fixed order. NORMED: rows are normed; MEAN: the mean is subtracted. */
 #ifndef LLMC_CUDA_NORM_NORM_H
 #define LLMC_CUDA_NORM_NORM_H
 
 #include "cuda/math/math.h"
 
-/* A norm's weights and biases (NULL: none); plus_one: it multiplies by 1 + weight */
+/* Weights and biases of a norm (NULL: none); plus_one: multiply by 1 + weight */
 struct norm_vectors {
 	const float *w, *b;
 	float eps;
@@ -41,7 +40,7 @@ struct norm_none {
 
 struct norm_rms {
 	enum { NORMED = 1, MEAN = 0 };
-	/* by a whole warp */
+	/* Computes the statistics; all lanes of a warp call. */
 	DEV void
 	stats(const float *x, int n, float eps, float &mean, float &scale)
 	{

@@ -1,6 +1,6 @@
-/* First kernel of a step: makes the step's arrays out of the host's note, feeds the tokens that the
- * last step picked, and computes rotary angles. templates/cuda/sampling/sampler_state.h says what
- * is made of what. A block a row. */
+/* First kernel of a step: builds the step's arrays from the host's note, inserts the tokens that
+ * the previous step sampled, and computes RoPE angles. templates/cuda/sampling/sampler_state.h
+ * specifies the mapping. One CTA per row. */
 #include "cuda/ptx/ptx.h"
 #include "cuda/sampling/sampler_state.h"
 
@@ -10,7 +10,7 @@ struct begin_row {
 	int number, word[WORDS];
 };
 
-/* Angles of a row, in double throughout: position 131071 keeps its digits. */
+/* Computes the angles of a row in double, so that position 131071 keeps its precision. */
 static __device__ void
 angles(const llmc_state &p, int r, int slot, int rope_pos, int pos2)
 {
@@ -29,7 +29,7 @@ angles(const llmc_state &p, int r, int slot, int rope_pos, int pos2)
 	}
 }
 
-/* A decode row: row r of the note is row r and sequence r of the step. */
+/* Sets up a decode row: row r of the note is row r and sequence r of the step. */
 static __device__ void
 decode_row(const llmc_state &p, const llmc_note_row &w, int r, int n)
 {
@@ -80,7 +80,7 @@ llmc_begin(const llmc_state p)
 	__syncthreads();
 	if (r == 0 && threadIdx.x == 0)
 		*p.now = (unsigned)s.number;
-	if (p.note) { /* pinned memory of the host: read as it stands */
+	if (p.note) { /* pinned host memory, read without caching */
 		const int *from =
 		    (const int *)((const char *)p.note +
 		                  (unsigned)s.number % LLMC_RING * (long long)p.note_stride) +

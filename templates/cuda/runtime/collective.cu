@@ -1,5 +1,5 @@
-/* All-reduce and all-gather over the memory of peers; templates/cuda/comm/comm.h has the protocol.
- * A block is a lane. */
+/* All-reduce and all-gather over peer memory; templates/cuda/comm/comm.h specifies the protocol. A
+ * CTA is a lane. */
 #include "cuda/ptx/ptx.h"
 #include "cuda/comm/comm.h"
 
@@ -7,7 +7,8 @@ struct lane_state {
 	int ended;
 };
 
-/* Elements [at, end) of a message of n that a lane has: whole lines of 16 while there are such. */
+/* Returns the share [at, end) of a lane in a message of n elements, in multiples of 16 as far as
+ * possible. */
 static __device__ void
 share_of(long long n, int lane, long long &at, long long &end)
 {
@@ -36,7 +37,7 @@ copy(float *to, const float *from, int n)
 				to[k] = from[k];
 }
 
-/* Element i of the message, with what comes after the ranks' terms. */
+/* Stores element i of the message, after adding bias and residual. */
 static __device__ void
 put_sum(const llmc_collective &c, long long i, float sum)
 {
@@ -49,7 +50,7 @@ put_sum(const llmc_collective &c, long long i, float sum)
 	c.y[i] = c.r ? sum + c.scale * c.r[i] : sum;
 }
 
-/* Element i of what has come for a piece, in the order of ranks; x: this rank's */
+/* Returns element i of a chunk, added in the order of ranks; x: this rank's term. */
 static __device__ float
 sum_of(const llmc_peers &p, const float *x, unsigned piece, int lane, int i)
 {
@@ -60,7 +61,8 @@ sum_of(const llmc_peers &p, const float *x, unsigned piece, int lane, int i)
 	return sum;
 }
 
-/* Thread k tells rank k, and hears from it. False: the group has ended. */
+/* Exchanges flags: thread k notifies rank k and waits for it. Returns false if the group has
+ * ended. */
 static __device__ bool
 meet(const llmc_peers &p, lane_state &s, unsigned piece, int lane, int step)
 {
@@ -110,10 +112,11 @@ llmc_all_reduce(const llmc_collective c)
 		p.epoch[lane] = piece;
 }
 
-/* In two steps: a lane takes as many pieces at a time as there are ranks, one of them for each to
- * add up and to hand out. Either step is a piece of the protocol: the terms go to the rank that
- * adds them, then what they make, with biases and residual, goes to all. So a message of n elements
- * takes 2 (ranks - 1) / ranks * n from each rank, not (ranks - 1) * n, and a second meeting. */
+/* Two-shot all-reduce. A lane processes as many chunks at a time as there are ranks; each rank
+ * adds one of them and distributes the result. Each shot is one chunk of the protocol: the terms
+ * go to the rank that adds them, then the sums, with biases and residual, go to all. A rank
+ * sends 2 (ranks - 1) / ranks * n elements instead of (ranks - 1) * n, at the cost of a second
+ * rendezvous. */
 extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
 llmc_all_reduce_two_shot(const llmc_collective c)
 {
@@ -130,7 +133,8 @@ llmc_all_reduce_two_shot(const llmc_collective c)
 		const int n =
 		    end - at < (long long)ranks * LLMC_PIECE ? (int)(end - at) : ranks * LLMC_PIECE;
 		const int each = ((n + ranks - 1) / ranks + 3) / 4 *
-		                 4; /* of a rank, the last ones less: whole accesses of 16 bytes */
+		                 /* elements per rank, fewer for the last; multiple of 16 bytes */
+		                 4;
 		const int first = min(p.rank * each, n), own = min(each, n - first);
 		piece++;
 		for (int j = 1; j < ranks; j++) {
@@ -160,8 +164,8 @@ llmc_all_reduce_two_shot(const llmc_collective c)
 		p.epoch[lane] = piece;
 }
 
-/* Shares of ranks differ by a unit at most: a rank whose lane is done takes part with nothing until
- * all are. */
+/* Shares of ranks differ by at most one unit. A rank whose lane is done sends empty chunks until
+ * all ranks are done. */
 extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
 llmc_all_gather(const llmc_collective c)
 {
@@ -205,7 +209,7 @@ llmc_all_gather(const llmc_collective c)
 		p.epoch[lane] = piece;
 }
 
-/* ---- behind a library's all-gather ---- */
+/* ---- after an all-gather by a library ---- */
 
 extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
 llmc_add_ranks(const llmc_gathered g)
@@ -221,7 +225,7 @@ llmc_add_ranks(const llmc_gathered g)
 	}
 }
 
-/* A block a row */
+/* One CTA per row */
 extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
 llmc_place_ranks(const llmc_gathered g)
 {

@@ -1,5 +1,5 @@
-/* How fast the device reads: every byte once, 16 bytes a load, eight loads under way in each
- * thread. One argument, by value. */
+/* Read bandwidth of the device: reads every byte once, 16 bytes per load, eight loads in flight per
+ * thread. Takes one argument, by value. */
 #include "cuda/ptx/ptx.h"
 
 typedef struct llmc_read {
@@ -26,6 +26,6 @@ llmc_read_all(const llmc_read r)
 	}
 	for (; i < r.n; i += step)
 		sum += ld_v4_stream(r.p + i).x;
-	if (sum == 0x9e3779b9u) /* never, as far as the compiler knows */
+	if (sum == 0x9e3779b9u) /* never true, but the compiler cannot infer that */
 		*r.out = sum;
 }

@@ -1,14 +1,14 @@
-/* Last kernel of a step: the next token of every row of logits, its logprob, and the state of its
- * sequence. templates/cuda/sampling/sampler_state.h says what is picked. A row has
- * LLMC_SAMPLE_PARTS parts, however many blocks share it: each looks through its parts, the last one
- * to finish does what remains. */
+/* Last kernel of a step: samples the next token of every row of logits, computes its log
+ * probability and updates the state of its sequence (templates/cuda/sampling/sampler_state.h). A
+ * row has LLMC_SAMPLE_PARTS parts, whatever the number of CTAs that share it. Each CTA scans its
+ * parts, and the last CTA to finish a row samples its token. */
 #include "cuda/sampling/sample.h"
 
-enum { AT_ONCE = 8 }; /* logits of a thread that are on their way */
-/* What a part of a row found; in `part`, as doubles */
+enum { AT_ONCE = 8 }; /* logits in flight per thread */
+/* Results of a part of a row, stored in `part` as doubles */
 enum { PART_MAX, PART_SUM, PART_BEST, PART_ID, PART_BAD, PART_FEW, PART_LEAST, PART_WORDS = 8 };
 
-/* The logit after penalties, contracted nowhere: as runtime/sample/sampler.c */
+/* Applies the penalties to a logit without contraction to FMA, as in runtime/sample/sampler.c. */
 DEV float
 penalised(const llmc_slot &slot, float v, int count)
 {
@@ -21,7 +21,7 @@ penalised(const llmc_slot &slot, float v, int count)
 	return v;
 }
 
-/* The bits of what may be picked in row o; 0: anything. */
+/* Returns the mask of allowed tokens for row o; 0: all tokens are allowed. */
 DEV const unsigned *
 mask_of(const llmc_state &p, int o)
 {
@@ -29,7 +29,7 @@ mask_of(const llmc_state &p, int o)
 	return at < 0 ? 0 : p.mask + (long long)at * ((p.vocab + 31) / 32);
 }
 
-/* The best of N lanes, of equals the lower id, and whether any was bad: to all of them. */
+/* Best of N lanes (lower id on ties) and whether any is bad, returned to all of them. */
 template <int N> DEV void
 warp_best(float &v, int &id, int &bad)
 {
@@ -45,7 +45,7 @@ warp_best(float &v, int &id, int &bad)
 	}
 }
 
-/* The sum of N lanes, to all of them */
+/* Sum over N lanes, returned to all of them */
 template <int N> DEV double
 lanes_sum(double v)
 {
@@ -55,7 +55,7 @@ lanes_sum(double v)
 	return v;
 }
 
-/* The best over the block */
+/* Best over the CTA */
 DEV void
 best_of(sample_shared &s, float &v, int &id, int &bad)
 {
@@ -72,8 +72,8 @@ best_of(sample_shared &s, float &v, int &id, int &bad)
 	warp_best<SAMPLE_WARPS>(v, id, bad);
 }
 
-/* Elements [first, hi) of a row, the rest of a part: the block's threads have AT_ONCE of them each.
- */
+/* Elements [first, hi) of a row: the remainder of a part. The threads of the CTA process AT_ONCE of
+ * them each. */
 struct rest {
 	int part, first, hi;
 };
@@ -97,7 +97,7 @@ issue_loads(float (&raw)[AT_ONCE], const float *v, const rest &at)
 		             : SAMPLE_NONE;
 }
 
-/* What a thread has found in the logits of a part */
+/* Running maximum of a thread over the logits of a part */
 struct seen {
 	float most;
 	int id;
@@ -112,7 +112,7 @@ see(seen &a, bool &bad, const float (&raw)[AT_ONCE], int first)
 #pragma unroll
 	for (int k = 0; k < AT_ONCE; k++) {
 		bad |= raw[k] != raw[k];
-		const bool more = raw[k] > most; /* ids rise: the first of equals stays */
+		const bool more = raw[k] > most; /* ids ascend, so the first of equal values wins */
 		most = more ? raw[k] : most;
 		at = more ? k : at;
 	}
@@ -122,17 +122,17 @@ see(seen &a, bool &bad, const float (&raw)[AT_ONCE], int first)
 	}
 }
 
-/* The largest of the block's parts of row o as they are, without mask or penalties, into s.most and
- * p.part; their number. `raw` is the first of it, which has been asked for. A warp has its 8 loads
- * of the next part on their way while it looks at the last 8, and no barrier makes it wait for the
- * others before the end. */
+/* Finds the largest logit of each of the CTA's parts of row o, before mask and penalties, and
+ * stores it in s.most and p.part. Returns the number of parts. `raw` holds the first logits,
+ * already in flight. A warp issues 8 loads of the next span before it processes the current 8, and
+ * no barrier makes it wait for other warps before the end. */
 DEV int
 largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
 {
 	const float *v = p.logits + (long long)o * p.vocab;
 	seen a = { SAMPLE_NONE, 0x7fffffff };
-	bool bad = false; /* in this part or one before: the row's it is */
-	int n = 0;        /* parts that are done */
+	bool bad = false; /* a NaN in this part or an earlier one, which is enough for the row */
+	int n = 0;        /* finished parts */
 
 #pragma unroll 1
 	while (at.part < LLMC_SAMPLE_PARTS) {
@@ -163,7 +163,7 @@ largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], res
 		at = next;
 	}
 	__syncthreads();
-	/* 16 lanes a part */
+	/* 16 lanes per part */
 	const int of = threadIdx.x / SAMPLE_WARPS;
 	float most = of < n ? s.seen_max[threadIdx.x] : SAMPLE_NONE;
 	int id = of < n ? s.seen_id[threadIdx.x] : 0, broken = id < 0;
@@ -179,13 +179,14 @@ largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], res
 	return n;
 }
 
-/* The block's parts of row o: what is the largest, and what all weigh beside it, by the exp of
- * runtime/sample/softmax.c and added in double, so that log probabilities are the host's and the
- * same however many blocks share the row.
+/* Computes maximum and sum of exp of the CTA's parts of row o. exp is that of
+ * runtime/sample/softmax.c and the sum is in double, so log probabilities equal the host's and do
+ * not depend on the number of CTAs per row.
  *
- * 64 rows of 128256 are 33 MB, 16 parts a block: at 3 TB/s 11 us, behind which 200 instructions a
- * part and warp hide. A second time they come out of L2, 6 us, with some 27 instructions a logit:
- * 230 x 16 parts x 4 warps of a scheduler, 9 us, and for each part the way to L2, 16 x 0.5 us. */
+ * 64 rows of 128256 logits are 33 MB, with 16 parts per CTA. Reading them takes 11 us at 3 TB/s,
+ * which hides 200 instructions per part and warp. The second read comes from L2 (6 us) and needs
+ * about 27 instructions per logit: 230 x 16 parts x 4 warps per scheduler, 9 us. Each part also
+ * waits for L2 once, 16 x 0.5 us. */
 DEV void
 weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
 {
@@ -200,7 +201,7 @@ weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest 
 		rest l = part_of(p.vocab, (int)blockIdx.x + i * (int)gridDim.x);
 #pragma unroll 1
 		for (; l.first < l.hi && most > SAMPLE_NONE;
-		     l.first += AT_ONCE * SAMPLE_THREADS) { /* else none of them weighs anything */
+		     l.first += AT_ONCE * SAMPLE_THREADS) { /* otherwise all weights are 0 */
 			issue_loads(raw, v, l);
 #pragma unroll
 			for (int k = 0; k < AT_ONCE; k++)
@@ -218,7 +219,8 @@ weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest 
 		       PART_SUM] = sum;
 }
 
-/* What mask, penalties and short lists make of one part of row o, over what `weigh` said of it. */
+/* Applies mask and penalties to one part of row o and makes its shortlist. Updates the results that
+ * `weigh` stored. */
 DEV void
 look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask,
      int slot_at, int o, int part)
@@ -232,8 +234,8 @@ look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 	unsigned least = 0;
 	const int wanted = sample_wants(slot, p.vocab);
 
-	/* logits are asked for together: w might be v, for all that the compiler knows, and each
-	 * would wait for what is stored before it */
+	/* Loads are issued together before any store: for the compiler w may alias v, so each load
+	 * would wait for the preceding store. */
 #pragma unroll 1
 	for (int first = lo + threadIdx.x; first < hi; first += AT_ONCE * SAMPLE_THREADS) {
 		float raw[AT_ONCE];
@@ -262,7 +264,7 @@ look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 	}
 	const float mine = best;
 	best_of(s, best, best_id, bad);
-	if (wanted && !bad) /* this block's part of w is behind best_of's barrier */
+	if (wanted && !bad) /* the barrier in best_of orders this CTA's stores to w */
 		few = sample_shortlist(s, mask || slot.penalties ? w : v, mine,
 		                       sample_list{ 0, hi - lo, lo }, wanted, ids + lo, &least);
 	if (threadIdx.x == 0) {
@@ -275,8 +277,8 @@ look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 	}
 }
 
-/* The lists that the parts of a row made, in one, in shared memory; none where it is too long.
- * `part` is the lane's. *whole: the highest of the keys that the parts listed down to. */
+/* Merges the shortlists of a row's parts in shared memory; returns an empty list if they are too
+ * long. Lane i holds part i in `part`. *whole: the highest of the least keys of the shortlists. */
 DEV sample_list
 gather(sample_shared &s, const llmc_state &p, const double *part, const int *ids, unsigned *whole)
 {
@@ -299,7 +301,8 @@ gather(sample_shared &s, const llmc_state &p, const double *part, const int *ids
 	return n <= SAMPLE_FEW ? sample_list{ s.few, n, 0 } : sample_list{ 0, 0, 0 };
 }
 
-/* All parts of row o are there, one a lane of every warp: pick, and note it. */
+/* Samples from row o once all its parts are finished, and stores the result. Each lane of every
+ * warp has one part. */
 DEV void
 settle(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask,
        int slot_at, int o, unsigned number)
@@ -333,9 +336,9 @@ settle(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsig
 	llmc_sampled *to = p.sampled + (unsigned)number % LLMC_RING * (long long)p.max_out + o;
 	const float x = id == best_id && !slot.penalties
 	                    ? best
-	                    : v[id]; /* most often there is no need to ask */
+	                    : v[id]; /* best is usually the sampled token, which saves a load */
 	float logprob = 0;
-	if (status == 0 && most == -SAMPLE_NONE) /* one token takes all */
+	if (status == 0 && most == -SAMPLE_NONE) /* a logit of +inf has all the weight */
 		logprob = x == -SAMPLE_NONE ? 0 : SAMPLE_NONE;
 	else if (status == 0)
 		logprob = (float)((double)x - ((double)most + log(all)));
@@ -368,8 +371,8 @@ llmc_sample(const llmc_state p)
 		const rest first = part_of(p.vocab, blockIdx.x);
 		float raw[AT_ONCE];
 		issue_loads(raw, p.logits + (long long)o * p.vocab, first);
-		__syncwarp(); /* asked for before the slot is looked up, by four loads, each of
-		                 which needs the last */
+		/* issued before the slot is looked up, which takes four dependent loads */
+		__syncwarp();
 		const int slot_at = p.slot_of[p.s_seq_of[p.s_out_row[o]]];
 		const llmc_slot slot = p.slot[slot_at];
 		const unsigned *mask = mask_of(p, o);
@@ -377,8 +380,9 @@ llmc_sample(const llmc_state p)
 		if (mask || slot.penalties || sample_wants(slot, p.vocab))
 #pragma unroll 1
 			for (int part = blockIdx.x; part < LLMC_SAMPLE_PARTS; part += gridDim.x) {
-				__syncthreads(); /* the part before is done with s, and p.part is as
-				                    weigh left it */
+				/* the previous part no longer uses s, and p.part is as weigh stored
+				 * it */
+				__syncthreads();
 				look(s, p, slot, mask, slot_at, o, part);
 			}
 		__syncthreads();

@@ -1,8 +1,8 @@
-/* Picking from one row of logits by a block of 512 threads, as runtime/sample/sampler.c does: the
- * same weights bit for bit, sums of them as integers, so that no order of adding matters.
- * Everything is found by counting what lies above a value or before an id; nothing is sorted. The
- * blocks that share a row each list a few of the largest of their part, among which top-k, and
- * mostly top-p, find theirs. */
+/* Sampling from one row of logits by a CTA of 512 threads. It follows runtime/sample/sampler.c: the
+ * weights are bit-identical and their sums are integers, so the order of addition does not matter.
+ * Every threshold is found by counting elements above a value or before an id; nothing is sorted.
+ * CTAs that share a row each make a shortlist of the largest logits of their parts, from which
+ * top-k, and usually top-p, is computed. */
 #ifndef LLMC_CUDA_SAMPLING_SAMPLE_H
 #define LLMC_CUDA_SAMPLING_SAMPLE_H
 
@@ -25,26 +25,27 @@ struct sample_shared {
 	u64 sum[SAMPLE_STEPS];
 	float top[SAMPLE_THREADS], best[SAMPLE_WARPS];
 	int id[SAMPLE_WARPS], bad[SAMPLE_WARPS];
-	double seen_sum[LLMC_SAMPLE_PARTS *
-	                SAMPLE_WARPS]; /* of each warp, of each of the block's parts */
+	double
+	    seen_sum[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* per warp, for each of the CTA's parts */
 	float seen_max[LLMC_SAMPLE_PARTS * SAMPLE_WARPS], most[LLMC_SAMPLE_PARTS];
-	int seen_id[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* -1: not all were numbers */
+	int seen_id[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* -1: a NaN among them */
 	int last, few[SAMPLE_FEW];
 };
 
-/* Called from several places, and long: not repeated at each. */
+/* Long functions with several callers, not inlined */
 #define FAR static __device__ __noinline__
 #define SAMPLE_FN __device__ __forceinline__
 #define SAMPLE_NONE __uint_as_float(0xff800000u) /* -inf */
 
-/* v before w: the larger, of equals the lower id */
+/* Returns whether v ranks before w: larger, or equal with a lower id. */
 DEV bool
 sample_before(float v, int id, float w, int of)
 {
 	return v > w || (v == w && id < of);
 }
 
-/* exp for x <= 0: 0 below -87. Step by step as runtime/sample/softmax.c, without contraction. */
+/* exp for x <= 0; 0 below -87. The same operations as runtime/sample/softmax.c, without contraction
+ * to FMA. */
 DEV float
 sample_exp(float x)
 {
@@ -65,18 +66,18 @@ sample_exp(float x)
 	return live ? __uint_as_float(__float_as_uint(y) + ((e - 0x4b400000u) << 23)) : 0.0f;
 }
 
-/* A weight of at most 1 in units of 2^-44; 2^18 of them fit a word with room */
+/* Weight of at most 1 in units of 2^-44; a 64-bit sum of 2^18 of them does not overflow */
 DEV u64
 sample_mass(float w)
 {
 	return (u64)(w * 17592186044416.0f + 0.5f);
 }
 
-/* Larger keys are larger values. */
+/* Maps a value to an unsigned key of the same order. */
 DEV unsigned
 sample_key(float v)
 {
-	const unsigned u = __float_as_uint(v == 0 ? 0.0f : v); /* -0 is 0 */
+	const unsigned u = __float_as_uint(v == 0 ? 0.0f : v); /* -0 equals 0 */
 	return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
@@ -95,7 +96,7 @@ sample_add(u64 v)
 	return v;
 }
 
-/* Sums over the block of each thread's counters into s.sum */
+/* Adds each thread's counters over the CTA into s.sum. */
 FAR void
 sample_total(sample_shared &s, const u64 (&v)[SAMPLE_STEPS])
 {
@@ -116,7 +117,7 @@ sample_total(sample_shared &s, const u64 (&v)[SAMPLE_STEPS])
 	__syncthreads();
 }
 
-/* Sum of one counter: to every thread. */
+/* Sum of one counter over the CTA, returned to every thread */
 DEV u64
 sample_sum(sample_shared &s, u64 v)
 {
@@ -132,7 +133,7 @@ sample_sum(sample_shared &s, u64 v)
 	return v;
 }
 
-/* What is counted of element i of a row, and its key: 1 each, or masses. */
+/* Amount of element i of a row, and its key. The amount is 1 (counts) or the weight (masses). */
 struct sample_counts {
 	const float *v;
 	SAMPLE_FN u64
@@ -161,7 +162,7 @@ struct sample_masses {
 	}
 };
 
-/* amount 1 for elements of one key, in walks */
+/* Amount 1 for elements with one key; used by sample_walk */
 struct sample_equals {
 	const float *v;
 	unsigned at;
@@ -172,7 +173,7 @@ struct sample_equals {
 	}
 };
 
-/* Elements [first, first + n) of a row, or those that are listed, in ascending order of id */
+/* Elements [first, first + n) of a row, or the n listed ones, in ascending order of id */
 struct sample_list {
 	const int *id;
 	int n, first;
@@ -184,13 +185,13 @@ sample_at(const sample_list &l, int i)
 	return l.id ? l.id[i] : l.first + i;
 }
 
-/* The largest key with more than `target` at or above it, which must exist; *above: what is above
- * it. Three bits a round. */
+/* Returns the largest key such that the amounts of elements at or above it exceed `target`; it must
+ * exist. *above: amount above the key. Determines three bits per round. */
 template <class F> FAR unsigned
 sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u64 *above)
 {
-	unsigned low = 0; /* more than target is at or above low */
-	u64 over = 0;     /* at or above the next key that was tried and had not more */
+	unsigned low = 0; /* the amount at or above low exceeds target */
+	u64 over = 0;     /* amount at or above the smallest key tried that did not exceed target */
 
 #pragma unroll 1
 	for (int shift = 30; shift >= 0; shift -= 3) {
@@ -212,7 +213,7 @@ sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u6
 					sum[k] += a;
 		}
 		sample_total(s, sum);
-		int d = 0; /* s.sum falls */
+		int d = 0; /* s.sum is descending */
 		while (d < steps && s.sum[d] > target)
 			d++;
 		if (d < steps)
@@ -224,8 +225,8 @@ sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u6
 	return low;
 }
 
-/* The first place of the list where the running sum of amounts exceeds target; -1: nowhere. Each
- * warp takes a piece, then the block the piece in which it happens. */
+/* Returns the first index of the list at which the running sum of amounts exceeds target, or -1.
+ * The list is divided among the warps; the share that contains the index is then divided again. */
 template <class F> FAR int
 sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
 {
@@ -257,8 +258,8 @@ sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
 	}
 }
 
-/* Those of the row (or of the list) whose key is at least `least`, in their order, as a list in
- * `to`, which is not l's memory. */
+/* Stores the elements of a row or list whose key is at least `least`, in order, as a list in `to`.
+ * `to` must not be the memory of l. */
 FAR sample_list
 sample_keep(sample_shared &s, const float *v, const sample_list &l, unsigned least, int *to)
 {
@@ -292,7 +293,7 @@ sample_keep(sample_shared &s, const float *v, const sample_list &l, unsigned lea
 	return sample_list{ to, n, 0 };
 }
 
-/* How many of the largest each part of a row lists at least; 0: none are listed. */
+/* Returns the minimum length of a part's shortlist; 0: no shortlist. */
 DEV int
 sample_wants(const llmc_slot &slot, int vocab)
 {
@@ -303,8 +304,8 @@ sample_wants(const llmc_slot &slot, int vocab)
 	return slot.top_p > 0 && slot.top_p < 1 ? SAMPLE_NUCLEUS : 0;
 }
 
-/* Lists, in `to`, at least the k largest of part l of a row and all that equal them: what lies
- * below the k-th largest of the threads' own largest, `mine`, falls out; that is *least. */
+/* Stores in `to` at least the k largest elements of part l of a row, with all ties. The threshold
+ * *least is the k-th largest of the per-thread maxima (`mine`). */
 DEV int
 sample_shortlist(sample_shared &s, const float *v, float mine, const sample_list &l, int k, int *to,
                  unsigned *least)
@@ -328,7 +329,7 @@ sample_mix(u64 x)
 	return x ^ x >> 31;
 }
 
-/* the n-th random number of a seed, in [0, 1) */
+/* Returns the n-th random number of a seed, in [0, 1). */
 DEV double
 sample_random(u64 seed, u64 n)
 {
@@ -350,9 +351,9 @@ sample_mass_of(sample_shared &s, const float *w, const sample_list &l, unsigned 
 	return sample_sum(s, sum);
 }
 
-/* An id by the logits `v` of a row, whose largest, `top`, belongs to `best`. few: the parts' lists,
- * if they made any: all logits from the key `whole` up are there, and the k largest. w, ids:
- * [vocab] of scratch; w may be v. */
+/* Samples an id from the logits `v` of a row. The largest logit, `top`, belongs to `best`. few:
+ * merged shortlists, if any; they contain all logits with keys from `whole` up, and the k largest.
+ * w, ids: [vocab] of scratch; w may alias v. */
 DEV int
 sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, float top, int best,
             const sample_list &few, unsigned whole, float *w, int *ids)
@@ -364,16 +365,16 @@ sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, 
 	u64 above, all = 0, target;
 
 	if (top == -SAMPLE_NONE || max_v == -SAMPLE_NONE ||
-	    max_v == SAMPLE_NONE) /* a temperature that is all but 0 */
+	    max_v == SAMPLE_NONE) /* a temperature of almost 0 */
 		return best;
 	if (slot.top_k > 0 && slot.top_k < vocab) {
 		const sample_counts f = { v };
 		const sample_list &from = few.id ? few : l;
 		l = sample_keep(s, v, from, sample_search(s, f, from, slot.top_k - 1, &above),
-		                ids); /* ties of the last stay */
+		                ids); /* ties with the k-th are kept */
 	}
-	/* w might be v for the compiler too, as it is below penalties: loads come before what is
-	 * stored */
+	/* w may alias v, as far as the compiler can see, and it does with penalties: loads are
+	 * issued before the stores. */
 #pragma unroll 1
 	for (int first = threadIdx.x; first < l.n; first += SAMPLE_AT_ONCE * SAMPLE_THREADS) {
 		int id[SAMPLE_AT_ONCE];
@@ -395,15 +396,16 @@ sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, 
 	}
 	all = sample_sum(s, all);
 	const sample_masses f = { w };
-	if (!nucleus) { /* by ascending id */
+	if (!nucleus) { /* in ascending order of id */
 		target = (u64)(at * (double)all);
 		return sample_at(l, sample_walk(s, f, l, target < all ? target : all - 1));
 	}
-	/* the largest, until their sum reaches top_p of all */
+	/* the largest ones, until their sum reaches top_p of the total */
 	const double want = -floor(-((double)slot.top_p * (double)all));
 	target = want<1 ? 1 : want>(double) all ? all : (u64)want;
-	if (!l.id && few.id) { /* the weight at `whole`, and a little for exp, which need not rise
-		                  with every bit */
+	/* weight at `whole` plus a margin, because exp is not strictly monotonic in the last
+	 * bits */
+	if (!l.id && few.id) {
 		const float edge = sample_exp(__fadd_rn(sample_value(whole) / temperature, -max_v));
 		if (sample_mass_of(s, w, few, sample_key(edge) + 8) >= target)
 			l = few;
