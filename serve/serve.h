@@ -1,27 +1,27 @@
-/* HTTP over an engine: OpenAI's, TGI's, Anthropic's and Ollama's routes, metrics, two pages. Over
- * llmc.h and base/ alone.
+/* HTTP server over engines: OpenAI's, TGI's, Anthropic's and Ollama's routes, metrics, two pages.
+ * It uses only llmc.h and base/.
  *
- *   server, net, head, http, work, log   the machine; it knows no route: rows of serve/http/routes.def come as a table
- *   gen, body, json, tokens, grammar     what dialects share: a generation, bodies in, JSON out, text and ids, constraints
- *   openai_*, responses, tgi_*, anthropic, ollama   dialects
- *   files, batches, batch_run            files of requests and their answers, over a folder (batch.h)
- *   info, text, page, metrics, ...       other routes
- *   models, sleep                        names and the engines behind them, which come and go (model.h)
+ *   serve/http/      connections, requests, workers, logs, metrics; routes come from routes.def
+ *   serve/dialects/  generation.[ch] and one group of files per dialect, constraints, tokens,
+ * information
+ *   serve/batch/     files of requests and their answers, stored in a folder (batch.h)
+ *   serve/models/    names and their engines, which are loaded and unloaded (model.h)
+ *   serve/pages/     chat page, status page and description of the routes
  *
  * Five kinds of threads:
- *   http     one thread (epoll): reads requests, writes answers, sees who has gone or is too slow, never waits
+ *   http     one thread (epoll): reads requests, writes answers, detects closed and slow connections; never waits
  *   workers  parse, validate, apply templates, tokenize, submit
- *   pumps    one an engine: takes its events, turns them into bytes of answers
- *   keeper   opens and closes engines
- *   batches  sends the lines of files as requests, where a folder for them is given
- * A connection whose answer is not ready costs a descriptor and some memory, no thread. What
- * bodies, their parsing and answers that wait take is counted in bytes (Server.held): beyond the
- * limit large requests get 503, small ones pass.
+ *   pumps    one per engine: take its events and turn them into bytes of answers
+ *   manager  opens and closes engines
+ *   batches  sends the lines of files as requests, if the server has a batch folder
+ * A connection that waits for its answer uses a descriptor and some memory, but no thread.
+ * Server.held counts the bytes of bodies, their parsed form and pending answers. Above the limit
+ * large requests get 503, small ones pass.
  *
- * One lock (Server.lock) guards the lists, the counters and what http and the others share of a
- * Req. It is never held while an engine call may wait, nor while the JSON of an answer that can be
- * long is made. Bodies, headers and files of requests are untrusted. Nothing here prints: log lines
- * go to the caller's function. */
+ * Server.lock protects the lists, the counters and the fields of a Req that several threads use. It
+ * is not held during an engine call that may wait, nor while a long JSON answer is built. Bodies,
+ * headers and files of requests are untrusted. Nothing here prints: log lines go to the caller's
+ * function. */
 #ifndef LLMC_SERVE_H
 #define LLMC_SERVE_H
 
@@ -40,28 +40,28 @@ typedef struct llmc_server Server;
 typedef struct Req Req;
 typedef struct Route Route;
 typedef struct ServedModel ServedModel; /* an engine that serves a name (model.h) */
-typedef struct Slot Slot;               /* the name */
+typedef struct Slot Slot;               /* a name of a model (model.h) */
 
-/* What the server needs of an engine: tests put a false one here. */
+/* Interface of an engine to the server. Tests implement it with a fake engine. */
 typedef struct Backend {
 	void *self;
-	void *model; /* of its Source */
+	void *model; /* set by its ModelSource */
 	llmc_status (*submit)(void *self, const llmc_request *r, int64_t *id, llmc_error *err);
 	llmc_status (*next)(void *self, int timeout_ms, llmc_event *ev, llmc_error *err);
 	void (*release)(llmc_event *ev);
 	void (*cancel)(void *self, int64_t id);
 	void (*stats)(void *self, llmc_counts *out);
-	const llmc_tokenizer *tok; /* NULL: ids only */
+	const llmc_tokenizer *tok; /* NULL: no tokenizer, ids only */
 	llmc_limits limits;
 	llmc_model_info info;
-	char dtype[16];  /* of activations: "float32" */
-	char scheme[24]; /* of weights: "q4_k", "gptq", "bf16" */
-	/* the engine's knobs in force, for /info and the metrics */
+	char dtype[16];  /* type of activations: "float32" */
+	char scheme[24]; /* quantisation format of weights: "q4_k", "gptq", "bf16" */
+	/* effective engine limits, for /info and the metrics */
 	int32_t max_concurrent, max_waiting_tokens;
 	float waiting_served_ratio;
 	int64_t max_batch_total;
-	int32_t places; /* for adapters of models that share this engine (Source.join); 0: there is
-	                   no bound */
+	/* adapter slots for models that borrow this engine (ModelSource.join); 0: unlimited */
+	int32_t places;
 } Backend;
 
 /* ---- counters (metrics.c) ---- */
@@ -75,11 +75,11 @@ typedef struct Histogram { /* cumulative only when printed */
 	uint64_t n;
 } Histogram;
 enum { ERR_OVERLOADED, ERR_VALIDATION, ERR_INCOMPLETE, ERR_DROPPED, ERR_GENERATION, ERR_KINDS };
-typedef struct Metrics { /* under Server.lock */
+typedef struct Metrics { /* protected by Server.lock */
 	uint64_t requests, success, failure[ERR_KINDS];
 	Histogram duration, validation, queue, inference, per_token, input_length, max_new,
 	    generated;
-	uint64_t stop_other[2]; /* choices that ended by abort, by error */
+	uint64_t stop_other[2]; /* choices that ended by abort and by error */
 } Metrics;
 void metrics_init(Metrics *m, int32_t max_input, int32_t max_total);
 void hist_add(Histogram *h, double x);
@@ -93,12 +93,12 @@ typedef struct Queue {
 } Queue;
 enum { MAX_WORKERS = 16, N_SPEED = 60, N_PAST = 360, MAX_MODELS = 256, PAST_SECONDS = 10 };
 
-typedef struct HistorySample {    /* the server as it was */
+typedef struct HistorySample {    /* state of the server at one time */
 	double at;                /* clock_now() */
-	int32_t running, waiting; /* preempted ones as well */
-	int64_t pages;            /* in use */
-	/* since the start: tokens of prompts, new ones, looked up and found in the prefix cache,
-	 * guessed ahead and of them those that came true */
+	int32_t running, waiting; /* waiting includes preempted sequences */
+	int64_t pages;            /* pages in use */
+	/* totals since the start: prompt tokens, prompt tokens computed, prefix cache lookups and
+	 * hits, draft tokens and accepted ones */
 	uint64_t prompt, fresh, queries, hits, drafted, accepted;
 } HistorySample;
 
@@ -107,76 +107,78 @@ struct llmc_server {
 	char url[300];
 	int port;
 	time_t started;
-	size_t max_body, max_held; /* bytes of one body, of all */
-	size_t max_upload;         /* of one that is a file */
+	size_t max_body, max_held; /* limits in bytes: one body, all bodies */
+	size_t max_upload;         /* limit in bytes of an uploaded file */
 
-	Slot *slot[MAX_MODELS]; /* the first is meant where a request names none */
-	int n_slots;            /* grows under the lock */
-	ServedModel *retired;   /* they end when nobody uses them */
-	Queue sleepers;         /* calls that are answered then */
-	struct Adding *adding;  /* adapters that the keeper shall look at */
-	uint64_t n_wanted;      /* times that a slot has begun to want an engine */
+	Slot *slot[MAX_MODELS]; /* the first is the default model */
+	int n_slots;            /* only grows, under the lock */
+	ServedModel *retired;   /* closed when they have no users */
+	Queue sleepers;         /* /sleep calls to answer then */
+	struct Adding *adding;  /* adapters to be added by the manager thread */
+	uint64_t n_wanted;      /* number of requests for an engine so far; orders them */
 	pthread_t model_manager;
 	bool has_model_manager;
-	pthread_cond_t keep;     /* the keeper has something to do */
-	struct Keys *keys;       /* of several clients; NULL */
-	struct Trace *trace;     /* spans go there; NULL: nowhere */
-	struct FileStore *store; /* files and batches; NULL: none are kept */
-	const Route *routes;     /* ends with the rows of what is not there */
+	pthread_cond_t keep;     /* wakes the manager thread */
+	struct Keys *keys;       /* keys of several clients; NULL: none */
+	struct Trace *trace;     /* destination of spans; NULL: off */
+	struct FileStore *store; /* files and batches; NULL: off */
+	const Route *routes;     /* ends with the not-found rows */
 	struct Net *net;
 	int listen_fd;
-	bool loopback; /* only this machine can reach it */
+	bool loopback; /* listens on the loopback interface only */
 	pthread_mutex_t lock, log_lock;
 	pthread_cond_t work, idle;
-	pthread_t worker[MAX_WORKERS + 1]; /* the first for small requests only */
+	pthread_t worker[MAX_WORKERS + 1]; /* the first handles small requests only */
 	int n_workers;
-	atomic_bool leaving;  /* routers shall send new requests elsewhere; all are still taken */
+	/* routers should send new requests elsewhere; all are still accepted */
+	atomic_bool leaving;
 	atomic_bool draining; /* no new requests */
-	atomic_bool closing;  /* what runs is cancelled, pumps end */
-	bool work_over;       /* workers end, when all that came is handled; under lock */
-	atomic_bool ended;    /* they have: no answer that is not there will come */
+	atomic_bool closing;  /* running requests are cancelled, event threads end */
+	bool work_over;       /* workers end when their queues are empty; under lock */
+	atomic_bool ended;    /* workers have ended: no further answers will come */
 
 	Queue large, small; /* requests for the workers */
-	Req *woken;         /* those that http should look at */
+	Req *woken;         /* requests that the HTTP thread must look at */
 	atomic_int n_conns;
-	int n_active; /* requests whose answer is not complete */
+	int n_active; /* requests with incomplete answers */
 	size_t held;  /* bytes of requests and answers in memory */
-	bool pressed; /* some request found no room since http last looked */
-	bool trim;    /* much was freed: the heap can give some back */
+	/* a request was refused for lack of memory since the HTTP thread last looked */
+	bool pressed;
+	bool trim; /* much memory was freed: trim the heap */
 	uint64_t next_id;
 	struct {
 		double at;
 		uint64_t prompt, fresh;
-	} speed[N_SPEED]; /* a ring, one a second, for /status.json */
+	} speed[N_SPEED]; /* ring with one entry per second, for /status.json */
 	int speed_at;
-	double ticked;              /* when the last one was begun */
-	HistorySample past[N_PAST]; /* the last hour, a ring */
-	uint64_t n_past;            /* ever taken */
+	double ticked;              /* start of the latest entry */
+	HistorySample past[N_PAST]; /* ring with the last hour */
+	uint64_t n_past;            /* samples taken in total */
 };
 
 /* connection.c */
 llmc_status net_open(Server *s, llmc_error *err);
-void net_wake(Server *s);  /* look at the server's state */
-void net_close(Server *s); /* answers that are ready are sent, for two seconds; then all closes */
-void http_wake(Req *r);    /* its answer has grown; call without the lock */
+void net_wake(Server *s);  /* makes the HTTP thread look at the server's state */
+void net_close(Server *s); /* sends answers that are ready, for two seconds, then closes all */
+void http_wake(Req *r);    /* its answer has grown; lock not held */
 /* worker_pool.c, access_log.c, status.c */
 llmc_status work_open(Server *s, llmc_error *err);
-void work_push(Server *s, Req *r); /* with the lock held */
+void work_push(Server *s, Req *r); /* lock held */
 void work_close(Server *s);
 void log_request(Req *r);
 void serve_log(Server *s, int level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-void status_tick(Server *s, double now); /* on any pump's thread */
+void status_tick(Server *s, double now); /* called on any event thread */
 
-/* server.c: also what tests use */
+/* server.c: also used by tests */
 struct SlotInit;
 llmc_status server_open(const Backend *b, const llmc_serve_options *opt, Server **out,
                         llmc_error *err); /* one model, open for good */
 llmc_status server_open_models(const struct SlotInit *init, int n, const llmc_serve_options *opt,
                                Server **out, llmc_error *err);
 int server_port(const Server *s);
-void server_drain(Server *s);                /* unhealthy to routers, else as before */
+void server_drain(Server *s);                /* reports unhealthy to routers, otherwise as before */
 void server_stop(Server *s);                 /* no new requests */
-bool server_wait(Server *s, int timeout_ms); /* true: nothing is in work */
+bool server_wait(Server *s, int timeout_ms); /* true: no request in flight */
 void server_close(Server *s);
 
 #endif

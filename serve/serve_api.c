@@ -1,4 +1,4 @@
-/* The public calls: a server over a real engine. */
+/* Public calls: a server over real engines. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,7 +84,7 @@ llmc_serve_open(llmc_model *m, llmc_engine *e, const llmc_serve_options *opt, ll
 	return server_open(&b, opt, out, err);
 }
 
-/* ---- models that come and go ---- */
+/* ---- models that are loaded and unloaded ---- */
 
 static void
 model_close(Backend *b)
@@ -93,7 +93,7 @@ model_close(Backend *b)
 	llmc_close(b->model);
 }
 
-/* What the engine's limits will be, said before it is opened. */
+/* Compute the limits of an engine before it is opened. */
 static llmc_limits
 limits_for(const llmc_serve_model *o, const llmc_model *m)
 {
@@ -108,7 +108,7 @@ limits_for(const llmc_serve_model *o, const llmc_model *m)
 		lim.context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions
 		                                                        : LLMC_DEFAULT_CONTEXT;
 	if (info.hard_limit &&
-	    lim.context > info.max_positions) /* models of one server share the setting */
+	    lim.context > info.max_positions) /* the setting is shared by all models of a server */
 		lim.context = info.max_positions;
 	if (!lim.seqs)
 		lim.seqs = 16;
@@ -133,9 +133,9 @@ bytes_for(const llmc_model *m, const llmc_limits *lim, int64_t *bytes, llmc_erro
 	return LLMC_OK;
 }
 
-typedef struct KnownModel { /* a Source's self */
+typedef struct KnownModel { /* self of a ModelSource */
 	llmc_serve_model o;
-	llmc_options opt; /* of an adapter: those of its base with one more setting */
+	llmc_options opt; /* adapter: options of the base model and one more setting */
 	const char **set;
 	char *lora;
 } KnownModel;
@@ -190,9 +190,9 @@ model_open(void *self, Backend *out, llmc_error *err)
 	return status;
 }
 
-/* ---- adapters in slots: names for the engine of the model that they change ---- */
+/* ---- adapters in slots: names that borrow the engine of their base model ---- */
 
-typedef struct SharedEngine { /* a Backend's self */
+typedef struct SharedEngine { /* self of a Backend */
 	void *engine;
 	llmc_model *model;
 	int32_t adapter;
@@ -214,7 +214,7 @@ view_cancel(void *self, int64_t id)
 	llmc_cancel(((const SharedEngine *)self)->engine, id);
 }
 
-/* They are the engine's, and told by its own name. */
+/* Report nothing: the engine's counters appear under its own name. */
 static void
 view_stats(void *self, llmc_counts *out)
 {
@@ -265,7 +265,7 @@ static llmc_status
 view_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 {
 	TRY(model_look(self, about, bytes, err));
-	*bytes = 0; /* slots are the model's */
+	*bytes = 0; /* the slots' memory belongs to the model */
 	return LLMC_OK;
 }
 
@@ -289,7 +289,7 @@ source(KnownModel *k)
 		              .adapt = model_adapt };
 }
 
-/* Does the model's plan have slots for adapters? */
+/* Report whether the model's plan has adapter slots. */
 static llmc_status
 has_slots(const KnownModel *k, bool *slots, llmc_error *err)
 {

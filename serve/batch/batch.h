@@ -1,16 +1,15 @@
-/* Files and batches of requests, as OpenAI has them: /v1/files and /v1/batches over a folder of the
- * server's own.
+/* Files and batches of requests, as in OpenAI's API: /v1/files and /v1/batches, stored in a folder
+ * of the server.
  *
- *   file_store.c      the folder: what lies there, who has how much of it
- *   files_api.c      routes of files
- *   batches.c    the table of batches, their routes
- *   batch_runner.c  one thread: lines of a file as requests of the server, behind all others, their
- * answers as lines of two more files
+ *   file_store.c    the folder: files and the usage of each owner
+ *   files_api.c     routes of files
+ *   batches.c       the table of batches and their routes
+ *   batch_runner.c  one thread: runs the lines of a file as requests with the lowest priority and
+ *                   writes the answers as lines of two more files
  *
- * Nothing that a client says becomes a path: files are called by their ids, which are ours. What is
- * there survives a restart, and a batch goes on with the lines that have no answer yet. A folder
- * belongs to one server at a time. Room is shared by the keys of --keys alike, and their batches
- * run in turn. */
+ * No client input becomes a path: files are named by ids of the server. Files survive a restart,
+ * and a batch continues with the lines that have no answer. Only one server uses a folder at a
+ * time. The keys of --keys have equal shares of the space, and their batches run in turn. */
 #ifndef LLMC_SERVE_BATCH_BATCH_H
 #define LLMC_SERVE_BATCH_BATCH_H
 
@@ -25,13 +24,13 @@ enum {
 	MAX_LINES = 50000,
 	BATCH_S = 24 * 3600,
 	SLICE = 200
-}; /* SLICE: lines of a batch while another owner waits */
+}; /* SLICE: lines of a batch per turn while another owner waits */
 
-typedef struct StoredFile { /* a file */
-	char id[ID_SIZE];   /* also its name in the folder */
-	char *name;         /* what its client calls it */
-	char *owner; /* the name of the key that it came with; "": the server's own, or none */
-	const char *purpose; /* a constant */
+typedef struct StoredFile {  /* a stored file */
+	char id[ID_SIZE];    /* also its file name in the folder */
+	char *name;          /* file name given by the client */
+	char *owner;         /* name of the uploading key; "": the server's own key, or none */
+	const char *purpose; /* string constant */
 	int64_t bytes;
 	time_t created;
 } StoredFile;
@@ -40,7 +39,7 @@ typedef enum BatchStatus {
 	BATCH_VALIDATING,
 	BATCH_IN_PROGRESS,
 	BATCH_FINALIZING,
-	BATCH_CANCELLING, /* the thread has something to do with it */
+	BATCH_CANCELLING, /* up to here the thread has work to do */
 	BATCH_COMPLETED,
 	BATCH_FAILED,
 	BATCH_EXPIRED,
@@ -49,35 +48,35 @@ typedef enum BatchStatus {
 } BatchStatus;
 
 typedef struct Batch {
-	struct Batch *next; /* in the order of their creation */
+	struct Batch *next; /* in order of creation */
 	char id[ID_SIZE], input[ID_SIZE];
-	char file[2][ID_SIZE]; /* of answers and of errors */
-	bool has[2];           /* it is there for clients */
+	char file[2][ID_SIZE]; /* ids of the output and the error file */
+	bool has[2];           /* the file is visible to clients */
 	char *owner;
-	const char *endpoint; /* a constant */
+	const char *endpoint; /* string constant */
 	BatchStatus status;
-	time_t at[N_BATCH_STATUS]; /* when it became so; 0: it has not */
+	time_t at[N_BATCH_STATUS]; /* time of each status change; 0: never */
 	time_t expires;
-	int64_t total, completed, failed; /* lines */
+	int64_t total, completed, failed; /* numbers of lines */
 	json_t *metadata, *errors;        /* NULL: null */
-	int64_t bytes;                    /* of its own file, with metadata and errors */
-	int saves;                        /* that are under way */
-	bool cancel, fresh; /* fresh: it is being written for the first time: its thread and its
-	                       lists leave it out */
-	double later;    /* its lines found no room when its turn ended: it has nothing to do before
-	                    that time */
-	int busy, tries; /* and in its next turn it waits and tries as it would have in that one */
-	int waited; /* so many of its lines, the first that are not answered, have been tried */
+	int64_t bytes;                    /* size of its JSON file, including metadata and errors */
+	int saves;                        /* writes of its file in progress */
+	/* fresh: being written for the first time; not listed and not run yet */
+	bool cancel, fresh;
+	/* time before which it cannot run: its lines were refused for lack of capacity */
+	double later;
+	int busy, tries; /* backoff and retry counts, carried to its next turn */
+	int waited;      /* number of unanswered lines, from the first on, that have been tried */
 } Batch;
 
 typedef struct OwnerUsage {
 	char *owner;
 	int64_t used;
 	uint64_t served;
-} OwnerUsage; /* bytes; when the latest of its batches has begun */
+} OwnerUsage; /* used: bytes; served: sequence number of the owner's latest turn */
 
-typedef struct InFlightLine { /* a line's request in work */
-	Req *r;               /* NULL: none */
+typedef struct InFlightLine { /* request of a line in flight */
+	Req *r;               /* NULL: free entry */
 	size_t line;
 	bool done;
 } InFlightLine;
@@ -86,66 +85,69 @@ typedef struct FileStore {
 	Server *srv;
 	char *dir;
 	int lock_fd;
-	int64_t max_bytes, max_file; /* of all files, of one that comes */
+	int64_t max_bytes, max_file; /* limits: all files, one upload */
 	pthread_t thread;
 	bool has_thread;
-	pthread_mutex_t save; /* of who writes the state of a batch; taken before `lock`, which
-	                         nobody holds while a disk writes */
-	pthread_mutex_t lock; /* all below up to `fly`; Server.lock is never taken before it */
+	/* serialises writers of batch state; taken before `lock`, which is never held during disk
+	 * writes */
+	pthread_mutex_t save;
+	/* protects the fields up to flight_lock; Server.lock is never taken before it */
+	pthread_mutex_t lock;
 	pthread_cond_t change;
 	StoredFile *file;
 	size_t n_file;
 	Batch *first;
-	int64_t used;            /* bytes of files, those that are being written too */
-	OwnerUsage *share, lost; /* lost: of owners for whom there was no memory */
+	int64_t used;            /* bytes of files, including those being written */
+	OwnerUsage *share, lost; /* lost: for owners whose entry could not be allocated */
 	size_t n_share;
 	uint64_t n_served;
 	bool stop;
-	pthread_mutex_t flight_lock; /* all below: who brings an answer waits for nothing else */
+	/* protects the fields below: threads that deliver answers take no other lock */
+	pthread_mutex_t flight_lock;
 	pthread_cond_t landed;
-	bool nudged; /* the thread is to look at stop and cancel */
+	bool nudged; /* the thread must look at stop and cancel */
 	InFlightLine flight[MAX_FLIGHTS];
 } FileStore;
 
-/* file_store.c. dir is made, for its owner alone. E_INPUT: it is another server's, or others may
- * enter it. What a server that fell has left half there goes. */
+/* file_store.c. Makes dir, accessible to its owner only. E_INPUT: another server uses it, or other
+ * users may enter it. Removes incomplete files of a crashed server. */
 llmc_status store_open(Server *s, const char *dir, int64_t max_bytes, FileStore **out,
                        llmc_error *err);
-void store_close(FileStore *st);         /* nobody asks any more; NULL is fine */
-FileStore *store_of(Req *r, Problem *p); /* NULL with a Problem: the server keeps no files */
+void store_close(FileStore *st);         /* no requests are left; NULL is allowed */
+FileStore *store_of(Req *r, Problem *p); /* NULL with a Problem: the server stores no files */
 void store_id(char out[ID_SIZE], const char *prefix);
 void store_path(const FileStore *st, char *out, size_t cap, const char *id, const char *tail);
-bool store_sees(const Req *r, const char *owner);      /* may this client see what is so owned? */
+bool store_sees(const Req *r, const char *owner);      /* may this client see an owner's files? */
 StoredFile *store_find(FileStore *st, const char *id); /* lock held; NULL: none */
 bool store_add(FileStore *st,
-               const StoredFile *f); /* texts are copied; lock held; false: out of memory */
-/* Bytes of an owner's, lock held: taken where they fit the folder and its part of it, batches that
- * are over and have no files left going for them; counted in any case, also below 0. */
+               const StoredFile *f); /* copies strings; lock held; false: out of memory */
+/* Reserve bytes for an owner; lock held. store_take: false if they exceed the folder's limit or the
+ * owner's share; evicts finished batches without files first. store_count: count unconditionally,
+ * also negative amounts. */
 bool store_take(FileStore *st, const char *owner, int64_t bytes);
 void store_count(FileStore *st, const char *owner, int64_t bytes);
 OwnerUsage *store_share(FileStore *st, const char *owner);
-size_t store_most(const FileStore *st, const char *owner); /* files, or batches, that it may have */
-/* The page of a list that a query asks for: `limit` and what is behind `after`. False with a
- * Problem. */
+/* files or batches that an owner may have */
+size_t store_most(const FileStore *st, const char *owner);
+/* Read the query of a list: `limit` and `after`. False with a Problem. */
 bool store_page(Req *r, int most, int *limit, char after[ID_SIZE], Problem *p);
-void store_list_end(Strbuf *b, const char *first, const char *last, bool more); /* ids, "": none */
+void store_list_end(Strbuf *b, const char *first, const char *last, bool more); /* ids; "": none */
 
 /* batches.c */
-bool
-batches_load(FileStore *st, const char *id,
-             llmc_error *err); /* of the file id.json; false: it cannot be used, err says why */
+bool batches_load(FileStore *st, const char *id,
+                  llmc_error *err); /* read id.json; false: unusable, see err */
 void batches_free(FileStore *st);
-void batch_json(const Batch *b, Strbuf *out); /* lock held */
-bool batch_save(FileStore *st,
-                const char *id); /* without the lock; false: the disk does not take it */
+void batch_json(const Batch *b, Strbuf *out);   /* lock held */
+bool batch_save(FileStore *st, const char *id); /* lock not held; false: the write failed */
 int64_t
 batches_spare(const FileStore *st,
-              const char *owner); /* bytes that batches_evict would free in all; lock held */
+              const char *owner); /* bytes that batches_evict could free in total; lock held */
 bool batches_evict(FileStore *st,
-                   const char *owner); /* the oldest that is over and has no files goes, of an owner
-                                          or (NULL) of all; lock held; false: there is none */
+                   /* remove the oldest finished batch without files, of an owner or (NULL) of all;
+                    * lock held; false: there is none */
+                   const char *owner);
 void batch_wake(
-    FileStore *st); /* batch_runner.c: stop or a batch's cancel has been set; without the lock */
+    FileStore *st); /* batch_runner.c: call after stop or a batch's cancel was set; lock not held */
 static inline bool
 batch_ended(const Batch *b)
 {
@@ -153,8 +155,8 @@ batch_ended(const Batch *b)
 }
 
 /* batch_runner.c */
-llmc_status batch_start(FileStore *st, llmc_error *err); /* the thread */
-void batch_stop(FileStore *st); /* what is in work is cancelled, and done again at the next start;
-                                   NULL is fine */
+llmc_status batch_start(FileStore *st, llmc_error *err); /* starts the thread */
+/* cancels lines in flight, which run again after a restart; NULL is allowed */
+void batch_stop(FileStore *st);
 
 #endif

@@ -1,10 +1,9 @@
-/* The thread that does batches, the oldest first: see batch.h.
+/* The thread that runs batches, the oldest first: see batch.h.
  *
- * All lines are looked at before the first one runs. Some then run at a time, each a request of the
- * server without a connection, behind all others in priority; what finds no room is tried again
- * later. An answer is one line more of <id>.part, so that a server that stops, or falls, goes on
- * behind the last whole line. A line that has been answered, and whose answer was lost with the
- * machine, runs again. */
+ * All lines are checked before the first one runs. Several lines run at a time. Each is a request
+ * without a connection, at the lowest priority. A line refused for lack of capacity is retried
+ * later. Each answer is one line of <id>.part, so that a server that stops or crashes continues
+ * after the last complete line. A line whose answer was lost with the machine runs again. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -25,35 +24,35 @@ enum {
 	MAX_NAME = 512,
 	LINE_BESIDE = 16 << 10,
 	LOOK_AGAIN_MS = 1000
-}; /* LINE_BESIDE: bytes of a line beside its body */
+}; /* LINE_BESIDE: bytes of a line in addition to its body */
 
 typedef struct BatchLine {
 	uint64_t at;
 	uint32_t n;
 	uint8_t tries;
 	bool begun, done;
-} BatchLine; /* of the file: n bytes at at */
+} BatchLine; /* n bytes of the file at offset `at` */
 
 typedef struct BatchRun {
 	FileStore *st;
 	Batch *b;
 	FileMap in;
 	BatchLine *line;
-	size_t n_line, next;         /* lines before next have begun */
-	json_t *names;               /* custom_id: the number of its line */
-	uint32_t again[MAX_FLIGHTS]; /* lines that found no room */
+	size_t n_line, next;         /* all lines before next have begun */
+	json_t *names;               /* maps custom_id to its line number */
+	uint32_t again[MAX_FLIGHTS]; /* lines to retry: no capacity */
 	int n_again, n_flights, most_flights,
-	    busy; /* busy: answers in a row that there was no room */
+	    busy; /* busy: consecutive refusals for lack of capacity */
 	double pause_until;
 	size_t n_landed; /* lines answered in this turn */
-	bool yields;     /* another owner's turn has come: it ends when nothing flies any more */
-	size_t n_wrong;  /* mistakes of the file; MAX_ERRORS of them in errors, at most */
-	int part[2];     /* of answers, of errors; -1: not open */
-	json_t *errors;  /* what is wrong with the file */
-	bool full;       /* the disk takes no more */
+	bool yields;     /* another owner's turn: end when no line is in flight */
+	size_t n_wrong;  /* mistakes in the file; `errors` holds at most MAX_ERRORS of them */
+	int part[2];     /* descriptors of the output and error files; -1: not open */
+	json_t *errors;  /* mistakes in the file */
+	bool full;       /* the disk is full */
 } BatchRun;
 
-/* ---- what is in the file ---- */
+/* ---- reading the file ---- */
 
 static void
 wrong(BatchRun *run, size_t line, const char *code, const char *param, const char *fmt, ...)
@@ -75,9 +74,8 @@ wrong(BatchRun *run, size_t line, const char *code, const char *param, const cha
 	json_array_append_new(run->errors, e);
 }
 
-/* Where the value of `key` lies within the object s [n], which is JSON: as it was written, numbers
- * and all. False: nowhere, or some name is written with escapes, so that the parser may read
- * another one than is written. */
+/* Find the raw bytes of the value of `key` in the JSON object s [n], so that numbers stay as
+ * written. False: absent, or a key has escapes, which the parser might read differently. */
 static bool
 value_span(const char *s, size_t n, const char *key, const char **at, size_t *len)
 {
@@ -105,8 +103,7 @@ value_span(const char *s, size_t n, const char *key, const char **at, size_t *le
 		} else if (s[i] == '}' || s[i] == ']' || s[i] == ',') {
 			depth -= s[i] != ',';
 			if (from && ((s[i] == ',' && depth == 1) || !depth)) {
-				if (ours) { /* the last of a name counts, as it does for the parser
-					     */
+				if (ours) { /* the last duplicate counts, as for the parser */
 					*at = s + from;
 					*len = i - from;
 					found = true;
@@ -118,7 +115,7 @@ value_span(const char *s, size_t n, const char *key, const char **at, size_t *le
 	return found;
 }
 
-/* A line of the file as an object; what it says must be right when it has been looked at. */
+/* Parse a line to an object. check_file has validated it. */
 static json_t *
 line_object(const BatchRun *run, size_t i, Problem *p)
 {
@@ -202,7 +199,7 @@ halted(BatchRun *run)
 	return halt;
 }
 
-/* Lines that hold anything. */
+/* Index the lines that are not blank. */
 static bool
 find_lines(BatchRun *run)
 {
@@ -228,7 +225,7 @@ find_lines(BatchRun *run)
 	return true;
 }
 
-/* False: it cannot run, run->errors says why, or it was halted. */
+/* Check all lines. False: run->errors has mistakes, or the run was stopped. */
 static bool
 check_file(BatchRun *run)
 {
@@ -264,7 +261,7 @@ check_file(BatchRun *run)
 	return !run->errors;
 }
 
-/* ---- files of answers ---- */
+/* ---- output files ---- */
 
 static void
 count(BatchRun *run, int which)
@@ -274,8 +271,8 @@ count(BatchRun *run, int which)
 	pthread_mutex_unlock(&run->st->lock);
 }
 
-/* What a run before this one has written: its lines are done, and a line without an end is cut off.
- */
+/* Read what an earlier run has written: mark its lines done and truncate an incomplete last
+ * line. */
 static bool
 open_part(BatchRun *run, int which)
 {
@@ -314,7 +311,7 @@ open_part(BatchRun *run, int which)
 	return true;
 }
 
-/* A line more, or none of it. */
+/* Append one line completely, or nothing. */
 static bool
 append(BatchRun *run, int which, const Strbuf *line)
 {
@@ -346,7 +343,7 @@ append(BatchRun *run, int which, const Strbuf *line)
 	return false;
 }
 
-/* begin: id and custom_id of line i */
+/* Begin an answer: id and custom_id of line i. */
 static void
 line_begin(const BatchRun *run, size_t i, Strbuf *b)
 {
@@ -362,7 +359,7 @@ line_begin(const BatchRun *run, size_t i, Strbuf *b)
 	json_decref(o);
 }
 
-/* A line that was never run. */
+/* Write the error of a line that did not run before the batch expired. */
 static bool
 write_expired(BatchRun *run, size_t i)
 {
@@ -379,7 +376,7 @@ write_expired(BatchRun *run, size_t i)
 	return ok;
 }
 
-/* The answer of a request that is over. */
+/* Write the answer of a finished request. */
 static bool
 write_answer(BatchRun *run, size_t i, const Req *r)
 {
@@ -396,7 +393,7 @@ write_answer(BatchRun *run, size_t i, const Req *r)
 		strbuf_add(&b, text, n);
 		for (size_t k = from; k < b.len; k++)
 			if (b.data[k] == '\n' ||
-			    b.data[k] == '\r') /* between values, never in one */
+			    b.data[k] == '\r') /* line ends occur between values only */
 				b.data[k] = ' ';
 	} else {
 		json_str(&b, text, n);
@@ -409,9 +406,9 @@ write_answer(BatchRun *run, size_t i, const Req *r)
 	return ok;
 }
 
-/* ---- flights ---- */
+/* ---- lines in flight ---- */
 
-/* On any thread of the server: the answer of r is whole. */
+/* Mark the line of r as done. Called on any thread of the server when the answer is complete. */
 static void
 answered(Req *r)
 {
@@ -435,7 +432,8 @@ batch_wake(FileStore *st)
 	pthread_mutex_unlock(&st->flight_lock);
 }
 
-/* Half of the places that requests of clients have, and no more than keep the batch full. */
+/* Return how many lines run at a time: enough to fill the engine's batch, at most half of the
+ * requests that it accepts. */
 static int
 flights_for(Server *s)
 {
@@ -473,9 +471,9 @@ submit_line(BatchRun *run, size_t i)
 	req_whole(r);
 }
 
-/* What has no place now, and may have one later; what the server cannot do for another reason is
- * tried so many times. An engine that has failed for good says nothing about the line: it waits for
- * the server's next start. */
+/* Report whether to retry a line. A refusal for lack of capacity is always retried, another server
+ * error up to MAX_TRIES times. A failed engine is not the line's fault: it waits for the next start
+ * of the server. */
 static bool
 may_wait(const Req *r, BatchLine *line)
 {
@@ -505,7 +503,7 @@ complete_line(BatchRun *run, const InFlightLine *f)
 	req_over(f->r, true);
 }
 
-/* Nobody waits for them any more. */
+/* Release all requests in flight without reading their answers. */
 static void
 abort_flights(BatchRun *run)
 {
@@ -522,8 +520,7 @@ abort_flights(BatchRun *run)
 	run->n_flights = 0;
 }
 
-/* One that is over, taken out of the table. With `until`: once there is one, or something else to
- * look at, or the time is up. */
+/* Take a finished line from the table. With `until`: wait for one, for a nudge, or for the time. */
 static bool
 pop_completed(FileStore *st, const struct timespec *until, InFlightLine *out)
 {
@@ -546,15 +543,15 @@ pop_completed(FileStore *st, const struct timespec *until, InFlightLine *out)
 	return found;
 }
 
-/* Has the thread something to do with it now? lock held */
+/* Report whether the thread has something to do for b now; lock held. */
 static bool
 ready(const Batch *b)
 {
 	return !batch_ended(b) && !b->fresh && (b->cancel || b->later <= clock_now());
 }
 
-/* Is it another one's turn: enough lines have been answered, and another owner has a batch, or
- * these lines only wait, and another batch has something to do? lock held */
+/* Report whether to yield to another batch. Either enough lines have been answered and another
+ * owner has work, or these lines only wait and any other batch has work. Lock held. */
 static bool
 should_yield(const BatchRun *run)
 {
@@ -568,20 +565,21 @@ should_yield(const BatchRun *run)
 	return false;
 }
 
-/* The next line that shall run; n_line: none, now. */
+/* Return the next line to run; n_line: none now. */
 static size_t
 next_line(BatchRun *run)
 {
 	if (run->n_flights >= run->most_flights || clock_now() < run->pause_until)
 		return run->n_line;
-	if (run->n_again) /* before new ones: so they are never more than flights */
+	/* retries first, so that `again` never holds more than the lines in flight */
+	if (run->n_again)
 		return run->again[--run->n_again];
 	while (run->next < run->n_line && run->line[run->next].begun)
 		run->next++;
 	return run->next;
 }
 
-/* Lines in and answers out, until nothing is left or something ends it. */
+/* Run lines until all are answered or the run is stopped. */
 static void
 run_lines(BatchRun *run)
 {
@@ -616,7 +614,7 @@ run_lines(BatchRun *run)
 	abort_flights(run);
 }
 
-/* ---- a batch from its beginning to its end ---- */
+/* ---- life of a batch ---- */
 
 static void
 set_status(BatchRun *run, BatchStatus status)
@@ -624,7 +622,7 @@ set_status(BatchRun *run, BatchStatus status)
 	Batch *b = run->b;
 	char id[ID_SIZE];
 
-	memcpy(id, b->id, sizeof id); /* one that is over may go at any time */
+	memcpy(id, b->id, sizeof id); /* b may be freed once it has ended */
 	pthread_mutex_lock(&run->st->lock);
 	if (b->cancel && status < BATCH_COMPLETED)
 		status = BATCH_CANCELLING;
@@ -637,7 +635,7 @@ set_status(BatchRun *run, BatchStatus status)
 	batch_save(run->st, id);
 }
 
-/* What has been written becomes a file of the client's. */
+/* Turn a .part file into a file visible to the client. */
 static void
 keep_part(BatchRun *run, int which)
 {
@@ -652,8 +650,7 @@ keep_part(BatchRun *run, int which)
 	store_path(st, part, sizeof part, b->file[which], ".part");
 	store_path(st, path, sizeof path, b->file[which], "");
 	bool known = fstat(run->part[which], &is) == 0;
-	run->full |= fsync(run->part[which]) != 0 ||
-	             !known; /* what there is stays, as far as the disk has it */
+	run->full |= fsync(run->part[which]) != 0 || !known; /* keep what the disk has */
 	close(run->part[which]);
 	run->part[which] = -1;
 	if (!known)
@@ -703,7 +700,8 @@ finish(BatchRun *run)
 	                            : BATCH_COMPLETED);
 }
 
-/* The file cannot be used. Where it could at an earlier start, answers of then are the client's. */
+/* Fail a batch whose file is invalid. If it was valid at an earlier start, the client gets the
+ * answers of that time. */
 static void
 fail(BatchRun *run)
 {
@@ -717,8 +715,8 @@ fail(BatchRun *run)
 	set_status(run, BATCH_FAILED);
 }
 
-/* Of the lines that waited when the turn before this one ended: nothing was in flight, and lines
- * begin in order, so they are the first that are not done. */
+/* Restore the retry counts of the previous turn. It ended with no lines in flight and lines begin
+ * in order, so the waiting lines are the first that are not done. */
 static void
 restore_tries(BatchRun *run)
 {
@@ -764,9 +762,8 @@ batch_run(FileStore *st, Batch *b)
 	b->tries = tries;
 	b->waited = run.n_landed ? 0 : run.n_again;
 	stop = st->stop;
-	bool turn =
-	    run.yields && left && !run.full && !b->cancel &&
-	    time(NULL) < b->expires; /* it goes on in its next turn, as at a server's next start */
+	bool turn = run.yields && left && !run.full && !b->cancel &&
+	            time(NULL) < b->expires; /* it continues in its next turn, as after a restart */
 	pthread_mutex_unlock(&st->lock);
 	if (run.errors && !run.full && !stop)
 		fail(&run);
@@ -781,7 +778,7 @@ batch_run(FileStore *st, Batch *b)
 	free(run.line);
 }
 
-/* Until there may be something to do: a batch comes, or one that waits is ready. lock held */
+/* Wait for work: a new batch, or the time of one that waits. Lock held. */
 static void
 wait_for_work(FileStore *st)
 {
@@ -797,7 +794,7 @@ wait_for_work(FileStore *st)
 		pthread_cond_wait(&st->change, &st->lock);
 }
 
-/* The oldest of the owner whose turn was longest ago; NULL: nothing is to be done. lock held */
+/* Choose the oldest batch of the owner least recently served; NULL: nothing to do. Lock held. */
 static Batch *
 next_batch(FileStore *st)
 {

@@ -1,5 +1,5 @@
-/* The table of batches and their routes: see batch.h. A batch is the file id.json; its answers and
- * errors lie in <id>.part until it has ended. */
+/* The table of batches and their routes: see batch.h. The file id.json describes a batch; output
+ * and errors are in <id>.part until it has ended. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ enum {
 	MAX_META = 4 << 20,
 	MAX_PAIRS = 16,
 	NEW_BYTES = 1024
-}; /* NEW_BYTES: of a batch's own file, about, before it is written */
+}; /* NEW_BYTES: estimated size of a batch's JSON file */
 
 static const char *const status_name[N_BATCH_STATUS] = {
 	[BATCH_VALIDATING] = "validating", [BATCH_IN_PROGRESS] = "in_progress",
@@ -38,7 +38,7 @@ known_endpoint(const char *s)
 	return NULL;
 }
 
-/* ---- as text ---- */
+/* ---- JSON ---- */
 
 static void
 put_value(Strbuf *out, const char *key, const json_t *v)
@@ -96,7 +96,7 @@ batches_free(FileStore *st)
 	st->first = NULL;
 }
 
-/* In the order of creation, behind those of the same second. */
+/* Insert in order of creation, after those of the same second. */
 static void
 put(FileStore *st, Batch *b)
 {
@@ -118,8 +118,8 @@ find(FileStore *st, const char *id)
 	return b;
 }
 
-/* Who writes last has looked last: the file is never older than what somebody has been told.
- * Whether it fits the owner's room was asked when the batch came. */
+/* Write a batch's state. The state is read under the save lock, so a later writer never stores an
+ * older state than clients have seen. The space was reserved when the batch was created. */
 bool
 batch_save(FileStore *st, const char *id)
 {
@@ -138,7 +138,7 @@ batch_save(FileStore *st, const char *id)
 		strbuf_puts(&text, "}\n");
 		store_count(st, b->owner, (int64_t)text.len - b->bytes);
 		b->bytes = (int64_t)text.len;
-		b->saves++; /* it stays meanwhile */
+		b->saves++; /* prevents eviction meanwhile */
 	}
 	pthread_mutex_unlock(&st->lock);
 	bool ok = !b || (!text.failed && file_write(path, text.data, text.len, &err) == LLMC_OK);
@@ -155,7 +155,7 @@ batch_save(FileStore *st, const char *id)
 	return ok;
 }
 
-/* The files of answers as they are in the folder. */
+/* Find the output files of a batch in the folder. */
 static void
 load_files(FileStore *st, Batch *b)
 {
@@ -167,7 +167,7 @@ load_files(FileStore *st, Batch *b)
 		store_path(st, whole, sizeof whole, b->file[i], "");
 		store_path(st, path, sizeof path, b->file[i], batch_ended(b) ? "" : ".part");
 		if (!batch_ended(b) && lstat(path, &is) != 0 && rename(whole, path) != 0 &&
-		    errno != ENOENT) /* a server fell between its last steps */
+		    errno != ENOENT) /* a crash occurred between rename and save */
 			serve_log(st->srv, LLMC_LOG_WARNING, "warning: %s: %s", whole,
 			          strerror(errno));
 		bool there = lstat(path, &is) == 0 && S_ISREG(is.st_mode);
@@ -340,7 +340,7 @@ batches_evict(FileStore *st, const char *owner)
 	return false;
 }
 
-/* One more of this owner: old ones that are over make room; lock held. */
+/* Reserve space for one more batch of this owner, evicting finished ones; lock held. */
 static bool
 room_for_one(FileStore *st, const char *owner)
 {
@@ -354,7 +354,7 @@ room_for_one(FileStore *st, const char *owner)
 	       (n < MAX_STORED || batches_evict(st, NULL)) && store_take(st, owner, NEW_BYTES);
 }
 
-/* It is there when the disk has it. b is the table's, or gone. */
+/* Write a new batch and make it visible, or drop it if the write fails. */
 static bool
 keep(FileStore *st, const char *id, Strbuf *text)
 {
@@ -465,7 +465,7 @@ batches_list(Req *r)
 	for (const Batch *b = st->first; b && all; b = b->next)
 		if (!b->fresh && store_sees(r, b->owner))
 			all[n_all++] = b;
-	size_t at = n_all; /* the newest first */
+	size_t at = n_all; /* newest first */
 	while (*after && at && strcmp(all[at - 1]->id, after) != 0)
 		at--;
 	at -= *after && at;
@@ -484,7 +484,7 @@ batches_list(Req *r)
 	req_answer(r, 200, type_json, &text);
 }
 
-/* The batch that the path names, or a Problem; lock held. */
+/* Find the batch named by the path, or set a Problem; lock held. */
 static Batch *
 batch_of_path(Req *r, FileStore *st, const char *tail, Problem *p)
 {

@@ -1,5 +1,5 @@
-/* The folder of files and batches: see batch.h. A file that has come is its bytes under its id, and
- * id.json with the rest; files of answers are told by the batch that they belong to. */
+/* The folder of files and batches: see batch.h. An uploaded file is its bytes under its id, and
+ * id.json with the rest. Output files have no id.json; their batch describes them. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -39,7 +39,7 @@ store_path(const FileStore *st, char *out, size_t cap, const char *id, const cha
 	snprintf(out, cap, "%s/%s%s", st->dir, id, tail);
 }
 
-/* ---- who has how much; lock held ---- */
+/* ---- usage per owner; lock held ---- */
 
 OwnerUsage *
 store_share(FileStore *st, const char *owner)
@@ -58,7 +58,7 @@ store_share(FileStore *st, const char *owner)
 	return &st->share[st->n_share++];
 }
 
-/* The part of everything that is one key's; the server's own has all. */
+/* Return a key's share of `all`; the server's own key may use all of it. */
 static int64_t
 part_of(const FileStore *st, const char *owner, int64_t all)
 {
@@ -86,7 +86,7 @@ store_take(FileStore *st, const char *owner, int64_t bytes)
 	if (bytes > part_of(st, owner, st->max_bytes) - store_share(st, owner)->used +
 	                batches_spare(st, owner) ||
 	    bytes > st->max_bytes - st->used + batches_spare(st, NULL))
-		return false; /* nothing goes for what would not fit then either */
+		return false; /* evict nothing if the bytes would not fit even then */
 	while (bytes > part_of(st, owner, st->max_bytes) - store_share(st, owner)->used)
 		if (!batches_evict(st, owner))
 			return false;
@@ -161,7 +161,7 @@ load_file(FileStore *st, const char *id, llmc_error *err)
 	return ok;
 }
 
-/* prefix, digits, and then `tail` */
+/* Match prefix, digits and return the rest in *tail. */
 static bool
 is_ours(const char *name, const char *prefix, char id[ID_SIZE], const char **tail)
 {
@@ -174,8 +174,8 @@ is_ours(const char *name, const char *prefix, char id[ID_SIZE], const char **tai
 	return true;
 }
 
-/* Does the file of this id, or with `part` what is written of it, belong to something that is
- * there? */
+/* Report whether the file of this id (or with `part` its partial output) belongs to a known file or
+ * batch. */
 static bool
 is_known(FileStore *st, const char *id, bool part)
 {
@@ -188,9 +188,9 @@ is_known(FileStore *st, const char *id, bool part)
 	return false;
 }
 
-/* What a server that fell between two files, or in the midst of one, has left: nobody would find it
- * again. Where something could not be read (sure is false), a file without an owner may be its, and
- * stays. */
+/* Remove files left by a crashed server: incomplete ones, and files without an owner. If some
+ * description could not be read (sure is false), files without an owner stay, because they may
+ * belong to it. */
 static void
 clean(FileStore *st, bool sure)
 {
@@ -233,7 +233,7 @@ load(FileStore *st, llmc_error *err)
 	bool sure = true;
 	llmc_error why = { 0 };
 
-	for (int kind = 0; kind < 2; kind++) { /* batches find their files */
+	for (int kind = 0; kind < 2; kind++) { /* files first, because batches look them up */
 		DIR *d = opendir(st->dir);
 		if (!d)
 			return error_set(err, LLMC_E_IO, "%s: %s", st->dir, strerror(errno));
@@ -332,7 +332,7 @@ store_close(FileStore *st)
 	free(st);
 }
 
-/* ---- what routes share ---- */
+/* ---- shared by the routes ---- */
 
 FileStore *
 store_of(Req *r, Problem *p)

@@ -29,7 +29,7 @@ no_file(Problem *p, const char *id)
 	return false;
 }
 
-/* The parts of an upload: the file, which is the body's, and what it is for. */
+/* Read the parts of an upload: the file, which points into the body, and its purpose. */
 static bool
 read_upload(Req *r, MultipartPart *file, Problem *p)
 {
@@ -68,7 +68,7 @@ read_upload(Req *r, MultipartPart *file, Problem *p)
 	return true;
 }
 
-/* The file and what is said of it; what is half there goes again. */
+/* Write the file and its description; on failure remove both. */
 static bool
 write_upload(const FileStore *st, const StoredFile *f, const char *data, Problem *p)
 {
@@ -182,8 +182,8 @@ files_list(Req *r)
 	req_answer(r, 200, type_json, &b);
 }
 
-/* Its pages are the disk's, so that they count as no memory of ours; a file that is there is never
- * cut, only removed. */
+/* Map the file, so that its pages count as page cache and not as memory of the server. A stored
+ * file is never truncated, only removed. */
 static void
 send_content(Req *r, const FileStore *st, const char *id, Problem *p)
 {
@@ -194,7 +194,7 @@ send_content(Req *r, const FileStore *st, const char *id, Problem *p)
 		req_answer_file(r, "application/octet-stream", (const char *)r->file.data,
 		                r->file.size);
 	else
-		no_file(p, id); /* it went a moment ago */
+		no_file(p, id); /* it was removed since */
 }
 
 void
@@ -228,7 +228,7 @@ files_get(Req *r)
 	strbuf_release(&b);
 }
 
-/* A batch that has not ended needs it; lock held. */
+/* Report whether an unfinished batch needs the file; lock held. */
 static bool
 in_use(const FileStore *st, const char *id)
 {

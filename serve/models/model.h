@@ -1,118 +1,124 @@
-/* Models of a server: the names that clients know, and the engines behind them.
+/* Models of a server: the names that clients use, and their engines.
  *
- * A Slot is a name. Its engine, a Model, is there or asleep; a Slot stays as long as the server.
- * One thread, the keeper, opens and closes engines, one at a time, so that nobody else waits for a
- * file: a request for a model that is asleep is put aside and handled when it is there. Whoever
- * uses a Model holds a reference. One that no new request gets is retired, and ends when the last
- * reference is given back: nothing that runs is lost.
+ * A Slot is a name and exists as long as the server. Its engine, a ServedModel, is loaded or
+ * asleep. One thread, the model manager, opens and closes engines, one at a time. A request for a
+ * model that sleeps waits in its slot's queue, so that no worker waits for a file. A user of a
+ * ServedModel holds a reference. A retired model gets no new requests and is closed when the last
+ * reference is released, so that running requests finish.
  *
- * Where memory is bounded, room is made by retiring the models that were used longest ago, those
- * first that nobody uses. Slots that want an engine get it in the order in which they were asked
- * for, so none waits for ever. */
+ * With a memory limit, the least recently used models are retired to free memory, unused ones
+ * first. Slots get engines in the order of their requests, so none starves. */
 #ifndef LLMC_SERVE_MODELS_MODEL_H
 #define LLMC_SERVE_MODELS_MODEL_H
 
 #include "serve/http/request.h"
 
-/* Where a slot's engine comes from. open NULL: it is there from the start and stays. All block; on
- * the keeper's thread alone, once the server runs. */
+/* Source of a slot's engine. open NULL: the engine exists from the start and stays. All functions
+ * may block; once the server runs, only the manager thread calls them. */
 typedef struct ModelSource {
 	void *self;
 	llmc_status (*look)(void *self, Backend *about, int64_t *bytes,
-	                    llmc_error *err); /* what it would be, without opening it */
+	                    /* limits, info and size of the engine, without opening it */
+	                    llmc_error *err);
 	llmc_status (*open)(void *self, Backend *out, llmc_error *err);
-	void (*close)(Backend *b); /* what open made */
+	void (*close)(Backend *b); /* closes what open made */
 	void (*free)(void *self);
-	/* another name for the engine of the slot's parent, which is open; NULL: an engine of its
-	 * own, by open */
+	/* make a slot's Backend in its parent's open engine; NULL: open makes an engine of its
+	 * own */
 	llmc_status (*join)(void *self, const Backend *of, Backend *out, llmc_error *err);
-	/* the source of the same with an adapter from a folder; NULL: it takes none */
+	/* make the source of this model with an adapter from a folder; NULL: adapters are not
+	 * supported */
 	llmc_status (*adapt)(void *self, const char *dir, struct ModelSource *out, llmc_error *err);
 } ModelSource;
 
 struct ServedModel {
 	Slot *slot;
-	const char *name; /* the slot's */
+	const char *name; /* name of the slot */
 	Server *srv;
 	Backend back;
 	int64_t bytes;
 	int32_t max_input, max_total;
-	ServedModel *of; /* whose engine it shares, and whose pump brings its events: it ends before
-	                    that one does; NULL: it has its own */
-	void (*close)(Backend *b); /* NULL: its engine stays */
-	struct Grammars *grammars; /* of late */
-	atomic_bool plain_chat; /* its format has no reasoning: without tools an answer is text */
+	/* model whose engine and event thread this one borrows (must outlive it); NULL: owns
+	 * them */
+	ServedModel *of;
+	void (*close)(Backend *b); /* NULL: the engine stays open */
+	struct Grammars *grammars; /* cache of recent grammars */
+	/* the chat format has no reasoning: without tools all output is text */
+	atomic_bool plain_chat;
 	pthread_t pump;
 	bool has_pump;
 	/* under Server.lock */
-	int n_refs;    /* and n_gens: with those of who shares its engine */
-	int n_readers; /* at its counters */
+	int n_refs;    /* n_refs and n_gens include models that share its engine */
+	int n_readers; /* readers of its counters */
 	int n_gens;
-	bool healthy;      /* a generation has worked since the last failure */
-	bool failed;       /* the engine's device is gone */
-	bool ending;       /* the pump ends when nothing is with the engine */
-	ServedModel *next; /* of those that are retired */
+	bool healthy;      /* a generation has succeeded since the last failure */
+	bool failed;       /* the engine's device is lost */
+	bool ending;       /* the event thread ends when the engine has no requests */
+	ServedModel *next; /* link in Server.retired */
 };
 
 struct Slot {
-	char *name, *parent; /* parent: of an adapter, the model it changes; NULL */
+	char *name, *parent; /* parent: base model of an adapter; NULL: not an adapter */
 	ModelSource src;
 	/* under Server.lock */
-	Backend about; /* limits and info, also while it sleeps: no engine, no tokenizer */
-	int64_t bytes; /* what its engine takes */
+	Backend about; /* limits and info, also while the model sleeps: no engine, no tokenizer */
+	int64_t bytes; /* memory of its engine */
 	int32_t max_input, max_total;
-	ServedModel *model; /* NULL: it sleeps */
+	ServedModel *model; /* NULL: asleep */
 	bool loading, removed;
-	bool sleep_when_done; /* it was put to sleep while its engine was on its way: who waited
-	                         before is served, then it goes */
-	bool was_found;       /* requests may have found it: its name stays */
-	bool wanted;          /* an engine, since wanted_at */
+	/* put to sleep while its engine was being opened: it serves the waiting requests first */
+	bool sleep_when_done;
+	bool was_found; /* requests may point to it: its name stays */
+	bool wanted;    /* wants an engine, since wanted_at */
 	uint64_t wanted_at;
 	double used_at;
 	int n_waiting;
-	Queue waiting;         /* requests for it */
-	Queue wakers, reloads; /* calls that are answered when that is done */
+	Queue waiting;         /* requests that wait for the engine */
+	Queue wakers, reloads; /* /wake_up and /reload calls to answer when done */
 	Metrics metrics;
 };
 
-/* What a slot is when the server opens. */
+/* Initial state of a slot. */
 typedef struct SlotInit {
 	const char *name, *parent; /* name NULL: the model's own; copied */
 	ModelSource src;
-	const Backend *back; /* it is open; NULL: look */
-	int64_t bytes;       /* of one that is open */
+	const Backend *back; /* open engine; NULL: call look */
+	int64_t bytes;       /* size of an open engine */
 } SlotInit;
 
-/* Sources and engines of init are the server's, also on failure. */
+/* Open all slots. The server owns sources and engines of init, also on failure. */
 llmc_status models_open(Server *s, const SlotInit *init, int n, llmc_error *err);
-void models_drop(const SlotInit *init); /* of one that no server takes */
-/* Closing: Server.closing is set, and what waits is refused; no worker runs any more, and what runs
- * is awaited; nobody asks any more. */
+void models_drop(const SlotInit *init); /* frees an init that was not passed to models_open */
+/* Close in three steps. models_stop refuses waiting requests; Server.closing must be set.
+ * models_end waits for running requests; all workers must have ended. models_close frees
+ * everything; no other thread may use the models. */
 void models_stop(Server *s);
 void models_end(Server *s);
 void models_close(Server *s);
 
 Slot *models_find(Server *s, const char *name);               /* NULL: unknown; takes the lock */
-void models_unknown(Server *s, const char *name, Problem *p); /* 404 that says which there are */
-/* The model of a request into r->model, by its body. False without a Problem: it has been put
- * aside, and is somebody else's from here on. */
+void models_unknown(Server *s, const char *name, Problem *p); /* 404 that lists the models */
+/* Set r->model from the body. False without a Problem: the request waits for its model and no
+ * longer belongs to the caller. */
 bool models_take(Server *s, Req *r, Problem *p);
-/* A model that is there, and healthy so far or not; with a reference. NULL: none. */
+/* Return a loaded model whose latest generation has not succeeded, with a reference; NULL: none.
+ * *ill: some engine has failed. */
 ServedModel *models_unproven(Server *s, bool *ill);
-bool models_failed(Server *s);      /* an engine has, for good */
-void model_ref(ServedModel *m);     /* lock held */
-void model_unref(ServedModel *m);   /* without it */
-int models_number(Server *s);       /* of slots, removed ones too */
-int model_gens(Server *s, Slot *t); /* in work, of a name for another one's engine; else -1 */
-bool model_counts(Server *s, Slot *t, llmc_counts *out); /* false: it sleeps */
-void models_counts(Server *s, llmc_counts *out);         /* sums over those that are there */
-/* What r asks for; it is answered when that is done, or when it has failed. t NULL: all. */
+bool models_failed(Server *s);    /* an engine has failed for good */
+void model_ref(ServedModel *m);   /* lock held */
+void model_unref(ServedModel *m); /* lock not held */
+int models_number(Server *s);     /* number of slots, including removed ones */
+/* generations in flight of a name that borrows an engine; else -1 */
+int model_gens(Server *s, Slot *t);
+bool model_counts(Server *s, Slot *t, llmc_counts *out); /* false: asleep */
+void models_counts(Server *s, llmc_counts *out);         /* sums over loaded models */
+/* Load, sleep or reload as r requests; r is answered when done or failed. t NULL: all models. */
 void models_want(Server *s, Slot *t, Req *r);
 void models_reload(Server *s, Slot *t, Req *r);
 void models_sleep(Server *s, Slot *t, Req *r);
-/* A new name for base with an adapter; dir is taken over. */
+/* Add the name of an adapter of base; takes dir over. */
 void models_adapt(Server *s, Slot *base, const char *name, char *dir, Req *r);
-/* An adapter's name is no more; what runs goes on. False with a Problem: there is none. */
+/* Remove an adapter's name; running requests finish. False with a Problem: not found. */
 bool models_remove(Server *s, const char *name, Problem *p);
 const char *slot_state(const Slot *t); /* "loaded", "loading", "unloaded"; lock held */
 

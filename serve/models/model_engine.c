@@ -1,5 +1,4 @@
-/* Engines behind the names: the thread that brings an engine's events to requests, how one begins
- * and how it ends. */
+/* Engines of slots: how one begins and ends, and the thread that passes its events to requests. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,7 +29,7 @@ model_unref(ServedModel *m)
 	pthread_mutex_unlock(&s->lock);
 }
 
-/* Events of an engine to requests. */
+/* Pass the engine's events to requests. */
 static void *
 pump(void *arg)
 {
@@ -39,7 +38,7 @@ pump(void *arg)
 	llmc_event ev = LLMC_INIT(llmc_event);
 	llmc_error err = { 0 };
 	double looked = 0;
-	int dead = 0; /* calls in a row that failed */
+	int dead = 0; /* consecutive failed calls */
 
 	for (;;) {
 		llmc_status status = m->back.next(m->back.self, 100, &ev, &err);
@@ -52,7 +51,7 @@ pump(void *arg)
 			pthread_mutex_unlock(&s->lock);
 			struct timespec rest = {
 				0, 50000000
-			}; /* an engine that cannot wait must not make us spin */
+			}; /* an engine whose wait fails must not make this loop spin */
 			nanosleep(&rest, NULL);
 		}
 		double now = clock_now();
@@ -70,7 +69,8 @@ pump(void *arg)
 	return NULL;
 }
 
-/* Without the lock; nobody uses it, or the server closes: what is with the engine is awaited. */
+/* Stop the event thread and close. Lock not held; no users left, or the server closes and waits for
+ * the engine's requests. */
 void
 model_stop(ServedModel *m)
 {
@@ -91,14 +91,14 @@ model_free(ServedModel *m)
 	free(m);
 }
 
-/* The limits of requests to an engine, by the server's options. */
+/* Derive the limits of requests from the engine and the server's options. */
 llmc_status
 model_limits(const Server *s, const Backend *b, const char *name, int32_t *max_input,
              int32_t *max_total, llmc_error *err)
 {
 	const llmc_serve_options *o = &s->opt;
 	int32_t context = b->limits.context;
-	/* what a request may have even when it runs alone */
+	/* KV tokens of a request that runs alone */
 	int64_t room = b->limits.kv_tokens;
 
 	if (b->max_batch_total > 0 && b->max_batch_total < room)
@@ -119,8 +119,8 @@ model_limits(const Server *s, const Backend *b, const char *name, int32_t *max_i
 	return LLMC_OK;
 }
 
-/* An engine that is open under a name, and its pump, or of's where that is not NULL. On failure the
- * engine is closed again, if the source does that. */
+/* Make a ServedModel of an open engine and start its event thread, or borrow that of `of`. On
+ * failure the engine is closed, if the source can close it. */
 llmc_status
 model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, ServedModel *of, ServedModel **out,
             llmc_error *err)
@@ -160,7 +160,7 @@ model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, ServedModel *of
 	return status;
 }
 
-/* It is the slot's from here on; lock held. */
+/* Assign the model to its slot; lock held. */
 void
 model_set(Slot *t, ServedModel *m)
 {
@@ -175,7 +175,7 @@ model_set(Slot *t, ServedModel *m)
 	t->wanted = false;
 }
 
-/* No new request gets it; lock held. */
+/* Retire the slot's model: no new requests; lock held. */
 void
 model_retire(Server *s, Slot *t)
 {
@@ -184,7 +184,7 @@ model_retire(Server *s, Slot *t)
 	m->next = s->retired;
 	s->retired = m;
 	t->model = NULL;
-	for (int i = 0; i < s->n_slots; i++) /* nor whoever shares its engine */
+	for (int i = 0; i < s->n_slots; i++) /* also models that borrow its engine */
 		if (s->slot[i]->model && s->slot[i]->model->of == m)
 			model_retire(s, s->slot[i]);
 	pthread_cond_signal(&s->keep);

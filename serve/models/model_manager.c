@@ -1,6 +1,6 @@
-/* The keeper: one thread that opens and closes engines, one at a time, makes room for them, and
- * tells who has asked for that. All of it runs with the lock held, given back while it waits for a
- * file. */
+/* The model manager: one thread that opens and closes engines, one at a time, frees memory for
+ * them, and answers the calls that requested it. It runs with the lock held and releases it while
+ * it waits for a file. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #include "serve/dialects/generation.h"
 #include "serve/models/model_manager.h"
 
-/* ---- lists of requests that wait ---- */
+/* ---- queues of waiting requests ---- */
 
 void
 queue_put(Queue *q, Req *r)
@@ -30,8 +30,8 @@ queue_pop(Queue *q)
 	return r;
 }
 
-/* Without the lock: each has the same Problem for an answer, or, with status 0, {"status": word}.
- * The references go. */
+/* Answer all with the same Problem, or {"status": word} if p is NULL. Releases their references.
+ * Lock not held. */
 void
 queue_answer(Queue q, const Problem *p, const char *word)
 {
@@ -46,16 +46,15 @@ queue_answer(Queue q, const Problem *p, const char *word)
 	}
 }
 
-/* ---- room ---- */
+/* ---- memory ---- */
 
 typedef enum MemoryNeed { ROOM_YES, ROOM_SOON, ROOM_NO } MemoryNeed;
 
-/* What engines share: memory, or, of one engine, the places for adapters, which the names have that
- * run in it */
+/* A shared resource: memory (of NULL), or the adapter slots of one engine. */
 typedef struct SharedBudget {
 	const ServedModel *of;
 	int64_t all;
-} SharedBudget; /* of NULL: memory; all 0: there is no bound */
+} SharedBudget; /* all 0: unlimited */
 
 static int64_t
 share_of(const SharedBudget *h, const ServedModel *m)
@@ -63,8 +62,8 @@ share_of(const SharedBudget *h, const ServedModel *m)
 	return h->of ? m->of == h->of : m->bytes;
 }
 
-/* Room for so much more: others go, the least recently used first, of those that nobody uses, and
- * with `busy` then of those that are used as well. SOON: when they are over. */
+/* Free `need` bytes or slots by retiring models, least recently used first, unused ones before used
+ * ones. Used ones are retired only if `busy`. SOON: free once the retired models have ended. */
 static MemoryNeed
 make_room(Server *s, const SharedBudget *h, const Slot *except, int64_t need, bool busy)
 {
@@ -97,7 +96,7 @@ make_room(Server *s, const SharedBudget *h, const Slot *except, int64_t need, bo
 	}
 }
 
-/* Does somebody share its engine? */
+/* Report whether another model borrows m's engine. */
 static bool
 is_shared(const Server *s, const ServedModel *m)
 {
@@ -132,7 +131,7 @@ end_one(Server *s)
 	return true;
 }
 
-/* Calls to sleep whose models have ended. */
+/* Answer /sleep calls whose models have ended. */
 static bool
 answer_sleep_calls(Server *s)
 {
@@ -157,7 +156,7 @@ answer_sleep_calls(Server *s)
 	return true;
 }
 
-/* Nothing came of it: who waits is told why. */
+/* Answer all requests that wait for the slot with a Problem. */
 static void
 refuse(Server *s, Slot *t, const Problem *p)
 {
@@ -180,8 +179,8 @@ too_large(const Server *s, const Slot *t, int64_t need, Problem *p)
 	p->code = "model_too_large";
 }
 
-/* The slot has an engine: its requests go back to the workers, each with a reference, so that it
- * stays for them. */
+/* Give waiting requests back to the workers. Each gets a reference, so that the model stays for
+ * it. */
 static void
 dispatch_waiting(Server *s, Slot *t)
 {
@@ -191,7 +190,7 @@ dispatch_waiting(Server *s, Slot *t)
 		r->model = t->model;
 		model_ref(t->model);
 		work_push(s, r);
-		atomic_fetch_sub(&r->refs, 1); /* the queue of the workers has one of its own */
+		atomic_fetch_sub(&r->refs, 1); /* the workers' queue holds its own reference */
 	}
 	t->n_waiting = 0;
 	t->wakers = (Queue){ 0 };
@@ -200,7 +199,7 @@ dispatch_waiting(Server *s, Slot *t)
 	pthread_mutex_lock(&s->lock);
 }
 
-/* The slot whose engine this one shares; NULL: it has its own */
+/* Return the slot whose engine t borrows; NULL: it has its own. */
 static Slot *
 base_of(Server *s, const Slot *t)
 {
@@ -210,8 +209,8 @@ base_of(Server *s, const Slot *t)
 	return NULL;
 }
 
-/* Memory for a slot's engine, or a place for its adapter in the engine that it shares, beside what
- * it has of either */
+/* Free memory for a slot's engine, or an adapter slot in the engine that it borrows, in addition to
+ * what it has. */
 static MemoryNeed
 room_for(Server *s, const Slot *t, int64_t bytes, bool busy)
 {
@@ -233,8 +232,7 @@ slot_is_awaited(Server *s, const Slot *t)
 	return false;
 }
 
-/* Put to sleep, and kept for names that share its engine: it goes behind the last who waited for
- * one. */
+/* Retire a model whose /sleep was deferred, once no borrowing name waits for its engine. */
 static void
 put_to_sleep(Server *s, Slot *t)
 {
@@ -246,15 +244,15 @@ put_to_sleep(Server *s, Slot *t)
 	t->sleep_when_done = false;
 }
 
-/* The engine that it shares has been retired while it came. */
+/* Report whether the engine that m borrows was retired while m was opened. */
 static bool
 is_left(const ServedModel *m)
 {
 	return m->of && m->of->slot->model != m->of;
 }
 
-/* An engine is there and serves who has waited. Where its slot has been removed meanwhile they find
- * no such name, and it goes again, as it does where it was put to sleep. */
+/* Serve the waiting requests with a new engine. If the slot was removed meanwhile, they get "not
+ * found" and the engine is retired, as it is if the slot was put to sleep. */
 static void
 begin_service(Server *s, Slot *t, ServedModel *m)
 {
@@ -274,14 +272,14 @@ slot_gone(const Slot *t, Problem *p)
 	p->code = "model_not_found";
 }
 
-/* Open the slot's engine, the lock given back meanwhile. */
+/* Open the slot's engine; releases the lock meanwhile. */
 static llmc_status
 open_slot(Server *s, Slot *t, int64_t bytes, ServedModel **out, llmc_error *err)
 {
 	Backend b = { 0 };
 	double t0 = clock_now();
 	Slot *base = base_of(s, t);
-	ServedModel *of = base ? base->model : NULL; /* this thread alone ends it */
+	ServedModel *of = base ? base->model : NULL; /* only this thread ends it */
 
 	t->loading = true;
 	pthread_mutex_unlock(&s->lock);
@@ -314,7 +312,7 @@ load_one(Server *s)
 	if (!t)
 		return false;
 	Slot *named = t, *base = base_of(s, t);
-	if (base && !base->model && !t->removed) /* first the engine that it shares */
+	if (base && !base->model && !t->removed) /* open the engine that it borrows first */
 		t = base;
 	if (t->removed) {
 		slot_gone(t, &p);
@@ -324,8 +322,9 @@ load_one(Server *s)
 	} else {
 		MemoryNeed room = room_for(s, t, t->bytes, true);
 		if (room == ROOM_SOON)
-			return end_one(s); /* idle ones at once; who gives back the last reference
-			                      of another wakes us */
+			/* idle models end now; otherwise the thread that releases the last
+			 * reference wakes this one */
+			return end_one(s);
 		if (room == ROOM_NO)
 			too_large(s, t, t->bytes, &p);
 	}
@@ -345,8 +344,8 @@ load_one(Server *s)
 	return true;
 }
 
-/* The file again, beside the engine that serves: new requests go to the new one when it is there,
- * the old one ends with what it has. */
+/* Read the file again while the old engine serves. New requests use the new engine once it is
+ * loaded; the old one finishes its requests. */
 static bool
 reload_one(Server *s)
 {
@@ -365,14 +364,16 @@ reload_one(Server *s)
 	llmc_status status = t->src.look(t->src.self, &about, &bytes, &err);
 	pthread_mutex_lock(&s->lock);
 	const Slot *base = base_of(s, t);
-	const bool asleep = base && !base->model; /* with the engine that it shares: its files are
-	                                             read when it is asked for */
+	/* the engine that it borrows sleeps: files are read when it is loaded */
+	const bool asleep = base && !base->model;
 	if (t->removed) {
 		slot_gone(t, &p);
 	} else if (status == LLMC_OK && !asleep) {
 		MemoryNeed room = room_for(s, t, bytes, false);
 		if (room == ROOM_NO &&
-		    t->src.join) { /* its own place: requests wait until it has been read again */
+		    /* reuse its own adapter slot: requests wait until the adapter is loaded
+		     * again */
+		    t->src.join) {
 			if (t->model)
 				model_retire(s, t);
 			room = room_for(s, t, bytes, true);
@@ -401,7 +402,8 @@ reload_one(Server *s)
 			model_retire(s, t);
 		begin_service(s, t, m);
 	} else {
-		if (t->sleep_when_done && t->model) /* what stays in service was to go as well */
+		/* the model that stays in service was to sleep */
+		if (t->sleep_when_done && t->model)
 			model_retire(s, t);
 		t->sleep_when_done = t->wanted && t->sleep_when_done;
 	}
@@ -424,9 +426,8 @@ adding_free(Adding *a)
 	free(a);
 }
 
-/* Where a new slot is from here on: in the place of one of its name that was removed, or of one
- * that was never reached, *old is then to be freed, or the next. NULL: there are too many; lock
- * held. */
+/* Insert a new slot. It replaces a removed slot of the same name or one that was never reached
+ * (*old is then to be freed), else it is appended. NULL: too many slots. Lock held. */
 static Slot *
 put_slot(Server *s, Slot *t, Slot **old)
 {
@@ -436,8 +437,9 @@ put_slot(Server *s, Slot *t, Slot **old)
 		if (!at->removed || (at->was_found && strcmp(at->name, t->name) != 0) ||
 		    at->wanted || at->reloads.first)
 			continue;
-		ModelSource src = at->src; /* requests and metrics point to the old slot, so it
-		                              stays and changes */
+		/* requests and metrics point to the old Slot, so keep it and exchange the
+		 * contents */
+		ModelSource src = at->src;
 		char *parent = at->parent, *name = at->name;
 		at->src = t->src;
 		at->parent = t->parent;
@@ -459,8 +461,8 @@ put_slot(Server *s, Slot *t, Slot **old)
 	return s->slot[s->n_slots++] = t;
 }
 
-/* The slot's first engine, where there is room for it: an adapter of another model is found out so.
- * Lock held. */
+/* Open the slot's engine for the first time, if memory allows. This detects an adapter that does
+ * not fit the model. Lock held. */
 static llmc_status
 try_open(Server *s, Slot *t, llmc_error *err)
 {
@@ -473,7 +475,7 @@ try_open(Server *s, Slot *t, llmc_error *err)
 	while ((room = room_for(s, t, t->bytes, false)) == ROOM_SOON && end_one(s))
 		;
 	if (room != ROOM_YES ||
-	    (base && !base->model)) /* it may have gone while the lock was given back */
+	    (base && !base->model)) /* the base may have been retired while the lock was released */
 		return LLMC_OK;
 	TRY(open_slot(s, t, t->bytes, &m, err));
 	model_set(t, m);
@@ -494,7 +496,7 @@ adapt_one(Server *s)
 	if (!a)
 		return false;
 	s->adding = a->next;
-	bool taken = false; /* the keeper alone adds names */
+	bool taken = false; /* only this thread adds names */
 	for (int i = 0; i < s->n_slots; i++)
 		taken |= !s->slot[i]->removed && (slot_is_named(s->slot[i]->name, a->name) ||
 		                                  slot_is_named(a->name, s->slot[i]->name));
@@ -541,7 +543,8 @@ adapt_one(Server *s)
 	return true;
 }
 
-/* Those that nobody has asked for long; when the next one is due, in milliseconds. */
+/* Retire models idle for longer than --sleep-after. Returns the milliseconds until the next one is
+ * due. */
 static int
 sleep_idle(Server *s)
 {

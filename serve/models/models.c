@@ -1,5 +1,5 @@
-/* Names: who gets which engine, and what others ask of them. The keeper (model_manager.c) does it.
- */
+/* Names: which request gets which engine, and the calls that change models. The manager thread
+ * (model_manager.c) carries them out. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,8 +9,8 @@
 
 /* ---- slots ---- */
 
-/* Ollama's clients write the tag of a model that has none; Hugging Face's call the model "tgi" or
- * "dummy" when they were given only an address. */
+/* Compare names. Ollama's clients append a tag to names without one; Hugging Face's use "tgi" or
+ * "dummy" if only an address is configured. */
 bool
 slot_is_named(const char *own, const char *name)
 {
@@ -31,8 +31,8 @@ slot_free(Slot *t)
 	free(t);
 }
 
-/* A slot that is in no list yet, and its engine where it has one. Source and engine are the
- * caller's again on failure. */
+/* Make a slot that is in no list yet, with its engine if it has one. On failure the caller owns
+ * source and engine again. */
 llmc_status
 slot_new(Server *s, const SlotInit *init, Slot **out, llmc_error *err)
 {
@@ -70,7 +70,7 @@ slot_new(Server *s, const SlotInit *init, Slot **out, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* ---- what others ask ---- */
+/* ---- calls from other modules ---- */
 
 static void
 answer_closing(Req *r, bool closing)
@@ -124,7 +124,7 @@ models_unknown(Server *s, const char *name, Problem *p)
 	strbuf_release(&b);
 }
 
-/* The name that a body asks for; the second place is TGI's for an adapter. */
+/* Return the model name in a body; the second field is TGI's for an adapter. */
 static const char *
 named(const json_t *o)
 {
@@ -144,7 +144,7 @@ models_take(Server *s, Req *r, Problem *p)
 	pthread_mutex_lock(&s->lock);
 	bool several = s->n_slots > 1;
 	pthread_mutex_unlock(&s->lock);
-	if (several) { /* else nothing is to be chosen, and the handler reads the body */
+	if (several) { /* with one model there is no choice, and the handler reads the body */
 		Problem q = { 0 };
 		json_t *o = body_object(&r->body, &q);
 		const char *name = named(o);
@@ -440,10 +440,10 @@ models_open(Server *s, const SlotInit *init, int n, llmc_error *err)
 				                   t->name);
 		if (status == LLMC_OK && one.back) {
 			status = model_begin(s, t, one.back, one.bytes, NULL, &m, err);
-			one.back = NULL; /* closed, when it is not begun */
+			one.back = NULL; /* model_begin closes it on failure */
 		}
 		if (status == LLMC_OK) {
-			pthread_mutex_lock(&s->lock); /* pumps look at the list already */
+			pthread_mutex_lock(&s->lock); /* event threads already read the list */
 			if (m)
 				model_set(t, m);
 			t->was_found = true;
@@ -490,7 +490,7 @@ models_end(Server *s)
 void
 models_close(Server *s)
 {
-	for (int shared = 1; shared >= 0; shared--) { /* who shares an engine goes before it */
+	for (int shared = 1; shared >= 0; shared--) { /* borrowers of an engine end before it */
 		for (ServedModel **at = &s->retired, *m; (m = *at) != NULL;) {
 			if (shared && !m->of) {
 				at = &m->next;

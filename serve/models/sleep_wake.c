@@ -1,5 +1,5 @@
-/* Calls that make engines come and go: /sleep, /wake_up and /is_sleeping as vLLM has them, /reload.
- * `?model=NAME` says which. */
+/* Calls that load and unload engines: vLLM's /sleep, /wake_up and /is_sleeping, and /reload.
+ * `?model=NAME` selects the model. */
 #include <string.h>
 
 #include "base/json.h"
@@ -7,7 +7,7 @@
 #include "serve/http/route.h"
 #include "serve/models/sleep_wake.h"
 
-/* A client with limits is not the operator. */
+/* A key with limits belongs to a client, not to the operator. */
 bool
 sleep_allowed(Req *r, Problem *p)
 {
@@ -18,7 +18,7 @@ sleep_allowed(Req *r, Problem *p)
 	return req_own_page(r, p);
 }
 
-/* The slot that is meant: NULL with status 0 where none is named. */
+/* Return the selected slot; NULL with status 0 if none is named. */
 static Slot *
 slot_of_query(Req *r, Problem *p)
 {
@@ -35,7 +35,7 @@ slot_of_query(Req *r, Problem *p)
 	return t;
 }
 
-/* One that can come and go. */
+/* Return the selected slot, which must be able to load and unload. */
 static Slot *
 one(Req *r, Problem *p)
 {

@@ -1,5 +1,4 @@
-/* Files that are part of the library: the chat page, the status page, the description of the
- * routes. */
+/* Files embedded in the library: chat page, status page, description of the routes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +22,7 @@ answer(Req *r, const char *path, const char *type)
 		req_problem(r, &p);
 		return;
 	}
-	/* headers hold 128 bytes, the policy is longer */
+	/* the policy is longer than the 128 bytes of a header buffer */
 	r->policy = policy;
 	req_head(r, "X-Content-Type-Options", "nosniff");
 	req_head(r, "Referrer-Policy", "no-referrer");
@@ -58,7 +57,7 @@ page_openapi(Req *r)
 	answer(r, "serve/pages/assets/openapi.json", type_json);
 }
 
-/* /page/NAME: scripts, styles, pictures; only names that are embedded exist */
+/* /page/NAME: scripts, styles, images; only embedded names exist */
 void
 page_asset(Req *r)
 {
