@@ -308,13 +308,13 @@ arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *
 	};
 	static const char *const checking[] = {
 		"-DLLMC_EMU_CHECK=1",
-		"-fsanitize=thread,alignment,bounds,integer-divide-by-zero,shift-exponent,signed-"
-		"integer-overflow",
-		"-fno-wrapv", "-ftrivial-auto-var-init=pattern", "-fno-vectorize",
-		"-fno-slp-vectorize", "-fno-unroll-loops", "-mllvm",
-		"-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-memintrinsics=1",
-		"-mllvm", "-tsan-distinguish-volatile=1", "-Xclang", "-fdump-record-layouts",
-		"-mllvm", "-tsan-instrument-read-before-write=1",
+		"-fsanitize=thread,alignment,bounds,integer-divide-by-zero,shift-exponent",
+		"-fsanitize=signed-integer-overflow", "-fno-wrapv",
+		"-ftrivial-auto-var-init=pattern", "-fno-vectorize", "-fno-slp-vectorize",
+		"-fno-unroll-loops", "-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm",
+		"-tsan-instrument-memintrinsics=1", "-mllvm", "-tsan-distinguish-volatile=1",
+		"-Xclang", "-fdump-record-layouts", "-mllvm",
+		"-tsan-instrument-read-before-write=1",
 		/* the hooks take most of what such a kernel takes to run, the compiler most of all
 		 */
 		"-mllvm", "-regalloc=fast", "-mllvm", "-optimize-regalloc=0"

@@ -85,11 +85,13 @@ static const char *const configs[] = {
 	"\"auto_round:auto_awq\", \"bits\": 4, \"group_size\": 32}}"
 };
 
-static const char *const states[] = { "{\"blocksize\": 64, \"shape\": [8, 96]}",
-	                              "{\"blocksize\": 32, \"shape\": [16, 32], "
-	                              "\"nested_blocksize\": 256, \"nested_offset\": 0.5}",
-	                              "{\"blocksize\": 64, \"shape\": [2147483648, 2147483648]}",
-	                              "{\"blocksize\": 7, \"shape\": [3, 5]}" };
+static const char *const states[] = {
+	"{\"blocksize\": 64, \"shape\": [8, 96]}",
+	("{\"blocksize\": 32, \"shape\": [16, 32], \"nested_blocksize\": 256, "
+	 "\"nested_offset\": 0.5}"),
+	"{\"blocksize\": 64, \"shape\": [2147483648, 2147483648]}",
+	"{\"blocksize\": 7, \"shape\": [3, 5]}",
+};
 
 static void
 rows_of(const SchemeMatrix *m)
