@@ -1,6 +1,6 @@
-/* Multi-head latent attention: what takes a query head into the space of latents, and a sum of
- * latents out of it. Both matrices are stacked by head: k_b [heads * nope, rank], v_b [heads * v,
- * rank]. */
+/* Multi-head latent attention (MLA): projection of query heads into the latent space, and of sums
+ * of latents out of it. Both matrices are stacked by head: k_b [heads * nope, rank], v_b [heads *
+ * v, rank]. */
 #ifndef LLMC_CUDA_MLA_MLA_H
 #define LLMC_CUDA_MLA_MLA_H
 
@@ -11,16 +11,16 @@
 
 enum { MLA_WARPS = 8 };
 
-/* scores of queries that have their scale already */
+/* Scores of queries that are already scaled */
 struct mla_scores {
 	static constexpr float SCALE = 1, SOFTCAP = 0, ALIBI = 0;
 	enum { WINDOW = 0, CHUNK = 0, PREFIX = 0 };
 };
 
-/* A latent attention: KV elements of type E, heads, the latent's width, that of a query's part
- * without and with positions (and of the shared rotary key), that of a head's value; bytes from
- * page to page. In the space of latents it is an attention with one head of K, WIDTH wide, of which
- * the first RANK elements are V. */
+/* Compile-time description of a latent attention with KV elements of type E. RANK_: latent
+ * dimension; NOPE_, ROPE_: query dimensions without and with RoPE (ROPE_ also of the shared rotary
+ * key); V_DIM_: value dimension; PAGE_BYTES: stride of pages. In the latent space it is an
+ * attention with one KV head. K has WIDTH dimensions, and V is their first RANK. */
 template <class E, int HEADS_, int RANK_, int NOPE_, int ROPE_, int V_DIM_, long long PAGE_BYTES>
 struct mla_config : att_config<E, mla_scores, HEADS_, 1, RANK_ + ROPE_, RANK_, PAGE_BYTES> {
 	enum {
@@ -33,7 +33,7 @@ struct mla_config : att_config<E, mla_scores, HEADS_, 1, RANK_ + ROPE_, RANK_, P
 	};
 };
 
-/* Does row t of the step go expanded? EXPAND: the op's attribute */
+/* Returns whether row t of the step runs expanded. EXPAND: attribute of the op. */
 template <int EXPAND> DEV bool
 mla_row_expanded(const llmc_step &s, int t)
 {
@@ -44,8 +44,8 @@ mla_row_expanded(const llmc_step &s, int t)
 	return mla_expanded(rows, s.kv_len[seq] - rows, EXPAND, 0);
 }
 
-/* One warp: the latent c of row t normed (kvn, eps), its key behind it rotated (rope: the row's
- * table, or NULL), and both go to the pool. */
+/* Norms the latent c of row t (kvn, eps), rotates the key after it (rope: the row's table, or NULL)
+ * and stores both in the pool. All lanes of a warp call. */
 template <class A, class ROPE> DEV void
 mla_append_row(const llmc_step &s, const float *c, const float *kvn, float eps, const float *rope,
                void *pool, int t)
@@ -77,7 +77,7 @@ mla_append_row(const llmc_step &s, const float *c, const float *kvn, float eps, 
 	A::KP::put(A::page(s, pool, s.seq_of[t], pos), pos % KV_PAGE, z);
 }
 
-/* One warp: out[rank] = sum of q[i] * row i over the rows first, first + step, ... below NOPE */
+/* out[rank] = sum of q[i] * row i over rows first, first + step, ... below NOPE, by one warp */
 template <class W, int NOPE> DEV void
 mla_query_rows(const unsigned char *w, const float *q, int first, int step, float *out)
 {
@@ -101,7 +101,7 @@ mla_query_rows(const unsigned char *w, const float *q, int first, int step, floa
 	}
 }
 
-/* One warp: y[r] = row r times x for the rows first, first + step, ... below V */
+/* y[r] = dot product of row r with x, for rows first, first + step, ... below V, by one warp */
 template <class W, int V> DEV void
 mla_value_rows(const unsigned char *w, const float *x, int first, int step, float *y)
 {
@@ -121,25 +121,25 @@ mla_value_rows(const unsigned char *w, const float *x, int first, int step, floa
 	}
 }
 
-/* What a block has to attend over latents for one row and head, without tensor cores */
+/* Shared memory of a CTA that attends over latents for one row and head, without tensor cores */
 template <class A> struct mla_row {
 	float part[MLA_WARPS][A::RANK], q[A::WIDTH], w[MLA_WARPS][KV_PAGE], m[MLA_WARPS],
 	    l[MLA_WARPS];
 };
 
-/* The same over an indexer's choice: a row that sees more than CHOSEN positions attends to those of
- * its sel, one behind the other */
+/* The same over positions selected by an indexer: a row that sees more than INDEX_TOP_K positions
+ * attends to the ones in its `sel`, in that order. */
 template <class A, int INDEX_TOP_K_> struct mla_chosen : A {
 	enum { INDEX_TOP_K = INDEX_TOP_K_ };
 };
 
-/* What a row attends to: positions of its choice, or the first ones where sel is NULL */
+/* Positions that a row attends to: n selected ones, or the first n if sel is NULL */
 struct mla_seen {
 	const int *sel;
 	int n;
 };
 
-/* CHOSEN: the op's attribute; sel [n_tok, CHOSEN] */
+/* INDEX_TOP_K: attribute of the op; sel [n_tok, INDEX_TOP_K] */
 template <int INDEX_TOP_K> DEV mla_seen
 mla_sees(const llmc_step &step, const int *sel, int t)
 {
@@ -150,10 +150,10 @@ mla_sees(const llmc_step &step, const int *sel, int t)
 	return { 0, n };
 }
 
-/* A block: s.q, the query in the space of latents times scale and log2(e), becomes the sum of the
- * latents that are seen. Warps take 32 positions in turn, lanes first positions, then dimensions;
- * their sums are put together in the order of the warps. Barriers before and after are the
- * caller's. */
+/* Attends over latents by one CTA. s.q holds the query in latent space times scale and log2(e), and
+ * receives the weighted sum of latents. Warps take blocks of 32 positions in turn. A lane first
+ * owns a position, then dimensions. The warps' sums are added in the order of warps. The caller
+ * provides barriers before and after. */
 template <class A> DEV void
 mla_attend_row(const llmc_step &step, const void *pool, int seq, mla_seen see, mla_row<A> &s)
 {

@@ -1,16 +1,21 @@
-/* Attention over latents of a decode step on tensor cores.
+/* Latent attention of a decode step on tensor cores.
  *
- *   the first page on its way, if it is older than the step; PDL wait
- *   page of latents --cp.async--> 2 stages --ldmatrix--> B (scores), A by .trans (sum) of the mma
- *   main loop: wait for the page, barrier, prefetch the next, scores --shared, barrier--> softmax --shared, barrier--> sum
- *   unit in one block: o; else parts, ticket; the last block puts them together --> o
+ *   prologue: issue the first page, if older than the step; PDL wait
+ *   page of latents --cp.async--> 2 stages --ldmatrix--> B (scores), .trans: A (sum) of the mma
+ *   mainloop: wait for the page, barrier, prefetch the next,
+ *             scores --shared, barrier--> softmax --shared, barrier--> sum
+ *   unit in one CTA: o; else parts and a counter; the last CTA to arrive combines them --> o
  *
- * A unit is a row and 16 of its heads, all of which share one read of the latents; units are cut
- * into runs of pages, a run a block (cuda/attention/attention_split_kv.h). The block's 8 warps:
- *   scores    warp (half, quarter): 8 heads, all 32 positions, a quarter of the dimensions. m16n8k16: rows 0-7 are the heads' queries
- *             rounded, rows 8-15 what rounding left; they stay in registers for the unit.
- *   weights   16 threads a head
- *   sum       a warp an eighth of the latent, all heads and positions: rows are dimensions, columns heads, weights rounded and rest. */
+ * A unit is a row and 16 of its heads, which share one read of the latents. Units are cut into runs
+ * of pages, one run per CTA (cuda/attention/attention_split_kv.h). The 8 warps of a CTA divide the
+ * phases as follows:
+ *
+ *   scores    warp (half, quarter): 8 heads, all 32 positions, a quarter of the dimensions.
+ *             m16n8k16: rows 0-7 are the rounded queries of the heads, rows 8-15 the residue; they
+ *             stay in registers for the unit.
+ *   weights   16 threads per head
+ *   sum       a warp has an eighth of the latent, all heads and positions: rows are dimensions,
+ *             columns heads, weights rounded plus residue */
 #ifndef LLMC_CUDA_MLA_MLA_DECODE_H
 #define LLMC_CUDA_MLA_MLA_DECODE_H
 
@@ -18,7 +23,7 @@
 #include "cuda/attention/kv_mma.h"
 #include "cuda/mla/mla.h"
 
-/* Position i of those that the segment's row attends to */
+/* Returns position i of those that the segment's row attends to. */
 template <class S> DEV int
 mla_position(const int *sel, const AttSegment &g, int i)
 {
@@ -27,24 +32,24 @@ mla_position(const int *sel, const AttSegment &g, int i)
 	           : i;
 }
 
-/* queries [n_tok, HEADS, WIDTH], the factor of scores, the pool, sums o [n_tok, HEADS, RANK];
- * part_o, part_ml and ticket are the split's */
+/* Kernel arguments: queries [n_tok, HEADS, WIDTH], scale of the scores, the pool, o [n_tok, HEADS,
+ * RANK]; part_o, part_ml and ticket are split-KV scratch. */
 struct mla_args {
 	const float *q;
 	float scale;
 	const void *kv;
 	float *o, *part_o, *part_ml;
 	int *ticket;
-	const int *sel; /* [n_tok, CHOSEN], or NULL */
+	const int *sel; /* [n_tok, INDEX_TOP_K], or NULL */
 };
 
 template <class A> struct mla_split : att_split<A, KV_PAGE, 16, 1, 256> {
 	enum {
-		STEPS = A::WIDTH / 16, /* of 16 dimensions */
+		STEPS = A::WIDTH / 16, /* k-steps of 16 dimensions */
 		QUARTER = (STEPS + 3) / 4,
 		STRIDE =
-		    A::WIDTH + 8, /* of a position in shared memory: ldmatrix meets no bank twice */
-		TILES = A::RANK / 16, /* of the latent's dimensions */
+		    A::WIDTH + 8, /* row stride in shared memory; ldmatrix has no bank conflicts */
+		TILES = A::RANK / 16, /* 16-row tiles of the latent */
 		MINE = (TILES + MLA_WARPS - 1) / MLA_WARPS
 	};
 	typedef unsigned short page_room[KV_PAGE][STRIDE];
@@ -54,17 +59,19 @@ template <class S> struct alignas(16) mla_shared_storage {
 	typename S::page_room page[2];
 	union {
 		float scores[MLA_WARPS][16]
-		            [36]; /* parts: of 8 heads rounded, and of the rest, by position */
-		float factor[S::BLOCKS][S::HB]; /* when parts of blocks are put together */
+		            /* per warp: scores of 8 rounded queries and of their residues, by
+		             * position */
+		            [36];
+		float factor[S::BLOCKS][S::HB]; /* while parts of several CTAs are combined */
 	};
-	unsigned short weight[2][16][40]; /* rounded, and rest */
+	unsigned short weight[2][16][40]; /* rounded, residue */
 	float keep[16], top[16], sum[16];
 	int last;
-	AttSegment at; /* for what comes after the pages: registers are few */
+	AttSegment at; /* kept here for the epilogue, to save registers */
 };
 
-/* A page, or 32 positions of an indexer's choice, on its way to shared memory, or at once where it
- * has to be made of codes; positions that nobody wrote become zeros */
+/* Loads a page, or 32 selected positions, to shared memory: by cp.async, or converted at once if
+ * rows are quantised. Positions that have not been written become zero. */
 template <class S> DEV void
 mla_fetch(const llmc_step &step, const void *pool, const int *sel, const AttSegment &g, int tile,
           typename S::page_room &to)
@@ -100,7 +107,7 @@ mla_fetch(const llmc_step &step, const void *pool, const int *sel, const AttSegm
 	cp_async_commit();
 }
 
-/* This warp's queries: 8 heads, its quarter of the dimensions */
+/* Loads this warp's queries: 8 heads, a quarter of the dimensions. */
 template <class S> DEV void
 mla_load_q(const float *queries, float scale, const AttSegment &g, unsigned (&q)[S::QUARTER][4])
 {
@@ -133,7 +140,8 @@ mla_scores(mla_shared_storage<S> &s, const typename S::page_room &page,
 
 #pragma unroll
 	for (int i = 0; i < S::QUARTER; i++) {
-		const int step = first + i < S::STEPS ? first + i : 0; /* beyond: q is zero */
+		/* beyond the last step q is zero */
+		const int step = first + i < S::STEPS ? first + i : 0;
 #pragma unroll
 		for (int n = 0; n < 2; n++) {
 			unsigned k[4];
@@ -153,8 +161,8 @@ mla_scores(mla_shared_storage<S> &s, const typename S::page_room &page,
 			    x[n][i];
 }
 
-/* Thread i: head i / 16, positions 2 (i % 16) and the next. m and l are of its head; l its own
- * part. */
+/* Softmax step. Thread i has head i / 16 and positions 2 (i % 16) and the next. m is that of the
+ * head, l only the thread's share. */
 template <class S> DEV void
 mla_weights(mla_shared_storage<S> &s, int visible, float &m, float &l)
 {
@@ -187,7 +195,7 @@ mla_weights(mla_shared_storage<S> &s, int visible, float &m, float &l)
 		s.keep[head] = keep;
 }
 
-/* o[tile][half of the heads] of this warp */
+/* Accumulates o[tile][half of the heads] of this warp. */
 template <class S> DEV void
 mla_sum(const mla_shared_storage<S> &s, const typename S::page_room &page,
         float (&o)[S::MINE][2][4])
@@ -207,7 +215,7 @@ mla_sum(const mla_shared_storage<S> &s, const typename S::page_room &page,
 	}
 #pragma unroll
 	for (int k = 0; k < KV_PAGE; k += 16) {
-		unsigned w[2][2][2]; /* half of the heads; rounded, rest */
+		unsigned w[2][2][2]; /* [half of the heads][rounded, residue] */
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			const unsigned short *from =
@@ -239,12 +247,13 @@ mla_attend(const llmc_step &step, const mla_args &a)
 	typedef mla_shared_storage<S> shared_storage;
 	SHARED_STORAGE(shared_storage, s);
 	static_assert(sizeof(shared_storage) <= 128 * (S::WIDTH + 8) + 21376,
-	              "the @launch lines say so");
+	              "must match shared in the @launch lines");
 
 	const int lane = lane_id(), warp = warp_id();
 	AttList list = att_list<S>(step);
-	bool first = true; /* of this block's segments: its first page is older than the step unless
-	                      it has the row's own position */
+	/* first segment of this CTA: its first page is older than the step unless it contains the
+	 * row's own position */
+	bool first = true;
 	while (list.at < list.end) {
 		const AttSegment g = att_segment<S>(step, list);
 		const bool early = S::INDEX_TOP_K == 0 && first && (g.tile + 1) * KV_PAGE <= g.pos;
@@ -258,7 +267,7 @@ mla_attend(const llmc_step &step, const mla_args &a)
 			PDL_LAUNCH();
 		}
 		first = false;
-		__syncthreads(); /* the segment before is done with s */
+		__syncthreads(); /* the previous segment no longer uses s */
 		if (threadIdx.x == 0)
 			s.at = g;
 		if (!early)

@@ -1,21 +1,24 @@
-/* Attention over latents of a decode step on sm_90a: up to 64 heads of a row a tile, products by
- * wgmma, pages by the copy unit. The memory of FlashMLA (64 queries and two blocks of 64 positions
- * fill a multiprocessor), with one barrier for 64 positions.
+/* Latent attention of a decode step on sm_90a: up to 64 heads of a row per tile, wgmma, pages by
+ * TMA. Shared memory is divided as in FlashMLA (64 queries and two blocks of 64 positions fill an
+ * SM), with one barrier per 64 positions.
  *
- *   producer (1 warp)      tile of 64 positions: 2 pages x BOXES of 64 columns --TMA--> ring of 2; wait empty, expect bytes, load. Pages that are older than
- *                          the step are asked for before the PDL wait
- *   consumers (2 x 128)    queries --round--> shared (once a unit); main loop, both warpgroups:
- *                          wait full; S (64 heads x its 32 positions) = Q K^T, both from shared; its maximum, its weights --round--> shared
- *                          barrier; the other's weights and maximum; o = o keep + P V (64 heads x
- * its half of the latent, P from registers, the same latents as V); arrive empty
- *   unit in one block: o; else parts, ticket; the last block puts them together --> o
+ *   producer (1 warp)      tile of 64 positions: 2 pages x BOXES of 64 columns --TMA--> ring of 2:
+ *                          wait empty, expect bytes, load; pages older than the step are issued
+ *                          before the PDL wait
+ *   consumers (2 x 128)    queries --round--> shared (once per unit); mainloop, both warpgroups:
+ *                          wait full; S (64 heads x own 32 positions) = Q K^T, both from shared;
+ *                          own maximum, own weights --round--> shared
+ *                          barrier; read the other's weights and maximum
+ *                          O = O keep + P V (64 heads x own half of the latent, P from registers,
+ *                          V is the same stage); arrive empty
+ *   unit in one CTA: o; else parts and a counter; the last CTA to arrive combines them --> o
  *
- * Weights change hands through the rotary columns of the stage, which nobody reads once S is there:
- * each warpgroup writes where its own 32 positions stood. A warpgroup's weights are relative to the
- * larger of the common maximum and its own new one; behind the barrier both know the new common
- * maximum, and weights that were relative to less are multiplied by the difference.
+ * The warpgroups exchange weights through the rotary columns of the stage, which are no longer
+ * needed once S is complete. Each writes to the rows of its own 32 positions. Its weights are
+ * relative to the maximum of the previous common maximum and its own new one. After the barrier
+ * both compute the new common maximum and rescale weights that were relative to a smaller one.
  *
- * Arithmetic for a tile and 512 + 64 dimensions: docs/kernels/mla.md.
+ * Cycles per tile for 512 + 64 dimensions: docs/kernels/mla.md.
  *
  * Queries and weights are rounded to the pool's type. */
 #ifndef LLMC_CUDA_MLA_MLA_DECODE_SM90_H
@@ -24,7 +27,7 @@
 #include "cuda/attention/flash_sm90.h"
 #include "cuda/mla/mla_decode.h"
 
-/* Blocks that fit the queries' memory with a factor for each of HB heads */
+/* Number of CTAs whose factors for HB heads fit in the memory of the queries */
 template <class A> DEV constexpr int
 mla90_blocks(int hb)
 {
@@ -37,11 +40,11 @@ template <class A, int HB> struct mla90_config
 		THREADS = 384,
 		STAGES = 2,
 		BOXES = A::RANK / 64 +
-		        1,      /* of 64 columns; the last one is the rotary key, zeros behind it */
-		BOX = 64 * 128, /* bytes, of 64 positions or heads */
+		        1, /* boxes of 64 columns; the last one is the rotary key, zero-filled */
+		BOX = 64 * 128, /* bytes per box of 64 positions or heads */
 		STAGE = BOXES * BOX,
-		HALF = A::RANK / 2,           /* columns of V of a warpgroup */
-		EXCHANGE = (BOXES - 1) * BOX, /* where weights change hands in a stage */
+		HALF = A::RANK / 2,           /* columns of V per warpgroup */
+		EXCHANGE = (BOXES - 1) * BOX, /* offset of the exchanged weights in a stage */
 		BOTH = 1                      /* named barrier */
 	};
 	static_assert(A::RANK % 128 == 0 && A::RANK <= 512 && A::ROPE % 16 == 0 && A::ROPE <= 64,
@@ -49,16 +52,16 @@ template <class A, int HB> struct mla90_config
 };
 
 template <class S> struct alignas(1024) mla90_shared_storage {
-	unsigned char q[S::STAGE]; /* and, when parts are put together, the factors of blocks */
+	unsigned char q[S::STAGE]; /* also the factors of parts while they are combined */
 	unsigned char page[S::STAGES][S::STAGE];
-	float most[2][2][64]; /* by turn and warpgroup: what weights are relative to */
+	float most[2][2][64]; /* [parity][warpgroup]: maximum that the weights are relative to */
 	float part[2][64], sum[64], top[64];
 	mbar_t full[S::STAGES], empty[S::STAGES];
 	int last;
 	static_assert(sizeof(float) * S::BLOCKS * S::HB <= S::STAGE, "factors");
 };
 
-/* The threads that multiply, as att_combine takes a block */
+/* Consumer threads, in the role of att_block for att_combine */
 struct mla90_team {
 	DEV int
 	thread()
@@ -77,14 +80,14 @@ struct mla90_team {
 	}
 };
 
-/* ---- the copying warp ---- */
+/* ---- producer warp ---- */
 
 template <class S> DEV void
 mla90_load(unsigned char *to, mbar_t *full, const tensor_map *map, const llmc_step &step,
            const void *pool, const AttSegment &g, int tile)
 {
 	const int left = g.range.hi - tile * 64,
-	          whole = left >= 64 ? 2 : left / KV_PAGE; /* pages to their end */
+	          whole = left >= 64 ? 2 : left / KV_PAGE; /* full pages */
 	const bool ragged = left < 64 && left % KV_PAGE;
 
 	if (lane_id() == 0) {
@@ -98,7 +101,7 @@ mla90_load(unsigned char *to, mbar_t *full, const tensor_map *map, const llmc_st
 				continue;
 			const int row =
 			    j < whole ? kv_page_of(step, g.seq, tile * 64 + j * KV_PAGE) * KV_PAGE
-			              : -KV_PAGE; /* outside: zeros */
+			              : -KV_PAGE; /* outside the tensor: zeros */
 #pragma unroll
 			for (int b = 0; b < S::BOXES; b++)
 				tensor_load_2d(to + b * S::BOX + j * (S::BOX / 2), map, b * 64, row,
@@ -107,7 +110,7 @@ mla90_load(unsigned char *to, mbar_t *full, const tensor_map *map, const llmc_st
 	}
 	if (!ragged)
 		return;
-	/* what lies behind the last position may be anything: zeros instead */
+	/* Memory after the last position may hold anything, so it is replaced by zeros. */
 	const typename S::elem *from = S::page(step, pool, g.seq, tile * 64 + whole * KV_PAGE);
 	for (int i = (int)lane_id(); i < KV_PAGE * S::BOXES * 8; i += 32) {
 		const int r = i / (S::BOXES * 8), p = i % (S::BOXES * 8);
@@ -139,8 +142,7 @@ mla90_copy(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args &a,
 				waited = true;
 			}
 			mbar_wait(&s.empty[ring.at], ring.round ^ 1);
-			__syncwarp(); /* a lane that is left behind would wait for a round that is
-			                 over */
+			__syncwarp(); /* a lane that lags could wait for a parity that has passed */
 			mla90_load<S>(s.page[ring.at], &s.full[ring.at], map, step, a.kv, g, tile);
 		}
 	}
@@ -148,7 +150,7 @@ mla90_copy(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args &a,
 		PDL_WAIT();
 }
 
-/* ---- the warpgroups that multiply ---- */
+/* ---- consumer warpgroups ---- */
 
 DEV void
 mla90_qk(kv_bf16, float (&d)[16], unsigned long long a, unsigned long long b, int acc)
@@ -161,7 +163,7 @@ mla90_qk(kv_f16, float (&d)[16], unsigned long long a, unsigned long long b, int
 	wgmma_f16_m64n32k16(d, a, b, acc);
 }
 
-/* The unit's queries, rounded; zeros for heads and columns that there are not */
+/* Stores the unit's queries, rounded; zeros for heads and columns beyond the end. */
 template <class S> DEV void
 mla90_queries(mla90_shared_storage<S> &s, const mla_args &a, const AttSegment &g)
 {
@@ -189,7 +191,7 @@ mla90_queries(mla90_shared_storage<S> &s, const mla_args &a, const AttSegment &g
 	fence_proxy_async();
 }
 
-/* Rounded weights times f[0] (rows g), f[1] (rows g + 8) */
+/* Scales rounded weights by f[0] (rows g) and f[1] (rows g + 8). */
 template <class S> DEV void
 mla90_scale(unsigned (&p)[2][4], const float (&f)[2])
 {
@@ -225,7 +227,8 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 #pragma unroll
 		for (int i = 0; i < S::HALF / 2; i++)
 			o[i] = 0;
-		mla90_team::sync(); /* both are done with the queries before, and with parts */
+		/* both warpgroups have finished with the previous queries and parts */
+		mla90_team::sync();
 		mla90_queries<S>(s, a, g);
 		mla90_team::sync();
 #pragma unroll 1
@@ -250,8 +253,7 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 					        i % 2 >=
 					    g.range.hi)
 						x[i] = __uint_as_float(
-						    0xff800000u); /* minus infinity: its weight is 0
-						                   */
+						    0xff800000u); /* -inf: its weight is 0 */
 			}
 #pragma unroll
 			for (int h = 0; h < 2; h++) {
@@ -285,7 +287,7 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 			for (int k = 0; k < 2; k++)
 				st_v4(room + group * 4096 + k * 2048 + thread * 16,
 				      make_uint4(mine[k][0], mine[k][1], mine[k][2], mine[k][3]));
-			mla90_team::sync(); /* the one for 64 positions */
+			mla90_team::sync(); /* the only barrier per 64 positions */
 #pragma unroll
 			for (int k = 0; k < 2; k++) {
 				const uint4 v =
@@ -314,7 +316,8 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 					o[i] *= keep[i / 2 % 2];
 			}
 			const int first =
-			    (1 - group) * 4096 / 16; /* the other's positions, after ours */
+			    /* the other warpgroup's positions, after our own */
+			    (1 - group) * 4096 / 16;
 			wgmma_fence();
 #pragma unroll
 			for (int k = 0; k < 2; k++)
@@ -328,8 +331,7 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 			wgmma_commit();
 			wgmma_wait<0>();
 			wgmma_pin(o);
-			fence_proxy_async(); /* weights were written where the copy unit will write
-			                      */
+			fence_proxy_async(); /* the weights are in memory that TMA will overwrite */
 			flash90_arrive(&s.empty[ring.at]);
 			ring.next();
 		}
@@ -372,8 +374,8 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 				                 __float_as_uint(o[4 * n + 2 * h + 1] * scale)));
 		}
 		if (!whole) {
-			mla90_team::sync(); /* sums are there, and nobody looks at the queries any
-			                       more */
+			/* sums are stored, and the queries are no longer needed */
+			mla90_team::sync();
 			att_combine<S, mla90_team>(g, out, s.top, s.sum, &s.last, (float *)s.q);
 		}
 	}
@@ -384,7 +386,8 @@ mla90_run(const llmc_step &step, const mla_args &a, const tensor_map *map)
 {
 	typedef mla90_shared_storage<S> shared_storage;
 	SHARED_STORAGE(shared_storage, s);
-	static_assert(sizeof(shared_storage) <= 3 * S::STAGE + 4096, "the @launch line says so");
+	static_assert(sizeof(shared_storage) <= 3 * S::STAGE + 4096,
+	              "must match shared in the @launch line");
 
 	if (threadIdx.x < S::STAGES) {
 		mbar_init(&s.full[threadIdx.x], 1);

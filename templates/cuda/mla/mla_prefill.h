@@ -1,15 +1,18 @@
-/* Latent attention of mixed steps. Where that is fewer operations (llmc_mla.h), rows go expanded:
- * keys and values of each head are made of the latents of all positions of their sequences, ROUND
- * places at a time, and the flash kernels (cuda/attention/flash.h, cuda/attention/flash_sm90.h)
- * attend to them, K as wide as NOPE + ROPE, V as V_DIM. All other rows go absorbed, by
- * cuda/mla/mla_decode.h. The first three launches are a round:
+/* Latent attention of prefill and mixed steps. If that takes fewer operations (llmc_mla.h), the
+ * rows of a sequence run expanded: keys and values of each head are computed from the latents of
+ * all its positions, ROUND slots at a time, and the flash kernels (cuda/attention/flash.h,
+ * cuda/attention/flash_sm90.h) attend over them with NOPE + ROPE dimensions of K and V_DIM of V.
+ * All other rows run absorbed (cuda/mla/mla_decode.h). The first three launches are a round:
  *
- *   mla_latents   page of a position --ld.global--> act (16 bits, as the weights want it), and its key to each head of `made`
- *   mla_expand    act k_b^T, act v_b^T (cuda/gemm/gemm.h; cuda/mla/mla_prefill_sm90.h) --round--> made
- *   flash_run     made --cp.async, TMA--> ...; sums that are not complete stay in o, their m and l in `kept`, for the next round
+ *   mla_latents   page of a position --ld.global--> act (16 bits, in the type of the weights); its
+ *                 rotary key to each head of `made`
+ *   mla_expand    act k_b^T, act v_b^T --round--> made
+ *                 (cuda/gemm/gemm.h; cuda/mla/mla_prefill_sm90.h)
+ *   flash_run     made --cp.async, TMA--> ...; incomplete sums stay in o, their m and l in `kept`,
+ *                 for the next round
  *
- * made: ROUND places of [HEADS][NOPE + ROPE] keys, then [HEADS][V_DIM] values. Places are dealt by
- * mla_places, sequence by sequence; those behind a sequence's end are made of zeros. */
+ * made: ROUND slots of [HEADS][NOPE + ROPE] keys, then [HEADS][V_DIM] values. mla_places assigns
+ * slots sequence by sequence; those after the end of a sequence are computed from zeros. */
 #ifndef LLMC_CUDA_MLA_MLA_PREFILL_H
 #define LLMC_CUDA_MLA_MLA_PREFILL_H
 
@@ -18,7 +21,7 @@
 #include "cuda/gemm/quantize_act.h"
 #include "cuda/mla/mla_decode.h"
 
-/* Places of the sequences of the step before `seq`. All lanes of a warp call. */
+/* Number of slots of the sequences before `seq`. All lanes of a warp call. */
 template <int EXPAND> DEV int
 mla_base(const llmc_step &s, int seq)
 {
@@ -31,15 +34,15 @@ mla_base(const llmc_step &s, int seq)
 	return __reduce_add_sync(~0u, sum);
 }
 
-/* Places of this round */
+/* Number of slots in this round */
 template <int EXPAND, int ROUND> DEV int
 mla_round(const llmc_step &s)
 {
 	return max(0, min(ROUND, mla_base<EXPAND>(s, s.n[2]) - s.round * ROUND));
 }
 
-/* The sequence of a place that one has; pos: the place becomes a position of it. All lanes of a
- * warp call. */
+/* Returns the sequence of an assigned slot. pos: in the slot, out its position in the sequence. All
+ * lanes of a warp call. */
 template <int EXPAND> DEV int
 mla_find(const llmc_step &s, int &pos)
 {
@@ -64,8 +67,8 @@ mla_find(const llmc_step &s, int &pos)
 	return 0;
 }
 
-/* A, in keys and values of this round's places: with the scale of SCORES, queries and sums in the
- * places that A's have */
+/* A over expanded keys and values in the slots of a round: with the scale of SCORES, and queries
+ * and sums with the strides of A. */
 template <class A, class SCORES, int EXPAND, int ROUND> struct mla_whole
     : att_config<typename A::E, SCORES, A::HEADS, A::HEADS, A::Q, A::V_DIM, 0> {
 	typedef typename A::E::elem elem;
@@ -77,7 +80,7 @@ template <class A, class SCORES, int EXPAND, int ROUND> struct mla_whole
 		MADE = ROUND
 	};
 	typedef const elem *source;
-	static_assert(ROUND % MLA_TILE == 0, "places of a tile lie in one round");
+	static_assert(ROUND % MLA_TILE == 0, "the slots of a tile are in one round");
 
 	DEV const elem *
 	chunk_k(source made, int, int base, int head, int c0)
@@ -104,7 +107,7 @@ template <class A, class SCORES, int EXPAND, int ROUND> struct mla_whole
 	}
 };
 
-/* A, for the rows that are left */
+/* A, restricted to absorbed rows */
 template <class A, int EXPAND> struct mla_absorbed : A {
 	DEV bool
 	takes_row(const llmc_step &s, int row)
@@ -118,7 +121,7 @@ template <class A, int EXPAND> struct mla_absorbed : A {
 	}
 };
 
-/* Rows of act one behind the other */
+/* Row-major act */
 template <class W> struct mla_act_rows {
 	DEV unsigned short *
 	at(unsigned short *act, int t, int)
@@ -127,8 +130,8 @@ template <class W> struct mla_act_rows {
 	}
 };
 
-/* Latents and keys of this round's places, UNIT at a time a block. W: weights of both products, of
- * one kind of 16 bits; ACT: where rows of act stand */
+/* Computes act rows and rotary keys for this round's slots, UNIT slots at a time per CTA. W: type
+ * of both weights, one kind of 16 bits; ACT: layout of act. */
 template <class A, int EXPAND, int ROUND, class W, class ACT = mla_act_rows<W>> DEV void
 mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float *scale,
             typename A::E::elem *made)
@@ -146,7 +149,7 @@ mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float 
 		for (int t = first; t < first + UNIT; t++, pos++) {
 			const bool held = pos < end;
 			const typename A::elem *page = A::page(step, pool, seq, held ? pos : 0);
-			__syncthreads(); /* the one before has been read */
+			__syncthreads(); /* the previous latent has been read */
 			for (int i = threadIdx.x; i < A::RANK; i += blockDim.x)
 				s.c[i] = held ? A::KP::get(page, pos % KV_PAGE, i) : 0;
 			__syncthreads();
@@ -162,8 +165,8 @@ mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float 
 	}
 }
 
-/* Results of a product to `made`: ROWS columns in heads of FROM, which lie `head` elements apart;
- * rows APART apart */
+/* Epilogue of mla_expand: stores results to `made`. ROWS columns form heads of FROM columns, `head`
+ * elements apart; rows are STRIDE elements apart. */
 template <class E, int ROWS, int FROM, int STRIDE> struct mla_store {
 	typename E::elem *to;
 	int head;

@@ -1,26 +1,27 @@
-/* Both products of latent attention in steps of many rows, by tensor cores: queries go into the
- * space of latents, sums of latents out of it.
+/* Both projections of latent attention for many rows, on tensor cores: queries into the latent
+ * space, sums of latents out of it.
  *
- *   weights --ld.global--> registers, PDL wait, rows of x --ld.global--> registers --mma--> sums of a part of the columns --shared--> one sum --> out
+ *   weights --ld.global--> registers; PDL wait; rows of x --ld.global--> registers --mma-->
+ *   sums of a part of the columns --shared--> one sum --> out
  *
- * Products are of two tf32 (cuda/gemm/tf32.h): of x's two parts and the weight, which is one where
- * it has 16 bits, so terms of all types are fp32's to 2^-21. Which of its columns a lane has in an
- * mma is free as long as both operands agree: it takes neighbours, so no operand goes through
- * shared memory. A row is summed in one order, whatever is beside it. A block takes units: a head,
- * some of its columns, and rows of a tile.
+ * The mma are tf32 (cuda/gemm/tf32.h): x is split into two tf32, 16-bit weights are one and other
+ * types two, so each term is fp32 to 2^-21. The assignment of columns to lanes in an mma is free if
+ * both operands agree. A lane takes neighbouring ones, so no operand goes through shared memory. A
+ * row is summed in one fixed order, whatever the rest of the step. A CTA processes units: a head,
+ * some of its columns, and the rows of a tile.
  *
- * Bytes: weights once a tile of rows; x once for each 64 (queries) or 32 (values) columns of a
- * head, of which all but the first come out of L2. Of 64 rows of 16 heads, rank 512, 128 and 128
- * wide, weights of 16 bits, each product is 128 units: of queries 16 KB of weights, which 4 warps
- * read, and 32 KB of x; of values 32 KB of weights and 64 KB of x; 1024 mma. Measured:
- * docs/kernels/mla.md. */
+ * Bytes: weights once per tile of rows; x once per 64 (queries) or 32 (values) columns of a head,
+ * all but the first time from L2. Example: 64 rows, 16 heads, rank 512, dimensions 128 and 128,
+ * 16-bit weights. Either projection is 128 units of 1024 mma. A unit of queries reads 16 KB of
+ * weights, shared by 4 warps, and 32 KB of x; a unit of values reads 32 KB of weights and 64 KB of
+ * x. Measured: docs/kernels/mla.md. */
 #ifndef LLMC_CUDA_MLA_MLA_PROJECT_H
 #define LLMC_CUDA_MLA_MLA_PROJECT_H
 
 #include "cuda/mla/mla_query.h"
 #include "cuda/gemm/tf32.h"
 
-/* Are there absorbed rows in the step, and expanded ones? All threads of the block call. */
+/* Whether the step has absorbed rows, and expanded ones. All threads of the CTA call. */
 struct mla_forms {
 	bool absorbed, expanded;
 };
@@ -47,7 +48,7 @@ mla_forms_of(const llmc_step &s)
 template <class W> DEV void
 mla_mma(float (&d)[4], const tf32_a &a, float b0, float b1)
 {
-	if (W::UNIT == 8) { /* f16, bf16: a tf32 as it is */
+	if (W::UNIT == 8) { /* f16, bf16: exact in tf32 */
 		const unsigned b[2] = { __float_as_uint(b0), __float_as_uint(b1) };
 		mma_tf32_m16n8k8(d, a.lo, b, d);
 		mma_tf32_m16n8k8(d, a.hi, b, d);
@@ -59,7 +60,7 @@ mla_mma(float (&d)[4], const tf32_a &a, float b0, float b1)
 	}
 }
 
-/* Of two rows of x, eight apart, two columns */
+/* Splits two columns of two rows of x, eight rows apart. */
 DEV void
 mla_split(tf32_a &a, float r0, float r1, float s0, float s1)
 {
@@ -69,8 +70,8 @@ mla_split(tf32_a &a, float r0, float r1, float s0, float s1)
 	tf32_split(s1, a.hi[3], a.lo[3]);
 }
 
-/* Four neighbours of which the first `n` are there, the others 0; WHOLE: all or none, and 16 bytes
- * have one address */
+/* Loads four neighbouring elements; only the first `n` exist, the others are 0. WHOLE: all or none
+ * exist, and the address is aligned to 16 bytes. */
 template <bool WHOLE> DEV void
 mla_four(float *to, const float *p, int n)
 {
@@ -103,27 +104,28 @@ mla_put_four(float *p, const float *v, int n)
 /* ---- queries ---- */
 
 enum {
-	MLA_Q_ROWS = 64,  /* of a unit */
-	MLA_EARLY = 1024, /* rows of a step: in larger ones weights may be read in vain, so it is
-	                     looked first whether they are needed */
+	MLA_Q_ROWS = 64, /* rows per unit */
+	/* steps of more rows check for absorbed rows before they load weights, which could be in
+	 * vain */
+	MLA_EARLY = 1024,
 	MLA_FEW = 512
 };
 
-/* A unit of mla_query_tiles: 64 columns of a head. Warps are 4 times 16 rows by 2 halves of NOPE;
- * lane 4 g + t has columns 8 g .. 8 g + 7, in rows 4 t .. 4 t + 3 of each 16 of k_b: n-tile j is
- * the j-th column of each g. */
+/* A unit of mla_query_tiles: 64 columns of a head. Its warps are 4 groups of 16 rows times 2 halves
+ * of NOPE. Lane 4 g + t has columns 8 g .. 8 g + 7 in rows 4 t .. 4 t + 3 of each 16 rows of k_b;
+ * n-tile j is the j-th column of each g. */
 template <class A, class W> struct mla_query_unit {
 	enum {
 		HEADS = A::HEADS,
 		NOPE = A::NOPE,
 		RANK = A::RANK,
-		PAIR = W::UNIT < 8 ? 2 : 1,            /* units of W that make 8 columns */
-		PARTS = W::UNIT > 8 ? W::UNIT / 8 : 1, /* or such a part of one is 8 columns */
+		PAIR = W::UNIT < 8 ? 2 : 1,            /* units of W per 8 columns */
+		PARTS = W::UNIT > 8 ? W::UNIT / 8 : 1, /* or spans of 8 columns per unit of W */
 		CHUNKS = (W::UNITS + 8 * PAIR - 1) / (8 * PAIR) * PARTS,
-		OF_HALF = ((NOPE + 15) / 16 + 1) / 2, /* times 16 rows of k_b a half */
-		ROOM = W::UNIT > 8 ? 1 : 2 / PAIR,    /* 32 registers, or 36 */
-		DEEP = (int)ROOM < (int)OF_HALF ? (int)ROOM : (int)OF_HALF, /* of them at a time */
-		EVEN = NOPE % (32 * DEEP) == 0, /* nothing reaches beyond a half */
+		OF_HALF = ((NOPE + 15) / 16 + 1) / 2, /* groups of 16 rows of k_b per half */
+		ROOM = W::UNIT > 8 ? 1 : 2 / PAIR,    /* 32 or 36 registers */
+		DEEP = (int)ROOM < (int)OF_HALF ? (int)ROOM : (int)OF_HALF, /* groups in flight */
+		EVEN = NOPE % (32 * DEEP) == 0,                             /* no half is ragged */
 		EVEN_UNITS = W::UNITS % (8 * PAIR) == 0
 	};
 	typedef typename W::raw weights[DEEP][4][PAIR];
@@ -134,8 +136,8 @@ template <class A, class W> struct mla_query_unit {
 		return (chunk / PARTS * 8 + g) * PAIR;
 	}
 
-	/* 16 rows from `at` on; beyond the matrix some that are in it, which nobody uses, or times
-	 * 0 */
+	/* Loads DEEP groups of 16 rows from group `at` on. Rows beyond the matrix are replaced by
+	 * valid ones, whose results are unused or multiplied by 0. */
 	DEV void
 	load(weights &raw, const w_matrix<W> &k_b, int h, int chunk, int at)
 	{
@@ -157,7 +159,7 @@ template <class A, class W> struct mla_query_unit {
 			}
 	}
 
-	/* ... all from `at` on to L2, for warps that read the same */
+	/* Prefetches all rows from group `at` on to L2, for warps that read the same. */
 	DEV void
 	issue_loads(const w_matrix<W> &k_b, int h, int chunk, int at, int half)
 	{
@@ -169,7 +171,7 @@ template <class A, class W> struct mla_query_unit {
 				            u * 16);
 	}
 
-	/* the lane's columns of a row of k_b */
+	/* Decodes the lane's columns of a row of k_b. */
 	DEV void
 	columns(const typename W::raw (&raw)[PAIR], int chunk, float (&to)[8])
 	{
@@ -195,8 +197,9 @@ struct mla_tiles_shared {
 	bool expanded[MLA_Q_ROWS];
 };
 
-/* What is no product of rows t0 .. end - 1: what has positions, of expanded rows all of the query,
- * and their latents to the pool, h a share of them. first: nothing has been waited for */
+/* Everything except the mma, for rows t0 .. end - 1 of head h: the rotary part of the query, the
+ * whole query of expanded rows, and a share of the latents, which go to the pool. first: PDL_WAIT
+ * has not been called yet. */
 template <class A, class ROPE, int EXPAND, class S> DEV void
 mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, int end, bool first,
                S &s)
@@ -214,7 +217,7 @@ mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, in
 	bool expanded = false;
 
 	if constexpr (EXPAND > 0) {
-		__syncthreads(); /* the rows before have been looked at */
+		__syncthreads(); /* the previous rows have been read */
 		if (threadIdx.x < end - t0) {
 			expanded = mla_row_expanded<EXPAND>(step, t0 + (int)threadIdx.x);
 			s.expanded[threadIdx.x] = expanded;
@@ -276,8 +279,8 @@ mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, in
 		                        a.rope ? a.rope + (long long)t * R : 0, a.kv, t);
 }
 
-/* Units of all rows: first products, where rows are absorbed, tile after tile, then for some rows
- * and a head what else is to do. APART4: rows of q begin at multiples of 16 bytes. */
+/* Processes the units of all rows. First come the mma of absorbed rows, tile by tile, then
+ * mla_query_rest for groups of rows and a head. APART4: rows of q are aligned to 16 bytes. */
 template <class A, class ROPE, int EXPAND, bool APART4, class W> DEV void
 mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b)
 {
@@ -363,7 +366,7 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 							mla_mma<W>(sum[j], f, b[0][j], b[1][j]);
 					}
 			}
-		__syncthreads(); /* the unit before is done */
+		__syncthreads(); /* the previous unit is finished */
 		if (half == 1)
 #pragma unroll
 			for (int i = 0; i < 32; i++)
@@ -391,8 +394,8 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 				}
 			}
 	}
-	/* small where blocks are many for what is to be done, else large, so that more is on its
-	 * way */
+	/* small groups if there are few rows, to use all CTAs; else large ones, for more loads in
+	 * flight */
 	const int rows = n <= MLA_FEW ? 16 : 64;
 	for (unit -= products; unit < (n + rows - 1) / rows * HEADS;
 	     unit += gridDim.x, first = false) {
@@ -409,9 +412,9 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 
 /* ---- values ---- */
 
-/* A unit of mla_value_tiles: 32 rows, 32 columns of a head. Warps are parts of RANK (of blocks of
- * 32, half as many, by two times 16 rows); lane 4 g + t has units t, t + 4, ... of W in row g of
- * each eight of v_b. */
+/* A unit of mla_value_tiles: 32 rows, 32 columns of a head. Each of 8 warps has a part of RANK; for
+ * weights in blocks of 32, each of 4 pairs of warps has one, with 16 rows per warp. Lane 4 g + t
+ * has units t, t + 4, ... of W in row g of each eight rows of v_b. */
 template <class W, int V> struct mla_value_unit {
 	enum {
 		RANK = W::COLS,
@@ -419,18 +422,17 @@ template <class W, int V> struct mla_value_unit {
 		ROWS = 32,
 		COLS = 32,
 		PARTS = UNIT > 8 ? 4 : 8,
-		ROW_TILES = PARTS / 4,                              /* of a warp */
-		OF_PART = ((W::UNITS + 3) / 4 + PARTS - 1) / PARTS, /* times 4 units */
+		ROW_TILES = PARTS / 4,                              /* per warp */
+		OF_PART = ((W::UNITS + 3) / 4 + PARTS - 1) / PARTS, /* groups of 4 units */
 		ROOM = UNIT > 8 ? 1 : 16 / UNIT,
 		DEEP = (int)ROOM < (int)OF_PART ? (int)ROOM : (int)OF_PART,
-		TOGETHER = UNIT > 8 ? 1 : 4, /* columns of v_b as floats */
+		TOGETHER = UNIT > 8 ? 1 : 4, /* columns of v_b converted at a time */
 		EVEN = V % COLS == 0 && W::UNITS == 4 * OF_PART * PARTS &&
-		       OF_PART % DEEP == 0 /* nothing reaches beyond a matrix or a part */
+		       OF_PART % DEEP == 0 /* no matrix or part is ragged */
 	};
 	typedef typename W::raw weights[DEEP][4];
 
-	/* v_b: rows first .. first + 31, or as many as there are before `end`; beyond the matrix
-	 * some that are in it */
+	/* Loads rows first .. first + 31 of v_b. Rows from `end` on are replaced by valid ones. */
 	DEV void
 	load(weights &raw, const w_matrix<W> &v_b, int first, int end, int at)
 	{
@@ -452,8 +454,8 @@ template <class W> struct mla_value_shared {
 	float part[mla_value_unit<W, 1>::PARTS][32][40];
 };
 
-/* y of absorbed rows by units, tile after tile; expanded rows are copied. o [n_tok, HEADS, W::COLS]
- */
+/* Computes y of absorbed rows by units, tile by tile; copies expanded rows. o [n_tok, HEADS,
+ * W::COLS]. */
 template <class W, int HEADS, int V, int EXPAND> DEV void
 mla_value_tiles(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *y)
 {
@@ -551,7 +553,7 @@ mla_value_tiles(const llmc_step &step, const float *o, const w_matrix<W> &v_b, f
 						}
 				}
 		}
-		__syncthreads(); /* the unit before has been read */
+		__syncthreads(); /* the previous unit has been read */
 #pragma unroll
 		for (int m = 0; m < M; m++)
 #pragma unroll
@@ -580,7 +582,7 @@ mla_value_tiles(const llmc_step &step, const float *o, const w_matrix<W> &v_b, f
 	}
 	if (!forms.expanded)
 		return;
-	/* a warp a row */
+	/* one warp per row */
 	enum { FOURS = (V + 3) / 4, DEEP = 8 };
 	for (int t = blockIdx.x * MLA_WARPS + warp_id(); t < n; t += gridDim.x * MLA_WARPS)
 		if (mla_row_expanded<EXPAND>(step, t))

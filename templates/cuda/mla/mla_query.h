@@ -1,11 +1,12 @@
-/* The first step of latent attention, behind the query's product: queries go into the space of
- * latents, latents to the pool. For decode steps, whose rows are all absorbed;
- * cuda/mla/mla_project.h has the others.
+/* First step of latent attention, after the query projection: queries into the latent space,
+ * latents to the pool. For decode steps, in which all rows are absorbed; cuda/mla/mla_project.h
+ * handles other steps.
  *
- *   k_b --ld.global--> registers, PDL wait, q --ld.global--> sums --shuffle, shared--> out, 4 rows a barrier
- *   q_rope --turned--> out;  latent, key --normed, turned--> the row's page
+ *   k_b --ld.global--> registers; PDL wait; q --ld.global--> sums --shuffle, shared--> out,
+ *   4 rows per barrier
+ *   q_rope --rotate--> out;  latent, key --norm, rotate--> the row's page
  *
- * Bytes: k_b once, whatever the rows. */
+ * Bytes: k_b once, for any number of rows. */
 #ifndef LLMC_CUDA_MLA_MLA_QUERY_H
 #define LLMC_CUDA_MLA_MLA_QUERY_H
 
@@ -24,21 +25,21 @@ struct mla_query_args {
 	float *out;
 };
 
-enum { MLA_SUB = 8, MLA_ROWS = 16 }; /* of a block: units of columns; rows at a time */
+enum { MLA_SUB = 8, MLA_ROWS = 16 }; /* per CTA: units of columns; rows at a time */
 
 template <class W> struct mla_query_shared {
 	float part[MLA_WARPS][4][MLA_SUB * W::UNIT];
 };
 
-/* blockIdx.x is a head and MLA_SUB units of the latent's columns, blockIdx.y where it begins to
- * take MLA_ROWS rows at a time: a warp 4 rows of k_b at a time, a lane a unit of one of them. The
- * rows are on their way before the launch before has ended. */
+/* blockIdx.x selects a head and MLA_SUB units of latent columns, blockIdx.y the first group of
+ * MLA_ROWS rows. A warp handles 4 rows of k_b at a time, a lane one unit of one of them. The rows
+ * of k_b are loaded before the PDL wait. */
 template <class A, class ROPE, class W> DEV void
 mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b)
 {
 	enum {
-		CHUNKS = (W::UNITS + MLA_SUB - 1) / MLA_SUB, /* blocks of a head */
-		DEEP = (A::NOPE + 31) / 32,                  /* rows of k_b a lane */
+		CHUNKS = (W::UNITS + MLA_SUB - 1) / MLA_SUB, /* CTAs per head */
+		DEEP = (A::NOPE + 31) / 32,                  /* rows of k_b per lane */
 		HEADS = A::HEADS,
 		NOPE = A::NOPE,
 		R = A::ROPE,
@@ -59,7 +60,7 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 			raw[i] = W::load(k_b.row((long long)h * NOPE + row + 32 * i), u);
 	PDL_WAIT();
 	PDL_LAUNCH();
-	if (h >= HEADS) /* the grid is made for the smallest units */
+	if (h >= HEADS) /* the grid is sized for the smallest units */
 		return;
 	const int n = step.n[0];
 	for (int t0 = blockIdx.y * MLA_ROWS; t0 < n; t0 += gridDim.y * MLA_ROWS) {
@@ -89,7 +90,7 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 					s.part[warp][t % 4][sub * W::UNIT + j] = sum[j];
 			if (t % 4 < 3 && t + 1 < end)
 				continue;
-			/* up to 4 rows together */
+			/* up to 4 rows per barrier */
 			__syncthreads();
 			for (int i = threadIdx.x; i < (t % 4 + 1) * MLA_SUB * W::UNIT;
 			     i += blockDim.x) {
@@ -107,7 +108,7 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 			}
 			__syncthreads();
 		}
-		/* what has positions, of this head */
+		/* rotary part of this head */
 		for (int i = chunk * (int)blockDim.x + threadIdx.x; i < (end - t0) * (R / 2);
 		     i += CHUNKS * blockDim.x) {
 			const int t = t0 + i / (R / 2), k = i % (R / 2);
@@ -121,7 +122,7 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 			out[first] = x;
 			out[second] = y;
 		}
-		/* rows of the cache go round heads, chunks and warps */
+		/* cache rows are distributed over heads, chunks and warps */
 		for (int t = t0 + h + (chunk * MLA_WARPS + warp) * HEADS; t < end;
 		     t += CHUNKS * MLA_WARPS * HEADS)
 			mla_append_row<A, ROPE>(step, a.c + t * a.c_apart, a.kvn, a.eps,

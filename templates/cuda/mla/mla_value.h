@@ -1,24 +1,24 @@
-/* Sums of latents out of their space: the last step of latent attention. */
+/* Last step of latent attention: projects sums of latents out of the latent space. */
 #ifndef LLMC_CUDA_MLA_MLA_VALUE_H
 #define LLMC_CUDA_MLA_MLA_VALUE_H
 
 #include "cuda/mla/mla.h"
 #include "cuda/moe/moe.h"
 
-/* Elements of y go round the warps, each for some of the absorbed rows together, T at a time; rows
- * [n_tok] of o are HEADS x W::COLS. Expanded rows are copied. */
+/* Warps stride over the rows of v_b; each computes its element of y for T absorbed rows at a time.
+ * Rows of o [n_tok] are HEADS x W::COLS. Expanded rows are copied. */
 template <class W, int HEADS, int V, int EXPAND> DEV void
 mla_value(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *y)
 {
-	enum { RANK = W::COLS, T = W::UNIT > 8 ? 2 : 4 /* what registers hold */ };
+	enum { RANK = W::COLS, T = W::UNIT > 8 ? 2 : 4 /* limited by registers */ };
 
 	PDL_WAIT();
 	PDL_LAUNCH();
 	const int n = step.n[0], lane = lane_id();
 	bool absorbed = EXPAND == 0 || n <= 32;
 
-	/* a long prompt has mostly none: each warp would go through all rows to see that, one read
-	 * behind the other */
+	/* A long prompt usually has no absorbed row. The CTA checks that together; otherwise each
+	 * warp would check all rows with dependent reads. */
 	if (!absorbed) {
 		for (int t = threadIdx.x; t < n; t += blockDim.x)
 			absorbed |= !mla_row_expanded<EXPAND>(step, t);

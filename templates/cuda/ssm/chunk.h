@@ -1,7 +1,8 @@
-/* Prompts in chunks of CHUNK positions, for layers with states. Chunks begin at multiples of CHUNK,
- * which a page has, wherever a step begins: of a chunk that the step cuts, rows that are not in the
- * step count as ones that leave the state as it is. So a state at a multiple of CHUNK is the same
- * however a prompt was cut at such positions; cut elsewhere it differs by rounding. */
+/* Chunked prefill of recurrent layers, CHUNK positions per chunk. Chunks begin at multiples of
+ * CHUNK, wherever a step begins; CHUNK divides a page. If a step covers only part of a chunk, the
+ * other rows of the chunk leave the state unchanged. The state at a multiple of CHUNK thus does not
+ * depend on how a prompt was cut at such positions. If it was cut elsewhere, the state differs by
+ * rounding. */
 #ifndef LLMC_CUDA_SSM_CHUNK_H
 #define LLMC_CUDA_SSM_CHUNK_H
 
@@ -10,7 +11,7 @@
 
 enum { CHUNK = 32 };
 
-/* Part of a chunk that is in the step: local rows [from, to), of which `from` is row `row` of the
+/* Part of a chunk that is in the step: local rows [from, to); local row `from` is row `row` of the
  * step */
 struct chunk_part {
 	int row, from, to;
@@ -23,7 +24,7 @@ chunk_count(const llmc_step &s, int q)
 	return (pos + s.q_start[q + 1] - first - 1) / CHUNK - pos / CHUNK + 1;
 }
 
-/* Chunk i of sequence q's in this step */
+/* Returns the part of chunk i of sequence q in this step. */
 DEV chunk_part
 chunk_part_of(const llmc_step &s, int q, int i)
 {
@@ -33,8 +34,8 @@ chunk_part_of(const llmc_step &s, int q, int i)
 	return { first + begin - pos, begin - at, min(end - at, (int)CHUNK) };
 }
 
-/* Calls run(part, 0 .. each - 1) for the chunks of the sequences behind the first n_dec, dealt to
- * the blocks of the grid */
+/* Calls run(part, 0 .. each - 1) for the chunks of the sequences after the first n_dec, distributed
+ * over the CTAs of the grid. */
 template <class Run> DEV void
 chunk_schedule(const llmc_step &s, int n_dec, int n_seq, int each, Run run)
 {

@@ -1,13 +1,13 @@
-/* The gated delta rule, row by row. A warp is COLS columns of one head's state S of one sequence,
- * all of it in registers from the step's first row to its last:
+/* Gated delta rule, row by row. A warp keeps COLS columns of one head's state S of one sequence in
+ * registers for the whole step:
  *
- *     lane        rows j = lane, lane + 32, .. of S, and the same elements of q, k and the decays
- *     a row of x  q, k to unit length; S = diag(e) S; u = beta (v - S^T k); S += k u^T; y = S^T q
+ *     lane           rows j = lane, lane + 32, .. of S, and the same elements of q, k and the decays
+ *     per row of x   normalise q, k; S = diag(e) S; u = beta (v - S^T k); S += k u^T; y = S^T q
  *
- * Sums over a head's rows are sums over the warp, so no warp waits for another, and the order of
- * summation is that of the head alone. A long prompt of one sequence leaves a scheduler one warp,
- * so all that does not hang on S is done ahead: while row t is worked on, row t + 1 gets its unit
- * vectors and decays and row t + 2 is on its way. */
+ * Sums over a head's rows are sums over the warp, so no warp waits for another and the order of
+ * summation depends on the head alone. With one long prompt a warp scheduler has only one warp, so
+ * everything independent of S is done ahead: while row t is processed, row t + 1 is normalised and
+ * row t + 2 is in flight. */
 #ifndef LLMC_CUDA_SSM_DELTA_RULE_H
 #define LLMC_CUDA_SSM_DELTA_RULE_H
 
@@ -20,8 +20,8 @@ struct delta_args {
 	float *state, *y;
 };
 
-/* Floats of a row of x; the key head of value head h; the decay rate of value head h; its state of
- * the step's sequence q */
+/* Row length of x in floats; key head of value head h; decay rate of value head h; its recurrent
+ * state in the step's sequence q */
 template <class D> DEV constexpr int
 delta_row()
 {
@@ -56,18 +56,18 @@ template <class D> struct delta_schedule {
 		       : R <= 16 ? 2
 		                 : 1,
 		BLOCKS = (VD + COLS - 1) / COLS,
-		AHEAD = R <= 8 /* registers for it */
+		AHEAD = R <= 8 /* registers allow it */
 	};
-	/* A row as it lies in memory: this lane's elements, columns from `col` on */
+	/* Inputs of a row as loaded: this lane's elements, and columns from `col` on */
 	struct Raw {
 		float q[R], k[R], v[COLS], a[GD > 1 ? R : 1], b;
 	};
-	/* The same as the rule takes it */
+	/* The same, normalised */
 	struct Row {
 		float q[R], k[R], v[COLS], keep[GD > 1 ? R : 1], beta;
 	};
 
-	/* This lane's elements of a head's vector */
+	/* Loads this lane's elements of a head's vector. */
 	DEV void
 	part(const float *x, float *v)
 	{
@@ -129,7 +129,7 @@ template <class D> struct delta_schedule {
 		row.beta = D::B_SCALE * act_sigmoid(raw.b);
 	}
 
-	/* All rows of the step's sequence q: columns of head h from `col` on */
+	/* Processes all rows of the step's sequence q, for the columns of head h from `col` on. */
 	DEV void
 	run(const llmc_step &s, const delta_args &in, int q, int h, int col)
 	{
@@ -201,7 +201,7 @@ template <class D> struct delta_schedule {
 					state[(long long)(r * 32 + lane) * VD + c] = own[r][c];
 	}
 
-	/* The first n_seq sequences of the step, dealt to the warps of the grid */
+	/* Distributes the first n_seq sequences of the step over the warps of the grid. */
 	DEV void
 	deal(const llmc_step &s, const delta_args &in, int n_seq)
 	{

@@ -1,21 +1,23 @@
-/* The gated delta rule in chunks of C positions on tensor cores, for decays by the head. With S the
- * state in front of a chunk and, of its rows i, g_i = e_0 .. e_i and d_ij = e_{j+1} .. e_i, the
- * rule's u are the solution of a lower triangular system (Yang et al., arXiv 2406.06484 and
+/* Gated delta rule in chunks of C positions on tensor cores, for one decay per head. S is the state
+ * before a chunk; for row i of the chunk, g_i = e_0 .. e_i and d_ij = e_{j+1} .. e_i are cumulative
+ * decays. The u of the rule solve a lower triangular system (Yang et al., arXiv 2406.06484 and
  * 2412.06464):
  *
- *     prep   a block a chunk and head    A_ij = beta_i d_ij k_i.k_j (j < i);  T = (I + A)^-1;  P_ij = d_ij q_i.k_j (j <= i)
- *     main   a block 32 columns of a head's state, which lie in registers from the step's first chunk to its last
+ *     prep   one CTA per chunk and head
+ *              A_ij = beta_i d_ij k_i.k_j (j < i);  T = (I + A)^-1;  P_ij = d_ij q_i.k_j (j <= i)
+ *     main   one CTA per 32 columns of a head's state, kept in registers for the whole step
  *              X = beta (V - g K S)      K S and Q S: four warps each
- *              U = T X                   a tile of 16 x 8 a warp
+ *              U = T X                   a tile of 16 x 8 per warp
  *              Y = g Q S + P U           four warps
  *              S = g_last S + K^T (U / g_i g_last)
  *
- * Rows of a chunk that are not in the step (cuda/ssm/chunk.h) are zeros with a decay of 1. Products
- * are of two parts each (cuda/gemm/tf32.h), d and g are products of decays, never quotients, and T
- * is made by substitution in fp32: about 2^-20 of the largest term, as row by row.
+ * Rows of a chunk that are not in the step (cuda/ssm/chunk.h) are zeros with a decay of 1. Operands
+ * are split into two tf32 (cuda/gemm/tf32.h). d and g multiply decays and never divide. T is
+ * computed by substitution in fp32. The error is about 2^-20 of the largest term, as in the
+ * row-by-row kernel.
  *
- * Operations of a token and head, n = 32 columns, K = KD: 4 K n (K S, Q S) + 2 K n (S) + 4 C n,
- * three times, for each of VD / n blocks; 4 C K for prep. */
+ * Operations per token and head, with n = 32 columns and K = KD: 4 K n (K S, Q S) + 2 K n (S) + 4 C
+ * n, times three mma, for each of VD / n CTAs; plus 4 C K for prep. */
 #ifndef LLMC_CUDA_SSM_DELTA_RULE_CHUNKED_H
 #define LLMC_CUDA_SSM_DELTA_RULE_CHUNKED_H
 
@@ -23,7 +25,7 @@
 #include "cuda/ssm/delta_rule.h"
 #include "cuda/gemm/tf32.h"
 
-/* Of the rows [n_tok, VH]: those of T and P, and { 1 / |k|, scale / |q|, decay, beta } */
+/* Scratch per row [n_tok, VH]: rows of T and P, and { 1 / |k|, scale / |q|, decay, beta } */
 struct delta_room {
 	float *tp;
 	float4 *unit;
@@ -42,10 +44,10 @@ template <class D> struct delta_tile {
 		STEPS = KP / 8,
 		STRIDE = (KD + 31) / 32 * 32 + 8,
 		SHORT = C + 8,
-		EACH = (STEPS + 7) / 8 /* tiles of S that a warp of eight has */
+		EACH = (STEPS + 7) / 8 /* tiles of S per warp, for eight warps */
 	};
 	static_assert(KD <= 128 && KD % 4 == 0 && VD % 4 == 0 && D::GD == 1,
-	              "one access a lane and row");
+	              "one access per lane and row");
 };
 
 DEV float4
@@ -64,7 +66,7 @@ delta_square(float4 v)
 	return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
 }
 
-/* ---- T and P of the chunks ---- */
+/* ---- prep: T and P of the chunks ---- */
 
 template <class D> struct alignas(16) delta_prepare {
 	typedef delta_tile<D> T;
@@ -72,7 +74,7 @@ template <class D> struct alignas(16) delta_prepare {
 	float k[T::C * T::STRIDE], q[T::C * T::STRIDE], a[T::C * T::SHORT], d[T::C * T::SHORT],
 	    beta[T::C], k_unit[T::C], q_unit[T::C];
 
-	/* Rows of unit length, and how long they were */
+	/* Normalises the rows of k and q and stores their scales. */
 	__device__ __forceinline__ void
 	rows(const delta_args &in, const chunk_part &at, int h)
 	{
@@ -98,7 +100,7 @@ template <class D> struct alignas(16) delta_prepare {
 		}
 	}
 
-	/* One warp: a lane a row for decays and beta, then a column of d */
+	/* By one warp: decay and beta of row `lane`, then column `lane` of d */
 	__device__ __forceinline__ float
 	decays(const delta_args &in, const chunk_part &at, int h)
 	{
@@ -120,7 +122,7 @@ template <class D> struct alignas(16) delta_prepare {
 		return e;
 	}
 
-	/* One warp: column `lane` of (I + A)^-1 by substitution */
+	/* By one warp: column `lane` of (I + A)^-1 by substitution */
 	__device__ __forceinline__ void
 	solve(float (&t)[T::C]) const
 	{
@@ -148,8 +150,8 @@ template <class D> struct alignas(16) delta_prepare {
 		if (warp == 0)
 			e = decays(in, at, h);
 		__syncthreads();
-		/* eight columns a warp; rows 0 to 15 see the first sixteen alone */
-#pragma unroll 1 /* by 2, registers are spilled on sm_100a */
+		/* Eight columns per warp; rows 0 to 15 need only the first sixteen columns. */
+#pragma unroll 1 /* unrolled by 2, registers spill on sm_100a */
 		for (int s = 0; s < T::STEPS; s++) {
 			tf32_b b;
 			tf32_get(b, k + warp * 8 * T::STRIDE + s * 8, T::STRIDE);
@@ -189,7 +191,7 @@ template <class D> struct alignas(16) delta_prepare {
 		}
 	}
 
-	/* Chunks and heads of prompts */
+	/* Distributes chunks and heads of prefill sequences. */
 	__device__ __forceinline__ void
 	deal(const llmc_step &s, const delta_args &in, int n_dec, int n_seq, const delta_room &to)
 	{
@@ -198,7 +200,7 @@ template <class D> struct alignas(16) delta_prepare {
 	}
 };
 
-/* ---- the walk over chunks ---- */
+/* ---- main: iteration over chunks ---- */
 
 template <class D> struct alignas(16) delta_main {
 	typedef delta_tile<D> T;
@@ -209,8 +211,8 @@ template <class D> struct alignas(16) delta_main {
 	    v[T::C * T::SHORT];                        /* x, u: [column][row of the chunk] */
 	float gain[T::C], rest[T::C], beta[T::C], all; /* g_i, g_last / g_i, beta_i, g_last */
 
-	/* What this thread brings of a chunk: four elements of rows of k and q, of T, P and V; in
-	 * warp 0 a lane a row's decay and beta */
+	/* Loads in flight for the next chunk, per thread: four elements of rows of k and q, of T, P
+	 * and V; in warp 0 also decay and beta of one row per lane */
 	struct Ahead {
 		float4 k[ROWS], q[ROWS], t, p, v;
 		float by_k[ROWS], by_q[ROWS], e, beta;
@@ -222,7 +224,7 @@ template <class D> struct alignas(16) delta_main {
 	{
 		const int lane = (int)lane_id(), warp = (int)warp_id(), i = (int)threadIdx.x / 8,
 		          j = 4 * ((int)threadIdx.x % 8);
-		const int step = at.row - at.from; /* from local rows to those of the step */
+		const int step = at.row - at.from; /* row of the step minus local row */
 		const bool there = i >= at.from && i < at.to;
 		const float *x = in.x + (long long)step * delta_row<D>();
 
@@ -289,15 +291,15 @@ template <class D> struct alignas(16) delta_main {
 		}
 	}
 
-	/* Columns of the state that this lane has: of tile e of its warp and half m, row j + n % 2,
-	 * column m * 16 + g + n / 2 * 8 */
+	/* Row of the state that this lane holds in tile e of its warp. In half m, element n has row
+	 * j + n % 2 and column m * 16 + g + n / 2 * 8. */
 	DEV int
 	tile_row(int e)
 	{
 		return ((int)warp_id() * T::EACH + e) * 8 + 2 * ((int)lane_id() & 3);
 	}
 
-	/* Its copy for K S and Q S */
+	/* Copies the state to shared memory for K S and Q S. */
 	__device__ __forceinline__ void
 	show(const float (&own)[T::EACH][2][4])
 	{
@@ -317,7 +319,7 @@ template <class D> struct alignas(16) delta_main {
 						               __float_as_uint(own[e][m][n + 1])));
 	}
 
-	/* y of the chunk's rows: acc has Q S of both halves of them */
+	/* Stores y of the chunk's rows; acc has Q S of both halves of the rows. */
 	__device__ __forceinline__ void
 	results(float (&acc)[2][4], const chunk_part &at, int h, int col, int tile, float *y) const
 	{
@@ -346,8 +348,8 @@ template <class D> struct alignas(16) delta_main {
 		}
 	}
 
-	/* S^T = g_last S^T + (U g_last / g_i)^T K; positions are the products' columns, lane t has
-	 * t and t + 4 of eight */
+	/* S^T = g_last S^T + (U g_last / g_i)^T K. Positions are the k dimension of the mma; lane t
+	 * has t and t + 4 of eight. */
 	__device__ __forceinline__ void
 	advance(float (&own)[T::EACH][2][4]) const
 	{
@@ -390,7 +392,8 @@ template <class D> struct alignas(16) delta_main {
 		}
 	}
 
-	/* All chunks of the step's sequence q: columns of head h from `col` on */
+	/* Processes all chunks of sequence `seq` of the step, for the columns of head h from `col`
+	 * on. */
 	__device__ __forceinline__ void
 	run(const llmc_step &step, const delta_args &in, const delta_room &room, int seq, int h,
 	    int col)
@@ -428,7 +431,7 @@ template <class D> struct alignas(16) delta_main {
 				at = chunk_part_of(step, seq, n_chunk + 1);
 				issue_loads(ahead, in, room, at, h, col);
 			}
-			/* K S, or Q S, of eight columns */
+			/* K S or Q S of eight columns */
 #pragma unroll 4
 			for (int i = 0; i < T::STEPS; i++) {
 				tf32_b b;
@@ -486,7 +489,7 @@ template <class D> struct alignas(16) delta_main {
 				}
 	}
 
-	/* Columns of heads of the sequences behind the first n_dec, one of them for a block */
+	/* Processes the sequences after the first n_dec; one slice of columns of a head per CTA. */
 	__device__ __forceinline__ void
 	deal(const llmc_step &step, const delta_args &in, const delta_room &room, int n_dec,
 	     int n_seq)

@@ -1,12 +1,12 @@
-/* The selective scan with one rate a head, row by row. A warp is COLS columns of one head's state S
- * of one sequence, all of it in registers from the step's first row to its last:
+/* Selective scan with one rate per head, row by row. A warp keeps COLS columns of one head's state
+ * S of one sequence in registers for the whole step:
  *
- *     lane        rows j = lane, lane + 32, .. of S, and the same elements of B and C
- *     a row of x  S = e S + B (d u)^T; y = S^T C + skip u
+ *     lane           rows j = lane, lane + 32, .. of S, and the same elements of B and C
+ *     per row of x   S = e S + B (d u)^T; y = S^T C + skip u
  *
- * Sums over a head's rows are sums over the warp, so no warp waits for another, and the order of
- * summation is that of the head alone. What the next row needs is asked for before this one is
- * worked on. */
+ * Sums over a head's rows are sums over the warp, so no warp waits for another and the order of
+ * summation depends on the head alone. Loads of the next row are issued before the current one is
+ * processed. */
 #ifndef LLMC_CUDA_SSM_SELECTIVE_SCAN_H
 #define LLMC_CUDA_SSM_SELECTIVE_SCAN_H
 
@@ -19,8 +19,8 @@ struct scan_args {
 	float *state, *y;
 };
 
-/* Floats of a row of x; the group of head h; its rate; its step, of what the row has; its state of
- * the step's sequence q */
+/* Row length of x in floats; group of head h; its rate; its time step d from the row's dt; its
+ * recurrent state in the step's sequence q */
 template <class D> DEV constexpr int
 scan_row()
 {
@@ -60,12 +60,12 @@ template <class D> struct scan_schedule {
 		                 : 1,
 		BLOCKS = (DIM + COLS - 1) / COLS
 	};
-	/* What a row has for this lane */
+	/* Inputs of a row for this lane */
 	struct Row {
 		float dt, u[COLS], b[R], o[R];
 	};
 
-	/* This lane's elements of a group's vector */
+	/* Loads this lane's elements of a group's vector. */
 	DEV void
 	part(const float *x, float *v)
 	{
@@ -74,7 +74,7 @@ template <class D> struct scan_schedule {
 			v[r] = r * 32 + (int)lane_id() < N ? x[r * 32 + lane_id()] : 0;
 	}
 
-	/* Of row t and head h, whose group is `from`, columns from `col` on */
+	/* Loads row t of head h, whose group is `from`, with columns from `col` on. */
 	DEV void
 	get(Row &row, const scan_args &in, long long t, int h, int from, int col)
 	{
@@ -88,7 +88,7 @@ template <class D> struct scan_schedule {
 		part(x + H * DIM + (D::G + from) * N, row.o);
 	}
 
-	/* All rows of the step's sequence q: columns of head h from `col` on */
+	/* Processes all rows of the step's sequence q, for the columns of head h from `col` on. */
 	DEV void
 	run(const llmc_step &s, const scan_args &in, int q, int h, int col)
 	{
@@ -135,7 +135,7 @@ template <class D> struct scan_schedule {
 					state[(long long)(r * 32 + lane) * DIM + c] = own[r][c];
 	}
 
-	/* The first n_seq sequences of the step, dealt to the warps of the grid */
+	/* Distributes the first n_seq sequences of the step over the warps of the grid. */
 	DEV void
 	deal(const llmc_step &s, const scan_args &in, int n_seq)
 	{

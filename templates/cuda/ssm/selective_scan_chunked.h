@@ -1,23 +1,24 @@
-/* The selective scan in chunks of C positions on tensor cores (Dao and Gu, arXiv 2405.21060). With
- * S the state in front of a chunk, u_i, B_i, C_i and d_i of its row i, and l_i the sum of rate d_0
- * .. rate d_i:
+/* Selective scan in chunks of C positions on tensor cores (Dao and Gu, arXiv 2405.21060). S is the
+ * state before a chunk. Row i of the chunk has u_i, B_i, C_i and d_i, and l_i is the sum of rate
+ * d_0 .. rate d_i:
  *
- *     prep   a block a chunk and group   C_i.B_j; a warp a head: l and d
- *     main   a block 32 columns of a head's state, which lie in registers from the step's first chunk to its last, each of eight warps half of the columns and
- *            a quarter of the rows
- *              P_ij = exp(l_i - l_j) d_j C_i.B_j (j < i), and skip more for j = i
- *              Y = exp(l_i) C S + P U         sums over a quarter of the rows, eight of C at a time; P U by the quarter that has those eight
+ *     prep   one CTA per chunk and group: C_i.B_j; one warp per head: l and d
+ *     main   one CTA per 32 columns of a head's state, kept in registers for the whole step; each of
+ *            eight warps has half of the columns and a quarter of the rows
+ *              P_ij = exp(l_i - l_j) d_j C_i.B_j (j < i), plus skip for j = i
+ *              Y = exp(l_i) C S + P U     each warp sums over its quarter of the rows, for eight rows
+ *                                         of C at a time; the warp that owns these eight adds P U
  *              S = exp(l_last) S + (U exp(l_last - l_j) d_j)^T B
  *
- *            what is on its way:   B of the chunk     while Y is made of C
- *                                  C, U of the next   while S is made of B
+ *            in flight:   B of the chunk        while Y is computed
+ *                         C, U of the next      while S is computed
  *
- * The state of a warp, S^T in the order that sums leave tensor cores in, is the first factor of Y^T
- * = S^T C^T as it lies. Rows of a chunk that are not in the step (cuda/ssm/chunk.h) are zeros that
- * do not decay. Products are of two parts each (cuda/gemm/tf32.h) and l has two floats, whose
- * differences are as good as the steps they are sums of.
+ * A warp holds S^T in the accumulator layout, which is the A operand of Y^T = S^T C^T without a
+ * shuffle. Rows of a chunk that are not in the step (cuda/ssm/chunk.h) are zeros that do not decay.
+ * Operands are split into two tf32 (cuda/gemm/tf32.h). l is the sum of two floats, so differences
+ * of l are as accurate as its terms.
  *
- * Operations of a token and head: (4 N + 2 C) DIM, three times; of a token and group 2 C N for
+ * Operations per token and head: (4 N + 2 C) DIM, times three mma; per token and group 2 C N for
  * prep. */
 #ifndef LLMC_CUDA_SSM_SELECTIVE_SCAN_CHUNKED_H
 #define LLMC_CUDA_SSM_SELECTIVE_SCAN_CHUNKED_H
@@ -26,21 +27,21 @@
 #include "cuda/ssm/selective_scan.h"
 #include "cuda/gemm/tf32.h"
 
-/* Of the step's n rows: products [n, G, C] of C_i and B_j, j a row of i's chunk; [H, n] of { l,
- * what that left out, d } */
+/* Scratch for the step's n rows: cb [n, G, C] holds C_i.B_j, j a row of i's chunk; way [H, n] holds
+ * { l, its rounding residue, d } */
 struct scan_room {
 	float *cb;
 	float4 *way;
 	int n;
 };
 
-/* ---- what chunks know of themselves ---- */
+/* ---- prep: C.B and sums of steps of the chunks ---- */
 
 template <class D> struct alignas(16) scan_prepare {
 	enum { WARPS = 4, C = CHUNK, SLAB = 128, STRIDE = SLAB + 8 };
 	float b[C * STRIDE], c[C * STRIDE];
 
-	/* SLAB elements of B and C from n on */
+	/* Loads SLAB elements of B and C from n on. */
 	__device__ __forceinline__ void
 	rows(const scan_args &in, const chunk_part &at, int group, int n)
 	{
@@ -57,7 +58,7 @@ template <class D> struct alignas(16) scan_prepare {
 		}
 	}
 
-	/* One warp: a lane a row of head h */
+	/* By one warp: row `lane` of head h */
 	__device__ __forceinline__ void
 	way(const scan_args &in, const chunk_part &at, int h, const scan_room &to) const
 	{
@@ -65,7 +66,8 @@ template <class D> struct alignas(16) scan_prepare {
 		const long long t = at.row + i - at.from;
 		const bool there = i >= at.from && i < at.to;
 		const float d = there ? scan_step<D>(in.dt[t * D::H + h], in.bias[h]) : 0;
-		float l = fmaxf(scan_rate<D>(in, h) * d, -256), rest = 0; /* exp of less is 0 too */
+		/* exp is 0 below that anyway */
+		float l = fmaxf(scan_rate<D>(in, h) * d, -256), rest = 0;
 
 #pragma unroll
 		for (int n = 1; n < C; n *= 2) {
@@ -91,7 +93,8 @@ template <class D> struct alignas(16) scan_prepare {
 			__syncthreads();
 			rows(in, at, group, n);
 			__syncthreads();
-			/* eight columns a warp; rows 0 to 15 see the first sixteen alone */
+			/* Eight columns per warp; rows 0 to 15 need only the first sixteen
+			 * columns. */
 #pragma unroll 2
 			for (int s = 0; s < min((int)SLAB, D::N - n + 7) / 8; s++) {
 				tf32_b v;
@@ -120,7 +123,7 @@ template <class D> struct alignas(16) scan_prepare {
 			way(in, at, group * (D::H / D::G) + h, to);
 	}
 
-	/* Chunks and groups of prompts */
+	/* Distributes chunks and groups of prefill sequences. */
 	__device__ __forceinline__ void
 	deal(const llmc_step &s, const scan_args &in, int n_dec, int n_seq, const scan_room &to)
 	{
@@ -129,7 +132,7 @@ template <class D> struct alignas(16) scan_prepare {
 	}
 };
 
-/* ---- the walk over chunks ---- */
+/* ---- main: iteration over chunks ---- */
 
 template <class D> struct alignas(16) scan_main {
 	enum {
@@ -139,20 +142,21 @@ template <class D> struct alignas(16) scan_main {
 		SLICES = (D::DIM + COLS - 1) / COLS,
 		SHORT = C + 8,
 		KP = (D::N + 31) / 32 * 32,
-		EACH = KP / 32 /* tiles of eight rows of S that a quarter has */,
+		EACH = KP / 32 /* tiles of eight rows of S per quarter */,
 		C_ROW = KP + 8,
 		B_ROW = KP + 4
 	};
-	static_assert(D::N % 4 == 0 && D::DIM % 4 == 0, "pieces of 16 bytes");
+	static_assert(D::N % 4 == 0 && D::DIM % 4 == 0, "16-byte vectors");
 	float c[C * C_ROW], b[C * B_ROW]; /* [row of the chunk][row of S] */
 	float u[COLS * SHORT], w[2][COLS * SHORT],
-	    p[C * SHORT]; /* u, w: [column][row of the chunk]; w: u d_j exp(l_last - l_j), of this
-	                     chunk or the next */
-	float gain[C];    /* exp(l) */
-	float4 part[3][WARPS][32]; /* sums for a warp, of the quarter so many behind its own */
+	    /* u, w: [column][row of the chunk]; w: u d_j exp(l_last - l_j), for this chunk and the
+	     * next */
+	    p[C * SHORT];
+	float gain[C];             /* exp(l) */
+	float4 part[3][WARPS][32]; /* sums for a warp, from the quarter that many after its own */
 
-	/* What this thread brings of a chunk: four columns of row `lane` of U and its l and d, four
-	 * C_i.B_j */
+	/* Loads in flight for the next chunk, per thread: four columns of row `lane` of U, its l
+	 * and d, and four C_i.B_j */
 	struct Ahead {
 		float4 u, cb, way;
 	};
@@ -174,7 +178,7 @@ template <class D> struct alignas(16) scan_main {
 	{
 		const int lane = (int)lane_id(), i = (int)threadIdx.x / 8,
 		          at_col = col + 4 * (int)warp_id();
-		const long long step = at.row - at.from; /* from local rows to those of the step */
+		const long long step = at.row - at.from; /* row of the step minus local row */
 		const bool there = lane >= at.from && lane < at.to;
 
 		to.u = there && at_col < D::DIM
@@ -227,7 +231,7 @@ template <class D> struct alignas(16) scan_main {
 			gain[lane] = expf(l + rest);
 	}
 
-	/* Sets out to bring B or C of the chunk, which x has from its rows' element `from` on */
+	/* Starts the loads of B or C of the chunk; `from`: offset within a row of x. */
 	__device__ __forceinline__ void
 	fetch(float *to, int stride, const scan_args &in, const chunk_part &at, int from) const
 	{
@@ -245,8 +249,8 @@ template <class D> struct alignas(16) scan_main {
 		cp_async_commit();
 	}
 
-	/* This warp's part of Y^T: its own eight rows of the chunk in mine, those of others in
-	 * shared memory */
+	/* This warp's part of Y^T: its own eight rows of the chunk go to `mine`, other warps' rows
+	 * to shared memory. */
 	__device__ __forceinline__ void
 	results(const float (&own)[EACH][4], float (&mine)[4])
 	{
@@ -288,7 +292,7 @@ template <class D> struct alignas(16) scan_main {
 		}
 	}
 
-	/* y of this warp's eight rows and sixteen columns */
+	/* Stores y of this warp's eight rows and sixteen columns. */
 	__device__ __forceinline__ void
 	finish(float (&mine)[4], const chunk_part &at, int h, int col, float *y) const
 	{
@@ -312,7 +316,7 @@ template <class D> struct alignas(16) scan_main {
 		}
 	}
 
-	/* Lane t has positions 2 t and 2 t + 1 of eight */
+	/* Updates S. Lane t has positions 2 t and 2 t + 1 of eight. */
 	__device__ __forceinline__ void
 	advance(float (&own)[EACH][4], float keep, int turn) const
 	{
@@ -340,7 +344,8 @@ template <class D> struct alignas(16) scan_main {
 		}
 	}
 
-	/* All chunks of the step's sequence q: columns of head h from `col` on */
+	/* Processes all chunks of sequence `seq` of the step, for the columns of head h from `col`
+	 * on. */
 	__device__ __forceinline__ void
 	run(const llmc_step &s, const scan_args &in, const scan_room &room, int q, int h, int col)
 	{
@@ -400,8 +405,8 @@ template <class D> struct alignas(16) scan_main {
 			}
 	}
 
-	/* Columns of heads of the sequences behind the first n_dec: one of them for a block, so
-	 * nothing waits for what was in shared memory before */
+	/* Processes the sequences after the first n_dec; one slice of columns of a head per CTA, so
+	 * no barrier is needed before shared memory is used. */
 	__device__ __forceinline__ void
 	deal(const llmc_step &s, const scan_args &in, const scan_room &room, int n_dec, int n_seq)
 	{
