@@ -1,21 +1,25 @@
-/* What becomes of the results of a matrix product: C neighbouring columns at a time (2, or 4 where
- * threads have exchanged theirs), by the thread that holds them. take(m, n, v, u): v[j] are the
- * columns of row m from n + 4 C j on. It reads what it needs of them before; who has several rows
- * at once says read(m, n, before) of all of them first, and take(m, n, v, u, before) then, so that
- * one's loads do not wait for another's stores. prefetch<OUT>(m, n): OUT columns of row m will end
- * in a while. */
+/* Epilogues of GEMM kernels. An epilogue handles C neighbouring columns at a time (2, or 4 after
+ * lanes have exchanged results), in the thread that holds them in registers.
+ *
+ *   store(m, n, v, u)           stores row m; v[j] are its C columns from n + 4 C j on
+ *   read(m, n, before)          optional: issues the loads that store needs
+ *   store(m, n, v, u, before)   stores, using what read has loaded
+ *   prefetch<OUT>(m, n)         hint: OUT columns of row m from n on will be stored soon
+ *
+ * A thread with several rows calls read for all of them before the first store, so that no load
+ * waits for another row's store. */
 #ifndef LLMC_CUDA_EPILOGUE_EPILOGUE_H
 #define LLMC_CUDA_EPILOGUE_EPILOGUE_H
 
 #include "cuda/math/math.h"
 
-/* What values between steps lie in memory as: value_${Y_DTYPE}. bf16 is rounded here, as the
- * product that reads it would. */
+/* Types of activations in memory, selected by value_${Y_DTYPE}. bf16 is rounded here, exactly as
+ * the matmul that reads it would round it. */
 typedef float value_f32;
 typedef unsigned short value_bf16;
 
-/* C columns of a row at p from column n, a multiple of C: in one access where rows are whole ones.
- */
+/* Loads C columns of a row at p from column n (a multiple of C), in one access where WIDTH keeps
+ * rows aligned. */
 template <int WIDTH, int C> DEV void
 gemm_read(const float *p, int n, float (&v)[C])
 {
@@ -77,7 +81,6 @@ gemm_write(value_bf16 *p, int n, const float (&v)[C])
 	}
 }
 
-/* v += b */
 template <int WIDTH, int N, int C> DEV void
 gemm_bias(const float *b, int n, float (&v)[N][C])
 {
@@ -95,7 +98,7 @@ gemm_bias(const float *b, int n, float (&v)[N][C])
 			v[j][c] += t[j][c];
 }
 
-/* What an epilogue reads of its row before: nothing */
+/* Result of read for an epilogue that loads nothing early */
 struct gemm_nothing {
 };
 
@@ -126,13 +129,13 @@ template <int WIDTH, float (*F)(float), class Y = value_f32> struct gemm_store {
 	}
 };
 
-/* y = scale * r + v + b; y may be r: each thread reads its places before it writes them. TIGHT: two
- * of them at a time, for kernels that have few registers. */
+/* y = scale * r + v + b; y may alias r: a thread reads its elements before it writes them. TIGHT:
+ * load and store two groups of columns at a time, for kernels that are short of registers. */
 template <int WIDTH, bool TIGHT = false> struct gemm_add {
 	float *y;
 	const float *b, *r;
 	float scale;
-	/* begins to bring OUT columns of a row near */
+	/* Prefetches OUT columns of a row of the residual to L2. */
 	template <int OUT> __device__ __forceinline__ void
 	prefetch(int m, int n) const
 	{
@@ -213,7 +216,7 @@ template <int WIDTH, float (*F)(float, float), class Y = value_f32> struct gemm_
 	}
 };
 
-/* Columns n, n + 1 of a row that a library has left */
+/* Columns n and n + 1 of a row that cuBLASLt has stored */
 template <int WIDTH> DEV void
 gemm_left2(const float *p, int n, float (&v)[2])
 {
@@ -233,9 +236,9 @@ gemm_left2(const unsigned short *p, int n, float (&v)[2]) /* bf16 */
 	}
 }
 
-/* What follows a product that a library has left in memory, raw [n, SHARE, ROWS]: blocks of 256
- * threads, blockIdx.x the row, blockIdx.y GEMM_LEFT of its columns. scale, e: as in
- * cuda/gemm/gemm.h; e may write over raw, each thread over what it has read. */
+/* Applies the epilogue to a matmul that cuBLASLt has stored to raw [n, SHARE, ROWS]. CTAs have 256
+ * threads; blockIdx.x is the row, blockIdx.y a group of GEMM_LEFT columns. scale and e: as in
+ * cuda/gemm/gemm.h. e may overwrite raw: each thread overwrites only what it has read. */
 enum { GEMM_LEFT = 2048 };
 
 template <class G, class T, class E> DEV void

@@ -1,44 +1,45 @@
-/* y = a w^T for the rows of a mixed step, with an epilogue: the walk over tiles. Stages:
- * cuda/gemm/gemm_cp_async.h, cuda/gemm/gemm_tma.h.
+/* y = a w^T for the rows of a mixed step, with an epilogue: the tile scheduler. Stages are filled
+ * by cuda/gemm/gemm_cp_async.h or cuda/gemm/gemm_tma.h.
  *
- *   a tile of BM x BN results, BK columns a stage, STAGES in shared memory:
- *     sm_80 .. 90, and block formats            sm_100, sm_120, elements
- *     all threads: cp.async of stage s + S - 1     one thread (producer): wait empty, TMA of stage s + S - 1, arrives at full
- *       (blocks: ld.global, after the mma           all warps (consumers): wait full
- *        unpack, st.shared), commit
- *     wait for stage s, barrier                     ...
- *     ldmatrix, mma of stage s                      ldmatrix, mma of stage s, arrive at empty
+ *   a tile of BM x BN results, BK columns per stage, STAGES stages in shared memory:
+ *     sm_80 .. 90, and block formats             sm_100, sm_120, 16-bit weights
+ *     all threads: cp.async of stage s + S - 1     producer thread: wait empty, expect bytes,
+ *       (blocks: ld.global; after the mma            TMA of stage s + S - 1
+ *        unpack, st.shared); commit                all warps (consumers): wait full
+ *     wait for stage s, barrier
+ *     ldmatrix, mma of stage s                     ldmatrix, mma of stage s, arrive at empty
  *   after the last stage: epilogue e, from registers
  *
- * gemm_run<G, SMALL_M>(in, e), with G a gemm_config, in gemm_operands (cuda/gemm/gemm_tile.h), and
- *     e   epilogue (cuda/epilogue/epilogue.h): e.take(m, n, v, u) gets neighbouring results v of row m, columns n and on; with SHARE 2, u are those
- *         of the second half of the matrix
+ * gemm_run<G, SMALL_M>(in, e): G is a gemm_config, in gemm_operands (cuda/gemm/gemm_tile.h), e an
+ * epilogue (cuda/epilogue/epilogue.h). With SHARE 2 the epilogue's u are columns of the second half
+ * of the matrix.
  *
- * Blocks stay and walk over tiles, so any n is covered by any grid. Three tiles: of 16, 64 and 128
- * rows; which one is used depends on n and on how many tiles keep the multiprocessors busy; results
- * do not (cuda/gemm/gemm_tile.h). A kernel may run several products, of one matrix or format after
- * another: their shared memory is the same.
+ * CTAs are persistent and iterate over tiles, so any n is covered by any grid. There are three
+ * tiles, of 16, 64 and 128 rows. The choice depends on n and on how many tiles keep the SMs busy;
+ * results do not depend on it (cuda/gemm/gemm_tile.h). A kernel may run several GEMMs in sequence,
+ * of one matrix or format each, in the same shared memory.
  *
- * Bytes: a stage of the large tile of elements is 8 KB of activations and 8 KB of weights for 32
- * mma of each of 8 warps, of blocks 16 KB of activations and, from memory, 4.5 to 8.5 KB of weights
- * for 64. A step of the large tile is 91 instructions for 32 mma with 16-bit weights (sm_80); a
- * warp reads 3 KB of shared memory for 16 mma, three quarters of what an A100 can feed.
+ * Bytes: a stage of the large tile with 16-bit weights is 8 KB of activations and 8 KB of weights,
+ * for 32 mma per warp (8 warps). With blocks it is 16 KB of activations and 4.5 to 8.5 KB of
+ * weights from memory, for 64 mma. A stage of the large tile is 91 instructions for 32 mma with
+ * 16-bit weights (sm_80). A warp reads 3 KB of shared memory per 16 mma, three quarters of what an
+ * A100 can deliver.
  *
- * Resources (ptxas 13.0, all of sm_80 to sm_120a, no spills): 16-bit weights and blocks of 32:
- * 124-128 registers, two blocks (16 warps) a multiprocessor, 3 or 4 stages of 32 columns (2 of 64
- * for blocks of 32); k formats: 162-183 registers, one block, 3 stages of 64. From sm_100a on
- * 16-bit weights and the activations beside them come by tensor maps: 119-123 registers, 6 stages
- * of 32 columns of the large tile in the 227 KB of an sm_100a, 3 in the 99 KB of an sm_120a, and no
- * instruction for an address but the producer's. Not measured on sm_100a and sm_120a.
+ * Resources (ptxas 13.0, all of sm_80 to sm_120a, no spills): 16-bit weights and blocks of 32 take
+ * 124-128 registers, so two CTAs (16 warps) run per SM, with 3 or 4 stages of 32 columns (2 of 64
+ * for blocks of 32). K-quants take 162-183 registers: one CTA, 3 stages of 64. From sm_100a on,
+ * 16-bit weights and their activations are loaded by tensor maps. That takes 119-123 registers and
+ * 6 stages of 32 columns of the large tile in the 227 KB of sm_100a, or 3 in the 99 KB of sm_120a.
+ * Only the producer computes addresses. Not measured on sm_100a and sm_120a.
  *
- * Shared memory: G::SHARED bytes, dynamic, and 256 for the barriers of G::TMA. */
+ * Shared memory: G::SHARED bytes, dynamic, and 256 for the mbarriers if G::TMA. */
 #ifndef LLMC_CUDA_GEMM_GEMM_H
 #define LLMC_CUDA_GEMM_GEMM_H
 
 #include "cuda/epilogue/epilogue.h"
 #include "cuda/gemm/gemm_tma.h"
 
-/* The results of this warp go to the epilogue. */
+/* Scales the results of this warp and passes them to the epilogue. */
 template <class G, class T, class E> DEV void
 gemm_epilogue(const float (&acc)[T::MT][T::NT][4], const gemm_operands<typename G::W> &in, int m0,
               int n0, int wm, int wn, const E &e)
@@ -86,9 +87,10 @@ gemm_tile_compute(gemm_stages<G, T> &stages, const gemm_operands<typename G::W> 
 		gemm_epilogue<G, T>(acc, in, m0, n0, wm, wn, e);
 }
 
-/* All tiles of a product, in bands of 8 tiles of rows, so that what runs at one time shares both
- * matrices in L2; their number. Products of one configuration may follow each other on the same
- * stages: `before`, the tiles of those before, keeps blocks evenly busy. */
+/* Runs all tiles of a GEMM and returns their number. The order is bands of 8 tiles along M, so that
+ * CTAs that run at the same time share both matrices in L2. GEMMs of one configuration may follow
+ * each other on the same stages: `before`, the number of tiles of the earlier ones, keeps the load
+ * of the CTAs even. */
 template <class G, class T, class E> DEV int
 gemm_tile_loop(gemm_stages<G, T> &stages, const gemm_operands<typename G::W> &in, const E &e,
                int before = 0)
@@ -107,7 +109,7 @@ gemm_tile_loop(gemm_stages<G, T> &stages, const gemm_operands<typename G::W> &in
 	return tiles_m * TILES_N;
 }
 
-/* One product by tiles T */
+/* Runs one GEMM with tile T. */
 template <class G, class T, class E> DEV void
 gemm_tiles(unsigned char *smem, const gemm_operands<typename G::W> &in, const E &e)
 {
@@ -117,7 +119,7 @@ gemm_tiles(unsigned char *smem, const gemm_operands<typename G::W> &in, const E 
 	stages.end();
 }
 
-/* SMALL_M: so few rows never come */
+/* SMALL_M: most rows that another kernel handles; fewer never reach this one */
 template <class G, int SMALL_M = 0, class E> DEV void
 gemm_run(const gemm_operands<typename G::W> &in, const E &e)
 {
@@ -130,7 +132,7 @@ gemm_run(const gemm_operands<typename G::W> &in, const E &e)
 			return gemm_tiles<G, typename G::small>(smem, in, e);
 	if (in.n <= 64 ||
 	    2 * G::BLOCKS * large <=
-	        (int)gridDim.x) /* large tiles for less than half of the multiprocessors */
+	        (int)gridDim.x) /* large tiles would occupy less than half of the SMs */
 		gemm_tiles<G, typename G::middle>(smem, in, e);
 	else
 		gemm_tiles<G, typename G::large>(smem, in, e);

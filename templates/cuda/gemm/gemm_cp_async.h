@@ -1,12 +1,12 @@
-/* The stages of cuda/gemm/gemm.h's tiles, filled by all threads: activations and 16-bit weights by
- * cp.async, a group of copies a stage; blocks are unpacked from registers
+/* Stages of cuda/gemm/gemm.h's tiles, filled by all threads. Activations and 16-bit weights come by
+ * cp.async, one commit group per stage. Blocks are unpacked from registers
  * (cuda/gemm/gemm_weights.h). */
 #ifndef LLMC_CUDA_GEMM_GEMM_CP_ASYNC_H
 #define LLMC_CUDA_GEMM_GEMM_CP_ASYNC_H
 
 #include "cuda/gemm/gemm_weights.h"
 
-/* The copy of activations: rows past n and columns past the matrix become zeros. */
+/* Copies activations. Rows past n and columns past the matrix become zeros. */
 template <class G, class T> struct gemm_activations {
 	static constexpr int PASS = GEMM_THREADS / T::CHUNKS;
 	const unsigned short *from;
@@ -53,7 +53,7 @@ template <class G, class T, bool TMA = G::TMA> struct gemm_stages {
 		gemm_weights<G, T> weights(in.w, n0);
 		gemm_activations<G, T> rows(in.act, m0, in.n);
 
-		__syncthreads(); /* the last tile has been read */
+		__syncthreads(); /* all warps have read the last tile */
 #pragma unroll
 		for (int s = 0; s < T::STAGES - 1; s++) {
 			if (s < STEPS) {

@@ -1,77 +1,81 @@
 /* y = a w^T for the rows of a mixed step on sm_90a: wgmma, fed by a ring of stages in shared
- * memory. What is in cuda/gemm/gemm.h (operands, epilogues) holds here too; columns are a multiple
- * of 64.
+ * memory. Operands and epilogues are those of cuda/gemm/gemm.h; columns must be a multiple of 64.
  *
- *   a cluster of two blocks, a tile of results each; 64 columns a stage:
- *     producer warps (4, or 8 that unpack)              consumer warpgroups (2, half of the tile's rows each)
- *       wait empty[s]                                     wait full[s]
- *       thread 0: expect bytes; bulk copies of            wgmma of stage s, both operands from shared memory; commit
- *         activations, TMA of 16-bit weights; what        wait for the wgmma of stage s - 1
- *         both blocks need: half of it each, multicast    arrive at empty[s - 1] of both blocks
- *       all: unpack blocks of weights from registers,     after the last stage: exchange pairs, epilogue; the producers
- *         st.shared, arrive at full[s]; prefetch s + 1      fill the next tile's stages meanwhile
+ *   a cluster of two CTAs, one tile of results each; 64 columns per stage:
+ *     producer warps (4, or 8 that unpack)          consumer warpgroups (2, half of the rows each)
+ *       wait empty[s]                                 wait full[s]
+ *       thread 0: expect bytes; bulk copies of        wgmma of stage s, both operands from
+ *         activations, TMA of 16-bit weights;           shared memory; commit
+ *         each CTA multicasts half of what            wait for the wgmma of stage s - 1
+ *         both need                                   arrive at empty[s - 1] of both CTAs
+ *       all: unpack blocks from registers,            after the last stage: exchange pairs,
+ *         st.shared, arrive at full[s];                 epilogue; producers fill the stages of
+ *         prefetch s + 1                                the next tile meanwhile
  *
- * Activations are stored by prep in the order in which they stand in a stage (gemm90_act), or lie
- * as the step before has left them and are brought in that order by a tensor map (ROW_MAJOR_ACT):
- * of a box of 64 rows those behind the last one are whatever is there, multiplied and dropped.
- * full[s] has an arrival with the bytes of the copies, whichever block they come from, and 8 of the
- * warps that unpack. empty[s] has 8 of the consumer warps of each block, since the copies of one
- * block write into the other.
+ * quantize_act stores activations in the order that a stage has them (gemm90_act). With ROW_MAJOR
+ * they stay as the previous kernel stored them, and a tensor map brings them into that order. In a
+ * box of 64 rows, those past the last row hold undefined values; their results are dropped.
  *
- * Instructions of a consumer warp for a stage: 70 to 80, of which 4 wgmma (8 of two 128-column
- * ones). Arithmetic, by stages; a multiprocessor multiplies 128 x 256 x 64 in 1024 cycles, reads
- * 128 bytes a cycle of shared memory and gets 25 to 32 out of L2 when all ask (measured):
- *   tile          blocks share   bytes out of L2          a cycle   shared memory, read + filled, a cycle
- *   256 x 128     nothing        32 K + 16 K              48        96 + 48
- *   128 x 256     weights        16 K + 32 K / 2          32        80 + 48   16-bit weights, large
- *   256 x 128     activations    32 K / 2 + 4.6 to 8.7 K  20 - 24   96 + 48   others, large
- *   128 x 128     activations    16 K / 2 + 16 K          48        96 + 64   middle (512 cycles)
- *   128 x 32      activations    16 K / 2 + 4 K           96        192 + 160 small (128 cycles; 440 for L2), 16-bit weights
- * A warpgroup's m64n256k16 reads 2 + 8 KB in 128 cycles, two m64n128k16 4 + 8 KB: so 16-bit weights
- * have the wide tile. Unpacking is 6 to 7 instructions a weight, 380 to 450 of 1024 issue slots
- * that nobody else wants (of 512 in the middle tile). Halves of unpacked weights could go to the
- * other block through distributed shared memory, but then both need the same columns and all of
- * their activations: 36 KB out of L2.
+ * full[s] expects one arrival with the bytes of all copies, from whichever CTA, and 8 arrivals of
+ * warps that unpack. empty[s] expects 8 consumer warps of each CTA, since the copies of one CTA
+ * also write into the other.
  *
- * Results leave by the threads that hold them, 4096 x 4096 of them (64 MB) beside 64 x 1024 cycles
- * of products a tile. Pairs of columns would be 64 stores a thread, 8 lines each: 4096 cycles.
- * Lanes exchange first (gemm90_quad_exchange): 32 stores and 64 shuffles, 2560 cycles, 4 %; the
- * ring fills meanwhile. Through shared memory it is 2 x 1024 cycles of what the products want, 32
- * KB at a time beside the ring, so no sooner over. Warpgroups in turns on tiles of their own (64 x
- * 256) would hide all of it but want 48 bytes a cycle out of L2. One warpgroup a stage or two
- * behind the other would hide a fifth to two fifths of it and keep as many of the ring's four
- * stages from being filled ahead, 1000 cycles of latency each. What is added to the results (64 MB
- * more) is prefetched while the products run.
+ * A consumer warp issues 70 to 80 instructions per stage, of which 4 are wgmma (8 with two
+ * 128-column ones). Computed per stage: an SM multiplies 128 x 256 x 64 in 1024 cycles, reads 128
+ * bytes per cycle of shared memory, and gets 25 to 32 bytes per cycle from L2 when all SMs load
+ * (measured):
  *
- * Every result is one chain of sums over k, whatever the tile, so that a row depends neither on
- * others nor on how many there are. Tiles are walked in bands of 8 tiles of rows: what runs at one
- * time shares both matrices in L2. A block without rows or columns of its own (an odd number of
- * tiles) does its part of the copies all the same.
+ *   tile        CTAs share    bytes from L2            per cycle  shared, read + fill, per cycle
+ *   256 x 128   nothing       32 K + 16 K              48         96 + 48
+ *   128 x 256   weights       16 K + 32 K / 2          32         80 + 48   16-bit weights, large
+ *   256 x 128   activations   32 K / 2 + 4.6 to 8.7 K  20 - 24    96 + 48   others, large
+ *   128 x 128   activations   16 K / 2 + 16 K          48         96 + 64   middle (512 cycles)
+ *   128 x 32    activations   16 K / 2 + 4 K           96         192 + 160 small (128; L2: 440)
  *
- * Steps of at most 64 rows are another kernel's (cuda/gemm/gemm_swap_ab.h). Measured on an H100:
- * docs/results.md. */
+ * A warpgroup's m64n256k16 reads 2 + 8 KB in 128 cycles, two m64n128k16 read 4 + 8 KB, so 16-bit
+ * weights have the wide tile. Unpacking takes 6 to 7 instructions per weight, 380 to 450 of 1024
+ * issue slots that are otherwise idle (of 512 with the middle tile). CTAs could instead exchange
+ * halves of unpacked weights through distributed shared memory. Then both would need the same
+ * columns and all of their activations: 36 KB from L2.
+ *
+ * The threads that hold results store them. A 4096 x 4096 result is 64 MB, next to 64 x 1024 cycles
+ * of matmul per tile. Storing pairs of columns would be 64 stores per thread, 8 lines each: 4096
+ * cycles. Lanes exchange first (gemm90_quad_exchange): 32 stores and 64 shuffles, 2560 cycles, 4 %,
+ * while the ring fills. Through shared memory it would take 2 x 1024 cycles of the bandwidth that
+ * the matmul needs, 32 KB at a time next to the ring, so it would not end sooner. Warpgroups that
+ * alternate on tiles of their own (64 x 256) would hide all of it but need 48 bytes per cycle from
+ * L2. Delaying one warpgroup by a stage or two would hide a fifth to two fifths of it. It would
+ * also keep as many of the four stages from being filled ahead, at 1000 cycles of latency each. The
+ * residual (64 MB more) is prefetched during the mainloop.
+ *
+ * Each result is one chain of sums over K, whatever the tile, so a row depends neither on other
+ * rows nor on their number. The tile scheduler uses bands of 8 tiles along M: CTAs that run at the
+ * same time share both matrices in L2. A CTA without rows or columns of its own (odd number of
+ * tiles) still does its part of the copies.
+ *
+ * Steps of at most 64 rows run cuda/gemm/gemm_swap_ab.h. Measured on an H100: docs/results.md. */
 #ifndef LLMC_CUDA_GEMM_GEMM_SM90_H
 #define LLMC_CUDA_GEMM_GEMM_SM90_H
 
 #include "cuda/gemm/gemm.h"
 #include "cuda/ptx/wgmma.h"
 
-/* The tile of each of two blocks. SHARE_A: they have the same rows and neighbouring columns;
+/* Tile of each of the two CTAs. SHARE_A: both have the same rows and neighbouring columns;
  * otherwise the same columns and neighbouring rows. */
 template <int BM, int BN, int STAGES, bool SHARE_A_, int ROWS, int SHARE> struct gemm90_tile
     : gemm_tile<BM, BN, 64, 64, BN, STAGES> {
 	static constexpr bool SHARE_A = SHARE_A_;
 	static constexpr int OUT = BN / SHARE; /* columns of y */
 	static constexpr int BOTH_M = SHARE_A ? BM : 2 * BM,
-	                     BOTH_N = SHARE_A ? 2 * OUT : OUT; /* of the two blocks together */
+	                     BOTH_N = SHARE_A ? 2 * OUT : OUT; /* both CTAs together */
 	static constexpr int TILES_N = (ROWS + BOTH_N - 1) / BOTH_N;
-	static constexpr int MAP = BN < 128,
-	                     BOX = MAP ? 32 / SHARE : 64; /* which tensor map, rows of its box */
+	/* index of the tensor map; rows of its box */
+	static constexpr int MAP = BN < 128, BOX = MAP ? 32 / SHARE : 64;
 };
 
-/* 16-bit weights: one thread copies, and a warpgroup goes with it. Others are unpacked by two.
- * ROW_MAJOR_ACT: activations lie row by row, as values do between steps, and come by the tensor map
- * behind those of the weights. */
+/* With 16-bit weights one thread copies, so the producer is one warpgroup. Other weights are
+ * unpacked by two. ROW_MAJOR: activations are row-major, as kernels leave them, and are loaded by
+ * the tensor map that follows those of the weights. */
 template <class W, int ROWS, int SHARE_ = 1, int ROW_MAJOR_ = 0> struct gemm90_config
     : gemm_config<W, ROWS, 90, SHARE_> {
 	enum {
@@ -79,14 +83,15 @@ template <class W, int ROWS, int SHARE_ = 1, int ROW_MAJOR_ = 0> struct gemm90_c
 		ROW_MAJOR = ROW_MAJOR_,
 		PRODUCERS = W::PACKED ? 256 : 128,
 		THREADS = PRODUCERS + 256,
-		SEPARATE_HALVES = 0, /* halves are matrices of their own, each with its map */
+		/* 1: the two halves are separate matrices with a tensor map each */
+		SEPARATE_HALVES = 0,
 		STAGE_BYTES = 196608
 	};
 	typedef gemm90_tile<W::PACKED ? 256 : 128, W::PACKED ? 128 : 256, 4, W::PACKED, ROWS, SHARE>
 	    large90;
 	typedef gemm90_tile<128, 128, 6, true, ROWS, SHARE> middle90;
 	typedef gemm90_tile<128, 32, 8, true, ROWS, SHARE> small90;
-	static_assert(W::COLS % 64 == 0, "whole stages");
+	static_assert(W::COLS % 64 == 0, "a multiple of the columns of a stage");
 	static_assert(large90::BYTES <= STAGE_BYTES && middle90::BYTES <= STAGE_BYTES &&
 	                  small90::BYTES <= STAGE_BYTES,
 	              "stages");
@@ -97,7 +102,7 @@ struct alignas(1024) gemm90_shared_storage {
 	mbar_t full[8], empty[8];
 	int n; /* producer warps have no register left for it */
 };
-static_assert(sizeof(gemm90_shared_storage) == 197632, "the @launch lines say so");
+static_assert(sizeof(gemm90_shared_storage) == 197632, "shared bytes of the @launch lines");
 
 #define GEMM90_MMA(n)                                                                              \
 	template <class W> DEV void gemm90_mma(float(&d)[n / 2], unsigned long long a,             \
@@ -112,9 +117,9 @@ GEMM90_MMA(32)
 GEMM90_MMA(128)
 GEMM90_MMA(256)
 
-/* Where prep puts a row: rows in groups of 64 (the last one of what is left), each group in pieces
- * of 64 columns, a piece as it stands in shared memory: rows of 128 bytes whose 16-byte chunks are
- * xored with the row. */
+/* Destination of a row of activations. Rows form groups of 64 (the last group may have fewer); each
+ * group is stored in chunks of 64 columns. A chunk has the layout of shared memory: rows of 128
+ * bytes whose 16-byte parts are XORed with the row number. */
 template <class G> struct gemm90_act {
 	unsigned char *at;
 	int piece, flip;
@@ -135,14 +140,14 @@ template <class G> struct gemm90_act {
 	}
 };
 
-/* pairs of tiles */
+/* Number of tile pairs */
 template <class T> DEV int
 gemm90_tile_pairs(int n)
 {
 	return (n + T::BOTH_M - 1) / T::BOTH_M * T::TILES_N;
 }
 
-/* this block's tile of pair t of the walk */
+/* Origin of this CTA's tile of pair t, in scheduler order */
 template <class T> DEV void
 gemm90_tile_coord(int t, int n, int rank, int &m0, int &n0)
 {
@@ -154,8 +159,8 @@ gemm90_tile_coord(int t, int n, int rank, int &m0, int &n0)
 	n0 = in / height * T::BOTH_N + (T::SHARE_A ? rank * T::OUT : 0);
 }
 
-/* What the producer warps unpack: nothing, of 16-bit weights; of blocks, units that are a stage
- * ahead in registers. */
+/* Weights that the producer warps unpack: none for 16-bit weights; for blocks, units held in
+ * registers one stage ahead. */
 template <class G, class T, bool PACKED = G::W::PACKED> struct gemm90_unpack {
 	__device__ __forceinline__
 	gemm90_unpack(const w_matrix<typename G::W> &, int)
@@ -190,8 +195,8 @@ template <class G, class T> struct gemm90_unpack<G, T, true> {
 	}
 };
 
-/* Activations of a block's tile on their way: pieces of 64 rows, or of what is left, FIRST and on.
- * Of prep's order the next piece of a group follows. */
+/* Source of the activations of a CTA's tile, in chunks of 64 rows from `first` on (the last may
+ * have fewer). In the layout of gemm90_act the next chunk of a group follows directly. */
 template <class G, int PIECES, bool ROW_MAJOR = G::ROW_MAJOR> struct gemm90_rows {
 	const unsigned char *from[PIECES];
 	int bytes[PIECES];
@@ -206,7 +211,7 @@ template <class G, int PIECES, bool ROW_MAJOR = G::ROW_MAJOR> struct gemm90_rows
 			bytes[i] = max(min(64, rows - r), 0) * 128;
 		}
 	}
-	/* what so many rows are in a stage */
+	/* bytes that `rows` rows take in a stage */
 	DEV int
 	in_stage(int rows)
 	{
@@ -224,7 +229,7 @@ template <class G, int PIECES, bool ROW_MAJOR = G::ROW_MAJOR> struct gemm90_rows
 };
 
 template <class G, int PIECES> struct gemm90_rows<G, PIECES, true> {
-	int m, left; /* of the first piece */
+	int m, left; /* first chunk */
 
 	__device__ __forceinline__
 	gemm90_rows(const unsigned short *, int m0, int first, int rows)
@@ -249,7 +254,8 @@ template <class G, int PIECES> struct gemm90_rows<G, PIECES, true> {
 	}
 };
 
-/* One thread's part of the stages of a tile: this block's half of what both share goes to both. */
+/* Copies of one thread for the stages of a tile. This CTA's half of the shared operand is multicast
+ * to both CTAs. */
 template <class G, class T> struct gemm90_loads {
 	static constexpr int A = T::BM / 64 / (T::SHARE_A ? 2 : 1),
 	                     B = T::BN / T::BOX / (T::SHARE_A ? 1 : 2);
@@ -257,7 +263,7 @@ template <class G, class T> struct gemm90_loads {
 	Rows act;
 	int all, n0, rank;
 
-	/* n0: the first row of weights, of their tensor */
+	/* n0: first row of the weights in their tensor */
 	__device__ __forceinline__
 	gemm90_loads(const unsigned short *act, int m0, int n0, int n, int rank)
 	    : act(act, m0, T::SHARE_A ? rank * A : 0, min(T::BM, n - m0)), n0(n0), rank(rank)
@@ -289,14 +295,14 @@ template <class G, class T> struct gemm90_loads {
 	}
 };
 
-/* What the clusters walk over: pairs of tiles of one product. find(t, ..): where pair t is; false:
- * there is none. Of what it found: rows() of the product operands(), whose results taker() takes.
- * LANES: so many threads of a warp ask together. */
+/* Iterates over tile pairs of one GEMM. find(t, ...) returns the origin of pair t, or false if
+ * there is none. operands() and epilogue() belong to the pair that find returned last, rows() is
+ * its number of rows. LANES: threads of a warp that call find together. */
 template <class G, class T, class E> struct gemm90_tile_scheduler {
 	enum { LANES = 1 };
 	const gemm_operands<typename G::W> &in;
 	const E &e;
-	const int &n; /* of in, or in shared memory */
+	const int &n; /* in.n, or a copy in shared memory */
 
 	__device__ __forceinline__ bool
 	find(int t, int rank, int &m0, int &n0)
@@ -323,9 +329,9 @@ template <class G, class T, class E> struct gemm90_tile_scheduler {
 	}
 };
 
-/* The producer warps; of 16-bit weights, one thread, or one warp whose first thread copies. it:
- * stages of the ring so far; first: this cluster's first pair. Products may follow each other on
- * one ring. */
+/* Producer warps; with 16-bit weights a single thread, or one warp whose lane 0 copies. it: number
+ * of ring stages used so far; first: first pair of this cluster. Several GEMMs may follow each
+ * other on one ring. */
 template <class G, class T, class SCHEDULER> DEV void
 gemm90_produce(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it)
 {
@@ -348,7 +354,8 @@ gemm90_produce(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it
 			unsigned char *stage = s.stage + at * T::STAGE_BYTES;
 			mbar_wait(&s.empty[at], (it / T::STAGES & 1) ^ 1);
 			if (SCHEDULER::LANES > 1)
-				__syncwarp(); /* likewise */
+				/* a late lane would wait for a phase that is already over */
+				__syncwarp();
 			if (threadIdx.x == 0) {
 				copies.load(stage, &s.full[at], in.maps, step);
 				for (int r = step; r < rows; r += STEPS)
@@ -360,9 +367,9 @@ gemm90_produce(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it
 	}
 }
 
-/* Lanes of four hold columns 2 q and 2 q + 1 of every eight. Of two eights, even lanes get four
- * neighbouring columns of the first and odd ones of the second: stores of 64 bytes in a row instead
- * of 32. */
+/* Each lane of a quad holds columns 2 q and 2 q + 1 of every group of eight. Of two groups, even
+ * lanes get four neighbouring columns of the first and odd lanes of the second, so stores cover 64
+ * contiguous bytes instead of 32. */
 template <int N> DEV void
 gemm90_quad_exchange(const float (&v)[2 * N][2], float (&to)[N][4])
 {
@@ -380,15 +387,14 @@ gemm90_quad_exchange(const float (&v)[2 * N][2], float (&to)[N][4])
 		}
 }
 
-/* The consumer warps. A group whose rows are all past the last one lets the stages go by: tails of
- * up to 64 rows cost half a tile. */
+/* Consumer warps. A warpgroup whose rows are all past the end only releases the stages: a tail of
+ * up to 64 rows costs half a tile. */
 template <class G, class T, class SCHEDULER> DEV void
 gemm90_consume(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it)
 {
 	constexpr int STEPS = G::COLS / 64, MT = T::BM / 128;
-	constexpr int EIGHTS = T::OUT / 8 < 8 / G::SHARE
-	                           ? T::OUT / 8
-	                           : 8 / G::SHARE; /* that end at one time: registers */
+	/* column groups that are stored together, limited by registers */
+	constexpr int EIGHTS = T::OUT / 8 < 8 / G::SHARE ? T::OUT / 8 : 8 / G::SHARE;
 	const int lane = (int)lane_id(), warp = (int)warp_id() - G::PRODUCERS / 32,
 	          group = warp / 4, rank = (int)cluster_rank();
 	int m0, n0;
@@ -400,8 +406,8 @@ gemm90_consume(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it
 #pragma unroll 1
 			for (int step = 0; step < STEPS; step++, it++) {
 				mbar_wait(&s.full[it % T::STAGES], it / T::STAGES & 1);
-				__syncwarp(); /* a lane that came late would wait for a phase that
-				                 is over */
+				/* a late lane would wait for a phase that is already over */
+				__syncwarp();
 				if (lane < 2)
 					mbar_arrive_cluster(&s.empty[it % T::STAGES], lane);
 			}
@@ -466,7 +472,7 @@ gemm90_consume(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it
 	}
 }
 
-/* tails: there are tiles with fewer rows than they have room for */
+/* tails: some tiles have fewer rows than their capacity */
 template <class G, class T> DEV void
 gemm90_init(gemm90_shared_storage &s, int n, bool tails)
 {
@@ -476,7 +482,7 @@ gemm90_init(gemm90_shared_storage &s, int n, bool tails)
 		mbar_init(&s.full[threadIdx.x], G::W::PACKED ? 9 : 1);
 		mbar_init(&s.empty[threadIdx.x], 16);
 	}
-	if (tails) /* rows that no copy brings are multiplied too */
+	if (tails) /* rows that no copy fills are multiplied too */
 		for (int i = (int)threadIdx.x; i < T::BYTES / 16; i += G::THREADS)
 			if (i * 16 % T::STAGE_BYTES < T::A_BYTES)
 				st_v4(s.stage + i * 16, make_uint4(0, 0, 0, 0));
@@ -484,9 +490,9 @@ gemm90_init(gemm90_shared_storage &s, int n, bool tails)
 	cluster_sync();
 }
 
-/* Which tiles: rounds, times a stage at 28 bytes a cycle out of L2 (1170, 860, 440 cycles; with
- * weights to unpack 1024 and 590). Small ones are for what would leave most multiprocessors idle:
- * 128 rows, 4096 columns are 32 middle tiles and 128 small ones. */
+/* Tile choice: rounds times the time per stage at 28 bytes per cycle from L2 (1170, 860, 440
+ * cycles; with weights to unpack 1024 and 590). Small tiles are for shapes that would leave most
+ * SMs idle: 128 rows and 4096 columns are 32 middle tiles and 128 small ones. */
 enum { GEMM90_LARGE, GEMM90_MIDDLE, GEMM90_SMALL };
 
 template <class G> DEV int
@@ -504,7 +510,8 @@ gemm90_choose_tile(int n)
 	return large <= middle ? GEMM90_LARGE : GEMM90_MIDDLE;
 }
 
-/* in.maps: of the weights, by boxes of 64 columns and 64 rows, then 32, or 16 of paired halves */
+/* in.maps: of the weights, with boxes of 64 columns and 64 rows, then 32 rows (16 with paired
+ * halves) */
 template <class G, class E> DEV void
 gemm90_run(const gemm_operands<typename G::W> &in, const E &e)
 {
@@ -523,8 +530,8 @@ gemm90_run(const gemm_operands<typename G::W> &in, const E &e)
 		gemm90_init<G, middle>(s, in.n, in.n % middle::BOTH_M != 0);
 	else
 		gemm90_init<G, small>(s, in.n, in.n % small::BOTH_M != 0);
-	/* the first pair is blockIdx.x / 2, not a name for it: producers that unpack q6_k would
-	 * have no register for that */
+	/* Passed as blockIdx.x / 2, not through a variable: producers that unpack q6_k have no
+	 * register for it. */
 	int it = 0;
 	if (threadIdx.x < G::PRODUCERS) {
 		reg_dec<(PACKED ? 72 : 40)>();
@@ -556,7 +563,7 @@ gemm90_run(const gemm_operands<typename G::W> &in, const E &e)
 			                         (int)blockIdx.x / 2, it);
 	}
 	__syncwarp();
-	cluster_sync(); /* the other block still arrives at barriers of this one */
+	cluster_sync(); /* the other CTA still arrives at mbarriers of this one */
 }
 
 #endif

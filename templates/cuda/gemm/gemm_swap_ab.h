@@ -1,38 +1,42 @@
-/* y = a w^T for up to 64 rows of a: the products of a decode step of 5 rows and more and of small
- * mixed steps, bound by the bytes of W as those of cuda/gemv/gemv.h are. Operands are swapped:
- * weights are the rows of the mma, rows of a its columns, so that what is streamed goes from its
- * ring to registers in the order of W::stream, past no tile in shared memory and no ldmatrix, and 9
- * rows cost little more than 8.
+/* y = a w^T for up to 64 rows of a: decode steps of 5 rows and more, and small mixed steps. Like
+ * cuda/gemv/gemv.h it is bound by the bytes of W. Operands are swapped (swap-AB): weight rows are
+ * the M dimension of the mma, rows of a its N. Weights go from the ring to registers in the order
+ * of W::stream, without a tile in shared memory and without ldmatrix, and 9 rows cost little more
+ * than 8.
  *
- *   a block of 8 warps, MW of them beside each other in rows of W and KW in columns (swap_ab_tile);
- * a step is KW units of MW * 32 rows:
- *     weights   memory --cp.async--> stage --ld.shared--> fragment --scales, chunk--> A of the mma       each warp its own 32 rows and unit
- *     a         memory --cp.async--> stage --ld.shared.v4--> B of the mma                                 all threads copy, all warps of a unit read
- *     ring      STAGES steps; weights of the first ones are asked for before the PDL wait, a after it
- *     step      wait for its copies, barrier, ask for step + AHEAD, multiply
- *   after the last step of a tile: sums of the KW warps meet in the stage that was read last, in
- * their order; epilogue
+ *   a CTA has 8 warps, MW along rows of W times KW along columns (swap_ab_tile); a step is KW units
+ * of MW * 32 rows:
+ *     weights   memory --cp.async--> stage --ld.shared--> fragment --scales, chunk--> A of the mma
+ *                 each warp its own 32 rows and unit
+ *     a         memory --cp.async--> stage --ld.shared.v4--> B of the mma
+ *                 all threads copy, all warps of a unit read
+ *     ring      STAGES steps; weights of the first ones are prefetched before the PDL wait, a later
+ *     step      wait for its copies, barrier, issue loads of step + AHEAD, multiply
+ *   after the last step of a tile: the KW warps' sums are added in order in the stage that was read
+ *   last; epilogue
  *
- * On sm_90a weights that are taken apart are multiplied by wgmma (cuda/gemm/gemm_swap_ab_sm90.h),
- * which reads a where it lies in the stage, for 64 rows of W at once.
+ * On sm_90a, weights that must be unpacked are multiplied by wgmma (cuda/gemm/gemm_swap_ab_sm90.h).
+ * It reads a from the stage, once per 64 rows of W.
  *
- * Columns of a lie in the order in which a stage wants them (swap_ab_act): of 16-bit weights, and
- * where a lane has eight neighbours, that is the order of the row itself.
+ * Columns of a are stored in the order that a stage needs (swap_ab_act). For 16-bit weights, and
+ * where a lane has eight neighbouring columns, that is plain row order.
  *
- * Split-K: tiles times steps are one line, of which each block has an equal share, wherever tiles
- * end: no block waits for another, and no multiprocessor is without work but for one step; of few
- * tiles, 12 blocks each have a part and no more. Of a tile that several blocks have parts of, each
- * writes its sums to scratch and counts itself; who counts last adds them all, in the order of the
- * blocks, and has the epilogue: a block, or where warps share no rows of W (KW 1) each warp for
- * itself. So results depend on the number of multiprocessors and the tile (rows that the launch was
- * made for: 16, 32, 64), not on the order in which blocks end.
+ * Split-K: the steps of all tiles form one sequence, and each CTA gets an equal share of it,
+ * regardless of tile boundaries. So no CTA waits for another, and SM loads differ by at most one
+ * step. A tile is split among at most 12 CTAs, which limits the grid if there are few tiles. Each
+ * CTA with part of a tile writes its partial sums to scratch and increments a counter. The last CTA
+ * to arrive adds all partial sums in the order of CTAs and runs the epilogue. If warps share no
+ * rows of W (KW 1), each warp does this for itself. Results therefore depend on the number of SMs
+ * and on the tile (the 16, 32 or 64 rows that the launch was sized for), not on the order in which
+ * CTAs end.
  *
- * swap_ab_run<G>(rows, in, count, e, to): rows that the launch was made for, which decide the tile
- * before anything else is known; in.n is not looked at, *count is, once the kernels before have
- * ended. The epilogue is one of cuda/epilogue/epilogue.h: neighbouring rows of W are neighbouring
- * columns of y, four of them in a lane, or two of both halves (SHARE 2).
+ * swap_ab_run<G>(rows, in, count, e, to): `rows` is the number of rows that the launch was sized
+ * for, which selects the tile before anything else is known. in.n is ignored; *count is read once
+ * the previous kernels have ended. The epilogue is one of cuda/epilogue/epilogue.h: neighbouring
+ * rows of W are neighbouring columns of y. A lane has four of them, or two of both halves (SHARE
+ * 2).
  *
- * Arithmetic: docs/kernels/gemm.md. */
+ * Computed figures: docs/kernels/gemm.md. */
 #ifndef LLMC_CUDA_GEMM_GEMM_SWAP_AB_H
 #define LLMC_CUDA_GEMM_GEMM_SWAP_AB_H
 
@@ -42,8 +46,8 @@
 
 enum { SWAP_AB_WARPS = 8, SWAP_AB_THREADS = SWAP_AB_WARPS * 32, SWAP_AB_ROWS = 64 };
 
-/* ROWS: columns of y; SHARE 2: each of rows of both halves of W. SHARED: bytes of dynamic shared
- * memory, which the @launch line says too. WGMMA: products are of warpgroups
+/* ROWS: columns of y; SHARE 2: each is made of one row from both halves of W. SHARED: bytes of
+ * dynamic shared memory, as in the @launch line. WGMMA: warpgroups multiply
  * (cuda/gemm/gemm_swap_ab_sm90.h). */
 template <class W_, int ROWS_, int SHARE_, int SHARED_, int WGMMA_ = 0> struct swap_ab_config {
 	typedef W_ W;
@@ -58,58 +62,60 @@ template <class W_, int ROWS_, int SHARE_, int SHARED_, int WGMMA_ = 0> struct s
 	};
 };
 
-/* Has the launch the tile of 16 rows? */
+/* Does the launch use the tile of 16 rows? */
 DEV bool
 swap_ab_tiny(int rows)
 {
 	return rows > 0 && rows <= 16;
 }
 
-/* What a warp has of a stage: eight rows, four times */
+/* One warp's weights in a stage: four groups of eight rows */
 template <class S> struct swap_ab_weights {
 	typename S::stage group[4];
 };
 
-/* For NT * 8 rows of a. KW: as many units a step, up to 4, as keep the bytes of a below half of
- * those of the weights. */
+/* Tile for NT * 8 rows of a. KW: units per step, up to 4, as long as the bytes of a stay below half
+ * of those of the weights. */
 template <class G, int NT_> struct swap_ab_tile {
 	typedef typename G::S S;
 	enum {
 		NT = NT_,
-		WGMMA = G::WGMMA && NT > 2, /* of 16 rows wgmma would take more instructions */
+		WGMMA = G::WGMMA && NT > 2, /* for 16 rows wgmma takes more instructions */
 		W_BYTES = SWAP_AB_WARPS * (int)sizeof(swap_ab_weights<S>),
-		UNIT_BYTES = S::CHUNKS * NT * 512, /* of a, for a unit */
+		UNIT_BYTES = S::CHUNKS * NT * 512, /* activations per unit */
 		KW = 8 * UNIT_BYTES <= W_BYTES && !WGMMA ? 4
 		     : 4 * UNIT_BYTES <= W_BYTES         ? 2
 		                                         : 1,
 		MW = SWAP_AB_WARPS / KW,
-		KEEP = KW < NT ? KW : NT, /* warps with the same rows of W that have results: NT /
-		                             KEEP times 8 rows of a each */
+		/* warps with the same rows of W that run the epilogue, for NT / KEEP times 8 rows
+		 * of a each */
+		KEEP = KW < NT ? KW : NT,
 		OWN = NT / KEEP,
 		OUT = MW * 32 / G::SHARE, /* columns of y */
 		TILES = (G::ROWS + OUT - 1) / OUT,
 		STEPS = (G::UNITS + KW - 1) / KW,
-		PIECES = KW * S::CHUNKS * NT / 8, /* 16 bytes of a, for each thread and step */
+		A_CHUNKS = KW * S::CHUNKS * NT / 8, /* 16-byte chunks of a per thread and step */
 		STAGE_BYTES = W_BYTES + KW * UNIT_BYTES,
 		STAGES = G::SHARED / STAGE_BYTES < 8 ? G::SHARED / STAGE_BYTES : 8,
-		AHEAD = STAGES - 1 - WGMMA, /* stages on their way: not the one that is read, nor by
-		                               wgmma the one before it */
-		SUMS = MW * 32 * NT * 8,    /* of a tile */
-		BLOCKS = TILES * (STEPS < 12 ? STEPS : 12) /* that have work: who adds a tile's sums
-		                                              reads one block's after the other */
+		/* stages in flight: not the one being read, nor with wgmma the one before it */
+		AHEAD = STAGES - 1 - WGMMA,
+		SUMS = MW * 32 * NT * 8, /* partial sums per tile */
+		/* with work; the limit of 12 bounds the partial sums that the last CTA of a tile
+		 * must read in sequence */
+		BLOCKS = TILES * (STEPS < 12 ? STEPS : 12)
 	};
-	static_assert(AHEAD >= 1 && PIECES >= 1, "shared memory for two stages, or three");
+	static_assert(AHEAD >= 1 && A_CHUNKS >= 1, "shared memory for two stages, or three");
 	static_assert((KW - 1) * MW * NT * 512 <= STAGE_BYTES,
 	              "half of the warps' sums in one stage");
 	static_assert(NT % KEEP == 0, "the same number of results for each warp that has some");
 	static_assert(SWAP_AB_THREADS % 128 == 0 && NT <= SWAP_AB_WARPS,
-	              "a thread's pieces are of one lane");
+	              "a thread's chunks belong to one lane");
 };
 
 /* ---- activations ---- */
 
-/* Where prep puts a row of a: pieces of 16 bytes, of each unit by chunks, of a chunk what its four
- * lanes have; each the four columns from col on, then those from col2 on, as in W::stream. */
+/* Destination of a row of a, in 16-byte chunks: by unit, by chunk of a unit, by lane (four per
+ * chunk). Each holds the four columns from col on, then the four from col2 on, as in W::stream. */
 struct swap_ab_four {
 	unsigned char *at;
 };
@@ -122,7 +128,7 @@ st_v2(const swap_ab_four &to, uint2 v)
 {
 	st_v2(to.at, v);
 }
-/* in the order 0 2 1 3 */
+/* stores in the order 0 2 1 3 */
 DEV void
 st_v2(const swap_ab_four_nibbles &to, uint2 v)
 {
@@ -136,7 +142,7 @@ template <> struct swap_ab_four_of<true> {
 	typedef swap_ab_four_nibbles type;
 };
 
-/* Which of W::stream's pieces column k is in: the bits of a column in its unit */
+/* Position of column k in W::stream, from the bits of its index within the unit */
 template <class W> struct swap_ab_place {
 	typedef typename W::stream S;
 	int half, chunk, lane;
@@ -155,7 +161,7 @@ template <class W> struct swap_ab_place {
 template <class W> struct swap_ab_act {
 	typedef typename W::stream S;
 	typedef typename swap_ab_four_of<S::NIBBLES != 0>::type four;
-	/* bytes of a row: units are whole */
+	/* bytes of a row, padded to a multiple of the unit */
 	static constexpr long long ROW =
 	    W::PACKED ? (long long)((W::COLS + S::UNIT - 1) / S::UNIT * S::UNIT) * 2
 	              : (long long)W::COLS * 2;
@@ -166,7 +172,7 @@ template <class W> struct swap_ab_act {
 	    : row((unsigned char *)act + t * ROW)
 	{
 	}
-	/* of columns k .. k + 3 */
+	/* destination of columns k .. k + 3 */
 	__device__ __forceinline__ four
 	operator+(int k) const
 	{
@@ -179,8 +185,8 @@ template <class W> struct swap_ab_act {
 
 /* ---- weights ---- */
 
-/* A chunk as w times GAIN, in the 16 bits of the mma: what the stream has; of formats whose
- * sub-blocks have minima, those too, in one sum each. */
+/* Dequantises a chunk to w times GAIN, in the 16-bit type of the mma, as W::stream does. For
+ * formats whose sub-blocks have minima, one fma per pair adds those too. */
 template <class S, bool MINS = S::MINS> struct swap_ab_chunk {
 	static constexpr float GAIN = S::GAIN;
 	typename S::scale s;
@@ -201,7 +207,7 @@ template <class S> struct swap_ab_chunk<S, true> {
 	static constexpr float GAIN = 0x1p-4f;
 	typename S::scale s;
 	unsigned d,
-	    m[2]; /* the block's d times 2^10; minus the minima of col and of col2 over 2^4 */
+	    m[2]; /* the block's d times 2^10; negated minima of col and of col2, divided by 2^4 */
 
 	__device__ __forceinline__ void
 	set(const typename S::fragment &u, int unit, int t)
@@ -216,19 +222,19 @@ template <class S> struct swap_ab_chunk<S, true> {
 	__device__ __forceinline__ void
 	get(unsigned (&b)[4], const typename S::fragment &u, int unit, int c, int t) const
 	{
-		S::template chunk<false>(b, u, s, unit, c, t); /* over 2^14 */
+		S::template chunk<false>(b, u, s, unit, c, t); /* divided by 2^14 */
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			b[i] = h2_fma(b[i], d, m[i / 2]);
 	}
 };
 
-/* A warp's 32 rows of a tile: row 4 g + 2 i + h is row g of mma i, in its half h, so that lane 4 g
- * + t ends with four neighbours. With SHARE 2 mma 0 has rows of the first half of W and mma 1 the
- * same ones of the second. */
+/* A warp's 32 rows of a tile: row 4 g + 2 i + h is row g of mma i, in its half h, so lane 4 g + t
+ * ends with four neighbouring rows. With SHARE 2, mma 0 has rows of the first half of W and mma 1
+ * the same rows of the second half. */
 template <class G, class T> struct swap_ab_rows {
 	const unsigned char *row[2];
-	unsigned next[2]; /* from h 0 to h 1 */
+	unsigned next[2]; /* byte offset from the row of h 0 to that of h 1 */
 
 	__device__ __forceinline__ void
 	aim(const w_matrix<typename G::W> &w, int n0)
@@ -261,10 +267,10 @@ template <class G, class T> struct swap_ab_rows {
 	}
 };
 
-/* ---- the line of steps ---- */
+/* ---- split-K partition ---- */
 
-/* Of `total` steps, block b of `blocks`, of which there are no more than steps, has those from
- * first(b) on; owner(u) has step u. */
+/* Partition of the `total` steps of all tiles among `blocks` CTAs (at most `total`). CTA b has
+ * steps [first(b), first(b + 1)); owner(u) is the CTA that has step u. */
 struct swap_ab_line {
 	unsigned total, blocks;
 	__device__ __forceinline__ unsigned
@@ -279,14 +285,14 @@ struct swap_ab_line {
 	}
 };
 
-/* Scratch: part [blocks, 2, SUMS] sums of tiles that several blocks have; count [TILES, MW] of
- * zeros. */
+/* Scratch: part [blocks, 2, SUMS], partial sums of tiles that several CTAs share; count [TILES,
+ * MW], initially 0. */
 struct swap_ab_scratch {
 	float *part;
 	int *count;
 };
 
-/* A lane's part of a unit of a warp's 32 rows */
+/* A lane's part of one unit of a warp's 32 rows */
 template <class G> struct swap_ab_unit {
 	typedef typename G::S S;
 	typename S::fragment u[4];
@@ -303,7 +309,7 @@ template <class G> struct swap_ab_unit {
 			chunk[i].set(u[i], unit, (int)lane_id() & 3);
 		}
 	}
-	/* A of both mma, the chunk's two steps of 16 columns */
+	/* A operands of both mma, for the two k16 steps of chunk c */
 	__device__ __forceinline__ void
 	get(unsigned (&a)[2][2][4], int c) const
 	{
@@ -323,11 +329,12 @@ template <class G> struct swap_ab_unit {
 	}
 };
 
-/* How a step is multiplied, and in which order its part of a lies in its stage */
+/* Mainloop of one step and the layout of its part of a in the stage */
 template <class G, class T, bool WGMMA = T::WGMMA> struct swap_ab_mainloop {
 	typedef typename G::S S;
-	const unsigned char *act; /* this thread's pieces: of row tid / 4 % 8 of eight rows each,
-	                             what lane tid % 4 has */
+	/* this thread's chunks: of row tid / 4 % 8 of each group of eight rows, the part of lane
+	 * tid % 4 */
+	const unsigned char *act;
 	int n;
 
 	__device__ __forceinline__
@@ -338,14 +345,14 @@ template <class G, class T, bool WGMMA = T::WGMMA> struct swap_ab_mainloop {
 	      n(n)
 	{
 	}
-	/* asks for a's part of step `at` */
+	/* issues the loads of a for step `at` */
 	__device__ __forceinline__ void
 	issue_loads(unsigned char *stage, int at) const
 	{
 		const int lane = (int)lane_id();
 
 #pragma unroll
-		for (int i = 0; i < T::PIECES; i++) {
+		for (int i = 0; i < T::A_CHUNKS; i++) {
 			const int p = i * SWAP_AB_WARPS + (int)warp_id(), j = p % T::NT,
 			          k = p / T::NT, unit = at * T::KW + k / S::CHUNKS;
 			const bool is = j * 8 + (lane >> 2) < n &&
@@ -359,7 +366,7 @@ template <class G, class T, bool WGMMA = T::WGMMA> struct swap_ab_mainloop {
 			    is ? 16 : 0);
 		}
 	}
-	/* what came of a stage is there for all, behind a barrier */
+	/* makes copied data visible to all readers after the barrier */
 	__device__ __forceinline__ void
 	share() const
 	{
@@ -389,7 +396,7 @@ template <class G, class T, bool WGMMA = T::WGMMA> struct swap_ab_mainloop {
 			}
 		}
 	}
-	/* all sums are there */
+	/* waits until all sums are in registers */
 	__device__ __forceinline__ void
 	finish(float (&)[2][T::NT][4]) const
 	{
@@ -424,10 +431,10 @@ swap_ab_add(float (&to)[4], uint4 v)
 	to[3] += __uint_as_float(v.w);
 }
 
-/* The sums of warps that had other columns of the same rows join those of the first ones, through
- * `room`, which everybody has read */
+/* Adds the sums of warps with other columns of the same rows to those of warp column 0, through
+ * `buf`, a stage that all warps have read. */
 template <class T> DEV void
-swap_ab_join(unsigned char *room, int lane, int wm, int wk, float (&acc)[2][T::NT][4])
+swap_ab_join(unsigned char *buf, int lane, int wm, int wk, float (&acc)[2][T::NT][4])
 {
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
@@ -435,7 +442,7 @@ swap_ab_join(unsigned char *room, int lane, int wm, int wk, float (&acc)[2][T::N
 		if (wk > 0)
 #pragma unroll
 			for (int j = 0; j < T::NT; j++)
-				st_v4(room +
+				st_v4(buf +
 				          ((((wk - 1) * T::MW + wm) * T::NT + j) * 32 + lane) * 16,
 				      swap_ab_bits(acc[i][j]));
 		__syncthreads();
@@ -446,16 +453,16 @@ swap_ab_join(unsigned char *room, int lane, int wm, int wk, float (&acc)[2][T::N
 				for (int j = 0; j < T::NT; j++)
 					swap_ab_add(
 					    acc[i][j],
-					    ld_v4(room +
+					    ld_v4(buf +
 					          (((k * T::MW + wm) * T::NT + j) * 32 + lane) *
 					              16));
 	}
 }
 
-/* Of what blocks from .. upto have written of a tile, in their order: rows of a from 8 j0 on. A
- * block's loads are all on their way together, and no warp waits for another: 32 or 64 KB at once.
- * (Loads of the next block as each register is added need no more registers, but ptxas puts them
- * behind the additions.) */
+/* Adds the partial sums of CTAs from .. upto of a tile, in that order, for rows of a from 8 j0 on.
+ * All loads of one CTA's sums are in flight together, 32 or 64 KB, and no warp waits for another.
+ * (Loading the next CTA's sums while adding would need no more registers, but ptxas moves the loads
+ * after the additions.) */
 template <class T, class P> DEV void
 swap_ab_gather(unsigned from, unsigned upto, const P &sums, int j0, float (&own)[2][T::OWN][4])
 {
@@ -470,8 +477,8 @@ swap_ab_gather(unsigned from, unsigned upto, const P &sums, int j0, float (&own)
 	}
 }
 
-/* A warp's results go to the epilogue, whose own reads are all on their way first. n0: the first
- * column of its 32 rows; m0: its first row of a */
+/* Scales the results of a warp and passes them to the epilogue, whose reads are all issued first.
+ * n0: first column of its 32 rows; m0: its first row of a */
 template <class G, int OWN, class E> DEV void
 swap_ab_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W> &in, int lane,
                 int n, int n0, int m0, const E &e)
@@ -479,10 +486,8 @@ swap_ab_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W
 	constexpr int C = G::SHARE == 2 ? 2 : 4;
 	typedef w_row_factor<typename G::W> F;
 	const int g = lane >> 2, t = lane & 3;
-	constexpr int NEAR = OWN <= 4   ? OWN
-	                     : G::WGMMA ? 4
-	                                : 1; /* times two rows, whose reads are on their way
-	                                        together: as many as there are registers */
+	/* pairs of rows whose reads are in flight together, limited by registers */
+	constexpr int NEAR = OWN <= 4 ? OWN : G::WGMMA ? 4 : 1;
 	float f[2][C];
 
 #pragma unroll
@@ -519,8 +524,8 @@ swap_ab_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W
 	}
 }
 
-/* One more has left its sums, whose threads have met; is it the last of `others` and itself? The
- * count is 0 again then. */
+/* Counts this CTA or warp, whose partial sums are stored and ordered by a barrier. Returns whether
+ * it is the last of `others` + 1 to arrive, and then resets the counter. */
 DEV bool
 swap_ab_last(int *count, int others)
 {
@@ -545,11 +550,11 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 		                    min(gridDim.x, (unsigned)T::BLOCKS) };
 	const int stop = (int)line.first(blockIdx.x + 1), begin = (int)line.first(blockIdx.x);
 
-	/* where the next stage to be filled is on the line */
+	/* tile and step that the next stage to be filled belongs to */
 	int tile = begin / T::STEPS, step = begin - tile * T::STEPS, next_tile = tile,
 	    next_step = step;
 	swap_ab_rows<G, T> rows;
-	auto ask_weights = [&](unsigned char *stage) {
+	auto prefetch_weights = [&](unsigned char *stage) {
 		rows.prefetch(((swap_ab_weights<S> *)stage)[warp], next_step * T::KW + wk);
 	};
 	auto advance = [&] {
@@ -562,7 +567,7 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 	rows.aim(in.w, (tile * T::MW + wm) * (32 / G::SHARE));
 #pragma unroll 1
 	for (int s = 0; s < T::AHEAD && begin + s < stop; s++) {
-		ask_weights(smem + s * T::STAGE_BYTES);
+		prefetch_weights(smem + s * T::STAGE_BYTES);
 		advance();
 	}
 	PDL_WAIT();
@@ -594,7 +599,7 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 			    smem + (at + T::AHEAD < T::STAGES ? at + T::AHEAD
 			                                      : at + T::AHEAD - T::STAGES) *
 			               T::STAGE_BYTES;
-			ask_weights(into);
+			prefetch_weights(into);
 			product.issue_loads(into, next_step);
 			advance();
 		}
@@ -608,7 +613,7 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 			          wk = T::KW > 1 ? warp / T::MW : 0;
 			if (T::KW > 1)
 				swap_ab_join<T>(smem + at * T::STAGE_BYTES, lane, wm, wk, acc);
-			/* the blocks that have parts of this tile, and where their sums are */
+			/* CTAs that have parts of this tile, and where their sums are */
 			const unsigned from = line.owner(tile * T::STEPS),
 			               upto = line.owner(tile * T::STEPS + T::STEPS - 1);
 			const int n0 = (tile * T::MW + wm) * (32 / G::SHARE);
@@ -637,9 +642,9 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 					__syncthreads();
 					is_last = last && wk < T::KEEP;
 				} else {
-					/* a warp has what it left: no other is waited for, and
-					 * warps of blocks that end together may each be the last of
-					 * theirs */
+					/* Each warp counts its own sums: it waits for no other
+					 * warp, and warps of CTAs that end together may each be the
+					 * last of theirs. */
 					__syncwarp();
 					is_last = __shfl_sync(
 					    0xffffffffu,

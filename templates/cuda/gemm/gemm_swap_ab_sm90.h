@@ -1,25 +1,27 @@
-/* Products of 9 to 64 rows by wgmma, for weights that are taken apart: cuda/gemm/gemm_swap_ab.h
- * says what is around them. Two warpgroups; a warp's 32 rows of W are its part of two m64, so lanes
- * hold the weights and the sums that they hold beside mma.sync. A comes from registers; B, rows of
- * a, from the stage, once for 64 rows of W.
+/* Swap-AB GEMM by wgmma for 17 to 64 rows and weights that must be unpacked;
+ * cuda/gemm/gemm_swap_ab.h has the code around it. There are two warpgroups. A warp's 32 rows of W
+ * are its parts of two m64, so lanes hold the same weights and sums as with mma.sync. A comes from
+ * registers; B, rows of a, from the stage, once per 64 rows of W.
  *
- *   chunk c of a step   four sets of A in turns, two where a step has two chunks:
- *     weights to A      while the tensor cores are at chunks c - 1 and c - 2 (of two sets c - 1), of this step or the last ones of the step before
+ *   chunk c of a step   four register sets of A in rotation, two if a step has two chunks:
+ *     unpack to A       while the tensor cores run chunks c - 1 and c - 2 (two sets: c - 1),
+ *                       of this step or the last ones of the previous step
  *     4 wgmma, commit   two k16 of both m64
- *     wait              for chunk c - 2 (c - 1): there is an A that is free, and before a step is through all of the stage before it
+ *     wait              for chunk c - 2 (c - 1): frees a set of A and, before the end of a step,
+ *                       the whole stage of the previous step
  *
- * Tiles of 32 and 64 rows; of 16, wgmma takes more instructions than mma.sync. A stage is filled
- * again a step later than by mma.sync (AHEAD). Of a stage, columns in eights: rows of a, 16 bytes
- * each, as a descriptor without a swizzle wants them. Lane t of A has columns 2 t and 2 t + 1 of
- * each eight: of each chunk, word i of lane t's four is at t of eight i. */
+ * Tiles have 32 or 64 rows; for 16, wgmma takes more instructions than mma.sync. A stage is
+ * refilled one step later than with mma.sync (AHEAD). A stage stores columns in groups of eight: 16
+ * bytes per row of a, as a descriptor without swizzle needs them. Lane t of A has columns 2 t and 2
+ * t + 1 of each group. Within a chunk, word i of lane t is at index t of group i. */
 #ifndef LLMC_CUDA_GEMM_GEMM_SWAP_AB_SM90_H
 #define LLMC_CUDA_GEMM_GEMM_SWAP_AB_SM90_H
 
 #include "cuda/gemm/gemm_swap_ab.h"
 #include "cuda/ptx/wgmma.h"
 
-/* Where prep puts a row of the step's n: eights of columns as in a stage, of all rows each; of up
- * to 16 rows as swap_ab_act. */
+/* Destination of a row of a: column groups of eight as in a stage, each with all n rows. For up to
+ * 16 rows it is that of swap_ab_act. */
 struct swap_ab_ab90_four {
 	unsigned char *at;
 	unsigned apart;
@@ -42,9 +44,9 @@ st_v2(const swap_ab_ab90_four &to, uint2 v)
 template <class W> struct swap_ab_ab90_act {
 	typedef typename W::stream S;
 	static constexpr int COLS =
-	    (W::COLS + S::UNIT - 1) / S::UNIT * S::UNIT; /* units are whole */
+	    (W::COLS + S::UNIT - 1) / S::UNIT * S::UNIT; /* padded to a multiple of the unit */
 	unsigned char *row;
-	unsigned apart; /* 0: as swap_ab_act */
+	unsigned apart; /* bytes between column groups; 0: layout of swap_ab_act */
 
 	__device__ __forceinline__
 	swap_ab_ab90_act(void *act, int t, int n, int rows)
@@ -52,7 +54,7 @@ template <class W> struct swap_ab_ab90_act {
 	      apart(swap_ab_tiny(rows) ? 0 : (unsigned)n * 16)
 	{
 	}
-	/* of columns k .. k + 3 */
+	/* destination of columns k .. k + 3 */
 	__device__ __forceinline__ swap_ab_ab90_four
 	operator+(int k) const
 	{
@@ -80,10 +82,10 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 	typedef typename G::S S;
 	enum {
 		SETS = S::CHUNKS % 4 ? 2 : 4,
-		LEFT = SETS == 4 ? 2 : 1 /* chunks that the tensor cores are at */,
+		LEFT = SETS == 4 ? 2 : 1 /* chunks that the tensor cores still run */,
 		ROWS = T::NT * 8,
 		EIGHTS = S::CHUNKS * 4,
-		EACH = SWAP_AB_THREADS / ROWS /* eights that the block asks for together */
+		EACH = SWAP_AB_THREADS / ROWS /* column groups that the CTA loads at a time */
 	};
 	static_assert(S::CHUNKS % 2 == 0 && T::KW <= 2 && !G::W::BF16,
 	              "sets of A in turns; a warpgroup has one unit; halves");
@@ -103,7 +105,7 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 	issue_loads(unsigned char *stage, int at) const
 	{
 #pragma unroll
-		for (int i = 0; i < T::PIECES; i++) {
+		for (int i = 0; i < T::A_CHUNKS; i++) {
 			const int k = i * EACH + (int)threadIdx.x / ROWS;
 			const bool in =
 			    is && (G::UNITS % T::KW == 0 || at * T::KW + k / EIGHTS < G::UNITS);
@@ -112,10 +114,10 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 			    act + (in ? (at * T::KW * EIGHTS + k) * apart : 0), in ? 16 : 0);
 		}
 	}
-	/* What cp.async brought is there for the tensor cores, too, once waited for and behind a
-	 * barrier: CUTLASS and Triton rely on it. The fence that the manual asks for is membar.cta
-	 * as well to ptxas, behind all copies of the ring that are on their way: a step would take
-	 * as long as a load from memory. The emulator goes by the manual. */
+	/* cp.async data that has been waited for is visible to the tensor cores after a barrier;
+	 * CUTLASS and Triton rely on it. The fence that the PTX manual requires is compiled to
+	 * membar.cta as well, after all copies of the ring in flight: each step would take as long
+	 * as a load from memory. The emulator follows the manual. */
 	__device__ __forceinline__ void
 	share() const
 	{
@@ -126,14 +128,14 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 	__device__ __forceinline__ void
 	multiply(const unsigned char *stage, int wm, int wk, int unit, float (&acc)[2][T::NT][4])
 	{
-		if (G::UNITS % T::KW &&
-		    unit >= G::UNITS) /* of a tile's last step: finish follows */
+		if (G::UNITS % T::KW && unit >= G::UNITS) /* last step of a tile: finish follows */
 			return;
 		const unsigned long long b =
 		    smem_desc(stage + T::W_BYTES + wk * T::UNIT_BYTES, ROWS * 16, 128, 0);
-		/* places are in the low word alone; of one lane, so that the compiler sees that a
-		 * warp has one: descriptors are counted on in uniform registers, where each took
-		 * two moves to one, behind the wgmma that read it last */
+		/* Shared memory offsets are in the low word only. The shuffle lets the compiler see
+		 * that the value is uniform in a warp, so it advances descriptors in uniform
+		 * registers. Without it each descriptor took two moves to a uniform register, after
+		 * the wgmma that read the previous one. */
 		const unsigned start = __shfl_sync(0xffffffffu, (unsigned)b, 0),
 		               rest = (unsigned)(b >> 32);
 		const swap_ab_unit<G> w(((const swap_ab_weights<S> *)stage)[wk * T::MW + wm], unit);

@@ -1,15 +1,13 @@
-/* The inner part of a matrix product on tensor cores: one tile of y = a w^T from shared memory, by
- * mma.sync m16n8k16.
+/* Mainloop of one tile of y = a w^T from shared memory, by mma.sync m16n8k16, with the
+ * configuration of a GEMM (gemm_config) and its operands (gemm_operands).
  *
- * Every result is one chain of sums in the order of k, 16 terms at a time, whatever the tile: so a
- * row's results depend neither on the other rows nor on how many there are, and tiles of different
- * shapes may be mixed freely.
+ * Each result is one chain of sums in the order of k, 16 terms at a time, whatever the tile. So a
+ * row's results depend neither on other rows nor on their number, and tiles of different shapes may
+ * be mixed freely.
  *
- * In shared memory a stage is BM rows of activations, then BN rows of weights, BK 16-bit values
- * each, in chunks of 16 bytes whose place is changed (`gemm_place`) so that ldmatrix and the copies
- * meet no bank twice. bf16 weights meet bf16 activations, all others f16.
- *
- * Also what a product is made for (gemm_config) and what it works on (gemm_operands). */
+ * A stage in shared memory is BM rows of activations, then BN rows of weights, BK 16-bit values
+ * each. Chunks of 16 bytes are swizzled (gemm_place) so that ldmatrix and the copies are free of
+ * bank conflicts. bf16 weights are multiplied with bf16 activations, all others with f16. */
 #ifndef LLMC_CUDA_GEMM_GEMM_TILE_H
 #define LLMC_CUDA_GEMM_GEMM_TILE_H
 
@@ -18,33 +16,32 @@
 
 enum { GEMM_THREADS = 256 };
 
-/* BM x BN results by WARPS warps (further ones only copy), WM x WN each; STAGES of BK columns in
- * flight. */
+/* BM x BN results by WARPS warps (further ones only copy), WM x WN per warp; STAGES of BK columns
+ * in flight. */
 template <int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_> struct gemm_tile {
 	static constexpr int BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_;
 	static constexpr int WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N;
 	static constexpr int MT = WM / 16, NT = WN / 8;
-	static constexpr int CHUNKS = BK / 8; /* of a row */
+	static constexpr int CHUNKS = BK / 8; /* per row */
 	static constexpr int A_BYTES = BM * BK * 2, STAGE_BYTES = (BM + BN) * BK * 2;
 	static constexpr int BYTES = STAGES * STAGE_BYTES;
 	static_assert(WARPS <= GEMM_THREADS / 32 && WM % 16 == 0 && WN % 16 == 0, "warps");
 	static_assert(BK == 32 || BK == 64 || BK == 128, "the order of chunks is made for these");
 };
 
-/* Where chunk c of row r stands. */
+/* Byte offset of chunk c of row r in a stage */
 template <class T> DEV int
 gemm_place(int r, int c)
 {
 	return (r * T::CHUNKS + (T::BK == 32 ? c ^ (r >> 1 & 3) : c ^ (r & 7))) * 16;
 }
 
-/* W of a matrix of ROWS rows for each column of y (its rows times SHARE: 2 where a result wants one
- * of each half, as norm_glu does), on a GPU.
+/* Configuration of a GEMM with ROWS columns of y on a GPU. SHARE 2: each column of y needs one row
+ * of both halves of W, as in norm_glu.
  *
- * BLOCKS share a multiprocessor: 48 KB let two fit where it has 100 KB. Unpacked weights need whole
- * groups of 64 columns; those of blocks of 256 so many registers that one block has a
- * multiprocessor to itself, as on some GPUs all unpacked ones have: ptxas spills at 128 registers.
- */
+ * BLOCKS CTAs share an SM: with 48 KB each, two fit where there are 100 KB. Unpacked weights need
+ * columns in multiples of 64. Blocks of 256 need so many registers that only one CTA fits an SM; on
+ * some GPUs that holds for all unpacked weights, since ptxas spills at 128 registers. */
 template <class W_, int ROWS_, int ARCH_, int SHARE_ = 1> struct gemm_config {
 	typedef W_ W;
 	enum {
@@ -53,8 +50,8 @@ template <class W_, int ROWS_, int ARCH_, int SHARE_ = 1> struct gemm_config {
 		ARCH = ARCH_,
 		SHARE = SHARE_,
 		TMA = ARCH >= 100 && !W::PACKED,
-		WIDE = ARCH == 80 || ARCH == 90 ||
-		       ARCH == 100, /* has more than 100 KB of shared memory */
+		WIDE =
+		    ARCH == 80 || ARCH == 90 || ARCH == 100, /* more than 100 KB of shared memory */
 		BLOCKS = W::BLOCK == 256 || (W::PACKED && ARCH != 80 && ARCH != 90) ? 1 : 2,
 		SHARED = W::BLOCK == 256 || (ARCH == 100 && !W::PACKED) ? 98304
 		         : W::PACKED || WIDE                            ? 65536
@@ -78,9 +75,12 @@ template <class W_, int ROWS_, int ARCH_, int SHARE_ = 1> struct gemm_config {
 struct tensor_map;
 #endif
 
-/* act [n, COLS]: activations in 16 bits (cuda/gemm/quantize_act.h); scale [n]: what a row's results
- * are multiplied by (NULL, or bf16: 1); w; maps: of w, then of act, where the product takes them
- * so. */
+/* Operands of a GEMM.
+ *
+ *   act [n, COLS]   activations in 16 bits (cuda/gemm/quantize_act.h)
+ *   scale [n]       factor of a row's results (NULL, or ignored with bf16 weights: 1)
+ *   w               weights
+ *   maps            tensor maps of w, then of act, for kernels that use them */
 template <class W> struct gemm_operands {
 	const unsigned short *act;
 	const float *scale;
@@ -95,9 +95,9 @@ template <class W> struct gemm_operands {
 	}
 };
 
-/* The column of y that row r of a tile stands for, from the tile's first, and whether it is in the
- * second half. Where results have rows of both halves (SHARE 2), a warp's rows are half of the
- * matrix' first half and half of its second, so that a thread holds both of one column of y. */
+/* Column of y, relative to the tile's first, that row r of a tile is for, and whether r is in the
+ * second half. With SHARE 2, half of a warp's rows are in the first half of the matrix and half in
+ * the second, so a thread holds both values of one column of y. */
 template <class G, class T> DEV int
 gemm_column(int r)
 {
@@ -109,7 +109,7 @@ gemm_second(int r)
 	return G::SHARE == 2 && r % T::WN >= T::WN / 2;
 }
 
-/* acc += the stage's product, for this warp */
+/* Multiplies the stage and adds this warp's part to acc. */
 template <class W, class T> DEV void
 gemm_multiply(const unsigned char *stage, int wm, int wn, float (&acc)[T::MT][T::NT][4])
 {

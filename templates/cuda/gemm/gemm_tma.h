@@ -1,18 +1,18 @@
-/* The stages of cuda/gemm/gemm.h's tiles, filled by the copy unit (sm_100a, sm_120a; 16-bit
- * weights): one thread, the producer, asks for boxes of tensor maps, of weights and of activations,
- * and no other thread computes an address or holds a group of copies.
+/* Stages of cuda/gemm/gemm.h's tiles, filled by TMA (sm_100a, sm_120a; 16-bit weights). One
+ * producer thread loads boxes of the tensor maps of weights and activations. No other thread
+ * computes an address or waits for a group of copies.
  *
- * full[s] counts the bytes of a stage, empty[s] the warps that have read it; the ring goes on from
- * tile to tile. A box stands as gemm_place wants it: rows of 64 bytes with the maps' swizzle of 64
- * bytes, rows of 128 with that of 128. What lies outside of a matrix becomes zeros; rows of
- * activations past n are whatever is there: their results are dropped.
+ * full[s] counts the bytes of a stage, empty[s] the warps that have read it; the ring continues
+ * from tile to tile. Boxes have the layout of gemm_place: rows of 64 bytes with the 64-byte
+ * swizzle, rows of 128 with the 128-byte one. Elements outside a matrix become zeros. Rows of
+ * activations past n are undefined, and their results are dropped.
  *
- * Boxes of weights have 64 and 32 rows, with SHARE 2 what a warp has of one half of the matrix (16
- * and 8); of activations 128 and 16: the //@map lines of the templates. A tile begins when its
- * first stage is there: the other block of the multiprocessor works meanwhile.
+ * Boxes of weights have 64 or 32 rows; with SHARE 2, a warp's part of one half of the matrix (16 or
+ * 8). Those of activations have 128 or 16: see the //@map lines of the templates. A tile begins as
+ * soon as its first stage has arrived; the other CTA of the SM works meanwhile.
  *
- * No clusters: the product is bound by mma.sync, not by L2 (the large tile takes 16 KB for 32 mma
- * of each of 8 warps), and a cluster would make two blocks wait for each other at every stage. */
+ * No clusters: the kernel is bound by mma.sync, not by L2 (the large tile loads 16 KB per 32 mma of
+ * each of 8 warps), and a cluster would make two CTAs wait for each other at every stage. */
 #ifndef LLMC_CUDA_GEMM_GEMM_TMA_H
 #define LLMC_CUDA_GEMM_GEMM_TMA_H
 
@@ -27,11 +27,11 @@ template <class G, class T> struct gemm_stages<G, T, true> {
 	static constexpr int W_BOX = (LARGE ? 64 : 32) / (G::SHARE == 2 ? 4 : 1),
 	                     A_BOX = LARGE ? 128 : 16;
 	static constexpr int PRODUCER =
-	    GEMM_THREADS - 32; /* a warp that has nothing else to do, where there is one */
+	    GEMM_THREADS - 32; /* a warp with no other work, where there is one */
 	static_assert(G::SHARE == 1 || W_BOX == T::WN / 2, "a box is what a warp has of a half");
 	static_assert(T::BN % W_BOX == 0 && T::BM % A_BOX == 0 && T::STAGES <= 16, "boxes");
 	unsigned char *smem;
-	int at, phase; /* the stage that is read next, how often the ring has been round (parity) */
+	int at, phase; /* stage that is read next; parity of the ring's rounds */
 
 	__device__ __forceinline__ explicit gemm_stages(unsigned char *smem)
 	    : smem(smem), at(0), phase(0)
@@ -40,11 +40,11 @@ template <class G, class T> struct gemm_stages<G, T, true> {
 			mbar_init(full((int)threadIdx.x), 1);
 			mbar_init(empty((int)threadIdx.x), T::WARPS);
 		}
-		fence_proxy_async(); /* the copy unit finds them, too */
+		fence_proxy_async(); /* make the mbarriers visible to the async proxy */
 		__syncthreads();
 	}
 
-	/* Shared memory is free for something else after the next barrier. */
+	/* Makes shared memory available for other uses after the next barrier. */
 	__device__ __forceinline__ void
 	end()
 	{
@@ -66,7 +66,7 @@ template <class G, class T> struct gemm_stages<G, T, true> {
 		return (mbar_t *)(smem + G::SHARED) + 16 + s;
 	}
 
-	/* Asks for a tile's stage `step`, which is to be read `ahead` stages from now. */
+	/* Loads stage `step` of a tile, which is read `ahead` stages from now. */
 	__device__ __forceinline__ void
 	load(const gemm_operands<typename G::W> &in, int step, int ahead, int m0, int n0)
 	{
@@ -75,7 +75,7 @@ template <class G, class T> struct gemm_stages<G, T, true> {
 		unsigned char *stage = smem + s * T::STAGE_BYTES;
 
 		mbar_wait(empty(s), phase ^ over ^ 1);
-		fence_proxy_async(); /* warps have read the stage that the copy unit overwrites */
+		fence_proxy_async(); /* orders the warps' reads before the TMA writes */
 		mbar_arrive_expect(full(s), T::STAGE_BYTES);
 #pragma unroll
 		for (int r = 0; r < T::BM; r += A_BOX)

@@ -1,6 +1,6 @@
-/* Activations for tensor cores: a row normed, then rounded to the 16 bits that its weights ask for.
- * Half floats are scaled by a power of two for each row, so that the largest value is in [2^13,
- * 2^14): nothing overflows, and small values keep their digits. */
+/* Activations for tensor cores: a row is normed, then rounded to the 16-bit type that its weights
+ * need. f16 values are scaled by a power of two per row, so that the largest one is in [2^13,
+ * 2^14): nothing overflows, and small values keep their precision. */
 #ifndef LLMC_CUDA_GEMM_QUANTIZE_ACT_H
 #define LLMC_CUDA_GEMM_QUANTIZE_ACT_H
 
@@ -12,7 +12,7 @@ struct prep_shared {
 	float sum[8], square[8], top[8];
 };
 
-/* Four values of a row, as steps hold them (value_f32, value_bf16) */
+/* Loads four values of a row of f32 or bf16. */
 DEV void
 quantize_act_read(const value_f32 *x, float (&v)[4])
 {
@@ -33,8 +33,8 @@ quantize_act_read(const value_bf16 *x, float (&v)[4])
 	v[3] = bf16_hi(q.y);
 }
 
-/* To which power of two a row of half floats is scaled: the exponent of the largest value becomes
- * 13; zero rows, infinities and the very small stay as they are. */
+/* Exponent of the power-of-two scale of an f16 row: the largest value gets exponent 13. Rows
+ * of zeros, infinities or very small values are not scaled. */
 DEV int
 quantize_act_bias(float top)
 {
@@ -43,8 +43,8 @@ quantize_act_bias(float top)
 	return e == 128 || e < -112 ? 0 : 13 - e;
 }
 
-/* A thread's part of a norm's weights, in registers where they fit. They are the model's and in
- * nobody's cache: asked for before the wait, memory brings them while the kernels before end. */
+/* A thread's part of a norm's weights, in registers where they fit. They are constants that no
+ * cache holds: loads issued before the PDL wait overlap with the end of the previous kernel. */
 template <class W, class NORM> struct quantize_act_gain {
 	enum {
 		N = (W::COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS),
@@ -65,7 +65,7 @@ template <class W, class NORM> struct quantize_act_gain {
 				quantize_act_read(norm.w + k, w[i]);
 		}
 	}
-	/* of value k + c, the thread's i-th four */
+	/* weight of value k + c, in the thread's i-th group of four */
 	__device__ __forceinline__ float
 	of(const norm_vectors &norm, int i, int k, int c) const
 	{
@@ -73,9 +73,9 @@ template <class W, class NORM> struct quantize_act_gain {
 	}
 };
 
-/* The block's row: x [W::COLS] to act [W::COLS]; scale: what results are multiplied by (half floats
- * only). act is a pointer, or something else whose act + k is the place of value k (in steps of 4).
- * upto: zeros are written from COLS to there. */
+/* Norms and rounds the CTA's row: x [W::COLS] to act [W::COLS]. scale: factor of the row's results
+ * (f16 only). act is a pointer, or an object whose act + k is the address of value k (in steps of
+ * 4). upto: zeros are written from COLS to there. */
 template <class W, class NORM, class X, class A> DEV void
 quantize_act_row(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain,
                  A act, float *scale, int upto = W::COLS)

@@ -1,63 +1,79 @@
-/* y = W x for few rows of x: the decode step's products, bound by the bytes of W.
+/* y = W x for up to 8 rows of x, the GEMV of decode steps; bound by the bytes of W.
  *
- *   warp 0 .. 7 of a block, each alone (producer and consumer in one):
- *     weights   memory --cp.async--> stage of its ring --ld.shared--> fragment --scales, chunk--> A of the mma
- *     x         memory --cp.async--> shared --norm, split--> shared --ld.shared----------------> B of the mma
- *     ring      prefetch: fill, then PDL wait, then x; main loop: wait for the oldest stage, load it, prefetch into it, commit, mma
- *   block       8 partial sums of each result --> shared, barrier --> epilogue (of a tile of groups)
- *   split-K     partial sums --> scratch, counter; the last block of a range adds them in order --> epilogue
+ *   each warp of a CTA is producer and consumer in one:
+ *     weights   memory --cp.async--> stage of its ring --ld.shared--> fragment --scales--> A of mma
+ *     x         memory --cp.async--> shared --norm, split--> shared --ld.shared-->         B of mma
+ *     ring      fill, PDL wait, load x; main loop: wait for the oldest stage, load it, prefetch
+ *               into it, commit, mma
+ *   CTA         8 partial sums of each result --> shared, barrier --> epilogue, per tile of groups
+ *   split-K     partial sums --> scratch, counter; the last CTA of a range to arrive adds them in
+ *               order --> epilogue
  *
- * Bytes: W once; a stage is 1 KB of bf16 (16 rows x 32 columns), q8_0 (16 x 64) or nibbles (16 x
- * 128), and its scales. Instructions of a warp for a stage (sm_90a, one row of x): bf16 53, of
- * which 2 LDGSTS, 3 LDS, 2 HMMA; q8_0 101; q4_0 127, q4_k 157, q5_k 183, with 4 to 6 LDGSTS and 8
- * HMMA.
+ * Bytes: W once. A stage is 1 KB of bf16 (16 rows x 32 columns), q8_0 (16 x 64) or nibbles (16 x
+ * 128), plus its scales. Instructions per warp and stage (sm_90a, one row of x): bf16 53, of
+ * which 2 LDGSTS, 3 LDS, 2 HMMA; q8_0 101; q4_0 127, q4_k 157, q5_k 183, with 4 to 6 LDGSTS and
+ * 8 HMMA.
  *
- * Rows of W go in groups of 8, two groups at a time, columns in units (W::stream,
- * cuda/weights/weights.h). A block of 8 warps has a range of groups; a row's units go round the
- * warps, so that the block reads its 16 rows as 16 wide streams and nobody waits for anybody but at
- * the end of a tile of groups, where the 8 partial sums of each result meet in shared memory (in
- * the order of the warps). The product is that of the tensor cores with the weights as A (16 of
- * their rows) and x as B: of one row of x, what 16 bits hold in one column and what rounding took
- * in another; of up to 8 rows, one product for each of the two. So x keeps 16 (bf16) or 22 bits
- * (f16), and 8 rows cost little more than one. Blocks for one row: columns are in plenty, so each
- * of a unit's four sub-blocks has a pair of its own, and the weights go in as whole numbers, which
- * takes one instruction for a pair of them and rounds nothing; each lane scales one sub-block's
- * sums (gemv_unit_whole). Where a range has an odd number of groups its last one goes alone.
+ * Work: rows of W form groups of 8, and two groups are processed at a time; columns form units
+ * (W::stream, cuda/weights/weights.h). A CTA of 8 warps has a range of groups. The units of a
+ * row are dealt to the warps in turn, so the CTA reads its 16 rows as 16 wide streams. Warps
+ * wait for each other only at the end of a tile of groups, where the 8 partial sums of each
+ * result are added in shared memory, in the order of warps. If a range has an odd number of
+ * groups, its last one is processed alone.
  *
- * In flight: each warp's ring of units, prefetched as stages are emptied: 40 KB a multiprocessor
- * (sm_80, 90, 100) or 24 KB; for one row (RING1) also all the room that x does not take, 88 KB at
- * 4096 columns. The ring is first filled before PDL_WAIT, from addresses that need nothing but the
- * launch: what comes meanwhile covers most of the end of the kernel before (docs/kernels/gemv.md
- * has the figures). One block a multiprocessor, which the runtime gives it alone (cuda_shared_of):
- * blocks of the next kernel come as these go. Shared memory and not registers: a warp has six
- * scoreboards, so a register ring deeper than that waits for its newest load when it wants the
- * oldest.
+ * Mma: 16 rows of weights are A, x is B. One row of x has its 16-bit part in one column of B and
+ * the rounding residual in another. With up to 8 rows, each of the two parts is an mma of its
+ * own. So x keeps 16 (bf16) or 22 bits (f16), and 8 rows cost little more than one. Block
+ * formats and one row: columns of B are plentiful, so each of a unit's four sub-blocks gets a
+ * pair of them. Weights enter the mma as integers, which takes one instruction per pair and
+ * rounds nothing, and each lane scales the sums of one sub-block (gemv_unit_whole).
  *
- * The norm is no phase of its own: weights of the norm are multiplied into x on its way to shared
- * memory, the sum of squares is taken there too, and its root divides the sums at the end. (Layer
- * norms need the mean first: a pass over x more.)
+ * In flight: each warp's ring of units, refilled as stages are emptied. That is 40 KB per SM
+ * (sm_80, 90, 100) or 24 KB. For one row (RING1) it includes all memory that x does not need, 88
+ * KB at 4096 columns. The ring is first filled before PDL_WAIT, from addresses that depend on
+ * the launch only. Those loads cover most of the end of the previous kernel (figures:
+ * docs/kernels/gemv.md). One CTA runs per SM, and the runtime reserves the SM for it
+ * (cuda_shared_of); CTAs of the next kernel start as these exit. The ring is in shared memory
+ * and not in registers because a warp has six scoreboards: a deeper register ring would wait for
+ * its newest load when it needs the oldest.
  *
- * Split-K: the columns may be cut, blocks of one range then write partial sums to scratch, and the
- * last one adds them, split by split. The launch's `rows` decide, in gemv_splits: because more rows
- * of x than shared memory takes (4 at 4096 columns) are wanted, or because groups do not come out
- * even: a range has G / blocks of them, rounded up or down. H200, 132 blocks, largest share over
- * mean: 4096 rows 512 groups, 4 / 3.88; 6144 rows 6 / 5.82; 2 x 14336 rows 28 / 27.2; 128256 rows
- * 122 / 121.5; 2048 rows 2 / 1.94; but 3584 rows 4 / 3.39, in two splits 7 / 6.79 (taken for block
- * formats of many columns). More than 8 rows: in turns.
+ * The norm is not a separate phase. Its weights are multiplied into x while it is loaded to shared
+ * memory, where the squares are also summed, and the sums are divided by the root at the end.
+ * (Layer norms need the mean first: one more pass over x.)
  *
- * gemv<G>(rows, x, norm, w, e, to), with G a gemv_config (cuda_gemv_shared_storage.h) and the rows
- * that the launch was made for; a kernel may call it for several matrices, with a barrier between.
- * The epilogue e says which rows of W are wanted and what becomes of the results:
- *     GROUPS, UNIT            groups of 8 weight rows; groups that are finished together by the last of their blocks, 0: as they come
- *     FIRST                   1: where rows of x are is read from count and x_row before x
- *     row(group, n)           row of W, for n in 0 .. 7; n and n + 4 are a pair
- *     count(), x_row(t)       rows of x, and where row t is; X_STRIDE: floats from row to row, without it the columns
- *     PLACED                  1: store wants to know of each row a position and a page:
- *     spot(t), page(spot)     position and sequence of row t; the page where it goes
- *     prefetch(group, j, t)   what store wants of memory: loaded early
+ * Split-K: columns may be split; CTAs of one range then write partial sums to scratch, and the
+ * last to arrive adds them in the order of splits. gemv_splits chooses the number from the
+ * launch's `rows`. There are two reasons to split: more rows of x than shared memory holds (4 at
+ * 4096 columns), or an uneven division of groups, since a range has G / blocks of them, rounded
+ * up or down. H200, 132 CTAs, largest share over mean:
+ *
+ *   rows of W          groups per CTA, largest / mean
+ *   4096 (512 groups)  4 / 3.88
+ *   6144               6 / 5.82
+ *   2 x 14336          28 / 27.2
+ *   128256             122 / 121.5
+ *   2048               2 / 1.94
+ *   3584               4 / 3.39; in two splits 7 / 6.79 (chosen for block formats of many columns)
+ *
+ * More than 8 rows are processed in turns.
+ *
+ * gemv<G>(rows, x, norm, w, e, to): G is a gemv_config (cuda/gemv/gemv_smem.h), `rows` the
+ * number that the launch was sized for. A kernel may call it for several matrices, with a
+ * barrier between. The epilogue e selects rows of W and stores the results:
+ *
+ *     GROUPS, UNIT            groups of 8 weight rows; groups that the last of their CTAs finishes
+ *                             together, 0: each as it is complete
+ *     FIRST                   1: count and x_row must be read before x
+ *     row(group, n)           row of W, for n in 0 .. 7; n and n + 4 are paired
+ *     count(), x_row(t)       number of rows of x, index of row t in x
+ *     X_STRIDE                floats between rows of x; default: the columns
+ *     PLACED                  1: store needs the position and page of each row
+ *     spot(t), page(spot)     position and sequence of row t; page that holds it
+ *     prefetch(group, j, t)   issues the loads that store needs
  *     store(group, j, t, a, b, early, place)   results j and j + 4 of the group for row t
- *     raw(i, v)               UNIT > 0: result i (8 a group, in order) as finish wants it
- *     finish(t, unit, raw)    a warp finishes a unit of row t: its results in order (UNIT > 0) */
+ *     raw(i, v)               UNIT > 0: converts result i (8 per group, in order) for finish
+ *     finish(t, unit, raw)    UNIT > 0: one warp finishes a unit of row t, from its results in
+ *                             order */
 #ifndef LLMC_CUDA_GEMV_GEMV_H
 #define LLMC_CUDA_GEMV_GEMV_H
 
@@ -65,27 +81,27 @@
 
 /* ---- weights ---- */
 
-/* A warp's way through its units: those of a pair of groups (the last may be alone), then those of
- * the next. Units of a row go round the warps, so that a block reads its rows as few wide streams.
- */
+/* A warp's sequence of units: those of a pair of groups (the last may be a single group), then
+ * those of the next pair. Units of a row are dealt to the warps in turn, so a CTA reads its rows as
+ * a few wide streams. */
 template <class G, class E> struct gemv_stream {
 	typedef typename G::S S;
 	w_matrix<typename G::W> w;
-	const unsigned char *row; /* of the pair's first group */
-	unsigned apart;           /* bytes from there to the second one's */
+	const unsigned char *row; /* row in the pair's first group */
+	unsigned apart;           /* byte offset from there to the second group */
 	int unit0, stop, group, end;
-	int at[S::PLANES]; /* the lane's places of the next unit in a row */
+	int at[S::PLANES]; /* offsets of the lane's next unit in a row, per plane */
 
 	__device__ __forceinline__ explicit gemv_stream(const w_matrix<typename G::W> &w) : w(w) {}
 
-	/* From a unit to the warp's next */
+	/* distance from a unit to the warp's next one */
 	static __device__ __forceinline__ int
 	unit_step(int plane, int t)
 	{
 		return S::place(plane, GEMV_WARPS, t) - S::place(plane, 0, t);
 	}
 
-	/* To the rows of the pair at hand */
+	/* sets the addresses for the current pair of groups */
 	__device__ __forceinline__ void
 	aim()
 	{
@@ -106,7 +122,7 @@ template <class G, class E> struct gemv_stream {
 		return stop > unit0 ? (unsigned)(stop - unit0 + GEMV_WARPS - 1) / GEMV_WARPS : 0;
 	}
 
-	/* The next unit, if there is one; a commit in any case, so that groups of copies can be
+	/* Prefetches the next unit, if there is one. Always commits, so that cp.async groups can be
 	 * counted. */
 	__device__ __forceinline__ void
 	prefetch(gemv_stage<typename G::W> &to)
@@ -127,12 +143,12 @@ template <class G, class E> struct gemv_stream {
 		cp_async_commit();
 	}
 
-	/* Groups [g0, g1), and of units [unit0, stop) every eighth: from the start, as far as the
-	 * ring goes */
+	/* Starts at the first of groups [g0, g1), with every eighth of units [unit0, stop), and
+	 * fills the ring. */
 	__device__ __forceinline__ void
-	begin(typename G::room &room, bool one, int g0, int g1)
+	begin(typename G::warp_storage &own, bool one, int g0, int g1)
 	{
-		gemv_stage<typename G::W> *const ring = one ? room.one.ring : room.many.ring;
+		gemv_stage<typename G::W> *const ring = one ? own.one.ring : own.many.ring;
 		const int stages = one ? G::RING1 : G::RING;
 
 		group = unit0 < stop ? g0 : g1;
@@ -144,8 +160,8 @@ template <class G, class E> struct gemv_stream {
 	}
 };
 
-/* A stage (its first byte in the ring) as what a lane has of it, and the next unit on its way there
- */
+/* Loads the lane's fragments of a stage (`stage` is its byte offset in the ring) and prefetches the
+ * next unit into it. */
 template <class G, class E, int RING> DEV void gemv_next(typename G::S::fragment (&u)[2],
                                                          gemv_stream<G, E> &in,
                                                          gemv_stage<typename G::W> *ring,
@@ -168,13 +184,13 @@ template <class G, class E, int RING> DEV void gemv_next(typename G::S::fragment
 	stage = stage < RING * (int)sizeof from ? stage : 0;
 }
 
-/* One row of x by a unit of a block format: total[i] for row n of group i, of the columns that
- * share lane t's scales.
+/* Multiplies one row of x by a unit of a block format. total[i] is for row n of group i, over the
+ * columns that share lane t's scales.
  *
- * The weights go into the mma as whole numbers, so nothing rounds them and nothing is done to them.
- * Scales come after, and the columns of the mma keep what they belong to apart: pair p of columns
- * has high and low parts of those x whose sub-block lane p has, zeros for the others. low: x of
- * chunks, for lanes that have such; others keep zeros in it */
+ * The weights enter the mma as integers: no rounding, no scaling. Scales are applied to the sums,
+ * and the columns of B keep sub-blocks separate: pair p of columns has the high and low parts of x
+ * in lane p's sub-block, and zeros elsewhere. x: B fragments in the lanes that hold them; other
+ * lanes keep zeros there. */
 template <class G> DEV void
 gemv_unit_whole(float (&total)[2], const typename G::S::fragment (&u)[2], uint4 (&x)[G::S::CHUNKS],
                 const uint4 *xq, uint2 sums, int unit)
@@ -213,9 +229,9 @@ gemv_unit_whole(float (&total)[2], const typename G::S::fragment (&u)[2], uint4 
 	       t);
 }
 
-/* Rows of x by a unit. ONE: for one row, whose high and low parts are columns of one product;
- * otherwise its columns are rows of x, and lanes that have none multiply another's: nobody looks at
- * what they get. */
+/* Multiplies rows of x by a unit. ONE: one row, whose high and low parts are columns of one mma.
+ * Otherwise the columns are rows of x; lanes without a row multiply another lane's, and their
+ * results are ignored. */
 template <class G, bool ONE> DEV void
 gemv_unit_scaled(float (&total)[4], float (&acc)[2][4], const typename G::S::fragment (&u)[2],
                  const uint4 *xq, const uint2 *xm, int R, int unit)
@@ -256,7 +272,7 @@ gemv_unit_scaled(float (&total)[4], float (&acc)[2][4], const typename G::S::fra
 	}
 }
 
-/* This warp's sums of groups [first, stop), counted from g0 */
+/* Computes this warp's sums of groups [first, stop), counted from g0. */
 template <class G, class E, bool ONE> DEV void
 gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int log_r,
             const float (&back)[2], int first, int stop, int &stage)
@@ -267,21 +283,20 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 	constexpr bool WHOLE = ONE && W::PACKED;
 	const int warp = warp_id(), lane = lane_id(), n = lane >> 2, t = lane & 3,
 	          R = ONE ? 1 : 1 << log_r, tile = 16 >> (ONE ? 0 : log_r);
-	typename G::room &room = sm.warp[warp];
-	gemv_stage<W> *const ring = ONE ? room.one.ring : room.many.ring;
+	typename G::warp_storage &own = sm.warp[warp];
+	gemv_stage<W> *const ring = ONE ? own.one.ring : own.many.ring;
 	const int mine = WHOLE ? (n & 1) * 4 + t : ONE ? (n & 4) + t : (n & (R - 1)) * 4 + t;
-	const uint4 *const xs = room.many.x + mine;
+	const uint4 *const xs = own.many.x + mine;
 	typename S::fragment u[2];
 
-	/* the sum of row `done` + i at hand for row b of x */
+	/* stores the sum of row n in group `done` + i, for row b of x */
 	auto put = [&](int done, int i, int b, float v) {
 		sm.sum[((((done + i) & (2 * tile - 1)) * GEMV_WARPS + warp) * R + b) * 8 + n] = v;
 	};
 
 	for (int done = first; done < stop; done += 2) {
 		const uint4 *xq = xs;
-		float factor[2]; /* of row n of both groups: here by the time that the units are
-		                    through */
+		float factor[2]; /* per row n of both groups; has arrived when the units are done */
 #pragma unroll
 		for (int i = 0; i < 2; i++)
 			factor[i] = w_row_factor<W>::HAS
@@ -291,7 +306,7 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 		if constexpr (WHOLE) {
 			float total[2] = { 0, 0 };
 			uint4 x[S::CHUNKS] = {};
-			const uint2 *xm = room.one.sums + t;
+			const uint2 *xm = own.one.sums + t;
 			for (int left = in.units(); left > 0;
 			     left--, xm += 4, xq += S::CHUNKS * 8) {
 				gemv_next<G, E, RING>(u, in, ring, stage);
@@ -310,7 +325,7 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 			float total[4] = { 0, 0, 0, 0 };
 			const uint2 *xm = 0;
 			if constexpr (S::MINS)
-				xm = room.many.sums + mine;
+				xm = own.many.sums + mine;
 			for (int left = in.units(); left > 0; left--) {
 				gemv_next<G, E, RING>(u, in, ring, stage);
 				gemv_unit_scaled<G, ONE>(total, acc, u, xq, xm, R, in.unit0);
@@ -332,9 +347,9 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 	}
 }
 
-/* ---- what becomes of the sums ---- */
+/* ---- results ---- */
 
-/* 1 / the root of the mean square, of a sum of squares */
+/* Reciprocal root of the mean square, from the sum of squares */
 template <class G> DEV float
 gemv_root(float squares, float eps)
 {
@@ -351,7 +366,8 @@ gemv_squares(const typename G::shared_storage &sm, int b)
 	return s;
 }
 
-/* Sum of `splits` numbers that are `stride` apart, all asked for at once, added in order. */
+/* Sum of `splits` values that are `stride` apart. All loads are issued first; the values are added
+ * in order. */
 template <class G> DEV float
 gemv_partial(const float *from, int splits, long long stride)
 {
@@ -366,8 +382,9 @@ gemv_partial(const float *from, int splits, long long stride)
 	return sum;
 }
 
-/* Scratch: part [8 * MAX_SPLITS, GROUPS * 8] sums of splits; all [n_tok, GROUPS * 8] sums of rows,
- * for UNIT > 0; squares [blocks, 8]; count, of zeros: blocks, or units for each turn. */
+/* Scratch. part [8 * MAX_SPLITS, GROUPS * 8]: partial sums of splits; all [n_tok, GROUPS * 8]: sums
+ * of rows, if UNIT > 0; squares [blocks, 8]; count: initially 0, one per range, or one per unit and
+ * turn. */
 struct gemv_scratch {
 	float *part, *all, *squares;
 	int *count;
@@ -396,8 +413,8 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	             : rows <= 4          ? SPLITS4
 	                                  : SPLITS8;
 
-	/* Few instructions stand before the first load: one division, of 32 bits. Ranges with a
-	 * group more come first. */
+	/* Only few instructions precede the first load: one division, of 32 bits. The ranges with
+	 * one more group come first. */
 	unsigned ranges = gridDim.x, range = blockIdx.x, split = 0;
 	if (splits > (int)gridDim.x)
 		splits = 1;
@@ -421,7 +438,7 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	in.unit0 = (splits > 1 ? G::UNITS * split / splits : 0) + warp;
 	in.stop = splits > 1 ? G::UNITS * (split + 1) / splits : G::UNITS;
 
-	/* The norm's weights are in nobody's cache, and are wanted at once after the wait. */
+	/* No cache holds the norm's weights, and they are needed right after the wait. */
 	if (G::NORM::NORMED && norm.w)
 		for (int i = tid * 32; i < COLS; i += GEMV_THREADS * 32)
 			prefetch_l2(norm.w + i);
@@ -429,7 +446,7 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	PDL_WAIT();
 	PDL_LAUNCH();
 	const int n = e.count();
-	/* a launch for one row does not look at n before it reads x */
+	/* a launch for one row reads x before n */
 	const bool blind = one && !E::FIRST;
 	if (g0 == g1 || (!blind && n <= 0))
 		return;
@@ -437,7 +454,7 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	if (tid == 0)
 		sm.n = n;
 
-	/* rows at once: all, if they fit */
+	/* rows per turn: all, if they fit */
 	int log_r = 0;
 	const int fit = splits > 1 ? (rows <= 2 ? 2 : rows <= 4 ? 4 : 8) : ROWS;
 	if (!one)
@@ -446,8 +463,8 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	const int R = 1 << log_r, tile = 16 >> log_r;
 
 	for (int t0 = 0;;) {
-		/* places are found by loads that need each other's results: one before x, one while
-		 * it is made, none waited for */
+		/* The page is found by dependent loads: one before x, one while x is converted, so
+		 * that neither is waited for. */
 		const bool places = E::PLACED && tid < R && t0 + tid < n;
 		const int2 spot = places ? e.spot(t0 + tid) : make_int2(0, 0);
 		if (G::NORM::MEAN)
@@ -509,10 +526,11 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 			}
 		}
 
-		/* ---- the last block of a range, or of each unit that it had a part in, finishes it ---- */
+		/* ---- the last CTA of a range, or of each unit that it contributed to, finishes it
+		 * ---- */
 		if (counted) {
 			enum { UNIT = E::UNIT > 0 ? E::UNIT : 1 };
-			float *raw = (float *)sm.warp; /* free by now */
+			float *raw = (float *)sm.warp; /* no longer needed for x */
 			const int range = sm.range, split = sm.split, g0 = sm.g0, g1 = in.end,
 			          n = sm.n;
 			const int first = E::UNIT > 0 ? g0 / UNIT : range,
@@ -603,7 +621,7 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 		t0 += R;
 		if (t0 >= sm.n)
 			return;
-		__syncthreads(); /* what the last turn left in shared memory has been read */
+		__syncthreads(); /* all warps are done with shared memory of the last turn */
 		in.begin(sm.warp[warp], one, sm.g0, in.end);
 	}
 }

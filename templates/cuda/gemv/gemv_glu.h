@@ -1,11 +1,11 @@
-/* GEMV of norm_glu: a group has 4 rows of gate and the same of up, so that both halves of a result
- * meet in one thread. */
+/* GEMV of norm_glu: a group has 4 rows of gate and the same 4 of up, so one thread holds both
+ * halves of a result. */
 #ifndef LLMC_CUDA_GEMV_GEMV_GLU_H
 #define LLMC_CUDA_GEMV_GEMV_GLU_H
 
 #include "cuda/gemv/gemv.h"
 
-/* y = F(gate x + b, up x + b'), for W = [gate; up] of N rows each; b: NULL without */
+/* y = F(gate x + b, up x + b'), for W = [gate; up] of N rows each; b may be NULL */
 template <int N, float (*F)(float, float)> struct gemv_glu {
 	enum { GROUPS = (N + 3) / 4, UNIT = 0, PLACED = 0, FIRST = 0 };
 	const llmc_step &s;

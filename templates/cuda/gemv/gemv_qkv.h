@@ -1,7 +1,6 @@
-/* GEMV of norm_qkv. Without a norm of heads a group has four pairs of the rotary embedding, so that
- * a thread rotates what it has summed, and nothing waits: it goes to q or to its page. With such a
- * norm, and with quantised rows, heads are finished whole by the last of their blocks.
- */
+/* GEMV of norm_qkv. Without a norm per head, a group has four pairs of RoPE, so a thread rotates
+ * the results that it has summed and stores them to q or to the page without waiting. With such a
+ * norm, or quantised KV rows, the last CTA of a head finishes the whole head. */
 #ifndef LLMC_CUDA_GEMV_GEMV_QKV_H
 #define LLMC_CUDA_GEMV_GEMV_QKV_H
 
@@ -25,17 +24,17 @@ template <class Q> struct gemv_qkv {
 	qkv_args a;
 
 	DEV bool
-	turned(int head, int part)
+	rotated(int head, int part)
 	{
 		return !NORMED && head < Q::HEADS + Q::KV_HEADS && part < R / 8;
 	}
 
-	/* dimension of result n of a group: the four first halves of pairs, then the second ones;
-	 * otherwise in order */
+	/* dimension of result n of a group: for rotated groups four first elements of pairs, then
+	 * the four second ones; otherwise in order */
 	DEV int
 	dim(int head, int part, int n)
 	{
-		if (!turned(head, part))
+		if (!rotated(head, part))
 			return part * 8 + n;
 		return n < 4 ? ROPE::first(part * 4 + n, R) : ROPE::second(part * 4 + n - 4, R);
 	}
@@ -59,7 +58,7 @@ template <class Q> struct gemv_qkv {
 		return t;
 	}
 
-	/* the row's position and sequence */
+	/* position and sequence of the row */
 	__device__ __forceinline__ int2
 	spot(int t) const
 	{
@@ -79,7 +78,7 @@ template <class Q> struct gemv_qkv {
 		const float *bias = a.b;
 		float4 v = make_float4(1, 0, 0, 0);
 
-		if (turned(head, part)) {
+		if (rotated(head, part)) {
 			const float *table = a.rope + (long long)t * R + part * 4 + j;
 			v.x = table[0];
 			v.y = table[R / 2];

@@ -1,11 +1,11 @@
-/* GEMV whose results are the rows of W: matmul, matmul_add, norm_matmul, norm_act, head. */
+/* GEMV whose results are the rows of W: matmul, matmul_add, norm_matmul, norm_act, lm_head. */
 #ifndef LLMC_CUDA_GEMV_GEMV_ROWS_H
 #define LLMC_CUDA_GEMV_GEMV_ROWS_H
 
 #include "cuda/gemv/gemv.h"
 
-/* y = scale * add + F(W x + b) for N rows of W; b, add: NULL without. WANTED: rows of x are the
- * wanted ones. */
+/* y = scale * add + F(W x + b) for N rows of W; b and add may be NULL. WANTED: rows of x are
+ * gathered by out_row. */
 template <int N, float (*F)(float) = act_none, bool WANTED = false> struct gemv_rows {
 	enum { GROUPS = (N + 7) / 8, UNIT = 0, PLACED = 0, FIRST = WANTED };
 	const llmc_step &s;
@@ -39,7 +39,7 @@ template <int N, float (*F)(float) = act_none, bool WANTED = false> struct gemv_
 		return 0;
 	}
 
-	/* x, y: what is added to rows j and j + 4; z, w: their biases */
+	/* x, y: residual of rows j and j + 4; z, w: their biases */
 	__device__ __forceinline__ float4
 	prefetch(int group, int j, int t) const
 	{

@@ -1,5 +1,4 @@
-/* What a GEMV is made for, what a block of it has in shared memory, and in how many splits its
- * columns are cut. */
+/* Configuration of a GEMV, its shared memory per CTA, and the number of splits of its columns. */
 #ifndef LLMC_CUDA_GEMV_GEMV_SMEM_H
 #define LLMC_CUDA_GEMV_GEMV_SMEM_H
 
@@ -9,13 +8,13 @@
 
 enum { GEMV_WARPS = 8, GEMV_THREADS = GEMV_WARPS * 32, GEMV_FLAGS = 256 };
 
-/* A ring's stage: a unit of both groups */
+/* Stage of a ring: one unit of both groups */
 template <class W> struct gemv_stage {
 	typename W::stream::stage group[2];
 };
 
-/* What a warp has for itself: x first, then sums of x, where weights have minima (two pairs a unit
- * and lane that has x), and the ring */
+/* Shared memory of one warp: x, sums of x if the weights have minima (two pairs per unit and lane
+ * that holds x), and the ring */
 template <class W, int X, int SUMS, int RING> struct gemv_share {
 	uint4 x[X];
 	uint2 sums[SUMS];
@@ -26,8 +25,8 @@ template <class W, int X, int RING> struct gemv_share<W, X, 0, RING> {
 	gemv_stage<W> ring[RING];
 };
 
-/* W of a matrix of COLS columns, the norm of x (norm_none, norm_rms, norm_layer), the GPU, the most
- * splits: by default such that 8 rows of x fit. */
+/* W: weights of COLS columns; NORM: norm of x (norm_none, norm_rms, norm_layer); ARCH: the GPU;
+ * MAX_SPLITS: most splits, by default enough for 8 rows of x to fit. */
 template <class W_, class NORM_, int ARCH_,
           int MAX_SPLITS_ = (W_::COLS > 16384 ? 16 : 8)> struct gemv_config {
 	typedef W_ W;
@@ -43,39 +42,40 @@ template <class W_, class NORM_, int ARCH_,
 		      : ARCH == 90  ? 132
 		      : ARCH == 100 ? 148
 		                    : 170,
-		UNITS = (COLS + S::UNIT - 1) / S::UNIT, /* of a row */
+		UNITS = (COLS + S::UNIT - 1) / S::UNIT, /* per row */
 		MOST = (UNITS + GEMV_WARPS - 1) / GEMV_WARPS,
 		KWARPS = UNITS < GEMV_WARPS ? UNITS : GEMV_WARPS,
-		/* 64 KB for x, more where one row needs it; templates' @launch lines count the same
-		 */
+		/* 64 KB for x, or what one row needs if that is more; the templates' @launch lines
+		 * use the same formula */
 		X = (COLS > 16384 ? (COLS + 1023) / 1024 * 4096 : 65536) / 16 / GEMV_WARPS,
 		SUMS = S::MINS ? X / 8 : 0,
-		ROOM = X * 16 + (ARCH == 80 || ARCH == 90 || ARCH == 100 ? 5120 : 3072),
-		RING = (ROOM - X * 16 - SUMS * 8) / (int)sizeof(gemv_stage<W>),
-		/* of a launch for one row */
+		WARP_BYTES = X * 16 + (ARCH == 80 || ARCH == 90 || ARCH == 100 ? 5120 : 3072),
+		RING = (WARP_BYTES - X * 16 - SUMS * 8) / (int)sizeof(gemv_stage<W>),
+		/* in a launch for one row */
 		X1 = MOST * S::CHUNKS * 8,
 		SUMS1 = W::PACKED ? MOST * 4 : 0,
-		RING1 = (ROOM - X1 * 16 - SUMS1 * 8) / (int)sizeof(gemv_stage<W>)
+		RING1 = (WARP_BYTES - X1 * 16 - SUMS1 * 8) / (int)sizeof(gemv_stage<W>)
 	};
 
-	union room {
+	union warp_storage {
 		gemv_share<W, X, SUMS, RING> many;
 		gemv_share<W, X1, SUMS1, RING1> one;
 	};
 	struct shared_storage {
-		room warp[GEMV_WARPS];
+		warp_storage warp[GEMV_WARPS];
 		float sum[2048]; /* 2 tiles of (16 / R groups) x (8 warps) x (R rows of x) x 8 */
 		float squares[GEMV_WARPS][8];
 		float stat[8][2];        /* mean and 1 / deviation */
 		int2 place[8];           /* page and position of a row */
-		int range, split, g0, n; /* of the block: for when its registers are free again */
+		int range, split, g0, n; /* values of the CTA, kept here to free registers */
 		unsigned char done[GEMV_FLAGS];
 	};
-	static_assert(sizeof(shared_storage) <= 8848 + GEMV_WARPS * ROOM, "@launch says so");
+	static_assert(sizeof(shared_storage) <= 8848 + GEMV_WARPS * WARP_BYTES,
+	              "shared bytes of the @launch lines");
 };
 
-/* Rows of x (a power of two) that a block takes at once when columns are cut in `splits`; 0: none
- */
+/* Rows of x (a power of two) that a CTA handles at a time if columns are cut into `splits`; 0: not
+ * even one */
 template <class G> static __device__ constexpr int
 gemv_rows_at_once(int splits)
 {
@@ -89,14 +89,18 @@ gemv_rows_at_once(int splits)
 	return 0;
 }
 
-/* For so many rows of x and groups of W: the number of splits with which all is soonest read.
- * Ranges with a group more are alone at the end, and then each reads at twice its share of the
- * bandwidth (block formats, which cost instructions, hardly faster than before). Units of a split
- * that are no multiple of the warps leave some waiting. A column of x costs what a multiprocessor
- * reads meanwhile: 10 bytes for one row on an H100 (with 4, as before, down of Llama 8B took 49.5
- * us and not 44.2, gate and up 91.3 and not 84.2), 4 of it beside more, whose launches have less to
- * gain. More than one split costs what a multiprocessor reads in the 1.5 us that sums take through
- * memory. 1 where rows do not fit whatever is done: they go in turns. */
+/* Number of splits with which `rows` rows of x and `groups` groups of W are read soonest. The cost
+ * of s splits is in bytes that an SM reads:
+ *
+ * - Ranges with one group more run alone at the end, each at twice its share of the bandwidth.
+ * Block formats, which are bound by instructions, hardly gain from that.
+ * - If the units of a split are not a multiple of the warps, some warps wait.
+ * - A column of x costs 10 bytes for one row on an H100 (with 4, down of Llama 8B took 49.5 us
+ * instead of 44.2, gate and up 91.3 instead of 84.2). It costs 4 bytes for more rows, whose
+ * launches have less to gain.
+ * - More than one split costs what an SM reads in the 1.5 us that sums take through memory.
+ *
+ * The result is 1 if the rows fit with no number of splits; they are then processed in turns. */
 template <class G> static __device__ constexpr int
 gemv_splits(int rows, int groups)
 {
@@ -115,7 +119,7 @@ gemv_splits(int rows, int groups)
 		                                                                  : alone);
 		const int each = (G::UNITS + s - 1) / s,
 		          ways = (each + GEMV_WARPS - 1) / GEMV_WARPS *
-		                 GEMV_WARPS; /* units of a split, and as the warps share them */
+		                 GEMV_WARPS; /* units per split, and rounded up to the warps */
 		const long long x = (long long)G::COLS / s * (rows == 1 ? 10 : 4);
 		const long long cost = (long long)percent * 8 * G::W::ROW / 100 / s * ways / each +
 		                       x + (s > 1 ? joined : 0);

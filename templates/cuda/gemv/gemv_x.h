@@ -1,5 +1,5 @@
-/* x of a GEMV on its way to shared memory: normed but for the root, split in what 16 bits hold and
- * what rounding takes, and laid out as the tensor cores want it. */
+/* Loads x of a GEMV to shared memory: normed except for the root, split into a 16-bit part and the
+ * rounding residual, in the fragment layout of the tensor cores. */
 #ifndef LLMC_CUDA_GEMV_GEMV_X_H
 #define LLMC_CUDA_GEMV_GEMV_X_H
 
@@ -14,7 +14,7 @@ gemv_floats(float (&v)[4], const float *p)
 	v[3] = __uint_as_float(q.w);
 }
 
-/* A pair as the mma takes it, and what rounding took */
+/* Splits a pair into its 16-bit part and the rounding residual, as the mma needs them. */
 template <class W> DEV void
 gemv_split(unsigned &hi, unsigned &lo, float a, float b)
 {
@@ -27,7 +27,8 @@ gemv_split(unsigned &hi, unsigned &lo, float a, float b)
 	}
 }
 
-/* Two fours of a chunk as the registers of B for its two mma, and those of what rounding took */
+/* Converts two groups of four of a chunk to the B registers of its two mma, and their rounding
+ * residuals likewise. */
 template <class W> DEV void
 gemv_fragments(uint4 &hi, uint4 &lo, const float (&v)[4], const float (&w)[4],
                const float (&scale)[4])
@@ -46,7 +47,7 @@ gemv_in(int unit, int c, int t)
 	return W::stream::TAIL == 0 || W::stream::col(unit, c, t) < W::COLS;
 }
 
-/* Four elements of a row, normed but for the root; their squares are added to ss. g: weights of the
+/* Norms four elements of a row except for the root, and adds their squares to ss. g: weights of the
  * norm; b: its bias, or NULL */
 template <class NORM> DEV void
 gemv_norm(float (&v)[4], const uint4 &q, const norm_vectors &norm, const float (&g)[4],
@@ -75,7 +76,7 @@ gemv_norm(float (&v)[4], const uint4 &q, const norm_vectors &norm, const float (
 	}
 }
 
-/* Floats from row to row of x: E::X_STRIDE, where the epilogue has it, else the columns */
+/* Floats between rows of x: E::X_STRIDE if the epilogue has it, else the columns */
 template <class G, class E> DEV constexpr auto
 gemv_apart(int) -> decltype((int)E::X_STRIDE)
 {
@@ -87,19 +88,19 @@ gemv_apart(long)
 	return G::COLS;
 }
 
-/* Of one row, for block formats: sums of the columns that share a lane's scales (SPLIT), in the
- * unit of the mma's results, times SUM */
+/* Block formats, one row: computes the sums of x over the columns that share a lane's scales
+ * (SPLIT), in the unit of the mma's results, times SUM */
 template <class G> DEV void
 gemv_sums(typename G::shared_storage &sm, int units)
 {
 	typedef typename G::S S;
-	typename G::room &room = sm.warp[warp_id()];
+	typename G::warp_storage &own = sm.warp[warp_id()];
 	const int n = units * 4;
 
 	__syncwarp();
 #pragma unroll 1
 	for (int i = (int)lane_id(); i < (n + 31) / 32 * 32; i += 32) {
-		const uint4 *from = room.one.x + min(i, n - 1) / 4 * S::CHUNKS * 8 + i % 4;
+		const uint4 *from = own.one.x + min(i, n - 1) / 4 * S::CHUNKS * 8 + i % 4;
 		float low = 0, high = 0;
 #pragma unroll
 		for (int c = 0; c < 2 * S::CHUNKS; c++) {
@@ -116,15 +117,15 @@ gemv_sums(typename G::shared_storage &sm, int units)
 			low = (i & 1 ? high : low) + other;
 		}
 		if (i < n)
-			room.one.sums[i] = make_uint2(__float_as_uint(low * (S::SUM * W_WHOLE)),
-			                              __float_as_uint(high * (S::SUM * W_WHOLE)));
+			own.one.sums[i] = make_uint2(__float_as_uint(low * (S::SUM * W_WHOLE)),
+			                             __float_as_uint(high * (S::SUM * W_WHOLE)));
 	}
 }
 
-/* This warp's columns of rows [t0, t0 + R): to x, chunk by chunk two planes of 4 R pieces: a piece
- * for each row and lane of a quad, and what rounding took from it. All of them are asked for at
- * once, and lie where their fragments will; a lane makes what it asked for. back: what the sums of
- * rows 2 t and 2 t + 1 are to be multiplied by. */
+/* Loads this warp's columns of rows [t0, t0 + R) to x. Each chunk has two planes of 4 R vectors,
+ * one vector per row and lane of a quad: the 16-bit part and the rounding residual. All loads are
+ * issued together, to the addresses where the fragments will be, and each lane converts what it has
+ * loaded. back: factors of the sums of rows 2 t and 2 t + 1. */
 template <class G, class E> DEV void
 gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const float *x,
             const norm_vectors &norm, const E &e, int log_r, int t0, int n, int unit0, int units)
@@ -201,8 +202,8 @@ gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const fl
 	}
 	back[0] = back[1] = 1.0f;
 	if constexpr (!W::BF16) {
-		/* The row's largest comes to 2^13 .. 2^14 by a power of two, so that nothing
-		 * overflows and little is lost. */
+		/* A power of two brings the row's largest value to 2^13 .. 2^14, so nothing
+		 * overflows and little precision is lost. */
 		for (int d = 1; d < 32; d = d == 2 ? 4 * R : 2 * d)
 			most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
 		int exp = 267 - (int)(__float_as_uint(most) >> 23);
@@ -212,7 +213,7 @@ gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const fl
 		back[0] = __shfl_sync(0xffffffffu, undo, 8 * (lane & 3));
 		back[1] = __shfl_sync(0xffffffffu, undo, 8 * (lane & 3) + 4);
 		for (int i = begin; i < end; i += step) {
-			float s[4]; /* for one row, weights come over part() */
+			float s[4]; /* for one row, weights are divided by part() */
 #pragma unroll
 			for (int k = 0; k < 4; k++)
 				s[k] = one ? scale * S::part(i % CHUNKS, k) : scale;
@@ -230,8 +231,8 @@ gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const fl
 	if constexpr (S::MINS)
 		if (!one) {
 			/* Sums of a unit's low columns and of its high ones, for the lane that has
-			 * them, split as x is; -1/16 of them: sums may be 16 times x, and minima
-			 * are taken away. */
+			 * them, split as x is and times -1/16: sums may be 16 times x, and minima
+			 * are subtracted. */
 			uint2 *const sums = sm.warp[warp].many.sums;
 			__syncwarp();
 #pragma unroll 1
@@ -262,7 +263,7 @@ gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const fl
 	__syncwarp();
 }
 
-/* Mean and deviation of row t0 + warp, for a layer norm */
+/* Computes the mean and deviation of row t0 + warp, for a layer norm. */
 template <class G, class E> DEV void
 gemv_moments(typename G::shared_storage &sm, const float *x, const norm_vectors &norm, const E &e,
              int R, int t0, int n)

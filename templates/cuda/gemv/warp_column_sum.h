@@ -1,19 +1,19 @@
-/* Sums over a warp of several columns at once: at each distance half of the columns go to the other
- * side, so that n columns cost n - 1 exchanges and what is left of five, in place of five each.
- * Pairs are those of warp_sum: the same bits. */
+/* Warp sums of several columns at once. At each distance a lane sends half of its columns to its
+ * partner, so n columns take n - 1 exchanges plus the remaining ones of five, instead of five each.
+ * Pairs are those of warp_sum, so the bits are the same. */
 #ifndef LLMC_CUDA_GEMV_WARP_COLUMN_SUM_H
 #define LLMC_CUDA_GEMV_WARP_COLUMN_SUM_H
 
 #include "cuda/ptx/ptx.h"
 
-/* The column whose sum a lane has */
+/* Column whose sum a lane has */
 template <int COLS> DEV int
 column_of(int lane)
 {
 	return lane / (32 / COLS);
 }
 
-/* v: COLS columns of this lane, a power of two up to 32; spoiled */
+/* v: COLS columns of this lane, a power of two up to 32; overwritten */
 template <int COLS> DEV float
 column_sum(float *v)
 {
@@ -34,7 +34,7 @@ column_sum(float *v)
 	return v[0];
 }
 
-/* Column c of what each lane has of its own */
+/* Broadcasts the value of column c; `own` is each lane's column sum. */
 template <int COLS> DEV float
 column_get(float own, int c)
 {
