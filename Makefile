@@ -1,7 +1,7 @@
 # llmc: build, test, install. `make help` lists the targets.
 CC        ?= gcc
 BUILD     ?= build
-# one name for each object, whoever calls: what is written beside it of its headers is by that name
+# Normalise BUILD, so that .d files name each object by one path however make was called.
 override BUILD := $(patsubst $(CURDIR)/%,%,$(BUILD))
 PREFIX    ?= /usr/local
 DESTDIR   ?=
@@ -15,11 +15,11 @@ SAN       ?=
 COMMA     := ,
 VERSION   := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' include/llmc.h)
 
-ROOMS := base formats ops plan ref text text/jinja grammar \
+MODULES := base formats ops plan ref text text/jinja grammar \
 	compiler $(addprefix compiler/,spec build fuse template emit shard import) \
 	runtime $(addprefix runtime/,kv sample draft weights build threads comm state cpu cuda engine) \
 	quant api serve $(addprefix serve/,http dialects models batch pages)
-SRC   := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.c)))
+SRC   := $(sort $(foreach d,$(MODULES),$(wildcard $(d)/*.c)))
 OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(BUILD)/embed.o
 CLI   := $(sort $(wildcard cli/*.c))
 CLIO  := $(CLI:%.c=$(BUILD)/%.o)
@@ -36,10 +36,10 @@ $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS_) $(CFLAGS_) $(CFLAGS) $(SAN) -MMD -MP -c $< -o $@
 
-# Sums of products that promise no last bit: multiplied and added at once.
+# Sums that need not be bit-exact: allow fused multiply-add.
 $(BUILD)/quant/rank_update.o: override CFLAGS += -O3 -ffp-contract=fast
 $(BUILD)/quant/gram.o: override CFLAGS += -O3
-# Searches for scales, whose loops are worth unrolling.
+# Scale searches, whose loops profit from unrolling.
 $(BUILD)/formats/block_quantize.o: override CFLAGS += -O3
 
 $(BUILD)/embed.c: $(EMBED) tools/embed.py
@@ -49,10 +49,10 @@ $(BUILD)/embed.c: $(EMBED) tools/embed.py
 $(BUILD)/embed.o: $(BUILD)/embed.c
 	$(CC) $(CPPFLAGS_) $(CFLAGS_) $(SAN) -c $< -o $@
 
-# Objects that only a pattern rule names would be deleted after the link.
+# Make would delete objects that only a pattern rule names.
 .SECONDARY: $(UNIT:$(BUILD)/unit/%=$(BUILD)/tests/unit/%.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c tests/kernels/*.c))
 
-# The objects as they are: tests reach the inside of the library.
+# Unmodified objects: tests also call internal functions of the library.
 $(BUILD)/libllmc.a: $(OBJ)
 	@rm -f $@
 	ar rcs $@ $^
@@ -67,16 +67,16 @@ $(BUILD)/unit/%: $(BUILD)/tests/unit/%.o $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(CC) $(SAN) $^ -o $@ -lcmocka $(LIBS)
 
-# libFuzzer brings the main function.
+# libFuzzer has its own main function.
 $(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(CC) $(SAN) -fsanitize=fuzzer $^ -o $@ $(LIBS)
 
-# What the tests of kernels get their kernels from.
+# Programs that expand kernels and run the reference for kernel tests.
 $(BUILD)/expand $(BUILD)/reference: $(BUILD)/%: $(BUILD)/tests/kernels/%.o $(BUILD)/libllmc.a
 	$(CC) $(SAN) $^ -o $@ $(LIBS)
 
-# The allocations of the library and of those below it are the test's.
+# Linked statically so that the test can replace malloc in the library and its dependencies.
 $(BUILD)/unit/test_memory: LIBS := -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc -Wl,-Bdynamic -lm -lpthread -ldl \
 	$(patsubst %,-Wl$(COMMA)--wrap=%,malloc calloc realloc free strdup strndup aligned_alloc posix_memalign json_loadb)
 
@@ -93,20 +93,20 @@ deps: ## install what building and testing needs (Debian packages, with root or 
 smollm2: ## fetch the demo model (92 MB) into the cache and print its path
 	@tools/smollm2.sh
 
-demo: ## install, build, fetch SmolLM2, compile it and let it answer
+demo: ## install, build, fetch SmolLM2, compile it and generate an answer
 	@tools/demo.sh
 
-check: ## the test suite: of wide sweeps a sample; docs/testing.md
+check: ## the test suite, with a sample of each wide sweep; docs/testing.md
 	@tools/check.py
 
-check-all: ## the same with every case: memory failing at each allocation, kernels in each type, goldens on each target
+check-all: ## the same with every case: each allocation failing, kernels in each type, goldens on each target
 	@LLMC_CHECK_ALL=1 tools/check.py
 	@$(MAKE) --no-print-directory mutants
 
-mutants: all emu-lib ## plant the mistakes of tests/mutants/mutants.toml one at a time, print the test that catches each; MUTANTS_ARGS="--hole 13"
+mutants: all emu-lib ## plant the bugs of tests/mutants/mutants.toml one at a time and print the test that catches each; MUTANTS_ARGS="--hole 13"
 	@"$$(tools/venv.sh)/bin/python" tests/mutants/run.py $(MUTANTS_ARGS)
 
-quick: ## for use while working: unit and repository tests, one golden model per op and target
+quick: ## checks for daily work: unit and repository tests, one golden model per op and target
 	@tools/check.py --quick
 
 check-times: ## seconds of each step, item and test file in the last runs
@@ -115,7 +115,7 @@ check-times: ## seconds of each step, item and test file in the last runs
 coverage: ## unit, text, kernel, end-to-end and server tests with counters: an HTML report, one line per module, functions that no test reaches; STEPS="unit pytest"
 	@tools/coverage.py $(STEPS)
 
-check-steady: ## the test steps N=5 times next to two busy processes, and once with one thread: which tests fail now and then
+check-steady: ## find flaky tests: run the test steps N=5 times with two busy processes, and once with one thread
 	@tools/check.py --steady $(or $(N),5) $(STEPS)
 
 san: ## unit and end-to-end tests under ASan and UBSan
@@ -124,10 +124,10 @@ san: ## unit and end-to-end tests under ASan and UBSan
 tsan: ## threads under TSan
 	@tools/check.py tsan
 
-fuzz: ## short deterministic fuzz runs over the kept corpus
+fuzz: ## short deterministic fuzz runs over the stored corpus
 	@tools/check.py fuzz
 
-# What the steps of tools/check.py run, of each of its three builds.
+# Built by tools/check.py once per build type: plain, san and tsan.
 check-build: all emu-lib emu-tests $(UNIT)
 
 SAN_FLAGS := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
@@ -145,20 +145,21 @@ bench: all ## tokens/s of the demo model on this machine
 bench-peer: all ## llmc and llama.cpp on the same files, interleaved; PEER_ARGS=--help, "--quick --isa v3", "--widths --quick --minutes 11"
 	@tools/venv.sh >/dev/null && "$$(tools/venv.sh)/bin/python" tests/bench/peer.py $(PEER_ARGS)
 
-bench-ranks: all ## decode of two ranks and two stages beside one rank, in turns; RANKS_ARGS=--help
+bench-ranks: all ## decode with two ranks, two stages and one rank, interleaved; RANKS_ARGS=--help
 	@python3 tests/bench/ranks.py "$$(tools/smollm2.sh)" $(RANKS_ARGS)
 
-bench-startup: all ## time to the first token, cold and warm, and peak memory; of mixtures beside a dense model
+bench-startup: all ## time to the first token, cold and warm, and peak memory; MoE models and a dense one
 	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py
 	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py --mixtures
 
-# With everything but the C library linked in, and without the web server: for machines that have neither our libraries nor a compiler.
+# Linked statically but for the C library and without the web server: for machines without our
+# libraries and without a compiler.
 $(BUILD)/gpu-llmc: $(filter-out %/cmd_serve.o,$(CLIO)) $(BUILD)/tests/gpu/no_server.o $(BUILD)/libllmc.a
 $(BUILD)/gpu-expand: $(BUILD)/tests/kernels/expand.o $(BUILD)/libllmc.a
 $(BUILD)/gpu-llmc $(BUILD)/gpu-expand:
 	$(CC) $^ -o $@ -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc -Wl,-Bdynamic -lm -lpthread -ldl
 
-gpu-pack: all $(BUILD)/gpu-llmc $(BUILD)/gpu-expand $(BUILD)/emu/t_sm90 ## all that gpu-check needs on a machine where nothing can be built, into build/gpu
+gpu-pack: all $(BUILD)/gpu-llmc $(BUILD)/gpu-expand $(BUILD)/emu/t_sm90 ## pack into build/gpu what gpu-check needs on a machine without build tools
 	@BUILD=$(BUILD) tests/gpu/pack.sh
 
 gpu-check: all ## tests and figures on the GPU of this machine, ten minutes; result file under tests/gpu/results; GPU_ARGS="--only figures"
@@ -167,16 +168,17 @@ gpu-check: all ## tests and figures on the GPU of this machine, ten minutes; res
 nvrtc: all ## every kernel of every description through the real NVRTC, for every architecture; writes tests/gpu/results/cuda-resources.md
 	@LLMC="$(abspath $(BUILD))/llmc" "$$(tools/venv.sh)/bin/python" tools/cuda_resources.py --markdown tests/gpu/results/cuda-resources.md $(filter-out %pretokenizers.yaml,$(wildcard configs/*.yaml))
 
-soak: all ## ten minutes of every kind of client against a server; SOAK_SECONDS=60
+soak: all ## run every kind of client against a server for ten minutes; SOAK_SECONDS=60
 	@"$$(tools/venv.sh)/bin/python" tests/serve/soak.py $(or $(SOAK_SECONDS),600)
 
-golden: ## make the goldens again (needs torch and transformers; see tests/golden/README.md)
+golden: ## regenerate the goldens (needs torch and transformers; see tests/golden/README.md)
 	@tests/golden/make.sh
 
 format: ## clang-format over C, headers and templates, ruff over Python
 	@tools/venv.sh >/dev/null && "$$(tools/venv.sh)/bin/python" tools/format.py
 
-# One object with only the public names visible, so that a program's own names never clash with ours.
+# One object with only the public names visible, so that a program's own names cannot clash with
+# internal ones.
 $(BUILD)/install/libllmc.a: $(OBJ)
 	@mkdir -p $(@D)
 	ld -r $^ -o $(BUILD)/install/llmc.o

@@ -59,7 +59,7 @@ arena_out(Arena *a)
 	longjmp(a->oom, 1);
 }
 
-/* NULL: memory is out */
+/* Return zeroed memory, or NULL when malloc fails. */
 static void *
 alloc(Arena *a, size_t n, size_t elem_bytes)
 {
@@ -78,8 +78,8 @@ alloc(Arena *a, size_t n, size_t elem_bytes)
 			return NULL;
 		*b = (ArenaBlock){ .cap = cap };
 		ASAN_POISON_MEMORY_REGION(b->data, cap);
-		/* a piece that fills a block of its own goes behind the head, which still has room
-		 */
+		/* An allocation that fills a block of its own is linked after the head, whose free
+		 * space stays in use. */
 		if (a->head && bytes == cap) {
 			b->next = a->head->next;
 			a->head->next = b;

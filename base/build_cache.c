@@ -62,7 +62,7 @@ open_folder(Cache *c, const char *root, llmc_error *err)
 	else if ((status = file_mkdirs_private(strbuf_str(&c->dir), err)) == LLMC_OK) {
 		status = file_check_trusted(strbuf_str(&c->dir), err) == LLMC_OK ? LLMC_OK
 		                                                                 : LLMC_E_INPUT;
-		mkdir(strbuf_str(&tmp), 0700); /* fails where the cache can only be read */
+		mkdir(strbuf_str(&tmp), 0700); /* fails in a read-only cache */
 	}
 	strbuf_release(&tmp);
 	return status;
@@ -106,7 +106,8 @@ lock(int fd, int how)
 
 /* ---- reading ---- */
 
-/* One append, which the kernel does not mix with those of other processes */
+/* Write the line with one append, which the kernel does not interleave with appends of other
+ * processes. */
 static void
 count(const Cache *c, const char *event, const char *kind)
 {
@@ -168,8 +169,9 @@ cache_find(const Cache *c, const char *kind, const char *key, CacheEntry *e, Str
 		if (fd < 0) {
 			error_set(err, LLMC_E_IO, "%s: %s", strbuf_str(&e->path), strerror(errno));
 		} else {
-			lock(fd, LOCK_SH); /* without locks in the file system, an entry may be
-			                      evicted before it is loaded */
+			/* if the file system has no locks, an entry may be evicted before it is
+			 * loaded */
+			lock(fd, LOCK_SH);
 			e->held = fd + 1;
 			status = read_entry(fd, strbuf_str(&e->path), key, out, err);
 			if (status == LLMC_OK)
@@ -199,12 +201,12 @@ cache_entry_release(CacheEntry *e)
 	strbuf_release(&e->path);
 }
 
-/* ---- the bound ---- */
+/* ---- size limit ---- */
 
 typedef struct Usage {
 	char mark[8];
-	int64_t bytes;   /* all entries */
-	int64_t counted; /* when they were last counted one by one, seconds since 1970 */
+	int64_t bytes;   /* total of all entries */
+	int64_t counted; /* time of the last full count, seconds since 1970 */
 } Usage;
 
 typedef struct Seen {
@@ -239,7 +241,7 @@ evict(int dir, const char *name)
 	return gone;
 }
 
-/* All entries: *n of them in memory that the caller frees; NULL if it is short */
+/* List all entries into an array of *n that the caller frees; NULL if memory is out. */
 static Seen *
 list(DIR *d, int *n, int64_t *bytes)
 {
@@ -271,8 +273,8 @@ list(DIR *d, int *n, int64_t *bytes)
 	return all;
 }
 
-/* Count the entries one by one and add `more` bytes that are about to come. Above the limit, evict
- * down to 90 % of it. */
+/* Count the entries again and add `more`, the bytes about to be written. If the total exceeds the
+ * limit, evict the least recently used entries down to 90 % of it. */
 static void
 count_again(const Cache *c, Usage *u, int64_t more)
 {
@@ -307,8 +309,8 @@ open_usage(const Cache *c)
 	return fd;
 }
 
-/* Called before the entry appears: a process that is killed in between leaves the count too high,
- * never too low. */
+/* Add the bytes of a new entry before it becomes visible. A process killed in between leaves the
+ * total too high, never too low. */
 static void
 add_usage(const Cache *c, int fd, int64_t bytes)
 {
@@ -325,7 +327,7 @@ add_usage(const Cache *c, int fd, int64_t bytes)
 		if (u.bytes > c->limit)
 			count_again(c, &u, bytes);
 	}
-	(void)!pwrite(fd, &u, sizeof u, 0); /* lost: counted again */
+	(void)!pwrite(fd, &u, sizeof u, 0); /* if it fails, the next writer counts again */
 }
 
 void
@@ -359,7 +361,7 @@ write_all(int fd, const void *data, size_t n)
 	return true;
 }
 
-/* Without fsync: a file that a power failure truncated has no seal. */
+/* No fsync: a file that a power failure truncated fails its checksum. */
 static bool
 write_sealed(int fd, const char *key, const void *data, size_t n)
 {
@@ -433,8 +435,8 @@ cache_temporary_remove(const char *dir)
 	rmdir(dir);
 }
 
-/* Remove what killed writers left. By age: in another container a process number is another
- * process. */
+/* Remove folders that killed writers left. Age decides, not the process id, which may belong to
+ * another process in another container. */
 static void
 sweep(const char *tmp)
 {

@@ -1,4 +1,4 @@
-/* A truncated shared object may kill the process that maps it, so the seal is checked before the
+/* Mapping a truncated shared object may kill the process, so the checksum is verified before the
  * loader or the driver sees a file. */
 #include "base/checksummed_file.h"
 

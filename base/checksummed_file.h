@@ -1,6 +1,6 @@
-/* A trailer that identifies a built file and detects damage: 64 digits of a key, 64 of the SHA-256
- * of contents and key, 8 bytes of a mark (the format). Contents come first, so the dynamic loader
- * takes a sealed shared object as it is. */
+/* Trailer that identifies a built file and detects damage: 64 digits of a key, 64 digits of the
+ * SHA-256 of contents and key, and 8 bytes that identify the format. The contents come first, so
+ * the dynamic loader accepts a shared object with the trailer. */
 #ifndef LLMC_BASE_CHECKSUMMED_FILE_H
 #define LLMC_BASE_CHECKSUMMED_FILE_H
 
@@ -11,13 +11,13 @@ enum { CHECKSUM_TRAILER_BYTES = 136 };
 
 void checksum_trailer_make(char seal[CHECKSUM_TRAILER_BYTES], const char mark[8], const char *key,
                            const void *data, size_t n);
-/* Bytes of the contents into *n; E_CHECK: truncated, damaged, or sealed with another key. path: for
- * the sentence */
+/* Verify the trailer and set *n to the bytes of the contents. E_CHECK: truncated, damaged, or
+ * written with another key. `path` is for the message. */
 llmc_status checksum_trailer_check(const char *path, const char mark[8], const char *key,
                                    const void *data, size_t size, size_t *n, llmc_error *err);
 
-/* A sealed file as a whole. E_IO: there is none; E_CHECK as above; E_INPUT: others may have written
- * it. out: the contents; NULL: only checked */
+/* Read a file with a trailer. *out (may be NULL: only verify) receives the contents. E_IO: no such
+ * file; E_CHECK as above; E_INPUT: others may have written it. */
 llmc_status checked_read(const char *path, const char mark[8], const char *key, Strbuf *out,
                          llmc_error *err);
 llmc_status checked_write(const char *path, const char mark[8], const char *key, const void *data,

@@ -1,4 +1,4 @@
-/* The monotonic clock: of no date, and never set back. */
+/* Monotonic clock: not tied to the date and never set back. */
 #ifndef LLMC_BASE_CLOCK_H
 #define LLMC_BASE_CLOCK_H
 
@@ -6,6 +6,6 @@
 
 double clock_now(void); /* seconds */
 void clock_after(struct timespec *t,
-                 int ms); /* a time so many milliseconds from now, for waits with an end */
+                 int ms); /* absolute time `ms` milliseconds from now, for timed waits */
 
 #endif

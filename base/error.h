@@ -1,19 +1,18 @@
-/* Errors as sentences, handed back through the caller's llmc_error. Nothing in the library prints.
- */
+/* Errors are sentences returned through the caller's llmc_error. Nothing in the library prints. */
 #ifndef LLMC_BASE_ERROR_H
 #define LLMC_BASE_ERROR_H
 
 #include "llmc.h"
 
-/* Set *err (may be NULL) to the formatted sentence and return `code`, so that `return
- * error_set(...)` reads well. */
+/* Format a message into *err (may be NULL) and return `code`, for use as `return
+ * error_set(...)`. */
 llmc_status error_set(llmc_error *err, llmc_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Put "what: " in front of the text already in *err. */
+/* Prefix the message in *err with "<formatted text>: ". */
 void error_prefix(llmc_error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* return the status of `call` when it is not LLMC_OK */
+/* Return the status of `call` if it is not LLMC_OK. */
 #define TRY(call)                                                                                  \
 	do {                                                                                       \
 		llmc_status try_status_ = (call);                                                  \
@@ -21,7 +20,7 @@ void error_prefix(llmc_error *err, const char *fmt, ...) __attribute__((format(p
 			return try_status_;                                                        \
 	} while (0)
 
-/* as TRY, but leave through `fail:` with the status in the local variable `status` */
+/* Like TRY, but go to `fail:` with the status in the local variable `status`. */
 #define TRY_GOTO(call)                                                                             \
 	do {                                                                                       \
 		status = (call);                                                                   \

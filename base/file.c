@@ -118,7 +118,7 @@ same_content(const char *path, const void *data, size_t size)
 llmc_status
 file_write(const char *path, const void *data, size_t size, llmc_error *err)
 {
-	static atomic_uint serial; /* only makes names unique: no state that a caller could see */
+	static atomic_uint serial; /* makes names unique; not visible to callers */
 	char tmp[4096];
 	const char *p = data;
 	size_t left = size;
@@ -126,8 +126,9 @@ file_write(const char *path, const void *data, size_t size, llmc_error *err)
 
 	if (same_content(path, data, size))
 		return LLMC_OK;
-	do { /* a name may be there already: of a process that died, or of one in another container,
-		where numbers are given anew */
+	/* the name may exist: left by a dead process, or by one in another container with the same
+	 * process id */
+	do {
 		int len = snprintf(tmp, sizeof tmp, "%s.tmp.%ld.%u", path, (long)getpid(),
 		                   atomic_fetch_add(&serial, 1));
 		if (len < 0 || (size_t)len >= sizeof tmp)

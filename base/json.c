@@ -107,9 +107,9 @@ json_parse(const char *text, size_t n, size_t flags, json_error_t *why, bool *no
 	json_t *tree = json_loadb(text, n, flags, why);
 
 	*no_memory = false;
-	if (!tree) { /* a mistake is found again, and memory, when it is out, stays so */
-		/* volatile: a compiler may drop an allocation that is only freed, and take its
-		 * success for granted (clang does) */
+	if (!tree) { /* a syntax error fails again, and so does an allocation while memory is out */
+		/* volatile: a compiler may remove an allocation that is only freed and assume it
+		 * succeeded (clang does) */
 		void *volatile probe = malloc(n + 4096);
 		*no_memory = !probe;
 		free(probe);

@@ -1,5 +1,5 @@
-/* JSON text. Written: the caller writes the structure, these the values within it. Read: by
- * jansson, into an arena's care. */
+/* JSON. Writing: the caller writes the structure, these functions the values. Reading: jansson
+ * parses, and an arena owns the tree. */
 #ifndef LLMC_BASE_JSON_H
 #define LLMC_BASE_JSON_H
 
@@ -13,25 +13,25 @@
 
 void json_str(Strbuf *b, const char *s,
               size_t n); /* quoted and escaped; bytes that are not UTF-8 become U+FFFD */
-void json_num(Strbuf *b, double v, int digits); /* as number_text; null when it is not finite */
-/* JSON by a format: %s a quoted string (NULL: null), %d, %lld, and %g a number of at most nine
- * digits; the rest stands for itself. */
+void json_num(Strbuf *b, double v, int digits); /* like number_text; null if not finite */
+/* printf for JSON: %s writes a quoted string (NULL: null), %d and %lld integers, %g a number of at
+ * most nine digits. Other text is copied as it is. */
 void json_printf(Strbuf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void json_time(Strbuf *b, time_t t); /* "2026-05-04T03:02:01Z" */
-/* How a character is written within a string: its escape, or "" when it stands for itself. ascii:
- * all but ASCII is escaped. */
+/* Set out to the escape of a character in a string, or to "" if it needs none. ascii: escape all
+ * that is not ASCII. */
 void json_escape(char out[16], int32_t cp, bool ascii);
 
-/* json_loadb, which takes want of memory for a mistake in the text: NULL with *no_memory when that
- * was it. */
+/* Like json_loadb, which reports lack of memory as a syntax error; this function returns NULL and
+ * sets *no_memory instead. */
 json_t *json_parse(const char *text, size_t n, size_t flags, json_error_t *why, bool *no_memory);
-/* The same of text as Python writes it: Infinity, -Infinity and NaN are null. */
+/* Like json_read, for JSON written by Python: Infinity, -Infinity and NaN become null. */
 json_t *json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why);
-/* The same with a tree that goes with the arena (or earlier, by arena_done); memory that is out
- * jumps. NULL: not JSON. */
+/* Like json_parse, but the arena owns the tree (arena_done releases it earlier) and lack of memory
+ * jumps to oom. NULL: not JSON. */
 json_t *json_read(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why);
 
 const char *json_text_of(const json_t *o,
-                         const char *key); /* the string of a key; "": it has none */
+                         const char *key); /* the string value of a key; "" if it has none */
 
 #endif

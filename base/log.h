@@ -1,4 +1,4 @@
-/* Lines for the caller's log, if there is one. */
+/* Lines for the caller's log, if it has set one. */
 #ifndef LLMC_BASE_LOG_H
 #define LLMC_BASE_LOG_H
 
@@ -6,7 +6,7 @@
 
 void log_line(llmc_log_fn log, void *user, int level, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-/* Each line of a text by itself. */
+/* Log each line of `text` on its own. */
 void log_text(llmc_log_fn log, void *user, int level, const char *text);
 
 #endif

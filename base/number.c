@@ -13,7 +13,7 @@ number_parse(const char *text, double *out)
 	char *end;
 	const char *p = text + (*text == '-' || *text == '+');
 
-	/* no hexadecimal digits, no words, no space in front */
+	/* no hexadecimal digits, no "inf" or "nan", no leading blanks */
 	if (((*p < '0' || *p > '9') && *p != '.') || p[strspn(p, "0123456789.eE+-")])
 		return false;
 	locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
@@ -27,8 +27,8 @@ number_parse(const char *text, double *out)
 	return true;
 }
 
-/* |v| rounded to n digits: digit[0].digit[1]... x 10^exp. True: that is v, exactly as a reader
- * takes it. */
+/* Round |v| to n digits: digit[0].digit[1]... x 10^exp. Return true if they parse back to exactly
+ * |v|. */
 static bool
 round_to(double v, int n, char digit[32], int *exp)
 {
@@ -43,7 +43,7 @@ round_to(double v, int n, char digit[32], int *exp)
 			digit[k++] = *p;
 	digit[k] = 0;
 	snprintf(text, sizeof text, "%se%d", digit,
-	         *exp - k + 1); /* no point, so that no locale matters */
+	         *exp - k + 1); /* no decimal point, so strtod does not depend on the locale */
 	return strtod(text, NULL) == fabs(v);
 }
 
@@ -57,8 +57,8 @@ number_text(char out[NUMBER_SIZE], double v, int digits)
 		strcpy(out, isnan(v) ? "nan" : v < 0 ? "-inf" : "inf");
 		return;
 	}
-	/* of a normal number 15 digits hold every shorter text that reads back, padded with zeros
-	 */
+	/* If fewer than 15 digits identify a normal double, its 15-digit form is those digits and
+	 * zeros, so the search starts at 15. */
 	for (n = fabs(v) >= DBL_MIN && digits > 15 ? 15
 	         : fabs(v) >= DBL_MIN              ? digits
 	                                           : 1;

@@ -33,8 +33,9 @@ program_find(const char *name, char *path, size_t cap)
 
 extern char **environ;
 
-/* stdin from nowhere, stdout and stderr into the pipe; signals as a fresh process has them,
- * whatever the host program ignores or blocks, so that Ctrl-C ends the compiler too. */
+/* Spawn argv with stdin from /dev/null, and stdout and stderr to the pipe. Signals are reset to
+ * their defaults, whatever the host program ignores or blocks, so that Ctrl-C also ends the
+ * compiler. */
 static int
 start(char *const argv[], int to, pid_t *pid)
 {
@@ -95,8 +96,8 @@ program_run(char *const argv[], size_t cap, Strbuf *out, int *code, llmc_error *
 	close(fd[0]);
 	while ((rc = waitpid(pid, &state, 0)) < 0 && errno == EINTR)
 		;
-	/* a host program that ignores SIGCHLD loses the status: the caller looks at what was made
-	 */
+	/* The status is lost if the host program ignores SIGCHLD; the caller then checks the output
+	 * file. */
 	*code = rc < 0 ? 0 : WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
 	return LLMC_OK;
 }

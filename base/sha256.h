@@ -13,6 +13,6 @@ typedef struct Sha256 {
 
 void sha256_init(Sha256 *s);
 void sha256_add(Sha256 *s, const void *data, size_t n);
-void sha256_hex(Sha256 *s, char hex[65]); /* ends the sum; 64 digits and a NUL */
+void sha256_hex(Sha256 *s, char hex[65]); /* finalises; 64 digits and a NUL */
 
 #endif

@@ -1,6 +1,6 @@
-/* Structs of llmc.h that begin with their size, as the program knew it when it was built: both
- * sides read and write what they share. A size of 0 stands for ours: within the library nobody sets
- * it. */
+/* Structs of llmc.h that begin with their size as of the caller's build: both sides read and write
+ * the fields that both have. Size 0 means this library's own size; code inside the library leaves
+ * it unset. */
 #ifndef LLMC_BASE_SIZED_STRUCT_H
 #define LLMC_BASE_SIZED_STRUCT_H
 
@@ -30,9 +30,9 @@ sized_give(void *theirs, const void *own, size_t cap)
 	memcpy(theirs, &n, sizeof n);
 }
 
-/* The caller's struct over ours, which holds the defaults; NULL: they stay. */
+/* Copy the caller's struct over `own`, which holds the defaults; NULL keeps them. */
 #define SIZED_TAKE(own, theirs) sized_take(&(own), sizeof(own), (theirs))
-/* Ours into the caller's, whose size stays. */
+/* Copy `own` into the caller's struct and preserve its size field. */
 #define SIZED_GIVE(theirs, own) sized_give((theirs), &(own), sizeof(own))
 
 #endif

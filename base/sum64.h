@@ -1,5 +1,5 @@
-/* A sum of bytes that tells accidents apart (a file cut off, a bit turned), not attacks: 8 bytes at
- * a time. */
+/* Checksum over 8 bytes at a time. It detects accidents (truncation, a flipped bit), not
+ * attacks. */
 #ifndef LLMC_BASE_SUM64_H
 #define LLMC_BASE_SUM64_H
 

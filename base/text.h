@@ -1,11 +1,11 @@
-/* Small questions about strings. */
+/* Small string predicates. */
 #ifndef LLMC_BASE_TEXT_H
 #define LLMC_BASE_TEXT_H
 
 #include <stdbool.h>
 #include <string.h>
 
-/* NULL ends with nothing but "". */
+/* Return whether s ends with `tail`; NULL ends only with "". */
 static inline bool
 ends_with(const char *s, const char *tail)
 {

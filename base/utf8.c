@@ -1,5 +1,5 @@
-/* Replacement follows the Unicode recommendation (one U+FFFD for each maximal part of an ill-formed
- * sequence), as Rust and Python do. */
+/* Replacement follows the Unicode recommendation: one U+FFFD per maximal subpart of an ill-formed
+ * sequence, as in Rust and Python. */
 #include "base/utf8.h"
 
 int32_t
@@ -103,7 +103,7 @@ utf8_whole(const char *s, size_t n)
 		size_t len;
 		if ((c & 0xC0) == 0x80)
 			continue;
-		/* unfinished means: ill-formed only because the end came */
+		/* ill-formed only because the input ends */
 		if (need[c >> 4] > back && utf8_next(s + n - back, back, &len) < 0 && len == back)
 			return n - back;
 		break;

@@ -1,4 +1,5 @@
-# Stand-ins for the CUDA driver and its compiler, and their own tests. Included by the Makefile; BUILD is its build folder.
+# Replacements of the CUDA driver and NVRTC, and their own tests. Included by the Makefile; BUILD is
+# its build folder.
 BUILD   ?= build
 EMU     := $(BUILD)/emu
 EMU_DIR := emu
@@ -6,7 +7,7 @@ EMU_CC  := $(CC) -std=gnu11 -O2 -g -fPIC -fvisibility=hidden -D_GNU_SOURCE -I. -
 	-Wpointer-arith -Werror -fomit-frame-pointer -mno-red-zone
 EMU_SRC := $(wildcard $(EMU_DIR)/core/*.c $(EMU_DIR)/driver/*.c) $(EMU_DIR)/nvrtc/build.c
 EMU_OBJ := $(patsubst $(EMU_DIR)/%.c,$(EMU)/obj/%.o,$(filter-out %/kernel_mem.c,$(EMU_SRC)))
-# code of the library below the emulator: the cache of built code and what it needs
+# library code that the emulator uses: the build cache and its dependencies
 EMU_BASE := $(patsubst %,$(EMU)/obj/base/%.o,arena build_cache checksummed_file error file number program sha256 strbuf)
 EMU_INC := $(patsubst $(EMU_DIR)/device/%,$(EMU)/include/%,$(wildcard $(EMU_DIR)/device/*.h))
 EMU_HDR := $(wildcard $(EMU_DIR)/*.h $(EMU_DIR)/*/*.h base/*.h)
@@ -26,7 +27,8 @@ $(EMU)/obj/base/%.o: base/%.c $(EMU_HDR)
 	@mkdir -p $(@D)
 	$(EMU_CC) -c $< -o $@
 
-# part of the keys of objects in the cache, so without the folder that it was compiled in
+# part of the keys of cached objects, so built without debug information, which would contain the
+# build folder
 $(EMU)/obj/nvrtc/build.o: EMU_CC += -g0
 
 $(EMU)/kernel_mem.o: $(EMU_DIR)/core/kernel_mem.c
@@ -43,7 +45,7 @@ $(EMU)/libcuda.so.1: $(EMU_OBJ) $(EMU_BASE)
 $(EMU)/libnvrtc.so.13: $(EMU)/obj/nvrtc/nvrtc.o $(EMU)/obj/nvrtc/build.o $(EMU_BASE)
 	$(CC) -shared -Wl,-soname,libnvrtc.so.13 -Wl,-z,defs $^ -o $@ -lm -lpthread -ldl
 
-# They work inside of the driver's timeline, so they find it beside themselves.
+# They call the emulator's driver, so they find it in their own folder.
 $(EMU)/libcublasLt.so.13: $(EMU)/obj/libs/cublaslt.o $(EMU)/libcuda.so.1
 	$(CC) -shared -Wl,-soname,libcublasLt.so.13 -Wl,-z,defs -Wl,-rpath,'$$ORIGIN' $^ -o $@ -lm
 
